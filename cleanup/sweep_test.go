@@ -140,13 +140,17 @@ func actor(roles string) (*exec.Cmd, error) {
 		if err != nil {
 			return nil, err
 		}
-		if role == "other" {
-			if _, err := hold.Write([]byte{0}); err != nil {
+		if role == "other" || role == "twin" {
+			text, err := os.ReadFile(filepath.Join(os.Getenv(sweepFiles), "hold"))
+			if err != nil {
 				return nil, err
 			}
-		}
-		if role == "twin" { // a byte that means nothing (elf(5), EI_PAD)
-			if _, err := hold.WriteAt([]byte{1}, 15); err != nil {
+			if role == "other" {
+				text = append(text, 0)
+			} else { // a byte that means nothing (elf(5), EI_PAD)
+				text[15] = 1
+			}
+			if hold, err = proc.MemoryFile("room", text, 0o555); err != nil {
 				return nil, err
 			}
 		}

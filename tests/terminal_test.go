@@ -187,6 +187,94 @@ func TestTerminalRestored(t *testing.T) {
 	})
 }
 
+// A command without --tty that makes the caller's terminal raw does not leave it so, however it ends, or
+// sbxrun does.
+func TestTerminalRestoredWithout(t *testing.T) {
+	t.Parallel()
+	const raw = "stty raw -echo; echo up; "
+	for name, c := range map[string]struct {
+		flags  []string
+		script string
+		end    func(*screen)
+		code   int
+		cause  string
+	}{
+		"exit":    {nil, raw + "exit 3", nil, 3, "exited"},
+		"killed":  {nil, raw + "kill -9 $$", nil, 137, "signaled"},
+		"timeout": {[]string{"--timeout", harness.Deadline(time.Second).String()}, raw + "exec sleep 60", nil, 124, "timeout"},
+		"SIGTERM": {nil, raw + "exec sleep 60", func(s *screen) { s.p.Signal(syscall.SIGTERM) }, 128 + 15, "canceled"},
+		"SIGKILL": {nil, raw + "exec sleep 60", func(s *screen) { s.p.Kill() }, 0, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := screenOf(t, nil, func(o harness.Options) *harness.Process {
+				return harness.Start(t, o, append(c.flags, "sh", "-c", c.script)...)
+			})
+			s.waitFor("up")
+			if c.end != nil {
+				c.end(s)
+			}
+			if r := s.p.Wait(); c.cause != "" {
+				r.Expect(t, c.code, c.cause)
+			}
+			s.restored()
+		})
+	}
+	t.Run("exec", func(t *testing.T) {
+		t.Parallel()
+		b := harness.NewState(t).Sandbox(harness.Options{})
+		s := screenOf(t, nil, func(o harness.Options) *harness.Process { return b.StartExec(o, nil, "sh", "-c", raw+"kill -9 $$") })
+		s.p.Wait().Expect(t, 137, "signaled")
+		s.restored()
+	})
+}
+
+// sbxrun leaves a terminal alone that meanwhile belongs to another job or to another command of the
+// pipeline.
+func TestTerminalOfOthers(t *testing.T) {
+	t.Parallel()
+	const command = `"$@" sh -c 'touch /work/up; until [ -e /work/go ]; do sleep 0.05; done'`
+	const others = `
+import os, signal, sys, termios, time
+work = sys.argv[1]
+tty = os.open("/dev/tty", os.O_RDWR)
+def wait(name):
+    while not os.path.exists(work + name):
+        time.sleep(0.01)
+wait("/up")
+if sys.argv[2:]:
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    os.setpgid(0, 0)
+    os.tcsetpgrp(tty, os.getpgrp())
+mode = termios.tcgetattr(tty)
+mode[3] &= ~termios.ECHO
+termios.tcsetattr(tty, termios.TCSANOW, mode)
+open(work + "/go", "w").close()
+wait("/over")
+`
+	for name, script := range map[string]string{
+		"job":      "exec 3<&0\n" + command + ` <&3 & python3 -c "$OTHERS" $WORK job & wait %1; touch $WORK/over; wait`,
+		"pipeline": "(" + command + `; touch $WORK/over) | python3 -c "$OTHERS" $WORK`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			work := harness.Dir(t)
+			harness.Must(t, os.Chmod(work, 0o755))
+			s := screenOf(t, nil, func(o harness.Options) *harness.Process {
+				o.Env = append(o.Env, "WORK="+work, "OTHERS="+others)
+				o.Wrap = []string{"bash", "-c", script, "bash"}
+				return harness.Start(t, o, "--bind", work+":/work")
+			})
+			s.p.Wait()
+			want := *s.before
+			want.Lflag &^= unix.ECHO
+			if diff := cmp.Diff(&want, s.state()); diff != "" {
+				t.Errorf("the terminal was changed (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 // The keeper of a sbxrun that was killed restores the terminal once: what somebody makes of it afterwards stays, while
 // the sandbox still ends.
 func TestTerminalRestoredOnce(t *testing.T) {

@@ -72,6 +72,10 @@ var sbxrun = tables{
 	},
 }
 
+// launcher matches the code of the launcher, a separate program that sbxrun copies and never calls,
+// and the function that returns its address.
+var launcher = regexp.MustCompile(`^` + module + `internal/enter\.launch(Code)?$`)
+
 // enterField is the field of proc.Command that is called through k.enter: whatever
 // the source assigns to it must be a target of the bridge.
 const enterField = "Enter"
@@ -101,6 +105,9 @@ func TestObjectCode(t *testing.T) {
 			}
 			t.Logf("%d functions can run after a bare fork", len(r.seen))
 			for _, name := range assembly(t) {
+				if launcher.MatchString(name) {
+					continue
+				}
 				if !r.seen[name] && !r.seen[name+".abi0"] {
 					t.Errorf("%s is assembly and no root of the table reaches it: it may start a process that the table does not know", name)
 				}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -74,6 +76,32 @@ func checkPidfd() (string, error) {
 	defer unix.Close(fd)
 	err = unix.PidfdSendSignal(fd, 0, nil, 0)
 	return "pidfd_open, pidfd_send_signal", failed(stepCall, "pidfd_send_signal: ", err)
+}
+
+// checkOwner checks that a sandbox's identity may not change the program or its directory: a sandbox
+// that is shown the directory as writable could replace what its caller executes next.
+func checkOwner(program string, uid, gid int) error {
+	for _, name := range []string{program, filepath.Dir(program)} {
+		var st unix.Stat_t
+		if err := unix.Stat(name, &st); err != nil {
+			return &os.PathError{Op: "stat", Path: name, Err: err}
+		}
+		if int(st.Uid) == uid || st.Mode&0o002 != 0 && st.Mode&unix.S_ISVTX == 0 || st.Mode&0o020 != 0 && int(st.Gid) == gid {
+			return &result.Error{Code: "program", Message: fmt.Sprintf("%s is writable for uid %d, as which sandboxes run", name, uid),
+				Hint: "sudo install -t /usr/local/bin " + strings.Join(both(program), " ")}
+		}
+	}
+	return nil
+}
+
+// both are the program and sbxrund, if that is there, as words of a shell.
+func both(program string) (words []string) {
+	for _, name := range []string{program, filepath.Join(filepath.Dir(program), "sbxrund")} {
+		if _, err := os.Stat(name); err == nil {
+			words = append(words, "'"+strings.ReplaceAll(name, "'", `'\''`)+"'")
+		}
+	}
+	return words
 }
 
 func checkCloseRange() (string, error) {

@@ -18,6 +18,7 @@ package doctor
 import (
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -179,6 +180,13 @@ func (e *exam) runs() {
 	e.limit("limit on CPUs", limits.Request{CPUs: 0.5})
 	e.limit("limit on CPU time", limits.Request{CPUTime: time.Minute})
 	e.warn("state directory", checkStateDir)
+	e.warn("program file", func() (string, error) {
+		self, err := os.Readlink("/proc/self/exe")
+		if err != nil {
+			return "", err
+		}
+		return self, checkOwner(self, e.uid, e.gid)
+	})
 	e.server()
 }
 

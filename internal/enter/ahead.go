@@ -34,9 +34,9 @@ type maker struct {
 
 // ahead is what an init needs that was made ahead.
 type ahead struct {
-	files       [entryFiles - entrySocket]int32 // as the maker has them: socket, gate, timer
-	place, size uintptr                         // where the command is to be
-	workdir     *byte                           // the room's own
+	files       [3]int32 // as the maker has them: socket, gate, timer
+	place, size uintptr  // where the command is to be
+	workdir     *byte    // the room's own
 	hello       letter
 }
 
@@ -141,9 +141,13 @@ func (e *entry) takeAhead() {
 		return
 	}
 	files := &e.ahead.files
-	// Received, so above the maker's own, and the first is not below its place.
+	// The maker received them in this order, above its own; so no dup3 overwrites a later one.
 	for i := range files {
-		if to := uintptr(entrySocket + i); uintptr(files[i]) != to {
+		to := uintptr(entrySocket + i)
+		if to > entryGate {
+			to = entryTimer
+		}
+		if uintptr(files[i]) != to {
 			syscall.RawSyscall(unix.SYS_DUP3, uintptr(files[i]), to, unix.O_CLOEXEC)
 		}
 	}

@@ -20,20 +20,21 @@ import (
 //	inside   is born in the room's PID namespace; if there is only a signal to be
 //	         sent, sends it
 //	init     is born in a new PID namespace below that; forks the payload, and reaps
-//	payload  waits to be released, and executes the command
+//	payload  executes the launcher (launch.go), which waits to be released, and executes the command
 //
 // inside and init are made with CLONE_PARENT, so that the keeper is the parent of all: it
 // alone kills and reaps them, and nothing of it is left to the room's PID 1. The memory is
-// the keeper's, or with limits a copy. The payload stops sharing it when it executes its command.
+// the keeper's, or with limits a copy. The payload stops sharing it when it executes the launcher.
 
 // Descriptors on the way in, next to the payload's 0, 1 and 2.
 const (
 	entrySocket = 3 // to sbxrun; a pidfd of the room's PID 1 comes this way
 	entryGate   = 4 // what the payload waits for: a byte, or the end, which is none
-	entryReady  = 5 // what the room says that it is built by: a byte, or the end
-	entryFiles  = 6 // how many there are; what is copied into a new room follows
+	entryLaunch = 5 // the program of launch.go
+	entryReady  = 6 // what the room says that it is built by: a byte, or the end
+	entryFiles  = 7 // how many there are; what is copied into a new room follows
 	// Of an init that was made ahead, in the place of entryReady: a timerfd at which it ends.
-	entryTimer = 5
+	entryTimer = 6
 )
 
 // The steps that can fail, in their order.
@@ -203,8 +204,6 @@ type payload struct {
 	*command
 	letter *letter // what the command comes by; nil if it was there before the fork
 	limit  unix.Rlimit
-	sigs   uint64
-	buf    [8]byte
 }
 
 // command is what is executed, and how.
@@ -215,12 +214,7 @@ type command struct {
 	cpus       *unix.CPUSet    // nil for those it was born with
 	filter     *unix.SockFprog // nil for none
 	workdir    *byte
-	argv, envv unsafe.Pointer
-	// candidates are the paths to try, as execvp(3) does; shell is argv for a script without
-	// an interpreter line, and script the place of its path in that.
-	candidates []*byte
-	shell      unsafe.Pointer
-	script     *uintptr
+	argv, envv unsafe.Pointer // of the launcher, see launchArgs
 }
 
 var (
@@ -232,7 +226,7 @@ var (
 	ptsOptions = [...]byte{'n', 'e', 'w', 'i', 'n', 's', 't', 'a', 'n', 'c', 'e', ',', 'p', 't', 'm', 'x', 'm', 'o', 'd', 'e', '=', '0', '6', '6', '6', ',', 'm', 'o', 'd', 'e', '=', '6', '2', '0', 0}
 	ownPIDNS   = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'e', 'l', 'f', '/', 'n', 's', '/', 'p', 'i', 'd', 0}
 	meminfo    = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 'm', 'e', 'm', 'i', 'n', 'f', 'o', 0}
-	shellPath  = [...]byte{'/', 'b', 'i', 'n', '/', 's', 'h', 0}
+	noPath     [1]byte
 	initName   = [16]byte{'s', 'b', 'x', 'r', 'u', 'n', '-', 'i', 'n', 'i', 't'}
 
 	// meminfoCopy is MeminfoCopy.
@@ -252,8 +246,9 @@ func enter(p unsafe.Pointer) {
 	e := (*entry)(p)
 	// The memory may hold secrets, variables for the payload for one, and whoever has our
 	// uid could attach to us without this (ptrace(2)). It is a property of the memory, so it
-	// holds for init, and the payload until it executes its command, as well; and the keeper's
-	// word for it does not outlast a change of uid.
+	// holds for init, and the payload until it executes the launcher, as well; and the keeper's
+	// word for it does not outlast a change of uid. The launcher's file has no read permission, so the
+	// launcher is undumpable, too.
 	e.must(stepHide, unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	room, outer := e.receiveRoom()
 	if e.sockets != nil {
@@ -382,7 +377,7 @@ func startInit(p unsafe.Pointer) {
 	}
 	// Whoever reads the payload's output shall see its end.
 	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, 0, entrySocket-1, 0)
-	syscall.RawSyscall(unix.SYS_CLOSE, entryGate, 0, 0)
+	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, entryGate, entryLaunch, 0)
 	for {
 		e.await(e.reap())
 	}
@@ -490,9 +485,9 @@ func (e *entry) gainNothing() {
 	}
 }
 
-// startPayload waits for the release and executes the command; p is a *payload. Limits,
-// the filter, the session and the working directory are the payload's own, set here and
-// nowhere else.
+// startPayload prepares the payload and executes the launcher, which waits for the release and
+// executes the command; p is a *payload. Limits, the filter, the session and the working directory
+// are the payload's own, set here and nowhere else.
 //
 //go:nosplit
 //go:norace
@@ -500,21 +495,18 @@ func (e *entry) gainNothing() {
 func startPayload(p unsafe.Pointer) {
 	e := (*payload)(p)
 	if e.letter != nil {
-		e.awaitRelease() // before that there is no command
-		e.confine()
-	} else {
-		e.confine() // while sbxrun looks who init is: the kernel takes a tenth of a millisecond to compile the filter
-		e.awaitRelease()
+		e.receive() // before that there is no command
 	}
+	e.confine() // while sbxrun looks who init is: the kernel takes a tenth of a millisecond to compile the filter
 	e.must(stepSession, unix.SYS_SETSID, 0, 0, 0, 0, 0)
 	if e.terminal {
 		e.must(stepTerminal, unix.SYS_IOCTL, 0, unix.TIOCSCTTY, 0, 0, 0)
 	}
 	e.must(stepWorkdir, unix.SYS_CHDIR, uintptr(unsafe.Pointer(e.workdir)), 0, 0, 0, 0)
-	// Last, so that until here nothing but SIGKILL could end us.
-	e.sigs = 0
-	e.must(stepSignals, unix.SYS_RT_SIGPROCMASK, proc.SigSetmask, uintptr(unsafe.Pointer(&e.sigs)), 0, 8, 0)
-	e.execute()
+	// The launcher needs both and closes them with its own exec.
+	e.must(stepExec, unix.SYS_FCNTL, entrySocket, unix.F_SETFD, 0, 0, 0)
+	e.must(stepExec, unix.SYS_FCNTL, entryGate, unix.F_SETFD, 0, 0, 0)
+	e.must(stepExec, unix.SYS_EXECVEAT, entryLaunch, uintptr(unsafe.Pointer(&noPath)), uintptr(e.argv), uintptr(e.envv), unix.AT_EMPTY_PATH)
 }
 
 // confine sets what the command may use, and which system calls it may make.
@@ -535,54 +527,6 @@ func (e *payload) confine() {
 	if e.filter != nil {
 		e.must(stepFilter, unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(e.filter)), 0, 0)
 	}
-}
-
-// awaitRelease returns when the command may begin.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (e *payload) awaitRelease() {
-	if e.letter != nil {
-		e.receive()
-		return
-	}
-	for {
-		n, _, errno := syscall.RawSyscall(unix.SYS_READ, entryGate, uintptr(unsafe.Pointer(&e.buf)), 1)
-		if errno == unix.EINTR {
-			continue
-		}
-		if errno != 0 || n != 1 {
-			proc.Exit(0) // EOF: sbxrun died or gave up before Release
-		}
-		return
-	}
-}
-
-// execute executes the command as execvp(3) does: what cannot be executed is
-// remembered, what is not there is not.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (e *payload) execute() {
-	cause := syscall.Errno(unix.ENOENT)
-	candidates := e.candidates
-	for i := range candidates {
-		path := uintptr(unsafe.Pointer(candidates[i]))
-		_, _, errno := syscall.RawSyscall(unix.SYS_EXECVE, path, uintptr(e.argv), uintptr(e.envv))
-		if errno == unix.ENOEXEC {
-			*e.script = path
-			_, _, errno = syscall.RawSyscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(&shellPath)), uintptr(e.shell), uintptr(e.envv))
-		}
-		if errno != unix.ENOENT && errno != unix.ENOTDIR {
-			cause = errno
-		}
-		if errno != unix.ENOENT && errno != unix.ENOTDIR && errno != unix.EACCES {
-			break
-		}
-	}
-	e.fail(stepExec, cause)
 }
 
 // reap collects what has ended, tells of the payload, and with nothing left at

@@ -40,7 +40,7 @@ type Entry struct {
 	Workdir string   // in the room
 	// Terminal makes stdin the controlling terminal.
 	Terminal bool
-	// Confirm makes [Exec.Running] wait until the command was really executed.
+	// Confirm makes [Exec.Running] wait until the command was executed.
 	Confirm bool
 	Bounds  proc.Bounds
 	Filter  *seccomp.Filter // for system calls
@@ -76,13 +76,13 @@ type Exec struct {
 // held by a pidfd. The payload waits for [Exec.Release]. stdio stays the
 // caller's, who may close it. An error is a *[result.Error], and nothing is left. It
 // blocks for at most [SetupBound], or until ctx is done, and then until nothing is left.
-func (e *Entry) Start(ctx context.Context, room *proc.Process, stdio [3]*os.File, tty *proc.Terminal) (*Exec, error) {
+func (e *Entry) Start(ctx context.Context, room *proc.Process, stdio [3]*os.File, ttys []proc.Terminal) (*Exec, error) {
 	x, way, err := e.Prepare(stdio, nil)
 	if err == nil {
 		err = x.Enter(room)
 	}
 	if err == nil {
-		x.Keeper, err = proc.Keep(proc.Command{Way: way, Cred: e.Cred, Terminal: tty, Remove: e.Bounds.Remove})
+		x.Keeper, err = proc.Keep(proc.Command{Way: way, Cred: e.Cred, Terminals: ttys, Remove: e.Bounds.Remove})
 		x.Entered()
 	}
 	if err == nil {
@@ -117,7 +117,14 @@ func (e *Entry) Prepare(stdio [3]*os.File, f *Furnishing) (*Exec, *proc.Way, err
 		return x, nil, err
 	}
 	end, gate := x.inner[0], x.inner[1]
+	launcher := gate // something has to be there
 	way, idle := &proc.Way{Enter: enter, Bounds: e.Bounds}, len(e.Command) == 0
+	if !idle {
+		if err := x.openLauncher(); err != nil {
+			return x, nil, err
+		}
+		launcher = x.inner[2]
+	}
 	if idle { // it has no use for 0, 1 and 2, and something has to be there; and what is limited is the commands
 		stdio, way.Bounds = [3]*os.File{gate, gate, gate}, proc.Bounds{}
 	} else {
@@ -127,12 +134,12 @@ func (e *Entry) Prepare(stdio [3]*os.File, f *Furnishing) (*Exec, *proc.Way, err
 		n := newEntry(b, e.HostNet)
 		n.furnishing = layFurnishing(b, f)
 		if n.idle = idle; !idle {
-			n.payload.command = e.layCommand(b)
+			n.payload.command = e.layCommand(b, true)
 			n.payload.filter = layFilter(b, e.Filter)
 		}
 		return unsafe.Pointer(n)
 	}
-	way.Files = []*os.File{stdio[0], stdio[1], stdio[2], end, gate}
+	way.Files = []*os.File{stdio[0], stdio[1], stdio[2], end, gate, launcher}
 	if f != nil {
 		x.expected = len(f.Overlays)
 		way.Files = append(append(way.Files, f.Ready), f.from()...)
@@ -153,33 +160,33 @@ func layFilter(b *proc.Block, f *seccomp.Filter) *unix.SockFprog {
 	return p
 }
 
-// layCommand lays out what is executed, but for the filter.
-func (e *Entry) layCommand(b *proc.Block) *command {
+// layCommand lays out the command without the filter. With wait, the launcher waits at the gate.
+func (e *Entry) layCommand(b *proc.Block, wait bool) *command {
 	p := proc.New[command](b)
 	p.terminal = e.Terminal
 	p.rlimits = proc.Copy(b, append(keptBack(e.Bounds.Rlimits), e.Bounds.Rlimits...))
-	argv := b.Texts(e.Command)
-	p.argv = unsafe.Pointer(&argv[0])
-	shell := proc.Copy(b, make([]uintptr, len(argv)+1))
-	p.shell, p.script = unsafe.Pointer(&shell[0]), &shell[1]
-	shell[0] = uintptr(unsafe.Pointer(&shellPath))
-	for i, word := range argv[1:] { // with the nil at the end
-		shell[2+i] = uintptr(unsafe.Pointer(word))
-	}
+	p.argv = unsafe.Pointer(&b.Texts(e.launchArgs(wait))[0])
 	p.envv = unsafe.Pointer(&b.Texts(e.Env)[0])
 	p.workdir = b.Text(e.Workdir)
-	paths := []string{e.Command[0]}
-	if e.Command[0] != "" && !strings.Contains(e.Command[0], "/") {
-		paths = nil
-		for dir := range strings.SplitSeq(e.Path, ":") {
-			if dir == "" {
-				dir = "." // as in the shells
-			}
-			paths = append(paths, dir+"/"+e.Command[0])
-		}
-	}
-	p.candidates = b.Texts(paths)[:len(paths)]
 	return p
+}
+
+// candidates are the paths where the command may be.
+func (e *Entry) candidates() (paths []string) {
+	name := e.Command[0]
+	if name == "" {
+		return nil
+	}
+	if strings.Contains(name, "/") {
+		return []string{name}
+	}
+	for dir := range strings.SplitSeq(e.Path, ":") {
+		if dir == "" {
+			dir = "." // as in the shells
+		}
+		paths = append(paths, dir+"/"+name)
+	}
+	return paths
 }
 
 // keptBack is what of the caller's own limits (getrlimit(2)) no command may use up, beside those
@@ -279,7 +286,7 @@ func (x *Exec) follow(until time.Time) (ended bool) {
 	running := !x.confirm
 	// The payload that executes its command, and the one that could not, close the gate, which nobody
 	// else has open for reading any more; but who could not has said so before.
-	if x.confirm && proc.WaitHangup(x.gate, time.Now().Add(SetupBound)) == nil && !x.Ending() {
+	if x.confirm && proc.WaitHangup(x.gate, time.Time{}) == nil && !x.Ending() {
 		running = true
 		close(x.running)
 	}
@@ -363,17 +370,13 @@ func clocks() (now time.Time, clock int64) {
 	return now, clock
 }
 
-// Strays looks at what the payload has left behind: how many processes are
-// alive, at most 1,000, and what they have used. After Exited. When init has ended there is
-// nothing to be seen any more: then it is one, for at least one.
-func (x *Exec) Strays() (n int, used proc.Usage) {
+// Strays returns how many processes the payload has left behind, if that is known without a look at
+// them: none, or at least one when init has ended, too. After Exited.
+func (x *Exec) Strays() (n int, known bool) {
 	if x.alone {
-		return 0, used
+		return 0, true
 	}
-	if x.Init.Exited() {
-		return 1, used
-	}
-	return x.Kept.Strays()
+	return 1, x.Init.Exited()
 }
 
 // Signal sends a signal to the payload alone. An init that has ended is no error.

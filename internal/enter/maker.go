@@ -45,6 +45,9 @@ func (e Entry) Make(ctx context.Context, room *proc.Process) (*Maker, error) {
 	m := &Maker{entry: e}
 	err := m.open()
 	if err == nil {
+		err = m.openLauncher()
+	}
+	if err == nil {
 		err = m.Enter(room)
 	}
 	if err != nil {
@@ -55,9 +58,9 @@ func (e Entry) Make(ctx context.Context, room *proc.Process) (*Maker, error) {
 		return m, err
 	}
 	defer null.Close()
-	end, gate := m.inner[0], m.inner[1]
+	end, gate, launcher := m.inner[0], m.inner[1], m.inner[2]
 	m.Keeper, err = proc.Keep(proc.Command{
-		Way:  &proc.Way{Lay: m.lay, Enter: enter, Files: []*os.File{null, null, null, end, gate, gate}, Bounds: e.Bounds},
+		Way:  &proc.Way{Lay: m.lay, Enter: enter, Files: []*os.File{null, null, null, end, gate, launcher, gate}, Bounds: e.Bounds},
 		Cred: e.Cred, Remove: e.Bounds.Remove, Lasting: true,
 	})
 	m.Entered()
@@ -197,7 +200,7 @@ func (m *Maker) Take(ctx context.Context, e *Entry, stdio [3]*os.File) (*Exec, e
 	x := m.next
 	place := m.places[(m.made-1)%places]
 	place.Renew()
-	command := e.layCommand(place)
+	command := e.layCommand(place, false)
 	if e.Bounds.CPUs != nil {
 		command.cpus = proc.New[unix.CPUSet](place)
 		*command.cpus = *e.Bounds.CPUs

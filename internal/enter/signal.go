@@ -50,7 +50,7 @@ func (w *way) send(room *proc.Process, cred *proc.Cred, lay func(*proc.Block) *e
 	}
 	end, gate := w.inner[0], w.inner[1]
 	way := &proc.Way{Lay: func(b *proc.Block) unsafe.Pointer { return unsafe.Pointer(lay(b)) }, Enter: enter,
-		Files: []*os.File{gate, gate, gate, end, gate, gate}} // it has no use for 0, 1 and 2, and something has to be there
+		Files: []*os.File{gate, gate, gate, end, gate, gate, gate}} // it has no use for 0, 1 and 2, and something has to be there
 	var err error
 	w.Keeper, err = proc.Keep(proc.Command{Cred: cred, Way: way})
 	w.Entered()

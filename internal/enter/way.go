@@ -34,7 +34,7 @@ type way struct {
 	proc.Kept
 	socket *os.File    // to what is inside
 	gate   *os.File    // write end: a byte releases the payload
-	inner  [2]*os.File // the other ends, until the fork
+	inner  [3]*os.File // the other ends and the launcher, until the fork
 	// Layers are the new layers of the room's overlays, in their order, as directories that are
 	// open. Whoever takes them over sets Layers to nil.
 	Layers   []*os.File
@@ -65,6 +65,12 @@ func (w *way) open() error {
 	_ = unix.SetNonblock(ends[1], true) // for the poller
 	w.gate = os.NewFile(uintptr(ends[1]), "gate")
 	return nil
+}
+
+// openLauncher makes the program that executes a command.
+func (w *way) openLauncher() (err error) {
+	w.inner[2], err = proc.MemoryFile("launcher", launcher(), 0o111)
+	return err
 }
 
 // Entered gives up the inner ends, when what was forked has its own: it must be the last

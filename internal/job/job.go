@@ -46,7 +46,7 @@ func (j *Job) Hold(ctx context.Context) (held bool) {
 		j.err = ctx.Err()
 	}
 	if j.err == nil {
-		j.command, j.err = supervise.Hold(ctx, j.Place, j.Streams.Payload, j.Streams.Terminal, j.Terms)
+		j.command, j.err = supervise.Hold(ctx, j.Place, j.Streams.Payload, j.Streams.Terminals, j.Terms)
 	}
 	if j.err != nil || j.Place.Maker == nil {
 		j.Streams.Started()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -21,9 +22,9 @@ type Command struct {
 	// Cred is taken on by both, and all supplementary groups dropped. Only root can
 	// ask for it; nil leaves the identity alone.
 	Cred *Cred
-	// Terminal, if not nil, is put back by the keeper when sbxrun is killed and
-	// cannot do so itself.
-	Terminal *Terminal
+	// Terminals, at most [MaxTerminals], are restored by the keeper, above all when sbxrun is killed
+	// and cannot do so itself.
+	Terminals []Terminal
 	// Remove are cgroups that the keeper removes in the end, in this order: so nothing
 	// is left of them if sbxrun is killed.
 	Remove []string
@@ -86,11 +87,21 @@ type Rlimit struct {
 	Value    uint64
 }
 
-// Terminal is the caller's terminal, made raw, and the state to be restored.
+// Terminal is a terminal of the caller's, and the state to be restored.
 type Terminal struct {
 	File  *os.File
 	State unix.Termios
 }
+
+// Background reports whether a shell has put us in the background of the terminal: then it belongs to
+// another job. It is false of a terminal that does not control our session.
+func (t Terminal) Background() bool {
+	group, err := unix.IoctlGetInt(Descriptor(t.File), unix.TIOCGPGRP)
+	return err == nil && group != unix.Getpgrp()
+}
+
+// MaxTerminals is one for each of stdin, stdout and stderr.
+const MaxTerminals = 3
 
 // StageDir is where Stage appears. It hides what is there on the host, and is
 // the one directory that bwrap needs to exist anyway.
@@ -158,8 +169,9 @@ type Keeper struct {
 	// A socket pair is all there is between the two. The keeper's records come
 	// this way; and when our end is shut down or closes, because we say so or
 	// are dead, the keeper kills all.
-	socket  *os.File
-	failure error // a StartError that was read on the way
+	socket    *os.File
+	failure   error // a StartError that was read on the way
+	terminals []Terminal
 	// Where all is laid out; nil when nothing more is to be.
 	block *Block
 	state *keeperState
@@ -213,7 +225,7 @@ func Keep(c Command) (_ *Keeper, err error) {
 		return nil, &StartError{Step: "fork the keeper", Err: errno}
 	}
 	_ = unix.SetNonblock(pair[0], true) // for the poller
-	return &Keeper{Process: polled(int(pid), int(k.pidfd)), socket: os.NewFile(uintptr(pair[0]), "keeper"), block: block, state: k}, nil
+	return &Keeper{Process: polled(int(pid), int(k.pidfd)), socket: os.NewFile(uintptr(pair[0]), "keeper"), terminals: c.Terminals, block: block, state: k}, nil
 }
 
 // Enter has a keeper that was started with a program fork the Way of c as well, and take over
@@ -229,8 +241,9 @@ func (k *Keeper) Enter(c Command) error {
 		return err
 	}
 	slots := later.numbers()
-	if c.Terminal != nil {
-		slots = append(slots, &s.terminal)
+	k.terminals = c.Terminals
+	for i := range c.Terminals {
+		slots = append(slots, &s.terminals[i].fd)
 	}
 	var files []int
 	for _, fd := range slots {
@@ -239,7 +252,9 @@ func (k *Keeper) Enter(c Command) error {
 	if len(files) > maxOrdered {
 		return &StartError{Step: stepNames[stepFiles], Err: unix.E2BIG}
 	}
-	s.terminal = -1 // until it has come
+	for i := range s.terminals {
+		s.terminals[i].fd = -1 // until it has come
+	}
 	later.socket, later.slots = s.socket, Copy(block, slots)
 	s.later = later
 	if err := block.Err(); err != nil {
@@ -256,7 +271,10 @@ func (k *Keeper) Enter(c Command) error {
 // lay puts everything into the form that system calls take.
 func (k *keeperState) lay(b *Block, c Command, open *descriptors) error {
 	k.words, k.size = words()
-	k.pidfd, k.terminal = -1, -1
+	k.pidfd = -1
+	for i := range k.terminals {
+		k.terminals[i].fd = -1
+	}
 	copy(k.name[:], KeeperName)
 	copy(k.children[:], "/proc/thread-self/children")
 	k.pause.Nsec = removePause
@@ -282,8 +300,8 @@ func (k *keeperState) lay(b *Block, c Command, open *descriptors) error {
 
 // layWay lays out the Way, and what else of c does not belong to the program.
 func (k *keeperState) layWay(b *Block, c Command, open *descriptors) (*child, error) {
-	if c.Terminal != nil {
-		k.terminal, k.restore = Descriptor(c.Terminal.File), c.Terminal.State
+	for i, t := range c.Terminals {
+		k.terminals[i] = terminal{Descriptor(t.File), t.State}
 	}
 	if len(c.Remove) > 0 {
 		k.remove = b.Texts(c.Remove)[:len(c.Remove)]
@@ -406,6 +424,10 @@ func (k *Keeper) EndAt(t time.Time) {
 // Kill lets the keeper kill whatever it still has; Empty tells when it has. It
 // does not block, and may be called more than once.
 func (k *Keeper) Kill() {
+	if slices.ContainsFunc(k.terminals, Terminal.Background) {
+		k.terminals = nil
+		_, _ = k.socket.Write([]byte{0, 0}) // it is not to restore them
+	}
 	// An error means that the keeper is dead.
 	_ = unix.Shutdown(Descriptor(k.socket), unix.SHUT_WR)
 }

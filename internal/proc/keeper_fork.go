@@ -51,33 +51,38 @@ type keeperState struct {
 	pid   uintptr
 	teller
 	// The keeper's descriptors, all that it keeps next to the socket.
-	list     int   // /proc/thread-self/children
-	signals  int   // signalfd for SIGCHLD
-	terminal int   // the terminal to restore; -1 for none
-	hold     []int // what sbxrun wants kept open
-	exec     *child
-	enter    *child
-	later    *child  // what enters, if sbxrun lays it out after the fork
-	entering bool    // what enters is known: before that terminal and remove mean nothing
-	monitor  uintptr // pid of exec: when it ends, so does everything
-	lasting  bool    // each end is told at once
-	ending   bool    // sbxrun has said that it is over, or is dead
-	orphaned bool    // sbxrun has closed its end, or is dead
-	unread   bool    // list could not be read
-	deadline int64   // CLOCK_MONOTONIC, ns: when all is ended without a word; 0 for never
-	usage    unix.Rusage
-	status   int32
-	poll     [2]unix.PollFd
-	sigs     uint64
-	now      unix.Timespec
-	buf      [512]byte
-	orders   orders
-	noAction [4]uintptr // struct kernel_sigaction: SIG_DFL
-	name     [16]byte
-	children [32]byte
-	restore  unix.Termios
-	remove   []*byte
-	pause    unix.Timespec
+	list      int // /proc/thread-self/children
+	signals   int // signalfd for SIGCHLD
+	terminals [MaxTerminals]terminal
+	hold      []int // what sbxrun wants kept open
+	exec      *child
+	enter     *child
+	later     *child  // what enters, if sbxrun lays it out after the fork
+	entering  bool    // what enters is known: before that terminal and remove mean nothing
+	monitor   uintptr // pid of exec: when it ends, so does everything
+	lasting   bool    // each end is told at once
+	ending    bool    // sbxrun has said that it is over, or is dead
+	orphaned  bool    // sbxrun has closed its end, or is dead
+	unread    bool    // list could not be read
+	deadline  int64   // CLOCK_MONOTONIC, ns: when all is ended without a word; 0 for never
+	usage     unix.Rusage
+	status    int32
+	poll      [2]unix.PollFd
+	sigs      uint64
+	now       unix.Timespec
+	buf       [512]byte
+	orders    orders
+	noAction  [4]uintptr // struct kernel_sigaction: SIG_DFL
+	name      [16]byte
+	children  [32]byte
+	remove    []*byte
+	pause     unix.Timespec
+}
+
+// terminal is a [Terminal].
+type terminal struct {
+	fd    int // -1 for none
+	state unix.Termios
 }
 
 // startKeeper is the life of the keeper; p is a *keeperState.
@@ -213,7 +218,9 @@ func (k *keeperState) dropFiles() {
 			own = nextFile(own, hold[i], from)
 		}
 		if k.entering {
-			own = nextFile(own, k.terminal, from)
+			for i := range k.terminals {
+				own = nextFile(own, k.terminals[i].fd, from)
+			}
 		}
 		if own > from {
 			syscall.RawSyscall(unix.SYS_CLOSE_RANGE, uintptr(from), uintptr(own-1), 0)
@@ -250,8 +257,8 @@ func (k *keeperState) reap() {
 			k.rec.kind = recordEmpty
 			k.say()
 			k.keepOn()
-			if !k.orphaned { // or it was restored then, and may be somebody else's by now
-				k.restoreTerminal()
+			if !k.orphaned { // or they were restored then, and may be somebody else's by now
+				k.restoreTerminals()
 			}
 			k.removeCgroups()
 			Exit(0)
@@ -331,25 +338,30 @@ func (k *keeperState) wait() {
 		case errno == 0 && got == 1:
 			k.letInLater()
 			return
+		case errno == 0 && got == 2: // sbxrun is in the background
+			for i := range k.terminals {
+				k.terminals[i].fd = -1
+			}
+			return
 		}
 		k.ending = true
 	}
 	// Shut down is not yet closed: then the sandbox still has something to say.
 	k.orphaned = k.poll[1].Revents&unix.POLLHUP != 0
 	if k.orphaned {
-		k.restoreTerminal()
+		k.restoreTerminals()
 	}
 }
 
 // keepOn waits, where there is something left to do, until sbxrun has passed on the
-// last output and put the terminal back, and has read what the cgroups have counted;
+// last output and restored the terminals, and has read the counts of the cgroups;
 // or has been killed and cannot.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
 func (k *keeperState) keepOn() {
-	if !k.entering || k.terminal < 0 && len(k.remove) == 0 {
+	if !k.entering || k.terminals[0].fd < 0 && len(k.remove) == 0 {
 		return
 	}
 	k.poll[1] = unix.PollFd{Fd: int32(k.socket)} // POLLHUP needs no asking
@@ -358,17 +370,21 @@ func (k *keeperState) keepOn() {
 	}
 }
 
-// restoreTerminal puts the caller's terminal back, if it was made raw. sbxrun does
-// so itself if it can; twice does no harm. TCSETS from outside the terminal's
-// session is not stopped by job control: the keeper has no controlling terminal
-// (tty_ioctl(4)).
+// restoreTerminals restores the caller's terminals. sbxrun does so itself if it can; twice does no
+// harm. TCSETS from outside the terminal's session is not stopped by job control: the keeper has no
+// controlling terminal (tty_ioctl(4)).
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func (k *keeperState) restoreTerminal() {
-	if k.entering && k.terminal >= 0 {
-		syscall.RawSyscall(unix.SYS_IOCTL, uintptr(k.terminal), unix.TCSETS, uintptr(unsafe.Pointer(&k.restore)))
+func (k *keeperState) restoreTerminals() {
+	if !k.entering {
+		return
+	}
+	for i := range k.terminals {
+		if t := &k.terminals[i]; t.fd >= 0 {
+			syscall.RawSyscall(unix.SYS_IOCTL, uintptr(t.fd), unix.TCSETS, uintptr(unsafe.Pointer(&t.state)))
+		}
 	}
 }
 

@@ -3,7 +3,6 @@ package room
 import (
 	"bytes"
 	"encoding/binary"
-	"fmt"
 	"os"
 	"runtime"
 	"strconv"
@@ -27,40 +26,12 @@ var holdPath = "/proc/self/fd/" + strconv.Itoa(holdFD)
 // holdName is what ps(1) shows of a room's PID 1; at most 15 bytes (prctl(2)).
 const holdName = "sbxrun-room"
 
-// holdAt is where the program is loaded: far from what mmap_min_addr forbids.
-const holdAt = 0x400000
-
 // hold returns the program for this machine's processor, an ELF file for one segment.
 func hold() []byte {
-	var code []byte
-	machine := uint16(62) // EM_X86_64
 	if runtime.GOARCH == "arm64" {
-		machine = 183 // EM_AARCH64
-		code = holdARM64()
-	} else {
-		code = holdAMD64()
+		return proc.Executable(holdARM64(), 0)
 	}
-	const header, segment = 64, 56
-	text := header + segment
-	size := uint64(text + len(code))
-	b := []byte{0x7f, 'E', 'L', 'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0}
-	le := binary.LittleEndian
-	b = le.AppendUint16(b, 2) // an executable
-	b = le.AppendUint16(b, machine)
-	b = le.AppendUint32(b, 1)
-	b = le.AppendUint64(b, holdAt+uint64(text))
-	b = le.AppendUint64(b, header) // where the segments are listed
-	b = le.AppendUint64(b, 0)
-	b = le.AppendUint32(b, 0)
-	for _, n := range []uint16{header, segment, 1, 0, 0, 0} {
-		b = le.AppendUint16(b, n)
-	}
-	b = le.AppendUint32(b, 1) // PT_LOAD
-	b = le.AppendUint32(b, 5) // read, execute
-	for _, n := range []uint64{0, holdAt, holdAt, size, size, 0x10000} {
-		b = le.AppendUint64(b, n)
-	}
-	return append(b, code...)
+	return proc.Executable(holdAMD64(), 0)
 }
 
 // holdAMD64 is x86-64: the number of a call in EAX, its arguments in EDI, ESI, EDX.
@@ -111,23 +82,7 @@ func holdARM64() []byte {
 
 // HoldFile returns the program of a room's PID 1 as a file that can be executed.
 func HoldFile() (*os.File, error) {
-	// MFD_EXEC is from Linux 6.3; before, all of them can be executed.
-	fd, err := unix.MemfdCreate("room", unix.MFD_CLOEXEC|unix.MFD_EXEC)
-	if err == unix.EINVAL {
-		fd, err = unix.MemfdCreate("room", unix.MFD_CLOEXEC)
-	}
-	if err == unix.EACCES {
-		return nil, fmt.Errorf("memfd_create of a program (is the sysctl vm.memfd_noexec 2?): %w", err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("memfd_create of a program: %w", err)
-	}
-	f := os.NewFile(uintptr(fd), "room")
-	if _, err := unix.Write(fd, hold()); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("write to a memfd: %w", err)
-	}
-	return f, nil
+	return proc.MemoryFile("room", hold(), 0o555)
 }
 
 // TrialFiles returns the descriptors, in order, of a bwrap that tries something and builds no room.

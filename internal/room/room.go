@@ -39,7 +39,7 @@ type Room struct {
 // release. Without a command it returns when the room is built. stdio stays the caller's,
 // who may close it; bwrap speaks on stdio[2]. An error is a *[result.Error], and nothing is
 // left.
-func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, tty *proc.Terminal, confirm bool) (*Room, error) {
+func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, ttys []proc.Terminal, confirm bool) (*Room, error) {
 	mounts, err := p.detach()
 	if err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, tty *proc.Terminal,
 	}
 	defer b.close()
 	r := &Room{Kept: proc.Kept{Keeper: b.Keeper}, Cred: p.cred, HostNet: p.hostNet || p.ownNet}
-	if err = p.start(ctx, r, b, stdio, tty, confirm); err != nil {
+	if err = p.start(ctx, r, b, stdio, ttys, confirm); err != nil {
 		return nil, r.abandon(err)
 	}
 	return r, nil
@@ -72,7 +72,7 @@ func (p *Plan) Entry() *enter.Entry {
 }
 
 // start does the rest of Start. After an error the caller ends the unfinished room.
-func (p *Plan) start(ctx context.Context, r *Room, b *builder, stdio [3]*os.File, tty *proc.Terminal, confirm bool) error {
+func (p *Plan) start(ctx context.Context, r *Room, b *builder, stdio [3]*os.File, ttys []proc.Terminal, confirm bool) error {
 	deadline := time.Now().Add(SetupBound)
 	if err := b.order(ctx, p.words, deadline); err != nil {
 		return err
@@ -88,7 +88,7 @@ func (p *Plan) start(ctx context.Context, r *Room, b *builder, stdio [3]*os.File
 	if err != nil {
 		return err
 	}
-	if err := r.Keeper.Enter(proc.Command{Way: way, Cred: p.cred, Terminal: tty, Remove: p.Bounds.Remove}); err != nil {
+	if err := r.Keeper.Enter(proc.Command{Way: way, Cred: p.cred, Terminals: ttys, Remove: p.Bounds.Remove}); err != nil {
 		return err
 	}
 	for _, o := range p.copies() { // while bwrap builds the room

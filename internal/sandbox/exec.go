@@ -30,6 +30,8 @@ type Exec struct {
 	spec ExecSpec
 	use  *Use
 	dir  *state.Dir
+
+	running bool // the caller of exec has its handle
 }
 
 // NewExec makes a place for the record of a detached exec in the sandbox. Nobody knows of it
@@ -98,8 +100,11 @@ func (e *Exec) Held(kept *proc.Kept) error {
 	return e.write(func(r *state.Record) { r.Init = &init })
 }
 
-// Running puts on record that the command was executed. On a full disk nothing depends on it.
-func (e *Exec) Running() { _ = e.write(func(r *state.Record) { r.Phase = state.Running }) }
+// Running puts on record that the command runs. On a full disk nothing depends on it.
+func (e *Exec) Running() {
+	e.running = true
+	_ = e.write(func(r *state.Record) { r.Phase = state.Running })
+}
 
 // Cut reports whether it has written more than its logs hold.
 func (e *Exec) Cut() bool { return e.logs[0].Truncated() || e.logs[1].Truncated() }
@@ -119,7 +124,7 @@ func (e *Exec) Finish(res result.Result, report result.Report) error {
 	for _, log := range e.logs {
 		log.Close()
 	}
-	if res.Cause == result.StartFailed && res.Verdict != result.Unproven {
+	if res.Cause == result.StartFailed && res.Verdict != result.Unproven && !e.running { // nobody knows of it
 		return e.claim.Remove()
 	}
 	return result.All(e.conclude(report), e.claim.Close(), e.dir.Forget())

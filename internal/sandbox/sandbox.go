@@ -352,7 +352,7 @@ func (s *Sandbox) finish(res result.Result) error {
 	if s.group != nil { // what the keeper has not removed already, or else cleanup does
 		_ = s.group.Remove(time.Now().Add(time.Second))
 	}
-	if res.Cause == result.StartFailed && res.Verdict != result.Unproven {
+	if res.Cause == result.StartFailed && res.Verdict != result.Unproven && !s.running { // nobody knows of it
 		return result.All(s.because(s.spec.Leave.Explain(res.Err)), s.claim.Remove())
 	}
 	report := res.Report(s.claim.ID, s.spec.Command)

@@ -17,7 +17,7 @@ made=$(mktemp -d "$to/.made.XXXXXX")
 trap 'rm -rf "$made"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
-CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -X github.com/sbxrun/sbxrun/internal/version.stamp=$version" -o "$made/" "./cmd/${2:-...}"
+CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w -E=sbxrun_entry -X github.com/sbxrun/sbxrun/internal/version.stamp=$version" -o "$made/" "./cmd/${2:-...}"
 # The linker writes a file page by page, and cp in large pieces; and as it was written the kernel
 # keeps it in memory (ext4 in large folios since Linux 6.16). Then a start maps more of it with one
 # fault, and sbxrun true takes 3 % less.

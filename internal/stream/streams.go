@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -17,8 +18,8 @@ import (
 type Streams struct {
 	// Payload is what the command is given. Started closes those that are not the
 	// caller's.
-	Payload  [3]*os.File
-	Terminal *proc.Terminal // to be restored if we are killed; nil for none
+	Payload   [3]*os.File
+	Terminals []proc.Terminal // the caller's, to be restored
 
 	own    []*os.File // of Payload, those to close
 	fed    *os.File   // our end of a pipe to stdin, nil if there is none
@@ -84,7 +85,42 @@ func Open(stdin io.Reader, stdout, stderr io.Writer, b Bound, broken func(*resul
 			return nil, err
 		}
 	}
+	s.shareTerminals(stdin, stdout, stderr)
 	return s, nil
+}
+
+// shareTerminals remembers the state of the caller's terminals that the command is given and may change.
+// In a pipeline, another command may make the terminal raw meanwhile, as less(1) does, and in the
+// background it belongs to another job: then they are left alone.
+func (s *Streams) shareTerminals(stdio ...any) {
+	for _, f := range stdio {
+		var st unix.Stat_t
+		if f, ok := f.(*os.File); ok && f != nil && unix.Fstat(proc.Descriptor(f), &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFIFO {
+			return
+		}
+	}
+	var known []uint64
+	for _, l := range s.lent {
+		state, err := unix.IoctlGetTermios(proc.Descriptor(l.file), unix.TCGETS)
+		if err != nil {
+			continue // no terminal
+		}
+		t := proc.Terminal{File: l.file, State: *state}
+		var st unix.Stat_t
+		if err := unix.Fstat(proc.Descriptor(l.file), &st); err != nil || slices.Contains(known, st.Rdev) || t.Background() {
+			continue
+		}
+		known = append(known, st.Rdev)
+		s.Terminals = append(s.Terminals, t)
+	}
+	s.undo = func() {
+		for _, t := range s.Terminals {
+			fd := proc.Descriptor(t.File)
+			if now, err := unix.IoctlGetTermios(fd, unix.TCGETS); err == nil && *now != t.State && !t.Background() {
+				_ = unix.IoctlSetTermios(fd, unix.TCSETS, &t.State) // a terminal that was closed needs no restoring
+			}
+		}
+	}
 }
 
 // same reports whether two writers are one. Those that Go cannot compare are not.
@@ -316,5 +352,5 @@ func (s *Streams) Drain(told <-chan struct{}) (complete bool) {
 	return s.complete
 }
 
-// Restore puts the caller's terminal back. It may be called more than once.
+// Restore puts the caller's terminals back. It may be called more than once.
 func (s *Streams) Restore() { s.undo() }

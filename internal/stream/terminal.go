@@ -58,7 +58,7 @@ func (s *Streams) makeRaw(in int, ptmx *os.File) error {
 	if err != nil {
 		return fmt.Errorf("read the terminal's state: %w", err)
 	}
-	s.Terminal = &proc.Terminal{File: os.Stdin, State: *before}
+	s.Terminals = []proc.Terminal{{File: os.Stdin, State: *before}}
 	resized := make(chan os.Signal, 1)
 	signal.Notify(resized, syscall.SIGWINCH)
 	// After that, or a change just now would be missed.

@@ -49,7 +49,7 @@ type Terms struct {
 	SpareOOM bool
 	// Shared says that other commands may run in the room, and end with it.
 	Shared bool
-	// Confirm makes Release return only when the command was really executed.
+	// Confirm makes Release wait for the command's execve(2), for up to room.SetupBound.
 	Confirm bool
 }
 
@@ -85,9 +85,10 @@ type Command struct {
 	deadline time.Time    // zero for none
 	request  Request      // if there was one
 	used     proc.Usage   // before the kill, see proc.Kept.Used
-	startErr error        // why it never ran
-	oom      bool         // the kernel has killed something for want of memory
-	asked    bool         // Soon was
+	looks    []*look
+	startErr error // why it never ran
+	oom      bool  // the kernel has killed something for want of memory
+	asked    bool  // Soon was
 
 	oomAround bool // likewise, of the sandbox that it is in
 }
@@ -106,7 +107,7 @@ type Place struct {
 // Hold makes a command that has not begun, within the limits of its terms. An error is a
 // *[result.Error], and nothing is left. stdio stays the caller's, who may close it; what a Maker
 // runs gets it with its release.
-func Hold(ctx context.Context, p Place, stdio [3]*os.File, tty *proc.Terminal, t Terms) (*Command, error) {
+func Hold(ctx context.Context, p Place, stdio [3]*os.File, ttys []proc.Terminal, t Terms) (*Command, error) {
 	var bounds proc.Bounds
 	switch {
 	case t.Limits == nil:
@@ -122,7 +123,7 @@ func Hold(ctx context.Context, p Place, stdio [3]*os.File, tty *proc.Terminal, t
 		if p.Maker != nil {
 			x, err = p.Maker.Take(ctx, p.Entry, stdio)
 		} else {
-			x, err = p.Entry.Start(ctx, p.Room, stdio, tty)
+			x, err = p.Entry.Start(ctx, p.Room, stdio, ttys)
 		}
 		if err != nil {
 			return nil, err
@@ -133,7 +134,7 @@ func Hold(ctx context.Context, p Place, stdio [3]*os.File, tty *proc.Terminal, t
 		return nil, &result.Error{Code: "setup", Message: "others may not enter a room that was planned for one command"}
 	}
 	p.Plan.Bounds = bounds
-	room, err := p.Plan.Start(ctx, stdio, tty, t.Confirm)
+	room, err := p.Plan.Start(ctx, stdio, ttys, t.Confirm)
 	if err != nil {
 		return nil, err
 	}
@@ -225,12 +226,16 @@ func (c *Command) Release(ctx context.Context) bool {
 	return true
 }
 
+// confirmBound is a variable for tests.
+var confirmBound = room.SetupBound
+
 // Lateness is how much later than sbxrun's own deadline the keeper's is.
 const Lateness = 500 * time.Millisecond
 
-// confirmed waits until the command was executed, or could not be.
+// confirmed waits until the command was executed or could not be. An execve(2) that takes longer than
+// confirmBound, on a network file system for example, goes on: the command may run, and its deadline holds.
 func (c *Command) confirmed(ctx context.Context) bool {
-	late := time.After(room.SetupBound)
+	late := time.After(confirmBound)
 	var deadline <-chan time.Time // execve(2) may hang as long as a file system likes
 	if !c.deadline.IsZero() {
 		deadline = time.After(time.Until(c.deadline))
@@ -253,10 +258,9 @@ func (c *Command) confirmed(ctx context.Context) bool {
 			}
 			c.requested(ctx)
 		case <-deadline:
-			c.cause, c.used = result.Timeout, c.kept.Used()
+			c.cause = result.Timeout
 		case <-late:
-			c.cause = result.StartFailed
-			c.startErr = &result.Error{Code: "setup", Message: "the command could not be executed in time"}
+			return true
 		}
 		return false
 	}
@@ -302,13 +306,12 @@ func (c *Command) Watch(ctx context.Context) {
 	c.kept.HoldMounts()
 	// Monotonic timers: a clock that is set does not matter.
 	var deadline <-chan struct{}
-	var before <-chan time.Time
 	if !c.deadline.IsZero() {
 		left := time.Until(c.deadline)
 		var stop func()
 		deadline, stop = alarm(left)
 		defer stop()
-		before = time.After(max(0, left-lookAhead))
+		c.look(max(0, left-lookAhead), c.sum)
 	}
 	unkept, stop := c.watchKept()
 	defer stop()
@@ -337,8 +340,6 @@ func (c *Command) Watch(ctx context.Context) {
 			} else if !c.SpareOOM {
 				c.cause = result.OOM
 			}
-		case <-before:
-			c.used = c.kept.Used()
 		case <-deadline:
 			c.cause = result.Timeout
 			if c.exec != nil && c.exec.Ending() {
@@ -399,10 +400,6 @@ const moment = 50 * time.Millisecond
 // patience is how long it may take to hear of what the end of the keeper means: a
 // machine may be slow, and nothing depends on it.
 const patience = 2 * time.Second
-
-// lookAhead is how long before the deadline is asked what the sandbox has used:
-// at the deadline it would delay the kill.
-const lookAhead = 10 * time.Millisecond
 
 // Cause is what ended the command; "" until that is decided.
 func (c *Command) Cause() result.Cause { return c.cause }

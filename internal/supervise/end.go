@@ -25,6 +25,7 @@ func (c *Command) End(ctx context.Context) result.Result {
 	res.Cause = c.cause
 	graceErr := c.beforeKill(ctx)
 	out := c.teardown()
+	c.seen()
 	res.Verdict, res.Survivors = out.Verdict, out.Survivors
 	used := c.used
 	if c.kept.Init != nil {
@@ -88,7 +89,7 @@ func (c *Command) beforeKill(ctx context.Context) (err error) {
 		if c.exec != nil {
 			res.Payload, _, c.startErr = c.exec.ExitStatus()
 			if res.Payload != nil {
-				res.Strays, c.used = c.exec.Strays()
+				c.countStrays()
 			}
 		}
 		return nil
@@ -106,10 +107,26 @@ func (c *Command) beforeKill(ctx context.Context) (err error) {
 			c.tell(unix.SIGKILL)
 		}
 	}
-	if !c.overdue() || c.Grace > 0 { // or it was looked at shortly before
-		c.used = c.kept.Used()
+	if !c.overdue() || c.Grace > 0 { // otherwise Watch has just looked
+		c.look(0, c.sum).within(lookBound)
 	}
 	return err
+}
+
+// countStrays looks at what the payload has left behind, at most until the deadline.
+func (c *Command) countStrays() {
+	var known bool
+	if c.result.Strays, known = c.exec.Strays(); known {
+		return
+	}
+	wait := time.Second
+	if !c.deadline.IsZero() {
+		wait = min(wait, max(lookBound, time.Until(c.deadline)))
+	}
+	if c.look(0, c.kept.Strays).within(wait) {
+		c.result.Strays = 0 // it counts
+	}
+	c.seen()
 }
 
 // grace tells the sandbox to end and gives it time, if there is a grace period for the

@@ -210,7 +210,7 @@ func build() (string, error) {
 		return "", err
 	}
 	name := filepath.Join(buildDir, "sbxrun")
-	cmd := exec.Command("go", "build", "-o", buildDir+"/", "./cmd/sbxrun", "./cmd/sbxrund")
+	cmd := exec.Command("go", "build", "-ldflags=-E=sbxrun_entry", "-o", buildDir+"/", "./cmd/sbxrun", "./cmd/sbxrund")
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -1,0 +1,71 @@
+package supervise
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// A command whose execve(2) takes longer than anybody waits for its confirmation is neither killed nor
+// reported as never started.
+func TestSlowExecve(t *testing.T) {
+	real := confirmBound
+	confirmBound = 100 * time.Millisecond
+	t.Cleanup(func() { confirmBound = real })
+	for _, test := range []struct {
+		name, text string
+		want       result.Cause
+		started    bool
+	}{
+		{"executed late", "#!/bin/sh\nexit 7\n", result.Exited, true},
+		{"refused late", "#!/nosuch\n", result.StartFailed, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := harness.Dir(t)
+			harness.Must(t, os.Chmod(dir, 0o755))
+			program := filepath.Join(dir, "program")
+			harness.Must(t, os.WriteFile(program, []byte("#!/bin/sh\n"), 0o755))
+			plan, err := room.Prepare(room.Policy{Command: []string{"/work/program"}, Workdir: "/tmp", Mounts: []room.Mount{{Kind: room.ReadOnly, Source: dir, Dest: "/work"}}},
+				room.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
+			harness.Must(t, err)
+			defer plan.Close()
+			harness.Must(t, os.WriteFile(program, []byte(test.text), 0o755))
+			null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+			harness.Must(t, err)
+			defer null.Close()
+			c, err := Hold(t.Context(), Place{Plan: plan}, [3]*os.File{null, null, os.Stderr}, nil, Terms{Confirm: true, Timeout: time.Hour, ProofTimeout: 20 * time.Second, Begin: time.Now()})
+			harness.Must(t, err)
+			t.Cleanup(c.Close)
+			// An open(2) of the program waits until the lease is given up, or for 45 s (fcntl(2)).
+			lease, err := os.OpenFile(program, os.O_RDWR, 0)
+			harness.Must(t, err)
+			if _, err := unix.FcntlInt(lease.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+				t.Fatal(err)
+			}
+			if !c.Release(t.Context()) {
+				t.Errorf("not released: %v", c.startErr)
+			}
+			select {
+			case <-c.exec.Running():
+				t.Error("it is confirmed although it waits for the lease")
+			default:
+			}
+			harness.Must(t, lease.Close())
+			c.Watch(t.Context())
+			r := c.End(t.Context())
+			if err := c.Collect(); err != nil {
+				t.Error(err)
+			}
+			if r.Cause != test.want || r.Started != test.started || r.Verdict != result.Proven || test.started && r.ExitCode() != 7 {
+				t.Errorf("%+v", r)
+			}
+		})
+	}
+}

@@ -1,0 +1,61 @@
+package supervise
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// A look at the command's processes that takes for ever does not delay the kill.
+func TestKillWaitsForNoLook(t *testing.T) {
+	block := make(chan struct{})
+	real := usedBy
+	usedBy = func(*proc.Kept) proc.Usage {
+		<-block
+		return proc.Usage{}
+	}
+	t.Cleanup(func() { usedBy = real })
+	t.Cleanup(func() { close(block) })
+	for _, test := range []struct {
+		name           string
+		timeout, grace time.Duration
+		request        result.Cause
+		want           result.Cause
+	}{
+		{"deadline", 200 * time.Millisecond, 0, "", result.Timeout},
+		{"deadline with a grace period", 200 * time.Millisecond, time.Millisecond, "", result.Timeout},
+		{"deadline of a context", 0, 0, result.Timeout, result.Timeout},
+		{"kill", 0, 0, result.Killed, result.Killed},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := begin(t, Terms{Timeout: test.timeout, Grace: test.grace, ProofTimeout: 20 * time.Second, Begin: time.Now()}, "trap '' TERM; while :; do sleep 600; done")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			if test.request != "" {
+				cancel(Request{Cause: test.request, Signal: unix.SIGKILL})
+			}
+			ended := make(chan result.Result, 1)
+			go func() {
+				c.Watch(ctx)
+				ended <- c.End(ctx)
+			}()
+			select {
+			case r := <-ended:
+				if r.Cause != test.want || r.Verdict != result.Proven {
+					t.Errorf("%+v", r)
+				}
+			case <-time.After(30 * time.Second):
+				t.Error("it waits for the look")
+				_ = c.kept.Init.Signal(unix.SIGKILL)
+			}
+			if err := c.Collect(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

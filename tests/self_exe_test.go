@@ -1,0 +1,79 @@
+package tests
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// refusal is the output of a command that leads to /proc/self/exe.
+const refusal = "sbxrun: /proc/self/exe cannot be executed here"
+
+// selfExe returns a directory with commands that lead to /proc/self/exe, which would print sbxrun's
+// version, and the names of these commands.
+func selfExe(t *testing.T, uid int) (dir string, commands []string) {
+	t.Helper()
+	dir = harness.Dir(t)
+	harness.Must(t, os.Symlink("/proc/self/exe", filepath.Join(dir, "link")))
+	for name, interpreter := range map[string]string{"relative": "link", "nested": filepath.Join(dir, "direct"), "direct": "/proc/self/exe"} {
+		harness.Must(t, os.WriteFile(filepath.Join(dir, name), fmt.Appendf(nil, "#!%s --version\n", interpreter), 0o755))
+	}
+	if uid != 0 {
+		harness.Must(t, os.Chown(dir, uid, uid))
+	}
+	harness.Must(t, os.Chmod(dir, 0o755))
+	return dir, []string{"./relative", "./nested"}
+}
+
+// A command whose interpreter leads to /proc/self/exe doesn't execute sbxrun's own file in the sandbox
+// (CVE-2019-5736).
+func TestSelfExe(t *testing.T) {
+	t.Parallel()
+	identities := map[string]int{"": 0}
+	if harness.Root() {
+		identities["61234:61234"] = 61234
+	}
+	for user, uid := range identities {
+		var flags []string
+		if user != "" {
+			flags = []string{"--user", user}
+		}
+		t.Run("user "+user, func(t *testing.T) {
+			t.Parallel()
+			dir, commands := selfExe(t, uid)
+			s := harness.NewState(t)
+			b := s.Sandbox(harness.Options{}, append(flags, "--bind", dir+":"+dir, "--workdir", dir)...)
+			for _, command := range commands {
+				launchRefused(t, harness.Run(t, harness.Options{Dir: dir}, append(flags, "-w", command)...))
+				launchRefused(t, b.Exec(harness.Options{}, nil, command))
+			}
+			for _, command := range append(commands, "./direct", "./link", "/proc/self/exe") {
+				if r := b.Detach(nil, command).Ended(); r.ExitCode != 126 {
+					t.Errorf("%s: %s", command, r.Raw())
+				}
+			}
+			launchRefused(t, b.Exec(harness.Options{}, nil, "./link"))
+			// init, the only other process, is a fork of sbxrun.
+			if r := b.Exec(harness.Options{}, nil, "cat", "/proc/1/exe"); r.ExitCode != 1 || len(r.Stdout) > 0 {
+				t.Errorf("/proc/1/exe can be read: exit code %d", r.ExitCode)
+			}
+			launchRefused(t, b.Exec(harness.Options{}, nil, "/proc/self/exe", "wait", "--version"))
+			started := s.Sandbox(harness.Options{}, append(flags, "--bind", dir+":"+dir, "--workdir", dir, "./nested")...)
+			started.Ended()
+			if r := s.Run("logs", started.ID); !strings.Contains(string(r.Stderr), refusal) || len(r.Stdout) > 0 {
+				t.Errorf("start: stdout %q, stderr %q", r.Stdout, r.Stderr)
+			}
+		})
+	}
+}
+
+func launchRefused(t *testing.T, r *harness.Result) {
+	t.Helper()
+	if r.ExitCode != 126 || len(r.Stdout) > 0 || !strings.Contains(string(r.Stderr), refusal) {
+		t.Errorf("exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
+	}
+}
