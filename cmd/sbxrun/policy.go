@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -140,6 +141,9 @@ func mounts(f *cli.View) (list []room.Mount, err error) {
 				return nil, err
 			}
 			m := room.Mount{Kind: kind.kind, Source: source, Dest: dest, Try: kind.try}
+			if given := room.SplitColon(arg)[0]; !path.IsAbs(given) {
+				m.Here = path.Clean(given)
+			}
 			if kind.kind == room.Overlaid {
 				m.Upper = string(f.Upper)
 			}

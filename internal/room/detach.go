@@ -24,11 +24,7 @@ func (p *Plan) ownerToMap(o *op, filtered bool) (*proc.Cred, error) {
 	if !p.mapOwners || o.layer || o.kind != opBindRW && o.kind != opOverlay && !o.owned {
 		return nil, nil
 	}
-	var st unix.Stat_t
-	if err := unix.Stat(o.src, &st); err != nil {
-		return nil, &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", o.src, err), Err: err}
-	}
-	owner := proc.Cred{UID: st.Uid, GID: st.Gid}
+	owner := proc.Cred{UID: o.st.Uid, GID: o.st.Gid}
 	if owner == *p.cred {
 		return nil, nil
 	}

@@ -47,9 +47,12 @@ const (
 type Mount struct {
 	Kind   MountKind
 	Source string // binds: absolute path on the host
-	Dest   string // absolute path in the sandbox
-	Try    bool   // leave it out if Source does not exist
-	Size   int64  // Tmpfs, Overlaid in memory: bytes, 0 for Policy.TmpSize
+	// Here is Source relative to the current directory, if that is how the caller named it: the
+	// source is opened from there, whatever the path of the current directory leads to by now.
+	Here string
+	Dest string // absolute path in the sandbox
+	Try  bool   // leave it out if Source does not exist
+	Size int64  // Tmpfs, Overlaid in memory: bytes, 0 for Policy.TmpSize
 	// Upper, of an Overlaid one, is a directory on disk for what is written, absolute; "" for
 	// memory. Overlaid ones with the same Upper share it.
 	Upper string
