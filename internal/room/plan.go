@@ -741,7 +741,8 @@ func HomeWithin(dir, home string) string {
 func checkWorkdir(v view, dir string, cred *proc.Cred) error {
 	e := &result.Error{Code: "workdir", Hint: "--ro-bind or --bind the directory, or name one that is there with --workdir"}
 	host, err := v.resolve(dir)
-	switch st, serr := os.Stat(host); {
+	opened := v.opened(host)
+	switch st, serr := os.Stat(opened); {
 	case err != nil:
 		e.Message = fmt.Sprintf("working directory %q does not exist in the sandbox", dir)
 		e.Err = err
@@ -756,7 +757,7 @@ func checkWorkdir(v view, dir string, cred *proc.Cred) error {
 	case cred != nil && !searchable(st, v.identity(host, cred)):
 		e.Message = fmt.Sprintf("working directory %q cannot be entered by uid %d, which root's sandboxes have", dir, cred.UID)
 		e.Hint = "-w lets it in as the owner, to write as well, and --bind into another; --cwd none leaves it out"
-	case cred == nil && unix.Access(host, unix.X_OK) == unix.EACCES:
+	case cred == nil && unix.Access(opened, unix.X_OK) == unix.EACCES:
 		e.Message, e.Hint = fmt.Sprintf("working directory %q cannot be entered by uid %d", dir, os.Geteuid()), "chmod it; or --cwd none starts in an empty directory"
 	default:
 		return nil

@@ -26,13 +26,14 @@ type op struct {
 	src  string // binds: path on the host; symlinks: the target; copies of a host file: its path
 	size int64  // tmpfs
 	data []byte // copies of text made here
-	over bool   // a copy that is mounted over what is there
-	// from is what is read, for copies; for the user's binds the source, held open (O_PATH) until
-	// the room is built, so that no other file gets its inode number. st is the source's state.
+	over bool   // a copy that is mounted over an existing file
+	// from is an open file: the contents of a copy, or the source (O_PATH) of a user's bind. The
+	// source stays open until the room is built, so that no other file gets its inode number.
+	// st is the source's state.
 	from *os.File
 	st   *unix.Stat_t
 	here string // Mount.Here
-	// base is the bind of a host directory in which dst lies; "" if there is none. Then bwrap
+	// base is the bind of a host directory that contains dst; "" if there is none. Then bwrap
 	// mounts at place, and the entering process moves the mount to dst: see [enter.Mount].
 	base, place string
 	// users: a bind whose source was named by the user, not by us.
