@@ -606,7 +606,10 @@ func currentDirectory(p *Policy, home string) (workdir string, err error) {
 	var st unix.Stat_t
 	dir, err := unix.Getwd()
 	if err == nil {
-		err = unix.Stat(dir, &st)
+		err = unix.Stat(".", &st)
+	}
+	if err == unix.EACCES {
+		return "", cwdError("", "working directory %q cannot be entered by uid %d", dir, os.Geteuid())
 	}
 	if err != nil || !path.IsAbs(dir) {
 		return "", cwdError("", "the current directory cannot be used: it was removed, or cannot be reached")
