@@ -68,7 +68,7 @@ func TestMountRace(t *testing.T) {
 				harness.Must(t, os.Mkdir(dir, 0o755))
 			}
 			for _, dir := range []string{project, project + "/cache", project + "/cache/there", source, outside} {
-				harness.Must(t, os.Chmod(dir, 0o777)) // for bwrap, whoever it runs as
+				harness.Must(t, os.Chmod(dir, 0o777)) // for bwrap, which may run as another user
 			}
 			harness.Must(t, os.Symlink("/oldroot"+outside, project+"/link"))
 			state := "SBXRUN_STATE_DIR=" + top + "/state"

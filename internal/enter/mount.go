@@ -23,14 +23,14 @@ import (
 // sbxrun has opened it. The entering process compares each bind with the file that sbxrun
 // holds open.
 
-// LayersDir is a tmpfs in which bwrap mounts what is moved or cloned later. It is gone when
-// the room is furnished.
+// LayersDir is a tmpfs for mounts that are moved or cloned later. It is gone when the room is
+// furnished.
 const LayersDir = "/.layers"
 
 // Bind is a mount that bwrap has made.
 type Bind struct {
 	Place string // in the room
-	// Dev and Inode are those of the source; Inode 0 means that the source is not compared.
+	// Dev and Inode identify the source; with Inode 0 it is not compared.
 	Dev, Inode uint64
 }
 
@@ -153,8 +153,8 @@ func (s *script) stat(fd slot, n int) {
 	s.add(stepMount, slotNone, unix.SYS_STATX, fd, "", unix.AT_EMPTY_PATH, unix.STATX_INO|unix.STATX_MNT_ID, unsafe.Pointer(&s.stats[n]))
 }
 
-// finishMounts finishes the mounts. It sends a descriptor of each new layer out, which works
-// for as long as somebody has it, whatever becomes of the room.
+// finishMounts finishes the mounts. It sends sbxrun a descriptor of each new layer, which keeps
+// the layer even after the end of the room.
 //
 //go:nosplit
 //go:norace

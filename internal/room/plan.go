@@ -115,6 +115,9 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if plan.Workdir, err = currentDirectory(&p, c.Home); err != nil {
 		return nil, err
 	}
+	if err := p.protect(plan.Workdir); err != nil {
+		return nil, err
+	}
 	if plan.Program, err = Find(context.Background(), c.Path); err != nil {
 		return nil, err
 	}
@@ -606,9 +609,9 @@ func currentDirectory(p *Policy, home string) (workdir string, err error) {
 	var st unix.Stat_t
 	dir, err := unix.Getwd()
 	if err == nil {
-		err = unix.Stat(".", &st)
+		err = unix.Stat(dir, &st)
 	}
-	if err == unix.EACCES {
+	if err == nil && unix.Access(".", unix.X_OK) == unix.EACCES {
 		return "", cwdError("", "working directory %q cannot be entered by uid %d", dir, os.Geteuid())
 	}
 	if err != nil || !path.IsAbs(dir) {
@@ -664,7 +667,7 @@ func currentDirectory(p *Policy, home string) (workdir string, err error) {
 	m := Mount{Kind: ReadOnly, Source: shown, Here: path.Join(".", up), Dest: shown}
 	switch p.Cwd {
 	case CwdReadWrite:
-		m.Kind = ReadWrite
+		m.Kind, m.Git = ReadWrite, p.Git
 	case CwdOverlay:
 		m.Kind, m.Upper = Overlaid, p.CwdUpper
 	}

@@ -33,7 +33,7 @@ type op struct {
 	from *os.File
 	st   *unix.Stat_t
 	here string // Mount.Here
-	// base is the bind of a host directory that contains dst; "" if there is none. Then bwrap
+	// base is the bind of the host directory around dst; "" without one. With a base bwrap
 	// mounts at place, and the entering process moves the mount to dst: see [enter.Mount].
 	base, place string
 	// users: a bind whose source was named by the user, not by us.

@@ -112,8 +112,8 @@ func (v view) resolve(p string) (host string, err error) {
 	return v.hostPath(done), nil
 }
 
-// opened is a path to what was opened as the source with this path on the host: the path itself may
-// lead elsewhere by now. For other paths it is the path.
+// opened returns a path to the open source that had this path on the host, because the path may lead
+// elsewhere by now. Other paths are returned unchanged.
 func (v view) opened(host string) string {
 	for _, o := range v {
 		if o.users && o.from != nil && o.src == host {
