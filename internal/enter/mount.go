@@ -148,9 +148,10 @@ func (s *script) confirm(mount slot, dest string) {
 	s.add(stepMount, slotNone, compareMounts)
 }
 
-// stat lays out a statx(2) of a descriptor.
+// stat lays out a statx(2) of a descriptor. A file system on the network is not asked: neither the
+// inode nor the mount can have changed.
 func (s *script) stat(fd slot, n int) {
-	s.add(stepMount, slotNone, unix.SYS_STATX, fd, "", unix.AT_EMPTY_PATH, unix.STATX_INO|unix.STATX_MNT_ID, unsafe.Pointer(&s.stats[n]))
+	s.add(stepMount, slotNone, unix.SYS_STATX, fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_INO|unix.STATX_MNT_ID, unsafe.Pointer(&s.stats[n]))
 }
 
 // finishMounts finishes the mounts. It sends sbxrun a descriptor of each new layer, which keeps
