@@ -44,6 +44,6 @@ func overlayHere(p *room.Policy, m *snapshots.Manifest) {
 	if err != nil || !slices.ContainsFunc(m.Trees, func(t snapshots.Tree) bool { return t.Dest == here }) {
 		return // it is one more, or an error that the plan tells
 	}
-	p.Mounts = append(p.Mounts, room.Mount{Kind: room.Overlaid, Source: here, Dest: here, Upper: p.CwdUpper})
+	p.Mounts = append(p.Mounts, room.Mount{Kind: room.Overlaid, Source: here, Here: ".", Dest: here, Upper: p.CwdUpper})
 	p.Cwd, p.Workdir = "", cmp.Or(p.Workdir, here)
 }

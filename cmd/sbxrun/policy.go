@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -60,6 +61,9 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, part
 		return p, parts, err
 	}
 	if p.Mounts, err = mounts(f); err != nil {
+		return p, parts, err
+	}
+	if err = protect(f, &p); err != nil {
 		return p, parts, err
 	}
 	if err = useVolumes(parts, &p, f.Volume); err != nil {
@@ -140,6 +144,9 @@ func mounts(f *cli.View) (list []room.Mount, err error) {
 				return nil, err
 			}
 			m := room.Mount{Kind: kind.kind, Source: source, Dest: dest, Try: kind.try}
+			if given := room.SplitColon(arg)[0]; !path.IsAbs(given) {
+				m.Here = path.Clean(given)
+			}
 			if kind.kind == room.Overlaid {
 				m.Upper = string(f.Upper)
 			}
@@ -165,6 +172,28 @@ func mounts(f *cli.View) (list []room.Mount, err error) {
 		list = append(list, m)
 	}
 	return list, nil
+}
+
+// protect sets what in writable binds the command cannot change.
+func protect(f *cli.View, p *room.Policy) error {
+	p.Git = !slices.Contains(f.Protect, "none")
+	for i := range p.Mounts {
+		p.Mounts[i].Git = p.Git && p.Mounts[i].Kind == room.ReadWrite
+	}
+	for _, name := range f.Protect {
+		if name == "none" {
+			continue
+		}
+		if !path.IsAbs(name) {
+			dir, err := unix.Getwd()
+			if err != nil || name == "" {
+				return fmt.Errorf("--protect %q: give an absolute path", name)
+			}
+			name = path.Join(dir, name)
+		}
+		p.Protect = append(p.Protect, path.Clean(name))
+	}
+	return nil
 }
 
 // passed are the variables every payload gets from the caller, beside LC_*.

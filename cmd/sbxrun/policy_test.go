@@ -144,7 +144,7 @@ func TestMounts(t *testing.T) {
 			RoBind: []string{"/a", "b"}, Bind: []string{"/c:/d"}, RoBindTry: []string{"/e"}, BindTry: []string{"/f:/g"}, Tmpfs: []string{"/h", "/i:1M"},
 		}, want: []room.Mount{
 			{Source: "/a", Dest: "/a"},
-			{Source: dir + "/b", Dest: dir + "/b"},
+			{Source: dir + "/b", Here: "b", Dest: dir + "/b"},
 			{Kind: room.ReadWrite, Source: "/c", Dest: "/d"},
 			{Source: "/e", Dest: "/e", Try: true},
 			{Kind: room.ReadWrite, Source: "/f", Dest: "/g", Try: true},

@@ -74,6 +74,7 @@ type View struct {
 	TmpSize   values.Size `help:"Size of /tmp, and of every other directory in memory." default:"256M" placeholder:"SIZE" group:"see"`
 	Write     bool        `help:"Let the command write to the current directory: --cwd rw." short:"w" group:"see"`
 	Cwd       string      `help:"Access to the current directory: read (ro, the default without --workdir), write (rw), write to a layer of its own (overlay), or none, which starts in an empty home." placeholder:"ro|rw|overlay|none" instead:"; --workdir DIR has the command start there" group:"see"`
+	Protect   []string    `help:"Keep this path read-only where the command may otherwise write. Default: hooks and configuration of the git repository; none leaves these writable." placeholder:"PATH|none" group:"see"`
 	CwdRoot   string      `help:"Show this parent of the current directory instead of it." placeholder:"DIR" group:"see"`
 	Workdir   string      `help:"Working directory in the sandbox. Default: the current one." placeholder:"DIR" group:"see"`
 	Tools     bool        `help:"Show, read-only, the tools that PATH leads to: pyenv, venv, nvm, cargo, ~/.local/bin and the like." group:"see"`

@@ -33,6 +33,7 @@ var kinds = map[string]kind{
 	"NAME:DST[:ro]": anything,
 	"NAME[=VALUE]":  variable,
 	"PATH|fd:N":     file,
+	"PATH|none":     file,
 	"PERCENT":       anything,
 	"PORT":          anything,
 	"RE":            anything,

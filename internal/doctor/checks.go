@@ -129,6 +129,9 @@ func (e *exam) checkBwrap() (string, error) {
 	if program.Whole() != nil {
 		detail += ", too old for --print-command"
 	}
+	if program.FollowsLinks() {
+		detail += "; CVE-2026-87766 does not affect sandboxes: sbxrun creates mount points in host directories itself"
+	}
 	return detail, err
 }
 

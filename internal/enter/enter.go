@@ -48,6 +48,8 @@ const (
 	stepUserns
 	stepSetns
 	stepTmpfs
+	stepMount
+	stepSource
 	stepOverlay
 	stepLayer
 	stepXattr
@@ -90,6 +92,8 @@ var stepNames = [...]string{
 	stepUserns:       StepUserns,
 	stepSetns:        "setns(2) on the pidfd of the room's PID 1 (Linux 5.8)",
 	stepTmpfs:        "set the size and mode of a tmpfs",
+	stepMount:        StepMount,
+	stepSource:       StepSource,
 	stepOverlay:      StepOverlay,
 	stepLayer:        StepLayer,
 	stepXattr:        StepXattr,
@@ -128,8 +132,10 @@ const StepNetwork = "make a network namespace"
 // StepUserns is the step of a [proc.StartError] when they cannot be switched off.
 const StepUserns = "switch off user namespaces (user.max_user_namespaces)"
 
-// Steps of a [proc.StartError] about an overlay.
+// Steps of a [proc.StartError] about a [Mount].
 const (
+	StepMount   = "mount in the room"
+	StepSource  = "compare a bind with its source"
 	StepOverlay = "mount an overlay"
 	StepLayer   = "attach a layer of an overlay"
 	StepXattr   = "set an attribute in the new layer of an overlay"
@@ -146,6 +152,7 @@ type message struct {
 	inside int64  // messageReady: what getpid(2) says, 1
 	alone  int64  // messageExited: 1 if nothing else is left
 	at     int64  // messageExited: when, CLOCK_MONOTONIC in ns
+	mount  int64  // messageFailed: number of the [Mount] in its list, from 1; 0 for none
 }
 
 const (

@@ -141,7 +141,7 @@ func (e *Entry) Prepare(stdio [3]*os.File, f *Furnishing) (*Exec, *proc.Way, err
 	}
 	way.Files = []*os.File{stdio[0], stdio[1], stdio[2], end, gate, launcher}
 	if f != nil {
-		x.expected = len(f.Overlays)
+		x.expected = f.overlays()
 		way.Files = append(append(way.Files, f.Ready), f.from()...)
 	} else {
 		way.Files = append(way.Files, gate) // something has to be there

@@ -26,8 +26,8 @@ type Furnishing struct {
 	Ready *os.File
 	Tmpfs []Mounted
 	Files []File
-	// Overlays come before Files, and a descriptor of each new layer comes back.
-	Overlays []Overlay
+	// Mounts come after Files. A descriptor of each new layer of an overlay comes back.
+	Mounts []Mount
 	// ReadOnly are mounts of bwrap's own, to be written to by nobody.
 	ReadOnly []string
 	// NoUserns: nothing in the room can make user namespaces.
@@ -60,8 +60,8 @@ type furnishing struct {
 	ownNet   bool
 	loopback unix.Ifreq // to be brought up
 	tmpfs    []mounted
-	overlays *overlays // nil for none
-	files    []*byte   // copies of entryFiles and those that follow
+	mounts   *mounts // nil for none
+	files    []*byte // copies of entryFiles and those that follow
 	readOnly []*byte
 	dir      *unix.OpenHow
 	create   unix.OpenHow
@@ -88,13 +88,23 @@ func layFurnishing(b *proc.Block, f *Furnishing) furnishing {
 	}
 	dir := proc.New[unix.OpenHow](b)
 	*dir = unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
-	n := furnishing{wanted: true, noUserns: f.NoUserns, ownNet: f.OwnNet, tmpfs: proc.Copy(b, list), overlays: layOverlays(b, f.Overlays, dir),
+	n := furnishing{wanted: true, noUserns: f.NoUserns, ownNet: f.OwnNet, tmpfs: proc.Copy(b, list), mounts: layMounts(b, f.Mounts, dir),
 		files: proc.Copy(b, files), readOnly: b.Texts(f.ReadOnly)[:len(f.ReadOnly)],
 		dir:    dir,
 		create: unix.OpenHow{Flags: unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_CLOEXEC, Mode: FileMode, Resolve: unix.RESOLVE_NO_SYMLINKS}}
 	if lo, err := unix.NewIfreq("lo"); err == nil {
 		lo.SetUint16(unix.IFF_UP)
 		n.loopback = *lo
+	}
+	return n
+}
+
+// overlays is how many of the mounts are overlays.
+func (f *Furnishing) overlays() (n int) {
+	for _, m := range f.Mounts {
+		if m.Overlay != nil {
+			n++
+		}
 	}
 	return n
 }
@@ -135,7 +145,6 @@ func (e *entry) enterNew(room, outer uintptr) {
 		e.must(stepUserns, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
 	}
 	e.must(stepSetns, unix.SYS_SETNS, room, e.namespaces&^unix.CLONE_NEWUSER, 0, 0, 0)
-	e.mountOverlays()
 	e.furnish()
 	// EINVAL: bwrap has made one user namespace, and we are in it.
 	if _, _, errno := syscall.RawSyscall(unix.SYS_SETNS, room, unix.CLONE_NEWUSER, 0); errno != 0 && errno != unix.EINVAL {
@@ -164,7 +173,6 @@ func (e *entry) makeNetwork() {
 func (e *entry) furnish() {
 	f := &e.furnishing
 	list := f.tmpfs
-	// Other sandboxes may write to what these lie in, so no link is followed.
 	for i := range list {
 		// That this is the root of a mount in the room the kernel checks (mount(2), MS_REMOUNT:
 		// EINVAL).
@@ -183,6 +191,7 @@ func (e *entry) furnish() {
 		e.must(stepCopy, unix.SYS_FCHMOD, fd, FileMode, 0, 0, 0) // whatever the umask is
 		e.must(stepCopy, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
 	}
+	e.finishMounts()
 	mounts := f.readOnly
 	for i := range mounts {
 		fd := e.must(stepReadOnly, unix.SYS_OPENAT2, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(mounts[i])), uintptr(unsafe.Pointer(f.dir)), unsafe.Sizeof(*f.dir), 0)

@@ -21,20 +21,15 @@ import (
 // none needs quoting, and when that place is gone no path leads to a layer: the overlay has its
 // own copies of these mounts. The new layer of an overlay in memory is in that same file system.
 
-// LayersDir is where in a new room bwrap binds what an overlay needs beside its destination.
-// When the room is furnished it is gone.
-const LayersDir = "/.layers"
-
-// Overlay is a directory that can be written to without what is below it changing. bwrap has
-// bound the lowest layer, read-only, at Dest.
+// Overlay is a writable view of a directory that leaves the directory unchanged. Its lowest
+// layer is the bind of its [Mount].
 type Overlay struct {
-	Dest string
 	// Lower are further layers that nothing writes to, the uppermost first: directories that
 	// bwrap has bound below LayersDir.
-	Lower []string
+	Lower []Bind
 	// Upper has, on disk, a directory for what is written ([UpperName]) and one for the
-	// kernel ([WorkName]); it is bound as those are. "" is in memory, with Size bytes.
-	Upper string
+	// kernel ([WorkName]); it is bound as those are. nil is in memory, with Size bytes.
+	Upper *Bind
 	Size  int64
 	Mode  uint32 // of the directory that is shown
 }
@@ -53,7 +48,15 @@ type call struct {
 	args   [5]uintptr
 	slots  uint8 // bit n says that args[n] is the number of a slot, which has the value
 	result uint8 // the slot for what it returns
+	exists bool  // EEXIST is no error
+	mount  int64 // number of the [Mount] that it is for, from 1
 }
+
+// Pseudo system calls that compare results of statx(2).
+const (
+	compareInode  = ^uintptr(0) - iota // the first result, with a device and an inode
+	compareMounts                      // the mount IDs of both results
+)
 
 // Slots of the descriptors that calls return.
 const (
@@ -71,25 +74,29 @@ const (
 // slot is an argument that an earlier call has returned.
 type slot uint8
 
-// overlays are the calls for a room's overlays.
-type overlays struct {
+// mounts are the calls for a room's [Furnishing.Mounts].
+type mounts struct {
 	calls []call
 	slots [slotCount]uintptr
+	stats [2]unix.Statx_t
 	hello letter // brings a layer
 }
 
 // script lays out calls.
 type script struct {
-	b     *proc.Block
-	dir   *unix.OpenHow
-	hello *letter
-	calls []call
+	b      *proc.Block
+	dir    *unix.OpenHow
+	any    *unix.OpenHow // of a file or directory
+	stats  *[2]unix.Statx_t
+	hello  *letter
+	number int64 // the number of the mount that calls are added for
+	calls  []call
 }
 
 // add lays a call out. An argument is a number, a text, a slot, or what is in the Block
 // already; result is the slot for what it returns.
 func (s *script) add(step int64, result slot, number uintptr, args ...any) {
-	c := call{step: step, number: number, result: uint8(result)}
+	c := call{step: step, number: number, result: uint8(result), mount: s.number}
 	for i, a := range args {
 		switch a := a.(type) {
 		case int:
@@ -105,12 +112,12 @@ func (s *script) add(step int64, result slot, number uintptr, args ...any) {
 	s.calls = append(s.calls, c)
 }
 
-// layOverlays lays out, in the block, what mounts them.
-func layOverlays(b *proc.Block, list []Overlay, dir *unix.OpenHow) *overlays {
+// layMounts lays out, in the block, what finishes them.
+func layMounts(b *proc.Block, list []Mount, dir *unix.OpenHow) *mounts {
 	if len(list) == 0 {
 		return nil
 	}
-	out := proc.New[overlays](b)
+	out := proc.New[mounts](b)
 	msg := proc.New[message](b)
 	msg.kind = messageLayer
 	h := &out.hello
@@ -119,35 +126,35 @@ func layOverlays(b *proc.Block, list []Overlay, dir *unix.OpenHow) *overlays {
 	c.Level, c.Type = unix.SOL_SOCKET, unix.SCM_RIGHTS
 	c.Len = uint64(unsafe.Sizeof(*c) + unsafe.Sizeof(h.control.fds[0]))
 	h.msg.SetControllen(unix.CmsgSpace(int(unsafe.Sizeof(h.control.fds[0]))))
-	s := &script{b: b, dir: dir, hello: h}
-	bound := false
-	for _, o := range list {
-		s.overlay(&o)
-		bound = bound || o.Upper != "" || len(o.Lower) > 0
-	}
-	if bound {
-		s.add(stepLayer, slotNone, unix.SYS_UNLINKAT, unix.AT_FDCWD, LayersDir, unix.AT_REMOVEDIR)
-	}
+	s := &script{b: b, dir: dir, any: proc.New[unix.OpenHow](b), stats: &out.stats, hello: h}
+	*s.any = *dir
+	s.any.Flags &^= unix.O_DIRECTORY
+	s.all(list)
 	out.calls = proc.Copy(b, s.calls)
 	return out
 }
 
-// overlay lays out the calls for one.
-func (s *script) overlay(o *Overlay) {
-	const toFD = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
-	s.open(slotTarget, o.Dest)
+// overlay lays out the calls for the one of m.
+func (s *script) overlay(m *Mount) {
+	o := m.Overlay
+	s.open(slotTarget, m.Bind.Place, s.dir)
+	s.check(slotTarget, &m.Bind)
 	s.clone(slotLowest, slotTarget) // before anything is mounted over it
+	if m.Base != "" {
+		s.close(slotTarget)
+		s.makePoint(m)
+	}
 
 	// The place where the layers are attached: over the target, and the current directory.
 	size := "64k" // for directories alone
-	if o.Upper == "" {
+	if o.Upper == nil {
 		size = strconv.FormatInt(o.Size, 10)
 	}
 	s.add(stepOverlay, slotFS, unix.SYS_FSOPEN, "tmpfs", unix.FSOPEN_CLOEXEC)
 	s.option("size", size)
 	s.option("mode", "0700")
 	s.mount(slotPlace)
-	s.add(stepOverlay, slotNone, unix.SYS_MOVE_MOUNT, slot(slotPlace), "", slot(slotTarget), "", toFD)
+	s.add(stepOverlay, slotNone, unix.SYS_MOVE_MOUNT, slot(slotPlace), "", slot(slotTarget), "", byDescriptors)
 	s.add(stepOverlay, slotNone, unix.SYS_FCHDIR, slot(slotPlace))
 	var places []string
 	for i, lower := range o.Lower {
@@ -158,9 +165,9 @@ func (s *script) overlay(o *Overlay) {
 	places = append(places, lowest)
 	s.attach(slotLowest, lowest)
 	upper, work := UpperName, WorkName
-	if o.Upper != "" {
+	if o.Upper != nil {
 		const disk = "disk"
-		s.take(o.Upper, disk)
+		s.take(*o.Upper, disk)
 		upper, work = path.Join(disk, UpperName), path.Join(disk, WorkName)
 	} else {
 		s.add(stepOverlay, slotNone, unix.SYS_MKDIRAT, unix.AT_FDCWD, upper, 0o700)
@@ -185,8 +192,9 @@ func (s *script) overlay(o *Overlay) {
 	s.option("xino", "off")
 	s.mount(slotMount)
 	s.add(stepOverlay, slotNone, unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
-	s.add(stepOverlay, slotNone, unix.SYS_MOVE_MOUNT, slot(slotMount), "", slot(slotTarget), "", toFD)
+	s.add(stepOverlay, slotNone, unix.SYS_MOVE_MOUNT, slot(slotMount), "", slot(slotTarget), "", byDescriptors)
 	s.add(stepOverlay, slotNone, unix.SYS_CHDIR, "/")
+	s.confirm(slotMount, m.Dest)
 	s.add(stepLayer, slotNone, unix.SYS_SENDMSG, entrySocket, unsafe.Pointer(&s.hello.msg), 0)
 	for _, n := range []slot{slotLayer, slotMount, slotPlace, slotTarget} {
 		s.close(n)
@@ -195,10 +203,10 @@ func (s *script) overlay(o *Overlay) {
 
 func (s *script) close(n slot) { s.add(stepOverlay, slotNone, unix.SYS_CLOSE, n) }
 
-// open opens a directory of the room's, following no link: other sandboxes may write to what
-// it lies in.
-func (s *script) open(result slot, name string) {
-	s.add(stepLayer, result, unix.SYS_OPENAT2, unix.AT_FDCWD, name, unsafe.Pointer(s.dir), int(unsafe.Sizeof(*s.dir)))
+// open opens a file or directory of the room without following links: other sandboxes may
+// write to the directory above it.
+func (s *script) open(result slot, name string, how *unix.OpenHow) {
+	s.add(stepMount, result, unix.SYS_OPENAT2, unix.AT_FDCWD, name, unsafe.Pointer(how), int(unsafe.Sizeof(*how)))
 }
 
 // clone makes a mount of the directory dir that is attached nowhere. EINVAL: there are mounts
@@ -215,14 +223,13 @@ func (s *script) attach(mount slot, name string) {
 	s.close(mount)
 }
 
-// take attaches what bwrap has bound below [LayersDir], and takes it away there.
-func (s *script) take(bound, name string) {
-	s.open(slotDir, bound)
+// take attaches a clone of what bwrap has bound below [LayersDir].
+func (s *script) take(b Bind, name string) {
+	s.open(slotDir, b.Place, s.dir)
+	s.check(slotDir, &b)
 	s.clone(slotMount, slotDir)
 	s.attach(slotMount, name)
 	s.close(slotDir)
-	s.add(stepLayer, slotNone, unix.SYS_UMOUNT2, bound, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-	s.add(stepLayer, slotNone, unix.SYS_UNLINKAT, unix.AT_FDCWD, bound, unix.AT_REMOVEDIR)
 }
 
 func (s *script) option(name, value string) {
@@ -234,31 +241,4 @@ func (s *script) mount(result slot) {
 	s.add(stepOverlay, slotNone, unix.SYS_FSCONFIG, slot(slotFS), unix.FSCONFIG_CMD_CREATE, 0, 0, 0)
 	s.add(stepOverlay, result, unix.SYS_FSMOUNT, slot(slotFS), unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
 	s.close(slotFS)
-}
-
-// mountOverlays mounts the overlays, and sends a descriptor of each new layer out, which works
-// for as long as somebody has it, whatever becomes of the room.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (e *entry) mountOverlays() {
-	o := e.furnishing.overlays
-	if o == nil {
-		return
-	}
-	calls := o.calls
-	for i := range calls {
-		c := &calls[i]
-		for n := range c.args {
-			if c.slots&(1<<n) != 0 {
-				c.args[n] = o.slots[c.args[n]&(slotCount-1)]
-			}
-		}
-		r := e.must(c.step, c.number, c.args[0], c.args[1], c.args[2], c.args[3], c.args[4])
-		o.slots[c.result&(slotCount-1)] = r
-		if c.result == slotLayer {
-			o.hello.control.fds[0] = int32(r)
-		}
-	}
 }

@@ -194,7 +194,7 @@ func (m message) err() error {
 	if m.step > 0 && m.step < int64(len(stepNames)) {
 		step = stepNames[m.step]
 	}
-	return &proc.StartError{Step: step, Err: syscall.Errno(m.value)}
+	return &proc.StartError{Step: step, Err: syscall.Errno(m.value), Mount: int(m.mount)}
 }
 
 // Close gives up all descriptors. Should the keeper still have something, it

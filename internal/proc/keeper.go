@@ -156,8 +156,9 @@ func (e End) Usage(pid int) (u Usage) {
 // A StartError names the step in the keeper, or between its fork and the exec
 // of bwrap, or on the way into a sandbox, that failed. There is no payload then.
 type StartError struct {
-	Step string
-	Err  error
+	Step  string
+	Err   error
+	Mount int // number of the mount that it is about, from 1; 0 for none
 }
 
 func (e *StartError) Error() string { return e.Step + ": " + e.Err.Error() }

@@ -23,8 +23,8 @@ type builder struct {
 	ready *os.File // read end: a byte when the room is built
 }
 
-// begin forks the keeper, with bwrap below it. Of the plan are settled the program, cred, and
-// what bwrap mounts over other files. errors is where it speaks.
+// begin forks the keeper, with bwrap below it. Of the plan are settled the program and cred.
+// errors is where it speaks.
 func (p *Plan) begin(errors *os.File, stage []*os.File) (_ *builder, err error) {
 	b := new(builder)
 	var theirs []*os.File
@@ -63,7 +63,7 @@ func (p *Plan) begin(errors *os.File, stage []*os.File) (_ *builder, err error) 
 		Program: &proc.Program{
 			Path:  p.Program.Path,
 			Args:  []string{"bwrap", "--args", strconv.Itoa(argsFD), "--info-fd", strconv.Itoa(infoFD), "--as-pid-1", "--", holdPath},
-			Files: append(files, p.over()...),
+			Files: files,
 			Stage: stage,
 		},
 		Cred: p.cred,

@@ -24,11 +24,7 @@ func (p *Plan) ownerToMap(o *op, filtered bool) (*proc.Cred, error) {
 	if !p.mapOwners || o.layer || o.kind != opBindRW && o.kind != opOverlay && !o.owned {
 		return nil, nil
 	}
-	var st unix.Stat_t
-	if err := unix.Stat(o.src, &st); err != nil {
-		return nil, &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", o.src, err), Err: err}
-	}
-	owner := proc.Cred{UID: st.Uid, GID: st.Gid}
+	owner := proc.Cred{UID: o.st.Uid, GID: o.st.Gid}
 	if owner == *p.cred {
 		return nil, nil
 	}
@@ -47,6 +43,12 @@ func (p *Plan) detach() (mounts []*os.File, err error) {
 			closeAll(mounts)
 		}
 	}()
+	maps := map[proc.Cred]*os.File{} // user namespaces, by owner
+	defer func() {
+		for _, ns := range maps {
+			ns.Close()
+		}
+	}()
 	for _, o := range p.staged() {
 		fd, err := unix.OpenTree(proc.Descriptor(o.from), "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 		if err != nil {
@@ -63,7 +65,7 @@ func (p *Plan) detach() (mounts []*os.File, err error) {
 		if o.owner == nil {
 			continue
 		}
-		if err := p.mapOwner(fd, o.owner); err != nil {
+		if err := p.mapOwner(fd, o.owner, maps); err != nil {
 			return mounts, &result.Error{Code: "idmap", Message: fmt.Sprintf("cannot let the sandbox, which runs as uid %d, write to %q as its owner: %v", p.cred.UID, o.src, idmapReason(fd, err)),
 				Hint: cmp.Or(proc.DescriptorsHint(err), p.withoutMap(o)), Err: err}
 		}
@@ -110,12 +112,14 @@ func fileSystem(fd int) string {
 // mapOwner lets a detached mount show owner and the sandbox's identity in each other's
 // place. All others stay who they are: what belongs to an id that has no name in the
 // mount cannot be opened.
-func (p *Plan) mapOwner(mount int, owner *proc.Cred) error {
-	ns, err := userNamespace(swap(owner.UID, p.cred.UID), swap(owner.GID, p.cred.GID))
-	if err != nil {
-		return fmt.Errorf("make a user namespace: %w", err)
+func (p *Plan) mapOwner(mount int, owner *proc.Cred, maps map[proc.Cred]*os.File) (err error) {
+	ns := maps[*owner]
+	if ns == nil {
+		if ns, err = userNamespace(swap(owner.UID, p.cred.UID), swap(owner.GID, p.cred.GID)); err != nil {
+			return fmt.Errorf("make a user namespace: %w", err)
+		}
+		maps[*owner] = ns
 	}
-	defer ns.Close()
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(proc.Descriptor(ns))}
 	if err := unix.MountSetattr(mount, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
 		return fmt.Errorf("mount_setattr: %w", err)

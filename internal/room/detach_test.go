@@ -80,7 +80,7 @@ func TestDetachRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		plan := &Plan{cred: &proc.Cred{UID: Nobody, GID: Nobody}, ops: []op{{src: f.Name(), from: f, users: true, owner: &owner}}}
+		plan := &Plan{cred: &proc.Cred{UID: Nobody, GID: Nobody}, ops: []op{{src: f.Name(), from: f, users: true, staged: true, owner: &owner}}}
 		mounts, err := plan.detach()
 		var e *result.Error
 		want := fmt.Sprintf("--user %d:%d", owner.UID, owner.GID)

@@ -199,8 +199,9 @@ func embeddedVersion(text []byte) string {
 
 // The least versions 0.N.
 const (
-	leastMinor = 4 // to build a room with: 0.4.0 is the oldest that tests run with
-	wholeMinor = 8 // to do so without sbxrun: that has --disable-userns
+	leastMinor = 4  // to build a room with: 0.4.0 is the oldest that tests run with
+	wholeMinor = 8  // to do so without sbxrun: that has --disable-userns
+	linksMinor = 12 // not to follow links on the way to a mount point
 )
 
 // older reports whether the version is below 0.minor, or not understood.
@@ -211,6 +212,10 @@ func (p Program) older(minor int) bool {
 	b, err2 := strconv.Atoi(second)
 	return err1 != nil || err2 != nil || a == 0 && b < minor
 }
+
+// FollowsLinks reports whether it may follow symbolic links on the way to a mount point
+// (CVE-2026-87766). Distributions may have the fix in an older version.
+func (p Program) FollowsLinks() bool { return p.older(linksMinor) }
 
 // Whole returns nil if this bubblewrap can build a room without sbxrun's help, as the
 // command that [Plan.ShellCommand] prints has to; or a *[result.Error].

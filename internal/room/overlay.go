@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path"
-	"path/filepath"
 	"strconv"
 	"time"
 
@@ -34,15 +32,17 @@ type Overlay struct {
 	Lower []string `json:"-"`
 
 	// Layer is the layer's directory, once the room is built.
-	Layer *os.File `json:"-"`
-	lock  *os.File // of the directory on disk, held
-	mode  uint32   // of Dest
-	size  int64    // in memory
+	Layer *os.File    `json:"-"`
+	lock  *os.File    // of the directory on disk, held
+	disk  *os.File    // Upper, held open (O_PATH) until the plan is closed
+	upper unix.Stat_t // of the layer's directory in it
+	mode  uint32      // of Dest
+	size  int64       // in memory
 }
 
 // Close gives up the layer; one in memory is gone then.
 func (o *Overlay) Close() {
-	for _, f := range []*os.File{o.Layer, o.lock} {
+	for _, f := range []*os.File{o.Layer, o.lock, o.disk} {
 		f.Close() // a directory and a lock; nil is an error, and no more
 	}
 }
@@ -68,8 +68,7 @@ func (p *Plan) layOverlays() error {
 			return err
 		}
 	}
-	p.addLayers()
-	return nil
+	return p.addLayers()
 }
 
 // newOverlay checks one.
@@ -82,18 +81,14 @@ func (p *Plan) newOverlay(o *op) (*Overlay, error) {
 			return refuse("%s is mounted within, and would be hidden", other.dst)
 		}
 	}
-	real, err := filepath.EvalSymlinks(o.src)
+	real, err := realPath(o.from)
 	if err != nil {
 		return refuse("%v", err)
 	}
-	var st unix.Stat_t
-	if err := unix.Stat(real, &st); err != nil {
-		return refuse("%v", err)
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
+	if o.st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		return refuse("it is not a directory")
 	}
-	mode := st.Mode & 0o1777
+	mode := o.st.Mode & 0o1777
 	if given, err := strconv.ParseUint(o.mount.Mode, 8, 32); err == nil {
 		mode = mode&^0o777 | uint32(given)&0o777
 	}
@@ -120,28 +115,36 @@ func identity(name string) (string, error) {
 
 // addLayers adds to the plan what bwrap has to bind for the overlays, and the overlays to the
 // furnishing.
-func (p *Plan) addLayers() {
-	n := 0
-	bind := func(kind opKind, src string) string {
-		dst := path.Join(enter.LayersDir, strconv.Itoa(n))
-		n++
-		p.ops = append(p.ops, op{kind: kind, src: src, dst: dst, users: true, layer: true})
-		return dst
+func (p *Plan) addLayers() error {
+	bind := func(kind opKind, src string, from *os.File) (enter.Bind, error) {
+		o := op{kind: kind, src: src, dst: p.place(), from: from, users: true, layer: true}
+		err := p.open(&o)
+		p.ops = append(p.ops, o)
+		return o.bind(), err
 	}
 	for _, o := range p.overlays {
-		f := enter.Overlay{Dest: o.Dest, Size: o.size, Mode: o.mode}
+		f := enter.Overlay{Size: o.size, Mode: o.mode}
 		for _, lower := range o.Lower {
-			f.Lower = append(f.Lower, bind(opBind, lower))
+			b, err := bind(opBind, lower, nil)
+			if err != nil {
+				return err
+			}
+			f.Lower = append(f.Lower, b)
 		}
 		if o.Upper != "" {
-			f.Upper = bind(opBindRW, o.Upper)
+			b, err := bind(opBindRW, o.Upper, o.disk)
+			if err != nil {
+				return err
+			}
+			f.Upper = &b
 		}
 		p.mounted = append(p.mounted, f)
 	}
+	return nil
 }
 
-// adopt gives the overlays the layers that the room has sent, and makes sure that what is on
-// disk is what was meant: bwrap takes a path.
+// adopt gives the overlays the layers that the room has sent, and makes sure that those on
+// disk are the ones that were opened.
 func adopt(overlays []*Overlay, layers []*os.File) error {
 	if len(layers) != len(overlays) {
 		return fmt.Errorf("%d layers of %d have come", len(layers), len(overlays))
@@ -151,14 +154,11 @@ func adopt(overlays []*Overlay, layers []*os.File) error {
 		if o.Upper == "" {
 			continue
 		}
-		var want, is unix.Stat_t
-		if err := unix.Lstat(path.Join(o.Upper, enter.UpperName), &want); err != nil {
-			return err
-		}
+		var is unix.Stat_t
 		if err := unix.Fstat(proc.Descriptor(o.Layer), &is); err != nil {
 			return err
 		}
-		if is.Dev != want.Dev || is.Ino != want.Ino {
+		if is.Dev != o.upper.Dev || is.Ino != o.upper.Ino {
 			return fmt.Errorf("%s was replaced", o.Upper)
 		}
 	}

@@ -1,6 +1,7 @@
 package room
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,6 +47,7 @@ type Plan struct {
 	// overlays of the policy, and the same as they are mounted
 	overlays []*Overlay
 	mounted  []enter.Overlay
+	places   int      // how many have a place below enter.LayersDir
 	builder  *builder // bwrap, if it was started ahead
 	cred     *proc.Cred
 	// identity are bwrap's options for who the payload is inside.
@@ -113,6 +115,9 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if plan.Workdir, err = currentDirectory(&p, c.Home); err != nil {
 		return nil, err
 	}
+	if err := p.protect(plan.Workdir); err != nil {
+		return nil, err
+	}
 	if plan.Program, err = Find(context.Background(), c.Path); err != nil {
 		return nil, err
 	}
@@ -132,10 +137,16 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if plan.ops, err = layout(&p, user, p.Hostname); err != nil {
 		return nil, err
 	}
+	for i := range plan.ops {
+		if err := plan.open(&plan.ops[i]); err != nil {
+			return nil, err
+		}
+	}
 	v := view(plan.ops)
 	if err := checkDests(plan.ops, v); err != nil {
 		return nil, err
 	}
+	plan.placeMounts()
 	if err := plan.layOverlays(); err != nil {
 		return nil, err
 	}
@@ -189,6 +200,9 @@ func (p *Plan) Fresh() (list []enter.Tmpfs) {
 				return nil
 			}
 		}
+		if o.base != "" { // commands may replace directories on the way to it
+			return nil
+		}
 		list = append(list, o.tmpfs())
 	}
 	return list
@@ -215,7 +229,7 @@ func (p *Plan) Close() {
 func (p *Plan) copies() []*op { return p.those(func(o *op) bool { return o.kind == opCopy }) }
 
 // staged are the user's binds, if root has to open them.
-func (p *Plan) staged() []*op { return p.those((*op).staged) }
+func (p *Plan) staged() []*op { return p.those(func(o *op) bool { return o.staged }) }
 
 func (p *Plan) those(which func(*op) bool) (list []*op) {
 	for i := range p.ops {
@@ -318,36 +332,42 @@ func (p *Plan) options(whole bool) (words []string) {
 	}
 	add(p.identity...)
 	add("--hostname", p.hostname)
-	staged, fd, dir := 0, firstCopy, ""
+	if p.places > 0 && !whole {
+		add("--tmpfs", enter.LayersDir)
+	}
+	staged, fd, dir := 0, firstCopy, "/"
 	for i := range p.ops {
 		o := &p.ops[i]
-		src := o.src
-		if o.staged() {
+		src, dst := o.src, o.at()
+		if whole && !o.layer {
+			dst = o.dst
+		}
+		if o.staged {
 			src = path.Join(proc.StageDir, strconv.Itoa(staged))
 			staged++
 		}
 		switch o.kind {
 		case opSymlink:
-			add("--symlink", src, o.dst)
+			add("--symlink", src, dst)
 		case opBind, opOverlay:
-			add("--ro-bind", src, o.dst)
+			add("--ro-bind", src, dst)
 		case opBindRW:
-			add("--bind", src, o.dst)
+			add("--bind", src, dst)
 		case opCopy:
 			switch {
-			case o.over:
-				add("--ro-bind-data", strconv.Itoa(fd), o.dst) // which no mode is needed for: it cannot be written to
+			case whole && o.over:
+				add("--ro-bind-data", strconv.Itoa(fd), dst) // which no mode is needed for: it cannot be written to
 				fd++
 			case whole:
-				add("--perms", octalMode(enter.FileMode), "--file", strconv.Itoa(fd), o.dst)
+				add("--perms", octalMode(enter.FileMode), "--file", strconv.Itoa(fd), dst)
 				fd++
-			case path.Dir(o.dst) != dir:
-				dir = path.Dir(o.dst)
+			case o.base == "" && path.Dir(dst) != dir:
+				dir = path.Dir(dst)
 				add("--dir", dir)
 			}
 		case opTmpfs:
-			more("--perms", octalMode(tmpfsMode(o.dst)), "--size", strconv.FormatInt(o.size, 10))
-			add("--tmpfs", o.dst)
+			more("--perms", octalMode(tmpfsMode(dst)), "--size", strconv.FormatInt(o.size, 10))
+			add("--tmpfs", dst)
 		case opDir:
 			add("--dir", o.dst)
 		case opProc:
@@ -367,35 +387,34 @@ func octalMode(mode uint32) string { return fmt.Sprintf("%04o", mode) }
 
 // furnishing is what the room gets from us when bwrap has built it.
 func (p *Plan) furnishing() *enter.Furnishing {
-	f := &enter.Furnishing{ReadOnly: ownMounts, NoUserns: p.noUserns, OwnNet: p.ownNet, Overlays: p.mounted}
-	for _, o := range p.ops {
-		if o.kind == opTmpfs {
-			f.Tmpfs = append(f.Tmpfs, enter.Mounted{Tmpfs: o.tmpfs(), Mode: tmpfsMode(o.dst)})
+	f := &enter.Furnishing{ReadOnly: ownMounts, NoUserns: p.noUserns, OwnNet: p.ownNet}
+	overlays := p.mounted
+	for i := range p.ops {
+		o := &p.ops[i]
+		switch o.kind {
+		case opTmpfs:
+			t := o.tmpfs()
+			t.Dest = o.at()
+			f.Tmpfs = append(f.Tmpfs, enter.Mounted{Tmpfs: t, Mode: tmpfsMode(o.dst)})
+		case opCopy:
+			f.Files = append(f.Files, enter.File{Dest: o.at(), From: o.from})
 		}
-	}
-	for _, o := range p.copies() {
-		if !o.over {
-			f.Files = append(f.Files, enter.File{Dest: o.dst, From: o.from})
+		m := enter.Mount{Dest: o.dst, Base: o.base, File: o.kind == opCopy || o.st != nil && o.st.Mode&unix.S_IFMT != unix.S_IFDIR, Bind: o.bind()}
+		if o.kind == opOverlay {
+			m.Overlay, overlays = &overlays[0], overlays[1:]
+		}
+		if m.Base != "" || o.host() && o.users && !o.layer {
+			f.Mounts = append(f.Mounts, m)
 		}
 	}
 	return f
-}
-
-// over are the files that bwrap mounts over others.
-func (p *Plan) over() (list []*os.File) {
-	for _, o := range p.copies() {
-		if o.over {
-			list = append(list, o.from)
-		}
-	}
-	return list
 }
 
 // independent reports whether bwrap needs no more than its arguments for the policy, and the keeper what
 // it has: no file, no lock, and nothing that only root can open (stage).
 func (p *Plan) independent(pol *Policy) bool {
 	return !slices.ContainsFunc(pol.Mounts, func(m Mount) bool {
-		return m.Kind == Empty || m.Upper != "" || p.cred != nil && (m.Kind == ReadWrite || m.Kind == Overlaid || m.Owned || m.Kind == ReadOnly && !reachable(m.Source))
+		return m.Upper != "" || p.cred != nil && (m.Kind == ReadWrite || m.Kind == Overlaid || m.Owned || m.Kind == ReadOnly && !reachable(m.Source))
 	})
 }
 
@@ -443,7 +462,7 @@ func readOnlySysctl() bool {
 	return err != nil || st.Flags&unix.ST_RDONLY != 0
 }
 
-// stage opens the sources of the user's binds if the unprivileged uid could not
+// stage has the keeper bind the sources of the user's binds if the unprivileged uid could not
 // reach one of them, or one has to be idmapped. bwrap resolves the text of a descriptor's path, so handing
 // it descriptors is not enough (bubblewrap, resolve_symlinks_in_ops): the
 // keeper binds them to places that can be reached, in a mount namespace that
@@ -453,17 +472,13 @@ func (p *Plan) stage(filtered bool) error {
 	need := false
 	for i := range p.ops {
 		if o := &p.ops[i]; o.users {
-			real, err := trusted(o.src)
-			if err != nil {
-				return err
-			}
-			o.src = real
+			var err error
 			if o.owner, err = p.ownerToMap(o, filtered); err != nil {
 				return err
 			}
-			need = need || o.owner != nil || !reachable(real)
-			if o.kind == opBind && !o.layer && !o.owned && closed(real, p.cred) {
-				p.Closed = append(p.Closed, real)
+			need = need || o.owner != nil || !reachable(o.src)
+			if o.kind == opBind && !o.layer && !o.owned && closed(o.st, p.cred) {
+				p.Closed = append(p.Closed, o.src)
 			}
 		}
 	}
@@ -475,44 +490,76 @@ func (p *Plan) stage(filtered bool) error {
 			Hint: "install it elsewhere"}
 	}
 	for i := range p.ops {
-		o := &p.ops[i]
-		if !o.users {
-			continue
-		}
-		// No link is followed that was not looked at (openat2(2), Linux 5.6).
-		fd, err := unix.Openat2(unix.AT_FDCWD, o.src, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
-		if err != nil {
-			return &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", o.src, err), Err: err}
-		}
-		o.from = os.NewFile(uintptr(fd), o.src)
+		p.ops[i].staged = p.ops[i].users
 	}
 	return nil
 }
 
 // closed reports whether a file or directory is certainly of no use to an identity: its mode is for
 // another owner alone. Then an ACL gives nobody else anything, because the group's bits bound it (acl(5)).
-func closed(name string, cred *proc.Cred) bool {
-	var st unix.Stat_t
-	return unix.Stat(name, &st) == nil && st.Uid != cred.UID && st.Mode&0o077 == 0
+func closed(st *unix.Stat_t, cred *proc.Cred) bool { return st.Uid != cred.UID && st.Mode&0o077 == 0 }
+
+// open opens the source of one of the user's binds, once: whatever its path leads to later, the sandbox
+// gets this file or directory, or is not started. For root no link is followed that others could have
+// made (package links): an earlier payload may have left it, in a directory that it could write to.
+func (p *Plan) open(o *op) (err error) {
+	if !o.users {
+		return nil
+	}
+	if o.from == nil {
+		fd, name := -1, cmp.Or(o.here, o.src)
+		if p.cred != nil {
+			fd, err = links.Open(name)
+		} else {
+			fd, err = unix.Open(name, unix.O_PATH|unix.O_CLOEXEC, 0)
+		}
+		if err == nil {
+			o.from = os.NewFile(uintptr(fd), o.src)
+		}
+	}
+	if err == nil {
+		o.st = new(unix.Stat_t)
+		err = unix.Fstat(proc.Descriptor(o.from), o.st)
+	}
+	if err == nil && p.cred != nil {
+		o.src, err = realPath(o.from)
+	}
+	if err == nil {
+		return nil
+	}
+	e := &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", o.src, err), Hint: proc.DescriptorsHint(err), Err: err}
+	if errors.As(err, new(*links.Error)) {
+		e.Hint = links.Hint
+	}
+	return e
 }
 
-// trusted returns where a source leads that root is asked to open for others. No link is followed
-// that others could have made (package links): an earlier payload may have left it, in a directory that
-// it could write to.
-func trusted(name string) (real string, err error) {
-	fd, err := links.Open(name)
-	if err == nil {
-		defer unix.Close(fd)
-		real, err = os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
-	}
-	if err != nil {
-		e := &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", name, err), Err: err}
-		if errors.As(err, new(*links.Error)) {
-			e.Hint = links.Hint
+// realPath is the path of an open file, without links.
+func realPath(f *os.File) (string, error) {
+	return os.Readlink("/proc/self/fd/" + strconv.Itoa(proc.Descriptor(f)))
+}
+
+// placeMounts settles which mounts bwrap makes below [enter.LayersDir]: those with a destination
+// in a directory of the host.
+func (p *Plan) placeMounts() {
+	var hosts []string // parents first
+	for i := range p.ops {
+		o := &p.ops[i]
+		if o.kind != opSymlink && o.kind != opDir {
+			if n := slices.IndexFunc(hosts, func(dir string) bool { return Within(o.dst, dir) }); n >= 0 {
+				o.base, o.place = hosts[n], p.place()
+			}
 		}
-		return "", e
+		if o.host() && o.base == "" {
+			hosts = append(hosts, o.dst)
+		}
 	}
-	return real, nil
+}
+
+// place is a new place below [enter.LayersDir].
+func (p *Plan) place() string {
+	p.places++
+	return path.Join(enter.LayersDir, strconv.Itoa(p.places-1))
 }
 
 // reachable says whether everybody may search all directories on the way to a
@@ -564,6 +611,9 @@ func currentDirectory(p *Policy, home string) (workdir string, err error) {
 	if err == nil {
 		err = unix.Stat(dir, &st)
 	}
+	if err == nil && unix.Access(".", unix.X_OK) == unix.EACCES {
+		return "", cwdError("", "working directory %q cannot be entered by uid %d", dir, os.Geteuid())
+	}
 	if err != nil || !path.IsAbs(dir) {
 		return "", cwdError("", "the current directory cannot be used: it was removed, or cannot be reached")
 	}
@@ -611,10 +661,13 @@ func currentDirectory(p *Policy, home string) (workdir string, err error) {
 		}
 		return "", cwdError(some, "%s %q holds home directories, such as %q", what, shown, h)
 	}
-	m := Mount{Kind: ReadOnly, Source: shown, Dest: shown}
+	// The names above it were read by the kernel, and may be others by now: the directory is opened
+	// from the current one, upwards.
+	up := strings.Repeat("../", depth(dir)-depth(shown))
+	m := Mount{Kind: ReadOnly, Source: shown, Here: path.Join(".", up), Dest: shown}
 	switch p.Cwd {
 	case CwdReadWrite:
-		m.Kind = ReadWrite
+		m.Kind, m.Git = ReadWrite, p.Git
 	case CwdOverlay:
 		m.Kind, m.Upper = Overlaid, p.CwdUpper
 	}
@@ -694,7 +747,8 @@ func HomeWithin(dir, home string) string {
 func checkWorkdir(v view, dir string, cred *proc.Cred) error {
 	e := &result.Error{Code: "workdir", Hint: "--ro-bind or --bind the directory, or name one that is there with --workdir"}
 	host, err := v.resolve(dir)
-	switch st, serr := os.Stat(host); {
+	opened := v.opened(host)
+	switch st, serr := os.Stat(opened); {
 	case err != nil:
 		e.Message = fmt.Sprintf("working directory %q does not exist in the sandbox", dir)
 		e.Err = err
@@ -709,7 +763,7 @@ func checkWorkdir(v view, dir string, cred *proc.Cred) error {
 	case cred != nil && !searchable(st, v.identity(host, cred)):
 		e.Message = fmt.Sprintf("working directory %q cannot be entered by uid %d, which root's sandboxes have", dir, cred.UID)
 		e.Hint = "-w lets it in as the owner, to write as well, and --bind into another; --cwd none leaves it out"
-	case cred == nil && unix.Access(host, unix.X_OK) == unix.EACCES:
+	case cred == nil && unix.Access(opened, unix.X_OK) == unix.EACCES:
 		e.Message, e.Hint = fmt.Sprintf("working directory %q cannot be entered by uid %d", dir, os.Geteuid()), "chmod it; or --cwd none starts in an empty directory"
 	default:
 		return nil

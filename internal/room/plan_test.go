@@ -228,7 +228,7 @@ func TestPlanBuild(t *testing.T) {
 			{kind: opSymlink, dst: "/bin", src: "usr/bin"},
 			{kind: opBind, dst: "/usr", src: "/usr"},
 			{kind: opBindRW, dst: "/w", src: "/a b"},
-			{kind: opBind, dst: "/s", src: "/root/s", from: staged, users: true},
+			{kind: opBind, dst: "/s", src: "/root/s", from: staged, users: true, staged: true},
 			{kind: opProc, dst: "/proc"},
 			{kind: opDev, dst: "/dev"},
 			{kind: opTmpfs, dst: "/dev/shm", size: 1},
@@ -238,10 +238,11 @@ func TestPlanBuild(t *testing.T) {
 			{kind: opDir, dst: "/run"},
 			{kind: opCopy, dst: "/etc/hosts", data: []byte("127.0.0.1 h\n")},
 			{kind: opCopy, dst: "/etc/localtime", src: "/etc/localtime", from: file},
-			{kind: opCopy, dst: "/secret", data: []byte("\n"), over: true},
+			{kind: opCopy, dst: "/w/secret", data: []byte("\n"), over: true},
 		},
 	}
 	defer plan.Close()
+	plan.placeMounts()
 	if err := plan.build(&Policy{Hostname: "h"}); err != nil {
 		t.Fatal(err)
 	}
@@ -267,11 +268,11 @@ func TestPlanBuild(t *testing.T) {
 --dir /run
 --perms 0444 --file 7 /etc/hosts
 --perms 0444 --file 8 /etc/localtime
---ro-bind-data 9 /secret
+--ro-bind-data 9 /w/secret
 --remount-ro /dev --remount-ro /`
 	// What bubblewrap 0.4 does not know, or takes longer than we, or would need files for.
 	without := regexp.MustCompile(`--(perms|size|remount-ro) \S+\s*|--disable-userns\s*|--file \d \S+\s*`)
-	ours := strings.Replace(without.ReplaceAllString(want, ""), "--ro-bind-data 9", "--dir /etc --ro-bind-data 7", 1)
+	ours := strings.NewReplacer("--ro-bind-data 9 /w/secret", "--dir /etc", "--hostname h", "--hostname h --tmpfs /.layers").Replace(without.ReplaceAllString(want, ""))
 	// Blanks and newlines of the words themselves are made visible.
 	visible := strings.NewReplacer(" ", "_", "\n", "|")
 	for _, tt := range []struct {
@@ -291,7 +292,9 @@ func TestPlanBuild(t *testing.T) {
 			{Tmpfs: enter.Tmpfs{Dest: "/dev/shm", Options: "mode=1777,size=1"}, Mode: 0o1777}, {Tmpfs: enter.Tmpfs{Dest: "/tmp", Options: "mode=1777,size=2"}, Mode: 0o1777},
 			{Tmpfs: enter.Tmpfs{Dest: Home, Options: "mode=0700,size=3"}, Mode: 0o700}, {Tmpfs: enter.Tmpfs{Dest: "/x", Options: "mode=0755,size=4"}, Mode: 0o755},
 		},
-		Files: []enter.File{{Dest: "/etc/hosts", From: plan.copies()[0].from}, {Dest: "/etc/localtime", From: file}}, ReadOnly: []string{"/dev", "/"}, NoUserns: plan.NoUserns(),
+		Files:    []enter.File{{Dest: "/etc/hosts", From: plan.copies()[0].from}, {Dest: "/etc/localtime", From: file}, {Dest: "/.layers/0", From: plan.copies()[2].from}},
+		Mounts:   []enter.Mount{{Dest: "/s", Bind: enter.Bind{Place: "/s"}}, {Dest: "/w/secret", Base: "/w", File: true, Bind: enter.Bind{Place: "/.layers/0"}}},
+		ReadOnly: []string{"/dev", "/"}, NoUserns: plan.NoUserns(),
 	}
 	if diff := cmp.Diff(wantFurnishing, plan.furnishing(), cmp.Comparer(func(a, b *os.File) bool { return a == b })); diff != "" {
 		t.Errorf("furnishing (-want +got):\n%s", diff)
@@ -616,6 +619,12 @@ func TestTrustedLinkOfRoot(t *testing.T) {
 	if os.Geteuid() == 0 {
 		top := laidOut(t, "data/sub/", "a -> data", "b -> TOP/a", "c -> ./b/../a/sub", "d -> /..//../tmp", "e -> .")
 		names = append(names, top+"/a", top+"/b", top+"/b/sub", top+"/c", top+"/c/..", top+"/c/../../a", top+"/d", top+"/e/e/e/a")
+	}
+	trusted := func(name string) (string, error) {
+		o := op{users: true, src: name}
+		err := (&Plan{cred: &proc.Cred{UID: Nobody, GID: Nobody}}).open(&o)
+		o.from.Close() // nil is an error, and no more
+		return o.src, err
 	}
 	for _, name := range names {
 		want, err := filepath.EvalSymlinks(name)

@@ -47,9 +47,12 @@ const (
 type Mount struct {
 	Kind   MountKind
 	Source string // binds: absolute path on the host
-	Dest   string // absolute path in the sandbox
-	Try    bool   // leave it out if Source does not exist
-	Size   int64  // Tmpfs, Overlaid in memory: bytes, 0 for Policy.TmpSize
+	// Here is Source relative to the current directory, if that is how the caller named it: the
+	// source is opened from there, whatever the path of the current directory leads to by now.
+	Here string
+	Dest string // absolute path in the sandbox
+	Try  bool   // leave it out if Source does not exist
+	Size int64  // Tmpfs, Overlaid in memory: bytes, 0 for Policy.TmpSize
 	// Upper, of an Overlaid one, is a directory on disk for what is written, absolute; "" for
 	// memory. Overlaid ones with the same Upper share it.
 	Upper string
@@ -58,6 +61,7 @@ type Mount struct {
 	Lower []string
 	Since time.Time // Overlaid: when Source was looked at first, for [Overlay]; now if it is zero
 	Mode  string    // Overlaid: permissions of Dest in octal; those of Source if it is ""
+	Git   bool      // ReadWrite: see Policy.Git
 	Owned bool      // ReadOnly: what belongs to the source's owner is the sandbox's own, as with ReadWrite
 }
 
@@ -76,10 +80,16 @@ type Policy struct {
 	Workdir  string   // absolute, in the sandbox; "" for the current directory, or Home if that is not shown
 	Mounts   []Mount
 	CwdUpper string // CwdOverlay: as Mount.Upper
-	Tools    string // in the place of the caller's PATH, if that is shown
-	TmpSize  int64  // bytes, of /tmp and of every other writable part
-	Env      values.Environment
-	Network  Network
+	// Protect are absolute paths in the sandbox, below writable binds, that the command cannot
+	// change.
+	Protect []string
+	// Git: the command cannot change the hooks and the configuration of the git repository that the
+	// current directory belongs to.
+	Git     bool
+	Tools   string // in the place of the caller's PATH, if that is shown
+	TmpSize int64  // bytes, of /tmp and of every other writable part
+	Env     values.Environment
+	Network Network
 	// Alone: nothing but the command will enter the room. Then it is the command that gets the network
 	// namespace, on its way in, and the room has the caller's: that is quicker.
 	Alone    bool

@@ -111,7 +111,7 @@ func (p *Plan) start(ctx context.Context, r *Room, b *builder, stdio [3]*os.File
 		return err
 	}
 	if err := x.Identify(ctx, deadline); err != nil {
-		return err
+		return p.mountError(err, furnishing.Mounts)
 	}
 	r.Init, r.InitNS = x.Init, x.InitNS
 	err = adopt(r.Overlays, x.Layers)
@@ -180,7 +180,10 @@ func (r *Room) abandon(cause error) error {
 	r.Close()
 	e := &result.Error{Code: "setup", Message: "bubblewrap could not set up the sandbox", Err: cause}
 	step, isStep := errors.AsType[*proc.StartError](cause)
+	known, isKnown := errors.AsType[*result.Error](cause)
 	switch {
+	case isKnown:
+		e = known
 	case isStep && overlayError(step) != nil:
 		e = overlayError(step)
 	case isStep: // which says of what it is

@@ -366,14 +366,14 @@ func TestAhead(t *testing.T) {
 		t.Errorf("no such command: %v, %d children are left", err, children())
 	}
 	// Not for what bwrap needs more for than its arguments.
-	policy.Command, policy.Mounts = []string{"/bin/true"}, []Mount{{Kind: Empty, Dest: "/etc/none"}}
+	policy.Command, policy.Mounts = []string{"/bin/true"}, []Mount{{Kind: Overlaid, Source: t.TempDir(), Dest: "/mnt/x", Upper: t.TempDir() + "/upper"}}
 	plan, err := Prepare(policy, caller)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer plan.Close()
 	if plan.builder != nil {
-		t.Error("started ahead without the file that it mounts over another")
+		t.Error("started ahead without the lock of the directory for the layer")
 	}
 	// Nor where the caller does not want it yet, or may not start anything.
 	policy.Mounts = nil

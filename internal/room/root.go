@@ -3,6 +3,7 @@ package room
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -22,16 +23,25 @@ import (
 type op struct {
 	kind opKind
 	dst  string
-	src  string   // binds: path on the host; symlinks: the target; copies of a host file: its path
-	size int64    // tmpfs
-	data []byte   // copies of text made here
-	over bool     // a copy that is mounted over what is there
-	from *os.File // binds that are staged: the source, held open (O_PATH); copies: what is read
+	src  string // binds: path on the host; symlinks: the target; copies of a host file: its path
+	size int64  // tmpfs
+	data []byte // copies of text made here
+	over bool   // a copy that is mounted over an existing file
+	// from is an open file: the contents of a copy, or the source (O_PATH) of a user's bind. The
+	// source stays open until the room is built, so that no other file gets its inode number.
+	// st is the source's state.
+	from *os.File
+	st   *unix.Stat_t
+	here string // Mount.Here
+	// base is the bind of the host directory around dst; "" without one. With a base bwrap
+	// mounts at place, and the entering process moves the mount to dst: see [enter.Mount].
+	base, place string
 	// users: a bind whose source was named by the user, not by us.
 	users bool
 	// layer: it is bound for an overlay alone, and for a moment.
-	layer bool
-	mount *Mount // overlays: what was asked for
+	layer  bool
+	staged bool   // the keeper binds the source for bwrap, which could not reach it
+	mount  *Mount // overlays: what was asked for
 	// owned: of a bind that cannot be written to, what is the owner's is shown as the sandbox's.
 	owned bool
 	// owner, if not nil, is who owns the source on disk. In the sandbox what is
@@ -40,8 +50,20 @@ type op struct {
 	owner *proc.Cred
 }
 
-// staged reports whether it is a bind whose source root has to open.
-func (o *op) staged() bool { return o.users && o.from != nil }
+// at is where bwrap mounts it.
+func (o *op) at() string { return cmp.Or(o.place, o.dst) }
+
+// host reports whether it shows a directory or file of the host.
+func (o *op) host() bool { return o.kind == opBind || o.kind == opBindRW || o.kind == opOverlay }
+
+// bind is the mount that bwrap makes of it.
+func (o *op) bind() enter.Bind {
+	b := enter.Bind{Place: o.at()}
+	if o.st != nil {
+		b.Dev, b.Inode = o.st.Dev, o.st.Ino
+	}
+	return b
+}
 
 type opKind int
 
@@ -268,7 +290,7 @@ func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 		return op{kind: opCopy, dst: m.Dest, data: []byte("\n"), over: true}, false, nil
 	}
 	var st unix.Stat_t
-	if err := unix.Stat(m.Source, &st); err != nil {
+	if err := unix.Stat(cmp.Or(m.Here, m.Source), &st); err != nil { // which mounts an automount, as opening it later does not
 		if m.Try && (err == unix.ENOENT || err == unix.ENOTDIR) {
 			return op{}, true, nil
 		}
@@ -281,7 +303,7 @@ func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 		}
 		return op{}, false, e
 	}
-	o = op{kind: opBind, src: m.Source, dst: m.Dest, users: true, owned: m.Owned}
+	o = op{kind: opBind, src: m.Source, dst: m.Dest, here: m.Here, users: true, owned: m.Owned}
 	switch m.Kind {
 	case ReadWrite:
 		o.kind = opBindRW
@@ -293,10 +315,8 @@ func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 
 // checkDests finds a mount whose place lies in another mount and is not good:
 // one that does not exist and cannot be made, because it is in a directory shown
-// read-only; or one that is reached by a symbolic link. bwrap follows links on
-// the way to a mount point, and does so while the host's root is still there
-// (/oldroot): one that an earlier payload planted in a writable bind would make
-// it create directories and files on the host.
+// read-only; or one that is reached by a symbolic link. Both may change until the
+// entering process mounts there, which checks again; here the message is better.
 func checkDests(ops []op, v view) error {
 	for _, o := range ops {
 		if o.kind == opSymlink || o.kind == opCopy && !o.over || o.kind == opDir {
@@ -331,4 +351,33 @@ func checkDests(ops []op, v view) error {
 		}
 	}
 	return nil
+}
+
+// mountError words why the entering process could not finish a mount; other errors stay as they are.
+func (p *Plan) mountError(err error, mounts []enter.Mount) error {
+	step, ok := errors.AsType[*proc.StartError](err)
+	if !ok || step.Mount < 1 || step.Mount > len(mounts) {
+		return err
+	}
+	dest := mounts[step.Mount-1].Dest
+	switch step.Step {
+	case enter.StepSource:
+		src := dest
+		if i := slices.IndexFunc(p.ops, func(o op) bool { return o.dst == dest }); i >= 0 {
+			src = p.ops[i].src
+		}
+		return &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: it was replaced while the sandbox was set up", src),
+			Hint: "try again when no other program moves or replaces it", Err: err}
+	case enter.StepMount:
+		cause := step.Err.Error()
+		switch step.Err {
+		case unix.ELOOP:
+			cause = "a symbolic link is in the path"
+		case unix.ESTALE, unix.ENOENT:
+			cause = "a directory in the path was moved while the sandbox was set up"
+		}
+		return &result.Error{Code: "bind-destination", Message: fmt.Sprintf("cannot mount at %q: %s", dest, cause),
+			Hint: "mount it at another place, such as " + path.Join("/mnt", path.Base(dest)), Err: err}
+	}
+	return err
 }

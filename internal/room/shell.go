@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -40,6 +41,9 @@ func (p *Plan) ShellCommand(filter string) string {
 			filter = shellQuote(filter)
 		}
 		filter = fmt.Sprintf(" %d<%s", firstCopy+len(p.copies()), filter)
+	}
+	if p.Program.FollowsLinks() && slices.ContainsFunc(p.ops, func(o op) bool { return o.base != "" }) {
+		comment += "# bubblewrap before 0.12.0 follows links on the way to mount points in directories of the host (CVE-2026-87766)\n"
 	}
 	words = append(words, options...)
 	words = append(words, "--")

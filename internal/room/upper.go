@@ -43,7 +43,14 @@ func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
 	}
 	defer unix.Close(dir)
 	for _, o := range p.ops {
-		if src, err := filepath.EvalSymlinks(o.src); err == nil && (o.kind == opBind || o.kind == opBindRW || o.kind == opOverlay) && (Within(real, src) || Within(src, real)) {
+		if !o.host() {
+			continue
+		}
+		src, err := filepath.EvalSymlinks(o.src)
+		if o.from != nil {
+			src, err = realPath(o.from)
+		}
+		if err == nil && (Within(real, src) || Within(src, real)) {
 			return fmt.Errorf("the sandbox shows %s: the layer must lie elsewhere", o.src)
 		}
 	}
@@ -55,7 +62,7 @@ func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
 	p.hold = append(p.hold, lock) // and the keeper's copy with all that can write
 	for i, o := range list {
 		o.Since, o.Base, o.Upper = known[i].Since, known[i].Base, path.Join(real, strconv.Itoa(i))
-		if err := p.makeUpper(dir, i, o.mode); err != nil {
+		if err := p.makeUpper(dir, i, o); err != nil {
 			return err
 		}
 	}
@@ -204,23 +211,23 @@ func (o *Overlay) Still() bool {
 // makeUpper makes what the kernel wants of a layer on disk. It belongs to whom the sandbox runs
 // as, who may be at work in it from an earlier time: as root nothing is named twice. What is made
 // below top is opened without following a link, and given away by its descriptor.
-func (p *Plan) makeUpper(dir, n int, mode uint32) error {
+func (p *Plan) makeUpper(dir, n int, o *Overlay) error {
 	top, err := p.makeOwn(dir, strconv.Itoa(n), 0o700)
 	if err != nil {
 		return err
 	}
-	defer unix.Close(top)
-	for _, d := range []struct {
-		name string
-		mode uint32
-	}{{enter.UpperName, mode}, {enter.WorkName, 0o700}} {
-		fd, err := p.makeOwn(top, d.name, d.mode)
-		if err != nil {
-			return err
-		}
-		unix.Close(fd)
+	o.disk = os.NewFile(uintptr(top), o.Upper)
+	work, err := p.makeOwn(top, enter.WorkName, 0o700)
+	if err != nil {
+		return err
 	}
-	return nil
+	unix.Close(work)
+	upper, err := p.makeOwn(top, enter.UpperName, o.mode)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(upper)
+	return unix.Fstat(upper, &o.upper)
 }
 
 // makeOwn opens a directory in dir, which it makes if there is none. It has this name when it is complete,

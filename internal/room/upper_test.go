@@ -44,7 +44,9 @@ func TestUpperRace(t *testing.T) {
 	}()
 	var p Plan
 	for range 500 {
-		_ = p.makeUpper(dir, 0, 0o755)                   // it may well fail
+		o := &Overlay{mode: 0o755}
+		_ = p.makeUpper(dir, 0, o) // it may well fail
+		o.Close()
 		_ = os.RemoveAll(filepath.Join(top, "layers/0")) // it may change meanwhile, and then goes the next time
 	}
 	close(stop)

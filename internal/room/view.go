@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -109,6 +110,17 @@ func (v view) resolve(p string) (host string, err error) {
 		todo = append(strings.Split(target, "/"), todo...)
 	}
 	return v.hostPath(done), nil
+}
+
+// opened returns a path to the open source that had this path on the host, because the path may lead
+// elsewhere by now. Other paths are returned unchanged.
+func (v view) opened(host string) string {
+	for _, o := range v {
+		if o.users && o.from != nil && o.src == host {
+			return "/proc/self/fd/" + strconv.Itoa(proc.Descriptor(o.from))
+		}
+	}
+	return host
 }
 
 // isCopy says whether a clean path is a file that is copied into the sandbox.

@@ -19,7 +19,7 @@ import (
 func TestCurrentDirectory(t *testing.T) {
 	top := laidOut(t, "plain/sub/", "a b/", "line\nbreak/", `quotes'"/`, "-dash/", "byte\xff/", "homes/me/project/", "homes/other/", "gone/")
 	at := func(name string) string { return filepath.Join(top, name) }
-	shown := func(dir string) []Mount { return []Mount{{Kind: ReadOnly, Source: dir, Dest: dir}} }
+	shown := func(dir string) []Mount { return []Mount{{Kind: ReadOnly, Source: dir, Here: ".", Dest: dir}} }
 	home := at("homes/me")
 	tests := []struct {
 		name, dir string
@@ -132,6 +132,9 @@ func TestCurrentDirectoryAsked(t *testing.T) {
 			}
 			if err != nil || got != tt.workdir {
 				t.Errorf("got %q, %v; want %q", got, err, tt.workdir)
+			}
+			if last := len(tt.want) - 1; last >= 0 {
+				tt.want[last].Here, _ = filepath.Rel(tt.dir, tt.want[last].Source)
 			}
 			if diff := cmp.Diff(tt.want, tt.policy.Mounts); diff != "" {
 				t.Errorf("mounts (-want +got):\n%s", diff)

@@ -1,0 +1,200 @@
+package enter
+
+import (
+	"slices"
+	"strings"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// This file finishes the mounts of a new room. bwrap creates mount points only in its own
+// tmpfs. Where a destination lies in a directory of the host, another process may replace a
+// directory on the way with a symbolic link, and a bwrap before 0.12.0 follows that link to the
+// host's root (CVE-2026-87766). So bwrap mounts below [LayersDir], and the entering process
+// moves the mount to its destination. It opens the path component by component, without
+// following links, and in the room's mount namespace, from which the host's root cannot be
+// reached.
+//
+// bwrap resolves the path of a source itself, so another process may replace the source after
+// sbxrun has opened it. The entering process compares each bind with the file that sbxrun
+// holds open.
+
+// LayersDir is a tmpfs for mounts that are moved or cloned later. It is gone when the room is
+// furnished.
+const LayersDir = "/.layers"
+
+// Bind is a mount that bwrap has made.
+type Bind struct {
+	Place string // in the room
+	// Dev and Inode identify the source; with Inode 0 it is not compared.
+	Dev, Inode uint64
+}
+
+// Mount is a mount to be finished.
+type Mount struct {
+	Dest string
+	// Base is the mount of a host directory, made by bwrap, in which Dest lies. "" means
+	// that bwrap has made the mount at Dest.
+	Base string
+	File bool // it is not a directory
+	Bind Bind // Place is below LayersDir, or Dest if Base is ""
+	// Overlay, if not nil, is mounted at Dest, above the bind.
+	Overlay *Overlay
+}
+
+// copied reports whether it is a file of [Furnishing.Files], and not a mount yet.
+func (m Mount) copied() bool { return m.File && m.Bind.Inode == 0 }
+
+// byDescriptors are the flags of a move_mount(2) whose paths are empty.
+const byDescriptors = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
+
+// all lays out the calls for a list of mounts, parents before mounts inside them.
+func (s *script) all(list []Mount) {
+	// First the mounts that bwrap made in place: later ones may lie in them.
+	for i := range list {
+		if m := &list[i]; m.Base == "" && m.Overlay == nil {
+			s.number = int64(i + 1)
+			s.open(slotMount, m.Dest, s.any)
+			s.check(slotMount, &m.Bind)
+			s.close(slotMount)
+		}
+	}
+	s.number = 0
+	if slices.ContainsFunc(list, Mount.copied) {
+		// The clones of files in it have this from it.
+		s.add(stepMount, slotNone, unix.SYS_MOUNT, 0, LayersDir, 0, unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, 0)
+	}
+	staged := false
+	for i := range list {
+		m := &list[i]
+		s.number = int64(i + 1)
+		switch {
+		case m.Overlay != nil:
+			s.overlay(m)
+			staged = staged || m.Overlay.Upper != nil || len(m.Overlay.Lower) > 0
+		case m.Base != "":
+			s.move(m)
+		}
+		staged = staged || m.Base != ""
+	}
+	s.number = 0
+	if staged {
+		s.add(stepMount, slotNone, unix.SYS_UMOUNT2, LayersDir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		s.add(stepMount, slotNone, unix.SYS_UNLINKAT, unix.AT_FDCWD, LayersDir, unix.AT_REMOVEDIR)
+	}
+}
+
+// move lays out the calls that move a mount from below [LayersDir] to its destination.
+func (s *script) move(m *Mount) {
+	if m.copied() {
+		s.open(slotDir, m.Bind.Place, s.any)
+		s.clone(slotMount, slotDir)
+		s.close(slotDir)
+	} else {
+		s.open(slotMount, m.Bind.Place, s.any)
+	}
+	s.check(slotMount, &m.Bind)
+	s.makePoint(m)
+	s.add(stepMount, slotNone, unix.SYS_MOVE_MOUNT, slot(slotMount), "", slot(slotTarget), "", byDescriptors)
+	s.confirm(slotMount, m.Dest)
+	s.close(slotTarget)
+	s.close(slotMount)
+}
+
+// makePoint opens the mount point at m.Dest as slotTarget. It creates missing components, with
+// the sandbox's identity.
+func (s *script) makePoint(m *Mount) {
+	names := strings.Split(strings.TrimPrefix(m.Dest, m.Base+"/"), "/")
+	at, next := slot(slotTarget), slot(slotPlace)
+	if len(names)%2 == 1 {
+		at, next = next, at // so that the last one is slotTarget
+	}
+	s.open(at, m.Base, s.dir)
+	for i, name := range names {
+		how := s.dir
+		if m.File && i == len(names)-1 {
+			how = s.any
+			s.add(stepMount, slotNone, unix.SYS_MKNODAT, at, name, unix.S_IFREG|FileMode, 0)
+		} else {
+			s.add(stepMount, slotNone, unix.SYS_MKDIRAT, at, name, 0o755)
+		}
+		s.calls[len(s.calls)-1].exists = true
+		s.add(stepMount, next, unix.SYS_OPENAT2, at, name, unsafe.Pointer(how), int(unsafe.Sizeof(*how)))
+		s.close(at)
+		at, next = next, at
+	}
+}
+
+// check lays out the comparison of an open file with the source that was bound.
+func (s *script) check(fd slot, b *Bind) {
+	if b.Inode == 0 {
+		return
+	}
+	s.stat(fd, 0)
+	s.add(stepSource, slotNone, compareInode, int(unix.Major(b.Dev)), int(unix.Minor(b.Dev)), int(b.Inode))
+}
+
+// confirm lays out the check that a path leads to a mount: its mount point may have been moved
+// while we mounted there.
+func (s *script) confirm(mount slot, dest string) {
+	s.stat(mount, 0)
+	s.open(slotDir, dest, s.any)
+	s.stat(slotDir, 1)
+	s.close(slotDir)
+	s.add(stepMount, slotNone, compareMounts)
+}
+
+// stat lays out a statx(2) of a descriptor. A file system on the network is not asked: neither the
+// inode nor the mount can have changed.
+func (s *script) stat(fd slot, n int) {
+	s.add(stepMount, slotNone, unix.SYS_STATX, fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_INO|unix.STATX_MNT_ID, unsafe.Pointer(&s.stats[n]))
+}
+
+// finishMounts finishes the mounts. It sends sbxrun a descriptor of each new layer, which keeps
+// the layer even after the end of the room.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) finishMounts() {
+	m := e.furnishing.mounts
+	if m == nil {
+		return
+	}
+	calls := m.calls
+	for i := range calls {
+		c := &calls[i]
+		for n := range c.args {
+			if c.slots&(1<<n) != 0 {
+				c.args[n] = m.slots[c.args[n]&(slotCount-1)]
+			}
+		}
+		var r uintptr
+		var errno syscall.Errno
+		switch c.number {
+		case compareInode:
+			if s := &m.stats[0]; uintptr(s.Dev_major) != c.args[0] || uintptr(s.Dev_minor) != c.args[1] || uintptr(s.Ino) != c.args[2] {
+				errno = unix.ESTALE
+			}
+		case compareMounts:
+			if m.stats[0].Mnt_id != m.stats[1].Mnt_id {
+				errno = unix.ESTALE
+			}
+		default:
+			r, _, errno = syscall.RawSyscall6(c.number, c.args[0], c.args[1], c.args[2], c.args[3], c.args[4], 0)
+		}
+		if errno != 0 && (!c.exists || errno != unix.EEXIST) {
+			e.msg = message{kind: messageFailed, step: c.step, value: int64(errno), mount: c.mount}
+			e.say()
+			proc.Exit(125)
+		}
+		m.slots[c.result&(slotCount-1)] = r
+		if c.result == slotLayer {
+			m.hello.control.fds[0] = int32(r)
+		}
+	}
+}

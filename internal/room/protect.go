@@ -1,0 +1,168 @@
+package room
+
+import (
+	"cmp"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+)
+
+// protect adds the mounts that keep paths in writable binds read-only: Policy.Protect, and the hooks
+// and the configuration of git repositories, which can name programs that git executes on the host.
+//
+// Only a mount point itself cannot be renamed or removed, so each directory between the bind and
+// the path is bound over itself.
+func (p *Policy) protect(workdir string) error {
+	binds := slices.Clone(p.Mounts)
+	for _, dest := range p.Protect {
+		if err := p.protectPath(binds, dest); err != nil {
+			return err
+		}
+	}
+	for _, m := range binds {
+		if m.Git && m.Kind == ReadWrite {
+			if err := p.protectGit(&m, workdir); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// protectPath protects a path that the user named.
+func (p *Policy) protectPath(binds []Mount, dest string) error {
+	var in *Mount // the innermost one
+	for i := range binds {
+		if m := &binds[i]; Within(dest, m.Dest) && (in == nil || len(m.Dest) > len(in.Dest)) {
+			in = m
+		}
+	}
+	if in == nil || in.Kind != ReadWrite || in.Dest == dest {
+		return &result.Error{Code: "usage", Message: fmt.Sprintf("--protect %q: it is not below a directory of the host that the command may write to", dest),
+			Hint: "name a path below the directory of -w or --bind"}
+	}
+	rel := strings.TrimPrefix(dest, in.Dest+"/")
+	switch mode, err := in.below(rel).lstat(); {
+	case err != nil:
+		return protectError(in.below(rel), err.Error(), "create it: only an existing file or directory can be mounted read-only")
+	case mode == unix.S_IFLNK:
+		return protectError(in.below(rel), "it is a symbolic link", "name the path that it leads to")
+	}
+	p.readOnly(in, rel)
+	return nil
+}
+
+// gitConfig are the files of a git directory that name programs to execute.
+var gitConfig = []string{"config", "config.worktree"}
+
+// protectGit protects the repository at the top of a bind, and those between it and the working
+// directory. A bind of a git directory itself counts, too.
+func (p *Policy) protectGit(m *Mount, workdir string) error {
+	dirs := []string{"."}
+	for dir := workdir; dir != m.Dest && Within(dir, m.Dest); dir = path.Dir(dir) {
+		dirs = append(dirs, strings.TrimPrefix(dir, m.Dest+"/"))
+	}
+	for _, dir := range dirs {
+		git := path.Join(dir, ".git")
+		switch mode, err := m.below(git).lstat(); {
+		case err == nil && mode == unix.S_IFLNK:
+			return isLink(m.below(git))
+		case err == nil && mode == unix.S_IFREG: // it names the directory
+			p.readOnly(m, git)
+			continue
+		case err != nil && dir == "." && m.isGit():
+			git = "."
+		case err != nil:
+			continue
+		}
+		if err := p.protectGitDir(m, git); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// protectGitDir protects the hooks and the configuration in a git directory.
+func (p *Policy) protectGitDir(m *Mount, git string) error {
+	for _, name := range append(gitConfig, "hooks") {
+		name = path.Join(git, name)
+		mode, err := m.below(name).lstat()
+		switch {
+		case err == nil && mode == unix.S_IFLNK:
+			return isLink(m.below(name))
+		case err == nil:
+			p.readOnly(m, name)
+		case path.Base(name) == "hooks" && p.parents(m, name): // the mount point is an empty directory
+			p.Mounts = append(p.Mounts, Mount{Kind: Tmpfs, Dest: path.Join(m.Dest, name), Size: 4096})
+		}
+	}
+	return nil
+}
+
+// readOnly mounts a path of a bind read-only, unless there is a mount already.
+func (p *Policy) readOnly(m *Mount, name string) {
+	if p.parents(m, name) {
+		ro := m.below(name)
+		ro.Kind, ro.Owned = ReadOnly, true
+		p.Mounts = append(p.Mounts, ro)
+	}
+}
+
+// parents binds each directory between a bind and a path in it over itself. It reports whether the
+// path is still to be mounted: it may have a mount of the user's, or lie in a read-only one.
+func (p *Policy) parents(m *Mount, name string) bool {
+	for i, c := range name + "/" {
+		if c != '/' {
+			continue
+		}
+		at := m.below(name[:i])
+		if n := slices.IndexFunc(p.Mounts, func(other Mount) bool { return other.Dest == at.Dest }); n >= 0 {
+			if i == len(name) || p.Mounts[n].Kind != ReadWrite {
+				return false
+			}
+		} else if i < len(name) {
+			p.Mounts = append(p.Mounts, at)
+		}
+	}
+	return true
+}
+
+// below is a bind of something in a bind, at its place.
+func (m *Mount) below(name string) Mount {
+	b := Mount{Kind: m.Kind, Source: path.Join(m.Source, name), Dest: path.Join(m.Dest, name)}
+	if m.Here != "" {
+		b.Here = path.Join(m.Here, name)
+	}
+	return b
+}
+
+// lstat returns the type of the source, as in stat(2), without following a link.
+func (m Mount) lstat() (mode uint32, err error) {
+	var st unix.Stat_t
+	err = unix.Lstat(cmp.Or(m.Here, m.Source), &st)
+	return st.Mode & unix.S_IFMT, err
+}
+
+// isGit reports whether the source is a git directory.
+func (m *Mount) isGit() bool {
+	for _, name := range []string{"HEAD", "objects", "refs"} {
+		if _, err := m.below(name).lstat(); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+func protectError(m Mount, cause, hint string) error {
+	return &result.Error{Code: "protect", Message: fmt.Sprintf("cannot protect %q: %s", m.Source, cause), Hint: hint}
+}
+
+// isLink is the error for a link in a git directory, which the command could replace.
+func isLink(m Mount) error {
+	return protectError(m, "it is a symbolic link", "--protect none leaves git hooks and configuration writable")
+}

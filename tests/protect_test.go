@@ -1,0 +1,150 @@
+package tests
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// repository makes a git repository with a commit, in a directory of its own.
+func repository(t *testing.T) string {
+	t.Helper()
+	if _, err := exec.LookPath("git"); err != nil {
+		harness.Skip(t, "there is no git")
+	}
+	dir := harness.Dir(t) + "/project"
+	harness.Must(t, os.Mkdir(dir, 0o755))
+	for _, words := range []string{"init -q .", "config user.name me", "config user.email me@example.com", "commit -q --allow-empty -m first"} {
+		git(t, dir, strings.Fields(words)...)
+	}
+	return dir
+}
+
+func git(t *testing.T, dir string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command("git", args...)
+	cmd.Dir = dir
+	cmd.Env = []string{"PATH=" + harness.Path, "HOME=/nonexistent", "GIT_CONFIG_NOSYSTEM=1"}
+	out, err := harness.Command(t, cmd, harness.Bound)
+	if err != nil {
+		t.Fatalf("git %q: %v, %s", args, err, out)
+	}
+	return out
+}
+
+// plant tries what makes git on the host execute a program of the command's.
+const plant = `
+printf '#!/bin/sh\ntouch PLANTED\n' >planted; chmod 755 planted
+try() { "$@" 2>/dev/null; }
+for hook in pre-commit post-commit post-checkout; do try cp planted .git/hooks/$hook; done
+try mkdir .git/hooks && try cp planted .git/hooks/pre-commit
+try git config core.fsmonitor ./planted
+{ echo '[core]'; echo 'fsmonitor = ./planted'; } >config
+try cp config .git/config; try mv config .git/config; try ln -sf /tmp/x .git/config
+try cp planted .git/config.worktree
+try rm -f .git/config; try rm -rf .git/hooks
+try mv .git/hooks .git/old && try mkdir .git/hooks && try cp planted .git/hooks/pre-commit
+try mv .git moved && try cp -r moved .git && try cp config .git/config && try cp planted .git/hooks/pre-commit
+true
+`
+
+// With -w and --bind a command cannot change the hooks and the configuration of the repository, and
+// git works in it.
+func TestProtectGit(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		prepare func(t *testing.T, dir string) // what is there before
+		flags   []string
+		below   string // the working directory, in the repository
+	}{
+		"writable":      {flags: []string{"-w"}},
+		"bound":         {flags: []string{"--bind", "."}},
+		"from below":    {flags: []string{"-w", "--cwd-root", ".."}, below: "sub"},
+		"without hooks": {flags: []string{"-w"}, prepare: func(t *testing.T, dir string) { harness.Must(t, os.RemoveAll(dir+"/.git/hooks")) }},
+		"with its own configuration": {flags: []string{"-w"}, prepare: func(t *testing.T, dir string) {
+			git(t, dir, "config", "extensions.worktreeConfig", "true")
+			git(t, dir, "config", "--worktree", "a.b", "c")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := repository(t)
+			if tt.prepare != nil {
+				tt.prepare(t, dir)
+			}
+			harness.Must(t, os.MkdirAll(filepath.Join(dir, tt.below), 0o755))
+			config := readFile(t, dir+"/.git/config")
+			script := `cd "$1"; git config --get user.name || exit 3; echo 1 >f; git add f && git commit -qm second && git checkout -qb other && git status --short && git log --oneline | wc -l;` + plant
+			r := harness.Run(t, harness.Options{Dir: filepath.Join(dir, tt.below)}, append(tt.flags, "--env", "GIT_CONFIG_NOSYSTEM=1", "sh", "-c", script, "sh", dir)...)
+			r.Expect(t, 0, "exited")
+			if got := string(r.Stdout); !strings.HasPrefix(got, "me\n2\n") {
+				t.Errorf("git in the sandbox: %s%s", got, r.Stderr)
+			}
+			if got := readFile(t, dir+"/.git/config"); got != config {
+				t.Errorf("the configuration is now:\n%s", got)
+			}
+			if hooks, _ := filepath.Glob(dir + "/.git/hooks/*"); len(hooks) > 0 && !strings.HasSuffix(strings.Join(hooks, " "), ".sample") {
+				t.Errorf("hooks: %q", hooks)
+			}
+			git(t, dir, "status", "--short")
+			git(t, dir, "commit", "-q", "--allow-empty", "-m", "third")
+			if _, err := os.Lstat(dir + "/PLANTED"); err == nil {
+				t.Error("git on the host has executed a planted program")
+			}
+		})
+	}
+}
+
+// --protect none lets the command change them.
+func TestProtectNone(t *testing.T) {
+	t.Parallel()
+	dir := repository(t)
+	harness.Run(t, harness.Options{Dir: dir}, "-w", "--protect", "none", "--env", "GIT_CONFIG_NOSYSTEM=1", "git", "config", "a.b", "c").Expect(t, 0, "exited")
+	if got := git(t, dir, "config", "a.b"); got != "c\n" {
+		t.Errorf("a.b is %q", got)
+	}
+}
+
+// --protect keeps a path as it is, and a directory above it cannot be renamed. A path that is
+// missing, a link, or not writable anyway is an error.
+func TestProtectPath(t *testing.T) {
+	t.Parallel()
+	dir := harness.Dir(t) + "/project"
+	harness.Must(t, os.MkdirAll(dir+"/a/b/c", 0o755))
+	harness.Must(t, os.WriteFile(dir+"/a/b/file", []byte("old"), 0o644))
+	harness.Must(t, os.WriteFile(dir+"/.envrc", []byte("old"), 0o644))
+	harness.Must(t, os.Symlink("a", dir+"/link"))
+	o := harness.Options{Dir: dir}
+	r := harness.Run(t, o, "-w", "--protect", "a/b/file", "--protect", dir+"/a/b/c", "--protect", ".envrc", "sh", "-c", `
+for f in a/b/file .envrc; do echo new >$f; rm -f $f; mv $f $f.old && echo new >$f; done
+touch a/b/c/new; mv a x; mv a/b a/x; mv a/b/c a/b/x; echo new >a/other; echo new >b`)
+	r.Expect(t, 0, "exited")
+	for name, want := range map[string]string{"a/b/file": "old", ".envrc": "old", "a/other": "new\n", "b": "new\n"} {
+		if got := readFile(t, dir+"/"+name); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+	if names, _ := filepath.Glob(dir + "/a/b/c/*"); len(names) > 0 {
+		t.Errorf("made in a protected directory: %q", names)
+	}
+	for path, want := range map[string]string{
+		"none/at/all": "no such file or directory; create it", "missing": "no such file or directory; create it",
+		"link": "it is a symbolic link", "/etc/hostname": "not below a directory of the host that the command may write to", ".": "not below a directory",
+	} {
+		r := harness.Run(t, o, "-w", "--protect", path, "true")
+		if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), want) || strings.Count(string(r.Stderr), "\n") != 1 {
+			t.Errorf("--protect %s: exit code %d, %s", path, r.ExitCode, r.Stderr)
+		}
+	}
+}
+
+func readFile(t *testing.T, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(name)
+	harness.Must(t, err)
+	return string(data)
+}
