@@ -6,7 +6,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// hiddenFiles prints what can be read of the files of /proc that no command may read.
+// hiddenFiles prints the contents of hidden files of /proc, if it can read them.
 const hiddenFiles = `for dir in "/proc", "/proc/self/root/proc", "/proc/thread-self/root/proc":
     for name in "keys", "key-users", "locks":
         try:

@@ -140,7 +140,7 @@ func TestSeccompSockets(t *testing.T) {
 	}
 }
 
-// protocols tries sockets of families that a command can have, and what can be done with them.
+// protocols tries protocols and options of the allowed socket families.
 const protocols = `import ctypes, errno, fcntl, os, struct
 from socket import *
 libc = ctypes.CDLL(None, use_errno=True)

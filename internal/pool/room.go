@@ -28,7 +28,7 @@ type Room struct {
 	room  *job.Room
 	init  *proc.Process // PID 1 of the room
 	maker *enter.Maker
-	group *limits.Group // that of its calls; without cgroups where there can be none
+	group *limits.Group // limits of its calls; without cgroups on some machines
 	user  *proc.Cred    // who its commands are; nil if as this process
 	env   []string
 	dir   string

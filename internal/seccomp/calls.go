@@ -7,8 +7,8 @@ const (
 	missing = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)
 	foreign = unix.SECCOMP_RET_ERRNO | uint32(unix.EAFNOSUPPORT)
 	ignored = unix.SECCOMP_RET_ERRNO // nothing is done, and that succeeds
-	// What a kernel answers that is built without the protocol, the option or the flag: libraries
-	// then do without.
+	// The answers of a kernel without the protocol, the option or the flag. Libraries have a fallback
+	// for them.
 	noType     = unix.SECCOMP_RET_ERRNO | uint32(unix.ESOCKTNOSUPPORT)
 	noProtocol = unix.SECCOMP_RET_ERRNO | uint32(unix.EPROTONOSUPPORT)
 	noOption   = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOPROTOOPT)
@@ -186,11 +186,10 @@ type domain struct{ families, types, protocols []uint32 }
 // need to ask the kernel. A socket of a family that has no network namespaces, such as AF_VSOCK, reaches other
 // sandboxes and the host. A kernel without a family answers EAFNOSUPPORT, too.
 //
-// For AF_INET the kernel turns SOCK_PACKET into AF_PACKET, and SOCK_SEQPACKET and SOCK_DCCP bring protocols
-// that have other names in the third argument. A protocol that is not loaded is a module that the kernel loads
-// for whoever asks. What is left out has had more than its share of holes (MPTCP, UDP-Lite, SCTP, L2TP; of AF_NETLINK
-// XFRM, NETFILTER, AUDIT), or connects sandboxes with a process outside (CONNECTOR), or holds data that
-// no cgroup counts: each message of one NETLINK_USERSOCK to another.
+// For AF_INET the kernel turns SOCK_PACKET into AF_PACKET, and SOCK_SEQPACKET and SOCK_DCCP select protocols
+// that the third argument does not name. The kernel loads the module of a protocol when any process asks for it. Protocols
+// that are not listed have had many vulnerabilities (MPTCP, UDP-Lite, SCTP, L2TP; of AF_NETLINK XFRM, NETFILTER, AUDIT),
+// reach a process outside (CONNECTOR), or hold data that no cgroup counts (messages between NETLINK_USERSOCK sockets).
 var domains = [...]domain{
 	{[]uint32{unix.AF_UNIX}, []uint32{unix.SOCK_STREAM, unix.SOCK_DGRAM, unix.SOCK_RAW, unix.SOCK_SEQPACKET}, []uint32{0, unix.AF_UNIX}},
 	{[]uint32{unix.AF_INET, unix.AF_INET6}, []uint32{unix.SOCK_STREAM, unix.SOCK_DGRAM, unix.SOCK_RAW},
@@ -204,8 +203,8 @@ var domains = [...]domain{
 // a process outside that was sent the socket and reads by read(2) has it closed in there, and of a
 // unix socket's that is in a cycle with itself the kernel's own worker does it, which closes files for
 // all of the machine, one after the other (delayed_fput). Without it a close does not wait, and what was
-// written is sent all the same, so programs are not told. The sizes of the buffers stay at the default, because the
-// kernel counts the data in them to no cgroup, or only partly; programs take what they get.
+// written is sent all the same, so programs are not told. The sizes of the buffers stay at the default, because no
+// cgroup counts all of the data in them; programs accept other sizes.
 //
 // The kernel compiles the filters of sockets into memory that is limited for the whole machine.
 //
@@ -232,16 +231,15 @@ const (
 	udpEncap  = 100 // UDP_ENCAP
 )
 
-// ioctls are those that reach beyond the command or outlast it. The numbers are those of all architectures that
-// there is a filter for; the kernel takes them as 32 bits.
+// ioctls reach beyond the command or outlast it. The numbers are the same on all architectures with a filter; the
+// kernel takes them as 32 bits.
 var ioctls = [...]uint32{
-	// On a terminal that it shares with the caller (ioctl_tty(2)): nobody else can open that any more, it has
-	// another line discipline, its output is stopped, or what was put into its input is typed into the
-	// caller's shell. The kernel refuses TIOCSTI and TIOCLINUX to a session that the terminal does not
-	// control; they are here as well because all else depends on that.
+	// These change a terminal that the command shares with the caller (ioctl_tty(2)): they stop others from opening
+	// it, change its line discipline, stop its output, or type into the caller's shell. The kernel refuses TIOCSTI
+	// and TIOCLINUX to a session that the terminal does not control; they are listed in case it does not.
 	unix.TIOCEXCL, unix.TIOCSETD, unix.TIOCSTI, tiocLinux, unix.TCXONC,
-	// A key that is added to a file system stays there, and is another way into the kernel's keyrings; without
-	// one the policy of a directory is of no use. Likewise a file with a Merkle tree.
+	// A key that is added to a file system outlives the sandbox, and the calls use the kernel's keyrings. Encryption
+	// policies of directories need such a key. fs-verity makes a file read-only for good.
 	unix.FS_IOC_ADD_ENCRYPTION_KEY, unix.FS_IOC_REMOVE_ENCRYPTION_KEY, unix.FS_IOC_REMOVE_ENCRYPTION_KEY_ALL_USERS, unix.FS_IOC_SET_ENCRYPTION_POLICY,
 	unix.FS_IOC_ENABLE_VERITY,
 	// They write out the whole file system, as sync(2) does.

@@ -183,7 +183,7 @@ func (p *program) judge(a architecture, namespaces bool) []judged {
 	slices.SortFunc(calls, func(a, b judged) int { return cmp.Compare(a.number, b.number) })
 	p.search(calls, func() { // the others, among them all that are greater
 		if a.audit == unix.AUDIT_ARCH_ARM {
-			// set_tls and others have numbers beyond those of calls.
+			// set_tls and other private calls have greater numbers.
 			p.jump(unix.BPF_JGE, armPrivate+0x100, 1, 0)
 			p.jump(unix.BPF_JGE, armPrivate, 2, 0)
 		}

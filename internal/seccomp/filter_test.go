@@ -237,7 +237,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestNumbers compares the table with that of package unix, for every architecture. Each call there has a rule or is
+// TestNumbers compares the table with that of package unix, for every architecture. Each call has a rule or is
 // allowed.
 func TestNumbers(t *testing.T) {
 	dir := moduleDir(t)
