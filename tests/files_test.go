@@ -247,3 +247,43 @@ func TestPutCanceled(t *testing.T) {
 	p.Signal(unix.SIGTERM)
 	p.Wait().Expect(t, 143, "canceled")
 }
+
+// inodes prints for each directory how many empty files it can hold, up to a bound.
+const inodes = `import errno, sys
+for dir in sys.argv[1:]:
+    n = 0
+    try:
+        while n < 20000:
+            open("%s/%d" % (dir, n), "x").close()
+            n += 1
+    except OSError as e:
+        print(dir, errno.errorcode[e.errno], n)
+`
+
+// The size of a directory in memory limits its empty files, too: each costs kernel memory that the size does not
+// include.
+func TestEmptyFiles(t *testing.T) {
+	t.Parallel()
+	dir := harness.SharedDir(t)
+	command := []string{"python3", "-c", inodes, "/tmp", "/home/sandbox", "/dev/shm", "/scratch", dir}
+	flags := []string{"--tmp-size", "8M", "--tmpfs", "/scratch:1M", "--overlay", dir}
+	limited := func(what string, r *harness.Result) {
+		t.Helper()
+		r.Expect(t, 0, "exited")
+		most := map[string]int{"/tmp": 2048, "/home/sandbox": 2048, "/dev/shm": 16384, "/scratch": 1024, dir: 2048}
+		for _, line := range harness.Lines(r.Stdout) {
+			var in, errno string
+			var n int
+			if _, err := fmt.Sscan(line, &in, &errno, &n); err != nil || errno != "ENOSPC" || n > most[in] || n < most[in]-64 {
+				t.Errorf("%s: %s", what, line)
+			}
+			delete(most, in)
+		}
+		if len(most) != 0 {
+			t.Errorf("%s: no limit in %v", what, most)
+		}
+	}
+	limited("run", harness.Run(t, harness.Options{}, append(flags, command...)...))
+	b := harness.NewState(t).Sandbox(harness.Options{}, flags...)
+	limited("exec", b.Exec(harness.Options{}, nil, command...))
+}

@@ -109,7 +109,7 @@ func limitsScript(t *testing.T, wrap []string) {
 	harness.Must(t, err)
 	report, err = harness.ParseReport(second)
 	harness.Must(t, err)
-	if report.ExitCode != 0 || len(report.Limits) != 4 || slices.ContainsFunc(report.Limits, func(l harness.Limit) bool { return !l.Enforced }) {
+	if report.ExitCode != 0 || len(report.Limits) != 5 || slices.ContainsFunc(report.Limits, func(l harness.Limit) bool { return !l.Enforced }) {
 		t.Errorf("after the script: %s", second)
 	}
 }

@@ -323,6 +323,32 @@ func TestLimitCPUTime(t *testing.T) {
 	}
 }
 
+// A command whose memory is limited has few descriptors, because the kernel does not count the memory behind all of them:
+// 1,024, or as many as were asked for.
+func TestMemoryFiles(t *testing.T) {
+	t.Parallel()
+	if !enforced(t, limits.Request{Memory: 64 << 20}, "--memory", "64M") {
+		return
+	}
+	few := strconv.FormatInt(limits.Files(1024), 10)
+	memory := []string{"--memory", "64M"}
+	show := []string{"sh", "-c", "ulimit -Sn; ulimit -Hn"}
+	expect := func(what string, r *harness.Result, want string) {
+		t.Helper()
+		if r.Expect(t, 0, "exited"); string(r.Stdout) != want+"\n"+want+"\n" {
+			t.Errorf("%s: %q", what, r.Stdout)
+		}
+		hit(t, r.Report, "nofile")
+	}
+	expect("run", harness.Run(t, harness.Options{}, append(memory, show...)...), few)
+	expect("--nofile", harness.Run(t, harness.Options{}, append([]string{"--memory", "64M", "--nofile", "2000"}, show...)...), "2000")
+	s := harness.NewState(t)
+	expect("exec", s.Sandbox(harness.Options{}, memory...).Exec(harness.Options{}, nil, show...), few)
+	expect("exec with a limit", s.Sandbox(harness.Options{}).Exec(harness.Options{}, memory, show...), few)
+	wide := s.Sandbox(harness.Options{}, "--memory", "64M", "--nofile", "2000")
+	expect("exec in a sandbox with --nofile", wide.Exec(harness.Options{}, []string{"--memory", "32M"}, show...), "2000")
+}
+
 // Limits of single processes, as the command sees them.
 func TestLimitProcess(t *testing.T) {
 	t.Parallel()

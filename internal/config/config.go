@@ -132,6 +132,7 @@ type Call struct {
 	Memory     values.Size     `toml:"memory"`
 	Pids       int64           `toml:"pids"`
 	CPUs       float64         `toml:"cpus"`
+	NoFile     int64           `toml:"nofile"`
 }
 
 // Calls is what holds for calls that nobody waits for.
@@ -210,7 +211,7 @@ func Default() Config {
 		NATS:         NATS{Cluster: "sbxrun", Replicas: 1},
 		StateDir:     state.ServerDir(),
 		Call: Call{
-			Timeout: values.Duration(30 * time.Second), MaxTimeout: values.Duration(5 * time.Minute), MaxGrace: values.Duration(30 * time.Second), MaxOutput: 1 << 20, MaxAnswer: 8 << 20,
+			Timeout: values.Duration(30 * time.Second), MaxTimeout: values.Duration(5 * time.Minute), MaxGrace: values.Duration(30 * time.Second), MaxOutput: 1 << 20, MaxAnswer: 8 << 20, NoFile: 1024,
 		},
 		Calls:     Calls{Keep: values.Duration(10 * time.Minute), Most: 1024, Output: 2 << 30},
 		Rooms:     Rooms{Min: 4, Max: 32, Calls: 1000},

@@ -66,6 +66,7 @@ const (
 	stepIntroduce
 	stepMounts
 	stepProc
+	stepMask
 	stepMeminfo
 	stepFresh
 	stepFiles
@@ -110,6 +111,7 @@ var stepNames = [...]string{
 	stepIntroduce:    "hand out a pidfd, the mounts and the working directory",
 	stepMounts:       "make mounts private",
 	stepProc:         "mount /proc",
+	stepMask:         "hide a file of /proc",
 	stepMeminfo:      "show the room's /proc/meminfo",
 	stepFresh:        "mount a directory in memory",
 	stepFiles:        "close descriptors",
@@ -232,6 +234,16 @@ var (
 	// As bwrap mounts it.
 	ptsOptions = [...]byte{'n', 'e', 'w', 'i', 'n', 's', 't', 'a', 'n', 'c', 'e', ',', 'p', 't', 'm', 'x', 'm', 'o', 'd', 'e', '=', '0', '6', '6', '6', ',', 'm', 'o', 'd', 'e', '=', '6', '2', '0', 0}
 	ownPIDNS   = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'e', 'l', 'f', '/', 'n', 's', '/', 'p', 'i', 'd', 0}
+	// masked are hidden from the payload: names and owners of the keys that its uid may see
+	// (keyrings(7)), and the file locks of the whole machine. In their place it finds unreadable, which is
+	// mode 0400, belongs to the host's root and needs CAP_SYSLOG. A source in the new /proc cannot be
+	// replaced by another command of the sandbox, unlike /dev/null.
+	masked = [...][16]byte{
+		{'/', 'p', 'r', 'o', 'c', '/', 'k', 'e', 'y', 's'},
+		{'/', 'p', 'r', 'o', 'c', '/', 'k', 'e', 'y', '-', 'u', 's', 'e', 'r', 's'},
+		{'/', 'p', 'r', 'o', 'c', '/', 'l', 'o', 'c', 'k', 's'},
+	}
+	unreadable = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 'k', 'm', 's', 'g', 0}
 	meminfo    = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 'm', 'e', 'm', 'i', 'n', 'f', 'o', 0}
 	noPath     [1]byte
 	initName   = [16]byte{'s', 'b', 'x', 'r', 'u', 'n', '-', 'i', 'n', 'i', 't'}
@@ -447,6 +459,7 @@ func (e *entry) setUp() {
 	}
 	e.must(stepProc, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&procType)), uintptr(unsafe.Pointer(&procDir)), uintptr(unsafe.Pointer(&procType)),
 		unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
+	e.mask()
 	// The room may have a text to be shown in the place of /proc/meminfo.
 	_, _, errno := syscall.RawSyscall6(unix.SYS_MOUNT, uintptr(unsafe.Pointer(&meminfoCopy)), uintptr(unsafe.Pointer(&meminfo)), 0, unix.MS_BIND, 0, 0)
 	// ELOOP and EINVAL: a link that a payload has made there, where /run can be written to.
@@ -473,6 +486,26 @@ func (e *entry) setUp() {
 	}
 	e.must(stepCapabilities, unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
 	e.must(stepCapabilities, unix.SYS_CAPSET, uintptr(unsafe.Pointer(&e.header)), uintptr(unsafe.Pointer(&e.none)), 0, 0, 0)
+}
+
+// mask hides masked in the new /proc.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) mask() {
+	for i := range masked {
+		file := uintptr(unsafe.Pointer(&masked[i]))
+		_, _, errno := syscall.RawSyscall6(unix.SYS_MOUNT, uintptr(unsafe.Pointer(&unreadable)), file, 0, unix.MS_BIND, 0, 0)
+		if errno == unix.ENOENT { // one of the two: a kernel without keyrings has nothing to hide
+			if _, _, missing := syscall.RawSyscall(unix.SYS_FACCESSAT, uintptr(proc.AtCWD), file, unix.F_OK); missing == unix.ENOENT {
+				continue
+			}
+		}
+		if errno != 0 {
+			e.fail(stepMask, errno)
+		}
+	}
 }
 
 // gainNothing sees to it that no exec gains anything, for good.

@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -51,6 +52,14 @@ type Entry struct {
 
 // Tmpfs is a directory in memory.
 type Tmpfs struct{ Dest, Options string } // see tmpfs(5)
+
+// Inodes returns the option nr_inodes for a tmpfs of a size in bytes. An empty file costs 1 KiB of
+// kernel memory that the size does not include. One inode for each page of 4 KiB is enough for
+// files with content, and bounds that memory to a quarter of the size.
+func Inodes(size int64) string {
+	const page, least = 4096, 1024
+	return strconv.FormatInt(max(size/page, least), 10)
+}
 
 // Exec is a payload in a PID namespace of its own, below that of a room, with an init
 // that nothing inside can see into, signal or trace. Whoever started it ends it: package

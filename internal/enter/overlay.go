@@ -146,12 +146,13 @@ func (s *script) overlay(m *Mount) {
 	}
 
 	// The place where the layers are attached: over the target, and the current directory.
-	size := "64k" // for directories alone
+	size := int64(64 << 10) // for directories alone
 	if o.Upper == nil {
-		size = strconv.FormatInt(o.Size, 10)
+		size = o.Size
 	}
 	s.add(stepOverlay, slotFS, unix.SYS_FSOPEN, "tmpfs", unix.FSOPEN_CLOEXEC)
-	s.option("size", size)
+	s.option("size", strconv.FormatInt(size, 10))
+	s.option("nr_inodes", Inodes(size))
 	s.option("mode", "0700")
 	s.mount(slotPlace)
 	s.add(stepOverlay, slotNone, unix.SYS_MOVE_MOUNT, slot(slotPlace), "", slot(slotTarget), "", byDescriptors)

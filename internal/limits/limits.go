@@ -92,6 +92,28 @@ func (r Request) within(sandbox Request) Request {
 	return r
 }
 
+// noFileDefault is the limit on descriptors of a command whose memory is limited. The kernel counts hardly any of the
+// memory behind sockets and file locks towards a cgroup, so their number has to be limited: an AF_NETLINK socket
+// holds 0.2 MiB that is not counted. It is the soft limit that most systems set.
+const noFileDefault = 1024
+
+// withDefault limits the descriptors of a request that limits memory and says nothing of them.
+func (r Request) withDefault() Request {
+	if r.Memory > 0 && r.NoFile == 0 {
+		r.NoFile = Files(noFileDefault)
+	}
+	return r
+}
+
+// Files returns n, or the caller's own hard limit on descriptors if that is lower.
+func Files(n int64) int64 {
+	var own unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &own) == nil && own.Max < uint64(n) {
+		return int64(own.Max)
+	}
+	return n
+}
+
 // OfProcesses are those of the plan's request; none of a nil plan.
 func (p *Plan) OfProcesses() Request {
 	if p == nil {
@@ -177,7 +199,7 @@ func (r Request) Check() *result.Error {
 // within are the cgroups of the sandbox that an exec is in, none for a new sandbox, and processes
 // what its processes have, by [Plan.OfProcesses]. See [Machine.Plan].
 func For(r Request, required bool, within []string, processes Request) (*Plan, error) {
-	r = r.within(processes)
+	r = r.within(processes).withDefault()
 	if r == (Request{}) && len(within) == 0 {
 		return nil, nil
 	}

@@ -22,25 +22,35 @@ func widest() Request {
 	return Request{Memory: 1 << 50, Pids: maxPids, CPUs: float64(runtime.NumCPU()), CPUTime: math.MaxInt64}
 }
 
-// Lasting makes a lasting group. What cannot be enforced here is refused by Renew. It is nil
-// where the caller itself would have to be moved for it.
+// Lasting makes a lasting group. What cannot be enforced here is refused by Renew.
 func Lasting(id string) (*Group, error) {
 	plan, err := For(widest(), false, nil, Request{})
 	if err != nil {
 		return nil, err
 	}
 	if plan.Moves() {
-		return nil, nil
+		return Without(), nil // the caller itself would have to be moved
 	}
 	g, err := plan.Make(id, false)
 	if err != nil {
 		return nil, err
 	}
-	g.lasting = &lasting{plan: plan, written: map[string]string{}, memory: plan.request.Memory, files: &openFiles{named: map[string]*os.File{}}}
+	return g.last(), nil
+}
+
+// Without returns a lasting group that has no cgroups: its commands can have the limits of processes alone.
+func Without() *Group {
+	plan, _ := (&Machine{}).Plan(widest(), false) // an error is only about limits that are required
+	return (&Group{plan: plan, read: map[string]string{}}).last()
+}
+
+// last makes a group a lasting one.
+func (g *Group) last() *Group {
+	g.lasting = &lasting{plan: g.plan, written: map[string]string{}, memory: g.plan.request.Memory, files: &openFiles{named: map[string]*os.File{}}}
 	for _, s := range g.settings() {
 		g.lasting.written[s.path] = s.value
 	}
-	return g, nil
+	return g
 }
 
 // lasting is what a lasting group knows beside.
@@ -147,11 +157,8 @@ const afterwards = 4 << 20
 
 // Takes reports whether a lasting group can have limits like these now: what the command before had in
 // files is given back some time after its end, and no limit can be set below what is there (memory.rst;
-// v2 would have processes killed). A nil group, where limits cannot be had, takes only a request without any.
+// v2 would have processes killed).
 func (g *Group) Takes(r Request) bool {
-	if g == nil {
-		return r == (Request{})
-	}
 	if r.Memory > 0 && g.number("memory", "memory.current", "", "memory.usage_in_bytes", "") > max(r.Memory/2, afterwards) {
 		return false
 	}
@@ -161,12 +168,7 @@ func (g *Group) Takes(r Request) bool {
 
 // Renew gives a lasting group the limits of its next command.
 func (g *Group) Renew(r Request) error {
-	if g == nil {
-		if r != (Request{}) {
-			return ErrRenew
-		}
-		return nil
-	}
+	r = r.withDefault()
 	if err := r.Check(); err != nil {
 		return err
 	}
@@ -193,9 +195,6 @@ func (g *Group) Renew(r Request) error {
 // Idle takes back the limit of tasks, after a lasting group's command: a limit is a promise (package
 // pressure), and while no command is there nobody needs it.
 func (g *Group) Idle() error {
-	if g == nil {
-		return nil
-	}
 	return g.write(Request{Memory: g.lasting.memory})
 }
 

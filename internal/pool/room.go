@@ -28,7 +28,7 @@ type Room struct {
 	room  *job.Room
 	init  *proc.Process // PID 1 of the room
 	maker *enter.Maker
-	group *limits.Group // that of its calls; nil where there can be none
+	group *limits.Group // limits of its calls; without cgroups on some machines
 	user  *proc.Cred    // who its commands are; nil if as this process
 	env   []string
 	dir   string
@@ -80,9 +80,7 @@ func build(ctx context.Context, policy room.Policy) (_ *Room, err error) {
 	if r.group, err = limits.Lasting(random.Name()); err != nil {
 		return nil, err
 	}
-	if r.group != nil {
-		e.Bounds = r.group.Bounds()
-	}
+	e.Bounds = r.group.Bounds()
 	r.maker, err = e.Make(ctx, r.init)
 	return r, err
 }

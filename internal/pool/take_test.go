@@ -10,16 +10,20 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 
-// Rooms that can have no limits, as where systemd would have to move this process for them, are not taken
+// Rooms that can have no cgroups, as where systemd would have to move this process for them, are not taken
 // for a command with limits, and stay.
 func TestTakeWithLimits(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // nothing is built
-	p := &Pool{sizes: Sizes{Max: 1}, ctx: ctx, idle: []*Room{{}}, rooms: 1}
-	for _, l := range []limits.Request{{Memory: 1 << 30}, {FSize: 1000}} {
+	p := &Pool{sizes: Sizes{Max: 1}, ctx: ctx, idle: []*Room{{group: limits.Without()}}, rooms: 1}
+	for _, l := range []limits.Request{{Memory: 1 << 30}, {Pids: 10, NoFile: 64}} {
 		if r := p.Take("a", l); r != nil || len(p.idle) != 1 {
 			t.Errorf("%+v: %v, %d idle", l, r, len(p.idle))
 		}
+	}
+	// A limit of each process needs no cgroup.
+	if l := (limits.Request{NoFile: 64}); !p.idle[0].group.Takes(l) || p.idle[0].group.Renew(l) != nil {
+		t.Errorf("%+v: refused", l)
 	}
 }
 
@@ -44,7 +48,7 @@ func TestTakeOfBothKinds(t *testing.T) {
 		return
 	}
 	group := cannot.group
-	cannot.group = nil
+	cannot.group = limits.Without()
 	defer func() { cannot.group = group }() // to be removed
 	for range 2 {                           // nobody's, then the tenant's
 		if got := p.Take("a", limited); got != can {

@@ -423,7 +423,7 @@ const maxWords = 8900
 
 // tmpfs is an opTmpfs as it is mounted.
 func (o *op) tmpfs() enter.Tmpfs {
-	return enter.Tmpfs{Dest: o.dst, Options: "mode=" + octalMode(tmpfsMode(o.dst)) + ",size=" + strconv.FormatInt(o.size, 10)}
+	return enter.Tmpfs{Dest: o.dst, Options: "mode=" + octalMode(tmpfsMode(o.dst)) + ",size=" + strconv.FormatInt(o.size, 10) + ",nr_inodes=" + enter.Inodes(o.size)}
 }
 
 // tmpfsMode is what programs expect of the well-known places.

@@ -289,8 +289,8 @@ func TestPlanBuild(t *testing.T) {
 	}
 	wantFurnishing := &enter.Furnishing{
 		Tmpfs: []enter.Mounted{
-			{Tmpfs: enter.Tmpfs{Dest: "/dev/shm", Options: "mode=1777,size=1"}, Mode: 0o1777}, {Tmpfs: enter.Tmpfs{Dest: "/tmp", Options: "mode=1777,size=2"}, Mode: 0o1777},
-			{Tmpfs: enter.Tmpfs{Dest: Home, Options: "mode=0700,size=3"}, Mode: 0o700}, {Tmpfs: enter.Tmpfs{Dest: "/x", Options: "mode=0755,size=4"}, Mode: 0o755},
+			{Tmpfs: enter.Tmpfs{Dest: "/dev/shm", Options: "mode=1777,size=1,nr_inodes=1024"}, Mode: 0o1777}, {Tmpfs: enter.Tmpfs{Dest: "/tmp", Options: "mode=1777,size=2,nr_inodes=1024"}, Mode: 0o1777},
+			{Tmpfs: enter.Tmpfs{Dest: Home, Options: "mode=0700,size=3,nr_inodes=1024"}, Mode: 0o700}, {Tmpfs: enter.Tmpfs{Dest: "/x", Options: "mode=0755,size=4,nr_inodes=1024"}, Mode: 0o755},
 		},
 		Files:    []enter.File{{Dest: "/etc/hosts", From: plan.copies()[0].from}, {Dest: "/etc/localtime", From: file}, {Dest: "/.layers/0", From: plan.copies()[2].from}},
 		Mounts:   []enter.Mount{{Dest: "/s", Bind: enter.Bind{Place: "/s"}}, {Dest: "/w/secret", Base: "/w", File: true, Bind: enter.Bind{Place: "/.layers/0"}}},

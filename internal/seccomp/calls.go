@@ -7,7 +7,18 @@ const (
 	missing = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)
 	foreign = unix.SECCOMP_RET_ERRNO | uint32(unix.EAFNOSUPPORT)
 	ignored = unix.SECCOMP_RET_ERRNO // nothing is done, and that succeeds
+	// The answers of a kernel without the protocol, the option or the flag. Libraries have a fallback
+	// for them.
+	noType     = unix.SECCOMP_RET_ERRNO | uint32(unix.ESOCKTNOSUPPORT)
+	noProtocol = unix.SECCOMP_RET_ERRNO | uint32(unix.EPROTONOSUPPORT)
+	noOption   = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOPROTOOPT)
+	noUpper    = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOENT)
+	noFlag     = unix.SECCOMP_RET_ERRNO | uint32(unix.EOPNOTSUPP)
 )
+
+// newest is the last call that was reviewed, of Linux 7.0. Later ones fail with ENOSYS, as on an older kernel, until
+// they are reviewed: see the list of allowed calls in the tests.
+const newest = 471
 
 // Columns of the table.
 const (
@@ -35,20 +46,22 @@ const (
 	// anything. The first number is the argument with the flags.
 	flags1mode2
 	flags2mode3
-	family      // of sockets, argument 0: EAFNOSUPPORT, but for those in families
-	multiplexed // socketcall(2): ENOSYS for socketcalls
-	option      // setsockopt(2), arguments 1 and 2: as options says
-	terminal    // ioctl(2), argument 1: EPERM for those in ioctls
-	lease       // fcntl(2), argument 1: EPERM for F_SETLEASE
-	ofInit      // argument 0 is a pid: EPERM for that of init
-	priority    // setpriority(2), arguments 0 and 1: EPERM for init, and for all of a user
-	limit       // setrlimit(2), argument 0: nothing is done for RLIMIT_CORE
-	limitOf     // prlimit64(2), arguments 0 to 2: EPERM for init, and nothing is done for a new RLIMIT_CORE
-	tracing     // ptrace(2), arguments 0 and 3: EPERM for those of traceOptions with PTRACE_O_TRACEEXIT
+	socket   // family, type and protocol, arguments 0 to 2: only those in domains
+	option   // setsockopt(2), arguments 1 and 2: as options says
+	send2    // argument 2 has flags of send(2): EOPNOTSUPP with MSG_OOB
+	send3    // the same for argument 3
+	request  // ioctl(2), argument 1: EPERM for those in ioctls
+	lease    // fcntl(2), argument 1: EPERM for F_SETLEASE
+	ofInit   // argument 0 is a pid: EPERM for that of init
+	priority // setpriority(2), arguments 0 and 1: EPERM for init, and for all of a user
+	limit    // setrlimit(2), argument 0: nothing is done for RLIMIT_CORE
+	limitOf  // prlimit64(2), arguments 0 to 2: EPERM for init, and nothing is done for a new RLIMIT_CORE
+	tracing  // ptrace(2), arguments 0 and 3: EPERM for those of traceOptions with PTRACE_O_TRACEEXIT
 	// Only with Filter.Namespaces:
 	refuseSpace // EPERM
 	lackSpace   // ENOSYS
 	flags0      // clone: EPERM with CLONE_NEWUSER
+	rules       // how many there are
 )
 
 type row struct {
@@ -59,15 +72,18 @@ type row struct {
 
 // table is the calls that are judged, with the numbers of each architecture.
 var table = [...]row{
-	// A socket of a family that has no network namespaces, such as AF_VSOCK, reaches other
-	// sandboxes and the host. A kernel without a family says EAFNOSUPPORT, too, and
-	// programs try another, or do without.
-	{"socket", family, [columns]uint32{41, 359, 198, 281}},
-	{"socketpair", family, [columns]uint32{53, 360, 199, 288}},
+	{"socket", socket, [columns]uint32{41, 359, 198, 281}},
+	{"socketpair", socket, [columns]uint32{53, 360, 199, 288}},
 	// Its arguments are in memory, which a filter cannot read.
-	{"socketcall", multiplexed, [columns]uint32{none, 102, none, none}},
+	{"socketcall", lack, [columns]uint32{none, 102, none, none}},
 	{"setsockopt", option, [columns]uint32{54, 366, 208, 294}},
-	{"ioctl", terminal, [columns]uint32{16, 54, 29, 54}},
+	// Out-of-band data on Unix sockets has had holes (CVE-2025-38236), and next to no program uses it. A filter
+	// cannot tell it from TCP's, which ftp and telnet clients use to interrupt a transfer.
+	{"send", send3, [columns]uint32{none, none, none, 289}},
+	{"sendto", send3, [columns]uint32{44, 369, 206, 290}},
+	{"sendmsg", send2, [columns]uint32{46, 370, 211, 296}},
+	{"sendmmsg", send3, [columns]uint32{307, 345, 269, 374}},
+	{"ioctl", request, [columns]uint32{16, 54, 29, 54}},
 	// Whoever opens a file of the caller's that is shown, read-only or not, would wait
 	// for the holder of a lease, 45 s each time (proc_sys_fs(5), lease-break-time).
 	{"fcntl", lease, [columns]uint32{72, 55, 25, 55}},
@@ -136,6 +152,16 @@ var table = [...]row{
 	{"vhangup", refuse, [columns]uint32{153, 111, 58, 111}},
 	{"iopl", refuse, [columns]uint32{172, 110, none, none}},
 	{"ioperm", refuse, [columns]uint32{173, 101, none, none}},
+	// For programs of the 1990s, in 16 bits or as a.out. Kernels can be built without them.
+	{"modify_ldt", lack, [columns]uint32{154, 123, none, none}},
+	{"vm86", lack, [columns]uint32{none, 166, none, none}},
+	{"vm86old", lack, [columns]uint32{none, 113, none, none}},
+	{"uselib", lack, [columns]uint32{134, 86, none, 86}},
+	// While a file of memfd_secret(2) exists the machine cannot hibernate. cachestat(2) shows which parts of a
+	// host file that is shown read-only others have read (CVE-2025-21691). listns(2) is about the namespaces of others.
+	{"memfd_secret", lack, [columns]uint32{447, 447, 447, none}},
+	{"cachestat", lack, [columns]uint32{451, 451, 451, 451}},
+	{"listns", lack, [columns]uint32{470, 470, 470, 470}},
 	// What programs can do without, and do on older kernels: userfaultfd holds kernel
 	// code up at a chosen place, io_uring goes around everything that looks at calls.
 	{"userfaultfd", lack, [columns]uint32{323, 374, 282, 388}},
@@ -153,9 +179,23 @@ var table = [...]row{
 // well, and PTRACE_SEIZE.
 var traceOptions = [...]uint32{unix.PTRACE_SETOPTIONS, 21, unix.PTRACE_SEIZE}
 
-// families are those of sockets that a payload can have: they belong to a network
-// namespace, or to the file system, or, AF_NETLINK, are what libraries ask the kernel by.
-var families = [...]uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}
+// domain is sockets that a payload can have.
+type domain struct{ families, types, protocols []uint32 }
+
+// domains are those that belong to a network namespace, or to the file system, or, AF_NETLINK, that libraries
+// need to ask the kernel. A socket of a family that has no network namespaces, such as AF_VSOCK, reaches other
+// sandboxes and the host. A kernel without a family answers EAFNOSUPPORT, too.
+//
+// For AF_INET the kernel turns SOCK_PACKET into AF_PACKET, and SOCK_SEQPACKET and SOCK_DCCP select protocols
+// that the third argument does not name. The kernel loads the module of a protocol when any process asks for it. Protocols
+// that are not listed have had many vulnerabilities (MPTCP, UDP-Lite, SCTP, L2TP; of AF_NETLINK XFRM, NETFILTER, AUDIT),
+// reach a process outside (CONNECTOR), or hold data that no cgroup counts (messages between NETLINK_USERSOCK sockets).
+var domains = [...]domain{
+	{[]uint32{unix.AF_UNIX}, []uint32{unix.SOCK_STREAM, unix.SOCK_DGRAM, unix.SOCK_RAW, unix.SOCK_SEQPACKET}, []uint32{0, unix.AF_UNIX}},
+	{[]uint32{unix.AF_INET, unix.AF_INET6}, []uint32{unix.SOCK_STREAM, unix.SOCK_DGRAM, unix.SOCK_RAW},
+		[]uint32{unix.IPPROTO_IP, unix.IPPROTO_ICMP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_ICMPV6}},
+	{[]uint32{unix.AF_NETLINK}, []uint32{unix.SOCK_DGRAM, unix.SOCK_RAW}, []uint32{unix.NETLINK_ROUTE, unix.NETLINK_SOCK_DIAG, unix.NETLINK_KOBJECT_UEVENT}},
+}
 
 // options are those of sockets, by level and name, that are not for a payload, and the answer.
 //
@@ -163,26 +203,59 @@ var families = [...]uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NE
 // a process outside that was sent the socket and reads by read(2) has it closed in there, and of a
 // unix socket's that is in a cycle with itself the kernel's own worker does it, which closes files for
 // all of the machine, one after the other (delayed_fput). Without it a close does not wait, and what was
-// written is sent all the same, so programs are not told.
+// written is sent all the same, so programs are not told. The sizes of the buffers stay at the default, because no
+// cgroup counts all of the data in them; programs accept other sizes.
+//
+// The kernel compiles the filters of sockets into memory that is limited for the whole machine.
 //
 // A flow label stays when its socket is closed, for as long as it says; with 16 bytes of the payload's it can be
 // read by all in the network namespace (/proc/net/ip6_flowlabel), which of a warm room is the next call.
-var options = [...]struct{ level, name, answer uint32 }{
-	{unix.SOL_SOCKET, unix.SO_LINGER, ignored},
-	{unix.IPPROTO_IPV6, flowLabel, refused},
+// IPsec policies, IPV6_ADDRFORM, protocols within TCP (TCP_ULP: TLS, IPsec) and UDP (UDP_ENCAP: IPsec, L2TP) have had
+// holes. No cgroup counts the data of a corked UDP socket.
+var options = [...]struct {
+	level, answer uint32
+	names         []uint32
+}{
+	{unix.SOL_SOCKET, ignored, []uint32{unix.SO_LINGER, unix.SO_SNDBUF, unix.SO_RCVBUF, unix.SO_SNDBUFFORCE, unix.SO_RCVBUFFORCE}},
+	{unix.SOL_SOCKET, refused, []uint32{unix.SO_ATTACH_FILTER, unix.SO_ATTACH_BPF, unix.SO_ATTACH_REUSEPORT_CBPF, unix.SO_ATTACH_REUSEPORT_EBPF}},
+	{unix.IPPROTO_IP, refused, []uint32{unix.IP_IPSEC_POLICY, unix.IP_XFRM_POLICY}},
+	{unix.IPPROTO_IPV6, refused, []uint32{flowLabel, unix.IPV6_ADDRFORM, unix.IPV6_IPSEC_POLICY, unix.IPV6_XFRM_POLICY}},
+	{unix.IPPROTO_TCP, noUpper, []uint32{unix.TCP_ULP}},
+	{unix.IPPROTO_UDP, noOption, []uint32{udpCork, udpEncap}},
 }
 
-const flowLabel = 32 // IPV6_FLOWLABEL_MGR: package unix has it not
+// Package unix has not these names.
+const (
+	flowLabel = 32  // IPV6_FLOWLABEL_MGR
+	udpCork   = 1   // UDP_CORK
+	udpEncap  = 100 // UDP_ENCAP
+)
 
-// ioctls are those that outlast the command on a terminal that it shares with the caller
-// (ioctl_tty(2)): nobody else can open that any more, it has another line discipline, its output
-// is stopped, or what was put into its input is typed into the caller's shell. The kernel refuses
-// TIOCSTI and TIOCLINUX to a session that the terminal does not control; they
-// are here as well because all else depends on that. The numbers are those of all
-// architectures that there is a filter for.
-var ioctls = [...]uint32{unix.TIOCEXCL, unix.TIOCSETD, unix.TIOCSTI, tiocLinux, unix.TCXONC}
+// ioctls reach beyond the command or outlast it. The numbers are the same on all architectures with a filter; the
+// kernel takes them as 32 bits.
+var ioctls = [...]uint32{
+	// These change a terminal that the command shares with the caller (ioctl_tty(2)): they stop others from opening
+	// it, change its line discipline, stop its output, or type into the caller's shell. The kernel refuses TIOCSTI
+	// and TIOCLINUX to a session that the terminal does not control; they are listed in case it does not.
+	unix.TIOCEXCL, unix.TIOCSETD, unix.TIOCSTI, tiocLinux, unix.TCXONC,
+	// A key that is added to a file system outlives the sandbox, and the calls use the kernel's keyrings. Encryption
+	// policies of directories need such a key. fs-verity makes a file read-only for good.
+	unix.FS_IOC_ADD_ENCRYPTION_KEY, unix.FS_IOC_REMOVE_ENCRYPTION_KEY, unix.FS_IOC_REMOVE_ENCRYPTION_KEY_ALL_USERS, unix.FS_IOC_SET_ENCRYPTION_POLICY,
+	unix.FS_IOC_ENABLE_VERITY,
+	// They write out the whole file system, as sync(2) does.
+	btrfsSync, btrfsStartSync, btrfsWaitSync,
+	// The kernel loads a module, bridge or 8021q, before it looks at the caller's capabilities.
+	siocGIfBridge, siocSIfBridge, unix.SIOCBRADDBR, unix.SIOCBRDELBR, siocGIfVLAN, siocSIfVLAN,
+}
 
-const tiocLinux = 0x541c // TIOCLINUX: package unix has it not
-
-// socketcalls are the calls of socketcall(2) that are judged: SYS_SOCKET, SYS_SOCKETPAIR, SYS_SETSOCKOPT.
-var socketcalls = [...]uint32{1, 8, 14}
+// Package unix has not these names.
+const (
+	tiocLinux      = 0x541c     // TIOCLINUX
+	btrfsSync      = 0x9408     // BTRFS_IOC_SYNC
+	btrfsStartSync = 0x80089418 // BTRFS_IOC_START_SYNC
+	btrfsWaitSync  = 0x40089416 // BTRFS_IOC_WAIT_SYNC
+	siocGIfBridge  = 0x8940     // SIOCGIFBR
+	siocSIfBridge  = 0x8941     // SIOCSIFBR
+	siocGIfVLAN    = 0x8982     // SIOCGIFVLAN
+	siocSIfVLAN    = 0x8983     // SIOCSIFVLAN
+)

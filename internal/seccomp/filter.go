@@ -69,8 +69,8 @@ const (
 	argsAt   = 16 // 8 bytes each
 )
 
-// x32 marks the numbers of an ABI of x86-64 that hardly anybody has in his kernel.
-const x32 = 0x40000000
+// armPrivate is where the private numbers of 32-bit ARM begin (__ARM_NR_BASE).
+const armPrivate = 0x0f0000
 
 // architectures are those of this machine, its own first. There are no others (package arch).
 func architectures() []architecture {
@@ -85,16 +85,45 @@ func (f *Filter) Program() []unix.SockFilter {
 	if f == nil {
 		return nil
 	}
-	p := make(program, 0, 360) // made for every payload, and so at once
+	p := make(program, 0, 420) // made for every payload, and so at once
+	// Jumps to the rules, which the architectures share.
+	var ways [2 * rules]struct {
+		rule rule
+		at   int
+	}
+	n := 0
 	p.load(archAt)
 	for _, a := range architectures() {
 		p.jump(unix.BPF_JEQ, a.audit, 1, 0)
 		other := p.add(unix.BPF_JMP|unix.BPF_JA, 0)
-		p.judge(a, f.Namespaces)
+		calls := p.judge(a, f.Namespaces)
+		for r := range rules {
+			at := len(p)
+			for _, c := range calls {
+				if c.rule == r {
+					p[c.at].Jt = near(uint32(at - c.at - 1))
+				}
+			}
+			if slices.ContainsFunc(calls, func(c judged) bool { return c.rule == r }) {
+				ways[n].rule, ways[n].at = r, p.add(unix.BPF_JMP|unix.BPF_JA, 0)
+				n++
+			}
+		}
 		p[other].K = p.since(other)
 	}
 	// Calls by numbers that we do not know.
 	p.answer(missing)
+	for r := range rules {
+		at, used := len(p), false
+		for _, w := range ways[:n] {
+			if w.rule == r {
+				p[w.at].K, used = uint32(at-w.at-1), true
+			}
+		}
+		if used {
+			p.verdict(r)
+		}
+	}
 	return p
 }
 
@@ -120,25 +149,30 @@ func (p *program) jump(compare uint16, k uint32, ifTrue, ifFalse uint8) {
 	(*p)[at].Jt, (*p)[at].Jf = ifTrue, ifFalse
 }
 
+// near returns how far a conditional jump goes, which has 8 bits for that.
+func near(distance uint32) uint8 {
+	if distance > 0xff {
+		panic("seccomp: a jump is too long")
+	}
+	return uint8(distance)
+}
+
 // among begins what is run only if the number that is loaded is one of these, of which
 // there is one at least; it ends with otherwise.
 func (p *program) among(numbers []uint32) (last int) {
 	for i, n := range numbers {
-		p.jump(unix.BPF_JEQ, n, uint8(len(numbers)-1-i), 0)
+		p.jump(unix.BPF_JEQ, n, near(uint32(len(numbers)-1-i)), 0)
 	}
 	return len(*p) - 1
 }
 
 // otherwise is where numbers go on that were not among those looked for.
-func (p *program) otherwise(last int) { (*p)[last].Jf = uint8(p.since(last)) }
+func (p *program) otherwise(last int) { (*p)[last].Jf = near(p.since(last)) }
 
-// judge judges a call of one architecture.
-func (p *program) judge(a architecture, namespaces bool) {
+// judge finds the rule for a call of one architecture. It returns the calls that have one, whose jumps are to be
+// set.
+func (p *program) judge(a architecture, namespaces bool) []judged {
 	p.load(numberAt)
-	if a.audit == unix.AUDIT_ARCH_X86_64 {
-		p.jump(unix.BPF_JGE, x32, 0, 1)
-		p.answer(missing)
-	}
 	calls := make([]judged, 0, len(table))
 	for i := range table {
 		number, r := table[i].number[a.column], table[i].rule
@@ -147,18 +181,17 @@ func (p *program) judge(a architecture, namespaces bool) {
 		}
 	}
 	slices.SortFunc(calls, func(a, b judged) int { return cmp.Compare(a.number, b.number) })
-	p.search(calls)
-	for r := range flags0 + 1 {
-		at := len(*p)
-		for _, c := range calls {
-			if c.rule == r {
-				(*p)[c.at].Jt = uint8(at - c.at - 1)
-			}
+	p.search(calls, func() { // the others, among them all that are greater
+		if a.audit == unix.AUDIT_ARCH_ARM {
+			// set_tls and other private calls have greater numbers.
+			p.jump(unix.BPF_JGE, armPrivate+0x100, 1, 0)
+			p.jump(unix.BPF_JGE, armPrivate, 2, 0)
 		}
-		if slices.ContainsFunc(calls, func(c judged) bool { return c.rule == r }) {
-			p.verdict(r)
-		}
-	}
+		p.jump(unix.BPF_JGE, newest+1, 0, 1)
+		p.answer(missing)
+		p.answer(unix.SECCOMP_RET_ALLOW)
+	})
+	return calls
 }
 
 // judged is a call for which there is a rule.
@@ -168,24 +201,24 @@ type judged struct {
 	at     int // where the program goes on to the rule
 }
 
-// search looks for the number that is loaded among the calls, which are sorted, and allows
-// it if it is none of them. When a filter is loaded the kernel tries it with every number
+// search looks for the number that is loaded among the calls, which are sorted; others beyond the last one that has a
+// rule are left to rest, and allowed before. When a filter is loaded the kernel tries it with every number
 // there is, to remember which calls are allowed whatever their arguments (Linux 5.11): to
 // ask for one number after the other takes it ten times as long.
-func (p *program) search(calls []judged) {
+func (p *program) search(calls []judged, rest func()) {
 	const few = 8
 	if len(calls) > few {
 		half := len(calls) / 2
 		at := p.add(unix.BPF_JMP|unix.BPF_JGE|unix.BPF_K, calls[half].number)
-		p.search(calls[:half])
-		(*p)[at].Jt = uint8(p.since(at))
-		p.search(calls[half:])
+		p.search(calls[:half], func() { p.answer(unix.SECCOMP_RET_ALLOW) })
+		(*p)[at].Jt = near(p.since(at))
+		p.search(calls[half:], rest)
 		return
 	}
 	for i := range calls {
 		calls[i].at = p.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, calls[i].number)
 	}
-	p.answer(unix.SECCOMP_RET_ALLOW)
+	rest()
 }
 
 // verdict returns from the filter as a rule says.
@@ -226,17 +259,32 @@ func (p *program) verdict(r rule) {
 		opening(2)
 	case flags0:
 		refuseIfSet(0, unix.CLONE_NEWUSER)
-	case family:
-		answerIf(0, families[:], unix.SECCOMP_RET_ALLOW)
+	case socket:
+		for _, d := range domains {
+			argument(0)
+			family := p.among(d.families)
+			argument(1)
+			p.add(unix.BPF_ALU|unix.BPF_AND|unix.BPF_K, socketType)
+			kind := p.among(d.types)
+			answerIf(2, d.protocols, unix.SECCOMP_RET_ALLOW)
+			p.answer(noProtocol)
+			p.otherwise(kind)
+			p.answer(noType)
+			p.otherwise(family)
+		}
 		otherwise = foreign
 	case option:
 		for _, o := range options {
 			argument(1)
 			level := p.among([]uint32{o.level})
-			answerIf(2, []uint32{o.name}, o.answer)
+			answerIf(2, o.names, o.answer)
 			p.otherwise(level)
 		}
-	case terminal:
+	case send2, send3:
+		argument(2 + uint32(r-send2))
+		p.jump(unix.BPF_JSET, unix.MSG_OOB, 0, 1)
+		p.answer(noFlag)
+	case request:
 		answerIf(1, ioctls[:], refused)
 	case lease:
 		answerIf(1, []uint32{unix.F_SETLEASE, unix.F_SETDELEG}, refused) // Linux 6.19 has the second
@@ -262,13 +310,14 @@ func (p *program) verdict(r rule) {
 		request := p.among(traceOptions[:])
 		refuseIfSet(3, unix.PTRACE_O_TRACEEXIT)
 		p.otherwise(request)
-	case multiplexed:
-		answerIf(0, socketcalls[:], missing)
 	default:
 		otherwise = refused
 	}
 	p.answer(otherwise)
 }
+
+// socketType is the part of a socket's second argument that is not flags (SOCK_TYPE_MASK).
+const socketType = 0xf
 
 // setID is what a file's mode must not be given.
 const setID = unix.S_ISUID | unix.S_ISGID

@@ -271,7 +271,7 @@ func (o *order) timeouts(set *settings) (usual, longest time.Duration) {
 // boundLimits are the limits that hold. More than the tenant's ceiling is refused, and not cut
 // down: a program that was made for more would fail in its own way.
 func boundLimits(set *settings, t config.Tenant, l api.Limits) (limits.Request, error) {
-	out := limits.Request{Memory: l.Memory, Pids: l.Pids, CPUs: l.CPUs, CPUTime: milliseconds(l.CPUTimeMS), FSize: l.FSize}
+	out := limits.Request{Memory: l.Memory, Pids: l.Pids, CPUs: l.CPUs, CPUTime: milliseconds(l.CPUTimeMS), FSize: l.FSize, NoFile: limits.Files(set.Call.NoFile)}
 	orElse(&out.Memory, int64(set.Call.Memory), int64(t.Memory))
 	orElse(&out.Pids, set.Call.Pids, t.Pids)
 	orElse(&out.CPUs, set.Call.CPUs, t.CPUs)

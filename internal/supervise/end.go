@@ -217,6 +217,9 @@ func (c *Command) teardown() Outcome {
 	if !rescue.Stop() {
 		<-rescued
 	}
+	if g := c.Limits; g != nil && out.Verdict == result.Unproven {
+		_ = g.Throttle() // the survivors keep to the quota; a cgroup that is gone needs none
+	}
 	return out
 }
 

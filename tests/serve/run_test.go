@@ -189,6 +189,23 @@ func TestUsage(t *testing.T) {
 	}
 }
 
+// Calls have few descriptors, in warm rooms and in others.
+func TestFewFiles(t *testing.T) {
+	t.Parallel()
+	few := strconv.FormatInt(limits.Files(1024), 10)
+	const one = "[rooms]\nmin = 1\nmax = 1\n"
+	for config, want := range map[string]string{one: few, one + "[call]\nnofile = 77\n": "77", "[rooms]\nmin = 0\nmax = 0\n": few} {
+		s := serve(t, config)
+		warm := strings.HasPrefix(config, one)
+		if warm {
+			s.warm(1)
+		}
+		if a := s.run(sh("ulimit -Sn; ulimit -Hn")); *a.Stdout != want+"\n"+want+"\n" || warm != (a.Room == "warm") {
+			t.Errorf("%q: %q in a %s room", config, *a.Stdout, a.Room)
+		}
+	}
+}
+
 // What a client sends is not in the log: neither code, nor arguments, nor environment.
 func TestLogHoldsNoSecrets(t *testing.T) {
 	t.Parallel()

@@ -1,0 +1,37 @@
+package tests
+
+import (
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// hiddenFiles prints the contents of hidden files of /proc, if it can read them.
+const hiddenFiles = `for dir in "/proc", "/proc/self/root/proc", "/proc/thread-self/root/proc":
+    for name in "keys", "key-users", "locks":
+        try:
+            print(dir, name, open("%s/%s" % (dir, name)).read())
+        except (PermissionError, FileNotFoundError):
+            pass
+for name in "cpuinfo", "meminfo", "stat", "loadavg", "self/status", "sys/kernel/osrelease":
+    open("/proc/" + name).read()
+print("end")
+`
+
+// The caller's keys and the machine's file locks are hidden from the commands of a run, a sandbox and an exec.
+func TestProcMasked(t *testing.T) {
+	t.Parallel()
+	hidden := func(what string, out []byte) {
+		t.Helper()
+		if string(out) != "end\n" {
+			t.Errorf("%s: %s", what, out)
+		}
+	}
+	r := harness.Run(t, harness.Options{}, "python3", "-c", hiddenFiles)
+	r.Expect(t, 0, "exited")
+	hidden("run", r.Stdout)
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	x := b.Exec(harness.Options{}, nil, "python3", "-c", hiddenFiles)
+	x.Expect(t, 0, "exited")
+	hidden("exec", x.Stdout)
+}

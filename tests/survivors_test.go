@@ -1,0 +1,92 @@
+package tests
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// A teardown lifts the CPU quota. A process that survives it gets the quota back: here one that stops for its tracer
+// outside when it has been killed.
+func TestUnprovenQuota(t *testing.T) {
+	t.Parallel()
+	if !enforced(t, limits.Request{CPUs: 0.25}, "--cpus", "0.25") {
+		return
+	}
+	runtime.LockOSThread() // a tracer is a thread
+	defer runtime.UnlockOSThread()
+	dir := harness.SharedDir(t)
+	cmd := exec.Command(harness.Binary(t), "--cpus", "0.25", "--timeout", "60", "--proof-timeout", "0.5", "--bind", dir+":/out", "sh", "-c", "read line; exit 7")
+	stdin, err := cmd.StdinPipe()
+	harness.Must(t, err)
+	cmd.Dir = dir
+	done, err := harness.StartCommand(cmd)
+	harness.Must(t, err)
+	defer done()
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	pid := 0
+	harness.Until(t, harness.Bound, "the command", func() bool {
+		for _, child := range harness.Descendants(cmd.Process.Pid) {
+			if name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", child)); strings.HasPrefix(string(name), "sh\x00") {
+				pid = child
+			}
+		}
+		return pid != 0
+	})
+	keeper, err := harness.Adopt(harness.Descendants(cmd.Process.Pid)[0]) // the parent of the command's init; it outlives sbxrun
+	harness.Must(t, err)
+	defer keeper.Close()
+	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	harness.Must(t, err)
+	id := regexp.MustCompile(`/sbxrun-([0-9a-f]+)`).FindStringSubmatch(string(groups))
+	if _, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(pid), 0, unix.PTRACE_O_TRACEEXIT, 0, 0); errno != 0 || id == nil {
+		t.Fatalf("trace %d in %s: %v", pid, groups, errno)
+	}
+	harness.Must(t, cmd.Process.Signal(unix.SIGTERM))
+	stdin.Close()
+	err = <-exited
+	if e := (*exec.ExitError)(nil); !errors.As(err, &e) || e.ExitCode() != 123 {
+		t.Errorf("want unproven: %v", err)
+	}
+	quotas := 0
+	for _, dir := range harness.Cgroups(id[1]) {
+		for file, want := range map[string]string{"cpu.max": "25000 100000", "cpu.cfs_quota_us": "25000"} {
+			quota, err := os.ReadFile(filepath.Join(dir, file))
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if harness.Must(t, err); strings.TrimSpace(string(quota)) != want {
+				t.Errorf("%s of the survivor: %s", file, quota)
+			}
+			quotas++
+		}
+	}
+	if quotas == 0 {
+		t.Errorf("no quota of %s", strconv.Quote(id[1]))
+	}
+	var status unix.WaitStatus
+	_, err = unix.Wait4(pid, &status, unix.WALL, nil)
+	harness.Must(t, err)
+	if _, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_CONT, uintptr(pid), 0, 0, 0, 0); errno != 0 {
+		t.Error(errno)
+	}
+	_, _ = unix.Wait4(pid, &status, unix.WALL, nil) // its end
+	<-keeper.Reaped()
+	if left := harness.Cgroups(id[1]); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
