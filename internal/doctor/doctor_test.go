@@ -25,7 +25,7 @@ import (
 )
 
 func caller() room.Caller {
-	return room.Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
+	return room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
 }
 
 // TestMain lets this program break something about the machine it sees, when
@@ -352,9 +352,9 @@ func TestTryBwrap(t *testing.T) {
 
 func TestDiagnoseMissing(t *testing.T) {
 	c := caller()
-	c.Path = t.TempDir()
+	c.Bwrap = filepath.Join(t.TempDir(), "bwrap")
 	d := Diagnose(context.Background(), c)
-	if d == nil || !strings.Contains(d.Message, "bubblewrap is not installed") || d.Code != "setup" {
+	if d == nil || !strings.Contains(d.Message, "cannot use the bubblewrap that SBXRUN_BWRAP names") || d.Code != "setup" {
 		t.Fatalf("%+v", d)
 	}
 	if strings.ContainsAny(d.Message+d.Hint, "\n") || d.Hint == "" {

@@ -1,7 +1,6 @@
 package room
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -63,10 +62,11 @@ type Plan struct {
 
 // Caller is who asks: what Prepare must know about the world outside.
 type Caller struct {
-	Path string // PATH: where bwrap is, and where a command could have been
-	Home string // HOME
-	UID  int    // effective
-	GID  int
+	Path  string // PATH: where a command could have been
+	Home  string // HOME
+	Bwrap string // the bwrap that the user names: [ProgramVariable]
+	UID   int    // effective
+	GID   int
 	// Begin, if not nil, is called before anything is made or started, and may block. It returns
 	// bwrap's stderr if bwrap is to be started while the plan is made, or nil. Prepare returns its
 	// error.
@@ -75,7 +75,7 @@ type Caller struct {
 
 // ThisCaller is this process.
 func ThisCaller() Caller {
-	return Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
+	return Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), Bwrap: os.Getenv(ProgramVariable), UID: os.Geteuid(), GID: os.Getegid()}
 }
 
 // Descriptors of bwrap next to 0, 1 and 2.
@@ -110,10 +110,15 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if p.Tools != "" {
 		c.Path = p.Tools
 	}
+	users := len(p.Mounts)
 	if plan.Workdir, err = currentDirectory(&p, c.Home); err != nil {
 		return nil, err
 	}
-	if plan.Program, err = Find(context.Background(), c.Path); err != nil {
+	cwd := ""
+	if len(p.Mounts) > users {
+		cwd = p.Mounts[users].Source
+	}
+	if plan.Program, err = Find(c, cwd, p.Mounts); err != nil {
 		return nil, err
 	}
 	if c.Begin != nil {
