@@ -10,10 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Program returns the real path of a program that only root could have put there, or, if
-// own is set, only root and the caller: every directory on the way and the file belong to
-// them, and nobody else can change one of them. A path that passes cannot be exchanged by
-// anybody else before it is executed.
+// Program returns the real path of a program that only root, or, if own is set, only root
+// and the caller can change: the file and every directory on the way belong to them, and are
+// not writable by other users. So no other user can exchange it before it is executed.
 //
 // The error of a program that others could have changed is an [UntrustedError].
 func Program(path string, own bool) (real string, err error) {
@@ -89,8 +88,8 @@ func ownedBy(path string, st *unix.Stat_t, own bool) bool {
 	case st.Uid == 0, own && st.Uid == uint32(os.Geteuid()):
 		return true
 	case st.Uid == overflow && !mapped(overflow):
-		// If the namespace does not map the caller either, no sandbox can be made there, and the
-		// reason for that is what the caller has to be told.
+		// If the namespace does not map the caller either, no sandbox can be made there. A later
+		// check reports that.
 		return os.Geteuid() == overflow || st.Mode&unix.S_IFMT == unix.S_IFLNK || unix.Access(path, unix.W_OK) != nil
 	}
 	return false
@@ -100,7 +99,7 @@ func ownedBy(path string, st *unix.Stat_t, own bool) bool {
 func mapped(uid uint64) bool {
 	text, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil {
-		return true // unknown: then it is somebody's
+		return true // assume that it is another user
 	}
 	for line := range strings.Lines(string(text)) {
 		f := strings.Fields(line)

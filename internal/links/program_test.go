@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A program counts only if nobody else can change it, its directories, or the links that lead to it.
+// Program rejects a program if other users can change it, its directories, or the links on the way.
 func TestProgram(t *testing.T) {
 	root := os.Geteuid() == 0
 	for _, tt := range []struct {
