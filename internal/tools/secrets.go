@@ -101,7 +101,7 @@ const (
 	manyCovers  = 300
 )
 
-// cover returns those of dirs that can be shown, and mounts that hide credentials in them. A directory
+// cover returns those of dirs that can be shown, and mounts that hide the credentials there. A directory
 // that cannot be searched within bounds is covered; one that takes too many covers is not shown.
 func (f *finder) cover(dirs []string) (shown []string, covers []room.Mount) {
 	c := coverer{tops: dirs, seen: map[string]bool{}}

@@ -296,7 +296,7 @@ func (f *finder) prefix(dir string) {
 	}
 }
 
-// toolchain reports whether all of a prefix is shown, because it contains only a tool.
+// toolchain reports whether a prefix contains only a tool. Then all of it is shown.
 func (f *finder) toolchain(top string) bool {
 	is, known := f.tools[top]
 	if !known {
