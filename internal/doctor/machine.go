@@ -92,6 +92,11 @@ func (m machine) facts() map[string]string {
 	note(m.unmapped("gid_map", m.gid), "unmapped", "gid "+known["gid"])
 	note(m.unmapped("uid_map", m.uid), "unmapped", "uid "+known["uid"])
 
+	note(uint32(m.gid) >= 1<<31, "large-id", "gid "+known["gid"])
+	note(uint32(m.uid) >= 1<<31, "large-id", "uid "+known["uid"])
+	_, err = m.read("/tmp")
+	note(errors.Is(err, fs.ErrNotExist), "no-tmp", "")
+
 	full := m.full()
 	note(full != "", "full", full)
 

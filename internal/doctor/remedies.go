@@ -80,6 +80,9 @@ func fill(text string, known map[string]string) string {
 	return strings.Join(slices.DeleteFunc(lines, func(line string) bool { return line == "" }), "\n")
 }
 
+// unknownCause begins the cause of a failure that no row explains: bubblewrap's message follows.
+const unknownCause = "bubblewrap failed, for an unknown reason: "
+
 const (
 	asUser      = "run sbxrun as an ordinary user"
 	mapIDs      = "map uid {uid} and gid {gid} into it: newuidmap(1), /etc/subuid, /etc/subgid"
@@ -190,6 +193,8 @@ var remedies = []remedy{
 	{seen: "create EINVAL|ENOSYS !filtered", cause: "the kernel was built without {missing}", fix: "boot a kernel with {missing}=y"},
 
 	// One step has a reason of its own.
+	{seen: "setup EINVAL large-id", cause: "bubblewrap cannot handle {large-id}: ids must be below 2147483648: {text}", fix: "run sbxrun as another user"},
+	{seen: "setup ENOENT no-tmp", cause: "bubblewrap needs a directory /tmp: {text}", fix: "{sudo}mkdir -m 1777 /tmp"},
 	{seen: "pivot initramfs", cause: "/ is the initial ramfs, which cannot be pivoted away from", fix: "start the system with switch_root, not with chroot"},
 	// The kernel mounts a fresh /proc in a user namespace only where a whole one is visible
 	// already (mount_too_revealing): otherwise it would show what somebody has hidden.
@@ -239,6 +244,6 @@ var remedies = []remedy{
 		kubernetes: "in the pod's securityContext: seLinuxOptions: {type: spc_t}\n" + avc,
 	}},
 	{seen: "call", cause: "{text}"},
-	{seen: "create", cause: "the kernel refuses it, as it does in a chroot, and no setting here is known that would: {text}", fix: "if this is a chroot: " + leaveChroot + "\n" + kernelLog},
-	{cause: "the kernel refuses it, and no setting here is known that would: {text}", fix: kernelLog},
+	{seen: "create", cause: unknownCause + "{text}", fix: "if this is a chroot: " + leaveChroot + "\n" + kernelLog},
+	{cause: unknownCause + "{text}", fix: kernelLog},
 }

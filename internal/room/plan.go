@@ -107,6 +107,9 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 		}
 	}()
 	user := plan.identify(&p, c)
+	if err := checkIDs(user, p.Outside(c), p.User != nil); err != nil {
+		return nil, err
+	}
 	if p.Tools != "" {
 		c.Path = p.Tools
 	}
@@ -260,6 +263,21 @@ func (p *Plan) identify(pol *Policy, c Caller) (user User) {
 		p.identity = []string{"--uid", strconv.Itoa(int(user.UID)), "--gid", strconv.Itoa(int(user.GID))}
 	}
 	return user
+}
+
+// checkIDs refuses ids that bubblewrap, up to 0.12 at least, writes into uid_map as negative numbers.
+func checkIDs(inside, outside User, named bool) error {
+	for _, id := range []uint32{inside.UID, inside.GID, outside.UID, outside.GID} {
+		if id < 1<<31 {
+			continue
+		}
+		e := &result.Error{Code: "user", Message: fmt.Sprintf("bubblewrap cannot set up a sandbox for uid or gid %d: ids must be below %d", id, uint32(1<<31)), Hint: "run sbxrun as another user"}
+		if named {
+			e.Hint = "name other ids with --user"
+		}
+		return e
+	}
+	return nil
 }
 
 // environment is the payload's: clean, with what the policy adds. bwrap itself

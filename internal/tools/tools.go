@@ -296,7 +296,7 @@ func (f *finder) prefix(dir string) {
 	}
 }
 
-// toolchain reports whether a prefix contains only a tool. Then all of it is shown.
+// toolchain reports whether a prefix belongs to a tool, so that all of it can be shown.
 func (f *finder) toolchain(top string) bool {
 	is, known := f.tools[top]
 	if !known {
