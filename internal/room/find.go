@@ -29,22 +29,25 @@ const ProgramVariable = "SBXRUN_BWRAP"
 // has directories of projects, which sandboxed commands can write to.
 var programPlaces = []string{"/usr/bin/bwrap", "/bin/bwrap", "/usr/local/bin/bwrap", "/run/current-system/sw/bin/bwrap", "/run/current-system/profile/bin/bwrap"}
 
-// Find returns the bubblewrap that c names, or else the first in programPlaces. Only root may be able to
-// change it; of one that an ordinary user names, also that user. It must not lie where mounts let the sandbox
-// write, and one that is named not below cwd, the current directory if the sandbox shows it. Find executes
-// nothing: the version is a string inside the program.
+// Find returns the bubblewrap that c names, or else the first in programPlaces. Only root and the caller may be
+// able to change it: in a user namespace with a single uid, all files belong to the caller. It must not lie where
+// mounts let the sandbox write, and one that is named not below cwd, the current directory if the sandbox shows
+// it. Find executes nothing: the version is a string inside the program.
 func Find(c Caller, cwd string, mounts []Mount) (p Program, err error) {
-	places, own := programPlaces, false
+	places, own := programPlaces, c.UID != 0
 	if c.Bwrap != "" {
-		places, own = []string{c.Bwrap}, c.UID != 0
+		places = []string{c.Bwrap}
 		if cwd != "" && holds(cwd, c.Bwrap) {
 			return p, untrustedProgram("%s names %q in the current directory, which could be anybody's", ProgramVariable, c.Bwrap)
 		}
 	}
-	// An ordinary user's sandbox cannot write to root's directories, whatever is bound.
 	exposed := func(file string) error {
 		for _, m := range mounts {
-			if m.Kind == ReadWrite && (own || c.UID == 0) && holds(m.Source, file) {
+			if m.Kind != ReadWrite || !holds(m.Source, file) {
+				continue
+			}
+			// An ordinary user's sandbox cannot write to root's directories, whatever is bound.
+			if _, err := links.Program(file, false); err != nil || !own {
 				return untrustedProgram("the sandbox may write to %q, and so change %s", m.Source, file)
 			}
 		}

@@ -180,11 +180,9 @@ func TestFindExposed(t *testing.T) {
 	}
 	// Root's sandboxes could write to root's directories.
 	for _, source := range []string{"/usr", "/usr/bin", "/"} {
-		if _, err := Find(Caller{UID: 0}, "", []Mount{{Kind: ReadWrite, Source: source}}); err == nil {
-			t.Errorf("%s is writable for a sandbox of root's, and bwrap was found", source)
-		}
-		if _, err := Find(Caller{UID: 1000}, "", []Mount{{Kind: ReadWrite, Source: source}}); err != nil {
-			t.Errorf("%s is writable for a sandbox of uid 1000: %v", source, err)
+		_, err := Find(named(""), "", []Mount{{Kind: ReadWrite, Source: source}})
+		if root := os.Geteuid() == 0; root != (err != nil) {
+			t.Errorf("%s is writable for the sandbox: %v", source, err)
 		}
 	}
 }
