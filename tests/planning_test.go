@@ -87,6 +87,9 @@ func TestPlanningHasNoEffects(t *testing.T) {
 		{"exec", "127", 127, nil, []string{"box", "no-such-command"}},
 		{"exec", "75", 75, []string{"--max-parallel", "1"}, []string{"box", "true"}},
 	}
+	if os.Getenv("SBXRUN_BWRAP") != "" {
+		ends[0].code = -1 // an older one cannot do the same as sbxrun
+	}
 	before := [2]map[string]string{contents(t, s.Dir), contents(t, data)}
 	try := func(what string, want int, args ...string) {
 		t.Helper()
