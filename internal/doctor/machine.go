@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/room"
 )
 
 // machine is what can be read about this machine, to tell which of the possible
@@ -49,7 +51,7 @@ func sameRootAsInit() (same, known bool) {
 // facts are what is known of this machine, by name: words of the table of remedies that
 // hold, and what stands for {name} there.
 func (m machine) facts() map[string]string {
-	known := map[string]string{"uid": strconv.Itoa(m.uid), "gid": strconv.Itoa(m.gid), "bwrap": m.bwrap, "profile": printed(m.bwrap), "sudo": "sudo ", "by": "", "host": ""}
+	known := map[string]string{"uid": strconv.Itoa(m.uid), "gid": strconv.Itoa(m.gid), "bwrap": room.ShellQuote(m.bwrap), "profile": printed(m.bwrap), "sudo": "sudo ", "by": "", "host": ""}
 	note := func(holds bool, name, value string) {
 		if holds {
 			known[name] = value

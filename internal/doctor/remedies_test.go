@@ -370,10 +370,10 @@ func TestUnderstand(t *testing.T) {
 		want  failure
 	}{
 		{"", failure{step: stepOther}},
-		{"bwrap: execvp true: No such file or directory\n", failure{stepPayload, unix.ENOENT, "execvp true: No such file or directory"}},
-		{"a wrapper's own words\nbwrap: setting up uid map: Permission denied\n", failure{stepSetup, unix.EACCES, "setting up uid map: Permission denied"}},
-		{"bwrap: error: Failed to mount tmpfs: no space left on device", failure{stepSetup, unix.ENOSPC, "Failed to mount tmpfs: no space left on device"}},
-		{"bwrap: Creating new namespace failed: Cannot allocate memory", failure{stepCreate, unix.ENOMEM, "Creating new namespace failed: Cannot allocate memory"}},
+		{"bwrap: execvp true: No such file or directory\n", failure{step: stepPayload, errno: unix.ENOENT, text: "execvp true: No such file or directory"}},
+		{"a wrapper's own words\nbwrap: setting up uid map: Permission denied\n", failure{step: stepSetup, errno: unix.EACCES, text: "setting up uid map: Permission denied"}},
+		{"bwrap: error: Failed to mount tmpfs: no space left on device", failure{step: stepSetup, errno: unix.ENOSPC, text: "Failed to mount tmpfs: no space left on device"}},
+		{"bwrap: Creating new namespace failed: Cannot allocate memory", failure{step: stepCreate, errno: unix.ENOMEM, text: "Creating new namespace failed: Cannot allocate memory"}},
 	}
 	for _, tt := range tests {
 		if got := understand(tt.words); got != tt.want {
@@ -502,7 +502,7 @@ func TestTable(t *testing.T) {
 	})
 	machine.uid = 1 << 31
 	full := machine.facts()
-	known := map[string]bool{"text": true, "name": true}
+	known := map[string]bool{"text": true, "name": true, "open": true}
 	for name := range full {
 		known[name] = true
 	}

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path"
 	"strconv"
@@ -80,8 +81,8 @@ func Find(c Caller, cwd string, mounts []Mount) (p Program, err error) {
 	default:
 		return p, &result.Error{
 			Code:    "bwrap-missing",
-			Message: "bubblewrap is not installed: no " + strings.Join(places, ", "),
-			Hint:    "install it: " + installHint() + "; or name it: " + ProgramVariable + "=FILE",
+			Message: "bubblewrap is not installed: no " + strings.Join(places, ", ") + ", and " + ProgramVariable + " names none",
+			Hint:    "install it: " + installHint(),
 		}
 	}
 	var st unix.Stat_t
@@ -229,6 +230,9 @@ func installHint() string {
 		{"zypper", "zypper install bubblewrap"},
 	} {
 		if _, err := exec.LookPath(m.program); err == nil {
+			if os.Geteuid() != 0 {
+				return "sudo " + m.command
+			}
 			return m.command
 		}
 	}

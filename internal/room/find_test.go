@@ -262,6 +262,9 @@ func TestInstallHint(t *testing.T) {
 		"emerge":  "your distribution's package bubblewrap",
 	} {
 		t.Setenv("PATH", laidOut(t, program))
+		if os.Geteuid() != 0 && program != "emerge" {
+			want = "sudo " + want
+		}
 		if got := installHint(); got != want {
 			t.Errorf("with %s: %q, want %q", program, got, want)
 		}
