@@ -94,7 +94,7 @@ func newConsole(t *testing.T) *console {
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "FIXTURE_SECONDS=") }),
 		"HOME="+t.TempDir(), "SBXRUN_STATE_DIR="+filepath.Join(t.TempDir(), "state"), "SBXRUN_DATA_DIR="+filepath.Join(t.TempDir(), "data"),
 		"XDG_RUNTIME_DIR="+t.TempDir(), "TMPDIR="+t.TempDir(), // for its mktemp
-		"PATH="+filepath.Dir(harness.Binary(t))+":"+harness.Path) // not a python3 of the caller's
+		"PATH="+filepath.Dir(harness.Binary(t))+":"+harness.Path, harness.Bwrap()) // not a python3 of the caller's
 	stdin, err := cmd.StdinPipe()
 	harness.Must(t, err)
 	out, in, err := os.Pipe()
@@ -200,7 +200,7 @@ print(execute_code("import time; print('begun', flush=True); time.sleep(600)", t
 print(execute_code("import os; print(os.listdir('.')); raise SystemExit(3)", timeout=60)[:3])
 print(execute_code("import os; os.write(1, b'a\\xff')", timeout=60))
 `)
-		cmd.Env = []string{"PATH=" + filepath.Dir(harness.Binary(t)) + ":" + harness.Path, "SBXRUN_STATE_DIR=" + filepath.Join(t.TempDir(), "state")}
+		cmd.Env = []string{"PATH=" + filepath.Dir(harness.Binary(t)) + ":" + harness.Path, harness.Bwrap(), "SBXRUN_STATE_DIR=" + filepath.Join(t.TempDir(), "state")}
 		out, _ := harness.Command(t, cmd, harness.Bound) // an error shows in what it prints
 		return string(out)
 	}

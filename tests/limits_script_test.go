@@ -52,7 +52,7 @@ func limitsScript(t *testing.T, wrap []string) {
 		read -r word
 		all`, harness.Binary(t))
 	shell := exec.Command(words[0], words[1:]...)
-	shell.Dir, shell.Env = "/", []string{"PATH=" + harness.Path, "SBXRUN_STATE_DIR=" + state}
+	shell.Dir, shell.Env = "/", []string{"PATH=" + harness.Path, harness.Bwrap(), "SBXRUN_STATE_DIR=" + state}
 	shell.Stderr = os.Stderr
 	stdin, err := shell.StdinPipe()
 	harness.Must(t, err)

@@ -10,15 +10,15 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// olderBwrap is a directory with a bwrap that says it is bubblewrap 0.4.1, and like that
+// olderBwrap is a bwrap that says it is bubblewrap 0.4.1, and like that
 // refuses the options that came later: --perms, --size, --disable-userns. The tests with
 // really old ones are setup.sh bwraps.
 func olderBwrap(t *testing.T) string {
 	t.Helper()
 	dir := harness.Dir(t)
 	harness.Must(t, os.Chmod(dir, 0o755)) // of root's another identity executes it
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "bwrap"), []byte(`#!/bin/sh
-[ "$1" != --version ] || exec echo bubblewrap 0.4.1
+	name := filepath.Join(dir, "bwrap")
+	harness.Must(t, os.WriteFile(name, []byte(`#!/bin/sh
 args=$(mktemp)
 cat <&3 >$args
 exec 3<$args
@@ -32,8 +32,8 @@ for word in "$@" $(tr '\0' '\n' </proc/self/fd/3); do
 	esac
 done
 exec /usr/bin/bwrap "$@"
-`), 0o755))
-	return dir
+`+"\x00bubblewrap 0.4.1\x00--as-pid-1\n"), 0o755))
+	return name
 }
 
 // The room of an older bubblewrap is no weaker: what that has no options for sbxrun does
@@ -41,7 +41,7 @@ exec /usr/bin/bwrap "$@"
 func TestOlderBwrap(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
-	env := harness.Options{Env: []string{"PATH=" + olderBwrap(t) + ":" + harness.Path}}
+	env := harness.Options{Env: []string{"SBXRUN_BWRAP=" + olderBwrap(t)}}
 	r := harness.Run(t, harness.Options{Env: env.Env, Bare: true, Dir: "/usr"}, "--print-command", "true")
 	if r.ExitCode != 125 || len(r.Stdout) != 0 || !strings.Contains(string(r.Stderr), "a command without sbxrun takes bubblewrap 0.8") {
 		t.Errorf("--print-command: exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)

@@ -122,7 +122,7 @@ func TestForeignProc(t *testing.T) {
 	}
 }
 
-// Of a /proc that hides processes, doctor and the error of a run say so.
+// Doctor, and every command that works with processes of a sandbox, report a /proc that hides processes.
 func TestHiddenProc(t *testing.T) {
 	t.Parallel()
 	// PID 1 keeps its capabilities, so who has only what root needs to end a run may not trace it, and is not shown it.
@@ -132,8 +132,17 @@ func TestHiddenProc(t *testing.T) {
 	if r := harness.Run(t, o, "doctor"); r.ExitCode != 125 || !strings.Contains(string(r.Stdout), said) || !strings.Contains(string(r.Stdout), "mount -o remount,hidepid=0 /proc") {
 		t.Errorf("doctor: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
-	if r := harness.Run(t, o, "true"); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "hides the processes of others (hidepid); mount -o remount,hidepid=0 /proc") {
-		t.Errorf("run: exit code %d: %s", r.ExitCode, r.Stderr)
+	state := harness.SharedDir(t) + "/state"
+	o.Env = []string{"SBXRUN_STATE_DIR=" + state}
+	const message = "sbxrun: error: /proc hides the processes of others (hidepid); mount -o remount,hidepid=0 /proc; or, for one group, with gid=ITS-ID instead\n"
+	for _, args := range []string{"true", "start", "start true", "exec box true", "exec -d box true", "--json true"} {
+		r := harness.Run(t, o, strings.Fields(args)...)
+		if r.ExitCode != 125 || string(r.Stderr) != message {
+			t.Errorf("%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
+		}
+	}
+	if _, err := os.Stat(state); !os.IsNotExist(err) {
+		t.Errorf("%s: %v", state, err)
 	}
 }
 

@@ -2,6 +2,7 @@ package tests
 
 import (
 	"fmt"
+	"os"
 	"regexp"
 	"strconv"
 	"testing"
@@ -25,6 +26,7 @@ func TestScripts(t *testing.T) {
 		RequireUniqueNames: true,
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("PATH", harness.Path)
+			env.Setenv("SBXRUN_BWRAP", os.Getenv("SBXRUN_BWRAP"))
 			env.Setenv("FIXTURES", harness.FixturesDir(t))
 			env.Values[last{}] = new(runs)
 			return nil
@@ -79,7 +81,7 @@ func scriptRun(ts *testscript.TestScript, code int, args []string) {
 func scriptStart(ts *testscript.TestScript, args []string) *harness.Process {
 	return harness.Start(scriptT{ts}, harness.Options{
 		Dir: ts.MkAbs("."),
-		Env: []string{"PATH=" + ts.Getenv("PATH"), "HOME=" + ts.Getenv("HOME")},
+		Env: []string{"PATH=" + ts.Getenv("PATH"), "HOME=" + ts.Getenv("HOME"), "SBXRUN_BWRAP=" + ts.Getenv("SBXRUN_BWRAP")},
 	}, args...)
 }
 

@@ -40,7 +40,7 @@ func TestWords(t *testing.T) {
 		t.Errorf("--workdir .: exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	}
 	r = harness.Start(t, harness.Options{Bare: true, Env: []string{"PATH="}}, "true").Wait()
-	if want := "sbxrun: error: cannot look for bubblewrap: PATH is empty or not set; set it: PATH=/usr/bin:/bin\n"; r.ExitCode != 125 || string(r.Stderr) != want {
+	if r.ExitCode != 0 || len(r.Stderr) != 0 { // bubblewrap is not looked for there
 		t.Errorf("without PATH: exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	}
 	// A negative number is a value.

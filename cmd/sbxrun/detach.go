@@ -23,7 +23,7 @@ var caller *detach.Caller
 // inBackground has a command carried out in the background, and prints what comes of it.
 func inBackground(command string, args []string, asJSON bool, print func(detach.Handover) error) int {
 	var said detach.Handover
-	if err := state.CheckProc(); err != nil {
+	if err := state.CheckVisible(); err != nil {
 		said = detach.Handover{Error: asError(err).Report(), Code: result.ExitNotStarted}
 	} else if said, err = detach.Spawn(command, args); err != nil {
 		var none *admission.Leave

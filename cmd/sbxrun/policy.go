@@ -66,7 +66,7 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, part
 	if err = protect(f, &p); err != nil {
 		return p, parts, err
 	}
-	if err = useVolumes(parts, &p, f.Volume); err != nil {
+	if _, err = parseVolumes(f.Volume); err != nil {
 		return p, parts, err
 	}
 	var vars []values.Var

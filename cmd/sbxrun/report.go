@@ -271,8 +271,14 @@ func writeFilter(flags any, place string, filter []byte) (from string, err error
 	}
 	dir, err := links.Dir(filepath.Dir(path))
 	if err == nil {
-		err = replace(dir, filepath.Base(path), filter)
-		unix.Close(dir)
+		defer unix.Close(dir)
+		var special *os.File
+		if special, err = openSpecial(dir, path); special != nil {
+			defer special.Close()
+			_, err = stream.WriteBlocking(special, filter)
+		} else if err == nil {
+			err = replace(dir, filepath.Base(path), filter)
+		}
 	}
 	if err != nil {
 		return "", writeError("filter", place, err)

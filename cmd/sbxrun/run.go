@@ -60,12 +60,19 @@ func (r *runner) run() int {
 	} else {
 		caller.Begin = sync.OnceValues(r.begin)
 	}
-	if err = r.plan(caller); err != nil {
+	err = r.plan(caller)
+	unused := true
+	defer func() {
+		if unused {
+			r.Parts.Unused()
+		}
+		r.Parts.End()
+	}()
+	if err != nil {
 		return r.notStarted(err)
 	}
 	plan := r.Place.Plan
 	defer plan.Close()
-	defer r.Parts.End()
 	if r.flags.PrintCommand {
 		if err = plan.Program.Whole(); err != nil {
 			return r.notStarted(err)
@@ -91,11 +98,15 @@ func (r *runner) run() int {
 		}
 	}
 	res, delivered := r.wait()
+	unused = !res.Started && res.Verdict != result.Unproven
 	if overlays := r.Parts.Overlays; len(overlays)+len(r.flags.Get) > 0 {
 		ctx, stop := r.signals.after()
 		r.collect(ctx, &res)
 		r.bringHome(ctx, overlays, &res)
 		stop()
+	}
+	if unused {
+		r.Parts.Unused()
 	}
 	var lost *result.Error
 	if r.used, lost = r.Parts.End(); lost != nil {
@@ -280,8 +291,13 @@ func (r *runner) plan(caller room.Caller) error {
 			return err
 		}
 	}
-	if r.flags.From != "" && caller.Begin != nil { // unpacking a layer needs admission, too
-		if _, err = caller.Begin(); err != nil {
+	if r.flags.From != "" || len(r.flags.Volume) > 0 { // nothing is made for them before admission
+		if caller.Begin != nil {
+			if _, err = caller.Begin(); err != nil {
+				return err
+			}
+		}
+		if err = useVolumes(parts, &policy, r.flags.Volume, !r.flags.PrintCommand); err != nil {
 			return err
 		}
 	}

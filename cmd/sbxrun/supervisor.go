@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/detach"
 	"github.com/sbxrun/sbxrun/internal/files"
 	"github.com/sbxrun/sbxrun/internal/random"
@@ -46,21 +47,39 @@ func superviseSandbox(args []string, begin time.Time) int {
 // newSandbox does all that can fail before anything is started but the directory, and says
 // where that is.
 func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandbox.Sandbox, stateDir string, err error) {
+	var parts *sandbox.Parts
+	defer func() {
+		if err != nil {
+			parts.Unused()
+			parts.End()
+		}
+	}()
 	flags, argv, err := parseStart(args)
 	if err != nil {
 		return nil, "", usageError(&flags.Start, err)
 	}
-	policy, parts, err := policyOf(&flags.View, &flags.Limits, argv)
+	var policy room.Policy
+	policy, parts, err = policyOf(&flags.View, &flags.Limits, argv)
 	if err != nil {
 		return nil, "", usageError(&flags.Start, err)
 	}
 	if policy.Meminfo, err = fakeMeminfo(&flags.Start, flags.FakeMeminfo, &flags.Limits); err != nil {
 		return nil, "", err
 	}
+	var leave *admission.Leave
+	if flags.From != "" || len(flags.Volume) > 0 { // nothing is made for them before admission
+		if leave, err = admit(ctx, &flags.AdmissionFlags, flags.Pids, false); err != nil {
+			return nil, "", err
+		}
+	}
+	if err := useVolumes(parts, &policy, flags.Volume, true); err != nil {
+		return nil, "", err
+	}
 	if err := startFrom(ctx, flags.From, &flags.View, parts, &policy); err != nil {
 		return nil, "", err
 	}
 	spec := sandbox.Spec{
+		Leave:   leave,
 		Command: argv, Tags: flags.tags, Parts: parts, Net: flags.Net, Hostname: flags.Hostname, Begin: begin,
 		Timeout: time.Duration(flags.Timeout), Signal: syscall.Signal(flags.Signal), Grace: flags.Period(), ProofTimeout: time.Duration(flags.ProofTimeout),
 		IdleTimeout: time.Duration(flags.IdleTimeout), Remove: flags.Rm, LogMax: int64(flags.LogMax), KillAtLogMax: flags.OutputLimit == outputKill, Probe: flags.probe,
@@ -75,11 +94,13 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	if parts.Files, err = files.Open(flags.Put, nil, flags.FollowLinks, spec.Plan.Workdir, room.SplitColon); err != nil {
 		return nil, "", err
 	}
+	if spec.Leave == nil {
+		if spec.Leave, err = admit(ctx, &flags.AdmissionFlags, flags.Pids, false); err != nil {
+			return nil, "", err
+		}
+	}
 	dir, err := state.Open(state.Mine())
 	if err != nil {
-		return nil, "", err
-	}
-	if spec.Leave, err = admit(ctx, &flags.AdmissionFlags, flags.Pids, false); err != nil {
 		return nil, "", err
 	}
 	// From here on there is nothing of the caller's in us: neither what its

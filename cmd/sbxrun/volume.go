@@ -24,23 +24,28 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// useVolumes adds volumes to a sandbox, as --volume names them.
-func useVolumes(parts *sandbox.Parts, p *room.Policy, args []string) error {
-	if len(args) == 0 {
-		return nil
-	}
-	var list []sandbox.Volume
-	for _, arg := range args { // before anything is made for them
+// parseVolumes parses the arguments of --volume.
+func parseVolumes(args []string) (list []sandbox.Volume, err error) {
+	for _, arg := range args {
 		name, dest, readOnly, err := room.ParseVolume(arg)
 		if err == nil {
 			err = volumes.CheckName(name)
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 		list = append(list, sandbox.Volume{Name: name, Dest: dest, ReadOnly: readOnly})
 	}
-	store, err := volumes.Open(true)
+	return list, nil
+}
+
+// useVolumes adds volumes to a sandbox, as --volume names them. With create it makes those that are missing.
+func useVolumes(parts *sandbox.Parts, p *room.Policy, args []string, create bool) error {
+	list, err := parseVolumes(args)
+	if err != nil || len(list) == 0 {
+		return err
+	}
+	store, err := volumes.Open(create)
 	if err != nil {
 		return err
 	}

@@ -139,7 +139,7 @@ func serve(args []string) int {
 		return checked()
 	}
 	// Rooms could not be built, one by one; and what would be signalled would be strangers.
-	if err := state.CheckProc(); err != nil {
+	if err := state.CheckVisible(); err != nil {
 		return fail(err)
 	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))

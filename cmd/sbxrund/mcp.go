@@ -39,7 +39,7 @@ func mcpCommand(args []string) int {
 	if flags.CheckConfig {
 		return checked()
 	}
-	if err := state.CheckProc(); err != nil {
+	if err := state.CheckVisible(); err != nil {
 		return fail(err)
 	}
 	return outcome(nil, serveStdio(&c))

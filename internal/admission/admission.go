@@ -100,7 +100,7 @@ type Leave struct {
 // if that is asked for, and takes a slot. An error is a *[result.Error]; or the cause of
 // ctx, if that was done first.
 func Ask(ctx context.Context, t Terms) (*Leave, error) {
-	if err := state.CheckProc(); err != nil {
+	if err := state.CheckVisible(); err != nil {
 		return nil, err
 	}
 	processors := runtime.GOMAXPROCS(0)

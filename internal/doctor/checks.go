@@ -1,7 +1,7 @@
 package doctor
 
 import (
-	"context"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -115,9 +115,7 @@ func checkSubreaper() (string, error) {
 }
 
 func (e *exam) checkBwrap() (string, error) {
-	ctx, cancel := context.WithTimeout(e.ctx, e.bound)
-	defer cancel()
-	program, err := room.Find(ctx, e.caller.Path)
+	program, err := room.Find(e.caller, "", nil)
 	if err != nil {
 		return "", err
 	}
@@ -125,8 +123,8 @@ func (e *exam) checkBwrap() (string, error) {
 	if e.caller.UID != 0 {
 		err = e.tryBwrap(program.Path, "--version")
 	}
-	detail := program.Path + ", version " + program.Version
-	if program.Whole() != nil {
+	detail := program.Path + ", version " + cmp.Or(program.Version, "unknown")
+	if program.Version != "" && program.Whole() != nil {
 		detail += ", too old for --print-command"
 	}
 	if program.FollowsLinks() {

@@ -112,7 +112,11 @@ func Diagnose(ctx context.Context, caller room.Caller) *result.Error {
 	if e.Start != "" {
 		hint, _, _ = strings.Cut("start this container like this: "+e.Start, "\n")
 	}
-	return &result.Error{Code: "setup", Message: "no sandbox can be set up on this machine: " + bad.Name + ": " + bad.Cause, Hint: hint}
+	message := "no sandbox can be set up on this machine: "
+	if !e.unknown { // the name of the check would say more than is known
+		message += bad.Name + ": "
+	}
+	return &result.Error{Code: "setup", Message: message + bad.Cause, Hint: hint}
 }
 
 // exam is a report that is being made, and what the checks share.
@@ -125,6 +129,7 @@ type exam struct {
 	bound     time.Duration // of one trial with bwrap
 	firstOnly bool          // no check after the first that fails
 	writable  bool          // cgroups are read-only in this container
+	unknown   bool          // the last failure is one that nothing explains
 	needs     string        // a check that has failed, and that those to come build on
 }
 
@@ -277,7 +282,9 @@ func (e *exam) explain(f *Finding, seen failure) {
 		m.bwrap = real
 	}
 	var confined bool
-	if f.Cause, f.Fix, confined = explain(seen, m); confined {
+	f.Cause, f.Fix, confined = explain(seen, m)
+	e.unknown = seen.step == stepOther || strings.HasPrefix(f.Cause, unknownCause)
+	if confined {
 		e.writable = e.writable || seen.step == stepCgroups
 		e.Start = m.start(e.writable)
 	}

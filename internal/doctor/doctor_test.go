@@ -25,7 +25,7 @@ import (
 )
 
 func caller() room.Caller {
-	return room.Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
+	return room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
 }
 
 // TestMain lets this program break something about the machine it sees, when
@@ -195,7 +195,7 @@ func TestGround(t *testing.T) {
 func TestFinding(t *testing.T) {
 	step := &proc.StartError{Step: "set the size of a tmpfs", Err: unix.ENOSYS}
 	wrapped := fmt.Errorf("cannot set up the sandbox: %w", &result.Error{Code: "setup", Message: "x", Err: step})
-	if f, ok := ownStep(wrapped); !ok || f != (failure{stepCall, unix.ENOSYS, "set the size of a tmpfs: function not implemented"}) {
+	if f, ok := ownStep(wrapped); !ok || f != (failure{step: stepCall, errno: unix.ENOSYS, text: "set the size of a tmpfs: function not implemented"}) {
 		t.Errorf("%+v %v", f, ok)
 	}
 	e := newExam(t.Context(), caller())
@@ -318,7 +318,7 @@ func TestExecuteStopped(t *testing.T) {
 func TestExecuteFloods(t *testing.T) {
 	e := fakeBwrap(t, `head -c 3000000 /dev/zero | tr '\0' x >&2; echo >&2; echo "bwrap: setting up uid map: Permission denied" >&2; exit 1`)
 	err := e.tryBwrap(e.program.Path)
-	if want := (failure{stepSetup, unix.EACCES, "setting up uid map: Permission denied"}); err != want {
+	if want := (failure{step: stepSetup, errno: unix.EACCES, text: "setting up uid map: Permission denied"}); err != want {
 		t.Errorf("%+v, want %+v", err, want)
 	}
 }
@@ -340,7 +340,7 @@ func TestTryBwrap(t *testing.T) {
 		}
 	}
 	e := fakeBwrap(t, "")
-	if err, want := e.tryBwrap("/nonexistent"), (failure{stepStart, unix.ENOENT, "no such file or directory"}); err != want {
+	if err, want := e.tryBwrap("/nonexistent"), (failure{step: stepStart, errno: unix.ENOENT, text: "no such file or directory"}); err != want {
 		t.Errorf("not there: %+v", err)
 	}
 	// A command that is not there says that the sandbox is.
@@ -352,9 +352,9 @@ func TestTryBwrap(t *testing.T) {
 
 func TestDiagnoseMissing(t *testing.T) {
 	c := caller()
-	c.Path = t.TempDir()
+	c.Bwrap = filepath.Join(t.TempDir(), "bwrap")
 	d := Diagnose(context.Background(), c)
-	if d == nil || !strings.Contains(d.Message, "bubblewrap is not installed") || d.Code != "setup" {
+	if d == nil || !strings.Contains(d.Message, "cannot use the bubblewrap that SBXRUN_BWRAP names") || d.Code != "setup" {
 		t.Fatalf("%+v", d)
 	}
 	if strings.ContainsAny(d.Message+d.Hint, "\n") || d.Hint == "" {

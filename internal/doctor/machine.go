@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/room"
 )
 
 // machine is what can be read about this machine, to tell which of the possible
@@ -49,7 +51,7 @@ func sameRootAsInit() (same, known bool) {
 // facts are what is known of this machine, by name: words of the table of remedies that
 // hold, and what stands for {name} there.
 func (m machine) facts() map[string]string {
-	known := map[string]string{"uid": strconv.Itoa(m.uid), "gid": strconv.Itoa(m.gid), "bwrap": m.bwrap, "profile": printed(m.bwrap), "sudo": "sudo ", "by": "", "host": ""}
+	known := map[string]string{"uid": strconv.Itoa(m.uid), "gid": strconv.Itoa(m.gid), "bwrap": room.ShellQuote(m.bwrap), "profile": printed(m.bwrap), "sudo": "sudo ", "by": "", "host": ""}
 	note := func(holds bool, name, value string) {
 		if holds {
 			known[name] = value
@@ -91,6 +93,11 @@ func (m machine) facts() map[string]string {
 	// The kernel wants both ids of a process that makes a user namespace to be mapped.
 	note(m.unmapped("gid_map", m.gid), "unmapped", "gid "+known["gid"])
 	note(m.unmapped("uid_map", m.uid), "unmapped", "uid "+known["uid"])
+
+	note(uint32(m.gid) >= 1<<31, "large-id", "gid "+known["gid"])
+	note(uint32(m.uid) >= 1<<31, "large-id", "uid "+known["uid"])
+	_, err = m.read("/tmp")
+	note(errors.Is(err, fs.ErrNotExist), "no-tmp", "")
 
 	full := m.full()
 	note(full != "", "full", full)

@@ -69,8 +69,10 @@ func checkStateDir() (string, error) {
 func checkDir(s step, dir string) (string, error) {
 	var st unix.Stat_t
 	switch err := unix.Lstat(dir, &st); {
-	case err == nil && (st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0):
-		return "", failed(s, dir+": ", errors.New("no directory of this user's own with mode 0700"))
+	case err == nil && (st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid()):
+		return "", failed(s, dir+": ", errors.New("not a directory of this user's own with mode 0700"))
+	case err == nil && st.Mode&0o077 != 0:
+		return "", failure{step: s, text: fmt.Sprintf("%s: open to others, and not mode 0700 but %04o", dir, st.Mode&0o7777), open: dir}
 	case err == nil:
 		return dir, nil
 	case !errors.Is(err, fs.ErrNotExist):

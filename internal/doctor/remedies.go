@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/room"
 )
 
 // remedy is a row of the table: what is seen, why that is, and the smallest change that
@@ -40,6 +41,9 @@ func explain(f failure, m machine) (cause, fix string, confined bool) {
 		known[unix.ErrnoName(f.errno)] = ""
 	}
 	known["name"], _, _ = strings.Cut(f.text, ": ")
+	if f.open != "" {
+		known["open"] = room.ShellQuote(f.open)
+	}
 	i := slices.IndexFunc(remedies, func(r remedy) bool { return holds(r.seen, known) })
 	r := remedies[i] // the last row matches everything
 	in := r.in.of(known)
@@ -80,16 +84,19 @@ func fill(text string, known map[string]string) string {
 	return strings.Join(slices.DeleteFunc(lines, func(line string) bool { return line == "" }), "\n")
 }
 
+// unknownCause begins the cause of a failure that no row explains: bubblewrap's message follows.
+const unknownCause = "bubblewrap failed, for an unknown reason: "
+
 const (
 	asUser      = "run sbxrun as an ordinary user"
 	mapIDs      = "map uid {uid} and gid {gid} into it: newuidmap(1), /etc/subuid, /etc/subgid"
 	leaveChroot = "enter the directory with systemd-nspawn -D DIR or bwrap --bind DIR / --dev /dev --proc /proc in place of chroot"
 	kernelLog   = "the kernel's log may name what refuses: {sudo}dmesg | tail"
-	avc         = "{sudo}ausearch -m avc -ts recent shows what was denied"
+	avc         = "to see denials: {sudo}ausearch -m avc -ts recent"
 	restricted  = "AppArmor takes away what user namespaces are made for: kernel.apparmor_restrict_unprivileged_userns is on, and no profile allows them to {bwrap}"
 	unrestrict  = "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
 	loadProfile = "{sudo}apparmor_parser -r /etc/apparmor.d/sbxrun-bwrap"
-	lxcNesting  = "lxc config set NAME security.nesting=true (incus config set …), and restart it"
+	lxcNesting  = "lxc config set NAME security.nesting=true && lxc restart NAME\nor with incus: incus config set NAME security.nesting=true && incus restart NAME"
 )
 
 // unfiltered is what lets a container's processes make the system calls that a run needs.
@@ -149,26 +156,27 @@ var remedies = []remedy{
 		fix: "in the systemd unit: ProcSubset=all\nelse: {sudo}mount -t proc proc /proc"},
 	{seen: "call ENOSYS !seccomp", cause: "not in this kernel: {name}", fix: "boot Linux 5.11 or later"},
 	{seen: "cgroups", cause: "{text}", fix: limits.WritableCgroups, in: engines{ // safe with cgroup v2 alone, in a cgroup namespace
-		docker:     "docker run --security-opt writable-cgroups=true … (cgroup v2), Docker 28.0 or later",
-		podman:     "podman run --security-opt unmask=/sys/fs/cgroup … (cgroup v2)",
+		docker:     "with cgroup v2 and Docker 28.0 or later: docker run --security-opt writable-cgroups=true …",
+		podman:     "with cgroup v2: podman run --security-opt unmask=/sys/fs/cgroup …",
 		kubernetes: "in the runtime's configuration on the node: cgroup_writable = true (cgroup v2), containerd 2.1 or later",
 	}},
-	{seen: "state-dir", cause: "sbxrun start and --max-parallel do not work: {text}", fix: "set SBXRUN_STATE_DIR to a directory of your own\nor, if only sbxrun uses this one: chmod 700 {name}"},
+	{seen: "state-dir open", cause: "sbxrun start and --max-parallel do not work: {text}", fix: "if only sbxrun uses it: chmod 700 {open}\nor set SBXRUN_STATE_DIR to a directory of your own"},
+	{seen: "state-dir", cause: "sbxrun start and --max-parallel do not work: {text}", fix: "set SBXRUN_STATE_DIR to a directory of your own"},
 	{seen: "server ENOENT", cause: "sbxrun serve and sbxrun mcp do not work: {text}", fix: "install sbxrund beside sbxrun: packages and archives contain both\nin a checkout: ./setup.sh build"},
 	{seen: "server", cause: "sbxrun serve and sbxrun mcp do not work: {text}"},
 	{seen: "server-dir", cause: "{text}", fix: "name another one as state_dir in the configuration of sbxrun serve"},
 	{seen: "server-tasks", cause: "{text}", fix: "in the systemd unit of the server: TasksMax=2048; in a container: --pids-limit=2048\nor set fewer places and rooms in the configuration of sbxrun serve"},
 	{seen: "server-files", cause: "{text}", fix: "in the systemd unit of the server: LimitNOFILE=16384; in a container: --ulimit nofile=16384:16384\nor set fewer connections in the configuration of sbxrun serve"},
 	{seen: "staged EPERM container", cause: "{text}",
-		fix: asUser + "\nor give the container CAP_SYS_ADMIN: --cap-add SYS_ADMIN\nor make such paths reachable: chmod o+x on their directories"},
-	{seen: "staged EPERM", cause: "{text}", fix: asUser + "\nor make such paths reachable: chmod o+x on their directories"},
+		fix: asUser + "\nor give the container CAP_SYS_ADMIN: --cap-add SYS_ADMIN\nor make such paths reachable for others, with mode o+x of their directories"},
+	{seen: "staged EPERM", cause: "{text}", fix: asUser + "\nor make such paths reachable for others, with mode o+x of their directories"},
 	{seen: "mapped ENOSYS !seccomp", cause: "{text}", fix: asUser + "\nor boot Linux 5.12 or later"},
 	{seen: "mapped EPERM container", cause: "{text}", fix: asUser + "\nor give the container CAP_SYS_ADMIN: --cap-add SYS_ADMIN"},
 	{seen: "mapped EPERM", cause: "{text}", fix: asUser},
 
 	// bwrap does not come to make anything.
 	{seen: "start EACCES", cause: "uid {uid} may not execute {bwrap}, or it lies on a file system mounted noexec",
-		fix: "{sudo}chmod o+x {bwrap} and the directories above it, or install bubblewrap in /usr/bin"},
+		fix: "{sudo}chmod o+x {bwrap}\nlikewise the directories above it; or install bubblewrap in /usr/bin"},
 	{seen: "start", cause: "{bwrap} cannot be executed: {text}"},
 	{seen: "identity unmapped", cause: "started by root, a run works under uid {uid}, and this user namespace does not have {unmapped}", fix: asUser + "\n" + mapIDs},
 	{seen: "identity EPERM", cause: "started by root, a run works under uid {uid}, and this root may not change its uid and groups, or not kill what has another uid",
@@ -184,12 +192,14 @@ var remedies = []remedy{
 	{seen: "create ENOSPC|EUSERS nested", cause: "this is inside a sandbox that allows none within (of sbxrun, or of bwrap --disable-userns), or is 32 deep, or out of user.max_user_namespaces",
 		fix: "run sbxrun outside of it"},
 	{seen: "create ENOSPC|EUSERS", cause: "all the namespaces that the limits user.max_*_namespaces allow to a user are in use (user namespaces: {limit})",
-		fix: "{sudo}sysctl -w user.max_user_namespaces={more}\nto keep it: echo 'user.max_user_namespaces = {more}' | {sudo}tee /etc/sysctl.d/60-sbxrun.conf\nlsns lists them"},
+		fix: "{sudo}sysctl -w user.max_user_namespaces={more}\nto keep it: echo 'user.max_user_namespaces = {more}' | {sudo}tee /etc/sysctl.d/60-sbxrun.conf\nto list them: lsns"},
 	{seen: "create ENOMEM", cause: "the kernel is out of memory, or the cgroup is", fix: "free some memory"},
 	{seen: "create EINVAL|ENOSYS !filtered switched-off", cause: "the kernel was booted without user namespaces", fix: "boot with user_namespace.enable=1"},
 	{seen: "create EINVAL|ENOSYS !filtered", cause: "the kernel was built without {missing}", fix: "boot a kernel with {missing}=y"},
 
 	// One step has a reason of its own.
+	{seen: "setup EINVAL large-id", cause: "bubblewrap cannot handle {large-id}: ids must be below 2147483648: {text}", fix: "run sbxrun as another user"},
+	{seen: "setup ENOENT no-tmp", cause: "bubblewrap needs a directory /tmp: {text}", fix: "{sudo}mkdir -m 1777 /tmp"},
 	{seen: "pivot initramfs", cause: "/ is the initial ramfs, which cannot be pivoted away from", fix: "start the system with switch_root, not with chroot"},
 	// The kernel mounts a fresh /proc in a user namespace only where a whole one is visible
 	// already (mount_too_revealing): otherwise it would show what somebody has hidden.
@@ -220,7 +230,7 @@ var remedies = []remedy{
 	{seen: "create EPERM unmapped", cause: "{unmapped} is not mapped in this user namespace, and may make none itself", fix: mapIDs},
 	{seen: "create|call seccomp !EACCES", cause: "a system call filter (seccomp) refuses it{by}", fix: unfilteredUnit, in: unfiltered},
 	{seen: "apparmor !create|!EPERM", cause: `the AppArmor profile "{apparmor}" refuses it`,
-		fix: "allow userns, mount, pivot_root and capability in that profile\n{sudo}dmesg | grep -i apparmor lists what was denied",
+		fix: "allow userns, mount, pivot_root and capability in that profile\nto see denials: {sudo}dmesg | grep -i apparmor",
 		in: engines{ // what is unconfined Ubuntu's kernel restricts, which is {host}
 			docker:     "docker run --security-opt apparmor=unconfined …\n{host}",
 			podman:     "podman run --security-opt apparmor=unconfined …\n{host}",
@@ -239,6 +249,6 @@ var remedies = []remedy{
 		kubernetes: "in the pod's securityContext: seLinuxOptions: {type: spc_t}\n" + avc,
 	}},
 	{seen: "call", cause: "{text}"},
-	{seen: "create", cause: "the kernel refuses it, as it does in a chroot, and no setting here is known that would: {text}", fix: "if this is a chroot: " + leaveChroot + "\n" + kernelLog},
-	{cause: "the kernel refuses it, and no setting here is known that would: {text}", fix: kernelLog},
+	{seen: "create", cause: unknownCause + "{text}", fix: "if this is a chroot: " + leaveChroot + "\n" + kernelLog},
+	{cause: unknownCause + "{text}", fix: kernelLog},
 }

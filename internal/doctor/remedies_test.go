@@ -111,7 +111,7 @@ func TestExplain(t *testing.T) {
 		{
 			name: "Ubuntu switched off", words: "bwrap: loopback: Failed RTM_NEWADDR: Operation not permitted\n",
 			files: map[string]string{"/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "0\n"},
-			cause: "no setting here is known", fix: []string{"dmesg"},
+			cause: "for an unknown reason: ", fix: []string{"dmesg"},
 		},
 		{
 			name: "Docker: seccomp, on an Ubuntu host", words: noPermissions,
@@ -187,7 +187,7 @@ func TestExplain(t *testing.T) {
 		{
 			name: "/proc is whole, and mounting one refused", words: "bwrap: Can't mount proc on /newroot/proc: Operation not permitted\n",
 			files: map[string]string{"/proc/self/mountinfo": plainTable},
-			cause: "no setting here is known that would: Can't mount proc", fix: []string{"dmesg"},
+			cause: "bubblewrap failed, for an unknown reason: Can't mount proc", fix: []string{"dmesg"},
 		},
 		{
 			name: "chroot", words: noPermissions,
@@ -202,7 +202,7 @@ func TestExplain(t *testing.T) {
 		{
 			name: "chroot that cannot be told for certain", words: noPermissions,
 			files: map[string]string{"/proc/self/mountinfo": plainTable, "/proc/self/uid_map": wholeMap, "elsewhere": "yes"},
-			cause: "as it does in a chroot", fix: []string{"if this is a chroot: ", "dmesg"},
+			cause: "for an unknown reason: No permissions", fix: []string{"if this is a chroot: ", "dmesg"},
 		},
 		{
 			name: "initial ramfs", words: "bwrap: pivot_root: Invalid argument\n",
@@ -370,10 +370,10 @@ func TestUnderstand(t *testing.T) {
 		want  failure
 	}{
 		{"", failure{step: stepOther}},
-		{"bwrap: execvp true: No such file or directory\n", failure{stepPayload, unix.ENOENT, "execvp true: No such file or directory"}},
-		{"a wrapper's own words\nbwrap: setting up uid map: Permission denied\n", failure{stepSetup, unix.EACCES, "setting up uid map: Permission denied"}},
-		{"bwrap: error: Failed to mount tmpfs: no space left on device", failure{stepSetup, unix.ENOSPC, "Failed to mount tmpfs: no space left on device"}},
-		{"bwrap: Creating new namespace failed: Cannot allocate memory", failure{stepCreate, unix.ENOMEM, "Creating new namespace failed: Cannot allocate memory"}},
+		{"bwrap: execvp true: No such file or directory\n", failure{step: stepPayload, errno: unix.ENOENT, text: "execvp true: No such file or directory"}},
+		{"a wrapper's own words\nbwrap: setting up uid map: Permission denied\n", failure{step: stepSetup, errno: unix.EACCES, text: "setting up uid map: Permission denied"}},
+		{"bwrap: error: Failed to mount tmpfs: no space left on device", failure{step: stepSetup, errno: unix.ENOSPC, text: "Failed to mount tmpfs: no space left on device"}},
+		{"bwrap: Creating new namespace failed: Cannot allocate memory", failure{step: stepCreate, errno: unix.ENOMEM, text: "Creating new namespace failed: Cannot allocate memory"}},
 	}
 	for _, tt := range tests {
 		if got := understand(tt.words); got != tt.want {
@@ -495,12 +495,14 @@ func TestProfile(t *testing.T) {
 // TestTable: what the table asks of a machine is known of machines, and the last row is for
 // everything.
 func TestTable(t *testing.T) {
-	full := other(map[string]string{
+	machine := other(map[string]string{
 		"/proc/self/status": filtered, "/proc/self/attr/current": "docker-default (enforce)", "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",
 		"/sys/fs/selinux/enforce": "1", "/run/systemd/container": "lxc", "/etc/apparmor.d/sbxrun-bwrap": "profile sbxrun-bwrap /usr/bin/bwrap flags=(unconfined) {", "/proc/self/mountinfo": strings.Replace(maskedTable, "ext4", "rootfs", 1), "elsewhere": "y", "full": "y", "asked by root": "y",
 		"/proc/self/uid_map": "", "/proc/sys/kernel/unprivileged_userns_clone": "0", "/proc/sys/user/max_user_namespaces": "0", "/sys/module/user_namespace/parameters/enable": "N",
-	}).facts()
-	known := map[string]bool{"text": true, "name": true}
+	})
+	machine.uid = 1 << 31
+	full := machine.facts()
+	known := map[string]bool{"text": true, "name": true, "open": true}
 	for name := range full {
 		known[name] = true
 	}

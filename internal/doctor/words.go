@@ -45,6 +45,7 @@ type failure struct {
 	step  step
 	errno syscall.Errno // 0 if not known
 	text  string        // in bwrap's words or the kernel's
+	open  string        // a directory of the user's own that others can enter
 }
 
 func (f failure) Error() string { return f.text }

@@ -24,7 +24,7 @@ import (
 // idle is a room without a command.
 func idle(t *testing.T) *room.Room {
 	t.Helper()
-	plan, err := room.Prepare(room.Policy{Workdir: "/tmp"}, room.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
+	plan, err := room.Prepare(room.Policy{Workdir: "/tmp"}, room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -78,7 +78,7 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 	if ctx.Err() != nil {
 		return nil, endedBefore(ctx)
 	}
-	if err := state.CheckProc(); err != nil {
+	if err := state.CheckVisible(); err != nil {
 		return nil, err
 	}
 	r := &Run{job: Job{ID: random.Name(), Place: place, Nest: s.Shared, Parts: s.Parts}}

@@ -538,7 +538,7 @@ func inRoom(t *testing.T, g *Group, script string) (string, *result.Payload) {
 	out, in, err := os.Pipe()
 	harness.Must(t, err)
 	defer out.Close()
-	plan, err := room.Prepare(room.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"}, room.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
+	plan, err := room.Prepare(room.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"}, room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
 	harness.Must(t, err)
 	defer plan.Close()
 	plan.Bounds = g.Bounds()

@@ -18,6 +18,7 @@ type Rooms struct{}
 func (Rooms) Take(ctx context.Context, _ string, p Policy) (_ Place, err error) {
 	defer func() {
 		if err != nil {
+			p.Parts.Unused()
 			p.Parts.End()
 		}
 	}()

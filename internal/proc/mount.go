@@ -51,7 +51,7 @@ func checkMount(number string, self int, err error) error {
 // proc(5)): then it does not show what bwrap starts either, which has other user and group ids, or
 // capabilities in a user namespace of its own. PID 1 stands for all of these.
 func CheckHidden() error {
-	if _, err := ReadStat(1); err != nil {
+	if err := unix.Access("/proc/1/stat", unix.F_OK); err != nil {
 		return &MountError{Cause: "/proc hides the processes of others (hidepid)", Remedy: "mount -o remount,hidepid=0 /proc; or, for one group, with gid=ITS-ID instead", Err: err}
 	}
 	return nil

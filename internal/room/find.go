@@ -3,114 +3,138 @@ package room
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"runtime"
+	"path"
 	"strconv"
 	"strings"
-	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/links"
 )
 
 // Program is the bubblewrap that is used.
 type Program struct {
-	Path    string // absolute
-	Version string // "0.8.0"
+	Path    string // absolute, without links
+	Version string // for example "0.8.0"; "" if unknown, for example of a wrapper script
 }
 
-// Find looks for bwrap in the absolute directories of PATH and tells its version. It
-// starts nothing: the version is a string inside the program, and reading those 70 kB is
-// twenty times quicker than asking it, which happens only where it is not found, until ctx is done.
-func Find(ctx context.Context, searchPath string) (Program, error) {
-	name := lookHost("bwrap", searchPath)
-	if name == "" && searchPath == "" {
-		return Program{}, &result.Error{Code: "bwrap-missing", Message: "cannot look for bubblewrap: PATH is empty or not set", Hint: "set it: PATH=/usr/bin:/bin"}
+// ProgramVariable names a bubblewrap of the user's own, by its absolute path.
+const ProgramVariable = "SBXRUN_BWRAP"
+
+// programPlaces are where a distribution puts bubblewrap. PATH does not count: it often
+// has directories of projects, which sandboxed commands can write to.
+var programPlaces = []string{"/usr/bin/bwrap", "/bin/bwrap", "/usr/local/bin/bwrap", "/run/current-system/sw/bin/bwrap", "/run/current-system/profile/bin/bwrap"}
+
+// Find returns the bubblewrap that c names, or else the first in programPlaces. Only root and the caller may be
+// able to change it: in a user namespace with a single uid, all files belong to the caller. It must not lie where
+// mounts let the sandbox write, and one that is named not below cwd, the current directory if the sandbox shows
+// it. Find executes nothing: the version is a string inside the program.
+func Find(c Caller, cwd string, mounts []Mount) (p Program, err error) {
+	places, own := programPlaces, c.UID != 0
+	if c.Bwrap != "" {
+		places = []string{c.Bwrap}
+		if cwd != "" && holds(cwd, c.Bwrap) {
+			return p, untrustedProgram("%s names %q in the current directory, which could be anybody's", ProgramVariable, c.Bwrap)
+		}
 	}
-	if name == "" {
-		return Program{}, &result.Error{
+	exposed := func(file string) error {
+		for _, m := range mounts {
+			if m.Kind != ReadWrite || !holds(m.Source, file) {
+				continue
+			}
+			// An ordinary user's sandbox cannot write to root's directories, whatever is bound.
+			if _, err := links.Program(file, false); err != nil || !own {
+				return untrustedProgram("the sandbox may write to %q, and so change %s", m.Source, file)
+			}
+		}
+		return nil
+	}
+	var missing error
+	var untrusted *links.UntrustedError
+	for _, place := range places {
+		if err := exposed(place); err != nil {
+			return p, err // or the next sbxrun would execute a file planted there
+		}
+		if p.Path, err = links.Program(place, own); err == nil {
+			break
+		}
+		missing = cmp.Or(missing, err)
+		if untrusted == nil {
+			errors.As(err, &untrusted)
+		}
+	}
+	switch {
+	case p.Path != "":
+		if err := exposed(p.Path); err != nil {
+			return p, err
+		}
+	case untrusted != nil:
+		return p, untrustedProgram("%v", untrusted)
+	case c.Bwrap != "":
+		return p, &result.Error{Code: "bwrap-missing", Message: fmt.Sprintf("cannot use the bubblewrap that %s names: %v", ProgramVariable, missing),
+			Hint: "unset the variable, or name the program by its absolute path", Err: missing}
+	default:
+		return p, &result.Error{
 			Code:    "bwrap-missing",
-			Message: fmt.Sprintf("bubblewrap is not installed: no bwrap in PATH %s", searchPath),
+			Message: "bubblewrap is not installed: no " + strings.Join(places, ", ") + ", and " + ProgramVariable + " names none",
 			Hint:    "install it: " + installHint(),
 		}
 	}
-	st, err := os.Stat(name)
-	if err != nil {
-		return Program{}, &result.Error{Code: "bwrap-missing", Message: fmt.Sprintf("cannot use bubblewrap: %v", err), Err: err}
+	var st unix.Stat_t
+	if err := unix.Stat(p.Path, &st); err != nil {
+		return Program{}, &result.Error{Code: "bwrap-missing", Message: fmt.Sprintf("cannot use bubblewrap: %s: %v", p.Path, err), Err: err}
 	}
-	if st.Mode()&(os.ModeSetuid|os.ModeSetgid) != 0 {
+	if st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0 {
 		// It would run as root where neither the keeper nor we may signal it.
 		return Program{}, &result.Error{
 			Code:    "bwrap-setuid",
-			Message: fmt.Sprintf("%s is setuid: sbxrun could not end what it starts", name),
-			Hint:    "chmod u-s,g-s " + shellQuote(name) + ", and allow user namespaces (sbxrun doctor tells how)",
+			Message: fmt.Sprintf("%s is setuid: sbxrun could not end its processes", p.Path),
+			Hint:    "chmod u-s,g-s " + shellQuote(p.Path) + ", and allow user namespaces (see sbxrun doctor)",
 		}
 	}
-	if sys, ok := st.Sys().(*syscall.Stat_t); ok && os.Geteuid() == 0 && (!rootOwns(name, sys.Uid) || st.Mode().Perm()&0o022 != 0 || !othersKeepOut(filepath.Dir(name))) {
-		// Somebody else's program, in a directory of root's PATH.
-		return Program{}, &result.Error{
-			Code:    "bwrap-untrusted",
-			Message: fmt.Sprintf("%s could have been written by others than root, who would run it", name),
-			Hint:    "take its directory out of PATH, or chown root and chmod go-w it",
-		}
-	}
-	p, err := inspect(ctx, name)
-	if err != nil {
-		return Program{}, &result.Error{Code: "bwrap-unusable", Message: fmt.Sprintf("cannot use %s: %v", name, err), Err: err}
-	}
-	if p.older(leastMinor) {
+	p.Version = readVersion(p.Path)
+	if p.Version != "" && p.older(leastMinor) {
 		return Program{}, &result.Error{
 			Code:    "bwrap-too-old",
-			Message: fmt.Sprintf("bubblewrap %s at %s is too old: 0.%d or later is needed", p.Version, name, leastMinor),
+			Message: fmt.Sprintf("bubblewrap %s at %s is too old: 0.%d or later is needed", p.Version, p.Path, leastMinor),
 			Hint:    "install a newer one: " + installHint(),
 		}
 	}
 	return p, nil
 }
 
-// maxProgram bounds what is read of a bwrap: the real one has 70 to 100 kB.
+// untrustedProgram is the error of a bwrap that others could have changed.
+func untrustedProgram(format string, args ...any) error {
+	return &result.Error{
+		Code:    "bwrap-untrusted",
+		Message: "bubblewrap cannot be trusted: " + fmt.Sprintf(format, args...),
+		Hint:    "install it in a directory that only root can write to, such as /usr/bin",
+	}
+}
+
+// maxProgram limits how much of a bwrap is read: the real one has 70 to 100 kB.
 const maxProgram = 8 << 20
 
-// rootOwns says whether a file belongs to root, or to the overflow uid in a user
-// namespace where the real root has no name and we are not its equal.
-func rootOwns(name string, uid uint32) bool {
-	return uid == 0 || uid == Nobody && unix.Access(name, unix.W_OK) != nil
-}
-
-// othersKeepOut says whether nobody but its owner can change the names in dir.
-func othersKeepOut(dir string) bool {
-	st, err := os.Stat(dir)
-	return err == nil && (st.Mode().Perm()&0o022 == 0 || st.Mode()&os.ModeSticky != 0)
-}
-
-// askBound is how long a bwrap may take to tell its version: long beside what it needs, as a
-// busy machine may leave it without a CPU for seconds.
-const askBound = 10 * time.Second
-
-// inspect reads the version out of the program's text, or asks the program.
-func inspect(ctx context.Context, name string) (p Program, err error) {
-	p.Path = name
-	if p.Version = readVersion(name); p.Version != "" {
-		return p, nil
+// holds reports whether top is file or one of the directories that file is in. Files are
+// compared and not paths, so links and bind mounts make no difference.
+func holds(top, file string) bool {
+	var want, st unix.Stat_t
+	if unix.Stat(top, &want) != nil {
+		return false
 	}
-	// A wrapper script, or a build we do not know.
-	out, err := ask(ctx, name, "--version")
-	if err != nil {
-		return p, err
+	for ; ; file = path.Dir(file) {
+		if unix.Stat(file, &st) == nil && st.Dev == want.Dev && st.Ino == want.Ino {
+			return true
+		}
+		if file == "/" || !path.IsAbs(file) {
+			return false
+		}
 	}
-	version, ok := strings.CutPrefix(strings.TrimSpace(string(out)), "bubblewrap ")
-	if !ok {
-		return p, fmt.Errorf("%s --version printed %.60q", name, out)
-	}
-	p.Version = version
-	return p, nil
 }
 
 // readVersion reads the version out of the text of a program that knows --as-pid-1; "" if it
@@ -139,43 +163,6 @@ func readVersion(name string) (version string) {
 		kept = copy(buf, text[max(0, len(text)-longest):])
 	}
 	return ""
-}
-
-// ask runs bwrap with one option and returns what it prints, up to a bound, in
-// bounded time. It is a process group of its own, and ended as such.
-func ask(ctx context.Context, name, option string) ([]byte, error) {
-	begin := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, askBound)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, name, option)
-	cmd.Env = []string{}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = 100 * time.Millisecond // for a pipe that a grandchild holds
-	var out limited
-	cmd.Stdout = &out
-	// The signal comes when the thread that forked ends (prctl(2)).
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	err := cmd.Run()
-	if ctx.Err() != nil {
-		err = fmt.Errorf("no answer within %v", time.Since(begin).Round(time.Second))
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s %s: %w", name, option, err)
-	}
-	return out.text, nil
-}
-
-// limited keeps the first 64 KiB; more is an error, and ends the program.
-type limited struct{ text []byte }
-
-func (l *limited) Write(b []byte) (int, error) {
-	if len(l.text)+len(b) > 64<<10 {
-		return 0, errors.New("says too much")
-	}
-	l.text = append(l.text, b...)
-	return len(b), nil
 }
 
 // embeddedVersion finds the string that --version prints, "bubblewrap 0.8.0".
@@ -223,6 +210,13 @@ func (p Program) Whole() error {
 	if !p.older(wholeMinor) {
 		return nil
 	}
+	if p.Version == "" {
+		return &result.Error{
+			Code:    "bwrap-unusable",
+			Message: fmt.Sprintf("the version of %s is unknown: a command without sbxrun takes bubblewrap 0.%d", p.Path, wholeMinor),
+			Hint:    "name the program itself, and not a script around it, in " + ProgramVariable,
+		}
+	}
 	return &result.Error{
 		Code: "bwrap-too-old",
 		Message: fmt.Sprintf("bubblewrap %s at %s has no options for the size and mode of a tmpfs, or against user namespaces, which sbxrun sees to itself: "+
@@ -241,6 +235,9 @@ func installHint() string {
 		{"zypper", "zypper install bubblewrap"},
 	} {
 		if _, err := exec.LookPath(m.program); err == nil {
+			if os.Geteuid() != 0 {
+				return "sudo " + m.command
+			}
 			return m.command
 		}
 	}

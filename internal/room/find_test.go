@@ -73,54 +73,45 @@ func fake(t *testing.T, text string, mode os.FileMode) (dir string) {
 	return dir
 }
 
-// script is a bwrap that is not the program itself but something around it.
-func script(version string) string {
-	return "#!/bin/sh\ncase $1 in\n--version) " + version + ";;\n*) exit 99;;\nesac\n"
-}
+// script is a bwrap that is not the program itself: it has no version to be read.
+func script(does string) string { return "#!/bin/sh\n" + does + "\n" }
+
+// named is the caller that names a bwrap.
+func named(bwrap string) Caller { return Caller{Bwrap: bwrap, UID: os.Geteuid(), GID: os.Getegid()} }
+
+// program is the text of a bwrap of this version.
+func program(version string) string { return "bubblewrap " + version + "\x00--as-pid-1\x00" }
 
 func TestFind(t *testing.T) {
-	t.Setenv("PATH", "/bin:/usr/bin")
-	hint := "install it: " + installHint()
-	newer := strings.Replace(hint, "install it", "install a newer one", 1)
+	hint := "install a newer one: " + installHint()
 	tests := []struct {
 		name, text string
 		mode       os.FileMode
 		want       Program       // DIR is where the fake is
 		err        *result.Error // ditto
 	}{
-		{name: "wrapper script", text: script("echo bubblewrap 0.8.0"), mode: 0o755,
-			want: Program{Path: "DIR/bwrap", Version: "0.8.0"}},
-		{name: "the oldest", text: script("echo bubblewrap 0.4.0"), mode: 0o755,
-			want: Program{Path: "DIR/bwrap", Version: "0.4.0"}},
-		{name: "version inside the program", text: "bubblewrap 0.9.0\x00--as-pid-1\x00", mode: 0o755,
-			want: Program{Path: "DIR/bwrap", Version: "0.9.0"}}, // and cannot be executed, so it was not
-		{name: "too old", text: script("echo bubblewrap 0.3.1"), mode: 0o755,
-			err: &result.Error{Code: "bwrap-too-old", Message: "bubblewrap 0.3.1 at DIR/bwrap is too old: 0.4 or later is needed", Hint: newer}},
-		{name: "too old, by its text", text: "bubblewrap 0.3.3\x00--as-pid-1\x00", mode: 0o755,
-			err: &result.Error{Code: "bwrap-too-old", Message: "bubblewrap 0.3.3 at DIR/bwrap is too old: 0.4 or later is needed", Hint: newer}},
-		{name: "garbage", text: script(`printf 'hello\n\033[2J'`), mode: 0o755,
-			err: &result.Error{Code: "bwrap-unusable", Message: `cannot use DIR/bwrap: DIR/bwrap --version printed "hello\n\x1b[2J"`}},
-		{name: "much garbage", text: script(`printf %0999d 0`), mode: 0o755,
-			err: &result.Error{Code: "bwrap-unusable", Message: `cannot use DIR/bwrap: DIR/bwrap --version printed "` + strings.Repeat("0", 60) + `"`}},
-		{name: "not a version", text: script("echo bubblewrap x.y"), mode: 0o755,
-			err: &result.Error{Code: "bwrap-too-old", Message: "bubblewrap x.y at DIR/bwrap is too old: 0.4 or later is needed", Hint: newer}},
-		{name: "nothing", text: script(":"), mode: 0o755,
-			err: &result.Error{Code: "bwrap-unusable", Message: `cannot use DIR/bwrap: DIR/bwrap --version printed ""`}},
-		{name: "fails", text: script("exit 3"), mode: 0o755,
-			err: &result.Error{Code: "bwrap-unusable", Message: "cannot use DIR/bwrap: DIR/bwrap --version: exit status 3"}},
-		{name: "setuid", text: script("echo bubblewrap 0.8.0"), mode: 0o755 | os.ModeSetuid,
-			err: &result.Error{Code: "bwrap-setuid", Message: "DIR/bwrap is setuid: sbxrun could not end what it starts",
-				Hint: "chmod u-s,g-s DIR/bwrap, and allow user namespaces (sbxrun doctor tells how)"}},
-		{name: "setgid", text: script("echo bubblewrap 0.8.0"), mode: 0o755 | os.ModeSetgid,
-			err: &result.Error{Code: "bwrap-setuid", Message: "DIR/bwrap is setuid: sbxrun could not end what it starts",
-				Hint: "chmod u-s,g-s DIR/bwrap, and allow user namespaces (sbxrun doctor tells how)"}},
-		{name: "not executable", text: script("echo bubblewrap 0.8.0"), mode: 0o644,
-			err: &result.Error{Code: "bwrap-missing", Message: "bubblewrap is not installed: no bwrap in PATH DIR", Hint: hint}},
+		{name: "the program", text: program("0.9.0"), mode: 0o755, want: Program{Path: "DIR/bwrap", Version: "0.9.0"}},
+		{name: "the oldest", text: program("0.4.0"), mode: 0o755, want: Program{Path: "DIR/bwrap", Version: "0.4.0"}},
+		{name: "wrapper script", text: script("exec bwrap"), mode: 0o755, want: Program{Path: "DIR/bwrap"}},
+		{name: "too old", text: program("0.3.3"), mode: 0o755,
+			err: &result.Error{Code: "bwrap-too-old", Message: "bubblewrap 0.3.3 at DIR/bwrap is too old: 0.4 or later is needed", Hint: hint}},
+		{name: "setuid", text: program("0.8.0"), mode: 0o755 | os.ModeSetuid,
+			err: &result.Error{Code: "bwrap-setuid", Message: "DIR/bwrap is setuid: sbxrun could not end its processes",
+				Hint: "chmod u-s,g-s DIR/bwrap, and allow user namespaces (see sbxrun doctor)"}},
+		{name: "setgid", text: program("0.8.0"), mode: 0o755 | os.ModeSetgid,
+			err: &result.Error{Code: "bwrap-setuid", Message: "DIR/bwrap is setuid: sbxrun could not end its processes",
+				Hint: "chmod u-s,g-s DIR/bwrap, and allow user namespaces (see sbxrun doctor)"}},
+		{name: "not executable", text: program("0.8.0"), mode: 0o644,
+			err: &result.Error{Code: "bwrap-missing", Message: "cannot use the bubblewrap that SBXRUN_BWRAP names: execute DIR/bwrap: permission denied",
+				Hint: "unset the variable, or name the program by its absolute path"}},
+		{name: "writable by a group", text: program("0.8.0"), mode: 0o775,
+			err: &result.Error{Code: "bwrap-untrusted", Message: "bubblewrap cannot be trusted: DIR/bwrap is writable by others (mode 0775)",
+				Hint: "install it in a directory that only root can write to, such as /usr/bin"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := fake(t, tt.text, tt.mode)
-			got, err := Find(t.Context(), dir)
+			got, err := Find(named(filepath.Join(dir, "bwrap")), "", nil)
 			var failed *result.Error
 			if err != nil && !errors.As(err, &failed) {
 				t.Fatalf("untyped error %v", err)
@@ -140,49 +131,58 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// Root runs no bwrap that somebody else could have written, not even to ask for
-// its version. Anybody else may have one of their own.
-func TestFindBwrapOfAnotherUser(t *testing.T) {
-	root := os.Geteuid() == 0
+// PATH does not decide which bwrap is executed.
+func TestFindIgnoresPath(t *testing.T) {
+	marker := filepath.Join(t.TempDir(), "executed")
+	dir := fake(t, script(": >"+marker), 0o755)
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	c := ThisCaller()
+	c.Bwrap = ""
+	if p, err := Find(c, "", nil); err == nil && filepath.Dir(p.Path) == dir {
+		t.Errorf("found %+v in PATH", p)
+	}
+	// Nor is the one that is named executed to find its version.
+	if _, err := Find(named(filepath.Join(dir, "bwrap")), "", nil); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(marker); err == nil {
+		t.Error("it was executed")
+	}
+}
+
+// A sandbox gets no chance to replace the bwrap that the next one is made with.
+func TestFindExposed(t *testing.T) {
+	dir := fake(t, program("0.8.0"), 0o755)
+	bwrap, elsewhere := filepath.Join(dir, "bwrap"), t.TempDir()
+	link := laidOut(t, "dir -> "+dir)
 	tests := []struct {
-		mode  os.FileMode
-		owner int
-		ok    bool
+		name   string
+		cwd    string
+		mounts []Mount
+		ok     bool
 	}{
-		{0o755, 0, true},
-		{0o555, 0, true},
-		{0o775, 0, false},
-		{0o757, 0, false},
-		{0o777, 0, false},
-		{0o755, Nobody, false},
-		{0o555, Nobody, false}, // its owner can chmod it
-		{0o755, 1000, false},
+		{"no mounts", "", nil, true},
+		{"other mounts", elsewhere, []Mount{{Kind: ReadWrite, Source: elsewhere}, {Kind: ReadWrite, Source: filepath.Join(elsewhere, "none")}, {Kind: Tmpfs, Dest: dir}}, true},
+		{"read-only", "", []Mount{{Kind: ReadOnly, Source: dir}}, true},
+		{"in the current directory", dir, nil, false},
+		{"below the current directory", filepath.Dir(dir), nil, false},
+		{"writable", "", []Mount{{Kind: ReadOnly, Source: elsewhere}, {Kind: ReadWrite, Source: dir}}, false},
+		{"below a writable one", "", []Mount{{Kind: ReadWrite, Source: filepath.Dir(dir)}}, false},
+		{"the file itself", "", []Mount{{Kind: ReadWrite, Source: bwrap}}, false},
+		{"writable by a link", "", []Mount{{Kind: ReadWrite, Source: link + "/dir"}}, false},
 	}
 	for _, tt := range tests {
-		marker := filepath.Join(t.TempDir(), "asked")
-		dir := fake(t, script("echo bubblewrap 0.8.0; : >"+marker), tt.mode)
-		name := filepath.Join(dir, "bwrap")
-		if root {
-			if err := os.Chown(name, tt.owner, tt.owner); err != nil {
-				t.Fatal(err)
-			}
+		_, err := Find(named(bwrap), tt.cwd, tt.mounts)
+		var e *result.Error
+		if tt.ok && err != nil || !tt.ok && (!errors.As(err, &e) || e.Code != "bwrap-untrusted") {
+			t.Errorf("%s: %v", tt.name, err)
 		}
-		// By a link of root's, too.
-		for _, dir := range []string{dir, laidOut(t, "bwrap -> "+name)} {
-			p, err := Find(t.Context(), dir)
-			if tt.ok || !root {
-				if err != nil || p.Version != "0.8.0" {
-					t.Errorf("mode %o, owner %d: got %+v, %v", tt.mode, tt.owner, p, err)
-				}
-				continue
-			}
-			var e *result.Error
-			if !errors.As(err, &e) || e.Code != "bwrap-untrusted" || !strings.Contains(e.Message, dir+"/bwrap") || e.Hint == "" {
-				t.Errorf("mode %o, owner %d: got %+v, %v; want bwrap-untrusted", tt.mode, tt.owner, p, err)
-			}
-			if _, err := os.Stat(marker); err == nil {
-				t.Errorf("mode %o, owner %d: it was executed", tt.mode, tt.owner)
-			}
+	}
+	// Root's sandboxes could write to root's directories.
+	for _, source := range []string{"/usr", "/usr/bin", "/"} {
+		_, err := Find(named(""), "", []Mount{{Kind: ReadWrite, Source: source}})
+		if root := os.Geteuid() == 0; root != (err != nil) {
+			t.Errorf("%s is writable for the sandbox: %v", source, err)
 		}
 	}
 }
@@ -235,7 +235,7 @@ func TestLookup(t *testing.T) {
 
 // The version read out of the file is the one that the program prints.
 func TestFindInstalled(t *testing.T) {
-	p, err := Find(t.Context(), os.Getenv("PATH"))
+	p, err := Find(named(os.Getenv(ProgramVariable)), "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -262,6 +262,9 @@ func TestInstallHint(t *testing.T) {
 		"emerge":  "your distribution's package bubblewrap",
 	} {
 		t.Setenv("PATH", laidOut(t, program))
+		if os.Geteuid() != 0 && program != "emerge" {
+			want = "sudo " + want
+		}
 		if got := installHint(); got != want {
 			t.Errorf("with %s: %q, want %q", program, got, want)
 		}

@@ -2,7 +2,6 @@ package room
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -65,10 +64,11 @@ type Plan struct {
 
 // Caller is who asks: what Prepare must know about the world outside.
 type Caller struct {
-	Path string // PATH: where bwrap is, and where a command could have been
-	Home string // HOME
-	UID  int    // effective
-	GID  int
+	Path  string // PATH: where a command could have been
+	Home  string // HOME
+	Bwrap string // the bwrap that the user names: [ProgramVariable]
+	UID   int    // effective
+	GID   int
 	// Begin, if not nil, is called before anything is made or started, and may block. It returns
 	// bwrap's stderr if bwrap is to be started while the plan is made, or nil. Prepare returns its
 	// error.
@@ -77,7 +77,7 @@ type Caller struct {
 
 // ThisCaller is this process.
 func ThisCaller() Caller {
-	return Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
+	return Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), Bwrap: os.Getenv(ProgramVariable), UID: os.Geteuid(), GID: os.Getegid()}
 }
 
 // Descriptors of bwrap next to 0, 1 and 2.
@@ -109,16 +109,24 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 		}
 	}()
 	user := plan.identify(&p, c)
+	if err := checkIDs(user, p.Outside(c), p.User != nil); err != nil {
+		return nil, err
+	}
 	if p.Tools != "" {
 		c.Path = p.Tools
 	}
+	users := len(p.Mounts)
 	if plan.Workdir, err = currentDirectory(&p, c.Home); err != nil {
 		return nil, err
 	}
-	if err := p.protect(plan.Workdir); err != nil {
+	cwd := ""
+	if len(p.Mounts) > users {
+		cwd = p.Mounts[users].Source
+	}
+	if plan.Program, err = Find(c, cwd, p.Mounts); err != nil {
 		return nil, err
 	}
-	if plan.Program, err = Find(context.Background(), c.Path); err != nil {
+	if err := p.protect(plan.Workdir); err != nil {
 		return nil, err
 	}
 	if c.Begin != nil {
@@ -269,6 +277,21 @@ func (p *Plan) identify(pol *Policy, c Caller) (user User) {
 		p.identity = []string{"--uid", strconv.Itoa(int(user.UID)), "--gid", strconv.Itoa(int(user.GID))}
 	}
 	return user
+}
+
+// checkIDs refuses ids that bubblewrap, up to 0.12 at least, writes into uid_map as negative numbers.
+func checkIDs(inside, outside User, named bool) error {
+	for _, id := range []uint32{inside.UID, inside.GID, outside.UID, outside.GID} {
+		if id < 1<<31 {
+			continue
+		}
+		e := &result.Error{Code: "user", Message: fmt.Sprintf("bubblewrap cannot set up a sandbox for uid or gid %d: ids must be below %d", id, uint32(1<<31)), Hint: "run sbxrun as another user"}
+		if named {
+			e.Hint = "name other ids with --user"
+		}
+		return e
+	}
+	return nil
 }
 
 // environment is the payload's: clean, with what the policy adds. bwrap itself

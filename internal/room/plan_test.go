@@ -63,7 +63,7 @@ func (o option) place() string {
 
 func prepare(t *testing.T, p Policy, uid int) *Plan {
 	t.Helper()
-	plan, err := Prepare(p, Caller{Path: os.Getenv("PATH"), Home: "/nonexistent", UID: uid, GID: uid})
+	plan, err := Prepare(p, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), Home: "/nonexistent", UID: uid, GID: uid})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -463,8 +463,8 @@ func TestPrepareErrors(t *testing.T) {
 	}{
 		{"policy", func(p *Policy, _ *Caller) { p.Workdir = "x" }, result.Error{Code: "usage", Message: `working directory "x": must be an absolute path in the sandbox`, Hint: `write --workdir "$PWD"/x`}},
 		{"current directory", func(p *Policy, _ *Caller) { p.Workdir = "./" }, result.Error{Code: "usage", Message: `working directory "./": must be an absolute path in the sandbox`, Hint: `write --workdir "$PWD"`}},
-		{"no bwrap", func(_ *Policy, c *Caller) { c.Path = top },
-			result.Error{Code: "bwrap-missing", Message: "bubblewrap is not installed: no bwrap in PATH " + top, Hint: "install it: " + installHint()}},
+		{"no bwrap", func(_ *Policy, c *Caller) { c.Bwrap = top + "/none" },
+			result.Error{Code: "bwrap-missing", Message: "cannot use the bubblewrap that SBXRUN_BWRAP names: stat " + top + "/none: no such file or directory", Hint: "unset the variable, or name the program by its absolute path"}},
 		{"missing source", func(p *Policy, _ *Caller) { p.Mounts = []Mount{{Source: top + "/none", Dest: "/x"}} },
 			result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: no such file or directory", top+"/none"),
 				Hint: "create it, or use --ro-bind-try or --bind-try to leave it out when it is missing"}},
@@ -483,7 +483,7 @@ func TestPrepareErrors(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			p, c := Policy{Command: []string{"sh"}, Workdir: "/tmp"}, Caller{Path: os.Getenv("PATH"), UID: 1000, GID: 1000}
+			p, c := Policy{Command: []string{"sh"}, Workdir: "/tmp"}, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: 1000, GID: 1000}
 			tt.change(&p, &c)
 			plan, err := Prepare(p, c)
 			var got *result.Error
@@ -604,7 +604,7 @@ func TestPrepareStagesNoLinkOfAnotherUser(t *testing.T) {
 	} {
 		for _, kind := range []MountKind{ReadOnly, ReadWrite} {
 			plan, err := Prepare(Policy{Command: []string{"true"}, Workdir: "/tmp", Mounts: []Mount{{Kind: kind, Source: top + source, Dest: "/x"}, {Source: top + "/private/data", Dest: "/y"}}},
-				Caller{Path: os.Getenv("PATH")})
+				Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH")})
 			var e *result.Error
 			if plan != nil || !errors.As(err, &e) || e.Code != "bind-source" || !strings.Contains(e.Message, top+link) || !strings.Contains(e.Message, "is a symbolic link that others could have put there") {
 				t.Errorf("%s: got %v, %v; want that %s is refused", source, plan, err, link)
@@ -647,7 +647,7 @@ func TestTrustedLinkOfRoot(t *testing.T) {
 // More binds than bubblewrap takes are an error before it is started, and what
 // is not refused it takes. Arguments and variables are none of its business.
 func TestPrepareMoreWordsThanBwrapTakes(t *testing.T) {
-	caller := Caller{Path: os.Getenv("PATH"), UID: os.Getuid(), GID: os.Getgid()}
+	caller := Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Getuid(), GID: os.Getgid()}
 	policy := func(binds, words int) Policy {
 		p := Policy{Command: append([]string{"sh", "-c", "echo $# $(ls /b | wc -l)"}, slices.Repeat([]string{""}, words)...), Workdir: "/tmp"}
 		for i := range binds {
@@ -682,7 +682,7 @@ func TestPrepareCopiedFile(t *testing.T) {
 			{Policy{Command: []string{name}, Workdir: "/tmp"}, "not-executable", fmt.Sprintf("command %q cannot be executed: permission denied", name)},
 			{Policy{Command: []string{"true"}, Workdir: name}, "workdir", fmt.Sprintf("working directory %q is not a directory", name)},
 		} {
-			_, err := Prepare(tt.p, Caller{Path: os.Getenv("PATH"), UID: 1000, GID: 1000})
+			_, err := Prepare(tt.p, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: 1000, GID: 1000})
 			var e *result.Error
 			if !errors.As(err, &e) || e.Code != tt.code || e.Message != tt.message {
 				t.Errorf("got %v, want %s", err, tt.message)
@@ -733,7 +733,7 @@ func TestPrepareEscapeSequences(t *testing.T) {
 		if name == "directory of another user" {
 			uid = 0
 		}
-		plan, err := Prepare(tt.p, Caller{Path: os.Getenv("PATH"), Home: tt.home, UID: uid, GID: uid})
+		plan, err := Prepare(tt.p, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), Home: tt.home, UID: uid, GID: uid})
 		if err == nil {
 			plan.Close()
 			t.Errorf("%s: no error", name)

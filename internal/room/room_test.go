@@ -260,16 +260,15 @@ func TestStartUnfurnished(t *testing.T) {
 
 // A bwrap that is gone at once is an error that tells of nothing but that.
 func TestStartBwrapExitsAtOnce(t *testing.T) {
-	const version = "echo bubblewrap 0.8.0"
 	for name, tt := range map[string]struct{ bwrap, want string }{
-		"exits":          {script(version), "bubblewrap could not set up the sandbox: it exited with 99"},
-		"tells why":      {strings.Replace(script(version), "exit 99", "exit 1", 1), "bubblewrap could not set up the sandbox"},
-		"is killed":      {strings.Replace(script(version), "exit 99", "kill -9 $$", 1), "bubblewrap could not set up the sandbox: it was killed by SIGKILL"},
+		"exits":          {script("exit 99"), "bubblewrap could not set up the sandbox: it exited with 99"},
+		"tells why":      {strings.Replace(script("exit 99"), "exit 99", "exit 1", 1), "bubblewrap could not set up the sandbox"},
+		"is killed":      {strings.Replace(script("exit 99"), "exit 99", "kill -9 $$", 1), "bubblewrap could not set up the sandbox: it was killed by SIGKILL"},
 		"cannot execute": {"#!/none/interpreter\nbubblewrap 0.8.0\x00--as-pid-1\x00", "cannot set up the sandbox: exec bwrap: no such file or directory"},
 	} {
 		dir := reachableFake(t, tt.bwrap)
 		for range 20 {
-			plan, err := Prepare(Policy{Command: []string{"/bin/true"}, Workdir: "/tmp"}, Caller{Path: dir, UID: os.Getuid(), GID: os.Getgid()})
+			plan, err := Prepare(Policy{Command: []string{"/bin/true"}, Workdir: "/tmp"}, Caller{Bwrap: filepath.Join(dir, "bwrap"), UID: os.Getuid(), GID: os.Getgid()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -299,7 +298,7 @@ func TestAhead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	caller := Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid(), Begin: func() (*os.File, error) { return null, nil }}
+	caller := Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid(), Begin: func() (*os.File, error) { return null, nil }}
 	children := func() (n int) {
 		t.Helper()
 		list, err := proc.Children(os.Getpid())

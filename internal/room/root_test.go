@@ -59,7 +59,7 @@ func TestPrepareLinkPlantedAtAMount(t *testing.T) {
 		for _, m := range kinds {
 			m.Dest = tt.dest
 			for _, uid := range []int{1000, 0} {
-				plan, err := Prepare(Policy{Command: []string{"true"}, Workdir: "/tmp", Mounts: append([]Mount{m}, tt.in...)}, Caller{Path: os.Getenv("PATH"), UID: uid, GID: uid})
+				plan, err := Prepare(Policy{Command: []string{"true"}, Workdir: "/tmp", Mounts: append([]Mount{m}, tt.in...)}, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: uid, GID: uid})
 				var e *result.Error
 				want := fmt.Sprintf("cannot mount at %q: %q is a symbolic link", tt.dest, tt.link)
 				if plan != nil || !errors.As(err, &e) || e.Code != "bind-destination" || e.Message != want || e.Hint == "" {

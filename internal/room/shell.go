@@ -142,3 +142,6 @@ func shellQuote(s string) string {
 	}
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
+
+// ShellQuote returns the word as sh(1) reads it back.
+func ShellQuote(s string) string { return shellQuote(s) }

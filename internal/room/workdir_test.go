@@ -308,7 +308,7 @@ func TestPrepareRootInADirectoryOfAnotherUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Chdir(dir)
-	plan, err := Prepare(Policy{Command: []string{"true"}}, Caller{Path: os.Getenv("PATH"), Home: "/nonexistent"})
+	plan, err := Prepare(Policy{Command: []string{"true"}}, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), Home: "/nonexistent"})
 	var e *result.Error
 	want := fmt.Sprintf("working directory %q cannot be entered by uid 65534", dir)
 	if plan != nil || !errors.As(err, &e) || e.Code != "workdir" || !strings.HasPrefix(e.Message, want) {
@@ -321,7 +321,7 @@ func TestPrepareRootInADirectoryOfAnotherUser(t *testing.T) {
 	if err := os.Chmod(dir, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err = Prepare(Policy{Command: []string{"true"}}, Caller{Path: os.Getenv("PATH"), Home: "/nonexistent", UID: os.Geteuid(), GID: os.Getegid()})
+	_, err = Prepare(Policy{Command: []string{"true"}}, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), Home: "/nonexistent", UID: os.Geteuid(), GID: os.Getegid()})
 	if !errors.As(err, &e) || e.Code != "workdir" || e.Hint == "" {
 		t.Errorf("got %#v", err)
 	}

@@ -227,6 +227,21 @@ func (p *Parts) Picked() []result.ReportPublished {
 	return p.proxy.Picked()
 }
 
+// Unused removes the volumes and unpacked layers that Use and From have made, for a sandbox in which no
+// command has run. It is called before End, and may be called on nil.
+func (p *Parts) Unused() {
+	if p == nil {
+		return
+	}
+	for _, v := range p.volumes {
+		_ = v.Discard() // or cleanup and volume rm do it
+	}
+	for _, u := range p.held {
+		_ = u.Discard() // likewise
+	}
+	p.held = nil
+}
+
 // End gives all parts up, and returns when nothing of them is left: what was written to volumes is
 // on the disk then, unless lost says otherwise. It may be called again, and on nil. used is what
 // became of the network; nil if nothing is listed.

@@ -340,6 +340,9 @@ func (s *Sandbox) endWhenIdle(ctx context.Context) {
 func (s *Sandbox) finish(res result.Result) error {
 	s.cancel(nil) // or the caller's context would keep what never began
 	s.forgetOverlays()
+	if !res.Started && !s.running && res.Verdict != result.Unproven {
+		s.spec.Parts.Unused()
+	}
 	used, lost := s.spec.Parts.End()
 	if res.Err == nil {
 		res.Err = lost

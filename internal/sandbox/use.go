@@ -42,6 +42,9 @@ func Enter(name string) (*Use, error) {
 // Find finds the caller's sandbox of this name, or of this id or its beginning. The caller
 // closes it.
 func Find(name string) (_ *Use, err error) {
+	if err := state.CheckVisible(); err != nil {
+		return nil, err
+	}
 	dir, err := state.Look(state.Mine())
 	if err != nil {
 		return nil, err

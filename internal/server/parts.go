@@ -123,6 +123,7 @@ func (s *Server) part(ctx context.Context, set *settings, t config.Tenant, p *pa
 	out.Parts = &sandbox.Parts{}
 	defer func() {
 		if err != nil {
+			out.Parts.Unused()
 			out.Parts.End()
 		}
 	}()

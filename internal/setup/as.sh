@@ -8,7 +8,7 @@ program=$1
 shift
 if [ "$SBXRUN_TEST_AS" = 0 ]; then
     exec sudo -n env PATH="$PATH" HOME=/root SBXRUN_BIN="$SBXRUN_BIN" SBXRUN_TESTS_NO_SKIP="${SBXRUN_TESTS_NO_SKIP-}" \
-        SBXRUN_SOAK="${SBXRUN_SOAK-}" SBXRUN_TESTS_SLOW="${SBXRUN_TESTS_SLOW-}" SBXRUN_TESTS_BWRAP="${SBXRUN_TESTS_BWRAP-}" "$program" "$@"
+        SBXRUN_SOAK="${SBXRUN_SOAK-}" SBXRUN_TESTS_SLOW="${SBXRUN_TESTS_SLOW-}" SBXRUN_BWRAP="${SBXRUN_BWRAP-}" "$program" "$@"
 fi
 # go test keeps the binary where only root can read it, and what it has compiled.
 place=${SBXRUN_TEST_COPY%/tree}

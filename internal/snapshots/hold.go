@@ -20,10 +20,26 @@ import (
 // Hold holds the layers of a snapshot, by hash, unpacked for a user. sbxrund, which is beside this
 // program or is this program, unpacks them, if nobody has in this boot.
 func (s *Store) Hold(ctx context.Context, m *Manifest, uid, gid uint32) (map[string]*Unpacked, error) {
-	for range 3 { // cleanup may take one away before it is held
+	there := map[string]bool{} // those that were unpacked before
+	for i := range 3 {         // cleanup may take one away before it is held
 		held, err := s.holdAll(m, uid, gid)
+		if err == nil && i > 0 {
+			for hash, u := range held {
+				if !there[hash] {
+					u.made = s.path
+				}
+			}
+		}
 		if err == nil || !errors.Is(err, fs.ErrNotExist) {
 			return held, err
+		}
+		if i == 0 {
+			for _, l := range m.Layers() {
+				if u, err := s.Unpacked(Key(l, uid, gid)); err == nil {
+					there[l.SHA256] = true
+					u.Close()
+				}
+			}
 		}
 		if err := s.unpack(ctx, m, uid, gid); err != nil {
 			return nil, err
@@ -46,6 +62,7 @@ func (s *Store) holdAll(m *Manifest, uid, gid uint32) (_ map[string]*Unpacked, e
 		if err != nil {
 			return nil, err
 		}
+		u.key = Key(l, uid, gid)
 		held[l.SHA256] = u
 	}
 	return held, nil

@@ -23,6 +23,33 @@ const UnpackWord = "unpack-snapshot"
 type Unpacked struct {
 	Path string // of the directory
 	lock *os.File
+	made string // the store's path, if Hold has unpacked it
+	key  string
+}
+
+// Discard closes it, and removes it if Hold has unpacked it and no other process uses it. It is for
+// sandboxes that never started.
+func (u *Unpacked) Discard() error {
+	defer u.Close()
+	if u.made == "" {
+		return nil
+	}
+	s, err := Look(u.made)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	old := ""
+	err = s.alone(func() (err error) {
+		if proc.TryLock(proc.Descriptor(u.lock), unix.F_WRLCK) == nil {
+			old, err = s.retire(filepath.Join(treesDir, u.key))
+		}
+		return err
+	})
+	if old != "" {
+		err = s.scrap(old)
+	}
+	return err
 }
 
 // Close lets go of it.

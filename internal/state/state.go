@@ -63,8 +63,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// procChecked says that /proc was found to be ours.
-var procChecked atomic.Bool
+// Results of [CheckProc] and [CheckVisible]: /proc is ours, and shows the processes of sandboxes.
+var procChecked, procVisible atomic.Bool
 
 // The files of the package itself; see above.
 const (
@@ -183,8 +183,12 @@ func CheckProc() error {
 	}
 	err := proc.CheckMount()
 	procChecked.Store(err == nil)
-	var mount *proc.MountError
-	if errors.As(err, &mount) {
+	return mountError(err)
+}
+
+// mountError adds the remedy to a [proc.MountError].
+func mountError(err error) error {
+	if mount := (*proc.MountError)(nil); errors.As(err, &mount) {
 		return &result.Error{Code: "proc", Message: mount.Cause, Hint: mount.Remedy, Err: err}
 	}
 	return err
@@ -207,6 +211,17 @@ func CheckUsable(c Caller) error {
 		return failed(&fs.PathError{Op: "write to", Path: dir, Err: err})
 	}
 	return nil
+}
+
+// CheckVisible is [CheckProc] for commands that work with the processes of sandboxes: it also refuses
+// a /proc that hides them.
+func CheckVisible() error {
+	err := CheckProc()
+	if err == nil && !procVisible.Load() {
+		err = mountError(proc.CheckHidden())
+		procVisible.Store(err == nil)
+	}
+	return err
 }
 
 func open(c Caller, create bool) (*Dir, error) {

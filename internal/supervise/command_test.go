@@ -67,7 +67,7 @@ func TestQuotaFails(t *testing.T) {
 // A room whose network is the caller's, because its command has one of its own, is for nobody else.
 func TestSharedAlone(t *testing.T) {
 	plan, err := room.Prepare(room.Policy{Command: []string{"true"}, Workdir: "/tmp", Alone: true},
-		room.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
+		room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +90,7 @@ func TestSharedAlone(t *testing.T) {
 func hold(t *testing.T, terms supervise.Terms, command ...string) (c *supervise.Command, stdout *os.File) {
 	t.Helper()
 	plan, err := room.Prepare(room.Policy{Command: command, Workdir: "/tmp"},
-		room.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
+		room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ func soon() time.Time { return time.Now().Add(20 * time.Second) }
 func held(t *testing.T, script string) (sb *room.Room, stdout *os.File) {
 	t.Helper()
 	plan, err := room.Prepare(room.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"},
-		room.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
+		room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
 	if err != nil {
 		t.Fatal(err)
 	}

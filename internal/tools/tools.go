@@ -55,18 +55,27 @@ var homes = []struct {
 // choices are variables that choose among versions.
 var choices = []string{"PYENV_VERSION", "RBENV_VERSION", "NODENV_VERSION", "RUSTUP_TOOLCHAIN"}
 
-// whole are the directories right below a home that have nothing but a tool's parts. Of
-// others only the usual directories of a prefix are shown.
+// whole are directories that contain nothing but a tool's parts.
 var whole = []string{".pyenv", ".rbenv", ".nodenv", ".cargo", ".rustup", ".volta", ".nvm", ".asdf", ".bun", ".deno", ".dotnet", ".ghcup", ".opam", ".npm-global"}
 
-// parts are the usual directories of a prefix.
-var parts = []string{"bin", "sbin", "shims", "lib", "lib32", "lib64", "libexec", "include", "share"}
-
-// secrets are the names, within a prefix, of what holds credentials.
-var secrets = []string{
-	"credentials", "credentials.toml", ".netrc", ".npmrc", "etc/npmrc", "npmrc", "pip.conf", ".pypirc", ".condarc", "condarc", ".git-credentials", ".gitconfig", ".env",
-	".config", ".ssh", ".aws", ".azure", ".docker", ".gnupg", ".kube", ".gem/credentials", ".m2/settings.xml", ".gradle/gradle.properties",
+// manifests identify a prefix that belongs to a toolchain: the name of a file, and its text.
+var manifests = []struct{ file, begins, contains string }{
+	{file: "pyvenv.cfg"},
+	{file: "conda-meta"},
+	{file: "VERSION", begins: "go"},
+	{file: "include/node/node.h"},
+	{file: "lib/rustlib"},
+	{file: "release", contains: "JAVA_VERSION="},
+	{file: "bin/m2.conf"},    // Maven
+	{file: "host/fxr"},       // .NET
+	{file: "pwsh.deps.json"}, // PowerShell
 }
+
+// parts are the usual directories of a prefix. In a repository only those in code are shown.
+var (
+	parts = []string{"bin", "sbin", "shims", "lib", "lib32", "lib64", "libexec", "include", "share"}
+	code  = []string{"bin", "sbin", "shims", "lib", "lib32", "lib64", "libexec"}
+)
 
 // many bounds how much is looked at: prefixes, and names in a directory of programs.
 const (
@@ -74,18 +83,24 @@ const (
 	manyNames    = 5000
 )
 
+// programDirs are the names of directories of programs, whose prefix is the directory above.
+var programDirs = []string{"bin", "sbin", "shims"}
+
 // finder collects prefixes.
 type finder struct {
 	home  string
 	shown func(dir string) bool // the sandbox has it anyway
 	dirs  []string              // to be shown
+	files []string              // likewise: programs that links and scripts lead to
+	plain map[string]bool       // dirs of which only the directories in code are shown
+	tools map[string]bool       // results of toolchain
 	seen  map[string]bool       // directories of programs that were looked at
 }
 
 // Find returns what shows the tools of a caller. shown tells of a real path whether the
 // sandbox shows it anyway.
 func Find(c room.Caller, lookup func(string) (string, bool), shown func(dir string) bool) Set {
-	f := finder{home: real(c.Home), shown: shown, seen: map[string]bool{}}
+	f := finder{home: real(c.Home), shown: shown, seen: map[string]bool{}, plain: map[string]bool{}, tools: map[string]bool{}}
 	var set Set
 	var dirs []string
 	for _, dir := range filepath.SplitList(c.Path) {
@@ -109,9 +124,13 @@ func Find(c room.Caller, lookup func(string) (string, bool), shown func(dir stri
 			continue
 		}
 		if !f.visible(dir) && has(dirs, h.command) {
-			f.show(dir)
+			if h.dir != "" {
+				f.show(dir) // by its definition the tool's
+			} else {
+				f.prefix(filepath.Join(dir, "bin"))
+			}
 		}
-		if f.visible(dir) {
+		if f.visible(filepath.Join(dir, "bin")) || f.visible(dir) {
 			set.Vars = append(set.Vars, values.Var{Name: h.name, Value: dir})
 		}
 	}
@@ -121,10 +140,14 @@ func Find(c room.Caller, lookup func(string) (string, bool), shown func(dir stri
 			set.Vars = append(set.Vars, values.Var{Name: name, Value: value})
 		}
 	}
-	for _, dir := range f.outermost() {
+	shownDirs, covers := f.cover(f.outermost())
+	for _, dir := range shownDirs {
 		set.Mounts = append(set.Mounts, room.Mount{Kind: room.ReadOnly, Source: dir, Dest: dir})
 	}
-	set.Mounts = append(set.Mounts, f.covers()...)
+	set.Mounts = append(set.Mounts, covers...)
+	for _, file := range f.files {
+		set.Mounts = append(set.Mounts, room.Mount{Kind: room.ReadOnly, Source: file, Dest: file})
+	}
 	return set
 }
 
@@ -157,7 +180,9 @@ func (f *finder) programs(dir string) {
 		return
 	}
 	if home := venvBase(filepath.Dir(dir)); home != "" {
-		f.programs(home)
+		for _, name := range []string{"python3", "python"} {
+			f.target(real(filepath.Join(home, name)))
+		}
 	}
 	d, err := os.Open(dir)
 	if err != nil {
@@ -174,14 +199,29 @@ func (f *finder) programs(dir string) {
 		case e.Type().IsRegular():
 			target = room.Interpreter(name)
 		}
-		if filepath.IsAbs(target) && !f.visible(target) && unix.Access(target, unix.X_OK) == nil {
-			f.programs(filepath.Dir(target))
+		if filepath.IsAbs(target) {
+			f.target(target)
 		}
 		if base := e.Name(); e.Type()&os.ModeSymlink != 0 && strings.HasPrefix(base, "python") {
 			// A venv of a venv: the links on the way count as well.
 			if link, err := os.Readlink(name); err == nil && filepath.IsAbs(link) {
-				f.programs(filepath.Dir(link))
+				f.target(link)
 			}
+		}
+	}
+}
+
+// target shows a program that a link or a script leads to: with its prefix, or alone if it has none.
+func (f *finder) target(name string) {
+	dir := filepath.Dir(real(name))
+	switch {
+	case name == "" || f.visible(name) || unix.Access(name, unix.X_OK) != nil:
+	case slices.Contains(programDirs, filepath.Base(dir)) || f.toolchain(dir) || store(dir) != "":
+		f.programs(filepath.Dir(name))
+	default:
+		file := real(name)
+		if st, err := os.Stat(file); err == nil && st.Mode().IsRegular() && len(f.files) < manyPrefixes && !f.private(file) && !secret(file) {
+			f.files = append(f.files, file)
 		}
 	}
 }
@@ -207,23 +247,36 @@ func venvBase(prefix string) string {
 	return ""
 }
 
-// prefix shows what a directory of programs belongs to.
-func (f *finder) prefix(dir string) {
+// store is the store of Nix or Guix that a directory is in, "" for none.
+func store(dir string) string {
 	for _, store := range []string{"/nix/store", "/gnu/store"} {
 		if strings.HasPrefix(dir, store+"/") {
-			f.show(store)
-			return
+			return store
 		}
+	}
+	return ""
+}
+
+// prefix shows the install prefix of a directory of programs.
+func (f *finder) prefix(dir string) {
+	if store := store(dir); store != "" {
+		f.show(store)
+		return
 	}
 	if strings.HasPrefix(dir, "/mnt/") {
 		return // of other systems, and of Windows
 	}
-	if base := filepath.Base(dir); base != "bin" && base != "sbin" && base != "shims" {
+	if strings.HasSuffix(dir, "/node_modules/.bin") {
+		f.show(filepath.Dir(dir))
+		return
+	}
+	if !slices.Contains(programDirs, filepath.Base(dir)) {
+		f.plain[dir] = !f.toolchain(dir)
 		f.show(dir)
 		return
 	}
 	top := filepath.Dir(dir)
-	if room.HomeWithin(top, f.home) == "" && f.wholly(top) {
+	if room.HomeWithin(top, f.home) == "" && f.toolchain(top) {
 		f.show(top)
 		return
 	}
@@ -231,7 +284,11 @@ func (f *finder) prefix(dir string) {
 	if room.HomeWithin(top, f.home) != "" {
 		return // ~/bin: its neighbours are the user's
 	}
-	for _, part := range parts {
+	show := parts
+	if f.ownWork(top) {
+		show = code
+	}
+	for _, part := range show {
 		// ~/.local/share has keyrings, mail and the like.
 		if part != "share" || filepath.Base(top) != ".local" {
 			f.show(filepath.Join(top, part))
@@ -239,30 +296,57 @@ func (f *finder) prefix(dir string) {
 	}
 }
 
-// wholly reports whether all of a prefix is shown: if it is a tool's own.
-func (f *finder) wholly(top string) bool {
-	holds := func(name string) bool {
-		_, err := os.Lstat(filepath.Join(top, name))
-		return err == nil
+// toolchain reports whether a prefix belongs to a tool, so that all of it can be shown.
+func (f *finder) toolchain(top string) bool {
+	is, known := f.tools[top]
+	if !known {
+		is = f.recognised(top)
+		f.tools[top] = is
 	}
-	if slices.Contains(whole, filepath.Base(top)) || holds("pyvenv.cfg") || holds("conda-meta") {
-		return true
+	return is
+}
+
+// recognised is toolchain, without its memory.
+func (f *finder) recognised(top string) bool {
+	for dir := top; dir != "/" && room.HomeWithin(dir, f.home) == ""; dir = filepath.Dir(dir) {
+		if slices.Contains(whole, filepath.Base(dir)) {
+			return true
+		}
 	}
-	above := filepath.Dir(top)
-	// Not what is the user's own work, with a bin directory in it.
-	return above != "/" && room.HomeWithin(above, f.home) == "" && !holds(".git")
+	if _, err := os.Lstat(filepath.Join(top, ".git")); err == nil {
+		return false // a working directory, whatever else it is
+	}
+	for _, m := range manifests {
+		name := filepath.Join(top, m.file)
+		if _, err := os.Lstat(name); err != nil {
+			continue
+		}
+		if m.begins == "" && m.contains == "" {
+			return true
+		}
+		if text := head(name, 4096); strings.HasPrefix(text, m.begins) && strings.Contains(text, m.contains) {
+			return true
+		}
+	}
+	return false
+}
+
+// ownWork reports whether a directory is in a repository of git: it or one above it, below the home
+// directories, has a .git.
+func (f *finder) ownWork(dir string) bool {
+	for ; dir != "/" && room.HomeWithin(dir, f.home) == ""; dir = filepath.Dir(dir) {
+		if _, err := os.Lstat(filepath.Join(dir, ".git")); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // show adds a directory, if it is one, but never a home directory or one above it.
 func (f *finder) show(dir string) {
 	dir = real(dir)
-	if dir == "" || f.visible(dir) || len(f.dirs) > manyPrefixes || room.HomeWithin(dir, f.home) != "" {
+	if dir == "" || f.visible(dir) || len(f.dirs) > manyPrefixes || room.HomeWithin(dir, f.home) != "" || f.private(dir) {
 		return
-	}
-	for _, name := range secrets {
-		if f.home != "" && room.Within(dir, filepath.Join(f.home, name)) {
-			return
-		}
 	}
 	if st, err := os.Stat(dir); err != nil || !st.IsDir() {
 		return
@@ -273,9 +357,24 @@ func (f *finder) show(dir string) {
 	}
 }
 
+// private reports whether a path leads through a directory that holds credentials.
+func (f *finder) private(path string) bool {
+	for ; path != "/" && path != "."; path = filepath.Dir(path) {
+		if secretDirs[filepath.Base(path)] {
+			return true
+		}
+	}
+	return false
+}
+
 // visible reports whether a real path will be in the sandbox.
 func (f *finder) visible(name string) bool {
-	return f.shown(name) || slices.ContainsFunc(f.dirs, func(dir string) bool { return room.Within(name, dir) })
+	in := func(dir string) bool {
+		rest, within := strings.CutPrefix(name, dir+"/")
+		first, _, below := strings.Cut(rest, "/")
+		return name == dir || within && !(below && f.plain[dir] && !slices.Contains(code, first))
+	}
+	return f.shown(name) || slices.ContainsFunc(f.dirs, in) || slices.Contains(f.files, name)
 }
 
 // outermost are the directories to be shown, without those that lie in another.
@@ -284,27 +383,6 @@ func (f *finder) outermost() (list []string) {
 	for _, dir := range f.dirs {
 		if !slices.ContainsFunc(list, func(other string) bool { return room.Within(dir, other) }) {
 			list = append(list, dir)
-		}
-	}
-	return list
-}
-
-// covers hide what holds credentials in what is shown.
-func (f *finder) covers() (list []room.Mount) {
-	seen := map[string]bool{}
-	for _, dir := range f.dirs {
-		for _, name := range secrets {
-			name = real(filepath.Join(dir, name))
-			// A link may lead to where it is not shown.
-			if name == "" || seen[name] || !slices.ContainsFunc(f.dirs, func(d string) bool { return name != d && room.Within(name, d) }) {
-				continue
-			}
-			seen[name] = true
-			m := room.Mount{Kind: room.Empty, Dest: name}
-			if st, err := os.Stat(name); err == nil && st.IsDir() {
-				m = room.Mount{Kind: room.Tmpfs, Dest: name, Size: 4096}
-			}
-			list = append(list, m)
 		}
 	}
 	return list

@@ -13,6 +13,7 @@ package volumes
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -36,8 +37,10 @@ const (
 
 // Store is a directory with volumes.
 type Store struct {
-	fd   int // -1 if there is none
-	path string
+	fd     int // -1 if there is none
+	path   string
+	create bool     // whether Use makes volumes
+	made   []string // directories made for the store, the lowest first
 }
 
 func wrong(format string, args ...any) *result.Error {
@@ -59,9 +62,15 @@ func OpenAt(path string, create bool) (*Store, error) {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Open(path, flags, 0)
 	if err == unix.ENOENT && !create {
-		return &Store{-1, path}, nil
+		return &Store{fd: -1, path: path}, nil
 	}
+	var made []string
 	if err == unix.ENOENT {
+		for _, dir := range []string{path, filepath.Dir(path)} {
+			if _, err := os.Lstat(dir); errors.Is(err, unix.ENOENT) {
+				made = append(made, dir)
+			}
+		}
 		if err := os.MkdirAll(path, 0o700); err != nil {
 			return nil, &result.Error{Code: "volume", Message: fmt.Sprintf("cannot make a directory for volumes: %v", err), Hint: state.DataHint, Err: err}
 		}
@@ -76,7 +85,7 @@ func OpenAt(path string, create bool) (*Store, error) {
 		return nil, &result.Error{Code: "volume", Message: fmt.Sprintf("the directory of volumes %q is open to others, or not yours", path),
 			Hint: fmt.Sprintf("chmod 700 %q; or ", path) + state.DataHint}
 	}
-	return &Store{fd, path}, nil
+	return &Store{fd: fd, path: path, create: create, made: made}, nil
 }
 
 func (s *Store) Close() {
@@ -92,14 +101,17 @@ type Volume struct {
 	Lock *os.File // the lock is free when all copies of this are closed
 	data int
 	rw   bool
+	made bool     // by Use
+	dirs []string // that the store has made for it
 }
 
-// Use locks a volume, to be read or written, and makes it if there is none. owner is whom a
-// new one belongs to; nil is the caller. The caller closes the volume.
+// Use locks a volume, to be read or written. It makes a missing volume if the store was opened
+// with create; owner is whom that belongs to, nil for the caller. The caller closes the volume.
 func (s *Store) Use(name string, write bool, owner *proc.Cred) (*Volume, error) {
+	made := false
 	v, err := s.hold(name, write)
-	if errors.Is(err, unix.ENOENT) {
-		if err := s.create(name, owner); err != nil {
+	if errors.Is(err, unix.ENOENT) && s.create {
+		if made, err = s.add(name, owner); err != nil {
 			return nil, wrong("cannot make the volume %q: %v", name, err)
 		}
 		v, err = s.hold(name, write)
@@ -107,6 +119,7 @@ func (s *Store) Use(name string, write bool, owner *proc.Cred) (*Volume, error) 
 	if err != nil {
 		return nil, err
 	}
+	v.made, v.dirs = made, s.made
 	var st unix.Stat_t
 	if err := unix.Fstat(v.data, &st); err == nil && owner != nil && st.Uid != owner.UID {
 		v.Close()
@@ -193,16 +206,55 @@ func beneath(flags uint64) *unix.OpenHow {
 	return &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
 }
 
-// create makes a volume, complete or not at all. That somebody else does so as well is no error.
-func (s *Store) create(name string, owner *proc.Cred) error {
-	lock, err := s.marked(".", unix.LOCK_SH, time.Second)
+// Discard removes a volume that Use has made, together with the directories made for it, unless
+// another process uses the volume or has left files there. It is for sandboxes that never started.
+func (v *Volume) Discard() error {
+	if !v.made {
+		return nil
+	}
+	s, err := OpenAt(filepath.Dir(filepath.Dir(v.Path)), false)
 	if err != nil {
 		return err
+	}
+	defer s.Close()
+	// The others that wait for this lock look again for the volume when they get it.
+	if err := unix.Flock(proc.Descriptor(v.Lock), unix.LOCK_EX|unix.LOCK_NB); err != nil || s.fd < 0 || !v.empty() {
+		return nil
+	}
+	v.made = false
+	hidden := removePrefix + random.Name()
+	if err := unix.Renameat(s.fd, v.Name, s.fd, hidden); err != nil {
+		return explain(v.Name, err)
+	}
+	err = tree.Remove(s.fd, hidden)
+	for _, dir := range v.dirs {
+		_ = unix.Rmdir(dir) // not if it is in use by now
+	}
+	return err
+}
+
+// empty reports whether there is nothing in a volume.
+func (v *Volume) empty() bool {
+	fd, err := unix.Openat(v.data, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	dir := os.NewFile(uintptr(fd), v.Path)
+	defer dir.Close()
+	_, err = dir.Readdirnames(1)
+	return err == io.EOF
+}
+
+// add makes a volume, complete or not at all. made is false if another process was quicker.
+func (s *Store) add(name string, owner *proc.Cred) (made bool, err error) {
+	lock, err := s.marked(".", unix.LOCK_SH, time.Second)
+	if err != nil {
+		return false, err
 	}
 	defer lock.Close()
 	hidden := newPrefix + random.Name()
 	if err := unix.Mkdirat(s.fd, hidden, 0o700); err != nil {
-		return err
+		return false, err
 	}
 	err = unix.Mkdirat(s.fd, hidden+"/"+dataName, 0o700)
 	if err == nil && owner != nil {
@@ -218,9 +270,9 @@ func (s *Store) create(name string, owner *proc.Cred) error {
 		err = errors.Join(err, tree.Remove(s.fd, hidden))
 	}
 	if errors.Is(err, unix.EEXIST) {
-		return nil
+		return false, nil
 	}
-	return err
+	return err == nil, err
 }
 
 // BusyError says that a volume is in use, by these processes as far as /proc/locks tells.

@@ -86,7 +86,7 @@ func start(t testing.TB, o options, args ...string) *run {
 	if o.dir == "" {
 		r.cmd.Dir = r.out
 	}
-	r.cmd.Env = append([]string{"PATH=" + harness.Path, "HOME=/nonexistent", "LANG=C.UTF-8", "TMPDIR=" + top, harness.MarkerName + "=" + r.marker}, o.env...)
+	r.cmd.Env = append([]string{"PATH=" + harness.Path, harness.Bwrap(), "HOME=/nonexistent", "LANG=C.UTF-8", "TMPDIR=" + top, harness.MarkerName + "=" + r.marker}, o.env...)
 	r.cmd.SysProcAttr = o.attr
 	if o.stdin != nil {
 		r.cmd.Stdin = o.stdin

@@ -94,7 +94,7 @@ func (e *estate) command(adjust func(*exec.Cmd), words ...string) (*call, error)
 	e.mu.Unlock()
 	c := &call{files: [2]string{name + ".out", name + ".err"}, exited: make(chan struct{}), cmd: exec.Command(words[0], words[1:]...)}
 	c.cmd.Dir = e.out
-	c.cmd.Env = []string{"PATH=" + harness.Path, "HOME=/nonexistent", "LANG=C.UTF-8", "TMPDIR=" + e.top,
+	c.cmd.Env = []string{"PATH=" + harness.Path, harness.Bwrap(), "HOME=/nonexistent", "LANG=C.UTF-8", "TMPDIR=" + e.top,
 		"SBXRUN_STATE_DIR=" + e.state, "SBXRUN_DATA_DIR=" + filepath.Join(e.top, "data"), harness.MarkerName + "=" + e.marker}
 	for i, to := range c.files {
 		f, err := os.Create(to)

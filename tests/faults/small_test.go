@@ -22,7 +22,7 @@ func (e *estate) small(bytes int, dir, script string) said {
 		words = append(words, "--cap-add", "ALL") // as root has outside
 	}
 	c, err := e.command(func(c *exec.Cmd) {
-		c.Env = append(c.Env, "disk="+dir, "top="+e.top, "PATH="+filepath.Dir(harness.Binary(e.t))+":"+harness.Path)
+		c.Env = append(c.Env, "disk="+dir, "top="+e.top, "PATH="+filepath.Dir(harness.Binary(e.t))+":"+harness.Path, harness.Bwrap())
 	}, append(words, "sh", "-ec", script)...)
 	harness.Must(e.t, err)
 	return e.wait(c)

@@ -124,7 +124,7 @@ func TryStart(t T, o Options, args ...string) (*Process, error) {
 	if o.Dir == "" {
 		p.cmd.Dir = Dir(t)
 	}
-	p.cmd.Env = append([]string{"PATH=" + Path, "HOME=/nonexistent", "LANG=C.UTF-8", "TMPDIR=" + tmp, MarkerName + "=" + p.Marker}, o.Env...)
+	p.cmd.Env = append([]string{"PATH=" + Path, "HOME=/nonexistent", "LANG=C.UTF-8", Bwrap(), "TMPDIR=" + tmp, MarkerName + "=" + p.Marker}, o.Env...)
 	p.cmd.ExtraFiles, p.cmd.SysProcAttr = o.ExtraFiles, o.Attr
 
 	mine, err := p.connect()
@@ -159,9 +159,12 @@ func TryStart(t T, o Options, args ...string) (*Process, error) {
 	return p, nil
 }
 
-// Path is the PATH of a run: where a distribution puts its programs. SBXRUN_TESTS_BWRAP is
-// a directory with another bwrap.
-var Path = strings.TrimPrefix(os.Getenv("SBXRUN_TESTS_BWRAP")+":", ":") + "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+// Path is the PATH of a run: where a distribution puts its programs.
+const Path = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+
+// Bwrap is a variable for the environment of sbxrun. It names the bwrap that the tests use; empty
+// for the installed one.
+func Bwrap() string { return "SBXRUN_BWRAP=" + os.Getenv("SBXRUN_BWRAP") }
 
 // arguments puts the harness's own flags before the test's, behind the name of
 // the command if there is one.

@@ -43,7 +43,7 @@ for version in ${*:-$built}; do
     # Where root's unprivileged uid finds it.
     install -D -m 755 "$cache/$version/bwrap" "$work/$version/bwrap"
     chmod 755 "$work/$version"
-    export PATH="$work/$version:$usual" SBXRUN_TESTS_BWRAP="$work/$version"
+    export PATH="$work/$version:$usual" SBXRUN_BWRAP="$work/$version/bwrap"
     if [ "$version" = "${built##*$'\n'}" ]; then
         tests+=$newest packages+=' ./tests/network'
     fi

@@ -1,0 +1,176 @@
+package tests
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// contents returns the modes of all files in a directory, and their contents, without locks and the
+// directories that hold only a lock.
+func contents(t *testing.T, top string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	err := filepath.WalkDir(top, func(path string, d os.DirEntry, err error) error {
+		name, _ := filepath.Rel(top, path)
+		if os.IsNotExist(err) {
+			return nil
+		}
+		if base := filepath.Base(name); err != nil || base == "lock" || base == "execs" || name == "queue" || name == "admission" || strings.HasPrefix(name, "slot-") {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		found[name] = info.Mode().String()
+		switch {
+		case info.Mode().IsRegular():
+			text, err := os.ReadFile(path)
+			found[name] += " " + string(text)
+			return err
+		case info.Mode()&os.ModeSymlink != 0:
+			target, err := os.Readlink(path)
+			found[name] += " " + target
+			return err
+		}
+		return nil
+	})
+	harness.Must(t, err)
+	return found
+}
+
+// planned are the values with which TestPlanningHasNoEffects tries flags, and flags that go with them.
+// A bool needs none.
+func planned(dir string) map[string][]string {
+	return map[string][]string{
+		"ro-bind": {"/etc/hostname:/mnt/h"}, "bind": {dir + ":/mnt/b"}, "ro-bind-try": {"/none"}, "bind-try": {"/none"}, "overlay": {dir + ":/mnt/o"},
+		"upper": {dir + "/upper", "--overlay", dir + ":/mnt/o"}, "from": {"snap"}, "data-dir": {dir + "/data"}, "state-dir": {dir + "/state"}, "volume": {"other:/mnt/v"},
+		"put": {"/etc/hostname:/tmp/h"}, "get": {"/tmp/*:" + dir}, "tmpfs": {"/mnt/t"}, "tmp-size": {"1M"}, "cwd": {"none"}, "cwd-root": {"."}, "workdir": {"/tmp"}, "net": {"allow=example.org"},
+		"publish": {"0:80"}, "connect": {"unix:/none=80"}, "env": {"A=1"}, "env-file": {"/dev/null"}, "seccomp": {"off"}, "user": {"1000"}, "hostname": {"x"},
+		"timeout": {"60"}, "idle-timeout": {"60"}, "signal": {"INT"}, "grace": {"1"}, "proof-timeout": {"60"}, "memory": {"64M", "--limits", "best-effort"},
+		"memory-swap": {"64M", "--memory", "64M", "--limits", "best-effort"}, "pids": {"50", "--limits", "best-effort"}, "cpus": {"1", "--limits", "best-effort"}, "cpu-time": {"60", "--limits", "best-effort"},
+		"fsize": {"1M"}, "nofile": {"100"}, "stack": {"1M"}, "nice": {"1"}, "oom-score-adj": {"100"}, "limits": {"best-effort"}, "report": {dir + "/report"},
+		"max-output": {"1K"}, "output-limit": {"kill"}, "on-pressure": {"refuse"}, "wait-timeout": {"1"}, "max-parallel": {"1"}, "warn": {"100"}, "alert": {"100"},
+		"print-filter": {dir + "/filter"}, "name": {"a-name"}, "tag": {"a=b"}, "ready-tcp": {"80"}, "ready-exec": {"true"}, "ready-log": {"x"}, "ready-interval": {"1"}, "ready-timeout": {"1"}, "log-max": {"1K"},
+	}
+}
+
+// A command that is only printed, or that did not start, leaves no trace in the directories for state
+// and data, whatever its flags.
+func TestPlanningHasNoEffects(t *testing.T) {
+	t.Parallel()
+	s, dir := harness.NewState(t), harness.SharedDir(t)
+	data := s.Dir + "-data"
+	s.Sandbox(harness.Options{Dir: original(t)}, layer(t, "--name", "box", "--cwd", "overlay", "--max-parallel", "1")...)
+	snapshot(t, s, "box", "--name", "snap")
+	ends := []struct {
+		commands, name string
+		code           int
+		flags, command []string
+	}{
+		{"run", "dry", 0, []string{"--print-command"}, []string{"true"}},
+		{"run", "dry, volume", 125, []string{"--print-command", "--volume", "new:/mnt/new"}, []string{"true"}},
+		{"run start", "125", 125, []string{"--volume", "new:/mnt/new", "--from", "snap", "--ro-bind", "/none/x:/mnt/x"}, []string{"true"}},
+		{"run start", "127", 127, []string{"--volume", "new:/mnt/new", "--from", "snap"}, []string{"no-such-command"}},
+		{"run start", "75", 75, []string{"--volume", "new:/mnt/new", "--from", "snap", "--max-parallel", "1"}, []string{"true"}},
+		{"exec", "125", 125, []string{"--workdir", "/none"}, []string{"box", "true"}},
+		{"exec", "127", 127, nil, []string{"box", "no-such-command"}},
+		{"exec", "75", 75, []string{"--max-parallel", "1"}, []string{"box", "true"}},
+	}
+	if os.Getenv("SBXRUN_BWRAP") != "" {
+		ends[0].code = -1 // an older one cannot do the same as sbxrun
+	}
+	before := [2]map[string]string{contents(t, s.Dir), contents(t, data)}
+	try := func(what string, want int, args ...string) {
+		t.Helper()
+		r := s.Start(harness.Options{Dir: "/usr", Stdin: strings.NewReader("")}, args...).Wait()
+		if want >= 0 && r.ExitCode != want {
+			t.Errorf("%s: exit code %d, want %d: %s", what, r.ExitCode, want, r.Stderr)
+		}
+		if !slices.Contains([]int{0, 75, 125, 126, 127}, r.ExitCode) {
+			t.Errorf("%s: exit code %d: %s", what, r.ExitCode, r.Stderr)
+		}
+		for i, top := range []string{s.Dir, data} {
+			if now := contents(t, top); !maps.Equal(now, before[i]) {
+				for name := range now {
+					if now[name] != before[i][name] {
+						t.Errorf("%s (exit code %d): %s has changed", what, r.ExitCode, filepath.Join(top, name))
+					}
+				}
+				for name := range before[i] {
+					if _, ok := now[name]; !ok {
+						t.Errorf("%s (exit code %d): %s is gone", what, r.ExitCode, filepath.Join(top, name))
+					}
+				}
+				before[i] = now
+			}
+		}
+		for _, name := range []string{dir + "/data", dir + "/state"} {
+			if left := contents(t, name); len(left) > 1 {
+				t.Errorf("%s: in %s: %q", what, name, slices.Collect(maps.Keys(left)))
+			}
+		}
+	}
+	values := planned(dir)
+	for _, c := range cli.Commands() {
+		for _, end := range ends {
+			if !slices.Contains(strings.Fields(end.commands), c.Name) {
+				continue
+			}
+			try(c.Name+", "+end.name, end.code, slices.Concat([]string{c.Name}, end.flags, end.command)...)
+			for _, f := range c.Flags {
+				words := []string{"--" + f.Name}
+				if f.TakesValue() {
+					value, ok := values[f.Name]
+					if !ok {
+						t.Fatalf("sbxrun %s --%s: give it a value in planned", c.Name, f.Name)
+					}
+					words = append(words, value...)
+				}
+				if f.Name == "state-dir" && (c.Name == "exec" || end.code == 75) {
+					continue // no other sandbox is there
+				}
+				try(fmt.Sprintf("%s %q, %s", c.Name, words, end.name), -1, slices.Concat([]string{c.Name}, words, end.flags, end.command)...)
+			}
+		}
+	}
+}
+
+// A sandbox that cannot be made does not even leave a directory for volumes.
+func TestPlanningMakesNoDirectories(t *testing.T) {
+	t.Parallel()
+	s, dir := harness.NewState(t), filepath.Join(harness.SharedDir(t), "a/b")
+	harness.Must(t, os.Mkdir(filepath.Dir(dir), 0o700))
+	for _, c := range []string{"run", "start"} {
+		r := s.Start(harness.Options{Dir: "/usr"}, c, "--data-dir", dir, "--volume", "x:/mnt/x", "no-such-command").Wait()
+		if _, err := os.Stat(dir); r.ExitCode != 127 || !os.IsNotExist(err) {
+			t.Errorf("%s: exit code %d, stderr %s; %s: %v", c, r.ExitCode, r.Stderr, dir, err)
+		}
+	}
+}
+
+// --print-filter writes to a named pipe, and does not put a file in its place. The same goes for devices.
+func TestPrintFilterToPipe(t *testing.T) {
+	t.Parallel()
+	pipe := filepath.Join(harness.Dir(t), "pipe")
+	harness.Must(t, unix.Mkfifo(pipe, 0o600))
+	reader, err := os.OpenFile(pipe, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	harness.Must(t, err)
+	defer reader.Close()
+	r := harness.Start(t, harness.Options{Bare: true, Dir: "/usr"}, "--print-command", "--print-filter", pipe, "true").Wait()
+	filter := make([]byte, 1<<16)
+	n, err := reader.Read(filter)
+	if info, lost := os.Lstat(pipe); r.ExitCode != 0 || err != nil || n == 0 || n%8 != 0 || lost != nil || info.Mode()&os.ModeNamedPipe == 0 {
+		t.Errorf("exit code %d, stderr %s; %d bytes, %v, %v", r.ExitCode, r.Stderr, n, err, info)
+	}
+}
