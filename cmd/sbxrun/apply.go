@@ -13,12 +13,12 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func applyCommand(flags *cli.Apply, words []string) int {
-	list, err := layersOf(words[0])
+func applyCommand(flags *cli.Apply) int {
+	list, err := layersOf(flags.Sandbox)
 	if err != nil {
 		return refuse(flags, err)
 	}
-	done, err := applyAll(context.Background(), list, words[1:], flags, "--delete")
+	done, err := applyAll(context.Background(), list, flags.Paths, flags, "--delete")
 	if err != nil && !isLeftOut(err) {
 		return refuse(flags, err)
 	}

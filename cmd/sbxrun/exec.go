@@ -24,15 +24,15 @@ func execCommand(args []string, begin time.Time) int {
 	var x execution
 	x.command = command{Job: job.Job{ID: random.Name()}, where: "of the command", deadline: &x.flags.DeadlineFlags, printing: &x.flags.OutputFlags}
 	x.Terms.Begin = begin
-	words, err := parse(&x.flags, args)
+	err := cli.Parse(&x.flags, args)
+	if err == nil && len(x.flags.Command) == 0 {
+		err = errors.New("no command given")
+	}
 	if err != nil {
 		return x.refuse(&x.flags, err)
 	}
-	var name string
-	if name, x.argv, err = cli.SplitExec(words); err != nil {
-		return x.refuse(&x.flags, err)
-	}
-	return x.run(name, args)
+	x.argv = x.flags.Command
+	return x.run(x.flags.Sandbox, args)
 }
 
 type execution struct {

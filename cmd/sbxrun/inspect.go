@@ -3,19 +3,15 @@ package main
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"os"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
 )
 
-func inspectCommand(flags *cli.Inspect, names []string) int {
-	if len(names) == 0 {
-		return failUsage(flags, errors.New("inspect what? name a sandbox"))
-	}
+func inspectCommand(flags *cli.Inspect) int {
 	code := 0
 	all := []described{}
-	for _, name := range names {
+	for _, name := range flags.Sandboxes {
 		e, err := find(name)
 		if err != nil {
 			code = fail(err)

@@ -20,7 +20,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
-func logsCommand(flags *cli.Logs, names []string) int {
+func logsCommand(flags *cli.Logs) int {
 	tail := -1
 	if flags.Tail != "" {
 		var err error
@@ -28,7 +28,7 @@ func logsCommand(flags *cli.Logs, names []string) int {
 			return failUsage(flags, fmt.Errorf("--tail %q: want a number of lines", flags.Tail))
 		}
 	}
-	sandbox, err := find(names[0])
+	sandbox, err := find(flags.Sandbox)
 	if err != nil {
 		return refuse(flags, err)
 	}

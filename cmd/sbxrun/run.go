@@ -27,10 +27,10 @@ func runCommand(args []string, begin time.Time) int {
 	r := runner{}
 	r.command = command{Job: job.Job{ID: random.Name()}, where: "in the sandbox", deadline: &r.flags.DeadlineFlags, printing: &r.flags.OutputFlags}
 	r.Terms.Begin = begin
-	var err error
-	if r.argv, err = parse(&r.flags, args); err != nil {
+	if err := cli.Parse(&r.flags, args); err != nil {
 		return r.refuse(&r.flags, err)
 	}
+	r.argv = r.flags.Command
 	if r.flags.Version {
 		return printLine("sbxrun " + version.String())
 	}

@@ -51,7 +51,7 @@ type startFlags struct {
 }
 
 func parseStart(args []string) (f startFlags, command []string, err error) {
-	if command, err = parse(&f.Start, args); err != nil {
+	if err = cli.Parse(&f.Start, args); err != nil {
 		return f, nil, err
 	}
 	if f.Name != "" {
@@ -66,7 +66,7 @@ func parseStart(args []string) (f startFlags, command []string, err error) {
 		return f, nil, err
 	}
 	f.probe, err = parseProbe(&f.Start)
-	return f, command, err
+	return f, f.Command, err
 }
 
 func parseProbe(f *cli.Start) (p sandbox.Probe, err error) {

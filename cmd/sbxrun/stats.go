@@ -17,7 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func statsCommand(flags *cli.Stats, _ []string) int {
+func statsCommand(flags *cli.Stats) int {
 	print := printStatistics
 	switch {
 	case flags.JSON:

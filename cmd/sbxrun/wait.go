@@ -17,8 +17,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func waitCommand(flags *cli.Wait, names []string) int {
-	w := waiter{name: names[0]}
+func waitCommand(flags *cli.Wait) int {
+	w := waiter{name: flags.Sandbox}
 	var err error
 	if flags.Log != "" {
 		if w.log, err = regexp.Compile(flags.Log); err != nil {

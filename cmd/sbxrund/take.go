@@ -18,10 +18,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// takeSnapshot keeps what a sandbox has written. A sandbox that runs stands still meanwhile, if it
+// createSnapshot keeps what a sandbox has written. A sandbox that runs stands still meanwhile, if it
 // has a cgroup that can be frozen; the manifest says whether it did. SIGSTOP is no substitute: a
 // process can undo it for another (SIGCONT), and every parent is told of it (SIGCHLD).
-func takeSnapshot(store *snapshots.Store, flags *cli.Snapshot, name string) error {
+func createSnapshot(store *snapshots.Store, flags *cli.SnapshotCreate) error {
 	m, err := snapshots.NewManifest(string(flags.Name), time.Duration(flags.TTL))
 	if err != nil {
 		return err
@@ -31,7 +31,7 @@ func takeSnapshot(store *snapshots.Store, flags *cli.Snapshot, name string) erro
 		return err
 	}
 	defer dir.Close()
-	e, err := dir.Find(name)
+	e, err := dir.Find(flags.Sandbox)
 	if err != nil {
 		return err
 	}
@@ -89,7 +89,11 @@ func unpackCommand(args []string) int {
 			return fail(err)
 		}
 	}
-	store, err := openStore(snapshots.Open)
+	dir, err := snapshots.Dir()
+	if err != nil {
+		return fail(err)
+	}
+	store, err := snapshots.Open(dir)
 	if err != nil {
 		return fail(err)
 	}

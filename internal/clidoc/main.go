@@ -11,8 +11,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-
-	"github.com/sbxrun/sbxrun/internal/cli"
 )
 
 func main() {
@@ -40,7 +38,7 @@ func run(root, what, dir string) error {
 			files[name] = func() ([]byte, error) { return manPage(pages, name) }
 		}
 		// man sbxrun-run shows sbxrun(1), which is about that command (soelim(1)).
-		files["sbxrun-"+cli.Default().Name+".1"] = func() ([]byte, error) { return []byte(".so man1/sbxrun.1\n"), nil }
+		files["sbxrun-run.1"] = func() ([]byte, error) { return []byte(".so man1/sbxrun.1\n"), nil }
 	case "completions":
 		for name, shell := range shells {
 			files[name] = func() ([]byte, error) { return completion(shell) }

@@ -63,15 +63,15 @@ func manPage(pages map[string]string, name string) ([]byte, error) {
 // manSynopsis is a command and its words, with what stands for something else in
 // italics and what is to be typed in bold.
 func manSynopsis(name string) (string, error) {
-	c, err := command(name)
+	c, err := find(name)
 	if err != nil {
 		return "", err
 	}
 	begin := "**sbxrun " + name + "** "
-	if name == cli.Default().Name {
+	if name == "run" {
 		begin = "**sbxrun** [**" + name + "**] "
 	}
-	return begin + regexp.MustCompile(`[A-Za-z-]+`).ReplaceAllStringFunc(c.Words(), func(word string) string {
+	return begin + regexp.MustCompile(`[A-Za-z-]+`).ReplaceAllStringFunc(c.Tag.Vars["usage"], func(word string) string {
 		if strings.HasPrefix(word, "-") {
 			return "**" + word + "**"
 		}
@@ -82,8 +82,8 @@ func manSynopsis(name string) (string, error) {
 // manCommands is all commands as a definition list.
 func manCommands(pages map[string]string) string {
 	var b strings.Builder
-	for _, c := range cli.Commands() {
-		fmt.Fprintf(&b, "**%s**\n: %s", c.Name, c.Help())
+	for _, c := range first() {
+		fmt.Fprintf(&b, "**%s**\n: %s", c.Name, c.Help)
 		if page := pageOf(c.Name, pages); page != "sbxrun.1" {
 			fmt.Fprintf(&b, " See **%s**(1).", strings.TrimSuffix(page, ".1"))
 		}
@@ -108,29 +108,29 @@ func minuses(page []byte) []byte {
 
 // manOptions is the flags of one topic as a definition list.
 func manOptions(name, topic string) (string, error) {
-	c, err := command(name)
+	c, err := find(name)
 	if err != nil {
 		return "", err
 	}
 	var b strings.Builder
 	for _, f := range c.Flags {
-		if f.Topic() != topic {
+		if (f.Group == nil) != (topic == "") || f.Group != nil && f.Group.Key != topic {
 			continue
 		}
-		words := f.Spellings()
+		words := cli.Spellings(f)
 		for i := range words {
 			words[i] = "**" + words[i] + "**"
 		}
 		fmt.Fprint(&b, strings.Join(words, ", "))
-		if f.TakesValue() {
-			fmt.Fprintf(&b, " *%s*", f.Placeholder())
+		if !f.IsBool() {
+			fmt.Fprintf(&b, " *%s*", f.PlaceHolder)
 		}
-		fmt.Fprintf(&b, "\n: %s", f.Help())
-		if f.Repeats() {
+		fmt.Fprintf(&b, "\n: %s", f.Help)
+		if f.IsSlice() {
 			fmt.Fprint(&b, " May be given more than once.")
 		}
-		if f.Default() != "" {
-			fmt.Fprintf(&b, " Default: %s.", f.Default())
+		if f.Default != "" {
+			fmt.Fprintf(&b, " Default: %s.", f.Default)
 		}
 		fmt.Fprint(&b, "\n\n")
 	}
