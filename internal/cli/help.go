@@ -59,6 +59,7 @@ func Model() *kong.Kong {
 				line = text["* --"+f.Name]
 			}
 			f.PlaceHolder, f.Help, _ = strings.Cut(line, "\t")
+			f.Tag.Sep = -1 // no list in one word
 			if choices := Choices(f.Tag); choices != nil && f.PlaceHolder == "" {
 				f.PlaceHolder = strings.Join(choices, "|")
 			}
@@ -132,6 +133,7 @@ func Help(w io.Writer, names ...string) error {
 			f.Help = strings.TrimSuffix(f.Help, ".") + " (default " + f.Default + ")."
 		}
 	}
+	n.Positional = nil // the usage has them
 	var b strings.Builder
 	k.Stdout = &b
 	if err := kong.Help(kong.DefaultHelpPrinter).Apply(k); err != nil {

@@ -206,9 +206,14 @@ func explain(command string, args []string, err error) error {
 		return errors.New(err.Error())
 	}
 	flag, _, similar := strings.Cut(flag, ", did you mean ")
-	// kong names the letter of a word of several.
-	if i := slices.IndexFunc(args, func(arg string) bool { return len(flag) == 2 && isFlag(arg) && strings.HasPrefix(arg, flag) }); i >= 0 && len(args[i]) > 2 {
-		flag = args[i]
+	if len(flag) == len("-x") {
+		// kong names one letter, or a byte of it, and finds all other letters similar.
+		similar = false
+		if i := slices.IndexFunc(args, func(arg string) bool { return isFlag(arg) && arg[1] != '-' && strings.Contains(arg, flag[1:]) }); i >= 0 {
+			if word := args[i]; len(word) > len("-it") || strings.HasPrefix(word, flag) {
+				flag = word
+			}
+		}
 	}
 	if hint := mistake(command, flag); hint != "" {
 		return fmt.Errorf("unknown flag %s: %s", flag, hint)
@@ -218,7 +223,13 @@ func explain(command string, args []string, err error) error {
 	}
 	var others []string
 	for _, c := range Commands() {
-		if slices.ContainsFunc(c.Flags, func(f *kong.Flag) bool { return slices.Contains(Spellings(f), flag) }) {
+		has := func(word string) bool {
+			return slices.ContainsFunc(c.Flags, func(f *kong.Flag) bool { return slices.Contains(Spellings(f), word) })
+		}
+		if c.Path() == command && has("-"+flag) {
+			return fmt.Errorf("unknown flag %s, did you mean -%[1]s?", flag)
+		}
+		if has(flag) {
 			others = append(others, c.Path())
 		}
 	}
@@ -245,6 +256,8 @@ func mistake(command, flag string) string {
 		return "stdin is the command's already; -t gives it a terminal"
 	case "start -d", "start --detach":
 		return "leave it out: start always returns"
+	case "start -t":
+		return "write --timeout, --tag or --tmpfs"
 	case "run --rm":
 		return "leave it out: run leaves nothing behind"
 	case "start --get", "exec --get":

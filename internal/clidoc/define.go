@@ -112,6 +112,14 @@ func groups() (all []*kong.Node) {
 	return all
 }
 
+// groupOf returns the title of a flag's topic.
+func groupOf(f *kong.Flag) string {
+	if f.Group == nil {
+		return "flag"
+	}
+	return f.Group.Title
+}
+
 // kindOf returns how the value of a flag is completed, and "" for a switch.
 func kindOf(f *kong.Flag) (kind, error) {
 	if f.IsBool() {
@@ -135,12 +143,15 @@ func proposals(f *kong.Flag) []string {
 	return signals
 }
 
-// find returns the command with this path.
-func find(path string) (command, error) {
+// find returns the command with this path, or those of a group.
+func find(path string) (found []command, err error) {
 	for _, c := range commands() {
-		if c.Path() == path {
-			return c, nil
+		if c.Path() == path || strings.HasPrefix(c.Path(), path+" ") {
+			found = append(found, c)
 		}
 	}
-	return command{}, fmt.Errorf("no command %q", path)
+	if found == nil {
+		err = fmt.Errorf("no command %q", path)
+	}
+	return found, err
 }
