@@ -51,7 +51,7 @@ func (x *execution) run(name string, args []string) int {
 	case x.flags.Detach && caller == nil:
 		return inBackground("exec", args, x.flags.JSON, x.printStarted)
 	}
-	x.flags.JSON = x.flags.JSON && !x.flags.Detach // printStarted has seen to that
+	x.asJSON = x.flags.JSON && !x.flags.Detach // which has printed the handle
 	if x.report, err = openReport(&x.flags, x.flags.Report); err != nil {
 		return x.notStarted(err)
 	}
@@ -168,7 +168,7 @@ func (x *execution) entry(use *sandbox.Use) (*enter.Entry, error) {
 func (x *execution) begin(use *sandbox.Use, requests *requests) error {
 	spec := sandbox.ExecSpec{
 		Command: x.argv, Workdir: x.Place.Entry.Workdir, Begin: x.Terms.Begin, Timeout: time.Duration(x.flags.Timeout),
-		LogMax: int64(x.flags.LogMax), KillAtLogMax: x.flags.OutputLimit == outputKill,
+		LogMax: cli.Bytes(x.flags.MaxOutput, maxLog), KillAtLogMax: x.flags.OutputLimit == outputKill,
 	}
 	if x.Limits != nil {
 		spec.Limits = x.Limits.Limits
@@ -182,7 +182,6 @@ func (x *execution) begin(use *sandbox.Use, requests *requests) error {
 	ready := make(chan struct{})
 	close(ready)
 	x.signals = &signals{ctx: record.Context(), cancel: record.Cancel, hurry: record.Hurry(), ready: ready}
-	x.flags.MaxOutput = x.flags.LogMax // what --output-limit is about
 	return record.Begin()
 }
 

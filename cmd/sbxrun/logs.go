@@ -136,7 +136,7 @@ func (l *reader) noteCut() {
 		cut   bool
 	}{{"stdout", logs.StdoutBytes, logs.StdoutTruncated}, {"stderr", logs.StderrBytes, logs.StderrTruncated}} {
 		if s.cut && (l.flags.Stream == "" || l.flags.Stream == s.name) {
-			say(fmt.Sprintf("sbxrun: %s is incomplete: the command wrote %d bytes or more, and only the first are kept (--log-max)", s.name, s.bytes))
+			say(fmt.Sprintf("sbxrun: %s is incomplete: the command wrote %d bytes or more, and only the first are kept (--max-output)", s.name, s.bytes))
 		}
 	}
 }

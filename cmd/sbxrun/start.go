@@ -71,8 +71,6 @@ func parseStart(args []string) (f startFlags, command []string, err error) {
 
 func parseProbe(f *cli.Start) (p sandbox.Probe, err error) {
 	switch {
-	case f.WaitReady && f.ReadyTCP == "" && f.ReadyExec == "" && f.ReadyLog == "":
-		return p, errors.New("--wait-ready: needs a probe: --ready-tcp, --ready-exec or --ready-log")
 	case f.ReadyTCP != "" && f.Net == "host":
 		return p, errors.New("--ready-tcp: with --net host a port of the sandbox cannot be told from one of the host; use --ready-exec or --ready-log")
 	}

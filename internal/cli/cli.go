@@ -17,6 +17,7 @@ import (
 // milliseconds and kong's time grows with the number and the length of tags. Tags of our own:
 //
 //	choices     the values of a flag; one that ends with = may be followed by anything
+//	needs       flags, or values of flags, without one of which this flag is an error, because it would have no effect
 //	complete    what a positional argument names: sandboxes, which of them, or paths
 type CLI struct {
 	Run     Run     `cmd:"" default:"withargs"`
@@ -107,7 +108,7 @@ func (f First) Period() time.Duration {
 // Limits is the resource limits of run, start and exec.
 type Limits struct {
 	Memory      values.Size
-	MemorySwap  values.Swap
+	MemorySwap  values.Swap `needs:"memory"`
 	Pids        values.Number
 	Cpus        values.Decimal
 	CPUTime     values.Duration `default:"0"`
@@ -123,16 +124,16 @@ type Limits struct {
 type OutputFlags struct {
 	Report      string
 	JSON        bool
-	MaxOutput   values.Size `default:"1M"`
-	OutputLimit string      `choices:"kill|truncate"`
-	Verbose     bool        `short:"v"`
-	Quiet       bool        `short:"q"`
+	MaxOutput   *values.Size `needs:"json output-limit detach"`
+	OutputLimit string       `choices:"kill|truncate"`
+	Verbose     bool         `short:"v"`
+	Quiet       bool         `short:"q"`
 }
 
 // AdmissionFlags control what run, start and exec do on a busy machine.
 type AdmissionFlags struct {
 	OnPressure  string          `default:"refuse" choices:"refuse|wait|ignore"`
-	WaitTimeout values.Duration `default:"1m"`
+	WaitTimeout values.Duration `default:"1m" needs:"on-pressure=wait max-parallel"`
 	MaxParallel values.Number   `default:"0"`
 	Warn        values.Percent  `default:"60"`
 	Alert       values.Percent  `default:"80"`
@@ -144,20 +145,20 @@ type Run struct {
 
 	View        `group:"see"`
 	Get         []string `group:"see"`
-	Apply       bool     `group:"see"`
-	ApplyDelete bool     `group:"see"`
+	Apply       bool     `group:"see" needs:"overlay from cwd=overlay"`
+	ApplyDelete bool     `group:"see" needs:"overlay from cwd=overlay"`
 
 	Tty bool `short:"t" group:"be"`
 
 	Limits      `group:"use"`
-	FakeMeminfo bool `group:"use"`
+	FakeMeminfo bool `group:"use" needs:"memory"`
 
 	AdmissionFlags `group:"busy"`
 
 	OutputFlags  `group:"tell"`
-	Diff         bool      `group:"tell"`
+	Diff         bool      `group:"tell" needs:"overlay from cwd=overlay"`
 	PrintCommand bool      `group:"tell"`
-	PrintFilter  string    `group:"tell"`
+	PrintFilter  string    `group:"tell" needs:"print-command"`
 	Version      bool      `group:"tell"`
 	StateDir     Directory `group:"tell"`
 
@@ -177,21 +178,21 @@ type Start struct {
 	Tag  []string `group:"be"`
 
 	Limits      `group:"use"`
-	FakeMeminfo bool   `group:"use"`
+	FakeMeminfo bool   `group:"use" needs:"memory"`
 	OutputLimit string `default:"truncate" choices:"kill|truncate" group:"use"`
 
 	ReadyTCP      string          `xor:"probe" group:"ready"`
 	ReadyExec     string          `xor:"probe" group:"ready"`
 	ReadyLog      string          `xor:"probe" group:"ready"`
-	ReadyInterval values.Span     `default:"100ms" group:"ready"`
-	ReadyTimeout  values.Duration `default:"5m" group:"ready"`
-	WaitReady     bool            `group:"ready"`
+	ReadyInterval values.Span     `default:"100ms" group:"ready" needs:"ready-tcp ready-exec ready-log"`
+	ReadyTimeout  values.Duration `default:"5m" group:"ready" needs:"ready-tcp ready-exec ready-log"`
+	WaitReady     bool            `group:"ready" needs:"ready-tcp ready-exec ready-log"`
 
 	AdmissionFlags `group:"busy"`
 
-	LogMax   values.Size `default:"64M" group:"tell"`
-	JSON     bool        `group:"tell"`
-	StateDir Directory   `group:"tell"`
+	MaxOutput *values.Size `group:"tell"`
+	JSON      bool         `group:"tell"`
+	StateDir  Directory    `group:"tell"`
 
 	Command []string `arg:"" optional:"" passthrough:"partial"`
 }
@@ -240,8 +241,7 @@ type Exec struct {
 	AdmissionFlags `group:"busy"`
 
 	OutputFlags `group:"tell"`
-	LogMax      values.Size `default:"64M" group:"tell"`
-	StateDir    Directory   `group:"tell"`
+	StateDir    Directory `group:"tell"`
 
 	Sandbox string   `arg:"" complete:"running"`
 	Command []string `arg:"" optional:"" passthrough:"partial"`
@@ -424,7 +424,7 @@ type Stats struct {
 	JSON       bool           `xor:"as"`
 	Prometheus bool           `xor:"as"`
 	Watch      bool           `short:"w"`
-	Interval   values.Span    `default:"2s"`
+	Interval   values.Span    `default:"2s" needs:"watch"`
 	Warn       values.Percent `default:"60"`
 	Alert      values.Percent `default:"80"`
 	Recorded

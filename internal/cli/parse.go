@@ -4,6 +4,7 @@ import (
 	"encoding"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"reflect"
 	"slices"
@@ -30,9 +31,12 @@ func Parse(flags any, args []string) error {
 	if err != nil {
 		panic(fmt.Sprintf("cli: %T: %v", flags, err)) // TestGrammar builds all of them
 	}
-	_, err = k.Parse(args)
+	ctx, err := k.Parse(args)
 	for rest, ok := reorder(args, err); ok; rest, ok = reorder(rest, err) {
-		_, err = k.Parse(rest)
+		ctx, err = k.Parse(rest)
+	}
+	if err == nil {
+		err = useless(ctx)
 	}
 	if err != nil {
 		if asks(k.Model.Node, args, "--json") {
@@ -52,6 +56,36 @@ func Parse(flags any, args []string) error {
 		}
 	}
 	return export(flags)
+}
+
+// useless returns an error for a flag that has no effect without another one.
+func useless(ctx *kong.Context) error {
+	for _, path := range ctx.Path {
+		if path.Flag == nil || !path.Flag.Tag.Has("needs") {
+			continue
+		}
+		var missing []string
+		for need := range strings.FieldsSeq(path.Flag.Tag.Get("needs")) {
+			name, value, _ := strings.Cut(need, "=")
+			for _, f := range ctx.Model.Flags {
+				if f.Name != name {
+					continue
+				}
+				if v := f.Target; value != "" && v.String() == value || value == "" && !v.IsZero() {
+					missing = nil
+					break
+				}
+				missing = append(missing, "--"+strings.Replace(need, "=", " ", 1))
+			}
+			if missing == nil {
+				break
+			}
+		}
+		if missing != nil {
+			return fmt.Errorf("--%s: has no effect without %s", path.Flag.Name, or(missing))
+		}
+	}
+	return nil
 }
 
 // options are those of each grammar: values are decoded by [word], and --help is an error, so that the caller prints it.
@@ -102,6 +136,17 @@ func word(ctx *kong.DecodeContext, target reflect.Value) error {
 		*v = text
 	}
 	return nil
+}
+
+// Bytes returns the value of a size flag where 0 means no limit, and unset without the flag.
+func Bytes(size *values.Size, unset values.Size) int64 {
+	switch {
+	case size == nil:
+		return int64(unset)
+	case *size == 0:
+		return math.MaxInt64
+	}
+	return int64(*size)
 }
 
 // Choices returns the values of a flag, or nil if it takes any. Anything may follow one that ends with =.
