@@ -25,6 +25,7 @@ func applyCommand(flags *cli.Apply) int {
 	code := 0
 	if err != nil {
 		code = fail(err) // the rest is applied
+		done.Error = asError(err).Report()
 	}
 	if flags.JSON {
 		return cmp.Or(printed(printJSON(done)), code)
@@ -34,9 +35,10 @@ func applyCommand(flags *cli.Apply) int {
 
 // applied is what apply --json prints.
 type applied struct {
-	Changes int  `json:"changes"`
-	Left    int  `json:"left"`
-	Checked bool `json:"checked,omitempty"`
+	Changes int                 `json:"changes"`
+	Left    int                 `json:"left"`
+	Checked bool                `json:"checked,omitempty"`
+	Error   *result.ReportError `json:"error,omitempty"` // some changes could not be read
 }
 
 // applyAll makes the changes of some overlays in their originals. What is to be deleted is told

@@ -11,13 +11,16 @@ import (
 func inspectCommand(flags *cli.Inspect) int {
 	code := 0
 	all := []described{}
-	for _, name := range flags.Sandboxes {
+	for i, name := range flags.Sandboxes {
 		e, err := find(name)
-		if err != nil {
+		switch {
+		case err == nil:
+			all = append(all, describe(e))
+		case len(all) == 0 && i == len(flags.Sandboxes)-1:
+			return refuse(flags, err)
+		default:
 			code = fail(err)
-			continue
 		}
-		all = append(all, describe(e))
 	}
 	enc := json.NewEncoder(os.Stdout)
 	enc.SetIndent("", "  ")

@@ -41,7 +41,7 @@ func logsCommand(flags *cli.Logs) int {
 	case errors.Is(err, syscall.EPIPE):
 		return 128 + int(syscall.SIGPIPE)
 	case err != nil:
-		return fail(err)
+		return refuse(flags, err)
 	}
 	return 0
 }

@@ -66,13 +66,13 @@ func createSnapshot(store *snapshots.Store, flags *cli.SnapshotCreate) error {
 		return err
 	}
 	if m.LeftOut > 0 {
-		fmt.Fprintf(os.Stderr, "sbxrun: warning: %d sockets, named pipes and devices are left out\n", m.LeftOut)
+		fmt.Fprintf(os.Stderr, "sbxrun: warning: sockets, named pipes and devices are left out: %d\n", m.LeftOut)
 	}
 	return printSnapshot(m, flags.JSON)
 }
 
 func noOverlays(e *state.Entry) error {
-	err := &result.Error{Code: "usage", Message: "the sandbox " + e.Title() + " has no overlay, so there is nothing to keep", Hint: "start it with --overlay, or --cwd overlay"}
+	err := &result.Error{Code: "no-overlay", Message: "the sandbox " + e.Title() + " has no overlay, so there is nothing to keep", Hint: "start it with --overlay, or --cwd overlay"}
 	if !e.Lives() {
 		err.Code, err.Message, err.Hint = "ended", "the sandbox "+e.Title()+" has ended, and no layer of it is on disk", "take the snapshot while it runs, or start it with --upper"
 	}
