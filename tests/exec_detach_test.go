@@ -235,7 +235,7 @@ func TestExecHandleLogMax(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{})
-	d := b.Detach([]string{"--log-max", "10"}, "sh", "-c", "echo 0123456789abcdef; echo short >&2")
+	d := b.Detach([]string{"--max-output", "10"}, "sh", "-c", "echo 0123456789abcdef; echo short >&2")
 	if r := d.Ended(); r.Cause != "exited" {
 		t.Errorf("%s", r.Raw())
 	}
@@ -243,7 +243,7 @@ func TestExecHandleLogMax(t *testing.T) {
 	if string(r.Stdout) != "0123456789" || !strings.HasPrefix(string(r.Stderr), "short\nsbxrun: stdout is incomplete: the command wrote 17 bytes") {
 		t.Errorf("%q %q", r.Stdout, r.Stderr)
 	}
-	d = b.Detach([]string{"--log-max", "10", "--output-limit", "kill"}, "sh", "-c", "echo 0123456789abcdef; exec sleep 60")
+	d = b.Detach([]string{"--max-output", "10", "--output-limit", "kill"}, "sh", "-c", "echo 0123456789abcdef; exec sleep 60")
 	if r := d.Ended(); r.Cause != "output-limit" || r.ExitCode != 153 {
 		t.Errorf("%s", r.Raw())
 	}

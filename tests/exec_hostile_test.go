@@ -39,7 +39,7 @@ print("saw", len(seen), flush=True)
 	// The token is in command lines, where TestR21SecretNotInCommandLines looks for secret.
 	key, token := "k3y"+secret, "t0ken"+reversed(secret)
 	s := harness.NewState(t)
-	b := s.Sandbox(harness.Options{Env: []string{"API_KEY=" + key}}, "--log-max", "64K", "python3", "-c", scanner, reversed(key), reversed(token))
+	b := s.Sandbox(harness.Options{Env: []string{"API_KEY=" + key}}, "--max-output", "64K", "python3", "-c", scanner, reversed(key), reversed(token))
 	s.Run("wait", "--log", "looking", b.ID)
 	var wg sync.WaitGroup
 	for range 5 {

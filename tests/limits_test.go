@@ -397,7 +397,7 @@ func TestLimitOutput(t *testing.T) {
 		t.Errorf("%.500s", rep.Raw())
 	}
 	// Of a started sandbox it is the log.
-	b := harness.NewState(t).Sandbox(harness.Options{}, "--log-max", "64K", "--output-limit", "kill", "yes")
+	b := harness.NewState(t).Sandbox(harness.Options{}, "--max-output", "64K", "--output-limit", "kill", "yes")
 	if rec := b.Ended(); rec.Report == nil || rec.Report.Cause != "output-limit" {
 		t.Errorf("%+v", rec.Report)
 	}

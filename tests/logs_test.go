@@ -124,13 +124,13 @@ func TestL11Binary(t *testing.T) {
 	}
 }
 
-// --log-max keeps the head of each stream, byte for byte, says how much there was,
+// --max-output keeps the head of each stream, byte for byte, says how much there was,
 // and does not stop the command.
 func TestLogMax(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	const limit = 64 << 10
-	b := s.Sandbox(harness.Options{}, "--log-max", "64K", "sh", "-c", "seq 1000000; echo short >&2; exit 3")
+	b := s.Sandbox(harness.Options{}, "--max-output", "64K", "sh", "-c", "seq 1000000; echo short >&2; exit 3")
 	follower := s.Start(harness.Options{}, "logs", "-f", b.ID)
 	rec := b.Ended()
 	if *rec.ExitCode != 3 || rec.Logs.StdoutBytes != 6888896 || !rec.Logs.StdoutTruncated || rec.Logs.StderrTruncated || rec.Logs.StderrBytes != 6 {
@@ -149,7 +149,7 @@ func TestLogMax(t *testing.T) {
 		}
 	}
 	// The file is no larger, either, while it runs.
-	flood := s.Sandbox(harness.Options{}, "--log-max", "64K", "/fixtures/out-flood")
+	flood := s.Sandbox(harness.Options{}, "--max-output", "64K", "/fixtures/out-flood")
 	harness.Until(t, harness.Bound, "the full log", func() bool {
 		st, err := os.Stat(s.Dir + "/" + flood.ID + "/stdout.log")
 		return err == nil && st.Size() >= limit

@@ -182,7 +182,7 @@ func TestOutsideHoldsSandbox(t *testing.T) {
 		name := fmt.Sprintf("socket-%v", floods)
 		received := stranger(t, filepath.Join(dir, name), floods)
 		start := func(end string, mib int) *harness.Sandbox {
-			return s.Sandbox(harness.Options{}, append([]string{"--name", "held", "--log-max", "1M", "--bind", dir + ":/shared"}, sends("/shared/"+name, end, mib)...)...)
+			return s.Sandbox(harness.Options{}, append([]string{"--name", "held", "--max-output", "1M", "--bind", dir + ":/shared"}, sends("/shared/"+name, end, mib)...)...)
 		}
 		b := start("3", 0)
 		<-received
@@ -210,7 +210,7 @@ func TestOutsideHoldsSandbox(t *testing.T) {
 		harness.Within(t, "wait", r.Elapsed, 0, soon)
 	}
 	// All of much output.
-	b := s.Sandbox(harness.Options{}, append([]string{"--log-max", "10M", "--bind", dir + ":/shared"}, sends("/shared/socket-false", "3", 5)...)...)
+	b := s.Sandbox(harness.Options{}, append([]string{"--max-output", "10M", "--bind", dir + ":/shared"}, sends("/shared/socket-false", "3", 5)...)...)
 	b.Ended()
 	complete(t, s.Run("logs", "--stream", "stdout", b.ID).Stdout, 5)
 }

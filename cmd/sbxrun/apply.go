@@ -15,18 +15,19 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func applyCommand(flags *cli.Apply, words []string) int {
-	list, err := layersOf(words[0])
+func applyCommand(flags *cli.Apply) int {
+	list, err := layersOf(flags.Sandbox)
 	if err != nil {
 		return refuse(flags, err)
 	}
-	done, err := applyAll(context.Background(), list, words[1:], flags, "--")
+	done, err := applyAll(context.Background(), list, flags.Paths, flags, "--")
 	if err != nil && !isLeftOut(err) && !isHeldBack(err) {
 		return refuse(flags, err)
 	}
 	code := 0
 	if err != nil {
 		code = fail(err) // the rest is applied
+		done.Error = asError(err).Report()
 	}
 	if flags.JSON {
 		return cmp.Or(printed(printJSON(done)), code)
@@ -40,7 +41,8 @@ type applied struct {
 	Left    int  `json:"left"`
 	Checked bool `json:"checked,omitempty"`
 	// HeldBack are the paths that were held back, but none below another of them.
-	HeldBack []string `json:"held_back,omitempty"`
+	HeldBack []string            `json:"held_back,omitempty"`
+	Error    *result.ReportError `json:"error,omitempty"` // some changes could not be read, or were held back
 }
 
 // applyAll makes the changes of some overlays in their originals. What is to be deleted is told

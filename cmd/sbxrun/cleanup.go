@@ -12,7 +12,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 )
 
-func cleanupCommand(flags *cli.Cleanup, names []string) int {
+func cleanupCommand(flags *cli.Cleanup) int {
+	names := flags.Sandboxes
 	found, err := cleanup.Sweep(cleanup.Options{Names: names, OlderThan: time.Duration(flags.OlderThan), DryRun: flags.DryRun})
 	if err != nil {
 		return refuse(flags, err)

@@ -23,6 +23,7 @@ type command struct {
 	job.Job
 	deadline *cli.DeadlineFlags
 	printing *cli.OutputFlags
+	asJSON   bool // print the report on stdout
 	tty      bool
 	where    string // "in the sandbox", or what else is ended
 	argv     []string
@@ -133,7 +134,7 @@ func (c *command) wait() (res result.Result, delivered bool) {
 }
 
 // reports says whether there will be a report.
-func (c *command) reports() bool { return c.report != nil || c.record != nil || c.printing.JSON }
+func (c *command) reports() bool { return c.report != nil || c.record != nil || c.asJSON }
 
 // rehearse makes a report of nothing. The first one takes package json a fifth of a
 // millisecond, all others a hundredth of that, and nobody waits for it while the command runs.
@@ -181,6 +182,7 @@ func (c *command) refuse(flags any, err error) int {
 	if !c.printing.JSON || errors.Is(err, cli.ErrHelp) {
 		return failUsage(flags, err)
 	}
+	c.asJSON = true
 	return c.notStarted(usageError(flags, err))
 }
 
@@ -198,7 +200,7 @@ func (c *command) tell(res result.Result) int {
 			rep.Copied = c.Parts.Files.Report()
 		}
 	}
-	if c.printing.JSON {
+	if c.asJSON {
 		out := [2]result.Stream{{UTF8: true}, {UTF8: true}}
 		for i, b := range c.buffers {
 			if b != nil {
@@ -225,7 +227,7 @@ func (c *command) tell(res result.Result) int {
 		fail(unwritten)
 		code = cmp.Or(code, result.ExitOutput) // the command has run, so not 125
 	}
-	if c.printing.JSON {
+	if c.asJSON {
 		b, err := rep.JSON()
 		if err == nil {
 			err = c.print(b)
@@ -275,7 +277,7 @@ func (c *command) note(res result.Result) {
 	case result.CPUTime:
 		cause = "CPU time used up (--cpu-time)"
 	case result.OutputLimit:
-		cause = "too much output (--max-output " + c.printing.MaxOutput.String() + ")"
+		cause = "too much output (--max-output " + values.Size(c.output.size).String() + ")"
 	case result.FileSize:
 		cause = "a file grew too large (--fsize " + limitOf(res.Limits, "fsize") + ")"
 	default:

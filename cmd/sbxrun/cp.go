@@ -20,9 +20,9 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-func cpCommand(flags *cli.Cp, words []string) int {
+func cpCommand(flags *cli.Cp) int {
 	c := copying{flags: flags}
-	if err := c.divide(words); err != nil {
+	if err := c.divide(flags.Paths); err != nil {
 		return failUsage(flags, err)
 	}
 	if err := c.run(); err != nil {

@@ -24,12 +24,12 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func diffCommand(flags *cli.Diff, words []string) int {
-	list, err := layersOf(words[0])
+func diffCommand(flags *cli.Diff) int {
+	list, err := layersOf(flags.Sandbox)
 	if err != nil {
 		return refuse(flags, err)
 	}
-	err = showDiffs(context.Background(), os.Stdout, list, words[1:], flags)
+	err = showDiffs(context.Background(), os.Stdout, list, flags.Paths, flags)
 	switch {
 	case errors.Is(err, syscall.EPIPE):
 		return 128 + int(syscall.SIGPIPE)

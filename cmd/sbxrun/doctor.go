@@ -16,7 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 
-func doctorCommand(flags *cli.Doctor, _ []string) int {
+func doctorCommand(flags *cli.Doctor) int {
 	if flags.Script {
 		return printLine(strings.TrimSuffix(limits.EnableScript(os.Geteuid(), os.Getppid()), "\n"))
 	}

@@ -24,15 +24,15 @@ func execCommand(args []string, begin time.Time) int {
 	var x execution
 	x.command = command{Job: job.Job{ID: random.Name()}, where: "of the command", deadline: &x.flags.DeadlineFlags, printing: &x.flags.OutputFlags}
 	x.Terms.Begin = begin
-	words, err := parse(&x.flags, args)
+	err := cli.Parse(&x.flags, args)
+	if err == nil && len(x.flags.Command) == 0 {
+		err = errors.New("no command given")
+	}
 	if err != nil {
 		return x.refuse(&x.flags, err)
 	}
-	var name string
-	if name, x.argv, err = cli.SplitExec(words); err != nil {
-		return x.refuse(&x.flags, err)
-	}
-	return x.run(name, args)
+	x.argv = x.flags.Command
+	return x.run(x.flags.Sandbox, args)
 }
 
 type execution struct {
@@ -51,7 +51,7 @@ func (x *execution) run(name string, args []string) int {
 	case x.flags.Detach && caller == nil:
 		return inBackground("exec", args, x.flags.JSON, x.printStarted)
 	}
-	x.flags.JSON = x.flags.JSON && !x.flags.Detach // printStarted has seen to that
+	x.asJSON = x.flags.JSON && !x.flags.Detach // which has printed the handle
 	if x.report, err = openReport(&x.flags, x.flags.Report); err != nil {
 		return x.notStarted(err)
 	}
@@ -168,7 +168,7 @@ func (x *execution) entry(use *sandbox.Use) (*enter.Entry, error) {
 func (x *execution) begin(use *sandbox.Use, requests *requests) error {
 	spec := sandbox.ExecSpec{
 		Command: x.argv, Workdir: x.Place.Entry.Workdir, Begin: x.Terms.Begin, Timeout: time.Duration(x.flags.Timeout),
-		LogMax: int64(x.flags.LogMax), KillAtLogMax: x.flags.OutputLimit == outputKill,
+		LogMax: cli.Bytes(x.flags.MaxOutput, maxLog), KillAtLogMax: x.flags.OutputLimit == outputKill,
 	}
 	if x.Limits != nil {
 		spec.Limits = x.Limits.Limits
@@ -182,7 +182,6 @@ func (x *execution) begin(use *sandbox.Use, requests *requests) error {
 	ready := make(chan struct{})
 	close(ready)
 	x.signals = &signals{ctx: record.Context(), cancel: record.Cancel, hurry: record.Hurry(), ready: ready}
-	x.flags.MaxOutput = x.flags.LogMax // what --output-limit is about
 	return record.Begin()
 }
 

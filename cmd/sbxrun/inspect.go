@@ -3,25 +3,24 @@ package main
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"os"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
 )
 
-func inspectCommand(flags *cli.Inspect, names []string) int {
-	if len(names) == 0 {
-		return failUsage(flags, errors.New("inspect what? name a sandbox"))
-	}
+func inspectCommand(flags *cli.Inspect) int {
 	code := 0
 	all := []described{}
-	for _, name := range names {
+	for i, name := range flags.Sandboxes {
 		e, err := find(name)
-		if err != nil {
+		switch {
+		case err == nil:
+			all = append(all, describe(e))
+		case len(all) == 0 && i == len(flags.Sandboxes)-1:
+			return refuse(flags, err)
+		default:
 			code = fail(err)
-			continue
 		}
-		all = append(all, describe(e))
 	}
 	enc := json.NewEncoder(os.Stdout)
 	enc.SetIndent("", "  ")

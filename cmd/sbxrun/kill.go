@@ -15,7 +15,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func killCommand(flags *cli.Kill, names []string) int {
+func killCommand(flags *cli.Kill) int {
+	names := flags.Sandboxes
 	k := killer{flags: flags}
 	if err := k.check(names); err != nil {
 		return failUsage(flags, err)
@@ -64,7 +65,7 @@ func (k *killer) many() bool { return k.flags.All || len(k.flags.Tag) > 0 }
 
 func (k *killer) find(names []string) error {
 	if k.many() {
-		entries, where, err := list()
+		entries, where, err := list("")
 		k.where = where
 		for _, e := range entries {
 			if e.Lives() && tagged(e, k.tags) {

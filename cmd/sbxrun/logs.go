@@ -20,7 +20,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
-func logsCommand(flags *cli.Logs, names []string) int {
+func logsCommand(flags *cli.Logs) int {
 	tail := -1
 	if flags.Tail != "" {
 		var err error
@@ -28,7 +28,7 @@ func logsCommand(flags *cli.Logs, names []string) int {
 			return failUsage(flags, fmt.Errorf("--tail %q: want a number of lines", flags.Tail))
 		}
 	}
-	sandbox, err := find(names[0])
+	sandbox, err := find(flags.Sandbox)
 	if err != nil {
 		return refuse(flags, err)
 	}
@@ -41,7 +41,7 @@ func logsCommand(flags *cli.Logs, names []string) int {
 	case errors.Is(err, syscall.EPIPE):
 		return 128 + int(syscall.SIGPIPE)
 	case err != nil:
-		return fail(err)
+		return refuse(flags, err)
 	}
 	return 0
 }
@@ -136,7 +136,7 @@ func (l *reader) noteCut() {
 		cut   bool
 	}{{"stdout", logs.StdoutBytes, logs.StdoutTruncated}, {"stderr", logs.StderrBytes, logs.StderrTruncated}} {
 		if s.cut && (l.flags.Stream == "" || l.flags.Stream == s.name) {
-			say(fmt.Sprintf("sbxrun: %s is incomplete: the command wrote %d bytes or more, and only the first are kept (--log-max)", s.name, s.bytes))
+			say(fmt.Sprintf("sbxrun: %s is incomplete: the command wrote %d bytes or more, and only the first are kept (--max-output)", s.name, s.bytes))
 		}
 	}
 }

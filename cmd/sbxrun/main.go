@@ -44,8 +44,8 @@ func growStack() byte {
 	return used[len(os.Args)%len(used)]
 }
 
-// dispatch picks the command. Only the very first word can name one, so that
-// everything after a flag, and after --, is the payload's.
+// dispatch picks the command. Only the first word can name one, so that
+// everything after a flag, and after --, belongs to the sandboxed command.
 func dispatch(args []string, begin time.Time) int {
 	if len(args) > 0 {
 		switch args[0] {
@@ -74,28 +74,28 @@ func dispatch(args []string, begin time.Time) int {
 		case "cleanup":
 			return with(args[1:], cleanupCommand)
 		case "volume":
-			return with(args[1:], volumeCommand)
+			return volumeCommand(args)
 		case "stats":
 			return with(args[1:], statsCommand)
-		case "serve":
-			return serverCommand(args, &cli.Serve{})
-		case "gateway":
-			return serverCommand(args, &cli.Gateway{})
-		case "nodes":
-			return serverCommand(args, &cli.Nodes{})
-		case "mcp":
-			return serverCommand(args, &cli.MCP{})
 		case "snapshot":
-			return serverCommand(args, &cli.Snapshot{})
-		case "snapshots":
-			return serverCommand(args, &cli.Snapshots{})
+			return snapshotCommand(args)
+		case "serve":
+			return serverCommand(args, args[1:], &cli.Serve{})
+		case "gateway":
+			return serverCommand(args, args[1:], &cli.Gateway{})
+		case "nodes":
+			return serverCommand(args, args[1:], &cli.Nodes{})
+		case "mcp":
+			return serverCommand(args, args[1:], &cli.MCP{})
 		case "doctor":
 			return with(args[1:], doctorCommand)
-		// As other tools have them; the flags are the same.
+		// Common names for flags.
 		case "version":
 			return runCommand(append([]string{"--version"}, args[1:]...), begin)
 		case "help":
-			return helpCommand(args[1:], begin)
+			return printed(cli.Help(os.Stdout, args[1:]...))
+		case "--help", "-h":
+			return printed(cli.Help(os.Stdout))
 		case "rm":
 			return rmCommand(args, begin)
 		case "ls":
@@ -105,27 +105,54 @@ func dispatch(args []string, begin time.Time) int {
 	return runCommand(args, begin)
 }
 
-// with carries a command out with its flags and words, unless these are wrong.
-func with[F any](args []string, command func(flags *F, words []string) int) int {
-	flags := new(F)
-	words, err := parse(flags, args)
-	if err != nil {
-		return failUsage(flags, err)
+func volumeCommand(args []string) int {
+	if len(args) > 1 {
+		switch args[1] {
+		case "ls":
+			return with(args[2:], onVolumes(listVolumes))
+		case "rm":
+			return with(args[2:], onVolumes(removeVolumes))
+		case "export":
+			return with(args[2:], onVolumes(exportVolume))
+		}
 	}
-	return command(flags, words)
+	return incomplete(args, &cli.Volume{})
 }
 
-// helpCommand prints the help of a command, or of all.
-func helpCommand(names []string, begin time.Time) int {
-	switch {
-	case len(names) == 0:
-		return runCommand([]string{"--help"}, begin)
-	case len(names) > 1:
-		return failUsage(&cli.Run{}, fmt.Errorf("help takes one command, got %d", len(names)))
-	case !slices.ContainsFunc(cli.Commands(), func(c cli.Command) bool { return c.Name == names[0] }):
-		return failUsage(&cli.Run{}, fmt.Errorf("there is no command %q to help with", names[0]))
+func snapshotCommand(args []string) int {
+	if len(args) > 1 {
+		switch args[1] {
+		case "create":
+			return serverCommand(args, args[2:], &cli.SnapshotCreate{})
+		case "ls":
+			return serverCommand(args, args[2:], &cli.SnapshotLs{})
+		case "rm":
+			return serverCommand(args, args[2:], &cli.SnapshotRm{})
+		case "export":
+			return serverCommand(args, args[2:], &cli.SnapshotExport{})
+		case "import":
+			return serverCommand(args, args[2:], &cli.SnapshotImport{})
+		}
 	}
-	return dispatch([]string{names[0], "--help"}, begin)
+	return incomplete(args, &cli.Snapshot{})
+}
+
+// incomplete reports a group of commands without one of them. kong words the error.
+func incomplete(args []string, group any) int {
+	err := cli.Parse(group, args[1:])
+	if err == nil {
+		err = fmt.Errorf("%s needs a command", args[0])
+	}
+	return failUsage(group, err)
+}
+
+// with runs a command with its flags, or reports what is wrong with them.
+func with[F any](args []string, command func(flags *F) int) int {
+	flags := new(F)
+	if err := cli.Parse(flags, args); err != nil {
+		return failUsage(flags, err)
+	}
+	return command(flags)
 }
 
 // fail prints an error in one line, with the remedy if it is known, or tells it the
@@ -183,12 +210,6 @@ func asError(err error) *result.Error {
 	return e
 }
 
-// parse parses a command's words as [cli.Parse] does, and exports them.
-func parse(flags any, args []string) (words []string, err error) {
-	words, err = cli.Parse(flags, args)
-	return words, cmp.Or(err, cli.Export(flags))
-}
-
 // refuse tells of an error, on stdout too if that is for JSON, and returns the exit code.
 // flags is the struct of the command.
 func refuse(flags any, err error) int {
@@ -205,7 +226,7 @@ func failUsage(flags any, err error) int {
 	if !errors.Is(err, cli.ErrHelp) {
 		return refuse(flags, usageError(flags, err))
 	}
-	return printed(cli.Help(os.Stdout, flags))
+	return printed(cli.Help(os.Stdout, strings.Fields(cli.Name(flags))...))
 }
 
 // usageError makes an error of the command line of err, and names the help of the command with these
@@ -214,7 +235,7 @@ func usageError(flags any, err error) error {
 	if e := (*result.Error)(nil); errors.As(err, &e) && (e.Code != "usage" || e.Hint != "") {
 		return e
 	}
-	return &result.Error{Code: "usage", Message: err.Error(), Hint: "see " + cli.HelpLine(flags), Err: err}
+	return &result.Error{Code: "usage", Message: err.Error(), Hint: "see sbxrun " + strings.TrimPrefix(cli.Name(flags)+" --help", "run "), Err: err}
 }
 
 // printError is that something could not be written to stdout: a full disk, above all. It

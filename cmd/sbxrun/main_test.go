@@ -37,6 +37,9 @@ func sbxrunCommand(t *testing.T, uid uint32, dir string, args ...string) *exec.C
 	c.Args[0] = "sbxrun"
 	c.Dir = dir
 	c.Env = []string{asCommand + "=1", "PATH=/usr/local/bin:/usr/bin:/bin", "HOME=/nonexistent"}
+	if testing.CoverMode() != "" {
+		c.Env = append(c.Env, "GOCOVERDIR="+shared(t)) // or Go's runtime prints a warning
+	}
 	if uid != 0 {
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 	}

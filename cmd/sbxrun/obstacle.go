@@ -112,7 +112,7 @@ func refusedHosts(used *result.ReportNetwork) (what, remedy string) {
 			continue
 		}
 		if h.Reason != "" && h.Reason != "not listed" {
-			return h.Host + " was refused: " + h.Reason, "see docs/network.md"
+			return h.Host + " was refused: " + h.Reason, "sbxrun help run describes --net"
 		}
 		names = append(names, h.Host)
 	}

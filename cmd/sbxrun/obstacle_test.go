@@ -46,7 +46,7 @@ func TestRefusedHosts(t *testing.T) {
 		{&result.ReportNetwork{Hosts: []result.ReportHost{refused("(others)", "not listed"), refused("a:1", "not listed"), refused("published port 80", "connection refused")}},
 			"the list of --net does not have a:1", "--net allow=a:1 has"},
 		{&result.ReportNetwork{Hosts: []result.ReportHost{refused("a:1", "it resolves to 127.0.0.1, a loopback address, which is not listed itself")}},
-			"a:1 was refused: it resolves to 127.0.0.1, a loopback address, which is not listed itself", "see docs/network.md"},
+			"a:1 was refused: it resolves to 127.0.0.1, a loopback address, which is not listed itself", "sbxrun help run describes --net"},
 	} {
 		if what, remedy := refusedHosts(tt.used); what != tt.what || remedy != tt.remedy {
 			t.Errorf("%+v: %q, %q", tt.used, what, remedy)

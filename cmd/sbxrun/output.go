@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
@@ -17,6 +18,12 @@ import (
 const (
 	outputKill     = "kill"
 	outputTruncate = "truncate"
+)
+
+// How much of each stream is kept by default: in memory, and in a log.
+const (
+	maxOutput = 1 << 20
+	maxLog    = 64 << 20
 )
 
 // outputLimit is how much a command may write, and whether it did.
@@ -41,7 +48,7 @@ func (c *command) openStreams() (*stream.Streams, error) {
 	if err := stream.NoDirectories([3]*os.File{os.Stdin, os.Stdout, os.Stderr}); err != nil {
 		return nil, err
 	}
-	c.output.action, c.output.size = c.printing.OutputLimit, int64(c.printing.MaxOutput)
+	c.output.action, c.output.size = c.printing.OutputLimit, cli.Bytes(c.printing.MaxOutput, maxOutput)
 	b := stream.Bound{Size: c.output.size, Limited: c.output.action != ""}
 	b.Exceeded = func() {
 		if !c.output.hit.Swap(true) && c.output.action == outputKill {
@@ -51,7 +58,7 @@ func (c *command) openStreams() (*stream.Streams, error) {
 	switch {
 	case c.record != nil:
 		return stream.Open(nil, c.record.Output(0), c.record.Output(1), stream.Bound{}, c.broken)
-	case c.printing.JSON:
+	case c.asJSON:
 		c.buffers = [2]*stream.Buffer{stream.NewBuffer(b.Size), stream.NewBuffer(b.Size)}
 		return stream.Open(stdin(), c.buffers[0], c.buffers[1], b, c.broken)
 	case c.tty:

@@ -15,12 +15,12 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func psCommand(flags *cli.Ps, names []string) int {
+func psCommand(flags *cli.Ps) int {
 	tags, err := parseTags(flags.Tag)
 	if err != nil {
 		return failUsage(flags, err)
 	}
-	entries, _, err := list(names...)
+	entries, _, err := list(flags.Sandbox)
 	if err != nil {
 		return refuse(flags, err)
 	}
@@ -51,7 +51,7 @@ func psCommand(flags *cli.Ps, names []string) int {
 		}
 		err = printJSON(all)
 	default:
-		err = printTable(os.Stdout, entries, len(names) > 0, time.Now())
+		err = printTable(os.Stdout, entries, flags.Sandbox != "", time.Now())
 	}
 	return printed(err)
 }

@@ -29,10 +29,11 @@ func runCommand(args []string, begin time.Time) int {
 	r := runner{}
 	r.command = command{Job: job.Job{ID: random.Name()}, where: "in the sandbox", deadline: &r.flags.DeadlineFlags, printing: &r.flags.OutputFlags}
 	r.Terms.Begin = begin
-	var err error
-	if r.argv, err = parse(&r.flags, args); err != nil {
+	if err := cli.Parse(&r.flags, args); err != nil {
 		return r.refuse(&r.flags, err)
 	}
+	r.argv = r.flags.Command
+	r.asJSON = r.flags.JSON
 	if r.flags.Version {
 		return printLine("sbxrun " + version.String())
 	}
@@ -250,17 +251,11 @@ func (r *runner) checkFlags() error {
 	if err := busyTerms(&r.flags.AdmissionFlags).Check(); err != nil {
 		return err
 	}
-	overlays := r.flags.From != "" || len(r.flags.Overlay) > 0 || room.Cwd(r.flags.Cwd) == room.CwdOverlay
 	r.flags.Apply = r.flags.Apply || r.flags.ApplyDelete || r.flags.ApplyAll
 	switch {
-	case (r.flags.Diff || r.flags.Apply) && !overlays:
-		return errors.New("--diff and --apply: go with --overlay, --cwd overlay or --from")
-	case r.flags.PrintCommand && overlays:
+	case r.flags.PrintCommand && (r.flags.From != "" || len(r.flags.Overlay) > 0 || room.Cwd(r.flags.Cwd) == room.CwdOverlay):
 		return errors.New("--print-command: no bwrap command does the same as --overlay and --from, which sbxrun mounts itself")
-	case r.flags.PrintFilter == "":
-	case !r.flags.PrintCommand:
-		return errors.New("--print-filter: goes with --print-command")
-	case r.flags.Seccomp == "off":
+	case r.flags.PrintFilter != "" && r.flags.Seccomp == "off":
 		return errors.New("--print-filter: with --seccomp off there is no filter")
 	}
 	return nil

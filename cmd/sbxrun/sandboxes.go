@@ -27,13 +27,13 @@ func find(name string) (*state.Entry, error) {
 	return dir.Find(name)
 }
 
-// list is all sandboxes of the caller, or all detached execs in one of them, and the directory
-// that they are in. What cannot be read is passed over, with a word on stderr.
-func list(in ...string) (entries []*state.Entry, where string, err error) {
+// list returns all sandboxes of the caller, or the detached execs in one of them if in names it, and the directory of their
+// records. It skips records that it cannot read, with a warning.
+func list(in string) (entries []*state.Entry, where string, err error) {
 	dir, err := state.Look(state.Mine())
-	if err == nil && len(in) > 0 {
+	if err == nil && in != "" {
 		var box *state.Entry
-		if box, err = dir.Find(in[0]); err == nil {
+		if box, err = dir.Find(in); err == nil {
 			dir, err = box.Execs()
 		}
 	}

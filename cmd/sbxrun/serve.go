@@ -11,8 +11,9 @@ import (
 
 // serverCommand becomes the server, which is a program of its own so that a run loads nothing
 // of it. It is the one beside this program: another could be anybody's.
-func serverCommand(args []string, flags any) int {
-	if _, err := cli.Parse(flags, args[1:]); err != nil {
+// args is the whole command line, rest the part after the command's name.
+func serverCommand(args, rest []string, flags any) int {
+	if err := cli.Parse(flags, rest); err != nil {
 		return failUsage(flags, err)
 	}
 	server, err := beside.Server()

@@ -51,7 +51,7 @@ type startFlags struct {
 }
 
 func parseStart(args []string) (f startFlags, command []string, err error) {
-	if command, err = parse(&f.Start, args); err != nil {
+	if err = cli.Parse(&f.Start, args); err != nil {
 		return f, nil, err
 	}
 	if f.Name != "" {
@@ -66,13 +66,11 @@ func parseStart(args []string) (f startFlags, command []string, err error) {
 		return f, nil, err
 	}
 	f.probe, err = parseProbe(&f.Start)
-	return f, command, err
+	return f, f.Command, err
 }
 
 func parseProbe(f *cli.Start) (p sandbox.Probe, err error) {
 	switch {
-	case f.WaitReady && f.ReadyTCP == "" && f.ReadyExec == "" && f.ReadyLog == "":
-		return p, errors.New("--wait-ready: needs a probe: --ready-tcp, --ready-exec or --ready-log")
 	case f.ReadyTCP != "" && f.Net == "host":
 		return p, errors.New("--ready-tcp: with --net host a port of the sandbox cannot be told from one of the host; use --ready-exec or --ready-log")
 	}

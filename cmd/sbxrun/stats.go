@@ -17,7 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func statsCommand(flags *cli.Stats, _ []string) int {
+func statsCommand(flags *cli.Stats) int {
 	print := printStatistics
 	switch {
 	case flags.JSON:
@@ -29,7 +29,7 @@ func statsCommand(flags *cli.Stats, _ []string) int {
 		return gather(pressure.Thresholds{Warn: float64(flags.Warn) / 100, Alert: float64(flags.Alert) / 100})
 	}
 	if !flags.Watch {
-		return printOnce(look, print)
+		return printOnce(flags, look, print)
 	}
 	// On a terminal a screen, for people; in a pipe one block after the other.
 	interval := time.Duration(flags.Interval)
@@ -37,7 +37,7 @@ func statsCommand(flags *cli.Stats, _ []string) int {
 		return watchOnScreen(out, interval, look)
 	}
 	for {
-		if code := printOnce(look, print); code != 0 {
+		if code := printOnce(flags, look, print); code != 0 {
 			return code
 		}
 		if !flags.JSON {
@@ -47,10 +47,10 @@ func statsCommand(flags *cli.Stats, _ []string) int {
 	}
 }
 
-func printOnce(look func() (statistics, error), print func(io.Writer, statistics) error) int {
+func printOnce(flags *cli.Stats, look func() (statistics, error), print func(io.Writer, statistics) error) int {
 	s, err := look()
 	if err != nil {
-		return fail(err)
+		return refuse(flags, err)
 	}
 	return printed(print(os.Stdout, s))
 }

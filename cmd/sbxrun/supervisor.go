@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/admission"
+	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/detach"
 	"github.com/sbxrun/sbxrun/internal/files"
 	"github.com/sbxrun/sbxrun/internal/random"
@@ -82,7 +83,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 		Leave:   leave,
 		Command: argv, Tags: flags.tags, Parts: parts, Net: flags.Net, Hostname: flags.Hostname, Begin: begin,
 		Timeout: time.Duration(flags.Timeout), Signal: syscall.Signal(flags.Signal), Grace: flags.Period(), ProofTimeout: time.Duration(flags.ProofTimeout),
-		IdleTimeout: time.Duration(flags.IdleTimeout), Remove: flags.Rm, LogMax: int64(flags.LogMax), KillAtLogMax: flags.OutputLimit == outputKill, Probe: flags.probe,
+		IdleTimeout: time.Duration(flags.IdleTimeout), Remove: flags.Rm, LogMax: cli.Bytes(flags.MaxOutput, maxLog), KillAtLogMax: flags.OutputLimit == outputKill, Probe: flags.probe,
 	}
 	if spec.Limits, err = planLimits(&flags.Limits, state.Access{}); err != nil {
 		return nil, "", err

@@ -71,7 +71,7 @@ func sandboxesOf(pids []int) []*state.Entry {
 	if len(pids) == 0 {
 		return nil
 	}
-	entries, _, _ := list() // without, the numbers have to do
+	entries, _, _ := list("") // without, the numbers have to do
 	return entries
 }
 
@@ -90,38 +90,27 @@ func users(pids []int, entries []*state.Entry) string {
 	return strings.Join(names, " and ")
 }
 
-func volumeCommand(flags *cli.Volume, words []string) int {
-	if len(words) == 0 {
-		return failUsage(flags, errors.New("volume takes ls, rm or export"))
+// onVolumes returns a command that works on the caller's volumes.
+func onVolumes[F any](work func(*volumes.Store, *F) error) func(*F) int {
+	return func(flags *F) int {
+		store, err := volumes.Open(false)
+		if err == nil {
+			defer store.Close()
+			err = work(store, flags)
+		}
+		if err != nil {
+			return refuse(flags, err)
+		}
+		return 0
 	}
-	store, err := volumes.Open(false)
-	if err != nil {
-		return refuse(flags, err)
-	}
-	defer store.Close()
-	verb, names := words[0], words[1:]
-	switch {
-	case verb == "ls" && len(names) == 0:
-		err = listVolumes(store, flags.JSON)
-	case verb == "rm" && len(names) > 0:
-		return removeVolumes(store, names)
-	case verb == "export" && (len(names) == 1 || len(names) == 2):
-		err = exportVolume(store, names)
-	default:
-		return failUsage(flags, fmt.Errorf("volume %s: want ls, rm NAME..., or export NAME [FILE|-]", strings.Join(words, " ")))
-	}
-	if err != nil {
-		return refuse(flags, err)
-	}
-	return 0
 }
 
-func listVolumes(store *volumes.Store, asJSON bool) error {
+func listVolumes(store *volumes.Store, flags *cli.VolumeLs) error {
 	all, err := store.List()
 	if err != nil {
 		return err
 	}
-	if asJSON {
+	if flags.JSON {
 		return printError(printJSON(append([]volumes.Info{}, all...)))
 	}
 	var pids []int
@@ -141,30 +130,33 @@ func listVolumes(store *volumes.Store, asJSON bool) error {
 	return printError(w.Flush())
 }
 
-// removeVolumes removes volumes. A failure with one does not keep the others.
-func removeVolumes(store *volumes.Store, names []string) (code int) {
-	for _, name := range names {
-		if err := store.Remove(name); err != nil {
-			code = fail(whoUses(err))
+// removeVolumes removes all of the volumes that it can, and returns the last error.
+func removeVolumes(store *volumes.Store, flags *cli.VolumeRm) (err error) {
+	for _, name := range flags.Names {
+		if e := store.Remove(name); e != nil {
+			if err != nil {
+				fail(err)
+			}
+			err = whoUses(e)
 		}
 	}
-	return code
+	return err
 }
 
-func exportVolume(store *volumes.Store, names []string) error {
-	v, err := store.Lock(names[0])
+func exportVolume(store *volumes.Store, flags *cli.VolumeExport) error {
+	v, err := store.Lock(flags.Name)
 	if err != nil {
 		return whoUses(err)
 	}
 	defer v.Close()
-	if len(names) == 1 || names[1] == streamWord {
+	if flags.File == "" || flags.File == streamWord {
 		if term.IsTerminal(int(os.Stdout.Fd())) {
 			return &result.Error{Code: "usage", Message: "a tar stream would go to the terminal", Hint: "name a file, or write it to a pipe"}
 		}
 		return pack(v, os.Stdout)
 	}
 	var packed error
-	err = tree.WriteNew(names[1], func(f *os.File) error {
+	err = tree.WriteNew(flags.File, func(f *os.File) error {
 		packed = pack(v, f)
 		// What could not be read is told, and the rest is there.
 		if isLeftOut(packed) {
@@ -173,7 +165,7 @@ func exportVolume(store *volumes.Store, names []string) error {
 		return packed
 	})
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return &result.Error{Code: "quota-disk", Message: fmt.Sprintf("cannot write %q: no space left on device", names[1]), Err: err}
+		return &result.Error{Code: "quota-disk", Message: fmt.Sprintf("cannot write %q: no space left on device", flags.File), Err: err}
 	}
 	return cmp.Or(err, packed)
 }

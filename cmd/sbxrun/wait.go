@@ -17,20 +17,16 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func waitCommand(flags *cli.Wait, names []string) int {
-	w := waiter{name: names[0]}
+func waitCommand(flags *cli.Wait) int {
+	w := waiter{name: flags.Sandbox}
 	var err error
 	if flags.Log != "" {
 		if w.log, err = regexp.Compile(flags.Log); err != nil {
 			return failUsage(flags, fmt.Errorf("--log: %w", err))
 		}
 	}
-	ctx := context.Background()
-	if flags.Timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Duration(flags.Timeout))
-		defer cancel()
-	}
+	ctx, cancel := sandbox.Within(context.Background(), time.Duration(flags.Timeout))
+	defer cancel()
 	switch err = w.find(); {
 	case err != nil:
 	case flags.Ready:
@@ -47,7 +43,10 @@ func waitCommand(flags *cli.Wait, names []string) int {
 func waitReady(id string, timeout time.Duration) (code int, failure *result.ReportError) {
 	// The supervisor gives up by then, and says so, unless it cannot write that down.
 	const margin = 10 * time.Second
-	ctx, cancel := context.WithTimeout(context.Background(), timeout+margin)
+	if timeout > 0 {
+		timeout += margin
+	}
+	ctx, cancel := sandbox.Within(context.Background(), timeout)
 	defer cancel()
 	w := waiter{name: id}
 	err := w.find()

@@ -86,7 +86,7 @@ func meant(word string, tty bool) string {
 	case "cd":
 		return "to start in another directory write --workdir DIR, or change to it first"
 	}
-	if slices.ContainsFunc(cli.Commands(), func(c cli.Command) bool { return c.Name == word }) {
+	if cli.IsCommand(word) {
 		return "a command of sbxrun's own is its first word: sbxrun " + word
 	}
 	if slices.Contains(builtins, word) {
@@ -114,8 +114,5 @@ func meant(word string, tty bool) string {
 	if st, err := os.Stat(word); err == nil && st.Mode().IsRegular() {
 		return "a file of the current directory is named by a path: ./" + word
 	}
-	if name := cli.Alike(word); name != "" {
-		return "did you mean sbxrun " + name + "?"
-	}
-	return ""
+	return cli.Similar(word)
 }

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -53,8 +54,6 @@ func main() {
 		os.Exit(mcpCommand(os.Args[2:]))
 	case "snapshot":
 		os.Exit(snapshotCommand(os.Args[2:]))
-	case "snapshots":
-		os.Exit(snapshotsCommand(os.Args[2:]))
 	case snapshots.UnpackWord:
 		os.Exit(unpackCommand(os.Args[2:]))
 	case capture.PackWord:
@@ -104,20 +103,19 @@ func checked() int {
 	return outcome(nil, err)
 }
 
-// parse fills the flags of a command. done: it was wrong, or asked for help, and code is what
-// to exit with.
+// parse fills the flags of a command. If done, the command line asked for help or was wrong, and code is the exit code.
 func parse(flags any, args []string) (code int, done bool) {
-	_, err := cli.Parse(flags, args)
-	if err == nil {
+	err := cli.Parse(flags, args)
+	name := cli.Name(flags)
+	switch {
+	case err == nil:
 		return 0, false
+	case errors.Is(err, cli.ErrHelp):
+		err = cli.Help(os.Stdout, strings.Fields(name)...)
+	default:
+		err = &result.Error{Code: "usage", Message: err.Error(), Hint: "see sbxrun " + name + " --help"}
 	}
-	if errors.Is(err, cli.ErrHelp) {
-		err = cli.Help(os.Stdout, flags)
-	}
-	if err != nil {
-		return refuse(flags, err), true
-	}
-	return 0, true
+	return outcome(flags, err), true
 }
 
 func serve(args []string) int {

@@ -19,103 +19,84 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// snapshotCommand keeps, copies and removes snapshots. That it is a program of its own lets a run
-// load nothing of archives and compression.
+// snapshotCommand runs the commands of snapshot, which sbxrun executes here so that a run links
+// nothing of archives and compression.
 func snapshotCommand(args []string) int {
-	var flags cli.Snapshot
-	words, code, done := parseData(&flags, args)
-	if done {
+	if len(args) > 0 {
+		switch args[0] {
+		case "create":
+			return onSnapshots(args[1:], snapshots.Open, createSnapshot)
+		case "ls":
+			return onSnapshots(args[1:], snapshots.Look, listSnapshots)
+		case "rm":
+			return onSnapshots(args[1:], snapshots.Open, removeSnapshots)
+		case "export":
+			return onSnapshots(args[1:], snapshots.Open, exportSnapshot)
+		case "import":
+			return onSnapshots(args[1:], snapshots.Open, importSnapshot)
+		}
+	}
+	return fail(errors.New("snapshot: want create, ls, rm, export or import"))
+}
+
+// onSnapshots runs a command with its flags on the caller's snapshots.
+func onSnapshots[F any](args []string, open func(string) (*snapshots.Store, error), work func(*snapshots.Store, *F) error) int {
+	flags := new(F)
+	if code, done := parse(flags, args); done {
 		return code
 	}
-	if len(words) == 0 {
-		return refuse(&flags, usage("snapshot takes a sandbox, or rm, export or import"))
-	}
-	store, err := openStore(snapshots.Open)
-	if err != nil {
-		return refuse(&flags, err)
-	}
-	defer store.Close()
-	switch words[0] {
-	case "rm":
-		return removeSnapshots(store, words[1:])
-	case "export":
-		err = export(store, words[1:])
-	case "import":
-		err = importFrom(store, &flags, words[1:])
-	default:
-		if len(words) > 1 {
-			return refuse(&flags, usage("snapshot takes one sandbox, got %d", len(words)))
-		}
-		err = takeSnapshot(store, &flags, words[0])
-	}
-	return outcome(&flags, err)
-}
-
-// parseData is parse, for flags that say where data is.
-func parseData(flags any, args []string) (words []string, code int, done bool) {
-	words, err := cli.Parse(flags, args)
-	if errors.Is(err, cli.ErrHelp) {
-		code, done = parse(flags, args)
-		return nil, code, done
-	}
-	if err != nil {
-		return nil, refuse(flags, &result.Error{Code: "usage", Message: err.Error(), Hint: "see " + cli.HelpLine(flags)}), true
-	}
-	if err := cli.Export(flags); err != nil {
-		return nil, refuse(flags, err), true
-	}
-	return words, 0, false
-}
-
-func usage(format string, args ...any) error {
-	return &result.Error{Code: "usage", Message: fmt.Sprintf(format, args...), Hint: "see sbxrun snapshot --help"}
-}
-
-func openStore(how func(string) (*snapshots.Store, error)) (*snapshots.Store, error) {
 	dir, err := snapshots.Dir()
 	if err != nil {
-		return nil, err
+		return refuse(flags, err)
 	}
-	return how(dir)
+	store, err := open(dir)
+	if err != nil {
+		return refuse(flags, err)
+	}
+	defer store.Close()
+	return outcome(flags, work(store, flags))
 }
 
-func removeSnapshots(store *snapshots.Store, names []string) int {
-	if len(names) == 0 {
-		return fail(usage("snapshot rm takes snapshots"))
-	}
-	code := 0
-	for _, name := range names {
+// removeSnapshots removes all of the snapshots that it can.
+func removeSnapshots(store *snapshots.Store, flags *cli.SnapshotRm) error {
+	var failed []error
+	for _, name := range flags.Snapshots {
 		if err := store.Discard(name); err != nil {
-			code = fail(err) // the others go all the same
+			failed = append(failed, err)
 		}
 	}
-	return code
+	return last(failed)
 }
 
-func export(store *snapshots.Store, words []string) error {
-	if len(words) < 1 || len(words) > 2 {
-		return usage("snapshot export takes a snapshot and a file")
+// last prints all errors but the last, and returns that.
+func last(errs []error) error {
+	if len(errs) == 0 {
+		return nil
 	}
-	m, err := store.Find(words[0])
+	for _, err := range errs[:len(errs)-1] {
+		fail(err)
+	}
+	return errs[len(errs)-1]
+}
+
+func exportSnapshot(store *snapshots.Store, flags *cli.SnapshotExport) error {
+	m, err := store.Find(flags.Snapshot)
 	if err != nil {
 		return err
 	}
-	if len(words) == 1 || words[1] == "-" {
-		if term.IsTerminal(unix.Stdout) {
-			return usage("snapshot export: stdout is a terminal; name a file, or send it to another program")
-		}
-		return layers.Export(store, m, os.Stdout)
+	if flags.File != "" && flags.File != "-" {
+		return tree.WriteNew(flags.File, func(f *os.File) error { return layers.Export(store, m, f) })
 	}
-	return tree.WriteNew(words[1], func(f *os.File) error { return layers.Export(store, m, f) })
+	if term.IsTerminal(unix.Stdout) {
+		return &result.Error{Code: "usage", Message: "snapshot export: stdout is a terminal", Hint: "name a file, or send it to another program"}
+	}
+	return layers.Export(store, m, os.Stdout)
 }
 
-func importFrom(store *snapshots.Store, flags *cli.Snapshot, words []string) error {
-	if len(words) > 1 {
-		return usage("snapshot import takes one file")
-	}
+func importSnapshot(store *snapshots.Store, flags *cli.SnapshotImport) error {
 	var from io.Reader = os.Stdin
-	if len(words) == 1 && words[0] != "-" {
-		f, err := os.Open(words[0])
+	if flags.File != "" && flags.File != "-" {
+		f, err := os.Open(flags.File)
 		if err != nil {
 			return err
 		}
@@ -146,22 +127,9 @@ func printJSON(v any) error {
 	return err
 }
 
-// snapshotsCommand lists snapshots.
-func snapshotsCommand(args []string) int {
-	var flags cli.Snapshots
-	_, code, done := parseData(&flags, args)
-	if done {
-		return code
-	}
-	store, err := openStore(snapshots.Look)
-	if err != nil {
-		return refuse(&flags, err)
-	}
-	defer store.Close()
+func listSnapshots(store *snapshots.Store, flags *cli.SnapshotLs) error {
 	list, wrong := store.List()
-	for _, err := range wrong {
-		code = fail(err)
-	}
+	var err error
 	switch {
 	case flags.JSON:
 		err = printJSON(append([]*snapshots.Manifest{}, list...))
@@ -174,10 +142,7 @@ func snapshotsCommand(args []string) int {
 	default:
 		err = printTable(list)
 	}
-	if err != nil {
-		return refuse(&flags, err)
-	}
-	return code
+	return cmp.Or(err, last(wrong))
 }
 
 func printTable(list []*snapshots.Manifest) error {

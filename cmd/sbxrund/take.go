@@ -19,10 +19,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// takeSnapshot keeps what a sandbox has written. A sandbox that runs stands still meanwhile, if it
+// createSnapshot keeps what a sandbox has written. A sandbox that runs stands still meanwhile, if it
 // has a cgroup that can be frozen; the manifest says whether it did. SIGSTOP is no substitute: a
 // process can undo it for another (SIGCONT), and every parent is told of it (SIGCHLD).
-func takeSnapshot(store *snapshots.Store, flags *cli.Snapshot, name string) error {
+func createSnapshot(store *snapshots.Store, flags *cli.SnapshotCreate) error {
 	m, err := snapshots.NewManifest(string(flags.Name), time.Duration(flags.TTL))
 	if err != nil {
 		return err
@@ -32,7 +32,7 @@ func takeSnapshot(store *snapshots.Store, flags *cli.Snapshot, name string) erro
 		return err
 	}
 	defer dir.Close()
-	e, err := dir.Find(name)
+	e, err := dir.Find(flags.Sandbox)
 	if err != nil {
 		return err
 	}
@@ -67,13 +67,13 @@ func takeSnapshot(store *snapshots.Store, flags *cli.Snapshot, name string) erro
 		return err
 	}
 	if m.LeftOut > 0 {
-		fmt.Fprintf(os.Stderr, "sbxrun: warning: %d sockets, named pipes and devices are left out\n", m.LeftOut)
+		fmt.Fprintf(os.Stderr, "sbxrun: warning: sockets, named pipes and devices are left out: %d\n", m.LeftOut)
 	}
 	return printSnapshot(m, flags.JSON)
 }
 
 func noOverlays(e *state.Entry) error {
-	err := &result.Error{Code: "usage", Message: "the sandbox " + e.Title() + " has no overlay, so there is nothing to keep", Hint: "start it with --overlay, or --cwd overlay"}
+	err := &result.Error{Code: "no-overlay", Message: "the sandbox " + e.Title() + " has no overlay, so there is nothing to keep", Hint: "start it with --overlay, or --cwd overlay"}
 	if !e.Lives() {
 		err.Code, err.Message, err.Hint = "ended", "the sandbox "+e.Title()+" has ended, and no layer of it is on disk", "take the snapshot while it runs, or start it with --upper"
 	}
@@ -90,7 +90,11 @@ func unpackCommand(args []string) int {
 			return fail(err)
 		}
 	}
-	store, err := openStore(snapshots.Open)
+	dir, err := snapshots.Dir()
+	if err != nil {
+		return fail(err)
+	}
+	store, err := snapshots.Open(dir)
 	if err != nil {
 		return fail(err)
 	}

@@ -1,128 +1,146 @@
 package cli
 
 import (
+	"cmp"
+	_ "embed"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
+
+	"github.com/alecthomas/kong"
 )
 
-// Help writes the help of the command that flags is a pointer to the struct of. That of
-// the default command is also the help of the whole command line.
-func Help(w io.Writer, flags any) error {
-	c := commandOf(flags)
+// help.txt has for each command its usage, an example, a sentence, and for each flag the placeholder of its value and a text. Flags below
+// "# *" are those of every command that has no line of its own for them.
+//
+//go:embed help.txt
+var texts string
+
+// groups are the topics of the flags, in the order of the structs.
+var groups = []kong.Group{
+	{Key: "end", Title: "Deadline and end:"},
+	{Key: "see", Title: "Files and network:"},
+	{Key: "be", Title: "Identity and environment:"},
+	{Key: "use", Title: "Limits:"},
+	{Key: "ready", Title: "Readiness:"},
+	{Key: "busy", Title: "On a busy machine:"},
+	{Key: "tell", Title: "Output:"},
+}
+
+// Model returns kong's model of the whole command line, with its texts: for help, man pages, completions and the flag reference. The usage and the
+// example of a command are in Tag.Vars.
+func Model() *kong.Kong {
+	k, err := kong.New(new(CLI), append(options(), kong.Name("sbxrun"), kong.ExplicitGroups(groups),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: 80}))...)
+	if err != nil {
+		panic(fmt.Sprintf("cli: %v", err)) // TestModel
+	}
+	text := map[string]string{}
+	for _, section := range strings.Split(texts, "\n# ")[1:] {
+		name, lines, _ := strings.Cut(section, "\n")
+		for line := range strings.Lines(lines) {
+			word, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+			flag, placeholder, _ := strings.Cut(word, "=")
+			text[name+" "+flag] = strings.TrimSpace(placeholder + "\t" + strings.TrimSpace(rest))
+			if placeholder == "" {
+				text[name+" "+flag] = "\t" + strings.TrimSpace(rest)
+			}
+		}
+	}
+	for _, n := range append(nodes(k.Model.Node), k.Model.Node) {
+		path := cmp.Or(n.Path(), "sbxrun")
+		of := func(what string) string { _, t, _ := strings.Cut(text[path+" "+what], "\t"); return t }
+		n.Help = of("help:")
+		n.Tag.Vars = kong.Vars{"usage": of("usage:"), "example": of("example:")}
+		for _, f := range n.Flags {
+			line, ok := text[path+" --"+f.Name]
+			if !ok {
+				line = text["* --"+f.Name]
+			}
+			f.PlaceHolder, f.Help, _ = strings.Cut(line, "\t")
+			f.Tag.Sep = -1 // no list in one word
+			if choices := Choices(f.Tag); choices != nil && f.PlaceHolder == "" {
+				f.PlaceHolder = strings.Join(choices, "|")
+			}
+		}
+	}
+	return k
+}
+
+// Commands returns the model of each command, in the order of [CLI], those of snapshot and volume included.
+func Commands() []*kong.Node {
+	return slices.DeleteFunc(nodes(Model().Model.Node), func(n *kong.Node) bool { return len(n.Children) > 0 })
+}
+
+func nodes(n *kong.Node) (all []*kong.Node) {
+	for _, c := range n.Children {
+		all = append(append(all, c), nodes(c)...)
+	}
+	return all
+}
+
+// Spellings returns all ways to type a flag: --grace, --kill-after, -k.
+func Spellings(f *kong.Flag) []string {
+	all := []string{"--" + f.Name}
+	for _, alias := range f.Aliases {
+		all = append(all, "--"+alias)
+	}
+	if f.Short != 0 {
+		all = append(all, "-"+string(f.Short))
+	}
+	return all
+}
+
+// IsCommand reports whether sbxrun has a command of this name.
+func IsCommand(name string) bool { return find(Model().Model.Node, name) != nil }
+
+// Similar returns kong's question whether a command of almost this name was meant, or "".
+func Similar(word string) string {
+	k := Model()
+	k.Model.DefaultCmd = nil
+	_, err := k.Parse([]string{word})
+	if err == nil {
+		return ""
+	}
+	_, question, _ := strings.Cut(err.Error(), ", did you mean ")
+	if question = strings.ReplaceAll(question, `"`, ""); question != "" {
+		question = "did you mean sbxrun " + question
+	}
+	return question
+}
+
+func find(n *kong.Node, name string) *kong.Node {
+	if i := slices.IndexFunc(n.Children, func(c *kong.Node) bool { return c.Name == name }); i >= 0 {
+		return n.Children[i]
+	}
+	return nil
+}
+
+// Help writes the help of the command that names name, or of sbxrun without names.
+func Help(w io.Writer, names ...string) error {
+	k := Model()
+	n := k.Model.Node
+	for _, name := range names {
+		if n = find(n, name); n == nil {
+			return fmt.Errorf("no command %q; sbxrun --help lists all", strings.Join(names, " "))
+		}
+	}
+	usage := strings.Join(append(append([]string{"Usage: sbxrun"}, names...), n.Tag.Vars["usage"]), " ")
+	n.Detail = "Example: " + n.Tag.Vars["example"]
+	for _, f := range n.Flags {
+		if f.Default != "" && f.Default != "0" && !strings.Contains(f.Help, "efault") {
+			f.Help = strings.TrimSuffix(f.Help, ".") + " (default " + f.Default + ")."
+		}
+	}
+	n.Positional = nil // the usage has them
 	var b strings.Builder
-	if c.Name == Default().Name {
-		var others []string
-		for _, other := range Commands()[1:] {
-			others = append(others, other.Name)
-		}
-		fmt.Fprintf(&b, "Usage: sbxrun [%s] %s\n       sbxrun %s ...\n\n", c.Name, c.Words(), alternatives(others))
-		fmt.Fprintf(&b, "Example: %s\n\n%s\n\nCommands (sbxrun help NAME tells more):\n", c.Example(), Description)
-		for _, each := range Commands() {
-			fmt.Fprintf(&b, "  %-9s  %s\n", each.Name, each.Help())
-		}
-	} else {
-		fmt.Fprintf(&b, "Usage: sbxrun %s %s\n\nExample: %s\n\n%s\n", c.Name, c.Words(), c.Example(), c.Help())
+	k.Stdout = &b
+	if err := kong.Help(kong.DefaultHelpPrinter).Apply(k); err != nil {
+		return err
 	}
-	for _, topic := range topics {
-		c.writeTopic(&b, topic.key, topic.title)
-	}
-	_, err := io.WriteString(w, b.String())
+	_, _ = k.Parse(append(names, "--help")) // prints into b
+	_, rest, _ := strings.Cut(b.String(), "\n")
+	_, err := io.WriteString(w, usage+"\n"+rest)
 	return err
-}
-
-// alternatives are names, of which any may be written, in lines below "sbxrun ".
-func alternatives(names []string) string {
-	const left, right = len("       sbxrun "), 76
-	var b strings.Builder
-	at := left
-	for i, name := range names {
-		if i > 0 {
-			b.WriteByte('|')
-			at++
-		}
-		if at+len(name) >= right {
-			b.WriteString("\n" + strings.Repeat(" ", left))
-			at = left
-		}
-		b.WriteString(name)
-		at += len(name)
-	}
-	return b.String()
-}
-
-// HelpLine is the command line that prints the help of the command with these flags.
-func HelpLine(flags any) string {
-	if name := commandOf(flags).Name; name != Default().Name {
-		return "sbxrun " + name + " --help"
-	}
-	return "sbxrun --help"
-}
-
-const (
-	lineWidth = 80
-	leftWidth = 30 // a flag that is longer has a line of its own
-	gap       = 4
-)
-
-// writeTopic writes the flags of one topic, if there are any, in two columns.
-func (c Command) writeTopic(b *strings.Builder, key, title string) {
-	var flags []Flag
-	anyShort := false
-	for _, f := range c.Flags {
-		if f.Topic() == key {
-			flags = append(flags, f)
-			anyShort = anyShort || f.Short() != ""
-		}
-	}
-	if flags == nil {
-		return
-	}
-	fmt.Fprintf(b, "\n%s\n", title)
-	var left []string
-	width := 0
-	for _, f := range flags {
-		text := "--" + f.Name
-		if f.TakesValue() {
-			text += "=" + f.Placeholder()
-		}
-		switch {
-		case f.Short() != "":
-			text = "-" + f.Short() + ", " + text
-		case anyShort:
-			text = "    " + text
-		}
-		left = append(left, text)
-		if len(text) <= leftWidth {
-			width = max(width, len(text))
-		}
-	}
-	indent := strings.Repeat(" ", 2+width+gap)
-	for i, f := range flags {
-		begin := fmt.Sprintf("  %-*s", width+gap, left[i])
-		if len(left[i]) > width {
-			begin = "  " + left[i] + "\n" + indent
-		}
-		b.WriteString(begin + strings.Join(wrap(f.helpWithDefault(), lineWidth-len(indent)), "\n"+indent) + "\n")
-	}
-}
-
-// helpWithDefault is a flag's help with its default, if that says something.
-func (f Flag) helpWithDefault() string {
-	if d := f.Default(); d != "" && d != "0" && !strings.Contains(f.Help(), "efault") {
-		return strings.TrimSuffix(f.Help(), ".") + " (default " + d + ")."
-	}
-	return f.Help()
-}
-
-// wrap breaks a text into lines.
-func wrap(text string, width int) (lines []string) {
-	line := ""
-	for _, word := range strings.Fields(text) {
-		if line != "" && len(line)+1+len(word) > width {
-			lines, line = append(lines, line), ""
-		}
-		line = strings.TrimPrefix(line+" "+word, " ")
-	}
-	return append(lines, line)
 }

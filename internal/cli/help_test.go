@@ -1,88 +1,132 @@
 package cli
 
 import (
-	"errors"
+	"cmp"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/alecthomas/kong"
 )
 
-func help(t *testing.T, command string) string {
+func help(t *testing.T, names ...string) string {
 	t.Helper()
 	var text strings.Builder
-	if err := Help(&text, newFlags(command)); err != nil {
-		t.Fatalf("help of %q: %v", command, err)
+	if err := Help(&text, names...); err != nil {
+		t.Fatalf("help of %q: %v", names, err)
 	}
 	return text.String()
 }
 
-// TestHelp: the help of a command tells its words, an example, what it does and its flags;
-// that of the default command every other command as well. No line is longer than a
-// terminal's.
+// TestModel checks that each command and flag has its texts, that no text is left over, and that no two
+// flags of a command are typed alike.
+func TestModel(t *testing.T) {
+	used := map[string]bool{}
+	for _, c := range nodes(Model().Model.Node) {
+		if c.Help == "" || c.Tag.Vars["usage"] == "" || c.Tag.Vars["example"] == "" {
+			t.Errorf("%s: help %q, %q", c.Path(), c.Help, c.Tag.Vars)
+		}
+		var typed []string
+		for _, f := range c.Flags {
+			typed = append(typed, Spellings(f)...)
+			used[c.Path()+" --"+f.Name], used["* --"+f.Name] = true, true
+			if f.Help == "" || f.IsBool() != (f.PlaceHolder == "") {
+				t.Errorf("%s --%s: help %q, placeholder %q", c.Path(), f.Name, f.Help, f.PlaceHolder)
+			}
+			if f.Group != nil && !slices.ContainsFunc(groups, func(g kong.Group) bool { return g.Key == f.Group.Key }) {
+				t.Errorf("%s --%s: no group %q", c.Path(), f.Name, f.Group.Key)
+			}
+		}
+		slices.Sort(typed)
+		if twice := slices.Compact(slices.Clone(typed)); len(twice) != len(typed) {
+			t.Errorf("%s has flags twice: %q", c.Path(), typed)
+		}
+	}
+	section := ""
+	for line := range strings.Lines(texts) {
+		if name, ok := strings.CutPrefix(line, "# "); ok {
+			section = strings.TrimSpace(name)
+		}
+		if flag := regexp.MustCompile(`^--[a-z-]+`).FindString(line); flag != "" && !used[section+" "+flag] {
+			t.Errorf("help.txt: %s has no flag %s", section, flag)
+		}
+	}
+}
+
+// TestHelp checks that the help of a command has its usage, an example, a sentence and its flags, that the help of sbxrun lists all
+// commands on one screen, and that lines fit a terminal.
 func TestHelp(t *testing.T) {
-	all := help(t, "run")
-	for _, want := range []string{"Usage: sbxrun [run] [flags] [--] COMMAND [ARG...]\n", "|exec|", "\n\nExample: sbxrun --timeout 5 ",
-		"  -k, --grace=DUR ", "\n      --proof-timeout=DUR    How long to wait for proof that nothing is left\n                             (default 5s).\n",
-		"(default 256M)", "Default:", "\n  -t, --tty ", "\n      --env=NAME[=VALUE] ",
-		"\n  --on-pressure=refuse|wait|ignore\n                        When too many"} {
+	all := help(t)
+	for _, want := range []string{"Usage: sbxrun [run] [flags] [--] COMMAND [ARG...]\n", "\n\nExample: sbxrun --timeout 5 "} {
 		if !strings.Contains(all, want) {
 			t.Errorf("no %q in the help:\n%s", want, all)
 		}
 	}
-	for _, c := range Commands() {
-		text := help(t, c.Name)
+	if n := strings.Count(all, "\n"); n > 40 {
+		t.Errorf("the help has %d lines, want one screen", n)
+	}
+	for _, want := range []string{"  -k, --grace=DUR ", "(default 256M)", "Default:", "\n  -t, --tty ", "\n      --env=NAME[=VALUE] ", "--on-pressure=refuse|wait|ignore"} {
+		if text := help(t, "run"); !strings.Contains(text, want) {
+			t.Errorf("no %q in the help of run:\n%s", want, text)
+		}
+	}
+	for _, c := range nodes(Model().Model.Node) {
+		text := help(t, strings.Fields(c.Path())...)
 		for _, line := range strings.Split(text, "\n") {
 			if len(line) > 80 && !strings.HasPrefix(line, "Usage:") && !strings.HasPrefix(line, "Example:") {
 				t.Errorf("longer than a terminal's line: %s", line)
 			}
 		}
-		if !strings.Contains(all, "\n  "+c.Name+strings.Repeat(" ", 11-len(c.Name))+c.Help()+"\n") {
+		if c.Parent.Parent == nil && !strings.Contains(all, "\n  "+c.Name+" ") {
 			t.Errorf("%s is not in the list of commands:\n%s", c.Name, all)
 		}
-		if want := "Usage: sbxrun " + c.Name + " " + c.Words() + "\n\nExample: sbxrun " + c.Name; c.Name != "run" && !strings.HasPrefix(text, want) {
-			t.Errorf("help of %s does not begin with %q:\n%s", c.Name, want, text)
-		}
-		if strings.Count(text, c.Help()) != 1 {
-			t.Errorf("what %s does is not told once:\n%s", c.Name, text)
+		if want := "Usage: sbxrun " + c.Path() + " " + c.Tag.Vars["usage"] + "\n"; !strings.HasPrefix(text, want) {
+			t.Errorf("help of %s does not begin with %q:\n%s", c.Path(), want, text)
 		}
 		for _, f := range c.Flags {
-			if n := strings.Count(text, " --"+f.Name+" ") + strings.Count(text, " --"+f.Name+"=") + strings.Count(text, " --"+f.Name+"\n"); n == 0 {
-				t.Errorf("help of %s: no --%s", c.Name, f.Name)
+			if !regexp.MustCompile(`[ ]--` + f.Name + `[ =\n]`).MatchString(text) {
+				t.Errorf("help of %s: no --%s", c.Path(), f.Name)
 			}
 		}
 	}
+	if err := Help(new(strings.Builder), "nosuch"); err == nil {
+		t.Error("there is help of nosuch")
+	}
 }
 
-// TestHelpOrder: the topics are in one order everywhere, whatever order the
-// struct of a command has.
+// TestHelpOrder checks that the groups of flags come in one order in every command.
 func TestHelpOrder(t *testing.T) {
-	text := help(t, "start")
-	at := 0
-	for _, topic := range topics[1:] {
-		i := strings.Index(text, "\n"+topic.title+"\n")
-		if i < at {
-			t.Errorf("%q is not where it should be:\n%s", topic.title, text)
+	for _, name := range []string{"run", "start", "exec"} {
+		text, at := help(t, name), 0
+		for _, g := range groups {
+			i := strings.Index(text, "\n"+g.Title+"\n")
+			if i >= 0 && i < at {
+				t.Errorf("%s: %q is out of order:\n%s", name, g.Title, text)
+			}
+			at = max(i, at)
 		}
-		at = i
 	}
 }
 
-// TestExamples: what the examples show is accepted.
+// TestExamples parses the examples of the help.
 func TestExamples(t *testing.T) {
-	for _, c := range Commands() {
-		words := strings.Fields(c.Example())[1:]
-		if c.Name != Default().Name {
-			if words[0] != c.Name {
-				t.Errorf("%s: not of %s", c.Example(), c.Name)
-			}
-			words = words[1:]
+	for _, c := range nodes(Model().Model.Node) {
+		args := strings.Fields(c.Tag.Vars["example"])[1:]
+		if c.Name == "run" {
+			args = slices.Insert(args, 0, "run")
 		}
-		words, err := Parse(newFlags(c.Name), words)
-		if c.Name == "exec" {
-			_, _, splitErr := SplitExec(words)
-			err = errors.Join(err, splitErr)
+		flags, rest := newFlags(args)
+		if err := Parse(flags, rest); err != nil || cmp.Or(Name(flags), "-") != c.Path() && len(c.Children) == 0 {
+			t.Errorf("%q: command %q, %v", args, Name(flags), err)
 		}
-		if err != nil {
-			t.Errorf("%s: %v", c.Example(), err)
+	}
+}
+
+func TestSimilar(t *testing.T) {
+	for word, want := range map[string]string{"rnu": "did you mean sbxrun run?", "snapshots": "did you mean sbxrun snapshot?", "python3": ""} {
+		if got := Similar(word); got != want {
+			t.Errorf("%s: %q, want %q", word, got, want)
 		}
 	}
 }

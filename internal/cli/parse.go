@@ -1,293 +1,344 @@
 package cli
 
 import (
-	"cmp"
+	"encoding"
 	"errors"
 	"fmt"
+	"math"
+	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"syscall"
 
+	"github.com/alecthomas/kong"
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // ErrHelp is what [Parse] returns for --help.
 var ErrHelp = errors.New("help requested")
 
-// Parse fills flags, a pointer to the struct of a command in [CLI], from the words after
-// the command's name, and returns the words that are not flags. Those that end with a
-// command line begin at the first word that is no flag, and are taken verbatim; names may
-// come before and after flags. After -- there are no flags. An error is the user's, or
-// [ErrHelp]; of several the first is returned, and what is right is set all the same.
-func Parse(flags any, args []string) (words []string, err error) {
-	c := commandOf(flags)
-	if words, err = c.parse(args); err != nil {
-		return nil, err
+// Parse fills flags, a pointer to the struct of a command in [CLI], from the words after the command's name. The command
+// line of run, start and exec begins at the first positional word, or after --, and is taken verbatim. Other commands
+// accept flags and names in any order. Parse exports --state-dir and --data-dir as environment variables, so that processes started in the background
+// inherit them. The error is the user's, or [ErrHelp]; --json is set even then (see [WantsJSON]).
+func Parse(flags any, args []string) error {
+	name := Name(flags)
+	k, err := kong.New(flags, append(options(), kong.Name("sbxrun "+name))...)
+	if err != nil {
+		panic(fmt.Sprintf("cli: %T: %v", flags, err)) // TestGrammar builds all of them
 	}
-	if field(flags, "Help").Bool() {
-		return nil, ErrHelp
+	ctx, err := k.Parse(args)
+	for rest, ok := reorder(args, err); ok; rest, ok = reorder(rest, err) {
+		ctx, err = k.Parse(rest)
 	}
-	switch {
-	case c.Payload():
-	case c.Sandboxes() == "none" && !c.Names() && len(words) > 0:
-		return nil, fmt.Errorf("%s takes no names, got %q", c.Name, words[0])
-	case strings.Contains(c.Words(), "[SANDBOX]") && len(words) == 0:
-	case strings.Contains(c.Words(), "[PATH...]") && len(words) > 0:
-	case c.Sandboxes() == "one" && len(words) != 1:
-		return nil, fmt.Errorf("%s takes one sandbox, got %d", c.Name, len(words))
+	if err == nil {
+		err = useless(ctx)
 	}
-	return words, nil
-}
-
-func (c Command) parse(args []string) (words []string, err error) {
-	for i := range c.Flags {
-		f := &c.Flags[i]
-		if def := f.Default(); def != "" {
-			if err := f.set(def); err != nil {
-				return nil, fmt.Errorf("--%s: %w", f.Name, err)
+	if err != nil {
+		if asks(k.Model.Node, args, "--json") {
+			if f := field(flags, "JSON"); f.IsValid() {
+				f.SetBool(true)
 			}
 		}
+		if asks(k.Model.Node, args, "--help", "-h") {
+			return ErrHelp
+		}
+		return explain(name, args, err)
 	}
-	verbatim := c.Payload()
-	for len(args) > 0 {
-		word := args[0]
-		switch {
-		case word == "--":
-			words, args = append(words, args[1:]...), nil
-		case isFlag(word):
-			rest, wrong := c.take(word, args[1:])
-			if wrong != nil {
-				err, rest = cmp.Or(err, wrong), pastWrong(args)
-			}
-			args = rest
-		case verbatim:
-			words, args = args, nil
-		default:
-			words, args = append(words, word), args[1:]
+	for _, p := range k.Model.Positional {
+		// kong keeps the -- before a command line.
+		if line, ok := p.Target.Addr().Interface().(*[]string); ok && p.Passthrough && len(*line) > 0 && (*line)[0] == "--" {
+			*line = (*line)[1:]
 		}
 	}
-	return words, cmp.Or(err, c.checkExclusive())
+	return export(flags)
 }
 
-// pastWrong returns the words after a wrong flag: whether errors are told as JSON may still
-// be said there. A word right after it may be its value, and not the beginning of a command.
-func pastWrong(args []string) []string {
-	if len(args) > 1 && !isFlag(args[1]) && !strings.Contains(args[0], "=") {
-		return args[2:]
-	}
-	return args[1:]
-}
-
-// isFlag reports whether a word is a flag, or several of one letter.
-func isFlag(word string) bool { return strings.HasPrefix(word, "-") && word != "-" }
-
-// take sets what one word with flags says, with a value from the words after it where one
-// is needed, and returns the words that are left.
-func (c Command) take(word string, rest []string) ([]string, error) {
-	name, long := strings.CutPrefix(word, "--")
-	if !long { // of one letter; behind the first one that needs a value comes that
-		for i, letter := range word[1:] {
-			f := c.find(func(f *Flag) bool { return f.Short() == string(letter) })
-			if f == nil {
-				return nil, c.unknown(word, "-"+string(letter))
-			}
-			if f.TakesValue() {
-				value := word[1+i+len(string(letter)):]
-				return f.take(value, value != "", rest)
-			}
-			f.given = true
-			f.value.SetBool(true)
-		}
-		return rest, nil
-	}
-	name, value, attached := strings.Cut(name, "=")
-	f := c.find(func(f *Flag) bool { return f.Name == name || name != "" && f.Alias() == name })
-	if f == nil {
-		return nil, c.unknown("--"+name, "--"+name)
-	}
-	return f.take(value, attached, rest)
-}
-
-// take sets the flag to the value that is attached to it, or to the next word if it needs
-// one, and returns the words that are left.
-func (f *Flag) take(value string, attached bool, rest []string) ([]string, error) {
-	name := f.Name
-	switch {
-	case attached:
-	case !f.TakesValue():
-		value = "true"
-	case len(rest) == 0:
-		return nil, fmt.Errorf("--%s: needs a value", name)
-	case isFlag(rest[0]) && strings.Trim(rest[0][1:2], "0123456789.") != "": // -1 is a number
-		return nil, fmt.Errorf("--%s: needs a value, and %q looks like a flag; if it is the value, write --%[1]s=%[2]s", name, rest[0])
-	default:
-		value, rest = rest[0], rest[1:]
-	}
-	f.given = true
-	if !f.accepts(value) {
-		instead := f.tag.Get("instead")
-		return nil, fmt.Errorf("--%s %q: want %s%s", name, value, or(f.words()), instead)
-	}
-	if err := f.set(value); err != nil {
-		return nil, fmt.Errorf("--%s: %w", name, err)
-	}
-	return rest, nil
-}
-
-// checkExclusive refuses two flags of which only one may be given.
-func (c Command) checkExclusive() error {
-	given := map[string]string{}
-	for _, f := range c.Flags {
-		if !f.given {
+// useless returns an error for a flag that has no effect without another one.
+func useless(ctx *kong.Context) error {
+	for _, path := range ctx.Path {
+		if path.Flag == nil || !path.Flag.Tag.Has("needs") {
 			continue
 		}
-		if key := f.tag.Get("xor"); key != "" {
-			if other := given[key]; other != "" {
-				return fmt.Errorf("--%s and --%s can't be used together", other, f.Name)
+		var missing []string
+		for need := range strings.FieldsSeq(path.Flag.Tag.Get("needs")) {
+			name, value, _ := strings.Cut(need, "=")
+			for _, f := range ctx.Model.Flags {
+				if f.Name != name {
+					continue
+				}
+				if v := f.Target; value != "" && v.String() == value || value == "" && !v.IsZero() {
+					missing = nil
+					break
+				}
+				missing = append(missing, "--"+strings.Replace(need, "=", " ", 1))
 			}
-			given[key] = f.Name
+			if missing == nil {
+				break
+			}
+		}
+		if missing != nil {
+			return fmt.Errorf("--%s: has no effect without %s", path.Flag.Name, or(missing))
 		}
 	}
 	return nil
 }
 
-// foreign returns the flags that do what a flag of timeout, docker, env or the like does, or a field of serve's.
-func foreign(flag string) []string {
-	switch flag {
-	case "-V":
-		return []string{"version"}
-	case "-C", "--chdir":
-		return []string{"workdir"}
-	case "--volume", "--mount":
-		return []string{"bind"}
-	case "--network":
-		return []string{"net"}
-	case "--rw":
-		return []string{"write"}
-	case "--lifetime", "--ttl", "--time_limit", "--time-limit":
-		return []string{"timeout"}
-	case "--ulimit":
-		return []string{"nofile", "fsize", "stack"}
-	case "--pids-limit":
-		return []string{"pids"}
-	case "-n", "--lines":
-		return []string{"tail"}
-	case "-a", "--archive":
-		return []string{"recursive"}
+// options are those of each grammar: values are decoded by [word], and --help is an error, so that the caller prints it.
+func options() []kong.Option {
+	all := []kong.Option{
+		kong.Exit(func(int) {}),
+		kong.Help(func(kong.HelpOptions, *kong.Context) error { return ErrHelp }),
+		kong.KindMapper(reflect.String, kong.MapperFunc(word)),
+		kong.KindMapper(reflect.Slice, kong.MapperFunc(word)),
+	}
+	for _, v := range []any{new(Title), new(Directory), new(values.Size), new(values.Swap), new(values.Number), new(values.Decimal), new(values.Duration),
+		new(values.Span), new(values.Percent), new(values.Adjustment), new(values.Signal)} {
+		all = append(all, kong.TypeMapper(reflect.TypeOf(v).Elem(), kong.MapperFunc(word)))
+	}
+	return all
+}
+
+// word decodes one value of a flag or a positional argument, and all consecutive words of a repeated argument. Unlike
+// kong's own mappers it accepts negative numbers, does not split lists at commas, and refuses empty values.
+func word(ctx *kong.DecodeContext, target reflect.Value) error {
+	token := ctx.Scan.Pop()
+	text := token.String()
+	if ctx.Value.Flag != nil {
+		switch {
+		case token.IsEOL():
+			return errors.New("needs a value")
+		case token.InferredType().IsAny(kong.FlagToken, kong.ShortFlagToken) && strings.Trim(text[1:2], "0123456789.") != "":
+			return fmt.Errorf("needs a value, and %q looks like a flag; if it is the value, write --%s=%[1]s", text, ctx.Value.Name)
+		}
+	}
+	if choices := Choices(ctx.Value.Tag); choices != nil && !slices.ContainsFunc(choices, func(c string) bool {
+		return text == c || strings.HasSuffix(c, "=") && strings.HasPrefix(text, c)
+	}) {
+		return fmt.Errorf("%q: want %s", text, strings.ReplaceAll(or(choices), "=", "=..."))
+	}
+	switch v := target.Addr().Interface().(type) {
+	case encoding.TextUnmarshaler:
+		return v.UnmarshalText([]byte(text))
+	case *[]string:
+		*v = append(*v, text)
+		for ctx.Value.Flag == nil && !ctx.Scan.Peek().IsEOL() && (ctx.Value.Passthrough || ctx.Scan.Peek().IsValue()) {
+			*v = append(*v, ctx.Scan.Pop().String())
+		}
+	case *string:
+		if text == "" && ctx.Value.Flag != nil { // usually an unset variable of a shell script
+			return errors.New("the value is empty")
+		}
+		*v = text
 	}
 	return nil
 }
 
-// needless returns what to do in place of a flag of docker's that stands for what the command does
-// anyway; "" if it is none.
-func (c Command) needless(flag string) string {
-	switch c.Name + " " + flag {
-	case "run -i", "run --interactive", "exec -i", "exec --interactive":
-		return "stdin is the command's already; -t for a terminal"
+// Bytes returns the value of a size flag where 0 means no limit, and unset without the flag.
+func Bytes(size *values.Size, unset values.Size) int64 {
+	switch {
+	case size == nil:
+		return int64(unset)
+	case *size == 0:
+		return math.MaxInt64
+	}
+	return int64(*size)
+}
+
+// Choices returns the values of a flag, or nil if it takes any. Anything may follow one that ends with =.
+func Choices(tag *kong.Tag) []string {
+	if !tag.Has("choices") {
+		return nil
+	}
+	return strings.Split(tag.Get("choices"), "|")
+}
+
+// reorder moves the words of a repeated positional argument behind the flags that follow them, if err is that kong does not expect
+// another word there: kill A --grace 0 B becomes kill --grace 0 A B.
+func reorder(args []string, err error) ([]string, bool) {
+	e := (*kong.ParseError)(nil)
+	if !errors.As(err, &e) || !strings.HasPrefix(err.Error(), "unexpected argument") {
+		return nil, false
+	}
+	path := e.Context.Path
+	unexpected := len(args) - len(path[len(path)-1].Remainder())
+	for i := len(path) - 1; i >= 0; i-- {
+		p := path[i].Positional
+		if p == nil || !p.IsCumulative() {
+			continue
+		}
+		end := len(args) - len(path[i].Remainder())
+		begin := end - e.Context.Value(path[i]).Len()
+		for unexpected < len(args) && args[unexpected] == "--" {
+			unexpected++
+		}
+		return slices.Concat(args[:begin], args[end:unexpected], args[begin:end], args[unexpected:]), true
+	}
+	return nil, false
+}
+
+// asks reports whether one of the words is among the flags in args, where they could not be parsed. The word after an
+// unknown flag may be its value, so a command line does not begin there.
+func asks(node *kong.Node, args []string, words ...string) bool {
+	payload := slices.ContainsFunc(node.Positional, func(p *kong.Positional) bool { return p.Passthrough })
+	for i, arg := range args {
+		switch {
+		case arg == "--":
+			return false
+		case slices.Contains(words, arg):
+			return true
+		case payload && !isFlag(arg) && (i == 0 || !isFlag(args[i-1]) || strings.Contains(args[i-1], "=")):
+			return false
+		}
+	}
+	return false
+}
+
+func isFlag(word string) bool { return strings.HasPrefix(word, "-") && word != "-" }
+
+// Name returns the name of the command that flags is a pointer to the struct of, such as "run" or "snapshot ls".
+func Name(flags any) string { return nameIn(reflect.TypeFor[CLI](), reflect.TypeOf(flags).Elem()) }
+
+func nameIn(group, command reflect.Type) string {
+	for f := range group.Fields() {
+		name := strings.ToLower(f.Name)
+		if f.Type == command {
+			return name
+		}
+		if f.Type == reflect.TypeFor[Snapshot]() || f.Type == reflect.TypeFor[Volume]() {
+			if within := nameIn(f.Type, command); within != "" {
+				return name + " " + within
+			}
+		}
+	}
+	return ""
+}
+
+// Refusal is what --json prints for a command that failed.
+type Refusal struct {
+	ExitCode int                 `json:"exit_code"`
+	Error    *result.ReportError `json:"error"`
+}
+
+// WantsJSON reports whether flags, a pointer to the struct of a command, have --json set, even after an error of [Parse].
+func WantsJSON(flags any) bool {
+	f := field(flags, "JSON")
+	return f.IsValid() && f.Bool()
+}
+
+// export sets the variables of --state-dir and --data-dir.
+func export(flags any) (err error) {
+	for _, dir := range []struct{ field, variable string }{{"StateDir", "SBXRUN_STATE_DIR"}, {"DataDir", "SBXRUN_DATA_DIR"}} {
+		if f := field(flags, dir.field); f.IsValid() && f.String() != "" {
+			err = errors.Join(err, os.Setenv(dir.variable, f.String()))
+		}
+	}
+	return err
+}
+
+func field(flags any, name string) reflect.Value {
+	return reflect.ValueOf(flags).Elem().FieldByName(name)
+}
+
+// explain returns kong's error, and for an unknown flag what is probably meant.
+func explain(command string, args []string, err error) error {
+	flag, unknown := strings.CutPrefix(err.Error(), "unknown flag ")
+	if !unknown {
+		return errors.New(err.Error())
+	}
+	flag, _, similar := strings.Cut(flag, ", did you mean ")
+	if len(flag) == len("-x") {
+		// kong names one letter, or a byte of it, and finds all other letters similar.
+		similar = false
+		if i := slices.IndexFunc(args, func(arg string) bool { return isFlag(arg) && arg[1] != '-' && strings.Contains(arg, flag[1:]) }); i >= 0 {
+			if word := args[i]; len(word) > len("-it") || strings.HasPrefix(word, flag) {
+				flag = word
+			}
+		}
+	}
+	if hint := mistake(command, flag); hint != "" {
+		return fmt.Errorf("unknown flag %s: %s", flag, hint)
+	}
+	if similar {
+		return errors.New(strings.ReplaceAll(err.Error(), `"`, ""))
+	}
+	var others []string
+	for _, c := range Commands() {
+		has := func(word string) bool {
+			return slices.ContainsFunc(c.Flags, func(f *kong.Flag) bool { return slices.Contains(Spellings(f), word) })
+		}
+		if c.Path() == command && has("-"+flag) {
+			return fmt.Errorf("unknown flag %s, did you mean -%[1]s?", flag)
+		}
+		if has(flag) {
+			others = append(others, c.Path())
+		}
+	}
+	if others != nil {
+		return fmt.Errorf("unknown flag %s, which is a flag of %s", flag, strings.Join(others, ", "))
+	}
+	return fmt.Errorf("unknown flag %s", flag)
+}
+
+// mistake returns what to write instead of a flag of timeout(1), docker, kill(1) or the like.
+func mistake(command, flag string) string {
+	if command == "kill" {
+		var s values.Signal
+		if s.UnmarshalText([]byte(flag[1:])) == nil {
+			name := strings.TrimPrefix(unix.SignalName(syscall.Signal(s)), "SIG")
+			if name == "" { // real-time signals have none
+				name = flag[1:]
+			}
+			return "to send a signal write -s " + name + "; --grace 0 kills at once"
+		}
+	}
+	switch command + " " + flag {
+	case "run -i", "run -it", "run --interactive", "exec -i", "exec -it", "exec --interactive":
+		return "stdin is the command's already; -t gives it a terminal"
 	case "start -d", "start --detach":
 		return "leave it out: start always returns"
+	case "start -t":
+		return "write --timeout, --tag or --tmpfs"
 	case "run --rm":
 		return "leave it out: run leaves nothing behind"
+	case "start --get", "exec --get":
+		return "to copy files out of a running sandbox write sbxrun cp SANDBOX:SRC DST"
+	case "start --diff", "exec --diff":
+		return "for the changes in a running sandbox write sbxrun diff SANDBOX"
+	case "start --apply", "exec --apply", "start --apply-delete", "exec --apply-delete", "start --apply-all", "exec --apply-all":
+		return "to take over the changes of a running sandbox write sbxrun apply SANDBOX"
+	case "logs -n", "logs --lines":
+		return "write --tail"
+	case "cp -a", "cp --archive":
+		return "write --recursive"
+	}
+	switch flag {
+	case "-V":
+		return "write --version"
+	case "-e":
+		return "write --env or --env-file"
+	case "-C", "--chdir":
+		return "write --workdir"
+	case "--mount", "-v":
+		return "write --bind or --ro-bind"
+	case "--network":
+		return "write --net"
+	case "--rw":
+		return "write --write"
+	case "--lifetime", "--ttl", "--time_limit", "--time-limit":
+		return "write --timeout"
+	case "--ulimit":
+		return "write --nofile, --fsize or --stack"
+	case "--pids-limit":
+		return "write --pids"
+	case "--kill":
+		return "write --kill-after"
 	}
 	return ""
-}
-
-// signalOf returns the signal that kill(1) takes a flag for, as -9 or -SIGKILL; "" if it is none.
-func signalOf(word string) string {
-	var signal values.Signal
-	if signal.UnmarshalText([]byte(word[1:])) != nil {
-		return ""
-	}
-	return cmp.Or(strings.TrimPrefix(unix.SignalName(syscall.Signal(signal)), "SIG"), word[1:]) // real-time signals have no name
-}
-
-// unknown returns the error for a flag that the command does not have. It names what may be
-// meant: what another tool's flag is here; else flags that begin with what was typed, which is
-// word; else the commands that have such a flag; else flags with almost that name.
-func (c Command) unknown(word, flag string) error {
-	typed := strings.TrimLeft(word, "-")
-	var meant []string
-	known := strings.HasPrefix(flag, "--") || len(word) <= len("-it") // -interval is no -i
-	switch {
-	case c.Name == "kill" && signalOf(word) != "":
-		return fmt.Errorf("unknown flag %s: to send a signal write -s %s; --grace 0 kills at once", word, signalOf(word))
-	case known && c.needless(flag) != "":
-		return fmt.Errorf("unknown flag %s: %s", word, c.needless(flag))
-	case known:
-		meant = c.spelt(func(name string) bool { return slices.Contains(foreign(flag), name) })
-	}
-	if meant == nil {
-		meant = c.spelt(func(name string) bool { return strings.HasPrefix(name, typed) })
-	}
-	if meant == nil {
-		var others []string
-		for _, other := range Commands() {
-			if slices.ContainsFunc(other.Flags, func(f Flag) bool { return slices.Contains(f.Spellings(), flag) }) {
-				others = append(others, other.Name)
-			}
-		}
-		if others != nil {
-			err := fmt.Errorf("unknown flag %s, which is a flag of %s", flag, strings.Join(others, ", "))
-			if (c.Name == "start" || c.Name == "exec") && atEnd[flag] != "" {
-				err = fmt.Errorf("%w; in a sandbox that lives on, that is sbxrun %s", err, atEnd[flag])
-			}
-			return err
-		}
-		meant = c.spelt(func(name string) bool { return distance(name, typed) <= len(typed)/3 })
-	}
-	if meant == nil {
-		return fmt.Errorf("unknown flag %s", flag)
-	}
-	return fmt.Errorf("unknown flag %s, did you mean %s?", word, or(meant))
-}
-
-// atEnd are flags for what run does at its end, with the commands that do it while a sandbox lives.
-var atEnd = map[string]string{"--get": "cp SANDBOX:SRC DST", "--diff": "diff SANDBOX", "--apply": "apply SANDBOX", "--apply-delete": "apply SANDBOX --delete", "--apply-all": "apply SANDBOX --all"}
-
-// spelt returns the flags with such names, as they are typed.
-func (c Command) spelt(matches func(name string) bool) (flags []string) {
-	for _, f := range c.Flags {
-		for _, name := range []string{f.Name, f.Alias()} {
-			if name != "" && matches(name) {
-				flags = append(flags, "--"+name)
-			}
-		}
-	}
-	return flags
-}
-
-// Alike returns the command with almost this name, or "".
-func Alike(word string) string {
-	for _, c := range Commands() {
-		if d := distance(c.Name, word); d <= (len(word)+1)/3 && d < len(c.Name) {
-			return c.Name
-		}
-	}
-	return ""
-}
-
-// distance returns how many letters must be added, removed or replaced to turn a into b
-// (Levenshtein distance).
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, diagonal+1)
-		}
-	}
-	return row[len(b)]
 }
 
 // or lists words: a, b or c.
@@ -297,25 +348,4 @@ func or(words []string) string {
 		return words[0]
 	}
 	return strings.Join(words[:last], ", ") + " or " + words[last]
-}
-
-// SplitExec divides what [Parse] has returned of the words of exec: the name of a sandbox,
-// and the command, with one -- between them or not. An error is the user's.
-func SplitExec(words []string) (name string, command []string, err error) {
-	if len(words) == 0 || words[0] == "--" {
-		return "", nil, errors.New("no sandbox given")
-	}
-	name, command = words[0], words[1:]
-	if len(command) > 0 {
-		switch first := command[0]; {
-		case first == "--":
-			command = command[1:]
-		case isFlag(first):
-			return "", nil, fmt.Errorf("%s: flags come before the sandbox; a command of such a name comes after --", first)
-		}
-	}
-	if len(command) == 0 {
-		return "", nil, errors.New("no command given")
-	}
-	return name, command, nil
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"reflect"
 	"slices"
@@ -8,30 +9,54 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/alecthomas/kong"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// newFlags is an empty struct of a command's flags.
-func newFlags(command string) any {
-	i := slices.IndexFunc(Commands(), func(c Command) bool { return c.Name == command })
-	return reflect.New(reflect.TypeFor[CLI]().Field(i).Type).Interface()
+// newFlags returns an empty struct of a command's flags, and the command's words.
+func newFlags(args []string) (flags any, rest []string) {
+	v := reflect.ValueOf(new(CLI)).Elem()
+	for len(args) > 0 && v.Kind() == reflect.Struct {
+		f := v.FieldByNameFunc(func(name string) bool { return strings.ToLower(name) == args[0] })
+		if !f.IsValid() || f.Kind() != reflect.Struct {
+			break
+		}
+		v, args = f, args[1:]
+		if t := v.Type(); t != reflect.TypeFor[Snapshot]() && t != reflect.TypeFor[Volume]() {
+			break
+		}
+	}
+	return v.Addr().Interface(), args
 }
 
-// parseLine parses words separated by blanks, the first of which names the command.
+// parseLine parses words separated by blanks, the first of which names the command. It returns the positional ones.
 func parseLine(line string) (flags any, words []string, err error) {
-	args := strings.Fields(line)
-	flags = newFlags(args[0])
-	words, err = Parse(flags, args[1:])
+	flags, args := newFlags(strings.Fields(line))
+	err = Parse(flags, args)
+	k := kong.Must(flags, options()...)
+	for _, p := range k.Model.Positional {
+		switch v := p.Target.Addr().Interface().(type) {
+		case *string:
+			if *v != "" {
+				words = append(words, *v)
+			}
+		case *[]string:
+			words = append(words, *v...)
+		}
+		p.Target.SetZero()
+	}
 	return flags, words, err
 }
 
-// want is the flags of a command that was given nothing, with some changes.
+// want returns the flags of a command without arguments, changed by change.
 func want[F any](t *testing.T, change func(*F)) any {
 	t.Helper()
 	var f F
-	if _, err := commandOf(&f).parse(nil); err != nil {
+	k := kong.Must(&f, options()...)
+	ctx, err := kong.Trace(k, nil)
+	if err = cmp.Or(err, ctx.Reset()); err != nil {
 		t.Fatal(err)
 	}
 	if change != nil {
@@ -42,16 +67,11 @@ func want[F any](t *testing.T, change func(*F)) any {
 
 func TestDefaults(t *testing.T) {
 	var r Run
-	if _, err := Parse(&r, nil); err != nil {
+	if err := Parse(&r, nil); err != nil {
 		t.Fatal(err)
 	}
 	if r.ProofTimeout != values.Span(5*time.Second) || r.TmpSize != 256<<20 || r.Net != "none" || r.Hostname != "sandbox" || r.Warn == 0 || r.Nice.Given {
 		t.Errorf("%+v", r)
-	}
-	for _, c := range Commands() {
-		if _, err := c.parse(nil); err != nil {
-			t.Errorf("%s: %v", c.Name, err)
-		}
 	}
 }
 
@@ -95,7 +115,7 @@ func TestParse(t *testing.T) {
 		{"run --net host --seccomp=off --limits best-effort x", want(t, func(r *Run) { r.Net, r.Seccomp, r.Limits.Limits = "host", "off", "best-effort" }), "x"},
 		{"start --name web --tag a=b --tag c=d=e -- sleep 9", want(t, func(s *Start) { s.Name, s.Tag = "web", []string{"a=b", "c=d=e"} }), "sleep 9"},
 		{"start --ready-tcp 80 x", want(t, func(s *Start) { s.ReadyTCP = "80" }), "x"},
-		{"exec -dq --workdir=/w web -- true -x", want(t, func(x *Exec) { x.Detach, x.Quiet, x.Workdir = true, true, "/w" }), "web -- true -x"},
+		{"exec -dq --workdir=/w web -- true -x", want(t, func(x *Exec) { x.Detach, x.Quiet, x.Workdir = true, true, "/w" }), "web true -x"},
 		{"exec -- web true", want[Exec](t, nil), "web true"},
 
 		// Names come before and after flags.
@@ -117,7 +137,7 @@ func TestParse(t *testing.T) {
 			t.Errorf("%q: %v", tt.line, err)
 			continue
 		}
-		if diff := cmp.Diff(tt.flags, flags); diff != "" {
+		if diff := gocmp.Diff(tt.flags, flags); diff != "" {
 			t.Errorf("%q (-want +got):\n%s", tt.line, diff)
 		}
 		if got := strings.Join(words, " "); got != tt.words {
@@ -129,14 +149,17 @@ func TestParse(t *testing.T) {
 // Words that no blank can separate, and values that are not UTF-8, stay what they are.
 func TestParseBytes(t *testing.T) {
 	for _, words := range [][]string{{"", "x"}, {"a b"}, {"\n--json"}, {" --json"}, {"\xff"}} {
-		for _, flags := range []any{&Run{}, &Kill{}} {
-			if got, err := Parse(flags, words); err != nil || !slices.Equal(got, words) {
-				t.Errorf("%T %q: %q, %v", flags, words, got, err)
-			}
+		var r Run
+		if err := Parse(&r, words); err != nil || !slices.Equal(r.Command, words) {
+			t.Errorf("run %q: %q, %v", words, r.Command, err)
+		}
+		var k Kill
+		if err := Parse(&k, words); err != nil || !slices.Equal(k.Sandboxes, words) {
+			t.Errorf("kill %q: %q, %v", words, k.Sandboxes, err)
 		}
 	}
 	var r Run
-	if _, err := Parse(&r, []string{"--bind", "/\xff:/x", "y"}); err != nil || !slices.Equal(r.Bind, []string{"/\xff:/x"}) {
+	if err := Parse(&r, []string{"--bind", "/\xff:/x", "y"}); err != nil || !slices.Equal(r.Bind, []string{"/\xff:/x"}) {
 		t.Errorf("%q, %v", r.Bind, err)
 	}
 }
@@ -148,18 +171,18 @@ func TestParseErrors(t *testing.T) {
 		{"run --timeout -- x", `--timeout: needs a value, and "--" looks like a flag; if it is the value, write --timeout=--`},
 		{"run --env --tty ls", `--env: needs a value, and "--tty" looks like a flag; if it is the value, write --env=--tty`},
 		{"run --timeout -1 x", `--timeout: invalid duration "-1": want seconds (5, 0.5) or a value with a unit (1500ms, 5m, 1h, 1d)`},
-		{"run --cwd src x", `--cwd "src": want ro, rw, overlay or none; --workdir DIR has the command start there`},
+		{"run --cwd src x", `--cwd: "src": want ro, rw, overlay or none`},
 		{"run --timeout= x", `--timeout: invalid duration "": want seconds (5, 0.5) or a value with a unit (1500ms, 5m, 1h, 1d)`},
 		{"run --report= x", "--report: the value is empty"},
 		{"run --workdir= --report r x", "--workdir: the value is empty"},
-		{"run --json=maybe x", `--json: "maybe": want true or false`},
-		{"run --net bogus x", `--net "bogus": want none, host or allow=host[:port],...`},
-		{"run --on-pressure= x", `--on-pressure "": want refuse, wait or ignore`},
+		{"run --json=maybe x", `--json: bool value must be true, 1, yes, false, 0 or no but got "maybe"`},
+		{"run --net bogus x", `--net: "bogus": want none, host or allow=...`},
+		{"run --on-pressure= x", `--on-pressure: "": want refuse, wait or ignore`},
 		{"start --name= x", "--name: the name is empty"},
 		{"start --ready-tcp 1 --ready-log x y", "--ready-tcp and --ready-log can't be used together"},
 		{"wait web --log x --ready", "--ready and --log can't be used together"},
 		{"ps --json --names", "--names and --json can't be used together"},
-		{"ps --status failed --status dead", `--status "dead": want starting, running, completed, failed, killed, error or lost`},
+		{"ps --status failed --status dead", `--status: "dead": want starting, running, completed, failed, killed, error or lost`},
 		{"kill --grace --tag", `--grace: needs a value, and "--tag" looks like a flag; if it is the value, write --grace=--tag`},
 
 		{"run -k", "--grace: needs a value"},
@@ -167,49 +190,49 @@ func TestParseErrors(t *testing.T) {
 		{"run -sFOO x", `--signal: no such signal "FOO": want a name such as INT, or a number from 1 to 64`},
 
 		// What may be meant.
-		{"run --kill 5 x", "unknown flag --kill, did you mean --kill-after?"},
+		{"run --kill 5 x", "unknown flag --kill: write --kill-after"},
 		{"run --nosuch x", "unknown flag --nosuch"},
 		{"run --nosuch=ls x", "unknown flag --nosuch"},
 		{"run -x y", "unknown flag -x"},
 		{"run -qx y", "unknown flag -x"},
 		{"run -é y", "unknown flag -é"},
-		{"run --time 5 x", "unknown flag --time, did you mean --timeout?"},
-		{"start --lifetime 5 x", "unknown flag --lifetime, did you mean --timeout?"},
+		{"run --time 5 x", "unknown flag --time, did you mean one of --timeout, --nice?"},
+		{"start --lifetime 5 x", "unknown flag --lifetime: write --timeout"},
 		{"run --timeotu 5 x", "unknown flag --timeotu, did you mean --timeout?"},
 		{"run ---timeout 5 x", "unknown flag ---timeout, did you mean --timeout?"},
 		{"run -timeout 5 x", "unknown flag -timeout, did you mean --timeout?"},
-		{"run -e A=b x", "unknown flag -e, did you mean --env or --env-file?"},
-		{"start -t 5 x", "unknown flag -t, did you mean --tag, --timeout, --tmpfs, --tmp-size or --tools?"},
+		{"run -e A=b x", "unknown flag -e: write --env or --env-file"},
+		{"start -t 5 x", "unknown flag -t: write --timeout, --tag or --tmpfs"},
 		{"ps --jsn", "unknown flag --jsn, did you mean --json?"},
 		{"exec --net host web true", "unknown flag --net, which is a flag of run, start"},
-		{"start --get out x", "unknown flag --get, which is a flag of run; in a sandbox that lives on, that is sbxrun cp SANDBOX:SRC DST"},
-		{"exec --diff box x", "unknown flag --diff, which is a flag of run; in a sandbox that lives on, that is sbxrun diff SANDBOX"},
-		{"run -it bash", "unknown flag -it: stdin is the command's already; -t for a terminal"},
-		{"exec --interactive web bash", "unknown flag --interactive: stdin is the command's already; -t for a terminal"},
+		{"start --get out x", "unknown flag --get: to copy files out of a running sandbox write sbxrun cp SANDBOX:SRC DST"},
+		{"exec --diff box x", "unknown flag --diff: for the changes in a running sandbox write sbxrun diff SANDBOX"},
+		{"run -it bash", "unknown flag -it: stdin is the command's already; -t gives it a terminal"},
+		{"exec --interactive web bash", "unknown flag --interactive: stdin is the command's already; -t gives it a terminal"},
 		{"start -d x", "unknown flag -d: leave it out: start always returns"},
 		{"start --detach x", "unknown flag --detach: leave it out: start always returns"},
 		{"run --rm x", "unknown flag --rm: leave it out: run leaves nothing behind"},
-		{"logs -n 5 web", "unknown flag -n, did you mean --tail?"},
-		{"logs --lines=5 web", "unknown flag --lines, did you mean --tail?"},
-		{"cp -a src web:", "unknown flag -a, did you mean --recursive?"},
-		{"run --ulimit nofile=5 x", "unknown flag --ulimit, did you mean --fsize, --nofile or --stack?"},
-		{"run --pids-limit 5 x", "unknown flag --pids-limit, did you mean --pids?"},
-		{"start --time_limit 5 x", "unknown flag --time_limit, did you mean --timeout?"},
+		{"logs -n 5 web", "unknown flag -n: write --tail"},
+		{"logs --lines=5 web", "unknown flag --lines: write --tail"},
+		{"cp -a src web:", "unknown flag -a: write --recursive"},
+		{"run --ulimit nofile=5 x", "unknown flag --ulimit: write --nofile, --fsize or --stack"},
+		{"run --pids-limit 5 x", "unknown flag --pids-limit: write --pids"},
+		{"start --time_limit 5 x", "unknown flag --time_limit: write --timeout"},
 		{"kill -9 web", "unknown flag -9: to send a signal write -s KILL; --grace 0 kills at once"},
 		{"kill -KILL web", "unknown flag -KILL: to send a signal write -s KILL; --grace 0 kills at once"},
 		{"kill -SIGKILL web", "unknown flag -SIGKILL: to send a signal write -s KILL; --grace 0 kills at once"},
 		{"kill -TERM web", "unknown flag -TERM: to send a signal write -s TERM; --grace 0 kills at once"},
 		{"kill -40 web", "unknown flag -40: to send a signal write -s 40; --grace 0 kills at once"},
 		{"kill --nosuch web", "unknown flag --nosuch"},
-		{"run -interval x", "unknown flag -i"},
-		{"run -d x", "unknown flag -d, did you mean --data-dir or --diff?"},
+		{"run -interval x", "unknown flag -interval"},
+		{"run -d x", "unknown flag -d, which is a flag of exec"},
 
 		// How many names.
-		{"ps x y", "ps takes one sandbox, got 2"},
-		{"stats x", `stats takes no names, got "x"`},
-		{"doctor --json x", `doctor takes no names, got "x"`},
-		{"wait", "wait takes one sandbox, got 0"},
-		{"logs a b", "logs takes one sandbox, got 2"},
+		{"ps x y", "unexpected argument y"},
+		{"stats x", "unexpected argument x"},
+		{"doctor --json x", "unexpected argument x"},
+		{"wait", `expected "<sandbox>"`},
+		{"logs a b", "unexpected argument b"},
 		{"kill a b", ""},
 		{"wait --help a b", ErrHelp.Error()},
 		{"run -qh x", ErrHelp.Error()},
@@ -219,66 +242,60 @@ func TestParseErrors(t *testing.T) {
 		if err == nil {
 			err = errors.New("")
 		}
-		if diff := cmp.Diff(tt.want, err.Error()); diff != "" {
+		if diff := gocmp.Diff(tt.want, err.Error()); diff != "" {
 			t.Errorf("%q (-want +got):\n%s", tt.line, diff)
 		}
 	}
 }
 
-func TestSplitExec(t *testing.T) {
-	for _, tt := range []struct{ line, name, command, err string }{
+func TestExecWords(t *testing.T) {
+	for _, tt := range []struct{ line, sandbox, command, err string }{
 		{"web true", "web", "true", ""},
 		{"web -- true", "web", "true", ""},
 		{"-- web true", "web", "true", ""},
 		{"-- web -- true", "web", "true", ""},
 		{"--json web true --json", "web", "true --json", ""},
 		{"-q --timeout 5 web sh -c x -- y", "web", "sh -c x -- y", ""},
+		{"web --timeout 5 true --timeout 7", "web", "true --timeout 7", ""},
 		{"web -- -x y", "web", "-x y", ""},
 		{"web -- --", "web", "--", ""},
 		{"web -", "web", "-", ""},
 		{"web -- true -- x", "web", "true -- x", ""},
-		{"web --timeout 5 true", "", "", "--timeout: flags come before the sandbox; a command of such a name comes after --"},
-		{"web", "", "", "no command given"},
-		{"web --", "", "", "no command given"},
-		{"", "", "", "no sandbox given"},
-		{"--", "", "", "no sandbox given"},
-		{"-- -- true", "", "", "no sandbox given"},
+		{"web", "web", "", ""},
+		{"web --", "web", "", ""},
+		{"web -x y", "", "", "unknown flag -x"},
+		{"", "", "", `expected "<sandbox>"`},
+		{"--", "", "", `expected "<sandbox>"`},
 	} {
-		words, err := Parse(&Exec{}, strings.Fields(tt.line))
-		if err != nil {
-			t.Errorf("%q: %v", tt.line, err)
-			continue
-		}
-		name, command, err := SplitExec(words)
-		got := [3]string{name, strings.Join(command, " "), ""}
-		if err != nil {
-			got[2] = err.Error()
-		}
-		if diff := cmp.Diff([3]string{tt.name, tt.command, tt.err}, got); diff != "" {
-			t.Errorf("%q (-want +got):\n%s", tt.line, diff)
+		var x Exec
+		err := cmp.Or(Parse(&x, strings.Fields(tt.line)), errors.New(""))
+		if err.Error() != tt.err || tt.err == "" && (x.Sandbox != tt.sandbox || strings.Join(x.Command, " ") != tt.command) {
+			t.Errorf("%q: %q, %q, %v", tt.line, x.Sandbox, x.Command, err)
 		}
 	}
 }
 
-// FuzzParse: a command line is the end of the words, verbatim, and its first word is no
-// flag unless -- stands before it; of names and flags no word is lost or invented.
+// FuzzParse checks that the command line is the verbatim end of the words, that its first word is no
+// flag unless -- stands before it, and that no name is lost or invented.
 func FuzzParse(f *testing.F) {
-	for _, seed := range []string{"", "ls\n-l", "--timeout\n5\nls", "--", "--env\n--\n--\n-x", "-qt\n-\n-", "--nosuch=\n\n--json", "web\n--signal\nKILL", "web\n--grace", "--tag=\n\n--json", "-\xff"} {
+	for _, seed := range []string{"", "ls\n-l", "--timeout\n5\nls", "--", "--env\n--\n--\n-x", "-qt\n-\n-", "--nosuch=\n\n--json", "web\n--signal\nKILL", "web\n--grace", "--tag=\n\n--json", "-\xff", "a\n-a\nb\n--\n-c"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		args := strings.Split(text, "\n")
-		if words, err := Parse(&Run{}, args); err == nil && len(words) > 0 {
-			begin := len(args) - len(words)
-			if begin < 0 || !slices.Equal(words, args[begin:]) {
-				t.Fatalf("%q: %q is not their end", args, words)
+		var r Run
+		if err := Parse(&r, args); err == nil && len(r.Command) > 0 {
+			begin := len(args) - len(r.Command)
+			if begin < 0 || !slices.Equal(r.Command, args[begin:]) {
+				t.Fatalf("%q: %q is not their end", args, r.Command)
 			}
-			if isFlag(words[0]) && (begin == 0 || args[begin-1] != "--") {
-				t.Errorf("%q: %q is taken for the command", args, words[0])
+			if isFlag(r.Command[0]) && (begin == 0 || args[begin-1] != "--") {
+				t.Errorf("%q: %q is taken for the command", args, r.Command)
 			}
 		}
-		if words, err := Parse(&Kill{}, args); err == nil {
-			for _, word := range words {
+		var k Kill
+		if err := Parse(&k, args); err == nil {
+			for _, word := range k.Sandboxes {
 				if !slices.Contains(args, word) {
 					t.Errorf("%q: invented %q", args, word)
 				}

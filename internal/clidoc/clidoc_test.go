@@ -47,24 +47,24 @@ func pages(t *testing.T) map[string]string {
 func TestEverywhere(t *testing.T) {
 	completions, man := write(t, "completions"), write(t, "man")
 	for _, file := range []string{"man", "sbxrun.bash", "_sbxrun", "sbxrun.fish"} {
-		for _, c := range cli.Commands() {
+		for _, c := range commands() {
 			name, dir := file, completions
 			if name == "man" {
-				name, dir = pageOf(c.Name, pages(t)), man
+				name, dir = pageOf(strings.Fields(c.Path())[0], pages(t)), man
 			}
 			text := read(t, dir, name)
 			if !regexp.MustCompile(`\b` + c.Name + `\b`).MatchString(text) {
 				t.Errorf("%s: no command %s", name, c.Name)
 			}
 			for _, f := range c.Flags {
-				for _, word := range f.Spellings() {
+				for _, word := range cli.Spellings(f) {
 					want := regexp.QuoteMeta(word) + `([^a-z-]|$)`
 					switch file {
 					case "man":
 						want = `\\fB` + regexp.QuoteMeta(strings.ReplaceAll(word, "-", `\-`)) + `\\fP`
 					case "sbxrun.fish":
 						letter := map[bool]string{true: "-l ", false: "-s "}[strings.HasPrefix(word, "--")]
-						want = `__sbxrun_at "\*flags ` + c.Name + ` \*"'.* ` + letter + strings.TrimLeft(word, "-") + " "
+						want = `__sbxrun_at "\*flags ` + c.ID + ` \*"'.* ` + letter + strings.TrimLeft(word, "-") + " "
 					}
 					if !regexp.MustCompile(`(?m)` + want).MatchString(text) {
 						t.Errorf("%s: no %s of sbxrun %s", name, word, c.Name)
@@ -72,8 +72,8 @@ func TestEverywhere(t *testing.T) {
 				}
 				if file != "sbxrun.bash" {
 					flat := strings.NewReplacer(`\-`, "-", `'\''`, "'", `\`, "").Replace(text)
-					if !strings.Contains(flat, strings.ReplaceAll(f.Help(), `\`, "")) {
-						t.Errorf("%s: the help of --%s is not there: %s", name, f.Name, f.Help())
+					if !strings.Contains(flat, strings.ReplaceAll(f.Help, `\`, "")) {
+						t.Errorf("%s: the help of --%s is not there: %s", name, f.Name, f.Help)
 					}
 				}
 			}
@@ -111,7 +111,7 @@ func TestManSections(t *testing.T) {
 func TestManPages(t *testing.T) {
 	all := pages(t)
 	want := []string{"sbxrun.1"}
-	for _, c := range cli.Commands() {
+	for _, c := range first() {
 		if c.Name != "run" {
 			want = append(want, "sbxrun-"+c.Name+".1")
 		}
@@ -176,11 +176,18 @@ func TestSyntax(t *testing.T) {
 	}
 }
 
+// TestReference checks that docs/flags.md is up to date.
+func TestReference(t *testing.T) {
+	if diff := cmp.Diff(string(reference()), read(t, "../../docs/flags.md")); diff != "" {
+		t.Errorf("docs/flags.md: run ./setup.sh reference (-want +got):\n%s", diff)
+	}
+}
+
 // TestReadme: README's table has every command and what it does.
 func TestReadme(t *testing.T) {
 	want := "| command | |\n|---|---|\n"
-	for _, c := range cli.Commands() {
-		want += "| `" + c.Name + "` | " + c.Help() + " |\n"
+	for _, c := range first() {
+		want += "| `" + c.Name + "` | " + c.Help + " |\n"
 	}
 	if readme := read(t, "../../README.md"); !strings.Contains(readme, want+"\n") {
 		t.Errorf("README.md lacks the table\n%s", want)
@@ -190,9 +197,11 @@ func TestReadme(t *testing.T) {
 // TestTables: the flags that tables of docs are about exist.
 func TestTables(t *testing.T) {
 	known := map[string]bool{}
-	for _, c := range cli.Commands() {
+	for _, c := range commands() {
 		for _, f := range c.Flags {
-			known["--"+f.Name] = true
+			for _, word := range cli.Spellings(f) {
+				known[word] = true
+			}
 		}
 	}
 	sources, err := filepath.Glob("../../docs/*.md")
@@ -271,17 +280,23 @@ func shellWords(t *testing.T, line string) (calls [][]string) {
 	return calls
 }
 
-// parse judges a command line, the name of the command first.
+// parse parses a command line, whose first words name the command.
 func parse(args []string) error {
-	commands := reflect.TypeFor[cli.CLI]()
-	at := 0
-	for i, c := range cli.Commands() {
-		if c.Name == args[0] {
-			at, args = i, args[1:]
+	v := reflect.ValueOf(new(cli.CLI)).Elem()
+	for range 2 {
+		f := v.FieldByNameFunc(func(name string) bool { return len(args) > 0 && strings.ToLower(name) == args[0] })
+		if f.Kind() != reflect.Struct {
+			break
+		}
+		v, args = f, args[1:]
+		if len(args) == 0 || !strings.Contains("Snapshot Volume", v.Type().Name()) {
 			break
 		}
 	}
-	_, err := cli.Parse(reflect.New(commands.Field(at).Type).Interface(), args)
+	if v.Type() == reflect.TypeFor[cli.CLI]() {
+		v = v.FieldByName("Run")
+	}
+	err := cli.Parse(v.Addr().Interface(), args)
 	if errors.Is(err, cli.ErrHelp) {
 		return nil
 	}

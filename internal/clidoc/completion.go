@@ -7,6 +7,8 @@ import (
 	"strings"
 	"text/template"
 
+	"github.com/alecthomas/kong"
+
 	"github.com/sbxrun/sbxrun/internal/cli"
 )
 
@@ -24,21 +26,25 @@ var shells = map[string]string{
 // completion makes the completion for one shell.
 func completion(name string) ([]byte, error) {
 	t, err := template.New(name).Funcs(template.FuncMap{
-		"default":   func() string { return cli.Default().Name },
-		"others":    func() any { return others },
-		"kind":      kindOf,
-		"proposals": proposals,
-		"patterns":  patterns,
-		"spellings": spellings,
-		"join":      strings.Join,
-		"quote":     quote,
-		"zsh":       zshSpec,
+		"first":      first,
+		"others":     func() []word { return others },
+		"groups":     groups,
+		"words":      cli.Spellings,
+		"switch":     (*kong.Flag).IsBool,
+		"kind":       kindOf,
+		"proposals":  proposals,
+		"patterns":   patterns,
+		"spellings":  spellings,
+		"join":       strings.Join,
+		"quote":      quote,
+		"zsh":        zshSpec,
+		"underscore": func(s string) string { return strings.ReplaceAll(s, "-", "_") },
 	}).ParseFS(templates, "templates/"+name)
 	if err != nil {
 		return nil, err
 	}
 	var b bytes.Buffer
-	if err := t.Execute(&b, cli.Commands()); err != nil {
+	if err := t.Execute(&b, commands()); err != nil {
 		return nil, err
 	}
 	return b.Bytes(), nil
@@ -46,14 +52,14 @@ func completion(name string) ([]byte, error) {
 
 // spellings are those of the flags of a command whose value is of a kind. Of the kind
 // "any" are all that take a value, and of "all" are switches, too.
-func spellings(c cli.Command, of kind) (all []string, err error) {
+func spellings(c command, of kind) (all []string, err error) {
 	for _, f := range c.Flags {
 		k, err := kindOf(f)
 		if err != nil {
 			return nil, err
 		}
 		if k == of || of == "any" && k != "" || of == "all" {
-			all = append(all, f.Spellings()...)
+			all = append(all, cli.Spellings(f)...)
 		}
 	}
 	return all, nil
@@ -63,13 +69,13 @@ func spellings(c cli.Command, of kind) (all []string, err error) {
 // command: exec:--workdir|start:--workdir.
 func patterns(of kind) (string, error) {
 	var all []string
-	for _, c := range cli.Commands() {
+	for _, c := range commands() {
 		words, err := spellings(c, of)
 		if err != nil {
 			return "", err
 		}
 		for _, word := range words {
-			all = append(all, c.Name+":"+word)
+			all = append(all, c.ID+":"+word)
 		}
 	}
 	return strings.Join(all, "|"), nil
@@ -85,25 +91,25 @@ func quote(text string) (string, error) {
 }
 
 // zshSpec is a flag as _arguments takes it, one per spelling.
-func zshSpec(f cli.Flag) (string, error) {
+func zshSpec(f *kong.Flag) (string, error) {
 	k, err := kindOf(f)
 	if err != nil {
 		return "", err
 	}
 	escape := strings.NewReplacer("[", `\[`, "]", `\]`, ":", `\:`)
-	exclude := "(" + strings.Join(f.Spellings(), " ") + ")"
-	if f.Repeats() {
+	exclude := "(" + strings.Join(cli.Spellings(f), " ") + ")"
+	if f.IsSlice() {
 		exclude = "*"
 	}
 	var specs []string
-	for _, word := range f.Spellings() {
+	for _, word := range cli.Spellings(f) {
 		spec := exclude + word
-		if f.TakesValue() {
+		if !f.IsBool() {
 			spec += map[bool]string{true: "=", false: "+"}[strings.HasPrefix(word, "--")]
 		}
-		spec += "[" + escape.Replace(f.Help()) + "]"
-		if f.TakesValue() {
-			spec += ":" + escape.Replace(f.Placeholder()) + ":" + map[kind]string{
+		spec += "[" + escape.Replace(f.Help) + "]"
+		if !f.IsBool() {
+			spec += ":" + escape.Replace(f.PlaceHolder) + ":" + map[kind]string{
 				anything: " ",
 				file:     "_files",
 				dir:      "_files -/",

@@ -3,7 +3,7 @@
 // flag is in all of them at once. The command is apart from sbxrun because none
 // of this must cost a run its start-up time.
 //
-// usage: clidoc [-C ROOT] man|completions DIR
+// usage: clidoc [-C ROOT] man|completions|reference DIR
 package main
 
 import (
@@ -11,15 +11,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-
-	"github.com/sbxrun/sbxrun/internal/cli"
 )
 
 func main() {
 	root := flag.String("C", ".", "root of the source `tree`")
 	flag.Parse()
 	if flag.NArg() != 2 {
-		fmt.Fprintln(os.Stderr, "usage: clidoc [-C ROOT] man|completions DIR")
+		fmt.Fprintln(os.Stderr, "usage: clidoc [-C ROOT] man|completions|reference DIR")
 		os.Exit(2)
 	}
 	if err := run(*root, flag.Arg(0), flag.Arg(1)); err != nil {
@@ -40,13 +38,15 @@ func run(root, what, dir string) error {
 			files[name] = func() ([]byte, error) { return manPage(pages, name) }
 		}
 		// man sbxrun-run shows sbxrun(1), which is about that command (soelim(1)).
-		files["sbxrun-"+cli.Default().Name+".1"] = func() ([]byte, error) { return []byte(".so man1/sbxrun.1\n"), nil }
+		files["sbxrun-run.1"] = func() ([]byte, error) { return []byte(".so man1/sbxrun.1\n"), nil }
 	case "completions":
 		for name, shell := range shells {
 			files[name] = func() ([]byte, error) { return completion(shell) }
 		}
+	case "reference":
+		files["flags.md"] = func() ([]byte, error) { return reference(), nil }
 	default:
-		return fmt.Errorf("%q: want man or completions", what)
+		return fmt.Errorf("%q: want man, completions or reference", what)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

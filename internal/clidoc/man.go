@@ -60,30 +60,30 @@ func manPage(pages map[string]string, name string) ([]byte, error) {
 	return minuses(md2man.Render(markdown.Bytes())), nil
 }
 
-// manSynopsis is a command and its words, with what stands for something else in
-// italics and what is to be typed in bold.
+// manSynopsis returns the usage of a command, or of all commands of a group, with placeholders in italics and literal words in bold.
 func manSynopsis(name string) (string, error) {
-	c, err := command(name)
-	if err != nil {
-		return "", err
-	}
-	begin := "**sbxrun " + name + "** "
-	if name == cli.Default().Name {
-		begin = "**sbxrun** [**" + name + "**] "
-	}
-	return begin + regexp.MustCompile(`[A-Za-z-]+`).ReplaceAllStringFunc(c.Words(), func(word string) string {
-		if strings.HasPrefix(word, "-") {
-			return "**" + word + "**"
+	found, err := find(name)
+	var lines []string
+	for _, c := range found {
+		begin := "**sbxrun " + c.Path() + "** "
+		if name == "run" {
+			begin = "**sbxrun** [**run**] "
 		}
-		return "*" + strings.ToLower(word) + "*"
-	}), nil
+		lines = append(lines, begin+regexp.MustCompile(`[A-Za-z-]+`).ReplaceAllStringFunc(c.Tag.Vars["usage"], func(word string) string {
+			if strings.HasPrefix(word, "-") {
+				return "**" + word + "**"
+			}
+			return "*" + strings.ToLower(word) + "*"
+		}))
+	}
+	return strings.Join(lines, "\n\n"), err
 }
 
 // manCommands is all commands as a definition list.
 func manCommands(pages map[string]string) string {
 	var b strings.Builder
-	for _, c := range cli.Commands() {
-		fmt.Fprintf(&b, "**%s**\n: %s", c.Name, c.Help())
+	for _, c := range first() {
+		fmt.Fprintf(&b, "**%s**\n: %s", c.Name, c.Help)
 		if page := pageOf(c.Name, pages); page != "sbxrun.1" {
 			fmt.Fprintf(&b, " See **%s**(1).", strings.TrimSuffix(page, ".1"))
 		}
@@ -106,33 +106,38 @@ func minuses(page []byte) []byte {
 	return bytes.Join(lines, []byte("\n"))
 }
 
-// manOptions is the flags of one topic as a definition list.
+// manOptions returns the flags of one topic as a definition list, of a group's commands one after the other.
 func manOptions(name, topic string) (string, error) {
-	c, err := command(name)
+	found, err := find(name)
 	if err != nil {
 		return "", err
 	}
 	var b strings.Builder
-	for _, f := range c.Flags {
-		if f.Topic() != topic {
-			continue
+	for _, c := range found {
+		if len(found) > 1 {
+			fmt.Fprintf(&b, "**%s**:\n\n", c.Path())
 		}
-		words := f.Spellings()
-		for i := range words {
-			words[i] = "**" + words[i] + "**"
+		for _, f := range c.Flags {
+			if (f.Group == nil) != (topic == "") || f.Group != nil && f.Group.Key != topic {
+				continue
+			}
+			words := cli.Spellings(f)
+			for i := range words {
+				words[i] = "**" + words[i] + "**"
+			}
+			fmt.Fprint(&b, strings.Join(words, ", "))
+			if !f.IsBool() {
+				fmt.Fprintf(&b, " *%s*", f.PlaceHolder)
+			}
+			fmt.Fprintf(&b, "\n: %s", f.Help)
+			if f.IsSlice() {
+				fmt.Fprint(&b, " May be given more than once.")
+			}
+			if f.Default != "" {
+				fmt.Fprintf(&b, " Default: %s.", f.Default)
+			}
+			fmt.Fprint(&b, "\n\n")
 		}
-		fmt.Fprint(&b, strings.Join(words, ", "))
-		if f.TakesValue() {
-			fmt.Fprintf(&b, " *%s*", f.Placeholder())
-		}
-		fmt.Fprintf(&b, "\n: %s", f.Help())
-		if f.Repeats() {
-			fmt.Fprint(&b, " May be given more than once.")
-		}
-		if f.Default() != "" {
-			fmt.Fprintf(&b, " Default: %s.", f.Default())
-		}
-		fmt.Fprint(&b, "\n\n")
 	}
 	if b.Len() == 0 {
 		return "", fmt.Errorf("sbxrun %s has no flags of the topic %q", name, topic)

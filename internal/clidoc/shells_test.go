@@ -20,10 +20,10 @@ import (
 // them, or with … some. Names of files and programs are those of [place].
 var wanted = []struct{ line, want string }{
 	// The first word: without a letter of it, only what sbxrun has, not all that PATH has.
-	{"sbxrun ", "run serve start exec cp diff apply ps inspect wait logs kill snapshot snapshots cleanup volume stats gateway nodes mcp doctor help version"},
+	{"sbxrun ", "run serve start exec cp diff apply ps inspect wait logs kill snapshot cleanup volume stats gateway nodes mcp doctor help version"},
 	{"sbxrun he", "help …"},
 	{"sbxrun ver", "version …"},
-	{"sbxrun help ", "run serve start exec cp diff apply ps inspect wait logs kill snapshot snapshots cleanup volume stats gateway nodes mcp doctor"},
+	{"sbxrun help ", "run serve start exec cp diff apply ps inspect wait logs kill snapshot cleanup volume stats gateway nodes mcp doctor"},
 	{"sbxrun help ex", "exec"},
 	{"sbxrun help exec ", ""},
 	{"sbxrun version ", ""},
@@ -104,6 +104,14 @@ var wanted = []struct{ line, want string }{
 	{"sbxrun cp web:/tmp/x job.e", "job.env"},
 	{"sbxrun cp --rec", "--recursive"},
 	{"sbxrun stats w", ""},
+	{"sbxrun snapshot ", "create ls rm export import"},
+	{"sbxrun snapshot cr", "create"},
+	{"sbxrun snapshot create ", "web worker"},
+	{"sbxrun snapshot create web --n", "--name"},
+	{"sbxrun snapshot ls --js", "--json"},
+	{"sbxrun snapshot nosuch --js", ""},
+	{"sbxrun volume ", "ls rm export"},
+	{"sbxrun volume ls --da", "--data-dir"},
 	{"sbxrun doctor ", ""},
 	{"sbxrun doctor --js", "--json"},
 	{"sbxrun doctor --json job", ""},

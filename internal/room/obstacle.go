@@ -120,7 +120,7 @@ func (s scene) obstacle(f Failure, c Caller) (what, remedy string) {
 	case (f.Code == notFound || f.Code == notExecutable) && s.hidesPath(c.Path):
 		return "a command may be in a directory of PATH that the sandbox does not show", "--tools shows it"
 	case f.Listed:
-		return "it tried to reach a network without the proxy of --net allow=; docs/network.md says how programs are told of it", ""
+		return "it tried to reach a network without the proxy of --net allow=, which HTTPS_PROXY and ALL_PROXY name", ""
 	case f.Network:
 		return "it tried to reach a network, and has none", "--net allow=HOST lets it reach that host"
 	case name == "git" && f.Code == gitFails && s.repository(c.Home) != "":

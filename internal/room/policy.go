@@ -276,7 +276,7 @@ func (p *Policy) validate() error {
 		return usage("user %d:%d: %d is no id", u.UID, u.GID, uint32(noID))
 	}
 	if h := p.Hostname; len(h) > 64 || strings.ContainsAny(h, "\x00\n/ ") {
-		return usage("host name %q: at most 64 bytes, without blanks", h)
+		return usage("host name %q: want at most 64 bytes, without slash, space, line break or NUL", h)
 	}
 	switch p.Cwd {
 	case "", CwdReadOnly, CwdReadWrite, CwdOverlay:

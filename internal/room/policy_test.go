@@ -168,8 +168,8 @@ func TestPolicyValidate(t *testing.T) {
 		{"NUL in a place", func(p *Policy) { p.Mounts = []Mount{{Source: "/a", Dest: "/x\x00"}} }, `path "/a/x\x00" holds a NUL byte`},
 		{"longest host name", func(p *Policy) { p.Hostname = strings.Repeat("h", 64) }, ""},
 		{"host name too long", func(p *Policy) { p.Hostname = strings.Repeat("h", 65) },
-			`host name "` + strings.Repeat("h", 65) + `": at most 64 bytes, without blanks`},
-		{"second line for /etc/hosts", func(p *Policy) { p.Hostname = "a\n1.2.3.4" }, `host name "a\n1.2.3.4": at most 64 bytes, without blanks`},
+			`host name "` + strings.Repeat("h", 65) + `": want at most 64 bytes, without slash, space, line break or NUL`},
+		{"second line for /etc/hosts", func(p *Policy) { p.Hostname = "a\n1.2.3.4" }, `host name "a\n1.2.3.4": want at most 64 bytes, without slash, space, line break or NUL`},
 		{"unknown network", func(p *Policy) { p.Network = "nat" }, `network "nat": want none or host`},
 		{"host's network", func(p *Policy) { p.Network = NetHost }, ""},
 	}

@@ -29,7 +29,8 @@ type Probe struct {
 	Exec string
 	Log  *regexp.Regexp
 
-	Interval, Timeout time.Duration
+	Interval time.Duration
+	Timeout  time.Duration // 0 for none
 }
 
 func (p Probe) String() string {
@@ -44,10 +45,18 @@ func (p Probe) String() string {
 	return ""
 }
 
+// Within returns ctx with a timeout, where 0 means no timeout.
+func Within(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	if timeout == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, timeout)
+}
+
 // becomeReady looks whether the sandbox is ready, until it is, and puts it on
 // record: so whoever asks later knows at once.
 func (s *Sandbox) becomeReady() {
-	ctx, cancel := context.WithTimeout(s.ctx, s.spec.Probe.Timeout)
+	ctx, cancel := Within(s.ctx, s.spec.Probe.Timeout)
 	defer cancel()
 	err := s.awaitReady(ctx)
 	if err != nil && s.ctx.Err() != nil || errors.Is(err, proc.ErrGone) {

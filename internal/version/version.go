@@ -1,24 +1,30 @@
-// Package version knows which sbxrun this is.
+// Package version holds sbxrun's version.
 package version
 
-import "runtime/debug"
+import (
+	"runtime/debug"
+	"strings"
+)
 
-// stamp is what git describe says of the sources. The linker sets it: internal/setup/build.sh.
+// Number is the version of this release, or of the next one.
+const Number = "0.1.0"
+
+// stamp is the output of git describe for the sources. The linker sets it (internal/setup/build.sh).
 var stamp string
 
-// String returns the tag that the program was built from, with the commit if that
-// came later; of a program made by go install, its module's version.
+// String returns [Number], and for a build between releases the commit as well: 0.1.0+d008621.
 func String() string {
 	info, _ := debug.ReadBuildInfo() // nil in a program built without modules
 	return of(stamp, info)
 }
 
 func of(stamp string, info *debug.BuildInfo) string {
-	switch {
-	case stamp != "":
-		return stamp
-	case info != nil && info.Main.Version != "" && info.Main.Version != "(devel)":
-		return info.Main.Version
+	if stamp == "" && info != nil && info.Main.Version != "(devel)" {
+		stamp = info.Main.Version
 	}
-	return "devel"
+	commit := strings.TrimPrefix(strings.TrimPrefix(stamp, "v"+Number), "-")
+	if commit == "" {
+		return Number
+	}
+	return Number + "+" + commit
 }

@@ -14,12 +14,14 @@ func TestOf(t *testing.T) {
 		info        *debug.BuildInfo
 		want        string
 	}{
-		{name: "the linker's", stamp: "v1.2.0-3-gabcdef0", info: module("v1.1.0"), want: "v1.2.0-3-gabcdef0"},
-		{name: "go install", info: module("v1.2.0"), want: "v1.2.0"},
-		{name: "go build in a repository", info: module("v0.0.0-20260102030405-abcdef012345+dirty"), want: "v0.0.0-20260102030405-abcdef012345+dirty"},
-		{name: "go build elsewhere", info: module("(devel)"), want: "devel"},
-		{name: "no main module", info: module(""), want: "devel"},
-		{name: "no modules", want: "devel"},
+		{name: "a release", stamp: "v" + Number, want: Number},
+		{name: "after a release", stamp: "v" + Number + "-3-gabcdef0", info: module("v1.1.0"), want: Number + "+3-gabcdef0"},
+		{name: "without a release", stamp: "abcdef0-dirty", want: Number + "+abcdef0-dirty"},
+		{name: "go install of a release", info: module("v" + Number), want: Number},
+		{name: "go build in a repository", info: module("v0.0.0-20260102030405-abcdef012345+dirty"), want: Number + "+v0.0.0-20260102030405-abcdef012345+dirty"},
+		{name: "go build elsewhere", info: module("(devel)"), want: Number},
+		{name: "no main module", info: module(""), want: Number},
+		{name: "no modules", want: Number},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := of(tt.stamp, tt.info); got != tt.want {

@@ -24,10 +24,10 @@ export SBXRUN_VERSION SOURCE_DATE_EPOCH
 tar --version 2>/dev/null | grep -q GNU || die "only GNU tar makes the same archive twice"
 
 # The version as packages have it: 1.2.3 is a release, 1.2.3+4.gCOMMIT is four commits
-# later, 1.3.0~rc1 comes before 1.3.0. Without any release it is 0.0.0 and the date.
+# later, 1.3.0~rc1 comes before 1.3.0. Without any release it is the next one's number, the date and the commit.
 case $SBXRUN_VERSION in
 v[0-9]*) version=${SBXRUN_VERSION#v} ;;
-*) version=0.0.0-$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y%m%d)-g$SBXRUN_VERSION ;;
+*) version=$(sed -n 's/^const Number = "\(.*\)"$/\1/p' internal/version/version.go)-$(date -u -d "@$SOURCE_DATE_EPOCH" +%Y%m%d)-g$SBXRUN_VERSION ;;
 esac
 version=$(echo "$version" | sed 's/-dirty$/+dirty/; s/-\([0-9]*\)-\(g[0-9a-f]*\)/+\1.\2/; s/-/~/')
 # apk-tools has words of its own for these, and none for a commit.
