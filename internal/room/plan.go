@@ -115,9 +115,6 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if plan.Workdir, err = currentDirectory(&p, c.Home); err != nil {
 		return nil, err
 	}
-	if err := p.protect(plan.Workdir); err != nil {
-		return nil, err
-	}
 	if plan.Program, err = Find(context.Background(), c.Path); err != nil {
 		return nil, err
 	}
@@ -133,6 +130,9 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 			}
 			plan.builder = b
 		}
+	}
+	if err := p.protect(plan.Workdir); err != nil {
+		return nil, err
 	}
 	if plan.ops, err = layout(&p, user, p.Hostname); err != nil {
 		return nil, err
