@@ -142,6 +142,9 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 			plan.builder = b
 		}
 	}
+	if err := p.protect(plan.Workdir); err != nil {
+		return nil, err
+	}
 	if plan.ops, err = layout(&p, user, p.Hostname); err != nil {
 		return nil, err
 	}
