@@ -130,7 +130,7 @@ type Limits struct {
 	Cpus        values.Decimal    `help:"Number of CPUs that may be busy, such as 0.5 or 2." placeholder:"N" group:"use"`
 	CPUTime     values.Duration   `help:"Kill everything once all processes together have used this much CPU time." default:"0" placeholder:"DUR" group:"use"`
 	Fsize       values.Size       `help:"Maximum size of a file that is written." placeholder:"SIZE" group:"use"`
-	Nofile      values.Number     `help:"Maximum number of open descriptors per process." placeholder:"N" group:"use"`
+	Nofile      values.Number     `help:"Maximum number of open descriptors per process; 1024 by default with --memory." placeholder:"N" group:"use"`
 	Stack       values.Size       `help:"Maximum stack size of a process." placeholder:"SIZE" group:"use"`
 	Nice        values.Adjustment `help:"Niceness, from -20 to 19." placeholder:"N" group:"use"`
 	OomScoreAdj values.Adjustment `help:"How readily the kernel kills it when memory runs out, from -1000 to 1000." placeholder:"N" group:"use"`
