@@ -66,7 +66,7 @@ type Limits struct {
 	CPUs        float64
 	CPUTime     time.Duration // of all processes together
 	FSize       int64         // bytes, of one file
-	NoFile      int64         // descriptors of one process
+	NoFile      int64         // descriptors of one process; with Memory, 1,024 by default
 	Stack       int64         // bytes, of one thread
 	Nice        *int
 	OOMScoreAdj *int

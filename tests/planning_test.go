@@ -130,7 +130,7 @@ func TestPlanningHasNoEffects(t *testing.T) {
 			try(c.Name+", "+end.name, end.code, slices.Concat([]string{c.Name}, end.flags, end.command)...)
 			for _, f := range c.Flags {
 				words := []string{"--" + f.Name}
-				if f.TakesValue() {
+				if !f.IsBool() {
 					value, ok := values[f.Name]
 					if !ok {
 						t.Fatalf("sbxrun %s --%s: give it a value in planned", c.Name, f.Name)

@@ -126,9 +126,6 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if plan.Program, err = Find(c, cwd, p.Mounts); err != nil {
 		return nil, err
 	}
-	if err := p.protect(plan.Workdir); err != nil {
-		return nil, err
-	}
 	if c.Begin != nil {
 		errors, err := c.Begin()
 		if err != nil {
@@ -141,6 +138,9 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 			}
 			plan.builder = b
 		}
+	}
+	if err := p.protect(plan.Workdir); err != nil {
+		return nil, err
 	}
 	if plan.ops, err = layout(&p, user, p.Hostname); err != nil {
 		return nil, err

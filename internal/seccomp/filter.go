@@ -72,9 +72,9 @@ const (
 // armPrivate is where the private numbers of 32-bit ARM begin (__ARM_NR_BASE).
 const armPrivate = 0x0f0000
 
-// architectures are those of this machine, its own first. There are no others (package arch).
-func architectures() []architecture {
-	if runtime.GOARCH == "arm64" {
+// architectures are those of a machine, its own first. There are no others (package arch).
+func architectures(goarch string) []architecture {
+	if goarch == "arm64" {
 		return []architecture{{arm64, unix.AUDIT_ARCH_AARCH64}, {arm, unix.AUDIT_ARCH_ARM}}
 	}
 	return []architecture{{x86_64, unix.AUDIT_ARCH_X86_64}, {i386, unix.AUDIT_ARCH_I386}}
@@ -85,6 +85,10 @@ func (f *Filter) Program() []unix.SockFilter {
 	if f == nil {
 		return nil
 	}
+	return f.program(runtime.GOARCH)
+}
+
+func (f *Filter) program(goarch string) program {
 	p := make(program, 0, 420) // made for every payload, and so at once
 	// Jumps to the rules, which the architectures share.
 	var ways [2 * rules]struct {
@@ -93,7 +97,7 @@ func (f *Filter) Program() []unix.SockFilter {
 	}
 	n := 0
 	p.load(archAt)
-	for _, a := range architectures() {
+	for _, a := range architectures(goarch) {
 		p.jump(unix.BPF_JEQ, a.audit, 1, 0)
 		other := p.add(unix.BPF_JMP|unix.BPF_JA, 0)
 		calls := p.judge(a, f.Namespaces)

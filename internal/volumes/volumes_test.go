@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func open(t *testing.T) *Store {
@@ -273,5 +274,44 @@ func TestAppendHolder(t *testing.T) {
 		if got := appendHolder(nil, line, device); len(got) != want {
 			t.Errorf("%q: %v", line, got)
 		}
+	}
+}
+
+// Discard removes a volume that was made for nothing, and no other.
+func TestDiscard(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "data", "volumes")
+	open := func() *Store {
+		s, err := OpenAt(path, true)
+		harness.Must(t, err)
+		t.Cleanup(s.Close)
+		return s
+	}
+	use := func(s *Store, name string, write bool) *Volume {
+		v, err := s.Use(name, write, nil)
+		harness.Must(t, err)
+		return v
+	}
+	discard := func(what string, v *Volume, gone bool) {
+		t.Helper()
+		err := v.Discard()
+		v.Close()
+		if _, missing := os.Stat(v.Path); err != nil || os.IsNotExist(missing) != gone {
+			t.Errorf("%s: %v, %v", what, err, missing)
+		}
+	}
+	discard("new", use(open(), "v", true), true)
+	if _, err := os.Stat(filepath.Dir(path)); !os.IsNotExist(err) {
+		t.Errorf("the directories made for it: %v", err)
+	}
+	s := open()
+	written := use(s, "written", true)
+	harness.Must(t, os.WriteFile(filepath.Join(written.Path, "file"), nil, 0o600))
+	discard("written", written, false)
+	read := use(s, "read", false)
+	other := use(s, "read", false)
+	discard("used by another", read, false)
+	discard("not made by this one", other, false)
+	if _, err := os.Stat(path); err != nil {
+		t.Error(err)
 	}
 }
