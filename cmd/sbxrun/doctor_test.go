@@ -65,7 +65,7 @@ func TestDoctorTranscript(t *testing.T) {
 	var printed strings.Builder
 	err = printFindings(&printed, doctor.Report{Checks: []doctor.Finding{
 		{Name: "kernel", Verdict: doctor.OK, Detail: "Linux 6.1.0-56-amd64"},
-		{Name: "bwrap", Verdict: doctor.OK, Detail: "/usr/bin/bwrap, version 0.8.0"},
+		{Name: "bwrap", Verdict: doctor.OK, Detail: "/usr/bin/bwrap, version 0.12.0"},
 		{Name: "user namespace", Verdict: doctor.Failed, Cause: cause,
 			Fix: "sudo sysctl -w kernel.unprivileged_userns_clone=1\nto keep it: echo 'kernel.unprivileged_userns_clone = 1' | sudo tee /etc/sysctl.d/60-sbxrun.conf"},
 		{Name: "PID namespace", Verdict: doctor.Skipped, Cause: "needs: user namespace"},
