@@ -31,7 +31,7 @@ func TestOutputFull(t *testing.T) {
 		{"--help"}, {"--version"}, {"--print-command", "true"}, {"exec", "--json", "full", "true"},
 		{"ps"}, {"ps", "--json"}, {"ps", "--names"}, {"inspect", "full"}, {"logs", "full"}, {"logs", "--json", "full"},
 		{"stats"}, {"stats", "--json"}, {"stats", "--prometheus"}, {"doctor"}, {"doctor", "--json"}, {"cleanup", "--json"}, {"cleanup", "--help"},
-		{"volume", "ls"}, {"volume", "ls", "--json"}, {"snapshots", "--json"},
+		{"volume", "ls"}, {"volume", "ls", "--json"}, {"snapshot", "ls", "--json"},
 		{"kill", "full"}, {"kill", "--json", "full"},
 	} {
 		r := s.Start(harness.Options{Stdout: full(t)}, args...).Wait()

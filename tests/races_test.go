@@ -76,7 +76,7 @@ exec python3 -c "$2" own`, "sh", outside, swaps)
 		do(0, "cp", "box:own", "-")
 		do(0, "cp", "-r", put, fmt.Sprintf("box:/tmp/in%d", n))
 		do(0, "cp", "-r", put+"/.", "box:own")
-		do(0, "snapshot", "box", "--name", fmt.Sprint("s", n))
+		do(0, "snapshot", "create", "box", "--name", fmt.Sprint("s", n))
 		do(0, "run", "--cwd", "none", "--put", put+":/tmp", "--get", "/tmp/put/*:"+out, "true")
 		do(1, append([]string{"run"}, layer(t, "--from", fmt.Sprint("s", n), "grep", "-rs", "secret", ".")...)...) // 1: there is none
 	}

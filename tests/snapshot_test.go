@@ -111,7 +111,7 @@ func TestSnapshot(t *testing.T) {
 		}
 		ExpiresAt string `json:"expires_at"`
 	}
-	r := s.Run("snapshots", "--json")
+	r := s.Run("snapshot", "ls", "--json")
 	if err := stdjson.Unmarshal(r.Stdout, &list); err != nil || len(list) != 1 || list[0].Name != "second" || len(list[0].Trees) != 1 || len(list[0].Trees[0].Layers) != 2 || list[0].ExpiresAt != "" {
 		t.Errorf("%s, %v", r.Stdout, err)
 	}
@@ -133,7 +133,7 @@ func TestSnapshotFrozen(t *testing.T) {
 		limited, b = false, s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "box", "--cwd", "overlay")...)
 	}
 	execOut(t, b, "echo new >file")
-	got := s.Run("snapshot", "box", "--json")
+	got := s.Run("snapshot", "create", "box", "--json")
 	if got.ExitCode != 0 {
 		t.Fatalf("%s", got.Stderr)
 	}
@@ -165,7 +165,7 @@ func TestSnapshotUpper(t *testing.T) {
 			}
 			b.AwaitEnd()
 		}
-		r := s.Run("snapshot", "box0", "--json")
+		r := s.Run("snapshot", "create", "box0", "--json")
 		var m struct{ Frozen bool }
 		if err := stdjson.Unmarshal(r.Stdout, &m); err != nil || m.Frozen != want {
 			t.Errorf("%d: %v, want %v; %v, %s", i, m.Frozen, want, err, r.Stderr)
@@ -180,7 +180,7 @@ func thawed(t *testing.T, s *harness.State, b *harness.Sandbox) {
 	execOut(t, b, "head -c 30000000 /dev/zero >large") // so that it takes a while
 	dirs := harness.Cgroups(b.ID)
 	for range 20 {
-		p := s.Start(harness.Options{}, "snapshot", "box")
+		p := s.Start(harness.Options{}, "snapshot", "create", "box")
 		harness.Until(t, harness.Bound, "a frozen sandbox", func() bool {
 			select {
 			case <-p.Exited():
@@ -228,12 +228,12 @@ func TestSnapshotRefused(t *testing.T) {
 		want string
 	}{
 		{[]string{"snapshot"}, "takes a sandbox"},
-		{[]string{"snapshot", "none"}, "none"},
-		{[]string{"snapshot", "box", "box"}, "one sandbox"},
-		{[]string{"snapshot", "plain"}, "has no overlay"},
-		{[]string{"snapshot", "box", "--name", "taken"}, "already"},
-		{[]string{"snapshot", "box", "--name", "a/b"}, "cannot be the name of a snapshot"},
-		{[]string{"snapshot", "box", "--max-size", "100"}, "more than"},
+		{[]string{"snapshot", "create", "none"}, "none"},
+		{[]string{"snapshot", "create", "box", "box"}, "one sandbox"},
+		{[]string{"snapshot", "create", "plain"}, "has no overlay"},
+		{[]string{"snapshot", "create", "box", "--name", "taken"}, "already"},
+		{[]string{"snapshot", "create", "box", "--name", "a/b"}, "cannot be the name of a snapshot"},
+		{[]string{"snapshot", "create", "box", "--max-size", "100"}, "more than"},
 		{[]string{"snapshot", "rm"}, "takes snapshots"},
 		{[]string{"snapshot", "rm", "none"}, `no snapshot "none"`},
 		{[]string{"snapshot", "export", "none", "-"}, `no snapshot "none"`},
@@ -247,7 +247,7 @@ func TestSnapshotRefused(t *testing.T) {
 			t.Errorf("%q: %d, %q, want %q", tt.args, r.ExitCode, r.Stderr, tt.want)
 		}
 	}
-	if r := s.Run("snapshots", "-q"); strings.Count(string(r.Stdout), "\n") != 1 {
+	if r := s.Run("snapshot", "ls", "-q"); strings.Count(string(r.Stdout), "\n") != 1 {
 		t.Errorf("%s", r.Stdout)
 	}
 	if left, err := os.ReadDir(s.Dir + "-data/snapshots/tmp"); err != nil || len(left) != 0 {

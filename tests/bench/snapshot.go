@@ -68,7 +68,7 @@ func (s *snapshotBench) measure(mib int) (err error) {
 	}
 	// Each is removed with its layer, so that it is stored anew.
 	take := variant{"A", "sbxrun snapshot", func() (time.Duration, error) {
-		took, err := elapsed(quiet(s.command("snapshot", "full", "--name", "s")))
+		took, err := elapsed(quiet(s.command("snapshot", "create", "full", "--name", "s")))
 		if err == nil {
 			err = s.do("snapshot", "rm", "s")
 		}
@@ -85,7 +85,7 @@ func (s *snapshotBench) measure(mib int) (err error) {
 	if _, err := compare("snapshot", fmt.Sprintf("%d MiB of random data in a layer on disk are kept", mib), n, 1, []variant{take, alone, synced}); err != nil {
 		return err
 	}
-	if err := s.do("snapshot", "full", "--name", "s"); err != nil {
+	if err := s.do("snapshot", "create", "full", "--name", "s"); err != nil {
 		return err
 	}
 	return s.restore(mib, n, packed)

@@ -39,7 +39,7 @@ func TestManyEntries(t *testing.T) {
 			verbs := []verb{
 				{tt.refused, []string{"diff", "box", "--stat"}}, {tt.refused, []string{"diff", "box", "--json"}},
 				{tt.refused, []string{"apply", "box"}},
-				{false, []string{"snapshot", "box", "--name", "s"}}, {false, e.startFlags("--from", "s", "--name", "again")},
+				{false, []string{"snapshot", "create", "box", "--name", "s"}}, {false, e.startFlags("--from", "s", "--name", "again")},
 			}
 			copied, got := filepath.Join(e.top, "copied"), filepath.Join(e.top, "got")
 			if soak(t) >= 400 { // as slow as the disk

@@ -40,11 +40,11 @@ func TestDiskFull(t *testing.T) {
 export SBXRUN_DATA_DIR=$disk/data; mkdir $top/o
 sbxrun start --name box --cwd none --overlay $top/o:/data --upper $top/upper >/dev/null
 sbxrun exec box sh -ec 'head -c 20000000 /dev/urandom >/data/big'
-try sbxrun snapshot box --name s
+try sbxrun snapshot create box --name s
 find $disk/data/snapshots -type f | sed s,.*/,,
-sbxrun snapshots
+sbxrun snapshot ls
 sbxrun exec box sh -ec 'head -c 3000000 /dev/urandom >/data/big'
-sbxrun snapshot box --name s >/dev/null 2>&1; echo $?
+sbxrun snapshot create box --name s >/dev/null 2>&1; echo $?
 head -c 3000000 /dev/zero >$disk/other # 3 MB packed, and 3 MB more are needed
 try sbxrun start --from s --name again
 find $disk/data/snapshots/tmp $disk/data/snapshots/trees -mindepth 1

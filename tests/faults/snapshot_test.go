@@ -31,7 +31,7 @@ func TestSnapshotKilled(t *testing.T) {
 	e.ok("exec", "box", "sh", "-c", "head -c 3000000 /dev/urandom >/data/big; mkdir /data/d; for i in 1 2 3 4 5 6 7 8 9; do echo $i >/data/d/$i; done")
 	sum := e.ok("exec", "box", "sh", "-c", "cat /data/big /data/d/* | sha256sum").stdout
 	archive := filepath.Join(e.top, "archive")
-	taken := e.ok("snapshot", "box", "--name", "good").took
+	taken := e.ok("snapshot", "create", "box", "--name", "good").took
 	e.ok("snapshot", "export", "good", archive)
 	exports := filepath.Join(e.top, "exports")
 	harness.Must(t, os.Mkdir(exports, 0o755))
@@ -39,7 +39,7 @@ func TestSnapshotKilled(t *testing.T) {
 	harness.Must(t, err)
 	names := []string{"good"}
 	verbs := []func(name string) []string{
-		func(name string) []string { return []string{"snapshot", "box", "--name", name} },
+		func(name string) []string { return []string{"snapshot", "create", "box", "--name", name} },
 		func(name string) []string { return []string{"snapshot", "import", archive, "--name", name} },
 		func(name string) []string {
 			e.ok("cleanup") // so it has to be unpacked
@@ -78,7 +78,7 @@ func TestSnapshotKilled(t *testing.T) {
 			t.Errorf("%s is not all of it: %v, %v", f.Name(), info, err)
 		}
 	}
-	e.ok("snapshot", "box", "--name", "last") // no lock is held
+	e.ok("snapshot", "create", "box", "--name", "last") // no lock is held
 	e.do("kill", "--all", "--grace", "0")
 	e.ok("cleanup")
 	for _, left := range []string{"tmp", "trees"} {
@@ -112,7 +112,7 @@ func (e *estate) strikeWithin(c *call) {
 // listed reports whether there is a snapshot of this name.
 func (e *estate) listed(name string) bool {
 	e.t.Helper()
-	for line := range strings.Lines(e.ok("snapshots").stdout) {
+	for line := range strings.Lines(e.ok("snapshot", "ls").stdout) {
 		if first, _, _ := strings.Cut(line, " "); first == name {
 			return true
 		}
