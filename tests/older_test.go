@@ -48,7 +48,7 @@ func TestOlderBwrap(t *testing.T) {
 	}
 	// As root it finds fault with a bwrap below /tmp.
 	r = harness.Run(t, harness.Options{Env: env.Env, Bare: true, Dir: "/usr"}, "doctor")
-	if !strings.Contains(string(r.Stdout), "/bwrap, version 0.4.1, too old for --print-command\n") {
+	if !strings.Contains(string(r.Stdout), "/bwrap, version 0.4.1, too old for --print-command") {
 		t.Errorf("doctor: exit code %d, stdout %s, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
 	}
 	const script = `stat -c '%a %n' / /tmp /dev/shm $HOME /mnt /etc/passwd

@@ -55,7 +55,7 @@ func planned(dir string) map[string][]string {
 	return map[string][]string{
 		"ro-bind": {"/etc/hostname:/mnt/h"}, "bind": {dir + ":/mnt/b"}, "ro-bind-try": {"/none"}, "bind-try": {"/none"}, "overlay": {dir + ":/mnt/o"},
 		"upper": {dir + "/upper", "--overlay", dir + ":/mnt/o"}, "from": {"snap"}, "data-dir": {dir + "/data"}, "state-dir": {dir + "/state"}, "volume": {"other:/mnt/v"},
-		"put": {"/etc/hostname:/tmp/h"}, "get": {"/tmp/*:" + dir}, "tmpfs": {"/mnt/t"}, "tmp-size": {"1M"}, "cwd": {"none"}, "cwd-root": {"."}, "workdir": {"/tmp"}, "net": {"allow=example.org"},
+		"put": {"/etc/hostname:/tmp/h"}, "get": {"/tmp/*:" + dir}, "tmpfs": {"/mnt/t"}, "tmp-size": {"1M"}, "cwd": {"none"}, "cwd-root": {"."}, "protect": {"none"}, "get-max-size": {"1M"}, "get-max-entries": {"1"}, "workdir": {"/tmp"}, "net": {"allow=example.org"},
 		"publish": {"0:80"}, "connect": {"unix:/none=80"}, "env": {"A=1"}, "env-file": {"/dev/null"}, "seccomp": {"off"}, "user": {"1000"}, "hostname": {"x"},
 		"timeout": {"60"}, "idle-timeout": {"60"}, "signal": {"INT"}, "grace": {"1"}, "proof-timeout": {"60"}, "memory": {"64M", "--limits", "best-effort"},
 		"memory-swap": {"64M", "--memory", "64M", "--limits", "best-effort"}, "pids": {"50", "--limits", "best-effort"}, "cpus": {"1", "--limits", "best-effort"}, "cpu-time": {"60", "--limits", "best-effort"},

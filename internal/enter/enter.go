@@ -211,8 +211,9 @@ type fresh struct{ target, options *byte }
 type payload struct {
 	teller
 	*command
-	letter *letter // what the command comes by; nil if it was there before the fork
-	limit  unix.Rlimit
+	letter   *letter // what the command comes by; nil if it was there before the fork
+	limit    unix.Rlimit
+	released byte
 }
 
 // command is what is executed, and how.
@@ -542,11 +543,35 @@ func startPayload(p unsafe.Pointer) {
 	if e.terminal {
 		e.must(stepTerminal, unix.SYS_IOCTL, 0, unix.TIOCSCTTY, 0, 0, 0)
 	}
-	e.must(stepWorkdir, unix.SYS_CHDIR, uintptr(unsafe.Pointer(e.workdir)), 0, 0, 0, 0)
+	if _, _, errno := syscall.RawSyscall(unix.SYS_CHDIR, uintptr(unsafe.Pointer(e.workdir)), 0, 0); errno != 0 {
+		// After the release: init, which ends with us, must live until sbxrun has identified it.
+		if e.letter == nil {
+			e.awaitRelease()
+		}
+		e.fail(stepWorkdir, errno)
+	}
 	// The launcher needs both and closes them with its own exec.
 	e.must(stepExec, unix.SYS_FCNTL, entrySocket, unix.F_SETFD, 0, 0, 0)
 	e.must(stepExec, unix.SYS_FCNTL, entryGate, unix.F_SETFD, 0, 0, 0)
 	e.must(stepExec, unix.SYS_EXECVEAT, entryLaunch, uintptr(unsafe.Pointer(&noPath)), uintptr(e.argv), uintptr(e.envv), unix.AT_EMPTY_PATH)
+}
+
+// awaitRelease returns when the command may begin.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *payload) awaitRelease() {
+	for {
+		n, _, errno := syscall.RawSyscall(unix.SYS_READ, entryGate, uintptr(unsafe.Pointer(&e.released)), 1)
+		if errno == unix.EINTR {
+			continue
+		}
+		if errno != 0 || n != 1 {
+			proc.Exit(0) // end-of-file: sbxrun died or gave up before Release
+		}
+		return
+	}
 }
 
 // confine sets what the command may use, and which system calls it may make.

@@ -13,7 +13,7 @@ later="$later|FewDescriptors|SmallLimits|P09NoTaskLeftAtStart|R06BigTeardown|Man
 later="^Test($later)\$"
 # Sets rare to what else tries more often the larger SBXRUN_SOAK is: test.sh has it with few tries, and
 # check.sh once more with many.
-rare='ExecKilled|ExecSoak|L08KillMany|R09KillIsItsOwn|R25NeverReaped|VolumeKilled|CleanupWhileStarting'
+rare='CurrentDirectoryExchanged|MountRace|ExecKilled|ExecSoak|L08KillMany|R09KillIsItsOwn|R25NeverReaped|VolumeKilled|CleanupWhileStarting'
 rare="$rare|ExecDetachedRandom|ExecHandleKilled|L01ExecRandom|L06ExecWhileKilled|L14Random|L14Running|QuitCalls|R16Moments"
 rare="$rare|R16Random|R16RandomIdmap|R16RandomJSON|R16RandomShort|R16RandomTerminal|R17StoppedEarly|R18Churn|StartClientKilled"
 rare="$rare|StartClientKilledRandom|Together|UnprovenGoes|Slow|MCPKilled"
