@@ -55,13 +55,13 @@ func planned(dir string) map[string][]string {
 	return map[string][]string{
 		"ro-bind": {"/etc/hostname:/mnt/h"}, "bind": {dir + ":/mnt/b"}, "ro-bind-try": {"/none"}, "bind-try": {"/none"}, "overlay": {dir + ":/mnt/o"},
 		"upper": {dir + "/upper", "--overlay", dir + ":/mnt/o"}, "from": {"snap"}, "data-dir": {dir + "/data"}, "state-dir": {dir + "/state"}, "volume": {"other:/mnt/v"},
-		"put": {"/etc/hostname:/tmp/h"}, "get": {"/tmp/*:" + dir}, "tmpfs": {"/mnt/t"}, "tmp-size": {"1M"}, "cwd": {"none"}, "cwd-root": {"."}, "protect": {"none"}, "get-max-size": {"1M"}, "get-max-entries": {"1"}, "workdir": {"/tmp"}, "net": {"allow=example.org"},
+		"put": {"/etc/hostname:/tmp/h"}, "get": {"/tmp/*:" + dir}, "tmpfs": {"/mnt/t"}, "tmp-size": {"1M"}, "cwd": {"none"}, "cwd-root": {"."}, "protect": {"none"}, "get-max-size": {"1M", "--get", "x"}, "get-max-entries": {"1", "--get", "x"}, "workdir": {"/tmp"}, "net": {"allow=example.org"},
 		"publish": {"0:80"}, "connect": {"unix:/none=80"}, "env": {"A=1"}, "env-file": {"/dev/null"}, "seccomp": {"off"}, "user": {"1000"}, "hostname": {"x"},
 		"timeout": {"60"}, "idle-timeout": {"60"}, "signal": {"INT"}, "grace": {"1"}, "proof-timeout": {"60"}, "memory": {"64M", "--limits", "best-effort"},
 		"memory-swap": {"64M", "--memory", "64M", "--limits", "best-effort"}, "pids": {"50", "--limits", "best-effort"}, "cpus": {"1", "--limits", "best-effort"}, "cpu-time": {"60", "--limits", "best-effort"},
 		"fsize": {"1M"}, "nofile": {"100"}, "stack": {"1M"}, "nice": {"1"}, "oom-score-adj": {"100"}, "limits": {"best-effort"}, "report": {dir + "/report"},
-		"max-output": {"1K"}, "output-limit": {"kill"}, "on-pressure": {"refuse"}, "wait-timeout": {"1"}, "max-parallel": {"1"}, "warn": {"100"}, "alert": {"100"},
-		"print-filter": {dir + "/filter"}, "name": {"a-name"}, "tag": {"a=b"}, "ready-tcp": {"80"}, "ready-exec": {"true"}, "ready-log": {"x"}, "ready-interval": {"1"}, "ready-timeout": {"1"}, "log-max": {"1K"},
+		"max-output": {"1K", "--output-limit", "kill"}, "output-limit": {"kill"}, "on-pressure": {"refuse"}, "wait-timeout": {"1", "--on-pressure", "wait"}, "max-parallel": {"1"}, "warn": {"100"}, "alert": {"100"},
+		"print-filter": {dir + "/filter"}, "name": {"a-name"}, "tag": {"a=b"}, "ready-tcp": {"80"}, "ready-exec": {"true"}, "ready-log": {"x"}, "ready-interval": {"1", "--ready-tcp", "80"}, "ready-timeout": {"1", "--ready-tcp", "80"},
 	}
 }
 
