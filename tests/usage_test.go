@@ -28,7 +28,7 @@ func TestUsageErrorsAsJSON(t *testing.T) {
 		{"--json --timeout=x true", `--timeout: invalid duration "x"`},
 		{"--timeout --json true", "--timeout: needs a value"},
 		{"--json --memory", "--memory: needs a value"},
-		{"--json --print-filter x true", "--print-filter: goes with --print-command"},
+		{"--json --print-filter x true", "--print-filter: has no effect without --print-command"},
 		{"--json", "no command given"},
 		{"--json --report - true", `--report "-": want a path or fd:N`},
 		{"run --badflag --json", "unknown flag --badflag"},

@@ -75,7 +75,11 @@ func (r *runner) run() int {
 	plan := r.Place.Plan
 	defer plan.Close()
 	if r.flags.PrintCommand {
-		if err = plan.Program.Whole(); err != nil {
+		if err = plan.Program.Whole(); err == nil {
+			// The sources must exist; a directory for --get would be created.
+			r.Parts.Files, err = files.Open(r.flags.Put, nil, r.flags.FollowLinks, plan.Workdir, room.SplitColon)
+		}
+		if err != nil {
 			return r.notStarted(err)
 		}
 		return r.printCommand(plan)
