@@ -78,7 +78,7 @@ func TestReadOnlyCgroups(t *testing.T) {
 	const readOnly = `awk '$5 ~ "^/sys/fs/cgroup" {print $5}' /proc/self/mountinfo | while read -r dir; do mount -o remount,bind,ro "$dir" || exit 3; done || exit 3; exec setpriv --ambient-caps=-all --inh-caps=-all "$@"`
 	o := harness.Options{Bare: true, Wrap: append(wrap, "bash", "-c", readOnly, "-")}
 	r := harness.Run(t, o, "--memory", "64M", "true")
-	if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "read-only file system") || !strings.Contains(string(r.Stderr), "give this container cgroups that it may write") {
+	if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "read-only file system") || !strings.Contains(string(r.Stderr), "give this container writable cgroups") {
 		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
 	r = harness.Run(t, o, "--memory", "64M", "--limits", "best-effort", "true")

@@ -81,7 +81,7 @@ A up2 -> sub/../../y (leads outside)
 	// Naming a directory with other files does not release those that are held back in it.
 	text(t, s, 1, "apply", "agent", "sub")
 	stdout, _ := text(t, s, 1, "apply", "agent", "sub", "--json")
-	if want := "{\"changes\":0,\"left\":0,\"held_back\":[\"sub/package.json\"]}\n"; strings.Join(strings.Fields(stdout), "") != strings.TrimSpace(want) {
+	if want := `{"changes":0,"left":0,"held_back":["sub/package.json"],"error":{"code":"held-back",`; !strings.HasPrefix(stdout, want) {
 		t.Errorf("apply --json: %s", stdout)
 	}
 	text(t, s, 0, "apply", "agent", "package.json", ".vscode", filepath.Join(dir, ".git/hooks"))

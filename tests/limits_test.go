@@ -148,7 +148,7 @@ func TestP02ForkBomb(t *testing.T) {
 func TestP03Refused(t *testing.T) {
 	t.Parallel()
 	for _, flags := range [][]string{
-		{"--pids", "3"}, {"--memory", "100K"}, {"--memory-swap", "1G"}, {"--memory", "64M", "--memory-swap", "32M"}, {"--nice", "20"}, {"--nice=-21"}, {"--oom-score-adj", "1001"}, {"--cpus", "0.0001"},
+		{"--pids", "3"}, {"--memory", "100K"}, {"--memory", "64M", "--memory-swap", "32M"}, {"--nice", "20"}, {"--nice=-21"}, {"--oom-score-adj", "1001"}, {"--cpus", "0.0001"},
 	} {
 		r := harness.Run(t, harness.Options{}, append(flags, "true")...)
 		r.Expect(t, 125, "start-failed")

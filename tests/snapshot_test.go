@@ -18,7 +18,7 @@ import (
 // snapshot takes one, and returns its id.
 func snapshot(t *testing.T, s *harness.State, args ...string) string {
 	t.Helper()
-	r := s.Run(append([]string{"snapshot"}, args...)...)
+	r := s.Run(append([]string{"snapshot", "create"}, args...)...)
 	if r.ExitCode != 0 {
 		t.Fatalf("snapshot %q: %d, %s", args, r.ExitCode, r.Stderr)
 	}
@@ -227,14 +227,14 @@ func TestSnapshotRefused(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"snapshot"}, "takes a sandbox"},
+		{[]string{"snapshot"}, "expected one of"},
 		{[]string{"snapshot", "create", "none"}, "none"},
-		{[]string{"snapshot", "create", "box", "box"}, "one sandbox"},
+		{[]string{"snapshot", "create", "box", "box"}, "unexpected argument box"},
 		{[]string{"snapshot", "create", "plain"}, "has no overlay"},
 		{[]string{"snapshot", "create", "box", "--name", "taken"}, "already"},
 		{[]string{"snapshot", "create", "box", "--name", "a/b"}, "cannot be the name of a snapshot"},
 		{[]string{"snapshot", "create", "box", "--max-size", "100"}, "more than"},
-		{[]string{"snapshot", "rm"}, "takes snapshots"},
+		{[]string{"snapshot", "rm"}, `expected "<snapshot> ..."`},
 		{[]string{"snapshot", "rm", "none"}, `no snapshot "none"`},
 		{[]string{"snapshot", "export", "none", "-"}, `no snapshot "none"`},
 		{[]string{"snapshot", "export", "taken", bad}, "already exists, and is not overwritten"},

@@ -24,10 +24,10 @@ func TestWords(t *testing.T) {
 		{[]string{"exec", "--workdir", "-x", "x", "true"}, `--workdir: needs a value, and "-x" looks like a flag`},
 		{[]string{"exec", "--workdir", "x", "box", "true"}, `working directory "x": must be an absolute path in the sandbox; write --workdir "$PWD"/x`},
 		{[]string{"--tmieout", "5", "true"}, "unknown flag --tmieout, did you mean --timeout?; see sbxrun --help"},
-		{[]string{"--network", "host", "true"}, "unknown flag --network, did you mean --net?; see sbxrun --help"},
-		{[]string{"-it", "bash"}, "unknown flag -it: stdin is the command's already; -t for a terminal; see sbxrun --help"},
+		{[]string{"--network", "host", "true"}, "unknown flag --network: write --net; see sbxrun --help"},
+		{[]string{"-it", "bash"}, "unknown flag -it: stdin is the command's already; -t gives it a terminal; see sbxrun --help"},
 		{[]string{"--volume", "/x:/y", "true"}, `"/x" is a path, and a volume has a name; --bind shows a directory of the host`},
-		{[]string{"-C", "/tmp", "true"}, "unknown flag -C, did you mean --workdir?; see sbxrun --help"},
+		{[]string{"-C", "/tmp", "true"}, "unknown flag -C: write --workdir; see sbxrun --help"},
 		{[]string{"exec", "--net", "host", "box", "true"}, "unknown flag --net, which is a flag of run, start; see sbxrun exec --help"},
 	} {
 		r := harness.Start(t, harness.Options{Bare: true}, c.args...).Wait()
@@ -74,7 +74,7 @@ func TestTimeoutHint(t *testing.T) {
 		{[]string{"completion", "bash"}, 127, "; completions are files, which the packages install, and ./setup.sh completions writes\n"},
 		{[]string{"job.py"}, 127, "; a file of the current directory is named by a path: ./job.py\n"},
 		{[]string{"kil", "web"}, 127, "; did you mean sbxrun kill?\n"},
-		{[]string{"strat", "--name", "web"}, 127, "; did you mean sbxrun start?\n"},
+		{[]string{"strat", "--name", "web"}, 127, "; did you mean sbxrun start or stats?\n"},
 		{[]string{"FOO=1", "true"}, 127, "; to set a variable write --env FOO=VALUE before the command\n"},
 		{[]string{"prune"}, 127, "; to remove what has ended write sbxrun cleanup\n"},
 		{[]string{"-v", "cache:/cache", "true"}, 127, `command "cache:/cache": no such file; to show a volume write --volume NAME:DST, a directory --bind SRC:DST` + "\n"},

@@ -93,9 +93,9 @@ func dispatch(args []string, begin time.Time) int {
 		case "version":
 			return runCommand(append([]string{"--version"}, args[1:]...), begin)
 		case "help":
-			return printed(cli.Help(os.Stdout, args[1:]...))
+			return helpCommand(args[1:])
 		case "--help", "-h":
-			return printed(cli.Help(os.Stdout))
+			return helpCommand(nil)
 		case "rm":
 			return rmCommand(args, begin)
 		case "ls":
@@ -103,6 +103,14 @@ func dispatch(args []string, begin time.Time) int {
 		}
 	}
 	return runCommand(args, begin)
+}
+
+// helpCommand prints the help of the command that names name, or of sbxrun.
+func helpCommand(names []string) int {
+	if len(names) > 0 && !cli.IsCommand(names...) {
+		return failUsage(&cli.Run{}, fmt.Errorf("no command %q", strings.Join(names, " ")))
+	}
+	return printed(cli.Help(os.Stdout, names...))
 }
 
 func volumeCommand(args []string) int {

@@ -92,8 +92,8 @@ func Spellings(f *kong.Flag) []string {
 	return all
 }
 
-// IsCommand reports whether sbxrun has a command of this name.
-func IsCommand(name string) bool { return find(Model().Model.Node, name) != nil }
+// IsCommand reports whether the names are those of a command, such as "snapshot", "ls".
+func IsCommand(names ...string) bool { return find(Model().Model.Node, names) != nil }
 
 // Similar returns kong's question whether a command of almost this name was meant, or "".
 func Similar(word string) string {
@@ -104,27 +104,31 @@ func Similar(word string) string {
 		return ""
 	}
 	_, question, _ := strings.Cut(err.Error(), ", did you mean ")
-	if question = strings.ReplaceAll(question, `"`, ""); question != "" {
-		question = "did you mean sbxrun " + question
+	question = strings.NewReplacer(`"`, "", "one of ", "").Replace(question)
+	if question != "" {
+		question = "did you mean sbxrun " + strings.ReplaceAll(question, ", ", " or ")
 	}
 	return question
 }
 
-func find(n *kong.Node, name string) *kong.Node {
-	if i := slices.IndexFunc(n.Children, func(c *kong.Node) bool { return c.Name == name }); i >= 0 {
-		return n.Children[i]
+// find returns the command below n that names name, or nil.
+func find(n *kong.Node, names []string) *kong.Node {
+	for _, name := range names {
+		i := slices.IndexFunc(n.Children, func(c *kong.Node) bool { return c.Name == name })
+		if i < 0 {
+			return nil
+		}
+		n = n.Children[i]
 	}
-	return nil
+	return n
 }
 
-// Help writes the help of the command that names name, or of sbxrun without names.
+// Help writes the help of a command, or of sbxrun without names.
 func Help(w io.Writer, names ...string) error {
 	k := Model()
-	n := k.Model.Node
-	for _, name := range names {
-		if n = find(n, name); n == nil {
-			return fmt.Errorf("no command %q; sbxrun --help lists all", strings.Join(names, " "))
-		}
+	n := find(k.Model.Node, names)
+	if n == nil {
+		return fmt.Errorf("no command %q", strings.Join(names, " "))
 	}
 	usage := strings.Join(append(append([]string{"Usage: sbxrun"}, names...), n.Tag.Vars["usage"]), " ")
 	n.Detail = "Example: " + n.Tag.Vars["example"]

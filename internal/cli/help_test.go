@@ -124,7 +124,7 @@ func TestExamples(t *testing.T) {
 }
 
 func TestSimilar(t *testing.T) {
-	for word, want := range map[string]string{"rnu": "did you mean sbxrun run?", "snapshots": "did you mean sbxrun snapshot?", "python3": ""} {
+	for word, want := range map[string]string{"rnu": "did you mean sbxrun run?", "snapshots": "did you mean sbxrun snapshot?", "strat": "did you mean sbxrun start or stats?", "python3": ""} {
 		if got := Similar(word); got != want {
 			t.Errorf("%s: %q, want %q", word, got, want)
 		}

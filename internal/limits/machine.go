@@ -254,7 +254,7 @@ func access(path string, mode uint32) error {
 
 // WritableCgroups is the hint where the cgroups are mounted read-only, as engines do
 // in a container.
-const WritableCgroups = "give this container writable cgroups: docker run --security-opt writable-cgroups=true (Docker 28.0), or podman run --security-opt unmask=/sys/fs/cgroup"
+const WritableCgroups = "give this container writable cgroups by an option of its engine: --security-opt writable-cgroups=true (Docker 28), --security-opt unmask=/sys/fs/cgroup (Podman)"
 
 // remedy is the hint where the caller may not write to its cgroup.
 func remedy(err error) string {

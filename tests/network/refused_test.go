@@ -406,7 +406,7 @@ func TestNamed(t *testing.T) {
 			return p
 		}
 	}
-	const without = "hint: it tried to reach a network without the proxy of --net allow=; docs/network.md says how programs are told of it"
+	const without = "hint: it tried to reach a network without the proxy of --net allow=, which HTTPS_PROXY and ALL_PROXY name"
 	for _, tt := range []struct {
 		name  string
 		start func(harness.Options) *harness.Process
