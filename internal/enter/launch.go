@@ -8,6 +8,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
+//lint:file-ignore U1000 the assembly uses the constants and launch
+
 // The launcher is the program that executes a command. Until the payload's process executes a
 // program it is a fork of sbxrun, and its /proc/self/exe is sbxrun's own file. A command that is a
 // link to that, or whose interpreter is, would execute the file inside, where a process with the

@@ -8,6 +8,8 @@
 // that was built without the flag, by go install for example, still has Go's stack trace.
 package entry
 
+//lint:file-ignore U1000 the assembly uses all of these
+
 // The limits below which the program does not start. The runtime starts at 1.25 GiB and 56 MiB; the rest
 // is for the heap and for the memory that keepers share.
 const (

@@ -50,7 +50,7 @@ func NewConnections(most int) *Connections {
 }
 
 // Of returns a listener whose connections count.
-func (c *Connections) Of(l net.Listener) net.Listener { return &bounds{l, c} }
+func (s *Connections) Of(l net.Listener) net.Listener { return &bounds{l, s} }
 
 type bounds struct {
 	net.Listener
