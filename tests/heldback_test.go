@@ -113,3 +113,24 @@ func TestRunApplyHeldBack(t *testing.T) {
 	holds(t, dir+"/.git/hooks/pre-commit", "x\n")
 	holds(t, dir+"/sub/deep", "deep\n")
 }
+
+// git(1) on the host writes to where links in its directory lead: apply holds all of them back.
+func TestApplyHeldBackGitLinks(t *testing.T) {
+	t.Parallel()
+	dir := original(t)
+	harness.Must(t, os.MkdirAll(filepath.Join(dir, ".git/logs"), 0o755))
+	harness.Must(t, os.WriteFile(filepath.Join(dir, ".git/logs/HEAD"), nil, 0o644))
+	r := harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c",
+		"ln -sf ../../file .git/logs/HEAD; ln -s ../file .git/FETCH_HEAD; ln -s ../.. .git/objects; ln -s file link; echo data >.git/index")...)
+	r.Expect(t, 74, "exited")
+	if !strings.Contains(string(r.Stderr), `3 paths are held back`) {
+		t.Errorf("%s", r.Stderr)
+	}
+	for name, want := range map[string]bool{".git/logs/HEAD": false, ".git/FETCH_HEAD": false, ".git/objects": false, "link": true} {
+		st, err := os.Lstat(filepath.Join(dir, name))
+		if link := err == nil && st.Mode()&os.ModeSymlink != 0; link != want {
+			t.Errorf("%s is a link: %v", name, link)
+		}
+	}
+	holds(t, dir+"/.git/index", "data\n")
+}

@@ -43,9 +43,18 @@ func set(words string) func(name string) bool {
 	return func(name string) bool { return table()[name] }
 }
 
-// Trusted reports whether a program on the host executes or trusts the file or directory at a path. isDir
-// is true for a directory.
-func Trusted(name string, isDir bool) bool {
+// Type is what there is at a path.
+type Type int
+
+// Types of what is at a path.
+const (
+	File Type = iota
+	Directory
+	Link
+)
+
+// Trusted reports whether a program on the host executes or trusts what is at a path.
+func Trusted(name string, is Type) bool {
 	parts := strings.Split(name, "/")
 	inGit := false
 	for i, part := range parts {
@@ -55,7 +64,7 @@ func Trusted(name string, isDir bool) bool {
 			if last && fold(part) != ".git" && fold(part) != "git~1" {
 				return false // a bare repository
 			}
-			if inGitDir(parts[i+1:], isDir) {
+			if inGitDir(parts[i+1:], is) {
 				return true
 			}
 			continue
@@ -76,10 +85,15 @@ func Trusted(name string, isDir bool) bool {
 func isGit(name string) bool { return strings.HasSuffix(name, ".git") || name == "git~1" }
 
 // inGitDir reports whether a path in a repository is trusted. The repository itself is not, unless it is a
-// file or a link, which names another one.
-func inGitDir(parts []string, isDir bool) bool {
+// file or a link, which names another one. Every link is: git(1) follows it when it writes FETCH_HEAD or a
+// log, and so would write names of branches, which the command chooses, to any file.
+func inGitDir(parts []string, is Type) bool {
+	isDir := is == Directory
 	if len(parts) == 0 {
 		return !isDir
+	}
+	if is == Link {
+		return true
 	}
 	first := fold(parts[0])
 	switch {
@@ -88,7 +102,7 @@ func inGitDir(parts []string, isDir bool) bool {
 	case len(parts) == 1:
 		return first != "info" && first != "worktrees" || !isDir
 	case first == "worktrees": // of each linked working tree
-		return len(parts) > 2 && inGitDir(parts[2:], isDir) || len(parts) == 2 && !isDir
+		return len(parts) > 2 && inGitDir(parts[2:], is) || len(parts) == 2 && !isDir
 	}
 	return !gitData(first + "/" + fold(parts[1]))
 }

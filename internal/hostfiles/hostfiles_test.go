@@ -11,7 +11,7 @@ func TestTrusted(t *testing.T) {
 		// as other file systems have them
 		".GIT/config", ".Git/hooks/x", ".g\u200cit/config", ".git./config", ".git /config", "git~1/config", ".vſcode/tasks.json", "PACKAGE.JSON", ".\u00admcp.json",
 	} {
-		if !Trusted(name, false) {
+		if !Trusted(name, File) {
 			t.Errorf("%q is not trusted", name)
 		}
 	}
@@ -19,13 +19,18 @@ func TestTrusted(t *testing.T) {
 		"main.go", "Makefile", "src/config", "hooks/x", ".gitignore", ".gitattributes", ".github/workflows/ci.yml", "git/config", "package-lock.json", "x.git",
 		".git/HEAD", ".git/index", ".git/objects/ab/cdef", ".git/refs/heads/HEAD", ".git/logs/HEAD", ".git/info/exclude", ".git/worktrees/w/HEAD", ".git/worktrees/w/index", ".config/other", "",
 	} {
-		if Trusted(name, false) {
+		if Trusted(name, File) {
 			t.Errorf("%q is trusted", name)
 		}
 	}
 	for name, want := range map[string]bool{".git": false, "sub/.git": false, ".git/hooks": true, ".git/info": false, ".git/worktrees": false, ".git/worktrees/w": false, ".vscode": true, "src": false} {
-		if Trusted(name, true) != want {
+		if Trusted(name, Directory) != want {
 			t.Errorf("directory %q: want %v", name, want)
+		}
+	}
+	for name, want := range map[string]bool{".git/FETCH_HEAD": true, ".git/logs/HEAD": true, ".git/objects/ab": true, ".git/info": true, "x.git/COMMIT_EDITMSG": true, ".git": true, "src": false} {
+		if Trusted(name, Link) != want {
+			t.Errorf("link %q: want %v", name, want)
 		}
 	}
 }

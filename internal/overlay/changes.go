@@ -333,9 +333,11 @@ func (w *comparison) deleted(low original, at, name string) {
 	}
 }
 
+var hostType = map[Type]hostfiles.Type{Directory: hostfiles.Directory, Link: hostfiles.Link}
+
 // judged completes a change by its path and target.
 func judged(c Change) Change {
-	c.Held = hostfiles.Trusted(c.Path, c.Type == Directory)
+	c.Held = hostfiles.Trusted(c.Path, hostType[c.Type])
 	c.Outside = c.Type == Link && c.Kind != Deleted && tree.LeadsOut(strings.Count(c.Path, "/"), c.Target)
 	return c
 }

@@ -53,7 +53,7 @@ func Select(list []Change, paths []string) (out []Change) {
 // named it.
 func Release(list []Change, name string) {
 	for i := range list {
-		if c := &list[i]; c.Held && within(c.Path, name) && (c.Path == name || hostfiles.Trusted(name, true)) {
+		if c := &list[i]; c.Held && within(c.Path, name) && (c.Path == name || hostfiles.Trusted(name, hostfiles.Directory)) {
 			c.Held = false
 		}
 	}
