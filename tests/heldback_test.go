@@ -134,3 +134,26 @@ func TestApplyHeldBackGitLinks(t *testing.T) {
 	}
 	holds(t, dir+"/.git/index", "data\n")
 }
+
+// What is in the overlay's own directory is held back if that directory is one that programs trust.
+func TestApplyHeldBackTop(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ dir, script, held string }{
+		{"bare", "mkdir hooks; echo x >hooks/post-update; echo data >index", "hooks"},
+		{"p/.git/hooks", "echo x >pre-commit", "pre-commit"},
+		{"p/.vscode", "echo x >tasks.json", "tasks.json"},
+	} {
+		dir := filepath.Join(original(t), tt.dir)
+		harness.Must(t, os.MkdirAll(dir, 0o755))
+		if tt.dir == "bare" {
+			harness.Must(t, os.Mkdir(filepath.Join(dir, "objects"), 0o755))
+			harness.Must(t, os.Mkdir(filepath.Join(dir, "refs"), 0o755))
+			harness.Must(t, os.WriteFile(filepath.Join(dir, "HEAD"), []byte("ref: refs/heads/x\n"), 0o644))
+		}
+		r := harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c", tt.script)...)
+		r.Expect(t, 74, "exited")
+		if _, err := os.Lstat(filepath.Join(dir, tt.held)); err == nil {
+			t.Errorf("%s: %s was applied", tt.dir, tt.held)
+		}
+	}
+}

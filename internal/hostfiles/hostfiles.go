@@ -81,6 +81,28 @@ func Trusted(name string, is Type) bool {
 	return false
 }
 
+// Top returns what to put before the paths in a directory, for [Trusted]: the name of that directory if
+// it is trusted itself, or its place in a repository; "" otherwise. repository is true if it is one.
+func Top(dir string, repository bool) string {
+	if repository {
+		return ".git"
+	}
+	parts := strings.Split(dir, "/")
+	for i, part := range parts {
+		if fold(part) == ".git" {
+			return path.Join(parts[i:]...)
+		}
+	}
+	base, parent := path.Base(dir), path.Base(path.Dir(dir))
+	switch {
+	case names(fold(base)):
+		return base
+	case names(fold(parent) + "/" + fold(base)):
+		return path.Join(parent, base)
+	}
+	return ""
+}
+
 // isGit reports whether a name belongs to a repository: .git, its short name on FAT, or a bare NAME.git.
 func isGit(name string) bool { return strings.HasSuffix(name, ".git") || name == "git~1" }
 

@@ -34,3 +34,17 @@ func TestTrusted(t *testing.T) {
 		}
 	}
 }
+
+func TestTop(t *testing.T) {
+	for dir, want := range map[string]string{
+		"/u/p": "", "/u/p/.git": ".git", "/u/p/.git/hooks": ".git/hooks", "/u/p/.vscode": ".vscode", "/u/.config/git": ".config/git", "/u/.config": "",
+		"/u/p.git": "", "/u/p.git/main": "", "/u/p/.claude/worktrees/w": "", "/": "",
+	} {
+		if got := Top(dir, false); got != want {
+			t.Errorf("%s: %q, want %q", dir, got, want)
+		}
+	}
+	if got := Top("/u/p.git", true); got != ".git" {
+		t.Errorf("a repository: %q", got)
+	}
+}
