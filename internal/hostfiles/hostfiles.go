@@ -15,11 +15,11 @@ import (
 // names are files and directories that are trusted in every directory, with their content. A name with a
 // slash is the end of a path, and * is an extension.
 var names = set(`
-	.gitconfig .gitmodules .githooks .husky .lefthook lefthook.yml .lefthook.yml .pre-commit-config.yaml .config/git
-	.vscode .idea .zed .devcontainer .devcontainer.json *.code-workspace .exrc .vimrc .nvimrc .nvim.lua .dir-locals.el .dir-locals-2.el
-	.claude .claude.json .mcp.json .cursor .codex .gemini .opencode opencode.json .continue .windsurf .aider.conf.yml
-	.envrc .env .mise .mise.toml mise.toml .gdbinit .lldbinit .pylintrc .ripgreprc .tmux.conf
-	package.json .npmrc .yarn .yarnrc .yarnrc.yml .pnpmfile.cjs .pnp.cjs .cargo
+	.gitconfig .gitmodules .hg/hgrc .hg/hgrc-not-shared .hg/sharedpath .githooks .husky .lefthook lefthook.yml .lefthook.yml lefthook-local.yml .lefthook-local.yml .pre-commit-config.yaml .config/git
+	.vscode .idea .zed .devcontainer .devcontainer.json *.code-workspace .exrc .vimrc .nvimrc .nvim.lua .dir-locals.el .dir-locals-2.el .helix
+	.claude .claude.json .mcp.json .cursor .codex .gemini .opencode opencode.json .continue .windsurf .aider.conf.yml .roo .kiro .qwen .amazonq .crush.json crush.json
+	.envrc .env .mise .mise.toml mise.toml .mise.local.toml mise.local.toml .config/mise .config/mise.toml .gdbinit .lldbinit .pylintrc .ripgreprc .tmux.conf .Rprofile .Renviron .ghci .irbrc .pryrc .bazelrc
+	package.json .npmrc .yarn .yarnrc .yarnrc.yml .pnpmfile.cjs .pnp.cjs .cargo rust-toolchain rust-toolchain.toml .bundle .mvn .venv/bin venv/bin pyvenv.cfg node_modules/.bin
 	conftest.py sitecustomize.py usercustomize.py *.pth
 	.profile .bashrc .bash_profile .bash_login .bash_logout .bash_aliases .zshrc .zshenv .zprofile .zlogin .zlogout
 	.ssh .netrc .local/bin .config/fish .config/autostart .config/systemd .config/environment.d`)
@@ -37,6 +37,9 @@ func set(words string) func(name string) bool {
 		m := map[string]bool{}
 		for word := range strings.FieldsSeq(words) {
 			m[fold(word)] = true
+			if dir, _, ok := strings.Cut(word, "/"); ok {
+				m[fold(dir)+"/"] = true // as of a link
+			}
 		}
 		return m
 	})
@@ -71,6 +74,9 @@ func Trusted(name string, is Type) bool {
 		}
 		part = fold(part)
 		if names(part) || names("*"+path.Ext(part)) || i > 0 && names(fold(parts[i-1])+"/"+part) {
+			return true
+		}
+		if last && is == Link && names(part+"/") { // which may lead to a directory with such a name in it
 			return true
 		}
 		// git(1) takes a directory with HEAD, objects and refs for a repository, and reads its config.

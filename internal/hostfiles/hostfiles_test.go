@@ -8,6 +8,7 @@ func TestTrusted(t *testing.T) {
 		".git/rebase-merge/git-rebase-todo", ".git/worktrees/w/commondir", ".git/worktrees/w/config.worktree", "sub/.git", "sub/deep/.git/hooks/x", "bare.git/config",
 		"HEAD", "evil/HEAD", ".vscode", ".vscode/tasks.json", ".claude/settings.json", ".mcp.json", ".envrc", "package.json", "a/b/package.json", "conftest.py",
 		"tests/conftest.py", "x.code-workspace", "site-packages/x.pth", ".config/git/config", ".husky/_/husky.sh",
+		".hg/hgrc", ".Rprofile", ".helix/languages.toml", "sub/rust-toolchain.toml", ".venv/bin/git", "node_modules/.bin/tsc", ".mvn/jvm.config", ".roo/mcp.json", ".config/mise/config.toml",
 		// as other file systems have them
 		".GIT/config", ".Git/hooks/x", ".g\u200cit/config", ".git./config", ".git /config", "git~1/config", ".vſcode/tasks.json", "PACKAGE.JSON", ".\u00admcp.json",
 	} {
@@ -17,7 +18,7 @@ func TestTrusted(t *testing.T) {
 	}
 	for _, name := range []string{
 		"main.go", "Makefile", "src/config", "hooks/x", ".gitignore", ".gitattributes", ".github/workflows/ci.yml", "git/config", "package-lock.json", "x.git",
-		".git/HEAD", ".git/index", ".git/objects/ab/cdef", ".git/refs/heads/HEAD", ".git/logs/HEAD", ".git/info/exclude", ".git/worktrees/w/HEAD", ".git/worktrees/w/index", ".config/other", "",
+		".git/HEAD", ".git/index", ".git/objects/ab/cdef", ".git/refs/heads/HEAD", ".git/logs/HEAD", ".git/info/exclude", ".git/worktrees/w/HEAD", ".git/worktrees/w/index", ".config/other", ".hg/store/x", ".venv/lib/x", "bin/x", "",
 	} {
 		if Trusted(name, File) {
 			t.Errorf("%q is trusted", name)
@@ -28,7 +29,7 @@ func TestTrusted(t *testing.T) {
 			t.Errorf("directory %q: want %v", name, want)
 		}
 	}
-	for name, want := range map[string]bool{".git/FETCH_HEAD": true, ".git/logs/HEAD": true, ".git/objects/ab": true, ".git/info": true, "x.git/COMMIT_EDITMSG": true, ".git": true, "src": false} {
+	for name, want := range map[string]bool{".git/FETCH_HEAD": true, ".git/logs/HEAD": true, ".git/objects/ab": true, ".git/info": true, "x.git/COMMIT_EDITMSG": true, ".git": true, "src": false, ".hg": true, "sub/.venv": true, ".hg/store": false} {
 		if Trusted(name, Link) != want {
 			t.Errorf("link %q: want %v", name, want)
 		}
