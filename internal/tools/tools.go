@@ -228,7 +228,7 @@ func (f *finder) target(name string) {
 		f.programs(filepath.Dir(name))
 	default:
 		file := real(name)
-		if st, err := os.Stat(file); err == nil && st.Mode().IsRegular() && len(f.files) < manyPrefixes && !f.private(file) && !secret(file) {
+		if st, err := os.Stat(file); err == nil && st.Mode().IsRegular() && len(f.files) < manyPrefixes && !room.Private(file) && !secret(file) {
 			f.files = append(f.files, file)
 		}
 	}
@@ -390,7 +390,7 @@ func (f *finder) ownWork(dir string) bool {
 // show adds a directory, if it is one, but never a home directory or one above it.
 func (f *finder) show(dir string) {
 	dir = real(dir)
-	if dir == "" || f.visible(dir) || len(f.dirs) > manyPrefixes || room.HomeWithin(dir, f.home) != "" || f.private(dir) {
+	if dir == "" || f.visible(dir) || len(f.dirs) > manyPrefixes || room.HomeWithin(dir, f.home) != "" || room.Private(dir) {
 		return
 	}
 	if st, err := os.Stat(dir); err != nil || !st.IsDir() {
@@ -400,16 +400,6 @@ func (f *finder) show(dir string) {
 	if bin := filepath.Join(dir, "bin"); !f.seen[bin] {
 		f.programs(bin)
 	}
-}
-
-// private reports whether a path leads through a directory that holds credentials.
-func (f *finder) private(path string) bool {
-	for ; path != "/" && path != "."; path = filepath.Dir(path) {
-		if secretDirs[filepath.Base(path)] {
-			return true
-		}
-	}
-	return false
 }
 
 // visible reports whether a real path will be in the sandbox.
