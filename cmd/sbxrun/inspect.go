@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
 	"os"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 )
 
@@ -23,8 +25,13 @@ func inspectCommand(flags *cli.Inspect, names []string) int {
 		}
 		all = append(all, describe(e))
 	}
-	enc := json.NewEncoder(os.Stdout)
-	enc.SetIndent("", "  ")
-	enc.SetEscapeHTML(false) // as result.JSON
-	return cmp.Or(printed(enc.Encode(all)), code)
+	text, err := result.JSON(all)
+	var b bytes.Buffer
+	if err == nil {
+		err = json.Indent(&b, text, "", "  ")
+	}
+	if err == nil {
+		_, err = b.WriteTo(os.Stdout)
+	}
+	return cmp.Or(printed(err), code)
 }
