@@ -135,7 +135,7 @@ func TestApplyHeldBackGitLinks(t *testing.T) {
 	holds(t, dir+"/.git/index", "data\n")
 }
 
-// What is in the overlay's own directory is held back if that directory is one that programs trust.
+// apply holds files back if the overlay's directory is a repository or a trusted directory.
 func TestApplyHeldBackTop(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ dir, script, held string }{

@@ -166,7 +166,7 @@ func limitsScriptOwnMounts(t *testing.T) {
 	script = strings.Replace(strings.TrimSuffix(script, "ready\n"), "uid=0 ", fmt.Sprintf("uid=%d ", uid), 1)
 	cgroups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", shell.Process.Pid))
 	harness.Must(t, err)
-	for line := range strings.Lines(string(cgroups)) { // what the script would take for the shell's cgroups
+	for line := range strings.Lines(string(cgroups)) { // the script would use these directories as the shell's cgroups
 		own := strings.TrimSpace(strings.SplitN(line, ":", 3)[2])
 		dirs, err := filepath.Glob(fake + "/*")
 		harness.Must(t, err)

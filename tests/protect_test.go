@@ -99,7 +99,7 @@ func TestProtectGit(t *testing.T) {
 	}
 }
 
-// In a linked working tree the configuration is that of the repository it belongs to.
+// A linked working tree shares the configuration of its repository, which stays read-only.
 func TestProtectGitWorktree(t *testing.T) {
 	t.Parallel()
 	dir := repository(t)

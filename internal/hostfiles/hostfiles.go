@@ -46,17 +46,17 @@ func set(words string) func(name string) bool {
 	return func(name string) bool { return table()[name] }
 }
 
-// Type is what there is at a path.
+// Type is the type of a file.
 type Type int
 
-// Types of what is at a path.
+// Types of files.
 const (
 	File Type = iota
 	Directory
 	Link
 )
 
-// Trusted reports whether a program on the host executes or trusts what is at a path.
+// Trusted reports whether a program on the host executes or trusts the file at a path.
 func Trusted(name string, is Type) bool {
 	parts := strings.Split(name, "/")
 	inGit := false

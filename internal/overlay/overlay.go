@@ -118,7 +118,7 @@ func Open(layer *os.File, source string, since time.Time, lower ...string) (t *T
 	return t, err
 }
 
-// repository reports whether git(1) takes a directory for one of its own.
+// repository reports whether a directory is a bare git repository.
 func repository(dir *os.File) bool {
 	for _, name := range []string{"HEAD", "objects", "refs"} {
 		if look(proc.Descriptor(dir), name) == nil {

@@ -107,8 +107,8 @@ func (p *Policy) protectGitDir(m *Mount, git string) error {
 	return nil
 }
 
-// protectNamed protects the repository that a file .git names, if that is below m as well: that of a
-// submodule, or of a linked working tree, whose file commondir names the directory with the configuration.
+// protectNamed reads a file .git, which contains the path of a git directory, and protects that directory if
+// it is below m. In a linked working tree, the file commondir leads to the configuration.
 func (p *Policy) protectNamed(m *Mount, git string) error {
 	dir, ok := m.named(path.Dir(git), git, "gitdir: ")
 	if !ok || !m.has(path.Join(dir, "HEAD")) {

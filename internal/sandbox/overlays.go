@@ -24,8 +24,8 @@ func (s *Sandbox) onRecord() (out []state.Overlay) {
 	return out
 }
 
-// recordable returns an error for a path that is not UTF-8, which the record, in JSON, would have as that of
-// another directory: diff and apply would look there.
+// recordable returns an error for a path that is not UTF-8. Package json would change it to the path of another
+// directory, and diff and apply would open that one.
 func recordable(list []*room.Overlay) error {
 	for _, o := range list {
 		for _, name := range append([]string{o.Source, o.Dest, o.Upper}, o.Lower...) {
