@@ -113,3 +113,47 @@ func TestRunApplyHeldBack(t *testing.T) {
 	holds(t, dir+"/.git/hooks/pre-commit", "x\n")
 	holds(t, dir+"/sub/deep", "deep\n")
 }
+
+// git(1) on the host writes to where links in its directory lead: apply holds all of them back.
+func TestApplyHeldBackGitLinks(t *testing.T) {
+	t.Parallel()
+	dir := original(t)
+	harness.Must(t, os.MkdirAll(filepath.Join(dir, ".git/logs"), 0o755))
+	harness.Must(t, os.WriteFile(filepath.Join(dir, ".git/logs/HEAD"), nil, 0o644))
+	r := harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c",
+		"ln -sf ../../file .git/logs/HEAD; ln -s ../file .git/FETCH_HEAD; ln -s ../.. .git/objects; ln -s file link; echo data >.git/index")...)
+	r.Expect(t, 74, "exited")
+	if !strings.Contains(string(r.Stderr), `3 paths are held back`) {
+		t.Errorf("%s", r.Stderr)
+	}
+	for name, want := range map[string]bool{".git/logs/HEAD": false, ".git/FETCH_HEAD": false, ".git/objects": false, "link": true} {
+		st, err := os.Lstat(filepath.Join(dir, name))
+		if link := err == nil && st.Mode()&os.ModeSymlink != 0; link != want {
+			t.Errorf("%s is a link: %v", name, link)
+		}
+	}
+	holds(t, dir+"/.git/index", "data\n")
+}
+
+// apply holds files back if the overlay's directory is a repository or a trusted directory.
+func TestApplyHeldBackTop(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ dir, script, held string }{
+		{"bare", "mkdir hooks; echo x >hooks/post-update; echo data >index", "hooks"},
+		{"p/.git/hooks", "echo x >pre-commit", "pre-commit"},
+		{"p/.vscode", "echo x >tasks.json", "tasks.json"},
+	} {
+		dir := filepath.Join(original(t), tt.dir)
+		harness.Must(t, os.MkdirAll(dir, 0o755))
+		if tt.dir == "bare" {
+			harness.Must(t, os.Mkdir(filepath.Join(dir, "objects"), 0o755))
+			harness.Must(t, os.Mkdir(filepath.Join(dir, "refs"), 0o755))
+			harness.Must(t, os.WriteFile(filepath.Join(dir, "HEAD"), []byte("ref: refs/heads/x\n"), 0o644))
+		}
+		r := harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c", tt.script)...)
+		r.Expect(t, 74, "exited")
+		if _, err := os.Lstat(filepath.Join(dir, tt.held)); err == nil {
+			t.Errorf("%s: %s was applied", tt.dir, tt.held)
+		}
+	}
+}

@@ -29,6 +29,7 @@ func TestLimitsScript(t *testing.T) {
 		}
 		return
 	}
+	t.Run("mounted by its user", limitsScriptOwnMounts)
 	t.Run("as mounted", func(t *testing.T) { limitsScript(t, nil) })
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	harness.Must(t, err)
@@ -132,4 +133,57 @@ func removeCgroups(t *testing.T, name string) {
 	for _, dir := range slices.Backward(dirs) {
 		harness.Until(t, harness.Scaled(harness.Slack), dir+" is removed", func() bool { return os.Remove(dir) == nil || os.IsNotExist(os.Remove(dir)) })
 	}
+}
+
+// A user's shell can show a cgroup file system where root sees a directory of the user's: the script does
+// not change files there.
+func limitsScriptOwnMounts(t *testing.T) {
+	const uid = 47111
+	top := harness.SharedDir(t)
+	fake := filepath.Join(top, "fake")
+	harness.Must(t, os.Mkdir(fake, 0o755))
+	shell := exec.Command("unshare", "--mount", "sh", "-c", `
+		awk '/ - cgroup2? / {print $5}' /proc/self/mountinfo >"$1/mounts"
+		while read -r dir; do mkdir "$1/fake/$((n += 1))"; mount --rbind "$dir" "$1/fake/$n" && umount -l "$dir" || exit 3; done <"$1/mounts"
+		"$0" doctor --script; echo ready; read -r word`, harness.Binary(t), top)
+	shell.Env = []string{"PATH=" + harness.Path, harness.Bwrap(), "SBXRUN_STATE_DIR=" + top + "/state"}
+	shell.Stderr = os.Stderr
+	stdin, err := shell.StdinPipe()
+	harness.Must(t, err)
+	stdout, err := shell.StdoutPipe()
+	harness.Must(t, err)
+	harness.Must(t, shell.Start())
+	t.Cleanup(func() {
+		stdin.Close()
+		_ = shell.Wait()
+	})
+	script := ""
+	for lines := bufio.NewReader(stdout); !strings.HasSuffix(script, "\nready\n"); {
+		line, err := lines.ReadString('\n')
+		harness.Must(t, err)
+		script += line
+	}
+	script = strings.Replace(strings.TrimSuffix(script, "ready\n"), "uid=0 ", fmt.Sprintf("uid=%d ", uid), 1)
+	cgroups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", shell.Process.Pid))
+	harness.Must(t, err)
+	for line := range strings.Lines(string(cgroups)) { // the script would use these directories as the shell's cgroups
+		own := strings.TrimSpace(strings.SplitN(line, ":", 3)[2])
+		dirs, err := filepath.Glob(fake + "/*")
+		harness.Must(t, err)
+		for _, dir := range dirs {
+			harness.Must(t, os.MkdirAll(filepath.Join(dir, own), 0o755))
+		}
+	}
+	cmd := exec.Command("sh")
+	cmd.Stdin = strings.NewReader(script)
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "may set limits") {
+		t.Errorf("the script: %v: %s", err, out)
+	}
+	_ = filepath.WalkDir(fake, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Name() == fmt.Sprintf("user-%d", uid) {
+			t.Errorf("the script has made %s", path)
+		}
+		return nil
+	})
 }

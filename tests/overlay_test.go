@@ -561,3 +561,20 @@ func TestApplyUnread(t *testing.T) {
 	}
 	holds(t, filepath.Join(dir, "other"), "new\n")
 }
+
+// The record of a sandbox cannot have a path that is not UTF-8: diff and apply would take another
+// directory for the original.
+func TestOverlayNotUTF8(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	top := original(t)
+	dir, other := filepath.Join(top, "x\xff"), filepath.Join(top, "x\ufffd")
+	harness.Must(t, os.Mkdir(dir, 0o755))
+	harness.Must(t, os.Mkdir(other, 0o755))
+	b, r := s.TrySandbox(harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--name", "agent")...)
+	if b != nil || r.ExitCode != 125 || !strings.Contains(string(r.Stdout)+string(r.Stderr), "is not UTF-8") {
+		t.Errorf("%d %s %s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c", "echo new >file")...).Expect(t, 0, "exited")
+	holds(t, dir+"/file", "new\n")
+}

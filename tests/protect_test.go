@@ -99,6 +99,25 @@ func TestProtectGit(t *testing.T) {
 	}
 }
 
+// A linked working tree shares the configuration of its repository, which stays read-only.
+func TestProtectGitWorktree(t *testing.T) {
+	t.Parallel()
+	dir := repository(t)
+	git(t, dir, "worktree", "add", "-q", "../linked")
+	linked := filepath.Dir(dir) + "/linked"
+	r := harness.Run(t, harness.Options{Dir: linked}, "-w", "--cwd-root", "..", "--env", "GIT_CONFIG_NOSYSTEM=1", "sh", "-c", `
+git -c safe.directory='*' commit -q --allow-empty -m second || exit 3
+printf '#!/bin/sh\ntouch PLANTED\n' >planted; chmod 755 planted
+git config core.fsmonitor ./planted; cd ../project; mkdir evil; cp .git/config evil; printf '[core]\nfsmonitor = ./planted\n' >>evil/config
+cp evil/config .git/config; cp ../linked/planted .git/hooks/post-commit; echo ../../../evil >.git/worktrees/linked/commondir; exit 0`)
+	r.Expect(t, 0, "exited")
+	git(t, linked, "status", "--short")
+	git(t, linked, "commit", "-q", "--allow-empty", "-m", "third")
+	if _, err := os.Lstat(linked + "/PLANTED"); err == nil {
+		t.Error("git on the host has executed a planted program")
+	}
+}
+
 // --protect none lets the command change them.
 func TestProtectNone(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"io"
 	"strings"
 	"time"
@@ -214,7 +215,30 @@ func JSON(v any) ([]byte, error) {
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	err := enc.Encode(v)
-	return b.Bytes(), err
+	return harmless(b.Bytes()), err
+}
+
+// harmless escapes DEL and the control characters U+0080 to U+009F, which package json leaves as they are
+// and some terminals obey: names of files and output come from commands.
+func harmless(text []byte) []byte {
+	var out []byte
+	done := 0
+	for i, c := range text {
+		code, size := c, 1
+		switch {
+		case c == 0x7f:
+		case c == 0xc2 && i+1 < len(text) && text[i+1] < 0xa0: // which is valid UTF-8
+			code, size = text[i+1], 2
+		default:
+			continue
+		}
+		out = fmt.Appendf(append(out, text[done:i]...), `\u%04x`, code)
+		done = i + size
+	}
+	if done == 0 {
+		return text
+	}
+	return append(out, text[done:]...)
 }
 
 // Milliseconds is the unit of all times in JSON. It keeps microseconds and drops what is below.

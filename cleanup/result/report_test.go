@@ -185,3 +185,15 @@ func allBytes() string {
 	}
 	return string(b)
 }
+
+func TestJSONHarmless(t *testing.T) {
+	const text = "a\x7f\u009b31m\u0080\u009f\u00a0é\x1b\ufffdz"
+	b, err := JSON(text)
+	if want := `"a\u007f\u009b31m\u0080\u009f` + "\u00a0é" + `\u001b` + "\ufffdz\"\n"; err != nil || string(b) != want {
+		t.Errorf("%v, got %q, want %q", err, b, want)
+	}
+	var back string
+	if err := json.Unmarshal(b, &back); err != nil || back != text {
+		t.Errorf("%v, back %q", err, back)
+	}
+}

@@ -162,7 +162,7 @@ func (o *opened) choose(paths []string, found map[string]bool) {
 	}
 	o.changes = overlay.Select(o.changes, within)
 	for _, name := range within {
-		overlay.Release(o.changes, name)
+		o.tree.Release(o.changes, name)
 	}
 }
 

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"os"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 )
 
@@ -22,8 +24,13 @@ func inspectCommand(flags *cli.Inspect) int {
 			code = fail(err)
 		}
 	}
-	enc := json.NewEncoder(os.Stdout)
-	enc.SetIndent("", "  ")
-	enc.SetEscapeHTML(false) // as result.JSON
-	return cmp.Or(printed(enc.Encode(all)), code)
+	text, err := result.JSON(all)
+	var b bytes.Buffer
+	if err == nil {
+		err = json.Indent(&b, text, "", "  ")
+	}
+	if err == nil {
+		_, err = b.WriteTo(os.Stdout)
+	}
+	return cmp.Or(printed(err), code)
 }

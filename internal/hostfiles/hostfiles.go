@@ -15,11 +15,11 @@ import (
 // names are files and directories that are trusted in every directory, with their content. A name with a
 // slash is the end of a path, and * is an extension.
 var names = set(`
-	.gitconfig .gitmodules .githooks .husky .lefthook lefthook.yml .lefthook.yml .pre-commit-config.yaml .config/git
-	.vscode .idea .zed .devcontainer .devcontainer.json *.code-workspace .exrc .vimrc .nvimrc .nvim.lua .dir-locals.el .dir-locals-2.el
-	.claude .claude.json .mcp.json .cursor .codex .gemini .opencode opencode.json .continue .windsurf .aider.conf.yml
-	.envrc .env .mise .mise.toml mise.toml .gdbinit .lldbinit .pylintrc .ripgreprc .tmux.conf
-	package.json .npmrc .yarn .yarnrc .yarnrc.yml .pnpmfile.cjs .pnp.cjs .cargo
+	.gitconfig .gitmodules .hg/hgrc .hg/hgrc-not-shared .hg/sharedpath .githooks .husky .lefthook lefthook.yml .lefthook.yml lefthook-local.yml .lefthook-local.yml .pre-commit-config.yaml .config/git
+	.vscode .idea .zed .devcontainer .devcontainer.json *.code-workspace .exrc .vimrc .nvimrc .nvim.lua .dir-locals.el .dir-locals-2.el .helix
+	.claude .claude.json .mcp.json .cursor .codex .gemini .opencode opencode.json .continue .windsurf .aider.conf.yml .roo .kiro .qwen .amazonq .crush.json crush.json
+	.envrc .env .mise .mise.toml mise.toml .mise.local.toml mise.local.toml .config/mise .config/mise.toml .gdbinit .lldbinit .pylintrc .ripgreprc .tmux.conf .Rprofile .Renviron .ghci .irbrc .pryrc .bazelrc
+	package.json .npmrc .yarn .yarnrc .yarnrc.yml .pnpmfile.cjs .pnp.cjs .cargo rust-toolchain rust-toolchain.toml .bundle .mvn .venv/bin venv/bin pyvenv.cfg node_modules/.bin
 	conftest.py sitecustomize.py usercustomize.py *.pth
 	.profile .bashrc .bash_profile .bash_login .bash_logout .bash_aliases .zshrc .zshenv .zprofile .zlogin .zlogout
 	.ssh .netrc .local/bin .config/fish .config/autostart .config/systemd .config/environment.d`)
@@ -37,15 +37,27 @@ func set(words string) func(name string) bool {
 		m := map[string]bool{}
 		for word := range strings.FieldsSeq(words) {
 			m[fold(word)] = true
+			if dir, _, ok := strings.Cut(word, "/"); ok {
+				m[fold(dir)+"/"] = true // as of a link
+			}
 		}
 		return m
 	})
 	return func(name string) bool { return table()[name] }
 }
 
-// Trusted reports whether a program on the host executes or trusts the file or directory at a path. isDir
-// is true for a directory.
-func Trusted(name string, isDir bool) bool {
+// Type is the type of a file.
+type Type int
+
+// Types of files.
+const (
+	File Type = iota
+	Directory
+	Link
+)
+
+// Trusted reports whether a program on the host executes or trusts the file at a path.
+func Trusted(name string, is Type) bool {
 	parts := strings.Split(name, "/")
 	inGit := false
 	for i, part := range parts {
@@ -55,13 +67,16 @@ func Trusted(name string, isDir bool) bool {
 			if last && fold(part) != ".git" && fold(part) != "git~1" {
 				return false // a bare repository
 			}
-			if inGitDir(parts[i+1:], isDir) {
+			if inGitDir(parts[i+1:], is) {
 				return true
 			}
 			continue
 		}
 		part = fold(part)
 		if names(part) || names("*"+path.Ext(part)) || i > 0 && names(fold(parts[i-1])+"/"+part) {
+			return true
+		}
+		if last && is == Link && names(part+"/") { // which may lead to a directory with such a name in it
 			return true
 		}
 		// git(1) takes a directory with HEAD, objects and refs for a repository, and reads its config.
@@ -72,14 +87,41 @@ func Trusted(name string, isDir bool) bool {
 	return false
 }
 
+// Top returns what to put before the paths in a directory, for [Trusted]: the name of that directory if
+// it is trusted itself, or its place in a repository; "" otherwise. repository is true if it is one.
+func Top(dir string, repository bool) string {
+	if repository {
+		return ".git"
+	}
+	parts := strings.Split(dir, "/")
+	for i, part := range parts {
+		if fold(part) == ".git" {
+			return path.Join(parts[i:]...)
+		}
+	}
+	base, parent := path.Base(dir), path.Base(path.Dir(dir))
+	switch {
+	case names(fold(base)):
+		return base
+	case names(fold(parent) + "/" + fold(base)):
+		return path.Join(parent, base)
+	}
+	return ""
+}
+
 // isGit reports whether a name belongs to a repository: .git, its short name on FAT, or a bare NAME.git.
 func isGit(name string) bool { return strings.HasSuffix(name, ".git") || name == "git~1" }
 
 // inGitDir reports whether a path in a repository is trusted. The repository itself is not, unless it is a
-// file or a link, which names another one.
-func inGitDir(parts []string, isDir bool) bool {
+// file or a link, which names another one. Every link is: git(1) follows it when it writes FETCH_HEAD or a
+// log, and so would write names of branches, which the command chooses, to any file.
+func inGitDir(parts []string, is Type) bool {
+	isDir := is == Directory
 	if len(parts) == 0 {
 		return !isDir
+	}
+	if is == Link {
+		return true
 	}
 	first := fold(parts[0])
 	switch {
@@ -88,7 +130,7 @@ func inGitDir(parts []string, isDir bool) bool {
 	case len(parts) == 1:
 		return first != "info" && first != "worktrees" || !isDir
 	case first == "worktrees": // of each linked working tree
-		return len(parts) > 2 && inGitDir(parts[2:], isDir) || len(parts) == 2 && !isDir
+		return len(parts) > 2 && inGitDir(parts[2:], is) || len(parts) == 2 && !isDir
 	}
 	return !gitData(first + "/" + fold(parts[1]))
 }

@@ -24,7 +24,9 @@ place() {
     function among(list) { return index("," list ",", "," of ",") }
     FILENAME ~ /mountinfo$/ {
         for (i = 7; i < NF && $i != "-"; i++);
-        if (point == "" && (of == "v2" ? $(i + 1) == "cgroup2" : $(i + 1) == "cgroup" && among($(i + 3)))) {
+        # Whoever has the shell may have mounted more there. Only what is mounted here, too, counts.
+        if (NR == FNR) { here[$5] = $(i + 1); next }
+        if (point == "" && here[$5] == $(i + 1) && (of == "v2" ? $(i + 1) == "cgroup2" : $(i + 1) == "cgroup" && among($(i + 3)))) {
             root = $4 == "/" ? "" : $4
             point = $5
         }
@@ -37,7 +39,7 @@ place() {
     END {
         if (own == "/") own = ""
         if (point != "" && index(own "/", root "/") == 1) print point, point substr(own, length(root) + 1)
-    }' "/proc/$shell/mountinfo" "/proc/$shell/cgroup"
+    }' /proc/self/mountinfo "/proc/$shell/mountinfo" "/proc/$shell/cgroup"
 }
 
 # give FILE...: to the user.

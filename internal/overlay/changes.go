@@ -329,13 +329,15 @@ func (w *comparison) deleted(low original, at, name string) {
 		if c.Type == Directory && !c.Conflict {
 			c.Conflict = w.laterBelow(low.dir, name)
 		}
-		w.changes = append(w.changes, judged(c))
+		w.changes = append(w.changes, w.judged(c))
 	}
 }
 
+var hostType = map[Type]hostfiles.Type{Directory: hostfiles.Directory, Link: hostfiles.Link}
+
 // judged completes a change by its path and target.
-func judged(c Change) Change {
-	c.Held = hostfiles.Trusted(c.Path, c.Type == Directory)
+func (t *Tree) judged(c Change) Change {
+	c.Held = hostfiles.Trusted(path.Join(t.top, c.Path), hostType[c.Type])
 	c.Outside = c.Type == Link && c.Kind != Deleted && tree.LeadsOut(strings.Count(c.Path, "/"), c.Target)
 	return c
 }
@@ -499,7 +501,7 @@ func (w *comparison) add(c Change, st *unix.Stat_t) {
 	if c.Type != Link && c.Type != Other {
 		c.Mode = octal(c.mode)
 	}
-	w.changes = append(w.changes, judged(c))
+	w.changes = append(w.changes, w.judged(c))
 }
 
 // equal compares a file with the original's of the same name, which had so many bytes.

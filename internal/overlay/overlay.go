@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/hostfiles"
 	"github.com/sbxrun/sbxrun/internal/links"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/tree"
@@ -82,6 +83,7 @@ type Tree struct {
 	// seen are the directories of the original that were compared, and those that an apply has made.
 	seen map[string]tree.Inode
 
+	top      string // before paths, for package hostfiles
 	owner    uint32 // of the original's directory
 	root     bool   // this process is root's
 	layered  bool   // the original is on overlayfs
@@ -109,10 +111,21 @@ func Open(layer *os.File, source string, since time.Time, lower ...string) (t *T
 	if t.Source, err = openDir(source); err != nil {
 		return t, &result.Error{Code: "original", Message: "the original cannot be opened: " + err.Error(), Err: err}
 	}
+	t.top = hostfiles.Top(source, repository(t.Source))
 	var fs unix.Statfs_t
 	err = unix.Fstatfs(proc.Descriptor(t.Source), &fs)
 	t.layered = fs.Type == unix.OVERLAYFS_SUPER_MAGIC
 	return t, err
+}
+
+// repository reports whether a directory is a bare git repository.
+func repository(dir *os.File) bool {
+	for _, name := range []string{"HEAD", "objects", "refs"} {
+		if look(proc.Descriptor(dir), name) == nil {
+			return false
+		}
+	}
+	return true
 }
 
 // Expect compares the original with its identity when the sandbox began; "" is unknown.

@@ -51,9 +51,9 @@ func Select(list []Change, paths []string) (out []Change) {
 
 // Release clears Change.Held at and below a path, if the path is itself held back: then the caller has
 // named it.
-func Release(list []Change, name string) {
+func (t *Tree) Release(list []Change, name string) {
 	for i := range list {
-		if c := &list[i]; c.Held && within(c.Path, name) && (c.Path == name || hostfiles.Trusted(name, true)) {
+		if c := &list[i]; c.Held && within(c.Path, name) && (c.Path == name || hostfiles.Trusted(path.Join(t.top, name), hostfiles.Directory)) {
 			c.Held = false
 		}
 	}

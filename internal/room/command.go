@@ -119,6 +119,22 @@ func bindFor(host, home string) string {
 	return dir
 }
 
+// PrivateDirs are the names of directories that hold credentials.
+var PrivateDirs = map[string]bool{
+	".git": true, ".config": true, ".ssh": true, ".aws": true, ".azure": true, ".docker": true, ".gnupg": true, ".kube": true, ".aspnet": true, ".password-store": true,
+	"x509stores": true, // of .NET
+}
+
+// Private reports whether a path leads through a directory that holds credentials.
+func Private(name string) bool {
+	for ; name != "/" && name != "."; name = path.Dir(name) {
+		if PrivateDirs[path.Base(name)] {
+			return true
+		}
+	}
+	return false
+}
+
 // lookHost is the program that a PATH means on the host, "" for none; never one out of the current
 // directory.
 func lookHost(name, callers string) string {
@@ -176,7 +192,7 @@ func checkFile(v view, name, p, home string) error {
 		// Of a venv the interpreter is a link, often to what is not shown.
 		if strings.HasSuffix(interpreter, "\r") {
 			e.Hint = "its lines end as on Windows: sed -i 's/\\r$//' " + shellQuote(host)
-		} else if real, err := filepath.EvalSymlinks(interpreter); err == nil {
+		} else if real, err := filepath.EvalSymlinks(interpreter); err == nil && isFile(real) && !Private(real) { // the script could be a stranger's
 			e.Hint = "--ro-bind " + shellQuote(bindFor(real, home))
 		}
 		return e

@@ -90,6 +90,11 @@ func TestCheckCommand(t *testing.T) {
 	}
 	write("work/tools/own", "\x7fELF", 0o755)
 	write("usr/lib/piped", "\x7fELF", 0o755)
+	write("work/steals", "#!"+filepath.Join(top, "me/.ssh/id_rsa")+"\n", 0o755)
+	if err := os.MkdirAll(filepath.Join(top, "me/.ssh"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write("me/.ssh/id_rsa", "", 0o755)
 	tools := laidOut(t, "lib/pyenv/shims/tool", "tools/tool2", "lib/python/bin/tool3", "dirs/tool4/", "bin/both2")
 	if err := os.WriteFile(filepath.Join(tools, "bin/notool"), nil, 0o644); err != nil {
 		t.Fatal(err)
@@ -178,6 +183,8 @@ func TestCheckCommand(t *testing.T) {
 			want: notExecutable(`command "./noline" cannot be executed: its interpreter "/usr/bin/none" does not exist in the sandbox`, "")},
 		{name: "interpreter only on the host", command: "./hosts",
 			want: notExecutable(`command "./hosts" cannot be executed: its interpreter "TOP/opt/prog" does not exist in the sandbox`, "--ro-bind TOP/opt")},
+		{name: "interpreter that is a key", command: "./steals",
+			want: notExecutable(`command "./steals" cannot be executed: its interpreter "TOP/me/.ssh/id_rsa" does not exist in the sandbox`, "")},
 		{name: "interpreter that is a link to what is only on the host", command: "./venv",
 			want: notExecutable(`command "./venv" cannot be executed: its interpreter "TOP/work/python" does not exist in the sandbox`, "--ro-bind TOP/opt")},
 	}

@@ -74,6 +74,9 @@ func (p *Policy) protectGit(m *Mount, workdir string) error {
 			return isLink(m.below(git))
 		case err == nil && mode == unix.S_IFREG: // it names the directory
 			p.readOnly(m, git)
+			if err := p.protectNamed(m, git); err != nil {
+				return err
+			}
 			continue
 		case err != nil && dir == "." && m.isGit():
 			git = "."
@@ -102,6 +105,61 @@ func (p *Policy) protectGitDir(m *Mount, git string) error {
 		}
 	}
 	return nil
+}
+
+// protectNamed reads a file .git, which contains the path of a git directory, and protects that directory if
+// it is below m. In a linked working tree, the file commondir leads to the configuration.
+func (p *Policy) protectNamed(m *Mount, git string) error {
+	dir, ok := m.named(path.Dir(git), git, "gitdir: ")
+	if !ok || !m.has(path.Join(dir, "HEAD")) {
+		return nil
+	}
+	file := path.Join(dir, "commondir")
+	if mode, err := m.below(file).lstat(); err != nil {
+		return p.protectGitDir(m, dir)
+	} else if mode == unix.S_IFLNK {
+		return isLink(m.below(file))
+	}
+	p.readOnly(m, file)
+	if name := path.Join(dir, "config.worktree"); m.has(name) {
+		p.readOnly(m, name)
+	}
+	common, ok := m.named(dir, file, "")
+	if !ok || !m.has(path.Join(common, "objects")) {
+		return nil
+	}
+	return p.protectGitDir(m, common)
+}
+
+// named reads a path from the first line of a file of git(1), which begins with a prefix. It is relative to
+// dir. The result is relative to m; not ok if it is not below that.
+func (m *Mount) named(dir, file, prefix string) (name string, ok bool) {
+	at := m.below(file)
+	fd, err := unix.Open(cmp.Or(at.Here, at.Source), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", false
+	}
+	defer unix.Close(fd)
+	buf := make([]byte, unix.PathMax)
+	n, _ := unix.Read(fd, buf)
+	line, _, _ := strings.Cut(string(buf[:max(n, 0)]), "\n")
+	if name, ok = strings.CutPrefix(line, prefix); !ok || name == "" {
+		return "", false
+	}
+	if !path.IsAbs(name) {
+		name = path.Join(m.Source, dir, name)
+	}
+	name = path.Clean(name)
+	if name == m.Source || !Within(name, m.Source) {
+		return "", false
+	}
+	return strings.TrimPrefix(name, strings.TrimSuffix(m.Source, "/")+"/"), true
+}
+
+// has reports whether there is something at a path below m.
+func (m *Mount) has(name string) bool {
+	_, err := m.below(name).lstat()
+	return err == nil
 }
 
 // readOnly mounts a path of a bind read-only, unless there is a mount already.
@@ -150,12 +208,7 @@ func (m Mount) lstat() (mode uint32, err error) {
 
 // isGit reports whether the source is a git directory.
 func (m *Mount) isGit() bool {
-	for _, name := range []string{"HEAD", "objects", "refs"} {
-		if _, err := m.below(name).lstat(); err != nil {
-			return false
-		}
-	}
-	return true
+	return m.has("HEAD") && m.has("objects") && m.has("refs")
 }
 
 func protectError(m Mount, cause, hint string) error {

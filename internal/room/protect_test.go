@@ -3,11 +3,14 @@ package room
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // protect adds a mount for each existing path of a repository, and for the directories above it.
@@ -61,5 +64,30 @@ func TestProtect(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// The repository that a file .git names is protected if it is below the bind as well.
+func TestProtectNamed(t *testing.T) {
+	top := laidOut(t, "m/main/.git/HEAD", "m/main/.git/config", "m/main/.git/hooks/", "m/main/.git/objects/", "m/main/.git/worktrees/wt/HEAD", "m/main/.git/modules/sub/HEAD", "m/main/.git/modules/sub/config", "m/main/.git/modules/sub/hooks/", "out/HEAD")
+	for name, text := range map[string]string{"wt/.git": "gitdir: " + top + "/m/main/.git/worktrees/wt\n", "main/.git/worktrees/wt/commondir": "../..\n", "sub/.git": "gitdir: ../main/.git/modules/sub\n",
+		"away/.git": "gitdir: ../../out\n", "none/.git": "gitdir: ../main/.git/none\n", "odd/.git": "x"} {
+		harness.Must(t, os.MkdirAll(filepath.Dir(top+"/m/"+name), 0o755))
+		harness.Must(t, os.WriteFile(top+"/m/"+name, []byte(text), 0o644))
+	}
+	for workdir, want := range map[string][]string{
+		"wt":   {"1 /wt", "0 /wt/.git", "1 /main", "1 /main/.git", "1 /main/.git/worktrees", "1 /main/.git/worktrees/wt", "0 /main/.git/worktrees/wt/commondir", "0 /main/.git/config", "0 /main/.git/hooks"},
+		"sub":  {"1 /sub", "0 /sub/.git", "1 /main", "1 /main/.git", "1 /main/.git/modules", "1 /main/.git/modules/sub", "0 /main/.git/modules/sub/config", "0 /main/.git/modules/sub/hooks"},
+		"away": {"1 /away", "0 /away/.git"}, "none": {"1 /none", "0 /none/.git"}, "odd": {"1 /odd", "0 /odd/.git"},
+	} {
+		p := Policy{Mounts: []Mount{{Kind: ReadWrite, Git: true, Source: top + "/m", Dest: "/m"}}}
+		harness.Must(t, p.protect("/m/"+workdir))
+		var got []string
+		for _, m := range p.Mounts[1:] {
+			got = append(got, fmt.Sprint(int(m.Kind), " ", m.Dest[len("/m"):]))
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", workdir, diff)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strconv"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -21,6 +22,19 @@ func (s *Sandbox) onRecord() (out []state.Overlay) {
 		out = append(out, state.Overlay{Source: o.Source, Dest: o.Dest, Since: o.Since.Format(time.RFC3339Nano), Base: o.Base, Upper: o.Upper, Lower: o.Lower, Layer: proc.Descriptor(o.Layer), Layers: s.spec.Parts.Layers[o.Dest]})
 	}
 	return out
+}
+
+// recordable returns an error for a path that is not UTF-8. Package json would change it to the path of another
+// directory, and diff and apply would open that one.
+func recordable(list []*room.Overlay) error {
+	for _, o := range list {
+		for _, name := range append([]string{o.Source, o.Dest, o.Upper}, o.Lower...) {
+			if !utf8.ValidString(name) {
+				return &result.Error{Code: "usage", Message: fmt.Sprintf("an overlay's path is not UTF-8, and cannot be recorded: %.200q", name), Hint: "rename the directory, or use sbxrun run with --diff and --apply"}
+			}
+		}
+	}
+	return nil
 }
 
 // forgetOverlays leaves on record the layers that are on disk.

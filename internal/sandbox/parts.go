@@ -118,7 +118,7 @@ func (p *Parts) From(ctx context.Context, store *snapshots.Store, m *snapshots.M
 	for _, t := range m.Trees {
 		if m.Imported && index(t) < 0 {
 			return &result.Error{Code: "usage", Message: fmt.Sprintf("the snapshot %s was imported, and its archive would decide that the sandbox sees %q", m.Title(), t.Source),
-				Hint: fmt.Sprintf("name the directory: --overlay %q, or another one in its place", t.Source+":"+t.Dest)}
+				Hint: "name the directory: --overlay " + room.ShellQuote(t.Source+":"+t.Dest) + ", or another one in its place"}
 		}
 	}
 	user := pol.Outside(c)

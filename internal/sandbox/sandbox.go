@@ -290,6 +290,9 @@ func (s *Sandbox) hold(kept *proc.Kept) error {
 		return err
 	}
 	s.spec.Parts.Overlays = s.command.TakeOverlays()
+	if err := recordable(s.spec.Parts.Overlays); err != nil {
+		return err
+	}
 	err = s.write(func(r *state.Record) {
 		r.Overlays = s.onRecord()
 		r.Init, s.room = &init, kept.Room

@@ -11,12 +11,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 
-// secretDirs are the names of directories that hold credentials.
-var secretDirs = map[string]bool{
-	".git": true, ".config": true, ".ssh": true, ".aws": true, ".azure": true, ".docker": true, ".gnupg": true, ".kube": true, ".aspnet": true, ".password-store": true,
-	"x509stores": true, // of .NET
-}
-
 // secretFiles are the names of files that hold credentials, in lower case.
 var secretFiles = []string{
 	"credentials", "credentials.toml", "credentials.json", "credentials.xml", "credentials.yml", "credentials.yaml", ".netrc", "_netrc", ".npmrc", "npmrc", "pip.conf", "pip.ini", ".pypirc", ".condarc", "condarc",
@@ -191,7 +185,7 @@ func (c *coverer) search(top string, plain bool) {
 		for _, e := range entries {
 			name := filepath.Join(dir, e.Name())
 			switch link := e.Type()&os.ModeSymlink != 0; {
-			case (e.IsDir() || link) && secretDirs[e.Name()]:
+			case (e.IsDir() || link) && room.PrivateDirs[e.Name()]:
 				if st, err := os.Stat(name); err == nil && (st.IsDir() || secret(name)) {
 					c.hide(name)
 				}

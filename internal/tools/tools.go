@@ -107,11 +107,13 @@ func Find(c room.Caller, lookup func(string) (string, bool), shown func(dir stri
 		if !filepath.IsAbs(dir) {
 			continue
 		}
-		if target := real(dir); target != "" && target != filepath.Clean(dir) && !shown(target) {
+		if target := real(dir); target != "" && target != filepath.Clean(dir) && !shown(target) && !f.ledOut(dir) {
 			dir = target
 		}
 		dirs = append(dirs, dir)
-		f.programs(dir)
+		if !f.ledOut(dir) {
+			f.programs(dir)
+		}
 	}
 	set.Path = strings.Join(dirs, ":")
 	for _, h := range homes {
@@ -120,7 +122,7 @@ func Find(c room.Caller, lookup func(string) (string, bool), shown func(dir stri
 			value = filepath.Join(f.home, h.dir)
 		}
 		dir := real(value)
-		if dir == "" || !filepath.IsAbs(value) {
+		if dir == "" || !filepath.IsAbs(value) || f.ledOut(value) || f.ledOut(filepath.Join(value, "bin")) {
 			continue
 		}
 		if !f.visible(dir) && has(dirs, h.command) {
@@ -158,6 +160,9 @@ func (f *finder) userBase(set *Set, dirs []string, lookup func(string) (string, 
 		base = filepath.Join(f.home, ".local")
 	}
 	found, _ := filepath.Glob(filepath.Join(base, "lib/python3*")) // the pattern is good
+	if f.ledOut(filepath.Join(base, "lib")) {
+		return
+	}
 	if base = real(base); base == "" || len(found) == 0 || !has(dirs, "python3") {
 		return
 	}
@@ -179,9 +184,12 @@ func (f *finder) programs(dir string) {
 	if system(dir) {
 		return
 	}
+	ours := f.exposed(dir)
 	if home := venvBase(filepath.Dir(dir)); home != "" {
 		for _, name := range []string{"python3", "python"} {
-			f.target(real(filepath.Join(home, name)))
+			if target := real(filepath.Join(home, name)); !ours || f.known(target) {
+				f.target(target)
+			}
 		}
 	}
 	d, err := os.Open(dir)
@@ -199,12 +207,12 @@ func (f *finder) programs(dir string) {
 		case e.Type().IsRegular():
 			target = room.Interpreter(name)
 		}
-		if filepath.IsAbs(target) {
+		if filepath.IsAbs(target) && (!ours || f.known(target)) {
 			f.target(target)
 		}
 		if base := e.Name(); e.Type()&os.ModeSymlink != 0 && strings.HasPrefix(base, "python") {
 			// A venv of a venv: the links on the way count as well.
-			if link, err := os.Readlink(name); err == nil && filepath.IsAbs(link) {
+			if link, err := os.Readlink(name); err == nil && filepath.IsAbs(link) && (!ours || f.known(link)) {
 				f.target(link)
 			}
 		}
@@ -220,10 +228,47 @@ func (f *finder) target(name string) {
 		f.programs(filepath.Dir(name))
 	default:
 		file := real(name)
-		if st, err := os.Stat(file); err == nil && st.Mode().IsRegular() && len(f.files) < manyPrefixes && !f.private(file) && !secret(file) {
+		if st, err := os.Stat(file); err == nil && st.Mode().IsRegular() && len(f.files) < manyPrefixes && !room.Private(file) && !secret(file) {
 			f.files = append(f.files, file)
 		}
 	}
+}
+
+// exposed reports whether the sandbox shows a real directory anyway, and it is not the distribution's: a
+// project, for example. Earlier sandboxes could have been allowed to write there, or it is a stranger's.
+// Then a link there must not choose which of the user's files are shown.
+func (f *finder) exposed(dir string) bool {
+	return f.shown(dir) && !room.Within(dir, "/usr") && !slices.Contains([]string{"/bin", "/sbin"}, dir)
+}
+
+// ledOut reports whether a link in an exposed directory leads from there to a directory that is not
+// known to belong to a tool.
+func (f *finder) ledOut(dir string) bool {
+	target := real(dir)
+	if target == "" || f.shown(target) || f.known(target) {
+		return false
+	}
+	for above := filepath.Dir(dir); above != "/"; above = filepath.Dir(above) {
+		if top := real(above); top != "" && f.exposed(top) {
+			return true
+		}
+	}
+	return false
+}
+
+// known reports whether a program, or a directory of programs, is known to belong to a tool: to a
+// toolchain, a store or /opt, or is an interpreter of Python, which has no manifest.
+func (f *finder) known(name string) bool {
+	name = real(name)
+	if name == "" {
+		return false
+	}
+	for dir := name; dir != "/" && dir != filepath.Dir(filepath.Dir(filepath.Dir(name))); dir = filepath.Dir(dir) {
+		if f.toolchain(dir) {
+			return true
+		}
+	}
+	return store(name) != "" || room.Within(name, "/opt") || strings.HasPrefix(filepath.Base(name), "python") && slices.Contains(programDirs, filepath.Base(filepath.Dir(name)))
 }
 
 // system reports whether a directory is the distribution's, whose links lead to its own.
@@ -345,7 +390,7 @@ func (f *finder) ownWork(dir string) bool {
 // show adds a directory, if it is one, but never a home directory or one above it.
 func (f *finder) show(dir string) {
 	dir = real(dir)
-	if dir == "" || f.visible(dir) || len(f.dirs) > manyPrefixes || room.HomeWithin(dir, f.home) != "" || f.private(dir) {
+	if dir == "" || f.visible(dir) || len(f.dirs) > manyPrefixes || room.HomeWithin(dir, f.home) != "" || room.Private(dir) {
 		return
 	}
 	if st, err := os.Stat(dir); err != nil || !st.IsDir() {
@@ -355,16 +400,6 @@ func (f *finder) show(dir string) {
 	if bin := filepath.Join(dir, "bin"); !f.seen[bin] {
 		f.programs(bin)
 	}
-}
-
-// private reports whether a path leads through a directory that holds credentials.
-func (f *finder) private(path string) bool {
-	for ; path != "/" && path != "."; path = filepath.Dir(path) {
-		if secretDirs[filepath.Base(path)] {
-			return true
-		}
-	}
-	return false
 }
 
 // visible reports whether a real path will be in the sandbox.
