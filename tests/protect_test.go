@@ -45,7 +45,7 @@ try mkdir .git/hooks && try cp planted .git/hooks/pre-commit
 try git config core.fsmonitor ./planted
 { echo '[core]'; echo 'fsmonitor = ./planted'; } >config
 try cp config .git/config; try mv config .git/config; try ln -sf /tmp/x .git/config
-try cp planted .git/config.worktree
+try cp config .git/config.worktree
 try rm -f .git/config; try rm -rf .git/hooks
 try mv .git/hooks .git/old && try mkdir .git/hooks && try cp planted .git/hooks/pre-commit
 try mv .git moved && try cp -r moved .git && try cp config .git/config && try cp planted .git/hooks/pre-commit
@@ -68,6 +68,9 @@ func TestProtectGit(t *testing.T) {
 		"with its own configuration": {flags: []string{"-w"}, prepare: func(t *testing.T, dir string) {
 			git(t, dir, "config", "extensions.worktreeConfig", "true")
 			git(t, dir, "config", "--worktree", "a.b", "c")
+		}},
+		"with its own configuration, which is missing": {flags: []string{"-w"}, prepare: func(t *testing.T, dir string) {
+			git(t, dir, "config", "extensions.worktreeConfig", "true")
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
