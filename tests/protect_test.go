@@ -145,6 +145,40 @@ touch a/b/c/new; mv a x; mv a/b a/x; mv a/b/c a/b/x; echo new >a/other; echo new
 	}
 }
 
+// Where parts of a directory belong to another user, a command of root's has the rights of the directory's owner
+// there, and no others, whether the parts are protected or not.
+func TestProtectOwner(t *testing.T) {
+	t.Parallel()
+	if !harness.Root() {
+		return // no other owner can be given
+	}
+	dir := repository(t)
+	harness.Must(t, os.Mkdir(dir+"/a", 0o755))
+	for _, name := range []string{"a/secret", ".git/config", ".git/config.worktree"} {
+		harness.Must(t, os.WriteFile(dir+"/"+name, []byte("secret\n"), 0o600))
+		harness.Must(t, os.Chmod(dir+"/"+name, 0o600))
+	}
+	harness.Must(t, os.Chown(dir, 1234, 1234))
+	for _, flags := range [][]string{{"-w"}, {"-w", "--protect", "none"}, {"-w", "--protect", "a/secret"}, {"--bind", "."}} {
+		r := harness.Run(t, harness.Options{Dir: dir}, append(flags, "sh", "-c", `cd "$1"; touch ours
+cat a/secret .git/config .git/config.worktree; touch a/new .git/new .git/HEAD; chmod 777 a .git; rm -f .git/HEAD`, "sh", dir)...)
+		if len(r.Stdout) > 0 {
+			t.Errorf("%q: it has read %s", flags, r.Stdout)
+		}
+		for _, name := range []string{"a/new", ".git/new"} {
+			if _, err := os.Lstat(dir + "/" + name); err == nil {
+				t.Errorf("%q: it has made %s", flags, name)
+				harness.Must(t, os.Remove(dir+"/"+name))
+			}
+		}
+		for _, name := range []string{"ours", ".git/HEAD"} {
+			if _, err := os.Lstat(dir + "/" + name); err != nil {
+				t.Errorf("%q: %v", flags, err)
+			}
+		}
+	}
+}
+
 func readFile(t *testing.T, name string) string {
 	t.Helper()
 	data, err := os.ReadFile(name)

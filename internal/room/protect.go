@@ -161,7 +161,7 @@ func (p *Policy) parents(m *Mount, name string) bool {
 
 // below is a bind of something in a bind, at its place.
 func (m *Mount) below(name string) Mount {
-	b := Mount{Kind: m.Kind, Source: path.Join(m.Source, name), Dest: path.Join(m.Dest, name)}
+	b := Mount{Kind: m.Kind, Source: path.Join(m.Source, name), Dest: path.Join(m.Dest, name), In: m.Dest}
 	if m.Here != "" {
 		b.Here = path.Join(m.Here, name)
 	}
