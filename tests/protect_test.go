@@ -179,6 +179,33 @@ cat a/secret .git/config .git/config.worktree; touch a/new .git/new .git/HEAD; c
 	}
 }
 
+// cp and --put replace no file that is mounted read-only: the kernel would remove the mount.
+func TestProtectFromCopies(t *testing.T) {
+	t.Parallel()
+	dir := harness.Dir(t) + "/project"
+	harness.Must(t, os.Mkdir(dir, 0o755))
+	for _, name := range []string{"kept", "other"} {
+		harness.Must(t, os.WriteFile(dir+"/"+name, []byte(name+"\n"), 0o644))
+	}
+	source := harness.Dir(t) + "/kept"
+	harness.Must(t, os.WriteFile(source, []byte("copied\n"), 0o644))
+	b := harness.NewState(t).Sandbox(harness.Options{Dir: dir}, "-w", "--protect", "kept")
+	for name, code := range map[string]int{"kept": 125, "other": 0} {
+		if r := b.State.Start(harness.Options{}, "cp", source, b.ID+":"+dir+"/"+name).Wait(); r.ExitCode != code {
+			t.Errorf("cp to %s: exit code %d, want %d: %s", name, r.ExitCode, code, r.Stderr)
+		}
+	}
+	b.Exec(harness.Options{}, nil, "sh", "-c", "echo new >kept || test -s other").Expect(t, 0, "exited")
+	if r := harness.Start(t, harness.Options{Dir: dir}, "-w", "--protect", "kept", "--put", source+":"+dir, "true").Wait(); r.ExitCode != 125 {
+		t.Errorf("--put: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	for name, want := range map[string]string{"kept": "kept\n", "other": "copied\n"} {
+		if got := readFile(t, dir+"/"+name); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+}
+
 func readFile(t *testing.T, name string) string {
 	t.Helper()
 	data, err := os.ReadFile(name)
