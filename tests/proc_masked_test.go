@@ -6,8 +6,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// hiddenFiles prints the contents of hidden files of /proc, if it can read them.
-const hiddenFiles = `for dir in "/proc", "/proc/self/root/proc", "/proc/thread-self/root/proc":
+// hiddenFiles prints the contents of hidden files of /proc, if it can read them, and the sysctls that it can write to.
+const hiddenFiles = `import os
+for dir in "/proc", "/proc/self/root/proc", "/proc/thread-self/root/proc":
     for name in "keys", "key-users", "locks":
         try:
             print(dir, name, open("%s/%s" % (dir, name)).read())
@@ -15,10 +16,20 @@ const hiddenFiles = `for dir in "/proc", "/proc/self/root/proc", "/proc/thread-s
             pass
 for name in "cpuinfo", "meminfo", "stat", "loadavg", "self/status", "sys/kernel/osrelease":
     open("/proc/" + name).read()
+for top, dirs, files in os.walk("/proc/sys"):
+    for name in files:
+        if os.access(os.path.join(top, name), os.W_OK):
+            print("writable", top, name)
+try:
+    open("/proc/sys/kernel/sem", "r+").write("64000 1024000000 500 32000")
+    print("kernel.sem was written")
+except OSError:
+    pass
 print("end")
 `
 
-// The caller's keys and the machine's file locks are hidden from the commands of a run, a sandbox and an exec.
+// The caller's keys and the machine's file locks are hidden from the commands of a run, a sandbox and an exec, and
+// they cannot change a sysctl.
 func TestProcMasked(t *testing.T) {
 	t.Parallel()
 	hidden := func(what string, out []byte) {

@@ -45,7 +45,7 @@ try mkdir .git/hooks && try cp planted .git/hooks/pre-commit
 try git config core.fsmonitor ./planted
 { echo '[core]'; echo 'fsmonitor = ./planted'; } >config
 try cp config .git/config; try mv config .git/config; try ln -sf /tmp/x .git/config
-try cp planted .git/config.worktree
+try cp config .git/config.worktree
 try rm -f .git/config; try rm -rf .git/hooks
 try mv .git/hooks .git/old && try mkdir .git/hooks && try cp planted .git/hooks/pre-commit
 try mv .git moved && try cp -r moved .git && try cp config .git/config && try cp planted .git/hooks/pre-commit
@@ -68,6 +68,9 @@ func TestProtectGit(t *testing.T) {
 		"with its own configuration": {flags: []string{"-w"}, prepare: func(t *testing.T, dir string) {
 			git(t, dir, "config", "extensions.worktreeConfig", "true")
 			git(t, dir, "config", "--worktree", "a.b", "c")
+		}},
+		"with its own configuration, which is missing": {flags: []string{"-w"}, prepare: func(t *testing.T, dir string) {
+			git(t, dir, "config", "extensions.worktreeConfig", "true")
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -157,6 +160,67 @@ touch a/b/c/new; mv a x; mv a/b a/x; mv a/b/c a/b/x; echo new >a/other; echo new
 		r := harness.Run(t, o, "-w", "--protect", path, "true")
 		if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), want) || strings.Count(string(r.Stderr), "\n") != 1 {
 			t.Errorf("--protect %s: exit code %d, %s", path, r.ExitCode, r.Stderr)
+		}
+	}
+}
+
+// Where parts of a directory belong to another user, a command of root's has the rights of the directory's owner
+// there, and no others, whether the parts are protected or not.
+func TestProtectOwner(t *testing.T) {
+	t.Parallel()
+	if !harness.Root() {
+		return // no other owner can be given
+	}
+	dir := repository(t)
+	harness.Must(t, os.Mkdir(dir+"/a", 0o755))
+	for _, name := range []string{"a/secret", ".git/config", ".git/config.worktree"} {
+		harness.Must(t, os.WriteFile(dir+"/"+name, []byte("secret\n"), 0o600))
+		harness.Must(t, os.Chmod(dir+"/"+name, 0o600))
+	}
+	harness.Must(t, os.Chown(dir, 1234, 1234))
+	for _, flags := range [][]string{{"-w"}, {"-w", "--protect", "none"}, {"-w", "--protect", "a/secret"}, {"--bind", "."}} {
+		r := harness.Run(t, harness.Options{Dir: dir}, append(flags, "sh", "-c", `cd "$1"; touch ours
+cat a/secret .git/config .git/config.worktree; touch a/new .git/new .git/HEAD; chmod 777 a .git; rm -f .git/HEAD`, "sh", dir)...)
+		if len(r.Stdout) > 0 {
+			t.Errorf("%q: it has read %s", flags, r.Stdout)
+		}
+		for _, name := range []string{"a/new", ".git/new"} {
+			if _, err := os.Lstat(dir + "/" + name); err == nil {
+				t.Errorf("%q: it has made %s", flags, name)
+				harness.Must(t, os.Remove(dir+"/"+name))
+			}
+		}
+		for _, name := range []string{"ours", ".git/HEAD"} {
+			if _, err := os.Lstat(dir + "/" + name); err != nil {
+				t.Errorf("%q: %v", flags, err)
+			}
+		}
+	}
+}
+
+// cp and --put replace no file that is mounted read-only: the kernel would remove the mount.
+func TestProtectFromCopies(t *testing.T) {
+	t.Parallel()
+	dir := harness.Dir(t) + "/project"
+	harness.Must(t, os.Mkdir(dir, 0o755))
+	for _, name := range []string{"kept", "other"} {
+		harness.Must(t, os.WriteFile(dir+"/"+name, []byte(name+"\n"), 0o644))
+	}
+	source := harness.Dir(t) + "/kept"
+	harness.Must(t, os.WriteFile(source, []byte("copied\n"), 0o644))
+	b := harness.NewState(t).Sandbox(harness.Options{Dir: dir}, "-w", "--protect", "kept")
+	for name, code := range map[string]int{"kept": 125, "other": 0} {
+		if r := b.State.Start(harness.Options{}, "cp", source, b.ID+":"+dir+"/"+name).Wait(); r.ExitCode != code {
+			t.Errorf("cp to %s: exit code %d, want %d: %s", name, r.ExitCode, code, r.Stderr)
+		}
+	}
+	b.Exec(harness.Options{}, nil, "sh", "-c", "echo new >kept || test -s other").Expect(t, 0, "exited")
+	if r := harness.Start(t, harness.Options{Dir: dir}, "-w", "--protect", "kept", "--put", source+":"+dir, "true").Wait(); r.ExitCode != 125 {
+		t.Errorf("--put: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	for name, want := range map[string]string{"kept": "kept\n", "other": "copied\n"} {
+		if got := readFile(t, dir+"/"+name); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
 		}
 	}
 }

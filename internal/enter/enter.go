@@ -111,7 +111,7 @@ var stepNames = [...]string{
 	stepIntroduce:    "hand out a pidfd, the mounts and the working directory",
 	stepMounts:       "make mounts private",
 	stepProc:         "mount /proc",
-	stepMask:         "hide a file of /proc",
+	stepMask:         "hide a file of /proc, or make one read-only",
 	stepMeminfo:      "show the room's /proc/meminfo",
 	stepFresh:        "mount a directory in memory",
 	stepFiles:        "close descriptors",
@@ -244,6 +244,10 @@ var (
 		{'/', 'p', 'r', 'o', 'c', '/', 'k', 'e', 'y', '-', 'u', 's', 'e', 'r', 's'},
 		{'/', 'p', 'r', 'o', 'c', '/', 'l', 'o', 'c', 'k', 's'},
 	}
+	// sysctls cannot be written to. Those of the IPC namespace could be: they belong to uid 0 of the user
+	// namespace that bwrap makes first, which outside is the payload's uid. With kernel.sem raised, an
+	// operation on an array of semaphores keeps a processor of the host in the kernel for seconds.
+	sysctls    = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'y', 's', 0}
 	unreadable = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 'k', 'm', 's', 'g', 0}
 	meminfo    = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 'm', 'e', 'm', 'i', 'n', 'f', 'o', 0}
 	noPath     [1]byte
@@ -489,7 +493,7 @@ func (e *entry) setUp() {
 	e.must(stepCapabilities, unix.SYS_CAPSET, uintptr(unsafe.Pointer(&e.header)), uintptr(unsafe.Pointer(&e.none)), 0, 0, 0)
 }
 
-// mask hides masked in the new /proc.
+// mask hides masked in the new /proc, and makes sysctls read-only.
 //
 //go:nosplit
 //go:norace
@@ -507,6 +511,15 @@ func (e *entry) mask() {
 			e.fail(stepMask, errno)
 		}
 	}
+	dir := uintptr(unsafe.Pointer(&sysctls))
+	_, _, errno := syscall.RawSyscall6(unix.SYS_MOUNT, dir, dir, 0, unix.MS_BIND, 0, 0)
+	if errno == unix.ENOENT { // a kernel without sysctls
+		return
+	}
+	if errno != 0 {
+		e.fail(stepMask, errno)
+	}
+	e.must(stepMask, unix.SYS_MOUNT, 0, dir, 0, unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
 }
 
 // gainNothing sees to it that no exec gains anything, for good.

@@ -18,13 +18,22 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// ownerToMap returns the owner of a writable bind's source if the sandbox runs under an
+// ownerToMap returns the owner of a writable bind's source, or of the bind that it is a part of, if the sandbox runs under an
 // identity that is not the owner's and that nobody has asked for; else nil.
 func (p *Plan) ownerToMap(o *op, filtered bool) (*proc.Cred, error) {
 	if !p.mapOwners || o.layer || o.kind != opBindRW && o.kind != opOverlay && !o.owned {
 		return nil, nil
 	}
-	owner := proc.Cred{UID: o.st.Uid, GID: o.st.Gid}
+	source := o
+	if o.in != "" {
+		// The sandbox has the rights of the owner of the whole bind, and not those of whoever owns a part.
+		i := slices.IndexFunc(p.ops, func(other op) bool { return other.dst == o.in && other.st != nil })
+		if i < 0 {
+			return nil, nil
+		}
+		source = &p.ops[i]
+	}
+	owner := proc.Cred{UID: source.st.Uid, GID: source.st.Gid}
 	if owner == *p.cred {
 		return nil, nil
 	}

@@ -63,6 +63,8 @@ type Mount struct {
 	Mode  string    // Overlaid: permissions of Dest in octal; those of Source if it is ""
 	Git   bool      // ReadWrite: see Policy.Git
 	Owned bool      // ReadOnly: what belongs to the source's owner is the sandbox's own, as with ReadWrite
+	// In is the Dest of a bind that Source is a part of. Its owner takes the place of Source's.
+	In string
 }
 
 // User is an identity inside the sandbox.

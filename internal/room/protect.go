@@ -1,8 +1,11 @@
 package room
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
+	"io"
+	"os"
 	"path"
 	"slices"
 	"strings"
@@ -100,8 +103,13 @@ func (p *Policy) protectGitDir(m *Mount, git string) error {
 			return isLink(m.below(name))
 		case err == nil:
 			p.readOnly(m, name)
-		case path.Base(name) == "hooks" && p.parents(m, name): // the mount point is an empty directory
-			p.Mounts = append(p.Mounts, Mount{Kind: Tmpfs, Dest: path.Join(m.Dest, name), Size: 4096})
+		case path.Base(name) == "config.worktree" && !m.readsWorktreeConfig(git):
+		case p.parents(m, name): // the command must not create it; the mount point is an empty file or directory
+			missing := Mount{Kind: Empty, Dest: path.Join(m.Dest, name)}
+			if path.Base(name) == "hooks" {
+				missing.Kind, missing.Size = Tmpfs, 4096
+			}
+			p.Mounts = append(p.Mounts, missing)
 		}
 	}
 	return nil
@@ -162,6 +170,24 @@ func (m *Mount) has(name string) bool {
 	return err == nil
 }
 
+// readsWorktreeConfig reports whether git reads config.worktree in this git directory:
+// its config sets extensions.worktreeConfig, perhaps to false. Without a config that can be read, git reads neither.
+func (m *Mount) readsWorktreeConfig(git string) bool {
+	const most = 1 << 20
+	config := m.below(path.Join(git, "config"))
+	fd, err := unix.Open(cmp.Or(config.Here, config.Source), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	f := os.NewFile(uintptr(fd), config.Source)
+	defer f.Close()
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return false
+	}
+	text, err := io.ReadAll(io.LimitReader(f, most))
+	return err != nil || len(text) == most || bytes.Contains(bytes.ToLower(text), []byte("worktreeconfig"))
+}
+
 // readOnly mounts a path of a bind read-only, unless there is a mount already.
 func (p *Policy) readOnly(m *Mount, name string) {
 	if p.parents(m, name) {
@@ -192,7 +218,7 @@ func (p *Policy) parents(m *Mount, name string) bool {
 
 // below is a bind of something in a bind, at its place.
 func (m *Mount) below(name string) Mount {
-	b := Mount{Kind: m.Kind, Source: path.Join(m.Source, name), Dest: path.Join(m.Dest, name)}
+	b := Mount{Kind: m.Kind, Source: path.Join(m.Source, name), Dest: path.Join(m.Dest, name), In: m.Dest}
 	if m.Here != "" {
 		b.Here = path.Join(m.Here, name)
 	}

@@ -16,7 +16,9 @@ import (
 // protect adds a mount for each existing path of a repository, and for the directories above it.
 func TestProtect(t *testing.T) {
 	top := laidOut(t, "repo/.git/hooks/", "repo/.git/config", "repo/.git/config.worktree", "repo/sub/.git", "repo/sub/deep/", "empty/.git/config", "plain/a/b",
-		"bare/HEAD", "bare/objects/", "bare/refs/", "bare/config", "bare/hooks/", "linked/.git/hooks -> ../../x", "link/.git -> ../repo/.git")
+		"nothing/.git/HEAD", "bare/HEAD", "bare/objects/", "bare/refs/", "bare/config", "bare/hooks/", "linked/.git/hooks -> ../../x", "link/.git -> ../repo/.git")
+	harness.Must(t, os.MkdirAll(top+"/worktree/.git", 0o755))
+	harness.Must(t, os.WriteFile(top+"/worktree/.git/config", []byte("[extensions]\n\tworktreeConfig = true\n"), 0o644))
 	tests := []struct {
 		name, bind string
 		workdir    string
@@ -27,6 +29,8 @@ func TestProtect(t *testing.T) {
 		{name: "repository", bind: "repo", want: []string{"1 /.git", "0 /.git/config", "0 /.git/config.worktree", "0 /.git/hooks"}},
 		{name: "and below", bind: "repo", workdir: "/sub/deep", want: []string{"1 /.git", "0 /.git/config", "0 /.git/config.worktree", "0 /.git/hooks", "1 /sub", "0 /sub/.git"}},
 		{name: "without hooks", bind: "empty", want: []string{"1 /.git", "0 /.git/config", "2 /.git/hooks"}},
+		{name: "without a configuration", bind: "nothing", want: []string{"1 /.git", "3 /.git/config", "2 /.git/hooks"}},
+		{name: "with a configuration of the worktree that is missing", bind: "worktree", want: []string{"1 /.git", "0 /.git/config", "3 /.git/config.worktree", "2 /.git/hooks"}},
 		{name: "git directory", bind: "bare", want: []string{"0 /config", "0 /hooks"}},
 		{name: "none", bind: "plain"},
 		{name: "path", bind: "plain", paths: []string{"/m/a/b"}, want: []string{"1 /a", "0 /a/b"}},
@@ -55,7 +59,7 @@ func TestProtect(t *testing.T) {
 			var got []string
 			for _, m := range p.Mounts[1:] {
 				rel := m.Dest[len("/m"):]
-				if m.Kind != Tmpfs && m.Source != top+"/"+tt.bind+rel {
+				if m.Kind != Tmpfs && m.Kind != Empty && m.Source != top+"/"+tt.bind+rel {
 					t.Errorf("%s shows %s", m.Dest, m.Source)
 				}
 				got = append(got, fmt.Sprint(int(m.Kind), " ", rel))

@@ -44,6 +44,7 @@ type op struct {
 	mount  *Mount // overlays: what was asked for
 	// owned: of a bind that cannot be written to, what is the owner's is shown as the sandbox's.
 	owned bool
+	in    string // Mount.In
 	// owner, if not nil, is who owns the source on disk. In the sandbox what is
 	// the owner's belongs to the sandbox's uid, and what the sandbox makes is the
 	// owner's on disk: the mount is idmapped (mount_setattr(2), Linux 5.12).
@@ -303,7 +304,7 @@ func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 		}
 		return op{}, false, e
 	}
-	o = op{kind: opBind, src: m.Source, dst: m.Dest, here: m.Here, users: true, owned: m.Owned}
+	o = op{kind: opBind, src: m.Source, dst: m.Dest, here: m.Here, users: true, owned: m.Owned, in: m.In}
 	switch m.Kind {
 	case ReadWrite:
 		o.kind = opBindRW

@@ -295,6 +295,9 @@ func (d *Dir) Remove(name string) error {
 	}
 	defer parent.Close()
 	return about(name, d.as(func() error {
+		if err := noMount(proc.Descriptor(parent), base); err != nil {
+			return err
+		}
 		err := unix.Unlinkat(proc.Descriptor(parent), base, 0)
 		if err == unix.EISDIR {
 			err = unix.Unlinkat(proc.Descriptor(parent), base, unix.AT_REMOVEDIR)

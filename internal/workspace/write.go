@@ -74,11 +74,25 @@ func (t *directory) rename(temporary, name string, err error) error {
 		err = taken(name)
 	}
 	if err == nil {
+		err = noMount(t.fd, name)
+	}
+	if err == nil {
 		err = unix.Renameat(t.fd, temporary, t.fd, name)
 	}
 	// It may not be there; and rename(2) leaves one that is another name of the same file.
 	_ = unix.Unlinkat(t.fd, temporary, 0)
 	return err
+}
+
+// noMount returns an error if a name is a mount point in the sandbox. From outside a mount point can be replaced
+// and removed, and the kernel then removes the mount, which may be what keeps the command from writing there.
+func noMount(dir int, name string) error {
+	var st unix.Statx_t
+	err := unix.Statx(dir, name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &st)
+	if err == nil && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 {
+		return unix.EROFS
+	}
+	return nil // other errors are for whoever uses the name
 }
 
 // special reports whether something is a device, a FIFO or a socket.
