@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log"
 	"log/slog"
@@ -191,8 +192,42 @@ func TestConnectionsReplaced(t *testing.T) {
 	c2.active = false
 	add(at("d", 11), c2)
 	s.remove(c2) // when its server closes it, too
-	if len(s.all) != 8 || s.peers["c"] != 2 || s.unknown != 1 {
-		t.Errorf("%d in all, %d of c, %d not authenticated", len(s.all), s.peers["c"], s.unknown)
+	if len(s.all) != 8 || s.peers["c"].all != 2 || s.unknown != 1 {
+		t.Errorf("%d in all, %d of c, %d not authenticated", len(s.all), s.peers["c"].all, s.unknown)
+	}
+}
+
+// A client that has many addresses, with one connection each, does not replace the new connections of a
+// proxy whose other connections are authenticated.
+func TestConnectionsOfManyAddresses(t *testing.T) {
+	const most = 64
+	s := NewConnections(most)
+	now, n := time.Now(), 0
+	add := func(peer string) *conn {
+		t.Helper()
+		n++
+		c := &conn{peer: peer, of: s, since: now.Add(time.Duration(n) * time.Second)}
+		if _, err := s.add(c); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	for range 8 {
+		add("proxy").setKnown(true)
+	}
+	for range most {
+		add(fmt.Sprint("address ", n))
+	}
+	next := add("proxy")
+	for range most/2 - 1 {
+		add(fmt.Sprint("address ", n))
+		if _, open := s.all[next]; !open {
+			t.Fatal("the proxy's new connection was replaced")
+		}
+	}
+	next.setKnown(true)
+	if s.unknown != most/2-1 || s.peers["proxy"] != (count{all: 9}) {
+		t.Errorf("%d not authenticated; of the proxy %+v", s.unknown, s.peers["proxy"])
 	}
 }
 
