@@ -313,6 +313,25 @@ func TestManyValues(t *testing.T) {
 	}
 }
 
+// What is wrong with a request is answered in a few words, however long the text is that is wrong.
+func TestLongErrors(t *testing.T) {
+	h := handler(t)
+	long := strings.Repeat("x", 500_000)
+	for path, bodies := range map[string][]string{
+		"/v1/run": {
+			`{"argv":["true"],"` + long + `":1}`, `{"argv":["true"],"env":{"` + long + `":1}}`, `{"argv":["true"],"timeout_ms":1` + strings.Repeat("0", 500_000) + `}`,
+			`{"argv":["true"],"files":[` + strings.Repeat(`{"x":1},`, 10_000) + `{}]}`,
+		},
+		"/v1/sessions": {`{"limits":{"` + long + `":1}}`},
+	} {
+		for _, body := range bodies {
+			if w := ask(h, http.MethodPost, path, body); w.Code != http.StatusBadRequest || w.Body.Len() > 16<<10 {
+				t.Errorf("%.40s: %d, %d bytes: %.300s", body, w.Code, w.Body.Len(), w.Body)
+			}
+		}
+	}
+}
+
 // How many bodies are read at once is bounded by the memory that they may take.
 func TestBodiesAtOnce(t *testing.T) {
 	h := handler(t, func(s *Server) {
