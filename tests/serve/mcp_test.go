@@ -580,6 +580,17 @@ func TestMCPRequests(t *testing.T) {
 			t.Errorf("%s %s: %d %s, want %d", test.method, test.body, status, b, test.status)
 		}
 	}
+	// Without a version of the protocol in its header, a request is one of 2025-03-26, which has batches.
+	var old []string
+	for i := 0; i < len(headers); i += 2 {
+		if headers[i] != "Mcp-Protocol-Version" {
+			old = append(old, headers[i], headers[i+1])
+		}
+	}
+	const batch = ` [{"jsonrpc":"2.0","id":1,"method":"ping"},{"jsonrpc":"2.0","id":2,"method":"ping"}]`
+	if status, e := s.refused(http.MethodPost, "/mcp", batch, old...); status != http.StatusBadRequest || e.Failure.Code != api.Usage {
+		t.Errorf("several messages: %d %+v", status, e)
+	}
 	if status, b := s.ask(http.MethodPost, "/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, headers...); status != http.StatusOK {
 		t.Errorf("%d %s", status, b)
 	}
