@@ -58,6 +58,13 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		api.NewError(api.Usage, "several messages in a request are not supported", "send one message per request").Write(w)
 		return
 	}
+	// Body has reserved memory for three of them. The SDK makes more copies, and repeats ids, names and arguments
+	// in its errors.
+	const copies = 5
+	if err := f.server.Hold(r.Context(), copies*int64(len(text))); err != nil {
+		api.AsError(err).Write(w)
+		return
+	}
 	r.Body = io.NopCloser(bytes.NewReader(text))
 	ctx, cancel := f.server.Until(r.Context())
 	defer cancel()

@@ -596,6 +596,20 @@ func TestMCPRequests(t *testing.T) {
 	}
 }
 
+// A message takes eight times its length of the tenant's memory for requests, as the protocol's library makes more
+// copies than other requests have.
+func TestMCPMemory(t *testing.T) {
+	t.Parallel()
+	s := serve(t, cold+"[tenant]\nbuffers = \"1M\"\n")
+	headers := s.hello()
+	for size, want := range map[int]int{100 << 10: http.StatusOK, 200 << 10: http.StatusForbidden} {
+		body := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"` + strings.Repeat("x", size) + `"}}`
+		if status, b := s.ask(http.MethodPost, "/mcp", body, headers...); status != want {
+			t.Errorf("%d bytes: %d %.300s, want %d", size, status, b, want)
+		}
+	}
+}
+
 // A server that is told to end does not wait for agents that only listen.
 func TestMCPDrain(t *testing.T) {
 	t.Parallel()
