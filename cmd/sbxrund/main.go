@@ -145,6 +145,7 @@ func serve(args []string) int {
 		return fail(err)
 	}
 	makeThreads()
+	proc.Expend()
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
 	for _, text := range c.Warnings() {
 		log.Warn("configuration", "note", text)

@@ -194,6 +194,28 @@ func TestNoTasks(t *testing.T) {
 	}
 }
 
+// When memory runs out, the kernel chooses what runs in sandboxes before the server, also in warm rooms and sessions.
+func TestExpendable(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "[rooms]\nmin = 1\nmax = 2\n")
+	adjustment := func(text string) int {
+		n, err := strconv.Atoi(strings.TrimSpace(text))
+		harness.Must(t, err)
+		return n
+	}
+	own, err := os.ReadFile(filepath.Join("/proc", itoa(s.cmd.Process.Pid), "oom_score_adj"))
+	harness.Must(t, err)
+	want := min(1000, max(0, adjustment(string(own)))+500)
+	session := s.session(`{}`)
+	for _, path := range []string{"/v1/run", session + "/exec"} {
+		for _, file := range []string{"/proc/self/oom_score_adj", "/proc/1/oom_score_adj"} {
+			if a := s.call(path, sh("cat "+file)); a.Stdout == nil || adjustment(*a.Stdout) != want {
+				t.Errorf("%s: %s: %+v, want %d", path, file, a.Stdout, want)
+			}
+		}
+	}
+}
+
 // do makes a request, which the server must answer, with whatever status.
 func (a *attacker) do(method, path string, body any) (int, []byte) {
 	status, b, _, err := a.try(a.ctx, method, path, body, a.token...)
