@@ -29,6 +29,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/pool"
+	"github.com/sbxrun/sbxrun/internal/pressure"
+	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/proxy"
 	"github.com/sbxrun/sbxrun/internal/server"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
@@ -140,6 +142,8 @@ func serve(args []string) int {
 	if err := state.CheckVisible(); err != nil {
 		return fail(err)
 	}
+	makeThreads()
+	proc.Expend()
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
 	for _, text := range c.Warnings() {
 		log.Warn("configuration", "note", text)
@@ -183,6 +187,20 @@ func serve(args []string) int {
 	s.Drain(ctx)
 	ended(web, node, log)
 	return 0
+}
+
+// makeThreads makes threads that the server may need later. Go ends the process if it cannot make one, so a command
+// that uses up all tasks (pids.max) would otherwise end the server with the next system call that blocks. Idle
+// threads are used first.
+func makeThreads() {
+	const most, part = 64, 8 // at most such a part of the tasks that are left
+	n := int64(most)
+	if r, err := pressure.Look(); err == nil { // else nothing is known
+		for _, b := range r.Bounds {
+			n = min(n, (b.Max-b.Current)/part)
+		}
+	}
+	proc.MakeThreads(int(n))
 }
 
 // lockState keeps other servers out of a directory: each would remove what the other is about to

@@ -52,6 +52,19 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		api.AsError(err).Write(w)
 		return
 	}
+	// Versions of the protocol before 2025-06-18 have batches. One request with thousands of messages would
+	// count as one of those that a tenant may have at once.
+	if bytes.HasPrefix(bytes.TrimSpace(text), []byte("[")) {
+		api.NewError(api.Usage, "several messages in a request are not supported", "send one message per request").Write(w)
+		return
+	}
+	// Body has reserved memory for three of them. The SDK makes more copies, and repeats ids, names and arguments
+	// in its errors.
+	const copies = 5
+	if err := f.server.Hold(r.Context(), copies*int64(len(text))); err != nil {
+		api.AsError(err).Write(w)
+		return
+	}
 	r.Body = io.NopCloser(bytes.NewReader(text))
 	ctx, cancel := f.server.Until(r.Context())
 	defer cancel()

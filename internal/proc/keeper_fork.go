@@ -1,6 +1,8 @@
 package proc
 
 import (
+	"strconv"
+	"strings"
 	"syscall"
 	"unsafe"
 
@@ -93,6 +95,7 @@ type terminal struct {
 func startKeeper(p unsafe.Pointer) {
 	k := (*keeperState)(p)
 	k.setUp()
+	adjustOOM()
 	if k.exec != nil {
 		k.monitor = k.spawn(k.exec, execCode)
 	}
@@ -107,6 +110,45 @@ func startKeeper(p unsafe.Pointer) {
 		}
 		k.wait()
 	}
+}
+
+// expendable is the oom_score_adj of keepers and all that they start, as text; empty for that of this process.
+var expendable struct {
+	text [4]byte
+	size int
+}
+
+// Expend has the kernel choose keepers and what they start before this process when memory runs out: a server
+// would otherwise be chosen if commands fill file systems in memory and are small themselves. It is called
+// before the first keeper is started.
+func Expend() {
+	const adjustment, highest = 500, 1000
+	own, err := ReadFile("/proc/self/oom_score_adj")
+	if err != nil {
+		return // the kernel chooses as it does by default
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(own)))
+	if err != nil {
+		return // likewise
+	}
+	expendable.size = copy(expendable.text[:], strconv.Itoa(min(highest, max(0, n)+adjustment)))
+}
+
+// adjustOOM is a keeper's part of [Expend].
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func adjustOOM() {
+	if expendable.size == 0 {
+		return
+	}
+	fd, _, errno := syscall.RawSyscall6(unix.SYS_OPENAT, uintptr(AtCWD), uintptr(unsafe.Pointer(&oomFile)), unix.O_WRONLY|unix.O_CLOEXEC, 0, 0, 0)
+	if errno != 0 {
+		return
+	}
+	syscall.RawSyscall(unix.SYS_WRITE, fd, uintptr(unsafe.Pointer(&expendable.text)), uintptr(expendable.size))
+	syscall.RawSyscall(unix.SYS_CLOSE, fd, 0, 0)
 }
 
 // letIn forks what enters.

@@ -16,7 +16,7 @@ func SpareThreads() { runtime.GOMAXPROCS(1) }
 func MakeThreads(total int) {
 	var waiting sync.WaitGroup
 	enough := make(chan struct{})
-	for range total - 2 {
+	for range max(0, total-2) {
 		waiting.Add(1)
 		go func() {
 			runtime.LockOSThread()

@@ -34,8 +34,25 @@ type Connections struct {
 
 	mu      sync.Mutex
 	all     map[*conn]struct{}
-	peers   map[string]int // connections by peer
-	unknown int            // connections without an authenticated request
+	peers   map[string]count
+	unknown int // connections without an authenticated request
+}
+
+// count is how many connections a peer has.
+type count struct{ all, unknown int }
+
+func (n count) allOf() int     { return n.all }
+func (n count) unknownOf() int { return n.unknown }
+
+// change adds to the connections of a peer. The mutex is held.
+func (s *Connections) change(peer string, all, unknown int) {
+	n := s.peers[peer]
+	n.all += all
+	n.unknown += unknown
+	s.unknown += unknown
+	if s.peers[peer] = n; n.all == 0 {
+		delete(s.peers, peer)
+	}
 }
 
 // NewConnections allows most connections in total. Half of them are for clients that have been
@@ -45,7 +62,7 @@ func NewConnections(most int) *Connections {
 	half := max(1, most/2)
 	return &Connections{
 		most: most, each: half, strangers: half, refusing: make(chan struct{}, refusedAtOnce),
-		all: map[*conn]struct{}{}, peers: map[string]int{},
+		all: map[*conn]struct{}{}, peers: map[string]count{},
 	}
 }
 
@@ -130,13 +147,13 @@ func (s *Connections) add(c *conn) (replaced *conn, refused *api.Error) {
 	defer s.mu.Unlock()
 	full := true
 	switch {
-	case s.peers[c.peer] >= s.each:
-		replaced = s.dispensable(func(o *conn) bool { return o.peer == c.peer })
+	case s.peers[c.peer].all >= s.each:
+		replaced = s.dispensable(count.allOf, func(o *conn) bool { return o.peer == c.peer })
 		refused = api.NewError(api.Quota, fmt.Sprintf("%d connections of this address or user are open, and all are in use", s.each), "close some, or wait until requests are over")
 	case s.unknown >= s.strangers:
-		replaced = s.dispensable(func(o *conn) bool { return !o.known })
+		replaced = s.dispensable(count.unknownOf, func(o *conn) bool { return !o.known })
 	case len(s.all) >= s.most:
-		replaced = s.dispensable(func(*conn) bool { return true })
+		replaced = s.dispensable(count.allOf, func(*conn) bool { return true })
 		refused = api.NewError(api.Busy, "all connections are in use", "try again later")
 	default:
 		full = false
@@ -148,20 +165,22 @@ func (s *Connections) add(c *conn) (replaced *conn, refused *api.Error) {
 		s.drop(replaced)
 	}
 	s.all[c] = struct{}{}
-	s.peers[c.peer]++
-	s.unknown++
+	s.change(c.peer, 1, 1)
 	return replaced, nil
 }
 
 // dispensable returns the connection to close for a new one, or nil: one of the peer that has most of
-// them, and of these the one that has been idle longest. A connection is dispensable unless a
+// them, by the count that of returns, and of these the one that has been idle longest. A connection is dispensable unless a
 // request of an authenticated client is being answered. The mutex is held.
-func (s *Connections) dispensable(among func(*conn) bool) (found *conn) {
+//
+// Among clients that are not authenticated, only such connections count: a proxy with many authenticated
+// clients must not lose each new one to somebody who has many addresses with one connection each.
+func (s *Connections) dispensable(of func(count) int, among func(*conn) bool) (found *conn) {
 	for c := range s.all {
 		if c.known && c.active || !among(c) {
 			continue
 		}
-		if found == nil || cmp.Or(cmp.Compare(s.peers[found.peer], s.peers[c.peer]), c.since.Compare(found.since)) < 0 {
+		if found == nil || cmp.Or(cmp.Compare(of(s.peers[found.peer]), of(s.peers[c.peer])), c.since.Compare(found.since)) < 0 {
 			found = c
 		}
 	}
@@ -180,12 +199,11 @@ func (s *Connections) drop(c *conn) {
 		return
 	}
 	delete(s.all, c)
-	if s.peers[c.peer]--; s.peers[c.peer] == 0 {
-		delete(s.peers, c.peer)
+	unknown := 1
+	if c.known {
+		unknown = 0
 	}
-	if !c.known {
-		s.unknown--
-	}
+	s.change(c.peer, -1, -unknown)
 }
 
 // setKnown records whether the request on a connection is authenticated.
@@ -196,9 +214,9 @@ func (c *conn) setKnown(known bool) {
 		return
 	}
 	if c.known = known; known {
-		c.of.unknown--
+		c.of.change(c.peer, 0, -1)
 	} else {
-		c.of.unknown++
+		c.of.change(c.peer, 0, 1)
 	}
 }
 

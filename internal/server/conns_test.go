@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log"
 	"log/slog"
@@ -191,8 +192,42 @@ func TestConnectionsReplaced(t *testing.T) {
 	c2.active = false
 	add(at("d", 11), c2)
 	s.remove(c2) // when its server closes it, too
-	if len(s.all) != 8 || s.peers["c"] != 2 || s.unknown != 1 {
-		t.Errorf("%d in all, %d of c, %d not authenticated", len(s.all), s.peers["c"], s.unknown)
+	if len(s.all) != 8 || s.peers["c"].all != 2 || s.unknown != 1 {
+		t.Errorf("%d in all, %d of c, %d not authenticated", len(s.all), s.peers["c"].all, s.unknown)
+	}
+}
+
+// A client that has many addresses, with one connection each, does not replace the new connections of a
+// proxy whose other connections are authenticated.
+func TestConnectionsOfManyAddresses(t *testing.T) {
+	const most = 64
+	s := NewConnections(most)
+	now, n := time.Now(), 0
+	add := func(peer string) *conn {
+		t.Helper()
+		n++
+		c := &conn{peer: peer, of: s, since: now.Add(time.Duration(n) * time.Second)}
+		if _, err := s.add(c); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	for range 8 {
+		add("proxy").setKnown(true)
+	}
+	for range most {
+		add(fmt.Sprint("address ", n))
+	}
+	next := add("proxy")
+	for range most/2 - 1 {
+		add(fmt.Sprint("address ", n))
+		if _, open := s.all[next]; !open {
+			t.Fatal("the proxy's new connection was replaced")
+		}
+	}
+	next.setKnown(true)
+	if s.unknown != most/2-1 || s.peers["proxy"] != (count{all: 9}) {
+		t.Errorf("%d not authenticated; of the proxy %+v", s.unknown, s.peers["proxy"])
 	}
 }
 
@@ -275,6 +310,25 @@ func TestManyValues(t *testing.T) {
 	}
 	if err := modest([]byte(`"\\"` + strings.Repeat(",", 1<<17))); err == nil {
 		t.Error("behind a text that ends with a backslash")
+	}
+}
+
+// What is wrong with a request is answered in a few words, however long the text is that is wrong.
+func TestLongErrors(t *testing.T) {
+	h := handler(t)
+	long := strings.Repeat("x", 500_000)
+	for path, bodies := range map[string][]string{
+		"/v1/run": {
+			`{"argv":["true"],"` + long + `":1}`, `{"argv":["true"],"env":{"` + long + `":1}}`, `{"argv":["true"],"timeout_ms":1` + strings.Repeat("0", 500_000) + `}`,
+			`{"argv":["true"],"files":[` + strings.Repeat(`{"x":1},`, 10_000) + `{}]}`,
+		},
+		"/v1/sessions": {`{"limits":{"` + long + `":1}}`},
+	} {
+		for _, body := range bodies {
+			if w := ask(h, http.MethodPost, path, body); w.Code != http.StatusBadRequest || w.Body.Len() > 16<<10 {
+				t.Errorf("%.40s: %d, %d bytes: %.300s", body, w.Code, w.Body.Len(), w.Body)
+			}
+		}
 	}
 }
 

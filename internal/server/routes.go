@@ -44,12 +44,20 @@ func init() {
 		case http.StatusUnsupportedMediaType:
 			e = api.NewError(api.MediaType, "the request is not of a media type that is taken here", "send application/json")
 		}
+		// The text of a request can be in these, such as the name of a member. All of it in an answer would be
+		// several times the memory that was reserved for the request.
+		const most, longest = 16, 200
 		var words []string
 		for _, err := range errs {
 			var detail *huma.ErrorDetail
-			if errors.As(err, &detail) { // never the value: it may be code, or a secret
-				words = append(words, strings.TrimSpace(detail.Location+": "+strings.ReplaceAll(detail.Message, "\n", " ")))
+			if !errors.As(err, &detail) { // never the value: it may be code, or a secret
+				continue
 			}
+			if len(words) == most {
+				words = append(words, "and more")
+				break
+			}
+			words = append(words, strings.TrimSpace(fmt.Sprintf("%.*s: %.*s", longest, detail.Location, longest, strings.ReplaceAll(detail.Message, "\n", " "))))
 		}
 		if len(words) > 0 {
 			e.Failure.Message += ": " + strings.Join(words, "; ")

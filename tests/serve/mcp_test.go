@@ -580,8 +580,33 @@ func TestMCPRequests(t *testing.T) {
 			t.Errorf("%s %s: %d %s, want %d", test.method, test.body, status, b, test.status)
 		}
 	}
+	// Without a version of the protocol in its header, a request is one of 2025-03-26, which has batches.
+	var old []string
+	for i := 0; i < len(headers); i += 2 {
+		if headers[i] != "Mcp-Protocol-Version" {
+			old = append(old, headers[i], headers[i+1])
+		}
+	}
+	const batch = ` [{"jsonrpc":"2.0","id":1,"method":"ping"},{"jsonrpc":"2.0","id":2,"method":"ping"}]`
+	if status, e := s.refused(http.MethodPost, "/mcp", batch, old...); status != http.StatusBadRequest || e.Failure.Code != api.Usage {
+		t.Errorf("several messages: %d %+v", status, e)
+	}
 	if status, b := s.ask(http.MethodPost, "/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, headers...); status != http.StatusOK {
 		t.Errorf("%d %s", status, b)
+	}
+}
+
+// A message takes eight times its length of the tenant's memory for requests, as the protocol's library makes more
+// copies than other requests have.
+func TestMCPMemory(t *testing.T) {
+	t.Parallel()
+	s := serve(t, cold+"[tenant]\nbuffers = \"1M\"\n")
+	headers := s.hello()
+	for size, want := range map[int]int{100 << 10: http.StatusOK, 200 << 10: http.StatusForbidden} {
+		body := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"` + strings.Repeat("x", size) + `"}}`
+		if status, b := s.ask(http.MethodPost, "/mcp", body, headers...); status != want {
+			t.Errorf("%d bytes: %d %.300s, want %d", size, status, b, want)
+		}
 	}
 }
 
