@@ -84,7 +84,7 @@ type Vars struct {
 
 // DeadlineFlags control when and how run and exec end a command.
 type DeadlineFlags struct {
-	Timeout values.Duration `default:"0"`
+	Timeout values.Duration
 	First
 	ProofTimeout   values.Span `default:"5s"`
 	PreserveStatus bool
@@ -94,7 +94,7 @@ type DeadlineFlags struct {
 // First is the flags of run, start and exec for the time between the deadline and SIGKILL.
 type First struct {
 	Signal values.Signal   `short:"s"`
-	Grace  values.Duration `default:"0" short:"k" aliases:"kill-after"`
+	Grace  values.Duration `short:"k" aliases:"kill-after"`
 }
 
 // Period returns the time between the first signal and SIGKILL. Without --grace it is 5 s if a signal was named,
@@ -113,7 +113,7 @@ type Limits struct {
 	MemorySwap  values.Swap `needs:"memory"`
 	Pids        values.Number
 	Cpus        values.Decimal
-	CPUTime     values.Duration `default:"0"`
+	CPUTime     values.Duration
 	Fsize       values.Size
 	Nofile      values.Number
 	Stack       values.Size
@@ -136,9 +136,9 @@ type OutputFlags struct {
 type AdmissionFlags struct {
 	OnPressure  string          `default:"refuse" choices:"refuse|wait|ignore"`
 	WaitTimeout values.Duration `default:"1m" needs:"on-pressure=wait max-parallel"`
-	MaxParallel values.Number   `default:"0"`
-	Warn        values.Percent  `default:"60"`
-	Alert       values.Percent  `default:"80"`
+	MaxParallel values.Number
+	Warn        values.Percent `default:"60"`
+	Alert       values.Percent `default:"80"`
 }
 
 // Run is sbxrun run, and sbxrun without a command.
@@ -171,8 +171,8 @@ type Run struct {
 }
 
 type Start struct {
-	Timeout      values.Duration `default:"0" group:"end"`
-	IdleTimeout  values.Duration `default:"0" group:"end"`
+	Timeout      values.Duration `group:"end"`
+	IdleTimeout  values.Duration `group:"end"`
 	First        `group:"end"`
 	ProofTimeout values.Span `default:"5s" group:"end"`
 	Rm           bool        `group:"end"`
@@ -307,9 +307,9 @@ type Inspect struct {
 }
 
 type Wait struct {
-	Ready   bool            `xor:"for"`
-	Log     string          `xor:"for"`
-	Timeout values.Duration `default:"0"`
+	Ready   bool   `xor:"for"`
+	Log     string `xor:"for"`
+	Timeout values.Duration
 	JSON    bool
 	Recorded
 
@@ -350,8 +350,8 @@ type Snapshot struct {
 // Stored is the flags of snapshot create and snapshot import.
 type Stored struct {
 	Name    Title
-	TTL     values.Duration `default:"0"`
-	MaxSize values.Size     `default:"16G"`
+	TTL     values.Duration
+	MaxSize values.Size `default:"16G"`
 	JSON    bool
 	Data
 }
@@ -418,8 +418,8 @@ type VolumeExport struct {
 }
 
 type Cleanup struct {
-	OlderThan values.Duration `default:"0"`
-	DryRun    bool            `short:"n"`
+	OlderThan values.Duration
+	DryRun    bool `short:"n"`
 	JSON      bool
 	Data
 	Recorded

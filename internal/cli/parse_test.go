@@ -54,8 +54,7 @@ func parseLine(line string) (flags any, words []string, err error) {
 func want[F any](t *testing.T, change func(*F)) any {
 	t.Helper()
 	var f F
-	k := kong.Must(&f, options()...)
-	ctx, err := kong.Trace(k, nil)
+	ctx, err := trace(kong.Must(&f, options()...), nil)
 	if err = cmp.Or(err, ctx.Reset()); err != nil {
 		t.Fatal(err)
 	}
