@@ -154,7 +154,7 @@ func incomplete(args []string, group any) int {
 	return failUsage(group, err)
 }
 
-// with runs a command with its flags, or reports what is wrong with them.
+// with runs a command with its flags, or reports the error in them.
 func with[F any](args []string, command func(flags *F) int) int {
 	flags := new(F)
 	if err := cli.Parse(flags, args); err != nil {

@@ -130,7 +130,7 @@ func listVolumes(store *volumes.Store, flags *cli.VolumeLs) error {
 	return printError(w.Flush())
 }
 
-// removeVolumes removes all of the volumes that it can, and returns the last error.
+// removeVolumes removes as many of the volumes as it can, and returns the last error.
 func removeVolumes(store *volumes.Store, flags *cli.VolumeRm) (err error) {
 	for _, name := range flags.Names {
 		if e := store.Remove(name); e != nil {

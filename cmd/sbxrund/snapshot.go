@@ -57,7 +57,7 @@ func onSnapshots[F any](args []string, open func(string) (*snapshots.Store, erro
 	return outcome(flags, work(store, flags))
 }
 
-// removeSnapshots removes all of the snapshots that it can.
+// removeSnapshots removes as many of the snapshots as it can.
 func removeSnapshots(store *snapshots.Store, flags *cli.SnapshotRm) error {
 	var failed []error
 	for _, name := range flags.Snapshots {

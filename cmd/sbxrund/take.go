@@ -19,7 +19,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// createSnapshot keeps what a sandbox has written. A sandbox that runs stands still meanwhile, if it
+// createSnapshot stores the layers of a sandbox. A running sandbox is frozen for that time, if it
 // has a cgroup that can be frozen; the manifest says whether it did. SIGSTOP is no substitute: a
 // process can undo it for another (SIGCONT), and every parent is told of it (SIGCHLD).
 func createSnapshot(store *snapshots.Store, flags *cli.SnapshotCreate) error {

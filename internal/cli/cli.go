@@ -18,7 +18,7 @@ import (
 //
 //	choices     the values of a flag; one that ends with = may be followed by anything
 //	needs       flags, or values of flags, without one of which this flag is an error, because it would have no effect
-//	complete    what a positional argument names: sandboxes, which of them, or paths
+//	complete    completion of a positional argument: running or all sandboxes, with execs, or paths
 type CLI struct {
 	Run     Run     `cmd:"" default:"withargs"`
 	Start   Start   `cmd:""`
@@ -44,7 +44,7 @@ type CLI struct {
 	Nodes   Nodes   `cmd:""`
 }
 
-// View is the flags of run and start for what the command sees.
+// View is the flags of run and start for files, network, environment and identity.
 type View struct {
 	RoBind    []string
 	Bind      []string

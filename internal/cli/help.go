@@ -11,8 +11,8 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// help.txt has for each command its usage, an example, a sentence, and for each flag the placeholder of its value and a text. Flags below
-// "# *" are those of every command that has no line of its own for them.
+// help.txt contains the usage, an example and a sentence for each command, and a placeholder and a text for each flag. The section
+// "# *" applies to every command without a line for the flag.
 //
 //go:embed help.txt
 var texts string
@@ -68,7 +68,7 @@ func Model() *kong.Kong {
 	return k
 }
 
-// Commands returns the model of each command, in the order of [CLI], those of snapshot and volume included.
+// Commands returns the model of each command in the order of [CLI], including the commands of snapshot and volume.
 func Commands() []*kong.Node {
 	return slices.DeleteFunc(nodes(Model().Model.Node), func(n *kong.Node) bool { return len(n.Children) > 0 })
 }
@@ -92,7 +92,7 @@ func Spellings(f *kong.Flag) []string {
 	return all
 }
 
-// IsCommand reports whether the names are those of a command, such as "snapshot", "ls".
+// IsCommand reports whether the words name a command, such as "snapshot", "ls".
 func IsCommand(names ...string) bool { return find(Model().Model.Node, names) != nil }
 
 // Similar returns kong's question whether a command of almost this name was meant, or "".

@@ -108,7 +108,7 @@ func useless(ctx *kong.Context) error {
 	return nil
 }
 
-// options are those of each grammar: values are decoded by [word].
+// options configures kong for each grammar: [word] decodes all values.
 func options() []kong.Option {
 	all := []kong.Option{
 		kong.Exit(func(int) {}),
@@ -217,7 +217,7 @@ func asks(node *kong.Node, args []string, words ...string) bool {
 	return false
 }
 
-// spell returns the name of a flag from that of its field: CPUTime is cpu-time. kong's own takes ten times as long.
+// spell returns the flag for a field: cpu-time for CPUTime. kong's own function takes ten times as long.
 func spell(field string) string {
 	upper := func(i int) bool { return i < len(field) && field[i] >= 'A' && field[i] <= 'Z' }
 	b := make([]byte, 0, 2*len(field))
@@ -279,7 +279,7 @@ func field(flags any, name string) reflect.Value {
 	return reflect.ValueOf(flags).Elem().FieldByName(name)
 }
 
-// explain returns kong's error, and for an unknown flag what is probably meant.
+// explain returns kong's error, with a suggestion for an unknown flag.
 func explain(command string, args []string, err error) error {
 	flag, unknown := strings.CutPrefix(err.Error(), "unknown flag ")
 	if !unknown {

@@ -64,10 +64,10 @@ type command struct {
 	Sandboxes string // the names that it takes: none, one, many, or paths, which may begin with SANDBOX:
 	Ended     bool   // these may be sandboxes that have ended
 	Execs     bool   // and execs in them
-	Payload   bool   // a command line of its own follows
+	Payload   bool   // a command line follows
 }
 
-// commands returns all commands, those of snapshot and volume with two words.
+// commands returns all commands; the commands of snapshot and volume have two words.
 func commands() (all []command) {
 	for _, n := range cli.Commands() {
 		c := command{Node: n, ID: strings.ReplaceAll(n.Path(), " ", "-"), Sandboxes: "none"}
@@ -144,7 +144,7 @@ func proposals(f *kong.Flag) []string {
 	return signals
 }
 
-// find returns the command with this path, or those of a group.
+// find returns the command with this path, or all commands of a group.
 func find(path string) (found []command, err error) {
 	for _, c := range commands() {
 		if c.Path() == path || strings.HasPrefix(c.Path(), path+" ") {
