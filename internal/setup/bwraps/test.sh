@@ -16,6 +16,7 @@ packages='./internal/room ./internal/enter ./internal/doctor ./tests'
 tests='Scripts|Trees|TreesGrace|OlderBwrap|Start.*|Prepare.*|Plan.*|Find.*|Exec(End|View|Privileges)|Signal.*|Diagnose.*|Examine.*'
 tests+='|PayloadTakesOverNothing|CommandsOfASandboxApart|R04.*|R07Nested|R14.*|R21.*|R22.*|R23.*|R25.*|L02.*|L04Codes|L06Kill|L13Lifetime|IdleRoomKilled'
 tests+='|P01Memory|P02ForkBomb|P03Refused|P05TmpSize|LimitProcess|LimitFakeMeminfo|Seccomp.*|Timeout(Words|Signaled)|Litter|Overlay|OverlayApply|Snapshot|SnapshotHere|Volume|Cp|PutGet|MountRace|CurrentDirectoryExchanged|Protect.*'
+tests+='|SelfExe|PlantedProgramsInPath|NamedBwrapExposed|EmptyFiles|ProcMasked|LargeIDs|PlanningHasNoEffects'
 # And with the newest what is made in a room by sbxrun itself.
 newest='|Reached|Refused|NothingElse|Publish|Connect|GetHostile|CpHostile'
 export SBXRUN_SOAK=2
