@@ -211,7 +211,11 @@ var domains = [...]domain{
 // A flow label stays when its socket is closed, for as long as it says; with 16 bytes of the payload's it can be
 // read by all in the network namespace (/proc/net/ip6_flowlabel), which of a warm room is the next call.
 // IPsec policies, IPV6_ADDRFORM, protocols within TCP (TCP_ULP: TLS, IPsec) and UDP (UDP_ENCAP: IPsec, L2TP) have had
-// holes. No cgroup counts the data of a corked UDP socket.
+// holes. No cgroup counts the data of a corked UDP socket. Only BGP daemons authenticate TCP segments with keys (TCP_AO_ADD_KEY),
+// and IPV6_2292PKTOPTIONS is the interface of RFC 2292, which was replaced in 2003; exploits have used its kernel memory.
+//
+// The other options of Linux 6.18 were reviewed: they need a capability that no command has (SO_MARK, TCP_REPAIR, netfilter, multicast
+// routing), concern only the socket or its network namespace, or use memory that is charged (SO_RESERVE_MEM, SO_ZEROCOPY).
 var options = [...]struct {
 	level, answer uint32
 	names         []uint32
@@ -219,16 +223,18 @@ var options = [...]struct {
 	{unix.SOL_SOCKET, ignored, []uint32{unix.SO_LINGER, unix.SO_SNDBUF, unix.SO_RCVBUF, unix.SO_SNDBUFFORCE, unix.SO_RCVBUFFORCE}},
 	{unix.SOL_SOCKET, refused, []uint32{unix.SO_ATTACH_FILTER, unix.SO_ATTACH_BPF, unix.SO_ATTACH_REUSEPORT_CBPF, unix.SO_ATTACH_REUSEPORT_EBPF}},
 	{unix.IPPROTO_IP, refused, []uint32{unix.IP_IPSEC_POLICY, unix.IP_XFRM_POLICY}},
-	{unix.IPPROTO_IPV6, refused, []uint32{flowLabel, unix.IPV6_ADDRFORM, unix.IPV6_IPSEC_POLICY, unix.IPV6_XFRM_POLICY}},
+	{unix.IPPROTO_IPV6, refused, []uint32{flowLabel, unix.IPV6_ADDRFORM, unix.IPV6_IPSEC_POLICY, unix.IPV6_XFRM_POLICY, unix.IPV6_2292PKTOPTIONS}},
 	{unix.IPPROTO_TCP, noUpper, []uint32{unix.TCP_ULP}},
+	{unix.IPPROTO_TCP, noOption, []uint32{tcpAOAddKey}},
 	{unix.IPPROTO_UDP, noOption, []uint32{udpCork, udpEncap}},
 }
 
 // Package unix has not these names.
 const (
-	flowLabel = 32  // IPV6_FLOWLABEL_MGR
-	udpCork   = 1   // UDP_CORK
-	udpEncap  = 100 // UDP_ENCAP
+	flowLabel   = 32  // IPV6_FLOWLABEL_MGR
+	udpCork     = 1   // UDP_CORK
+	udpEncap    = 100 // UDP_ENCAP
+	tcpAOAddKey = 38  // TCP_AO_ADD_KEY
 )
 
 // ioctls reach beyond the command or outlast it. The numbers are the same on all architectures with a filter; the

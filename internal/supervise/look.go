@@ -47,7 +47,9 @@ func (l *look) within(d time.Duration) bool {
 // seen adds up the looks that have ended, and cancels those that have not begun.
 func (c *Command) seen() {
 	for _, l := range c.looks {
-		l.timer.Stop()
+		if l.timer.Stop() {
+			close(l.done) // with nothing seen
+		}
 		select {
 		case <-l.done:
 			c.used = c.used.Larger(l.used)

@@ -19,8 +19,14 @@ func TestKillWaitsForNoLook(t *testing.T) {
 		<-block
 		return proc.Usage{}
 	}
-	t.Cleanup(func() { usedBy = real })
-	t.Cleanup(func() { close(block) })
+	var looks []*look
+	t.Cleanup(func() {
+		close(block)
+		for _, l := range looks {
+			<-l.done
+		}
+		usedBy = real
+	})
 	for _, test := range []struct {
 		name           string
 		timeout, grace time.Duration
@@ -56,6 +62,7 @@ func TestKillWaitsForNoLook(t *testing.T) {
 			if err := c.Collect(); err != nil {
 				t.Error(err)
 			}
+			looks = append(looks, c.looks...)
 		})
 	}
 }
