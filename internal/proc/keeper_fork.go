@@ -423,6 +423,18 @@ func (k *keeperState) restoreTerminals() {
 	if !k.entering {
 		return
 	}
+	// The keeper reads no messages when it is ending: one of them may be that the terminals belong to another job now.
+	for {
+		o := &k.orders
+		o.msg.Controllen = uint64(unsafe.Sizeof(o.control))
+		got, _, errno := syscall.RawSyscall(unix.SYS_RECVMSG, uintptr(k.socket), uintptr(unsafe.Pointer(&o.msg)), unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+		if got == 2 && errno == 0 {
+			return
+		}
+		if errno != unix.EINTR && (errno != 0 || got == 0) {
+			break
+		}
+	}
 	for i := range k.terminals {
 		if t := &k.terminals[i]; t.fd >= 0 {
 			syscall.RawSyscall(unix.SYS_IOCTL, uintptr(t.fd), unix.TCSETS, uintptr(unsafe.Pointer(&t.state)))
