@@ -32,7 +32,10 @@ fi
     echo 'bwraps: error: no other version of bubblewrap could be built' >&2
     exit 1
 }
-work=$(mktemp -d /var/tmp/sbxrun-bwraps.XXXXXX) # a bwrap below /tmp is refused
+# Only root may be able to change the directories of a bwrap; /var/tmp passes outside user namespaces.
+place=/opt
+[ -w "$place" ] || place=/var/tmp
+work=$(mktemp -d "$place/sbxrun-bwraps.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
