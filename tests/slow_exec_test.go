@@ -11,7 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// exec --detach of a program whose execve(2) takes 11 s, because somebody has a lease on its file, returns
+// exec --detach of a program whose execve(2) takes 11 s, because of a lease on its file, returns
 // when the command runs.
 func TestSlowExecve(t *testing.T) {
 	t.Parallel()

@@ -228,6 +228,7 @@ func TestSnapshotRefused(t *testing.T) {
 		want string
 	}{
 		{[]string{"snapshot"}, "expected one of"},
+		{[]string{"snapshot", "box"}, "sbxrun snapshot create box"},
 		{[]string{"snapshot", "create", "none"}, "none"},
 		{[]string{"snapshot", "create", "box", "box"}, "unexpected argument box"},
 		{[]string{"snapshot", "create", "plain"}, "has no overlay"},
