@@ -19,7 +19,7 @@ func busyTerms(f *cli.AdmissionFlags) admission.Terms {
 
 // admit asks for the leave to start a command. promised is the command's own limit on its
 // tasks.
-func admit(ctx context.Context, f *cli.AdmissionFlags, promised values.Number, quiet bool) (*admission.Leave, error) {
+func admit(ctx context.Context, f *cli.AdmissionFlags, promised values.Number, quiet bool) (*admission.Permit, error) {
 	t := busyTerms(f)
 	t.Promised, t.Note = int64(promised), tellWarning
 	if quiet {

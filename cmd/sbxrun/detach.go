@@ -26,7 +26,7 @@ func inBackground(command string, args []string, asJSON bool, print func(detach.
 	if err := state.CheckVisible(); err != nil {
 		said = detach.Handover{Error: asError(err).Report(), Code: result.ExitNotStarted}
 	} else if said, err = detach.Spawn(command, args); err != nil {
-		var none *admission.Leave
+		var none *admission.Permit
 		e := none.Explain(&result.Error{Code: "detach", Message: "cannot start the supervisor: " + err.Error(), Err: err})
 		said = detach.Handover{Error: e.Report(), Code: cmp.Or(e.ExitCode, result.ExitNotStarted)}
 	}

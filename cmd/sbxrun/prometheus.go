@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/sbxrun/sbxrun/internal/pressure"
+	"github.com/sbxrun/sbxrun/internal/admission"
 )
 
 // printPrometheus writes the text format of Prometheus, version 0.0.4. By hand: the
@@ -25,7 +25,7 @@ func printPrometheus(w io.Writer, s statistics) error {
 	b.metric("sbxrun_pressure_ratio", "How much of the tightest bound is used, 1 for all.")
 	b.sample(s.Tightest.Percent / 100)
 	b.metric("sbxrun_pressure_level", "How near the tightest bound is: 0 ok, 1 warn, 2 alert.")
-	b.sample(map[pressure.Level]float64{pressure.Warn: 1, pressure.Alert: 2}[s.Level])
+	b.sample(map[admission.Level]float64{admission.Warn: 1, admission.Alert: 2}[s.Level])
 	b.metric("sbxrun_sandboxes", "Sandboxes that live.")
 	b.sample(float64(len(s.Sandboxes)))
 	for _, m := range []struct {

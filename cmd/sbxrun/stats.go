@@ -11,9 +11,9 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup"
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/pressure"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
@@ -26,7 +26,7 @@ func statsCommand(flags *cli.Stats) int {
 		print = printPrometheus
 	}
 	look := func() (statistics, error) {
-		return gather(pressure.Thresholds{Warn: float64(flags.Warn) / 100, Alert: float64(flags.Alert) / 100})
+		return gather(admission.Thresholds{Warn: float64(flags.Warn) / 100, Alert: float64(flags.Alert) / 100})
 	}
 	if !flags.Watch {
 		return printOnce(flags, look, print)
@@ -57,22 +57,22 @@ func printOnce(flags *cli.Stats, look func() (statistics, error), print func(io.
 
 // statistics is what stats has found, and its JSON.
 type statistics struct {
-	At        string         `json:"at"`
-	Level     pressure.Level `json:"level"`
-	Tightest  boundUse       `json:"tightest"`
-	Bounds    []boundUse     `json:"bounds"`
-	Sandboxes []sandboxUse   `json:"sandboxes"`
-	Zombies   int            `json:"zombies"`
-	Orphans   int            `json:"orphans"`
+	At        string          `json:"at"`
+	Level     admission.Level `json:"level"`
+	Tightest  boundUse        `json:"tightest"`
+	Bounds    []boundUse      `json:"bounds"`
+	Sandboxes []sandboxUse    `json:"sandboxes"`
+	Zombies   int             `json:"zombies"`
+	Orphans   int             `json:"orphans"`
 }
 
 // boundUse is one bound of the number of tasks.
 type boundUse struct {
-	Path    string         `json:"path"`
-	Tasks   int64          `json:"tasks"`
-	Max     int64          `json:"max"`
-	Percent float64        `json:"percent"`
-	Level   pressure.Level `json:"level"`
+	Path    string          `json:"path"`
+	Tasks   int64           `json:"tasks"`
+	Max     int64           `json:"max"`
+	Percent float64         `json:"percent"`
+	Level   admission.Level `json:"level"`
 }
 
 type sandboxUse struct {
@@ -87,7 +87,7 @@ type sandboxUse struct {
 }
 
 // gather looks at all of it.
-func gather(at pressure.Thresholds) (statistics, error) {
+func gather(at admission.Thresholds) (statistics, error) {
 	now := time.Now()
 	s := statistics{At: now.UTC().Format(result.TimeFormat), Sandboxes: []sandboxUse{}}
 	dir, err := state.Look(state.Mine()) // first of all: it looks whether /proc is ours
@@ -95,11 +95,11 @@ func gather(at pressure.Thresholds) (statistics, error) {
 		return s, err
 	}
 	defer dir.Close()
-	r, err := pressure.Look()
+	r, err := admission.Look()
 	if err != nil {
 		return s, err
 	}
-	use := func(b pressure.Bound) boundUse {
+	use := func(b admission.Bound) boundUse {
 		ratio := b.Ratio()
 		// Two decimals are more than anybody reads.
 		percent := float64(int64(ratio*10000+0.5)) / 100
@@ -118,7 +118,7 @@ func gather(at pressure.Thresholds) (statistics, error) {
 	}
 	entries = slices.DeleteFunc(entries, func(e *state.Entry) bool { return !e.Lives() })
 	if len(entries) > 0 {
-		all, err := pressure.TakeCensus()
+		all, err := admission.TakeCensus()
 		if err != nil {
 			return s, err
 		}
@@ -141,7 +141,7 @@ func gather(at pressure.Thresholds) (statistics, error) {
 	return s, nil
 }
 
-func useOf(dir *state.Dir, e *state.Entry, all *pressure.Census, now time.Time) sandboxUse {
+func useOf(dir *state.Dir, e *state.Entry, all *admission.Census, now time.Time) sandboxUse {
 	u := sandboxUse{ID: e.ID, Name: e.Record.Name, Status: e.Status(), MemorySource: "rss"}
 	if at, err := time.Parse(result.TimeFormat, e.Record.CreatedAt); err == nil {
 		u.Uptime = result.Milliseconds(max(0, now.Sub(at)))

@@ -10,15 +10,15 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
-	"github.com/sbxrun/sbxrun/internal/pressure"
+	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // some is what stats may find, with all that has to be escaped.
 func some() statistics {
-	bound := boundUse{Path: "/a \"b\"\\c\nd/pids.max", Tasks: 65, Max: 100, Percent: 65, Level: pressure.Warn}
-	return statistics{At: "2026-01-01T00:00:00.000Z", Level: pressure.Warn, Tightest: bound,
-		Bounds: []boundUse{bound, {Path: "/proc/sys/kernel/pid_max", Tasks: 200, Max: 32768, Percent: 0.61, Level: pressure.OK}},
+	bound := boundUse{Path: "/a \"b\"\\c\nd/pids.max", Tasks: 65, Max: 100, Percent: 65, Level: admission.Warn}
+	return statistics{At: "2026-01-01T00:00:00.000Z", Level: admission.Warn, Tightest: bound,
+		Bounds: []boundUse{bound, {Path: "/proc/sys/kernel/pid_max", Tasks: 200, Max: 32768, Percent: 0.61, Level: admission.OK}},
 		Sandboxes: []sandboxUse{
 			{ID: "00000000000000aa", Name: "web", Status: "running", Tasks: 4, Zombies: 1, Memory: 64 << 20, MemorySource: "cgroup", Uptime: 90500},
 			{ID: "00000000000000bb", Status: "starting", MemorySource: "rss"},

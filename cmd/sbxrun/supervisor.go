@@ -67,7 +67,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	if policy.Meminfo, err = fakeMeminfo(&flags.Start, flags.FakeMeminfo, &flags.Limits); err != nil {
 		return nil, "", err
 	}
-	var leave *admission.Leave
+	var leave *admission.Permit
 	if flags.From != "" || len(flags.Volume) > 0 { // nothing is made for them before admission
 		if leave, err = admit(ctx, &flags.AdmissionFlags, flags.Pids, false); err != nil {
 			return nil, "", err

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/term"
 
-	"github.com/sbxrun/sbxrun/internal/pressure"
+	"github.com/sbxrun/sbxrun/internal/admission"
 )
 
 // Control sequences that every terminal of today has (ECMA-48, and xterm's 1049: a
@@ -87,7 +87,7 @@ func frame(s statistics, columns, rows int) string {
 // coloured gives a line that begins with a level its colour.
 func coloured(line string) string {
 	const yellow, red, plain = "\x1b[33m", "\x1b[31m", "\x1b[0m"
-	for level, colour := range map[pressure.Level]string{pressure.Warn: yellow, pressure.Alert: red} {
+	for level, colour := range map[admission.Level]string{admission.Warn: yellow, admission.Alert: red} {
 		if rest, ok := strings.CutPrefix(line, string(level)+" "); ok {
 			return colour + string(level) + plain + " " + rest
 		}

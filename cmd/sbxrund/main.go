@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/capture"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/cluster"
@@ -27,12 +28,11 @@ import (
 	_ "github.com/sbxrun/sbxrun/internal/entry"
 	"github.com/sbxrun/sbxrun/internal/mcp"
 	"github.com/sbxrun/sbxrun/internal/network"
-	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/pool"
-	"github.com/sbxrun/sbxrun/internal/pressure"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/proxy"
 	"github.com/sbxrun/sbxrun/internal/server"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/version"
@@ -195,7 +195,7 @@ func serve(args []string) int {
 func makeThreads() {
 	const most, part = 64, 8 // at most such a part of the tasks that are left
 	n := int64(most)
-	if r, err := pressure.Look(); err == nil { // else nothing is known
+	if r, err := admission.Look(); err == nil { // else nothing is known
 		for _, b := range r.Bounds {
 			n = min(n, (b.Max-b.Current)/part)
 		}
@@ -271,12 +271,12 @@ func attend(c *config.Config, flags *cli.Listening, handler http.Handler, reload
 }
 
 // places is where calls run, until it is freed. The first rooms are built while the server starts.
-func places(c *config.Config, log *slog.Logger) (source place.Source, free func(), err error) {
+func places(c *config.Config, log *slog.Logger) (source slot.Source, free func(), err error) {
 	policy, err := c.Policy()
 	if err != nil || c.Rooms.Max == 0 {
-		return place.Rooms{}, func() {}, err
+		return slot.Rooms{}, func() {}, err
 	}
-	warm := pool.NewSource(place.Rooms{}, policy, pool.Sizes(c.Rooms), func(err error) { log.Warn("warm room", "error", err) })
+	warm := pool.NewSource(slot.Rooms{}, policy, pool.Sizes(c.Rooms), func(err error) { log.Warn("warm room", "error", err) })
 	return warm, warm.Close, nil
 }
 

@@ -15,7 +15,6 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup"
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/pressure"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/values"
@@ -81,9 +80,9 @@ type Terms struct {
 	Lasting bool
 }
 
-// Leave is the leave to start a command, and what is held for it. All of it is given up by
+// Permit is the leave to start a command, and what is held for it. All of it is given up by
 // the kernel when the process ends. A nil one holds nothing.
-type Leave struct {
+type Permit struct {
 	Terms
 	ctx context.Context
 	// need is how many tasks have to fit, our threads that are still to come included.
@@ -99,12 +98,12 @@ type Leave struct {
 // Ask looks, before anything is started, whether there is room for a command, waits for it
 // if that is asked for, and takes a slot. An error is a *[result.Error]; or the cause of
 // ctx, if that was done first.
-func Ask(ctx context.Context, t Terms) (*Leave, error) {
+func Ask(ctx context.Context, t Terms) (*Permit, error) {
 	if err := state.CheckVisible(); err != nil {
 		return nil, err
 	}
 	processors := runtime.GOMAXPROCS(0)
-	a := &Leave{Terms: t, ctx: ctx, need: tasksToStart, by: time.Now()}
+	a := &Permit{Terms: t, ctx: ctx, need: tasksToStart, by: time.Now()}
 	if !t.Lasting {
 		threads, _ := runtime.ThreadCreateProfile(nil) // they stay
 		a.need += int64(max(0, ownThreads-threads))
@@ -139,7 +138,7 @@ func (t Terms) Check() error {
 }
 
 // takeSlot takes one of --max-parallel.
-func (a *Leave) takeSlot() error {
+func (a *Permit) takeSlot() error {
 	n := a.MaxParallel
 	if n == 0 {
 		return nil
@@ -172,12 +171,12 @@ func (a *Leave) takeSlot() error {
 }
 
 // findRoom looks at the tasks that are in use.
-func (a *Leave) findRoom() error {
+func (a *Permit) findRoom() error {
 	if l := ample.Load(); a.Lasting && l != nil && l.warn == a.Warn && time.Since(l.at) < ampleFor {
 		a.refused, a.Promised = l.refused, 0 // it need not be kept
 		return nil
 	}
-	r, err := pressure.Look()
+	r, err := Look()
 	if err != nil {
 		return &result.Error{Code: "pressure", Message: err.Error(), Err: err}
 	}
@@ -186,14 +185,14 @@ func (a *Leave) findRoom() error {
 	if a.scarce = few || limited(); a.scarce {
 		a.spareThreads()
 	}
-	if !few || slices.ContainsFunc(r.Bounds, func(b pressure.Bound) bool { return b.Max <= a.Promised }) {
+	if !few || slices.ContainsFunc(r.Bounds, func(b Bound) bool { return b.Max <= a.Promised }) {
 		a.Promised = 0 // it need not be kept, or cannot
 	}
 	switch {
 	case a.OnPressure == Ignore:
 		a.note(r)
 		return nil
-	case a.Promised == 0 && a.level(r) == pressure.OK && a.tooMuch(r) == "":
+	case a.Promised == 0 && a.level(r) == OK && a.tooMuch(r) == "":
 		if a.Lasting && !a.scarce {
 			ample.Store(&lately{time.Now(), a.Warn, r.Refused})
 		}
@@ -204,11 +203,11 @@ func (a *Leave) findRoom() error {
 		if err := a.takeLock(); err != nil {
 			return err
 		}
-		if r, err = pressure.Look(); err == nil && a.tooMuch(r) != "" && !swept {
+		if r, err = Look(); err == nil && a.tooMuch(r) != "" && !swept {
 			swept = true
 			// What crashes have left running; records are not what is scarce. Whether it has helped the look tells.
 			_, _ = cleanup.Sweep(cleanup.Options{KeepRecords: true})
-			r, err = pressure.Look()
+			r, err = Look()
 		}
 		if err != nil {
 			a.started()
@@ -244,19 +243,19 @@ type lately struct {
 // ampleFor is how long that holds: fewer than there was room for come to be within it.
 const ampleFor = 10 * time.Millisecond
 
-func (a *Leave) spareThreads() {
+func (a *Permit) spareThreads() {
 	if !a.Lasting {
 		proc.SpareThreads()
 	}
 }
 
-func (a *Leave) level(r pressure.Reading) pressure.Level {
-	return pressure.Thresholds{Warn: a.Warn / 100, Alert: a.Alert / 100}.Level(r.Tightest().Ratio())
+func (a *Permit) level(r Reading) Level {
+	return Thresholds{Warn: a.Warn / 100, Alert: a.Alert / 100}.Level(r.Tightest().Ratio())
 }
 
 // tooMuch says why nothing may be started; "" if it may.
-func (a *Leave) tooMuch(r pressure.Reading) string {
-	if a.level(r) == pressure.Alert {
+func (a *Permit) tooMuch(r Reading) string {
+	if a.level(r) == Alert {
 		return inUse(r.Tightest()) + fmt.Sprintf(", and from %v %% on nothing is started", a.Alert)
 	}
 	if _, lacks := r.Lacking(scarce); lacks {
@@ -272,13 +271,13 @@ func (a *Leave) tooMuch(r pressure.Reading) string {
 	return ""
 }
 
-func inUse(b pressure.Bound) string {
+func inUse(b Bound) string {
 	return fmt.Sprintf("%d of %d tasks (%s) are in use", b.Current, b.Max, b.Path)
 }
 
 // note warns if a bound is near.
-func (a *Leave) note(r pressure.Reading) {
-	if a.level(r) != pressure.OK {
+func (a *Permit) note(r Reading) {
+	if a.level(r) != OK {
 		b := r.Tightest()
 		a.Note(fmt.Sprintf("%s: %.0f %%", inUse(b), 100*b.Ratio()))
 	}
@@ -286,7 +285,7 @@ func (a *Leave) note(r pressure.Reading) {
 
 // takeLock takes the admission lock. Where that cannot be, it is done without: the lock
 // only narrows a race, and what needs no state directory is not to fail for it.
-func (a *Leave) takeLock() error {
+func (a *Permit) takeLock() error {
 	dir, err := state.Open(state.Mine())
 	if err != nil {
 		return nil
@@ -312,7 +311,7 @@ func (a *Leave) takeLock() error {
 
 // Running lets others be admitted. A command that runs for longer could take all the tasks that
 // there are, so the threads for its end are made before it can have done so.
-func (a *Leave) Running() {
+func (a *Permit) Running() {
 	a.started()
 	if a != nil && !a.scarce && !a.Lasting {
 		const longer = 20 * time.Millisecond // a fork takes some 50 µs, and there was room for as many as scarce
@@ -324,7 +323,7 @@ func (a *Leave) Running() {
 }
 
 // Idling is Running for a sandbox without a command: the threads that it has no need of are given up.
-func (a *Leave) Idling() {
+func (a *Permit) Idling() {
 	a.started()
 	if a != nil && !a.scarce && !a.Lasting {
 		// Not at once, which would cost a short one something; and again, for on a busy machine,
@@ -337,14 +336,14 @@ func (a *Leave) Idling() {
 
 // Reserved lets others be admitted, if what the command may come to have is in the
 // kernel's books by now.
-func (a *Leave) Reserved() {
+func (a *Permit) Reserved() {
 	if a != nil && a.Promised > 0 {
 		a.started()
 	}
 }
 
 // started lets others be admitted: what the command needs can be seen by now.
-func (a *Leave) started() {
+func (a *Permit) started() {
 	if a != nil && a.lock != nil {
 		a.lock()
 		a.lock = nil
@@ -352,7 +351,7 @@ func (a *Leave) started() {
 }
 
 // End gives everything up.
-func (a *Leave) End() {
+func (a *Permit) End() {
 	a.started()
 	if a != nil && a.slot != nil {
 		a.slot()
@@ -361,7 +360,7 @@ func (a *Leave) End() {
 }
 
 // busy is the error of a command that there is no room for.
-func (a *Leave) busy(reason string, cause error) error {
+func (a *Permit) busy(reason string, cause error) error {
 	e := &result.Error{Code: "busy", ExitCode: result.ExitBusy, Message: "busy: " + reason, Hint: "try again later, or let it wait with --on-pressure wait", Err: cause}
 	if a.OnPressure == Wait {
 		e.Message += ", for longer than " + values.Duration(a.WaitTimeout).String()
@@ -373,7 +372,7 @@ func (a *Leave) busy(reason string, cause error) error {
 // Explain makes busy of an error that comes from there having been no task left: a
 // fork's EAGAIN; or, where bubblewrap did not tell us, a fork that was refused in the
 // meantime. One for want of descriptors gets the remedy.
-func (a *Leave) Explain(e *result.Error) *result.Error {
+func (a *Permit) Explain(e *result.Error) *result.Error {
 	switch {
 	case e == nil:
 		return nil
@@ -388,11 +387,11 @@ func (a *Leave) Explain(e *result.Error) *result.Error {
 	return &result.Error{Code: "busy", ExitCode: result.ExitBusy, Message: "busy: no more processes can be started: " + e.Message, Hint: "try again later; sbxrun stats shows what is in use", Err: e}
 }
 
-func (a *Leave) wasRefused() bool {
+func (a *Permit) wasRefused() bool {
 	if a == nil {
 		return false
 	}
-	r, err := pressure.Look()
+	r, err := Look()
 	if err != nil {
 		return false
 	}

@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/pressure"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -17,12 +16,12 @@ import (
 // could not for other reasons stays what it is.
 func TestExplain(t *testing.T) {
 	start := &proc.StartError{Step: "fork the keeper", Err: unix.EAGAIN}
-	now, err := pressure.Look()
+	now, err := Look()
 	harness.Must(t, err)
-	unpressed := &Leave{refused: now.Refused, need: 1}
+	unpressed := &Permit{refused: now.Refused, need: 1}
 	for _, tt := range []struct {
 		name string
-		a    *Leave
+		a    *Permit
 		err  *result.Error
 		busy bool
 	}{
@@ -32,10 +31,10 @@ func TestExplain(t *testing.T) {
 		{"of a supervisor", nil, &result.Error{Code: "detach", Message: "m", Err: unix.EAGAIN}, true},
 		{"another errno", unpressed, &result.Error{Code: "setup", Message: "m", Err: unix.EPERM}, false},
 		{"bubblewrap failed, and nothing was refused", unpressed, &result.Error{Code: "setup", Message: "m"}, false},
-		{"bubblewrap failed, and forks were refused", &Leave{refused: now.Refused - 1, need: 1}, &result.Error{Code: "setup", Message: "m"}, true},
-		{"bubblewrap failed, and there is no room", &Leave{refused: now.Refused, need: 1 << 40}, &result.Error{Code: "setup", Message: "m"}, true},
+		{"bubblewrap failed, and forks were refused", &Permit{refused: now.Refused - 1, need: 1}, &result.Error{Code: "setup", Message: "m"}, true},
+		{"bubblewrap failed, and there is no room", &Permit{refused: now.Refused, need: 1 << 40}, &result.Error{Code: "setup", Message: "m"}, true},
 		{"a lock's EAGAIN", unpressed, &result.Error{Code: "state", Message: "m", Err: unix.EAGAIN}, false},
-		{"no such command, with no room", &Leave{refused: -1, need: 1 << 40}, &result.Error{Code: "not-found", Message: "m", ExitCode: result.ExitNotFound}, false},
+		{"no such command, with no room", &Permit{refused: -1, need: 1 << 40}, &result.Error{Code: "not-found", Message: "m", ExitCode: result.ExitNotFound}, false},
 	} {
 		e := tt.a.Explain(tt.err)
 		if busy := e.Code == "busy" && e.ExitCode == result.ExitBusy && e.Hint != ""; busy != tt.busy {

@@ -31,13 +31,13 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/slot"
 )
 
-// Room is where an interpreter runs, such as a [place.Place].
+// Room is where an interpreter runs, such as a [slot.Slot].
 type Room interface {
 	// Start starts a command, which ends with ctx, and returns when it was executed.
-	Start(ctx context.Context, c place.Command) (place.Running, error)
+	Start(ctx context.Context, c slot.Command) (slot.Running, error)
 }
 
 // Spec is an interpreter that is to be kept: where, which, and within which limits.

@@ -16,7 +16,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -429,7 +429,7 @@ func In(room *bwrap.Room) Room { return in{room} }
 
 type in struct{ room *bwrap.Room }
 
-func (r in) Start(ctx context.Context, c place.Command) (place.Running, error) {
+func (r in) Start(ctx context.Context, c slot.Command) (slot.Running, error) {
 	cmd := r.room.Command(c.Args...)
 	cmd.Limits = bwrap.Limits(c.Limits)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Stdin, c.Stdout, c.Stderr

@@ -14,8 +14,8 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/job"
-	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/stream"
 )
 
@@ -36,7 +36,7 @@ const (
 
 // interpreter is one process with a driver, from its start to its end.
 type interpreter struct {
-	command  place.Running
+	command  slot.Running
 	cancel   context.CancelFunc // ends it
 	socket   *os.File           // our end
 	out, err *output
@@ -81,7 +81,7 @@ func (s *Spec) launch(life, ctx context.Context, deadline time.Time) (_ *interpr
 	own, cancel := context.WithCancel(life)
 	i.cancel = cancel
 	defer context.AfterFunc(ctx, cancel)()
-	i.command, err = s.Room.Start(own, place.Command{Args: argv, Spec: job.Spec{Limits: s.Limits, Stdin: files[0], Stdout: files[1], Stderr: files[2]}})
+	i.command, err = s.Room.Start(own, slot.Command{Args: argv, Spec: job.Spec{Limits: s.Limits, Stdin: files[0], Stdout: files[1], Stderr: files[2]}})
 	for _, f := range files {
 		f.Close() // or there would be no end of file
 	}

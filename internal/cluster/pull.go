@@ -29,7 +29,7 @@ type puller struct {
 func (p *puller) run(ctx context.Context) {
 	const pause = time.Second
 	for ctx.Err() == nil && p.s.Ready() {
-		if n, more := p.s.Gate().Free(); n == 0 {
+		if n, more := p.s.Scheduler().Free(); n == 0 {
 			select {
 			case <-more:
 			case <-time.After(pause): // is it still to go on?

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sbxrun/sbxrun/internal/hosts"
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/internal/state"
@@ -40,7 +39,7 @@ func (c *Config) checkParts() error {
 		for _, word := range t.Network {
 			if r, err := network.ParseRule(word); err != nil {
 				return fmt.Errorf("%s.network: %w", where, err)
-			} else if _, err := hosts.Read(r); err != nil {
+			} else if _, err := network.Compile(r); err != nil {
 				return fmt.Errorf("%s.network: %w", where, err)
 			}
 		}
@@ -96,6 +95,6 @@ func (c *Config) Data(tenant string) (string, error) {
 func (t Tenant) Within(r network.Rule, own []netip.Addr) bool {
 	return slices.ContainsFunc(t.Network, func(word string) bool {
 		most, err := network.ParseRule(word) // they were checked
-		return err == nil && hosts.Covers(most, r, own)
+		return err == nil && network.Covers(most, r, own)
 	})
 }

@@ -11,27 +11,26 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/admission"
-	"github.com/sbxrun/sbxrun/internal/pressure"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
 // refusedFrom is the part of a bound on tasks from which nothing is started, as --alert has it by default.
 const refusedFrom = 0.8
 
-func inUse(b pressure.Bound) string {
+func inUse(b admission.Bound) string {
 	return fmt.Sprintf("%d of %d tasks in use, by %s", b.Current, b.Max, b.Path)
 }
 
 // checkTasks: a run would be let in. None of the other checks asks for that.
 func checkTasks() (string, error) {
-	r, err := pressure.Look()
+	r, err := admission.Look()
 	if err != nil {
 		return "", err
 	}
 	return roomForRun(r)
 }
 
-func roomForRun(r pressure.Reading) (string, error) {
+func roomForRun(r admission.Reading) (string, error) {
 	if b, lacks := r.Lacking(admission.Needs); lacks {
 		return "", failure{step: stepTasks, text: inUse(b) + fmt.Sprintf(": a run needs about %d", admission.Needs)}
 	}
@@ -44,7 +43,7 @@ func roomForRun(r pressure.Reading) (string, error) {
 
 // fullCgroup is the bound of a cgroup without room for a run, "" for none.
 func fullCgroup() string {
-	r, err := pressure.Look()
+	r, err := admission.Look()
 	if err != nil {
 		return ""
 	}

@@ -5,8 +5,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/beside"
-	"github.com/sbxrun/sbxrun/internal/pressure"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
@@ -37,7 +37,7 @@ func checkServerProgram() (string, error) {
 }
 
 func checkServerTasks() (string, error) {
-	r, err := pressure.Look()
+	r, err := admission.Look()
 	if err != nil {
 		return "", failed(stepServerTasks, "", err)
 	}

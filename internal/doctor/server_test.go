@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/internal/pressure"
+	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -43,16 +43,16 @@ func TestServerDir(t *testing.T) {
 
 // A run is refused where its tasks do not fit, or most are in use.
 func TestRoomForRun(t *testing.T) {
-	machine := pressure.Bound{Path: "/proc/sys/kernel/pid_max", Current: 100, Max: 32768}
+	machine := admission.Bound{Path: "/proc/sys/kernel/pid_max", Current: 100, Max: 32768}
 	for _, tt := range []struct {
-		cgroup pressure.Bound
+		cgroup admission.Bound
 		want   string // of the error, "" for none
 	}{
-		{pressure.Bound{Path: "/c/pids.max", Current: 8, Max: 100}, ""},
-		{pressure.Bound{Path: "/c/pids.max", Current: 8, Max: 15}, "8 of 15 tasks in use, by /c/pids.max: a run needs about 18"},
-		{pressure.Bound{Path: "/c/pids.max", Current: 900, Max: 1000}, "900 of 1000 tasks in use, by /c/pids.max: from 80 % on nothing is started"},
+		{admission.Bound{Path: "/c/pids.max", Current: 8, Max: 100}, ""},
+		{admission.Bound{Path: "/c/pids.max", Current: 8, Max: 15}, "8 of 15 tasks in use, by /c/pids.max: a run needs about 18"},
+		{admission.Bound{Path: "/c/pids.max", Current: 900, Max: 1000}, "900 of 1000 tasks in use, by /c/pids.max: from 80 % on nothing is started"},
 	} {
-		detail, err := roomForRun(pressure.Reading{Bounds: []pressure.Bound{tt.cgroup, machine}})
+		detail, err := roomForRun(admission.Reading{Bounds: []admission.Bound{tt.cgroup, machine}})
 		if tt.want == "" && (err != nil || !strings.HasPrefix(detail, "8 of 100 tasks")) || tt.want != "" && (err == nil || err.Error() != tt.want) {
 			t.Errorf("%+v: %q, %v", tt.cgroup, detail, err)
 		}

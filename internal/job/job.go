@@ -27,8 +27,8 @@ type Job struct {
 	Limits  *limits.Plan    // nil for none
 	Nest    bool            // other commands will have cgroups within
 	Streams *stream.Streams
-	Leave   *admission.Leave // nil if none was asked for
-	Parts   *sandbox.Parts   // of the sandbox, if the place is a new one; begun, and the caller's to end
+	Leave   *admission.Permit // nil if none was asked for
+	Parts   *sandbox.Parts    // of the sandbox, if the place is a new one; begun, and the caller's to end
 
 	command *supervise.Command
 	err     error // why there is none

@@ -13,15 +13,15 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/config"
-	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/server"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // nowhere has no place for anybody.
 type nowhere struct{}
 
-func (nowhere) Take(context.Context, string, place.Policy) (place.Place, error) {
+func (nowhere) Take(context.Context, string, slot.Policy) (slot.Slot, error) {
 	return nil, &result.Error{Code: "setup", Message: "there is no place"}
 }
 

@@ -3,8 +3,8 @@ package network
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -134,28 +134,19 @@ func listen(want Publish) (fd, port int, err error) {
 	return fd, port, nil
 }
 
-// sockaddr is an IPv4 address, [::1] or [::] as bind(2) takes it. (What reads all of IPv6 would be
-// initialised at each start.)
+// sockaddr parses an IPv4 address, [::1] or [::].
 func sockaddr(addr string, port uint16) (unix.Sockaddr, error) {
 	switch addr {
 	case "":
 		addr = loopback
-	case "[::]":
-		return &unix.SockaddrInet6{Port: int(port)}, nil
-	case "[::1]":
-		return &unix.SockaddrInet6{Port: int(port), Addr: [16]byte{15: 1}}, nil
+	case "[::]", "[::1]":
+		addr = addr[1 : len(addr)-1]
+		a, err := netip.ParseAddr(addr)
+		return &unix.SockaddrInet6{Port: int(port), Addr: a.As16()}, err
 	}
-	four := &unix.SockaddrInet4{Port: int(port)}
-	parts := strings.Split(addr, ".")
-	if len(parts) != len(four.Addr) {
+	a, err := netip.ParseAddr(addr)
+	if err != nil || !a.Is4() {
 		return nil, unix.EINVAL
 	}
-	for i, part := range parts {
-		n, err := strconv.ParseUint(part, 10, 8)
-		if err != nil {
-			return nil, unix.EINVAL
-		}
-		four.Addr[i] = byte(n)
-	}
-	return four, nil
+	return &unix.SockaddrInet4{Port: int(port), Addr: a.As4()}, nil
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
@@ -29,7 +29,7 @@ import (
 type ahead struct {
 	source  *Source
 	tenant  string
-	policy  place.Policy
+	policy  slot.Policy
 	room    *Room
 	run     *job.Run
 	files   *workspace.Dir
@@ -73,17 +73,17 @@ func (l *later) set(to io.Writer) {
 
 // before is a place of a program none of whose interpreters was started ahead.
 type before struct {
-	place.Place
+	slot.Slot
 	after func()
 }
 
 func (b before) Give() (*result.Result, error) {
 	defer b.after()
-	return b.Place.Give()
+	return b.Slot.Give()
 }
 
 // takeAhead returns an interpreter that waits for such a program; nil for none.
-func (s *Source) takeAhead(tenant string, p place.Policy) *ahead {
+func (s *Source) takeAhead(tenant string, p slot.Policy) *ahead {
 	s.aheadMutex.Lock()
 	defer s.aheadMutex.Unlock()
 	for i, a := range s.ahead {
@@ -103,12 +103,12 @@ func (s *Source) takeAhead(tenant string, p place.Policy) *ahead {
 	return nil
 }
 
-func (a *ahead) is(tenant string, p place.Policy) bool {
+func (a *ahead) is(tenant string, p slot.Policy) bool {
 	return a.tenant == tenant && reflect.DeepEqual(a.policy.Program, p.Program) && reflect.DeepEqual(a.policy.Policy, p.Policy)
 }
 
 // prepare has interpreters started for the next programs like this one.
-func (s *Source) prepare(tenant string, p place.Policy) {
+func (s *Source) prepare(tenant string, p slot.Policy) {
 	s.aheadMutex.Lock()
 	defer s.aheadMutex.Unlock()
 	for n := s.count(tenant, p); n < p.Program.Ahead && len(s.ahead)+len(s.pending) < s.pool.sizes.Max/2 && !s.closed; n++ {
@@ -135,7 +135,7 @@ func (s *Source) prepare(tenant string, p place.Policy) {
 }
 
 // count is how many interpreters wait for such a program, or are being started. The mutex is held.
-func (s *Source) count(tenant string, p place.Policy) (n int) {
+func (s *Source) count(tenant string, p slot.Policy) (n int) {
 	for _, list := range [][]*ahead{s.ahead, s.pending} {
 		for _, a := range list {
 			if a.is(tenant, p) {
@@ -173,7 +173,7 @@ func (s *Source) closeAhead() {
 }
 
 // start starts an interpreter, and returns when it reads its program; nil if there is no room.
-func (s *Source) start(tenant string, p place.Policy) (_ *ahead, err error) {
+func (s *Source) start(tenant string, p slot.Policy) (_ *ahead, err error) {
 	r := s.takeWarm(tenant, p.Policy, p.Program.Limits)
 	if r == nil {
 		return nil, nil
@@ -196,7 +196,7 @@ func (s *Source) start(tenant string, p place.Policy) (_ *ahead, err error) {
 		return nil, err
 	}
 	defer fifo.Close()
-	a.run, err = r.Start(context.Background(), place.Command{Args: p.Program.Args, Spec: job.Spec{
+	a.run, err = r.Start(context.Background(), slot.Command{Args: p.Program.Args, Spec: job.Spec{
 		Stdout: &a.out[0], Stderr: &a.out[1], Limits: p.Program.Limits,
 	}})
 	if err != nil {
@@ -256,14 +256,14 @@ func opened(fifo *os.File, run *job.Run) (*os.File, error) {
 	}
 }
 
-func (a *ahead) Kind() place.Kind { return place.Warm }
+func (a *ahead) Kind() slot.Kind { return slot.Warm }
 
 func (a *ahead) Files() (*workspace.Dir, error) { return a.files, nil }
 
 func (a *ahead) Ended() <-chan struct{} { return a.room.room.Ended() }
 
 // Start gives the interpreter its program.
-func (a *ahead) Start(ctx context.Context, c place.Command) (place.Running, error) {
+func (a *ahead) Start(ctx context.Context, c slot.Command) (slot.Running, error) {
 	began := time.Now()
 	a.used = true
 	a.out[0].set(c.Stdout)
@@ -321,6 +321,6 @@ func (r *aheadRun) Wait() (*result.Result, error) {
 }
 
 // fits reports whether a program can be started ahead: its limits are its command's alone.
-func fits(p place.Policy) bool {
+func fits(p slot.Policy) bool {
 	return p.Parts == nil && p.Program != nil && p.Program.Ahead > 0 && p.Lifetime == 0 && p.Limits == (limits.Request{})
 }

@@ -14,9 +14,9 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -48,7 +48,7 @@ func serve(timeout time.Duration) error {
 		}
 		defer r.Give()
 		out, w := io.Pipe()
-		run, err := r.Start(context.Background(), place.Command{
+		run, err := r.Start(context.Background(), slot.Command{
 			Args: []string{"sh", "-c", "trap '' TERM; setsid sleep 1000 & echo ready; sleep 1000"}, Spec: job.Spec{Stdout: w, Timeout: timeout},
 		})
 		if err != nil {

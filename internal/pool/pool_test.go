@@ -23,10 +23,10 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -85,7 +85,7 @@ func in(t *testing.T, r *pool.Room, spec job.Spec, args ...string) (*result.Resu
 	if spec.Timeout == 0 {
 		spec.Timeout = bound
 	}
-	run, err := r.Start(t.Context(), place.Command{Args: args, Spec: spec})
+	run, err := r.Start(t.Context(), slot.Command{Args: args, Spec: spec})
 	harness.Must(t, err)
 	res, err := run.Wait()
 	if res == nil || res.Verdict != result.Proven {
@@ -147,7 +147,7 @@ func TestInitSleeps(t *testing.T) {
 	in, hold := io.Pipe()
 	defer hold.Close()
 	out, w := io.Pipe()
-	run, err := r.Start(t.Context(), place.Command{
+	run, err := r.Start(t.Context(), slot.Command{
 		Args: []string{"sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo done; read x"}, Spec: job.Spec{Stdin: in, Stdout: w, Timeout: bound},
 	})
 	harness.Must(t, err)
@@ -341,7 +341,7 @@ func TestUnproven(t *testing.T) {
 	p := warm(t, bare, pool.Sizes{Min: 1, Max: 1})
 	r := take(t, p, "a")
 	room := theRoom(t)
-	run, err := r.Start(t.Context(), place.Command{
+	run, err := r.Start(t.Context(), slot.Command{
 		Args: []string{"sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do setsid sleep 1000 & done; wait"}, Spec: job.Spec{Timeout: 200 * time.Millisecond, ProofTimeout: 1},
 	})
 	harness.Must(t, err)
@@ -378,7 +378,7 @@ func TestHostile(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			out, w := io.Pipe()
-			run, err := r.Start(ctx, place.Command{Args: args, Spec: job.Spec{Stdout: w, Stderr: w, Timeout: bound}})
+			run, err := r.Start(ctx, slot.Command{Args: args, Spec: job.Spec{Stdout: w, Stderr: w, Timeout: bound}})
 			harness.Must(t, err)
 			text := ""
 			for lines := bufio.NewReader(out); !strings.HasPrefix(text, "ready ") && !strings.HasPrefix(text, "sent "); {
@@ -503,7 +503,7 @@ func TestCanceled(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	r := take(t, p, "a")
 	ctx, cancel := context.WithCancel(t.Context())
-	run, err := r.Start(ctx, place.Command{Args: []string{"sleep", "1000"}})
+	run, err := r.Start(ctx, slot.Command{Args: []string{"sleep", "1000"}})
 	harness.Must(t, err)
 	cancel()
 	if res, err := run.Wait(); err != nil || res.Cause != result.Canceled || res.Verdict != result.Proven {
@@ -511,7 +511,7 @@ func TestCanceled(t *testing.T) {
 	}
 	r.Give()
 	r = take(t, p, "a")
-	if _, err := r.Start(ctx, place.Command{Args: []string{"true"}}); err == nil {
+	if _, err := r.Start(ctx, slot.Command{Args: []string{"true"}}); err == nil {
 		t.Error("a context that is done has started a command")
 	}
 	r.Give()
@@ -531,7 +531,7 @@ func TestDoubt(t *testing.T) {
 			if !running {
 				kill(t, name)
 			}
-			run, err := r.Start(t.Context(), place.Command{Args: []string{"sleep", "1"}})
+			run, err := r.Start(t.Context(), slot.Command{Args: []string{"sleep", "1"}})
 			if err == nil {
 				if running {
 					kill(t, name)
@@ -544,10 +544,10 @@ func TestDoubt(t *testing.T) {
 			r.Give()
 			// What was killed may have been of the call that comes next, which is refused then.
 			r = take(t, p, "a")
-			if _, err := r.Start(t.Context(), place.Command{Args: []string{"true"}}); err != nil {
+			if _, err := r.Start(t.Context(), slot.Command{Args: []string{"true"}}); err != nil {
 				r.Give()
 				r = take(t, p, "a")
-				if _, err := r.Start(t.Context(), place.Command{Args: []string{"true"}}); err != nil {
+				if _, err := r.Start(t.Context(), slot.Command{Args: []string{"true"}}); err != nil {
 					t.Errorf("%s, %v: %v", name, running, err)
 				}
 			}
@@ -578,7 +578,7 @@ func TestLarge(t *testing.T) {
 		env = append(env, "V"+strconv.Itoa(i)+"="+strings.Repeat("x", 100_000))
 	}
 	r := take(t, p, "a")
-	_, err := r.Start(t.Context(), place.Command{Args: []string{"true"}, Env: env})
+	_, err := r.Start(t.Context(), slot.Command{Args: []string{"true"}, Env: env})
 	if e, ok := errors.AsType[*result.Error](err); !ok || e.Code != "too-large" {
 		t.Errorf("%v", err)
 	}
@@ -586,7 +586,7 @@ func TestLarge(t *testing.T) {
 	r = take(t, p, "a")
 	defer r.Give()
 	var out bytes.Buffer
-	run, err := r.Start(t.Context(), place.Command{Args: []string{"sh", "-c", "echo ${#V0} ${#V8} $PWD $X"}, Env: append(env[:9], "X=1", "X=2"), Dir: "/usr", Spec: job.Spec{Stdout: &out}})
+	run, err := r.Start(t.Context(), slot.Command{Args: []string{"sh", "-c", "echo ${#V0} ${#V8} $PWD $X"}, Env: append(env[:9], "X=1", "X=2"), Dir: "/usr", Spec: job.Spec{Stdout: &out}})
 	harness.Must(t, err)
 	if res, err := run.Wait(); err != nil || out.String() != "100000 100000 /usr 2\n" {
 		t.Errorf("%+v, %v, %q", res, err, &out)
@@ -630,7 +630,7 @@ func TestLimits(t *testing.T) {
 		r := take(t, p, "a")
 		defer r.Give()
 		var e *result.Error
-		if _, err := r.Start(t.Context(), place.Command{Args: []string{"true"}, Spec: job.Spec{Limits: limits.Request{Pids: 10}}}); !errors.As(err, &e) || e.Code != "limit" {
+		if _, err := r.Start(t.Context(), slot.Command{Args: []string{"true"}, Spec: job.Spec{Limits: limits.Request{Pids: 10}}}); !errors.As(err, &e) || e.Code != "limit" {
 			t.Errorf("%v", err)
 		}
 		return
@@ -677,7 +677,7 @@ func TestLimits(t *testing.T) {
 	}
 	r := take(t, p, "a")
 	defer r.Give()
-	if _, err := r.Start(t.Context(), place.Command{Args: []string{"true"}, Spec: job.Spec{Limits: limits.Request{Memory: 1 << 20, MemorySwap: 2 << 20}}}); !errors.Is(err, limits.ErrRenew) {
+	if _, err := r.Start(t.Context(), slot.Command{Args: []string{"true"}, Spec: job.Spec{Limits: limits.Request{Memory: 1 << 20, MemorySwap: 2 << 20}}}); !errors.Is(err, limits.ErrRenew) {
 		t.Errorf("%v", err)
 	}
 }
@@ -690,7 +690,7 @@ func TestQuotaStays(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	for i, cpus := range []float64{0.5, 0.5, 0, 0.5, 0.25, 0} {
 		r := take(t, p, "a")
-		run, err := r.Start(t.Context(), place.Command{Args: []string{"sleep", "0.1"}, Spec: job.Spec{Limits: limits.Request{CPUs: cpus}, Timeout: bound}})
+		run, err := r.Start(t.Context(), slot.Command{Args: []string{"sleep", "0.1"}, Spec: job.Spec{Limits: limits.Request{CPUs: cpus}, Timeout: bound}})
 		harness.Must(t, err)
 		quota := ""
 		for _, dir := range run.Cgroups {

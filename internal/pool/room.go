@@ -11,10 +11,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
@@ -148,7 +148,7 @@ func text(f *os.File) string {
 
 // Start runs the call's command. It does not wait until the command was executed: that it
 // could not be is an error of the Run's Wait. It is called once for each Take.
-func (r *Room) Start(ctx context.Context, c place.Command) (*job.Run, error) {
+func (r *Room) Start(ctx context.Context, c slot.Command) (*job.Run, error) {
 	if r.run != nil {
 		return nil, &result.Error{Code: "usage", Message: "a warm room runs one command for each time that it is taken"}
 	}

@@ -10,9 +10,9 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
@@ -20,7 +20,7 @@ import (
 // their own, and where none fits cold ones. A place with a lifetime is for more commands than one, and
 // so cold.
 type Source struct {
-	cold place.Source
+	cold slot.Source
 	pool *Pool
 
 	aheadMutex sync.Mutex
@@ -31,12 +31,12 @@ type Source struct {
 }
 
 // NewSource begins to build rooms, as [New]. The caller closes the Source.
-func NewSource(cold place.Source, policy room.Policy, sizes Sizes, failed func(error)) *Source {
+func NewSource(cold slot.Source, policy room.Policy, sizes Sizes, failed func(error)) *Source {
 	return &Source{cold: cold, pool: New(policy, sizes, failed)}
 }
 
-// Take is that of [place.Source].
-func (s *Source) Take(ctx context.Context, tenant string, p place.Policy) (place.Place, error) {
+// Take is that of [slot.Source].
+func (s *Source) Take(ctx context.Context, tenant string, p slot.Policy) (slot.Slot, error) {
 	if !fits(p) {
 		return s.take(ctx, tenant, p)
 	}
@@ -50,10 +50,10 @@ func (s *Source) Take(ctx context.Context, tenant string, p place.Policy) (place
 	return before{at, func() { s.prepare(tenant, p) }}, nil
 }
 
-func (s *Source) take(ctx context.Context, tenant string, p place.Policy) (place.Place, error) {
+func (s *Source) take(ctx context.Context, tenant string, p slot.Policy) (slot.Slot, error) {
 	if p.Parts == nil && p.Lifetime == 0 && p.Limits == (limits.Request{}) {
 		if r := s.takeWarm(tenant, p.Policy, p.Commands); r != nil {
-			return &warm{room: r, again: func(ctx context.Context) (place.Place, error) { return s.cold.Take(ctx, tenant, p) }}, nil
+			return &warm{room: r, again: func(ctx context.Context) (slot.Slot, error) { return s.cold.Take(ctx, tenant, p) }}, nil
 		}
 	}
 	return s.cold.Take(ctx, tenant, p)
@@ -67,7 +67,7 @@ func (s *Source) takeWarm(tenant string, policy room.Policy, l limits.Request) *
 	return s.pool.Take(tenant, l)
 }
 
-// Rooms is that of [place.Source].
+// Rooms is that of [slot.Source].
 func (s *Source) Rooms() (idle, all, left int) {
 	s.pool.mutex.Lock()
 	defer s.pool.mutex.Unlock()
@@ -86,20 +86,20 @@ type warm struct {
 	run   *job.Run
 	files *workspace.Dir
 
-	again   func(context.Context) (place.Place, error)
-	instead place.Place // cold: the room was none
+	again   func(context.Context) (slot.Slot, error)
+	instead slot.Slot // cold: the room was none
 }
 
-func (w *warm) Kind() place.Kind {
+func (w *warm) Kind() slot.Kind {
 	if w.instead != nil {
-		return place.Cold
+		return slot.Cold
 	}
-	return place.Warm
+	return slot.Warm
 }
 
 // Start starts the command; in a cold place if the room turns out to be of no use, and
 // nothing was put into it.
-func (w *warm) Start(ctx context.Context, c place.Command) (place.Running, error) {
+func (w *warm) Start(ctx context.Context, c slot.Command) (slot.Running, error) {
 	run, err := w.room.Start(ctx, c)
 	if err == nil {
 		w.run = run

@@ -10,26 +10,26 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func source(t *testing.T, policy room.Policy) *pool.Source {
 	t.Helper()
-	s := pool.NewSource(place.Rooms{}, policy, pool.Sizes{Min: 1, Max: 2}, func(err error) { t.Error(err) })
+	s := pool.NewSource(slot.Rooms{}, policy, pool.Sizes{Min: 1, Max: 2}, func(err error) { t.Error(err) })
 	t.Cleanup(s.Close)
 	return s
 }
 
 // placeOf takes a place, and waits until it is a warm one.
-func placeOf(t *testing.T, s *pool.Source, p place.Policy) place.Place {
+func placeOf(t *testing.T, s *pool.Source, p slot.Policy) slot.Slot {
 	t.Helper()
 	for end := time.Now().Add(bound); ; {
 		at, err := s.Take(t.Context(), "a", p)
 		harness.Must(t, err)
-		if at.Kind() == place.Warm {
+		if at.Kind() == slot.Warm {
 			return at
 		}
 		if _, err := at.Give(); err != nil {
@@ -46,14 +46,14 @@ func placeOf(t *testing.T, s *pool.Source, p place.Policy) place.Place {
 func TestFiles(t *testing.T) {
 	s := source(t, policy(t))
 	for range 3 {
-		at := placeOf(t, s, place.Policy{Policy: policy(t)})
+		at := placeOf(t, s, slot.Policy{Policy: policy(t)})
 		dir, err := at.Files()
 		harness.Must(t, err)
 		if _, err := dir.Put("dir/in", strings.NewReader("text"), 100, 0o644); err != nil {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
-		run, err := at.Start(t.Context(), place.Command{Args: []string{"sh", "-c", "ls; cat dir/in; stat -c %U dir/in; echo more >>dir/in; mv dir/in out"}, Spec: job.Spec{Stdout: &out, Stderr: &out, Timeout: bound}})
+		run, err := at.Start(t.Context(), slot.Command{Args: []string{"sh", "-c", "ls; cat dir/in; stat -c %U dir/in; echo more >>dir/in; mv dir/in out"}, Spec: job.Spec{Stdout: &out, Stderr: &out, Timeout: bound}})
 		harness.Must(t, err)
 		if res, err := run.Wait(); err != nil || res.ExitCode() != 0 || out.String() != "dir\ntextsandbox\n" {
 			t.Errorf("%+v, %v, %q", res, err, &out)
@@ -75,25 +75,25 @@ func TestFiles(t *testing.T) {
 // What a warm room cannot give has a cold one; so has a session.
 func TestCold(t *testing.T) {
 	s := source(t, policy(t))
-	at := placeOf(t, s, place.Policy{Policy: policy(t)})
+	at := placeOf(t, s, slot.Policy{Policy: policy(t)})
 	var out bytes.Buffer
-	run, err := at.Start(t.Context(), place.Command{Args: []string{"sh", "-c", "echo $0 | wc -c"}, Env: func() (env []string) {
+	run, err := at.Start(t.Context(), slot.Command{Args: []string{"sh", "-c", "echo $0 | wc -c"}, Env: func() (env []string) {
 		for _, name := range strings.Split("ABCDEFGHIJKL", "") {
 			env = append(env, name+"="+strings.Repeat("x", 100_000))
 		}
 		return env
 	}(), Spec: job.Spec{Stdout: &out, Timeout: bound}})
 	harness.Must(t, err)
-	if res, err := run.Wait(); err != nil || res.ExitCode() != 0 || at.Kind() != place.Cold {
+	if res, err := run.Wait(); err != nil || res.ExitCode() != 0 || at.Kind() != slot.Cold {
 		t.Errorf("%s, %+v, %v", at.Kind(), res, err)
 	}
 	if res, err := at.Give(); err != nil || res.Verdict != result.Proven {
 		t.Errorf("%+v, %v", res, err)
 	}
-	for _, p := range []place.Policy{{Policy: policy(t), Lifetime: bound}, {Policy: policy(t), Limits: limits.Request{NoFile: 100}}} {
+	for _, p := range []slot.Policy{{Policy: policy(t), Lifetime: bound}, {Policy: policy(t), Limits: limits.Request{NoFile: 100}}} {
 		at, err := s.Take(t.Context(), "a", p)
 		harness.Must(t, err)
-		if at.Kind() != place.Cold {
+		if at.Kind() != slot.Cold {
 			t.Errorf("%+v is %s", p, at.Kind())
 		}
 		if _, err := at.Give(); err != nil {
@@ -109,14 +109,14 @@ func TestMemoryLeft(t *testing.T) {
 	roomy := policy(t)
 	roomy.TmpSize = 256 << 20
 	s := source(t, roomy)
-	run := func(at place.Place, l limits.Request, script string) error {
+	run := func(at slot.Slot, l limits.Request, script string) error {
 		defer func() { _, _ = at.Give() }()
 		dir, err := at.Files()
 		harness.Must(t, err)
 		if _, err := dir.Put("in", strings.NewReader("text"), 100, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		run, err := at.Start(t.Context(), place.Command{Args: []string{"sh", "-c", script}, Spec: job.Spec{Limits: l, Timeout: bound}})
+		run, err := at.Start(t.Context(), slot.Command{Args: []string{"sh", "-c", script}, Spec: job.Spec{Limits: l, Timeout: bound}})
 		if err != nil {
 			return err
 		}
@@ -125,13 +125,13 @@ func TestMemoryLeft(t *testing.T) {
 		}
 		return nil
 	}
-	if err := run(placeOf(t, s, place.Policy{Policy: roomy}), large, "true"); errors.Is(err, limits.ErrRenew) {
+	if err := run(placeOf(t, s, slot.Policy{Policy: roomy}), large, "true"); errors.Is(err, limits.ErrRenew) {
 		t.Logf("nobody here can set limits: %v", err)
 		return
 	}
 	for range 5 {
-		harness.Must(t, run(placeOf(t, s, place.Policy{Policy: roomy, Commands: large}), large, "head -c 140M /dev/zero >/tmp/x"))
-		at, err := s.Take(t.Context(), "a", place.Policy{Policy: roomy, Commands: small})
+		harness.Must(t, run(placeOf(t, s, slot.Policy{Policy: roomy, Commands: large}), large, "head -c 140M /dev/zero >/tmp/x"))
+		at, err := s.Take(t.Context(), "a", slot.Policy{Policy: roomy, Commands: small})
 		harness.Must(t, err)
 		if err := run(at, small, "true"); err != nil {
 			t.Errorf("%s: %v", at.Kind(), err)
@@ -142,8 +142,8 @@ func TestMemoryLeft(t *testing.T) {
 // A place that is given back while its command runs ends that.
 func TestGivenBack(t *testing.T) {
 	s := source(t, policy(t))
-	at := placeOf(t, s, place.Policy{Policy: policy(t)})
-	if _, err := at.Start(t.Context(), place.Command{Args: []string{"sleep", "1000"}}); err != nil {
+	at := placeOf(t, s, slot.Policy{Policy: policy(t)})
+	if _, err := at.Start(t.Context(), slot.Command{Args: []string{"sleep", "1000"}}); err != nil {
 		t.Fatal(err)
 	}
 	begin := time.Now()
@@ -156,7 +156,7 @@ func TestGivenBack(t *testing.T) {
 // A program whose interpreter was started ahead is a program like any other, and its place one
 // call's alone.
 func TestAhead(t *testing.T) {
-	s := pool.NewSource(place.Rooms{}, bare, pool.Sizes{Min: 2, Max: 8}, func(err error) { t.Error(err) })
+	s := pool.NewSource(slot.Rooms{}, bare, pool.Sizes{Min: 2, Max: 8}, func(err error) { t.Error(err) })
 	defer func() {
 		s.Close()
 		if left := below(t); len(left) > 0 {
@@ -164,12 +164,12 @@ func TestAhead(t *testing.T) {
 		}
 	}()
 	harness.Until(t, bound, "a warm room", func() bool {
-		at, err := s.Take(t.Context(), "a", place.Policy{Policy: bare})
+		at, err := s.Take(t.Context(), "a", slot.Policy{Policy: bare})
 		harness.Must(t, err)
 		defer at.Give()
-		return at.Kind() == place.Warm
+		return at.Kind() == slot.Warm
 	})
-	policy := place.Policy{Policy: bare, Program: &place.Program{Args: []string{"python3", "/home/sandbox/main.py"}, File: "main.py", Ahead: 1}}
+	policy := slot.Policy{Policy: bare, Program: &slot.Program{Args: []string{"python3", "/home/sandbox/main.py"}, File: "main.py", Ahead: 1}}
 	run := func(code string, timeout time.Duration) (*result.Result, string) {
 		at, err := s.Take(t.Context(), "a", policy)
 		harness.Must(t, err)
@@ -180,7 +180,7 @@ func TestAhead(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
-		running, err := at.Start(t.Context(), place.Command{Args: policy.Program.Args, Program: code, Spec: job.Spec{Stdout: &out, Stderr: &out, Timeout: timeout, Attended: true}})
+		running, err := at.Start(t.Context(), slot.Command{Args: policy.Program.Args, Program: code, Spec: job.Spec{Stdout: &out, Stderr: &out, Timeout: timeout, Attended: true}})
 		harness.Must(t, err)
 		res, err := running.Wait()
 		if err != nil || res.Verdict != result.Proven {

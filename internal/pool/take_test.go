@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/slot"
 )
 
 // Rooms that can have no cgroups, as where systemd would have to move this process for them, are not taken
@@ -67,12 +67,12 @@ func TestTakeOfBothKinds(t *testing.T) {
 
 // Interpreters that are being started for one tenant, or for programs of another kind, are none of another's.
 func TestCountAhead(t *testing.T) {
-	python := place.Policy{Program: &place.Program{File: "main.py"}}
-	node := place.Policy{Program: &place.Program{File: "main.js"}}
+	python := slot.Policy{Program: &slot.Program{File: "main.py"}}
+	node := slot.Policy{Program: &slot.Program{File: "main.js"}}
 	s := &Source{ahead: []*ahead{{tenant: "a", policy: python}}, pending: []*ahead{{tenant: "a", policy: python}, {tenant: "a", policy: node}, {tenant: "b", policy: node}}}
 	for _, want := range []struct {
 		tenant string
-		policy place.Policy
+		policy slot.Policy
 		n      int
 	}{{"a", python, 2}, {"a", node, 1}, {"b", python, 0}, {"b", node, 1}} {
 		if n := s.count(want.tenant, want.policy); n != want.n {

@@ -9,22 +9,21 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sbxrun/sbxrun/internal/hosts"
 	"github.com/sbxrun/sbxrun/internal/network"
 )
 
 // rules say which hosts may be reached.
 type rules struct {
-	list    []hosts.Rule
+	list    []network.Matcher
 	resolve func(ctx context.Context, name string) ([]netip.Addr, error)
 	own     func() ([]netip.Addr, error) // addresses of this host
 }
 
 // compile makes rules of what the user has listed.
 func compile(list []network.Rule) (*rules, error) {
-	r := &rules{resolve: lookup, own: hosts.Own}
+	r := &rules{resolve: lookup, own: network.OwnAddresses}
 	for _, l := range list {
-		rule, err := hosts.Read(l)
+		rule, err := network.Compile(l)
 		if err != nil {
 			return nil, err
 		}
@@ -63,7 +62,7 @@ func (r *rules) permits(ctx context.Context, t target) ([]netip.Addr, error) {
 	why := ""
 	for _, a := range found {
 		a = a.Unmap().WithZone("")
-		kind := hosts.Special(a, own)
+		kind := network.Special(a, own)
 		if kind == "" || r.contains(a, t.port, own) || local && a.IsLoopback() {
 			good = append(good, a)
 		} else if why == "" {
@@ -82,7 +81,7 @@ func (r *rules) permits(ctx context.Context, t target) ([]netip.Addr, error) {
 // check returns a [refusal] of a host that is not listed as it was asked for.
 func (r *rules) check(t target) error {
 	if !t.addr.IsValid() {
-		if !slices.ContainsFunc(r.list, func(l hosts.Rule) bool { return l.Has(t.host, t.port) }) {
+		if !slices.ContainsFunc(r.list, func(l network.Matcher) bool { return l.Has(t.host, t.port) }) {
 			return notListed
 		}
 		return nil
@@ -96,7 +95,7 @@ func (r *rules) check(t target) error {
 
 // contains reports whether a rule allows an address.
 func (r *rules) contains(a netip.Addr, port uint16, own []netip.Addr) bool {
-	return slices.ContainsFunc(r.list, func(l hosts.Rule) bool { return l.Contains(a, port, own) })
+	return slices.ContainsFunc(r.list, func(l network.Matcher) bool { return l.Contains(a, port, own) })
 }
 
 func (r *rules) ownAddresses() ([]netip.Addr, error) {

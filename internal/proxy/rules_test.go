@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/internal/hosts"
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -37,7 +36,7 @@ func listing(t *testing.T, list string, names map[string]string) *rules {
 // leads to one is not permitted.
 func TestOwnUnknown(t *testing.T) {
 	r := listing(t, "own.example.org", map[string]string{"own.example.org": "8.7.6.5"})
-	r.own = hosts.Own
+	r.own = network.OwnAddresses
 	restore := noFiles(t)
 	got, err := r.permits(t.Context(), target{host: "own.example.org", port: 443})
 	restore()

@@ -30,7 +30,7 @@ type Spec struct {
 	Command       []string // nil for a room that idles
 	Plan          *room.Plan
 	Limits        *limits.Plan // nil for none
-	Leave         *admission.Leave
+	Leave         *admission.Permit
 	Tags          map[string]string
 	Parts         *Parts    // which the sandbox ends
 	Net, Hostname string    // as they are on record

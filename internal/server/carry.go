@@ -17,7 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/job"
-	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
@@ -34,7 +34,7 @@ type sink interface {
 
 // enter waits for a call's turn, and asks whether the machine has tasks left for it. The caller ends
 // what was admitted.
-func (s *Server) enter(ctx context.Context, turn *tenants.Turn, o *order) (err error) {
+func (s *Server) enter(ctx context.Context, turn *tenants.Ticket, o *order) (err error) {
 	came := time.Now()
 	if err := turn.Wait(ctx); err != nil {
 		return err
@@ -49,7 +49,7 @@ func (s *Server) enter(ctx context.Context, turn *tenants.Turn, o *order) (err e
 
 // carryOut carries a call out that has joined, in its session or in a place of its own. When it returns
 // nothing of the call is left.
-func (s *Server) carryOut(ctx context.Context, turn *tenants.Turn, o *order, out sink) (a *api.Answer, err error) {
+func (s *Server) carryOut(ctx context.Context, turn *tenants.Ticket, o *order, out sink) (a *api.Answer, err error) {
 	how := s.fresh
 	if o.session != nil {
 		how = s.inSession
@@ -208,7 +208,7 @@ const (
 
 // admit asks whether the machine has tasks left for one more command, which may come to have
 // so many.
-func (s *Server) admit(ctx context.Context, pids int64) (*admission.Leave, error) {
+func (s *Server) admit(ctx context.Context, pids int64) (*admission.Permit, error) {
 	return admission.Ask(ctx, admission.Terms{
 		OnPressure: admission.Refuse, Warn: warn, Alert: alert, Promised: pids, Lasting: true,
 		Note: func(text string) { s.log.Warn("tasks", "note", text) },
@@ -216,7 +216,7 @@ func (s *Server) admit(ctx context.Context, pids int64) (*admission.Leave, error
 }
 
 // explain makes busy of an error that comes from there being no task left.
-func explain(leave *admission.Leave, err error) error {
+func explain(leave *admission.Permit, err error) error {
 	if e, ok := errors.AsType[*result.Error](err); ok {
 		return leave.Explain(e)
 	}
@@ -241,7 +241,7 @@ func (s *Server) callError(ctx context.Context, err error) error {
 }
 
 // in carries a call out at a place. The answer is nil if it came to nothing.
-func (s *Server) in(ctx context.Context, at place.Place, o *order, out sink) (*api.Answer, error) {
+func (s *Server) in(ctx context.Context, at slot.Slot, o *order, out sink) (*api.Answer, error) {
 	began := time.Now()
 	if err := s.bring(ctx, at, o); err != nil {
 		return nil, err
@@ -249,7 +249,7 @@ func (s *Server) in(ctx context.Context, at place.Place, o *order, out sink) (*a
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stdout, stderr, failed := s.writersOf(out, o, cancel)
-	command := place.Command{Args: o.argv, Env: o.env, Dir: o.dir, Program: o.code, Spec: job.Spec{
+	command := slot.Command{Args: o.argv, Env: o.env, Dir: o.dir, Program: o.code, Spec: job.Spec{
 		Stdout: stdout, Stderr: stderr, Limits: o.limits, Timeout: o.timeout, Grace: o.grace, Attended: true, Hurry: s.base.Done(),
 	}}
 	switch {
@@ -288,7 +288,7 @@ func (s *Server) in(ctx context.Context, at place.Place, o *order, out sink) (*a
 	return a, nil
 }
 
-func (s *Server) answer(at place.Place, o *order, out sink, res *result.Result) *api.Answer {
+func (s *Server) answer(at slot.Slot, o *order, out sink, res *result.Result) *api.Answer {
 	a := &api.Answer{Report: res.Report(o.id, o.argv), Room: string(at.Kind()), TimeoutMS: result.Milliseconds(o.timeout), Clamped: o.clamped, RequestID: o.who.RequestID}
 	out.Output(&a.Report)
 	return a
@@ -296,7 +296,7 @@ func (s *Server) answer(at place.Place, o *order, out sink, res *result.Result) 
 
 // bring puts the call's files into the workspace. It is opened for what is collected, too: a
 // warm room has the next call's when the command has ended.
-func (s *Server) bring(ctx context.Context, at place.Place, o *order) error {
+func (s *Server) bring(ctx context.Context, at slot.Slot, o *order) error {
 	if len(o.files) == 0 && len(o.collect) == 0 {
 		return nil
 	}
@@ -362,7 +362,7 @@ func (o *order) collects() int64 {
 }
 
 // collect keeps the files that the call asks for.
-func (s *Server) collect(ctx context.Context, at place.Place, o *order) (files []api.FileOut) {
+func (s *Server) collect(ctx context.Context, at slot.Slot, o *order) (files []api.FileOut) {
 	if len(o.collect) == 0 {
 		return nil
 	}

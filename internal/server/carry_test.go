@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -20,17 +20,17 @@ import (
 // seen has no place, and tells what it was asked for.
 type seen struct {
 	nowhere
-	policies chan place.Policy
+	policies chan slot.Policy
 }
 
-func (s seen) Take(ctx context.Context, tenant string, p place.Policy) (place.Place, error) {
+func (s seen) Take(ctx context.Context, tenant string, p slot.Policy) (slot.Slot, error) {
 	s.policies <- p
 	return s.nowhere.Take(ctx, tenant, p)
 }
 
 // A source knows a command's limits before it has a place for it: with files in one it is too late for another.
 func TestLimitsOfPlace(t *testing.T) {
-	source := seen{policies: make(chan place.Policy, 1)}
+	source := seen{policies: make(chan slot.Policy, 1)}
 	h := handler(t, func(s *Server) { s.source = source })
 	ask(h, http.MethodPost, "/v1/run", `{"argv":["true"],"limits":{"memory":1000000000}}`)
 	if p := <-source.policies; p.Commands.Memory != 1_000_000_000 {
@@ -73,7 +73,7 @@ func TestCollectEnds(t *testing.T) {
 	harness.Must(t, (&Server{}).bringFile(t.Context(), dir, &order{}, fileIn{path: "a", text: strings.NewReader("x"), size: 1, mode: 0o600}))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	s := &Server{walking: tenants.NewGate(1)}
+	s := &Server{walking: tenants.NewScheduler(1)}
 	files := s.collect(ctx, filesPlace{dir: dir}, &order{collect: []string{"*"}})
 	if len(files) != 1 || files[0].Path != "." || files[0].Error != errEnded.Error() {
 		t.Errorf("%+v", files)

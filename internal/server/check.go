@@ -21,9 +21,9 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cells"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sessions"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/internal/workspace"
@@ -48,7 +48,7 @@ type order struct {
 	clamped        []string
 	limits         limits.Request
 	maxOutput      int64
-	program        *place.Program // nil if its interpreter cannot be started ahead
+	program        *slot.Program // nil if its interpreter cannot be started ahead
 	code           string
 	kill           bool  // all, if more than maxOutput is written
 	maxAnswer      int64 // of maxOutput, what an answer may have
@@ -57,11 +57,11 @@ type order struct {
 	process bool              // of the session, in the background
 	ended   error             // the session has, and only what has run already is answered, by its key
 
-	memory   int64            // that its answer may take
-	buffers  *tenants.Lease   // that memory, from its turn until the answer is sent
-	admitted *admission.Leave // from its turn on
-	queued   time.Duration    // until its turn
-	left     []*result.Result // unproven ends, whose survivors keep the place
+	memory   int64             // that its answer may take
+	buffers  *tenants.Lease    // that memory, from its turn until the answer is sent
+	admitted *admission.Permit // from its turn on
+	queued   time.Duration     // until its turn
+	left     []*result.Result  // unproven ends, whose survivors keep the place
 }
 
 // fileIn is a file for the workspace.
@@ -107,7 +107,7 @@ func (s *Server) checkIn(w Who, x *sessions.Session, c *api.Call) (*order, error
 		}
 		o.argv = l.Argv(room.Home)
 		if l.Ahead > 0 && !declaresEncoding(c.Code) {
-			o.program = &place.Program{Args: o.argv, File: l.File, Ahead: l.Ahead}
+			o.program = &slot.Program{Args: o.argv, File: l.File, Ahead: l.Ahead}
 			o.code = c.Code
 		}
 		o.files = append(o.files, fileIn{path: l.File, text: strings.NewReader(c.Code), size: int64(len(c.Code)), mode: 0o600})
@@ -128,7 +128,7 @@ func (s *Server) checkIn(w Who, x *sessions.Session, c *api.Call) (*order, error
 
 // ahead is the program, if its interpreter can be started before anything of the call is known
 // but its limits.
-func (o *order) ahead() *place.Program {
+func (o *order) ahead() *slot.Program {
 	if o.program == nil || o.stdin != "" || len(o.env) > 0 || o.dir != "" || o.grace > 0 || o.kill || o.limits.CPUTime > 0 {
 		return nil
 	}

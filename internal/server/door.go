@@ -16,7 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cells"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/page"
-	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
@@ -35,7 +35,7 @@ type settings struct {
 	config.Config
 	tokens    config.Tokens
 	languages map[string]cells.Language // those whose program is there
-	policy    place.Policy
+	policy    slot.Policy
 }
 
 // NewDoor makes a door with a checked configuration.
@@ -131,7 +131,7 @@ func (s *Door) take(c config.Config, tokens config.Tokens) error {
 	if err != nil {
 		return err
 	}
-	next := &settings{Config: c, tokens: tokens, languages: map[string]cells.Language{}, policy: place.Policy{Policy: policy}}
+	next := &settings{Config: c, tokens: tokens, languages: map[string]cells.Language{}, policy: slot.Policy{Policy: policy}}
 	for name, l := range c.Languages {
 		if _, err := exec.LookPath(l.Command[0]); err == nil {
 			next.languages[name] = l

@@ -20,7 +20,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/config"
-	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -32,7 +32,7 @@ type broken struct {
 	output bool // not in Start, but in what the output is written to
 }
 
-func (b *broken) Take(context.Context, string, place.Policy) (place.Place, error) {
+func (b *broken) Take(context.Context, string, slot.Policy) (slot.Slot, error) {
 	b.taken.Add(1)
 	return brokenPlace{b}, nil
 }
@@ -40,14 +40,14 @@ func (*broken) Rooms() (idle, all, left int) { return 0, 0, 0 }
 
 type brokenPlace struct{ *broken }
 
-func (brokenPlace) Kind() place.Kind               { return place.Cold }
+func (brokenPlace) Kind() slot.Kind                { return slot.Cold }
 func (brokenPlace) Files() (*workspace.Dir, error) { panic("a mistake with files") }
 func (brokenPlace) Ended() <-chan struct{}         { return nil }
 func (b brokenPlace) Give() (*result.Result, error) {
 	b.taken.Add(-1)
 	return nil, nil
 }
-func (b brokenPlace) Start(ctx context.Context, c place.Command) (place.Running, error) {
+func (b brokenPlace) Start(ctx context.Context, c slot.Command) (slot.Running, error) {
 	if !b.output {
 		panic("a mistake at the start")
 	}
@@ -80,7 +80,7 @@ func (*doubtful) Rooms() (idle, all, left int) { return 0, 0, doubtfulRooms }
 
 const doubtfulRooms = 2
 
-func (d *doubtful) Take(context.Context, string, place.Policy) (place.Place, error) {
+func (d *doubtful) Take(context.Context, string, slot.Policy) (slot.Slot, error) {
 	d.taken.Add(1)
 	return doubtfulPlace{brokenPlace{&d.broken}, d}, nil
 }
@@ -98,7 +98,7 @@ func (p doubtfulPlace) result(v result.Verdict) *result.Result {
 	return res
 }
 
-func (p doubtfulPlace) Start(context.Context, place.Command) (place.Running, error) { return p, nil }
+func (p doubtfulPlace) Start(context.Context, slot.Command) (slot.Running, error) { return p, nil }
 func (p doubtfulPlace) Wait() (*result.Result, error) {
 	res := p.result(p.of.command)
 	if p.of.command == result.Unproven {
@@ -113,7 +113,7 @@ func (p doubtfulPlace) Give() (*result.Result, error)  { return p.result(p.of.pl
 
 // The place of a call, and the share of a session, are kept until the survivors of an unproven end have exited.
 func TestSurvivorsKeepPlace(t *testing.T) {
-	place := func(join func(string, tenants.Ceilings) (*tenants.Turn, error)) error {
+	place := func(join func(string, tenants.Ceilings) (*tenants.Ticket, error)) error {
 		turn, err := join("uid-2", tenants.Ceilings{})
 		if err == nil {
 			turn.Leave()

@@ -10,8 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/api"
-	"github.com/sbxrun/sbxrun/internal/pressure"
 )
 
 // metrics count what has happened; what is the case is looked at when it is asked for.
@@ -133,7 +133,7 @@ func (s present) Collect(out chan<- prometheus.Metric) {
 	for tenant, n := range s.files.Used() {
 		gauge("sbxrun_stored_bytes", "Bytes in the content store.", float64(n), "tenant", tenant)
 	}
-	if r, err := pressure.Look(); err == nil {
+	if r, err := admission.Look(); err == nil {
 		gauge("sbxrun_pressure_ratio", "How much of the tightest bound on tasks is used, 1 for all.", r.Tightest().Ratio())
 		for _, b := range r.Bounds {
 			gauge("sbxrun_tasks", "Tasks in use against a bound.", float64(b.Current), "bound", b.Path)

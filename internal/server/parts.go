@@ -11,11 +11,10 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/config"
-	"github.com/sbxrun/sbxrun/internal/hosts"
 	"github.com/sbxrun/sbxrun/internal/network"
-	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/internal/volumes"
 )
@@ -79,14 +78,14 @@ func checkParts(set *settings, tenant string, t config.Tenant, asked api.Parts) 
 			return nil, usage("network: the sandboxes of this server have its own network, and no list")
 		}
 		p.spec.Proxied = true
-		own, err := hosts.Own()
+		own, err := network.OwnAddresses()
 		if err != nil {
 			return nil, err
 		}
 		for _, word := range asked.Network.Allow {
 			r, err := network.ParseRule(word)
 			if err == nil {
-				_, err = hosts.Read(r)
+				_, err = network.Compile(r)
 			}
 			if err != nil {
 				return nil, usage("network.allow: %v", err)
@@ -119,7 +118,7 @@ func destination(what, at string) (string, error) {
 
 // part adds parts to the policy of a place: volumes are locked, and layers unpacked and held.
 // The caller ends them, but not after an error.
-func (s *Server) part(ctx context.Context, set *settings, t config.Tenant, p *parts, out *place.Policy) (err error) {
+func (s *Server) part(ctx context.Context, set *settings, t config.Tenant, p *parts, out *slot.Policy) (err error) {
 	out.Parts = &sandbox.Parts{}
 	defer func() {
 		if err != nil {
@@ -151,7 +150,7 @@ func (s *Server) part(ctx context.Context, set *settings, t config.Tenant, p *pa
 
 // from begins with the state of a snapshot. Its overlay is over a directory that the tenant may have
 // still.
-func (s *Server) from(ctx context.Context, set *settings, t config.Tenant, p *parts, out *place.Policy) error {
+func (s *Server) from(ctx context.Context, set *settings, t config.Tenant, p *parts, out *slot.Policy) error {
 	store, err := snapshots.Look(filepath.Join(p.data, snapshotsDir))
 	if err != nil {
 		return err
@@ -182,7 +181,7 @@ func (s *Server) from(ctx context.Context, set *settings, t config.Tenant, p *pa
 }
 
 // use locks volumes, of which a tenant may have so many.
-func (s *Server) use(t config.Tenant, p *parts, out *place.Policy) error {
+func (s *Server) use(t config.Tenant, p *parts, out *slot.Policy) error {
 	store, err := volumes.OpenAt(filepath.Join(p.data, volumesDir), true)
 	if err != nil {
 		return err

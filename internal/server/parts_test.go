@@ -9,8 +9,8 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/config"
-	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
+	"github.com/sbxrun/sbxrun/internal/slot"
 )
 
 // Sessions of a tenant that are made at once have no more volumes together than the tenant may, and those of
@@ -26,7 +26,7 @@ func TestVolumesAtOnce(t *testing.T) {
 		for i := range 100 {
 			all.Go(func() {
 				<-begin
-				out := &place.Policy{Parts: &sandbox.Parts{}}
+				out := &slot.Policy{Parts: &sandbox.Parts{}}
 				defer out.Parts.End()
 				err := s.use(config.Tenant{Volumes: most}, &parts{data: data, volumes: []sandbox.Volume{{Name: fmt.Sprint("v", i), Dest: "/v"}}}, out)
 				var e *api.Error

@@ -423,7 +423,7 @@ func (s *Server) carry(ctx context.Context, o *order, out sink) (a *api.Answer, 
 }
 
 // guardCall carries a call out that has joined.
-func (s *Server) guardCall(ctx context.Context, turn *tenants.Turn, o *order, out sink) (a *api.Answer, err error) {
+func (s *Server) guardCall(ctx context.Context, turn *tenants.Ticket, o *order, out sink) (a *api.Answer, err error) {
 	err = s.Guard(context.WithValue(ctx, whoKey, o.who), func() (err error) {
 		defer func() { s.release(turn.Leave, o.left...) }()
 		a, err = s.carryOut(ctx, turn, o, out)

@@ -30,7 +30,7 @@ type Detached struct {
 	s      *Server
 	o      *order
 	book   *calls.Book
-	turn   *tenants.Turn
+	turn   *tenants.Ticket
 	ctx    context.Context
 	cancel func()
 }
@@ -73,7 +73,7 @@ func (s *Server) detach(base context.Context, book *calls.Book, o *order, c tena
 }
 
 // joinProcess lets a background process in.
-func (s *Server) joinProcess(_ context.Context, tenant string, c tenants.Ceilings) (*tenants.Turn, error) {
+func (s *Server) joinProcess(_ context.Context, tenant string, c tenants.Ceilings) (*tenants.Ticket, error) {
 	turn, err := s.processes.Join(tenant, tenants.Ceilings{Concurrency: s.settings.Load().Of(tenant).Processes, Rate: c.Rate})
 	if err != nil {
 		e := api.AsError(err)

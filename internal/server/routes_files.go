@@ -57,7 +57,7 @@ func (s *Server) dirOf(ctx context.Context, id string) (*workspace.Dir, context.
 var eachTenant = tenants.Ceilings{Concurrency: 8, Queue: math.MaxInt} // the number of requests is bounded
 
 // wait waits for a request's turn.
-func wait(ctx context.Context, g *tenants.Gate, c tenants.Ceilings) (leave func(), err error) {
+func wait(ctx context.Context, g *tenants.Scheduler, c tenants.Ceilings) (leave func(), err error) {
 	turn, err := g.Join(Whose(ctx).Tenant, c)
 	if err != nil {
 		return nil, err
@@ -70,7 +70,7 @@ func wait(ctx context.Context, g *tenants.Gate, c tenants.Ceilings) (leave func(
 }
 
 // treeOf is dirOf for requests that walk through the whole workspace, after waiting at a gate.
-func (s *Server) treeOf(ctx context.Context, id string, g *tenants.Gate) (*workspace.Dir, context.Context, func(), error) {
+func (s *Server) treeOf(ctx context.Context, id string, g *tenants.Scheduler) (*workspace.Dir, context.Context, func(), error) {
 	dir, both, release, err := s.dirOf(ctx, id)
 	if err != nil {
 		return nil, nil, nil, err

@@ -22,17 +22,17 @@ import (
 	"github.com/sbxrun/sbxrun/internal/blobs"
 	"github.com/sbxrun/sbxrun/internal/calls"
 	"github.com/sbxrun/sbxrun/internal/config"
-	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/sessions"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
 // Server answers requests. Make one with [New].
 type Server struct {
 	Door
-	source  place.Source
-	gate    *tenants.Gate
+	source  slot.Source
+	gate    *tenants.Scheduler
 	files   *blobs.Store
 	book    *calls.Book
 	keys    *calls.Keys
@@ -43,22 +43,22 @@ type Server struct {
 	version string
 	prefix  string // of ids
 	// processes lets in background processes, of which none waits: they may hold places for hours.
-	processes *tenants.Gate
+	processes *tenants.Scheduler
 	// kept counts the places that survivors of unproven ends hold.
 	kept atomic.Int64
 	// elsewhere finds a tenant's file that the content store has not; nil if there is no other place.
 	elsewhere func(ctx context.Context, tenant, id string) (io.ReadCloser, error)
 	// join lets a call in by the gate, or has it wait there for its turn.
-	join func(ctx context.Context, tenant string, c tenants.Ceilings) (*tenants.Turn, error)
+	join func(ctx context.Context, tenant string, c tenants.Ceilings) (*tenants.Ticket, error)
 
 	base context.Context // of all that runs; ends with the server
 	end  context.CancelCauseFunc
 
 	stores sync.Map // of a tenant's directory a mutex, while its volumes are counted and made
 	// Gates of requests whose work depends on what a tenant has stored.
-	packing  *tenants.Gate // snapshots
-	walking  *tenants.Gate // reading whole trees
-	archives *tenants.Gate // reading and writing them as fast as the client does
+	packing  *tenants.Scheduler // snapshots
+	walking  *tenants.Scheduler // reading whole trees
+	archives *tenants.Scheduler // reading and writing them as fast as the client does
 
 	mu       sync.Mutex
 	draining bool
@@ -66,8 +66,8 @@ type Server struct {
 }
 
 // New makes a server with a checked configuration, whose places come from source.
-func New(c config.Config, tokens config.Tokens, source place.Source, log *slog.Logger, version string) (*Server, error) {
-	s := &Server{source: source, gate: tenants.NewGate(c.Places), processes: tenants.NewGate(c.Processes), version: version}
+func New(c config.Config, tokens config.Tokens, source slot.Source, log *slog.Logger, version string) (*Server, error) {
+	s := &Server{source: source, gate: tenants.NewScheduler(c.Places), processes: tenants.NewScheduler(c.Processes), version: version}
 	err := s.Door.open(c, tokens, log)
 	if err != nil {
 		return nil, err
@@ -89,11 +89,11 @@ func New(c config.Config, tokens config.Tokens, source place.Source, log *slog.L
 	s.keys = calls.NewKeys(keepKeys, mostKeys)
 	s.rooms = sessions.NewStore(s.tellEnd, s.spawn)
 	s.metrics = newMetrics(s)
-	s.join = func(_ context.Context, tenant string, c tenants.Ceilings) (*tenants.Turn, error) {
+	s.join = func(_ context.Context, tenant string, c tenants.Ceilings) (*tenants.Ticket, error) {
 		return s.gate.Join(tenant, c)
 	}
 	const packing = 2 // each takes a processor, and memory for the compression
-	s.packing, s.walking, s.archives = tenants.NewGate(packing), tenants.NewGate(math.MaxInt), tenants.NewGate(math.MaxInt)
+	s.packing, s.walking, s.archives = tenants.NewScheduler(packing), tenants.NewScheduler(math.MaxInt), tenants.NewScheduler(math.MaxInt)
 	s.sweep()
 	s.base, s.end = context.WithCancelCause(context.Background())
 	s.spawn(s.expire)
@@ -103,12 +103,12 @@ func New(c config.Config, tokens config.Tokens, source place.Source, log *slog.L
 // Cluster makes the server one of several: all ids that it gives begin with prefix; files that the content
 // store has not are looked for elsewhere; and calls are let in by join, which shares the ceilings of tenants
 // with other servers and calls the gate of this one. It is called before the first request.
-func (s *Server) Cluster(prefix string, elsewhere func(ctx context.Context, tenant, id string) (io.ReadCloser, error), join func(context.Context, string, tenants.Ceilings) (*tenants.Turn, error)) {
+func (s *Server) Cluster(prefix string, elsewhere func(ctx context.Context, tenant, id string) (io.ReadCloser, error), join func(context.Context, string, tenants.Ceilings) (*tenants.Ticket, error)) {
 	s.prefix, s.elsewhere, s.join = prefix, elsewhere, join
 }
 
-// Gate lets calls in here.
-func (s *Server) Gate() *tenants.Gate { return s.gate }
+// Scheduler lets calls in here.
+func (s *Server) Scheduler() *tenants.Scheduler { return s.gate }
 
 func (s *Server) newID() string { return s.prefix + random.Name() }
 

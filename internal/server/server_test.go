@@ -22,14 +22,14 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/config"
-	"github.com/sbxrun/sbxrun/internal/place"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // nowhere has no place for anybody.
 type nowhere struct{}
 
-func (nowhere) Take(context.Context, string, place.Policy) (place.Place, error) {
+func (nowhere) Take(context.Context, string, slot.Policy) (slot.Slot, error) {
 	return nil, &result.Error{Code: "setup", Message: "there is no place"}
 }
 
@@ -236,7 +236,7 @@ type patientSource struct {
 	canceled chan bool
 }
 
-func (p patientSource) Take(ctx context.Context, _ string, _ place.Policy) (place.Place, error) {
+func (p patientSource) Take(ctx context.Context, _ string, _ slot.Policy) (slot.Slot, error) {
 	select {
 	case <-ctx.Done():
 	case <-time.After(3 * pieceBound):

@@ -12,8 +12,8 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/api"
-	"github.com/sbxrun/sbxrun/internal/pressure"
 )
 
 // recents are the last calls of each tenant. There is no more of them than the log has: no
@@ -109,8 +109,8 @@ func (s *Server) Machine() *api.Machine {
 	}
 	m.Kept = int(s.kept.Load())
 	m.Rooms.Idle, m.Rooms.All, _ = s.source.Rooms()
-	if r, err := pressure.Look(); err == nil { // else nothing is known
-		slices.SortFunc(r.Bounds, func(a, b pressure.Bound) int { return cmp.Compare(b.Ratio(), a.Ratio()) })
+	if r, err := admission.Look(); err == nil { // else nothing is known
+		slices.SortFunc(r.Bounds, func(a, b admission.Bound) int { return cmp.Compare(b.Ratio(), a.Ratio()) })
 		for _, b := range r.Bounds {
 			m.Tasks = append(m.Tasks, api.TaskBound{Name: b.Path, Current: b.Current, Max: b.Max})
 		}

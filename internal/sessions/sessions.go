@@ -17,15 +17,15 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/calls"
 	"github.com/sbxrun/sbxrun/internal/cells"
-	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
 // Session is one of them.
 type Session struct {
 	ID, Tenant string
-	Place      place.Place
+	Place      slot.Slot
 	Processes  *calls.Book
 	Made       time.Time
 	Expires    time.Time

@@ -21,8 +21,8 @@ type Ceilings struct {
 	Rate        float64 // calls a second; as many as that, or one, may come at once
 }
 
-// Gate lets calls in.
-type Gate struct {
+// Scheduler lets calls in.
+type Scheduler struct {
 	mu      sync.Mutex
 	places  int // that are free
 	reserve int // of the places, for tenants that hold none
@@ -34,24 +34,24 @@ type Gate struct {
 // tenant is one that has called.
 type tenant struct {
 	running int
-	waiting []*Turn // in the order in which they came; those that gave up are taken out
+	waiting []*Ticket // in the order in which they came; those that gave up are taken out
 	max     int
 	tokens  float64 // of the rate, at the time
 	at      time.Time
 }
 
-// NewGate returns a gate with so many places. One in 16 is reserved for tenants that hold none.
-func NewGate(places int) *Gate {
+// NewScheduler returns a gate with so many places. One in 16 is reserved for tenants that hold none.
+func NewScheduler(places int) *Scheduler {
 	const reserved = 16
-	return &Gate{places: places, reserve: places / reserved, tenants: map[string]*tenant{}}
+	return &Scheduler{places: places, reserve: places / reserved, tenants: map[string]*tenant{}}
 }
 
 // most is how many tenants are remembered that do nothing; what is remembered is their rate.
 const most = 10_000
 
-// Turn is a call that is in, or waits to be let in. It must leave in the end.
-type Turn struct {
-	gate   *Gate
+// Ticket is a call that is in, or waits to be let in. It must leave in the end.
+type Ticket struct {
+	gate   *Scheduler
 	tenant *tenant
 	in     chan struct{} // closed when it is let in
 	came   time.Time
@@ -60,7 +60,7 @@ type Turn struct {
 
 // Join lets a call in, or has it wait for its turn, without waiting. An error is an
 // [*api.Error]: there is no room even for one that waits.
-func (g *Gate) Join(name string, c Ceilings) (*Turn, error) {
+func (g *Scheduler) Join(name string, c Ceilings) (*Ticket, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	t := g.tenants[name]
@@ -75,7 +75,7 @@ func (g *Gate) Join(name string, c Ceilings) (*Turn, error) {
 	if !t.spend(c.Rate) {
 		return nil, api.NewError(api.Quota, "the tenant's rate is used up", "send fewer calls a second")
 	}
-	turn := &Turn{gate: g, tenant: t, in: make(chan struct{}), came: time.Now()}
+	turn := &Ticket{gate: g, tenant: t, in: make(chan struct{}), came: time.Now()}
 	switch {
 	case len(t.waiting) == 0 && g.fits(t):
 		g.admit(t)
@@ -94,7 +94,7 @@ func (g *Gate) Join(name string, c Ceilings) (*Turn, error) {
 }
 
 // Wait waits for the turn. An error is the cause of ctx.
-func (u *Turn) Wait(ctx context.Context) error {
+func (u *Ticket) Wait(ctx context.Context) error {
 	select {
 	case <-u.in:
 		return nil
@@ -104,7 +104,7 @@ func (u *Turn) Wait(ctx context.Context) error {
 }
 
 // Leave gives up the place, or the turn if the call was not let in. Only the first one does anything.
-func (u *Turn) Leave() {
+func (u *Ticket) Leave() {
 	g, t := u.gate, u.tenant
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -126,7 +126,7 @@ func (u *Turn) Leave() {
 }
 
 // Free returns how many places are free, and a channel that is closed when one becomes so.
-func (g *Gate) Free() (int, <-chan struct{}) {
+func (g *Scheduler) Free() (int, <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.freed == nil {
@@ -139,7 +139,7 @@ func (g *Gate) Free() (int, <-chan struct{}) {
 func (t *tenant) below() bool { return t.max == 0 || t.running < t.max }
 
 // fits reports whether one more call of a tenant may run now. The mutex is held.
-func (g *Gate) fits(t *tenant) bool {
+func (g *Scheduler) fits(t *tenant) bool {
 	return t.below() && (g.places > g.reserve || g.places > 0 && t.running == 0)
 }
 
@@ -158,14 +158,14 @@ func (t *tenant) spend(rate float64) bool {
 	return true
 }
 
-func (g *Gate) admit(t *tenant) {
+func (g *Scheduler) admit(t *tenant) {
 	t.running++
 	g.places--
 }
 
 // next lets calls in: of the tenants that may have one more, that with the fewest running; of these the first
 // in turn.
-func (g *Gate) next() {
+func (g *Scheduler) next() {
 	for g.places > 0 {
 		i := -1
 		for k, t := range g.turns {
@@ -188,7 +188,7 @@ func (g *Gate) next() {
 
 // SetConcurrency has no more than so many calls of a tenant run, from the next one on. None may be
 // none, too.
-func (g *Gate) SetConcurrency(name string, n int) {
+func (g *Scheduler) SetConcurrency(name string, n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if t := g.tenants[name]; t != nil {
@@ -200,7 +200,7 @@ func (g *Gate) SetConcurrency(name string, n int) {
 }
 
 // Use returns what a tenant has going on.
-func (g *Gate) Use(name string) Use {
+func (g *Scheduler) Use(name string) Use {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if t := g.tenants[name]; t != nil {
@@ -210,7 +210,7 @@ func (g *Gate) Use(name string) Use {
 }
 
 // settle takes a tenant that has nothing waiting out of the turns.
-func (g *Gate) settle(t *tenant) {
+func (g *Scheduler) settle(t *tenant) {
 	if len(t.waiting) > 0 {
 		return
 	}
@@ -220,7 +220,7 @@ func (g *Gate) settle(t *tenant) {
 }
 
 // forget drops the tenants that do nothing.
-func (g *Gate) forget() {
+func (g *Scheduler) forget() {
 	for name, t := range g.tenants {
 		if t.running == 0 && len(t.waiting) == 0 {
 			delete(g.tenants, name)
@@ -243,7 +243,7 @@ func (t *tenant) use() Use {
 }
 
 // Uses returns that of all tenants that were seen.
-func (g *Gate) Uses() map[string]Use {
+func (g *Scheduler) Uses() map[string]Use {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	all := make(map[string]Use, len(g.tenants))

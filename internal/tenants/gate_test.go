@@ -22,7 +22,7 @@ func code(err error) api.Code {
 }
 
 // waits comes back when so many calls of a tenant wait.
-func waits(t *testing.T, g *Gate, name string, n int) {
+func waits(t *testing.T, g *Scheduler, name string, n int) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); g.Uses()[name].Waiting != n; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
@@ -32,7 +32,7 @@ func waits(t *testing.T, g *Gate, name string, n int) {
 }
 
 // enter waits for a turn.
-func enter(ctx context.Context, g *Gate, name string, c Ceilings) (leave func(), err error) {
+func enter(ctx context.Context, g *Scheduler, name string, c Ceilings) (leave func(), err error) {
 	turn, err := g.Join(name, c)
 	if err != nil {
 		return nil, err
@@ -46,7 +46,7 @@ func enter(ctx context.Context, g *Gate, name string, c Ceilings) (leave func(),
 
 // One tenant has many waiting, another comes late: they take turns.
 func TestTurns(t *testing.T) {
-	g := NewGate(1)
+	g := NewScheduler(1)
 	ceilings := Ceilings{Queue: 10}
 	hold, err := enter(t.Context(), g, "many", ceilings)
 	harness.Must(t, err)
@@ -82,7 +82,7 @@ func TestTurns(t *testing.T) {
 }
 
 func TestCeilings(t *testing.T) {
-	g := NewGate(2)
+	g := NewScheduler(2)
 	one := Ceilings{Concurrency: 1}
 	leave, err := enter(t.Context(), g, "a", one)
 	harness.Must(t, err)
@@ -107,7 +107,7 @@ func TestCeilings(t *testing.T) {
 
 // Whoever holds the fewest places is next: calls that take long count for as long as they run.
 func TestLongCalls(t *testing.T) {
-	g := NewGate(4)
+	g := NewScheduler(4)
 	c := Ceilings{Queue: 10}
 	var long []func()
 	for range 4 {
@@ -115,7 +115,7 @@ func TestLongCalls(t *testing.T) {
 		harness.Must(t, err)
 		long = append(long, leave)
 	}
-	var waiting []*Turn
+	var waiting []*Ticket
 	for _, name := range []string{"long", "long", "short", "short"} {
 		turn, err := g.Join(name, c)
 		harness.Must(t, err)
@@ -131,7 +131,7 @@ func TestLongCalls(t *testing.T) {
 }
 
 // isIn reports whether a call was let in.
-func isIn(u *Turn) bool {
+func isIn(u *Ticket) bool {
 	select {
 	case <-u.in:
 		return true
@@ -142,9 +142,9 @@ func isIn(u *Turn) bool {
 
 // The reserved places are for tenants that hold none, whether their call comes or waits.
 func TestReserve(t *testing.T) {
-	g := NewGate(32)
+	g := NewScheduler(32)
 	c := Ceilings{Queue: 1}
-	var many []*Turn
+	var many []*Ticket
 	for range 30 {
 		turn, err := g.Join("many", c)
 		harness.Must(t, err)
@@ -152,7 +152,7 @@ func TestReserve(t *testing.T) {
 	}
 	waits, err := g.Join("many", c)
 	harness.Must(t, err)
-	var others []*Turn
+	var others []*Ticket
 	for _, name := range []string{"a", "b", "c"} {
 		turn, err := g.Join(name, c)
 		harness.Must(t, err)
@@ -165,7 +165,7 @@ func TestReserve(t *testing.T) {
 	if isIn(waits) || !isIn(others[2]) {
 		t.Errorf("a reserved place became free: %v %v", isIn(waits), isIn(others[2]))
 	}
-	for _, u := range []*Turn{many[0], many[1], many[2]} {
+	for _, u := range []*Ticket{many[0], many[1], many[2]} {
 		u.Leave()
 	}
 	if !isIn(waits) {
@@ -175,7 +175,7 @@ func TestReserve(t *testing.T) {
 
 // A tenant at its own bound does not keep others from free places.
 func TestBoundKeepsNobody(t *testing.T) {
-	g := NewGate(2)
+	g := NewScheduler(2)
 	one := Ceilings{Concurrency: 1, Queue: 1}
 	leave, _ := enter(t.Context(), g, "a", one)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -196,7 +196,7 @@ func TestBoundKeepsNobody(t *testing.T) {
 }
 
 func TestRate(t *testing.T) {
-	g := NewGate(10)
+	g := NewScheduler(10)
 	slow := Ceilings{Rate: 0.001}
 	if _, err := enter(t.Context(), g, "a", slow); err != nil {
 		t.Fatal(err)
@@ -211,7 +211,7 @@ func TestRate(t *testing.T) {
 
 // Of many tenants those are forgotten that do nothing, and their rate: none that runs or waits.
 func TestForget(t *testing.T) {
-	g := NewGate(1)
+	g := NewScheduler(1)
 	leave, err := enter(t.Context(), g, "runs", Ceilings{})
 	harness.Must(t, err)
 	turn, err := g.Join("waits", Ceilings{Queue: 1})
@@ -233,7 +233,7 @@ func TestForget(t *testing.T) {
 
 // Many come, leave and give up at once: the books agree in the end.
 func TestManyAtOnce(t *testing.T) {
-	g := NewGate(3)
+	g := NewScheduler(3)
 	c := Ceilings{Concurrency: 2, Queue: 100}
 	var all sync.WaitGroup
 	for i := range 300 {

@@ -141,7 +141,7 @@ func (b *build) end() {
 }
 
 // idleAfter is when a sandbox idles: it has swept, and given up the threads of its start
-// (admission.Leave.Running).
+// (admission.Permit.Running).
 const idleAfter = 12 * time.Second
 
 // idle shows what idle sandboxes cost, and how long it takes to end them.

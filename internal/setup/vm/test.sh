@@ -13,7 +13,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here/../../.."
-packages='./bwrap ./nsenter ./internal/enter ./internal/supervise ./cleanup ./internal/room ./internal/limits ./internal/pressure'
+packages='./bwrap ./nsenter ./internal/enter ./internal/supervise ./cleanup ./internal/room ./internal/limits ./internal/admission'
 packages+=' ./internal/overlay ./internal/layers ./internal/tree ./internal/workspace ./internal/volumes ./internal/proxy ./tests/network ./tests'
 
 if go version -m bin/sbxrun | grep -q 'CGO_ENABLED=1'; then

@@ -20,8 +20,8 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cluster"
 	"github.com/sbxrun/sbxrun/internal/config"
-	"github.com/sbxrun/sbxrun/internal/place"
 	"github.com/sbxrun/sbxrun/internal/server"
+	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 	"github.com/sbxrun/sbxrun/tests/bench/measure"
@@ -30,13 +30,13 @@ import (
 // sleeper is a source whose commands only sleep: what is left of a call is HTTP, the adapter and NATS.
 type sleeper struct{ *time.Duration }
 
-func (s sleeper) Take(context.Context, string, place.Policy) (place.Place, error) { return s, nil }
-func (sleeper) Rooms() (idle, all, left int)                                      { return 0, 0, 0 }
-func (sleeper) Kind() place.Kind                                                  { return place.Warm }
-func (sleeper) Ended() <-chan struct{}                                            { return nil }
-func (sleeper) Files() (*workspace.Dir, error)                                    { return nil, errors.New("it has no files") }
-func (sleeper) Give() (*result.Result, error)                                     { return nil, nil }
-func (s sleeper) Start(ctx context.Context, _ place.Command) (place.Running, error) {
+func (s sleeper) Take(context.Context, string, slot.Policy) (slot.Slot, error) { return s, nil }
+func (sleeper) Rooms() (idle, all, left int)                                   { return 0, 0, 0 }
+func (sleeper) Kind() slot.Kind                                                { return slot.Warm }
+func (sleeper) Ended() <-chan struct{}                                         { return nil }
+func (sleeper) Files() (*workspace.Dir, error)                                 { return nil, errors.New("it has no files") }
+func (sleeper) Give() (*result.Result, error)                                  { return nil, nil }
+func (s sleeper) Start(ctx context.Context, _ slot.Command) (slot.Running, error) {
 	return asleep{ctx, *s.Duration, time.Now()}, nil
 }
 

@@ -150,7 +150,7 @@ func (g *Gateway) grant(ctx context.Context, tenant, at string, a asked) (given 
 // shares are what a node may run of each tenant.
 type shares struct {
 	s       *server.Server
-	gate    *tenants.Gate // of it
+	gate    *tenants.Scheduler // of it
 	link    *Link
 	members *Members
 
@@ -176,7 +176,7 @@ type share struct {
 }
 
 // join lets a call in by what the node has of its tenant, or asks for more.
-func (x *shares) join(ctx context.Context, tenant string, c tenants.Ceilings) (*tenants.Turn, error) {
+func (x *shares) join(ctx context.Context, tenant string, c tenants.Ceilings) (*tenants.Ticket, error) {
 	if c.Concurrency == 0 && c.Rate == 0 {
 		return x.gate.Join(tenant, c)
 	}

@@ -1,4 +1,4 @@
-package place
+package slot
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 type Rooms struct{}
 
 // Take builds a room.
-func (Rooms) Take(ctx context.Context, _ string, p Policy) (_ Place, err error) {
+func (Rooms) Take(ctx context.Context, _ string, p Policy) (_ Slot, err error) {
 	defer func() {
 		if err != nil {
 			p.Parts.Unused()

@@ -13,7 +13,7 @@
 //
 // A look is on the way of every run, so it is a few reads of small files; the
 // benchmark says what that costs.
-package pressure
+package admission
 
 import (
 	"bytes"

@@ -1,14 +1,15 @@
-package hosts
+package network
 
 import (
+	"net"
 	"net/netip"
+	"slices"
 	"testing"
 
-	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A tenant's list holds for what its sessions ask for.
+// A tenant's list limits the rules that its sessions may request.
 func TestCovers(t *testing.T) {
 	for _, test := range []struct {
 		most, rule string
@@ -51,12 +52,29 @@ func TestCovers(t *testing.T) {
 		{"[64:ff9b::/96]", "[64:ff9b::7f00:1]", true},
 		{"[::/0]", "[fd00::1]", false},
 	} {
-		most, err := network.ParseRule(test.most)
+		most, err := ParseRule(test.most)
 		harness.Must(t, err)
-		rule, err := network.ParseRule(test.rule)
+		rule, err := ParseRule(test.rule)
 		harness.Must(t, err)
 		if got := Covers(most, rule, []netip.Addr{netip.MustParseAddr("8.7.6.5")}); got != test.want {
 			t.Errorf("%s covers %s: %v", test.most, test.rule, got)
 		}
+	}
+}
+
+// OwnAddresses returns the same addresses as package net.
+func TestOwnAddresses(t *testing.T) {
+	own, err := OwnAddresses()
+	harness.Must(t, err)
+	all, err := net.InterfaceAddrs()
+	harness.Must(t, err)
+	for _, a := range all {
+		p := netip.MustParsePrefix(a.String())
+		if a := p.Addr().Unmap(); !a.IsLoopback() && !slices.Contains(own, a) {
+			t.Errorf("%v is missing in %v", a, own)
+		}
+	}
+	if slices.ContainsFunc(own, netip.Addr.IsLoopback) {
+		t.Errorf("%v has a loopback address", own)
 	}
 }

@@ -1,7 +1,7 @@
 // Package place is where a call of the server runs: one seam, with rooms that are built for
 // the call on one side of it, and rooms that were made ahead on the other. The server asks for
 // a place, runs commands in it, reaches its files, and gives it back.
-package place
+package slot
 
 import (
 	"context"
@@ -54,14 +54,14 @@ type Source interface {
 	// Take returns a place for a tenant, which nobody else uses until it is given back, or an
 	// error that is a *[result.Error]. It blocks until there is one, or ctx is done; the place
 	// does not end with ctx.
-	Take(ctx context.Context, tenant string, p Policy) (Place, error)
+	Take(ctx context.Context, tenant string, p Policy) (Slot, error)
 	// Rooms is how many rooms made ahead wait for a call, how many there are with those that are in
 	// use, or are being made or ended, and of how many something may have been left when they ended.
 	Rooms() (idle, all, left int)
 }
 
-// Place is a room, or what stands for one.
-type Place interface {
+// Slot is a room, or what stands for one.
+type Slot interface {
 	Kind() Kind
 	// Start starts a command, as [bwrap.Command.Start] does.
 	Start(ctx context.Context, c Command) (Running, error)
