@@ -14,7 +14,7 @@
 #   build         build bin/sbxrun and bin/sbxrund
 #   lint          run go vet and staticcheck
 #   man           make the man pages, below bin/share/man/man1
-#   reference     make docs/flags.md
+#   reference     make docs/reference/commands.md
 #   completions   make the completions for bash, zsh and fish, below bin/share/completions
 #   dist [DIR]    make archives and packages, in bin/dist
 #   fuzz [COUNT]  give every fuzz target COUNT inputs (50000x)
@@ -55,7 +55,7 @@ test | check | nightly)
     ;;
 install | build | lint | fuzz) exec "$setup/$command.sh" "$@" ;;
 man) exec go run ./internal/clidoc man "${1:-bin/share/man/man1}" ;;
-reference) exec go run ./internal/clidoc reference "${1:-docs}" ;;
+reference) exec go run ./internal/clidoc reference "${1:-docs/reference}" ;;
 completions) exec go run ./internal/clidoc completions "${1:-bin/share/completions}" ;;
 test-arm64) exec "$setup/dist/arm64.sh" ;;
 dist) exec "$setup/dist/make.sh" "$@" ;;

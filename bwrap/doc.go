@@ -28,5 +28,5 @@
 // error: the [Result] has its cause, exit code, use of resources, and the verdict of the
 // proof.
 //
-// docs/library.md says what it asks of a program, and shows a back end.
+// docs/guides/library.md says what it asks of a program, and shows a back end.
 package bwrap

@@ -8,16 +8,16 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// TestBackendIsDocumented: the back end of docs/library.md is the one that is run here.
+// TestBackendIsDocumented: the back end of docs/guides/library.md is the one that is run here.
 func TestBackendIsDocumented(t *testing.T) {
-	doc, err := os.ReadFile("../docs/library.md")
+	doc, err := os.ReadFile("../docs/guides/library.md")
 	harness.Must(t, err)
 	source, err := os.ReadFile("backend_test.go")
 	harness.Must(t, err)
 	_, code, _ := strings.Cut(string(doc), "```go\n")
 	code, _, _ = strings.Cut(code, "```\n")
 	if !strings.HasPrefix(code, "// execute runs") || !strings.Contains(string(source), code) {
-		t.Error("docs/library.md has another one than backend_test.go")
+		t.Error("docs/guides/library.md has another one than backend_test.go")
 	}
 	if n := strings.Count(code, "\n"); n > 40 {
 		t.Errorf("it has %d lines", n)

@@ -48,7 +48,7 @@ type Finding struct {
 // Options say how far a sweep goes. The zero value is all that `sbxrun cleanup` does.
 type Options struct {
 	// StateDir is where the records are; "" for what SBXRUN_STATE_DIR says, or the
-	// caller's own (docs/state.md).
+	// caller's own (docs/reference/state.md).
 	StateDir string
 	// Names, if there are any, are those sandboxes, or execs by their handles, that alone are
 	// looked at. One that there is not, or that lives, is a Finding with Err.

@@ -57,7 +57,7 @@ type Command struct {
 }
 
 // Limits are what a command may use; what is zero is not limited. What cannot be enforced on
-// this machine is an error of Start, and docs/limits.md says what it takes.
+// this machine is an error of Start, and docs/concepts/limits.md says what it takes.
 type Limits struct {
 	Memory int64 // bytes, of all processes and the page cache they fill
 	// MemorySwap is memory and swap together; -1 is unlimited. Without it there is no swap.

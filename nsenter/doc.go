@@ -17,7 +17,7 @@
 //	}
 //	if result.Cause == "timeout" { ... }
 //
-// docs/library.md says what it asks of a program: Linux 5.11, amd64 or arm64, and bubblewrap;
+// docs/guides/library.md says what it asks of a program: Linux 5.11, amd64 or arm64, and bubblewrap;
 // that it does not wait for any child (wait4(2) with -1); and that it becomes a child
 // subreaper. Builds with cgo, position-independent ones, and large heaps are fine.
 package nsenter

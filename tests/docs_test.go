@@ -22,7 +22,7 @@ import (
 // prints: what a reader sees is what the documents show.
 func TestDocs(t *testing.T) {
 	t.Parallel()
-	documents, err := filepath.Glob("../docs/*.md")
+	documents, err := filepath.Glob("../docs/[^m]*/*.md")
 	harness.Must(t, err)
 	for _, document := range append(documents, "../README.md") {
 		text, err := os.ReadFile(document)
@@ -34,7 +34,7 @@ func TestDocs(t *testing.T) {
 		t.Run(filepath.Base(document), func(t *testing.T) {
 			t.Parallel()
 			sh := newConsole(t)
-			if filepath.Base(document) == "serve.md" && os.Getuid() == 0 { // root's server has its state there
+			if filepath.Base(document) == "server.md" && os.Getuid() == 0 { // root's server has its state there
 				sh.try(t, consoleStep{command: "mount -t tmpfs tmpfs /run"})
 			}
 			for _, block := range blocks {
@@ -178,6 +178,57 @@ func comparable(lines []string) []string {
 		same = append(same, line)
 	}
 	return same
+}
+
+// Links between the documents, and the anchors in them, resolve.
+func TestDocLinks(t *testing.T) {
+	t.Parallel()
+	documents := []string{}
+	for _, pattern := range []string{"../*.md", "../docs/*.md", "../docs/*/*.md", "../tests/*.md", "../fixtures/*.md", "../clients/*/*.md"} {
+		found, err := filepath.Glob(pattern)
+		harness.Must(t, err)
+		documents = append(documents, found...)
+	}
+	for _, document := range documents {
+		for _, link := range links.FindAllStringSubmatch(prose(t, document), -1) {
+			if strings.Contains(link[1], "://") {
+				continue
+			}
+			path, anchor, _ := strings.Cut(link[1], "#")
+			target := document
+			if path != "" {
+				target = filepath.Join(filepath.Dir(document), path)
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s links to %s: %v", document, link[1], err)
+			} else if anchor != "" && !slices.Contains(anchors(t, target), anchor) {
+				t.Errorf("%s links to %s, which has no such heading", document, link[1])
+			}
+		}
+	}
+}
+
+var (
+	links      = regexp.MustCompile(`\]\(([^()\s]+)\)`)
+	codeBlocks = regexp.MustCompile("(?ms)^ *```.*?^ *```$")
+	headings   = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	dropped    = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+)
+
+// prose returns a document without its code blocks.
+func prose(t *testing.T, document string) string {
+	text, err := os.ReadFile(document)
+	harness.Must(t, err)
+	return codeBlocks.ReplaceAllString(string(text), "")
+}
+
+// anchors returns the names by which GitHub links to the headings of a document.
+func anchors(t *testing.T, document string) (names []string) {
+	for _, heading := range headings.FindAllStringSubmatch(prose(t, document), -1) {
+		text := links.ReplaceAllString(heading[1], "") // a link in a heading
+		names = append(names, strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(text), ""), " ", "-"))
+	}
+	return names
 }
 
 // README's function for back ends does what README says of it.

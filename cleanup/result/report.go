@@ -17,7 +17,7 @@ const ReportVersion = 1
 // TimeFormat is how instants are written, always in UTC. It sorts.
 const TimeFormat = "2006-01-02T15:04:05.000Z"
 
-// Report is the document that --report and --json write; docs/report.md
+// Report is the document that --report and --json write; docs/reference/report.md
 // explains every member.
 type Report struct {
 	Version   int            `json:"version"`

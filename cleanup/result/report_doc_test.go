@@ -13,10 +13,10 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// TestReportIsDocumented: docs/report.md has a row for every member of the
+// TestReportIsDocumented: docs/reference/report.md has a row for every member of the
 // report, and for none that is not there.
 func TestReportIsDocumented(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/report.md")
+	doc, err := os.ReadFile("../../docs/reference/report.md")
 	harness.Must(t, err)
 	_, members, _ := strings.Cut(string(doc), "\n## Members\n")
 	members, _, _ = strings.Cut(members, "\n## ")
@@ -25,13 +25,13 @@ func TestReportIsDocumented(t *testing.T) {
 		documented = append(documented, row[1])
 	}
 	if diff := cmp.Diff(harness.MemberNames(reflect.TypeFor[Report]()), documented); diff != "" {
-		t.Errorf("members in the order of the struct, against rows of docs/report.md (-struct +doc):\n%s", diff)
+		t.Errorf("members in the order of the struct, against rows of docs/reference/report.md (-struct +doc):\n%s", diff)
 	}
 }
 
 // TestReportValuesAreDocumented: so are the values that a reader compares with.
 func TestReportValuesAreDocumented(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/report.md")
+	doc, err := os.ReadFile("../../docs/reference/report.md")
 	harness.Must(t, err)
 	values := []string{
 		string(Exited), string(Signaled), string(Timeout), string(IdleTimeout), string(Killed), string(Canceled), string(StartFailed), string(Lost),
@@ -41,6 +41,6 @@ func TestReportValuesAreDocumented(t *testing.T) {
 	}
 	missing := slices.DeleteFunc(values, func(v string) bool { return strings.Contains(string(doc), "`"+v+"`") })
 	if len(missing) > 0 {
-		t.Errorf("docs/report.md does not have %q", missing)
+		t.Errorf("docs/reference/report.md does not have %q", missing)
 	}
 }

@@ -92,7 +92,7 @@ type Outcome struct {
 	RequestID       string      `json:"request_id"`
 }
 
-// Report is how a call has ended; docs/report.md explains each member.
+// Report is how a call has ended; docs/reference/report.md explains each member.
 type Report struct {
 	Outcome
 	Version    int             `json:"version"`
@@ -193,7 +193,7 @@ type Survivor struct {
 	State string `json:"state"`
 }
 
-// CellAnswer is how a cell has ended; docs/cells.md explains each member.
+// CellAnswer is how a cell has ended; docs/concepts/cells.md explains each member.
 type CellAnswer struct {
 	Outcome
 	State            string       `json:"state"` // lost: the next cell begins with nothing defined

@@ -24,7 +24,7 @@ export interface FileIn {
   mode?: string;
 }
 
-/** A command (argv) or a program (code, and language: "python" unless given). docs/api.md has each member. */
+/** A command (argv) or a program (code, and language: "python" unless given). docs/reference/http-api.md has each member. */
 export interface Call extends Parts {
   argv?: string[];
   code?: string;
@@ -129,7 +129,7 @@ export interface Outcome {
   request_id?: string;
 }
 
-/** How a call has ended: docs/report.md. */
+/** How a call has ended: docs/reference/report.md. */
 export interface Report extends Outcome {
   version: number;
   argv: string[];
@@ -155,7 +155,7 @@ export interface CellResult {
   truncated?: boolean;
 }
 
-/** How a cell has ended: docs/cells.md. */
+/** How a cell has ended: docs/concepts/cells.md. */
 export interface CellAnswer extends Outcome {
   state: "kept" | "lost";
   number: number;

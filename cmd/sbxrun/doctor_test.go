@@ -56,10 +56,10 @@ interrupted: nothing is known
 	}
 }
 
-// The transcript in docs/doctor.md, of a machine that this one need not be; package doctor
+// The transcript in docs/reference/doctor.md, of a machine that this one need not be; package doctor
 // compares cause and fix with the real ones.
 func TestDoctorTranscript(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/doctor.md")
+	doc, err := os.ReadFile("../../docs/reference/doctor.md")
 	harness.Must(t, err)
 	const cause = "kernel.unprivileged_userns_clone is 0: only root may make user namespaces"
 	var printed strings.Builder
@@ -82,11 +82,11 @@ func TestDoctorTranscript(t *testing.T) {
 		}
 		before, after, ok := strings.Cut("\n"+rest, "\n"+line)
 		if !ok || before != "" && !elided {
-			t.Fatalf("docs/doctor.md has %q, which is not what comes next:\n%s", line, rest)
+			t.Fatalf("docs/reference/doctor.md has %q, which is not what comes next:\n%s", line, rest)
 		}
 		rest, elided = after, false
 	}
 	if !found || rest != "" {
-		t.Errorf("docs/doctor.md lacks %q", rest)
+		t.Errorf("docs/reference/doctor.md lacks %q", rest)
 	}
 }

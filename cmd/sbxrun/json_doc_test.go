@@ -17,10 +17,10 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// TestJSONIsDocumented: docs/state.md has a row for every member of what the
+// TestJSONIsDocumented: docs/reference/state.md has a row for every member of what the
 // commands print as JSON, and for none that is not there.
 func TestJSONIsDocumented(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/state.md")
+	doc, err := os.ReadFile("../../docs/reference/state.md")
 	harness.Must(t, err)
 	_, text, _ := strings.Cut(string(doc), "\n## JSON\n")
 	text, _, _ = strings.Cut(text, "\n## ")
@@ -39,7 +39,7 @@ func TestJSONIsDocumented(t *testing.T) {
 		{"apply", reflect.TypeFor[applied]()},
 	} {
 		if i >= len(tables) {
-			t.Errorf("docs/state.md has no table for %s --json", tt.of)
+			t.Errorf("docs/reference/state.md has no table for %s --json", tt.of)
 			continue
 		}
 		var documented []string
@@ -51,15 +51,15 @@ func TestJSONIsDocumented(t *testing.T) {
 			*names = slices.Sorted(slices.Values(*names))
 		}
 		if diff := cmp.Diff(want, documented); diff != "" {
-			t.Errorf("%s --json: members of the struct, against rows of docs/state.md (-struct +doc):\n%s", tt.of, diff)
+			t.Errorf("%s --json: members of the struct, against rows of docs/reference/state.md (-struct +doc):\n%s", tt.of, diff)
 		}
 	}
 }
 
-// TestStatsIsDocumented: docs/stats.md has a row for every member of stats --json, and
+// TestStatsIsDocumented: docs/reference/stats.md has a row for every member of stats --json, and
 // for none that is not there; and for every metric.
 func TestStatsIsDocumented(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/stats.md")
+	doc, err := os.ReadFile("../../docs/reference/stats.md")
 	harness.Must(t, err)
 	rows := func(heading string) (names []string) {
 		_, text, _ := strings.Cut(string(doc), "\n## "+heading+"\n")
@@ -71,13 +71,13 @@ func TestStatsIsDocumented(t *testing.T) {
 	}
 	want := slices.Sorted(slices.Values(harness.MemberNames(reflect.TypeFor[statistics]())))
 	if diff := cmp.Diff(want, rows("JSON")); diff != "" {
-		t.Errorf("members of the struct, against rows of docs/stats.md (-struct +doc):\n%s", diff)
+		t.Errorf("members of the struct, against rows of docs/reference/stats.md (-struct +doc):\n%s", diff)
 	}
 	var metrics []string
 	for name := range exposed(t, statistics{}) {
 		metrics = append(metrics, name)
 	}
 	if diff := cmp.Diff(slices.Sorted(slices.Values(metrics)), rows("Prometheus")); diff != "" {
-		t.Errorf("metrics, against rows of docs/stats.md (-metrics +doc):\n%s", diff)
+		t.Errorf("metrics, against rows of docs/reference/stats.md (-metrics +doc):\n%s", diff)
 	}
 }

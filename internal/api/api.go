@@ -53,7 +53,7 @@ type Volume struct {
 
 // Network is what of a network a sandbox reaches.
 type Network struct {
-	Allow []string `json:"allow" maxItems:"1000" doc:"Hosts, as for --net allow= (docs/network.md); each must be within the tenant's list"`
+	Allow []string `json:"allow" maxItems:"1000" doc:"Hosts, as for --net allow= (docs/concepts/network.md); each must be within the tenant's list"`
 }
 
 // Limits is what a call may use.

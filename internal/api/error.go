@@ -71,7 +71,7 @@ type Error struct {
 
 // Failure is what happened, and what to do about it.
 type Failure struct {
-	Code    Code   `json:"code" doc:"For programs; docs/api.md lists all codes"`
+	Code    Code   `json:"code" doc:"For programs; docs/reference/http-api.md lists all codes"`
 	Message string `json:"message" doc:"What happened"`
 	Hint    string `json:"hint,omitempty" doc:"What to do about it"`
 }

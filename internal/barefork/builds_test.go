@@ -21,7 +21,7 @@ func TestBuilds(t *testing.T) {
 		{"position-independent", false, []string{"-buildmode=pie"}},
 		{"with a C library", true, nil},
 		{"position-independent, with a C library", true, []string{"-buildmode=pie"}},
-		{"for a debugger, as docs/library.md says", false, []string{"-gcflags=all=-N -l", "-gcflags=github.com/sbxrun/sbxrun/internal/...=", "-gcflags=syscall="}},
+		{"for a debugger, as docs/guides/library.md says", false, []string{"-gcflags=all=-N -l", "-gcflags=github.com/sbxrun/sbxrun/internal/...=", "-gcflags=syscall="}},
 	} {
 		t.Run(b.name, func(t *testing.T) {
 			t.Parallel()

@@ -44,7 +44,7 @@ func run(root, what, dir string) error {
 			files[name] = func() ([]byte, error) { return completion(shell) }
 		}
 	case "reference":
-		files["flags.md"] = func() ([]byte, error) { return reference(), nil }
+		files["commands.md"] = func() ([]byte, error) { return reference(), nil }
 	default:
 		return fmt.Errorf("%q: want man, completions or reference", what)
 	}

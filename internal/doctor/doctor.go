@@ -56,7 +56,7 @@ type Finding struct {
 // members and new checks do not change it.
 const ReportVersion = 1
 
-// Report is all findings: what `sbxrun doctor --json` prints. docs/doctor.md
+// Report is all findings: what `sbxrun doctor --json` prints. docs/reference/doctor.md
 // explains every member.
 type Report struct {
 	Version int       `json:"version"`

@@ -212,7 +212,7 @@ func TestFinding(t *testing.T) {
 // Documented is every check, in its order.
 func TestChecksAreDocumented(t *testing.T) {
 	works(t)
-	doc, err := os.ReadFile("../../docs/doctor.md")
+	doc, err := os.ReadFile("../../docs/reference/doctor.md")
 	harness.Must(t, err)
 	_, table, _ := strings.Cut(string(doc), "| check | ")
 	for _, f := range Examine(context.Background(), caller()).Checks {

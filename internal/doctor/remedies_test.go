@@ -311,15 +311,15 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// The transcript of docs/doctor.md has this cause and this fix.
+// The transcript of docs/reference/doctor.md has this cause and this fix.
 func TestExplainedInDocs(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/doctor.md")
+	doc, err := os.ReadFile("../../docs/reference/doctor.md")
 	harness.Must(t, err)
 	m := other(map[string]string{"/proc/sys/kernel/unprivileged_userns_clone": "0\n", "/proc/self/uid_map": wholeMap})
 	cause, fix, _ := explain(understand(noPermissions), m)
 	for _, line := range append(strings.Split(fix, "\n"), "sbxrun does not work here: user namespace: "+cause) {
 		if !strings.Contains(string(doc), line+"\n") {
-			t.Errorf("docs/doctor.md lacks %q", line)
+			t.Errorf("docs/reference/doctor.md lacks %q", line)
 		}
 	}
 }

@@ -52,7 +52,7 @@ func TestDashboard(t *testing.T) {
 	harness.Must(t, err)
 	name := regexp.MustCompile(`sbxrun_[a-z_]+`)
 	all := name.FindAllString(string(source), -1)
-	for _, file := range []string{"../../docs/grafana.json", "../../docs/serve.md"} {
+	for _, file := range []string{"../../docs/grafana.json", "../../docs/guides/server.md"} {
 		text, err := os.ReadFile(file)
 		harness.Must(t, err)
 		if strings.HasSuffix(file, "json") && !json.Valid(text) {

@@ -48,12 +48,12 @@ func TestOpenAPI(t *testing.T) {
 	}
 }
 
-// docs/api.md has all paths, those of a session without their beginning where they are in its table, and
+// docs/reference/http-api.md has all paths, those of a session without their beginning where they are in its table, and
 // all codes of errors with their statuses.
 func TestDocument(t *testing.T) {
 	doc, err := openapi3.NewLoader().LoadFromData(ask(handler(t), http.MethodGet, "/openapi.json", "").Body.Bytes())
 	harness.Must(t, err)
-	file, err := os.ReadFile("../../docs/api.md")
+	file, err := os.ReadFile("../../docs/reference/http-api.md")
 	harness.Must(t, err)
 	text := string(file)
 	named := func(name string) bool {

@@ -303,10 +303,10 @@ func TestWriteIsAtomic(t *testing.T) {
 	}
 }
 
-// TestRecordIsDocumented: docs/state.md has a row for every member of the record,
+// TestRecordIsDocumented: docs/reference/state.md has a row for every member of the record,
 // and for none that is not there. The report has a page of its own.
 func TestRecordIsDocumented(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/state.md")
+	doc, err := os.ReadFile("../../docs/reference/state.md")
 	must(t, err)
 	_, members, _ := strings.Cut(string(doc), "\n## Record\n")
 	members, _, _ = strings.Cut(members, "\n## ")
@@ -315,31 +315,31 @@ func TestRecordIsDocumented(t *testing.T) {
 		documented = append(documented, row[1])
 	}
 	if diff := cmp.Diff(harness.MemberNames(reflect.TypeFor[Record](), reflect.TypeFor[result.Report]()), documented); diff != "" {
-		t.Errorf("members in the order of the struct, against rows of docs/state.md (-struct +doc):\n%s", diff)
+		t.Errorf("members in the order of the struct, against rows of docs/reference/state.md (-struct +doc):\n%s", diff)
 	}
 	for _, phase := range []Phase{Starting, Running, Ended} {
 		if !strings.Contains(members, "`"+string(phase)+"`") {
-			t.Errorf("docs/state.md does not have the phase %q", phase)
+			t.Errorf("docs/reference/state.md does not have the phase %q", phase)
 		}
 	}
 }
 
 // TestFilesAreDocumented: so are the files, by which others find the record.
 func TestFilesAreDocumented(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/state.md")
+	doc, err := os.ReadFile("../../docs/reference/state.md")
 	must(t, err)
 	for _, name := range []string{recordName, accessName, lockName, activityName, killName} {
 		if !strings.Contains(string(doc), "`ID/"+name+"`") {
-			t.Errorf("docs/state.md does not have ID/%s", name)
+			t.Errorf("docs/reference/state.md does not have ID/%s", name)
 		}
 	}
 	for _, name := range []string{queueName, slotPrefix + "N", admissionName} {
 		if !strings.Contains(string(doc), "`"+name+"`") {
-			t.Errorf("docs/state.md does not have %s", name)
+			t.Errorf("docs/reference/state.md does not have %s", name)
 		}
 	}
 	if !strings.Contains(string(doc), "`"+namesName+"/NAME`") {
-		t.Errorf("docs/state.md does not have %s/NAME", namesName)
+		t.Errorf("docs/reference/state.md does not have %s/NAME", namesName)
 	}
 }
 

@@ -35,7 +35,7 @@ func newBuild(letter, name, path string) (*build, error) {
 	if _, err := os.Stat(path); err != nil {
 		return nil, err
 	}
-	memory := "/dev/shm" // in memory, as the places for it usually are (docs/state.md)
+	memory := "/dev/shm" // in memory, as the places for it usually are (docs/reference/state.md)
 	if _, err := os.Stat(memory); err != nil {
 		memory = ""
 	}

@@ -78,7 +78,7 @@ func certificates(t *testing.T, dir string) {
 // With the users of the example everything goes on by TLS as without: calls, keys, presence. Whoever
 // has stolen the credentials of a node can be that node, and nobody else: it reads nothing of other
 // nodes, sends them nothing, and is not heard under their names. All of that with the newest server of
-// NATS, and with the oldest that docs/scale.md names.
+// NATS, and with the oldest that docs/guides/cluster.md names.
 func TestStolenNode(t *testing.T) {
 	t.Run("newest", func(t *testing.T) {
 		o, ca := example(t)
@@ -150,7 +150,7 @@ func stolenNode(t *testing.T, o *server.Options, ca string) {
 	canDo(t, g, js, stolen, call.ID, stored.ID)
 }
 
-// canDo does with a node's credentials what docs/scale.md says that can be done with them, and tries to do
+// canDo does with a node's credentials what docs/guides/cluster.md says that can be done with them, and tries to do
 // more of it.
 func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, call, file string) {
 	const instance = "node.node1.00000000"

@@ -95,7 +95,7 @@ func startNATS(t *testing.T, o *server.Options) *server.Server {
 	return s
 }
 
-// oldest is the version that Debian 12 has, and the oldest that docs/scale.md promises.
+// oldest is the version that Debian 12 has, and the oldest that docs/guides/cluster.md promises.
 const oldest = "v2.9.10"
 
 // oldestNATS starts that version with the file that the options are from, until the test ends. It is one server alone, also

@@ -87,7 +87,7 @@ func Deadline(d time.Duration) time.Duration { return d + (Scaled(d)-d)/6 }
 
 // Proof are the flags of a run on this machine. Where bounds are wider, as on a busy machine, so
 // is that of the proof: what was killed needs the processor once more to end. Linux before 6.18.45
-// may leave it without for seconds (docs/operating.md, "A busy machine").
+// may leave it without for seconds (docs/guides/deploy.md, "A busy machine").
 func Proof() []string {
 	const byDefault = 5 * time.Second // --proof-timeout's
 	if d := Scaled(byDefault); d > byDefault {

@@ -52,7 +52,7 @@ func project(t *testing.T, name string, environment types.Mapping) *types.Projec
 	return p
 }
 
-// The file fits the schema of the Compose specification, and says what docs/operating.md does.
+// The file fits the schema of the Compose specification, and says what docs/guides/deploy.md does.
 func TestCompose(t *testing.T) {
 	checkService(t, project(t, "compose.yaml", types.Mapping{}), "sbxrun")
 }
@@ -99,20 +99,20 @@ func TestComposeCluster(t *testing.T) {
 	}
 }
 
-// checkService looks for the settings of docs/operating.md.
+// checkService looks for the settings of docs/guides/deploy.md.
 func checkService(t *testing.T, p *types.Project, name string) {
 	t.Helper()
 	s, err := p.GetService(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	operating, err := os.ReadFile("../../docs/operating.md")
+	operating, err := os.ReadFile("../../docs/guides/deploy.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, option := range s.SecurityOpt {
 		if !bytes.Contains(operating, []byte(option)) {
-			t.Errorf("security_opt %s is not in docs/operating.md", option)
+			t.Errorf("security_opt %s is not in docs/guides/deploy.md", option)
 		}
 	}
 	for _, want := range []string{"seccomp=unconfined", "apparmor=unconfined", "systempaths=unconfined"} {
@@ -373,7 +373,7 @@ func strict(v any) {
 // series looks for one in the documentation.
 func series(t *testing.T, name string) {
 	t.Helper()
-	for _, file := range []string{"../../docs/serve.md", "../../docs/scale.md"} {
+	for _, file := range []string{"../../docs/guides/server.md", "../../docs/guides/cluster.md"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -385,7 +385,7 @@ func series(t *testing.T, name string) {
 	t.Errorf("%s is not documented", name)
 }
 
-// checkPod looks for the settings of docs/operating.md.
+// checkPod looks for the settings of docs/guides/deploy.md.
 func checkPod(t *testing.T, p *core.PodSpec) {
 	if p.HostUsers == nil || *p.HostUsers || len(p.Containers) != 1 {
 		t.Fatalf("hostUsers %v, %d containers", p.HostUsers, len(p.Containers))

@@ -69,7 +69,7 @@ at last: 200
 }
 
 // TestFloodPorts: so it is at a port that is published, and at one that leads to a unix socket; and
-// none of it takes more memory than docs/network.md says.
+// none of it takes more memory than docs/concepts/network.md says.
 func TestFloodPorts(t *testing.T) {
 	t.Parallel()
 	socket, _ := listenUnix(t)

@@ -834,10 +834,10 @@ func TestMCPTenants(t *testing.T) {
 	}
 }
 
-// The lines that docs/mcp.md has for agents are right, and it names each tool.
+// The lines that docs/guides/agents.md has for agents are right, and it names each tool.
 func TestMCPDocs(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/mcp.md")
+	text, err := os.ReadFile("../../docs/guides/agents.md")
 	harness.Must(t, err)
 	for _, tool := range []string{"run_code", "run_command", "run_cell", "create_session", "end_session", "write_file", "read_file", "list_files"} {
 		if !strings.Contains(string(text), "| `"+tool+"` |") {

@@ -111,7 +111,7 @@ class Parts(TypedDict, total=False):
 
 
 class CallOptions(Parts, total=False):
-    """What a call takes beside argv, or in its place code. Times are seconds; the rest is as in docs/api.md of sbxrun."""
+    """What a call takes beside argv, or in its place code. Times are seconds; the rest is as in docs/reference/http-api.md of sbxrun."""
 
     code: str
     language: str  # of code; python
@@ -190,7 +190,7 @@ def _kept(data: Dict[str, Any], stream: str) -> bytes:
 
 
 class Report(_Outcome):
-    """How a call has ended: docs/report.md of sbxrun."""
+    """How a call has ended: docs/reference/report.md of sbxrun."""
 
     def __init__(self, data: Dict[str, Any]) -> None:
         super().__init__(data)
@@ -199,7 +199,7 @@ class Report(_Outcome):
 
 
 class Cell(_Outcome):
-    """How a cell has ended: docs/cells.md of sbxrun.
+    """How a cell has ended: docs/concepts/cells.md of sbxrun.
 
     state is kept, or lost where the next cell begins with nothing defined. value is the last
     expression's, as text; results has it in all its media, and what was displayed. exception

@@ -12,7 +12,7 @@ set -euo pipefail
 cache=$1
 mirrors="${SBXRUN_MIRRORS-} $(apt-get indextargets --format '$(REPO_URI)' | sed 's,/*$,,' | sort -u)"
 
-# Versions and checksums of the sources. docs/operating.md tells which system has which.
+# Versions and checksums of the sources. docs/guides/deploy.md tells which system has which.
 versions='
 0.4.0 e5fe7d2f74bd7029b5306b0b70587cec31f74357739295e5276b4a3718712023
 0.4.1 b9c69b9b1c61a608f34325c8e1a495229bacf6e4a07cbb0c80cf7a814d7ccc03

@@ -61,7 +61,7 @@ place() {
     cp "$work"/completions/*.fish "$1/share/fish/vendor_completions.d"
     cp "$work"/completions/_* "$1/share/$2"
     cp ./*.md "$1/share/doc/sbxrun"
-    cp docs/*.md docs/*.svg docs/*.png docs/*.json "$1/share/doc/sbxrun/docs"
+    cp -r docs/*.md docs/*.json docs/concepts docs/guides docs/images docs/reference "$1/share/doc/sbxrun/docs"
     # What the documents link to: no more than the sources, of a checkout that may have been built in.
     for part in examples examples/cluster python python/sbxrun node go; do
         mkdir -p "$1/share/doc/sbxrun/clients/$part"
