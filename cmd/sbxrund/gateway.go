@@ -43,7 +43,7 @@ func gateway(args []string) int {
 	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
 	end, again := signals()
-	door, err := server.NewDoor(c, tokens, log)
+	door, err := server.NewMiddleware(c, tokens, log)
 	if err != nil {
 		return fail(err)
 	}

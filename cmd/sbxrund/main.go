@@ -58,10 +58,10 @@ func main() {
 		os.Exit(snapshotCommand(os.Args[2:]))
 	case snapshots.UnpackWord:
 		os.Exit(unpackCommand(os.Args[2:]))
-	case capture.PackWord:
+	case capture.PackArg:
 		os.Exit(outcome(nil, capture.Pack(os.Args[2:])))
-	case capture.GuardWord:
-		os.Exit(outcome(nil, capture.Guard(os.Args[2:])))
+	case capture.ThawArg:
+		os.Exit(outcome(nil, capture.Thaw(os.Args[2:])))
 	}
 	os.Exit(fail(errors.New("this is the server of sbxrun; write sbxrun serve, gateway, nodes or mcp")))
 }

@@ -149,7 +149,7 @@ type CallStatus struct {
 }
 
 // MostListed is how large a report may be to be in a list as it is: there may be a thousand.
-const MostListed = 8 << 10
+const MaxListed = 8 << 10
 
 // Shorten leaves out what may be long of a report.
 func (s *CallStatus) Shorten() { s.Report = s.Report.Short() }
@@ -278,7 +278,7 @@ type Status struct {
 }
 
 // MostRecent is how many a status has.
-const MostRecent = 32
+const MaxRecent = 32
 
 // Recent is how a call or cell has ended.
 type Recent struct {

@@ -133,10 +133,10 @@ func (c *Call) Status() api.CallStatus {
 }
 
 // Shelf is what all books of a server share: the calls in them, and bytes of their output.
-type Shelf struct{ Calls, Output *tenants.Budget }
+type Quota struct{ Calls, Output *tenants.Budget }
 
 // Share is what one tenant may have of a shelf.
-type Share struct{ Calls, Output int64 }
+type Limits struct{ Calls, Output int64 }
 
 // leases are what a call has taken, until it is forgotten.
 type leases struct{ call, output, memory *tenants.Lease }
@@ -148,24 +148,24 @@ func (l *leases) free() {
 }
 
 // Book has the calls of all tenants, or those of one session.
-type Book struct {
+type Store struct {
 	dir   string        // for spools
 	keep  time.Duration // how long after its end a call is kept
-	shelf *Shelf
+	quota *Quota
 
 	mu  sync.Mutex
 	all map[string]*Call
 }
 
 // NewBook has spools in a directory, and keeps what has ended for a time.
-func NewBook(dir string, keep time.Duration, shelf *Shelf) *Book {
-	return &Book{dir: dir, keep: keep, shelf: shelf, all: map[string]*Call{}}
+func NewStore(dir string, keep time.Duration, shelf *Quota) *Store {
+	return &Store{dir: dir, keep: keep, quota: shelf, all: map[string]*Call{}}
 }
 
 // Add makes a call, whose context is canceled by its Cancel and by its end. Of the output that it
 // may have it takes all before it begins: nothing is left out of it because others have more. It
 // takes over the lease on memory.
-func (b *Book) Add(ctx context.Context, id, tenant string, input *Input, maxOutput int64, share Share, memory *tenants.Lease) (_ context.Context, _ *Call, err error) {
+func (b *Store) Add(ctx context.Context, id, tenant string, input *Input, maxOutput int64, share Limits, memory *tenants.Lease) (_ context.Context, _ *Call, err error) {
 	b.Expire(time.Now())
 	c := &Call{ID: id, Tenant: tenant, Came: time.Now().UTC(), state: api.Queued, runs: make(chan struct{}), ended: make(chan struct{}), kept: leases{memory: memory}}
 	defer func() {
@@ -173,10 +173,10 @@ func (b *Book) Add(ctx context.Context, id, tenant string, input *Input, maxOutp
 			c.kept.free()
 		}
 	}()
-	if c.kept.call, err = b.shelf.Calls.Take(tenant, 1, share.Calls); err != nil {
+	if c.kept.call, err = b.quota.Calls.Take(tenant, 1, share.Calls); err != nil {
 		return nil, nil, err
 	}
-	if c.kept.output, err = b.shelf.Output.Take(tenant, 2*maxOutput, share.Output); err != nil {
+	if c.kept.output, err = b.quota.Output.Take(tenant, 2*maxOutput, share.Output); err != nil {
 		return nil, nil, err
 	}
 	if c.out, err = NewSpool(b.dir, maxOutput); err != nil {
@@ -195,13 +195,13 @@ func (b *Book) Add(ctx context.Context, id, tenant string, input *Input, maxOutp
 }
 
 // Drop forgets a call that has ended, or never began.
-func (b *Book) Drop(c *Call) {
+func (b *Store) Drop(c *Call) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.drop(c)
 }
 
-func (b *Book) drop(c *Call) {
+func (b *Store) drop(c *Call) {
 	if b.all[c.ID] == c {
 		delete(b.all, c.ID)
 		c.cancel()
@@ -220,7 +220,7 @@ func (b *Book) drop(c *Call) {
 }
 
 // Get returns a tenant's call, or nil.
-func (b *Book) Get(tenant, id string) *Call {
+func (b *Store) Get(tenant, id string) *Call {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if c := b.all[id]; c != nil && c.Tenant == tenant {
@@ -230,7 +230,7 @@ func (b *Book) Get(tenant, id string) *Call {
 }
 
 // List returns a tenant's calls, in the order in which they came.
-func (b *Book) List(tenant string) []*Call {
+func (b *Store) List(tenant string) []*Call {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var found []*Call
@@ -246,7 +246,7 @@ func (b *Book) List(tenant string) []*Call {
 }
 
 // Expire forgets what has ended long enough ago.
-func (b *Book) Expire(now time.Time) {
+func (b *Store) Expire(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, c := range b.all {
@@ -260,7 +260,7 @@ func (b *Book) Expire(now time.Time) {
 }
 
 // Close ends all calls, waits for their ends, and forgets them.
-func (b *Book) Close() {
+func (b *Store) Close() {
 	b.mu.Lock()
 	all := slices.Collect(maps.Values(b.all))
 	b.mu.Unlock()

@@ -66,15 +66,15 @@ func TestSpool(t *testing.T) {
 }
 
 func TestBook(t *testing.T) {
-	shelf := &Shelf{tenants.NewBudget("calls", 0), tenants.NewBudget("bytes", 60)}
-	share := Share{Calls: 2, Output: 50}
-	b := NewBook(t.TempDir(), time.Minute, shelf)
+	shelf := &Quota{tenants.NewBudget("calls", 0), tenants.NewBudget("bytes", 60)}
+	share := Limits{Calls: 2, Output: 50}
+	b := NewStore(t.TempDir(), time.Minute, shelf)
 	memory, err := tenants.NewBudget("bytes", 0).Take("a", 5, 0)
 	harness.Must(t, err)
 	ctx, c, err := b.Add(t.Context(), "1", "a", nil, 10, share, memory)
 	harness.Must(t, err)
 	// Other books, of sessions, are on the same shelf.
-	other := NewBook(t.TempDir(), time.Minute, shelf)
+	other := NewStore(t.TempDir(), time.Minute, shelf)
 	if _, _, err := other.Add(t.Context(), "2", "a", nil, 20, share, nil); code(err) != api.Quota {
 		t.Errorf("more output than a tenant may have: %v", err)
 	}

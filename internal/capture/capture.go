@@ -102,7 +102,7 @@ func (p *packing) pack(ctx context.Context, from Source, left int64) error {
 }
 
 // PackWord is the first argument of the process that packs a layer as root of a user namespace.
-const PackWord = "pack-layer"
+const PackArg = "pack-layer"
 
 // packed is what that process says.
 type packed struct {
@@ -121,7 +121,7 @@ func writeAsRoot(ctx context.Context, file, upper *os.File, most int64, denied e
 	if _, err := file.Seek(0, io.SeekStart); err != nil {
 		return l, 0, err
 	}
-	c := exec.CommandContext(ctx, "/proc/self/exe", PackWord, strconv.FormatInt(most, 10))
+	c := exec.CommandContext(ctx, "/proc/self/exe", PackArg, strconv.FormatInt(most, 10))
 	c.ExtraFiles, c.Stderr = []*os.File{file, upper}, os.Stderr // 3 and 4
 	mapped := func(id int) []syscall.SysProcIDMap { return []syscall.SysProcIDMap{{HostID: id, Size: 1}} }
 	c.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: mapped(os.Geteuid()), GidMappings: mapped(os.Getegid()), Pdeathsig: unix.SIGKILL}
@@ -183,7 +183,7 @@ func (s Source) still(m *snapshots.Manifest, f func() error) error {
 		return f()
 	}
 	defer lock.Close()
-	thaw, err := guard(s.Cgroups, lock)
+	thaw, err := startThaw(s.Cgroups, lock)
 	if err != nil {
 		return err
 	}
@@ -194,18 +194,18 @@ func (s Source) still(m *snapshots.Manifest, f func() error) error {
 }
 
 // GuardWord is the first argument of sbxrund that makes it the process that thaws a sandbox.
-const GuardWord = "thaw-when-closed"
+const ThawArg = "thaw-when-closed"
 
 // guard starts a process that thaws cgroups when this one has ended: killed in the midst of it, this
 // one leaves nothing that stands still for ever. It has the lock until then: should both be killed at
 // once, nobody has it, and cleanup thaws them. thaw does so now, and ends the other.
-func guard(dirs []string, lock *os.File) (thaw func() error, err error) {
+func startThaw(dirs []string, lock *os.File) (thaw func() error, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
 	defer r.Close()
-	c := exec.Command("/proc/self/exe", append([]string{GuardWord}, dirs...)...)
+	c := exec.Command("/proc/self/exe", append([]string{ThawArg}, dirs...)...)
 	c.ExtraFiles, c.Stdin, c.Stderr, c.SysProcAttr = []*os.File{lock}, r, os.Stderr, &unix.SysProcAttr{Setsid: true} // no Ctrl-C is for it
 	if err := c.Start(); err != nil {
 		w.Close()
@@ -220,7 +220,7 @@ func guard(dirs []string, lock *os.File) (thaw func() error, err error) {
 }
 
 // Guard is that process: with the cgroups as arguments, it thaws them at the end of its stdin.
-func Guard(dirs []string) error {
+func Thaw(dirs []string) error {
 	var b [1]byte
 	_, _ = os.Stdin.Read(b[:]) // an end is all that comes
 	return limits.ThawDirs(dirs)

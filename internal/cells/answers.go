@@ -22,11 +22,11 @@ type message struct {
 // the cell can write. What is no line of this cell's is passed over, and counted. Memory is
 // bounded by the longest line.
 type answers struct {
-	prefix string // of the cell's lines
-	max    int    // length of a line
-	line   []byte // the beginning of the next one
-	long   bool   // it is longer, and passed over
-	alien  int64  // bytes that were no lines of this cell's
+	prefix  string // of the cell's lines
+	max     int    // length of a line
+	line    []byte // the beginning of the next one
+	long    bool   // it is longer, and passed over
+	foreign int64  // bytes that were no lines of this cell's
 }
 
 func newAnswers(token string, max int) *answers {
@@ -43,7 +43,7 @@ func (a *answers) read(piece []byte) (list []message, sizes []int) {
 		if !a.long && len(a.line)+len(line) <= a.max && a.possible(line) {
 			a.line = append(a.line, line...)
 		} else {
-			a.alien += int64(len(a.line) + len(line))
+			a.foreign += int64(len(a.line) + len(line))
 			a.line, a.long = nil, true
 		}
 		if !whole {
@@ -54,7 +54,7 @@ func (a *answers) read(piece []byte) (list []message, sizes []int) {
 			if ok {
 				list, sizes = append(list, m), append(sizes, len(a.line))
 			} else {
-				a.alien += int64(len(a.line))
+				a.foreign += int64(len(a.line))
 			}
 			if m.End {
 				return list, sizes

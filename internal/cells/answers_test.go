@@ -22,7 +22,7 @@ func readAll(text []byte, piece int) (list []message, sizes []int, alien int64) 
 			break
 		}
 	}
-	return list, sizes, a.alien
+	return list, sizes, a.foreign
 }
 
 func TestAnswers(t *testing.T) {

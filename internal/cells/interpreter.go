@@ -27,7 +27,7 @@ const (
 	// closing is how long an interpreter may take to end that has closed its socket.
 	closing = 500 * time.Millisecond
 	// maxAlien is how much may come from the socket in a cell that is no answer.
-	maxAlien = 4 << 20
+	maxForeign = 4 << 20
 	// maxCount is how many results a cell may have.
 	maxCount = 1000
 	// endSize is room in a line for the end of a cell, whose texts the driver cuts off.
@@ -235,12 +235,12 @@ func (i *interpreter) listen(ctx context.Context, t *turn, this *bool, deadline 
 			// What is there has come in time, however late we look.
 			readNow(i.socket, func(piece []byte) bool {
 				t.take(piece)
-				return !t.over && t.lines.alien <= maxAlien
+				return !t.over && t.lines.foreign <= maxForeign
 			})
 		}
 		switch {
 		case t.over, *this:
-		case t.lines.alien > maxAlien:
+		case t.lines.foreign > maxForeign:
 			return result.Lost
 		case err == nil:
 		case !os.IsTimeout(err):

@@ -174,7 +174,7 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// Gone reports whether the other side has left, for [server.WhileThere].
+// Gone reports whether the other side has left, for [server.WhileConnected].
 func (c *Conn) Gone() bool { return c.failure() != nil }
 
 // Abort ends the connection at once, with an error for those who read or write.

@@ -70,7 +70,7 @@ func (g *Gateway) store(w http.ResponseWriter, r *http.Request) {
 }
 
 func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
-	tenant := server.Whose(r.Context()).Tenant
+	tenant := server.IdentityOf(r.Context()).Tenant
 	full := api.NewError(api.QuotaDisk, "the content store has no room for it", "files go when their time to live is over")
 	if g.door.Settings().Of(tenant).Files == 0 { // which JetStream takes for no bound
 		return nil, full
@@ -135,7 +135,7 @@ func (g *Gateway) file(w http.ResponseWriter, r *http.Request) {
 
 // stored opens a file of the store, or of a node. The size is -1 if it is not known.
 func (g *Gateway) stored(ctx context.Context, id string) (io.ReadCloser, int64, error) {
-	store, err := g.bus.queue.js.ObjectStore(ctx, g.filesOf(server.Whose(ctx).Tenant))
+	store, err := g.bus.queue.js.ObjectStore(ctx, g.filesOf(server.IdentityOf(ctx).Tenant))
 	if err == nil && strings.HasPrefix(id, blobs.Prefix) {
 		var f jetstream.ObjectResult
 		if f, err = store.Get(ctx, id); err == nil {

@@ -21,7 +21,7 @@ import (
 
 // Gateway passes requests on to nodes.
 type Gateway struct {
-	door     *server.Door
+	door     *server.Middleware
 	members  *Members
 	link     *Link
 	bus      *NATS
@@ -37,7 +37,7 @@ type Gateway struct {
 }
 
 // NewGateway takes part in a cluster.
-func NewGateway(bus *NATS, name, version string, door *server.Door, log *slog.Logger) (*Gateway, error) {
+func NewGateway(bus *NATS, name, version string, door *server.Middleware, log *slog.Logger) (*Gateway, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	g := &Gateway{door: door, bus: bus, version: version, log: log, stop: stop, under: map[string]*use{}}
 	g.counters = newCounters(g)
@@ -218,7 +218,7 @@ func (g *Gateway) pinned(w http.ResponseWriter, r *http.Request) {
 	}
 	out := passOn(r, nil)
 	if r.ContentLength != 0 {
-		there, leave := server.WhileThere(r.Context())
+		there, leave := server.WhileConnected(r.Context())
 		defer leave()
 		out = out.WithContext(there)
 		// Not to be closed when the node has answered: what is left of it is still read.
@@ -245,7 +245,7 @@ func (g *Gateway) home(id string, session bool) (at string, err error) {
 
 // passOn is a request as a node gets it, with a body that is in memory.
 func passOn(r *http.Request, body []byte) *http.Request {
-	who := server.Whose(r.Context())
+	who := server.IdentityOf(r.Context())
 	out := &http.Request{
 		Method: r.Method, URL: &url.URL{Scheme: "http", Host: "node", Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery},
 		Host: "node", Header: http.Header{}, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, ContentLength: int64(len(body)),
@@ -325,7 +325,7 @@ func (g *Gateway) answer(w http.ResponseWriter, r *http.Request) func(*http.Resp
 
 // failed answers a request that no node has answered.
 func (g *Gateway) failed(w http.ResponseWriter, r *http.Request, err error) {
-	id := server.Whose(r.Context()).RequestID
+	id := server.IdentityOf(r.Context()).RequestID
 	var ours *api.Error
 	switch {
 	case errors.As(err, &ours):

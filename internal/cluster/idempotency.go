@@ -19,7 +19,7 @@ const mostKept = 256 << 10
 
 // keyed sends a request with an idempotency key to the node that the key belongs to.
 func (g *Gateway) keyed(w http.ResponseWriter, r *http.Request, body []byte) (*http.Response, error) {
-	name := claimName(server.Whose(r.Context()).Tenant, r.URL.Path, r.Header.Get(keyHeader))
+	name := claimName(server.IdentityOf(r.Context()).Tenant, r.URL.Path, r.Header.Get(keyHeader))
 	tried := map[string]bool{}
 	ours := false // the claim was written here, last
 	for range attempts {

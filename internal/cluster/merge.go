@@ -63,7 +63,7 @@ func (g *Gateway) everywhere(r *http.Request) (texts [][]byte, err error) {
 
 // status adds up what all nodes tell.
 func (g *Gateway) status(w http.ResponseWriter, r *http.Request) {
-	out := &api.Status{Version: g.version, Tenant: server.Whose(r.Context()).Tenant, Draining: g.draining.Load(), Recent: []api.Recent{}}
+	out := &api.Status{Version: g.version, Tenant: server.IdentityOf(r.Context()).Tenant, Draining: g.draining.Load(), Recent: []api.Recent{}}
 	if len(g.members.Of(NodeKind)) > 0 {
 		texts, err := g.everywhere(r)
 		if err != nil {
@@ -82,8 +82,8 @@ func (g *Gateway) status(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	slices.SortStableFunc(out.Recent, func(a, b api.Recent) int { return b.Ended.Compare(a.Ended) })
-	out.Recent = out.Recent[:min(len(out.Recent), api.MostRecent)]
-	if g.door.SeesAll(server.Whose(r.Context())) {
+	out.Recent = out.Recent[:min(len(out.Recent), api.MaxRecent)]
+	if g.door.SeesAll(server.IdentityOf(r.Context())) {
 		out.Machine = machine(g.members.Found().Nodes)
 	}
 	writeJSON(w, http.StatusOK, out)
@@ -134,7 +134,7 @@ func (g *Gateway) merge(w http.ResponseWriter, r *http.Request, name, by string)
 		}
 	}
 	if name == "calls" {
-		more, err := g.queuedCalls(r.Context(), server.Whose(r.Context()).Tenant, listed)
+		more, err := g.queuedCalls(r.Context(), server.IdentityOf(r.Context()).Tenant, listed)
 		if err != nil {
 			g.failed(w, r, noJetStream("calls that wait cannot be listed", err))
 			return

@@ -67,7 +67,7 @@ func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Respo
 	}
 	res.Body.Close()
 
-	who := server.Whose(r.Context())
+	who := server.IdentityOf(r.Context())
 	tenant := who.Tenant
 	call := &record{ID: queuedPrefix + rand.Text(), Came: time.Now().UTC(), Hash: sum(body)}
 	clients := r.Header.Get(keyHeader)
@@ -157,7 +157,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 		g.pinned(w, r)
 		return
 	}
-	key := tenantKey(server.Whose(r.Context()).Tenant) + "." + id
+	key := tenantKey(server.IdentityOf(r.Context()).Tenant) + "." + id
 	wait, _ := strconv.ParseFloat(r.URL.Query().Get("wait_ms"), 64) // a node says what is wrong with it
 	const most = time.Minute
 	until := time.Now().Add(min(most, time.Duration(wait)*time.Millisecond))
@@ -358,7 +358,7 @@ func (g *Gateway) queuedCalls(ctx context.Context, tenant string, listed map[str
 				continue
 			}
 			status := r.status()
-			if len(e.Value()) > api.MostListed {
+			if len(e.Value()) > api.MaxListed {
 				status.Shorten()
 			}
 			all = append(all, status)

@@ -115,7 +115,7 @@ func (g *Gateway) share(w http.ResponseWriter, r *http.Request) {
 		api.NewError(api.Usage, "that is nothing to ask for", "").Write(w)
 		return
 	}
-	given, err := g.grant(r.Context(), server.Whose(r.Context()).Tenant, at, a)
+	given, err := g.grant(r.Context(), server.IdentityOf(r.Context()).Tenant, at, a)
 	if err != nil {
 		g.failed(w, r, noJetStream("the record of the tenant cannot be changed", err))
 		return

@@ -35,7 +35,7 @@ func LoadTokens(name string) (Tokens, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := onlyOurs(name, st); err != nil {
+	if err := checkTokenFile(name, st); err != nil {
 		return nil, err
 	}
 	text, err := io.ReadAll(file)
@@ -70,7 +70,7 @@ func LoadTokens(name string) (Tokens, error) {
 }
 
 // onlyOurs refuses a file that others can write to: whoever adds a token is any tenant.
-func onlyOurs(name string, st fs.FileInfo) error {
+func checkTokenFile(name string, st fs.FileInfo) error {
 	const others = 0o022
 	switch owner := int(st.Sys().(*syscall.Stat_t).Uid); {
 	case !st.Mode().IsRegular():

@@ -46,7 +46,7 @@ func TestLoadTokens(t *testing.T) {
 	harness.Must(t, os.WriteFile(name, nil, 0o600))
 	st, err := os.Stat(name)
 	harness.Must(t, err)
-	if err := onlyOurs(name, others{st}); err == nil || !strings.Contains(err.Error(), "chown") {
+	if err := checkTokenFile(name, others{st}); err == nil || !strings.Contains(err.Error(), "chown") {
 		t.Errorf("another user's: %v", err)
 	}
 }

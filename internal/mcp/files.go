@@ -59,7 +59,7 @@ func (f *Front) read(ctx context.Context, req *sdk.ReadResourceRequest) (*sdk.Re
 	defer cancel()
 	var b []byte
 	var name string
-	err = f.server.Guard(ctx, func() (err error) {
+	err = f.server.Recover(ctx, func() (err error) {
 		b, name, err = f.resource(ctx, req.Params.URI)
 		return err
 	})

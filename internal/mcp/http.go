@@ -80,7 +80,7 @@ func (f *Front) handlerOf(r *http.Request) http.Handler {
 	if r.Header.Get("Mcp-Protocol-Version") >= sessionless {
 		return f.stateless
 	}
-	tenant := server.Whose(r.Context()).Tenant
+	tenant := server.IdentityOf(r.Context()).Tenant
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c := f.stateful[tenant]

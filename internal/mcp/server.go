@@ -95,7 +95,7 @@ func (f *Front) callerOf(ctx context.Context, extra *sdk.RequestExtra) (context.
 	if !ok {
 		return nil, nil, api.NewError(api.Ended, "the client has left", "")
 	}
-	both, cancel := server.Both(request.(context.Context), ctx)
+	both, cancel := server.Merge(request.(context.Context), ctx)
 	return both, cancel, nil
 }
 

@@ -149,13 +149,13 @@ func add[In, Out any](f *Front, p *sdk.Server, tool *sdk.Tool, fit func(*jsonsch
 			return nil, none, failure(err)
 		}
 		defer cancel()
-		go f.server.Guard(ctx, func() error {
+		go f.server.Recover(ctx, func() error {
 			progress(ctx, asked, req)
 			return nil
 		})
 		var res *sdk.CallToolResult
 		var out Out
-		err = f.server.Guard(ctx, func() (err error) {
+		err = f.server.Recover(ctx, func() (err error) {
 			res, out, err = do(ctx, in)
 			return err
 		})

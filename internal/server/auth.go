@@ -15,7 +15,7 @@ import (
 )
 
 // Who is whose request it is.
-type Who struct {
+type Identity struct {
 	Tenant    string
 	RequestID string
 	Local     bool // the server's own user, or root, by a unix socket and without a token
@@ -50,14 +50,14 @@ func passed(ctx context.Context) bool {
 }
 
 // Whose returns whose request it is.
-func Whose(ctx context.Context) Who {
-	w, _ := ctx.Value(whoKey).(Who)
+func IdentityOf(ctx context.Context) Identity {
+	w, _ := ctx.Value(whoKey).(Identity)
 	return w
 }
 
 // tenant says whose request this is: that of a token, if one is given; else that of the
 // process at the other end of a unix socket.
-func (s *Door) tenant(r *http.Request) (tenant string, local bool, err error) {
+func (s *Middleware) tenant(r *http.Request) (tenant string, local bool, err error) {
 	if passed(r.Context()) {
 		return r.Header.Get(TenantHeader), r.Header.Get(LocalHeader) != "", nil
 	}
@@ -107,7 +107,7 @@ func (set *settings) ownHost(host string) bool {
 var open = map[string]bool{"/healthz": true, "/readyz": true}
 
 // identified passes on requests of which is known whose they are.
-func (s *Door) identified(next http.Handler) http.Handler {
+func (s *Middleware) authenticated(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		id := r.Header.Get("X-Request-Id")
 		if !validID(id) {
@@ -117,14 +117,14 @@ func (s *Door) identified(next http.Handler) http.Handler {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("Cache-Control", "no-store")
 		r = r.WithContext(r.Context()) // net/http looks at the body of its own
-		slow := newPatient(w, r)
+		slow := newTimeoutWriter(w, r)
 		defer slow.expect()
-		s.identify(next, slow, r, id)
+		s.authenticate(next, slow, r, id)
 		slow.linger(r)
 	})
 }
 
-func (s *Door) identify(next http.Handler, w http.ResponseWriter, r *http.Request, id string) {
+func (s *Middleware) authenticate(next http.Handler, w http.ResponseWriter, r *http.Request, id string) {
 	var tenant string
 	var local bool
 	if open[r.URL.Path] {
@@ -146,16 +146,16 @@ func (s *Door) identify(next http.Handler, w http.ResponseWriter, r *http.Reques
 	}
 	held := &holding{}
 	defer held.free()
-	ctx := context.WithValue(context.WithValue(r.Context(), whoKey, Who{tenant, id, local}), holdingKey, held)
+	ctx := context.WithValue(context.WithValue(r.Context(), whoKey, Identity{tenant, id, local}), holdingKey, held)
 	next.ServeHTTP(w, r.WithContext(ctx))
 }
 
 // counted passes on no more requests of a tenant at once than it may have: behind a proxy all tenants have the
 // connections of one address.
-func (s *Door) counted(next http.Handler) http.Handler {
+func (s *Middleware) limited(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !open[r.URL.Path] {
-			tenant := Whose(r.Context()).Tenant
+			tenant := IdentityOf(r.Context()).Tenant
 			one, err := s.begun.Take(tenant, 1, int64(s.settings.Load().Of(tenant).Requests))
 			known(r.Context(), err == nil)
 			if err != nil {

@@ -30,9 +30,9 @@ import (
 )
 
 // order is a call that was checked: what is left to go wrong is the machine's.
-type order struct {
+type execution struct {
 	id       string
-	who      Who
+	caller   Identity
 	ceilings config.Tenant
 
 	argv, env []string
@@ -78,12 +78,12 @@ func usage(format string, args ...any) error {
 }
 
 // check finds what is wrong with a call, and settles what holds for it.
-func (s *Server) check(w Who, c *api.Call) (*order, error) { return s.checkIn(w, nil, c) }
+func (s *Server) check(w Identity, c *api.Call) (*execution, error) { return s.checkIn(w, nil, c) }
 
 // checkIn is check for a background process of a session, unless that is nil.
-func (s *Server) checkIn(w Who, x *sessions.Session, c *api.Call) (*order, error) {
+func (s *Server) checkIn(w Identity, x *sessions.Session, c *api.Call) (*execution, error) {
 	set := s.settings.Load()
-	o := &order{session: x, process: x != nil, id: s.newID(), who: w, ceilings: set.Of(w.Tenant), argv: c.Argv, dir: c.Workdir, stdin: c.Stdin, shown: set.shown(c.Argv, c.Code)}
+	ex := &execution{session: x, process: x != nil, id: s.newID(), caller: w, ceilings: set.Of(w.Tenant), argv: c.Argv, dir: c.Workdir, stdin: c.Stdin, shown: set.shown(c.Argv, c.Code)}
 	switch {
 	case (len(c.Argv) == 0) == (c.Language == ""):
 		return nil, usage("give either argv, or language and code")
@@ -105,40 +105,40 @@ func (s *Server) checkIn(w Who, x *sessions.Session, c *api.Call) (*order, error
 		if err != nil {
 			return nil, err
 		}
-		o.argv = l.Argv(room.Home)
+		ex.argv = l.Argv(room.Home)
 		if l.Ahead > 0 && !declaresEncoding(c.Code) {
-			o.program = &slot.Program{Args: o.argv, File: l.File, Ahead: l.Ahead}
-			o.code = c.Code
+			ex.program = &slot.Program{Args: ex.argv, File: l.File, Ahead: l.Ahead}
+			ex.code = c.Code
 		}
-		o.files = append(o.files, fileIn{path: l.File, text: strings.NewReader(c.Code), size: int64(len(c.Code)), mode: 0o600})
+		ex.files = append(ex.files, fileIn{path: l.File, text: strings.NewReader(c.Code), size: int64(len(c.Code)), mode: 0o600})
 	}
 	for name, value := range c.Env {
 		if _, err := values.ParsePair(name + "=" + value); err != nil || strings.Contains(name, "=") || strings.ContainsRune(value, 0) {
 			return nil, usage("env %.64q: a name has letters, digits and underscores, and a value no NUL byte", name)
 		}
-		o.env = append(o.env, name+"="+value)
+		ex.env = append(ex.env, name+"="+value)
 	}
-	sort.Strings(o.env)
+	sort.Strings(ex.env)
 	var err error
-	if o.parts, err = checkParts(set, w.Tenant, o.ceilings, c.Parts); err != nil {
+	if ex.parts, err = checkParts(set, w.Tenant, ex.ceilings, c.Parts); err != nil {
 		return nil, err
 	}
-	return o, o.settle(set, c)
+	return ex, ex.settle(set, c)
 }
 
 // ahead is the program, if its interpreter can be started before anything of the call is known
 // but its limits.
-func (o *order) ahead() *slot.Program {
-	if o.program == nil || o.stdin != "" || len(o.env) > 0 || o.dir != "" || o.grace > 0 || o.kill || o.limits.CPUTime > 0 {
+func (ex *execution) ahead() *slot.Program {
+	if ex.program == nil || ex.stdin != "" || len(ex.env) > 0 || ex.dir != "" || ex.grace > 0 || ex.kill || ex.limits.CPUTime > 0 {
 		return nil
 	}
-	for _, f := range o.files[1:] { // the first is the program
-		if f.path == o.program.File {
+	for _, f := range ex.files[1:] { // the first is the program
+		if f.path == ex.program.File {
 			return nil
 		}
 	}
-	o.program.Limits = o.limits
-	return o.program
+	ex.program.Limits = ex.limits
+	return ex.program
 }
 
 // declaresEncoding reports whether the first two lines may say that a program is in another
@@ -159,13 +159,13 @@ func (set *settings) language(name string) (cells.Language, error) {
 }
 
 // settle takes over what a call and a cell have in common: files, times, limits and output.
-func (o *order) settle(set *settings, c *api.Call) error {
+func (ex *execution) settle(set *settings, c *api.Call) error {
 	for _, f := range c.Files {
 		in, err := checkFile(f)
 		if err != nil {
 			return err
 		}
-		o.files = append(o.files, in)
+		ex.files = append(ex.files, in)
 	}
 	const most = 4 << 10 // each file is compared with all of them, from each of its name's bytes on
 	patterns := 0
@@ -177,8 +177,8 @@ func (o *order) settle(set *settings, c *api.Call) error {
 			return usage("the patterns of collect have more than %d bytes", most)
 		}
 	}
-	o.collect = c.Collect
-	return o.bound(set, c)
+	ex.collect = c.Collect
+	return ex.bound(set, c)
 }
 
 func checkFile(f api.FileIn) (in fileIn, err error) {
@@ -214,55 +214,55 @@ func checkFile(f api.FileIn) (in fileIn, err error) {
 }
 
 // size is about how many bytes of memory a call takes while it waits and runs, beside its answer.
-func (o *order) size() int64 {
+func (ex *execution) size() int64 {
 	const rest = 4096
-	size := rest + len(o.stdin)
-	for _, word := range slices.Concat(o.argv, o.env) {
+	size := rest + len(ex.stdin)
+	for _, word := range slices.Concat(ex.argv, ex.env) {
 		size += wordRest + len(word)
 	}
-	for _, f := range o.files {
+	for _, f := range ex.files {
 		size += int(f.size) + len(f.path)
 	}
-	return int64(size) + o.collects()
+	return int64(size) + ex.collects()
 }
 
 // mostOutput bounds output for tenants without a bound: budgets add up multiples of it.
-const mostOutput = 1 << 40
+const outputCap = 1 << 40
 
 // bound settles times, limits and output: the server's default where nothing is asked, and
 // never more than may be.
-func (o *order) bound(set *settings, c *api.Call) error {
-	usual, longest := o.timeouts(set)
-	o.timeout = o.clamp("timeout_ms", c.TimeoutMS, usual, longest)
-	o.grace = o.clamp("grace_ms", c.GraceMS, 0, time.Duration(set.Call.MaxGrace))
-	asked, most := c.Limits.MaxOutput, int64(mostOutput)
-	if own := int64(o.ceilings.MaxOutput); own > 0 {
+func (ex *execution) bound(set *settings, c *api.Call) error {
+	usual, longest := ex.timeouts(set)
+	ex.timeout = ex.clamp("timeout_ms", c.TimeoutMS, usual, longest)
+	ex.grace = ex.clamp("grace_ms", c.GraceMS, 0, time.Duration(set.Call.MaxGrace))
+	asked, most := c.Limits.MaxOutput, int64(outputCap)
+	if own := int64(ex.ceilings.MaxOutput); own > 0 {
 		most = min(most, own)
 	}
-	o.maxOutput = cmp.Or(asked, int64(set.Call.MaxOutput))
-	if o.maxOutput > most {
-		o.maxOutput = most
+	ex.maxOutput = cmp.Or(asked, int64(set.Call.MaxOutput))
+	if ex.maxOutput > most {
+		ex.maxOutput = most
 		if asked > 0 {
-			o.clamped = append(o.clamped, "limits.max_output")
+			ex.clamped = append(ex.clamped, "limits.max_output")
 		}
 	}
-	o.kill = c.Limits.Output == "kill"
-	o.maxAnswer = min(o.maxOutput, int64(set.Call.MaxAnswer))
+	ex.kill = c.Limits.Output == "kill"
+	ex.maxAnswer = min(ex.maxOutput, int64(set.Call.MaxAnswer))
 	var err error
-	o.limits, err = boundLimits(set, o.ceilings, c.Limits)
+	ex.limits, err = boundLimits(set, ex.ceilings, c.Limits)
 	return err
 }
 
 // timeouts returns the default and the maximum timeout of an execution: a call, a cell, or a background
 // process. A background process may run until its session ends, everything else for call.max_timeout. The
 // tenant's max_timeout holds for all of them.
-func (o *order) timeouts(set *settings) (usual, longest time.Duration) {
+func (ex *execution) timeouts(set *settings) (usual, longest time.Duration) {
 	usual, longest = time.Duration(set.Call.Timeout), time.Duration(set.Call.MaxTimeout)
-	if o.process {
-		longest = max(1, time.Until(o.session.Expires))
+	if ex.process {
+		longest = max(1, time.Until(ex.session.Expires))
 		usual = longest
 	}
-	if own := time.Duration(o.ceilings.MaxTimeout); own > 0 {
+	if own := time.Duration(ex.ceilings.MaxTimeout); own > 0 {
 		longest = min(longest, own)
 	}
 	return min(usual, longest), longest
@@ -301,13 +301,13 @@ func orElse[T int64 | float64](limit *T, usual, ceiling T) {
 }
 
 // clamp is a time as it was asked for, and at most what may be.
-func (o *order) clamp(name string, asked float64, usual, most time.Duration) time.Duration {
+func (ex *execution) clamp(name string, asked float64, usual, most time.Duration) time.Duration {
 	if asked == 0 {
 		return usual
 	}
 	d := milliseconds(asked)
 	if d > most {
-		o.clamped = append(o.clamped, name)
+		ex.clamped = append(ex.clamped, name)
 		return most
 	}
 	return d

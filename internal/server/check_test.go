@@ -24,16 +24,16 @@ func TestEndlessOutput(t *testing.T) {
 	harness.Must(t, err)
 	defer s.Drain(t.Context())
 	for _, size := range []int64{math.MaxInt64/2 + 1, math.MaxInt64} {
-		o, err := s.check(Who{Tenant: "uid-1"}, &api.Call{Argv: []string{"true"}, Limits: api.Limits{MaxOutput: size}})
+		ex, err := s.check(Identity{Tenant: "uid-1"}, &api.Call{Argv: []string{"true"}, Limits: api.Limits{MaxOutput: size}})
 		harness.Must(t, err)
-		if o.maxOutput != mostOutput || len(o.clamped) != 1 {
-			t.Errorf("%d bytes, %v", o.maxOutput, o.clamped)
+		if ex.maxOutput != outputCap || len(ex.clamped) != 1 {
+			t.Errorf("%d bytes, %v", ex.maxOutput, ex.clamped)
 		}
-		if _, err := s.launch(t.Context(), s.book, o, func() {}); err == nil || api.AsError(err).Failure.Code != api.Busy {
+		if _, err := s.launch(t.Context(), s.jobs, ex, func() {}); err == nil || api.AsError(err).Failure.Code != api.Busy {
 			t.Errorf("%v", err)
 		}
 	}
-	if used := s.shelf.Output.Used("uid-1"); used != 0 {
+	if used := s.quota.Output.Used("uid-1"); used != 0 {
 		t.Errorf("%d bytes are taken", used)
 	}
 }
@@ -50,20 +50,20 @@ func TestTimeouts(t *testing.T) {
 	harness.Must(t, err)
 	defer s.Drain(t.Context())
 	session := &sessions.Session{Expires: time.Now().Add(3 * time.Hour)}
-	call := func(w Who, ms float64) (*order, error) {
+	call := func(w Identity, ms float64) (*execution, error) {
 		return s.check(w, &api.Call{Argv: []string{"true"}, TimeoutMS: ms})
 	}
-	cell := func(w Who, ms float64) (*order, error) {
-		o, _, err := s.checkCell(w, &api.Cell{Language: "python", TimeoutMS: ms})
-		return o, err
+	cell := func(w Identity, ms float64) (*execution, error) {
+		ex, _, err := s.checkCell(w, &api.Cell{Language: "python", TimeoutMS: ms})
+		return ex, err
 	}
-	process := func(w Who, ms float64) (*order, error) {
+	process := func(w Identity, ms float64) (*execution, error) {
 		return s.checkIn(w, session, &api.Call{Argv: []string{"true"}, TimeoutMS: ms})
 	}
 	const second, hour = 1000, 3600 * 1000
 	for _, test := range []struct {
 		what, tenant string
-		check        func(Who, float64) (*order, error)
+		check        func(Identity, float64) (*execution, error)
 		asked        float64
 		want         time.Duration
 		clamped      bool
@@ -81,12 +81,12 @@ func TestTimeouts(t *testing.T) {
 		{"a process", "bound", process, 0, 2 * time.Minute, false},
 		{"a process", "bound", process, hour, 2 * time.Minute, true},
 	} {
-		o, err := test.check(Who{Tenant: test.tenant}, test.asked)
+		ex, err := test.check(Identity{Tenant: test.tenant}, test.asked)
 		if err != nil {
 			t.Fatalf("%s: %v", test.what, err)
 		}
-		if late := test.want - o.timeout; late < 0 || late > time.Minute || late > 0 && test.want < 3*time.Hour || slices.Contains(o.clamped, "timeout_ms") != test.clamped {
-			t.Errorf("%s of %s that asks for %v ms: %v, clamped %v; want %v", test.what, test.tenant, test.asked, o.timeout, o.clamped, test.want)
+		if late := test.want - ex.timeout; late < 0 || late > time.Minute || late > 0 && test.want < 3*time.Hour || slices.Contains(ex.clamped, "timeout_ms") != test.clamped {
+			t.Errorf("%s of %s that asks for %v ms: %v, clamped %v; want %v", test.what, test.tenant, test.asked, ex.timeout, ex.clamped, test.want)
 		}
 	}
 }

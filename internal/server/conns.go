@@ -329,7 +329,7 @@ func (c *conn) Gone() (gone bool) {
 
 // WhileThere returns a context that ends with a request's client, also before all that it sends is read: until
 // then net/http does not look whether it is there.
-func WhileThere(ctx context.Context) (context.Context, context.CancelFunc) {
+func WhileConnected(ctx context.Context) (context.Context, context.CancelFunc) {
 	const every = time.Second
 	c, ok := ctx.Value(connKey).(interface{ Gone() bool })
 	ctx, cancel := context.WithCancel(ctx)

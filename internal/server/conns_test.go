@@ -257,7 +257,7 @@ func TestWhileThere(t *testing.T) {
 			harness.Must(t, err)
 			ended := make(chan struct{})
 			web := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-				there, leave := WhileThere(r.Context())
+				there, leave := WhileConnected(r.Context())
 				defer leave()
 				select {
 				case <-there.Done():
@@ -308,7 +308,7 @@ func TestManyValues(t *testing.T) {
 	if w := ask(h, http.MethodPost, "/v1/run", `{"language":"sh","code":"`+strings.Repeat(`,[{\"`, 1<<16)+`"}`); strings.Contains(w.Body.String(), "values") {
 		t.Errorf("in a text: %d %.300s", w.Code, w.Body)
 	}
-	if err := modest([]byte(`"\\"` + strings.Repeat(",", 1<<17))); err == nil {
+	if err := checkValueCount([]byte(`"\\"` + strings.Repeat(",", 1<<17))); err == nil {
 		t.Error("behind a text that ends with a backslash")
 	}
 }
@@ -414,7 +414,7 @@ func TestHold(t *testing.T) {
 	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
 	harness.Must(t, err)
 	defer s.Drain(t.Context())
-	h := s.identified(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	h := s.authenticated(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for _, want := range []api.Code{"", api.Policy} {
 			if err := s.Hold(r.Context(), 600); want == "" && err != nil || want != "" && api.AsError(err).Failure.Code != want {
 				t.Errorf("%v, want %q", err, want)
@@ -451,7 +451,7 @@ func TestRequestsAtOnce(t *testing.T) {
 		}
 		return w.Code
 	}
-	h = s.identified(s.counted(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	h = s.authenticated(s.limited(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/first" {
 			return
 		}
@@ -473,9 +473,9 @@ func TestRequestsAtOnce(t *testing.T) {
 func TestShown(t *testing.T) {
 	set := &settings{}
 	set.ShowCode = true
-	code := strings.Repeat("x", 2*mostShown)
+	code := strings.Repeat("x", 2*maxShown)
 	shown := set.shown(nil, code)
-	if len(shown) != mostShown || unsafe.StringData(shown) == unsafe.StringData(code) {
+	if len(shown) != maxShown || unsafe.StringData(shown) == unsafe.StringData(code) {
 		t.Errorf("%d bytes", len(shown))
 	}
 }

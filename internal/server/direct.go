@@ -20,7 +20,7 @@ import (
 
 // As returns a context of a request of a tenant who is on this machine.
 func As(ctx context.Context, tenant, requestID string) context.Context {
-	return context.WithValue(ctx, whoKey, Who{Tenant: tenant, RequestID: requestID, Local: true})
+	return context.WithValue(ctx, whoKey, Identity{Tenant: tenant, RequestID: requestID, Local: true})
 }
 
 // Run carries a call out, in a place of its own or in a session. When it returns nothing of the
@@ -29,38 +29,38 @@ func (s *Server) Run(ctx context.Context, session string, c *api.Call) (*api.Ans
 	var x *sessions.Session
 	var err error
 	if session != "" {
-		if x, err = s.rooms.Get(Whose(ctx).Tenant, session); err != nil {
+		if x, err = s.sessions.Get(IdentityOf(ctx).Tenant, session); err != nil {
 			return nil, err
 		}
 	}
-	o, err := s.check(Whose(ctx), c)
+	ex, err := s.check(IdentityOf(ctx), c)
 	if err != nil {
 		return nil, err
 	}
-	o.session = x
-	defer func() { o.buffers.Free() }()
-	return s.carry(ctx, o, newBuffered(o))
+	ex.session = x
+	defer func() { ex.buffers.Free() }()
+	return s.execute(ctx, ex, newBuffered(ex))
 }
 
 // Cell runs a cell in a session's interpreter. When it returns nothing of the cell runs any more
 // but what that has left in the background, which is the interpreter's.
 func (s *Server) Cell(ctx context.Context, session string, c *api.Cell) (*api.CellAnswer, error) {
-	o, language, err := s.checkCell(Whose(ctx), c)
+	ex, language, err := s.checkCell(IdentityOf(ctx), c)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { o.buffers.Free() }()
-	return s.cell(ctx, session, o, language, c)
+	defer func() { ex.buffers.Free() }()
+	return s.cell(ctx, session, ex, language, c)
 }
 
 // EndSession ends a session and all that is in it.
 func (s *Server) EndSession(ctx context.Context, id string) (*api.SessionEnd, error) {
-	x, err := s.rooms.Get(Whose(ctx).Tenant, id)
+	x, err := s.sessions.Get(IdentityOf(ctx).Tenant, id)
 	if err != nil {
 		return nil, err
 	}
 	out := &api.SessionEnd{ID: x.ID, Verdict: result.Unproven, Survivors: []result.Survivor{}}
-	if res := s.rooms.End(x, result.Killed); res != nil {
+	if res := s.sessions.End(x, result.Killed); res != nil {
 		out.Verdict = res.Verdict
 		out.Survivors = append(out.Survivors, res.Survivors...)
 	}
@@ -123,7 +123,7 @@ func (s *Server) OpenFile(ctx context.Context, session, name string) (f *os.File
 
 // OpenStored opens a file of the content store.
 func (s *Server) OpenStored(ctx context.Context, id string) (*os.File, int64, error) {
-	return s.files.Get(Whose(ctx).Tenant, id)
+	return s.files.Get(IdentityOf(ctx).Tenant, id)
 }
 
 // ListFiles lists a session's workspace, with all that is below.
@@ -157,7 +157,7 @@ func (s *Server) ListFiles(ctx context.Context, session string) (*workspace.List
 
 // Body reads the body of a request as all handlers do: when there is memory for it, of at most
 // so many bytes and values, and none that can be read in two ways.
-func (s *Door) Body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+func (s *Middleware) Body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	s.holdBody(w, r)
 	text, err := io.ReadAll(http.MaxBytesReader(w, io.NopCloser(body{Request{w, r}}), int64(s.settings.Load().MaxBody)))
 	if big := (*http.MaxBytesError)(nil); errors.As(err, &big) {
@@ -166,7 +166,7 @@ func (s *Door) Body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := modest(text); err != nil {
+	if err := checkValueCount(text); err != nil {
 		return nil, api.NewError(api.TooLarge, err.Error(), "")
 	}
 	if len(text) > 0 { // or it is a GET

@@ -15,7 +15,7 @@ import (
 // Memory that is asked for when the request is over, as by a tool of MCP whose client has left, is not
 // taken: nobody would free it.
 func TestHoldAfterEnd(t *testing.T) {
-	door, err := NewDoor(config.Default(), nil, slog.New(slog.DiscardHandler))
+	door, err := NewMiddleware(config.Default(), nil, slog.New(slog.DiscardHandler))
 	harness.Must(t, err)
 	var ctx context.Context
 	h := door.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {

@@ -100,7 +100,7 @@ func (present) Describe(chan<- *prometheus.Desc) {}
 // Collect looks.
 func (s present) Collect(out chan<- prometheus.Metric) {
 	gauge := Gauges(out)
-	uses := s.gate.Uses()
+	uses := s.scheduler.Uses()
 	var l api.Load
 	var oldest time.Duration
 	for _, tenant := range slices.Sorted(maps.Keys(uses)) {
@@ -124,7 +124,7 @@ func (s present) Collect(out chan<- prometheus.Metric) {
 	}
 	out <- prometheus.MustNewConstMetric(prometheus.NewDesc("sbxrun_unproven_total", "Commands, interpreters, sessions and warm rooms of which something may be left.", nil, nil), prometheus.CounterValue, float64(s.metrics.unproven.Load()+int64(left)))
 	sessions := map[string]int{}
-	for _, x := range s.rooms.All() {
+	for _, x := range s.sessions.All() {
 		sessions[x.Tenant]++
 	}
 	for tenant, n := range sessions {

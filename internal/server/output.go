@@ -24,16 +24,16 @@ type buffered struct{ out, err *stream.Buffer }
 const copies = 2
 
 // buffer settles that there is an answer with the output, and so much more.
-func (o *order) buffer(more int64) {
-	if o.maxOutput > o.maxAnswer && !slices.Contains(o.clamped, "limits.max_output") {
-		o.clamped = append(o.clamped, "limits.max_output")
+func (ex *execution) buffer(more int64) {
+	if ex.maxOutput > ex.maxAnswer && !slices.Contains(ex.clamped, "limits.max_output") {
+		ex.clamped = append(ex.clamped, "limits.max_output")
 	}
-	o.memory = 2*copies*o.maxAnswer + more + o.collects()
+	ex.memory = 2*copies*ex.maxAnswer + more + ex.collects()
 }
 
-func newBuffered(o *order) *buffered {
-	o.buffer(0)
-	return &buffered{stream.NewBuffer(o.maxAnswer), stream.NewBuffer(o.maxAnswer)}
+func newBuffered(ex *execution) *buffered {
+	ex.buffer(0)
+	return &buffered{stream.NewBuffer(ex.maxAnswer), stream.NewBuffer(ex.maxAnswer)}
 }
 
 func (b *buffered) Writers() (stdout, stderr io.Writer) { return b.out, b.err }
@@ -98,8 +98,8 @@ type pieces struct {
 	carry  []byte // the beginning of a character whose end is still to come
 }
 
-func newEvents(w http.ResponseWriter, sse bool, o *order, spawn func(func())) *events {
-	e := &events{w: w, sse: sse, id: o.id, max: o.maxOutput, spawn: spawn, closed: make(chan struct{})}
+func newEvents(w http.ResponseWriter, sse bool, ex *execution, spawn func(func())) *events {
+	e := &events{w: w, sse: sse, id: ex.id, max: ex.maxOutput, spawn: spawn, closed: make(chan struct{})}
 	e.pieces = [2]pieces{{events: e, name: "stdout"}, {events: e, name: "stderr"}}
 	return e
 }

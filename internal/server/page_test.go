@@ -93,17 +93,17 @@ func TestRecent(t *testing.T) {
 	for i := range 1000 {
 		r.add("a", api.Recent{Duration: float64(i)})
 		got := r.list("a")
-		if len(got) != min(i+1, api.MostRecent) || got[0].Duration != float64(i) || got[len(got)-1].Duration != float64(i+1-len(got)) {
+		if len(got) != min(i+1, api.MaxRecent) || got[0].Duration != float64(i) || got[len(got)-1].Duration != float64(i+1-len(got)) {
 			t.Fatalf("after %d: %v", i, got)
 		}
 	}
 	if got := r.list("b"); len(got) != 0 {
 		t.Errorf("another tenant's: %v", got)
 	}
-	for i := range 2 * mostTenants {
+	for i := range 2 * maxTenants {
 		r.add(string(rune('a'+i)), api.Recent{})
 	}
-	if len(r.of) != mostTenants {
+	if len(r.of) != maxTenants {
 		t.Errorf("%d tenants", len(r.of))
 	}
 }

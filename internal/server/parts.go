@@ -44,7 +44,7 @@ func checkParts(set *settings, tenant string, t config.Tenant, asked api.Parts) 
 	}
 	if o := asked.Overlay; o != nil {
 		if !slices.Contains(t.Overlays, o.Name) {
-			return nil, mayNot("overlays", fmt.Sprintf("have the overlay %.64q", o.Name))
+			return nil, notAllowed("overlays", fmt.Sprintf("have the overlay %.64q", o.Name))
 		}
 		at := api.Overlay{Name: o.Name, Path: overlayPath}
 		if o.Path != "" {
@@ -55,10 +55,10 @@ func checkParts(set *settings, tenant string, t config.Tenant, asked api.Parts) 
 		p.Overlay, p.overlay = &at, set.Overlays[o.Name]
 	}
 	if asked.Snapshot != "" && t.Snapshots == 0 {
-		return nil, mayNot("snapshots", "have snapshots")
+		return nil, notAllowed("snapshots", "have snapshots")
 	}
 	if len(asked.Volumes) > 0 && t.Volumes == 0 {
-		return nil, mayNot("volumes", "have volumes")
+		return nil, notAllowed("volumes", "have volumes")
 	}
 	for _, v := range asked.Volumes {
 		if err := volumes.CheckName(v.Name); err != nil {
@@ -91,7 +91,7 @@ func checkParts(set *settings, tenant string, t config.Tenant, asked api.Parts) 
 				return nil, usage("network.allow: %v", err)
 			}
 			if !t.Within(r, own) {
-				return nil, mayNot("network", fmt.Sprintf("reach %.100q", word))
+				return nil, notAllowed("network", fmt.Sprintf("reach %.100q", word))
 			}
 			p.spec.Allow = append(p.spec.Allow, r)
 		}
@@ -100,7 +100,7 @@ func checkParts(set *settings, tenant string, t config.Tenant, asked api.Parts) 
 }
 
 // mayNot says that a tenant may not have something, whether or not it exists.
-func mayNot(key, what string) error {
+func notAllowed(key, what string) error {
 	return api.NewError(api.Policy, "the tenant may not "+what, "the server's configuration says what it may: "+key+" of [tenant]")
 }
 
@@ -118,7 +118,7 @@ func destination(what, at string) (string, error) {
 
 // part adds parts to the policy of a place: volumes are locked, and layers unpacked and held.
 // The caller ends them, but not after an error.
-func (s *Server) part(ctx context.Context, set *settings, t config.Tenant, p *parts, out *slot.Policy) (err error) {
+func (s *Server) addParts(ctx context.Context, set *settings, t config.Tenant, p *parts, out *slot.Policy) (err error) {
 	out.Parts = &sandbox.Parts{}
 	defer func() {
 		if err != nil {
@@ -138,19 +138,19 @@ func (s *Server) part(ctx context.Context, set *settings, t config.Tenant, p *pa
 		out.Mounts = append(out.Mounts, room.Mount{Kind: room.Overlaid, Source: p.overlay, Dest: p.Overlay.Path})
 	}
 	if p.Snapshot != "" {
-		if err := s.from(ctx, set, t, p, out); err != nil {
+		if err := s.fromSnapshot(ctx, set, t, p, out); err != nil {
 			return err
 		}
 	}
 	if len(p.volumes) > 0 {
-		return s.use(t, p, out)
+		return s.useVolumes(t, p, out)
 	}
 	return nil
 }
 
 // from begins with the state of a snapshot. Its overlay is over a directory that the tenant may have
 // still.
-func (s *Server) from(ctx context.Context, set *settings, t config.Tenant, p *parts, out *slot.Policy) error {
+func (s *Server) fromSnapshot(ctx context.Context, set *settings, t config.Tenant, p *parts, out *slot.Policy) error {
 	store, err := snapshots.Look(filepath.Join(p.data, snapshotsDir))
 	if err != nil {
 		return err
@@ -170,7 +170,7 @@ func (s *Server) from(ctx context.Context, set *settings, t config.Tenant, p *pa
 			return err == nil && real == tree.Source
 		})
 		if i < 0 {
-			return mayNot("overlays", "have the directory any more that the snapshot was over")
+			return notAllowed("overlays", "have the directory any more that the snapshot was over")
 		}
 		p.Overlay = &api.Overlay{Name: t.Overlays[i], Path: tree.Dest}
 	} else if p.Overlay.Path != tree.Dest {
@@ -181,7 +181,7 @@ func (s *Server) from(ctx context.Context, set *settings, t config.Tenant, p *pa
 }
 
 // use locks volumes, of which a tenant may have so many.
-func (s *Server) use(t config.Tenant, p *parts, out *slot.Policy) error {
+func (s *Server) useVolumes(t config.Tenant, p *parts, out *slot.Policy) error {
 	store, err := volumes.OpenAt(filepath.Join(p.data, volumesDir), true)
 	if err != nil {
 		return err

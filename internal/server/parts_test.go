@@ -28,7 +28,7 @@ func TestVolumesAtOnce(t *testing.T) {
 				<-begin
 				out := &slot.Policy{Parts: &sandbox.Parts{}}
 				defer out.Parts.End()
-				err := s.use(config.Tenant{Volumes: most}, &parts{data: data, volumes: []sandbox.Volume{{Name: fmt.Sprint("v", i), Dest: "/v"}}}, out)
+				err := s.useVolumes(config.Tenant{Volumes: most}, &parts{data: data, volumes: []sandbox.Volume{{Name: fmt.Sprint("v", i), Dest: "/v"}}}, out)
 				var e *api.Error
 				switch {
 				case err == nil:

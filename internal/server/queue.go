@@ -18,27 +18,27 @@ func (s *Server) Admit(ctx context.Context, id string, body []byte) (*Detached, 
 	if err := json.Unmarshal(body, &c); err != nil {
 		return nil, usage("the call is no JSON: %v", err)
 	}
-	o, err := s.check(Whose(ctx), &c)
+	ex, err := s.check(IdentityOf(ctx), &c)
 	if err != nil {
 		return nil, err
 	}
-	o.id = id
-	if c := s.book.Get(o.who.Tenant, id); c != nil {
+	ex.id = id
+	if c := s.jobs.Get(ex.caller.Tenant, id); c != nil {
 		switch status := c.Status(); {
 		case status.State == api.Queued:
 			return nil, api.NewError(api.Busy, "the call is about to begin here, or to be given up", "")
 		case status.Started || status.State != api.Over:
 			return nil, ErrHere
 		}
-		s.book.Drop(c) // it was refused after all, and is sent once more
+		s.jobs.Drop(c) // it was refused after all, and is sent once more
 	}
-	ceilings := o.ceilings.Ceilings()
+	ceilings := ex.ceilings.Ceilings()
 	ceilings.Queue = 0
-	d, err := s.detach(context.Background(), s.book, o, ceilings, func() {})
+	d, err := s.detach(context.Background(), s.jobs, ex, ceilings, func() {})
 	if err != nil {
 		return nil, err
 	}
-	if err := s.enter(d.ctx, d.turn, o); err != nil {
+	if err := s.enter(d.ctx, d.ticket, ex); err != nil {
 		err = s.callError(d.ctx, err)
 		d.GiveUp()
 		return nil, err

@@ -102,7 +102,7 @@ func (h *holding) free() {
 // Hold takes memory for a request, until it is over: a tool of MCP may still run then, as the SDK does not
 // wait for it when the client leaves. One that does not come over HTTP has a client of its own, and takes
 // what it likes.
-func (s *Door) Hold(ctx context.Context, n int64) error {
+func (s *Middleware) Hold(ctx context.Context, n int64) error {
 	h, ok := ctx.Value(holdingKey).(*holding)
 	if !ok {
 		return nil
@@ -112,7 +112,7 @@ func (s *Door) Hold(ctx context.Context, n int64) error {
 	if h.over {
 		return api.NewError(api.Ended, "the client has left", "")
 	}
-	tenant := Whose(ctx).Tenant
+	tenant := IdentityOf(ctx).Tenant
 	own := int64(s.settings.Load().Of(tenant).Buffers)
 	if h.lease != nil {
 		return h.lease.Grow(n, own)
@@ -123,7 +123,7 @@ func (s *Door) Hold(ctx context.Context, n int64) error {
 }
 
 // holdBody reserves memory for the request body, and for the values decoded from it, as it is read.
-func (s *Door) holdBody(w http.ResponseWriter, r *http.Request) {
+func (s *Middleware) holdBody(w http.ResponseWriter, r *http.Request) {
 	if r.Body != nil {
 		r.Body = &heldBody{r.Body, s, w, r.Context(), nil}
 	}
@@ -131,7 +131,7 @@ func (s *Door) holdBody(w http.ResponseWriter, r *http.Request) {
 
 type heldBody struct {
 	io.ReadCloser
-	s   *Door
+	s   *Middleware
 	w   http.ResponseWriter
 	ctx context.Context
 	err error // of the reservation
@@ -162,7 +162,7 @@ func (b *heldBody) Close() error {
 
 // modest refuses JSON of so many values that they would take many times the memory of the text: an
 // empty object of two bytes takes fifty. The interface has no use for as many.
-func modest(text []byte) error {
+func checkValueCount(text []byte) error {
 	const most = 1 << 16
 	n, quoted := 0, false
 	for i := 0; i < len(text); i++ {
@@ -214,7 +214,7 @@ func (s *Server) Handler(mcp http.Handler) http.Handler {
 		}
 		api.NewError(api.NoSuchPath, fmt.Sprintf("there is no %s %.200s", r.Method, r.URL.Path), "GET /openapi.json lists all").Write(w)
 	})
-	return s.Door.Handler(mux)
+	return s.Middleware.Handler(mux)
 }
 
 // methodsOf are those that the path of a request can be called with.
@@ -237,7 +237,7 @@ func (s *Server) define(mux *http.ServeMux) huma.API {
 	c.OpenAPIPath = "/openapi"
 	read := huma.DefaultJSONFormat
 	read.Unmarshal = func(text []byte, v any) error {
-		if err := modest(text); err != nil {
+		if err := checkValueCount(text); err != nil {
 			return err
 		}
 		if err := json.Unmarshal(text, v); err != nil {
@@ -316,7 +316,7 @@ func (s *Server) operation(a huma.API, o huma.Operation, codes ...api.Code) huma
 }
 
 // starting are the codes of all that starts something.
-var starting = []api.Code{api.TooLarge, api.MediaType, api.Policy, api.NoSuchFile, api.Quota, api.QuotaKept, api.Busy, api.Draining, api.Limit, api.Unproven, api.QuotaDisk}
+var startCodes = []api.Code{api.TooLarge, api.MediaType, api.Policy, api.NoSuchFile, api.Quota, api.QuotaKept, api.Busy, api.Draining, api.Limit, api.Unproven, api.QuotaDisk}
 
 // content is an answer of several media types.
 func content(a huma.API, description string, types map[string]reflect.Type) *huma.Response {
@@ -357,18 +357,18 @@ func (s *Server) defineRun(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "run", Method: http.MethodPost, Path: "/v1/run", Summary: "Run one command or program in a fresh sandbox",
 		Description: "Answers when nothing of it is left. A client that disconnects ends the call.", Responses: answers(a),
-	}, append(starting, api.Idempotency)...), func(ctx context.Context, q *request) (*streamed, error) {
+	}, append(startCodes, api.Idempotency)...), func(ctx context.Context, q *request) (*streamed, error) {
 		return s.answered(q.Request, q.Stream, q.Key, q.RawBody, &q.Body, nil, nil)
 	})
 }
 
 // answered answers a call that its client waits for, in a session unless that is nil: see order.
 func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Call, x *sessions.Session, ended error) (*streamed, error) {
-	o, err := s.check(Whose(q.r.Context()), c)
+	ex, err := s.check(IdentityOf(q.r.Context()), c)
 	if err != nil {
 		return nil, err
 	}
-	o.session, o.ended = x, ended
+	ex.session, ex.ended = x, ended
 	accept := q.r.Header.Get("Accept")
 	sse := strings.Contains(accept, "text/event-stream")
 	streams := sse || stream == "1" || strings.Contains(accept, "application/x-ndjson")
@@ -377,14 +377,14 @@ func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Cal
 	}
 	return q.writes(func() error {
 		if streams {
-			out := newEvents(q.w, sse, o, s.spawn)
+			out := newEvents(q.w, sse, ex, s.spawn)
 			out.alive()
-			out.finish(s.carry(q.r.Context(), o, out))
+			out.finish(s.execute(q.r.Context(), ex, out))
 			return nil
 		}
-		defer func() { o.buffers.Free() }()
-		a, err := once(s, q, key, body, o, func(ctx context.Context) (*api.Answer, bool, error) {
-			a, err := s.carry(ctx, o, newBuffered(o))
+		defer func() { ex.buffers.Free() }()
+		a, err := idempotent(s, q, key, body, ex, func(ctx context.Context) (*api.Answer, bool, error) {
+			a, err := s.execute(ctx, ex, newBuffered(ex))
 			return a, a != nil && a.Started, err
 		})
 		if err == nil {
@@ -395,48 +395,48 @@ func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Cal
 }
 
 // carry carries a call out for as long as its client is there.
-func (s *Server) carry(ctx context.Context, o *order, out sink) (a *api.Answer, err error) {
-	defer func() { s.count(o, a, err) }()
+func (s *Server) execute(ctx context.Context, ex *execution, out sink) (a *api.Answer, err error) {
+	defer func() { s.count(ex, a, err) }()
 	if err := s.begin(); err != nil {
 		return nil, err
 	}
 	defer s.running.Done()
 	ctx, cancel := s.Until(ctx)
 	defer cancel()
-	if o.ended != nil {
-		return nil, o.ended
+	if ex.ended != nil {
+		return nil, ex.ended
 	}
-	if o.session != nil { // which ends it
-		its, release, err := o.session.Use()
+	if ex.session != nil { // which ends it
+		its, release, err := ex.session.Use()
 		if err != nil {
 			return nil, err
 		}
 		defer release()
-		ctx, cancel = Both(ctx, its)
+		ctx, cancel = Merge(ctx, its)
 		defer cancel()
 	}
-	turn, err := s.join(ctx, o.who.Tenant, o.ceilings.Ceilings())
+	turn, err := s.join(ctx, ex.caller.Tenant, ex.ceilings.Ceilings())
 	if err != nil {
 		return nil, err
 	}
-	return s.guardCall(ctx, turn, o, out)
+	return s.executeTicket(ctx, turn, ex, out)
 }
 
 // guardCall carries a call out that has joined.
-func (s *Server) guardCall(ctx context.Context, turn *tenants.Ticket, o *order, out sink) (a *api.Answer, err error) {
-	err = s.Guard(context.WithValue(ctx, whoKey, o.who), func() (err error) {
-		defer func() { s.release(turn.Leave, o.left...) }()
-		a, err = s.carryOut(ctx, turn, o, out)
+func (s *Server) executeTicket(ctx context.Context, turn *tenants.Ticket, ex *execution, out sink) (a *api.Answer, err error) {
+	err = s.Recover(context.WithValue(ctx, whoKey, ex.caller), func() (err error) {
+		defer func() { s.release(turn.Leave, ex.left...) }()
+		a, err = s.executeJoined(ctx, turn, ex, out)
 		return err
 	})
 	return a, err
 }
 
 // count counts a call that came to nothing.
-func (s *Server) count(o *order, a *api.Answer, err error) {
+func (s *Server) count(ex *execution, a *api.Answer, err error) {
 	var e *api.Error
 	if a == nil && errors.As(err, &e) && !e.Started {
-		s.metrics.refused.WithLabelValues(o.who.Tenant, string(e.Failure.Code)).Inc()
+		s.metrics.refused.WithLabelValues(ex.caller.Tenant, string(e.Failure.Code)).Inc()
 	}
 }
 
@@ -444,20 +444,20 @@ func (s *Server) count(o *order, a *api.Answer, err error) {
 const replayed = "Idempotency-Replayed"
 
 // kept is the answer of a request that had an idempotency key.
-type kept[T any] struct {
+type storedAnswer[T any] struct {
 	answer *T
 	err    error
 }
 
 // once carries a request out, unless there was one with this key: then it has that one's answer. The
 // context of what is carried out ends when all clients that asked for it have left.
-func once[T any](s *Server, q Request, key string, body []byte, o *order, carry func(context.Context) (a *T, started bool, err error)) (*T, error) {
+func idempotent[T any](s *Server, q Request, key string, body []byte, ex *execution, carry func(context.Context) (a *T, started bool, err error)) (*T, error) {
 	if key == "" {
 		a, _, err := carry(q.r.Context())
 		return a, err
 	}
 	name := q.r.URL.Path + "\n" + key
-	k, first, err := s.keys.Begin(q.r.Context(), o.who.Tenant, name, body)
+	k, first, err := s.keys.Begin(q.r.Context(), ex.caller.Tenant, name, body)
 	if err != nil {
 		return nil, err
 	}
@@ -468,22 +468,22 @@ func once[T any](s *Server, q Request, key string, body []byte, o *order, carry 
 			return nil, api.NewError(api.Ended, "the client has left", "")
 		}
 		q.w.Header().Set(replayed, "true")
-		v := k.Value.(kept[T])
+		v := k.Value.(storedAnswer[T])
 		return v.answer, v.err
 	}
-	v := kept[T]{}
+	v := storedAnswer[T]{}
 	keep := false // what never began may be tried again
 	defer func() {
 		var lease *tenants.Lease
 		if keep { // and with it its memory
-			lease, o.buffers = o.buffers, nil
+			lease, ex.buffers = ex.buffers, nil
 		}
-		s.keys.Settle(o.who.Tenant, name, k, v, keep, lease)
+		s.keys.Settle(ex.caller.Tenant, name, k, v, keep, lease)
 	}()
 	v.err = draining() // should carry not come back
 	var e *api.Error
 	if v.answer, keep, v.err = carry(k.Context()); v.answer == nil {
-		o.buffers.Shrink(answerRest)
+		ex.buffers.Shrink(answerRest)
 		keep = errors.As(v.err, &e) && e.Started
 	}
 	return v.answer, v.err

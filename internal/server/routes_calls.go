@@ -16,8 +16,8 @@ import (
 
 // launch carries a call out in the background. The base of its context ends it, and so does the
 // server's end. release is called at its end.
-func (s *Server) launch(base context.Context, book *calls.Book, o *order, release func()) (*calls.Call, error) {
-	d, err := s.detach(base, book, o, o.ceilings.Ceilings(), release)
+func (s *Server) launch(base context.Context, book *calls.Store, ex *execution, release func()) (*calls.Call, error) {
+	d, err := s.detach(base, book, ex, ex.ceilings.Ceilings(), release)
 	if err != nil {
 		return nil, err
 	}
@@ -28,21 +28,21 @@ func (s *Server) launch(base context.Context, book *calls.Book, o *order, releas
 type Detached struct {
 	*calls.Call
 	s      *Server
-	o      *order
-	book   *calls.Book
-	turn   *tenants.Ticket
+	ex     *execution
+	jobs   *calls.Store
+	ticket *tenants.Ticket
 	ctx    context.Context
 	cancel func()
 }
 
 // detach takes what a call needs that nobody waits for, with its turn. It takes over release.
-func (s *Server) detach(base context.Context, book *calls.Book, o *order, c tenants.Ceilings, release func()) (_ *Detached, err error) {
+func (s *Server) detach(base context.Context, book *calls.Store, ex *execution, c tenants.Ceilings, release func()) (_ *Detached, err error) {
 	if err := s.begin(); err != nil {
 		release()
 		return nil, err
 	}
 	ctx, end := s.Until(base)
-	d := &Detached{s: s, o: o, book: book, cancel: func() {
+	d := &Detached{s: s, ex: ex, jobs: book, cancel: func() {
 		end()
 		release()
 		s.running.Done()
@@ -50,22 +50,22 @@ func (s *Server) detach(base context.Context, book *calls.Book, o *order, c tena
 	defer func() {
 		if err != nil {
 			d.cancel()
-			s.count(o, nil, err)
+			s.count(ex, nil, err)
 		}
 	}()
-	share := calls.Share{Calls: int64(s.settings.Load().Calls.Most), Output: int64(o.ceilings.Output)}
-	memory, err := s.memory.Take(o.who.Tenant, o.size(), int64(o.ceilings.Buffers))
+	share := calls.Limits{Calls: int64(s.settings.Load().Calls.Most), Output: int64(ex.ceilings.Output)}
+	memory, err := s.memory.Take(ex.caller.Tenant, ex.size(), int64(ex.ceilings.Buffers))
 	if err != nil {
 		return nil, err
 	}
-	if d.ctx, d.Call, err = book.Add(ctx, o.id, o.who.Tenant, o.input, o.maxOutput, share, memory); err != nil {
+	if d.ctx, d.Call, err = book.Add(ctx, ex.id, ex.caller.Tenant, ex.input, ex.maxOutput, share, memory); err != nil {
 		return nil, err
 	}
 	join := s.join
-	if o.process {
+	if ex.process {
 		join = s.joinProcess
 	}
-	if d.turn, err = join(ctx, o.who.Tenant, c); err != nil {
+	if d.ticket, err = join(ctx, ex.caller.Tenant, c); err != nil {
 		book.Drop(d.Call)
 		return nil, err
 	}
@@ -90,8 +90,8 @@ func (d *Detached) Start() *calls.Call {
 
 func (d *Detached) run() {
 	defer d.cancel()
-	a, err := d.s.guardCall(d.ctx, d.turn, d.o, d.Call)
-	d.s.count(d.o, a, err)
+	a, err := d.s.executeTicket(d.ctx, d.ticket, d.ex, d.Call)
+	d.s.count(d.ex, a, err)
 	size := int64(answerRest)
 	if a != nil {
 		size = answerSize(a)
@@ -101,9 +101,9 @@ func (d *Detached) run() {
 
 // GiveUp forgets the call.
 func (d *Detached) GiveUp() {
-	d.o.admitted.End() // nil unless its turn has come
-	d.turn.Leave()
-	d.book.Drop(d.Call)
+	d.ex.admitted.End() // nil unless its turn has come
+	d.ticket.Leave()
+	d.jobs.Drop(d.Call)
 	d.cancel()
 }
 
@@ -131,17 +131,17 @@ func (s *Server) defineCalls(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "call", Method: http.MethodPost, Path: "/v1/calls", Summary: "Begin to run one command or program in a fresh sandbox", DefaultStatus: http.StatusAccepted,
 		Description: "It continues whether or not anybody waits for it.",
-	}, append(starting, api.Idempotency)...), func(ctx context.Context, q *newCall) (*begun, error) {
-		o, err := s.check(Whose(ctx), &q.Body)
+	}, append(startCodes, api.Idempotency)...), func(ctx context.Context, q *newCall) (*begun, error) {
+		ex, err := s.check(IdentityOf(ctx), &q.Body)
 		if err != nil {
 			return nil, err
 		}
 		if passed(ctx) && q.r.Header.Get(CheckHeader) != "" {
 			return &begun{Status: http.StatusOK}, nil // by which a gateway tells it from a call
 		}
-		noBuffers := &order{who: o.who} // the call has its memory itself
-		c, err := once(s, q.Request, q.Key, q.RawBody, noBuffers, func(context.Context) (*calls.Call, bool, error) {
-			c, err := s.launch(context.Background(), s.book, o, func() {})
+		noBuffers := &execution{caller: ex.caller} // the call has its memory itself
+		c, err := idempotent(s, q.Request, q.Key, q.RawBody, noBuffers, func(context.Context) (*calls.Call, bool, error) {
+			c, err := s.launch(context.Background(), s.jobs, ex, func() {})
 			return c, c != nil, err
 		})
 		if err != nil {
@@ -153,7 +153,7 @@ func (s *Server) defineCalls(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "listCalls", Method: http.MethodGet, Path: "/v1/calls", Summary: "List the calls that run, or ended a while ago",
 	}), func(ctx context.Context, _ *struct{}) (*answer[api.Calls], error) {
-		return s.listed(ctx, s.book.List(Whose(ctx).Tenant))
+		return s.listOf(ctx, s.jobs.List(IdentityOf(ctx).Tenant))
 	})
 
 	type getCall struct {
@@ -163,22 +163,22 @@ func (s *Server) defineCalls(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "getCall", Method: http.MethodGet, Path: "/v1/calls/{id}", Summary: "Tell how far a call has come, or how it has ended",
 	}, api.NoSuchCall), func(ctx context.Context, q *getCall) (*answer[api.CallStatus], error) {
-		c := s.book.Get(Whose(ctx).Tenant, q.ID)
+		c := s.jobs.Get(IdentityOf(ctx).Tenant, q.ID)
 		if c == nil {
 			return nil, noSuchCall()
 		}
 		awaitCall(ctx, c, milliseconds(q.WaitMS))
-		return s.told(ctx, c)
+		return s.statusOf(ctx, c)
 	})
 
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "deleteCall", Method: http.MethodDelete, Path: "/v1/calls/{id}", Summary: "End a call, and tell how; or forget one that has ended",
 	}, api.NoSuchCall), func(ctx context.Context, q *struct{ CallPath }) (*answer[api.CallStatus], error) {
-		c := s.book.Get(Whose(ctx).Tenant, q.ID)
+		c := s.jobs.Get(IdentityOf(ctx).Tenant, q.ID)
 		if c == nil {
 			return nil, noSuchCall()
 		}
-		return with(s.remove(ctx, s.book, c), nil)
+		return with(s.remove(ctx, s.jobs, c), nil)
 	})
 
 	type output struct {
@@ -189,7 +189,7 @@ func (s *Server) defineCalls(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "callOutput", Method: http.MethodGet, Path: "/v1/calls/{id}/output", Summary: "Read what a call has written, from any byte on", Responses: octets("The bytes from that offset on"),
 	}, api.NoSuchCall), func(ctx context.Context, q *output) (*streamed, error) {
-		c := s.book.Get(Whose(ctx).Tenant, q.ID)
+		c := s.jobs.Get(IdentityOf(ctx).Tenant, q.ID)
 		if c == nil {
 			return nil, noSuchCall()
 		}
@@ -198,10 +198,10 @@ func (s *Server) defineCalls(a huma.API) {
 }
 
 // remove ends a call, waits for that, and forgets it, whether or not there is memory to tell of it.
-func (s *Server) remove(ctx context.Context, book *calls.Book, c *calls.Call) api.CallStatus {
+func (s *Server) remove(ctx context.Context, book *calls.Store, c *calls.Call) api.CallStatus {
 	c.Cancel()
 	<-c.Ended()
-	a, err := s.told(ctx, c)
+	a, err := s.statusOf(ctx, c)
 	book.Drop(c)
 	if err != nil {
 		status := c.Status()
@@ -216,14 +216,14 @@ const escaped = 6 // bytes in JSON of one that is a control character
 
 // holdLong takes memory for an answer, unless that is short: how a call has ended is told also when none is left.
 func (s *Server) holdLong(ctx context.Context, size int64) error {
-	if size <= api.MostListed {
+	if size <= api.MaxListed {
 		return nil
 	}
 	return s.Hold(ctx, escaped*size)
 }
 
 // told is an answer with a call.
-func (s *Server) told(ctx context.Context, c *calls.Call) (*answer[api.CallStatus], error) {
+func (s *Server) statusOf(ctx context.Context, c *calls.Call) (*answer[api.CallStatus], error) {
 	status, size := c.Status(), int64(0)
 	if status.Report != nil {
 		size = answerSize(status.Report)
@@ -232,13 +232,13 @@ func (s *Server) told(ctx context.Context, c *calls.Call) (*answer[api.CallStatu
 }
 
 // listed is an answer with calls, for which memory is taken.
-func (s *Server) listed(ctx context.Context, all []*calls.Call) (*answer[api.Calls], error) {
+func (s *Server) listOf(ctx context.Context, all []*calls.Call) (*answer[api.Calls], error) {
 	out, size := api.Calls{Calls: []api.CallStatus{}}, int64(0)
 	for _, c := range all {
 		status := c.Status()
 		size += answerRest
 		if r := status.Report; r != nil {
-			if n := answerSize(r); n <= api.MostListed {
+			if n := answerSize(r); n <= api.MaxListed {
 				size += escaped * (n - answerRest)
 			} else {
 				status.Shorten()

@@ -26,7 +26,7 @@ func TestFollowedUntilStop(t *testing.T) {
 	s, err := New(c, nil, nowhere{}, slog.New(slog.DiscardHandler), "test")
 	harness.Must(t, err)
 	defer s.Drain(t.Context())
-	_, call, err := s.book.Add(t.Context(), "one", "uid-1", nil, 100, calls.Share{}, nil)
+	_, call, err := s.jobs.Add(t.Context(), "one", "uid-1", nil, 100, calls.Limits{}, nil)
 	harness.Must(t, err)
 	stdout, _ := call.Writers()
 	_, _ = stdout.Write([]byte("part")) // it never fails
@@ -55,7 +55,7 @@ func TestListHolds(t *testing.T) {
 	argv := make([]string, 400) // empty words are not nothing
 	for range 100 {
 		id := s.newID()
-		_, call, err := s.book.Add(t.Context(), id, "uid-1", nil, 0, calls.Share{}, nil)
+		_, call, err := s.jobs.Add(t.Context(), id, "uid-1", nil, 0, calls.Limits{}, nil)
 		harness.Must(t, err)
 		call.End(&api.Answer{Report: result.Report{ID: id, Argv: argv}}, 0, nil)
 	}

@@ -16,14 +16,14 @@ import (
 )
 
 // cell is [Server.Cell] of what was checked. The caller frees its buffers.
-func (s *Server) cell(ctx context.Context, session string, o *order, language cells.Language, c *api.Cell) (a *api.CellAnswer, err error) {
+func (s *Server) cell(ctx context.Context, session string, ex *execution, language cells.Language, c *api.Cell) (a *api.CellAnswer, err error) {
 	x, either, release, err := s.used(ctx, session)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	defer func() { s.count(o, nil, err) }()
-	o.buffer(cells.MaxResults)
+	defer func() { s.count(ex, nil, err) }()
+	ex.buffer(cells.MaxResults)
 	if err := s.begin(); err != nil {
 		return nil, err
 	}
@@ -32,42 +32,42 @@ func (s *Server) cell(ctx context.Context, session string, o *order, language ce
 	defer cancel()
 	either, cancel = s.Until(either)
 	defer cancel()
-	i, free, err := x.Interpreter(c.Language, cells.Spec{Language: language, Limits: o.limits})
+	i, free, err := x.Interpreter(c.Language, cells.Spec{Language: language, Limits: ex.limits})
 	if err != nil {
 		return nil, err
 	}
 	defer free()
-	turn, err := s.join(ctx, o.who.Tenant, o.ceilings.Ceilings())
+	turn, err := s.join(ctx, ex.caller.Tenant, ex.ceilings.Ceilings())
 	if err != nil {
 		return nil, err
 	}
-	defer func() { s.release(turn.Leave, o.left...) }()
-	if err := s.enter(either, turn, o); err != nil {
+	defer func() { s.release(turn.Leave, ex.left...) }()
+	if err := s.enter(either, turn, ex); err != nil {
 		return nil, s.callError(either, err)
 	}
-	defer o.admitted.End()
-	if err := s.bring(either, x.Place, o); err != nil {
+	defer ex.admitted.End()
+	if err := s.writeFiles(either, x.Place, ex); err != nil {
 		return nil, s.callError(either, err)
 	}
 	began := time.Now()
 	// The session's end closes the interpreter, and so needs no context here: SIGINT would only
 	// keep it waiting.
 	answer, err := i.Run(ctx, cells.Cell{
-		Code: c.Code, Timeout: o.timeout, MaxOutput: o.maxAnswer, Begun: o.admitted.Running,
+		Code: c.Code, Timeout: ex.timeout, MaxOutput: ex.maxAnswer, Begun: ex.admitted.Running,
 	})
 	if answer == nil {
-		return nil, s.cameToNothing(either, x, explain(o.admitted, err))
+		return nil, s.startError(either, x, explain(ex.admitted, err))
 	}
-	o.keep(answer.Ended)
-	a = s.cellAnswer(o, language, answer)
-	a.StartedAt, a.QueueMS = began.UTC().Format(result.TimeFormat), result.Milliseconds(o.queued)
+	ex.keep(answer.Ended)
+	a = s.cellAnswer(ex, language, answer)
+	a.StartedAt, a.QueueMS = began.UTC().Format(result.TimeFormat), result.Milliseconds(ex.queued)
 	if either.Err() == nil {
-		a.Files = s.collect(either, x.Place, o)
+		a.Files = s.collect(either, x.Place, ex)
 	}
-	o.buffers.Shrink(cellSize(a))
-	s.metrics.cell(o.who.Tenant, a)
-	s.recentCell(o, a)
-	s.log.Info("cell", "request", o.who.RequestID, "tenant", o.who.Tenant, "session", x.ID, "id", a.ID, "language", c.Language, "cause", a.Cause,
+	ex.buffers.Shrink(cellSize(a))
+	s.metrics.cell(ex.caller.Tenant, a)
+	s.recentCell(ex, a)
+	s.log.Info("cell", "request", ex.caller.RequestID, "tenant", ex.caller.Tenant, "session", x.ID, "id", a.ID, "language", c.Language, "cause", a.Cause,
 		"state", a.State, "number", a.Number, "queue_ms", a.QueueMS, "duration_ms", a.Duration)
 	if a.Interpreter == nil {
 		return a, nil
@@ -97,9 +97,9 @@ func cellSize(a *api.CellAnswer) int64 {
 }
 
 // checkCell finds what is wrong with a cell, and settles what holds for it.
-func (s *Server) checkCell(w Who, c *api.Cell) (*order, cells.Language, error) {
+func (s *Server) checkCell(w Identity, c *api.Cell) (*execution, cells.Language, error) {
 	set := s.settings.Load()
-	o := &order{id: s.newID(), who: w, ceilings: set.Of(w.Tenant), shown: set.shown(nil, c.Code)}
+	ex := &execution{id: s.newID(), caller: w, ceilings: set.Of(w.Tenant), shown: set.shown(nil, c.Code)}
 	language, err := set.language(c.Language)
 	if err != nil {
 		return nil, language, err
@@ -107,14 +107,14 @@ func (s *Server) checkCell(w Who, c *api.Cell) (*order, cells.Language, error) {
 	if len(language.Kept) == 0 {
 		return nil, language, api.NewError(api.Usage, fmt.Sprintf("language %q has no interpreter that can be kept", c.Language), `GET /v1/languages lists those with "cells": true`)
 	}
-	return o, language, o.settle(set, &api.Call{TimeoutMS: c.TimeoutMS, Limits: api.Limits{MaxOutput: c.Limits.MaxOutput}, Files: c.Files, Collect: c.Collect})
+	return ex, language, ex.settle(set, &api.Call{TimeoutMS: c.TimeoutMS, Limits: api.Limits{MaxOutput: c.Limits.MaxOutput}, Files: c.Files, Collect: c.Collect})
 }
 
-func (s *Server) cellAnswer(o *order, language cells.Language, in *cells.Answer) *api.CellAnswer {
+func (s *Server) cellAnswer(ex *execution, language cells.Language, in *cells.Answer) *api.CellAnswer {
 	a := &api.CellAnswer{
-		ID: o.id, Cause: in.Cause, State: string(in.State), Number: in.Number, TimedOut: in.Cause == result.Timeout, Duration: result.Milliseconds(in.Duration),
+		ID: ex.id, Cause: in.Cause, State: string(in.State), Number: in.Number, TimedOut: in.Cause == result.Timeout, Duration: result.Milliseconds(in.Duration),
 		Results: []api.CellResult{}, ResultsTruncated: in.Truncated, Exception: (*api.Exception)(in.Error), DroppedBytes: in.Dropped,
-		TimeoutMS: result.Milliseconds(o.timeout), Clamped: o.clamped, RequestID: o.who.RequestID,
+		TimeoutMS: result.Milliseconds(ex.timeout), Clamped: ex.clamped, RequestID: ex.caller.RequestID,
 	}
 	var r result.Report
 	setOutput(&r, in.Stdout, in.Stderr)
@@ -123,7 +123,7 @@ func (s *Server) cellAnswer(o *order, language cells.Language, in *cells.Answer)
 	for _, one := range in.Results {
 		shown := api.CellResult{Kind: one.Kind, Truncated: one.Truncated, Media: []api.Medium{}}
 		for _, m := range one.Media {
-			shown.Media = append(shown.Media, s.medium(o, m))
+			shown.Media = append(shown.Media, s.medium(ex, m))
 		}
 		a.Results = append(a.Results, shown)
 	}
@@ -132,7 +132,7 @@ func (s *Server) cellAnswer(o *order, language cells.Language, in *cells.Answer)
 		to **result.Report
 	}{{in.Ended, &a.Interpreter}, {in.Earlier, &a.Earlier}} {
 		if end.of != nil {
-			report := end.of.Report(o.id, language.Kept)
+			report := end.of.Report(ex.id, language.Kept)
 			*end.to = &report
 		}
 	}
@@ -140,7 +140,7 @@ func (s *Server) cellAnswer(o *order, language cells.Language, in *cells.Answer)
 }
 
 // medium is one of a result: what is no text, or not one to be read, goes into the content store.
-func (s *Server) medium(o *order, in cells.Medium) api.Medium {
+func (s *Server) medium(ex *execution, in cells.Medium) api.Medium {
 	if in.Base64 == nil && readable(in.Text) {
 		return api.Medium{MediaType: in.Type, Text: &in.Text, Size: int64(len(in.Text))}
 	}
@@ -149,8 +149,8 @@ func (s *Server) medium(o *order, in cells.Medium) api.Medium {
 		held = []byte(in.Text)
 	}
 	m := api.Medium{MediaType: in.Type, Size: int64(len(held))}
-	quota := int64(o.ceilings.Files)
-	id, _, err := s.files.Put(o.who.Tenant, bytes.NewReader(held), quota, quota)
+	quota := int64(ex.ceilings.Files)
+	id, _, err := s.files.Put(ex.caller.Tenant, bytes.NewReader(held), quota, quota)
 	if err != nil {
 		m.Error = api.AsError(err).Error()
 	}
@@ -165,22 +165,22 @@ func (s *Server) defineCells(a huma.API) {
 		Responses: map[string]*huma.Response{"200": content(a, "It has ended, however: cause and state say how.", map[string]reflect.Type{
 			"application/json": reflect.TypeFor[api.CellAnswer](),
 		})},
-	}, append(starting, api.Idempotency, api.NoSuchSession, api.Ended, api.BusySession)...), func(ctx context.Context, q *struct {
+	}, append(startCodes, api.Idempotency, api.NoSuchSession, api.Ended, api.BusySession)...), func(ctx context.Context, q *struct {
 		Request
 		SessionPath
 		Key     string `header:"Idempotency-Key" maxLength:"256" doc:"As of run"`
 		RawBody []byte
 		Body    api.Cell
 	}) (*streamed, error) {
-		o, language, err := s.checkCell(Whose(ctx), &q.Body)
+		ex, language, err := s.checkCell(IdentityOf(ctx), &q.Body)
 		if err != nil {
 			return nil, err
 		}
 		return q.writes(func() error {
-			defer func() { o.buffers.Free() }()
-			out, err := once(s, q.Request, q.Key, q.RawBody, o, func(ctx context.Context) (a *api.CellAnswer, started bool, err error) {
-				err = s.Guard(ctx, func() (err error) {
-					a, err = s.cell(ctx, q.ID, o, language, &q.Body)
+			defer func() { ex.buffers.Free() }()
+			out, err := idempotent(s, q.Request, q.Key, q.RawBody, ex, func(ctx context.Context) (a *api.CellAnswer, started bool, err error) {
+				err = s.Recover(ctx, func() (err error) {
+					a, err = s.cell(ctx, q.ID, ex, language, &q.Body)
 					return err
 				})
 				return a, a != nil, err

@@ -30,7 +30,7 @@ func (b body) Read(p []byte) (int, error) {
 }
 
 // until ends it with a context.
-func (b body) until(ctx context.Context) func() bool { return b.q.w.(*patient).in.until(ctx) }
+func (b body) until(ctx context.Context) func() bool { return b.q.w.(*timeoutWriter).in.until(ctx) }
 
 // takes says in the document that a request has bytes.
 func takes(kind string) *huma.RequestBody {
@@ -58,7 +58,7 @@ var eachTenant = tenants.Ceilings{Concurrency: 8, Queue: math.MaxInt} // the num
 
 // wait waits for a request's turn.
 func wait(ctx context.Context, g *tenants.Scheduler, c tenants.Ceilings) (leave func(), err error) {
-	turn, err := g.Join(Whose(ctx).Tenant, c)
+	turn, err := g.Join(IdentityOf(ctx).Tenant, c)
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +145,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 			}
 			defer release()
 			defer f.Close()
-			defer q.w.(*patient).out.until(both)()
+			defer q.w.(*timeoutWriter).out.until(both)()
 			send(q.w, f, size)
 			return nil
 		})
@@ -219,7 +219,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 				return err
 			}
 			q.w.Header().Set("Content-Type", "application/x-tar")
-			defer q.w.(*patient).out.until(both)()
+			defer q.w.(*timeoutWriter).out.until(both)()
 			if err := dir.Pack(q.w, ".", most); err != nil {
 				panic(http.ErrAbortHandler) // a part must not look like all of it
 			}
@@ -240,7 +240,7 @@ func (s *Server) defineFiles(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "storeFile", Method: http.MethodPost, Path: "/v1/files", Summary: "Put a file into the content store", RequestBody: takes("application/octet-stream"), DefaultStatus: http.StatusCreated,
 	}, api.TooLarge, api.QuotaDisk), func(ctx context.Context, q *struct{ Request }) (*answer[api.Stored], error) {
-		tenant := Whose(ctx).Tenant
+		tenant := IdentityOf(ctx).Tenant
 		quota := int64(s.settings.Load().Of(tenant).Files)
 		id, size, err := s.files.Put(tenant, body{q.Request}, quota, quota)
 		return with(api.Stored{ID: id, Size: size}, err)

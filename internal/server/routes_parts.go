@@ -32,7 +32,7 @@ const (
 
 // look opens the overlay of a session, while it is used. What depends on a client must end with the
 // context.
-func (s *Server) look(ctx context.Context, id string) (x *sessions.Session, o *room.Overlay, both context.Context, release func(), err error) {
+func (s *Server) overlayOf(ctx context.Context, id string) (x *sessions.Session, o *room.Overlay, both context.Context, release func(), err error) {
 	x, both, free, err := s.used(ctx, id)
 	if err != nil {
 		return nil, nil, nil, nil, err
@@ -57,15 +57,15 @@ func (s *Server) look(ctx context.Context, id string) (x *sessions.Session, o *r
 
 // Bounds of a comparison, and the memory for each entry: the change, and its JSON.
 const (
-	mostChanges = 16 << 20
-	perChange   = 512 // without its path
-	perEntry    = 2 * perChange
-	perByte     = 2 + escaped // of a path
+	maxChanges = 16 << 20
+	perChange  = 512 // without its path
+	perEntry   = 2 * perChange
+	perByte    = 2 + escaped // of a path
 )
 
 // diff answers with what a session has changed.
 func (s *Server) diff(ctx context.Context, q Request, id string) error {
-	x, o, both, release, err := s.look(ctx, id)
+	x, o, both, release, err := s.overlayOf(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func (s *Server) diff(ctx context.Context, q Request, id string) error {
 	}
 	defer tree.Close()
 	tree.Expect(o.Base)
-	tree.Entries, tree.Text = mostChanges/perChange, mostChanges/2
+	tree.Entries, tree.Text = maxChanges/perChange, maxChanges/2
 	tree.Count = func(entries, text int) error { return s.Hold(ctx, int64(perEntry*entries+perByte*text)) }
 	changes, warnings, err := tree.Changes(both)
 	leave() // a client that reads the answer slowly does not delay other requests
@@ -91,7 +91,7 @@ func (s *Server) diff(ctx context.Context, q Request, id string) error {
 	if changes == nil {
 		changes = []overlay.Change{}
 	}
-	defer q.w.(*patient).out.until(both)()
+	defer q.w.(*timeoutWriter).out.until(both)()
 	if strings.Contains(q.r.Header.Get("Accept"), "application/x-tar") {
 		leave, err := wait(both, s.archives, eachTenant)
 		if err != nil {
@@ -117,16 +117,16 @@ func (s *Server) diff(ctx context.Context, q Request, id string) error {
 // Snapshot keeps what was written to a session's overlay.
 func (s *Server) Snapshot(ctx context.Context, id string, n api.NewSnapshot) (*api.Snapshot, error) {
 	set := s.settings.Load()
-	tenant := Whose(ctx).Tenant
+	tenant := IdentityOf(ctx).Tenant
 	quota := int64(set.Of(tenant).Snapshots)
 	if quota == 0 {
-		return nil, mayNot("snapshots", "have snapshots")
+		return nil, notAllowed("snapshots", "have snapshots")
 	}
 	if err := s.begin(); err != nil {
 		return nil, err
 	}
 	defer s.running.Done()
-	x, o, both, release, err := s.look(ctx, id)
+	x, o, both, release, err := s.overlayOf(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -162,7 +162,7 @@ func (s *Server) Snapshot(ctx context.Context, id string, n api.NewSnapshot) (*a
 	if err := capture.Take(both, store, m, from, quota); err != nil {
 		return nil, unlessEnded(both, err)
 	}
-	s.log.Info("snapshot", "request", Whose(ctx).RequestID, "tenant", tenant, "session", x.ID, "snapshot", m.ID, "size", m.Size())
+	s.log.Info("snapshot", "request", IdentityOf(ctx).RequestID, "tenant", tenant, "session", x.ID, "snapshot", m.ID, "size", m.Size())
 	out := shown(m)
 	out.Session = x.ID
 	return &out, nil
@@ -186,7 +186,7 @@ func shown(m *snapshots.Manifest) api.Snapshot {
 
 // snapshotsOf opens the snapshots of the tenant of a request.
 func (s *Server) snapshotsOf(ctx context.Context) (*snapshots.Store, error) {
-	data, err := s.settings.Load().Data(Whose(ctx).Tenant)
+	data, err := s.settings.Load().Data(IdentityOf(ctx).Tenant)
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +195,7 @@ func (s *Server) snapshotsOf(ctx context.Context) (*snapshots.Store, error) {
 
 // volumesOf opens the volumes of the tenant of a request.
 func (s *Server) volumesOf(ctx context.Context) (*volumes.Store, error) {
-	data, err := s.settings.Load().Data(Whose(ctx).Tenant)
+	data, err := s.settings.Load().Data(IdentityOf(ctx).Tenant)
 	if err != nil {
 		return nil, err
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 // tellEnd logs the end of a session, and counts one of which something may be left.
-func (s *Server) tellEnd(x *sessions.Session, res *result.Result) {
+func (s *Server) recordEnd(x *sessions.Session, res *result.Result) {
 	verdict := result.NotApplicable
 	if res != nil {
 		verdict = res.Verdict
@@ -35,29 +35,29 @@ func (s *Server) tellEnd(x *sessions.Session, res *result.Result) {
 
 // CreateSession makes a session.
 func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Session, error) {
-	w := Whose(ctx)
+	w := IdentityOf(ctx)
 	set := s.settings.Load()
-	o := &order{id: s.newID(), who: w, ceilings: set.Of(w.Tenant)}
+	ex := &execution{id: s.newID(), caller: w, ceilings: set.Of(w.Tenant)}
 	for _, f := range n.Files {
 		in, err := checkFile(f)
 		if err != nil {
 			return nil, err
 		}
-		o.files = append(o.files, in)
+		ex.files = append(ex.files, in)
 	}
-	idle := o.clamp("idle_timeout_ms", n.IdleTimeoutMS, time.Duration(set.Sessions.IdleTimeout), time.Duration(set.Sessions.IdleTimeout))
-	life := o.clamp("lifetime_ms", n.LifetimeMS, time.Duration(set.Sessions.Lifetime), time.Duration(set.Sessions.Lifetime))
+	idle := ex.clamp("idle_timeout_ms", n.IdleTimeoutMS, time.Duration(set.Sessions.IdleTimeout), time.Duration(set.Sessions.IdleTimeout))
+	life := ex.clamp("lifetime_ms", n.LifetimeMS, time.Duration(set.Sessions.Lifetime), time.Duration(set.Sessions.Lifetime))
 	if n.Limits.MaxOutput != 0 || n.Limits.Output != "" {
 		return nil, usage("limits of output are those of a command")
 	}
 	var err error
-	if o.limits, err = boundLimits(set, o.ceilings, n.Limits); err != nil {
+	if ex.limits, err = boundLimits(set, ex.ceilings, n.Limits); err != nil {
 		return nil, err
 	}
-	if o.parts, err = checkParts(set, w.Tenant, o.ceilings, n.Parts); err != nil {
+	if ex.parts, err = checkParts(set, w.Tenant, ex.ceilings, n.Parts); err != nil {
 		return nil, err
 	}
-	lease, err := s.rooms.Reserve(w.Tenant, o.ceilings.Sessions)
+	lease, err := s.sessions.Reserve(w.Tenant, ex.ceilings.Sessions)
 	if err != nil {
 		return nil, err
 	}
@@ -73,66 +73,66 @@ func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Ses
 	defer s.running.Done()
 	ctx, cancel := s.Until(ctx)
 	defer cancel()
-	turn, err := s.join(ctx, w.Tenant, o.ceilings.Ceilings())
+	turn, err := s.join(ctx, w.Tenant, ex.ceilings.Ceilings())
 	if err != nil {
 		return nil, err
 	}
 	defer turn.Leave()
-	if err := s.enter(ctx, turn, o); err != nil {
+	if err := s.enter(ctx, turn, ex); err != nil {
 		return nil, s.callError(ctx, err)
 	}
-	defer o.admitted.End()
+	defer ex.admitted.End()
 	// The room has its own end too, for when this process is stopped.
 	const later = 10 * time.Second
 	policy := set.policy
-	policy.Limits, policy.Lifetime = o.limits, life+later
-	if o.parts != nil {
-		if err := s.part(ctx, set, o.ceilings, o.parts, &policy); err != nil {
+	policy.Limits, policy.Lifetime = ex.limits, life+later
+	if ex.parts != nil {
+		if err := s.addParts(ctx, set, ex.ceilings, ex.parts, &policy); err != nil {
 			return nil, s.callError(ctx, err)
 		}
 	}
 	at, err := s.source.Take(ctx, w.Tenant, policy)
 	if err != nil {
-		return nil, s.callError(ctx, explain(o.admitted, err))
+		return nil, s.callError(ctx, explain(ex.admitted, err))
 	}
 	defer func() {
 		if !kept {
 			_, _ = at.Give() // nothing has run in it
 		}
 	}()
-	if err := s.bring(ctx, at, o); err != nil {
+	if err := s.writeFiles(ctx, at, ex); err != nil {
 		return nil, s.callError(ctx, err)
 	}
-	o.admitted.Running()
+	ex.admitted.Running()
 	now := time.Now()
 	x := &sessions.Session{
-		ID: o.id, Tenant: w.Tenant, Place: at, Made: now.UTC(), Expires: now.Add(life).UTC(), Idle: idle, Limits: n.Limits, Lease: lease,
-		Processes: calls.NewBook(filepath.Join(set.StateDir, "output"), time.Duration(set.Calls.Keep), s.shelf),
+		ID: ex.id, Tenant: w.Tenant, Place: at, Made: now.UTC(), Expires: now.Add(life).UTC(), Idle: idle, Limits: n.Limits, Lease: lease,
+		Processes: calls.NewStore(filepath.Join(set.StateDir, "output"), time.Duration(set.Calls.Keep), s.quota),
 	}
-	if o.parts != nil {
-		x.Parts, x.Asked = policy.Parts, o.parts.Parts
+	if ex.parts != nil {
+		x.Parts, x.Asked = policy.Parts, ex.parts.Parts
 	}
-	s.rooms.Add(x)
+	s.sessions.Add(x)
 	kept = true
 	s.log.Info("session", "request", w.RequestID, "tenant", w.Tenant, "session", x.ID, "room", at.Kind())
 	out := describe(x)
-	out.Clamped = o.clamped
+	out.Clamped = ex.clamped
 	return &out, nil
 }
 
 // withoutParts refuses what a command in a session has of the session alone.
-func (o *order) withoutParts() error {
-	if o.parts != nil {
+func (ex *execution) withoutParts() error {
+	if ex.parts != nil {
 		return usage("overlay, snapshot, volumes and network are a session's, and not those of a command in it")
 	}
 	return nil
 }
 
 // lost ends a session in which something is left: it must not be used again.
-func (s *Server) lost(x *sessions.Session) { s.spawn(func() { s.rooms.End(x, result.Lost) }) }
+func (s *Server) lost(x *sessions.Session) { s.spawn(func() { s.sessions.End(x, result.Lost) }) }
 
 // cameToNothing is the error of what has no answer, and ends the session if something of it may be left.
-func (s *Server) cameToNothing(ctx context.Context, x *sessions.Session, err error) error {
+func (s *Server) startError(ctx context.Context, x *sessions.Session, err error) error {
 	err = s.callError(ctx, err)
 	if api.AsError(err).Failure.Code == api.Unproven {
 		s.lost(x)
@@ -142,14 +142,14 @@ func (s *Server) cameToNothing(ctx context.Context, x *sessions.Session, err err
 
 // used gets a session for a request, and its context ends with either.
 func (s *Server) used(ctx context.Context, id string) (x *sessions.Session, both context.Context, release func(), err error) {
-	if x, err = s.rooms.Get(Whose(ctx).Tenant, id); err != nil {
+	if x, err = s.sessions.Get(IdentityOf(ctx).Tenant, id); err != nil {
 		return nil, nil, nil, err
 	}
 	its, free, err := x.Use()
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	both, cancel := Both(ctx, its)
+	both, cancel := Merge(ctx, its)
 	return x, both, func() {
 		cancel()
 		free()
@@ -174,7 +174,7 @@ func describe(x *sessions.Session) api.Session {
 func (s *Server) defineSessions(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "createSession", Method: http.MethodPost, Path: "/v1/sessions", Summary: "Make a room that stays", DefaultStatus: http.StatusCreated,
-	}, starting...), func(ctx context.Context, q *struct {
+	}, startCodes...), func(ctx context.Context, q *struct {
 		Request
 		Key  string `header:"Idempotency-Key" doc:"Refused: a session has none"`
 		Body api.NewSession
@@ -189,7 +189,7 @@ func (s *Server) defineSessions(a huma.API) {
 		OperationID: "listSessions", Method: http.MethodGet, Path: "/v1/sessions", Summary: "List the sessions",
 	}), func(ctx context.Context, _ *struct{}) (*answer[api.Sessions], error) {
 		out, size := api.Sessions{Sessions: []api.Session{}}, int64(0)
-		for _, x := range s.rooms.List(Whose(ctx).Tenant) {
+		for _, x := range s.sessions.List(IdentityOf(ctx).Tenant) {
 			out.Sessions = append(out.Sessions, describe(x))
 			if x.Asked.Network != nil {
 				for _, host := range x.Asked.Network.Allow {
@@ -203,7 +203,7 @@ func (s *Server) defineSessions(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "getSession", Method: http.MethodGet, Path: "/v1/sessions/{id}", Summary: "Tell of a session",
 	}, api.NoSuchSession, api.Ended), func(ctx context.Context, q *struct{ SessionPath }) (*answer[api.Session], error) {
-		x, err := s.rooms.Get(Whose(ctx).Tenant, q.ID)
+		x, err := s.sessions.Get(IdentityOf(ctx).Tenant, q.ID)
 		if err != nil {
 			return nil, err
 		}
@@ -227,8 +227,8 @@ func (s *Server) defineSessions(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "exec", Method: http.MethodPost, Path: "/v1/sessions/{id}/exec", Summary: "Run one command or program in a session",
 		Description: "When it ends, only what it started ends: files stay, and other commands in the session keep running.", Responses: answers(a),
-	}, append(starting, api.Idempotency, api.NoSuchSession, api.Ended)...), func(ctx context.Context, q *exec) (*streamed, error) {
-		x, ended := s.rooms.Get(Whose(ctx).Tenant, q.ID)
+	}, append(startCodes, api.Idempotency, api.NoSuchSession, api.Ended)...), func(ctx context.Context, q *exec) (*streamed, error) {
+		x, ended := s.sessions.Get(IdentityOf(ctx).Tenant, q.ID)
 		if ended != nil && q.Key == "" {
 			return nil, ended
 		}
@@ -244,7 +244,7 @@ type ProcessPath struct {
 
 // process gets one of a session.
 func (s *Server) process(ctx context.Context, q ProcessPath) (*sessions.Session, *calls.Call, error) {
-	x, err := s.rooms.Get(Whose(ctx).Tenant, q.ID)
+	x, err := s.sessions.Get(IdentityOf(ctx).Tenant, q.ID)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -260,29 +260,29 @@ func (s *Server) defineProcesses(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "startProcess", Method: http.MethodPost, Path: base, Summary: "Begin to run a command in the background of a session", DefaultStatus: http.StatusAccepted,
 		Description: "It runs until its own end, its deadline, or the session's end; meanwhile the session is not idle. Without a timeout it runs until the session's end, or for the tenant's max_timeout.",
-	}, append(append(starting, api.Idempotency), none...)...), func(ctx context.Context, q *struct {
+	}, append(append(startCodes, api.Idempotency), none...)...), func(ctx context.Context, q *struct {
 		Request
 		SessionPath
 		Key     string `header:"Idempotency-Key" maxLength:"256" doc:"A second request with the same key and body gets the same process, for ten minutes."`
 		RawBody []byte
 		Body    api.NewProcess
 	}) (*answer[api.CallStatus], error) {
-		x, ended := s.rooms.Get(Whose(ctx).Tenant, q.ID)
+		x, ended := s.sessions.Get(IdentityOf(ctx).Tenant, q.ID)
 		if ended != nil && q.Key == "" {
 			return nil, ended
 		}
-		o, err := s.checkIn(Whose(ctx), x, &q.Body.Call)
+		ex, err := s.checkIn(IdentityOf(ctx), x, &q.Body.Call)
 		if err == nil {
-			err = o.withoutParts()
+			err = ex.withoutParts()
 		}
 		if err != nil {
 			return nil, err
 		}
 		if q.Body.KeepStdin {
-			o.input = calls.NewInput()
+			ex.input = calls.NewInput()
 		}
-		noBuffers := &order{who: o.who} // the process has its memory itself
-		c, err := once(s, q.Request, q.Key, q.RawBody, noBuffers, func(context.Context) (*calls.Call, bool, error) {
+		noBuffers := &execution{caller: ex.caller} // the process has its memory itself
+		c, err := idempotent(s, q.Request, q.Key, q.RawBody, noBuffers, func(context.Context) (*calls.Call, bool, error) {
 			if ended != nil { // else what has run is answered by its key, as of exec
 				return nil, false, ended
 			}
@@ -290,7 +290,7 @@ func (s *Server) defineProcesses(a huma.API) {
 			if err != nil {
 				return nil, false, err
 			}
-			c, err := s.launch(its, x.Processes, o, release)
+			c, err := s.launch(its, x.Processes, ex, release)
 			return c, c != nil, err
 		})
 		if err != nil {
@@ -302,11 +302,11 @@ func (s *Server) defineProcesses(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "listProcesses", Method: http.MethodGet, Path: base, Summary: "List what runs in the background, or did",
 	}, none...), func(ctx context.Context, q *struct{ SessionPath }) (*answer[api.Calls], error) {
-		x, err := s.rooms.Get(Whose(ctx).Tenant, q.ID)
+		x, err := s.sessions.Get(IdentityOf(ctx).Tenant, q.ID)
 		if err != nil {
 			return nil, err
 		}
-		return s.listed(ctx, x.Processes.List(x.Tenant))
+		return s.listOf(ctx, x.Processes.List(x.Tenant))
 	})
 
 	register(a, s.operation(a, huma.Operation{
@@ -320,7 +320,7 @@ func (s *Server) defineProcesses(a huma.API) {
 			return nil, err
 		}
 		awaitCall(ctx, c, milliseconds(q.WaitMS))
-		return s.told(ctx, c)
+		return s.statusOf(ctx, c)
 	})
 
 	register(a, s.operation(a, huma.Operation{
@@ -368,7 +368,7 @@ func (s *Server) defineProcesses(a huma.API) {
 		if c.Input == nil {
 			return nil, usage("the process was started without keep_stdin")
 		}
-		there, leave := WhileThere(ctx)
+		there, leave := WhileConnected(ctx)
 		defer leave()
 		both, cancel := s.Until(there)
 		defer cancel()

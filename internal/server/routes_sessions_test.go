@@ -18,9 +18,9 @@ func TestProcessWithParts(t *testing.T) {
 		set.Tenant.Network, set.DataDir = []string{"example.org"}, t.TempDir()
 		s.settings.Store(&set)
 	})
-	s.rooms.Add(&sessions.Session{
+	s.sessions.Add(&sessions.Session{
 		ID: "one", Tenant: "uid-1", Place: brokenPlace{&broken{}}, Expires: time.Now().Add(time.Hour), Idle: time.Hour,
-		Processes: calls.NewBook(t.TempDir(), time.Hour, s.shelf),
+		Processes: calls.NewStore(t.TempDir(), time.Hour, s.quota),
 	})
 	w := ask(h, http.MethodPost, "/v1/sessions/one/processes", `{"argv":["true"],"network":{"allow":["example.org"]}}`)
 	if w.Code != http.StatusBadRequest {

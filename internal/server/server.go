@@ -30,18 +30,18 @@ import (
 
 // Server answers requests. Make one with [New].
 type Server struct {
-	Door
-	source  slot.Source
-	gate    *tenants.Scheduler
-	files   *blobs.Store
-	book    *calls.Book
-	keys    *calls.Keys
-	shelf   *calls.Shelf
-	metrics *metrics
-	recents recents
-	rooms   *sessions.Store
-	version string
-	prefix  string // of ids
+	Middleware
+	source    slot.Source
+	scheduler *tenants.Scheduler
+	files     *blobs.Store
+	jobs      *calls.Store
+	keys      *calls.Keys
+	quota     *calls.Quota
+	metrics   *metrics
+	recents   recents
+	sessions  *sessions.Store
+	version   string
+	prefix    string // of ids
 	// processes lets in background processes, of which none waits: they may hold places for hours.
 	processes *tenants.Scheduler
 	// kept counts the places that survivors of unproven ends hold.
@@ -67,8 +67,8 @@ type Server struct {
 
 // New makes a server with a checked configuration, whose places come from source.
 func New(c config.Config, tokens config.Tokens, source slot.Source, log *slog.Logger, version string) (*Server, error) {
-	s := &Server{source: source, gate: tenants.NewScheduler(c.Places), processes: tenants.NewScheduler(c.Processes), version: version}
-	err := s.Door.open(c, tokens, log)
+	s := &Server{source: source, scheduler: tenants.NewScheduler(c.Places), processes: tenants.NewScheduler(c.Processes), version: version}
+	err := s.Middleware.init(c, tokens, log)
 	if err != nil {
 		return nil, err
 	}
@@ -83,14 +83,14 @@ func New(c config.Config, tokens config.Tokens, source slot.Source, log *slog.Lo
 	if err := os.MkdirAll(spools, 0o700); err != nil {
 		return nil, err
 	}
-	s.shelf = &calls.Shelf{Calls: tenants.NewBudget("calls that are kept", 0), Output: tenants.NewBudget("bytes of output that is kept", int64(c.Calls.Output))}
-	s.shelf.Calls.Kept, s.shelf.Output.Kept, s.shelf.Output.Shared = true, true, true
-	s.book = calls.NewBook(spools, time.Duration(c.Calls.Keep), s.shelf)
-	s.keys = calls.NewKeys(keepKeys, mostKeys)
-	s.rooms = sessions.NewStore(s.tellEnd, s.spawn)
+	s.quota = &calls.Quota{Calls: tenants.NewBudget("calls that are kept", 0), Output: tenants.NewBudget("bytes of output that is kept", int64(c.Calls.Output))}
+	s.quota.Calls.Kept, s.quota.Output.Kept, s.quota.Output.Shared = true, true, true
+	s.jobs = calls.NewStore(spools, time.Duration(c.Calls.Keep), s.quota)
+	s.keys = calls.NewKeys(keyTTL, maxKeys)
+	s.sessions = sessions.NewStore(s.recordEnd, s.spawn)
 	s.metrics = newMetrics(s)
 	s.join = func(_ context.Context, tenant string, c tenants.Ceilings) (*tenants.Ticket, error) {
-		return s.gate.Join(tenant, c)
+		return s.scheduler.Join(tenant, c)
 	}
 	const packing = 2 // each takes a processor, and memory for the compression
 	s.packing, s.walking, s.archives = tenants.NewScheduler(packing), tenants.NewScheduler(math.MaxInt), tenants.NewScheduler(math.MaxInt)
@@ -108,7 +108,7 @@ func (s *Server) Cluster(prefix string, elsewhere func(ctx context.Context, tena
 }
 
 // Scheduler lets calls in here.
-func (s *Server) Scheduler() *tenants.Scheduler { return s.gate }
+func (s *Server) Scheduler() *tenants.Scheduler { return s.scheduler }
 
 func (s *Server) newID() string { return s.prefix + random.Name() }
 
@@ -130,8 +130,8 @@ func ownDirectory(name string) error {
 
 // Answers are kept for idempotency keys so long, and of each tenant so many at most.
 const (
-	keepKeys = 10 * time.Minute
-	mostKeys = 10_000
+	keyTTL  = 10 * time.Minute
+	maxKeys = 10_000
 )
 
 // expire removes from time to time what is too old.
@@ -145,9 +145,9 @@ func (s *Server) expire() {
 		case <-s.base.Done():
 			return
 		case now := <-time.After(pause):
-			err := s.Guard(s.base, func() error {
-				s.book.Expire(now)
-				for _, x := range s.rooms.All() {
+			err := s.Recover(s.base, func() error {
+				s.jobs.Expire(now)
+				for _, x := range s.sessions.All() {
 					x.Processes.Expire(now)
 				}
 				s.keys.Expire(now)
@@ -203,16 +203,16 @@ func (s *Server) Drain(ctx context.Context) {
 	}
 	s.end(errDraining)
 	<-ended
-	s.rooms.Close()
+	s.sessions.Close()
 }
 
 // Until returns a context that ends with a request's, and with the server's.
 func (s *Server) Until(ctx context.Context) (context.Context, context.CancelFunc) {
-	return Both(ctx, s.base)
+	return Merge(ctx, s.base)
 }
 
 // Both returns a context with the values of a, that ends with either, and of the same cause.
-func Both(a, b context.Context) (context.Context, context.CancelFunc) {
+func Merge(a, b context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(a)
 	stop := context.AfterFunc(b, func() { cancel(context.Cause(b)) })
 	return ctx, func() {

@@ -100,7 +100,7 @@ func FuzzPieces(f *testing.F) {
 			return
 		}
 		w := httptest.NewRecorder()
-		e := newEvents(w, false, &order{id: "x", maxOutput: 1 << 20}, nil)
+		e := newEvents(w, false, &execution{id: "x", maxOutput: 1 << 20}, nil)
 		stdout, _ := e.Writers()
 		for rest := text; len(rest) > 0; {
 			n := min(size, len(rest))
@@ -181,18 +181,18 @@ func TestLeavesQueue(t *testing.T) {
 	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
 	harness.Must(t, err)
 	defer s.Drain(t.Context())
-	turn, err := s.gate.Join("uid-1", c.Tenant.Ceilings())
+	turn, err := s.scheduler.Join("uid-1", c.Tenant.Ceilings())
 	harness.Must(t, err)
 	harness.Must(t, turn.Wait(t.Context()))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	o, err := s.check(Who{Tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
+	ex, err := s.check(Identity{Tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
 	harness.Must(t, err)
-	if _, err := s.carry(ctx, o, newBuffered(o)); api.AsError(err).Failure.Code != api.Ended {
+	if _, err := s.execute(ctx, ex, newBuffered(ex)); api.AsError(err).Failure.Code != api.Ended {
 		t.Errorf("%v", err)
 	}
 	turn.Leave()
-	if u := s.gate.Uses()["uid-1"]; u.Running != 0 || u.Waiting != 0 {
+	if u := s.scheduler.Uses()["uid-1"]; u.Running != 0 || u.Waiting != 0 {
 		t.Errorf("%+v", u)
 	}
 }
@@ -207,7 +207,7 @@ func TestQueuedStream(t *testing.T) {
 	s, err := New(c, nil, nowhere{}, slog.New(slog.DiscardHandler), "test")
 	harness.Must(t, err)
 	defer s.Drain(t.Context())
-	turn, err := s.gate.Join("uid-2", c.Tenant.Ceilings())
+	turn, err := s.scheduler.Join("uid-2", c.Tenant.Ceilings())
 	harness.Must(t, err)
 	harness.Must(t, turn.Wait(t.Context()))
 	h := s.Handler(http.NotFoundHandler())

@@ -25,8 +25,8 @@ type recents struct {
 
 // Bounds of what is remembered.
 const (
-	mostTenants = 1000    // tenants
-	mostShown   = 4 << 10 // bytes of what was run
+	maxTenants = 1000    // tenants
+	maxShown   = 4 << 10 // bytes of what was run
 )
 
 func (r *recents) add(tenant string, one api.Recent) {
@@ -36,15 +36,15 @@ func (r *recents) add(tenant string, one api.Recent) {
 	if r.of == nil {
 		r.of = map[string][]api.Recent{}
 	}
-	if _, known := r.of[tenant]; !known && len(r.of) >= mostTenants {
+	if _, known := r.of[tenant]; !known && len(r.of) >= maxTenants {
 		for other := range r.of { // any
 			delete(r.of, other)
 			break
 		}
 	}
 	all := r.of[tenant]
-	if len(all) == 2*api.MostRecent { // moved from time to time, and not with each call
-		all = append(all[:0], all[api.MostRecent:]...)
+	if len(all) == 2*api.MaxRecent { // moved from time to time, and not with each call
+		all = append(all[:0], all[api.MaxRecent:]...)
 	}
 	r.of[tenant] = append(all, one)
 }
@@ -55,7 +55,7 @@ func (r *recents) list(tenant string) []api.Recent {
 	defer r.mu.Unlock()
 	all := slices.Clone(r.of[tenant])
 	slices.Reverse(all)
-	return append([]api.Recent{}, all[:min(len(all), api.MostRecent)]...)
+	return append([]api.Recent{}, all[:min(len(all), api.MaxRecent)]...)
 }
 
 // shown is what a status tells of the code of a call.
@@ -67,31 +67,31 @@ func (set *settings) shown(argv []string, code string) string {
 		code = strings.Join(argv, " ")
 	}
 	// A copy: a part of a text keeps all of it.
-	return strings.Clone(strings.ToValidUTF8(code[:min(len(code), mostShown)], ""))
+	return strings.Clone(strings.ToValidUTF8(code[:min(len(code), maxShown)], ""))
 }
 
 // recentCell: what ends with a cell is its interpreter, if anything.
-func (s *Server) recentCell(o *order, a *api.CellAnswer) {
+func (s *Server) recentCell(ex *execution, a *api.CellAnswer) {
 	verdict := result.NotApplicable
 	if a.Interpreter != nil {
 		verdict = a.Interpreter.Teardown.Verdict
 	}
-	s.recents.add(o.who.Tenant, api.Recent{ID: a.ID, Cause: a.Cause, Verdict: verdict, Duration: a.Duration, Code: o.shown})
+	s.recents.add(ex.caller.Tenant, api.Recent{ID: a.ID, Cause: a.Cause, Verdict: verdict, Duration: a.Duration, Code: ex.shown})
 }
 
 // SeesAll reports whether a client may see what all tenants do: the server's user may, and root, who
 // can look for themselves, and the tenants that the configuration names. Of a socket with mode 0660
 // others are users, too.
-func (s *Door) SeesAll(by Who) bool {
+func (s *Middleware) SeesAll(by Identity) bool {
 	return by.Local || slices.Contains(s.settings.Load().MetricsTenants, by.Tenant)
 }
 
 // status is what a client may see.
-func (s *Server) status(by Who) *api.Status {
-	use := s.gate.Use(by.Tenant)
+func (s *Server) status(by Identity) *api.Status {
+	use := s.scheduler.Use(by.Tenant)
 	out := &api.Status{
 		Version: s.version, Tenant: by.Tenant, Draining: !s.Ready(), Running: use.Running, Waiting: use.Waiting,
-		Sessions: len(s.rooms.List(by.Tenant)), Recent: s.recents.list(by.Tenant),
+		Sessions: len(s.sessions.List(by.Tenant)), Recent: s.recents.list(by.Tenant),
 	}
 	if s.SeesAll(by) {
 		out.Machine = s.Machine()
@@ -101,8 +101,8 @@ func (s *Server) status(by Who) *api.Status {
 
 // Machine is what the whole server does.
 func (s *Server) Machine() *api.Machine {
-	m := &api.Machine{Places: s.settings.Load().Places, Sessions: len(s.rooms.All()), Tasks: []api.TaskBound{}}
-	for _, use := range s.gate.Uses() {
+	m := &api.Machine{Places: s.settings.Load().Places, Sessions: len(s.sessions.All()), Tasks: []api.TaskBound{}}
+	for _, use := range s.scheduler.Uses() {
 		m.Running += use.Running
 		m.Waiting += use.Waiting
 		m.Oldest = max(m.Oldest, result.Milliseconds(use.Oldest))
@@ -122,6 +122,6 @@ func (s *Server) defineStatus(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "status", Method: http.MethodGet, Path: "/v1/status", Summary: "Tell what goes on, and how the last calls have ended",
 	}), func(ctx context.Context, _ *struct{}) (*answer[*api.Status], error) {
-		return with(s.status(Whose(ctx)), nil)
+		return with(s.status(IdentityOf(ctx)), nil)
 	})
 }

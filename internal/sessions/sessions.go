@@ -26,7 +26,7 @@ import (
 type Session struct {
 	ID, Tenant string
 	Place      slot.Slot
-	Processes  *calls.Book
+	Processes  *calls.Store
 	Made       time.Time
 	Expires    time.Time
 	Idle       time.Duration
@@ -147,8 +147,8 @@ func (s *Session) left(now time.Time) time.Duration {
 
 // Store has the sessions of all tenants.
 type Store struct {
-	tell  func(*Session, *result.Result) // of each end; frees its lease
-	spawn func(func())                   // begins what goes on in the background
+	report func(*Session, *result.Result) // of each end; frees its lease
+	spawn  func(func())                   // begins what goes on in the background
 
 	taken *tenants.Budget
 
@@ -167,7 +167,7 @@ type past struct {
 // NewStore returns an empty store. It calls tell after each end, to report it and to free the session's lease, and
 // spawn for background work.
 func NewStore(tell func(*Session, *result.Result), spawn func(func())) *Store {
-	return &Store{tell: tell, spawn: spawn, all: map[string]*Session{}, over: map[string]past{}, order: map[string][]string{}, taken: tenants.NewBudget("sessions", 0)}
+	return &Store{report: tell, spawn: spawn, all: map[string]*Session{}, over: map[string]past{}, order: map[string][]string{}, taken: tenants.NewBudget("sessions", 0)}
 }
 
 // Reserve takes one of the sessions that a tenant may have. The lease is for the session that is to be made.
@@ -229,15 +229,15 @@ func (st *Store) End(s *Session, cause result.Cause) *result.Result {
 	}
 	st.mu.Unlock()
 	if there {
-		st.tell(s, res)
+		st.report(s, res)
 	}
 	return res
 }
 
 // Bounds of what is remembered of sessions that have ended.
 const (
-	keepOver = time.Hour
-	mostOver = 10_000 // of a tenant
+	keepEnded = time.Hour
+	maxEnded  = 10_000 // of a tenant
 )
 
 // remember keeps how a session has ended, and forgets the oldest of those before. The mutex is held.
@@ -246,7 +246,7 @@ func (st *Store) remember(s *Session) {
 	st.over[s.ID] = past{s.Tenant, s.cause, now}
 	st.order[s.Tenant] = append(st.order[s.Tenant], s.ID)
 	for tenant, ids := range st.order {
-		for len(ids) > 0 && (len(ids) > mostOver || now.Sub(st.over[ids[0]].at) > keepOver) {
+		for len(ids) > 0 && (len(ids) > maxEnded || now.Sub(st.over[ids[0]].at) > keepEnded) {
 			delete(st.over, ids[0])
 			ids = ids[1:]
 		}

@@ -13,18 +13,18 @@ import (
 func TestRemembered(t *testing.T) {
 	st := NewStore(nil, nil)
 	st.remember(&Session{ID: "one", Tenant: "a", cause: result.IdleTimeout})
-	for i := range mostOver + 1 {
+	for i := range maxEnded + 1 {
 		st.remember(&Session{ID: fmt.Sprint(i), Tenant: "b", cause: result.Killed})
 	}
 	for _, want := range []struct {
 		tenant, id string
 		code       api.Code
-	}{{"a", "one", api.Ended}, {"b", "0", api.NoSuchSession}, {"b", "1", api.Ended}, {"b", fmt.Sprint(mostOver), api.Ended}, {"a", "1", api.NoSuchSession}} {
+	}{{"a", "one", api.Ended}, {"b", "0", api.NoSuchSession}, {"b", "1", api.Ended}, {"b", fmt.Sprint(maxEnded), api.Ended}, {"a", "1", api.NoSuchSession}} {
 		if _, err := st.Get(want.tenant, want.id); api.AsError(err).Failure.Code != want.code {
 			t.Errorf("%s of %s: %v", want.id, want.tenant, err)
 		}
 	}
-	if len(st.over) != mostOver+1 {
+	if len(st.over) != maxEnded+1 {
 		t.Errorf("%d are remembered", len(st.over))
 	}
 }

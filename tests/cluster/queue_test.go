@@ -153,7 +153,7 @@ func TestQueueCollected(t *testing.T) {
 	}
 	listed := func() {
 		t.Helper()
-		if _, text := g.ask(t, http.MethodGet, "/v1/calls", nil); len(text) > api.MostListed || !strings.Contains(text, x.ID) {
+		if _, text := g.ask(t, http.MethodGet, "/v1/calls", nil); len(text) > api.MaxListed || !strings.Contains(text, x.ID) {
 			t.Errorf("%d bytes: %.1000s", len(text), text)
 		}
 	}

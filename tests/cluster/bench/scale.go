@@ -109,7 +109,7 @@ func newFleet(dir, url string, nodes int) (f *fleet, err error) {
 			n.Close(ctx)
 		})
 	}
-	door, err := server.NewDoor(c, nil, log)
+	door, err := server.NewMiddleware(c, nil, log)
 	if err != nil {
 		return f, err
 	}

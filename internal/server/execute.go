@@ -34,63 +34,63 @@ type sink interface {
 
 // enter waits for a call's turn, and asks whether the machine has tasks left for it. The caller ends
 // what was admitted.
-func (s *Server) enter(ctx context.Context, turn *tenants.Ticket, o *order) (err error) {
+func (s *Server) enter(ctx context.Context, turn *tenants.Ticket, ex *execution) (err error) {
 	came := time.Now()
 	if err := turn.Wait(ctx); err != nil {
 		return err
 	}
-	o.queued = time.Since(came)
-	if o.buffers, err = s.memory.Take(o.who.Tenant, o.memory, int64(o.ceilings.Buffers)); err != nil {
+	ex.queued = time.Since(came)
+	if ex.buffers, err = s.memory.Take(ex.caller.Tenant, ex.memory, int64(ex.ceilings.Buffers)); err != nil {
 		return err
 	}
-	o.admitted, err = s.admit(ctx, o.limits.Pids)
+	ex.admitted, err = s.admit(ctx, ex.limits.Pids)
 	return err
 }
 
 // carryOut carries a call out that has joined, in its session or in a place of its own. When it returns
 // nothing of the call is left.
-func (s *Server) carryOut(ctx context.Context, turn *tenants.Ticket, o *order, out sink) (a *api.Answer, err error) {
+func (s *Server) executeJoined(ctx context.Context, turn *tenants.Ticket, ex *execution, out sink) (a *api.Answer, err error) {
 	how := s.fresh
-	if o.session != nil {
+	if ex.session != nil {
 		how = s.inSession
-		if err := o.withoutParts(); err != nil {
+		if err := ex.withoutParts(); err != nil {
 			return nil, err
 		}
 	}
-	if o.admitted == nil {
-		if err := s.enter(ctx, turn, o); err != nil {
+	if ex.admitted == nil {
+		if err := s.enter(ctx, turn, ex); err != nil {
 			return nil, s.callError(ctx, err)
 		}
 	}
-	defer o.admitted.End()
-	if a, err = how(ctx, o, out); a == nil {
+	defer ex.admitted.End()
+	if a, err = how(ctx, ex, out); a == nil {
 		return nil, err
 	}
-	a.QueueMS = result.Milliseconds(o.queued)
-	o.buffers.Shrink(answerSize(a))
-	s.tell(o, a)
+	a.QueueMS = result.Milliseconds(ex.queued)
+	ex.buffers.Shrink(answerSize(a))
+	s.record(ex, a)
 	return a, proven(a)
 }
 
 // fresh carries a call out in a place of its own. The answer is nil if it came to nothing.
-func (s *Server) fresh(ctx context.Context, o *order, out sink) (*api.Answer, error) {
+func (s *Server) fresh(ctx context.Context, ex *execution, out sink) (*api.Answer, error) {
 	set := s.settings.Load()
 	policy := set.policy
-	policy.Commands, policy.Program = o.limits, o.ahead()
-	if o.parts != nil {
-		if err := s.part(ctx, set, o.ceilings, o.parts, &policy); err != nil {
+	policy.Commands, policy.Program = ex.limits, ex.ahead()
+	if ex.parts != nil {
+		if err := s.addParts(ctx, set, ex.ceilings, ex.parts, &policy); err != nil {
 			return nil, s.callError(ctx, err)
 		}
 	}
-	at, err := s.source.Take(ctx, o.who.Tenant, policy)
+	at, err := s.source.Take(ctx, ex.caller.Tenant, policy)
 	if err != nil {
-		return nil, s.callError(ctx, explain(o.admitted, err))
+		return nil, s.callError(ctx, explain(ex.admitted, err))
 	}
 	var res *result.Result
 	a, err := func() (*api.Answer, error) {
 		// Also after a panic, which ends this request alone.
 		defer func() { res, _ = at.Give() }() // the result's verdict says more
-		return s.in(ctx, at, o, out)
+		return s.in(ctx, at, ex, out)
 	}()
 	if a == nil {
 		return nil, s.callError(ctx, err)
@@ -101,7 +101,7 @@ func (s *Server) fresh(ctx context.Context, o *order, out sink) (*api.Answer, er
 			a.Error, a.ExitCode = lost.Report(), cmp.Or(a.ExitCode, lost.ExitCode)
 		}
 	}
-	o.keep(res)
+	ex.keep(res)
 	if res != nil && res.Verdict == result.Unproven && a.Teardown.Verdict == result.Proven {
 		// Nothing of the command is seen to be left, and all the same its room is.
 		a.Teardown.Verdict, a.Teardown.Survivors = result.Unproven, res.Survivors
@@ -111,13 +111,13 @@ func (s *Server) fresh(ctx context.Context, o *order, out sink) (*api.Answer, er
 }
 
 // inSession carries a call out in its session. The answer is nil if it came to nothing.
-func (s *Server) inSession(ctx context.Context, o *order, out sink) (*api.Answer, error) {
-	a, err := s.in(ctx, o.session.Place, o, out)
+func (s *Server) inSession(ctx context.Context, ex *execution, out sink) (*api.Answer, error) {
+	a, err := s.in(ctx, ex.session.Place, ex, out)
 	if a == nil {
-		return nil, s.cameToNothing(ctx, o.session, err)
+		return nil, s.startError(ctx, ex.session, err)
 	}
 	if a.Teardown.Verdict == result.Unproven {
-		s.lost(o.session)
+		s.lost(ex.session)
 	}
 	return a, nil
 }
@@ -164,19 +164,19 @@ func proven(a *api.Answer) error {
 }
 
 // tell counts a call, and logs how a call ended: never what it was.
-func (s *Server) tell(o *order, a *api.Answer) {
-	s.metrics.ended(o.who.Tenant, a)
-	s.recents.add(o.who.Tenant, api.Recent{
-		ID: a.ID, Cause: a.Cause, ExitCode: &a.ExitCode, Verdict: a.Teardown.Verdict, Room: a.Room, Duration: a.Duration, Code: o.shown,
+func (s *Server) record(ex *execution, a *api.Answer) {
+	s.metrics.ended(ex.caller.Tenant, a)
+	s.recents.add(ex.caller.Tenant, api.Recent{
+		ID: a.ID, Cause: a.Cause, ExitCode: &a.ExitCode, Verdict: a.Teardown.Verdict, Room: a.Room, Duration: a.Duration, Code: ex.shown,
 	})
-	s.log.Info("call", "request", o.who.RequestID, "tenant", o.who.Tenant, "id", a.ID, "cause", string(a.Cause), "exit_code", a.ExitCode,
+	s.log.Info("call", "request", ex.caller.RequestID, "tenant", ex.caller.Tenant, "id", a.ID, "cause", string(a.Cause), "exit_code", a.ExitCode,
 		"verdict", string(a.Teardown.Verdict), "room", a.Room, "queue_ms", a.QueueMS, "duration_ms", a.Duration)
 }
 
 // keep keeps the place of a call if the end of its command or room is unproven.
-func (o *order) keep(res *result.Result) {
+func (ex *execution) keep(res *result.Result) {
 	if res != nil && res.Verdict == result.Unproven {
-		o.left = append(o.left, res)
+		ex.left = append(ex.left, res)
 	}
 }
 
@@ -241,37 +241,37 @@ func (s *Server) callError(ctx context.Context, err error) error {
 }
 
 // in carries a call out at a place. The answer is nil if it came to nothing.
-func (s *Server) in(ctx context.Context, at slot.Slot, o *order, out sink) (*api.Answer, error) {
+func (s *Server) in(ctx context.Context, at slot.Slot, ex *execution, out sink) (*api.Answer, error) {
 	began := time.Now()
-	if err := s.bring(ctx, at, o); err != nil {
+	if err := s.writeFiles(ctx, at, ex); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stdout, stderr, failed := s.writersOf(out, o, cancel)
-	command := slot.Command{Args: o.argv, Env: o.env, Dir: o.dir, Program: o.code, Spec: job.Spec{
-		Stdout: stdout, Stderr: stderr, Limits: o.limits, Timeout: o.timeout, Grace: o.grace, Attended: true, Hurry: s.base.Done(),
+	stdout, stderr, failed := s.writersOf(out, ex, cancel)
+	command := slot.Command{Args: ex.argv, Env: ex.env, Dir: ex.dir, Program: ex.code, Spec: job.Spec{
+		Stdout: stdout, Stderr: stderr, Limits: ex.limits, Timeout: ex.timeout, Grace: ex.grace, Attended: true, Hurry: s.base.Done(),
 	}}
 	switch {
-	case o.input != nil:
-		command.Stdin = io.MultiReader(strings.NewReader(o.stdin), o.input)
-	case o.stdin != "":
-		command.Stdin = strings.NewReader(o.stdin)
+	case ex.input != nil:
+		command.Stdin = io.MultiReader(strings.NewReader(ex.stdin), ex.input)
+	case ex.stdin != "":
+		command.Stdin = strings.NewReader(ex.stdin)
 	}
-	if o.kill {
-		command.MaxOutput = o.maxOutput
+	if ex.kill {
+		command.MaxOutput = ex.maxOutput
 	}
 	run, err := at.Start(ctx, command)
 	if err != nil {
-		err = explain(o.admitted, err)
+		err = explain(ex.admitted, err)
 		if e := (*result.Error)(nil); errors.As(err, &e) && (e.Code == "not-found" || e.Code == "not-executable") {
 			// As on the command line, that is how the command has ended.
 			res := result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable, StartedAt: began, Duration: time.Since(began), Err: e}
-			return s.answer(at, o, out, &res), nil
+			return s.answer(at, ex, out, &res), nil
 		}
 		return nil, err
 	}
-	o.admitted.Running()
+	ex.admitted.Running()
 	out.Started(run.Signal)
 	res, err := run.Wait()
 	if mistake := failed.Load(); mistake != nil {
@@ -280,46 +280,46 @@ func (s *Server) in(ctx context.Context, at slot.Slot, o *order, out sink) (*api
 	if res == nil {
 		return nil, err
 	}
-	o.keep(res)
-	a := s.answer(at, o, out, res)
+	ex.keep(res)
+	a := s.answer(at, ex, out, res)
 	if ctx.Err() == nil && res.Verdict == result.Proven {
-		a.Files = s.collect(ctx, at, o)
+		a.Files = s.collect(ctx, at, ex)
 	}
 	return a, nil
 }
 
-func (s *Server) answer(at slot.Slot, o *order, out sink, res *result.Result) *api.Answer {
-	a := &api.Answer{Report: res.Report(o.id, o.argv), Room: string(at.Kind()), TimeoutMS: result.Milliseconds(o.timeout), Clamped: o.clamped, RequestID: o.who.RequestID}
+func (s *Server) answer(at slot.Slot, ex *execution, out sink, res *result.Result) *api.Answer {
+	a := &api.Answer{Report: res.Report(ex.id, ex.argv), Room: string(at.Kind()), TimeoutMS: result.Milliseconds(ex.timeout), Clamped: ex.clamped, RequestID: ex.caller.RequestID}
 	out.Output(&a.Report)
 	return a
 }
 
 // bring puts the call's files into the workspace. It is opened for what is collected, too: a
 // warm room has the next call's when the command has ended.
-func (s *Server) bring(ctx context.Context, at slot.Slot, o *order) error {
-	if len(o.files) == 0 && len(o.collect) == 0 {
+func (s *Server) writeFiles(ctx context.Context, at slot.Slot, ex *execution) error {
+	if len(ex.files) == 0 && len(ex.collect) == 0 {
 		return nil
 	}
 	dir, err := at.Files()
 	if err != nil {
 		return err
 	}
-	for _, f := range o.files {
-		if err := s.bringFile(ctx, dir, o, f); err != nil {
+	for _, f := range ex.files {
+		if err := s.writeFile(ctx, dir, ex, f); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *Server) bringFile(ctx context.Context, dir *workspace.Dir, o *order, f fileIn) error {
+func (s *Server) writeFile(ctx context.Context, dir *workspace.Dir, ex *execution, f fileIn) error {
 	if f.id != "" {
-		blob, size, err := s.files.Get(o.who.Tenant, f.id)
+		blob, size, err := s.files.Get(ex.caller.Tenant, f.id)
 		if e := (*result.Error)(nil); s.elsewhere != nil && errors.As(err, &e) && e.Code == string(api.NoSuchFile) {
-			if err := s.fetch(ctx, o, f.id); err != nil {
+			if err := s.fetch(ctx, ex, f.id); err != nil {
 				return err
 			}
-			blob, size, err = s.files.Get(o.who.Tenant, f.id)
+			blob, size, err = s.files.Get(ex.caller.Tenant, f.id)
 		}
 		if err != nil {
 			return err
@@ -332,38 +332,38 @@ func (s *Server) bringFile(ctx context.Context, dir *workspace.Dir, o *order, f 
 }
 
 // fetch has the content store get a file from elsewhere. Whatever comes is stored under its own hash.
-func (s *Server) fetch(ctx context.Context, o *order, id string) error {
+func (s *Server) fetch(ctx context.Context, ex *execution, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	from, err := s.elsewhere(ctx, o.who.Tenant, id)
+	from, err := s.elsewhere(ctx, ex.caller.Tenant, id)
 	if err != nil {
 		return err
 	}
 	defer from.Close()
-	quota := int64(o.ceilings.Files)
-	_, _, err = s.files.Put(o.who.Tenant, from, quota, quota)
+	quota := int64(ex.ceilings.Files)
+	_, _, err = s.files.Put(ex.caller.Tenant, from, quota, quota)
 	return err
 }
 
 // Bounds of what is collected of one call.
 const (
-	mostEntries   = 10_000 // that are looked at
-	mostCollected = 256
-	mostNames     = 64 << 10  // bytes of all their names
-	mostMatching  = 128 << 20 // steps of matching: about a second of CPU time at most
+	maxEntries    = 10_000 // that are looked at
+	maxCollected  = 256
+	maxNameBytes  = 64 << 10  // bytes of all their names
+	maxMatchSteps = 128 << 20 // steps of matching: about a second of CPU time at most
 )
 
 // collects is how much memory what is told of collected files may take.
-func (o *order) collects() int64 {
-	if len(o.collect) == 0 {
+func (ex *execution) collects() int64 {
+	if len(ex.collect) == 0 {
 		return 0
 	}
-	return mostNames + mostCollected*fileRest
+	return maxNameBytes + maxCollected*fileRest
 }
 
 // collect keeps the files that the call asks for.
-func (s *Server) collect(ctx context.Context, at slot.Slot, o *order) (files []api.FileOut) {
-	if len(o.collect) == 0 {
+func (s *Server) collect(ctx context.Context, at slot.Slot, ex *execution) (files []api.FileOut) {
+	if len(ex.collect) == 0 {
 		return nil
 	}
 	dir, err := at.Files()
@@ -375,11 +375,11 @@ func (s *Server) collect(ctx context.Context, at slot.Slot, o *order) (files []a
 		return []api.FileOut{{Path: ".", Error: err.Error()}}
 	}
 	defer leave()
-	deepest, left, names, match := 0, int64(o.ceilings.Files), 0, matcher{o.collect, mostMatching}
-	for _, p := range o.collect {
+	deepest, left, names, match := 0, int64(ex.ceilings.Files), 0, matcher{ex.collect, maxMatchSteps}
+	for _, p := range ex.collect {
 		deepest = max(deepest, strings.Count(p, "/"))
 	}
-	err = dir.List(".", mostEntries, func(e workspace.Entry) error {
+	err = dir.List(".", maxEntries, func(e workspace.Entry) error {
 		if ctx.Err() != nil {
 			return errEnded // nobody waits for the files
 		}
@@ -392,11 +392,11 @@ func (s *Server) collect(ctx context.Context, at slot.Slot, o *order) (files []a
 		if ok, err := match.any(e.Path); !ok {
 			return err
 		}
-		if len(files) == mostCollected {
-			return usage("more than %d files match", mostCollected)
+		if len(files) == maxCollected {
+			return usage("more than %d files match", maxCollected)
 		}
-		if names += len(e.Path); names > mostNames {
-			return usage("the names of the files that match have more than %d bytes", mostNames)
+		if names += len(e.Path); names > maxNameBytes {
+			return usage("the names of the files that match have more than %d bytes", maxNameBytes)
 		}
 		out := api.FileOut{Path: e.Path, Size: e.Size}
 		// Files of nothing but holes cost who makes them nothing.
@@ -404,7 +404,7 @@ func (s *Server) collect(ctx context.Context, at slot.Slot, o *order) (files []a
 			out.Error = "with those before it, it is larger than the tenant's quota"
 		} else {
 			left -= e.Size
-			if err := s.keep(dir, o, &out); err != nil {
+			if err := s.keep(dir, ex, &out); err != nil {
 				out.Error = api.AsError(err).Error()
 			}
 		}
@@ -447,7 +447,7 @@ func (m *matcher) any(name string) (bool, error) {
 }
 
 // keep puts a file of the workspace into the content store.
-func (s *Server) keep(dir *workspace.Dir, o *order, out *api.FileOut) error {
+func (s *Server) keep(dir *workspace.Dir, ex *execution, out *api.FileOut) error {
 	f, st, err := dir.Get(out.Path)
 	if err != nil {
 		return err
@@ -462,7 +462,7 @@ func (s *Server) keep(dir *workspace.Dir, o *order, out *api.FileOut) error {
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	quota := int64(o.ceilings.Files)
-	out.ID, out.Size, err = s.files.Put(o.who.Tenant, io.LimitReader(f, st.Size()), quota, quota)
+	quota := int64(ex.ceilings.Files)
+	out.ID, out.Size, err = s.files.Put(ex.caller.Tenant, io.LimitReader(f, st.Size()), quota, quota)
 	return err
 }

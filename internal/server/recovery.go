@@ -24,21 +24,21 @@ import (
 
 // Guard carries out what a request asks for. A panic is an error: whether anything has begun is
 // not known then. [http.ErrAbortHandler] is returned: it is no mistake.
-func (s *Door) Guard(ctx context.Context, do func() error) (err error) {
+func (s *Middleware) Recover(ctx context.Context, do func() error) (err error) {
 	defer func() {
 		switch mistake := recover(); mistake {
 		case nil:
 		case http.ErrAbortHandler:
 			err = http.ErrAbortHandler
 		default:
-			err = s.mistake(Whose(ctx).RequestID, mistake)
+			err = s.panicked(IdentityOf(ctx).RequestID, mistake)
 		}
 	}()
 	return do()
 }
 
 // mistake logs a panic, and is the error of its request.
-func (s *Door) mistake(id string, mistake any) *api.Error {
+func (s *Middleware) panicked(id string, mistake any) *api.Error {
 	s.log.Error("panic", "request", id, "panic", fmt.Sprint(mistake), "stack", string(debug.Stack()))
 	e := api.NewError(api.Internal, "a mistake of the server has ended request "+id, "its log says more")
 	e.Started = true
@@ -48,7 +48,7 @@ func (s *Door) mistake(id string, mistake any) *api.Error {
 // spawn does something in the background that no request waits for.
 func (s *Server) spawn(do func()) {
 	go func() {
-		_ = s.Guard(s.base, func() error { // logged
+		_ = s.Recover(s.base, func() error { // logged
 			do()
 			return nil
 		})
@@ -57,15 +57,15 @@ func (s *Server) spawn(do func()) {
 
 // guarded is [Server.Guard] for handlers. What has begun to be sent is broken off, which tells a
 // client as much.
-func (s *Door) guarded(next http.Handler) http.Handler {
+func (s *Middleware) recovered(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		err := s.Guard(r.Context(), func() error {
+		err := s.Recover(r.Context(), func() error {
 			next.ServeHTTP(w, r)
 			return nil
 		})
 		switch {
 		case err == nil:
-		case errors.Is(err, http.ErrAbortHandler) || w.(*patient).begun.Load():
+		case errors.Is(err, http.ErrAbortHandler) || w.(*timeoutWriter).begun.Load():
 			panic(http.ErrAbortHandler)
 		default:
 			api.AsError(err).Write(w)
@@ -77,7 +77,7 @@ func (s *Door) guarded(next http.Handler) http.Handler {
 type sinkWriter struct {
 	io.Writer
 	s      *Server
-	o      *order
+	ex     *execution
 	cancel context.CancelFunc // of the call
 	failed *atomic.Pointer[api.Error]
 }
@@ -85,7 +85,7 @@ type sinkWriter struct {
 func (w sinkWriter) Write(b []byte) (n int, err error) {
 	defer func() {
 		if mistake := recover(); mistake != nil {
-			e := w.s.mistake(w.o.who.RequestID, mistake)
+			e := w.s.panicked(w.ex.caller.RequestID, mistake)
 			w.failed.Store(e)
 			w.cancel()
 			n, err = 0, e
@@ -95,12 +95,12 @@ func (w sinkWriter) Write(b []byte) (n int, err error) {
 }
 
 // writersOf are those of a sink; a mistake in one ends the call, and is in failed then.
-func (s *Server) writersOf(out sink, o *order, cancel context.CancelFunc) (stdout, stderr io.Writer, failed *atomic.Pointer[api.Error]) {
+func (s *Server) writersOf(out sink, ex *execution, cancel context.CancelFunc) (stdout, stderr io.Writer, failed *atomic.Pointer[api.Error]) {
 	failed = &atomic.Pointer[api.Error]{}
 	stdout, stderr = out.Writers()
 	for _, w := range []*io.Writer{&stdout, &stderr} {
 		if _, memory := (*w).(*stream.Buffer); !memory { // which the engine knows
-			*w = sinkWriter{*w, s, o, cancel, failed}
+			*w = sinkWriter{*w, s, ex, cancel, failed}
 		}
 	}
 	return stdout, stderr, failed

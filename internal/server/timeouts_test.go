@@ -63,7 +63,7 @@ func TestPatience(t *testing.T) {
 				harness.Must(t, err)
 				defer s.Drain(t.Context())
 				ended := make(chan error, 1)
-				h := s.identified(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				h := s.authenticated(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					_, err := io.ReadFull(r.Body, make([]byte, 1000))
 					time.Sleep(test.pauses)
 					if err == nil {
@@ -126,7 +126,7 @@ func TestPatience(t *testing.T) {
 
 // A client that still sends when it has its answer is read from, and not cut off, although the connection is closed after it.
 func TestLinger(t *testing.T) {
-	door, err := NewDoor(config.Default(), nil, slog.New(slog.DiscardHandler))
+	door, err := NewMiddleware(config.Default(), nil, slog.New(slog.DiscardHandler))
 	harness.Must(t, err)
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "socket"))
 	harness.Must(t, err)

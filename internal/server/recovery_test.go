@@ -120,7 +120,7 @@ func TestSurvivorsKeepPlace(t *testing.T) {
 		}
 		return err
 	}
-	call := func(s *Server) error { return place(s.gate.Join) }
+	call := func(s *Server) error { return place(s.scheduler.Join) }
 	for _, test := range []struct {
 		what, path string // of the session where it has no version
 		free       func(*Server) error
@@ -130,7 +130,7 @@ func TestSurvivorsKeepPlace(t *testing.T) {
 		{"exec", "/exec", call},
 		{"process", "/processes", func(s *Server) error { return place(s.processes.Join) }},
 		{"session", "", func(s *Server) error {
-			lease, err := s.rooms.Reserve("uid-1", 1)
+			lease, err := s.sessions.Reserve("uid-1", 1)
 			lease.Free()
 			return err
 		}},
@@ -329,7 +329,7 @@ func TestMistakes(t *testing.T) {
 			t.Errorf("%d %s", w.Code, w.Body)
 		}
 	}
-	if n, u, m := source.taken.Load(), s.gate.Uses()["uid-1"], s.memory.Used("uid-1"); n != 0 || u.Running != 0 || u.Waiting != 0 || m > 2*answerRest { // the key's
+	if n, u, m := source.taken.Load(), s.scheduler.Uses()["uid-1"], s.memory.Used("uid-1"); n != 0 || u.Running != 0 || u.Waiting != 0 || m > 2*answerRest { // the key's
 		t.Errorf("%d rooms, %+v calls, %d bytes stay taken", n, u, m)
 	}
 	if !strings.Contains(log.String(), "a mistake at the start") || !strings.Contains(log.String(), `"request":"the-request"`) {
@@ -338,9 +338,9 @@ func TestMistakes(t *testing.T) {
 
 	// In what a goroutine of the engine writes to.
 	source.output = true
-	o, err := s.check(Who{Tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
+	ex, err := s.check(Identity{Tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
 	harness.Must(t, err)
-	_, err = s.carry(t.Context(), o, brokenSink{})
+	_, err = s.execute(t.Context(), ex, brokenSink{})
 	if e := (*api.Error)(nil); !errors.As(err, &e) || e.Failure.Code != api.Internal || source.taken.Load() != 0 {
 		t.Errorf("%v, %d rooms", err, source.taken.Load())
 	}

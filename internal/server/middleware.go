@@ -23,7 +23,7 @@ import (
 // Door is what every request passes first: whose it is, how many there may be at once, how slow its
 // client may be, how much memory it takes. A [Server] has one; a gateway has one in front of others'
 // servers.
-type Door struct {
+type Middleware struct {
 	settings atomic.Pointer[settings]
 	memory   *tenants.Budget // bytes of requests and answers
 	begun    *tenants.Budget // requests
@@ -39,33 +39,33 @@ type settings struct {
 }
 
 // NewDoor makes a door with a checked configuration.
-func NewDoor(c config.Config, tokens config.Tokens, log *slog.Logger) (*Door, error) {
-	s := &Door{}
-	return s, s.open(c, tokens, log)
+func NewMiddleware(c config.Config, tokens config.Tokens, log *slog.Logger) (*Middleware, error) {
+	s := &Middleware{}
+	return s, s.init(c, tokens, log)
 }
 
-func (s *Door) open(c config.Config, tokens config.Tokens, log *slog.Logger) error {
+func (s *Middleware) init(c config.Config, tokens config.Tokens, log *slog.Logger) error {
 	s.log = log
 	s.begun = tenants.NewBudget("requests at once", 0)
 	s.memory = tenants.NewBudget("bytes of requests and answers", int64(c.Buffers))
 	s.memory.Shared = true
-	return s.take(c, tokens)
+	return s.apply(c, tokens)
 }
 
 // Handler passes on requests of which is known whose they are.
-func (s *Door) Handler(next http.Handler) http.Handler {
-	return s.identified(s.counted(s.guarded(straight(next))))
+func (s *Middleware) Handler(next http.Handler) http.Handler {
+	return s.authenticated(s.limited(s.recovered(rejectUncleanPaths(next))))
 }
 
 // Parts passes on what nodes ask for: parts of requests that a gateway has let in, which may be all that their
 // tenant may have at once.
-func (s *Door) Parts(next http.Handler) http.Handler {
-	return s.identified(s.guarded(straight(next)))
+func (s *Middleware) Parts(next http.Handler) http.Handler {
+	return s.authenticated(s.recovered(rejectUncleanPaths(next)))
 }
 
 // Mux has the paths that are about the server and nothing of a tenant's. unready returns why it takes no
 // calls, or nil.
-func (s *Door) Mux(metrics *prometheus.Registry, unready func() *api.Error) *http.ServeMux {
+func (s *Middleware) Mux(metrics *prometheus.Registry, unready func() *api.Error) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { page.Write(w, http.StatusOK) })
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, map[string]bool{"ok": true}) })
@@ -78,7 +78,7 @@ func (s *Door) Mux(metrics *prometheus.Registry, unready func() *api.Error) *htt
 	})
 	all := promhttp.HandlerFor(metrics, promhttp.HandlerOpts{})
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
-		if !s.SeesAll(Whose(r.Context())) {
+		if !s.SeesAll(IdentityOf(r.Context())) {
 			api.NewError(api.Policy, "this tenant may not see the metrics", "name it in metrics_tenants").Write(w)
 			return
 		}
@@ -89,7 +89,7 @@ func (s *Door) Mux(metrics *prometheus.Registry, unready func() *api.Error) *htt
 
 // straight refuses paths with idle parts, from which [http.ServeMux] sends clients elsewhere: who
 // removes the file ".." of a session and follows would end the session.
-func straight(next http.Handler) http.Handler {
+func rejectUncleanPaths(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p := r.URL.EscapedPath()
 		if strings.Contains(p, "//") || strings.Contains(p+"/", "/./") || strings.Contains(p+"/", "/../") {
@@ -101,18 +101,18 @@ func straight(next http.Handler) http.Handler {
 }
 
 // Settings are those that hold at the moment.
-func (s *Door) Settings() *config.Config { return &s.settings.Load().Config }
+func (s *Middleware) Settings() *config.Config { return &s.settings.Load().Config }
 
 // Reload takes over tokens, languages and the ceilings of tenants, or nothing, with an error. What else
 // has changed waits for a restart: directories and sizes are those of what runs.
-func (s *Door) Reload(c config.Config, tokens config.Tokens) error {
+func (s *Middleware) Reload(c config.Config, tokens config.Tokens) error {
 	was := s.settings.Load().Config
 	next := was
 	next.Languages, next.Tenant, next.Tenants = c.Languages, c.Tenant, c.Tenants
 	if err := next.Check(); err != nil { // a tenant may be given what only the new file has
 		return fmt.Errorf("%w; or restart the server, which takes over the whole file", err)
 	}
-	if err := s.take(next, tokens); err != nil {
+	if err := s.apply(next, tokens); err != nil {
 		return err
 	}
 	secure := (c.TLSCert == "") != (was.TLSCert == "") // listeners are made once
@@ -126,7 +126,7 @@ func (s *Door) Reload(c config.Config, tokens config.Tokens) error {
 }
 
 // take lets a checked configuration hold.
-func (s *Door) take(c config.Config, tokens config.Tokens) error {
+func (s *Middleware) apply(c config.Config, tokens config.Tokens) error {
 	policy, err := c.Policy()
 	if err != nil {
 		return err

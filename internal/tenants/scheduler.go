@@ -47,7 +47,7 @@ func NewScheduler(places int) *Scheduler {
 }
 
 // most is how many tenants are remembered that do nothing; what is remembered is their rate.
-const most = 10_000
+const maxIdleTenants = 10_000
 
 // Ticket is a call that is in, or waits to be let in. It must leave in the end.
 type Ticket struct {
@@ -65,7 +65,7 @@ func (g *Scheduler) Join(name string, c Ceilings) (*Ticket, error) {
 	defer g.mu.Unlock()
 	t := g.tenants[name]
 	if t == nil {
-		if len(g.tenants) >= most {
+		if len(g.tenants) >= maxIdleTenants {
 			g.forget()
 		}
 		t = &tenant{tokens: max(1, c.Rate), at: time.Now()}

@@ -48,10 +48,10 @@ func TestBringEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	s := &Server{}
 	file := fileIn{path: "a", text: strings.NewReader("x"), size: 1, mode: 0o600}
-	harness.Must(t, s.bringFile(ctx, dir, &order{}, file))
+	harness.Must(t, s.writeFile(ctx, dir, &execution{}, file))
 	cancel()
 	file.text = strings.NewReader("x")
-	if err := s.bringFile(ctx, dir, &order{}, file); !errors.Is(err, errEnded) {
+	if err := s.writeFile(ctx, dir, &execution{}, file); !errors.Is(err, errEnded) {
 		t.Error(err)
 	}
 }
@@ -70,11 +70,11 @@ func TestCollectEnds(t *testing.T) {
 	dir, err := workspace.Open(root, ".", nil)
 	harness.Must(t, err)
 	defer dir.Close()
-	harness.Must(t, (&Server{}).bringFile(t.Context(), dir, &order{}, fileIn{path: "a", text: strings.NewReader("x"), size: 1, mode: 0o600}))
+	harness.Must(t, (&Server{}).writeFile(t.Context(), dir, &execution{}, fileIn{path: "a", text: strings.NewReader("x"), size: 1, mode: 0o600}))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	s := &Server{walking: tenants.NewScheduler(1)}
-	files := s.collect(ctx, filesPlace{dir: dir}, &order{collect: []string{"*"}})
+	files := s.collect(ctx, filesPlace{dir: dir}, &execution{collect: []string{"*"}})
 	if len(files) != 1 || files[0].Path != "." || files[0].Error != errEnded.Error() {
 		t.Errorf("%+v", files)
 	}
@@ -86,16 +86,16 @@ func TestMatcher(t *testing.T) {
 		deepest = "out/0123456789/0123456789/" // of usual names
 		bad     = "*aaaaaaaaaaaaaaaaaaaaaaaaaaaaaab"
 	)
-	usual := matcher{[]string{"*.png", "*.csv", "out/*.png", "out/*/*.csv", "report.html", "out/[a-f]*/*", deepest + "*"}, mostMatching}
-	for i := range mostEntries {
+	usual := matcher{[]string{"*.png", "*.csv", "out/*.png", "out/*/*.csv", "report.html", "out/[a-f]*/*", deepest + "*"}, maxMatchSteps}
+	for i := range maxEntries {
 		name := fmt.Sprintf("%s%06d.log", deepest, i)
 		if ok, err := usual.any(name); !ok || err != nil {
 			t.Fatalf("%s: %v %v", name, ok, err)
 		}
 	}
-	hostile := matcher{slices.Repeat([]string{strings.Repeat(bad, 2)}, 64), mostMatching}
+	hostile := matcher{slices.Repeat([]string{strings.Repeat(bad, 2)}, 64), maxMatchSteps}
 	name := strings.Repeat("a", 250)
-	for i := range mostEntries {
+	for i := range maxEntries {
 		if ok, err := hostile.any(name); err != nil {
 			t.Logf("after %d names", i)
 			return

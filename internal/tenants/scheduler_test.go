@@ -216,8 +216,8 @@ func TestForget(t *testing.T) {
 	harness.Must(t, err)
 	turn, err := g.Join("waits", Ceilings{Queue: 1})
 	harness.Must(t, err)
-	for i := range most {
-		if _, err := g.Join(fmt.Sprint(i), Ceilings{}); code(err) != api.Busy || len(g.tenants) > most {
+	for i := range maxIdleTenants {
+		if _, err := g.Join(fmt.Sprint(i), Ceilings{}); code(err) != api.Busy || len(g.tenants) > maxIdleTenants {
 			t.Fatalf("%d, with %d tenants: %v", i, len(g.tenants), err)
 		}
 	}

@@ -19,7 +19,7 @@ const pieceSize = 64 << 10
 var pieceBound = 30 * time.Second
 
 // patient is the connection of one request, as the writer of its answer.
-type patient struct {
+type timeoutWriter struct {
 	http.ResponseWriter
 	in, out side
 	coming  atomic.Bool // something of the request
@@ -35,13 +35,13 @@ type side struct {
 
 // newPatient begins with a request, and has its body come by pieces. The caller calls expect
 // when its handler has returned: net/http sends the last of the answer then.
-func newPatient(w http.ResponseWriter, r *http.Request) *patient {
+func newTimeoutWriter(w http.ResponseWriter, r *http.Request) *timeoutWriter {
 	c := http.NewResponseController(w)
-	p := &patient{ResponseWriter: w, in: side{set: c.SetReadDeadline}, out: side{set: c.SetWriteDeadline}}
+	p := &timeoutWriter{ResponseWriter: w, in: side{set: c.SetReadDeadline}, out: side{set: c.SetWriteDeadline}}
 	p.expect()
 	if r.ContentLength != 0 {
 		p.coming.Store(true)
-		a := &arriving{ReadCloser: r.Body, p: p, read: time.Now()}
+		a := &timedBody{ReadCloser: r.Body, p: p, read: time.Now()}
 		a.until = a.read.Add(pieceBound)
 		p.in.deadline(a.until)
 		r.Body = a
@@ -51,7 +51,7 @@ func newPatient(w http.ResponseWriter, r *http.Request) *patient {
 
 // expect gives the client its time for the next piece of the answer. What no handler has read of
 // a request net/http reads itself before that.
-func (p *patient) expect() {
+func (p *timeoutWriter) expect() {
 	within := pieceBound
 	if p.coming.Load() {
 		within *= 2
@@ -62,9 +62,9 @@ func (p *patient) expect() {
 // linger sends the answer, and then reads for a moment what still comes of a request after which the
 // connection is closed: a client that writes when it is closed may never see the answer. net/http reads
 // the rest as well, but not where it has to break off a read at the handler's end, such as a gateway's.
-func (p *patient) linger(r *http.Request) {
+func (p *timeoutWriter) linger(r *http.Request) {
 	const most, moment = 256 << 10, 2 * time.Second
-	a, ok := r.Body.(*arriving)
+	a, ok := r.Body.(*timedBody)
 	if !ok || !r.Close && p.Header().Get("Connection") != "close" || !p.coming.Load() || p.FlushError() != nil {
 		return
 	}
@@ -96,12 +96,12 @@ func (s *side) until(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() { s.last(time.Unix(1, 0)) })
 }
 
-func (p *patient) WriteHeader(status int) {
+func (p *timeoutWriter) WriteHeader(status int) {
 	p.begun.Store(true)
 	p.ResponseWriter.WriteHeader(status)
 }
 
-func (p *patient) Write(b []byte) (n int, err error) {
+func (p *timeoutWriter) Write(b []byte) (n int, err error) {
 	p.begun.Store(true)
 	for {
 		p.expect()
@@ -114,27 +114,27 @@ func (p *patient) Write(b []byte) (n int, err error) {
 }
 
 // Flush is [http.Flusher], which packages of others look for.
-func (p *patient) Flush() { _ = p.FlushError() } // the next Write fails as well
+func (p *timeoutWriter) Flush() { _ = p.FlushError() } // the next Write fails as well
 
-func (p *patient) FlushError() error {
+func (p *timeoutWriter) FlushError() error {
 	p.expect()
 	return http.NewResponseController(p.ResponseWriter).Flush()
 }
 
 // Unwrap is for [http.ResponseController].
-func (p *patient) Unwrap() http.ResponseWriter { return p.ResponseWriter }
+func (p *timeoutWriter) Unwrap() http.ResponseWriter { return p.ResponseWriter }
 
 // arriving is the body of a request. Its deadline is over with it: a connection that is past one
 // counts as closed, and its request as canceled.
-type arriving struct {
+type timedBody struct {
 	io.ReadCloser
-	p     *patient
+	p     *timeoutWriter
 	got   int       // bytes of this piece so far
 	until time.Time // when the client's time for this piece is over
 	read  time.Time // when something was read last
 }
 
-func (a *arriving) Read(b []byte) (int, error) {
+func (a *timedBody) Read(b []byte) (int, error) {
 	if a.p.coming.Load() {
 		// While nobody reads, as a process that pauses does not read its stdin, the client cannot send.
 		a.until = a.until.Add(time.Since(a.read))
