@@ -14,7 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/files"
-	"github.com/sbxrun/sbxrun/internal/links"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/internal/workspace"
@@ -103,9 +103,9 @@ func (c *copying) run() error {
 	c.done.Max.Bytes = int64(c.flags.MaxSize)
 	finish := c.showProgress()
 	if c.out {
-		err = c.copy(box, inside, workspace.Outside(links.For), func(name string) string { return name })
+		err = c.copy(box, inside, workspace.Outside(safeopen.For), func(name string) string { return name })
 	} else {
-		err = c.copy(workspace.Outside(links.Source(c.flags.FollowLinks)), func(name string) string { return name }, box, inside)
+		err = c.copy(workspace.Outside(safeopen.Source(c.flags.FollowLinks)), func(name string) string { return name }, box, inside)
 	}
 	finish()
 	if err != nil && use.Room.Exited() {

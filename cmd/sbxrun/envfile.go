@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/links"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
@@ -25,8 +25,8 @@ func environmentFile(set *values.Environment, name string) error {
 	if err != nil {
 		e := &result.Error{Code: "usage", Message: fmt.Sprintf("--env-file: %v", err), Err: err,
 			Hint: "give a file with a line for each variable, such as LANG=C; or one variable as --env LANG=C"}
-		if errors.As(err, new(*links.Error)) {
-			e.Hint = links.Hint
+		if errors.As(err, new(*safeopen.Error)) {
+			e.Hint = safeopen.Hint
 		}
 		return e
 	}
@@ -44,7 +44,7 @@ func readEnvironmentFile(name string) ([]byte, error) {
 	if number := descriptor(name); number != "" {
 		return readDescriptor(name, number)
 	}
-	fd, err := links.Open(name)
+	fd, err := safeopen.Open(name)
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +56,7 @@ func readEnvironmentFile(name string) ([]byte, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return nil, fmt.Errorf("%q is not a regular file", name)
 	}
-	in, err := links.Reopen(fd, unix.O_RDONLY)
+	in, err := safeopen.Reopen(fd, unix.O_RDONLY)
 	if err != nil {
 		return nil, fmt.Errorf("open %q: %w", name, err)
 	}

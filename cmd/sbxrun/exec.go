@@ -13,8 +13,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/detach"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/job"
-	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/supervise"
@@ -22,7 +22,7 @@ import (
 
 func execCommand(args []string, begin time.Time) int {
 	var x execution
-	x.command = command{Job: job.Job{ID: random.Name()}, where: "of the command", deadline: &x.flags.DeadlineFlags, printing: &x.flags.OutputFlags}
+	x.command = command{Job: job.Job{ID: safeopen.RandomName()}, where: "of the command", deadline: &x.flags.DeadlineFlags, printing: &x.flags.OutputFlags}
 	x.Terms.Begin = begin
 	err := cli.Parse(&x.flags, args)
 	if err == nil && len(x.flags.Command) == 0 {

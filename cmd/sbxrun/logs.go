@@ -14,9 +14,9 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
-	"github.com/sbxrun/sbxrun/internal/logfile"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
@@ -64,7 +64,7 @@ func (l *reader) print() error {
 	} else {
 		close(over) // what is there is all
 	}
-	var streams []logfile.Stream
+	var streams []stream.LogFile
 	for _, s := range []struct {
 		name, file string
 		out        *os.File
@@ -78,7 +78,7 @@ func (l *reader) print() error {
 		}
 		defer file.Close()
 		if l.tail >= 0 {
-			offset, err := logfile.Tail(file, l.tail)
+			offset, err := stream.Tail(file, l.tail)
 			if err == nil {
 				_, err = file.Seek(offset, io.SeekStart)
 			}
@@ -93,9 +93,9 @@ func (l *reader) print() error {
 		if l.flags.JSON {
 			emit = func(p []byte) error { return printPiece(s.name, p) }
 		}
-		streams = append(streams, logfile.Stream{File: file, Emit: emit})
+		streams = append(streams, stream.LogFile{File: file, Emit: emit})
 	}
-	if err := logfile.Follow(ctx, over, streams...); err != nil {
+	if err := stream.Follow(ctx, over, streams...); err != nil {
 		return err
 	}
 	l.noteCut()

@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/links"
-	"github.com/sbxrun/sbxrun/internal/random"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
@@ -46,7 +45,7 @@ func openReport(flags any, place string) (*reportFile, error) {
 		return &reportFile{place: file.Name(), file: file}, nil
 	}
 	// By a descriptor of the directory from here on, whatever becomes of its path.
-	fd, err := links.Dir(filepath.Dir(place))
+	fd, err := safeopen.Dir(filepath.Dir(place))
 	if err != nil {
 		return nil, writeError("report", place, err)
 	}
@@ -95,12 +94,12 @@ func openSpecial(dir int, place string) (*os.File, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, err
 	}
-	placed := links.Placed(dir, &st)
+	placed := safeopen.Placed(dir, &st)
 	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
 		if !rootsAlone(dir) {
 			return nil, nil
 		}
-		target, err := links.Open(place)
+		target, err := safeopen.Open(place)
 		if errors.Is(err, unix.ENOENT) {
 			return nil, nil
 		}
@@ -123,7 +122,7 @@ func openSpecial(dir int, place string) (*os.File, error) {
 		return nil, errPlanted
 	}
 	// The very file that was looked at; a named pipe without a reader is ENXIO.
-	out, err := links.Reopen(fd, unix.O_WRONLY)
+	out, err := safeopen.Reopen(fd, unix.O_WRONLY)
 	if err != nil {
 		return nil, err
 	}
@@ -217,8 +216,8 @@ func openFD(flags any, flag, number string) (*os.File, error) {
 func writeError(what, place string, err error) error {
 	e := &result.Error{Code: "report", Message: fmt.Sprintf("cannot write the %s to %q: %v", what, place, err), Err: err}
 	switch {
-	case errors.As(err, new(*links.Error)):
-		e.Hint = links.Hint
+	case errors.As(err, new(*safeopen.Error)):
+		e.Hint = safeopen.Hint
 	case errors.Is(err, errPlanted):
 		e.Hint = "remove it, or open it in the shell and use fd:N"
 	case errors.Is(err, errTheirs):
@@ -269,7 +268,7 @@ func writeFilter(flags any, place string, filter []byte) (from string, err error
 	if err != nil {
 		return "", err
 	}
-	dir, err := links.Dir(filepath.Dir(path))
+	dir, err := safeopen.Dir(filepath.Dir(path))
 	if err == nil {
 		defer unix.Close(dir)
 		var special *os.File
@@ -288,7 +287,7 @@ func writeFilter(flags any, place string, filter []byte) (from string, err error
 
 // replace puts a new file in the place of name, in one step.
 func replace(dir int, name string, data []byte) error {
-	tmp := ".sbxrun." + random.Name()
+	tmp := ".sbxrun." + safeopen.RandomName()
 	fd, err := unix.Openat(dir, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o666)
 	if err != nil {
 		return err

@@ -19,15 +19,15 @@ import (
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/version"
 )
 
 func runCommand(args []string, begin time.Time) int {
 	r := runner{}
-	r.command = command{Job: job.Job{ID: random.Name()}, where: "in the sandbox", deadline: &r.flags.DeadlineFlags, printing: &r.flags.OutputFlags}
+	r.command = command{Job: job.Job{ID: safeopen.RandomName()}, where: "in the sandbox", deadline: &r.flags.DeadlineFlags, printing: &r.flags.OutputFlags}
 	r.Terms.Begin = begin
 	if err := cli.Parse(&r.flags, args); err != nil {
 		return r.refuse(&r.flags, err)

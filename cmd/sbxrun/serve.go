@@ -5,8 +5,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/internal/beside"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
 // serverCommand becomes the server, which is a program of its own so that a run loads nothing
@@ -16,9 +16,9 @@ func serverCommand(args, rest []string, flags any) int {
 	if err := cli.Parse(flags, rest); err != nil {
 		return failUsage(flags, err)
 	}
-	server, err := beside.Server()
+	server, err := safeopen.Sibling()
 	if err != nil {
 		return refuse(flags, err)
 	}
-	return refuse(flags, beside.Unusable(server, unix.Exec(server, append([]string{server}, args...), os.Environ())))
+	return refuse(flags, safeopen.SiblingError(server, unix.Exec(server, append([]string{server}, args...), os.Environ())))
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/detach"
 	"github.com/sbxrun/sbxrun/internal/files"
-	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
@@ -110,7 +110,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	if err := os.Chdir("/"); err != nil {
 		return nil, "", err
 	}
-	claim, err := dir.Create(random.Name(), string(flags.Name))
+	claim, err := dir.Create(safeopen.RandomName(), string(flags.Name))
 	if err != nil {
 		return nil, "", err
 	}

@@ -12,9 +12,9 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
-	"github.com/sbxrun/sbxrun/internal/logfile"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/stream"
 )
 
 func waitCommand(flags *cli.Wait) int {
@@ -183,24 +183,24 @@ func (w *waiter) untilLogged(ctx context.Context) error {
 	follow, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	go closeAtEnd(follow, w.sandbox, over, stop)
-	var streams []logfile.Stream
-	var matchers []*logfile.Matcher
+	var streams []stream.LogFile
+	var matchers []*stream.Matcher
 	for _, name := range sandbox.Logs {
 		file, err := w.sandbox.OpenFile(name)
 		if err != nil {
 			return err
 		}
 		defer file.Close()
-		m := logfile.NewMatcher(w.log)
+		m := stream.NewMatcher(w.log)
 		matchers = append(matchers, m)
-		streams = append(streams, logfile.Stream{File: file, Emit: func(p []byte) error {
+		streams = append(streams, stream.LogFile{File: file, Emit: func(p []byte) error {
 			if m.Feed(p) {
 				return errMatched
 			}
 			return nil
 		}})
 	}
-	err := logfile.Follow(follow, over, streams...)
+	err := stream.Follow(follow, over, streams...)
 	switch {
 	case errors.Is(err, errMatched) || err == nil && (matchers[0].End() || matchers[1].End()):
 		return nil

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/admission"
-	"github.com/sbxrun/sbxrun/internal/beside"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
@@ -28,7 +28,7 @@ func (e *exam) server() {
 
 // checkServerProgram: the server is the program beside this one, and no other.
 func checkServerProgram() (string, error) {
-	program, err := beside.Server()
+	program, err := safeopen.Sibling()
 	if err != nil {
 		return "", failed(stepServer, "", err)
 	}

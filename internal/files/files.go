@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/links"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
@@ -66,7 +66,7 @@ func Open(puts, gets []string, follow bool, workdir string, split func(string) [
 			f.Close()
 		}
 	}()
-	from, host := workspace.Outside(links.Source(follow)), workspace.Outside(links.For)
+	from, host := workspace.Outside(safeopen.Source(follow)), workspace.Outside(safeopen.For)
 	for _, arg := range puts {
 		parts := split(arg)
 		if len(parts) > 2 || parts[0] == "" {
@@ -88,7 +88,7 @@ func Open(puts, gets []string, follow bool, workdir string, split func(string) [
 			return nil, usage("--get %q: %v", arg, err)
 		}
 		dir := cmp.Or(strings.Join(parts[1:], ""), ".")
-		if err := makeDir(dir); errors.As(err, new(*links.Error)) {
+		if err := makeDir(dir); errors.As(err, new(*safeopen.Error)) {
 			return nil, of("--get", err)
 		} else if err != nil && !errors.Is(err, os.ErrExist) {
 			return nil, usage("--get %q: %v", arg, err)
@@ -113,7 +113,7 @@ func makeDir(name string) error {
 	if base == "" {
 		return os.ErrExist // the root
 	}
-	parent, err := links.Dir(cmp.Or(dir, "."))
+	parent, err := safeopen.Dir(cmp.Or(dir, "."))
 	if err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/random"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/stream"
@@ -81,7 +81,7 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 	if err := state.CheckVisible(); err != nil {
 		return nil, err
 	}
-	r := &Run{job: Job{ID: random.Name(), Place: place, Nest: s.Shared, Parts: s.Parts}}
+	r := &Run{job: Job{ID: safeopen.RandomName(), Place: place, Nest: s.Shared, Parts: s.Parts}}
 	r.job.Terms = supervise.Terms{Timeout: s.Timeout, Grace: s.Grace, ProofTimeout: s.ProofTimeout, Begin: time.Now(), Hurry: s.Hurry, Confirm: place.Maker == nil, Shared: s.Shared, SpareOOM: s.Shared}
 	if s.ProofTimeout == 0 {
 		r.job.Terms.ProofTimeout = proofTimeout

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/links"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
 // open opens what the spec names on the host.
@@ -47,9 +47,9 @@ func openUnix(path string) (fd int, err error) {
 	fail := func(why string, err error) error {
 		return &result.Error{Code: "usage", Message: fmt.Sprintf("--connect unix:%s: %s", path, why), Err: err, Hint: "want the path of a unix socket that somebody listens on"}
 	}
-	fd, err = links.Open(path)
-	if errors.As(err, new(*links.Error)) {
-		return -1, &result.Error{Code: "usage", Message: fmt.Sprintf("--connect unix:%s: %v", path, err), Err: err, Hint: links.Hint}
+	fd, err = safeopen.Open(path)
+	if errors.As(err, new(*safeopen.Error)) {
+		return -1, &result.Error{Code: "usage", Message: fmt.Sprintf("--connect unix:%s: %v", path, err), Err: err, Hint: safeopen.Hint}
 	}
 	if err != nil {
 		return -1, fail(err.Error(), err)

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/beside"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
 // Bounds of the proxy's start and end.
@@ -57,13 +57,13 @@ func Start(spec Spec, cred *proc.Cred) (p *Proxy, err error) {
 	if err = p.open(); err != nil {
 		return p, err
 	}
-	name, err := beside.Server()
+	name, err := safeopen.Sibling()
 	if err != nil {
 		return p, err
 	}
 	program, err := os.Open(name)
 	if err != nil {
-		return p, beside.Unusable(name, err)
+		return p, safeopen.SiblingError(name, err)
 	}
 	defer program.Close()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)

@@ -16,8 +16,8 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/hostfiles"
-	"github.com/sbxrun/sbxrun/internal/links"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
@@ -135,12 +135,12 @@ func (t *Tree) Expect(base string) {
 }
 
 func openDir(name string) (*os.File, error) {
-	place, err := links.Dir(name)
+	place, err := safeopen.Dir(name)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(place)
-	fd, err := links.Reopen(place, unix.O_RDONLY|unix.O_DIRECTORY)
+	fd, err := safeopen.Reopen(place, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return nil, err
 	}

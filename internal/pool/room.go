@@ -12,8 +12,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/random"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/internal/values"
@@ -77,7 +77,7 @@ func build(ctx context.Context, policy room.Policy) (_ *Room, err error) {
 			return nil, errors.New("/proc/PID/net/dev of the room cannot be read")
 		}
 	}
-	if r.group, err = limits.Lasting(random.Name()); err != nil {
+	if r.group, err = limits.Lasting(safeopen.RandomName()); err != nil {
 		return nil, err
 	}
 	e.Bounds = r.group.Bounds()

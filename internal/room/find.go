@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/links"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
 // Program is the bubblewrap that is used.
@@ -48,19 +48,19 @@ func Find(c Caller, cwd string, mounts []Mount) (p Program, err error) {
 				continue
 			}
 			// An ordinary user's sandbox cannot write to root's directories, whatever is bound.
-			if _, err := links.Program(file, false); err != nil || !own {
+			if _, err := safeopen.Program(file, false); err != nil || !own {
 				return untrustedProgram("the sandbox may write to %q, and so change %s", m.Source, file)
 			}
 		}
 		return nil
 	}
 	var missing error
-	var untrusted *links.UntrustedError
+	var untrusted *safeopen.UntrustedError
 	for _, place := range places {
 		if err := exposed(place); err != nil {
 			return p, err // or the next sbxrun would execute a file planted there
 		}
-		if p.Path, err = links.Program(place, own); err == nil {
+		if p.Path, err = safeopen.Program(place, own); err == nil {
 			break
 		}
 		missing = cmp.Or(missing, err)

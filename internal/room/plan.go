@@ -17,8 +17,8 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
-	"github.com/sbxrun/sbxrun/internal/links"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/seccomp"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
@@ -532,7 +532,7 @@ func (p *Plan) open(o *op) (err error) {
 	if o.from == nil {
 		fd, name := -1, cmp.Or(o.here, o.src)
 		if p.cred != nil {
-			fd, err = links.Open(name)
+			fd, err = safeopen.Open(name)
 		} else {
 			fd, err = unix.Open(name, unix.O_PATH|unix.O_CLOEXEC, 0)
 		}
@@ -551,8 +551,8 @@ func (p *Plan) open(o *op) (err error) {
 		return nil
 	}
 	e := &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", o.src, err), Hint: proc.DescriptorsHint(err), Err: err}
-	if errors.As(err, new(*links.Error)) {
-		e.Hint = links.Hint
+	if errors.As(err, new(*safeopen.Error)) {
+		e.Hint = safeopen.Hint
 	}
 	return e
 }

@@ -13,8 +13,8 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
-	"github.com/sbxrun/sbxrun/internal/links"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
@@ -29,8 +29,8 @@ func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
 		if e := (*result.Error)(nil); err != nil && !errors.As(err, &e) {
 			e = &result.Error{Code: "upper", Message: fmt.Sprintf("--upper %q: %v", name, err), Err: err, Hint: "name a directory of your own, empty or used for the same, that the sandbox does not show"}
 			switch {
-			case errors.As(err, new(*links.Error)):
-				e.Hint = links.Hint
+			case errors.As(err, new(*safeopen.Error)):
+				e.Hint = safeopen.Hint
 			case errors.Is(err, unix.ENOENT): // of a directory above: this one is made
 				e.Hint = fmt.Sprintf("make %q first", path.Dir(name))
 			}
@@ -72,7 +72,7 @@ func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
 // ownDirectory opens a directory that nobody but the caller can write to, and makes it if
 // there is none. real is its path without links.
 func (p *Plan) ownDirectory(name string) (dir int, real string, err error) {
-	parent, err := links.Dir(path.Dir(name))
+	parent, err := safeopen.Dir(path.Dir(name))
 	if err != nil {
 		return -1, "", err
 	}
@@ -80,7 +80,7 @@ func (p *Plan) ownDirectory(name string) (dir int, real string, err error) {
 	if err := unix.Mkdirat(parent, path.Base(name), 0o700); err != nil && err != unix.EEXIST {
 		return -1, "", err
 	}
-	if dir, err = links.Dir(name); err != nil {
+	if dir, err = safeopen.Dir(name); err != nil {
 		return -1, "", err
 	}
 	var st unix.Stat_t
@@ -180,7 +180,7 @@ func onlyEntry(dir int) error {
 
 // UpperDir opens the layer in a directory of --upper that is one overlay's.
 func UpperDir(upper string) (*os.File, error) {
-	dir, err := links.Dir(upper)
+	dir, err := safeopen.Dir(upper)
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +195,7 @@ func UpperDir(upper string) (*os.File, error) {
 // Still reports whether no sandbox writes to a layer on disk. If so, none begins to until the overlay is
 // closed.
 func (o *Overlay) Still() bool {
-	dir, err := links.Dir(path.Dir(o.Upper))
+	dir, err := safeopen.Dir(path.Dir(o.Upper))
 	if err != nil {
 		return false
 	}

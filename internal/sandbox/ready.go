@@ -14,9 +14,9 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/logfile"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
@@ -140,7 +140,7 @@ func (s *Sandbox) reading(i int) func([]byte) {
 	if s.spec.Probe.Log == nil {
 		return log
 	}
-	m := logfile.NewMatcher(s.spec.Probe.Log)
+	m := stream.NewMatcher(s.spec.Probe.Log)
 	return func(p []byte) {
 		log(p)
 		if m.Feed(p) {

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/logfile"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
@@ -24,7 +24,7 @@ type recorded struct {
 
 	logMax       int64 // bytes of each log
 	killAtLogMax bool
-	logs         [2]*logfile.Writer // stdout, stderr
+	logs         [2]*stream.Log // stdout, stderr
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -111,7 +111,7 @@ func (r *recorded) openLogs() error {
 		if err != nil {
 			return err
 		}
-		r.logs[i] = logfile.NewWriter(file, r.logMax)
+		r.logs[i] = stream.NewLog(file, r.logMax)
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/blobs"
 	"github.com/sbxrun/sbxrun/internal/calls"
 	"github.com/sbxrun/sbxrun/internal/config"
-	"github.com/sbxrun/sbxrun/internal/random"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/sessions"
 	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/tenants"
@@ -110,7 +110,7 @@ func (s *Server) Cluster(prefix string, elsewhere func(ctx context.Context, tena
 // Scheduler lets calls in here.
 func (s *Server) Scheduler() *tenants.Scheduler { return s.scheduler }
 
-func (s *Server) newID() string { return s.prefix + random.Name() }
+func (s *Server) newID() string { return s.prefix + safeopen.RandomName() }
 
 // ownDirectory makes a directory for what is stored, and refuses one that somebody else could
 // have prepared: below /tmp everybody can.

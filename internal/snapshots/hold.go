@@ -14,7 +14,7 @@ import (
 	"syscall"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/beside"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
 // Hold holds the layers of a snapshot, by hash, unpacked for a user. sbxrund, which is beside this
@@ -70,7 +70,7 @@ func (s *Store) holdAll(m *Manifest, uid, gid uint32) (_ map[string]*Unpacked, e
 
 // unpack has sbxrund unpack a snapshot.
 func (s *Store) unpack(ctx context.Context, m *Manifest, uid, gid uint32) error {
-	server, err := beside.Server()
+	server, err := safeopen.Sibling()
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func (s *Store) unpack(ctx context.Context, m *Manifest, uid, gid uint32) error 
 		return &result.Error{Code: "snapshot", Message: "cannot unpack snapshot " + m.Title() + ": " + text, Err: err}
 	}
 	if err != nil {
-		return beside.Unusable(server, err)
+		return safeopen.SiblingError(server, err)
 	}
 	return nil
 }

@@ -33,7 +33,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/random"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
@@ -164,7 +164,7 @@ func (s *Store) draft(create func(*Draft) error) (*Draft, error) {
 	d := &Draft{store: s}
 	var left []string
 	err := s.alone(func() error {
-		left, d.name = s.abandoned(), random.Name()
+		left, d.name = s.abandoned(), safeopen.RandomName()
 		return create(d)
 	})
 	for _, name := range left {
@@ -179,7 +179,7 @@ func (s *Store) draft(create func(*Draft) error) (*Draft, error) {
 // retire takes a directory's name away, so that it can be removed when others may use the store again:
 // it may have millions of files. Until then it is abandoned. The caller is alone.
 func (s *Store) retire(name string) (as string, err error) {
-	as = filepath.Join(tmpDir, random.Name())
+	as = filepath.Join(tmpDir, safeopen.RandomName())
 	return as, s.root.Rename(name, as)
 }
 

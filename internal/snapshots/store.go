@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/random"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
@@ -108,7 +108,7 @@ func NewManifest(name string, ttl time.Duration) (*Manifest, error) {
 		}
 	}
 	now := time.Now().UTC()
-	m := &Manifest{Version: Version, ID: random.Name(), Name: name, CreatedAt: now.Format(result.TimeFormat)}
+	m := &Manifest{Version: Version, ID: safeopen.RandomName(), Name: name, CreatedAt: now.Format(result.TimeFormat)}
 	if ttl > 0 {
 		m.ExpiresAt = now.Add(ttl).Format(result.TimeFormat)
 	}

@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/internal/random"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
 // applyPrefix begins the name of a note about changes that are being made in a directory of the
@@ -22,7 +22,7 @@ type ApplyNote struct {
 
 // NoteApply leaves a note, which has no text yet.
 func (d *Dir) NoteApply() (*ApplyNote, error) {
-	name := applyPrefix + random.Name()
+	name := applyPrefix + safeopen.RandomName()
 	var file *os.File
 	err := d.alone(func() error { // or a sweep could find it before it is locked, and remove it
 		fd, err := d.root.lock(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, unix.F_WRLCK, 0)

@@ -417,7 +417,7 @@ func validName(name string) bool {
 
 const idDigits = 16
 
-// ValidID reports whether this is an id, as [random.Name] makes them.
+// ValidID reports whether this is an id, as [safeopen.RandomName] makes them.
 func ValidID(id string) bool { return len(id) == idDigits && IsHex(id) }
 
 // IsHex reports whether all of it are hexadecimal digits, in lower case.

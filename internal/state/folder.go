@@ -16,7 +16,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/random"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
 // maxFile bounds what is read from a file as a whole, in bytes. More is not
@@ -130,7 +130,7 @@ func (f folder) write(name string, data []byte) error {
 	if len(data) > maxFile {
 		return f.fail("write", name, errTooLarge)
 	}
-	tmp := "." + name + "." + random.Name()
+	tmp := "." + name + "." + safeopen.RandomName()
 	file, err := f.openFile(tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
 	if err != nil {
 		return err

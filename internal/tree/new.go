@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/links"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
 // Begin makes a file without a name: whoever is killed before it is complete leaves nothing
@@ -38,7 +38,7 @@ func WriteNew(name string, write func(*os.File) error) (err error) {
 	if base == "" || base == "." || base == ".." {
 		return unix.EISDIR
 	}
-	dir, err := links.Dir(filepath.Clean(parent))
+	dir, err := safeopen.Dir(filepath.Clean(parent))
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/random"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
 // Open opens a path beneath a directory: nothing outside it, on another mount or behind a link.
@@ -156,7 +156,7 @@ func LeadsOut(depth int, target string) bool {
 }
 
 // Hidden returns a name that nothing else has.
-func Hidden() string { return ".sbxrun-" + random.Name() }
+func Hidden() string { return ".sbxrun-" + safeopen.RandomName() }
 
 // readNames goes through a directory. That it was itself removed counts as its end.
 func readNames(dir int) iter.Seq2[string, error] {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/random"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
@@ -139,7 +139,7 @@ func (s *Store) Remove(name string) error {
 		return err
 	}
 	defer v.Close()
-	hidden := removePrefix + random.Name()
+	hidden := removePrefix + safeopen.RandomName()
 	if err := unix.Renameat(s.fd, name, s.fd, hidden); err != nil {
 		return explain(name, err)
 	}

@@ -23,7 +23,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/random"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
@@ -222,7 +222,7 @@ func (v *Volume) Discard() error {
 		return nil
 	}
 	v.made = false
-	hidden := removePrefix + random.Name()
+	hidden := removePrefix + safeopen.RandomName()
 	if err := unix.Renameat(s.fd, v.Name, s.fd, hidden); err != nil {
 		return explain(v.Name, err)
 	}
@@ -252,7 +252,7 @@ func (s *Store) add(name string, owner *proc.Cred) (made bool, err error) {
 		return false, err
 	}
 	defer lock.Close()
-	hidden := newPrefix + random.Name()
+	hidden := newPrefix + safeopen.RandomName()
 	if err := unix.Mkdirat(s.fd, hidden, 0o700); err != nil {
 		return false, err
 	}

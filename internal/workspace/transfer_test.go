@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/internal/links"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
 // places are a root that stands for a sandbox's and one for the host's, with something beside
@@ -50,7 +50,7 @@ func write(t testing.TB, name, text string) {
 	}
 }
 
-func outside() *Root { return Outside(links.For) }
+func outside() *Root { return Outside(safeopen.For) }
 
 // carry copies one path.
 func carry(t *Transfer, from *Root, name string, to *Root, dest string) error {

@@ -991,7 +991,7 @@ func TestServerBeside(t *testing.T) {
 			t.Errorf("%v %s", err, out)
 		}
 	}
-	refused("; install sbxrund beside sbxrun")
+	refused("; install sbxrund in the same directory as sbxrun")
 	// In the sources, as after ./setup.sh demo.
 	harness.Must(t, os.WriteFile(filepath.Join(dir, "setup.sh"), nil, 0o755))
 	refused("; build it: " + filepath.Join(dir, "setup.sh") + " build")

@@ -15,7 +15,7 @@
 //
 // Everything is opened component by component, by descriptors, so that nothing changes
 // between the look and the use.
-package links
+package safeopen
 
 import (
 	"errors"

@@ -1,6 +1,4 @@
-// Package beside finds sbxrund, which lies in the directory that sbxrun is in: one in PATH or in
-// the current directory could be anybody's.
-package beside
+package safeopen
 
 import (
 	"errors"
@@ -14,9 +12,10 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// Server is where sbxrund should be. One that users can change who cannot change this program is an
-// error, so that it is not executed.
-func Server() (string, error) {
+// Sibling returns the path of sbxrund, which is installed in the same directory as sbxrun. It does not
+// search PATH or the current directory, where other users may have put a program of that name. It returns
+// an error if users who cannot change sbxrun can change sbxrund.
+func Sibling() (string, error) {
 	self, err := os.Readlink("/proc/self/exe")
 	if err != nil {
 		return "", err
@@ -24,7 +23,7 @@ func Server() (string, error) {
 	server := filepath.Join(filepath.Dir(self), "sbxrund")
 	var own, other unix.Stat_t
 	if unix.Stat("/proc/self/exe", &own) != nil || unix.Stat(server, &other) != nil {
-		return server, nil // whoever executes it gets the error
+		return server, nil // executing it reports the error
 	}
 	if other.Uid != 0 && other.Uid != own.Uid && other.Uid != uint32(os.Geteuid()) || other.Mode&0o022&^own.Mode != 0 {
 		return "", &result.Error{Code: "setup", Message: fmt.Sprintf("%s cannot be trusted: users who cannot change sbxrun can change it (owner %d, mode %04o)", server, other.Uid, other.Mode&0o7777),
@@ -33,24 +32,19 @@ func Server() (string, error) {
 	return server, nil
 }
 
-// Unusable words why it could not be opened or executed.
-func Unusable(server string, err error) *result.Error {
+// SiblingError converts an error from opening or executing sbxrund.
+func SiblingError(server string, err error) *result.Error {
 	cause := err
 	if path := (*fs.PathError)(nil); errors.As(err, &path) {
-		cause = path.Err // it names the same path again
+		cause = path.Err // the message has the path already
 	}
 	e := &result.Error{Code: "setup", Message: "cannot execute " + server + ": " + cause.Error(), Err: err}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return e
 	}
-	e.Hint = "install sbxrund beside sbxrun: packages and archives contain both; go install builds it from cmd/sbxrund"
-	if setup := filepath.Join(filepath.Dir(filepath.Dir(server)), "setup.sh"); isThere(setup) {
+	e.Hint = "install sbxrund in the same directory as sbxrun: packages and archives contain both; go install builds it from cmd/sbxrund"
+	if setup := filepath.Join(filepath.Dir(filepath.Dir(server)), "setup.sh"); unix.Access(setup, unix.F_OK) == nil {
 		e.Hint = "build it: " + setup + " build"
 	}
 	return e
-}
-
-func isThere(name string) bool {
-	_, err := os.Stat(name)
-	return err == nil
 }

@@ -1,4 +1,4 @@
-package logfile
+package stream
 
 import (
 	"errors"
@@ -39,7 +39,7 @@ func write(t *testing.T, w io.Writer, s string) {
 	}
 }
 
-func check(t *testing.T, w *Writer, length, kept int64, wantErr error) {
+func check(t *testing.T, w *Log, length, kept int64, wantErr error) {
 	t.Helper()
 	if s := w.state(); s.len != length || s.kept != kept || w.Truncated() != (kept < length) || !errors.Is(s.err, wantErr) {
 		t.Errorf("length %d, kept %d, truncated %t, error %v; want %d, %d, %t, %v",
@@ -53,7 +53,7 @@ func TestWriterLimit(t *testing.T) {
 		for piece := 1; piece <= len(binary); piece++ {
 			t.Run(fmt.Sprintf("%d by %d", limit, piece), func(t *testing.T) {
 				f := create(t)
-				w := NewWriter(f, int64(limit))
+				w := NewLog(f, int64(limit))
 				for rest := binary; rest != ""; {
 					n := min(piece, len(rest))
 					write(t, w, rest[:n])
@@ -74,7 +74,7 @@ func TestWriterDiskFull(t *testing.T) {
 	f, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	harness.Must(t, err)
 	defer f.Close()
-	w := NewWriter(f, 100)
+	w := NewLog(f, 100)
 	check(t, w, 0, 0, nil)
 	for i := range 3 {
 		write(t, w, binary)
@@ -87,7 +87,7 @@ func TestWriterErrorIsTheEnd(t *testing.T) {
 	var old unix.Rlimit
 	harness.Must(t, unix.Getrlimit(unix.RLIMIT_FSIZE, &old))
 	f := create(t)
-	w := NewWriter(f, 100)
+	w := NewLog(f, 100)
 	harness.Must(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 5, Max: old.Max}))
 	write(t, w, "12345678")
 	harness.Must(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &old))
@@ -104,7 +104,7 @@ func TestWriterErrorIsTheEnd(t *testing.T) {
 func TestWriterAsked(t *testing.T) {
 	const rounds = 2000
 	f := create(t)
-	w := NewWriter(f, rounds*int64(len(binary))/2)
+	w := NewLog(f, rounds*int64(len(binary))/2)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -1,4 +1,4 @@
-package logfile
+package stream
 
 import (
 	"bytes"
@@ -49,7 +49,7 @@ func hand(c chan<- string) func([]byte) error {
 }
 
 // start follows in the background. The follower is over when the test is.
-func start(t *testing.T, ctx context.Context, ended <-chan struct{}, streams ...Stream) <-chan error {
+func start(t *testing.T, ctx context.Context, ended <-chan struct{}, streams ...LogFile) <-chan error {
 	ctx, cancel := context.WithCancel(ctx)
 	result, done := make(chan error, 1), make(chan struct{})
 	go func() {
@@ -66,7 +66,7 @@ func answer(t *testing.T, rounds int) {
 	t.Helper()
 	f := create(t)
 	ended, lines := make(chan struct{}), make(chan string, 1)
-	result := start(t, t.Context(), ended, Stream{reopen(t, f), hand(lines)})
+	result := start(t, t.Context(), ended, LogFile{reopen(t, f), hand(lines)})
 	for i := range rounds {
 		line := fmt.Sprintf("line %d\n", i)
 		write(t, f, line)
@@ -92,7 +92,7 @@ func TestFollowStart(t *testing.T) {
 			}
 			f.WriteString(binary)
 		}()
-		start(t, t.Context(), nil, Stream{reopen(t, f), hand(lines)})
+		start(t, t.Context(), nil, LogFile{reopen(t, f), hand(lines)})
 		if got := receive(t, lines, "a line"); got != binary {
 			t.Errorf("got %q", got)
 		}
@@ -109,9 +109,9 @@ func TestFollowWithoutInotify(t *testing.T) {
 	var old unix.Rlimit
 	harness.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
 	harness.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: old.Max}))
-	_, _, err := watch([]Stream{{File: r}})
+	_, _, err := watch([]LogFile{{File: r}})
 	ended := make(chan struct{})
-	result := start(t, t.Context(), ended, Stream{r, hand(lines)})
+	result := start(t, t.Context(), ended, LogFile{r, hand(lines)})
 	first := receive(t, lines, "history") // so it has given up inotify
 	harness.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
 
@@ -133,7 +133,7 @@ func TestWatchErrors(t *testing.T) {
 	f := create(t)
 	before := descriptors(t)
 	f.Close()
-	if _, _, err := watch([]Stream{{File: f}}); !errors.Is(err, unix.ENOENT) {
+	if _, _, err := watch([]LogFile{{File: f}}); !errors.Is(err, unix.ENOENT) {
 		t.Errorf("closed file: %v; want ENOENT", err)
 	}
 	if after := descriptors(t); after != before-1 {
@@ -154,7 +154,7 @@ func TestFollowRemoved(t *testing.T) {
 	r := reopen(t, f)
 	harness.Must(t, os.Remove(f.Name()))
 	lines := make(chan string, 1)
-	start(t, t.Context(), nil, Stream{r, hand(lines)})
+	start(t, t.Context(), nil, LogFile{r, hand(lines)})
 	write(t, f, binary)
 	if got := receive(t, lines, "a line"); got != binary {
 		t.Errorf("got %q", got)
@@ -180,11 +180,11 @@ func TestFollowers(t *testing.T) {
 		if i%(rounds/followers) == 0 {
 			n := len(results)
 			results = append(results, start(t, t.Context(), ended,
-				Stream{reopen(t, out), collect(&got[n][0])}, Stream{reopen(t, err), collect(&got[n][1])}))
+				LogFile{reopen(t, out), collect(&got[n][0])}, LogFile{reopen(t, err), collect(&got[n][1])}))
 		}
 		switch i {
 		case rounds / 4:
-			cancelled = start(t, ctx, ended, Stream{reopen(t, out), collect(&part)})
+			cancelled = start(t, ctx, ended, LogFile{reopen(t, out), collect(&part)})
 		case rounds / 2:
 			cancel(errTest)
 			if err := receive(t, cancelled, "the cancelled"); err != errTest {
@@ -225,7 +225,7 @@ func TestFollowEnded(t *testing.T) {
 	close(ended)
 	var got []string
 	emit := func(p []byte) error { got = append(got, fmt.Sprintf("%d%c", len(p), p[0])); return nil }
-	harness.Must(t, Follow(t.Context(), ended, Stream{reopen(t, a), emit}, Stream{reopen(t, b), emit}))
+	harness.Must(t, Follow(t.Context(), ended, LogFile{reopen(t, a), emit}, LogFile{reopen(t, b), emit}))
 	if want := []string{"32768a", "32768b", "32768a", "1a"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -242,7 +242,7 @@ func TestFollowTail(t *testing.T) {
 	}
 	harness.Must(t, err)
 	lines := make(chan string, 1)
-	start(t, t.Context(), nil, Stream{r, hand(lines)})
+	start(t, t.Context(), nil, LogFile{r, hand(lines)})
 	if got := receive(t, lines, "the tail"); got != "2\n3\n" {
 		t.Errorf("got %q", got)
 	}
@@ -256,10 +256,10 @@ func TestFollowCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	calls := 0
 	stop := func([]byte) error { calls++; cancel(errTest); return nil }
-	if err := Follow(ctx, nil, Stream{reopen(t, f), stop}, Stream{reopen(t, f), stop}); err != errTest || calls != 1 {
+	if err := Follow(ctx, nil, LogFile{reopen(t, f), stop}, LogFile{reopen(t, f), stop}); err != errTest || calls != 1 {
 		t.Errorf("in the middle: %v after %d calls", err, calls)
 	}
-	if err := Follow(ctx, nil, Stream{reopen(t, f), stop}); err != errTest || calls != 1 {
+	if err := Follow(ctx, nil, LogFile{reopen(t, f), stop}); err != errTest || calls != 1 {
 		t.Errorf("before: %v after %d calls", err, calls)
 	}
 
@@ -267,7 +267,7 @@ func TestFollowCancelled(t *testing.T) {
 	for range 20 {
 		ctx, cancel := context.WithCancel(t.Context())
 		came := make(chan string, 10)
-		result := start(t, ctx, nil, Stream{reopen(t, f), hand(came)})
+		result := start(t, ctx, nil, LogFile{reopen(t, f), hand(came)})
 		for range 10 {
 			receive(t, came, "history")
 		}
@@ -281,12 +281,12 @@ func TestFollowCancelled(t *testing.T) {
 func TestFollowErrors(t *testing.T) {
 	f := create(t)
 	write(t, f, "x")
-	if err := Follow(t.Context(), nil, Stream{reopen(t, f), func([]byte) error { return errTest }}); err != errTest {
+	if err := Follow(t.Context(), nil, LogFile{reopen(t, f), func([]byte) error { return errTest }}); err != errTest {
 		t.Errorf("Emit: %v", err)
 	}
 	r := reopen(t, f)
 	r.Close()
-	if err := Follow(t.Context(), nil, Stream{r, nil}); !errors.Is(err, os.ErrClosed) {
+	if err := Follow(t.Context(), nil, LogFile{r, nil}); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("closed file: %v", err)
 	}
 }

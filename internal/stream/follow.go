@@ -1,4 +1,4 @@
-package logfile
+package stream
 
 import (
 	"context"
@@ -18,10 +18,10 @@ const chunk = 32 << 10
 // pollInterval is how late a follower may be that the kernel cannot wake.
 const pollInterval = 100 * time.Millisecond
 
-// A Stream is a log to follow. File is read from where it stands, and must not
+// A LogFile is a log to follow. File is read from where it stands, and must not
 // be shared with another follower: it is the offset that is shared. Emit gets
 // every byte once and in order; what it is given is valid until it returns.
-type Stream struct {
+type LogFile struct {
 	File *os.File
 	Emit func([]byte) error
 }
@@ -33,7 +33,7 @@ type Stream struct {
 // Each stream keeps its order; between two there is none to be had, but what
 // both have is taken in turns, so that neither waits for the end of the other.
 // Emit is called by this goroutine alone.
-func Follow(ctx context.Context, ended <-chan struct{}, streams ...Stream) error {
+func Follow(ctx context.Context, ended <-chan struct{}, streams ...LogFile) error {
 	// Before the first read: what is written after a read found the end, and
 	// before there was a watch, would wake nobody.
 	changed, stop, err := watch(streams)
@@ -63,7 +63,7 @@ func Follow(ctx context.Context, ended <-chan struct{}, streams ...Stream) error
 }
 
 // drain reads a chunk of each stream in turn, until all are at their ends.
-func drain(ctx context.Context, streams []Stream, buf []byte) error {
+func drain(ctx context.Context, streams []LogFile, buf []byte) error {
 	for atEnd := 0; atEnd < len(streams); {
 		atEnd = 0
 		for _, s := range streams {
@@ -88,7 +88,7 @@ func drain(ctx context.Context, streams []Stream, buf []byte) error {
 
 // watch returns a channel that has something to receive after one of the
 // streams' files was written to.
-func watch(streams []Stream) (changed <-chan struct{}, stop func(), err error) {
+func watch(streams []LogFile) (changed <-chan struct{}, stop func(), err error) {
 	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
 	if err != nil {
 		return nil, nil, fmt.Errorf("inotify_init: %w", err)
