@@ -116,7 +116,7 @@ func TestApplyKilled(t *testing.T) {
 		tries int
 	}{{"memory", false, true, 85}, {"disk", true, true, 85}, {"unforced", true, false, 30}} {
 		t.Run(kind.name, func(t *testing.T) {
-			e := newEstate(t)
+			e := newEnv(t)
 			tries := max(6, scaled(t, kind.tries))
 			top := filepath.Join(e.top, "original")
 			dirs := []string{"0"}
@@ -234,7 +234,7 @@ func applyClear(t *testing.T, dir string) {
 // What makes it fail is a disk that is full, in a mount namespace of the test's own. Cleanup also finds
 // processes and cgroups of other tests.
 func TestApplyFailed(t *testing.T) {
-	e := newEstate(t)
+	e := newEnv(t)
 	dir := filepath.Join(e.top, "original")
 	harness.Must(t, os.Mkdir(dir, 0o755))
 	s := e.small(8<<20, dir, `printf old >$disk/a

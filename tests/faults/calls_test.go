@@ -83,7 +83,7 @@ func traced(t *testing.T, victim, at int) (stops int) {
 			t.Errorf("nobody was killed at %d of %d: %v", at, stops, o)
 		}
 	default:
-		r.judge(o, victim)
+		judge(t, o, victim, r.wrote("ran"))
 	}
 	return stops
 }

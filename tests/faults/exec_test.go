@@ -17,25 +17,14 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// The processes of an exec, from the outside in; its init is the keeper's child.
-const (
-	execSbxrun = iota
-	execKeeper
-	execInit
-	execPayload
-	execRoles
-)
-
-var execNames = [execRoles]string{"sbxrun", "keeper", "init", "payload"}
-
-// execution is one exec in progress.
+// execution is an exec in progress. Its roles are those of a run without monitor and room.
 type execution struct {
 	*call
-	e      *estate
+	e      *env
 	report string
 }
 
-// exec starts one.
+// exec starts an exec in the sandbox.
 func (b *sandbox) exec(flags []string, payload ...string) *execution {
 	b.e.t.Helper()
 	b.e.n++
@@ -47,155 +36,70 @@ func (b *sandbox) exec(flags []string, payload ...string) *execution {
 	return x
 }
 
-// processes are an exec's processes, as far as they exist.
-func (x *execution) processes() (pids [execRoles]int) {
-	pids[execSbxrun] = x.pid
-	if below := childrenOf(x.pid); len(below) > 0 {
-		pids[execKeeper] = below[0]
-	}
-	for _, pid := range childrenOf(pids[execKeeper]) {
-		if first(pid) {
-			pids[execInit] = pid
-			x.e.remember(pid)
-		}
-	}
-	if below := childrenOf(pids[execInit]); len(below) > 0 {
-		pids[execPayload] = below[0]
-		x.e.remember(pids[execPayload]) // what an ordinary user may look at
-	}
+// processes returns the PIDs of the exec's processes by role, 0 for those that do not exist.
+func (x *execution) processes() [roles]int {
+	pids := family(x.pid)
+	x.e.rememberAll(pids)
 	return pids
 }
 
-// first says whether a process is number 1 of a PID namespace two levels down.
-func first(pid int) bool {
-	f := pidsOf(pid)
-	return len(f) >= 3 && f[len(f)-1] == "1"
-}
-
-// hit kills one of them, if it is there.
-func (x *execution) hit(pids [execRoles]int, victim int) bool {
-	if victim == execSbxrun {
+// hit kills a process, and reports whether it was alive.
+func (x *execution) hit(pids [roles]int, victim int) bool {
+	if victim == roleSbxrun {
 		return !x.over() && x.cmd.Process.Kill() == nil
 	}
-	target, ok := strike(pids[victim], parentOf(pids, victim), unix.SIGKILL)
+	target, ok := harness.Strike(pids[victim], pids[above[victim]], unix.SIGKILL)
 	if ok {
 		target.Close()
 	}
 	return ok
 }
 
-func parentOf(pids [execRoles]int, role int) int { return pids[role-1] }
-
-// finish waits for its end, and asserts that nothing of it is left: at once, or
-// soon if sbxrun was killed.
-func (x *execution) finish(living ...*sandbox) outcome {
+// finish waits until the exec ends, and asserts that all its processes have exited: at once,
+// or soon if sbxrun was killed.
+func (x *execution) finish(living ...*sandbox) result {
 	x.e.t.Helper()
-	s := x.e.wait(x.call)
-	o := outcome{code: s.code, signal: s.signal, stderr: s.stderr}
+	o := x.e.wait(x.call)
 	within := time.Duration(0)
-	if s.signal == unix.SIGKILL {
+	if o.signal == unix.SIGKILL {
 		within = settle
 	}
 	x.e.gone(within, living...)
-	if data, err := os.ReadFile(x.report); err == nil {
-		if o.report, err = harness.ParseReport(data); err != nil {
-			x.e.t.Errorf("%v", err)
-		} else if o.signal == 0 && o.report.ExitCode != o.code {
-			x.e.t.Errorf("the report says another exit code: %v", o)
-		}
-	} else if s.signal == 0 {
+	if o.readReport(x.e.t, x.report); o.report == nil && o.signal == 0 {
 		x.e.t.Errorf("no report: %v", o)
 	}
 	reapZombies(living...)
 	return o
 }
 
-// judgeExec asserts that an exec of which one process was killed tells the truth.
-func (e *estate) judgeExec(o outcome, victim int) {
-	e.t.Helper()
-	if victim == execSbxrun {
-		if o.signal != unix.SIGKILL {
-			e.t.Errorf("sbxrun was killed: %v", o)
-		}
-		return
-	}
-	if o.report == nil {
-		return
-	}
-	want := ""
-	switch o.code {
-	case 7:
-		want = "exited"
-	case 125:
-		want = "start-failed"
-		outcome{code: o.code, stderr: o.stderr}.atMostOneLine(e.t)
-		if e.wrote("ran") {
-			e.t.Errorf("the command has run: %v", o)
-		}
-	case 137:
-		want = "lost"
-		if victim == execPayload {
-			want = "signaled"
-		}
-	case 123:
-		if o.report.Teardown.Verdict != "unproven" {
-			e.t.Errorf("123 is for what could not be proven: %v", o)
-		}
-		return
-	default:
-		e.t.Errorf("the %s was killed: %v", execNames[victim], o)
-		return
-	}
-	if o.report.Cause != want {
-		e.t.Errorf("the %s was killed: cause %q, want %q: %v", execNames[victim], o.report.Cause, want, o)
-	}
-	if o.report.Started && o.report.Teardown.Verdict != "proven" {
-		e.t.Errorf("not proven: %v", o)
-	}
-}
-
-// atMostOneLine is oneLine for who may also be silent.
-func (o outcome) atMostOneLine(t testing.TB) {
-	t.Helper()
-	if o.stderr != "" {
-		o.oneLine(t)
-	}
-}
-
-// execBusy leaves a trace, a process in a session of its own, and goes on writing.
-var execBusy = []string{"sh", "-c", `: >/out/ran; setsid sleep 600 & while echo x; do sleep 0.05; done >>/out/log`}
-
-// execLeaver ends by itself, with 7, and leaves a process behind.
-var execLeaver = []string{"sh", "-c", `: >/out/ran; setsid sleep 600 & sleep 0.005; exit 7`}
-
 // L1: each process of an exec is killed in each of its phases. The sandbox lives
 // on, and nothing of the exec does.
 func TestL01ExecPhases(t *testing.T) {
 	for _, ph := range []struct {
 		name    string
-		reached func(e *estate, pids [execRoles]int) bool
+		reached func(e *env, pids [roles]int) bool
 		victims []int
 	}{
-		{"started", func(*estate, [execRoles]int) bool { return true }, []int{execSbxrun}},
-		{"keeper", func(_ *estate, pids [execRoles]int) bool { return pids[execKeeper] > 0 }, []int{execSbxrun, execKeeper}},
-		{"entering", func(_ *estate, pids [execRoles]int) bool { return len(childrenOf(pids[execKeeper])) > 0 }, []int{execSbxrun, execKeeper}},
-		{"init", func(_ *estate, pids [execRoles]int) bool { return pids[execInit] > 0 }, []int{execSbxrun, execKeeper, execInit}},
-		{"payload", func(_ *estate, pids [execRoles]int) bool { return pids[execPayload] > 0 }, []int{execSbxrun, execKeeper, execInit, execPayload}},
-		{"running", func(e *estate, pids [execRoles]int) bool { return pids[execPayload] > 0 && e.wrote("ran") },
-			[]int{execSbxrun, execKeeper, execInit, execPayload}},
+		{"started", func(*env, [roles]int) bool { return true }, []int{roleSbxrun}},
+		{"keeper", func(_ *env, pids [roles]int) bool { return pids[roleKeeper] > 0 }, []int{roleSbxrun, roleKeeper}},
+		{"entering", func(_ *env, pids [roles]int) bool { return len(harness.Children(pids[roleKeeper])) > 0 }, []int{roleSbxrun, roleKeeper}},
+		{"init", func(_ *env, pids [roles]int) bool { return pids[roleInit] > 0 }, []int{roleSbxrun, roleKeeper, roleInit}},
+		{"payload", func(_ *env, pids [roles]int) bool { return pids[rolePayload] > 0 }, []int{roleSbxrun, roleKeeper, roleInit, rolePayload}},
+		{"running", func(e *env, pids [roles]int) bool { return pids[rolePayload] > 0 && e.wrote("ran") },
+			[]int{roleSbxrun, roleKeeper, roleInit, rolePayload}},
 	} {
 		for _, victim := range ph.victims {
-			t.Run(ph.name+"/"+execNames[victim], func(t *testing.T) {
-				e := newEstate(t)
+			t.Run(ph.name+"/"+roleNames[victim], func(t *testing.T) {
+				e := newEnv(t)
 				b := e.start(nil)
 				tries := scaled(t, 4)
-				if victim == execKeeper || victim == execInit {
+				if victim == roleKeeper || victim == roleInit {
 					tries = scaled(t, 1) // sbxrun looks for half a second whether the sandbox has ended, too
 				}
-				hunt(t, tries, "the "+execNames[victim], func(int) bool {
+				hunt(t, tries, "the "+roleNames[victim], func(int) bool {
 					_ = os.Remove(filepath.Join(e.out, "ran"))
-					x := b.exec([]string{"--timeout", lifetime}, execBusy...)
-					var pids [execRoles]int
+					x := b.exec([]string{"--timeout", lifetime}, busy...)
+					var pids [roles]int
 					for !x.over() {
 						if pids = x.processes(); ph.reached(e, pids) {
 							break
@@ -208,7 +112,7 @@ func TestL01ExecPhases(t *testing.T) {
 					}
 					o := x.finish(b)
 					if hit {
-						e.judgeExec(o, victim)
+						judge(t, o, victim, e.wrote("ran"))
 					}
 					return hit
 				})
@@ -222,15 +126,15 @@ func TestL01ExecPhases(t *testing.T) {
 // The same at random moments, of commands that go on, that end, and on --json; and
 // of sbxrun and its keeper in the same instant.
 func TestL01ExecRandom(t *testing.T) {
-	const both = execRoles
-	e := newEstate(t)
+	const both = -1 // sbxrun and keeper at once
+	e := newEnv(t)
 	b := e.start(nil)
 	for i := range scaled(t, 40) {
 		_ = os.Remove(filepath.Join(e.out, "ran"))
-		payload := [][]string{execBusy, execLeaver}[i%2]
+		payload := [][]string{busy, leaver}[i%2]
 		flags := [][]string{nil, {"--json"}, {"--timeout", "0.02"}}[i%3]
 		x := b.exec(flags, payload...)
-		victim, after := rand.IntN(execRoles+1), rand.N(20*time.Millisecond)
+		victim, after := []int{roleSbxrun, roleKeeper, roleInit, rolePayload, both}[rand.IntN(5)], rand.N(20*time.Millisecond)
 		pids := x.processes()
 		for time.Since(x.begin) < after && !x.over() {
 			pids = x.processes()
@@ -238,9 +142,9 @@ func TestL01ExecRandom(t *testing.T) {
 		hit := false
 		if victim == both {
 			// The keeper first: it would do its work in the moment between.
-			keeper := x.hit(pids, execKeeper)
-			hit = x.hit(pids, execSbxrun) && keeper
-			victim = execSbxrun
+			keeper := x.hit(pids, roleKeeper)
+			hit = x.hit(pids, roleSbxrun) && keeper
+			victim = roleSbxrun
 		} else {
 			hit = x.hit(pids, victim)
 		}
@@ -250,13 +154,13 @@ func TestL01ExecRandom(t *testing.T) {
 		o := x.finish(b)
 		switch {
 		case !hit || o.signal == unix.SIGKILL:
-		case victim == execSbxrun: // it was about to exit
+		case victim == roleSbxrun: // it was about to exit
 		case o.code == 124 && o.report != nil && o.report.Cause == "timeout": // it was quicker
 		default:
-			e.judgeExec(o, victim)
+			judge(t, o, victim, e.wrote("ran"))
 		}
 		if t.Failed() {
-			t.Fatalf("that was try %d, the %s killed after %v", i, (append(execNames[:], "sbxrun and keeper"))[victim], after)
+			t.Fatalf("that was try %d, the %s killed after %v", i, roleNames[victim], after)
 		}
 	}
 	b.alive()
@@ -293,22 +197,21 @@ func TestL06ExecWhileKilled(t *testing.T) {
 	}
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
-			e := newEstate(t)
+			e := newEnv(t)
 			begun, ended, killed := 0, 0, 0
 			for i := range scaled(t, 24) {
 				_ = os.Remove(filepath.Join(e.out, "ran"))
 				b := e.start(nil)
-				x := b.exec(nil, execBusy...)
+				x := b.exec(nil, busy...)
 				for after := rand.N(14 * time.Millisecond); time.Since(x.begin) < after; {
 					x.processes()
 				}
 				kill := way.end(b)
-				s := e.wait(x.call)
-				data, err := os.ReadFile(x.report)
-				harness.Must(t, err)
-				report, err := harness.ParseReport(data)
-				harness.Must(t, err)
-				o := outcome{code: s.code, signal: s.signal, stderr: s.stderr, report: report}
+				o := e.wait(x.call)
+				if o.readReport(t, x.report); o.report == nil {
+					t.Fatalf("no report: %v", o)
+				}
+				report := o.report
 				switch {
 				case o.code == 137 && report.Cause == "killed" && report.Teardown.Verdict == "proven":
 					killed++
@@ -316,7 +219,7 @@ func TestL06ExecWhileKilled(t *testing.T) {
 					ended++
 					o.oneLine(t)
 				default:
-					t.Errorf("try %d: want 137 killed, or 125 ended: %v: %.600s", i, o, data)
+					t.Errorf("try %d: want 137 killed, or 125 ended: %v: %.600s", i, o, report.Raw())
 				}
 				if report.Started {
 					begun++
@@ -342,7 +245,7 @@ func TestL06ExecWhileKilled(t *testing.T) {
 // strikeRoom kills PID 1 of the sandbox's room.
 func (b *sandbox) strikeRoom() bool {
 	pids := family(b.PID)
-	target, ok := strike(pids[roleRoom], pids[roleMonitor], unix.SIGKILL)
+	target, ok := harness.Strike(pids[roleRoom], pids[roleMonitor], unix.SIGKILL)
 	if ok {
 		target.Close()
 	}
@@ -352,20 +255,20 @@ func (b *sandbox) strikeRoom() bool {
 // A stopped exec does not keep the others, or the sandbox's end, from anything but
 // the proof: and once it goes on, it ends.
 func TestL16StoppedExec(t *testing.T) {
-	for _, victim := range []int{execSbxrun, execKeeper, execInit, execPayload} {
-		t.Run(execNames[victim], func(t *testing.T) {
-			e := newEstate(t)
+	for _, victim := range []int{roleSbxrun, roleKeeper, roleInit, rolePayload} {
+		t.Run(roleNames[victim], func(t *testing.T) {
+			e := newEnv(t)
 			b := e.start([]string{"--proof-timeout", proof.String()})
-			x := b.exec(nil, execBusy...)
-			var pids [execRoles]int
-			e.until(settle, "the payload", func() bool { pids = x.processes(); return pids[execPayload] > 0 && e.wrote("ran") })
+			x := b.exec(nil, busy...)
+			var pids [roles]int
+			e.until(settle, "the payload", func() bool { pids = x.processes(); return pids[rolePayload] > 0 && e.wrote("ran") })
 			parent := os.Getpid()
-			if victim > execSbxrun {
-				parent = pids[victim-1]
+			if victim != roleSbxrun {
+				parent = pids[above[victim]]
 			}
-			target, hit := strike(pids[victim], parent, unix.SIGSTOP)
+			target, hit := harness.Strike(pids[victim], parent, unix.SIGSTOP)
 			if !hit {
-				t.Fatalf("there is no %s", execNames[victim])
+				t.Fatalf("there is no %s", roleNames[victim])
 			}
 			defer target.Close()
 			b.alive()
@@ -377,7 +280,7 @@ func TestL16StoppedExec(t *testing.T) {
 			}
 			harness.Must(t, json.Unmarshal([]byte(s.stdout), &told))
 			// Only the keeper reaps its init, and the kernel waits for that.
-			if victim == execKeeper {
+			if victim == roleKeeper {
 				if s.code != 123 || told[0].Verdict != "unproven" || len(told[0].Survivors) == 0 {
 					t.Errorf("want 123, unproven, and what is left: %v", s)
 				}
@@ -403,28 +306,28 @@ func TestExecEndsAlone(t *testing.T) {
 		stopped int
 		killed  []int
 	}{
-		{execInit, []int{execKeeper, execSbxrun}},
-		{execKeeper, []int{execSbxrun}},
+		{roleInit, []int{roleKeeper, roleSbxrun}},
+		{roleKeeper, []int{roleSbxrun}},
 	} {
-		t.Run(execNames[c.stopped]+" stopped", func(t *testing.T) {
-			e := newEstate(t)
+		t.Run(roleNames[c.stopped]+" stopped", func(t *testing.T) {
+			e := newEnv(t)
 			b := e.start(nil)
-			x := b.exec(nil, execBusy...)
-			var pids [execRoles]int
-			e.until(settle, "the payload", func() bool { pids = x.processes(); return pids[execPayload] > 0 && e.wrote("ran") })
-			target, hit := strike(pids[c.stopped], parentOf(pids, c.stopped), unix.SIGSTOP)
+			x := b.exec(nil, busy...)
+			var pids [roles]int
+			e.until(settle, "the payload", func() bool { pids = x.processes(); return pids[rolePayload] > 0 && e.wrote("ran") })
+			target, hit := harness.Strike(pids[c.stopped], pids[above[c.stopped]], unix.SIGSTOP)
 			if !hit {
-				t.Fatalf("there is no %s", execNames[c.stopped])
+				t.Fatalf("there is no %s", roleNames[c.stopped])
 			}
 			defer target.Close()
 			e.until(settle, "a stop", func() bool { p, ok := harness.ReadProc(pids[c.stopped]); return ok && p.State == "T" })
 			for _, victim := range c.killed {
 				if !x.hit(pids, victim) {
-					t.Fatalf("there is no %s", execNames[victim])
+					t.Fatalf("there is no %s", roleNames[victim])
 				}
 			}
 			e.until(settle, "the end of the payload", func() bool {
-				p, ok := harness.ReadProc(pids[execPayload])
+				p, ok := harness.ReadProc(pids[rolePayload])
 				return !ok || p.State == "Z" || p.State == "X"
 			})
 			_ = target.Signal(unix.SIGCONT) // an init has ended
@@ -441,14 +344,14 @@ func TestExecEndsAlone(t *testing.T) {
 // exec --detach: its own supervisor, or the client, is killed at any moment. What
 // lives on belongs to the sandbox, and ends with it.
 func TestExecDetachedRandom(t *testing.T) {
-	e := newEstate(t)
+	e := newEnv(t)
 	b := e.start(nil)
 	for i := range scaled(t, 20) {
-		c, err := e.begin(append([]string{"exec", "--detach", "--timeout", lifetime, "--env", harness.MarkerName + "=" + e.marker, b.ID, "--"}, execBusy...)...)
+		c, err := e.begin(append([]string{"exec", "--detach", "--timeout", lifetime, "--env", harness.MarkerName + "=" + e.marker, b.ID, "--"}, busy...)...)
 		harness.Must(t, err)
 		supervisor := 0
 		for after := rand.N(20 * time.Millisecond); time.Since(c.begin) < after; {
-			if below := childrenOf(c.pid); supervisor == 0 && len(below) > 0 {
+			if below := harness.Children(c.pid); supervisor == 0 && len(below) > 0 {
 				supervisor = below[0]
 			}
 		}
@@ -456,7 +359,7 @@ func TestExecDetachedRandom(t *testing.T) {
 			_ = c.cmd.Process.Kill() // it may have ended
 		} else {
 			for _, parent := range []int{c.pid, os.Getpid()} {
-				if target, ok := strike(supervisor, parent, unix.SIGKILL); ok {
+				if target, ok := harness.Strike(supervisor, parent, unix.SIGKILL); ok {
 					target.Close()
 				}
 			}
@@ -476,10 +379,10 @@ func (c *call) printed() string {
 // A detached exec whose supervisor is killed at any moment leaves nothing running, and no
 // record that says that it runs; the sandbox lives on.
 func TestExecHandleKilled(t *testing.T) {
-	e := newEstate(t)
+	e := newEnv(t)
 	b := e.start(nil)
 	recorded := func(handle string) int { // the supervisor of an exec
-		var r record
+		var r harness.Record
 		data, err := os.ReadFile(filepath.Join(b.path("execs"), filepath.Base(handle), "record.json"))
 		harness.Must(t, err)
 		harness.Must(t, json.Unmarshal(data, &r))
@@ -488,12 +391,12 @@ func TestExecHandleKilled(t *testing.T) {
 	lost := 0
 	for i := range scaled(t, 20) {
 		marker := fmt.Sprintf("%s-%d-", e.marker, i)
-		c, err := e.begin(append([]string{"exec", "--detach", "--timeout", lifetime, "--env", harness.MarkerName + "=" + marker, b.ID, "--"}, execBusy...)...)
+		c, err := e.begin(append([]string{"exec", "--detach", "--timeout", lifetime, "--env", harness.MarkerName + "=" + marker, b.ID, "--"}, busy...)...)
 		harness.Must(t, err)
 		supervisor := 0
 		// Every other time when it runs: its record is there.
 		for after := rand.N(30 * time.Millisecond); !c.over() && (i%2 == 0 || time.Since(c.begin) < after); {
-			if below := childrenOf(c.pid); supervisor == 0 && len(below) > 0 {
+			if below := harness.Children(c.pid); supervisor == 0 && len(below) > 0 {
 				supervisor = below[0]
 			}
 		}
@@ -502,7 +405,7 @@ func TestExecHandleKilled(t *testing.T) {
 		}
 		hit := false
 		for _, parent := range []int{c.pid, os.Getpid()} {
-			if target, ok := strike(supervisor, parent, unix.SIGKILL); ok {
+			if target, ok := harness.Strike(supervisor, parent, unix.SIGKILL); ok {
 				target.Close()
 				hit = true
 			}
@@ -517,7 +420,7 @@ func TestExecHandleKilled(t *testing.T) {
 		}
 		e.until(settle, "the end of all of the exec", func() bool {
 			reapZombies()
-			return len(marked(marker, func(uint64) bool { return false })) == 0
+			return len(harness.Find(marker, func(uint64) bool { return false })) == 0
 		})
 		if hit && handle != "" {
 			if w := e.do("wait", handle); w.code != 137 || !strings.Contains(w.stderr, "was killed") {

@@ -193,11 +193,9 @@ func newVictim(t *testing.T) []victim {
 	sleep := exec.Command("sleep", "600")
 	done, err := harness.StartCommand(sleep)
 	harness.Must(t, err)
-	registered[sleep.Process.Pid]++
 	t.Cleanup(func() {
 		_ = sleep.Process.Kill() // it has been killed by sbxrun: the test has failed
 		_ = sleep.Wait()
-		unregister(sleep.Process.Pid)
 		done()
 	})
 	other, pids := begun(t, nil, busy)
@@ -205,10 +203,10 @@ func newVictim(t *testing.T) []victim {
 		other.signal(unix.SIGTERM)
 		other.wait()
 	})
-	host := namespace(t, os.Getpid())
+	host := harness.Namespace(os.Getpid())
 	victims := []victim{
 		{name: "a stranger", pid: sleep.Process.Pid, ns: host},
-		{name: "another sandbox", pid: pids[roleRoom], ns: namespace(t, pids[roleRoom])},
+		{name: "another sandbox", pid: pids[roleRoom], ns: harness.Namespace(pids[roleRoom])},
 		{name: "the test", pid: os.Getpid(), ns: host},
 	}
 	for i := range victims {
@@ -226,13 +224,6 @@ func newVictim(t *testing.T) []victim {
 		t.Cleanup(v.target.Close)
 	}
 	return victims
-}
-
-func namespace(t testing.TB, pid int) uint64 {
-	t.Helper()
-	var st unix.Stat_t
-	harness.Must(t, unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid), &st))
-	return st.Ino
 }
 
 // R19: a bwrap that never says anything, or never that the room is built. A signal ends the
@@ -291,18 +282,6 @@ func TestR19NotExecutable(t *testing.T) {
 	r := start(t, options{env: pose(t, "\x7fELF nonsense")}, "true")
 	if o := r.wait(); o.code != 125 {
 		t.Errorf("want 125: %v", o)
-	}
-}
-
-// briefly fails the test, and ends the run, if sbxrun takes longer.
-func (r *run) briefly(limit time.Duration) {
-	r.t.Helper()
-	limit = harness.Scaled(limit)
-	select {
-	case <-r.exited:
-	case <-time.After(limit):
-		r.t.Errorf("sbxrun still runs after %v; below it:\n%s", limit, stuck(r.pid)+describe(below(r.pid)))
-		r.abort()
 	}
 }
 
@@ -433,7 +412,7 @@ func TestR19RelayStart(t *testing.T) {
 	needRelay(t)
 	for _, f := range relays {
 		t.Run(f.name, func(t *testing.T) {
-			e := newEstate(t)
+			e := newEnv(t)
 			env := pose(t, fmt.Sprintf(relay, strings.ReplaceAll(f.script, "%%", "%")))
 			c, err := e.command(func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, env...) },
 				append([]string{harness.Binary(t)}, e.startFlags()...)...)
@@ -442,7 +421,7 @@ func TestR19RelayStart(t *testing.T) {
 			harness.Within(t, "start", s.took, 0, 3*time.Second)
 			switch {
 			case s.code == 125 && slices.Contains(f.codes, 125):
-				outcome{code: s.code, signal: s.signal, stderr: s.stderr}.oneLine(t)
+				s.oneLine(t)
 				e.gone(settle)
 			case s.code == 0 && !slices.Equal(f.codes, []int{125}):
 				if len(f.codes) == 1 {
@@ -457,7 +436,7 @@ func TestR19RelayStart(t *testing.T) {
 }
 
 // only is the id of the one sandbox there is.
-func (e *estate) only() string {
+func (e *env) only() string {
 	e.t.Helper()
 	boxes := e.running()
 	if len(boxes) != 1 {

@@ -198,8 +198,6 @@ func (r *troupe) decoy(name string, pid int) (*decoyed, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	done, err := harness.Register(func() (int, error) {
-		registering.Lock()
-		defer registering.Unlock()
 		if pid > 1 { // the next process of this PID namespace gets the number after this one
 			if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(pid-1)), 0); err != nil {
 				return 0, err
@@ -208,7 +206,6 @@ func (r *troupe) decoy(name string, pid int) (*decoyed, error) {
 		if err := startBare(d.cmd); err != nil {
 			return 0, err
 		}
-		registered[d.cmd.Process.Pid]++
 		return d.cmd.Process.Pid, nil
 	})
 	d.done = done
@@ -236,26 +233,12 @@ func (d *decoyed) unharmed() (harness.Proc, bool) {
 func (d *decoyed) end() *os.ProcessState {
 	_ = d.cmd.Process.Kill() // if it has ended, that was seen before
 	_ = d.cmd.Wait()         // likewise
-	registering.Lock()
-	unregister(d.cmd.Process.Pid)
-	registering.Unlock()
 	d.done()
 	return d.cmd.ProcessState
 }
 
-// startBare starts a command without the ambient capabilities that a part of the soak may
-// have: they belong to a thread, and the kernel gives the child those of the one that forks.
-func startBare(cmd *exec.Cmd) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
-		return err
-	}
-	return cmd.Start()
-}
-
 // receive takes the descriptors that payloads pass out, and holds them until release.
-func (e *estate) receive() (release func()) {
+func (e *env) receive() (release func()) {
 	e.t.Helper()
 	path := filepath.Join(e.out, "sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})

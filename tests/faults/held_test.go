@@ -18,7 +18,7 @@ import (
 
 // together is how long after its start a run is killed at the most: until then it has
 // started its command, on an idle machine.
-func (e *estate) together() time.Duration {
+func (e *env) together() time.Duration {
 	e.t.Helper()
 	const idle = 15 * time.Millisecond
 	return max(idle, 3*e.ok("run", "true").took/2)
@@ -46,7 +46,7 @@ type pair struct {
 }
 
 func killTogether(t *testing.T, how pair) {
-	e := newEstate(t)
+	e := newEnv(t)
 	met, rooms, commands := 0, 0, 0
 	tries := scaled(t, 60)
 	if how.stop != 0 {
@@ -76,7 +76,7 @@ func killTogether(t *testing.T, how pair) {
 
 // strikeTogether starts one and kills sbxrun and keeper after a time. It returns 1 if there
 // was a keeper.
-func (e *estate) strikeTogether(how pair, after time.Duration) (met int) {
+func (e *env) strikeTogether(how pair, after time.Duration) (met int) {
 	e.t.Helper()
 	args := []string{"run", "--env", harness.MarkerName + "=" + e.marker, "--timeout", lifetime, "--bind", e.out + ":/out", "--"}
 	if how.start {
@@ -89,13 +89,13 @@ func (e *estate) strikeTogether(how pair, after time.Duration) (met int) {
 	var stopped *harness.Target
 	for !c.over() && (time.Since(c.begin) < after || how.stop != 0) && time.Since(c.begin) < bound {
 		if how.start && sbxrun == c.pid {
-			if below := childrenOf(c.pid); len(below) > 0 {
+			if below := harness.Children(c.pid); len(below) > 0 {
 				sbxrun = below[0]
 			}
 		}
 		pids = family(sbxrun)
 		if how.stop != 0 {
-			if stopped, _ = strike(pids[how.stop], pids[above[how.stop]], unix.SIGSTOP); stopped != nil {
+			if stopped, _ = harness.Strike(pids[how.stop], pids[above[how.stop]], unix.SIGSTOP); stopped != nil {
 				break
 			}
 		}
@@ -133,7 +133,7 @@ func (e *estate) strikeTogether(how pair, after time.Duration) (met int) {
 
 // abandoned asserts that no command is left and that one cleanup ends all that is. It
 // returns how many rooms that were.
-func (e *estate) abandoned(commands *int) int {
+func (e *env) abandoned(commands *int) int {
 	e.t.Helper()
 	// What has asked to die is dying; nothing but rooms may stay.
 	var found []harness.Proc
@@ -141,7 +141,7 @@ func (e *estate) abandoned(commands *int) int {
 		reapZombies() // a room has not ended before the init in it is reaped
 		found = found[:0]
 		for _, p := range e.left() {
-			if numbers := pidsOf(p.PID); len(numbers) != 2 || numbers[1] != "1" {
+			if numbers := harness.PIDs(p.PID); len(numbers) != 2 || numbers[1] != "1" {
 				found = append(found, p)
 			}
 		}
@@ -151,12 +151,12 @@ func (e *estate) abandoned(commands *int) int {
 		time.Sleep(time.Millisecond)
 	}
 	for _, p := range found {
-		if len(pidsOf(p.PID)) > 2 {
+		if len(harness.PIDs(p.PID)) > 2 {
 			*commands++
 		}
 	}
 	if len(found) > 0 {
-		e.t.Errorf("%d processes are left beside the rooms:\n%s", len(found), describe(found))
+		e.t.Errorf("%d processes are left beside the rooms:\n%s", len(found), harness.List(found))
 	}
 	before := e.logged()
 	s := e.ok("cleanup")
@@ -174,7 +174,7 @@ func (e *estate) abandoned(commands *int) int {
 }
 
 // logged is how much the payloads have written.
-func (e *estate) logged() int64 {
+func (e *env) logged() int64 {
 	st, err := os.Stat(filepath.Join(e.out, "log"))
 	if err != nil {
 		return 0
@@ -186,13 +186,13 @@ func (e *estate) logged() int64 {
 // sandbox for one: those that live are not touched, even if their keepers are stopped, and
 // neither is what a command makes to look like an abandoned room.
 func TestTogetherDecoys(t *testing.T) {
-	e := newEstate(t)
+	e := newEnv(t)
 	living := e.start([]string{"--name", "living"})
 	stopped := e.start([]string{"--name", "stopped"}, "sleep", "600") // nothing that comes and goes
 	pids := family(stopped.PID)
 	var targets []*harness.Target
 	for _, role := range []int{roleKeeper, roleMonitor, roleRoom} {
-		target, hit := strike(pids[role], pids[above[role]], unix.SIGSTOP)
+		target, hit := harness.Strike(pids[role], pids[above[role]], unix.SIGSTOP)
 		if !hit {
 			t.Fatalf("there is no %s", roleNames[role])
 		}
@@ -228,7 +228,7 @@ time.sleep(600)
 	e.until(bound, "the decoys", func() bool { return e.wrote("decoys") })
 	x.processes()
 	count := func() (n int) {
-		for _, p := range append(below(living.PID), below(x.pid)...) {
+		for _, p := range append(harness.Below(living.PID), harness.Below(x.pid)...) {
 			if p.State != "Z" {
 				n++
 			}

@@ -19,7 +19,7 @@ import (
 
 // rightOrError asserts what holds of a run that was short of something: either
 // it went well, or it never began and that is said in one line.
-func (r *run) rightOrError(o outcome) {
+func (r *run) rightOrError(o result) {
 	r.t.Helper()
 	switch {
 	case o.code == 7 && r.wrote("ran"):
@@ -69,7 +69,7 @@ func TestFewProcesses(t *testing.T) {
 		r.briefly(10 * time.Second)
 		// The Go runtime's own end, which nobody can prevent: as after a SIGKILL
 		// it is the keeper that ends the rest, soon after.
-		crashed := r.cmd.ProcessState.ExitCode() == 2 && strings.Contains(r.text(r.stderr), "failed to create new OS thread")
+		crashed := r.cmd.ProcessState.ExitCode() == 2 && strings.Contains(text(t, r.files[1]), "failed to create new OS thread")
 		r.killed = r.killed || crashed
 		o := r.wait()
 		if crashed {
@@ -158,8 +158,8 @@ func TestFullStdoutJSON(t *testing.T) {
 		_, err := os.Stat(r.report)
 		return err == nil
 	})
-	if left := below(r.pid); len(left) > 0 {
-		t.Errorf("left while sbxrun waits for its reader:\n%s", describe(left))
+	if left := harness.Below(r.pid); len(left) > 0 {
+		t.Errorf("left while sbxrun waits for its reader:\n%s", harness.List(left))
 	}
 	read := make(chan []byte)
 	go func() {
@@ -188,7 +188,7 @@ func TestFullStdoutSignal(t *testing.T) {
 			writer.Close()
 			r.until("the end of the sandbox", func() bool {
 				r.processes()
-				seen := r.wrote("ran") && len(r.ns) > 0 // unless nobody had a CPU before the deadline
+				seen := r.wrote("ran") && r.ns.Len() > 0 // unless nobody had a CPU before the deadline
 				return (seen || time.Since(r.begin) > deadline+harness.Slack) && r.empty()
 			})
 			r.signal(unix.SIGTERM)
@@ -273,7 +273,7 @@ func TestReportUnread(t *testing.T) {
 // empty says whether nothing lives below sbxrun. The keeper is collected when the last
 // output is passed on, and has ended before.
 func (r *run) empty() bool {
-	for _, p := range below(r.pid) {
+	for _, p := range harness.Below(r.pid) {
 		if p.State != "Z" || p.Parent != r.pid {
 			return false
 		}

@@ -27,7 +27,7 @@ func TestManyEntries(t *testing.T) {
 		{"longer", 10, n > 26_000},                  // 250 MB with 100,000, which a snapshot still takes
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			e := newEstate(t)
+			e := newEnv(t)
 			dir := filepath.Join(e.top, "original")
 			harness.Must(t, os.Mkdir(dir, 0o755))
 			e.start([]string{"--name", "box", "--timeout", "30m", "--cwd", "none", "--overlay", dir + ":/data", "--upper", filepath.Join(e.top, "upper")})

@@ -62,7 +62,7 @@ func becomeShell(text string) error {
 // shell is a shell in a mount namespace where the state directory is a small file
 // system. It is the parent of what is started in it.
 type shell struct {
-	e   *estate
+	e   *env
 	c   *call
 	in  io.WriteCloser
 	out *bufio.Reader
@@ -70,7 +70,7 @@ type shell struct {
 }
 
 // mounted makes the estate's state directory a tmpfs of these options.
-func (e *estate) mounted(options string) *shell {
+func (e *env) mounted(options string) *shell {
 	e.t.Helper()
 	sh := &shell{e: e}
 	self, err := os.Executable()
@@ -115,7 +115,7 @@ func (sh *shell) inside(path ...string) string {
 }
 
 // run has the shell run a line, to its end.
-func (sh *shell) run(line string) said {
+func (sh *shell) run(line string) result {
 	sh.e.t.Helper()
 	sh.n++
 	name := filepath.Join(sh.e.top, fmt.Sprintf("shell-%d", sh.n))
@@ -132,7 +132,7 @@ func (sh *shell) run(line string) said {
 		text, err := sh.out.ReadString('\n')
 		answers <- answer{text, err}
 	}()
-	s := said{args: []string{line}}
+	s := result{args: []string{line}}
 	select {
 	case a := <-answers:
 		if _, err := fmt.Sscanf(a.line, "done %d", &s.code); err != nil || a.err != nil {
@@ -148,12 +148,12 @@ func (sh *shell) run(line string) said {
 	stderr, err := os.ReadFile(name + ".err")
 	harness.Must(sh.e.t, err)
 	s.stdout, s.stderr = string(stdout), string(stderr)
-	sh.e.unpanicked(s)
+	s.unpanicked(sh.e.t)
 	return s
 }
 
 // do runs sbxrun in the namespace.
-func (sh *shell) do(args ...string) said {
+func (sh *shell) do(args ...string) result {
 	sh.e.t.Helper()
 	words := []string{harness.Binary(sh.e.t)}
 	for _, arg := range args {

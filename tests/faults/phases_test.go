@@ -63,7 +63,7 @@ var phases = []phase{
 	{name: "running", reached: func(r *run, pids [roles]int) bool { return pids[rolePayload] > 0 && r.wrote("ran") },
 		victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom, roleInit}},
 	{name: "ended", payload: leaver, reached: func(r *run, pids [roles]int) bool {
-		return r.wrote("ran") && (pids[rolePayload] == 0 || zombie(pids[rolePayload]))
+		return r.wrote("ran") && (pids[rolePayload] == 0 || harness.Exited(pids[rolePayload]))
 	}, victims: []int{roleSbxrun, roleKeeper}},
 	{name: "grace", payload: deaf, flags: []string{"--timeout", "0.05", "--grace", "2"},
 		reached: func(r *run, pids [roles]int) bool { return r.wrote("term") },
@@ -74,17 +74,12 @@ var phases = []phase{
 			r.signal(unix.SIGTERM)
 		}
 	}, reached: func(r *run, pids [roles]int) bool {
-		return pids[roleInit] == 0 || pids[rolePayload] == 0 || zombie(pids[rolePayload])
+		return pids[roleInit] == 0 || pids[rolePayload] == 0 || harness.Exited(pids[rolePayload])
 	}, victims: []int{roleSbxrun, roleKeeper}, tries: 2},
 }
 
 func exists(role int) func(*run, [roles]int) bool {
 	return func(_ *run, pids [roles]int) bool { return pids[role] > 0 }
-}
-
-func zombie(pid int) bool {
-	p, ok := harness.ReadProc(pid)
-	return !ok || p.State == "Z" || p.State == "X"
 }
 
 // R16, R17: each process is killed in each phase: twice if SBXRUN_SOAK is 50, and
@@ -132,37 +127,46 @@ func (ph phase) strike(t *testing.T, victim int) bool {
 		hit = false // it was exiting already, and the signal came too late
 	}
 	if hit {
-		r.judge(o, victim)
+		judge(t, o, victim, r.wrote("ran"))
 	}
 	return hit
 }
 
-// judge asserts that sbxrun tells the truth about a run of which one process was
-// killed. What is true depends on how far it had come:
+// judge asserts that sbxrun tells the truth about a run or exec of which one process was
+// killed. ran says whether the command has left its trace. The exit code depends on the moment:
 //
 //	125  nothing was started
-//	137  lost: the command was killed with init
-//	123  it may well be over, but that cannot be proven
+//	137  lost: the command was killed with init; or signaled: it was the victim
+//	123  it may have ended, but that cannot be proven
 //
-// and the outcome of a run that had come to its end before.
-func (r *run) judge(o outcome, victim int) {
-	r.t.Helper()
+// or it is that of a run that had ended before.
+func judge(t testing.TB, o result, victim int, ran bool) {
+	t.Helper()
 	if victim == roleSbxrun {
 		if o.signal != unix.SIGKILL {
-			r.t.Errorf("sbxrun was killed: %v", o)
+			t.Errorf("sbxrun was killed: %v", o)
 		}
 		return
 	}
 	if o.report == nil {
-		r.t.Errorf("no report: %v", o)
+		t.Errorf("no report: %v", o)
 		return
 	}
 	want := ""
 	switch o.code {
 	case 125:
 		want = "start-failed"
+		if o.stderr != "" {
+			o.oneLine(t)
+		}
+		if ran {
+			t.Errorf("the command has run: %v", o)
+		}
 	case 137:
 		want = "lost"
+		if victim == rolePayload {
+			want = "signaled"
+		}
 	case 124:
 		want = "timeout"
 	case 128 + 15:
@@ -171,21 +175,18 @@ func (r *run) judge(o outcome, victim int) {
 		want = "exited"
 	case 123:
 		if o.report.Teardown.Verdict != "unproven" || o.report.Error == nil {
-			r.t.Errorf("123 is for what could not be proven: %v", o)
+			t.Errorf("123 means unproven: %v", o)
 		}
 		return
 	default:
-		r.t.Errorf("process %d of a run was killed: %v", victim, o)
+		t.Errorf("the %s was killed: %v", roleNames[victim], o)
 		return
 	}
 	if o.report.Cause != want {
-		r.t.Errorf("cause %q, want %q: %v", o.report.Cause, want, o)
-	}
-	if o.code == 125 && r.wrote("ran") {
-		r.t.Errorf("the command has run: %v", o)
+		t.Errorf("the %s was killed: cause %q, want %q: %v", roleNames[victim], o.report.Cause, want, o)
 	}
 	if o.report.Started && o.report.Teardown.Verdict != "proven" {
-		r.t.Errorf("not proven, and not said by the exit code: %v", o)
+		t.Errorf("not proven, and not said by the exit code: %v", o)
 	}
 }
 

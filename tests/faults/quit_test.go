@@ -19,7 +19,7 @@ import (
 func TestQuitCalls(t *testing.T) {
 	for _, verb := range []string{"run", "start", "kill", "cleanup"} {
 		t.Run(verb, func(t *testing.T) {
-			e := newEstate(t)
+			e := newEnv(t)
 			total := e.quit(verb, 0)
 			if total < 50 {
 				t.Fatalf("only %d stops were seen", total)
@@ -41,7 +41,7 @@ func TestQuitCalls(t *testing.T) {
 
 // quit does a command that gets SIGQUIT at a stop; 0 is never. It returns how often it has stopped, -1 if it
 // ended with 131.
-func (e *estate) quit(verb string, at int) int {
+func (e *env) quit(verb string, at int) int {
 	e.t.Helper()
 	self, err := os.Executable()
 	harness.Must(e.t, err)

@@ -1,7 +1,6 @@
 package faults
 
 import (
-	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -21,7 +20,8 @@ const (
 	roles
 )
 
-var roleNames = [roles]string{"sbxrun", "keeper", "monitor", "room", "init", "payload"}
+// roleNames also has the two helpers that only the tracer sees.
+var roleNames = []string{"sbxrun", "keeper", "monitor", "room", "init", "payload", "enters", "inside"}
 
 // above is each one's parent: the keeper has two children that stay.
 var above = [roles]int{roleKeeper: roleSbxrun, roleMonitor: roleKeeper, roleRoom: roleMonitor, roleInit: roleKeeper, rolePayload: roleInit}
@@ -33,41 +33,30 @@ func family(sbxrun int) (pids [roles]int) {
 	if sbxrun <= 1 {
 		return pids
 	}
-	keepers := childrenOf(sbxrun)
+	keepers := harness.Children(sbxrun)
 	if len(keepers) == 0 {
 		return pids
 	}
 	pids[roleKeeper] = keepers[0]
 	// On the way in there are up to two more below the keeper, for a moment: one that is
 	// going to enter, younger than the monitor, and one that has, which is no PID 1.
-	for _, pid := range childrenOf(pids[roleKeeper]) {
-		switch numbers := pidsOf(pid); {
+	for _, pid := range harness.Children(pids[roleKeeper]) {
+		switch numbers := harness.PIDs(pid); {
 		case len(numbers) == 3 && numbers[2] == "1":
 			pids[roleInit] = pid
 		case len(numbers) == 1 && pids[roleMonitor] == 0:
 			pids[roleMonitor] = pid
 		}
 	}
-	for _, pid := range childrenOf(pids[roleMonitor]) {
-		if numbers := pidsOf(pid); len(numbers) == 2 && numbers[1] == "1" {
+	for _, pid := range harness.Children(pids[roleMonitor]) {
+		if numbers := harness.PIDs(pid); len(numbers) == 2 && numbers[1] == "1" {
 			pids[roleRoom] = pid
 		}
 	}
-	if below := childrenOf(pids[roleInit]); len(below) > 0 {
+	if below := harness.Children(pids[roleInit]); len(below) > 0 {
 		pids[rolePayload] = below[0]
 	}
 	return pids
-}
-
-// pidsOf is a process's numbers, from our PID namespace inwards; nil if it has ended.
-func pidsOf(pid int) []string {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return nil
-	}
-	_, rest, _ := strings.Cut(string(data), "\nNSpid:")
-	line, _, _ := strings.Cut(rest, "\n")
-	return strings.Fields(line)
 }
 
 // built says whether the program of a room's PID 1 runs.

@@ -1,15 +1,14 @@
 package faults
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,530 +20,143 @@ import (
 )
 
 var (
-	// bound is far above what a run of this package takes: who exceeds it hangs.
+	// bound is far above the duration of any run in this package.
 	bound = harness.Scaled(20 * time.Second)
 	// settle is how long the keeper may take after sbxrun was killed.
 	settle = harness.Scaled(5 * time.Second)
 )
 
-// options are how a run is started; the zero value is right for most.
-type options struct {
-	env    []string
-	stdin  *os.File
-	stdout *os.File // instead of a file of the run's
-	attr   *syscall.SysProcAttr
-	wrap   []string // a command that becomes sbxrun
-	report string   // instead of the run's own; "none" for none
-	dir    string   // the current directory
-}
-
-// run is one run of sbxrun. Unlike the harness's, its processes may be killed in
-// any order, so everything is looked for and nothing is taken for granted.
-type run struct {
-	t      testing.TB
+// call is a command in progress: sbxrun, or a wrapper that executes it.
+type call struct {
 	pid    int
-	marker string
-	out    string // the directory that the payload sees as /out
-	report string
-	stderr string
-	stdout string
-
-	cmd    *exec.Cmd
-	exited chan struct{} // closed when sbxrun has been reaped
 	begin  time.Time
 	end    time.Time // after exited
-	// ns are the inodes of the room's and the command's PID namespaces once they were
-	// seen, and the handles that keep them from being given to the next ones. known are
-	// the processes that they were seen by.
-	ns    map[uint64]*os.File
-	known map[int]bool
-	// killed: sbxrun was, so nobody waits for the rest and there is no report.
-	killed bool
+	cmd    *exec.Cmd
+	exited chan struct{} // closed when the command has been reaped
+	files  [2]string     // stdout, stderr
 }
 
-// start runs sbxrun with flags of its own: the marker, the report, /out.
-func start(t testing.TB, o options, args ...string) *run {
-	t.Helper()
-	top := harness.Dir(t)
-	r := &run{
-		t: t, out: harness.SharedDir(t), exited: make(chan struct{}), ns: map[uint64]*os.File{}, known: map[int]bool{},
-		marker: fmt.Sprintf("fault-%d-%d", os.Getpid(), time.Now().UnixNano()),
-		report: filepath.Join(top, "report.json"),
-		stdout: filepath.Join(top, "stdout"),
-		stderr: filepath.Join(top, "stderr"),
+// result is how a command ended.
+type result struct {
+	args           []string
+	code           int
+	signal         syscall.Signal
+	stdout, stderr string
+	took           time.Duration
+	report         *harness.Report // nil if there is none
+}
+
+func (o result) String() string {
+	text := fmt.Sprintf("%.120q: code %d, signal %d, stdout %.300q, stderr %.500q", o.args, o.code, int(o.signal), o.stdout, o.stderr)
+	if o.report == nil {
+		return text
 	}
-	flags := append(harness.Proof(), "--env", harness.MarkerName+"="+r.marker, "--bind", r.out+":/out")
-	if o.report != "" {
-		r.report = o.report
+	return text + fmt.Sprintf(", report: cause %s, started %v, code %d, teardown %+v", o.report.Cause, o.report.Started, o.report.ExitCode, o.report.Teardown)
+}
+
+// launch starts a command. Its output goes to files, name.out and name.err, unless adjust
+// changes that: nobody has to read a file, and it cannot fill up.
+func launch(name, dir string, env []string, adjust func(*exec.Cmd), words ...string) (*call, error) {
+	c := &call{files: [2]string{name + ".out", name + ".err"}, exited: make(chan struct{}), cmd: exec.Command(words[0], words[1:]...)}
+	c.cmd.Dir = dir
+	c.cmd.Env = append([]string{"PATH=" + harness.Path, harness.Bwrap(), "HOME=/nonexistent", "LANG=C.UTF-8"}, env...)
+	var outputs [2]*os.File
+	for i, to := range c.files {
+		f, err := os.Create(to)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		outputs[i] = f
 	}
-	if o.report != "none" {
-		flags = append(flags, "--report", r.report)
+	c.cmd.Stdout, c.cmd.Stderr = outputs[0], outputs[1]
+	if adjust != nil {
+		adjust(c.cmd)
 	}
-	words := slices.Concat(o.wrap, []string{harness.Binary(t)}, flags, args)
-	r.cmd = exec.Command(words[0], words[1:]...)
-	r.cmd.Dir = o.dir
-	if o.dir == "" {
-		r.cmd.Dir = r.out
+	c.begin = time.Now()
+	done, err := harness.Register(func() (int, error) {
+		if err := startBare(c.cmd); err != nil {
+			return 0, err
+		}
+		return c.cmd.Process.Pid, nil
+	})
+	if err != nil {
+		return nil, err
 	}
-	r.cmd.Env = append([]string{"PATH=" + harness.Path, harness.Bwrap(), "HOME=/nonexistent", "LANG=C.UTF-8", "TMPDIR=" + top, harness.MarkerName + "=" + r.marker}, o.env...)
-	r.cmd.SysProcAttr = o.attr
-	if o.stdin != nil {
-		r.cmd.Stdin = o.stdin
-	}
-	// Files and no pipes: nobody has to read them, and nobody can fill them.
-	stderr, err := os.Create(r.stderr)
-	harness.Must(t, err)
-	defer stderr.Close()
-	r.cmd.Stderr = stderr
-	r.cmd.Stdout = o.stdout
-	if o.stdout == nil {
-		stdout, err := os.Create(r.stdout)
-		harness.Must(t, err)
-		defer stdout.Close()
-		r.cmd.Stdout = stdout
-	}
-	r.begin = time.Now()
-	done, err := harness.StartCommand(r.cmd)
-	harness.Must(t, err)
-	r.pid = r.cmd.Process.Pid
-	registered[r.pid]++
+	c.pid = c.cmd.Process.Pid
 	go func() {
-		_ = r.cmd.Wait() // shows in ProcessState
-		r.end = time.Now()
+		_ = c.cmd.Wait() // sets ProcessState
+		c.end = time.Now()
 		done()
-		close(r.exited)
+		close(c.exited)
 	}()
-	return r
+	return c, nil
 }
 
-// registered counts, by pid, the children that this package has started and not let go
-// yet. Between the end of one and that, its pid may be another's. The tests run one after
-// the other; where one has goroutines, the lock registering guards it.
-var registered = map[int]int{}
-
-func unregister(pid int) {
-	if registered[pid]--; registered[pid] <= 0 {
-		delete(registered, pid)
+// startBare starts a command without the ambient capabilities that TestSoak's parts have.
+// They belong to a thread, and a child inherits those of the thread that forks.
+func startBare(cmd *exec.Cmd) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+		return err
 	}
+	return cmd.Start()
 }
 
-// over says whether sbxrun has been reaped.
-func (r *run) over() bool {
+// over reports whether the command has been reaped.
+func (c *call) over() bool {
 	select {
-	case <-r.exited:
+	case <-c.exited:
 		return true
 	default:
 		return false
 	}
 }
 
-// processes are the pids of the run's processes by role, as far as they exist.
-func (r *run) processes() (pids [roles]int) {
-	pids = family(r.pid)
-	for _, pid := range pids[roleRoom:] {
-		r.remember(pid)
-	}
-	return pids
-}
-
-// remember notes the PID namespace of a process. That of an init cannot be looked at by an
-// ordinary user: it shows in the payload.
-func (r *run) remember(pid int) {
-	if pid <= 1 || r.known[pid] {
-		return
-	}
-	held, err := os.Open(fmt.Sprintf("/proc/%d/ns/pid", pid))
-	if err != nil {
-		return // it has ended, or cannot be looked at yet
-	}
-	var mine, its unix.Stat_t
-	if unix.Stat("/proc/self/ns/pid", &mine) != nil || unix.Fstat(int(held.Fd()), &its) != nil || its.Ino == mine.Ino || r.ns[its.Ino] != nil {
-		held.Close()
-		return
-	}
-	r.known[pid] = true
-	r.ns[its.Ino] = held
-}
-
-// childrenOf lists the children of all threads of a process, zombies included: of each
-// thread's the oldest first, which is the order of the kernel and not that of the pids.
-func childrenOf(pid int) (pids []int) {
-	task := fmt.Sprintf("/proc/%d/task", pid)
-	threads, err := os.ReadDir(task)
-	if err != nil {
-		return nil // ended: it has no children any more
-	}
-	for _, thread := range threads {
-		data, err := os.ReadFile(task + "/" + thread.Name() + "/children")
-		if err != nil {
-			continue
-		}
-		for _, field := range bytes.Fields(data) {
-			if child, err := strconv.Atoi(string(field)); err == nil && child > 1 {
-				pids = append(pids, child)
-			}
+// wait waits until the command ends. It fails the test and kills a command that hangs. idle
+// is called every two milliseconds.
+func (c *call) wait(t testing.TB, idle func()) result {
+	t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	late := time.After(bound)
+	for waiting := true; waiting; {
+		select {
+		case <-c.exited:
+			waiting = false
+		case <-tick.C:
+			idle()
+		case <-late:
+			waiting = false
+			t.Errorf("%.120q still runs after %v; below it:\n%s%s", c.cmd.Args, bound, harness.Stuck(c.pid), harness.List(harness.Below(c.pid)))
+			_ = c.cmd.Process.Kill() // fails only if it has just exited
+			<-c.exited
 		}
 	}
-	return pids
-}
-
-// hit sends a signal to a process of the run, if it is still the child of the
-// process it was found below, and says whether it was alive to receive it. The
-// pidfd comes first and the look second: no stranger is ever hit.
-func (r *run) hit(pids [roles]int, role int, sig unix.Signal) bool {
-	r.t.Helper()
-	if role == roleSbxrun {
-		return r.signal(sig)
-	}
-	if pids[role] <= 1 {
-		return false
-	}
-	target, err := harness.Open(pids[role])
-	if err != nil {
-		return false
-	}
-	defer target.Close()
-	p, ok := harness.ReadProc(pids[role])
-	if !ok || p.Parent != pids[above[role]] || p.State == "Z" || p.State == "X" {
-		return false
-	}
-	if err := target.Signal(sig); err != nil {
-		r.t.Fatalf("signal %v to the %s: %v", sig, roleNames[role], err)
-	}
-	return true
-}
-
-// signal signals sbxrun, and says whether it ran.
-func (r *run) signal(sig unix.Signal) bool {
-	if r.over() {
-		return false
-	}
-	if sig == unix.SIGKILL {
-		r.killed = true
-	}
-	return r.cmd.Process.Signal(sig) == nil
-}
-
-// until waits for something that a run comes to. false if sbxrun has ended
-// before; the test fails if it takes for ever.
-func (r *run) until(what string, holds func() bool) bool {
-	r.t.Helper()
-	for begin := time.Now(); !holds(); pause(begin) {
-		if r.over() {
-			return holds()
-		}
-		if time.Since(begin) > bound {
-			r.t.Errorf("waited %v in vain for %s; stderr %q", bound, what, r.text(r.stderr))
-			r.abort()
-			return false
-		}
-	}
-	return true
-}
-
-// pause is between two looks of who has waited since begin: so short that what lasts briefly is met
-// soon after the beginning, and that a long wait costs nobody beside it a CPU.
-func pause(begin time.Time) {
-	time.Sleep(min(max(time.Since(begin)/32, 100*time.Microsecond), 5*time.Millisecond))
-}
-
-// wrote says whether the payload has made a file.
-func (r *run) wrote(name string) bool {
-	_, err := os.Stat(filepath.Join(r.out, name))
-	return err == nil
-}
-
-func (r *run) text(name string) string {
-	data, err := os.ReadFile(name)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		r.t.Errorf("%v", err)
-	}
-	return string(data)
-}
-
-// abort ends a run that has failed.
-func (r *run) abort() {
-	r.signal(unix.SIGKILL)
-	<-r.exited
-}
-
-// outcome is how sbxrun ended.
-type outcome struct {
-	code   int
-	signal syscall.Signal
-	report *harness.Report // nil if there is none
-	stderr string
-}
-
-func (o outcome) String() string {
-	text := fmt.Sprintf("code %d, signal %d, stderr %.300q, ", o.code, int(o.signal), o.stderr)
-	if o.report == nil {
-		return text + "no report"
-	}
-	return text + fmt.Sprintf("report: cause %s, started %v, code %d, teardown %+v", o.report.Cause, o.report.Started, o.report.ExitCode, o.report.Teardown)
-}
-
-// wait waits for sbxrun's end and then asserts that nothing is left and that the
-// outcome agrees with itself.
-func (r *run) wait() outcome {
-	r.t.Helper()
-	select {
-	case <-r.exited:
-	case <-time.After(bound):
-		r.t.Errorf("sbxrun still runs after %v; below it:\n%s", bound, stuck(r.pid)+describe(below(r.pid)))
-		r.abort()
-	}
-	r.gone()
-	return r.outcome()
-}
-
-func (r *run) outcome() outcome {
-	r.t.Helper()
-	o := outcome{stderr: r.text(r.stderr), code: r.cmd.ProcessState.ExitCode()}
-	if ws := r.cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Signaled() {
+	o := result{args: c.cmd.Args, code: c.cmd.ProcessState.ExitCode(), took: c.end.Sub(c.begin)}
+	if ws := c.cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Signaled() {
 		o.signal = ws.Signal()
 	}
-	r.readReport(&o)
+	o.stdout, o.stderr = text(t, c.files[0]), text(t, c.files[1])
 	return o
 }
 
-func (r *run) readReport(o *outcome) {
-	r.t.Helper()
-	data, err := os.ReadFile(r.report)
-	if err != nil {
-		return
-	}
-	if o.report, err = harness.ParseReport(data); err != nil {
-		r.t.Errorf("%v", err)
-		o.report = nil
-		return
-	}
-	if o.signal == 0 && o.report.ExitCode != o.code {
-		r.t.Errorf("the report says another exit code: %v", o)
-	}
-	if r.wrote("ran") && !o.report.Started {
-		r.t.Errorf("the command has run, and the report says that it was not started: %v", o)
-	}
-	if o.report.Teardown.Verdict == "not_applicable" && o.report.Started {
-		r.t.Errorf("started, and nothing to prove: %v", o)
-	}
-}
-
-// gone asserts that nothing of the run is left: at once, or soon if sbxrun was
-// killed. What is left all the same is ended, so that no other test suffers.
-func (r *run) gone() {
-	r.t.Helper()
-	defer func() {
-		for inode, held := range r.ns {
-			held.Close()
-			delete(r.ns, inode)
-		}
-	}()
-	deadline := time.Now()
-	if r.killed {
-		deadline = deadline.Add(settle)
-	}
-	var left []harness.Proc
-	for {
-		left = r.left()
-		if len(left) == 0 || time.Now().After(deadline) {
-			break
-		}
-		time.Sleep(200 * time.Microsecond)
-	}
-	if len(left) > 0 {
-		after := time.Since(r.end).Round(time.Microsecond)
-		// For the message only: does it end by itself?
-		last := r.left()
-		for patience := time.Now().Add(time.Second); len(last) > 0 && time.Now().Before(patience); last = r.left() {
-			time.Sleep(time.Millisecond)
-		}
-		r.t.Errorf("%d processes are left %v after the end of sbxrun:\n%sand %d of them a second later:\n%s", len(left), after, describe(left), len(last), describe(last))
-		sweep(r.t, r.left)
-	}
-	reapStrays(r.t) // what gone has accepted
-	unregister(r.pid)
-	r.frozen()
-}
-
-// left are the processes of the run, found by marker, namespace and descent.
-func (r *run) left() (left []harness.Proc) {
-	for _, p := range orphans() {
-		// "3" is the one that makes a user namespace to idmap by: it executes a descriptor.
-		if r.killed && p.Parent == os.Getpid() && p.State == "Z" && (strings.HasPrefix(p.Comm, "sbxrun") || p.Comm == "3") {
-			continue // a fork of sbxrun's: its caller reaps it, as it reaps sbxrun
-		}
-		left = append(left, p)
-	}
-	for _, p := range marked(r.marker, func(inode uint64) bool { return r.ns[inode] != nil }) {
-		if !slices.ContainsFunc(left, func(q harness.Proc) bool { return q.PID == p.PID }) {
-			left = append(left, p)
-		}
-	}
-	return left
-}
-
-// orphans is what hangs below the test process and was not started by it.
-func orphans() (found []harness.Proc) {
-	for _, p := range strays() {
-		p.Why = "was abandoned"
-		found = append(append(found, p), below(p.PID)...)
-	}
-	return found
-}
-
-// strays are the children of the test process that it has not started itself. Two looks that agree
-// count: where a child ends while the kernel writes the list of them, another may be missing
-// (proc_pid_children(5)), and its own children have come to us after the look at them.
-func strays() []harness.Proc {
-	look := func() (found []harness.Proc) {
-		for _, pid := range childrenOf(os.Getpid()) {
-			registering.Lock()
-			mine := registered[pid] > 0
-			registering.Unlock()
-			if p, ok := harness.ReadProc(pid); ok && !mine && p.Parent == os.Getpid() {
-				found = append(found, p)
-			}
-		}
-		return found
-	}
-	for seen := look(); ; {
-		again := look()
-		if slices.Equal(seen, again) {
-			return again
-		}
-		seen = again
-	}
-}
-
-// reapStrays collects what has come to the test, which stands for the machine's init, but for the
-// living sandboxes. All must be zombies, or about to be: none is left for another test to find.
-func reapStrays(t testing.TB, living ...*sandbox) {
+// unpanicked asserts that a command has not crashed as a Go program does.
+func (o result) unpanicked(t testing.TB) {
 	t.Helper()
-	var found []harness.Proc
-	for deadline := time.Now().Add(settle); time.Now().Before(deadline); time.Sleep(100 * time.Microsecond) {
-		found = slices.DeleteFunc(strays(), func(p harness.Proc) bool {
-			return slices.ContainsFunc(living, func(b *sandbox) bool { return b.PID == p.PID })
-		})
-		if len(found) == 0 {
-			return
+	for _, what := range []string{"panic:", "goroutine ", "fatal error:", "runtime: "} {
+		if strings.Contains(o.stderr, what) {
+			t.Errorf("it panicked: %v", o)
 		}
-		for _, p := range found {
-			if p.State == "Z" {
-				_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil) // the next look tells
-			}
-		}
-	}
-	t.Errorf("not ended, and with no parent but the test:\n%s", describe(found))
-}
-
-func below(pid int) (found []harness.Proc) {
-	for _, pid := range harness.Descendants(pid) {
-		if p, ok := harness.ReadProc(pid); ok {
-			p.Why = "is a descendant"
-			found = append(found, p)
-		}
-	}
-	return found
-}
-
-// marked looks through all of /proc for a marker and for members of PID namespaces.
-func marked(marker string, ours func(inode uint64) bool) (found []harness.Proc) {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil
-	}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == os.Getpid() {
-			continue
-		}
-		if p, ok := harness.ReadProc(pid); !ok || p.Kernel() {
-			continue
-		}
-		why := ""
-		var st unix.Stat_t
-		if unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", pid), &st) == nil && ours(st.Ino) {
-			why = "is in a PID namespace of the sandbox"
-		}
-		for _, name := range []string{"environ", "cmdline"} {
-			if data, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name)); err == nil && bytes.Contains(data, []byte(marker)) {
-				why = "has the marker in its " + name
-			}
-		}
-		if why == "" {
-			continue
-		}
-		if p, ok := harness.ReadProc(pid); ok {
-			p.Why = why
-			found = append(found, p)
-		}
-	}
-	return found
-}
-
-func describe(procs []harness.Proc) string {
-	var b strings.Builder
-	for _, p := range procs {
-		fmt.Fprintf(&b, "\t%v\n", p)
-	}
-	return b.String()
-}
-
-// sweep kills and reaps what a failed test has left, each process by a pidfd
-// whose identity was checked.
-func sweep(t testing.TB, left func() []harness.Proc) {
-	t.Helper()
-	harness.Until(t, settle, "the end of what was left", func() bool {
-		procs := left()
-		for _, p := range procs {
-			if p.PID <= 1 || p.PID == os.Getpid() || registered[p.PID] > 0 {
-				continue
-			}
-			if target, err := harness.Open(p.PID); err == nil {
-				if now, ok := harness.ReadProc(p.PID); ok && now.Start == p.Start {
-					_ = target.Signal(unix.SIGKILL) // the next look tells
-				}
-				target.Close()
-			}
-			_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil) // not ours, or not yet: the next look tells
-		}
-		return len(procs) == 0
-	})
-}
-
-// grown remembers how much payloads had written when they were gone.
-var grown = map[string]int64{}
-
-// frozen notes the size of the log, and looks at those of the earlier runs of
-// the test again: nothing may have gone on writing. The later runs are the time
-// that passes between the two looks.
-func (r *run) frozen() {
-	r.t.Helper()
-	for name, size := range grown {
-		switch st, err := os.Stat(name); {
-		case errors.Is(err, fs.ErrNotExist):
-			delete(grown, name) // its test is over
-		case err != nil:
-			r.t.Errorf("%v", err)
-		case st.Size() != size:
-			r.t.Errorf("a command went on after everything was gone: %s has grown from %d to %d bytes", name, size, st.Size())
-			delete(grown, name)
-		}
-	}
-	name := filepath.Join(r.out, "log")
-	if st, err := os.Stat(name); err == nil {
-		grown[name] = st.Size()
 	}
 }
 
-// oneLine asserts that sbxrun has said one thing: one line, in its own words,
-// and for people.
-func (o outcome) oneLine(t testing.TB) {
+// oneLine asserts that sbxrun has printed one line, an error message for people.
+func (o result) oneLine(t testing.TB) {
 	t.Helper()
 	lines := strings.Split(strings.TrimSuffix(o.stderr, "\n"), "\n")
-	// What bwrap itself had to say comes first.
-	// It may have been killed in the middle of a line.
+	// bwrap's own messages come first. If bwrap was killed, its last line may be incomplete.
 	for i, line := range lines {
 		if at := strings.Index(line, "sbxrun: "); at > 0 && strings.HasPrefix(line, "bwrap: ") {
 			lines[i] = line[at:]
@@ -559,18 +171,294 @@ func (o outcome) oneLine(t testing.TB) {
 		t.Errorf("nobody has killed the keeper: %v", o)
 	}
 	if strings.Contains(text, "Go value") || strings.Contains(text, "Go struct") {
-		t.Errorf("these are words of package json: %v", o)
+		t.Errorf("this is a message of encoding/json: %v", o)
 	}
 }
 
-// stuck tells of each thread of a process in which function of the kernel it waits.
-func stuck(pid int) (text string) {
-	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid)) // none if it has ended meanwhile
-	for _, task := range tasks {
-		stat, _ := os.ReadFile(task + "/stat")
-		channel, _ := os.ReadFile(task + "/wchan")
-		call, _ := os.ReadFile(task + "/syscall")
-		text += fmt.Sprintf("\t%.60s: in %s, system call %s\n", stat, channel, strings.TrimSpace(string(call)))
+func text(t testing.TB, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(name)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v", err)
 	}
-	return text
+	return string(data)
+}
+
+// options say how a run is started. The zero value suits most tests.
+type options struct {
+	env    []string
+	stdin  *os.File
+	stdout *os.File // default: a file of the run's
+	attr   *syscall.SysProcAttr
+	wrap   []string // a command that executes sbxrun
+	report string   // path of the report; "none" for none
+	dir    string   // current directory
+}
+
+// run is one run of sbxrun. Tests may kill its processes in any order, so unlike the
+// harness's Process it does not rely on any of them.
+type run struct {
+	*call
+	t      testing.TB
+	marker string
+	out    string // visible to the payload as /out
+	report string
+	// ns are the PID namespaces of the room and the command, once seen.
+	ns harness.Namespaces
+	// killed is set when sbxrun was killed: nobody waits for the rest then, and there is no report.
+	killed bool
+}
+
+// start runs sbxrun with a marker, a report and /out.
+func start(t testing.TB, o options, args ...string) *run {
+	t.Helper()
+	top := harness.Dir(t)
+	r := &run{
+		t: t, out: harness.SharedDir(t), report: filepath.Join(top, "report.json"),
+		marker: fmt.Sprintf("fault-%d-%d", os.Getpid(), time.Now().UnixNano()),
+	}
+	flags := append(harness.Proof(), "--env", harness.MarkerName+"="+r.marker, "--bind", r.out+":/out")
+	if o.report != "" {
+		r.report = o.report
+	}
+	if o.report != "none" {
+		flags = append(flags, "--report", r.report)
+	}
+	if o.dir == "" {
+		o.dir = r.out
+	}
+	c, err := launch(filepath.Join(top, "sbxrun"), o.dir, append([]string{"TMPDIR=" + top, harness.MarkerName + "=" + r.marker}, o.env...), func(cmd *exec.Cmd) {
+		cmd.SysProcAttr = o.attr
+		if o.stdin != nil {
+			cmd.Stdin = o.stdin
+		}
+		if o.stdout != nil {
+			cmd.Stdout = o.stdout
+		}
+	}, slices.Concat(o.wrap, []string{harness.Binary(t)}, flags, args)...)
+	harness.Must(t, err)
+	r.call = c
+	return r
+}
+
+// processes returns the PIDs of the run's processes by role, 0 for those that do not exist.
+func (r *run) processes() (pids [roles]int) {
+	pids = family(r.pid)
+	// An ordinary user cannot look at init's namespace; the payload is in the same one.
+	for _, pid := range pids[roleRoom:] {
+		r.ns.Remember(pid)
+	}
+	return pids
+}
+
+// hit sends a signal to a process of the run, and reports whether it was alive.
+func (r *run) hit(pids [roles]int, role int, sig unix.Signal) bool {
+	r.t.Helper()
+	if role == roleSbxrun {
+		return r.signal(sig)
+	}
+	target, hit := harness.Strike(pids[role], pids[above[role]], sig)
+	if hit {
+		target.Close()
+	}
+	return hit
+}
+
+// signal signals sbxrun, and reports whether it was running.
+func (r *run) signal(sig unix.Signal) bool {
+	if r.over() {
+		return false
+	}
+	if sig == unix.SIGKILL {
+		r.killed = true
+	}
+	return r.cmd.Process.Signal(sig) == nil
+}
+
+// until waits for a condition of a run. It returns false if sbxrun ends first, and fails the
+// test after the bound.
+func (r *run) until(what string, holds func() bool) bool {
+	r.t.Helper()
+	for begin := time.Now(); !holds(); pause(begin) {
+		if r.over() {
+			return holds()
+		}
+		if time.Since(begin) > bound {
+			r.t.Errorf("waited %v in vain for %s; stderr %q", bound, what, text(r.t, r.files[1]))
+			r.abort()
+			return false
+		}
+	}
+	return true
+}
+
+// pause sleeps between two checks of a condition. The pauses are short at first, to meet
+// short-lived states, and grow so that a long wait leaves the CPU to others.
+func pause(begin time.Time) {
+	time.Sleep(min(max(time.Since(begin)/32, 100*time.Microsecond), 5*time.Millisecond))
+}
+
+// wrote reports whether the payload has created a file.
+func (r *run) wrote(name string) bool {
+	_, err := os.Stat(filepath.Join(r.out, name))
+	return err == nil
+}
+
+// abort kills the sbxrun of a run that has failed.
+func (r *run) abort() {
+	r.signal(unix.SIGKILL)
+	<-r.exited
+}
+
+// briefly fails the test and kills sbxrun if it does not exit within the limit.
+func (r *run) briefly(limit time.Duration) {
+	r.t.Helper()
+	r.exitsIn(harness.Scaled(limit))
+}
+
+func (r *run) exitsIn(limit time.Duration) {
+	r.t.Helper()
+	select {
+	case <-r.exited:
+	case <-time.After(limit):
+		r.t.Errorf("sbxrun still runs after %v; below it:\n%s%s", limit, harness.Stuck(r.pid), harness.List(harness.Below(r.pid)))
+		r.abort()
+	}
+}
+
+// wait waits until sbxrun exits, and asserts that all processes have exited and that the
+// report agrees with the exit code.
+func (r *run) wait() result {
+	r.t.Helper()
+	r.exitsIn(bound)
+	r.gone()
+	return r.result()
+}
+
+func (r *run) result() result {
+	r.t.Helper()
+	o := r.call.wait(r.t, func() {})
+	o.readReport(r.t, r.report)
+	if o.report == nil {
+		return o
+	}
+	if r.wrote("ran") && !o.report.Started {
+		r.t.Errorf("the command has run, and the report says that it was not started: %v", o)
+	}
+	if o.report.Teardown.Verdict == "not_applicable" && o.report.Started {
+		r.t.Errorf("started, and nothing to prove: %v", o)
+	}
+	return o
+}
+
+// readReport reads the report if there is one.
+func (o *result) readReport(t testing.TB, name string) {
+	t.Helper()
+	data, err := os.ReadFile(name)
+	if err != nil {
+		return
+	}
+	if o.report, err = harness.ParseReport(data); err != nil {
+		t.Errorf("%v", err)
+		o.report = nil
+	} else if o.signal == 0 && o.report.ExitCode != o.code {
+		t.Errorf("the report has another exit code: %v", o)
+	}
+}
+
+// gone asserts that all processes of the run have exited: at once, or soon if sbxrun was
+// killed. It ends those that have not, so that they do not disturb other tests.
+func (r *run) gone() {
+	r.t.Helper()
+	defer r.ns.Close()
+	deadline := time.Now()
+	if r.killed {
+		deadline = deadline.Add(settle)
+	}
+	var left []harness.Proc
+	for {
+		left = r.left()
+		if len(left) == 0 || time.Now().After(deadline) {
+			break
+		}
+		time.Sleep(200 * time.Microsecond)
+	}
+	if len(left) > 0 {
+		after := time.Since(r.end).Round(time.Microsecond)
+		// The message also says whether they exit by themselves.
+		last := r.left()
+		for patience := time.Now().Add(time.Second); len(last) > 0 && time.Now().Before(patience); last = r.left() {
+			time.Sleep(time.Millisecond)
+		}
+		r.t.Errorf("%d processes are left %v after the end of sbxrun:\n%sand %d of them a second later:\n%s", len(left), after, harness.List(left), len(last), harness.List(last))
+		harness.Sweep(r.t, r.left)
+	}
+	reapOrphans(r.t) // zombies that left has accepted
+	r.frozen()
+}
+
+// left returns the processes of the run, found by marker, namespace and descent.
+func (r *run) left() (left []harness.Proc) {
+	for _, p := range orphans() {
+		// "3" is the process that makes a user namespace for an idmapped mount: it executes a descriptor.
+		if r.killed && p.Parent == os.Getpid() && p.State == "Z" && (strings.HasPrefix(p.Comm, "sbxrun") || p.Comm == "3") {
+			continue // a fork of sbxrun, which sbxrun's parent has to reap
+		}
+		left = append(left, p)
+	}
+	for _, p := range harness.Find(r.marker, r.ns.Has) {
+		if !slices.ContainsFunc(left, func(q harness.Proc) bool { return q.PID == p.PID }) {
+			left = append(left, p)
+		}
+	}
+	return left
+}
+
+// orphans returns the processes that were abandoned to the test process, with their descendants.
+func orphans() (found []harness.Proc) {
+	for _, p := range harness.Orphans() {
+		found = append(append(found, p), harness.Below(p.PID)...)
+	}
+	return found
+}
+
+// reapOrphans reaps the orphans except those of living sandboxes, as init would. It fails the
+// test if one does not exit soon.
+func reapOrphans(t testing.TB, living ...*sandbox) {
+	t.Helper()
+	var found []harness.Proc
+	for deadline := time.Now().Add(settle); time.Now().Before(deadline); time.Sleep(100 * time.Microsecond) {
+		found = slices.DeleteFunc(harness.Orphans(), func(p harness.Proc) bool {
+			return slices.ContainsFunc(living, func(b *sandbox) bool { return b.PID == p.PID })
+		})
+		if len(found) == 0 {
+			return
+		}
+		reapZombies(living...)
+	}
+	t.Errorf("not exited, and with no parent but the test:\n%s", harness.List(found))
+}
+
+// logSizes are the sizes of the logs of earlier runs after their end.
+var logSizes = map[string]int64{}
+
+// frozen records the size of the run's log, and asserts that the logs of earlier runs of the
+// test have not grown.
+func (r *run) frozen() {
+	r.t.Helper()
+	for name, size := range logSizes {
+		switch st, err := os.Stat(name); {
+		case errors.Is(err, fs.ErrNotExist):
+			delete(logSizes, name) // its test has ended
+		case err != nil:
+			r.t.Errorf("%v", err)
+		case st.Size() != size:
+			r.t.Errorf("a command went on after all processes had exited: %s has grown from %d to %d bytes", name, size, st.Size())
+			delete(logSizes, name)
+		}
+	}
+	name := filepath.Join(r.out, "log")
+	if st, err := os.Stat(name); err == nil {
+		logSizes[name] = st.Size()
+	}
 }

@@ -41,7 +41,7 @@ func TestL14Random(t *testing.T) {
 	for left > 0 && !t.Failed() {
 		n := min(left, 60)
 		left -= n
-		e := newEstate(t)
+		e := newEnv(t)
 		var work sync.WaitGroup
 		next := make(chan int, n)
 		for i := range n {
@@ -61,7 +61,7 @@ func TestL14Random(t *testing.T) {
 		running.Add(int64(e.killSupervisors()))
 		s := e.ok("cleanup")
 		if found := e.members(); len(found) > 0 {
-			t.Errorf("alive when cleanup had ended:\n%s%v", describe(found), s)
+			t.Errorf("alive when cleanup had ended:\n%s%v", harness.List(found), s)
 		}
 		e.cleared()
 		e.gone(settle)
@@ -76,7 +76,7 @@ func TestL14Random(t *testing.T) {
 
 // strikeOne starts a sandbox and kills one of its processes at a random moment. It
 // says whether it was there.
-func (e *estate) strikeOne(i int) (alive bool) {
+func (e *env) strikeOne(i int) (alive bool) {
 	payloads := [][]string{{}, busy, deaf, leaver}
 	args := e.startFlags()
 	if i%6 == 0 {
@@ -94,7 +94,7 @@ func (e *estate) strikeOne(i int) (alive bool) {
 	supervisor := 0
 	for time.Since(c.begin) < after {
 		if supervisor == 0 {
-			if pids := childrenOf(c.pid); len(pids) > 0 {
+			if pids := harness.Children(c.pid); len(pids) > 0 {
 				supervisor = pids[0]
 			}
 		}
@@ -109,7 +109,7 @@ func (e *estate) strikeOne(i int) (alive bool) {
 	pids := family(supervisor)
 	var targets []*harness.Target
 	hit := func(pid, parent int) {
-		if target, ok := strike(pid, parent, unix.SIGKILL); ok {
+		if target, ok := harness.Strike(pid, parent, unix.SIGKILL); ok {
 			targets = append(targets, target)
 		}
 	}
@@ -134,24 +134,22 @@ func (e *estate) strikeOne(i int) (alive bool) {
 
 // killSupervisors kills all that are left, every other one with its keeper, and
 // waits until they are dead. It says how many there were.
-func (e *estate) killSupervisors() (n int) {
+func (e *env) killSupervisors() (n int) {
 	var targets []*harness.Target
-	for i, pid := range childrenOf(os.Getpid()) {
-		registering.Lock()
-		mine := registered[pid] > 0
-		registering.Unlock()
+	for i, pid := range harness.Children(os.Getpid()) {
+		mine := harness.Registered(pid)
 		p, ok := harness.ReadProc(pid)
 		// Some of them are keepers whose supervisor is dead: those are at work.
-		if mine || !ok || len(pidsOf(pid)) != 1 || strings.HasSuffix(p.Comm, "-keeper") || p.Comm == "bwrap" {
+		if mine || !ok || len(harness.PIDs(pid)) != 1 || strings.HasSuffix(p.Comm, "-keeper") || p.Comm == "bwrap" {
 			continue
 		}
 		pids := family(pid)
-		if target, ok := strike(pid, os.Getpid(), unix.SIGKILL); ok {
+		if target, ok := harness.Strike(pid, os.Getpid(), unix.SIGKILL); ok {
 			targets = append(targets, target)
 			n++
 		}
 		if i%2 == 0 {
-			if target, ok := strike(pids[roleKeeper], pid, unix.SIGKILL); ok {
+			if target, ok := harness.Strike(pids[roleKeeper], pid, unix.SIGKILL); ok {
 				targets = append(targets, target)
 			}
 		}
@@ -165,7 +163,7 @@ func (e *estate) killSupervisors() (n int) {
 
 // forge writes a record whose processes are as given, and takes the place of its
 // supervisor if it is to look alive. release gives that up.
-func (e *estate) forge(id, name, phase string, supervisor, init identity, alive bool) (release func()) {
+func (e *env) forge(id, name, phase string, supervisor, init harness.Identity, alive bool) (release func()) {
 	e.t.Helper()
 	dir := filepath.Join(e.state, id)
 	harness.Must(e.t, os.MkdirAll(dir, 0o700))
@@ -203,27 +201,27 @@ func everyCommand(name string) [][]string {
 func TestL15Recycled(t *testing.T) {
 	stranger := newBystander(t)
 	exact := stranger.id
-	change := func(f func(*identity)) identity {
+	change := func(f func(*harness.Identity)) harness.Identity {
 		id := exact
 		f(&id)
 		return id
 	}
 	others := []struct {
 		name string
-		id   identity
+		id   harness.Identity
 	}{
-		{"start time", change(func(id *identity) { id.Start++ })},
-		{"earlier", change(func(id *identity) { id.Start-- })},
-		{"no start time", change(func(id *identity) { id.Start = 0 })},
-		{"boot", change(func(id *identity) { id.BootID = "00000000-0000-0000-0000-000000000000" })},
-		{"no boot", change(func(id *identity) { id.BootID = "" })},
-		{"namespace", change(func(id *identity) { id.PIDNS++ })},
-		{"no namespace", change(func(id *identity) { id.PIDNS = 0 })},
+		{"start time", change(func(id *harness.Identity) { id.Start++ })},
+		{"earlier", change(func(id *harness.Identity) { id.Start-- })},
+		{"no start time", change(func(id *harness.Identity) { id.Start = 0 })},
+		{"boot", change(func(id *harness.Identity) { id.BootID = "00000000-0000-0000-0000-000000000000" })},
+		{"no boot", change(func(id *harness.Identity) { id.BootID = "" })},
+		{"namespace", change(func(id *harness.Identity) { id.Namespace++ })},
+		{"no namespace", change(func(id *harness.Identity) { id.Namespace = 0 })},
 	}
 	for _, other := range others {
 		for _, alive := range []bool{true, false} {
 			t.Run(fmt.Sprint(other.name, " alive ", alive), func(t *testing.T) {
-				e := newEstate(t)
+				e := newEnv(t)
 				stranger := &bystander{t: t, id: stranger.id}
 				for _, args := range everyCommand(forgedID) {
 					release := e.forge(forgedID, "forged", "running", other.id, other.id, alive)
@@ -245,11 +243,11 @@ func TestL15Recycled(t *testing.T) {
 	}
 	// The other way round, or nobody knew that the test means something.
 	t.Run("exact", func(t *testing.T) {
-		e := newEstate(t)
+		e := newEnv(t)
 		mortal := newInit(t)
-		defer e.forge(forgedID, "forged", "running", change(func(id *identity) { id.Start++ }), mortal.id, false)()
+		defer e.forge(forgedID, "forged", "running", change(func(id *harness.Identity) { id.Start++ }), mortal.id, false)()
 		e.ok("cleanup")
-		if !zombie(mortal.id.PID) {
+		if !harness.Exited(mortal.id.PID) {
 			t.Errorf("a process that matches its record was not ended")
 		}
 		e.cleared()
@@ -261,7 +259,7 @@ func TestL15Recycled(t *testing.T) {
 func TestL14Running(t *testing.T) {
 	for victim := roleSbxrun; victim < roles; victim++ {
 		t.Run(roleNames[victim], func(t *testing.T) {
-			e := newEstate(t)
+			e := newEnv(t)
 			for range scaled(t, 3) {
 				b := e.start([]string{"--name", "box"}, busy...)
 				pids := family(b.PID)
@@ -274,7 +272,7 @@ func TestL14Running(t *testing.T) {
 				if victim > roleSbxrun {
 					parent = pids[above[victim]]
 				}
-				target, hit := strike(pids[victim], parent, unix.SIGKILL)
+				target, hit := harness.Strike(pids[victim], parent, unix.SIGKILL)
 				if !hit {
 					t.Fatalf("there is no %s", roleNames[victim])
 				}
@@ -313,7 +311,7 @@ func TestL14Running(t *testing.T) {
 func TestStartClientKilled(t *testing.T) {
 	for _, sig := range []unix.Signal{unix.SIGKILL, unix.SIGINT, unix.SIGTERM} {
 		t.Run(sig.String(), func(t *testing.T) {
-			e := newEstate(t)
+			e := newEnv(t)
 			hunt(t, scaled(t, 6), "the client", func(i int) (early bool) {
 				defer e.clean()
 				c, err := e.begin(append(e.startFlags(), busy...)...)
@@ -322,12 +320,12 @@ func TestStartClientKilled(t *testing.T) {
 				deepest := []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom, roleInit}[i%5]
 				var pids [roles]int
 				for !c.over() && pids[deepest] == 0 {
-					if below := childrenOf(c.pid); len(below) > 0 {
+					if below := harness.Children(c.pid); len(below) > 0 {
 						pids = family(below[0])
 					}
 					runtime.Gosched()
 				}
-				stopped, hit := strike(pids[roleSbxrun], c.pid, unix.SIGSTOP)
+				stopped, hit := harness.Strike(pids[roleSbxrun], c.pid, unix.SIGSTOP)
 				if !hit {
 					e.wait(c) // it was quicker
 					return false
@@ -354,11 +352,11 @@ func TestStartClientKilled(t *testing.T) {
 }
 
 // running is the sandboxes that ps lists.
-func (e *estate) running() (boxes []*sandbox) {
+func (e *env) running() (boxes []*sandbox) {
 	e.t.Helper()
 	var list []struct {
-		ID         string   `json:"id"`
-		Supervisor identity `json:"supervisor"`
+		ID         string           `json:"id"`
+		Supervisor harness.Identity `json:"supervisor"`
 	}
 	s := e.ok("ps", "--json")
 	harness.Must(e.t, json.Unmarshal([]byte(s.stdout), &list))
@@ -371,7 +369,7 @@ func (e *estate) running() (boxes []*sandbox) {
 // The client of start is killed at a random moment: either nothing is left, or the
 // sandbox is one like any other.
 func TestStartClientKilledRandom(t *testing.T) {
-	e := newEstate(t)
+	e := newEnv(t)
 	for range scaled(t, 30) {
 		c, err := e.begin(append(e.startFlags(), busy...)...)
 		harness.Must(t, err)
@@ -387,8 +385,8 @@ func TestStartClientKilledRandom(t *testing.T) {
 		for _, b := range e.running() {
 			living[b.PID] = true
 		}
-		return !slices.ContainsFunc(childrenOf(os.Getpid()), func(pid int) bool {
-			return !living[pid] && registered[pid] == 0 && !zombie(pid)
+		return !slices.ContainsFunc(harness.Children(os.Getpid()), func(pid int) bool {
+			return !living[pid] && !harness.Registered(pid) && !harness.Exited(pid)
 		})
 	})
 	e.clean()
@@ -397,7 +395,7 @@ func TestStartClientKilledRandom(t *testing.T) {
 // A stopped supervisor cannot do what it is told: kill ends its sandbox in its
 // place, and when it goes on it ends by itself.
 func TestStoppedSupervisor(t *testing.T) {
-	e := newEstate(t)
+	e := newEnv(t)
 	b := e.start(nil, deaf...)
 	e.until(settle, "the payload", func() bool { return e.wrote("ran") })
 	target, hit := b.strikeSupervisor(unix.SIGSTOP)
@@ -420,7 +418,7 @@ func TestStoppedSupervisor(t *testing.T) {
 		}
 	}
 	if len(inside) > 0 {
-		t.Errorf("kill has ended, and these live:\n%s", describe(inside))
+		t.Errorf("kill has ended, and these live:\n%s", harness.List(inside))
 	}
 	harness.Must(t, target.Signal(unix.SIGCONT))
 	b.ended(3 * time.Second)
@@ -432,11 +430,11 @@ func TestStoppedSupervisor(t *testing.T) {
 func TestStoppedBelowSupervisor(t *testing.T) {
 	for _, victim := range []int{roleKeeper, roleMonitor, roleRoom, roleInit, rolePayload} {
 		t.Run(roleNames[victim], func(t *testing.T) {
-			e := newEstate(t)
+			e := newEnv(t)
 			b := e.start([]string{"--proof-timeout", proof.String()}, busy...)
 			e.until(settle, "the payload", func() bool { return e.wrote("ran") })
 			pids := family(b.PID)
-			target, hit := strike(pids[victim], pids[above[victim]], unix.SIGSTOP)
+			target, hit := harness.Strike(pids[victim], pids[above[victim]], unix.SIGSTOP)
 			if !hit {
 				t.Fatalf("there is no %s", roleNames[victim])
 			}
@@ -459,7 +457,7 @@ func TestStoppedBelowSupervisor(t *testing.T) {
 func TestSignalledSupervisor(t *testing.T) {
 	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGHUP} {
 		t.Run(sig.String(), func(t *testing.T) {
-			e := newEstate(t)
+			e := newEnv(t)
 			b := e.start(nil, busy...)
 			target, hit := b.strikeSupervisor(sig)
 			if !hit {
@@ -514,7 +512,7 @@ func entries(t testing.TB, dir string) (list []string) {
 
 // cleanup --dry-run changes nothing, and says what would be done.
 func TestCleanupDryRun(t *testing.T) {
-	e := newEstate(t)
+	e := newEnv(t)
 	lost := e.start([]string{"--name", "lost"})
 	if target, hit := lost.strikeSupervisor(unix.SIGKILL); hit {
 		e.until(settle, "its end", target.Ended)
@@ -523,12 +521,12 @@ func TestCleanupDryRun(t *testing.T) {
 	// A supervisor sweeps once, a moment after its start. That is over for records made after
 	// it has ended the init of this one.
 	first := newInit(t)
-	e.forge("11112233aabbccdd", "first", "running", identity{PID: first.id.PID, Start: 1, BootID: "x", PIDNS: 1}, first.id, false)()
+	e.forge("11112233aabbccdd", "first", "running", harness.Identity{PID: first.id.PID, Start: 1, BootID: "x", Namespace: 1}, first.id, false)()
 	living := e.start([]string{"--name", "living"})
-	e.until(settle, "the sweep of the living one", func() bool { return zombie(first.id.PID) })
+	e.until(settle, "the sweep of the living one", func() bool { return harness.Exited(first.id.PID) })
 	e.gone(settle, living)
 	mortal := newInit(t)
-	e.forge(forgedID, "forged", "running", identity{PID: mortal.id.PID, Start: 1, BootID: "x", PIDNS: 1}, mortal.id, false)()
+	e.forge(forgedID, "forged", "running", harness.Identity{PID: mortal.id.PID, Start: 1, BootID: "x", Namespace: 1}, mortal.id, false)()
 	damaged := filepath.Join(e.state, "fedcba9876543210")
 	harness.Must(t, os.Mkdir(damaged, 0o700))
 	harness.Must(t, os.WriteFile(filepath.Join(damaged, "record.json"), []byte("{"), 0o600))
@@ -549,7 +547,7 @@ func TestCleanupDryRun(t *testing.T) {
 	}
 	living.alive()
 	e.ok("cleanup")
-	if !zombie(mortal.id.PID) {
+	if !harness.Exited(mortal.id.PID) {
 		t.Errorf("cleanup did not end the init that is left")
 	}
 	living.alive()
@@ -559,7 +557,7 @@ func TestCleanupDryRun(t *testing.T) {
 // cleanups run all the time while sandboxes are started: none that lives loses
 // anything.
 func TestCleanupWhileStarting(t *testing.T) {
-	e := newEstate(t)
+	e := newEnv(t)
 	stop := make(chan struct{})
 	var sweeper sync.WaitGroup
 	sweeper.Go(func() {
@@ -602,11 +600,11 @@ func TestCleanupWhileStarting(t *testing.T) {
 				t.Errorf("a start has failed: %v", s)
 				continue
 			}
-			if zombie(b.PID) {
-				t.Errorf("a sandbox has ended: %v; %s", s, describe(e.members()))
+			if harness.Exited(b.PID) {
+				t.Errorf("a sandbox has ended: %v; %s", s, harness.List(e.members()))
 			}
 			r := b.record()
-			if r.Init == nil || zombie(r.Init.PID) || r.Phase != "running" {
+			if r.Init == nil || harness.Exited(r.Init.PID) || r.Phase != "running" {
 				t.Errorf("a sandbox is not whole: %+v", r)
 			}
 		}

@@ -15,7 +15,7 @@ import (
 // small runs a shell script in a mount namespace of its own, where dir, $disk, is a file system in
 // memory of so many bytes. The script calls sbxrun by that name, and ends what it starts; $top is
 // the test's own directory, on the disk that everybody uses.
-func (e *estate) small(bytes int, dir, script string) said {
+func (e *env) small(bytes int, dir, script string) result {
 	e.t.Helper()
 	words := []string{"bwrap", "--dev-bind", "/", "/", "--size", fmt.Sprint(bytes), "--tmpfs", dir}
 	if os.Getuid() == 0 {
@@ -85,7 +85,7 @@ ls -A $disk`,
 			[]string{`74 sbxrun: error: --get .*: there is no space left for .*`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			e := newEstate(t)
+			e := newEnv(t)
 			disk := filepath.Join(e.top, "disk")
 			harness.Must(t, os.Mkdir(disk, 0o700))
 			s := e.small(8<<20, disk, `try() { code=0; "$@" >$top/said 2>&1 || code=$?; echo "$code $(cat $top/said)" | sed 's/ $//'; }

@@ -20,7 +20,7 @@ import (
 // the snapshot or nothing, the sandbox goes on, and after a cleanup no file, no lock and nothing that
 // stands still is left. SBXRUN_SOAK=2000 is 200 kills of each.
 func TestSnapshotKilled(t *testing.T) {
-	e := newEstate(t)
+	e := newEnv(t)
 	dir := filepath.Join(e.out, "original")
 	harness.Must(t, os.Mkdir(dir, 0o755))
 	flags := []string{"--name", "box", "--timeout", "20m", "--cwd", "none", "--overlay", dir + ":/data"}
@@ -93,9 +93,9 @@ func TestSnapshotKilled(t *testing.T) {
 }
 
 // strikeWithin kills a command, or one of the processes below it.
-func (e *estate) strikeWithin(c *call) {
+func (e *env) strikeWithin(c *call) {
 	pids := []int{c.pid}
-	for _, p := range below(c.pid) {
+	for _, p := range harness.Below(c.pid) {
 		pids = append(pids, p.PID)
 	}
 	pid := pids[mathrand.IntN(len(pids))]
@@ -104,13 +104,13 @@ func (e *estate) strikeWithin(c *call) {
 		return // it has just ended
 	}
 	defer target.Close()
-	if pid == c.pid || slices.ContainsFunc(below(c.pid), func(p harness.Proc) bool { return p.PID == pid }) {
+	if pid == c.pid || slices.ContainsFunc(harness.Below(c.pid), func(p harness.Proc) bool { return p.PID == pid }) {
 		_ = target.Signal(unix.SIGKILL) // it has just ended
 	}
 }
 
 // listed reports whether there is a snapshot of this name.
-func (e *estate) listed(name string) bool {
+func (e *env) listed(name string) bool {
 	e.t.Helper()
 	for line := range strings.Lines(e.ok("snapshot", "ls").stdout) {
 		if first, _, _ := strings.Cut(line, " "); first == name {
@@ -121,7 +121,7 @@ func (e *estate) listed(name string) bool {
 }
 
 // verify reads snapshots of a directory to their ends, and starts a sandbox from the last of them.
-func (e *estate) verify(names []string, dir, sum string) {
+func (e *env) verify(names []string, dir, sum string) {
 	e.t.Helper()
 	for _, name := range names {
 		archive := filepath.Join(e.top, "verify-"+name)

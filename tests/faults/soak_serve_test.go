@@ -40,7 +40,7 @@ func (y *soakTry) ask() bool {
 	client := &http.Client{Timeout: bound, Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(y.s.top, "serve-"+y.id, "socket"))
 	}}}
-	send := func(call api.Call) (answer said) {
+	send := func(call api.Call) (answer result) {
 		body, err := json.Marshal(call)
 		harness.Must(y.s.t, err)
 		begin := time.Now()
@@ -56,7 +56,7 @@ func (y *soakTry) ask() bool {
 		answer.stdout, answer.stderr = string(text), fmt.Sprint(r.Status, err)
 		return answer
 	}
-	tried := said{}
+	tried := result{}
 	if !y.s.holds(bound, func() bool {
 		if !strings.Contains(tried.stdout, `"proven"`) {
 			tried = send(api.Call{Argv: []string{"true"}})
@@ -77,13 +77,13 @@ func (y *soakTry) ask() bool {
 	harness.Must(y.s.t, err)
 	grace, err := time.ParseDuration(y.grace + "s")
 	harness.Must(y.s.t, err)
-	y.asked = make(chan said, 1)
+	y.asked = make(chan result, 1)
 	y.client.begin = time.Now()
 	go func() {
 		answer := send(api.Call{Argv: []string{"/actor", y.id}, Env: map[string]string{harness.MarkerName: y.marker(), actEnv: "fight"},
 			TimeoutMS: float64(timeout.Milliseconds()), GraceMS: float64(grace.Milliseconds())})
 		if alive := y.commands(); strings.Contains(answer.stdout, `"verdict":"proven"`) && len(alive) > 0 {
-			y.errorf("proven, and these live: %v\n%s", answer, describe(alive))
+			y.errorf("proven, and these live: %v\n%s", answer, harness.List(alive))
 		}
 		if strings.Contains(answer.stdout, "/out/breach") {
 			y.errorf("a payload has reached its PID 1: %v", answer)
@@ -95,8 +95,8 @@ func (y *soakTry) ask() bool {
 }
 
 // dismiss waits for the answer, and then ends the server.
-func (y *soakTry) dismiss() said {
-	var answer said
+func (y *soakTry) dismiss() result {
+	var answer result
 	select {
 	case answer = <-y.asked:
 	case <-time.After(bound):

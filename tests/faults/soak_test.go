@@ -118,21 +118,15 @@ func startPart(t *testing.T, part string) (count soakCount, out string, err erro
 		cmd.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_SYS_ADMIN}
 	}
 	done, err := harness.Register(func() (int, error) {
-		registering.Lock()
-		defer registering.Unlock()
 		if err := cmd.Start(); err != nil {
 			return 0, err
 		}
-		registered[cmd.Process.Pid]++
 		return cmd.Process.Pid, nil
 	})
 	if err != nil {
 		return count, "", err
 	}
 	err = cmd.Wait()
-	registering.Lock()
-	unregister(cmd.Process.Pid)
-	registering.Unlock()
 	done()
 	for line := range strings.Lines(buf.String()) {
 		if text, ok := strings.CutPrefix(strings.TrimSpace(line), soakSays); ok {
@@ -294,7 +288,7 @@ func (c soakCount) judge(t *testing.T) {
 
 // soaking is one part.
 type soaking struct {
-	*estate
+	*env
 	seed      uint64
 	actor     string
 	troupe    *troupe
@@ -311,7 +305,7 @@ func newSoak(t *testing.T, seed uint64, engine bool) *soaking {
 	t.Helper()
 	harness.Must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 	harness.Must(t, unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""))
-	s := &soaking{estate: newEstate(t), seed: seed, actor: actor(t)}
+	s := &soaking{env: newEnv(t), seed: seed, actor: actor(t)}
 	if engine {
 		s.wrap = harness.EngineRoot()
 	}
@@ -386,7 +380,7 @@ func (s *soaking) others() (found []harness.Proc) {
 	keep := map[int]bool{os.Getpid(): true}
 	for _, b := range []*sandbox{s.host, s.neighbour} {
 		keep[b.PID] = true
-		for _, p := range below(b.PID) {
+		for _, p := range harness.Below(b.PID) {
 			keep[p.PID] = true
 		}
 	}
@@ -396,9 +390,7 @@ func (s *soaking) others() (found []harness.Proc) {
 		if err != nil || keep[pid] {
 			continue
 		}
-		registering.Lock()
-		mine := registered[pid] > 0
-		registering.Unlock()
+		mine := harness.Registered(pid)
 		if p, ok := harness.ReadProc(pid); ok && !mine {
 			p.Why = about(pid)
 			found = append(found, p)
@@ -412,13 +404,13 @@ func about(pid int) string {
 	exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
 	words, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	session, _ := unix.Getsid(pid)
-	text := fmt.Sprintf("numbers %v, session %d, executes %q, %.200q", pidsOf(pid), session, exe, words)
+	text := fmt.Sprintf("numbers %v, session %d, executes %q, %.200q", harness.PIDs(pid), session, exe, words)
 	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	for _, fd := range fds {
 		to, _ := os.Readlink(fd)
 		text += fmt.Sprintf(" %s:%s", filepath.Base(fd), to)
 	}
-	return text + "\n" + stuck(pid)
+	return text + "\n" + harness.Stuck(pid)
 }
 
 // settled asserts after a round that all has come to its end: by itself what has, and by
@@ -436,13 +428,13 @@ func (s *soaking) settled(tries []*soakTry) {
 	if !s.holds(soakEnd+soakSlack, func() bool {
 		reapZombies(s.host, s.neighbour)
 		busy = slices.DeleteFunc(s.others(), func(p harness.Proc) bool {
-			numbers := pidsOf(p.PID)
+			numbers := harness.PIDs(p.PID)
 			return len(numbers) == 2 && numbers[1] == "1" && (p.Parent == os.Getpid() || p.Comm == "sbxrun-room") ||
 				len(numbers) == 1 && p.Comm == "bwrap" && p.Parent == os.Getpid() // of a check by doctor that has lost its parent
 		})
 		return len(busy) == 0
 	}) {
-		s.t.Errorf("alive without a cleanup:\n%s%s", describe(busy), was())
+		s.t.Errorf("alive without a cleanup:\n%s%s", harness.List(busy), was())
 	}
 	c := s.do("cleanup")
 	if c.code != 0 || strings.Contains(c.stdout, "failed") {
@@ -454,7 +446,7 @@ func (s *soaking) settled(tries []*soakTry) {
 		left = s.others()
 		return len(left) == 0
 	}) {
-		s.t.Errorf("alive after a cleanup: \n%s%v\n%s", describe(left), c, was())
+		s.t.Errorf("alive after a cleanup: \n%s%v\n%s", harness.List(left), c, was())
 	}
 	ids, _ := filepath.Glob(filepath.Join(s.state, "*"))
 	for _, path := range ids {
@@ -465,7 +457,7 @@ func (s *soaking) settled(tries []*soakTry) {
 		}
 	}
 	s.host.alive()
-	if p, ok := harness.ReadProc(s.neighbour.init.Init.PID); !ok || p.State == "Z" || p.State == "T" {
+	if p, ok := harness.ReadProc(s.neighbour.init.PID); !ok || p.State == "Z" || p.State == "T" {
 		s.t.Errorf("a sandbox beside has suffered: %v\n%s", p, was())
 	}
 	for _, d := range s.fresh {
@@ -521,8 +513,8 @@ type soakTry struct {
 	boxed   seen      // that of the box
 	done    []string  // what was done
 	killed  []harness.Proc
-	struck  bool      // the client was
-	asked   chan said // a server's answer, when it has come; nil for other verbs
+	struck  bool        // the client was
+	asked   chan result // a server's answer, when it has come; nil for other verbs
 }
 
 func (y *soakTry) String() string {
@@ -611,7 +603,7 @@ func (y *soakTry) run() {
 func (y *soakTry) over() bool { return y.client.over() || len(y.asked) > 0 }
 
 // end waits for it.
-func (y *soakTry) end() said {
+func (y *soakTry) end() result {
 	if y.asked != nil {
 		return y.dismiss()
 	}
@@ -650,10 +642,10 @@ func (y *soakTry) openBox() bool {
 		y.errorf("%v", err)
 		return false
 	}
-	said := y.s.wait(c)
-	y.box = &sandbox{e: y.s.estate}
-	if err := json.Unmarshal([]byte(said.stdout), y.box); err != nil || said.code != 0 {
-		y.errorf("no sandbox: %v", said)
+	s := y.s.wait(c)
+	y.box = &sandbox{e: y.s.env}
+	if err := json.Unmarshal([]byte(s.stdout), y.box); err != nil || s.code != 0 {
+		y.errorf("no sandbox: %v", s)
 		return false
 	}
 	y.boxed = y.supervises(y.box.ID, y.box.PID)
@@ -719,7 +711,7 @@ func (s seen) still() int {
 	return 0
 }
 
-func (s seen) ended() bool { return s.still() == 0 || zombie(s.pid) }
+func (s seen) ended() bool { return s.still() == 0 || harness.Exited(s.pid) }
 
 // supervisor is that of what the client has started, as soon as it is known.
 func (y *soakTry) supervisor() int {
@@ -728,7 +720,7 @@ func (y *soakTry) supervisor() int {
 			ID  string `json:"id"`
 			PID int    `json:"supervisor_pid"`
 		}
-		if below := childrenOf(y.client.pid); len(below) > 0 && !y.client.over() {
+		if below := harness.Children(y.client.pid); len(below) > 0 && !y.client.over() {
 			said.PID = below[0]
 		} else if data, err := os.ReadFile(y.client.files[0]); err != nil || json.Unmarshal(data, &said) != nil {
 			return 0
@@ -740,7 +732,7 @@ func (y *soakTry) supervisor() int {
 
 // supervises is the supervisor of a sandbox by its record, or by its pid if there is none.
 func (y *soakTry) supervises(id string, pid int) seen {
-	var r record
+	var r harness.Record
 	if data, err := os.ReadFile(filepath.Join(y.s.state, id, "record.json")); id != "" && err == nil && json.Unmarshal(data, &r) == nil && r.Supervisor.PID == pid {
 		return seen{pid, strconv.FormatUint(r.Supervisor.Start, 10)}
 	}
@@ -787,13 +779,11 @@ func (y *soakTry) cast() (pids [soakRoles]int, parents [soakRoles][]int) {
 func (y *soakTry) hit(role int, pid int, parents []int, sig unix.Signal) *harness.Target {
 	for _, parent := range parents {
 		p, _ := harness.ReadProc(pid)
-		registering.Lock()
-		stranger := role != soakSbxrun && registered[pid] > 0 // it was quicker than we
-		registering.Unlock()
+		stranger := role != soakSbxrun && harness.Registered(pid) // it was quicker than we
 		if stranger || role == soakSbxrun && pid == y.own.pid && y.own.still() == 0 {
 			return nil
 		}
-		target, ok := strike(pid, parent, sig)
+		target, ok := harness.Strike(pid, parent, sig)
 		if !ok {
 			continue
 		}
@@ -901,7 +891,7 @@ func (y *soakTry) follow() *call {
 	if y.box != nil {
 		id = y.box.ID
 	} else if strings.HasPrefix(y.verb.name, "start") {
-		id = y.client.said()
+		id = y.client.startedID()
 	}
 	if id == "" || y.rng.IntN(2) == 0 {
 		return nil
@@ -942,10 +932,10 @@ func (y *soakTry) resolve(held *harness.Target, role int) {
 			commands = y.commands()
 			return len(commands) == 0
 		}) {
-			y.errorf("while the %s is stopped the command lives on:\n%s", soakNames[role], describe(commands))
+			y.errorf("while the %s is stopped the command lives on:\n%s", soakNames[role], harness.List(commands))
 		}
 		if role != soakSbxrun && role != soakSupervisor && !y.s.holds(y.limit(), y.over) {
-			y.errorf("while the %s is stopped sbxrun does not end:\n%s", soakNames[role], describe(below(y.client.pid)))
+			y.errorf("while the %s is stopped sbxrun does not end:\n%s", soakNames[role], harness.List(harness.Below(y.client.pid)))
 		}
 	}
 	if y.rng.IntN(3) == 0 {
@@ -969,39 +959,39 @@ func (y *soakTry) commands() []harness.Proc {
 		}
 		return nil
 	}
-	return slices.DeleteFunc(marked(y.marker(), func(uint64) bool { return false }), func(p harness.Proc) bool {
-		return p.State == "Z" || p.State == "X" || len(pidsOf(p.PID)) < 3
+	return slices.DeleteFunc(harness.Find(y.marker(), func(uint64) bool { return false }), func(p harness.Proc) bool {
+		return p.State == "Z" || p.State == "X" || len(harness.PIDs(p.PID)) < 3
 	})
 }
 
 // judge asserts that the client, and what came after it, has ended in time and tells the
 // truth.
-func (y *soakTry) judge(said said, after *call) {
+func (y *soakTry) judge(o result, after *call) {
 	alive := y.commands() // at the very first look
 	y.s.mu.Lock()
 	y.s.count.Tries++
 	if y.ran() {
 		y.s.count.Ran++
 	}
-	if took := said.took.Seconds(); took > y.s.count.Longest {
+	if took := o.took.Seconds(); took > y.s.count.Longest {
 		y.s.count.Longest, y.s.count.Which = took, y.String()
 	}
 	y.s.mu.Unlock()
 	limit := y.limit()
-	if said.took > limit {
-		y.errorf("it took %v: %v", said.took, said)
+	if o.took > limit {
+		y.errorf("it took %v: %v", o.took, o)
 	}
-	if said.signal == 0 && !slices.Contains([]int{0, 123, 124, 125, 137, 143}, said.code) {
-		y.errorf("%v", said)
+	if o.signal == 0 && !slices.Contains([]int{0, 123, 124, 125, 137, 143}, o.code) {
+		y.errorf("%v", o)
 	}
-	told := said.stdout
-	if data, err := os.ReadFile(y.report); err == nil && said.signal == 0 {
+	told := o.stdout
+	if data, err := os.ReadFile(y.report); err == nil && o.signal == 0 {
 		told = string(data)
 	}
-	if (strings.Contains(told, `"verdict":"proven"`) || y.verb.name == "kill" && said.code == 0) && len(alive) > 0 {
-		y.errorf("proven, and these live: %v\n%s", said, describe(alive))
+	if (strings.Contains(told, `"verdict":"proven"`) || y.verb.name == "kill" && o.code == 0) && len(alive) > 0 {
+		y.errorf("proven, and these live: %v\n%s", o, harness.List(alive))
 	}
-	if said.code == 123 || strings.Contains(told, `"verdict":"unproven"`) {
+	if o.code == 123 || strings.Contains(told, `"verdict":"unproven"`) {
 		y.s.mu.Lock()
 		y.s.count.Unproven++
 		y.s.mu.Unlock()
@@ -1013,8 +1003,8 @@ func (y *soakTry) judge(said said, after *call) {
 	}
 }
 
-// said is the id of the sandbox that a start has told of, "" if it has not.
-func (c *call) said() string {
+// startedID returns the ID that start has printed, "" if it has not yet.
+func (c *call) startedID() string {
 	var told struct {
 		ID string `json:"id"`
 	}
@@ -1029,7 +1019,7 @@ func (c *call) said() string {
 // do not end with it. sbxrun and the supervisor tell of the end all the same, in time, and
 // nothing that was written is lost.
 func TestPassedOutput(t *testing.T) {
-	e := newEstate(t)
+	e := newEnv(t)
 	release := e.receive()
 	defer release()
 	const pass = `

@@ -64,7 +64,7 @@ func (sh *shell) startOrError(what string, payload ...string) (started bool) {
 
 // The state directory is on a full disk, or nearly: start refuses, or all is well.
 func TestStateFull(t *testing.T) {
-	e := newEstate(t)
+	e := newEnv(t)
 	sh := e.mounted("size=256k,mode=700")
 	worked := false
 	for free := 0; free <= 8; free++ {
@@ -81,7 +81,7 @@ func TestStateFull(t *testing.T) {
 func TestStateInodes(t *testing.T) {
 	worked := false
 	for n := 2; n <= 14 && !t.Failed(); n++ { // the first is the directory itself
-		e := newEstate(t)
+		e := newEnv(t)
 		sh := e.mounted(fmt.Sprintf("size=1m,nr_inodes=%d,mode=700", n))
 		worked = sh.startOrError(fmt.Sprintf("%d inodes", n), stays...)
 	}
@@ -116,7 +116,7 @@ func TestStateFillsUp(t *testing.T) {
 		}},
 	} {
 		t.Run(end.name, func(t *testing.T) {
-			e := newEstate(t)
+			e := newEnv(t)
 			sh := e.mounted("size=256k,mode=700")
 			begin := time.Now()
 			s := sh.do(slices.Concat(e.startFlags(end.flags...), []string{"--", "sh", "-c", ": >/out/ran; setsid sleep 600 & while [ ! -e /out/full ]; do sleep 0.01; done; exec yes"})...)
@@ -154,7 +154,7 @@ func TestStateFillsUp(t *testing.T) {
 
 // Nothing can be written.
 func TestStateReadOnly(t *testing.T) {
-	e := newEstate(t)
+	e := newEnv(t)
 	sh := e.mounted("ro,size=64k,mode=700")
 	s := sh.do(slices.Concat(e.startFlags(), []string{"--"}, stays)...)
 	e.refused(s, 125)
@@ -177,7 +177,7 @@ func TestStateReadOnly(t *testing.T) {
 
 // The directory is not the caller's alone, or not to be entered at all.
 func TestStateDenied(t *testing.T) {
-	e := newEstate(t)
+	e := newEnv(t)
 	b := e.start(nil, stays...)
 	refuse := func(what string) {
 		t.Helper()
@@ -189,7 +189,7 @@ func TestStateDenied(t *testing.T) {
 				t.Errorf("%s: want the place: %v", what, s)
 			}
 		}
-		if zombie(b.PID) {
+		if harness.Exited(b.PID) {
 			t.Errorf("%s: the sandbox has ended", what)
 		}
 	}
@@ -222,9 +222,9 @@ func TestStateDenied(t *testing.T) {
 // Too few descriptors, for every command: it works, or says so in one line; and in
 // no case is anything left.
 func TestStateDescriptors(t *testing.T) {
-	e := newEstate(t)
+	e := newEnv(t)
 	b := e.start([]string{"--name", "other"})
-	with := func(n int, args ...string) said {
+	with := func(n int, args ...string) result {
 		c, err := e.command(nil, append([]string{"bash", "-c", fmt.Sprintf(`ulimit -n %d || exit 99; exec "$@"`, n), "-", harness.Binary(t)}, args...)...)
 		harness.Must(t, err)
 		return e.wait(c)
@@ -281,7 +281,7 @@ func TestStateDescriptors(t *testing.T) {
 		t.Errorf("72 descriptors are not enough for start")
 	}
 	t.Logf("start works with %d", enough)
-	for n := 10; !zombie(b.PID) && n <= 72; n++ {
+	for n := 10; !harness.Exited(b.PID) && n <= 72; n++ {
 		// It may have a warning on its way, that nothing could be written.
 		if s := with(n, "kill", "--grace", "0", "other"); s.code != 0 && s.code != 125 {
 			t.Errorf("%v", s)
@@ -310,7 +310,7 @@ func newTrap(t testing.TB) *trap {
 
 func (p *trap) path(name string) string { return filepath.Join(p.dir, name) }
 
-func (p *trap) untouched(s said) {
+func (p *trap) untouched(s result) {
 	p.t.Helper()
 	if after := entries(p.t, p.dir); !slices.Equal(p.before, after) {
 		p.t.Errorf("a link was followed by %v:\n%q\n%q", s, p.before, after)
@@ -343,7 +343,7 @@ func TestStatePlanted(t *testing.T) {
 				if (i+j)%2 == 0 && soak(t) < 1000 {
 					continue // each of them with some files
 				}
-				e := newEstate(t)
+				e := newEnv(t)
 				p := newTrap(t)
 				b := e.start([]string{"--name", "box"}, stays...)
 				if err := os.Remove(b.path(file)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -357,7 +357,7 @@ func TestStatePlanted(t *testing.T) {
 					p.untouched(s)
 					// Without its lock it counts as lost, and its own supervisor ends what is,
 					// 300 ms after the start: on a slow machine that is by now.
-					if zombie(b.PID) && file != "lock" {
+					if harness.Exited(b.PID) && file != "lock" {
 						t.Fatalf("%s: the sandbox was ended by %v", what, s)
 					}
 					if s.code != 0 && !(file == "lock" && s.code == 137) { // which is then its own
@@ -369,7 +369,7 @@ func TestStatePlanted(t *testing.T) {
 				if s.code != 0 && file != "record.json" && file != "lock" {
 					t.Errorf("%s: want 0: %v", what, s)
 				}
-				if !zombie(b.PID) {
+				if !harness.Exited(b.PID) {
 					if target, ok := b.strikeSupervisor(unix.SIGTERM); ok {
 						target.Close()
 					}
@@ -399,7 +399,7 @@ func TestStatePlanted(t *testing.T) {
 
 // The same of the places that are no sandbox's alone.
 func TestStatePlantedAbove(t *testing.T) {
-	commands := func(e *estate) [][]string {
+	commands := func(e *env) [][]string {
 		return [][]string{append(e.startFlags("--name", "box"), "--", "true"), {"ps", "--all"}, {"inspect", forgedID}, {"inspect", "name"}, {"logs", forgedID},
 			{"exec", "--timeout", "5", forgedID, "true"}, {"wait", "--timeout", "0.02", forgedID}, {"kill", "--grace", "0", forgedID},
 			{"kill", "--grace", "0", "name"}, {"kill", "--all"}, {"cleanup", "--dry-run"}, {"cleanup"}}
@@ -410,7 +410,7 @@ func TestStatePlantedAbove(t *testing.T) {
 				if plant.name == "directory" && (place == "" || place == "names") || plant.name == "nothing" {
 					continue
 				}
-				e := newEstate(t)
+				e := newEnv(t)
 				p := newTrap(t)
 				path := filepath.Join(e.state, place)
 				if strings.HasPrefix(place, "names/") {
@@ -445,7 +445,7 @@ func TestStatePlantedAbove(t *testing.T) {
 // A record is cut off at every byte. It names a living process by all that
 // identifies it, as the supervisor and as init: none may be signalled or entered.
 func TestStateTruncated(t *testing.T) {
-	e := newEstate(t)
+	e := newEnv(t)
 	stranger := newBystander(t)
 	all := everyCommand(forgedID)
 	e.forge(forgedID, "forged", "running", stranger.id, stranger.id, false)()
@@ -488,7 +488,7 @@ func garbage() map[string]string {
 }
 
 // badRecords are well-formed records that lead to the wrong processes.
-func badRecords(id identity) map[string]map[string]any {
+func badRecords(id harness.Identity) map[string]map[string]any {
 	record := func(change func(r map[string]any)) map[string]any {
 		r := map[string]any{"version": 1, "id": forgedID, "name": "forged", "argv": []string{"x"}, "created_at": "2026-11-20T00:00:00.000Z", "phase": "running",
 			"supervisor": id, "init": id, "workdir": "/"}
@@ -496,7 +496,7 @@ func badRecords(id identity) map[string]map[string]any {
 		return r
 	}
 	pid := func(n any) map[string]any {
-		return map[string]any{"pid": n, "start_time": id.Start, "boot_id": id.BootID, "pid_namespace": id.PIDNS}
+		return map[string]any{"pid": n, "start_time": id.Start, "boot_id": id.BootID, "pid_namespace": id.Namespace}
 	}
 	bad := map[string]map[string]any{
 		"version":     record(func(r map[string]any) { r["version"] = 2 }),
@@ -519,7 +519,7 @@ func badRecords(id identity) map[string]map[string]any {
 // Garbage in the record: never a panic, and never a signal. The test itself is in
 // the process group that 0 and -1 would reach.
 func TestStateGarbageRecord(t *testing.T) {
-	e := newEstate(t)
+	e := newEnv(t)
 	stranger := newBystander(t)
 	texts := garbage()
 	for name, r := range badRecords(stranger.id) {
@@ -561,7 +561,7 @@ func TestStateGarbageRecord(t *testing.T) {
 // Garbage in the other files of a sandbox that runs.
 func TestStateGarbageFiles(t *testing.T) {
 	for what, text := range garbage() {
-		e := newEstate(t)
+		e := newEnv(t)
 		b := e.start([]string{"--name", "box"}, stays...)
 		for _, file := range []string{"activity", "kill.json", "access", "lock"} {
 			harness.Must(t, os.WriteFile(b.path(file), []byte(text), 0o600))
@@ -576,7 +576,7 @@ func TestStateGarbageFiles(t *testing.T) {
 				t.Errorf("%s: want %d: %v", what, want, s)
 			}
 		}
-		if zombie(b.PID) {
+		if harness.Exited(b.PID) {
 			t.Errorf("%s: the sandbox has ended", what)
 		}
 		// As one who has cut off his own request, or somebody else's.
@@ -600,7 +600,7 @@ func TestStateGarbageFiles(t *testing.T) {
 
 // Garbage for a name's link.
 func TestStateGarbageNames(t *testing.T) {
-	e := newEstate(t)
+	e := newEnv(t)
 	b := e.start(nil, stays...)
 	names := filepath.Join(e.state, "names")
 	_ = os.Mkdir(names, 0o700) // there may be one
@@ -608,7 +608,7 @@ func TestStateGarbageNames(t *testing.T) {
 		_ = os.Remove(filepath.Join(names, "box"))
 		harness.Must(t, os.Symlink(text, filepath.Join(names, "box")))
 		e.refused(e.do("inspect", "box"), 0, 125)
-		if s := e.do("kill", "--grace", "0", "box"); s.code != 125 || zombie(b.PID) {
+		if s := e.do("kill", "--grace", "0", "box"); s.code != 125 || harness.Exited(b.PID) {
 			t.Fatalf("link to %q: a sandbox without a name was killed by one: %v", text, s)
 		}
 		s := e.do(append(e.startFlags("--name", "box"), "true")...)
@@ -627,7 +627,7 @@ func TestStateGarbageNames(t *testing.T) {
 func TestStateRemoved(t *testing.T) {
 	for _, what := range []string{"all", "its own"} {
 		t.Run(what, func(t *testing.T) {
-			e := newEstate(t)
+			e := newEnv(t)
 			b := e.start([]string{"--timeout", "0.6", "--name", "box"}, "sh", "-c", ": >/out/ran; setsid sleep 600 & while [ ! -e /out/full ]; do sleep 0.01; done; exec yes")
 			if what == "all" {
 				harness.Must(t, os.RemoveAll(e.state))
@@ -656,7 +656,7 @@ func TestStateOfAnother(t *testing.T) {
 	if !harness.Root() {
 		return // TestStateDenied: a user gets no further
 	}
-	e := newEstate(t)
+	e := newEnv(t)
 	harness.Must(t, os.Chown(e.state, 1000, 1000))
 	before := entries(t, e.state)
 	for _, user := range []bool{false, true} {

@@ -115,7 +115,7 @@ func TestR17StoppedEarly(t *testing.T) {
 func TestR17StoppedSelf(t *testing.T) {
 	for _, flags := range [][]string{nil, {"--grace", "0.2"}} {
 		r, pids, deadline := stoppedBefore(t, harness.Deadline(500*time.Millisecond), roleSbxrun, flags...)
-		r.until("the end of the command", func() bool { return zombie(pids[rolePayload]) })
+		r.until("the end of the command", func() bool { return harness.Exited(pids[rolePayload]) })
 		low := deadline + 500*time.Millisecond
 		if len(flags) > 0 {
 			low += 200 * time.Millisecond
@@ -130,7 +130,7 @@ func TestR17StoppedSelf(t *testing.T) {
 	// It goes on before that, and late all the same.
 	r, pids, deadline := stoppedBefore(t, harness.Deadline(500*time.Millisecond), roleSbxrun)
 	r.until("the deadline", func() bool { return time.Since(r.begin) > deadline+100*time.Millisecond })
-	if zombie(pids[rolePayload]) && time.Since(r.begin) < deadline+500*time.Millisecond {
+	if harness.Exited(pids[rolePayload]) && time.Since(r.begin) < deadline+500*time.Millisecond {
 		t.Errorf("the command was killed while sbxrun was stopped")
 	}
 	r.signal(unix.SIGCONT)
@@ -177,7 +177,7 @@ func TestStoppedKeeper(t *testing.T) {
 				t.Errorf("sbxrun waits for a stopped keeper")
 			}
 			if end.sig != unix.SIGKILL {
-				o := r.outcome()
+				o := r.result()
 				if o.code != end.code || o.report == nil || o.report.Teardown.Verdict != "proven" {
 					t.Errorf("want %d, proven: %v", end.code, o)
 				}
@@ -216,7 +216,7 @@ func lost(t *testing.T, victim int, flags []string) {
 // The command alone is killed from outside: that is its own end, not init's.
 func TestKilledPayload(t *testing.T) {
 	r, pids := begun(t, nil, busy)
-	r.until("a process that it will leave behind", func() bool { return len(below(pids[rolePayload])) > 0 })
+	r.until("a process that it will leave behind", func() bool { return len(harness.Below(pids[rolePayload])) > 0 })
 	if !r.hit(pids, rolePayload, unix.SIGKILL) {
 		t.Fatal("there is no command")
 	}
@@ -238,7 +238,7 @@ func TestKilledKeeper(t *testing.T) {
 			t.Fatal("there is no keeper")
 		}
 		o := r.wait()
-		r.judge(o, roleKeeper)
+		judge(t, o, roleKeeper, r.wrote("ran"))
 		if o.code != 123 && o.code != 137 {
 			t.Errorf("want lost or unproven: %v", o)
 		}

@@ -126,7 +126,7 @@ func run(m *testing.M) (code int) {
 	}()
 	code = m.Run()
 	if left := orphansBy("", time.Now().Add(reap)); len(left) > 0 {
-		fmt.Fprintf(os.Stderr, "tests: left behind when all tests were over:\n%s", list(left))
+		fmt.Fprintf(os.Stderr, "tests: left behind when all tests were over:\n%s", List(left))
 		code = max(code, 1)
 	}
 	return code

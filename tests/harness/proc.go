@@ -16,13 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Proc is one process as /proc shows it. Comm is for people.
+// Proc is a process as /proc shows it.
 type Proc struct {
 	PID    int
 	Parent int
 	State  string
-	Comm   string
-	Start  string // in clock ticks since boot: with PID, an identity
+	Comm   string // for messages only
+	Start  string // in clock ticks since boot; with PID, an identity
 	Why    string // how it was found
 }
 
@@ -30,7 +30,8 @@ func (p Proc) String() string {
 	return fmt.Sprintf("%d (%s) state %s parent %d: %s", p.PID, p.Comm, p.State, p.Parent, p.Why)
 }
 
-func list(procs []Proc) string {
+// List formats processes for a message, one per line.
+func List(procs []Proc) string {
 	var b strings.Builder
 	for _, p := range procs {
 		fmt.Fprintf(&b, "\t%v\n", p)
@@ -40,8 +41,8 @@ func list(procs []Proc) string {
 
 func procFile(pid int, name string) string { return fmt.Sprintf("/proc/%d/%s", pid, name) }
 
-// read is what a file begins with; nothing if it cannot be read. All of /proc is looked at after each
-// run, and package os takes twice the system calls.
+// read returns the beginning of a file, nil if it cannot be read. The harness reads all of
+// /proc after every run, and package os needs twice the system calls.
 func read(name string, buf []byte) []byte {
 	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -56,16 +57,16 @@ func read(name string, buf []byte) []byte {
 	}
 }
 
-// words are buffers for what a process was started with.
+// words are buffers for command lines and environments.
 var words = sync.Pool{New: func() any { return new([256 << 10]byte) }}
 
-// ReadProc reads /proc/PID/stat; false if there is no such process.
+// ReadProc reads /proc/PID/stat. It returns false if there is no such process.
 func ReadProc(pid int) (Proc, bool) { return readStat(procFile(pid, "stat"), pid) }
 
 func readStat(name string, pid int) (Proc, bool) {
 	var buf [1 << 10]byte // a name of 16 bytes and 50 numbers
 	data := read(name, buf[:])
-	// The name may hold anything; the fields are counted from its end.
+	// The name may contain any byte, so the fields are counted from its end.
 	open, end := bytes.IndexByte(data, '('), bytes.LastIndexByte(data, ')')
 	if open < 0 || end < open {
 		return Proc{}, false
@@ -78,19 +79,25 @@ func readStat(name string, pid int) (Proc, bool) {
 	return Proc{PID: pid, Parent: parent, State: f[0], Comm: string(data[open+1 : end]), Start: f[19]}, true
 }
 
-// Kernel says whether it is a thread of the kernel's own, in which nothing of a run can be. A
-// machine has more of them than of all others.
+// Exited reports whether a process has exited: it is a zombie, or reaped.
+func Exited(pid int) bool {
+	p, ok := ReadProc(pid)
+	return !ok || p.State == "Z" || p.State == "X"
+}
+
+// Kernel reports whether p is a kernel thread, which is never part of a run. Most
+// processes of a machine are.
 func (p Proc) Kernel() bool { return p.Parent == kthreadd && kthreadd != 0 }
 
-// self is the tests' own process. Nothing of a run is older.
+// self is the test process. Every process of a run is younger.
 var self, _ = ReadProc(os.Getpid())
 
-// olderThan compares the ticks by their number.
+// olderThan compares start times as decimal numbers.
 func (p Proc) olderThan(q Proc) bool {
 	return len(p.Start) < len(q.Start) || len(p.Start) == len(q.Start) && p.Start < q.Start
 }
 
-// kthreadd is the parent of these; 0 where it cannot be seen, as in a container.
+// kthreadd is the parent of kernel threads; 0 where it is not visible, as in a container.
 var kthreadd = func() int {
 	if p, ok := ReadProc(2); ok && p.Parent == 0 && p.Comm == "kthreadd" {
 		return p.PID
@@ -98,9 +105,9 @@ var kthreadd = func() int {
 	return 0
 }()
 
-// pidNamespace is the inode of a process's PID namespace; 0 for a zombie, which
-// has none any more, and for what belongs to others.
-func pidNamespace(pid int) uint64 {
+// Namespace returns the inode of a process's PID namespace. It returns 0 for a zombie, which
+// has none, and for a process of another user.
+func Namespace(pid int) uint64 {
 	var st unix.Stat_t
 	if unix.Stat(procFile(pid, "ns/pid"), &st) != nil {
 		return 0
@@ -108,7 +115,77 @@ func pidNamespace(pid int) uint64 {
 	return st.Ino
 }
 
-func allPIDs() (pids []int) {
+// PIDs returns the PIDs of a process in each PID namespace, from the test's inwards; nil if
+// it has been reaped.
+func PIDs(pid int) []string { return status(pid, "NSpid:") }
+
+// Namespaces are PID namespaces that a test has seen. Holding them open keeps the kernel from
+// giving their inodes to new ones.
+type Namespaces struct {
+	mu   sync.Mutex
+	held map[uint64]*os.File
+}
+
+// Remember adds the PID namespace of a process, and returns its inode; 0 if it is the test's
+// own, or if the process has exited or belongs to another user.
+func (n *Namespaces) Remember(pid int) uint64 {
+	if pid <= 1 {
+		return 0
+	}
+	switch inode := Namespace(pid); {
+	case inode == 0 || inode == Namespace(os.Getpid()):
+		return 0
+	case n.Has(inode):
+		return inode
+	}
+	held, err := os.Open(procFile(pid, "ns/pid"))
+	if err != nil {
+		return 0
+	}
+	var st unix.Stat_t // pid may have been reused since
+	if unix.Fstat(int(held.Fd()), &st) != nil || st.Ino == Namespace(os.Getpid()) {
+		held.Close()
+		return 0
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.held == nil {
+		n.held = map[uint64]*os.File{}
+	}
+	if n.held[st.Ino] != nil {
+		held.Close()
+	} else {
+		n.held[st.Ino] = held
+	}
+	return st.Ino
+}
+
+// Has reports whether a namespace was added.
+func (n *Namespaces) Has(inode uint64) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.held[inode] != nil
+}
+
+// Len returns how many namespaces were added.
+func (n *Namespaces) Len() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.held)
+}
+
+// Close forgets all namespaces.
+func (n *Namespaces) Close() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for inode, held := range n.held {
+		held.Close()
+		delete(n.held, inode)
+	}
+}
+
+// AllPIDs lists all processes.
+func AllPIDs() (pids []int) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
@@ -121,25 +198,25 @@ func allPIDs() (pids []int) {
 	return pids
 }
 
-// find looks through all of /proc for what belongs to a run. Processes of
-// others, whose environment cannot be read, cannot be a run's either: they are
-// recognised by the namespace or as orphans.
-func find(marker string, ns uint64) (found []Proc) {
+// Find searches /proc for processes with a marker in their environment or command line, and
+// for those in PID namespaces of the run. It cannot read the environment of another user's
+// process; those are found by namespace, or as orphans.
+func Find(marker string, ours func(inode uint64) bool) (found []Proc) {
 	buf := words.Get().(*[256 << 10]byte)
 	defer words.Put(buf)
-	for _, pid := range allPIDs() {
+	for _, pid := range AllPIDs() {
 		before, ok := ReadProc(pid)
-		if !ok || before.Kernel() || before.olderThan(self) {
+		if !ok || pid == os.Getpid() || before.Kernel() || before.olderThan(self) {
 			continue
 		}
 		why := ""
-		if ns != 0 && pidNamespace(pid) == ns {
+		if ns := Namespace(pid); ns != 0 && ours(ns) {
 			why = fmt.Sprintf("in the PID namespace %d of the run", ns)
 		}
 		for _, name := range []string{"environ", "cmdline"} {
 			data := read(procFile(pid, name), buf[:])
 			if len(data) == len(buf) {
-				data, _ = os.ReadFile(procFile(pid, name)) // of a process with more words than usual
+				data, _ = os.ReadFile(procFile(pid, name)) // longer than the buffer
 			}
 			if bytes.Contains(data, []byte(marker)) {
 				why = "has the run's marker in its " + name
@@ -156,9 +233,9 @@ func find(marker string, ns uint64) (found []Proc) {
 	return found
 }
 
-// children lists the children of all threads of a process, zombies included: of each
-// thread's the oldest first, which is the kernel's order.
-func children(pid int) (pids []int) {
+// Children lists the children of all threads of a process, zombies included. Those of a
+// thread are in the order of their creation.
+func Children(pid int) (pids []int) {
 	tasks, err := os.ReadDir(procFile(pid, "task"))
 	if err != nil {
 		return nil
@@ -175,11 +252,11 @@ func children(pid int) (pids []int) {
 	return pids
 }
 
-// childrenNow lists the children of a process that is stopped, and misses none. [children] may: the
-// children of a thread that ends go to another thread, which may have been read before; and while a
-// child ends, the next one may be skipped (proc_pid_task(5)).
+// childrenNow lists the children of a stopped process without missing any. [Children] may
+// miss some: a thread that ends passes its children to another thread, which may have been
+// read before; and the next child may be skipped while one exits (proc_pid_task(5)).
 func childrenNow(pid int) (pids []int) {
-	for _, child := range allPIDs() {
+	for _, child := range AllPIDs() {
 		if parentOf(child) == pid {
 			pids = append(pids, child)
 		}
@@ -187,11 +264,11 @@ func childrenNow(pid int) (pids []int) {
 	return pids
 }
 
-// Stopped says whether all threads of a process are stopped or have ended.
+// Stopped reports whether all threads of a process are stopped or have ended.
 func Stopped(pid int) bool {
 	tasks, err := os.ReadDir(procFile(pid, "task"))
 	if err != nil {
-		return true // it has ended
+		return true // reaped
 	}
 	for _, task := range tasks {
 		if p, ok := readStat(procFile(pid, "task/"+task.Name()+"/stat"), pid); ok && !strings.Contains("TtZX", p.State) {
@@ -213,25 +290,26 @@ func TasksOf(uid int) (n int) {
 	return n
 }
 
-// Descendants lists the processes below one, parents first.
+// Descendants lists the descendants of a process, parents first.
 func Descendants(pid int) (pids []int) {
-	for _, child := range children(pid) {
+	for _, child := range Children(pid) {
 		pids = append(append(pids, child), Descendants(child)...)
 	}
 	return pids
 }
 
-// below is [Descendants] with what is known of each.
-func below(pid int) (found []Proc) {
+// Below is [Descendants] with the details of each process.
+func Below(pid int) (found []Proc) {
 	for _, pid := range Descendants(pid) {
 		if p, ok := ReadProc(pid); ok {
+			p.Why = "is a descendant"
 			found = append(found, p)
 		}
 	}
 	return found
 }
 
-// isBelow says whether a process is, or was just now, a descendant of another.
+// isBelow reports whether a process is, or just was, a descendant of another.
 func isBelow(pid, ancestor int) bool {
 	for pid > 1 {
 		p, ok := ReadProc(pid)
@@ -245,25 +323,24 @@ func isBelow(pid, ancestor int) bool {
 	return false
 }
 
-// ours are the children that the harness has started and not yet waited for.
-// Whoever holds the lock sees no child between its birth and its entry here.
+// ours are the children that the harness has started and not yet reaped. Its lock is held
+// while a child is started, so nobody sees a child that is not entered here.
 var ours = struct {
 	sync.Mutex
-	// pids counts: between the reaping of one child and its entry's end here another may
-	// have been given the same pid.
+	// pids counts entries: after a child is reaped, and before its entry is removed, another
+	// child may get the same PID.
 	pids map[int]int
-	// owners names the run below which a process was seen.
+	// owners maps a process to the marker of the run that it was seen below.
 	owners map[identity]string
 }{pids: map[int]int{}, owners: map[identity]string{}}
 
-// identity is a pid and when its process was started, so that it means one
-// process for ever.
+// identity identifies a process even after its PID was reused.
 type identity struct {
 	pid   int
 	start string
 }
 
-// own notes the processes below a run.
+// own records that processes belong to a run.
 func own(marker string, pids []int) {
 	ours.Lock()
 	defer ours.Unlock()
@@ -274,8 +351,8 @@ func own(marker string, pids []int) {
 	}
 }
 
-// Register tells the harness of a child that the caller starts and waits for
-// by itself: start returns its pid. done is called after the child was reaped.
+// Register enters a child that the caller starts and reaps itself. start returns its PID. The
+// caller calls done after reaping it.
 func Register(start func() (pid int, err error)) (done func(), err error) {
 	ours.Lock()
 	defer ours.Unlock()
@@ -291,14 +368,21 @@ func Register(start func() (pid int, err error)) (done func(), err error) {
 	}, nil
 }
 
-// disown takes a reaped child off the list, which is locked.
+// Registered reports whether a child was started through the harness and not yet reaped.
+func Registered(pid int) bool {
+	ours.Lock()
+	defer ours.Unlock()
+	return ours.pids[pid] > 0
+}
+
+// disown removes the entry of a reaped child. The caller holds the lock.
 func disown(pid int) {
 	if ours.pids[pid]--; ours.pids[pid] == 0 {
 		delete(ours.pids, pid)
 	}
 }
 
-// StartCommand starts a command that the caller waits for, see [Register].
+// StartCommand starts a command that the caller waits for; see [Register].
 func StartCommand(cmd *exec.Cmd) (done func(), err error) {
 	return Register(func() (int, error) {
 		if err := cmd.Start(); err != nil {
@@ -308,12 +392,12 @@ func StartCommand(cmd *exec.Cmd) (done func(), err error) {
 	})
 }
 
-// orphans are our children that we have not started: abandoned by an sbxrun,
-// namely that of the marker's run, as far as is known; "" is any.
+// orphans returns the children that the harness has not started: sbxrun abandoned them. With
+// a marker it leaves out those known to belong to another run.
 func orphans(marker string) (found []Proc) {
 	ours.Lock()
 	defer ours.Unlock()
-	for _, pid := range children(os.Getpid()) {
+	for _, pid := range Children(os.Getpid()) {
 		if ours.pids[pid] > 0 {
 			continue
 		}
@@ -330,10 +414,22 @@ func orphans(marker string) (found []Proc) {
 	return found
 }
 
-// orphansBy waits until there are no orphans. The tests run at the same time, so
-// what is seen may be about to end, or to be adopted; a zombie is not. Those that
-// were there all the time are reaped in the end, so that one failure is not
-// reported by every later test.
+// Orphans returns the children of the test process that the harness has not started. It reads
+// the list until two results agree: while the kernel writes it, a child that exits may hide
+// another (proc_pid_children(5)), whose own children come to the test process later.
+func Orphans() []Proc {
+	for seen := orphans(""); ; {
+		again := orphans("")
+		if slices.Equal(seen, again) {
+			return again
+		}
+		seen = again
+	}
+}
+
+// orphansBy waits until there are no orphans, and returns those that stay. Tests run in
+// parallel, so an orphan may be about to exit or to be adopted; a zombie never goes away.
+// Those that stay are reaped, so that only one test reports them.
 func orphansBy(marker string, deadline time.Time) (found []Proc) {
 	window := time.Until(deadline)
 	seen := map[identity]time.Time{}
@@ -356,33 +452,45 @@ func orphansBy(marker string, deadline time.Time) (found []Proc) {
 	return found
 }
 
-// end kills what a failed run has left, so that no other test suffers from it.
-// The pidfd is opened first and the identity compared then: no stranger that
-// got the same pid meanwhile is ever hit.
+// end kills a process that a failed run has left, so that it does not disturb other tests.
+// It opens the pidfd before comparing identities, so it never kills a process that got the
+// same PID.
 func end(p Proc) {
-	if p.PID <= 1 || p.PID == os.Getpid() {
-		return
-	}
-	fd, err := unix.PidfdOpen(p.PID, 0)
+	target, err := Open(p.PID)
 	if err != nil {
 		return
 	}
-	defer unix.Close(fd)
+	defer target.Close()
 	if now, ok := ReadProc(p.PID); ok && now.Start == p.Start {
-		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // gone meanwhile is fine
+		_ = target.Signal(unix.SIGKILL) // fails only if it has exited
 	}
 }
 
-// Target is a process of a run that a test may signal, held by a pidfd.
+// Sweep kills and reaps what a failed test has left, until left returns nothing.
+func Sweep(t T, left func() []Proc) {
+	t.Helper()
+	Until(t, settle, "the end of the processes that were left", func() bool {
+		procs := left()
+		for _, p := range procs {
+			if !Registered(p.PID) {
+				end(p)
+				_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil) // ECHILD, or too early: left reports it again
+			}
+		}
+		return len(procs) == 0
+	})
+}
+
+// Target is a process that a test may signal, held by a pidfd.
 type Target struct {
 	PID int
 	fd  int
 }
 
-// Open takes hold of a process that is below a run; close it after use.
+// Open opens a pidfd for a process. The caller closes it.
 func Open(pid int) (*Target, error) {
 	if pid <= 1 || pid == os.Getpid() {
-		return nil, fmt.Errorf("pid %d is not to be signalled", pid)
+		return nil, fmt.Errorf("pid %d must not be signalled", pid)
 	}
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -391,7 +499,22 @@ func Open(pid int) (*Target, error) {
 	return &Target{PID: pid, fd: fd}, nil
 }
 
-// Signal sends a signal; a process that has ended is no error.
+// Strike sends a signal to a process if it is alive and a child of parent. It opens the pidfd
+// before checking, so it never signals another process that got the same PID.
+func Strike(pid, parent int, sig unix.Signal) (target *Target, hit bool) {
+	target, err := Open(pid)
+	if err != nil {
+		return nil, false
+	}
+	p, ok := ReadProc(pid)
+	if !ok || p.Parent != parent || p.State == "Z" || p.State == "X" || target.Signal(sig) != nil {
+		target.Close()
+		return nil, false
+	}
+	return target, true
+}
+
+// Signal sends a signal. A process that has exited is not an error.
 func (t *Target) Signal(sig unix.Signal) error {
 	if err := unix.PidfdSendSignal(t.fd, sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return err
@@ -405,21 +528,21 @@ func (t *Target) Ended() bool {
 	return err == nil && n > 0
 }
 
-// Close gives up the pidfd, not the process.
+// Close closes the pidfd; the process runs on.
 func (t *Target) Close() { unix.Close(t.fd) }
 
-// Members are the processes in the PID namespace of a run or exec, in the order of
-// their pids there: that of their births, as long as these do not begin again.
+// Members returns the processes in the PID namespace of a run or exec, ordered by their PIDs
+// there: the order of their creation until PIDs wrap around.
 func (p *Process) Members() []Proc {
 	p.t.Helper()
 	return Members(p.Namespace())
 }
 
-// Members are the processes in a PID namespace, by its inode.
+// Members returns the processes in a PID namespace.
 func Members(ns uint64) (found []Proc) {
 	inner := map[int]int{}
-	for _, pid := range allPIDs() {
-		if pidNamespace(pid) != ns {
+	for _, pid := range AllPIDs() {
+		if Namespace(pid) != ns {
 			continue
 		}
 		if p, ok := ReadProc(pid); ok {
@@ -431,9 +554,9 @@ func Members(ns uint64) (found []Proc) {
 	return found
 }
 
-// innerPID is a process's pid in its own PID namespace; 0 if it has ended.
+// innerPID returns a process's PID in its own PID namespace; 0 if it has been reaped.
 func innerPID(pid int) int {
-	numbers := status(pid, "NSpid:")
+	numbers := PIDs(pid)
 	if len(numbers) == 0 {
 		return 0
 	}
@@ -441,20 +564,31 @@ func innerPID(pid int) int {
 	return inner
 }
 
-// RSS is how much memory the process has resident, in bytes; 0 if it has ended.
+// RSS returns the process's resident memory in bytes; 0 if it has exited.
 func (t *Target) RSS() int64 { return memory(t.PID, "VmRSS:") }
 
-// PeakRSS is the most that it has had, as [Process.PeakRSS].
+// PeakRSS is as [Process.PeakRSS].
 func (t *Target) PeakRSS() int64 { return memory(t.PID, "VmHWM:") }
 
-// Identify is when a process was started, in clock ticks since boot, and its PID
-// namespace.
+// Identify returns a process's start time, in clock ticks since boot, and PID namespace.
 func Identify(t T, pid int) (start, ns uint64) {
 	t.Helper()
 	p, ok := ReadProc(pid)
 	start, err := strconv.ParseUint(p.Start, 10, 64)
-	if ns = pidNamespace(pid); !ok || err != nil || ns == 0 {
+	if ns = Namespace(pid); !ok || err != nil || ns == 0 {
 		t.Fatalf("process %d cannot be identified", pid)
 	}
 	return start, ns
+}
+
+// Stuck describes, for each thread of a process, the kernel function that it waits in.
+func Stuck(pid int) (text string) {
+	tasks, _ := filepath.Glob(procFile(pid, "task/*"))
+	for _, task := range tasks {
+		stat, _ := os.ReadFile(task + "/stat")
+		channel, _ := os.ReadFile(task + "/wchan")
+		call, _ := os.ReadFile(task + "/syscall")
+		text += fmt.Sprintf("\t%.60s: in %s, system call %s\n", stat, channel, strings.TrimSpace(string(call)))
+	}
+	return text
 }

@@ -237,7 +237,7 @@ func (p *Process) connect() (mine []*os.File, err error) {
 // watch looks for the sandbox's PID namespace below sbxrun while it runs.
 func (p *Process) watch() {
 	defer close(p.watched)
-	host := pidNamespace(os.Getpid())
+	host := Namespace(os.Getpid())
 	outer := host // on its way in an exec is in the sandbox's for a moment
 	if p.o.inside != nil {
 		outer = p.o.inside.NS
@@ -246,7 +246,7 @@ func (p *Process) watch() {
 		below := Descendants(p.PID)
 		own(p.Marker, below)
 		for _, pid := range below {
-			ns := pidNamespace(pid)
+			ns := Namespace(pid)
 			if ns == 0 || ns == host || ns == outer {
 				continue
 			}
@@ -323,7 +323,7 @@ const (
 // keeper's children init is the last that was forked, and the one that has a child.
 func (p *Process) role(role int) int {
 	first := func(pid int) int {
-		if c := children(pid); pid > 0 && len(c) > 0 {
+		if c := Children(pid); pid > 0 && len(c) > 0 {
 			return c[0] // not the lowest: pids begin again at /proc/sys/kernel/pid_max
 		}
 		return 0
@@ -338,7 +338,7 @@ func (p *Process) role(role int) int {
 		return first(first(keeper))
 	}
 	init, monitor := 0, first(keeper)
-	for _, pid := range children(keeper) {
+	for _, pid := range Children(keeper) {
 		if proc, ok := ReadProc(pid); ok && proc.Comm == "sbxrun-init" && proc.State != "Z" && (pid != monitor || p.o.inside != nil) {
 			init = pid
 		}
@@ -475,7 +475,7 @@ func (p *Process) Wait() *Result {
 	select {
 	case <-p.exited:
 	case <-time.After(p.bound()):
-		p.t.Errorf("sbxrun still runs after %v and is killed now; below it:\n%s", p.bound(), list(below(p.PID)))
+		p.t.Errorf("sbxrun still runs after %v and is killed now; below it:\n%s", p.bound(), List(Below(p.PID)))
 		p.Kill()
 		<-p.exited
 	}
@@ -495,7 +495,7 @@ func (p *Process) Wait() *Result {
 	}
 	r.Stdout, r.Stderr = p.drain(0, r), p.drain(1, r)
 	if left := orphansBy(p.Marker, time.Now().Add(reap)); len(left) > 0 {
-		p.t.Errorf("left for PID 1 to reap:\n%s", list(left))
+		p.t.Errorf("left for PID 1 to reap:\n%s", List(left))
 	}
 	p.checkFiles()
 	p.readReport(r)

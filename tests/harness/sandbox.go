@@ -35,6 +35,7 @@ type Record struct {
 	Tags       map[string]string `json:"tags"`
 	Argv       []string          `json:"argv"`
 	Status     string            `json:"status"`
+	Phase      string            `json:"phase"` // in record.json only
 	Alive      bool              `json:"alive"`
 	ExitCode   *int              `json:"exit_code"`
 	Supervisor Identity          `json:"supervisor"`
@@ -56,6 +57,8 @@ type Record struct {
 // Identity is a process in a record.
 type Identity struct {
 	PID       int    `json:"pid"`
+	Start     uint64 `json:"start_time"` // in clock ticks since boot
+	BootID    string `json:"boot_id"`
 	Namespace uint64 `json:"pid_namespace"`
 }
 
@@ -85,12 +88,12 @@ func (b *Sandbox) know() {
 // commandNS is the PID namespace of a sandbox's own command, 0 without one: that of what
 // is below the init below its supervisor's keeper.
 func commandNS(supervisor int) uint64 {
-	for _, keeper := range children(supervisor) {
-		for _, init := range children(keeper) {
+	for _, keeper := range Children(supervisor) {
+		for _, init := range Children(keeper) {
 			p, ok := ReadProc(init)
-			for _, payload := range children(init) {
+			for _, payload := range Children(init) {
 				if ok && p.Comm == "sbxrun-init" {
-					return pidNamespace(payload)
+					return Namespace(payload)
 				}
 			}
 		}
@@ -190,7 +193,7 @@ func (b *Sandbox) unchanged(before map[identity]bool) {
 		left = slices.DeleteFunc(b.Members(), func(p Proc) bool { return before[identity{p.PID, p.Start}] })
 		return len(left) == 0
 	}) {
-		b.State.T.Errorf("the exec has left in the sandbox:\n%s", list(left))
+		b.State.T.Errorf("the exec has left in the sandbox:\n%s", List(left))
 	}
 }
 
@@ -247,10 +250,10 @@ func goneBy(t T, marker string, ns uint64, deadline time.Time) {
 	t.Helper()
 	var left []Proc
 	if !holdsBy(deadline, func() bool {
-		left = find(marker, ns)
+		left = Find(marker, func(inode uint64) bool { return inode == ns })
 		return len(left) == 0
 	}) {
-		t.Errorf("%d processes are left of what has ended:\n%s", len(left), list(left))
+		t.Errorf("%d processes are left of what has ended:\n%s", len(left), List(left))
 		for _, p := range left {
 			end(p)
 		}

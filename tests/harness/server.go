@@ -63,13 +63,13 @@ func KillServer(t testing.TB, cmd *exec.Cmd, ended <-chan struct{}, by unix.Sign
 	pid := cmd.Process.Pid
 	_ = cmd.Process.Signal(unix.SIGSTOP) // fails only if it has ended
 	Until(t, Bound, "the server to stop", func() bool { return Stopped(pid) })
-	ran := below(pid)
+	ran := Below(pid)
 	_ = cmd.Process.Signal(by)
 	_ = cmd.Process.Signal(unix.SIGCONT) // SIGKILL does not wait for it
 	select {
 	case <-ended:
 	case <-time.After(Bound): // its stderr ends when nobody has it any more
-		t.Fatalf("a killed server has not ended, or what it has started:\n%s", list(ran))
+		t.Fatalf("a killed server has not ended, or what it has started:\n%s", List(ran))
 	}
 	for _, p := range ran {
 		Until(t, Bound, "the end of all that a killed server ran", func() bool {

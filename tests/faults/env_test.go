@@ -1,0 +1,348 @@
+package faults
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// lifetime is a deadline that no test reaches. It ends sandboxes that a failed test leaves.
+const lifetime = "10m"
+
+// env is a state directory with its sandboxes. Each test has its own, and its last cleanup
+// asserts that no process and no record is left.
+type env struct {
+	t      testing.TB
+	marker string // in the environment of every command and payload
+	top    string
+	state  string   // SBXRUN_STATE_DIR
+	out    string   // visible to payloads as /out
+	wrap   []string // a command that executes sbxrun
+	ns     harness.Namespaces
+
+	mu sync.Mutex
+	n  int // commands so far
+}
+
+func newEnv(t testing.TB) *env {
+	t.Helper()
+	top := harness.Dir(t)
+	e := &env{t: t, top: top, state: filepath.Join(top, "state"), out: harness.SharedDir(t),
+		marker: fmt.Sprintf("env-%d-%d", os.Getpid(), time.Now().UnixNano())}
+	harness.Must(t, os.Mkdir(e.state, 0o700))
+	t.Cleanup(e.finish)
+	return e
+}
+
+// begin starts sbxrun. It may be called concurrently.
+func (e *env) begin(args ...string) (*call, error) {
+	binary := harness.Binary(e.t)
+	if len(args) > 0 && args[0] == "kill" {
+		args = slices.Concat(args[:1], harness.Proof(), args[1:])
+	}
+	return e.command(nil, slices.Concat(e.wrap, []string{binary}, args)...)
+}
+
+// command starts any command in sbxrun's environment.
+func (e *env) command(adjust func(*exec.Cmd), words ...string) (*call, error) {
+	e.mu.Lock()
+	e.n++
+	name := filepath.Join(e.top, fmt.Sprintf("call-%d", e.n))
+	e.mu.Unlock()
+	return launch(name, e.out, []string{"TMPDIR=" + e.top, "SBXRUN_STATE_DIR=" + e.state,
+		"SBXRUN_DATA_DIR=" + filepath.Join(e.top, "data"), harness.MarkerName + "=" + e.marker}, adjust, words...)
+}
+
+// wait waits until a command ends. It fails the test and kills a command that hangs.
+func (e *env) wait(c *call) result {
+	e.t.Helper()
+	s := c.wait(e.t, reapInner)
+	s.unpanicked(e.t)
+	return s
+}
+
+// do runs sbxrun to its end.
+func (e *env) do(args ...string) result {
+	e.t.Helper()
+	c, err := e.begin(args...)
+	harness.Must(e.t, err)
+	return e.wait(c)
+}
+
+// ok is do for a command that must succeed.
+func (e *env) ok(args ...string) result {
+	e.t.Helper()
+	s := e.do(args...)
+	if s.code != 0 {
+		e.t.Fatalf("want 0: %v", s)
+	}
+	return s
+}
+
+// refused asserts that sbxrun has failed with one of the codes and one line.
+func (e *env) refused(s result, codes ...int) {
+	e.t.Helper()
+	if !slices.Contains(codes, s.code) {
+		e.t.Errorf("want %v: %v", codes, s)
+	}
+	s.oneLine(e.t)
+}
+
+// startFlags returns the arguments that start a sandbox of the test.
+func (e *env) startFlags(flags ...string) []string {
+	own := []string{"start", "--json", "--env", harness.MarkerName + "=" + e.marker, "--bind", e.out + ":/out"}
+	if !slices.Contains(flags, "--timeout") {
+		own = append(own, "--timeout", lifetime)
+	}
+	return slices.Concat(own, harness.Proof(), flags)
+}
+
+// sandbox is a running sandbox.
+type sandbox struct {
+	e    *env
+	ID   string `json:"id"`
+	Name string `json:"name"`
+	PID  int    `json:"supervisor_pid"`
+	init harness.Identity
+}
+
+// start starts a sandbox. Without a payload it is idle.
+func (e *env) start(flags []string, payload ...string) *sandbox {
+	e.t.Helper()
+	args := e.startFlags(flags...)
+	if len(payload) > 0 {
+		args = append(append(args, "--"), payload...)
+	}
+	s := e.ok(args...)
+	box := &sandbox{e: e}
+	if err := json.Unmarshal([]byte(s.stdout), box); err != nil || box.PID <= 1 {
+		e.t.Fatalf("no sandbox in %q: %v", s.stdout, err)
+	}
+	r := box.record()
+	if r.Init == nil {
+		e.t.Fatalf("started, but without an init in its record")
+	}
+	box.init = *r.Init
+	e.ns.Remember(box.init.PID)
+	return box
+}
+
+func (b *sandbox) path(name string) string { return filepath.Join(b.e.state, b.ID, name) }
+
+func (b *sandbox) record() (r harness.Record) {
+	b.e.t.Helper()
+	data, err := os.ReadFile(b.path("record.json"))
+	harness.Must(b.e.t, err)
+	harness.Must(b.e.t, json.Unmarshal(data, &r))
+	return r
+}
+
+// strikeSupervisor signals the supervisor, which becomes a child of the test process when its
+// client exits.
+func (b *sandbox) strikeSupervisor(sig unix.Signal) (*harness.Target, bool) {
+	return harness.Strike(b.PID, os.Getpid(), sig)
+}
+
+// ended waits until the supervisor exits by itself.
+func (b *sandbox) ended(within time.Duration) {
+	b.e.t.Helper()
+	b.e.until(harness.Scaled(within), "the end of the supervisor", func() bool { return harness.Exited(b.PID) })
+}
+
+// until waits for a condition.
+func (e *env) until(within time.Duration, what string, holds func() bool) bool {
+	e.t.Helper()
+	for begin := time.Now(); !holds(); pause(begin) {
+		if time.Since(begin) > within {
+			e.t.Errorf("waited %v in vain for %s", within, what)
+			return false
+		}
+	}
+	return true
+}
+
+// alive asserts that a command can be run in the sandbox.
+func (b *sandbox) alive() {
+	b.e.t.Helper()
+	if s := b.e.do("exec", "--timeout", lifetime, b.ID, "true"); s.code != 0 {
+		b.e.t.Errorf("the sandbox has ended: %v", s)
+	}
+}
+
+// wrote reports whether a payload has created a file.
+func (e *env) wrote(name string) bool {
+	_, err := os.Stat(filepath.Join(e.out, name))
+	return err == nil
+}
+
+// left returns the processes that are still there: orphans, those with the marker, and those
+// in one of the namespaces. Zombies do not count if the test process has to reap them.
+func (e *env) left(living ...*sandbox) (found []harness.Proc) {
+	skip := map[int]bool{}
+	for _, b := range living {
+		skip[b.PID] = true
+		for _, p := range harness.Below(b.PID) {
+			skip[p.PID] = true
+		}
+	}
+	for _, p := range append(orphans(), e.members()...) {
+		if skip[p.PID] || harness.Registered(p.PID) || p.State == "Z" && p.Parent == os.Getpid() {
+			continue
+		}
+		skip[p.PID] = true
+		found = append(found, p)
+	}
+	return found
+}
+
+// members returns the processes with the marker, or in one of the namespaces.
+func (e *env) members() []harness.Proc { return harness.Find(e.marker, e.ns.Has) }
+
+// rememberAll adds the PID namespaces of a family.
+func (e *env) rememberAll(pids [roles]int) {
+	for _, pid := range pids[roleRoom:] {
+		e.ns.Remember(pid)
+	}
+}
+
+// gone asserts that all processes but those of living sandboxes exit within a duration.
+func (e *env) gone(within time.Duration, living ...*sandbox) {
+	e.t.Helper()
+	var found []harness.Proc
+	for deadline := time.Now().Add(within); ; time.Sleep(time.Millisecond) {
+		if found = e.left(living...); len(found) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			e.t.Errorf("%d processes are left:\n%s", len(found), harness.List(found))
+			harness.Sweep(e.t, func() []harness.Proc { return e.left(living...) })
+			break
+		}
+		// PID 1 of a room exits only after an init in it was reaped (pid_namespaces(7)).
+		reapZombies(living...)
+	}
+}
+
+// reapZombies reaps the zombies that supervisors and killed processes have left to the test
+// process, except those of living sandboxes.
+func reapZombies(living ...*sandbox) {
+	for _, p := range harness.Orphans() {
+		if p.State == "Z" && !slices.ContainsFunc(living, func(b *sandbox) bool { return b.PID == p.PID }) {
+			_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil) // a zombie, and ours
+		}
+	}
+}
+
+// reapInner reaps inits and rooms whose ancestors were all killed. PID 1 of a room exits only
+// after an init in it was reaped (pid_namespaces(7)), and cleanup waits for that.
+func reapInner() {
+	for _, pid := range harness.Children(os.Getpid()) {
+		if p, ok := harness.ReadProc(pid); ok && p.State == "Z" && p.Parent == os.Getpid() && len(harness.PIDs(pid)) > 1 {
+			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // a zombie, and ours
+		}
+	}
+}
+
+// finish asserts that all processes have exited, and ends those that have not.
+func (e *env) finish() {
+	e.t.Helper()
+	e.gone(settle)
+	reapOrphans(e.t)
+	e.ns.Close()
+}
+
+// cleared asserts that the state directory holds no trace of a sandbox, and that nothing is
+// mounted outside sandboxes.
+func (e *env) cleared() {
+	e.t.Helper()
+	err := filepath.WalkDir(e.state, func(path string, d os.DirEntry, err error) error {
+		switch path {
+		case e.state, filepath.Join(e.state, "lock"), filepath.Join(e.state, "names"):
+		default:
+			e.t.Errorf("left in the state directory: %s", strings.TrimPrefix(path, e.state))
+		}
+		return err
+	})
+	if err != nil {
+		e.t.Errorf("%v", err)
+	}
+	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(mounts), e.top) {
+		e.t.Errorf("mounted: %s, %v", mounts, err)
+	}
+}
+
+// clean ends all sandboxes and removes their records with sbxrun's own commands.
+func (e *env) clean() {
+	e.t.Helper()
+	e.ok("kill", "--all", "--grace", "0")
+	e.ok("cleanup")
+	e.gone(settle)
+	// A supervisor whose client was killed early ends by itself, and may write its record
+	// after the first cleanup.
+	e.ok("cleanup")
+	e.cleared()
+}
+
+// bystander is a child of the test process that sbxrun must not touch.
+type bystander struct {
+	t   testing.TB
+	cmd *exec.Cmd
+	id  harness.Identity
+}
+
+func newBystander(t testing.TB) *bystander {
+	t.Helper()
+	return newBystanderBy(t, exec.Command("sleep", "600"))
+}
+
+// newInit returns a bystander that is PID 1 of a namespace, as every init in a record is.
+func newInit(t testing.TB) *bystander {
+	t.Helper()
+	cmd := exec.Command("sleep", "600")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+	if os.Geteuid() != 0 {
+		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
+	}
+	return newBystanderBy(t, cmd)
+}
+
+func newBystanderBy(t testing.TB, cmd *exec.Cmd) *bystander {
+	t.Helper()
+	b := &bystander{t: t, cmd: cmd}
+	done, err := harness.StartCommand(cmd)
+	harness.Must(t, err)
+	t.Cleanup(func() {
+		_ = b.cmd.Process.Kill() // a test that ends it expects that
+		_ = b.cmd.Wait()
+		done()
+	})
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	harness.Must(t, err)
+	start, ns := harness.Identify(t, cmd.Process.Pid)
+	b.id = harness.Identity{PID: cmd.Process.Pid, Start: start, BootID: strings.TrimSpace(string(boot)), Namespace: ns}
+	return b
+}
+
+// unharmed asserts that nobody has signalled the bystander.
+func (b *bystander) unharmed() bool {
+	b.t.Helper()
+	p, ok := harness.ReadProc(b.id.PID)
+	if !ok || p.State != "S" && p.State != "R" && p.State != "D" || p.Start != strconv.FormatUint(b.id.Start, 10) {
+		b.t.Errorf("a stranger was signalled: %v", p)
+		return false
+	}
+	return true
+}
