@@ -72,7 +72,7 @@ func TestCp(t *testing.T) {
 	if string(r.Stdout) != "121221/etc/passwd\nmine\n" {
 		t.Errorf("in the sandbox: %q %s", r.Stdout, r.Stderr)
 	}
-	c.cp(0, `a symbolic link was copied that leads elsewhere: "/tmp/new/link" leads to "/etc/passwd"`, "-r", "box:/tmp/new", "back")
+	c.cp(0, `1 symbolic link was copied that leads elsewhere: "/tmp/new/link" leads to "/etc/passwd"`, "-r", "box:/tmp/new", "back")
 	c.has("back/d/b", "2")
 	if target, err := os.Readlink(c.dir + "/back/link"); target != "/etc/passwd" || err != nil {
 		t.Errorf("%q %v", target, err)

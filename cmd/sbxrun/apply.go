@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -10,29 +11,25 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/overlay"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func applyCommand(flags *cli.Apply) int {
+func applyCommand(flags *cli.Apply) (r output.Result, err error) {
 	list, err := layersOf(flags.Sandbox)
 	if err != nil {
-		return refuse(flags, err)
+		return r, err
 	}
 	done, err := applyAll(context.Background(), list, flags.Paths, flags, "--")
-	if err != nil && !isLeftOut(err) && !isHeldBack(err) {
-		return refuse(flags, err)
+	switch {
+	case isLeftOut(err) || isHeldBack(err): // the rest is applied
+		done.Error = output.Error(err).Report()
+	case err != nil:
+		return r, err
 	}
-	code := 0
-	if err != nil {
-		code = fail(err) // the rest is applied
-		done.Error = asError(err).Report()
-	}
-	if flags.JSON {
-		return cmp.Or(printed(printJSON(done)), code)
-	}
-	return code
+	return output.Result{Value: done}, err
 }
 
 // applied is what apply --json prints.
@@ -63,7 +60,7 @@ func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *
 	for _, o := range trees {
 		for _, c := range o.changes {
 			if (c.Removes() || flags.Check) && !holdsBack(&c, flags) && !flags.Quiet {
-				say(o.line(&c))
+				output.Say(o.line(&c))
 			}
 		}
 	}
@@ -87,7 +84,7 @@ func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *
 		if flags.Delete {
 			why = "devices, FIFOs and sockets are never applied"
 		}
-		say(fmt.Sprintf("sbxrun: left out: %d; %s", done.Left, why))
+		output.Note(fmt.Sprintf("left out: %d; %s", done.Left, why))
 	}
 	return done, cmp.Or(unreadable(trees), held())
 }
@@ -117,7 +114,7 @@ func (done *applied) holdBack(trees []*opened, flags *cli.Apply, prefix string) 
 		for _, c := range overlay.Top(held) {
 			done.HeldBack = append(done.HeldBack, path.Join(o.prefix, c.Path))
 			if !flags.Quiet {
-				say(o.line(&c))
+				output.Say(o.line(&c))
 			}
 		}
 	}
@@ -200,8 +197,10 @@ func (r *runner) bringHome(ctx context.Context, list []*room.Overlay, res *resul
 	}
 	var err error
 	if r.flags.Diff {
-		if err = showDiffs(ctx, os.Stderr, list, nil, &cli.Diff{}); isLeftOut(err) {
-			err = nil // a warning has said so
+		var d *comparison
+		if d, err = openDiff(ctx, list, &cli.Diff{}); err == nil { // warnings name files that cannot be read
+			w := bufio.NewWriter(os.Stderr)
+			err = cmp.Or(d.print(w, false), w.Flush())
 		}
 	}
 	if err == nil && r.flags.Apply && res.ExitCode() == 0 {

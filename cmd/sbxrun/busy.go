@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"strings"
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/admission"
@@ -21,7 +20,7 @@ func busyTerms(f *cli.AdmissionFlags) admission.Terms {
 // tasks.
 func admit(ctx context.Context, f *cli.AdmissionFlags, promised values.Number, quiet bool) (*admission.Permit, error) {
 	t := busyTerms(f)
-	t.Promised, t.Note = int64(promised), tellWarning
+	t.Promised, t.Note = int64(promised), func(text string) { warn(errors.New(text)) }
 	if quiet {
 		t.Note = func(string) {}
 	}
@@ -37,14 +36,4 @@ func (c *command) admit(f *cli.AdmissionFlags, promised values.Number) (err erro
 	}
 	close(c.signals.admitted)
 	return nil
-}
-
-// tellWarning says on stderr what does not stop us, or has the caller of a detached
-// command say it.
-func tellWarning(text string) {
-	if caller != nil {
-		caller.Warning = strings.TrimPrefix(caller.Warning+"; "+text, "; ")
-	} else {
-		warn(errors.New(text))
-	}
 }

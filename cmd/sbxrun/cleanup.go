@@ -4,48 +4,47 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"time"
+
+	"github.com/hashicorp/go-multierror"
 
 	"github.com/sbxrun/sbxrun/cleanup"
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/output"
 )
 
-func cleanupCommand(flags *cli.Cleanup) int {
+func cleanupCommand(flags *cli.Cleanup) (r output.Result, err error) {
 	names := flags.Sandboxes
 	found, err := cleanup.Sweep(cleanup.Options{Names: names, OlderThan: time.Duration(flags.OlderThan), DryRun: flags.DryRun})
 	if err != nil {
-		return refuse(flags, err)
+		return r, err
 	}
 	if len(names) == 0 {
 		found = append(found, sweepVolumes(flags.DryRun)...)
 	}
-	code := 0
+	var unknown *multierror.Error
 	shown := []cleanup.Finding{}
 	for _, f := range found {
 		if f.Err != "" {
-			code = result.ExitNotStarted
+			r.Code = result.ExitNotStarted
 		}
-		if f.Kind == "record" && f.ID == "" { // there is none of that name
-			fail(errors.New(f.Err))
+		if f.Kind == "record" && f.ID == "" { // no record has this name
+			unknown = multierror.Append(unknown, errors.New(f.Err))
 		} else {
 			shown = append(shown, f)
 		}
 	}
-	if flags.JSON {
-		err = printJSON(append([]cleanup.Finding{}, found...))
-	} else {
-		err = printFound(os.Stdout, shown, flags.DryRun)
-	}
-	return max(code, printed(err))
+	r.Value = append([]cleanup.Finding{}, found...)
+	r.Text = func(w io.Writer) error { return printFound(w, shown, flags.DryRun) }
+	return r, unknown.ErrorOrNil()
 }
 
-// zombiesOnALine is of how many zombies of a kind the pids are printed.
+// zombiesOnALine limits the PIDs printed for one kind of zombie.
 const zombiesOnALine = 5
 
-// printFound prints a line for each thing that was found, and what was done; for zombies
-// that have the same name and parent, one line in the place of the first.
+// printFound prints a line for each finding and what was done about it. Zombies with the same name and parent
+// share the line of the first.
 func printFound(w io.Writer, found []cleanup.Finding, dryRun bool) error {
 	alike := map[string][]cleanup.Finding{}
 	for _, f := range found {
@@ -94,17 +93,17 @@ func printFound(w io.Writer, found []cleanup.Finding, dryRun bool) error {
 		if f.Err != "" {
 			line += ": " + f.Err
 		}
-		if _, err := fmt.Fprintln(w, printable(line)); err != nil {
+		if _, err := fmt.Fprintln(w, output.Printable(line)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// soonSwept is when a command has run for long enough that a sweep costs it nothing.
+// soonSwept is the age of a command at which a sweep no longer matters to it.
 const soonSwept = 300 * time.Millisecond
 
-// sweepQuickly ends what crashes have left running. stateDir is "" for the caller's.
+// sweepQuickly ends processes that crashes have left running. stateDir is "" for the caller's.
 func sweepQuickly(stateDir string) {
-	_, _ = cleanup.Sweep(cleanup.Options{StateDir: stateDir, Quick: true}) // cleanup tells; here it is not asked for
+	_, _ = cleanup.Sweep(cleanup.Options{StateDir: stateDir, Quick: true}) // sbxrun cleanup reports it
 }

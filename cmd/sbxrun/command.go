@@ -12,6 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/supervise"
@@ -67,7 +68,7 @@ func saySignals(command string) *sayings {
 	go func() {
 		defer close(s.said)
 		for sig := range s.sent {
-			say(fmt.Sprintf("sbxrun: sending signal %s to the command %q", result.SignalName(sig), command))
+			output.Note(fmt.Sprintf("sending signal %s to the command %q", result.SignalName(sig), command))
 		}
 	}()
 	return s
@@ -108,7 +109,7 @@ func (c *command) tellPublished() {
 		return
 	}
 	for _, p := range c.Parts.Picked() {
-		say(fmt.Sprintf("sbxrun: port %d of the sandbox is published at %s", p.Port, p.Address))
+		output.Note(fmt.Sprintf("port %d of the sandbox is published at %s", p.Port, p.Address))
 	}
 }
 
@@ -121,9 +122,7 @@ func (c *command) wait() (res result.Result, delivered bool) {
 	c.sayings.over()
 	res.PreserveStatus = c.deadline.PreserveStatus
 	for _, err := range left {
-		if caller == nil {
-			warn(err)
-		}
+		warn(err)
 	}
 	if c.record != nil {
 		c.record.Settle(&res)
@@ -176,14 +175,17 @@ func (c *command) notStarted(err error) int {
 	return c.tell(result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable, StartedAt: c.Terms.Begin, Duration: time.Since(c.Terms.Begin), Err: e})
 }
 
-// refuse tells of a wrong command line, in the report where stdout is for that, and returns the
-// exit code. flags is the struct of the command.
+// refuse reports a wrong command line, in the report if stdout is for that, and returns the exit code. flags is the
+// struct of the command.
 func (c *command) refuse(flags any, err error) int {
-	if !c.printing.JSON || errors.Is(err, cli.ErrHelp) {
-		return failUsage(flags, err)
+	if !errors.Is(err, cli.ErrHelp) {
+		err = cli.UsageError(flags, err)
+		if c.printing.JSON {
+			c.asJSON = true
+			return c.notStarted(err)
+		}
 	}
-	c.asJSON = true
-	return c.notStarted(usageError(flags, err))
+	return cli.Finish(flags, output.Result{}, err)
 }
 
 // tell prints what there is to say and returns the exit code.
@@ -233,7 +235,7 @@ func (c *command) tell(res result.Result) int {
 			err = c.print(b)
 		}
 		if err != nil && !errors.Is(err, syscall.EPIPE) { // nobody who wants to read it is no failure
-			fail(printError(err))
+			fail(output.Lost(err))
 			return cmp.Or(code, result.ExitOutput)
 		}
 	}
@@ -283,7 +285,7 @@ func (c *command) note(res result.Result) {
 	default:
 		return
 	}
-	say(fmt.Sprintf("sbxrun: %s; everything %s is gone (%s)", cause, c.where, res.Verdict))
+	output.Note(fmt.Sprintf("%s; everything %s is gone (%s)", cause, c.where, res.Verdict))
 }
 
 // limitOf is a limit in bytes as its flag takes it; "" if there was none.

@@ -14,21 +14,21 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/files"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
-	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-func cpCommand(flags *cli.Cp) int {
+func cpCommand(flags *cli.Cp) (r output.Result, err error) {
 	c := copying{flags: flags}
 	if err := c.divide(flags.Paths); err != nil {
-		return failUsage(flags, err)
+		return r, cli.UsageError(flags, err)
 	}
 	if err := c.run(); err != nil {
-		return refuse(flags, err)
+		return r, err
 	}
-	return c.tell()
+	return c.result()
 }
 
 type copying struct {
@@ -157,7 +157,7 @@ func (c *copying) one(source *workspace.Source, to *workspace.Root, dest string)
 		if term.IsTerminal(int(os.Stdout.Fd())) {
 			return &result.Error{Code: "usage", Message: "cp: a tar stream would go to the terminal", Hint: "write it to a file or a pipe"}
 		}
-		return c.done.Archive(source, os.Stdout, source.Base())
+		return c.done.Archive(source, output.Stdout, source.Base())
 	}
 	if source.IsDir() && !c.flags.Recursive {
 		return &result.Error{Code: "usage", Message: fmt.Sprintf("cp: %q is a directory", source.Name), Hint: "-r copies it with all that is in it"}
@@ -203,78 +203,57 @@ func (c *copying) showProgress() (finish func()) {
 			case <-time.After(next):
 				bytes, entries := c.done.Done()
 				rate := float64(bytes) / time.Since(begin).Seconds()
-				fmt.Fprintf(os.Stderr, "\r\x1b[K%d copied, %s, %s/s", entries, roundSize(bytes), roundSize(int64(rate)))
+				fmt.Fprintf(os.Stderr, "\r\x1b[K%d copied, %s, %s/s", entries, output.Size(bytes), output.Size(int64(rate)))
 			}
 		}
 	}()
 	return func() { close(stop); <-stopped }
 }
 
-// roundSize is a number of bytes for people.
-func roundSize(n int64) string {
-	for _, unit := range []struct {
-		size int64
-		name string
-	}{{1 << 30, "G"}, {1 << 20, "M"}, {1 << 10, "K"}} {
-		if n >= unit.size {
-			return fmt.Sprintf("%.1f%s", float64(n)/float64(unit.size), unit.name)
-		}
-	}
-	return values.Size(n).String()
-}
-
-// tell says what was left out, and returns the exit code.
-func (c *copying) tell() int {
+// result warns about entries that were left out, and returns an error if some could not be read.
+func (c *copying) result() (output.Result, error) {
 	left := c.done.LeftOut
 	bytes, entries := c.done.Done()
-	told := copied{Entries: entries - int64(left.Count()), Bytes: bytes, Links: c.done.Links, LeftOut: left.Count()}
-	var err *result.Error
+	v := copied{Entries: entries - int64(left.Count()), Bytes: bytes, Links: c.done.Links, LeftOut: left.Count()}
+	var failed error
 	if left.Denied.Count > 0 {
-		err = &result.Error{Code: leftOut, Message: "cp: " + unread(left.Denied).Error(), Err: left.Denied.First}
-	} else if left.Special.Count > 0 && told.Entries == 0 { // there was nothing else
-		err = &result.Error{Code: leftOut, Message: "cp: " + special(left.Special).Error(), Err: left.Special.First}
+		failed = &result.Error{Code: leftOut, Message: "cp: " + unread(left.Denied).Error(), Err: left.Denied.First}
+	} else if left.Special.Count > 0 && v.Entries == 0 {
+		failed = &result.Error{Code: leftOut, Message: "cp: " + special(left.Special).Error(), Err: left.Special.First}
 	}
-	if err != nil {
-		told.ExitCode, told.Error = result.ExitNotStarted, err.Report()
-	}
-	if c.flags.JSON {
-		if code := printed(printJSON(told)); code != 0 {
-			return code
-		}
-	}
-	if err != nil {
-		fail(err)
+	if failed != nil {
+		v.ExitCode, v.Error = output.Code(failed), output.Error(failed).Report()
 	} else if left.Special.Count > 0 && !c.flags.Quiet {
 		warn(fmt.Errorf("cp: %w", special(left.Special)))
 	}
 	if out := c.done.Outside; c.out && out.Count > 0 && !c.flags.Quiet {
 		warn(fmt.Errorf("cp: %w", outside(out)))
 	}
-	return told.ExitCode
+	return output.Result{Value: v}, failed
 }
 
-// unread says that entries could not be copied.
+// unread is about entries that could not be copied.
 func unread(left workspace.Left) error {
-	if left.Count == 1 {
-		return fmt.Errorf("1 entry cannot be read: %w", left.First)
-	}
-	return fmt.Errorf("%d entries cannot be read; the first: %w", left.Count, left.First)
+	return first(left, "entry cannot be read", "entries cannot be read")
 }
 
-// special says that entries of other kinds than files, directories and links were not copied.
+// special is about devices, FIFOs and sockets, which are not copied.
 func special(left workspace.Left) error {
-	if left.Count == 1 {
-		return fmt.Errorf("1 entry is left out: %v", left.First)
-	}
-	return fmt.Errorf("%d entries are left out; the first: %v", left.Count, left.First)
+	return first(left, "entry is left out", "entries are left out")
 }
 
-// outside warns about symbolic links that were copied.
+// outside is about symbolic links that were copied.
 func outside(left workspace.Left) error {
+	return first(left,
+		"symbolic link was copied that leads elsewhere", "symbolic links were copied that lead elsewhere")
+}
+
+// first words a number of entries and the error of the first.
+func first(left workspace.Left, one, several string) error {
 	if left.Count == 1 {
-		return fmt.Errorf("a symbolic link was copied that leads elsewhere: %v", left.First)
+		return fmt.Errorf("1 %s: %v", one, left.First)
 	}
-	return fmt.Errorf("%d symbolic links were copied that lead elsewhere; the first: %v", left.Count, left.First)
+	return fmt.Errorf("%d %s; the first: %v", left.Count, several, left.First)
 }
 
 // copied is what cp --json prints.

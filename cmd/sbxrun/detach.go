@@ -1,11 +1,11 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"os"
 	"os/signal"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -13,6 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/detach"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
@@ -20,28 +21,45 @@ import (
 // caller is who waits for our word; nil if we are not in the background.
 var caller *detach.Caller
 
-// inBackground has a command carried out in the background, and prints what comes of it.
-func inBackground(command string, args []string, asJSON bool, print func(detach.Handover) error) int {
+// fail prints an error, or reports it to the caller of a detached command, and returns the exit code.
+func fail(err error) int {
+	if caller == nil {
+		return output.Fail(err)
+	}
+	caller.Fail(output.Error(err), output.Code(err))
+	return output.Code(err)
+}
+
+// warn prints a problem that does not stop the command, or leaves that to the caller of a detached command.
+func warn(err error) {
+	if caller == nil {
+		output.Warn(err)
+	} else {
+		caller.Warning = strings.TrimPrefix(caller.Warning+"; "+err.Error(), "; ")
+	}
+}
+
+// inBackground has a command carried out in the background. describe returns the result once it runs.
+func inBackground(command string, args []string, describe func(detach.Handover) (output.Result, error)) (output.Result, error) {
 	var said detach.Handover
-	if err := state.CheckVisible(); err != nil {
-		said = detach.Handover{Error: asError(err).Report(), Code: result.ExitNotStarted}
-	} else if said, err = detach.Spawn(command, args); err != nil {
-		var none *admission.Permit
-		e := none.Explain(&result.Error{Code: "detach", Message: "cannot start the supervisor: " + err.Error(), Err: err})
-		said = detach.Handover{Error: e.Report(), Code: cmp.Or(e.ExitCode, result.ExitNotStarted)}
+	err := state.CheckVisible()
+	if err == nil {
+		if said, err = detach.Spawn(command, args); err != nil {
+			var none *admission.Permit
+			err = none.Explain(&result.Error{Code: "detach", Message: "cannot start the supervisor: " + err.Error(), Err: err})
+		}
 	}
 	if said.Warning != "" {
-		warn(errors.New(said.Warning))
+		output.Warn(errors.New(said.Warning))
 	}
 	if e := said.Error; e != nil {
-		if asJSON {
-			if err := printJSON(said); err != nil {
-				return fail(printError(err))
-			}
-		}
-		return fail(&result.Error{Code: e.Code, Message: e.Message, Hint: e.Hint, ExitCode: said.Code})
+		err = &result.Error{Code: e.Code, Message: e.Message, Hint: e.Hint, ExitCode: said.Code}
 	}
-	return printed(print(said))
+	if err != nil {
+		said.Error, said.Code = output.Error(err).Report(), output.Code(err)
+		return output.Result{Value: said}, err
+	}
+	return describe(said)
 }
 
 // requests are what a process in the background is asked for: by signals, and by the end of

@@ -1,44 +1,35 @@
 package main
 
 import (
-	"bufio"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path"
 	"strings"
-	"syscall"
-	"unicode"
-	"unicode/utf8"
 
+	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/overlay"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func diffCommand(flags *cli.Diff) int {
+func diffCommand(flags *cli.Diff) (r output.Result, err error) {
 	list, err := layersOf(flags.Sandbox)
 	if err != nil {
-		return refuse(flags, err)
+		return r, err
 	}
-	err = showDiffs(context.Background(), os.Stdout, list, flags.Paths, flags)
-	switch {
-	case errors.Is(err, syscall.EPIPE):
-		return 128 + int(syscall.SIGPIPE)
-	case isLeftOut(err): // the rest is printed
-		return fail(err)
-	case err != nil:
-		return refuse(flags, err)
+	d, err := openDiff(context.Background(), list, flags)
+	if err != nil {
+		return r, err
 	}
-	return 0
+	return output.Result{Value: d.value(), Text: func(w io.Writer) error { return d.print(w, term.IsTerminal(unix.Stdout)) }}, unreadable(d.trees)
 }
 
 // layersOf opens the layers of a sandbox's overlays, which are open until we exit.
@@ -166,55 +157,60 @@ func (o *opened) choose(paths []string, found map[string]bool) {
 	}
 }
 
-// showDiffs prints what was changed in some overlays.
-func showDiffs(ctx context.Context, out *os.File, list []*room.Overlay, paths []string, flags *cli.Diff) error {
-	trees, err := openChanges(ctx, list, paths, 0)
-	if err != nil {
-		return err
-	}
-	if !flags.Patch && !flags.Stat && !flags.Tar {
+// comparison is the changes in some overlays.
+type comparison struct {
+	trees []*opened
+	flags *cli.Diff
+}
+
+// openDiff compares overlays with their originals, as the flags ask.
+func openDiff(ctx context.Context, list []*room.Overlay, flags *cli.Diff) (*comparison, error) {
+	trees, err := openChanges(ctx, list, flags.Paths, 0)
+	switch {
+	case err != nil:
+		return nil, err
+	case flags.Tar && len(trees) > 1:
+		return nil, cli.UsageError(flags, errors.New("--tar: the sandbox has several overlays, and a tar has one"))
+	case flags.Tar && term.IsTerminal(unix.Stdout):
+		return nil, cli.UsageError(flags, errors.New("--tar: stdout is a terminal"))
+	case !flags.Patch && !flags.Stat && !flags.Tar:
 		for _, o := range trees {
 			o.tree.Mark(ctx, o.changes)
 		}
 	}
-	to := bufio.NewWriter(out)
-	switch {
-	case flags.JSON:
-		d := diffed{Overlays: []diffedOverlay{}}
-		for _, o := range trees {
-			if o.changes == nil {
-				o.changes = []overlay.Change{} // which is no null
-			}
-			d.Overlays = append(d.Overlays, diffedOverlay{o.Source, o.Dest, o.changes, overlay.Sum(o.changes)})
+	return &comparison{trees, flags}, nil
+}
+
+// value returns the changes for --json.
+func (d *comparison) value() diffed {
+	v := diffed{Overlays: []diffedOverlay{}}
+	for _, o := range d.trees {
+		v.Overlays = append(v.Overlays, diffedOverlay{o.Source, o.Dest, append([]overlay.Change{}, o.changes...), overlay.Sum(o.changes)})
+	}
+	return v
+}
+
+// print prints the changes as the flags ask.
+func (d *comparison) print(w io.Writer, terminal bool) (err error) {
+	if d.flags.Patch && terminal {
+		w = output.Terminal(w)
+	}
+	for _, o := range d.trees {
+		switch {
+		case d.flags.Tar:
+			err = o.tree.Tar(w, o.changes)
+		case d.flags.Patch:
+			err = o.tree.Patch(w, o.changes)
+		case d.flags.Stat:
+			o.stat(w)
+		default:
+			o.print(w)
 		}
-		err = writeJSON(to, d)
-	case flags.Tar && len(trees) > 1:
-		err = usageError(flags, errors.New("--tar: the sandbox has several overlays, and a tar has one"))
-	case flags.Tar && term.IsTerminal(int(out.Fd())):
-		err = usageError(flags, errors.New("--tar: stdout is a terminal"))
-	case flags.Tar:
-		err = trees[0].tree.Tar(to, trees[0].changes)
-	default:
-		for _, o := range trees {
-			switch {
-			case flags.Patch && term.IsTerminal(int(out.Fd())):
-				err = o.tree.Patch(harmless{to}, o.changes)
-			case flags.Patch:
-				err = o.tree.Patch(to, o.changes)
-			case flags.Stat:
-				o.stat(to)
-			default:
-				o.print(to)
-			}
-			if err != nil {
-				return err
-			}
+		if err != nil {
+			return err
 		}
 	}
-	if err != nil {
-		return err
-	}
-	return cmp.Or(to.Flush(), unreadable(trees))
+	return nil
 }
 
 // letters stand for the kinds of changes, in the manner of git(1).
@@ -231,12 +227,12 @@ func (o *opened) line(c *overlay.Change) string {
 	if o.prefix != "" {
 		name = path.Join(o.prefix, name)
 	}
-	line := letters[c.Kind] + " " + printable(name)
+	line := letters[c.Kind] + " " + output.Printable(name)
 	switch {
 	case c.Type == overlay.Directory:
 		line += "/"
 	case c.Type == overlay.Link && c.Kind != overlay.Deleted:
-		line += " -> " + printable(c.Target)
+		line += " -> " + output.Printable(c.Target)
 	case c.Type == overlay.Other:
 		line += " (a device, FIFO or socket)"
 	}
@@ -263,24 +259,6 @@ func (o *opened) stat(to io.Writer) {
 		kinds[c.Kind]++
 	}
 	n := overlay.Sum(o.changes)
-	fmt.Fprintf(to, "%s: %d added, %d changed, %d deleted, %d with another mode; %d bytes\n", printable(o.Source),
+	fmt.Fprintf(to, "%s: %d added, %d changed, %d deleted, %d with another mode; %d bytes\n", output.Printable(o.Source),
 		kinds[overlay.Added], kinds[overlay.Changed], kinds[overlay.Deleted], kinds[overlay.Mode], n.Bytes)
-}
-
-// harmless writes text without what a terminal would obey.
-type harmless struct{ to io.Writer }
-
-func (h harmless) Write(b []byte) (int, error) {
-	var out strings.Builder
-	for rest := b; len(rest) > 0; {
-		r, n := utf8.DecodeRune(rest)
-		if r == '\n' || r == '\t' || r != utf8.RuneError && unicode.IsPrint(r) {
-			out.Write(rest[:n])
-		} else {
-			fmt.Fprintf(&out, "\\x%02x", rest[:n])
-		}
-		rest = rest[n:]
-	}
-	_, err := io.WriteString(h.to, out.String())
-	return len(b), err
 }

@@ -13,30 +13,25 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/doctor"
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 
-func doctorCommand(flags *cli.Doctor) int {
+func doctorCommand(flags *cli.Doctor) (r output.Result, err error) {
 	if flags.Script {
-		return printLine(strings.TrimSuffix(limits.EnableScript(os.Geteuid(), os.Getppid()), "\n"))
+		return output.Line(nil, strings.TrimSuffix(limits.EnableScript(os.Geteuid(), os.Getppid()), "\n")), nil
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	rep := doctor.Examine(ctx, room.ThisCaller())
-	var err error
-	if flags.JSON {
-		err = printJSON(rep)
-	} else {
-		err = printFindings(os.Stdout, rep)
+	r = output.Result{Value: rep, Text: func(w io.Writer) error { return printFindings(w, rep) }}
+	if !rep.OK {
+		r.Code = result.ExitNotStarted
 	}
-	if err == nil && !rep.OK {
-		return result.ExitNotStarted
-	}
-	return printed(err)
+	return r, nil
 }
 
-// printFindings prints a line a check, what to do about it below, and what
-// follows from all of them.
+// printFindings prints a line for each check, with its fix below, and the conclusion.
 func printFindings(w io.Writer, rep doctor.Report) error {
 	name := 0
 	for _, f := range rep.Checks {

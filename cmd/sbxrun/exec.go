@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"strings"
 	"syscall"
@@ -13,6 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/detach"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
@@ -45,11 +45,14 @@ func (x *execution) run(name string, args []string) int {
 	err := x.checkFlags()
 	switch {
 	case err != nil && x.flags.Detach:
-		return failUsage(&x.flags, err)
+		return cli.Finish(&x.flags, output.Result{}, cli.UsageError(&x.flags, err))
 	case err != nil:
 		return x.refuse(&x.flags, err)
 	case x.flags.Detach && caller == nil:
-		return inBackground("exec", args, x.flags.JSON, x.printStarted)
+		r, err := inBackground("exec", args, func(said detach.Handover) (output.Result, error) {
+			return output.Line(said, said.Handle), nil
+		})
+		return output.Finish(x.flags.JSON, r, err)
 	}
 	x.asJSON = x.flags.JSON && !x.flags.Detach // which has printed the handle
 	if x.report, err = openReport(&x.flags, x.flags.Report); err != nil {
@@ -131,7 +134,7 @@ func (x *execution) hint(use *sandbox.Use, before int, res result.Result, networ
 	if strings.HasPrefix(remedy, "-") {
 		remedy = "at sbxrun start, " + remedy
 	}
-	advise(what, remedy)
+	output.Hint(what, remedy)
 }
 
 // checkFlags finds what is wrong with the flags, whatever the sandbox.
@@ -158,7 +161,7 @@ func (x *execution) entry(use *sandbox.Use) (*enter.Entry, error) {
 		inherit(&set, true)
 	}
 	if err := addVariables(&set, &x.flags.Vars, float64(x.flags.Cpus)); err != nil {
-		return nil, usageError(&x.flags, err)
+		return nil, cli.UsageError(&x.flags, err)
 	}
 	return use.Entry(x.argv, set, x.flags.Workdir, x.flags.Tty)
 }
@@ -193,12 +196,4 @@ func (x *execution) released() {
 	if caller.Tell(detach.Handover{ID: x.ID, Handle: x.record.Handle(), Status: string(state.Running)}) != nil {
 		x.signals.cancel(supervise.Request{Cause: result.Killed, Signal: syscall.SIGKILL})
 	}
-}
-
-func (x *execution) printStarted(said detach.Handover) error {
-	if x.flags.JSON {
-		return printJSON(said)
-	}
-	_, err := fmt.Println(said.Handle)
-	return err
 }

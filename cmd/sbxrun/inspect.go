@@ -2,35 +2,39 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
-	"os"
+	"io"
+
+	"github.com/hashicorp/go-multierror"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/output"
 )
 
-func inspectCommand(flags *cli.Inspect) int {
-	code := 0
+// inspectCommand describes the sandboxes that it finds, and returns errors for the others.
+func inspectCommand(flags *cli.Inspect) (r output.Result, err error) {
+	var failed *multierror.Error
 	all := []described{}
-	for i, name := range flags.Sandboxes {
-		e, err := find(name)
-		switch {
-		case err == nil:
+	for _, name := range flags.Sandboxes {
+		if e, err := find(name); err != nil {
+			failed = multierror.Append(failed, err)
+		} else {
 			all = append(all, describe(e))
-		case len(all) == 0 && i == len(flags.Sandboxes)-1:
-			return refuse(flags, err)
-		default:
-			code = fail(err)
 		}
 	}
-	text, err := result.JSON(all)
-	var b bytes.Buffer
-	if err == nil {
-		err = json.Indent(&b, text, "", "  ")
+	if len(all) == 0 {
+		return r, failed.ErrorOrNil()
 	}
-	if err == nil {
-		_, err = b.WriteTo(os.Stdout)
-	}
-	return cmp.Or(printed(err), code)
+	return output.Result{Value: all, Text: func(w io.Writer) error {
+		text, err := result.JSON(all)
+		if err != nil {
+			return err
+		}
+		var b bytes.Buffer
+		if err = json.Indent(&b, text, "", "  "); err == nil {
+			_, err = b.WriteTo(w)
+		}
+		return err
+	}}, failed.ErrorOrNil()
 }

@@ -1,41 +1,42 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"time"
 
+	"github.com/hashicorp/go-multierror"
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func killCommand(flags *cli.Kill) int {
+func killCommand(flags *cli.Kill) (r output.Result, err error) {
 	names := flags.Sandboxes
 	k := killer{flags: flags}
 	if err := k.check(names); err != nil {
-		return failUsage(flags, err)
+		return r, cli.UsageError(flags, err)
 	}
 	if err := k.find(names); err != nil {
-		return refuse(flags, err)
+		return r, err
 	}
 	k.killAll()
-	return k.tell()
+	return k.result()
 }
 
 type killer struct {
-	flags *cli.Kill
-	tags  map[string]string
-	where string // the directory that was looked in for many
-	kills []*kill
-	// For each name that no sandbox has.
-	unknown []killed
-	code    int
+	flags   *cli.Kill
+	tags    map[string]string
+	where   string // the directory that was looked in for many
+	kills   []*kill
+	unknown []killed // one for each name that no sandbox has
+	failed  *multierror.Error
 }
 
 // kill is the end of one sandbox.
@@ -78,8 +79,8 @@ func (k *killer) find(names []string) error {
 	for _, name := range names {
 		e, err := find(name)
 		if err != nil {
-			k.code = fail(err) // the others are ended all the same
-			k.unknown = append(k.unknown, killed{Name: name, Verdict: result.NotApplicable, Survivors: []result.Survivor{}, Error: asError(err).Report()})
+			k.failed = multierror.Append(k.failed, err) // the others are ended all the same
+			k.unknown = append(k.unknown, killed{Name: name, Verdict: result.NotApplicable, Survivors: []result.Survivor{}, Error: output.Error(err).Report()})
 			continue
 		}
 		if !seen[e.ID] {
@@ -231,8 +232,8 @@ type killed struct {
 	Error     *result.ReportError `json:"error,omitempty"`
 }
 
-// told is what came of it.
-func (k *kill) told() killed {
+// outcome describes the end of one sandbox.
+func (k *kill) outcome() killed {
 	e := k.sandbox
 	t := killed{ID: e.ID, Sandbox: e.Record.Sandbox, Name: e.Record.Name, Status: e.Status(), Already: k.already, Verdict: k.verdict, Survivors: []result.Survivor{}}
 	if k.removed || !k.already && e.Record.Report == nil && k.verdict == result.Proven {
@@ -247,72 +248,60 @@ func (k *kill) told() killed {
 		}
 	}
 	if k.err != nil {
-		t.Error = asError(k.err).Report()
+		t.Error = output.Error(k.err).Report()
 	}
 	return t
 }
 
-// tell prints what came of all, and returns the exit code.
-func (k *killer) tell() int {
-	code := k.code
+// result describes all ends, and returns the errors.
+func (k *killer) result() (output.Result, error) {
+	r := output.Result{Text: k.printLines}
 	all := []killed{}
 	for _, one := range k.kills {
-		told := one.told()
-		all = append(all, told)
+		all = append(all, one.outcome())
 		if one.verdict == result.Unproven {
-			code = result.ExitUnproven
+			r.Code = result.ExitUnproven
 		}
 		if one.err != nil {
-			code = cmp.Or(code, fail(fmt.Errorf("%s: %w", one.sandbox.Title(), one.err)))
+			k.failed = multierror.Append(k.failed, fmt.Errorf("%s: %w", one.sandbox.Title(), one.err))
 		}
 	}
-	var err error
-	if k.flags.JSON {
-		err = printJSON(append(all, k.unknown...))
-	} else {
-		err = k.printLines(all)
-	}
-	return max(code, printed(err))
+	r.Value = append(all, k.unknown...)
+	return r, k.failed.ErrorOrNil()
 }
 
-func (k *killer) printLines(all []killed) error {
-	for i, t := range all {
-		line := k.kills[i].sandbox.Title()
+func (k *killer) printLines(w io.Writer) error {
+	gone := 0
+	for _, one := range k.kills {
+		t := one.outcome()
+		of := "in"
+		if one.sandbox.IsExec() {
+			of = "of"
+		}
+		line := fmt.Sprintf("%s %s, everything %s it is gone (%s)", one.sandbox.Title(), t.Status, of, t.Verdict)
 		switch {
+		case t.Verdict == result.Unproven:
+			line = one.sandbox.Title() + ": unproven" + listSurvivors(t.Survivors)
 		case t.Already:
-			line += " had ended: " + t.Status
-		case k.kills[i].sandbox.IsExec():
-			line += " " + t.Status + ", everything of it is gone (" + string(t.Verdict) + ")"
-		default:
-			line += " " + t.Status + ", everything in it is gone (" + string(t.Verdict) + ")"
+			line = one.sandbox.Title() + " had ended: " + t.Status
 		}
-		if t.Verdict == result.Unproven {
-			line = k.kills[i].sandbox.Title() + ": unproven" + listSurvivors(t.Survivors)
+		if t.Verdict != result.Unproven {
+			gone++
 		}
-		if _, err := fmt.Println(line); err != nil {
-			return err
-		}
+		fmt.Fprintln(w, line)
 	}
-	if k.many() {
-		gone := 0
-		for _, t := range all {
-			if t.Verdict != result.Unproven {
-				gone++
-			}
-		}
-		line := fmt.Sprint(gone, " killed")
-		if len(all) == 0 {
-			line += ", looked in " + k.where
-		}
-		_, err := fmt.Println(line)
-		return err
+	switch {
+	case k.many() && len(k.kills) == 0:
+		fmt.Fprintln(w, "0 killed, looked in", k.where)
+	case k.many():
+		fmt.Fprintln(w, gone, "killed")
 	}
 	return nil
 }
 
 // listSurvivors says what is left, if anything can be seen from here.
 func listSurvivors(left []result.Survivor) string {
-	text := ", " + count(len(left), "process", "es")
+	text := ", " + output.Count(len(left), "process", "es")
 	switch len(left) {
 	case 0:
 		return ""
@@ -322,7 +311,7 @@ func listSurvivors(left []result.Survivor) string {
 		text += " are left"
 	}
 	for _, s := range left {
-		text += fmt.Sprintf("\n  %d %s %s", s.PID, s.State, printable(s.Comm))
+		text += fmt.Sprintf("\n  %d %s %s", s.PID, s.State, output.Printable(s.Comm))
 	}
 	return text
 }

@@ -46,7 +46,7 @@ func fakeMeminfo(flags any, fake bool, f *cli.Limits) ([]byte, error) {
 		return nil, nil
 	}
 	if f.Memory == 0 {
-		return nil, usageError(flags, errors.New("--fake-meminfo: shows the limit on memory; give --memory"))
+		return nil, cli.UsageError(flags, errors.New("--fake-meminfo: shows the limit on memory; give --memory"))
 	}
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

@@ -14,36 +14,30 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
-func logsCommand(flags *cli.Logs) int {
+func logsCommand(flags *cli.Logs) (r output.Result, err error) {
 	tail := -1
 	if flags.Tail != "" {
-		var err error
 		if tail, err = strconv.Atoi(flags.Tail); err != nil || tail < 0 {
-			return failUsage(flags, fmt.Errorf("--tail %q: want a number of lines", flags.Tail))
+			return r, cli.UsageError(flags, fmt.Errorf("--tail %q: want a number of lines", flags.Tail))
 		}
 	}
 	sandbox, err := find(flags.Sandbox)
 	if err != nil {
-		return refuse(flags, err)
+		return r, err
 	}
 	l := reader{sandbox: sandbox, flags: flags, tail: tail}
 	err = l.print()
-	var stopped supervise.Request
-	switch {
-	case errors.As(err, &stopped):
-		return 128 + int(stopped.Signal)
-	case errors.Is(err, syscall.EPIPE):
-		return 128 + int(syscall.SIGPIPE)
-	case err != nil:
-		return refuse(flags, err)
+	if stopped, ok := errors.AsType[supervise.Request](err); ok {
+		return output.Result{Code: 128 + int(stopped.Signal)}, nil
 	}
-	return 0
+	return r, err
 }
 
 type reader struct {
@@ -88,10 +82,10 @@ func (l *reader) print() error {
 		}
 		emit := func(p []byte) error {
 			_, err := s.out.Write(p)
-			return printError(err)
+			return output.Lost(err)
 		}
 		if l.flags.JSON {
-			emit = func(p []byte) error { return printPiece(s.name, p) }
+			emit = func(p []byte) error { return output.JSON(output.Stdout, pieceOf(s.name, p)) }
 		}
 		streams = append(streams, stream.LogFile{File: file, Emit: emit})
 	}
@@ -109,7 +103,7 @@ type piece struct {
 	Base64 *string `json:"base64,omitempty"`
 }
 
-func printPiece(stream string, p []byte) error {
+func pieceOf(stream string, p []byte) piece {
 	it := piece{Stream: stream}
 	text := string(p)
 	if utf8.ValidString(text) {
@@ -118,7 +112,7 @@ func printPiece(stream string, p []byte) error {
 		text = base64.StdEncoding.EncodeToString(p)
 		it.Base64 = &text
 	}
-	return printError(printJSON(it))
+	return it
 }
 
 // noteCut says, on stderr, that a log is only the head of what was written.
@@ -136,7 +130,7 @@ func (l *reader) noteCut() {
 		cut   bool
 	}{{"stdout", logs.StdoutBytes, logs.StdoutTruncated}, {"stderr", logs.StderrBytes, logs.StderrTruncated}} {
 		if s.cut && (l.flags.Stream == "" || l.flags.Stream == s.name) {
-			say(fmt.Sprintf("sbxrun: %s is incomplete: the command wrote %d bytes or more, and only the first are kept (--max-output)", s.name, s.bytes))
+			output.Note(fmt.Sprintf("%s is incomplete: the command wrote %d bytes or more, and only the first are kept (--max-output)", s.name, s.bytes))
 		}
 	}
 }

@@ -87,18 +87,6 @@ func (c *command) failure(res result.Result, n *counters) (f room.Failure, ok bo
 	return f, true
 }
 
-// advise tells in a line what may have been in the way of a command, "" for nothing, and what
-// takes it away.
-func advise(what, remedy string) {
-	if what == "" {
-		return
-	}
-	if remedy != "" {
-		what += "; " + remedy
-	}
-	say("sbxrun: hint: " + printable(what))
-}
-
 // refusedHosts is about hosts that the list of --net does not have. A client of a published port
 // may have come before there was a server, which is nothing to the command.
 func refusedHosts(used *result.ReportNetwork) (what, remedy string) {

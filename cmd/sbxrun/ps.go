@@ -4,25 +4,24 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func psCommand(flags *cli.Ps) int {
+func psCommand(flags *cli.Ps) (r output.Result, err error) {
 	tags, err := parseTags(flags.Tag)
 	if err != nil {
-		return failUsage(flags, err)
+		return r, cli.UsageError(flags, err)
 	}
 	entries, _, err := list(flags.Sandbox)
 	if err != nil {
-		return refuse(flags, err)
+		return r, err
 	}
 	entries = slices.DeleteFunc(entries, func(e *state.Entry) bool {
 		switch {
@@ -33,27 +32,19 @@ func psCommand(flags *cli.Ps) int {
 		}
 		return !flags.All && !e.Lives()
 	})
-	switch {
-	case flags.Names, flags.Quiet:
-		word := (*state.Entry).Handle
-		if flags.Names {
-			word = (*state.Entry).Title
-		}
-		for _, e := range entries {
-			if _, err = fmt.Println(word(e)); err != nil {
-				break
-			}
-		}
-	case flags.JSON:
-		all := make([]described, 0, len(entries))
-		for _, e := range entries {
-			all = append(all, describe(e))
-		}
-		err = printJSON(all)
-	default:
-		err = printTable(os.Stdout, entries, flags.Sandbox != "", time.Now())
+	all := make([]described, 0, len(entries))
+	for _, e := range entries {
+		all = append(all, describe(e))
 	}
-	return printed(err)
+	return output.Result{Value: all, Text: func(w io.Writer) error {
+		switch {
+		case flags.Names:
+			return printWords(w, entries, (*state.Entry).Title)
+		case flags.Quiet:
+			return printWords(w, entries, (*state.Entry).Handle)
+		}
+		return printTable(w, entries, flags.Sandbox != "", time.Now())
+	}}, nil
 }
 
 // described is a sandbox in the JSON of ps and inspect.
@@ -61,7 +52,7 @@ type described struct {
 	state.Record
 	Status   string `json:"status"`
 	Alive    bool   `json:"alive"`
-	ExitCode *int   `json:"exit_code,omitempty"` // of what has ended
+	ExitCode *int   `json:"exit_code,omitempty"` // set if the sandbox has ended
 }
 
 func describe(e *state.Entry) described {
@@ -72,14 +63,20 @@ func describe(e *state.Entry) described {
 	return d
 }
 
-// printTable prints sandboxes, or execs, which have their handle in the place of id and name.
-func printTable(w io.Writer, entries []*state.Entry, execs bool, now time.Time) error {
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	header := "ID\tNAME"
-	if execs {
-		header = "EXEC"
+func printWords(w io.Writer, entries []*state.Entry, word func(*state.Entry) string) error {
+	for _, e := range entries {
+		fmt.Fprintln(w, word(e))
 	}
-	fmt.Fprintln(t, header+"\tSTATUS\tAGE\tCOMMAND")
+	return nil
+}
+
+// printTable prints sandboxes with their IDs and names, or execs with their handles.
+func printTable(w io.Writer, entries []*state.Entry, execs bool, now time.Time) error {
+	header := []any{"ID", "NAME"}
+	if execs {
+		header = []any{"EXEC"}
+	}
+	t := output.NewTable(w, append(header, "STATUS", "AGE", "COMMAND")...)
 	for _, e := range entries {
 		status := e.Status()
 		if r := e.Record.Ready; r != nil && r.ReadyAt != "" && status == string(state.Running) {
@@ -88,44 +85,30 @@ func printTable(w io.Writer, entries []*state.Entry, execs bool, now time.Time) 
 		if r := e.Record.Report; r != nil && r.ExitCode != 0 {
 			status = fmt.Sprintf("%s (%d)", status, r.ExitCode)
 		}
-		which := e.ID + "\t" + cmp.Or(e.Record.Name, "-")
+		which := []any{e.ID, cmp.Or(e.Record.Name, "-")}
 		if execs {
-			which = e.Title()
+			which = []any{e.Title()}
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", which, status, age(e.Record.CreatedAt, now), commandLine(e.Record.Argv))
+		t.Row(append(which, status, age(e.Record.CreatedAt, now), commandLine(e.Record.Argv))...)
 	}
 	return t.Flush()
 }
 
-// age is how long ago it was, in one unit.
 func age(created string, now time.Time) string {
 	at, err := time.Parse(result.TimeFormat, created)
 	if err != nil {
 		return "?"
 	}
-	return inOneUnit(now.Sub(at))
+	return output.Age(now.Sub(at))
 }
 
-func inOneUnit(d time.Duration) string {
-	switch {
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < time.Hour:
-		return fmt.Sprintf("%dm", int(d.Minutes()))
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh", int(d.Hours()))
-	default:
-		return fmt.Sprintf("%dd", int(d.Hours()/24))
-	}
-}
-
-// commandLine is a command for people, in one line that is not too long.
+// commandLine returns a command in one line of limited length.
 func commandLine(argv []string) string {
 	const most = 60
 	if len(argv) == 0 {
 		return "(idle)"
 	}
-	line := []rune(printable(strings.Join(argv, " ")))
+	line := []rune(output.Printable(strings.Join(argv, " ")))
 	if len(line) > most {
 		return string(line[:most-1]) + "…"
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/tree"
@@ -200,14 +201,14 @@ func replaceable(dir int, name string) error {
 func openFD(flags any, flag, number string) (*os.File, error) {
 	n, err := strconv.ParseUint(number, 10, 31)
 	if err != nil {
-		return nil, usageError(flags, fmt.Errorf("%s fd:%s: want the number of an open descriptor, such as fd:3", flag, number))
+		return nil, cli.UsageError(flags, fmt.Errorf("%s fd:%s: want the number of an open descriptor, such as fd:3", flag, number))
 	}
 	open, err := unix.FcntlInt(uintptr(n), unix.F_GETFL, 0)
 	if err != nil {
-		return nil, usageError(flags, fmt.Errorf("%s fd:%d: no such descriptor is open", flag, n))
+		return nil, cli.UsageError(flags, fmt.Errorf("%s fd:%d: no such descriptor is open", flag, n))
 	}
 	if open&unix.O_ACCMODE == unix.O_RDONLY {
-		return nil, usageError(flags, fmt.Errorf("%s fd:%d: it is open for reading only", flag, n))
+		return nil, cli.UsageError(flags, fmt.Errorf("%s fd:%d: it is open for reading only", flag, n))
 	}
 	return os.NewFile(uintptr(n), "fd:"+number), nil
 }

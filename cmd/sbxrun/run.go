@@ -18,6 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/files"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/network"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
@@ -35,7 +36,7 @@ func runCommand(args []string, begin time.Time) int {
 	r.argv = r.flags.Command
 	r.asJSON = r.flags.JSON
 	if r.flags.Version {
-		return printLine("sbxrun " + version.String())
+		return output.Finish(false, output.Line(nil, "sbxrun "+version.String()), nil)
 	}
 	return r.run()
 }
@@ -52,7 +53,7 @@ func (r *runner) run() int {
 		return r.notStarted(err)
 	}
 	if err = r.checkFlags(); err != nil {
-		return r.notStarted(usageError(&r.flags, err))
+		return r.notStarted(cli.UsageError(&r.flags, err))
 	}
 	r.signals = watchWaiting()
 	caller := room.ThisCaller()
@@ -122,9 +123,9 @@ func (r *runner) run() int {
 	}
 	f, failed := r.failure(res, counted)
 	if what, remedy := refusedHosts(r.used); what != "" && r.advises() {
-		advise(what, remedy)
+		output.Hint(what, remedy)
 	} else if failed {
-		advise(plan.Obstacle(f, room.ThisCaller()))
+		output.Hint(plan.Obstacle(f, room.ThisCaller()))
 	}
 	plan.Close() // descriptors may be few
 	r.diagnose(&res)
@@ -150,7 +151,7 @@ func (r *runner) begin() (*os.File, error) {
 // tellPut says what was not put into a sandbox that has begun.
 func tellPut(f *files.Files) {
 	if f != nil && f.Put.LeftOut.Special.Count > 0 {
-		tellWarning(fmt.Sprintf("--put: %v", special(f.Put.LeftOut.Special)))
+		warn(fmt.Errorf("--put: %v", special(f.Put.LeftOut.Special)))
 	}
 }
 
@@ -200,7 +201,7 @@ func spoil(res *result.Result, err error) {
 		warn(err)
 		return
 	}
-	e := *asError(err)
+	e := *output.Error(err)
 	e.ExitCode = result.ExitOutput
 	res.Err = &e
 }
@@ -214,7 +215,7 @@ func (r *runner) printCommand(plan *room.Plan) int {
 			return fail(err)
 		}
 	}
-	return printLine(plan.ShellCommand(from))
+	return output.Finish(false, output.Line(nil, plan.ShellCommand(from)), nil)
 }
 
 // diagnose finds out why a sandbox could not be set up, if it is this machine.
@@ -276,7 +277,7 @@ func (r *runner) plan(caller room.Caller) error {
 		err = errors.New("no command given")
 	}
 	if err != nil {
-		return usageError(&r.flags, err)
+		return cli.UsageError(&r.flags, err)
 	}
 	if policy.Meminfo, err = fakeMeminfo(&r.flags, r.flags.FakeMeminfo, &r.flags.Limits); err != nil {
 		return err
@@ -323,13 +324,13 @@ func (r *runner) plan(caller room.Caller) error {
 func warnOf(plan *room.Plan, argv []string, rules []network.Rule) {
 	for _, r := range rules {
 		if text := r.TopLevel(); text != "" {
-			tellWarning(text)
+			warn(errors.New(text))
 		}
 	}
 	for _, name := range plan.Closed {
-		tellWarning(fmt.Sprintf("only its owner can read %q, which is shown read-only, and the sandbox runs as uid %d; copy it in with --put, or show it with --bind, which also lets the command write", name, plan.Cred().UID))
+		warn(fmt.Errorf("only its owner can read %q, which is shown read-only, and the sandbox runs as uid %d; copy it in with --put, or show it with --bind, which also lets the command write", name, plan.Cred().UID))
 	}
 	if plan.Instead != "" {
-		tellWarning(fmt.Sprintf("%s is %s in the sandbox, but %s outside; use that one with --tools, or name this one by its full path", argv[0], plan.Found, plan.Instead))
+		warn(fmt.Errorf("%s is %s in the sandbox, but %s outside; use that one with --tools, or name this one by its full path", argv[0], plan.Found, plan.Instead))
 	}
 }

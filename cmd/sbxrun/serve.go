@@ -5,20 +5,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
-// serverCommand becomes the server, which is a program of its own so that a run loads nothing
-// of it. It is the one beside this program: another could be anybody's.
-// args is the whole command line, rest the part after the command's name.
-func serverCommand(args, rest []string, flags any) int {
-	if err := cli.Parse(flags, rest); err != nil {
-		return failUsage(flags, err)
+// server returns a command that executes the server with the whole command line args. The server is a program of
+// its own, so that a run loads nothing of it, and must be the one next to this program: another could be anybody's.
+func server[F any](args []string) func(*F) (output.Result, error) {
+	return func(*F) (output.Result, error) {
+		name, err := safeopen.Sibling()
+		if err != nil {
+			return output.Result{}, err
+		}
+		return output.Result{}, safeopen.SiblingError(name, unix.Exec(name, append([]string{name}, args...), os.Environ()))
 	}
-	server, err := safeopen.Sibling()
-	if err != nil {
-		return refuse(flags, err)
-	}
-	return refuse(flags, safeopen.SiblingError(server, unix.Exec(server, append([]string{server}, args...), os.Environ())))
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -9,38 +10,31 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/detach"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
 func startCommand(args []string) int {
 	flags, _, err := parseStart(args)
-	if err != nil {
-		return failUsage(&flags.Start, err)
+	var r output.Result
+	if err == nil {
+		r, err = inBackground("start", args, func(said detach.Handover) (output.Result, error) {
+			var err error
+			if flags.WaitReady {
+				if err = waitReady(said.ID, time.Duration(flags.ReadyTimeout)); err != nil {
+					said.Error = output.Error(err).Report()
+				}
+			}
+			if e, err := find(said.ID); err == nil {
+				said.Status = e.Status()
+			}
+			said.Name = cmp.Or(said.Name, said.ID)
+			// The ID is one word for a shell's $(…) and, unlike a name, never reused.
+			return output.Line(said, said.ID), err
+		})
 	}
-	ready := 0
-	code := inBackground("start", args, flags.JSON, func(said detach.Handover) error {
-		if flags.WaitReady {
-			ready, said.Error = waitReady(said.ID, time.Duration(flags.ReadyTimeout))
-		}
-		return printStarted(said, flags.JSON)
-	})
-	return max(code, ready)
-}
-
-// printStarted prints the id, one word for a shell's $(…): unlike a name it is never given again.
-func printStarted(said detach.Handover, asJSON bool) error {
-	if asJSON {
-		if dir, err := find(said.ID); err == nil {
-			said.Status = dir.Status()
-		}
-		if said.Name == "" {
-			said.Name = said.ID
-		}
-		return printJSON(said)
-	}
-	_, err := fmt.Println(said.ID)
-	return err
+	return cli.Finish(&flags.Start, r, err)
 }
 
 // startFlags are start's flags, checked.
@@ -55,23 +49,25 @@ func parseStart(args []string) (f startFlags, command []string, err error) {
 		return f, nil, err
 	}
 	if f.Name != "" {
-		if err := state.ValidName(string(f.Name)); err != nil {
-			return f, nil, err
-		}
+		err = state.ValidName(string(f.Name))
 	}
-	if f.tags, err = parseTags(f.Tag); err != nil {
-		return f, nil, err
+	if err == nil {
+		f.tags, err = parseTags(f.Tag)
 	}
-	if err := busyTerms(&f.AdmissionFlags).Check(); err != nil {
-		return f, nil, err
+	if err == nil {
+		err = busyTerms(&f.AdmissionFlags).Check()
 	}
-	f.probe, err = parseProbe(&f.Start)
+	if err == nil {
+		f.probe, err = parseProbe(&f.Start)
+	}
+	if err != nil {
+		err = cli.UsageError(&f.Start, err)
+	}
 	return f, f.Command, err
 }
 
 func parseProbe(f *cli.Start) (p sandbox.Probe, err error) {
-	switch {
-	case f.ReadyTCP != "" && f.Net == "host":
+	if f.ReadyTCP != "" && f.Net == "host" {
 		return p, errors.New("--ready-tcp: with --net host a port of the sandbox cannot be told from one of the host; use --ready-exec or --ready-log")
 	}
 	if f.ReadyTCP != "" {

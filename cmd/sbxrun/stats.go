@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -14,45 +13,47 @@ import (
 	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-func statsCommand(flags *cli.Stats) int {
-	print := printStatistics
-	switch {
-	case flags.JSON:
-		print = func(w io.Writer, s statistics) error { return writeJSON(w, s) }
-	case flags.Prometheus:
-		print = printPrometheus
-	}
+func statsCommand(flags *cli.Stats) (output.Result, error) {
 	look := func() (statistics, error) {
 		return gather(admission.Thresholds{Warn: float64(flags.Warn) / 100, Alert: float64(flags.Alert) / 100})
 	}
-	if !flags.Watch {
-		return printOnce(flags, look, print)
+	once := func() (r output.Result, err error) {
+		s, err := look()
+		if err != nil {
+			return r, err
+		}
+		return output.Result{Value: s, Text: func(w io.Writer) error {
+			if flags.Prometheus {
+				return printPrometheus(w, s)
+			}
+			return printStatistics(w, s)
+		}}, nil
 	}
-	// On a terminal a screen, for people; in a pipe one block after the other.
+	if !flags.Watch {
+		return once()
+	}
+	// A screen on a terminal; elsewhere blocks with an empty line after each.
 	interval := time.Duration(flags.Interval)
 	if out := int(os.Stdout.Fd()); term.IsTerminal(out) && !flags.JSON && !flags.Prometheus {
 		return watchOnScreen(out, interval, look)
 	}
 	for {
-		if code := printOnce(flags, look, print); code != 0 {
-			return code
+		r, err := once()
+		if err != nil {
+			return r, err
+		}
+		if code := output.Finish(flags.JSON, r, nil); code != 0 {
+			return output.Result{Code: code}, nil
 		}
 		if !flags.JSON {
-			fmt.Println() // the end of a block
+			_, _ = io.WriteString(output.Stdout, "\n") // the next block reports a failure
 		}
 		time.Sleep(interval)
 	}
-}
-
-func printOnce(flags *cli.Stats, look func() (statistics, error), print func(io.Writer, statistics) error) int {
-	s, err := look()
-	if err != nil {
-		return refuse(flags, err)
-	}
-	return printed(print(os.Stdout, s))
 }
 
 // statistics is what stats has found, and its JSON.

@@ -57,12 +57,12 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	}()
 	flags, argv, err := parseStart(args)
 	if err != nil {
-		return nil, "", usageError(&flags.Start, err)
+		return nil, "", err
 	}
 	var policy room.Policy
 	policy, parts, err = policyOf(&flags.View, &flags.Limits, argv)
 	if err != nil {
-		return nil, "", usageError(&flags.Start, err)
+		return nil, "", cli.UsageError(&flags.Start, err)
 	}
 	if policy.Meminfo, err = fakeMeminfo(&flags.Start, flags.FakeMeminfo, &flags.Limits); err != nil {
 		return nil, "", err

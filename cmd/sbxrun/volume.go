@@ -7,15 +7,16 @@ import (
 	"io"
 	"os"
 	"strings"
-	"text/tabwriter"
 	"time"
 
+	"github.com/hashicorp/go-multierror"
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/sbxrun/sbxrun/cleanup"
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
@@ -91,83 +92,76 @@ func users(pids []int, entries []*state.Entry) string {
 }
 
 // onVolumes returns a command that works on the caller's volumes.
-func onVolumes[F any](work func(*volumes.Store, *F) error) func(*F) int {
-	return func(flags *F) int {
+func onVolumes[F any](work func(*volumes.Store, *F) (output.Result, error)) func(*F) (output.Result, error) {
+	return func(flags *F) (r output.Result, err error) {
 		store, err := volumes.Open(false)
-		if err == nil {
-			defer store.Close()
-			err = work(store, flags)
-		}
 		if err != nil {
-			return refuse(flags, err)
+			return r, err
 		}
-		return 0
+		defer store.Close()
+		return work(store, flags)
 	}
 }
 
-func listVolumes(store *volumes.Store, flags *cli.VolumeLs) error {
+func listVolumes(store *volumes.Store, _ *cli.VolumeLs) (r output.Result, err error) {
 	all, err := store.List()
 	if err != nil {
-		return err
+		return r, err
 	}
-	if flags.JSON {
-		return printError(printJSON(append([]volumes.Info{}, all...)))
-	}
-	var pids []int
-	for _, v := range all {
-		pids = append(pids, v.PIDs...)
-	}
-	entries := sandboxesOf(pids)
-	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "NAME\tSTATUS\tMODIFIED\tPATH")
-	for _, v := range all {
-		status := v.Status
-		if who := users(v.PIDs, entries); who != "" {
-			status += " by " + who
+	return output.Result{Value: append([]volumes.Info{}, all...), Text: func(w io.Writer) error {
+		var pids []int
+		for _, v := range all {
+			pids = append(pids, v.PIDs...)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Name, status, v.ModTime.Format(time.DateTime), printable(v.Path))
-	}
-	return printError(w.Flush())
-}
-
-// removeVolumes removes as many of the volumes as it can, and returns the last error.
-func removeVolumes(store *volumes.Store, flags *cli.VolumeRm) (err error) {
-	for _, name := range flags.Names {
-		if e := store.Remove(name); e != nil {
-			if err != nil {
-				fail(err)
+		entries := sandboxesOf(pids)
+		t := output.NewTable(w, "NAME", "STATUS", "MODIFIED", "PATH")
+		for _, v := range all {
+			status := v.Status
+			if who := users(v.PIDs, entries); who != "" {
+				status += " by " + who
 			}
-			err = whoUses(e)
+			t.Row(v.Name, status, v.ModTime.Format(time.DateTime), v.Path)
 		}
-	}
-	return err
+		return t.Flush()
+	}}, nil
 }
 
-func exportVolume(store *volumes.Store, flags *cli.VolumeExport) error {
+// removeVolumes removes as many of the volumes as it can.
+func removeVolumes(store *volumes.Store, flags *cli.VolumeRm) (r output.Result, err error) {
+	var failed *multierror.Error
+	for _, name := range flags.Names {
+		if err := store.Remove(name); err != nil {
+			failed = multierror.Append(failed, whoUses(err))
+		}
+	}
+	return r, failed.ErrorOrNil()
+}
+
+func exportVolume(store *volumes.Store, flags *cli.VolumeExport) (r output.Result, err error) {
 	v, err := store.Lock(flags.Name)
 	if err != nil {
-		return whoUses(err)
+		return r, whoUses(err)
 	}
 	defer v.Close()
 	if flags.File == "" || flags.File == streamWord {
 		if term.IsTerminal(int(os.Stdout.Fd())) {
-			return &result.Error{Code: "usage", Message: "a tar stream would go to the terminal", Hint: "name a file, or write it to a pipe"}
+			return r, &result.Error{Code: "usage", Message: "a tar stream would go to the terminal", Hint: "name a file, or write it to a pipe"}
 		}
-		return pack(v, os.Stdout)
+		return r, pack(v, output.Stdout)
 	}
 	var packed error
 	err = tree.WriteNew(flags.File, func(f *os.File) error {
 		packed = pack(v, f)
-		// What could not be read is told, and the rest is there.
+		// The archive has the other files.
 		if isLeftOut(packed) {
 			return nil
 		}
 		return packed
 	})
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return &result.Error{Code: "quota-disk", Message: fmt.Sprintf("cannot write %q: no space left on device", flags.File), Err: err}
+		return r, &result.Error{Code: "quota-disk", Message: fmt.Sprintf("cannot write %q: no space left on device", flags.File), Err: err}
 	}
-	return cmp.Or(err, packed)
+	return r, cmp.Or(err, packed)
 }
 
 // leftOut is the code of an error that says that the rest was copied.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,17 +11,17 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/stream"
 )
 
-func waitCommand(flags *cli.Wait) int {
+func waitCommand(flags *cli.Wait) (r output.Result, err error) {
 	w := waiter{name: flags.Sandbox}
-	var err error
 	if flags.Log != "" {
 		if w.log, err = regexp.Compile(flags.Log); err != nil {
-			return failUsage(flags, fmt.Errorf("--log: %w", err))
+			return r, cli.UsageError(flags, fmt.Errorf("--log: %w", err))
 		}
 	}
 	ctx, cancel := sandbox.Within(context.Background(), time.Duration(flags.Timeout))
@@ -36,12 +35,12 @@ func waitCommand(flags *cli.Wait) int {
 	default:
 		err = w.untilEnded(ctx)
 	}
-	return w.tell(err, flags.JSON)
+	return w.result(err), err
 }
 
-// waitReady waits as wait --ready does, for a sandbox that was just started.
-func waitReady(id string, timeout time.Duration) (code int, failure *result.ReportError) {
-	// The supervisor gives up by then, and says so, unless it cannot write that down.
+// waitReady waits for a sandbox that was just started, as wait --ready does.
+func waitReady(id string, timeout time.Duration) error {
+	// The supervisor gives up earlier and records that, unless it cannot write.
 	const margin = 10 * time.Second
 	if timeout > 0 {
 		timeout += margin
@@ -53,10 +52,7 @@ func waitReady(id string, timeout time.Duration) (code int, failure *result.Repo
 	if err == nil {
 		err = w.untilReady(ctx)
 	}
-	if err == nil {
-		return 0, nil
-	}
-	return fail(err), asError(err).Report()
+	return err
 }
 
 type waiter struct {
@@ -78,24 +74,19 @@ type waited struct {
 	Error    *result.ReportError `json:"error,omitempty"`
 }
 
-func (w *waiter) tell(err error, asJSON bool) int {
-	code := w.code
-	said := waited{}
+func (w *waiter) result(err error) output.Result {
+	var v waited
 	if e := w.sandbox; e != nil {
-		said = waited{ID: e.ID, Sandbox: e.Record.Sandbox, Name: e.Record.Name, Status: e.Status(), Report: e.Record.Report}
+		v = waited{ID: e.ID, Sandbox: e.Record.Sandbox, Name: e.Record.Name, Status: e.Status(), Report: e.Record.Report}
 		if r := e.Record.Ready; r != nil {
-			said.ReadyAt = r.ReadyAt
+			v.ReadyAt = r.ReadyAt
 		}
 	}
+	v.ExitCode = w.code
 	if err != nil {
-		code = fail(err)
-		said.Error = asError(err).Report()
+		v.ExitCode, v.Error = output.Code(err), output.Error(err).Report()
 	}
-	if asJSON {
-		said.ExitCode = code
-		return cmp.Or(code, printed(printJSON(said)))
-	}
-	return code
+	return output.Result{Value: v, Code: v.ExitCode}
 }
 
 func (w *waiter) find() (err error) {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/sbxrun/sbxrun/internal/admission"
+	"github.com/sbxrun/sbxrun/internal/output"
 )
 
 // Control sequences that every terminal of today has (ECMA-48, and xterm's 1049: a
@@ -24,7 +25,7 @@ const (
 
 // watchOnScreen shows the statistics until a signal comes, and leaves the terminal as
 // it was.
-func watchOnScreen(out int, interval time.Duration, look func() (statistics, error)) int {
+func watchOnScreen(out int, interval time.Duration, look func() (statistics, error)) (output.Result, error) {
 	got := make(chan os.Signal, 4)
 	notify(got, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGWINCH, syscall.SIGTSTP)
 	put := func(text string) { _, _ = os.Stdout.WriteString(text) } // a terminal that is gone sends SIGHUP
@@ -53,12 +54,12 @@ func watchOnScreen(out int, interval time.Duration, look func() (statistics, err
 				put(enterScreen)
 			default:
 				put(leaveScreen)
-				return 128 + int(sig.(syscall.Signal))
+				return output.Result{Code: 128 + int(sig.(syscall.Signal))}, nil
 			}
 		}
 	}
 	put(leaveScreen)
-	return fail(err)
+	return output.Result{}, err
 }
 
 // frame is a screen as one text: every line is written over the one before and cleared

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
@@ -34,7 +35,7 @@ func rmCommand(args []string, begin time.Time) int {
 	if name == "" {
 		return runCommand(args, begin)
 	}
-	return fail(&result.Error{Code: "usage", Message: fmt.Sprintf("rm removes files, and %q is a sandbox", name),
+	return output.Fail(&result.Error{Code: "usage", Message: fmt.Sprintf("rm removes files, and %q is a sandbox", name),
 		Hint: fmt.Sprintf("to end it write sbxrun kill %s, to remove the record of one that has ended sbxrun cleanup %[1]s; for a file of that name sbxrun -- rm %[1]s", name)})
 }
 
@@ -57,7 +58,7 @@ func lsCommand(args []string, begin time.Time) int {
 	}
 	entries, _ := dir.List() // what cannot be read is sbxrun ps's to say
 	if slices.ContainsFunc(entries, func(e *state.Entry) bool { return e.Alive }) {
-		advise("ls lists files", "sbxrun ps lists sandboxes")
+		output.Hint("ls lists files", "sbxrun ps lists sandboxes")
 	}
 	return code
 }

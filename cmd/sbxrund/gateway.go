@@ -9,6 +9,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/cluster"
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/server"
 	"github.com/sbxrun/sbxrun/internal/version"
 )
@@ -25,40 +26,36 @@ func join(c *config.Config, s *server.Server, handler http.Handler, log *slog.Lo
 	return cluster.NewNode(bus, c.NATS.Name(), version.String(), s, handler, log)
 }
 
-func gateway(args []string) int {
-	var flags cli.Gateway
-	if code, done := parse(&flags, args); done {
-		return code
-	}
+func gateway(flags *cli.Gateway) (r output.Result, err error) {
 	c, tokens, err := settings(&flags.Listening, nil)
 	switch {
 	case err != nil:
-		return fail(err)
+		return r, err
 	case c.NATS.URL == "":
-		return fail(errors.New("nats: a gateway is nothing without NATS; give --nats URL"))
+		return r, errors.New("nats: a gateway is nothing without NATS; give --nats URL")
 	case len(c.Listen) == 0 && !activated():
-		return fail(errNoListen)
+		return r, errNoListen
 	case flags.CheckConfig:
-		return checked()
+		return checked(), nil
 	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
 	end, again := signals()
 	door, err := server.NewMiddleware(c, tokens, log)
 	if err != nil {
-		return fail(err)
+		return r, err
 	}
 	bus, err := cluster.Connect(&c, cluster.GatewayKind, log)
 	if err != nil {
-		return fail(err)
+		return r, err
 	}
 	defer bus.Close()
 	g, err := cluster.NewGateway(bus, c.NATS.Name(), version.String(), door, log)
 	if err != nil {
-		return fail(err)
+		return r, err
 	}
 	web, ctx, err := attend(&c, &flags.Listening, g.Handler(), door.Reload, end, again, log)
 	if err != nil {
-		return fail(err)
+		return r, err
 	}
 	g.Drain()
 	if web.Shutdown(ctx) != nil {
@@ -66,5 +63,5 @@ func gateway(args []string) int {
 	}
 	g.Close()
 	log.Info("ended")
-	return 0
+	return r, nil
 }

@@ -4,7 +4,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -13,13 +12,11 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"strings"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/capture"
 	"github.com/sbxrun/sbxrun/internal/cli"
@@ -28,6 +25,7 @@ import (
 	_ "github.com/sbxrun/sbxrun/internal/entry"
 	"github.com/sbxrun/sbxrun/internal/mcp"
 	"github.com/sbxrun/sbxrun/internal/network"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/proxy"
@@ -38,109 +36,56 @@ import (
 	"github.com/sbxrun/sbxrun/internal/version"
 )
 
-func main() {
-	word := ""
-	if len(os.Args) > 1 {
-		word = os.Args[1]
+func main() { os.Exit(dispatch(os.Args[1:])) }
+
+func dispatch(args []string) int {
+	word, rest := "", args
+	if len(args) > 0 {
+		word, rest = args[0], args[1:]
 	}
 	switch word {
 	case network.Role:
-		os.Exit(proxy.Main())
+		return proxy.Main()
 	case "serve":
-		os.Exit(serve(os.Args[2:]))
+		return cli.Execute(rest, serve)
 	case "gateway":
-		os.Exit(gateway(os.Args[2:]))
+		return cli.Execute(rest, gateway)
 	case "nodes":
-		os.Exit(nodes(os.Args[2:]))
+		return cli.Execute(rest, nodes)
 	case "mcp":
-		os.Exit(mcpCommand(os.Args[2:]))
+		return cli.Execute(rest, mcpCommand)
 	case "snapshot":
-		os.Exit(snapshotCommand(os.Args[2:]))
+		return snapshotCommand(rest)
 	case snapshots.UnpackWord:
-		os.Exit(unpackCommand(os.Args[2:]))
+		return output.Finish(false, output.Result{}, unpack(rest))
 	case capture.PackArg:
-		os.Exit(outcome(nil, capture.Pack(os.Args[2:])))
+		return output.Finish(false, output.Result{}, capture.Pack(rest))
 	case capture.ThawArg:
-		os.Exit(outcome(nil, capture.Thaw(os.Args[2:])))
+		return output.Finish(false, output.Result{}, capture.Thaw(rest))
 	}
-	os.Exit(fail(errors.New("this is the server of sbxrun; write sbxrun serve, gateway, nodes or mcp")))
+	return output.Fail(errors.New("this is the server of sbxrun; write sbxrun serve, gateway, nodes or mcp"))
 }
 
-// fail prints an error and returns the exit code.
-func fail(err error) int { return refuse(nil, err) }
+// checked is the result of --check-config.
+func checked() output.Result { return output.Line(nil, "sbxrun: the configuration is right") }
 
-// refuse is fail, on stdout too if that is for JSON. flags is the struct of the command.
-func refuse(flags any, err error) int {
-	line := "sbxrun: error: " + err.Error()
-	var e *result.Error
-	if !errors.As(err, &e) {
-		e = &result.Error{Code: "failed", Message: err.Error()}
-		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) { // of stdout
-			e.ExitCode = result.ExitOutput
-		}
-	} else if e.Hint != "" {
-		line += "; " + e.Hint
-	}
-	fmt.Fprintln(os.Stderr, line)
-	code := cmp.Or(e.ExitCode, result.ExitNotStarted)
-	if flags != nil && cli.WantsJSON(flags) && code != result.ExitOutput {
-		if err := printJSON(cli.Refusal{ExitCode: code, Error: e.Report()}); err != nil {
-			return fail(err)
-		}
-	}
-	return code
-}
-
-// outcome is the exit code of what has nothing left to do, with or without an error. flags is as for refuse.
-func outcome(flags any, err error) int {
-	if err != nil {
-		return refuse(flags, err)
-	}
-	return 0
-}
-
-// checked says that the configuration is, and returns the exit code.
-func checked() int {
-	_, err := fmt.Println("sbxrun: the configuration is right")
-	return outcome(nil, err)
-}
-
-// parse fills the flags of a command. If done, the command line asked for help or was wrong, and code is the exit code.
-func parse(flags any, args []string) (code int, done bool) {
-	err := cli.Parse(flags, args)
-	name := cli.Name(flags)
-	switch {
-	case err == nil:
-		return 0, false
-	case errors.Is(err, cli.ErrHelp):
-		err = cli.Help(os.Stdout, strings.Fields(name)...)
-	default:
-		err = &result.Error{Code: "usage", Message: err.Error(), Hint: "see sbxrun " + name + " --help"}
-	}
-	return outcome(flags, err), true
-}
-
-func serve(args []string) int {
-	var flags cli.Serve
-	if code, done := parse(&flags, args); done {
-		return code
-	}
+func serve(flags *cli.Serve) (r output.Result, err error) {
 	c, tokens, err := settings(&flags.Listening, nil)
 	if err == nil {
 		err = c.CheckPaths()
 	}
 	if err != nil {
-		return fail(err)
+		return r, err
 	}
 	if flags.CheckConfig {
 		for _, text := range c.Warnings() {
-			fmt.Fprintln(os.Stderr, "sbxrun: warning: "+text)
+			output.Warn(errors.New(text))
 		}
-		return checked()
+		return checked(), nil
 	}
-	// Rooms could not be built, one by one; and what would be signalled would be strangers.
+	// Otherwise rooms could not be built, and signals could reach strangers.
 	if err := state.CheckVisible(); err != nil {
-		return fail(err)
+		return r, err
 	}
 	makeThreads()
 	proc.Expend()
@@ -151,23 +96,23 @@ func serve(args []string) int {
 	end, again := signals()
 	lock, err := lockState(c.StateDir)
 	if err != nil {
-		return fail(err)
+		return r, err
 	}
-	defer lock.Close() // nil if the directory cannot be locked, which is said next
+	defer lock.Close() // nil if the directory cannot be locked, which server.New reports
 	source, free, err := places(&c, log)
 	if err != nil {
-		return fail(err)
+		return r, err
 	}
 	defer free()
 	s, err := server.New(c, tokens, source, log, version.String())
 	if err != nil {
-		return fail(err)
+		return r, err
 	}
 	agents := mcp.New(s, version.String(), log)
 	handler := s.Handler(agents)
 	node, err := join(&c, s, handler, log)
 	if err != nil {
-		return fail(err)
+		return r, err
 	}
 	reload := func(c config.Config, tokens config.Tokens) error {
 		err := s.Reload(c, tokens)
@@ -178,7 +123,7 @@ func serve(args []string) int {
 	}
 	web, ctx, err := attend(&c, &flags.Listening, handler, reload, end, again, log)
 	if err != nil {
-		return fail(err)
+		return r, err
 	}
 	s.Stop()
 	if node != nil {
@@ -186,7 +131,7 @@ func serve(args []string) int {
 	}
 	s.Drain(ctx)
 	ended(web, node, log)
-	return 0
+	return r, nil
 }
 
 // makeThreads makes threads that the server may need later. Go ends the process if it cannot make one, so a command

@@ -14,17 +14,14 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/mcp"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/server"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/version"
 )
 
 // mcpCommand serves one agent on stdin and stdout, without any socket.
-func mcpCommand(args []string) int {
-	var flags cli.MCP
-	if code, done := parse(&flags, args); done {
-		return code
-	}
+func mcpCommand(flags *cli.MCP) (r output.Result, err error) {
 	c, err := config.Load(flags.Config)
 	if err == nil {
 		c.Listen = nil // which are a server's for others
@@ -34,15 +31,15 @@ func mcpCommand(args []string) int {
 		err = c.CheckPaths()
 	}
 	if err != nil {
-		return fail(err)
+		return r, err
 	}
 	if flags.CheckConfig {
-		return checked()
+		return checked(), nil
 	}
 	if err := state.CheckVisible(); err != nil {
-		return fail(err)
+		return r, err
 	}
-	return outcome(nil, serveStdio(&c))
+	return r, serveStdio(&c)
 }
 
 func serveStdio(c *config.Config) error {

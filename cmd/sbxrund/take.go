@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/capture"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/layers"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
@@ -22,23 +22,23 @@ import (
 // createSnapshot stores the layers of a sandbox. A running sandbox is frozen for that time, if it
 // has a cgroup that can be frozen; the manifest says whether it did. SIGSTOP is no substitute: a
 // process can undo it for another (SIGCONT), and every parent is told of it (SIGCHLD).
-func createSnapshot(store *snapshots.Store, flags *cli.SnapshotCreate) error {
+func createSnapshot(store *snapshots.Store, flags *cli.SnapshotCreate) (r output.Result, err error) {
 	m, err := snapshots.NewManifest(string(flags.Name), time.Duration(flags.TTL))
 	if err != nil {
-		return err
+		return r, err
 	}
 	dir, err := state.Look(state.Mine())
 	if err != nil {
-		return err
+		return r, err
 	}
 	defer dir.Close()
 	e, err := dir.Find(flags.Sandbox)
 	if err != nil {
-		return err
+		return r, err
 	}
 	overlays, err := sandbox.Overlays(e)
 	if err != nil {
-		return err
+		return r, err
 	}
 	defer func() {
 		for _, o := range overlays {
@@ -46,7 +46,7 @@ func createSnapshot(store *snapshots.Store, flags *cli.SnapshotCreate) error {
 		}
 	}()
 	if len(overlays) == 0 {
-		return noOverlays(e)
+		return r, noOverlays(e)
 	}
 	m.Sandbox, m.SandboxName, m.Workdir = e.ID, e.Record.Name, e.Record.Workdir
 	from := capture.Source{Overlays: overlays, Layers: map[string][]snapshots.Layer{}}
@@ -56,7 +56,7 @@ func createSnapshot(store *snapshots.Store, flags *cli.SnapshotCreate) error {
 	if e.Lives() {
 		use, err := sandbox.Enter(e.ID) // it does not become idle meanwhile
 		if err != nil {
-			return err
+			return r, err
 		}
 		defer use.Close()
 		from.Cgroups = use.Access.Cgroups
@@ -64,12 +64,12 @@ func createSnapshot(store *snapshots.Store, flags *cli.SnapshotCreate) error {
 		from.Ended = !slices.ContainsFunc(overlays, func(o *room.Overlay) bool { return !o.Still() })
 	}
 	if err := capture.Take(context.Background(), store, m, from, int64(flags.MaxSize)); err != nil {
-		return err
+		return r, err
 	}
 	if m.LeftOut > 0 {
-		fmt.Fprintf(os.Stderr, "sbxrun: warning: sockets, named pipes and devices are left out: %d\n", m.LeftOut)
+		output.Warn(fmt.Errorf("sockets, named pipes and devices are left out: %d", m.LeftOut))
 	}
-	return printSnapshot(m, flags.JSON)
+	return output.Line(m, m.ID), nil
 }
 
 func noOverlays(e *state.Entry) error {
@@ -80,33 +80,33 @@ func noOverlays(e *state.Entry) error {
 	return err
 }
 
-// unpackCommand unpacks the layers of a snapshot for the sandbox that start makes: for the user
+// unpack unpacks the layers of a snapshot for the sandbox that start makes: for the user
 // whose ids follow, if they do.
-func unpackCommand(args []string) int {
+func unpack(args []string) error {
 	var owner *proc.Cred
 	if len(args) == 3 {
 		owner = &proc.Cred{}
 		if _, err := fmt.Sscan(strings.Join(args[1:], " "), &owner.UID, &owner.GID); err != nil {
-			return fail(err)
+			return err
 		}
 	}
 	dir, err := snapshots.Dir()
 	if err != nil {
-		return fail(err)
+		return err
 	}
 	store, err := snapshots.Open(dir)
 	if err != nil {
-		return fail(err)
+		return err
 	}
 	defer store.Close()
 	m, err := store.Find(args[0])
 	if err != nil {
-		return fail(err)
+		return err
 	}
 	for _, l := range m.Layers() {
 		if err := layers.Ensure(store, l, owner); err != nil {
-			return fail(err)
+			return err
 		}
 	}
-	return 0
+	return nil
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/sbxrun/sbxrun/internal/output"
 )
 
 // help.txt contains the usage, an example and a sentence for each command, and a placeholder and a text for each flag. The section
@@ -121,6 +123,11 @@ func find(n *kong.Node, names []string) *kong.Node {
 		n = n.Children[i]
 	}
 	return n
+}
+
+// HelpOf returns the help of a command, such as "snapshot ls", or of sbxrun without a name.
+func HelpOf(name string) output.Result {
+	return output.Result{Text: func(w io.Writer) error { return Help(w, strings.Fields(name)...) }}
 }
 
 // Help writes the help of a command, or of sbxrun without names.

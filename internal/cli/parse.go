@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
@@ -25,7 +26,7 @@ var ErrHelp = errors.New("help requested")
 // Parse fills flags, a pointer to the struct of a command in [CLI], from the words after the command's name. The command
 // line of run, start and exec begins at the first positional word, or after --, and is taken verbatim. Other commands
 // accept flags and names in any order. Parse exports --state-dir and --data-dir as environment variables, so that processes started in the background
-// inherit them. The error is the user's, or [ErrHelp]; --json is set even then (see [WantsJSON]).
+// inherit them. The error is a usage error, or [ErrHelp]; --json is set even then (see [WantsJSON]).
 func Parse(flags any, args []string) error {
 	name := Name(flags)
 	k, err := kong.New(flags, append(options(), kong.Name("sbxrun "+name))...)
@@ -48,7 +49,7 @@ func Parse(flags any, args []string) error {
 		if errors.Is(err, ErrHelp) || asks(k.Model.Node, args, "--help", "-h") {
 			return ErrHelp
 		}
-		return explain(name, args, err)
+		return UsageError(flags, explain(name, args, err))
 	}
 	for _, p := range k.Model.Positional {
 		// kong keeps the -- before a command line.
@@ -57,6 +58,34 @@ func Parse(flags any, args []string) error {
 		}
 	}
 	return export(flags)
+}
+
+// Execute parses the words after a command's name, runs it, prints its result, and returns the exit code.
+func Execute[F any](args []string, command func(*F) (output.Result, error)) int {
+	flags := new(F)
+	var r output.Result
+	err := Parse(flags, args)
+	if err == nil {
+		r, err = command(flags)
+	}
+	return Finish(flags, r, err)
+}
+
+// Finish prints the outcome of a command with these flags, or the help that they ask for, and returns the exit code.
+func Finish(flags any, r output.Result, err error) int {
+	if errors.Is(err, ErrHelp) {
+		return output.Finish(false, HelpOf(Name(flags)), nil)
+	}
+	return output.Finish(WantsJSON(flags), r, err)
+}
+
+// UsageError returns err as an error of the command line that names the help of the command with these flags.
+// It returns an error with a hint of its own, or about something else, as it is.
+func UsageError(flags any, err error) error {
+	if e, ok := errors.AsType[*result.Error](err); ok && (e.Code != "usage" || e.Hint != "") {
+		return e
+	}
+	return &result.Error{Code: "usage", Message: err.Error(), Hint: "see sbxrun " + strings.TrimPrefix(Name(flags)+" --help", "run "), Err: err}
 }
 
 // trace matches the words with the grammar. The error is in the context as well.
@@ -251,12 +280,6 @@ func nameIn(group, command reflect.Type) string {
 		}
 	}
 	return ""
-}
-
-// Refusal is what --json prints for a command that failed.
-type Refusal struct {
-	ExitCode int                 `json:"exit_code"`
-	Error    *result.ReportError `json:"error"`
 }
 
 // WantsJSON reports whether flags, a pointer to the struct of a command, have --json set, even after an error of [Parse].

@@ -1,0 +1,175 @@
+// Package output prints what the commands of sbxrun and sbxrund return: a [Result] on stdout, as text or
+// JSON, and errors, warnings and hints on stderr, one line each. The exit code follows from them.
+package output
+
+import (
+	"bufio"
+	"cmp"
+	"errors"
+	"io"
+	"os"
+	"slices"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/hashicorp/go-multierror"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/stream"
+)
+
+// Result is the outcome of a command. A command can return both a result and an error.
+type Result struct {
+	Value any                     // printed as JSON with --json; nil prints nothing, or the error
+	Text  func(w io.Writer) error // prints the value for people; nil prints nothing
+	Code  int                     // the exit code; 0 leaves it to the error
+}
+
+// Line returns a result that is one line of text.
+func Line(value any, line string) Result {
+	return Result{Value: value, Text: func(w io.Writer) error {
+		_, err := io.WriteString(w, line+"\n")
+		return err
+	}}
+}
+
+// Failure is the JSON of a command that returns an error and no value.
+type Failure struct {
+	ExitCode int                 `json:"exit_code"`
+	Error    *result.ReportError `json:"error"`
+}
+
+// Finish prints the outcome of a command and returns the exit code.
+func Finish(asJSON bool, r Result, err error) int {
+	code := cmp.Or(r.Code, Code(err))
+	if asJSON && err != nil && r.Value == nil && Error(err).Code != lost {
+		r.Value = Failure{code, Error(err).Report()}
+	}
+	var failed error
+	switch {
+	case asJSON && r.Value != nil:
+		failed = JSON(Stdout, r.Value)
+	case r.Text != nil:
+		w := bufio.NewWriter(Stdout)
+		failed = cmp.Or(r.Text(w), w.Flush())
+	}
+	for _, err := range []error{failed, err} {
+		if err != nil {
+			code = cmp.Or(code, Fail(err))
+		}
+	}
+	return code
+}
+
+// Error returns err, or the first of several, as a [*result.Error].
+func Error(err error) *result.Error {
+	if all, ok := err.(*multierror.Error); ok { // only a list that a command itself returns
+		err = all.Errors[0]
+	}
+	if e, ok := errors.AsType[*result.Error](err); ok {
+		return e
+	}
+	return &result.Error{Code: "failed", Message: err.Error(), Err: err}
+}
+
+// closedPipe is the exit code after the reader of stdout has closed it, as a shell reports SIGPIPE.
+const closedPipe = 128 + int(syscall.SIGPIPE)
+
+// Code returns the exit code for an error: 0 for nil.
+func Code(err error) int {
+	if err == nil {
+		return 0
+	}
+	e := Error(err)
+	if e.Code == lost && errors.Is(e, syscall.EPIPE) {
+		return closedPipe
+	}
+	return cmp.Or(e.ExitCode, result.ExitNotStarted)
+}
+
+// Fail prints an error, or each of several, with its hint, and returns the exit code. It prints nothing about
+// a closed pipe.
+func Fail(err error) int {
+	all := []error{err}
+	if several, ok := err.(*multierror.Error); ok { // as in Error
+		all = several.Errors
+	}
+	for _, err := range all {
+		if Code(err) != closedPipe {
+			e := Error(err)
+			Note("error: " + withHint(e.Message, e.Hint))
+		}
+	}
+	return Code(err)
+}
+
+// Warn prints a problem that does not stop the command.
+func Warn(err error) { e := Error(err); Note("warning: " + withHint(e.Message, e.Hint)) }
+
+// Hint prints what may have stopped a sandboxed command, if anything, and a remedy.
+func Hint(what, remedy string) {
+	if what != "" {
+		Note("hint: " + withHint(what, remedy))
+	}
+}
+
+func withHint(message, hint string) string {
+	if hint == "" {
+		return message
+	}
+	return message + "; " + hint
+}
+
+// Note prints a line about the command on stderr.
+func Note(text string) { Say("sbxrun: " + Printable(text)) }
+
+// stalled is set when nobody has read stderr for [stream.Stalled].
+var stalled atomic.Bool
+
+// Say writes a line to stderr. The sandboxed command may have filled that pipe. If nobody reads it, Say drops
+// the line and all that follow instead of blocking.
+func Say(line string) {
+	if stalled.Load() {
+		return
+	}
+	// A writable pipe has room for PIPE_BUF bytes (pipe(7)). A goroutine could need a thread, and the line may
+	// be about having none left.
+	const part = 4096
+	for b := range slices.Chunk([]byte(line+"\n"), part) {
+		if !stream.TakesOutput(os.Stderr, stream.Stalled) {
+			stalled.Store(true)
+			return
+		}
+		_, _ = stream.WriteBlocking(os.Stderr, b) // there is nowhere to report the error
+	}
+}
+
+// lost is the code of errors of stdout.
+const lost = "output"
+
+// Stdout is standard output. Its errors have an exit code of their own, because the command's work is done.
+var Stdout io.Writer = stdout{}
+
+type stdout struct{}
+
+func (stdout) Write(b []byte) (int, error) {
+	n, err := stream.WriteBlocking(os.Stdout, b)
+	return n, Lost(err)
+}
+
+// Lost returns the error for output that cannot be written to stdout, nil for nil.
+func Lost(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &result.Error{Code: lost, ExitCode: result.ExitOutput, Message: "cannot print: " + err.Error(), Err: err}
+}
+
+// JSON writes a value as one line of JSON.
+func JSON(w io.Writer, v any) error {
+	b, err := result.JSON(v)
+	if err == nil {
+		_, err = w.Write(b)
+	}
+	return err
+}

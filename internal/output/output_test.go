@@ -1,0 +1,60 @@
+package output
+
+import (
+	"errors"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-multierror"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+)
+
+func TestCode(t *testing.T) {
+	busy := &result.Error{Code: "busy", ExitCode: result.ExitBusy}
+	for _, tt := range []struct {
+		name string
+		err  error
+		want int
+	}{
+		{"nil", nil, 0},
+		{"plain", errors.New("x"), result.ExitNotStarted},
+		{"own code", busy, result.ExitBusy},
+		{"the first of several", multierror.Append(nil, busy, errors.New("x")), result.ExitBusy},
+		{"stdout on a full disk", Lost(syscall.ENOSPC), result.ExitOutput},
+		{"closed stdout", Lost(syscall.EPIPE), 141},
+		{"another closed pipe", syscall.EPIPE, result.ExitNotStarted},
+	} {
+		if got := Code(tt.err); got != tt.want {
+			t.Errorf("%s: %d, want %d", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestText(t *testing.T) {
+	const text = "a\tb\x1b[1m\u0085\xff\nü€"
+	var terminal, table strings.Builder
+	if _, err := Terminal(&terminal).Write([]byte(text)); err != nil {
+		t.Error(err)
+	}
+	list := NewTable(&table, "NAME", "SIZE")
+	list.Row("x\n", 1)
+	list.Row("long name", 23)
+	if err := list.Flush(); err != nil {
+		t.Error(err)
+	}
+	for _, tt := range []struct{ got, want string }{
+		{Printable(text), `a\x09b\x1b[1m\x85\xff\x0aü€`},
+		{terminal.String(), "a\tb" + `\x1b[1m\x85\xff` + "\nü€"},
+		{table.String(), "NAME       SIZE\nx\\x0a      1\nlong name  23\n"},
+		{Size(0), "0"}, {Size(1023), "1023"}, {Size(1024), "1.0K"}, {Size(3 << 19), "1.5M"}, {Size(5 << 40), "5120.0G"},
+		{Age(0), "0s"}, {Age(90 * time.Second), "1m"}, {Age(47 * time.Hour), "47h"}, {Age(49 * time.Hour), "2d"},
+		{Count(0, "process", "es"), "0 processes"}, {Count(1, "process", "es"), "1 process"},
+	} {
+		if tt.got != tt.want {
+			t.Errorf("got %q, want %q", tt.got, tt.want)
+		}
+	}
+}
