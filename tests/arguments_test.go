@@ -13,9 +13,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// R24: arguments of every size either arrive as they were, or there is a clear
+// Arguments of every size either arrive as they were, or there is a clear
 // error; the limits are the kernel's (execve(2)).
-func TestR24LongArguments(t *testing.T) {
+func TestArgumentsLong(t *testing.T) {
 	t.Parallel()
 	count := func(args ...string) *harness.Result {
 		t.Helper()
@@ -48,9 +48,9 @@ func TestR24LongArguments(t *testing.T) {
 	}
 }
 
-// R24: as much as can be given to sbxrun can be given to the command: what
+// As much as can be given to sbxrun can be given to the command: what
 // sbxrun itself has to tell bwrap does not count.
-func TestR24AllArguments(t *testing.T) {
+func TestArgumentsInAll(t *testing.T) {
 	// Not in parallel: it takes all of a processor.
 	// Strings and pointers share a quarter of the stack limit, at most 6 MiB
 	// (execve(2)). Coming from above, these are the first that the kernel takes.
@@ -72,8 +72,8 @@ func TestR24AllArguments(t *testing.T) {
 	}
 }
 
-// R24: bubblewrap takes 9,000 arguments in all, but does not see the command's.
-func TestR24ManyArguments(t *testing.T) {
+// Bubblewrap takes 9,000 arguments in all, but does not see the command's.
+func TestArgumentsMany(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, append([]string{"sh", "-c", "echo $#", "sh"}, make([]string, 20000)...)...)
 	r.Expect(t, 0, "exited")
@@ -82,9 +82,9 @@ func TestR24ManyArguments(t *testing.T) {
 	}
 }
 
-// R24: the environment of the command is bounded by the same limit; that shows
+// The environment of the command is bounded by the same limit; that shows
 // only at its exec.
-func TestR24LongEnvironment(t *testing.T) {
+func TestEnvironmentLong(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(harness.Dir(t), "env")
 	write := func(n int) {
@@ -103,8 +103,8 @@ func TestR24LongEnvironment(t *testing.T) {
 	}
 }
 
-// R24: values with line breaks, empty ones, and odd text.
-func TestR24EnvironmentValues(t *testing.T) {
+// Values with line breaks, empty ones, and odd text.
+func TestEnvironmentValues(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{Env: []string{"PASSED=three\nlines\n"}},
 		"--env", "A=one\ntwo", "--env", "EMPTY=", "--env", "PASSED", "--env", `ODD=a=b $(c) "d" \`,
@@ -115,8 +115,8 @@ func TestR24EnvironmentValues(t *testing.T) {
 	}
 }
 
-// R24: an argument that is no UTF-8 arrives, and the report is valid JSON.
-func TestR24Bytes(t *testing.T) {
+// An argument that is no UTF-8 arrives, and the report is valid JSON.
+func TestArgumentBytes(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "printf", "%s", "\xff\x01\n")
 	r.Expect(t, 0, "exited")

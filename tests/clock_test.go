@@ -11,10 +11,10 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// R18: threads of sbxrun that come and go, on one processor and with the
+// Threads of sbxrun that come and go, on one processor and with the
 // collector always at work, do not end a long run: no parent-death signal hangs
 // on one of them (prctl(2), PR_SET_PDEATHSIG).
-func TestR18ThreadChurn(t *testing.T) {
+func TestThreadChurn(t *testing.T) {
 	// Not in parallel: it takes all of a processor.
 	for _, env := range [][]string{
 		{"GOMAXPROCS=1", "GOGC=1"},
@@ -44,9 +44,9 @@ func TestR18ThreadChurn(t *testing.T) {
 	}
 }
 
-// R28: time in which sbxrun did not run counts, as it does after a suspend: the
+// Time in which sbxrun did not run counts, as it does after a suspend: the
 // deadline is an instant, not a number of ticks, and fires as soon as it can.
-func TestR28Stopped(t *testing.T) {
+func TestClockStopped(t *testing.T) {
 	t.Parallel()
 	p, timeout := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
 		return harness.Start(t, harness.Options{}, "--timeout", timeout, "/fixtures/tree-sleep")
@@ -61,10 +61,10 @@ func TestR28Stopped(t *testing.T) {
 	harness.Within(t, "the end after SIGCONT", r.Ended.Sub(continued), 0, 200*time.Millisecond)
 }
 
-// R28: no timer of sbxrun or its keeper is on a clock that can be set. Setting
+// No timer of sbxrun or its keeper is on a clock that can be set. Setting
 // the real one would disturb the whole machine, so the timers are looked at
 // instead (proc_pid_fdinfo(5), proc_pid_timers(5)).
-func TestR28MonotonicClock(t *testing.T) {
+func TestClockMonotonic(t *testing.T) {
 	t.Parallel()
 	p, _ := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
 		return harness.Start(t, harness.Options{}, "--timeout", timeout, "--grace", "1", "/fixtures/tree-sleep")

@@ -15,9 +15,9 @@ const chain = `
 f() { if [ "$1" -gt 1 ]; then bash -c "$(declare -f f); f $(($1 - 1)) & wait"; else echo "deep"; sleep 300; fi; }
 f `
 
-func TestCloudflareC3ThreeDeep(t *testing.T) { t.Parallel(); deep(t, 3) }
+func TestCloudflareThreeDeep(t *testing.T) { t.Parallel(); deep(t, 3) }
 
-func TestCloudflareC5DeepTree(t *testing.T) { t.Parallel(); deep(t, 12) }
+func TestCloudflareDeepTree(t *testing.T) { t.Parallel(); deep(t, 12) }
 
 // deep ends chains of processes by exec's deadline, by a signal to sbxrun, and with
 // the sandbox.
@@ -44,9 +44,9 @@ func deep(t *testing.T, depth int) {
 	b.Ended()
 }
 
-// TestCloudflareC6KillAll: everything in a sandbox, its command and its execs, ends at
+// TestCloudflareKillAll: everything in a sandbox, its command and its execs, ends at
 // once, and other sandboxes are not affected.
-func TestCloudflareC6KillAll(t *testing.T) {
+func TestCloudflareKillAll(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	b, other := s.Sandbox(harness.Options{}, "--tag", "a=b", "bash", "-c", "sleep 120 & sleep 120 & wait"), s.Sandbox(harness.Options{})
@@ -69,9 +69,9 @@ func TestCloudflareC6KillAll(t *testing.T) {
 	other.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
 }
 
-// TestCloudflareC7TermTrap: who traps SIGTERM has its grace period of 5 s, and no
+// TestCloudflareTermTrap: who traps SIGTERM has its grace period of 5 s, and no
 // longer.
-func TestCloudflareC7TermTrap(t *testing.T) {
+func TestCloudflareTermTrap(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
 	p := b.StartExec(harness.Options{}, []string{"--timeout", harness.Deadline(500 * time.Millisecond).String(), "--grace", "5"}, "bash", "-c", `trap "echo trapped" TERM; echo up; while :; do sleep 0.1; done`)
@@ -84,9 +84,9 @@ func TestCloudflareC7TermTrap(t *testing.T) {
 	}
 }
 
-// TestCloudflareC8Destroy: a sandbox that is destroyed takes all with it, whatever
+// TestCloudflareDestroy: a sandbox that is destroyed takes all with it, whatever
 // that does about signals, and its name is free.
-func TestCloudflareC8Destroy(t *testing.T) {
+func TestCloudflareDestroy(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "--name", "doomed", "/fixtures/tree-term-immune")

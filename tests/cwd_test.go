@@ -9,9 +9,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// R23: the current directory is shown at its own path, whatever it is called,
+// The current directory is shown at its own path, whatever it is called,
 // and read-only.
-func TestR23CurrentDirectoryNames(t *testing.T) {
+func TestCurrentDirectoryNames(t *testing.T) {
 	t.Parallel()
 	for name, dir := range map[string]string{
 		"space":     "with two  spaces ",
@@ -45,8 +45,8 @@ func TestR23CurrentDirectoryNames(t *testing.T) {
 	}
 }
 
-// R23: a directory that is gone.
-func TestR23CurrentDirectoryDeleted(t *testing.T) {
+// A directory that is gone.
+func TestCurrentDirectoryDeleted(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(harness.Dir(t), "gone")
 	harness.Must(t, os.Mkdir(dir, 0o755))
@@ -61,10 +61,10 @@ func TestR23CurrentDirectoryDeleted(t *testing.T) {
 	r.Expect(t, 0, "exited")
 }
 
-// R23: a directory that only its owner can enter. For root it is somebody
+// A directory that only its owner can enter. For root it is somebody
 // else's: the sandbox, which runs as a third, is shown it all the same, as far
 // as the permissions inside go. For everybody else it is their own.
-func TestR23CurrentDirectoryPrivate(t *testing.T) {
+func TestCurrentDirectoryPrivate(t *testing.T) {
 	t.Parallel()
 	parent := filepath.Join(harness.Dir(t), "private")
 	dir := filepath.Join(parent, "dir")
@@ -110,9 +110,9 @@ func TestR23CurrentDirectoryPrivate(t *testing.T) {
 	}
 }
 
-// R23: a directory that has become unreachable for the caller itself after it
+// A directory that has become unreachable for the caller itself after it
 // was entered.
-func TestR23CurrentDirectoryClosed(t *testing.T) {
+func TestCurrentDirectoryClosed(t *testing.T) {
 	t.Parallel()
 	parent := filepath.Join(harness.Dir(t), "closed")
 	dir := filepath.Join(parent, "dir")

@@ -13,9 +13,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// R14: of all descriptors the caller has open, and of sbxrun's own, the command
+// Of all descriptors the caller has open, and of sbxrun's own, the command
 // sees 0, 1 and 2.
-func TestR14Descriptors(t *testing.T) {
+func TestDescriptors(t *testing.T) {
 	t.Parallel()
 	// 3 to 9: files, the two ends of a pipe, a directory.
 	var extra []*os.File
@@ -38,9 +38,9 @@ func TestR14Descriptors(t *testing.T) {
 	}
 }
 
-// R14: nor does the keeper or bwrap hold the caller's descriptors: a pipe whose
+// Nor does the keeper or bwrap hold the caller's descriptors: a pipe whose
 // ends all others have closed is at its end although a run goes on.
-func TestR14DescriptorsNotHeld(t *testing.T) {
+func TestDescriptorsNotHeld(t *testing.T) {
 	t.Parallel()
 	read, write, err := os.Pipe()
 	harness.Must(t, err)

@@ -36,7 +36,7 @@ while not os.path.exists("/tmp/stop"):
         print("looking", flush=True)
 print("saw", len(seen), flush=True)
 `
-	// The token is in command lines, where TestR21SecretNotInCommandLines looks for secret.
+	// The token is in command lines, where TestSecretNotInCommandLines looks for secret.
 	key, token := "k3y"+secret, "t0ken"+reversed(secret)
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{Env: []string{"API_KEY=" + key}}, "--max-output", "64K", "python3", "-c", scanner, reversed(key), reversed(token))

@@ -10,8 +10,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// L2: what an exec leaves running ends with it, and the next one sees nothing.
-func TestL02NothingLeft(t *testing.T) {
+// What an exec leaves running ends with it, and the next one sees nothing.
+func TestExecNothingLeft(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
 	for _, leave := range []string{"sleep 77 &", "setsid sleep 77 &", "(setsid setsid sleep 77 &) &", "trap '' TERM HUP; (trap '' TERM HUP; sleep 77) &"} {
@@ -30,8 +30,8 @@ func TestL02NothingLeft(t *testing.T) {
 	}
 }
 
-// L3: two execs at once take as long as one, and share no output.
-func TestL03Concurrent(t *testing.T) {
+// Two execs at once take as long as one, and share no output.
+func TestExecConcurrent(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{}, "--name", "two")
 	begin := time.Now()
@@ -53,8 +53,8 @@ func TestL03Concurrent(t *testing.T) {
 	}
 }
 
-// L4: exit codes, a command that is not there or cannot be executed, stdin.
-func TestL04Codes(t *testing.T) {
+// Exit codes, a command that is not there or cannot be executed, stdin.
+func TestExecCodes(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
 	b.Exec(harness.Options{}, nil, "sh", "-c", "echo no >/tmp/not-executable; printf 'exit 8' >/tmp/script; chmod +x /tmp/script; printf '#!/no/such\n' >/tmp/bad; chmod +x /tmp/bad; mkdir /tmp/dir").Expect(t, 0, "exited")
@@ -94,9 +94,9 @@ func TestL04Codes(t *testing.T) {
 	}
 }
 
-// L4: the exit status comes from the kernel on every version: an exec's init is
+// The exit status comes from the kernel on every version: an exec's init is
 // the payload's own parent.
-func TestL04StatusFromKernel(t *testing.T) {
+func TestExecStatusFromKernel(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
 	for _, script := range []string{"exit 137", "kill -KILL $$"} {
@@ -108,9 +108,9 @@ func TestL04StatusFromKernel(t *testing.T) {
 	}
 }
 
-// L4: stdin is the caller's: its end at once, its data to the last byte, and
+// Stdin is the caller's: its end at once, its data to the last byte, and
 // nobody minds a command that does not read.
-func TestL04Stdin(t *testing.T) {
+func TestExecStdin(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
 	r := b.Exec(harness.Options{}, nil, "bash", "-c", "read -t 20 x; echo $?")

@@ -51,9 +51,9 @@ func (w *witness) end(t *testing.T) {
 	w.p.Wait().Expect(t, 9, "exited")
 }
 
-// L1: each tree of section 1 is gone at its exec's deadline, all of it, while the
+// Each tree of section 1 is gone at its exec's deadline, all of it, while the
 // sandbox, its command and another exec live on.
-func TestL01Trees(t *testing.T) {
+func TestExecTrees(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{}, "/fixtures/tree-sleep")
 	harness.Until(t, harness.Bound, "its command's child", func() bool {
@@ -81,9 +81,9 @@ func TestL01Trees(t *testing.T) {
 	}
 }
 
-// L1, with a grace period: a tree that dies of SIGTERM does not wait for its end,
+// With a grace period a tree that dies of SIGTERM does not wait for its end,
 // one that does not is gone when it is over. SIGTERM goes to that exec alone.
-func TestL01TreesGrace(t *testing.T) {
+func TestExecTreesGrace(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{}, "/fixtures/term-handler")
 	w := newWitness(b)
@@ -117,9 +117,9 @@ func TestL01TreesGrace(t *testing.T) {
 	}
 }
 
-// L1: the three ways in which a Modal sandbox keeps what its exec's deadline
+// The three ways in which a Modal sandbox keeps what its exec's deadline
 // should have ended.
-func TestL01Modal(t *testing.T) {
+func TestExecModalTrees(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name      string

@@ -10,9 +10,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// R4: signals to everything there is reach nobody outside: neither sbxrun nor
+// Signals to everything there is reach nobody outside: neither sbxrun nor
 // its caller nor the caller's process group, and the deadline fires.
-func TestR04SignalsEverybody(t *testing.T) {
+func TestSignalsEverybody(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		kind string
@@ -56,8 +56,8 @@ func TestR04SignalsEverybody(t *testing.T) {
 	}
 }
 
-// R5: a fork bomb is gone at the deadline, and the host can fork all the time.
-func TestR05ForkBomb(t *testing.T) {
+// A fork bomb is gone at the deadline, and the host can fork all the time.
+func TestForkBomb(t *testing.T) {
 	// Not in parallel: it is about who gets the processor.
 	for _, kind := range []string{"spin", "sleep", "session"} {
 		t.Run(kind, func(t *testing.T) {
@@ -87,8 +87,8 @@ func TestR05ForkBomb(t *testing.T) {
 	}
 }
 
-// R5: a moving target, of which no look at /proc ever sees the present.
-func TestR05ForkChain(t *testing.T) {
+// A moving target, of which no look at /proc ever sees the present.
+func TestForkChain(t *testing.T) {
 	t.Parallel()
 	p, timeout := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
 		return harness.Start(t, harness.Options{}, "--timeout", timeout, "/fixtures/fork-chain")
@@ -98,9 +98,9 @@ func TestR05ForkChain(t *testing.T) {
 	harness.Within(t, "the run", r.Elapsed, timeout, timeout+300*time.Millisecond)
 }
 
-// R6: the teardown of many threads, much memory and many stopped sessions is
+// The teardown of many threads, much memory and many stopped sessions is
 // bounded, and reported.
-func TestR06BigTeardown(t *testing.T) {
+func TestBigTeardown(t *testing.T) {
 	// Not in parallel: it is about how long the kernel takes.
 	for _, c := range []struct {
 		fixture, ready string
@@ -126,8 +126,8 @@ func TestR06BigTeardown(t *testing.T) {
 	}
 }
 
-// R6: the memory a command has used is in the report.
-func TestR06MemoryIsReported(t *testing.T) {
+// The memory a command has used is in the report.
+func TestMemoryIsReported(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "python3", "-c", "x = b'x' * (200 << 20)")
 	r.Expect(t, 0, "exited")
@@ -136,8 +136,8 @@ func TestR06MemoryIsReported(t *testing.T) {
 	}
 }
 
-// R7: a sandbox in the sandbox dies with it, or is refused in good order.
-func TestR07Nested(t *testing.T) {
+// A sandbox in the sandbox dies with it, or is refused in good order.
+func TestNestedSandboxes(t *testing.T) {
 	t.Parallel()
 	inside := filepath.Dir(harness.Binary(t))
 	for _, tool := range []string{"unshare", "bwrap", "sbxrun"} {

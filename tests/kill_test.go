@@ -57,9 +57,9 @@ func timedKill(t *testing.T, s *harness.State, code int, args ...string) ([]kill
 	return all, r.Elapsed
 }
 
-// L6: of an unknown id; of one that has ended; twice; of several, of which not
+// Of an unknown id; of one that has ended; twice; of several, of which not
 // all are there.
-func TestL06Kill(t *testing.T) {
+func TestKill(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	if r := s.Run("kill", "nobody"); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), `"nobody"`) {
@@ -98,8 +98,8 @@ func TestL06Kill(t *testing.T) {
 	}
 }
 
-// L6: an exec ends with its sandbox, and says so.
-func TestL06KillDuringExec(t *testing.T) {
+// An exec ends with its sandbox, and says so.
+func TestKillDuringExec(t *testing.T) {
 	t.Parallel()
 	for _, grace := range []string{"0", "0.5"} {
 		b := harness.NewState(t).Sandbox(harness.Options{}, "--name", "box")
@@ -127,9 +127,9 @@ func TestL06KillDuringExec(t *testing.T) {
 	}
 }
 
-// L6: the signal reaches all that runs, execs included, and who ends of it keeps
+// The signal reaches all that runs, execs included, and who ends of it keeps
 // nobody waiting.
-func TestL06KillSignal(t *testing.T) {
+func TestKillSignal(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "sh", "-c", "trap 'echo main got USR1; exit 0' USR1; echo up; while :; do sleep 0.05; done")
@@ -154,8 +154,8 @@ func TestL06KillSignal(t *testing.T) {
 	}
 }
 
-// L7: a command that ignores SIGTERM is dead after the default grace period.
-func TestL07TermIgnored(t *testing.T) {
+// A command that ignores SIGTERM is dead after the default grace period.
+func TestKillTermIgnored(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "sh", "-c", `trap "" TERM; echo up; while :; do sleep 0.02; done`)
@@ -170,7 +170,7 @@ func TestL07TermIgnored(t *testing.T) {
 
 // In a sandbox that idles, execs have all of the grace period, though the sandbox's own
 // deadline comes before.
-func TestL07IdleDeadline(t *testing.T) {
+func TestKillIdle(t *testing.T) {
 	t.Parallel()
 	timeout := harness.Deadline(2 * time.Second)
 	b := harness.NewState(t).Sandbox(harness.Options{}, "--timeout", timeout.String(), "--grace", "0")
@@ -187,7 +187,7 @@ func TestL07IdleDeadline(t *testing.T) {
 }
 
 // Somebody with less patience than an earlier kill gets his way.
-func TestL07SecondKill(t *testing.T) {
+func TestKillTwice(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "/fixtures/term-swallow")
@@ -204,8 +204,8 @@ func TestL07SecondKill(t *testing.T) {
 	b.Ended()
 }
 
-// L8: all share one grace period.
-func TestL08KillAll(t *testing.T) {
+// All share one grace period.
+func TestKillAll(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	var all []*harness.Sandbox
@@ -236,8 +236,8 @@ func TestL08KillAll(t *testing.T) {
 	}
 }
 
-// L8: many sandboxes at once, 200 if SBXRUN_SOAK is 100, without a grace period.
-func TestL08KillMany(t *testing.T) {
+// Many sandboxes at once, 200 if SBXRUN_SOAK is 100, without a grace period.
+func TestKillMany(t *testing.T) {
 	// Not in parallel: it takes all of the machine.
 	sandboxes := 4 * max(5, harness.Soak(t)/2)
 	s := harness.NewState(t)
@@ -262,8 +262,8 @@ func TestL08KillMany(t *testing.T) {
 	}
 }
 
-// L16: a supervisor that is stopped is not needed for the kill.
-func TestL16SupervisorStopped(t *testing.T) {
+// A supervisor that is stopped is not needed for the kill.
+func TestKillStoppedSupervisor(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "/fixtures/tree-daemon")
@@ -282,8 +282,8 @@ func TestL16SupervisorStopped(t *testing.T) {
 	}
 }
 
-// L16: the same for an exec that is stopped while its sandbox is killed.
-func TestL16ExecStopped(t *testing.T) {
+// The same for an exec that is stopped while its sandbox is killed.
+func TestKillStoppedExec(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{})
@@ -300,10 +300,10 @@ func TestL16ExecStopped(t *testing.T) {
 	p.Wait().Expect(t, 137, "killed")
 }
 
-// L16: a process that was entered from outside, and whose parent outside does not
+// A process that was entered from outside, and whose parent outside does not
 // reap it, keeps init from ending: kill says so in time and names it; with the
 // parent's end it is proven.
-func TestL16EnteredFromOutside(t *testing.T) {
+func TestKillEnteredFromOutside(t *testing.T) {
 	t.Parallel()
 	t.Run("SupervisorWaits", func(t *testing.T) {
 		t.Parallel()

@@ -9,9 +9,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// R1: a child that holds stdout keeps nobody waiting, and is dead before sbxrun
+// A child that holds stdout keeps nobody waiting, and is dead before sbxrun
 // returns.
-func TestR01LeavesStdoutHeld(t *testing.T) {
+func TestStdoutHeldByChild(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{}, "/fixtures/leave-stdout", "7")
 	p.WaitOutput("left 1\n")
@@ -44,8 +44,8 @@ while open("/proc/" + child + "/stat").read().split()[2] != "Z":
 	}
 }
 
-// R2: not one byte is written after sbxrun has returned.
-func TestR02WriterIsStopped(t *testing.T) {
+// Not one byte is written after sbxrun has returned.
+func TestWriterIsStopped(t *testing.T) {
 	t.Parallel()
 	// A writer that outlives its sandbox does so for milliseconds: look at once
 	// and for a while, many times.

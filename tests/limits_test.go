@@ -62,8 +62,8 @@ func hit(t *testing.T, r *harness.Report, name string) bool {
 
 const hog = "x = bytearray(200 << 20); print(len(x))"
 
-// P1: out of memory is its own cause, whether the command is killed or a child of it.
-func TestP01Memory(t *testing.T) {
+// Out of memory is its own cause, whether the command is killed or a child of it.
+func TestLimitMemory(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{Memory: 64 << 20}, "--memory", "64M") {
 		return
@@ -121,8 +121,8 @@ print(sent >> 20)
 	}
 }
 
-// P2: a fork bomb gets EAGAIN, and is gone at the deadline.
-func TestP02ForkBomb(t *testing.T) {
+// A fork bomb gets EAGAIN, and is gone at the deadline.
+func TestLimitForkBomb(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{Pids: 32}, "--pids", "32") {
 		return
@@ -144,8 +144,8 @@ func TestP02ForkBomb(t *testing.T) {
 	}
 }
 
-// P3: what no machine can enforce, and what this caller may not.
-func TestP03Refused(t *testing.T) {
+// What no machine can enforce, and what this caller may not.
+func TestLimitRefused(t *testing.T) {
 	t.Parallel()
 	for _, flags := range [][]string{
 		{"--pids", "3"}, {"--memory", "100K"}, {"--memory", "64M", "--memory-swap", "32M"}, {"--nice", "20"}, {"--nice=-21"}, {"--oom-score-adj", "1001"}, {"--cpus", "0.0001"},
@@ -173,8 +173,8 @@ func TestP03Refused(t *testing.T) {
 	}
 }
 
-// P4: programs with a runtime that reserves more than it uses start in 256 MiB.
-func TestP04Runtimes(t *testing.T) {
+// Programs with a runtime that reserves more than it uses start in 256 MiB.
+func TestLimitRuntimes(t *testing.T) {
 	t.Parallel()
 	var flags []string
 	if enforced(t, limits.Request{Memory: 256 << 20, Pids: 128}, "--memory", "256M", "--pids", "128") {
@@ -209,8 +209,8 @@ func lookPath(name string) (string, error) {
 	return "", fmt.Errorf("no %s in PATH", name)
 }
 
-// P5: /tmp is full at its size, to the byte.
-func TestP05TmpSize(t *testing.T) {
+// /tmp is full at its size, to the byte.
+func TestLimitTmpSize(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "--tmp-size", "10M", "sh", "-c", "head -c 20M /dev/zero >/tmp/x; stat -c %s /tmp/x")
 	r.Expect(t, 0, "exited")
@@ -219,8 +219,8 @@ func TestP05TmpSize(t *testing.T) {
 	}
 }
 
-// P6: a file too large is SIGXFSZ, and the cause names the limit.
-func TestP06FileSize(t *testing.T) {
+// A file too large is SIGXFSZ, and the cause names the limit.
+func TestLimitFileSize(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "--fsize", "10M", "head", "-c", "5M", "/dev/zero")
 	r.Expect(t, 0, "exited") // a pipe is no file
@@ -279,8 +279,8 @@ func TestOOMScoreOfTheCommand(t *testing.T) {
 	p.Wait().Expect(t, 143, "canceled")
 }
 
-// P7: half a CPU is half a CPU, and nproc and thread pools fit.
-func TestP07CPUs(t *testing.T) {
+// Half a CPU is half a CPU, and nproc and thread pools fit.
+func TestLimitCPUs(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{CPUs: 0.5}, "--cpus", "0.5") {
 		return
@@ -522,9 +522,9 @@ func TestLimitSandboxCommand(t *testing.T) {
 	}
 }
 
-// P11: SIGKILL of sbxrun leaves no cgroup: the keeper removes them. If that is killed
+// SIGKILL of sbxrun leaves no cgroup: the keeper removes them. If that is killed
 // as well, cleanup does.
-func TestP11Killed(t *testing.T) {
+func TestLimitKilled(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{Memory: 64 << 20, Pids: 32}, "--memory", "64M", "--pids", "32") {
 		return
@@ -596,9 +596,9 @@ func anyExists(paths []string) bool {
 	return false
 }
 
-// P12: a quota of a thousandth of a CPU, and a sandbox that somebody has frozen, do not
+// A quota of a thousandth of a CPU, and a sandbox that somebody has frozen, do not
 // keep it from being ended.
-func TestP12Throttled(t *testing.T) {
+func TestLimitThrottled(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{CPUs: 0.001, Pids: 64}, "--cpus", "0.001", "--pids", "64") {
 		return
@@ -608,7 +608,7 @@ func TestP12Throttled(t *testing.T) {
 	harness.Within(t, "the teardown", time.Duration(*r.Report.TeardownMS*1e6), 0, time.Second)
 }
 
-func TestP12Frozen(t *testing.T) {
+func TestLimitFrozen(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{Pids: 64}, "--pids", "64") {
 		return

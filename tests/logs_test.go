@@ -27,9 +27,9 @@ func sha256File(t *testing.T, name string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// L11: eight followers see each line when it comes, all of them in order, and end
+// Eight followers see each line when it comes, all of them in order, and end
 // with the sandbox; those who go away before are not noticed.
-func TestL11Followers(t *testing.T) {
+func TestLogFollowers(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	dir := harness.SharedDir(t)
@@ -93,8 +93,8 @@ func TestL11Followers(t *testing.T) {
 	}
 }
 
-// L11: exact bytes, of each stream; and as JSON.
-func TestL11Binary(t *testing.T) {
+// Exact bytes, of each stream; and as JSON.
+func TestLogBinary(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "sh", "-c", "/fixtures/out-bytes; /fixtures/out-bytes 00ff0a >&2")

@@ -9,8 +9,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// L5: a name is one living sandbox's, and free again after its end.
-func TestL05Names(t *testing.T) {
+// A name is one living sandbox's, and free again after its end.
+func TestNames(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	first := s.Sandbox(harness.Options{}, "--name", "web.1_a-b")
@@ -35,8 +35,8 @@ func TestL05Names(t *testing.T) {
 	}
 }
 
-// L5: of many who want one name at the same time, one gets it.
-func TestL05NameRace(t *testing.T) {
+// Of many who want one name at the same time, one gets it.
+func TestNameRace(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	const starts = 12
@@ -64,8 +64,8 @@ func TestL05NameRace(t *testing.T) {
 	}
 }
 
-// L5: what is no name is a usage error, and nothing is started.
-func TestL05BadNames(t *testing.T) {
+// What is no name is a usage error, and nothing is started.
+func TestNamesBad(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	for _, name := range []string{strings.Repeat("x", 65), strings.Repeat("x", 64), "a/b", "..", ".", "", "-a", ".a", "a b", "a\nb", "ä", "a\x00"[:1] + "*"} {

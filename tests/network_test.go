@@ -12,9 +12,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// R22: neither the host's loopback nor its sockets, abstract or by path, can be
+// Neither the host's loopback nor its sockets, abstract or by path, can be
 // reached.
-func TestR22Network(t *testing.T) {
+func TestNoNetwork(t *testing.T) {
 	t.Parallel()
 	listen := func(network, address string) net.Listener {
 		l, err := net.Listen(network, address)
@@ -59,8 +59,8 @@ func TestR22Network(t *testing.T) {
 	}
 }
 
-// R22: the sandbox has a loopback of its own that is up, and nothing else.
-func TestR22OwnLoopback(t *testing.T) {
+// The sandbox has a loopback of its own that is up, and nothing else.
+func TestOwnLoopback(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "python3", "-c", `
 import os, socket

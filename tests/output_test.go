@@ -51,8 +51,8 @@ func bulk(tag string, lines int) []byte {
 	return b.Bytes()
 }
 
-// R12: passed through, every byte arrives as it was.
-func TestR12PassThrough(t *testing.T) {
+// Passed through, every byte arrives as it was.
+func TestPassThrough(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "/fixtures/out-bulk")
 	r.Expect(t, 0, "exited")
@@ -69,9 +69,9 @@ func TestR12PassThrough(t *testing.T) {
 	}
 }
 
-// R12: the output is the payload's own descriptor, not a copy: sbxrun does not
+// The output is the payload's own descriptor, not a copy: sbxrun does not
 // come in between.
-func TestR12PassThroughFile(t *testing.T) {
+func TestPassThroughFile(t *testing.T) {
 	t.Parallel()
 	file, err := os.CreateTemp(harness.Dir(t), "out")
 	harness.Must(t, err)
@@ -84,8 +84,8 @@ func TestR12PassThroughFile(t *testing.T) {
 	}
 }
 
-// R12: captured, each stream is capped, counted to its end, and drained.
-func TestR12CaptureBulk(t *testing.T) {
+// Captured, each stream is capped, counted to its end, and drained.
+func TestCaptureBulk(t *testing.T) {
 	t.Parallel()
 	r, rep := captured(t, "--max-output", "100k", "/fixtures/out-bulk")
 	r.Expect(t, 0, "exited")
@@ -111,8 +111,8 @@ func TestR12CaptureBulk(t *testing.T) {
 	}
 }
 
-// R12: output without end, until the deadline.
-func TestR12CaptureFlood(t *testing.T) {
+// Output without end, until the deadline.
+func TestCaptureFlood(t *testing.T) {
 	// Not in parallel: it takes all of a processor.
 	deadline := harness.Deadline(time.Second)
 	r, rep := captured(t, "--timeout", deadline.String(), "/fixtures/out-flood")
@@ -127,8 +127,8 @@ func TestR12CaptureFlood(t *testing.T) {
 	}
 }
 
-// R12: one line of 1 GiB.
-func TestR12CaptureLine(t *testing.T) {
+// One line of 1 GiB.
+func TestCaptureLine(t *testing.T) {
 	// Not in parallel: it takes all of a processor.
 	r, rep := captured(t, "/fixtures/out-line", "1024")
 	r.Expect(t, 0, "exited")
@@ -140,8 +140,8 @@ func TestR12CaptureLine(t *testing.T) {
 	}
 }
 
-// R12: a character that two reads, or the cap, cut in two.
-func TestR12CaptureSplitCharacter(t *testing.T) {
+// A character that two reads, or the cap, cut in two.
+func TestCaptureSplitCharacter(t *testing.T) {
 	t.Parallel()
 	r, rep := captured(t, "/fixtures/out-split", "65536")
 	r.Expect(t, 0, "exited")
@@ -157,8 +157,8 @@ func TestR12CaptureSplitCharacter(t *testing.T) {
 	}
 }
 
-// R12: what is no text is there as base64, and the JSON is valid all the same.
-func TestR12CaptureBytes(t *testing.T) {
+// What is no text is there as base64, and the JSON is valid all the same.
+func TestCaptureBytes(t *testing.T) {
 	t.Parallel()
 	_, rep := captured(t, "/fixtures/out-bytes", "010203")
 	if rep.Stdout == nil || *rep.Stdout != "\x01\x02\x03" || rep.StdoutBase64 != nil {
@@ -174,8 +174,8 @@ func TestR12CaptureBytes(t *testing.T) {
 	}
 }
 
-// R12: what --json prints and what --report writes is one and the same run.
-func TestR12CaptureAndReport(t *testing.T) {
+// What --json prints and what --report writes is one and the same run.
+func TestCaptureAndReport(t *testing.T) {
 	t.Parallel()
 	r, rep := captured(t, "sh", "-c", "echo out; echo err >&2; exit 3")
 	r.Expect(t, 3, "exited")

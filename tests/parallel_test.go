@@ -11,9 +11,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// R26: 50 runs at once in one directory, half of which end by themselves and
+// 50 runs at once in one directory, half of which end by themselves and
 // half by their deadline, do not disturb one another.
-func TestR26Concurrent(t *testing.T) {
+func TestConcurrentRuns(t *testing.T) {
 	const runs = 50
 	dir := harness.SharedDir(t)
 	var wg sync.WaitGroup

@@ -30,9 +30,9 @@ func refused(t *testing.T, r *harness.Result) {
 	}
 }
 
-// P8: silent, warned, refused, by a real pids.max where one can be set, and by
+// Silent, warned, refused, by a real pids.max where one can be set, and by
 // thresholds that whatever there is meets, everywhere.
-func TestP08Pressure(t *testing.T) {
+func TestPressure(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	env := []string{"SBXRUN_STATE_DIR=" + s.Dir}
@@ -120,9 +120,9 @@ func TestP08Pressure(t *testing.T) {
 	})
 }
 
-// P8: at the alert level what crashes have left is ended first, and may be what helps;
+// At the alert level what crashes have left is ended first, and may be what helps;
 // records stay.
-func TestP08Sweep(t *testing.T) {
+func TestPressureSweep(t *testing.T) {
 	t.Parallel()
 	b := budget.New(t, 400)
 	s := harness.NewState(t)
@@ -145,8 +145,8 @@ func TestP08Sweep(t *testing.T) {
 	}
 }
 
-// P8: who waits for room ends on a signal at once, as nothing was started.
-func TestP08WaitSignal(t *testing.T) {
+// Who waits for room ends on a signal at once, as nothing was started.
+func TestPressureWaitSignal(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	for _, flags := range [][]string{{"--alert", "0"}, {"--max-parallel", "1"}} {
@@ -173,8 +173,8 @@ func TestP08WaitSignal(t *testing.T) {
 	}
 }
 
-// P8: an exec that waits for room does not keep its sandbox from idling away.
-func TestP08WaitIdle(t *testing.T) {
+// An exec that waits for room does not keep its sandbox from idling away.
+func TestPressureWaitIdle(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	env := []string{"SBXRUN_STATE_DIR=" + s.Dir}
@@ -214,9 +214,9 @@ func TestP08WaitIdle(t *testing.T) {
 	}
 }
 
-// P9: the bound is near at the start: what does not fit is refused before anything is
+// The bound is near at the start: what does not fit is refused before anything is
 // started, and what was admitted fits.
-func TestP09NoTaskLeftAtStart(t *testing.T) {
+func TestNoTaskLeftAtStart(t *testing.T) {
 	t.Parallel()
 	b := budget.New(t, 100)
 	s := harness.NewState(t)
@@ -261,8 +261,8 @@ func TestP09NoTaskLeftAtStart(t *testing.T) {
 	}
 }
 
-// P9: killing needs no new process.
-func TestP09NoTaskLeftAtKill(t *testing.T) {
+// Killing needs no new process.
+func TestNoTaskLeftAtKill(t *testing.T) {
 	t.Parallel()
 	b := budget.New(t, 100)
 	s := harness.NewState(t)
@@ -301,8 +301,8 @@ func TestP09NoTaskLeftAtKill(t *testing.T) {
 	}
 }
 
-// P9: nor does it where the command has taken all tasks that its user may have.
-func TestP09NoTaskOfUserLeft(t *testing.T) {
+// Nor does it where the command has taken all tasks that its user may have.
+func TestNoTaskOfUserLeft(t *testing.T) {
 	t.Parallel()
 	who := os.Getuid()
 	if who == 0 {

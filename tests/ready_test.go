@@ -11,9 +11,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// L12: each of the three probes sees what becomes ready after 500 ms, for all who
+// Each of the three probes sees what becomes ready after 500 ms, for all who
 // wait; who asks again is told at once.
-func TestL12Ready(t *testing.T) {
+func TestReady(t *testing.T) {
 	t.Parallel()
 	const server = `
 import socket, time
@@ -61,7 +61,7 @@ time.sleep(60)`
 }
 
 // A TCP probe looks at the sandbox's own ports, and not at the host's.
-func TestL12ReadyNotTheHosts(t *testing.T) {
+func TestReadyNotTheHosts(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	port := listenSomewhere(t)
@@ -82,8 +82,8 @@ func listenSomewhere(t *testing.T) (port string) {
 	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
 }
 
-// L12: never ready; ends before; no probe; not that line.
-func TestL12NotReady(t *testing.T) {
+// Never ready; ends before; no probe; not that line.
+func TestReadyNever(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	s.Sandbox(harness.Options{}, "--ready-exec=-x 2>/dev/null; true", "--ready-timeout", "20", "--wait-ready") // no option of sh
@@ -132,8 +132,8 @@ func TestL12NotReady(t *testing.T) {
 	}
 }
 
-// L12: a line of the output, whenever it has come, and however it was written.
-func TestL12WaitLog(t *testing.T) {
+// A line of the output, whenever it has come, and however it was written.
+func TestReadyLog(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	dir := harness.SharedDir(t)

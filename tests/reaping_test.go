@@ -46,9 +46,9 @@ many("runs that never start", 127, "/no/such/command")
 print("tasks", len(before))
 `
 
-// R25: runs and timeouts under a PID 1 that never reaps leave no task, not even
+// Runs and timeouts under a PID 1 that never reaps leave no task, not even
 // a zombie. SBXRUN_SOAK of each kind.
-func TestR25NeverReaped(t *testing.T) {
+func TestNeverReaped(t *testing.T) {
 	// Not in parallel: it takes all of a processor.
 	runs := harness.Soak(t)
 	bound := harness.Deadline(time.Minute) + time.Duration(runs)*time.Second

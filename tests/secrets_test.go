@@ -14,9 +14,9 @@ import (
 // the test's own.
 var secret = "s3cr3t" + strconv.Itoa(os.Getpid())
 
-// R21: a secret of the caller's is nowhere in the sandbox, however hard one
+// A secret of the caller's is nowhere in the sandbox, however hard one
 // looks.
-func TestR21SecretStaysOutside(t *testing.T) {
+func TestSecretStaysOutside(t *testing.T) {
 	t.Parallel()
 	env := []string{"API_KEY=" + secret, "LD_LIBRARY_PATH=/tmp/" + secret}
 	r := harness.Run(t, harness.Options{Env: env}, "/fixtures/probe-env", secret[:3], secret[3:])
@@ -33,10 +33,10 @@ func TestR21SecretStaysOutside(t *testing.T) {
 	}
 }
 
-// R21: what is passed to the command is in no command line on the host, where
+// What is passed to the command is in no command line on the host, where
 // ps(1) shows it to everybody, and in no environment but the caller's and the
 // command's.
-func TestR21SecretNotInCommandLines(t *testing.T) {
+func TestSecretNotInCommandLines(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
 	file := filepath.Join(dir, "env")
@@ -67,8 +67,8 @@ func TestR21SecretNotInCommandLines(t *testing.T) {
 	p.Wait().Expect(t, 128+15, "canceled")
 }
 
-// R21: without any flag, the environment is this and nothing else.
-func TestR21CleanEnvironment(t *testing.T) {
+// Without any flag, the environment is this and nothing else.
+func TestCleanEnvironment(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{Bare: true, Env: []string{"LANG=C.UTF-8", "LC_TIME=C", "TERM=dumb", "TZ=UTC", "EDITOR=vi", "SSH_AUTH_SOCK=/run/x", "LD_PRELOAD=", "BASH_ENV=/x"}}, "env", "-0")
 	got := map[string]bool{}

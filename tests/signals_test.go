@@ -16,8 +16,8 @@ import (
 
 var endSignals = []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT}
 
-// R15: a signal to sbxrun ends everything at once, and the code says which.
-func TestR15Signal(t *testing.T) {
+// A signal to sbxrun ends everything at once, and the code says which.
+func TestSignal(t *testing.T) {
 	t.Parallel()
 	for _, sig := range endSignals {
 		t.Run(unix.SignalName(sig), func(t *testing.T) {
@@ -33,9 +33,9 @@ func TestR15Signal(t *testing.T) {
 	}
 }
 
-// R15: with a grace period the command is told by the same signal, and may end
+// With a grace period the command is told by the same signal, and may end
 // in its own time.
-func TestR15SignalForwarded(t *testing.T) {
+func TestSignalForwarded(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{}, "--grace", "20s", "/fixtures/term-handler")
 	p.WaitOutput("ready 1\n")
@@ -49,8 +49,8 @@ func TestR15SignalForwarded(t *testing.T) {
 	harness.Within(t, "the end", r.Ended.Sub(sent), 0, 300*time.Millisecond)
 }
 
-// R15: a second signal kills at once, whatever is left of the grace period.
-func TestR15SecondSignal(t *testing.T) {
+// A second signal kills at once, whatever is left of the grace period.
+func TestSignalTwice(t *testing.T) {
 	t.Parallel()
 	for _, sig := range endSignals {
 		t.Run(unix.SignalName(sig), func(t *testing.T) {
@@ -68,8 +68,8 @@ func TestR15SecondSignal(t *testing.T) {
 	}
 }
 
-// R15: a signal in the grace period after a deadline cuts it short.
-func TestR15SignalAfterDeadline(t *testing.T) {
+// A signal in the grace period after a deadline cuts it short.
+func TestSignalAfterDeadline(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(800*time.Millisecond).String(), "--grace", "50s", "/fixtures/term-swallow")
 	p.WaitOutput("got SIGTERM\n")
@@ -81,8 +81,8 @@ func TestR15SignalAfterDeadline(t *testing.T) {
 	harness.Within(t, "the end", r.Ended.Sub(sent), 0, 200*time.Millisecond)
 }
 
-// R15: a signal while the sandbox is still being set up, at many moments.
-func TestR15SignalEarly(t *testing.T) {
+// A signal while the sandbox is still being set up, at many moments.
+func TestSignalEarly(t *testing.T) {
 	// Not in parallel: should it leave an orphan, no other test is blamed.
 	for i := range 40 {
 		p := harness.Start(t, harness.Options{}, "/fixtures/tree-sleep")
@@ -97,9 +97,9 @@ func TestR15SignalEarly(t *testing.T) {
 	}
 }
 
-// R15: what the caller ignores, as nohup(1) does, stays ignored; but for SIGTERM and SIGQUIT,
+// What the caller ignores, as nohup(1) does, stays ignored; but for SIGTERM and SIGQUIT,
 // which are listened to as by timeout(1).
-func TestR15SignalIgnored(t *testing.T) {
+func TestSignalIgnored(t *testing.T) {
 	t.Parallel()
 	for sig, listened := range map[syscall.Signal]bool{syscall.SIGHUP: false, syscall.SIGINT: false, syscall.SIGTERM: true, syscall.SIGQUIT: true} {
 		t.Run(unix.SignalName(sig), func(t *testing.T) {
@@ -118,8 +118,8 @@ func TestR15SignalIgnored(t *testing.T) {
 	}
 }
 
-// R15: sbxrun ... | head -1.
-func TestR15OutputClosed(t *testing.T) {
+// Sbxrun ... | head -1.
+func TestOutputClosed(t *testing.T) {
 	t.Parallel()
 	closing := []string{"bash", "-c", `"$@" | head -1; exit ${PIPESTATUS[0]}`, "-"}
 	r := harness.Run(t, harness.Options{Wrap: closing}, "--timeout", harness.Deadline(20*time.Second).String(), "/fixtures/out-flood")
@@ -130,9 +130,9 @@ func TestR15OutputClosed(t *testing.T) {
 	}
 }
 
-// R15: the same where it is sbxrun that writes. It must not die of SIGPIPE
+// The same where it is sbxrun that writes. It must not die of SIGPIPE
 // before the sandbox has ended and the report is written.
-func TestR15OutputClosedTerminal(t *testing.T) {
+func TestOutputClosedTerminal(t *testing.T) {
 	// Not in parallel: should it leave an orphan, no other test is blamed.
 	closing := []string{"bash", "-c", `"$@" | head -1; exit ${PIPESTATUS[0]}`, "-"}
 	r := harness.Run(t, harness.Options{Wrap: closing}, "--tty", "--timeout", "3", "/fixtures/out-flood")
@@ -142,8 +142,8 @@ func TestR15OutputClosedTerminal(t *testing.T) {
 	harness.Within(t, "the run", r.Elapsed, 0, 3500*time.Millisecond)
 }
 
-// R15: the terminal is closed: the kernel sends SIGHUP to its session's leader.
-func TestR15TerminalClosed(t *testing.T) {
+// The terminal is closed: the kernel sends SIGHUP to its session's leader.
+func TestTerminalClosed(t *testing.T) {
 	t.Parallel()
 	for _, mode := range [][]string{nil, {"--tty"}} {
 		ptmx, tty, err := pty.Open()
@@ -166,9 +166,9 @@ func TestR15TerminalClosed(t *testing.T) {
 	}
 }
 
-// R9: a command that dies of SIGKILL by itself is not one that was killed with its
+// A command that dies of SIGKILL by itself is not one that was killed with its
 // sandbox, also where all that has to do with it is late.
-func TestR09KillIsItsOwn(t *testing.T) {
+func TestKillsItself(t *testing.T) {
 	t.Parallel()
 	var all sync.WaitGroup
 	defer all.Wait()

@@ -15,9 +15,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// L14: with its supervisor a sandbox dies at once, execs included; it is called
+// With its supervisor a sandbox dies at once, execs included; it is called
 // lost; cleanup removes every trace.
-func TestL14SupervisorKilled(t *testing.T) {
+func TestSupervisorKilled(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "--name", "orphan", "/fixtures/tree-term-immune")
@@ -101,9 +101,9 @@ func rewrite(t *testing.T, dir string, change func(map[string]any)) {
 	harness.Must(t, os.WriteFile(file, data, 0o600))
 }
 
-// L15: a record of a crash whose pids are now others', or of another boot, or that somebody has written
+// A record of a crash whose pids are now others', or of another boot, or that somebody has written
 // to have a process killed that is no sandbox's: nobody is signalled.
-func TestL15Strangers(t *testing.T) {
+func TestRecordStrangers(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name   string
@@ -154,9 +154,9 @@ func TestL15Strangers(t *testing.T) {
 	}
 }
 
-// L15: a record that is cut, empty, or not there: it is passed over with a word, the
+// A record that is cut, empty, or not there: it is passed over with a word, the
 // others are listed, and cleanup removes it.
-func TestL15Damaged(t *testing.T) {
+func TestRecordDamaged(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	live := s.Sandbox(harness.Options{}, "--name", "live")
@@ -190,9 +190,9 @@ func TestL15Damaged(t *testing.T) {
 	live.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
 }
 
-// L15: symbolic links that were planted are not followed: what they lead to is
+// Symbolic links that were planted are not followed: what they lead to is
 // neither read nor removed.
-func TestL15Links(t *testing.T) {
+func TestStateLinks(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	outside := harness.Dir(t)
@@ -224,8 +224,8 @@ func TestL15Links(t *testing.T) {
 	}
 }
 
-// L6: another user's sandboxes can be neither seen nor touched, by root or anybody.
-func TestL06AnotherUser(t *testing.T) {
+// Another user's sandboxes can be neither seen nor touched, by root or anybody.
+func TestAnotherUser(t *testing.T) {
 	t.Parallel()
 	commands := [][]string{{"ps"}, {"ps", "--all"}, {"inspect", "box"}, {"kill", "box"}, {"kill", "--all"}, {"exec", "box", "true"}, {"logs", "box"}, {"wait", "box"}, {"cleanup"}, {"start"}}
 	refused := func(s *harness.State, wrap []string) {

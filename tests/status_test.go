@@ -14,9 +14,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// L9: what status an end has: by its cause, and where that is the command's own
+// What status an end has: by its cause, and where that is the command's own
 // end, by its code.
-func TestL09Status(t *testing.T) {
+func TestStatus(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	for _, c := range []struct {
@@ -49,8 +49,8 @@ func TestL09Status(t *testing.T) {
 	}
 }
 
-// L10: the code is known from the end on, to everybody, until cleanup.
-func TestL10Wait(t *testing.T) {
+// The code is known from the end on, to everybody, until cleanup.
+func TestWait(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	dir := harness.SharedDir(t)
@@ -94,8 +94,8 @@ func TestL10Wait(t *testing.T) {
 	}
 }
 
-// L10: waiting that takes too long is given up, and the sandbox untouched.
-func TestL10WaitTimeout(t *testing.T) {
+// Waiting that takes too long is given up, and the sandbox untouched.
+func TestWaitTimeout(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "--name", "box")
@@ -117,9 +117,9 @@ func TestL10WaitTimeout(t *testing.T) {
 	}
 }
 
-// L13: the lifetime ends everything, execs too, and SIGTERM comes first if there is
+// The lifetime ends everything, execs too, and SIGTERM comes first if there is
 // a grace period.
-func TestL13Lifetime(t *testing.T) {
+func TestLifetime(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	begin := time.Now()
@@ -145,8 +145,8 @@ func TestL13Lifetime(t *testing.T) {
 	}
 }
 
-// L13: what runs an exec is not idle, and ends when for long enough none has run.
-func TestL13IdleTimeout(t *testing.T) {
+// What runs an exec is not idle, and ends when for long enough none has run.
+func TestIdleTimeout(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	// Long enough for an exec to begin.
@@ -185,8 +185,8 @@ func TestL13IdleTimeout(t *testing.T) {
 	}
 }
 
-// L17: what one sandbox writes is not there in another.
-func TestL17Separate(t *testing.T) {
+// What one sandbox writes is not there in another.
+func TestSandboxesSeparate(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	one, two := s.Sandbox(harness.Options{}), s.Sandbox(harness.Options{})
@@ -199,8 +199,8 @@ func TestL17Separate(t *testing.T) {
 	}
 }
 
-// L18: what was written when the sandbox is killed is there to the last byte.
-func TestL18WrittenIsKept(t *testing.T) {
+// What was written when the sandbox is killed is there to the last byte.
+func TestWrittenIsKept(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	for _, grace := range []string{"0", "1"} {
@@ -218,8 +218,8 @@ func TestL18WrittenIsKept(t *testing.T) {
 	}
 }
 
-// L19: a sandbox goes on without anybody who is attached, and its code is known.
-func TestL19NobodyAttached(t *testing.T) {
+// A sandbox goes on without anybody who is attached, and its code is known.
+func TestNobodyAttached(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	// Who has started it is in a session of its own, and dies with it.

@@ -16,8 +16,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// R13: 10 MB in a pipe arrive as they were.
-func TestR13StdinPipe(t *testing.T) {
+// 10 MB in a pipe arrive as they were.
+func TestStdinPipe(t *testing.T) {
 	t.Parallel()
 	data := bytes.Repeat([]byte("0123456789\n"), 10<<20/11)
 	r := harness.Run(t, harness.Options{Stdin: bytes.NewReader(data)}, "/fixtures/in-count")
@@ -27,9 +27,9 @@ func TestR13StdinPipe(t *testing.T) {
 	}
 }
 
-// R13: stdin that is never read, and a command that exits before all of it was
+// Stdin that is never read, and a command that exits before all of it was
 // written, hold nobody up.
-func TestR13StdinNeverRead(t *testing.T) {
+func TestStdinNeverRead(t *testing.T) {
 	t.Parallel()
 	for _, mode := range [][]string{nil, {"--json"}} {
 		args := append(mode, "/fixtures/in-ignore", "0.1")
@@ -41,8 +41,8 @@ func TestR13StdinNeverRead(t *testing.T) {
 	r.Expect(t, 0, "exited")
 }
 
-// R13: a pipe that stays open and silent does not outlive the command.
-func TestR13StdinSilent(t *testing.T) {
+// A pipe that stays open and silent does not outlive the command.
+func TestStdinSilent(t *testing.T) {
 	t.Parallel()
 	read, write, err := os.Pipe()
 	harness.Must(t, err)
@@ -54,9 +54,9 @@ func TestR13StdinSilent(t *testing.T) {
 	}
 }
 
-// R13: closed stdin, and closed stdout and stderr with it, are not filled by a
+// Closed stdin, and closed stdout and stderr with it, are not filled by a
 // descriptor of sbxrun's own.
-func TestR13StdinClosed(t *testing.T) {
+func TestStdinClosed(t *testing.T) {
 	t.Parallel()
 	for _, closed := range []string{"<&-", "<&- >&-", "<&- >&- 2>&-", ">&- 2>&-"} {
 		dir := harness.SharedDir(t)
@@ -79,11 +79,11 @@ func TestR13StdinClosed(t *testing.T) {
 	}
 }
 
-// R13: a terminal as stdin, without --tty: it can be read from, and is no
+// A terminal as stdin, without --tty: it can be read from, and is no
 // controlling terminal.
 // In the background of a shell the command does not take what is typed to that: no SIGTTIN stops it, as
 // it is in a session of its own.
-func TestR13StdinBackground(t *testing.T) {
+func TestStdinBackground(t *testing.T) {
 	t.Parallel()
 	for _, flags := range [][]string{nil, {"--json"}} {
 		ptmx, tty, err := pty.Open()
@@ -105,7 +105,7 @@ func TestR13StdinBackground(t *testing.T) {
 	}
 }
 
-func TestR13StdinTerminal(t *testing.T) {
+func TestStdinTerminal(t *testing.T) {
 	t.Parallel()
 	ptmx, tty, err := pty.Open()
 	harness.Must(t, err)

@@ -72,9 +72,9 @@ func (x *execution) finish(living ...*sandbox) result {
 	return o
 }
 
-// L1: each process of an exec is killed in each of its phases. The sandbox lives
+// Each process of an exec is killed in each of its phases. The sandbox lives
 // on, and nothing of the exec does.
-func TestL01ExecPhases(t *testing.T) {
+func TestExecKilledInPhases(t *testing.T) {
 	for _, ph := range []struct {
 		name    string
 		reached func(e *env, pids [roles]int) bool
@@ -125,7 +125,7 @@ func TestL01ExecPhases(t *testing.T) {
 
 // The same at random moments, of commands that go on, that end, and on --json; and
 // of sbxrun and its keeper in the same instant.
-func TestL01ExecRandom(t *testing.T) {
+func TestExecKilledRandomly(t *testing.T) {
 	const both = -1 // sbxrun and keeper at once
 	e := newEnv(t)
 	b := e.start(nil)
@@ -169,7 +169,7 @@ func TestL01ExecRandom(t *testing.T) {
 
 // An exec while its sandbox is ended, in every way there is: 137 and killed; or, if
 // it had not begun, 125 and why.
-func TestL06ExecWhileKilled(t *testing.T) {
+func TestExecWhileKilled(t *testing.T) {
 	ways := []struct {
 		name string
 		end  func(b *sandbox) *call
@@ -254,7 +254,7 @@ func (b *sandbox) strikeRoom() bool {
 
 // A stopped exec does not keep the others, or the sandbox's end, from anything but
 // the proof: and once it goes on, it ends.
-func TestL16StoppedExec(t *testing.T) {
+func TestStoppedExec(t *testing.T) {
 	for _, victim := range []int{roleSbxrun, roleKeeper, roleInit, rolePayload} {
 		t.Run(roleNames[victim], func(t *testing.T) {
 			e := newEnv(t)

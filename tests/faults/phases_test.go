@@ -82,9 +82,9 @@ func exists(role int) func(*run, [roles]int) bool {
 	return func(_ *run, pids [roles]int) bool { return pids[role] > 0 }
 }
 
-// R16, R17: each process is killed in each phase: twice if SBXRUN_SOAK is 50, and
+// Each process is killed in each phase: twice if SBXRUN_SOAK is 50, and
 // at least once.
-func TestR16Phases(t *testing.T) {
+func TestKilledInPhases(t *testing.T) {
 	for _, ph := range phases {
 		for _, victim := range ph.victims {
 			t.Run(ph.name+"/"+roleNames[victim], func(t *testing.T) {
@@ -190,8 +190,8 @@ func judge(t testing.TB, o result, victim int, ran bool) {
 	}
 }
 
-// R16: sbxrun is killed at fixed moments.
-func TestR16Moments(t *testing.T) {
+// Sbxrun is killed at fixed moments.
+func TestKilledAfterDelays(t *testing.T) {
 	const us = time.Microsecond
 	for _, after := range []time.Duration{0, 500 * us, 1000 * us, 2000 * us, 5000 * us, 10000 * us, 20000 * us, 100000 * us} {
 		t.Run(fmt.Sprint(after), func(t *testing.T) {

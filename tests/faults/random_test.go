@@ -29,40 +29,40 @@ func killAfter(t *testing.T, after time.Duration, o options, flags, payload []st
 	r.wait()
 }
 
-// R16: sbxrun is killed at random moments between 0 and 30 ms.
-func TestR16Random(t *testing.T) {
+// Sbxrun is killed at random moments between 0 and 30 ms.
+func TestKilledRandomly(t *testing.T) {
 	for range soak(t) {
 		killAfter(t, rand.N(window), options{}, nil, busy)
 	}
 }
 
-// R16: the same of a run that ends by itself, so that its end is met too.
-func TestR16RandomShort(t *testing.T) {
+// The same of a run that ends by itself, so that its end is met too.
+func TestKilledRandomlyAtEnd(t *testing.T) {
 	for range scaled(t, 40) {
 		killAfter(t, rand.N(window), options{}, nil, leaver)
 	}
 }
 
-// R16: the same while a directory of root's is idmapped, for which there is one more
+// The same while a directory of root's is idmapped, for which there is one more
 // process for a moment.
-func TestR16RandomIdmap(t *testing.T) {
+func TestKilledRandomlyIdmapped(t *testing.T) {
 	dir := harness.Dir(t)
 	for range scaled(t, 60) {
 		killAfter(t, rand.N(window/2), options{}, []string{"--bind", dir + ":/mapped"}, leaver)
 	}
 }
 
-// R16: the same while both streams are captured.
-func TestR16RandomJSON(t *testing.T) {
+// The same while both streams are captured.
+func TestKilledRandomlyCapturing(t *testing.T) {
 	for range scaled(t, 30) {
 		killAfter(t, rand.N(window), options{}, []string{"--json"}, []string{"sh", "-c", `: >/out/ran; setsid sleep 600 & while :; do echo x; done`})
 	}
 }
 
-// R16: the same with a terminal, which must get its old state back. sbxrun does
+// The same with a terminal, which must get its old state back. sbxrun does
 // not lead the terminal's session, as it never does below a shell: with the death
 // of its leader the kernel hangs the terminal up, and nobody can put it back.
-func TestR16RandomTerminal(t *testing.T) {
+func TestKilledRandomlyTerminal(t *testing.T) {
 	ptmx, tty, err := pty.Open()
 	harness.Must(t, err)
 	defer ptmx.Close()

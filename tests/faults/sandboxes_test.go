@@ -28,9 +28,9 @@ const (
 	victims
 )
 
-// L14: any process of many sandboxes is killed at any moment from the client's
+// Any process of many sandboxes is killed at any moment from the client's
 // first on, and each supervisor in the end; after one cleanup nothing is left.
-func TestL14Random(t *testing.T) {
+func TestSandboxesKilledRandomly(t *testing.T) {
 	const atOnce = 5
 	left := scaled(t, 60)
 	if soak(t) > 100 {
@@ -196,9 +196,9 @@ func everyCommand(name string) [][]string {
 	}
 }
 
-// L15: the pids of a record mean other processes by now. Nothing is signalled and
+// The pids of a record mean other processes by now. Nothing is signalled and
 // nothing entered, whether the sandbox looks alive or not.
-func TestL15Recycled(t *testing.T) {
+func TestRecordRecycled(t *testing.T) {
 	stranger := newBystander(t)
 	exact := stranger.id
 	change := func(f func(*harness.Identity)) harness.Identity {
@@ -254,9 +254,9 @@ func TestL15Recycled(t *testing.T) {
 	})
 }
 
-// L14: each process is killed once the sandbox runs. What the supervisor can tell
+// Each process is killed once the sandbox runs. What the supervisor can tell
 // it does; cleanup removes the rest.
-func TestL14Running(t *testing.T) {
+func TestSandboxKilledRunning(t *testing.T) {
 	for victim := roleSbxrun; victim < roles; victim++ {
 		t.Run(roleNames[victim], func(t *testing.T) {
 			e := newEnv(t)

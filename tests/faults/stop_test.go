@@ -57,9 +57,9 @@ func (r *run) stopped(pid int) {
 	})
 }
 
-// R17: the deadline works while a process between is stopped: the monitor, the room,
+// The deadline works while a process between is stopped: the monitor, the room,
 // init, the command.
-func TestR17StoppedBelow(t *testing.T) {
+func TestStoppedBelow(t *testing.T) {
 	for _, victim := range []int{roleMonitor, roleRoom, roleInit, rolePayload} {
 		for _, flags := range [][]string{nil, {"--grace", "0.2"}} {
 			t.Run(roleNames[victim]+" "+strings.Join(flags, " "), func(t *testing.T) {
@@ -74,11 +74,11 @@ func TestR17StoppedBelow(t *testing.T) {
 	}
 }
 
-// R17: the keeper, the monitor, the room or init is stopped when it has just been made, so
+// The keeper, the monitor, the room or init is stopped when it has just been made, so
 // that the set-up never comes to its end: a signal to sbxrun ends that, and so would its
 // bound of 30 s. A keeper that was stopped has half a second to do its work; or, if the
 // command has begun before the test is there, as long as the proof may take.
-func TestR17StoppedEarly(t *testing.T) {
+func TestStoppedEarly(t *testing.T) {
 	for _, victim := range []int{roleKeeper, roleMonitor, roleRoom, roleInit} {
 		t.Run(roleNames[victim], func(t *testing.T) {
 			for range scaled(t, 4) {
@@ -110,9 +110,9 @@ func TestR17StoppedEarly(t *testing.T) {
 	}
 }
 
-// R17: sbxrun itself is stopped beyond the deadline. The keeper acts in its place, half a
+// Sbxrun itself is stopped beyond the deadline. The keeper acts in its place, half a
 // second after the deadline and the grace period, and then sbxrun calls it what it is.
-func TestR17StoppedSelf(t *testing.T) {
+func TestStoppedSelf(t *testing.T) {
 	for _, flags := range [][]string{nil, {"--grace", "0.2"}} {
 		r, pids, deadline := stoppedBefore(t, harness.Deadline(500*time.Millisecond), roleSbxrun, flags...)
 		r.until("the end of the command", func() bool { return harness.Exited(pids[rolePayload]) })

@@ -48,7 +48,7 @@ var attacks = []struct {
 		path := a.filled(9_900)
 		a.repeat(48, func() { a.do(http.MethodGet, path+"/archive", nil) })
 	}},
-	{"small files", 1, "", func(a *attacker) { // D6
+	{"small files", 1, "", func(a *attacker) {
 		path := a.filled(9_000)
 		a.repeat(48, func() { a.do(http.MethodPut, path+"/files/small", "12345") })
 	}},
@@ -56,7 +56,7 @@ var attacks = []struct {
 		call := hostileCollect()
 		a.repeat(8, func() { a.do(http.MethodPost, "/v1/run", call) })
 	}},
-	{"comparisons", 2, "", func(a *attacker) { // D1
+	{"comparisons", 2, "", func(a *attacker) {
 		path := a.open(`{"overlay":{"name":"app"}}`)
 		a.exec(path, "cd /work && seq -f "+strings.Repeat("x", 200)+"%g 8000 | xargs touch")
 		for range 2 {
@@ -64,13 +64,13 @@ var attacks = []struct {
 		}
 		a.hold()
 	}},
-	{"bodies", 3, "", func(a *attacker) { // D5
+	{"bodies", 3, "", func(a *attacker) {
 		for range 5 {
 			a.stall("POST /v1/run HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
 		}
 		a.hold()
 	}},
-	{"memory", 3, "buffers = \"128M\"\n", func(a *attacker) { // D1, with memory that is in use
+	{"memory", 3, "buffers = \"128M\"\n", func(a *attacker) { // with memory that is in use
 		for range 5 {
 			a.stall("POST /v1/run HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 8000000\r\n\r\n" + strings.Repeat(" ", 5_000_000))
 		}

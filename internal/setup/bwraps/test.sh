@@ -14,8 +14,8 @@ export PATH="$PATH:/usr/sbin:/sbin:/usr/bin:/bin" SBXRUN_BIN="$root/bin/sbxrun" 
 # What a room is and how it ends; not what is the same whoever has built it.
 packages='./internal/room ./internal/enter ./internal/doctor ./tests'
 tests='Scripts|Trees|TreesGrace|OlderBwrap|Start.*|Prepare.*|Plan.*|Find.*|Exec(End|View|Privileges)|Signal.*|Diagnose.*|Examine.*'
-tests+='|PayloadTakesOverNothing|CommandsOfASandboxApart|R04.*|R07Nested|R14.*|R21.*|R22.*|R23.*|R25.*|L02.*|L04Codes|L06Kill|L13Lifetime|IdleRoomKilled'
-tests+='|P01Memory|P02ForkBomb|P03Refused|P05TmpSize|LimitProcess|LimitFakeMeminfo|Seccomp.*|Timeout(Words|Signaled)|Litter|Overlay|OverlayApply|Snapshot|SnapshotHere|Volume|Cp|PutGet|MountRace|CurrentDirectoryExchanged|Protect.*'
+tests+='|PayloadTakesOverNothing|CommandsOfASandboxApart|SignalsEverybody|NestedSandboxes|Descriptors.*|Secret.*|CleanEnvironment|NoNetwork|OwnLoopback|CurrentDirectory.*|NeverReaped|ExecNothingLeft|ExecCodes|Kill|Lifetime|IdleRoomKilled'
+tests+='|LimitMemory|LimitForkBomb|LimitRefused|LimitTmpSize|LimitProcess|LimitFakeMeminfo|Seccomp.*|Timeout(Words|Signaled)|Litter|Overlay|OverlayApply|Snapshot|SnapshotHere|Volume|Cp|PutGet|MountRace|CurrentDirectoryExchanged|Protect.*'
 tests+='|SelfExe|PlantedProgramsInPath|NamedBwrapExposed|EmptyFiles|ProcMasked|LargeIDs|PlanningHasNoEffects'
 # And with the newest what is made in a room by sbxrun itself.
 newest='|Reached|Refused|NothingElse|Publish|Connect|GetHostile|CpHostile'

@@ -1,0 +1,207 @@
+package tests
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// What follows from every command running under our own init, which nothing inside can
+// see into, trace or signal.
+
+// A payload that tries to take over its PID 1 gets nowhere; and it ends with sbxrun,
+// whatever kills that.
+func TestPayloadTakesOverNothing(t *testing.T) {
+	t.Parallel()
+	for _, kill := range []struct {
+		name string
+		end  func(*harness.Process)
+	}{
+		{"deadline", func(*harness.Process) {}},
+		{"SIGKILL of sbxrun", func(p *harness.Process) { p.Kill() }},
+	} {
+		p, _ := harness.InTime(t, 2*time.Second, "done\n", func(timeout string) *harness.Process {
+			return harness.Start(t, harness.Options{}, "--timeout", timeout, "/fixtures/takeover")
+		})
+		kill.end(p)
+		r := p.Wait()
+		if out := string(r.Stdout); out != "done\n" {
+			t.Errorf("%s: it could %s", kill.name, out)
+		}
+	}
+}
+
+// Nor does that of an ordinary user, whose init has the same uid; with --oom-score-adj, as with limits, init's
+// memory is its own and not the keeper's, which is hidden in any case.
+func TestInitIsHidden(t *testing.T) {
+	t.Parallel()
+	o := harness.Options{Bare: true}
+	if harness.Root() {
+		o.Wrap = harness.As(23456)
+	}
+	for _, flags := range [][]string{nil, {"--oom-score-adj", "500"}} {
+		args := append(flags, "--cwd", "none", "sh", "-c", "ls /proc/1/fd; cat /proc/1/environ; readlink /proc/1/exe; exit 7")
+		if r := harness.Start(t, o, args...).Wait(); r.ExitCode != 7 || len(r.Stdout) > 0 {
+			t.Errorf("%q: exit code %d, it could see %q; %s", flags, r.ExitCode, r.Stdout, r.Stderr)
+		}
+	}
+}
+
+// In a sandbox that lives on, its own command and its execs see themselves and nothing
+// else, and cannot take over anything either.
+func TestCommandsOfASandboxApart(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "/fixtures/takeover")
+	s.Run("wait", "--log", "^done$", b.ID)
+	b.Busy = true
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			r := b.Exec(harness.Options{}, nil, "sh", "-c", "echo /proc/[0-9]* $(cat /proc/1/comm)")
+			if out := string(r.Stdout); out != "/proc/1 /proc/2 /proc/3 sbxrun-init\n" && out != "/proc/1 /proc/2 sbxrun-init\n" {
+				t.Errorf("an exec sees %s", out)
+			}
+			r = b.Exec(harness.Options{}, []string{"--timeout", "1"}, "/fixtures/takeover")
+			if out := string(r.Stdout); out != "done\n" && out != "" {
+				t.Errorf("an exec could %s", out)
+			}
+		})
+	}
+	wg.Wait()
+	if out := string(s.Run("logs", b.ID).Stdout); out != "done\n" {
+		t.Errorf("the sandbox's own command could %s", out)
+	}
+}
+
+// Limits that bubblewrap itself could not live with are the payload's alone.
+func TestSmallLimits(t *testing.T) {
+	t.Parallel()
+	for range 20 {
+		r := harness.Run(t, harness.Options{}, "--nofile", "3", "--fsize", "1", "--stack", "64K", "/bin/true")
+		if r.ExitCode != 0 && r.ExitCode != 127 { // the loader may need a descriptor that it does not get
+			t.Errorf("exit code %d, %s", r.ExitCode, r.Stderr)
+		}
+		harness.Run(t, harness.Options{}, "--fsize", "1K", "sh", "-c", "ulimit -f").Expect(t, 0, "exited")
+	}
+}
+
+// A deadline counts from the release, and entering has a bound of its own.
+func TestExecVeryShortTimeout(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	for i := range 60 {
+		timeout := fmt.Sprintf("0.00%d", 1+i%9)
+		r := b.Exec(harness.Options{}, []string{"--timeout", timeout}, "sleep", "60")
+		r.Expect(t, 124, "timeout")
+	}
+}
+
+// jobState is the state of a process as ps(1) shows it.
+func jobState(pid int) string {
+	p, _ := harness.ReadProc(pid)
+	return p.State
+}
+
+// job is what a shell makes of a command: a process group that its parent can continue.
+var job = &syscall.SysProcAttr{Setpgid: true}
+
+// Ctrl-Z stops the command with sbxrun, and fg lets both go on.
+func TestSuspend(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{Attr: job}, "--timeout", "30", "python3", "-u", "-c",
+		"import time; print('up')\nwhile True: print(time.time_ns()); time.sleep(0.02)") // no vfork(2), which puts a stop off
+	p.WaitOutput("up\n")
+	payload := p.Role(harness.RolePayload)
+	for range 3 {
+		p.Signal(unix.SIGTSTP)
+		harness.Until(t, harness.Bound, "both to stop", func() bool { return jobState(p.PID) == "T" && jobState(payload.PID) == "T" })
+		p.Signal(unix.SIGCONT)
+		before := p.Output()
+		harness.Until(t, harness.Bound, "both to go on", func() bool { return jobState(p.PID) != "T" && len(p.Output()) > len(before)+40 })
+	}
+	p.Signal(unix.SIGTERM)
+	p.Wait().Expect(t, 128+int(unix.SIGTERM), "canceled")
+}
+
+// Ctrl-Z stops nobody whom no shell could let go on, nor a caller who ignores it.
+func TestSuspendNobodyToContinue(t *testing.T) {
+	t.Parallel()
+	p := harness.Start(t, harness.Options{Attr: &syscall.SysProcAttr{Setsid: true}}, "--timeout", "30", "sh", "-c", "echo up; sleep 0.5; exit 7")
+	p.WaitOutput("up\n")
+	p.Signal(unix.SIGTSTP)
+	p.Wait().Expect(t, 7, "exited")
+
+	p = harness.Start(t, harness.Options{Attr: job, Wrap: []string{"sh", "-c", `trap '' TSTP; exec "$@"`, "-"}}, "--timeout", "30", "sh", "-c", "echo up; sleep 0.5; exit 7")
+	p.WaitOutput("up\n")
+	p.Signal(unix.SIGTSTP)
+	p.Wait().Expect(t, 7, "exited")
+}
+
+// An sbxrun that was stopped tells the truth when it goes on: what ended in time has
+// not timed out.
+func TestStoppedExitInTime(t *testing.T) {
+	t.Parallel()
+	for _, sig := range []syscall.Signal{unix.SIGSTOP, unix.SIGTSTP} {
+		p, timeout := harness.InTime(t, 1500*time.Millisecond, "up\n", func(timeout string) *harness.Process {
+			return harness.Start(t, harness.Options{Attr: job}, "--timeout", timeout, "sh", "-c", "echo up; sleep 0.3; exit 7")
+		})
+		begin := time.Now()
+		p.Signal(sig)
+		if sig == unix.SIGTSTP {
+			// The command is stopped as well, and ends in time only if it goes on soon.
+			harness.Until(t, harness.Bound, "it to stop", func() bool { return jobState(p.PID) == "T" })
+			p.Signal(unix.SIGCONT)
+			p.Wait().Expect(t, 7, "exited")
+			continue
+		}
+		payload := p.Role(harness.RolePayload)
+		harness.Until(t, harness.Bound, "the payload's end", payload.Ended)
+		harness.Until(t, harness.Bound, "the deadline", func() bool { return time.Since(begin) > timeout+200*time.Millisecond })
+		p.Signal(unix.SIGCONT)
+		p.Wait().Expect(t, 7, "exited")
+	}
+}
+
+// The same of a room without a command: its deadline is its supervisor's, or its keeper's, and a timeout
+// whoever was in time.
+func TestStoppedRoomDeadline(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{}, "--timeout", harness.Deadline(2*time.Second).String())
+	b.Dying = true
+	harness.Must(t, b.Supervisor.Signal(unix.SIGSTOP))
+	harness.Until(t, harness.Bound, "the room's end", func() bool { return len(harness.Members(b.NS)) == 0 })
+	harness.Must(t, b.Supervisor.Signal(unix.SIGCONT))
+	if r := b.Ended().Report; r == nil || r.Cause != "timeout" || r.ExitCode != 124 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// The keeper keeps the deadline of an sbxrun that is stopped.
+func TestStoppedDeadline(t *testing.T) {
+	t.Parallel()
+	p, timeout := harness.InTime(t, 500*time.Millisecond, "up\n", func(timeout string) *harness.Process {
+		return harness.Start(t, harness.Options{}, "--timeout", timeout, "sh", "-c", "echo up; setsid sleep 60 & sleep 60")
+	})
+	payload := p.Role(harness.RolePayload)
+	p.Signal(unix.SIGSTOP)
+	begin := time.Now()
+	harness.Until(t, harness.Bound, "the payload's end", payload.Ended)
+	harness.Within(t, "the keeper's deadline", time.Since(begin), 0, 2*time.Second)
+	if s := jobState(p.PID); s != "T" {
+		t.Errorf("sbxrun is in state %s", s)
+	}
+	p.Signal(unix.SIGCONT)
+	r := p.Wait()
+	r.Expect(t, 124, "timeout")
+	if !strings.Contains(string(r.Stderr), "timeout after "+timeout.String()) {
+		t.Errorf("%s", r.Stderr)
+	}
+}
