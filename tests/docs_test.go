@@ -34,7 +34,7 @@ func TestDocs(t *testing.T) {
 		t.Run(filepath.Base(document), func(t *testing.T) {
 			t.Parallel()
 			sh := newConsole(t)
-			if filepath.Base(document) == "server.md" && os.Getuid() == 0 { // root's server has its state there
+			if os.Getuid() == 0 { // the state of a root's server
 				sh.try(t, consoleStep{command: "mount -t tmpfs tmpfs /run"})
 			}
 			for _, block := range blocks {
@@ -231,16 +231,16 @@ func anchors(t *testing.T, document string) (names []string) {
 	return names
 }
 
-// README's function for back ends does what README says of it.
-func TestReadmePython(t *testing.T) {
+// The Python function of the guide to back ends returns what the guide says.
+func TestBackendPython(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../README.md")
+	text, err := os.ReadFile("../docs/guides/backend.md")
 	harness.Must(t, err)
 	_, code, _ := strings.Cut(string(text), "```python\n")
 	code, _, found := strings.Cut(code, "```\n")
 	const limited = `"--memory", "256M", "--pids", "64", `
 	if !found || !strings.Contains(code, limited) {
-		t.Fatalf("README.md has no such block: %s", code)
+		t.Fatalf("backend.md has no such block: %s", code)
 	}
 	run := func(code string) string {
 		t.Helper()

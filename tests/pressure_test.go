@@ -236,7 +236,7 @@ func TestNoTaskLeftAtStart(t *testing.T) {
 	p.Wait().Expect(t, 143, "canceled")
 	b.Settled(others)
 	seen := map[int]int{}
-	// Below, the Go runtime may not even get the threads that it starts with (docs/reference/stats.md).
+	// Below, the Go runtime may not even get the threads that it starts with (docs/concepts/limits.md).
 	const runtimes = 11
 	for room := runtimes; room <= max(all, runtimes)+10; room++ {
 		b.Limit(others + room)

@@ -183,17 +183,6 @@ func TestReference(t *testing.T) {
 	}
 }
 
-// TestReadme: README's table has every command and what it does.
-func TestReadme(t *testing.T) {
-	want := "| command | |\n|---|---|\n"
-	for _, c := range first() {
-		want += "| `" + c.Name + "` | " + c.Help + " |\n"
-	}
-	if readme := read(t, "../../README.md"); !strings.Contains(readme, want+"\n") {
-		t.Errorf("README.md lacks the table\n%s", want)
-	}
-}
-
 // TestTables: the flags that tables of docs are about exist.
 func TestTables(t *testing.T) {
 	known := map[string]bool{}

@@ -49,6 +49,7 @@ func manPage(pages map[string]string, name string) ([]byte, error) {
 		"options":  manOptions,
 		"synopsis": manSynopsis,
 		"commands": func() string { return manCommands(pages) },
+		"exits":    func() (string, error) { return manExits(pages) },
 	}).Parse(string(prose))
 	if err != nil {
 		return nil, err
@@ -90,6 +91,17 @@ func manCommands(pages map[string]string) string {
 		fmt.Fprint(&b, "\n\n")
 	}
 	return b.String()
+}
+
+// manExits returns the table of docs/reference/exit-codes.md as a definition list.
+func manExits(pages map[string]string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(pages["sbxrun.1"]), "../reference/exit-codes.md"))
+	rows := regexp.MustCompile(`(?m)^\| ([0-9].*) \| .* \| (.*) \|$`).FindAllSubmatch(text, -1)
+	var b strings.Builder
+	for _, row := range rows {
+		fmt.Fprintf(&b, "%s\n: %s\n\n", row[1], row[2])
+	}
+	return b.String(), err
 }
 
 // minuses keeps what is to be typed searchable and fit for copying: groff shows

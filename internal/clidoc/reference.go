@@ -19,8 +19,11 @@ func reference() []byte {
 	for _, w := range append(first(), others...) {
 		fmt.Fprintf(&b, " `%s`", w.Name)
 	}
-	fmt.Fprint(&b, ".\n")
+	fmt.Fprint(&b, ". [Exit codes](exit-codes.md) are on a page of their own.\n\n| command | |\n|---|---|\n")
 	cell := strings.NewReplacer("|", `\|`)
+	for _, c := range commands() {
+		fmt.Fprintf(&b, "| [`%s`](#sbxrun-%s) | %s |\n", c.Path(), strings.ReplaceAll(c.Path(), " ", "-"), cell.Replace(c.Help))
+	}
 	for _, c := range commands() {
 		fmt.Fprintf(&b, "\n## sbxrun %s\n\n%s\n\n    sbxrun %[1]s %[3]s\n\n", c.Path(), c.Help, c.Tag.Vars["usage"])
 		var titles []string // in the order of their first flags

@@ -27,7 +27,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// Config is the whole file. docs/guides/server.md has every key. A number with the tag zero:"no" is more than 0.
+// Config is the whole file. docs/reference/configuration.md has every key. A number with the tag zero:"no" is more than 0.
 type Config struct {
 	Listen       []string        `toml:"listen"`
 	TokenFile    string          `toml:"token_file"`

@@ -1,0 +1,69 @@
+package config
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// The configuration reference shows the defaults, and has every key.
+func TestDefaultsAreDocumented(t *testing.T) {
+	document, err := os.ReadFile("../../docs/reference/configuration.md")
+	harness.Must(t, err)
+	_, block, _ := strings.Cut(string(document), "```toml\n")
+	block, _, _ = strings.Cut(block, "```\n")
+	defaults, _, found := strings.Cut(block, "# Examples:\n")
+	if !found {
+		t.Fatal("configuration.md has no block of defaults followed by examples")
+	}
+	file := filepath.Join(t.TempDir(), "serve.toml")
+	harness.Must(t, os.WriteFile(file, []byte(defaults), 0o600))
+	documented, err := Load(file)
+	harness.Must(t, err)
+	want := Default()
+	documented.StateDir, documented.DataDir = want.StateDir, want.DataDir // they depend on the user
+	if diff := cmp.Diff(flat(reflect.ValueOf(want)), flat(reflect.ValueOf(documented))); diff != "" {
+		t.Errorf("defaults in the code, against configuration.md (-code +doc):\n%s", diff)
+	}
+	tables := regexp.MustCompile(`(?m)^\[([a-z]+)`)
+	have := map[string]bool{}
+	table := ""
+	for line := range strings.Lines(block) {
+		if m := tables.FindStringSubmatch(line); m != nil {
+			table = m[1] + "."
+		} else if key, _, ok := strings.Cut(line, " ="); ok {
+			have[table+key] = true
+		}
+	}
+	for key := range flat(reflect.ValueOf(Config{})) {
+		if !have[key] {
+			t.Errorf("configuration.md lacks %s", key)
+		}
+	}
+}
+
+// flat returns the values of a configuration by their keys, without tables whose keys are names.
+func flat(v reflect.Value) map[string]string {
+	values := map[string]string{}
+	for i := range v.NumField() {
+		f, key := v.Field(i), v.Type().Field(i).Tag.Get("toml")
+		switch f.Kind() {
+		case reflect.Map:
+		case reflect.Struct:
+			for name, value := range flat(f) {
+				values[key+"."+name] = value
+			}
+		default:
+			values[key] = fmt.Sprint(f.Interface())
+		}
+	}
+	return values
+}
