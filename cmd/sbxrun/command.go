@@ -27,6 +27,7 @@ type command struct {
 	asJSON   bool // print the report on stdout
 	tty      bool
 	where    string // "in the sandbox", or what else is ended
+	leftover string // a hint after processes in the background were killed; "" reports none
 	argv     []string
 	signals  *signals
 	report   *reportFile
@@ -283,6 +284,9 @@ func (c *command) note(res result.Result) {
 	case result.FileSize:
 		cause = "a file grew too large (--fsize " + limitOf(res.Limits, "fsize") + ")"
 	default:
+		if res.Strays > 0 && c.leftover != "" && !c.asJSON {
+			output.Note("killed " + output.Count(res.Strays, "leftover process", "es") + "; " + c.leftover)
+		}
 		return
 	}
 	output.Note(fmt.Sprintf("%s; everything %s is gone (%s)", cause, c.where, res.Verdict))

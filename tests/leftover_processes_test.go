@@ -1,0 +1,43 @@
+package tests
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// exec says how many background processes it has killed and how to keep one, unless --quiet or --json is given or
+// none was left.
+func TestExecReportsLeftoverProcesses(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "--name", "web")
+	const hint = "; use exec --detach to keep one running\n"
+	for _, c := range []struct {
+		args []string
+		want string // all of stderr
+	}{
+		{[]string{"sh", "-c", "sleep 60 >/dev/null 2>&1 &"}, "sbxrun: killed 1 leftover process" + hint},
+		{[]string{"sh", "-c", "sleep 60 >/dev/null 2>&1 & sleep 60 >/dev/null 2>&1 &"}, "sbxrun: killed 2 leftover processes" + hint},
+		{[]string{"sh", "-c", "exec sleep 0.01"}, ""},
+		{[]string{"--", "sh", "-c", "sleep 60 >/dev/null 2>&1 & exit 3"}, "sbxrun: killed 1 leftover process" + hint},
+	} {
+		r := s.Start(harness.Options{}, append([]string{"exec", b.ID}, c.args...)...).Wait()
+		if string(r.Stderr) != c.want {
+			t.Errorf("%q: stderr %q, want %q", c.args, r.Stderr, c.want)
+		}
+		for _, flag := range []string{"--quiet", "--json"} {
+			r := s.Start(harness.Options{}, append([]string{"exec", flag, b.ID}, c.args...)...).Wait()
+			if len(r.Stderr) > 0 {
+				t.Errorf("%s %q: stderr %q", flag, c.args, r.Stderr)
+			}
+			if flag == "--json" && strings.Contains(string(r.Stdout), `"strays":0`) == (c.want != "") {
+				t.Errorf("%q: report %s", c.args, r.Stdout)
+			}
+		}
+	}
+	if r := s.Start(harness.Options{}, "sh", "-c", "sleep 60 >/dev/null 2>&1 &").Wait(); len(r.Stderr) > 0 {
+		t.Errorf("run: stderr %q", r.Stderr)
+	}
+}
