@@ -1,6 +1,6 @@
-// Package api is the HTTP interface as types: what is asked, what is answered, the events of
-// a stream and the errors. The report of the command line is the answer, with a few members
-// more. The tags make the OpenAPI document and the checks of each request.
+// Package api defines the HTTP interface as types: requests, responses, stream events and errors. An answer
+// is the command line's report with a few more members. The struct tags produce the OpenAPI document and the
+// validation of requests.
 package api
 
 import (
@@ -26,11 +26,11 @@ type Call struct {
 	Files   []FileIn `json:"files,omitempty" maxItems:"1024" doc:"Files in the workspace when it begins"`
 	Collect []string `json:"collect,omitempty" maxItems:"64" doc:"Patterns of files in the workspace to keep after the end, as for Go's path.Match: *.png, out/*.csv"`
 
-	Parts // of a fresh sandbox; a session has its own
+	Parts // for a new sandbox; a session has its own
 }
 
-// Parts are what a sandbox has beside its workspace. The server's configuration says which of them
-// a tenant may have.
+// Parts are mounts and network access of a sandbox in addition to its workspace. The server's configuration
+// determines which of them a tenant may use.
 type Parts struct {
 	Overlay  *Overlay `json:"overlay,omitempty" doc:"A directory of the server's that is shown as writable, and stays as it is. In a session: not for its commands"`
 	Snapshot string   `json:"snapshot,omitempty" maxLength:"64" doc:"Id or name of a snapshot, from whose state the overlay begins; overlay is not needed then"`
@@ -38,25 +38,25 @@ type Parts struct {
 	Network  *Network `json:"network,omitempty"`
 }
 
-// Overlay is a directory of the server's, by its name in the configuration.
+// Overlay is a directory on the server, by its name in the configuration.
 type Overlay struct {
 	Name string `json:"name" minLength:"1" maxLength:"64"`
 	Path string `json:"path,omitempty" maxLength:"4096" doc:"Where it is shown, absolute; /work by default"`
 }
 
-// Volume is a directory of the tenant's, made when it is used first.
+// Volume is a directory of the tenant, created on first use.
 type Volume struct {
 	Name     string `json:"name" minLength:"1" maxLength:"63"`
 	Path     string `json:"path" minLength:"1" maxLength:"4096" doc:"Where it is shown, absolute"`
 	ReadOnly bool   `json:"read_only,omitempty" doc:"One sandbox can write to a volume, or several read it"`
 }
 
-// Network is what of a network a sandbox reaches.
+// Network is the network access of a sandbox.
 type Network struct {
 	Allow []string `json:"allow" maxItems:"1000" doc:"Hosts, as for --net allow= (docs/concepts/network.md); each must be within the tenant's list"`
 }
 
-// Limits is what a call may use.
+// Limits are the resource limits of a call.
 type Limits struct {
 	Memory    int64   `json:"memory,omitempty" minimum:"1048576" doc:"Bytes, for all its processes and the files that they write to memory"`
 	Pids      int64   `json:"pids,omitempty" minimum:"4" doc:"Processes and threads"`
@@ -67,7 +67,7 @@ type Limits struct {
 	Output    string  `json:"output,omitempty" enum:"truncate,kill" doc:"What happens when more is written: the rest is left out (default), or everything is killed, with the cause output-limit"`
 }
 
-// FileIn is a file for the workspace: exactly one of id, text and base64.
+// FileIn is a file for the workspace, with exactly one of id, text and base64.
 type FileIn struct {
 	Path   string  `json:"path" minLength:"1" maxLength:"1024" doc:"Relative to the workspace"`
 	ID     string  `json:"id,omitempty" maxLength:"128" doc:"Of the content store"`
@@ -76,7 +76,7 @@ type FileIn struct {
 	Mode   string  `json:"mode,omitempty" pattern:"^0?[0-7]{3}$" doc:"Permissions in octal" example:"755"`
 }
 
-// FileOut is a file that was collected.
+// FileOut is a collected file.
 type FileOut struct {
 	Path      string `json:"path"`
 	ID        string `json:"id,omitempty" doc:"In the content store"`
@@ -84,7 +84,7 @@ type FileOut struct {
 	MediaType string `json:"media_type,omitempty"`
 	Error     string `json:"error,omitempty" doc:"Why it was not kept"`
 
-	ModTime time.Time `json:"-"` // when it was written last
+	ModTime time.Time `json:"-"` // modification time
 }
 
 // Answer is the report of a call.
@@ -98,17 +98,17 @@ type Answer struct {
 	RequestID string    `json:"request_id,omitempty"`
 }
 
-// Short returns the report without what may be long. It may be nil.
+// Short returns a copy of the report without its long members. a may be nil.
 func (a *Answer) Short() *Answer {
 	if a == nil {
 		return nil
 	}
-	short := *a // shared with who has asked for it
+	short := *a // the original is shared
 	short.Argv, short.Files = nil, nil
 	return &short
 }
 
-// Event is one line of a stream, or one event of SSE.
+// Event is one line of a stream, or one server-sent event.
 type Event struct {
 	Event  string  `json:"event" enum:"start,stdout,stderr,keepalive,report,error" doc:"The last one is report or error, which says whether anything was started. A stream without either has failed."`
 	ID     string  `json:"id,omitempty" doc:"With start: that of the call"`
@@ -118,7 +118,7 @@ type Event struct {
 	Error  *Error  `json:"error,omitempty"`
 }
 
-// Language is a way to run a program.
+// Language describes how a program is run.
 type Language struct {
 	Name    string   `json:"name"`
 	Command []string `json:"command" doc:"The command that runs the program; {file} is the program's path"`
@@ -126,17 +126,17 @@ type Language struct {
 	Cells   bool     `json:"cells" doc:"Whether a session can keep its interpreter, for POST …/code"`
 }
 
-// State is how far a command has come that nobody waits for.
+// State is the progress of a background command.
 type State string
 
-// How far it has come.
+// States of a background command.
 const (
 	Queued  State = "queued"
 	Running State = "running"
 	Over    State = "ended"
 )
 
-// CallStatus is what is told of such a command.
+// CallStatus describes a background command.
 type CallStatus struct {
 	ID          string    `json:"id"`
 	State       State     `json:"state" enum:"queued,running,ended"`
@@ -148,13 +148,13 @@ type CallStatus struct {
 	Failure     *Failure  `json:"error,omitempty" doc:"Why there is no report, or that something may be left"`
 }
 
-// MostListed is how large a report may be to be in a list as it is: there may be a thousand.
+// MaxListed is the size up to which a list includes a report in full; there may be a thousand.
 const MaxListed = 8 << 10
 
-// Shorten leaves out what may be long of a report.
+// Shorten drops the long members of the report.
 func (s *CallStatus) Shorten() { s.Report = s.Report.Short() }
 
-// NewSession is a room that stays.
+// NewSession is a request for a sandbox that is kept.
 type NewSession struct {
 	Limits        Limits   `json:"limits,omitempty" doc:"For everything that runs in it together"`
 	IdleTimeoutMS float64  `json:"idle_timeout_ms,omitempty" minimum:"0" doc:"It ends when it has not been used for this time; 0 for the server's default, which is also the maximum"`
@@ -163,7 +163,7 @@ type NewSession struct {
 	Parts
 }
 
-// Session is what is told of one.
+// Session describes a session.
 type Session struct {
 	ID        string    `json:"id"`
 	Made      time.Time `json:"created_at"`
@@ -176,13 +176,13 @@ type Session struct {
 	Parts
 }
 
-// NewSnapshot is what a snapshot is to be.
+// NewSnapshot is a request for a snapshot.
 type NewSnapshot struct {
 	Name  string  `json:"name,omitempty" maxLength:"63" doc:"By which it can be used; there must be none of it"`
 	TTLMS float64 `json:"ttl_ms,omitempty" minimum:"0" doc:"How long it can be used; 0 for ever"`
 }
 
-// Snapshot is what was written to an overlay until a moment.
+// Snapshot describes a snapshot of an overlay.
 type Snapshot struct {
 	ID      string `json:"id"`
 	Name    string `json:"name,omitempty"`
@@ -201,7 +201,7 @@ type Snapshots struct {
 	Snapshots []Snapshot `json:"snapshots"`
 }
 
-// VolumeInfo is what is told of a volume.
+// VolumeInfo describes a volume.
 type VolumeInfo struct {
 	Name string `json:"name"`
 }
@@ -211,7 +211,7 @@ type Volumes struct {
 	Volumes []VolumeInfo `json:"volumes"`
 }
 
-// Diff is how a session's overlay differs from the server's directory.
+// Diff lists the changes in a session's overlay.
 type Diff struct {
 	Path     string           `json:"path" doc:"Where the overlay is shown"`
 	Changes  []overlay.Change `json:"changes" doc:"By path, parents first. What is below a directory that was deleted is part of that change"`
@@ -220,14 +220,14 @@ type Diff struct {
 	Warnings []string         `json:"warnings,omitempty" doc:"What could not be read"`
 }
 
-// SessionEnd is how a session has ended.
+// SessionEnd is the outcome of ending a session.
 type SessionEnd struct {
 	ID        string            `json:"id"`
 	Verdict   result.Verdict    `json:"verdict" enum:"proven,unproven,not_applicable"`
 	Survivors []result.Survivor `json:"survivors"`
 }
 
-// NewProcess is a command for the background of a session.
+// NewProcess is a command to run in the background of a session.
 type NewProcess struct {
 	Call
 	KeepStdin bool `json:"keep_stdin,omitempty" doc:"Keep its stdin open after the text in stdin, for POST …/stdin"`
@@ -259,13 +259,13 @@ type Languages struct {
 	Languages []Language `json:"languages"`
 }
 
-// Written is a file that was written to a workspace.
+// Written describes a file that was written to a workspace.
 type Written struct {
 	Path string `json:"path"`
 	Size int64  `json:"size"`
 }
 
-// Status is what goes on, as far as the tenant that asks may see it.
+// Status describes current activity, as far as the caller may see it.
 type Status struct {
 	Version  string   `json:"version"`
 	Tenant   string   `json:"tenant"`
@@ -277,10 +277,10 @@ type Status struct {
 	Machine  *Machine `json:"machine,omitempty" doc:"Only for those who may read /metrics"`
 }
 
-// MostRecent is how many a status has.
+// MaxRecent is the number of recent calls in a status.
 const MaxRecent = 32
 
-// Recent is how a call or cell has ended.
+// Recent is a finished call or cell.
 type Recent struct {
 	ID       string         `json:"id"`
 	Ended    time.Time      `json:"ended_at"`
@@ -292,7 +292,7 @@ type Recent struct {
 	Code     string         `json:"code,omitempty" doc:"The code, if the configuration has show_code"`
 }
 
-// Machine is what goes on for all tenants.
+// Machine describes the activity of all tenants.
 type Machine struct {
 	Places   int         `json:"places" doc:"Calls that may run at once"`
 	Running  int         `json:"running"`
@@ -305,18 +305,17 @@ type Machine struct {
 	Nodes    []Node      `json:"nodes,omitempty" doc:"At a gateway, whose other figures are their sums"`
 }
 
-// NodeState is what a node or gateway is doing.
+// NodeState is the state of a node or gateway.
 type NodeState string
 
-// States of nodes and gateways.
 const (
 	StateReady    NodeState = "ready"
-	StateDraining NodeState = "draining" // starts nothing more
-	StateLeft     NodeState = "left"     // has said that it ends
-	StateLost     NodeState = "lost"     // not heard for six seconds
+	StateDraining NodeState = "draining" // accepts no more work
+	StateLeft     NodeState = "left"     // announced its end
+	StateLost     NodeState = "lost"     // silent for six seconds
 )
 
-// Node is a node or a gateway, as it was last heard.
+// Node is the latest heartbeat of a node or gateway.
 type Node struct {
 	Name     string    `json:"name"`
 	Instance string    `json:"instance" doc:"Changes with each start"`
@@ -326,7 +325,7 @@ type Node struct {
 	Load
 }
 
-// Load is how busy a node is.
+// Load is the load of a node.
 type Load struct {
 	Places    int     `json:"places"`
 	Running   int     `json:"running"`
@@ -339,16 +338,16 @@ type Load struct {
 	Pressure  float64 `json:"pressure" doc:"How much of the tightest limit on tasks is used, 1 for all"`
 }
 
-// Busy is the calls that run or wait, as a share of the places.
+// Busy returns the number of running and waiting calls relative to the places.
 func (l Load) Busy() float64 { return float64(l.Running+l.Waiting) / float64(max(1, l.Places)) }
 
-// Rooms is how many warm rooms there are.
+// Rooms is the number of prestarted sandboxes.
 type Rooms struct {
 	Idle int `json:"idle" doc:"That wait for a call"`
 	All  int `json:"all" doc:"Including those in use, being built, or ending"`
 }
 
-// TaskBound is a bound on tasks.
+// TaskBound is a limit on tasks.
 type TaskBound struct {
 	Name    string `json:"name"`
 	Current int64  `json:"current"`

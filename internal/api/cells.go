@@ -2,8 +2,7 @@ package api
 
 import "github.com/sbxrun/sbxrun/cleanup/result"
 
-// Cell is a piece of code for an interpreter that stays: what it defines is there for the next
-// one.
+// Cell is a piece of code for an interpreter that keeps its state between cells.
 type Cell struct {
 	Language  string     `json:"language" minLength:"1" maxLength:"64" doc:"One of /v1/languages that has cells"`
 	Code      string     `json:"code"`
@@ -13,12 +12,12 @@ type Cell struct {
 	Collect   []string   `json:"collect,omitempty" maxItems:"64" doc:"As of a call"`
 }
 
-// CellLimits is what a cell may use; all else is bounded by the limits of its interpreter.
+// CellLimits are the limits of a cell; those of its interpreter limit everything else.
 type CellLimits struct {
 	MaxOutput int64 `json:"max_output,omitempty" minimum:"1" doc:"Bytes kept of stdout, and of stderr: the beginning and the end"`
 }
 
-// CellAnswer is what has become of a cell. Members that a report has are as they are there.
+// CellAnswer is the outcome of a cell. Members with the names of a report's have the same meaning.
 type CellAnswer struct {
 	ID        string       `json:"id"`
 	Cause     result.Cause `json:"cause" doc:"done: the code finished or raised an exception; timeout, canceled; or what ended the interpreter"`
@@ -52,14 +51,14 @@ type CellAnswer struct {
 	RequestID string    `json:"request_id,omitempty"`
 }
 
-// CellResult is a value in all the media that it can be shown as, the plain text first.
+// CellResult is a value in all available media types, plain text first.
 type CellResult struct {
 	Kind      string   `json:"kind" enum:"value,display,figure"`
 	Media     []Medium `json:"media"`
 	Truncated bool     `json:"truncated,omitempty" doc:"It was too long, and only part of its text is included"`
 }
 
-// Medium is one of them: text as it is, all else in the content store.
+// Medium is one form of a result: text, or anything else in the content store.
 type Medium struct {
 	MediaType string  `json:"media_type"`
 	Text      *string `json:"text,omitempty"`
@@ -68,7 +67,7 @@ type Medium struct {
 	Error     string  `json:"error,omitempty" doc:"Why it was not kept"`
 }
 
-// Exception is why a cell has failed, as its language words it.
+// Exception is the error of a cell, in the words of its language.
 type Exception struct {
 	Name      string `json:"name"`
 	Message   string `json:"message"`

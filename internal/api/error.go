@@ -11,10 +11,10 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// Code is what programs read of an error.
+// Code identifies an error for programs.
 type Code string
 
-// All codes there are.
+// The error codes.
 const (
 	Usage         Code = "usage"
 	TooLarge      Code = "too-large"
@@ -58,25 +58,24 @@ var status = map[Code]int{
 	Internal: http.StatusInternalServerError, Lost: http.StatusBadGateway,
 }
 
-// Codes returns all codes with their statuses.
+// Codes returns all codes with their HTTP statuses.
 func Codes() map[Code]int { return status }
 
-// Error is the answer to a request that came to nothing, or of which the server cannot say
-// that nothing is left.
+// Error is the response to a request that failed, or whose teardown is unproven.
 type Error struct {
 	Failure Failure `json:"error"`
 	Started bool    `json:"started" doc:"Whether anything of the request has begun to run. It is safe to try again only if false."`
 	Report  *Answer `json:"report,omitempty" doc:"For a command that has run, with the codes unproven and ended"`
 }
 
-// Failure is what happened, and what to do about it.
+// Failure describes an error and what to do about it.
 type Failure struct {
 	Code    Code   `json:"code" doc:"For programs; docs/reference/http-api.md lists all codes"`
 	Message string `json:"message" doc:"What happened"`
 	Hint    string `json:"hint,omitempty" doc:"What to do about it"`
 }
 
-// NewError is an error before anything was started.
+// NewError returns an error for a request of which nothing has started.
 func NewError(code Code, message, hint string) *Error {
 	if code == Usage && hint == "" {
 		hint = "GET /openapi.json says what a request has"
@@ -86,13 +85,13 @@ func NewError(code Code, message, hint string) *Error {
 
 func (e *Error) Error() string { return e.Failure.Message }
 
-// GetStatus is the HTTP status.
+// GetStatus returns the HTTP status.
 func (e *Error) GetStatus() int { return status[e.Failure.Code] }
 
-// retryAfter is how many seconds a client is asked to wait.
+// retryAfter is the Retry-After of temporary errors in seconds.
 const retryAfter = 1
 
-// GetHeaders says when to try again.
+// GetHeaders returns Retry-After and WWW-Authenticate where they apply.
 func (e *Error) GetHeaders() http.Header {
 	h := http.Header{}
 	switch e.Failure.Code {
@@ -104,23 +103,23 @@ func (e *Error) GetHeaders() http.Header {
 	return h
 }
 
-// Write answers with the error.
+// Write sends the error as the response.
 func (e *Error) Write(w http.ResponseWriter) {
 	maps.Copy(w.Header(), e.GetHeaders())
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(e.GetStatus())
-	text, _ := result.JSON(e) // there is nothing in it that JSON has not
-	_, _ = w.Write(text)      // who has gone away reads nothing
+	text, _ := result.JSON(e) // always encodable
+	_, _ = w.Write(text)      // the client may have disconnected
 }
 
-// AsError is an error of the engine as one of the interface.
+// AsError converts an error of the engine.
 func AsError(err error) *Error {
 	if e := (*Error)(nil); errors.As(err, &e) {
 		return e
 	}
-	// Without the path that an error may have, which is no client's business.
+	// Use the errno without its path, which does not concern the client.
 	no := syscall.Errno(0)
-	_ = errors.As(err, &no) // 0 is none of these
+	_ = errors.As(err, &no) // stays 0 otherwise
 	var e *result.Error
 	if !errors.As(err, &e) {
 		if no == syscall.ENOSPC || no == syscall.EDQUOT {
@@ -133,12 +132,12 @@ func AsError(err error) *Error {
 	case code == "workdir" || code == "not-found" || code == "not-executable":
 		code = Usage
 	case status[code] == 0:
-		code = Setup // of which the message says more
+		code = Setup // the message has the details
 	}
 	if code == Setup && (no == syscall.EMFILE || no == syscall.ENFILE) {
 		return NewError(Busy, "the server can open no more files: "+no.Error(), "try again later")
 	}
-	// Flags are the command line's.
+	// Flags belong to the command line.
 	hint := e.Hint
 	switch {
 	case code == Limit:
@@ -147,6 +146,6 @@ func AsError(err error) *Error {
 		hint = ""
 	}
 	out := NewError(code, e.Message, hint)
-	out.Started = code == Unproven // nobody knows that nothing of it runs
+	out.Started = code == Unproven // it may still be running
 	return out
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// A full disk is told without where it is.
+// A full disk is reported without its path.
 func TestDiskFull(t *testing.T) {
 	for _, no := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT} {
 		e := AsError(fmt.Errorf("store: %w", &fs.PathError{Op: "write", Path: "/srv/files/1", Err: no}))
@@ -22,8 +22,8 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// A server that has no descriptor left is busy, wherever it is in want of one. What may be left of a command is told
-// all the same.
+// A server without free descriptors is busy, whichever operation needs one. An unproven teardown is still
+// reported.
 func TestFilesUsedUp(t *testing.T) {
 	full := &fs.PathError{Op: "open", Path: "/srv/files/1", Err: syscall.EMFILE}
 	for _, err := range []error{full, &result.Error{Code: "bwrap-unusable", Message: "cannot use bwrap: " + full.Error(), Err: full}} {
@@ -37,7 +37,7 @@ func TestFilesUsedUp(t *testing.T) {
 	}
 }
 
-// People read errors too, and no browser takes them for HTML.
+// Errors are readable for people, and browsers do not treat them as HTML.
 func TestWrite(t *testing.T) {
 	w := httptest.NewRecorder()
 	NewError(Usage, "there is no language <b> & so on", "").Write(w)

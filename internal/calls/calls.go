@@ -1,5 +1,5 @@
-// Package calls keeps commands that nobody waits for: what they write, from any offset and as
-// often as it is asked for, and in the end their reports, for a time.
+// Package calls stores background commands: their output, readable from any offset, and for a time their
+// reports.
 package calls
 
 import (
@@ -18,18 +18,18 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
-// Call is a command that nobody waits for. It is what its output goes to.
+// Call is a background command. It is the sink of its output.
 type Call struct {
 	ID     string
 	Tenant string
 	Came   time.Time
 
-	Input *Input // nil if nothing is sent to it
+	Input *Input // nil without later stdin
 
 	out, err *Spool
 	kept     leases
 	cancel   context.CancelFunc
-	runs     chan struct{} // closed when it does
+	runs     chan struct{} // closed when it runs
 	ended    chan struct{}
 
 	mu      sync.Mutex
@@ -38,13 +38,13 @@ type Call struct {
 	signal  func(syscall.Signal) error
 	answer  *api.Answer
 	failure *api.Error
-	since   time.Time // its end
+	since   time.Time // time of its end
 }
 
-// Writers are what its command writes to.
+// Writers returns the writers for the command.
 func (c *Call) Writers() (stdout, stderr io.Writer) { return c.out, c.err }
 
-// Started says that the command runs, and how it is signalled.
+// Started records that the command runs; signal sends it a signal.
 func (c *Call) Started(signal func(syscall.Signal) error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -52,7 +52,7 @@ func (c *Call) Started(signal func(syscall.Signal) error) {
 	close(c.runs)
 }
 
-// Output says in the report how much was written. The text itself is asked for by offset.
+// Output adds the sizes of the output to the report; the output itself is read by offset.
 func (c *Call) Output(r *result.Report) {
 	count := func(s *Spool) (*int64, *bool) {
 		kept, total, _ := s.Size()
@@ -63,7 +63,7 @@ func (c *Call) Output(r *result.Report) {
 	r.StderrBytes, r.StderrTruncated = count(c.err)
 }
 
-// End says how it has ended: by an answer, of which size is how much memory it takes, or an error.
+// End records the end of the command: its answer, which takes size bytes of memory, or an error.
 func (c *Call) End(a *api.Answer, size int64, err error) {
 	c.out.End()
 	c.err.End()
@@ -87,11 +87,11 @@ func (c *Call) End(a *api.Answer, size int64, err error) {
 // Cancel ends the command.
 func (c *Call) Cancel() { c.cancel() }
 
-// Ended is closed when it has ended, or was forgotten before it began.
+// Ended is closed when the command has ended, or was dropped before it began.
 func (c *Call) Ended() <-chan struct{} { return c.ended }
 
-// Signal sends a signal to all processes of the command, and waits until there are any: who is told that it does
-// not run would take it for ended.
+// Signal sends a signal to all processes of the command. It waits until the command runs, because "not
+// running" would be taken for ended.
 func (c *Call) Signal(ctx context.Context, sig syscall.Signal) error {
 	select {
 	case <-c.runs:
@@ -110,7 +110,7 @@ func (c *Call) Signal(ctx context.Context, sig syscall.Signal) error {
 	return nil
 }
 
-// Stream is its stdout or its stderr.
+// Stream returns the spool of stdout or stderr.
 func (c *Call) Stream(name string) *Spool {
 	if name == "stderr" {
 		return c.err
@@ -118,27 +118,27 @@ func (c *Call) Stream(name string) *Spool {
 	return c.out
 }
 
-// Status is what is told of it.
+// Status describes the command.
 func (c *Call) Status() api.CallStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := api.CallStatus{ID: c.ID, State: c.state, Started: c.began, Report: c.answer, Came: c.Came}
 	if c.failure != nil {
 		s.Failure, s.Report = &c.failure.Failure, c.failure.Report
-		s.Started = s.Started || c.failure.Started // after a mistake of ours nobody knows
+		s.Started = s.Started || c.failure.Started // unknown after a panic
 	}
 	s.StdoutBytes, _, _ = c.out.Size()
 	s.StderrBytes, _, _ = c.err.Size()
 	return s
 }
 
-// Shelf is what all books of a server share: the calls in them, and bytes of their output.
+// Quota counts the calls of all stores of a server and the bytes of their output.
 type Quota struct{ Calls, Output *tenants.Budget }
 
-// Share is what one tenant may have of a shelf.
+// Limits are one tenant's part of a quota.
 type Limits struct{ Calls, Output int64 }
 
-// leases are what a call has taken, until it is forgotten.
+// leases are held until the call is dropped.
 type leases struct{ call, output, memory *tenants.Lease }
 
 func (l *leases) free() {
@@ -147,24 +147,23 @@ func (l *leases) free() {
 	l.memory.Free()
 }
 
-// Book has the calls of all tenants, or those of one session.
+// Store has the background commands of all tenants, or those of one session.
 type Store struct {
 	dir   string        // for spools
-	keep  time.Duration // how long after its end a call is kept
+	keep  time.Duration // how long a finished call is kept
 	quota *Quota
 
 	mu  sync.Mutex
 	all map[string]*Call
 }
 
-// NewBook has spools in a directory, and keeps what has ended for a time.
+// NewStore returns a store that has its spools in dir and keeps finished calls for a time.
 func NewStore(dir string, keep time.Duration, shelf *Quota) *Store {
 	return &Store{dir: dir, keep: keep, quota: shelf, all: map[string]*Call{}}
 }
 
-// Add makes a call, whose context is canceled by its Cancel and by its end. Of the output that it
-// may have it takes all before it begins: nothing is left out of it because others have more. It
-// takes over the lease on memory.
+// Add creates a call. Its context is canceled by Cancel and by its end. Add reserves the maximum output in
+// advance, so that a running command never loses output to other calls. It takes over the lease on memory.
 func (b *Store) Add(ctx context.Context, id, tenant string, input *Input, maxOutput int64, share Limits, memory *tenants.Lease) (_ context.Context, _ *Call, err error) {
 	b.Expire(time.Now())
 	c := &Call{ID: id, Tenant: tenant, Came: time.Now().UTC(), state: api.Queued, runs: make(chan struct{}), ended: make(chan struct{}), kept: leases{memory: memory}}
@@ -194,7 +193,7 @@ func (b *Store) Add(ctx context.Context, id, tenant string, input *Input, maxOut
 	return ctx, c, nil
 }
 
-// Drop forgets a call that has ended, or never began.
+// Drop discards a call that has ended or never began.
 func (b *Store) Drop(c *Call) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -209,11 +208,11 @@ func (b *Store) drop(c *Call) {
 		c.err.Close()
 		c.kept.free()
 		c.mu.Lock()
-		c.answer = c.answer.Short() // a key may keep it still
+		c.answer = c.answer.Short() // a key may still refer to the call
 		c.mu.Unlock()
 		select {
 		case <-c.ended:
-		default: // it never began, and somebody may wait for its end
+		default: // never began; release those who wait for its end
 			close(c.ended)
 		}
 	}
@@ -229,7 +228,7 @@ func (b *Store) Get(tenant, id string) *Call {
 	return nil
 }
 
-// List returns a tenant's calls, in the order in which they came.
+// List returns a tenant's calls, oldest first.
 func (b *Store) List(tenant string) []*Call {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -245,7 +244,7 @@ func (b *Store) List(tenant string) []*Call {
 	return found
 }
 
-// Expire forgets what has ended long enough ago.
+// Expire drops calls that ended long enough ago.
 func (b *Store) Expire(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -259,7 +258,7 @@ func (b *Store) Expire(now time.Time) {
 	}
 }
 
-// Close ends all calls, waits for their ends, and forgets them.
+// Close ends all calls, waits for them, and drops them.
 func (b *Store) Close() {
 	b.mu.Lock()
 	all := slices.Collect(maps.Values(b.all))

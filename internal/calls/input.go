@@ -8,22 +8,21 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 )
 
-// Input is a command's stdin that is sent to it bit by bit. It is an [io.Reader] for whoever feeds
-// the command.
+// Input is the stdin of a command, sent in several requests. Its Read side feeds the command.
 type Input struct {
-	turn   chan struct{} // held by who sends
+	turn   chan struct{} // held by the current sender
 	pieces chan []byte
-	rest   []byte // of the last piece
+	rest   []byte // rest of the last piece
 	end    sync.Once
 	over   chan struct{}
 }
 
-// NewInput has nothing sent yet.
+// NewInput returns an empty Input.
 func NewInput() *Input {
 	return &Input{turn: make(chan struct{}, 1), pieces: make(chan []byte), over: make(chan struct{})}
 }
 
-// End says that no more comes, or that nobody reads it any more.
+// End marks the end of the input. It is also called when the command stops reading.
 func (in *Input) End() { in.end.Do(func() { close(in.over) }) }
 
 func (in *Input) Read(p []byte) (int, error) {
@@ -39,14 +38,14 @@ func (in *Input) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// WriteTo is what io.Copy calls: it notices that the command has closed its stdin.
+// WriteTo is used by io.Copy. It ends the input when the command closes its stdin.
 func (in *Input) WriteTo(w io.Writer) (int64, error) {
 	defer in.End()
 	return io.Copy(w, struct{ io.Reader }{in})
 }
 
-// Send sends what r has, and returns when all of it was taken, but for what fits into a pipe. One
-// is sent after the other. After an error sent is how much may have been read.
+// Send sends the content of r and returns when the command has read it, except for what fits into a pipe.
+// Concurrent calls are serialized. After an error, the command may have read up to sent bytes.
 func (in *Input) Send(ctx context.Context, r io.Reader) (sent int64, err error) {
 	ended := api.NewError(api.Ended, "the process does not read its stdin any more", "")
 	select {
@@ -58,12 +57,12 @@ func (in *Input) Send(ctx context.Context, r io.Reader) (sent int64, err error) 
 		return 0, ctx.Err()
 	}
 	select {
-	case <-in.over: // meanwhile
+	case <-in.over: // ended while waiting
 		return 0, ended
 	default:
 	}
 	for {
-		piece := make([]byte, 32<<10) // the command's feeder keeps it
+		piece := make([]byte, 32<<10) // new each time, because the feeder keeps it
 		n, err := r.Read(piece)
 		if n > 0 {
 			select {

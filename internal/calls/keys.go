@@ -10,38 +10,38 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
-// Keys remembers answers by idempotency keys: a request that is sent once more gets the answer
-// of the first, and is not carried out again.
+// Keys stores answers by idempotency key, so that a repeated request returns the first answer instead of
+// running again.
 type Keys struct {
 	keep time.Duration
-	most int // of each tenant
+	most int // per tenant
 
 	mu  sync.Mutex
-	all map[string]map[string]*Key // by tenant and name: no tenant uses up what others have
+	all map[string]map[string]*Key // by tenant and key
 }
 
-// Key is a request that was seen with a key.
+// Key is a request with an idempotency key.
 type Key struct {
 	hash  [sha256.Size]byte
-	done  chan struct{}  // closed when there is an answer, or will be none
-	since time.Time      // when it came, and then when it was settled
-	lease *tenants.Lease // what its answer takes
-	Value any            // after Done
+	done  chan struct{}  // closed when settled
+	since time.Time      // time of the request, later that of the answer
+	lease *tenants.Lease // for the memory of the answer
+	Value any            // valid after Done
 
-	ctx    context.Context // of the first one's values
+	ctx    context.Context // with the values of the first request's context
 	cancel context.CancelCauseFunc
-	asking int // requests whose clients are there
+	asking int // connected clients
 }
 
-// NewKeys keeps answers for a time from when they are there, and of each tenant no more than so many.
+// NewKeys returns a store that keeps at most most answers per tenant, each for keep after it is settled.
 func NewKeys(keep time.Duration, most int) *Keys {
 	return &Keys{keep: keep, most: most, all: map[string]map[string]*Key{}}
 }
 
-// Begin returns a tenant's request of this name, and whether it is the first one: then Settle has
-// to be called. Another body for the same name is an error. ctx is this request's.
+// Begin returns the tenant's request with this key, and whether it is the first one; if so, the caller must
+// call Settle. A different body for the same key is an error. ctx is the context of this request.
 func (k *Keys) Begin(ctx context.Context, tenant, name string, body []byte) (key *Key, first bool, err error) {
-	hash := sha256.Sum256(body) // of megabytes: no other tenant waits for it
+	hash := sha256.Sum256(body) // outside the lock, because it may be megabytes
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	defer func() {
@@ -76,7 +76,7 @@ func (k *Keys) Begin(ctx context.Context, tenant, name string, body []byte) (key
 	return key, true, nil
 }
 
-// leave is called when the context of a request that asks for a key is done.
+// leave is called when the context of a request for the key is done.
 func (k *Keys) leave(key *Key, cause error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -92,8 +92,8 @@ func (k *Keys) drop(tenant, name string) {
 	}
 }
 
-// Settle says what the answer is. What is not kept can be tried again: the next request of that
-// name is a first one. The lease is freed when the answer is forgotten.
+// Settle sets the answer. If it is not kept, the next request with this key is a first one again. The lease
+// is freed when the answer is dropped.
 func (k *Keys) Settle(tenant, name string, key *Key, value any, keep bool, lease *tenants.Lease) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -104,7 +104,7 @@ func (k *Keys) Settle(tenant, name string, key *Key, value any, keep bool, lease
 	}
 }
 
-// Expire forgets what is old enough.
+// Expire drops old answers.
 func (k *Keys) Expire(now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -121,7 +121,8 @@ func (k *Keys) expire(tenant string, now time.Time) {
 	}
 }
 
-// Context has the values of the first request's, and is done when all that have asked for the key are.
+// Context has the values of the first request's context and ends when all clients that asked for the key have
+// disconnected.
 func (key *Key) Context() context.Context { return key.ctx }
 
 // Done is closed when the first request is settled.

@@ -7,21 +7,21 @@ import (
 	"sync"
 )
 
-// Spool keeps a stream for readers that come and go: its beginning, up to a bound, in a file
-// without a name, which goes with the process however that ends.
+// Spool stores the beginning of a stream, up to a limit, for any number of readers. It uses an unlinked file,
+// which disappears with the process.
 type Spool struct {
 	file *os.File
 	max  int64
 
 	mu    sync.Mutex
-	kept  int64 // bytes in the file
-	total int64 // bytes that were written to it
+	kept  int64 // bytes stored
+	total int64 // bytes written
 	ended bool
 	err   error
-	more  chan struct{} // closed, and made anew, when any of these changes
+	more  chan struct{} // closed and replaced on each change
 }
 
-// NewSpool makes a spool in a directory.
+// NewSpool creates a spool in dir.
 func NewSpool(dir string, max int64) (*Spool, error) {
 	f, err := os.CreateTemp(dir, "spool-")
 	if err != nil {
@@ -34,8 +34,8 @@ func NewSpool(dir string, max int64) (*Spool, error) {
 	return &Spool{file: f, max: max, more: make(chan struct{})}, nil
 }
 
-// Write keeps p as far as there is room, and never fails: a program is not ended for what
-// nobody may ever read.
+// Write stores p as far as it fits and never fails, because a program must not end over output that perhaps
+// nobody reads.
 func (s *Spool) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	at := s.kept
@@ -63,7 +63,7 @@ func (s *Spool) wake() {
 	s.more = make(chan struct{})
 }
 
-// End says that no more comes.
+// End marks the end of the stream.
 func (s *Spool) End() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,14 +73,14 @@ func (s *Spool) End() {
 	}
 }
 
-// Size is how much is kept, how much was written, and whether no more comes.
+// Size returns the bytes stored, the bytes written, and whether the stream has ended.
 func (s *Spool) Size() (kept, total int64, ended bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.kept, s.total, s.ended
 }
 
-// Wait waits until more than from is kept, or no more comes, or ctx is done.
+// Wait waits until more than from bytes are stored, the stream has ended, or ctx is done.
 func (s *Spool) Wait(ctx context.Context, from int64) (kept int64, ended bool) {
 	for {
 		s.mu.Lock()
@@ -96,12 +96,12 @@ func (s *Spool) Wait(ctx context.Context, from int64) (kept int64, ended bool) {
 	}
 }
 
-// Section reads what is kept between two offsets.
+// Section returns a reader for the stored bytes between two offsets.
 func (s *Spool) Section(from, to int64) *io.SectionReader {
 	return io.NewSectionReader(s.file, from, max(0, to-from))
 }
 
-// Close gives up what is kept.
+// Close discards the stored data.
 func (s *Spool) Close() {
 	s.End()
 	s.file.Close()

@@ -1,5 +1,4 @@
-// Package capture takes snapshots of what sandboxes have written to their overlays, while they stand
-// still if they have a cgroup that can be frozen.
+// Package capture takes snapshots of overlays. It freezes the sandbox meanwhile if that has a cgroup.
 package capture
 
 import (
@@ -25,17 +24,16 @@ import (
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 )
 
-// Source is what a snapshot is taken of.
+// Source is the sandbox of a snapshot.
 type Source struct {
 	Overlays []*room.Overlay
-	Layers   map[string][]snapshots.Layer // that were below, by the overlays' destinations
-	Cgroups  []string                     // of what runs there; none if it cannot be frozen
-	Ended    bool                         // nothing does
+	Layers   map[string][]snapshots.Layer // lower layers by mount point
+	Cgroups  []string                     // of its processes; empty if it cannot be frozen
+	Ended    bool                         // no processes are left
 }
 
-// Take packs what was written to the overlays, and gives the snapshot its name. All snapshots of the
-// store may then have most bytes together. After an error, which is the cause of ctx when that is done, the
-// store is as it was.
+// Take packs the overlays' upper layers and adds the snapshot to the store. It fails if the store's snapshots
+// would exceed most bytes. After an error, which is the cause of ctx if that is done, the store is unchanged.
 func Take(ctx context.Context, store *snapshots.Store, m *snapshots.Manifest, from Source, most int64) error {
 	p := packing{store: store, m: m, drafts: map[string]*snapshots.Draft{}}
 	defer p.close()
@@ -49,7 +47,7 @@ func Take(ctx context.Context, store *snapshots.Store, m *snapshots.Manifest, fr
 	return store.Add(m, p.drafts, most)
 }
 
-// packing is the making of one snapshot.
+// packing is a snapshot in progress.
 type packing struct {
 	store  *snapshots.Store
 	m      *snapshots.Manifest
@@ -62,7 +60,7 @@ func (p *packing) close() {
 	}
 }
 
-// pack packs what was written to each overlay.
+// pack packs the upper layer of each overlay.
 func (p *packing) pack(ctx context.Context, from Source, left int64) error {
 	for _, o := range from.Overlays {
 		d, err := p.store.NewFile()
@@ -101,19 +99,19 @@ func (p *packing) pack(ctx context.Context, from Source, left int64) error {
 	return nil
 }
 
-// PackWord is the first argument of the process that packs a layer as root of a user namespace.
+// PackArg is the first argument of the process that packs a layer as root of a user namespace.
 const PackArg = "pack-layer"
 
-// packed is what that process says.
+// packed is the output of that process.
 type packed struct {
 	Layer   snapshots.Layer
 	LeftOut int
 	Err     *result.Error
 }
 
-// writeAsRoot is layers.Write for a layer that has files which their modes close even to their
-// owner: root of a user namespace in which the owner has an id may read them (capabilities(7),
-// CAP_DAC_OVERRIDE; user_namespaces(7)). denied is returned where there are no such namespaces.
+// writeAsRoot is layers.Write for a layer with files whose modes deny access even to their owner. Root of a
+// user namespace in which the owner has an ID may read them (capabilities(7), CAP_DAC_OVERRIDE;
+// user_namespaces(7)). It returns denied if such namespaces are not available.
 func writeAsRoot(ctx context.Context, file, upper *os.File, most int64, denied error) (l snapshots.Layer, leftOut int, err error) {
 	if err := file.Truncate(0); err != nil {
 		return l, 0, err
@@ -122,10 +120,10 @@ func writeAsRoot(ctx context.Context, file, upper *os.File, most int64, denied e
 		return l, 0, err
 	}
 	c := exec.CommandContext(ctx, "/proc/self/exe", PackArg, strconv.FormatInt(most, 10))
-	c.ExtraFiles, c.Stderr = []*os.File{file, upper}, os.Stderr // 3 and 4
+	c.ExtraFiles, c.Stderr = []*os.File{file, upper}, os.Stderr // descriptors 3 and 4
 	mapped := func(id int) []syscall.SysProcIDMap { return []syscall.SysProcIDMap{{HostID: id, Size: 1}} }
 	c.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: mapped(os.Geteuid()), GidMappings: mapped(os.Getegid()), Pdeathsig: unix.SIGKILL}
-	runtime.LockOSThread() // whose end is what Pdeathsig is about (prctl(2))
+	runtime.LockOSThread() // Pdeathsig refers to the thread (prctl(2))
 	defer runtime.UnlockOSThread()
 	out, err := c.Output()
 	var p packed
@@ -141,8 +139,8 @@ func writeAsRoot(ctx context.Context, file, upper *os.File, most int64, denied e
 	return p.Layer, p.LeftOut, err
 }
 
-// Pack is that process: with the bound as argument, the file and the layer as descriptors 3 and 4,
-// and what comes of it on stdout.
+// Pack is the main function of that process. Its argument is the limit, descriptors 3 and 4 are the file and
+// the layer, and it writes the result to stdout.
 func Pack(args []string) error {
 	if len(args) != 1 {
 		return errors.New("pack-layer takes a bound")
@@ -165,7 +163,7 @@ func Pack(args []string) error {
 	return err
 }
 
-// still runs f while nothing runs in the sandbox, if that can be had; the manifest says whether.
+// still runs f while the sandbox is frozen, if it can be; the manifest records whether it was.
 func (s Source) still(m *snapshots.Manifest, f func() error) error {
 	m.Frozen = s.Ended
 	if s.Ended || len(s.Cgroups) == 0 {
@@ -193,12 +191,12 @@ func (s Source) still(m *snapshots.Manifest, f func() error) error {
 	return result.All(err, thaw())
 }
 
-// GuardWord is the first argument of sbxrund that makes it the process that thaws a sandbox.
+// ThawArg is the first argument of the process that thaws a sandbox.
 const ThawArg = "thaw-when-closed"
 
-// guard starts a process that thaws cgroups when this one has ended: killed in the midst of it, this
-// one leaves nothing that stands still for ever. It has the lock until then: should both be killed at
-// once, nobody has it, and cleanup thaws them. thaw does so now, and ends the other.
+// startThaw starts a process that thaws the cgroups when this process ends, so that a crash leaves nothing
+// frozen. That process holds the lock; if both are killed, the lock is free and cleanup thaws the cgroups.
+// thaw thaws them now and ends the process.
 func startThaw(dirs []string, lock *os.File) (thaw func() error, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -206,22 +204,22 @@ func startThaw(dirs []string, lock *os.File) (thaw func() error, err error) {
 	}
 	defer r.Close()
 	c := exec.Command("/proc/self/exe", append([]string{ThawArg}, dirs...)...)
-	c.ExtraFiles, c.Stdin, c.Stderr, c.SysProcAttr = []*os.File{lock}, r, os.Stderr, &unix.SysProcAttr{Setsid: true} // no Ctrl-C is for it
+	c.ExtraFiles, c.Stdin, c.Stderr, c.SysProcAttr = []*os.File{lock}, r, os.Stderr, &unix.SysProcAttr{Setsid: true} // not interrupted by Ctrl-C
 	if err := c.Start(); err != nil {
 		w.Close()
 		return nil, err
 	}
 	return func() error {
-		err := limits.ThawDirs(dirs) // by itself: the other may have been killed
+		err := limits.ThawDirs(dirs) // not left to the process, which may have been killed
 		w.Close()
-		_ = c.Wait() // it has found nothing to do, or is dead
+		_ = c.Wait() // it has nothing to do, or is dead
 		return err
 	}, nil
 }
 
-// Guard is that process: with the cgroups as arguments, it thaws them at the end of its stdin.
+// Thaw is the main function of that process. It thaws the cgroups in dirs at the end of its stdin.
 func Thaw(dirs []string) error {
 	var b [1]byte
-	_, _ = os.Stdin.Read(b[:]) // an end is all that comes
+	_, _ = os.Stdin.Read(b[:]) // only an end of file arrives
 	return limits.ThawDirs(dirs)
 }

@@ -7,39 +7,36 @@ import (
 	"strings"
 )
 
-// message is one line of the driver's.
+// message is one line from the driver.
 type message struct {
 	Begun  bool       `json:"begun"`
 	Result *Result    `json:"result"`
 	Error  *Exception `json:"error"`
 	End    bool       `json:"end"`
-	// Signals is how many SIGINTs have come until the end; nil of a driver that ignores those
-	// that come later.
+	// Signals is the number of SIGINTs received so far; nil from a driver that ignores later ones.
 	Signals *int `json:"signals"`
 }
 
-// answers finds the lines of one cell in what comes from the driver's socket, to which all of
-// the cell can write. What is no line of this cell's is passed over, and counted. Memory is
-// bounded by the longest line.
+// answers extracts the lines of one cell from the driver's socket. The whole cell can write to that socket,
+// so other lines are skipped and counted. The longest line bounds the memory.
 type answers struct {
-	prefix  string // of the cell's lines
-	max     int    // length of a line
-	line    []byte // the beginning of the next one
-	long    bool   // it is longer, and passed over
-	foreign int64  // bytes that were no lines of this cell's
+	prefix  string // starts each line of this cell
+	max     int    // maximum length of a line
+	line    []byte // incomplete line
+	long    bool   // the line is too long and skipped
+	foreign int64  // bytes outside the lines of this cell
 }
 
 func newAnswers(token string, max int) *answers {
 	return &answers{prefix: token + " ", max: max + len(token) + 1}
 }
 
-// read takes a piece, and returns the messages that it completes, with the length of each.
-// After an end there are none.
+// read parses a piece, and returns the completed messages and their lengths. Nothing follows an end message.
 func (a *answers) read(piece []byte) (list []message, sizes []int) {
 	for len(piece) > 0 {
 		line, rest, whole := bytes.Cut(piece, []byte{'\n'})
 		piece = rest
-		// A line whose beginning is another's is not kept, however long it gets.
+		// A line with another prefix is not kept, however long it is.
 		if !a.long && len(a.line)+len(line) <= a.max && a.possible(line) {
 			a.line = append(a.line, line...)
 		} else {
@@ -65,14 +62,14 @@ func (a *answers) read(piece []byte) (list []message, sizes []int) {
 	return list, sizes
 }
 
-// possible reports whether the line, which may be this cell's so far, still may with more added.
+// possible reports whether the current line followed by more can still be a line of this cell.
 func (a *answers) possible(more []byte) bool {
 	begin := min(len(a.line), len(a.prefix))
 	n := min(len(more), len(a.prefix)-begin)
 	return string(more[:n]) == a.prefix[begin:begin+n]
 }
 
-// parse reads the line as a message, and reports whether it is one.
+// parse parses the line as a message, and reports whether it is valid.
 func (a *answers) parse() (m message, ok bool) {
 	text, ours := strings.CutPrefix(string(a.line), a.prefix)
 	if !ours || json.Unmarshal([]byte(text), &m) != nil {
@@ -94,14 +91,14 @@ func (a *answers) parse() (m message, ok bool) {
 	return m, true
 }
 
-// maxMedia is how many forms of a result are kept: a driver sends a few, and the cell, which can write as
-// the driver does, could send a million empty ones.
+// maxMedia limits the forms of a result. A driver sends a few; a cell, which can write to the same socket,
+// could send a million.
 const maxMedia = 32
 
-// media are the forms of a result. Of what comes, one more than may be kept is read.
+// media are the forms of a result. Decoding stops one after the limit.
 type media []Medium
 
-// UnmarshalJSON is [json.Unmarshaler]'s.
+// UnmarshalJSON implements [json.Unmarshaler].
 func (m *media) UnmarshalJSON(text []byte) error {
 	*m = nil
 	d := json.NewDecoder(bytes.NewReader(text))
@@ -121,8 +118,8 @@ func (m *media) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// isMediaType reports whether s has the form of a media type without parameters (RFC 6838):
-// it goes into headers and file names.
+// isMediaType reports whether s is a media type without parameters (RFC 6838), because it is used in headers
+// and file names.
 func isMediaType(s string) bool {
 	kind, name, both := strings.Cut(s, "/")
 	return both && len(s) <= 127 && restricted(kind) && restricted(name)

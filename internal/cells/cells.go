@@ -34,96 +34,94 @@ import (
 	"github.com/sbxrun/sbxrun/internal/slot"
 )
 
-// Room is where an interpreter runs, such as a [slot.Slot].
+// Room is the place for an interpreter, such as a [slot.Slot].
 type Room interface {
-	// Start starts a command, which ends with ctx, and returns when it was executed.
+	// Start starts a command, which ends with ctx, and returns after its exec.
 	Start(ctx context.Context, c slot.Command) (slot.Running, error)
 }
 
-// Spec is an interpreter that is to be kept: where, which, and within which limits.
+// Spec describes an interpreter for cells.
 type Spec struct {
 	Room     Room
 	Language Language
-	Limits   limits.Request // of the interpreter and all that it starts
+	Limits   limits.Request // of the interpreter and everything it starts
 }
 
-// Cell is a piece of code, and what it may take.
+// Cell is a piece of code with its limits.
 type Cell struct {
 	Code    string
-	Timeout time.Duration // from its beginning, a start of the interpreter included; 0 for none
-	// MaxOutput is how many bytes are kept of stdout, and of stderr: the beginning and the
-	// end. 0 for 1 MiB. More does not end the cell.
+	Timeout time.Duration // includes the start of the interpreter; 0 for none
+	// MaxOutput is how many bytes of stdout, and of stderr, are kept: the beginning and the end. 0 means 1
+	// MiB. More output does not end the cell.
 	MaxOutput int64
-	// Begun, if not nil, is called when the interpreter runs that gets the code.
+	// Begun, if not nil, is called when the interpreter that gets the code is running.
 	Begun func()
 }
 
 const maxOutput = 1 << 20
 
-// MaxResults is how many bytes the results of a cell may have, as the driver sends them. What is beyond is
-// left out.
+// MaxResults limits the results of a cell, in bytes as the driver sends them. The rest is dropped.
 const MaxResults = 8 << 20
 
-// State is what has become of all that the cells have defined.
+// State tells whether the definitions of previous cells still exist.
 type State string
 
 const (
-	Kept State = "kept" // the next cell finds it
-	Lost State = "lost" // the interpreter is gone, and all that it had started; the next cell has a new one
+	Kept State = "kept" // they exist
+	Lost State = "lost" // the interpreter has ended; the next cell gets a new one
 )
 
-// Done is the cause of a cell whose end the driver has told in time: at the end of its code,
-// or by an exception. All other causes are those of a command.
+// Done is the cause of a cell whose end the driver reported in time: it finished or raised an exception. The
+// other causes are those of a command.
 const Done result.Cause = "done"
 
-// Answer is what has become of a cell.
+// Answer is the outcome of a cell.
 type Answer struct {
-	// Cause is what ended the cell: [Done]; "timeout" or "canceled"; or what ended its
-	// interpreter: "exited", "signaled", "oom", "killed" and so on. "lost" is one that has
-	// closed or flooded the driver's socket, and was ended for that.
+	// Cause is [Done], "timeout", "canceled", or what ended the interpreter: "exited", "signaled", "oom",
+	// "killed" and so on. "lost" means that the interpreter closed or flooded the driver's socket and was
+	// ended for that.
 	Cause  result.Cause
 	State  State
-	Number int // of the cell in its interpreter; 1 begins without anything defined
+	Number int // of the cell in its interpreter; 1 starts with no definitions
 
 	Stdout, Stderr result.Stream
-	// Dropped is how many bytes came between the last cell and this one, from threads and
-	// background processes. They belong to no cell, and are not kept.
+	// Dropped is the number of bytes written between two cells, by threads and background processes. They are
+	// not kept.
 	Dropped int64
 
 	Results   []Result
-	Truncated bool       // results were left out
-	Error     *Exception // nil if the code has raised none
+	Truncated bool       // results were dropped
+	Error     *Exception // nil if the code raised none
 
 	Duration time.Duration
-	// Ended is how the interpreter has ended, if the state is lost: its exit code or signal,
-	// its use of resources, and the verdict of the proof.
+	// Ended is the interpreter's result if the state is lost.
 	Ended *result.Result
-	// Earlier is how the interpreter before this one has ended, if it did between two cells.
+	// Earlier is the result of the previous interpreter if it ended between two cells.
 	Earlier *result.Result
 }
 
-// Result is a value in all the media that it can be shown as, the plain text first.
+// Result is a value in all available media types, plain text first.
 type Result struct {
 	Kind      string `json:"kind"` // "value" of the last expression, "display", or "figure"
 	Media     media  `json:"media"`
-	Truncated bool   `json:"truncated,omitempty"` // it was too long: a part of its text is there
+	Truncated bool   `json:"truncated,omitempty"` // too long; only part of its text is included
 }
 
-// Medium is one of them. Text is for types that are text, Base64 has the bytes of all others.
+// Medium is one form of a result: Text for text types, Base64 for all others.
 type Medium struct {
 	Type   string `json:"type"`
 	Text   string `json:"text,omitempty"`
 	Base64 []byte `json:"base64,omitempty"`
 }
 
-// Exception is why a cell has failed, as its language words it.
+// Exception is the error of a cell, in the words of its language.
 type Exception struct {
 	Name      string `json:"name"`
 	Message   string `json:"message"`
 	Traceback string `json:"traceback"`
 }
 
-// New makes a Kernel, whose interpreter is started with the first cell. The caller closes it.
+// New returns a Kernel. Its interpreter starts with the first cell. The caller closes it.
 func New(spec Spec) *Kernel {
 	k := &Kernel{spec: spec}
 	k.ctx, k.end = context.WithCancel(context.Background())

@@ -20,41 +20,41 @@ import (
 )
 
 const (
-	// startBound is how long an interpreter may take until it reads cells.
+	// startBound is the time for an interpreter to start.
 	startBound = 30 * time.Second
-	// interruptBound is how long a cell may take to end after SIGINT.
+	// interruptBound is the time for a cell to end after SIGINT.
 	interruptBound = time.Second
-	// closing is how long an interpreter may take to end that has closed its socket.
+	// closing is the time for an interpreter to exit after closing its socket.
 	closing = 500 * time.Millisecond
-	// maxAlien is how much may come from the socket in a cell that is no answer.
+	// maxForeign is the maximum number of bytes on the socket that belong to no answer.
 	maxForeign = 4 << 20
-	// maxCount is how many results a cell may have.
+	// maxCount is the maximum number of results of a cell.
 	maxCount = 1000
-	// endSize is room in a line for the end of a cell, whose texts the driver cuts off.
+	// endSize is the space in a line for the end of a cell, whose texts the driver truncates.
 	endSize = 1 << 20
 )
 
-// interpreter is one process with a driver, from its start to its end.
+// interpreter is one process with a driver.
 type interpreter struct {
 	command  slot.Running
-	cancel   context.CancelFunc // ends it
-	socket   *os.File           // our end
+	cancel   context.CancelFunc
+	socket   *os.File // our end
 	out, err *output
-	number   int  // of the last cell
-	signals  int  // that were sent
-	late     bool // the first cell's deadline came before it took that
+	number   int  // number of the last cell
+	signals  int  // SIGINTs sent
+	late     bool // the first cell's deadline passed during the start
 
-	ended   context.Context // done when nothing of it is left
-	result  *result.Result  // then
+	ended   context.Context // done when all its processes have exited
+	result  *result.Result  // valid after ended
 	failure error
 }
 
-// launch starts an interpreter that ends with life, and returns when it reads cells, or is late: at
-// the deadline, if there is one. ctx bounds the start alone.
+// launch starts an interpreter that ends with life. It returns when the interpreter reads cells, or at the
+// deadline of the first cell, with late set. ctx applies only to the start.
 func (s *Spec) launch(life, ctx context.Context, deadline time.Time) (_ *interpreter, err error) {
 	argv, driver := s.Language.keep()
 	i := &interpreter{}
-	var files []*os.File // the command's
+	var files []*os.File // the command's ends
 	defer func() {
 		for _, f := range files {
 			f.Close()
@@ -83,7 +83,7 @@ func (s *Spec) launch(life, ctx context.Context, deadline time.Time) (_ *interpr
 	defer context.AfterFunc(ctx, cancel)()
 	i.command, err = s.Room.Start(own, slot.Command{Args: argv, Spec: job.Spec{Limits: s.Limits, Stdin: files[0], Stdout: files[1], Stderr: files[2]}})
 	for _, f := range files {
-		f.Close() // or there would be no end of file
+		f.Close() // otherwise reads would never end
 	}
 	files = nil
 	if err != nil {
@@ -96,7 +96,7 @@ func (s *Spec) launch(life, ctx context.Context, deadline time.Time) (_ *interpr
 		i.result, i.failure = i.command.Wait()
 	}()
 
-	// An empty cell: it is over when the driver is there.
+	// Run an empty cell: it ends when the driver is ready.
 	by := time.Now().Add(startBound)
 	if i.late = !deadline.IsZero() && deadline.Before(by); i.late {
 		by = deadline
@@ -122,11 +122,11 @@ func (s *Spec) launch(life, ctx context.Context, deadline time.Time) (_ *interpr
 	return nil, i.notStarted(ctx, cause, s.Language.Kept[0], strings.TrimSpace(text))
 }
 
-// notStarted words why an interpreter that has ended does not read cells.
+// notStarted explains why an interpreter did not become ready.
 func (i *interpreter) notStarted(ctx context.Context, cause result.Cause, name, said string) error {
 	e := &result.Error{Code: "setup", Message: "the interpreter " + name + " ended before it took a cell"}
 	switch r := i.result; {
-	case i.failure != nil && errors.As(i.failure, &e): // something may be left of it
+	case i.failure != nil && errors.As(i.failure, &e): // unproven
 		return e
 	case ctx.Err() != nil:
 		e.Code, e.Message, e.Err = "ended", "the start of the interpreter "+name+" was given up: "+context.Cause(ctx).Error(), context.Cause(ctx)
@@ -134,7 +134,7 @@ func (i *interpreter) notStarted(ctx context.Context, cause result.Cause, name, 
 		e.Message = fmt.Sprintf("the interpreter %s took no cell within %v", name, startBound)
 	case cause == result.Lost:
 		e.Message = "the interpreter " + name + " does not run its driver: it has closed the socket, or written something else there"
-	case r.Cause == result.Exited && r.ExitCode() == 127: // of sh
+	case r.Cause == result.Exited && r.ExitCode() == 127: // from sh
 		e.Code, e.Message, e.Hint = "not-found", "the sandbox has no "+name, "install it, or name another command for the language"
 	default:
 		e.Message += fmt.Sprintf(" (%s, exit code %d)", r.Cause, r.ExitCode())
@@ -145,16 +145,15 @@ func (i *interpreter) notStarted(ctx context.Context, cause result.Cause, name, 
 	return e
 }
 
-// alive reports whether it has not ended.
 func (i *interpreter) alive() bool { return i.ended.Err() == nil }
 
-// kill ends it, and returns when nothing of it is left.
+// kill ends the interpreter and waits for it.
 func (i *interpreter) kill() {
 	i.cancel()
 	<-i.ended.Done()
 }
 
-// close gives up the descriptors. It must have ended, or never have begun.
+// close closes the descriptors. The interpreter must have ended, or never have started.
 func (i *interpreter) close() {
 	if i.cancel != nil {
 		i.cancel()
@@ -164,25 +163,25 @@ func (i *interpreter) close() {
 	}
 	for _, o := range []*output{i.out, i.err} {
 		if o != nil {
-			// Somebody outside the sandbox may have the other end, and there is no end of file.
+			// A process outside the sandbox may hold the other end, so the end of file may never come.
 			_ = o.file.SetReadDeadline(time.Unix(1, 0))
 		}
 	}
 }
 
-// turn is one cell on its way.
+// turn is one cell in progress.
 type turn struct {
 	Cell
 	token string
 	lines *answers
 
 	results   []Result
-	left      int64 // bytes that the results may still have
+	left      int64 // bytes left for results
 	truncated bool
 	err       *Exception
 	signals   *int
 	begun     bool // the driver can be interrupted
-	over      bool // and has told the end
+	over      bool // the driver has reported the end
 }
 
 func newTurn(c Cell) *turn {
@@ -196,19 +195,19 @@ type request struct {
 	Token  string `json:"token"`
 	Code   string `json:"code"`
 	Number int    `json:"number"`
-	Max    int64  `json:"max"` // bytes of one result
+	Max    int64  `json:"max"` // bytes per result
 }
 
-// converse gives the driver a cell, waits for its end, and returns its cause: [Done]; Timeout
-// or Canceled, after which the driver may still be at it; [result.Lost] if it does not answer as
-// a driver; or "", if the interpreter has ended. The zero deadline is none.
+// converse sends a cell to the driver, waits for its end, and returns the cause: [Done]; Timeout or Canceled,
+// after which the driver may still be running it; [result.Lost] if the driver misbehaves; or "" if the
+// interpreter has ended. A zero deadline means none.
 func (i *interpreter) converse(ctx context.Context, t *turn, number int, deadline time.Time) result.Cause {
 	line, err := json.Marshal(request{Token: t.token, Code: t.Code, Number: number, Max: MaxResults})
 	if err != nil {
-		return result.Lost // it cannot be: there is nothing in it that JSON has not
+		return result.Lost // impossible
 	}
-	// A driver that waits for a cell reads it at once, so this blocks only where one is not told
-	// the truth about the end of the last cell. Half a line is of no use to anybody.
+	// A waiting driver reads the cell at once, so this blocks only if the end of the previous cell was
+	// forged. A truncated line is useless, but the interpreter is ended in that case.
 	stop := context.AfterFunc(ctx, func() { _ = i.socket.SetWriteDeadline(time.Unix(1, 0)) })
 	_ = i.socket.SetWriteDeadline(deadline)
 	_, err = i.socket.Write(append(line, '\n'))
@@ -219,8 +218,8 @@ func (i *interpreter) converse(ctx context.Context, t *turn, number int, deadlin
 	return i.listen(ctx, t, &t.over, deadline)
 }
 
-// listen reads answers until this is so, or the cell is over, and returns [Done] then, or a
-// cause as converse does.
+// listen reads answers until *this is true or the cell has ended, and returns [Done] then, or another cause
+// as converse does.
 func (i *interpreter) listen(ctx context.Context, t *turn, this *bool, deadline time.Time) result.Cause {
 	either, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -232,7 +231,7 @@ func (i *interpreter) listen(ctx context.Context, t *turn, this *bool, deadline 
 		n, err := i.socket.Read(*piece)
 		t.take((*piece)[:n])
 		if os.IsTimeout(err) {
-			// What is there has come in time, however late we look.
+			// What is in the socket now arrived in time.
 			readNow(i.socket, func(piece []byte) bool {
 				t.take(piece)
 				return !t.over && t.lines.foreign <= maxForeign
@@ -256,21 +255,21 @@ func (i *interpreter) listen(ctx context.Context, t *turn, this *bool, deadline 
 	return Done
 }
 
-// broken is the cause of an interpreter that has closed its socket: "" if it has ended.
+// broken returns the cause after the interpreter closed its socket: "" if it has ended.
 func (i *interpreter) broken() result.Cause {
 	select {
 	case <-i.ended.Done():
 		return ""
 	case <-time.After(closing):
 	}
-	if i.command.SignalAlone(0) == nil { // it is there (kill(2))
+	if i.command.SignalAlone(0) == nil { // it exists (kill(2))
 		return result.Lost
 	}
-	<-i.ended.Done() // what it has started is about to end
+	<-i.ended.Done() // the rest of it is about to end
 	return ""
 }
 
-// take passes on a piece from the socket.
+// take parses a piece from the socket.
 func (t *turn) take(piece []byte) {
 	list, sizes := t.lines.read(piece)
 	for n, m := range list {
@@ -289,26 +288,25 @@ func (t *turn) take(piece []byte) {
 	}
 }
 
-// interrupt sends SIGINT to the interpreter, and reports whether the cell has ended in time and
-// the next one will not find the signal.
+// interrupt sends SIGINT to the interpreter. It reports whether the cell ended in time and the signal cannot
+// affect the next cell.
 func (i *interpreter) interrupt(t *turn) bool {
 	by := time.Now().Add(interruptBound)
-	// A driver that has not begun with the cell would ignore it.
+	// Before the driver has begun the cell, it would ignore the signal.
 	if i.listen(context.Background(), t, &t.begun, by) != Done || t.over {
 		return t.over
 	}
-	// The kernel has the signal when this returns, and so the driver sees it before it reads the
-	// next cell, if not in this one.
+	// The signal is pending when this returns, so the driver receives it before it reads the next cell.
 	if i.command.SignalAlone(unix.SIGINT) != nil {
-		return false // it has ended
+		return false // already ended
 	}
 	i.signals++
-	// node loses a signal that comes when a script ends, and finds it in a later one.
+	// If a signal arrives when a script ends, node delivers it during a later one.
 	return i.listen(context.Background(), t, &t.over, by) == Done && (t.signals == nil || *t.signals == i.signals)
 }
 
-// socketPair returns two ends of a stream socket. Ours does not block, so that Go's poller
-// serves it, and the command's does.
+// socketPair returns the two ends of a stream socket. Ours is non-blocking for Go's poller, the command's is
+// blocking.
 func socketPair() (ours, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {
@@ -317,7 +315,7 @@ func socketPair() (ours, theirs *os.File, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a socket: %w", err)
 	}
-	// Descriptors that come with answers are closed by whoever reads, and some take their time over that.
+	// Otherwise, closing descriptors sent by the cell can block the reader.
 	_ = unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0) // ENOPROTOOPT before Linux 6.16
 	return os.NewFile(uintptr(fds[0]), "socket"), os.NewFile(uintptr(fds[1]), "socket"), nil
 }

@@ -11,16 +11,15 @@ import (
 	"github.com/sbxrun/sbxrun/internal/stream"
 )
 
-// Kernel runs cells in an interpreter that is kept, and starts another one where it is lost.
-// Its methods may be called by any goroutine.
+// Kernel runs cells in one interpreter, and replaces it if it is lost. It is safe for concurrent use.
 type Kernel struct {
 	spec Spec
-	ctx  context.Context // of the interpreters; done by Close
+	ctx  context.Context // of the interpreters; canceled by Close
 	end  context.CancelFunc
 
-	running sync.Mutex     // a cell; the rest is who has it's
-	live    *interpreter   // the last one; nil if it could not be started
-	earlier *result.Result // how the one before has ended, if nobody was told
+	running sync.Mutex     // held by a cell; guards the rest
+	live    *interpreter   // nil if none was started
+	earlier *result.Result // the previous interpreter's end, if not reported yet
 }
 
 // renew starts an interpreter.
@@ -35,13 +34,12 @@ func (k *Kernel) renew(ctx context.Context, deadline time.Time) (err error) {
 	return e
 }
 
-// Run runs a cell, after it has started an interpreter if there is none, and returns when it is over:
-// soon after its deadline, or ctx's end, whatever the code does, and what runs at the interpreter's
-// start. One cell at a time: while one runs the error's Code is "busy-session".
+// Run runs a cell, starting an interpreter if there is none. It returns soon after the deadline or the end of
+// ctx, whatever the code does, and also during the interpreter's start. While another cell runs, it returns
+// an error with the code "busy-session".
 //
-// However the cell has ended is in the answer, and no error. An error is a [*result.Error]:
-// without an answer nothing has run; with one, an interpreter that was lost could not be proven
-// gone.
+// The end of the cell is described by the answer and is not an error. Errors are [*result.Error]: without an
+// answer nothing has run; with one, the teardown of a lost interpreter is unproven.
 func (k *Kernel) Run(ctx context.Context, c Cell) (*Answer, error) {
 	if !k.running.TryLock() {
 		return nil, &result.Error{Code: "busy-session", Message: "a cell is running in this interpreter", Hint: "wait for its answer, or use another session"}
@@ -50,7 +48,7 @@ func (k *Kernel) Run(ctx context.Context, c Cell) (*Answer, error) {
 	if k.ctx.Err() != nil {
 		return nil, &result.Error{Code: "ended", Message: "the interpreter was closed"}
 	}
-	if k.live != nil && !k.live.alive() { // since the last cell
+	if k.live != nil && !k.live.alive() { // between two cells
 		k.earlier = k.live.result
 		k.live.close()
 		k.live = nil
@@ -98,8 +96,8 @@ func (k *Kernel) Run(ctx context.Context, c Cell) (*Answer, error) {
 	return answer, nil
 }
 
-// Close ends the interpreter and all that it has started, and a cell that runs, and returns
-// when nothing is left. An error is a [*result.Error], if that could not be proven.
+// Close ends the interpreter, everything it started, and the current cell, and waits for that. The error is a
+// [*result.Error] if the teardown is unproven.
 func (k *Kernel) Close() error {
 	k.end()
 	k.running.Lock()

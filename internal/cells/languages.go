@@ -10,23 +10,21 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// Language is how code is run, as an operator may configure it.
+// Language is how code is run. Operators can configure it.
 type Language struct {
-	// Command runs a program that is in a file once; "{file}" is the file's path.
+	// Command runs a program once; "{file}" stands for its path.
 	Command []string `toml:"command" json:"command"`
-	File    string   `toml:"file" json:"file"` // its name, such as main.py
-	// Kept is the command of an interpreter that can be kept, without arguments of the
-	// driver's, such as python3; and Driver which driver it understands: "python" or "node".
-	// Without both it cannot be kept.
+	File    string   `toml:"file" json:"file"` // such as main.py
+	// Kept is the command of an interpreter that cells can share, such as python3, and Driver is the driver
+	// that it understands, "python" or "node". Without both, the language has no cells.
 	Kept   []string `toml:"kept" json:"kept,omitempty"`
 	Driver string   `toml:"driver" json:"driver,omitempty"`
-	// Ahead is how many interpreters are started before a tenant's next programs come, if its
-	// programs are read from their files when it has started.
+	// Ahead is how many interpreters are prestarted for a tenant's next programs. The interpreter must open
+	// the program only after it has started.
 	Ahead int `toml:"ahead" json:"ahead,omitempty"`
 }
 
-// Languages are those that are known, by their names. What of them a room has is for the
-// caller to see.
+// Languages returns the known languages by name, installed or not.
 func Languages() map[string]Language {
 	return map[string]Language{
 		"python": {Command: []string{"python3", "{file}"}, File: "main.py", Kept: []string{"python3"}, Driver: "python"},
@@ -39,7 +37,7 @@ func Languages() map[string]Language {
 	}
 }
 
-// Check finds what is wrong with a language.
+// Check validates the configuration of a language.
 func (l Language) Check() error {
 	_, known := drivers[l.Driver]
 	switch {
@@ -57,7 +55,7 @@ func (l Language) Check() error {
 	return nil
 }
 
-// Argv is the command that runs a program once which is in dir.
+// Argv returns the command that runs the program in dir.
 func (l Language) Argv(dir string) []string {
 	argv := slices.Clone(l.Command)
 	for i, word := range argv {
@@ -66,20 +64,19 @@ func (l Language) Argv(dir string) []string {
 	return argv
 }
 
-// keep is the command of the interpreter that can be kept, which the language must have, and the driver
-// that it reads first.
+// keep returns the command of the interpreter for cells, and the driver that it reads first.
 func (l Language) keep() (argv []string, driver string) {
 	d := drivers[l.Driver]
-	// The socket comes as 0 and becomes 3. sh executes the interpreter in its place, so a
-	// signal to the command is one to the interpreter.
+	// The socket is descriptor 0 and becomes 3. sh execs the interpreter, so the interpreter receives the
+	// command's signals.
 	argv = append([]string{"sh", "-c", `exec "$@" 3<&0 </dev/null`, "sh"}, l.Kept...)
 	return append(argv, d.flag, fmt.Sprintf(d.boot, len(d.source))), d.source
 }
 
-// driver is what runs the cells of an interpreter.
+// driver runs cells inside an interpreter.
 type driver struct {
-	flag   string // for a program in the command line
-	boot   string // that reads so many bytes, and runs them
+	flag   string // takes a program as argument
+	boot   string // reads %d bytes and executes them
 	source string
 }
 
@@ -90,8 +87,8 @@ var driverPython string
 var driverNode string
 
 var drivers = map[string]driver{
-	// It takes nothing from the working directory, where a json.py may lie, and has a table of
-	// builtins of its own, which a cell does not change by accident.
+	// It imports nothing from the working directory, which may have a json.py, and uses its own table of
+	// builtins, which cells cannot change by accident.
 	"python": {"-c", `import os, sys
 sys.path[:] = [p for p in sys.path if p]
 text = b""

@@ -9,17 +9,17 @@ import (
 	"github.com/sbxrun/sbxrun/internal/stream"
 )
 
-// output is a pipe that the interpreter writes to. It is read all the time: a full one would
-// stop who writes there in the background.
+// output reads a pipe that the interpreter writes to. It never stops reading, because a full pipe would block
+// background threads and processes.
 type output struct {
-	file *os.File // our end; the one who relays closes it
+	file *os.File // our end; relay's goroutine closes it
 
 	mu      sync.Mutex
 	sink    *stream.Buffer // nil between cells
 	dropped int64          // bytes since the last cell
 }
 
-// relay reads until the end of file, or until the file's read deadline.
+// relay starts reading file until its end or its read deadline.
 func relay(file *os.File) *output {
 	o := &output{file: file}
 	go func() {
@@ -28,7 +28,7 @@ func relay(file *os.File) *output {
 		if err != nil {
 			return // closed
 		}
-		// An error is the read deadline, which was set to end this.
+		// The only error is the read deadline, which ends the relay.
 		_ = conn.Read(func(fd uintptr) (ended bool) {
 			piece := pieces.Get().(*[]byte)
 			defer pieces.Put(piece)
@@ -46,11 +46,11 @@ func relay(file *os.File) *output {
 	return o
 }
 
-// pieces are what outputs read into: an idle interpreter needs none.
+// pieces are read buffers. An idle interpreter needs none.
 var pieces = sync.Pool{New: func() any { p := make([]byte, stream.PieceSize); return &p }}
 
-// read reads once, and passes on what it has read, both under the lock: what is no more in
-// the pipe has its place when somebody else has the lock.
+// read reads once and passes the data on. It holds the lock for both, so data is either still in the pipe or
+// in its place.
 func (o *output) read(fd int, piece []byte) (n int, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -61,21 +61,21 @@ func (o *output) read(fd int, piece []byte) (n int, err error) {
 
 func (o *output) put(p []byte) {
 	if o.sink != nil {
-		_, _ = o.sink.Write(p) // it takes all
+		_, _ = o.sink.Write(p) // never fails
 	} else {
 		o.dropped += int64(len(p))
 	}
 }
 
-// readNow passes on what is in a pipe or a socket now, as long as more is wanted. It does not wait, nor
-// read until there is nothing: somebody may go on writing, as quickly as it is read.
+// readNow passes on what is in a pipe or socket now, until take wants no more. It neither waits nor reads
+// until the pipe is empty, because a writer may keep filling it.
 func readNow(file *os.File, take func(piece []byte) (more bool)) {
 	conn, err := file.SyscallConn()
 	if err != nil {
-		return // closed, and was read to its end
+		return // closed after its end was read
 	}
 	_ = conn.Control(func(fd uintptr) { // an error means the same
-		left, _ := unix.IoctlGetInt(int(fd), unix.TIOCINQ) // FIONREAD (pipe(7)), SIOCINQ (unix(7)): it always can
+		left, _ := unix.IoctlGetInt(int(fd), unix.TIOCINQ) // FIONREAD (pipe(7)), SIOCINQ (unix(7)): cannot fail
 		piece := pieces.Get().(*[]byte)
 		defer pieces.Put(piece)
 		for left > 0 {
@@ -91,8 +91,8 @@ func readNow(file *os.File, take func(piece []byte) (more bool)) {
 	})
 }
 
-// swap passes on what is in the pipe now, and then has all that comes go to sink; nil to drop
-// it. It returns what there was, and how much was dropped until now.
+// swap passes on what is in the pipe now, and directs later data to sink, or drops it if sink is nil. It
+// returns the previous sink and the number of bytes dropped so far.
 func (o *output) swap(sink *stream.Buffer) (before *stream.Buffer, dropped int64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

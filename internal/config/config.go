@@ -1,5 +1,5 @@
-// Package config is what the server is told: the file in TOML, the tokens, and what holds
-// where neither says anything. Nothing in a file is ignored: an unknown key is an error.
+// Package config has the server's configuration: the TOML file, the tokens, and the defaults. Unknown keys
+// are errors.
 package config
 
 import (
@@ -27,7 +27,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// Config is the whole file. docs/reference/configuration.md has every key. A number with the tag zero:"no" is more than 0.
+// Config is the whole file. docs/reference/configuration.md describes every key. Numbers tagged zero:"no" must be
+// positive.
 type Config struct {
 	Listen       []string        `toml:"listen"`
 	TokenFile    string          `toml:"token_file"`
@@ -59,7 +60,7 @@ type Config struct {
 	Languages map[string]cells.Language `toml:"languages"`
 }
 
-// NATS is how a node, or a gateway, takes part in a cluster.
+// NATS is the cluster configuration of a node or gateway.
 type NATS struct {
 	URL      string `toml:"url"`
 	Creds    string `toml:"creds"`
@@ -71,23 +72,23 @@ type NATS struct {
 	Node     string `toml:"node"`
 }
 
-// Name is what this one is called in the cluster.
+// Name returns the name of this node or gateway.
 func (n *NATS) Name() string {
 	if n.Node != "" {
 		return n.Node
 	}
-	host, _ := os.Hostname() // without one, a name has to be given
+	host, _ := os.Hostname() // if this fails, the name must be configured
 	host, _, _ = strings.Cut(host, ".")
 	return host
 }
 
-// ValidName reports whether a node, a gateway or a cluster can be called so: it is a part of subjects and of ids.
+// ValidName reports whether a node, gateway or cluster name is valid. Names are part of NATS subjects and of
+// IDs.
 func ValidName(name string) bool {
 	const most = 32
 	return name != "" && len(name) <= most && strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") == ""
 }
 
-// check finds what is wrong.
 func (n *NATS) check() error {
 	if n.URL == "" {
 		return nil
@@ -108,7 +109,7 @@ func (n *NATS) check() error {
 			one = "nats://" + one
 		}
 		if u, err := url.Parse(one); err != nil || u.Host == "" || !slices.Contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme) {
-			// What it is may have a password in it.
+			// The URL may contain a password.
 			return errors.New("nats.url, or --nats: want nats://HOST:PORT, or tls, ws or wss in place of nats; or several of them, with commas")
 		}
 	}
@@ -122,7 +123,7 @@ func (n *NATS) check() error {
 	return nil
 }
 
-// Call is what holds for each call.
+// Call has the defaults and limits of each call.
 type Call struct {
 	Timeout    values.Duration `toml:"timeout" zero:"no"`
 	MaxTimeout values.Duration `toml:"max_timeout" zero:"no"`
@@ -135,21 +136,21 @@ type Call struct {
 	NoFile     int64           `toml:"nofile"`
 }
 
-// Calls is what holds for calls that nobody waits for.
+// Calls limits background calls.
 type Calls struct {
 	Keep   values.Duration `toml:"keep" zero:"no"`
 	Most   int             `toml:"most" zero:"no"`
 	Output values.Size     `toml:"output" zero:"no"`
 }
 
-// Rooms is how many rooms are made ahead.
+// Rooms is how many sandboxes are prestarted.
 type Rooms struct {
 	Min   int `toml:"min"`
 	Max   int `toml:"max"`
 	Calls int `toml:"calls"`
 }
 
-// Sandbox is what calls see.
+// Sandbox configures what calls can see.
 type Sandbox struct {
 	Network     string      `toml:"network"`
 	TmpSize     values.Size `toml:"tmp_size" zero:"no"`
@@ -157,20 +158,20 @@ type Sandbox struct {
 	AllSyscalls bool        `toml:"all_syscalls"`
 }
 
-// Sessions is what holds for each session.
+// Sessions has the defaults and limits of sessions.
 type Sessions struct {
 	IdleTimeout values.Duration `toml:"idle_timeout" zero:"no"`
 	Lifetime    values.Duration `toml:"lifetime" zero:"no"`
 	MaxEntries  int             `toml:"max_entries" zero:"no"`
 }
 
-// Files is the content store.
+// Files configures the content store.
 type Files struct {
 	TTL   values.Duration `toml:"ttl" zero:"no"`
 	Quota values.Size     `toml:"quota"`
 }
 
-// Tenant is the ceilings of one tenant. What is zero is no bound, but for Queue, Sessions and Files.
+// Tenant has the ceilings of one tenant. Zero means no limit, except for Queue, Sessions and Files.
 type Tenant struct {
 	Concurrency int             `toml:"concurrency"`
 	Queue       int             `toml:"queue"`
@@ -186,20 +187,20 @@ type Tenant struct {
 	Buffers     values.Size     `toml:"buffers"`
 	Output      values.Size     `toml:"output"`
 	Files       values.Size     `toml:"files"`
-	// What is beside the workspace. Here zero is none, and a list that is empty is not one that is
-	// left out.
+	// Mounts and network access in addition to the workspace. Zero means none, and an empty list overrides
+	// [tenant].
 	Overlays  []string    `toml:"overlays"`
 	Network   []string    `toml:"network"`
 	Volumes   int         `toml:"volumes"`
 	Snapshots values.Size `toml:"snapshots"`
 }
 
-// Ceilings are those of the gate.
+// Ceilings returns the ceilings of the scheduler.
 func (t Tenant) Ceilings() tenants.Ceilings {
 	return tenants.Ceilings{Concurrency: t.Concurrency, Queue: t.Queue, Rate: t.Rate}
 }
 
-// Default is what holds where the file says nothing.
+// Default returns the default configuration.
 func Default() Config {
 	return Config{
 		DrainTimeout: values.Duration(30 * time.Second),
@@ -223,7 +224,7 @@ func Default() Config {
 	}
 }
 
-// Load reads a file; "" for none.
+// Load reads a file, or returns the defaults for "".
 func Load(name string) (Config, error) {
 	c := Default()
 	if name == "" {
@@ -239,8 +240,8 @@ func Load(name string) (Config, error) {
 	if err := decode(name, text, &c); err != nil {
 		return c, err
 	}
-	// A tenant of the file that leaves a ceiling out has that of all; 0 is not left out. So it is read
-	// once more, over what holds for all.
+	// A tenant inherits absent ceilings from [tenant], but an explicit 0 counts. Therefore tenants are
+	// decoded again, over the inherited values.
 	for name := range c.Tenants {
 		c.Tenants[name] = c.Tenant
 	}
@@ -249,7 +250,7 @@ func Load(name string) (Config, error) {
 	}{c.Tenants})
 }
 
-// decode reads a file into a struct, and says what is wrong in it.
+// decode decodes a file into a struct and describes errors in terms of TOML.
 func decode(name string, text []byte, to any) error {
 	dec := toml.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
@@ -264,7 +265,7 @@ func decode(name string, text []byte, to any) error {
 	case errors.As(err, &wrong):
 		row, column := wrong.Position()
 		message := strings.TrimPrefix(wrong.Error(), "toml: ")
-		if is, field, ok := strings.Cut(strings.TrimPrefix(message, "cannot decode TOML "), " into struct field "); ok { // of which the names are Go's
+		if is, field, ok := strings.Cut(strings.TrimPrefix(message, "cannot decode TOML "), " into struct field "); ok { // these are Go names
 			want := field[strings.LastIndex(field, " of type ")+len(" of type "):]
 			message = fmt.Sprintf("%s: want %s, not a TOML %s", strings.Join(wrong.Key(), "."), cmp.Or(tomlTypes[want], want), is)
 		}
@@ -275,11 +276,11 @@ func decode(name string, text []byte, to any) error {
 	return nil
 }
 
-// quoted stands for [values.Duration] where only the TOML is looked at: go-toml sets that to an integer
-// without asking it, as so many nanoseconds.
+// quoted replaces [values.Duration] in a check of the TOML types: go-toml decodes an integer into it as
+// nanoseconds, without calling UnmarshalText.
 type quoted string
 
-// withQuoted returns a type that is like t, but for quoted.
+// withQuoted returns t with quoted in place of durations.
 func withQuoted(t reflect.Type) reflect.Type {
 	switch {
 	case t == reflect.TypeFor[values.Duration]():
@@ -296,14 +297,14 @@ func withQuoted(t reflect.Type) reflect.Type {
 	return t
 }
 
-// tomlTypes names types of Go as TOML does.
+// tomlTypes describes Go types in terms of TOML.
 var tomlTypes = map[string]string{
 	"config.quoted": `a string: "5", "0.5", "1500ms" or "5m"`,
 
 	"int": "an integer", "int64": "an integer", "float64": "a float", "string": `a string, in "quotes"`, "bool": "true or false", "[]string": `a list of strings: ["a", "b"]`,
 }
 
-// Check finds what is wrong for everybody.
+// Check validates the configuration.
 func (c *Config) Check() error {
 	for _, l := range c.Listen {
 		network, address, _ := strings.Cut(l, ":")
@@ -352,7 +353,7 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// checkLimits finds limits under which no call could run: one that asks for none has them.
+// checkLimits rejects limits under which no call could run.
 func checkLimits(name string, memory values.Size, pids int64, cpus float64) error {
 	if e := (limits.Request{Memory: int64(memory), Pids: pids, CPUs: cpus}).Check(); e != nil {
 		return fmt.Errorf("%s: %w", name, e)
@@ -360,15 +361,15 @@ func checkLimits(name string, memory values.Size, pids int64, cpus float64) erro
 	return nil
 }
 
-// checkNumbers finds numbers below 0, of which no key has a use, and those that are not to be 0. TOML's own
-// numbers do not pass the checks of package values.
+// checkNumbers rejects negative numbers, and 0 where zero:"no" is set. Package values does not see TOML's own
+// numbers.
 func checkNumbers(name string, v reflect.Value) error {
 	negative := false
 	switch {
 	case v.CanInt():
 		negative = v.Int() < 0
 	case v.CanFloat():
-		negative = !(v.Float() >= 0) // nan
+		negative = !(v.Float() >= 0) // NaN
 	case v.Kind() == reflect.Struct:
 		for i := range v.NumField() {
 			tag := v.Type().Field(i).Tag
@@ -393,13 +394,13 @@ func checkNumbers(name string, v reflect.Value) error {
 	return nil
 }
 
-// CheckPaths finds what the machine does not have of the directories that sandboxes are shown.
+// CheckPaths returns an error if a directory to mount is missing on this machine.
 func (c *Config) CheckPaths() error {
 	missing := func(key, name string) error {
 		if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("%s: there is no %q; create it, or leave it out", key, name)
 		}
-		return nil // that it cannot be used for another reason is found when it is
+		return nil // other errors appear when it is used
 	}
 	p, err := c.Policy()
 	for _, m := range p.Mounts {
@@ -411,7 +412,7 @@ func (c *Config) CheckPaths() error {
 	return err
 }
 
-// Policy is what the sandbox of a call shows.
+// Policy returns what the sandbox of a call shows.
 func (c *Config) Policy() (p room.Policy, err error) {
 	p = room.Policy{Cwd: room.CwdNone, TmpSize: int64(c.Sandbox.TmpSize), NoFilter: c.Sandbox.AllSyscalls}
 	switch c.Sandbox.Network {
@@ -431,7 +432,7 @@ func (c *Config) Policy() (p room.Policy, err error) {
 		}
 		p.Mounts = append(p.Mounts, room.Mount{Source: source, Dest: dest})
 	}
-	p.Mounts = slices.Clip(p.Mounts) // a session adds its own to a copy
+	p.Mounts = slices.Clip(p.Mounts) // a session appends its own mounts
 	return p, nil
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// checkParts finds what is wrong with what sandboxes may have beside their workspaces, and with tenants.
+// checkParts validates overlays, volumes, networks and tenants.
 func (c *Config) checkParts() error {
 	if c.DataDir != "" && !path.IsAbs(c.DataDir) {
 		return fmt.Errorf("data_dir %q: want an absolute path", c.DataDir)
@@ -77,8 +77,7 @@ func (c *Config) Warnings() (list []string) {
 	return list
 }
 
-// Data is the directory of a tenant's volumes and snapshots. The names of tenants are checked, and
-// are those of directories.
+// Data returns the directory of a tenant's volumes and snapshots. Names of tenants are valid file names.
 func (c *Config) Data(tenant string) (string, error) {
 	dir := c.DataDir
 	if dir == "" {
@@ -91,10 +90,10 @@ func (c *Config) Data(tenant string) (string, error) {
 	return filepath.Join(dir, tenant), nil
 }
 
-// Within reports whether a tenant may have a host on a list; own are the addresses of this host.
+// Within reports whether the tenant may reach a host; own are the addresses of this host.
 func (t Tenant) Within(r network.Rule, own []netip.Addr) bool {
 	return slices.ContainsFunc(t.Network, func(word string) bool {
-		most, err := network.ParseRule(word) // they were checked
+		most, err := network.ParseRule(word) // validated by Check
 		return err == nil && network.Covers(most, r, own)
 	})
 }

@@ -12,7 +12,7 @@ import (
 	"syscall"
 )
 
-// Tokens are whom the server takes calls from. They are kept as they are in the file, hashed.
+// Tokens are the known tokens, as hashes.
 type Tokens []token
 
 type token struct {
@@ -20,11 +20,11 @@ type token struct {
 	sum    [sha256.Size]byte
 }
 
-// hashed is how the file writes the hash of a token.
+// hashed is the prefix of a hash in the file.
 const hashed = "sha256:"
 
-// LoadTokens reads a file of lines TENANT sha256:HEX. What begins with # is a comment. A token
-// needs no salt, because it is random: nobody can list those that there may be.
+// LoadTokens reads a file of lines TENANT sha256:HEX and comments starting with #. Random tokens need no
+// salt, because they cannot be enumerated.
 func LoadTokens(name string) (Tokens, error) {
 	file, err := os.Open(name)
 	if err != nil {
@@ -58,7 +58,7 @@ func LoadTokens(name string) (Tokens, error) {
 		if err != nil || len(sum) != sha256.Size {
 			return nil, fmt.Errorf("%s:%d: the hash is not one of sha256sum", name, i+1)
 		}
-		if [sha256.Size]byte(sum) == sha256.Sum256(nil) { // as of a variable that was not set
+		if [sha256.Size]byte(sum) == sha256.Sum256(nil) { // probably of an unset variable
 			return nil, fmt.Errorf("%s:%d: the hash is that of an empty token, which everybody could send; make one by openssl rand -hex 32", name, i+1)
 		}
 		all = append(all, token{fields[0], [sha256.Size]byte(sum)})
@@ -69,7 +69,7 @@ func LoadTokens(name string) (Tokens, error) {
 	return all, nil
 }
 
-// onlyOurs refuses a file that others can write to: whoever adds a token is any tenant.
+// checkTokenFile rejects a file that others can write to, because they could add a token for any tenant.
 func checkTokenFile(name string, st fs.FileInfo) error {
 	const others = 0o022
 	switch owner := int(st.Sys().(*syscall.Stat_t).Uid); {
@@ -83,11 +83,11 @@ func checkTokenFile(name string, st fs.FileInfo) error {
 	return nil
 }
 
-// Local begins the names of tenants who come by a unix socket, and of nobody else: uid-1000.
+// Local is the reserved prefix of tenants that connect through a Unix socket, such as uid-1000.
 const Local = "uid-"
 
-// validTenant reports whether a name is one of a token. It is also that of a directory, and a label of
-// metrics.
+// validTenant reports whether a token's tenant has a valid name. Names are also used for directories and
+// metric labels.
 func validTenant(name string) bool {
 	for i, c := range []byte(name) {
 		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
@@ -98,7 +98,7 @@ func validTenant(name string) bool {
 	return name != "" && len(name) <= 64 && !strings.HasPrefix(name, Local)
 }
 
-// Tenant returns whose token this is. It takes the same time for every token.
+// Tenant returns the tenant of a token. It takes the same time for every token.
 func (t Tokens) Tenant(secret string) (tenant string, ok bool) {
 	sum := sha256.Sum256([]byte(secret))
 	for _, each := range t {

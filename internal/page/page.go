@@ -1,10 +1,9 @@
-// Package page is the server's page for browsers: one document without anything of anybody's.
-// What it shows its script asks the HTTP interface for, with a token that the user types in where
-// one is needed. So nothing that a browser sends by itself, such as a cookie, gives any right.
+// Package page is the server's page for browsers: one static document without private data. Its script calls
+// the HTTP interface with a token that the user enters. A browser sends nothing by itself, such as a cookie,
+// that would grant access.
 //
-// What commands write is shown on it, and they would have the token if any of that was taken for
-// markup or script. The script makes text nodes alone, and the policy below would have the
-// browser refuse the rest.
+// The page shows output of untrusted commands, which could steal the token if it were interpreted as markup
+// or script. The script creates only text nodes, and the policy below makes the browser enforce that.
 package page
 
 import (
@@ -20,8 +19,8 @@ import (
 //go:embed page.html
 var document []byte
 
-// policy is the Content-Security-Policy: the document's own style and script by their hashes, and
-// no other; images that the script has fetched; requests to this server alone; no frame around it.
+// policy is the Content-Security-Policy. It allows the document's own style and script by hash, images that
+// the script has fetched, and requests to this server; no frames.
 var policy = sync.OnceValue(func() string {
 	return strings.Join([]string{
 		"default-src 'none'", "style-src " + hash("style"), "script-src " + hash("script"), "img-src blob: data:", "connect-src 'self'",
@@ -29,7 +28,7 @@ var policy = sync.OnceValue(func() string {
 	}, "; ")
 })
 
-// hash is that of the content of the only element of a name.
+// hash returns the CSP hash of the content of the only element with a name.
 func hash(name string) string {
 	_, rest, _ := bytes.Cut(document, []byte("<"+name+">"))
 	content, _, _ := bytes.Cut(rest, []byte("</"+name+">"))
@@ -37,8 +36,7 @@ func hash(name string) string {
 	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
 }
 
-// Write answers with the page. 401: whoever asks has no right to anything else yet, and the page
-// asks for the token.
+// Write sends the page. With status 401 it asks for the token, because the caller is not authenticated yet.
 func Write(w http.ResponseWriter, status int) {
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
@@ -47,5 +45,5 @@ func Write(w http.ResponseWriter, status int) {
 	h.Set("Referrer-Policy", "no-referrer")
 	h.Set("Cross-Origin-Opener-Policy", "same-origin")
 	w.WriteHeader(status)
-	_, _ = w.Write(document) // who has gone away reads nothing
+	_, _ = w.Write(document) // the client may have disconnected
 }

@@ -14,11 +14,11 @@ import (
 	"github.com/sbxrun/sbxrun/internal/page"
 )
 
-// Who is whose request it is.
+// Identity is the caller of a request.
 type Identity struct {
 	Tenant    string
 	RequestID string
-	Local     bool // the server's own user, or root, by a unix socket and without a token
+	Local     bool // root or the server's own user, over a Unix socket without a token
 }
 
 type key int
@@ -31,15 +31,15 @@ const (
 	passedKey
 )
 
-// A gateway tells a node in these whose a request is that it passes on, and what it is for. They count
-// on connections of [Passed] alone.
+// Headers with which a gateway describes a forwarded request to a node. They are accepted only on connections
+// marked by [Passed].
 const (
 	TenantHeader = "Sbxrun-Tenant"
-	LocalHeader  = "Sbxrun-Local" // not empty for the gateway's own user, and root
-	CheckHeader  = "Sbxrun-Check" // not empty if a call is not to begin, but to be checked
+	LocalHeader  = "Sbxrun-Local" // set for the gateway's own user and root
+	CheckHeader  = "Sbxrun-Check" // set if the call is only to be checked
 )
 
-// Passed is for http.Server.ConnContext, of connections that only gateways can make.
+// Passed is for http.Server.ConnContext of connections that only gateways can open.
 func Passed(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(context.WithValue(ctx, connKey, c), passedKey, true)
 }
@@ -49,14 +49,14 @@ func passed(ctx context.Context) bool {
 	return is
 }
 
-// Whose returns whose request it is.
+// IdentityOf returns the caller of the request.
 func IdentityOf(ctx context.Context) Identity {
 	w, _ := ctx.Value(whoKey).(Identity)
 	return w
 }
 
-// tenant says whose request this is: that of a token, if one is given; else that of the
-// process at the other end of a unix socket.
+// tenant returns the tenant of the token, if there is one, or of the process at the other end of a Unix
+// socket.
 func (s *Middleware) tenant(r *http.Request) (tenant string, local bool, err error) {
 	if passed(r.Context()) {
 		return r.Header.Get(TenantHeader), r.Header.Get(LocalHeader) != "", nil
@@ -76,9 +76,9 @@ func (s *Middleware) tenant(r *http.Request) (tenant string, local bool, err err
 	return "", false, api.NewError(api.Auth, "a token is needed", "send Authorization: Bearer TOKEN")
 }
 
-// ownPage refuses what pages other than ours have a browser send. At the other end of a unix socket
-// may be a forwarder, such as `ssh -L`, which has the right to call, and with it every page that
-// its user's browser shows: without a token nothing else tells them apart.
+// ownPage rejects requests that other sites' pages make a browser send. The client of a Unix socket may be a
+// forwarder such as `ssh -L`: it is authorized, and so is every page that its user's browser shows, because
+// without a token nothing distinguishes them.
 func (set *settings) ownPage(r *http.Request) error {
 	if !set.ownHost(r.Host) {
 		return api.NewError(api.Policy, fmt.Sprintf("the server is not called %.64q", r.Host), "name it in hosts, send a token, or use localhost")
@@ -89,9 +89,9 @@ func (set *settings) ownPage(r *http.Request) error {
 	return nil
 }
 
-// ownHost reports whether the server can be meant by a name. Whoever has a domain can have it lead
-// to any address, and then their page is of the same origin as the server (DNS rebinding). A name
-// without a dot is in nobody's domain.
+// ownHost reports whether a Host header can mean this server. The owner of a domain can point it to any
+// address, which makes their page same-origin with the server (DNS rebinding). A name without a dot belongs
+// to no domain.
 func (set *settings) ownHost(host string) bool {
 	if !strings.Contains(host, ".") {
 		return true
@@ -103,10 +103,10 @@ func (set *settings) ownHost(host string) bool {
 		slices.ContainsFunc(set.Hosts, func(own string) bool { return strings.EqualFold(own, host) })
 }
 
-// open are the paths that ask for nothing.
+// open lists the paths that need no authentication.
 var open = map[string]bool{"/healthz": true, "/readyz": true}
 
-// identified passes on requests of which is known whose they are.
+// authenticated passes authenticated requests on to next.
 func (s *Middleware) authenticated(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		id := r.Header.Get("X-Request-Id")
@@ -116,7 +116,7 @@ func (s *Middleware) authenticated(next http.Handler) http.Handler {
 		w.Header().Set("X-Request-Id", id)
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("Cache-Control", "no-store")
-		r = r.WithContext(r.Context()) // net/http looks at the body of its own
+		r = r.WithContext(r.Context()) // net/http keeps using the body of its own request
 		slow := newTimeoutWriter(w, r)
 		defer slow.expect()
 		s.authenticate(next, slow, r, id)
@@ -128,7 +128,7 @@ func (s *Middleware) authenticate(next http.Handler, w http.ResponseWriter, r *h
 	var tenant string
 	var local bool
 	if open[r.URL.Path] {
-		w.Header().Set("Connection", "close") // idle connections are for authenticated clients
+		w.Header().Set("Connection", "close") // idle connections are reserved for authenticated clients
 	} else {
 		var err error
 		if tenant, local, err = s.tenant(r); err != nil {
@@ -137,7 +137,7 @@ func (s *Middleware) authenticate(next http.Handler, w http.ResponseWriter, r *h
 			e := api.AsError(err)
 			s.log.Warn("refused", "request", id, "remote", r.RemoteAddr, "code", e.Failure.Code)
 			if r.URL.Path == "/" && r.Method == http.MethodGet && e.Failure.Code == api.Auth {
-				page.Write(w, e.GetStatus()) // a browser has no other way to get a token than to ask for it
+				page.Write(w, e.GetStatus()) // a browser needs the page to ask for a token
 				return
 			}
 			e.Write(w)
@@ -150,8 +150,8 @@ func (s *Middleware) authenticate(next http.Handler, w http.ResponseWriter, r *h
 	next.ServeHTTP(w, r.WithContext(ctx))
 }
 
-// counted passes on no more requests of a tenant at once than it may have: behind a proxy all tenants have the
-// connections of one address.
+// limited limits concurrent requests per tenant: behind a proxy, all tenants share the connections of one
+// address.
 func (s *Middleware) limited(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !open[r.URL.Path] {
@@ -169,7 +169,7 @@ func (s *Middleware) limited(next http.Handler) http.Handler {
 	})
 }
 
-// validID reports whether a client's request id may go to the log and back.
+// validID reports whether a client's request ID may be logged and returned.
 func validID(id string) bool {
 	const most = 128
 	return id != "" && len(id) <= most && strings.Trim(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == ""

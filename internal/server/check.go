@@ -29,7 +29,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// order is a call that was checked: what is left to go wrong is the machine's.
+// execution is a checked call. Only the machine can make it fail from here on.
 type execution struct {
 	id       string
 	caller   Identity
@@ -38,36 +38,36 @@ type execution struct {
 	argv, env []string
 	dir       string
 	stdin     string
-	input     *calls.Input // what is sent after that; nil for nothing
-	shown     string       // to those who ask for the last calls
+	input     *calls.Input // follows stdin; nil if none
+	shown     string       // the code shown in the list of recent calls
 	files     []fileIn
 	collect   []string
 
-	parts          *parts // nil for none
+	parts          *parts // nil if none
 	timeout, grace time.Duration
 	clamped        []string
 	limits         limits.Request
 	maxOutput      int64
-	program        *slot.Program // nil if its interpreter cannot be started ahead
+	program        *slot.Program // nil if its interpreter cannot be prestarted
 	code           string
-	kill           bool  // all, if more than maxOutput is written
-	maxAnswer      int64 // of maxOutput, what an answer may have
+	kill           bool  // kill everything if the output exceeds maxOutput
+	maxAnswer      int64 // the part of maxOutput that fits into an answer
 
-	session *sessions.Session // that it runs in; nil for a place of its own
-	process bool              // of the session, in the background
-	ended   error             // the session has, and only what has run already is answered, by its key
+	session *sessions.Session // nil for a new sandbox
+	process bool              // a background process of the session
+	ended   error             // the session has ended; only a stored answer is returned
 
-	memory   int64             // that its answer may take
-	buffers  *tenants.Lease    // that memory, from its turn until the answer is sent
-	admitted *admission.Permit // from its turn on
-	queued   time.Duration     // until its turn
-	left     []*result.Result  // unproven ends, whose survivors keep the place
+	memory   int64          // memory for the answer
+	buffers  *tenants.Lease // the lease on memory, from admission until the answer is sent
+	admitted *admission.Permit
+	queued   time.Duration    // time in the queue
+	left     []*result.Result // unproven teardowns, whose survivors keep the slot
 }
 
-// fileIn is a file for the workspace.
+// fileIn is a file to write to the workspace.
 type fileIn struct {
 	path string
-	id   string // of the content store; else
+	id   string // ID in the content store, instead of text
 	text io.Reader
 	size int64
 	mode fs.FileMode
@@ -77,10 +77,10 @@ func usage(format string, args ...any) error {
 	return api.NewError(api.Usage, fmt.Sprintf(format, args...), "")
 }
 
-// check finds what is wrong with a call, and settles what holds for it.
+// check validates a call and resolves its defaults and limits.
 func (s *Server) check(w Identity, c *api.Call) (*execution, error) { return s.checkIn(w, nil, c) }
 
-// checkIn is check for a background process of a session, unless that is nil.
+// checkIn is check for a background process of session x, unless x is nil.
 func (s *Server) checkIn(w Identity, x *sessions.Session, c *api.Call) (*execution, error) {
 	set := s.settings.Load()
 	ex := &execution{session: x, process: x != nil, id: s.newID(), caller: w, ceilings: set.Of(w.Tenant), argv: c.Argv, dir: c.Workdir, stdin: c.Stdin, shown: set.shown(c.Argv, c.Code)}
@@ -126,8 +126,7 @@ func (s *Server) checkIn(w Identity, x *sessions.Session, c *api.Call) (*executi
 	return ex, ex.settle(set, c)
 }
 
-// ahead is the program, if its interpreter can be started before anything of the call is known
-// but its limits.
+// ahead returns the program if its interpreter can be prestarted, knowing only the limits of the call.
 func (ex *execution) ahead() *slot.Program {
 	if ex.program == nil || ex.stdin != "" || len(ex.env) > 0 || ex.dir != "" || ex.grace > 0 || ex.kill || ex.limits.CPUTime > 0 {
 		return nil
@@ -141,15 +140,15 @@ func (ex *execution) ahead() *slot.Program {
 	return ex.program
 }
 
-// declaresEncoding reports whether the first two lines may say that a program is in another
-// encoding than UTF-8: python goes back in the file then, which a FIFO does not let it.
+// declaresEncoding reports whether the first two lines may declare a source encoding. Python would seek back
+// in the file then, which does not work with a FIFO.
 func declaresEncoding(code string) bool {
 	first, rest, _ := strings.Cut(code, "\n")
 	second, _, _ := strings.Cut(rest, "\n")
 	return strings.Contains(first+second, "coding")
 }
 
-// language is one that there is.
+// language returns an available language.
 func (set *settings) language(name string) (cells.Language, error) {
 	l, ok := set.languages[name]
 	if !ok {
@@ -158,7 +157,7 @@ func (set *settings) language(name string) (cells.Language, error) {
 	return l, nil
 }
 
-// settle takes over what a call and a cell have in common: files, times, limits and output.
+// settle checks what calls and cells have in common: files, times, limits and output.
 func (ex *execution) settle(set *settings, c *api.Call) error {
 	for _, f := range c.Files {
 		in, err := checkFile(f)
@@ -167,7 +166,7 @@ func (ex *execution) settle(set *settings, c *api.Call) error {
 		}
 		ex.files = append(ex.files, in)
 	}
-	const most = 4 << 10 // each file is compared with all of them, from each of its name's bytes on
+	const most = 4 << 10 // each pattern is matched against every file name
 	patterns := 0
 	for _, pattern := range c.Collect {
 		if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
@@ -213,7 +212,7 @@ func checkFile(f api.FileIn) (in fileIn, err error) {
 	return in, nil
 }
 
-// size is about how many bytes of memory a call takes while it waits and runs, beside its answer.
+// size estimates the memory of a call while it waits and runs, without its answer.
 func (ex *execution) size() int64 {
 	const rest = 4096
 	size := rest + len(ex.stdin)
@@ -226,11 +225,10 @@ func (ex *execution) size() int64 {
 	return int64(size) + ex.collects()
 }
 
-// mostOutput bounds output for tenants without a bound: budgets add up multiples of it.
+// outputCap limits output for tenants without a limit, because budgets add up multiples of it.
 const outputCap = 1 << 40
 
-// bound settles times, limits and output: the server's default where nothing is asked, and
-// never more than may be.
+// bound resolves times, limits and output: the server's default if absent, and at most the ceiling.
 func (ex *execution) bound(set *settings, c *api.Call) error {
 	usual, longest := ex.timeouts(set)
 	ex.timeout = ex.clamp("timeout_ms", c.TimeoutMS, usual, longest)
@@ -254,8 +252,8 @@ func (ex *execution) bound(set *settings, c *api.Call) error {
 }
 
 // timeouts returns the default and the maximum timeout of an execution: a call, a cell, or a background
-// process. A background process may run until its session ends, everything else for call.max_timeout. The
-// tenant's max_timeout holds for all of them.
+// process. A background process may run until its session ends; for everything else the maximum is
+// call.max_timeout. The tenant's max_timeout applies to all of them.
 func (ex *execution) timeouts(set *settings) (usual, longest time.Duration) {
 	usual, longest = time.Duration(set.Call.Timeout), time.Duration(set.Call.MaxTimeout)
 	if ex.process {
@@ -268,8 +266,8 @@ func (ex *execution) timeouts(set *settings) (usual, longest time.Duration) {
 	return min(usual, longest), longest
 }
 
-// boundLimits are the limits that hold. More than the tenant's ceiling is refused, and not cut
-// down: a program that was made for more would fail in its own way.
+// boundLimits resolves the limits. A value above the tenant's ceiling is rejected instead of reduced, because
+// a program that needs more would fail in its own way.
 func boundLimits(set *settings, t config.Tenant, l api.Limits) (limits.Request, error) {
 	out := limits.Request{Memory: l.Memory, Pids: l.Pids, CPUs: l.CPUs, CPUTime: milliseconds(l.CPUTimeMS), FSize: l.FSize, NoFile: limits.Files(set.Call.NoFile)}
 	orElse(&out.Memory, int64(set.Call.Memory), int64(t.Memory))
@@ -289,8 +287,8 @@ func boundLimits(set *settings, t config.Tenant, l api.Limits) (limits.Request, 
 	return out, nil
 }
 
-// orElse sets a limit that was not asked for to the server's default, or to the tenant's
-// ceiling if that is less or the only one.
+// orElse sets an absent limit to the server's default, or to the tenant's ceiling if that is lower or there
+// is no default.
 func orElse[T int64 | float64](limit *T, usual, ceiling T) {
 	if *limit != 0 {
 		return
@@ -300,7 +298,7 @@ func orElse[T int64 | float64](limit *T, usual, ceiling T) {
 	}
 }
 
-// clamp is a time as it was asked for, and at most what may be.
+// clamp returns a time, reduced to the maximum if necessary.
 func (ex *execution) clamp(name string, asked float64, usual, most time.Duration) time.Duration {
 	if asked == 0 {
 		return usual
@@ -313,8 +311,7 @@ func (ex *execution) clamp(name string, asked float64, usual, most time.Duration
 	return d
 }
 
-// milliseconds is a time of the interface. However short it is, it does not become 0, which the engine
-// takes for no deadline.
+// milliseconds converts a time of the interface. It never rounds to 0, which means no deadline to the engine.
 func milliseconds(ms float64) time.Duration {
 	if ms == 0 {
 		return 0

@@ -66,7 +66,7 @@ func NewConnections(most int) *Connections {
 	}
 }
 
-// Of returns a listener whose connections count.
+// Of returns a listener whose connections are counted.
 func (s *Connections) Of(l net.Listener) net.Listener { return &bounds{l, s} }
 
 type bounds struct {
@@ -74,10 +74,10 @@ type bounds struct {
 	*Connections
 }
 
-// conn is a connection that counts until it is closed.
+// conn is a connection that is counted until it is closed.
 type conn struct {
 	net.Conn
-	user string // at the other end of a unix socket
+	user string // user at the other end of a Unix socket
 	peer string
 	of   *Connections
 
@@ -141,7 +141,7 @@ func peerOf(a net.Addr) string {
 	return prefix.String()
 }
 
-// add counts a connection. At a limit it returns the one that the caller closes for it, or an error.
+// add registers a connection. At a limit it returns the connection to close in exchange, or an error.
 func (s *Connections) add(c *conn) (replaced *conn, refused *api.Error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,12 +169,13 @@ func (s *Connections) add(c *conn) (replaced *conn, refused *api.Error) {
 	return replaced, nil
 }
 
-// dispensable returns the connection to close for a new one, or nil: one of the peer that has most of
-// them, by the count that of returns, and of these the one that has been idle longest. A connection is dispensable unless a
-// request of an authenticated client is being answered. The mutex is held.
+// dispensable returns the connection to close for a new one, or nil. It picks the peer with the most
+// connections, as counted by of, and that peer's longest idle one. A connection on which an authenticated
+// request is being answered is never picked. The mutex is held.
 //
-// Among clients that are not authenticated, only such connections count: a proxy with many authenticated
-// clients must not lose each new one to somebody who has many addresses with one connection each.
+// For the limit on unauthenticated clients only unauthenticated connections are compared: a proxy with many
+// authenticated clients must not lose its new connections to a client that uses many addresses with one
+// connection each.
 func (s *Connections) dispensable(of func(count) int, among func(*conn) bool) (found *conn) {
 	for c := range s.all {
 		if c.known && c.active || !among(c) {
@@ -220,7 +221,7 @@ func (c *conn) setKnown(known bool) {
 	}
 }
 
-// known records for the connection of a request whether that is authenticated.
+// known records whether the request's connection is authenticated.
 func known(ctx context.Context, is bool) {
 	if c, ok := ctx.Value(connKey).(*conn); ok {
 		c.setKnown(is)
@@ -246,40 +247,40 @@ func underTLS(c net.Conn) net.Conn {
 	return c
 }
 
-// scarce is what the kernel had too few of for one more connection. The command of an ordinary
-// user can use up what that user may have of some, such as watches of epoll(7), for as long as it
-// lives: that is no reason for the server to end, as it would by [http.Server.Serve].
+// scarce is an error of accept(2) that is caused by a shortage, such as of descriptors or epoll(7) watches.
+// An ordinary user's command can use up that user's share for as long as it runs. The error is temporary so
+// that [http.Server.Serve] retries instead of ending the server.
 type scarce struct{ error }
 
 func (e scarce) Unwrap() error   { return e.error }
 func (e scarce) Timeout() bool   { return false }
 func (e scarce) Temporary() bool { return true }
 
-// refuse answers a request for which there is no connection. The request is read: some clients
-// take an answer that comes first for none, and one that is sent before all is read may be lost.
+// refuse answers a request for which there is no connection left. It reads the request first, because some
+// clients ignore an early response, and closing with unread data can lose it.
 func refuse(c net.Conn, e *api.Error) {
 	const within = 2 * time.Second
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(within)) // of sockets
+	_ = c.SetDeadline(time.Now().Add(within)) // never fails for sockets
 	r, err := http.ReadRequest(bufio.NewReader(io.LimitReader(c, maxHeader)))
 	if err != nil {
 		return
 	}
-	text, _ := result.JSON(e) // there is nothing in it that JSON has not
+	text, _ := result.JSON(e) // always encodable
 	answer := &http.Response{
 		StatusCode: e.GetStatus(), ProtoMajor: 1, ProtoMinor: 1, Header: e.GetHeaders(), ContentLength: int64(len(text)), Body: io.NopCloser(bytes.NewReader(text)), Close: true,
 	}
 	answer.Header.Set("Content-Type", "application/json")
 	out := bufio.NewWriter(c)
-	_ = answer.Write(out) // who has gone away reads nothing
+	_ = answer.Write(out) // the client may have disconnected
 	_ = out.Flush()
 	if half, ok := c.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
 		_, _ = io.Copy(io.Discard, r.Body) // until the client closes, or the deadline
 	}
 }
 
-// user is who is at the other end of a unix socket, as the kernel says (SO_PEERCRED, unix(7)); ""
-// of any other connection.
+// user returns the tenant of the process at the other end of a Unix socket (SO_PEERCRED, unix(7)), or "" for
+// other connections.
 func user(c net.Conn) string {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
@@ -296,11 +297,11 @@ func user(c net.Conn) string {
 	return uidTenant(int(cred.Uid))
 }
 
-// uidTenant is the tenant that a user of this machine is.
+// uidTenant returns the tenant of a local user.
 func uidTenant(uid int) string { return config.Local + strconv.Itoa(uid) }
 
-// Peer is for http.Server.ConnContext: it keeps who is at the other end of a unix socket, and the connection
-// for [WhileThere].
+// Peer is for http.Server.ConnContext. It stores the user at the other end of a Unix socket, and the
+// connection for [WhileConnected].
 func Peer(ctx context.Context, c net.Conn) context.Context {
 	ctx = context.WithValue(ctx, connKey, underTLS(c))
 	if c, ok := c.(*conn); ok && c.user != "" {
@@ -309,8 +310,8 @@ func Peer(ctx context.Context, c net.Conn) context.Context {
 	return ctx
 }
 
-// Gone reports whether the other end has closed. Of TCP that comes behind what was sent before, and is not seen
-// while that has no room here.
+// Gone reports whether the other end has closed the connection. With TCP, the FIN follows the data sent
+// before it and is invisible until that data fits into the receive buffer.
 func (c *conn) Gone() (gone bool) {
 	socket, ok := c.Conn.(syscall.Conn)
 	if !ok {
@@ -321,14 +322,14 @@ func (c *conn) Gone() (gone bool) {
 		return false
 	}
 	err = raw.Control(func(fd uintptr) {
-		n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}, 0) // the next look comes soon
+		n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}, 0) // polled again soon
 		gone = n > 0
 	})
 	return gone || err != nil
 }
 
-// WhileThere returns a context that ends with a request's client, also before all that it sends is read: until
-// then net/http does not look whether it is there.
+// WhileConnected returns a context that ends when the client disconnects, even if the request body has not
+// been read completely. Until then net/http does not check.
 func WhileConnected(ctx context.Context) (context.Context, context.CancelFunc) {
 	const every = time.Second
 	c, ok := ctx.Value(connKey).(interface{ Gone() bool })
@@ -352,15 +353,15 @@ func WhileConnected(ctx context.Context) (context.Context, context.CancelFunc) {
 	return ctx, cancel
 }
 
-// maxHeader is how long the head of a request may be.
+// maxHeader is the maximum size of a request's header.
 const maxHeader = 64 << 10
 
-// Web answers requests by a handler. conn is [Peer] or [Passed].
+// Web returns an HTTP server for handler. conn is [Peer] or [Passed].
 func Web(handler http.Handler, conn func(context.Context, net.Conn) context.Context, log *slog.Logger) *http.Server {
 	web := &http.Server{
 		Handler: handler, ConnContext: conn, ConnState: connState, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 		ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: maxHeader,
-		Protocols: new(http.Protocols), // an HTTP/2 stream that is reset is easily lost
+		Protocols: new(http.Protocols), // HTTP/2 stream resets are easily missed
 	}
 	web.Protocols.SetHTTP1(true)
 	return web

@@ -15,16 +15,16 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// What can be asked for without HTTP: the handlers of it, and package mcp, call these. The
-// context says whose request it is (see [As]), and the request ends with it.
+// Entry points without HTTP, used by the handlers and package mcp. The context carries the caller (see [As])
+// and ends the request.
 
-// As returns a context of a request of a tenant who is on this machine.
+// As returns the context of a request from a local tenant.
 func As(ctx context.Context, tenant, requestID string) context.Context {
 	return context.WithValue(ctx, whoKey, Identity{Tenant: tenant, RequestID: requestID, Local: true})
 }
 
-// Run carries a call out, in a place of its own or in a session. When it returns nothing of the
-// call is left, but for an error that says so.
+// Run executes a call in a session, or in a new sandbox if session is empty. When it returns, all processes
+// of the call have exited, unless the error says otherwise.
 func (s *Server) Run(ctx context.Context, session string, c *api.Call) (*api.Answer, error) {
 	var x *sessions.Session
 	var err error
@@ -42,8 +42,8 @@ func (s *Server) Run(ctx context.Context, session string, c *api.Call) (*api.Ans
 	return s.execute(ctx, ex, newBuffered(ex))
 }
 
-// Cell runs a cell in a session's interpreter. When it returns nothing of the cell runs any more
-// but what that has left in the background, which is the interpreter's.
+// Cell runs a cell in a session's interpreter. When it returns, the cell has ended; processes that it left in
+// the background belong to the interpreter.
 func (s *Server) Cell(ctx context.Context, session string, c *api.Cell) (*api.CellAnswer, error) {
 	ex, language, err := s.checkCell(IdentityOf(ctx), c)
 	if err != nil {
@@ -53,7 +53,7 @@ func (s *Server) Cell(ctx context.Context, session string, c *api.Cell) (*api.Ce
 	return s.cell(ctx, session, ex, language, c)
 }
 
-// EndSession ends a session and all that is in it.
+// EndSession ends a session and everything in it.
 func (s *Server) EndSession(ctx context.Context, id string) (*api.SessionEnd, error) {
 	x, err := s.sessions.Get(IdentityOf(ctx).Tenant, id)
 	if err != nil {
@@ -96,16 +96,15 @@ func (s *Server) PutFile(ctx context.Context, session, name string, r io.Reader,
 	return &api.Written{Path: name, Size: size}, nil
 }
 
-// OpenFile opens a file of a session's workspace, of which no more than size is to be read: it
-// may grow meanwhile. The caller closes it, and then calls release; the session's end closes
-// it, too.
+// OpenFile opens a file of a session's workspace. Read at most size bytes, because the file may grow. The
+// caller closes it and then calls release; the session's end closes it, too.
 func (s *Server) OpenFile(ctx context.Context, session, name string) (f *os.File, size int64, until context.Context, release func(), err error) {
 	dir, both, free, err := s.dirOf(ctx, session)
 	if err != nil {
 		return nil, 0, nil, nil, err
 	}
 	f, st, err := dir.Get(name)
-	// Who reads a file of 8 EiB of holes, which cost a command nothing, into memory never comes to its end.
+	// Reading a sparse file of 8 EiB, which costs a command nothing, would never end.
 	if most := int64(s.settings.Load().Sandbox.TmpSize); err == nil && st.Size() > most {
 		f.Close()
 		err = tree.TooLarge("%q has %d bytes, mostly holes: more than the %d of the workspace", name, st.Size(), most)
@@ -126,7 +125,7 @@ func (s *Server) OpenStored(ctx context.Context, id string) (*os.File, int64, er
 	return s.files.Get(IdentityOf(ctx).Tenant, id)
 }
 
-// ListFiles lists a session's workspace, with all that is below.
+// ListFiles lists a session's workspace recursively.
 func (s *Server) ListFiles(ctx context.Context, session string) (*workspace.Listing, error) {
 	dir, _, release, err := s.treeOf(ctx, session, s.walking)
 	if err != nil {
@@ -134,7 +133,7 @@ func (s *Server) ListFiles(ctx context.Context, session string) (*workspace.List
 	}
 	defer release()
 	const (
-		entry, copies = 512, 16 // bytes, and of its path: huma makes all of the text, with escapes of six bytes
+		entry, copies = 512, 16 // bytes, and per byte of its path: huma builds the whole text, with six-byte escapes
 		piece         = 1 << 20
 	)
 	size := int64(0)
@@ -155,8 +154,8 @@ func (s *Server) ListFiles(ctx context.Context, session string) (*workspace.List
 	return out, nil
 }
 
-// Body reads the body of a request as all handlers do: when there is memory for it, of at most
-// so many bytes and values, and none that can be read in two ways.
+// Body reads the body of a request as all handlers do: with a memory reservation, limits on bytes and values,
+// and a strict parser.
 func (s *Middleware) Body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	s.holdBody(w, r)
 	text, err := io.ReadAll(http.MaxBytesReader(w, io.NopCloser(body{Request{w, r}}), int64(s.settings.Load().MaxBody)))
@@ -169,7 +168,7 @@ func (s *Middleware) Body(w http.ResponseWriter, r *http.Request) ([]byte, error
 	if err := checkValueCount(text); err != nil {
 		return nil, api.NewError(api.TooLarge, err.Error(), "")
 	}
-	if len(text) > 0 { // or it is a GET
+	if len(text) > 0 { // empty for a GET
 		if err := Strict(text); err != nil {
 			return nil, usage("%v", err)
 		}

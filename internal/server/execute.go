@@ -22,18 +22,18 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// sink is where a call's output goes.
+// sink receives the output of a call.
 type sink interface {
-	// Writers are what the command writes to. Both take more than maxOutput.
+	// Writers returns the writers for the command. Both accept more than maxOutput.
 	Writers() (stdout, stderr io.Writer)
-	// Started says that the command runs, and how it is signalled.
+	// Started is called when the command runs; signal sends it a signal.
 	Started(signal func(syscall.Signal) error)
-	// Output adds to the report what was kept of the streams.
+	// Output adds the kept output to the report.
 	Output(r *result.Report)
 }
 
-// enter waits for a call's turn, and asks whether the machine has tasks left for it. The caller ends
-// what was admitted.
+// enter waits for a ticket and then asks whether the machine has enough tasks left. The caller ends the
+// permit.
 func (s *Server) enter(ctx context.Context, turn *tenants.Ticket, ex *execution) (err error) {
 	came := time.Now()
 	if err := turn.Wait(ctx); err != nil {
@@ -47,8 +47,7 @@ func (s *Server) enter(ctx context.Context, turn *tenants.Ticket, ex *execution)
 	return err
 }
 
-// carryOut carries a call out that has joined, in its session or in a place of its own. When it returns
-// nothing of the call is left.
+// executeJoined executes a call that holds a ticket. When it returns, all processes of the call have exited.
 func (s *Server) executeJoined(ctx context.Context, turn *tenants.Ticket, ex *execution, out sink) (a *api.Answer, err error) {
 	how := s.fresh
 	if ex.session != nil {
@@ -72,7 +71,7 @@ func (s *Server) executeJoined(ctx context.Context, turn *tenants.Ticket, ex *ex
 	return a, proven(a)
 }
 
-// fresh carries a call out in a place of its own. The answer is nil if it came to nothing.
+// fresh executes a call in a new sandbox. The answer is nil if it fails to start.
 func (s *Server) fresh(ctx context.Context, ex *execution, out sink) (*api.Answer, error) {
 	set := s.settings.Load()
 	policy := set.policy
@@ -88,14 +87,14 @@ func (s *Server) fresh(ctx context.Context, ex *execution, out sink) (*api.Answe
 	}
 	var res *result.Result
 	a, err := func() (*api.Answer, error) {
-		// Also after a panic, which ends this request alone.
-		defer func() { res, _ = at.Give() }() // the result's verdict says more
+		// Give runs even after a panic, which ends only this request.
+		defer func() { res, _ = at.Give() }() // the verdict says more
 		return s.in(ctx, at, ex, out)
 	}()
 	if a == nil {
 		return nil, s.callError(ctx, err)
 	}
-	if policy.Parts != nil { // it has ended with the place
+	if policy.Parts != nil { // the parts have ended with the sandbox
 		used, lost := policy.Parts.End()
 		if a.Network = used; lost != nil && a.Error == nil {
 			a.Error, a.ExitCode = lost.Report(), cmp.Or(a.ExitCode, lost.ExitCode)
@@ -103,14 +102,14 @@ func (s *Server) fresh(ctx context.Context, ex *execution, out sink) (*api.Answe
 	}
 	ex.keep(res)
 	if res != nil && res.Verdict == result.Unproven && a.Teardown.Verdict == result.Proven {
-		// Nothing of the command is seen to be left, and all the same its room is.
+		// The command's teardown was proven, but that of its sandbox was not.
 		a.Teardown.Verdict, a.Teardown.Survivors = result.Unproven, res.Survivors
 		a.ExitCode = result.ExitUnproven
 	}
 	return a, nil
 }
 
-// inSession carries a call out in its session. The answer is nil if it came to nothing.
+// inSession executes a call in its session. The answer is nil if it fails to start.
 func (s *Server) inSession(ctx context.Context, ex *execution, out sink) (*api.Answer, error) {
 	a, err := s.in(ctx, ex.session.Place, ex, out)
 	if a == nil {
@@ -122,14 +121,14 @@ func (s *Server) inSession(ctx context.Context, ex *execution, out sink) (*api.A
 	return a, nil
 }
 
-// About how much memory an answer takes beside output and command line, and a word beside its text: an
-// empty one can be sent in three bytes.
+// Approximate memory of an answer without output and command line, and of a word without its text: an empty
+// word takes only three bytes of a request.
 const (
 	answerRest = 4096
 	wordRest   = 16
 )
 
-// answerSize is about how much memory an answer takes.
+// answerSize estimates the memory of an answer.
 func answerSize(a *api.Answer) int64 {
 	size := int64(answerRest)
 	for _, text := range []*string{a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64} {
@@ -143,7 +142,7 @@ func answerSize(a *api.Answer) int64 {
 	return size + filesSize(a.Files)
 }
 
-// fileRest is about how much memory what is told of a file takes beside its name.
+// fileRest is the approximate memory of a collected file's description without its name.
 const fileRest = 256
 
 func filesSize(files []api.FileOut) (size int64) {
@@ -153,7 +152,7 @@ func filesSize(files []api.FileOut) (size int64) {
 	return size
 }
 
-// proven is the error of a call of which something may be left.
+// proven returns the error for a call whose teardown is unproven.
 func proven(a *api.Answer) error {
 	if a.Teardown.Verdict != result.Unproven {
 		return nil
@@ -163,7 +162,7 @@ func proven(a *api.Answer) error {
 	return e
 }
 
-// tell counts a call, and logs how a call ended: never what it was.
+// record counts a finished call and logs its cause, but not its code.
 func (s *Server) record(ex *execution, a *api.Answer) {
 	s.metrics.ended(ex.caller.Tenant, a)
 	s.recents.add(ex.caller.Tenant, api.Recent{
@@ -173,15 +172,15 @@ func (s *Server) record(ex *execution, a *api.Answer) {
 		"verdict", string(a.Teardown.Verdict), "room", a.Room, "queue_ms", a.QueueMS, "duration_ms", a.Duration)
 }
 
-// keep keeps the place of a call if the end of its command or room is unproven.
+// keep makes release wait for the survivors of an unproven teardown.
 func (ex *execution) keep(res *result.Result) {
 	if res != nil && res.Verdict == result.Unproven {
 		ex.left = append(ex.left, res)
 	}
 }
 
-// release frees the place of a call, or the share of a session. After unproven ends it waits until all survivors
-// have exited, because they use the machine as the call did.
+// release frees the slot of a call, or the lease of a session. After unproven teardowns it waits until all
+// survivors have exited, because they still use the machine.
 func (s *Server) release(free func(), ends ...*result.Result) {
 	if len(ends) == 0 {
 		free()
@@ -200,14 +199,13 @@ func (s *Server) release(free func(), ends ...*result.Result) {
 	})
 }
 
-// Levels of tasks, in percent of a bound: as the command line has them.
+// Admission thresholds in percent of a task limit, as on the command line.
 const (
 	warn  = 60
 	alert = 80
 )
 
-// admit asks whether the machine has tasks left for one more command, which may come to have
-// so many.
+// admit asks whether the machine has enough tasks left for a command that may use up to pids.
 func (s *Server) admit(ctx context.Context, pids int64) (*admission.Permit, error) {
 	return admission.Ask(ctx, admission.Terms{
 		OnPressure: admission.Refuse, Warn: warn, Alert: alert, Promised: pids, Lasting: true,
@@ -215,7 +213,7 @@ func (s *Server) admit(ctx context.Context, pids int64) (*admission.Permit, erro
 	})
 }
 
-// explain makes busy of an error that comes from there being no task left.
+// explain converts an error caused by a lack of tasks to busy.
 func explain(leave *admission.Permit, err error) error {
 	if e, ok := errors.AsType[*result.Error](err); ok {
 		return leave.Explain(e)
@@ -223,13 +221,13 @@ func explain(leave *admission.Permit, err error) error {
 	return err
 }
 
-// callError returns what a client is told of a call that came to nothing.
+// callError converts the error of a call that failed to start.
 func (s *Server) callError(ctx context.Context, err error) error {
 	if _, ok := errors.AsType[*api.Error](err); ok {
 		return err
 	}
 	switch e := api.AsError(err); {
-	case e.Failure.Code == api.Unproven: // whoever has left
+	case e.Failure.Code == api.Unproven: // regardless of whether the client is still connected
 		return e
 	case ctx.Err() != nil && errors.Is(context.Cause(ctx), errDraining):
 		return draining()
@@ -240,7 +238,7 @@ func (s *Server) callError(ctx context.Context, err error) error {
 	}
 }
 
-// in carries a call out at a place. The answer is nil if it came to nothing.
+// in executes a call in a slot. The answer is nil if it fails to start.
 func (s *Server) in(ctx context.Context, at slot.Slot, ex *execution, out sink) (*api.Answer, error) {
 	began := time.Now()
 	if err := s.writeFiles(ctx, at, ex); err != nil {
@@ -265,7 +263,7 @@ func (s *Server) in(ctx context.Context, at slot.Slot, ex *execution, out sink) 
 	if err != nil {
 		err = explain(ex.admitted, err)
 		if e := (*result.Error)(nil); errors.As(err, &e) && (e.Code == "not-found" || e.Code == "not-executable") {
-			// As on the command line, that is how the command has ended.
+			// As on the command line, this is a result and not a failure of the request.
 			res := result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable, StartedAt: began, Duration: time.Since(began), Err: e}
 			return s.answer(at, ex, out, &res), nil
 		}
@@ -294,8 +292,8 @@ func (s *Server) answer(at slot.Slot, ex *execution, out sink, res *result.Resul
 	return a
 }
 
-// bring puts the call's files into the workspace. It is opened for what is collected, too: a
-// warm room has the next call's when the command has ended.
+// writeFiles writes the call's files to the workspace. It also opens the workspace for collect, because a
+// prestarted sandbox may belong to the next call once the command has ended.
 func (s *Server) writeFiles(ctx context.Context, at slot.Slot, ex *execution) error {
 	if len(ex.files) == 0 && len(ex.collect) == 0 {
 		return nil
@@ -331,7 +329,7 @@ func (s *Server) writeFile(ctx context.Context, dir *workspace.Dir, ex *executio
 	return err
 }
 
-// fetch has the content store get a file from elsewhere. Whatever comes is stored under its own hash.
+// fetch copies a file from another node to the content store, which computes the ID itself.
 func (s *Server) fetch(ctx context.Context, ex *execution, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -345,15 +343,15 @@ func (s *Server) fetch(ctx context.Context, ex *execution, id string) error {
 	return err
 }
 
-// Bounds of what is collected of one call.
+// Limits of collect for one call.
 const (
-	maxEntries    = 10_000 // that are looked at
+	maxEntries    = 10_000 // entries visited
 	maxCollected  = 256
-	maxNameBytes  = 64 << 10  // bytes of all their names
-	maxMatchSteps = 128 << 20 // steps of matching: about a second of CPU time at most
+	maxNameBytes  = 64 << 10  // total length of matching names
+	maxMatchSteps = 128 << 20 // steps of matching, about one second of CPU time
 )
 
-// collects is how much memory what is told of collected files may take.
+// collects returns the approximate memory for the descriptions of collected files.
 func (ex *execution) collects() int64 {
 	if len(ex.collect) == 0 {
 		return 0
@@ -361,7 +359,7 @@ func (ex *execution) collects() int64 {
 	return maxNameBytes + maxCollected*fileRest
 }
 
-// collect keeps the files that the call asks for.
+// collect stores the files that match the call's patterns.
 func (s *Server) collect(ctx context.Context, at slot.Slot, ex *execution) (files []api.FileOut) {
 	if len(ex.collect) == 0 {
 		return nil
@@ -381,10 +379,10 @@ func (s *Server) collect(ctx context.Context, at slot.Slot, ex *execution) (file
 	}
 	err = dir.List(".", maxEntries, func(e workspace.Entry) error {
 		if ctx.Err() != nil {
-			return errEnded // nobody waits for the files
+			return errEnded // the client has disconnected
 		}
 		if e.Type == "directory" && strings.Count(e.Path, "/") >= deepest {
-			return fs.SkipDir // no pattern goes further down
+			return fs.SkipDir // no pattern is deeper
 		}
 		if e.Type != "file" {
 			return nil
@@ -399,7 +397,7 @@ func (s *Server) collect(ctx context.Context, at slot.Slot, ex *execution) (file
 			return usage("the names of the files that match have more than %d bytes", maxNameBytes)
 		}
 		out := api.FileOut{Path: e.Path, Size: e.Size}
-		// Files of nothing but holes cost who makes them nothing.
+		// Sparse files cost the command nothing, but the store has to read them.
 		if e.Size > left {
 			out.Error = "with those before it, it is larger than the tenant's quota"
 		} else {
@@ -417,14 +415,14 @@ func (s *Server) collect(ctx context.Context, at slot.Slot, ex *execution) (file
 	return files
 }
 
-// matcher matches names against patterns, with a bounded number of steps. path.Match takes as many steps as
-// the product of both lengths.
+// matcher matches names against patterns with a limited number of steps. path.Match takes up to the product
+// of both lengths.
 type matcher struct {
-	patterns []string // valid ones
-	left     int      // steps
+	patterns []string // valid
+	left     int      // remaining steps
 }
 
-// any reports whether a pattern matches. It fails when no steps are left.
+// any reports whether a pattern matches. It fails when the steps are used up.
 func (m *matcher) any(name string) (bool, error) {
 	for _, pattern := range m.patterns {
 		rest := strings.IndexAny(pattern, `*?[\`)
@@ -446,7 +444,7 @@ func (m *matcher) any(name string) (bool, error) {
 	return false, nil
 }
 
-// keep puts a file of the workspace into the content store.
+// keep stores a file of the workspace in the content store.
 func (s *Server) keep(dir *workspace.Dir, ex *execution, out *api.FileOut) error {
 	f, st, err := dir.Get(out.Path)
 	if err != nil {
@@ -454,7 +452,7 @@ func (s *Server) keep(dir *workspace.Dir, ex *execution, out *api.FileOut) error
 	}
 	defer f.Close()
 	out.ModTime = st.ModTime()
-	head := make([]byte, 512) // what http.DetectContentType looks at
+	head := make([]byte, 512) // the number of bytes that http.DetectContentType examines
 	n, _ := io.ReadFull(f, head)
 	if out.MediaType = mime.TypeByExtension(path.Ext(out.Path)); out.MediaType == "" {
 		out.MediaType = http.DetectContentType(head[:n])

@@ -14,7 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 )
 
-// metrics count what has happened; what is the case is looked at when it is asked for.
+// metrics counts events. Gauges are read when they are collected.
 type metrics struct {
 	registry *prometheus.Registry
 	calls    *prometheus.CounterVec
@@ -27,8 +27,7 @@ type metrics struct {
 	teardown prometheus.Histogram
 }
 
-// Times of calls go from what a warm room takes to minutes; those of the way in and out are
-// short.
+// Durations of calls range from a prestarted sandbox to minutes; setup and teardown are short.
 var (
 	longTimes  = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
 	shortTimes = []float64{.00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5}
@@ -80,7 +79,7 @@ func (m *metrics) cell(tenant string, a *api.CellAnswer) {
 	}
 }
 
-// Gauges returns what sends one, with its name, help, value, and labels and their values in turns.
+// Gauges returns a function that sends a gauge; labels alternates names and values.
 func Gauges(out chan<- prometheus.Metric) func(name, help string, value float64, labels ...string) {
 	return func(name, help string, value float64, labels ...string) {
 		var names, values []string
@@ -91,13 +90,13 @@ func Gauges(out chan<- prometheus.Metric) func(name, help string, value float64,
 	}
 }
 
-// present is what is the case at the moment.
+// present collects the gauges.
 type present struct{ *Server }
 
-// Describe sends nothing: what there is depends on the tenants.
+// Describe sends nothing, because the metrics depend on the tenants.
 func (present) Describe(chan<- *prometheus.Desc) {}
 
-// Collect looks.
+// Collect implements [prometheus.Collector].
 func (s present) Collect(out chan<- prometheus.Metric) {
 	gauge := Gauges(out)
 	uses := s.scheduler.Uses()

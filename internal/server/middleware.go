@@ -20,25 +20,24 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
-// Door is what every request passes first: whose it is, how many there may be at once, how slow its
-// client may be, how much memory it takes. A [Server] has one; a gateway has one in front of others'
-// servers.
+// Middleware handles what is common to all requests: authentication, limits per tenant, timeouts, and memory.
+// A [Server] embeds one; a gateway puts one in front of the nodes.
 type Middleware struct {
 	settings atomic.Pointer[settings]
 	memory   *tenants.Budget // bytes of requests and answers
-	begun    *tenants.Budget // requests
+	begun    *tenants.Budget // requests in progress
 	log      *slog.Logger
 }
 
-// settings are what may change while the server runs.
+// settings can change while the server runs.
 type settings struct {
 	config.Config
 	tokens    config.Tokens
-	languages map[string]cells.Language // those whose program is there
+	languages map[string]cells.Language // those that work in a sandbox
 	policy    slot.Policy
 }
 
-// NewDoor makes a door with a checked configuration.
+// NewMiddleware creates the middleware from a checked configuration.
 func NewMiddleware(c config.Config, tokens config.Tokens, log *slog.Logger) (*Middleware, error) {
 	s := &Middleware{}
 	return s, s.init(c, tokens, log)
@@ -52,19 +51,18 @@ func (s *Middleware) init(c config.Config, tokens config.Tokens, log *slog.Logge
 	return s.apply(c, tokens)
 }
 
-// Handler passes on requests of which is known whose they are.
+// Handler passes authenticated requests on to next.
 func (s *Middleware) Handler(next http.Handler) http.Handler {
 	return s.authenticated(s.limited(s.recovered(rejectUncleanPaths(next))))
 }
 
-// Parts passes on what nodes ask for: parts of requests that a gateway has let in, which may be all that their
-// tenant may have at once.
+// Parts passes on what nodes request. The requests are parts of those that a gateway has already admitted, so
+// the tenant's request limit does not apply.
 func (s *Middleware) Parts(next http.Handler) http.Handler {
 	return s.authenticated(s.recovered(rejectUncleanPaths(next)))
 }
 
-// Mux has the paths that are about the server and nothing of a tenant's. unready returns why it takes no
-// calls, or nil.
+// Mux has the paths that concern the server, not a tenant. unready returns why it accepts no calls, or nil.
 func (s *Middleware) Mux(metrics *prometheus.Registry, unready func() *api.Error) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { page.Write(w, http.StatusOK) })
@@ -87,8 +85,8 @@ func (s *Middleware) Mux(metrics *prometheus.Registry, unready func() *api.Error
 	return mux
 }
 
-// straight refuses paths with idle parts, from which [http.ServeMux] sends clients elsewhere: who
-// removes the file ".." of a session and follows would end the session.
+// rejectUncleanPaths rejects paths that [http.ServeMux] would redirect: a client that deletes the file ".."
+// of a session and follows the redirect would end the session.
 func rejectUncleanPaths(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p := r.URL.EscapedPath()
@@ -100,22 +98,22 @@ func rejectUncleanPaths(next http.Handler) http.Handler {
 	})
 }
 
-// Settings are those that hold at the moment.
+// Settings returns the current configuration.
 func (s *Middleware) Settings() *config.Config { return &s.settings.Load().Config }
 
-// Reload takes over tokens, languages and the ceilings of tenants, or nothing, with an error. What else
-// has changed waits for a restart: directories and sizes are those of what runs.
+// Reload applies tokens, languages and tenants' ceilings, or nothing and returns an error. Everything else
+// needs a restart, because it sizes or locates what is already running.
 func (s *Middleware) Reload(c config.Config, tokens config.Tokens) error {
 	was := s.settings.Load().Config
 	next := was
 	next.Languages, next.Tenant, next.Tenants = c.Languages, c.Tenant, c.Tenants
-	if err := next.Check(); err != nil { // a tenant may be given what only the new file has
+	if err := next.Check(); err != nil { // a tenant may refer to something that only the new file has
 		return fmt.Errorf("%w; or restart the server, which takes over the whole file", err)
 	}
 	if err := s.apply(next, tokens); err != nil {
 		return err
 	}
-	secure := (c.TLSCert == "") != (was.TLSCert == "") // listeners are made once
+	secure := (c.TLSCert == "") != (was.TLSCert == "") // listeners are not replaced
 	for _, one := range []*config.Config{&c, &was} {
 		one.Languages, one.Tenant, one.Tenants, one.TokenFile, one.TLSCert, one.TLSKey = nil, config.Tenant{}, nil, "", "", ""
 	}
@@ -125,7 +123,7 @@ func (s *Middleware) Reload(c config.Config, tokens config.Tokens) error {
 	return nil
 }
 
-// take lets a checked configuration hold.
+// apply makes a checked configuration current.
 func (s *Middleware) apply(c config.Config, tokens config.Tokens) error {
 	policy, err := c.Policy()
 	if err != nil {

@@ -20,10 +20,10 @@ import (
 // buffered keeps the beginning and the end of both streams for the report.
 type buffered struct{ out, err *stream.Buffer }
 
-// copies is how many there are of an output while an answer is made of it.
+// copies is how often the output is in memory while the answer is built.
 const copies = 2
 
-// buffer settles that there is an answer with the output, and so much more.
+// buffer computes the memory for an answer with the output and more bytes.
 func (ex *execution) buffer(more int64) {
 	if ex.maxOutput > ex.maxAnswer && !slices.Contains(ex.clamped, "limits.max_output") {
 		ex.clamped = append(ex.clamped, "limits.max_output")
@@ -40,7 +40,7 @@ func (b *buffered) Writers() (stdout, stderr io.Writer) { return b.out, b.err }
 func (b *buffered) Started(func(syscall.Signal) error)  {}
 func (b *buffered) Output(r *result.Report) {
 	setOutput(r, b.out.Stream(), b.err.Stream())
-	b.out, b.err = nil, nil // the answer has it
+	b.out, b.err = nil, nil // the answer owns it now
 }
 
 func setOutput(r *result.Report, stdout, stderr result.Stream) {
@@ -48,8 +48,8 @@ func setOutput(r *result.Report, stdout, stderr result.Stream) {
 	r.SetOutput(stdout, stderr)
 }
 
-// readable reports whether UTF-8 goes as text, and not as base64: what is mostly control
-// characters, each an escape of six bytes, would be several times as long, and nobody reads it.
+// readable reports whether UTF-8 is sent as text instead of Base64. Text that is mostly control characters
+// would be several times as long, because each takes a six-byte escape.
 func readable(text string) bool {
 	long := 0
 	for i := range len(text) {
@@ -60,17 +60,16 @@ func readable(text string) bool {
 	return worth(len(text), long)
 }
 
-// worth is readable of so many bytes, so many of which are escapes.
+// worth is readable for a text of size bytes with long six-byte escapes.
 func worth(size, long int) bool {
 	const (
-		short  = 4 << 10 // is text in any case
-		escape = 5       // bytes more than the character
+		short  = 4 << 10 // always sent as text
+		escape = 5       // additional bytes of an escape
 	)
 	return size <= short || escape*long <= size
 }
 
-// events sends a call's output while it runs, and the report at the end: JSON lines, or
-// server-sent events of the same.
+// events streams a call's output, and the report at the end, as JSON lines or server-sent events.
 type events struct {
 	w   http.ResponseWriter
 	sse bool
@@ -79,23 +78,23 @@ type events struct {
 
 	spawn func(func())
 
-	mu     sync.Mutex // of w, and of
-	begun  bool       // the status is sent
-	first  bool       // and the start
-	over   bool       // and the handler is about to return
+	mu     sync.Mutex
+	begun  bool // status sent
+	first  bool // start sent
+	over   bool // the handler is about to return
 	closed chan struct{}
 	pieces [2]pieces
 
-	line []byte // used again for each event
+	line []byte // reused for each event
 }
 
-// pieces is one stream on its way.
+// pieces sends one stream.
 type pieces struct {
 	events *events
 	name   string
-	mu     sync.Mutex // held for a whole piece: a client may take its time for it
+	mu     sync.Mutex // held for a whole piece, as long as the client takes
 	total  int64
-	carry  []byte // the beginning of a character whose end is still to come
+	carry  []byte // an incomplete character
 }
 
 func newEvents(w http.ResponseWriter, sse bool, ex *execution, spawn func(func())) *events {
@@ -104,15 +103,15 @@ func newEvents(w http.ResponseWriter, sse bool, ex *execution, spawn func(func()
 	return e
 }
 
-// keepalive is how long a client hears nothing at most; tests shorten it.
+// keepalive is the longest time without an event; tests shorten it.
 var keepalive = 5 * time.Second
 
 func (e *events) Writers() (stdout, stderr io.Writer) { return &e.pieces[0], &e.pieces[1] }
 
-func (e *events) Started(func(syscall.Signal) error) { _ = e.send("start", nil) } // the next one fails as well
+func (e *events) Started(func(syscall.Signal) error) { _ = e.send("start", nil) } // the next send fails as well
 
-// alive has a client hear something that waits for the call's turn, or for output. What is refused
-// at once, as most is, has its own status still.
+// alive sends keepalive events while a call is queued or writes nothing. A call that is rejected at once
+// still gets its own status.
 func (e *events) alive() {
 	e.spawn(func() {
 		tick := time.NewTicker(keepalive)
@@ -130,16 +129,15 @@ func (e *events) alive() {
 	})
 }
 
-// send sends one event, which is appended to a line as JSON.
+// send sends one event, whose JSON document appends to a line.
 func (e *events) send(name string, document func([]byte) []byte) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.sendLocked(name, document)
 }
 
-// sendLocked is send with the mutex held. Before the first event goes the status, with which it is settled
-// that this is a stream; and before the first one of a command that runs goes its start, since output may be
-// quicker than the word of that.
+// sendLocked is send with the mutex held. The first event is preceded by the status, and the first one of a
+// running command by its start event, because output may arrive before Started is called.
 func (e *events) sendLocked(name string, document func([]byte) []byte) error {
 	if e.over {
 		return os.ErrClosed
@@ -180,8 +178,7 @@ func (e *events) write(name string, document func([]byte) []byte) error {
 	return http.NewResponseController(e.w).Flush()
 }
 
-// Write sends a piece of a stream, as far as that is within its bound. What is sent as text is
-// whole characters.
+// Write sends a piece of a stream within its limit. Text is split only between characters.
 func (p *pieces) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -199,18 +196,18 @@ func (p *pieces) Write(b []byte) (int, error) {
 		p.carry = nil
 	}
 	whole := b[:len(b)-stream.Partial(b)]
-	if len(whole) == 0 { // the beginning of one character, and nothing else
+	if len(whole) == 0 { // an incomplete character only
 		p.carry = append([]byte(nil), b...)
 		return n, nil
 	}
 	if !utf8.Valid(whole) {
-		whole = b // there are no characters to be kept whole
+		whole = b // not UTF-8
 	}
 	p.carry = append([]byte(nil), b[len(whole):]...)
 	return n, p.send(whole)
 }
 
-// send sends a piece, as [api.Event] has it.
+// send sends a piece as an [api.Event].
 func (p *pieces) send(b []byte) error {
 	return p.events.send(p.name, func(line []byte) []byte {
 		head := len(line)
@@ -226,13 +223,13 @@ func (p *pieces) send(b []byte) error {
 	})
 }
 
-// Output sends what is left of both streams, and counts them in the report.
+// Output sends the rest of both streams and adds their sizes to the report.
 func (e *events) Output(r *result.Report) {
 	count := func(p *pieces) (*int64, *bool) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if len(p.carry) > 0 {
-			_ = p.send(p.carry) // the next one fails as well
+			_ = p.send(p.carry) // the next send fails as well
 		}
 		total, truncated := p.total, p.total > e.max
 		return &total, &truncated
@@ -241,54 +238,53 @@ func (e *events) Output(r *result.Report) {
 	r.StderrBytes, r.StderrTruncated = count(&e.pieces[1])
 }
 
-// finish sends the last event, or the answer of a call that came to nothing. What comes later
-// is not sent.
+// finish sends the last event, or the error of a call that failed to start. Nothing is sent after it.
 func (e *events) finish(a *api.Answer, err error) {
 	defer close(e.closed)
-	e.mu.Lock() // until nothing can come after it
+	e.mu.Lock() // blocks later events
 	defer e.mu.Unlock()
 	defer func() { e.over = true }()
 	switch {
 	case err == nil:
-		_ = e.sendLocked("report", appendJSON(&api.Event{Event: "report", Report: a})) // who has gone away reads nothing
+		_ = e.sendLocked("report", appendJSON(&api.Event{Event: "report", Report: a})) // the client may have disconnected
 	case e.begun:
-		_ = e.sendLocked("error", appendJSON(&api.Event{Event: "error", Error: api.AsError(err)})) // likewise
+		_ = e.sendLocked("error", appendJSON(&api.Event{Event: "error", Error: api.AsError(err)})) // see above
 	default:
 		api.AsError(err).Write(e.w)
 	}
 }
 
-// writeAnswer answers with the report of a call.
+// writeAnswer sends the report of a call.
 func writeAnswer(w http.ResponseWriter, a *api.Answer) {
-	rest := *a // shared with who asks once more
+	rest := *a // shared with retries of the request
 	rest.Stdout, rest.StdoutBase64, rest.Stderr, rest.StderrBase64 = nil, nil, nil, nil
 	writeJSON(w, rest, output(a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64)...)
 }
 
-// writeCell answers with what has become of a cell.
+// writeCell sends the answer of a cell.
 func writeCell(w http.ResponseWriter, a *api.CellAnswer) {
 	rest := *a
 	rest.Stdout, rest.StdoutBase64, rest.Stderr, rest.StderrBase64 = nil, nil, nil, nil
 	writeJSON(w, rest, output(a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64)...)
 }
 
-// member is one of a document whose value is a long text; nil for none.
+// member is a member of a document with a long string value; nil if absent.
 type member struct {
 	name string
 	text *string
 }
 
-// output names the members that a report, and the answer of a cell, have for the two streams.
+// output returns the output members of a report or a cell's answer.
 func output(stdout, stdoutBase64, stderr, stderrBase64 *string) []member {
 	return []member{{"stdout", stdout}, {"stdout_base64", stdoutBase64}, {"stderr", stderr}, {"stderr_base64", stderrBase64}}
 }
 
-// writeJSON answers with a document, which is an object if there are long members. These come
-// last, piece by piece: all of them as JSON at once would be many times what was kept of the output.
+// writeJSON sends a document, which is an object if there are long members. They come last and are encoded
+// piece by piece, because the whole JSON text can be many times as long as the output.
 func writeJSON(w http.ResponseWriter, v any, long ...member) {
 	doc, err := result.JSON(v)
 	if err != nil {
-		panic(err) // of a type of package api
+		panic(err) // impossible for types of package api
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
@@ -302,17 +298,17 @@ func writeJSON(w http.ResponseWriter, v any, long ...member) {
 		_, _ = out.Write(doc[:len(doc)-len("}\n")])
 		fmt.Fprintf(&out, ",%q:\"", m.name)
 		for text := *m.text; text != ""; {
-			n := min(len(text), size) // also within a character: its bytes stand for themselves
+			n := min(len(text), size) // may split a character, whose bytes need no escape
 			piece, _ = appendQuoted(piece[:0], []byte(text[:n]))
 			_, _ = out.Write(piece[len(`"`) : len(piece)-len(`"`)]) // out keeps the error
 			text = text[n:]
 		}
 		doc = []byte("\"}\n")
 	}
-	_, _ = out.Write(doc) // who has gone away reads nothing
+	_, _ = out.Write(doc) // the client may have disconnected
 }
 
-// errWriter writes until that fails once.
+// errWriter ignores writes after the first error.
 type errWriter struct {
 	w   io.Writer
 	err error
@@ -325,7 +321,7 @@ func (e *errWriter) Write(b []byte) (int, error) {
 	return len(b), e.err
 }
 
-// appendJSON appends what is a type of package api.
+// appendJSON returns a function that appends a value of package api.
 func appendJSON(v any) func([]byte) []byte {
 	return func(to []byte) []byte {
 		doc, err := result.JSON(v)

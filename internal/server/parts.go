@@ -19,10 +19,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/volumes"
 )
 
-// overlayPath is where an overlay is shown unless that is said.
+// overlayPath is the default mount point of an overlay.
 const overlayPath = "/work"
 
-// parts are those of a sandbox, checked: nothing was opened or locked for them.
+// parts are the checked parts of a sandbox. Nothing is opened or locked yet.
 type parts struct {
 	api.Parts
 	data    string // the tenant's directory
@@ -31,8 +31,8 @@ type parts struct {
 	volumes []sandbox.Volume
 }
 
-// checkParts finds what is wrong with the parts that a client asks for, and what the tenant may not
-// have. It is nil if there are none.
+// checkParts validates the requested parts against the tenant's permissions. It returns nil if there are
+// none.
 func checkParts(set *settings, tenant string, t config.Tenant, asked api.Parts) (*parts, error) {
 	if asked.Overlay == nil && asked.Snapshot == "" && len(asked.Volumes) == 0 && asked.Network == nil {
 		return nil, nil
@@ -99,12 +99,12 @@ func checkParts(set *settings, tenant string, t config.Tenant, asked api.Parts) 
 	return p, nil
 }
 
-// mayNot says that a tenant may not have something, whether or not it exists.
+// notAllowed returns the error for something that a tenant may not use, whether or not it exists.
 func notAllowed(key, what string) error {
 	return api.NewError(api.Policy, "the tenant may not "+what, "the server's configuration says what it may: "+key+" of [tenant]")
 }
 
-// destination checks where something is to be shown. The workspace is that of the files interface.
+// destination checks a mount point. The workspace is not allowed, because it belongs to the file operations.
 func destination(what, at string) (string, error) {
 	dest, err := room.CleanDest(at)
 	if err == nil && (room.Within(dest, room.Home) || room.Within(room.Home, dest)) {
@@ -116,8 +116,8 @@ func destination(what, at string) (string, error) {
 	return dest, nil
 }
 
-// part adds parts to the policy of a place: volumes are locked, and layers unpacked and held.
-// The caller ends them, but not after an error.
+// addParts adds parts to the policy of a sandbox: it locks volumes, and unpacks and holds layers. The caller
+// ends the parts, except after an error.
 func (s *Server) addParts(ctx context.Context, set *settings, t config.Tenant, p *parts, out *slot.Policy) (err error) {
 	out.Parts = &sandbox.Parts{}
 	defer func() {
@@ -148,8 +148,7 @@ func (s *Server) addParts(ctx context.Context, set *settings, t config.Tenant, p
 	return nil
 }
 
-// from begins with the state of a snapshot. Its overlay is over a directory that the tenant may have
-// still.
+// fromSnapshot starts the overlay from a snapshot. The tenant must still have access to its directory.
 func (s *Server) fromSnapshot(ctx context.Context, set *settings, t config.Tenant, p *parts, out *slot.Policy) error {
 	store, err := snapshots.Look(filepath.Join(p.data, snapshotsDir))
 	if err != nil {
@@ -160,7 +159,7 @@ func (s *Server) fromSnapshot(ctx context.Context, set *settings, t config.Tenan
 	if err != nil {
 		return err
 	}
-	tree := m.Trees[0] // of a session there is one
+	tree := m.Trees[0] // a session has one
 	if len(m.Trees) > 1 {
 		return usage("the snapshot has %d overlays, and a session has one", len(m.Trees))
 	}
@@ -180,14 +179,15 @@ func (s *Server) fromSnapshot(ctx context.Context, set *settings, t config.Tenan
 	return out.Parts.From(ctx, store, m, &out.Policy, room.ThisCaller(), "")
 }
 
-// use locks volumes, of which a tenant may have so many.
+// useVolumes locks volumes and enforces the tenant's limit on their number.
 func (s *Server) useVolumes(t config.Tenant, p *parts, out *slot.Policy) error {
 	store, err := volumes.OpenAt(filepath.Join(p.data, volumesDir), true)
 	if err != nil {
 		return err
 	}
 	defer store.Close()
-	// Or two would make the last one. It is the tenant's own: a volume may have to be waited for.
+	// Without the mutex, two requests could both create the last volume allowed. It is per tenant because
+	// locking a volume can block.
 	one, _ := s.stores.LoadOrStore(p.data, new(sync.Mutex))
 	one.(*sync.Mutex).Lock()
 	defer one.(*sync.Mutex).Unlock()
@@ -213,7 +213,7 @@ func busyVolume(err error) error {
 	return err
 }
 
-// removeVolume removes one that there is.
+// removeVolume removes an existing volume.
 func (s *Server) removeVolume(store *volumes.Store, name string) error {
 	names, err := store.Names()
 	if err != nil {
@@ -225,7 +225,7 @@ func (s *Server) removeVolume(store *volumes.Store, name string) error {
 	return busyVolume(store.Remove(name))
 }
 
-// findSnapshot is a tenant's snapshot, by id or name.
+// findSnapshot returns a tenant's snapshot by ID or name.
 func findSnapshot(store *snapshots.Store, name string) (*snapshots.Manifest, error) {
 	m, err := store.Find(name)
 	if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "not-found" {

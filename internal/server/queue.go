@@ -8,11 +8,11 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 )
 
-// ErrHere says that a call with this id has begun.
+// ErrHere reports that a call with this ID has already begun.
 var ErrHere = errors.New("the call has begun here")
 
-// Admit lets a call in that has waited elsewhere, if it may begin at once. The context says whose it
-// is (see [As]). One call after the other is let in.
+// Admit admits a call that was queued elsewhere, if it can begin at once. The context identifies the caller
+// (see [As]). Calls must not be concurrent.
 func (s *Server) Admit(ctx context.Context, id string, body []byte) (*Detached, error) {
 	var c api.Call
 	if err := json.Unmarshal(body, &c); err != nil {
@@ -30,7 +30,7 @@ func (s *Server) Admit(ctx context.Context, id string, body []byte) (*Detached, 
 		case status.Started || status.State != api.Over:
 			return nil, ErrHere
 		}
-		s.jobs.Drop(c) // it was refused after all, and is sent once more
+		s.jobs.Drop(c) // it was rejected earlier and has been sent again
 	}
 	ceilings := ex.ceilings.Ceilings()
 	ceilings.Queue = 0

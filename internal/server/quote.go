@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// escapes are what follows the backslash in JSON for the bytes that do not stand for themselves:
-// u for those of six bytes, 0 for all others.
+// escapes has the character after the backslash in JSON, u for six-byte escapes, and 0 for bytes that need no
+// escape.
 var escapes = func() (all [256]byte) {
 	for c := range ' ' {
 		all[c] = 'u'
@@ -17,8 +17,8 @@ var escapes = func() (all [256]byte) {
 	return all
 }()
 
-// appendQuoted appends a text in UTF-8 as a JSON string, more than twice as fast as package json
-// does: a stream is no quicker than this. long is how many bytes of it took six.
+// appendQuoted appends UTF-8 text as a JSON string, more than twice as fast as package json; it determines
+// the speed of a stream. long is the number of six-byte escapes.
 func appendQuoted(to, text []byte) (out []byte, long int) {
 	const most, word = len(`\u0000`), 8
 	to = slices.Grow(append(to, '"'), most*len(text)+1)
@@ -51,7 +51,7 @@ func appendQuoted(to, text []byte) (out []byte, long int) {
 	return append(to[:n], '"'), long
 }
 
-// plain reports whether eight bytes stand for themselves. It may be wrong about those that do.
+// plain reports whether eight bytes need no escape. False negatives are possible.
 func plain(w uint64) bool {
 	const ones, high = 0x0101010101010101, 0x8080808080808080
 	control := w - ones*' '

@@ -13,17 +13,16 @@ import (
 	"github.com/sbxrun/sbxrun/internal/stream"
 )
 
-// A mistake of ours ends the request that has met it, and nothing else: what runs for others goes
-// on. What was taken for the request is given back by defer, as after any error.
+// A panic in a handler ends its request and nothing else. Deferred calls release its resources, as after an
+// error.
 //
-// All that reads what a command has made up (its output, the answers of a cell, files, archives) runs
-// in the goroutine of a request, or writes to a sinkWriter. What the engine does in goroutines of its
-// own, such as to build rooms and to wait for ends, is not guarded: after a mistake there nobody
-// could say any more what is proven. It ends the server, and that is safe: keepers end all that runs,
-// and the next server begins with nothing.
+// Code that processes data from a command (output, cell answers, files, archives) runs in the goroutine of a
+// request or writes to a sinkWriter, so it is covered. The engine's own goroutines, such as those that build
+// sandboxes and wait for exits, are not: after a panic there, nothing can be proven any more. It ends the
+// server. That is safe, because the shims end everything that runs and the next server starts from nothing.
 
-// Guard carries out what a request asks for. A panic is an error: whether anything has begun is
-// not known then. [http.ErrAbortHandler] is returned: it is no mistake.
+// Recover calls do and converts a panic to an error. Whether anything has started is unknown then.
+// [http.ErrAbortHandler] is returned as it is.
 func (s *Middleware) Recover(ctx context.Context, do func() error) (err error) {
 	defer func() {
 		switch mistake := recover(); mistake {
@@ -37,7 +36,7 @@ func (s *Middleware) Recover(ctx context.Context, do func() error) (err error) {
 	return do()
 }
 
-// mistake logs a panic, and is the error of its request.
+// panicked logs a panic and returns the error for its request.
 func (s *Middleware) panicked(id string, mistake any) *api.Error {
 	s.log.Error("panic", "request", id, "panic", fmt.Sprint(mistake), "stack", string(debug.Stack()))
 	e := api.NewError(api.Internal, "a mistake of the server has ended request "+id, "its log says more")
@@ -45,18 +44,17 @@ func (s *Middleware) panicked(id string, mistake any) *api.Error {
 	return e
 }
 
-// spawn does something in the background that no request waits for.
+// spawn runs do in the background and recovers from panics.
 func (s *Server) spawn(do func()) {
 	go func() {
-		_ = s.Recover(s.base, func() error { // logged
+		_ = s.Recover(s.base, func() error { // Recover has logged it
 			do()
 			return nil
 		})
 	}()
 }
 
-// guarded is [Server.Guard] for handlers. What has begun to be sent is broken off, which tells a
-// client as much.
+// recovered is [Middleware.Recover] for handlers. A response that has already begun is aborted.
 func (s *Middleware) recovered(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := s.Recover(r.Context(), func() error {
@@ -73,12 +71,12 @@ func (s *Middleware) recovered(next http.Handler) http.Handler {
 	})
 }
 
-// sinkWriter is one of a sink's, which goroutines of the engine write to.
+// sinkWriter is a writer of a sink that the engine's goroutines use.
 type sinkWriter struct {
 	io.Writer
 	s      *Server
 	ex     *execution
-	cancel context.CancelFunc // of the call
+	cancel context.CancelFunc
 	failed *atomic.Pointer[api.Error]
 }
 
@@ -94,12 +92,12 @@ func (w sinkWriter) Write(b []byte) (n int, err error) {
 	return w.Writer.Write(b)
 }
 
-// writersOf are those of a sink; a mistake in one ends the call, and is in failed then.
+// writersOf returns the writers of a sink. A panic in one cancels the call and is stored in failed.
 func (s *Server) writersOf(out sink, ex *execution, cancel context.CancelFunc) (stdout, stderr io.Writer, failed *atomic.Pointer[api.Error]) {
 	failed = &atomic.Pointer[api.Error]{}
 	stdout, stderr = out.Writers()
 	for _, w := range []*io.Writer{&stdout, &stderr} {
-		if _, memory := (*w).(*stream.Buffer); !memory { // which the engine knows
+		if _, memory := (*w).(*stream.Buffer); !memory { // the engine recognizes this type
 			*w = sinkWriter{*w, s, ex, cancel, failed}
 		}
 	}

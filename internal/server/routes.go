@@ -26,12 +26,12 @@ import (
 )
 
 func init() {
-	huma.ValidateStrictCasing = true // or Argv would be taken for a member that was checked as argv
-	// Numbers in full: 1048576, and not 1.048576e+06.
+	huma.ValidateStrictCasing = true // otherwise Argv would be accepted for argv without its checks
+	// Numbers without an exponent: 1048576, not 1.048576e+06.
 	validation.MsgExpectedMinimumNumber, validation.MsgExpectedMaximumNumber = "expected number >= %.16g", "expected number <= %.16g"
-	// huma's own errors, of requests that are not as the document says, are ours.
+	// Replace huma's own error type for requests that do not match the document.
 	huma.NewError = func(status int, message string, errs ...error) huma.StatusError {
-		if e, ok := errors.AsType[*api.Error](errors.Join(errs...)); ok { // from heldBody
+		if e, ok := errors.AsType[*api.Error](errors.Join(errs...)); ok { // set by heldBody
 			return e
 		}
 		e := api.NewError(api.Usage, message, "")
@@ -44,13 +44,13 @@ func init() {
 		case http.StatusUnsupportedMediaType:
 			e = api.NewError(api.MediaType, "the request is not of a media type that is taken here", "send application/json")
 		}
-		// The text of a request can be in these, such as the name of a member. All of it in an answer would be
-		// several times the memory that was reserved for the request.
+		// The messages can contain text of the request, such as a member's name. Without a limit, the answer
+		// could take several times the memory reserved for the request.
 		const most, longest = 16, 200
 		var words []string
 		for _, err := range errs {
 			var detail *huma.ErrorDetail
-			if !errors.As(err, &detail) { // never the value: it may be code, or a secret
+			if !errors.As(err, &detail) { // never the value, which may be code or a secret
 				continue
 			}
 			if len(words) == most {
@@ -66,30 +66,30 @@ func init() {
 	}
 }
 
-// Request is what every handler has of its request.
+// Request gives a handler access to its HTTP request and response.
 type Request struct {
 	w http.ResponseWriter
 	r *http.Request
 }
 
-// Resolve is called by huma when it has read the request.
+// Resolve is called by huma after it has read the request.
 func (q *Request) Resolve(ctx huma.Context) []error {
 	q.r, q.w = humago.Unwrap(ctx)
 	return nil
 }
 
-// held reserves memory for the request body as it is read.
+// held is a middleware that reserves memory for the request body as it is read.
 func (s *Server) held(ctx huma.Context, next func(huma.Context)) {
 	r, w := humago.Unwrap(ctx)
 	s.holdBody(w, r)
 	next(ctx)
 }
 
-// holding is the memory that a request has taken, until it is over.
+// holding is the memory reserved for a request until it ends.
 type holding struct {
 	mu    sync.Mutex
-	lease *tenants.Lease // nil for none
-	over  bool           // the request has ended
+	lease *tenants.Lease // nil if none
+	over  bool
 }
 
 func (h *holding) free() {
@@ -99,9 +99,9 @@ func (h *holding) free() {
 	h.lease.Free()
 }
 
-// Hold takes memory for a request, until it is over: a tool of MCP may still run then, as the SDK does not
-// wait for it when the client leaves. One that does not come over HTTP has a client of its own, and takes
-// what it likes.
+// Hold reserves memory for a request until it ends. It fails after that, because an MCP tool may still run:
+// the SDK does not wait for tools when the client disconnects. Requests that do not come over HTTP are not
+// limited.
 func (s *Middleware) Hold(ctx context.Context, n int64) error {
 	h, ok := ctx.Value(holdingKey).(*holding)
 	if !ok {
@@ -147,7 +147,7 @@ func (b *heldBody) Read(p []byte) (int, error) {
 		return n, err
 	}
 	if b.err = b.s.Hold(b.ctx, copies*int64(n)); b.err != nil {
-		b.w.Header().Set("Connection", "close") // or net/http would read the rest before it answers
+		b.w.Header().Set("Connection", "close") // otherwise net/http reads the rest before it answers
 		return 0, b.err
 	}
 	return n, err
@@ -155,13 +155,13 @@ func (b *heldBody) Read(p []byte) (int, error) {
 
 func (b *heldBody) Close() error {
 	if b.err != nil {
-		return nil // as above
+		return nil // see above
 	}
 	return b.ReadCloser.Close()
 }
 
-// modest refuses JSON of so many values that they would take many times the memory of the text: an
-// empty object of two bytes takes fifty. The interface has no use for as many.
+// checkValueCount rejects JSON with so many values that decoding it would take many times the memory of the
+// text: an empty object takes two bytes of text and fifty of memory.
 func checkValueCount(text []byte) error {
 	const most = 1 << 16
 	n, quoted := 0, false
@@ -181,12 +181,12 @@ func checkValueCount(text []byte) error {
 	return nil
 }
 
-// Strict refuses JSON that others may read in another way (RFC 7493): package json puts U+FFFD in the place of
-// what is not Unicode, takes the last of several members of one name, and merges objects of one name, of
-// which only the last was checked.
+// Strict rejects JSON that parsers interpret differently (RFC 7493). Package json replaces invalid Unicode
+// with U+FFFD, uses the last of several members with one name, and merges objects of one name although only
+// the last has been checked.
 func Strict(text []byte) error {
 	err := jsontext.NewDecoder(bytes.NewBuffer(text)).SkipValue()
-	if at := (*jsontext.SyntacticError)(nil); errors.As(err, &at) { // whose own words may be code, or a secret
+	if at := (*jsontext.SyntacticError)(nil); errors.As(err, &at) { // its own message may quote code or a secret
 		what := "invalid Unicode"
 		if errors.Is(err, jsontext.ErrDuplicateName) {
 			what = "a second member of one name"
@@ -196,7 +196,7 @@ func Strict(text []byte) error {
 	return err
 }
 
-// Handler is the whole interface; of it, what is not HTTP's own is mcp.
+// Handler returns the handler of the whole interface; mcp handles /mcp.
 func (s *Server) Handler(mcp http.Handler) http.Handler {
 	mux := s.Mux(s.metrics.registry, func() *api.Error {
 		if s.Ready() {
@@ -206,7 +206,7 @@ func (s *Server) Handler(mcp http.Handler) http.Handler {
 	})
 	s.define(mux)
 	mux.Handle("/mcp", mcp)
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { // all that the others are not for
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { // everything else
 		if methods := methodsOf(mux, r); len(methods) > 0 {
 			w.Header().Set("Allow", strings.Join(methods, ", "))
 			api.NewError(api.NoSuchMethod, fmt.Sprintf("%.200s takes %s, not %s", r.URL.Path, strings.Join(methods, ", "), r.Method), "").Write(w)
@@ -217,7 +217,7 @@ func (s *Server) Handler(mcp http.Handler) http.Handler {
 	return s.Middleware.Handler(mux)
 }
 
-// methodsOf are those that the path of a request can be called with.
+// methodsOf returns the methods that the path of a request supports.
 func methodsOf(mux *http.ServeMux, r *http.Request) (list []string) {
 	other := *r
 	for _, other.Method = range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
@@ -228,12 +228,12 @@ func methodsOf(mux *http.ServeMux, r *http.Request) (list []string) {
 	return list
 }
 
-// define adds the operations of the document.
+// define registers all operations.
 func (s *Server) define(mux *http.ServeMux) huma.API {
 	c := huma.DefaultConfig("sbxrun", s.version)
 	c.Info.Description = "Runs what agents write, ends what it has started, and proves it. An error says whether anything has begun; only what says started:false may be tried again."
 	c.DocsPath, c.SchemasPath = "", ""
-	c.CreateHooks = nil // no links to schemas in answers
+	c.CreateHooks = nil // no schema links in answers
 	c.OpenAPIPath = "/openapi"
 	read := huma.DefaultJSONFormat
 	read.Unmarshal = func(text []byte, v any) error {
@@ -259,7 +259,7 @@ func (s *Server) define(mux *http.ServeMux) huma.API {
 	s.defineParts(a)
 	s.defineLanguages(a)
 	s.defineStatus(a)
-	// The mux's own words for the rest of a path are none of OpenAPI's.
+	// "..." is the mux's syntax, not OpenAPI's.
 	for path, item := range a.OpenAPI().Paths {
 		if plain := strings.ReplaceAll(path, "...}", "}"); plain != path {
 			delete(a.OpenAPI().Paths, path)
@@ -269,7 +269,7 @@ func (s *Server) define(mux *http.ServeMux) huma.API {
 	return a
 }
 
-// register is huma's, for handlers with any error, which becomes one of the interface here.
+// register is huma.Register for handlers that return any error; it converts that with [api.AsError].
 func register[I, O any](a huma.API, o huma.Operation, handle func(context.Context, *I) (*O, error)) {
 	huma.Register(a, o, func(ctx context.Context, in *I) (*O, error) {
 		out, err := handle(ctx, in)
@@ -280,7 +280,7 @@ func register[I, O any](a huma.API, o huma.Operation, handle func(context.Contex
 	})
 }
 
-// answer is a document.
+// answer is a JSON response.
 type answer[T any] struct{ Body T }
 
 func with[T any](v T, err error) (*answer[T], error) {
@@ -290,13 +290,13 @@ func with[T any](v T, err error) (*answer[T], error) {
 	return &answer[T]{v}, nil
 }
 
-// operation has what all of them have: how much may be sent, and every error there is.
+// operation adds what all operations have in common: the body limit and the error responses.
 func (s *Server) operation(a huma.API, o huma.Operation, codes ...api.Code) huma.Operation {
-	if o.RequestBody == nil { // else it is bytes, which are not held
+	if o.RequestBody == nil { // otherwise it is a byte stream, which is not held in memory
 		o.Middlewares = huma.Middlewares{s.held}
 	}
 	o.MaxBodyBytes = int64(s.settings.Load().MaxBody)
-	o.BodyReadTimeout = pieceBound // for the first piece, see patient
+	o.BodyReadTimeout = pieceBound // for the first piece; see timeoutWriter
 	if o.Responses == nil {
 		o.Responses = map[string]*huma.Response{}
 	}
@@ -315,10 +315,10 @@ func (s *Server) operation(a huma.API, o huma.Operation, codes ...api.Code) huma
 	return o
 }
 
-// starting are the codes of all that starts something.
+// startCodes are the error codes of all operations that start something.
 var startCodes = []api.Code{api.TooLarge, api.MediaType, api.Policy, api.NoSuchFile, api.Quota, api.QuotaKept, api.Busy, api.Draining, api.Limit, api.Unproven, api.QuotaDisk}
 
-// content is an answer of several media types.
+// content describes a response with several media types.
 func content(a huma.API, description string, types map[string]reflect.Type) *huma.Response {
 	r := &huma.Response{Description: description, Content: map[string]*huma.MediaType{}}
 	for name, t := range types {
@@ -327,10 +327,10 @@ func content(a huma.API, description string, types map[string]reflect.Type) *hum
 	return r
 }
 
-// streamed is an answer that the handler writes.
+// streamed is a response that the handler writes itself.
 type streamed struct{ Body func(huma.Context) }
 
-// writes is an answer that the handler writes, or the error in its place.
+// writes returns a response written by answer, or the error that it returns.
 func (q Request) writes(answer func() error) (*streamed, error) {
 	return &streamed{func(huma.Context) {
 		if err := answer(); err != nil {
@@ -339,7 +339,7 @@ func (q Request) writes(answer func() error) (*streamed, error) {
 	}}, nil
 }
 
-// answers are those of a call that its client waits for.
+// answers describes the responses of a call that the client waits for.
 func answers(a huma.API) map[string]*huma.Response {
 	return map[string]*huma.Response{"200": content(a, "It has ended, however: the report says how. Or a stream of events, the last of which is the report.", map[string]reflect.Type{
 		"application/json": reflect.TypeFor[api.Answer](), "application/x-ndjson": reflect.TypeFor[api.Event](), "text/event-stream": reflect.TypeFor[api.Event](),
@@ -362,7 +362,8 @@ func (s *Server) defineRun(a huma.API) {
 	})
 }
 
-// answered answers a call that its client waits for, in a session unless that is nil: see order.
+// answered executes a call that the client waits for, in a session unless x is nil. ended is the error of a
+// session that has ended: only a stored answer is returned then.
 func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Call, x *sessions.Session, ended error) (*streamed, error) {
 	ex, err := s.check(IdentityOf(q.r.Context()), c)
 	if err != nil {
@@ -394,7 +395,7 @@ func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Cal
 	})
 }
 
-// carry carries a call out for as long as its client is there.
+// execute executes a call for as long as its client is connected.
 func (s *Server) execute(ctx context.Context, ex *execution, out sink) (a *api.Answer, err error) {
 	defer func() { s.count(ex, a, err) }()
 	if err := s.begin(); err != nil {
@@ -406,7 +407,7 @@ func (s *Server) execute(ctx context.Context, ex *execution, out sink) (a *api.A
 	if ex.ended != nil {
 		return nil, ex.ended
 	}
-	if ex.session != nil { // which ends it
+	if ex.session != nil { // the session's end cancels the call
 		its, release, err := ex.session.Use()
 		if err != nil {
 			return nil, err
@@ -422,7 +423,7 @@ func (s *Server) execute(ctx context.Context, ex *execution, out sink) (a *api.A
 	return s.executeTicket(ctx, turn, ex, out)
 }
 
-// guardCall carries a call out that has joined.
+// executeTicket executes a call that holds a ticket.
 func (s *Server) executeTicket(ctx context.Context, turn *tenants.Ticket, ex *execution, out sink) (a *api.Answer, err error) {
 	err = s.Recover(context.WithValue(ctx, whoKey, ex.caller), func() (err error) {
 		defer func() { s.release(turn.Leave, ex.left...) }()
@@ -432,7 +433,7 @@ func (s *Server) executeTicket(ctx context.Context, turn *tenants.Ticket, ex *ex
 	return a, err
 }
 
-// count counts a call that came to nothing.
+// count counts a call that failed to start.
 func (s *Server) count(ex *execution, a *api.Answer, err error) {
 	var e *api.Error
 	if a == nil && errors.As(err, &e) && !e.Started {
@@ -440,17 +441,17 @@ func (s *Server) count(ex *execution, a *api.Answer, err error) {
 	}
 }
 
-// replayed is the header of an answer that was another request's.
+// replayed is the header of an answer stored by an earlier request.
 const replayed = "Idempotency-Replayed"
 
-// kept is the answer of a request that had an idempotency key.
+// storedAnswer is the answer to a request with an idempotency key.
 type storedAnswer[T any] struct {
 	answer *T
 	err    error
 }
 
-// once carries a request out, unless there was one with this key: then it has that one's answer. The
-// context of what is carried out ends when all clients that asked for it have left.
+// idempotent executes a request, or returns the answer of an earlier one with the same key. The context
+// passed to carry ends when all clients that asked for the key have disconnected.
 func idempotent[T any](s *Server, q Request, key string, body []byte, ex *execution, carry func(context.Context) (a *T, started bool, err error)) (*T, error) {
 	if key == "" {
 		a, _, err := carry(q.r.Context())
@@ -472,15 +473,15 @@ func idempotent[T any](s *Server, q Request, key string, body []byte, ex *execut
 		return v.answer, v.err
 	}
 	v := storedAnswer[T]{}
-	keep := false // what never began may be tried again
+	keep := false // a request that never started may be retried
 	defer func() {
 		var lease *tenants.Lease
-		if keep { // and with it its memory
+		if keep { // the stored answer takes over the memory
 			lease, ex.buffers = ex.buffers, nil
 		}
 		s.keys.Settle(ex.caller.Tenant, name, k, v, keep, lease)
 	}()
-	v.err = draining() // should carry not come back
+	v.err = draining() // in case carry panics
 	var e *api.Error
 	if v.answer, keep, v.err = carry(k.Context()); v.answer == nil {
 		ex.buffers.Shrink(answerRest)
@@ -497,7 +498,7 @@ func (s *Server) defineLanguages(a huma.API) {
 	})
 }
 
-// Languages are those that code may be in.
+// Languages returns the available languages.
 func (s *Server) Languages() (all []api.Language) {
 	languages := s.settings.Load().languages
 	for _, name := range slices.Sorted(maps.Keys(languages)) {

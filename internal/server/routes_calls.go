@@ -14,8 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
-// launch carries a call out in the background. The base of its context ends it, and so does the
-// server's end. release is called at its end.
+// launch executes a call in the background until base is done or the server stops, and then calls release.
 func (s *Server) launch(base context.Context, book *calls.Store, ex *execution, release func()) (*calls.Call, error) {
 	d, err := s.detach(base, book, ex, ex.ceilings.Ceilings(), release)
 	if err != nil {
@@ -24,7 +23,7 @@ func (s *Server) launch(base context.Context, book *calls.Store, ex *execution, 
 	return d.Start(), nil
 }
 
-// Detached is a call that nobody waits for, before it begins. It has to be started, or given up.
+// Detached is a background call before it begins. It must be started or given up.
 type Detached struct {
 	*calls.Call
 	s      *Server
@@ -35,7 +34,7 @@ type Detached struct {
 	cancel func()
 }
 
-// detach takes what a call needs that nobody waits for, with its turn. It takes over release.
+// detach creates a background call and joins the scheduler. It takes over release.
 func (s *Server) detach(base context.Context, book *calls.Store, ex *execution, c tenants.Ceilings, release func()) (_ *Detached, err error) {
 	if err := s.begin(); err != nil {
 		release()
@@ -72,7 +71,7 @@ func (s *Server) detach(base context.Context, book *calls.Store, ex *execution, 
 	return d, nil
 }
 
-// joinProcess lets a background process in.
+// joinProcess admits a background process.
 func (s *Server) joinProcess(_ context.Context, tenant string, c tenants.Ceilings) (*tenants.Ticket, error) {
 	turn, err := s.processes.Join(tenant, tenants.Ceilings{Concurrency: s.settings.Load().Of(tenant).Processes, Rate: c.Rate})
 	if err != nil {
@@ -99,16 +98,15 @@ func (d *Detached) run() {
 	d.End(a, size, err)
 }
 
-// GiveUp forgets the call.
+// GiveUp discards the call.
 func (d *Detached) GiveUp() {
-	d.ex.admitted.End() // nil unless its turn has come
+	d.ex.admitted.End() // nil until admitted
 	d.ticket.Leave()
 	d.jobs.Drop(d.Call)
 	d.cancel()
 }
 
-// CallPath is which call is meant. It is exported, as all that is embedded in a request, because
-// huma sees no others.
+// CallPath identifies a call. It is exported because huma ignores unexported embedded structs.
 type CallPath struct {
 	ID string `path:"id" maxLength:"64"`
 }
@@ -137,9 +135,9 @@ func (s *Server) defineCalls(a huma.API) {
 			return nil, err
 		}
 		if passed(ctx) && q.r.Header.Get(CheckHeader) != "" {
-			return &begun{Status: http.StatusOK}, nil // by which a gateway tells it from a call
+			return &begun{Status: http.StatusOK}, nil // distinguishes the check from a call, for the gateway
 		}
-		noBuffers := &execution{caller: ex.caller} // the call has its memory itself
+		noBuffers := &execution{caller: ex.caller} // the call has its own memory lease
 		c, err := idempotent(s, q.Request, q.Key, q.RawBody, noBuffers, func(context.Context) (*calls.Call, bool, error) {
 			c, err := s.launch(context.Background(), s.jobs, ex, func() {})
 			return c, c != nil, err
@@ -197,7 +195,7 @@ func (s *Server) defineCalls(a huma.API) {
 	})
 }
 
-// remove ends a call, waits for that, and forgets it, whether or not there is memory to tell of it.
+// remove ends a call, waits for it, and discards it, even if there is no memory for the answer.
 func (s *Server) remove(ctx context.Context, book *calls.Store, c *calls.Call) api.CallStatus {
 	c.Cancel()
 	<-c.Ended()
@@ -211,10 +209,10 @@ func (s *Server) remove(ctx context.Context, book *calls.Store, c *calls.Call) a
 	return a.Body
 }
 
-// huma makes all of an answer's text before it sends any, and a client may take its time to read that.
-const escaped = 6 // bytes in JSON of one that is a control character
+// huma builds the whole answer in memory before it sends any of it, and the client may read slowly.
+const escaped = 6 // bytes of JSON for one control character
 
-// holdLong takes memory for an answer, unless that is short: how a call has ended is told also when none is left.
+// holdLong reserves memory for a long answer. Short ones are sent even if no memory is left.
 func (s *Server) holdLong(ctx context.Context, size int64) error {
 	if size <= api.MaxListed {
 		return nil
@@ -222,7 +220,7 @@ func (s *Server) holdLong(ctx context.Context, size int64) error {
 	return s.Hold(ctx, escaped*size)
 }
 
-// told is an answer with a call.
+// statusOf returns the answer that describes a call.
 func (s *Server) statusOf(ctx context.Context, c *calls.Call) (*answer[api.CallStatus], error) {
 	status, size := c.Status(), int64(0)
 	if status.Report != nil {
@@ -231,7 +229,7 @@ func (s *Server) statusOf(ctx context.Context, c *calls.Call) (*answer[api.CallS
 	return with(status, s.holdLong(ctx, size))
 }
 
-// listed is an answer with calls, for which memory is taken.
+// listOf returns the answer that lists calls, after reserving memory for it.
 func (s *Server) listOf(ctx context.Context, all []*calls.Call) (*answer[api.Calls], error) {
 	out, size := api.Calls{Calls: []api.CallStatus{}}, int64(0)
 	for _, c := range all {
@@ -249,8 +247,8 @@ func (s *Server) listOf(ctx context.Context, all []*calls.Call) (*answer[api.Cal
 	return with(out, s.Hold(ctx, size))
 }
 
-// awaitCall waits for a call's end, but no longer than this, and not when the client has left. When the
-// server ends the call does, too, and nobody can ask again.
+// awaitCall waits until a call has ended, the time is over, or the client has disconnected. If the server
+// stops, the call ends too.
 func awaitCall(ctx context.Context, c *calls.Call, most time.Duration) {
 	if most == 0 {
 		return
@@ -264,19 +262,19 @@ func awaitCall(ctx context.Context, c *calls.Call, most time.Duration) {
 	}
 }
 
-// OutputQuery says what of an output is asked for.
+// OutputQuery selects a part of a call's output.
 type OutputQuery struct {
 	From   int64  `query:"from" minimum:"0" doc:"The first byte"`
 	Stream string `query:"stream" enum:"stdout,stderr" doc:"stdout unless given"`
 	Follow string `query:"follow" enum:"0,1" doc:"1 continues until the end of the output; after losing the connection, ask again from the byte after the last one received"`
 }
 
-// octets is an answer of bytes.
+// octets describes a binary response.
 func octets(description string) map[string]*huma.Response {
 	return map[string]*huma.Response{"200": {Description: description, Content: map[string]*huma.MediaType{"application/octet-stream": {Schema: &huma.Schema{Type: "string", Format: "binary"}}}}}
 }
 
-// output answers with what a call has written.
+// output sends the output of a call.
 func (s *Server) output(q Request, c *calls.Call, o OutputQuery) *streamed {
 	return &streamed{func(huma.Context) {
 		spool := c.Stream(o.Stream)
@@ -307,14 +305,14 @@ func (s *Server) output(q Request, c *calls.Call, o OutputQuery) *streamed {
 					break
 				}
 				if err != nil {
-					panic(http.ErrAbortHandler) // a part must not look like all of it
+					panic(http.ErrAbortHandler) // a truncated response must not look complete
 				}
 			}
 			if o.Follow != "1" || ended && at >= size {
 				return
 			}
 			if ctx.Err() != nil {
-				panic(http.ErrAbortHandler) // as above
+				panic(http.ErrAbortHandler) // see above
 			}
 			if flush() != nil {
 				return

@@ -15,7 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cells"
 )
 
-// cell is [Server.Cell] of what was checked. The caller frees its buffers.
+// cell executes a checked cell. The caller frees its buffers.
 func (s *Server) cell(ctx context.Context, session string, ex *execution, language cells.Language, c *api.Cell) (a *api.CellAnswer, err error) {
 	x, either, release, err := s.used(ctx, session)
 	if err != nil {
@@ -50,8 +50,8 @@ func (s *Server) cell(ctx context.Context, session string, ex *execution, langua
 		return nil, s.callError(either, err)
 	}
 	began := time.Now()
-	// The session's end closes the interpreter, and so needs no context here: SIGINT would only
-	// keep it waiting.
+	// No context of the session: its end closes the interpreter, whereas a canceled context would send SIGINT
+	// first.
 	answer, err := i.Run(ctx, cells.Cell{
 		Code: c.Code, Timeout: ex.timeout, MaxOutput: ex.maxAnswer, Begun: ex.admitted.Running,
 	})
@@ -79,7 +79,7 @@ func (s *Server) cell(ctx context.Context, session string, ex *execution, langua
 	return a, nil
 }
 
-// cellSize is about how much memory an answer takes.
+// cellSize estimates the memory of an answer.
 func cellSize(a *api.CellAnswer) int64 {
 	size := answerSize(&api.Answer{Report: result.Report{Stdout: a.Stdout, StdoutBase64: a.StdoutBase64, Stderr: a.Stderr, StderrBase64: a.StderrBase64}})
 	for _, shown := range a.Results {
@@ -96,7 +96,7 @@ func cellSize(a *api.CellAnswer) int64 {
 	return size + filesSize(a.Files)
 }
 
-// checkCell finds what is wrong with a cell, and settles what holds for it.
+// checkCell validates a cell and resolves its limits.
 func (s *Server) checkCell(w Identity, c *api.Cell) (*execution, cells.Language, error) {
 	set := s.settings.Load()
 	ex := &execution{id: s.newID(), caller: w, ceilings: set.Of(w.Tenant), shown: set.shown(nil, c.Code)}
@@ -139,7 +139,7 @@ func (s *Server) cellAnswer(ex *execution, language cells.Language, in *cells.An
 	return a
 }
 
-// medium is one of a result: what is no text, or not one to be read, goes into the content store.
+// medium returns one form of a result. Binary data and unreadable text go into the content store.
 func (s *Server) medium(ex *execution, in cells.Medium) api.Medium {
 	if in.Base64 == nil && readable(in.Text) {
 		return api.Medium{MediaType: in.Type, Text: &in.Text, Size: int64(len(in.Text))}
@@ -185,7 +185,7 @@ func (s *Server) defineCells(a huma.API) {
 				})
 				return a, a != nil, err
 			})
-			if err == nil && q.w.Header().Get(replayed) != "" { // with a copy of its own, but for the output
+			if err == nil && q.w.Header().Get(replayed) != "" { // the answer is a copy, except for the output
 				err = s.Hold(q.r.Context(), cellSize(out))
 			}
 			if err == nil {

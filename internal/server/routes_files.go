@@ -18,7 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// body is that of a request as it comes.
+// body reads the body of a request.
 type body struct{ q Request }
 
 func (b body) Read(p []byte) (int, error) {
@@ -29,16 +29,16 @@ func (b body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// until ends it with a context.
+// until interrupts the body when ctx is done.
 func (b body) until(ctx context.Context) func() bool { return b.q.w.(*timeoutWriter).in.until(ctx) }
 
-// takes says in the document that a request has bytes.
+// takes describes a binary request body.
 func takes(kind string) *huma.RequestBody {
 	return &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{kind: {Schema: &huma.Schema{Type: "string", Format: "binary"}}}}
 }
 
-// dirOf is the workspace of a session, while it is used. The context ends with the session,
-// which waits for the release: what depends on a client must end with that context.
+// dirOf opens the workspace of a session and holds the session. The session's end cancels the context and
+// waits for release, so whatever depends on a client must end with that context.
 func (s *Server) dirOf(ctx context.Context, id string) (*workspace.Dir, context.Context, func(), error) {
 	x, both, release, err := s.used(ctx, id)
 	if err != nil {
@@ -52,11 +52,11 @@ func (s *Server) dirOf(ctx context.Context, id string) (*workspace.Dir, context.
 	return dir, both, release, nil
 }
 
-// eachTenant is how many requests of a tenant pass a gate for whole trees at once; the others wait. The tenant
-// determines the size of its trees, so without a bound its requests could use all processors.
-var eachTenant = tenants.Ceilings{Concurrency: 8, Queue: math.MaxInt} // the number of requests is bounded
+// eachTenant limits concurrent requests of a tenant on whole trees; more are queued. A tenant determines the
+// size of its trees, so without a limit its requests could use all processors.
+var eachTenant = tenants.Ceilings{Concurrency: 8, Queue: math.MaxInt} // the middleware limits the number of requests
 
-// wait waits for a request's turn.
+// wait waits for a ticket.
 func wait(ctx context.Context, g *tenants.Scheduler, c tenants.Ceilings) (leave func(), err error) {
 	turn, err := g.Join(IdentityOf(ctx).Tenant, c)
 	if err != nil {
@@ -69,7 +69,7 @@ func wait(ctx context.Context, g *tenants.Scheduler, c tenants.Ceilings) (leave 
 	return turn.Leave, nil
 }
 
-// treeOf is dirOf for requests that walk through the whole workspace, after waiting at a gate.
+// treeOf is dirOf for requests on the whole workspace, after waiting for a ticket of g.
 func (s *Server) treeOf(ctx context.Context, id string, g *tenants.Scheduler) (*workspace.Dir, context.Context, func(), error) {
 	dir, both, release, err := s.dirOf(ctx, id)
 	if err != nil {
@@ -86,9 +86,8 @@ func (s *Server) treeOf(ctx context.Context, id string, g *tenants.Scheduler) (*
 	}, nil
 }
 
-// reading goes on until the context ends. A client who sends a byte from time to time would otherwise keep a
-// session from its end; and so would one who does nothing, or takes a byte from time to time, see
-// [side.until].
+// reading reads until the context ends. Otherwise a client that sends a byte now and then would delay the end
+// of a session. Idle and slow clients are interrupted by [side.until].
 type reading struct {
 	ctx context.Context
 	r   io.Reader
@@ -107,10 +106,10 @@ func (r reading) Read(b []byte) (int, error) {
 
 var errEnded = &result.Error{Code: string(api.Ended), Message: "the session has ended meanwhile"}
 
-// entriesLeft is how many entries a workspace may still get.
+// entriesLeft returns how many entries may still be added to a workspace.
 func (s *Server) entriesLeft(dir *workspace.Dir) (int, error) {
 	n, err := dir.Entries()
-	return max(0, s.settings.Load().Sessions.MaxEntries-n), err // commands may have made more
+	return max(0, s.settings.Load().Sessions.MaxEntries-n), err // commands may have created more
 }
 
 func (s *Server) defineWorkspace(a huma.API) {
@@ -130,7 +129,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 	}) (*answer[*api.Written], error) {
 		mode := uint64(0o644)
 		if q.Mode != "" {
-			mode, _ = strconv.ParseUint(q.Mode, 8, 32) // the document's pattern is that of a number
+			mode, _ = strconv.ParseUint(q.Mode, 8, 32) // checked against the pattern
 		}
 		return with(s.PutFile(ctx, q.ID, q.Path, body{q.Request}, fs.FileMode(mode)))
 	})
@@ -206,9 +205,9 @@ func (s *Server) defineWorkspace(a huma.API) {
 			}
 			defer release()
 			set, size := s.settings.Load(), int64(0)
-			const names = 2 // that each file may have
+			const names = 2 // hard links per file
 			most := workspace.Quota{Bytes: names * int64(set.Sandbox.TmpSize), Entries: set.Sessions.MaxEntries}
-			err = dir.List(".", most.Entries, func(e workspace.Entry) error { // as long as there can be an answer that says so
+			err = dir.List(".", most.Entries, func(e workspace.Entry) error { // check first, while an error can still be sent
 				if e.Size > most.Bytes-size {
 					return tree.TooLarge("the files have more than %d bytes together, with holes and under all their names", most.Bytes)
 				}
@@ -221,19 +220,19 @@ func (s *Server) defineWorkspace(a huma.API) {
 			q.w.Header().Set("Content-Type", "application/x-tar")
 			defer q.w.(*timeoutWriter).out.until(both)()
 			if err := dir.Pack(q.w, ".", most); err != nil {
-				panic(http.ErrAbortHandler) // a part must not look like all of it
+				panic(http.ErrAbortHandler) // a truncated archive must not look complete
 			}
 			return nil
 		})
 	})
 }
 
-// send answers with a file, of which no more than its size is sent: it may grow meanwhile.
+// send sends a file. It sends at most size bytes, because the file may grow.
 func send(w http.ResponseWriter, r io.Reader, size int64) {
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
 	w.WriteHeader(http.StatusOK)
-	_, _ = io.CopyN(w, r, size) // a length that is not met tells the client
+	_, _ = io.CopyN(w, r, size) // the client notices a short body
 }
 
 func (s *Server) defineFiles(a huma.API) {

@@ -24,14 +24,14 @@ import (
 	"github.com/sbxrun/sbxrun/internal/volumes"
 )
 
-// Directories below a tenant's.
+// Directories below a tenant's data directory.
 const (
-	snapshotsDir = "snapshots" // as package snapshots has it below the directory of data
+	snapshotsDir = "snapshots" // as in package snapshots
 	volumesDir   = "volumes"
 )
 
-// look opens the overlay of a session, while it is used. What depends on a client must end with the
-// context.
+// overlayOf opens the overlay of a session and holds the session. Whatever depends on a client must end with
+// the context.
 func (s *Server) overlayOf(ctx context.Context, id string) (x *sessions.Session, o *room.Overlay, both context.Context, release func(), err error) {
 	x, both, free, err := s.used(ctx, id)
 	if err != nil {
@@ -55,15 +55,15 @@ func (s *Server) overlayOf(ctx context.Context, id string) (x *sessions.Session,
 	}, nil
 }
 
-// Bounds of a comparison, and the memory for each entry: the change, and its JSON.
+// Limits of a diff, and its memory per entry: the change and its JSON.
 const (
 	maxChanges = 16 << 20
-	perChange  = 512 // without its path
+	perChange  = 512 // without the path
 	perEntry   = 2 * perChange
 	perByte    = 2 + escaped // of a path
 )
 
-// diff answers with what a session has changed.
+// diff sends what a session has changed.
 func (s *Server) diff(ctx context.Context, q Request, id string) error {
 	x, o, both, release, err := s.overlayOf(ctx, id)
 	if err != nil {
@@ -84,7 +84,7 @@ func (s *Server) diff(ctx context.Context, q Request, id string) error {
 	tree.Entries, tree.Text = maxChanges/perChange, maxChanges/2
 	tree.Count = func(entries, text int) error { return s.Hold(ctx, int64(perEntry*entries+perByte*text)) }
 	changes, warnings, err := tree.Changes(both)
-	leave() // a client that reads the answer slowly does not delay other requests
+	leave() // a client that reads slowly must not delay other requests
 	if err = unlessEnded(both, err); err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func (s *Server) diff(ctx context.Context, q Request, id string) error {
 		defer leave()
 		q.w.Header().Set("Content-Type", "application/x-tar")
 		if err := tree.Tar(q.w, changes); err != nil {
-			panic(http.ErrAbortHandler) // a part must not look like all of it
+			panic(http.ErrAbortHandler) // a truncated archive must not look complete
 		}
 		return nil
 	}
@@ -114,7 +114,7 @@ func (s *Server) diff(ctx context.Context, q Request, id string) error {
 	return nil
 }
 
-// Snapshot keeps what was written to a session's overlay.
+// Snapshot saves what a session has written to its overlay.
 func (s *Server) Snapshot(ctx context.Context, id string, n api.NewSnapshot) (*api.Snapshot, error) {
 	set := s.settings.Load()
 	tenant := IdentityOf(ctx).Tenant
@@ -168,7 +168,7 @@ func (s *Server) Snapshot(ctx context.Context, id string, n api.NewSnapshot) (*a
 	return &out, nil
 }
 
-// unlessEnded returns an error, or in its place that the session or the server has ended.
+// unlessEnded returns err, or the error for the end of the session or the server if that is the reason.
 func unlessEnded(both context.Context, err error) error {
 	switch {
 	case errors.Is(context.Cause(both), errDraining):
@@ -184,7 +184,7 @@ func shown(m *snapshots.Manifest) api.Snapshot {
 	return api.Snapshot{ID: m.ID, Name: m.Name, Made: m.CreatedAt, Expires: m.ExpiresAt, Path: t.Dest, Layers: len(t.Layers), Size: m.Size(), Frozen: m.Frozen, LeftOut: m.LeftOut}
 }
 
-// snapshotsOf opens the snapshots of the tenant of a request.
+// snapshotsOf opens the snapshots of the request's tenant.
 func (s *Server) snapshotsOf(ctx context.Context) (*snapshots.Store, error) {
 	data, err := s.settings.Load().Data(IdentityOf(ctx).Tenant)
 	if err != nil {
@@ -193,7 +193,7 @@ func (s *Server) snapshotsOf(ctx context.Context) (*snapshots.Store, error) {
 	return snapshots.Look(filepath.Join(data, snapshotsDir))
 }
 
-// volumesOf opens the volumes of the tenant of a request.
+// volumesOf opens the volumes of the request's tenant.
 func (s *Server) volumesOf(ctx context.Context) (*volumes.Store, error) {
 	data, err := s.settings.Load().Data(IdentityOf(ctx).Tenant)
 	if err != nil {
@@ -202,10 +202,10 @@ func (s *Server) volumesOf(ctx context.Context) (*volumes.Store, error) {
 	return volumes.OpenAt(filepath.Join(data, volumesDir), false)
 }
 
-// sweep removes what servers have left behind that were killed, and what has expired.
+// sweep removes expired data and the remains of killed servers.
 func (s *Server) sweep() {
-	if machine, err := limits.Detect(); err == nil { // or there are no cgroups
-		for _, l := range machine.Leftovers() { // of calls that had no keeper yet
+	if machine, err := limits.Detect(); err == nil { // otherwise there are no cgroups
+		for _, l := range machine.Leftovers() { // of calls whose shim had not started
 			if err := limits.RemoveDirs([]string{l.Dir}, time.Now().Add(time.Second)); err != nil {
 				s.log.Warn("what was left behind", "directory", l.Dir, "error", err)
 			}
@@ -213,10 +213,10 @@ func (s *Server) sweep() {
 	}
 	data, err := s.settings.Load().Data("")
 	if err != nil {
-		return // nobody has any, then
+		return // no data directory
 	}
 	for kind, sweep := range map[string]func(dir string) error{snapshotsDir: sweepSnapshots, volumesDir: sweepVolumes} {
-		dirs, _ := filepath.Glob(filepath.Join(data, "*", kind)) // the pattern is one
+		dirs, _ := filepath.Glob(filepath.Join(data, "*", kind)) // the pattern is valid
 		for _, dir := range dirs {
 			if err := sweep(dir); err != nil {
 				s.log.Warn("what was left behind", "directory", dir, "error", err)

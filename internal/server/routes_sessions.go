@@ -16,7 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// tellEnd logs the end of a session, and counts one of which something may be left.
+// recordEnd logs the end of a session, counts unproven ones, and frees the session's lease.
 func (s *Server) recordEnd(x *sessions.Session, res *result.Result) {
 	verdict := result.NotApplicable
 	if res != nil {
@@ -33,7 +33,7 @@ func (s *Server) recordEnd(x *sessions.Session, res *result.Result) {
 	s.log.Info("session ended", "tenant", x.Tenant, "session", x.ID, "verdict", verdict)
 }
 
-// CreateSession makes a session.
+// CreateSession creates a session.
 func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Session, error) {
 	w := IdentityOf(ctx)
 	set := s.settings.Load()
@@ -82,7 +82,7 @@ func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Ses
 		return nil, s.callError(ctx, err)
 	}
 	defer ex.admitted.End()
-	// The room has its own end too, for when this process is stopped.
+	// The sandbox also ends by itself, in case this process is stopped.
 	const later = 10 * time.Second
 	policy := set.policy
 	policy.Limits, policy.Lifetime = ex.limits, life+later
@@ -120,7 +120,7 @@ func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Ses
 	return &out, nil
 }
 
-// withoutParts refuses what a command in a session has of the session alone.
+// withoutParts rejects parts in a command of a session, because they belong to the session.
 func (ex *execution) withoutParts() error {
 	if ex.parts != nil {
 		return usage("overlay, snapshot, volumes and network are a session's, and not those of a command in it")
@@ -128,10 +128,11 @@ func (ex *execution) withoutParts() error {
 	return nil
 }
 
-// lost ends a session in which something is left: it must not be used again.
+// lost ends a session that may have leftover processes, because it must not be used again.
 func (s *Server) lost(x *sessions.Session) { s.spawn(func() { s.sessions.End(x, result.Lost) }) }
 
-// cameToNothing is the error of what has no answer, and ends the session if something of it may be left.
+// startError returns the error of something that failed to start in a session. It ends the session if the
+// teardown is unproven.
 func (s *Server) startError(ctx context.Context, x *sessions.Session, err error) error {
 	err = s.callError(ctx, err)
 	if api.AsError(err).Failure.Code == api.Unproven {
@@ -140,7 +141,7 @@ func (s *Server) startError(ctx context.Context, x *sessions.Session, err error)
 	return err
 }
 
-// used gets a session for a request, and its context ends with either.
+// used returns a session, held until release, and a context that ends with the request or the session.
 func (s *Server) used(ctx context.Context, id string) (x *sessions.Session, both context.Context, release func(), err error) {
 	if x, err = s.sessions.Get(IdentityOf(ctx).Tenant, id); err != nil {
 		return nil, nil, nil, err
@@ -156,7 +157,7 @@ func (s *Server) used(ctx context.Context, id string) (x *sessions.Session, both
 	}, nil
 }
 
-// SessionPath is which session is meant.
+// SessionPath identifies a session.
 type SessionPath struct {
 	ID string `path:"id" maxLength:"64" doc:"Of the session"`
 }
@@ -236,13 +237,13 @@ func (s *Server) defineSessions(a huma.API) {
 	})
 }
 
-// ProcessPath is which command in the background of a session is meant.
+// ProcessPath identifies a background process of a session.
 type ProcessPath struct {
 	SessionPath
 	PID string `path:"pid" maxLength:"64" doc:"As given for the process"`
 }
 
-// process gets one of a session.
+// process returns a background process of a session.
 func (s *Server) process(ctx context.Context, q ProcessPath) (*sessions.Session, *calls.Call, error) {
 	x, err := s.sessions.Get(IdentityOf(ctx).Tenant, q.ID)
 	if err != nil {
@@ -281,9 +282,9 @@ func (s *Server) defineProcesses(a huma.API) {
 		if q.Body.KeepStdin {
 			ex.input = calls.NewInput()
 		}
-		noBuffers := &execution{caller: ex.caller} // the process has its memory itself
+		noBuffers := &execution{caller: ex.caller} // the process has its own memory lease
 		c, err := idempotent(s, q.Request, q.Key, q.RawBody, noBuffers, func(context.Context) (*calls.Call, bool, error) {
-			if ended != nil { // else what has run is answered by its key, as of exec
+			if ended != nil { // otherwise a stored answer is returned, as for exec
 				return nil, false, ended
 			}
 			its, release, err := x.Use()

@@ -1,7 +1,6 @@
-// Package server is the HTTP front of the engine. It checks what is asked, lets calls in by
-// tenant, takes a place for each (package place), and tells how it ended. Nothing of ending,
-// limits or proof is here: a call ends with the context of its request, and what the engine
-// reports is the answer.
+// Package server is the HTTP front end of the engine. It validates requests, schedules calls by tenant, takes
+// a slot for each (package slot) and reports the result. Teardown, limits and proof belong to the engine: a
+// call ends with the context of its request, and the engine's report is the answer.
 package server
 
 import (
@@ -28,7 +27,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
-// Server answers requests. Make one with [New].
+// Server handles requests. Create one with [New].
 type Server struct {
 	Middleware
 	source    slot.Source
@@ -41,31 +40,31 @@ type Server struct {
 	recents   recents
 	sessions  *sessions.Store
 	version   string
-	prefix    string // of ids
-	// processes lets in background processes, of which none waits: they may hold places for hours.
+	prefix    string // prefix of all IDs
+	// processes schedules background processes. They never wait, because they may hold slots for hours.
 	processes *tenants.Scheduler
-	// kept counts the places that survivors of unproven ends hold.
+	// kept counts the slots held by survivors of unproven teardowns.
 	kept atomic.Int64
-	// elsewhere finds a tenant's file that the content store has not; nil if there is no other place.
+	// elsewhere finds a tenant's file that is missing from the content store; nil if there is no other place.
 	elsewhere func(ctx context.Context, tenant, id string) (io.ReadCloser, error)
-	// join lets a call in by the gate, or has it wait there for its turn.
+	// join admits a call to the scheduler, which may queue it.
 	join func(ctx context.Context, tenant string, c tenants.Ceilings) (*tenants.Ticket, error)
 
-	base context.Context // of all that runs; ends with the server
+	base context.Context // parent of all work; canceled when the server stops
 	end  context.CancelCauseFunc
 
-	stores sync.Map // of a tenant's directory a mutex, while its volumes are counted and made
-	// Gates of requests whose work depends on what a tenant has stored.
+	stores sync.Map // a mutex for each tenant's directory, held while volumes are counted and created
+	// Schedulers for requests whose cost depends on the tenant's data.
 	packing  *tenants.Scheduler // snapshots
-	walking  *tenants.Scheduler // reading whole trees
-	archives *tenants.Scheduler // reading and writing them as fast as the client does
+	walking  *tenants.Scheduler // walks of whole trees
+	archives *tenants.Scheduler // archives, transferred at the client's speed
 
 	mu       sync.Mutex
 	draining bool
-	running  sync.WaitGroup // calls that were let begin
+	running  sync.WaitGroup // calls in progress
 }
 
-// New makes a server with a checked configuration, whose places come from source.
+// New creates a server from a checked configuration. source provides its slots.
 func New(c config.Config, tokens config.Tokens, source slot.Source, log *slog.Logger, version string) (*Server, error) {
 	s := &Server{source: source, scheduler: tenants.NewScheduler(c.Places), processes: tenants.NewScheduler(c.Processes), version: version}
 	err := s.Middleware.init(c, tokens, log)
@@ -92,7 +91,7 @@ func New(c config.Config, tokens config.Tokens, source slot.Source, log *slog.Lo
 	s.join = func(_ context.Context, tenant string, c tenants.Ceilings) (*tenants.Ticket, error) {
 		return s.scheduler.Join(tenant, c)
 	}
-	const packing = 2 // each takes a processor, and memory for the compression
+	const packing = 2 // each needs a processor, and memory for compression
 	s.packing, s.walking, s.archives = tenants.NewScheduler(packing), tenants.NewScheduler(math.MaxInt), tenants.NewScheduler(math.MaxInt)
 	s.sweep()
 	s.base, s.end = context.WithCancelCause(context.Background())
@@ -100,20 +99,20 @@ func New(c config.Config, tokens config.Tokens, source slot.Source, log *slog.Lo
 	return s, nil
 }
 
-// Cluster makes the server one of several: all ids that it gives begin with prefix; files that the content
-// store has not are looked for elsewhere; and calls are let in by join, which shares the ceilings of tenants
-// with other servers and calls the gate of this one. It is called before the first request.
+// Cluster makes the server a node of a cluster: its IDs begin with prefix, elsewhere finds files that the
+// content store lacks, and join admits calls. join shares the tenants' ceilings with other servers and then
+// calls the scheduler of this one. Call it before the first request.
 func (s *Server) Cluster(prefix string, elsewhere func(ctx context.Context, tenant, id string) (io.ReadCloser, error), join func(context.Context, string, tenants.Ceilings) (*tenants.Ticket, error)) {
 	s.prefix, s.elsewhere, s.join = prefix, elsewhere, join
 }
 
-// Scheduler lets calls in here.
+// Scheduler returns the scheduler for calls.
 func (s *Server) Scheduler() *tenants.Scheduler { return s.scheduler }
 
 func (s *Server) newID() string { return s.prefix + safeopen.RandomName() }
 
-// ownDirectory makes a directory for what is stored, and refuses one that somebody else could
-// have prepared: below /tmp everybody can.
+// ownDirectory creates a directory for stored data. It rejects one that another user could have prepared, as
+// anyone can below /tmp.
 func ownDirectory(name string) error {
 	if err := os.MkdirAll(name, 0o700); err != nil {
 		return fmt.Errorf("state_dir: %w; set it to a directory that this user can make", err)
@@ -128,17 +127,17 @@ func ownDirectory(name string) error {
 	return nil
 }
 
-// Answers are kept for idempotency keys so long, and of each tenant so many at most.
+// Lifetime and number per tenant of the answers stored for idempotency keys.
 const (
 	keyTTL  = 10 * time.Minute
 	maxKeys = 10_000
 )
 
-// expire removes from time to time what is too old.
+// expire periodically removes expired data.
 func (s *Server) expire() {
 	const (
 		pause = time.Minute
-		sweep = 60 // pauses
+		sweep = 60 // times pause
 	)
 	for n := 1; ; n++ {
 		select {
@@ -163,14 +162,14 @@ func (s *Server) expire() {
 	}
 }
 
-// errDraining ends calls when the server does.
+// errDraining is the cause that ends calls when the server stops.
 var errDraining = errors.New("the server is ending")
 
 func draining() *api.Error {
 	return api.NewError(api.Draining, "the server is ending, and starts nothing more", "try another one, or again in a moment")
 }
 
-// begin counts a call in, unless the server is ending. The caller says Done to running.
+// begin registers a call, unless the server is stopping. The caller calls running.Done.
 func (s *Server) begin() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,15 +180,15 @@ func (s *Server) begin() error {
 	return nil
 }
 
-// Stop lets nothing more begin.
+// Stop rejects new calls from now on.
 func (s *Server) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.draining = true
 }
 
-// Drain lets nothing more begin, waits until all calls have ended or ctx is done, and then
-// ends what is left. When it returns, nothing of any call is left.
+// Drain rejects new calls, waits until all calls have ended or ctx is done, and then ends the rest. When it
+// returns, all calls and sessions have ended.
 func (s *Server) Drain(ctx context.Context) {
 	s.Stop()
 	ended := make(chan struct{})
@@ -206,12 +205,12 @@ func (s *Server) Drain(ctx context.Context) {
 	s.sessions.Close()
 }
 
-// Until returns a context that ends with a request's, and with the server's.
+// Until returns a context that is also canceled when the server stops.
 func (s *Server) Until(ctx context.Context) (context.Context, context.CancelFunc) {
 	return Merge(ctx, s.base)
 }
 
-// Both returns a context with the values of a, that ends with either, and of the same cause.
+// Merge returns a context with the values of a that is canceled, with the same cause, when either is.
 func Merge(a, b context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(a)
 	stop := context.AfterFunc(b, func() { cancel(context.Cause(b)) })
@@ -221,7 +220,7 @@ func Merge(a, b context.Context) (context.Context, context.CancelFunc) {
 	}
 }
 
-// Ready reports whether calls are taken.
+// Ready reports whether the server accepts calls.
 func (s *Server) Ready() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,17 +16,16 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 )
 
-// recents are the last calls of each tenant. There is no more of them than the log has: no
-// output, and what was run only where the configuration says so.
+// recents holds the most recent calls of each tenant. They contain no more than the log does: no output, and
+// the code only if the configuration allows it.
 type recents struct {
 	mu sync.Mutex
-	of map[string][]api.Recent // the last one last
+	of map[string][]api.Recent // oldest first
 }
 
-// Bounds of what is remembered.
 const (
-	maxTenants = 1000    // tenants
-	maxShown   = 4 << 10 // bytes of what was run
+	maxTenants = 1000
+	maxShown   = 4 << 10 // bytes of code
 )
 
 func (r *recents) add(tenant string, one api.Recent) {
@@ -37,19 +36,19 @@ func (r *recents) add(tenant string, one api.Recent) {
 		r.of = map[string][]api.Recent{}
 	}
 	if _, known := r.of[tenant]; !known && len(r.of) >= maxTenants {
-		for other := range r.of { // any
+		for other := range r.of {
 			delete(r.of, other)
 			break
 		}
 	}
 	all := r.of[tenant]
-	if len(all) == 2*api.MaxRecent { // moved from time to time, and not with each call
+	if len(all) == 2*api.MaxRecent { // compact only occasionally
 		all = append(all[:0], all[api.MaxRecent:]...)
 	}
 	r.of[tenant] = append(all, one)
 }
 
-// list returns a tenant's, the last one first.
+// list returns a tenant's recent calls, newest first.
 func (r *recents) list(tenant string) []api.Recent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -58,7 +57,7 @@ func (r *recents) list(tenant string) []api.Recent {
 	return append([]api.Recent{}, all[:min(len(all), api.MaxRecent)]...)
 }
 
-// shown is what a status tells of the code of a call.
+// shown returns the code to show in the list of recent calls.
 func (set *settings) shown(argv []string, code string) string {
 	if !set.ShowCode {
 		return ""
@@ -66,11 +65,11 @@ func (set *settings) shown(argv []string, code string) string {
 	if code == "" {
 		code = strings.Join(argv, " ")
 	}
-	// A copy: a part of a text keeps all of it.
+	// Clone, because a substring keeps the whole text in memory.
 	return strings.Clone(strings.ToValidUTF8(code[:min(len(code), maxShown)], ""))
 }
 
-// recentCell: what ends with a cell is its interpreter, if anything.
+// recentCell records a cell. The only process that can end with it is its interpreter.
 func (s *Server) recentCell(ex *execution, a *api.CellAnswer) {
 	verdict := result.NotApplicable
 	if a.Interpreter != nil {
@@ -79,14 +78,13 @@ func (s *Server) recentCell(ex *execution, a *api.CellAnswer) {
 	s.recents.add(ex.caller.Tenant, api.Recent{ID: a.ID, Cause: a.Cause, Verdict: verdict, Duration: a.Duration, Code: ex.shown})
 }
 
-// SeesAll reports whether a client may see what all tenants do: the server's user may, and root, who
-// can look for themselves, and the tenants that the configuration names. Of a socket with mode 0660
-// others are users, too.
+// SeesAll reports whether a caller may see the activity of all tenants: root, the server's own user, and the
+// tenants named in the configuration. Other users of a socket with mode 0660 may not.
 func (s *Middleware) SeesAll(by Identity) bool {
 	return by.Local || slices.Contains(s.settings.Load().MetricsTenants, by.Tenant)
 }
 
-// status is what a client may see.
+// status returns what a caller may see.
 func (s *Server) status(by Identity) *api.Status {
 	use := s.scheduler.Use(by.Tenant)
 	out := &api.Status{
@@ -99,7 +97,7 @@ func (s *Server) status(by Identity) *api.Status {
 	return out
 }
 
-// Machine is what the whole server does.
+// Machine returns the state of the whole server.
 func (s *Server) Machine() *api.Machine {
 	m := &api.Machine{Places: s.settings.Load().Places, Sessions: len(s.sessions.All()), Tasks: []api.TaskBound{}}
 	for _, use := range s.scheduler.Uses() {
@@ -109,7 +107,7 @@ func (s *Server) Machine() *api.Machine {
 	}
 	m.Kept = int(s.kept.Load())
 	m.Rooms.Idle, m.Rooms.All, _ = s.source.Rooms()
-	if r, err := admission.Look(); err == nil { // else nothing is known
+	if r, err := admission.Look(); err == nil {
 		slices.SortFunc(r.Bounds, func(a, b admission.Bound) int { return cmp.Compare(b.Ratio(), a.Ratio()) })
 		for _, b := range r.Bounds {
 			m.Tasks = append(m.Tasks, api.TaskBound{Name: b.Path, Current: b.Current, Max: b.Max})

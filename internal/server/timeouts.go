@@ -9,32 +9,31 @@ import (
 	"time"
 )
 
-// A client may be slow, and holds itself alone with that: of each request and of each answer a
-// piece has to come, or to be taken, within its time. One that is slower is taken for gone. This
-// is the only place with deadlines of connections.
+// A slow client must not hold anything but itself. The client has to send, or read, each piece of a body
+// within pieceBound; otherwise the connection is dropped. No other code sets deadlines on connections.
 
 const pieceSize = 64 << 10
 
-// pieceBound is how long a client may take for one piece; a test has less.
+// pieceBound is the time for one piece; tests shorten it.
 var pieceBound = 30 * time.Second
 
-// patient is the connection of one request, as the writer of its answer.
+// timeoutWriter is the response writer of a request. It sets the deadlines of its connection.
 type timeoutWriter struct {
 	http.ResponseWriter
 	in, out side
-	coming  atomic.Bool // something of the request
-	begun   atomic.Bool // the answer
+	coming  atomic.Bool // the request body is incomplete
+	begun   atomic.Bool // the response has begun
 }
 
 // side is one direction of a connection.
 type side struct {
 	set func(time.Time) error
 	mu  sync.Mutex
-	cut bool // nothing more comes or goes
+	cut bool // no more deadlines
 }
 
-// newPatient begins with a request, and has its body come by pieces. The caller calls expect
-// when its handler has returned: net/http sends the last of the answer then.
+// newTimeoutWriter wraps the response and the request body. The caller calls expect after the handler has
+// returned, because net/http sends the rest of the response then.
 func newTimeoutWriter(w http.ResponseWriter, r *http.Request) *timeoutWriter {
 	c := http.NewResponseController(w)
 	p := &timeoutWriter{ResponseWriter: w, in: side{set: c.SetReadDeadline}, out: side{set: c.SetWriteDeadline}}
@@ -49,8 +48,8 @@ func newTimeoutWriter(w http.ResponseWriter, r *http.Request) *timeoutWriter {
 	return p
 }
 
-// expect gives the client its time for the next piece of the answer. What no handler has read of
-// a request net/http reads itself before that.
+// expect sets the deadline for the next piece of the response. net/http first reads the rest of the request
+// body, which gets its own time.
 func (p *timeoutWriter) expect() {
 	within := pieceBound
 	if p.coming.Load() {
@@ -59,16 +58,17 @@ func (p *timeoutWriter) expect() {
 	p.out.deadline(time.Now().Add(within))
 }
 
-// linger sends the answer, and then reads for a moment what still comes of a request after which the
-// connection is closed: a client that writes when it is closed may never see the answer. net/http reads
-// the rest as well, but not where it has to break off a read at the handler's end, such as a gateway's.
+// linger sends the response and then reads the rest of a request for a moment before the connection is
+// closed: a client that is still writing might otherwise never see the response. net/http does the same,
+// except if a read was interrupted at the handler's end, as in a gateway.
 func (p *timeoutWriter) linger(r *http.Request) {
 	const most, moment = 256 << 10, 2 * time.Second
 	a, ok := r.Body.(*timedBody)
 	if !ok || !r.Close && p.Header().Get("Connection") != "close" || !p.coming.Load() || p.FlushError() != nil {
 		return
 	}
-	// Who reads beside sets no deadline any more: net/http breaks off its own next read by one, and would wait.
+	// Another goroutine may be reading. It must not set a deadline any more, because net/http uses one to
+	// interrupt its own next read and would wait.
 	p.in.last(time.Now().Add(moment))
 	_, _ = io.CopyN(io.Discard, a.ReadCloser, most)
 }
@@ -77,21 +77,21 @@ func (s *side) deadline(at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.cut {
-		_ = s.set(at) // a writer of a test may have none
+		_ = s.set(at) // writers in tests may not support deadlines
 	}
 }
 
-// last sets a deadline after which none is set any more.
+// last sets a final deadline; later ones are ignored.
 func (s *side) last(at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.cut {
-		_ = s.set(at) // as above
+		_ = s.set(at) // see above
 	}
 	s.cut = true
 }
 
-// until breaks off with a context, also when the client does not move.
+// until interrupts reads or writes when ctx is done, even if the client is idle.
 func (s *side) until(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() { s.last(time.Unix(1, 0)) })
 }
@@ -113,30 +113,31 @@ func (p *timeoutWriter) Write(b []byte) (n int, err error) {
 	}
 }
 
-// Flush is [http.Flusher], which packages of others look for.
-func (p *timeoutWriter) Flush() { _ = p.FlushError() } // the next Write fails as well
+// Flush implements [http.Flusher], which other packages look for.
+func (p *timeoutWriter) Flush() { _ = p.FlushError() } // the next Write returns the error
 
 func (p *timeoutWriter) FlushError() error {
 	p.expect()
 	return http.NewResponseController(p.ResponseWriter).Flush()
 }
 
-// Unwrap is for [http.ResponseController].
+// Unwrap implements the convention of [http.ResponseController].
 func (p *timeoutWriter) Unwrap() http.ResponseWriter { return p.ResponseWriter }
 
-// arriving is the body of a request. Its deadline is over with it: a connection that is past one
-// counts as closed, and its request as canceled.
+// timedBody is a request body. It clears its deadline at the end, because net/http treats an expired one as a
+// closed connection and cancels the request.
 type timedBody struct {
 	io.ReadCloser
 	p     *timeoutWriter
-	got   int       // bytes of this piece so far
-	until time.Time // when the client's time for this piece is over
-	read  time.Time // when something was read last
+	got   int       // bytes of the current piece
+	until time.Time // deadline of the current piece
+	read  time.Time // time of the last read
 }
 
 func (a *timedBody) Read(b []byte) (int, error) {
 	if a.p.coming.Load() {
-		// While nobody reads, as a process that pauses does not read its stdin, the client cannot send.
+		// While the handler does not read, for example because a process pauses before it reads stdin, the
+		// client cannot send.
 		a.until = a.until.Add(time.Since(a.read))
 		a.p.in.deadline(a.until)
 	}

@@ -1,6 +1,6 @@
-// Package sessions keeps places that stay from one call to the next. A session ends when it is
-// told to, when nobody has used it for a while, at the end of its life, or with its room; with
-// it everything in it. For some time after, whoever asks for it is told why.
+// Package sessions manages sandboxes that are kept between calls. A session ends on request, after an idle
+// time, at the end of its lifetime, or with its sandbox, together with everything in it. Its cause is
+// remembered for a while.
 package sessions
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
-// Session is one of them.
+// Session is a sandbox that is kept.
 type Session struct {
 	ID, Tenant string
 	Place      slot.Slot
@@ -31,19 +31,19 @@ type Session struct {
 	Expires    time.Time
 	Idle       time.Duration
 	Limits     api.Limits
-	Parts      *sandbox.Parts // of its sandbox, which end with the place; nil for none
-	Asked      api.Parts      // the same, as clients are told
-	Lease      *tenants.Lease // from [Store.Reserve]; freed by tell of [NewStore]
+	Parts      *sandbox.Parts // end with the slot; nil if none
+	Asked      api.Parts      // as the client sees them
+	Lease      *tenants.Lease // from [Store.Reserve]; freed by report of [NewStore]
 
-	ctx    context.Context // of all that runs in it
+	ctx    context.Context // for everything that runs in the session
 	cancel context.CancelFunc
 
-	Capture sync.Mutex // one snapshot at a time
+	Capture sync.Mutex // held while a snapshot is taken
 
 	mu     sync.Mutex
-	users  int // that have something running, or read or write files
+	users  int // requests that run something or access files
 	free   sync.Cond
-	last   time.Time // when there was the last one
+	last   time.Time // time of the last use
 	cause  result.Cause
 	ending bool
 	kept   map[string]*interpreter // by language
@@ -51,8 +51,7 @@ type Session struct {
 	report *result.Result
 }
 
-// Use holds the session: it is not idle until the release is called. The context ends with
-// the session.
+// Use holds the session, which is not idle until release is called. The context ends with the session.
 func (s *Session) Use() (ctx context.Context, release func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,19 +68,18 @@ func (s *Session) Use() (ctx context.Context, release func(), err error) {
 	}), nil
 }
 
-// interpreter is the one of a session for a language. It is started with its first cell, and ends with the
-// session.
+// interpreter is the interpreter for one language. It starts with its first cell and ends with the session.
 type interpreter struct {
-	running sync.Mutex // a cell, from before it waits for its turn
+	running sync.Mutex // held by a cell, including its time in the queue
 	kernel  *cells.Kernel
 }
 
-// Interpreter takes the one for a language, for one cell. The release is called when that is over. Of spec
-// that of the first cell holds, and its room is the session's.
+// Interpreter returns the interpreter for a language, reserved for one cell until release is called. Only the
+// spec of the first cell is used.
 func (s *Session) Interpreter(language string, spec cells.Spec) (k *cells.Kernel, release func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ending { // whoever ends it may have looked already
+	if s.ending { // end may already have closed the interpreters
 		return nil, nil, ended(s.ID, s.cause)
 	}
 	i := s.kept[language]
@@ -96,13 +94,13 @@ func (s *Session) Interpreter(language string, spec cells.Spec) (k *cells.Kernel
 	return i.kernel, i.running.Unlock, nil
 }
 
-// closeInterpreters ends those there are, with the cells that run in them. No more come: the
-// session is ending.
+// closeInterpreters ends all interpreters and the cells in them. There are no new ones, because the session
+// is ending.
 func (s *Session) closeInterpreters() {
 	var all sync.WaitGroup
 	s.mu.Lock()
 	for _, i := range s.kept {
-		all.Go(func() { _ = i.kernel.Close() }) // the session's end says more
+		all.Go(func() { _ = i.kernel.Close() }) // the session's result has the details
 	}
 	s.mu.Unlock()
 	all.Wait()
@@ -112,7 +110,7 @@ func ended(id string, cause result.Cause) error {
 	return api.NewError(api.Ended, "the session "+id+" has ended: "+string(cause), "make a new one")
 }
 
-// end ends the session, and returns when nothing of it is left. The first cause counts.
+// end ends the session, and returns when all its processes have exited. Only the first cause counts.
 func (s *Session) end(cause result.Cause) *result.Result {
 	s.mu.Lock()
 	if s.ending {
@@ -123,19 +121,19 @@ func (s *Session) end(cause result.Cause) *result.Result {
 	s.ending, s.cause = true, cause
 	s.mu.Unlock()
 	s.cancel()
-	s.closeInterpreters() // and with them cells at once, which would have a second after SIGINT
+	s.closeInterpreters() // cells end at once instead of a second after SIGINT
 	s.mu.Lock()
-	for s.users > 0 { // they end with the context
+	for s.users > 0 { // their contexts are canceled
 		s.free.Wait()
 	}
 	s.mu.Unlock()
 	s.Processes.Close()
-	s.report, _ = s.Place.Give() // the result's verdict says more
+	s.report, _ = s.Place.Give() // the verdict says more
 	close(s.gone)
 	return s.report
 }
 
-// left is how long the session may still be unused; 0 if its time is up.
+// left returns the remaining idle time, 0 if it is over.
 func (s *Session) left(now time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,15 +145,15 @@ func (s *Session) left(now time.Time) time.Duration {
 
 // Store has the sessions of all tenants.
 type Store struct {
-	report func(*Session, *result.Result) // of each end; frees its lease
-	spawn  func(func())                   // begins what goes on in the background
+	report func(*Session, *result.Result) // called after each end; frees the lease
+	spawn  func(func())                   // runs a function in the background
 
 	taken *tenants.Budget
 
 	mu    sync.Mutex
 	all   map[string]*Session
-	over  map[string]past     // those that have ended
-	order map[string][]string // their ids by tenant, the oldest first
+	over  map[string]past     // sessions that have ended
+	order map[string][]string // IDs by tenant, oldest first
 }
 
 type past struct {
@@ -164,15 +162,15 @@ type past struct {
 	at     time.Time
 }
 
-// NewStore returns an empty store. It calls tell after each end, to report it and to free the session's lease, and
+// NewStore returns an empty store. It calls report after each end, which must free the session's lease, and
 // spawn for background work.
 func NewStore(tell func(*Session, *result.Result), spawn func(func())) *Store {
 	return &Store{report: tell, spawn: spawn, all: map[string]*Session{}, over: map[string]past{}, order: map[string][]string{}, taken: tenants.NewBudget("sessions", 0)}
 }
 
-// Reserve takes one of the sessions that a tenant may have. The lease is for the session that is to be made.
+// Reserve takes a lease for one more session of a tenant.
 func (st *Store) Reserve(tenant string, most int) (*tenants.Lease, error) {
-	if most == 0 { // to the budget that is no bound
+	if most == 0 { // 0 would mean no limit to the budget
 		return nil, api.NewError(api.Policy, "sessions are disabled for this tenant", "the operator can enable them: sessions of [tenant] in the server's configuration")
 	}
 	lease, err := st.taken.Take(tenant, 1, int64(most))
@@ -182,7 +180,7 @@ func (st *Store) Reserve(tenant string, most int) (*tenants.Lease, error) {
 	return lease, nil
 }
 
-// Add takes over a session whose exported members are filled in.
+// Add adds a session whose exported fields are set.
 func (st *Store) Add(s *Session) {
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.free.L, s.kept = &s.mu, map[string]*interpreter{}
@@ -193,7 +191,7 @@ func (st *Store) Add(s *Session) {
 	st.spawn(func() { st.watch(s) })
 }
 
-// watch ends a session whose time is up.
+// watch ends a session when its time is over or its sandbox has ended.
 func (st *Store) watch(s *Session) {
 	life := time.NewTimer(time.Until(s.Expires))
 	defer life.Stop()
@@ -218,7 +216,7 @@ func (st *Store) watch(s *Session) {
 	}
 }
 
-// End ends a session, and returns its result when nothing of it is left.
+// End ends a session, and returns its result when all its processes have exited.
 func (st *Store) End(s *Session, cause result.Cause) *result.Result {
 	res := s.end(cause)
 	st.mu.Lock()
@@ -234,13 +232,13 @@ func (st *Store) End(s *Session, cause result.Cause) *result.Result {
 	return res
 }
 
-// Bounds of what is remembered of sessions that have ended.
+// How long, and how many, ended sessions are remembered.
 const (
 	keepEnded = time.Hour
-	maxEnded  = 10_000 // of a tenant
+	maxEnded  = 10_000 // per tenant
 )
 
-// remember keeps how a session has ended, and forgets the oldest of those before. The mutex is held.
+// remember stores the cause of a session's end and forgets old ones. The mutex is held.
 func (st *Store) remember(s *Session) {
 	now := time.Now()
 	st.over[s.ID] = past{s.Tenant, s.cause, now}
@@ -256,8 +254,7 @@ func (st *Store) remember(s *Session) {
 	}
 }
 
-// Get returns a tenant's session. An error says that there is none, or has the cause of its
-// end.
+// Get returns a tenant's session. The error says that it does not exist, or why it ended.
 func (st *Store) Get(tenant, id string) (*Session, error) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -277,7 +274,7 @@ func (st *Store) All() []*Session {
 	return slices.Collect(maps.Values(st.all))
 }
 
-// List returns a tenant's sessions in the order in which they were made.
+// List returns a tenant's sessions, oldest first.
 func (st *Store) List(tenant string) []*Session {
 	found := slices.DeleteFunc(st.All(), func(s *Session) bool { return s.Tenant != tenant })
 	slices.SortFunc(found, func(a, b *Session) int {
@@ -286,7 +283,7 @@ func (st *Store) List(tenant string) []*Session {
 	return found
 }
 
-// Close ends all sessions at once, and returns when nothing of them is left.
+// Close ends all sessions at once and waits for them.
 func (st *Store) Close() {
 	var all sync.WaitGroup
 	for _, s := range st.All() {

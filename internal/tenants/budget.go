@@ -7,7 +7,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 )
 
-// Budget is so much of something that tenants share: bytes in memory or on disk, connections.
+// Budget is an amount that tenants share: bytes in memory or on disk, or connections.
 type Budget struct {
 	// Shared limits each tenant to the amount that it leaves free: one tenant alone gets half of the total. Even if
 	// several tenants take all they can get, another one still finds some.
@@ -15,28 +15,28 @@ type Budget struct {
 	// Kept marks leases that last until the tenant removes something, so retrying does not help.
 	Kept bool
 
-	what  string // as errors name it
-	total int64  // of all tenants; 0 is no bound
+	what  string // in error messages
+	total int64  // for all tenants; 0 for no limit
 
 	mu   sync.Mutex
 	used map[string]int64
 	sum  int64
 }
 
-// NewBudget has total of what; 0 is no bound.
+// NewBudget returns a budget of total; 0 means no limit.
 func NewBudget(what string, total int64) *Budget {
 	return &Budget{what: what, total: total, used: map[string]int64{}}
 }
 
-// Lease is a part of a budget. Its methods may be called on nil, and are safe for concurrent use.
+// Lease is a part of a budget. Its methods accept nil and are safe for concurrent use.
 type Lease struct {
 	budget *Budget
 	tenant string
 	n      int64
 }
 
-// Take takes n, which is not negative, for a tenant, who may have own in all; 0 is no bound. An error is an
-// [*api.Error], and says whose bound it is.
+// Take reserves n, which must not be negative, for a tenant that may have own in total; 0 means no limit. The
+// error is an [*api.Error] that names the exceeded limit.
 func (b *Budget) Take(tenant string, n, own int64) (*Lease, error) {
 	l := &Lease{budget: b, tenant: tenant}
 	if err := l.Grow(n, own); err != nil {
@@ -45,7 +45,7 @@ func (b *Budget) Take(tenant string, n, own int64) (*Lease, error) {
 	return l, nil
 }
 
-// Grow takes n more, with the bounds and errors of [Budget.Take].
+// Grow reserves n more, like [Budget.Take].
 func (l *Lease) Grow(n, own int64) error {
 	b := l.budget
 	b.mu.Lock()
@@ -58,7 +58,8 @@ func (l *Lease) Grow(n, own int64) error {
 	return nil
 }
 
-// check returns the error of growing a lease by n. The lease has held, of the amount that its tenant has used.
+// check returns the error of growing a lease by n. The lease has held, of the amount that its tenant has
+// used.
 func (b *Budget) check(held, used, n, own int64) error {
 	free := b.total - b.sum
 	switch {
@@ -81,7 +82,7 @@ func (b *Budget) add(tenant string, n int64) {
 	}
 }
 
-// Shrink gives back all but n.
+// Shrink returns all but n.
 func (l *Lease) Shrink(n int64) {
 	if l == nil {
 		return
@@ -94,10 +95,10 @@ func (l *Lease) Shrink(n int64) {
 	}
 }
 
-// Free gives all of it back.
+// Free returns the whole lease.
 func (l *Lease) Free() { l.Shrink(0) }
 
-// Used is how much a tenant has.
+// Used returns the amount that a tenant has.
 func (b *Budget) Used(tenant string) int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -1,7 +1,7 @@
-// Package tenants divides the server among those who call it: how much each may do at once,
-// how many of its calls may wait, how often it may come; and whose turn it is when a place
-// becomes free. That is the tenant that holds the fewest places, so long calls count for as long as they
-// run; among equals tenants take turns. The last places are for tenants that hold none.
+// Package tenants divides the server among its tenants. It limits how much each may do at once, how many of
+// its calls may wait, and their rate, and decides who gets a free place: the tenant that holds the fewest, so
+// that long calls count for as long as they run. Equal tenants alternate. The last places are reserved for
+// tenants that hold none.
 package tenants
 
 import (
@@ -13,53 +13,52 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 )
 
-// Ceilings are what one tenant may do. Zero is no bound, but for Queue, which is then none
-// that waits.
+// Ceilings limit one tenant. Zero means no limit, except for Queue.
 type Ceilings struct {
-	Concurrency int     // calls that run
-	Queue       int     // calls that wait
-	Rate        float64 // calls a second; as many as that, or one, may come at once
+	Concurrency int     // running calls
+	Queue       int     // waiting calls
+	Rate        float64 // calls per second; the burst is the same, at least 1
 }
 
-// Scheduler lets calls in.
+// Scheduler admits calls.
 type Scheduler struct {
 	mu      sync.Mutex
-	places  int // that are free
-	reserve int // of the places, for tenants that hold none
+	places  int // free
+	reserve int // places for tenants that hold none
 	turns   []*tenant
 	tenants map[string]*tenant
-	freed   chan struct{} // nil if nobody waits for a place
+	freed   chan struct{} // nil if nobody is waiting for a place
 }
 
-// tenant is one that has called.
+// tenant is the state of one tenant.
 type tenant struct {
 	running int
-	waiting []*Ticket // in the order in which they came; those that gave up are taken out
+	waiting []*Ticket // in order of arrival
 	max     int
-	tokens  float64 // of the rate, at the time
+	tokens  float64 // of the rate limit, at the time
 	at      time.Time
 }
 
-// NewScheduler returns a gate with so many places. One in 16 is reserved for tenants that hold none.
+// NewScheduler returns a scheduler with so many places. One in 16 is reserved for tenants that hold none.
 func NewScheduler(places int) *Scheduler {
 	const reserved = 16
 	return &Scheduler{places: places, reserve: places / reserved, tenants: map[string]*tenant{}}
 }
 
-// most is how many tenants are remembered that do nothing; what is remembered is their rate.
+// maxIdleTenants is how many idle tenants are remembered, for their rates.
 const maxIdleTenants = 10_000
 
-// Ticket is a call that is in, or waits to be let in. It must leave in the end.
+// Ticket is a call that has been admitted or is waiting. The caller must call Leave.
 type Ticket struct {
 	gate   *Scheduler
 	tenant *tenant
-	in     chan struct{} // closed when it is let in
+	in     chan struct{} // closed on admission
 	came   time.Time
 	left   bool
 }
 
-// Join lets a call in, or has it wait for its turn, without waiting. An error is an
-// [*api.Error]: there is no room even for one that waits.
+// Join admits a call or queues it, without waiting. The error is an [*api.Error]: the queue is full or the
+// rate exceeded.
 func (g *Scheduler) Join(name string, c Ceilings) (*Ticket, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -93,7 +92,7 @@ func (g *Scheduler) Join(name string, c Ceilings) (*Ticket, error) {
 	return nil, api.NewError(api.Quota, "all of the tenant's places are taken", "wait for a call's end")
 }
 
-// Wait waits for the turn. An error is the cause of ctx.
+// Wait waits for admission. The error is the cause of ctx.
 func (u *Ticket) Wait(ctx context.Context) error {
 	select {
 	case <-u.in:
@@ -103,7 +102,7 @@ func (u *Ticket) Wait(ctx context.Context) error {
 	}
 }
 
-// Leave gives up the place, or the turn if the call was not let in. Only the first one does anything.
+// Leave gives up the place, or the wait for one. Later calls do nothing.
 func (u *Ticket) Leave() {
 	g, t := u.gate, u.tenant
 	g.mu.Lock()
@@ -125,7 +124,7 @@ func (u *Ticket) Leave() {
 	}
 }
 
-// Free returns how many places are free, and a channel that is closed when one becomes so.
+// Free returns the number of free places, and a channel that is closed when one becomes free.
 func (g *Scheduler) Free() (int, <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -135,15 +134,15 @@ func (g *Scheduler) Free() (int, <-chan struct{}) {
 	return g.places, g.freed
 }
 
-// below reports whether one more call of the tenant may run.
+// below reports whether the tenant is below its ceiling.
 func (t *tenant) below() bool { return t.max == 0 || t.running < t.max }
 
-// fits reports whether one more call of a tenant may run now. The mutex is held.
+// fits reports whether the tenant may start one more call now. The mutex is held.
 func (g *Scheduler) fits(t *tenant) bool {
 	return t.below() && (g.places > g.reserve || g.places > 0 && t.running == 0)
 }
 
-// spend takes one call from the rate.
+// spend takes one call from the rate limit.
 func (t *tenant) spend(rate float64) bool {
 	if rate <= 0 {
 		return true
@@ -163,8 +162,7 @@ func (g *Scheduler) admit(t *tenant) {
 	g.places--
 }
 
-// next lets calls in: of the tenants that may have one more, that with the fewest running; of these the first
-// in turn.
+// next admits waiting calls, starting with the tenant that runs the fewest; equal tenants alternate.
 func (g *Scheduler) next() {
 	for g.places > 0 {
 		i := -1
@@ -186,20 +184,19 @@ func (g *Scheduler) next() {
 	}
 }
 
-// SetConcurrency has no more than so many calls of a tenant run, from the next one on. None may be
-// none, too.
+// SetConcurrency changes a tenant's ceiling for later calls. 0 means none at all.
 func (g *Scheduler) SetConcurrency(name string, n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if t := g.tenants[name]; t != nil {
 		if t.max = n; n == 0 {
-			t.max = -1 // 0 is no bound
+			t.max = -1 // 0 would mean no limit
 		}
 		g.next()
 	}
 }
 
-// Use returns what a tenant has going on.
+// Use returns the current use of a tenant.
 func (g *Scheduler) Use(name string) Use {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -209,7 +206,7 @@ func (g *Scheduler) Use(name string) Use {
 	return Use{}
 }
 
-// settle takes a tenant that has nothing waiting out of the turns.
+// settle removes a tenant without waiting calls from the order.
 func (g *Scheduler) settle(t *tenant) {
 	if len(t.waiting) > 0 {
 		return
@@ -219,7 +216,7 @@ func (g *Scheduler) settle(t *tenant) {
 	}
 }
 
-// forget drops the tenants that do nothing.
+// forget drops idle tenants.
 func (g *Scheduler) forget() {
 	for name, t := range g.tenants {
 		if t.running == 0 && len(t.waiting) == 0 {
@@ -228,10 +225,10 @@ func (g *Scheduler) forget() {
 	}
 }
 
-// Use is what a tenant has going on.
+// Use counts a tenant's calls.
 type Use struct {
 	Running, Waiting int
-	Oldest           time.Duration // how long the first of those that wait has waited
+	Oldest           time.Duration // waiting time of the oldest call
 }
 
 func (t *tenant) use() Use {
@@ -242,7 +239,7 @@ func (t *tenant) use() Use {
 	return u
 }
 
-// Uses returns that of all tenants that were seen.
+// Uses returns the current use of all known tenants.
 func (g *Scheduler) Uses() map[string]Use {
 	g.mu.Lock()
 	defer g.mu.Unlock()
