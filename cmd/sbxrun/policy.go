@@ -63,6 +63,9 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, part
 	if p.Mounts, err = mounts(f); err != nil {
 		return p, parts, err
 	}
+	if err = rootfs(string(f.Rootfs), &p); err != nil {
+		return p, parts, err
+	}
 	if err = protect(f, &p); err != nil {
 		return p, parts, err
 	}
@@ -71,6 +74,9 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, part
 	}
 	var vars []values.Var
 	if f.Tools {
+		if f.Rootfs != "" {
+			return p, parts, errors.New("--tools shows programs of the host, which need the host's libraries: leave it out with --rootfs")
+		}
 		vars = showTools(&p)
 	}
 	vars = append(vars, parts.Variables()...)
@@ -172,6 +178,20 @@ func mounts(f *cli.View) (list []room.Mount, err error) {
 		list = append(list, m)
 	}
 	return list, nil
+}
+
+// rootfs sets the root directory.
+func rootfs(name string, p *room.Policy) error {
+	p.Rootfs = name
+	if name == "" || path.IsAbs(name) {
+		return nil
+	}
+	dir, err := unix.Getwd()
+	if err != nil {
+		return fmt.Errorf("--rootfs %q: the current directory was removed, or cannot be reached; give an absolute path", name)
+	}
+	p.Rootfs, p.RootfsHere = path.Join(dir, name), path.Clean(name)
+	return nil
 }
 
 // protect sets what in writable binds the command cannot change.

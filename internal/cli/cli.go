@@ -46,6 +46,7 @@ type CLI struct {
 
 // View is the flags of run and start for files, network, environment and identity.
 type View struct {
+	Rootfs    Path
 	RoBind    []string
 	Bind      []string
 	RoBindTry []string
@@ -211,6 +212,18 @@ func (n *Title) UnmarshalText(text []byte) error {
 		return errors.New("the name is empty")
 	}
 	*n = Title(text)
+	return nil
+}
+
+// Path is a path as it was given. It must not be empty: a shell's unset variable is a mistake.
+type Path string
+
+// UnmarshalText sets p to any text but the empty one.
+func (p *Path) UnmarshalText(text []byte) error {
+	if len(text) == 0 {
+		return errors.New("the path is empty")
+	}
+	*p = Path(text)
 	return nil
 }
 

@@ -52,8 +52,9 @@ func (m Mount) copied() bool { return m.File && m.Bind.Inode == 0 }
 // byDescriptors are the flags of a move_mount(2) whose paths are empty.
 const byDescriptors = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
 
-// all lays out the calls for a list of mounts, parents before mounts inside them.
-func (s *script) all(list []Mount) {
+// all lays out the calls for a list of mounts, parents before mounts inside them, and then for the root,
+// if it is not nil.
+func (s *script) all(list []Mount, root *Root) {
 	// First the mounts that bwrap made in place: later ones may lie in them.
 	for i := range list {
 		if m := &list[i]; m.Base == "" && m.Overlay == nil {
@@ -82,10 +83,19 @@ func (s *script) all(list []Mount) {
 		staged = staged || m.Base != ""
 	}
 	s.number = 0
-	if staged {
-		s.add(stepMount, slotNone, unix.SYS_UMOUNT2, LayersDir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-		s.add(stepMount, slotNone, unix.SYS_UNLINKAT, unix.AT_FDCWD, LayersDir, unix.AT_REMOVEDIR)
+	switch {
+	case root != nil:
+		s.number = int64(len(list) + 1)
+		s.root(root)
+	case staged:
+		s.removeLayersDir()
 	}
+}
+
+// removeLayersDir unmounts and removes [LayersDir].
+func (s *script) removeLayersDir() {
+	s.add(stepMount, slotNone, unix.SYS_UMOUNT2, LayersDir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	s.add(stepMount, slotNone, unix.SYS_UNLINKAT, unix.AT_FDCWD, LayersDir, unix.AT_REMOVEDIR)
 }
 
 // move lays out the calls that move a mount from below [LayersDir] to its destination.

@@ -113,8 +113,8 @@ func (s *script) add(step int64, result slot, number uintptr, args ...any) {
 }
 
 // layMounts lays out, in the block, what finishes them.
-func layMounts(b *proc.Block, list []Mount, dir *unix.OpenHow) *mounts {
-	if len(list) == 0 {
+func layMounts(b *proc.Block, list []Mount, root *Root, dir *unix.OpenHow) *mounts {
+	if len(list) == 0 && root == nil {
 		return nil
 	}
 	out := proc.New[mounts](b)
@@ -129,7 +129,7 @@ func layMounts(b *proc.Block, list []Mount, dir *unix.OpenHow) *mounts {
 	s := &script{b: b, dir: dir, any: proc.New[unix.OpenHow](b), stats: &out.stats, hello: h}
 	*s.any = *dir
 	s.any.Flags &^= unix.O_DIRECTORY
-	s.all(list)
+	s.all(list, root)
 	out.calls = proc.Copy(b, s.calls)
 	return out
 }
@@ -150,13 +150,7 @@ func (s *script) overlay(m *Mount) {
 	if o.Upper == nil {
 		size = o.Size
 	}
-	s.add(stepOverlay, slotFS, unix.SYS_FSOPEN, "tmpfs", unix.FSOPEN_CLOEXEC)
-	s.option("size", strconv.FormatInt(size, 10))
-	s.option("nr_inodes", Inodes(size))
-	s.option("mode", "0700")
-	s.mount(slotPlace)
-	s.add(stepOverlay, slotNone, unix.SYS_MOVE_MOUNT, slot(slotPlace), "", slot(slotTarget), "", byDescriptors)
-	s.add(stepOverlay, slotNone, unix.SYS_FCHDIR, slot(slotPlace))
+	s.scratch(size)
 	var places []string
 	for i, lower := range o.Lower {
 		places = append(places, strconv.Itoa(i))
@@ -186,11 +180,7 @@ func (s *script) overlay(m *Mount) {
 	s.option("lowerdir", strings.Join(places, ":"))
 	s.option("upperdir", upper)
 	s.option("workdir", work)
-	// With it the kernel neither follows nor makes redirects and metacopies, which are how
-	// a layer could name what is elsewhere.
-	s.add(stepOverlay, slotNone, unix.SYS_FSCONFIG, slot(slotFS), unix.FSCONFIG_SET_FLAG, "userxattr", 0, 0)
-	s.option("index", "off")
-	s.option("xino", "off")
+	s.overlayOptions()
 	s.mount(slotMount)
 	s.add(stepOverlay, slotNone, unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
 	s.add(stepOverlay, slotNone, unix.SYS_MOVE_MOUNT, slot(slotMount), "", slot(slotTarget), "", byDescriptors)
@@ -231,6 +221,26 @@ func (s *script) take(b Bind, name string) {
 	s.clone(slotMount, slotDir)
 	s.attach(slotMount, name)
 	s.close(slotDir)
+}
+
+// scratch mounts a tmpfs, in which layers are attached, over slotTarget, and makes it slotPlace and the
+// current directory.
+func (s *script) scratch(size int64) {
+	s.add(stepOverlay, slotFS, unix.SYS_FSOPEN, "tmpfs", unix.FSOPEN_CLOEXEC)
+	s.option("size", strconv.FormatInt(size, 10))
+	s.option("nr_inodes", Inodes(size))
+	s.option("mode", "0700")
+	s.mount(slotPlace)
+	s.add(stepOverlay, slotNone, unix.SYS_MOVE_MOUNT, slot(slotPlace), "", slot(slotTarget), "", byDescriptors)
+	s.add(stepOverlay, slotNone, unix.SYS_FCHDIR, slot(slotPlace))
+}
+
+// overlayOptions sets what all overlays have in common. With userxattr the kernel neither follows nor makes
+// redirects and metacopies, which are how a layer could name files elsewhere.
+func (s *script) overlayOptions() {
+	s.add(stepOverlay, slotNone, unix.SYS_FSCONFIG, slot(slotFS), unix.FSCONFIG_SET_FLAG, "userxattr", 0, 0)
+	s.option("index", "off")
+	s.option("xino", "off")
 }
 
 func (s *script) option(name, value string) {

@@ -62,6 +62,9 @@ func checkCommand(v view, name, workdir, sandboxPath string, c Caller) (found st
 		return "", denied
 	}
 	e := notFound(fmt.Sprintf("command %q not found in the sandbox's PATH %s", name, sandboxPath), "")
+	if v.rooted() { // the host's programs need the host's libraries
+		return "", e
+	}
 	host := lookHost(name, c.Path)
 	if host == "" {
 		return "", e
@@ -178,6 +181,9 @@ func checkFile(v view, name, p, home string) error {
 	case !st.Mode().IsRegular():
 		return notExecutable(name, "it is not a regular file", "")
 	case st.Mode()&0o111 == 0 || unix.Access(host, unix.X_OK) != nil:
+		if v.inRoot(host) {
+			return notExecutable(name, "permission denied", "")
+		}
 		return notExecutable(name, "permission denied", "chmod +x "+shellQuote(host))
 	}
 	interpreter := Interpreter(host)
@@ -192,7 +198,7 @@ func checkFile(v view, name, p, home string) error {
 		// Of a venv the interpreter is a link, often to what is not shown.
 		if strings.HasSuffix(interpreter, "\r") {
 			e.Hint = "its lines end as on Windows: sed -i 's/\\r$//' " + shellQuote(host)
-		} else if real, err := filepath.EvalSymlinks(interpreter); err == nil && isFile(real) && !Private(real) { // the script could be a stranger's
+		} else if real, err := filepath.EvalSymlinks(interpreter); !v.rooted() && err == nil && isFile(real) && !Private(real) { // the script could be a stranger's
 			e.Hint = "--ro-bind " + shellQuote(bindFor(real, home))
 		}
 		return e

@@ -142,7 +142,19 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if err := p.protect(plan.Workdir); err != nil {
 		return nil, err
 	}
-	if plan.ops, err = layout(&p, user, p.Hostname); err != nil {
+	var root *op
+	if p.Rootfs != "" {
+		o, err := rootOp(&p)
+		if err != nil {
+			return nil, err
+		}
+		if err := plan.open(&o); err != nil {
+			return nil, err
+		}
+		o.place, root = plan.place(), &o
+		plan.ops = []op{o} // closed if layout fails
+	}
+	if plan.ops, err = layout(&p, user, p.Hostname, root); err != nil {
 		return nil, err
 	}
 	for i := range plan.ops {
@@ -167,7 +179,11 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 		return nil, err
 	}
 	sandboxPath, given := p.Env.Lookup("PATH")
-	if !given {
+	switch {
+	case given:
+	case v.rooted():
+		sandboxPath = defaultPath
+	default:
 		sandboxPath = sandboxPathOf(v, c.Path)
 	}
 	if len(p.Command) > 0 {
@@ -175,7 +191,7 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if found != "" && !given {
+		if found != "" && !given && !v.rooted() {
 			plan.Found, plan.Instead = found, insteadOf(v, found, sandboxPath, c.Path)
 		}
 	}
@@ -358,6 +374,9 @@ func (p *Plan) options(whole bool) (words []string) {
 	if p.places > 0 && !whole {
 		add("--tmpfs", enter.LayersDir)
 	}
+	if view(p.ops).rooted() && !whole {
+		add("--dir", enter.RootDir)
+	}
 	staged, fd, dir := 0, firstCopy, "/"
 	for i := range p.ops {
 		o := &p.ops[i]
@@ -372,7 +391,7 @@ func (p *Plan) options(whole bool) (words []string) {
 		switch o.kind {
 		case opSymlink:
 			add("--symlink", src, dst)
-		case opBind, opOverlay:
+		case opBind, opOverlay, opRoot:
 			add("--ro-bind", src, dst)
 		case opBindRW:
 			add("--bind", src, dst)
@@ -430,13 +449,14 @@ func (p *Plan) furnishing() *enter.Furnishing {
 			f.Mounts = append(f.Mounts, m)
 		}
 	}
+	f.Root = p.root()
 	return f
 }
 
 // independent reports whether bwrap needs no more than its arguments for the policy, and the keeper what
 // it has: no file, no lock, and nothing that only root can open (stage).
 func (p *Plan) independent(pol *Policy) bool {
-	return !slices.ContainsFunc(pol.Mounts, func(m Mount) bool {
+	return (pol.Rootfs == "" || p.cred == nil) && !slices.ContainsFunc(pol.Mounts, func(m Mount) bool {
 		return m.Upper != "" || p.cred != nil && (m.Kind == ReadWrite || m.Kind == Overlaid || m.Owned || m.Kind == ReadOnly && !reachable(m.Source))
 	})
 }
@@ -569,6 +589,9 @@ func (p *Plan) placeMounts() {
 	for i := range p.ops {
 		o := &p.ops[i]
 		if o.kind != opSymlink && o.kind != opDir {
+			if o.kind == opRoot {
+				continue
+			}
 			if n := slices.IndexFunc(hosts, func(dir string) bool { return Within(o.dst, dir) }); n >= 0 {
 				o.base, o.place = hosts[n], p.place()
 			}
@@ -662,7 +685,7 @@ func currentDirectory(p *Policy, home string) (workdir string, err error) {
 	}
 	for _, top := range toplevel {
 		switch {
-		case !Within(shown, top):
+		case p.Rootfs != "", !Within(shown, top):
 		case p.Cwd == CwdOverlay:
 			return "", cwdError("--overlay DIR shows it as writable all the same", "%s %q belongs to the system, which a sandbox only reads", what, shown)
 		case p.Cwd == CwdReadWrite:

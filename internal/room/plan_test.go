@@ -355,7 +355,7 @@ func TestPlanIdentity(t *testing.T) {
 func TestLayoutReplacesDefaults(t *testing.T) {
 	top := laidOut(t, "dir/")
 	list := func(mounts ...Mount) (ops []op) {
-		ops, err := layout(&Policy{TmpSize: 1, Mounts: mounts}, User{1, 1}, "h")
+		ops, err := layout(&Policy{TmpSize: 1, Mounts: mounts}, User{1, 1}, "h", nil)
 		if err != nil {
 			t.Fatal(err)
 		}

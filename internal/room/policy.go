@@ -76,12 +76,15 @@ const noID = 1<<32 - 1
 // Policy is what the payload may see and be. The zero value of a member is the
 // default, which is the strictest.
 type Policy struct {
-	Command  []string // empty for a room that waits for commands
-	Cwd      Cwd      // "" for read-only, and for none if there is a Workdir
-	CwdRoot  string   // a directory at or above the current one, to be shown in its place; may be relative to it
-	Workdir  string   // absolute, in the sandbox; "" for the current directory, or Home if that is not shown
-	Mounts   []Mount
-	CwdUpper string // CwdOverlay: as Mount.Upper
+	Command []string // empty for a room that waits for commands
+	Cwd     Cwd      // "" for read-only, and for none if there is a Workdir
+	CwdRoot string   // a directory at or above the current one, to be shown in its place; may be relative to it
+	Workdir string   // absolute, in the sandbox; "" for the current directory, or Home if that is not shown
+	Mounts  []Mount
+	// Rootfs is a directory of the host, absolute, that takes the place of the host's system, read-only;
+	// "" for the host's. RootfsHere is as [Mount.Here].
+	Rootfs, RootfsHere string
+	CwdUpper           string // CwdOverlay: as Mount.Upper
 	// Protect are absolute paths in the sandbox, below writable binds, that the command cannot
 	// change.
 	Protect []string
@@ -184,7 +187,7 @@ func CleanDest(dest string) (string, error) {
 		return "", fmt.Errorf("the path in the sandbox, %q, must be absolute", dest)
 	}
 	dest = path.Clean(dest)
-	if dest == "/" || dest == "/dev" || Within(dest, "/proc") || Within(dest, enter.LayersDir) {
+	if dest == "/" || dest == "/dev" || Within(dest, "/proc") || Within(dest, enter.LayersDir) || Within(dest, enter.RootDir) {
 		return "", fmt.Errorf("%s of the sandbox cannot be replaced", dest)
 	}
 	// Links that bwrap makes in /dev, into /proc.
@@ -227,7 +230,7 @@ func CheckWorkdir(dir string) error {
 // Shows reports whether the payload sees a real path of the host, at the same place.
 func (p *Policy) Shows(name string) bool {
 	for _, top := range toplevel {
-		if Within(name, top) {
+		if p.Rootfs == "" && Within(name, top) {
 			return true
 		}
 	}

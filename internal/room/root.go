@@ -78,6 +78,7 @@ const (
 	opDir
 	opProc
 	opDev
+	opRoot // a root directory of the user's, below everything else
 )
 
 // toplevel are the directories of the host's system, shown read-only. On a
@@ -138,8 +139,9 @@ const smallTmpfs = 64 << 20
 const maxCopy = 4 << 20
 
 // layout lists everything the sandbox's file tree is made of: the default root
-// with the user's mounts in it, parents before what lies below them.
-func layout(p *Policy, user User, hostname string) ([]op, error) {
+// with the user's mounts in it, parents before what lies below them. root, if not nil, is an open
+// [opRoot].
+func layout(p *Policy, user User, hostname string, root *op) ([]op, error) {
 	var mounts []op // first: of these some are refused, and those of /etc are open files
 	for _, m := range p.Mounts {
 		o, skip, err := mountOp(p, m)
@@ -150,7 +152,16 @@ func layout(p *Policy, user User, hostname string) ([]op, error) {
 			mounts = append(mounts, o)
 		}
 	}
-	ops := append(systemOps(), etcOps(p, user, hostname)...)
+	var ops []op
+	if root != nil {
+		files, err := rootFiles(p, user, hostname, root.from)
+		if err != nil {
+			return nil, err
+		}
+		ops = append([]op{*root}, files...)
+	} else {
+		ops = append(systemOps(), etcOps(p, user, hostname)...)
+	}
 	ops = append(ops, op{kind: opProc, dst: "/proc"})
 	if p.Meminfo != nil {
 		// Each command mounts it over the file in its own /proc.
@@ -162,8 +173,10 @@ func layout(p *Policy, user User, hostname string) ([]op, error) {
 		op{kind: opTmpfs, dst: "/tmp", size: p.TmpSize},
 		op{kind: opTmpfs, dst: Home, size: p.TmpSize},
 		op{kind: opDir, dst: "/run"},
-		op{kind: opDir, dst: "/var/tmp"},
 	)
+	if root == nil {
+		ops = append(ops, op{kind: opDir, dst: "/var/tmp"})
+	}
 	// What the user mounts replaces the default at and below that place.
 	ops = slices.DeleteFunc(ops, func(o op) bool {
 		replaced := slices.ContainsFunc(mounts, func(m op) bool { return Within(o.dst, m.dst) })
@@ -207,7 +220,7 @@ func etcOps(p *Policy, user User, hostname string) (ops []op) {
 		files = append(slices.Clone(files), etcNetFiles...)
 		dirs = append(dirs, etcNetDirs...)
 	} else {
-		ops = append(ops, op{kind: opCopy, dst: "/etc/hosts", data: []byte("127.0.0.1 localhost " + hostname + "\n::1 localhost " + hostname + "\n")})
+		ops = append(ops, hostsOp(hostname))
 	}
 	for _, name := range etcLinks {
 		if target, ok := etcLink("/etc/" + name); ok {
@@ -227,7 +240,21 @@ func etcOps(p *Policy, user User, hostname string) (ops []op) {
 			ops = append(ops, op{kind: opBind, src: "/etc/" + name, dst: "/etc/" + name})
 		}
 	}
-	// The accounts of the sandbox, not of the host.
+	passwd, group := accounts(user)
+	ops = append(ops,
+		op{kind: opCopy, dst: "/etc/passwd", data: passwd},
+		op{kind: opCopy, dst: "/etc/group", data: group},
+	)
+	return ops
+}
+
+// hostsOp is an /etc/hosts without the host's names.
+func hostsOp(hostname string) op {
+	return op{kind: opCopy, dst: "/etc/hosts", data: []byte("127.0.0.1 localhost " + hostname + "\n::1 localhost " + hostname + "\n")}
+}
+
+// accounts are the contents of passwd and group: the accounts of the sandbox, not of the host.
+func accounts(user User) ([]byte, []byte) {
 	var passwd, group bytes.Buffer
 	if user.UID != 0 {
 		fmt.Fprintf(&passwd, "root:x:0:0:root:/root:/bin/sh\n")
@@ -243,11 +270,7 @@ func etcOps(p *Policy, user User, hostname string) (ops []op) {
 	if user.GID != Nobody {
 		fmt.Fprintf(&group, "nogroup:x:%d:\n", Nobody)
 	}
-	ops = append(ops,
-		op{kind: opCopy, dst: "/etc/passwd", data: passwd.Bytes()},
-		op{kind: opCopy, dst: "/etc/group", data: group.Bytes()},
-	)
-	return ops
+	return passwd.Bytes(), group.Bytes()
 }
 
 // etcLink returns the target of a symbolic link into /usr.
@@ -320,7 +343,7 @@ func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 // entering process mounts there, which checks again; here the message is better.
 func checkDests(ops []op, v view) error {
 	for _, o := range ops {
-		if o.kind == opSymlink || o.kind == opCopy && !o.over || o.kind == opDir {
+		if o.kind == opSymlink || o.kind == opCopy && !o.over || o.kind == opDir || o.kind == opRoot {
 			continue
 		}
 		refuse := func(format string, args ...any) error {
@@ -333,6 +356,9 @@ func checkDests(ops []op, v view) error {
 			}
 		}
 		parent, ok := v.mountOf(path.Dir(o.dst))
+		if ok && parent.kind == opRoot { // bwrap's own directories cover its
+			continue
+		}
 		if ok && parent.kind == opCopy {
 			return refuse("%s is a file", parent.dst)
 		}
@@ -357,6 +383,9 @@ func checkDests(ops []op, v view) error {
 // mountError words why the entering process could not finish a mount; other errors stay as they are.
 func (p *Plan) mountError(err error, mounts []enter.Mount) error {
 	step, ok := errors.AsType[*proc.StartError](err)
+	if ok && step.Mount == len(mounts)+1 {
+		return p.rootError(step)
+	}
 	if !ok || step.Mount < 1 || step.Mount > len(mounts) {
 		return err
 	}

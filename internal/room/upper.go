@@ -43,7 +43,7 @@ func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
 	}
 	defer unix.Close(dir)
 	for _, o := range p.ops {
-		if !o.host() {
+		if !o.host() && o.kind != opRoot {
 			continue
 		}
 		src, err := filepath.EvalSymlinks(o.src)

@@ -50,7 +50,7 @@ func (v view) hostPath(p string) string {
 	if !ok || o.src == "" {
 		return ""
 	}
-	return path.Clean(o.src + strings.TrimPrefix(p, o.dst))
+	return o.below(p)
 }
 
 // resolve follows every symbolic link of an absolute sandbox path and returns
@@ -74,6 +74,10 @@ func (v view) resolve(p string) (host string, err error) {
 		next := path.Join(done, name)
 		target, isLink := v.link(next)
 		if !isLink {
+			if o, ok := v.mountOf(next); ok && o.kind == opRoot && v.own(next) {
+				done = next // bwrap's directory covers whatever the root has there
+				continue
+			}
 			host = v.hostPath(next)
 			if host == "" {
 				if !v.own(next) {

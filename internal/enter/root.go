@@ -1,0 +1,59 @@
+package enter
+
+import (
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// RootDir is where the new root of a room is mounted before it becomes the root.
+const RootDir = "/.root"
+
+// Root replaces the root that bwrap made: an overlayfs without a writable layer, in which
+// everything bwrap and the rest of the furnishing made covers the files in Lower.
+// The directories on the way to a mount are therefore always bwrap's own, and a symbolic link
+// in Lower cannot redirect a mount.
+type Root struct {
+	Lower []Bind   // read-only directories below LayersDir, the uppermost first
+	Moved []string // mounts in bwrap's root, without those inside another one
+}
+
+// root lays out the calls that make r the root. They run after all other mounts are in place.
+func (s *script) root(r *Root) {
+	s.open(slotTarget, RootDir, s.dir)
+	s.scratch(64 << 10)
+	// bwrap's root as a layer, and above it a whiteout (overlayfs(5)) for RootDir itself.
+	const hide, made = "hide", "made"
+	s.add(stepOverlay, slotNone, unix.SYS_MKDIRAT, unix.AT_FDCWD, hide, 0o755)
+	s.add(stepOverlay, slotNone, unix.SYS_MKNODAT, unix.AT_FDCWD, hide+RootDir, unix.S_IFCHR, 0)
+	s.open(slotDir, "/", s.dir)
+	s.clone(slotMount, slotDir)
+	s.attach(slotMount, made)
+	s.close(slotDir)
+	layers := []string{hide, made}
+	for i, lower := range r.Lower {
+		layers = append(layers, strconv.Itoa(i))
+		s.take(lower, layers[i+2])
+	}
+	s.removeLayersDir()
+	s.add(stepOverlay, slotFS, unix.SYS_FSOPEN, "overlay", unix.FSOPEN_CLOEXEC)
+	s.option("lowerdir", strings.Join(layers, ":"))
+	s.overlayOptions()
+	s.mount(slotMount)
+	s.add(stepOverlay, slotNone, unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
+	s.add(stepOverlay, slotNone, unix.SYS_MOVE_MOUNT, slot(slotMount), "", slot(slotTarget), "", byDescriptors)
+	s.add(stepOverlay, slotNone, unix.SYS_FCHDIR, slot(slotMount))
+	for _, name := range r.Moved {
+		s.open(slotDir, name, s.any)
+		s.add(stepMount, slotNone, unix.SYS_MOVE_MOUNT, slot(slotDir), "", unix.AT_FDCWD, strings.TrimPrefix(name, "/"), unix.MOVE_MOUNT_F_EMPTY_PATH)
+		s.close(slotDir)
+	}
+	// pivot_root(2), NOTES: the old root is then the uppermost mount at ".".
+	s.add(stepMount, slotNone, unix.SYS_PIVOT_ROOT, ".", ".")
+	s.add(stepMount, slotNone, unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
+	s.add(stepMount, slotNone, unix.SYS_CHDIR, "/")
+	for _, n := range []slot{slotMount, slotPlace, slotTarget} {
+		s.close(n)
+	}
+}

@@ -1,0 +1,157 @@
+package room
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/enter"
+	"github.com/sbxrun/sbxrun/internal/proc"
+)
+
+// This file is for a root directory of the user's ([Policy.Rootfs]) in place of the host's system.
+// bwrap builds the usual file tree without the system's directories, and the entering process
+// lays it over the root directory: see [enter.Root].
+
+// rootOp is the op of a root directory.
+func rootOp(p *Policy) (op, error) {
+	o := op{kind: opRoot, src: p.Rootfs, dst: "/", here: p.RootfsHere, users: true, owned: true}
+	var st unix.Stat_t
+	err := unix.Stat(o.source(), &st) // also mounts an automount
+	switch {
+	case err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		err = unix.ENOTDIR
+	case err == nil:
+		var host unix.Stat_t
+		if unix.Stat("/", &host) == nil && host.Dev == st.Dev && host.Ino == st.Ino {
+			return o, &result.Error{Code: "rootfs", Message: fmt.Sprintf("root directory %q is the host's", p.Rootfs), Hint: "leave out --rootfs: a sandbox shows the host's system by default"}
+		}
+		return o, nil
+	}
+	return o, &result.Error{Code: "rootfs", Message: fmt.Sprintf("root directory %q: %v", p.Rootfs, err), Hint: "name a directory with a system in it, such as one made by debootstrap", Err: err}
+}
+
+// rootFiles are the files of /etc that sbxrun puts over those of a root directory. root is open.
+func rootFiles(p *Policy, user User, hostname string, root *os.File) (ops []op, err error) {
+	passwd, group := accounts(user)
+	for _, f := range []struct {
+		name  string
+		first []byte
+	}{{"/etc/passwd", passwd}, {"/etc/group", group}} {
+		data, err := readIn(root, f.name)
+		if err != nil {
+			return nil, &result.Error{Code: "rootfs", Message: fmt.Sprintf("root directory %q: %s: %v", p.Rootfs, f.name, err), Err: err}
+		}
+		if user.UID == 0 { // the root directory's own name for it, which package managers expect
+			f.first, data = data, f.first
+		}
+		ops = append(ops, op{kind: opCopy, dst: f.name, data: merge(f.first, data)})
+	}
+	if p.Network != NetHost {
+		return append(ops, hostsOp(hostname)), nil
+	}
+	for _, name := range []string{"/etc/hosts", "/etc/resolv.conf"} {
+		if o, ok := etcFile(name); ok {
+			ops = append(ops, o)
+		}
+	}
+	return ops, nil
+}
+
+// merge returns the accounts of first, and then those of second whose names first does not have. Look-ups of an ID
+// find the first one.
+func merge(first, second []byte) []byte {
+	var out []byte
+	names := map[string]bool{}
+	for _, list := range [][]byte{first, second} {
+		added := map[string]bool{}
+		for line := range bytes.Lines(list) {
+			name, _, _ := bytes.Cut(line, []byte(":"))
+			if !names[string(name)] {
+				out = append(append(out, bytes.TrimSuffix(line, []byte("\n"))...), '\n')
+			}
+			added[string(name)] = true
+		}
+		maps.Copy(names, added)
+	}
+	return out
+}
+
+// readIn reads a small regular file of a root directory, in which symbolic links lead nowhere else. It returns
+// nil if there is no such file.
+func readIn(root *os.File, name string) ([]byte, error) {
+	fd, err := unix.Openat2(proc.Descriptor(root), name, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+	switch err {
+	case nil:
+	case unix.ENOENT, unix.ENOTDIR, unix.EACCES:
+		return nil, nil
+	default:
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return nil, err
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxCopy+1))
+	if err == nil && len(data) > maxCopy {
+		err = unix.EFBIG
+	}
+	return data, err
+}
+
+// root is the plan's root directory for the entering process; nil if the room shows the host's system.
+func (p *Plan) root() *enter.Root {
+	var r *enter.Root
+	for i := range p.ops {
+		switch o := &p.ops[i]; {
+		case o.kind == opRoot:
+			r = &enter.Root{Lower: []enter.Bind{o.bind()}}
+		case r == nil, o.layer, o.base != "": // the root comes first; the others are not mounts in bwrap's root
+		case o.kind == opSymlink, o.kind == opDir, o.kind == opCopy:
+		case !slices.ContainsFunc(r.Moved, func(above string) bool { return Within(o.dst, above) }):
+			r.Moved = append(r.Moved, o.dst)
+		}
+	}
+	return r
+}
+
+// rooted reports whether the sandbox has a root directory of the user's.
+func (v view) rooted() bool { return len(v) > 0 && v[0].kind == opRoot }
+
+// inRoot reports whether a path on the host belongs to the root directory, and not to a mount in it.
+func (v view) inRoot(host string) bool { return v.rooted() && Within(host, v[0].src) }
+
+// below returns the path on the host of a path in the sandbox that o decides.
+func (o *op) below(p string) string {
+	return path.Join(o.src, strings.TrimPrefix(strings.TrimPrefix(p, o.dst), "/"))
+}
+
+// rootError words why the root directory could not be mounted.
+func (p *Plan) rootError(step *proc.StartError) error {
+	e := &result.Error{Code: "rootfs", Message: fmt.Sprintf("cannot mount root directory %q: %v", p.ops[0].src, step), Err: step}
+	switch {
+	case step.Step == enter.StepSource:
+		e.Message = fmt.Sprintf("cannot mount root directory %q: it was replaced while the sandbox was set up", p.ops[0].src)
+	case step.Step == enter.StepLayer && step.Err == unix.EINVAL:
+		e.Message = fmt.Sprintf("cannot mount root directory %q: another file system is mounted within it", p.ops[0].src)
+	case step.Step == enter.StepOverlay && step.Err == unix.ENODEV:
+		e.Hint = "this kernel has no overlayfs: modprobe overlay"
+	case step.Step == enter.StepOverlay && (step.Err == unix.EPERM || step.Err == unix.ENOSYS):
+		e.Hint = "root directories of ordinary users need Linux 5.11"
+	}
+	return e
+}
+
+// source is the path to open its source by.
+func (o *op) source() string { return cmp.Or(o.here, o.src) }
