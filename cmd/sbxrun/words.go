@@ -112,7 +112,7 @@ func meant(word string, tty bool) string {
 		}
 		return hint
 	}
-	if st, err := os.Stat(word); err == nil && st.Mode().IsRegular() {
+	if st, err := os.Stat(word); err == nil && !strings.Contains(word, "/") && st.Mode().IsRegular() {
 		return "a file of the current directory is named by a path: ./" + word
 	}
 	return cli.Similar(word)

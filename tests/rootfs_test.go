@@ -1,0 +1,165 @@
+package tests
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// rootTree makes a root directory with a few of the host's programs and the libraries they need.
+func rootTree(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(harness.SharedDir(t), "tree")
+	for _, name := range []string{"/etc", "/opt/bin", "/srv", "/var/home"} {
+		harness.Must(t, os.MkdirAll(dir+name, 0o755))
+	}
+	for _, name := range []string{"sh", "cat", "ls", "id", "env", "mkdir", "rm", "mv"} {
+		found, err := exec.LookPath(name)
+		harness.Must(t, err)
+		copyProgram(t, dir, found, "/opt/bin/"+name)
+	}
+	for name, text := range map[string]string{
+		"/etc/os-release": "NAME=tree\n",
+		"/etc/passwd":     "root:x:0:0:root:/root:/bin/sh\napp:x:7:7::/srv:/bin/false\nsandbox:x:8:8::/x:/bin/false\n",
+		"/etc/group":      "root:x:0:\napp:x:7:\n",
+	} {
+		harness.Must(t, os.WriteFile(dir+name, []byte(text), 0o644))
+	}
+	harness.Must(t, os.WriteFile(dir+"/opt/bin/script", []byte("#!/opt/bin/sh\necho script \"$1\"\n"), 0o755))
+	harness.Must(t, os.WriteFile(dir+"/opt/bin/closed", []byte("#!/opt/bin/sh\n"), 0o644))
+	harness.Must(t, os.WriteFile(dir+"/opt/bin/lost", []byte("#!/usr/bin/python3\n"), 0o755))
+	for link, target := range map[string]string{"/bin": "opt/bin", "/home": "/var/home", "/tmp": "/etc", "/proc": "/srv", "/run": "/var/home/run"} {
+		harness.Must(t, os.Symlink(target, dir+link))
+	}
+	return dir
+}
+
+// copyProgram copies a program of the host to a path in a root directory, and its libraries to theirs.
+func copyProgram(t *testing.T, dir, from, to string) {
+	t.Helper()
+	ldd, err := exec.Command("ldd", from).Output()
+	harness.Must(t, err)
+	copyFile(t, from, dir+to)
+	for _, word := range strings.Fields(string(ldd)) {
+		if filepath.IsAbs(word) {
+			copyFile(t, word, dir+word)
+		}
+	}
+}
+
+func copyFile(t *testing.T, from, to string) {
+	t.Helper()
+	data, err := os.ReadFile(from)
+	harness.Must(t, err)
+	harness.Must(t, os.MkdirAll(filepath.Dir(to), 0o755))
+	harness.Must(t, os.WriteFile(to, data, 0o755))
+}
+
+// A root directory takes the place of the host's system, and no link in it redirects a mount.
+func TestRootfs(t *testing.T) {
+	t.Parallel()
+	tree := rootTree(t)
+	work := harness.SharedDir(t)
+	harness.Must(t, os.WriteFile(work+"/file", []byte("work\n"), 0o644))
+	for name, tt := range map[string]struct {
+		args []string
+		want string
+	}{
+		"its files":           {[]string{"/opt/bin/cat", "/etc/os-release"}, "NAME=tree\n"},
+		"its programs":        {[]string{"script", "it"}, "script it\n"},
+		"not the host's":      {[]string{"sh", "-c", "ls /usr/bin /etc/hostname /etc/alternatives 2>/dev/null; echo $?"}, "2\n"},
+		"its top":             {[]string{"ls", "/"}, "bin\ndev\netc\nfixtures\nhome\nlib\nlib64\nopt\nproc\nrun\nsrv\ntmp\nvar\n"},
+		"read-only":           {[]string{"sh", "-c", "{ echo x >/srv/x || echo x >/x || rm /bin || echo x >/run/x; } 2>/dev/null; echo $?"}, "2\n"},
+		"PATH":                {[]string{"sh", "-c", "echo $PATH"}, "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"},
+		"home":                {[]string{"sh", "-c", "cd && echo x >f && cat /home/sandbox/f; ls /var/home"}, "x\n"},
+		"tmp":                 {[]string{"sh", "-c", "echo x >/tmp/f; cat /tmp/f; ls /etc/f 2>/dev/null || :"}, "x\n"},
+		"proc":                {[]string{"sh", "-c", "cat /proc/1/comm; ls /srv"}, "sbxrun-init\n"},
+		"a mount in it":       {[]string{"--tmpfs", "/usr/lib/deep/er", "sh", "-c", "echo x >/usr/lib/deep/er/f; cat /usr/lib/deep/er/f"}, "x\n"},
+		"a mount at a link":   {[]string{"--ro-bind", work + ":/home/w", "sh", "-c", "cat /home/w/file; ls /var/home"}, "work\n"},
+		"a file over a file":  {[]string{"--ro-bind", work + "/file:/etc/os-release", "cat", "/etc/os-release"}, "work\n"},
+		"a file put in":       {[]string{"--put", work + "/file:/tmp/put", "cat", "/tmp/put"}, "work\n"},
+		"an overlay in it":    {[]string{"--overlay", work + ":/srv/w", "sh", "-c", "echo x >/srv/w/f; cat /srv/w/file /srv/w/f"}, "work\nx\n"},
+		"the accounts":        {[]string{"--user", "1234:1234", "cat", "/etc/passwd"}, "root:x:0:0:root:/root:/bin/sh\nsandbox:x:1234:1234:sandbox:/home/sandbox:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\napp:x:7:7::/srv:/bin/false\n"},
+		"its root's name":     {[]string{"--user", "0:0", "id", "-un"}, "root\n"},
+		"the host's resolver": {[]string{"--net", "host", "sh", "-c", "cat /etc/resolv.conf"}, readFile(t, "/etc/resolv.conf")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			args := append([]string{"--cwd", "none", "--rootfs", tree}, tt.args...)
+			if strings.Contains(name, "overlay") {
+				args = append(layer(t), args...)
+			}
+			r := harness.Run(t, harness.Options{}, args...)
+			r.Expect(t, 0, "exited")
+			if got := string(r.Stdout); got != tt.want {
+				t.Errorf("printed %q, want %q; %s", got, tt.want, r.Stderr)
+			}
+		})
+	}
+	t.Run("unchanged", func(t *testing.T) {
+		names, err := filepath.Glob(tree + "/var/home/*")
+		if err != nil || len(names) > 0 {
+			t.Errorf("the root directory was changed: %q, %v", names, err)
+		}
+	})
+}
+
+// The current directory is shown with a root directory, too, and a relative --rootfs starts there.
+func TestRootfsWorkingDirectory(t *testing.T) {
+	t.Parallel()
+	tree := rootTree(t)
+	work := filepath.Dir(tree) + "/work"
+	harness.Must(t, os.Mkdir(work, 0o755))
+	r := harness.Run(t, harness.Options{Dir: work}, "--rootfs", "../tree", "-w", "sh", "-c", "echo x >out; ls; cat /etc/os-release")
+	r.Expect(t, 0, "exited")
+	if got := string(r.Stdout); got != "out\nNAME=tree\n" || readFile(t, work+"/out") != "x\n" {
+		t.Errorf("printed %q", got)
+	}
+}
+
+// Commands in a sandbox that was started have its root directory.
+func TestRootfsExec(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{}, "--cwd", "none", "--rootfs", rootTree(t))
+	r := b.Exec(harness.Options{}, nil, "script", "again")
+	r.Expect(t, 0, "exited")
+	if got := string(r.Stdout); got != "script again\n" {
+		t.Errorf("printed %q", got)
+	}
+}
+
+// A root directory that cannot be used, and a command that is not in it, are errors that say so, without
+// advice about the host's programs.
+func TestRootfsErrors(t *testing.T) {
+	t.Parallel()
+	tree := rootTree(t)
+	for name, tt := range map[string]struct {
+		args []string
+		code int
+		want string
+	}{
+		"missing":         {[]string{"--rootfs", tree + "/none", "true"}, 125, "no such file or directory"},
+		"a file":          {[]string{"--rootfs", tree + "/etc/passwd", "true"}, 125, "not a directory"},
+		"the host's":      {[]string{"--rootfs", "/usr/..", "true"}, 125, "is the host's"},
+		"empty":           {[]string{"--rootfs", "", "true"}, 125, "the path is empty"},
+		"with tools":      {[]string{"--rootfs", tree, "--tools", "true"}, 125, "leave it out with --rootfs"},
+		"not found":       {[]string{"--rootfs", tree, "gzip"}, 127, `command "gzip" not found in the sandbox's PATH /usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin` + "\n"},
+		"by a path":       {[]string{"--rootfs", tree, "/usr/bin/gzip"}, 127, `command "/usr/bin/gzip": no such file` + "\n"},
+		"not executable":  {[]string{"--rootfs", tree, "closed"}, 126, "permission denied\n"},
+		"no interpreter":  {[]string{"--rootfs", tree, "lost"}, 126, `its interpreter "/usr/bin/python3" does not exist in the sandbox` + "\n"},
+		"reserved":        {[]string{"--rootfs", tree, "--tmpfs", "/.root/x", "true"}, 125, "cannot be replaced"},
+		"no such workdir": {[]string{"--rootfs", tree, "--workdir", "/usr/bin", "true"}, 125, "does not exist in the sandbox"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := harness.Run(t, harness.Options{}, append([]string{"--cwd", "none"}, tt.args...)...)
+			if r.ExitCode != tt.code || !strings.Contains(string(r.Stderr), tt.want) {
+				t.Errorf("exit code %d, want %d: %s", r.ExitCode, tt.code, r.Stderr)
+			}
+		})
+	}
+}
