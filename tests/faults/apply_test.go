@@ -15,14 +15,14 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Some of each that an apply does: files that are replaced, new ones, names of one file, a
-// directory in the place of a file and the reverse, what is removed.
+// The changes include every kind: replaced and new files, hard links, a directory in place of a
+// file and the reverse, and removals.
 const (
 	applyFiles = 20
 	applySize  = 60_000
 )
 
-// applyText is what a file holds before and after.
+// applyText returns the contents of a file before or after the change.
 func applyText(name string, now bool) []byte {
 	word := name + " old\n"
 	if now {
@@ -37,7 +37,7 @@ for i in $(seq %d); do new f$i >f$i; new n$i >n$i; done
 rm -r gone; rm swap1; mkdir swap1; echo new >swap1/in; rm -r swap2; new swap2 >swap2
 new one >one; ln one two; ln -s one link; chmod 600 mode`, applySize, applyFiles)
 
-// applyReset makes the original as it was.
+// applyReset restores the original.
 func applyReset(t *testing.T, dir string) {
 	t.Helper()
 	old, err := filepath.Glob(dir + "/[a-z]*")
@@ -59,7 +59,7 @@ func applyReset(t *testing.T, dir string) {
 	harness.Must(t, os.WriteFile(filepath.Join(dir, "mode"), []byte("text"), 0o644))
 }
 
-// applyLook returns how many paths are old and how many new; one that is neither fails the test.
+// applyLook counts old and new paths. It fails the test if one is neither.
 func applyLook(t *testing.T, dir string) (old, now int) {
 	t.Helper()
 	count := func(name string, isOld, isNew bool) {
@@ -90,7 +90,7 @@ func applyLook(t *testing.T, dir string) (old, now int) {
 	}
 	count("gone", whole("gone"), !there("gone"))
 	count("swap2", whole("swap2"), holds("swap2", applyText("swap2", true)))
-	// A directory comes first, and then what is in it.
+	// A directory is created before its contents.
 	in := holds("swap1/in", []byte("new\n"))
 	info, err := os.Lstat(filepath.Join(dir, "swap1"))
 	count("swap1", holds("swap1", applyText("swap1", false)), err == nil && info.IsDir())
@@ -106,13 +106,13 @@ func applyLook(t *testing.T, dir string) (old, now int) {
 	return old, now
 }
 
-// apply is killed at random instants: each file is the old one or the new one, and what is left
-// goes with the next apply or with cleanup. SBXRUN_SOAK=100 is 200 kills.
+// When apply is killed at a random moment, each file is the old one or the new one, and the next
+// apply or cleanup removes temporary files. SBXRUN_SOAK=100 kills 200 times.
 func TestApplyKilled(t *testing.T) {
 	for _, kind := range []struct {
 		name  string
 		disk  bool
-		force bool // in one directory that is reset: it has changed since; else in one for each try
+		force bool // one directory, reset and changed again before each try; otherwise one per try
 		tries int
 	}{{"memory", false, true, 85}, {"disk", true, true, 85}, {"unforced", true, false, 30}} {
 		t.Run(kind.name, func(t *testing.T) {
@@ -142,7 +142,7 @@ cd ..; for d in *; do [ $d = 0 ] || { rm -r $d/gone $d/swap1 $d/swap2; cp -dR --
 				}
 				return []string{"apply", "box", "/data/" + dir, "--delete", "--quiet"}
 			}
-			// Most of it is spent with comparing: half of the kills come when that is over.
+			// apply spends most time comparing, so half of the kills come after that.
 			begin := func(name string) (c *call, staged time.Time) {
 				c, err := e.begin(apply(name)...)
 				harness.Must(t, err)
@@ -182,7 +182,7 @@ cd ..; for d in *; do [ $d = 0 ] || { rm -r $d/gone $d/swap1 $d/swap2; cp -dR --
 				}
 				if target, err := harness.Open(c.pid); err == nil {
 					if !c.over() {
-						_ = target.Signal(unix.SIGKILL) // it may just have ended
+						_ = target.Signal(unix.SIGKILL) // fails only if it has just exited
 					}
 					target.Close()
 				}
@@ -194,7 +194,7 @@ cd ..; for d in *; do [ $d = 0 ] || { rm -r $d/gone $d/swap1 $d/swap2; cp -dR --
 				if old > 0 && now > 0 {
 					cut++
 				}
-				if i%2 == 0 && old > 0 { // the next one clears up as well as cleanup does
+				if i%2 == 0 && old > 0 { // the next apply removes temporary files as cleanup does
 					e.ok(apply(name)...)
 					if old, _ := applyLook(t, dir); old > 0 {
 						t.Errorf("try %d: %d paths are old after another apply", i, old)
@@ -218,7 +218,7 @@ cd ..; for d in *; do [ $d = 0 ] || { rm -r $d/gone $d/swap1 $d/swap2; cp -dR --
 	}
 }
 
-// applyClear fails if a temporary file is left beside the originals.
+// applyClear fails the test if a temporary file is left beside the originals.
 func applyClear(t *testing.T, dir string) {
 	t.Helper()
 	left, err := filepath.Glob(dir + "/.*")
@@ -230,9 +230,9 @@ func applyClear(t *testing.T, dir string) {
 	}
 }
 
-// An apply that has failed has put its directory in order itself: there is nothing for cleanup.
-// What makes it fail is a disk that is full, in a mount namespace of the test's own. Cleanup also finds
-// processes and cgroups of other tests.
+// An apply that fails leaves nothing for cleanup. Here a full disk makes it fail, mounted in a
+// mount namespace of the test. The script filters leftovers of other tests out of cleanup's
+// output.
 func TestApplyFailed(t *testing.T) {
 	e := newEnv(t)
 	dir := filepath.Join(e.top, "original")
@@ -243,7 +243,7 @@ sbxrun exec box sh -ec 'cd /data; echo new >a; head -c 20000000 /dev/urandom >b;
 code=0; sbxrun apply box >$top/said 2>&1 || code=$?
 cat $disk/a; ls -A $disk; echo $code; cat $top/said
 sbxrun cleanup | grep -v 'zombie\|init\|cgroup' || true; sbxrun kill --grace 0 box >/dev/null; sbxrun cleanup >/dev/null`)
-	_, rest, _ := strings.Cut(s.stdout, "new\n") // after the id of the sandbox: a, which was applied
+	_, rest, _ := strings.Cut(s.stdout, "new\n") // after the sandbox's ID and the contents of a, which was applied
 	want := "a\n125\nsbxrun: error: \"b\" cannot be applied: no space left on device\n"
 	if s.code != 0 || rest != want {
 		t.Errorf("%v, want %q at the end", s, want)

@@ -16,10 +16,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// prologue poses as bubblewrap 0.8.0, and takes the descriptors from its command
-// line: 9 is where it names the room's PID 1, 8 where that says that the room is built. It
-// misbehaves in a run only: when sbxrun tries what this machine allows, to explain the
-// failure, it is honest.
+// prologue poses as bubblewrap 0.8.0 and finds the descriptors in its command line: on 9 it names
+// the room's PID 1, on 8 it says that the room is built. It misbehaves only in runs, and is honest
+// when sbxrun tests the machine to explain a failure.
 const prologue = `#!/bin/sh
 case " $* " in
 *" --info-fd "*) ;;
@@ -40,7 +39,7 @@ case $1 in
 esac
 `
 
-// pose writes a bwrap of our own, and returns the environment that finds it.
+// pose writes a fake bwrap, and returns the environment variable that selects it.
 func pose(t *testing.T, script string) []string {
 	t.Helper()
 	dir := harness.Dir(t)
@@ -48,8 +47,8 @@ func pose(t *testing.T, script string) []string {
 	return []string{"SBXRUN_BWRAP=" + filepath.Join(dir, "bwrap")}
 }
 
-// fake is a bwrap that misbehaves on one of its two streams; %[1]s in its script is
-// a victim's pid, %[2]s the inode of the victim's PID namespace.
+// fake is a bwrap that misbehaves on one of its two streams. In its script %[1]s is a victim's
+// PID, and %[2]s the inode of the victim's PID namespace.
 type fake struct {
 	name, script string
 }
@@ -93,7 +92,7 @@ var fakes = []fake{
 	{"an init of its own, not the first", `unshare -Urpf --kill-child sleep 600 & sleep 0.05
 		for t in /proc/$!/task/*/children; do read -r p <$t; done
 		echo "{\"child-pid\": ${p%% }, \"pid-namespace\": %[2]s}" >&9; wait`},
-	// The room that it names is there; but what the room says is not so.
+	// These name an existing process, but lie about the room.
 	{"a stranger that is built", `echo '{"child-pid": %[1]s, "pid-namespace": %[2]s}' >&9; echo >&8; sleep 600`},
 	{"built, and no word", `echo >&8; exec 9>&-; sleep 600`},
 	{"built, and dead", `echo >&8; kill -KILL $$`},
@@ -108,8 +107,7 @@ var fakes = []fake{
 	{"another mouth", `(sleep 0.02; echo '{"child-pid": %[1]s, "pid-namespace": %[2]s}' >&9; sleep 600) & exit 0`},
 }
 
-// ownNamespace names a process that is number 1 of a PID namespace and below the keeper,
-// but one step too far: the child of its child's child.
+// ownNamespace names PID 1 of a PID namespace below the keeper, but one generation too deep.
 const ownNamespace = `
 unshare -Urpf --kill-child sh -c 'exec 9>&- 8>&-; exec sleep 600' 2>/dev/null & u=$!
 p=
@@ -120,10 +118,9 @@ done
 echo "{\"child-pid\": $p, \"pid-namespace\": $(stat -Lc %%i /proc/$p/ns/pid)}" >&9
 `
 
-// Whatever bwrap says, sbxrun answers 125 in one line, leaves nothing, and
-// never signals a process that it has not verified. The victims are the test's
-// own process, a child of the test, and the init of another sandbox, of which
-// all is true but that it is below our bwrap.
+// Whatever bwrap says, sbxrun exits with 125 and one line, leaves nothing, and signals only
+// processes that it has verified. The victims are the test process, its child, and the room of
+// another sandbox, where everything matches except that it is not below our bwrap.
 func TestBwrapFake(t *testing.T) {
 	other := newVictim(t)
 	for _, f := range fakes {
@@ -151,9 +148,8 @@ func TestBwrapFake(t *testing.T) {
 	}
 }
 
-// A bwrap that misbehaves when it is tried once more, to explain why the run
-// came to nothing, leaves no more behind than one in a run; and the explanation
-// does not outlast a signal.
+// The same when bwrap misbehaves later, while sbxrun looks for the cause of the failure. A signal
+// ends that search too.
 func TestBwrapFakeExplained(t *testing.T) {
 	for _, f := range []fake{
 		{"does not end", `trap "" TERM; sleep 600`},
@@ -178,23 +174,23 @@ func TestBwrapFakeExplained(t *testing.T) {
 	}
 }
 
-// victim is a process that sbxrun has no business with.
+// victim is a process that sbxrun must not touch.
 type victim struct {
 	name   string
 	pid    int
 	ns     uint64
 	start  string
-	target *harness.Target // nil for the test itself
+	target *harness.Target // nil for the test process
 }
 
 func newVictim(t *testing.T) []victim {
 	t.Helper()
-	// Both end with the test; they are known, so they are not taken for leftovers.
+	// Both end with the test. They are registered, so they don't count as leftovers.
 	sleep := exec.Command("sleep", "600")
 	done, err := harness.StartCommand(sleep)
 	harness.Must(t, err)
 	t.Cleanup(func() {
-		_ = sleep.Process.Kill() // it has been killed by sbxrun: the test has failed
+		_ = sleep.Process.Kill() // fails only if sbxrun has killed it
 		_ = sleep.Wait()
 		done()
 	})
@@ -217,7 +213,7 @@ func newVictim(t *testing.T) []victim {
 		}
 		v.start = p.Start
 		if v.pid == os.Getpid() {
-			continue // were it killed, nobody would ask
+			continue // if it were killed, nobody would check
 		}
 		v.target, err = harness.Open(v.pid)
 		harness.Must(t, err)
@@ -226,8 +222,8 @@ func newVictim(t *testing.T) []victim {
 	return victims
 }
 
-// A bwrap that never says anything, or never that the room is built. A signal ends the
-// wait at once; by itself it is over after 30 s, which only a long test waits for.
+// A signal at once ends a run whose bwrap never names the room, or never says that it is built.
+// Otherwise the run fails after 30 s, which only a long test waits for.
 func TestBwrapSilent(t *testing.T) {
 	for _, f := range []fake{
 		{"no word", prologue + `trap "" TERM; : >/proc/self/comm; setsid sleep 600 & while :; do sleep 600; done`},
@@ -277,7 +273,7 @@ func silent(t *testing.T, env []string) {
 	}
 }
 
-// A program that the kernel cannot execute.
+// The same for a bwrap that the kernel cannot execute.
 func TestBwrapNotExecutable(t *testing.T) {
 	r := start(t, options{env: pose(t, "\x7fELF nonsense")}, "true")
 	if o := r.wait(); o.code != 125 {
@@ -285,9 +281,8 @@ func TestBwrapNotExecutable(t *testing.T) {
 	}
 }
 
-// relay becomes the real bwrap, with a program of ours in the way of what it says: that
-// reads what bwrap and the room write, and writes what sbxrun and what enters read. The room
-// is a real one.
+// relay executes the real bwrap with a process in between, which reads what bwrap and the room
+// write and passes it on to sbxrun. The room is real.
 const relay = `#!/usr/bin/python3
 import os, re, signal, sys, time
 args = sys.argv[1:]
@@ -334,7 +329,7 @@ args[at] = "200"
 os.execv("/usr/bin/bwrap", ["bwrap"] + args)
 `
 
-// relayed is one way of the relay's, and how sbxrun may end then.
+// relayed is a way to pass it on, and the exit codes that are correct then.
 type relayed struct {
 	name, script string
 	codes        []int
@@ -349,7 +344,7 @@ var relays = []relayed{
 	{"another pid", `say(re.sub(rb'"child-pid": *[0-9]+', b'"child-pid": 1', hear())); pass_built()`, []int{125}},
 	{"bwrap's own pid", `say(re.sub(rb'"child-pid": *[0-9]+', b'"child-pid": %%d' %% bwrap, hear())); pass_built()`, []int{125}},
 	{"the relay's pid", `say(re.sub(rb'"child-pid": *[0-9]+', b'"child-pid": %%d' %% os.getpid(), hear())); pass_built()`, []int{125}},
-	// The inode only names survivors: who is PID 1 is asked of the kernel.
+	// The inode only serves to list survivors; sbxrun asks the kernel for PID 1.
 	{"another namespace", `say(re.sub(rb'"pid-namespace": *[0-9]+', b'"pid-namespace": 4026531836', hear())); pass_built()`, []int{7, 125}},
 	{"cut in the middle", `say(hear()[:20])`, []int{125}},
 	{"nothing, and the end", `pass`, []int{125}},
@@ -357,9 +352,8 @@ var relays = []relayed{
 	{"built, again and again", `pass_on(); hear_built(); say_built(b"x" * 60000)`, []int{7}},
 	{"built, and daemons", `pass_on(); pass_built(); os.fork() or (os.setsid(), os.fork(), time.sleep(600))`, []int{7}},
 	{"never built, and the end", `pass_on(); hear_built()`, []int{125}},
-	// That is bwrap's word, which is trusted with the room; it must end well all the same. 2 is
-	// the shell's: the room has no /out yet. A bwrap that is dead lets its room live for a moment
-	// longer: its end reaches the room's PID 1 as a signal.
+	// sbxrun trusts bwrap's word that the room is built, but must end well if that is wrong. 2 is
+	// the shell's code for a missing /out. A room outlives a killed bwrap for a moment.
 	{"built too early", `say_built(); pass_on()`, []int{2, 7, 125, 126, 127, 137}},
 	{"built too early, and dead", `say_built(); pass_on(); os.kill(bwrap, 9)`, []int{2, 7, 125, 126, 127, 137}},
 	{"built, and dead", `pass_on(); pass_built(); os.kill(bwrap, 9)`, []int{7, 125, 137}},
@@ -379,8 +373,8 @@ func needRelay(t *testing.T) {
 	}
 }
 
-// The real bwrap, whose words come late, in pieces, with more than there was, too
-// early, or not at all.
+// A run works with the real bwrap when its messages come late, in pieces or with additions, and
+// fails with one line when they come too early or not at all.
 func TestBwrapRelay(t *testing.T) {
 	needRelay(t)
 	for _, f := range relays {
@@ -398,7 +392,7 @@ func TestBwrapRelay(t *testing.T) {
 				}
 				bound := 2 * time.Second
 				if o.code == 125 && strings.Contains(f.script, "os.kill(bwrap, 9)") {
-					bound = 10 * time.Second // the cause is looked for, with a bwrap that is killed each time (doctor.Diagnose)
+					bound = 10 * time.Second // doctor.Diagnose runs the bwrap, which is killed each time
 				}
 				harness.Within(t, "the run", r.end.Sub(r.begin), 0, bound)
 			}
@@ -406,8 +400,7 @@ func TestBwrapRelay(t *testing.T) {
 	}
 }
 
-// The same of a sandbox that idles, for which sbxrun itself waits for the room. It is
-// there, or start says in one line that it is not; and then nothing is.
+// The same for an idle sandbox, where sbxrun itself waits for the room.
 func TestBwrapRelayStart(t *testing.T) {
 	needRelay(t)
 	for _, f := range relays {
@@ -435,7 +428,7 @@ func TestBwrapRelayStart(t *testing.T) {
 	}
 }
 
-// only is the id of the one sandbox there is.
+// only returns the ID of the only sandbox.
 func (e *env) only() string {
 	e.t.Helper()
 	boxes := e.running()

@@ -12,14 +12,14 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// small runs a shell script in a mount namespace of its own, where dir, $disk, is a file system in
-// memory of so many bytes. The script calls sbxrun by that name, and ends what it starts; $top is
-// the test's own directory, on the disk that everybody uses.
+// small runs a shell script in a mount namespace of its own, where dir ($disk) is a tmpfs of the
+// given size and $top the test's directory on the real disk. The script finds sbxrun in PATH, and
+// must end what it starts.
 func (e *env) small(bytes int, dir, script string) result {
 	e.t.Helper()
 	words := []string{"bwrap", "--dev-bind", "/", "/", "--size", fmt.Sprint(bytes), "--tmpfs", dir}
 	if os.Getuid() == 0 {
-		words = append(words, "--cap-add", "ALL") // as root has outside
+		words = append(words, "--cap-add", "ALL") // root has them outside too
 	}
 	c, err := e.command(func(c *exec.Cmd) {
 		c.Env = append(c.Env, "disk="+dir, "top="+e.top, "PATH="+filepath.Dir(harness.Binary(e.t))+":"+harness.Path, harness.Bwrap())
@@ -28,13 +28,13 @@ func (e *env) small(bytes int, dir, script string) result {
 	return e.wait(c)
 }
 
-// Everything that writes to a disk meets one that is full: one line with the cause, the exit code of
-// a failure, and nothing is left but what was there before.
+// When the disk is full, everything that writes prints one line with the cause, exits with the
+// code of a failure, and leaves only what was there before.
 func TestDiskFull(t *testing.T) {
-	// Root's cleanup also tells of processes that other tests have left.
+	// Root's cleanup also reports processes of other tests.
 	for _, tt := range []struct {
 		name, script string
-		want         []string // lines of stdout, in this order, as patterns
+		want         []string // patterns for the lines of stdout
 	}{
 		{"snapshot", `
 export SBXRUN_DATA_DIR=$disk/data; mkdir $top/o

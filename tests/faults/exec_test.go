@@ -72,8 +72,8 @@ func (x *execution) finish(living ...*sandbox) result {
 	return o
 }
 
-// Each process of an exec is killed in each of its phases. The sandbox lives
-// on, and nothing of the exec does.
+// When a process of an exec is killed in any phase, the exec ends completely and its sandbox goes
+// on.
 func TestExecKilledInPhases(t *testing.T) {
 	for _, ph := range []struct {
 		name    string
@@ -94,7 +94,7 @@ func TestExecKilledInPhases(t *testing.T) {
 				b := e.start(nil)
 				tries := scaled(t, 4)
 				if victim == roleKeeper || victim == roleInit {
-					tries = scaled(t, 1) // sbxrun looks for half a second whether the sandbox has ended, too
+					tries = scaled(t, 1) // sbxrun takes half a second more, to see whether the sandbox has ended
 				}
 				hunt(t, tries, "the "+roleNames[victim], func(int) bool {
 					_ = os.Remove(filepath.Join(e.out, "ran"))
@@ -108,7 +108,7 @@ func TestExecKilledInPhases(t *testing.T) {
 					}
 					hit := x.hit(pids, victim)
 					if !hit && !x.over() {
-						_ = x.cmd.Process.Signal(unix.SIGTERM) // another try
+						_ = x.cmd.Process.Signal(unix.SIGTERM) // try again
 					}
 					o := x.finish(b)
 					if hit {
@@ -123,8 +123,8 @@ func TestExecKilledInPhases(t *testing.T) {
 	}
 }
 
-// The same at random moments, of commands that go on, that end, and on --json; and
-// of sbxrun and its keeper in the same instant.
+// The same at random moments, for commands that go on, that exit, and with --json; and with sbxrun
+// and its keeper killed at once.
 func TestExecKilledRandomly(t *testing.T) {
 	const both = -1 // sbxrun and keeper at once
 	e := newEnv(t)
@@ -141,7 +141,7 @@ func TestExecKilledRandomly(t *testing.T) {
 		}
 		hit := false
 		if victim == both {
-			// The keeper first: it would do its work in the moment between.
+			// The keeper first, because it would react to sbxrun's death.
 			keeper := x.hit(pids, roleKeeper)
 			hit = x.hit(pids, roleSbxrun) && keeper
 			victim = roleSbxrun
@@ -155,7 +155,7 @@ func TestExecKilledRandomly(t *testing.T) {
 		switch {
 		case !hit || o.signal == unix.SIGKILL:
 		case victim == roleSbxrun: // it was about to exit
-		case o.code == 124 && o.report != nil && o.report.Cause == "timeout": // it was quicker
+		case o.code == 124 && o.report != nil && o.report.Cause == "timeout": // the deadline came first
 		default:
 			judge(t, o, victim, e.wrote("ran"))
 		}
@@ -167,8 +167,8 @@ func TestExecKilledRandomly(t *testing.T) {
 	e.clean()
 }
 
-// An exec while its sandbox is ended, in every way there is: 137 and killed; or, if
-// it had not begun, 125 and why.
+// An exec whose sandbox is killed exits with 137 and cause killed, or with 125 if its command had
+// not started.
 func TestExecWhileKilled(t *testing.T) {
 	ways := []struct {
 		name string
@@ -179,7 +179,7 @@ func TestExecWhileKilled(t *testing.T) {
 			harness.Must(t, err)
 			return c
 		}},
-		// On a busy machine a look may miss who is there: a process that was not struck would run on.
+		// On a busy machine one look may miss the process.
 		{"room", func(b *sandbox) *call {
 			harness.Until(t, harness.Bound, "PID 1 of the room", b.strikeRoom)
 			return nil
@@ -252,8 +252,8 @@ func (b *sandbox) strikeRoom() bool {
 	return ok
 }
 
-// A stopped exec does not keep the others, or the sandbox's end, from anything but
-// the proof: and once it goes on, it ends.
+// A stopped process of an exec delays neither other execs nor the end of the sandbox. Only a
+// stopped keeper prevents the proof, until it continues.
 func TestStoppedExec(t *testing.T) {
 	for _, victim := range []int{roleSbxrun, roleKeeper, roleInit, rolePayload} {
 		t.Run(roleNames[victim], func(t *testing.T) {
@@ -279,7 +279,7 @@ func TestStoppedExec(t *testing.T) {
 				Survivors []map[string]any `json:"survivors"`
 			}
 			harness.Must(t, json.Unmarshal([]byte(s.stdout), &told))
-			// Only the keeper reaps its init, and the kernel waits for that.
+			// Only the keeper can reap its init, and the kernel waits for that.
 			if victim == roleKeeper {
 				if s.code != 123 || told[0].Verdict != "unproven" || len(told[0].Survivors) == 0 {
 					t.Errorf("want 123, unproven, and what is left: %v", s)
@@ -298,9 +298,8 @@ func TestStoppedExec(t *testing.T) {
 	}
 }
 
-// What ends an exec when nobody does, and its room, which is another keeper's, lives on. The keeper's death
-// ends an init that is stopped (PR_SET_PDEATHSIG); that of sbxrun, whose socket closes, is seen by an init
-// whose keeper is stopped.
+// An exec ends without help while its sandbox goes on: the keeper's death kills a stopped init
+// (PR_SET_PDEATHSIG), and an init whose keeper is stopped notices that sbxrun's socket closes.
 func TestExecEndsAlone(t *testing.T) {
 	for _, c := range []struct {
 		stopped int
@@ -330,7 +329,7 @@ func TestExecEndsAlone(t *testing.T) {
 				p, ok := harness.ReadProc(pids[rolePayload])
 				return !ok || p.State == "Z" || p.State == "X"
 			})
-			_ = target.Signal(unix.SIGCONT) // an init has ended
+			_ = target.Signal(unix.SIGCONT) // fails only if init has exited
 			x.finish(b)
 			b.alive()
 			e.ok("kill", "--grace", "0", b.ID)
@@ -341,8 +340,8 @@ func TestExecEndsAlone(t *testing.T) {
 	}
 }
 
-// exec --detach: its own supervisor, or the client, is killed at any moment. What
-// lives on belongs to the sandbox, and ends with it.
+// When the supervisor or the client of an exec --detach is killed at a random moment, whatever
+// goes on belongs to the sandbox and ends with it.
 func TestExecDetachedRandom(t *testing.T) {
 	e := newEnv(t)
 	b := e.start(nil)
@@ -356,7 +355,7 @@ func TestExecDetachedRandom(t *testing.T) {
 			}
 		}
 		if i%2 == 0 {
-			_ = c.cmd.Process.Kill() // it may have ended
+			_ = c.cmd.Process.Kill() // fails only if it has exited
 		} else {
 			for _, parent := range []int{c.pid, os.Getpid()} {
 				if target, ok := harness.Strike(supervisor, parent, unix.SIGKILL); ok {
@@ -370,18 +369,18 @@ func TestExecDetachedRandom(t *testing.T) {
 	e.clean()
 }
 
-// printed is what it has written to stdout, without the line's end.
+// printed returns stdout without the final line break.
 func (c *call) printed() string {
 	data, _ := os.ReadFile(c.files[0])
 	return strings.TrimSuffix(string(data), "\n")
 }
 
-// A detached exec whose supervisor is killed at any moment leaves nothing running, and no
-// record that says that it runs; the sandbox lives on.
+// When the supervisor of a detached exec is killed at a random moment, nothing of the exec runs
+// on, no record says that it runs, and the sandbox goes on.
 func TestExecHandleKilled(t *testing.T) {
 	e := newEnv(t)
 	b := e.start(nil)
-	recorded := func(handle string) int { // the supervisor of an exec
+	recorded := func(handle string) int { // PID of an exec's supervisor
 		var r harness.Record
 		data, err := os.ReadFile(filepath.Join(b.path("execs"), filepath.Base(handle), "record.json"))
 		harness.Must(t, err)
@@ -394,7 +393,7 @@ func TestExecHandleKilled(t *testing.T) {
 		c, err := e.begin(append([]string{"exec", "--detach", "--timeout", lifetime, "--env", harness.MarkerName + "=" + marker, b.ID, "--"}, busy...)...)
 		harness.Must(t, err)
 		supervisor := 0
-		// Every other time when it runs: its record is there.
+		// Every other try waits until the record exists.
 		for after := rand.N(30 * time.Millisecond); !c.over() && (i%2 == 0 || time.Since(c.begin) < after); {
 			if below := harness.Children(c.pid); supervisor == 0 && len(below) > 0 {
 				supervisor = below[0]
@@ -412,8 +411,7 @@ func TestExecHandleKilled(t *testing.T) {
 		}
 		e.wait(c)
 		handle := c.printed()
-		// The first child that Go makes is not the supervisor: it ends at once, and only shows
-		// whether the kernel gives pidfds.
+		// Go's first child is not the supervisor but a short-lived test for pidfd support.
 		hit = hit && (handle == "" || recorded(handle) == supervisor)
 		if !hit { // it was not seen
 			e.ok("kill", "--grace", "0", handle)

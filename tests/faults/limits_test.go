@@ -17,8 +17,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// rightOrError asserts what holds of a run that was short of something: either
-// it went well, or it never began and that is said in one line.
+// rightOrError asserts that a run with too few resources either succeeded, or did not start and
+// says so in one line.
 func (r *run) rightOrError(o result) {
 	r.t.Helper()
 	switch {
@@ -30,16 +30,17 @@ func (r *run) rightOrError(o result) {
 	}
 }
 
-// limited starts sbxrun under a limit of the shell's.
+// limited starts sbxrun under a limit set by the shell.
 func limited(t *testing.T, limit string, n int) *run {
 	t.Helper()
 	wrap := []string{"bash", "-c", fmt.Sprintf(`ulimit %s %d || exit 99; exec "$@"`, limit, n), "-"}
 	return start(t, options{wrap: wrap}, append([]string{"--timeout", lifetime}, leaver...)...)
 }
 
-// Too few descriptors. Below 10 the Go runtime itself cannot start.
+// With too few descriptors a run works or fails to start. Below 10 the Go runtime itself cannot
+// start.
 func TestFewDescriptors(t *testing.T) {
-	const enough = 64 // run and the room have pipes of their own, and each copy of a file of /etc takes two
+	const enough = 64 // run and room have their own pipes, and each copied file of /etc takes two
 	for n := 10; n <= enough; n++ {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			r := limited(t, "-n", n)
@@ -52,11 +53,11 @@ func TestFewDescriptors(t *testing.T) {
 	}
 }
 
-// Too few processes, which is a limit of the user's and not of root's. It counts
-// what the user has running already.
+// With too few processes a run works or fails to start. The limit counts all processes of the
+// user, and does not apply to root.
 func TestFewProcesses(t *testing.T) {
 	if harness.Root() {
-		// The limit binds bwrap all the same, which runs under another uid.
+		// The limit still applies to bwrap, which runs with another UID.
 		for _, n := range []int{0, 1, 2} {
 			r := limited(t, "-u", n)
 			r.rightOrError(r.wait())
@@ -67,8 +68,7 @@ func TestFewProcesses(t *testing.T) {
 	for more := 0; more <= 14; more += 2 {
 		r := limited(t, "-u", now+more)
 		r.briefly(10 * time.Second)
-		// The Go runtime's own end, which nobody can prevent: as after a SIGKILL
-		// it is the keeper that ends the rest, soon after.
+		// The Go runtime itself crashes. As after SIGKILL, the keeper ends the rest soon.
 		crashed := r.cmd.ProcessState.ExitCode() == 2 && strings.Contains(text(t, r.files[1]), "failed to create new OS thread")
 		r.killed = r.killed || crashed
 		o := r.wait()
@@ -76,20 +76,20 @@ func TestFewProcesses(t *testing.T) {
 			continue
 		}
 		if o.code == 254 || o.code == 1 || o.code == 126 {
-			continue // bash could not fork, or exec
+			continue // bash could not fork or exec
 		}
 		if o.code == 7 || o.code == 125 || o.code == 75 {
 			r.rightOrError(o)
 			continue
 		}
-		// The command's own forks may fail, too: then the code is the shell's.
+		// The command's own forks may fail; then the code is the shell's.
 		if o.report == nil || o.report.Cause != "exited" {
 			t.Errorf("%d processes more: %v", more, o)
 		}
 	}
 }
 
-// Nobody reads stdout, and it is full: the deadline holds.
+// The deadline holds when stdout is full and nobody reads it.
 func TestFullStdout(t *testing.T) {
 	for _, tty := range []bool{false, true} {
 		reader, writer, err := os.Pipe()
@@ -101,12 +101,12 @@ func TestFullStdout(t *testing.T) {
 		}
 		r := start(t, options{stdout: writer}, append(flags, "sh", "-c", ": >/out/ran; setsid yes & exec yes")...)
 		writer.Close()
-		// On a busy machine the deadline may come first.
+		// On a busy machine the deadline may pass before the command starts.
 		late := func() bool { return time.Since(r.begin) > deadline && r.empty() }
 		r.until("the command", func() bool { r.processes(); return r.wrote("ran") || late() })
 		if tty {
-			// What the terminal held is sbxrun's to write, and it waits for a
-			// reader as any program does; the sandbox does not.
+			// The sandbox ends, but sbxrun still has the terminal's output and waits for a reader,
+			// as any program does.
 			r.until("the end of the sandbox", late)
 			go func() { _, _ = io.Copy(io.Discard, reader) }() // ends with the pipe
 		}
@@ -121,8 +121,8 @@ func TestFullStdout(t *testing.T) {
 	}
 }
 
-// The command's own terminal blocks, as every terminal does: neither a full nor
-// an empty one is an error (EAGAIN) to programs that know nothing of it.
+// The command's terminal is in blocking mode, because programs don't expect EAGAIN from a
+// terminal.
 func TestTerminalBlocks(t *testing.T) {
 	r := start(t, options{}, "--tty", "--timeout", lifetime, "python3", "-c",
 		`import os, sys; sys.exit(any(not os.get_blocking(fd) for fd in (0, 1, 2)))`)
@@ -131,12 +131,12 @@ func TestTerminalBlocks(t *testing.T) {
 	}
 }
 
-// full is a pipe that takes no byte more.
+// full returns a pipe that is full.
 func full(t *testing.T) (reader, writer *os.File) {
 	t.Helper()
 	reader, writer, err := os.Pipe()
 	harness.Must(t, err)
-	fd := int(writer.Fd()) // blocking, from here on
+	fd := int(writer.Fd()) // Fd makes it blocking
 	harness.Must(t, unix.SetNonblock(fd, true))
 	for junk := make([]byte, 4096); ; {
 		if _, err := unix.Write(fd, junk); err != nil {
@@ -147,8 +147,8 @@ func full(t *testing.T) (reader, writer *os.File) {
 	return reader, writer
 }
 
-// --json into a full pipe: the sandbox is gone long before somebody reads; and
-// then the report is whole.
+// With --json and a full pipe, the sandbox ends long before somebody reads, and then the report is
+// complete.
 func TestFullStdoutJSON(t *testing.T) {
 	reader, writer := full(t)
 	defer reader.Close()
@@ -163,7 +163,7 @@ func TestFullStdoutJSON(t *testing.T) {
 	}
 	read := make(chan []byte)
 	go func() {
-		data, _ := io.ReadAll(reader) // what there is must do
+		data, _ := io.ReadAll(reader) // a shorter text fails below
 		read <- data
 	}()
 	o := r.wait()
@@ -176,8 +176,8 @@ func TestFullStdoutJSON(t *testing.T) {
 	}
 }
 
-// A signal ends an sbxrun that waits for a reader of its stdout, after the
-// sandbox's end as well as before.
+// A signal ends an sbxrun that waits for a reader of its stdout, before and after the end of the
+// sandbox.
 func TestFullStdoutSignal(t *testing.T) {
 	for _, flag := range []string{"--json", "--tty"} {
 		t.Run(flag, func(t *testing.T) {
@@ -188,7 +188,7 @@ func TestFullStdoutSignal(t *testing.T) {
 			writer.Close()
 			r.until("the end of the sandbox", func() bool {
 				r.processes()
-				seen := r.wrote("ran") && r.ns.Len() > 0 // unless nobody had a CPU before the deadline
+				seen := r.wrote("ran") && r.ns.Len() > 0 // unless the deadline passed before the command got a CPU
 				return (seen || time.Since(r.begin) > deadline+harness.Slack) && r.empty()
 			})
 			r.signal(unix.SIGTERM)
@@ -199,11 +199,11 @@ func TestFullStdoutSignal(t *testing.T) {
 	}
 }
 
-// Whoever reads stdout goes away: nothing is left, whatever sbxrun makes of it.
+// When the reader of stdout closes it, all processes exit.
 func TestClosedStdout(t *testing.T) {
 	for _, flags := range [][]string{{"--json"}, {"--tty"}, {}} {
 		writes := "exec yes"
-		if slices.Contains(flags, "--json") { // all of it is read
+		if slices.Contains(flags, "--json") { // --json reads all output
 			writes = "yes | head -c 4M; exec sleep 600"
 		}
 		for deadline := harness.Deadline(time.Second); ; deadline *= 2 {
@@ -214,7 +214,7 @@ func TestClosedStdout(t *testing.T) {
 			reader.Close()
 			o := r.wait()
 			if !r.wrote("ran") && o.report != nil && o.report.Cause == "timeout" && deadline < bound {
-				continue // it came before the command had a CPU
+				continue // the deadline passed before the command got a CPU
 			}
 			if !r.wrote("ran") {
 				t.Errorf("%v: it did not run: %v", flags, o)
@@ -226,7 +226,7 @@ func TestClosedStdout(t *testing.T) {
 	}
 }
 
-// Nothing may be written below /tmp, nor to $TMPDIR.
+// sbxrun works with a read-only /tmp and an invalid TMPDIR.
 func TestReadOnlyTmp(t *testing.T) {
 	r := start(t, options{env: []string{"TMPDIR=/nonexistent"}}, append([]string{"--timeout", lifetime}, leaver...)...)
 	r.rightOrError(r.wait())
@@ -239,8 +239,8 @@ func TestReadOnlyTmp(t *testing.T) {
 	}
 }
 
-// The report's place goes away while the command runs: the command's own end is
-// told all the same, and the loss is.
+// When the report's directory is removed during the run, sbxrun passes on the command's exit code
+// and reports the loss.
 func TestReportVanishes(t *testing.T) {
 	for _, code := range []int{0, 7} {
 		dir := filepath.Join(harness.SharedDir(t), "reports")
@@ -258,7 +258,7 @@ func TestReportVanishes(t *testing.T) {
 	}
 }
 
-// The reader of the report goes away.
+// The same when the report goes to a pipe that nobody reads.
 func TestReportUnread(t *testing.T) {
 	reader, writer, err := os.Pipe()
 	harness.Must(t, err)
@@ -270,8 +270,8 @@ func TestReportUnread(t *testing.T) {
 	}
 }
 
-// empty says whether nothing lives below sbxrun. The keeper is collected when the last
-// output is passed on, and has ended before.
+// empty reports whether no process below sbxrun is alive. The keeper may be a zombie until the
+// last output is passed on.
 func (r *run) empty() bool {
 	for _, p := range harness.Below(r.pid) {
 		if p.State != "Z" || p.Parent != r.pid {

@@ -21,13 +21,12 @@ func TestMain(m *testing.M) {
 
 func soak(t testing.TB) int { return harness.Soak(t) }
 
-// enough is what check.sh asks for: with so many tries one that meets nothing tests nothing.
+// enough is the number of repetitions in check.sh, above which a test fails if it never hits.
 const enough = 50
 
-// hunt calls strike until it has hit n times. A moment of microseconds may be missed
-// many times over on a machine that is busy, so what is bounded is how long all of it
-// takes, and not the number of tries. Where few repetitions are asked for, a moment
-// that was always missed is told, and fails nothing: the scheduler is not under test.
+// hunt calls strike until it has hit n times. On a busy machine a moment of microseconds may be
+// missed many times, so hunt limits the total time and not the number of tries. With few
+// repetitions it only logs a moment that was always missed.
 func hunt(t *testing.T, n int, what string, strike func(try int) (hit bool)) {
 	t.Helper()
 	end := time.Now().Add(30 * time.Second)
@@ -45,6 +44,5 @@ func hunt(t *testing.T, n int, what string, strike func(try int) (hit bool)) {
 	}
 }
 
-// scaled is a number of tries of a run that takes longer than others: n when 100
-// are asked for, and at least one.
+// scaled returns the number of tries of a slow test: n for SBXRUN_SOAK=100, and at least one.
 func scaled(t testing.TB, n int) int { return max(1, n*soak(t)/100) }

@@ -12,19 +12,19 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A layer has very many entries (30,000 with SBXRUN_SOAK=100, and 100,000 with 400, which are then copied, too), whose paths are as long as they may
-// be together, and then longer: what reads it takes so much memory, or says in a line that it is
-// too much.
+// Commands that read a layer with many entries and long paths stay within a memory limit, or
+// refuse the layer in one line when its paths are too long together. SBXRUN_SOAK=100 makes 30,000
+// entries; 400 makes 100,000 and copies them too.
 func TestManyEntries(t *testing.T) {
 	n := min(100_000, max(2000, 300*soak(t)))
 	const most = 640 << 10 // KiB of memory; all paths together have at most 64 MiB
 	for _, tt := range []struct {
 		name    string
-		levels  int // of directories, each with a name of 240 bytes
+		levels  int // number of directories, each with a name of 240 bytes
 		refused bool
 	}{
 		{"long", 60 << 20 / (240 * 100_000), false}, // 2: 60 MB of paths with 100,000 files
-		{"longer", 10, n > 26_000},                  // 250 MB with 100,000, which a snapshot still takes
+		{"longer", 10, n > 26_000},                  // 250 MB with 100,000 files, which a snapshot still accepts
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := newEnv(t)
@@ -48,7 +48,7 @@ func TestManyEntries(t *testing.T) {
 			for _, verb := range verbs {
 				c, err := e.begin(verb.args...)
 				harness.Must(t, err)
-				<-c.exited // it takes as long as the disk; e.wait then finds its end
+				<-c.exited // no time limit: as slow as the disk
 				s := e.wait(c)
 				peak := c.cmd.ProcessState.SysUsage().(*syscall.Rusage)
 				t.Logf("%s: %v, peak of %d MiB", verb.args[0], s.took.Round(time.Millisecond), peak.Maxrss>>10)

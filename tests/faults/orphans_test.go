@@ -14,8 +14,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Children that init has to reap come faster than it can: the command's own end is told all
-// the same, and not when they have come to an end.
+// sbxrun reports the command's exit at once, even while orphans arrive faster than init can reap
+// them.
 func TestOrphansWithoutEnd(t *testing.T) {
 	lasting := harness.Scaled(4 * time.Second)
 	r := start(t, options{}, "--env", actEnv+"=breed", "--ro-bind", actor(t)+":/actor", "--seccomp", "off", "--timeout", (2 * lasting).String(), "--", "/actor", strconv.FormatInt(lasting.Milliseconds(), 10))
@@ -28,15 +28,15 @@ func TestOrphansWithoutEnd(t *testing.T) {
 	}
 }
 
-// breed is a payload that ends soon. Some processes that it leaves make children of init's without a
-// pause, for so many milliseconds, on the one processor that they share with init.
+// breed is a payload that exits soon and leaves processes. These create children of init without
+// pause, for a number of milliseconds, on the one CPU that they share with init.
 func breed(lasting string) int {
 	runtime.LockOSThread()
 	ms, err := strconv.ParseInt(lasting, 10, 64)
 	if err != nil {
 		return 1
 	}
-	// Each in a session of its own, as the scheduler may share the processor among sessions.
+	// Each has its own session, because the scheduler may divide the CPU by session.
 	const makers = 40
 	var now unix.Timespec
 	var cpus, cpu unix.CPUSet
@@ -48,15 +48,16 @@ func breed(lasting string) int {
 			cpu.Set(i)
 		}
 	}
-	// Init has our uid, and there is no filter.
+	// Init has our UID, and there is no filter.
 	if unix.SchedSetaffinity(0, &cpu) != nil || unix.SchedSetaffinity(1, &cpu) != nil {
 		return 3
 	}
-	// What exits is in no session's share any more (sched(7), autogroup): other tests shall not wait for it.
+	// Exiting processes leave their session's share (sched(7), autogroup) and would slow down
+	// other tests.
 	if unix.Setpriority(unix.PRIO_PROCESS, 0, 19) != nil {
 		return 3
 	}
-	begin := now.Nano() + 3e8 // when all are there
+	begin := now.Nano() + 3e8 // when all makers exist
 	m := &maker{stacks: make([]byte, atOnce*stackSize), code: proc.Code(orphan), begin: unix.NsecToTimespec(begin), end: begin + ms*1e6}
 	for range makers {
 		m.fork()
@@ -67,20 +68,20 @@ func breed(lasting string) int {
 }
 
 func sleepUntil(at unix.Timespec) {
-	for errno := unix.EINTR; errno == unix.EINTR; { // by SIGCHLD, for one
+	for errno := unix.EINTR; errno == unix.EINTR; { // for example by SIGCHLD
 		_, _, errno = syscall.RawSyscall6(unix.SYS_CLOCK_NANOSLEEP, unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, uintptr(unsafe.Pointer(&at)), 0, 0, 0)
 	}
 }
 
 const (
-	atOnce    = 128 // how many children of one maker there are at once
+	atOnce    = 128 // children of one maker at a time
 	stackSize = 4096
 )
 
-// maker is a process that was forked without an exec, as a [warrior] is.
+// maker is a process that was forked without an exec, like a [warrior].
 type maker struct {
 	stacks   []byte
-	children [atOnce]uintptr // as init sees them
+	children [atOnce]uintptr // PIDs in init's namespace
 	code     uintptr
 	begin    unix.Timespec
 	end      int64
@@ -98,13 +99,13 @@ func (m *maker) fork() {
 	sleepUntil(m.begin)
 	for i := 0; m.now.Nano() < m.end; {
 		syscall.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&m.now)), 0)
-		// What is not reaped is still there.
+		// A child that was not reaped still exists.
 		if child := m.children[i]; child != 0 {
 			if _, _, errno := syscall.RawSyscall(unix.SYS_KILL, child, 0, 0); errno == 0 {
 				continue
 			}
 		}
-		// CLONE_PARENT: the child is its parent's, init's.
+		// CLONE_PARENT makes it a child of init.
 		child, errno := proc.Clone(unix.CLONE_PARENT, uintptr(unsafe.Pointer(&m.stacks[0]))+uintptr((i+1)*stackSize), m.code, nil)
 		if errno == 0 {
 			m.children[i], i = child, (i+1)%atOnce

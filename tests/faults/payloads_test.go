@@ -21,8 +21,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// actEnv makes the test binary one of these programs instead: it is bound into sandboxes,
-// and starts in a fifth of the time that an interpreter takes.
+// actEnv turns the test binary into one of these payloads. It is bound into sandboxes, and starts
+// in a fifth of the time of an interpreter.
 const actEnv = "SBXRUN_FAULTS_ACT"
 
 func act(what string) {
@@ -39,21 +39,20 @@ func act(what string) {
 // names are those of sbxrun's processes.
 var names = [...]string{"sbxrun-keeper", "sbxrun-init", "sbxrun-room", "bwrap", "sbxrun"}
 
-// fight is a payload that fights back: it blocks all signals, passes out what it has, to be
-// held by somebody outside, takes the names of sbxrun's processes, makes sessions and
-// orphans, and traces, stops and kills whatever it can see. What it must not be able to do to
-// its PID 1 it tries, and leaves a file should it succeed.
+// fight is a hostile payload. It blocks all signals, passes its descriptors to a process outside,
+// takes the names of sbxrun's processes, creates sessions and orphans, and traces, stops and kills
+// whatever it can see. It also tries to attack its PID 1, and creates a file if that works.
 func fight(id string) {
 	runtime.LockOSThread()
-	signal.Ignore() // all of them, for the threads of Go's own
+	signal.Ignore() // for Go's own threads
 	all := ^uint64(0)
 	syscall.RawSyscall6(unix.SYS_RT_SIGPROCMASK, 0, uintptr(unsafe.Pointer(&all)), 0, 8, 0, 0)
-	_ = os.WriteFile("/out/ran-"+id, nil, 0o644) // its absence fails the test
+	_ = os.WriteFile("/out/ran-"+id, nil, 0o644) // a missing file fails the test
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	passOut()
 	for _, name := range []string{"environ", "mem", "maps", "fd", "root", "cwd"} {
 		if f, err := os.Open("/proc/1/" + name); err == nil {
-			// One that is just being killed has no memory any more, and everybody may read that.
+			// While PID 1 is being killed it has no memory, and everybody may read that.
 			if _, err = f.Read(make([]byte, 1)); err != io.EOF {
 				breach(fmt.Sprintf("opened /proc/1/%s: %v", name, err))
 			}
@@ -79,15 +78,15 @@ func fight(id string) {
 }
 
 func breach(what string) {
-	_ = os.WriteFile("/out/breach", []byte(what), 0o666) // a file that cannot be made here cannot be made by warriors either,
-	fmt.Fprintln(os.Stderr, "/out/breach:", what)        // for whom there is this
+	_ = os.WriteFile("/out/breach", []byte(what), 0o666) // may fail where the warriors' files fail too;
+	fmt.Fprintln(os.Stderr, "/out/breach:", what)        // then this line shows it
 }
 
-// passOut sends descriptors to whoever listens on /out/sock.
+// passOut sends descriptors to the listener at /out/sock.
 func passOut() {
 	s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	if err != nil || unix.Connect(s, &unix.SockaddrUnix{Name: "/out/sock"}) != nil {
-		return // nobody does
+		return // there is no listener
 	}
 	own := []int{0, 1, 2}
 	for _, name := range []string{"/proc/self/ns/pid", "/proc/self/ns/mnt", "/proc/self/ns/user", "/proc", "/proc/self", "/"} {
@@ -98,18 +97,18 @@ func passOut() {
 	if fd, err := unix.PidfdOpen(os.Getpid(), 0); err == nil {
 		own = append(own, fd)
 	}
-	_ = unix.Sendmsg(s, []byte("x"), unix.UnixRights(own...), nil, 0) // it was killed
+	_ = unix.Sendmsg(s, []byte("x"), unix.UnixRights(own...), nil, 0) // fails only if the listener was killed
 }
 
-// warrior is a process that was forked without an exec: it makes system calls and nothing
-// else, because Go's other threads are not there.
+// warrior is a process that was forked without an exec. It may only make system calls, because
+// Go's other threads are missing.
 type warrior struct {
 	name, breach [16]byte
 	log          uintptr
 	pause, rest  unix.Timespec
 }
 
-// fork makes it an orphan in a session of its own.
+// fork starts it as an orphan in its own session.
 func (w *warrior) fork() {
 	if pid, _, _ := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0); pid != 0 {
 		return
@@ -144,7 +143,7 @@ func (w *warrior) fork() {
 	}
 }
 
-// here is AT_FDCWD, as a variable: a constant could not become a uintptr.
+// here is AT_FDCWD as a variable, because a negative constant cannot become a uintptr.
 var here = unix.AT_FDCWD
 
 // decoy lives until it gets a signal.
@@ -152,13 +151,13 @@ func decoy() {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals)
 	for sig := range signals {
-		if sig != unix.SIGURG { // Go's own
+		if sig != unix.SIGURG { // from Go's scheduler
 			os.Exit(64 + int(sig.(unix.Signal)))
 		}
 	}
 }
 
-// actor is a copy of the test binary that every sandbox can be shown.
+// actor returns a copy of the test binary that every sandbox can show.
 func actor(t testing.TB) string {
 	t.Helper()
 	self, err := os.Executable()
@@ -170,7 +169,7 @@ func actor(t testing.TB) string {
 	return path
 }
 
-// troupe makes decoys: strangers that have the names of sbxrun's processes.
+// troupe starts decoys: bystanders with the names of sbxrun's processes.
 type troupe struct {
 	t   testing.TB
 	dir string
@@ -186,8 +185,8 @@ func newTroupe(t testing.TB, actor string) *troupe {
 	return r
 }
 
-// decoy makes one of a name, "" for one of none of these. Its pid is the one that is given
-// if nobody else has that, and any if it is 0. The caller ends it.
+// decoy starts one with one of the names. It gets the given PID if that is free; 0 is any. The
+// caller ends it.
 func (r *troupe) decoy(name string, pid int) (*decoyed, error) {
 	if _, err := os.Lstat(filepath.Join(r.dir, name)); err != nil || name == "" {
 		name = names[0]
@@ -198,7 +197,7 @@ func (r *troupe) decoy(name string, pid int) (*decoyed, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	done, err := harness.Register(func() (int, error) {
-		if pid > 1 { // the next process of this PID namespace gets the number after this one
+		if pid > 1 { // the kernel gives the next process the PID after this one
 			if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(pid-1)), 0); err != nil {
 				return 0, err
 			}
@@ -216,7 +215,7 @@ func (r *troupe) decoy(name string, pid int) (*decoyed, error) {
 	return d, err
 }
 
-// decoyed is a decoy that was made.
+// decoyed is a running decoy.
 type decoyed struct {
 	cmd   *exec.Cmd
 	done  func()
@@ -229,15 +228,15 @@ func (d *decoyed) unharmed() (harness.Proc, bool) {
 	return p, ok && p.Start == d.start && (p.State == "S" || p.State == "R" || p.State == "D")
 }
 
-// end ends it, and returns how it ended.
+// end kills the decoy, and returns how it ended.
 func (d *decoyed) end() *os.ProcessState {
-	_ = d.cmd.Process.Kill() // if it has ended, that was seen before
+	_ = d.cmd.Process.Kill() // fails only if it has exited, which unharmed reports
 	_ = d.cmd.Wait()         // likewise
 	d.done()
 	return d.cmd.ProcessState
 }
 
-// receive takes the descriptors that payloads pass out, and holds them until release.
+// receive accepts the descriptors that payloads pass out, and holds them until release.
 func (e *env) receive() (release func()) {
 	e.t.Helper()
 	path := filepath.Join(e.out, "sock")
@@ -255,11 +254,11 @@ func (e *env) receive() (release func()) {
 			}
 			all.Go(func() {
 				defer conn.Close()
-				_ = conn.SetReadDeadline(time.Now().Add(bound)) // it takes deadlines
+				_ = conn.SetReadDeadline(time.Now().Add(bound)) // cannot fail
 				oob := make([]byte, 1024)
 				_, n, _, _, err := conn.ReadMsgUnix(make([]byte, 16), oob)
 				if err != nil {
-					return // it was killed
+					return // the payload was killed
 				}
 				messages, _ := unix.ParseSocketControlMessage(oob[:n])
 				for _, m := range messages {

@@ -12,17 +12,17 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// busy is a payload that leaves a trace at once, has a process in a session of
-// its own, and goes on writing for as long as it lives.
+// busy is a payload that creates a file, starts a process in its own session, and writes as long
+// as it lives.
 var busy = []string{"sh", "-c", `: >/out/ran; setsid sleep 600 & while echo x; do sleep 0.05; done >>/out/log`}
 
-// leaver ends by itself, with 7, and leaves a process behind.
+// leaver exits with 7 and leaves a process.
 var leaver = []string{"sh", "-c", `: >/out/ran; setsid sleep 600 & exit 7`}
 
-// deaf ignores SIGTERM, and tells that it got one.
+// deaf ignores SIGTERM, and records that it got one.
 var deaf = []string{"sh", "-c", `trap ': >/out/term' TERM; : >/out/ran; setsid sh -c 'trap "" TERM; sleep 600' & while echo x; do sleep 0.05; done >>/out/log`}
 
-// crowd is 500 processes, each in a session of its own.
+// crowd is 500 processes, each in its own session.
 var crowd = []string{"python3", "-c", `
 import os, time
 for _ in range(500):
@@ -39,7 +39,7 @@ type phase struct {
 	name    string
 	flags   []string
 	payload []string
-	// reached says whether the run is there, given its processes.
+	// reached reports whether the run has reached the phase, given its processes.
 	reached func(r *run, pids [roles]int) bool
 	// before, if not nil, brings the run there.
 	before  func(r *run)
@@ -70,7 +70,7 @@ var phases = []phase{
 		victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom, roleInit}},
 	{name: "teardown", payload: crowd, before: func(r *run) {
 		if r.until("500 processes", func() bool { return r.wrote("ran") }) {
-			r.processes() // its namespace
+			r.processes() // remembers its namespace
 			r.signal(unix.SIGTERM)
 		}
 	}, reached: func(r *run, pids [roles]int) bool {
@@ -82,8 +82,7 @@ func exists(role int) func(*run, [roles]int) bool {
 	return func(_ *run, pids [roles]int) bool { return pids[role] > 0 }
 }
 
-// Each process is killed in each phase: twice if SBXRUN_SOAK is 50, and
-// at least once.
+// When any process of a run is killed in any phase, the run ends completely and reports the truth.
 func TestKilledInPhases(t *testing.T) {
 	for _, ph := range phases {
 		for _, victim := range ph.victims {
@@ -99,8 +98,8 @@ func TestKilledInPhases(t *testing.T) {
 	}
 }
 
-// strike does one run, and kills the victim when the phase is reached. It says
-// whether the victim was still there.
+// strike does one run, and kills the victim when the phase is reached. It reports whether the
+// victim was alive.
 func (ph phase) strike(t *testing.T, victim int) bool {
 	t.Helper()
 	payload := ph.payload
@@ -190,7 +189,7 @@ func judge(t testing.TB, o result, victim int, ran bool) {
 	}
 }
 
-// Sbxrun is killed at fixed moments.
+// The same when sbxrun is killed a fixed time after its start.
 func TestKilledAfterDelays(t *testing.T) {
 	const us = time.Microsecond
 	for _, after := range []time.Duration{0, 500 * us, 1000 * us, 2000 * us, 5000 * us, 10000 * us, 20000 * us, 100000 * us} {

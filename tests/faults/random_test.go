@@ -13,15 +13,15 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// window is how long a run takes until it is torn down, and a bit more.
+// window is a bit longer than a run takes until its teardown.
 const window = 30 * time.Millisecond
 
-// killAfter kills sbxrun a moment after its start.
+// killAfter kills sbxrun some time after its start.
 func killAfter(t *testing.T, after time.Duration, o options, flags, payload []string) {
 	t.Helper()
 	r := start(t, o, slices.Concat(flags, []string{"--timeout", "15"}, payload)...)
-	// A busy wait, because sleeping is too coarse; it also looks for the
-	// namespace, by which everything in it can be found later.
+	// Wait busily, because sleeping is too coarse. Meanwhile note the namespace, which later
+	// identifies the run's processes.
 	for time.Since(r.begin) < after && !r.over() {
 		r.processes()
 	}
@@ -29,22 +29,21 @@ func killAfter(t *testing.T, after time.Duration, o options, flags, payload []st
 	r.wait()
 }
 
-// Sbxrun is killed at random moments between 0 and 30 ms.
+// When sbxrun is killed at a random moment, the run ends completely.
 func TestKilledRandomly(t *testing.T) {
 	for range soak(t) {
 		killAfter(t, rand.N(window), options{}, nil, busy)
 	}
 }
 
-// The same of a run that ends by itself, so that its end is met too.
+// The same for a run that exits by itself, so that some kills hit its end.
 func TestKilledRandomlyAtEnd(t *testing.T) {
 	for range scaled(t, 40) {
 		killAfter(t, rand.N(window), options{}, nil, leaver)
 	}
 }
 
-// The same while a directory of root's is idmapped, for which there is one more
-// process for a moment.
+// The same with an idmapped mount, for which a helper process exists for a moment.
 func TestKilledRandomlyIdmapped(t *testing.T) {
 	dir := harness.Dir(t)
 	for range scaled(t, 60) {
@@ -52,16 +51,16 @@ func TestKilledRandomlyIdmapped(t *testing.T) {
 	}
 }
 
-// The same while both streams are captured.
+// The same with both streams captured.
 func TestKilledRandomlyCapturing(t *testing.T) {
 	for range scaled(t, 30) {
 		killAfter(t, rand.N(window), options{}, []string{"--json"}, []string{"sh", "-c", `: >/out/ran; setsid sleep 600 & while :; do echo x; done`})
 	}
 }
 
-// The same with a terminal, which must get its old state back. sbxrun does
-// not lead the terminal's session, as it never does below a shell: with the death
-// of its leader the kernel hangs the terminal up, and nobody can put it back.
+// The same with a terminal, whose state is restored. sbxrun does not lead the terminal's session,
+// just as below a shell: when a session leader dies, the kernel hangs up the terminal, and nobody
+// can restore it.
 func TestKilledRandomlyTerminal(t *testing.T) {
 	ptmx, tty, err := pty.Open()
 	harness.Must(t, err)

@@ -8,8 +8,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// The processes of a run. A sandbox that was started has a supervisor in the place of
-// sbxrun, and neither init nor payload if it idles; an exec has no monitor and no room.
+// The processes of a run. A started sandbox has a supervisor in place of sbxrun, and neither init
+// nor payload while idle. An exec has no monitor and no room.
 const (
 	roleSbxrun = iota
 	roleKeeper
@@ -23,11 +23,11 @@ const (
 // roleNames also has the two helpers that only the tracer sees.
 var roleNames = []string{"sbxrun", "keeper", "monitor", "room", "init", "payload", "enters", "inside"}
 
-// above is each one's parent: the keeper has two children that stay.
+// above maps a process to its parent. The keeper has two lasting children.
 var above = [roles]int{roleKeeper: roleSbxrun, roleMonitor: roleKeeper, roleRoom: roleMonitor, roleInit: roleKeeper, rolePayload: roleInit}
 
-// family is the processes by role, as far as they exist: found by descent from sbxrun or a
-// supervisor, and by their numbers in the PID namespaces. Names are not looked at.
+// family returns the PIDs of the processes by role, 0 for those that do not exist. It finds them
+// by descent from sbxrun or a supervisor and by their PIDs in the namespaces, not by name.
 func family(sbxrun int) (pids [roles]int) {
 	pids[roleSbxrun] = sbxrun
 	if sbxrun <= 1 {
@@ -38,8 +38,8 @@ func family(sbxrun int) (pids [roles]int) {
 		return pids
 	}
 	pids[roleKeeper] = keepers[0]
-	// On the way in there are up to two more below the keeper, for a moment: one that is
-	// going to enter, younger than the monitor, and one that has, which is no PID 1.
+	// During set-up the keeper may have two more children for a moment: one that will enter,
+	// younger than the monitor, and one that has entered, which is not PID 1.
 	for _, pid := range harness.Children(pids[roleKeeper]) {
 		switch numbers := harness.PIDs(pid); {
 		case len(numbers) == 3 && numbers[2] == "1":
@@ -59,10 +59,10 @@ func family(sbxrun int) (pids [roles]int) {
 	return pids
 }
 
-// built says whether the program of a room's PID 1 runs.
+// built reports whether PID 1 of a room executes its own program.
 func built(pid int) bool {
 	target, err := os.Readlink("/proc/" + strconv.Itoa(pid) + "/exe")
-	if err != nil { // somebody else's: its name will do
+	if err != nil { // another user's process: compare its name
 		p, ok := harness.ReadProc(pid)
 		return ok && p.Comm == "sbxrun-room"
 	}

@@ -20,21 +20,20 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// The victims of the random test beside the roles of a run: roleSbxrun is the
-// supervisor.
+// More victims of TestSandboxesKilledRandomly. roleSbxrun is the supervisor there.
 const (
 	victimClient = roles + iota
-	victimBoth   // supervisor and keeper in the same instant
+	victimBoth   // supervisor and keeper at once
 	victims
 )
 
-// Any process of many sandboxes is killed at any moment from the client's
-// first on, and each supervisor in the end; after one cleanup nothing is left.
+// Any process of many sandboxes is killed at a random moment, and each supervisor in the end. One
+// cleanup leaves nothing.
 func TestSandboxesKilledRandomly(t *testing.T) {
 	const atOnce = 5
 	left := scaled(t, 60)
 	if soak(t) > 100 {
-		left = soak(t) // that many sandboxes
+		left = soak(t) // number of sandboxes
 	}
 	stranger := newBystander(t)
 	var hits, running atomic.Int64
@@ -74,13 +73,13 @@ func TestSandboxesKilledRandomly(t *testing.T) {
 	}
 }
 
-// strikeOne starts a sandbox and kills one of its processes at a random moment. It
-// says whether it was there.
+// strikeOne starts a sandbox and kills one of its processes at a random moment. It reports whether
+// that was alive.
 func (e *env) strikeOne(i int) (alive bool) {
 	payloads := [][]string{{}, busy, deaf, leaver}
 	args := e.startFlags()
 	if i%6 == 0 {
-		args = append(args, "--name", fmt.Sprintf("box-%d", i%7)) // so some are refused
+		args = append(args, "--name", fmt.Sprintf("box-%d", i%7)) // some names collide, so that start fails
 	}
 	if p := payloads[i%len(payloads)]; len(p) > 0 {
 		args = append(append(args, "--"), p...)
@@ -116,7 +115,7 @@ func (e *env) strikeOne(i int) (alive bool) {
 	switch {
 	case victim == victimClient:
 		alive = !c.over() && c.cmd.Process.Kill() == nil
-	case supervisor == 0: // not yet, or was never seen
+	case supervisor == 0: // not there yet, or never seen
 	case victim == victimBoth:
 		hit(pids[roleSbxrun], parent())
 		hit(pids[roleKeeper], pids[roleSbxrun])
@@ -132,14 +131,14 @@ func (e *env) strikeOne(i int) (alive bool) {
 	return alive || len(targets) > 0
 }
 
-// killSupervisors kills all that are left, every other one with its keeper, and
-// waits until they are dead. It says how many there were.
+// killSupervisors kills all remaining supervisors, every other one with its keeper, and waits
+// until they have exited. It returns their number.
 func (e *env) killSupervisors() (n int) {
 	var targets []*harness.Target
 	for i, pid := range harness.Children(os.Getpid()) {
 		mine := harness.Registered(pid)
 		p, ok := harness.ReadProc(pid)
-		// Some of them are keepers whose supervisor is dead: those are at work.
+		// Keepers whose supervisor is dead are still at work.
 		if mine || !ok || len(harness.PIDs(pid)) != 1 || strings.HasSuffix(p.Comm, "-keeper") || p.Comm == "bwrap" {
 			continue
 		}
@@ -161,14 +160,14 @@ func (e *env) killSupervisors() (n int) {
 	return n
 }
 
-// forge writes a record whose processes are as given, and takes the place of its
-// supervisor if it is to look alive. release gives that up.
+// forge writes a record with the given processes. If alive, it holds the lock of the supervisor
+// until release.
 func (e *env) forge(id, name, phase string, supervisor, init harness.Identity, alive bool) (release func()) {
 	e.t.Helper()
 	dir := filepath.Join(e.state, id)
 	harness.Must(e.t, os.MkdirAll(dir, 0o700))
 	harness.Must(e.t, os.MkdirAll(filepath.Join(e.state, "names"), 0o700))
-	_ = os.Remove(filepath.Join(e.state, "names", name)) // of an earlier one
+	_ = os.Remove(filepath.Join(e.state, "names", name)) // from an earlier call
 	harness.Must(e.t, os.Symlink(id, filepath.Join(e.state, "names", name)))
 	data, err := json.Marshal(map[string]any{"version": 1, "id": id, "name": name, "argv": []string{}, "created_at": "2026-11-20T00:00:00.000Z",
 		"phase": phase, "supervisor": supervisor, "init": init, "workdir": "/", "net": "none"})
@@ -187,7 +186,7 @@ func (e *env) forge(id, name, phase string, supervisor, init harness.Identity, a
 
 const forgedID = "00112233aabbccdd"
 
-// everyCommand is every command on one sandbox.
+// everyCommand returns each command that takes a sandbox.
 func everyCommand(name string) [][]string {
 	return [][]string{
 		{"ps", "--all"}, {"inspect", name}, {"logs", name}, {"exec", "--timeout", "5", name, "true"},
@@ -196,8 +195,8 @@ func everyCommand(name string) [][]string {
 	}
 }
 
-// The pids of a record mean other processes by now. Nothing is signalled and
-// nothing entered, whether the sandbox looks alive or not.
+// When the PIDs of a record were reused, no command signals or enters those processes, whether the
+// sandbox looks alive or not.
 func TestRecordRecycled(t *testing.T) {
 	stranger := newBystander(t)
 	exact := stranger.id
@@ -233,7 +232,7 @@ func TestRecordRecycled(t *testing.T) {
 					if args[0] == "exec" && s.code != 125 {
 						t.Errorf("entered a stranger: %v", s)
 					}
-					// cleanup says on stdout what it could not do: of other rooms, as root of all.
+					// cleanup may report failures for rooms of other tests on stdout.
 					if s.code != 0 && args[0] != "cleanup" {
 						e.refused(s, s.code)
 					}
@@ -241,7 +240,7 @@ func TestRecordRecycled(t *testing.T) {
 			})
 		}
 	}
-	// The other way round, or nobody knew that the test means something.
+	// The reverse, to show that the test can fail.
 	t.Run("exact", func(t *testing.T) {
 		e := newEnv(t)
 		mortal := newInit(t)
@@ -254,8 +253,8 @@ func TestRecordRecycled(t *testing.T) {
 	})
 }
 
-// Each process is killed once the sandbox runs. What the supervisor can tell
-// it does; cleanup removes the rest.
+// When a process of a running sandbox is killed, the supervisor reports how it ended, and cleanup
+// removes the rest.
 func TestSandboxKilledRunning(t *testing.T) {
 	for victim := roleSbxrun; victim < roles; victim++ {
 		t.Run(roleNames[victim], func(t *testing.T) {
@@ -306,8 +305,8 @@ func TestSandboxKilledRunning(t *testing.T) {
 	}
 }
 
-// The client of start is killed before it is told of its sandbox, for certain: the
-// supervisor is stopped meanwhile. Nothing is left.
+// When the client of start is killed before it learns of its sandbox, everything ends. The test
+// stops the supervisor to be sure of the order.
 func TestStartClientKilled(t *testing.T) {
 	for _, sig := range []unix.Signal{unix.SIGKILL, unix.SIGINT, unix.SIGTERM} {
 		t.Run(sig.String(), func(t *testing.T) {
@@ -316,7 +315,7 @@ func TestStartClientKilled(t *testing.T) {
 				defer e.clean()
 				c, err := e.begin(append(e.startFlags(), busy...)...)
 				harness.Must(t, err)
-				// From the supervisor's first moment to just before the payload.
+				// From the supervisor's first moment to just before the payload starts.
 				deepest := []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom, roleInit}[i%5]
 				var pids [roles]int
 				for !c.over() && pids[deepest] == 0 {
@@ -327,16 +326,16 @@ func TestStartClientKilled(t *testing.T) {
 				}
 				stopped, hit := harness.Strike(pids[roleSbxrun], c.pid, unix.SIGSTOP)
 				if !hit {
-					e.wait(c) // it was quicker
+					e.wait(c) // start was faster
 					return false
 				}
 				e.until(settle, "a stop", func() bool {
 					p, ok := harness.ReadProc(pids[roleSbxrun])
 					return !ok || p.State == "T" || p.State == "Z"
 				})
-				// As long as there is no payload, the client cannot have been told.
+				// Without a payload the client cannot have been told.
 				before := family(pids[roleSbxrun])[rolePayload] == 0 && !c.over()
-				_ = c.cmd.Process.Signal(sig) // unless it has ended
+				_ = c.cmd.Process.Signal(sig) // fails only if it has exited
 				s := e.wait(c)
 				harness.Must(t, stopped.Signal(unix.SIGCONT))
 				if before && s.signal == sig {
@@ -351,7 +350,7 @@ func TestStartClientKilled(t *testing.T) {
 	}
 }
 
-// running is the sandboxes that ps lists.
+// running returns the sandboxes that ps lists.
 func (e *env) running() (boxes []*sandbox) {
 	e.t.Helper()
 	var list []struct {
@@ -366,8 +365,8 @@ func (e *env) running() (boxes []*sandbox) {
 	return boxes
 }
 
-// The client of start is killed at a random moment: either nothing is left, or the
-// sandbox is one like any other.
+// When the client of start is killed at a random moment, everything ends, or the sandbox is like
+// any other.
 func TestStartClientKilledRandom(t *testing.T) {
 	e := newEnv(t)
 	for range scaled(t, 30) {
@@ -376,10 +375,10 @@ func TestStartClientKilledRandom(t *testing.T) {
 		for after := rand.N(25 * time.Millisecond); time.Since(c.begin) < after; {
 			runtime.Gosched()
 		}
-		_ = c.cmd.Process.Kill() // it may have ended
+		_ = c.cmd.Process.Kill() // fails only if it has exited
 		e.wait(c)
 	}
-	// All that were not told of end by themselves.
+	// Sandboxes whose client was not told end by themselves.
 	e.until(settle, "the supervisors that nobody waits for", func() bool {
 		living := map[int]bool{}
 		for _, b := range e.running() {
@@ -392,8 +391,8 @@ func TestStartClientKilledRandom(t *testing.T) {
 	e.clean()
 }
 
-// A stopped supervisor cannot do what it is told: kill ends its sandbox in its
-// place, and when it goes on it ends by itself.
+// kill ends a sandbox whose supervisor is stopped. When the supervisor continues, it exits by
+// itself.
 func TestStoppedSupervisor(t *testing.T) {
 	e := newEnv(t)
 	b := e.start(nil, deaf...)
@@ -426,7 +425,7 @@ func TestStoppedSupervisor(t *testing.T) {
 	e.cleared()
 }
 
-// The keeper or the monitor of a sandbox is stopped: kill ends it all the same.
+// kill ends a sandbox with any other stopped process too.
 func TestStoppedBelowSupervisor(t *testing.T) {
 	for _, victim := range []int{roleKeeper, roleMonitor, roleRoom, roleInit, rolePayload} {
 		t.Run(roleNames[victim], func(t *testing.T) {
@@ -441,7 +440,7 @@ func TestStoppedBelowSupervisor(t *testing.T) {
 			defer target.Close()
 			s := e.do("kill", "--grace", "0", "--proof-timeout", proof.String(), b.ID)
 			harness.Within(t, "kill", s.took, 0, 2500*time.Millisecond+2*proof)
-			// A stopped keeper cannot say that nothing is left; kill may see so itself.
+			// A stopped keeper cannot give its proof; kill may find one itself.
 			if s.code != 0 && (victim != roleKeeper || s.code != 123) {
 				t.Errorf("want 0: %v", s)
 			}
@@ -453,7 +452,7 @@ func TestStoppedBelowSupervisor(t *testing.T) {
 	}
 }
 
-// Somebody signals the supervisor by hand: its sandbox ends in good order.
+// A signal to the supervisor ends its sandbox in good order.
 func TestSignalledSupervisor(t *testing.T) {
 	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGHUP} {
 		t.Run(sig.String(), func(t *testing.T) {
@@ -464,7 +463,7 @@ func TestSignalledSupervisor(t *testing.T) {
 				t.Fatal("there is no supervisor")
 			}
 			target.Close()
-			if sig == unix.SIGHUP { // of a terminal that it has nothing to do with
+			if sig == unix.SIGHUP { // from a terminal that is not its own
 				b.alive()
 				e.clean()
 				return
@@ -482,7 +481,7 @@ func TestSignalledSupervisor(t *testing.T) {
 	}
 }
 
-// entries is all there is below a directory, with what would show a change.
+// entries lists a directory tree with everything that would show a change.
 func entries(t testing.TB, dir string) (list []string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -510,7 +509,7 @@ func entries(t testing.TB, dir string) (list []string) {
 	return list
 }
 
-// cleanup --dry-run changes nothing, and says what would be done.
+// cleanup --dry-run prints what it would do and changes nothing.
 func TestCleanupDryRun(t *testing.T) {
 	e := newEnv(t)
 	lost := e.start([]string{"--name", "lost"})
@@ -518,8 +517,8 @@ func TestCleanupDryRun(t *testing.T) {
 		e.until(settle, "its end", target.Ended)
 		target.Close()
 	}
-	// A supervisor sweeps once, a moment after its start. That is over for records made after
-	// it has ended the init of this one.
+	// A supervisor sweeps once, soon after its start. Wait until it has ended the init of this
+	// record, so that it leaves later ones alone.
 	first := newInit(t)
 	e.forge("11112233aabbccdd", "first", "running", harness.Identity{PID: first.id.PID, Start: 1, BootID: "x", Namespace: 1}, first.id, false)()
 	living := e.start([]string{"--name", "living"})
@@ -554,8 +553,7 @@ func TestCleanupDryRun(t *testing.T) {
 	e.clean()
 }
 
-// cleanups run all the time while sandboxes are started: none that lives loses
-// anything.
+// Concurrent cleanups harm no sandbox that is being started.
 func TestCleanupWhileStarting(t *testing.T) {
 	e := newEnv(t)
 	stop := make(chan struct{})
@@ -589,7 +587,7 @@ func TestCleanupWhileStarting(t *testing.T) {
 			c, err := e.begin(append(args, "--", "sh", "-c", "sleep 600; exit 3")...)
 			harness.Must(t, err)
 			batch = append(batch, c)
-			if len(batch) >= 3 { // so many at once
+			if len(batch) >= 3 { // three at a time
 				<-batch[len(batch)-3].exited
 			}
 		}
@@ -608,7 +606,7 @@ func TestCleanupWhileStarting(t *testing.T) {
 				t.Errorf("a sandbox is not whole: %+v", r)
 			}
 		}
-		// The same of those that nobody has a record of.
+		// The same for a run, which has no record.
 		if s := e.do("run", "--env", harness.MarkerName+"="+e.marker, "sh", "-c", "exit 7"); s.code != 7 {
 			t.Errorf("want 7: %v", s)
 		}

@@ -13,9 +13,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// SIGQUIT at a random system call ends a command with 131 and without a trace of goroutines, or comes
-// too late: from the moment on that internal/quit has set its handler, long before sbxrun listens, to the
-// last one. Nothing is left that a cleanup does not find.
+// SIGQUIT at a random system call ends a command with 131 and without a goroutine trace, or comes
+// too late: from the moment when internal/quit sets its handler, long before sbxrun handles
+// signals, to the last one. One cleanup removes what is left.
 func TestQuitCalls(t *testing.T) {
 	for _, verb := range []string{"run", "start", "kill", "cleanup"} {
 		t.Run(verb, func(t *testing.T) {
@@ -39,8 +39,8 @@ func TestQuitCalls(t *testing.T) {
 	}
 }
 
-// quit does a command that gets SIGQUIT at a stop; 0 is never. It returns how often it has stopped, -1 if it
-// ended with 131.
+// quit runs a command that gets SIGQUIT at a stop; 0 is never. It returns the number of stops, or
+// -1 if the command exited with 131.
 func (e *env) quit(verb string, at int) int {
 	e.t.Helper()
 	self, err := os.Executable()

@@ -16,16 +16,16 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Whatever takes, imports, unpacks or exports a snapshot is killed at random instants: there is all of
-// the snapshot or nothing, the sandbox goes on, and after a cleanup no file, no lock and nothing that
-// stands still is left. SBXRUN_SOAK=2000 is 200 kills of each.
+// When a command that creates, imports, unpacks or exports a snapshot is killed at a random
+// moment, the snapshot is complete or absent and the sandbox goes on. After a cleanup no file,
+// lock or frozen process is left. SBXRUN_SOAK=2000 kills each 200 times.
 func TestSnapshotKilled(t *testing.T) {
 	e := newEnv(t)
 	dir := filepath.Join(e.out, "original")
 	harness.Must(t, os.Mkdir(dir, 0o755))
 	flags := []string{"--name", "box", "--timeout", "20m", "--cwd", "none", "--overlay", dir + ":/data"}
 	if s := e.do("run", "--pids", "50", "true"); s.code == 0 {
-		flags = append(flags, "--pids", "50") // so it is frozen meanwhile
+		flags = append(flags, "--pids", "50") // snapshot freezes it then
 	}
 	e.start(flags)
 	e.ok("exec", "box", "sh", "-c", "head -c 3000000 /dev/urandom >/data/big; mkdir /data/d; for i in 1 2 3 4 5 6 7 8 9; do echo $i >/data/d/$i; done")
@@ -42,7 +42,7 @@ func TestSnapshotKilled(t *testing.T) {
 		func(name string) []string { return []string{"snapshot", "create", "box", "--name", name} },
 		func(name string) []string { return []string{"snapshot", "import", archive, "--name", name} },
 		func(name string) []string {
-			e.ok("cleanup") // so it has to be unpacked
+			e.ok("cleanup") // so that it is unpacked again
 			return e.startFlags("--from", "good")
 		},
 		func(name string) []string {
@@ -52,7 +52,7 @@ func TestSnapshotKilled(t *testing.T) {
 	n := max(len(verbs), scaled(t, 40))
 	for i := range n {
 		name := fmt.Sprintf("s%d", i)
-		// Another layer each time, so that there is something to be stored.
+		// Change the layer each time, so that there is something to store.
 		noise := make([]byte, 8)
 		_, _ = rand.Read(noise)
 		e.ok("exec", "box", "sh", "-c", fmt.Sprintf("echo %x >/data/noise", noise))
@@ -78,7 +78,7 @@ func TestSnapshotKilled(t *testing.T) {
 			t.Errorf("%s is not all of it: %v, %v", f.Name(), info, err)
 		}
 	}
-	e.ok("snapshot", "create", "box", "--name", "last") // no lock is held
+	e.ok("snapshot", "create", "box", "--name", "last") // works only if no lock is held
 	e.do("kill", "--all", "--grace", "0")
 	e.ok("cleanup")
 	for _, left := range []string{"tmp", "trees"} {
@@ -92,7 +92,7 @@ func TestSnapshotKilled(t *testing.T) {
 	}
 }
 
-// strikeWithin kills a command, or one of the processes below it.
+// strikeWithin kills a command or one of its descendants.
 func (e *env) strikeWithin(c *call) {
 	pids := []int{c.pid}
 	for _, p := range harness.Below(c.pid) {
@@ -101,15 +101,15 @@ func (e *env) strikeWithin(c *call) {
 	pid := pids[mathrand.IntN(len(pids))]
 	target, err := harness.Open(pid)
 	if err != nil {
-		return // it has just ended
+		return // it has just exited
 	}
 	defer target.Close()
 	if pid == c.pid || slices.ContainsFunc(harness.Below(c.pid), func(p harness.Proc) bool { return p.PID == pid }) {
-		_ = target.Signal(unix.SIGKILL) // it has just ended
+		_ = target.Signal(unix.SIGKILL) // fails only if it has just exited
 	}
 }
 
-// listed reports whether there is a snapshot of this name.
+// listed reports whether a snapshot exists.
 func (e *env) listed(name string) bool {
 	e.t.Helper()
 	for line := range strings.Lines(e.ok("snapshot", "ls").stdout) {
@@ -120,7 +120,7 @@ func (e *env) listed(name string) bool {
 	return false
 }
 
-// verify reads snapshots of a directory to their ends, and starts a sandbox from the last of them.
+// verify reads each snapshot completely, and starts a sandbox from the last one.
 func (e *env) verify(names []string, dir, sum string) {
 	e.t.Helper()
 	for _, name := range names {

@@ -19,9 +19,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// soakServe is the verb of the soak that is a call of a server of its own, with one warm room. What is
-// hit as sbxrun is the server. The payload sees /out read-only: that it runs shows in its processes, and
-// what it has reached in its output.
+// soakServe is a verb of the soak: a call of a server of its own, with one warm room. The server
+// takes the role of sbxrun. The payload sees /out read-only, so its processes show that it runs,
+// and its output shows a breach.
 const soakServe = "serve"
 
 // config writes the configuration of the try's server.
@@ -35,7 +35,8 @@ func (y *soakTry) config() string {
 	return name
 }
 
-// ask makes the call when the room is warm, which is made after the first call, and reports whether it is.
+// ask makes the call when the room is warm, and reports whether it is. The server creates the room
+// after the first call.
 func (y *soakTry) ask() bool {
 	client := &http.Client{Timeout: bound, Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(y.s.top, "serve-"+y.id, "socket"))
@@ -48,7 +49,7 @@ func (y *soakTry) ask() bool {
 		answer.args = []string{"POST", string(body)}
 		r, err := client.Post("http://sbxrun/v1/run", "application/json", bytes.NewReader(body))
 		if err != nil {
-			answer.stderr = err.Error() // it is not there yet, or was killed
+			answer.stderr = err.Error() // the server is not ready, or was killed
 			return answer
 		}
 		defer r.Body.Close()
@@ -69,7 +70,7 @@ func (y *soakTry) ask() bool {
 		var st api.Status
 		return json.NewDecoder(r.Body).Decode(&st) == nil && st.Machine != nil && st.Machine.Rooms.Idle > 0
 	}) || y.client.over() {
-		_ = y.client.cmd.Process.Kill() // if it has not ended
+		_ = y.client.cmd.Process.Kill() // fails only if it has exited
 		y.errorf("no warm room: %v, %v", y.s.wait(y.client), tried)
 		return false
 	}
@@ -103,7 +104,7 @@ func (y *soakTry) dismiss() result {
 		y.errorf("no answer")
 	}
 	if !y.client.over() {
-		_ = y.client.cmd.Process.Signal(unix.SIGTERM) // it may have ended
+		_ = y.client.cmd.Process.Signal(unix.SIGTERM) // fails only if it has exited
 	}
 	server := y.s.wait(y.client)
 	answer.code, answer.signal = server.code, server.signal

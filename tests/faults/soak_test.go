@@ -22,37 +22,36 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// What bounds each command of the soak; what comes on top of a deadline is the keeper's,
-// should sbxrun be stopped, the proof's, and the time for a keeper that was stopped.
+// Limits of each command. On top of a deadline come the keeper's delay if sbxrun is stopped, the
+// proof, and the time that sbxrun gives a stopped keeper.
 const (
 	soakGrace   = 100 * time.Millisecond
 	soakLate    = 500 * time.Millisecond
 	soakInstead = 500 * time.Millisecond
-	soakMoment  = 2 * time.Second // that kill gives a supervisor
+	soakMoment  = 2 * time.Second // how long kill waits for a supervisor
 )
 
 var (
 	soakDeadline = harness.Deadline(300 * time.Millisecond)
 	soakProof    = harness.Deadline(1500 * time.Millisecond)
 	soakEnd      = soakDeadline + soakGrace + soakLate + soakProof + soakInstead
-	// soakSlack is what a busy machine may add to all of it: starting takes time as well.
+	// soakSlack is the allowance for a busy machine, including the start.
 	soakSlack = harness.Scaled(3 * time.Second)
 )
 
-// soakPart makes TestSoak a part of itself: "SEED N ENGINE", the last for [harness.EngineRoot].
+// soakPart turns TestSoak into one of its parts: "SEED N ENGINE". ENGINE selects
+// [harness.EngineRoot].
 const soakPart = "SBXRUN_SOAK_PART"
 
-// TestSoak sends SIGKILL and SIGSTOP to sbxrun, supervisors, keepers, monitors, rooms and
-// inits at random moments of each phase of each verb, while their payloads fight back: 500
-// times if SBXRUN_SOAK is 100. Nothing takes longer than its deadline and the time for the proof;
-// who says that nothing is left is right; no command outlives who holds it; one cleanup
-// leaves nothing; and no stranger is signalled, though strangers get the pids and the names
-// of what was killed.
+// TestSoak sends SIGKILL and SIGSTOP to sbxrun, supervisors, keepers, monitors, rooms and inits at
+// random moments of each phase of each verb, while the payloads fight back: 500 times with
+// SBXRUN_SOAK=100. It asserts that nothing takes longer than deadline and proof, that every proof
+// is true, that no command outlives its keeper, that one cleanup removes the rest, and that no
+// bystander is signalled, although bystanders get the PIDs and names of killed processes.
 //
-// It is done in parts, each of which is PID 1 of a PID namespace: so a part sees every
-// process that is left, however it hides, and can have pids given out again at will. The
-// choices are made by SBXRUN_SOAK_SEED, which is logged; the scheduler's are not. Root's last
-// part starts everything as root of a container.
+// Each part is PID 1 of a PID namespace, so it sees every process that is left and can choose
+// PIDs. SBXRUN_SOAK_SEED, which is logged, repeats its choices, but not those of the scheduler.
+// Root's last part runs everything as root of a container.
 func TestSoak(t *testing.T) {
 	if part := os.Getenv(soakPart); part != "" {
 		var seed uint64
@@ -98,7 +97,7 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// startPart runs a part to its end, in namespaces of its own.
+// startPart runs a part to its end, in its own namespaces.
 func startPart(t *testing.T, part string) (count soakCount, out string, err error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -110,8 +109,8 @@ func startPart(t *testing.T, part string) (count soakCount, out string, err erro
 	cmd.Stdout, cmd.Stderr = &buf, &buf
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
 	if uid, gid := os.Getuid(), os.Getgid(); uid != 0 {
-		// Still an ordinary user, in a user namespace: the part itself may mount and choose
-		// pids, what it starts may not.
+		// An ordinary user in a user namespace: the part itself may mount and choose PIDs, but its
+		// children may not.
 		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: uid, HostID: uid, Size: 1}}
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: gid, HostID: gid, Size: 1}}
@@ -138,10 +137,10 @@ func startPart(t *testing.T, part string) (count soakCount, out string, err erro
 	return count, buf.String(), err
 }
 
-// soakSays begins the line in which a part tells what it has met.
+// soakSays is the prefix of the line in which a part reports its counts.
 const soakSays = "soak: "
 
-// The processes that are hit.
+// The victims.
 const (
 	soakSbxrun = iota
 	soakSupervisor
@@ -154,20 +153,20 @@ const (
 
 var soakNames = [soakRoles]string{"sbxrun", "supervisor", "keeper", "monitor", "room", "init"}
 
-// The phases in which they are.
+// The phases.
 const (
-	soakEarly   = iota // while it is set up, or just after the verb has begun
-	soakRunning        // the command has left its trace
+	soakEarly   = iota // during set-up, or just after the verb has started
+	soakRunning        // the command has created its file
 	soakEnding         // around the deadline
 	soakPhases
 )
 
 var phaseNames = [soakPhases]string{"early", "running", "ending"}
 
-// soakVerb is one thing that sbxrun does, and who is there to be hit.
+// soakVerb is a command of sbxrun, and its processes.
 type soakVerb struct {
 	name  string
-	box   bool // it is done to a sandbox of the try's own, whose command fights
+	box   bool // it acts on a sandbox of the try, whose command fights
 	roles []int
 	args  func(y *soakTry) []string
 }
@@ -200,7 +199,7 @@ var soakVerbs = []soakVerb{
 	{soakServe, false, soakRunRoles, func(y *soakTry) []string { return []string{"serve", "--config", y.config()} }},
 }
 
-// soakCount is what a soak has met.
+// soakCount counts what a soak has met.
 type soakCount struct {
 	Tries, Hits, Ran, Recycled, Unproven int64
 	Cells                                map[string]int64 // hits by verb, role and phase
@@ -229,7 +228,7 @@ func (c *soakCount) add(d soakCount) {
 	}
 }
 
-// sums are the hits by the i-th word of the cells.
+// sums returns the hits by the i-th word of the cells.
 func (c soakCount) sums(i int) map[string]int64 {
 	sums := map[string]int64{}
 	for cell, n := range c.Cells {
@@ -243,13 +242,13 @@ func (c soakCount) String() string {
 		c.Hits, c.Tries, c.Ran, c.Recycled, c.Unproven, c.sums(0), c.sums(1), c.sums(2), c.Actions, c.Longest, c.Which)
 }
 
-// judge asserts that the soak has met what it is about.
+// judge asserts that the soak has hit what it should.
 func (c soakCount) judge(t *testing.T) {
 	if c.Ran == 0 {
 		t.Errorf("no command has begun")
 	}
-	// A busy machine may take longer to end them than the half second that is given for the
-	// work of a keeper that was stopped. All the same they were gone in the end.
+	// A busy machine may need longer than the half second that sbxrun gives a stopped keeper.
+	// Everything has exited in the end nevertheless.
 	if c.Unproven > 2+c.Tries/200 {
 		t.Errorf("too often unproven")
 	}
@@ -269,7 +268,7 @@ func (c soakCount) judge(t *testing.T) {
 			for _, phase := range phaseNames {
 				n += c.Cells[strings.Join([]string{v.name, soakNames[role], phase}, "/")]
 			}
-			if n == 0 && c.Hits >= 5000 { // with fewer one of them may have had no luck
+			if n == 0 && c.Hits >= 5000 { // with fewer hits one may be missing by chance
 				t.Errorf("%s: no %s was hit", v.name, soakNames[role])
 			}
 		}
@@ -286,14 +285,14 @@ func (c soakCount) judge(t *testing.T) {
 	}
 }
 
-// soaking is one part.
+// soaking is one part of the soak.
 type soaking struct {
 	*env
 	seed      uint64
 	actor     string
 	troupe    *troupe
-	host      *sandbox // lives all the time; execs are done in it
-	neighbour *sandbox // likewise, with a command
+	host      *sandbox // idle, for execs
+	neighbour *sandbox // with a command
 	strangers []*decoyed
 	mu        sync.Mutex
 	count     soakCount
@@ -309,7 +308,7 @@ func newSoak(t *testing.T, seed uint64, engine bool) *soaking {
 	if engine {
 		s.wrap = harness.EngineRoot()
 	}
-	s.count.add(soakCount{}) // makes the maps
+	s.count.add(soakCount{}) // creates the maps
 	s.troupe = newTroupe(t, s.actor)
 	for _, name := range names {
 		d, err := s.troupe.decoy(name, 0)
@@ -321,7 +320,7 @@ func newSoak(t *testing.T, seed uint64, engine bool) *soaking {
 	return s
 }
 
-// run makes rounds until there were n hits.
+// run makes rounds until there are n hits.
 func (s *soaking) run(n int64) {
 	var cells []soakCell
 	for round := uint64(0); s.hits.Load() < n && !s.t.Failed(); round++ {
@@ -356,13 +355,13 @@ func (s *soaking) run(n int64) {
 	fmt.Printf("\n%s%s\n", soakSays, text)
 }
 
-// soakCell is what a try is about.
+// soakCell is a combination to try.
 type soakCell struct {
 	verb        soakVerb
 	role, phase int
 }
 
-// soakCells is each of them once.
+// soakCells returns all combinations in random order.
 func soakCells(rng *rand.Rand) (cells []soakCell) {
 	for _, v := range soakVerbs {
 		for _, role := range v.roles {
@@ -375,7 +374,7 @@ func soakCells(rng *rand.Rand) (cells []soakCell) {
 	return cells
 }
 
-// others is everything in the PID namespace that has no business there.
+// others returns all unexpected processes in the PID namespace.
 func (s *soaking) others() (found []harness.Proc) {
 	keep := map[int]bool{os.Getpid(): true}
 	for _, b := range []*sandbox{s.host, s.neighbour} {
@@ -399,7 +398,7 @@ func (s *soaking) others() (found []harness.Proc) {
 	return found
 }
 
-// about is what can be known of a process that should not be there, as far as we may look.
+// about describes an unexpected process, as far as the test may inspect it.
 func about(pid int) string {
 	exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
 	words, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
@@ -413,8 +412,8 @@ func about(pid int) string {
 	return text + "\n" + harness.Stuck(pid)
 }
 
-// settled asserts after a round that all has come to its end: by itself what has, and by
-// one cleanup the rest, which are rooms that nothing runs in.
+// settled asserts after a round that everything has ended: commands by themselves, and empty rooms
+// by one cleanup.
 func (s *soaking) settled(tries []*soakTry) {
 	s.t.Helper()
 	was := func() string {
@@ -430,7 +429,7 @@ func (s *soaking) settled(tries []*soakTry) {
 		busy = slices.DeleteFunc(s.others(), func(p harness.Proc) bool {
 			numbers := harness.PIDs(p.PID)
 			return len(numbers) == 2 && numbers[1] == "1" && (p.Parent == os.Getpid() || p.Comm == "sbxrun-room") ||
-				len(numbers) == 1 && p.Comm == "bwrap" && p.Parent == os.Getpid() // of a check by doctor that has lost its parent
+				len(numbers) == 1 && p.Comm == "bwrap" && p.Parent == os.Getpid() // from a check by doctor whose parent was killed
 		})
 		return len(busy) == 0
 	}) {
@@ -478,7 +477,7 @@ func (s *soaking) settled(tries []*soakTry) {
 		for _, pattern := range []string{"ran-*", "log", "call-*", "report-*", "serve-*"} {
 			names, _ := filepath.Glob(filepath.Join(dir, pattern))
 			for _, name := range names {
-				_ = os.RemoveAll(name) // the test's directory is removed in the end
+				_ = os.RemoveAll(name) // the test's directory is removed anyway
 			}
 		}
 	}
@@ -495,7 +494,7 @@ func (s *soaking) holds(within time.Duration, condition func() bool) bool {
 	return true
 }
 
-// soakTry is one verb, and what is done to its processes.
+// soakTry is one run of a verb, with the signals to its processes.
 type soakTry struct {
 	soakCell
 	s      *soaking
@@ -503,18 +502,18 @@ type soakTry struct {
 	id     string
 	report string
 	grace  string
-	// timeout is that of the command. What is to be killed has a long one.
+	// timeout is the command's deadline, a long one if the verb is kill.
 	timeout string
-	box     *sandbox // the try's own, if the verb has one
+	box     *sandbox // sandbox of this try, if the verb needs one
 	client  *call
-	own     seen      // the client, whose number another try's command may have before we know that it is over
-	began   time.Time // when the command had left its trace
-	super   seen      // the supervisor that the client has started
-	boxed   seen      // that of the box
-	done    []string  // what was done
+	own     seen      // identity of the client, whose PID may be reused
+	began   time.Time // when the command had created its file
+	super   seen      // supervisor that the client has started
+	boxed   seen      // supervisor of box
+	done    []string  // log of actions
 	killed  []harness.Proc
-	struck  bool        // the client was
-	asked   chan result // a server's answer, when it has come; nil for other verbs
+	struck  bool        // the client was hit
+	asked   chan result // receives a server's answer; nil for other verbs
 }
 
 func (y *soakTry) String() string {
@@ -527,7 +526,7 @@ func (y *soakTry) errorf(format string, args ...any) {
 
 func (y *soakTry) marker() string { return y.s.marker + "-" + y.id + "-" }
 
-// terms are what every command has.
+// terms returns the arguments that every command has.
 func (y *soakTry) terms(verb string, flags ...string) []string {
 	args := []string{verb, "--env", harness.MarkerName + "=" + y.marker(), "--timeout", y.timeout, "--grace", y.grace, "--proof-timeout", soakProof.String()}
 	if verb != "exec" {
@@ -536,12 +535,12 @@ func (y *soakTry) terms(verb string, flags ...string) []string {
 	return append(args, flags...)
 }
 
-// command is a verb with the payload that fights.
+// command returns the arguments of a verb with the hostile payload.
 func (y *soakTry) command(verb string, flags ...string) []string {
 	return append(append(y.terms(verb, "--env", actEnv+"=fight"), flags...), "--", "/actor", y.id)
 }
 
-// ran says whether the command that the verb has started, or the box's, has left its trace.
+// ran reports whether the command of the verb, or of the box, has started.
 func (y *soakTry) ran() bool {
 	if y.began.IsZero() && (y.s.wrote("ran-"+y.id) || y.asked != nil && len(y.commands()) > len(names)) {
 		y.began = time.Now()
@@ -549,7 +548,7 @@ func (y *soakTry) ran() bool {
 	return !y.began.IsZero()
 }
 
-// run is the try from its start to the end of its client.
+// run is the whole try.
 func (y *soakTry) run() {
 	y.report = filepath.Join(y.s.top, "report-"+y.id)
 	y.grace = []string{"0", "0", "0.1"}[y.rng.IntN(3)]
@@ -592,17 +591,17 @@ func (y *soakTry) run() {
 		held.Close()
 	}
 	y.judge(y.end(), after)
-	if y.verb.name == "kill" && !y.boxed.ended() { // who should have done it was killed
+	if y.verb.name == "kill" && !y.boxed.ended() { // the kill itself was killed
 		if s := y.s.do("kill", "--grace", "0", y.box.ID); s.code != 0 && s.code != 125 {
 			y.errorf("%v", s)
 		}
 	}
 }
 
-// over reports whether the verb has come to its end.
+// over reports whether the verb has ended.
 func (y *soakTry) over() bool { return y.client.over() || len(y.asked) > 0 }
 
-// end waits for it.
+// end waits until the verb ends.
 func (y *soakTry) end() result {
 	if y.asked != nil {
 		return y.dismiss()
@@ -610,8 +609,7 @@ func (y *soakTry) end() result {
 	return y.s.wait(y.client)
 }
 
-// proof is how long the proof may take, which of a server is not ours to set; and limit all
-// of it.
+// proof is the proof timeout, which is fixed for a server; limit is the limit of the whole verb.
 func (y *soakTry) proof() time.Duration {
 	if y.asked != nil {
 		return 5 * time.Second
@@ -627,10 +625,10 @@ func (y *soakTry) action() string {
 	return []string{"kill", "kill", "stop", "stop for a while"}[y.rng.IntN(4)]
 }
 
-// pause lets time pass: the moment is what is tried.
+// pause waits for a random time.
 func (y *soakTry) pause(most time.Duration) { time.Sleep(time.Duration(y.rng.Int64N(int64(most)))) }
 
-// openBox starts a sandbox with a command that fights, or one that idles for execs.
+// openBox starts a sandbox with the hostile payload, or an idle one for execs.
 func (y *soakTry) openBox() bool {
 	args := y.command("start", "--json")
 	exec := strings.HasPrefix(y.verb.name, "exec")
@@ -656,8 +654,8 @@ func (y *soakTry) openBox() bool {
 	return true
 }
 
-// await waits for the moment: that the victim is there, that the command runs, or that its
-// deadline is near; and a bit.
+// await waits until the victim exists, the command runs or its deadline is near, and a random time
+// more.
 func (y *soakTry) await() {
 	over := y.over
 	switch {
@@ -679,7 +677,7 @@ func (y *soakTry) await() {
 		idle := y.verb.name == "start, idle"
 		for !y.ran() && !(over() && (idle || y.asked != nil || y.client.cmd.ProcessState.ExitCode() != 0)) {
 			if time.Since(y.client.begin) > soakSlack {
-				return // it is told later
+				return // reported later
 			}
 			time.Sleep(time.Millisecond)
 		}
@@ -697,13 +695,13 @@ func (y *soakTry) await() {
 	}
 }
 
-// seen is a process that was seen. Pids are given out again quickly here.
+// seen identifies a process. PIDs are reused quickly here.
 type seen struct {
 	pid   int
 	start string
 }
 
-// still is its pid, or 0 when that is nobody's or another's.
+// still returns the PID while the process exists, otherwise 0.
 func (s seen) still() int {
 	if p, ok := harness.ReadProc(s.pid); ok && s.pid > 1 && p.Start == s.start {
 		return s.pid
@@ -713,7 +711,8 @@ func (s seen) still() int {
 
 func (s seen) ended() bool { return s.still() == 0 || harness.Exited(s.pid) }
 
-// supervisor is that of what the client has started, as soon as it is known.
+// supervisor returns the PID of the supervisor that the client has started, as soon as it is
+// known.
 func (y *soakTry) supervisor() int {
 	if y.super.pid == 0 {
 		var said struct {
@@ -730,7 +729,7 @@ func (y *soakTry) supervisor() int {
 	return y.super.still()
 }
 
-// supervises is the supervisor of a sandbox by its record, or by its pid if there is none.
+// supervises identifies the supervisor of a sandbox by its record, or by its PID if there is none.
 func (y *soakTry) supervises(id string, pid int) seen {
 	var r harness.Record
 	if data, err := os.ReadFile(filepath.Join(y.s.state, id, "record.json")); id != "" && err == nil && json.Unmarshal(data, &r) == nil && r.Supervisor.PID == pid {
@@ -740,10 +739,10 @@ func (y *soakTry) supervises(id string, pid int) seen {
 	return seen{pid, p.Start}
 }
 
-// cast is who has which role now, and who may be the parent of each.
+// cast returns the current PIDs by role, and their possible parents.
 func (y *soakTry) cast() (pids [soakRoles]int, parents [soakRoles][]int) {
 	me := os.Getpid()
-	main, room := 0, 0 // who has the keeper and init, and who has the room
+	main, room := 0, 0 // parents of keeper and init, and of the room's keeper
 	if !y.client.over() {
 		main = y.client.pid
 	}
@@ -775,11 +774,11 @@ func (y *soakTry) cast() (pids [soakRoles]int, parents [soakRoles][]int) {
 	return pids, parents
 }
 
-// hit sends one signal to one process, if it is who it should be.
+// hit sends a signal to a process, if its parent is as expected.
 func (y *soakTry) hit(role int, pid int, parents []int, sig unix.Signal) *harness.Target {
 	for _, parent := range parents {
 		p, _ := harness.ReadProc(pid)
-		stranger := role != soakSbxrun && harness.Registered(pid) // it was quicker than we
+		stranger := role != soakSbxrun && harness.Registered(pid) // a decoy has the PID already
 		if stranger || role == soakSbxrun && pid == y.own.pid && y.own.still() == 0 {
 			return nil
 		}
@@ -802,14 +801,14 @@ func (y *soakTry) hit(role int, pid int, parents []int, sig unix.Signal) *harnes
 	return nil
 }
 
-// strike does something to one process. It returns who is stopped then.
+// strike does something to one process. It returns the process if it stays stopped.
 func (y *soakTry) strike(role int, action string) (held *harness.Target, _ int) {
 	pids, parents := y.cast()
 	y.s.rememberAll([roles]int{roleRoom: pids[soakRoom], roleInit: pids[soakInit]})
 	sig := unix.SIGSTOP
 	if action == "kill" {
 		sig = unix.SIGKILL
-		if role != soakSbxrun && y.rng.IntN(3) == 0 { // with all that could end the rest
+		if role != soakSbxrun && y.rng.IntN(3) == 0 { // together with everything that could end the rest
 			main := parents[soakKeeper][0]
 			y.together(main, []int{os.Getpid(), y.client.pid})
 			return nil, 0
@@ -836,7 +835,7 @@ func (y *soakTry) release(target *harness.Target) {
 	}
 }
 
-// together kills sbxrun or a supervisor and its keeper in one instant.
+// together kills sbxrun, or a supervisor, and its keeper at once.
 func (y *soakTry) together(main int, parents []int) {
 	role := soakSupervisor
 	if y.client != nil && main == y.client.pid {
@@ -858,8 +857,7 @@ func (y *soakTry) drop(target *harness.Target) {
 	}
 }
 
-// recycle gives the pids of those that were killed, and are reaped, to strangers with their
-// names.
+// recycle starts decoys with the PIDs and names of killed processes.
 func (y *soakTry) recycle() {
 	for _, p := range y.killed {
 		if !y.s.holds(20*time.Millisecond, func() bool {
@@ -884,8 +882,8 @@ func (y *soakTry) recycle() {
 	}
 }
 
-// follow begins another command on the same sandbox, or none. An exec's has a marker of its
-// own in place of the sandbox's, as it may outlive the try's command.
+// follow starts another command on the same sandbox, or none. An exec gets a marker of its own,
+// because it may outlive the command of the try.
 func (y *soakTry) follow() *call {
 	id := ""
 	if y.box != nil {
@@ -909,17 +907,17 @@ func (y *soakTry) follow() *call {
 	return c
 }
 
-// resolve waits until the command of a try has ended although somebody is stopped, and
-// then lets that one go on, or kills it.
+// resolve waits until the command has ended despite the stopped process, and then continues or
+// kills that process.
 func (y *soakTry) resolve(held *harness.Target, role int) {
 	switch {
 	case !y.ran() && (y.verb.name != "start, idle" || !y.client.over() || y.struck):
-		// It is not yet the command's deadline that counts, but a bound of the set-up,
-		// which nobody waits for here.
+		// Before the command starts, the long limit of the set-up applies, and the test does not
+		// wait for it.
 		y.pause(30 * time.Millisecond)
 		if y.rng.IntN(2) == 0 && !y.client.over() {
 			y.done = append(y.done, "SIGTERM to sbxrun")
-			_ = y.client.cmd.Process.Signal(unix.SIGTERM) // it may have ended
+			_ = y.client.cmd.Process.Signal(unix.SIGTERM) // fails only if it has exited
 			if role != soakSbxrun && role != soakSupervisor && !y.s.holds(y.proof()+soakInstead+soakSlack, y.client.over) && !y.verb.box {
 				y.errorf("SIGTERM to sbxrun is without effect while the %s is stopped", soakNames[role])
 			}
@@ -950,7 +948,7 @@ func (y *soakTry) resolve(held *harness.Target, role int) {
 	y.release(held)
 }
 
-// commands is what lives of the try's commands; or the room, of a sandbox that idles.
+// commands returns the living processes of the try's commands; of an idle sandbox, the room.
 func (y *soakTry) commands() []harness.Proc {
 	if y.verb.name == "start, idle" {
 		pids, _ := y.cast()
@@ -964,10 +962,9 @@ func (y *soakTry) commands() []harness.Proc {
 	})
 }
 
-// judge asserts that the client, and what came after it, has ended in time and tells the
-// truth.
+// judge asserts that the client and the command after it ended in time and reported the truth.
 func (y *soakTry) judge(o result, after *call) {
-	alive := y.commands() // at the very first look
+	alive := y.commands() // before anything else
 	y.s.mu.Lock()
 	y.s.count.Tries++
 	if y.ran() {
@@ -1015,9 +1012,8 @@ func (c *call) startedID() string {
 	return told.ID
 }
 
-// A payload passes its stdout and stderr to somebody outside, who holds them: the streams
-// do not end with it. sbxrun and the supervisor tell of the end all the same, in time, and
-// nothing that was written is lost.
+// A payload passes stdout and stderr to a process outside, so the streams stay open. sbxrun and
+// the supervisor report the end in time, and lose no output.
 func TestPassedOutput(t *testing.T) {
 	e := newEnv(t)
 	release := e.receive()

@@ -19,11 +19,11 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// stays is a payload that leaves a trace and goes on.
+// stays is a payload that creates a file and goes on.
 var stays = []string{"sh", "-c", ": >/out/ran; exec sleep 600"}
 
-// startOrError starts a sandbox under a shortage: it runs and is listed, or sbxrun
-// has said in one line why not, nothing is left, and the command has not run.
+// startOrError starts a sandbox with too few resources. Either it runs and is listed, or sbxrun
+// fails with one line, leaves nothing, and the command has not run.
 func (sh *shell) startOrError(what string, payload ...string) (started bool) {
 	e := sh.e
 	e.t.Helper()
@@ -62,7 +62,7 @@ func (sh *shell) startOrError(what string, payload ...string) (started bool) {
 	return s.code == 0
 }
 
-// The state directory is on a full disk, or nearly: start refuses, or all is well.
+// On a full state directory, start works or fails with one line.
 func TestStateFull(t *testing.T) {
 	e := newEnv(t)
 	sh := e.mounted("size=256k,mode=700")
@@ -77,7 +77,7 @@ func TestStateFull(t *testing.T) {
 	}
 }
 
-// Out of inodes.
+// The same without inodes.
 func TestStateInodes(t *testing.T) {
 	worked := false
 	for n := 2; n <= 14 && !t.Failed(); n++ { // the first is the directory itself
@@ -90,8 +90,8 @@ func TestStateInodes(t *testing.T) {
 	}
 }
 
-// The disk becomes full while a sandbox runs, which writes all the time: it keeps
-// its deadline; kill and exec work.
+// When the state directory fills up while a busy sandbox runs, its deadline holds, and kill and
+// exec work.
 func TestStateFillsUp(t *testing.T) {
 	for _, end := range []struct {
 		name  string
@@ -135,7 +135,7 @@ func TestStateFillsUp(t *testing.T) {
 				harness.Within(t, "the sandbox", time.Since(begin), 650*time.Millisecond, 900*time.Millisecond)
 			}
 			e.gone(settle)
-			// What can be known is told, and all goes away.
+			// Commands report what they can, and cleanup removes everything.
 			if s := sh.do("ps", "--all"); s.code != 0 || !strings.Contains(s.stdout, b.ID) {
 				t.Errorf("%v", s)
 			}
@@ -152,7 +152,7 @@ func TestStateFillsUp(t *testing.T) {
 	}
 }
 
-// Nothing can be written.
+// With a read-only state directory, start fails, and commands that only read work.
 func TestStateReadOnly(t *testing.T) {
 	e := newEnv(t)
 	sh := e.mounted("ro,size=64k,mode=700")
@@ -175,7 +175,7 @@ func TestStateReadOnly(t *testing.T) {
 	e.gone(settle)
 }
 
-// The directory is not the caller's alone, or not to be entered at all.
+// Commands refuse a state directory that others can access, or that the caller cannot enter.
 func TestStateDenied(t *testing.T) {
 	e := newEnv(t)
 	b := e.start(nil, stays...)
@@ -206,7 +206,7 @@ func TestStateDenied(t *testing.T) {
 		harness.Must(t, os.Chmod(e.state, 0))
 		refuse("no permission")
 		harness.Must(t, os.Chmod(e.state, 0o700))
-		// The sandbox's own directory: everything but what writes.
+		// With a read-only directory of the sandbox, everything that does not write works.
 		harness.Must(t, os.Chmod(b.path(""), 0o500))
 		b.alive()
 		if s := e.do("kill", "--grace", "0", b.ID); s.code != 0 {
@@ -219,8 +219,7 @@ func TestStateDenied(t *testing.T) {
 	e.clean()
 }
 
-// Too few descriptors, for every command: it works, or says so in one line; and in
-// no case is anything left.
+// With too few descriptors each command works or fails with one line, and leaves nothing.
 func TestStateDescriptors(t *testing.T) {
 	e := newEnv(t)
 	b := e.start([]string{"--name", "other"})
@@ -263,7 +262,7 @@ func TestStateDescriptors(t *testing.T) {
 		reapZombies(b)
 		for _, args := range [][]string{{"exec", "--timeout", lifetime, "other", "true"}, {"ps", "--all"}, {"inspect", "other"}, {"logs", "other"}, {"cleanup"}} {
 			if args[0] == "logs" && n < 12 {
-				continue // Go's own poller needs three to wait for a file, and ends the process without
+				continue // Go's poller needs three to wait for a file, and crashes without them
 			}
 			if s := with(n, args...); s.code != 0 {
 				e.refused(s, 125)
@@ -282,7 +281,7 @@ func TestStateDescriptors(t *testing.T) {
 	}
 	t.Logf("start works with %d", enough)
 	for n := 10; !harness.Exited(b.PID) && n <= 72; n++ {
-		// It may have a warning on its way, that nothing could be written.
+		// It may fail to write a warning.
 		if s := with(n, "kill", "--grace", "0", "other"); s.code != 0 && s.code != 125 {
 			t.Errorf("%v", s)
 		}
@@ -290,8 +289,8 @@ func TestStateDescriptors(t *testing.T) {
 	e.clean()
 }
 
-// trap is a directory outside of the state directory, to which planted links lead.
-// Nothing in it may change.
+// trap is a directory outside the state directory that planted links point to. Nothing in it may
+// change.
 type trap struct {
 	t      testing.TB
 	dir    string
@@ -317,7 +316,7 @@ func (p *trap) untouched(s result) {
 	}
 }
 
-// plants put something in the place of a file.
+// plants replace a file with something else.
 var plants = []struct {
 	name  string
 	plant func(path string, p *trap) error
@@ -332,16 +331,15 @@ var plants = []struct {
 	{"nothing", func(string, *trap) error { return nil }},
 }
 
-// Something else is in the place of each file of a sandbox that runs. Every command
-// does its work or says why not; no link is followed, nothing hangs, and the
-// supervisor still ends what it has.
+// When a file of a running sandbox is replaced, every command works or fails with one line,
+// follows no link and does not hang, and the supervisor still ends the sandbox.
 func TestStatePlanted(t *testing.T) {
 	files := []string{"lock", "activity", "record.json", "kill.json", "env", "stdout.log", "stderr.log"}
 	for i, file := range files {
 		t.Run(file, func(t *testing.T) {
 			for j, plant := range plants {
 				if (i+j)%2 == 0 && soak(t) < 1000 {
-					continue // each of them with some files
+					continue // each plant with some of the files
 				}
 				e := newEnv(t)
 				p := newTrap(t)
@@ -355,12 +353,12 @@ func TestStatePlanted(t *testing.T) {
 					{"wait", "--timeout", "0.02", b.ID}, {"cleanup", "--dry-run"}} {
 					s := e.do(args...)
 					p.untouched(s)
-					// Without its lock it counts as lost, and its own supervisor ends what is,
-					// 300 ms after the start: on a slow machine that is by now.
+					// Without its lock a sandbox counts as lost, and its own supervisor ends it
+					// 300 ms after the start.
 					if harness.Exited(b.PID) && file != "lock" {
 						t.Fatalf("%s: the sandbox was ended by %v", what, s)
 					}
-					if s.code != 0 && !(file == "lock" && s.code == 137) { // which is then its own
+					if s.code != 0 && !(file == "lock" && s.code == 137) { // 137 is its own code then
 						e.refused(s, 124, 125, 137)
 					}
 				}
@@ -380,7 +378,7 @@ func TestStatePlanted(t *testing.T) {
 				s = e.do("cleanup")
 				p.untouched(s)
 				if plant.name == "directory" && s.code != 0 {
-					// It may be somebody's, and cleanup says so.
+					// cleanup leaves an unexpected directory and says so.
 					_ = os.Remove(b.path(file))
 					_ = os.Remove(filepath.Join(e.state, "."+b.ID, file))
 					s = e.do("cleanup")
@@ -397,7 +395,7 @@ func TestStatePlanted(t *testing.T) {
 	}
 }
 
-// The same of the places that are no sandbox's alone.
+// The same for files that belong to no single sandbox.
 func TestStatePlantedAbove(t *testing.T) {
 	commands := func(e *env) [][]string {
 		return [][]string{append(e.startFlags("--name", "box"), "--", "true"), {"ps", "--all"}, {"inspect", forgedID}, {"inspect", "name"}, {"logs", forgedID},
@@ -442,8 +440,8 @@ func TestStatePlantedAbove(t *testing.T) {
 	}
 }
 
-// A record is cut off at every byte. It names a living process by all that
-// identifies it, as the supervisor and as init: none may be signalled or entered.
+// A record that is cut off at any byte makes no command signal or enter a process. It names a
+// bystander completely, as supervisor and as init.
 func TestStateTruncated(t *testing.T) {
 	e := newEnv(t)
 	stranger := newBystander(t)
@@ -478,7 +476,7 @@ func TestStateTruncated(t *testing.T) {
 	e.cleared()
 }
 
-// garbage is what no file of a sandbox should hold.
+// garbage returns contents that no file of a sandbox should have.
 func garbage() map[string]string {
 	return map[string]string{
 		"empty": "", "NUL": "\x00", "space": " \n\n", "object": "{}", "null": "null", "list": "[]", "text": "\"x\"", "number": "1e999",
@@ -487,7 +485,7 @@ func garbage() map[string]string {
 	}
 }
 
-// badRecords are well-formed records that lead to the wrong processes.
+// badRecords returns well-formed records that lead to the wrong processes.
 func badRecords(id harness.Identity) map[string]map[string]any {
 	record := func(change func(r map[string]any)) map[string]any {
 		r := map[string]any{"version": 1, "id": forgedID, "name": "forged", "argv": []string{"x"}, "created_at": "2026-11-20T00:00:00.000Z", "phase": "running",
@@ -516,8 +514,8 @@ func badRecords(id harness.Identity) map[string]map[string]any {
 	return bad
 }
 
-// Garbage in the record: never a panic, and never a signal. The test itself is in
-// the process group that 0 and -1 would reach.
+// A damaged record never makes a command panic or signal a process. The test process is in the
+// process group that 0 and -1 would reach.
 func TestStateGarbageRecord(t *testing.T) {
 	e := newEnv(t)
 	stranger := newBystander(t)
@@ -532,7 +530,7 @@ func TestStateGarbageRecord(t *testing.T) {
 	for what, text := range texts {
 		i++
 		for j, args := range all {
-			// Those that signal or enter, always; of the others a part.
+			// Commands that signal or enter, always; of the others a sample.
 			if j < 4 && j != i%4 && soak(t) < 1000 && args[0] != "exec" {
 				continue
 			}
@@ -558,7 +556,8 @@ func TestStateGarbageRecord(t *testing.T) {
 	e.cleared()
 }
 
-// Garbage in the other files of a sandbox that runs.
+// Damaged files of a running sandbox: commands work or fail with one line, and the supervisor ends
+// it.
 func TestStateGarbageFiles(t *testing.T) {
 	for what, text := range garbage() {
 		e := newEnv(t)
@@ -570,7 +569,7 @@ func TestStateGarbageFiles(t *testing.T) {
 			s := e.do(args...)
 			want := 0
 			if args[0] == "exec" {
-				want = 125 // nothing tells what to enter
+				want = 125 // the PID namespace to enter is unknown
 			}
 			if s.code != want {
 				t.Errorf("%s: want %d: %v", what, want, s)
@@ -579,14 +578,14 @@ func TestStateGarbageFiles(t *testing.T) {
 		if harness.Exited(b.PID) {
 			t.Errorf("%s: the sandbox has ended", what)
 		}
-		// As one who has cut off his own request, or somebody else's.
+		// As a user does who cannot reach the sandbox otherwise.
 		if target, ok := b.strikeSupervisor(unix.SIGTERM); ok {
 			target.Close()
 		}
 		b.ended(3 * time.Second)
 		want := 143
 		if what == "null" || what == "object" {
-			want = 137 // a request without particulars is one
+			want = 137 // an empty request is valid
 		}
 		if r := b.record(); r.Report == nil || r.Report.ExitCode != want || r.Report.Teardown.Verdict != "proven" {
 			t.Errorf("%s: want %d and proven: %+v", what, want, r.Report)
@@ -598,12 +597,12 @@ func TestStateGarbageFiles(t *testing.T) {
 	}
 }
 
-// Garbage for a name's link.
+// A damaged link of a name never leads to a sandbox without that name.
 func TestStateGarbageNames(t *testing.T) {
 	e := newEnv(t)
 	b := e.start(nil, stays...)
 	names := filepath.Join(e.state, "names")
-	_ = os.Mkdir(names, 0o700) // there may be one
+	_ = os.Mkdir(names, 0o700) // it may exist
 	for _, text := range []string{"x", "..", "../" + b.ID, "/", forgedID, b.ID, b.ID + "/", strings.Repeat("x", 4000), "\x1b[2J"} {
 		_ = os.Remove(filepath.Join(names, "box"))
 		harness.Must(t, os.Symlink(text, filepath.Join(names, "box")))
@@ -623,7 +622,7 @@ func TestStateGarbageNames(t *testing.T) {
 	e.clean()
 }
 
-// The directory is removed below a sandbox that runs: its deadline holds.
+// A running sandbox keeps its deadline when its state directory is removed.
 func TestStateRemoved(t *testing.T) {
 	for _, what := range []string{"all", "its own"} {
 		t.Run(what, func(t *testing.T) {
@@ -644,17 +643,16 @@ func TestStateRemoved(t *testing.T) {
 			}
 			b.ended(3 * time.Second)
 			e.gone(settle)
-			_ = os.Mkdir(e.state, 0o700) // for what follows; it may be there
+			_ = os.Mkdir(e.state, 0o700) // for the commands below; it may exist
 			e.clean()
 		})
 	}
 }
 
-// Another user's state directory, by its name: nothing is seen or touched. As root,
-// of a user's; there is no permission the other way round.
+// Root refuses another user's state directory and changes nothing in it.
 func TestStateOfAnother(t *testing.T) {
 	if !harness.Root() {
-		return // TestStateDenied: a user gets no further
+		return // TestStateDenied covers ordinary users
 	}
 	e := newEnv(t)
 	harness.Must(t, os.Chown(e.state, 1000, 1000))

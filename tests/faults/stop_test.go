@@ -13,7 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// begun starts a run, and returns when its command has left its trace.
+// begun starts a run, and returns when its command has created its file.
 func begun(t *testing.T, flags, payload []string) (*run, [roles]int) {
 	t.Helper()
 	r := start(t, options{}, slices.Concat(flags, payload)...)
@@ -25,12 +25,12 @@ func begun(t *testing.T, flags, payload []string) (*run, [roles]int) {
 	return r, pids
 }
 
-// proof is how long a proof may take that who is stopped cannot give. It is waited for, and what can be
-// proven is proven in that time also where a process may be left without a CPU for seconds.
+// proof is the proof timeout for tests that wait for it in vain. It is long enough for everything
+// that can be proven, even if a process gets no CPU for seconds.
 var proof = harness.Scaled(800 * time.Millisecond)
 
-// stoppedBefore starts a run, and stops one of its processes when its command has left its trace, and
-// before its deadline. If the deadline came first, the next one is twice as long.
+// stoppedBefore starts a run, and stops one of its processes after the command has started and
+// before the deadline. If the deadline comes first, it tries twice the deadline.
 func stoppedBefore(t *testing.T, deadline time.Duration, victim int, flags ...string) (*run, [roles]int, time.Duration) {
 	t.Helper()
 	for ; deadline < bound; deadline *= 2 {
@@ -48,7 +48,7 @@ func stoppedBefore(t *testing.T, deadline time.Duration, victim int, flags ...st
 	return nil, [roles]int{}, 0
 }
 
-// stopped asserts that a process of a run has come to a stop.
+// stopped waits until a process is stopped.
 func (r *run) stopped(pid int) {
 	r.t.Helper()
 	r.until("a stop", func() bool {
@@ -57,8 +57,7 @@ func (r *run) stopped(pid int) {
 	})
 }
 
-// The deadline works while a process between is stopped: the monitor, the room,
-// init, the command.
+// The deadline holds while the monitor, the room, init or the command is stopped.
 func TestStoppedBelow(t *testing.T) {
 	for _, victim := range []int{roleMonitor, roleRoom, roleInit, rolePayload} {
 		for _, flags := range [][]string{nil, {"--grace", "0.2"}} {
@@ -74,10 +73,9 @@ func TestStoppedBelow(t *testing.T) {
 	}
 }
 
-// The keeper, the monitor, the room or init is stopped when it has just been made, so
-// that the set-up never comes to its end: a signal to sbxrun ends that, and so would its
-// bound of 30 s. A keeper that was stopped has half a second to do its work; or, if the
-// command has begun before the test is there, as long as the proof may take.
+// A signal to sbxrun ends a run whose keeper, monitor, room or init was stopped during set-up,
+// long before the limit of 30 s. A stopped keeper gets half a second; if the command has already
+// started, as long as the proof timeout.
 func TestStoppedEarly(t *testing.T) {
 	for _, victim := range []int{roleKeeper, roleMonitor, roleRoom, roleInit} {
 		t.Run(roleNames[victim], func(t *testing.T) {
@@ -90,8 +88,8 @@ func TestStoppedEarly(t *testing.T) {
 				r.hit(pids, victim, unix.SIGSTOP)
 				r.signal(unix.SIGTERM)
 				r.briefly(10 * time.Second)
-				// Before sbxrun listens, a signal ends it by default, and the
-				// keeper ends the rest: soon, and not before sbxrun returns.
+				// Before sbxrun handles signals, a signal kills it, and the keeper ends the rest
+				// soon after.
 				r.killed = r.killed || r.cmd.ProcessState.ExitCode() < 0
 				o := r.wait()
 				if o.code != 128+15 && o.signal != unix.SIGTERM {
@@ -101,7 +99,7 @@ func TestStoppedEarly(t *testing.T) {
 				if victim == roleKeeper {
 					within += 500 * time.Millisecond
 					if o.report != nil && o.report.Started {
-						within += harness.Scaled(5 * time.Second) // --proof-timeout's
+						within += harness.Scaled(5 * time.Second) // default of --proof-timeout
 					}
 				}
 				harness.Within(t, "the run", r.end.Sub(r.begin), 0, within)
@@ -110,8 +108,8 @@ func TestStoppedEarly(t *testing.T) {
 	}
 }
 
-// Sbxrun itself is stopped beyond the deadline. The keeper acts in its place, half a
-// second after the deadline and the grace period, and then sbxrun calls it what it is.
+// When sbxrun itself is stopped beyond the deadline, the keeper ends the command half a second
+// after deadline and grace period, and sbxrun later reports a timeout.
 func TestStoppedSelf(t *testing.T) {
 	for _, flags := range [][]string{nil, {"--grace", "0.2"}} {
 		r, pids, deadline := stoppedBefore(t, harness.Deadline(500*time.Millisecond), roleSbxrun, flags...)
@@ -127,7 +125,7 @@ func TestStoppedSelf(t *testing.T) {
 		}
 	}
 
-	// It goes on before that, and late all the same.
+	// It continues before that, but after the deadline.
 	r, pids, deadline := stoppedBefore(t, harness.Deadline(500*time.Millisecond), roleSbxrun)
 	r.until("the deadline", func() bool { return time.Since(r.begin) > deadline+100*time.Millisecond })
 	if harness.Exited(pids[rolePayload]) && time.Since(r.begin) < deadline+500*time.Millisecond {
@@ -138,7 +136,7 @@ func TestStoppedSelf(t *testing.T) {
 		t.Errorf("want a timeout: %v", o)
 	}
 
-	// And killed while it is stopped.
+	// It is killed while stopped.
 	r, _ = begun(t, nil, busy)
 	r.signal(unix.SIGSTOP)
 	r.stopped(r.pid)
@@ -146,16 +144,15 @@ func TestStoppedSelf(t *testing.T) {
 	r.wait()
 }
 
-// A stopped keeper cannot give its half of the proof. When the time for that is over
-// sbxrun kills it and does its work; and if sbxrun was killed, all goes away when the
-// keeper goes on.
+// A stopped keeper cannot give its part of the proof. After the proof timeout sbxrun kills it and
+// does its work. If sbxrun was killed, everything ends when the keeper continues.
 func TestStoppedKeeper(t *testing.T) {
 	deadline := harness.Deadline(300 * time.Millisecond)
 	for _, end := range []struct {
 		name     string
 		deadline time.Duration
 		grace    string
-		sig      unix.Signal // to sbxrun; 0 for none
+		sig      unix.Signal // signal to sbxrun; 0 for none
 		code     int
 	}{
 		{"deadline", deadline, "0", 0, 124},
@@ -190,8 +187,8 @@ func TestStoppedKeeper(t *testing.T) {
 	}
 }
 
-// What holds the command is killed from outside: lost, whatever the command was about to
-// say.
+// When the monitor, the room or init is killed from outside, the run is lost, whatever the command
+// was about to do.
 func TestLost(t *testing.T) {
 	for _, flags := range [][]string{nil, {"--json"}, {"--timeout", lifetime, "--grace", "10"}} {
 		for _, victim := range []int{roleMonitor, roleRoom, roleInit} {
@@ -213,7 +210,7 @@ func lost(t *testing.T, victim int, flags []string) {
 	})
 }
 
-// The command alone is killed from outside: that is its own end, not init's.
+// When only the command is killed from outside, that is reported as the command's own end.
 func TestKilledPayload(t *testing.T) {
 	r, pids := begun(t, nil, busy)
 	r.until("a process that it will leave behind", func() bool { return len(harness.Below(pids[rolePayload])) > 0 })
@@ -229,9 +226,9 @@ func TestKilledPayload(t *testing.T) {
 	}
 }
 
-// The keeper is killed while it is stopped, and while there are 500 processes.
+// The run is lost or unproven when the keeper is killed while stopped, also with 500 processes.
 func TestKilledKeeper(t *testing.T) {
-	timeout := harness.Scaled(10 * time.Second) // the crowd has to come first
+	timeout := harness.Scaled(10 * time.Second) // includes the start of the crowd
 	for _, payload := range [][]string{busy, deaf, crowd} {
 		r, pids := begun(t, []string{"--timeout", timeout.String()}, payload)
 		if !r.hit(pids, roleKeeper, unix.SIGSTOP) || !r.hit(pids, roleKeeper, unix.SIGKILL) {
@@ -251,22 +248,22 @@ func TestKilledKeeper(t *testing.T) {
 	}
 }
 
-// A proof that may not take as long as the end does: what is left goes all the same, though
-// nobody above sbxrun reaps. The keeper does, without sbxrun.
+// When the proof timeout is shorter than the teardown, everything still exits and is reaped, by
+// the keeper alone.
 func TestUnprovenGoes(t *testing.T) {
 	tree := []string{"sh", "-c", "i=0; while [ $i -lt 200 ]; do sleep 600 & i=$((i+1)); done; : >/out/ran; wait"}
 	for range scaled(t, 4) {
 		r, _ := begun(t, []string{"--proof-timeout", "0.001"}, tree)
 		r.signal(unix.SIGTERM)
-		r.killed = true // so what is left has a moment to go
+		r.killed = true // the rest may take a moment to exit
 		if o := r.wait(); o.code != 123 && o.code != 128+15 {
 			t.Errorf("want unproven, or in time: %v", o)
 		}
 	}
 }
 
-// A command that ends by itself after the deadline has a timeout, though sbxrun was stopped and has done
-// nothing about it, and the grace period that the keeper leaves it is not over.
+// A command that exits by itself after the deadline has timed out, even if a stopped sbxrun did
+// nothing and the keeper's grace period is not over.
 func TestEndedLate(t *testing.T) {
 	for deadline := harness.Scaled(time.Second); deadline < bound/4; deadline *= 2 {
 		script := fmt.Sprintf(": >/out/ran; sleep %v; exit 7", 2*deadline.Seconds())
@@ -289,8 +286,8 @@ func TestEndedLate(t *testing.T) {
 	t.Error("sbxrun was never stopped in time")
 }
 
-// What is left at the end of the proof timeout is waited for once, and not once more for the keeper,
-// which has it. A tracer from outside keeps a killed process from ending (ptrace(2), PTRACE_O_TRACEEXIT).
+// sbxrun waits once for the proof timeout, and not again for the keeper. A tracer keeps a killed
+// process from exiting (ptrace(2), PTRACE_O_TRACEEXIT).
 func TestUnprovenReturns(t *testing.T) {
 	const patience = 4 * time.Second
 	r, pids := begun(t, []string{"--proof-timeout", patience.String()}, busy)
@@ -307,7 +304,7 @@ func TestUnprovenReturns(t *testing.T) {
 	if err := unix.PtraceDetach(pids[rolePayload]); err != nil {
 		t.Errorf("let the command end: %v", err)
 	}
-	r.killed = true // so what is left has a moment to go
+	r.killed = true // the rest may take a moment to exit
 	if o := r.wait(); o.code != 123 || strings.Contains(o.stderr, "keeper") && strings.Contains(o.stderr, "warning") {
 		t.Errorf("want unproven, said once: %v", o)
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Each process is killed at its n-th system call, before and after it, all
-// through a run: a sample of the calls, or all of them with SBXRUN_SOAK=1000.
+// When any process is killed at its n-th system call, before or after the call, the run ends
+// completely. Tries a sample of the calls, or all with SBXRUN_SOAK=1000.
 func TestKilledAtSystemCalls(t *testing.T) {
 	for _, victim := range []struct {
 		role, least int
@@ -38,8 +38,7 @@ func TestKilledAtSystemCalls(t *testing.T) {
 			}
 			samples = min(samples, total)
 			for i := range samples {
-				// One at random out of each equal part, so that many runs of
-				// the test come to see them all.
+				// Pick one from each equal part, so that repeated tests come to see all calls.
 				low, high := i*total/samples, (i+1)*total/samples
 				at := 1 + low + rand.IntN(high-low)
 				traced(t, victim, at)
@@ -52,7 +51,7 @@ func TestKilledAtSystemCalls(t *testing.T) {
 	}
 }
 
-// traced does a run of which the victim is killed at a stop; 0 is never.
+// traced does a run whose victim is killed at a stop; 0 is never.
 func traced(t *testing.T, victim, at int) (stops int) {
 	t.Helper()
 	self, err := os.Executable()

@@ -7,10 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bwrap dies with the thread that has started it (PR_SET_PDEATHSIG), and a
-// Go program's threads come and go. So: one processor, a collection for every
-// megabyte of the output that is captured, and a signal every millisecond, for
-// seconds, and however busy the machine is for a megabyte more. The command ends by itself, or the thread was ours.
+// A run survives the end of the threads of sbxrun. The kernel kills bwrap with the thread that has
+// started it (PR_SET_PDEATHSIG), and Go ends threads at will. So the test uses few processors, a
+// garbage collection for every megabyte of captured output, and a signal every millisecond.
 func TestThreadChurn(t *testing.T) {
 	seconds := "0.5"
 	switch n := soak(t); {
@@ -26,7 +25,7 @@ func TestThreadChurn(t *testing.T) {
 		for beat := time.NewTicker(time.Millisecond); ; {
 			select {
 			case <-beat.C:
-				// Both are nothing to sbxrun but work for its runtime.
+				// Both only cause work for the runtime.
 				r.signal(unix.SIGURG)
 				r.signal(unix.SIGWINCH)
 				continue

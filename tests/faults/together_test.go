@@ -16,23 +16,22 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// together is how long after its start a run is killed at the most: until then it has
-// started its command, on an idle machine.
+// together is the longest time from the start of a run to its kill. Within it an idle machine
+// starts the command.
 func (e *env) together() time.Duration {
 	e.t.Helper()
 	const idle = 15 * time.Millisecond
 	return max(idle, 3*e.ok("run", "true").took/2)
 }
 
-// TestTogether kills sbxrun and its keeper in the same instant, at any moment: nobody is
-// left who could end the rest. The command never runs on, because its init has asked to
-// die with the keeper before it lets the command begin. What may stay is the PID 1 of a
-// room, if it had not yet asked to die with its monitor (bubblewrap #633); one cleanup
+// When sbxrun and its keeper are killed at once, nobody is left to end the rest. The command still
+// never runs on, because init asks to die with the keeper before it releases the command. PID 1 of
+// a room may stay if it had not yet asked to die with its monitor (bubblewrap #633); one cleanup
 // finds and ends it.
 func TestTogether(t *testing.T) {
 	t.Run("sbxrun first", func(t *testing.T) { killTogether(t, pair{sbxrunFirst: true}) })
 	t.Run("keeper first", func(t *testing.T) { killTogether(t, pair{}) })
-	// Stopped it stays in the moment that is a matter of luck else.
+	// A stopped process stays in a state that is otherwise a matter of luck.
 	t.Run("room stopped", func(t *testing.T) { killTogether(t, pair{stop: roleRoom}) })
 	t.Run("init stopped", func(t *testing.T) { killTogether(t, pair{stop: roleInit}) })
 	t.Run("started", func(t *testing.T) { killTogether(t, pair{start: true}) })
@@ -41,8 +40,8 @@ func TestTogether(t *testing.T) {
 // pair is one way to kill the two.
 type pair struct {
 	sbxrunFirst bool
-	start       bool // the sandbox of a supervisor, instead of a run
-	stop        int  // the role of who is stopped as soon as it is there
+	start       bool // kill the supervisor of a sandbox instead of sbxrun
+	stop        int  // role to stop as soon as it exists
 }
 
 func killTogether(t *testing.T, how pair) {
@@ -57,7 +56,7 @@ func killTogether(t *testing.T, how pair) {
 		met += e.strikeTogether(how, rand.N(window))
 		if i%20 == 19 || i == tries-1 {
 			if how.start {
-				e.ok("kill", "--all", "--grace", "0") // those that were not met
+				e.ok("kill", "--all", "--grace", "0") // those that were missed
 			}
 			rooms += e.abandoned(&commands)
 		}
@@ -74,8 +73,8 @@ func killTogether(t *testing.T, how pair) {
 	}
 }
 
-// strikeTogether starts one and kills sbxrun and keeper after a time. It returns 1 if there
-// was a keeper.
+// strikeTogether starts a run or a sandbox, and kills sbxrun and keeper after a time. It returns 1
+// if there was a keeper.
 func (e *env) strikeTogether(how pair, after time.Duration) (met int) {
 	e.t.Helper()
 	args := []string{"run", "--env", harness.MarkerName + "=" + e.marker, "--timeout", lifetime, "--bind", e.out + ":/out", "--"}
@@ -106,11 +105,11 @@ func (e *env) strikeTogether(how pair, after time.Duration) (met int) {
 	if stopped != nil {
 		defer stopped.Close()
 	}
-	// By pidfds that are there before, so that no time passes between the two.
+	// Open both pidfds first, so that no time passes between the two signals.
 	supervisor, err := harness.Open(sbxrun)
 	if err != nil {
 		e.wait(c)
-		return 0 // over
+		return 0 // it has ended
 	}
 	defer supervisor.Close()
 	keeper, err := harness.Open(pids[roleKeeper])
@@ -131,14 +130,14 @@ func (e *env) strikeTogether(how pair, after time.Duration) (met int) {
 	return 1
 }
 
-// abandoned asserts that no command is left and that one cleanup ends all that is. It
-// returns how many rooms that were.
+// abandoned asserts that no command is left and that one cleanup ends the rest. It returns the
+// number of rooms that were left.
 func (e *env) abandoned(commands *int) int {
 	e.t.Helper()
-	// What has asked to die is dying; nothing but rooms may stay.
+	// Processes that have asked to die are dying; only rooms may stay.
 	var found []harness.Proc
 	only := func() bool {
-		reapZombies() // a room has not ended before the init in it is reaped
+		reapZombies() // a room exits only after the init in it was reaped
 		found = found[:0]
 		for _, p := range e.left() {
 			if numbers := harness.PIDs(p.PID); len(numbers) != 2 || numbers[1] != "1" {
@@ -163,7 +162,7 @@ func (e *env) abandoned(commands *int) int {
 	if strings.Contains(s.stdout, "failed") {
 		e.t.Errorf("%v", s)
 	}
-	// An abandoned room does not end by itself: what was left does not go away later.
+	// An abandoned room does not exit by itself.
 	e.gone(settle)
 	reapZombies()
 	if after := e.logged(); after != before {
@@ -173,7 +172,7 @@ func (e *env) abandoned(commands *int) int {
 	return strings.Count(s.stdout, "held-init")
 }
 
-// logged is how much the payloads have written.
+// logged returns how much the payloads have written.
 func (e *env) logged() int64 {
 	st, err := os.Stat(filepath.Join(e.out, "log"))
 	if err != nil {
@@ -182,13 +181,12 @@ func (e *env) logged() int64 {
 	return st.Size()
 }
 
-// Who is above an abandoned room is not who has made it, and a cleanup takes no other
-// sandbox for one: those that live are not touched, even if their keepers are stopped, and
-// neither is what a command makes to look like an abandoned room.
+// cleanup takes neither a living sandbox with stopped processes for an abandoned room, nor a
+// command's imitation of one.
 func TestTogetherDecoys(t *testing.T) {
 	e := newEnv(t)
 	living := e.start([]string{"--name", "living"})
-	stopped := e.start([]string{"--name", "stopped"}, "sleep", "600") // nothing that comes and goes
+	stopped := e.start([]string{"--name", "stopped"}, "sleep", "600") // creates no further processes
 	pids := family(stopped.PID)
 	var targets []*harness.Target
 	for _, role := range []int{roleKeeper, roleMonitor, roleRoom} {
@@ -199,7 +197,7 @@ func TestTogetherDecoys(t *testing.T) {
 		defer target.Close()
 		targets = append(targets, target)
 	}
-	// Names, arguments, sessions, and PID 1 of a namespace if it may make one.
+	// Imitate names, arguments and sessions, and PID 1 of a namespace if that is allowed.
 	decoy := []string{"python3", "-c", `
 import ctypes, os, time
 libc = ctypes.CDLL(None)
@@ -256,7 +254,7 @@ time.sleep(600)
 		harness.Must(t, target.Signal(unix.SIGCONT))
 	}
 	stopped.alive()
-	_ = x.cmd.Process.Signal(unix.SIGTERM) // its end is looked at below
+	_ = x.cmd.Process.Signal(unix.SIGTERM) // finish checks its end
 	x.finish(living, stopped)
 	e.clean()
 }

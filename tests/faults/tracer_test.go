@@ -13,25 +13,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tracerEnv makes the test binary a tracer instead: "VICTIM N" is the role and
-// the number of the stop at which it is killed. Every system call stops twice:
-// before it and after it. With "VICTIM N QUIT" it gets SIGQUIT instead, and the stops before it has
-// a handler of its own do not count (internal/quit).
+// tracerEnv turns the test binary into a tracer. "VICTIM N" is the role and the number of the stop
+// at which it is killed; every system call stops twice, before and after it. With "VICTIM N QUIT"
+// the victim gets SIGQUIT instead, and stops before it has its own handler (internal/quit) do not
+// count.
 const tracerEnv = "SBXRUN_FAULTS_TRACER"
 
-// tracerStops is where the tracer writes how often the victim stopped.
+// tracerStops is the file to which the tracer writes the number of the victim's stops.
 const tracerStops = "SBXRUN_FAULTS_STOPS"
 
-// Two more are there on the way in, for some system calls: what enters the room, and what
-// it makes inside, which makes init. The keeper is the parent of all three (CLONE_PARENT),
-// but a tracer is told of a birth by who has made the call.
+// Two more processes exist for some system calls during set-up: the one that enters the room, and
+// its child inside, which creates init. The keeper is the parent of all three (CLONE_PARENT), but
+// ptrace reports a child to the tracer of the caller.
 const (
 	tracedEnters = roles + iota
 	tracedInside
-	tracedOther // nobody's business
+	tracedOther // traced, but never a victim
 )
 
-// made is which processes each one makes, in this order.
+// made maps a process to those that it creates, in order.
 var made = map[int][]int{
 	roleSbxrun:   {roleKeeper},
 	roleKeeper:   {roleMonitor, tracedEnters},
@@ -41,7 +41,7 @@ var made = map[int][]int{
 	roleInit:     {rolePayload},
 }
 
-// leadsTo says whether a victim is made by a process, or by what that makes.
+// leadsTo reports whether a process creates the victim, directly or not.
 func leadsTo(role, victim int) bool {
 	for _, child := range made[role] {
 		if child == victim || leadsTo(child, victim) {
@@ -51,16 +51,15 @@ func leadsTo(role, victim int) bool {
 	return false
 }
 
-// tracerMain starts its arguments, which are sbxrun's, under ptrace(2), follows
-// the forks down to the victim, and kills that one alone. It then dies as
-// sbxrun did, with the same code, or of the same signal.
+// tracerMain starts sbxrun, its arguments, under ptrace(2), follows the forks to the victim, and
+// kills that one alone. It then dies as sbxrun did, with the same code or signal.
 //
-// All that shares its memory with the keeper is cloned with CLONE_VM and SIGCHLD, which is
-// a fork to the tracer (PTRACE_EVENT_FORK), and so is a clone into a cgroup; only a
-// thread, which sends no signal when it ends, is PTRACE_EVENT_CLONE.
+// The keeper's helpers that share its memory are cloned with CLONE_VM and SIGCHLD. A tracer sees
+// that as a fork (PTRACE_EVENT_FORK), and a clone into a cgroup too; only a thread, which sends no
+// signal at its end, is PTRACE_EVENT_CLONE.
 //
-// It is a process of its own, because it waits for any child there is: in the
-// test process that would be the orphans that are to be counted.
+// It is a separate process because it waits for any child: in the test process that would reap the
+// orphans to be counted.
 func tracerMain() int {
 	var victim, at int
 	words, quit := strings.CutSuffix(os.Getenv(tracerEnv), " QUIT")
@@ -91,35 +90,34 @@ func tracerMain() int {
 		}
 	}
 	if tr.status.Signaled() {
-		_ = unix.Kill(os.Getpid(), tr.status.Signal()) // SIGKILL in all the tests
+		_ = unix.Kill(os.Getpid(), tr.status.Signal()) // SIGKILL in all tests
 		return 204
 	}
 	return tr.status.ExitStatus()
 }
 
-// task is a thread that is traced.
+// task is a traced thread.
 type task struct {
 	role    int
 	process int
-	ready   bool // has made its first stop
-	births  *int // how many processes its process has made
+	ready   bool // it has made its first stop
+	births  *int // number of processes that its process has created
 }
 
 type tracer struct {
 	root       int
 	victim, at int
-	by         unix.Signal // what it gets
-	setter     int         // the task that sets a handler for SIGQUIT
-	ready      bool        // it has one
+	by         unix.Signal // signal for the victim
+	setter     int         // task that sets a handler for SIGQUIT
+	ready      bool        // the handler is set
 	stops      int
 	tasks      map[int]*task
 	status     syscall.WaitStatus // of sbxrun
 }
 
-// loop goes on until sbxrun is dead; who still is traced then is let go by the
-// tracer's own end.
+// loop runs until sbxrun exits. The end of the tracer releases the remaining tasks.
 func (tr *tracer) loop() error {
-	early := map[int]bool{} // stopped before their birth was reported
+	early := map[int]bool{} // tasks that stopped before their birth was reported
 	for {
 		var ws syscall.WaitStatus
 		pid, err := syscall.Wait4(-1, &ws, unix.WALL, nil)
@@ -143,17 +141,16 @@ func (tr *tracer) loop() error {
 			continue
 		}
 		if !t.ready {
-			tr.first(pid, t) // the exec of the first one, the SIGSTOP of the others
+			tr.first(pid, t) // after the exec of the first task, or the SIGSTOP of another
 			continue
 		}
 		tr.stopped(pid, t, ws, early)
 	}
 }
 
-// first lets a new task go. Threads are followed, and forks as far as to the
-// victim: what it forks itself is not touched, not even by the SIGSTOP with
-// which a traced process is born, and which would outlive the tracer. What does not lead
-// there is let go for good.
+// first resumes a new task. The tracer follows threads, and forks that lead to the victim. It
+// detaches from everything else, also from the SIGSTOP with which a traced process is born and
+// which would outlive the tracer.
 func (tr *tracer) first(pid int, t *task) {
 	options := unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACESYSGOOD
 	switch {
@@ -161,15 +158,15 @@ func (tr *tracer) first(pid int, t *task) {
 		options |= unix.PTRACE_O_TRACEFORK | unix.PTRACE_O_TRACEVFORK
 	case t.role != tr.victim:
 		delete(tr.tasks, pid)
-		_ = syscall.PtraceDetach(pid) // killed meanwhile: then it needs no letting go
+		_ = syscall.PtraceDetach(pid) // fails only if it was killed
 		return
 	}
 	t.ready = true
-	_ = syscall.PtraceSetOptions(pid, options) // killed meanwhile: the next wait tells
+	_ = syscall.PtraceSetOptions(pid, options) // if it was killed, the next wait reports that
 	tr.resume(pid, t, 0)
 }
 
-// stopped handles one stop of a known task.
+// stopped handles a stop of a known task.
 func (tr *tracer) stopped(pid int, t *task, ws syscall.WaitStatus, early map[int]bool) {
 	sig := ws.StopSignal()
 	switch {
@@ -197,8 +194,8 @@ func (tr *tracer) stopped(pid int, t *task, ws syscall.WaitStatus, early map[int
 	tr.resume(pid, t, int(sig))
 }
 
-// handlesQuit reports whether a stopped task sets an action for SIGQUIT and asks for the old one:
-// package quit does, and Go's runtime never does both at once.
+// handlesQuit reports whether a stopped task sets an action for SIGQUIT and asks for the old one.
+// Package quit does both at once, and Go's runtime never does.
 func handlesQuit(pid int) bool {
 	// struct ptrace_syscall_info at the entry of a call (PTRACE_GET_SYSCALL_INFO, Linux 5.3)
 	const getInfo, entry = 0x420e, 1
@@ -212,8 +209,8 @@ func handlesQuit(pid int) bool {
 	return errno == 0 && info.op == entry && info.number == unix.SYS_RT_SIGACTION && info.args[0] == uint64(unix.SIGQUIT) && info.args[1] != 0 && info.args[2] != 0
 }
 
-// born takes note of a new task: a thread of the same process, or the next process that
-// this one makes.
+// born records a new task: a thread of the same process, or the next process that this one
+// creates.
 func (tr *tracer) born(child int, parent *task, event int, early map[int]bool) {
 	t := &task{role: parent.role, process: parent.process, births: parent.births}
 	if event != unix.PTRACE_EVENT_CLONE {
@@ -230,8 +227,8 @@ func (tr *tracer) born(child int, parent *task, event int, early map[int]bool) {
 	}
 }
 
-// resume lets a task run, and to its next system call only if it is the
-// victim's. It may have been killed meanwhile, which the next wait tells.
+// resume lets a task run, to its next system call if it belongs to the victim. If it was killed,
+// the next wait reports that.
 func (tr *tracer) resume(pid int, t *task, sig int) {
 	if t.role == tr.victim && (tr.at == 0 || tr.stops < tr.at) {
 		_ = syscall.PtraceSyscall(pid, sig)

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Adopted is a process that is to become our child, because whoever has started
-// it ends before it does: a supervisor, or the keeper of an sbxrun that the test
-// kills. It is reaped here, as by a PID 1 that does; all others would be left.
+// Adopted is a process that becomes a child of the test process because its parent exits first: a
+// supervisor, or the keeper of an sbxrun that the test kills. The harness reaps it, as an ordinary
+// PID 1 would; it reaps no other orphan.
 type Adopted struct {
 	*Target
 	Status unix.WaitStatus // after Reaped
@@ -18,8 +18,8 @@ type Adopted struct {
 	reaped chan struct{}
 }
 
-// Adopt takes hold of a process that is, or may soon be, an orphan. It fails if
-// there is none: a zombie is one still.
+// Adopt takes over a process that is an orphan or will soon be one. It fails if there is no such
+// process; a zombie is one.
 func Adopt(pid int) (*Adopted, error) {
 	target, err := Open(pid)
 	if err != nil {
@@ -33,8 +33,8 @@ func Adopt(pid int) (*Adopted, error) {
 	return a, nil
 }
 
-// killAdopting kills a process and returns its children, adopted. It is stopped first: so no
-// child comes between the look and the end.
+// killAdopting kills a process and adopts its children. It stops the process first, so that it
+// cannot create another child in between.
 func killAdopting(victim *Target) (children []*Adopted, err error) {
 	if err := victim.Signal(unix.SIGSTOP); err != nil {
 		return nil, err
@@ -43,7 +43,7 @@ func killAdopting(victim *Target) (children []*Adopted, err error) {
 	for _, pid := range childrenNow(victim.PID) {
 		a, err := Adopt(pid)
 		if err != nil {
-			continue // its parent has reaped it before it was stopped
+			continue // reaped by its parent before that was stopped
 		}
 		children = append(children, a)
 	}
@@ -61,10 +61,10 @@ func awaitReaped(t T, whose string, all []*Adopted) {
 	}
 }
 
-// Reaped is closed when the process has ended and is no zombie any more.
+// Reaped is closed when the process has been reaped.
 func (a *Adopted) Reaped() <-chan struct{} { return a.reaped }
 
-// endsIn waits for that.
+// endsIn waits until the process has been reaped, and reports whether that was in time.
 func (a *Adopted) endsIn(bound time.Duration) bool {
 	select {
 	case <-a.reaped:
@@ -77,14 +77,13 @@ func (a *Adopted) endsIn(bound time.Duration) bool {
 func (a *Adopted) reap() {
 	defer close(a.reaped)
 	a.waitEnd()
-	// Its parent, which it may outlive by a moment, can be a zombie by now and it
-	// not yet our child.
+	// Its parent may still be a zombie, so it is not yet our child.
 	holdsBy(time.Now().Add(settle), func() bool {
 		ours.Lock()
 		defer ours.Unlock()
 		got, err := unix.Wait4(a.PID, &a.Status, unix.WNOHANG, nil)
 		if err == unix.ECHILD && parentOf(a.PID) != os.Getpid() {
-			// Not ours, for now or for good: somebody else has reaped it, or will.
+			// Not our child: another process has reaped it, or will.
 			if _, there := ReadProc(a.PID); there {
 				return false
 			}
@@ -96,7 +95,7 @@ func (a *Adopted) reap() {
 	})
 }
 
-// waitEnd blocks, without a thread of its own, until the process has ended.
+// waitEnd blocks until the process exits. It needs no thread while it waits.
 func (a *Adopted) waitEnd() {
 	fd, err := unix.FcntlInt(uintptr(a.fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

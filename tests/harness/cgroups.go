@@ -5,14 +5,13 @@ import (
 	"path/filepath"
 )
 
-// Cgroups are the directories of the cgroups that were made for a run, an exec or a
-// sandbox, by its id, wherever they are.
+// Cgroups returns the directories of the cgroups of a run, an exec or a sandbox, by its ID.
 func Cgroups(id string) (dirs []string) {
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() && d.Name() == "sbxrun-"+id {
 			dirs = append(dirs, path)
 		}
-		return nil // others come and go meanwhile
+		return nil // other cgroups come and go meanwhile
 	})
 	return dirs
 }

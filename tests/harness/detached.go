@@ -18,8 +18,8 @@ type Detached struct {
 	t          T
 }
 
-// Detach starts an exec --detach, and returns when sbxrun has. The handle that it prints, one
-// word, leads to its record, or --json tells.
+// Detach starts an exec --detach, and returns when sbxrun has exited. It finds the exec by the
+// handle that sbxrun prints, or with --json by the members.
 func (b *Sandbox) Detach(flags []string, command ...string) *Detached {
 	t := b.State.T
 	t.Helper()
@@ -62,8 +62,8 @@ func (b *Sandbox) Detach(flags []string, command ...string) *Detached {
 	return d
 }
 
-// Ended waits for the end of a detached exec, asserts that nothing of it is left,
-// and reads its report.
+// Ended waits until the detached exec ends, asserts that all its processes have exited, and reads
+// its report.
 func (d *Detached) Ended() *Report {
 	d.t.Helper()
 	d.gone()
@@ -80,7 +80,7 @@ func (d *Detached) Ended() *Report {
 	return r
 }
 
-// Kill kills the supervisor, whose keeper ends the command.
+// Kill kills the supervisor; its keeper ends the command.
 func (d *Detached) Kill() {
 	d.t.Helper()
 	killSupervisor(d.t, d.Handle, d.Supervisor)

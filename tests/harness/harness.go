@@ -1,17 +1,16 @@
-// Package harness runs the built sbxrun for the tests and asserts, after every
-// single run, that nothing of it is left.
+// Package harness runs the built sbxrun for the tests and asserts, after every run, that all its
+// processes have exited.
 //
-// How a run's processes are known, never by their names:
+// The harness knows a run's processes by
 //
-//   - a marker in the environment, unique to the run. sbxrun and its keeper have
-//     it from us; the payload and all it starts get it by --env;
-//   - the inode of the sandbox's PID namespace, looked up while the run lives;
-//   - the test process is a child subreaper (prctl(2)) that reaps nothing but
-//     what it has started itself. Whatever sbxrun abandons becomes its child and
-//     stays there, as a zombie at the least: so the tests are themselves the
-//     PID 1 that never reaps.
+//   - a marker in the environment, unique to the run. sbxrun and its keeper inherit it; the
+//     payload and its descendants get it by --env;
+//   - the inode of the sandbox's PID namespace, which it looks up while the run is alive;
+//   - their parent: the test process is a child subreaper (prctl(2)) and reaps only what it has
+//     started itself. A process that sbxrun abandons becomes its child and stays, at least as a
+//     zombie. So the test process acts as a PID 1 that never reaps.
 //
-// Every test package calls [Main] from its TestMain.
+// It never compares names. Every test package calls [Main] from its TestMain.
 package harness
 
 import (
@@ -34,8 +33,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// T is what the harness needs of a test; *testing.T has it, and so has the
-// adapter for scripts.
+// T is the part of *testing.T that the harness needs. Scripts have an adapter for it.
 type T interface {
 	Helper()
 	Logf(format string, args ...any)
@@ -44,29 +42,27 @@ type T interface {
 	Cleanup(func())
 }
 
-// slow is the variable that says how many times slower than usual the machine
-// is: an emulated one, say. All of the harness's bounds are multiplied by it.
+// slow names the variable that says how many times slower than usual the machine is, for example
+// because it is emulated. The harness multiplies its time limits by it.
 const slow = "SBXRUN_TESTS_SLOW"
 
 var (
-	// Bound is how long a run may take unless its Options say otherwise. It is
-	// far above what any run needs: who exceeds it hangs.
+	// Bound is the time limit of a run unless its Options have another. It is far above what any
+	// run needs.
 	Bound = Scaled(60 * time.Second)
 
-	// Slack is what is added to every upper bound of a measured time, because
-	// the machine may be busy with something else, such as the other tests.
+	// Slack is added to every upper bound of a measured time, because the machine may be busy.
 	Slack = Scaled(time.Second)
 
-	// settle is how long something may take that happens by itself, after an
-	// sbxrun that was killed and so could not wait for it.
+	// settle is how long what a killed sbxrun could not wait for may take to end.
 	settle = Scaled(10 * time.Second)
 
-	// reap is how long an orphan may be there: what ends by itself does so in
-	// milliseconds, and a zombie never.
+	// reap is how long an orphan may exist. Those that end by themselves take milliseconds, and
+	// zombies stay for ever.
 	reap = Scaled(2 * time.Second)
 )
 
-// Scaled is a bound as it is on this machine.
+// Scaled returns a time limit for this machine.
 func Scaled(d time.Duration) time.Duration {
 	value := os.Getenv(slow)
 	if value == "" {
@@ -80,36 +76,35 @@ func Scaled(d time.Duration) time.Duration {
 	return time.Duration(factor * float64(d))
 }
 
-// Deadline returns how long a command is given that has to get ready before its
-// deadline. On a slow machine that is longer too, though by a sixth of what bounds
-// are: it is waited for. [InTime] finds what is long enough.
+// Deadline returns a --timeout for a command that needs some time before its deadline. On a slow
+// machine it grows by a sixth as much as time limits do, because tests wait for it. [InTime] finds
+// a sufficient one.
 func Deadline(d time.Duration) time.Duration { return d + (Scaled(d)-d)/6 }
 
-// Proof are the flags of a run on this machine. Where bounds are wider, as on a busy machine, so
-// is that of the proof: what was killed needs the processor once more to end. Linux before 6.18.45
-// may leave it without for seconds (docs/guides/deploy.md, "A busy machine").
+// Proof returns flags that raise the proof timeout on a slow or busy machine: a killed process
+// needs the CPU once more to exit, and Linux before 6.18.45 may delay it for seconds
+// (docs/guides/deploy.md, "A busy machine").
 func Proof() []string {
-	const byDefault = 5 * time.Second // --proof-timeout's
+	const byDefault = 5 * time.Second // default of --proof-timeout
 	if d := Scaled(byDefault); d > byDefault {
 		return []string{"--proof-timeout", d.String()}
 	}
 	return nil
 }
 
-// Main runs a package's tests. Afterwards the test process must have no
-// children at all.
+// Main runs a package's tests. Afterwards the test process must have no children.
 func Main(m *testing.M) {
 	os.Exit(run(m))
 }
 
 func run(m *testing.M) (code int) {
-	// Tests wait for deadlines most of the time, so more of them may run at
-	// once than there are processors, unless the caller has said how many.
+	// Most tests wait for deadlines, so by default more of them run in parallel than there are
+	// processors.
 	flag.Parse()
 	asked := false
 	flag.Visit(func(f *flag.Flag) { asked = asked || f.Name == "test.parallel" })
 	if !asked {
-		_ = flag.Set("test.parallel", "6") // a number is always accepted
+		_ = flag.Set("test.parallel", "6") // cannot fail: a number is valid
 	}
 	if err := ownTerms(); err != nil {
 		fmt.Fprintln(os.Stderr, "tests: descriptors:", err)
@@ -132,22 +127,21 @@ func run(m *testing.M) (code int) {
 	return code
 }
 
-// ownTerms sees to it that what the tests start has what the tests give it, and not
-// what they were started with: no descriptor above 2 (flock(1) leaves its own open),
-// and no signal ignored (nohup(1) ignores SIGHUP, a shell ignores SIGINT and SIGQUIT in
-// the background, and execve(2) keeps that). Go sets every signal but these two to its default.
+// ownTerms undoes what the test process has inherited, so that sbxrun does not inherit it:
+// descriptors above 2 (flock(1) leaves its own open) and ignored signals (nohup(1) ignores SIGHUP;
+// a shell ignores SIGINT and SIGQUIT in the background). Go resets all signals but SIGHUP and
+// SIGINT itself.
 func ownTerms() error {
 	for _, s := range []os.Signal{unix.SIGHUP, unix.SIGINT} {
 		if signal.Ignored(s) {
-			// Nobody receives from the channel: the tests themselves go on ignoring it.
+			// Nobody receives from the channel, so the test process still ignores the signal.
 			signal.Notify(make(chan os.Signal, 1), s)
 		}
 	}
 	return unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 }
 
-// Soak returns how many repetitions a test makes that looks for what happens
-// rarely: SBXRUN_SOAK, or few.
+// Soak returns the number of repetitions of tests that look for rare events: SBXRUN_SOAK, or 10.
 func Soak(t T) int {
 	t.Helper()
 	text := os.Getenv("SBXRUN_SOAK")
@@ -161,11 +155,10 @@ func Soak(t T) int {
 	return n
 }
 
-// noSkip is set where a skipped test would hide a failure, as in CI.
+// noSkip names the variable that makes skipped tests fail, as in CI.
 const noSkip = "SBXRUN_TESTS_NO_SKIP"
 
-// Skip is the only way to skip a test. With SBXRUN_TESTS_NO_SKIP=1 it fails
-// the test instead.
+// Skip is the only way to skip a test. With SBXRUN_TESTS_NO_SKIP=1 it fails the test.
 func Skip(t testing.TB, why string) {
 	t.Helper()
 	if os.Getenv(noSkip) == "1" {
@@ -179,8 +172,8 @@ var (
 	built    = sync.OnceValues(build)
 )
 
-// Binary is the sbxrun under test: $SBXRUN_BIN, or one that is built once in a
-// test run, static and in a place that every user can read.
+// Binary returns the sbxrun under test: $SBXRUN_BIN, or one that is built once per test run,
+// static and readable by every user.
 func Binary(t T) string {
 	t.Helper()
 	binary, err := built()
@@ -219,8 +212,8 @@ func build() (string, error) {
 	return name, errors.Join(os.Chmod(name, 0o755), os.Chmod(name+"d", 0o755))
 }
 
-// repository is the directory that has the fixtures, at or above the current one: a test starts in its
-// package's directory, and some of these are modules of their own.
+// repository returns the directory that contains the fixtures, at or above the current one. Tests
+// start in their package's directory, and some packages are modules of their own.
 func repository() (string, error) {
 	dir, err := os.Getwd()
 	for ; err == nil; dir = filepath.Dir(dir) {
@@ -234,8 +227,7 @@ func repository() (string, error) {
 	return "", err
 }
 
-// FixturesDir is the repository's fixtures directory, which every run shows
-// as /fixtures.
+// FixturesDir returns the repository's fixtures, which every run shows as /fixtures.
 func FixturesDir(t T) string {
 	t.Helper()
 	root, err := repository()
@@ -245,9 +237,8 @@ func FixturesDir(t T) string {
 	return filepath.Join(root, "fixtures")
 }
 
-// Dir makes a directory that everybody can search and nobody else can write to,
-// and removes it after the test. Unlike testing.T.TempDir all that leads to it
-// can be searched too, as far as TMPDIR allows.
+// Dir creates a directory for the test that every user can enter and only the caller can write to.
+// Its parents can be entered too, unlike those of testing.T.TempDir, unless TMPDIR is closed.
 func Dir(t T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "sbxrun-test-")
@@ -261,8 +252,8 @@ func Dir(t T) string {
 	return dir
 }
 
-// SharedDir is a Dir that the payload can write to, whoever it runs as: started by root it
-// is nobody. To nobody it belongs then, so that it is bound as it is, not idmapped.
+// SharedDir creates a Dir that the payload can write to. Started by root, the payload runs as
+// nobody; the directory belongs to nobody then, so that sbxrun binds it without an ID map.
 func SharedDir(t T) string {
 	t.Helper()
 	dir := Dir(t)
@@ -274,11 +265,11 @@ func SharedDir(t T) string {
 	return dir
 }
 
-// removeAll also removes directories that a test has closed to itself.
+// removeAll also removes directories that a test has made inaccessible.
 func removeAll(dir string) error {
 	_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		if d != nil && d.IsDir() {
-			_ = os.Chmod(path, 0o700) // RemoveAll will tell
+			_ = os.Chmod(path, 0o700) // RemoveAll reports it
 		}
 		return nil
 	})
@@ -287,12 +278,12 @@ func removeAll(dir string) error {
 
 func newMarker() string {
 	var b [8]byte
-	rand.Read(b[:]) // never fails: crypto/rand
+	rand.Read(b[:]) // crypto/rand never fails
 	return hex.EncodeToString(b[:])
 }
 
-// Until polls a condition until it holds, and fails the test if it does not
-// within the bound. what completes "waited in vain for".
+// Until polls until a condition holds, and fails the test after a time limit. what completes
+// "waited in vain for".
 func Until(t T, bound time.Duration, what string, holds func() bool) {
 	t.Helper()
 	if !holdsBy(time.Now().Add(bound), holds) {
@@ -312,7 +303,7 @@ func holdsBy(deadline time.Time, holds func() bool) bool {
 	}
 }
 
-// Lines splits output into its lines, without the last line break.
+// Lines splits output into lines.
 func Lines(out []byte) []string {
 	s := strings.TrimSuffix(string(out), "\n")
 	if s == "" {
@@ -321,12 +312,11 @@ func Lines(out []byte) []string {
 	return strings.Split(s, "\n")
 }
 
-// EngineRoot starts a command as container engines start that of an image: as root, if
-// the tests are, but without the capabilities to look into other processes
-// (CAP_SYS_PTRACE), to mount (CAP_SYS_ADMIN) and others.
+// EngineRoot returns a command that runs another as container engines do: as root if the tests
+// are, but without capabilities such as CAP_SYS_PTRACE and CAP_SYS_ADMIN.
 func EngineRoot() []string {
 	if !Root() {
-		return nil // who has none at all
+		return nil // an ordinary user has no capabilities anyway
 	}
 	const usual = "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap,+net_bind_service,+net_raw,+sys_chroot,+mknod,+audit_write,+setfcap"
 	return []string{"setpriv", "--inh-caps", "-all", "--bounding-set", usual}

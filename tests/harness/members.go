@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// MemberNames lists the members of a struct as JSON has them, by their paths and depth
-// first, without those of the types that are described elsewhere.
+// MemberNames lists the paths of the JSON members of a struct, depth first, except those of types
+// that are described elsewhere.
 func MemberNames(t reflect.Type, elsewhere ...reflect.Type) []string {
 	return memberNames("", t, elsewhere)
 }

@@ -1,6 +1,6 @@
 package harness
 
-// Pyplot is a module with the interface of matplotlib.pyplot, as far as interpreters use it for figures.
+// Pyplot is a Python module with the part of matplotlib.pyplot that interpreters use for figures.
 const Pyplot = `import os
 open = {}
 class Figure:

@@ -17,8 +17,8 @@ type Limit struct {
 	Reason    string  `json:"reason"`
 }
 
-// Report is the JSON report as a reader outside of the project would declare
-// it, so that a renamed member is noticed. A nil pointer is an absent member.
+// Report is the JSON report as a user would declare it, so that tests notice renamed members. A
+// nil pointer is an absent member.
 type Report struct {
 	Version    int      `json:"version"`
 	ID         string   `json:"id"`
@@ -82,7 +82,7 @@ type Report struct {
 	raw []byte
 }
 
-// ReportHost is what was used of a host.
+// ReportHost is the use of one host.
 type ReportHost struct {
 	Host        string `json:"host"`
 	Connections int64  `json:"connections"`
@@ -92,13 +92,13 @@ type ReportHost struct {
 	Reason      string `json:"reason"`
 }
 
-// Payload is the command's own end.
+// Payload is how the command itself ended.
 type Payload struct {
 	ExitCode *int   `json:"exit_code"`
 	Signal   string `json:"signal"`
 }
 
-// ParseReport parses one report: one JSON object on one line.
+// ParseReport parses one report: a JSON object on one line.
 func ParseReport(data []byte) (*Report, error) {
 	r := &Report{raw: data}
 	if err := json.Unmarshal(data, r); err != nil {
@@ -112,8 +112,8 @@ func ParseReport(data []byte) (*Report, error) {
 
 func (r *Report) Raw() []byte { return r.raw }
 
-// Value looks a member up by a path such as payload.signal or argv.0, and
-// renders it as JSON, a string without its quotes. "absent" if there is none.
+// Value returns the member at a path such as payload.signal or argv.0 as JSON, a string without
+// quotes, or "absent".
 func (r *Report) Value(path string) string {
 	var at any
 	if err := json.Unmarshal(r.raw, &at); err != nil {
@@ -140,18 +140,18 @@ func (r *Report) Value(path string) string {
 	if s, ok := at.(string); ok {
 		return s
 	}
-	b, _ := json.Marshal(at) // it was JSON before
+	b, _ := json.Marshal(at) // it was decoded from JSON
 	return string(b)
 }
 
-// statusOf is what a list shows for each cause; exited depends on the code.
+// statusOf maps causes to the status that ps shows. That of exited depends on the code.
 var statusOf = map[string]string{
 	"signaled": "failed", "timeout": "killed", "killed": "killed",
 	"canceled": "killed", "start-failed": "error", "lost": "error", "idle-timeout": "killed",
 	"oom": "killed", "cpu-time": "killed", "output-limit": "killed", "fsize": "failed",
 }
 
-// check finds what no report may contain, whatever the run was.
+// check returns violations of the rules that hold for every report.
 func (r *Report) check() (wrong []string) {
 	expect := func(holds bool, format string, args ...any) {
 		if !holds {

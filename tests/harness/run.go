@@ -20,20 +20,20 @@ import (
 // MarkerName is the variable that holds a run's marker.
 const MarkerName = "SBXRUN_TEST_RUN"
 
-// Options are how sbxrun is started. The zero value is right for most tests.
+// Options say how sbxrun is started. The zero value suits most tests.
 type Options struct {
 	// Dir is sbxrun's current directory; "" is an empty one made for the run.
 	Dir string
-	// Env is added to a small environment: PATH without what only a developer
-	// has, HOME, LANG, TMPDIR. NAME= alone removes nothing, it sets empty.
+	// Env is added to a small environment: a PATH without a developer's directories, HOME, LANG
+	// and TMPDIR. NAME= sets an empty value.
 	Env []string
-	// Bare leaves the command line exactly as given: no --report, no marker in
-	// the sandbox, no /fixtures. The marker is still in sbxrun's environment.
+	// Bare leaves the command line as given: no --report, no marker in the sandbox, no /fixtures.
+	// sbxrun's own environment still has the marker.
 	Bare bool
-	// Wrap is a command that starts sbxrun; sbxrun and its arguments follow.
+	// Wrap is a command that executes sbxrun; sbxrun and its arguments follow.
 	Wrap []string
-	// Stdin is sbxrun's; nil is /dev/null. A file is handed over as it is,
-	// anything else is written into a pipe.
+	// Stdin is sbxrun's stdin; nil is /dev/null. A file is passed as it is, anything else is
+	// written to a pipe.
 	Stdin io.Reader
 	// Stdout and Stderr replace the pipes that are read into Result.
 	Stdout, Stderr *os.File
@@ -41,29 +41,29 @@ type Options struct {
 	ExtraFiles []*os.File
 	// Attr is for a session, a terminal or a process group of its own.
 	Attr *syscall.SysProcAttr
-	// T is the test that an exec belongs to; nil is the sandbox's own. A parallel
-	// subtest gives its own, because it must not end its parent (testing: FailNow).
+	// T is the test that an exec belongs to; nil is the sandbox's. A parallel subtest passes its
+	// own, because only a test's own goroutine may call FailNow.
 	T T
-	// Bound replaces the usual Bound; on a slow machine it is longer as well.
+	// Bound replaces the usual Bound. It is scaled too.
 	Bound time.Duration
 
-	inside *Sandbox // an exec: the sandbox that it is in
-	others bool     // it has to do with sandboxes that are not its own
-	// handover is called when what was started has ended, and its stdout, before
-	// anything is asserted: what lives on by intention is taken over there.
+	inside *Sandbox // sandbox of an exec
+	others bool     // the command deals with other sandboxes than its own
+	// handover is called with stdout when the command has exited, before any assertion. It takes
+	// over what is meant to live on.
 	handover func(stdout string)
 }
 
-// Result is a run that is over.
+// Result is a run that has ended.
 type Result struct {
 	ExitCode int            // -1 if it died of Signal
-	Signal   syscall.Signal // that ended sbxrun itself
+	Signal   syscall.Signal // signal that killed sbxrun itself
 	Stdout   []byte
 	Stderr   []byte
 	Report   *Report       // nil if there is none
-	Elapsed  time.Duration // from start to the exit of sbxrun
+	Elapsed  time.Duration // from sbxrun's start to its exit
 	Ended    time.Time     // when sbxrun exited
-	// EOF is when both outputs had ended, counted from sbxrun's exit.
+	// EOF is the time from sbxrun's exit to the end of both outputs.
 	EOF time.Duration
 }
 
@@ -76,21 +76,20 @@ type Process struct {
 	o       Options
 	cmd     *exec.Cmd
 	begin   time.Time
-	dir     string // of the run: report, TMPDIR
+	dir     string // directory with report and TMPDIR
 	outputs [2]*output
 
 	exited chan struct{} // closed after the fields below are set
 	exit   time.Time
 	err    error
 
-	watched chan struct{} // closed when the look-out for the namespace is over
-	ns      uint64        // after watched
-	// held keeps the namespace from being freed as long as it is looked for:
-	// the next one made would get the same inode.
+	watched chan struct{} // closed when the search for the namespace ends
+	ns      uint64        // valid after watched is closed
+	// held keeps the namespace alive, so that no other one gets its inode.
 	held    *os.File
 	killed  bool
-	keepers []*Adopted        // once it was killed
-	before  map[identity]bool // an exec: what ran in the sandbox's own PID namespace
+	keepers []*Adopted        // set once it was killed
+	before  map[identity]bool // for an exec: processes in the sandbox's own PID namespace
 }
 
 // Run runs sbxrun to its end; see [Process.Wait] for what it asserts.
@@ -99,7 +98,7 @@ func Run(t T, o Options, args ...string) *Result {
 	return Start(t, o, args...).Wait()
 }
 
-// Start starts sbxrun. The test must Wait.
+// Start starts sbxrun. The test must call Wait.
 func Start(t T, o Options, args ...string) *Process {
 	t.Helper()
 	p, err := TryStart(t, o, args...)
@@ -109,7 +108,7 @@ func Start(t T, o Options, args ...string) *Process {
 	return p
 }
 
-// TryStart is Start where the system call may fail.
+// TryStart is Start for tests where starting a process may fail.
 func TryStart(t T, o Options, args ...string) (*Process, error) {
 	t.Helper()
 	p := &Process{Marker: newMarker(), t: t, o: o, dir: Dir(t), exited: make(chan struct{}), watched: make(chan struct{})}
@@ -152,22 +151,21 @@ func TryStart(t T, o Options, args ...string) (*Process, error) {
 		close(p.exited)
 	}()
 	if o.others {
-		close(p.watched) // what runs below it may be in another's namespace
+		close(p.watched) // processes below it may be in namespaces of other sandboxes
 	} else {
 		go p.watch()
 	}
 	return p, nil
 }
 
-// Path is the PATH of a run: where a distribution puts its programs.
+// Path is the PATH of a run: the directories of the distribution.
 const Path = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
-// Bwrap is a variable for the environment of sbxrun. It names the bwrap that the tests use; empty
-// for the installed one.
+// Bwrap returns the environment variable that names the bwrap to test; empty for the installed
+// one.
 func Bwrap() string { return "SBXRUN_BWRAP=" + os.Getenv("SBXRUN_BWRAP") }
 
-// arguments puts the harness's own flags before the test's, behind the name of
-// the command if there is one.
+// arguments adds the harness's flags, after the name of the command if there is one.
 func (p *Process) arguments(args []string) []string {
 	if p.o.Bare {
 		return args
@@ -178,7 +176,7 @@ func (p *Process) arguments(args []string) []string {
 	own := append(Proof(),
 		"--report", p.reportPath(),
 		"--env", MarkerName+"="+p.Marker,
-		"--env", fixtureSeconds(), // should a test fail, the rest ends by itself
+		"--env", fixtureSeconds(), // ends what is left if the test fails
 		"--ro-bind", fixturesBind(p.t),
 	)
 	if len(args) > 0 && args[0] == "run" {
@@ -187,8 +185,7 @@ func (p *Process) arguments(args []string) []string {
 	return append(own, args...)
 }
 
-// fixtureSeconds is after how long what a fixture has started ends by itself; they
-// take no more than 999.
+// fixtureSeconds sets how long processes of fixtures live. Fixtures accept at most 999.
 func fixtureSeconds() string { return fmt.Sprintf("FIXTURE_SECONDS=%.0f", min(999, Bound.Seconds())) }
 
 func fixturesBind(t T) string {
@@ -198,8 +195,7 @@ func fixturesBind(t T) string {
 
 func (p *Process) reportPath() string { return filepath.Join(p.dir, "report.json") }
 
-// connect sets up the standard streams and returns the ends that only the child
-// needs.
+// connect sets up the standard streams, and returns the ends that only the child needs.
 func (p *Process) connect() (mine []*os.File, err error) {
 	stdin := p.o.Stdin
 	if _, ok := stdin.(*os.File); !ok && stdin != nil {
@@ -208,9 +204,9 @@ func (p *Process) connect() (mine []*os.File, err error) {
 			return mine, err
 		}
 		mine = append(mine, r)
-		// Not by package exec: its Wait would wait for this to end.
+		// Package exec would do this too, but then its Wait waits until stdin ends.
 		go func(src io.Reader) {
-			_, _ = io.Copy(w, src) // who does not read gets us EPIPE
+			_, _ = io.Copy(w, src) // EPIPE if the command does not read it
 			w.Close()
 		}(stdin)
 		stdin = r
@@ -238,7 +234,7 @@ func (p *Process) connect() (mine []*os.File, err error) {
 func (p *Process) watch() {
 	defer close(p.watched)
 	host := Namespace(os.Getpid())
-	outer := host // on its way in an exec is in the sandbox's for a moment
+	outer := host // an exec is in the sandbox's namespace for a moment while it enters
 	if p.o.inside != nil {
 		outer = p.o.inside.NS
 	}
@@ -252,10 +248,10 @@ func (p *Process) watch() {
 			}
 			held, err := os.Open(procFile(pid, "ns/pid"))
 			if err != nil {
-				continue // it has just ended
+				continue // it has just exited
 			}
-			// Looked at again, through what is held: pid may be another's by now, and so may
-			// sbxrun's own, once it has been reaped.
+			// Check again with the namespace held: the PIDs of this process and of sbxrun may have
+			// been reused.
 			var st unix.Stat_t
 			if unix.Fstat(int(held.Fd()), &st) == nil && st.Ino != host && st.Ino != outer && isBelow(pid, p.PID) && p.cmd.Process.Signal(syscall.Signal(0)) == nil {
 				p.ns, p.held = st.Ino, held
@@ -271,7 +267,7 @@ func (p *Process) watch() {
 	}
 }
 
-// Namespace waits until the sandbox's PID namespace is known.
+// Namespace waits until the sandbox's PID namespace is known, and returns its inode.
 func (p *Process) Namespace() uint64 {
 	p.t.Helper()
 	<-p.watched
@@ -281,7 +277,7 @@ func (p *Process) Namespace() uint64 {
 	return p.ns
 }
 
-// Signal sends a signal to the process that was started: sbxrun, or Wrap.
+// Signal signals the process that was started: sbxrun, or Wrap.
 func (p *Process) Signal(sig syscall.Signal) {
 	p.t.Helper()
 	if err := p.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
@@ -289,17 +285,17 @@ func (p *Process) Signal(sig syscall.Signal) {
 	}
 }
 
-// Kill kills sbxrun itself, from where on nobody waits for the sandbox: what is
-// left may take a moment to end, and its keepers are ours to reap.
+// Kill kills sbxrun itself. From then on nobody waits for the sandbox: its processes may take a
+// moment to exit, and the harness reaps its keepers.
 func (p *Process) Kill() {
 	p.killed = true
 	target, err := Open(p.PID)
 	if err != nil {
-		return // it has ended already: nothing to kill
+		return // it has exited
 	}
 	defer target.Close()
 	if p.cmd.Process.Signal(syscall.Signal(0)) != nil {
-		return // it has ended, and the pid may be another's
+		return // it has exited, and another process may have the PID
 	}
 	keepers, err := killAdopting(target)
 	if err != nil {
@@ -319,12 +315,12 @@ const (
 	RolePayload = 5 // child of init
 )
 
-// role returns the pid of one of the run's processes, 0 if it is not there. Of the
-// keeper's children init is the last that was forked, and the one that has a child.
+// role returns the PID of one of the run's processes, or 0. Init is the last child that the keeper
+// has forked, and the one that has a child.
 func (p *Process) role(role int) int {
 	first := func(pid int) int {
 		if c := Children(pid); pid > 0 && len(c) > 0 {
-			return c[0] // not the lowest: pids begin again at /proc/sys/kernel/pid_max
+			return c[0] // not the lowest: PIDs wrap around
 		}
 		return 0
 	}
@@ -349,8 +345,8 @@ func (p *Process) role(role int) int {
 	return first(init)
 }
 
-// Role waits for one of the run's processes and takes hold of it. It fails the
-// test if sbxrun ends first.
+// Role waits for one of the run's processes and opens a pidfd for it. It fails the test if sbxrun
+// exits first.
 func (p *Process) Role(role int) *Target {
 	p.t.Helper()
 	var target *Target
@@ -369,7 +365,7 @@ func (p *Process) Role(role int) *Target {
 			return false
 		}
 		if p.role(role) != pid {
-			held.Close() // it had ended, and this is another's
+			held.Close() // it has exited, and this is another process
 			return false
 		}
 		target = held
@@ -379,8 +375,7 @@ func (p *Process) Role(role int) *Target {
 	return target
 }
 
-// WaitOutput waits until stdout holds a text. It fails the test if stdout ends
-// first.
+// WaitOutput waits until stdout contains a text. It fails the test if stdout ends first.
 func (p *Process) WaitOutput(text string) {
 	p.t.Helper()
 	p.waitOutput(0, text)
@@ -401,10 +396,10 @@ func (p *Process) waitOutput(i int, text string) {
 	}
 }
 
-// InTime starts what has to print a text before its deadline, which is d if that is twice the time that it
-// needs: on a machine that is slow, or busy, the first of 2d, 4d… that is. It returns what then runs, and
-// its deadline. What the test does before the deadline has half of d too: where bounds are wide, a second
-// to five.
+// InTime starts a command that prints a text before its deadline. The first deadline is d, which
+// suffices if the command needs half of it; on a slow or busy machine InTime tries 2d, 4d and so
+// on. It returns the running process and its deadline. The test itself has half of the deadline
+// too; where time limits are scaled, d is raised to leave it one to five seconds.
 func InTime(t T, d time.Duration, text string, start func(timeout string) *Process) (*Process, time.Duration) {
 	t.Helper()
 	if Slack > time.Second {
@@ -434,8 +429,8 @@ func (p *Process) bound() time.Duration {
 	return Bound
 }
 
-// Command runs something else than sbxrun, which the tests need, to its end or
-// until the bound. It returns stdout and stderr in one.
+// Command runs another command than sbxrun to its end, at most for a time limit, and returns its
+// combined output.
 func Command(t T, cmd *exec.Cmd, bound time.Duration) (string, error) {
 	t.Helper()
 	r, w, err := os.Pipe()
@@ -450,7 +445,7 @@ func Command(t T, cmd *exec.Cmd, bound time.Duration) (string, error) {
 		return "", err
 	}
 	timer := time.AfterFunc(bound, func() {
-		_ = cmd.Process.Kill() // it has just ended: nothing to kill
+		_ = cmd.Process.Kill() // fails only if it has just exited
 	})
 	err = cmd.Wait()
 	done()
@@ -461,15 +456,14 @@ func Command(t T, cmd *exec.Cmd, bound time.Duration) (string, error) {
 	return out.String(), err
 }
 
-// Wait waits for sbxrun's end and asserts all that holds for every run:
+// Wait waits until sbxrun exits, and asserts what holds for every run:
 //
-//   - it ends within the bound; or else it is killed, and the test fails;
-//   - when it returns no process of the run is alive, not even for a moment;
-//     after Kill: soon;
-//   - stdout and stderr are at their end, nobody holds them;
-//   - nothing was abandoned to sbxrun's parent, not even a zombie;
-//   - no file was left but the report, and no cgroup;
-//   - the report says the same as the exit code, and is consistent.
+//   - sbxrun exits within the time limit, or else Wait kills it and fails the test;
+//   - no process of the run is alive at that moment (after Kill: soon);
+//   - stdout and stderr are at end-of-file;
+//   - nothing was left to sbxrun's parent, not even a zombie;
+//   - no file but the report is left, and no cgroup;
+//   - the report is consistent and has the same exit code.
 func (p *Process) Wait() *Result {
 	p.t.Helper()
 	select {
@@ -507,21 +501,21 @@ func (p *Process) Wait() *Result {
 	return r
 }
 
-// gone asserts that no process of the run is left, and ends those that are.
+// gone asserts that all processes of the run have exited, and kills those that have not.
 func (p *Process) gone() {
 	p.t.Helper()
 	<-p.watched
 	if p.held != nil {
 		defer p.held.Close()
 	}
-	deadline := p.exit // one look, and no second chance
+	deadline := p.exit // no second look
 	if p.killed {
 		deadline = time.Now().Add(settle)
 	}
 	goneBy(p.t, p.Marker, p.ns, deadline)
 }
 
-// drain waits for the end of one output.
+// drain waits until an output ends.
 func (p *Process) drain(i int, r *Result) []byte {
 	p.t.Helper()
 	out := p.outputs[i]
@@ -540,7 +534,7 @@ func (p *Process) drain(i int, r *Result) []byte {
 func (p *Process) checkFiles() {
 	p.t.Helper()
 	if p.killed {
-		return // nobody can remove files of a killed process
+		return // a killed sbxrun cannot remove its files
 	}
 	err := filepath.WalkDir(p.dir, func(path string, d os.DirEntry, err error) error {
 		switch path {
@@ -565,7 +559,7 @@ func (p *Process) readReport(r *Result) {
 		if r.ExitCode != 125 && r.Signal == 0 && len(p.o.Wrap) == 0 {
 			p.t.Errorf("exit code %d without a report; stderr: %.2000s", r.ExitCode, r.Stderr)
 		}
-		return // a usage error, which a test sees by the code
+		return // a usage error, which tests see by the exit code
 	}
 	if r.Report, err = ParseReport(data); err != nil {
 		p.t.Errorf("%v", err)
@@ -596,7 +590,7 @@ func (r *Result) Expect(t T, code int, cause string) {
 	}
 }
 
-// Within asserts a measured time: at least low, and at most high plus Slack.
+// Within asserts that a measured time is at least low, and at most high plus Slack.
 func Within(t T, what string, got, low, high time.Duration) {
 	t.Helper()
 	if got < low || got > high+Slack {
@@ -604,11 +598,11 @@ func Within(t T, what string, got, low, high time.Duration) {
 	}
 }
 
-// PeakRSS is the most memory sbxrun has had resident so far, in bytes; 0 if it
-// has ended. Not by getrusage(2): that includes what was before the exec.
+// PeakRSS returns sbxrun's peak of resident memory so far in bytes, 0 if it has exited.
+// getrusage(2) would include the time before the exec.
 func (p *Process) PeakRSS() int64 { return memory(p.PID, "VmHWM:") }
 
-// memory is a line of /proc/PID/status, in bytes.
+// memory returns a line of /proc/PID/status in bytes.
 func memory(pid int, name string) int64 {
 	f := status(pid, name)
 	if len(f) == 0 {
@@ -618,7 +612,8 @@ func memory(pid int, name string) int64 {
 	return kib << 10
 }
 
-// status are the words of a line of /proc/PID/status, behind its name; none if the process has ended.
+// status returns the words of a line of /proc/PID/status after its name; none if the process was
+// reaped.
 func status(pid int, name string) []string {
 	data, _ := os.ReadFile(procFile(pid, "status"))
 	_, rest, _ := strings.Cut(string(data), "\n"+name)
@@ -626,7 +621,7 @@ func status(pid int, name string) []string {
 	return strings.Fields(line)
 }
 
-// output collects a stream and lets others wait for a text in it.
+// output collects a stream, and lets others wait for a text in it.
 type output struct {
 	Log
 	ended chan struct{} // closed at end-of-file, after eof is set
@@ -637,7 +632,7 @@ func newOutput(r *os.File) *output {
 	o := &output{ended: make(chan struct{})}
 	go func() {
 		defer r.Close()
-		_, _ = io.Copy(&o.Log, r) // whatever ends it
+		_, _ = io.Copy(&o.Log, r) // any error ends it
 		o.eof = time.Now()
 		close(o.ended)
 	}()
@@ -648,7 +643,7 @@ func (o *output) waitFor(text string, deadline time.Time) (found bool) {
 	holdsBy(deadline, func() bool {
 		over := false
 		select {
-		case <-o.ended: // then all of it is there
+		case <-o.ended: // the stream is complete
 			over = true
 		default:
 		}
@@ -658,7 +653,7 @@ func (o *output) waitFor(text string, deadline time.Time) (found bool) {
 	return found
 }
 
-// HostFork makes and reaps one process on the host, and says how long it took.
+// HostFork creates and reaps a process on the host, and returns how long that took.
 func HostFork(t T) time.Duration {
 	t.Helper()
 	begin := time.Now()
@@ -676,5 +671,5 @@ func Must(t T, err error) {
 	}
 }
 
-// Root says whether the tests run as root; some rows expect more then.
+// Root reports whether the tests run as root; some expect more then.
 func Root() bool { return os.Geteuid() == 0 }

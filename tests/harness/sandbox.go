@@ -11,24 +11,24 @@ import (
 
 type Sandbox struct {
 	ID, Name   string
-	Marker     string // of its command, and not of its execs
-	NS         uint64 // its PID namespace
-	commandNS  uint64 // and that of its own command, 0 without one
+	Marker     string // of its command; its execs have others
+	NS         uint64 // PID namespace of its room
+	commandNS  uint64 // PID namespace of its command, 0 without one
 	Supervisor *Adopted
-	Init       *Target // nil if it had ended when the harness looked
+	Init       *Target // nil if it had exited when the harness looked
 	State      *State
-	// Busy is set by a test whose command starts and ends processes, so that an
-	// exec cannot be asserted to have left no other in the sandbox.
+	// Busy is set by a test whose command creates and ends processes all the time. Execs then
+	// don't compare the sandbox's processes before and after.
 	Busy bool
 	// Dying is set by a test that ends the sandbox while execs run.
 	Dying bool
 
-	held    *os.File // its PID namespace, see Process
-	ends    bool     // its supervisor was killed by the test
+	held    *os.File // keeps NS alive
+	ends    bool     // the test has killed its supervisor
 	orphans bool     // see AdoptAll
 }
 
-// Record is what inspect says, as somebody outside of the project would declare it.
+// Record is the output of inspect as a user would declare it.
 type Record struct {
 	ID         string            `json:"id"`
 	Name       string            `json:"name"`
@@ -62,7 +62,7 @@ type Identity struct {
 	Namespace uint64 `json:"pid_namespace"`
 }
 
-// know takes hold of what the record names.
+// know opens handles for the processes in the record.
 func (b *Sandbox) know() {
 	rec := b.Inspect()
 	if rec.Supervisor.PID != b.Supervisor.PID {
@@ -73,20 +73,20 @@ func (b *Sandbox) know() {
 	}
 	init, err := Open(rec.Init.PID)
 	if err != nil {
-		return // it has ended
+		return // it has exited
 	}
 	held, err := os.Open(procFile(rec.Init.PID, "ns/pid"))
 	var st unix.Stat_t
 	if err != nil || unix.Fstat(int(held.Fd()), &st) != nil || st.Ino != rec.Init.Namespace {
 		init.Close()
-		return // it has just ended, and this is another process by now
+		return // it has just exited, and this is another process
 	}
 	b.NS, b.held, b.Init = st.Ino, held, init
 	b.commandNS = commandNS(b.Supervisor.PID)
 }
 
-// commandNS is the PID namespace of a sandbox's own command, 0 without one: that of what
-// is below the init below its supervisor's keeper.
+// commandNS returns the PID namespace of a sandbox's own command, 0 without one: that of the child
+// of the init below the supervisor's keeper.
 func commandNS(supervisor int) uint64 {
 	for _, keeper := range Children(supervisor) {
 		for _, init := range Children(keeper) {
@@ -111,7 +111,7 @@ func (b *Sandbox) Inspect() Record {
 	return recs[0]
 }
 
-// Alive asserts that the sandbox lives.
+// Alive asserts that the sandbox is running.
 func (b *Sandbox) Alive() {
 	b.State.T.Helper()
 	if b.Supervisor.Ended() || b.Init == nil || b.Init.Ended() {
@@ -119,15 +119,15 @@ func (b *Sandbox) Alive() {
 	}
 }
 
-// Ended waits until the sandbox's supervisor has ended, and asserts that nothing
-// is left then.
+// Ended waits until the sandbox's supervisor exits, and asserts that all its processes have
+// exited.
 func (b *Sandbox) Ended() Record {
 	b.State.T.Helper()
 	b.AwaitEnd()
 	return b.Inspect()
 }
 
-// AwaitEnd is Ended of a sandbox whose record goes with it.
+// AwaitEnd is Ended for a sandbox whose record is removed at its end.
 func (b *Sandbox) AwaitEnd() {
 	b.State.T.Helper()
 	if !b.Supervisor.endsIn(Bound) {
@@ -136,14 +136,14 @@ func (b *Sandbox) AwaitEnd() {
 	b.gone()
 }
 
-// Exec runs a command in the sandbox to its end, and asserts as [Process.Wait]
-// does, and that the sandbox is as before. flags are exec's own.
+// Exec runs a command in the sandbox to its end. It asserts what [Process.Wait] does, and that the
+// sandbox is unchanged. flags are those of exec.
 func (b *Sandbox) Exec(o Options, flags []string, command ...string) *Result {
 	b.State.T.Helper()
 	return b.StartExec(o, flags, command...).Wait()
 }
 
-// StartExec starts a command in the sandbox. The test must Wait.
+// StartExec starts a command in the sandbox. The test must call Wait.
 func (b *Sandbox) StartExec(o Options, flags []string, command ...string) *Process {
 	b.State.T.Helper()
 	o.inside = b
@@ -154,8 +154,7 @@ func (b *Sandbox) StartExec(o Options, flags []string, command ...string) *Proce
 	return Start(o.T, b.State.options(o), append(args, command...)...)
 }
 
-// members are the processes in the sandbox's own PID namespace, those of execs
-// not among them.
+// members returns the processes of the sandbox itself, without its execs.
 func (b *Sandbox) members() map[identity]bool {
 	found := map[identity]bool{}
 	for _, p := range b.Members() {
@@ -164,8 +163,8 @@ func (b *Sandbox) members() map[identity]bool {
 	return found
 }
 
-// Members are the processes in the sandbox's room, which is its PID 1, and those of its own
-// command; its init only if we may look at it.
+// Members returns the processes of the sandbox's room and of its own command; the command's init
+// only if the caller may inspect it.
 func (b *Sandbox) Members() []Proc {
 	if b.NS == 0 {
 		return nil
@@ -177,8 +176,8 @@ func (b *Sandbox) Members() []Proc {
 	return found
 }
 
-// unchanged asserts that an exec has left the sandbox alive, and nothing in its
-// own PID namespace. What other execs have there, on their way in, goes by itself.
+// unchanged asserts that an exec has left the sandbox running, with the same processes. Other
+// execs that are just entering disappear by themselves.
 func (b *Sandbox) unchanged(before map[identity]bool) {
 	b.State.T.Helper()
 	if b.Dying {
@@ -197,14 +196,14 @@ func (b *Sandbox) unchanged(before map[identity]bool) {
 	}
 }
 
-// KillSupervisor kills the supervisor, from where on its keeper is ours to reap.
+// KillSupervisor kills the supervisor. The harness reaps its keeper.
 func (b *Sandbox) KillSupervisor() {
 	b.State.T.Helper()
 	b.ends = true
 	killSupervisor(b.State.T, b.ID, b.Supervisor)
 }
 
-// killSupervisor returns when the keeper has ended, too.
+// killSupervisor kills a supervisor, and returns when the keeper has exited too.
 func killSupervisor(t T, of string, supervisor *Adopted) {
 	t.Helper()
 	keepers, err := killAdopting(supervisor.Target)
@@ -218,8 +217,7 @@ func killSupervisor(t T, of string, supervisor *Adopted) {
 	}
 }
 
-// AdoptAll makes everything that belongs to the sandbox now ours to reap, should
-// it become our child: what a supervisor that gives up leaves behind.
+// AdoptAll adopts all processes of the sandbox, for a supervisor that gives up and leaves them.
 func (b *Sandbox) AdoptAll() {
 	b.State.T.Helper()
 	b.orphans = true
@@ -234,8 +232,8 @@ func (b *Sandbox) AdoptAll() {
 	}
 }
 
-// gone asserts that no process of the sandbox is left, and ends those that are: at once, unless what
-// is left of it is ours to reap, which happens beside the test.
+// gone asserts that all processes of the sandbox have exited, and kills those that have not.
+// Adopted ones are reaped concurrently, so they may take a moment.
 func (b *Sandbox) gone() {
 	b.State.T.Helper()
 	deadline := time.Now()
@@ -245,7 +243,8 @@ func (b *Sandbox) gone() {
 	goneBy(b.State.T, b.Marker, b.NS, deadline)
 }
 
-// goneBy asserts that of a run, or of a sandbox, no process is left, and ends those that are.
+// goneBy asserts that all processes of a run or a sandbox have exited, and kills those that have
+// not.
 func goneBy(t T, marker string, ns uint64, deadline time.Time) {
 	t.Helper()
 	var left []Proc
@@ -264,7 +263,7 @@ func (b *Sandbox) finish() {
 	t := b.State.T
 	if !b.Supervisor.endsIn(settle) {
 		t.Errorf("the supervisor of %s still runs %v after it was killed", b.ID, settle)
-		_ = b.Supervisor.Signal(unix.SIGKILL) // a failure already
+		_ = b.Supervisor.Signal(unix.SIGKILL) // the test has failed already
 		return
 	}
 	if ws := b.Supervisor.Status; !b.ends && (!ws.Exited() || ws.ExitStatus() != 0) {
@@ -278,8 +277,7 @@ func (b *Sandbox) finish() {
 	}
 }
 
-// Files is what these files of /proc/PID hold, of the supervisor and everything
-// below it that is still there.
+// Files returns the contents of files of /proc/PID, of the supervisor and its descendants.
 func (b *Sandbox) Files(names ...string) (all []string) {
 	for _, pid := range append(Descendants(b.Supervisor.PID), b.Supervisor.PID) {
 		for _, name := range names {
@@ -291,8 +289,7 @@ func (b *Sandbox) Files(names ...string) (all []string) {
 	return all
 }
 
-// Forget makes the harness not ask for the sandbox again: the test has damaged its
-// record.
+// Forget excludes the sandbox from the final checks, for a test that has damaged its record.
 func (b *Sandbox) Forget() {
 	b.finish()
 	b.State.mu.Lock()

@@ -2,9 +2,8 @@ package harness
 
 import "strings"
 
-// SystemCalls is a program in Python that makes some system calls and prints what they say, for
-// [Filtered]: keyctl, io_uring_setup, a user namespace, PTRACE_O_TRACEEXIT, sync and syncfs, a lease, init's
-// limits and its own of cores, and that others are there, as debuggers and sanitizers need.
+// SystemCalls is a Python program that makes system calls and prints the results for [Filtered]:
+// some that the filter refuses, and some that debuggers and sanitizers need.
 const SystemCalls = `import ctypes, errno, fcntl, os, platform, resource, signal
 numbers = {"x86_64": (250, 425, 101, 162, 306, 314, 160), "aarch64": (219, 425, 117, 81, 267, 274, 164)}[platform.machine()]
 libc = ctypes.CDLL(None, use_errno=True)
@@ -43,8 +42,8 @@ say("sched_setattr", libc.syscall(numbers[5], 1, (ctypes.c_uint32 * 12)(48), 0))
 say("its-own", libc.setpriority(os.PRIO_PROCESS, 0, 19))
 `
 
-// Filtered looks at what [SystemCalls] has printed where there is the filter. A user namespace is
-// refused by it, or has no room.
+// Filtered asserts that the output of [SystemCalls] is that of a filtered process. A user
+// namespace may also fail with ENOSPC.
 func Filtered(t T, what, out string) {
 	t.Helper()
 	const want = "keyctl EPERM io_uring_setup ENOSYS unshare EPERM seize-exit EPERM seize ok interrupt ok options-exit EPERM options ok ptrace ok sync EPERM syncfs ENOSYS fsync ok lease EPERM prlimit64 EPERM core 1 1 " +

@@ -10,41 +10,39 @@ import (
 	"sync"
 )
 
-// State is a state directory of a test's own. When the test is over all of its
-// sandboxes are killed, and it is asserted that
+// State is a state directory of one test. At the end of the test it kills all its sandboxes, and
+// asserts that
 //
-//   - nothing of them is left: by PID namespace, by marker, and every supervisor
-//     has ended with 0 and was reaped;
-//   - after sbxrun cleanup the directory holds its lock and no names, and that
-//     is all.
+//   - all their processes have exited, and every supervisor with 0;
+//   - after sbxrun cleanup the directory contains only its lock and no names.
 type State struct {
 	Dir  string
-	Work string // current directory of what is run, unless Options say otherwise
-	// Wrap is in front of every sbxrun, for another user's.
+	Work string // default current directory
+	// Wrap is put in front of every sbxrun, to run it as another user.
 	Wrap []string
 
 	T  T
-	mu sync.Mutex // for the tests that start many at once
-	// Everything that was started in the background.
+	mu sync.Mutex // for tests that start many sandboxes at once
+	// The sandboxes and execs that were started in the background.
 	sandboxes []*Sandbox
 	detached  []*Detached
 }
 
 func NewState(t T) *State {
 	t.Helper()
-	Binary(t) // made now, and not in the time that a test measures
+	Binary(t) // build it now, so that measured times don't include that
 	s := &State{Dir: filepath.Join(SharedDir(t), "state"), Work: Dir(t), T: t}
 	t.Cleanup(s.finish)
 	return s
 }
 
-// Run runs a command that only looks or waits, or kills: its arguments as given.
+// Run runs a command on sandboxes, with arguments as given.
 func (s *State) Run(args ...string) *Result {
 	s.T.Helper()
 	return s.Start(Options{}, args...).Wait()
 }
 
-// Start starts such a command. The test must Wait.
+// Start starts a command on sandboxes. The test must call Wait.
 func (s *State) Start(o Options, args ...string) *Process {
 	s.T.Helper()
 	o.Bare, o.others = true, true
@@ -63,8 +61,8 @@ func (s *State) options(o Options) Options {
 	return o
 }
 
-// Sandbox starts a sandbox, which must succeed: args are start's flags and the
-// command, none for an idle one.
+// Sandbox starts a sandbox, and fails the test if that fails. args are start's flags and the
+// command, none for an idle sandbox.
 func (s *State) Sandbox(o Options, args ...string) *Sandbox {
 	s.T.Helper()
 	b, r := s.TrySandbox(o, args...)
@@ -78,7 +76,7 @@ func (s *State) Sandbox(o Options, args ...string) *Sandbox {
 func (s *State) TrySandbox(o Options, args ...string) (b *Sandbox, r *Result) {
 	s.T.Helper()
 	marker := newMarker()
-	// Should the test itself be killed, its sandboxes must not stay for ever.
+	// The deadline ends the sandbox if the test process is killed.
 	own := []string{"start", "--json", "--timeout", "1h", "--env", MarkerName + "=" + marker, "--env", fixtureSeconds(), "--ro-bind", fixturesBind(s.T)}
 	own = append(own, Proof()...)
 	o = s.options(o)
@@ -90,7 +88,7 @@ func (s *State) TrySandbox(o Options, args ...string) (b *Sandbox, r *Result) {
 			SupervisorPID int    `json:"supervisor_pid"`
 		}
 		if json.Unmarshal([]byte(stdout), &said) != nil || said.ID == "" {
-			return // it was not started; why, is in a member error
+			return // not started; the member error says why
 		}
 		b = &Sandbox{ID: said.ID, Name: said.Name, Marker: marker, State: s}
 		var err error
@@ -110,7 +108,7 @@ func (s *State) TrySandbox(o Options, args ...string) (b *Sandbox, r *Result) {
 	return b, r
 }
 
-// finish ends all that the test has started here, and asserts that it has ended.
+// finish ends all sandboxes and execs of the test, and asserts that they have ended.
 func (s *State) finish() {
 	s.T.Helper()
 	if slices.ContainsFunc(s.sandboxes, func(b *Sandbox) bool { return !b.Supervisor.Ended() }) {
@@ -131,7 +129,7 @@ func (s *State) finish() {
 	s.empty()
 }
 
-// empty asserts that the state directory is as if it had never been used.
+// empty asserts that the state directory looks unused.
 func (s *State) empty() {
 	s.T.Helper()
 	var found []string
@@ -155,13 +153,11 @@ func (s *State) empty() {
 	}
 }
 
-// As is a command that runs another as an unprivileged user, for Wrap. Only root
-// can.
+// As returns a command for Wrap that runs another as an unprivileged user. It needs root.
 func As(uid int) []string {
 	id := fmt.Sprint(uid)
 	return []string{"setpriv", "--reuid", id, "--regid", id, "--clear-groups"}
 }
 
-// Shared is the same directory for somebody else, who is not expected to get into
-// it.
+// Shared returns the same directory for another user, who should not get access.
 func Shared(s *State) *State { return &State{Dir: s.Dir, Work: s.Work, T: s.T} }

@@ -7,8 +7,8 @@ import (
 	"github.com/creack/pty"
 )
 
-// Said returns what a command, which start starts with the options that it is given or with their
-// Stderr, has written to a terminal that is its stderr.
+// Said runs a command with a terminal as stderr, and returns what it has written there. start
+// starts it with the given options.
 func Said(t T, start func(Options) *Process) (r *Result, text string) {
 	t.Helper()
 	ptmx, tty, err := pty.Open()
@@ -16,7 +16,7 @@ func Said(t T, start func(Options) *Process) (r *Result, text string) {
 	defer ptmx.Close()
 	read := make(chan string)
 	go func() {
-		text, _ := io.ReadAll(ptmx) // EIO: nobody has the terminal any more
+		text, _ := io.ReadAll(ptmx) // EIO: all have closed the terminal
 		read <- string(text)
 	}()
 	r = start(Options{Bare: true, Stderr: tty}).Wait()
@@ -24,7 +24,8 @@ func Said(t T, start func(Options) *Process) (r *Result, text string) {
 	return r, strings.ReplaceAll(<-read, "\r\n", "\n")
 }
 
-// Ours are the lines of a text that are sbxrun's own, behind the colours that others have left.
+// Ours returns the lines that sbxrun itself has written, without colours that others have left
+// before them.
 func Ours(text string) (lines []string) {
 	for line := range strings.Lines(text) {
 		if _, line, ok := strings.Cut(strings.TrimSpace(line), "sbxrun: "); ok {
