@@ -227,7 +227,7 @@ func TestSnapshotRefused(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"snapshot"}, "expected one of"},
+		{[]string{"snapshot"}, "snapshot: got no command, want create, ls, rm, export or import"},
 		{[]string{"snapshot", "box"}, "sbxrun snapshot create box"},
 		{[]string{"snapshot", "create", "none"}, "none"},
 		{[]string{"snapshot", "create", "box", "box"}, "unexpected argument box"},
@@ -235,7 +235,7 @@ func TestSnapshotRefused(t *testing.T) {
 		{[]string{"snapshot", "create", "box", "--name", "taken"}, "already"},
 		{[]string{"snapshot", "create", "box", "--name", "a/b"}, "cannot be the name of a snapshot"},
 		{[]string{"snapshot", "create", "box", "--max-size", "100"}, "more than"},
-		{[]string{"snapshot", "rm"}, `expected "<snapshot> ..."`},
+		{[]string{"snapshot", "rm"}, "no snapshot given"},
 		{[]string{"snapshot", "rm", "none"}, `no snapshot "none"`},
 		{[]string{"snapshot", "export", "none", "-"}, `no snapshot "none"`},
 		{[]string{"snapshot", "export", "taken", bad}, "already exists, and is not overwritten"},

@@ -13,11 +13,29 @@ import (
 	"github.com/sbxrun/sbxrun/internal/output"
 )
 
-// help.txt contains the usage, an example and a sentence for each command, and a placeholder and a text for each flag. The section
-// "# *" applies to every command without a line for the flag.
+// help.txt contains the usage, an example and a sentence for each command, a placeholder and a text for each flag,
+// and for some flags of other programs, marked with ?, what to write instead. The section "# *" applies to every
+// command without a line for the flag.
 //
 //go:embed help.txt
-var texts string
+var helpText string
+
+// text is a line of help.txt.
+type text struct{ placeholder, help string }
+
+// texts returns the lines of help.txt by command and word, such as "run --timeout".
+func texts() map[string]text {
+	all := map[string]text{}
+	for _, section := range strings.Split(helpText, "\n# ")[1:] {
+		name, lines, _ := strings.Cut(section, "\n")
+		for line := range strings.Lines(lines) {
+			word, help, _ := strings.Cut(strings.TrimSpace(line), " ")
+			flag, placeholder, _ := strings.Cut(word, "=")
+			all[name+" "+flag] = text{placeholder, help}
+		}
+	}
+	return all
+}
 
 // groups are the topics of the flags, in the order of the structs.
 var groups = []kong.Group{
@@ -38,33 +56,15 @@ func Model() *kong.Kong {
 	if err != nil {
 		panic(fmt.Sprintf("cli: %v", err)) // TestModel
 	}
-	text := map[string]string{}
-	for _, section := range strings.Split(texts, "\n# ")[1:] {
-		name, lines, _ := strings.Cut(section, "\n")
-		for line := range strings.Lines(lines) {
-			word, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
-			flag, placeholder, _ := strings.Cut(word, "=")
-			text[name+" "+flag] = strings.TrimSpace(placeholder + "\t" + strings.TrimSpace(rest))
-			if placeholder == "" {
-				text[name+" "+flag] = "\t" + strings.TrimSpace(rest)
-			}
-		}
-	}
+	lines := texts()
 	for _, n := range append(nodes(k.Model.Node), k.Model.Node) {
 		path := cmp.Or(n.Path(), "sbxrun")
-		of := func(what string) string { _, t, _ := strings.Cut(text[path+" "+what], "\t"); return t }
-		n.Help = of("help:")
-		n.Tag.Vars = kong.Vars{"usage": of("usage:"), "example": of("example:")}
+		n.Help = lines[path+" help:"].help
+		n.Tag.Vars = kong.Vars{"usage": lines[path+" usage:"].help, "example": lines[path+" example:"].help}
 		for _, f := range n.Flags {
-			line, ok := text[path+" --"+f.Name]
-			if !ok {
-				line = text["* --"+f.Name]
-			}
-			f.PlaceHolder, f.Help, _ = strings.Cut(line, "\t")
+			line := cmp.Or(lines[path+" --"+f.Name], lines["* --"+f.Name])
+			f.PlaceHolder, f.Help = cmp.Or(line.placeholder, strings.Join(Choices(f.Tag), "|")), line.help
 			f.Tag.Sep = -1 // no list in one word
-			if choices := Choices(f.Tag); choices != nil && f.PlaceHolder == "" {
-				f.PlaceHolder = strings.Join(choices, "|")
-			}
 		}
 	}
 	return k

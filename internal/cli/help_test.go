@@ -44,7 +44,7 @@ func TestModel(t *testing.T) {
 		}
 	}
 	section := ""
-	for line := range strings.Lines(texts) {
+	for line := range strings.Lines(helpText) {
 		if name, ok := strings.CutPrefix(line, "# "); ok {
 			section = strings.TrimSpace(name)
 		}

@@ -49,7 +49,7 @@ func Parse(flags any, args []string) error {
 		if errors.Is(err, ErrHelp) || asks(k.Model.Node, args, "--help", "-h") {
 			return ErrHelp
 		}
-		return UsageError(flags, explain(name, args, err))
+		return UsageError(flags, explain(k.Model.Node, name, args, err))
 	}
 	for _, p := range k.Model.Positional {
 		// kong keeps the -- before a command line.
@@ -168,7 +168,7 @@ func word(ctx *kong.DecodeContext, target reflect.Value) error {
 	if choices := Choices(ctx.Value.Tag); choices != nil && !slices.ContainsFunc(choices, func(c string) bool {
 		return text == c || strings.HasSuffix(c, "=") && strings.HasPrefix(text, c)
 	}) {
-		return fmt.Errorf("%q: want %s", text, strings.ReplaceAll(or(choices), "=", "=..."))
+		return fmt.Errorf("%q: want %s", text, strings.ReplaceAll(or(choices), "=", "=HOST,..."))
 	}
 	switch v := target.Addr().Interface().(type) {
 	case encoding.TextUnmarshaler:
@@ -302,10 +302,28 @@ func field(flags any, name string) reflect.Value {
 	return reflect.ValueOf(flags).Elem().FieldByName(name)
 }
 
-// explain returns kong's error, with a suggestion for an unknown flag.
-func explain(command string, args []string, err error) error {
-	flag, unknown := strings.CutPrefix(err.Error(), "unknown flag ")
-	if !unknown {
+// explain rewords kong's error. For an unknown flag it says what to write instead, which other commands have the flag,
+// or which flag is similar.
+func explain(n *kong.Node, command string, args []string, err error) error {
+	message := strings.ReplaceAll(err.Error(), `"`, "")
+	flag, unknown := strings.CutPrefix(message, "unknown flag ")
+	missing, incomplete := strings.CutPrefix(message, "expected ")
+	argument, unexpected := strings.CutPrefix(message, "unexpected argument ")
+	switch {
+	case len(n.Children) > 0 && (incomplete || unexpected):
+		var names []string
+		for _, c := range n.Children {
+			names = append(names, c.Name)
+		}
+		given := "no command"
+		if unexpected {
+			argument, _, _ = strings.Cut(argument, ", did you mean ")
+			given = fmt.Sprintf("%q", argument)
+		}
+		return fmt.Errorf("%s: got %s, want %s", command, given, or(names))
+	case incomplete:
+		return fmt.Errorf("no %s given", strings.Trim(missing, "<> ."))
+	case !unknown:
 		return errors.New(err.Error())
 	}
 	flag, _, similar := strings.Cut(flag, ", did you mean ")
@@ -318,11 +336,8 @@ func explain(command string, args []string, err error) error {
 			}
 		}
 	}
-	if hint := mistake(command, flag); hint != "" {
+	if hint := instead(command, flag); hint != "" {
 		return fmt.Errorf("unknown flag %s: %s", flag, hint)
-	}
-	if similar {
-		return errors.New(strings.ReplaceAll(err.Error(), `"`, ""))
 	}
 	var others []string
 	for _, c := range Commands() {
@@ -336,67 +351,24 @@ func explain(command string, args []string, err error) error {
 			others = append(others, c.Path())
 		}
 	}
-	if others != nil {
+	switch {
+	case others != nil:
 		return fmt.Errorf("unknown flag %s, which is a flag of %s", flag, strings.Join(others, ", "))
+	case similar:
+		return errors.New(message)
 	}
 	return fmt.Errorf("unknown flag %s", flag)
 }
 
-// mistake returns what to write instead of a flag of timeout(1), docker, kill(1) or the like.
-func mistake(command, flag string) string {
-	if command == "kill" {
-		var s values.Signal
-		if s.UnmarshalText([]byte(flag[1:])) == nil {
-			name := strings.TrimPrefix(unix.SignalName(syscall.Signal(s)), "SIG")
-			if name == "" { // real-time signals have none
-				name = flag[1:]
-			}
-			return "to send a signal write -s " + name + "; --grace 0 kills at once"
-		}
+// instead returns what to write instead of a flag of timeout(1), docker, kill(1) or the like, or "".
+func instead(command, flag string) string {
+	var s values.Signal
+	if command == "kill" && s.UnmarshalText([]byte(flag[1:])) == nil {
+		name := strings.TrimPrefix(unix.SignalName(syscall.Signal(s)), "SIG")
+		return "to send a signal write -s " + cmp.Or(name, flag[1:]) + "; --grace 0 kills at once" // real-time signals have no name
 	}
-	switch command + " " + flag {
-	case "run -i", "run -it", "run --interactive", "exec -i", "exec -it", "exec --interactive":
-		return "stdin is the command's already; -t gives it a terminal"
-	case "start -d", "start --detach":
-		return "leave it out: start always returns"
-	case "start -t":
-		return "write --timeout, --tag or --tmpfs"
-	case "run --rm":
-		return "leave it out: run leaves nothing behind"
-	case "start --get", "exec --get":
-		return "to copy files out of a running sandbox write sbxrun cp SANDBOX:SRC DST"
-	case "start --diff", "exec --diff":
-		return "for the changes in a running sandbox write sbxrun diff SANDBOX"
-	case "start --apply", "exec --apply", "start --apply-delete", "exec --apply-delete", "start --apply-all", "exec --apply-all":
-		return "to take over the changes of a running sandbox write sbxrun apply SANDBOX"
-	case "logs -n", "logs --lines":
-		return "write --tail"
-	case "cp -a", "cp --archive":
-		return "write --recursive"
-	}
-	switch flag {
-	case "-V":
-		return "write --version"
-	case "-e":
-		return "write --env or --env-file"
-	case "-C", "--chdir":
-		return "write --workdir"
-	case "--mount", "-v":
-		return "write --bind or --ro-bind"
-	case "--network":
-		return "write --net"
-	case "--rw":
-		return "write --write"
-	case "--lifetime", "--ttl", "--time_limit", "--time-limit":
-		return "write --timeout"
-	case "--ulimit":
-		return "write --nofile, --fsize or --stack"
-	case "--pids-limit":
-		return "write --pids"
-	case "--kill":
-		return "write --kill-after"
-	}
-	return ""
+	lines := texts()
+	return cmp.Or(lines[command+" ?"+flag], lines["* ?"+flag]).help
 }
 
 // or lists words: a, b or c.

@@ -175,7 +175,7 @@ func TestParseErrors(t *testing.T) {
 		{"run --report= x", "--report: the value is empty"},
 		{"run --workdir= --report r x", "--workdir: the value is empty"},
 		{"run --json=maybe x", `--json: bool value must be true, 1, yes, false, 0 or no but got "maybe"`},
-		{"run --net bogus x", `--net: "bogus": want none, host or allow=...`},
+		{"run --net bogus x", `--net: "bogus": want none, host or allow=HOST,...`},
 		{"run --on-pressure= x", `--on-pressure: "": want refuse, wait or ignore`},
 		{"start --name= x", "--name: the name is empty"},
 		{"start --ready-tcp 1 --ready-log x y", "--ready-tcp and --ready-log can't be used together"},
@@ -230,7 +230,7 @@ func TestParseErrors(t *testing.T) {
 		{"ps x y", "unexpected argument y"},
 		{"stats x", "unexpected argument x"},
 		{"doctor --json x", "unexpected argument x"},
-		{"wait", `expected "<sandbox>"`},
+		{"wait", "no sandbox given"},
 		{"logs a b", "unexpected argument b"},
 		{"kill a b", ""},
 		{"wait --help a b", ErrHelp.Error()},
@@ -263,8 +263,8 @@ func TestExecWords(t *testing.T) {
 		{"web", "web", "", ""},
 		{"web --", "web", "", ""},
 		{"web -x y", "", "", "unknown flag -x"},
-		{"", "", "", `expected "<sandbox>"`},
-		{"--", "", "", `expected "<sandbox>"`},
+		{"", "", "", "no sandbox given"},
+		{"--", "", "", "no sandbox given"},
 	} {
 		var x Exec
 		err := cmp.Or(Parse(&x, strings.Fields(tt.line)), errors.New(""))
