@@ -11,7 +11,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// apply holds back files that programs on the host execute, unless they are named, and diff marks them.
+// apply holds back files that programs on the host execute unless they are named, and diff marks
+// them.
 func TestApplyHeldBack(t *testing.T) {
 	t.Parallel()
 	dir, s := original(t), harness.NewState(t)
@@ -78,7 +79,7 @@ A up2 -> sub/../../y (leads outside)
 			t.Errorf("%s was applied", name)
 		}
 	}
-	// Naming a directory with other files does not release those that are held back in it.
+	// Naming a directory releases its other files, but not those that are held back.
 	text(t, s, 1, "apply", "agent", "sub")
 	stdout, _ := text(t, s, 1, "apply", "agent", "sub", "--json")
 	if want := `{"changes":0,"left":0,"held_back":["sub/package.json"],"error":{"code":"held-back",`; !strings.HasPrefix(stdout, want) {
@@ -95,7 +96,8 @@ A up2 -> sub/../../y (leads outside)
 	}
 }
 
-// run --apply holds back the same files, which changes an exit code of 0, and --apply-all does not.
+// run --apply holds back the same files and then turns exit code 0 into another; --apply-all does
+// not.
 func TestRunApplyHeldBack(t *testing.T) {
 	t.Parallel()
 	dir := original(t)
@@ -114,7 +116,7 @@ func TestRunApplyHeldBack(t *testing.T) {
 	holds(t, dir+"/sub/deep", "deep\n")
 }
 
-// git(1) on the host writes to where links in its directory lead: apply holds all of them back.
+// apply holds back all links in git's directory, because git on the host writes to their targets.
 func TestApplyHeldBackGitLinks(t *testing.T) {
 	t.Parallel()
 	dir := original(t)
@@ -135,7 +137,7 @@ func TestApplyHeldBackGitLinks(t *testing.T) {
 	holds(t, dir+"/.git/index", "data\n")
 }
 
-// apply holds files back if the overlay's directory is a repository or a trusted directory.
+// apply holds files back if the overlay's directory itself is a repository or a trusted directory.
 func TestApplyHeldBackTop(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ dir, script, held string }{

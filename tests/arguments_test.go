@@ -13,8 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Arguments of every size either arrive as they were, or there is a clear
-// error; the limits are the kernel's (execve(2)).
+// Arguments up to the kernel's limits (execve(2)) arrive unchanged.
 func TestArgumentsLong(t *testing.T) {
 	t.Parallel()
 	count := func(args ...string) *harness.Result {
@@ -28,7 +27,7 @@ func TestArgumentsLong(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	// 130,000 bytes, in one and in many; the longest there can be.
+	// 130,000 bytes in one argument and in many, and the longest possible argument.
 	expect(count(strings.Repeat("x", 130000)), "1 130000\n")
 	many := make([]string, 8000)
 	for i := range many {
@@ -38,7 +37,7 @@ func TestArgumentsLong(t *testing.T) {
 	const longest = 128<<10 - 1
 	expect(count(strings.Repeat("x", longest)), "1 131071\n")
 
-	// One byte more, and the kernel refuses to start sbxrun itself.
+	// With one byte more the kernel refuses to start sbxrun itself.
 	p, err := harness.TryStart(t, harness.Options{}, "echo", strings.Repeat("x", longest+1))
 	if err == nil {
 		p.Wait()
@@ -48,12 +47,12 @@ func TestArgumentsLong(t *testing.T) {
 	}
 }
 
-// As much as can be given to sbxrun can be given to the command: what
-// sbxrun itself has to tell bwrap does not count.
+// The command can get as many arguments as sbxrun can; those of bwrap don't count.
 func TestArgumentsInAll(t *testing.T) {
-	// Not in parallel: it takes all of a processor.
-	// Strings and pointers share a quarter of the stack limit, at most 6 MiB
-	// (execve(2)). Coming from above, these are the first that the kernel takes.
+	// Not in parallel: it keeps a CPU busy.
+	//
+	// Strings and pointers share a quarter of the stack limit, at most 6 MiB (execve(2)). Find the
+	// largest list that the kernel accepts.
 	var stack unix.Rlimit
 	harness.Must(t, unix.Getrlimit(unix.RLIMIT_STACK, &stack))
 	size := int(min(stack.Cur/4, 6<<20))
@@ -72,7 +71,7 @@ func TestArgumentsInAll(t *testing.T) {
 	}
 }
 
-// Bubblewrap takes 9,000 arguments in all, but does not see the command's.
+// bubblewrap accepts 9,000 arguments, but does not see those of the command.
 func TestArgumentsMany(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, append([]string{"sh", "-c", "echo $#", "sh"}, make([]string, 20000)...)...)
@@ -82,8 +81,7 @@ func TestArgumentsMany(t *testing.T) {
 	}
 }
 
-// The environment of the command is bounded by the same limit; that shows
-// only at its exec.
+// The same limit applies to the command's environment, where it shows only at its exec.
 func TestEnvironmentLong(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(harness.Dir(t), "env")
@@ -103,7 +101,7 @@ func TestEnvironmentLong(t *testing.T) {
 	}
 }
 
-// Values with line breaks, empty ones, and odd text.
+// Values with line breaks, empty values and odd text arrive unchanged.
 func TestEnvironmentValues(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{Env: []string{"PASSED=three\nlines\n"}},
@@ -115,7 +113,7 @@ func TestEnvironmentValues(t *testing.T) {
 	}
 }
 
-// An argument that is no UTF-8 arrives, and the report is valid JSON.
+// An argument that is not UTF-8 arrives, and the report is valid JSON.
 func TestArgumentBytes(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "printf", "%s", "\xff\x01\n")

@@ -10,13 +10,12 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// olderBwrap is a bwrap that says it is bubblewrap 0.4.1, and like that
-// refuses the options that came later: --perms, --size, --disable-userns. The tests with
-// really old ones are setup.sh bwraps.
+// olderBwrap returns a bwrap that claims to be bubblewrap 0.4.1 and rejects later options:
+// --perms, --size, --disable-userns. setup.sh bwraps tests real old versions.
 func olderBwrap(t *testing.T) string {
 	t.Helper()
 	dir := harness.Dir(t)
-	harness.Must(t, os.Chmod(dir, 0o755)) // of root's another identity executes it
+	harness.Must(t, os.Chmod(dir, 0o755)) // root's sandboxes execute it as another user
 	name := filepath.Join(dir, "bwrap")
 	harness.Must(t, os.WriteFile(name, []byte(`#!/bin/sh
 args=$(mktemp)
@@ -36,8 +35,8 @@ exec /usr/bin/bwrap "$@"
 	return name
 }
 
-// The room of an older bubblewrap is no weaker: what that has no options for sbxrun does
-// itself. Here without the filter for system calls, so that it is not that which refuses.
+// A room made by an older bubblewrap is as strong: sbxrun does what it has no options for. The
+// test turns the system-call filter off, which would hide a difference.
 func TestOlderBwrap(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -46,7 +45,7 @@ func TestOlderBwrap(t *testing.T) {
 	if r.ExitCode != 125 || len(r.Stdout) != 0 || !strings.Contains(string(r.Stderr), "a command without sbxrun takes bubblewrap 0.8") {
 		t.Errorf("--print-command: exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
 	}
-	// As root it finds fault with a bwrap below /tmp.
+	// doctor objects to a bwrap below /tmp as root.
 	r = harness.Run(t, harness.Options{Env: env.Env, Bare: true, Dir: "/usr"}, "doctor")
 	if !strings.Contains(string(r.Stdout), "/bwrap, version 0.4.1, too old for --print-command") {
 		t.Errorf("doctor: exit code %d, stdout %s, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
@@ -67,7 +66,7 @@ exit 7`
 65536
 `
 	flags := []string{"--seccomp", "off", "--tmp-size", "1M", "--tmpfs", "/mnt:64K"}
-	for _, user := range [][]string{nil, {"--user", "0:0"}} { // bwrap makes one user namespace less
+	for _, user := range [][]string{nil, {"--user", "0:0"}} { // bwrap creates one user namespace less
 		flags := append(flags, user...)
 		r = harness.Run(t, env, append(flags, "sh", "-c", script)...)
 		r.Expect(t, 7, "exited")
@@ -84,7 +83,7 @@ exit 7`
 		r.Expect(t, 124, "timeout")
 		harness.Within(t, "the deadline", r.Elapsed, time.Second, 2*time.Second)
 		b.Alive()
-		// To signal all of it somebody has to enter, too.
+		// kill enters the sandbox too, to signal its processes.
 		if k := s.Run("kill", "--grace", "1", b.ID); k.ExitCode != 0 {
 			t.Errorf("kill: %d, %s", k.ExitCode, k.Stderr)
 		}

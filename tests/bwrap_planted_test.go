@@ -9,8 +9,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A command with a writable bind plants programs in a directory of PATH, and the next sbxrun executes
-// none of them on the host.
+// When a command has planted programs in a directory of PATH, the next sbxrun executes none of
+// them on the host.
 func TestPlantedProgramsInPath(t *testing.T) {
 	t.Parallel()
 	project := harness.Dir(t)
@@ -36,7 +36,7 @@ func TestPlantedProgramsInPath(t *testing.T) {
 	}
 }
 
-// A bwrap that the user names is refused where a sandbox could replace it.
+// sbxrun refuses a named bwrap that a sandbox could replace.
 func TestNamedBwrapExposed(t *testing.T) {
 	t.Parallel()
 	dir, marker := harness.Dir(t), filepath.Join(harness.SharedDir(t), "executed")

@@ -11,19 +11,18 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Threads of sbxrun that come and go, on one processor and with the
-// collector always at work, do not end a long run: no parent-death signal hangs
-// on one of them (prctl(2), PR_SET_PDEATHSIG).
+// A long run survives the end of sbxrun's threads, with one CPU and constant garbage collection. A
+// parent-death signal would depend on a thread (prctl(2), PR_SET_PDEATHSIG).
 func TestThreadChurn(t *testing.T) {
-	// Not in parallel: it takes all of a processor.
+	// Not in parallel: it keeps a CPU busy.
 	for _, env := range [][]string{
 		{"GOMAXPROCS=1", "GOGC=1"},
 		{"GOMAXPROCS=8", "GOGC=1", "GODEBUG=asyncpreemptoff=1"},
 	} {
 		t.Run(env[0], func(t *testing.T) {
 			t.Parallel()
-			// Captured output keeps sbxrun allocating, and signals it does
-			// not act on keep its threads moving.
+			// Captured output makes sbxrun allocate, and signals that it ignores keep its threads
+			// busy.
 			p := harness.Start(t, harness.Options{Env: env}, "--json", "--timeout", "120",
 				"sh", "-c", "i=0; while [ $i -lt 20 ]; do head -c 500000 /dev/zero; sleep 0.1; i=$((i+1)); done; exit 7")
 			for running := true; running; {
@@ -44,8 +43,8 @@ func TestThreadChurn(t *testing.T) {
 	}
 }
 
-// Time in which sbxrun did not run counts, as it does after a suspend: the
-// deadline is an instant, not a number of ticks, and fires as soon as it can.
+// The deadline is a point in time: it counts while sbxrun is stopped, as after a suspend, and
+// fires as soon as sbxrun continues.
 func TestClockStopped(t *testing.T) {
 	t.Parallel()
 	p, timeout := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
@@ -54,16 +53,15 @@ func TestClockStopped(t *testing.T) {
 	p.Signal(syscall.SIGSTOP)
 	begin := time.Now()
 	harness.Until(t, harness.Bound, "the deadline to pass", func() bool { return time.Since(begin) > timeout+500*time.Millisecond })
-	continued := time.Now() // before: afterwards it may have ended already
+	continued := time.Now() // taken first, because sbxrun may exit at once
 	p.Signal(syscall.SIGCONT)
 	r := p.Wait()
 	r.Expect(t, 124, "timeout")
 	harness.Within(t, "the end after SIGCONT", r.Ended.Sub(continued), 0, 200*time.Millisecond)
 }
 
-// No timer of sbxrun or its keeper is on a clock that can be set. Setting
-// the real one would disturb the whole machine, so the timers are looked at
-// instead (proc_pid_fdinfo(5), proc_pid_timers(5)).
+// No timer of sbxrun or its keeper uses a clock that can be set. The test inspects the timers
+// (proc_pid_fdinfo(5), proc_pid_timers(5)), because setting the clock would disturb the machine.
 func TestClockMonotonic(t *testing.T) {
 	t.Parallel()
 	p, _ := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
@@ -71,7 +69,7 @@ func TestClockMonotonic(t *testing.T) {
 	})
 	pids := []int{p.PID}
 	if harness.Root() {
-		pids = append(pids, p.Role(harness.RoleKeeper).PID) // not dumpable, so root's to look at
+		pids = append(pids, p.Role(harness.RoleKeeper).PID) // not dumpable, so only root can inspect it
 	}
 	for _, pid := range pids {
 		infos, err := os.ReadDir(fmt.Sprintf("/proc/%d/fdinfo", pid))

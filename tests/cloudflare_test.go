@@ -8,9 +8,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Cloudflare's kill tests, by their names.
+// Cloudflare's kill tests, with their names.
 
-// chain is a shell below a shell below a shell..., n of them, and a sleep.
+// chain is n nested shells with a sleep in the innermost.
 const chain = `
 f() { if [ "$1" -gt 1 ]; then bash -c "$(declare -f f); f $(($1 - 1)) & wait"; else echo "deep"; sleep 300; fi; }
 f `
@@ -19,8 +19,8 @@ func TestCloudflareThreeDeep(t *testing.T) { t.Parallel(); deep(t, 3) }
 
 func TestCloudflareDeepTree(t *testing.T) { t.Parallel(); deep(t, 12) }
 
-// deep ends chains of processes by exec's deadline, by a signal to sbxrun, and with
-// the sandbox.
+// deep ends chains of processes by an exec's deadline, by a signal to sbxrun, and with the
+// sandbox.
 func deep(t *testing.T, depth int) {
 	t.Helper()
 	script := chain + string(rune('0'+depth/10)) + string(rune('0'+depth%10))
@@ -37,15 +37,15 @@ func deep(t *testing.T, depth int) {
 	p.WaitOutput("deep\n")
 	p.Signal(15)
 	p.Wait().Expect(t, 128+15, "canceled")
-	// And as the sandbox's own command.
+	// The same as the sandbox's own command.
 	b = s.Sandbox(harness.Options{}, "bash", "-c", script)
 	s.Run("wait", "--log", "deep", b.ID)
 	kill(t, s, 0, "--grace", "0", b.ID)
 	b.Ended()
 }
 
-// TestCloudflareKillAll: everything in a sandbox, its command and its execs, ends at
-// once, and other sandboxes are not affected.
+// kill --all ends commands and execs of all sandboxes at once, and other sandboxes are not
+// affected.
 func TestCloudflareKillAll(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -61,7 +61,7 @@ func TestCloudflareKillAll(t *testing.T) {
 	if r.ExitCode != 0 || !strings.Contains(string(r.Stdout), "1 killed\n") {
 		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
-	harness.Within(t, "kill --all", r.Elapsed, 0, 300*time.Millisecond) // all end of SIGTERM
+	harness.Within(t, "kill --all", r.Elapsed, 0, 300*time.Millisecond) // SIGTERM ends all of them
 	for _, p := range ps {
 		p.Wait().Expect(t, 137, "killed")
 	}
@@ -69,8 +69,7 @@ func TestCloudflareKillAll(t *testing.T) {
 	other.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
 }
 
-// TestCloudflareTermTrap: who traps SIGTERM has its grace period of 5 s, and no
-// longer.
+// A command that traps SIGTERM gets its grace period of 5 s, and no more.
 func TestCloudflareTermTrap(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
@@ -84,8 +83,7 @@ func TestCloudflareTermTrap(t *testing.T) {
 	}
 }
 
-// TestCloudflareDestroy: a sandbox that is destroyed takes all with it, whatever
-// that does about signals, and its name is free.
+// Killing a sandbox ends all its processes whatever they do about signals, and frees its name.
 func TestCloudflareDestroy(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

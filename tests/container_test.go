@@ -13,11 +13,12 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Root that may not signal another user's processes could end nothing, and so runs nothing.
+// Root without CAP_KILL refuses to run anything, because it could not signal another user's
+// processes.
 func TestRootWithoutKill(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
-		return // whose processes are the caller's own
+		return // an ordinary user's processes are its own
 	}
 	r := harness.Start(t, harness.Options{Wrap: []string{"setpriv", "--bounding-set=-kill"}}, "sh", "-c", "echo it runs").Wait()
 	if r.Expect(t, 125, "start-failed"); !strings.Contains(string(r.Stderr), "CAP_KILL") {
@@ -25,16 +26,16 @@ func TestRootWithoutKill(t *testing.T) {
 	}
 }
 
-// Everything works as an engine's root as well: what is another's is looked at all
-// the same, and who looks stays one that others can look at.
+// Everything works as an engine's root, which lacks capabilities to inspect other users'
+// processes.
 func TestEngineRoot(t *testing.T) {
 	t.Parallel()
 	second := harness.Deadline(time.Second).String()
 	harness.Run(t, harness.Options{Wrap: harness.EngineRoot()}, "sh", "-c", "setsid sleep 60 & exit 7").Expect(t, 7, "exited")
 	harness.Run(t, harness.Options{Wrap: harness.EngineRoot()}, "--timeout", second, "--grace", "0.1", "/fixtures/tree-setsid").Expect(t, 124, "timeout")
 
-	// Limits are the payload's to set, so no capability is needed to set those of another
-	// user's process, and nothing makes sbxrun one that cannot be looked at (finding B2).
+	// The payload sets its own limits, so sbxrun needs no capability for another user's process,
+	// and stays inspectable itself.
 	limits := []string{"--nofile", "64", "--fsize", "1M", "--stack", "1M"}
 	r := harness.Run(t, harness.Options{Wrap: harness.EngineRoot()}, append(limits, "sh", "-c", "echo $(ulimit -n) $(ulimit -f) $(ulimit -s)")...)
 	r.Expect(t, 0, "exited")
@@ -53,7 +54,7 @@ func TestEngineRoot(t *testing.T) {
 	b.Exec(harness.Options{}, []string{"--timeout", second, "--grace", "0.1"}, "/fixtures/tree-setsid").Expect(t, 124, "timeout")
 	p := b.StartExec(harness.Options{}, nil, "sh", "-c", "sleep 60 & echo up; wait")
 	p.WaitOutput("up\n")
-	// The room's PID 1; the exec's init, the shell and sleep.
+	// PID 1 of the room; the exec's init, shell and sleep.
 	if got := statsOf(t, s, harness.Options{}); len(got.Sandboxes) != 1 || got.Sandboxes[0].Tasks != 4 {
 		t.Errorf("%+v", got)
 	}
@@ -67,8 +68,8 @@ func TestEngineRoot(t *testing.T) {
 	}
 }
 
-// Engines mount cgroups read-only: then no limit can be enforced, and the remedy is
-// the engine's, whoever owns the directories.
+// Engines mount cgroups read-only. Limits cannot be enforced then, and the hint names the engine's
+// setting, whoever owns the directories.
 func TestReadOnlyCgroups(t *testing.T) {
 	t.Parallel()
 	wrap := []string{"unshare", "--mount"}
@@ -87,7 +88,7 @@ func TestReadOnlyCgroups(t *testing.T) {
 	}
 }
 
-// Where nobody may make a network namespace, a run says so.
+// Where nobody may create a network namespace, run and doctor say so.
 func TestNoNetworkNamespaces(t *testing.T) {
 	t.Parallel()
 	const none = `echo 0 >/proc/sys/user/max_net_namespaces && exec setpriv --ambient-caps=-all --inh-caps=-all "$@"`
@@ -107,7 +108,7 @@ func TestNoNetworkNamespaces(t *testing.T) {
 	}
 }
 
-// What doctor says of root's own paths is what a run meets: an engine's root may not bind them.
+// doctor's check of root's own paths agrees with a run: an engine's root may not bind them.
 func TestDoctorRootsPaths(t *testing.T) {
 	t.Parallel()
 	if !harness.Root() {
@@ -139,11 +140,11 @@ func TestDoctorRootsPaths(t *testing.T) {
 	}
 }
 
-// In a container that lacks something doctor ends with how to start it, and a run says so in
-// its line.
+// In a container that lacks something, doctor prints how to start it, and a run's error says so
+// too.
 func TestDoctorInContainer(t *testing.T) {
-	// Not in parallel: a run looks for the cause for so long only, which in an emulated machine others
-	// would need up. They may come from beside it, so it gets some tries.
+	// Not in parallel: a run looks for the cause for a limited time, which other tests would use
+	// up on an emulated machine. Other packages may too, so there are several tries.
 	const script = `mount -t tmpfs tmpfs /run && : >/run/.containerenv && mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys &&
 		exec unshare --user --map-user=1000 --map-group=1000 "$@"`
 	container := harness.Options{Bare: true, Wrap: []string{"unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"}}

@@ -15,7 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// copier runs cp for a sandbox called box in a directory of the test's own.
+// copier runs cp for a sandbox called box in a directory of the test.
 type copier struct {
 	*testing.T
 	s   *harness.State
@@ -49,7 +49,7 @@ func (c *copier) has(name, text string) {
 	}
 }
 
-// Where copies end up, in both directions, and what belongs to whom.
+// Copies end up in the right place with the right owner, in both directions.
 func TestCp(t *testing.T) {
 	t.Parallel()
 	c, b := newCopier(t)
@@ -98,9 +98,8 @@ func TestCp(t *testing.T) {
 	c.has("unpacked", "2")
 }
 
-// hostileTree is what a command may leave, limited: links out, a FIFO, a socket, names of one
-// file, names with newlines and bytes that are no UTF-8, a directory that its owner closed, one
-// that is deep.
+// hostileTree creates what a hostile command may leave: links out, a FIFO, a socket, hard links,
+// names with newlines and non-UTF-8 bytes, a closed directory, and a deep one.
 const hostileTree = `cd /tmp && mkdir t && cd t &&
 ln -s /etc abs && ln -s ../../../../../../etc/passwd rel && ln -s self self && ln -s /proc/self/root root &&
 mkfifo fifo && echo x > one && ln one two && mkdir closed && chmod 0 closed &&
@@ -112,7 +111,7 @@ os.mkdir("deep"); os.chdir("deep")
 for i in range(400): os.mkdir("d"); os.chdir("d")
 '`
 
-// What a command leaves to be copied reaches nothing outside, and the rest is copied.
+// Copying what a hostile command has left reaches nothing outside, and copies the rest.
 func TestCpHostile(t *testing.T) {
 	t.Parallel()
 	c, b := newCopier(t)
@@ -138,7 +137,7 @@ func TestCpHostile(t *testing.T) {
 	if err := unix.Stat(c.dir+"/out/one", &st); err != nil || st.Nlink != 1 || int(st.Uid) != os.Geteuid() {
 		t.Errorf("%+v %v", st, err)
 	}
-	// Again, over links that lead out: they are replaced, or refused, and not followed.
+	// Again, over links that lead out: they are replaced or refused, not followed.
 	harness.Must(t, os.Remove(c.dir+"/out/one"))
 	harness.Must(t, os.Symlink(c.dir+"/victim", c.dir+"/out/one"))
 	c.cp(0, "", "box:/tmp/t/one", "out")
@@ -150,7 +149,7 @@ func TestCpHostile(t *testing.T) {
 	if _, err := os.Lstat(c.dir + "/d"); err == nil {
 		t.Error("a link on the host was followed")
 	}
-	// Into the sandbox, along its links.
+	// Into the sandbox, through its links.
 	c.cp(125, "read-only file system", "victim", "box:/tmp/t/abs/new")
 	c.cp(125, "", "victim", "box:/tmp/t/self/new")
 	c.cp(125, "", "victim", "box:/tmp/t/fifo/new")
@@ -163,9 +162,9 @@ func TestCpHostile(t *testing.T) {
 	c.cp(125, "", "box:/dev/tty", "never")
 }
 
-// What makes a reader wait, or never comes to an end, does not: a file with a lease that its holder
-// keeps (fcntl(2), F_SETLEASE: an open(2) waits for /proc/sys/fs/lease-break-time, 45 s; without
-// the filter it can be had), a FIFO, and a file that grows for as long as it is read.
+// cp does not wait for a file with a lease (fcntl(2), F_SETLEASE: open(2) blocks for 45 s; without
+// the filter a command can have one), for a FIFO, or for the end of a file that grows all the
+// time.
 func TestCpStalled(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -193,7 +192,7 @@ signal.pause()`)
 	}
 }
 
-// On a terminal cp says how far it is, when it takes a while, and then takes that away again.
+// On a terminal cp shows its progress when it takes a while, and removes that line at the end.
 func TestCpProgress(t *testing.T) {
 	t.Parallel()
 	c, _ := newCopier(t)

@@ -9,8 +9,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// The current directory is shown at its own path, whatever it is called,
-// and read-only.
+// The current directory is visible at its own path, whatever its name, and read-only.
 func TestCurrentDirectoryNames(t *testing.T) {
 	t.Parallel()
 	for name, dir := range map[string]string{
@@ -34,7 +33,7 @@ func TestCurrentDirectoryNames(t *testing.T) {
 			if got, want := string(r.Stdout), dir+"\ncontent"; got != want {
 				t.Errorf("%q, want %q", got, want)
 			}
-			// And when it is bound by name.
+			// The same when it is bound by name.
 			escaped := strings.NewReplacer(`\`, `\\`, ":", `\:`).Replace(dir)
 			r = harness.Run(t, harness.Options{Dir: "/usr"}, "--ro-bind="+escaped+":/mnt/it", "cat", "/mnt/it/file")
 			r.Expect(t, 0, "exited")
@@ -45,7 +44,7 @@ func TestCurrentDirectoryNames(t *testing.T) {
 	}
 }
 
-// A directory that is gone.
+// A removed current directory is an error.
 func TestCurrentDirectoryDeleted(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(harness.Dir(t), "gone")
@@ -61,9 +60,8 @@ func TestCurrentDirectoryDeleted(t *testing.T) {
 	r.Expect(t, 0, "exited")
 }
 
-// A directory that only its owner can enter. For root it is somebody
-// else's: the sandbox, which runs as a third, is shown it all the same, as far
-// as the permissions inside go. For everybody else it is their own.
+// A directory that only its owner can enter is visible. For root it belongs to another user, and
+// the sandbox, which runs as a third one, sees it as far as the permissions inside allow.
 func TestCurrentDirectoryPrivate(t *testing.T) {
 	t.Parallel()
 	parent := filepath.Join(harness.Dir(t), "private")
@@ -80,16 +78,15 @@ func TestCurrentDirectoryPrivate(t *testing.T) {
 	if got := string(r.Stdout); got != dir+"\ncontent" {
 		t.Errorf("%q", got)
 	}
-	// Also bound, as a directory and as a file, beside others that anybody
-	// can reach.
+	// Also bound, as a directory and as a file, beside paths that anybody can reach.
 	r = harness.Run(t, harness.Options{Dir: "/usr"}, "--ro-bind", dir+":/mnt/d", "--ro-bind", dir+"/file:/mnt/f", "cat", "/mnt/d/file", "/mnt/f", "/fixtures/README.md")
 	r.Expect(t, 0, "exited")
 	if !strings.HasPrefix(string(r.Stdout), "contentcontent# Fixtures") {
 		t.Errorf("%.100q", r.Stdout)
 	}
 
-	// What root's sbxrun mounts for that shows nowhere else, also where mounts are shared between
-	// namespaces, as systemd has them.
+	// Root's mounts for that appear nowhere else, also where mounts are shared between namespaces
+	// as under systemd.
 	if harness.Root() {
 		const shared = `mount --make-rshared / && before=$(wc -l </proc/self/mountinfo) && "$@"; code=$?
 			[ "$(wc -l </proc/self/mountinfo)" = "$before" ] || cat /proc/self/mountinfo; exit $code`
@@ -100,8 +97,7 @@ func TestCurrentDirectoryPrivate(t *testing.T) {
 		}
 	}
 
-	// The directory itself is closed: the command starts in it, or there is
-	// an error that names it; nothing is opened up.
+	// When the directory itself is closed, the command starts in it or an error names it.
 	harness.Must(t, os.Chmod(dir, 0o700))
 	r = harness.Run(t, harness.Options{Dir: dir}, "sh", "-c", "cat file && echo shown")
 	shown := strings.Contains(string(r.Stdout), "shown")
@@ -110,8 +106,7 @@ func TestCurrentDirectoryPrivate(t *testing.T) {
 	}
 }
 
-// A directory that has become unreachable for the caller itself after it
-// was entered.
+// A directory that the caller itself can no longer reach is an error.
 func TestCurrentDirectoryClosed(t *testing.T) {
 	t.Parallel()
 	parent := filepath.Join(harness.Dir(t), "closed")
@@ -128,13 +123,13 @@ func TestCurrentDirectoryClosed(t *testing.T) {
 	}
 }
 
-// Root's -w where the file system cannot be idmapped (mount_setattr(2)): ramfs and overlay on
-// every kernel, tmpfs before Linux 6.3. It is refused before anything starts, with a remedy
-// that works: the directory is given to the sandbox, or the sandbox runs as its owner.
+// Root's -w in a file system without ID maps (mount_setattr(2)) is refused before anything starts:
+// ramfs and overlay on every kernel, tmpfs before Linux 6.3. The hint works: give the directory to
+// the sandbox, or run as its owner.
 func TestIdmapRefused(t *testing.T) {
 	t.Parallel()
 	if !harness.Root() {
-		return // an ordinary user's sandbox is the owner already: nothing is mapped
+		return // an ordinary user owns the sandbox already, and nothing is mapped
 	}
 	for _, fs := range []struct{ name, mount, named string }{
 		{"ramfs", `mount -t ramfs none "$PWD"`, "cannot be idmapped;"},
@@ -144,7 +139,7 @@ func TestIdmapRefused(t *testing.T) {
 		t.Run(fs.name, func(t *testing.T) {
 			t.Parallel()
 			dir := harness.Dir(t)
-			// In a mount namespace, with which the mount ends. The directory is the owner's.
+			// In a mount namespace, which ends with the command. The directory belongs to owner.
 			write := func(owner string, args ...string) *harness.Result {
 				t.Helper()
 				script := fs.mount + ` && cd "$PWD" && mkdir it && cd it || exit 99; chown ` + owner + ` . && "$@"; code=$?; stat -c %u:%g made 2>/dev/null; exit $code`

@@ -13,11 +13,10 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Of all descriptors the caller has open, and of sbxrun's own, the command
-// sees 0, 1 and 2.
+// The command has only descriptors 0, 1 and 2, whatever the caller and sbxrun have open.
 func TestDescriptors(t *testing.T) {
 	t.Parallel()
-	// 3 to 9: files, the two ends of a pipe, a directory.
+	// 3 to 9: files, both ends of a pipe, a directory.
 	var extra []*os.File
 	open := func(f *os.File, err error) {
 		harness.Must(t, err)
@@ -38,8 +37,8 @@ func TestDescriptors(t *testing.T) {
 	}
 }
 
-// Nor does the keeper or bwrap hold the caller's descriptors: a pipe whose
-// ends all others have closed is at its end although a run goes on.
+// Neither keeper nor bwrap holds the caller's descriptors: a pipe that all others have closed ends
+// while the run goes on.
 func TestDescriptorsNotHeld(t *testing.T) {
 	t.Parallel()
 	read, write, err := os.Pipe()
@@ -48,14 +47,14 @@ func TestDescriptorsNotHeld(t *testing.T) {
 	p := harness.Start(t, harness.Options{ExtraFiles: []*os.File{write}}, "sh", "-c", "echo up; read x")
 	write.Close()
 	p.WaitOutput("up\n")
-	p.Wait().Expect(t, 1, "exited") // read from /dev/null fails
+	p.Wait().Expect(t, 1, "exited") // reading from /dev/null fails
 	if n, err := read.Read(make([]byte, 1)); n != 0 || err == nil {
 		t.Errorf("%d, %v", n, err)
 	}
 }
 
-// With too few descriptors there is an error in one line with the remedy, at any limit: not the
-// Go runtime's own end, with a trace and exit code 2.
+// With too few descriptors, at any limit, sbxrun prints one line with a hint and does not crash
+// with a Go trace.
 func TestFewDescriptors(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -72,14 +71,14 @@ func TestFewDescriptors(t *testing.T) {
 	}
 }
 
-// What the kernel counts for a user, whichever sandbox the user's processes are in, is not used up
-// by one command: an ordinary user's others still run. Of descriptors on their way
-// some are kept back; of watches they cannot be, and an error names the remedy.
+// One command cannot use up what the kernel counts per user: an ordinary user's other sandboxes
+// still run. sbxrun keeps back some descriptors in flight; it cannot do so for watches, and an
+// error has a hint.
 func TestUserExhausted(t *testing.T) {
 	const most = 60000 // watches
 	for _, kind := range []string{"descriptors", "watches"} {
 		s := harness.NewState(t)
-		// Low, not to use up what the tests of other packages need at the same time.
+		// Low, to leave enough for tests of other packages.
 		few := harness.Options{Wrap: []string{"sh", "-c", `ulimit -n 6000 && exec "$@"`, "sh"}}
 		idle := s.Sandbox(few)
 		hostile := harness.Start(t, few, "--timeout", "60", "/fixtures/user-exhaust", kind, fmt.Sprint(most))
@@ -92,7 +91,7 @@ func TestUserExhausted(t *testing.T) {
 				t.Errorf("%s, %q: exit code %d, stderr %.300q", kind, args, r.ExitCode, r.Stderr)
 			}
 		}
-		// What had begun before it ends as ever.
+		// What started before ends as usual.
 		hostile.Signal(unix.SIGTERM)
 		hostile.Wait().Expect(t, 143, "canceled")
 	}
@@ -106,8 +105,7 @@ func maxWatches(t *testing.T) int {
 	return n
 }
 
-// What is written on the way is within the caller's limit of file sizes, or that is what the error says,
-// and not that the machine cannot have sandboxes.
+// What sbxrun writes fits the caller's limit of file sizes, or the error names that limit.
 func TestFewBytes(t *testing.T) {
 	t.Parallel()
 	for _, blocks := range []int{0, 1, 8, 64} { // of 512 bytes

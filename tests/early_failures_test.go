@@ -10,7 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Ids that bubblewrap cannot handle are named as the cause.
+// The error names IDs that bubblewrap cannot handle as the cause.
 func TestLargeIDs(t *testing.T) {
 	t.Parallel()
 	for _, id := range []string{"2147483648", "1000:4294967294"} {
@@ -39,7 +39,7 @@ func TestLargeIDs(t *testing.T) {
 	}
 }
 
-// A missing /tmp, which bubblewrap needs, is named as the cause.
+// The error names a missing /tmp, which bubblewrap needs, as the cause.
 func TestRootWithoutTmp(t *testing.T) {
 	t.Parallel()
 	wrap := []string{"bwrap", "--dev-bind", "/dev", "/dev", "--ro-bind", "/usr", "/usr", "--ro-bind", "/etc", "/etc", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64",
@@ -55,7 +55,7 @@ func TestRootWithoutTmp(t *testing.T) {
 	}
 }
 
-// A failure of bubblewrap that nothing explains is reported in its own words.
+// Without a known cause, sbxrun passes on bubblewrap's own message.
 func TestUnknownEarlyFailure(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)

@@ -12,19 +12,19 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// everyday is what people put sbxrun in front of: each works with the flags that are given,
-// or ends with the one line that says what to do.
+// everyday is a usual command line. It works with the given flags, or ends with one line that says
+// what to do.
 type everyday struct {
 	name  string
-	needs string   // a file that a machine may lack
-	setup string   // by sh, outside, in a directory for it
-	dir   string   // the current directory, seen from there
-	path  string   // before the usual PATH
-	args  []string // HERE is that directory, TOP the one above, and HOME is in that, too
+	needs string   // a file that the machine may lack
+	setup string   // script that prepares the directory, run by sh outside
+	dir   string   // current directory, relative to it
+	path  string   // in front of the usual PATH
+	args  []string // HERE is that directory and TOP its parent, which also contains HOME
 
 	code   int
 	stdout string // regular expressions
-	line   string // of sbxrun's, on a terminal; "" for none
+	line   string // sbxrun's line on a terminal; "" for none
 }
 
 func TestEveryday(t *testing.T) {
@@ -34,10 +34,10 @@ func TestEveryday(t *testing.T) {
 		noWrite = `hint: if it was to write to the current directory, it could not; -w lets it write there`
 		noNet   = `hint: it tried to reach a network, and has none; --net allow=HOST lets it reach that host`
 		repo    = `git init -q . && git -c user.name=me -c user.email=me@example.org commit -q --allow-empty -m first && mkdir -p sub lib && echo lib >lib/file`
-		// program FILE COMMAND: a program that executes another. link FILE TARGET.
+		// program FILE COMMAND creates a program that executes another; link FILE TARGET.
 		layout = `program() { mkdir -p "${1%/*}" && printf '#!/bin/sh\nexec %s "$@"\n' "$2" >"$1" && chmod 755 "$1"; }; link() { mkdir -p "${1%/*}" && ln -s "$2" "$1"; }; `
 		venv   = layout + `program base/bin/python3 /usr/bin/python3; link venv/bin/python3 $PWD/base/bin/python3; echo "home = $PWD/base/bin" >venv/pyvenv.cfg`
-		// As the tools make them, with python3 and node for what they have built or downloaded.
+		// What the tools create, with python3 and node in place of what they build or download.
 		pyenv = layout + `p=$HOME/.pyenv; program $p/versions/3.11.7/bin/python3 /usr/bin/python3; echo 3.11.7 >$p/version; mkdir -p $p/shims $p/libexec
 			printf '#!/bin/sh\nexec "%s/libexec/pyenv" exec "${0##*/}" "$@"\n' $p >$p/shims/python3
 			printf '#!/bin/sh\nshift; name=$1; shift; exec "$PYENV_ROOT/versions/$(cat $PYENV_ROOT/version)/bin/$name" "$@"\n' >$p/libexec/pyenv
@@ -50,7 +50,7 @@ func TestEveryday(t *testing.T) {
 	)
 	sh := func(script string) []string { return []string{"sh", "-c", script} }
 	tests := []everyday{
-		// What works as it is.
+		// Commands that work without flags.
 		{name: "python3 reads the directory", setup: `echo "print(open('data').read())" >job.py; echo 42 >data`, args: []string{"python3", "job.py"}, stdout: `^42`},
 		{name: "a script", setup: `printf '#!/bin/sh\necho ran\n' >script; chmod 755 script`, args: []string{"./script"}, stdout: `^ran$`},
 		{name: "a pipe", setup: `touch a b`, args: sh(`ls | wc -l`), stdout: `^2$`},
@@ -74,7 +74,7 @@ func TestEveryday(t *testing.T) {
 		{name: "sqlite in memory", args: []string{"python3", "-c", "import sqlite3; print(sqlite3.connect(':memory:').execute('select 1').fetchone()[0])"}, stdout: `^1$`},
 		{name: "a temporary file", args: sh(`f=$(mktemp) && echo text >$f && cat $f`), stdout: `^text$`},
 
-		// What writes where it stands.
+		// Commands that write to the current directory.
 		{name: "a job that writes", args: sh(writes), code: 1, line: noWrite},
 		{name: "a job that writes, -w", args: append([]string{"-w"}, sh(writes+" && cat made")...), stdout: `^x$`},
 		{name: "a job that writes in a private directory", setup: `chmod 700 .`, args: append([]string{"-w"}, sh(writes+" && cat made")...), stdout: `^x$`},
@@ -88,7 +88,7 @@ func TestEveryday(t *testing.T) {
 		{name: "git commit, -w", setup: repo, args: append([]string{"-w"}, sh("git -c user.name=me -c user.email=me@example.org commit -q --allow-empty -m second && git log --oneline | wc -l")...), stdout: `^2$`},
 		{name: "tar and untar, -w", setup: `echo text >f`, args: append([]string{"-w"}, sh("tar -cf t.tar f && mkdir x && tar -xf t.tar -C x --no-same-owner && cat x/f")...), stdout: `^text$`},
 
-		// What needs more of the host than the directory.
+		// Commands that need more of the host than the directory.
 		{name: "git in a subdirectory", setup: repo, dir: "sub", args: []string{"git", "log", "--oneline"}, code: 128, line: `hint: the repository begins above the current directory, and is not shown; --cwd-root HERE shows all of it`},
 		{name: "git in a subdirectory, --cwd-root", setup: repo, dir: "sub", args: []string{"--cwd-root", "..", "git", "log", "--oneline"}, stdout: ` first$`},
 		{name: "a library beside", setup: repo, dir: "sub", args: []string{"cat", "../lib/file"}, code: 1, line: `hint: "HERE/lib/file" is not shown in the sandbox; --cwd-root HERE shows it and the current directory`},
@@ -97,7 +97,7 @@ func TestEveryday(t *testing.T) {
 		{name: "a file elsewhere, not shown", setup: `mkdir ../other; echo text >../other/file`, args: []string{"python3", "TOP/other/file"}, code: 2, line: `hint: "TOP/other/file" is not shown in the sandbox; --ro-bind TOP/other/file shows it`},
 		{name: "a secret is not offered", setup: `mkdir -p $HOME/.ssh; echo key >$HOME/.ssh/key`, args: []string{"cat", "HOME/.ssh/key"}, code: 1, line: `hint: "HOME/.ssh/key" is not shown in the sandbox`},
 
-		// From where cron and systemd start things.
+		// Directories where cron and systemd start commands.
 		{name: "from the home directory", dir: "../home", setup: `mkdir -p $HOME`, args: []string{"true"}, code: 125, line: `error: .* is a home directory, with its keys and tokens; --cwd none starts in an empty directory; --ro-bind NAME shows a file or a directory of it`},
 		{name: "from the home directory, --cwd none", dir: "../home", setup: `mkdir -p $HOME`, args: []string{"--cwd", "none", "pwd"}, stdout: `^/home/sandbox$`},
 		{name: "from the home directory, a file of it", dir: "../home", setup: `mkdir -p $HOME; echo text >$HOME/f`, args: []string{"--cwd", "none", "--ro-bind", "f", "cat", "HOME/f"}, stdout: `^text$`},
@@ -106,7 +106,7 @@ func TestEveryday(t *testing.T) {
 		{name: "from /tmp", dir: "/tmp", args: []string{"true"}, code: 125, line: `error: the current directory is /tmp, of which the sandbox has its own; --cwd none .*; --ro-bind . shows this one`},
 		{name: "nothing of the current directory", setup: `echo text >f`, args: []string{"--cwd", "none", "cat", "f"}, code: 1, line: `hint: if it was to read the current directory, it could not: its home is empty; --ro-bind NAME .*`},
 
-		// What PATH means.
+		// Programs found by PATH.
 		{name: "a venv", setup: venv, path: "HERE/venv/bin", dir: "/usr", args: []string{"python3", "-c", ""}, line: `warning: python3 is /usr/bin/python3 in the sandbox, but HERE/venv/bin/python3 outside; use that one with --tools, or name this one by its full path`},
 		{name: "the system's, although there is a venv", setup: venv, path: "HERE/venv/bin", dir: "/usr", args: []string{"/usr/bin/python3", "-c", ""}},
 		{name: "a venv, --tools", setup: venv, path: "HERE/venv/bin", dir: "/usr", args: []string{"--tools", "sh", "-c", "command -v python3; python3 -c 'print(1)'"}, stdout: `^HERE/venv/bin/python3\n1$`},
@@ -140,7 +140,7 @@ func TestEveryday(t *testing.T) {
 		{name: "npm's global packages, --tools", setup: `mkdir -p $HOME/.npm-global/bin $HOME/.npm-global/lib/node_modules/own; printf '#!/usr/bin/env node\nconsole.log("global")\n' >$HOME/.npm-global/lib/node_modules/own/cli.js;
 			chmod 755 $HOME/.npm-global/lib/node_modules/own/cli.js; ln -s ../lib/node_modules/own/cli.js $HOME/.npm-global/bin/own`, path: "HOME/.npm-global/bin", args: []string{"--tools", "own"}, stdout: `^global$`},
 
-		// What needs a network.
+		// Commands that need a network.
 		{name: "a download", args: []string{"python3", "-c", "import urllib.request; urllib.request.urlopen('http://example.org')"}, code: 1, line: noNet},
 		{name: "an address", args: []string{"python3", "-c", "import socket; socket.create_connection(('192.0.2.1', 80))"}, code: 1, line: noNet},
 		{name: "a database of the host's", args: []string{"python3", "-c", "import socket; socket.create_connection(('localhost', 9))"}, code: 1, line: noNet},
@@ -159,14 +159,14 @@ func TestEveryday(t *testing.T) {
 			tt.try(t)
 		})
 	}
-	// What README's set-up installs is enough for these.
+	// The programs that README's set-up installs are enough for these.
 	const least = 52
 	if tried < least {
 		t.Errorf("%d of %d commands could be tried, want at least %d", tried, len(tests), least)
 	}
 }
 
-// onThisMachine reports whether all that a row needs is installed.
+// onThisMachine reports whether everything that a row needs is installed.
 func onThisMachine(tt everyday) bool {
 	if _, err := os.Stat(tt.needs); tt.needs != "" && err != nil {
 		return false
@@ -221,7 +221,7 @@ func (tt everyday) try(t *testing.T) {
 	if got := strings.Join(harness.Ours(text), "\n"); !regexp.MustCompile(`^(` + want + `)$`).MatchString(got) {
 		t.Errorf("sbxrun said %q, want %s\nstderr: %s\nstdout: %s", got, want, text, r.Stdout)
 	}
-	// Into a pipe goes no hint.
+	// No hint is written to a pipe.
 	if strings.HasPrefix(tt.line, "hint: ") && !strings.Contains(tt.line, "network") {
 		o.Stderr = nil
 		if r := harness.Run(t, o, args...); r.ExitCode != tt.code || strings.Contains(string(r.Stderr), "sbxrun: ") {
@@ -230,7 +230,7 @@ func (tt everyday) try(t *testing.T) {
 	}
 }
 
-// An exec says in the same way what stood in the way, and that the flag is start's.
+// An exec has the same hints, and says that the flag belongs to start.
 func TestEverydayExecHint(t *testing.T) {
 	t.Parallel()
 	work := filepath.Join(harness.SharedDir(t), "repo", "sub")
@@ -263,13 +263,13 @@ func TestEverydayExecHint(t *testing.T) {
 			t.Errorf("%q: exit code %d, hint %q, want %q: %s", argv, r.ExitCode, hint, c.want, text)
 		}
 	}
-	// Nor into a pipe.
+	// No hint into a pipe.
 	if r := b.Exec(harness.Options{}, nil, "touch", "new"); r.ExitCode == 0 || strings.Contains(string(r.Stderr), "hint") {
 		t.Errorf("into a pipe: exit code %d, %s", r.ExitCode, r.Stderr)
 	}
 }
 
-// A sandbox that lives on warns, too.
+// start warns too.
 func TestEverydayStartWarns(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -281,7 +281,7 @@ func TestEverydayStartWarns(t *testing.T) {
 	}
 }
 
-// A limit that was reached is told of, where there can be one.
+// A reached limit gives a hint, where one can be set.
 func TestEverydayTasks(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{Pids: 6}, "--pids", "6") {
@@ -296,7 +296,7 @@ func TestEverydayTasks(t *testing.T) {
 	}
 }
 
-// Root is told of a bind that its command, who is another user, cannot read.
+// Root gets a hint for a bind that its command, another user, cannot read.
 func TestEverydayClosed(t *testing.T) {
 	t.Parallel()
 	name := filepath.Join(harness.Dir(t), "key")
@@ -308,7 +308,7 @@ func TestEverydayClosed(t *testing.T) {
 	}
 }
 
-// Nor when it is told to be quiet, nor beside a report.
+// There is no hint with --quiet or beside a report.
 func TestEverydayNoHint(t *testing.T) {
 	t.Parallel()
 	for _, flags := range [][]string{{"--quiet"}, {"--json"}, {"--report", "/dev/null"}} {

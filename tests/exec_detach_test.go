@@ -12,8 +12,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// exec --detach returns while the command runs, which ends at its deadline, and
-// writes its report then.
+// exec --detach returns while the command runs. The command ends at its deadline and its report is
+// written then.
 func TestExecDetach(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -39,7 +39,7 @@ func TestExecDetach(t *testing.T) {
 	if rep.Cause != "exited" || rep.ExitCode != 0 {
 		t.Errorf("%s", rep.Raw())
 	}
-	// What cannot be started is said at once.
+	// A command that cannot start is reported at once.
 	b = s.Sandbox(harness.Options{})
 	for _, args := range [][]string{{"exec", "-d", "nobody", "true"}, {"exec", "-d", b.ID, "nosuch-command"}, {"exec", "-d", "-t", b.ID, "true"}} {
 		if r := s.Run(args...); r.ExitCode != 125 && r.ExitCode != 127 || len(harness.Lines(r.Stderr)) != 1 {
@@ -63,7 +63,7 @@ func TestExecDetachEndsWithSandbox(t *testing.T) {
 	}
 }
 
-// exec --tty: a terminal that is the command's own, restored on every end.
+// exec --tty gives the command a terminal of its own, and restores the caller's on every end.
 func TestExecTerminal(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
@@ -71,7 +71,7 @@ func TestExecTerminal(t *testing.T) {
 	s.waitFor("all of it\r\n")
 	s.typeIn("word\r")
 	s.waitFor("<word>\r\n")
-	s.typeIn("\r") // not before: see TestTerminalOutputComplete
+	s.typeIn("\r") // not earlier: see TestTerminalOutputComplete
 	s.p.Wait().Expect(t, 3, "exited")
 	if n := strings.Count(s.shows(), "word"); n != 2 {
 		t.Errorf("%q", s.shows())
@@ -83,14 +83,14 @@ func TestExecTerminal(t *testing.T) {
 	s.waitFor("up\r\n")
 	s.restored()
 
-	// By the keeper, when sbxrun cannot.
+	// The keeper restores it when sbxrun cannot.
 	s = newExecScreen(t, b, nil, "sh", "-c", "echo up; exec sleep 60")
 	s.waitFor("up\r\n")
 	s.p.Kill()
 	s.p.Wait()
 	s.restored()
 
-	// Ctrl-C is the command's.
+	// Ctrl-C goes to the command.
 	s = newExecScreen(t, b, nil, "sh", "-c", "echo up; exec sleep 60")
 	s.waitFor("up\r\n")
 	s.typeIn("\x03")
@@ -110,7 +110,7 @@ func TestExecTerminal(t *testing.T) {
 	}
 	s.restored()
 
-	// And the sandbox ends while it is in use.
+	// The sandbox ends while it is in use.
 	b.Dying = true
 	s = newExecScreen(t, b, nil, "sh", "-c", "echo up; exec sleep 60")
 	s.waitFor("up\r\n")
@@ -119,14 +119,14 @@ func TestExecTerminal(t *testing.T) {
 	s.restored()
 }
 
-// What one of ps, inspect and wait says of an exec.
+// execRecord is an exec in the output of ps, inspect or wait.
 type execRecord struct {
 	harness.Record
 	Sandbox string `json:"sandbox"`
 }
 
-// The handle of a detached command is one word, and ps, logs, wait, inspect and kill take
-// it. It is known until its sandbox's record goes.
+// The handle of a detached command is one word. ps, logs, wait, inspect and kill accept it until
+// its sandbox's record is removed.
 func TestExecHandle(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -185,7 +185,7 @@ func TestExecHandle(t *testing.T) {
 		t.Errorf("inspect: %+v", inspected)
 	}
 
-	// kill ends it, and nothing else; a second time it is a success that says how it was.
+	// kill ends only this one. A second kill succeeds and reports how it ended.
 	three := b.Detach(nil, "sleep", "60")
 	if all := kill(t, s, 0, "--grace", "0.1", "web/"+two.ID); len(all) != 1 || all[0].ID != two.ID || all[0].Status != "killed" || all[0].Verdict != "proven" || all[0].Already {
 		t.Errorf("kill: %+v", all)
@@ -208,14 +208,14 @@ func TestExecHandle(t *testing.T) {
 	}
 	three.Ended()
 
-	// What is no handle.
+	// Invalid handles.
 	for _, args := range []string{"wait web/0000", "logs web/", "inspect web/" + b.ID, "kill nobody/" + one.ID, "ps nobody", "exec " + one.Handle + " true", "wait --ready " + one.Handle, "ps web web", "logs web/../" + b.ID} {
 		if r := s.Run(strings.Fields(args)...); r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 {
 			t.Errorf("%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
 		}
 	}
 
-	// cleanup leaves them as long as the sandbox lives, and with it they are gone.
+	// cleanup keeps them while the sandbox runs, and removes them with it.
 	s.Run("cleanup")
 	if all := ps("--all"); len(all) != 3 {
 		t.Errorf("after cleanup: %+v", all)
@@ -230,7 +230,7 @@ func TestExecHandle(t *testing.T) {
 	}
 }
 
-// The output is bounded as a sandbox's is.
+// --max-output limits an exec's log as a sandbox's.
 func TestExecHandleLogMax(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -252,7 +252,7 @@ func TestExecHandleLogMax(t *testing.T) {
 	}
 }
 
-// Of those that have ended the youngest 32 are known.
+// The records of the last 32 execs are kept.
 func TestExecHandlesKept(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -265,7 +265,7 @@ func TestExecHandlesKept(t *testing.T) {
 		d.Ended()
 		all = append(all, d)
 	}
-	// The last is on record as ended before it has room made.
+	// The last one is recorded as ended before older ones are removed.
 	var got []string
 	harness.Until(t, harness.Bound, "the oldest to be forgotten", func() bool {
 		got = harness.Lines(s.Run("ps", "--all", "--quiet", b.ID).Stdout)
@@ -277,8 +277,8 @@ func TestExecHandlesKept(t *testing.T) {
 	kill(t, s, 0, "--grace", "0", living.Handle)
 }
 
-// An exec whose supervisor is killed is ended by its keeper, and is lost: nothing says that it
-// runs, or how it ended. cleanup removes its record.
+// When the supervisor of an exec is killed, its keeper ends the exec, which is then lost; no
+// record says otherwise. cleanup removes the record.
 func TestExecHandleLost(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -303,7 +303,7 @@ func TestExecHandleLost(t *testing.T) {
 	}
 }
 
-// kill ends one whose supervisor is stopped: it knows the init.
+// kill ends an exec whose supervisor is stopped.
 func TestExecHandleStopped(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

@@ -10,14 +10,14 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// While bubblewrap builds a sandbox, its init still has the host's files. An exec
-// that comes too early is refused before it tries.
+// An exec that comes while bubblewrap still builds the sandbox, when its init sees the host's
+// files, is refused.
 func TestExecWhileStarting(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	host := filepath.Join(harness.Dir(t), "of-the-host")
 	harness.Must(t, os.WriteFile(host, nil, 0o644))
-	slow := []string{} // many mounts, so that there is time to come too early
+	slow := []string{} // many mounts, which take time
 	for i := range 200 {
 		slow = append(slow, "--ro-bind", fmt.Sprintf("%s:/mnt/%d", filepath.Dir(host), i))
 	}

@@ -9,9 +9,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// What sbxrun exec was called with, its command line and its environment, is never
-// to be seen in the sandbox, however fast the sandbox's own command looks while 50
-// execs come in.
+// The command line and environment of sbxrun exec are never visible in the sandbox, however fast
+// its command looks while 50 execs enter.
 func TestExecSecrets(t *testing.T) {
 	t.Parallel()
 	const scanner = `
@@ -55,11 +54,11 @@ print("saw", len(seen), flush=True)
 	b.Exec(harness.Options{}, nil, "touch", "/tmp/stop")
 	b.Ended()
 	out := string(s.Run("logs", b.ID).Stdout)
-	// It does not even see that there are execs.
+	// It does not even see the execs.
 	if out != "looking\nsaw 0\n" {
 		t.Errorf("%.2000s", out)
 	}
-	// Nor is it in the sandbox's own processes, or in the supervisor's.
+	// Nor are they in the sandbox's own processes or the supervisor's.
 	for _, file := range b.Files("cmdline", "environ") {
 		if strings.Contains(file, key) {
 			t.Errorf("%.500q", file)
@@ -75,8 +74,8 @@ func reversed(s string) string {
 	return string(b)
 }
 
-// One exec neither sees another's processes nor reaches them, though they are the
-// same user.
+// Execs of one sandbox neither see nor reach each other's processes, although they have the same
+// user.
 func TestExecsApart(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{}, "sleep", "60")
@@ -95,14 +94,13 @@ print(sorted(int(p) for p in os.listdir("/proc") if p.isdigit()))`)
 	if string(r.Stdout) != "[1, 2]\n" {
 		t.Errorf("%q", r.Stdout)
 	}
-	// kill(-1) reaches itself alone.
+	// kill(-1) reaches only itself.
 	b.Exec(harness.Options{}, []string{"--timeout", "1"}, "/fixtures/signal-all", "kill-all").Expect(t, 124, "timeout")
 	w.end(t)
 	b.Alive()
 }
 
-// hostileMain does one thing to every process that appears in the sandbox, as fast
-// as it can.
+// hostileMain attacks every process that appears in the sandbox, as fast as it can.
 const hostileMain = `
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -135,8 +133,8 @@ while True:
             pass
 `
 
-// A sandbox whose own command attacks every process that it sees does not see the execs,
-// although it is the same user.
+// A sandbox whose own command attacks every visible process does not see the execs, although it
+// has the same user.
 func TestExecHostileMain(t *testing.T) {
 	t.Parallel()
 	for _, what := range []string{"kill", "stop", "trace-wait"} {
@@ -150,7 +148,7 @@ func TestExecHostileMain(t *testing.T) {
 				wg.Go(func() {
 					for range 2 {
 						p := b.StartExec(harness.Options{}, []string{"--timeout", harness.Deadline(500 * time.Millisecond).String()}, "/fixtures/tree-setsid")
-						r := p.Wait() // asserts the proof, and that nothing is left
+						r := p.Wait() // asserts the proof, and that all processes have exited
 						harness.Within(t, "the exec", r.Elapsed, 500*time.Millisecond, time.Second)
 						r.Expect(t, 124, "timeout")
 					}

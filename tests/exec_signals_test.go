@@ -14,7 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A signal to sbxrun exec ends that exec, all of it, and nothing else.
+// A signal to sbxrun exec ends that exec completely, and nothing else.
 func TestExecSignal(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{}, "/fixtures/term-handler")
@@ -29,7 +29,7 @@ func TestExecSignal(t *testing.T) {
 		harness.Within(t, "the end by "+unix.SignalName(sig), r.Ended.Sub(sent), 0, 200*time.Millisecond)
 		w.lives(t, unix.SignalName(sig))
 	}
-	// With a grace period the command is told, and a second signal is in a hurry.
+	// With a grace period the command gets the signal, and a second one kills it.
 	p := b.StartExec(harness.Options{}, []string{"--grace", "20"}, "/fixtures/term-handler")
 	p.WaitOutput("ready 1\n")
 	p.Signal(syscall.SIGTERM)
@@ -53,39 +53,38 @@ func TestExecSignal(t *testing.T) {
 	}
 }
 
-// A signal while the exec is on its way in, at many moments.
+// The same at many moments while the exec enters.
 func TestExecSignalEarly(t *testing.T) {
-	// Not in parallel: should it leave an orphan, no other test is blamed.
+	// Not in parallel, so that an orphan is not blamed on another test.
 	b := harness.NewState(t).Sandbox(harness.Options{})
 	for i := range 40 {
 		p := b.StartExec(harness.Options{}, nil, "/fixtures/tree-sleep")
-		// Not a wait for something: the moment is what is varied.
+		// The moment is what varies.
 		time.Sleep(time.Duration(i) * 200 * time.Microsecond)
 		p.Signal(syscall.SIGTERM)
 		r := p.Wait()
 		if r.Signal == syscall.SIGTERM {
-			continue // nobody was listening yet, and nothing was there to be left
+			continue // no handler yet, and no processes
 		}
 		r.Expect(t, 128+15, "canceled")
 	}
 }
 
-// sbxrun exec killed by SIGKILL at random moments of its first 10 ms: nothing of it
-// is left in the sandbox, and the sandbox is alive. 200 times, scaled by
-// SBXRUN_SOAK.
+// When sbxrun exec is killed at a random moment of its first 10 ms, all its processes exit and the
+// sandbox goes on. SBXRUN_SOAK=100 kills 200 times.
 func TestExecKilled(t *testing.T) {
-	// Not in parallel: should it leave an orphan, no other test is blamed.
+	// Not in parallel, so that an orphan is not blamed on another test.
 	b := harness.NewState(t).Sandbox(harness.Options{})
 	for range 2 * harness.Soak(t) {
 		p := b.StartExec(harness.Options{}, nil, "/fixtures/tree-daemon")
-		time.Sleep(rand.N(10 * time.Millisecond)) // the moment is what is varied
+		time.Sleep(rand.N(10 * time.Millisecond)) // the moment is what varies
 		p.Kill()
 		p.Wait()
 		if t.Failed() {
 			return
 		}
 	}
-	// And when the tree is complete.
+	// And with a complete tree.
 	p := b.StartExec(harness.Options{}, nil, "/fixtures/tree-node")
 	p.WaitOutput("ready 5\n")
 	p.Kill()
@@ -93,8 +92,8 @@ func TestExecKilled(t *testing.T) {
 	b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
 }
 
-// What kills the processes between sbxrun exec and its command ends the exec, and
-// the truth is told.
+// When a process between sbxrun exec and its command is killed, the exec ends and reports the
+// truth.
 func TestExecRolesKilled(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
@@ -106,8 +105,8 @@ func TestExecRolesKilled(t *testing.T) {
 		r := p.Wait()
 		r.Expect(t, 137, cause)
 	}
-	// Stopped, init and the payload do not keep the deadline from being kept, and the
-	// keeper only the proof.
+	// A stopped init or payload does not delay the deadline; a stopped keeper delays only the
+	// proof.
 	for _, role := range []int{harness.RoleKeeper, harness.RoleInit, harness.RolePayload} {
 		p, low := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
 			return b.StartExec(harness.Options{}, []string{"--timeout", timeout, "--proof-timeout", timeout}, "/fixtures/tree-setsid")
@@ -123,10 +122,10 @@ func TestExecRolesKilled(t *testing.T) {
 	}
 }
 
-// 500 execs in a row (100, but for SBXRUN_SOAK) leave the sandbox's tasks, and its
-// supervisor's descriptors and memory, where they were.
+// After many execs in a row the sandbox has as many tasks, and its supervisor as many descriptors
+// and as much memory, as before. SBXRUN_SOAK=100 makes 500.
 func TestExecSoak(t *testing.T) {
-	// Not in parallel: it takes all of a processor.
+	// Not in parallel: it keeps a CPU busy.
 	b := harness.NewState(t).Sandbox(harness.Options{})
 	measure := func() (tasks, fds int, rss int64) {
 		for _, p := range b.Members() {
@@ -134,7 +133,7 @@ func TestExecSoak(t *testing.T) {
 		}
 		return tasks, countDir(t, "/proc/%d/fd", b.Supervisor.PID), b.Supervisor.RSS()
 	}
-	// Until the supervisor has all that it opens in its first moments.
+	// Until the supervisor has opened everything that it keeps open.
 	for begin := time.Now(); time.Since(begin) < 500*time.Millisecond; {
 		b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
 	}
@@ -160,7 +159,7 @@ func TestExecSoak(t *testing.T) {
 	}
 }
 
-// Fifty at once are independent of one another.
+// Fifty execs at once don't disturb each other.
 func TestExecParallel(t *testing.T) {
 	b := harness.NewState(t).Sandbox(harness.Options{})
 	var ps []*harness.Process

@@ -10,7 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// What an exec leaves running ends with it, and the next one sees nothing.
+// Processes that an exec leaves end with it, and the next exec does not see them.
 func TestExecNothingLeft(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
@@ -30,7 +30,7 @@ func TestExecNothingLeft(t *testing.T) {
 	}
 }
 
-// Two execs at once take as long as one, and share no output.
+// Two concurrent execs take as long as one, and have separate outputs.
 func TestExecConcurrent(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{}, "--name", "two")
@@ -53,7 +53,8 @@ func TestExecConcurrent(t *testing.T) {
 	}
 }
 
-// Exit codes, a command that is not there or cannot be executed, stdin.
+// exec passes on exit codes and stdin, and reports a command that does not exist or is not
+// executable.
 func TestExecCodes(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
@@ -67,7 +68,7 @@ func TestExecCodes(t *testing.T) {
 		{[]string{"sh", "-c", "exit 42"}, 42, "exited", ""},
 		{[]string{"false"}, 1, "exited", ""},
 		{[]string{"true"}, 0, "exited", ""},
-		{[]string{"/tmp/script"}, 8, "exited", ""}, // as execvp(3): by /bin/sh
+		{[]string{"/tmp/script"}, 8, "exited", ""}, // /bin/sh runs it, as with execvp(3)
 		{[]string{"no-such-command"}, 127, "start-failed", "no-such-command"},
 		{[]string{"/no/such/command"}, 127, "start-failed", "/no/such/command"},
 		{[]string{""}, 127, "start-failed", ""},
@@ -88,14 +89,13 @@ func TestExecCodes(t *testing.T) {
 			t.Errorf("%q: stderr %q", c.command, r.Stderr)
 		}
 	}
-	// A script whose interpreter is not there: as for run, not executable.
+	// A script with a missing interpreter is not executable, as for run.
 	if r := b.Exec(harness.Options{}, nil, "/tmp/bad"); r.ExitCode != 126 && r.ExitCode != 127 {
 		t.Errorf("bad interpreter: exit code %d", r.ExitCode)
 	}
 }
 
-// The exit status comes from the kernel on every version: an exec's init is
-// the payload's own parent.
+// The exit status comes from the kernel on every version, because init is the payload's parent.
 func TestExecStatusFromKernel(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
@@ -108,8 +108,8 @@ func TestExecStatusFromKernel(t *testing.T) {
 	}
 }
 
-// Stdin is the caller's: its end at once, its data to the last byte, and
-// nobody minds a command that does not read.
+// The caller's stdin reaches the command to its last byte and its end, and a command need not read
+// it.
 func TestExecStdin(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
@@ -127,8 +127,8 @@ func TestExecStdin(t *testing.T) {
 	b.Exec(harness.Options{Stdin: strings.NewReader(data)}, nil, "true").Expect(t, 0, "exited")
 }
 
-// An exec sees the sandbox's files, network, user, group, host name and working
-// directory, and of the processes just its own.
+// An exec sees the sandbox's files, network, user, group, host name and working directory, and
+// only its own processes.
 func TestExecView(t *testing.T) {
 	t.Parallel()
 	dir := harness.SharedDir(t)
@@ -170,7 +170,7 @@ echo $$ $PPID; echo x 2>/dev/null >/usr/file || echo read-only`)
 	if _, err := os.Stat(dir + "/file"); err != nil {
 		t.Errorf("written in the sandbox's directory: %v", err)
 	}
-	// Another directory, and one that is not there.
+	// Another directory, and a missing one.
 	r = b.Exec(harness.Options{}, []string{"--workdir", "/usr"}, "pwd")
 	if string(r.Stdout) != "/usr\n" {
 		t.Errorf("--workdir: %q", r.Stdout)
@@ -182,7 +182,7 @@ echo $$ $PPID; echo x 2>/dev/null >/usr/file || echo read-only`)
 	}
 }
 
-// With --net host an exec is in the host's network, as the sandbox is.
+// With --net host an exec is in the host's network, like its sandbox.
 func TestExecNetHost(t *testing.T) {
 	t.Parallel()
 	host, err := os.Readlink("/proc/self/ns/net")
@@ -197,8 +197,7 @@ func TestExecNetHost(t *testing.T) {
 	}
 }
 
-// An exec has no privileges, whoever has started the sandbox, and of descriptors
-// 0, 1 and 2.
+// An exec has no privileges, whoever has started the sandbox, and only descriptors 0, 1 and 2.
 func TestExecPrivileges(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
@@ -234,7 +233,7 @@ func TestExecPrivileges(t *testing.T) {
 			t.Errorf("%v: %s", flags, r.Stdout)
 		}
 	}
-	// The same as the sandbox's own command, limits and masks included.
+	// The same as the sandbox's own command, including limits and masks.
 	same := `grep -E '^(Cap|NoNewPrivs|Seccomp|Groups|Uid|Gid|Sig(Blk|Ign|Cgt)|Umask)' /proc/self/status; ulimit -a`
 	own := harness.NewState(t).Sandbox(harness.Options{}, "sh", "-c", same)
 	own.Ended()
@@ -245,7 +244,7 @@ func TestExecPrivileges(t *testing.T) {
 	}
 }
 
-// exec --json: one object, with both streams.
+// exec --json prints one object with both streams.
 func TestExecJSON(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
@@ -255,7 +254,7 @@ func TestExecJSON(t *testing.T) {
 	if r.ExitCode != 124 || rep.Cause != "timeout" || rep.Stdout == nil || *rep.Stdout != "to \x01 out" || *rep.Stderr != "to err\n" {
 		t.Errorf("exit code %d: %s", r.ExitCode, r.Stdout)
 	}
-	// A refusal is JSON, too.
+	// Errors are JSON too.
 	r = b.State.Run("exec", "--json", "nobody", "true")
 	rep, err = harness.ParseReport(r.Stdout)
 	harness.Must(t, err)
@@ -264,8 +263,8 @@ func TestExecJSON(t *testing.T) {
 	}
 }
 
-// By name, by id, by the beginning of the id; with -- and without; what follows
-// is the command's.
+// exec accepts a name, an ID or an ID prefix, with and without --; all other arguments are the
+// command's.
 func TestExecWords(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

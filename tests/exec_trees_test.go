@@ -10,7 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// trees are those of section 1, and what each says when it is complete.
+// trees are process trees that outlive a naive kill, and what each prints when it is complete.
 var trees = []struct{ fixture, ready string }{
 	{"tree-sleep", "ready 2\n"},
 	{"tree-python", "ready 3\n"},
@@ -22,8 +22,7 @@ var trees = []struct{ fixture, ready string }{
 	{"tree-nested", "ready "}, // 2 or 3: a nested namespace may be refused
 }
 
-// witness is a second exec that must not be affected by what becomes of others:
-// it answers every line.
+// witness is an exec that must not be affected by others: it answers every line.
 type witness struct {
 	p  *harness.Process
 	in *io.PipeWriter
@@ -51,8 +50,8 @@ func (w *witness) end(t *testing.T) {
 	w.p.Wait().Expect(t, 9, "exited")
 }
 
-// Each tree of section 1 is gone at its exec's deadline, all of it, while the
-// sandbox, its command and another exec live on.
+// Each tree exits completely at its exec's deadline, while the sandbox, its command and another
+// exec go on.
 func TestExecTrees(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{}, "/fixtures/tree-sleep")
@@ -81,8 +80,8 @@ func TestExecTrees(t *testing.T) {
 	}
 }
 
-// With a grace period a tree that dies of SIGTERM does not wait for its end,
-// one that does not is gone when it is over. SIGTERM goes to that exec alone.
+// With a grace period, a tree that dies of SIGTERM ends at once, and another at the end of the
+// period. SIGTERM reaches only that exec.
 func TestExecTreesGrace(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{}, "/fixtures/term-handler")
@@ -90,7 +89,7 @@ func TestExecTreesGrace(t *testing.T) {
 	t.Run("trees", func(t *testing.T) {
 		for _, tree := range []struct {
 			fixture, ready string
-			after          time.Duration // the deadline
+			after          time.Duration // of the deadline
 		}{
 			{"tree-sleep", "ready 2\n", 0},
 			{"tree-node", "ready 5\n", 0},
@@ -117,8 +116,7 @@ func TestExecTreesGrace(t *testing.T) {
 	}
 }
 
-// The three ways in which a Modal sandbox keeps what its exec's deadline
-// should have ended.
+// The three trees that survive an exec's deadline in a Modal sandbox.
 func TestExecModalTrees(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -145,13 +143,13 @@ p.wait()"; true`}, "bash python3 sleep"},
 				for _, proc := range p.Members() {
 					names += " " + proc.Comm
 				}
-				// Before them is init, if we may look at it.
+				// Init comes first, if the caller may inspect it.
 				return strings.HasSuffix(names, " "+c.processes)
 			})
 			r := p.Wait()
 			r.Expect(t, 124, "timeout")
 			harness.Within(t, "the exec", r.Elapsed, timeout, timeout+300*time.Millisecond)
-			// Nobody there but the room's PID 1.
+			// Only PID 1 of the room is left.
 			if n := len(b.Members()); n != 1 {
 				t.Errorf("%d processes in the sandbox, want 1", n)
 			}

@@ -13,8 +13,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// swaps exchanges, in each directory that it is given, a directory with a link that leads out, and a
-// file with another one (renameat2(2), RENAME_EXCHANGE), for as long as it lives.
+// swaps exchanges a directory with a link that leads out, and a file with another, in each of its
+// arguments for as long as it lives (renameat2(2), RENAME_EXCHANGE).
 const swaps = `
 import ctypes, os, sys
 libc = ctypes.CDLL(None)
@@ -25,9 +25,9 @@ while True:
             libc.renameat2(-100, f"{top}/{a}".encode(), -100, f"{top}/{b}".encode(), 2)
 `
 
-// While two processes exchange directories and files with links that lead out, one in the sandbox
-// and one on the host, in what is read and in what is written, all that moves files reads nothing
-// outside and changes nothing there. It may fail then; before that, nothing does.
+// While two processes exchange directories and files with links that lead out, in the sandbox and
+// on the host, no command that moves files reads or changes anything outside. Commands may fail
+// then, but not before.
 func TestRaces(t *testing.T) {
 	t.Parallel()
 	s, top := harness.NewState(t), harness.SharedDir(t)
@@ -78,7 +78,7 @@ exec python3 -c "$2" own`, "sh", outside, swaps)
 		do(0, "cp", "-r", put+"/.", "box:own")
 		do(0, "snapshot", "create", "box", "--name", fmt.Sprint("s", n))
 		do(0, "run", "--cwd", "none", "--put", put+":/tmp", "--get", "/tmp/put/*:"+out, "true")
-		do(1, append([]string{"run"}, layer(t, "--from", fmt.Sprint("s", n), "grep", "-rs", "secret", ".")...)...) // 1: there is none
+		do(1, append([]string{"run"}, layer(t, "--from", fmt.Sprint("s", n), "grep", "-rs", "secret", ".")...)...) // 1: no match
 	}
 	round(0, "d/1", "d/2")
 	if len(failed) > 0 {
@@ -92,7 +92,7 @@ exec python3 -c "$2" own`, "sh", outside, swaps)
 	harness.Must(t, err)
 	halt := func() {
 		if racer.ProcessState == nil {
-			_ = racer.Process.Kill() // it may have failed
+			_ = racer.Process.Kill() // fails only if it has exited
 			_ = racer.Wait()
 			stop()
 		}
@@ -132,7 +132,7 @@ exec python3 -c "$2" own`, "sh", outside, swaps)
 	}
 }
 
-// treeText is all that there is below a directory.
+// treeText describes everything below a directory.
 func treeText(t *testing.T, dir string) string {
 	var all strings.Builder
 	harness.Must(t, filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error {

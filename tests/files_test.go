@@ -15,7 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// carrier has a directory for what is put and got.
+// carrier returns a directory for --put and --get.
 func carrier(t *testing.T) (dir string, o harness.Options) {
 	dir = harness.SharedDir(t)
 	return dir, harness.Options{Dir: dir}
@@ -28,8 +28,8 @@ func holds(t *testing.T, name, want string) {
 	}
 }
 
-// What is put is there before the command, and is the sandbox's; what is got is what there was
-// at the end, also of a file system in memory that is gone, and after a timeout.
+// --put copies files before the command starts and gives them to the sandbox. --get copies them at
+// the end, also from a tmpfs that is gone, and after a timeout.
 func TestPutGet(t *testing.T) {
 	t.Parallel()
 	dir, o := carrier(t)
@@ -58,12 +58,12 @@ func TestPutGet(t *testing.T) {
 			t.Errorf("%q: exit code %d, %q %s", wrong, r.ExitCode, r.Stdout, r.Stderr)
 		}
 	}
-	// A working directory that is read-only.
+	// With a read-only working directory.
 	if r := harness.Run(t, o, "--put", "job", "true"); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "read-only file system; name a place") {
 		t.Errorf("%d %s", r.ExitCode, r.Stderr)
 	}
 
-	// What is no file is left out, and told.
+	// Special files are left out and reported.
 	harness.Must(t, unix.Mkfifo(dir+"/src/pipe", 0o600))
 	const told = `--put: 1 entry is left out: "src/pipe"`
 	if r := harness.Run(t, o, "--cwd", "none", "--put", "src", "true"); r.ExitCode != 0 || strings.Count(string(r.Stderr), told) != 1 {
@@ -79,7 +79,8 @@ func TestPutGet(t *testing.T) {
 	}
 }
 
-// Flags raise the bounds of --get. With --quiet, its errors are only in the exit code and the report.
+// Flags raise the bounds of --get. With --quiet its errors show only in the exit code and the
+// report.
 func TestGetBounds(t *testing.T) {
 	t.Parallel()
 	const links, large = `python3 -c 'import os; os.mkdir("d"); [os.symlink("0", "d/%d" % i) for i in range(20000)]'`, "truncate -s 300M d"
@@ -97,7 +98,7 @@ func TestGetBounds(t *testing.T) {
 		{[]string{"--get-max-size", "300M"}, large, 0, ""},
 		{[]string{"--get-max-size", "0"}, large, 0, ""},
 		{[]string{"--get-max-size", "1", "--quiet"}, large, 74, ""},
-		{[]string{"--quiet", "--timeout", "1h"}, "mkdir -p d/e; chmod 0 d/e", 74, ""}, // cannot be read
+		{[]string{"--quiet", "--timeout", "1h"}, "mkdir -p d/e; chmod 0 d/e", 74, ""}, // unreadable
 	} {
 		dir, o := carrier(t)
 		args := append(append([]string{"--cwd", "none", "--tmp-size", "512M", "--get", "d"}, tt.flags...), "sh", "-c", tt.script)
@@ -115,8 +116,8 @@ func TestGetBounds(t *testing.T) {
 	}
 }
 
-// What comes after the command's end goes on for as long as the command has left files, so a signal
-// ends it: what is whole stays, and the rest is told to be missing.
+// A signal ends what sbxrun does after the command's end, which takes as long as the command has
+// left files: complete results stay, and the rest is reported as missing.
 func TestSignalAfterEnd(t *testing.T) {
 	t.Parallel()
 	const many = 20_000
@@ -146,8 +147,8 @@ func TestSignalAfterEnd(t *testing.T) {
 	}
 }
 
-// A link that a get has brought to the host leads nothing into the next sandbox, unless the caller follows
-// links.
+// A link that --get has brought to the host leads nothing into the next sandbox, unless the caller
+// follows links.
 func TestPutFollowsNoLinks(t *testing.T) {
 	t.Parallel()
 	dir, o := carrier(t)
@@ -197,7 +198,7 @@ func TestPutFollowsNoLinks(t *testing.T) {
 	}
 }
 
-// Whatever a command leaves, a get writes nothing outside, and brings nothing from there.
+// --get writes nothing outside and reads nothing from there, whatever a command leaves.
 func TestGetHostile(t *testing.T) {
 	t.Parallel()
 	dir, o := carrier(t)
@@ -212,7 +213,7 @@ func TestGetHostile(t *testing.T) {
 	if names, err := os.ReadDir(dir + "/way"); err != nil || len(names) != 0 {
 		t.Errorf("by a link: %v %v", names, err)
 	}
-	// Nor is one followed that an earlier command has left, also not to another mount.
+	// It does not follow a link that an earlier command has left, also to another mount.
 	harness.Must(t, os.Mkdir(dir+"/links", 0o755))
 	harness.Must(t, os.Symlink("/etc", dir+"/links/etc"))
 	harness.Must(t, os.Symlink("/tmp", dir+"/links/tmp"))
@@ -220,7 +221,7 @@ func TestGetHostile(t *testing.T) {
 	if names, err := os.ReadDir(dir + "/way"); err != nil || len(names) != 0 {
 		t.Errorf("by an earlier link: %v %v", names, err)
 	}
-	// In a directory that the command can write to, it has put links in the way.
+	// The command has put links into the target directory.
 	harness.Must(t, os.Mkdir(dir+"/work", 0o777))
 	harness.Must(t, os.Chmod(dir+"/work", 0o777))
 	r = harness.Run(t, harness.Options{Dir: dir + "/work"}, "-w", "--get", "/tmp/*", "sh", "-c", "echo x > /tmp/f; mkdir /tmp/d; echo y > /tmp/d/g; ln -s "+dir+"/victim f; ln -s "+dir+" d")
@@ -235,7 +236,7 @@ func TestGetHostile(t *testing.T) {
 	}
 }
 
-// Who ends a run while its files are copied is told so, and not of a start that has failed.
+// A run that is ended while its files are copied is reported as canceled, not as a failed start.
 func TestPutCanceled(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
@@ -243,12 +244,12 @@ func TestPutCanceled(t *testing.T) {
 		harness.Must(t, os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600))
 	}
 	p := harness.Start(t, harness.Options{}, "--cwd", "none", "--put", dir, "sleep", "1000")
-	p.Role(harness.RoleInit) // it is held until all files are there
+	p.Role(harness.RoleInit) // held until all files are copied
 	p.Signal(unix.SIGTERM)
 	p.Wait().Expect(t, 143, "canceled")
 }
 
-// inodes prints for each directory how many empty files it can hold, up to a bound.
+// inodes prints how many empty files each directory can hold, up to a bound.
 const inodes = `import errno, sys
 for dir in sys.argv[1:]:
     n = 0
@@ -260,8 +261,7 @@ for dir in sys.argv[1:]:
         print(dir, errno.errorcode[e.errno], n)
 `
 
-// The size of a directory in memory limits its empty files, too: each costs kernel memory that the size does not
-// include.
+// The size of a tmpfs also limits its empty files, whose kernel memory the size does not include.
 func TestEmptyFiles(t *testing.T) {
 	t.Parallel()
 	dir := harness.SharedDir(t)

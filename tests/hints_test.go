@@ -9,7 +9,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Errors say what is wrong in words that can be read.
+// Error messages are readable.
 func TestWords(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -40,7 +40,7 @@ func TestWords(t *testing.T) {
 		t.Errorf("--workdir .: exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	}
 	r = harness.Start(t, harness.Options{Bare: true, Env: []string{"PATH="}}, "true").Wait()
-	if r.ExitCode != 0 || len(r.Stderr) != 0 { // bubblewrap is not looked for there
+	if r.ExitCode != 0 || len(r.Stderr) != 0 { // does not look for bubblewrap
 		t.Errorf("without PATH: exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	}
 	// A negative number is a value.
@@ -49,8 +49,8 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// Hands that know timeout(1) or docker are told what the word is here where the command that
-// they name by that is not there, and nowhere else.
+// When a command is not found that looks like an argument of timeout(1) or docker, a hint names
+// sbxrun's equivalent; otherwise there is none.
 func TestTimeoutHint(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
@@ -60,7 +60,7 @@ func TestTimeoutHint(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		code int
-		want string // of stderr, the end
+		want string // end of stderr
 	}{
 		{[]string{"-t", "1", "true"}, 127, "; -t is --tty; for a deadline write --timeout 1\n"},
 		{[]string{"-t", "1m", "true"}, 127, "; -t is --tty; for a deadline write --timeout 1m\n"},
@@ -96,7 +96,7 @@ func TestTimeoutHint(t *testing.T) {
 	}
 }
 
-// docker's rm and ls. They are programs, too, and run as such unless only sandboxes can be meant.
+// docker's rm and ls get a hint only if a sandbox must be meant; otherwise they run as programs.
 func TestDockerWords(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -121,13 +121,13 @@ func TestDockerWords(t *testing.T) {
 	for _, c := range []struct {
 		line string
 		code int
-		want string // of stderr, the beginning; "" for nothing
+		want string // beginning of stderr; "" for nothing
 	}{
 		{"rm web", 125, refused("web")},
 		{"rm -f web", 125, refused("web")},
 		{"rm -f " + b.ID, 125, refused(b.ID)},
 		{"rm web nosuch", 1, "rm: cannot remove 'web'"},
-		{"rm " + b.ID[:6], 1, "rm: cannot remove"}, // it could be a file's name
+		{"rm " + b.ID[:6], 1, "rm: cannot remove"}, // could be a file's name
 		{"rm file", 1, "rm: cannot remove 'file': Read-only file system"},
 		{"rm -f nosuch", 0, ""},
 		{"-- rm -f web", 0, ""},
@@ -150,7 +150,7 @@ func TestDockerWords(t *testing.T) {
 	}
 }
 
-// help and version are as the flags; a program of such a name runs behind --.
+// help and version work like the flags. A program of that name runs after --.
 func TestHelpCommand(t *testing.T) {
 	t.Parallel()
 	run := func(args ...string) *harness.Result {
@@ -175,8 +175,8 @@ func TestHelpCommand(t *testing.T) {
 	}
 }
 
-// Where the current directory was removed, nothing relative is looked for anywhere else:
-// --bind .:/x showed all of the host's files.
+// With a removed current directory, relative paths are errors: --bind .:/x once showed all of the
+// host's files.
 func TestRemovedDirectory(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -188,9 +188,9 @@ func TestRemovedDirectory(t *testing.T) {
 		{[]string{"--report", "r.json", "--workdir", "/tmp", "true"}, `cannot write the report to "r.json": its directory was removed`},
 		{[]string{"true"}, "the current directory cannot be used: it was removed"},
 	} {
-		dir, err := os.MkdirTemp("/dev/shm", "gone") // of a tmpfs, where some things go on
+		dir, err := os.MkdirTemp("/dev/shm", "gone") // of a tmpfs, where some operations still work
 		harness.Must(t, err)
-		t.Cleanup(func() { os.Remove(dir) }) // if nobody has come so far
+		t.Cleanup(func() { os.Remove(dir) }) // if a failure has left it
 		wrap := []string{"sh", "-c", `rmdir "$PWD" && exec "$@"`, "sh"}
 		r := harness.Start(t, harness.Options{Bare: true, Dir: dir, Wrap: wrap}, c.args...).Wait()
 		if r.ExitCode != 125 || len(r.Stdout) != 0 || !strings.HasPrefix(string(r.Stderr), "sbxrun: error: "+c.want) {

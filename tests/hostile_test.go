@@ -10,8 +10,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Signals to everything there is reach nobody outside: neither sbxrun nor
-// its caller nor the caller's process group, and the deadline fires.
+// Signals to all processes reach nothing outside: neither sbxrun, nor its caller, nor the caller's
+// process group. The deadline holds.
 func TestSignalsEverybody(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -27,7 +27,7 @@ func TestSignalsEverybody(t *testing.T) {
 	} {
 		t.Run(c.kind, func(t *testing.T) {
 			t.Parallel()
-			// The caller is a shell in a group of its own, with a bystander.
+			// The caller is a shell in its own process group, with a bystander.
 			caller := `sleep 600 >&- 2>&- & "$@"; code=$?
 				read -r state </proc/$!/stat; [[ $state == *" S "* ]] && echo bystander lives
 				kill $!; wait; echo caller lives; exit $code`
@@ -56,9 +56,9 @@ func TestSignalsEverybody(t *testing.T) {
 	}
 }
 
-// A fork bomb is gone at the deadline, and the host can fork all the time.
+// A fork bomb ends at the deadline, and the host can fork all the time.
 func TestForkBomb(t *testing.T) {
-	// Not in parallel: it is about who gets the processor.
+	// Not in parallel: it competes for the CPU.
 	for _, kind := range []string{"spin", "sleep", "session"} {
 		t.Run(kind, func(t *testing.T) {
 			p, timeout := harness.InTime(t, 2*time.Second, "ready 101\n", func(timeout string) *harness.Process {
@@ -80,14 +80,13 @@ func TestForkBomb(t *testing.T) {
 			if forks < 2 {
 				t.Errorf("the host could fork only %d times meanwhile", forks)
 			}
-			// 100 spinning processes on few processors: the deadline is heard
-			// late, though it is by far the oldest to wait.
+			// With 100 spinning processes sbxrun is scheduled late.
 			harness.Within(t, "the run", r.Elapsed, timeout, timeout+time.Second)
 		})
 	}
 }
 
-// A moving target, of which no look at /proc ever sees the present.
+// A chain of forks, which no single look at /proc can catch, ends at the deadline.
 func TestForkChain(t *testing.T) {
 	t.Parallel()
 	p, timeout := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
@@ -98,10 +97,10 @@ func TestForkChain(t *testing.T) {
 	harness.Within(t, "the run", r.Elapsed, timeout, timeout+300*time.Millisecond)
 }
 
-// The teardown of many threads, much memory and many stopped sessions is
-// bounded, and reported.
+// The teardown of many threads, much memory and many stopped sessions takes a limited time, and is
+// reported.
 func TestBigTeardown(t *testing.T) {
-	// Not in parallel: it is about how long the kernel takes.
+	// Not in parallel: it measures the kernel.
 	for _, c := range []struct {
 		fixture, ready string
 		env            string
@@ -112,7 +111,7 @@ func TestBigTeardown(t *testing.T) {
 		{"leave-zombies", "ready 201\n", "FIXTURE_COUNT=200"},
 	} {
 		t.Run(c.fixture, func(t *testing.T) {
-			p := harness.Start(t, harness.Options{}, "--timeout", "250", "--env", c.env, "/fixtures/"+c.fixture) // far away also where it is slow
+			p := harness.Start(t, harness.Options{}, "--timeout", "250", "--env", c.env, "/fixtures/"+c.fixture) // not reached on slow machines either
 			p.WaitOutput(c.ready)
 			sent := time.Now()
 			p.Signal(syscall.SIGTERM)
@@ -126,7 +125,7 @@ func TestBigTeardown(t *testing.T) {
 	}
 }
 
-// The memory a command has used is in the report.
+// The report contains the memory that the command has used.
 func TestMemoryIsReported(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "python3", "-c", "x = b'x' * (200 << 20)")
@@ -136,7 +135,7 @@ func TestMemoryIsReported(t *testing.T) {
 	}
 }
 
-// A sandbox in the sandbox dies with it, or is refused in good order.
+// A nested sandbox dies with the outer one, or fails cleanly.
 func TestNestedSandboxes(t *testing.T) {
 	t.Parallel()
 	inside := filepath.Dir(harness.Binary(t))
@@ -158,7 +157,7 @@ func TestNestedSandboxes(t *testing.T) {
 	}
 }
 
-// Process names made to mislead whoever reads /proc by lines and blanks.
+// Process names that mislead parsers of /proc change nothing.
 func TestOddNames(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []string{"paren", "newline", "bytes", "empty"} {
@@ -172,7 +171,7 @@ func TestOddNames(t *testing.T) {
 	}
 }
 
-// PTRACE_TRACEME makes init the tracer. It neither ends the command nor stops it.
+// PTRACE_TRACEME makes init the tracer, which neither ends nor stops the command.
 func TestTraceMe(t *testing.T) {
 	t.Parallel()
 	const begin = "import ctypes, os, signal, sys\nif ctypes.CDLL(None).ptrace(0, 0, 0, 0): sys.exit(99)\n"

@@ -13,11 +13,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// What follows from every command running under our own init, which nothing inside can
-// see into, trace or signal.
+// Every command runs under sbxrun's own init, which nothing inside can see into, trace or signal.
 
-// A payload that tries to take over its PID 1 gets nowhere; and it ends with sbxrun,
-// whatever kills that.
+// A payload that attacks its PID 1 achieves nothing, and ends with sbxrun.
 func TestPayloadTakesOverNothing(t *testing.T) {
 	t.Parallel()
 	for _, kill := range []struct {
@@ -38,8 +36,8 @@ func TestPayloadTakesOverNothing(t *testing.T) {
 	}
 }
 
-// Nor does that of an ordinary user, whose init has the same uid; with --oom-score-adj, as with limits, init's
-// memory is its own and not the keeper's, which is hidden in any case.
+// The same for an ordinary user, whose init has the same UID. With --oom-score-adj, as with
+// limits, init has its own memory instead of the keeper's; both are hidden.
 func TestInitIsHidden(t *testing.T) {
 	t.Parallel()
 	o := harness.Options{Bare: true}
@@ -54,8 +52,7 @@ func TestInitIsHidden(t *testing.T) {
 	}
 }
 
-// In a sandbox that lives on, its own command and its execs see themselves and nothing
-// else, and cannot take over anything either.
+// A sandbox's command and its execs see only their own processes, and cannot attack others.
 func TestCommandsOfASandboxApart(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -81,19 +78,19 @@ func TestCommandsOfASandboxApart(t *testing.T) {
 	}
 }
 
-// Limits that bubblewrap itself could not live with are the payload's alone.
+// Limits that bubblewrap could not work under apply only to the payload.
 func TestSmallLimits(t *testing.T) {
 	t.Parallel()
 	for range 20 {
 		r := harness.Run(t, harness.Options{}, "--nofile", "3", "--fsize", "1", "--stack", "64K", "/bin/true")
-		if r.ExitCode != 0 && r.ExitCode != 127 { // the loader may need a descriptor that it does not get
+		if r.ExitCode != 0 && r.ExitCode != 127 { // the loader may need another descriptor
 			t.Errorf("exit code %d, %s", r.ExitCode, r.Stderr)
 		}
 		harness.Run(t, harness.Options{}, "--fsize", "1K", "sh", "-c", "ulimit -f").Expect(t, 0, "exited")
 	}
 }
 
-// A deadline counts from the release, and entering has a bound of its own.
+// An exec's deadline counts from the start of its command. Entering has its own limit.
 func TestExecVeryShortTimeout(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
@@ -104,20 +101,20 @@ func TestExecVeryShortTimeout(t *testing.T) {
 	}
 }
 
-// jobState is the state of a process as ps(1) shows it.
+// jobState returns the state of a process as ps(1) shows it.
 func jobState(pid int) string {
 	p, _ := harness.ReadProc(pid)
 	return p.State
 }
 
-// job is what a shell makes of a command: a process group that its parent can continue.
+// job starts a process as a shell does, in a process group that its parent can continue.
 var job = &syscall.SysProcAttr{Setpgid: true}
 
-// Ctrl-Z stops the command with sbxrun, and fg lets both go on.
+// Ctrl-Z stops the command together with sbxrun, and fg continues both.
 func TestSuspend(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{Attr: job}, "--timeout", "30", "python3", "-u", "-c",
-		"import time; print('up')\nwhile True: print(time.time_ns()); time.sleep(0.02)") // no vfork(2), which puts a stop off
+		"import time; print('up')\nwhile True: print(time.time_ns()); time.sleep(0.02)") // no vfork(2), which delays a stop
 	p.WaitOutput("up\n")
 	payload := p.Role(harness.RolePayload)
 	for range 3 {
@@ -131,7 +128,7 @@ func TestSuspend(t *testing.T) {
 	p.Wait().Expect(t, 128+int(unix.SIGTERM), "canceled")
 }
 
-// Ctrl-Z stops nobody whom no shell could let go on, nor a caller who ignores it.
+// Ctrl-Z stops nothing if no shell could continue it, or if the caller ignores it.
 func TestSuspendNobodyToContinue(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{Attr: &syscall.SysProcAttr{Setsid: true}}, "--timeout", "30", "sh", "-c", "echo up; sleep 0.5; exit 7")
@@ -145,8 +142,7 @@ func TestSuspendNobodyToContinue(t *testing.T) {
 	p.Wait().Expect(t, 7, "exited")
 }
 
-// An sbxrun that was stopped tells the truth when it goes on: what ended in time has
-// not timed out.
+// When sbxrun was stopped past the deadline, a command that exited in time has not timed out.
 func TestStoppedExitInTime(t *testing.T) {
 	t.Parallel()
 	for _, sig := range []syscall.Signal{unix.SIGSTOP, unix.SIGTSTP} {
@@ -156,7 +152,7 @@ func TestStoppedExitInTime(t *testing.T) {
 		begin := time.Now()
 		p.Signal(sig)
 		if sig == unix.SIGTSTP {
-			// The command is stopped as well, and ends in time only if it goes on soon.
+			// The command is stopped too, so sbxrun must continue soon.
 			harness.Until(t, harness.Bound, "it to stop", func() bool { return jobState(p.PID) == "T" })
 			p.Signal(unix.SIGCONT)
 			p.Wait().Expect(t, 7, "exited")
@@ -170,8 +166,8 @@ func TestStoppedExitInTime(t *testing.T) {
 	}
 }
 
-// The same of a room without a command: its deadline is its supervisor's, or its keeper's, and a timeout
-// whoever was in time.
+// The deadline of an idle sandbox with a stopped process holds: its supervisor or its keeper ends
+// it, and both report a timeout.
 func TestStoppedRoomDeadline(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{}, "--timeout", harness.Deadline(2*time.Second).String())
@@ -184,7 +180,7 @@ func TestStoppedRoomDeadline(t *testing.T) {
 	}
 }
 
-// The keeper keeps the deadline of an sbxrun that is stopped.
+// The keeper enforces the deadline of a stopped sbxrun.
 func TestStoppedDeadline(t *testing.T) {
 	t.Parallel()
 	p, timeout := harness.InTime(t, 500*time.Millisecond, "up\n", func(timeout string) *harness.Process {

@@ -14,14 +14,14 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// TestJSONErrors checks that every command with --json prints one JSON value when it fails: an object with its exit code
-// and an error with code and message, or a list with such an object for each name.
+// Every command with --json prints one JSON value when it fails: an object with its exit code and
+// an error with code and message, or a list with such an object per name.
 func TestJSONErrors(t *testing.T) {
 	t.Parallel()
 	s, dir := harness.NewState(t), harness.SharedDir(t)
 	file := filepath.Join(dir, "file")
 	harness.Must(t, os.WriteFile(file, nil, 0o644))
-	// What each command needs besides flags, if the sandbox or the snapshot does not exist.
+	// Arguments of each command, for a sandbox or snapshot that does not exist.
 	words := map[string][]string{
 		"run": {"no-such-command"}, "start": {"no-such-command"}, "exec": {"nosuch", "true"}, "cp": {"nosuch:/x", dir}, "diff": {"nosuch"}, "apply": {"nosuch"},
 		"ps": {"nosuch"}, "inspect": {"nosuch"}, "wait": {"nosuch"}, "logs": {"nosuch"}, "kill": {"nosuch"}, "cleanup": {"nosuch"},

@@ -15,7 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// decode reads what a command has printed as JSON.
+// decode parses the JSON output of a command.
 func decode(t *testing.T, r *harness.Result, into any) {
 	t.Helper()
 	if err := stdjson.Unmarshal(r.Stdout, into); err != nil {
@@ -23,7 +23,7 @@ func decode(t *testing.T, r *harness.Result, into any) {
 	}
 }
 
-// killed is what kill --json says of one sandbox.
+// killed is an element of the output of kill --json.
 type killed struct {
 	ID        string `json:"id"`
 	Status    string `json:"status"`
@@ -57,8 +57,8 @@ func timedKill(t *testing.T, s *harness.State, code int, args ...string) ([]kill
 	return all, r.Elapsed
 }
 
-// Of an unknown id; of one that has ended; twice; of several, of which not
-// all are there.
+// kill fails for an unknown ID, succeeds for a sandbox that has ended, and ends the existing ones
+// of several.
 func TestKill(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -83,7 +83,7 @@ func TestKill(t *testing.T) {
 	if k := kill(t, s, 0, "b"); len(k) != 1 || !k[0].Already || k[0].Status != "killed" {
 		t.Errorf("twice: %+v", k)
 	}
-	// One of three is not there: the others are ended, and the failure is told.
+	// One of three does not exist: the others end, and kill fails.
 	one, two := s.Sandbox(harness.Options{}), s.Sandbox(harness.Options{})
 	r := s.Run("kill", "--grace", "0", one.ID, "nobody", two.ID, "nobody-else", one.ID)
 	if r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 2 || len(harness.Lines(r.Stdout)) != 2 {
@@ -98,7 +98,7 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// An exec ends with its sandbox, and says so.
+// An exec whose sandbox is killed ends and reports that.
 func TestKillDuringExec(t *testing.T) {
 	t.Parallel()
 	for _, grace := range []string{"0", "0.5"} {
@@ -127,8 +127,7 @@ func TestKillDuringExec(t *testing.T) {
 	}
 }
 
-// The signal reaches all that runs, execs included, and who ends of it keeps
-// nobody waiting.
+// kill --signal reaches all processes, including execs, and does not wait for those that exit.
 func TestKillSignal(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -148,13 +147,13 @@ func TestKillSignal(t *testing.T) {
 		t.Errorf("main: %q", out)
 	}
 	r := p.Wait()
-	r.Expect(t, 137, "killed") // whatever it made of the signal
+	r.Expect(t, 137, "killed") // however it handled the signal
 	if r.Report.Payload != nil && r.Report.Payload.ExitCode != nil && !strings.HasSuffix(string(r.Stdout), "exec got USR1\n") {
 		t.Errorf("exec: %q", r.Stdout)
 	}
 }
 
-// A command that ignores SIGTERM is dead after the default grace period.
+// A command that ignores SIGTERM dies after the default grace period.
 func TestKillTermIgnored(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -168,8 +167,7 @@ func TestKillTermIgnored(t *testing.T) {
 	b.Ended()
 }
 
-// In a sandbox that idles, execs have all of the grace period, though the sandbox's own
-// deadline comes before.
+// In an idle sandbox, execs get the full grace period even if the sandbox's deadline is earlier.
 func TestKillIdle(t *testing.T) {
 	t.Parallel()
 	timeout := harness.Deadline(2 * time.Second)
@@ -186,7 +184,7 @@ func TestKillIdle(t *testing.T) {
 	}
 }
 
-// Somebody with less patience than an earlier kill gets his way.
+// A later kill with a shorter grace period takes effect.
 func TestKillTwice(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -204,7 +202,7 @@ func TestKillTwice(t *testing.T) {
 	b.Ended()
 }
 
-// All share one grace period.
+// All sandboxes share one grace period.
 func TestKillAll(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -212,7 +210,7 @@ func TestKillAll(t *testing.T) {
 	for range 3 {
 		all = append(all, s.Sandbox(harness.Options{}, "--tag", "job=7", "bash", "-c", "sleep 120 & wait"))
 	}
-	// And with those that do not end of SIGTERM.
+	// And with commands that ignore SIGTERM.
 	for range 3 {
 		b := s.Sandbox(harness.Options{}, "--tag", "job=7", "/fixtures/term-ignore")
 		s.Run("wait", "--log", "ready", b.ID)
@@ -236,9 +234,9 @@ func TestKillAll(t *testing.T) {
 	}
 }
 
-// Many sandboxes at once, 200 if SBXRUN_SOAK is 100, without a grace period.
+// kill ends many sandboxes at once; SBXRUN_SOAK=100 makes 200.
 func TestKillMany(t *testing.T) {
-	// Not in parallel: it takes all of the machine.
+	// Not in parallel: it keeps the machine busy.
 	sandboxes := 4 * max(5, harness.Soak(t)/2)
 	s := harness.NewState(t)
 	var wg sync.WaitGroup
@@ -262,7 +260,7 @@ func TestKillMany(t *testing.T) {
 	}
 }
 
-// A supervisor that is stopped is not needed for the kill.
+// kill works with a stopped supervisor.
 func TestKillStoppedSupervisor(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -282,7 +280,7 @@ func TestKillStoppedSupervisor(t *testing.T) {
 	}
 }
 
-// The same for an exec that is stopped while its sandbox is killed.
+// kill works with a stopped exec.
 func TestKillStoppedExec(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -300,9 +298,8 @@ func TestKillStoppedExec(t *testing.T) {
 	p.Wait().Expect(t, 137, "killed")
 }
 
-// A process that was entered from outside, and whose parent outside does not
-// reap it, keeps init from ending: kill says so in time and names it; with the
-// parent's end it is proven.
+// A process that has entered from outside and is not reaped by its parent keeps init from exiting.
+// kill reports it as unproven in time and names it, and as proven after the parent's end.
 func TestKillEnteredFromOutside(t *testing.T) {
 	t.Parallel()
 	t.Run("SupervisorWaits", func(t *testing.T) {
@@ -319,8 +316,8 @@ func enteredFromOutside(t *testing.T, proofTimeout string) {
 	t.Helper()
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "--proof-timeout", proofTimeout)
-	// A parent in our namespace that joins the sandbox's, starts one process in it
-	// and never waits for it.
+	// The parent, in the test's namespace, joins the sandbox's, starts a process there and never
+	// waits for it.
 	script := `
 import ctypes, os, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -349,8 +346,7 @@ sys.stdin.read()`
 		t.Errorf("could not enter: %q, %v", line, err)
 	}
 	harness.Until(t, harness.Bound, "the process", func() bool { return len(b.Members()) == 2 })
-	// With its parent's end it becomes ours, and so does the keeper if the supervisor
-	// gives up.
+	// When its parent exits it becomes our child; so does the keeper if the supervisor gives up.
 	b.AdoptAll()
 
 	k, took := timedKill(t, s, 123, "--grace", "0", "--proof-timeout", "1", b.ID)

@@ -9,8 +9,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A child that holds stdout keeps nobody waiting, and is dead before sbxrun
-// returns.
+// A child that holds stdout delays nothing, and is dead before sbxrun returns.
 func TestStdoutHeldByChild(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{}, "/fixtures/leave-stdout", "7")
@@ -20,13 +19,13 @@ func TestStdoutHeldByChild(t *testing.T) {
 	if r.Report.Teardown.Strays != 1 {
 		t.Errorf("%d strays, want 1", r.Report.Teardown.Strays)
 	}
-	// From the command's exit to the proof, by sbxrun's own clock, and from
-	// there to end-of-file by ours.
+	// sbxrun measures from the command's exit to the proof, and the test from there to
+	// end-of-file.
 	teardown := time.Duration(*r.Report.TeardownMS * float64(time.Millisecond))
 	harness.Within(t, "from the command's exit to the end of its output", teardown+r.EOF, 0, 50*time.Millisecond)
 }
 
-// A process whose first thread has ended looks like a zombie, and is alive.
+// A process whose first thread has ended looks like a zombie, but counts as alive.
 func TestStrayWithoutFirstThread(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "python3", "-c", `
@@ -44,11 +43,10 @@ while open("/proc/" + child + "/stat").read().split()[2] != "Z":
 	}
 }
 
-// Not one byte is written after sbxrun has returned.
+// Not a byte is written after sbxrun has returned.
 func TestWriterIsStopped(t *testing.T) {
 	t.Parallel()
-	// A writer that outlives its sandbox does so for milliseconds: look at once
-	// and for a while, many times.
+	// A writer would outlive its sandbox only for milliseconds, so look at once and often.
 	const runs, watch = 20, 25 * time.Millisecond
 	for range runs {
 		dir := harness.SharedDir(t)

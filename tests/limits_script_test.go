@@ -17,9 +17,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// An ordinary user is told all that is missing at once, and one script for root that lets
-// this shell set every limit: with cgroup v1, v2 or both, as the machine has them; where it
-// has both, with v1 alone as well.
+// An ordinary user gets one error with everything that is missing, and a script for root that lets
+// this shell set every limit: with cgroup v1, v2 or both, and where the machine has both, also
+// with v1 alone.
 func TestLimitsScript(t *testing.T) {
 	if !harness.Root() {
 		script := harness.Start(t, harness.Options{Bare: true}, "doctor", "--script").Wait()
@@ -39,7 +39,7 @@ func TestLimitsScript(t *testing.T) {
 	}
 }
 
-// limitsScript tries it in a shell that wrap starts.
+// limitsScript tries the script in a shell that wrap starts.
 func limitsScript(t *testing.T, wrap []string) {
 	const uid = 47110
 	state := filepath.Join(harness.SharedDir(t), "state")
@@ -61,7 +61,7 @@ func limitsScript(t *testing.T, wrap []string) {
 	harness.Must(t, err)
 	harness.Must(t, shell.Start())
 	t.Cleanup(func() {
-		stdin.Close() // if it still waits for a word
+		stdin.Close() // in case it still waits for input
 		_ = shell.Wait()
 		removeCgroups(t, fmt.Sprintf("user-%d", uid))
 	})
@@ -98,7 +98,7 @@ func limitsScript(t *testing.T, wrap []string) {
 	if want := fmt.Sprintf("sbxrun: user %d may set limits in process %d, and in what that starts\n", uid, shell.Process.Pid); err != nil || string(out) != want {
 		t.Fatalf("the script: %v: %s", err, out)
 	}
-	// Once more changes nothing, and is no error.
+	// Running it again changes nothing and succeeds.
 	cmd = exec.Command("sh")
 	cmd.Stdin = strings.NewReader(strings.TrimSuffix(script, "ready\n"))
 	if again, err := cmd.CombinedOutput(); err != nil || string(again) != string(out) {
@@ -115,28 +115,28 @@ func limitsScript(t *testing.T, wrap []string) {
 	}
 }
 
-// can reports whether we can set all limits.
+// can reports whether the test process can set all limits.
 func can(m *limits.Machine) bool {
 	_, err := m.Plan(limits.Request{Memory: 64 << 20, Pids: 32, CPUs: 0.5, CPUTime: 5e9}, true)
 	return err == nil
 }
 
-// removeCgroups removes those of a name, and what is below them.
+// removeCgroups removes cgroups of a name and everything below.
 func removeCgroups(t *testing.T, name string) {
 	var dirs []string
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() && slices.Contains(strings.Split(path, "/"), name) {
 			dirs = append(dirs, path)
 		}
-		return nil // what goes away meanwhile is another test's
+		return nil // cgroups of other tests come and go
 	})
 	for _, dir := range slices.Backward(dirs) {
 		harness.Until(t, harness.Scaled(harness.Slack), dir+" is removed", func() bool { return os.Remove(dir) == nil || os.IsNotExist(os.Remove(dir)) })
 	}
 }
 
-// A user's shell can show a cgroup file system where root sees a directory of the user's: the script does
-// not change files there.
+// The script changes no files where a user's shell shows a cgroup file system but root sees a
+// directory of the user's.
 func limitsScriptOwnMounts(t *testing.T) {
 	const uid = 47111
 	top := harness.SharedDir(t)

@@ -15,10 +15,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// enforced says whether sbxrun can enforce these limits here, by the same detection
-// that it uses itself. Where it cannot, that it refuses is what is tested, so that no
-// machine is without a test: the flags have to be refused with a reason, and with best
-// effort the command runs and the report says so.
+// enforced reports whether sbxrun can enforce these limits here, with sbxrun's own detection.
+// Where it cannot, enforced tests the refusal: the flags fail with a reason, and with best effort
+// the command runs and the report says so.
 func enforced(t *testing.T, r limits.Request, flags ...string) bool {
 	t.Helper()
 	machine, err := limits.Detect()
@@ -45,7 +44,7 @@ func enforced(t *testing.T, r limits.Request, flags ...string) bool {
 	return false
 }
 
-// hit asserts that a limit was enforced, and says whether it was hit.
+// hit asserts that a limit was enforced, and reports whether it was hit.
 func hit(t *testing.T, r *harness.Report, name string) bool {
 	t.Helper()
 	for _, l := range r.Limits {
@@ -62,7 +61,7 @@ func hit(t *testing.T, r *harness.Report, name string) bool {
 
 const hog = "x = bytearray(200 << 20); print(len(x))"
 
-// Out of memory is its own cause, whether the command is killed or a child of it.
+// Running out of memory is a cause of its own, whether the kernel kills the command or its child.
 func TestLimitMemory(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{Memory: 64 << 20}, "--memory", "64M") {
@@ -82,20 +81,20 @@ func TestLimitMemory(t *testing.T) {
 			t.Errorf("memory_peak_bytes is %d", peak)
 		}
 	}
-	// Nothing of that is about who stays below.
+	// A command that stays below its limit ends normally.
 	r := harness.Run(t, harness.Options{}, "--memory", "256M", "python3", "-c", "x = bytearray(100 << 20); print(len(x))")
 	r.Expect(t, 0, "exited")
 	if hit(t, r.Report, "memory") {
 		t.Errorf("%s", r.Report.Raw())
 	}
-	// Nor a SIGKILL that has nothing to do with memory.
+	// So does one that gets SIGKILL for another reason.
 	r = harness.Run(t, harness.Options{}, "--memory", "256M", "sh", "-c", "kill -9 $$")
 	if r.ExitCode != 137 || r.Report.Cause == "oom" || hit(t, r.Report, "memory") {
 		t.Errorf("%s", r.Report.Raw())
 	}
 }
 
-// What waits in connections is memory as well, also to cgroup v1, which counts it apart.
+// Data waiting in connections counts as memory, also with cgroup v1, which counts it separately.
 func TestMemoryOfConnections(t *testing.T) {
 	t.Parallel()
 	machine, err := limits.Detect()
@@ -121,7 +120,7 @@ print(sent >> 20)
 	}
 }
 
-// A fork bomb gets EAGAIN, and is gone at the deadline.
+// A fork bomb gets EAGAIN, and ends at the deadline.
 func TestLimitForkBomb(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{Pids: 32}, "--pids", "32") {
@@ -136,7 +135,7 @@ func TestLimitForkBomb(t *testing.T) {
 		t.Errorf("pids_peak is %d", peak)
 	}
 	harness.Within(t, "the teardown", time.Duration(*r.Report.TeardownMS*1e6), 0, time.Second)
-	// Exactly as many as there may be: two are the sandbox's own.
+	// Exactly as many processes as allowed; two are the sandbox's own.
 	r = harness.Run(t, harness.Options{}, "--pids", "10", "bash", "-c", "for i in 1 2 3 4 5 6 7; do sleep 60 & done; jobs -p")
 	r.Expect(t, 0, "exited")
 	if hit(t, r.Report, "pids") {
@@ -144,7 +143,7 @@ func TestLimitForkBomb(t *testing.T) {
 	}
 }
 
-// What no machine can enforce, and what this caller may not.
+// Limits that no machine can enforce, or this caller may not set, are refused.
 func TestLimitRefused(t *testing.T) {
 	t.Parallel()
 	for _, flags := range [][]string{
@@ -155,7 +154,7 @@ func TestLimitRefused(t *testing.T) {
 		if r.Report.Error.Code != "limit" || r.Report.Error.Hint == "" {
 			t.Errorf("%q: %s", flags, r.Report.Raw())
 		}
-		// Best effort is about the machine, not about nonsense.
+		// Best effort does not accept invalid values.
 		r = harness.Run(t, harness.Options{}, append(append([]string{"--limits", "best-effort"}, flags...), "true")...)
 		r.Expect(t, 125, "start-failed")
 	}
@@ -164,7 +163,7 @@ func TestLimitRefused(t *testing.T) {
 			t.Errorf("%q: exit code %d", flags, r.ExitCode)
 		}
 	}
-	// A hard limit above one's own.
+	// A hard limit above the caller's own.
 	var own unix.Rlimit
 	harness.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &own))
 	value := strconv.FormatUint(own.Max+1, 10)
@@ -173,7 +172,7 @@ func TestLimitRefused(t *testing.T) {
 	}
 }
 
-// Programs with a runtime that reserves more than it uses start in 256 MiB.
+// Programs whose runtime reserves more memory than it uses start in 256 MiB.
 func TestLimitRuntimes(t *testing.T) {
 	t.Parallel()
 	var flags []string
@@ -187,7 +186,7 @@ func TestLimitRuntimes(t *testing.T) {
 	} {
 		name, err := lookPath(command[0])
 		if err != nil {
-			if command[0] == "java" { // README does not ask for a JVM
+			if command[0] == "java" { // README's set-up does not install a JVM
 				t.Logf("no %s here", command[0])
 				continue
 			}
@@ -199,7 +198,7 @@ func TestLimitRuntimes(t *testing.T) {
 	}
 }
 
-// lookPath finds a program where a developer has it, with links followed.
+// lookPath finds a program in a developer's directories and follows links.
 func lookPath(name string) (string, error) {
 	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), "/usr/local/go/bin", "/usr/lib/go/bin") {
 		if real, err := filepath.EvalSymlinks(filepath.Join(dir, name)); err == nil {
@@ -209,7 +208,7 @@ func lookPath(name string) (string, error) {
 	return "", fmt.Errorf("no %s in PATH", name)
 }
 
-// /tmp is full at its size, to the byte.
+// /tmp is full at exactly its size.
 func TestLimitTmpSize(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "--tmp-size", "10M", "sh", "-c", "head -c 20M /dev/zero >/tmp/x; stat -c %s /tmp/x")
@@ -219,25 +218,25 @@ func TestLimitTmpSize(t *testing.T) {
 	}
 }
 
-// A file too large is SIGXFSZ, and the cause names the limit.
+// A file that gets too large causes SIGXFSZ, and the cause names the limit.
 func TestLimitFileSize(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "--fsize", "10M", "head", "-c", "5M", "/dev/zero")
-	r.Expect(t, 0, "exited") // a pipe is no file
-	// head ignores no signal and writes to a file that it has inherited.
+	r.Expect(t, 0, "exited") // a pipe has no size
+	// head does not ignore the signal, and writes to an inherited file.
 	r = harness.Run(t, harness.Options{}, "--fsize", "10M", "sh", "-c", "exec head -c 11M /dev/zero >/tmp/x")
 	r.Expect(t, 153, "fsize")
 	if !hit(t, r.Report, "fsize") || r.Report.Payload.Signal != "XFSZ" {
 		t.Errorf("%s", r.Report.Raw())
 	}
 	r = harness.Run(t, harness.Options{}, "--fsize", "10M", "sh", "-c", "kill -XFSZ $$")
-	r.Expect(t, 153, "fsize") // the kernel does not tell the two apart
+	r.Expect(t, 153, "fsize") // the kernel does not distinguish the two
 	r = harness.Run(t, harness.Options{}, "sh", "-c", "kill -XFSZ $$")
 	r.Expect(t, 153, "signaled")
 }
 
-// What was used is counted once: a quota delays init's end, so that somebody else has
-// killed the command before, and init comes to wait for it.
+// Usage is counted once, also when a quota delays init so that the keeper kills the command and
+// init reaps it later.
 func TestUsageOnce(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{CPUs: 0.5}, "--cpus", "0.5") {
@@ -246,14 +245,14 @@ func TestUsageOnce(t *testing.T) {
 	for range 8 {
 		r := harness.Run(t, harness.Options{}, "--cpus", "0.5", "--timeout", "0.5", "sh", "-c", "while :; do :; done & while :; do :; done")
 		r.Expect(t, 124, "timeout")
-		// Counted twice it would be up to three quarters of the time.
+		// Counted twice, it would be up to three quarters of the time.
 		if used := r.Report.Usage.CPUUserMS + r.Report.Usage.CPUSystemMS; used > 0.65*r.Report.DurationMS {
 			t.Errorf("%.0f ms of CPU in %.0f ms", used, r.Report.DurationMS)
 		}
 	}
 }
 
-// Init waits without using the processor, also when it has reaped something.
+// Init waits without using the CPU, also after it has reaped a process.
 func TestInitWaits(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "--timeout", harness.Deadline(2*time.Second).String(), "sh", "-c", "(sleep 0.1 &); sleep 600")
@@ -263,8 +262,7 @@ func TestInitWaits(t *testing.T) {
 	}
 }
 
-// Whoever the kernel is to choose first for want of memory, it is not the keeper, which
-// brings all to an end.
+// The kernel's OOM killer chooses the command before the keeper, which has to end everything.
 func TestOOMScoreOfTheCommand(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{}, "--oom-score-adj", "700", "--timeout", "60", "sh", "-c", "echo up; sleep 60")
@@ -279,7 +277,7 @@ func TestOOMScoreOfTheCommand(t *testing.T) {
 	p.Wait().Expect(t, 143, "canceled")
 }
 
-// Half a CPU is half a CPU, and nproc and thread pools fit.
+// --cpus 0.5 grants half a CPU, and nproc and thread pools agree.
 func TestLimitCPUs(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{CPUs: 0.5}, "--cpus", "0.5") {
@@ -291,11 +289,11 @@ func TestLimitCPUs(t *testing.T) {
 	if string(r.Stdout) != "1\n1 1\n" {
 		t.Errorf("stdout %q, %s", r.Stdout, r.Report.Raw())
 	}
-	// At most: a busy machine may give less.
+	// An upper bound, because a busy machine may grant less.
 	if used := r.Report.Usage.CPUUserMS + r.Report.Usage.CPUSystemMS; used > 0.65*r.Report.DurationMS {
 		t.Errorf("%.0f ms of CPU in %v", used, deadline)
 	}
-	// As little as this even a busy machine would give more than.
+	// Even a busy machine would grant more than this.
 	r = harness.Run(t, harness.Options{}, "--cpus", "0.02", "--timeout", deadline.String(), "bash", "-c", "while :; do :; done")
 	if r.Expect(t, 124, "timeout"); !hit(t, r.Report, "cpus") {
 		t.Errorf("%s", r.Report.Raw())
@@ -306,7 +304,7 @@ func TestLimitCPUs(t *testing.T) {
 	}
 }
 
-// CPU time is of the whole tree.
+// --cpu-time counts the whole tree.
 func TestLimitCPUTime(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{CPUTime: time.Second}, "--cpu-time", "1") {
@@ -323,8 +321,8 @@ func TestLimitCPUTime(t *testing.T) {
 	}
 }
 
-// A command whose memory is limited has few descriptors, because the kernel does not count the memory behind all of them:
-// 1,024, or as many as were asked for.
+// A command with a memory limit has few descriptors, 1,024 or as many as requested, because the
+// kernel does not count the memory behind all of them.
 func TestMemoryFiles(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{Memory: 64 << 20}, "--memory", "64M") {
@@ -349,14 +347,14 @@ func TestMemoryFiles(t *testing.T) {
 	expect("exec in a sandbox with --nofile", wide.Exec(harness.Options{}, []string{"--memory", "32M"}, show...), "2000")
 }
 
-// Limits of single processes, as the command sees them.
+// The command sees its per-process limits.
 func TestLimitProcess(t *testing.T) {
 	t.Parallel()
 	const show = "nice; cat /proc/self/oom_score_adj; ulimit -n; ulimit -Hn; ulimit -s; ulimit -f"
-	// Nobody but root may go below what the tests have themselves.
+	// Only root may go below the test's own niceness.
 	own, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
 	harness.Must(t, err)
-	nice := strconv.Itoa(max(7, 20-own)) // getpriority(2): the kernel returns 20 less it
+	nice := strconv.Itoa(max(7, 20-own)) // the kernel returns 20 - nice (getpriority(2))
 	flags := []string{"--nice", nice, "--oom-score-adj", "500", "--nofile", "77", "--stack", "4M", "--fsize", "10M"}
 	r := harness.Run(t, harness.Options{}, append(flags, "sh", "-c", show)...)
 	r.Expect(t, 0, "exited")
@@ -374,7 +372,7 @@ func TestLimitProcess(t *testing.T) {
 	}
 }
 
-// A flood of output is cut, or ends the run; with and without --json.
+// With --output-limit, too much output is truncated or ends the run, with and without --json.
 func TestLimitOutput(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "--output-limit", "kill", "--max-output", "64K", "--timeout", "60", "yes")
@@ -396,14 +394,14 @@ func TestLimitOutput(t *testing.T) {
 	if rep.Cause != "output-limit" || !*rep.StdoutTruncated || len(*rep.Stdout) > 65<<10 {
 		t.Errorf("%.500s", rep.Raw())
 	}
-	// Of a started sandbox it is the log.
+	// For a started sandbox the log counts.
 	b := harness.NewState(t).Sandbox(harness.Options{}, "--max-output", "64K", "--output-limit", "kill", "yes")
 	if rec := b.Ended(); rec.Report == nil || rec.Report.Cause != "output-limit" {
 		t.Errorf("%+v", rec.Report)
 	}
 }
 
-// --fake-meminfo shows the limit, to a run, to a sandbox and to its execs.
+// --fake-meminfo shows the limit to a run, a sandbox and its execs.
 func TestLimitFakeMeminfo(t *testing.T) {
 	t.Parallel()
 	flags := []string{"--memory", "256M", "--fake-meminfo"}
@@ -422,8 +420,8 @@ func TestLimitFakeMeminfo(t *testing.T) {
 	}
 }
 
-// A started sandbox's limits hold for all its execs together, and an exec's own within
-// them. One that is killed for want of memory takes nothing else with it.
+// A sandbox's limits apply to all its execs together, and an exec's own limits within them. An
+// exec that runs out of memory affects nothing else.
 func TestLimitSandbox(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{Memory: 128 << 20, Pids: 24}, "--memory", "128M", "--pids", "24") {
@@ -449,7 +447,7 @@ func TestLimitSandbox(t *testing.T) {
 	if len(harness.Cgroups(id)) == 0 {
 		t.Error("the sandbox has no cgroup")
 	}
-	// While it is full nobody gets in; that is said, and nothing is left of it.
+	// While the sandbox is full an exec fails with an error, and leaves nothing.
 	full := b.StartExec(harness.Options{}, []string{"--timeout", "60"}, "bash", "-c", "for i in $(seq 40); do sleep 60 & done; wait")
 	full.WaitStderr("Resource temporarily unavailable")
 	if x = b.Exec(harness.Options{}, nil, "true"); x.ExitCode == 0 || x.Report == nil || x.Report.Started {
@@ -460,7 +458,7 @@ func TestLimitSandbox(t *testing.T) {
 	b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
 }
 
-// So do those of single processes.
+// The same for per-process limits.
 func TestLimitSandboxProcesses(t *testing.T) {
 	t.Parallel()
 	const show = "nice; cat /proc/self/oom_score_adj; ulimit -n; ulimit -s; ulimit -f"
@@ -487,8 +485,8 @@ func TestLimitSandboxProcesses(t *testing.T) {
 	s.Sandbox(harness.Options{}, "--nofile", "77", "--ready-exec", `test "$(ulimit -n)" = 77`, "--wait-ready")
 }
 
-// An exec that has ended by itself was not killed for want of memory, though another in its sandbox
-// was meanwhile.
+// An exec that exits by itself is not reported as out of memory, even if another exec in its
+// sandbox was.
 func TestLimitSandboxOthersMemory(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{Memory: 64 << 20}, "--memory", "64M") {
@@ -507,7 +505,7 @@ func TestLimitSandboxOthersMemory(t *testing.T) {
 	}
 }
 
-// If the command itself is killed for want of memory, the sandbox has that cause.
+// When the sandbox's own command runs out of memory, that is the sandbox's cause.
 func TestLimitSandboxCommand(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{Memory: 64 << 20}, "--memory", "64M") {
@@ -522,8 +520,8 @@ func TestLimitSandboxCommand(t *testing.T) {
 	}
 }
 
-// SIGKILL of sbxrun leaves no cgroup: the keeper removes them. If that is killed
-// as well, cleanup does.
+// When sbxrun is killed, the keeper removes the cgroup; when the keeper is killed too, cleanup
+// does.
 func TestLimitKilled(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{Memory: 64 << 20, Pids: 32}, "--memory", "64M", "--pids", "32") {
@@ -540,8 +538,7 @@ func TestLimitKilled(t *testing.T) {
 	p.Wait()
 	harness.Until(t, harness.Bound, "the cgroups to be gone", func() bool { return !anyExists(dirs) })
 
-	// And if the keeper cannot: an empty one that nobody has open. Not one that
-	// somebody has.
+	// cleanup removes an empty cgroup that nobody has open, and no other.
 	p = harness.Start(t, harness.Options{}, "--memory", "64M", "--pids", "32", "/fixtures/tree-sleep")
 	p.WaitOutput("ready 2\n")
 	dirs = cgroupsOf(t, p.Role(harness.RoleInit).PID)
@@ -550,7 +547,7 @@ func TestLimitKilled(t *testing.T) {
 	says := func(what string, args ...string) func() bool {
 		return func() bool {
 			if !anyExists([]string{left}) {
-				return true // root's cleanups take all of root's: that of another test
+				return true // root's cleanup in another test has removed it
 			}
 			for _, line := range harness.Lines(s.Run(append([]string{"cleanup"}, args...)...).Stdout) {
 				if strings.HasPrefix(line, what) && strings.HasSuffix(line, left) {
@@ -560,7 +557,7 @@ func TestLimitKilled(t *testing.T) {
 			return false
 		}
 	}
-	// Not at once: it could be one that is just being made.
+	// Not at once, because a new cgroup may be about to be used.
 	harness.Until(t, harness.Bound, "the cgroup to be found", says("to go    cgroup", "--dry-run"))
 	harness.Until(t, harness.Bound, "the cgroup to be removed", says("removed  cgroup"))
 	if _, err := os.Stat(left); err == nil || len(cgroupsOf(t, p.Role(harness.RoleInit).PID)) != len(dirs) {
@@ -570,7 +567,7 @@ func TestLimitKilled(t *testing.T) {
 	p.Wait().Expect(t, 143, "canceled")
 }
 
-// cgroupsOf are the cgroups of sbxrun's that a process is in.
+// cgroupsOf returns sbxrun's cgroups that a process is in.
 func cgroupsOf(t *testing.T, pid int) (dirs []string) {
 	t.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
@@ -596,8 +593,7 @@ func anyExists(paths []string) bool {
 	return false
 }
 
-// A quota of a thousandth of a CPU, and a sandbox that somebody has frozen, do not
-// keep it from being ended.
+// A quota of a thousandth of a CPU, or an operator's freeze, does not delay the teardown.
 func TestLimitThrottled(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{CPUs: 0.001, Pids: 64}, "--cpus", "0.001", "--pids", "64") {
@@ -623,8 +619,8 @@ func TestLimitFrozen(t *testing.T) {
 	t.Logf("frozen by %s; teardown %.1f ms", frozen, *r.Report.TeardownMS)
 }
 
-// freeze freezes a sandbox as an operator could: in its own v2 cgroup, or in one of the
-// v1 freezer, which is the worse one.
+// freeze freezes a sandbox as an operator might: in its v2 cgroup, or in one of the v1 freezer,
+// which is worse.
 func freeze(t *testing.T, init int) (by string) {
 	t.Helper()
 	const freezer = "/sys/fs/cgroup/freezer"
@@ -650,13 +646,13 @@ func freeze(t *testing.T, init int) (by string) {
 	return ""
 }
 
-// A caller that may use real time, or a niceness below its own, keeps that to itself: sbxrun
-// would get no processor from a command that does.
+// A caller that may use real-time scheduling or a lower niceness does not pass that on, because
+// the command could starve sbxrun.
 func TestLimitPriority(t *testing.T) {
 	t.Parallel()
 	o := harness.Options{Wrap: []string{"prlimit", "--rtprio=50:50", "--nice=40:40"}}
 	if harness.Run(t, harness.Options{Bare: true, Wrap: o.Wrap}, "--help").ExitCode != 0 {
-		o.Wrap = nil // who may not raise them has what the machine gives
+		o.Wrap = nil // without the right to raise the limits, keep the machine's
 	}
 	const use = `
 import os, resource
@@ -672,8 +668,8 @@ for f in (lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))), (
 	}
 }
 
-// A hard limit of 0 on core dumps, as many machines have for security, is no obstacle to a run, though
-// nobody but root may raise it.
+// A hard limit of 0 on core dumps, common on hardened machines, does not prevent a run, although
+// only root may raise it.
 func TestCoreDumpsForbidden(t *testing.T) {
 	t.Parallel()
 	none := harness.Options{Wrap: []string{"sh", "-c", `ulimit -c 0; exec "$@"`, "sh"}}

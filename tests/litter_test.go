@@ -6,8 +6,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A command leaves many empty files in /tmp: the kernel needs longer to free them than to end everything else. The proof does not wait for
-// that, which is done before sbxrun itself ends.
+// When a command leaves many empty files in /tmp, the kernel takes longer to free them than to end
+// the processes. The proof does not wait for that, but sbxrun's exit does.
 func TestLitter(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "--timeout", "600", "--tmp-size", "512M", "/fixtures/litter", "100000")

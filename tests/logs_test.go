@@ -27,8 +27,8 @@ func sha256File(t *testing.T, name string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Eight followers see each line when it comes, all of them in order, and end
-// with the sandbox; those who go away before are not noticed.
+// Eight followers see each line when it is written, in order, and end with the sandbox. Followers
+// that exit earlier disturb nothing.
 func TestLogFollowers(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -47,7 +47,7 @@ func TestLogFollowers(t *testing.T) {
 			p.WaitOutput(fmt.Sprintf("line %d\n", i))
 			p.WaitStderr(fmt.Sprintf("error %d\n", i))
 			harness.Within(t, "the line", time.Since(written), 0, 200*time.Millisecond)
-			if i == 1 && j < 2 { // one is told to end, one is killed
+			if i == 1 && j < 2 { // one is signalled, one killed
 				sig := []unix.Signal{unix.SIGINT, unix.SIGKILL}[j]
 				p.Signal(sig)
 				if r := p.Wait(); sig == unix.SIGINT && r.ExitCode != 128+2 {
@@ -67,7 +67,7 @@ func TestLogFollowers(t *testing.T) {
 		}
 	}
 	b.Ended()
-	// The same afterwards, followed or not.
+	// The same after the end, with and without --follow.
 	for _, args := range [][]string{{"logs", "talker"}, {"logs", "-f", "talker"}} {
 		if r := s.Run(args...); r.ExitCode != 0 || string(r.Stdout) != "line 1\nline 2\nline 3\n" {
 			t.Errorf("%q: exit code %d: %q", args, r.ExitCode, r.Stdout)
@@ -93,7 +93,7 @@ func TestLogFollowers(t *testing.T) {
 	}
 }
 
-// Exact bytes, of each stream; and as JSON.
+// logs prints the exact bytes of each stream, also as JSON.
 func TestLogBinary(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -111,7 +111,7 @@ func TestLogBinary(t *testing.T) {
 	if string(r.Stdout) != `{"stream":"stderr","base64":"AP8K"}`+"\n" {
 		t.Errorf("--json: %q", r.Stdout)
 	}
-	// Much of it, on both at once.
+	// Large output on both streams at once.
 	b = s.Sandbox(harness.Options{}, "/fixtures/out-bulk")
 	rec := b.Ended()
 	r = s.Run("logs", b.ID)
@@ -124,8 +124,8 @@ func TestLogBinary(t *testing.T) {
 	}
 }
 
-// --max-output keeps the head of each stream, byte for byte, says how much there was,
-// and does not stop the command.
+// --max-output keeps the beginning of each stream, reports the total, and does not stop the
+// command.
 func TestLogMax(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -148,7 +148,7 @@ func TestLogMax(t *testing.T) {
 			t.Errorf("stderr %q", r.Stderr)
 		}
 	}
-	// The file is no larger, either, while it runs.
+	// The file does not exceed it while the command runs either.
 	flood := s.Sandbox(harness.Options{}, "--max-output", "64K", "/fixtures/out-flood")
 	harness.Until(t, harness.Bound, "the full log", func() bool {
 		st, err := os.Stat(s.Dir + "/" + flood.ID + "/stdout.log")

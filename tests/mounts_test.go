@@ -14,7 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// exchange exchanges two names over and over, until stop is called. Each stays for a moment.
+// exchange exchanges two names until stop is called. Each state lasts for a moment.
 func exchange(t *testing.T, a, b string) (stop func()) {
 	t.Helper()
 	quit, stopped := make(chan struct{}), make(chan struct{})
@@ -25,7 +25,7 @@ func exchange(t *testing.T, a, b string) (stop func()) {
 			case <-quit:
 				return
 			case <-time.After(400 * time.Microsecond):
-				_ = unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE) // the result shows
+				_ = unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE) // the test sees the result
 			}
 		}
 	}()
@@ -41,8 +41,8 @@ func exchange(t *testing.T, a, b string) (stop func()) {
 	return stop
 }
 
-// Mount points appear only inside the sandbox's own directories when another process exchanges a
-// directory on the way with a link to the host's root, as bwrap sees it (CVE-2026-87766).
+// When another process exchanges a directory on the way with a link to the host's root, as bwrap
+// sees it, mount points appear only inside the sandbox's own directories (CVE-2026-87766).
 func TestMountRace(t *testing.T) {
 	t.Parallel()
 	for name, flags := range map[string][]string{
@@ -68,7 +68,7 @@ func TestMountRace(t *testing.T) {
 				harness.Must(t, os.Mkdir(dir, 0o755))
 			}
 			for _, dir := range []string{project, project + "/cache", project + "/cache/there", source, outside} {
-				harness.Must(t, os.Chmod(dir, 0o777)) // for bwrap, which may run as another user
+				harness.Must(t, os.Chmod(dir, 0o777)) // bwrap may run as another user
 			}
 			harness.Must(t, os.Symlink("/oldroot"+outside, project+"/link"))
 			state := "SBXRUN_STATE_DIR=" + top + "/state"
@@ -110,8 +110,8 @@ func TestMountRace(t *testing.T) {
 	}
 }
 
-// A sandbox shows the directory that was current when sbxrun started, or does not start, when
-// another process exchanges that directory with one that only sbxrun's caller may enter.
+// When another process exchanges the current directory with one that only sbxrun's caller may
+// enter, the sandbox shows the directory that was current at sbxrun's start, or does not start.
 func TestCurrentDirectoryExchanged(t *testing.T) {
 	t.Parallel()
 	for _, flags := range [][]string{
@@ -139,7 +139,7 @@ func TestCurrentDirectoryExchanged(t *testing.T) {
 			stop := exchange(t, mine, secret)
 			right := 0
 			for range max(30, harness.Soak(t)) {
-				// The directory itself, whatever it is called now.
+				// The directory itself, whatever its name is now.
 				r := harness.Run(t, harness.Options{Dir: fmt.Sprintf("/proc/self/fd/%d", dir.Fd())}, append(flags, "cat", "mark")...)
 				switch {
 				case r.ExitCode == 0 && string(r.Stdout) == "mine":

@@ -9,7 +9,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A name is one living sandbox's, and free again after its end.
+// A name belongs to one running sandbox, and is free after its end.
 func TestNames(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -27,7 +27,7 @@ func TestNames(t *testing.T) {
 	if r := s.Run("ps", "--names"); string(r.Stdout) != "web.1_a-b\n" {
 		t.Errorf("ps --names: %q", r.Stdout)
 	}
-	// The name is that of the one that lives; the id of the other is still known.
+	// The name refers to the running one; the other keeps its ID.
 	var recs []harness.Record
 	decode(t, s.Run("inspect", "web.1_a-b", first.ID), &recs)
 	if len(recs) != 2 || recs[0].ID != second.ID || recs[1].ID != first.ID || recs[1].Status != "killed" {
@@ -35,7 +35,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// Of many who want one name at the same time, one gets it.
+// When many want a name at once, one gets it.
 func TestNameRace(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -64,7 +64,7 @@ func TestNameRace(t *testing.T) {
 	}
 }
 
-// What is no name is a usage error, and nothing is started.
+// An invalid name is a usage error, and nothing starts.
 func TestNamesBad(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -80,7 +80,7 @@ func TestNamesBad(t *testing.T) {
 	s.Sandbox(harness.Options{}, "--name", strings.Repeat("x", 63))
 }
 
-// Tags select, and all that is given must be had.
+// ps selects by tags and status; all conditions must match.
 func TestPsSelects(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -132,7 +132,7 @@ func TestPsSelects(t *testing.T) {
 	}
 }
 
-// What a payload can choose, its command line, does not get to the terminal.
+// Control characters in a command line don't reach the terminal.
 func TestPsPrintable(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -143,7 +143,7 @@ func TestPsPrintable(t *testing.T) {
 	}
 }
 
-// What start tells is what is on record; the name of a sandbox without one is its id.
+// start prints what the record says. A sandbox without a name has its ID as name.
 func TestStartPrints(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -160,7 +160,7 @@ func TestStartPrints(t *testing.T) {
 	}
 }
 
-// What start cannot start leaves nothing, not even a zombie.
+// A start that fails leaves nothing, not even a zombie.
 func TestStartFails(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -186,7 +186,7 @@ func TestStartFails(t *testing.T) {
 	if r := s.Run("ps", "--all", "--names"); len(r.Stdout) > 0 {
 		t.Errorf("there is a sandbox: %s", r.Stdout)
 	}
-	// A command that ends at once was started.
+	// A command that exits at once counts as started.
 	for code := range 3 {
 		b := s.Sandbox(harness.Options{}, "sh", "-c", fmt.Sprintf("exit %d", code))
 		if rec := b.Ended(); rec.ExitCode == nil || *rec.ExitCode != code {

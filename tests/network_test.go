@@ -12,8 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Neither the host's loopback nor its sockets, abstract or by path, can be
-// reached.
+// A sandbox reaches neither the host's loopback nor its sockets, abstract or by path.
 func TestNoNetwork(t *testing.T) {
 	t.Parallel()
 	listen := func(network, address string) net.Listener {
@@ -25,7 +24,7 @@ func TestNoNetwork(t *testing.T) {
 	tcp := listen("tcp4", "127.0.0.1:0").Addr().(*net.TCPAddr)
 	abstract := fmt.Sprintf("@sbxrun-test-%d", os.Getpid())
 	listen("unix", abstract)
-	// Where docker.sock is; only root can make one there.
+	// The usual place of docker.sock, where only root can create one.
 	dir := harness.Dir(t)
 	if harness.Root() {
 		var err error
@@ -40,7 +39,7 @@ func TestNoNetwork(t *testing.T) {
 
 	targets := []string{strconv.Itoa(tcp.Port), abstract, socket, "/run/docker.sock", "/var/run/docker.sock"}
 	probe := append([]string{"/fixtures/probe-net"}, targets...)
-	// A command that is alone has the network namespace for itself; a sandbox that lives on has one for all.
+	// A run has its own network namespace, and a sandbox shares one with its execs.
 	box := harness.NewState(t).Sandbox(harness.Options{})
 	for what, r := range map[string]*harness.Result{"run": harness.Run(t, harness.Options{}, probe...), "exec": box.Exec(harness.Options{}, nil, probe...)} {
 		r.Expect(t, 0, "exited")
@@ -49,8 +48,7 @@ func TestNoNetwork(t *testing.T) {
 		}
 	}
 
-	// The same probe with the host's network sees what is there, but still no
-	// socket below /run.
+	// With --net host the probe finds them, but still no socket below /run.
 	r := harness.Run(t, harness.Options{}, append([]string{"--net", "host", "/fixtures/probe-net"}, targets...)...)
 	for _, want := range []string{strconv.Itoa(tcp.Port) + ": reachable\n", abstract + ": reachable\n", socket + ": unreachable"} {
 		if !strings.Contains(string(r.Stdout), want) {
@@ -59,7 +57,7 @@ func TestNoNetwork(t *testing.T) {
 	}
 }
 
-// The sandbox has a loopback of its own that is up, and nothing else.
+// The sandbox has only its own loopback, which is up.
 func TestOwnLoopback(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "python3", "-c", `

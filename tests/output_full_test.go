@@ -8,7 +8,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// full is a stdout on a full disk.
+// full returns a stdout on a full disk.
 func full(t *testing.T) *os.File {
 	t.Helper()
 	f, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
@@ -17,8 +17,8 @@ func full(t *testing.T) *os.File {
 	return f
 }
 
-// Output that cannot be written is an error in one line that names it, and exit code 74:
-// not 125, which says that nothing was started, and not silence.
+// Output that cannot be written causes exit code 74 and one line that names it; not 125, which
+// means that nothing started.
 func TestOutputFull(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -41,12 +41,12 @@ func TestOutputFull(t *testing.T) {
 	}
 	b.Ended()
 
-	// What the command itself came to counts before that.
+	// The command's own failure takes precedence.
 	r := s.Start(harness.Options{Stdout: full(t)}, "--json", "sh", "-c", "exit 3").Wait()
 	if r.ExitCode != 3 || !bytes.HasSuffix(r.Stderr, []byte(": no space left on device\n")) {
 		t.Errorf("exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	}
-	// And a report that can be written says so.
+	// The report has the error if it can be written.
 	r = harness.Run(t, harness.Options{Stdout: full(t)}, "--output-limit", "truncate", "--max-output", "1M", "sh", "-c", "echo x; sleep 60")
 	if e := r.Report.Error; r.ExitCode != 74 || r.Report.ExitCode != 74 || e == nil || e.Code != "output" {
 		t.Errorf("exit code %d, report %s", r.ExitCode, r.Report.Raw())

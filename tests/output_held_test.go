@@ -14,13 +14,12 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A process outside of the sandbox has the payload's stdout and stderr open. Every
-// process of the sandbox is dead all the same, and nobody waits for the stranger.
+// When a process outside the sandbox holds the payload's stdout and stderr open, all processes of
+// the sandbox still exit, and sbxrun does not wait for it.
 
-// stranger listens on a unix socket until the test is over, takes the descriptors that
-// it is sent, and keeps them open. If it floods it writes to them as well, for as long
-// as somebody has the other end open. What it returns tells of each time that it has
-// been sent some.
+// stranger listens on a Unix socket until the end of the test, and keeps the descriptors that it
+// receives open. If it floods, it also writes to them until the other end closes. It announces
+// each receipt on the channel.
 func stranger(t *testing.T, address string, floods bool) (received <-chan struct{}) {
 	t.Helper()
 	l, err := net.Listen("unix", address)
@@ -61,7 +60,7 @@ func receive(conn *net.UnixConn, floods bool, got chan<- struct{}, over <-chan s
 	if err != nil {
 		return
 	}
-	_, _ = conn.Write(b[:]) // whoever it is for sees that it has them, or is dead
+	_, _ = conn.Write(b[:]) // the sender sees it, or is dead
 	for _, fd := range fds {
 		file := os.NewFile(uintptr(fd), "stranger's")
 		defer file.Close()
@@ -72,7 +71,7 @@ func receive(conn *net.UnixConn, floods bool, got chan<- struct{}, over <-chan s
 			line := bytes.Repeat([]byte("stranger\n"), 400)
 			for {
 				if _, err := unix.Write(fd, line); err != nil && err != unix.EINTR {
-					return // EPIPE, or EIO of a terminal: the reader is gone
+					return // EPIPE, or EIO on a terminal: the reader is gone
 				}
 			}
 		}()
@@ -81,13 +80,13 @@ func receive(conn *net.UnixConn, floods bool, got chan<- struct{}, over <-chan s
 	<-over
 }
 
-// sends is the command that sends its outputs out, prints a line afterwards, and ends
-// with 3, or not at all.
+// sends returns a command that passes its outputs out, prints a line, and exits with 3 or not at
+// all.
 func sends(address, end string, mib int) []string {
 	return []string{"/fixtures/leave-descriptor", address, end, fmt.Sprint(mib)}
 }
 
-// outputs are the flags with which sbxrun is between the payload and the caller.
+// outputs returns the flags with which sbxrun copies the output.
 func outputs() map[string][]string {
 	return map[string][]string{
 		"json":     {"--json"},
@@ -96,7 +95,7 @@ func outputs() map[string][]string {
 	}
 }
 
-// soon is when a run must be over that would go on for as long as the stranger.
+// soon is the time limit for runs that would last as long as the stranger.
 const soon = 5 * time.Second
 
 func TestOutsideHoldsRun(t *testing.T) {
@@ -109,7 +108,7 @@ func TestOutsideHoldsRun(t *testing.T) {
 			what := fmt.Sprintf("%s, floods %v", name, floods)
 			mib := 5
 			if floods {
-				mib = 0 // its share of what the pipe takes is small
+				mib = 0 // its share of the pipe is small
 			}
 			r := harness.Run(t, harness.Options{}, append(args, sends("/shared/socket", "3", mib)...)...)
 			r.Expect(t, 3, "exited")
@@ -125,7 +124,7 @@ func TestOutsideHoldsRun(t *testing.T) {
 	}
 }
 
-// complete asserts that all lines of fixtures/leave-descriptor are there.
+// complete asserts that all lines of fixtures/leave-descriptor have arrived.
 func complete(t *testing.T, out []byte, mib int) {
 	t.Helper()
 	var want bytes.Buffer
@@ -172,8 +171,8 @@ func TestOutsideHoldsExec(t *testing.T) {
 	}
 }
 
-// A sandbox ends, and its name is free, though a stranger holds what leads to its logs;
-// and these are complete.
+// A sandbox ends and frees its name while a stranger holds its log pipes, and its logs are
+// complete.
 func TestOutsideHoldsSandbox(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -209,7 +208,7 @@ func TestOutsideHoldsSandbox(t *testing.T) {
 		r = s.Run("wait", b.ID)
 		harness.Within(t, "wait", r.Elapsed, 0, soon)
 	}
-	// All of much output.
+	// With much output.
 	b := s.Sandbox(harness.Options{}, append([]string{"--max-output", "10M", "--bind", dir + ":/shared"}, sends("/shared/socket-false", "3", 5)...)...)
 	b.Ended()
 	complete(t, s.Run("logs", "--stream", "stdout", b.ID).Stdout, 5)

@@ -13,15 +13,15 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// handover is how long sbxrun waits for a reader of its output that reads nothing,
-// after the sandbox's end. It is documented.
+// handover is how long sbxrun waits after the sandbox's end for a reader that reads nothing. It is
+// documented.
 const handover = 10 * time.Second
 
-// busy is how much longer it may take on a busy machine: what counts is that it ends.
+// busy is the allowance for a busy machine.
 const busy = 10 * time.Second
 
-// Nobody reads what sbxrun writes. The deadline holds all the same, and sbxrun ends,
-// by itself or, sooner, when it is told to.
+// When nobody reads sbxrun's output, the deadline holds, and sbxrun exits by itself or on a
+// signal.
 func TestReaderBlocked(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -43,7 +43,7 @@ func TestReaderBlocked(t *testing.T) {
 			deadline := harness.Deadline(time.Second)
 			p := harness.Start(t, harness.Options{Stdout: w}, append(append([]string{"--timeout", deadline.String()}, c.flags...), "/fixtures/out-flood")...)
 			w.Close()
-			// The sandbox is gone long before sbxrun.
+			// The sandbox ends long before sbxrun.
 			begin := time.Now()
 			ns := p.Namespace()
 			harness.Until(t, harness.Bound, "the sandbox's end", func() bool { return len(harness.Members(ns)) == 0 })
@@ -63,7 +63,7 @@ func TestReaderBlocked(t *testing.T) {
 	}
 }
 
-// The reader begins when the sandbox is gone: it gets all that was written.
+// A reader that starts after the sandbox's end gets everything.
 func TestReaderLate(t *testing.T) {
 	t.Parallel()
 	// More than a pipe holds, and less than two.
@@ -71,7 +71,7 @@ func TestReaderLate(t *testing.T) {
 	command := []string{"sh", "-c", "until [ -e /shared/go ]; do sleep 0.02; done; yes 0123456789 | head -6000; exit 3"}
 	for name, flags := range map[string][]string{
 		"truncate": {"--output-limit", "truncate", "--max-output", "1G"},
-		"kill":     {"--output-limit", "kill", "--max-output", "66000"}, // as much as that, and no more
+		"kill":     {"--output-limit", "kill", "--max-output", "66000"}, // exactly as much
 		"terminal": {"--tty"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -80,7 +80,8 @@ func TestReaderLate(t *testing.T) {
 			harness.Must(t, err)
 			defer r.Close()
 			if name == "terminal" {
-				// A terminal keeps 8 KiB, and who copies from it fills a pipe's pages by halves.
+				// A terminal holds 8 KiB, and copying from it fills only half of each page of a
+				// pipe.
 				_, err := unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 256<<10)
 				harness.Must(t, err)
 			}
@@ -100,8 +101,8 @@ func TestReaderLate(t *testing.T) {
 	}
 }
 
-// The payload has filled sbxrun's own stderr, or the pipe for its report, which nobody
-// reads: sbxrun has more to say, and ends all the same.
+// When the payload has filled sbxrun's stderr, or the pipe for its report, and nobody reads it,
+// sbxrun still exits.
 func TestReaderOfMessagesBlocked(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -11,11 +11,10 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// maxRSS is what sbxrun itself may take, however much is printed.
+// maxRSS is the limit for sbxrun's own memory, whatever the output.
 const maxRSS = 32 << 20
 
-// captured runs with --json and returns the run, with the report that was
-// printed, and the most memory sbxrun was seen to have.
+// captured runs with --json, and returns the run, the printed report and sbxrun's peak memory.
 func captured(t *testing.T, args ...string) (*harness.Result, *harness.Report) {
 	t.Helper()
 	p := harness.Start(t, harness.Options{}, append([]string{"--json"}, args...)...)
@@ -42,7 +41,7 @@ func captured(t *testing.T, args ...string) (*harness.Result, *harness.Report) {
 	return r, rep
 }
 
-// bulk is what fixtures/out-bulk prints on each stream.
+// bulk returns what fixtures/out-bulk prints on each stream.
 func bulk(tag string, lines int) []byte {
 	var b bytes.Buffer
 	for i := range lines {
@@ -51,7 +50,7 @@ func bulk(tag string, lines int) []byte {
 	return b.Bytes()
 }
 
-// Passed through, every byte arrives as it was.
+// Output that is passed through arrives unchanged.
 func TestPassThrough(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "/fixtures/out-bulk")
@@ -69,8 +68,7 @@ func TestPassThrough(t *testing.T) {
 	}
 }
 
-// The output is the payload's own descriptor, not a copy: sbxrun does not
-// come in between.
+// Output goes directly to the caller's descriptor, without a copy through sbxrun.
 func TestPassThroughFile(t *testing.T) {
 	t.Parallel()
 	file, err := os.CreateTemp(harness.Dir(t), "out")
@@ -84,7 +82,7 @@ func TestPassThroughFile(t *testing.T) {
 	}
 }
 
-// Captured, each stream is capped, counted to its end, and drained.
+// Captured streams are truncated, counted to their end, and drained.
 func TestCaptureBulk(t *testing.T) {
 	t.Parallel()
 	r, rep := captured(t, "--max-output", "100k", "/fixtures/out-bulk")
@@ -111,14 +109,14 @@ func TestCaptureBulk(t *testing.T) {
 	}
 }
 
-// Output without end, until the deadline.
+// Endless output is captured until the deadline.
 func TestCaptureFlood(t *testing.T) {
-	// Not in parallel: it takes all of a processor.
+	// Not in parallel: it keeps a CPU busy.
 	deadline := harness.Deadline(time.Second)
 	r, rep := captured(t, "--timeout", deadline.String(), "/fixtures/out-flood")
 	r.Expect(t, 124, "timeout")
 	harness.Within(t, "the run", r.Elapsed, deadline, deadline+300*time.Millisecond)
-	// Hundreds of MiB on an idle machine; less in as much as this one is slower.
+	// Hundreds of MiB on an idle machine, and less on a slower one.
 	if least := int64(10 << 20 * time.Second / harness.Scaled(time.Second)); !*rep.StdoutTruncated || int64(*rep.StdoutBytes) < least {
 		t.Errorf("%d bytes, truncated: %v: the command was held up", *rep.StdoutBytes, *rep.StdoutTruncated)
 	}
@@ -127,9 +125,9 @@ func TestCaptureFlood(t *testing.T) {
 	}
 }
 
-// One line of 1 GiB.
+// A line of 1 GiB is captured within the memory limit.
 func TestCaptureLine(t *testing.T) {
-	// Not in parallel: it takes all of a processor.
+	// Not in parallel: it keeps a CPU busy.
 	r, rep := captured(t, "/fixtures/out-line", "1024")
 	r.Expect(t, 0, "exited")
 	if want := int64(1<<30 + 1); *rep.StdoutBytes != want {
@@ -140,7 +138,7 @@ func TestCaptureLine(t *testing.T) {
 	}
 }
 
-// A character that two reads, or the cap, cut in two.
+// A character that two reads or the limit split stays valid.
 func TestCaptureSplitCharacter(t *testing.T) {
 	t.Parallel()
 	r, rep := captured(t, "/fixtures/out-split", "65536")
@@ -148,7 +146,7 @@ func TestCaptureSplitCharacter(t *testing.T) {
 	if want := strings.Repeat("a", 65535) + "€\n"; rep.Stdout == nil || *rep.Stdout != want || *rep.StdoutTruncated {
 		t.Errorf("the character was not kept whole")
 	}
-	// Every place the cap can fall on.
+	// Every position of the limit.
 	for limit := 98; limit <= 106; limit++ {
 		_, rep := captured(t, "--max-output", fmt.Sprint(limit), "printf", "€%.0s", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "")
 		if rep.Stdout == nil || strings.ContainsRune(*rep.Stdout, '\uFFFD') || *rep.StdoutBytes != 41*3 || !*rep.StdoutTruncated {
@@ -157,7 +155,7 @@ func TestCaptureSplitCharacter(t *testing.T) {
 	}
 }
 
-// What is no text is there as base64, and the JSON is valid all the same.
+// Output that is not UTF-8 comes as Base64, and the JSON is valid.
 func TestCaptureBytes(t *testing.T) {
 	t.Parallel()
 	_, rep := captured(t, "/fixtures/out-bytes", "010203")
@@ -174,7 +172,7 @@ func TestCaptureBytes(t *testing.T) {
 	}
 }
 
-// What --json prints and what --report writes is one and the same run.
+// --json and --report describe the same run.
 func TestCaptureAndReport(t *testing.T) {
 	t.Parallel()
 	r, rep := captured(t, "sh", "-c", "echo out; echo err >&2; exit 3")
@@ -182,7 +180,7 @@ func TestCaptureAndReport(t *testing.T) {
 	if *rep.Stdout != "out\n" || *rep.Stderr != "err\n" || rep.ID != r.Report.ID || len(r.Stderr) != 0 {
 		t.Errorf("printed %s, reported %s, stderr %q", rep.Raw(), r.Report.Raw(), r.Stderr)
 	}
-	// Also of what never started.
+	// Also for a failed start.
 	r, rep = captured(t, "no-such-command")
 	r.Expect(t, 127, "start-failed")
 	if rep.Started || *rep.StdoutBytes != 0 {
@@ -190,7 +188,7 @@ func TestCaptureAndReport(t *testing.T) {
 	}
 }
 
-// The report can go to a descriptor, and is one write: whole or not at all.
+// --report writes to a descriptor in one write.
 func TestReportToDescriptor(t *testing.T) {
 	t.Parallel()
 	read, write, err := os.Pipe()

@@ -12,9 +12,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A command with a writable bind can set the attributes by which overlayfs marks its layers. In the
-// directory below an overlay they hide no file: those with metacopy are listed and refused (EPERM), the
-// others have no effect. diff and apply work as without them.
+// Attributes of overlayfs that a command has set through a writable bind hide no file in the
+// directory below an overlay: files with metacopy are listed and refused (EPERM), others are
+// unaffected. diff and apply work as without them.
 func TestOverlayAttributes(t *testing.T) {
 	t.Parallel()
 	attributes := map[string]string{"opaque": "x", "whiteout": "y", "redirect": "/file", "origin": "x", "impure": "y", "metacopy": "", "overlay.opaque": "y"}
@@ -23,7 +23,7 @@ func TestOverlayAttributes(t *testing.T) {
 		for _, path := range []string{".", "file", "sub", "sub/deep"} {
 			err := unix.Setxattr(filepath.Join(dir, path), "user.overlay."+name, []byte(value), 0)
 			if errors.Is(err, unix.EOPNOTSUPP) {
-				return // a file system without attributes of users
+				return // the file system has no user attributes
 			}
 			harness.Must(t, err)
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// original makes a directory that overlays are laid over.
+// original creates a directory for overlays.
 func original(t *testing.T) (dir string) {
 	dir = filepath.Join(harness.Dir(t), "original")
 	harness.Must(t, os.MkdirAll(filepath.Join(dir, "sub"), 0o755))
@@ -24,7 +24,7 @@ func original(t *testing.T) (dir string) {
 	return dir
 }
 
-// wantOriginal fails if the directory is not as it was made.
+// wantOriginal fails the test if that directory has changed.
 func wantOriginal(t *testing.T, dir string) {
 	t.Helper()
 	names, err := filepath.Glob(dir + "/*")
@@ -38,8 +38,7 @@ func wantOriginal(t *testing.T, dir string) {
 	}
 }
 
-// All that can be done to a directory, in a shell: changes, a directory in the place of
-// another, a removed file.
+// changes modifies a directory in all ways: changed files, a replaced directory, a removed file.
 const changes = `echo new >file; rm -r sub; mkdir sub; echo x >sub/other; mkdir made; ln -s file link; cat file sub/other; ls`
 
 const changed = "new\nx\nfile\nlink\nmade\nsub\n"
@@ -69,7 +68,7 @@ func TestOverlay(t *testing.T) {
 	}
 }
 
-// A layer on disk is there again for the same directory, and for no other.
+// A layer on disk can be used again for the same directory, and for no other.
 func TestOverlayUpper(t *testing.T) {
 	t.Parallel()
 	dir := original(t)
@@ -97,8 +96,8 @@ func TestOverlayUpper(t *testing.T) {
 	wantOriginal(t, dir)
 }
 
-// A layer on disk is in use for as long as anything can write to it, also when sbxrun is killed and its
-// keeper stands still.
+// A layer on disk is in use as long as any process can write to it, also when sbxrun was killed
+// and its keeper is stopped.
 func TestUpperHeld(t *testing.T) {
 	t.Parallel()
 	dir := original(t)
@@ -118,7 +117,7 @@ func TestUpperHeld(t *testing.T) {
 	harness.Run(t, harness.Options{Dir: dir}, append(flags, "cat", "file", "log")...).Expect(t, 0, "exited")
 }
 
-// What would be hidden by an overlay, or hide a part of it, is refused.
+// Overlays that hide each other or another mount are refused.
 func TestOverlayRefused(t *testing.T) {
 	t.Parallel()
 	dir := original(t)
@@ -149,7 +148,7 @@ func overlaid(t *testing.T, s *harness.State, dir, name string, flags ...string)
 	return b
 }
 
-// text is what a command of sbxrun's prints; it has to exit with code.
+// text returns the output of a command of sbxrun, which must exit with code.
 func text(t *testing.T, s *harness.State, code int, args ...string) (stdout, stderr string) {
 	t.Helper()
 	r := s.Run(args...)
@@ -159,7 +158,7 @@ func text(t *testing.T, s *harness.State, code int, args ...string) (stdout, std
 	return string(r.Stdout), string(r.Stderr)
 }
 
-// What a sandbox has changed is shown while it runs, and made on the host when that is asked for.
+// diff shows a running sandbox's changes, and apply makes them on the host.
 func TestOverlayApply(t *testing.T) {
 	t.Parallel()
 	dir, s := original(t), harness.NewState(t)
@@ -191,14 +190,14 @@ func TestOverlayApply(t *testing.T) {
 	}
 	text(t, s, 0, "kill", "--grace", "0", "agent")
 	if len(layer(t)) > 0 {
-		return // on disk, it is still there
+		return // a layer on disk still exists
 	}
 	if _, stderr := text(t, s, 125, "diff", "agent"); !strings.Contains(stderr, "--upper DIR") {
 		t.Errorf("a layer that is gone: %s", stderr)
 	}
 }
 
-// What has changed on the host since the start is not replaced.
+// apply does not replace what has changed on the host since the start.
 func TestOverlayConflict(t *testing.T) {
 	t.Parallel()
 	dir, s := original(t), harness.NewState(t)
@@ -216,7 +215,7 @@ func TestOverlayConflict(t *testing.T) {
 		t.Errorf("diff: %q", got)
 	}
 	text(t, s, 0, "kill", "--grace", "0", "agent")
-	// The layer is on disk, and so is what it belongs to.
+	// The layer on disk also stores its original.
 	if got, _ := text(t, s, 0, "diff", "agent", "file"); got != "M file (changed on the host, too)\n" {
 		t.Errorf("diff: %q", got)
 	}
@@ -233,8 +232,8 @@ func TestOverlayConflict(t *testing.T) {
 	}
 }
 
-// apply reports a conflict if a directory was replaced on the host, even if the files in it are old. As
-// root, it does not write to root's directories that the owner of the tree has moved there.
+// apply reports a conflict if a directory was replaced on the host, even if its files are old. As
+// root, it does not write to root's directories that the tree's owner has moved there.
 func TestOverlayReplaced(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -297,7 +296,7 @@ func TestApplyKeepsDirectories(t *testing.T) {
 	}
 }
 
-// run --apply makes the changes if the command has succeeded, and the report counts them.
+// run --apply makes the changes if the command succeeds, and the report counts them.
 func TestOverlayRun(t *testing.T) {
 	t.Parallel()
 	dir := original(t)
@@ -316,7 +315,7 @@ func TestOverlayRun(t *testing.T) {
 	if names, _ := filepath.Glob(dir + "/*/*"); len(names) != 1 {
 		t.Errorf("applied: %q", names)
 	}
-	// Later than the kernel's coarse clock can tell from the start, the original changes.
+	// The original changes late enough for the kernel's coarse clock.
 	dir = original(t)
 	r = harness.Run(t, harness.Options{Dir: dir}, layer(t, "--bind", dir+":/host", "--cwd", "overlay", "--apply", "sh", "-ec", "echo new >file; sleep 0.1; echo theirs >/host/file")...)
 	r.Expect(t, 74, "exited")
@@ -328,8 +327,8 @@ func TestOverlayRun(t *testing.T) {
 	}
 }
 
-// Whatever is in a layer on disk, also what no command can make there, is shown and applied, or left
-// out, and nothing outside is read or written.
+// A manipulated layer on disk is shown and applied, or parts are left out; nothing outside is read
+// or written.
 func TestHostileLayer(t *testing.T) {
 	t.Parallel()
 	s, top := harness.NewState(t), harness.Dir(t)
@@ -360,7 +359,7 @@ func TestHostileLayer(t *testing.T) {
 		harness.Must(t, unix.Mknod(filepath.Join(layer, name), unix.S_IFCHR, 0))
 	}
 	set("opaque", "opaque", "y")
-	set("later", "opaque", "x") // Linux 6.7: what is deleted in it is an empty file
+	set("later", "opaque", "x") // Linux 6.7: an empty file marks a deletion
 	set("later/gone", "whiteout", "y")
 	set("redirect", "redirect", "/../outside/dir")
 	set("meta", "metacopy", "")
@@ -437,7 +436,7 @@ func TestHostileLayer(t *testing.T) {
 	}
 }
 
-// kernel reports whether it is this one or a later one.
+// kernel reports whether the kernel has at least this version.
 func kernel(t *testing.T, wantMajor, wantMinor int) bool {
 	var uts unix.Utsname
 	harness.Must(t, unix.Uname(&uts))
@@ -448,8 +447,8 @@ func kernel(t *testing.T, wantMajor, wantMinor int) bool {
 	return major > wantMajor || major == wantMajor && minor >= wantMinor
 }
 
-// layer returns flags with those for a layer that every kernel can have: a new one on disk, where it
-// cannot be in memory.
+// layer adds flags for a layer that every kernel supports: a new one on disk where memory does not
+// work.
 func layer(t *testing.T, flags ...string) []string {
 	if kernel(t, 6, 6) {
 		return flags
@@ -457,8 +456,8 @@ func layer(t *testing.T, flags ...string) []string {
 	return append([]string{"--upper", filepath.Join(harness.Dir(t), "upper")}, flags...)
 }
 
-// Of a sandbox whose supervisor was killed diff, apply and snapshot say that the layer is gone, if it
-// was in memory, and that there was none, if there was none.
+// After the death of the supervisor, diff, apply and snapshot report that a layer in memory is
+// gone, or that there was none.
 func TestOverlayLost(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -480,8 +479,8 @@ func TestOverlayLost(t *testing.T) {
 	}
 }
 
-// A directory in memory can have a layer from Linux 6.6 on: before that, the attributes which
-// overlayfs needs are refused by it (tmpfs(5)), and so is the overlay, with the remedy.
+// From Linux 6.6 on, a directory in memory can have a layer. Before, it lacks the attributes that
+// overlayfs needs (tmpfs(5)), and the overlay is refused with a hint.
 func TestLayerInMemory(t *testing.T) {
 	t.Parallel()
 	dir := original(t)
@@ -505,14 +504,14 @@ func TestLayerInMemory(t *testing.T) {
 	wantOriginal(t, dir)
 }
 
-// Directories that their owner may not write to are applied with all that is in them, and get their modes
-// last, the original itself included.
+// Directories that their owner may not write to are applied with all their contents, and get their
+// modes last. That includes the original itself.
 func TestApplyClosedDirectories(t *testing.T) {
 	t.Parallel()
 	dir := original(t)
 	const closes = `mkdir -p mod/deep empty; echo x >mod/file; echo y >mod/deep/file; echo z >sub/new; echo last >z; chmod 555 mod/deep mod empty sub .`
 	r := harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c", closes)...)
-	defer exec.Command("chmod", "-R", "u+w", dir).Run() // as an ordinary user could not remove it
+	defer exec.Command("chmod", "-R", "u+w", dir).Run() // an ordinary user could not remove it otherwise
 	if r.Expect(t, 0, "exited"); len(r.Stderr) != 0 {
 		t.Errorf("%s", r.Stderr)
 	}
@@ -529,8 +528,8 @@ func TestApplyClosedDirectories(t *testing.T) {
 	}
 }
 
-// What a command has closed to its own user is not lost in silence: the rest is applied, and the exit
-// code says that it is not all. Root reads all of it.
+// When a command has made files unreadable for its own user, apply makes the rest and its exit
+// code says so. Root reads everything.
 func TestApplyUnread(t *testing.T) {
 	t.Parallel()
 	dir := original(t)
@@ -562,8 +561,8 @@ func TestApplyUnread(t *testing.T) {
 	holds(t, filepath.Join(dir, "other"), "new\n")
 }
 
-// The record of a sandbox cannot have a path that is not UTF-8: diff and apply would take another
-// directory for the original.
+// A path that is not UTF-8 is refused, because JSON records cannot hold it: diff and apply would
+// use another directory.
 func TestOverlayNotUTF8(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

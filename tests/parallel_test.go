@@ -11,8 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// 50 runs at once in one directory, half of which end by themselves and
-// half by their deadline, do not disturb one another.
+// 50 concurrent runs in one directory, half of which time out, don't disturb each other.
 func TestConcurrentRuns(t *testing.T) {
 	const runs = 50
 	dir := harness.SharedDir(t)

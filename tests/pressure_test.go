@@ -15,7 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// refused asserts that nothing was started, for want of room.
+// refused asserts that nothing was started because the machine is busy.
 func refused(t *testing.T, r *harness.Result) {
 	t.Helper()
 	r.Expect(t, 75, "start-failed")
@@ -30,8 +30,8 @@ func refused(t *testing.T, r *harness.Result) {
 	}
 }
 
-// Silent, warned, refused, by a real pids.max where one can be set, and by
-// thresholds that whatever there is meets, everywhere.
+// With growing use of tasks sbxrun is silent, then warns, then refuses: with a real pids.max where
+// one can be set, and with thresholds everywhere.
 func TestPressure(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -62,9 +62,9 @@ func TestPressure(t *testing.T) {
 		begin := time.Now()
 		r := harness.Run(t, o, "--alert", "0", "--on-pressure", "wait", "--wait-timeout", "0.5", "echo", "hi")
 		refused(t, r)
-		harness.Within(t, "the wait", time.Since(begin), 500*time.Millisecond, 20*time.Second) // and not a minute
+		harness.Within(t, "the wait", time.Since(begin), 500*time.Millisecond, 20*time.Second) // not a minute
 
-		// start and exec, and what is detached: their caller says it.
+		// The client prints the warnings of start, exec and detached commands.
 		b := s.Sandbox(harness.Options{})
 		refused(t, b.Exec(harness.Options{}, []string{"--alert", "0"}, "echo", "hi"))
 		x := b.Exec(harness.Options{}, []string{"--warn", "0"}, "echo", "hi")
@@ -111,7 +111,7 @@ func TestPressure(t *testing.T) {
 		}
 		b.Settled(170)
 
-		// Somebody who waits gets in as soon as there is room.
+		// A waiting run starts as soon as there is room.
 		p := harness.Start(t, o, "--on-pressure", "wait", "--quiet", "echo", "hi")
 		harness.Until(t, harness.Bound, "sbxrun in the cgroup", func() bool { return b.Used() > 170 })
 		b.Limit(400)
@@ -120,8 +120,7 @@ func TestPressure(t *testing.T) {
 	})
 }
 
-// At the alert level what crashes have left is ended first, and may be what helps;
-// records stay.
+// At the alert level sbxrun first ends what crashes have left, which may suffice; records stay.
 func TestPressureSweep(t *testing.T) {
 	t.Parallel()
 	b := budget.New(t, 400)
@@ -145,7 +144,7 @@ func TestPressureSweep(t *testing.T) {
 	}
 }
 
-// Who waits for room ends on a signal at once, as nothing was started.
+// A signal ends a waiting run at once.
 func TestPressureWaitSignal(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -173,14 +172,14 @@ func TestPressureWaitSignal(t *testing.T) {
 	}
 }
 
-// An exec that waits for room does not keep its sandbox from idling away.
+// An exec that waits does not keep its sandbox from being idle.
 func TestPressureWaitIdle(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	env := []string{"SBXRUN_STATE_DIR=" + s.Dir}
 	holder := harness.Start(t, harness.Options{Env: env}, "--max-parallel", "1", "sh", "-c", "echo up; sleep 900")
 	holder.WaitOutput("up\n")
-	// The exec has to be there before the sandbox is gone: twice as long, until it is.
+	// The exec must start waiting before the sandbox ends, so double the times until it does.
 	var b *harness.Sandbox
 	var x *harness.Process
 	for idle := harness.Deadline(time.Second); ; idle *= 2 {
@@ -214,8 +213,7 @@ func TestPressureWaitIdle(t *testing.T) {
 	}
 }
 
-// The bound is near at the start: what does not fit is refused before anything is
-// started, and what was admitted fits.
+// Near pids.max, a run is refused before anything starts, or has enough tasks.
 func TestNoTaskLeftAtStart(t *testing.T) {
 	t.Parallel()
 	b := budget.New(t, 100)
@@ -228,7 +226,7 @@ func TestNoTaskLeftAtStart(t *testing.T) {
 	o.Wrap = b.Wrap()
 	const others = 10
 	b.Fill(others)
-	// How many tasks sbxrun has by itself depends on the processors.
+	// sbxrun's own number of tasks depends on the CPUs.
 	p := harness.Start(t, o, "sh", "-c", "sleep 60 & echo up; wait")
 	p.WaitOutput("up\n")
 	all := b.Used() - others
@@ -236,7 +234,7 @@ func TestNoTaskLeftAtStart(t *testing.T) {
 	p.Wait().Expect(t, 143, "canceled")
 	b.Settled(others)
 	seen := map[int]int{}
-	// Below, the Go runtime may not even get the threads that it starts with (docs/concepts/limits.md).
+	// With fewer, the Go runtime may not even get its first threads (docs/concepts/limits.md).
 	const runtimes = 11
 	for room := runtimes; room <= max(all, runtimes)+10; room++ {
 		b.Limit(others + room)
@@ -246,7 +244,7 @@ func TestNoTaskLeftAtStart(t *testing.T) {
 		case 0:
 			r.Expect(t, 0, "exited")
 		case 75:
-			// Mostly before, but a fork may still be refused later.
+			// Usually refused early, but a later fork may fail.
 			r.Expect(t, 75, "start-failed")
 			if e := r.Report.Error; e == nil || e.Code != "busy" || e.Hint == "" || r.Report.Started {
 				t.Errorf("room for %d of %d: %s", room, all, r.Report.Raw())
@@ -274,7 +272,8 @@ func TestNoTaskLeftAtKill(t *testing.T) {
 		o.Wrap, onStart.Wrap = b.Wrap(), b.Wrap()
 		count = "500"
 	}
-	// It prints "ready" when all were made, "refused" when there was no room for all.
+	// The fixture prints "ready" when all processes exist, and "refused" when there was no room
+	// for all.
 	const full = "re"
 	p, _ := harness.InTime(t, 2*time.Second, full, func(timeout string) *harness.Process {
 		return harness.Start(t, o, "--timeout", timeout, "--env", "FIXTURE_COUNT="+count, "/fixtures/fork-bomb", "sleep")
@@ -301,17 +300,17 @@ func TestNoTaskLeftAtKill(t *testing.T) {
 	}
 }
 
-// Nor does it where the command has taken all tasks that its user may have.
+// The same when the command has used up its user's tasks.
 func TestNoTaskOfUserLeft(t *testing.T) {
 	t.Parallel()
 	who := os.Getuid()
 	if who == 0 {
-		who = 65534 // whom the limit binds: bwrap and the command run as nobody
+		who = 65534 // bwrap and the command run as nobody, which the limit applies to
 	}
 	for range max(1, harness.Soak(t)/5) {
 		harness.Until(t, harness.Bound, "a bomb that takes all tasks", func() bool {
-			// There is room for what other tests start meanwhile, but for bombs: one that begins now takes
-			// it before sbxrun starts, one that ends now leaves room for this whole bomb.
+			// Leave room for other tests, but not for a bomb of theirs: one that starts now fills
+			// it before sbxrun starts, and one that ends now makes room for all of this one.
 			o := harness.Options{Wrap: []string{"bash", "-c", fmt.Sprintf(`ulimit -u %d || exit 99; exec "$@"`, harness.TasksOf(who)+700), "-"}}
 			r := harness.Run(t, o, "--timeout", harness.Deadline(2*time.Second).String(), "--env", "FIXTURE_COUNT=1500", "/fixtures/fork-bomb", "sleep")
 			if r.ExitCode == 75 && !r.Report.Started && r.Report.Error != nil && r.Report.Error.Code == "busy" {
@@ -326,8 +325,8 @@ func TestNoTaskOfUserLeft(t *testing.T) {
 	}
 }
 
-// --max-parallel: who comes first is first, kill -9 frees a place, and a full house is
-// 75 at once, or when the waiting is over.
+// --max-parallel serves runs in order, frees the slot of a killed run, and exits with 75 at once
+// or after the maximum wait.
 func TestMaxParallel(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -356,7 +355,7 @@ func TestMaxParallel(t *testing.T) {
 		t.Errorf("one of three: exit code %d: %s", r.ExitCode, r.Stderr)
 	}
 
-	// Waiters come in as they came, one at a time: the other place stays taken.
+	// Waiting runs start in order, one at a time, because the other slot stays taken.
 	const waiters = 5
 	var waiting []*harness.Process
 	for i := range waiters {
@@ -364,7 +363,7 @@ func TestMaxParallel(t *testing.T) {
 		waiting = append(waiting, harness.Start(t, o, "--max-parallel", "2", "--on-pressure", "wait", "--bind", dir+":/out", "sh", "-c", script))
 		harness.Until(t, harness.Bound, "the waiter in the queue", func() bool { return queued(t, s.Dir) == i+1 })
 	}
-	// Behind a queue nobody gets in who does not wait.
+	// A run that does not wait does not overtake the queue.
 	full()
 	first.Kill()
 	first.Wait()
@@ -377,7 +376,7 @@ func TestMaxParallel(t *testing.T) {
 		t.Errorf("they came in as %q, %v", order, err)
 	}
 
-	// A sandbox keeps its place until it ends, an exec in it has one of its own.
+	// A sandbox keeps its slot until it ends, and an exec in it has its own.
 	b := s.Sandbox(harness.Options{}, "--max-parallel", "2")
 	full()
 	if r := b.Exec(harness.Options{}, []string{"--max-parallel", "2"}, "true"); r.ExitCode != 75 {
@@ -386,8 +385,8 @@ func TestMaxParallel(t *testing.T) {
 	b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
 	kill(t, s, 0, "--grace", "0", b.ID)
 	b.Ended()
-	// No payload holds a lock, nor a descriptor of the state directory.
-	fds := harness.Run(t, o, "--max-parallel", "2", "--warn", "0", "sh", "-c", "ls -l /proc/self/fd; ls -l /proc/1/fd 2>/dev/null || true") // init closes its own meanwhile
+	// No payload holds a lock or a descriptor of the state directory.
+	fds := harness.Run(t, o, "--max-parallel", "2", "--warn", "0", "sh", "-c", "ls -l /proc/self/fd; ls -l /proc/1/fd 2>/dev/null || true") // init has closed its own by then
 	if bytes.Contains(fds.Stdout, []byte("slot-")) || bytes.Contains(fds.Stdout, []byte("admission")) || fds.ExitCode != 0 {
 		t.Errorf("exit code %d: %s%s", fds.ExitCode, fds.Stdout, fds.Stderr)
 	}
@@ -395,7 +394,7 @@ func TestMaxParallel(t *testing.T) {
 	second.Wait().Expect(t, 143, "canceled")
 }
 
-// queued is how many hold, or wait for, the queue of a state directory.
+// queued returns how many processes hold or await the queue's lock.
 func queued(t *testing.T, dir string) (n int) {
 	t.Helper()
 	st, err := os.Stat(filepath.Join(dir, "queue"))

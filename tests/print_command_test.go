@@ -15,8 +15,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// contents returns the modes of all files in a directory, and their contents, without locks and the
-// directories that hold only a lock.
+// contents returns modes and contents of all files in a directory, except locks and directories
+// that contain only a lock.
 func contents(t *testing.T, top string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -49,8 +49,8 @@ func contents(t *testing.T, top string) map[string]string {
 	return found
 }
 
-// planned are the values with which TestPlanningHasNoEffects tries flags, and flags that go with them.
-// A bool needs none.
+// planned returns values for the flags in TestPlanningHasNoEffects, and flags that they need. A
+// bool needs none.
 func planned(dir string) map[string][]string {
 	return map[string][]string{
 		"rootfs": {"/none"}, "ro-bind": {"/etc/hostname:/mnt/h"}, "bind": {dir + ":/mnt/b"}, "ro-bind-try": {"/none"}, "bind-try": {"/none"}, "overlay": {dir + ":/mnt/o"},
@@ -65,8 +65,8 @@ func planned(dir string) map[string][]string {
 	}
 }
 
-// A command that is only printed, or that did not start, leaves no trace in the directories for state
-// and data, whatever its flags.
+// A command that is only printed, or that fails to start, leaves no trace in the state and data
+// directories, whatever its flags.
 func TestPlanningHasNoEffects(t *testing.T) {
 	t.Parallel()
 	s, dir := harness.NewState(t), harness.SharedDir(t)
@@ -138,7 +138,7 @@ func TestPlanningHasNoEffects(t *testing.T) {
 					words = append(words, value...)
 				}
 				if f.Name == "state-dir" && (c.Name == "exec" || end.code == 75) {
-					continue // no other sandbox is there
+					continue // there is no other sandbox
 				}
 				try(fmt.Sprintf("%s %q, %s", c.Name, words, end.name), -1, slices.Concat([]string{c.Name}, words, end.flags, end.command)...)
 			}
@@ -146,7 +146,7 @@ func TestPlanningHasNoEffects(t *testing.T) {
 	}
 }
 
-// A sandbox that cannot be made does not even leave a directory for volumes.
+// A sandbox that cannot be created does not even leave a directory for volumes.
 func TestPlanningMakesNoDirectories(t *testing.T) {
 	t.Parallel()
 	s, dir := harness.NewState(t), filepath.Join(harness.SharedDir(t), "a/b")
@@ -159,7 +159,7 @@ func TestPlanningMakesNoDirectories(t *testing.T) {
 	}
 }
 
-// --print-filter writes to a named pipe, and does not put a file in its place. The same goes for devices.
+// --print-filter writes to a named pipe or a device, and does not replace it with a file.
 func TestPrintFilterToPipe(t *testing.T) {
 	t.Parallel()
 	pipe := filepath.Join(harness.Dir(t), "pipe")

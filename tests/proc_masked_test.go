@@ -6,7 +6,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// hiddenFiles prints the contents of hidden files of /proc, if it can read them, and the sysctls that it can write to.
+// hiddenFiles prints the readable contents of hidden files of /proc, and the sysctls that are
+// writable.
 const hiddenFiles = `import os
 for dir in "/proc", "/proc/self/root/proc", "/proc/thread-self/root/proc":
     for name in "keys", "key-users", "locks":
@@ -28,8 +29,8 @@ except OSError:
 print("end")
 `
 
-// The caller's keys and the machine's file locks are hidden from the commands of a run, a sandbox and an exec, and
-// they cannot change a sysctl.
+// Commands of a run, a sandbox and an exec see neither the caller's keys nor the machine's file
+// locks, and cannot change a sysctl.
 func TestProcMasked(t *testing.T) {
 	t.Parallel()
 	hidden := func(what string, out []byte) {

@@ -13,7 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// otherNamespace starts a command in a new PID namespace.
+// otherNamespace returns a command that runs another in a new PID namespace.
 func otherNamespace(more ...string) []string {
 	wrap := append([]string{"unshare", "--pid", "--fork"}, more...)
 	if !harness.Root() {
@@ -22,7 +22,7 @@ func otherNamespace(more ...string) []string {
 	return wrap
 }
 
-// A sandbox that runs in another PID namespace is not taken for one that has ended.
+// A sandbox in another PID namespace does not count as ended.
 func TestOtherNamespace(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -52,7 +52,8 @@ func TestOtherNamespace(t *testing.T) {
 	}
 }
 
-// One that has ended there, and left something, is not called proven here because nothing of it can be seen.
+// A sandbox that has ended there and left something does not count as proven here, where its
+// processes are invisible.
 func TestOtherNamespaceUnproven(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -70,14 +71,13 @@ func TestOtherNamespaceUnproven(t *testing.T) {
 	if !strings.Contains(string(r.Stdout), `"verdict":"unproven"`) || r.ExitCode != 123 {
 		t.Errorf("there: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
-	// Here its init can be looked for, and is gone.
+	// In its own namespace, kill can look for its init, which is gone.
 	if r := s.Run("kill", "--json", b.ID); !strings.Contains(string(r.Stdout), `"verdict":"proven"`) || r.ExitCode != 0 {
 		t.Errorf("here: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
 }
 
-// foreignProc are the ways to come to a /proc whose numbers are not ours, with what is
-// said of each.
+// foreignProc returns ways to get a /proc of another PID namespace, with the resulting error.
 func foreignProc() map[string][]string {
 	return map[string][]string{
 		"/proc shows another PID namespace": otherNamespace(),
@@ -85,7 +85,7 @@ func foreignProc() map[string][]string {
 	}
 }
 
-// Every command refuses a /proc of another PID namespace, at once, and doctor names it.
+// Every command refuses a /proc of another PID namespace at once, and doctor names it.
 func TestForeignProc(t *testing.T) {
 	t.Parallel()
 	state := "SBXRUN_STATE_DIR=" + harness.SharedDir(t) + "/state"
@@ -108,24 +108,26 @@ func TestForeignProc(t *testing.T) {
 		if r.ExitCode != 125 || !strings.Contains(string(r.Stdout), "process table        "+said) || !strings.Contains(string(r.Stdout), "--mount-proc") {
 			t.Errorf("doctor: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 		}
-		// What needs no /proc.
+		// Commands that don't need /proc.
 		for _, args := range []string{"--help", "exec --help", "--version"} {
 			if r := harness.Run(t, harness.Options{Bare: true, Wrap: wrap}, strings.Fields(args)...); r.ExitCode != 0 {
 				t.Errorf("%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
 			}
 		}
 	}
-	// With the remedy it works.
+	// With the suggested change it works.
 	r := harness.Run(t, harness.Options{Bare: true, Wrap: otherNamespace("--mount-proc")}, "sh", "-c", "exit 7")
-	if want := 7; r.ExitCode != want && harness.Root() { // an ordinary user's sandbox within the namespace takes a second uid
+	if want := 7; r.ExitCode != want && harness.Root() { // an ordinary user's sandbox in the namespace needs a second UID
 		t.Errorf("--mount-proc: exit code %d, want %d: %s", r.ExitCode, want, r.Stderr)
 	}
 }
 
-// Doctor, and every command that works with processes of a sandbox, report a /proc that hides processes.
+// doctor, and every command that handles processes of a sandbox, report a /proc that hides
+// processes.
 func TestHiddenProc(t *testing.T) {
 	t.Parallel()
-	// PID 1 keeps its capabilities, so who has only what root needs to end a run may not trace it, and is not shown it.
+	// PID 1 keeps its capabilities, so a caller with only those needed to end a run may not trace
+	// it and does not see it.
 	script := `mount -t proc -o hidepid=4 proc /proc && setpriv --bounding-set=-all,+kill --ambient-caps=-all --inh-caps=-all "$@"; exit $?`
 	o := harness.Options{Bare: true, Wrap: append(otherNamespace("--mount-proc"), "sh", "-c", script, "-")}
 	const said = "process table        /proc hides the processes of others (hidepid)"
@@ -146,12 +148,12 @@ func TestHiddenProc(t *testing.T) {
 	}
 }
 
-// Processes that have, in sbxrun's own PID namespace, the numbers that the foreign
-// /proc shows for what sbxrun starts: none of them is signalled.
+// When /proc belongs to another namespace, sbxrun does not signal processes that have, in its own
+// namespace, the PIDs that /proc shows.
 func TestForeignProcDecoys(t *testing.T) {
 	t.Parallel()
 	const decoys = 200
-	// The decoys take as many numbers outside; the last ones go to what comes next.
+	// The decoys take as many PIDs outside; the last ones go to what comes next.
 	script := fmt.Sprintf(`
 base=$(readlink /proc/self)
 echo $((base + %[1]d)) >/proc/sys/kernel/ns_last_pid || exit 9
@@ -165,7 +167,7 @@ kill -9 $(jobs -p)
 	begin := time.Now()
 	out, err := harness.Command(t, exec.Command(words[0], words[1:]...), harness.Bound)
 	harness.Must(t, err)
-	harness.Within(t, "it", time.Since(begin), 0, 10*time.Second) // with its decoys; it was 30 s
+	harness.Within(t, "it", time.Since(begin), 0, 10*time.Second) // with its decoys; a regression took 30 s
 	if !strings.Contains(out, "code 125\n") || !strings.Contains(out, fmt.Sprintf("all %d\n", decoys)) {
 		t.Errorf("%s", out)
 	}

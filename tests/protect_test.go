@@ -10,7 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// repository makes a git repository with a commit, in a directory of its own.
+// repository creates a git repository with a commit.
 func repository(t *testing.T) string {
 	t.Helper()
 	if _, err := exec.LookPath("git"); err != nil {
@@ -36,7 +36,7 @@ func git(t *testing.T, dir string, args ...string) string {
 	return out
 }
 
-// plant tries what makes git on the host execute a program of the command's.
+// plant tries to make git on the host execute a program.
 const plant = `
 printf '#!/bin/sh\ntouch PLANTED\n' >planted; chmod 755 planted
 try() { "$@" 2>/dev/null; }
@@ -52,14 +52,14 @@ try mv .git moved && try cp -r moved .git && try cp config .git/config && try cp
 true
 `
 
-// With -w and --bind a command cannot change the hooks and the configuration of the repository, and
-// git works in it.
+// With -w and --bind a command cannot change the hooks and configuration of a repository, and git
+// works in it.
 func TestProtectGit(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
-		prepare func(t *testing.T, dir string) // what is there before
+		prepare func(t *testing.T, dir string) // what exists before
 		flags   []string
-		below   string // the working directory, in the repository
+		below   string // working directory in the repository
 	}{
 		"writable":      {flags: []string{"-w"}},
 		"bound":         {flags: []string{"--bind", "."}},
@@ -102,7 +102,7 @@ func TestProtectGit(t *testing.T) {
 	}
 }
 
-// A linked working tree shares the configuration of its repository, which stays read-only.
+// The repository's configuration, which a linked working tree shares, stays read-only.
 func TestProtectGitWorktree(t *testing.T) {
 	t.Parallel()
 	dir := repository(t)
@@ -121,7 +121,7 @@ cp evil/config .git/config; cp ../linked/planted .git/hooks/post-commit; echo ..
 	}
 }
 
-// --protect none lets the command change them.
+// With --protect none the command can change them.
 func TestProtectNone(t *testing.T) {
 	t.Parallel()
 	dir := repository(t)
@@ -131,8 +131,8 @@ func TestProtectNone(t *testing.T) {
 	}
 }
 
-// --protect keeps a path as it is, and a directory above it cannot be renamed. A path that is
-// missing, a link, or not writable anyway is an error.
+// --protect keeps a path unchanged, and its parents cannot be renamed. A path that is missing, a
+// link or not writable anyway is an error.
 func TestProtectPath(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t) + "/project"
@@ -164,12 +164,12 @@ touch a/b/c/new; mv a x; mv a/b a/x; mv a/b/c a/b/x; echo new >a/other; echo new
 	}
 }
 
-// Where parts of a directory belong to another user, a command of root's has the rights of the directory's owner
-// there, and no others, whether the parts are protected or not.
+// Where parts of a directory belong to another user, a command of root's has exactly the rights of
+// the directory's owner there, with and without protection.
 func TestProtectOwner(t *testing.T) {
 	t.Parallel()
 	if !harness.Root() {
-		return // no other owner can be given
+		return // only root can change owners
 	}
 	dir := repository(t)
 	harness.Must(t, os.Mkdir(dir+"/a", 0o755))
@@ -198,7 +198,7 @@ cat a/secret .git/config .git/config.worktree; touch a/new .git/new .git/HEAD; c
 	}
 }
 
-// cp and --put replace no file that is mounted read-only: the kernel would remove the mount.
+// cp and --put do not replace files that are mounted read-only: the kernel would remove the mount.
 func TestProtectFromCopies(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t) + "/project"

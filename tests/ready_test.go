@@ -11,8 +11,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Each of the three probes sees what becomes ready after 500 ms, for all who
-// wait; who asks again is told at once.
+// Each of the three probes notices after 500 ms that the sandbox is ready, for all that wait, and
+// answers later ones at once.
 func TestReady(t *testing.T) {
 	t.Parallel()
 	const server = `
@@ -35,7 +35,7 @@ time.sleep(60)`
 			s := harness.NewState(t)
 			begin := time.Now()
 			b := s.Sandbox(harness.Options{}, append(c.flags, "--name", "web", "--ready-interval", "0.05", "python3", "-c", server)...)
-			b.Busy = true // the probe's own commands
+			b.Busy = true // the probe runs commands
 			p := s.Start(harness.Options{}, "wait", "--ready", "web")
 			q := s.Start(harness.Options{}, "wait", "--ready", "--timeout", "20", "web")
 			for _, p := range []*harness.Process{p, q} {
@@ -60,7 +60,7 @@ time.sleep(60)`
 	}
 }
 
-// A TCP probe looks at the sandbox's own ports, and not at the host's.
+// A TCP probe checks the sandbox's ports, not the host's.
 func TestReadyNotTheHosts(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -82,11 +82,11 @@ func listenSomewhere(t *testing.T) (port string) {
 	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
 }
 
-// Never ready; ends before; no probe; not that line.
+// A sandbox that is never ready, ends first, has no probe or never prints the line is an error.
 func TestReadyNever(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
-	s.Sandbox(harness.Options{}, "--ready-exec=-x 2>/dev/null; true", "--ready-timeout", "20", "--wait-ready") // no option of sh
+	s.Sandbox(harness.Options{}, "--ready-exec=-x 2>/dev/null; true", "--ready-timeout", "20", "--wait-ready") // sh has no such option
 	never := s.Sandbox(harness.Options{}, "--name", "never", "--ready-exec", "false", "--ready-interval", "0.2")
 	never.Busy = true
 	r := s.Run("wait", "--ready", "--timeout", "1", "--json", "never")
@@ -132,7 +132,7 @@ func TestReadyNever(t *testing.T) {
 	}
 }
 
-// A line of the output, whenever it has come, and however it was written.
+// A log probe finds a line whenever and however it was written.
 func TestReadyLog(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

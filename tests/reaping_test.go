@@ -10,9 +10,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// pid1 is the first process of a PID namespace that waits for its own children
-// and for nobody else's, like many a server in a container. It counts all tasks
-// there are: after two runs to warm up, and after all of them.
+// pid1 is PID 1 of a namespace that waits only for its own children, like many servers in
+// containers. It counts all tasks after two runs and after all of them.
 const pid1 = `
 import os, subprocess, sys, time
 
@@ -46,10 +45,10 @@ many("runs that never start", 127, "/no/such/command")
 print("tasks", len(before))
 `
 
-// Runs and timeouts under a PID 1 that never reaps leave no task, not even
-// a zombie. SBXRUN_SOAK of each kind.
+// Runs and timeouts under a PID 1 that never reaps leave no task, not even a zombie: SBXRUN_SOAK
+// of each.
 func TestNeverReaped(t *testing.T) {
-	// Not in parallel: it takes all of a processor.
+	// Not in parallel: it keeps a CPU busy.
 	runs := harness.Soak(t)
 	bound := harness.Deadline(time.Minute) + time.Duration(runs)*time.Second
 	out := asPID1(t, bound, nil, pid1, harness.Binary(t), strconv.Itoa(runs))
@@ -58,8 +57,8 @@ func TestNeverReaped(t *testing.T) {
 	}
 }
 
-// asPID1 runs a program in Python to its end as the first process of a PID namespace, and returns
-// what it has printed. An ordinary user's is in a user namespace, too, which unshare gets user for.
+// asPID1 runs a Python program as PID 1 of a namespace, and returns its output. For an ordinary
+// user it adds a user namespace, made by unshare with the flags in user.
 func asPID1(t *testing.T, bound time.Duration, user []string, program string, args ...string) string {
 	t.Helper()
 	all := []string{"--fork", "--pid", "--mount-proc", "--kill-child"}

@@ -9,9 +9,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// recycler is the first process of a PID namespace in which the lowest free pid is given out
-// next (ns_last_pid, proc(5)): who signals a process by a number that it has kept hits another.
-// Beside sbxrun's commands it has strangers that come and go, and looks whether all of them live.
+// recycler is PID 1 of a namespace that reuses the lowest free PID (ns_last_pid, proc(5)), so that
+// a signal to a remembered PID hits another process. It runs sbxrun's commands beside short-lived
+// bystanders, and checks that all of these survive.
 const recycler = `
 import os, random, signal, subprocess, sys, threading, time
 
@@ -108,10 +108,10 @@ if faults:
 print("strangers", ended, "pids", len(pids))
 `
 
-// Where a pid is another's as soon as it is free, nobody is signalled but who is meant, and
-// nothing is left. Half of SBXRUN_SOAK times, three at once.
+// Where PIDs are reused at once, only the intended processes are signalled, and nothing is left.
+// SBXRUN_SOAK/2 rounds of three.
 func TestRecycledPIDs(t *testing.T) {
-	// Not in parallel: it takes all of a processor.
+	// Not in parallel: it keeps a CPU busy.
 	rounds := harness.Soak(t)/2 + 1
 	moment := strconv.Itoa(int(harness.Scaled(10 * time.Second).Seconds()))
 	bound := time.Minute + time.Duration(rounds)*5*time.Second

@@ -13,15 +13,13 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// TestScripts runs scripts/*.txt, one behaviour each; tests/README.md lists
-// their commands. After each run the harness asserts that nothing is left, so
-// no script has to.
+// TestScripts runs scripts/*.txt, one behaviour each. tests/README.md lists their commands. The
+// harness makes its usual assertions after each run.
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	testscript.Run(t, testscript.Params{
 		Dir: "scripts",
-		// Not testscript's own, which nobody else can search: started by root,
-		// the sandbox is somebody else.
+		// testscript's own directory cannot be entered by the user that root's sandboxes run as.
 		WorkdirRoot:        harness.Dir(t),
 		RequireUniqueNames: true,
 		Setup: func(env *testscript.Env) error {
@@ -52,8 +50,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// runs is what the commands of one script share: its last run, and by how much its deadline was later
-// than the script says.
+// runs is the state of a script: its last run, and by how much its deadline was raised.
 type runs struct {
 	result *harness.Result
 	later  time.Duration
@@ -103,7 +100,7 @@ func result(ts *testscript.TestScript) *harness.Result {
 	return r
 }
 
-// fail N ARG...: sbxrun must exit with N.
+// fail N ARG... runs sbxrun, which must exit with N.
 func fail(ts *testscript.TestScript, neg bool, args []string) {
 	refuse(ts, neg)
 	if len(args) == 0 {
@@ -114,8 +111,8 @@ func fail(ts *testscript.TestScript, neg bool, args []string) {
 	scriptRun(ts, code, args[1:])
 }
 
-// timeout D TEXT ARG...: sbxrun --timeout D ARG... must exit with 124, and print TEXT before that. On a slow
-// machine D is longer; within knows that.
+// timeout D TEXT ARG... runs sbxrun --timeout D ARG..., which must print TEXT before the deadline
+// and exit with 124. On a slow machine D is longer, and within accounts for that.
 func timeout(ts *testscript.TestScript, neg bool, args []string) {
 	refuse(ts, neg)
 	if len(args) < 3 {
@@ -129,7 +126,7 @@ func timeout(ts *testscript.TestScript, neg bool, args []string) {
 	scriptEnd(ts, 124, got-d, p)
 }
 
-// json PATH RE: the whole of the report's member matches; absent if there is none.
+// json PATH RE asserts that the whole member of the report matches; absent if there is none.
 func json(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) != 2 {
 		ts.Fatalf("usage: json PATH RE")
@@ -145,7 +142,7 @@ func json(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// within LOW HIGH: how long the last run took, with the harness's slack.
+// within LOW HIGH asserts the duration of the last run, with the harness's slack.
 func within(ts *testscript.TestScript, neg bool, args []string) {
 	refuse(ts, neg)
 	if len(args) != 2 {
@@ -158,7 +155,7 @@ func within(ts *testscript.TestScript, neg bool, args []string) {
 	harness.Within(scriptT{ts}, "the run", result(ts).Elapsed-ts.Value(last{}).(*runs).later, low, high)
 }
 
-// lines N: how many lines sbxrun has printed on stderr.
+// lines N asserts the number of lines on stderr.
 func lines(ts *testscript.TestScript, neg bool, args []string) {
 	refuse(ts, neg)
 	if len(args) != 1 {

@@ -13,8 +13,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// The same filter for the command of a run, of a sandbox and of an exec, and for what they
-// start. A user namespace is refused by it, or has no room.
+// The commands of a run, a sandbox and an exec, and their children, have the same filter. A user
+// namespace may also fail for lack of room.
 func TestSeccomp(t *testing.T) {
 	t.Parallel()
 	command := []string{"sh", "-c", `python3 -c "$1"`, "sh", harness.SystemCalls}
@@ -26,7 +26,7 @@ func TestSeccomp(t *testing.T) {
 	x.Expect(t, 0, "exited")
 	harness.Filtered(t, "exec", string(x.Stdout))
 
-	// And none if that is asked for; the kernel's own answer then.
+	// With --seccomp off there is none, and the kernel answers.
 	r = harness.Run(t, harness.Options{}, append([]string{"--seccomp", "off"}, "grep", "Seccomp:", "/proc/self/status")...)
 	if r.Expect(t, 0, "exited"); string(r.Stdout) != "Seccomp:\t0\n" {
 		t.Errorf("off: %q", r.Stdout)
@@ -41,8 +41,8 @@ func TestSeccomp(t *testing.T) {
 	}
 }
 
-// modes tries every call that can give a file S_ISUID or S_ISGID, and prints those that do
-// not fail as they should; then that ordinary modes can still be given.
+// modes tries every call that can set S_ISUID or S_ISGID, and prints those that don't fail as they
+// should; then it sets ordinary modes.
 const modes = `import ctypes, errno, os, platform, stat
 x86 = platform.machine() == "x86_64"
 libc = ctypes.CDLL(None, use_errno=True)
@@ -83,7 +83,7 @@ if libc.syscall(openat, here, b"file", os.O_RDONLY, 0o6755) < 0:
 print("end")
 `
 
-// A file that runs with the caller's uid cannot be left in a writable bind.
+// A command cannot leave a setuid file in a writable bind.
 func TestSeccompSetID(t *testing.T) {
 	t.Parallel()
 	dir := harness.SharedDir(t)
@@ -93,15 +93,15 @@ func TestSeccompSetID(t *testing.T) {
 	if r.Expect(t, 0, "exited"); strings.Replace(string(r.Stdout), "made: inherit\n", "", 1) != "end\n" {
 		t.Errorf("%s", r.Stdout)
 	}
-	// What a directory hands down is the host's choice, and stays.
+	// A directory may pass on its setgid bit, which the host has set.
 	r = harness.Run(t, harness.Options{}, "--bind", dir+":/out", "sh", "-c", "mkdir /out/inherit/sub && stat -c %A /out/inherit/sub")
 	if r.Expect(t, 0, "exited"); len(r.Stdout) < 7 || r.Stdout[6] != 's' {
 		t.Errorf("in a directory with S_ISGID: %q", r.Stdout)
 	}
 }
 
-// setid tries to get privileges for files in /out by existing files, archives, attributes and 32-bit calls.
-// It prints every attempt that succeeds.
+// setid tries to get privileges for files in /out by existing files, archives, attributes and
+// 32-bit calls. It prints every attempt that succeeds.
 const setid = `import ctypes, io, mmap, os, platform, shutil, signal, socket, stat, struct, tarfile
 os.umask(0)
 os.chdir("/out")
@@ -155,8 +155,8 @@ if platform.machine() == "x86_64":
 print("end")
 `
 
-// No file in a writable bind can get S_ISUID, S_ISGID or capabilities, also
-// where a sandbox of root acts as the owner of the directory, who owns all files that it writes.
+// No file in a writable bind can get S_ISUID, S_ISGID or capabilities, also where a sandbox of
+// root acts as the owner of the directory, who owns all files that it writes.
 func TestPrivilegesOfWrittenFiles(t *testing.T) {
 	t.Parallel()
 	owners := []int{os.Getuid()}
@@ -199,8 +199,8 @@ func TestPrivilegesOfWrittenFiles(t *testing.T) {
 	}
 }
 
-// sockets tries each family by socket(2) and socketpair(2), and, on x86-64, by the calls
-// of 32-bit programs as well.
+// sockets tries each family with socket(2) and socketpair(2), on x86-64 also with the calls of
+// 32-bit programs.
 const sockets = `import ctypes, errno, mmap, os, platform, signal
 libc = ctypes.CDLL(None, use_errno=True)
 def said(result):
@@ -297,8 +297,8 @@ for name, number in ("memfd_secret", 447), ("cachestat", 451), ("listns", 470), 
 print("end")
 `
 
-// Sockets have only the protocols and options that programs need. Other numbers fail as in a kernel without them, and do
-// not make the kernel load a module.
+// Sockets have only the protocols and options that programs need. Other numbers fail as in a
+// kernel without them, and don't make the kernel load a module.
 func TestSeccompProtocols(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "--net", "host", "python3", "-c", protocols)
@@ -307,7 +307,8 @@ func TestSeccompProtocols(t *testing.T) {
 	}
 }
 
-// ioctls tries what would outlast the command on the caller's terminal, and what it needs.
+// ioctls tries those that would outlast the command on the caller's terminal, and those that
+// programs need.
 const ioctls = `import errno, fcntl, struct, termios
 for name, number in ("TIOCEXCL", 0x540C), ("TIOCSETD", 0x5423), ("TIOCSTI", 0x5412), ("TIOCLINUX", 0x541C), ("TCXONC", 0x540A):
     try:
@@ -321,7 +322,7 @@ fcntl.ioctl(0, termios.TIOCGWINSZ, b"12345678")
 print("end")
 `
 
-// A terminal that is the command's stdin is left as others can use it.
+// A terminal that is the command's stdin stays usable for others.
 func TestSeccompTerminal(t *testing.T) {
 	t.Parallel()
 	master, terminal, err := pty.Open()

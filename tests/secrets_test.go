@@ -10,12 +10,11 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// secret is put together here so that a look at command lines does not find
-// the test's own.
+// secret is put together at run time, so that a search of command lines does not find the test's
+// own.
 var secret = "s3cr3t" + strconv.Itoa(os.Getpid())
 
-// A secret of the caller's is nowhere in the sandbox, however hard one
-// looks.
+// A secret in the caller's environment is nowhere in the sandbox.
 func TestSecretStaysOutside(t *testing.T) {
 	t.Parallel()
 	env := []string{"API_KEY=" + secret, "LD_LIBRARY_PATH=/tmp/" + secret}
@@ -23,7 +22,7 @@ func TestSecretStaysOutside(t *testing.T) {
 	if r.ExitCode != 0 {
 		t.Errorf("exit code %d: %s", r.ExitCode, r.Stdout)
 	}
-	// And the probe does find what is there.
+	// The probe finds it when it is there.
 	r = harness.Run(t, harness.Options{Env: env}, "--env", "API_KEY", "/fixtures/probe-env", secret[:3], secret[3:])
 	if r.ExitCode != 1 || !bytes.Contains(r.Stdout, []byte("found in env\n")) {
 		t.Errorf("the probe is blind: exit code %d: %s", r.ExitCode, r.Stdout)
@@ -33,9 +32,8 @@ func TestSecretStaysOutside(t *testing.T) {
 	}
 }
 
-// What is passed to the command is in no command line on the host, where
-// ps(1) shows it to everybody, and in no environment but the caller's and the
-// command's.
+// A variable for the command is in no command line on the host, where ps(1) shows it to everybody,
+// and in no environment but those of the caller and the command.
 func TestSecretNotInCommandLines(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
@@ -67,7 +65,7 @@ func TestSecretNotInCommandLines(t *testing.T) {
 	p.Wait().Expect(t, 128+15, "canceled")
 }
 
-// Without any flag, the environment is this and nothing else.
+// Without flags the environment contains only these variables.
 func TestCleanEnvironment(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{Bare: true, Env: []string{"LANG=C.UTF-8", "LC_TIME=C", "TERM=dumb", "TZ=UTC", "EDITOR=vi", "SSH_AUTH_SOCK=/run/x", "LD_PRELOAD=", "BASH_ENV=/x"}}, "env", "-0")
@@ -82,7 +80,7 @@ func TestCleanEnvironment(t *testing.T) {
 		}
 		delete(got, name)
 	}
-	delete(got, "PWD") // bwrap's own, by --chdir
+	delete(got, "PWD") // set by bwrap with --chdir
 	if len(got) > 0 {
 		t.Errorf("also set: %v", got)
 	}

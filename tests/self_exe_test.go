@@ -13,8 +13,8 @@ import (
 // refusal is the output of a command that leads to /proc/self/exe.
 const refusal = "sbxrun: /proc/self/exe cannot be executed here"
 
-// selfExe returns a directory with commands that lead to /proc/self/exe, which would print sbxrun's
-// version, and the names of these commands.
+// selfExe returns a directory with commands that lead to /proc/self/exe, which would print
+// sbxrun's version, and their names.
 func selfExe(t *testing.T, uid int) (dir string, commands []string) {
 	t.Helper()
 	dir = harness.Dir(t)
@@ -29,8 +29,8 @@ func selfExe(t *testing.T, uid int) (dir string, commands []string) {
 	return dir, []string{"./relative", "./nested"}
 }
 
-// A command whose interpreter leads to /proc/self/exe doesn't execute sbxrun's own file in the sandbox
-// (CVE-2019-5736).
+// A command whose interpreter leads to /proc/self/exe does not execute sbxrun's own file in the
+// sandbox (CVE-2019-5736).
 func TestSelfExe(t *testing.T) {
 	t.Parallel()
 	identities := map[string]int{"": 0}
@@ -57,7 +57,7 @@ func TestSelfExe(t *testing.T) {
 				}
 			}
 			launchRefused(t, b.Exec(harness.Options{}, nil, "./link"))
-			// init, the only other process, is a fork of sbxrun.
+			// Init, the only other process, is a fork of sbxrun.
 			if r := b.Exec(harness.Options{}, nil, "cat", "/proc/1/exe"); r.ExitCode != 1 || len(r.Stdout) > 0 {
 				t.Errorf("/proc/1/exe can be read: exit code %d", r.ExitCode)
 			}

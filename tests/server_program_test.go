@@ -9,7 +9,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A sbxrund that more users can change than sbxrun is not executed.
+// sbxrun does not execute an sbxrund that more users can change than sbxrun itself.
 func TestServerProgramOfOthers(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)

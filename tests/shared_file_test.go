@@ -12,10 +12,10 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// The command shares stdin, an open file, with sbxrun and its caller; where that is a
-// terminal or a connection, it is stdout as well. It sets O_NONBLOCK there and fills it.
-// The report that sbxrun prints is whole all the same, and the caller finds the flags as
-// they were, though the command was killed.
+// The command shares its stdin, an open file, with sbxrun and its caller. On a terminal or a
+// connection that is stdout as well. When the command sets O_NONBLOCK and fills it, sbxrun's
+// report is still complete, and the flags are restored for the caller even if the command was
+// killed.
 func TestSharedOpenFile(t *testing.T) {
 	t.Parallel()
 	const fill = `
@@ -39,7 +39,7 @@ time.sleep(600)
 	p := harness.Start(t, harness.Options{Stdin: theirs, Stdout: theirs}, "--json", "--timeout", timeout, "python3", "-c", fill)
 	ns := p.Namespace()
 	harness.Until(t, harness.Bound, "the sandbox's end", func() bool { return len(harness.Members(ns)) == 0 })
-	// Nobody has read yet, and the report is larger than what a socket holds.
+	// Nobody has read yet, and the report is larger than the socket's buffer.
 	read := make(chan []byte, 1)
 	go func() {
 		text, _ := io.ReadAll(ours) // an error shows in the text

@@ -16,7 +16,7 @@ import (
 
 var endSignals = []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT}
 
-// A signal to sbxrun ends everything at once, and the code says which.
+// A signal to sbxrun ends everything at once, and the exit code names it.
 func TestSignal(t *testing.T) {
 	t.Parallel()
 	for _, sig := range endSignals {
@@ -33,8 +33,7 @@ func TestSignal(t *testing.T) {
 	}
 }
 
-// With a grace period the command is told by the same signal, and may end
-// in its own time.
+// With a grace period the command gets the same signal, and may end by itself.
 func TestSignalForwarded(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{}, "--grace", "20s", "/fixtures/term-handler")
@@ -68,7 +67,7 @@ func TestSignalTwice(t *testing.T) {
 	}
 }
 
-// A signal in the grace period after a deadline cuts it short.
+// A signal during the grace period after a deadline ends it.
 func TestSignalAfterDeadline(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{}, "--timeout", harness.Deadline(800*time.Millisecond).String(), "--grace", "50s", "/fixtures/term-swallow")
@@ -81,24 +80,24 @@ func TestSignalAfterDeadline(t *testing.T) {
 	harness.Within(t, "the end", r.Ended.Sub(sent), 0, 200*time.Millisecond)
 }
 
-// A signal while the sandbox is still being set up, at many moments.
+// A signal ends everything at any moment of the set-up.
 func TestSignalEarly(t *testing.T) {
-	// Not in parallel: should it leave an orphan, no other test is blamed.
+	// Not in parallel, so that an orphan is not blamed on another test.
 	for i := range 40 {
 		p := harness.Start(t, harness.Options{}, "/fixtures/tree-sleep")
-		// Not a wait for something: the moment is what is varied.
+		// The moment is what varies.
 		time.Sleep(time.Duration(i) * 250 * time.Microsecond)
 		p.Signal(syscall.SIGTERM)
 		r := p.Wait()
 		if r.Signal == syscall.SIGTERM {
-			continue // nobody was listening yet, and nothing was there to be left
+			continue // no handler yet, and no processes
 		}
 		r.Expect(t, 128+15, "canceled")
 	}
 }
 
-// What the caller ignores, as nohup(1) does, stays ignored; but for SIGTERM and SIGQUIT,
-// which are listened to as by timeout(1).
+// Signals that the caller ignores, as with nohup(1), stay ignored, except SIGTERM and SIGQUIT as
+// with timeout(1).
 func TestSignalIgnored(t *testing.T) {
 	t.Parallel()
 	for sig, listened := range map[syscall.Signal]bool{syscall.SIGHUP: false, syscall.SIGINT: false, syscall.SIGTERM: true, syscall.SIGQUIT: true} {
@@ -118,7 +117,7 @@ func TestSignalIgnored(t *testing.T) {
 	}
 }
 
-// Sbxrun ... | head -1.
+// sbxrun ... | head -1 ends when head exits.
 func TestOutputClosed(t *testing.T) {
 	t.Parallel()
 	closing := []string{"bash", "-c", `"$@" | head -1; exit ${PIPESTATUS[0]}`, "-"}
@@ -130,10 +129,10 @@ func TestOutputClosed(t *testing.T) {
 	}
 }
 
-// The same where it is sbxrun that writes. It must not die of SIGPIPE
-// before the sandbox has ended and the report is written.
+// The same when sbxrun writes the output: it must not die of SIGPIPE before the sandbox has ended
+// and the report is written.
 func TestOutputClosedTerminal(t *testing.T) {
-	// Not in parallel: should it leave an orphan, no other test is blamed.
+	// Not in parallel, so that an orphan is not blamed on another test.
 	closing := []string{"bash", "-c", `"$@" | head -1; exit ${PIPESTATUS[0]}`, "-"}
 	r := harness.Run(t, harness.Options{Wrap: closing}, "--tty", "--timeout", "3", "/fixtures/out-flood")
 	if r.Report == nil {
@@ -142,7 +141,7 @@ func TestOutputClosedTerminal(t *testing.T) {
 	harness.Within(t, "the run", r.Elapsed, 0, 3500*time.Millisecond)
 }
 
-// The terminal is closed: the kernel sends SIGHUP to its session's leader.
+// When the terminal is closed, the kernel sends SIGHUP to its session leader.
 func TestTerminalClosed(t *testing.T) {
 	t.Parallel()
 	for _, mode := range [][]string{nil, {"--tty"}} {
@@ -166,8 +165,8 @@ func TestTerminalClosed(t *testing.T) {
 	}
 }
 
-// A command that dies of SIGKILL by itself is not one that was killed with its
-// sandbox, also where all that has to do with it is late.
+// A command that kills itself with SIGKILL is reported as signaled, not as killed with its
+// sandbox, also when the processes around it are delayed.
 func TestKillsItself(t *testing.T) {
 	t.Parallel()
 	var all sync.WaitGroup

@@ -11,7 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// SIGQUIT ends every command with 131, and without a trace of goroutines.
+// SIGQUIT ends every command with 131 and without a goroutine trace.
 func TestQuit(t *testing.T) {
 	t.Parallel()
 	quit := func(p *harness.Process) {
@@ -21,7 +21,7 @@ func TestQuit(t *testing.T) {
 			t.Errorf("exit code %d, signal %d, stderr %.300q", r.ExitCode, r.Signal, r.Stderr)
 		}
 	}
-	// A run before it listens to signals: it waits for a place.
+	// A run that waits for a slot does not handle signals yet.
 	s := harness.NewState(t)
 	o := harness.Options{Env: []string{"SBXRUN_STATE_DIR=" + s.Dir}, Bare: true}
 	holder := harness.Start(t, o, "--max-parallel", "1", "sh", "-c", "echo up; exec sleep 60")
@@ -54,7 +54,7 @@ func TestQuit(t *testing.T) {
 	quit(p)
 	b.Alive()
 
-	// The supervisor takes SIGQUIT for a request to end the sandbox.
+	// The supervisor treats SIGQUIT as a request to end the sandbox.
 	harness.Must(t, syscall.Kill(b.Supervisor.PID, syscall.SIGQUIT))
 	b.Ended()
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// exec --detach of a program whose execve(2) takes 11 s, because of a lease on its file, returns
+// exec --detach of a program whose execve(2) takes 11 s, because its file has a lease, returns
 // when the command runs.
 func TestSlowExecve(t *testing.T) {
 	t.Parallel()
@@ -23,7 +23,7 @@ func TestSlowExecve(t *testing.T) {
 	b := s.Sandbox(harness.Options{}, "--ro-bind", dir+":/work")
 	lease, err := os.OpenFile(program, os.O_RDWR, 0)
 	harness.Must(t, err)
-	// The kernel ends it after 45 s (fcntl(2), lease-break-time).
+	// The kernel breaks the lease after 45 s (fcntl(2), lease-break-time).
 	if _, err := unix.FcntlInt(lease.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
 		t.Fatal(err)
 	}

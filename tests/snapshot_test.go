@@ -15,7 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// snapshot takes one, and returns its id.
+// snapshot takes a snapshot and returns its ID.
 func snapshot(t *testing.T, s *harness.State, args ...string) string {
 	t.Helper()
 	r := s.Run(append([]string{"snapshot", "create"}, args...)...)
@@ -34,13 +34,13 @@ func execOut(t *testing.T, b *harness.Sandbox, script string) string {
 	return string(r.Stdout)
 }
 
-// A signal while a snapshot is unpacked ends sbxrun as it would any program.
+// A signal while a snapshot is unpacked ends sbxrun as any program.
 func TestSnapshotUnpackSignal(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	s.Sandbox(harness.Options{Dir: original(t)}, layer(t, "--name", "one", "--cwd", "overlay")...)
 	snapshot(t, s, "one", "--name", "s")
-	// A sbxrund that never ends, beside a copy of sbxrun.
+	// An sbxrund that never ends, beside a copy of sbxrun.
 	dir := harness.Dir(t)
 	begun := filepath.Join(dir, "begun")
 	harness.Must(t, os.WriteFile(filepath.Join(dir, "sbxrund"), []byte("#!/bin/sh\n>"+begun+"; exec sleep 300"), 0o755))
@@ -60,7 +60,7 @@ func TestSnapshotUnpackSignal(t *testing.T) {
 	}
 }
 
-// What one sandbox has written, others begin with, in as many layers as there were snapshots.
+// A sandbox starts with what another one has written, in as many layers as there were snapshots.
 func TestSnapshot(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -94,7 +94,8 @@ func TestSnapshot(t *testing.T) {
 	if r := s.Run("snapshot", "import", filepath.Join(s.Work, "second")); r.ExitCode != 0 {
 		t.Fatalf("import: %s", r.Stderr)
 	}
-	// Which directories are shown is not the archive's to decide. On another machine they are elsewhere.
+	// The archive does not decide which directories are visible. On another machine they are
+	// elsewhere.
 	if r := s.Run("start", "--from", "second"); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "--overlay "+dir+":"+dir) {
 		t.Errorf("imported: %d, %s", r.ExitCode, r.Stderr)
 	}
@@ -119,7 +120,7 @@ func TestSnapshot(t *testing.T) {
 	wantOriginal(t, other)
 }
 
-// A sandbox with a cgroup stands still meanwhile, and goes on.
+// A sandbox with a cgroup is frozen during its snapshot, and then goes on.
 func TestSnapshotFrozen(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -150,7 +151,7 @@ func TestSnapshotFrozen(t *testing.T) {
 	}
 }
 
-// The layer of a sandbox that has ended stands still, unless another one goes on with it.
+// The layer of a sandbox that has ended can be taken unless another sandbox uses it.
 func TestSnapshotUpper(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -173,8 +174,8 @@ func TestSnapshotUpper(t *testing.T) {
 	}
 }
 
-// thawed kills a snapshot and its guard while the sandbox stands still: cleanup thaws it then, and
-// not before.
+// thawed kills a snapshot and its guard while the sandbox is frozen. cleanup then thaws it, and
+// not earlier.
 func thawed(t *testing.T, s *harness.State, b *harness.Sandbox) {
 	t.Helper()
 	execOut(t, b, "head -c 30000000 /dev/zero >large") // so that it takes a while
@@ -194,7 +195,7 @@ func thawed(t *testing.T, s *harness.State, b *harness.Sandbox) {
 		if strings.Contains(string(r.Stdout), "frozen") {
 			t.Errorf("while a snapshot is taken: %s", r.Stdout)
 		}
-		if !limits.Frozen(dirs) { // it had been thawed already
+		if !limits.Frozen(dirs) { // already thawed
 			p.Signal(unix.SIGCONT)
 			p.Wait()
 			continue
@@ -213,7 +214,7 @@ func thawed(t *testing.T, s *harness.State, b *harness.Sandbox) {
 	t.Error("no snapshot was met while the sandbox stood still")
 }
 
-// What is refused, in a line, and leaves nothing.
+// Invalid snapshots fail with one line and leave nothing.
 func TestSnapshotRefused(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -256,7 +257,7 @@ func TestSnapshotRefused(t *testing.T) {
 	}
 }
 
-// run and start --cwd overlay take a snapshot of the current directory as what it is.
+// run and start --cwd overlay take a snapshot's directory as the current one.
 func TestSnapshotHere(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -268,7 +269,7 @@ func TestSnapshotHere(t *testing.T) {
 	if got := execOut(t, two, "pwd; cat file sub/other; ls"); got != dir+"\n"+changed {
 		t.Errorf("%q", got)
 	}
-	// Elsewhere, the current directory is one more.
+	// Elsewhere the current directory is one more.
 	other := original(t)
 	three := s.Sandbox(harness.Options{Dir: other}, layer(t, "--name", "three", "--from", "s", "--cwd", "overlay")...)
 	if got := execOut(t, three, "pwd; cat file; cat "+dir+"/file; echo x >file"); got != other+"\nold\nnew\n" {
@@ -282,7 +283,7 @@ func TestSnapshotHere(t *testing.T) {
 	wantOriginal(t, other)
 }
 
-// What modes close to its own owner is kept all the same, and holes are holes again.
+// A snapshot contains files that their modes close to their owner, and holes stay holes.
 func TestSnapshotClosed(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -296,8 +297,8 @@ func TestSnapshotClosed(t *testing.T) {
 	execOut(t, b, "chmod 700 d") // so that the test can remove it
 }
 
-// diff and apply have what the snapshot has, and what was written since; what has changed on the
-// host since the snapshot's first sandbox began is in conflict.
+// diff and apply show what the snapshot has and what was written since. What has changed on the
+// host since the snapshot's first sandbox started is a conflict.
 func TestSnapshotApplied(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

@@ -14,8 +14,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// planted is a directory in which a payload has left what script makes. target is a named
-// pipe outside, which the test reads.
+// planted returns a directory in which a payload has run script, and a named pipe outside, target,
+// with its reader.
 func planted(t *testing.T, script string) (dir, target string, reader *os.File) {
 	t.Helper()
 	dir, target = harness.SharedDir(t), filepath.Join(harness.Dir(t), "target")
@@ -27,8 +27,8 @@ func planted(t *testing.T, script string) (dir, target string, reader *os.File) 
 	return dir, target, reader
 }
 
-// A link that a payload has left where the report of a later run goes is replaced by the
-// report: nothing is written to what it leads to, a pipe, a device or a descriptor.
+// A link that a payload has left in place of a report is replaced, and nothing is written to its
+// target, a pipe, a device or a descriptor.
 func TestReportPlantedLink(t *testing.T) {
 	t.Parallel()
 	for name, script := range map[string]string{
@@ -60,11 +60,11 @@ func TestReportPlantedLink(t *testing.T) {
 	}
 }
 
-// What a payload has left in place of a named pipe is not written to, when root can tell.
+// As root, sbxrun does not write to a file that a payload has left in place of a named pipe.
 func TestReportPlantedPipe(t *testing.T) {
 	t.Parallel()
 	if !harness.Root() {
-		return // what a sandbox of an ordinary user makes is that user's
+		return // files from a sandbox of an ordinary user belong to that user
 	}
 	dir, _, _ := planted(t, `mkfifo /out/r.json`)
 	reader, err := os.OpenFile(dir+"/r.json", os.O_RDONLY|unix.O_NONBLOCK, 0)
@@ -80,12 +80,12 @@ func TestReportPlantedPipe(t *testing.T) {
 	}
 }
 
-// Nor is a link that a payload has left on the way to the report's directory followed by
-// root.
+// As root, sbxrun does not follow a link that a payload has left on the way to the report's
+// directory.
 func TestReportPlantedDirectory(t *testing.T) {
 	t.Parallel()
 	if !harness.Root() {
-		return // what a sandbox of an ordinary user makes is that user's
+		return // files from a sandbox of an ordinary user belong to that user
 	}
 	dir, target, _ := planted(t, `ln -s "${1%/*}" /out/sub`)
 	r := harness.Start(t, harness.Options{Bare: true}, "--report", dir+"/sub/r.json", "true").Wait()
@@ -98,7 +98,7 @@ func TestReportPlantedDirectory(t *testing.T) {
 	}
 }
 
-// The caller's own words still work: a device, and the names of descriptors.
+// Special files that the caller names still work: a device, and descriptors.
 func TestReportSpecial(t *testing.T) {
 	t.Parallel()
 	r := harness.Start(t, harness.Options{Bare: true}, "--report", "/dev/null", "true").Wait()
@@ -113,7 +113,7 @@ func TestReportSpecial(t *testing.T) {
 	}
 }
 
-// --env-file waits for nobody: a named pipe and a device are refused before they are opened.
+// --env-file refuses a named pipe and a device before opening them.
 func TestEnvFileSpecial(t *testing.T) {
 	t.Parallel()
 	pipe := filepath.Join(harness.Dir(t), "pipe")
@@ -130,7 +130,8 @@ func TestEnvFileSpecial(t *testing.T) {
 	}
 }
 
-// A link that a payload has left does not hand root's files to the next command.
+// --env-file follows no link that a payload has left, which would show root's files to the next
+// command.
 func TestEnvFilePlantedLink(t *testing.T) {
 	t.Parallel()
 	secret := filepath.Join(harness.Dir(t), "secret")
@@ -141,7 +142,7 @@ func TestEnvFilePlantedLink(t *testing.T) {
 		t.Errorf("by a link of the caller's: %q, stderr %q", r.Stdout, r.Stderr)
 	}
 	if !harness.Root() {
-		return // what a sandbox of an ordinary user makes is that user's
+		return // files from a sandbox of an ordinary user belong to that user
 	}
 	dir := harness.SharedDir(t)
 	harness.Run(t, harness.Options{}, "--bind", dir+":/out", "ln", "-s", secret, "/out/env").Expect(t, 0, "exited")
@@ -152,8 +153,8 @@ func TestEnvFilePlantedLink(t *testing.T) {
 	}
 }
 
-// A descriptor that the caller hands over may be a pipe, as the shell makes for <(command).
-// A signal ends the wait for its end.
+// --env-file reads a descriptor that is a pipe, as the shell creates for <(command). A signal ends
+// the wait for its end.
 func TestEnvFileDescriptor(t *testing.T) {
 	t.Parallel()
 	read, write, err := os.Pipe()
@@ -181,13 +182,13 @@ func TestEnvFileDescriptor(t *testing.T) {
 			return false
 		}
 	})
-	// It may have come before signals were listened to.
+	// The signal may come before sbxrun handles it.
 	if r := p.Wait(); r.Signal != unix.SIGINT && (r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "interrupted by a signal")) {
 		t.Errorf("exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	}
 }
 
-// A directory as a standard stream would lead out of the sandbox: it is refused.
+// A directory as a standard stream would lead out of the sandbox, and is refused.
 func TestDirectoryAsStream(t *testing.T) {
 	t.Parallel()
 	dir, err := os.Open(harness.Dir(t))
@@ -208,7 +209,7 @@ func TestDirectoryAsStream(t *testing.T) {
 	}
 }
 
-// long is a process that says that 64 MiB of its memory are its arguments.
+// long is a process that claims 64 MiB of its memory as arguments.
 const long = `import ctypes, struct, time
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = libc.sbrk.restype = ctypes.c_void_p
@@ -221,7 +222,7 @@ print("said" if libc.prctl(35, 14, map, len(map), 0) == 0 else "refused", flush=
 time.sleep(60)
 `
 
-// cleanup looks at every process's command line, and reads only the beginning.
+// cleanup reads only the beginning of other processes' command lines.
 func TestCleanupLongCommandLine(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{}, "python3", "-c", long)
@@ -247,7 +248,7 @@ func TestCleanupLongCommandLine(t *testing.T) {
 	p.Wait()
 }
 
-// forger leaves five zombies in its sandbox that have sbxrun's name.
+// forger leaves five zombies with sbxrun's name in its sandbox.
 const forger = `import ctypes, os, time
 libc = ctypes.CDLL(None)
 for _ in range(5):
@@ -260,7 +261,7 @@ print("up", flush=True)
 time.sleep(60)
 `
 
-// Zombies in a sandbox are not taken for sbxrun's own, whatever their name.
+// Zombies in a sandbox don't count as sbxrun's own, whatever their name.
 func TestForgedZombies(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{}, "python3", "-c", forger)

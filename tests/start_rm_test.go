@@ -13,7 +13,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// start --rm leaves no record, however the sandbox ends; whoever waits by then is told how.
+// start --rm leaves no record, however the sandbox ends, and clients that already wait still get
+// its result.
 func TestStartRm(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -55,7 +56,7 @@ func TestStartRm(t *testing.T) {
 	}
 	gone(b)
 
-	// Killed, with a detached exec in it, whose record goes as well.
+	// Killed, with a detached exec whose record is removed too.
 	b = s.Sandbox(harness.Options{}, "--rm")
 	d := b.Detach(nil, "/fixtures/tree-daemon")
 	b.Dying = true
@@ -67,11 +68,11 @@ func TestStartRm(t *testing.T) {
 	}
 	gone(b)
 
-	// At its deadline, which must leave time to look at it before.
+	// At its deadline, late enough to look at it before.
 	b = s.Sandbox(harness.Options{}, "--rm", "--timeout", "3")
 	gone(b)
 
-	// Lost is what nobody has removed.
+	// Lost, because nobody has removed it.
 	b = s.Sandbox(harness.Options{}, "--rm")
 	b.KillSupervisor()
 	if rec := b.Inspect(); rec.Status != "lost" {
@@ -92,7 +93,7 @@ func held(t *testing.T, p *harness.Process, name string) {
 	})
 }
 
-// Unproven, the record stays: it is what knows of the survivors.
+// An unproven sandbox keeps its record, which lists the survivors.
 func TestStartRmUnproven(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -111,7 +112,7 @@ func TestStartRmUnproven(t *testing.T) {
 	}
 }
 
-// cleanup of names removes these records and nothing else; what lives is left.
+// cleanup with names removes only these records, and no running sandbox.
 func TestCleanupNames(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -138,7 +139,7 @@ func TestCleanupNames(t *testing.T) {
 	}
 }
 
-// start does not wait for ever for a supervisor that was stopped, and leaves nothing of it.
+// start gives up on a supervisor that was stopped, and leaves nothing.
 func TestStartStopped(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

@@ -9,8 +9,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Another user cannot disable commands by taking the name of the state directory in /tmp. Without another place
-// for it, --apply fails before the command runs.
+// Another user cannot disable commands by taking the name of the state directory in /tmp. Without
+// another place for it, --apply fails before the command runs.
 func TestTakenStateDirectory(t *testing.T) {
 	t.Parallel()
 	// The binaries may be below /tmp, so they are shown at /mnt.
@@ -39,7 +39,8 @@ ls -A /tmp/sbxrun-$uid/ /tmp/other 2>/dev/null | grep -v : || true
 	wrap, alone := []string{"unshare", "--mount", "--user", "--map-current-user", "--keep-caps"}, "alone"
 	want := "max-parallel\nps\napplied\n"
 	if harness.Root() {
-		// Only root can give a directory to another user, and see the supervisor end with a PID namespace.
+		// Only root can give a directory to another user, and see the supervisor end with a PID
+		// namespace.
 		kinds = append(kinds, "directory")
 		wrap, alone = []string{"unshare", "--mount", "--pid", "--fork", "--mount-proc"}, ""
 		want += "start\n"

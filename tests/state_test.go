@@ -15,8 +15,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// With its supervisor a sandbox dies at once, execs included; it is called
-// lost; cleanup removes every trace.
+// When its supervisor is killed, a sandbox ends at once with its execs and is lost. cleanup
+// removes every trace.
 func TestSupervisorKilled(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -62,8 +62,7 @@ func TestSupervisorKilled(t *testing.T) {
 	}
 }
 
-// A sandbox that idles ends when its room does, though its keeper may wait on, with cgroups
-// to remove in the end.
+// An idle sandbox ends with its room, even if its keeper still has cgroups to remove.
 func TestIdleRoomKilled(t *testing.T) {
 	t.Parallel()
 	for _, flags := range [][]string{nil, {"--pids", "64"}} {
@@ -79,7 +78,7 @@ func TestIdleRoomKilled(t *testing.T) {
 	}
 }
 
-// crashed is the directory of a sandbox that has lost its supervisor.
+// crashed returns the directory of a sandbox whose supervisor was killed.
 func crashed(t *testing.T, s *harness.State) (b *harness.Sandbox, dir string) {
 	t.Helper()
 	b = s.Sandbox(harness.Options{}, "--name", "crashed")
@@ -101,8 +100,8 @@ func rewrite(t *testing.T, dir string, change func(map[string]any)) {
 	harness.Must(t, os.WriteFile(file, data, 0o600))
 }
 
-// A record of a crash whose pids are now others', or of another boot, or that somebody has written
-// to have a process killed that is no sandbox's: nobody is signalled.
+// No process is signalled because of a record whose PIDs were reused, that is from another boot,
+// or that was forged.
 func TestRecordStrangers(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -154,8 +153,8 @@ func TestRecordStrangers(t *testing.T) {
 	}
 }
 
-// A record that is cut, empty, or not there: it is passed over with a word, the
-// others are listed, and cleanup removes it.
+// A truncated, empty or missing record is skipped with a warning, other sandboxes are listed, and
+// cleanup removes it.
 func TestRecordDamaged(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -190,8 +189,7 @@ func TestRecordDamaged(t *testing.T) {
 	live.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
 }
 
-// Symbolic links that were planted are not followed: what they lead to is
-// neither read nor removed.
+// Planted symbolic links are not followed: their targets are neither read nor removed.
 func TestStateLinks(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -224,7 +222,7 @@ func TestStateLinks(t *testing.T) {
 	}
 }
 
-// Another user's sandboxes can be neither seen nor touched, by root or anybody.
+// Nobody, not even root, sees or changes another user's sandboxes.
 func TestAnotherUser(t *testing.T) {
 	t.Parallel()
 	commands := [][]string{{"ps"}, {"ps", "--all"}, {"inspect", "box"}, {"kill", "box"}, {"kill", "--all"}, {"exec", "box", "true"}, {"logs", "box"}, {"wait", "box"}, {"cleanup"}, {"start"}}
@@ -237,7 +235,7 @@ func TestAnotherUser(t *testing.T) {
 		}
 	}
 	if !harness.Root() {
-		// What belongs to somebody else is no place for our records.
+		// Another user's directory is refused as a state directory.
 		refused(&harness.State{Dir: "/usr", Work: harness.Dir(t), T: t}, nil)
 		return
 	}
@@ -253,10 +251,10 @@ func TestAnotherUser(t *testing.T) {
 	b.Alive()
 }
 
-// A state directory that others can get into, or that is not one, is refused.
+// A state directory that others can enter, or that is not a directory, is refused.
 func TestStateDirectoryRefused(t *testing.T) {
 	t.Parallel()
-	dir := harness.Dir(t) // open to others
+	dir := harness.Dir(t) // others can enter it
 	link, file := filepath.Join(dir, "link"), filepath.Join(dir, "file")
 	own := filepath.Join(dir, "own")
 	harness.Must(t, os.Mkdir(own, 0o700))

@@ -16,7 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// stats is what stats --json prints.
+// stats is the output of stats --json.
 type stats struct {
 	Level    string `json:"level"`
 	Tightest struct {
@@ -46,8 +46,8 @@ func statsOf(t *testing.T, s *harness.State, o harness.Options, flags ...string)
 	return got
 }
 
-// What runs in sandboxes is counted, whether by their command or by an exec; levels are
-// by the thresholds, and none is a failure.
+// stats counts the processes of commands and execs. Levels follow the thresholds, and no level is
+// a failure.
 func TestStats(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -83,7 +83,7 @@ func TestStats(t *testing.T) {
 	want(1, 4)
 	x := box.StartExec(harness.Options{}, nil, "sh", "-c", "sleep 60 & echo up; wait")
 	x.WaitOutput("up\n")
-	want(4, 4) // its init, the shell and sleep
+	want(4, 4) // init, shell and sleep
 	x.Signal(syscall.SIGTERM)
 	x.Wait().Expect(t, 143, "canceled")
 	want(1, 4)
@@ -113,7 +113,7 @@ func TestStats(t *testing.T) {
 	}
 }
 
-// The memory of a sandbox that has a cgroup is what that counts, files in memory included.
+// The memory of a sandbox with a cgroup is what the cgroup counts, including files in memory.
 func TestStatsMemory(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{Memory: 128 << 20}, "--memory", "128M") {
@@ -131,7 +131,7 @@ func TestStatsMemory(t *testing.T) {
 	x.Wait()
 }
 
-// A sandbox that has died with its supervisor is not listed, and is no orphan.
+// A sandbox that has died with its supervisor is not listed, and leaves no orphan.
 func TestStatsAfterCrash(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -140,11 +140,11 @@ func TestStatsAfterCrash(t *testing.T) {
 	if got := statsOf(t, s, harness.Options{}); len(got.Sandboxes) != 0 {
 		t.Errorf("%+v", got)
 	}
-	// Other tests kill, too, and what they kill may be seen for a moment.
+	// Orphans of other tests may be visible for a moment.
 	harness.Until(t, harness.Bound, "no orphan", func() bool { return statsOf(t, s, harness.Options{}).Orphans == 0 })
 }
 
-// Not on a terminal there is one block for each look.
+// stats --watch into a pipe prints one block per interval.
 func TestStatsWatchPipe(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -159,8 +159,7 @@ func TestStatsWatchPipe(t *testing.T) {
 	}
 }
 
-// On a terminal there is a screen of its own, as large as the terminal, and Ctrl-C
-// brings the old one back.
+// On a terminal it uses the alternate screen at full size, and Ctrl-C restores the old one.
 func TestStatsWatchScreen(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

@@ -14,8 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// What status an end has: by its cause, and where that is the command's own
-// end, by its code.
+// The status follows from the cause, and from the exit code if the command exited by itself.
 func TestStatus(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -27,7 +26,7 @@ func TestStatus(t *testing.T) {
 		{"exit 1", "failed", "exited", 1},
 		{"exit 130", "failed", "exited", 130},
 		{"exit 255", "failed", "exited", 255},
-		// The recorded cause says more than the code does: it has exited by itself.
+		// The recorded cause is more precise than the code: it has exited by itself.
 		{"exit 137", "failed", "exited", 137},
 		{"exit 143", "failed", "exited", 143},
 		{"exit 124", "failed", "exited", 124},
@@ -49,7 +48,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// The code is known from the end on, to everybody, until cleanup.
+// The exit code is known to everybody from the end until cleanup.
 func TestWait(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -94,7 +93,7 @@ func TestWait(t *testing.T) {
 	}
 }
 
-// Waiting that takes too long is given up, and the sandbox untouched.
+// wait --timeout gives up and leaves the sandbox alone.
 func TestWaitTimeout(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -105,7 +104,7 @@ func TestWaitTimeout(t *testing.T) {
 	}
 	harness.Within(t, "wait", r.Elapsed, 500*time.Millisecond, 700*time.Millisecond)
 	b.Alive()
-	// A waiter that goes away is not noticed.
+	// A waiting client that exits disturbs nothing.
 	p := s.Start(harness.Options{}, "wait", "box")
 	p.Signal(unix.SIGTERM)
 	p.Wait()
@@ -117,8 +116,7 @@ func TestWaitTimeout(t *testing.T) {
 	}
 }
 
-// The lifetime ends everything, execs too, and SIGTERM comes first if there is
-// a grace period.
+// The lifetime ends everything including execs, with SIGTERM first if there is a grace period.
 func TestLifetime(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -145,14 +143,14 @@ func TestLifetime(t *testing.T) {
 	}
 }
 
-// What runs an exec is not idle, and ends when for long enough none has run.
+// A sandbox with a running exec is not idle. It ends when none has run for the idle timeout.
 func TestIdleTimeout(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
-	// Long enough for an exec to begin.
+	// Long enough for an exec to start.
 	idle := harness.Deadline(2 * time.Second)
 	b := s.Sandbox(harness.Options{}, "--idle-timeout", idle.String())
-	b.Dying = true // when it has ended is asserted, and a harness that looks late is no failure
+	b.Dying = true // the test asserts when it ends; a late look by the harness is not a failure
 	begin := time.Now()
 	use := idle + time.Second
 	r := b.Exec(harness.Options{}, nil, "sleep", strconv.FormatFloat(use.Seconds(), 'f', -1, 64))
@@ -162,7 +160,7 @@ func TestIdleTimeout(t *testing.T) {
 	if rec.Report.Cause != "idle-timeout" || rec.Status != "killed" {
 		t.Errorf("%+v", rec.Report)
 	}
-	// Of two that overlap, the last one counts; logs and ps are no use.
+	// The last of overlapping execs counts; logs and ps don't.
 	b = s.Sandbox(harness.Options{}, "--idle-timeout", idle.String())
 	b.Dying = true
 	begin = time.Now()
@@ -170,13 +168,13 @@ func TestIdleTimeout(t *testing.T) {
 	two := b.StartExec(harness.Options{}, nil, "sleep", "1.5")
 	one.Wait()
 	ended := two.Wait().Ended
-	for ; time.Since(ended) < idle*3/4; time.Sleep(idle / 40) { // if they were, it would live for so much longer
+	for ; time.Since(ended) < idle*3/4; time.Sleep(idle / 40) { // if they counted, it would live longer
 		s.Run("ps")
 		s.Run("logs", b.ID)
 	}
 	b.Ended()
 	harness.Within(t, "the sandbox", time.Since(begin), 1500*time.Millisecond+idle, ended.Sub(begin)+idle+300*time.Millisecond)
-	// With a command of its own it is idle all the same.
+	// A sandbox with a command of its own can be idle too.
 	begin = time.Now()
 	rec = s.Sandbox(harness.Options{}, "--idle-timeout", "0.5", "sleep", "60").Ended()
 	harness.Within(t, "idle", time.Since(begin), 500*time.Millisecond, 800*time.Millisecond)
@@ -185,7 +183,7 @@ func TestIdleTimeout(t *testing.T) {
 	}
 }
 
-// What one sandbox writes is not there in another.
+// One sandbox does not see what another writes.
 func TestSandboxesSeparate(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -199,7 +197,7 @@ func TestSandboxesSeparate(t *testing.T) {
 	}
 }
 
-// What was written when the sandbox is killed is there to the last byte.
+// What was written before a kill is there to the last byte.
 func TestWrittenIsKept(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -218,17 +216,17 @@ func TestWrittenIsKept(t *testing.T) {
 	}
 }
 
-// A sandbox goes on without anybody who is attached, and its code is known.
+// A sandbox goes on when no client is attached, and its exit code is known.
 func TestNobodyAttached(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
-	// Who has started it is in a session of its own, and dies with it.
+	// The client that has started it leads a session of its own, and dies with it.
 	b := s.Sandbox(harness.Options{Wrap: []string{"setsid", "--wait"}}, "sh", "-c", "while [ ! -e /tmp/go ]; do sleep 0.02; done; echo done; exit 7")
 	b.Busy = true
 	follower := s.Start(harness.Options{}, "logs", "-f", b.ID)
 	follower.Signal(unix.SIGKILL)
 	follower.Wait()
-	// A client that goes away during its own exec takes nothing but that.
+	// A client that dies during its exec ends only that.
 	p := b.StartExec(harness.Options{}, nil, "yes")
 	p.WaitOutput("y\ny\n")
 	p.Kill()
@@ -239,7 +237,7 @@ func TestNobodyAttached(t *testing.T) {
 	if rec := b.Ended(); *rec.ExitCode != 7 || string(s.Run("logs", b.ID).Stdout) != "done\n" {
 		t.Errorf("%+v", rec)
 	}
-	// And a plain run dies with its client.
+	// A run dies with its client.
 	p = harness.Start(t, harness.Options{}, "yes")
 	p.WaitOutput("y\ny\n")
 	p.Kill()

@@ -16,7 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// 10 MB in a pipe arrive as they were.
+// 10 MB in a pipe arrive unchanged.
 func TestStdinPipe(t *testing.T) {
 	t.Parallel()
 	data := bytes.Repeat([]byte("0123456789\n"), 10<<20/11)
@@ -27,8 +27,7 @@ func TestStdinPipe(t *testing.T) {
 	}
 }
 
-// Stdin that is never read, and a command that exits before all of it was
-// written, hold nobody up.
+// Stdin that is never read, or not completely, delays nothing.
 func TestStdinNeverRead(t *testing.T) {
 	t.Parallel()
 	for _, mode := range [][]string{nil, {"--json"}} {
@@ -54,8 +53,7 @@ func TestStdinSilent(t *testing.T) {
 	}
 }
 
-// Closed stdin, and closed stdout and stderr with it, are not filled by a
-// descriptor of sbxrun's own.
+// sbxrun does not use the numbers of closed standard streams for its own descriptors.
 func TestStdinClosed(t *testing.T) {
 	t.Parallel()
 	for _, closed := range []string{"<&-", "<&- >&-", "<&- >&- 2>&-", ">&- 2>&-"} {
@@ -79,10 +77,11 @@ func TestStdinClosed(t *testing.T) {
 	}
 }
 
-// A terminal as stdin, without --tty: it can be read from, and is no
-// controlling terminal.
-// In the background of a shell the command does not take what is typed to that: no SIGTTIN stops it, as
-// it is in a session of its own.
+// The command can read from a terminal as stdin without --tty, but it is not its controlling
+// terminal.
+//
+// In the background of a shell, the command does not steal what is typed, and no SIGTTIN stops it,
+// because it is in its own session.
 func TestStdinBackground(t *testing.T) {
 	t.Parallel()
 	for _, flags := range [][]string{nil, {"--json"}} {

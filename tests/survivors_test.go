@@ -19,8 +19,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A teardown lifts the CPU quota. A process that survives it gets the quota back: here one that stops for its tracer
-// outside when it has been killed.
+// A teardown lifts the CPU quota. A process that survives it, here because a tracer outside stops
+// it, gets the quota back.
 func TestUnprovenQuota(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{CPUs: 0.25}, "--cpus", "0.25") {

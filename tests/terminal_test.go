@@ -22,7 +22,7 @@ import (
 type screen struct {
 	t      *testing.T
 	ptmx   *os.File
-	tty    *os.File // ours, to look at the terminal's state
+	tty    *os.File // our descriptor, to read the terminal's state
 	before *unix.Termios
 	p      *harness.Process
 
@@ -37,7 +37,7 @@ func newScreen(t *testing.T, size *pty.Winsize, args ...string) *screen {
 	})
 }
 
-// newExecScreen is a terminal with sbxrun exec --tty.
+// newExecScreen returns a terminal with sbxrun exec --tty.
 func newExecScreen(t *testing.T, b *harness.Sandbox, flags []string, command ...string) *screen {
 	t.Helper()
 	return screenOf(t, nil, func(o harness.Options) *harness.Process {
@@ -114,7 +114,7 @@ func (s *screen) typeIn(text string) {
 	harness.Must(s.t, err)
 }
 
-// restored asserts that the terminal is as it was before sbxrun.
+// restored asserts that the terminal is as before sbxrun.
 func (s *screen) restored() {
 	s.t.Helper()
 	if diff := cmp.Diff(s.before, s.state()); diff != "" {
@@ -122,8 +122,8 @@ func (s *screen) restored() {
 	}
 }
 
-// The command has a terminal on 0, 1 and 2, and it is its controlling one. Ours
-// is in raw mode meanwhile, and afterwards as it was.
+// The command has a controlling terminal on 0, 1 and 2. The outer one is in raw mode meanwhile,
+// and restored at the end.
 func TestTerminalIsReal(t *testing.T) {
 	t.Parallel()
 	s := newScreen(t, nil, "sh", "-c", `test -t 0 && test -t 1 && test -t 2 && (: </dev/tty) && echo all of it; read line; echo "<$line>"; exit 3`)
@@ -134,14 +134,14 @@ func TestTerminalIsReal(t *testing.T) {
 	s.typeIn("word\r")
 	s.p.Wait().Expect(t, 3, "exited")
 	s.waitFor("<word>\r\n")
-	// Echoed once, by the inner terminal.
+	// The inner terminal echoes it once.
 	if n := strings.Count(s.shows(), "word"); n != 2 {
 		t.Errorf("%q", s.shows())
 	}
 	s.restored()
 }
 
-// However sbxrun ends, the terminal is restored.
+// The terminal is restored however sbxrun ends.
 func TestTerminalRestored(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -166,7 +166,7 @@ func TestTerminalRestored(t *testing.T) {
 			s.restored()
 		})
 	}
-	// By the keeper, when sbxrun cannot.
+	// The keeper restores it when sbxrun cannot.
 	t.Run("SIGKILL", func(t *testing.T) {
 		t.Parallel()
 		s := newScreen(t, nil, "sh", "-c", "echo up; exec sleep 60")
@@ -175,7 +175,7 @@ func TestTerminalRestored(t *testing.T) {
 		s.p.Wait()
 		s.restored()
 	})
-	// Where nothing was started.
+	// When nothing was started.
 	t.Run("start-failed", func(t *testing.T) {
 		t.Parallel()
 		s := newScreen(t, nil, "no-such-command")
@@ -187,8 +187,8 @@ func TestTerminalRestored(t *testing.T) {
 	})
 }
 
-// A command without --tty that makes the caller's terminal raw does not leave it so, however it ends, or
-// sbxrun does.
+// A command without --tty that makes the caller's terminal raw does not leave it so, however it or
+// sbxrun ends.
 func TestTerminalRestoredWithout(t *testing.T) {
 	t.Parallel()
 	const raw = "stty raw -echo; echo up; "
@@ -229,8 +229,8 @@ func TestTerminalRestoredWithout(t *testing.T) {
 	})
 }
 
-// sbxrun leaves a terminal alone that meanwhile belongs to another job or to another command of the
-// pipeline.
+// sbxrun leaves a terminal alone that meanwhile belongs to another job or to another command of
+// the pipeline.
 func TestTerminalOfOthers(t *testing.T) {
 	t.Parallel()
 	const command = `"$@" sh -c 'touch /work/up; until [ -e /work/go ]; do sleep 0.05; done'`
@@ -275,11 +275,12 @@ wait("/over")
 	}
 }
 
-// The keeper of a sbxrun that was killed restores the terminal once: what somebody makes of it afterwards stays, while
-// the sandbox still ends.
+// The keeper of a killed sbxrun restores the terminal once: later changes stay, while the sandbox
+// still ends.
 func TestTerminalRestoredOnce(t *testing.T) {
 	t.Parallel()
-	// What is traced is nobody else's to reap: so the sandbox is not empty until the tracer, a thread, lets go.
+	// Only its tracer, a thread, can reap a traced process, so the sandbox stays until the tracer
+	// lets go.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	s := newScreen(t, nil, "sh", "-c", "echo up; exec sleep 60")
@@ -299,19 +300,19 @@ func TestTerminalRestoredOnce(t *testing.T) {
 	if keeper.Ended() {
 		t.Error("the keeper has ended before")
 	}
-	// A stop may come first: the inner terminal hangs up at the same time, and what is traced stops for SIGHUP.
+	// A stop may come first: the inner terminal hangs up at the same time, and a traced process
+	// stops for SIGHUP.
 	for status := unix.WaitStatus(0x7f); status.Stopped(); {
 		_, err := unix.Wait4(traced, &status, unix.WALL, nil)
 		harness.Must(t, err)
 	}
-	s.p.Wait() // for the keeper, too
+	s.p.Wait() // for the keeper too
 	if diff := cmp.Diff(&theirs, s.state()); diff != "" {
 		t.Errorf("the terminal was restored again (-theirs +now):\n%s", diff)
 	}
 }
 
-// sbxrun's own messages appear after the terminal was restored: their lines
-// begin at the left.
+// sbxrun's messages appear after the terminal was restored: their lines start at the left.
 func TestTerminalMessages(t *testing.T) {
 	t.Parallel()
 	s := newScreen(t, nil, "--timeout", "0.5", "sleep", "60")
@@ -323,9 +324,9 @@ func TestTerminalMessages(t *testing.T) {
 	}
 }
 
-// The inner terminal has the outer one's size, and follows it. The command waits for signals
-// that it blocks: bash loses one in some thousands that comes while a child of it ends, and
-// what a handler in python notes may be followed by a read that blocks.
+// The inner terminal has the outer one's size and follows it. The command blocks the signals and
+// waits for them, because bash loses a few that come while a child exits, and Python may block in
+// a read after its handler.
 func TestTerminalSize(t *testing.T) {
 	t.Parallel()
 	s := newScreen(t, &pty.Winsize{Rows: 33, Cols: 101}, "python3", "-c", `
@@ -347,7 +348,7 @@ while True:
 	s.p.Wait().Expect(t, 0, "exited")
 }
 
-// Ctrl-C and Ctrl-\ are the command's, and sbxrun does not act on them.
+// Ctrl-C and Ctrl-\ go to the command, not to sbxrun.
 func TestTerminalKeys(t *testing.T) {
 	t.Parallel()
 	s := newScreen(t, nil, "/fixtures/term-swallow")
@@ -360,7 +361,7 @@ func TestTerminalKeys(t *testing.T) {
 	s.p.Wait().Expect(t, 128+15, "canceled")
 	s.restored()
 
-	// Who does not handle it dies of it.
+	// A command without a handler dies of it.
 	s = newScreen(t, nil, "sh", "-c", "echo up; exec sleep 60")
 	s.waitFor("up\r\n")
 	s.typeIn("\x03")
@@ -368,17 +369,17 @@ func TestTerminalKeys(t *testing.T) {
 	s.restored()
 }
 
-// A shell has job control: it stops a job by Ctrl-Z and continues it.
+// A shell has job control: Ctrl-Z stops a job, and fg continues it.
 func TestTerminalJobControl(t *testing.T) {
 	t.Parallel()
 	s := newScreen(t, nil, "bash", "--norc", "--noprofile", "-i")
-	// Once it prompts it reads the line itself. What is typed before that the key would discard
-	// (NOFLSH, termios(3)).
+	// Wait for the prompt, when the shell reads the line itself: the key discards what was typed
+	// before (NOFLSH, termios(3)).
 	s.typeIn("PS1='prom''pt> '\r")
 	s.waitFor("prompt> ")
 	s.typeIn("sleep 50\r")
 	s.waitFor("sleep 50\r\n")
-	// Until the job is in the foreground the key would be the shell's.
+	// Before the job is in the foreground, the key would go to the shell.
 	stopped := false
 	for range 100 {
 		s.typeIn("\x1a")
@@ -390,7 +391,7 @@ func TestTerminalJobControl(t *testing.T) {
 	if !stopped {
 		t.Errorf("Ctrl-Z did not stop the job")
 	}
-	// By its number: where the key comes as the job begins, bash does not call it the current one.
+	// Use its number: if the key comes as the job starts, bash does not call it the current one.
 	s.typeIn("jobs | grep -c Stopped | sed s/^/count=/; kill %1; fg %1; exit 6\r")
 	s.p.Wait().Expect(t, 6, "exited")
 	s.waitFor("count=1\r")
@@ -402,7 +403,7 @@ func TestTerminalJobControl(t *testing.T) {
 	s.restored()
 }
 
-// The outer terminal cannot be reached from inside, to type into it (TIOCSTI).
+// The command cannot type into the outer terminal (TIOCSTI).
 func TestTerminalIsAnother(t *testing.T) {
 	t.Parallel()
 	s := newScreen(t, nil, "python3", "-c", `
@@ -427,14 +428,13 @@ except OSError as e:
 	}
 }
 
-// Output of any size arrives on the terminal to its last byte, the command's
-// own end notwithstanding.
+// Output of any size arrives on the terminal to the last byte, despite the command's exit.
 func TestTerminalOutputComplete(t *testing.T) {
 	t.Parallel()
 	const lines = 20000
-	// It waits at the end, until all has been seen: sbxrun leads the session here,
-	// and what a terminal has not delivered when its session's leader exits is
-	// discarded by the kernel (tty_vhangup_session).
+	// The command waits until everything was read: sbxrun leads the session, and the kernel
+	// discards what a terminal has not delivered when its session leader exits
+	// (tty_vhangup_session).
 	s := newScreen(t, nil, "sh", "-c", fmt.Sprintf("seq -f 'line %%.0f' %d; read -r x", lines))
 	s.waitFor(fmt.Sprintf("line %d\r\n", lines))
 	if _, err := s.ptmx.Write([]byte("\r")); err != nil {
@@ -446,8 +446,8 @@ func TestTerminalOutputComplete(t *testing.T) {
 	}
 }
 
-// --tty works where stdin is no terminal: the command has one all the same, and
-// the end of stdin is Ctrl-D.
+// --tty works when stdin is not a terminal: the command has one, and the end of stdin becomes
+// Ctrl-D.
 func TestTerminalFromPipe(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{Stdin: strings.NewReader("one\ntwo\n")}, "--tty", "sh", "-c", "test -t 0 && cat -n")
@@ -459,7 +459,7 @@ func TestTerminalFromPipe(t *testing.T) {
 	}
 }
 
-// --tty: a tree that holds the terminal keeps nobody waiting.
+// A tree that holds the terminal delays nothing.
 func TestTerminalHeld(t *testing.T) {
 	t.Parallel()
 	s := newScreen(t, nil, "/fixtures/leave-stdout", "7")
@@ -470,8 +470,8 @@ func TestTerminalHeld(t *testing.T) {
 	s.restored()
 }
 
-// The command's descriptors block, as programs expect of a terminal: where they
-// do not, a read finds nothing to read (EAGAIN) and a long output is cut short.
+// The command's descriptors are in blocking mode, as programs expect of a terminal: otherwise
+// reads fail with EAGAIN and long output is truncated.
 func TestTerminalBlocks(t *testing.T) {
 	t.Parallel()
 	s := newScreen(t, nil, "python3", "-c", "import os; print([os.get_blocking(fd) for fd in range(3)])")

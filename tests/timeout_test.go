@@ -11,13 +11,12 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Hands that know timeout(1): its flags, by their names there, its exit codes, and what it
-// takes for a time and a signal. What differs is that a deadline is 124 even where SIGKILL
-// was needed, unless --preserve-status is given.
+// sbxrun accepts timeout(1)'s flags, times and signals and returns its exit codes. One difference:
+// a deadline is 124 even if SIGKILL was needed, unless --preserve-status is given.
 func TestTimeoutWords(t *testing.T) {
 	t.Parallel()
 	const (
-		// Traps come before the output that says so, and a shell looks between two sleeps.
+		// The scripts set traps before they print, and sh handles signals between two sleeps.
 		loop   = `; echo ready; while :; do sleep 0.02; done`
 		deaf   = `trap "" TERM INT` + loop
 		ends7  = `trap "exit 7" TERM INT HUP` + loop
@@ -36,11 +35,11 @@ func TestTimeoutWords(t *testing.T) {
 		name   string
 		args   []string
 		code   int
-		cause  string   // "" is that there is no report
-		wrap   []string // what starts sbxrun
+		cause  string   // "" if there is no report
+		wrap   []string // a command that starts sbxrun
 		stdout string   // the end of it
 	}{
-		// The command's own end.
+		// The command exits by itself.
 		{"ends in time", sh("--timeout 100", "exit 0"), 0, "exited", nil, ""},
 		{"own code", sh("--timeout 100", "exit 2"), 2, "exited", nil, ""},
 		{"own 124", sh("--timeout 100", "exit 124"), 124, "exited", nil, ""},
@@ -83,7 +82,7 @@ func TestTimeoutWords(t *testing.T) {
 		{"number 0", usage("-s 0 --timeout 1 true"), 125, "", nil, ""},
 		{"number 65", usage("-s 65 --timeout 1 true"), 125, "", nil, ""},
 
-		// SIGKILL after it.
+		// The SIGKILL after it.
 		{"TERM is enough", usage("-k 50 --timeout " + short + " sleep 100"), 124, "timeout", nil, ""},
 		{"TERM is enough, preserved", usage("--kill-after=50 --preserve-status --timeout " + short + " sleep 100"), 143, "timeout", nil, ""},
 		{"deaf", sh("-k 0.1 --timeout "+short, deaf), 124, "timeout", nil, "ready\n"},
@@ -93,7 +92,7 @@ func TestTimeoutWords(t *testing.T) {
 		{"success, preserved", sh("-k 50 --preserve-status --timeout "+short, ends0), 0, "timeout", nil, ""},
 		{"at once, preserved", usage("--preserve-status --timeout " + short + " sleep 100"), 137, "timeout", nil, ""},
 
-		// What sbxrun inherits.
+		// Inherited descriptors and signals.
 		{"stdout closed", usage("--timeout 100 true"), 0, "exited", with("exec >&-"), ""},
 		{"all closed", usage("--timeout 100 true"), 0, "exited", with("exec <&- >&- 2>&-"), ""},
 		{"CHLD ignored", sh("--timeout 100", "exit 3"), 3, "exited", with("trap '' CHLD"), ""},
@@ -116,7 +115,7 @@ func TestTimeoutWords(t *testing.T) {
 	}
 }
 
-// --signal without --grace gives the command time to hear it, and no more than it needs.
+// --signal without --grace gives the command time to handle it, and waits no longer than needed.
 func TestTimeoutSignalHeard(t *testing.T) {
 	t.Parallel()
 	p, timeout := harness.InTime(t, 600*time.Millisecond, "ready\n", func(timeout string) *harness.Process {
@@ -128,7 +127,7 @@ func TestTimeoutSignalHeard(t *testing.T) {
 	harness.Within(t, "the run", r.Elapsed, timeout, timeout+time.Second)
 }
 
-// A signal to sbxrun ends the command; --preserve-status is about deadlines alone.
+// A signal to sbxrun ends the command; --preserve-status applies only to deadlines.
 func TestTimeoutSignaled(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{}, "-v", "--preserve-status", "-k", "50", "--timeout", "500", "sh", "-c", `trap "exit 9" TERM; echo ready; while :; do sleep 0.02; done`)
@@ -151,7 +150,7 @@ func TestTimeoutVerbose(t *testing.T) {
 		{"--verbose -k 50 --timeout 0.5", "exec sleep 100", term + over},
 		{"-v -k 0.1 --timeout 0.5", `trap "" TERM; while :; do sleep 0.02; done`, term + kill + over},
 		{"-vq -s KILL --timeout 0.5", "sleep 100", kill},
-		{"-v --timeout 500", "sleep 100 & exit 0", ""}, // what is left behind gets no signal that was asked for
+		{"-v --timeout 500", "sleep 100 & exit 0", ""}, // leftover processes get no requested signal
 		{"--foreground --timeout 500", "exit 0", "sbxrun: warning: --foreground changes nothing: whatever the command has started is ended with it; for a terminal there is --tty\n"},
 		{"--foreground -q --timeout 500", "exit 0", ""},
 	} {
@@ -159,7 +158,7 @@ func TestTimeoutVerbose(t *testing.T) {
 			t.Parallel()
 			r := harness.Run(t, harness.Options{}, append(strings.Fields(c.flags), "sh", "-c", c.script)...)
 			got := string(r.Stderr)
-			// On a busy machine sbxrun may be so late that the keeper has killed: then it has sent none.
+			// On a busy machine the keeper may kill first, and then sbxrun has not sent one.
 			if late := strings.Replace(c.want, kill, "", 1); got != c.want && (harness.Slack == time.Second || got != late) {
 				t.Errorf("stderr %q, want %q", got, c.want)
 			}
@@ -167,7 +166,7 @@ func TestTimeoutVerbose(t *testing.T) {
 	}
 }
 
-// exec and start take the same words.
+// exec and start accept the same flags.
 func TestTimeoutSandboxes(t *testing.T) {
 	t.Parallel()
 	state := harness.NewState(t)

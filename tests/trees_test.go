@@ -1,5 +1,4 @@
-// Package tests runs the built sbxrun from end to end. README.md says which
-// test belongs to which row of the scenarios.
+// Package tests runs the built sbxrun from end to end.
 package tests
 
 import (
@@ -11,8 +10,7 @@ import (
 
 func TestMain(m *testing.M) { harness.Main(m) }
 
-// Section 1: each tree is gone at the deadline, and what it printed before is
-// kept.
+// Each process tree exits completely at the deadline, and its earlier output is kept.
 func TestTrees(t *testing.T) {
 	t.Parallel()
 	for _, tree := range []struct{ fixture, ready string }{
@@ -37,13 +35,13 @@ func TestTrees(t *testing.T) {
 	}
 }
 
-// Section 1, with a grace period: a tree that dies of SIGTERM does not wait for
-// its end, and one that does not is gone when it is over.
+// With a grace period, a tree that dies of SIGTERM ends at once, and another at the end of the
+// period.
 func TestTreesGrace(t *testing.T) {
 	t.Parallel()
 	for _, tree := range []struct {
 		fixture string
-		after   time.Duration // the deadline
+		after   time.Duration // of the deadline
 	}{
 		{"tree-setsid", 0},
 		{"tree-daemon", 0},

@@ -12,14 +12,13 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A wrong command line is told as JSON where that is asked for, before what is wrong or
-// after it; and nowhere else.
+// Usage errors are JSON if --json is given, before or after the error, and only then.
 func TestUsageErrorsAsJSON(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	for _, c := range []struct {
 		line string
-		want string // of error.message, the beginning; "" for no JSON
+		want string // beginning of error.message; "" for no JSON
 	}{
 		{"--json --badflag true", "unknown flag --badflag"},
 		{"--badflag --json true", "unknown flag --badflag"},
@@ -65,7 +64,7 @@ func TestUsageErrorsAsJSON(t *testing.T) {
 		{"nodes --json", "nats: it is not said where"},
 		{"doctor --badflag --json", "unknown flag --badflag"},
 		{"doctor --json --state-dir x", "unknown flag --state-dir"},
-		// It is the command's, or not asked for.
+		// Here --json is the command's argument, or not given.
 		{"--timeout=x true --json", ""},
 		{"--badflag -- --json", ""},
 		{"--json=false --badflag true", ""},
@@ -101,7 +100,7 @@ func TestUsageErrorsAsJSON(t *testing.T) {
 	}
 }
 
-// A wrong value is answered with one that is right.
+// The error for an invalid value contains a valid one.
 func TestExamplesInErrors(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(harness.Dir(t), "secrets")
@@ -125,7 +124,7 @@ func TestExamplesInErrors(t *testing.T) {
 	}
 }
 
-// JSON has <, > and & as they are, of a run and of sandboxes.
+// JSON contains <, > and & unescaped, for runs and sandboxes.
 func TestJSONUnescaped(t *testing.T) {
 	t.Parallel()
 	const text = "<a & b>"
@@ -146,7 +145,7 @@ func TestJSONUnescaped(t *testing.T) {
 	}
 }
 
-// reaper runs a command for bash, and leaves no process of it to the test, as a plain bwrap does.
+// reaper runs a command for bash and reaps its orphans, which a plain bwrap leaves.
 const reaper = `
 import ctypes, os, subprocess, sys
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
@@ -156,8 +155,7 @@ try:
 except ChildProcessError: sys.exit(code)
 `
 
-// The printed command has the filter's length, and the filter only where it was written to;
-// and it does what it says.
+// The printed command passes the filter only if it was written, names its length, and works.
 func TestPrintCommand(t *testing.T) {
 	t.Parallel()
 	dir := harness.SharedDir(t)
@@ -197,7 +195,7 @@ func TestPrintCommand(t *testing.T) {
 	if got := carryOut(with); strings.HasPrefix(with, "#") || got != "Seccomp: 2" {
 		t.Errorf("with the filter: %q: %s", got, with)
 	}
-	// To a descriptor, which is where the command reads it.
+	// To a descriptor, from which the command reads it.
 	open := []string{"bash", "-c", `exec "$@" 5>"$0"`, file}
 	with = print(harness.Options{Wrap: open}, "--print-filter", "fd:5")
 	if again, err := os.ReadFile(file); err != nil || string(again) != string(filter) {
@@ -211,12 +209,12 @@ func TestPrintCommand(t *testing.T) {
 	}
 }
 
-// --state-dir stands for the variable, for what is left in the background, too; and what is
-// not found names the directory.
+// --state-dir replaces the variable, also for background processes, and a not-found error names
+// the directory.
 func TestStateDirFlag(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
-	other := harness.NewState(t) // where the variable leads
+	other := harness.NewState(t) // the variable's directory
 	at := []string{"--state-dir", s.Dir}
 	b := s.Sandbox(harness.Options{Env: []string{"SBXRUN_STATE_DIR=" + other.Dir}}, append(at, "--", "sh", "-c", "echo said; exec sleep 600")...)
 	run := func(command string, args ...string) *harness.Result {

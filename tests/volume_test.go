@@ -17,7 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// volumeUser runs commands with volumes in a directory of the test's own.
+// volumeUser runs commands with volumes in a directory of the test.
 type volumeUser struct {
 	*testing.T
 	s   *harness.State
@@ -31,13 +31,13 @@ func newVolumeUser(t *testing.T) *volumeUser {
 	return &volumeUser{t, harness.NewState(t), dir, harness.Options{Env: []string{"SBXRUN_DATA_DIR=" + dir}}}
 }
 
-// run runs a shell command that has a volume.
+// run runs a shell command with a volume.
 func (v *volumeUser) run(volume, command string) *harness.Result {
 	v.Helper()
 	return harness.Run(v, v.o, "--cwd", "none", "--volume", volume, "sh", "-c", command)
 }
 
-// sbxrun runs a command of sbxrun's own.
+// sbxrun runs a command of sbxrun, which must exit with code.
 func (v *volumeUser) sbxrun(code int, message string, args ...string) []byte {
 	v.Helper()
 	r := v.s.Start(v.o, args...).Wait()
@@ -47,8 +47,8 @@ func (v *volumeUser) sbxrun(code int, message string, args ...string) []byte {
 	return r.Stdout
 }
 
-// What is written to a volume outlives the sandbox, is the owner's outside and the sandbox's
-// inside, and is written by one at a time.
+// What is written to a volume outlives the sandbox and has the right owner inside and outside.
+// Only one sandbox at a time may write.
 func TestVolume(t *testing.T) {
 	t.Parallel()
 	v := newVolumeUser(t)
@@ -56,7 +56,7 @@ func TestVolume(t *testing.T) {
 	if r := v.run("one:/data:ro", "cat /data/file; test -O /data/file && ! touch /data/new 2>/dev/null"); string(r.Stdout) != "kept\n" || r.ExitCode != 0 {
 		t.Errorf("%d %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
-	// One that is closed to its owner can still be used, and removed.
+	// A volume whose root is closed to its owner can still be used and removed.
 	v.run("shut:/data", "chmod 0 /data").Expect(t, 0, "exited")
 	v.run("shut:/data", "chmod 700 /data && touch /data/x && chmod 0 /data").Expect(t, 0, "exited")
 	v.sbxrun(0, "", "volume", "rm", "shut")
@@ -119,8 +119,8 @@ func TestVolumeList(t *testing.T) {
 	harness.Must(t, os.RemoveAll(damaged))
 }
 
-// unsynced is a program that starts another, of which, and of all that it starts, the system call
-// with this number fails with EIO (seccomp(2)).
+// unsynced is a program that starts another, whose system call with the given number fails with
+// EIO, also for all descendants (seccomp(2)).
 const unsynced = `
 import ctypes, os, struct, sys
 code = struct.pack("HBBI" * 4, 0x20, 0, 0, 0, 0x15, 0, 1, int(sys.argv[1]), 6, 0, 0, 0x50005, 6, 0, 0, 0x7fff0000)
@@ -129,7 +129,7 @@ prctl = ctypes.CDLL(None, use_errno=True).prctl
 assert prctl(38, 1, 0, 0, 0) == 0 and prctl(22, 2, program, 0, 0) == 0, os.strerror(ctypes.get_errno())
 os.execv(sys.argv[2], sys.argv[2:])`
 
-// A volume that may not be on the disk is an error, and no success.
+// A volume that could not be synced to disk is an error.
 func TestVolumeUnsynced(t *testing.T) {
 	t.Parallel()
 	v := newVolumeUser(t)
@@ -147,7 +147,7 @@ func TestVolumeUnsynced(t *testing.T) {
 	}
 }
 
-// Whatever a command leaves in a volume, rm removes it, and nothing outside.
+// volume rm removes whatever a command has left in a volume, and nothing outside.
 func TestVolumeHostile(t *testing.T) {
 	t.Parallel()
 	v := newVolumeUser(t)
@@ -159,7 +159,7 @@ os.chdir("/tmp"); os.makedirs("many")
 for i in range(1000): open("many/%d" % i, "w")
 os.makedirs("c/c"); open("c/c/f", "w"); os.chmod("c/c", 0); os.chmod("c", 0)
 '`).Expect(t, 0, "exited")
-	// Petabytes that nobody has written are no reason to fill the disk with zeros.
+	// Terabytes of holes don't fill the disk with zeros.
 	v.run("bad:/tmp", "truncate -s 4T /tmp/holes").Expect(t, 0, "exited")
 	v.sbxrun(125, "is mostly holes", "volume", "export", "bad", v.dir+"/out.tar")
 	if names, _ := filepath.Glob(v.dir + "/*.tar"); len(names) != 0 {
@@ -174,10 +174,11 @@ os.makedirs("c/c"); open("c/c/f", "w"); os.chmod("c/c", 0); os.chmod("c", 0)
 	}
 }
 
-// sbxrun killed at random moments: as long as anything of its sandbox can write, nobody else
-// gets the volume, which may be new; then at once. rm, too. Each 200 times if SBXRUN_SOAK is 500.
+// When sbxrun is killed at a random moment, no other sandbox gets the volume, which may be new, as
+// long as any process can write to it; afterwards it is free at once. The same for rm.
+// SBXRUN_SOAK=500 makes 200 tries each.
 func TestVolumeKilled(t *testing.T) {
-	// Not in parallel: should it leave an orphan, no other test is blamed.
+	// Not in parallel, so that an orphan is not blamed on another test.
 	v := newVolumeUser(t)
 	for i := range max(3, 2*harness.Soak(t)/5) {
 		name := fmt.Sprint("v", i/2)
@@ -185,7 +186,7 @@ func TestVolumeKilled(t *testing.T) {
 		if rand.IntN(2) == 0 {
 			p.WaitOutput("begun\n")
 		}
-		time.Sleep(rand.N(10 * time.Millisecond)) // the moment is what is varied
+		time.Sleep(rand.N(10 * time.Millisecond)) // the moment is what varies
 		p.Kill()
 		for deadline := time.Now().Add(harness.Bound); ; {
 			r := v.run(name+":/data:ro", "cd /data; wc -c < log; sleep 0.02; wc -c < log")
@@ -201,7 +202,7 @@ func TestVolumeKilled(t *testing.T) {
 		}
 		p.Wait()
 	}
-	// rm, too: the volume is whole, or gone, and cleanup removes the rest.
+	// A killed rm leaves the volume whole or removed, and cleanup removes the rest.
 	for i := range max(3, 2*harness.Soak(t)/5) {
 		v.run("r:/data", "cd /data; for i in 1 2 3 4 5 6 7 8 9; do mkdir -p $i/a/b/c; echo whole > $i/f; done; echo whole > f").Expect(t, 0, "exited")
 		rm := v.s.Start(v.o, "volume", "rm", "r")
