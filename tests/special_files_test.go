@@ -89,7 +89,7 @@ func TestReportPlantedDirectory(t *testing.T) {
 	}
 	dir, target, _ := planted(t, `ln -s "${1%/*}" /out/sub`)
 	r := harness.Start(t, harness.Options{Bare: true}, "--report", dir+"/sub/r.json", "true").Wait()
-	want := fmt.Sprintf("%q is a symbolic link that others could have put there; name the path that is meant\n", dir+"/sub")
+	want := fmt.Sprintf("%q is a symbolic link that others could have put there; name the path that the link leads to\n", dir+"/sub")
 	if r.ExitCode != 125 || !strings.HasSuffix(string(r.Stderr), want) {
 		t.Errorf("exit code %d, stderr %q; want %q", r.ExitCode, r.Stderr, want)
 	}
@@ -147,7 +147,7 @@ func TestEnvFilePlantedLink(t *testing.T) {
 	dir := harness.SharedDir(t)
 	harness.Run(t, harness.Options{}, "--bind", dir+":/out", "ln", "-s", secret, "/out/env").Expect(t, 0, "exited")
 	r := harness.Start(t, harness.Options{Bare: true}, "--env-file", dir+"/env", "sh", "-c", "echo $SECRET").Wait()
-	want := fmt.Sprintf("sbxrun: error: --env-file: %q is a symbolic link that others could have put there; name the path that is meant\n", dir+"/env")
+	want := fmt.Sprintf("sbxrun: error: --env-file: %q is a symbolic link that others could have put there; name the path that the link leads to\n", dir+"/env")
 	if r.ExitCode != 125 || len(r.Stdout) != 0 || string(r.Stderr) != want {
 		t.Errorf("exit code %d, stdout %q, stderr %q; want %q", r.ExitCode, r.Stdout, r.Stderr, want)
 	}

@@ -11,10 +11,10 @@ import (
 )
 
 // Program returns the real path of a program that only root, or, if own is set, only root
-// and the caller can change: the file and every directory on the way belong to them, and are
-// not writable by other users. So no other user can exchange it before it is executed.
+// and the caller can change: they own the file and every directory on the way, and none is
+// writable by other users. No other user can therefore replace it before it is executed.
 //
-// The error of a program that others could have changed is an [UntrustedError].
+// If others could have changed the program, the error is an [UntrustedError].
 func Program(path string, own bool) (real string, err error) {
 	real, todo := "/", strings.Split(path, "/")
 	if path == "" || path[0] != '/' {

@@ -1,20 +1,22 @@
-// Package links opens a path without following symbolic links that others than the
-// caller could have made.
+// Package safeopen opens paths on the host without following symbolic links that other
+// users could have made.
 //
-// A command that was run with a writable bind can leave a link there: to a file that
-// only root may read or write, to a device, to a descriptor of the process that follows
-// it. The caller names a path in that directory afterwards, and the kernel would follow
-// the link with the caller's rights. Here each link on the way is looked at first. Who
-// made it, and who can put another one in its place, decides:
+// A command with a writable bind can leave a link there: to a file that only root may read
+// or write, to a device, or to a descriptor of the process that follows the link. If the
+// caller later names a path in that directory, the kernel would follow the link with the
+// caller's rights. This package checks each link on the way: who owns it, and who could
+// replace it.
 //
-//   - for root, a link counts only if it is root's and its directory is one in which
-//     nobody else can change it. Files that sandboxes of root leave in a writable bind
-//     belong to the bind's owner, so in root's own directories their links count as root's;
-//   - for an ordinary user, a link counts if it is the user's or root's. Sandboxes of that
-//     user have the same uid: what they leave cannot be told from what the user made.
+//   - For root, a link counts only if root owns it and no other user can change its directory.
+//     Files that root's sandboxes leave in a writable bind belong to the bind's owner, so in
+//     directories of root itself their links count as root's.
+//   - For an ordinary user, a link counts if the user or root owns it. Sandboxes of the user
+//     run with the same uid, so their files cannot be distinguished from the user's.
 //
-// Everything is opened component by component, by descriptors, so that nothing changes
-// between the look and the use.
+// Paths are opened component by component, by descriptors, so that nothing changes between
+// the check and the use.
+//
+// The package also checks who can change a program before it is executed.
 package safeopen
 
 import (
@@ -30,10 +32,10 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// Error is a link that was not followed.
+// Error reports a link that was not followed.
 type Error struct {
 	Link  string
-	plain bool // no link is followed there, whoever made it
+	plain bool // no link is followed there, whoever owns it
 }
 
 func (e *Error) Error() string {
@@ -43,19 +45,17 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%q is a symbolic link that others could have put there", e.Link)
 }
 
-// Hint is the remedy for an [Error].
-const Hint = "name the path that is meant"
+// Hint is the hint for an [Error].
+const Hint = "name the path that the link leads to"
 
-// maxLinks is how many links are followed on the way of one path, as in
-// path_resolution(7).
+// maxLinks is the maximum number of links followed for one path, as in path_resolution(7).
 const maxLinks = 40
 
-// Open returns a descriptor of path, for O_PATH alone: nothing has been asked of a
-// device or a named pipe yet. The last component is followed like the others. The
-// caller closes the descriptor.
+// Open returns an O_PATH descriptor of path, so that a device or named pipe is not really
+// opened yet. The last component is followed like the others. The caller closes the descriptor.
 func Open(path string) (int, error) {
-	// Most paths have no link: one call (openat2(2), Linux 5.6). Whatever else it says,
-	// a system call filter's EPERM included, the long way says in detail.
+	// Most paths have no link: one openat2(2) (Linux 5.6) is enough. After any error, such as
+	// EPERM from a system call filter, walk finds the details.
 	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
 	if err == nil {
 		return fd, nil
@@ -85,15 +85,15 @@ func Dir(path string) (int, error) {
 	return fd, nil
 }
 
-// Reopen returns a descriptor of what fd, which is for O_PATH, refers to, with the
-// access that flags ask for: it is the same file, whatever its path leads to by now.
-// It never waits for the other end of a named pipe, and takes no controlling terminal.
+// Reopen opens the file that the O_PATH descriptor fd refers to with the given flags, whatever
+// its path refers to by now. It does not wait for the other end of a named pipe and does not
+// acquire a controlling terminal.
 func Reopen(fd, flags int) (int, error) {
 	return unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), flags|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 }
 
-// walk opens path, and follows a link if follow returns nil for its directory, the path of that, and its
-// state. It completes an [Error] of follow.
+// walk opens path. It follows a link if follow, called with the link's directory, that directory's path
+// and the link's status, returns nil; it fills in an [Error] of follow.
 func walk(path string, follow func(dir int, where string, st *unix.Stat_t) error) (fd int, err error) {
 	at, where, todo := ".", "", strings.Split(path, "/")
 	if todo[0] == "" {
@@ -165,8 +165,8 @@ func walk(path string, follow func(dir int, where string, st *unix.Stat_t) error
 	return fd, nil
 }
 
-// read returns a link's target; or, of a link of /proc, which leads to what its text
-// only describes, a descriptor of that; -1 otherwise.
+// read returns a link's target or, for a magic link of /proc, whose text only describes its
+// target, a descriptor of that target. magic is -1 for other links.
 func read(link, dir int, name string) (target string, magic int, err error) {
 	var st unix.Statfs_t
 	if unix.Fstatfs(dir, &st) == nil && st.Type == unix.PROC_SUPER_MAGIC {
@@ -181,18 +181,18 @@ func read(link, dir int, name string) (target string, magic int, err error) {
 	return string(buf[:n]), -1, err
 }
 
-// trusted reports whether the caller may follow a link in dir that has this state: it is
-// the caller's or root's, and, if root asks, nobody else could have put it there. The
-// directory of an ordinary user may be writable for a group, as umask 002 makes it.
+// trusted reports whether the caller may follow a link in dir: it belongs to the caller or
+// root and, if the caller is root, nobody else could have put it there. The directory of an
+// ordinary user may be writable for a group, as with umask 002.
 func trusted(dir int, st *unix.Stat_t) bool {
 	uid := uint32(os.Geteuid())
 	return ours(st) && (uid != 0 || Placed(dir, st))
 }
 
-// Placed reports whether nobody but the caller and root could have put into dir what has
-// this state. The owner of a device is left out of account: an engine that binds one into
-// a container shows somebody else's. But in a sticky directory everybody can put what is
-// their own (unlink(2)).
+// Placed reports whether only the caller and root could have put the file with status st
+// into dir. The owner of the file itself does not matter, because a container engine may
+// bind a device of another user, except in a sticky directory, where everyone can put
+// files of their own (unlink(2)).
 func Placed(dir int, st *unix.Stat_t) bool {
 	var d unix.Stat_t
 	if err := unix.Fstatat(dir, "", &d, unix.AT_EMPTY_PATH); err != nil || !ours(&d) {
@@ -203,10 +203,10 @@ func Placed(dir int, st *unix.Stat_t) bool {
 
 func ours(st *unix.Stat_t) bool { return st.Uid == 0 || st.Uid == uint32(os.Geteuid()) }
 
-// Source returns a function that opens a file to be copied from the host. If follow is false, it returns an
-// error for a symbolic link, because a command may have left it there for a later one. Exceptions are links
-// that only the system can have made, such as /home to /var/home, and those in /proc. Whoever runs as root
-// may have copied links of a command to other directories of root's.
+// Source returns a function that opens a file on the host for copying. If follow is false, it fails
+// for a symbolic link, because an earlier command may have left it there. It still follows links in /proc
+// and links that only the system can have made, such as /home to /var/home. For root those must be in /
+// or /dev, because root may have copied a command's links to its own directories.
 func Source(follow bool) func(name string, flags int) (int, error) {
 	if follow {
 		return For
@@ -221,7 +221,7 @@ func Source(follow bool) func(name string, flags int) (int, error) {
 			return &Error{plain: true}
 		})
 		if e := (*Error)(nil); errors.As(err, &e) {
-			return -1, &result.Error{Code: "usage", Message: e.Error(), Err: e, Hint: "name the file that it leads to, or follow it with --follow-links"}
+			return -1, &result.Error{Code: "usage", Message: e.Error(), Err: e, Hint: "name the file that it leads to, or use --follow-links"}
 		}
 		if err != nil {
 			return -1, err
@@ -231,8 +231,8 @@ func Source(follow bool) func(name string, flags int) (int, error) {
 	}
 }
 
-// For opens what is to be copied from the host, or with O_DIRECTORY a directory to copy to, by
-// the rules of [Open].
+// For opens a file on the host for copying or, with O_DIRECTORY, a directory to copy to, by the
+// rules of [Open].
 func For(name string, flags int) (int, error) {
 	if flags&unix.O_DIRECTORY != 0 {
 		return Dir(name)

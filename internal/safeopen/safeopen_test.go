@@ -26,7 +26,7 @@ func same(t *testing.T, fd int, path string) bool {
 	return a.Dev == b.Dev && a.Ino == b.Ino
 }
 
-// Source follows links of the system, and others only if it is told to.
+// Source follows links of the system, and other links only if follow is set.
 func TestSource(t *testing.T) {
 	top := t.TempDir()
 	t.Chdir(top)
@@ -55,8 +55,7 @@ func TestSource(t *testing.T) {
 	}
 }
 
-// Whose link is followed: the caller's own, through any number of directories, and no
-// other user's.
+// Open follows the caller's own links through any number of directories.
 func TestOpen(t *testing.T) {
 	top := t.TempDir()
 	t.Chdir(top)
@@ -91,11 +90,11 @@ func TestOpen(t *testing.T) {
 		unix.Close(fd)
 	}
 	if _, err := For("a/b/file/x", unix.O_RDONLY); !errors.Is(err, unix.ENOTDIR) {
-		t.Errorf("what cannot be copied: %v", err)
+		t.Errorf("a file as a directory: %v", err)
 	}
 }
 
-// As many links as the kernel follows (path_resolution(7)), and no more.
+// Open follows as many links as the kernel (path_resolution(7)) and no more.
 func TestOpenMany(t *testing.T) {
 	t.Chdir(t.TempDir())
 	must(t, os.WriteFile("0", nil, 0o600))
@@ -112,7 +111,7 @@ func TestOpenMany(t *testing.T) {
 	}
 }
 
-// The text of a link in /proc only describes what it leads to.
+// Open of a link in /proc opens its target, not the path in its text.
 func TestOpenDescriptor(t *testing.T) {
 	name := t.TempDir() + "/file"
 	f, err := os.Create(name)
@@ -127,7 +126,7 @@ func TestOpenDescriptor(t *testing.T) {
 	unix.Close(fd)
 }
 
-// The directory of an ordinary user may be writable for a group, as umask 002 makes it.
+// Open follows a user's link in a group-writable directory, as made with umask 002.
 func TestOpenGroup(t *testing.T) {
 	if os.Geteuid() == 0 {
 		return // see TestOpenOthers
@@ -141,11 +140,11 @@ func TestOpenGroup(t *testing.T) {
 	unix.Close(fd)
 }
 
-// What somebody else made, or, for root, could have put there, is an error that names
-// the link.
+// Open rejects links of other users and, for root, links that others could have put there,
+// and names the link.
 func TestOpenOthers(t *testing.T) {
 	if os.Geteuid() != 0 {
-		return // only root can make what belongs to somebody else
+		return // only root can create files of other users
 	}
 	top := t.TempDir()
 	must(t, os.MkdirAll(top+"/dir/sub", 0o755), os.WriteFile(top+"/dir/sub/file", nil, 0o600),

@@ -14,22 +14,21 @@ import (
 // length in a bounded amount of memory. It is not safe for concurrent use: wait for the
 // writer before reading.
 //
-// What a program printed first says what it was doing, what it printed last says
-// how it ended, and there may be gigabytes between. Half of the limit therefore
-// goes to the head, which is filled once. The other half goes to the tail, a
-// ring that is overwritten from then on. Everything is counted, so that what was
-// left out can be said.
+// The first output of a program shows what it was doing, the last how it ended, and there
+// may be gigabytes between. Half of the limit is therefore for the head, which is filled
+// once. The other half is for the tail, a ring that is then overwritten. All bytes are
+// counted, so that the omission can be reported.
 type Buffer struct {
 	headMax, tailMax int
 	total            int64
 
 	head []byte
 	tail []byte // a ring once it has grown to tailMax
-	next int    // where the ring is overwritten next, and so its oldest byte
+	next int    // index of the oldest byte, which is overwritten next
 }
 
-// NewBuffer returns a Buffer that keeps at most limit bytes, or none when the limit is
-// not positive. Memory is taken as the stream arrives, not in advance.
+// NewBuffer returns a Buffer that keeps at most limit bytes, or none if limit is not
+// positive. Memory is allocated as the stream arrives.
 func NewBuffer(limit int64) *Buffer {
 	n := int(min(max(limit, 0), math.MaxInt))
 	return &Buffer{headMax: n / 2, tailMax: n - n/2}
@@ -42,7 +41,7 @@ func (b *Buffer) Write(p []byte) (int, error) {
 	b.total += int64(n)
 
 	b.head, p = fill(b.head, p, b.headMax)
-	// Of one large write, only the end can stay.
+	// Only the end of one large write can stay.
 	p = p[max(0, len(p)-b.tailMax):]
 	b.tail, p = fill(b.tail, p, b.tailMax)
 	for len(p) > 0 {
@@ -53,7 +52,7 @@ func (b *Buffer) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// fill appends to dst what it has room for below limit, and returns the rest of p.
+// fill appends to dst as much of p as fits below limit, and returns the rest of p.
 func fill(dst, p []byte, limit int) (_, rest []byte) {
 	k := min(len(p), limit-len(dst))
 	return append(dst, p[:k]...), p[k:]
@@ -69,20 +68,19 @@ func (b *Buffer) Truncated() bool {
 	return b.total > int64(b.headMax)+int64(b.tailMax)
 }
 
-// Stream is what was kept, as the report has it.
+// Stream returns what was kept, in the report's form.
 func (b *Buffer) Stream() result.Stream {
 	text, valid := b.Text()
 	return result.Stream{Text: text, UTF8: valid, Bytes: b.Len(), Truncated: b.Truncated()}
 }
 
-// Text returns what was kept, and whether it is valid UTF-8. If something was
-// left out, a line between head and tail says how many bytes:
+// Text returns what was kept and whether it is valid UTF-8. If bytes were left out, a line
+// between head and tail gives their number:
 //
 //	[… 4194304 bytes left out …]
 //
-// Where the gap splits a character, the pieces of it next to the gap are left
-// out too, provided that the rest is valid. Otherwise the stream is taken for
-// binary, and all the bytes are there as they were kept, around the same line.
+// If the gap splits a character, its remaining pieces are left out too, provided that the
+// rest is valid. Otherwise the stream is considered binary, and all kept bytes are returned.
 func (b *Buffer) Text() (s string, valid bool) {
 	b.straighten()
 	head, tail := b.head, b.tail
@@ -100,7 +98,7 @@ func (b *Buffer) Text() (s string, valid bool) {
 	return concat(head, fmt.Sprintf("\n[… %d bytes left out …]\n", leftOut), tail), valid
 }
 
-// straighten has the ring begin with its oldest byte, in place: a copy may be large.
+// straighten rotates the ring in place, without a copy, so that it begins with its oldest byte.
 func (b *Buffer) straighten() {
 	if b.next > 0 {
 		slices.Reverse(b.tail[:b.next])
@@ -110,7 +108,7 @@ func (b *Buffer) straighten() {
 	}
 }
 
-// concat makes one copy.
+// concat joins the parts with a single copy.
 func concat(head []byte, between string, tail []byte) string {
 	var b strings.Builder
 	b.Grow(len(head) + len(between) + len(tail))
@@ -120,7 +118,7 @@ func concat(head []byte, between string, tail []byte) string {
 	return b.String()
 }
 
-// Partial returns how many bytes at the end begin a character whose end is not there.
+// Partial returns the length of an incomplete character at the end of p.
 func Partial(p []byte) int {
 	for i := 1; i < utf8.UTFMax && i <= len(p); i++ {
 		if last := p[len(p)-i:]; utf8.RuneStart(last[0]) {

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// outcome is all that a Buffer says about a stream.
+// outcome is everything that a Buffer reports about a stream.
 type outcome struct {
 	Text      string
 	Valid     bool
@@ -33,7 +33,7 @@ func capture(limit int64, stream string, piece int) outcome {
 	return outcome{text, valid, b.Len(), b.Truncated()}
 }
 
-// model says the same from the whole stream. It finds partial characters by
+// model computes the outcome from the whole stream. It finds partial characters by
 // completing them: the bytes at the end of the head are one if some
 // continuation makes them a character.
 func model(limit int64, stream string) outcome {
@@ -125,7 +125,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// TestEveryCut moves characters of every width over both edges of the gap.
+// Text is valid UTF-8 for characters of every width at both edges of the gap.
 func TestEveryCut(t *testing.T) {
 	for _, char := range []string{"a", "é", "€", "😀"} {
 		stream := strings.Repeat(char, 12)
@@ -167,7 +167,7 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// TestTextTwice makes sure that reading changes nothing.
+// Reading the text does not change the buffer.
 func TestTextTwice(t *testing.T) {
 	b := NewBuffer(6)
 	b.Write([]byte("abcdefgh"))

@@ -27,28 +27,28 @@ func reopen(t *testing.T, f *os.File) *os.File {
 	return r
 }
 
-// receive gets the next value, or gives the test up after a while.
+// receive returns the next value, or fails the test after 20 seconds.
 func receive[T any](t *testing.T, c <-chan T, what string) (v T) {
 	t.Helper()
 	select {
 	case v = <-c:
 	case <-time.After(20 * time.Second):
-		t.Fatalf("waited in vain for %s", what)
+		t.Fatalf("timeout while waiting for %s", what)
 	}
 	return v
 }
 
-// collect emits into b.
+// collect returns an Emit that appends to b.
 func collect(b *bytes.Buffer) func([]byte) error {
 	return func(p []byte) error { b.Write(p); return nil }
 }
 
-// hand emits to a channel.
+// hand returns an Emit that sends to c.
 func hand(c chan<- string) func([]byte) error {
 	return func(p []byte) error { c <- string(p); return nil }
 }
 
-// start follows in the background. The follower is over when the test is.
+// start runs Follow in the background until the test ends.
 func start(t *testing.T, ctx context.Context, ended <-chan struct{}, streams ...LogFile) <-chan error {
 	ctx, cancel := context.WithCancel(ctx)
 	result, done := make(chan error, 1), make(chan struct{})
@@ -60,8 +60,8 @@ func start(t *testing.T, ctx context.Context, ended <-chan struct{}, streams ...
 	return result
 }
 
-// answer writes lines, each as soon as the one before has come out. Should a
-// follower miss that something was written, nothing would wake it again.
+// answer writes each line after the follower has emitted the one before. If the follower
+// missed a write, nothing would wake it again, and the test would time out.
 func answer(t *testing.T, rounds int) {
 	t.Helper()
 	f := create(t)
@@ -82,12 +82,12 @@ func answer(t *testing.T, rounds int) {
 
 func TestFollowAtOnce(t *testing.T) { answer(t, 3000) }
 
-// What is written while a follower starts is neither missed nor taken twice.
+// A follower neither misses nor repeats output written while it starts.
 func TestFollowStart(t *testing.T) {
 	for i := range 40 {
 		f := create(t)
 		lines := make(chan string, 1)
-		go func() { // at some point of the start, which takes about 0.1 ms
+		go func() { // at a random point of the start, which takes about 0.1 ms
 			for begin := time.Now(); time.Since(begin) < time.Duration(i)*5*time.Microsecond; {
 			}
 			f.WriteString(binary)
@@ -99,7 +99,7 @@ func TestFollowStart(t *testing.T) {
 	}
 }
 
-// Without inotify it is late, but complete.
+// Follow delivers everything when no inotify instance is available.
 func TestFollowWithoutInotify(t *testing.T) {
 	f := create(t)
 	write(t, f, "history\n")
@@ -112,7 +112,7 @@ func TestFollowWithoutInotify(t *testing.T) {
 	_, _, err := watch([]LogFile{{File: r}})
 	ended := make(chan struct{})
 	result := start(t, t.Context(), ended, LogFile{r, hand(lines)})
-	first := receive(t, lines, "history") // so it has given up inotify
+	first := receive(t, lines, "history") // so watch has failed
 	harness.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
 
 	if !errors.Is(err, unix.EMFILE) {
@@ -128,7 +128,7 @@ func TestFollowWithoutInotify(t *testing.T) {
 	}
 }
 
-// A file that cannot be watched, and nothing stays open of the attempt.
+// watch returns an error for a closed file and leaks no descriptors.
 func TestWatchErrors(t *testing.T) {
 	f := create(t)
 	before := descriptors(t)
@@ -148,7 +148,7 @@ func descriptors(t *testing.T) int {
 	return len(entries)
 }
 
-// The name of a file may go while it is followed.
+// Follow continues when the file is removed.
 func TestFollowRemoved(t *testing.T) {
 	f := create(t)
 	r := reopen(t, f)
@@ -161,8 +161,8 @@ func TestFollowRemoved(t *testing.T) {
 	}
 }
 
-// Eight followers of both streams, begun at different times, and one more that
-// is cancelled in the middle.
+// Eight followers, started at different times, get all of both streams, while another
+// one is cancelled.
 func TestFollowers(t *testing.T) {
 	const rounds, followers = 400, 8
 	before := descriptors(t)
@@ -208,15 +208,15 @@ func TestFollowers(t *testing.T) {
 		}
 	}
 	if !strings.HasPrefix(wantOut.String(), part.String()) {
-		t.Error("the cancelled got something else")
+		t.Error("the cancelled follower got something else")
 	}
-	// The files of the test itself are closed by its Cleanup.
+	// The test's own files are closed later, by Cleanup.
 	if after, opened := descriptors(t), 2+2*followers+1; after > before+opened {
 		t.Errorf("%d descriptors before, %d after, of which %d are the test's", before, after, opened)
 	}
 }
 
-// Over before it begins: all is read, in turns.
+// Follow reads all streams in turns when they have ended already.
 func TestFollowEnded(t *testing.T) {
 	a, b := create(t), create(t)
 	write(t, a, strings.Repeat("a", 2*chunk+1))
@@ -231,7 +231,7 @@ func TestFollowEnded(t *testing.T) {
 	}
 }
 
-// From where the file stands.
+// Follow starts at the current offset of the file.
 func TestFollowTail(t *testing.T) {
 	f := create(t)
 	write(t, f, "1\n2\n3\n")
@@ -263,7 +263,7 @@ func TestFollowCancelled(t *testing.T) {
 		t.Errorf("before: %v after %d calls", err, calls)
 	}
 
-	// While there is not.
+	// While there is nothing to read.
 	for range 20 {
 		ctx, cancel := context.WithCancel(t.Context())
 		came := make(chan string, 10)

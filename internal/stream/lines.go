@@ -6,9 +6,9 @@ import (
 	"regexp"
 )
 
-// Tail returns the offset in f at which the last n lines begin: its size if n is
-// not positive, 0 if there are no more than n. A last line that has no line break
-// yet counts. f is read backwards, a chunk at a time, and its own offset stays.
+// Tail returns the offset in f at which the last n lines begin: the size if n is not
+// positive, 0 if there are no more than n. An unfinished last line counts. Tail reads f
+// backwards in chunks and does not move its offset.
 func Tail(f *os.File, n int) (int64, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -18,7 +18,7 @@ func Tail(f *os.File, n int) (int64, error) {
 		return info.Size(), nil
 	}
 	buf := make([]byte, chunk)
-	// Without the last byte: it ends the last line, or is in it, and parts no two.
+	// Skip the last byte: it ends the last line or belongs to it.
 	for end := info.Size() - 1; end > 0; {
 		block := buf[:min(end, chunk)]
 		end -= int64(len(block))
@@ -34,29 +34,28 @@ func Tail(f *os.File, n int) (int64, error) {
 	return 0, nil
 }
 
-// maxLine is the longest piece of a line that is matched as a whole.
+// maxLine is the length up to which a line is matched as a whole.
 const maxLine = 64 << 10
 
-// A Matcher looks for a line that matches a pattern in a stream that comes in
-// pieces of any size. The line is matched without its line break, "\n" or
-// "\r\n". One longer than 64 KiB is matched in pieces of that size, each as if it
-// were a line, so that a program without line breaks costs no more memory.
+// A Matcher looks for a matching line in a stream that arrives in pieces of any size. Lines
+// are matched without their line break, "\n" or "\r\n". A line longer than 64 KiB is matched
+// in pieces of that size, as if each were a line, so that memory stays bounded.
 type Matcher struct {
 	re    *regexp.Regexp
-	line  []byte // the line that has not ended yet, or what was not matched of it
+	line  []byte // the unmatched part of the current line
 	found bool
 }
 
-// NewMatcher returns a Matcher that has seen nothing.
+// NewMatcher returns a Matcher for a new stream.
 func NewMatcher(re *regexp.Regexp) *Matcher { return &Matcher{re: re} }
 
-// Feed takes the next piece of the stream and reports whether a line has matched,
-// in this piece or earlier. After that it costs nothing.
+// Feed takes the next piece of the stream and reports whether a line has matched so far.
+// After a match it costs nothing.
 func (m *Matcher) Feed(p []byte) bool {
 	for len(p) > 0 && !m.found {
 		line, rest, ends := bytes.Cut(p, []byte("\n"))
-		// Only when more follows, or nothing might be left for the line's end,
-		// and that would look like an empty line.
+		// Only if more follows: otherwise nothing might be left for the line break, which would
+		// then look like an empty line.
 		for room := maxLine - len(m.line); len(line) > room; room = maxLine {
 			m.line = append(m.line, line[:room]...)
 			line = line[room:]
@@ -78,6 +77,6 @@ func (m *Matcher) match() {
 
 func (m *Matcher) matches() bool { return m.re.Match(bytes.TrimSuffix(m.line, []byte("\r"))) }
 
-// End reports whether a line has matched if the stream ends here: a last line
-// without a line break counts, too. The stream may go on nevertheless.
+// End reports whether a line has matched if the stream ends here, counting a last line
+// without a line break. The stream may continue nevertheless.
 func (m *Matcher) End() bool { return m.found || len(m.line) > 0 && m.matches() }

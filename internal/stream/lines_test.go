@@ -10,7 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// tail is what Tail says, from the whole content.
+// tail computes the result of Tail from the whole content.
 func tail(content string, n int) int64 {
 	lines := strings.SplitAfter(content, "\n")
 	if lines[len(lines)-1] == "" {
@@ -101,7 +101,7 @@ func TestMatcher(t *testing.T) {
 					t.Errorf("fed %t, at the end %t; want %t, %t", fed, end, test.fed, test.end)
 				}
 				if m.Feed(nil) != test.fed {
-					t.Error("nothing more came, and it changed its mind")
+					t.Error("the result changed without new input")
 				}
 			})
 		}
@@ -121,19 +121,19 @@ func feed(t *testing.T, m *Matcher, stream string, piece int) (found bool) {
 	return found
 }
 
-// To ask for the end in the middle changes nothing.
-func TestMatcherGoesOn(t *testing.T) {
+// Calling End between pieces changes nothing.
+func TestMatcherContinuesAfterEnd(t *testing.T) {
 	m := NewMatcher(regexp.MustCompile(`^ab$`))
 	if m.Feed([]byte("a")) || m.End() || m.Feed([]byte("b")) || !m.End() {
-		t.Error("want a match when ab is there, and only at the end")
+		t.Error("want a match after ab, only from End")
 	}
 	if m.Feed([]byte("c\n")) || m.End() {
 		t.Error("abc is not ab")
 	}
 }
 
-// FuzzMatcher: how the stream is cut into pieces makes no difference, and lines
-// match if and only if one of them does on its own.
+// Feed gives the same result however the stream is cut: it matches if and only if one of
+// the lines does on its own.
 func FuzzMatcher(f *testing.F) {
 	f.Add("a\nready\r\n", 3)
 	f.Add(binary, 1)

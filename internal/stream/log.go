@@ -1,11 +1,3 @@
-// Package logfile keeps what a program prints in a file, and reads that file
-// while another process still writes to it.
-//
-// Each stream has a file of its own, which holds its bytes and nothing else: the
-// beginning of the stream, exact up to a limit. What was left out is counted, by
-// the writer, and is for others to say. Followers open the file for themselves
-// and are woken by the kernel (inotify(7)); the writer does not know of them, so
-// that a slow one, or a hundred, cost the program nothing.
 package stream
 
 import (
@@ -13,13 +5,15 @@ import (
 	"sync"
 )
 
-// A Log keeps the head of a stream in a file. One goroutine writes; what the
-// Log says of the stream may be asked by any, at any time.
+// A Log keeps the beginning of a stream in a file, exact up to a limit, and counts the rest.
+// Followers open the file themselves and are woken by the kernel (inotify(7)), so that
+// slow or many followers cost the program nothing. Only one goroutine may write; any may
+// call the other methods.
 type Log struct {
-	file *os.File // still the caller's, who closes it
+	file *os.File // closed by the caller
 	max  int64
 
-	mu sync.Mutex // for s, and not held while the disk is waited for
+	mu sync.Mutex // protects s; not held during writes to the file
 	s  logState
 }
 
@@ -28,16 +22,15 @@ type logState struct {
 	err       error
 }
 
-// NewLog returns a Log that keeps at most max bytes in f, or none when max
-// is not positive. f is empty, and stays the caller's to close.
+// NewLog returns a Log that keeps at most max bytes in f, or none if max is not positive.
+// f must be empty.
 func NewLog(f *os.File, max int64) *Log { return &Log{file: f, max: max} }
 
-// Write takes all of p and never fails: a program must not be stopped, or killed
-// by SIGPIPE, because its log or the disk is full. After an error nothing more is
-// kept, even if there is room again, or the file would have a hole that nobody
-// can see.
+// Write takes all of p and never fails: a full disk must not stop the program or kill it
+// with SIGPIPE. After an error nothing more is kept, even if there is space again, because
+// the log would have an invisible gap.
 func (w *Log) Write(p []byte) (int, error) {
-	s := w.s // nobody else changes it
+	s := w.s // only Write changes it
 	s.len += int64(len(p))
 	if room := w.max - s.kept; room > 0 && s.err == nil {
 		var n int
@@ -56,15 +49,15 @@ func (w *Log) state() logState {
 	return w.s
 }
 
-// Len is the length of the whole stream so far, including what was left out.
+// Len returns the length of the whole stream so far, including what was left out.
 func (w *Log) Len() int64 { return w.state().len }
 
 // Truncated reports whether anything was left out.
 func (w *Log) Truncated() bool { s := w.state(); return s.len > s.kept }
 
-// Close closes the file; what comes later is only counted. A nil Log has none.
+// Close closes the file; later writes are only counted. It does nothing on a nil Log.
 func (w *Log) Close() {
 	if w != nil {
-		w.file.Close() // what was written is written
+		w.file.Close() // earlier writes are in the file
 	}
 }

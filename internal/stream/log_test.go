@@ -13,7 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// binary has every byte, with zeros, line breaks and broken characters.
+// binary contains zeros, line breaks and broken characters.
 const binary = "\x00\xff\n\r\n\xc3\x28 \xe2\x82\xac\x00\n"
 
 func create(t *testing.T) *os.File {
@@ -24,7 +24,7 @@ func create(t *testing.T) *os.File {
 	return f
 }
 
-// content reads what is in f from another descriptor, as followers do.
+// content reads f through another descriptor, as followers do.
 func content(t *testing.T, f *os.File) string {
 	t.Helper()
 	data, err := os.ReadFile(f.Name())
@@ -47,8 +47,8 @@ func check(t *testing.T, w *Log, length, kept int64, wantErr error) {
 	}
 }
 
-// Every limit around every piece size.
-func TestWriterLimit(t *testing.T) {
+// A log keeps exactly its limit, for every limit and every piece size.
+func TestLogLimit(t *testing.T) {
 	for limit := -1; limit <= len(binary)+1; limit++ {
 		for piece := 1; piece <= len(binary); piece++ {
 			t.Run(fmt.Sprintf("%d by %d", limit, piece), func(t *testing.T) {
@@ -70,7 +70,7 @@ func TestWriterLimit(t *testing.T) {
 	}
 }
 
-func TestWriterDiskFull(t *testing.T) {
+func TestLogDiskFull(t *testing.T) {
 	f, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	harness.Must(t, err)
 	defer f.Close()
@@ -82,8 +82,8 @@ func TestWriterDiskFull(t *testing.T) {
 	}
 }
 
-// After an error that took only a part, nothing is added: no hole.
-func TestWriterErrorIsTheEnd(t *testing.T) {
+// Nothing is appended after a short write, so the log has no gap.
+func TestLogStopsAfterError(t *testing.T) {
 	var old unix.Rlimit
 	harness.Must(t, unix.Getrlimit(unix.RLIMIT_FSIZE, &old))
 	f := create(t)
@@ -99,9 +99,9 @@ func TestWriterErrorIsTheEnd(t *testing.T) {
 	}
 }
 
-// The counters are asked while it is written: for the race detector, and what
-// is said to be kept is in the file.
-func TestWriterAsked(t *testing.T) {
+// The counters can be read during writes (for the race detector), and the bytes they count as
+// kept are in the file.
+func TestLogCounters(t *testing.T) {
 	const rounds = 2000
 	f := create(t)
 	w := NewLog(f, rounds*int64(len(binary))/2)

@@ -12,40 +12,40 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// Relays pass on what the payload writes to pipes or to a terminal that are ours,
-// in the background. run, exec and start use them alike.
+// Relays forward what the command writes to pipes or to its terminal, in the background.
+// run, exec and start use them alike.
 //
-// While the payload runs they read each source as far as it goes. After its end
-// nobody reads to the end of file: that comes only when the last write end is
-// closed, and a process outside the sandbox may hold one for ever. The payload can
-// send its descriptors to whom it likes (SCM_RIGHTS, unix(7)), and others can open
-// /proc/PID/fd/1. What the dead have written is in the pipe already, so Finish
-// reads as much as there is, and no more.
+// While the command runs, each source is read as far as possible. After the command has
+// ended, a relay does not read to the end of file, because that comes only when the last
+// write end is closed, and a process outside the sandbox may hold one forever: the command
+// can send its descriptors to anyone (SCM_RIGHTS, unix(7)), and others can open
+// /proc/PID/fd/1. The output of ended processes is in the pipe already, so Finish reads
+// what is there and no more.
 type Relays struct {
 	sources []*os.File
 	late    []late
 	copying sync.WaitGroup
 	ongoing atomic.Int32
 	over    atomic.Bool   // Finish was called
-	passed  chan struct{} // one is there when a piece was taken since the last one
+	passed  chan struct{} // has an element if a piece was taken since the last receive
 }
 
-// PieceSize is how much a relay reads at once: as much as a pipe has by itself (pipe(7)).
+// PieceSize is the size of a relay's reads: the default capacity of a pipe (pipe(7)).
 const PieceSize = 64 << 10
 
-// pieces are what was read into, for the next one: a server has many short commands.
+// pieces holds read buffers for reuse: a server runs many short commands.
 var pieces = sync.Pool{New: func() any { return new([PieceSize]byte) }}
 
-// Stalled is how long one piece may take whoever reads our output, once the
-// payload has ended. After that the rest of the output is dropped.
+// Stalled is how long the reader of our output may take for one piece once the command
+// has ended. After that the rest of the output is dropped.
 const Stalled = 10 * time.Second
 
-// hurried is how long all that is left may take when a signal tells us to end.
+// hurried is how long the remaining output may take after a signal has told sbxrun to end.
 const hurried = 500 * time.Millisecond
 
-// Add reads src until its end, or Finish, and calls take with each piece. take may
-// block: so does the payload then, when its pipe is full. src must be one that takes
-// deadlines; it is closed in the end.
+// Add reads src until its end or Finish, and calls take with each piece. take may block;
+// the command then blocks too, once its pipe is full. src must support deadlines; Add
+// closes it at the end.
 func (r *Relays) Add(src *os.File, take func([]byte)) {
 	if r.passed == nil {
 		r.passed = make(chan struct{}, 1)
@@ -54,7 +54,7 @@ func (r *Relays) Add(src *os.File, take func([]byte)) {
 	r.ongoing.Add(1)
 	r.copying.Go(func() {
 		defer r.ongoing.Add(-1)
-		defer src.Close() // by nobody else: rest reads by its number
+		defer src.Close() // the only place that closes it: rest uses its number
 		piece := pieces.Get().(*[PieceSize]byte)
 		defer pieces.Put(piece)
 		buf := piece[:]
@@ -65,7 +65,7 @@ func (r *Relays) Add(src *os.File, take func([]byte)) {
 				Progress(r.passed)
 			}
 			if errors.Is(err, unix.EAGAIN) && !r.over.Load() {
-				// epoll(7) has refused it: fs.epoll.max_user_watches is reached. Finish does not wait long for this.
+				// epoll(7) rejected it, because fs.epoll.max_user_watches is reached. Finish notices within 20 ms.
 				_ = proc.Await(proc.Descriptor(src), unix.POLLIN, 20*time.Millisecond)
 				continue
 			}
@@ -74,23 +74,23 @@ func (r *Relays) Add(src *os.File, take func([]byte)) {
 				return
 			}
 			if err != nil {
-				return // io.EOF; or EIO of a terminal that nobody has open any more
+				return // io.EOF, or EIO from a terminal that no process has open any more
 			}
 		}
 	})
 }
 
-// late is a pipe that nobody reads at first: what a short command writes is in it at the end.
+// late is a pipe that is not read at first: a short command's output is still in it at the end.
 type late struct {
 	fd   int
 	take func([]byte)
 }
 
-// AddLate is Add for a pipe, by its descriptor, whose content nobody waits for: take keeps it, and
-// does not block. It is read from Begin on.
+// AddLate is like Add for a pipe, given by its descriptor, whose output is only collected: take must
+// not block. The pipe is read from Begin on.
 func (r *Relays) AddLate(fd int, take func([]byte)) { r.late = append(r.late, late{fd, take}) }
 
-// Begin reads the late ones: before a command has waited long for a full pipe.
+// Begin starts reading the late pipes, before a command has waited long for a full one.
 func (r *Relays) Begin() {
 	for _, l := range r.late {
 		r.Add(os.NewFile(uintptr(l.fd), "pipe"), l.take)
@@ -98,7 +98,7 @@ func (r *Relays) Begin() {
 	r.late = nil
 }
 
-// takeLate takes what is in those that nobody has begun to read.
+// takeLate takes the contents of late pipes that were not read yet.
 func (r *Relays) takeLate() {
 	if len(r.late) == 0 {
 		return
@@ -106,19 +106,18 @@ func (r *Relays) takeLate() {
 	piece := pieces.Get().(*[PieceSize]byte)
 	defer pieces.Put(piece)
 	for _, l := range r.late {
-		r.rest(l.fd, 0, piece[:], l.take) // whose size can always be had of a pipe
+		r.rest(l.fd, 0, piece[:], l.take) // FIONREAD is exact for a pipe
 		unix.Close(l.fd)
 	}
 	r.late = nil
 }
 
-// terminalHolds is more than a terminal keeps for its reader: 4 KiB that can be
-// read, and 8 KiB on the way there, which TIOCINQ does not count. (n_tty.c and
-// pty.c of the kernel.)
+// terminalHolds is more than a terminal buffers for its reader: 4 KiB that can be read, and
+// 8 KiB on the way there that TIOCINQ does not count (n_tty.c and pty.c of the kernel).
 const terminalHolds = 64 << 10
 
-// rest passes on what is in a source now, of which least may not be counted. Somebody may go on
-// writing: what is added meanwhile is passed on only as far as it takes the place of something else.
+// rest forwards what is in a source now. TIOCINQ may miss up to least bytes. Other processes may keep
+// writing, but rest forwards no more than the initial count.
 func (r *Relays) rest(fd, least int, buf []byte, take func([]byte)) {
 	n, _ := unix.IoctlGetInt(fd, unix.TIOCINQ) // another name of FIONREAD (pipe(7)); 0 with an error
 	for left := max(least, n); left > 0; {
@@ -135,19 +134,19 @@ func (r *Relays) rest(fd, least int, buf []byte, take func([]byte)) {
 	}
 }
 
-// Finish passes on what the sources hold, and reports whether all of it was taken.
-// The payload must have ended; should it live all the same (the verdict is unproven),
-// what it has written by now must do. told is closed when a signal tells us to end;
-// nil for never. After false a take may still be called.
+// Finish forwards what the sources hold, and reports whether all of it was taken. The
+// command must have ended. If it is still alive (the verdict is unproven), only its output
+// so far is forwarded. told is closed when a signal tells sbxrun to end; nil means never.
+// After false a take may still be called.
 func (r *Relays) Finish(told <-chan struct{}) (complete bool) {
 	r.takeLate()
 	if r.ongoing.Load() == 0 {
-		return true // all of them have come to their ends
+		return true // all sources have ended
 	}
 	r.over.Store(true)
 	for _, f := range r.sources {
-		// In the past: it wakes who waits in Read, and lets nobody wait again. It fails
-		// for a file that is not in Go's poller, whose reader looks by itself.
+		// A deadline in the past wakes a blocked Read and fails later ones. It fails for a file
+		// that is not in Go's poller, whose relay polls by itself.
 		_ = f.SetReadDeadline(time.Unix(1, 0))
 	}
 	done := make(chan struct{})
@@ -158,16 +157,16 @@ func (r *Relays) Finish(told <-chan struct{}) (complete bool) {
 	return Await(done, r.passed, told)
 }
 
-// Progress tells Await that somebody has taken a piece.
+// Progress signals Await that a piece was taken.
 func Progress(passed chan<- struct{}) {
 	select {
 	case passed <- struct{}{}:
-	default: // it will see the one before
+	default: // a signal is pending
 	}
 }
 
-// Await waits for done, and reports whether it is closed. It gives up when there is no
-// progress for the time that one piece may take, and soon after told is closed.
+// Await waits for done and reports whether it was closed. It gives up when no piece is
+// taken within Stalled, and soon after told is closed.
 func Await(done, passed, told <-chan struct{}) bool {
 	timer := time.NewTimer(Stalled)
 	for {
@@ -186,15 +185,15 @@ func Await(done, passed, told <-chan struct{}) bool {
 	}
 }
 
-// TakesOutput waits until a file can be written to without waiting, or has an error to
-// tell, and reports whether it can within the time.
+// TakesOutput waits until f can be written without blocking or has an error to report,
+// and reports whether that happened in time.
 func TakesOutput(f *os.File, within time.Duration) bool {
 	return proc.Await(proc.Descriptor(f), unix.POLLOUT, within) != 0
 }
 
-// WriteBlocking writes b to a file, and waits for as long as that takes. A command that shares
-// the open file can have set O_NONBLOCK on it, or whoever it has sent it to
-// (SCM_RIGHTS): then a Write to a file that Go does not poll fails with EAGAIN.
+// WriteBlocking writes b to f, however long that takes. A command that shares the open
+// file, or a process that got it from the command (SCM_RIGHTS), may have set O_NONBLOCK
+// on it. A Write to a file that is not in Go's poller then fails with EAGAIN.
 func WriteBlocking(f *os.File, b []byte) (n int, err error) {
 	for {
 		written, err := f.Write(b[n:])

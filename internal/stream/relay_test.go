@@ -17,11 +17,11 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// source is where a payload would write, and where we read.
+// source is a pipe or terminal that a command writes to and a relay reads.
 type source struct {
 	name string
 	open func(*testing.T) (r, w *os.File)
-	most int // bytes that it holds for its reader
+	most int // capacity in bytes
 }
 
 func sources() []source {
@@ -53,7 +53,7 @@ func sources() []source {
 			if _, err := term.MakeRaw(int(w.Fd())); err != nil {
 				t.Fatal(err)
 			}
-			if err := unix.SetNonblock(proc.Descriptor(r), true); err != nil { // as openTerminal does
+			if err := unix.SetNonblock(proc.Descriptor(r), true); err != nil { // as OpenTerminal does
 				t.Fatal(err)
 			}
 			return r, w
@@ -61,8 +61,7 @@ func sources() []source {
 	}
 }
 
-// Somebody else has the write end open and does nothing: what was written before is
-// complete, and there at once.
+// Finish returns everything at once when another process holds the write end open.
 func TestRelayHeldOpen(t *testing.T) {
 	for _, s := range sources() {
 		t.Run(s.name, func(t *testing.T) {
@@ -92,8 +91,8 @@ func TestRelayHeldOpen(t *testing.T) {
 	}
 }
 
-// A stranger writes on and on: it ends, what was written before comes first, and what
-// comes after is no more than the source can hold.
+// Finish ends although another process writes on and on. The earlier output comes first,
+// and no more follows than the source can hold.
 func TestRelayFlooded(t *testing.T) {
 	for _, s := range sources() {
 		t.Run(s.name, func(t *testing.T) {
@@ -126,7 +125,7 @@ func TestRelayFlooded(t *testing.T) {
 			complete := relay.Finish(nil)
 			took := time.Since(begin)
 			close(stop)
-			r.Close() // who is blocked in a write gets EPIPE or EIO
+			r.Close() // a blocked write fails with EPIPE or EIO
 			<-over
 			w.Close()
 			if !complete || took > 5*time.Second {
@@ -139,12 +138,12 @@ func TestRelayFlooded(t *testing.T) {
 	}
 }
 
-// What takes the pieces is slow: as long as it takes some, all of it is passed on.
+// All output is forwarded to a slow reader as long as it makes progress.
 func TestRelaySlowTaker(t *testing.T) {
 	for _, s := range sources() {
 		t.Run(s.name, func(t *testing.T) {
 			r, w := s.open(t)
-			defer w.Close() // not before the end
+			defer w.Close() // only at the end
 			var got bytes.Buffer
 			var relay Relays
 			relay.Add(r, func(b []byte) {
@@ -165,13 +164,13 @@ func TestRelaySlowTaker(t *testing.T) {
 	}
 }
 
-// How long a taker is waited for that takes nothing, slowly, or is done.
+// Await times out for a stuck reader, and waits for a slow one.
 func TestAwait(t *testing.T) {
 	for _, c := range []struct {
 		name     string
-		every    time.Duration // a piece is taken
-		pieces   int           // until it is done; 0 for never
-		told     time.Duration // 0 for never
+		every    time.Duration // interval between pieces
+		pieces   int           // number of pieces until done is closed; 0 for never
+		told     time.Duration // time at which told is closed; 0 for never
 		complete bool
 		took     time.Duration
 	}{
@@ -213,7 +212,7 @@ func TestAwait(t *testing.T) {
 	}
 }
 
-// A pipe takes output as long as it has room for what say writes at once.
+// TakesOutput is true while a pipe has room for another write.
 func TestTakesOutput(t *testing.T) {
 	r, w, err := Pipe()
 	harness.Must(t, err)
@@ -231,7 +230,7 @@ func TestTakesOutput(t *testing.T) {
 	if total < 4096 {
 		t.Errorf("%d bytes", total)
 	}
-	// Signals do not end the wait, nor lengthen it.
+	// Signals neither end nor prolong the wait.
 	stop := make(chan struct{})
 	go func() {
 		for {
@@ -239,7 +238,7 @@ func TestTakesOutput(t *testing.T) {
 			case <-stop:
 				return
 			case <-time.After(time.Millisecond):
-				_ = unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGURG) // Go's own, which does nothing
+				_ = unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGURG) // the runtime's own signal, without effect
 			}
 		}
 	}()
@@ -255,7 +254,7 @@ func TestTakesOutput(t *testing.T) {
 	}
 }
 
-// What a pipe holds is read in the end, or before from Begin on.
+// A late pipe is read by Finish, or from Begin on.
 func TestLate(t *testing.T) {
 	for _, size := range []int{0, 10, 1 << 20} {
 		fds, err := pipe(reading)

@@ -13,44 +13,43 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// Streams are a command's stdin, stdout and stderr: files that it is given as they are;
-// pipes, whose other ends are read and written here; or a terminal of its own.
+// Streams are a command's stdin, stdout and stderr: the caller's files, pipes whose other
+// ends are read and written here, or a terminal of the command's own.
 type Streams struct {
-	// Payload is what the command is given. Started closes those that are not the
-	// caller's.
+	// Payload are the command's files. Started closes those that are not the caller's.
 	Payload   [3]*os.File
 	Terminals []proc.Terminal // the caller's, to be restored
 
-	own    []*os.File // of Payload, those to close
-	fed    *os.File   // our end of a pipe to stdin, nil if there is none
-	lent   []lent     // of Payload, those that are the caller's
+	own    []*os.File // files of Payload to close
+	fed    *os.File   // our end of a pipe to stdin, or nil
+	lent   []lent     // files of Payload that belong to the caller
 	relays Relays
-	memory bool // all that is passed on goes to a Buffer
+	memory bool // all forwarded output goes to Buffers
 	bound  Bound
 	broken func(*result.Error)
 	raw    func() // makes our terminal raw
-	undo   func() // and puts it back
+	undo   func() // restores it
 
 	draining sync.Once
 	complete bool // after Drain
 }
 
-// Bound is how much may be passed on of a stream.
+// Bound limits how much of a stream is forwarded.
 type Bound struct {
 	Size     int64
-	Limited  bool   // more than Size is not passed on
-	Exceeded func() // is called when there is more, with every piece
+	Limited  bool   // whether to drop output beyond Size
+	Exceeded func() // called for every piece beyond Size
 }
 
-// Open makes the streams of a command that reads stdin and writes to stdout and stderr. A
-// file is given to the command as it is, but for a bound on what it writes; nil is
-// /dev/null. From a reader is read in the background until the command closes its stdin or
-// ends, and nobody waits for a Read of it that does not return. If stdout and stderr are the
-// same writer it is written to by one goroutine at a time, as os/exec does.
+// Open makes the streams of a command that reads stdin and writes to stdout and stderr. The
+// command gets a file as it is, unless its output is bounded; nil means /dev/null. A reader
+// is read in the background until the command closes its stdin or ends; a Read that does not
+// return delays nothing. If stdout and stderr are the same writer, only one goroutine at a
+// time writes to it, as in os/exec.
 //
-// broken is called when a writer does not take what was written, whose rest is dropped then,
-// and when the reader fails before its end: the command has only a part then. A writer that
-// does not return at all has the command wait as for any full pipe.
+// Open arranges for broken to be called when a writer fails, after which the rest of its
+// stream is dropped, and when the reader fails before its end, so that the command got only
+// part of its input. A writer that blocks makes the command wait, as any full pipe does.
 func Open(stdin io.Reader, stdout, stderr io.Writer, b Bound, broken func(*result.Error)) (_ *Streams, err error) {
 	s := &Streams{memory: true, bound: b, broken: broken, raw: func() {}, undo: func() {}}
 	defer func() {
@@ -89,9 +88,9 @@ func Open(stdin io.Reader, stdout, stderr io.Writer, b Bound, broken func(*resul
 	return s, nil
 }
 
-// shareTerminals remembers the state of the caller's terminals that the command is given and may change.
-// In a pipeline, another command may make the terminal raw meanwhile, as less(1) does, and in the
-// background it belongs to another job: then they are left alone.
+// shareTerminals saves the state of the caller's terminals that the command gets and may change. It
+// leaves them alone in a pipeline, where another command such as less(1) may make the terminal raw, and in
+// the background, where the terminal belongs to another job.
 func (s *Streams) shareTerminals(stdio ...any) {
 	for _, f := range stdio {
 		var st unix.Stat_t
@@ -103,7 +102,7 @@ func (s *Streams) shareTerminals(stdio ...any) {
 	for _, l := range s.lent {
 		state, err := unix.IoctlGetTermios(proc.Descriptor(l.file), unix.TCGETS)
 		if err != nil {
-			continue // no terminal
+			continue // not a terminal
 		}
 		t := proc.Terminal{File: l.file, State: *state}
 		var st unix.Stat_t
@@ -117,22 +116,22 @@ func (s *Streams) shareTerminals(stdio ...any) {
 		for _, t := range s.Terminals {
 			fd := proc.Descriptor(t.File)
 			if now, err := unix.IoctlGetTermios(fd, unix.TCGETS); err == nil && *now != t.State && !t.Background() {
-				_ = unix.IoctlSetTermios(fd, unix.TCSETS, &t.State) // a terminal that was closed needs no restoring
+				_ = unix.IoctlSetTermios(fd, unix.TCSETS, &t.State) // a closed terminal needs no restoring
 			}
 		}
 	}
 }
 
-// same reports whether two writers are one. Those that Go cannot compare are not.
+// same reports whether two writers are equal. Writers of incomparable types are not.
 func same(a, b io.Writer) bool {
-	defer func() { _ = recover() }() // types that are not comparable
+	defer func() { _ = recover() }() // incomparable types
 	return a == b
 }
 
-// give gives the command a file, or /dev/null.
+// give gives the command a file, or /dev/null if f is nil.
 func (s *Streams) give(i int, f *os.File, flag int) (err error) {
 	if f == nil {
-		// Not by package os, which tries whether it can be polled.
+		// Not with package os, which would try to add it to the poller.
 		fd, err := unix.Open(os.DevNull, flag|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return &os.PathError{Op: "open", Path: os.DevNull, Err: err}
@@ -150,9 +149,9 @@ func (s *Streams) give(i int, f *os.File, flag int) (err error) {
 	return nil
 }
 
-// lent is a file of the caller's, and the status flags that it had: O_NONBLOCK, O_APPEND
-// and others belong to the open file (fcntl(2)), which the caller shares with the command
-// and with whoever writes there next.
+// lent is a file of the caller and its original status flags: O_NONBLOCK, O_APPEND and
+// others belong to the open file description (fcntl(2)), which the caller shares with the
+// command and with later writers.
 type lent struct {
 	file  *os.File
 	flags int
@@ -162,17 +161,16 @@ func getFlags(f *os.File) (int, error) {
 	return unix.FcntlInt(uintptr(proc.Descriptor(f)), unix.F_GETFL, 0)
 }
 
-// restore gives the flags back.
+// restore resets the flags.
 func (l lent) restore() {
 	if flags, err := getFlags(l.file); err == nil && flags != l.flags {
-		// What was set can be set again.
+		// Setting flags that were set before does not fail.
 		_, _ = unix.FcntlInt(uintptr(proc.Descriptor(l.file)), unix.F_SETFL, l.flags)
 	}
 }
 
-// NoDirectories refuses a directory as stdin, stdout or stderr: the command would have it,
-// and openat(2) finds its way from there to all files of the host, whatever the sandbox
-// shows.
+// NoDirectories rejects a directory as stdin, stdout or stderr: with openat(2) the command
+// could reach all files of the host from there, whatever the sandbox shows.
 func NoDirectories(stdio [3]*os.File) error {
 	for i, name := range []string{"stdin", "stdout", "stderr"} {
 		var st unix.Stat_t
@@ -183,7 +181,7 @@ func NoDirectories(stdio [3]*os.File) error {
 	return nil
 }
 
-// feed puts a pipe in the place of stdin, and writes to it what src has.
+// feed makes stdin a pipe and copies src to it.
 func (s *Streams) feed(src io.Reader) error {
 	fds, err := pipe(writing)
 	if err != nil {
@@ -193,19 +191,19 @@ func (s *Streams) feed(src io.Reader) error {
 	s.Payload[0], s.fed = r, w
 	s.own = append(s.own, r)
 	go func() {
-		// Not by w's own ReadFrom, which keeps it open while src has nothing.
+		// Not with w's own ReadFrom, which keeps w open while src has no data.
 		in := &output{dst: w}
 		_, err := io.Copy(in, src)
 		w.Close()
-		if err != nil && in.err == nil { // else the command has closed its stdin, or has ended
+		if err != nil && in.err == nil { // otherwise the command has closed its stdin or has ended
 			s.broken(lost("input", "cannot read the command's input", err))
 		}
 	}()
 	return nil
 }
 
-// take puts a pipe in the place of stdout or stderr, and reads it however much comes: a
-// full pipe would stop the command.
+// take makes stdout or stderr a pipe and reads all of it, because a full pipe would stop
+// the command.
 func (s *Streams) take(i int, dst io.Writer) error {
 	fds, err := pipe(reading)
 	if err != nil {
@@ -219,18 +217,18 @@ func (s *Streams) take(i int, dst io.Writer) error {
 		s.relays.AddLate(fds[0], take)
 		return nil
 	}
-	// For a command that writes much each change to us is for more at once. There may be no more
-	// than pipe-user-pages-soft of an ordinary user (pipe(7)), who then has what there was.
+	// A larger pipe means fewer context switches for a command that writes much. An ordinary user is
+	// limited by pipe-user-pages-soft (pipe(7)); the default size stays then.
 	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, largePipe)
 	s.relays.Add(os.NewFile(uintptr(fds[0]), "pipe"), take)
 	return nil
 }
 
-// largePipe is four times what a pipe has by itself.
+// largePipe is four times the default capacity of a pipe.
 const largePipe = 256 << 10
 
-// Pipe is os.Pipe, but the end for writing is a command's and blocks, as programs expect
-// of their stdout.
+// Pipe is like os.Pipe, but the write end, for the command, blocks, as programs expect of
+// stdout.
 func Pipe() (r, w *os.File, err error) {
 	fds, err := pipe(reading)
 	if err != nil {
@@ -239,14 +237,13 @@ func Pipe() (r, w *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe"), nil
 }
 
-// Which end of a pipe is ours.
+// The end of a pipe that stays in this process.
 const (
 	reading = iota
 	writing
 )
 
-// pipe makes a pipe of which our end does not block, so that Go's poller serves it, and
-// the command's does.
+// pipe makes a pipe. Our end is non-blocking, for Go's poller; the command's end blocks.
 func pipe(end int) (fds [2]int, err error) {
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		return fds, fmt.Errorf("make a pipe: %w", err)
@@ -259,14 +256,14 @@ func pipe(end int) (fds [2]int, err error) {
 	return fds, nil
 }
 
-// taker is what passes on pieces to dst.
+// taker returns a function that forwards pieces to dst.
 func (s *Streams) taker(dst io.Writer) func([]byte) {
 	_, kept := dst.(*Buffer)
 	out := &output{dst: dst, bound: s.bound, kept: kept}
 	s.memory = s.memory && kept
 	return func(b []byte) {
 		if out.err != nil {
-			return // the payload must not wait for a reader
+			return // the command must not wait for a reader
 		}
 		if _, err := out.Write(b); err != nil {
 			s.broken(lost("output", "cannot pass on the command's output", err))
@@ -274,16 +271,16 @@ func (s *Streams) taker(dst io.Writer) func([]byte) {
 	}
 }
 
-// lost is the error of a stream that broke off.
+// lost returns the error of a stream that broke off.
 func lost(code, what string, err error) *result.Error {
 	return &result.Error{Code: code, ExitCode: result.ExitOutput, Message: what + ": " + err.Error(), Err: err}
 }
 
-// output passes a stream on, up to its bound, and remembers whether writing failed.
+// output forwards a stream up to its bound, and remembers whether writing failed.
 type output struct {
 	dst   io.Writer
 	bound Bound
-	kept  bool // dst has its own bound
+	kept  bool // dst bounds itself
 	total int64
 	err   error
 }
@@ -300,7 +297,7 @@ func (o *output) Write(b []byte) (n int, err error) {
 		}
 	}
 	if len(pass) == 0 {
-		return len(b), nil // to some writers an empty piece means something
+		return len(b), nil // an empty piece has a meaning for some writers
 	}
 	if f, ok := o.dst.(*os.File); ok {
 		n, o.err = WriteBlocking(f, pass)
@@ -316,8 +313,8 @@ func (o *output) Write(b []byte) (n int, err error) {
 	return len(b), nil
 }
 
-// Started gives up the command's ends: with the command's own they are the last that keep
-// the streams from ending. Called when the command has them.
+// Started closes our copies of the command's files: together with the command's own they
+// keep the streams open. Call it when the command has its files.
 func (s *Streams) Started() {
 	s.raw()
 	s.raw = func() {}
@@ -327,30 +324,30 @@ func (s *Streams) Started() {
 	s.own = nil
 }
 
-// Begin has all of a command's output read from now on: until then what goes to a Buffer is left in its
-// pipe, for a command that is over before that is full.
+// Begin starts reading all output of the command. Until then, output for a Buffer stays in its pipe, in
+// case the command ends before that is full.
 func (s *Streams) Begin() { s.relays.Begin() }
 
-// Drain passes on what the command has written before its end, see [Relays.Finish]; it
-// reports whether somebody took all of it. Only the first call does anything.
+// Drain forwards the output written before the command's end, see [Relays.Finish], and
+// reports whether all of it was taken. Only the first call has an effect.
 func (s *Streams) Drain(told <-chan struct{}) (complete bool) {
 	s.draining.Do(func() {
 		s.raw = func() {}
-		s.Started() // in case it never got that far
+		s.Started() // in case the command never started
 		if s.fed != nil {
-			s.fed.Close() // nobody waits for a Read, and others may have the other end open
+			s.fed.Close() // does not wait for a Read of the source; others may have the other end open
 		}
 		for _, l := range s.lent {
 			l.restore()
 		}
 		s.complete = s.relays.Finish(told)
 		if s.memory {
-			s.relays.copying.Wait() // it keeps nobody waiting
+			s.relays.copying.Wait() // a Buffer does not block
 			s.complete = true
 		}
 	})
 	return s.complete
 }
 
-// Restore puts the caller's terminals back. It may be called more than once.
+// Restore restores the caller's terminals. It may be called more than once.
 func (s *Streams) Restore() { s.undo() }

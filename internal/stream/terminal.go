@@ -15,8 +15,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// OpenTerminal gives the command a terminal of its own, and connects it with ours, which
-// is stdin and stdout of this process. Sharing ours would let the command type into it
+// OpenTerminal gives the command a terminal of its own and connects it with ours, which is
+// stdin and stdout of this process. If the command shared ours, it could type into it
 // (TIOCSTI).
 func OpenTerminal(b Bound, broken func(*result.Error)) (*Streams, error) {
 	s := &Streams{bound: b, broken: broken, raw: func() {}, undo: func() {}}
@@ -25,9 +25,9 @@ func OpenTerminal(b Bound, broken func(*result.Error)) (*Streams, error) {
 		return nil, fmt.Errorf("open a terminal: %w", err)
 	}
 	s.Payload, s.own = [3]*os.File{tty, tty, tty}, []*os.File{tty}
-	// Package os made both non-blocking, for its poller, and package pty has undone that
-	// for ptmx. Programs do not expect it of theirs; but a read of ours takes deadlines
-	// only then.
+	// Package os made both non-blocking, for its poller, and package pty made ptmx blocking
+	// again. Programs expect a blocking terminal, but deadlines for ptmx need a non-blocking
+	// one.
 	err = unix.SetNonblock(proc.Descriptor(tty), false)
 	if err == nil {
 		err = unix.SetNonblock(proc.Descriptor(ptmx), true)
@@ -43,16 +43,16 @@ func OpenTerminal(b Bound, broken func(*result.Error)) (*Streams, error) {
 	}
 	s.relays.Add(ptmx, s.taker(os.Stdout))
 	go func() {
-		// By read and write: neither is a file that the kernel could copy by itself.
-		_, _ = io.CopyBuffer(struct{ io.Writer }{ptmx}, struct{ io.Reader }{os.Stdin}, make([]byte, 4096)) // until one of both has an error
-		// Our stdin has ended: so does the command's, by what a person types.
+		// With read and write: the kernel cannot copy between terminals.
+		_, _ = io.CopyBuffer(struct{ io.Writer }{ptmx}, struct{ io.Reader }{os.Stdin}, make([]byte, 4096)) // until either fails
+		// Our stdin has ended, so end the command's as a person would: with Ctrl-D.
 		_, _ = ptmx.Write([]byte{4})
 	}()
 	return s, nil
 }
 
-// makeRaw lets every key through to the payload's terminal, and its size follow
-// ours, until Restore.
+// makeRaw passes every key to the command's terminal and keeps its size equal to ours,
+// until Restore.
 func (s *Streams) makeRaw(in int, ptmx *os.File) error {
 	before, err := unix.IoctlGetTermios(in, unix.TCGETS)
 	if err != nil {
@@ -61,7 +61,7 @@ func (s *Streams) makeRaw(in int, ptmx *os.File) error {
 	s.Terminals = []proc.Terminal{{File: os.Stdin, State: *before}}
 	resized := make(chan os.Signal, 1)
 	signal.Notify(resized, syscall.SIGWINCH)
-	// After that, or a change just now would be missed.
+	// After Notify, or a change in between would be missed.
 	inheritSize(in, ptmx)
 	go func() {
 		for range resized {
@@ -69,17 +69,17 @@ func (s *Streams) makeRaw(in int, ptmx *os.File) error {
 		}
 	}()
 	s.raw = func() {
-		// Only when there is a keeper, to put it back if we are killed. Without the
-		// raw mode the terminal is less comfortable, and that is all.
+		// Only once there is a keeper, which restores the terminal if we are killed. An error is
+		// ignored: without raw mode the terminal is only less comfortable.
 		if state, err := term.MakeRaw(in); err == nil {
-			s.undo = func() { _ = term.Restore(in, state) } // a terminal that was closed needs no restoring
+			s.undo = func() { _ = term.Restore(in, state) } // a closed terminal needs no restoring
 		}
 	}
 	return nil
 }
 
-// inheritSize gives ptmx the size of the terminal in. An error leaves the size as it is,
-// which is an inconvenience only. (Not by package pty, whose calls make ptmx blocking.)
+// inheritSize gives ptmx the size of the terminal in. If it fails, the size stays wrong,
+// which is only inconvenient. (Package pty's functions would make ptmx blocking.)
 func inheritSize(in int, ptmx *os.File) {
 	if size, err := unix.IoctlGetWinsize(in, unix.TIOCGWINSZ); err == nil {
 		_ = unix.IoctlSetWinsize(proc.Descriptor(ptmx), unix.TIOCSWINSZ, size)
