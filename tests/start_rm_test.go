@@ -127,7 +127,7 @@ func TestCleanupNames(t *testing.T) {
 		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
 	r = s.Run("cleanup", "three", "nobody")
-	if r.ExitCode != 125 || !strings.HasPrefix(string(r.Stdout), "failed   record "+three.ID+" three: the sandbox three: it has not ended") || string(r.Stderr) != "sbxrun: error: there is no sandbox \"nobody\" in "+s.Dir+"; sbxrun ps --all lists those there are\n" || strings.Contains(string(r.Stdout), "nobody") {
+	if r.ExitCode != 125 || !strings.HasPrefix(string(r.Stdout), "failed   record "+three.ID+" three: the sandbox three: it has not ended") || string(r.Stderr) != "sbxrun: error: no sandbox named \"nobody\" in "+s.Dir+"; list them: sbxrun ps --all\n" || strings.Contains(string(r.Stdout), "nobody") {
 		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
 	three.Alive()

@@ -47,7 +47,7 @@ func TestUsageErrorsAsJSON(t *testing.T) {
 		{"wait --json", "no sandbox given"},
 		{"wait x --log ( --json", "--log: "},
 		{"logs --tail x --json web", `--tail "x"`},
-		{"logs --json nosuch", `there is no sandbox "nosuch" in `},
+		{"logs --json nosuch", `no sandbox named "nosuch" in `},
 		{"kill --json", "nothing to kill"},
 		{"cleanup --json --older-than x", `--older-than: invalid duration "x"`},
 		{"stats --interval 0 --json", "--interval: must be greater than 0"},
@@ -58,7 +58,7 @@ func TestUsageErrorsAsJSON(t *testing.T) {
 		{"kill --proof-timeout 0 --json box", "--proof-timeout: must be greater than 0"},
 		{"snapshot create --json", "no sandbox given"},
 		{"snapshot create x y --json", "unexpected argument y"},
-		{"snapshot create --json nosuch", `there is no sandbox "nosuch" in `},
+		{"snapshot create --json nosuch", `no sandbox named "nosuch" in `},
 		{"snapshot import /nosuch --json", "open /nosuch: "},
 		{"snapshot ls --json --badflag", "unknown flag --badflag"},
 		{"nodes --json", "nats: it is not said where"},
@@ -247,7 +247,7 @@ func TestStateDirFlag(t *testing.T) {
 		t.Errorf("an empty path: exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	}
 	for _, args := range [][]string{{"kill", b.ID}, {"logs", b.ID}, {"wait", b.ID}, {"inspect", b.ID}, {"exec", b.ID, "true"}} {
-		want := "there is no sandbox \"" + b.ID + "\" in " + other.Dir + ";"
+		want := "no sandbox named \"" + b.ID + "\" in " + other.Dir + ";"
 		if r := other.Run(args...); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), want) {
 			t.Errorf("%q: exit code %d, stderr %q, want %q", args, r.ExitCode, r.Stderr, want)
 		}

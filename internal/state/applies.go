@@ -9,22 +9,22 @@ import (
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
-// applyPrefix begins the name of a note about changes that are being made in a directory of the
-// host; the caller chooses the text. The note is locked while its process is alive, so
-// what is unlocked tells where a killed one may have left something.
+// applyPrefix begins the name of a note about changes being made in a directory of the host;
+// the caller chooses the text. The note is locked while its process is alive, so an unlocked
+// one shows where a killed process may have left files.
 const applyPrefix = "apply-"
 
-// ApplyNote is a note that is left until Remove. Should the process die before, [Dir.Applies] has it.
+// ApplyNote is a note that stays until Remove. If the process dies first, [Dir.Applies] finds it.
 type ApplyNote struct {
 	dir  *Dir
 	file *os.File
 }
 
-// NoteApply leaves a note, which has no text yet.
+// NoteApply creates an empty note.
 func (d *Dir) NoteApply() (*ApplyNote, error) {
 	name := applyPrefix + safeopen.RandomName()
 	var file *os.File
-	err := d.alone(func() error { // or a sweep could find it before it is locked, and remove it
+	err := d.alone(func() error { // otherwise a sweep could remove it before it is locked
 		fd, err := d.root.lock(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, unix.F_WRLCK, 0)
 		if err != nil {
 			return err
@@ -38,7 +38,7 @@ func (d *Dir) NoteApply() (*ApplyNote, error) {
 	return &ApplyNote{d, file}, nil
 }
 
-// Write sets the text, which must not be shorter than the one before.
+// Write sets the text, which must not be shorter than the previous one.
 func (n *ApplyNote) Write(text []byte) error {
 	if _, err := n.file.WriteAt(text, 0); err != nil {
 		return failed(n.dir.root.fail("write", n.file.Name(), err))
@@ -48,12 +48,12 @@ func (n *ApplyNote) Write(text []byte) error {
 
 // Remove removes the note.
 func (n *ApplyNote) Remove() {
-	_ = n.dir.root.unlink(n.file.Name()) // or the next cleanup does
+	_ = n.dir.root.unlink(n.file.Name()) // otherwise the next cleanup removes it
 	n.file.Close()
 }
 
-// Applies calls each with the notes of processes that were killed, and removes a note where that
-// returns nil, unless all are to be kept.
+// Applies calls each for the notes of killed processes, and removes a note if each returns nil,
+// unless keep is set.
 func (d *Dir) Applies(keep bool, each func(text []byte) error) error {
 	if d.root.fd < 0 {
 		return nil
@@ -72,7 +72,7 @@ func (d *Dir) Applies(keep bool, each func(text []byte) error) error {
 			return err
 		})
 		if err != nil {
-			continue // somebody is at work, or it is gone
+			continue // in use, or already removed
 		}
 		file := os.NewFile(uintptr(fd), name)
 		text, err := readAll(file)

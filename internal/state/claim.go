@@ -14,27 +14,27 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// Claim is a supervisor's hold on the record of its sandbox: the sandbox counts as alive
-// until Close or Remove, or until the supervisor dies.
+// Claim is a supervisor's hold on the record of its sandbox: the sandbox is alive until
+// Close or Remove, or until the supervisor dies.
 type Claim struct {
 	ID, Name string
 
 	dir      *Dir
 	folder   folder
-	lock     int // held
-	activity int // open
+	lock     int // descriptor; locked
+	activity int // descriptor
 
-	// EndIfIdle has seen the sandbox in use, last at busyAt, and not its end.
+	// EndIfIdle found the sandbox in use, last at busyAt, and has not seen the end of the use.
 	busy   bool
 	busyAt time.Duration
 }
 
-// Create makes the directory of a sandbox that lives from now on. The name may be
-// empty; if a living sandbox has it, the error's code is "name-in-use". After an
-// error nothing is left. Others see the sandbox once its first record is written.
+// Create makes the directory of a new sandbox, which is alive from now on. The name may be
+// empty. If a living sandbox has the name, the error's code is "name-in-use". After an
+// error nothing is left behind. Others see the sandbox once its first record is written.
 func (d *Dir) Create(id, name string) (*Claim, error) {
 	if !ValidID(id) {
-		return nil, failed(damage("id of a sandbox: " + strconv.Quote(id)))
+		return nil, failed(damage("sandbox ID " + strconv.Quote(id)))
 	}
 	if name != "" {
 		if err := ValidName(name); err != nil {
@@ -84,17 +84,17 @@ func (o *Claim) create() (err error) {
 	return nil
 }
 
-// giveUp closes what is open, the lock last.
+// giveUp closes all descriptors, the lock last.
 func (o *Claim) giveUp() {
 	for _, fd := range []*int{&o.activity, &o.folder.fd, &o.lock} {
 		if *fd >= 0 {
-			_ = unix.Close(*fd) // nothing was written through it
+			_ = unix.Close(*fd) // no writes to lose
 		}
 		*fd = -1
 	}
 }
 
-// Write publishes the record, whose Version, ID, Sandbox and Name are set here.
+// Write publishes the record. It sets Version, ID, Sandbox and Name.
 func (o *Claim) Write(r Record) error {
 	r = o.complete(r)
 	return failed(o.folder.writeJSON(recordName, &r))
@@ -115,7 +115,7 @@ func (o *Claim) OpenFile(name string, flags int) (*os.File, error) {
 	return file, failed(err)
 }
 
-// ReadKill reads the request that [Entry.WriteKill] has left; nil if there is none.
+// ReadKill reads the request of [Entry.WriteKill]; nil if there is none.
 func (o *Claim) ReadKill() (*Kill, error) {
 	k := new(Kill)
 	err := o.folder.readJSON(killName, k)
@@ -128,31 +128,30 @@ func (o *Claim) ReadKill() (*Kill, error) {
 	return k, nil
 }
 
-// WriteAccess writes down how the sandbox can be entered, for [Claim.GrantAccess]: so
-// what a full disk refuses is refused before the payload runs.
+// WriteAccess writes the access file for [Claim.GrantAccess], so that a full disk is
+// reported before the command runs.
 func (o *Claim) WriteAccess(a Access) error {
 	return failed(o.folder.write(heldAccessName, []byte(a.text())))
 }
 
-// GrantAccess makes the sandbox one that can be entered. It takes no space.
+// GrantAccess lets other processes enter the sandbox. It needs no disk space.
 func (o *Claim) GrantAccess() error { return failed(o.folder.rename(heldAccessName, accessName)) }
 
-// DropAccess ends that, and with it what the variables hold, granted or not yet.
+// DropAccess revokes the access, granted or not, and removes the variables in it.
 func (o *Claim) DropAccess() error {
 	return failed(result.All(o.folder.unlink(heldAccessName), o.folder.unlink(accessName)))
 }
 
-// MarkEnding tells that the sandbox is about to end, before anything in it is
-// signalled: an exec that dies of that signal has ended with its sandbox.
+// MarkEnding records that the sandbox is about to end, before anything in it is signalled.
+// An exec killed by that signal then knows that it ended with its sandbox.
 func (o *Claim) MarkEnding() error { return failed(o.folder.write(endingName, nil)) }
 
-// Close frees the name and gives up the lock: to others the sandbox has ended now.
-// The record stays.
+// Close frees the name and releases the lock: for others the sandbox has now ended. The
+// record stays.
 func (o *Claim) Close() error { return o.end(func() error { return nil }) }
 
-// Leave is Remove for a record that nobody is to clean up. Its last state is for those who
-// wait ([Entry.Hold]): it is in the file of the lock, which they have open, and which has no
-// use for its bytes.
+// Leave is Remove for a sandbox whose record nobody would clean up. It leaves the last record
+// to processes that wait ([Entry.Hold]), in the lock file, which they have open.
 func (o *Claim) Leave(last Record) error {
 	data, err := json.Marshal(o.complete(last))
 	if err == nil {
@@ -161,8 +160,8 @@ func (o *Claim) Leave(last Record) error {
 	return result.All(failed(err), o.Remove())
 }
 
-// Remove is Close that leaves nothing, for a start that has failed. Before there are execs
-// it opens no more descriptors than it has closed before.
+// Remove is Close that also removes the directory, for a failed start. It opens no more
+// descriptors than it has closed, unless there are execs.
 func (o *Claim) Remove() error {
 	(&Entry{ID: o.ID, dir: o.dir}).awaitExecs()
 	return o.end(func() error { return o.dir.remove(o.ID, o.folder) })
@@ -172,15 +171,15 @@ func (o *Claim) end(remove func() error) error {
 	if o.lock < 0 {
 		return nil // already
 	}
-	_ = unix.Close(o.activity) // makes room for the directory of names
+	_ = unix.Close(o.activity) // frees a descriptor for the directory of names
 	o.activity = -1
 	err := result.All(o.dir.release(o.Name, o.ID), remove())
 	o.giveUp()
 	return failed(err)
 }
 
-// claim gives the name to the sandbox id, unless it belongs to one that lives.
-// The caller is alone.
+// claim gives the name to the sandbox id, unless a living sandbox has it. The caller holds
+// STATE/lock.
 func (d *Dir) claim(name, id string) error {
 	if err := unix.Mkdirat(d.root.fd, namesName, 0o700); err != nil && err != unix.EEXIST {
 		return d.root.fail("mkdir", namesName, err)
@@ -190,14 +189,14 @@ func (d *Dir) claim(name, id string) error {
 		return err
 	}
 	defer names.close()
-	// Once more after what was in the way is gone. Nobody else puts anything there.
+	// A second attempt follows the removal of a dead sandbox's link. STATE/lock keeps others out.
 	for range 2 {
 		if err = unix.Symlinkat(id, names.fd, name); err != unix.EEXIST {
 			break
 		}
 		other, err := owner(names, name)
 		if errors.Is(err, unix.ENOENT) {
-			continue // just freed by its owner, who need not be alone for that
+			continue // just freed by its owner, who does not need STATE/lock for that
 		}
 		if err != nil {
 			return err
@@ -207,8 +206,8 @@ func (d *Dir) claim(name, id string) error {
 			return err
 		}
 		if alive {
-			return &result.Error{Code: "name-in-use", Message: fmt.Sprintf("the name %q belongs to the sandbox %s, which is alive", name, other),
-				Hint: "choose another one, or end that sandbox first"}
+			return &result.Error{Code: "name-in-use", Message: fmt.Sprintf("the name %q is in use by sandbox %s", name, other),
+				Hint: "choose another name, or end that sandbox first"}
 		}
 		if err := names.unlink(name); err != nil {
 			return err
@@ -220,8 +219,8 @@ func (d *Dir) claim(name, id string) error {
 	return nil
 }
 
-// release frees the name if it still is id's. The caller is the living id, from
-// whom nobody takes it, or alone.
+// release frees the name if it is still that of id. The caller is the supervisor of id, or
+// holds STATE/lock.
 func (d *Dir) release(name, id string) error {
 	if name == "" {
 		return nil
@@ -235,21 +234,21 @@ func (d *Dir) release(name, id string) error {
 		}
 	}
 	if errors.Is(err, unix.ENOENT) {
-		return nil // there is no such name
+		return nil // no such name
 	}
 	return err
 }
 
-// EndIfIdle returns how long to wait before asking again: not before then can the
-// sandbox have been out of use for the timeout, which counts from when it was made
-// and from the end of each use. 0 means that the sandbox is idle and that no use can
-// begin any more: [Entry.HoldActivity] fails from now on.
+// EndIfIdle returns how long to wait before the next call: the sandbox cannot have been idle
+// for the timeout before then. Idle time counts from the creation and from the end of each
+// use. 0 means that the sandbox is idle and that no use can begin any more: from now on
+// [Entry.HoldActivity] fails.
 func (o *Claim) EndIfIdle(timeout time.Duration) (wait time.Duration, err error) {
 	now := o.dir.clock()
-	// For the moment until it is given up again, HoldActivity has patience.
+	// HoldActivity waits for the moment in which this lock is held.
 	switch err := proc.TryLock(o.activity, unix.F_WRLCK); {
 	case errors.Is(err, unix.EAGAIN):
-		// In use. Whenever that ends, the time is not up before it has passed from now.
+		// In use. The timeout begins no earlier than now.
 		o.busy, o.busyAt = true, now
 		return timeout, nil
 	case err != nil:
@@ -257,8 +256,8 @@ func (o *Claim) EndIfIdle(timeout time.Duration) (wait time.Duration, err error)
 	}
 	last, err := touched(o.activity)
 	if err == nil && o.busy && last <= o.busyAt {
-		// The user that was seen at busyAt has not set the time of its end: it was
-		// killed, perhaps just now.
+		// The user seen at busyAt has not recorded the end of its use: it was killed, perhaps
+		// just now.
 		last, o.busy = now, false
 		err = touch(o.activity, now)
 	}
@@ -272,8 +271,7 @@ func (o *Claim) EndIfIdle(timeout time.Duration) (wait time.Duration, err error)
 	return wait, nil
 }
 
-// EndUse lets no use begin any more, if there is none: [Entry.HoldActivity] fails from
-// now on.
+// EndUse prevents further uses if there is none now: from then on [Entry.HoldActivity] fails.
 func (o *Claim) EndUse() bool { return proc.TryLock(o.activity, unix.F_WRLCK) == nil }
 
 // touch sets the file's modification time to now, a time of the directory's clock.
@@ -283,18 +281,18 @@ func touch(fd int, now time.Duration) error {
 	return unix.UtimesNanoAt(fd, "", []unix.Timespec{t, t}, unix.AT_EMPTY_PATH)
 }
 
-// touched returns the time that touch has set.
+// touched returns the time set by touch.
 func touched(fd int) (time.Duration, error) {
 	var st unix.Stat_t
 	err := unix.Fstat(fd, &st)
 	return time.Duration(st.Mtim.Nano()), err
 }
 
-// monotonic returns CLOCK_MONOTONIC, the clock of every [Dir] but in tests: an
-// administrator or NTP may set the wall clock, and no sandbox may end for that. It
-// begins with the machine's boot, so it may be 0 or close to it.
+// monotonic returns CLOCK_MONOTONIC, the clock of every [Dir] outside of tests. The wall
+// clock may be set by an administrator or NTP, which must not end a sandbox. It starts at
+// boot, so it may be close to 0.
 func monotonic() time.Duration {
 	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // cannot fail: the clock exists
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // the clock always exists
 	return time.Duration(t.Nano())
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// handClock is a clock that only moves when a test moves it.
+// handClock is a clock that only the test moves.
 type handClock struct{ atomic.Int64 }
 
 func (c *handClock) now() time.Duration    { return time.Duration(c.Load()) }
@@ -27,8 +27,7 @@ func byHand(d *Dir, age time.Duration) *handClock {
 	return c
 }
 
-// wantWait asks whether the sandbox is idle, and wants to be told to ask again
-// after so long.
+// wantWait checks the result of EndIfIdle.
 func wantWait(t *testing.T, what string, o *Claim, timeout, want time.Duration) {
 	t.Helper()
 	if got, err := o.EndIfIdle(timeout); err != nil || got != want {
@@ -36,8 +35,7 @@ func wantWait(t *testing.T, what string, o *Claim, timeout, want time.Duration) 
 	}
 }
 
-// The clock begins with the machine's boot: what is idle does not depend on how
-// long ago that was.
+// Idleness does not depend on the time since boot, at which the clock starts.
 func TestEndIfIdle(t *testing.T) {
 	for _, age := range []time.Duration{0, 1, time.Minute, 1000 * time.Hour} {
 		t.Run(age.String(), func(t *testing.T) {
@@ -84,7 +82,7 @@ func endIfIdle(t *testing.T, age time.Duration) {
 	}
 	wantWait(t, "came and went", o, time.Hour, time.Hour)
 
-	// One that is killed while it uses the sandbox does not tell when that was.
+	// A user that is killed does not record the end of its use.
 	fd, err = o.folder.open(activityName, os.O_RDONLY)
 	must(t, err)
 	must(t, proc.TryLock(fd, unix.F_RDLCK))
@@ -103,12 +101,12 @@ func endIfIdle(t *testing.T, age time.Duration) {
 	wantCode(t, "too late", err, "ending")
 	must(t, e.Refresh())
 	if !e.Alive {
-		t.Error("not alive, but it has not been ended yet")
+		t.Error("dead before its end")
 	}
 	must(t, o.Close())
 }
 
-// Outside of tests the clock is CLOCK_MONOTONIC, which is not the machine's time of day.
+// The default clock is CLOCK_MONOTONIC, not the time of day.
 func TestClock(t *testing.T) {
 	d := opened(t)
 	o := written(t, d, 1, "")
@@ -123,8 +121,7 @@ func TestClock(t *testing.T) {
 	}
 }
 
-// Either the use begins or the sandbox ends, never both, and no use is refused
-// while there is time.
+// Either a use begins or the sandbox ends, never both, and no use fails before the timeout.
 func TestEndIfIdleRace(t *testing.T) {
 	d := opened(t)
 	o := written(t, d, 1, "")
@@ -173,7 +170,7 @@ func endIfIdleOrUse(t *testing.T) {
 	c.pass(time.Hour)
 	used := make(chan bool)
 	go func() {
-		// Held until the other has asked.
+		// Held until EndIfIdle was called.
 		_, err := e.HoldActivity()
 		if c := (*result.Error)(nil); err != nil && (!errors.As(err, &c) || c.Code != "ending") {
 			t.Error(err)
@@ -188,7 +185,7 @@ func endIfIdleOrUse(t *testing.T) {
 	must(t, o.Close())
 }
 
-// Who is alone can stay so; who is not, not.
+// EndUse succeeds only while nothing uses the sandbox, and prevents later uses.
 func TestEndUse(t *testing.T) {
 	d := opened(t)
 	o, err := d.Create(testID(1), "")
@@ -202,7 +199,7 @@ func TestEndUse(t *testing.T) {
 	}
 	release()
 	if !o.EndUse() {
-		t.Error("in use, and nobody does")
+		t.Error("EndUse failed without a use")
 	}
 	var known *result.Error
 	if _, err := e.HoldActivity(); !errors.As(err, &known) || known.Code != "ending" {
@@ -210,7 +207,7 @@ func TestEndUse(t *testing.T) {
 	}
 }
 
-// What has left no record has told those who hold it how it ended, and nobody else.
+// Leave passes the last record to processes that hold the entry, and to no others.
 func TestLeave(t *testing.T) {
 	d := opened(t)
 	o := written(t, d, 1, "web")
@@ -218,7 +215,7 @@ func TestLeave(t *testing.T) {
 	must(t, held.Hold())
 	must(t, held.Refresh())
 	if !held.Alive {
-		t.Error("it lives")
+		t.Error("it is alive")
 	}
 	last := record("2026", Ended)
 	last.Report = &result.Report{Status: result.StatusFailed, ExitCode: 5}
@@ -229,7 +226,7 @@ func TestLeave(t *testing.T) {
 		t.Errorf("%+v", held)
 	}
 	wantCode(t, "not held", other.Refresh(), "no-such-sandbox")
-	// Of one that was removed by somebody else nothing is known.
+	// An entry removed by another process has no last record.
 	must(t, written(t, d, 2, "").Close())
 	held = found(t, d, testID(2))
 	must(t, held.Hold())

@@ -14,23 +14,23 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// Entry is a sandbox, or a detached exec in one, as others than its supervisor see it, when
-// they last looked. It holds no descriptor before Hold, but needs that of its [Dir].
+// Entry is a sandbox, or a detached exec in one, as other processes than its supervisor see
+// it: a snapshot. It holds no descriptor before Hold, but needs that of its [Dir].
 type Entry struct {
 	ID     string
 	Record Record
-	// Alive says that the supervisor lives. Once it does not, nothing of the entry
-	// changes any more.
+	// Alive reports whether the supervisor is alive. Once it is dead, the entry does not
+	// change any more.
 	Alive bool
 
 	dir  *Dir
 	last *os.File // after Hold
 }
 
-// Lives says that it has a supervisor that has not recorded its end yet.
+// Lives reports whether it has a supervisor that has not recorded its end yet.
 func (e *Entry) Lives() bool { return e.Alive && e.Record.Phase != Ended }
 
-// Title is what people call it.
+// Title returns the name or ID for messages.
 func (e *Entry) Title() string {
 	title := cmp.Or(e.Record.Name, e.ID)
 	if box := e.dir.box; box != nil {
@@ -39,7 +39,7 @@ func (e *Entry) Title() string {
 	return title
 }
 
-// Handle is what it is found by for as long as there is a record of it.
+// Handle returns a word by which Find finds it as long as its record exists.
 func (e *Entry) Handle() string {
 	if box := e.dir.box; box != nil {
 		return box.ID + "/" + e.ID
@@ -47,13 +47,13 @@ func (e *Entry) Handle() string {
 	return e.ID
 }
 
-// IsExec says that it is an exec, and not a sandbox.
+// IsExec reports whether it is an exec rather than a sandbox.
 func (e *Entry) IsExec() bool { return e.dir.box != nil }
 
-// What is it with its title: the sandbox web, or the exec web/ID.
+// What returns its kind and title, such as "the sandbox web" or "the exec web/ID".
 func (e *Entry) What() string { return "the " + e.dir.kind() + " " + e.Title() }
 
-// kind is what there are records of in the directory.
+// kind returns the kind of the directory's records.
 func (d *Dir) kind() string {
 	if d.box != nil {
 		return "exec"
@@ -61,16 +61,16 @@ func (d *Dir) kind() string {
 	return "sandbox"
 }
 
-// load reads one sandbox. The error is [unix.ENOENT] if there is none, or no record of it: not
-// yet, or no more, or its supervisor was killed before the first.
+// load reads one record. The error is [unix.ENOENT] if there is none: because it was not yet
+// written, is already removed, or its supervisor was killed before writing it.
 func (d *Dir) load(id string) (*Entry, error) {
 	f, err := d.root.sub(id)
 	if err != nil {
 		return nil, err
 	}
 	defer f.close()
-	// First who lives, then the record: the last record is written before the lock
-	// is given up, so that of the dead is the final one.
+	// Check for life before reading the record: the last record is written before the lock is
+	// released, so that the record of a dead sandbox is final.
 	alive, err := f.alive()
 	if err != nil {
 		return nil, err
@@ -85,11 +85,11 @@ func (d *Dir) load(id string) (*Entry, error) {
 	return &Entry{ID: id, Record: r, Alive: alive, dir: d}, nil
 }
 
-// alive asks whether the supervisor holds the lock. An error is neither yes nor no.
+// alive reports whether the supervisor holds the lock.
 func (f folder) alive() (bool, error) {
 	held, err := f.locked(lockName)
 	if isDamaged(err) {
-		return false, nil // nobody can hold what is not there
+		return false, nil // not a lock file, so no supervisor holds it
 	}
 	return held, err
 }
@@ -106,8 +106,8 @@ func (d *Dir) alive(id string) (bool, error) {
 	return f.alive()
 }
 
-// Status is one word for lists: starting, running, how it ended
-// ([result.Status]), or "lost" if the supervisor died before it could tell.
+// Status returns one word for lists: starting, running, how it ended ([result.Status]), or
+// "lost" if the supervisor died before it recorded the end.
 func (e *Entry) Status() string {
 	switch {
 	case e.Record.Report != nil:
@@ -118,16 +118,15 @@ func (e *Entry) Status() string {
 	return "lost"
 }
 
-// Hold has Refresh tell how it has ended although its record is gone by then, if it was
-// [Claim.Leave] that removed it. It is for processes that are about to end: the descriptor
-// is never closed.
+// Hold makes Refresh find the final state of an entry that [Claim.Leave] removes. It is for
+// processes that are about to end, because its descriptor is never closed.
 func (e *Entry) Hold() error {
 	last, err := e.OpenFile(lockName)
 	e.last = last
 	return err
 }
 
-// Refresh looks again. On an error the entry stays as it was.
+// Refresh reads the entry again. On an error the entry stays unchanged.
 func (e *Entry) Refresh() error {
 	now, err := e.dir.load(e.ID)
 	if errors.Is(err, unix.ENOENT) && e.last != nil {
@@ -147,7 +146,7 @@ func (e *Entry) Refresh() error {
 	return nil
 }
 
-// in runs f with the sandbox's directory.
+// in calls f with the sandbox's directory.
 func (e *Entry) in(f func(folder) error) error {
 	sub, err := e.dir.root.sub(e.ID)
 	if errors.Is(err, unix.ENOENT) {
@@ -169,8 +168,8 @@ func (e *Entry) OpenFile(name string) (file *os.File, err error) {
 	return file, err
 }
 
-// Ending says whether the supervisor has begun to end the sandbox, with all that is
-// in it. No if that cannot be told.
+// Ending reports whether the supervisor has begun to end the sandbox; false if that is
+// unknown.
 func (e *Entry) Ending() bool {
 	file, err := e.OpenFile(endingName)
 	if err == nil {
@@ -179,28 +178,28 @@ func (e *Entry) Ending() bool {
 	return err == nil
 }
 
-// WriteKill leaves a request to the supervisor, in place of an earlier one.
+// WriteKill leaves a request to the supervisor and replaces an earlier one.
 func (e *Entry) WriteKill(k Kill) error {
 	return e.in(func(f folder) error { return f.writeJSON(killName, &k) })
 }
 
-// lookPatience is for how long the supervisor may hold the activity while it looks
-// whether the sandbox is idle; longer than that, and it is to end.
+// lookPatience is how long HoldActivity waits for the supervisor's check for idleness. If the
+// lock is held longer, the sandbox is ending.
 const lookPatience = 500 * time.Millisecond
 
-// HoldActivity marks the sandbox as used, until release is called or the process
-// ends. If its idle timeout has passed, the error's code is "ending".
+// HoldActivity marks the sandbox as in use until release is called or the process ends. If
+// the sandbox has been idle for too long, the error's code is "ending".
 func (e *Entry) HoldActivity() (release func(), err error) {
 	fd := -1
 	err = e.in(func(f folder) (err error) {
 		fd, err = f.lock(activityName, unix.O_RDONLY, unix.F_RDLCK, lookPatience)
 		if errors.Is(err, unix.EAGAIN) {
-			return &result.Error{Code: "ending", Message: "the sandbox " + e.ID + " is about to end", Hint: "start it again"}
+			return &result.Error{Code: "ending", Message: "sandbox " + e.ID + " is ending", Hint: "start it again"}
 		}
 		if err != nil {
 			return err
 		}
-		// One that is killed will not say when it ended. EROFS: by then nobody writes down anything.
+		// A killed user cannot record the end of its use. On EROFS nothing can be recorded anyway.
 		if err = touch(fd, e.dir.clock()); err != nil && err != unix.EROFS {
 			_ = unix.Close(fd)
 			return f.fail("touch", activityName, err)
@@ -214,19 +213,19 @@ func (e *Entry) HoldActivity() (release func(), err error) {
 		if fd < 0 {
 			return
 		}
-		_ = touch(fd, e.dir.clock()) // before the lock is free; should it fail, it counts as killed
+		_ = touch(fd, e.dir.clock()) // before the lock is free; if it fails, the use counts as killed
 		_ = unix.Close(fd)
 		fd = -1
 	}, nil
 }
 
-// Remove removes what is left of a sandbox that does not live any more.
+// Remove removes the files of a dead sandbox.
 func (e *Entry) Remove() error {
 	e.awaitExecs()
 	return failed(e.dir.alone(func() error {
 		f, err := e.dir.root.sub(e.ID)
 		if errors.Is(err, unix.ENOENT) {
-			return nil // somebody else was quicker
+			return nil // already removed
 		}
 		if err != nil {
 			return err
@@ -243,8 +242,8 @@ func (e *Entry) Remove() error {
 	}))
 }
 
-// remove makes a sandbox's directory vanish, and then removes it. As long as it
-// holds what cannot be removed, it stays, with its record.
+// remove hides a sandbox's directory and then removes it. If the directory contains
+// anything that cannot be removed, it stays with its record.
 func (d *Dir) remove(id string, f folder) error {
 	if err := f.clear(lockName, recordName); err != nil {
 		return err
@@ -256,8 +255,8 @@ func (d *Dir) remove(id string, f folder) error {
 	return d.root.rmdir(hidden, f)
 }
 
-// List reads all sandboxes, the oldest first. What cannot be read is passed over
-// and comes as a warning.
+// List reads all entries, the oldest first. It skips unreadable entries and returns
+// warnings for them.
 func (d *Dir) List() (entries []*Entry, warnings []error) {
 	if d.root.fd < 0 {
 		return nil, nil
@@ -282,9 +281,9 @@ func (d *Dir) List() (entries []*Entry, warnings []error) {
 	return entries, warnings
 }
 
-// list names all there is in the state directory.
+// list returns all names in the state directory.
 func (d *Dir) list() ([]string, error) {
-	f, err := d.root.sub(".") // an offset of its own
+	f, err := d.root.sub(".") // with its own offset
 	if err != nil {
 		return nil, err
 	}
@@ -292,10 +291,10 @@ func (d *Dir) list() ([]string, error) {
 	return f.names()
 }
 
-// Find finds a sandbox by its id; else the living one of that name; else the one
-// that had the name last; else by the beginning of the id, of 4 digits or more. If there
-// is none, the error's code is "no-such-sandbox"; "ambiguous" if several begin so.
-// SANDBOX/EXEC is a detached exec, by its id or the beginning of that; "no-such-exec".
+// Find finds a sandbox by its ID, by name (the living one, or else the last one that had the
+// name) or by a prefix of its ID of at least 4 digits. The error's code is "no-such-sandbox"
+// if there is none, and "ambiguous" if several IDs have the prefix. SANDBOX/EXEC finds a
+// detached exec by its ID or a prefix; its code is "no-such-exec".
 func (d *Dir) Find(word string) (*Entry, error) {
 	if box, exec, ok := strings.Cut(word, "/"); ok && d.box == nil {
 		e, err := d.Find(box)
@@ -307,11 +306,11 @@ func (d *Dir) Find(word string) (*Entry, error) {
 			return nil, err
 		}
 		d.mu.Lock()
-		d.execs = append(d.execs, execs) // its entry needs it for as long as it is looked at
+		d.execs = append(d.execs, execs) // the exec's entry needs it
 		d.mu.Unlock()
 		return execs.Find(exec)
 	}
-	if d.root.fd < 0 || !validName(word) { // and every beginning of an id is a valid name
+	if d.root.fd < 0 || !validName(word) { // prefixes of IDs are valid names, too
 		return nil, d.unknown(word)
 	}
 	if ValidID(word) {
@@ -322,9 +321,9 @@ func (d *Dir) Find(word string) (*Entry, error) {
 	if id := d.named(word); id != "" {
 		if e, err := d.load(id); err == nil && e.Alive && e.Record.Name == word {
 			return e, nil
-		} // else all have to be looked at
+		} // otherwise search all
 	}
-	entries, _ := d.List() // what cannot be read cannot be meant
+	entries, _ := d.List() // an unreadable entry cannot match
 	for _, e := range slices.Backward(entries) {
 		if e.Record.Name == word {
 			return e, nil
@@ -345,10 +344,10 @@ func (d *Dir) Find(word string) (*Entry, error) {
 	case 1:
 		return found[0], nil
 	}
-	return nil, &result.Error{Code: "ambiguous", Message: fmt.Sprintf("%d ids begin with %s", len(found), word), Hint: "give more digits of it"}
+	return nil, &result.Error{Code: "ambiguous", Message: fmt.Sprintf("%d IDs begin with %s", len(found), word), Hint: "give more digits"}
 }
 
-// named is the id that the name's link says; "" if there is none, or that cannot be told.
+// named returns the ID that the name's link contains, or "" if there is none or an error.
 func (d *Dir) named(name string) (id string) {
 	if !validName(name) {
 		return ""
@@ -364,14 +363,14 @@ func (d *Dir) named(name string) (id string) {
 
 func (d *Dir) unknown(word string) error {
 	if d.box != nil {
-		return &result.Error{Code: "no-such-exec", Message: fmt.Sprintf("there is no detached exec %.80q in the sandbox %s", word, d.box.Title()), Hint: "sbxrun ps --all " + d.box.Title() + " lists those there are", Err: unix.ENOENT}
+		return &result.Error{Code: "no-such-exec", Message: fmt.Sprintf("no detached exec %.80q in sandbox %s", word, d.box.Title()), Hint: "list them: sbxrun ps --all " + d.box.Title(), Err: unix.ENOENT}
 	}
-	return &result.Error{Code: "no-such-sandbox", Message: fmt.Sprintf("there is no sandbox %.80q in %s", word, d.Path()), Hint: "sbxrun ps --all lists those there are", Err: unix.ENOENT}
+	return &result.Error{Code: "no-such-sandbox", Message: fmt.Sprintf("no sandbox named %.80q in %s", word, d.Path()), Hint: "list them: sbxrun ps --all", Err: unix.ENOENT}
 }
 
-// Access reads how to enter the sandbox of this id, or of the living one of this
-// name, without its record, of which the entry has no more than that name. ok is false if there is none, or
-// it cannot be read, or has no access yet: [Dir.Find] tells.
+// Access reads how to enter the living sandbox with this ID or name, without reading its record:
+// the entry has no more than the name. ok is false if there is no access, or none yet; [Dir.Find]
+// returns the reason.
 func (d *Dir) Access(word string) (e *Entry, a Access, ok bool) {
 	id := word
 	if !ValidID(id) {
@@ -383,7 +382,7 @@ func (d *Dir) Access(word string) (e *Entry, a Access, ok bool) {
 	}
 	err := e.in(func(f folder) error {
 		if alive, err := f.alive(); err != nil || !alive {
-			return d.unknown(id) // it may still have an init, which is about to end
+			return d.unknown(id) // its init may still exist, but is about to end
 		}
 		data, err := f.read(accessName)
 		if err == nil {
@@ -394,11 +393,11 @@ func (d *Dir) Access(word string) (e *Entry, a Access, ok bool) {
 	return e, a, err == nil
 }
 
-// ValidName checks a name that somebody wants to give to a sandbox.
+// ValidName checks a name for a new sandbox.
 func ValidName(name string) error {
 	if !validName(name) {
-		return &result.Error{Code: "usage", Message: fmt.Sprintf("%.80q cannot be the name of a sandbox", name),
-			Hint: "a name has 1 to 63 letters, digits, dots, underscores and hyphens, and begins with neither dot nor hyphen"}
+		return &result.Error{Code: "usage", Message: fmt.Sprintf("invalid sandbox name %.80q", name),
+			Hint: "use 1 to 63 letters, digits, dots, underscores and hyphens, not beginning with a dot or hyphen"}
 	}
 	return nil
 }
@@ -417,20 +416,20 @@ func validName(name string) bool {
 
 const idDigits = 16
 
-// ValidID reports whether this is an id, as [safeopen.RandomName] makes them.
+// ValidID reports whether id has the form of an ID, as made by [safeopen.RandomName].
 func ValidID(id string) bool { return len(id) == idDigits && IsHex(id) }
 
-// IsHex reports whether all of it are hexadecimal digits, in lower case.
+// IsHex reports whether s consists of lower-case hexadecimal digits.
 func IsHex(s string) bool { return strings.Trim(s, "0123456789abcdef") == "" }
 
-// names opens the directory of names; ENOENT where nobody has had one yet.
+// names opens the directory of names. The error is ENOENT if no sandbox has had a name yet.
 func (d *Dir) names() (folder, error) { return d.root.sub(namesName) }
 
-// owner is the id that the name's link says, "" if that is no id.
+// owner returns the ID in the name's link, or "" if that is not a valid ID.
 func owner(names folder, name string) (string, error) {
 	var buf [idDigits + 1]byte
 	n, err := unix.Readlinkat(names.fd, name, buf[:])
-	if err != nil && err != unix.EINVAL { // EINVAL: no symbolic link
+	if err != nil && err != unix.EINVAL { // EINVAL: not a symbolic link
 		return "", names.fail("readlink", name, err)
 	}
 	if id := string(buf[:max(n, 0)]); ValidID(id) {

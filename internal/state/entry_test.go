@@ -33,18 +33,18 @@ func TestCreateRefused(t *testing.T) {
 	wantFiles(t, d)
 }
 
-// Fifty claim one name at a time: one has it, be the name free, or left by one who
-// was killed, or in the way of something that is no name's link.
+// Exactly one of fifty concurrent claims gets a name, whether it is free, was left by a killed
+// process, or is blocked by a file that is not a valid link.
 func TestClaim(t *testing.T) {
 	d := opened(t)
 	link := filepath.Join(d.Path(), "names", "web")
 	for round, left := range []func(){
 		func() {},
-		func() { must(t, os.Symlink(testID(0), link)) },     // never was there
-		func() { must(t, os.Symlink("/etc/passwd", link)) }, // no id
+		func() { must(t, os.Symlink(testID(0), link)) },     // a sandbox that never existed
+		func() { must(t, os.Symlink("/etc/passwd", link)) }, // not an ID
 		func() { must(t, os.Symlink("../"+testID(99)+"/lock", link)) },
 		func() { must(t, os.WriteFile(link, []byte(testID(99)), 0o600)) },
-		func() { // of a dead one
+		func() { // a dead sandbox
 			dead := written(t, d, 98, "web")
 			must(t, os.Rename(link, link+"-kept"))
 			must(t, dead.Close())
@@ -53,14 +53,14 @@ func TestClaim(t *testing.T) {
 		},
 	} {
 		if round == 0 {
-			written(t, d, 99, "other") // lives all the time
+			written(t, d, 99, "other") // alive throughout
 		}
 		left()
 		var wg sync.WaitGroup
 		won := make(chan *Claim, 50)
 		for i := range 50 {
 			wg.Go(func() {
-				// Each with a descriptor of its own, as in another process.
+				// Each with its own descriptor, as in separate processes.
 				own, err := Open(Caller{StateDir: d.Path(), UID: os.Geteuid()})
 				if err != nil {
 					t.Error(err)
@@ -93,12 +93,12 @@ func TestClaim(t *testing.T) {
 	dead := found(t, d, testID(98))
 	must(t, dead.Remove())
 	if got := found(t, d, "other"); !got.Alive {
-		t.Error("the other one is gone")
+		t.Error("the other sandbox is gone")
 	}
 	wantFiles(t, d, testID(99), testID(99)+"/activity", testID(99)+"/lock", testID(99)+"/record.json", "lock", "names", "names/other")
 }
 
-// A directory in the place of a name is not ours to remove.
+// Create does not remove a directory that has the place of a name.
 func TestClaimDirectory(t *testing.T) {
 	d := opened(t)
 	must(t, os.MkdirAll(filepath.Join(d.Path(), "names", "web", "x"), 0o700))
@@ -107,18 +107,18 @@ func TestClaimDirectory(t *testing.T) {
 	wantFiles(t, d, "lock", "names", "names/web", "names/web/x")
 }
 
-// Who ends frees his name only if it is still his.
+// A claim frees its name only if it still owns it.
 func TestRelease(t *testing.T) {
 	d := opened(t)
 	first := written(t, d, 1, "web")
-	must(t, os.Remove(filepath.Join(d.Path(), "names", "web"))) // somebody meddles
+	must(t, os.Remove(filepath.Join(d.Path(), "names", "web"))) // removed by someone else
 	second := written(t, d, 2, "web")
 	must(t, first.Close())
 	if e := found(t, d, "web"); e.ID != second.ID {
 		t.Errorf("it belongs to %s", e.ID)
 	}
 	must(t, second.Close())
-	// Of those that ended, the youngest.
+	// Among ended sandboxes, the youngest.
 	if e := found(t, d, "web"); e.ID != second.ID || e.Alive {
 		t.Errorf("it was %s's, alive: %v", e.ID, e.Alive)
 	}
@@ -135,7 +135,7 @@ func TestFind(t *testing.T) {
 	must(t, err)
 	defer o.giveUp()
 	must(t, o.Write(record("1", Running)))
-	written(t, d, 1, testID(1)[:6]) // its name is the beginning of its id, and of others'
+	written(t, d, 1, testID(1)[:6]) // its name is a prefix of its ID, and of others
 	written(t, d, 2, "b")
 	written(t, d, 3, "")
 	tests := []struct{ word, want string }{
@@ -144,7 +144,7 @@ func TestFind(t *testing.T) {
 		{id, id},
 		{id[:13], id},
 		{"ffff", id},
-		{testID(1)[:6], testID(1)}, // a name counts more than a beginning
+		{testID(1)[:6], testID(1)}, // names precede prefixes
 		{"b", testID(2)},
 		{testID(1)[:5], "ambiguous"},
 		{testID(1)[:15], "ambiguous"},

@@ -11,8 +11,8 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// Execs opens the records of the detached execs in a sandbox. Where there never was one
-// that is a directory without any, as of [Look].
+// Execs opens the records of the detached execs in a sandbox. If there never was one, the
+// directory is empty, as with [Look].
 func (e *Entry) Execs() (*Dir, error) {
 	d := &Dir{root: folder{-1, filepath.Join(e.dir.root.path, e.ID, execsName)}, clock: e.dir.clock, box: e}
 	err := e.in(func(f folder) error {
@@ -28,11 +28,10 @@ func (e *Entry) Execs() (*Dir, error) {
 	return d, err
 }
 
-// keptExecs is how many execs that have ended a sandbox has on record. Each may have
-// two logs.
+// keptExecs is the number of ended execs whose records and logs a sandbox keeps.
 const keptExecs = 32
 
-// MakeExecs is Execs for a new one: there is a directory.
+// MakeExecs is like Execs but creates the directory, for a new exec.
 func (e *Entry) MakeExecs() (*Dir, error) {
 	err := e.in(func(f folder) error {
 		if err := unix.Mkdirat(f.fd, execsName, 0o700); err != nil && err != unix.EEXIST {
@@ -46,7 +45,7 @@ func (e *Entry) MakeExecs() (*Dir, error) {
 	return e.Execs()
 }
 
-// Forget removes the oldest of the execs that have ended, but for those that are kept.
+// Forget removes the oldest ended execs and keeps the newest keptExecs of them.
 func (d *Dir) Forget() (err error) {
 	entries, _ := d.List()
 	ended := slices.DeleteFunc(entries, func(e *Entry) bool { return e.Alive })
@@ -56,8 +55,8 @@ func (d *Dir) Forget() (err error) {
 	return err
 }
 
-// awaitExecs gives those who supervise an exec in a sandbox that has ended a moment to say
-// so. The execs themselves have ended with it.
+// awaitExecs waits a moment for the supervisors of execs in a sandbox that has ended to record
+// that end.
 func (e *Entry) awaitExecs() {
 	const moment, look = time.Second, 2 * time.Millisecond
 	execs, err := e.Execs()

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// execIn makes the nth detached exec in a sandbox, on record.
+// execIn creates the record of the nth detached exec in a sandbox.
 func execIn(t *testing.T, box *Entry, n int) (*Dir, *Claim) {
 	t.Helper()
 	dir, err := box.MakeExecs()
@@ -19,8 +19,8 @@ func execIn(t *testing.T, box *Entry, n int) (*Dir, *Claim) {
 	return dir, o
 }
 
-// An exec is found by the sandbox and its own id, or the beginning of that; nothing of it is
-// seen among the sandboxes, and it goes with its own.
+// An exec is found by its sandbox and its ID or a prefix of that. It is not listed among the
+// sandboxes, and it is removed with its sandbox.
 func TestExecs(t *testing.T) {
 	d := opened(t)
 	o := written(t, d, 1, "web")
@@ -49,7 +49,7 @@ func TestExecs(t *testing.T) {
 	}
 	wantIDs(t, d, 1, 2)
 
-	// It ends as a sandbox does, and stays on record.
+	// It ends as a sandbox does, and its record stays.
 	must(t, x.Close())
 	if e := found(t, d, "web/"+id); e.Status() != "lost" {
 		t.Errorf("its supervisor has ended: %s", e.Status())
@@ -62,7 +62,7 @@ func TestExecs(t *testing.T) {
 	wantFiles(t, d, testID(2), testID(2)+"/activity", testID(2)+"/lock", testID(2)+"/record.json", "lock", "names", "names/other")
 }
 
-// A removal that was interrupted is completed, and a directory that is not ours is left.
+// An interrupted removal is completed; a foreign directory stays.
 func TestRemoveExecs(t *testing.T) {
 	d := opened(t)
 	o := written(t, d, 1, "")
@@ -82,7 +82,7 @@ func TestRemoveExecs(t *testing.T) {
 	wantFiles(t, d, "lock")
 }
 
-// The oldest of those that have ended make room, and nobody who lives.
+// Forget removes the oldest ended execs, and none that is alive.
 func TestKeptExecs(t *testing.T) {
 	d := opened(t)
 	written(t, d, 1, "")

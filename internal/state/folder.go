@@ -19,12 +19,11 @@ import (
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
-// maxFile bounds what is read from a file as a whole, in bytes. More is not
-// written either.
+// maxFile is the maximum size of a file, for reading and writing.
 const maxFile = 4 << 20
 
-// damage is an error for what cannot have been put there by us, or not all of it.
-// It will not get better.
+// damage is an error for a file that this package cannot have written, or only in part.
+// Retrying does not help.
 type damage string
 
 func (d damage) Error() string { return "damaged: " + string(d) }
@@ -39,15 +38,15 @@ func damaged(format string, args ...any) error { return damage(fmt.Sprintf(forma
 
 func isDamaged(err error) bool { return errors.As(err, new(damage)) }
 
-// folder is an open directory, in which no name is followed anywhere. The
-// descriptor is a bare one: an *os.File could be closed by the garbage collector,
-// and the supervisor's locks must last.
+// folder is an open directory in which no symbolic links are followed. It has a bare
+// descriptor because the garbage collector could close an *os.File, and the supervisor's
+// locks must last.
 type folder struct {
 	fd   int
 	path string // for messages
 }
 
-func (f folder) close() { _ = unix.Close(f.fd) } // only looked into
+func (f folder) close() { _ = unix.Close(f.fd) } // no writes to lose
 
 func (f folder) fail(op, name string, err error) error {
 	return &fs.PathError{Op: op, Path: filepath.Join(f.path, name), Err: err}
@@ -65,10 +64,10 @@ func (f folder) sub(name string) (folder, error) {
 	return folder{fd, filepath.Join(f.path, name)}, nil
 }
 
-// open opens a regular file in f. Other kinds are refused before they are read
-// or written, and without waiting for the other end of a pipe (O_NONBLOCK). The
-// descriptor is a blocking one all the same, so that [os.NewFile] keeps it out of
-// Go's poller, whose own start is fatal when there are no descriptors left.
+// open opens a regular file in f. It rejects other kinds before they are read or written,
+// and does not wait for the other end of a pipe (O_NONBLOCK). The descriptor it returns is
+// blocking, so that [os.NewFile] does not add it to Go's poller, whose initialisation is
+// fatal if there are no descriptors left.
 func (f folder) open(name string, flags int) (fd int, err error) {
 	if name == "" || name == "." || name == ".." || strings.ContainsRune(name, '/') {
 		return -1, f.fail("open", name, unix.EINVAL)
@@ -88,7 +87,7 @@ func (f folder) open(name string, flags int) (fd int, err error) {
 		err = unix.SetNonblock(fd, false)
 	}
 	if err != nil {
-		_ = unix.Close(fd) // nothing was written
+		_ = unix.Close(fd) // no writes to lose
 		return -1, f.fail("open", name, err)
 	}
 	return fd, nil
@@ -124,8 +123,8 @@ func readAll(file *os.File) ([]byte, error) {
 	return data, err
 }
 
-// write makes the file, or replaces it at once: a reader sees all of the old or
-// all of the new, and if it fails there is still the old.
+// write creates or replaces the file atomically: a reader sees all of the old content or
+// all of the new, and after an error the old content is still there.
 func (f folder) write(name string, data []byte) error {
 	if len(data) > maxFile {
 		return f.fail("write", name, errTooLarge)
@@ -146,8 +145,8 @@ func (f folder) write(name string, data []byte) error {
 	return err
 }
 
-// checked is what a file holds as JSON. What is dangerous is checked strictly, before it is written
-// and after it was read; texts are whatever they are, and to be quoted where they are shown.
+// checked is the JSON content of a file. Dangerous values are checked strictly, before writing and
+// after reading; texts are arbitrary and must be quoted when they are shown.
 type checked interface{ check() error }
 
 func (f folder) readJSON(name string, v checked) error {
@@ -164,7 +163,7 @@ func (f folder) readJSON(name string, v checked) error {
 // writeJSON writes v as one line.
 func (f folder) writeJSON(name string, v checked) error {
 	if err := v.check(); err != nil {
-		return err // it could not be read either
+		return err // reading it would fail, too
 	}
 	data, err := result.JSON(v)
 	if err != nil {
@@ -175,7 +174,7 @@ func (f folder) writeJSON(name string, v checked) error {
 
 func parse(data []byte, v checked) error {
 	err := json.Unmarshal(data, v)
-	var kind *json.UnmarshalTypeError // has words for Go's types, which are not for people
+	var kind *json.UnmarshalTypeError // its message names Go types
 	switch {
 	case err == nil:
 		return v.check()
@@ -187,8 +186,7 @@ func parse(data []byte, v checked) error {
 	return damaged("%q is a %s", kind.Field, kind.Value)
 }
 
-// names lists what is in f. It moves the descriptor's offset, so f must not be
-// shared.
+// names lists the names in f. It moves the descriptor's offset, so f must not be shared.
 func (f folder) names() (names []string, err error) {
 	if _, err := unix.Seek(f.fd, 0, io.SeekStart); err != nil {
 		return nil, f.fail("read", "", err)
@@ -207,8 +205,8 @@ func (f folder) names() (names []string, err error) {
 	}
 }
 
-// unlink removes a name that is not a directory, a symbolic link as such. That
-// there is none is well.
+// unlink removes a file that is not a directory; it does not follow a symbolic link. A
+// missing file is no error.
 func (f folder) unlink(name string) error {
 	if err := unix.Unlinkat(f.fd, name, 0); err != nil && err != unix.ENOENT {
 		return f.fail("remove", name, err)
@@ -216,8 +214,8 @@ func (f folder) unlink(name string) error {
 	return nil
 }
 
-// clear removes all that is in f but what is to be kept; a directory stays, and
-// is an error, but for that of the execs.
+// clear removes everything in f except the names to keep. A directory stays and is an
+// error, except that of the execs.
 func (f folder) clear(keep ...string) error {
 	names, err := f.names()
 	for _, name := range names {
@@ -252,8 +250,8 @@ func (f folder) clearExecs() error {
 	return f.rmdir(execsName, execs)
 }
 
-// scrap removes a directory in f with the files in it, or whatever else has the
-// name. That there is nothing is well.
+// scrap removes a directory in f with the files in it, or a file of that name. A missing
+// name is no error.
 func (f folder) scrap(name string) error {
 	sub, err := f.sub(name)
 	if isDamaged(err) || errors.Is(err, unix.ENOENT) {
@@ -266,12 +264,12 @@ func (f folder) scrap(name string) error {
 	return f.rmdir(name, sub)
 }
 
-// rmdir removes the directory of this name with the files in it. sub is that directory, or
-// is not open, and then it must be empty. That there is none is well.
+// rmdir removes a directory with the files in it. sub is that directory; if it is not open,
+// the directory must be empty. A missing directory is no error.
 func (f folder) rmdir(name string, sub folder) error {
 	if sub.fd >= 0 {
 		if err := sub.clear(); err != nil {
-			return err // so it is not empty
+			return err // it is not empty
 		}
 	}
 	if err := unix.Unlinkat(f.fd, name, unix.AT_REMOVEDIR); err != nil && err != unix.ENOENT {
@@ -280,7 +278,7 @@ func (f folder) rmdir(name string, sub folder) error {
 	return nil
 }
 
-// rename gives what is in f another name. A directory replaces at most an empty one.
+// rename renames a file in f. A directory replaces at most an empty one.
 func (f folder) rename(from, to string) error {
 	if err := unix.Renameat(f.fd, from, f.fd, to); err != nil {
 		return f.fail("rename", to, err)
@@ -294,14 +292,13 @@ func (f folder) lock(name string, flags int, kind int16, patience time.Duration)
 		return -1, err
 	}
 	if err := proc.Lock(fd, kind, patience); err != nil {
-		_ = unix.Close(fd) // nothing was written
+		_ = unix.Close(fd) // no writes to lose
 		return -1, f.fail("lock", name, err)
 	}
 	return fd, nil
 }
 
-// locked asks whether somebody has a file's lock, and takes none. Nobody has that of a file
-// that is not there.
+// locked reports whether a file is locked, without locking it. A missing file is not locked.
 func (f folder) locked(name string) (bool, error) {
 	fd, err := f.open(name, unix.O_RDONLY)
 	if errors.Is(err, unix.ENOENT) {

@@ -13,7 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// attempt makes a sandbox with its record and environment, or undoes it.
+// attempt creates a sandbox with its record and access file, or undoes that.
 func attempt(path string) (d *Dir, o *Claim, err error) {
 	if d, err = Open(Caller{StateDir: path, UID: os.Geteuid()}); err != nil {
 		return nil, nil, err
@@ -44,8 +44,7 @@ func wantNothing(t *testing.T, path string) {
 	})
 }
 
-// At whatever point there are no more descriptors: an error that says so, and
-// nothing is left.
+// Wherever descriptors run out, the error is clear and nothing is left behind.
 func TestNoDescriptors(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	var limit unix.Rlimit
@@ -67,7 +66,7 @@ func TestNoDescriptors(t *testing.T) {
 			if n < 5 {
 				t.Errorf("%d descriptors were enough", n)
 			}
-			// Those who look need some too. To have none is not to be dead.
+			// Readers need descriptors too. A sandbox does not look dead if there are none.
 			free(0)
 			entries, w := d.List()
 			if len(entries) != 0 || len(w) != 1 {
@@ -88,7 +87,7 @@ func TestNoDescriptors(t *testing.T) {
 			if e := found(t, d, "web"); !e.Alive {
 				t.Error("not alive")
 			}
-			// What runs out later must not keep a start from being undone.
+			// A failed start can be undone even if descriptors run out later.
 			free(20)
 			var taken []int
 			for fd, err := unix.Dup(0); err == nil; fd, err = unix.Dup(0) {
@@ -117,8 +116,8 @@ func TestNoDescriptors(t *testing.T) {
 	}
 }
 
-// A disk that is full, has no inodes, or is read-only; on file systems of our own,
-// in a mount namespace of our own.
+// Full and read-only file systems, and those without inodes, give clear errors. They are
+// mounted in a mount namespace of the test.
 func TestFullDisk(t *testing.T) {
 	if os.Getenv(roleVar) != "mount" {
 		c := exec.Command("unshare", "--user", "--map-root-user", "--mount", os.Args[0], "-test.run=^TestFullDisk$")
@@ -135,7 +134,7 @@ func TestFullDisk(t *testing.T) {
 		t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 		return dir
 	}
-	// enough tries with more and more, and wants failures that are clear first.
+	// enough retries with increasing resources, and expects clear errors before success.
 	enough := func(what string, least int, options func(n int) string) {
 		for n := 1; n < 50; n++ {
 			path := mounted(options(n)) + "/state"
@@ -157,7 +156,7 @@ func TestFullDisk(t *testing.T) {
 	enough("inodes", 9, func(n int) string { return fmt.Sprintf("mode=700,nr_inodes=%d", n) })
 	enough("pages", 3, func(n int) string { return fmt.Sprintf("mode=700,size=%dk", 4*n) })
 
-	// A disk that gets full later leaves the record as it was, and can be cleaned up.
+	// If the disk gets full later, the record stays, and cleanup works.
 	dir := mounted("mode=700,size=64k")
 	d, o, err := attempt(dir + "/state")
 	must(t, err)
@@ -176,7 +175,7 @@ func TestFullDisk(t *testing.T) {
 	must(t, found(t, d, "web").Remove())
 	wantNothing(t, d.Path())
 
-	// Read-only: to look is possible, to start is not.
+	// On a read-only file system, sandboxes can be listed but not started.
 	o = written(t, d, 2, "")
 	frozen := mounted("mode=700")
 	must(t, unix.Mount(dir, frozen, "", unix.MS_BIND, ""))

@@ -11,88 +11,88 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// recordVersion changes only when a reader would go wrong: readers ignore members
-// that they do not know.
+// recordVersion changes only when old readers would misread a record: they ignore unknown
+// members.
 const recordVersion = 1
 
-// Phase is how far a sandbox has come.
+// Phase is the phase of a sandbox's life.
 type Phase string
 
 const (
 	Starting Phase = "starting" // the command may not have been executed yet
 	Running  Phase = "running"
-	Ended    Phase = "ended" // there is a report
+	Ended    Phase = "ended" // has a report
 )
 
-// Record is what the supervisor tells about its sandbox, or about a detached exec.
+// Record is the supervisor's record of its sandbox or detached exec.
 type Record struct {
 	Version    int               `json:"version"`
 	ID         string            `json:"id"`
-	Sandbox    string            `json:"sandbox,omitempty"` // of an exec: the id of the one that it is in
+	Sandbox    string            `json:"sandbox,omitempty"` // ID of an exec's sandbox
 	Name       string            `json:"name,omitempty"`
 	Tags       map[string]string `json:"tags,omitempty"`
 	Argv       []string          `json:"argv"`
-	CreatedAt  string            `json:"created_at"` // in a form that sorts: the report's
+	CreatedAt  string            `json:"created_at"` // the report's format, which sorts
 	Phase      Phase             `json:"phase"`
 	Supervisor proc.Identity     `json:"supervisor"`
-	Init       *proc.Identity    `json:"init,omitempty"` // once it is there
+	Init       *proc.Identity    `json:"init,omitempty"` // once it exists
 
-	UID      *uint32 `json:"sandbox_uid,omitempty"` // who the command runs as, if not as sbxrun
+	UID      *uint32 `json:"sandbox_uid,omitempty"` // uid of the command, if not that of sbxrun
 	GID      *uint32 `json:"sandbox_gid,omitempty"`
 	Workdir  string  `json:"workdir,omitempty"`
 	Net      string  `json:"net,omitempty"`
 	Hostname string  `json:"hostname,omitempty"`
 
-	Published []result.ReportPublished `json:"published,omitempty"` // ports of the host
+	Published []result.ReportPublished `json:"published,omitempty"` // host ports
 
-	Refused []Refused `json:"refused,omitempty"` // the first hosts, while it runs; then the report has them
+	Refused []Refused `json:"refused,omitempty"` // the first refused hosts while it runs; later the report has them
 
 	TimeoutMS     float64 `json:"timeout_ms,omitempty"`
 	IdleTimeoutMS float64 `json:"idle_timeout_ms,omitempty"`
 
-	Limits []result.Limit `json:"limits,omitempty"` // none was hit yet; the report tells
+	Limits []result.Limit `json:"limits,omitempty"` // without hits, which the report has
 
-	Overlays []Overlay `json:"overlays,omitempty"` // of a sandbox that runs, or whose layers are on disk
+	Overlays []Overlay `json:"overlays,omitempty"` // while it runs, or if the layers are on disk
 
 	Ready  *Ready         `json:"ready,omitempty"`
 	Logs   *Logs          `json:"logs,omitempty"`
 	Report *result.Report `json:"report,omitempty"`
 }
 
-// Refused is a host that the list of a sandbox's network does not have, and that was asked for.
+// Refused is a host that the sandbox asked for and its network list does not contain.
 type Refused struct {
-	Host   string `json:"host"` // with its port
+	Host   string `json:"host"` // with port
 	Reason string `json:"reason"`
 }
 
-// Overlay is a directory of the host that the sandbox shows as writable, and where its layer is.
+// Overlay is a directory of the host that the sandbox sees as writable, and its layer.
 type Overlay struct {
 	Source string   `json:"source"`
 	Dest   string   `json:"dest"`
-	Since  string   `json:"since"`                // as package room says it
+	Since  string   `json:"since"`                // in the format of package room
 	Base   string   `json:"base,omitempty"`       // the source's identity
-	Upper  string   `json:"upper,omitempty"`      // on disk
-	Lower  []string `json:"lower,omitempty"`      // directories of the host between source and layer, the uppermost first
-	Layer  int      `json:"descriptor,omitempty"` // the supervisor's, of the layer's directory
-	Layers []Layer  `json:"layers,omitempty"`     // of the snapshot that it was started from, the lowest first
+	Upper  string   `json:"upper,omitempty"`      // layer on disk
+	Lower  []string `json:"lower,omitempty"`      // host directories between source and layer, the uppermost first
+	Layer  int      `json:"descriptor,omitempty"` // the supervisor's descriptor of the layer's directory
+	Layers []Layer  `json:"layers,omitempty"`     // layers of the snapshot it was started from, the lowest first
 }
 
-// Layer is a packed layer of a snapshot: what was written above what is below it.
+// Layer is a packed layer of a snapshot: the changes to the layers below it.
 type Layer struct {
 	SHA256  string `json:"sha256"`  // of the tar
-	Size    int64  `json:"size"`    // in the store
+	Size    int64  `json:"size"`    // stored size
 	Bytes   int64  `json:"bytes"`   // of the tar
 	Entries int    `json:"entries"` // files, directories, links and deletions
 }
 
-// Ready is what is known of a sandbox that says when it is ready.
+// Ready is the state of a sandbox's readiness probe.
 type Ready struct {
 	Probe   string `json:"probe"`
 	ReadyAt string `json:"ready_at,omitempty"`
 	Error   string `json:"error,omitempty"`
 }
 
-// Logs is how much the command has written, kept or not.
+// Logs counts the command's output, including what was not kept.
 type Logs struct {
 	StdoutBytes     int64 `json:"stdout_bytes"`
 	StderrBytes     int64 `json:"stderr_bytes"`
@@ -113,11 +113,10 @@ func (r *Record) check() error {
 	case r.Phase != Starting && r.Phase != Running && r.Phase != Ended:
 		return damaged("phase %.80q", string(r.Phase))
 	case (r.Phase == Ended) != (r.Report != nil):
-		return damaged("phase %q, which does not go with the report", string(r.Phase))
+		return damaged("phase %q contradicts the report", string(r.Phase))
 	}
 	for _, id := range []*proc.Identity{&r.Supervisor, r.Init} {
-		// PID_MAX_LIMIT is 1<<22 (proc_sys_kernel(5)). 1 and below are processes
-		// or groups that are never a sandbox's.
+		// PID_MAX_LIMIT is 1<<22 (proc_sys_kernel(5)). PIDs up to 1 never belong to a sandbox.
 		if id != nil && (id.PID <= 1 || id.PID > 1<<22) {
 			return damaged("pid %d", id.PID)
 		}
@@ -132,14 +131,14 @@ func (r *Record) check() error {
 	return nil
 }
 
-// Kill asks the supervisor to end its sandbox. Whoever has written it sends the
-// supervisor a signal, for it to look.
+// Kill asks the supervisor to end its sandbox. After writing it, the writer sends the
+// supervisor a signal.
 type Kill struct {
-	Signal  string  `json:"signal,omitempty"` // as [result.SignalName] says it; empty is none of its own
+	Signal  string  `json:"signal,omitempty"` // as in [result.SignalName], or empty
 	GraceMS float64 `json:"grace_ms"`
 }
 
-// LongestGrace is in milliseconds: some thirty years, and still a time.Duration.
+// LongestGrace is in milliseconds: about thirty years, which fits a time.Duration.
 const LongestGrace = 1e12
 
 func (k *Kill) check() error {
@@ -153,30 +152,30 @@ func (k *Kill) check() error {
 	return nil
 }
 
-// Access is what one needs to enter a sandbox. It is there from when the payload
-// runs, for only then the sandbox is complete, and never changes. It has a file of its own because of the variables,
-// which may be secrets and are for nobody to be shown, and because an exec is
-// quicker without JSON.
+// Access describes how to enter a sandbox. It exists while the command runs, because only
+// then the sandbox is complete, and never changes. It has a file of its own because the
+// variables may be secrets, which no command may print, and because an exec is faster
+// without JSON.
 type Access struct {
 	Init    proc.Identity
-	Cred    *proc.Cred // who the sandbox runs as, if not as sbxrun
+	Cred    *proc.Cred // credentials of the sandbox, if not those of sbxrun
 	Net     string
 	Workdir string
-	Filter  string         // for system calls, by its name
-	Cgroups []string       // the sandbox's own, by their directories
-	Limits  limits.Request // of each process
+	Filter  string         // name of the system call filter
+	Cgroups []string       // directories of the sandbox's cgroups
+	Limits  limits.Request // limits for each process
 	Env     []string       // NAME=VALUE
 }
 
-// heldAccessName is the file while the payload is held.
+// heldAccessName is the file's name before the command runs.
 const heldAccessName = ".access"
 
-// accessVersion changes with the fields: nobody may enter by what he does not
-// understand, a sandbox that an other version has started.
+// accessVersion changes with the fields: a process must not enter a sandbox started by
+// another version whose format it does not understand.
 const accessVersion = "3"
 
-// accessFields are the words before the cgroups, the last being their number. The
-// variables follow.
+// accessFields is the number of words before the cgroups; the last of them is the number of
+// cgroups. The variables follow.
 const accessFields = 17
 
 func (a *Access) text() string {
@@ -196,7 +195,7 @@ func (a *Access) text() string {
 		size(a.Limits.FSize), size(a.Limits.NoFile), size(a.Limits.Stack), adjustment(a.Limits.Nice), adjustment(a.Limits.OOMScoreAdj),
 		strconv.FormatFloat(a.Limits.CPUs, 'g', -1, 64), strconv.Itoa(len(a.Cgroups))}
 	words = append(words, a.Cgroups...)
-	// Each word ends with a NUL, which none can hold; so a file that was cut is known.
+	// Each word ends with NUL, which no word can contain, so that truncation is detected.
 	return strings.Join(append(words, a.Env...), "\x00") + "\x00\n"
 }
 
@@ -204,7 +203,7 @@ func parseAccess(text string) (a Access, err error) {
 	text, whole := strings.CutSuffix(text, "\x00\n")
 	words := strings.Split(text, "\x00")
 	if !whole || len(words) < accessFields || words[0] != accessVersion {
-		return Access{}, damaged("no access")
+		return Access{}, damaged("access is incomplete or of another version")
 	}
 	number := func(word string, bits int) uint64 {
 		n, numberErr := strconv.ParseUint(word, 10, bits)

@@ -57,12 +57,12 @@ func TestRecord(t *testing.T) {
 	if bytes.Count(data, []byte("\n")) != 1 || !bytes.HasSuffix(data, []byte("}\n")) {
 		t.Errorf("not one line: %q", data)
 	}
-	// A reader ignores what it does not know.
+	// Readers ignore unknown members.
 	data = bytes.Replace(data, []byte("{"), []byte(`{"new":{"pid":-1},`), 1)
 	if again, err := parseRecord(data); err != nil || !cmp.Equal(got, again) {
 		t.Errorf("%+v, %v", again, err)
 	}
-	// What need not be there is not written.
+	// Unknown values are left out.
 	small := record("x", Running)
 	for _, member := range []string{"init", "sandbox_uid", "sandbox_gid", "name", "tags", "report", "ready", "logs", "timeout_ms", "idle_timeout_ms"} {
 		if bytes.Contains(encoded(t, &small), []byte(`"`+member+`"`)) {
@@ -71,8 +71,7 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// Cut anywhere, a record is refused, alone and in its place; only its last byte,
-// the newline, says nothing.
+// A record truncated anywhere is rejected. Only the final newline may be missing.
 func TestRecordTruncated(t *testing.T) {
 	d := opened(t)
 	o := created(t, d, 1, "web-1.x_y")
@@ -99,7 +98,7 @@ func TestRecordTruncated(t *testing.T) {
 	if _, err := parseRecord(data[:len(data)-1]); err != nil {
 		t.Error(err)
 	}
-	// Another byte in place of each: no panic, and what is accepted is sound.
+	// Replacing any byte causes no panic, and accepted records are valid.
 	for n := range data {
 		for _, c := range []byte{0, '"', '}', '-', '9', 0xff} {
 			changed := bytes.Clone(data)
@@ -179,8 +178,8 @@ func TestRecordRefused(t *testing.T) {
 	}
 }
 
-// checkAccepted: a record that is accepted names no process that must not be
-// signalled, and can be written out and read back.
+// checkAccepted checks that an accepted record names no process that must not be signalled,
+// and can be written and read back.
 func checkAccepted(t *testing.T, data []byte) {
 	t.Helper()
 	r, err := parseRecord(data)
@@ -197,7 +196,7 @@ func checkAccepted(t *testing.T, data []byte) {
 	}
 	again, err := parseRecord(encoded(t, &r))
 	must(t, err)
-	// By what is written: an empty map is left out, and comes back as none.
+	// Compare the written form: an empty map is left out, and is nil when read back.
 	if diff := cmp.Diff(encoded(t, &r), encoded(t, &again)); diff != "" {
 		t.Errorf("(-first +again):\n%s", diff)
 	}
@@ -241,7 +240,7 @@ func TestWriteRefused(t *testing.T) {
 	if e := found(t, d, testID(1)); e.Record.CreatedAt == "2" {
 		t.Error("the record was replaced")
 	}
-	// What somebody else has made too long is not read.
+	// A file that is too long is not read.
 	must(t, os.Truncate(filepath.Join(d.Path(), testID(1), recordName), 1<<40))
 	_, err := d.Find(testID(1))
 	wantCode(t, "a record of a terabyte", err, "state")
@@ -276,7 +275,7 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// Whoever reads while the record is replaced sees one that is whole.
+// A reader always sees a complete record while it is replaced.
 func TestWriteIsAtomic(t *testing.T) {
 	d := opened(t)
 	o := written(t, d, 1, "web")
@@ -303,8 +302,8 @@ func TestWriteIsAtomic(t *testing.T) {
 	}
 }
 
-// TestRecordIsDocumented: docs/reference/state.md has a row for every member of the record,
-// and for none that is not there. The report has a page of its own.
+// docs/reference/state.md has a row for every member of the record, and no other rows. The
+// report has a page of its own.
 func TestRecordIsDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/reference/state.md")
 	must(t, err)
@@ -324,7 +323,7 @@ func TestRecordIsDocumented(t *testing.T) {
 	}
 }
 
-// TestFilesAreDocumented: so are the files, by which others find the record.
+// docs/reference/state.md describes every file.
 func TestFilesAreDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/reference/state.md")
 	must(t, err)
@@ -362,7 +361,7 @@ func FuzzAccess(f *testing.F) {
 	})
 }
 
-// What is written is read, byte for byte; and what was cut anywhere is not taken.
+// Access reads what WriteAccess wrote, and rejects a truncated file.
 func TestAccess(t *testing.T) {
 	d := opened(t)
 	o, err := d.Create(testID(1), "box")
@@ -398,13 +397,13 @@ func TestAccess(t *testing.T) {
 	must(t, err)
 	for n := range len(text) {
 		if _, err := parseAccess(string(text[:n])); err == nil {
-			t.Errorf("taken, although cut after %d bytes", n)
+			t.Errorf("accepted when truncated to %d bytes", n)
 		}
 	}
 	words := strings.Split(string(text), "\x00")
 	for n := range accessFields {
 		if _, err := parseAccess(strings.Join(words[:n], "\x00") + "\x00\n"); err == nil {
-			t.Errorf("taken, with %d words", n)
+			t.Errorf("accepted with %d words", n)
 		}
 	}
 	for _, word := range []string{"", "nobody", o.ID[:6], "../" + o.ID, testID(2)} {
@@ -414,12 +413,12 @@ func TestAccess(t *testing.T) {
 	}
 	must(t, o.DropAccess())
 	must(t, o.WriteAccess(Access{}))
-	must(t, o.DropAccess()) // of one that has ended before it could be entered: it may hold secrets
+	must(t, o.DropAccess()) // before it was granted: it may contain secrets
 	wantFiles(t, d, testID(1), testID(1)+"/activity", testID(1)+"/lock", "lock", "names", "names/box")
 	if _, _, ok := d.Access("box"); ok {
 		t.Error("access after it was dropped")
 	}
-	// One that does not live is not to be entered, whatever its init does.
+	// A dead sandbox cannot be entered, even if its init is alive.
 	must(t, o.WriteAccess(want))
 	must(t, o.GrantAccess())
 	must(t, o.Close())

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// outside is a directory with files that must never be touched.
+// outside is a directory with files that must not change.
 func outside(t *testing.T) (dir string, check func()) {
 	t.Helper()
 	dir = t.TempDir()
@@ -33,15 +33,14 @@ func outside(t *testing.T) (dir string, check func()) {
 	}
 }
 
-// replace puts a link where something was.
+// replace replaces a file with a link.
 func replace(t *testing.T, path, target string) {
 	t.Helper()
 	must(t, os.RemoveAll(path))
 	must(t, os.Symlink(target, path))
 }
 
-// A link in the place of any file is neither read, nor written, nor locked, nor
-// removed through.
+// A symbolic link in the place of any file is not read, written, locked or followed by a removal.
 func TestSymlinks(t *testing.T) {
 	out, check := outside(t)
 	for _, name := range []string{lockName, activityName, recordName, killName, "env"} {
@@ -57,10 +56,10 @@ func TestSymlinks(t *testing.T) {
 		_, err = o.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_TRUNC)
 		wantCode(t, "open for writing "+name, err, "state")
 		switch name {
-		case lockName: // it is as if the supervisor were dead, which ends nothing
+		case lockName: // the supervisor looks dead, which ends nothing
 			must(t, e.Refresh())
 			if e.Alive {
-				t.Error("alive by a lock that is not its own")
+				t.Error("alive because of a foreign lock")
 			}
 		case activityName:
 			_, err := e.HoldActivity()
@@ -87,7 +86,7 @@ func TestSymlinks(t *testing.T) {
 	}
 }
 
-// The same of directories, and of what belongs to the state directory itself.
+// The same holds for directories and for the files of the state directory itself.
 func TestSymlinkedDirectories(t *testing.T) {
 	out, check := outside(t)
 	in := func(d *Dir, name string) string { return filepath.Join(d.Path(), name) }
@@ -126,7 +125,7 @@ func TestSymlinkedDirectories(t *testing.T) {
 		wantCode(t, "activity", err, "state")
 		wantCode(t, "refresh", e.Refresh(), "state")
 		wantCode(t, "remove", e.Remove(), "state")
-		_ = o.Remove() // whatever it can do about that
+		_ = o.Remove() // may fail
 		check()
 	})
 	t.Run("lock", func(t *testing.T) {
@@ -158,7 +157,7 @@ func TestSymlinkedDirectories(t *testing.T) {
 		if e := found(t, d, "web"); e.ID != testID(1) { // by its record
 			t.Errorf("%+v", e)
 		}
-		replace(t, in(d, "names/other"), testID(1)) // a name that it never had
+		replace(t, in(d, "names/other"), testID(1)) // not its name
 		_, err := d.Find("other")
 		wantCode(t, "find", err, "no-such-sandbox")
 		must(t, o.Close())
@@ -170,7 +169,7 @@ func TestSymlinkedDirectories(t *testing.T) {
 	})
 }
 
-// Kinds of files that would block whoever opens them, or are none of ours.
+// Kinds of files that would block a reader, or that are foreign.
 func TestOtherKinds(t *testing.T) {
 	for name, plant := range map[string]func(path string) error{
 		"pipe":      func(path string) error { return unix.Mkfifo(path, 0o600) },
@@ -195,7 +194,7 @@ func TestOtherKinds(t *testing.T) {
 		}
 		must(t, o.Close())
 		if name == "directory" {
-			// It was not put there by us, and may be full of somebody's work.
+			// A foreign directory may contain data.
 			if w := d.Sweep(); len(w) != 1 {
 				t.Errorf("%s: warnings %v", name, w)
 			}
@@ -210,8 +209,8 @@ func TestOtherKinds(t *testing.T) {
 	}
 }
 
-// Sweep removes what was left half made or half removed, and nothing that lives
-// or has a record.
+// Sweep removes incomplete and half-removed sandboxes, and none that is alive or has a
+// record.
 func TestSweep(t *testing.T) {
 	d := opened(t)
 	in := func(name string) string { return filepath.Join(d.Path(), name) }
@@ -229,7 +228,7 @@ func TestSweep(t *testing.T) {
 	must(t, os.WriteFile(in("."+testID(8)+"/"+lockName), nil, 0o600))
 	must(t, os.Mkdir(in(testID(9)), 0o700))
 	must(t, os.WriteFile(in(testID(10)), nil, 0o600))
-	// Not ours.
+	// Foreign files.
 	for _, name := range []string{".x", ".hidden", "x", "0123", ".0123456789abcde", "0123456789ABCDEF"} {
 		must(t, os.WriteFile(in(name), nil, 0o600))
 	}
@@ -249,7 +248,7 @@ func TestSweep(t *testing.T) {
 		testID(3), testID(3)+"/activity", testID(3)+"/lock", testID(3)+"/record.json", "lock", "names", "names/alive", "names/young")
 }
 
-// Those who make, look, remove and clean up at the same time never disturb each other.
+// Concurrent creation, listing, removal and sweeping do not disturb each other.
 func TestSweepWhileCreating(t *testing.T) {
 	d := opened(t)
 	done := make(chan bool)
@@ -296,7 +295,7 @@ func TestSweepWhileCreating(t *testing.T) {
 	}
 }
 
-// A directory in a sandbox's is not ours to remove. All that cannot be removed is named.
+// Remove leaves a directory in a sandbox's directory alone and names everything that stays.
 func TestRemoveWithDirectories(t *testing.T) {
 	d := opened(t)
 	must(t, written(t, d, 1, "web").Close())

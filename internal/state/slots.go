@@ -9,16 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrFull says that all slots are taken.
+// ErrFull means that all slots are taken.
 var ErrFull = errors.New("all slots are taken")
 
-// TakeSlot takes one of the slots 0 to n-1 without waiting: [ErrFull] if there is
-// none, or who waits comes first. release gives it up, and so does the kernel when
-// the process ends.
+// TakeSlot takes one of the slots 0 to n-1 without waiting. It returns [ErrFull] if none is
+// free or other processes wait. release frees the slot, as does the end of the process.
 //
-// Slots are taken only by who holds the queue. That may be held for the moment in
-// which somebody looks, and that is no full house: then the slots are asked after,
-// without being taken, and the queue is tried again.
+// Only the holder of the queue takes slots. Another process may hold the queue for the
+// moment of looking for a slot, which does not mean that all are taken. TakeSlot then
+// queries the slots without taking one, and tries again.
 func (d *Dir) TakeSlot(n int) (release func(), err error) {
 	queue, err := d.root.open(queueName, unix.O_RDWR|unix.O_CREAT)
 	if err != nil {
@@ -45,12 +44,12 @@ func (d *Dir) TakeSlot(n int) (release func(), err error) {
 	}
 }
 
-// queueMoment is how long the queue may be held although a slot is free: its holder
-// takes it within that time, or is stopped, and passed by. On a busy machine it may be without a CPU
-// for seconds.
+// queueMoment is how long the queue may be held while a slot is free. Its holder takes the
+// slot within that time, or is stopped and passed over. On a busy machine a process may have to
+// wait seconds for a CPU.
 const queueMoment = 4 * time.Second
 
-// standing reports whether a slot stays free for all of queueMoment.
+// standing reports whether a slot stays free for all of queueMoment, so that the queue does not move.
 func (d *Dir) standing(n int) bool {
 	for end := time.Now().Add(queueMoment); time.Now().Before(end); time.Sleep(slotPause) {
 		if full, err := d.full(n); full || err != nil {
@@ -60,13 +59,11 @@ func (d *Dir) standing(n int) bool {
 	return true
 }
 
-// WaitSlot is TakeSlot for who waits, in the order in which they came: all block
-// on the queue (flock(2); since Linux 5.0 waiters get a lock in their order), and its
-// head alone looks for a free slot. One that is stopped is passed by. It ends with ctx, whose error it
-// returns.
+// WaitSlot is TakeSlot with waiting, in the order of arrival: all processes block on the queue
+// (flock(2); since Linux 5.0 waiters get a lock in order), and only its head looks for a free
+// slot. A stopped head is passed over. WaitSlot returns the cause of ctx when that is done.
 //
-// The process should end after such an error: a thread of it may wait for the queue
-// still, and a place in the queue with it.
+// The process should exit after such an error, because a thread may still wait in the queue.
 func (d *Dir) WaitSlot(ctx context.Context, n int) (release func(), err error) {
 	queue, err := d.root.open(queueName, unix.O_RDWR|unix.O_CREAT)
 	if err != nil {
@@ -78,9 +75,9 @@ func (d *Dir) WaitSlot(ctx context.Context, n int) (release func(), err error) {
 	go func() {
 		err := flock(queue)
 		select {
-		case locked <- err: // and the descriptor with it
+		case locked <- err: // hands over the descriptor
 		case <-waiting.Done():
-			_ = unix.Close(queue) // and so the place in the queue
+			_ = unix.Close(queue) // leaves the queue
 		}
 	}()
 	for behind := true; behind; {
@@ -114,7 +111,7 @@ func (d *Dir) WaitSlot(ctx context.Context, n int) (release func(), err error) {
 	}
 }
 
-// slotPause is how often the head of the queue looks for a free slot.
+// slotPause is the interval at which the head of the queue looks for a free slot.
 const slotPause = 20 * time.Millisecond
 
 func flock(fd int) error {
@@ -125,7 +122,7 @@ func flock(fd int) error {
 	}
 }
 
-// freeSlot takes the first slot that is free. The caller holds the queue.
+// freeSlot takes the first free slot. The caller holds the queue.
 func (d *Dir) freeSlot(n int) (release func(), err error) {
 	for i := range n {
 		if release, ok, err := d.try(slotPrefix + strconv.Itoa(i)); ok || err != nil {
@@ -135,7 +132,7 @@ func (d *Dir) freeSlot(n int) (release func(), err error) {
 	return nil, ErrFull
 }
 
-// full asks whether all slots are taken, and takes none.
+// full reports whether all slots are taken.
 func (d *Dir) full(n int) (bool, error) {
 	for i := range n {
 		if taken, err := d.root.locked(slotPrefix + strconv.Itoa(i)); err != nil || !taken {
@@ -145,12 +142,12 @@ func (d *Dir) full(n int) (bool, error) {
 	return true, nil
 }
 
-// TryAdmission takes the lock that is held from the look at what is scarce until the
-// payload runs, so that two do not both take what is there for one. ok is false if
-// somebody else has it.
+// TryAdmission takes the lock that is held from the check of scarce resources until the
+// command runs, so that two commands do not both use what is enough for one. ok is false if
+// another process has it.
 func (d *Dir) TryAdmission() (release func(), ok bool, err error) { return d.try(admissionName) }
 
-// try takes a lock of the state directory, if nobody has it.
+// try takes a lock of the state directory if it is free.
 func (d *Dir) try(name string) (release func(), ok bool, err error) {
 	fd, err := d.root.lock(name, unix.O_RDWR|unix.O_CREAT, unix.F_WRLCK, 0)
 	if errors.Is(err, unix.EAGAIN) {

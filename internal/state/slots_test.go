@@ -41,8 +41,7 @@ func TestTakeSlot(t *testing.T) {
 	take(t, d, 1)()
 }
 
-// TestTakeSlotBehindQueue: a queue that somebody waits in is a full house; one that is
-// only looked at is not.
+// TakeSlot fails if another process waits in the queue, but not if one only looks at it.
 func TestTakeSlotBehindQueue(t *testing.T) {
 	d := opened(t)
 	release := take(t, d, 1)
@@ -52,7 +51,7 @@ func TestTakeSlotBehindQueue(t *testing.T) {
 	must(t, unix.Flock(queue, unix.LOCK_EX))
 	begin := time.Now()
 	if _, err := d.TakeSlot(1); err != ErrFull {
-		t.Errorf("behind a full house: %v", err)
+		t.Errorf("with all slots taken:  %v", err)
 	}
 	if took := time.Since(begin); took > queueMoment/2 {
 		t.Errorf("that took %v", took)
@@ -68,16 +67,16 @@ func TestTakeSlotBehindQueue(t *testing.T) {
 	}()
 	select {
 	case err := <-taken:
-		t.Errorf("the head of the queue was passed: %v", err)
-	case <-time.After(50 * time.Millisecond): // for it to try
+		t.Errorf("overtook the head of the queue:  %v", err)
+	case <-time.After(50 * time.Millisecond): // time for an attempt
 	}
 	must(t, unix.Flock(queue, unix.LOCK_UN))
 	if err := <-taken; err != nil {
-		t.Errorf("a slot is free, and nobody waits: %v", err)
+		t.Errorf("with a free slot and no waiters:  %v", err)
 	}
 }
 
-// TestSlotBehindStopped: who has come first and is stopped keeps nobody from a slot that is free.
+// A stopped head of the queue does not keep others from a free slot.
 func TestSlotBehindStopped(t *testing.T) {
 	t.Parallel()
 	d := opened(t)
@@ -101,12 +100,12 @@ func TestSlotBehindStopped(t *testing.T) {
 				t.Error(err)
 			}
 		case <-time.After(20 * queueMoment):
-			t.Fatal("one waits for ever")
+			t.Fatal("a waiter got no slot")
 		}
 	}
 }
 
-// TestWaitSlotOrder: who came first is first. Each is known to wait when the next comes.
+// Waiters get slots in their order of arrival. Each is known to wait before the next comes.
 func TestWaitSlotOrder(t *testing.T) {
 	d := opened(t)
 	release := take(t, d, 1)
@@ -130,7 +129,7 @@ func TestWaitSlotOrder(t *testing.T) {
 		select {
 		case got := <-order:
 			if got != want {
-				t.Errorf("%d is in the place of %d", got, want)
+				t.Errorf("%d came instead of %d", got, want)
 			}
 		case <-time.After(10 * time.Second):
 			t.Fatalf("waiter %d was not let in", want)
@@ -138,8 +137,8 @@ func TestWaitSlotOrder(t *testing.T) {
 	}
 }
 
-// blocked waits until so many are in the queue: its head holds it, and those behind it
-// are in /proc/locks, with an arrow before them.
+// blocked waits until the queue has n processes: the head holds it, and the others are
+// in /proc/locks with an arrow before them.
 func blocked(t *testing.T, d *Dir, n int) {
 	t.Helper()
 	var st unix.Stat_t
@@ -190,8 +189,7 @@ func cutArrow(line string) (before, rest string, found bool) {
 	return line, line, false
 }
 
-// TestWaitSlotCanceled: who gives up is not in the queue any more, whether at its head
-// or behind.
+// A cancelled waiter leaves the queue, whether it is the head or not.
 func TestWaitSlotCanceled(t *testing.T) {
 	d := opened(t)
 	release := take(t, d, 1)
@@ -221,7 +219,7 @@ func TestWaitSlotCanceled(t *testing.T) {
 	take(t, d, 1)()
 }
 
-// TestKilledHolder: kill -9 gives up the slot. The holder is a process of its own.
+// SIGKILL frees the slot of a process.
 func TestKilledHolder(t *testing.T) {
 	d := opened(t)
 	cmd := exec.Command("/proc/self/exe", d.Path())
@@ -258,7 +256,7 @@ func TestAdmission(t *testing.T) {
 	release()
 }
 
-// What cannot be locked is neither had nor somebody else's: nothing begins then.
+// If the locks cannot be taken, TakeSlot, WaitSlot and TryAdmission fail.
 func TestSlotsFail(t *testing.T) {
 	d := opened(t)
 	must(t, d.Close())
@@ -273,7 +271,7 @@ func TestSlotsFail(t *testing.T) {
 	}
 }
 
-// TestLocksCloseOnExec: what is executed does not hold them.
+// Executed programs do not inherit the locks.
 func TestLocksCloseOnExec(t *testing.T) {
 	d := opened(t)
 	defer take(t, d, 1)()

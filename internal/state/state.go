@@ -1,48 +1,46 @@
-// Package state keeps what is known of sandboxes in files, so that commands find
-// those that other processes supervise, without a daemon.
+// Package state keeps the records of sandboxes in files, so that commands find sandboxes
+// supervised by other processes, without a daemon.
 //
-//	STATE/lock            held while a sandbox is made or removed, or a name taken over
-//	STATE/names/NAME      a symbolic link whose text is the id; it is read, never followed
-//	STATE/ID/lock         held by the supervisor as long as it lives
+//	STATE/lock            held while a sandbox is made or removed, or a name is taken over
+//	STATE/names/NAME      a symbolic link whose text is the ID; it is read, never followed
+//	STATE/ID/lock         held by the supervisor while it is alive
 //	STATE/ID/activity     held, shared, by every exec in the sandbox; see [Claim.EndIfIdle]
 //	STATE/ID/record.json  [Record]
 //	STATE/ID/kill.json    [Kill], a request to the supervisor
-//	STATE/ID/ending       is there from when the supervisor has begun to end the sandbox
-//	STATE/ID/access       [Access], as long as the sandbox can be entered
-//	STATE/ID/...          what the supervisor adds: the logs
-//	STATE/ID/execs/       the detached execs in the sandbox, each as a STATE/ID; see [Entry.Execs]
-//	STATE/queue           waited for by who wants a slot; see [Dir.WaitSlot]
-//	STATE/slot-N          held by a command of --max-parallel as long as it runs
-//	STATE/admission       held while a command starts that may be too much; see [Dir.TryAdmission]
-//	STATE/.ID             a sandbox's directory that is being made or removed
+//	STATE/ID/ending       exists once the supervisor has begun to end the sandbox
+//	STATE/ID/access       [Access], while the sandbox can be entered
+//	STATE/ID/...          files of the supervisor: the logs
+//	STATE/ID/execs/       the detached execs in the sandbox, each like a STATE/ID; see [Entry.Execs]
+//	STATE/queue           the queue for slots; see [Dir.WaitSlot]
+//	STATE/slot-N          held by a command of --max-parallel while it runs
+//	STATE/admission       held while a command that may exceed a limit starts; see [Dir.TryAdmission]
+//	STATE/.ID             the directory of a sandbox that is being made or removed
 //
-// The state directory is its owner's alone (0700), so whatever lies in it was put
-// there by the same user or by root. All the same nothing in it is trusted: no
-// symbolic link is followed, only regular files are opened, reads are bounded,
-// and a record names processes by [proc.Identity], which is compared before
-// anything is signalled. Paths are looked up once; all else is relative to
-// descriptors, so what becomes of the path afterwards does not matter.
+// The state directory is private to its owner (0700), so only the same user or root can have
+// put files there. Nothing in it is trusted nevertheless: symbolic links are not followed,
+// only regular files are opened, reads are bounded, and a record names processes by
+// [proc.Identity], which is compared before a signal is sent. Paths are looked up once;
+// everything else is relative to descriptors, so later changes of the path have no effect.
 //
-// Who lives. The supervisor holds ID/lock, and the kernel gives it up when the
-// supervisor dies. The lock is taken before the directory gets its name, and never
-// again: the id is not used twice. So whoever sees ID and finds the lock free has
-// seen the sandbox's end, for good, and needs no lock of his own to act on it. The
-// locks are those of open file descriptions (fcntl_locking(2), F_OFD_SETLK,
-// Linux 3.15) because these can be asked after without being taken: a ps that
-// looks is never mistaken for a supervisor, nor a sandbox for a living one
-// because somebody looks.
+// Liveness. The supervisor holds ID/lock, which the kernel releases when the supervisor
+// dies. The lock is taken before the directory gets its name and never again, because IDs
+// are not reused. A process that sees ID with a free lock therefore knows that the sandbox
+// has ended for good, and needs no lock to act on that. The locks belong to open file
+// descriptions (fcntl_locking(2), F_OFD_SETLK, Linux 3.15) because these can be queried
+// without being taken: ps is never mistaken for a supervisor, and its query does not make
+// a dead sandbox look alive.
 //
-// Half-made directories. A process can be killed between mkdir(2) and taking the
-// lock, and who cleans up must not take one who is about to lock for one who was
-// killed. So a directory is made as .ID under STATE/lock and renamed when it is
-// complete: whoever has STATE/lock and sees a .ID sees something that was left.
+// Incomplete directories. A process can be killed between mkdir(2) and taking the lock, and
+// cleanup must tell it from one that is about to take the lock. A directory is therefore
+// made as .ID under STATE/lock and renamed when it is complete. A process that holds
+// STATE/lock and sees a .ID has found a leftover.
 //
-// Names. symlink(2) is atomic and decides who gets a name. A link to a sandbox that
-// does not live any more is replaced, under STATE/lock, since two who both find it
-// dead must not both remove what the other has put there.
+// Names. symlink(2) is atomic and decides who gets a name. The link of a dead sandbox is
+// replaced under STATE/lock: of two processes that find it dead, neither may remove the
+// link that the other has put there.
 //
-// Nothing is synced to disk: a crash of the machine ends the sandboxes too, and a
-// record of another boot is never acted upon.
+// Nothing is synced to disk: a crash of the machine ends the sandboxes too, and records of
+// another boot are ignored.
 package state
 
 import (
@@ -63,10 +61,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// Results of [CheckProc] and [CheckVisible]: /proc is ours, and shows the processes of sandboxes.
+// Cached results of [CheckProc] and [CheckVisible].
 var procChecked, procVisible atomic.Bool
 
-// The files of the package itself; see above.
+// The package's own files; see above.
 const (
 	lockName      = "lock"
 	namesName     = "names"
@@ -81,9 +79,9 @@ const (
 	admissionName = "admission"
 )
 
-const ownDirHint = "set SBXRUN_STATE_DIR, or --state-dir, to a directory of your own"
+const ownDirHint = "set SBXRUN_STATE_DIR or --state-dir to a directory of your own"
 
-// Caller is whose sandboxes are meant.
+// Caller identifies the user whose sandboxes are managed.
 type Caller struct {
 	StateDir   string // $SBXRUN_STATE_DIR
 	RuntimeDir string // $XDG_RUNTIME_DIR
@@ -91,12 +89,12 @@ type Caller struct {
 	UID        int    // effective user id
 }
 
-// Mine is the caller that this process is, by its environment.
+// Mine returns the caller described by this process's environment.
 func Mine() Caller {
 	return Caller{StateDir: os.Getenv("SBXRUN_STATE_DIR"), RuntimeDir: os.Getenv("XDG_RUNTIME_DIR"), Home: os.Getenv("HOME"), UID: os.Geteuid()}
 }
 
-// Path is where the caller's state directory is, or is to be.
+// Path returns the path of the caller's state directory, which need not exist.
 func (c Caller) Path() (string, error) {
 	if c.StateDir != "" {
 		if !filepath.IsAbs(c.StateDir) {
@@ -107,16 +105,16 @@ func (c Caller) Path() (string, error) {
 	return c.volatile("sbxrun", sharedDir), nil
 }
 
-// sharedDir is writable by everybody; tests use another.
+// sharedDir is a world-writable directory; tests change it.
 var sharedDir = "/tmp"
 
-// volatile returns the default path of a directory for files that a reboot may remove. Without a
-// runtime directory of the user's own it is in a shared one, where others may have taken the name:
-// then it is in the home directory, and stays there as long as that directory exists, so that later
-// commands find what earlier ones have left.
+// volatile returns the default path of a directory for files that need not survive a reboot. Without a
+// runtime directory of the user it is in a shared directory. If another user has taken the name there, it
+// is in the home directory, and stays there while that directory exists, so that later commands find the
+// sandboxes of earlier ones.
 func (c Caller) volatile(name, shared string) string {
 	// After sudo and su the variable may still name another user's directory. Relative paths
-	// are to be ignored (XDG Base Directory Specification).
+	// must be ignored (XDG Base Directory Specification).
 	if filepath.IsAbs(c.RuntimeDir) && c.owns(c.RuntimeDir) {
 		return filepath.Join(c.RuntimeDir, name)
 	}
@@ -140,13 +138,13 @@ func (c Caller) volatile(name, shared string) string {
 	return home
 }
 
-// owns reports whether a directory belongs to the caller, and others cannot write to it.
+// owns reports whether a directory belongs to the caller and only the caller can write to it.
 func (c Caller) owns(dir string) bool {
 	var st unix.Stat_t
 	return unix.Stat(dir, &st) == nil && int(st.Uid) == c.UID && st.Mode&unix.S_IFMT == unix.S_IFDIR && st.Mode&0o022 == 0
 }
 
-// ServerDir is where a server keeps what it stores, unless its configuration names a directory.
+// ServerDir returns the default directory for a server's files.
 func ServerDir() string {
 	c := Mine()
 	if c.UID == 0 {
@@ -155,28 +153,28 @@ func ServerDir() string {
 	return c.volatile("sbxrund", os.TempDir())
 }
 
-// Dir is a state directory, or that of the detached execs in a sandbox, which is kept in
-// the same way. Its methods may be called by several goroutines.
+// Dir is a state directory, or the directory of the detached execs in a sandbox, which has
+// the same layout. Its methods are safe for concurrent use.
 type Dir struct {
 	root  folder
-	clock func() time.Duration // what activity is measured with: monotonic
-	box   *Entry               // the sandbox that the execs are in; nil for a directory of sandboxes
+	clock func() time.Duration // monotonic; measures activity
+	box   *Entry               // the sandbox of the execs; nil for a directory of sandboxes
 
 	mu    sync.Mutex
-	execs []*Dir // that Find has opened
+	execs []*Dir // directories opened by Find
 }
 
-// Open opens the caller's state directory and makes it if there is none. Every
-// error of this package is a [*result.Error].
+// Open opens the caller's state directory and creates it if necessary. Every error of
+// this package is a [*result.Error].
 func Open(c Caller) (*Dir, error) { return open(c, true) }
 
-// Look is Open for who only looks: it makes nothing, and where there is no state
-// directory there are no sandboxes.
+// Look is like Open for readers: it creates nothing, and a missing state directory has no
+// sandboxes.
 func Look(c Caller) (*Dir, error) { return open(c, false) }
 
-// CheckProc returns the error of a /proc whose numbers are not ours: what is on record
-// would be compared with strangers, and these be signalled. Whoever uses a number of a
-// process without having opened a state directory calls it before. What is right stays so.
+// CheckProc returns an error if /proc shows another PID namespace. Recorded processes would
+// then be compared with unrelated ones, which would be signalled. Callers that use PIDs
+// without opening a state directory call it first. Success is cached.
 func CheckProc() error {
 	if procChecked.Load() {
 		return nil
@@ -186,7 +184,7 @@ func CheckProc() error {
 	return mountError(err)
 }
 
-// mountError adds the remedy to a [proc.MountError].
+// mountError adds the hint of a [proc.MountError].
 func mountError(err error) error {
 	if mount := (*proc.MountError)(nil); errors.As(err, &mount) {
 		return &result.Error{Code: "proc", Message: mount.Cause, Hint: mount.Remedy, Err: err}
@@ -194,7 +192,7 @@ func mountError(err error) error {
 	return err
 }
 
-// CheckUsable returns the error that Open would probably return, and makes nothing.
+// CheckUsable returns the error that Open would probably return. It creates nothing.
 func CheckUsable(c Caller) error {
 	d, err := Look(c)
 	if err != nil {
@@ -204,7 +202,7 @@ func CheckUsable(c Caller) error {
 	dir := d.root.path
 	if d.root.fd < 0 {
 		for dir = filepath.Dir(dir); c.StateDir == "" && dir != "/" && unix.Access(dir, unix.F_OK) == unix.ENOENT; {
-			dir = filepath.Dir(dir) // Open makes the parents
+			dir = filepath.Dir(dir) // Open creates the parents
 		}
 	}
 	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
@@ -213,7 +211,7 @@ func CheckUsable(c Caller) error {
 	return nil
 }
 
-// CheckVisible is [CheckProc] for commands that work with the processes of sandboxes: it also refuses
+// CheckVisible is [CheckProc] for commands that use the processes of sandboxes: it also rejects
 // a /proc that hides them.
 func CheckVisible() error {
 	err := CheckProc()
@@ -252,7 +250,7 @@ func openAt(path string, c Caller, create bool) (*Dir, error) {
 		if c.StateDir == "" {
 			_ = os.MkdirAll(filepath.Dir(path), 0o700) // Mkdir returns the error
 		}
-		// Somebody else may make it at the same time; whether that was us is checked below.
+		// Another process may create it at the same time; its owner is checked below.
 		if err = unix.Mkdir(path, 0o700); err == nil || err == unix.EEXIST {
 			fd, err = unix.Open(path, flags, 0)
 		}
@@ -261,7 +259,7 @@ func openAt(path string, c Caller, create bool) (*Dir, error) {
 		err = errors.New("not a directory; a symbolic link is not followed")
 	}
 	if err == unix.ENOENT {
-		return nil, &result.Error{Code: "state", Message: fmt.Sprintf("cannot make the state directory %q: %v", path, err), Hint: fmt.Sprintf("make %q first", filepath.Dir(path)), Err: err}
+		return nil, &result.Error{Code: "state", Message: fmt.Sprintf("cannot create the state directory %q: %v", path, err), Hint: fmt.Sprintf("create %q first", filepath.Dir(path)), Err: err}
 	}
 	if err != nil {
 		return nil, failed(&fs.PathError{Op: "open state directory", Path: path, Err: err})
@@ -273,29 +271,28 @@ func openAt(path string, c Caller, create bool) (*Dir, error) {
 	return &Dir{root: folder{fd, path}, clock: monotonic}, nil
 }
 
-// private checks that nobody but the caller gets into the directory.
+// private checks that only the caller can use the directory.
 func private(fd int, path string, uid int) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return failed(&fs.PathError{Op: "stat", Path: path, Err: err})
 	}
 	if int(st.Uid) != uid {
-		return &result.Error{Code: "state", Message: fmt.Sprintf("state directory %q belongs to user %d, not to user %d", path, st.Uid, uid), Hint: ownDirHint}
+		return &result.Error{Code: "state", Message: fmt.Sprintf("state directory %q belongs to uid %d, not to uid %d", path, st.Uid, uid), Hint: ownDirHint}
 	}
 	if st.Mode&0o077 != 0 {
-		// Not put right silently: others may have files in it already, or it may be
-		// a directory that is for something else too.
-		return &result.Error{Code: "state", Message: fmt.Sprintf("state directory %q is open to others (mode %04o)", path, st.Mode&0o7777),
-			Hint: fmt.Sprintf("if only sbxrun uses it: chmod 700 %q; if not, %s", path, ownDirHint)}
+		// Do not fix the mode silently: others may already have files in it, or it may have
+		// another purpose.
+		return &result.Error{Code: "state", Message: fmt.Sprintf("state directory %q is accessible to other users (mode %04o)", path, st.Mode&0o7777),
+			Hint: fmt.Sprintf("if only sbxrun uses it: chmod 700 %q; otherwise %s", path, ownDirHint)}
 	}
 	return nil
 }
 
-// Path is where the directory was when it was opened, for people.
+// Path returns the path under which the directory was opened, for messages.
 func (d *Dir) Path() string { return d.root.path }
 
-// Close gives up the directory; what [Dir.Create] and the like made of it must
-// not be used any more.
+// Close closes the directory. Claims and entries of it must not be used any more.
 func (d *Dir) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -308,11 +305,11 @@ func (d *Dir) Close() error {
 	return unix.Close(d.root.fd)
 }
 
-// stoppedAfter is how long STATE/lock is waited for: it is held for some ten
+// stoppedAfter is the timeout for STATE/lock, which is normally held for about ten
 // system calls.
 const stoppedAfter = 10 * time.Second
 
-// alone runs f while nobody else makes or removes a sandbox, or takes a name over.
+// alone runs f with STATE/lock held.
 func (d *Dir) alone(f func() error) error {
 	fd, err := d.root.lock(lockName, unix.O_RDWR|unix.O_CREAT, unix.F_WRLCK, stoppedAfter)
 	if err != nil {
@@ -322,9 +319,9 @@ func (d *Dir) alone(f func() error) error {
 	return f()
 }
 
-// Sweep removes what lives no more and has no usable record: whose making or
-// removal was interrupted, or what is damaged; and then the names of all that does
-// not live. It does not touch a directory in it that is none of ours.
+// Sweep removes dead sandboxes without a usable record: those whose creation or removal was
+// interrupted, and damaged ones. Then it removes the names of all dead sandboxes. It leaves
+// unknown directories alone.
 func (d *Dir) Sweep() (warnings []error) {
 	if d.root.fd < 0 {
 		return nil
@@ -346,8 +343,8 @@ func (d *Dir) Sweep() (warnings []error) {
 	return warnings
 }
 
-// removable reports whether what has this name in the state directory is of no use. The
-// caller is alone.
+// removable reports whether a name in the state directory is a leftover. The caller holds
+// STATE/lock.
 func (d *Dir) removable(name string) bool {
 	if hidden, found := strings.CutPrefix(name, "."); found {
 		return ValidID(hidden)
@@ -363,7 +360,7 @@ func (d *Dir) removable(name string) bool {
 	return errors.Is(err, unix.ENOENT) || isDamaged(err)
 }
 
-// sweepNames removes the names of all that does not live. The caller is alone.
+// sweepNames removes the names of dead sandboxes. The caller holds STATE/lock.
 func (d *Dir) sweepNames() error {
 	names, err := d.names()
 	if errors.Is(err, unix.ENOENT) {
@@ -375,7 +372,7 @@ func (d *Dir) sweepNames() error {
 	defer names.close()
 	all, err := names.names()
 	for _, name := range all {
-		// One that cannot be told is in nobody's way: it is taken over when it can.
+		// An unreadable name can stay: it is taken over once it is readable.
 		if id, err := owner(names, name); err == nil {
 			if alive, err := d.alive(id); err == nil && !alive {
 				_ = names.unlink(name)
@@ -385,7 +382,7 @@ func (d *Dir) sweepNames() error {
 	return err
 }
 
-// failed makes an error of this package of any other.
+// failed converts an error to a [*result.Error].
 func failed(err error) error {
 	if err == nil {
 		return nil
@@ -393,15 +390,15 @@ func failed(err error) error {
 	if errors.As(err, new(*result.Error)) {
 		return err
 	}
-	e := &result.Error{Code: "state", Message: "state of sandboxes: " + err.Error(), Hint: proc.DescriptorsHint(err), Err: err}
+	e := &result.Error{Code: "state", Message: "sandbox state: " + err.Error(), Hint: proc.DescriptorsHint(err), Err: err}
 	switch {
 	case e.Hint != "":
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		e.Hint = "free space or inodes there (df, df -i), or " + ownDirHint
+		e.Hint = "free disk space or inodes there (df, df -i), or " + ownDirHint
 	case errors.Is(err, unix.EAGAIN):
-		e.Hint = "another sbxrun holds it, and may be stopped (SIGSTOP)"
+		e.Hint = "another sbxrun holds it; check whether that is stopped (SIGSTOP)"
 	case isDamaged(err):
-		e.Hint = "sbxrun cleanup removes what has ended"
+		e.Hint = "remove ended sandboxes: sbxrun cleanup"
 	default:
 		e.Hint = ownDirHint
 	}

@@ -17,11 +17,11 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// The role that a test plays in a process of its own.
+// The test's role in a child process.
 const roleVar = "SBXRUN_TEST_ROLE"
 
-// TestMain is also the supervisor that TestKilledSupervisor kills: it makes a sandbox,
-// says so, and waits until it is killed or its stdin ends.
+// TestMain is also the supervisor that TestKilledSupervisor kills: it creates a sandbox,
+// reports it, and waits until it is killed or its stdin ends.
 func TestMain(m *testing.M) {
 	if os.Getenv(roleVar) == "supervisor" {
 		d, err := Open(Caller{StateDir: os.Args[1], UID: os.Geteuid()})
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 		_, _ = os.Stdin.Read(make([]byte, 1))
 		os.Exit(0)
 	}
-	if os.Getenv(roleVar) == "slot" { // what TestKilledHolder kills
+	if os.Getenv(roleVar) == "slot" { // the process that TestKilledHolder kills
 		d, err := Open(Caller{StateDir: os.Args[1], UID: os.Geteuid()})
 		if err == nil {
 			_, err = d.TakeSlot(1)
@@ -46,11 +46,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// opened is a new state directory.
+// opened returns a new state directory.
 func opened(t *testing.T) *Dir {
 	t.Helper()
-	// Below /tmp itself: an unprivileged user may have no other, and what
-	// t.TempDir makes is open to others.
+	// Below /tmp: an unprivileged user may have no other place, and t.TempDir makes
+	// directories that others can read.
 	return openedAt(t, filepath.Join(t.TempDir(), "state"))
 }
 
@@ -72,7 +72,7 @@ func created(t *testing.T, d *Dir, n int, name string) *Claim {
 	return o
 }
 
-// written is a sandbox with a record.
+// written returns the claim of a new sandbox with a record.
 func written(t *testing.T, d *Dir, n int, name string) *Claim {
 	t.Helper()
 	o := created(t, d, n, name)
@@ -99,8 +99,8 @@ func found(t *testing.T, d *Dir, word string) *Entry {
 	return e
 }
 
-// wantCode checks that an error is one of this package, with its code, and fit to
-// be shown: one line and a remedy.
+// wantCode checks that err is a [*result.Error] with this code and fit to be shown: one line
+// and a hint.
 func wantCode(t *testing.T, what string, err error, code string) {
 	t.Helper()
 	var e *result.Error
@@ -113,7 +113,7 @@ func wantCode(t *testing.T, what string, err error, code string) {
 	}
 }
 
-// wantIDs checks what List shows, and returns its warnings.
+// wantIDs checks the IDs that List returns, and returns its warnings.
 func wantIDs(t *testing.T, d *Dir, want ...int) []error {
 	t.Helper()
 	entries, warnings := d.List()
@@ -130,7 +130,7 @@ func wantIDs(t *testing.T, d *Dir, want ...int) []error {
 	return warnings
 }
 
-// wantFiles checks which paths there are below the state directory.
+// wantFiles checks the paths below the state directory.
 func wantFiles(t *testing.T, d *Dir, want ...string) {
 	t.Helper()
 	var got []string
@@ -155,7 +155,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// From its making to its removal, as its supervisor and as others see it.
+// A sandbox from its creation to its removal, as its supervisor and other processes see it.
 func TestLife(t *testing.T) {
 	d := opened(t)
 	o := created(t, d, 1, "web")
@@ -201,7 +201,7 @@ func TestLife(t *testing.T) {
 	wantCode(t, "the same id", err, "state")
 	must(t, e.Refresh())
 
-	// The report counts as soon as it is there.
+	// The status comes from the report as soon as there is one.
 	r.Phase, r.Report = Ended, &result.Report{Status: result.StatusFailed}
 	must(t, o.Write(r))
 	must(t, e.Refresh())
@@ -222,7 +222,7 @@ func TestLife(t *testing.T) {
 	wantCode(t, "read after removal", err, "no-such-sandbox")
 }
 
-// A start that has failed leaves nothing.
+// Remove leaves nothing of a failed start.
 func TestOwnRemove(t *testing.T) {
 	d := opened(t)
 	o := written(t, d, 1, "web")
@@ -235,7 +235,7 @@ func TestOwnRemove(t *testing.T) {
 	}
 }
 
-// supervisor runs one in another process, until end is called or it is killed.
+// supervisor runs a supervisor in a child process until end is called or it is killed.
 func supervisor(t *testing.T, d *Dir, n int, name string) (c *exec.Cmd, end func()) {
 	t.Helper()
 	c = exec.Command(os.Args[0], d.Path(), testID(n), name)
@@ -254,7 +254,7 @@ func supervisor(t *testing.T, d *Dir, n int, name string) (c *exec.Cmd, end func
 	return c, end
 }
 
-// A supervisor that is killed leaves its record, and its name to whoever wants it.
+// A killed supervisor leaves its record, and its name becomes free.
 func TestKilledSupervisor(t *testing.T) {
 	d := opened(t)
 	c, end := supervisor(t, d, 1, "web")
@@ -265,7 +265,7 @@ func TestKilledSupervisor(t *testing.T) {
 	_, err := d.Create(testID(2), "web")
 	wantCode(t, "a name that is taken", err, "name-in-use")
 	if !strings.Contains(err.Error(), testID(1)) {
-		t.Errorf("the message does not tell by whom: %v", err)
+		t.Errorf("the message does not name the sandbox:  %v", err)
 	}
 	wantIDs(t, d, 1)
 	must(t, c.Process.Kill())
@@ -278,7 +278,7 @@ func TestKilledSupervisor(t *testing.T) {
 	if got := found(t, d, "web"); got.ID != o.ID || !got.Alive {
 		t.Errorf("%+v", got)
 	}
-	must(t, e.Remove()) // leaves the name to its new owner
+	must(t, e.Remove()) // does not remove its new owner's name
 	wantIDs(t, d, 2)
 	if got := found(t, d, "web"); got.ID != o.ID {
 		t.Errorf("%+v", got)
@@ -287,7 +287,7 @@ func TestKilledSupervisor(t *testing.T) {
 	wantFiles(t, d, "lock", "names")
 }
 
-// Whoever stops while he holds the lock keeps nobody for ever.
+// A process stopped with a lock held blocks others only for a while.
 func TestLockPatience(t *testing.T) {
 	d := opened(t)
 	_, err := d.root.lock("x", os.O_RDWR|os.O_CREATE, unix.F_WRLCK, 0)
@@ -314,7 +314,7 @@ func TestPath(t *testing.T) {
 	tests := []struct {
 		name   string
 		caller Caller
-		want   string // empty: an error
+		want   string // "" for an error
 	}{
 		{"nothing set", Caller{UID: me}, fallback},
 		{"root", Caller{UID: 0}, "/run/sbxrun"},
@@ -362,7 +362,7 @@ func TestOpen(t *testing.T) {
 	wantCode(t, "create by who only looks", err, "state")
 	must(t, d.Close())
 	if _, err := os.Lstat(path); !os.IsNotExist(err) {
-		t.Fatalf("Look has made it: %v", err)
+		t.Fatalf("Look created it: %v", err)
 	}
 
 	for range 2 {
@@ -394,7 +394,7 @@ func TestOpenRefused(t *testing.T) {
 		must(t, os.Mkdir(name, 0o700))
 		must(t, os.Chmod(name, mode))
 	}
-	// Somebody else's: root's, or what root gives away.
+	// Owned by another user: root, or an arbitrary one.
 	others := "/"
 	if os.Geteuid() == 0 {
 		others = in("others")
@@ -414,7 +414,7 @@ func TestOpenRefused(t *testing.T) {
 		{in("mode720"), "mode 0720"},
 		{in("mode755"), "mode 0755"},
 		{in("mode777"), "mode 1777"},
-		{others, "belongs to user"},
+		{others, "belongs to uid"},
 		{"/proc/none", "/proc/none"},
 		{in(strings.Repeat("x", 300)), "too long"},
 	}
@@ -425,19 +425,19 @@ func TestOpenRefused(t *testing.T) {
 			t.Errorf("%s: %v; want it to say %q", tt.path, err, tt.says)
 		}
 	}
-	// Only the last part is made.
+	// Only the last component is created.
 	_, err := Open(Caller{StateDir: in("none/state"), UID: os.Geteuid()})
 	wantCode(t, "no parent", err, "state")
 	if _, err := os.Lstat(in("none")); !os.IsNotExist(err) {
 		t.Errorf("parent: %v", err)
 	}
-	// Nothing was put right behind somebody's back.
+	// Open does not change the mode of an existing directory.
 	if st, err := os.Stat(in("mode755")); err != nil || st.Mode().Perm() != 0o755 {
 		t.Errorf("%v, %v", st, err)
 	}
 }
 
-// The path is looked up once.
+// Renaming the state directory does not affect an open Dir.
 func TestRenamedStateDirectory(t *testing.T) {
 	d := opened(t)
 	o := written(t, d, 1, "web")
@@ -455,8 +455,8 @@ func TestRenamedStateDirectory(t *testing.T) {
 	}
 }
 
-// A name in a shared directory is not used if another user owns it, or others can enter it:
-// the home directory is, and stays in use when the name is free again.
+// Path does not use a name in a shared directory if another user owns it or can enter it. It
+// returns a path in the home directory, also after the name is free again.
 func TestTakenName(t *testing.T) {
 	shared := sharedDir
 	sharedDir = t.TempDir()
@@ -464,7 +464,7 @@ func TestTakenName(t *testing.T) {
 	me := os.Geteuid()
 	uid := me
 	if me == 0 {
-		uid = 4711 // root has /run
+		uid = 4711 // root uses /run
 	}
 	mine := func(dir string) string {
 		if me == 0 {
@@ -510,7 +510,7 @@ func TestTakenName(t *testing.T) {
 				t.Errorf("%s, HOME=%q: %s", what, unsafe, got)
 			}
 		}
-		if me == 0 { // or the directory would be root's
+		if me == 0 { // otherwise root would own the directory
 			must(t, os.MkdirAll(below, 0o700))
 			mine(below)
 		} else {
@@ -534,7 +534,7 @@ func TestTakenName(t *testing.T) {
 		must(t, os.Remove(name))
 	}
 	runtime := t.TempDir()
-	must(t, os.Chmod(runtime, 0o777)) // others could take the name in it
+	must(t, os.Chmod(runtime, 0o777)) // so that others can create the name in it
 	if got := path(Caller{RuntimeDir: runtime, UID: me}); strings.HasPrefix(got, runtime) {
 		t.Errorf("a runtime directory that others can write to: %s", got)
 	}
