@@ -83,7 +83,7 @@ func Deadline(d time.Duration) time.Duration { return d + (Scaled(d)-d)/6 }
 
 // Proof returns flags that raise the proof timeout on a slow or busy machine: a killed process
 // needs the CPU once more to exit, and Linux before 6.18.45 may delay it for seconds
-// (docs/guides/deploy.md, "A busy machine").
+// (docs/concepts/lifecycle.md, "A busy machine").
 func Proof() []string {
 	const byDefault = 5 * time.Second // default of --proof-timeout
 	if d := Scaled(byDefault); d > byDefault {
