@@ -25,39 +25,96 @@ var ErrHelp = errors.New("help requested")
 
 // Parse fills flags, a pointer to the struct of a command in [CLI], from the words after the command's name. The command
 // line of run, start and exec begins at the first positional word, or after --, and is taken verbatim. Other commands
-// accept flags and names in any order. Parse exports --state-dir and --data-dir as environment variables, so that processes started in the background
-// inherit them. The error is a usage error, or [ErrHelp]; --json is set even then (see [WantsJSON]).
+// accept flags and names in any order. Parse exports --state-dir and --data-dir as environment variables, so that
+// processes started in the background inherit them. The error is a usage error, or [ErrHelp]; --json is set even then
+// (see [WantsJSON]).
 func Parse(flags any, args []string) error {
-	name := Name(flags)
-	k, err := kong.New(flags, append(options(), kong.Name("sbxrun "+name))...)
-	if err != nil {
-		panic(fmt.Sprintf("cli: %T: %v", flags, err)) // TestGrammar builds all of them
+	if parseGiven(flags, args) {
+		return export(flags)
 	}
-	ctx, err := trace(k, args)
-	for rest, ok := reorder(args, ctx); ok; rest, ok = reorder(rest, ctx) {
-		ctx, err = trace(k, rest)
-	}
+	ctx, err := parse(flags, args)
 	if err == nil {
-		err = cmp.Or(apply(ctx), useless(ctx))
+		return export(flags)
 	}
-	if err != nil {
-		if asks(k.Model.Node, args, "--json") {
-			if f := field(flags, "JSON"); f.IsValid() {
-				f.SetBool(true)
+	root := ctx.Model.Node
+	if f := field(flags, "JSON"); f.IsValid() && asks(root, args, "--json") {
+		f.SetBool(true)
+	}
+	if errors.Is(err, ErrHelp) || asks(root, args, "--help", "-h") {
+		return ErrHelp
+	}
+	return UsageError(flags, explain(root, Name(flags), args, err))
+}
+
+// parseGiven parses args with a grammar of only those flags that args contain, and reports success. kong takes
+// 5 µs for each flag, which is 0.5 ms for run. Errors and help need the whole grammar.
+func parseGiven(flags any, args []string) bool {
+	given, letters := map[string]bool{}, ""
+	for _, arg := range args {
+		if arg == "--" {
+			break
+		} else if isFlag(arg) {
+			name, _, _ := strings.Cut(arg, "=")
+			given[name] = true
+			letters += name
+		}
+	}
+	var fields []reflect.StructField
+	var targets []reflect.Value
+	var choose func(all reflect.Value) error
+	choose = func(all reflect.Value) (err error) {
+		for f, v := range all.Fields() {
+			tag := func(key string) string { return f.Tag.Get(key) }
+			_, group := f.Tag.Lookup("cmd")
+			_, positional := f.Tag.Lookup("arg")
+			switch {
+			case f.Anonymous && f.Type.Kind() == reflect.Struct:
+				err = choose(v)
+			case group, positional, given["--"+cmp.Or(tag("name"), spell(f.Name))], given["--"+tag("aliases")], tag("short") != "" && strings.Contains(letters, tag("short")):
+				fields = append(fields, reflect.StructField{Name: f.Name, Type: f.Type, Tag: f.Tag})
+				targets = append(targets, v)
+			case tag("default") != "":
+				err = decode(v, tag("default"))
+			}
+			if err != nil {
+				return err
 			}
 		}
-		if errors.Is(err, ErrHelp) || asks(k.Model.Node, args, "--help", "-h") {
-			return ErrHelp
-		}
-		return UsageError(flags, explain(k.Model.Node, name, args, err))
+		return nil
 	}
-	for _, p := range k.Model.Positional {
+	if err := choose(reflect.ValueOf(flags).Elem()); err != nil {
+		return false
+	}
+	small := reflect.New(reflect.StructOf(fields))
+	if _, err := parse(small.Interface(), args); err != nil {
+		return false
+	}
+	for i, v := range targets {
+		v.Set(small.Elem().Field(i))
+	}
+	return true
+}
+
+// parse fills a grammar, which is a pointer to a struct. It returns kong's context also with an error.
+func parse(grammar any, args []string) (*kong.Context, error) {
+	k, err := kong.New(grammar, append(options(), kong.Name("sbxrun"), kong.Help(func(kong.HelpOptions, *kong.Context) error { return ErrHelp }))...)
+	if err != nil {
+		panic(fmt.Sprintf("cli: %T: %v", grammar, err)) // TestGrammar builds all of them
+	}
+	ctx, err := k.Parse(args)
+	for wrong, ok := errors.AsType[*kong.ParseError](err); ok; wrong, ok = errors.AsType[*kong.ParseError](err) {
+		if args, ok = reorder(args, wrong.Context); !ok {
+			return wrong.Context, err
+		}
+		ctx, err = k.Parse(args)
+	}
+	for _, p := range ctx.Model.Positional {
 		// kong keeps the -- before a command line.
 		if line, ok := p.Target.Addr().Interface().(*[]string); ok && p.Passthrough && len(*line) > 0 && (*line)[0] == "--" {
 			*line = (*line)[1:]
 		}
 	}
-	return export(flags)
+	return ctx, useless(ctx)
 }
 
 // Execute parses the words after a command's name, runs it, prints its result, and returns the exit code.
@@ -88,49 +145,22 @@ func UsageError(flags any, err error) error {
 	return &result.Error{Code: "usage", Message: err.Error(), Hint: "see sbxrun " + strings.TrimPrefix(Name(flags)+" --help", "run "), Err: err}
 }
 
-// trace matches the words with the grammar. The error is in the context as well.
-func trace(k *kong.Kong, args []string) (*kong.Context, error) {
-	ctx, err := kong.Trace(k, args)
-	return ctx, cmp.Or(err, ctx.Error)
-}
-
-// apply sets the flags. [kong.Kong.Parse] does the same, but looks for hooks in all flags four times, which takes a run
-// 0.2 ms.
-func apply(ctx *kong.Context) error {
-	if slices.ContainsFunc(ctx.Path, func(p *kong.Path) bool { return p.Flag != nil && p.Flag == ctx.Model.HelpFlag }) {
-		return ErrHelp
-	}
-	if err := ctx.Reset(); err != nil {
-		return err
-	}
-	_, err := ctx.Apply()
-	return cmp.Or(err, ctx.Validate())
-}
-
 // useless returns an error for a flag that has no effect without another one.
 func useless(ctx *kong.Context) error {
 	for _, path := range ctx.Path {
 		if path.Flag == nil || !path.Flag.Tag.Has("needs") {
 			continue
 		}
-		var missing []string
+		missing, met := []string{}, false
 		for need := range strings.FieldsSeq(path.Flag.Tag.Get("needs")) {
 			name, value, _ := strings.Cut(need, "=")
-			for _, f := range ctx.Model.Flags {
-				if f.Name != name {
-					continue
-				}
-				if v := f.Target; value != "" && v.String() == value || value == "" && !v.IsZero() {
-					missing = nil
-					break
-				}
+			if i := slices.IndexFunc(ctx.Model.Flags, func(f *kong.Flag) bool { return f.Name == name }); i >= 0 {
+				v := ctx.Model.Flags[i].Target
+				met = met || value != "" && v.String() == value || value == "" && !v.IsZero()
 				missing = append(missing, "--"+strings.Replace(need, "=", " ", 1))
 			}
-			if missing == nil {
-				break
-			}
 		}
-		if missing != nil {
+		if !met {
 			return fmt.Errorf("--%s: has no effect without %s", path.Flag.Name, or(missing))
 		}
 	}
@@ -170,18 +200,28 @@ func word(ctx *kong.DecodeContext, target reflect.Value) error {
 	}) {
 		return fmt.Errorf("%q: want %s", text, strings.ReplaceAll(or(choices), "=", "=HOST,..."))
 	}
+	if text == "" && ctx.Value.Flag != nil && target.Type() == reflect.TypeFor[string]() { // usually an unset shell variable
+		return errors.New("the value is empty")
+	}
+	if err := decode(target, text); err != nil {
+		return err
+	}
+	if line, ok := target.Addr().Interface().(*[]string); ok && ctx.Value.Flag == nil {
+		for !ctx.Scan.Peek().IsEOL() && (ctx.Value.Passthrough || ctx.Scan.Peek().IsValue()) {
+			*line = append(*line, ctx.Scan.Pop().String())
+		}
+	}
+	return nil
+}
+
+// decode sets a value from its text.
+func decode(target reflect.Value, text string) error {
 	switch v := target.Addr().Interface().(type) {
 	case encoding.TextUnmarshaler:
 		return v.UnmarshalText([]byte(text))
 	case *[]string:
 		*v = append(*v, text)
-		for ctx.Value.Flag == nil && !ctx.Scan.Peek().IsEOL() && (ctx.Value.Passthrough || ctx.Scan.Peek().IsValue()) {
-			*v = append(*v, ctx.Scan.Pop().String())
-		}
 	case *string:
-		if text == "" && ctx.Value.Flag != nil { // usually an unset variable of a shell script
-			return errors.New("the value is empty")
-		}
 		*v = text
 	}
 	return nil
@@ -374,8 +414,8 @@ func instead(command, flag string) string {
 // or lists words: a, b or c.
 func or(words []string) string {
 	last := len(words) - 1
-	if last == 0 {
-		return words[0]
+	if last <= 0 {
+		return strings.Join(words, "")
 	}
 	return strings.Join(words[:last], ", ") + " or " + words[last]
 }

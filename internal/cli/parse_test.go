@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"errors"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
@@ -54,7 +55,7 @@ func parseLine(line string) (flags any, words []string, err error) {
 func want[F any](t *testing.T, change func(*F)) any {
 	t.Helper()
 	var f F
-	ctx, err := trace(kong.Must(&f, options()...), nil)
+	ctx, err := kong.Trace(kong.Must(&f, options()...), nil)
 	if err = cmp.Or(err, ctx.Reset()); err != nil {
 		t.Fatal(err)
 	}
@@ -160,6 +161,45 @@ func TestParseBytes(t *testing.T) {
 	var r Run
 	if err := Parse(&r, []string{"--bind", "/\xff:/x", "y"}); err != nil || !slices.Equal(r.Bind, []string{"/\xff:/x"}) {
 		t.Errorf("%q, %v", r.Bind, err)
+	}
+}
+
+// Parsing with only the given flags has the same result as parsing with the whole grammar, and fails where that fails.
+func TestParseGiven(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	values := []string{"5", "1M", "none", "a=b", "/x", "kill", "wait", "TERM", "-1", "--json", "x"}
+	succeeded := 0
+	for _, c := range Commands() {
+		var spellings []string
+		for _, f := range c.Flags {
+			spellings = append(spellings, Spellings(f)...)
+		}
+		for range 60 {
+			args := strings.Fields(c.Path())
+			for range random.IntN(4) {
+				args = append(args, spellings[random.IntN(len(spellings))])
+				if random.IntN(2) > 0 {
+					args = append(args, values[random.IntN(len(values))])
+				}
+			}
+			args = append(args, []string{"web", "--", "-x", "true"}[random.IntN(4)])
+			given, rest := newFlags(args)
+			whole, _ := newFlags(args)
+			ok := parseGiven(given, rest)
+			_, err := parse(whole, rest)
+			if ok != (err == nil) {
+				t.Errorf("%q: given %v, whole %v", args, ok, err)
+			}
+			if diff := gocmp.Diff(whole, given); ok && diff != "" {
+				t.Errorf("%q (-whole +given):\n%s", args, diff)
+			}
+			if ok {
+				succeeded++
+			}
+		}
+	}
+	if succeeded < 100 {
+		t.Errorf("only %d command lines were right", succeeded)
 	}
 }
 
