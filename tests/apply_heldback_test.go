@@ -64,7 +64,7 @@ A up2 -> sub/../../y (leads outside)
 	}
 	const held = "A .GIT/hooks/ (held back)\nA .claude/ (held back)\nA .envrc (held back)\nM .git/config (held back)\nA .git/hooks/pre-commit (held back)\nA .mcp.json (held back)\nA .vscode/ (held back)\n" +
 		"A conftest.py (held back)\nA evil/HEAD (held back)\nA nested/.git (held back)\nA package.json (held back)\nA sub/package.json (held back)\n" +
-		"sbxrun: error: 12 paths are held back, because programs on the host execute or trust them, \".GIT/hooks\" for one; see sbxrun diff -p; --all applies them, and naming a path applies that one\n"
+		"sbxrun: error: 12 paths, such as \".GIT/hooks\", are held back because programs on the host execute or trust them; see sbxrun diff -p; --all applies them, and naming a path applies that one\n"
 	if _, stderr := text(t, s, 1, "apply", "agent", "--check"); !strings.HasSuffix(stderr, held) {
 		t.Errorf("apply --check: %s", stderr)
 	}

@@ -63,7 +63,7 @@ func TestCp(t *testing.T) {
 	c.cp(0, "", "-r", "src", "box:/tmp/new")
 	c.cp(0, "", "-r", "src", "box:/tmp")
 	c.cp(0, "", "-r", "src/.", "box:.")
-	c.cp(125, `cannot write "/usr/a" in the sandbox box: read-only file system; name a place that it can write to, such as box:/tmp`, "src/a", "box:/usr/a")
+	c.cp(125, `cannot write "/usr/a" in the sandbox box: read-only file system; choose a writable directory, such as box:/tmp`, "src/a", "box:/usr/a")
 	c.cp(125, "there is no", "src/a", "box:/none/a")
 	c.cp(125, "not a directory", "src/a", "box:/tmp/a/")
 	c.cp(125, "no sandbox", "src/a", "other:/tmp")

@@ -151,7 +151,7 @@ func TestTimeoutVerbose(t *testing.T) {
 		{"-v -k 0.1 --timeout 0.5", `trap "" TERM; while :; do sleep 0.02; done`, term + kill + over},
 		{"-vq -s KILL --timeout 0.5", "sleep 100", kill},
 		{"-v --timeout 500", "sleep 100 & exit 0", ""}, // leftover processes get no requested signal
-		{"--foreground --timeout 500", "exit 0", "sbxrun: warning: --foreground changes nothing: whatever the command has started is ended with it; for a terminal there is --tty\n"},
+		{"--foreground --timeout 500", "exit 0", "sbxrun: warning: --foreground has no effect: all processes end with the command; use --tty for a terminal\n"},
 		{"--foreground -q --timeout 500", "exit 0", ""},
 	} {
 		t.Run(c.flags, func(t *testing.T) {

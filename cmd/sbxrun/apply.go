@@ -37,19 +37,19 @@ type applied struct {
 	Changes int  `json:"changes"`
 	Left    int  `json:"left"`
 	Checked bool `json:"checked,omitempty"`
-	// HeldBack are the paths that were held back, but none below another of them.
+	// HeldBack has the paths that were held back, without those below another one.
 	HeldBack []string            `json:"held_back,omitempty"`
 	Error    *result.ReportError `json:"error,omitempty"` // some changes could not be read, or were held back
 }
 
-// applyAll makes the changes of some overlays in their originals. What is to be deleted is told
-// before anything is done. prefix begins the flags for that, and for all files, in messages.
+// applyAll applies the changes of some overlays to the host, after it has listed the deletions. In messages, prefix
+// begins the flags for deletions and held-back files.
 func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *cli.Apply, prefix string) (done applied, err error) {
 	trees, err := openChanges(ctx, list, paths, 0)
 	if err != nil {
 		return done, err
 	}
-	// All of them before anything is done.
+	// Check all changes before applying any.
 	for _, o := range trees {
 		for _, c := range o.changes {
 			if c.Conflict && !flags.Force && (!c.Removes() || flags.Delete) && !holdsBack(&c, flags) {
@@ -97,7 +97,7 @@ func isHeldBack(err error) bool {
 	return ok && e.Code == heldBack
 }
 
-// holdsBack reports whether a change is not made only because it is held back.
+// holdsBack reports whether the only reason to skip a change is that it is held back.
 func holdsBack(c *overlay.Change, flags *cli.Apply) bool {
 	return c.Held && !flags.All && (!c.Removes() || flags.Delete)
 }
@@ -121,10 +121,10 @@ func (done *applied) holdBack(trees []*opened, flags *cli.Apply, prefix string) 
 	if len(done.HeldBack) == 0 {
 		return nil
 	}
-	e := &result.Error{Code: heldBack, ExitCode: 1, Message: fmt.Sprintf("%q is held back, because programs on the host execute or trust it", done.HeldBack[0]),
+	e := &result.Error{Code: heldBack, ExitCode: 1, Message: fmt.Sprintf("%q is held back because programs on the host execute or trust it", done.HeldBack[0]),
 		Hint: "see sbxrun diff -p; " + prefix + "all applies it"}
 	if n := len(done.HeldBack); n > 1 {
-		e.Message = fmt.Sprintf("%d paths are held back, because programs on the host execute or trust them, %q for one", n, done.HeldBack[0])
+		e.Message = fmt.Sprintf("%d paths, such as %q, are held back because programs on the host execute or trust them", n, done.HeldBack[0])
 		e.Hint = "see sbxrun diff -p; " + prefix + "all applies them"
 	}
 	if prefix == "--" {
@@ -133,8 +133,8 @@ func (done *applied) holdBack(trees []*opened, flags *cli.Apply, prefix string) 
 	return e
 }
 
-// apply applies the changes of one overlay. Until it is done a note tells cleanup, and the next apply in
-// the same directory, where temporary files are left if this process is killed.
+// apply applies the changes of one overlay. If this process is killed, a note leads cleanup and the next apply in
+// the same directory to its temporary files.
 func (o *opened) apply(ctx context.Context, flags *cli.Apply) (a overlay.Applied, err error) {
 	dir, err := state.Open(state.Mine())
 	if err != nil {
@@ -168,11 +168,11 @@ func (o *opened) apply(ctx context.Context, flags *cli.Apply) (a overlay.Applied
 	return a, err
 }
 
-// countable bounds how many files are counted for the report. A command can make a million, each takes
-// up to 65 µs on a busy machine, and nobody wants to wait for that after a deadline.
+// countable limits the files counted for the report. A command can create a million, and each takes up to 65 µs on a
+// busy machine, which would delay sbxrun after a deadline.
 const countable = 100_000
 
-// countChanges counts, for the report, what was changed in overlays; nil if it cannot be told.
+// countChanges counts the changes in overlays for the report. It returns nil if it cannot.
 func countChanges(ctx context.Context, list []*room.Overlay) *result.ReportChanges {
 	var n result.ReportChanges
 	for _, o := range list {
@@ -189,8 +189,8 @@ func countChanges(ctx context.Context, list []*room.Overlay) *result.ReportChang
 	return &n
 }
 
-// bringHome counts, prints and applies the changes, as a run was asked to. It comes before the report,
-// which tells of a failure.
+// bringHome counts, prints and applies the changes, as the flags ask. It precedes the report, which includes its
+// failure.
 func (r *runner) bringHome(ctx context.Context, list []*room.Overlay, res *result.Result) {
 	if len(list) > 0 && r.reports() {
 		r.changes = countChanges(ctx, list)
@@ -198,7 +198,7 @@ func (r *runner) bringHome(ctx context.Context, list []*room.Overlay, res *resul
 	var err error
 	if r.flags.Diff {
 		var d *comparison
-		if d, err = openDiff(ctx, list, &cli.Diff{}); err == nil { // warnings name files that cannot be read
+		if d, err = openDiff(ctx, list, &cli.Diff{}); err == nil { // warnings have named unreadable files
 			w := bufio.NewWriter(os.Stderr)
 			err = cmp.Or(d.print(w, false), w.Flush())
 		}

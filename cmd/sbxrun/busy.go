@@ -10,14 +10,13 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// busyTerms are the flags on when a command may start.
+// busyTerms returns the conditions for starting a command on a busy machine.
 func busyTerms(f *cli.AdmissionFlags) admission.Terms {
 	return admission.Terms{OnPressure: admission.OnPressure(f.OnPressure), WaitTimeout: time.Duration(f.WaitTimeout),
 		MaxParallel: int(f.MaxParallel), Warn: float64(f.Warn), Alert: float64(f.Alert)}
 }
 
-// admit asks for the leave to start a command. promised is the command's own limit on its
-// tasks.
+// admit waits for admission of a command, whose own limit on tasks is promised.
 func admit(ctx context.Context, f *cli.AdmissionFlags, promised values.Number, quiet bool) (*admission.Permit, error) {
 	t := busyTerms(f)
 	t.Promised, t.Note = int64(promised), func(text string) { warn(errors.New(text)) }
@@ -27,8 +26,7 @@ func admit(ctx context.Context, f *cli.AdmissionFlags, promised values.Number, q
 	return admission.Ask(ctx, t)
 }
 
-// admit asks for the leave to start the command. If a signal ends the wait for that, sbxrun dies of
-// the signal.
+// admit waits for admission. If a signal ends the wait, sbxrun dies of the signal.
 func (c *command) admit(f *cli.AdmissionFlags, promised values.Number) (err error) {
 	if c.Leave, err = admit(c.signals.ctx, f, promised, c.printing.Quiet); err != nil {
 		diesOf(err)

@@ -19,71 +19,71 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// command is one that is run to its end and told of: what run and exec have in common.
+// command is the part that run and exec share: a command that runs to its end and is reported.
 type command struct {
 	job.Job
 	deadline *cli.DeadlineFlags
 	printing *cli.OutputFlags
 	asJSON   bool // print the report on stdout
 	tty      bool
-	where    string // "in the sandbox", or what else is ended
+	where    string // the scope of the teardown in messages, such as "in the sandbox"
 	leftover string // a hint after processes in the background were killed; "" reports none
 	argv     []string
 	signals  *signals
 	report   *reportFile
 	output   outputLimit
-	buffers  [2]*stream.Buffer   // what --json has of stdout and stderr
-	bwrap    *result.ReportBwrap // if a new one was used
-	sayings  *sayings            // with --verbose
-	record   *sandbox.Exec       // of an exec in the background
+	buffers  [2]*stream.Buffer   // stdout and stderr for --json
+	bwrap    *result.ReportBwrap // nil for an exec
+	signaled *signalLog          // with --verbose
+	record   *sandbox.Exec       // of a detached exec
 	used     *result.ReportNetwork
 	changes  *result.ReportChanges
 }
 
-// prepare makes what the command needs beside its place. begin is when sbxrun began.
+// prepare sets the deadline and opens the streams. sbxrun started at begin.
 func (c *command) prepare(begin time.Time) (err error) {
 	c.Terms = supervise.Terms{
 		Timeout: time.Duration(c.deadline.Timeout), Signal: syscall.Signal(c.deadline.Signal), Grace: c.deadline.Period(), ProofTimeout: time.Duration(c.deadline.ProofTimeout),
 		Begin: begin, Hurry: c.signals.hurry, Confirm: caller != nil,
 	}
 	if c.deadline.Foreground && !c.printing.Quiet {
-		warn(errors.New("--foreground changes nothing: whatever the command has started is ended with it; for a terminal there is --tty"))
+		warn(errors.New("--foreground has no effect: all processes end with the command; use --tty for a terminal"))
 	}
 	if c.printing.Verbose {
-		c.sayings = saySignals(c.argv[0])
-		c.Terms.Sending = c.sayings.sent
+		c.signaled = logSignals(c.argv[0])
+		c.Terms.Sending = c.signaled.sent
 	}
 	c.Streams, err = c.openStreams()
 	return err
 }
 
-// sayings tells of signals on stderr; nil tells of none. It has a goroutine, because
-// stderr may have no reader, and the end of a command waits for nobody.
-type sayings struct {
+// signalLog prints signals on stderr; nil prints none. It has a goroutine because a write to stderr can block, and
+// the end of a command must not.
+type signalLog struct {
 	sent chan syscall.Signal
-	said chan struct{} // closed after the last
+	done chan struct{}
 }
 
-func saySignals(command string) *sayings {
-	s := &sayings{make(chan syscall.Signal, 2), make(chan struct{})}
+func logSignals(command string) *signalLog {
+	l := &signalLog{make(chan syscall.Signal, 2), make(chan struct{})}
 	go func() {
-		defer close(s.said)
-		for sig := range s.sent {
+		defer close(l.done)
+		for sig := range l.sent {
 			output.Note(fmt.Sprintf("sending signal %s to the command %q", result.SignalName(sig), command))
 		}
 	}()
-	return s
+	return l
 }
 
-// over comes back when all is said.
-func (s *sayings) over() {
-	if s != nil {
-		close(s.sent)
-		<-s.said
+// close waits until all signals are printed.
+func (l *signalLog) close() {
+	if l != nil {
+		close(l.sent)
+		<-l.done
 	}
 }
 
-// start lets the command begin, and reports whether it did.
+// start starts the command, and reports whether it succeeded.
 func (c *command) start() bool {
 	<-c.signals.ready
 	if !c.Hold(c.signals.ctx) {
@@ -99,13 +99,13 @@ func (c *command) start() bool {
 	}
 	if c.record == nil {
 		c.signals.suspends(&c.Job)
-		c.tellPublished()
+		c.printPublished()
 	}
 	return true
 }
 
-// tellPublished names the ports that were picked, which nobody else could know.
-func (c *command) tellPublished() {
+// printPublished prints the free ports that were picked for --publish.
+func (c *command) printPublished() {
 	if c.printing.Quiet {
 		return
 	}
@@ -114,13 +114,13 @@ func (c *command) tellPublished() {
 	}
 }
 
-// wait comes back when nothing of the command is left.
+// wait waits until all processes of the command have exited. delivered is false if output was lost.
 func (c *command) wait() (res result.Result, delivered bool) {
 	if c.reports() {
 		defer time.AfterFunc(soon, rehearse).Stop()
 	}
 	res, delivered, left := c.Wait(c.signals.ctx, signaled)
-	c.sayings.over()
+	c.signaled.close()
 	res.PreserveStatus = c.deadline.PreserveStatus
 	for _, err := range left {
 		warn(err)
@@ -133,19 +133,19 @@ func (c *command) wait() (res result.Result, delivered bool) {
 	return res, delivered
 }
 
-// reports says whether there will be a report.
+// reports reports whether somebody gets the report.
 func (c *command) reports() bool { return c.report != nil || c.record != nil || c.asJSON }
 
-// rehearse makes a report of nothing. The first one takes package json a fifth of a
-// millisecond, all others a hundredth of that, and nobody waits for it while the command runs.
+// rehearse encodes an empty report while the command runs. The first one takes package json 0.2 ms, and later ones a
+// hundredth of that.
 func rehearse() { _, _ = result.Report{}.JSON() }
 
-// soon is how long a command runs for which that is worth the while.
+// soon is the age of a command that makes rehearse worthwhile.
 const soon = 20 * time.Millisecond
 
-// end tells of the command and returns the exit code.
+// end reports the end of the command and returns the exit code.
 func (c *command) end(res result.Result, delivered bool) int {
-	code := c.tell(res)
+	code := c.conclude(res)
 	if !delivered {
 		fail(errUndelivered)
 		code = cmp.Or(code, result.ExitOutput) // the command has run, so not 125
@@ -153,12 +153,11 @@ func (c *command) end(res result.Result, delivered bool) int {
 	return code
 }
 
-// errUndelivered means that whatever reads our stdout or stderr has stopped reading.
+// errUndelivered means that the reader of our stdout or stderr has stopped reading.
 var errUndelivered = &result.Error{Code: "output", Message: "the rest of the output is lost: its reader has stopped reading",
 	Hint: "read stdout and stderr to their ends while sbxrun runs"}
 
-// notStarted tells of a command that came to nothing before there was a sandbox, and
-// returns the exit code.
+// notStarted reports a command that failed to start, and returns the exit code.
 func (c *command) notStarted(err error) int {
 	var e *result.Error
 	if !errors.As(err, &e) {
@@ -173,7 +172,7 @@ func (c *command) notStarted(err error) int {
 		c.signals = watchWaiting()
 		close(c.signals.admitted)
 	}
-	return c.tell(result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable, StartedAt: c.Terms.Begin, Duration: time.Since(c.Terms.Begin), Err: e})
+	return c.conclude(result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable, StartedAt: c.Terms.Begin, Duration: time.Since(c.Terms.Begin), Err: e})
 }
 
 // refuse reports a wrong command line, in the report if stdout is for that, and returns the exit code. flags is the
@@ -189,8 +188,8 @@ func (c *command) refuse(flags any, err error) int {
 	return cli.Finish(flags, output.Result{}, err)
 }
 
-// tell prints what there is to say and returns the exit code.
-func (c *command) tell(res result.Result) int {
+// conclude writes the report, prints messages, and returns the exit code.
+func (c *command) conclude(res result.Result) int {
 	if lost := c.output.lost.Load(); lost != nil && res.Err == nil {
 		res.Err = lost
 	}
@@ -217,10 +216,10 @@ func (c *command) tell(res result.Result) int {
 			warn(err)
 		}
 	}
-	// Before what is said on stderr, which may have to wait for a reader.
+	// Write the report first, because a message may have to wait for the reader of stderr.
 	unwritten := c.report.write(rep)
 	if res.Err != nil {
-		if !c.printing.Quiet || res.Err.Code != "get" { // the exit code and the report have that
+		if !c.printing.Quiet || res.Err.Code != "get" { // the exit code and the report show it
 			fail(res.Err)
 		}
 	} else if !c.printing.Quiet {
@@ -235,7 +234,7 @@ func (c *command) tell(res result.Result) int {
 		if err == nil {
 			err = c.print(b)
 		}
-		if err != nil && !errors.Is(err, syscall.EPIPE) { // nobody who wants to read it is no failure
+		if err != nil && !errors.Is(err, syscall.EPIPE) { // the reader has closed stdout, which is no failure
 			fail(output.Lost(err))
 			return cmp.Or(code, result.ExitOutput)
 		}
@@ -243,7 +242,7 @@ func (c *command) tell(res result.Result) int {
 	return code
 }
 
-// print writes to stdout, as long as somebody reads it.
+// print writes to stdout until the reader stops reading.
 func (c *command) print(b []byte) error {
 	var err error
 	written, passed := make(chan struct{}), make(chan struct{}, 1)
@@ -262,7 +261,7 @@ func (c *command) print(b []byte) error {
 	return err
 }
 
-// note tells on stderr why a command was ended that did not end itself.
+// note prints why sbxrun or the kernel ended a command.
 func (c *command) note(res result.Result) {
 	cause := ""
 	switch res.Cause {
@@ -292,7 +291,7 @@ func (c *command) note(res result.Result) {
 	output.Note(fmt.Sprintf("%s; everything %s is gone (%s)", cause, c.where, res.Verdict))
 }
 
-// limitOf is a limit in bytes as its flag takes it; "" if there was none.
+// limitOf returns a limit in bytes in the form of its flag, or "" for no limit.
 func limitOf(list []result.Limit, name string) string {
 	for _, l := range list {
 		if l.Name == name {

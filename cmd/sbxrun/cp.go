@@ -36,13 +36,13 @@ type copying struct {
 	sandbox string
 	sources []string
 	dest    string
-	out     bool // out of the sandbox
+	out     bool // from the sandbox to the host
 	done    workspace.Transfer
 }
 
 const streamWord = "-"
 
-// divide finds out which of the words are paths in a sandbox.
+// divide splits the words into sources and a destination, and finds the sandbox.
 func (c *copying) divide(words []string) error {
 	if len(words) < 2 {
 		return fmt.Errorf("cp takes a source and a destination, got %d", len(words))
@@ -56,9 +56,9 @@ func (c *copying) divide(words []string) error {
 		case ok && i == last && !c.out:
 			c.sandbox, word = name, inside
 		case ok && i == last:
-			return errors.New("cp copies into a sandbox or out of one, and not between two; copy to the host first")
+			return errors.New("cp cannot copy between sandboxes; copy to the host first")
 		case ok || c.out && i < last:
-			return errors.New("all sources must be in one place: on the host, or in one sandbox")
+			return errors.New("all sources must be on the host or in the same sandbox")
 		}
 		if i < last {
 			c.sources = append(c.sources, word)
@@ -71,15 +71,15 @@ func (c *copying) divide(words []string) error {
 		return &result.Error{Code: "usage", Message: "cp: none of the paths is in a sandbox (NAME:PATH)",
 			Hint: "sbxrun -- cp " + strings.Join(words, " ") + " runs cp(1) in a sandbox"}
 	case c.out && c.flags.FollowLinks:
-		return errors.New("cp --follow-links: is for sources on the host; those in a sandbox are resolved there")
+		return errors.New("cp --follow-links: only for sources on the host; paths in a sandbox are resolved there")
 	case len(c.sources) > 1 && (c.out && c.dest == streamWord || !c.out && c.sources[0] == streamWord):
 		return errors.New("cp: a tar stream (-) has one source")
 	}
 	return nil
 }
 
-// cutSandbox divides SANDBOX:PATH. What has a / or a . before its first colon is a path of the
-// host's: no sandbox has such a name.
+// cutSandbox splits SANDBOX:PATH. A word with / before its first colon, or with . at its beginning, is a path on the
+// host, because no sandbox has such a name.
 func cutSandbox(word string) (name, inside string, ok bool) {
 	name, inside, ok = strings.Cut(word, ":")
 	if !ok || name == "" || strings.Contains(name, "/") || name[0] == '.' {
@@ -113,10 +113,10 @@ func (c *copying) run() error {
 	}
 	if !c.out && errors.Is(err, unix.EROFS) {
 		return &result.Error{Code: "usage", Message: fmt.Sprintf("cannot write %q in the sandbox %s: %v", inside(c.dest), c.sandbox, unix.EROFS), Err: err,
-			Hint: fmt.Sprintf("name a place that it can write to, such as %s:/tmp", c.sandbox)}
+			Hint: fmt.Sprintf("choose a writable directory, such as %s:/tmp", c.sandbox)}
 	}
 	if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "too-large" && e.Hint == "" {
-		e.Hint = "--max-size sets how much may be copied"
+		e.Hint = "raise --max-size"
 	}
 	return err
 }
@@ -139,17 +139,17 @@ func (c *copying) copy(from *workspace.Root, fromPath func(string) string, to *w
 	return nil
 }
 
-// missing says on which side it is that there is no such file.
+// missing adds the side, host or sandbox, to the error for a missing file.
 func (c *copying) missing(err error, inside bool) error {
 	var e *result.Error
 	if !errors.As(err, &e) || e.Code != "no-such-file" {
 		return err
 	}
-	told := *e
-	if told.Message = "cp: " + e.Message + " on the host"; inside {
-		told.Message = "cp: " + e.Message + " in the sandbox " + c.sandbox
+	sided := *e
+	if sided.Message = "cp: " + e.Message + " on the host"; inside {
+		sided.Message = "cp: " + e.Message + " in the sandbox " + c.sandbox
 	}
-	return &told
+	return &sided
 }
 
 func (c *copying) one(source *workspace.Source, to *workspace.Root, dest string) error {
@@ -183,7 +183,7 @@ func (c *copying) unpack(to *workspace.Root, dest string) error {
 	return c.done.Unpack(os.Stdin, dir)
 }
 
-// showProgress shows on a terminal what was copied so far, and returns what ends that.
+// showProgress shows progress on a terminal until finish is called.
 func (c *copying) showProgress() (finish func()) {
 	if c.flags.Quiet || c.flags.JSON || !term.IsTerminal(int(os.Stderr.Fd())) {
 		return func() {}

@@ -9,11 +9,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// enoughDescriptors returns an error if so few more files can be opened or watched that the
-// Go runtime could not start its poller: it ends the process then, with a trace and exit
-// code 2. With these few, all other failures are errors, and are worded.
+// enoughDescriptors returns an error if the Go runtime could not open the descriptors of its poller. It would end the
+// process with a trace and exit code 2. All later failures to open files are ordinary errors.
 func enoughDescriptors() error {
-	// epoll and its eventfd, and what we may have open when the first file is polled.
+	// epoll, its eventfd, and files that may be open before the first is polled.
 	const few = 8
 	var fds [few]int
 	n := 0
@@ -24,10 +23,10 @@ func enoughDescriptors() error {
 	if err != nil {
 		n--
 	} else if err := watch(fds[0]); err == unix.ENOSPC {
-		return &result.Error{Code: "setup", Message: "processes of this user watch as many files as a user may (epoll(7))", Hint: "end the one that does, or raise the limit (sysctl fs.epoll.max_user_watches)", Err: err}
+		return &result.Error{Code: "setup", Message: "this user's processes watch too many files (epoll(7))", Hint: "end one of them, or raise the limit (sysctl fs.epoll.max_user_watches)", Err: err}
 	}
 	for _, fd := range fds[:n] {
-		_ = unix.Close(fd) // nothing was written
+		_ = unix.Close(fd)
 	}
 	message := "too few files can be opened"
 	switch err {
@@ -38,12 +37,12 @@ func enoughDescriptors() error {
 		}
 	case unix.ENFILE:
 	default:
-		return nil // of another there will be a better description
+		return nil // the operation that fails words it better
 	}
 	return &result.Error{Code: "setup", Message: message, Hint: proc.DescriptorsHint(err), Err: err}
 }
 
-// watch has one file watched by epoll(7), for a moment.
+// watch adds a file to a temporary epoll instance.
 func watch(fd int) error {
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
-// caller is who waits for our word; nil if we are not in the background.
+// caller is the sbxrun process that waits for this one to start a command in the background; nil in the foreground.
 var caller *detach.Caller
 
 // fail prints an error, or reports it to the caller of a detached command, and returns the exit code.
@@ -39,7 +39,7 @@ func warn(err error) {
 	}
 }
 
-// inBackground has a command carried out in the background. describe returns the result once it runs.
+// inBackground runs a command in the background. describe returns the result once it runs.
 func inBackground(command string, args []string, describe func(detach.Handover) (output.Result, error)) (output.Result, error) {
 	var said detach.Handover
 	err := state.CheckVisible()
@@ -62,19 +62,18 @@ func inBackground(command string, args []string, describe func(detach.Handover) 
 	return describe(said)
 }
 
-// requests are what a process in the background is asked for: by signals, and by the end of
-// the caller that waits for its word.
+// requests are the reasons for a process in the background to end: signals, and a caller that ends while it waits.
 type requests struct {
 	ctx    context.Context
 	giveUp context.CancelCauseFunc
-	of     atomic.Pointer[asked] // once there is something to end
+	of     atomic.Pointer[asked] // set once there is something to end
 }
 
-// asked is what is asked for its end by a signal, and finds the rest on its record.
+// asked is a sandbox or exec that a signal asks to end. The details are in its record.
 type asked interface{ Asked(syscall.Signal) }
 
 func watchRequests() *requests {
-	// Before anybody can know of us: SIGTERM is a request, and would end us.
+	// Do this before anybody knows this process: SIGTERM is a request.
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
 	got := make(chan os.Signal, 4)
 	notify(got, syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT)
@@ -93,21 +92,21 @@ func watchRequests() *requests {
 	return r
 }
 
-// made says what signals are about from here on.
+// made sets the target of all further signals.
 func (r *requests) made(of asked) { r.of.Store(&of) }
 
-// abandon ends what nobody knows of.
+// abandon ends a command whose caller has gone.
 func (r *requests) abandon() {
 	r.giveUp(supervise.Request{Cause: result.Killed, Signal: syscall.SIGKILL})
 }
 
-// background is a process in the background.
+// background is the main function of a process in the background.
 func background(begin time.Time) int {
 	var command string
 	var args []string
 	var err error
 	if caller, command, args, err = detach.Receive(); err != nil {
-		return result.ExitNotStarted // nobody is there
+		return result.ExitNotStarted // there is no caller to report to
 	}
 	switch command {
 	case "start":

@@ -32,7 +32,7 @@ func diffCommand(flags *cli.Diff) (r output.Result, err error) {
 	return output.Result{Value: d.value(), Text: func(w io.Writer) error { return d.print(w, term.IsTerminal(unix.Stdout)) }}, unreadable(d.trees)
 }
 
-// layersOf opens the layers of a sandbox's overlays, which are open until we exit.
+// layersOf opens the layers of a sandbox's overlays, which stay open until sbxrun exits.
 func layersOf(name string) ([]*room.Overlay, error) {
 	e, err := find(name)
 	if err != nil {
@@ -45,7 +45,7 @@ func layersOf(name string) ([]*room.Overlay, error) {
 		return list, nil
 	case !e.Lives() && e.Record.Phase == state.Ended:
 		return nil, &result.Error{Code: "ended", Message: e.What() + " has ended, and has left no layer",
-			Hint: "a layer in memory is gone with its sandbox: keep it with --upper DIR, or use run --diff and run --apply"}
+			Hint: "a layer in memory ends with its sandbox: keep it with --upper DIR, or use run --diff and run --apply"}
 	case !e.Lives() && len(e.Record.Overlays) > 0:
 		return nil, &result.Error{Code: "ended", Message: e.What() + " has ended, and its layer with it", Hint: "keep it with --upper DIR"}
 	}
@@ -64,28 +64,28 @@ type diffedOverlay struct {
 	Total   result.ReportChanges `json:"total"`
 }
 
-// opened is an overlay that is looked at.
+// opened is an overlay with its changes.
 type opened struct {
 	*room.Overlay
 	tree    *overlay.Tree
-	changes []overlay.Change // that were selected
-	prefix  string           // before the paths, for people: of several overlays the place
-	unread  []string         // paths that could not be read, likewise selected
+	changes []overlay.Change // selected by paths
+	prefix  string           // printed before paths: the destination, if there are several overlays
+	unread  []string         // unreadable paths, also selected
 }
 
-// unreadable is an error if something could not be read of these overlays.
+// unreadable returns an error if parts of the overlays could not be read.
 func unreadable(trees []*opened) error {
 	for _, o := range trees {
 		if len(o.unread) > 0 {
-			return &result.Error{Code: leftOut, Message: fmt.Sprintf("what cannot be read is left out, %.200q for one", o.unread[0]),
+			return &result.Error{Code: leftOut, Message: fmt.Sprintf("unreadable paths, such as %.200q, are left out", o.unread[0]),
 				Hint: "chmod u+rwX it in the sandbox"}
 		}
 	}
 	return nil
 }
 
-// openChanges compares the overlays with their originals, and looks at most files of each; 0 is the usual
-// bound. Warnings go to stderr.
+// openChanges compares the overlays with their originals. It looks at no more than most files of each; 0 is the usual
+// limit. It prints warnings.
 func openChanges(ctx context.Context, list []*room.Overlay, paths []string, most int) (out []*opened, err error) {
 	found := map[string]bool{}
 	for _, o := range list {
@@ -123,7 +123,7 @@ func openChanges(ctx context.Context, list []*room.Overlay, paths []string, most
 	return out, nil
 }
 
-// choose leaves the changes at and below these paths.
+// choose keeps the changes at and below these paths.
 func (o *opened) choose(paths []string, found map[string]bool) {
 	var within, unread []string
 	for _, p := range paths {
@@ -213,7 +213,7 @@ func (d *comparison) print(w io.Writer, terminal bool) (err error) {
 	return nil
 }
 
-// letters stand for the kinds of changes, in the manner of git(1).
+// letters are the kinds of changes, as in git status.
 var letters = map[overlay.Kind]string{overlay.Added: "A", overlay.Changed: "M", overlay.Deleted: "D", overlay.Mode: "P"}
 
 func (o *opened) print(to io.Writer) {
@@ -252,7 +252,7 @@ func (o *opened) line(c *overlay.Change) string {
 	return line
 }
 
-// stat prints how much it is.
+// stat prints the number of changes.
 func (o *opened) stat(to io.Writer) {
 	kinds := map[overlay.Kind]int{}
 	for _, c := range o.changes {

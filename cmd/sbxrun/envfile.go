@@ -36,10 +36,9 @@ func environmentFile(set *values.Environment, name string) error {
 	return nil
 }
 
-// readEnvironmentFile returns what is in a regular file, or comes from an open
-// descriptor, such as a shell's <(command). A named pipe or a device is refused before it
-// is opened: a payload could have put it there, for sbxrun to wait for. One byte more than
-// the bound is returned of what is too large, which [values.ParseVars] refuses.
+// readEnvironmentFile reads a regular file, or an open descriptor such as a shell's <(command). It refuses a named
+// pipe or a device before opening it, because a sandboxed command could have created it to block sbxrun. It returns
+// one byte more than the limit of a file that is too large, which [values.ParseVars] rejects.
 func readEnvironmentFile(name string) ([]byte, error) {
 	if number := descriptor(name); number != "" {
 		return readDescriptor(name, number)
@@ -48,7 +47,7 @@ func readEnvironmentFile(name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = unix.Close(fd) }() // O_PATH: nothing was written
+	defer func() { _ = unix.Close(fd) }() // O_PATH
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, fmt.Errorf("stat %q: %w", name, err)
@@ -65,8 +64,8 @@ func readEnvironmentFile(name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, values.MaxVarsSize+1))
 }
 
-// readDescriptor reads an open descriptor, of a regular file or a pipe, to its end. Who
-// writes to a pipe has pipeBound to finish, or until a signal comes.
+// readDescriptor reads an open descriptor of a regular file or a pipe to its end. The writer of a pipe has pipeBound
+// to finish, or until a signal arrives.
 func readDescriptor(name, number string) ([]byte, error) {
 	const pipeBound = 30 * time.Second
 	if caller != nil {
@@ -76,7 +75,7 @@ func readDescriptor(name, number string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%q is not a descriptor", name)
 	}
-	// A copy, because an *os.File closes its descriptor, and this one is not ours.
+	// Copy it, because an *os.File closes its descriptor, and this one belongs to the caller.
 	fd, err := unix.FcntlInt(uintptr(n), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
 		return nil, fmt.Errorf("%q: no such descriptor is open", name)
@@ -100,6 +99,6 @@ func readDescriptor(name, number string) ([]byte, error) {
 	case <-signaled:
 		return nil, fmt.Errorf("%q: interrupted by a signal", name)
 	case <-time.After(pipeBound):
-		return nil, fmt.Errorf("%q: its end has not come within %v", name, pipeBound)
+		return nil, fmt.Errorf("%q: not closed within %v", name, pipeBound)
 	}
 }

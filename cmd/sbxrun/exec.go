@@ -54,7 +54,7 @@ func (x *execution) run(name string, args []string) int {
 		})
 		return output.Finish(x.flags.JSON, r, err)
 	}
-	x.asJSON = x.flags.JSON && !x.flags.Detach // which has printed the handle
+	x.asJSON = x.flags.JSON && !x.flags.Detach // the caller prints the handle
 	if x.report, err = openReport(&x.flags, x.flags.Report); err != nil {
 		return x.notStarted(err)
 	}
@@ -81,11 +81,11 @@ func (x *execution) run(name string, args []string) int {
 	if err = x.admit(&x.flags.AdmissionFlags, 0); err != nil {
 		return x.notStarted(err)
 	}
-	if err = use.Hold(); err != nil { // a command that waits for admission does not keep the sandbox alive
+	if err = use.Hold(); err != nil { // only now, because a wait for admission does not keep the sandbox alive
 		return x.notStarted(err)
 	}
 	if caller != nil {
-		// Somebody may want to unmount the caller's directory.
+		// Do not keep the caller's directory from being unmounted.
 		if err := os.Chdir("/"); err != nil {
 			return x.notStarted(err)
 		}
@@ -113,13 +113,13 @@ func (x *execution) run(name string, args []string) int {
 		x.hint(use, refused, res, network)
 	}
 	if res.Err == nil {
-		x.released() // if it was over before that could be told
+		x.released() // in case it ended before the caller was told
 	}
 	return x.end(res, delivered)
 }
 
-// hint names the hosts that were refused after the first ones, or else what may have been in the
-// way of a command that has failed. The flag for it is one of sbxrun start.
+// hint prints the hosts that were refused after the first before ones, or else a possible obstacle for a command that
+// has failed. The remedy is a flag of sbxrun start.
 func (x *execution) hint(use *sandbox.Use, before int, res result.Result, network *counters) {
 	f, failed := x.failure(res, network)
 	all := use.Refused()
@@ -137,11 +137,11 @@ func (x *execution) hint(use *sandbox.Use, before int, res result.Result, networ
 	output.Hint(what, remedy)
 }
 
-// checkFlags finds what is wrong with the flags, whatever the sandbox.
+// checkFlags validates the flags independently of the sandbox.
 func (x *execution) checkFlags() error {
 	switch {
 	case x.flags.Detach && x.flags.Tty:
-		return errors.New("--detach cannot be combined with --tty: nobody would read the terminal")
+		return errors.New("--detach cannot be combined with --tty: the terminal would have no reader")
 	case x.flags.Detach && (strings.HasPrefix(x.flags.Report, "fd:") || descriptor(x.flags.Report) != ""):
 		return errors.New("--detach: the report cannot go to a descriptor of the caller; name a file")
 	}
@@ -154,7 +154,7 @@ func (x *execution) checkFlags() error {
 	return busyTerms(&x.flags.AdmissionFlags).Check()
 }
 
-// entry is what is run in the sandbox, and as whom.
+// entry returns the process to run in the sandbox and its identity.
 func (x *execution) entry(use *sandbox.Use) (*enter.Entry, error) {
 	set := use.Env()
 	if x.flags.InheritEnv {
@@ -166,8 +166,7 @@ func (x *execution) entry(use *sandbox.Use) (*enter.Entry, error) {
 	return use.Entry(x.argv, set, x.flags.Workdir, x.flags.Tty)
 }
 
-// begin makes the record of a detached command. It is before anything is started: what a
-// full disk refuses, is refused.
+// begin creates the record of a detached command before anything is started, so that a full disk is an error.
 func (x *execution) begin(use *sandbox.Use, requests *requests) error {
 	spec := sandbox.ExecSpec{
 		Command: x.argv, Workdir: x.Place.Entry.Workdir, Begin: x.Terms.Begin, Timeout: time.Duration(x.flags.Timeout),
@@ -188,7 +187,7 @@ func (x *execution) begin(use *sandbox.Use, requests *requests) error {
 	return record.Begin()
 }
 
-// released tells the caller of a detached command that it runs.
+// released reports to the caller of a detached command that it runs.
 func (x *execution) released() {
 	if caller == nil {
 		return

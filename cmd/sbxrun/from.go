@@ -13,8 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 )
 
-// startFrom adds to a sandbox the overlays of a snapshot, with its layers below what will be
-// written.
+// startFrom adds the overlays of a snapshot to a sandbox. The snapshot's layers are below the one for new changes.
 func startFrom(ctx context.Context, name string, f *cli.View, parts *sandbox.Parts, p *room.Policy) error {
 	if name == "" {
 		return nil
@@ -38,11 +37,11 @@ func startFrom(ctx context.Context, name string, f *cli.View, parts *sandbox.Par
 	return parts.From(ctx, store, m, p, room.ThisCaller(), string(f.Upper))
 }
 
-// overlayHere is --cwd overlay in a directory that the snapshot has an overlay for: the two are one.
+// overlayHere combines --cwd overlay with the snapshot's overlay of the current directory, if it has one.
 func overlayHere(p *room.Policy, m *snapshots.Manifest) {
 	here, err := unix.Getwd()
 	if err != nil || !slices.ContainsFunc(m.Trees, func(t snapshots.Tree) bool { return t.Dest == here }) {
-		return // it is one more, or an error that the plan tells
+		return // another overlay, or an error that planning reports
 	}
 	p.Mounts = append(p.Mounts, room.Mount{Kind: room.Overlaid, Source: here, Here: ".", Dest: here, Upper: p.CwdUpper})
 	p.Cwd, p.Workdir = "", cmp.Or(p.Workdir, here)

@@ -39,14 +39,14 @@ type killer struct {
 	failed  *multierror.Error
 }
 
-// kill is the end of one sandbox.
+// kill is the end of one sandbox or exec.
 type kill struct {
 	sandbox    *state.Entry
 	supervisor *proc.Process // nil if it has ended
-	err        error         // why it could not be ended
-	apart      bool          // it runs in another PID namespace
-	already    bool          // it had ended before
-	removed    bool          // its record was, when it had ended
+	err        error         // the reason for a failure
+	apart      bool          // runs in another PID namespace
+	already    bool          // had ended before
+	removed    bool          // its record was removed at its end
 	verdict    result.Verdict
 }
 
@@ -61,7 +61,7 @@ func (k *killer) check(names []string) (err error) {
 	return err
 }
 
-// many says whether the sandboxes are not named one by one.
+// many reports whether --all or --tag selects the sandboxes.
 func (k *killer) many() bool { return k.flags.All || len(k.flags.Tag) > 0 }
 
 func (k *killer) find(names []string) error {
@@ -79,7 +79,7 @@ func (k *killer) find(names []string) error {
 	for _, name := range names {
 		e, err := find(name)
 		if err != nil {
-			k.failed = multierror.Append(k.failed, err) // the others are ended all the same
+			k.failed = multierror.Append(k.failed, err) // the others still end
 			k.unknown = append(k.unknown, killed{Name: name, Verdict: result.NotApplicable, Survivors: []result.Survivor{}, Error: output.Error(err).Report()})
 			continue
 		}
@@ -91,14 +91,13 @@ func (k *killer) find(names []string) error {
 	return nil
 }
 
-// killAll asks all supervisors first, so that all grace periods are one, and then
-// waits for each.
+// killAll asks all supervisors first, so that their grace periods overlap, and then waits for each.
 func (k *killer) killAll() {
 	begin := time.Now()
 	for _, one := range k.kills {
 		one.request(state.Kill{Signal: result.SignalName(unix.Signal(k.flags.Signal)), GraceMS: min(result.Milliseconds(time.Duration(k.flags.Grace)), state.LongestGrace)})
 	}
-	// The supervisor gets a moment more than we give ourselves, to tell the verdict.
+	// The supervisor gets a moment more to record the verdict.
 	const moment = 2 * time.Second
 	graceOver := begin.Add(time.Duration(k.flags.Grace))
 	proofBy := graceOver.Add(time.Duration(k.flags.ProofTimeout))
@@ -109,12 +108,12 @@ func (k *killer) killAll() {
 	waiting.Wait()
 }
 
-// request asks the supervisor: the request is on disk before the signal says that
-// it is there, so the cause is known before anything is killed.
+// request asks the supervisor to end the sandbox. It writes the request before it sends the signal, so the cause is
+// known before anything is killed.
 func (k *kill) request(what state.Kill) {
 	e := k.sandbox
 	if k.already = !e.Lives(); k.already {
-		// Whether what was left is gone by now, only its own namespace can tell.
+		// Only its own namespace shows whether remaining processes have exited by now.
 		r := e.Record.Report
 		k.apart = r != nil && r.Teardown.Verdict == result.Unproven && e.Record.Supervisor.Apart()
 		return
@@ -132,7 +131,7 @@ func (k *kill) request(what state.Kill) {
 		k.supervisor = supervisor
 		if err = e.WriteKill(what); err != nil {
 			// A full disk must not keep a sandbox alive. Without a request the supervisor
-			// ends it as by any SIGTERM.
+			// handles SIGTERM like any other.
 			warn(err)
 		}
 		err = supervisor.Signal(unix.SIGTERM)
@@ -142,27 +141,27 @@ func (k *kill) request(what state.Kill) {
 	}
 }
 
-// await waits until the supervisor has ended, and has told how. One that does not
-// (it is stopped, say) is not needed: by late its init is killed from here.
+// await waits until the supervisor has ended and recorded the end. If it has not by late, because it is stopped, for
+// example, await kills init itself.
 func (k *kill) await(late, proofBy time.Time) {
 	if k.apart {
 		k.verdict = result.Unproven
-		k.err = errors.New("it runs in another PID namespace, a container's perhaps; sbxrun kill can end it there")
+		k.err = errors.New("it runs in another PID namespace, perhaps of a container; sbxrun kill can end it there")
 		return
 	}
 	if k.supervisor != nil {
 		defer k.supervisor.Close()
-		// Its own proof may take as long as ours, if init is dead by then.
+		// If init is dead, the supervisor's proof may take as long as ours.
 		if k.supervisor.Wait(late) != nil && k.initEnded() {
-			_ = k.supervisor.Wait(proofBy) // the record tells
+			_ = k.supervisor.Wait(proofBy) // the record has the result
 		}
 	}
-	// What is known now: init too, perhaps, which was not there when we first looked.
+	// The record may have an init by now.
 	err := k.sandbox.Refresh()
 	if k.removed = errors.Is(err, unix.ENOENT); err != nil && !k.removed {
 		k.err = err
 	}
-	// What was unproven may be gone by now, or go at last.
+	// An unproven teardown can still be proven now.
 	if r := k.sandbox.Record.Report; r != nil && r.Teardown.Verdict != result.Unproven {
 		k.verdict = r.Teardown.Verdict
 		return
@@ -179,8 +178,7 @@ func (k *kill) initEnded() bool {
 	return errors.Is(err, proc.ErrGone)
 }
 
-// init takes hold of init, as the record knows it. [proc.ErrGone]: it has ended, or
-// never was.
+// init opens the init in the record. The error is [proc.ErrGone] if it has ended or never existed.
 func (k *kill) init() (*proc.Process, error) {
 	if k.sandbox.Record.Init == nil {
 		return nil, proc.ErrGone
@@ -194,7 +192,7 @@ func (k *kill) killInit(proofBy time.Time) {
 	case e.Record.Init != nil:
 	case e.Alive && !k.removed:
 		k.verdict = result.Unproven
-		k.err = fmt.Errorf("its supervisor %d does not answer, and nobody else knows of an init", e.Record.Supervisor.PID)
+		k.err = fmt.Errorf("its supervisor %d does not answer, and the record has no init", e.Record.Supervisor.PID)
 		return
 	default:
 		k.verdict = result.NotApplicable // no init was ever released
@@ -202,7 +200,7 @@ func (k *kill) killInit(proofBy time.Time) {
 	}
 	init, err := k.init()
 	if errors.Is(err, proc.ErrGone) {
-		k.verdict = result.Proven // init is gone, and it goes last (pid_namespaces(7))
+		k.verdict = result.Proven // init exits last (pid_namespaces(7))
 		return
 	}
 	if err == nil {
@@ -237,7 +235,7 @@ func (k *kill) outcome() killed {
 	e := k.sandbox
 	t := killed{ID: e.ID, Sandbox: e.Record.Sandbox, Name: e.Record.Name, Status: e.Status(), Already: k.already, Verdict: k.verdict, Survivors: []result.Survivor{}}
 	if k.removed || !k.already && e.Record.Report == nil && k.verdict == result.Proven {
-		t.Status = string(result.StatusKilled) // by us, as far as anybody can know
+		t.Status = string(result.StatusKilled) // presumably by this kill
 	}
 	if r := e.Record.Report; r != nil {
 		t.ExitCode = &r.ExitCode
@@ -299,7 +297,7 @@ func (k *killer) printLines(w io.Writer) error {
 	return nil
 }
 
-// listSurvivors says what is left, if anything can be seen from here.
+// listSurvivors lists the remaining processes that are visible from here.
 func listSurvivors(left []result.Survivor) string {
 	text := ", " + output.Count(len(left), "process", "es")
 	switch len(left) {

@@ -10,8 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// requestOf turns the flags that say how much a command may use into a request.
-// required says that what cannot be enforced is refused.
+// requestOf turns the limit flags into a request. required means that a limit that cannot be enforced is an error.
 func requestOf(f *cli.Limits) (r limits.Request, required bool) {
 	r = limits.Request{
 		Memory:     int64(f.Memory),
@@ -32,15 +31,15 @@ func requestOf(f *cli.Limits) (r limits.Request, required bool) {
 	return r, f.Limits == "required"
 }
 
-// planLimits says how what the flags ask for is enforced here, for a sandbox or, if there is
-// access, for an exec in that one. nil if there is nothing to be done.
+// planLimits returns how to enforce the limits of a sandbox or, with access to one, of an exec in it. It returns nil if
+// there are none.
 func planLimits(f *cli.Limits, in state.Access) (*limits.Plan, error) {
 	request, required := requestOf(f)
 	return limits.For(request, required, in.Cgroups, in.Limits)
 }
 
-// fakeMeminfo is the text that a sandbox is shown as /proc/meminfo; nil for the
-// host's. flags is the struct of the command.
+// fakeMeminfo returns the text of /proc/meminfo in the sandbox, or nil for the host's. flags is the struct of the
+// command.
 func fakeMeminfo(flags any, fake bool, f *cli.Limits) ([]byte, error) {
 	if !fake {
 		return nil, nil
