@@ -24,8 +24,8 @@ const (
 	skips  = passes + "=== RUN   TestShy\\n    shy.go:1: not today\\n--- SKIP: TestShy (0.00s)\\nPASS\\nok  \\tx/shy\\t0.1s\\n"
 )
 
-// fakes is a directory of programs, first in PATH, and a copy of the scripts whose
-// packages and virtual machine are none.
+// fakes is a directory of programs, first in PATH, and a copy of the scripts without packages and
+// virtual machine.
 type fakes struct {
 	t         *testing.T
 	dir, path string
@@ -68,7 +68,7 @@ func (f *fakes) program(name, script string) {
 	put(f.t, filepath.Join(f.path, name), "#!/bin/sh\n"+script+"\n")
 }
 
-// run runs a script and returns all that it prints.
+// run runs a script and returns all its output.
 func (f *fakes) run(script string, args ...string) (code int, out string) {
 	f.t.Helper()
 	cmd := exec.Command("/bin/sh", append([]string{filepath.Join(f.dir, "tree/internal/setup", script)}, args...)...)
@@ -84,13 +84,13 @@ func (f *fakes) run(script string, args ...string) (code int, out string) {
 	return cmd.ProcessState.ExitCode(), string(text)
 }
 
-// log returns how go test was called.
+// log returns the calls of go test.
 func (f *fakes) log() string {
-	text, _ := os.ReadFile(filepath.Join(f.dir, "log")) // none if it was not
+	text, _ := os.ReadFile(filepath.Join(f.dir, "log")) // none if it was not called
 	return string(text)
 }
 
-// TestSuite runs suite.sh with a go that prints what it is told.
+// suite.sh summarises the output of go test and finds failures and skipped tests.
 func TestSuite(t *testing.T) {
 	const ok = "ok  \tx/good\t0.1s\n"
 	for _, tt := range []struct {
@@ -127,7 +127,7 @@ func TestSuite(t *testing.T) {
 	}
 }
 
-// TestQuick: the quick tests are all packages' at once, with few repetitions.
+// test.sh runs the quick tests of all packages at once, with few repetitions.
 func TestQuick(t *testing.T) {
 	f := newFakes(t, passes)
 	f.program("id", "echo 1000")
@@ -152,8 +152,7 @@ func TestQuick(t *testing.T) {
 	}
 }
 
-// TestRare: what test.sh tries seldom is run once more by check.sh: every test that asks, itself or by what
-// it calls, how often to try (harness.Soak).
+// check.sh repeats what test.sh tries seldom: every test that calls harness.Soak, directly or not.
 func TestRare(t *testing.T) {
 	lists, err := os.ReadFile("later.sh")
 	harness.Must(t, err)
@@ -181,7 +180,7 @@ func TestRare(t *testing.T) {
 	}
 }
 
-// calls has what the functions of a directory name.
+// calls maps the functions of a directory to the names that they use.
 func calls(t *testing.T, dir string) map[string][]string {
 	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 	if err != nil || len(files) == 0 {
@@ -213,7 +212,7 @@ func reaches(calls map[string][]string, from, to string, seen map[string]bool) b
 	return from == to || slices.ContainsFunc(calls[from], func(name string) bool { return reaches(calls, name, to, seen) })
 }
 
-// TestCheck runs check.sh and nightly.sh with a go that prints fixed output.
+// check.sh and nightly.sh report what failed and what could not run.
 func TestCheck(t *testing.T) {
 	const (
 		first  = "ok: lint\nok: other architectures\nok: man pages\nok: completions\nok: manifests of the examples\nok: a cluster\n"
@@ -322,7 +321,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestSlowMachine: fewer tries of rare events, but for the signals, and wider bounds; and that is said.
+// On a slow machine there are fewer tries of rare events, except for the signals, and wider
+// bounds, and the summary says so.
 func TestSlowMachine(t *testing.T) {
 	f := newFakes(t, passes)
 	f.program("go", `case "$1 $2" in
@@ -353,7 +353,7 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s, "", false
 }
 
-// The packages depend on the least bubblewrap that runs are made with.
+// The packages depend on the oldest bubblewrap that sbxrun supports.
 func TestPackages(t *testing.T) {
 	find, err := os.ReadFile("../room/find.go")
 	harness.Must(t, err)
@@ -371,7 +371,8 @@ func TestPackages(t *testing.T) {
 	}
 }
 
-// What README, Taskfile.yml and CI call is there, and nothing compiles a task runner.
+// The commands of setup.sh that README, Taskfile.yml and CI call exist, and nothing compiles a
+// task runner.
 func TestCommands(t *testing.T) {
 	read := func(name string) []byte {
 		text, err := os.ReadFile("../../" + name)
@@ -411,12 +412,12 @@ func TestNamesInReadme(t *testing.T) {
 	}
 }
 
-// sources is the text of all tests.
+// sources returns the text of all tests.
 func sources(t *testing.T) string {
 	var text strings.Builder
 	if err := filepath.WalkDir("../..", func(path string, _ os.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, "_test.go") {
-			return nil // what cannot be looked at, or has just been removed, is no test of ours
+			return nil // not a test, or just removed
 		}
 		source, err := os.ReadFile(path)
 		text.Write(source)

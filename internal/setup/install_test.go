@@ -14,13 +14,13 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// machine is a made-up machine: its /etc/os-release, the programs it has and who
-// is logged in. Its package managers write down how they are called.
+// machine is a fake machine: its /etc/os-release, its programs and its user. Its package managers
+// record how they are called.
 type machine struct {
 	release  string   // contents of /etc/os-release
 	has      []string // programs in /usr/bin
 	busybox  []string // programs in /usr/bin that are links to busybox
-	commands []string // in PATH, beside the basic ones
+	commands []string // in PATH, in addition to the basic ones
 	lists    bool     // apt-get has package lists
 	stale    bool     // the first apt-get install fails
 	user     bool     // not root
@@ -58,7 +58,7 @@ func TestInstall(t *testing.T) {
 		flags  []string
 		code   int
 		ran    []string // the command lines, in order
-		stderr string   // a part of it
+		stderr string   // part of it
 	}{
 		{name: "nothing is missing", machine: machine{release: debian, has: all, commands: []string{"apt-get"}}},
 		{name: "nothing is missing on an unknown distribution", machine: machine{release: arch, has: all}},
@@ -130,8 +130,7 @@ func TestInstall(t *testing.T) {
 				t.Errorf("stdout (-want +got):\n%s", diff)
 			}
 
-			// A dry run says the same and does nothing. It cannot know that the
-			// lists are old.
+			// A dry run prints the same and does nothing. It cannot know that the lists are old.
 			dryCode, dry, _, dryRan := m.install(t, append(tt.flags, "--dry-run")...)
 			if tt.stale {
 				stdout, _, _ = strings.Cut(stdout, "setup: apt-get update")

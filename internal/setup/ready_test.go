@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestReady runs ready.sh with a go that says what it is told.
+// ready.sh finds a go that is missing, too old or badly set up.
 func TestReady(t *testing.T) {
 	f := newFakes(t, "")
 	for name, tt := range map[string]struct{ version, list, cache, tmp, want string }{
@@ -36,7 +36,7 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// A directory that setup.sh is given is one from where it is called.
+// A relative directory for setup.sh is relative to the caller's current directory.
 func TestRelativeDirectory(t *testing.T) {
 	f := newFakes(t, "")
 	f.program("go", `echo "$@"`)

@@ -1,4 +1,4 @@
-// Package budget has tests run where only so many tasks may be.
+// Package budget runs tests under a limit of tasks.
 package budget
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Budget is a cgroup of the test's own with a pids.max.
+// Budget is a cgroup of the test with a pids.max.
 type Budget struct {
 	t   *testing.T
 	Dir string
@@ -24,8 +24,8 @@ type Budget struct {
 
 var budgets atomic.Int32
 
-// New makes one; nil where no cgroup can be made. It is bounded from the
-// beginning, and removed with all that is in it when the test is over.
+// New creates a Budget; nil where no cgroup can be created. At the end of the test it is removed
+// with all its processes.
 func New(t *testing.T, most int) *Budget {
 	t.Helper()
 	mounts, err := limits.Mounts("")
@@ -43,10 +43,9 @@ func New(t *testing.T, most int) *Budget {
 		if !ok || mt.V2 == v1 || v1 && !strings.Contains(strings.Join(mt.Controllers, " "), "pids") {
 			continue
 		}
-		// In v2 a cgroup with processes gives its controllers to none below it, but
-		// its parent may.
+		// A v2 cgroup with processes cannot delegate controllers, but its parent may.
 		for _, parent := range []string{own, filepath.Dir(own)} {
-			// Not sbxrun-…: those that are empty a sweep removes.
+			// Not sbxrun-…, because a sweep removes empty cgroups of that name.
 			dir := filepath.Join(parent, fmt.Sprintf("budget-test-%d-%d", os.Getpid(), budgets.Add(1)))
 			if len(parent) < len(mt.Point) || os.Mkdir(dir, 0o755) != nil {
 				continue
@@ -56,7 +55,7 @@ func New(t *testing.T, most int) *Budget {
 				_ = os.Remove(dir)
 				continue
 			}
-			// Who may make it need not be allowed to move somebody there.
+			// A caller that may create it need not be allowed to move a process there.
 			probe := exec.Command("sh", "-c", "echo $$ >"+dir+"/cgroup.procs")
 			if runAlone(probe) != nil {
 				_ = os.Remove(dir)
@@ -73,7 +72,7 @@ func (b *Budget) remove() {
 	harness.Until(b.t, harness.Bound, "the cgroup to be empty", func() bool { return os.Remove(b.Dir) == nil })
 }
 
-// Limit sets it.
+// Limit sets pids.max.
 func (b *Budget) Limit(most int) {
 	b.t.Helper()
 	if err := os.WriteFile(b.Dir+"/pids.max", []byte(strconv.Itoa(most)), 0); err != nil {
@@ -81,7 +80,7 @@ func (b *Budget) Limit(most int) {
 	}
 }
 
-// Used is how many tasks there are.
+// Used returns the current number of tasks.
 func (b *Budget) Used() int {
 	b.t.Helper()
 	data, err := os.ReadFile(b.Dir + "/pids.current")
@@ -95,19 +94,18 @@ func (b *Budget) Used() int {
 	return n
 }
 
-// Settled waits until there are so many tasks, and no more. A process that was reaped
-// is uncharged a moment later.
+// Settled waits until there are n tasks. A reaped process is uncharged a moment later.
 func (b *Budget) Settled(n int) {
 	b.t.Helper()
 	harness.Until(b.t, 10*time.Second, fmt.Sprintf("%d tasks in the cgroup", n), func() bool { return b.Used() == n })
 }
 
-// Wrap starts sbxrun in the cgroup.
+// Wrap returns a command that starts sbxrun in the cgroup.
 func (b *Budget) Wrap() []string {
 	return []string{"sh", "-c", "echo $$ >" + b.Dir + "/cgroup.procs && exec \"$@\"", "sh"}
 }
 
-// Fill adds so many processes that do nothing.
+// Fill adds n idle processes.
 func (b *Budget) Fill(n int) {
 	b.t.Helper()
 	for range n {
@@ -127,7 +125,7 @@ func (b *Budget) Fill(n int) {
 	}
 }
 
-// runAlone runs a command of the test's own to its end.
+// runAlone runs a command to its end.
 func runAlone(cmd *exec.Cmd) error {
 	done, err := harness.StartCommand(cmd)
 	if err != nil {

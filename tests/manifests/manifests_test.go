@@ -1,5 +1,5 @@
-// Package manifests checks the examples for Docker Compose and Kubernetes against what these know.
-// It is a module of its own, because theirs are many times larger than what sbxrun needs.
+// Package manifests validates the examples for Docker Compose and Kubernetes. It is a module of
+// its own, because their modules are many times larger than those of sbxrun.
 package manifests
 
 import (
@@ -38,7 +38,7 @@ func read(t *testing.T, name string) []byte {
 	return b
 }
 
-// project reads a file for Compose.
+// project reads a Compose file.
 func project(t *testing.T, name string, environment types.Mapping) *types.Project {
 	t.Helper()
 	p, err := loader.LoadWithContext(context.Background(), types.ConfigDetails{
@@ -52,12 +52,14 @@ func project(t *testing.T, name string, environment types.Mapping) *types.Projec
 	return p
 }
 
-// The file fits the schema of the Compose specification, and says what docs/guides/deploy.md does.
+// The file fits the schema of the Compose specification, and has the settings of
+// docs/guides/deploy.md.
 func TestCompose(t *testing.T) {
 	checkService(t, project(t, "compose.yaml", types.Mapping{}), "sbxrun")
 }
 
-// Three servers of NATS, four nodes and two gateways, each with the name and password that nats.conf knows.
+// Three servers of NATS, four nodes and two gateways, each with its name and password in
+// nats.conf.
 func TestComposeCluster(t *testing.T) {
 	passwords := types.Mapping{"GATEWAY": "secret-g"}
 	for i := range 4 {
@@ -99,7 +101,7 @@ func TestComposeCluster(t *testing.T) {
 	}
 }
 
-// checkService looks for the settings of docs/guides/deploy.md.
+// checkService checks the settings of docs/guides/deploy.md.
 func checkService(t *testing.T, p *types.Project, name string) {
 	t.Helper()
 	s, err := p.GetService(name)
@@ -125,8 +127,8 @@ func checkService(t *testing.T, p *types.Project, name string) {
 	}
 }
 
-// objects reads the objects in a file for Kubernetes, by kind. Each has only the members that Kubernetes
-// has, and of their types.
+// objects reads the objects in a Kubernetes file by kind. They may have only members that
+// Kubernetes has, with the right types.
 func objects(t *testing.T, name string) map[string][]any {
 	t.Helper()
 	kinds := map[string]func() any{
@@ -164,8 +166,8 @@ func TestKubernetes(t *testing.T) {
 	checkPod(t, &all["Deployment"][0].(*apps.Deployment).Spec.Template.Spec)
 }
 
-// Nodes have the settings of one server, gateways no privilege at all; each node is shown the credentials
-// of its own name, which the chart's values know.
+// Nodes have the settings of a single server, and gateways no privilege. Each node sees only its
+// own credentials, which the chart's values contain.
 func TestKubernetesCluster(t *testing.T) {
 	all := objects(t, "cluster/kubernetes.yaml")
 	if len(all["StatefulSet"]) != 1 || len(all["Deployment"]) != 1 || len(all["HorizontalPodAutoscaler"]) != 1 {
@@ -212,7 +214,7 @@ func TestKubernetesCluster(t *testing.T) {
 			t.Errorf("%s: %s", name, text)
 		}
 	}
-	// They may do what nats.conf lets them, and that is tested.
+	// Their permissions are those of nats.conf, which has tests.
 	text := string(read(t, "cluster/nats-values.yaml"))
 	for _, m := range regexp.MustCompile(`"((?:sbxrun|\$|_INBOX)[^"]*)"`).FindAllStringSubmatch(string(read(t, "cluster/nats.conf")), -1) {
 		if subject := regexp.MustCompile(`\bnode1\b`).ReplaceAllString(m[1], "sbxrun-node-0"); !regexp.MustCompile(`\bnode[2-9]\b`).MatchString(subject) &&
@@ -232,10 +234,10 @@ func TestKubernetesCluster(t *testing.T) {
 	series(t, h.Metrics[0].Pods.Metric.Name)
 }
 
-// keda is the version of which the schema is taken.
+// keda is the version that the schema comes from.
 const keda = "github.com/kedacore/keda/v2@v2.18.0"
 
-// The file fits the schema of KEDA, and asks for series that there are.
+// The file fits the schema of KEDA, and queries documented series.
 func TestKEDA(t *testing.T) {
 	var crd struct {
 		Spec struct {
@@ -249,7 +251,7 @@ func TestKEDA(t *testing.T) {
 	}
 	root := crd.Spec.Versions[0].Schema.OpenAPIV3Schema
 	properties := root["properties"].(map[string]any)
-	delete(properties, "metadata") // of all objects
+	delete(properties, "metadata") // all objects have it
 	strict(root)
 	properties["metadata"] = map[string]any{}
 	dir := t.TempDir()
@@ -260,7 +262,7 @@ func TestKEDA(t *testing.T) {
 	}
 }
 
-// kubernetes is the version of which the schemas are taken, that of the types in go.mod.
+// kubernetes is the version that the schemas come from, that of the types in go.mod.
 const kubernetes = "k8s.io/kubernetes@v1.37.2"
 
 // The files fit the schemas of Kubernetes.
@@ -270,7 +272,7 @@ func TestKubernetesSchemas(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := swagger.Definitions
-	// Of what has two types in JSON, this says only one.
+	// The schema has only one of their two JSON types.
 	d["io.k8s.apimachinery.pkg.util.intstr.IntOrString"]["type"] = []string{"string", "integer"}
 	d["io.k8s.apimachinery.pkg.api.resource.Quantity"]["type"] = []string{"string", "number"}
 	dir := t.TempDir()
@@ -290,7 +292,7 @@ func TestKubernetesSchemas(t *testing.T) {
 	conform(t, v, "cluster/kubernetes.yaml", "serviceName", "minReplicas", "maxUnavailable")
 }
 
-// schemas has kubeconform take them from a directory.
+// schemas returns a validator with schemas from a directory.
 func schemas(t *testing.T, dir string) validator.Validator {
 	t.Helper()
 	v, err := validator.New([]string{dir + "/{{.ResourceKind}}{{.KindSuffix}}.json"}, validator.Opts{Strict: true})
@@ -300,7 +302,7 @@ func schemas(t *testing.T, dir string) validator.Validator {
 	return v
 }
 
-// conform has kubeconform check a manifest: as it is, and with members misspelt.
+// conform asserts that kubeconform accepts a manifest, and rejects it with misspelt members.
 func conform(t *testing.T, v validator.Validator, name string, members ...string) {
 	t.Helper()
 	manifest := read(t, name)
@@ -353,7 +355,7 @@ func write(t *testing.T, name string, v any) {
 	}
 }
 
-// strict has a schema allow no members but those that it names.
+// strict makes a schema reject unknown members.
 func strict(v any) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -370,7 +372,7 @@ func strict(v any) {
 	}
 }
 
-// series looks for one in the documentation.
+// series asserts that a series is documented.
 func series(t *testing.T, name string) {
 	t.Helper()
 	for _, file := range []string{"../../docs/guides/server.md", "../../docs/guides/cluster.md"} {

@@ -10,7 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// TestFlood: what is too much is refused, and others are served afterwards.
+// Connections over the limit are refused, and others are served afterwards.
 func TestFlood(t *testing.T) {
 	t.Parallel()
 	r := inLab(t, "www.example.org,www.example.org:7", `
@@ -68,8 +68,8 @@ at last: 200
 	}
 }
 
-// TestFloodPorts: so it is at a port that is published, and at one that leads to a unix socket; and
-// none of it takes more memory than docs/concepts/network.md says.
+// The same at a published port, and at a port forwarded to a Unix socket, with no more memory than
+// docs/concepts/network.md says.
 func TestFloodPorts(t *testing.T) {
 	t.Parallel()
 	socket, _ := listenUnix(t)
@@ -153,7 +153,7 @@ asyncio.run(main())
 	p.Wait()
 }
 
-// TestSlow: a peer that does not say what it wants is ended.
+// A peer that does not complete its request is disconnected.
 func TestSlow(t *testing.T) {
 	t.Parallel()
 	if harness.Soak(t) < 50 {
@@ -174,7 +174,7 @@ print("ended", 9 < time.monotonic() - begin < 40)
 	expectLines(t, r, "ended True")
 }
 
-// TestStarted: a sandbox that lives on has its list and ports until its end, and so has an exec.
+// A sandbox has its list and ports until its end, and so does an exec.
 func TestStarted(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

@@ -18,7 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// get is what a published port answers, or the error.
+// get returns a published port's answer, or the error.
 func get(address, request string) (string, error) {
 	c, err := net.DialTimeout("tcp", address, 5*time.Second)
 	if err != nil {
@@ -33,7 +33,7 @@ func get(address, request string) (string, error) {
 	return string(b), err
 }
 
-// echoServer answers each line, on both addresses of the loopback interface or one of them.
+// echoServer echoes lines, on both addresses of the loopback interface or one of them.
 const echoServer = `
 import socket, sys, threading
 def serve(family, addr):
@@ -49,7 +49,7 @@ def one(c):
 const overV4 = echoServer + `serve(socket.AF_INET, ("127.0.0.1", 8000))`
 const overV6 = echoServer + `serve(socket.AF_INET6, ("::1", 8000))`
 
-// published waits until a run says where it is published.
+// published waits until a run prints its published address.
 func published(t *testing.T, p *harness.Process) string {
 	t.Helper()
 	p.WaitStderr("is published at ")
@@ -59,7 +59,7 @@ func published(t *testing.T, p *harness.Process) string {
 	return address
 }
 
-// publishedOf is where a port of a sandbox that lives on is published.
+// publishedOf returns the published address of a sandbox's port.
 func publishedOf(t *testing.T, b *harness.Sandbox) (address string, port int) {
 	t.Helper()
 	var records []struct {
@@ -76,7 +76,7 @@ func publishedOf(t *testing.T, b *harness.Sandbox) (address string, port int) {
 	return records[0].Published[0].Address, records[0].Published[0].Port
 }
 
-// TestPublish: a port of the host leads into the sandbox, and is gone with it.
+// --publish forwards a host port into the sandbox as long as it exists.
 func TestPublish(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ at, server string }{{"127.0.0.1", overV4}, {"[::1]", overV6}} {
@@ -87,7 +87,7 @@ func TestPublish(t *testing.T) {
 			if !strings.HasPrefix(address, tt.at+":") {
 				t.Errorf("it is published at %s", address)
 			}
-			for range 70 { // more than are made ahead
+			for range 70 { // more than the prepared ones
 				if got, err := get(address, "hello\n"); got != "got hello\n" {
 					t.Fatalf("%q, %v", got, err)
 				}
@@ -107,7 +107,8 @@ func TestPublish(t *testing.T) {
 	}
 }
 
-// TestPublishRefuses: nobody listens in the sandbox; the port is another's.
+// --publish fails when the port is in use, and closes connections when nothing listens in the
+// sandbox.
 func TestPublishRefuses(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{}, "--cwd", "none", "--publish", "0:8001", "/usr/bin/python3", "-c", overV4)
@@ -125,7 +126,8 @@ func TestPublishRefuses(t *testing.T) {
 	}
 }
 
-// listenUnix is a unix socket that answers lines. The channel has room for one client that has gone.
+// listenUnix returns a Unix socket that echoes lines. The channel has room for one client that has
+// disconnected.
 func listenUnix(t *testing.T) (name string, gone <-chan struct{}) {
 	t.Helper()
 	name = filepath.Join(harness.Dir(t), "s.sock")
@@ -154,7 +156,7 @@ func listenUnix(t *testing.T) (name string, gone <-chan struct{}) {
 	return name, over
 }
 
-// TestConnect: a port of the sandbox leads to a unix socket, to the one that was there at the start.
+// --connect forwards a port of the sandbox to the Unix socket that existed at its start.
 func TestConnect(t *testing.T) {
 	t.Parallel()
 	socket, _ := listenUnix(t)
@@ -164,7 +166,7 @@ print("begun", flush=True)
 for i in range(3):
     c = socket.create_connection(("127.0.0.1", 543)); c.sendall(b"x\n"); print(c.makefile().readline(), end="", flush=True); c.close()
 `)
-	// What is put in its place is not what was asked for.
+	// A socket that replaces it is not used.
 	p.WaitOutput("begun")
 	other := socket + ".other"
 	harness.Must(t, os.WriteFile(other, nil, 0o600))
@@ -178,7 +180,7 @@ for i in range(3):
 		t.Errorf("report: %+v", r.Report.Network)
 	}
 	refused := map[string]string{socket + ".none": "no such file", socket: "non-socket"}
-	if os.Geteuid() == 0 { // as root a payload that is somebody else's may have left a link to what is root's
+	if os.Geteuid() == 0 { // as root, a payload of another user may have left a link to root's files
 		planted := filepath.Join(harness.Dir(t), "planted")
 		harness.Must(t, os.Symlink(socket, planted))
 		harness.Must(t, os.Lchown(planted, 61000, 61000))
@@ -192,8 +194,7 @@ for i in range(3):
 	}
 }
 
-// TestKilled: SIGKILL of sbxrun ends what leads in and out, also of a sandbox that lives on, and
-// nothing is left.
+// When sbxrun is killed, forwarding ends, also that of a sandbox, and nothing is left.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	const held = `import socket; c = socket.create_connection(("127.0.0.1", 543)); c.sendall(b"x\n"); c.recv(99)` + overV4
@@ -238,8 +239,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestProxyKilled: a sandbox whose proxy is dead has no network, and goes on; the report says that
-// it does not know what was used.
+// A sandbox whose proxy was killed has no network and goes on. Its report says that the usage is
+// incomplete.
 func TestProxyKilled(t *testing.T) {
 	t.Parallel()
 	in, out := io.Pipe()
@@ -250,7 +251,7 @@ func TestProxyKilled(t *testing.T) {
 	harness.Must(t, err)
 	defer proxy.Close()
 	harness.Must(t, proxy.Signal(unix.SIGKILL))
-	harness.Until(t, harness.Bound, "the end of the proxy", proxy.Ended) // or curl may still be taken in, and dropped
+	harness.Until(t, harness.Bound, "the end of the proxy", proxy.Ended) // before that, curl may be accepted and dropped
 	_, err = io.WriteString(out, "x\n")
 	harness.Must(t, err)
 	out.Close()
@@ -267,7 +268,7 @@ func TestProxyKilled(t *testing.T) {
 	}
 }
 
-// proxyOf is the pid of a run's proxy.
+// proxyOf returns the PID of a run's proxy.
 func proxyOf(t *testing.T, pid int) int {
 	t.Helper()
 	var found int

@@ -1,10 +1,9 @@
-// Package network tests what a sandbox has of a network by lists, against servers of the test's own
-// in namespaces of the test's own:
+// Package network tests --net with lists, against its own servers in its own namespaces:
 //
-//	setup     a network namespace in place of the host's, and an /etc/hosts; root of its own user
-//	│         namespace, for an ordinary user
-//	├─ world  another network namespace, with the servers, behind a veth pair
-//	└─ inside the tests; in one more user namespace, the ordinary user again
+//	setup     a network namespace in place of the host's, and an /etc/hosts; for an ordinary user,
+//	│         root in its own user namespace
+//	├─ world  another network namespace with the servers, behind a veth pair
+//	└─ inside the tests; for an ordinary user, again an ordinary one in one more user namespace
 //
 // All three are this test binary.
 package network
@@ -28,12 +27,12 @@ import (
 )
 
 const (
-	roleName = "SBXRUN_NETWORK_LAB" // which of the processes it is
-	dirName  = "SBXRUN_NETWORK_DIR" // what they share
-	uidName  = "SBXRUN_NETWORK_UID" // of the ordinary user
+	roleName = "SBXRUN_NETWORK_LAB" // role of the process
+	dirName  = "SBXRUN_NETWORK_DIR" // directory that they share
+	uidName  = "SBXRUN_NETWORK_UID" // UID of the ordinary user
 )
 
-// Addresses of the lab. They are ordinary ones of the internet, which nobody reaches from here.
+// Addresses of the lab. They belong to the public internet, which is not reachable from here.
 const (
 	hostAddr    = "93.184.0.1"
 	worldAddr   = "93.184.0.2"
@@ -62,7 +61,7 @@ func TestMain(m *testing.M) {
 	os.Exit(enterLab())
 }
 
-// self is this test binary in a role.
+// self returns a command that runs this test binary in a role.
 func self(role string, flags uintptr, env ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(append(os.Environ(), roleName+"="+role), env...)
@@ -98,7 +97,7 @@ func mapIDs(cmd *exec.Cmd, uid, gid, outerUID, outerGID int) {
 	cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: gid, HostID: outerGID, Size: 1}}
 }
 
-// setUp makes the lab, and runs the tests in it.
+// setUp creates the lab, and runs the tests in it.
 func setUp() int {
 	dir := os.Getenv(dirName)
 	ip, err := exec.LookPath("ip")
@@ -117,7 +116,7 @@ func setUp() int {
 	}
 	world := self("world", unix.CLONE_NEWNET)
 	world.Stdin, world.Stdout = nil, nil
-	stdin, err := world.StdinPipe() // at its end the world ends
+	stdin, err := world.StdinPipe() // when it closes, the world exits
 	if err != nil {
 		return failed(err)
 	}
@@ -176,5 +175,5 @@ func exitCode(err error) int {
 	return failed(err)
 }
 
-// shared is a file of the lab.
+// shared returns the path of a file of the lab.
 func shared(name string) string { return filepath.Join(os.Getenv(dirName), name) }

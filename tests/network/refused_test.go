@@ -18,7 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// hostOf is what a report says of a host; nil for nothing.
+// hostOf returns a report's entry of a host, nil if there is none.
 func hostOf(r *harness.Result, host string) *harness.ReportHost {
 	if r.Report == nil || r.Report.Network == nil {
 		return nil
@@ -31,14 +31,14 @@ func hostOf(r *harness.Result, host string) *harness.ReportHost {
 	return nil
 }
 
-// inLab runs a program in python in a sandbox with a list.
+// inLab runs a Python program in a sandbox with a list.
 func inLab(t *testing.T, list, program string) *harness.Result {
 	t.Helper()
 	ca := shared("ca.pem")
 	return harness.Run(t, harness.Options{}, "--cwd", "none", "--timeout", harness.Deadline(time.Minute).String(), "--ro-bind", ca, "--env", "CA="+ca, "--net", "allow="+list, "/usr/bin/python3", "-c", prelude+program)
 }
 
-// prelude is what the programs have. ask prints what a tunnel and a request by it come to.
+// prelude is common to the programs. ask prints the results of a tunnel and a request through it.
 const prelude = `
 import os, socket, ssl, struct, sys, urllib.request
 def proxy():
@@ -85,7 +85,7 @@ def attempt(what, f):
     print(what + ":", r, flush=True)
 `
 
-// expectLines compares what a program printed with lines of NAME: WANT; an empty WANT is anything.
+// expectLines compares a program's output with lines of NAME: WANT; an empty WANT is anything.
 func expectLines(t *testing.T, r *harness.Result, want string) {
 	t.Helper()
 	r.Expect(t, 0, "exited")
@@ -95,7 +95,7 @@ func expectLines(t *testing.T, r *harness.Result, want string) {
 	}
 }
 
-// TestReached: what is listed is reached, in each way that a program may take.
+// Listed hosts are reachable in every way that programs use.
 func TestReached(t *testing.T) {
 	t.Parallel()
 	r := inLab(t, "www.example.org,www.example.org:7,www.example.org:2525,93.184.0.2:443,private.example.org:443,10.99.0.2:443", `
@@ -145,8 +145,8 @@ half-closed: b'\x00\x01ping\n'
 	}
 }
 
-// A network of all addresses does not include the host's own: neither its loopback interface, in any
-// form of the address, nor another address of it.
+// A network of all addresses does not include the host itself: neither its loopback interface, in
+// any form of the address, nor another address of it.
 func TestEverywhereIsNotTheHost(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "[::]:0") // IPv4 as well
@@ -207,8 +207,8 @@ func TestTopLevelDomain(t *testing.T) {
 	}
 }
 
-// TestLocalhost: a server on the host's own loopback interface, if it is listed, is what programs
-// reach by that name, through the proxy. Otherwise it is the sandbox's own.
+// If a server on the host's loopback interface is listed, programs reach it by the name localhost
+// through the proxy. Otherwise localhost is the sandbox's own.
 func TestLocalhost(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(serveWWW))
@@ -228,7 +228,7 @@ attempt("localhost", lambda: urllib.request.urlopen("http://localhost:` + port +
 	expectLines(t, inLab(t, "www.example.org", code), "localhost: the sandbox's own")
 }
 
-// TestRefused: what is not listed is not reached, in any way.
+// Unlisted hosts are not reachable in any way.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	r := inLab(t, "www.example.org,local.example.org,private.example.org,own.example.org,93.184.0.2:443", `
@@ -318,8 +318,8 @@ no proxy request: HTTP/1.1 400 Bad Request
 	}
 }
 
-// A request behind bytes that some servers skip does not reach the server, however it is sent. The echo server
-// would return it.
+// A request after bytes that some servers skip does not reach the server, however it is sent. The
+// echo server would return it.
 func TestRequestBehindOddBytes(t *testing.T) {
 	t.Parallel()
 	r := inLab(t, "www.example.org:7", `
@@ -349,7 +349,7 @@ other: b'\x00\x00\x00A\x00\x03\x00\x00user\x00'
 `)
 }
 
-// TestNothingElse: beside the proxy there is no way out, as with --net none.
+// The proxy is the only way out, as with --net none.
 func TestNothingElse(t *testing.T) {
 	t.Parallel()
 	r := inLab(t, "www.example.org", `
@@ -381,8 +381,8 @@ the host's loopback: ConnectionRefusedError
 `)
 }
 
-// TestNamed: at a terminal one line names a host that was refused, whatever became of the command,
-// and of a command that asks no proxy it says that.
+// At a terminal, one line names a refused host whatever the command's exit code, and says so when
+// a command does not use the proxy.
 func TestNamed(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{}, "--cwd", "none", "--net", "allow=www.example.org")
@@ -391,7 +391,7 @@ func TestNamed(t *testing.T) {
 			return harness.Start(t, o, "--env", harness.MarkerName, "--cwd", "none", "--net", "allow=www.example.org", "sh", "-c", script)
 		}
 	}
-	// A command that ends when a host is on record, which is a moment after it was refused.
+	// The command ends when the refusal is on record, a moment after it.
 	inside := func(script, host string) func(harness.Options) *harness.Process {
 		return func(o harness.Options) *harness.Process {
 			r, w, err := os.Pipe()
@@ -436,11 +436,12 @@ func TestNamed(t *testing.T) {
 	}
 }
 
-// TestEarlyClient: that a client of a published port comes before there is a server is not said of a
-// command that fails.
+// A client that connects to a published port before the server listens is not mentioned when the
+// command fails.
 func TestEarlyClient(t *testing.T) {
 	t.Parallel()
-	// At an address that no other test connects from: with one's local port nothing can be published.
+	// At an address that no other test uses, because a port that is a client's local port cannot
+	// be published.
 	free, err := net.Listen("tcp", "127.0.0.77:0")
 	harness.Must(t, err)
 	address := free.Addr().String()

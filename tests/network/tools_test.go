@@ -10,8 +10,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// TestPackageManagers: each works with its hosts alone listed, and without them fails, and one line
-// names the host that it was refused.
+// Each package manager works when only its hosts are listed. Otherwise it fails, and one line
+// names the refused host.
 func TestPackageManagers(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ tool, hosts, refused, script, want string }{

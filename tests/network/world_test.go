@@ -29,10 +29,10 @@ import (
 	"time"
 )
 
-// serveWorld is the internet of the lab, until its stdin ends.
+// serveWorld is the lab's internet, until its stdin ends.
 func serveWorld() int {
 	stdin := bufio.NewReader(os.Stdin)
-	if _, err := stdin.ReadString('\n'); err != nil { // the veth is there
+	if _, err := stdin.ReadString('\n'); err != nil { // the veth exists
 		return failed(err)
 	}
 	for _, args := range [][]string{
@@ -74,7 +74,7 @@ func serveWorld() int {
 	return 0
 }
 
-// serveLines says something first, and then each line again.
+// serveLines sends a first line, and then echoes lines.
 func serveLines(l net.Listener, first string) {
 	for {
 		c, err := l.Accept()
@@ -89,7 +89,7 @@ func serveLines(l net.Listener, first string) {
 	}
 }
 
-// makeCA writes a certificate authority's certificate, and returns that of all servers.
+// makeCA writes a certificate authority's certificate, and returns a certificate for all servers.
 func makeCA(name string) (c tls.Certificate, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -111,7 +111,7 @@ func makeCA(name string) (c tls.Certificate, err error) {
 	return tls.Certificate{Certificate: [][]byte{server, root}, PrivateKey: key}, err
 }
 
-// makeRepository makes a git repository that can be served as files.
+// makeRepository creates a git repository that can be served as files.
 func makeRepository(dir string) error {
 	work := dir + ".work"
 	for _, args := range [][]string{
@@ -127,7 +127,7 @@ func makeRepository(dir string) error {
 	return nil
 }
 
-// serveWeb is every web server of the lab; which one is in the request.
+// serveWeb serves all web servers of the lab, by the host in the request.
 func serveWeb(w http.ResponseWriter, r *http.Request) {
 	host, _, _ := strings.Cut(r.Host, ":")
 	switch host {
@@ -179,14 +179,14 @@ func zipped(files map[string]string) []byte {
 			_, err = io.WriteString(f, text)
 		}
 		if err != nil {
-			panic(err) // to memory
+			panic(err) // writes to memory
 		}
 	}
 	z.Close()
 	return b.Bytes()
 }
 
-// wheel is a package for pip.
+// wheel returns a package for pip.
 func wheel() []byte {
 	return zipped(map[string]string{
 		"lab.py":                     "print('lab')\n",
@@ -202,7 +202,7 @@ func serveNPM(w http.ResponseWriter, r *http.Request) {
 	z := gzip.NewWriter(&b)
 	t := tar.NewWriter(z)
 	const text = `{"name":"lab","version":"1.0.0"}`
-	_ = t.WriteHeader(&tar.Header{Name: "package/package.json", Mode: 0o644, Size: int64(len(text))}) // to memory
+	_ = t.WriteHeader(&tar.Header{Name: "package/package.json", Mode: 0o644, Size: int64(len(text))}) // writes to memory
 	_, _ = io.WriteString(t, text)
 	t.Close()
 	z.Close()

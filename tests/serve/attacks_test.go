@@ -22,29 +22,29 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// attacker is a tenant that attacks a server in one way, until its context ends.
+// attacker is a tenant that attacks a server in one way until its context ends.
 type attacker struct {
 	*server
 	ctx     context.Context
 	token   []string // headers
 	begun   func()   // called when the attack is at its height
 	tenant  string
-	address string // of the server over TCP
+	address string // the server's TCP address
 }
 
-// attacks are attempts of one or several tenants to exhaust the server's resources. Each one prepares itself, calls
-// begun, and continues until its context ends.
+// attacks are attempts of one or several tenants to exhaust the server's resources. Each prepares
+// itself, calls begun, and continues until its context ends.
 var attacks = []struct {
 	name    string
 	tenants int
-	config  string // of the server
+	config  string // the server's
 	attack  func(*attacker)
 }{
-	{"lists", 1, "", func(a *attacker) { // H1
+	{"lists", 1, "", func(a *attacker) {
 		path := a.filled(9_900)
 		a.repeat(48, func() { a.do(http.MethodGet, path+"/files", nil) })
 	}},
-	{"archives", 1, "", func(a *attacker) { // H1
+	{"archives", 1, "", func(a *attacker) {
 		path := a.filled(9_900)
 		a.repeat(48, func() { a.do(http.MethodGet, path+"/archive", nil) })
 	}},
@@ -52,7 +52,7 @@ var attacks = []struct {
 		path := a.filled(9_000)
 		a.repeat(48, func() { a.do(http.MethodPut, path+"/files/small", "12345") })
 	}},
-	{"patterns", 1, "", func(a *attacker) { // H9
+	{"patterns", 1, "", func(a *attacker) {
 		call := hostileCollect()
 		a.repeat(8, func() { a.do(http.MethodPost, "/v1/run", call) })
 	}},
@@ -70,7 +70,7 @@ var attacks = []struct {
 		}
 		a.hold()
 	}},
-	{"memory", 3, "buffers = \"128M\"\n", func(a *attacker) { // with memory that is in use
+	{"memory", 3, "buffers = \"128M\"\n", func(a *attacker) { // memory that is in use
 		for range 5 {
 			a.stall("POST /v1/run HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 8000000\r\n\r\n" + strings.Repeat(" ", 5_000_000))
 		}
@@ -107,7 +107,7 @@ func TestAttacks(t *testing.T) {
 				threads = max(threads, s.threads())
 			}
 			t.Logf("%d threads", threads)
-			if most := 90 + 4*runtime.NumCPU(); threads > most { // 64 of them are spare ones
+			if most := 90 + 4*runtime.NumCPU(); threads > most { // 64 of them are spare
 				t.Errorf("the server has %d threads, want at most %d", threads, most)
 			}
 		})
@@ -158,8 +158,8 @@ func (s *server) threads() int {
 	return len(list)
 }
 
-// When commands have used up all tasks, requests whose system calls block do not end the server, although Go cannot
-// make threads.
+// When commands have used up all tasks, requests whose system calls block do not end the server,
+// although Go cannot create threads.
 func TestNoTasks(t *testing.T) {
 	t.Parallel()
 	const most = 400
@@ -170,7 +170,7 @@ func TestNoTasks(t *testing.T) {
 	}
 	s := serveBy(t, b.Wrap(), harness.Dir(t), "")
 	path := s.session(`{}`)
-	b.Limit(b.Used()) // from here on as if a command had the rest
+	b.Limit(b.Used()) // from now on as if a command had used up the rest
 	var all sync.WaitGroup
 	for i := range 24 {
 		all.Go(func() {
@@ -194,7 +194,8 @@ func TestNoTasks(t *testing.T) {
 	}
 }
 
-// When memory runs out, the kernel chooses what runs in sandboxes before the server, also in warm rooms and sessions.
+// When memory runs out, the kernel kills sandboxes before the server, including warm rooms and
+// sessions.
 func TestExpendable(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[rooms]\nmin = 1\nmax = 2\n")
@@ -216,7 +217,7 @@ func TestExpendable(t *testing.T) {
 	}
 }
 
-// do makes a request, which the server must answer, with whatever status.
+// do makes a request, which the server must answer with any status.
 func (a *attacker) do(method, path string, body any) (int, []byte) {
 	status, b, _, err := a.try(a.ctx, method, path, body, a.token...)
 	if err != nil && a.ctx.Err() == nil {
@@ -225,7 +226,7 @@ func (a *attacker) do(method, path string, body any) (int, []byte) {
 	return status, b
 }
 
-// open makes a session.
+// open creates a session.
 func (a *attacker) open(body string) (path string) {
 	var x api.Session
 	if status, b := a.do(http.MethodPost, "/v1/sessions", body); status != 201 || json.Unmarshal(b, &x) != nil {
@@ -241,7 +242,7 @@ func (a *attacker) exec(path, line string) {
 	}
 }
 
-// filled makes a session with so many files.
+// filled creates a session with a number of files.
 func (a *attacker) filled(files int) (path string) {
 	path = a.open(`{}`)
 	a.exec(path, fmt.Sprintf("seq %d | xargs touch", files))
@@ -262,8 +263,8 @@ func (a *attacker) repeat(atOnce int, do func()) {
 	all.Wait()
 }
 
-// stall sends the beginning of a request on a connection of its own, and reads nothing. The server may close the
-// connection.
+// stall sends the beginning of a request on its own connection and reads nothing. The server may
+// close the connection.
 func (a *attacker) stall(request string) {
 	line, rest, _ := strings.Cut(request, "\r\n")
 	c, err := net.Dial("unix", a.socket())
@@ -276,9 +277,9 @@ func (a *attacker) stall(request string) {
 	_, _ = io.WriteString(c, line+"\r\nHost: sbxrun\r\n"+strings.Join(a.token, ": ")+"\r\n"+rest)
 }
 
-// hold gives stalled requests some time, calls begun, and waits for the end of the attack.
+// hold gives stalled requests some time, calls begun, and waits until the attack ends.
 func (a *attacker) hold() {
-	// Nothing shows from outside whether the server has read a stalled request.
+	// From outside, the test cannot see whether the server has read a stalled request.
 	for range 20 {
 		a.do(http.MethodGet, "/v1/status", nil)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// status asks for what is told of a call or process.
+// status returns the status of a call or process.
 func (s *server) status(method, path string, body any, want int) (c api.CallStatus) {
 	s.t.Helper()
 	status, b := s.ask(method, path, body)
@@ -24,8 +24,7 @@ func (s *server) status(method, path string, body any, want int) (c api.CallStat
 	return c
 }
 
-// Output is there from any byte on, however often it is asked for, while the
-// command runs and after.
+// A call's output can be read from any offset, repeatedly, while the command runs and after it.
 func testCallOutput(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -35,7 +34,7 @@ func testCallOutput(t *testing.T) {
 	if _, b := s.ask(http.MethodGet, path+"/output?from=1", nil); string(b) != "ne\n" {
 		t.Errorf("%q", b)
 	}
-	// Two follow it, one from the middle; each gets all that is to come.
+	// Two clients follow it, one from the middle, and get everything that is still to come.
 	var all sync.WaitGroup
 	for from, want := range map[int]string{0: "one\ntwo\n", 2: "e\ntwo\n"} {
 		all.Go(func() {
@@ -83,7 +82,7 @@ func TestCallEnded(t *testing.T) {
 	s.idle()
 }
 
-// A request that is sent twice is carried out once.
+// A repeated request is executed once.
 func TestIdempotency(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -112,7 +111,7 @@ func TestIdempotency(t *testing.T) {
 	if n := regexp.MustCompile(`(?m)^sbxrun_calls_total\{.*\} 1$`).FindAll(b, -1); len(n) != 1 || strings.Count(string(b), "\nsbxrun_calls_total{") != 1 {
 		t.Errorf("%s", b)
 	}
-	// What never began can be tried again with the same key.
+	// A call that failed to start can be retried with the same key.
 	wrong := api.Call{Argv: []string{"true"}, Workdir: "/no/such"}
 	for range 2 {
 		s.refused(http.MethodPost, "/v1/run", wrong, "Idempotency-Key", "k2")
@@ -129,8 +128,8 @@ func TestIdempotency(t *testing.T) {
 	}
 }
 
-// What has run in a session is answered by its key also when the session has ended: it must not be taken
-// for what never began.
+// A call in a session is answered by its key even after the session has ended, so that the client
+// does not take it for one that never started.
 func TestIdempotencySessionEnded(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -165,7 +164,8 @@ func TestIdempotencySessionEnded(t *testing.T) {
 	}
 }
 
-// What is told of collected files has a bound, as all of an answer; and a list of calls leaves it out.
+// The list of collected files in a status is limited like any answer, and a list of calls omits
+// it.
 func TestCollectedNames(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -187,7 +187,7 @@ func TestCollectedNames(t *testing.T) {
 	}
 }
 
-// statusOf queues a call, and waits for its end.
+// statusOf queues a call and waits until it ends.
 func (s *server) statusOf(call api.Call) (c api.CallStatus) {
 	s.t.Helper()
 	status, b := s.ask(http.MethodPost, "/v1/calls", call)
@@ -214,7 +214,7 @@ func (s *server) statusKey(call api.Call, key string) string {
 	return c.ID
 }
 
-// The content store keeps what is sent, of any size up to the quota, for its tenant.
+// The content store keeps uploads of any size up to the tenant's quota.
 func TestContentStore(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[tenant]\nfiles = \"1M\"\n")
@@ -239,7 +239,7 @@ func TestContentStore(t *testing.T) {
 	if _, e := s.refused(http.MethodPost, "/v1/files", io.LimitReader(zeros{}, 2<<20), "Content-Type", "application/octet-stream"); e.Failure.Code != api.QuotaDisk {
 		t.Errorf("%+v", e)
 	}
-	for i := range 3 { // 400 KB each: the third has no room
+	for i := range 3 { // 400 KB each: there is no room for the third
 		b := append(make([]byte, 400<<10), byte(i))
 		status, answer := s.ask(http.MethodPost, "/v1/files", b, "Content-Type", "application/octet-stream")
 		if want := map[bool]int{true: 507, false: 201}[i == 2]; status != want {
@@ -255,9 +255,8 @@ func (zeros) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// What is kept of a tenant's output is bounded, in all of its sessions together, and so is how
-// many calls there are; nothing begins for which there is no room. Its end, and being forgotten,
-// make room.
+// A tenant's kept output and number of calls are limited over all its sessions. Calls without room
+// don't start. The end of calls, and forgetting them, makes room.
 func TestKeptOutput(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[calls]\nmost = 3\n[tenant]\noutput = \"5M\"\n")
@@ -291,7 +290,7 @@ func TestKeptOutput(t *testing.T) {
 	if status, _ := begin(processes, "sleep 1234", 1000); status != http.StatusAccepted {
 		t.Error(status)
 	}
-	// What has ended counts for what it has written.
+	// A call that has ended counts with the output that it has written.
 	if status, b := s.ask(http.MethodDelete, "/v1/calls/"+first, nil); status != http.StatusOK {
 		t.Errorf("%d %s", status, b)
 	}
@@ -307,7 +306,7 @@ func TestKeptOutput(t *testing.T) {
 	if status, _ := begin("/v1/calls", "true", 1000); status != http.StatusConflict {
 		t.Errorf("more calls than may be kept: %d", status)
 	}
-	// The session's end forgets its processes.
+	// The session's end removes its processes.
 	if status, b := s.ask(http.MethodDelete, "/v1/sessions/"+session.ID, nil); status != http.StatusOK {
 		t.Errorf("%d %s", status, b)
 	}
@@ -316,8 +315,8 @@ func TestKeptOutput(t *testing.T) {
 	}
 }
 
-// Files of nothing but holes, which cost a program nothing, are not read one after the other; and
-// a list is not as long as all command lines together.
+// Sparse files, which cost a program nothing, are not all read; and a list does not contain all
+// command lines completely.
 func TestLargeForNothing(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[tenant]\nfiles = \"20M\"\n")
@@ -348,8 +347,8 @@ func TestLargeForNothing(t *testing.T) {
 	}
 }
 
-// What has ended in a session is kept for as long as detached calls are, and not as the session lives: it
-// counts among the tenant's calls.
+// A process that has ended in a session is kept as long as a detached call, independently of the
+// session, and counts among the tenant's calls.
 func TestProcessesKept(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[calls]\nmost = 1\nkeep = \"1ms\"\n")
@@ -359,7 +358,7 @@ func TestProcessesKept(t *testing.T) {
 	}
 	processes := "/v1/sessions/" + session.ID + "/processes"
 	for range 3 {
-		// The one before is found to be old enough when the next one comes.
+		// The previous process expires when the next one comes.
 		harness.Until(t, harness.Bound, "a place", func() bool {
 			status, b := s.ask(http.MethodPost, processes, sh("true"))
 			if status != http.StatusAccepted && status != http.StatusConflict {

@@ -19,7 +19,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// cell runs one, which must have an answer, in time.
+// cell runs a cell, which must be answered in time.
 func (s *server) cell(path string, c api.Cell) *api.CellAnswer {
 	s.t.Helper()
 	began := time.Now()
@@ -43,7 +43,7 @@ func (s *server) cell(path string, c api.Cell) *api.CellAnswer {
 
 func python(code string) api.Cell { return api.Cell{Language: "python", Code: code} }
 
-// shown is the value of a cell as plain text.
+// shown returns the value of a cell as plain text.
 func shown(a *api.CellAnswer) string {
 	for _, r := range a.Results {
 		for _, m := range r.Media {
@@ -55,7 +55,7 @@ func shown(a *api.CellAnswer) string {
 	return "<none>"
 }
 
-// What cells define stays, for the language and the session that they are of.
+// Definitions of cells persist per language and session.
 func TestCode(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -136,7 +136,7 @@ func TestCode(t *testing.T) {
 	s.idle()
 }
 
-// Text of a result is in the answer, and an image in the content store.
+// Text results are in the answer, and images in the content store.
 func TestCodeMedia(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[tenant]\nfiles = 16000\n")
@@ -160,7 +160,7 @@ func TestCodeMedia(t *testing.T) {
 	if _, b := s.ask(http.MethodGet, "/v1/files/"+png.ID, nil); png.Text != nil || png.Size != 10 || string(b) != "\x89PNG\x00\x00\x00\x00\x00\x00" {
 		t.Errorf("%+v: %q", png, b)
 	}
-	// What there is no room for is told, and the cell has run.
+	// The answer reports results without room in the store, and the cell has run.
 	a = s.cell(path, python("P(20000)"))
 	for _, m := range a.Results[0].Media {
 		if m.MediaType == "image/png" && (m.Error == "" || m.ID != "") {
@@ -172,7 +172,7 @@ func TestCodeMedia(t *testing.T) {
 	}
 }
 
-// A cell ends at its deadline, whatever it does, and the next one works.
+// A cell ends at its deadline whatever it does, and the next one works.
 func TestCodeTimeout(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[call]\nmax_timeout = \"31s\"\n")
@@ -187,7 +187,7 @@ func TestCodeTimeout(t *testing.T) {
 	if a := s.cell(path, python("x")); a.Number != 3 || shown(a) != "1" {
 		t.Errorf("kept: %+v", a)
 	}
-	// C code that looks for no signals; and a process that must go with it.
+	// C code that checks for no signals, with a process that must end too.
 	hard := python("import subprocess\np = subprocess.Popen(['sleep', '7531'])\nprint('began', flush=True)\nsum(range(10**13))")
 	hard.TimeoutMS = loop.TimeoutMS
 	a = s.cell(path, hard)
@@ -200,7 +200,7 @@ func TestCodeTimeout(t *testing.T) {
 	if a := s.cell(path, python("'x' in globals()")); a.Number != 1 || shown(a) != "False" || a.Earlier != nil {
 		t.Errorf("after it was lost: %+v", a)
 	}
-	// What the session's own files do at the interpreter's start is part of the cell's time.
+	// Start-up files of the session count towards the cell's time.
 	slow := s.session(`{}`)
 	s.call(slow+"/exec", sh(`d=$(python3 -m site --user-site); mkdir -p "$d"; echo "import time; time.sleep(600)" >"$d/usercustomize.py"`))
 	late := python("1")
@@ -219,8 +219,8 @@ func TestCodeTimeout(t *testing.T) {
 	}
 }
 
-// The call hangs while the interpreter is idle, as its word that the cell is
-// over was lost, or nobody was told that the connection was.
+// A call does not hang while the interpreter is idle, when its message that the cell is over, or
+// that the connection closed, was lost.
 func testIdleInterpreter(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -249,19 +249,19 @@ func testIdleInterpreter(t *testing.T) {
 			t.Errorf("after %s: %+v", test.name, a)
 		}
 	}
-	// Short ones, one right after the other.
+	// Short ones in quick succession.
 	first := s.cell(path, python("0")).Number
 	for n := range 200 {
 		if a := s.cell(path, python(itoa(n))); shown(a) != itoa(n) || a.Number != first+n+1 {
 			t.Fatalf("%d: %+v", n, a)
 		}
 	}
-	// One that ends between two cells is told of: with the next one, during which its end may be
-	// proven only.
+	// An interpreter that exits between two cells is reported with the next one, even if its end
+	// is proven only then.
 	s.cell(path, python("import threading, os\nthreading.Timer(0.05, os._exit, (9,)).start()"))
 	harness.Until(t, harness.Bound, "the end of the interpreter", func() bool {
 		return !slices.ContainsFunc(harness.Descendants(s.cmd.Process.Pid), func(pid int) bool {
-			line, _ := os.ReadFile(filepath.Join("/proc", itoa(pid), "cmdline")) // it may have ended
+			line, _ := os.ReadFile(filepath.Join("/proc", itoa(pid), "cmdline")) // it may have exited
 			return strings.HasPrefix(string(line), "python3\x00")
 		})
 	})
@@ -271,7 +271,8 @@ func testIdleInterpreter(t *testing.T) {
 	}
 }
 
-// One cell at a time, and who has to wait is told so at once; a client that leaves ends its cell.
+// Only one cell runs at a time; others are rejected at once. A client that disconnects ends its
+// cell.
 func TestCodeBusy(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -291,7 +292,7 @@ func TestCodeBusy(t *testing.T) {
 		if _, e := s.refused(http.MethodPost, path+"/code", python("1")); e.Failure.Code != api.BusySession {
 			t.Errorf("%+v", e)
 		}
-		// All else goes on.
+		// Other calls go on.
 		if a := s.call(path+"/exec", sh("rm began; echo free")); text(a.Stdout) != "free\n" {
 			t.Errorf("%q", text(a.Stdout))
 		}
@@ -319,7 +320,7 @@ func TestCodeForged(t *testing.T) {
 	}
 }
 
-// What is wrong is told, and nothing was started.
+// Invalid cells are rejected, and nothing starts.
 func TestCodeRefused(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[languages.none]\ncommand = [\"sh\", \"{file}\"]\nfile = \"main.sh\"\nkept = [\"no-such-python\"]\ndriver = \"python\"\n")
@@ -353,7 +354,7 @@ func TestCodeRefused(t *testing.T) {
 	}
 }
 
-// A session that ends has its interpreters and a cell that runs end with it.
+// The end of a session ends its interpreters and a running cell.
 func TestCodeSessionEnds(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -395,7 +396,7 @@ func TestCodeSessionEnds(t *testing.T) {
 	s.idle()
 }
 
-// A cell that is sent twice with one key is run once.
+// A cell that is sent twice with one key runs once.
 func TestCellOnce(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")

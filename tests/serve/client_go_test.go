@@ -52,7 +52,7 @@ type goStep struct {
 	}
 }
 
-// UnmarshalJSON reads names with underscores, and those of times without their unit.
+// UnmarshalJSON accepts names with underscores, and times without a unit in their names.
 func (s *goStep) UnmarshalJSON(b []byte) error {
 	var members map[string]any
 	if err := json.Unmarshal(b, &members); err != nil {
@@ -340,8 +340,8 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 
 var errBad = errors.New("bad")
 
-// pour carries a file as a stream: into the workspace, as an archive into another one, and by way
-// of the content store.
+// pour streams a file into the workspace, as an archive into another one, and through the content
+// store.
 func (d *goDriver) pour(ctx context.Context, session *sbxrun.Session, size int64) (any, error) {
 	if err := session.WriteStream(ctx, "big", io.LimitReader(zeros{}, size), ""); err != nil {
 		return nil, err
@@ -384,7 +384,7 @@ func (s *goStep) cell() sbxrun.Cell {
 	return sbxrun.Cell{Language: c.Language, Code: c.Code, Timeout: c.Timeout, Files: c.Files, Key: c.Key}
 }
 
-// leave begins a call, and leaves it when it runs.
+// leave starts a call, and cancels it when it runs.
 func (d *goDriver) leave(ctx context.Context, session *sbxrun.Session, s *goStep) error {
 	if s.How == "stream" {
 		for e, err := range session.Stream(ctx, s.call()) {

@@ -29,33 +29,33 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// All clients do the same: each has a driver, which carries out the steps of
-// one table, and what comes of each step is compared with the table.
+// All clients behave alike: each has a driver that executes the steps of one table, and the
+// results are compared with the table.
 
-// step is an operation of a client. args and want are JSON; $op stands for the id that the last
-// such operation has answered with. Members that want does not have are not looked at. Three
-// are of no client: after runs a command runs, after left it does not, after canceled the server has
-// a call or cell in its log that was canceled.
+// step is an operation of a client. args and want are JSON; $op stands for the ID that the last
+// such operation has returned. Members that want does not have are ignored. Three operations are
+// the test's own: after waits until a command runs, left until it does not, and canceled until the
+// server's log has a canceled call or cell.
 type step struct {
 	op, args, want string
-	least          time.Duration // that it takes
+	least          time.Duration // minimum duration
 }
 
-// behaviour is what each client must do: with a server, or if there are answers with a fake that
-// gives these, one to each connection.
+// behaviour is what each client must do with a server, or with a fake that gives one of the
+// answers to each connection.
 type behaviour struct {
 	name    string
 	client  string // members of the operation new
-	host    string // of the address of a server with TLS, in place of the socket
+	host    string // host of a server with TLS, in place of the socket
 	answers []string
-	asked   []string // what a fake must have been asked, with nothing beside
+	asked   []string // exactly what a fake must have been asked
 	steps   []step
 }
 
 // nested is too deep for recursive parsers.
 var nested = strings.Repeat("[", 200_000) + strings.Repeat("]", 200_000)
 
-// malformed returns answers that are not valid.
+// malformed returns invalid answers.
 func malformed() (all []string) {
 	for _, text := range []string{nested, "null", "[]", "{}", `{"id":{}}`, `"text"`, "\xff"} {
 		all = append(all, answer(200, text))
@@ -63,7 +63,7 @@ func malformed() (all []string) {
 	return append(all, answer(503, nested), answer(503, `{"error":{},"started":false}`), answer(503, `{"error":null,"started":true}`))
 }
 
-// held at the end of an answer of a fake keeps the connection open.
+// held at the end of a fake's answer keeps the connection open.
 const held = "\x00"
 
 const (
@@ -210,7 +210,7 @@ var behaviours = []behaviour{
 		{op: "run", args: `{"call":{}}`, want: `{"error":"wrong"}`},
 		{op: "run", args: `{"call":{"argv":["true"],"code":"1"}}`, want: `{"error":"wrong"}`},
 		{op: "run", args: `{"call":{"argv":["true"],"timeout_ms":-1}}`, want: `{"error":"wrong"}`},
-		// The server has refused it long before it has all been sent.
+		// The server rejects it long before it was sent completely.
 		{op: "store", args: `{"size":40000000}`, want: `{"error":"refused"}`}, {op: "store", args: `{"size":30000000}`, want: `{"error":"refused"}`},
 		{op: "store", args: `{"size":10000000}`}}},
 	{name: "nobody is there", client: `"address":"unix:/no/such/socket"`, steps: []step{{op: "run", args: runTrue, want: `{"error":"refused","code":"unreachable"}`}}},
@@ -252,7 +252,7 @@ var behaviours = []behaviour{
 	{name: "events that are none", answers: []string{streaming(nested + "\n"), streaming("null\n"), streaming("[]\n"), streaming(`{"event":"report"}` + "\n"), streaming(`{"event":"report","report":{}}` + "\n"),
 		streaming(`{"event":"error","error":{}}` + "\n"), streaming(strings.Repeat(" ", 40<<20))}, asked: slices.Repeat([]string{"POST /v1/run?stream=1"}, 7),
 		steps: slices.Repeat([]step{{op: "stream", args: runTrue, want: `{"error":"lost"}`}}, 7)},
-	// E2B 1128: a client without a bound of its own.
+	// E2B 1128: a client without a time limit of its own.
 	{name: "no answer", client: `"margin_ms":200`, answers: []string{held, streaming(`{"event":"start","id":"1"}` + "\n" + held)}, asked: []string{"POST /v1/run", "POST /v1/run?stream=1"},
 		steps: []step{{op: "run", args: `{"call":{"argv":["true"],"timeout_ms":100}}`, want: `{"error":"lost"}`, least: 300 * time.Millisecond},
 			{op: "stream", args: runTrue, want: `{"error":"lost"}`, least: 5200 * time.Millisecond}}},
@@ -283,10 +283,11 @@ var behaviours = []behaviour{
 	{name: "a token and a node", client: `"token":"secret\n","node":"n1"`, answers: []string{answer(200, report)}, asked: []string{"POST /v1/run Bearer secret n1"}, steps: []step{{op: "run", args: runTrue, want: `{"exit_code":0}`}}},
 }
 
-// driver carries steps out: one of a program that reads and writes lines of JSON.
+// driver executes steps; a program reads and writes lines of JSON.
 type driver func(step []byte) (answer []byte, err error)
 
-// program starts a driver, which ends when its stdin does. It trusts the authority of a directory.
+// program starts a driver, which exits when its stdin ends. It trusts the certificate authority
+// ca.
 func program(t *testing.T, ca, dir, name string, args ...string) driver {
 	t.Helper()
 	c := exec.Command(name, args...)
@@ -303,7 +304,7 @@ func program(t *testing.T, ca, dir, name string, args ...string) driver {
 	harness.Must(t, err)
 	t.Cleanup(func() {
 		in.Close()
-		hung := time.AfterFunc(harness.Bound, func() { _ = c.Process.Kill() }) // it may have ended
+		hung := time.AfterFunc(harness.Bound, func() { _ = c.Process.Kill() }) // fails only if it has exited
 		defer hung.Stop()
 		if err := c.Wait(); err != nil || log.String() != "" {
 			t.Errorf("the driver: %v\n%s", err, log)
@@ -355,7 +356,7 @@ func newFake(t *testing.T, answers []string) *fake {
 			asked := strings.TrimSpace(r.Method + " " + r.RequestURI + " " + r.Header.Get("Authorization") + " " + r.Header.Get("Sbxrun-Node"))
 			if r.Method == http.MethodPost && regexp.MustCompile(`/(calls|processes)$`).MatchString(r.RequestURI) {
 				var of api.Call
-				_ = json.Unmarshal(body, &of) // then it has none
+				_ = json.Unmarshal(body, &of) // without an ID if that fails
 				asked += fmt.Sprintf(" %g ms", of.TimeoutMS)
 			}
 			f.mu.Lock()
@@ -366,7 +367,7 @@ func newFake(t *testing.T, answers []string) *fake {
 			if n < len(answers) {
 				text = answers[n]
 			}
-			_, _ = io.WriteString(c, strings.TrimSuffix(text, held)) // who has gone away reads nothing
+			_, _ = io.WriteString(c, strings.TrimSuffix(text, held)) // fails if the client has disconnected
 			if strings.HasSuffix(text, held) {
 				defer c.Close()
 				continue
@@ -377,7 +378,7 @@ func newFake(t *testing.T, answers []string) *fake {
 	return f
 }
 
-// conform takes a client, which trusts the authority of a directory, through the table.
+// conform runs the table with a client that trusts the certificate authority ca.
 func conform(t *testing.T, ca string, drive driver) {
 	_, config := app(t)
 	whole := serve(t, config+"files = \"20M\"\n")
@@ -421,7 +422,7 @@ func conform(t *testing.T, ca string, drive driver) {
 			address := "unix:" + s.socket()
 			if b.host != "" {
 				if s.cluster != "" {
-					return // there, node and gateway would have the same socket
+					return // node and gateway would use the same socket there
 				}
 				_, address = overTLS(t, ca, "me")
 				_, port, _ := strings.Cut(address, ":")
@@ -459,12 +460,12 @@ func conform(t *testing.T, ca string, drive driver) {
 			}
 		})
 	}
-	if !t.Failed() { // or a session that was not ended would be waited for
+	if !t.Failed() { // otherwise it waits for a session that was not ended
 		whole.idle()
 	}
 }
 
-// within reports whether all of want is in got. A null is what is not there.
+// within reports whether got contains all of want. null stands for an absent member.
 func within(want, got any) bool {
 	switch want := want.(type) {
 	case map[string]any:
@@ -484,13 +485,13 @@ func within(want, got any) bool {
 	return want == got
 }
 
-// without waits until nothing runs below the server whose command line begins with the text.
+// without waits until no process below the server has a command line that begins with the text.
 func (s *server) without(text string) {
 	s.t.Helper()
 	harness.Until(s.t, harness.Bound, "the end of "+text, func() bool { return s.count(text) == 0 })
 }
 
-// made runs a tool to its end, without any network.
+// made runs a tool to its end without network.
 func made(t *testing.T, dir, name string, args ...string) {
 	t.Helper()
 	c := exec.Command(name, args...)
@@ -501,7 +502,7 @@ func made(t *testing.T, dir, name string, args ...string) {
 	}
 }
 
-// clients is where one of them is.
+// clients returns the directory of a client.
 func clients(t *testing.T, name string) string {
 	t.Helper()
 	dir, err := filepath.Abs(filepath.Join("../../clients", name))
@@ -509,7 +510,7 @@ func clients(t *testing.T, name string) string {
 	return dir
 }
 
-// nodeProject makes a project that has the client for Node from its package.
+// nodeProject creates a project with the Node client installed from its package.
 func nodeProject(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -518,7 +519,7 @@ func nodeProject(t *testing.T) string {
 	return dir
 }
 
-// copied copies a file of testdata, for its imports to be looked up beside it.
+// copied copies a file of testdata to the directory where its imports are found.
 func copied(t *testing.T, dir, name string) {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", name))
@@ -528,7 +529,7 @@ func copied(t *testing.T, dir, name string) {
 	harness.Must(t, err)
 }
 
-// The types that are written by hand, in TypeScript and in Go, have the members of the interface.
+// The hand-written types, in TypeScript and in Go, have the members of the API.
 func TestClientTypes(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(clients(t, "node"), "index.d.ts"))
 	harness.Must(t, err)
@@ -544,7 +545,7 @@ func TestClientTypes(t *testing.T) {
 	node["NewProcess"] = append(node["NewProcess"], node["Call"]...)
 	node["Report"], node["CellAnswer"] = append(node["Report"], node["Outcome"]...), append(node["CellAnswer"], node["Outcome"]...)
 	for _, tt := range []struct {
-		node, without string // what a client has in another way
+		node, without string // members that a client represents in another way
 		api, ours     reflect.Type
 	}{
 		{"Call", "", reflect.TypeFor[api.Call](), nil},
@@ -583,7 +584,7 @@ func TestClientTypes(t *testing.T) {
 	}
 }
 
-// Where they are installed, the checkers of types look at the clients and at what the READMEs show.
+// Where type checkers are installed, they accept the clients and the programs in the READMEs.
 func TestClientTypesChecked(t *testing.T) {
 	t.Parallel()
 	node, python := t.TempDir(), t.TempDir()
@@ -592,7 +593,7 @@ func TestClientTypesChecked(t *testing.T) {
 	harness.Must(t, os.WriteFile(filepath.Join(node, "package.json"), []byte(`{"type":"module"}`), 0o644))
 	harness.Must(t, os.WriteFile(filepath.Join(node, "readme.ts"), []byte("declare const process: any;\n"+readmeCode(t, "node", "js")), 0o644))
 	harness.Must(t, os.WriteFile(filepath.Join(python, "readme.py"), []byte("import asyncio\n"+readmeCode(t, "python", "python")), 0o644))
-	copied(t, python, "cancelled.py") // as of who leaves a stream by contextlib.aclosing
+	copied(t, python, "cancelled.py") // as when a stream is left with contextlib.aclosing
 	for _, tt := range []struct {
 		dir  string
 		args []string
@@ -610,10 +611,10 @@ func TestClientTypesChecked(t *testing.T) {
 	}
 }
 
-// atHome are the members of a report that only a run of the command line has.
+// atHome are the members of a report that only command-line runs have.
 var atHome = []string{"copied", "changes"}
 
-// jsonNames returns what the members of a struct are called in JSON.
+// jsonNames returns the JSON names of a struct's members.
 func jsonNames(t reflect.Type) (names []string) {
 	for _, f := range reflect.VisibleFields(t) {
 		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" && name != "-" {
@@ -631,12 +632,12 @@ func TestNodeClient(t *testing.T) {
 	conform(t, ca, program(t, ca, dir, "node", "driver.mjs"))
 }
 
-// pythonProject makes an environment that has the client for Python from its package, and returns
-// its interpreter.
+// pythonProject creates an environment with the Python client installed from its package, and
+// returns its interpreter.
 func pythonProject(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	source := filepath.Join(dir, "source") // the build writes beside it
+	source := filepath.Join(dir, "source") // the build writes into its source
 	harness.Must(t, os.CopyFS(source, os.DirFS(clients(t, "python"))))
 	made(t, dir, "/usr/bin/python3", "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", dir, source)
 	made(t, dir, "/usr/bin/python3", "-m", "venv", "--without-pip", "venv")
@@ -672,7 +673,7 @@ func TestPythonMistakes(t *testing.T) {
 	made(t, "testdata", "env", "PYTHONPATH="+clients(t, "python"), "/usr/bin/python3", "-B", "-W", "error", "mistakes.py")
 }
 
-// Aborting is told by the signal's reason, also while a request waits for its next try.
+// An aborted call rejects with the signal's reason, also while a request waits for its retry.
 func TestNodeAborted(t *testing.T) {
 	t.Parallel()
 	f := newFake(t, []string{answer(503, refusal, "Retry-After: 5")})
@@ -685,7 +686,7 @@ setTimeout(() => leaving.abort(reason), 500);
 process.exit((await call.catch((e) => e)) === reason ? 0 : 1);`, f.listener.Addr()))
 }
 
-// A client in Node does not wait for a connection longer than for an answer: here nobody accepts any.
+// The Node client waits for a connection no longer than for an answer: here nobody accepts any.
 func TestNodeConnects(t *testing.T) {
 	t.Parallel()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

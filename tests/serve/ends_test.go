@@ -20,7 +20,7 @@ import (
 // endsBy is far less than the diff and the grace period take.
 const endsBy = time.Minute
 
-// slowDiff makes a session whose diff compares two sparse files for many minutes, and begins it.
+// slowDiff creates a session whose diff compares two sparse files for many minutes, and starts it.
 func slowDiff(t *testing.T, flags ...string) (s *server, path string, status <-chan int) {
 	t.Helper()
 	const size = 4 << 40
@@ -32,7 +32,7 @@ func slowDiff(t *testing.T, flags ...string) (s *server, path string, status <-c
 	s.want(path+"/exec", "cd /work && rm large && truncate -s 4T large && echo made", "made\n")
 	answered := make(chan int, 1)
 	go func() {
-		status, _, _, _ := s.try(t.Context(), http.MethodGet, path+"/diff", nil) // 0 if the server has ended
+		status, _, _, _ := s.try(t.Context(), http.MethodGet, path+"/diff", nil) // 0 if the server has exited
 		answered <- status
 	}()
 	harness.Until(t, harness.Bound, "the diff to begin", func() bool { return s.reads(filepath.Join(dir, "large")) })
@@ -41,7 +41,7 @@ func slowDiff(t *testing.T, flags ...string) (s *server, path string, status <-c
 
 // reads reports whether the server has a file open.
 func (s *server) reads(name string) bool {
-	all, _ := filepath.Glob(filepath.Join("/proc", itoa(s.cmd.Process.Pid), "fd/*")) // the pattern is one
+	all, _ := filepath.Glob(filepath.Join("/proc", itoa(s.cmd.Process.Pid), "fd/*")) // the pattern is valid
 	for _, fd := range all {
 		if to, err := os.Readlink(fd); err == nil && to == name {
 			return true
@@ -66,7 +66,8 @@ func TestSessionEndsDiff(t *testing.T) {
 	}
 }
 
-// The end of a server cancels what runs when drain_timeout is over: a diff, and a grace period.
+// A server that is shutting down cancels what still runs after drain_timeout: a diff, and a grace
+// period.
 func TestDrainEnds(t *testing.T) {
 	t.Parallel()
 	t.Run("diff", func(t *testing.T) {
@@ -94,7 +95,7 @@ func TestDrainEnds(t *testing.T) {
 	})
 }
 
-// A call with an unproven end keeps its place until its survivors have exited.
+// A call with an unproven end keeps its slot until its survivors have exited.
 func TestSurvivorsKeepPlace(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "places = 1\n[tenant]\nqueue = 0\n")
@@ -103,11 +104,12 @@ func TestSurvivorsKeepPlace(t *testing.T) {
 	s.busy(1, "sleep 4321")
 	var payload int
 	for _, pid := range harness.Descendants(s.cmd.Process.Pid) {
-		if line, _ := os.ReadFile(filepath.Join("/proc", itoa(pid), "cmdline")); string(line) == "sleep\x004321\x00" { // it may have ended
+		if line, _ := os.ReadFile(filepath.Join("/proc", itoa(pid), "cmdline")); string(line) == "sleep\x004321\x00" { // it may have exited
 			payload = pid
 		}
 	}
-	// A process from outside, in the command's PID namespace, keeps init from ending until its parent reaps it.
+	// A process from outside, in the command's PID namespace, keeps init from exiting until its
+	// parent reaps it.
 	script := `
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)

@@ -10,7 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// The examples are run as they are, with stubs in the place of vendors' packages.
+// The examples run as they are, with stubs for vendors' packages.
 func TestExamples(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -46,7 +46,7 @@ func TestExamples(t *testing.T) {
 	s.idle()
 }
 
-// readmeCode is the program that a client's README shows.
+// readmeCode returns the program in a client's README.
 func readmeCode(t *testing.T, client, language string) (text string) {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(clients(t, client), "README.md"))
@@ -60,7 +60,7 @@ func readmeCode(t *testing.T, client, language string) (text string) {
 	return text
 }
 
-// readme makes a program of what a client's README shows, with the server of the test.
+// readme runs the program in a client's README with the test's server.
 func readme(t *testing.T, s *server, client, language, file, last string) {
 	t.Helper()
 	text := readmeCode(t, client, language)

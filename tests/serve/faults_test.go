@@ -11,8 +11,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// What users of other services have reported, by project and number. E2B 1128, a client without a
-// bound of its own, is among the behaviours of clients.
+// Problems that users of other services have reported, by project and number. E2B 1128, a client
+// without a time limit of its own, is among the behaviours of clients.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]func(*testing.T){
@@ -31,8 +31,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// A deadline ends the whole tree, and nobody waits for a pipe that a child holds. The next call is as
-// good as the first.
+// A deadline ends the whole tree, a pipe that a child holds delays nothing, and the next call
+// works like the first.
 func testDeadlineEndsTree(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -50,7 +50,7 @@ func testDeadlineEndsTree(t *testing.T) {
 	}
 }
 
-// A deadline of N is not one of 2 N, and does not wait either, for what does not end by itself.
+// A deadline takes effect once and in time, without waiting for what does not end by itself.
 func testDeadlineInTime(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -64,7 +64,7 @@ func testDeadlineInTime(t *testing.T) {
 	}
 }
 
-// After a timeout a session is as good as before.
+// A session works after a timeout.
 func testSessionAfterTimeout(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -79,7 +79,7 @@ func testSessionAfterTimeout(t *testing.T) {
 	}
 }
 
-// What was killed says why; and where a limit cannot be enforced, nothing runs.
+// A killed call reports the cause. Where a limit cannot be enforced, nothing runs.
 func testKilledSaysWhy(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -118,7 +118,7 @@ func testKilledSaysWhy(t *testing.T) {
 	}
 }
 
-// The end of a session is nobody else's.
+// The end of one session does not affect another.
 func testOthersLive(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")

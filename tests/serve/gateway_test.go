@@ -11,9 +11,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// behindGateway has a gateway take the server's socket, and returns the one that is left to the
-// server. tests/cluster runs the tests of this package so: what is asked for by way of a gateway and
-// NATS is answered as the server itself answers it.
+// behindGateway puts a gateway on the server's socket, and returns another socket for the server.
+// tests/cluster runs the tests of this package this way: a gateway must answer as the server does.
 func (s *server) behindGateway(url, config string, flags []string) (own string) {
 	s.t.Helper()
 	s.cluster = "t" + itoa(os.Getpid()) + "-" + itoa(int(time.Now().UnixNano()%1e12))
@@ -27,7 +26,7 @@ func (s *server) behindGateway(url, config string, flags []string) (own string) 
 	c.Stderr = log
 	ended := harness.Serve(s.t, c)
 	s.t.Cleanup(func() {
-		_ = c.Process.Signal(unix.SIGTERM) // it may have ended
+		_ = c.Process.Signal(unix.SIGTERM) // fails only if it has exited
 		if code := harness.Ended(s.t, c, ended, log); code != 0 {
 			s.t.Errorf("the gateway has ended with %d: %s", code, log)
 		}

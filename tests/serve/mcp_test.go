@@ -23,8 +23,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// stdio starts sbxrun mcp. After the test its stdin is closed: then it must end with 0, and
-// nothing of it may be left.
+// stdio starts sbxrun mcp. At the end of the test it closes stdin; sbxrun must then exit with 0
+// and leave no process.
 func stdio(t *testing.T, config string) (s *server, in io.WriteCloser, out io.ReadCloser) {
 	t.Helper()
 	dir := harness.Dir(t)
@@ -33,7 +33,7 @@ func stdio(t *testing.T, config string) (s *server, in io.WriteCloser, out io.Re
 	harness.Must(t, os.WriteFile(file, []byte("state_dir = \""+filepath.Join(dir, "state")+"\"\n"+config), 0o600))
 	s.cmd = exec.Command(harness.Binary(t), "mcp", "--config", file)
 	s.cmd.Stderr = s.log
-	// Not cmd.StdoutPipe, which Wait closes before all is read.
+	// cmd.StdoutPipe would be closed by Wait before everything is read.
 	var far [2]*os.File
 	var err error
 	var near [2]*os.File
@@ -57,7 +57,7 @@ func stdio(t *testing.T, config string) (s *server, in io.WriteCloser, out io.Re
 	return s, near[0], near[1]
 }
 
-// over waits for the end of a server whose stdin is closed.
+// over waits until a server whose stdin is closed exits.
 func (s *server) over() {
 	s.t.Helper()
 	s.killed = true
@@ -73,7 +73,7 @@ func (s *server) over() {
 type agent struct {
 	*server
 	*mcp.ClientSession
-	progress chan *mcp.ProgressNotificationParams // what is not read is dropped
+	progress chan *mcp.ProgressNotificationParams // dropped if nobody reads it
 }
 
 const (
@@ -96,7 +96,8 @@ func (s *server) agent(transport mcp.Transport, version string) *agent {
 	return &agent{s, x, progress}
 }
 
-// agents runs a test by each transport, and with the protocol before and after it lost its state.
+// agents runs a test with each transport, and with the protocol before and after it became
+// stateless.
 func agents(t *testing.T, config string, test func(*testing.T, *agent)) {
 	for _, version := range []string{legacy, ""} {
 		name := " " + version
@@ -109,13 +110,13 @@ func agents(t *testing.T, config string, test func(*testing.T, *agent)) {
 			t.Parallel()
 			s := serve(t, config)
 			a := s.agent(&mcp.StreamableClientTransport{Endpoint: "http://sbxrun/mcp", HTTPClient: &http.Client{Transport: s.client.Transport}}, version)
-			t.Cleanup(func() { _ = a.Close() }) // the server is looked at
+			t.Cleanup(func() { _ = a.Close() }) // the server's exit is checked
 			test(t, a)
 		})
 	}
 }
 
-// use calls a tool, whose answer must not be an error.
+// use calls a tool, whose result must not be an error.
 func (a *agent) use(tool string, arguments map[string]any) *mcp.CallToolResult {
 	a.t.Helper()
 	r, err := a.CallTool(a.t.Context(), &mcp.CallToolParams{Name: tool, Arguments: arguments})
@@ -128,7 +129,7 @@ func (a *agent) use(tool string, arguments map[string]any) *mcp.CallToolResult {
 	return r
 }
 
-// said is the text of a result.
+// said returns the text of a result.
 func said(r *mcp.CallToolResult) (text string) {
 	for _, c := range r.Content {
 		if c, ok := c.(*mcp.TextContent); ok {
@@ -138,7 +139,7 @@ func said(r *mcp.CallToolResult) (text string) {
 	return text
 }
 
-// structured is a result's answer.
+// structured returns a result's structured content.
 func structured[T any](t *testing.T, r *mcp.CallToolResult) (v T) {
 	t.Helper()
 	b, err := json.Marshal(r.StructuredContent)
@@ -201,7 +202,7 @@ func TestMCPTools(t *testing.T) {
 // pixel is an image.
 const pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
-// What a program writes comes back: images as images, and all that was asked for as links that
+// Files that a program writes come back: images as images, and all collected files as links that
 // can be read.
 func TestMCPFiles(t *testing.T) {
 	t.Parallel()
@@ -245,7 +246,8 @@ func TestMCPFiles(t *testing.T) {
 					t.Errorf("%s: %+v", link.URI, c)
 				}
 			}
-			// Nothing new, so nothing comes back: what came before is older than a tick of the kernel's.
+			// Nothing is new, so nothing comes back. Earlier files are older than the kernel's
+			// clock tick.
 			if r := a.use("run_command", with(map[string]any{"command": "ls"})); len(r.Content) != 1 {
 				t.Errorf("%d pieces: %s", len(r.Content), said(r))
 			}
@@ -262,7 +264,7 @@ func TestMCPFiles(t *testing.T) {
 	})
 }
 
-// Cells keep what they define; their values and figures come back, and an exception is a result.
+// Cells keep definitions, return values and figures, and report exceptions as results.
 func TestMCPCells(t *testing.T) {
 	t.Parallel()
 	image, err := base64.StdEncoding.DecodeString(pixel)
@@ -380,7 +382,7 @@ func TestMCPSession(t *testing.T) {
 	})
 }
 
-// A wrong argument is a result that the agent reads, in which nothing was run.
+// An invalid argument is a result that the agent reads, and nothing runs.
 func TestMCPUsage(t *testing.T) {
 	t.Parallel()
 	agents(t, cold+"[tenant]\nmemory = \"64M\"\n", func(t *testing.T, a *agent) {
@@ -423,7 +425,7 @@ func TestMCPUsage(t *testing.T) {
 	})
 }
 
-// notifications/cancelled, or over HTTP leaving, ends the call, with all that it has started.
+// notifications/cancelled, or a disconnect over HTTP, ends the call with all its processes.
 func TestMCPCanceled(t *testing.T) {
 	t.Parallel()
 	agents(t, cold, func(t *testing.T, a *agent) {
@@ -438,14 +440,14 @@ func TestMCPCanceled(t *testing.T) {
 		<-gone
 		a.idle()
 		harness.Until(t, harness.Bound, "the log", func() bool { return strings.Contains(a.log.String(), `"cause":"canceled"`) })
-		// And it goes on.
+		// And the server goes on.
 		if r := a.use("run_command", map[string]any{"command": "echo next"}); !strings.Contains(said(r), "next") {
 			t.Errorf("%s", said(r))
 		}
 	})
 }
 
-// Who asks for progress hears that a call goes on.
+// A client that asks for progress learns that a call is still running.
 func TestMCPProgress(t *testing.T) {
 	t.Parallel()
 	agents(t, cold, func(t *testing.T, a *agent) {
@@ -470,7 +472,7 @@ func TestMCPProgress(t *testing.T) {
 	})
 }
 
-// A connection that is closed, without any word, ends the call.
+// Closing the connection without a message ends the call.
 func TestMCPLeaves(t *testing.T) {
 	t.Parallel()
 	s := serve(t, cold)
@@ -501,7 +503,7 @@ func TestMCPLeaves(t *testing.T) {
 	}
 }
 
-// An agent of the older protocol cancels by a message of its own, and stays.
+// An agent of the older protocol cancels with a message and stays connected.
 func TestMCPCanceledByMessage(t *testing.T) {
 	t.Parallel()
 	s := serve(t, cold)
@@ -524,7 +526,7 @@ func TestMCPCanceledByMessage(t *testing.T) {
 	}
 }
 
-// The oldest connections make room for more, and the others go on.
+// The oldest connections are closed to make room for new ones, and the others go on.
 func TestMCPConnections(t *testing.T) {
 	t.Parallel()
 	s := serve(t, cold)
@@ -543,7 +545,7 @@ func TestMCPConnections(t *testing.T) {
 	}
 }
 
-// hello begins a connection of the older protocol, and returns the headers of what follows.
+// hello opens a connection of the older protocol, and returns the headers for later requests.
 func (s *server) hello() []string {
 	s.t.Helper()
 	const accept = "application/json, text/event-stream"
@@ -558,7 +560,7 @@ func (s *server) hello() []string {
 	return headers
 }
 
-// What is wrong with a request over HTTP is told, and ends nothing.
+// Invalid HTTP requests are answered with an error, and end nothing.
 func TestMCPRequests(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "max_body = \"100k\"\n"+cold)
@@ -580,7 +582,7 @@ func TestMCPRequests(t *testing.T) {
 			t.Errorf("%s %s: %d %s, want %d", test.method, test.body, status, b, test.status)
 		}
 	}
-	// Without a version of the protocol in its header, a request is one of 2025-03-26, which has batches.
+	// A request without the version header is one of 2025-03-26, which allows batches.
 	var old []string
 	for i := 0; i < len(headers); i += 2 {
 		if headers[i] != "Mcp-Protocol-Version" {
@@ -596,8 +598,8 @@ func TestMCPRequests(t *testing.T) {
 	}
 }
 
-// A message takes eight times its length of the tenant's memory for requests, as the protocol's library makes more
-// copies than other requests have.
+// A message counts eight times against the tenant's memory for requests, because the protocol's
+// library copies it more often.
 func TestMCPMemory(t *testing.T) {
 	t.Parallel()
 	s := serve(t, cold+"[tenant]\nbuffers = \"1M\"\n")
@@ -610,7 +612,7 @@ func TestMCPMemory(t *testing.T) {
 	}
 }
 
-// A server that is told to end does not wait for agents that only listen.
+// A server that is shutting down does not wait for agents that only listen.
 func TestMCPDrain(t *testing.T) {
 	t.Parallel()
 	s := serve(t, cold)
@@ -630,7 +632,7 @@ func TestMCPDrain(t *testing.T) {
 	harness.Within(t, "the end", time.Since(began), 0, 2*time.Second)
 }
 
-// On a signal, and when stdin is closed, sbxrun mcp ends even if nobody reads its answers.
+// On a signal, and when stdin is closed, sbxrun mcp exits even if nobody reads its answers.
 func TestMCPUnread(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*server, io.Closer) error{
@@ -645,7 +647,7 @@ func TestMCPUnread(t *testing.T) {
 				`{"jsonrpc":"2.0","method":"notifications/initialized"}`,
 				`{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_command","arguments":{"command":"setsid sleep 4326 & sleep 4326; true"}}}`,
 			}
-			for id := range 40 { // whose answers are more than a pipe holds
+			for id := range 40 { // more answers than a pipe holds
 				lines = append(lines, `{"jsonrpc":"2.0","id":`+itoa(10+id)+`,"method":"tools/list"}`)
 			}
 			if _, err := io.WriteString(in, strings.Join(lines, "\n")+"\n"); err != nil {
@@ -658,7 +660,7 @@ func TestMCPUnread(t *testing.T) {
 	}
 }
 
-// An agent that closes stdin ends everything: its calls, its sessions and sbxrun itself.
+// When an agent closes stdin, its calls, its sessions and sbxrun end.
 func TestMCPStdinCloses(t *testing.T) {
 	t.Parallel()
 	for _, config := range []string{cold, ""} {
@@ -686,7 +688,7 @@ func TestMCPStdinCloses(t *testing.T) {
 	}
 }
 
-// SIGKILL leaves no process, and the next one removes what it has left in the state directory.
+// SIGKILL leaves no process, and the next sbxrun mcp removes leftovers from the state directory.
 func TestMCPKilled(t *testing.T) {
 	t.Parallel()
 	for range harness.Soak(t) / 10 {
@@ -704,7 +706,7 @@ func TestMCPKilled(t *testing.T) {
 		old := time.Now().Add(-time.Hour)
 		harness.Must(t, os.Chtimes(left[0], old, old))
 		next := exec.Command(harness.Binary(t), "mcp", "--config", filepath.Join(s.dir, "config.toml"))
-		if out, err := combined(next); err != nil { // its stdin is empty
+		if out, err := combined(next); err != nil { // stdin is empty
 			t.Fatalf("%v: %s", err, out)
 		}
 		if left, _ := filepath.Glob(filepath.Join(s.dir, "state*")); len(left) > 0 {
@@ -713,7 +715,7 @@ func TestMCPKilled(t *testing.T) {
 	}
 }
 
-// A gigabyte of output is counted, and neither kept nor sent.
+// A gigabyte of output is counted, but neither stored nor sent.
 func TestMCPOutput(t *testing.T) {
 	t.Parallel()
 	agents(t, cold, func(t *testing.T, a *agent) {
@@ -735,8 +737,8 @@ func TestMCPOutput(t *testing.T) {
 	})
 }
 
-// On stdout there is nothing but the protocol, whatever a program writes; and what is not the
-// protocol gets an error and ends nothing.
+// stdout carries only the protocol, whatever a program writes. Invalid input gets an error and
+// ends nothing.
 func TestMCPStdout(t *testing.T) {
 	t.Parallel()
 	_, in, out := stdio(t, "")
@@ -762,7 +764,7 @@ func TestMCPStdout(t *testing.T) {
 	if _, err := io.WriteString(in, "no protocol\n{\"foo\":1}\n[1\n[]\n[1]\n"+`[{"jsonrpc":"2.0","id":4,"method":"ping"}]`+"\n\n"+`{"jsonrpc":"2.0","id":3,"method":"ping"}`+"\n"); err != nil {
 		t.Fatal(err)
 	}
-	// The errors come beside the answers.
+	// Errors may come between answers.
 	codes := map[int]int{}
 	for range 7 {
 		var m struct {
@@ -783,7 +785,7 @@ func TestMCPStdout(t *testing.T) {
 	}
 }
 
-// Over TCP a token is needed, and with one nobody reaches another tenant's connection or sessions.
+// TCP requires a token, and no tenant reaches another's connection or sessions.
 func TestMCPTenants(t *testing.T) {
 	t.Parallel()
 	s, address := overTCP(t, cold, "one", "two")
@@ -834,7 +836,7 @@ func TestMCPTenants(t *testing.T) {
 	}
 }
 
-// The lines that docs/guides/agents.md has for agents are right, and it names each tool.
+// The command lines for agents in docs/guides/agents.md are correct, and it names each tool.
 func TestMCPDocs(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/guides/agents.md")

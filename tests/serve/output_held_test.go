@@ -18,16 +18,17 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// hold is how two tenants hold what all share. The server must go on serving a third one.
+// hold is how two tenants use up what all share. The server must go on serving a third one.
 type hold struct {
 	name   string
 	config string
-	// begin returns when one tenant holds as much as it gets; it continues until the test ends. Each tenant has its own
-	// loopback address, from.
+	// begin returns when one tenant holds as much as it can get; it continues until the test ends.
+	// Each tenant has its own loopback address, from.
 	begin func(t *testing.T, url, token string, from net.IP)
 }
 
-// The server of TestHeld allows this many connections. One attacker opens more than half of them, two more than all.
+// The server of TestHeld allows this many connections. One attacker opens more than half of them,
+// two more than all.
 const heldConnections = 64
 
 // heldTLS, instead of a configuration, makes the server use TLS.
@@ -46,7 +47,7 @@ var holds = []hold{
 	{"long calls", "concurrency = 8\nqueue = 8\n", longCalls},
 }
 
-// A tenant is served while others hold as many connections and places as they get.
+// A tenant is served while others hold as many connections and slots as they can get.
 func TestHeld(t *testing.T) {
 	for _, a := range holds {
 		t.Run(a.name, func(t *testing.T) {
@@ -101,7 +102,8 @@ func askOnce(t *testing.T, method, url, token string, body any) (int, string) {
 	return r.StatusCode, string(answer)
 }
 
-// flood opens connections, more than the server has for one address, and opens each again when it is closed.
+// flood opens more connections than the server allows per address, and reopens each that is
+// closed.
 func flood(text string) func(t *testing.T, url, token string, from net.IP) {
 	return func(t *testing.T, url, token string, from net.IP) {
 		const each, pause = heldConnections * 3 / 4, 50 * time.Millisecond
@@ -118,7 +120,7 @@ func flood(text string) func(t *testing.T, url, token string, from net.IP) {
 					c, err := dial.DialContext(t.Context(), "tcp", address)
 					if err == nil {
 						_, _ = io.WriteString(c, text) // it may have been closed
-						time.AfterFunc(pause, first)   // by then the server has accepted it
+						time.AfterFunc(pause, first)   // the server has accepted it by then
 						_ = c.SetReadDeadline(time.Now().Add(harness.Bound))
 						stop := closeAfter(t, c)
 						_, _ = io.Copy(io.Discard, c) // until the server closes it
@@ -147,7 +149,7 @@ func closeAfter(t *testing.T, c net.Conn) (stop func()) {
 	return func() { close(over) }
 }
 
-// processes starts as many background processes as the server takes.
+// processes starts as many background processes as the server accepts.
 func processes(t *testing.T, url, token string, _ net.IP) {
 	status, answer := askOnce(t, http.MethodPost, url+"/v1/sessions", token, struct{}{})
 	var x api.Session
@@ -162,7 +164,7 @@ func processes(t *testing.T, url, token string, _ net.IP) {
 	}
 }
 
-// longCalls starts more calls than the tenant may run at once, which take long.
+// longCalls starts more long calls than the tenant may run at once.
 func longCalls(t *testing.T, url, token string, _ net.IP) {
 	for range 16 {
 		if status, answer := askOnce(t, http.MethodPost, url+"/v1/calls", token, api.Call{Argv: []string{"sleep", "1000"}, TimeoutMS: 600_000}); status != http.StatusAccepted && status != http.StatusTooManyRequests && status != http.StatusServiceUnavailable {
@@ -171,7 +173,7 @@ func longCalls(t *testing.T, url, token string, _ net.IP) {
 	}
 	running := func() bool {
 		_, answer := askOnce(t, http.MethodGet, url+"/v1/calls", token, struct{}{})
-		return strings.Count(answer, `"running"`) >= 7 // of the 16 places one is reserved
+		return strings.Count(answer, `"running"`) >= 7 // one of the 16 slots is reserved
 	}
 	harness.Until(t, harness.Bound, "long calls", running)
 }

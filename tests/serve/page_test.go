@@ -32,20 +32,20 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// chromium is where Debian has the browser itself; what is in PATH is a script. This build has no
-// windows: it is smaller, and starts in half of the time.
+// chromium is Debian's browser binary; the one in PATH is a script. The headless build is smaller
+// and starts twice as fast.
 const chromium = "/usr/lib/chromium/chromium-headless-shell"
 
-// foreign is a name that the browser takes for this machine, as anybody's domain could lead here.
+// foreign is a name that the browser resolves to this machine, as any attacker's domain could.
 const foreign = "rebound.example.org"
 
-// browser starts a browser, in a sandbox by which nothing of it stays, with an empty profile.
+// browser starts a browser with an empty profile, in a sandbox that leaves nothing of it.
 func browser(t *testing.T) context.Context {
 	t.Helper()
 	if _, err := os.Stat(chromium); err != nil {
 		harness.Skip(t, "Debian's package chromium-headless-shell is not here: "+err.Error())
 	}
-	// On a busy machine this build has been seen to end with SIGSEGV before it listened.
+	// On a busy machine this build sometimes dies of SIGSEGV before it listens.
 	for range 3 {
 		if address := startBrowser(t); address != "" {
 			ctx, cancel := remote.NewAllocator(t.Context(), address, remote.NoModifyURL)
@@ -57,7 +57,7 @@ func browser(t *testing.T) context.Context {
 	return nil
 }
 
-// startBrowser returns where the browser listens, or "" if a signal has ended it before that.
+// startBrowser returns the browser's address, or "" if a signal has killed it before.
 func startBrowser(t *testing.T) string {
 	t.Helper()
 	p := harness.Start(t, harness.Options{Bare: true}, "--net", "host", "--timeout", "10m", "--pids", "0", "--ro-bind-try", "/etc/fonts", "--",
@@ -88,7 +88,7 @@ func startBrowser(t *testing.T) string {
 	return address.FindString(p.Output())
 }
 
-// tab is a page in a browser, and what went wrong on it.
+// tab is a page in a browser, with the errors on it.
 type tab struct {
 	*testing.T
 	ctx context.Context
@@ -145,13 +145,13 @@ func is[T any](b *tab, expression string) T {
 	return get(b, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
 }
 
-// command sends one of the protocol's.
+// command sends a command of the protocol.
 func command[P, R any](b *tab, c cdp.Command[P, R], params P) R {
 	b.Helper()
 	return get(b, func(ctx context.Context, t *chromedp.Target) (R, error) { return cdp.Call(ctx, t, c, params) })
 }
 
-// focus moves the focus, and set gives an input its value.
+// focus moves the focus; set sets an input's value.
 func (b *tab) focus(selector string) {
 	b.Helper()
 	is[bool](b, fmt.Sprintf(`(document.querySelector(%q).focus(), true)`, selector))
@@ -162,7 +162,7 @@ func (b *tab) set(selector, value string) {
 	is[bool](b, fmt.Sprintf(`(document.querySelector(%q).value = %q, true)`, selector, value))
 }
 
-// press presses keys, and scheme has the page light or dark.
+// press presses keys; scheme makes the page light or dark.
 func (b *tab) press(keys string, modifiers ...chromedp.Modifier) {
 	b.Helper()
 	b.do(chromedp.KeyEvent(keys, chromedp.KeyModifiers(modifiers...)))
@@ -178,7 +178,7 @@ func (b *tab) text(selector string) string {
 	return is[string](b, fmt.Sprintf(`document.querySelector(%q)?.textContent ?? ""`, selector))
 }
 
-// until waits until an expression holds.
+// until waits until an expression is true.
 func (b *tab) until(expression string) {
 	b.Helper()
 	harness.Until(b.T, harness.Bound, expression+" on the page", func() bool { return is[bool](b, expression) })
@@ -190,7 +190,7 @@ func (b *tab) shows(selector, text string) {
 	b.until(fmt.Sprintf(`document.querySelector(%q)?.textContent.includes(%q) === true`, selector, text))
 }
 
-// program runs one by the keyboard alone: the focus is in the box.
+// program enters and runs a program with the keyboard alone; the focus is in the box.
 func (b *tab) program(code string) {
 	b.Helper()
 	b.until(`document.activeElement.id === "code" && !document.getElementById("go").disabled`)
@@ -198,7 +198,7 @@ func (b *tab) program(code string) {
 	b.press(kb.Enter, chromedp.ModifierCtrl)
 }
 
-// right fails for what went wrong.
+// right fails the test if there were errors.
 func (b *tab) right() {
 	b.Helper()
 	b.mu.Lock()
@@ -208,8 +208,8 @@ func (b *tab) right() {
 	}
 }
 
-// hostile is a program whose output is markup, and whose files are an image, one that is none, and
-// one with a script.
+// hostile is a program whose output is markup, and whose files are an image, an invalid image and
+// a file with a script.
 const hostile = `import base64, sys
 print("<img src=x onerror=document.title='taken'><script>document.title='taken'</script> \u00e4")
 print("to stderr", file=sys.stderr)
@@ -219,13 +219,14 @@ open("picture.svg", "w").write("<svg xmlns='http://www.w3.org/2000/svg'><script>
 open("<b>bold<b>.html", "w").write("x")
 sys.exit(3)`
 
-// The page in a browser, by TCP with a token, and by the keyboard alone where that matters.
+// The page works in a browser over TCP with a token, and with the keyboard alone where that
+// matters.
 func TestPage(t *testing.T) {
 	t.Parallel()
 	_, address := overTCP(t, "metrics_tenants = [\"me\"]\nshow_code = true\n[rooms]\nmin = 1\nmax = 2\n", "me")
 	b := newTab(t, browser(t), "http://"+address+"/")
 
-	// Without a token there is a form for it, and nothing else.
+	// Without a token it shows only a form for one.
 	b.until(`document.activeElement.id === "token" && document.getElementById("work").hidden`)
 	b.press("wrong" + kb.Enter)
 	b.shows("#state", "not known")
@@ -235,7 +236,7 @@ func TestPage(t *testing.T) {
 		t.Errorf("the page is %q's", got)
 	}
 
-	// A program: its output is text, and so are the names of its files.
+	// A program's output and the names of its files are shown as text.
 	b.set("#timeout", "200") // the machine may be busy
 	b.set("#collect", "*.png *.svg *.html")
 	b.program(hostile)
@@ -261,7 +262,7 @@ func TestPage(t *testing.T) {
 	b.shows("#rooms", "Warm rooms: ")
 	b.until(`document.querySelectorAll("#tasks meter").length > 0`)
 
-	// Output comes while the program runs, and Stop ends it, with proof.
+	// Output appears while the program runs, and Stop ends it with a proof.
 	b.focus("#code")
 	b.program("import time\nprint('first', flush=True)\ntime.sleep(1000)")
 	b.shows("#output", "first")
@@ -273,7 +274,7 @@ func TestPage(t *testing.T) {
 	b.shows("#verdict", "canceled, exit code")
 	b.shows("#verdict", "Proven: nothing of it is left.")
 
-	// What is wrong is told, and the next one can be run.
+	// An error is shown, and the next program can run.
 	b.program("print(1")
 	b.shows("#output", "SyntaxError")
 	b.set("#timeout", "0.3")
@@ -281,7 +282,7 @@ func TestPage(t *testing.T) {
 	b.shows("#verdict", "timeout, exit code 124")
 	b.set("#timeout", "200")
 
-	// A session, and a program in it.
+	// A program in a session.
 	b.focus("#new")
 	b.press(kb.Enter)
 	b.until(`document.querySelector("#where").options.length === 2`)
@@ -298,7 +299,7 @@ func TestPage(t *testing.T) {
 	readable(b)
 	screenshots(b)
 
-	// After the page was loaded anew the tab has the token; forgotten, it is gone.
+	// After a reload the tab still has the token, until it is forgotten.
 	b.do(chromedp.Reload())
 	b.shows("#state", "ready")
 	b.focus("#forget")
@@ -307,7 +308,7 @@ func TestPage(t *testing.T) {
 	b.right()
 }
 
-// The page when requests fail, with a server in which they do.
+// The page shows failed requests.
 func TestPageFailures(t *testing.T) {
 	t.Parallel()
 	var revoked atomic.Bool
@@ -317,8 +318,8 @@ func TestPageFailures(t *testing.T) {
 		switch {
 		case what == "GET /":
 			http.ServeFile(w, r, "../../internal/page/page.html")
-		case what == "GET /v1/languages" && begun.Add(1) <= 2: // one may be the browser's own second try
-			panic(http.ErrAbortHandler) // as of a server that starts again
+		case what == "GET /v1/languages" && begun.Add(1) <= 2: // the browser may have retried once by itself
+			panic(http.ErrAbortHandler) // as if the server restarts
 		case r.Header.Get("Authorization") == "" || revoked.Load():
 			w.WriteHeader(http.StatusUnauthorized)
 		case what == "GET /v1/languages":
@@ -341,7 +342,7 @@ func TestPageFailures(t *testing.T) {
 	b.press("secret" + kb.Enter)
 	b.shows("#state", "ready")
 
-	// What the user has done in vain is still told after the status has come.
+	// A failed action of the user stays visible after a status update.
 	b.focus("#new")
 	b.press(kb.Enter)
 	b.shows("#state", "too many /v1/sessions")
@@ -349,7 +350,7 @@ func TestPageFailures(t *testing.T) {
 	harness.Until(t, harness.Bound, "the status", func() bool { return statuses.Load() >= n+2 })
 	b.shows("#state", "too many /v1/sessions")
 
-	// A file that cannot be shown takes nothing of the others, nor of the verdict.
+	// A file that cannot be shown does not affect the others or the verdict.
 	b.focus("#code")
 	b.program("x")
 	b.shows("#files p", "a.png: there are too many /v1/files/1")
@@ -364,8 +365,8 @@ func TestPageFailures(t *testing.T) {
 	b.right()
 }
 
-// readable looks at what a reader depends on: names of all that takes the focus, and contrast, in
-// the light and in the dark, as WCAG 2 has them (1.4.3, 4.1.2).
+// readable checks accessibility: names of all focusable elements and contrast, light and dark, as
+// in WCAG 2 (1.4.3, 4.1.2).
 func readable(b *tab) {
 	b.Helper()
 	nodes := command(b, accessibility.GetFullAXTree, accessibility.GetFullAXTreeParams{}).Nodes
@@ -405,7 +406,7 @@ func readable(b *tab) {
 	}
 }
 
-// screenshots makes those of docs, in the directory that SBXRUN_SCREENSHOTS names.
+// screenshots takes those of the documentation, in the directory SBXRUN_SCREENSHOTS.
 func screenshots(b *tab) {
 	b.Helper()
 	dir := os.Getenv("SBXRUN_SCREENSHOTS")
@@ -427,7 +428,7 @@ func screenshots(b *tab) {
 	}
 }
 
-// plot is a program with an image, by the standard library alone.
+// plot is a program with an image, using only the standard library.
 const plot = `import math, struct, zlib
 
 def chunk(kind, data):
@@ -444,8 +445,8 @@ with open("wave.png", "wb") as f:
 print("one period is", round(60 * math.pi), "pixels")
 `
 
-// What other sites' pages try with a server that a browser can reach without a token, because its
-// unix socket was forwarded, as ssh -L does.
+// Pages of other sites cannot use a server that a browser reaches without a token, because ssh -L
+// forwards its Unix socket.
 func TestPagesOfOtherSites(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -478,14 +479,14 @@ func TestPagesOfOtherSites(t *testing.T) {
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	b := browser(t)
 
-	// The user's own page, on which no token is asked for.
+	// The user's own page asks for no token.
 	own := newTab(t, b, "http://localhost:"+port+"/")
 	own.shows("#state", "ready")
 	own.program("print('mine')")
 	own.shows("#output", "mine")
 	own.right()
 
-	// Another site's page: neither can it have something run, nor read anything, nor show our page.
+	// Another site's page can neither run anything, nor read anything, nor embed our page.
 	site := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
 		fmt.Fprintf(w, `<!DOCTYPE html><iframe src="http://localhost:%s/"></iframe>`, port)
@@ -517,7 +518,7 @@ func TestPagesOfOtherSites(t *testing.T) {
 		return slices.ContainsFunc(other.wrong, func(text string) bool { return strings.Contains(text, "frame-ancestors") })
 	})
 
-	// The same with a name of its own for this address: then it is of one origin with the server.
+	// The same with its own name for this address, which makes it same-origin.
 	rebound := newTab(t, b, "http://"+foreign+":"+port+"/")
 	if got := rebound.text("body"); !strings.Contains(got, `"code":"policy"`) {
 		t.Errorf("%q", got)

@@ -22,10 +22,10 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// What a session has beside its workspace: overlay, snapshot, volumes, network.
+// What a session has besides its workspace: overlay, snapshot, volumes, network.
 
-// app makes a directory for overlays, and the configuration of a server whose tenants may have all
-// there is.
+// app returns a directory for overlays, and the configuration of a server whose tenants may use
+// everything.
 func app(t *testing.T) (dir, config string) {
 	t.Helper()
 	top := harness.Dir(t)
@@ -47,7 +47,7 @@ func port(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// want runs a command line in a session, or anywhere, and compares what it prints.
+// want runs a command line in a session, or without one, and compares its output.
 func (s *server) want(path, line, out string) {
 	s.t.Helper()
 	a := s.call(path, sh(line))
@@ -65,7 +65,7 @@ func (s *server) diffOf(path string) (d api.Diff) {
 	return d
 }
 
-// TestOverlay: a session writes to a directory of the server's, and that stays as it is.
+// A session writes to an overlay over a directory of the server, which stays unchanged.
 func TestOverlay(t *testing.T) {
 	t.Parallel()
 	dir, config := app(t)
@@ -101,7 +101,7 @@ func TestOverlay(t *testing.T) {
 	if status != 200 || len(names) != 4 || names["list"] != "one\nthree\n" || names["added"] != "new\n" {
 		t.Errorf("%d %q", status, names)
 	}
-	// Another session begins from the original; what a client asked for is told.
+	// Another session starts with the original. Requested properties are reported.
 	other := s.session(`{"overlay":{"name":"app","path":"/srv/app"}}`)
 	s.want(other+"/exec", "cat /srv/app/list", "one\ntwo\n")
 	if _, b := s.ask(http.MethodGet, other, nil); !strings.Contains(string(b), `"overlay":{"name":"app","path":"/srv/app"}`) {
@@ -128,10 +128,10 @@ func TestOverlay(t *testing.T) {
 	s.idle()
 }
 
-// hostileLayer makes what a command can in the directory that it is given: links out, a FIFO, a
-// socket, names of one file, names with newlines and bytes that are no UTF-8, a closed directory,
-// one that is deep, attributes and devices as overlayfs has them; then it exchanges directories and
-// files with links that lead out (renameat2(2), RENAME_EXCHANGE), for as long as it lives.
+// hostileLayer creates what a hostile command can leave in a directory: links out, a FIFO, a
+// socket, hard links, names with newlines and non-UTF-8 bytes, a closed directory, a deep one, and
+// overlayfs's attributes and devices. Then it exchanges directories and files with links that lead
+// out, as long as it lives (renameat2(2), RENAME_EXCHANGE).
 const hostileLayer = `import ctypes, os, socket, sys
 os.chdir(sys.argv[1])
 outside = sys.argv[2]
@@ -153,8 +153,8 @@ while True:
     for a, b in (b"d", b"evil"), (b"f", b"link"): libc.renameat2(-100, a, -100, b, 2)
 `
 
-// TestHostileFiles: whatever a session has in its overlay and in its workspace, and while that
-// changes, no answer has anything of outside, and nothing there changes.
+// Whatever a session has in its overlay and workspace, also while that changes, no answer contains
+// anything from outside, and nothing there changes.
 func TestHostileFiles(t *testing.T) {
 	t.Parallel()
 	dir, config := app(t)
@@ -210,8 +210,8 @@ func TestHostileFiles(t *testing.T) {
 	s.idle()
 }
 
-// TestPartsRefused: what a tenant may not have is refused before anything begins, and in one way,
-// whether or not it is there.
+// A tenant's request for something that it may not use is rejected before anything starts, in the
+// same way whether or not that exists.
 func TestPartsRefused(t *testing.T) {
 	t.Parallel()
 	dir, config := app(t)
@@ -273,7 +273,7 @@ func TestPartsRefused(t *testing.T) {
 	none.idle()
 }
 
-// TestVolumes: a volume outlives its session; one writes to it, or several read it.
+// A volume outlives its session. One session may write to it, or several read it.
 func TestVolumes(t *testing.T) {
 	t.Parallel()
 	_, config := app(t)
@@ -329,7 +329,7 @@ func (s *server) snapshot(path, body string) (x api.Snapshot) {
 	return x
 }
 
-// TestSnapshots: others begin where a session was, also when that has ended, and add a layer.
+// Sessions can start from a snapshot of another one, also after that has ended, and add a layer.
 func TestSnapshots(t *testing.T) {
 	t.Parallel()
 	dir, config := app(t)
@@ -343,7 +343,8 @@ func TestSnapshots(t *testing.T) {
 	if status, e := s.refused(http.MethodPost, path+"/snapshot", `{"name":"first"}`); status != 409 || e.Failure.Code != api.NameInUse {
 		t.Errorf("%d %+v", status, e)
 	}
-	// One at a time of a session: the other one of two is refused while the store keeps the first waiting.
+	// A session takes one snapshot at a time: the second request is rejected while the store's
+	// lock delays the first.
 	lock, err := os.OpenFile(filepath.Join(filepath.Dir(dir), "data", fmt.Sprintf("uid-%d", os.Getuid()), "snapshots/lock"), os.O_RDWR, 0)
 	harness.Must(t, err)
 	harness.Must(t, unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}))
@@ -372,7 +373,7 @@ func TestSnapshots(t *testing.T) {
 	for _, c := range s.diffOf(again).Changes {
 		got = append(got, fmt.Sprint(c.Kind, " ", c.Path))
 	}
-	if want := []string{"added added", "deleted list", "added more"}; !slices.Equal(got, want) { // with what the snapshot has
+	if want := []string{"added added", "deleted list", "added more"}; !slices.Equal(got, want) { // including the changes in the snapshot
 		t.Errorf("%q, want %q", got, want)
 	}
 	second := s.snapshot(again, `{}`)
@@ -400,7 +401,7 @@ func TestSnapshots(t *testing.T) {
 	if status, e := s.refused(http.MethodPost, "/v1/sessions", `{"snapshot":"first"}`); status != 404 || e.Failure.Code != api.NoSuchSnap {
 		t.Errorf("%d %+v", status, e)
 	}
-	// More than the tenant may keep.
+	// More than the tenant's quota.
 	s.want(again+"/exec", "head -c 100M /dev/urandom >/srv/big; stat -c %s /srv/big", "104857600\n")
 	if status, e := s.refused(http.MethodPost, again+"/snapshot", `{}`); status != 507 && status != 413 {
 		t.Errorf("%d %+v", status, e)
@@ -409,7 +410,7 @@ func TestSnapshots(t *testing.T) {
 	s.idle()
 }
 
-// TestSessionNetwork: hosts that are listed and within the tenant's list are reached, by the proxy.
+// The proxy reaches hosts on the session's list that the tenant's list allows.
 func TestSessionNetwork(t *testing.T) {
 	t.Parallel()
 	_, config := app(t)
@@ -447,10 +448,10 @@ except Exception as e:
 	for _, path := range []string{path, plain} {
 		s.ask(http.MethodDelete, path, nil)
 	}
-	s.idle() // and so there is no proxy
+	s.idle() // so that there is no proxy
 }
 
-// TestTenantsApart: volumes and snapshots are their tenant's, whatever they are called.
+// Volumes and snapshots belong to their tenant, whatever their names.
 func TestTenantsApart(t *testing.T) {
 	t.Parallel()
 	_, config := app(t)
@@ -484,7 +485,7 @@ func TestTenantsApart(t *testing.T) {
 	_, text := as("a", http.MethodPost, a+"/snapshot", `{"name":"state"}`)
 	var snap api.Snapshot
 	harness.Must(t, json.Unmarshal([]byte(text), &snap))
-	// The same names are others' own: not busy, and empty.
+	// Another tenant's volumes of the same names are not busy, and empty.
 	b := make("b", body)
 	if got := run("b", b, "ls /cache; ls /work"); got != "list\nsub\n" {
 		t.Errorf("%q", got)
@@ -506,21 +507,21 @@ func TestTenantsApart(t *testing.T) {
 	if _, got := as("c", http.MethodGet, "/v1/volumes", ""); !strings.Contains(got, `"volumes":[]`) {
 		t.Errorf("%s", got)
 	}
-	// Lists that are empty are not those of all.
+	// An empty list allows nothing.
 	for _, body := range []string{`{"overlay":{"name":"app"}}`, `{"network":{"allow":["a.example.org"]}}`} {
 		if status, got := as("c", http.MethodPost, "/v1/sessions", body); status != 403 {
 			t.Errorf("%s: %d %s", body, status, got)
 		}
 	}
-	// A snapshot of a directory that the tenant may not have any more.
+	// A snapshot of a directory that the tenant may no longer use.
 	for tenant, path := range map[string]string{"a": a, "b": b} {
 		as(tenant, http.MethodDelete, path, "")
 	}
 	s.idle()
 }
 
-// TestPartsKilled: of a server that was killed nothing is left: the next one has the same volumes
-// and snapshots, free, and what was half made is removed.
+// A killed server leaves no process. The next one has the same volumes and snapshots, unused, and
+// removes unfinished ones.
 func TestPartsKilled(t *testing.T) {
 	t.Parallel()
 	_, config := app(t)
@@ -541,12 +542,12 @@ func TestPartsKilled(t *testing.T) {
 		again := s.session(`{"snapshot":"state"}`)
 		s.want(again+"/exec", "cat /work/file", "kept\n")
 		s.call(again+"/exec", sh("head -c 30M /dev/urandom >/work/big"))
-		// In the midst of a snapshot, or of one session more.
+		// During a snapshot, or the start of a session.
 		broken := make(chan struct{})
 		go func() {
 			defer close(broken)
 			if round%2 == 0 {
-				_, _, _, _ = s.try(t.Context(), http.MethodPost, again+"/snapshot", "{}") // the server goes
+				_, _, _, _ = s.try(t.Context(), http.MethodPost, again+"/snapshot", "{}") // fails when the server dies
 			} else {
 				_, _, _, _ = s.try(t.Context(), http.MethodPost, "/v1/sessions", `{"snapshot":"state","network":{"allow":["a.example.org"]}}`)
 			}
@@ -572,7 +573,7 @@ func TestPartsKilled(t *testing.T) {
 	s.idle()
 }
 
-// Agents have the same, by create_session.
+// Agents get the same with create_session.
 func TestMCPParts(t *testing.T) {
 	t.Parallel()
 	dir, config := app(t)

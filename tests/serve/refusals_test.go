@@ -13,7 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// inMounts is a command in a mount namespace of its own, after a line of sh.
+// inMounts returns a command in its own mount namespace, after a line of sh.
 func inMounts(line string, argv ...string) *exec.Cmd {
 	wrap := []string{"--mount"}
 	if !harness.Root() {
@@ -22,8 +22,8 @@ func inMounts(line string, argv ...string) *exec.Cmd {
 	return exec.Command("unshare", append(append(wrap, "sh", "-c", line+` && exec "$@"`, "-"), argv...)...)
 }
 
-// A /proc of another PID namespace, and a full disk, are refused in one line, with exit codes
-// that tell them apart, and nothing is left of the server.
+// With a /proc of another PID namespace, or on a full disk, the server fails with one line and a
+// distinct exit code, and leaves nothing.
 func TestRefusedStart(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -62,7 +62,7 @@ func TestRefusedStart(t *testing.T) {
 				harness.Must(t, err)
 				said := make([]byte, 4096)
 				n, _ := stderr.Read(said)
-				_ = c.Wait() // its exit code is looked at
+				_ = c.Wait() // the test checks ProcessState
 				done()
 				if text := string(said[:n]); c.ProcessState.ExitCode() != test.code || strings.Count(text, "\n") != 1 || !strings.HasPrefix(text, "sbxrun: error: ") || !strings.Contains(text, test.word) {
 					t.Errorf("%q: exit code %d: %s", args, c.ProcessState.ExitCode(), text)
@@ -75,7 +75,7 @@ func TestRefusedStart(t *testing.T) {
 	}
 }
 
-// When the disk gets full, what needs it is refused and says so, and the server goes on.
+// When the disk fills up, requests that need it fail with that reason, and the server goes on.
 func TestDiskGetsFull(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
@@ -95,7 +95,7 @@ func TestDiskGetsFull(t *testing.T) {
 	if status, e := s.refused(http.MethodPost, "/v1/files", strings.Repeat("x", 2<<20)); status != 507 || e.Failure.Code != api.QuotaDisk || strings.Contains(e.Failure.Message, dir) {
 		t.Errorf("%d %+v", status, e)
 	}
-	for n := 0; ; n++ { // files without a byte, until there is no inode
+	for n := 0; ; n++ { // empty files, until there is no inode
 		if status, b := s.ask(http.MethodPost, "/v1/files", fmt.Sprint(n)); status == 507 && strings.Contains(string(b), `"quota-disk"`) {
 			break
 		} else if status != 201 || n > 8 {
@@ -104,7 +104,7 @@ func TestDiskGetsFull(t *testing.T) {
 	}
 	collected := sh("echo x >f")
 	collected.Collect = []string{"f"}
-	if os.Geteuid() == 0 { // in an ordinary user's namespace, with the disk of it, there can be no sandbox
+	if os.Geteuid() == 0 { // in an ordinary user's namespace with its own disk, there can be no sandbox
 		if a := s.run(collected); len(a.Files) != 1 || !strings.Contains(a.Files[0].Error, "full") || strings.Contains(a.Files[0].Error, dir) {
 			t.Errorf("%+v", a.Files)
 		}

@@ -38,7 +38,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// A wrong method gets 405 and the methods that the path has; an unknown path gets 404.
+// A wrong method gets 405 and the methods of the path; an unknown path gets 404.
 func TestMethods(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -88,9 +88,9 @@ func testRun(t *testing.T, config, room string) {
 			}
 		})
 	}
-	if room == "warm" { // a second program of python runs in what was started for it after the first
+	if room == "warm" { // after the first, a second Python program gets a prestarted interpreter
 		harness.Until(t, harness.Bound, "an interpreter that was started ahead", func() bool {
-			waits := map[string]bool{} // by when it was started
+			waits := map[string]bool{} // by what was started
 			for _, pid := range harness.Descendants(s.cmd.Process.Pid) {
 				if p, ok := harness.ReadProc(pid); ok && strings.HasPrefix(p.Comm, "python3") {
 					waits[p.Start] = true
@@ -110,8 +110,8 @@ func testRun(t *testing.T, config, room string) {
 	}
 }
 
-// A server's rooms are warm before the first call, and the output of a call is not what the next one
-// sees, nor its files.
+// Rooms are warm before the first call, and a call sees neither output nor files of the previous
+// one.
 func TestCallsApart(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[rooms]\nmin = 1\nmax = 1\n")
@@ -120,12 +120,12 @@ func TestCallsApart(t *testing.T) {
 		t.Errorf("the first call's room is %s", a.Room)
 	}
 	s.run(sh("echo secret >/tmp/a; echo secret >~/b; sleep 1000 & echo"))
-	if a := s.run(sh("ls /tmp ~; set -- /proc/[0-9]*; echo $#")); text(a.Stdout) != "/home/sandbox:\n\n/tmp:\n2\n" { // init, and the shell
+	if a := s.run(sh("ls /tmp ~; set -- /proc/[0-9]*; echo $#")); text(a.Stdout) != "/home/sandbox:\n\n/tmp:\n2\n" { // init and the shell
 		t.Errorf("%q", text(a.Stdout))
 	}
 }
 
-// What is wrong with a request is told, and nothing was started.
+// An invalid request is rejected, and nothing starts.
 func TestUsage(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "max_body = \"100k\"\n")
@@ -189,7 +189,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// Calls have few descriptors, in warm rooms and in others.
+// Calls have few descriptors, with and without warm rooms.
 func TestFewFiles(t *testing.T) {
 	t.Parallel()
 	few := strconv.FormatInt(limits.Files(1024), 10)
@@ -206,7 +206,7 @@ func TestFewFiles(t *testing.T) {
 	}
 }
 
-// What a client sends is not in the log: neither code, nor arguments, nor environment.
+// The log contains neither code, nor arguments, nor environment of a client.
 func TestLogHoldsNoSecrets(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -214,7 +214,7 @@ func TestLogHoldsNoSecrets(t *testing.T) {
 	s.run(api.Call{Language: "sh", Code: "echo hush-code"})
 	s.refused(http.MethodPost, "/v1/run", `{"argv":["hush-wrong"],"x":"hush-wrong"}`)
 	s.refused(http.MethodPost, "/v1/run", `{"argv":["true"]}`, "Authorization", "Bearer hush-token")
-	s.end() // then all of its log is here
+	s.end() // makes the log complete
 	if log := s.log.String(); strings.Contains(log, "hush") || !strings.Contains(log, `"cause":"exited"`) {
 		t.Error(log)
 	}
@@ -261,7 +261,7 @@ func TestFilesInAndOut(t *testing.T) {
 	if len(a.Files) != 2 || a.Files[0].Path != "d/e.csv" || a.Files[1].Path != "out.txt" || a.Files[1].Size != 5 || !strings.HasPrefix(a.Files[1].MediaType, "text/plain") {
 		t.Fatalf("%+v", a.Files)
 	}
-	// What was collected can be brought to the next call.
+	// Collected files can be passed to the next call.
 	next := sh("cat again")
 	next.Files = []api.FileIn{{Path: "again", ID: a.Files[1].ID}}
 	if a := s.run(next); text(a.Stdout) != "made\n" {
@@ -269,7 +269,7 @@ func TestFilesInAndOut(t *testing.T) {
 	}
 }
 
-// What is below, where no pattern leads, is not looked at, however much that is.
+// Directories that no pattern leads to are not searched, however large.
 func TestCollectShallow(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -338,14 +338,14 @@ func TestStreams(t *testing.T) {
 			testStream(t, s, accept)
 		})
 	}
-	// What cannot begin is no stream.
+	// A call that fails to start is not answered with a stream.
 	if status, e := s.refused(http.MethodPost, "/v1/run?stream=1", api.Call{Argv: []string{"true"}, Workdir: "/no/such"}); status != 400 {
 		t.Errorf("%d %+v", status, e)
 	}
 }
 
-// testStream: characters are whole, and what is none is base64. More than five seconds are long enough
-// for a sign of life.
+// testStream: characters are never split, and other bytes come as Base64. The call is long enough
+// for a keepalive.
 func testStream(t *testing.T, s *server, accept string) {
 	t.Helper()
 	call := sh(`printf 'a\303'; sleep 0.2; printf '\244b'; echo err >&2; sleep 5.5; printf '\377'`)
@@ -367,7 +367,7 @@ func testStream(t *testing.T, s *server, accept string) {
 			err += e.Text
 		}
 	}
-	all = slices.DeleteFunc(all, func(e api.Event) bool { return e.Event == "keepalive" }) // the first may be before the start
+	all = slices.DeleteFunc(all, func(e api.Event) bool { return e.Event == "keepalive" }) // the first one may come before the start
 	last := all[len(all)-1]
 	if out != "aäb" || err != "err\n" || string(binary) != "\xff" || kinds["keepalive"] == 0 || all[0].Event != "start" || all[0].ID == "" {
 		t.Errorf("%q %q %q %v", out, err, binary, kinds)
@@ -377,7 +377,7 @@ func testStream(t *testing.T, s *server, accept string) {
 	}
 }
 
-// A stream keeps to its bound too.
+// A stream also respects the output limit.
 func TestStreamBound(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -395,7 +395,7 @@ func TestStreamBound(t *testing.T) {
 	}
 }
 
-// A client that leaves ends its call, streamed or not.
+// A client that disconnects ends its call, with and without a stream.
 func testClientLeaves(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -416,7 +416,7 @@ func testClientLeaves(t *testing.T) {
 	harness.Until(t, harness.Bound, "the log", func() bool { return strings.Count(s.log.String(), `"cause":"canceled"`) == 2 })
 }
 
-// A client that reads nothing holds nobody else up.
+// A client that reads nothing does not delay others.
 func TestSlowReader(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -434,12 +434,12 @@ func TestSlowReader(t *testing.T) {
 	s.idle()
 }
 
-// A tenant's ceiling on output holds for calls that ask for nothing.
+// A tenant's output limit applies to calls that request none.
 func TestOutputCeiling(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[tenant]\nmax_output = \"64K\"\n")
 	call := sh("head -c 1M /dev/zero | tr '\\0' x")
-	const most = 64<<10 + 100 // with the words that say so
+	const most = 64<<10 + 100 // with the event around it
 	if a := s.run(call); len(text(a.Stdout)) > most || len(a.Clamped) > 0 {
 		t.Errorf("%d bytes, clamped %q", len(text(a.Stdout)), a.Clamped)
 	}
@@ -449,8 +449,8 @@ func TestOutputCeiling(t *testing.T) {
 	}
 }
 
-// Output that is all escapes in JSON costs the server little memory, and is cut down to what an
-// answer may have.
+// Output that JSON escapes completely costs the server little memory, and is truncated to the size
+// of an answer.
 func TestAnswerMemory(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -475,7 +475,7 @@ func TestAnswerMemory(t *testing.T) {
 	if err != nil || kib > 400<<10 {
 		t.Errorf("the server had %d KiB, %v", kib, err)
 	}
-	// Text comes as it is, however it is cut into pieces.
+	// Text arrives unchanged, however it is split into pieces.
 	want := strings.Repeat("\n<ä€😀>\"\\\t", 20_000)
 	call := sh("cat")
 	call.Stdin = want
@@ -484,8 +484,7 @@ func TestAnswerMemory(t *testing.T) {
 	}
 }
 
-// What an answer may need of a tenant's memory is taken before the call begins, and kept for as
-// long as the answer is.
+// An answer's maximum memory is reserved before the call starts, and released with the answer.
 func TestBuffers(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[tenant]\nbuffers = \"5M\"\n")
@@ -507,7 +506,7 @@ func TestBuffers(t *testing.T) {
 	cancel()
 	<-gone
 	s.idle()
-	// Its memory is given back a moment after its processes have ended.
+	// It is released a moment after its processes have ended.
 	var status int
 	var b []byte
 	harness.Until(t, harness.Bound, "the memory of the call that was left", func() bool {
@@ -522,7 +521,7 @@ func TestBuffers(t *testing.T) {
 	}
 }
 
-// So is that of what is told later, of which each that asks has a copy. A call can be removed all the same.
+// The same for a status, of which each reader gets a copy. A call can still be removed.
 func TestBuffersOfWhatIsTold(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[tenant]\nbuffers = \"5M\"\n")
@@ -548,7 +547,7 @@ func TestBuffersOfWhatIsTold(t *testing.T) {
 	}
 }
 
-// Many at once, each with its own answer.
+// Concurrent calls each get their own answer.
 func testManyAtOnce(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "places = 8\n")
@@ -558,7 +557,7 @@ func testManyAtOnce(t *testing.T) {
 			call := sh(fmt.Sprintf("echo %d", i))
 			if i%4 == 0 {
 				call = sh(fmt.Sprintf("echo %d; sleep 1000 & sleep 1000", i))
-				call.TimeoutMS = result.Milliseconds(harness.Deadline(time.Second)) // eight begin at once
+				call.TimeoutMS = result.Milliseconds(harness.Deadline(time.Second)) // eight start at once
 			}
 			b, err := json.Marshal(call)
 			if err != nil {
@@ -580,7 +579,7 @@ func testManyAtOnce(t *testing.T) {
 	s.idle()
 }
 
-// A tenant's own bound is 429, the server's 503; both say when to come again.
+// Over its own limit a tenant gets 429, over the server's 503, both with Retry-After.
 func TestBusy(t *testing.T) {
 	t.Parallel()
 	for config, want := range map[string]int{"[tenant]\nconcurrency = 1\nqueue = 0\n": 429, "places = 1\n[tenant]\nqueue = 0\n": 503} {
@@ -602,8 +601,8 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// A scrape has what ended calls, and how long they took; and a status, unless it is to, nothing of what
-// they were.
+// A scrape contains ended calls and their durations. A status reveals nothing of their contents
+// unless configured.
 func TestScrape(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -624,7 +623,7 @@ func TestScrape(t *testing.T) {
 	}
 	var sum float64
 	if _, rest, _ := strings.Cut(string(m), "sbxrun_call_duration_seconds_sum{room=\"cold\"} "); rest != "" {
-		sum, _ = strconv.ParseFloat(strings.Fields(rest)[0], 64) // 0 is too little
+		sum, _ = strconv.ParseFloat(strings.Fields(rest)[0], 64) // must be above 0
 	}
 	if bound := 3 * (0.3 + harness.Slack.Seconds()); sum < 0.3 || sum > bound {
 		t.Errorf("%v seconds", sum)
@@ -634,8 +633,8 @@ func TestScrape(t *testing.T) {
 	}
 }
 
-// The machine's tasks are near their bound: whatever would start something is refused, and says when
-// to come again. When there are tasks again, it is not.
+// When the machine is near its task limit, requests that start something are rejected with
+// Retry-After, until there are tasks again.
 func TestTaskBudget(t *testing.T) {
 	t.Parallel()
 	b := budget.New(t, 1000)
@@ -679,8 +678,8 @@ func TestTaskBudget(t *testing.T) {
 	}
 }
 
-// A server that is told to end starts nothing more, lets calls end, and cancels what takes
-// longer.
+// A server that is shutting down starts nothing, lets calls end, and cancels those that take too
+// long.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "", "--drain-timeout", "2s")
@@ -731,10 +730,10 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// SIGKILL of the server amid 50 calls and a session leaves nothing, and the next one
-// starts on the same socket and state. As often as SBXRUN_SOAK, at most 100 times, a third of them at any
-// moment of calls; and once SIGABRT, by which Go's runtime ends as after a panic in a goroutine that
-// nobody guards: with a trace of all, and 2.
+// SIGKILL of the server during 50 calls and a session leaves no process, and the next server
+// starts with the same socket and state. It does so SBXRUN_SOAK times, at most 100; a third of the
+// kills come at a random moment. One is SIGABRT, by which Go's runtime exits with a trace and 2,
+// as after a panic in an unguarded goroutine.
 func testServerKilled(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
@@ -761,7 +760,7 @@ func testServerKilled(t *testing.T) {
 		over()
 		removed(t, its)
 	}
-	var left []limits.Leftover // of kills of servers before there was a keeper, if by chance there were any
+	var left []limits.Leftover // of servers that were killed before they had a keeper, if there were any
 	if machine, err := limits.Detect(); err == nil {
 		left = machine.Leftovers()
 	}
@@ -777,8 +776,8 @@ func testServerKilled(t *testing.T) {
 	}
 }
 
-// amid begins 50 calls, each n of which is followed by others while the server lives, and a session
-// with a process, a cell and a stream. Half of the calls have limits, where they can be set.
+// amid starts 50 calls, each followed by others as long as the server lives, and a session with a
+// process, a cell and a stream. Half of the calls have limits where these can be set.
 func (s *server) amid(call func(n int) api.Call) (over func()) {
 	some := api.Limits{Pids: 64}
 	if status, _, _, err := s.try(s.t.Context(), http.MethodPost, "/v1/run", api.Call{Argv: []string{"true"}, Limits: some}); err == nil && status != http.StatusOK {
@@ -803,7 +802,7 @@ func (s *server) amid(call func(n int) api.Call) (over func()) {
 	all.Go(func() {
 		var x api.Session
 		if b, err := ask("/v1/sessions", api.NewSession{Limits: some}); err != nil || json.Unmarshal(b, &x) != nil {
-			return // it has been killed
+			return // the server was killed
 		}
 		path := "/v1/sessions/" + x.ID
 		_, _ = ask(path+"/processes", sh("exec sleep 5678"))
@@ -815,7 +814,8 @@ func (s *server) amid(call func(n int) api.Call) (over func()) {
 	return all.Wait
 }
 
-// reaper starts a server, and takes in what it leaves. It ends when there is nothing.
+// reaper starts a server, adopts and reaps the processes that it leaves, and exits when there are
+// none.
 const reaper = `import ctypes, os, sys
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) # PR_SET_CHILD_SUBREAPER
 os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:])
@@ -824,8 +824,8 @@ while True:
     except ChildProcessError: break
 `
 
-// killedAnyMoment kills a server that sets up calls, runs them and ends them all the time, without a
-// look before: what it has made last would not be seen. All of it is below the reaper.
+// killedAnyMoment kills a server that starts, runs and ends calls all the time. It does not look
+// first, because that would miss the youngest processes. Everything is below the reaper.
 func killedAnyMoment(t *testing.T, dir, config string) {
 	t.Helper()
 	s := serveBy(t, []string{"python3", "-c", reaper}, dir, config)
@@ -864,10 +864,10 @@ func killedAnyMoment(t *testing.T, dir, config string) {
 	removed(t, its)
 }
 
-// cgroups are the ids of those that something below a process is in.
+// cgroups returns the IDs of the cgroups that descendants of a process are in.
 func cgroups(pid int) (ids []string) {
 	for _, pid := range harness.Descendants(pid) {
-		text, _ := os.ReadFile(filepath.Join("/proc", itoa(pid), "cgroup")) // it may have ended
+		text, _ := os.ReadFile(filepath.Join("/proc", itoa(pid), "cgroup")) // it may have exited
 		for _, m := range regexp.MustCompile(`/sbxrun-([0-9a-f]{16})`).FindAllSubmatch(text, -1) {
 			ids = append(ids, string(m[1]))
 		}
@@ -876,7 +876,7 @@ func cgroups(pid int) (ids []string) {
 	return slices.Compact(ids)
 }
 
-// removed waits until cgroups are no more, by their ids.
+// removed waits until cgroups are gone, by their IDs.
 func removed(t *testing.T, ids []string) {
 	t.Helper()
 	harness.Until(t, harness.Bound, "the removal of cgroups", func() bool {
@@ -885,7 +885,8 @@ func removed(t *testing.T, ids []string) {
 	})
 }
 
-// Two servers share neither a socket nor a state directory, and only its user reaches a socket.
+// Two servers cannot share a socket or a state directory, and only the server's user reaches its
+// socket.
 func TestSocket(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -907,7 +908,7 @@ func TestSocket(t *testing.T) {
 	s.run(sh("true"))
 }
 
-// fails runs a server that is to end at once.
+// fails runs a server that should exit at once.
 func fails(t *testing.T, flags ...string) (stderr string, code int) {
 	t.Helper()
 	return failsAs(t, harness.Binary(t), flags...)
@@ -918,7 +919,7 @@ func failsAs(t *testing.T, binary string, flags ...string) (stderr string, code 
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Bound)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, binary, append([]string{"serve"}, flags...)...)
-	out, _ := combined(cmd) // its exit code is looked at
+	out, _ := combined(cmd) // the test checks ProcessState
 	return string(out), cmd.ProcessState.ExitCode()
 }
 
@@ -971,7 +972,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// The server is the one beside sbxrun, wherever else there is one.
+// sbxrun serve executes the sbxrund in its own directory, wherever else there is one.
 func TestServerBeside(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
@@ -992,7 +993,7 @@ func TestServerBeside(t *testing.T) {
 		}
 	}
 	refused("; install sbxrund in the same directory as sbxrun")
-	// In the sources, as after ./setup.sh demo.
+	// In the source tree, as after ./setup.sh demo.
 	harness.Must(t, os.WriteFile(filepath.Join(dir, "setup.sh"), nil, 0o755))
 	refused("; build it: " + filepath.Join(dir, "setup.sh") + " build")
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 )
 
-// A call cannot execute the server's own file as /proc/self/exe, with or without a warm room
+// A call cannot execute the server's own file through /proc/self/exe, with or without a warm room
 // (CVE-2019-5736).
 func TestSelfExe(t *testing.T) {
 	t.Parallel()

@@ -20,7 +20,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// server is one that a test has started, with a socket and a state of its own.
+// server is a server of a test, with its own socket and state.
 type server struct {
 	t      *testing.T
 	dir    string
@@ -33,8 +33,8 @@ type server struct {
 	cluster string // with a gateway in front
 }
 
-// serve starts a server with lines of configuration, and ends it after the test: then it must
-// have ended with 0, and nothing of it may be left.
+// serve starts a server with lines of configuration, and ends it after the test. It must then exit
+// with 0 and leave no process.
 func serve(t *testing.T, config string, flags ...string) *server {
 	t.Helper()
 	return serveIn(t, harness.Dir(t), config, flags...)
@@ -45,11 +45,11 @@ func serveIn(t *testing.T, dir, config string, flags ...string) *server {
 	return serveBy(t, nil, dir, config, flags...)
 }
 
-// serveBy has a command start the server.
+// serveBy starts the server through a command.
 func serveBy(t *testing.T, by []string, dir, config string, flags ...string) *server {
 	t.Helper()
 	if !strings.Contains(config, "[rooms]") {
-		config += "\n[rooms]\nmin = 0\nmax = 0\n" // what runs below the server is then the calls'
+		config += "\n[rooms]\nmin = 0\nmax = 0\n" // then all processes below the server belong to calls
 	}
 	s := &server{t: t, dir: dir, log: &harness.Log{}}
 	file := filepath.Join(dir, "config.toml")
@@ -81,8 +81,8 @@ func serveBy(t *testing.T, by []string, dir, config string, flags ...string) *se
 	return s
 }
 
-// logs waits until all of these are in the server's log. The server logs before it answers, but its
-// log comes through a pipe, which is read beside the test.
+// logs waits until the server's log contains all words. The server logs before it answers, but the
+// test reads its log through a pipe.
 func (s *server) logs(words ...string) {
 	s.t.Helper()
 	for _, word := range words {
@@ -90,8 +90,8 @@ func (s *server) logs(words ...string) {
 	}
 }
 
-// combined runs a command, and returns its output. The harness knows of it: what it does not know
-// it takes for abandoned, in whichever test looks next, and kills.
+// combined runs a command, and returns its output. It registers the command, because the harness
+// treats unknown children as abandoned and kills them.
 func combined(c *exec.Cmd) ([]byte, error) {
 	out := &harness.Log{}
 	c.Stdout, c.Stderr = out, out
@@ -104,7 +104,7 @@ func combined(c *exec.Cmd) ([]byte, error) {
 	return []byte(out.String()), err
 }
 
-// start starts the command of a server.
+// start starts the server's command.
 func (s *server) start() {
 	s.t.Helper()
 	s.ended = harness.Serve(s.t, s.cmd)
@@ -118,20 +118,20 @@ func (s *server) start() {
 
 func (s *server) socket() string { return filepath.Join(s.dir, "socket") }
 
-// end ends the server as its operator does.
+// end ends the server as an operator does.
 func (s *server) end() {
 	if s.killed {
 		return
 	}
 	s.killed = true
 	s.client.CloseIdleConnections()
-	_ = s.cmd.Process.Signal(unix.SIGTERM) // it may have ended
+	_ = s.cmd.Process.Signal(unix.SIGTERM) // fails only if it has exited
 	if code := harness.Ended(s.t, s.cmd, s.ended, s.log); code != 0 {
 		s.t.Errorf("the server has ended with %d: %s", code, s.log)
 	}
 }
 
-// kill kills the server, and comes back when nothing of it is left.
+// kill kills the server, and returns when all its processes have exited.
 func (s *server) kill() { s.killBy(unix.SIGKILL) }
 
 func (s *server) killBy(sig unix.Signal) {
@@ -148,17 +148,16 @@ func (s *server) idle() {
 	harness.Until(s.t, harness.Bound, "the end of all that the server runs", func() bool { return len(harness.Descendants(pid)) == 0 })
 }
 
-// busy waits until so many processes run below the server whose command lines begin with the
-// text.
+// busy waits until n processes below the server have a command line that begins with the text.
 func (s *server) busy(n int, text string) {
 	s.t.Helper()
 	harness.Until(s.t, harness.Bound, "commands with "+text, func() bool { return s.count(text) >= n })
 }
 
-// count returns how many processes run below the server whose command lines begin with the text.
+// count returns the number of processes below the server whose command lines begin with the text.
 func (s *server) count(text string) (found int) {
 	for _, pid := range harness.Descendants(s.cmd.Process.Pid) {
-		line, _ := os.ReadFile(filepath.Join("/proc", itoa(pid), "cmdline")) // it may have ended
+		line, _ := os.ReadFile(filepath.Join("/proc", itoa(pid), "cmdline")) // it may have exited
 		if strings.HasPrefix(strings.ReplaceAll(string(line), "\x00", " "), text) {
 			found++
 		}
@@ -166,7 +165,7 @@ func (s *server) count(text string) (found int) {
 	return found
 }
 
-// ask sends a request and returns the status and the whole answer.
+// ask sends a request, and returns the status and the whole answer.
 func (s *server) ask(method, path string, body any, headers ...string) (int, []byte) {
 	s.t.Helper()
 	status, answer, _, err := s.try(s.t.Context(), method, path, body, headers...)
@@ -212,7 +211,7 @@ func (s *server) try(ctx context.Context, method, path string, body any, headers
 	return a.StatusCode, b, a.Header, err
 }
 
-// run runs a call, which must have an answer.
+// run runs a call, which must be answered.
 func (s *server) run(call api.Call) *api.Answer {
 	s.t.Helper()
 	return s.call("/v1/run", call)
@@ -234,7 +233,7 @@ func (s *server) call(path string, call api.Call) *api.Answer {
 	return a
 }
 
-// refused asks for what must come to nothing, and returns the error.
+// refused makes a request that must fail, and returns the error.
 func (s *server) refused(method, path string, body any, headers ...string) (int, *api.Error) {
 	s.t.Helper()
 	status, b := s.ask(method, path, body, headers...)
@@ -263,7 +262,7 @@ func text(s *string) string {
 	return *s
 }
 
-// warm waits until so many rooms are.
+// warm waits until n rooms are warm.
 func (s *server) warm(n int) {
 	s.t.Helper()
 	harness.Until(s.t, harness.Bound, "warm rooms", func() bool {

@@ -20,7 +20,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// session makes one and returns its path.
+// session creates a session, and returns its path.
 func (s *server) session(body string) string {
 	s.t.Helper()
 	status, b := s.ask(http.MethodPost, "/v1/sessions", body)
@@ -69,7 +69,7 @@ func TestSession(t *testing.T) {
 	}
 }
 
-// A session ends by itself when nobody uses it, and at the end of its life, whatever runs.
+// A session ends when it is unused, and at the end of its lifetime, whatever runs.
 func TestSessionEnds(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -96,7 +96,7 @@ func TestSessionEnds(t *testing.T) {
 	s.idle()
 }
 
-// What runs in the background lives until it is told to end, or its session is.
+// A background process runs until it, or its session, is ended.
 func TestProcesses(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -114,7 +114,7 @@ func TestProcesses(t *testing.T) {
 	if status, b := s.ask(http.MethodPost, at+"/signal", api.Signal{Signal: "INT"}); status != 204 {
 		t.Errorf("%d %s", status, b)
 	}
-	if c := s.status(http.MethodGet, at+"?wait_ms=60000", nil, 200); c.Report == nil || c.Report.ExitCode != 5 || c.Report.TimeoutMS < 3600e3 { // the session's life
+	if c := s.status(http.MethodGet, at+"?wait_ms=60000", nil, 200); c.Report == nil || c.Report.ExitCode != 5 || c.Report.TimeoutMS < 3600e3 { // the session's lifetime
 		t.Errorf("%+v", c)
 	}
 	if _, b := s.ask(http.MethodGet, at+"/output", nil); string(b) != "up\ntold\n" {
@@ -136,7 +136,7 @@ func TestProcesses(t *testing.T) {
 	s.idle()
 }
 
-// A process gets a signal that is sent at once: it may not run yet, but it has not ended.
+// A process that is just starting gets a signal.
 func TestSignalAtOnce(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[tenant]\nconcurrency = 1\n")
@@ -187,7 +187,7 @@ func TestProcessStdin(t *testing.T) {
 		}
 	}
 
-	// More than a pipe takes comes whole, and byte by byte.
+	// More than a pipe holds arrives completely, and unchanged.
 	at = begin(api.Call{Argv: []string{"sha256sum"}})
 	big := bytes.Repeat([]byte("0123456789\x00\xff"), 100_000)
 	if status, b := s.ask(http.MethodPost, at+"/stdin?end=1", big, octet...); status != http.StatusNoContent {
@@ -195,13 +195,13 @@ func TestProcessStdin(t *testing.T) {
 	}
 	wrote(fmt.Sprintf("%x  -\n", sha256.Sum256(big)))
 
-	// One whose stdin is not kept reads nothing.
+	// A process without kept stdin reads nothing.
 	at = path + "/processes/" + s.status(http.MethodPost, path+"/processes", sh("cat; sleep 1000"), http.StatusAccepted).ID
 	if status, e := s.refused(http.MethodPost, at+"/stdin", "x", octet...); status != http.StatusBadRequest || e.Failure.Code != api.Usage {
 		t.Errorf("%d %+v", status, e)
 	}
 
-	// A client that leaves while the process does not read gives its turn to the next one.
+	// When a client disconnects while the process does not read, the next one gets its turn.
 	at = begin(sh("echo up; sleep 1000"))
 	wrote("up\n")
 	sends, leave := context.WithCancel(t.Context())
@@ -222,8 +222,8 @@ func TestProcessStdin(t *testing.T) {
 		t.Errorf("after a client that has left: %d %s %v", status, b, err)
 	}
 
-	// Who sends to a process that does not read is released by its end, and is told that a part
-	// may have been read.
+	// A client that sends to a process that does not read is released by the process's end, and
+	// told that part of the data may have been read.
 	at = begin(sh("head -c 10; sleep 1000"))
 	told := make(chan *api.Error, 1)
 	go func() {
@@ -247,7 +247,7 @@ func TestProcessStdin(t *testing.T) {
 	s.idle()
 }
 
-// counted counts what is read.
+// counted counts the bytes that were read.
 type counted struct {
 	io.Reader
 	n atomic.Int64
@@ -267,7 +267,7 @@ func TestSessionFiles(t *testing.T) {
 	if status, b := s.ask(http.MethodPut, path+"/files/d/e/f.txt?mode=755", strings.NewReader("#!/bin/sh\necho ran\n"), octet...); status != http.StatusCreated {
 		t.Fatalf("%d %s", status, b)
 	}
-	// It is the sandbox's user's, who may run, change and remove it.
+	// The file belongs to the sandbox's user, who may run, change and remove it.
 	if a := s.call(path+"/exec", sh("d/e/f.txt; echo more >>d/e/f.txt; stat -c %U d d/e/f.txt; ln -s /etc/passwd link; ln -s d dirlink; mkfifo fifo")); text(a.Stdout) != "ran\nsandbox\nsandbox\n" {
 		t.Errorf("%q %q", text(a.Stdout), text(a.Stderr))
 	}
@@ -300,11 +300,11 @@ func TestSessionFiles(t *testing.T) {
 	if _, e := s.refused(http.MethodGet, path+"/files/none", nil); e.Failure.Code != api.NoSuchFile {
 		t.Errorf("%+v", e)
 	}
-	// More than there is room for, at once and bit by bit.
+	// More than there is room for, at once and step by step.
 	if _, e := s.refused(http.MethodPut, path+"/files/big", io.LimitReader(zeros{}, 2<<20), octet...); e.Failure.Code != api.TooLarge && e.Failure.Code != api.QuotaDisk {
 		t.Errorf("%+v", e)
 	}
-	// Commands can make more entries than the interface does. Then it makes none, and says so.
+	// Commands may create more entries than the API does, which then creates none and says so.
 	s.call(path+"/exec", sh("rm -f big; for i in $(seq 30); do : >n$i; done"))
 	for _, name := range []string{"more", "d/more", "new/more"} {
 		if status, e := s.refused(http.MethodPut, path+"/files/"+name, strings.NewReader("x"), octet...); status != http.StatusInsufficientStorage || e.Failure.Code != api.QuotaDisk {
@@ -319,7 +319,7 @@ func TestSessionFiles(t *testing.T) {
 			t.Errorf("%s: %+v", all, e)
 		}
 	}
-	// Holes, and second names, cost a command nothing, and whoever reads them into memory dear.
+	// Sparse files and hard links cost a command nothing, but are expensive to read into memory.
 	for _, script := range []string{"rm -rf * && truncate -s 7E huge", "rm -rf * && head -c 200000 /dev/zero >a && for i in $(seq 12); do ln a a$i; done"} {
 		s.call(path+"/exec", sh(script))
 		if _, e := s.refused(http.MethodGet, path+"/archive", nil); e.Failure.Code != api.TooLarge {
@@ -334,7 +334,7 @@ func TestSessionFiles(t *testing.T) {
 	}
 }
 
-// archive makes a tar stream of headers; files have their names as text.
+// archive creates a tar stream; each file contains its name.
 func archive(t *testing.T, all ...tar.Header) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -422,21 +422,21 @@ func TestArchive(t *testing.T) {
 	}
 }
 
-// What a session may use, all of it together may.
+// The session's quotas apply to everything in it together.
 func TestSessionQuota(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[tenant]\nsessions = 1\n")
 	path := s.session(`{}`)
 	status, b, header, err := s.try(t.Context(), http.MethodPost, "/v1/sessions", `{}`)
-	if status != 409 || header.Get("Retry-After") != "" || err != nil || !strings.Contains(string(b), `"quota-kept"`) { // to wait does not help
+	if status != 409 || header.Get("Retry-After") != "" || err != nil || !strings.Contains(string(b), `"quota-kept"`) { // waiting does not help
 		t.Errorf("%d %v %s %v", status, header, b, err)
 	}
 	s.ask(http.MethodDelete, path, nil)
 	s.session(`{}`)
 }
 
-// A client who sends a byte from time to time, or takes none, does not keep a session from its
-// end, nor the server from its own.
+// A client that sends or reads a byte from time to time delays neither the end of a session nor
+// that of the server.
 func TestSessionEndsDuringTransfers(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -454,7 +454,7 @@ func TestSessionEndsDuringTransfers(t *testing.T) {
 		if _, err := io.WriteString(c, request+" HTTP/1.1\r\nHost: sbxrun\r\n"+length+"\r\n"); err != nil {
 			t.Fatal(err)
 		}
-		if length == "" { // its answer has begun
+		if length == "" { // the answer has started
 			if _, err := c.Read(make([]byte, 1)); err != nil {
 				t.Fatal(err)
 			}
@@ -467,7 +467,7 @@ func TestSessionEndsDuringTransfers(t *testing.T) {
 		for {
 			for i, c := range all {
 				if i < 2 {
-					_, _ = c.Write([]byte("x")) // the server may have closed it
+					_, _ = c.Write([]byte("x")) // fails if the server has closed it
 				} else {
 					_, _ = c.Read(make([]byte, 1)) // likewise
 				}
@@ -488,8 +488,8 @@ func TestSessionEndsDuringTransfers(t *testing.T) {
 	}
 }
 
-// Clients that stand still in the middle of a file, to or from a session, do not keep it from its
-// end for as long as they are waited for.
+// Clients that stall in the middle of a transfer do not delay the session's end by the time that
+// the server waits for them.
 func TestStandingStill(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -526,7 +526,7 @@ func TestStandingStill(t *testing.T) {
 	if status, b := s.ask(http.MethodDelete, path, nil); status != 200 {
 		t.Errorf("%d %s", status, b)
 	}
-	if took := time.Since(begin); took > 20*time.Second { // a client is waited for 30
+	if took := time.Since(begin); took > 20*time.Second { // the server waits 30 s for a client
 		t.Errorf("the end took %v", took)
 	}
 }

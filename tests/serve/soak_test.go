@@ -23,30 +23,30 @@ import (
 type soak struct {
 	*server
 	address string
-	calls   int // how many are to be answered
+	calls   int // number of calls to be answered
 
 	mu     sync.Mutex
 	begun  int
-	kinds  map[string]int // calls that have ended, by what they were
+	kinds  map[string]int // calls that have ended, by kind
 	of     map[string]int // answers of each tenant
 	made   int
-	causes map[string]string // of each call that was let in, by its request id; "" of a client that has left
+	causes map[string]string // cause of each admitted call by request ID; "" if the client has disconnected
 	failed int
-	marks  []int64 // of the server's memory, each tenth of the calls
+	marks  []int64 // the server's memory after each tenth of the calls
 }
 
-// A call of the soak: what it runs, and what its answer must be.
+// soakCall is a call, with the check of its answer.
 type soakCall struct {
 	api.Call
 	kind  string
-	leave time.Duration // after which the client leaves; 0 for never
+	leave time.Duration // when the client disconnects; 0 for never
 	right func(a *api.Answer) bool
 }
 
-// tree20 is what ends with its deadline, or with its client.
+// tree20 ends with its deadline or its client.
 const tree20 = "i=0; while [ $i -lt 19 ]; do setsid sh -c 'trap \"\" TERM; sleep 600' & i=$((i+1)); done; trap '' TERM; wait"
 
-// next is one call at random: a third of them are trees that time out.
+// next returns a random call: a third of them are trees that time out.
 func (s *soak) next(r *rand.Rand) soakCall {
 	canceled := func(a *api.Answer) bool { return a.Cause == "canceled" || a.Cause == "timeout" }
 	n := r.IntN(100)
@@ -77,7 +77,7 @@ func (s *soak) next(r *rand.Rand) soakCall {
 	return soakCall{c, "short", 0, func(a *api.Answer) bool { return text(a.Stdout) == word && a.ExitCode == n-50 }}
 }
 
-// client makes calls until there are enough answers of all clients.
+// client makes calls until all clients together have enough answers.
 func (s *soak) client(tenant string, r *rand.Rand) {
 	client := &http.Client{Timeout: harness.Bound, Transport: &http.Transport{}}
 	defer client.CloseIdleConnections()
@@ -92,7 +92,7 @@ func (s *soak) client(tenant string, r *rand.Rand) {
 				s.t.Errorf("%s, %s: %s", tenant, c.kind, wrong)
 			}
 		case kind == "refused":
-			s.begun-- // to be made again
+			s.begun-- // to be repeated
 		default:
 			s.of[tenant]++
 		}
@@ -100,7 +100,7 @@ func (s *soak) client(tenant string, r *rand.Rand) {
 	}
 }
 
-// more reports whether one more call is to be made.
+// more reports whether another call should be made.
 func (s *soak) more() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,16 +113,16 @@ func (s *soak) more() bool {
 	return true
 }
 
-// ended notes how a call did.
+// ended records the end of a call.
 func (s *soak) ended(id, cause string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.causes[id] = cause
 }
 
-// logged compares the server's log with what its clients have seen: each call ended once, that of
-// a client who left was canceled, and no other was. The server has ended: only then is its log, which
-// comes through a pipe, sure to be here.
+// logged compares the server's log with what its clients have seen: each call ended once, and
+// exactly those of clients that disconnected were canceled. The server has exited, so its log is
+// complete.
 func (s *soak) logged() {
 	s.t.Helper()
 	its := map[string][]string{}
@@ -137,7 +137,7 @@ func (s *soak) logged() {
 		got := its[id]
 		if cause == "" {
 			left, canceled = left+1, canceled+len(got)
-			if len(got) > 1 || len(got) == 1 && got[0] != "canceled" { // of none, nothing was started
+			if len(got) > 1 || len(got) == 1 && got[0] != "canceled" { // with none, nothing was started
 				s.t.Errorf("%s: its client has left, and the log has %v", id, got)
 			}
 		} else if !slices.Equal(got, []string{cause}) {
@@ -150,7 +150,7 @@ func (s *soak) logged() {
 	}
 }
 
-// one makes a call, and says what is wrong with its answer, and what became of it.
+// one makes a call, and returns what is wrong with its answer, and its kind.
 func (s *soak) one(client *http.Client, tenant string, c soakCall) (wrong, kind string) {
 	s.mu.Lock()
 	s.made++
@@ -176,7 +176,7 @@ func (s *soak) one(client *http.Client, tenant string, c soakCall) (wrong, kind 
 	r, err := client.Do(q)
 	if err != nil && ctx.Err() != nil {
 		s.ended(id, "")
-		return "", c.kind // it has left
+		return "", c.kind // it has disconnected
 	}
 	if err != nil {
 		return err.Error(), c.kind
@@ -196,7 +196,7 @@ func (s *soak) one(client *http.Client, tenant string, c soakCall) (wrong, kind 
 			return "more than one answer", c.kind
 		}
 		if a.Teardown.Verdict != "proven" || len(a.Teardown.Survivors) > 0 || !c.right(&a) {
-			text, _ := json.Marshal(a) // it came as JSON
+			text, _ := json.Marshal(a) // decoded from JSON
 			return string(text), c.kind
 		}
 		return "", c.kind
@@ -206,23 +206,23 @@ func (s *soak) one(client *http.Client, tenant string, c soakCall) (wrong, kind 
 		if err := dec.Decode(&e); err != nil || e.Started || after <= 0 {
 			return fmt.Sprintf("refused with %+v, %v", e, err), "refused"
 		}
-		time.Sleep(time.Duration(after) * time.Second) // as it was told
+		time.Sleep(time.Duration(after) * time.Second) // Retry-After
 		return "", "refused"
 	}
 	return "status " + r.Status, c.kind
 }
 
-// below counts what runs below the server: processes, and tasks.
+// below counts processes and tasks below the server.
 func (s *soak) below() (processes, tasks int) {
 	for _, pid := range harness.Descendants(s.cmd.Process.Pid) {
-		list, _ := os.ReadDir(filepath.Join("/proc", itoa(pid), "task")) // it may have ended
+		list, _ := os.ReadDir(filepath.Join("/proc", itoa(pid), "task")) // it may have exited
 		processes++
 		tasks += len(list)
 	}
 	return processes, tasks
 }
 
-// descriptors counts those of the server.
+// descriptors returns the number of the server's descriptors.
 func (s *soak) descriptors() int {
 	list, err := os.ReadDir(filepath.Join("/proc", itoa(s.cmd.Process.Pid), "fd"))
 	if err != nil {
@@ -231,10 +231,10 @@ func (s *soak) descriptors() int {
 	return len(list)
 }
 
-// 24 clients of three tenants, one of which has four times as many as the others, against a
-// server that is always full: trees that time out, clients that leave, floods, fork bombs.
-// Every call has one answer, or is refused with started:false; nothing is left of any; nobody has
-// less than 0.7 of its share. 40 calls for each of SBXRUN_SOAK.
+// 24 clients of three tenants, one with four times as many clients as the others, keep a server
+// full with trees that time out, disconnecting clients, floods and fork bombs. Every call is
+// answered once or rejected with started:false, nothing is left of any, and no tenant gets less
+// than 0.7 of its share. SBXRUN_SOAK times 40 calls.
 func TestServeSoak(t *testing.T) {
 	const rooms = 6
 	s := &soak{calls: 40 * harness.Soak(t), kinds: map[string]int{}, of: map[string]int{}, causes: map[string]string{}}
@@ -251,8 +251,8 @@ queue = 8
 `, rooms, harness.FixturesDir(t)), "many", "few", "some")
 	s.warm(rooms)
 	processes, tasks := s.below()
-	// In rooms that are ready the init of the next call may still be made, which takes some. Rooms that
-	// have been called have fewer.
+	// A warm room may still be preparing the init of its next call, which takes descriptors. Used
+	// rooms have fewer.
 	descriptors, same := 0, 0
 	harness.Until(t, harness.Bound, "descriptors to stay as they are", func() bool {
 		now := s.descriptors()
@@ -267,7 +267,7 @@ queue = 8
 		harness.Must(t, err)
 		seed = n
 	}
-	load, _ := os.ReadFile("/proc/loadavg") // for the log alone
+	load, _ := os.ReadFile("/proc/loadavg") // only logged
 	t.Logf("SBXRUN_SOAK_SEED=%d, %d calls, load %s", seed, s.calls, load)
 	begun := time.Now()
 	var all sync.WaitGroup
@@ -287,7 +287,7 @@ queue = 8
 		sum += n
 	}
 	for tenant, n := range s.of {
-		if share := 3 * float64(n) / float64(sum); sum >= 400 && share < 0.7 { // of fewer it is chance
+		if share := 3 * float64(n) / float64(sum); sum >= 400 && share < 0.7 { // with fewer calls it is chance
 			t.Errorf("%s has %.2f of its share", tenant, share)
 		}
 	}

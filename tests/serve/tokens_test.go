@@ -30,7 +30,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// tokens writes a token file: of each tenant the token is its name and "-token".
+// tokens writes a token file. Each tenant's token is its name and "-token".
 func tokens(t *testing.T, name string, tenants ...string) {
 	t.Helper()
 	text := "# whose calls are taken\n\n"
@@ -40,7 +40,7 @@ func tokens(t *testing.T, name string, tenants ...string) {
 	harness.Must(t, os.WriteFile(name, []byte(text), 0o600))
 }
 
-// overTCP starts a server that listens on TCP as well, and returns its address.
+// overTCP starts a server that also listens on TCP, and returns its address.
 func overTCP(t *testing.T, config string, tenants ...string) (*server, string) {
 	t.Helper()
 	dir := harness.Dir(t)
@@ -102,7 +102,7 @@ func TestTokens(t *testing.T) {
 			t.Errorf("%s: %d", path, r.StatusCode)
 		}
 	}
-	// What one tenant has, another cannot see.
+	// Tenants don't see each other's resources.
 	b, err := json.Marshal(sh("sleep 1000"))
 	harness.Must(t, err)
 	q, err := http.NewRequest(http.MethodPost, "http://"+address+"/v1/calls", bytes.NewReader(b))
@@ -122,8 +122,8 @@ func TestTokens(t *testing.T) {
 	if status, b := s.ask(http.MethodDelete, "/v1/calls/"+c.ID, nil, "Authorization", "Bearer big-token"); status != 200 {
 		t.Errorf("%d %s", status, b)
 	}
-	// SIGHUP reads the tokens again: one that is gone is not taken any more. A file that is
-	// wrong changes nothing.
+	// SIGHUP rereads the tokens: a removed one is no longer accepted, and an invalid file changes
+	// nothing.
 	tokens(t, filepath.Join(s.dir, "tokens"), "small")
 	_ = s.cmd.Process.Signal(unix.SIGHUP)
 	harness.Until(t, harness.Bound, "the new tokens", func() bool {
@@ -138,8 +138,8 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// certificates makes an authority, and a certificate for 127.0.0.1 that it has signed: the files ca,
-// cert and key of a directory.
+// certificates creates a certificate authority and a certificate for 127.0.0.1: the files ca, cert
+// and key in a directory.
 func certificates(t *testing.T) (dir string) {
 	t.Helper()
 	dir = harness.Dir(t)
@@ -166,7 +166,7 @@ func certificates(t *testing.T) (dir string) {
 	return dir
 }
 
-// roots are what an authority's file says to trust.
+// roots returns a pool with the authority's certificate.
 func roots(t *testing.T, dir string) *x509.CertPool {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(dir, "ca"))
@@ -201,7 +201,7 @@ func TestTLS(t *testing.T) {
 	if r.ProtoMajor != 1 {
 		t.Errorf("%s, where a reset is easily lost", r.Proto)
 	}
-	// SIGHUP takes over a renewed certificate. One that is half there changes nothing.
+	// SIGHUP loads a renewed certificate. An incomplete one changes nothing.
 	renewed := certificates(t)
 	replace := func(name string) {
 		harness.Must(t, os.Rename(filepath.Join(renewed, name), filepath.Join(dir, name)))
@@ -212,7 +212,7 @@ func TestTLS(t *testing.T) {
 	if status, b := post(t, trusting(dir), "https://"+address, "me-token", sh("true")); status != 200 {
 		t.Errorf("%d %s", status, b)
 	}
-	// Nor does one that comes with something wrong, whatever is looked at first.
+	// Nor does one beside another invalid setting.
 	config := filepath.Join(s.dir, "config.toml")
 	right, err := os.ReadFile(config)
 	harness.Must(t, err)
@@ -230,8 +230,8 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// SIGHUP takes over languages, for agents too, and ceilings. All else waits for a restart: what runs
-// keeps its directories.
+// SIGHUP reloads languages, also for agents, and limits. Everything else needs a restart, because
+// running calls keep their directories.
 func TestReload(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
@@ -276,8 +276,8 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// systemd's way: the socket is there already, on descriptor 3, and it is told when calls are
-// taken, and when no more are.
+// With systemd's socket activation, the server gets its socket on descriptor 3, and notifies
+// systemd when it is ready and when it stops.
 func TestSocketActivation(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
@@ -307,7 +307,7 @@ func TestSocketActivation(t *testing.T) {
 	if got := note(); got != "READY=1" {
 		t.Errorf("%q", got)
 	}
-	_ = s.cmd.Process.Signal(unix.SIGHUP) // by now the environment says nothing of sockets
+	_ = s.cmd.Process.Signal(unix.SIGHUP) // the environment no longer mentions sockets
 	harness.Until(t, harness.Bound, "the reload", func() bool { return strings.Contains(s.log.String(), `"msg":"reload`) })
 	if log := s.log.String(); !strings.Contains(log, `"msg":"reloaded"`) || strings.Contains(log, "needs a restart") {
 		t.Error(log)
@@ -324,7 +324,7 @@ func TestSocketActivation(t *testing.T) {
 	}
 }
 
-// group has the socket's group call, each user as a tenant of its own, and nobody else.
+// group lets the socket's group call, each user as its own tenant, and nobody else.
 func (s *server) group() {
 	const group = 61234
 	harness.Must(s.t, os.Chown(s.socket(), 0, group))

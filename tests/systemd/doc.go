@@ -1,4 +1,3 @@
-// Package systemd has tests of the built command for a login session under systemd, where
-// nobody but systemd can make a cgroup. They are built with the tag systemd, and run by
-// ./setup.sh test-vm.
+// Package systemd tests the built command in a login session under systemd, where only systemd can
+// create cgroups. The tests have the build tag systemd; ./setup.sh test-vm runs them.
 package systemd

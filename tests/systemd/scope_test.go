@@ -20,8 +20,8 @@ func TestMain(m *testing.M) { harness.Main(m) }
 
 const hog = "x = bytearray(200 << 20); print(len(x))"
 
-// session makes sure that this is a session in which nothing can be made without
-// systemd, and that in the end nothing is left of what systemd has made.
+// session asserts that only systemd can create cgroups in this session, and at the end that no
+// scope is left.
 func session(t *testing.T) {
 	t.Helper()
 	data, err := os.ReadFile("/proc/self/cgroup")
@@ -40,10 +40,10 @@ func session(t *testing.T) {
 	})
 }
 
-// scopes are the cgroups of sandboxes.
+// scopes returns the cgroups of sandboxes.
 func scopes(t *testing.T) (found []string) {
 	t.Helper()
-	// What vanishes meanwhile is not there.
+	// Cgroups may vanish meanwhile.
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error {
 		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), limits.Prefix) {
 			found = append(found, path)
@@ -53,7 +53,7 @@ func scopes(t *testing.T) (found []string) {
 	return found
 }
 
-// enforced asserts that a limit is enforced by cgroup v2, and says whether it was hit.
+// enforced asserts that cgroup v2 enforces a limit, and reports whether it was hit.
 func enforced(t *testing.T, r *harness.Report, name string) (hit bool) {
 	t.Helper()
 	for _, l := range r.Limits {
@@ -68,7 +68,7 @@ func enforced(t *testing.T, r *harness.Report, name string) (hit bool) {
 	return false
 }
 
-// The limits of a run are enforced by a scope of its own.
+// A run's limits are enforced by a scope of its own.
 func TestRun(t *testing.T) {
 	session(t)
 	r := harness.Run(t, harness.Options{}, "--memory", "64M", "--pids", "20", "--cpus", "0.5", "true")
@@ -88,7 +88,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// Whoever is killed, systemd collects the scope.
+// systemd removes the scope, whichever process is killed.
 func TestKilled(t *testing.T) {
 	session(t)
 	p := harness.Start(t, harness.Options{}, "--memory", "64M", "sh", "-c", "echo up; sleep 300")
@@ -100,7 +100,7 @@ func TestKilled(t *testing.T) {
 	p.Wait()
 }
 
-// A sandbox that lives on has a scope, and its execs have theirs in it.
+// A sandbox has a scope, and its execs have theirs in it.
 func TestSandbox(t *testing.T) {
 	session(t)
 	s := harness.NewState(t)

@@ -1,7 +1,6 @@
-// Command dist prints the software bill of materials of a Go program in CycloneDX's
-// form: the modules that are in it, as the go command has recorded them there. make.sh
-// calls it. It is in a module of its own, with the program that makes packages: sbxrun
-// needs none of what these do.
+// Command dist prints the software bill of materials of a Go program in CycloneDX form: the
+// modules that the go command has recorded in it. make.sh calls it. It is in a module of its own,
+// with the program that makes packages, because sbxrun needs none of their modules.
 //
 // usage: dist -version VERSION PROGRAM
 package main
@@ -46,8 +45,7 @@ func run(w io.Writer, program, version string) error {
 	return cyclonedx.NewBOMEncoder(w, cyclonedx.BOMFileFormatJSON).SetPretty(true).EncodeVersion(b, cyclonedx.SpecVersion1_6)
 }
 
-// bom has neither a serial number nor the time, so that the same program has the
-// same one.
+// bom has neither a serial number nor a time, so that the same program always has the same one.
 func bom(info *debug.BuildInfo, version string) (*cyclonedx.BOM, error) {
 	program := component(cyclonedx.ComponentTypeApplication, info.Main.Path, version)
 	program.Name = path.Base(info.Path)
@@ -59,7 +57,7 @@ func bom(info *debug.BuildInfo, version string) (*cyclonedx.BOM, error) {
 		}
 	}
 
-	// The standard library has no record of its own: it is the compiler's.
+	// The standard library has no record of its own; its version is the compiler's.
 	compiler, _, _ := strings.Cut(strings.TrimPrefix(info.GoVersion, "go"), " ") // "go1.26.0 X:nodwarf5"
 	modules := []cyclonedx.Component{component(cyclonedx.ComponentTypeLibrary, "std", compiler)}
 	for _, m := range info.Deps {
@@ -86,7 +84,7 @@ func bom(info *debug.BuildInfo, version string) (*cyclonedx.BOM, error) {
 	return b, nil
 }
 
-// component is a module under its package URL.
+// component is a module with its package URL.
 func component(kind cyclonedx.ComponentType, module, version string) cyclonedx.Component {
 	purl := "pkg:golang/" + module + "@" + strings.ReplaceAll(version, "+", "%2B")
 	return cyclonedx.Component{Type: kind, Name: module, Version: version, PackageURL: purl, BOMRef: purl}
