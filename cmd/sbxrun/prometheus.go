@@ -14,11 +14,11 @@ import (
 // libraries for it take every start of sbxrun 0.1 to 0.4 ms for their initialization.
 func printPrometheus(w io.Writer, s statistics) error {
 	var b exposition
-	b.metric("sbxrun_tasks", "Tasks in use against a bound.")
+	b.metric("sbxrun_tasks", "Tasks that count toward a limit.")
 	for _, bound := range s.Bounds {
 		b.sample(float64(bound.Tasks), "bound", bound.Path)
 	}
-	b.metric("sbxrun_tasks_max", "How many tasks a bound allows.")
+	b.metric("sbxrun_tasks_max", "Maximum number of tasks of a limit.")
 	for _, bound := range s.Bounds {
 		b.sample(float64(bound.Max), "bound", bound.Path)
 	}

@@ -12,19 +12,19 @@ import (
 
 // Call is one command or program to run.
 type Call struct {
-	Argv     []string          `json:"argv,omitempty" maxItems:"4096" doc:"The command and its arguments; or give language and code instead"`
-	Language string            `json:"language,omitempty" maxLength:"64" doc:"One of /v1/languages"`
-	Code     string            `json:"code,omitempty" doc:"The program, with language"`
-	Stdin    string            `json:"stdin,omitempty" doc:"What it reads, as text"`
-	Env      map[string]string `json:"env,omitempty" maxProperties:"1024" doc:"Variables besides PATH, HOME and USER; none are taken from the server's environment"`
-	Workdir  string            `json:"workdir,omitempty" maxLength:"4096" doc:"Working directory, absolute; the workspace by default"`
+	Argv     []string          `json:"argv,omitempty" maxItems:"4096" doc:"Command and arguments; alternatively, give code"`
+	Language string            `json:"language,omitempty" maxLength:"64" doc:"A language of /v1/languages"`
+	Code     string            `json:"code,omitempty" doc:"Program text"`
+	Stdin    string            `json:"stdin,omitempty" doc:"Standard input as text"`
+	Env      map[string]string `json:"env,omitempty" maxProperties:"1024" doc:"Environment variables in addition to PATH, HOME and USER; the server's environment is not inherited"`
+	Workdir  string            `json:"workdir,omitempty" maxLength:"4096" doc:"Working directory, an absolute path; default: the workspace"`
 
-	TimeoutMS float64 `json:"timeout_ms,omitempty" minimum:"0" doc:"Time from its beginning until everything in it is killed; 0 for the server's default. Values above the server's maximum are reduced to that, and listed in clamped."`
-	GraceMS   float64 `json:"grace_ms,omitempty" minimum:"0" doc:"Time from SIGTERM to SIGKILL at the deadline; 0 for SIGKILL at once. Reduced like timeout_ms."`
+	TimeoutMS float64 `json:"timeout_ms,omitempty" minimum:"0" doc:"Time limit after which everything is killed; 0 for the server's default. A value above the server's maximum is reduced and listed in clamped."`
+	GraceMS   float64 `json:"grace_ms,omitempty" minimum:"0" doc:"Time between SIGTERM and SIGKILL at the deadline; 0 for SIGKILL at once. Reduced like timeout_ms."`
 
 	Limits  Limits   `json:"limits,omitempty"`
-	Files   []FileIn `json:"files,omitempty" maxItems:"1024" doc:"Files in the workspace when it begins"`
-	Collect []string `json:"collect,omitempty" maxItems:"64" doc:"Patterns of files in the workspace to keep after the end, as for Go's path.Match: *.png, out/*.csv"`
+	Files   []FileIn `json:"files,omitempty" maxItems:"1024" doc:"Files to write to the workspace first"`
+	Collect []string `json:"collect,omitempty" maxItems:"64" doc:"Patterns of workspace files to store after the end, as for Go's path.Match: *.png, out/*.csv"`
 
 	Parts // for a new sandbox; a session has its own
 }
@@ -32,57 +32,57 @@ type Call struct {
 // Parts are mounts and network access of a sandbox in addition to its workspace. The server's configuration
 // determines which of them a tenant may use.
 type Parts struct {
-	Overlay  *Overlay `json:"overlay,omitempty" doc:"A directory of the server's that is shown as writable, and stays as it is. In a session: not for its commands"`
-	Snapshot string   `json:"snapshot,omitempty" maxLength:"64" doc:"Id or name of a snapshot, from whose state the overlay begins; overlay is not needed then"`
-	Volumes  []Volume `json:"volumes,omitempty" maxItems:"16" doc:"Directories that outlive sandboxes"`
+	Overlay  *Overlay `json:"overlay,omitempty" doc:"Copy-on-write view of a directory on the server. Not for commands of a session"`
+	Snapshot string   `json:"snapshot,omitempty" maxLength:"64" doc:"ID or name of the snapshot that the overlay starts from; overlay is optional then"`
+	Volumes  []Volume `json:"volumes,omitempty" maxItems:"16" doc:"Persistent directories"`
 	Network  *Network `json:"network,omitempty"`
 }
 
 // Overlay is a directory on the server, by its name in the configuration.
 type Overlay struct {
 	Name string `json:"name" minLength:"1" maxLength:"64"`
-	Path string `json:"path,omitempty" maxLength:"4096" doc:"Where it is shown, absolute; /work by default"`
+	Path string `json:"path,omitempty" maxLength:"4096" doc:"Mount point, an absolute path; default: /work"`
 }
 
 // Volume is a directory of the tenant, created on first use.
 type Volume struct {
 	Name     string `json:"name" minLength:"1" maxLength:"63"`
-	Path     string `json:"path" minLength:"1" maxLength:"4096" doc:"Where it is shown, absolute"`
-	ReadOnly bool   `json:"read_only,omitempty" doc:"One sandbox can write to a volume, or several read it"`
+	Path     string `json:"path" minLength:"1" maxLength:"4096" doc:"Mount point, an absolute path"`
+	ReadOnly bool   `json:"read_only,omitempty" doc:"Mount read-only. A volume has either one writer or several readers"`
 }
 
 // Network is the network access of a sandbox.
 type Network struct {
-	Allow []string `json:"allow" maxItems:"1000" doc:"Hosts, as for --net allow= (docs/concepts/network.md); each must be within the tenant's list"`
+	Allow []string `json:"allow" maxItems:"1000" doc:"Allowed hosts, in the syntax of --net allow=; each must be permitted for the tenant"`
 }
 
 // Limits are the resource limits of a call.
 type Limits struct {
-	Memory    int64   `json:"memory,omitempty" minimum:"1048576" doc:"Bytes, for all its processes and the files that they write to memory"`
-	Pids      int64   `json:"pids,omitempty" minimum:"4" doc:"Processes and threads"`
+	Memory    int64   `json:"memory,omitempty" minimum:"1048576" doc:"Memory in bytes of all processes and their files in memory"`
+	Pids      int64   `json:"pids,omitempty" minimum:"4" doc:"Number of processes and threads"`
 	CPUs      float64 `json:"cpus,omitempty" minimum:"0.001" maximum:"65536"`
-	CPUTimeMS float64 `json:"cpu_time_ms,omitempty" minimum:"1" doc:"Of all its processes together"`
-	FSize     int64   `json:"fsize,omitempty" minimum:"1" doc:"Bytes, of one file"`
-	MaxOutput int64   `json:"max_output,omitempty" minimum:"1" doc:"Bytes kept of stdout, and of stderr: the beginning and the end; for a stream, the beginning"`
-	Output    string  `json:"output,omitempty" enum:"truncate,kill" doc:"What happens when more is written: the rest is left out (default), or everything is killed, with the cause output-limit"`
+	CPUTimeMS float64 `json:"cpu_time_ms,omitempty" minimum:"1" doc:"CPU time of all processes together, in milliseconds"`
+	FSize     int64   `json:"fsize,omitempty" minimum:"1" doc:"Size of a file in bytes"`
+	MaxOutput int64   `json:"max_output,omitempty" minimum:"1" doc:"Bytes kept of stdout and of stderr each: the beginning and the end; for a stream, the beginning"`
+	Output    string  `json:"output,omitempty" enum:"truncate,kill" doc:"What happens beyond max_output: truncate drops the rest (default), kill ends everything with the cause output-limit"`
 }
 
 // FileIn is a file for the workspace, with exactly one of id, text and base64.
 type FileIn struct {
-	Path   string  `json:"path" minLength:"1" maxLength:"1024" doc:"Relative to the workspace"`
-	ID     string  `json:"id,omitempty" maxLength:"128" doc:"Of the content store"`
+	Path   string  `json:"path" minLength:"1" maxLength:"1024" doc:"Path in the workspace"`
+	ID     string  `json:"id,omitempty" maxLength:"128" doc:"ID in the content store"`
 	Text   *string `json:"text,omitempty"`
 	Base64 *string `json:"base64,omitempty"`
-	Mode   string  `json:"mode,omitempty" pattern:"^0?[0-7]{3}$" doc:"Permissions in octal" example:"755"`
+	Mode   string  `json:"mode,omitempty" pattern:"^0?[0-7]{3}$" doc:"Octal permissions" example:"755"`
 }
 
 // FileOut is a collected file.
 type FileOut struct {
 	Path      string `json:"path"`
-	ID        string `json:"id,omitempty" doc:"In the content store"`
+	ID        string `json:"id,omitempty" doc:"ID in the content store"`
 	Size      int64  `json:"size"`
 	MediaType string `json:"media_type,omitempty"`
-	Error     string `json:"error,omitempty" doc:"Why it was not kept"`
+	Error     string `json:"error,omitempty" doc:"Reason if it was not stored"`
 
 	ModTime time.Time `json:"-"` // modification time
 }
@@ -91,10 +91,10 @@ type FileOut struct {
 type Answer struct {
 	result.Report
 	Files     []FileOut `json:"files,omitempty"`
-	QueueMS   float64   `json:"queue_ms" doc:"Time spent waiting for its turn"`
-	Room      string    `json:"room,omitempty" enum:"cold,warm" doc:"Whether its room was built for it or built ahead"`
-	TimeoutMS float64   `json:"timeout_ms,omitempty" doc:"The timeout that was in force"`
-	Clamped   []string  `json:"clamped,omitempty" doc:"Members of the request that were reduced to the server's maximum"`
+	QueueMS   float64   `json:"queue_ms" doc:"Time in the queue"`
+	Room      string    `json:"room,omitempty" enum:"cold,warm" doc:"Whether the sandbox was created for it or in advance"`
+	TimeoutMS float64   `json:"timeout_ms,omitempty" doc:"Effective timeout"`
+	Clamped   []string  `json:"clamped,omitempty" doc:"Request members that were reduced to the server's maximum"`
 	RequestID string    `json:"request_id,omitempty"`
 }
 
@@ -110,10 +110,10 @@ func (a *Answer) Short() *Answer {
 
 // Event is one line of a stream, or one server-sent event.
 type Event struct {
-	Event  string  `json:"event" enum:"start,stdout,stderr,keepalive,report,error" doc:"The last one is report or error, which says whether anything was started. A stream without either has failed."`
-	ID     string  `json:"id,omitempty" doc:"With start: that of the call"`
-	Text   string  `json:"text,omitempty" doc:"For stdout and stderr, if it is UTF-8"`
-	Base64 []byte  `json:"base64,omitempty" doc:"For stdout and stderr, if it is not UTF-8"`
+	Event  string  `json:"event" enum:"start,stdout,stderr,keepalive,report,error" doc:"The last event is report or error; a stream without either is incomplete."`
+	ID     string  `json:"id,omitempty" doc:"ID of the call, in the start event"`
+	Text   string  `json:"text,omitempty" doc:"Output, if it is UTF-8"`
+	Base64 []byte  `json:"base64,omitempty" doc:"Output, if it is not UTF-8"`
 	Report *Answer `json:"report,omitempty"`
 	Error  *Error  `json:"error,omitempty"`
 }
@@ -121,9 +121,9 @@ type Event struct {
 // Language describes how a program is run.
 type Language struct {
 	Name    string   `json:"name"`
-	Command []string `json:"command" doc:"The command that runs the program; {file} is the program's path"`
+	Command []string `json:"command" doc:"Command that runs a program; {file} stands for its path"`
 	File    string   `json:"file" doc:"File name of the program in the workspace"`
-	Cells   bool     `json:"cells" doc:"Whether a session can keep its interpreter, for POST …/code"`
+	Cells   bool     `json:"cells" doc:"Whether sessions can run cells in this language"`
 }
 
 // State is the progress of a background command.
@@ -141,11 +141,11 @@ type CallStatus struct {
 	ID          string    `json:"id"`
 	State       State     `json:"state" enum:"queued,running,ended"`
 	Came        time.Time `json:"came_at"`
-	StdoutBytes int64     `json:"stdout_bytes" doc:"That can be read so far"`
+	StdoutBytes int64     `json:"stdout_bytes" doc:"Bytes available"`
 	StderrBytes int64     `json:"stderr_bytes"`
-	Started     bool      `json:"started" doc:"Whether it has begun to run. If it has not, and has ended, it is safe to try again."`
-	Report      *Answer   `json:"report,omitempty" doc:"When it has ended"`
-	Failure     *Failure  `json:"error,omitempty" doc:"Why there is no report, or that something may be left"`
+	Started     bool      `json:"started" doc:"Whether it has started. If it ended without starting, a retry is safe."`
+	Report      *Answer   `json:"report,omitempty" doc:"Present after the end"`
+	Failure     *Failure  `json:"error,omitempty" doc:"Why there is no report, or that processes may still be running"`
 }
 
 // MaxListed is the size up to which a list includes a report in full; there may be a thousand.
@@ -156,10 +156,10 @@ func (s *CallStatus) Shorten() { s.Report = s.Report.Short() }
 
 // NewSession is a request for a sandbox that is kept.
 type NewSession struct {
-	Limits        Limits   `json:"limits,omitempty" doc:"For everything that runs in it together"`
-	IdleTimeoutMS float64  `json:"idle_timeout_ms,omitempty" minimum:"0" doc:"It ends when it has not been used for this time; 0 for the server's default, which is also the maximum"`
-	LifetimeMS    float64  `json:"lifetime_ms,omitempty" minimum:"0" doc:"It ends after this time in any case; 0 for the server's default, which is also the maximum"`
-	Files         []FileIn `json:"files,omitempty" maxItems:"1024" doc:"What lies in its workspace"`
+	Limits        Limits   `json:"limits,omitempty" doc:"For all processes of the session together"`
+	IdleTimeoutMS float64  `json:"idle_timeout_ms,omitempty" minimum:"0" doc:"The session ends when it has not been used for this time; 0 for the server's default, which is also the maximum"`
+	LifetimeMS    float64  `json:"lifetime_ms,omitempty" minimum:"0" doc:"The session ends after this time in any case; 0 for the server's default, which is also the maximum"`
+	Files         []FileIn `json:"files,omitempty" maxItems:"1024" doc:"Files to write to the workspace"`
 	Parts
 }
 
@@ -167,19 +167,19 @@ type NewSession struct {
 type Session struct {
 	ID        string    `json:"id"`
 	Made      time.Time `json:"created_at"`
-	Expires   time.Time `json:"expires_at" doc:"At the latest"`
+	Expires   time.Time `json:"expires_at" doc:"Latest time at which it ends"`
 	IdleMS    float64   `json:"idle_timeout_ms"`
 	Limits    Limits    `json:"limits"`
 	Room      string    `json:"room" enum:"cold,warm"`
-	Processes int       `json:"processes" doc:"In the background, that run"`
+	Processes int       `json:"processes" doc:"Number of running background processes"`
 	Clamped   []string  `json:"clamped,omitempty"`
 	Parts
 }
 
 // NewSnapshot is a request for a snapshot.
 type NewSnapshot struct {
-	Name  string  `json:"name,omitempty" maxLength:"63" doc:"By which it can be used; there must be none of it"`
-	TTLMS float64 `json:"ttl_ms,omitempty" minimum:"0" doc:"How long it can be used; 0 for ever"`
+	Name  string  `json:"name,omitempty" maxLength:"63" doc:"Name for later use; must not exist yet"`
+	TTLMS float64 `json:"ttl_ms,omitempty" minimum:"0" doc:"Time until it expires; 0 for never"`
 }
 
 // Snapshot describes a snapshot of an overlay.
@@ -188,12 +188,12 @@ type Snapshot struct {
 	Name    string `json:"name,omitempty"`
 	Made    string `json:"created_at"`
 	Expires string `json:"expires_at,omitempty"`
-	Session string `json:"session,omitempty" doc:"That it was taken of"`
-	Path    string `json:"path" doc:"Where the overlay is shown"`
-	Layers  int    `json:"layers" doc:"One for each snapshot on the way to it"`
-	Size    int64  `json:"size" doc:"Bytes stored; snapshots share equal layers"`
-	Frozen  bool   `json:"frozen" doc:"Nothing ran meanwhile. A session that has no limits cannot be frozen: its files may be of different moments"`
-	LeftOut int    `json:"left_out,omitempty" doc:"Sockets, named pipes and devices, which are not kept"`
+	Session string `json:"session,omitempty" doc:"The session it was taken from"`
+	Path    string `json:"path" doc:"Mount point of the overlay"`
+	Layers  int    `json:"layers" doc:"Number of layers, one per snapshot in its history"`
+	Size    int64  `json:"size" doc:"Stored bytes; snapshots share equal layers"`
+	Frozen  bool   `json:"frozen" doc:"Whether the session was frozen meanwhile. A session without limits cannot be frozen, so its files may be inconsistent"`
+	LeftOut int    `json:"left_out,omitempty" doc:"Number of sockets, named pipes and devices, which are not saved"`
 }
 
 // Snapshots is a list of snapshots.
@@ -213,11 +213,11 @@ type Volumes struct {
 
 // Diff lists the changes in a session's overlay.
 type Diff struct {
-	Path     string           `json:"path" doc:"Where the overlay is shown"`
-	Changes  []overlay.Change `json:"changes" doc:"By path, parents first. What is below a directory that was deleted is part of that change"`
+	Path     string           `json:"path" doc:"Mount point of the overlay"`
+	Changes  []overlay.Change `json:"changes" doc:"Sorted by path, parents first. A deleted directory is one change"`
 	Count    int              `json:"count"`
-	Bytes    int64            `json:"bytes" doc:"Of the files that were added or changed"`
-	Warnings []string         `json:"warnings,omitempty" doc:"What could not be read"`
+	Bytes    int64            `json:"bytes" doc:"Size of added and changed files in bytes"`
+	Warnings []string         `json:"warnings,omitempty" doc:"Files that could not be read"`
 }
 
 // SessionEnd is the outcome of ending a session.
@@ -230,12 +230,12 @@ type SessionEnd struct {
 // NewProcess is a command to run in the background of a session.
 type NewProcess struct {
 	Call
-	KeepStdin bool `json:"keep_stdin,omitempty" doc:"Keep its stdin open after the text in stdin, for POST …/stdin"`
+	KeepStdin bool `json:"keep_stdin,omitempty" doc:"Keep stdin open after the text in stdin, for POST …/stdin"`
 }
 
 // Signal is sent to all processes of a command.
 type Signal struct {
-	Signal string `json:"signal" minLength:"1" maxLength:"16" doc:"A name or a number, as for kill(1)" example:"INT"`
+	Signal string `json:"signal" minLength:"1" maxLength:"16" doc:"Name or number, as for kill(1)" example:"INT"`
 }
 
 // Stored is a file in the content store.
@@ -270,11 +270,11 @@ type Status struct {
 	Version  string   `json:"version"`
 	Tenant   string   `json:"tenant"`
 	Draining bool     `json:"draining"`
-	Running  int      `json:"running" doc:"Calls of the tenant"`
+	Running  int      `json:"running" doc:"Running calls of the tenant"`
 	Waiting  int      `json:"waiting"`
 	Sessions int      `json:"sessions"`
-	Recent   []Recent `json:"recent" doc:"Calls and cells that have ended, the latest first"`
-	Machine  *Machine `json:"machine,omitempty" doc:"Only for those who may read /metrics"`
+	Recent   []Recent `json:"recent" doc:"Finished calls and cells, latest first"`
+	Machine  *Machine `json:"machine,omitempty" doc:"Only for callers who may read /metrics"`
 }
 
 // MaxRecent is the number of recent calls in a status.
@@ -285,20 +285,20 @@ type Recent struct {
 	ID       string         `json:"id"`
 	Ended    time.Time      `json:"ended_at"`
 	Cause    result.Cause   `json:"cause"`
-	ExitCode *int           `json:"exit_code,omitempty" doc:"Of a call"`
+	ExitCode *int           `json:"exit_code,omitempty" doc:"Exit code of a call"`
 	Verdict  result.Verdict `json:"verdict" enum:"proven,unproven,not_applicable"`
 	Room     string         `json:"room,omitempty" enum:"cold,warm"`
 	Duration float64        `json:"duration_ms"`
-	Code     string         `json:"code,omitempty" doc:"The code, if the configuration has show_code"`
+	Code     string         `json:"code,omitempty" doc:"Code, if show_code is configured"`
 }
 
 // Machine describes the activity of all tenants.
 type Machine struct {
-	Places   int         `json:"places" doc:"Calls that may run at once"`
+	Places   int         `json:"places" doc:"Number of calls that may run at once"`
 	Running  int         `json:"running"`
-	Kept     int         `json:"kept" doc:"Places, and shares of sessions, that are kept because processes have survived an unproven end"`
+	Kept     int         `json:"kept" doc:"Places of calls and sessions that are held because processes survived an unproven teardown"`
 	Waiting  int         `json:"waiting"`
-	Oldest   float64     `json:"oldest_waiting_ms" doc:"How long the call has waited that has waited longest"`
+	Oldest   float64     `json:"oldest_waiting_ms" doc:"Waiting time of the oldest call in the queue"`
 	Sessions int         `json:"sessions"`
 	Rooms    Rooms       `json:"rooms"`
 	Tasks    []TaskBound `json:"tasks" doc:"Limits on tasks, of the machine and of the server's cgroups, the tightest first; empty at a gateway"`
@@ -318,9 +318,9 @@ const (
 // Node is the latest heartbeat of a node or gateway.
 type Node struct {
 	Name     string    `json:"name"`
-	Instance string    `json:"instance" doc:"Changes with each start"`
+	Instance string    `json:"instance" doc:"Changes at each start"`
 	Version  string    `json:"version"`
-	State    NodeState `json:"state" enum:"ready,draining,left,lost" doc:"A node that is gone is listed for ten minutes: left if it was ended, lost if it was not heard for six seconds"`
+	State    NodeState `json:"state" enum:"ready,draining,left,lost" doc:"A node that is gone is listed for ten minutes: left if it was stopped, lost if it was silent for six seconds"`
 	Heard    time.Time `json:"heard_at"`
 	Load
 }
@@ -335,7 +335,7 @@ type Load struct {
 	RoomsIdle int     `json:"rooms_idle"`
 	RoomsAll  int     `json:"rooms_all"`
 	Sessions  int     `json:"sessions"`
-	Pressure  float64 `json:"pressure" doc:"How much of the tightest limit on tasks is used, 1 for all"`
+	Pressure  float64 `json:"pressure" doc:"Used fraction of the tightest limit on tasks"`
 }
 
 // Busy returns the number of running and waiting calls relative to the places.
@@ -343,8 +343,8 @@ func (l Load) Busy() float64 { return float64(l.Running+l.Waiting) / float64(max
 
 // Rooms is the number of prestarted sandboxes.
 type Rooms struct {
-	Idle int `json:"idle" doc:"That wait for a call"`
-	All  int `json:"all" doc:"Including those in use, being built, or ending"`
+	Idle int `json:"idle" doc:"Waiting for a call"`
+	All  int `json:"all" doc:"Including those in use, being created, or ending"`
 }
 
 // TaskBound is a limit on tasks.

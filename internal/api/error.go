@@ -64,13 +64,13 @@ func Codes() map[Code]int { return status }
 // Error is the response to a request that failed, or whose teardown is unproven.
 type Error struct {
 	Failure Failure `json:"error"`
-	Started bool    `json:"started" doc:"Whether anything of the request has begun to run. It is safe to try again only if false."`
-	Report  *Answer `json:"report,omitempty" doc:"For a command that has run, with the codes unproven and ended"`
+	Started bool    `json:"started" doc:"Whether anything has started. A retry is safe only if false."`
+	Report  *Answer `json:"report,omitempty" doc:"Report of a command that has run, with the codes unproven and ended"`
 }
 
 // Failure describes an error and what to do about it.
 type Failure struct {
-	Code    Code   `json:"code" doc:"For programs; docs/reference/http-api.md lists all codes"`
+	Code    Code   `json:"code" doc:"Error code for programs"`
 	Message string `json:"message" doc:"What happened"`
 	Hint    string `json:"hint,omitempty" doc:"What to do about it"`
 }
@@ -78,7 +78,7 @@ type Failure struct {
 // NewError returns an error for a request of which nothing has started.
 func NewError(code Code, message, hint string) *Error {
 	if code == Usage && hint == "" {
-		hint = "GET /openapi.json says what a request has"
+		hint = "see GET /openapi.json"
 	}
 	return &Error{Failure: Failure{Code: code, Message: message, Hint: hint}}
 }
@@ -135,13 +135,13 @@ func AsError(err error) *Error {
 		code = Setup // the message has the details
 	}
 	if code == Setup && (no == syscall.EMFILE || no == syscall.ENFILE) {
-		return NewError(Busy, "the server can open no more files: "+no.Error(), "try again later")
+		return NewError(Busy, "the server has no free file descriptors: "+no.Error(), "try again later")
 	}
 	// Flags belong to the command line.
 	hint := e.Hint
 	switch {
 	case code == Limit:
-		hint = "sbxrun doctor, run as the server is, says how to have it"
+		hint = "run sbxrun doctor as the server's user"
 	case strings.Contains(hint, "--"):
 		hint = ""
 	}

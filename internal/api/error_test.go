@@ -40,8 +40,8 @@ func TestFilesUsedUp(t *testing.T) {
 // Errors are readable for people, and browsers do not treat them as HTML.
 func TestWrite(t *testing.T) {
 	w := httptest.NewRecorder()
-	NewError(Usage, "there is no language <b> & so on", "").Write(w)
-	if !strings.Contains(w.Body.String(), `"hint":"GET /openapi.json`) {
+	NewError(Usage, "unknown language <b> & so on", "").Write(w)
+	if !strings.Contains(w.Body.String(), `"hint":"see GET /openapi.json`) {
 		t.Errorf("no hint: %s", w.Body)
 	}
 	if w.Code != 400 || !strings.Contains(w.Body.String(), "language <b> & so on") || w.Header().Get("Content-Type") != "application/json" {

@@ -112,7 +112,7 @@ func TestExpireMeanwhile(t *testing.T) {
 		}
 		want := int64(0)
 		if failing {
-			w.CloseWithError(errors.New("the client has left"))
+			w.CloseWithError(errors.New("the client has disconnected"))
 		} else {
 			w.Close()
 			want = perFile + 4

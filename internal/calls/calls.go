@@ -102,7 +102,7 @@ func (c *Call) Signal(ctx context.Context, sig syscall.Signal) error {
 	signal := c.signal
 	c.mu.Unlock()
 	if signal == nil {
-		return api.NewError(api.Ended, "the command does not run", "")
+		return api.NewError(api.Ended, "the command is not running", "")
 	}
 	if signal(sig) != nil {
 		return api.NewError(api.Ended, "the command has ended", "")

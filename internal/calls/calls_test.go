@@ -21,8 +21,7 @@ func code(err error) api.Code {
 	return e.Failure.Code
 }
 
-// Readers at any offset get what is written, while it is written; what is above the bound is
-// counted.
+// Readers at any offset get the data as it is written. Data beyond the limit is counted only.
 func TestSpool(t *testing.T) {
 	s, err := NewSpool(t.TempDir(), 6)
 	harness.Must(t, err)
@@ -73,7 +72,7 @@ func TestBook(t *testing.T) {
 	harness.Must(t, err)
 	ctx, c, err := b.Add(t.Context(), "1", "a", nil, 10, share, memory)
 	harness.Must(t, err)
-	// Other books, of sessions, are on the same shelf.
+	// The stores of sessions share the quota.
 	other := NewStore(t.TempDir(), time.Minute, shelf)
 	if _, _, err := other.Add(t.Context(), "2", "a", nil, 20, share, nil); code(err) != api.Quota {
 		t.Errorf("more output than a tenant may have: %v", err)
@@ -92,7 +91,7 @@ func TestBook(t *testing.T) {
 		t.Fatalf("%v", err)
 	}
 	b.Drop(unbegun)
-	<-unbegun.Ended() // as who waits for its end sees it
+	<-unbegun.Ended() // as seen by a waiting client
 	c.Cancel()
 	<-ctx.Done()
 	if _, err := c.out.Write([]byte("abc")); err != nil {
@@ -115,7 +114,7 @@ func TestBook(t *testing.T) {
 	}
 }
 
-// A request with a key goes on for as long as the client of one that asked for it is there, whichever.
+// A request with a key continues while any of the clients that asked for the key is connected.
 func TestKeysClients(t *testing.T) {
 	k := NewKeys(time.Minute, 2)
 	gone := errors.New("gone")
@@ -129,7 +128,7 @@ func TestKeysClients(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, _, err := k.Begin(t.Context(), "t", "a", []byte("other")); code(err) != api.Idempotency { // waits for nothing
+	if _, _, err := k.Begin(t.Context(), "t", "a", []byte("other")); code(err) != api.Idempotency { // does not wait
 		t.Error(err)
 	}
 	for i, cancel := range leave {
@@ -149,7 +148,7 @@ func TestKeysClients(t *testing.T) {
 	}
 }
 
-// What was done under a key is not done again, and no tenant uses up the keys of another one.
+// A repeated request with a key does not run again, and tenants have separate limits.
 func TestKeys(t *testing.T) {
 	k := NewKeys(time.Minute, 2)
 	memory := tenants.NewBudget("bytes", 0)
@@ -165,13 +164,13 @@ func TestKeys(t *testing.T) {
 	if _, _, err := k.Begin(t.Context(), "t", "a", []byte("2")); code(err) != api.Idempotency {
 		t.Error(err)
 	}
-	key.since = key.since.Add(-time.Hour) // it took that long
+	key.since = key.since.Add(-time.Hour) // as if it had taken an hour
 	k.Settle("t", "a", key, "answer", true, lease)
 	<-key.Done()
 	if again, first, _ := k.Begin(t.Context(), "t", "a", []byte("1")); first || again.Value != "answer" {
 		t.Error(first, again)
 	}
-	// What is not kept can be tried again.
+	// A dropped answer allows a retry.
 	b, _, _ := k.Begin(t.Context(), "t", "b", nil)
 	k.Settle("t", "b", b, nil, false, nil)
 	if _, first, err = k.Begin(t.Context(), "t", "b", nil); !first || err != nil {
@@ -183,7 +182,7 @@ func TestKeys(t *testing.T) {
 	if _, first, err := k.Begin(t.Context(), "other", "a", []byte("2")); !first || err != nil {
 		t.Errorf("another tenant: %v %v", first, err)
 	}
-	// What is old makes room, and what is under way stays.
+	// Expired answers make room; pending ones stay.
 	if used := memory.Used("t"); used != 10 {
 		t.Errorf("%d bytes", used)
 	}

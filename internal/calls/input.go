@@ -47,7 +47,7 @@ func (in *Input) WriteTo(w io.Writer) (int64, error) {
 // Send sends the content of r and returns when the command has read it, except for what fits into a pipe.
 // Concurrent calls are serialized. After an error, the command may have read up to sent bytes.
 func (in *Input) Send(ctx context.Context, r io.Reader) (sent int64, err error) {
-	ended := api.NewError(api.Ended, "the process does not read its stdin any more", "")
+	ended := api.NewError(api.Ended, "the process no longer reads its stdin", "")
 	select {
 	case in.turn <- struct{}{}:
 		defer func() { <-in.turn }()

@@ -11,7 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 )
 
-// Pieces come whole and in order, and after the end nothing does.
+// Pieces arrive whole and in order, and none after the end.
 func TestInput(t *testing.T) {
 	in := NewInput()
 	big := strings.Repeat("0123456789", 10_000)
@@ -38,13 +38,13 @@ func TestInput(t *testing.T) {
 	}
 }
 
-// closed is a stdin that its command has closed.
+// closed is a command that has closed its stdin.
 type closed struct{}
 
 func (closed) Write([]byte) (int, error) { return 0, unix.EPIPE }
 
-// Who sends waits neither for a command that has closed its stdin nor, longer than it likes, for
-// one that does not read.
+// Send does not wait for a command that has closed its stdin, and stops waiting for one that does not read
+// when its context ends.
 func TestInputNotRead(t *testing.T) {
 	in := NewInput()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -52,7 +52,7 @@ func TestInputNotRead(t *testing.T) {
 	if _, err := in.Send(ctx, strings.NewReader("x")); err != context.Canceled {
 		t.Errorf("%v", err)
 	}
-	go func() { _, _ = io.Copy(closed{}, in) }() // that it fails is the point
+	go func() { _, _ = io.Copy(closed{}, in) }() // fails intentionally
 	if _, err := in.Send(t.Context(), strings.NewReader("taken, and lost as in a pipe")); err != nil {
 		t.Error(err)
 	}

@@ -54,7 +54,7 @@ func (k *Keys) Begin(ctx context.Context, tenant, name string, body []byte) (key
 	own := k.all[tenant]
 	if key = own[name]; key != nil && (now.Sub(key.since) <= k.keep || !key.settled()) {
 		if key.hash != hash {
-			return nil, false, api.NewError(api.Idempotency, "the key was used for another request", "take a new key for each request")
+			return nil, false, api.NewError(api.Idempotency, "the idempotency key was used for another request", "use a new key for each request")
 		}
 		return key, false, nil
 	}
@@ -64,7 +64,7 @@ func (k *Keys) Begin(ctx context.Context, tenant, name string, body []byte) (key
 	if len(own) >= k.most {
 		k.expire(tenant, now)
 		if len(own) >= k.most {
-			return nil, false, api.NewError(api.QuotaKept, "the tenant has too many idempotency keys", "they are kept for "+k.keep.String())
+			return nil, false, api.NewError(api.QuotaKept, "the tenant has too many idempotency keys", "keys expire after "+k.keep.String())
 		}
 	}
 	if k.all[tenant] == nil {

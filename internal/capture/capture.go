@@ -143,7 +143,7 @@ func writeAsRoot(ctx context.Context, file, upper *os.File, most int64, denied e
 // the layer, and it writes the result to stdout.
 func Pack(args []string) error {
 	if len(args) != 1 {
-		return errors.New("pack-layer takes a bound")
+		return errors.New("pack-layer: want one argument, the limit")
 	}
 	most, err := strconv.ParseInt(args[0], 10, 64)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A snapshot ends with the cause of its context, and leaves nothing in the store.
+// Take returns the cause of its context, and leaves nothing in the store.
 func TestTakeEnds(t *testing.T) {
 	dir := t.TempDir()
 	harness.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("text"), 0o600))

@@ -106,7 +106,7 @@ func (m *media) UnmarshalJSON(text []byte) error {
 	case err != nil || begin == nil: // null
 		return err
 	case begin != json.Delim('['):
-		return errors.New("media are a list")
+		return errors.New("media is not a list")
 	}
 	for d.More() && len(*m) <= maxMedia {
 		var one Medium

@@ -10,7 +10,7 @@ import (
 
 const testToken = "TOKEN"
 
-// readAll reads in pieces of a size, until the end.
+// readAll reads text in pieces of a size.
 func readAll(text []byte, piece int) (list []message, sizes []int, alien int64) {
 	a := newAnswers(testToken, 100)
 	for len(text) > 0 {
@@ -61,7 +61,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// A result has so many forms and no more, whatever the cell writes in the driver's place.
+// The number of forms of a result is limited, even if the cell writes in place of the driver.
 func TestManyMedia(t *testing.T) {
 	for list, want := range map[string]int{
 		`null`: 0, `[]`: 0, `[` + strings.Repeat(`{"type":"a/b"},`, maxMedia-1) + `{"type":"a/b"}]`: maxMedia,
@@ -89,8 +89,8 @@ func TestMediaTypes(t *testing.T) {
 	}
 }
 
-// However the text is cut into pieces, what is read is the same; a message needs the token, and
-// what is kept has a bound.
+// The messages do not depend on how the text is split into pieces. They need the token, and the memory is
+// bounded.
 func FuzzAnswers(f *testing.F) {
 	f.Add([]byte("\nTOKEN {\"end\":true}\n"), 3)
 	f.Add([]byte("x\nTOKEN {\"result\":{\"kind\":\"value\",\"media\":[{\"type\":\"a/b\",\"base64\":\"AAAA\"}]}}\nTOKEN {\"end\":true,\"error\":{}}\n"), 10)

@@ -8,13 +8,13 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// p50 reports the median of what a round takes, for one call in each 60 ms.
+// p50 reports the median duration of a round, at one call per 60 ms.
 func p50(b *testing.B, round func() time.Duration) {
 	var took []time.Duration
 	for b.Loop() {
 		next := time.Now().Add(60 * time.Millisecond)
 		took = append(took, round())
-		time.Sleep(time.Until(next)) // the pace that is measured
+		time.Sleep(time.Until(next)) // a fixed rate of calls
 	}
 	slices.Sort(took)
 	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "p50-ms")
@@ -40,7 +40,7 @@ func one(b *testing.B, k *Kernel) {
 	}
 }
 
-// A cell in an interpreter that is kept.
+// A cell in a running interpreter.
 func BenchmarkCell(b *testing.B) {
 	benchmark(b, func(b *testing.B, spec Spec) func() time.Duration {
 		k := open(b, spec)
@@ -52,7 +52,7 @@ func BenchmarkCell(b *testing.B) {
 	})
 }
 
-// A cell in an interpreter that is started for it.
+// A cell including the start of its interpreter.
 func BenchmarkFresh(b *testing.B) {
 	benchmark(b, func(b *testing.B, spec Spec) func() time.Duration {
 		return func() time.Duration {

@@ -22,10 +22,10 @@ import (
 
 func TestMain(m *testing.M) { harness.MainWithHeap(m) }
 
-// bound is far above what anything takes here that is right.
+// bound is far longer than any correct operation takes.
 const bound = 30 * time.Second
 
-// newRoom is a room that ends with the test.
+// newRoom returns a room that ends with the test.
 func newRoom(t testing.TB) *bwrap.Room {
 	t.Helper()
 	room := &bwrap.Room{}
@@ -38,7 +38,7 @@ func newRoom(t testing.TB) *bwrap.Room {
 	return room
 }
 
-// installed are the languages with a driver whose interpreter a room has: python at least.
+// installed returns the languages with a driver whose interpreter is in the room, at least python.
 func installed(t testing.TB, room *bwrap.Room) (names []string) {
 	t.Helper()
 	for _, name := range []string{"python", "node"} {
@@ -61,7 +61,7 @@ func has(t testing.TB, room *bwrap.Room, program string) bool {
 	return res.ExitCode() == 0
 }
 
-// open is a kernel that is closed with the test.
+// open returns a kernel that is closed with the test.
 func open(t testing.TB, spec Spec) *Kernel {
 	t.Helper()
 	k := New(spec)
@@ -77,7 +77,7 @@ func python(t testing.TB) *Kernel {
 	return open(t, Spec{Room: In(newRoom(t)), Language: Languages()["python"]})
 }
 
-// do runs a cell that has time.
+// do runs a cell with enough time.
 func do(t testing.TB, k *Kernel, code string) *Answer {
 	t.Helper()
 	return within(t, k, code, bound)
@@ -90,7 +90,7 @@ func within(t testing.TB, k *Kernel, code string, timeout time.Duration) *Answer
 	if err != nil {
 		t.Fatalf("%q: %v", code, err)
 	}
-	// The deadline, one second after SIGINT, and the proof.
+	// The deadline, one second after SIGINT, and the teardown.
 	if took := time.Since(begin); took > timeout+interruptBound+harness.Slack {
 		t.Errorf("%q took %v", code, took)
 	}
@@ -100,7 +100,7 @@ func within(t testing.TB, k *Kernel, code string, timeout time.Duration) *Answer
 	return a
 }
 
-// inside runs a command beside the interpreter.
+// inside runs a command next to the interpreter.
 func inside(t testing.TB, k *Kernel, script string) {
 	t.Helper()
 	c := k.spec.Room.(in).room.Command("sh", "-c", script)
@@ -110,11 +110,11 @@ func inside(t testing.TB, k *Kernel, script string) {
 	}
 }
 
-// seen is what most tests look at.
+// seen is the part of an answer that most tests check.
 type seen struct {
 	Cause  result.Cause
 	State  State
-	Out    string // and of stderr
+	Out    string // stdout and stderr
 	Values []string
 	Error  string // name and message
 }
@@ -143,7 +143,7 @@ func done(out string, values ...string) seen {
 
 func failed(message string) seen { return seen{Cause: Done, State: Kept, Error: message} }
 
-// What cells do and are answered, one after the other in one interpreter of each language.
+// The results of cells, run one after another in one interpreter per language.
 func TestCells(t *testing.T) {
 	t.Parallel()
 	room := newRoom(t)
@@ -217,7 +217,7 @@ func TestCells(t *testing.T) {
 	}
 }
 
-// A traceback has the lines of the cell, and nothing of the driver.
+// A traceback has the lines of the cell and no frames of the driver.
 func TestTraceback(t *testing.T) {
 	t.Parallel()
 	room := newRoom(t)
@@ -229,14 +229,14 @@ func TestTraceback(t *testing.T) {
 		k := open(t, Spec{Room: In(room), Language: Languages()[language]})
 		text := do(t, k, codes[language][0]).Error.Traceback
 		lines := strings.SplitAfter(text, "\n")
-		lines = slices.DeleteFunc(lines, func(l string) bool { return strings.Trim(l, " ^~\n") == "" }) // of later Pythons
+		lines = slices.DeleteFunc(lines, func(l string) bool { return strings.Trim(l, " ^~\n") == "" }) // in later versions of Python
 		if text = strings.Join(lines, ""); !strings.HasPrefix(text, codes[language][1]) || strings.Contains(text, "driver") {
 			t.Errorf("%s", text)
 		}
 	}
 }
 
-// A figure is a result, if matplotlib was imported; here by something that has its interface.
+// Figures are results if matplotlib has been imported; a module with the same interface replaces it here.
 func TestFigures(t *testing.T) {
 	t.Parallel()
 	k := python(t)
@@ -260,8 +260,8 @@ None`)
 	}
 }
 
-// The modules that the driver uses are the system's, whatever lies in the directory; those that a
-// cell imports may be the directory's.
+// The driver uses the system's modules, whatever is in the directory. Cells may import modules of the
+// directory.
 func TestShadowedModules(t *testing.T) {
 	t.Parallel()
 	room := newRoom(t)
@@ -273,7 +273,7 @@ func TestShadowedModules(t *testing.T) {
 	}
 }
 
-// Nothing that a cell is told is in the command line.
+// Code is not visible in the command line.
 func TestCommandLine(t *testing.T) {
 	t.Parallel()
 	room := newRoom(t)
@@ -308,14 +308,13 @@ func TestStartFails(t *testing.T) {
 		if e, ok := errors.AsType[*result.Error](err); !ok || e.Code != test.code || !strings.Contains(e.Message, test.says) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if took := time.Since(begin); took > startBound/2 { // it was noticed, and not waited for
+		if took := time.Since(begin); took > startBound/2 { // the exit was noticed at once
 			t.Errorf("%s: took %v", name, took)
 		}
 	}
 }
 
-// What the interpreter runs before it takes the cell, which may be the sandbox's own, takes of the
-// cell's time. The next one has a new interpreter.
+// The interpreter's startup code counts toward the cell's time. The next cell gets a new interpreter.
 func TestLateStart(t *testing.T) {
 	t.Parallel()
 	room := newRoom(t)
@@ -332,7 +331,7 @@ func TestLateStart(t *testing.T) {
 	}
 }
 
-// One cell at a time, and none after Close, which ends the one that runs.
+// Only one cell runs at a time. Close ends it, and no cell runs after that.
 func TestBusyAndClosed(t *testing.T) {
 	t.Parallel()
 	k := python(t)
@@ -368,7 +367,7 @@ func TestBusyAndClosed(t *testing.T) {
 	}
 }
 
-// Who goes away ends its cell, and not what others have defined.
+// A client that disconnects ends its cell but not the state.
 func TestCanceled(t *testing.T) {
 	t.Parallel()
 	room := newRoom(t)
@@ -376,7 +375,7 @@ func TestCanceled(t *testing.T) {
 	for _, language := range installed(t, room) {
 		k := open(t, Spec{Room: In(room), Language: Languages()[language]})
 		do(t, k, "1")
-		for _, given := range []bool{true, false} { // whether it has begun by then
+		for _, given := range []bool{true, false} { // whether it has begun
 			ctx, cancel := context.WithCancel(t.Context())
 			go func() {
 				defer cancel()
@@ -387,7 +386,7 @@ func TestCanceled(t *testing.T) {
 				}
 			}()
 			a, err := k.Run(ctx, Cell{Code: loops[language]})
-			// node may lose a signal that comes when a script begins.
+			// node may lose a signal that arrives when a script begins.
 			if err != nil || a.Cause != result.Canceled || a.State != Kept && (given || language == "python") {
 				t.Errorf("%s: %+v, %v", language, a, err)
 			}
@@ -398,7 +397,7 @@ func TestCanceled(t *testing.T) {
 	}
 }
 
-// The room's end is the cell's.
+// The room's end ends the cell.
 func TestRoomEnds(t *testing.T) {
 	t.Parallel()
 	room := &bwrap.Room{}
@@ -424,7 +423,7 @@ func TestRoomEnds(t *testing.T) {
 	}
 }
 
-// In is a room of package bwrap.
+// In adapts a room of package bwrap.
 func In(room *bwrap.Room) Room { return in{room} }
 
 type in struct{ room *bwrap.Room }
@@ -436,7 +435,7 @@ func (r in) Start(ctx context.Context, c slot.Command) (slot.Running, error) {
 	return cmd, cmd.Start(ctx)
 }
 
-// Each language runs a program from a file once; those that the room has.
+// Each language in the room runs a program from a file.
 func TestLanguages(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -481,7 +480,7 @@ func TestLanguages(t *testing.T) {
 	}
 }
 
-// The run path of sbxrun has nothing of this: its binary has none of the drivers.
+// sbxrun's own binary does not contain the drivers.
 func TestNotInSbxrun(t *testing.T) {
 	t.Parallel()
 	binary, err := os.ReadFile(harness.Binary(t))
@@ -491,7 +490,7 @@ func TestNotInSbxrun(t *testing.T) {
 	}
 }
 
-// What holds when the interpreter's memory is bounded, where it can be.
+// A cell that exceeds the interpreter's memory limit ends it, where the limit can be enforced.
 func TestOutOfMemory(t *testing.T) {
 	t.Parallel()
 	room := newRoom(t)
@@ -500,7 +499,7 @@ func TestOutOfMemory(t *testing.T) {
 	k := open(t, spec)
 	_, err := k.Run(t.Context(), Cell{})
 	if e, ok := errors.AsType[*result.Error](err); ok && e.Code == "limit" {
-		return // refused, as it has to be where it cannot be enforced
+		return // the limit cannot be enforced here
 	}
 	harness.Must(t, err)
 	a := do(t, k, "x = bytearray(1 << 30)")
@@ -512,7 +511,7 @@ func TestOutOfMemory(t *testing.T) {
 	}
 }
 
-// signalOf is the signal that ended an interpreter.
+// signalOf returns the signal that ended an interpreter.
 func signalOf(a *Answer) unix.Signal {
 	if a.Ended == nil || a.Ended.Payload == nil {
 		return 0

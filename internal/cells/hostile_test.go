@@ -13,13 +13,12 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Cells that fight back: each ends in bounded time, with one clear answer, and the next cell
-// works.
+// Hostile cells end in bounded time with one clear answer, and the next cell works.
 func TestHostileCells(t *testing.T) {
 	t.Parallel()
 	room := newRoom(t)
 	const loop = "\nwhile True: pass"
-	// token is the driver's own, which a cell can find.
+	// token finds the driver's token from inside a cell.
 	const token = "import gc, os, time, types\nmine = [o.token.encode() for o in gc.get_objects() if isinstance(o, types.SimpleNamespace) and hasattr(o, 'token')][0]\n"
 	type test struct {
 		name, code string
@@ -40,7 +39,8 @@ func TestHostileCells(t *testing.T) {
 			}
 		}
 	}
-	// Whoever closes the socket last would wait for ten minutes: whoever reads what it is sent with.
+	// lingering leaves a socket with SO_LINGER among the descriptors sent: whoever closes it last waits for
+	// ten minutes.
 	const lingering = `import os, socket, struct
 l = socket.create_server(("127.0.0.1", 0))
 c = socket.create_connection(l.getsockname())
@@ -232,8 +232,7 @@ c.close()`
 	}
 }
 
-// What a thread or a process in the background writes belongs to the cell that runs, and between
-// two cells to none.
+// Output of background threads and processes belongs to the running cell, or to none between two cells.
 func TestBetweenCells(t *testing.T) {
 	t.Parallel()
 	k := python(t)
@@ -245,13 +244,13 @@ func TestBetweenCells(t *testing.T) {
 	if a.Stdout.Text != "second\nin\n" || a.Stderr.Text != "" || a.Dropped != 2*int64(len("between\n")) {
 		t.Errorf("%+v", a)
 	}
-	// It lives on.
+	// The process is still alive.
 	if a := do(t, k, "print(background.poll())"); a.Stdout.Text != "None\n" {
 		t.Errorf("%+v", a)
 	}
 }
 
-// An interpreter that ends between two cells: the next one begins anew, and is told why.
+// If the interpreter ends between two cells, the next one starts a new one and reports the end.
 func TestEndsBetweenCells(t *testing.T) {
 	t.Parallel()
 	k := python(t)
@@ -271,8 +270,7 @@ func TestEndsBetweenCells(t *testing.T) {
 	}
 }
 
-// A deadline at the very moment of a cell's end leaves no SIGINT for the next one. node may
-// lose one, and is given up then.
+// A deadline at the end of a cell leaves no SIGINT for the next one. node may lose one, and is ended then.
 func TestDeadlineAtTheEnd(t *testing.T) {
 	t.Parallel()
 	room := newRoom(t)
@@ -280,11 +278,11 @@ func TestDeadlineAtTheEnd(t *testing.T) {
 	long := map[string]string{"python": "import time; time.sleep(0.05)", "node": "await new Promise(r => setTimeout(r, 50))"}
 	for _, language := range installed(t, room) {
 		k := open(t, Spec{Room: In(room), Language: Languages()[language]})
-		do(t, k, "1") // or its start would be part of the time
+		do(t, k, "1") // so that the start is not part of the time
 		for n := range 40 {
 			a := within(t, k, codes[language], 20*time.Millisecond+time.Duration(n)*50*time.Microsecond)
 			b := do(t, k, long[language])
-			// On a slow machine python, too, may take longer to answer an interrupt than it has.
+			// On a slow machine, python too may take too long to answer an interrupt.
 			kept := a.State == Kept || language != "python" || harness.Scaled(1) > 1
 			if !kept || b.Cause != Done || b.Error != nil {
 				t.Fatalf("%s: %s %s, then %s %+v", language, a.Cause, a.State, b.Cause, b.Error)
@@ -293,7 +291,7 @@ func TestDeadlineAtTheEnd(t *testing.T) {
 	}
 }
 
-// Nobody is kept waiting by a process that holds everything the interpreter had.
+// A process that holds all the interpreter's descriptors delays nobody.
 func TestStrayHoldsAll(t *testing.T) {
 	t.Parallel()
 	k := python(t)
@@ -304,8 +302,8 @@ func TestStrayHoldsAll(t *testing.T) {
 	}
 }
 
-// Nothing of an interpreter is left here, however it has ended: no descriptor and no goroutine.
-// Not beside other tests.
+// An interpreter leaves no descriptors and goroutines behind, however it ends. Must not run in parallel with
+// other tests.
 func TestNothingLeft(t *testing.T) {
 	room := newRoom(t)
 	spec := Spec{Room: In(room), Language: Languages()["python"]}
@@ -317,7 +315,7 @@ func TestNothingLeft(t *testing.T) {
 	use := func() {
 		k := New(spec)
 		do(t, k, "import os; os._exit(1)")
-		do(t, k, "if not os.fork(): os.execvp('sleep', ['sleep', '1000'])") // NameError: a new one
+		do(t, k, "if not os.fork(): os.execvp('sleep', ['sleep', '1000'])") // NameError in a new one
 		do(t, k, "import os, threading, time\ndef f():\n  while not os.path.exists('go'): time.sleep(0.001)\n  os.remove('go')\n  os._exit(0)\nthreading.Thread(target=f).start()")
 		inside(t, k, "touch go")
 		<-k.live.ended.Done()
@@ -336,7 +334,7 @@ func TestNothingLeft(t *testing.T) {
 	for range 3 {
 		use()
 	}
-	for end := time.Now().Add(bound); ; time.Sleep(time.Millisecond) { // what is closed last ends in the background
+	for end := time.Now().Add(bound); ; time.Sleep(time.Millisecond) { // the last close is in the background
 		after := held()
 		if after[0] <= before[0] && after[1] <= before[1] {
 			return

@@ -42,15 +42,15 @@ func (l Language) Check() error {
 	_, known := drivers[l.Driver]
 	switch {
 	case len(l.Command) == 0 || l.File == "" || l.File != path.Base(l.File) || l.File == ".." || l.File == "." || l.File == "/":
-		return usage("want a command, and a file that is one name")
+		return usage("want a command, and a file name without slashes")
 	case l.Ahead < 0:
 		return usage("ahead: want 0 or more")
 	case l.Driver == "" && len(l.Kept) == 0:
 		return nil
 	case !known:
-		return usage(fmt.Sprintf("there is no driver %q: want python or node", l.Driver))
+		return usage(fmt.Sprintf("unknown driver %q: want python or node", l.Driver))
 	case len(l.Kept) == 0:
-		return usage("a driver is for an interpreter that is kept: want its command as well")
+		return usage("driver requires kept")
 	}
 	return nil
 }

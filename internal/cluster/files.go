@@ -82,7 +82,7 @@ func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
 		case errors.As(err, &e) && e.ErrorCode == storeFailed && strings.Contains(e.Description, "maximum bytes"):
 			return full
 		case r.Context().Err() != nil:
-			return api.NewError(api.Usage, "the request has broken off", "")
+			return api.NewError(api.Usage, "the request body is incomplete", "")
 		}
 		return noJetStream("the file cannot be stored", err)
 	}

@@ -232,9 +232,9 @@ func (g *Gateway) home(id string, session bool) (at string, err error) {
 	at, ok := home(id)
 	switch {
 	case !ok && session:
-		return "", api.NewError(api.NoSuchSession, "there is no such session", "GET /v1/sessions lists them")
+		return "", api.NewError(api.NoSuchSession, "no such session", "GET /v1/sessions lists them")
 	case !ok:
-		return "", api.NewError(api.NoSuchCall, "there is no such call", "GET /v1/calls lists them")
+		return "", api.NewError(api.NoSuchCall, "no such call", "GET /v1/calls lists them")
 	case !g.members.Alive(at):
 		return "", api.NewError(api.Ended, "the node that had "+id+" is lost, and all that was on it has ended", "make a new one")
 	case !g.members.Has(at):

@@ -43,7 +43,7 @@ func nameIn(subject string) string {
 type Beat struct {
 	Kind     string `json:"kind"`
 	Name     string `json:"name"`
-	Instance string `json:"instance" doc:"Changes with each start"`
+	Instance string `json:"instance" doc:"Changes at each start"`
 	Version  string `json:"version"`
 	Draining bool   `json:"draining"`
 	Gone     bool   `json:"gone,omitempty"` // the last beat

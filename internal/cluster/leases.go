@@ -51,7 +51,7 @@ func (c *claims) take(name string, mine claim) (is claim, revision uint64, first
 	case err != nil:
 		return is, 0, false, noKey(err)
 	case is.Hash != mine.Hash:
-		return is, 0, false, api.NewError(api.Idempotency, "the key was used for another request", "take a new key for each request")
+		return is, 0, false, api.NewError(api.Idempotency, "the idempotency key was used for another request", "use a new key for each request")
 	}
 	return is, revision, false, nil
 }

@@ -117,7 +117,7 @@ func (g *Gateway) newRecord(ctx context.Context, tenant, key string, call *recor
 			switch {
 			case revision == 0:
 			case old.Hash != call.Hash:
-				return 0, false, api.NewError(api.Idempotency, "the key was used for another request", "take a new key for each request")
+				return 0, false, api.NewError(api.Idempotency, "the idempotency key was used for another request", "use a new key for each request")
 			case !again:
 				*call = old
 				return revision, true, nil
@@ -193,7 +193,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 				res.Body.Close()
 			}
 		case waits && r.Method == http.MethodDelete:
-			call.End = call.failed(false, api.NewError(api.Ended, "the call was ended before it began", ""))
+			call.End = call.failed(false, api.NewError(api.Ended, "the call was canceled before it started", ""))
 		}
 		call.Gone = r.Method == http.MethodDelete
 		if call.Gone || call.End != nil && !known { // what a client was told stays so
@@ -264,7 +264,7 @@ func (g *Gateway) record(ctx context.Context, key string) (*record, uint64, erro
 	case err != nil:
 		return nil, 0, noJetStream("nothing is known of the call", err)
 	case revision == 0 || call.Gone:
-		return nil, 0, api.NewError(api.NoSuchCall, "there is no such call", "GET /v1/calls lists them")
+		return nil, 0, api.NewError(api.NoSuchCall, "no such call", "GET /v1/calls lists them")
 	case call.End != nil:
 		return call, revision, nil
 	case call.At == "" && time.Since(call.Came) > mostWait:

@@ -212,14 +212,14 @@ func (x *shares) join(ctx context.Context, tenant string, c tenants.Ceilings) (*
 	}
 	if c.Rate > 0 {
 		if s.tokens < 1 {
-			return nil, api.NewError(api.Quota, "the tenant's rate is used up", "send fewer calls a second")
+			return nil, api.NewError(api.Quota, "the tenant's rate limit is exceeded", "send fewer calls per second")
 		}
 		s.tokens--
 		c.Rate = 0
 	}
 	if c.Concurrency > 0 {
 		if s.have == 0 {
-			return nil, api.NewError(api.Quota, "all of the tenant's places are taken, on other nodes", "wait for a call's end")
+			return nil, api.NewError(api.Quota, "the tenant has reached its limit of running and waiting calls, on other nodes", "wait for a call's end")
 		}
 		c.Concurrency = s.have
 	}

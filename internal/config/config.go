@@ -95,14 +95,14 @@ func (n *NATS) check() error {
 	}
 	for _, name := range []string{n.Name(), n.Cluster} {
 		if !ValidName(name) {
-			return fmt.Errorf("nats: %q as the name of a node or cluster: want letters, digits, dashes and underscores, at most 32", name)
+			return fmt.Errorf("nats: invalid node or cluster name %q: want 1 to 32 letters, digits, dashes and underscores", name)
 		}
 	}
 	switch {
 	case n.Replicas < 1 || n.Replicas > 5:
 		return errors.New("nats.replicas: want 1 to 5")
 	case (n.Cert == "") != (n.Key == ""):
-		return errors.New("nats.cert and nats.key go together")
+		return errors.New("nats.cert and nats.key require each other")
 	}
 	for one := range strings.SplitSeq(n.URL, ",") {
 		if one = strings.TrimSpace(one); !strings.Contains(one, "://") {
@@ -110,14 +110,14 @@ func (n *NATS) check() error {
 		}
 		if u, err := url.Parse(one); err != nil || u.Host == "" || !slices.Contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme) {
 			// The URL may contain a password.
-			return errors.New("nats.url, or --nats: want nats://HOST:PORT, or tls, ws or wss in place of nats; or several of them, with commas")
+			return errors.New("nats.url or --nats: want a comma-separated list of nats://, tls://, ws:// or wss://HOST:PORT")
 		}
 	}
 	for _, file := range [][2]string{{"creds", n.Creds}, {"ca", n.CA}, {"cert", n.Cert}, {"key", n.Key}} {
 		if f, err := os.Open(file[1]); err == nil {
 			f.Close()
 		} else if file[1] != "" {
-			return fmt.Errorf("nats.%s: %w; name a file that this user can read", file[0], err)
+			return fmt.Errorf("nats.%s: %w", file[0], err)
 		}
 	}
 	return nil
@@ -232,7 +232,7 @@ func Load(name string) (Config, error) {
 	}
 	text, err := os.ReadFile(name)
 	if err != nil {
-		return c, fmt.Errorf("--config: %w; name a file in TOML that this user can read", err)
+		return c, fmt.Errorf("--config: %w", err)
 	}
 	if err := decode(name, text, reflect.New(withQuoted(reflect.TypeOf(c))).Interface()); err != nil {
 		return c, err
@@ -261,7 +261,7 @@ func decode(name string, text []byte, to any) error {
 	case errors.As(err, &unknown):
 		e := unknown.Errors[0]
 		row, _ := e.Position()
-		return fmt.Errorf("%s:%d: there is no key %s", name, row, strings.Join(e.Key(), "."))
+		return fmt.Errorf("%s:%d: unknown key %s", name, row, strings.Join(e.Key(), "."))
 	case errors.As(err, &wrong):
 		row, column := wrong.Position()
 		message := strings.TrimPrefix(wrong.Error(), "toml: ")
@@ -312,7 +312,7 @@ func (c *Config) Check() error {
 		case network == "unix" && path.IsAbs(address) && len(address) < 108: // sun_path of unix(7)
 		case network == "tcp" && strings.Contains(address, ":"):
 			if c.TokenFile == "" {
-				return fmt.Errorf("listen %q: TCP is refused without token_file: whoever reached it could run commands", l)
+				return fmt.Errorf("listen %q: TCP requires token_file, because anyone who can connect could run commands", l)
 			}
 		default:
 			return fmt.Errorf("listen %q: want unix:PATH, absolute and shorter than 108 bytes, or tcp:HOST:PORT", l)
@@ -322,7 +322,7 @@ func (c *Config) Check() error {
 		return fmt.Errorf("state_dir %q: want an absolute path", c.StateDir)
 	}
 	if (c.TLSCert == "") != (c.TLSKey == "") {
-		return errors.New("tls_cert and tls_key go together")
+		return errors.New("tls_cert and tls_key require each other")
 	}
 	if err := c.NATS.check(); err != nil {
 		return err
@@ -398,7 +398,7 @@ func checkNumbers(name string, v reflect.Value) error {
 func (c *Config) CheckPaths() error {
 	missing := func(key, name string) error {
 		if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("%s: there is no %q; create it, or leave it out", key, name)
+			return fmt.Errorf("%s: %q does not exist", key, name)
 		}
 		return nil // other errors appear when it is used
 	}

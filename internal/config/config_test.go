@@ -11,7 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// What is wrong in a file is said by its key, with what is wanted.
+// An error in a file names the key and the expected value.
 func TestWrong(t *testing.T) {
 	const nats = "[nats]\nurl = \"nats://127.0.0.1\"\n"
 	name := filepath.Join(t.TempDir(), "c.toml")
@@ -35,8 +35,8 @@ func TestWrong(t *testing.T) {
 		{"places = 0", "places: want more than 0"}, {"[call]\nmax_answer = 0", "call.max_answer: want more than 0"}, {"[files]\nttl = '0'", "files.ttl: want more than 0"},
 		{"state_dir = \"x\"", "state_dir \"x\": want an absolute path"},
 		{nats + "creds = \"/no/such\"", "nats.creds: open /no/such"},
-		{"[nats]\nurl = \"http://127.0.0.1\"", "want nats://HOST:PORT"},
-		{"[nats]\nurl = \"nats://u:secret%zz@h\"", "want nats://HOST:PORT"},
+		{"[nats]\nurl = \"http://127.0.0.1\"", "want a comma-separated list of nats://"},
+		{"[nats]\nurl = \"nats://u:secret%zz@h\"", "want a comma-separated list of nats://"},
 		{nats, ""}, {"[nats]\nurl = \"a, tls://b:1\"", ""}, {"[tenant]\nrate = 0.5", ""},
 	} {
 		harness.Must(t, os.WriteFile(name, []byte(test.text), 0o600))
@@ -50,7 +50,7 @@ func TestWrong(t *testing.T) {
 	}
 }
 
-// A ceiling that a tenant leaves out is that of all, and 0 is one that is given.
+// A tenant inherits absent ceilings, but not those that it sets to 0.
 func TestTenants(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "c.toml")
 	for _, own := range []string{"[tenants.guest]\nsessions = 0\noverlays = []\nmax_timeout = \"0\"", "[tenants]\nguest = {sessions = 0, overlays = [], max_timeout = \"0\"}", "[tenants]\nguest.sessions = 0\nguest.overlays = []\nguest.max_timeout = \"0\""} {
@@ -73,7 +73,7 @@ func TestTenants(t *testing.T) {
 	}
 }
 
-// A list with a whole top-level domain is a warning, once for all tenants that inherit it.
+// A rule for a whole top-level domain gives one warning for all tenants that inherit it.
 func TestTopLevelDomains(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "c.toml")
 	harness.Must(t, os.WriteFile(name, []byte("[tenant]\nnetwork = [\"*.com\", \"*.example.org\"]\n[tenants.a]\npids = 5\n[tenants.b]\nnetwork = [\"*.dev:443\"]\n"), 0o600))

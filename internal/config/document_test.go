@@ -14,7 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// The configuration reference shows the defaults, and has every key.
+// The configuration reference lists every key with its default.
 func TestDefaultsAreDocumented(t *testing.T) {
 	document, err := os.ReadFile("../../docs/reference/configuration.md")
 	harness.Must(t, err)
@@ -29,7 +29,7 @@ func TestDefaultsAreDocumented(t *testing.T) {
 	documented, err := Load(file)
 	harness.Must(t, err)
 	want := Default()
-	documented.StateDir, documented.DataDir = want.StateDir, want.DataDir // they depend on the user
+	documented.StateDir, documented.DataDir = want.StateDir, want.DataDir // depends on the user
 	if diff := cmp.Diff(flat(reflect.ValueOf(want)), flat(reflect.ValueOf(documented))); diff != "" {
 		t.Errorf("defaults in the code, against configuration.md (-code +doc):\n%s", diff)
 	}
@@ -50,7 +50,7 @@ func TestDefaultsAreDocumented(t *testing.T) {
 	}
 }
 
-// flat returns the values of a configuration by their keys, without tables whose keys are names.
+// flat returns the values of a configuration by key, without tables whose keys are names.
 func flat(v reflect.Value) map[string]string {
 	values := map[string]string{}
 	for i := range v.NumField() {

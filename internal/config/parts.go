@@ -21,7 +21,7 @@ func (c *Config) checkParts() error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Overlays)) {
 		if dir := c.Overlays[name]; !path.IsAbs(dir) || path.Clean(dir) == "/" || state.ValidName(name) != nil {
-			return fmt.Errorf("overlays.%s = %q: want a name of letters, digits, dots, dashes and underscores, and the absolute path of a directory, not /", name, dir)
+			return fmt.Errorf("overlays.%s = %q: want a name of letters, digits, dots, dashes and underscores, and an absolute path other than /", name, dir)
 		}
 	}
 	check := func(where string, t Tenant) error {
@@ -30,11 +30,11 @@ func (c *Config) checkParts() error {
 		}
 		for _, name := range t.Overlays {
 			if c.Overlays[name] == "" {
-				return fmt.Errorf("%s.overlays: there is no %q in [overlays]", where, name)
+				return fmt.Errorf("%s.overlays: no %q in [overlays]", where, name)
 			}
 		}
 		if len(t.Network) > 0 && c.Sandbox.Network == "host" {
-			return fmt.Errorf("%s.network: a list of hosts does not go with sandbox.network = \"host\", where all can be reached", where)
+			return fmt.Errorf("%s.network: cannot be combined with sandbox.network = \"host\"", where)
 		}
 		for _, word := range t.Network {
 			if r, err := network.ParseRule(word); err != nil {

@@ -28,7 +28,7 @@ const hashed = "sha256:"
 func LoadTokens(name string) (Tokens, error) {
 	file, err := os.Open(name)
 	if err != nil {
-		return nil, fmt.Errorf("token_file: %w; name a file that this user can read", err)
+		return nil, fmt.Errorf("token_file: %w", err)
 	}
 	defer file.Close()
 	st, err := file.Stat()
@@ -49,22 +49,22 @@ func LoadTokens(name string) (Tokens, error) {
 		}
 		fields := strings.Fields(line)
 		if len(fields) != 2 || !strings.HasPrefix(fields[1], hashed) {
-			return nil, fmt.Errorf("%s:%d: want TENANT %sHEX, where HEX is the first word that sha256sum prints", name, i+1, hashed)
+			return nil, fmt.Errorf("%s:%d: want TENANT %sHEX, with the hash that sha256sum prints", name, i+1, hashed)
 		}
 		if !validTenant(fields[0]) {
-			return nil, fmt.Errorf("%s:%d: tenant %q: want letters, digits, dots, dashes and underscores, at most 64, a letter or digit first, and not %s in front, which users of a unix socket have", name, i+1, fields[0], Local)
+			return nil, fmt.Errorf("%s:%d: tenant %q: want 1 to 64 letters, digits, dots, dashes and underscores, starting with a letter or digit, and not with %s, which is reserved for users of a Unix socket", name, i+1, fields[0], Local)
 		}
 		sum, err := hex.DecodeString(strings.TrimPrefix(fields[1], hashed))
 		if err != nil || len(sum) != sha256.Size {
-			return nil, fmt.Errorf("%s:%d: the hash is not one of sha256sum", name, i+1)
+			return nil, fmt.Errorf("%s:%d: invalid SHA-256 hash", name, i+1)
 		}
 		if [sha256.Size]byte(sum) == sha256.Sum256(nil) { // probably of an unset variable
-			return nil, fmt.Errorf("%s:%d: the hash is that of an empty token, which everybody could send; make one by openssl rand -hex 32", name, i+1)
+			return nil, fmt.Errorf("%s:%d: hash of an empty token; create a token with openssl rand -hex 32", name, i+1)
 		}
 		all = append(all, token{fields[0], [sha256.Size]byte(sum)})
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("token_file %s: there is no token in it; want lines TENANT %sHEX", name, hashed)
+		return nil, fmt.Errorf("token_file %s: no token found; want lines TENANT %sHEX", name, hashed)
 	}
 	return all, nil
 }
@@ -74,11 +74,11 @@ func checkTokenFile(name string, st fs.FileInfo) error {
 	const others = 0o022
 	switch owner := int(st.Sys().(*syscall.Stat_t).Uid); {
 	case !st.Mode().IsRegular():
-		return fmt.Errorf("token_file %s: it is not a regular file", name)
+		return fmt.Errorf("token_file %s: not a regular file", name)
 	case owner != 0 && owner != os.Geteuid():
-		return fmt.Errorf("token_file %s: it belongs to uid %d, who could add tokens; chown it to root or to uid %d", name, owner, os.Geteuid())
+		return fmt.Errorf("token_file %s: owned by uid %d, who could add tokens; chown it to root or uid %d", name, owner, os.Geteuid())
 	case st.Mode().Perm()&others != 0:
-		return fmt.Errorf("token_file %s: others can write to it (mode %04o); chmod go-w %s", name, st.Mode().Perm(), name)
+		return fmt.Errorf("token_file %s: writable by others (mode %04o); run chmod go-w %s", name, st.Mode().Perm(), name)
 	}
 	return nil
 }

@@ -10,8 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// What others can write to says nothing of whom the server may trust, and no token is of a tenant
-// that a user of the socket is.
+// A token file that others can write to, and tokens for tenants of socket users, are rejected.
 func TestLoadTokens(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "tokens")
 	sum := " sha256:" + strings.Repeat("0", 64) + "\n"
@@ -51,7 +50,7 @@ func TestLoadTokens(t *testing.T) {
 	}
 }
 
-// others is another user's file.
+// others is a file of another user.
 type others struct{ os.FileInfo }
 
 func (others) Sys() any { return &syscall.Stat_t{Uid: 12345} }

@@ -93,7 +93,7 @@ func (f *Front) callerOf(ctx context.Context, extra *sdk.RequestExtra) (context.
 	}
 	request, ok := f.requests.Load(extra.Header.Get(header))
 	if !ok {
-		return nil, nil, api.NewError(api.Ended, "the client has left", "")
+		return nil, nil, api.NewError(api.Ended, "the client has disconnected", "")
 	}
 	both, cancel := server.Merge(request.(context.Context), ctx)
 	return both, cancel, nil

@@ -68,12 +68,12 @@ func (s *Middleware) tenant(r *http.Request) (tenant string, local bool, err err
 				return tenant, false, nil
 			}
 		}
-		return "", false, api.NewError(api.Auth, "the token is not known", "")
+		return "", false, api.NewError(api.Auth, "unknown token", "")
 	}
 	if tenant, ok := r.Context().Value(peerKey).(string); ok {
 		return tenant, tenant == uidTenant(0) || tenant == uidTenant(os.Geteuid()), s.settings.Load().ownPage(r)
 	}
-	return "", false, api.NewError(api.Auth, "a token is needed", "send Authorization: Bearer TOKEN")
+	return "", false, api.NewError(api.Auth, "authentication required", "send Authorization: Bearer TOKEN")
 }
 
 // ownPage rejects requests that other sites' pages make a browser send. The client of a Unix socket may be a
@@ -81,10 +81,10 @@ func (s *Middleware) tenant(r *http.Request) (tenant string, local bool, err err
 // without a token nothing distinguishes them.
 func (set *settings) ownPage(r *http.Request) error {
 	if !set.ownHost(r.Host) {
-		return api.NewError(api.Policy, fmt.Sprintf("the server is not called %.64q", r.Host), "name it in hosts, send a token, or use localhost")
+		return api.NewError(api.Policy, fmt.Sprintf("unknown Host %.64q", r.Host), "use localhost, send a token, or add the name to hosts in the configuration")
 	}
 	if new(http.CrossOriginProtection).Check(r) != nil {
-		return api.NewError(api.Policy, "the request comes from another site's page", "send a token")
+		return api.NewError(api.Policy, "cross-site request rejected", "send a token")
 	}
 	return nil
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Every answer has the id of its request: the client's, if it may go to the log, or another one.
+// Every response has a request ID: the client's if it may be logged, or a new one.
 func TestRequestID(t *testing.T) {
 	c := config.Default()
 	c.StateDir = filepath.Join(t.TempDir(), "state")
@@ -34,7 +34,7 @@ func TestRequestID(t *testing.T) {
 	}
 }
 
-// Whoever sends a token that is not known has no other name, not even on a socket.
+// An unknown token is an error, even on a Unix socket, whose user would be known.
 func TestTokenUnknown(t *testing.T) {
 	c := config.Default()
 	c.StateDir = filepath.Join(t.TempDir(), "state")

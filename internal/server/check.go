@@ -88,17 +88,17 @@ func (s *Server) checkIn(w Identity, x *sessions.Session, c *api.Call) (*executi
 	case (len(c.Argv) == 0) == (c.Language == ""):
 		return nil, usage("give either argv, or language and code")
 	case c.Language == "" && c.Code != "":
-		return nil, usage("code goes with language")
+		return nil, usage("code requires language")
 	case len(c.Argv) > 0 && c.Argv[0] == "":
 		return nil, usage("the command is an empty string")
 	}
 	for _, word := range slices.Concat(c.Argv, []string{c.Workdir}) {
 		if strings.ContainsRune(word, 0) {
-			return nil, usage("argv or workdir holds a NUL byte")
+			return nil, usage("argv or workdir contains a NUL byte")
 		}
 	}
 	if err := room.CheckWorkdir(c.Workdir); err != nil {
-		return nil, usage("workdir %q is not absolute", c.Workdir)
+		return nil, usage("workdir %q is not an absolute path", c.Workdir)
 	}
 	if c.Language != "" {
 		l, err := set.language(c.Language)
@@ -114,7 +114,7 @@ func (s *Server) checkIn(w Identity, x *sessions.Session, c *api.Call) (*executi
 	}
 	for name, value := range c.Env {
 		if _, err := values.ParsePair(name + "=" + value); err != nil || strings.Contains(name, "=") || strings.ContainsRune(value, 0) {
-			return nil, usage("env %.64q: a name has letters, digits and underscores, and a value no NUL byte", name)
+			return nil, usage("invalid env %.64q: names consist of letters, digits and underscores, and values contain no NUL byte", name)
 		}
 		ex.env = append(ex.env, name+"="+value)
 	}
@@ -152,7 +152,7 @@ func declaresEncoding(code string) bool {
 func (set *settings) language(name string) (cells.Language, error) {
 	l, ok := set.languages[name]
 	if !ok {
-		return l, api.NewError(api.Usage, fmt.Sprintf("there is no language %.64q", name), "GET /v1/languages lists them")
+		return l, api.NewError(api.Usage, fmt.Sprintf("unknown language %.64q", name), "GET /v1/languages lists them")
 	}
 	return l, nil
 }
@@ -170,10 +170,10 @@ func (ex *execution) settle(set *settings, c *api.Call) error {
 	patterns := 0
 	for _, pattern := range c.Collect {
 		if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
-			return usage("collect %.64q is no pattern", pattern)
+			return usage("invalid collect pattern %.64q", pattern)
 		}
 		if patterns += len(pattern); patterns > most {
-			return usage("the patterns of collect have more than %d bytes", most)
+			return usage("the patterns of collect have more than %d bytes in total", most)
 		}
 	}
 	ex.collect = c.Collect
@@ -194,12 +194,12 @@ func checkFile(f api.FileIn) (in fileIn, err error) {
 	if f.Base64 != nil {
 		b, err := base64.StdEncoding.DecodeString(*f.Base64)
 		if err != nil {
-			return in, usage("file %q: its base64 is none", f.Path)
+			return in, usage("file %q: invalid base64", f.Path)
 		}
 		given, in.text, in.size = given+1, strings.NewReader(string(b)), int64(len(b))
 	}
 	if given != 1 {
-		return in, usage("file %q: give one of id, text and base64", f.Path)
+		return in, usage("file %q: give exactly one of id, text and base64", f.Path)
 	}
 	in.mode = 0o644
 	if f.Mode != "" {
@@ -278,7 +278,7 @@ func boundLimits(set *settings, t config.Tenant, l api.Limits) (limits.Request, 
 		asked, bound float64
 	}{{"memory", float64(l.Memory), float64(t.Memory)}, {"pids", float64(l.Pids), float64(t.Pids)}, {"cpus", l.CPUs, t.CPUs}} {
 		if limit.bound > 0 && limit.asked > limit.bound {
-			return out, api.NewError(api.Policy, fmt.Sprintf("limits.%s is above the tenant's ceiling of %s", limit.name, strconv.FormatFloat(limit.bound, 'f', -1, 64)), "ask for less")
+			return out, api.NewError(api.Policy, fmt.Sprintf("limits.%s is above the tenant's ceiling of %s", limit.name, strconv.FormatFloat(limit.bound, 'f', -1, 64)), "request less")
 		}
 	}
 	if e := out.Check(); e != nil {

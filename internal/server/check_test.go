@@ -15,8 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A call that asks for more output than can be counted, of a tenant without a bound, leaves the budget
-// as it is for others.
+// A call with unlimited output, of a tenant without a limit, does not overflow the budget of others.
 func TestEndlessOutput(t *testing.T) {
 	c := config.Default()
 	c.StateDir, c.Tenant.MaxOutput, c.Tenant.Output = filepath.Join(t.TempDir(), "state"), 0, 0

@@ -149,7 +149,7 @@ func (s *Connections) add(c *conn) (replaced *conn, refused *api.Error) {
 	switch {
 	case s.peers[c.peer].all >= s.each:
 		replaced = s.dispensable(count.allOf, func(o *conn) bool { return o.peer == c.peer })
-		refused = api.NewError(api.Quota, fmt.Sprintf("%d connections of this address or user are open, and all are in use", s.each), "close some, or wait until requests are over")
+		refused = api.NewError(api.Quota, fmt.Sprintf("this address or user has %d connections, all of them in use", s.each), "close some, or wait until requests have ended")
 	case s.unknown >= s.strangers:
 		replaced = s.dispensable(count.unknownOf, func(o *conn) bool { return !o.known })
 	case len(s.all) >= s.most:

@@ -27,7 +27,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A connection that cannot be had, since something is used up, does not end the server.
+// A temporary error of accept does not end the server.
 func TestConnectionsScarce(t *testing.T) {
 	raw, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	harness.Must(t, err)
@@ -37,7 +37,7 @@ func TestConnectionsScarce(t *testing.T) {
 	c, err := net.Dial("unix", raw.Addr().String())
 	harness.Must(t, err)
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // it takes deadlines
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // always supported
 	if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
@@ -63,9 +63,8 @@ func (l *failing) Accept() (net.Conn, error) {
 	return l.Listener.Accept()
 }
 
-// A new connection replaces the longest idle one of the same peer when that has half of all. It is
-// refused, before anything begins, only while requests of authenticated clients are being answered on
-// all of them.
+// A new connection replaces the longest idle one of the same peer if the peer has half of all. It is refused,
+// before anything begins, only if requests of authenticated clients are being answered on all of them.
 func TestConnectionsOfPeer(t *testing.T) {
 	for _, network := range []string{"unix", "tcp"} {
 		t.Run(network, func(t *testing.T) {
@@ -89,7 +88,7 @@ func TestConnectionsOfPeer(t *testing.T) {
 				c, err := net.Dial(network, raw.Addr().String())
 				harness.Must(t, err)
 				t.Cleanup(func() { c.Close() })
-				_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // it takes deadlines
+				_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // always supported
 				if _, err := io.WriteString(c, "POST "+path+" HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"); err != nil {
 					t.Fatal(err)
 				}
@@ -115,7 +114,7 @@ func TestConnectionsOfPeer(t *testing.T) {
 			if _, err := idle.ReadByte(); err != io.EOF {
 				t.Errorf("the idle connection: %v", err)
 			}
-			// Their requests may not have been read yet: then the third one replaces one of them.
+			// Their requests may not have been read yet; the third one would replace one of them.
 			for !busy(l.(*bounds).Connections, 2) {
 				time.Sleep(time.Millisecond)
 			}
@@ -150,8 +149,8 @@ func busy(s *Connections, n int) bool {
 	return n == 0
 }
 
-// Of the connections of clients that were not authenticated the longest idle one gives way, first of the
-// peer that has most; half of all connections stay free for others.
+// Among unauthenticated connections, the longest idle one of the peer with the most is replaced. Half of all
+// connections stay free for others.
 func TestConnectionsReplaced(t *testing.T) {
 	s := NewConnections(8)
 	now := time.Now()
@@ -172,7 +171,7 @@ func TestConnectionsReplaced(t *testing.T) {
 	add(b2, a1)
 	b2.setKnown(true)
 	a4 := at("a", 5)
-	add(a4, nil) // there are four in all that are not known, as b2 does not count
+	add(a4, nil) // four are unauthenticated, because b2 is not counted
 	b3 := at("b", 6)
 	add(b3, a2)
 	for _, c := range []*conn{a3, a4, b1, b3} {
@@ -191,14 +190,14 @@ func TestConnectionsReplaced(t *testing.T) {
 	}
 	c2.active = false
 	add(at("d", 11), c2)
-	s.remove(c2) // when its server closes it, too
+	s.remove(c2) // the server closes it later, too
 	if len(s.all) != 8 || s.peers["c"].all != 2 || s.unknown != 1 {
 		t.Errorf("%d in all, %d of c, %d not authenticated", len(s.all), s.peers["c"].all, s.unknown)
 	}
 }
 
-// A client that has many addresses, with one connection each, does not replace the new connections of a
-// proxy whose other connections are authenticated.
+// A client with many addresses, one connection each, does not replace the new connections of a proxy whose
+// other connections are authenticated.
 func TestConnectionsOfManyAddresses(t *testing.T) {
 	const most = 64
 	s := NewConnections(most)
@@ -244,7 +243,8 @@ func TestPeerOf(t *testing.T) {
 	}
 }
 
-// A client is seen to leave also while nobody reads what it sends, and one that stays is not taken for gone.
+// WhileConnected notices that a client disconnects while nobody reads its body, and does not end while it is
+// connected.
 func TestWhileThere(t *testing.T) {
 	t.Parallel()
 	for _, network := range []string{"unix", "tcp", "tls"} {
@@ -295,7 +295,7 @@ func TestWhileThere(t *testing.T) {
 	}
 }
 
-// A body of many small values would take many times its length of memory.
+// A body of many small values is rejected, because it would take many times its length in memory.
 func TestManyValues(t *testing.T) {
 	h := handler(t)
 	for _, body := range []string{
@@ -313,7 +313,7 @@ func TestManyValues(t *testing.T) {
 	}
 }
 
-// What is wrong with a request is answered in a few words, however long the text is that is wrong.
+// Validation errors stay short, however long the invalid text is.
 func TestLongErrors(t *testing.T) {
 	h := handler(t)
 	long := strings.Repeat("x", 500_000)
@@ -332,7 +332,7 @@ func TestLongErrors(t *testing.T) {
 	}
 }
 
-// How many bodies are read at once is bounded by the memory that they may take.
+// The memory for bodies limits how many are read at once.
 func TestBodiesAtOnce(t *testing.T) {
 	h := handler(t, func(s *Server) {
 		set := *s.settings.Load()
@@ -346,14 +346,14 @@ func TestBodiesAtOnce(t *testing.T) {
 		c, err := net.Dial("tcp", web.Listener.Addr().String())
 		harness.Must(t, err)
 		t.Cleanup(func() { c.Close() })
-		_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // it takes deadlines
+		_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // always supported
 		if _, err := io.WriteString(c, "POST /v1/run HTTP/1.1\r\nHost: sbxrun\r\nContent-Type: application/json\r\nContent-Length: 200000\r\n\r\n"+strings.Repeat(" ", 190_000)); err != nil {
 			t.Fatal(err)
 		}
 		return c
 	}
 	first := begin()
-	for end := time.Now().Add(20 * time.Second); ; { // the server may not have seen the first one
+	for end := time.Now().Add(20 * time.Second); ; { // the server may not have received the first one yet
 		c := begin()
 		_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 		r, err := http.ReadResponse(bufio.NewReader(c), nil)
@@ -407,7 +407,7 @@ func TestBodyHolds(t *testing.T) {
 	}
 }
 
-// What a request has taken of the memory it gives back with its end.
+// The memory that a request has reserved is freed at its end.
 func TestHold(t *testing.T) {
 	c := config.Default()
 	c.StateDir, c.Tenant.Buffers = filepath.Join(t.TempDir(), "state"), 1000
@@ -433,8 +433,7 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// One tenant does not take all the connections of a proxy: how many requests it has at once is
-// bounded.
+// The number of concurrent requests per tenant is limited, so one tenant cannot use up a proxy's connections.
 func TestRequestsAtOnce(t *testing.T) {
 	c := config.Default()
 	c.StateDir, c.Tenant.Requests = filepath.Join(t.TempDir(), "state"), 1
@@ -469,7 +468,7 @@ func TestRequestsAtOnce(t *testing.T) {
 	}
 }
 
-// What is shown of a call's code does not keep all of it.
+// The code shown in a status is a copy that does not keep the whole code in memory.
 func TestShown(t *testing.T) {
 	set := &settings{}
 	set.ShowCode = true

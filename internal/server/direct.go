@@ -65,7 +65,7 @@ func (s *Server) EndSession(ctx context.Context, id string) (*api.SessionEnd, er
 		out.Survivors = append(out.Survivors, res.Survivors...)
 	}
 	if out.Verdict != result.Proven {
-		e := api.NewError(api.Unproven, "something of the session may be left", "sbxrun stats and cleanup name it")
+		e := api.NewError(api.Unproven, "processes of the session may still be running", "sbxrun stats lists them, sbxrun cleanup ends them")
 		e.Started = true
 		return nil, e
 	}
@@ -107,7 +107,7 @@ func (s *Server) OpenFile(ctx context.Context, session, name string) (f *os.File
 	// Reading a sparse file of 8 EiB, which costs a command nothing, would never end.
 	if most := int64(s.settings.Load().Sandbox.TmpSize); err == nil && st.Size() > most {
 		f.Close()
-		err = tree.TooLarge("%q has %d bytes, mostly holes: more than the %d of the workspace", name, st.Size(), most)
+		err = tree.TooLarge("%q is a sparse file of %d bytes, more than the workspace's limit of %d", name, st.Size(), most)
 	}
 	if err != nil {
 		free()

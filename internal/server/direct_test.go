@@ -12,8 +12,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Memory that is asked for when the request is over, as by a tool of MCP whose client has left, is not
-// taken: nobody would free it.
+// Hold fails after the end of a request, as for an MCP tool whose client has disconnected, because nobody
+// would free the memory.
 func TestHoldAfterEnd(t *testing.T) {
 	door, err := NewMiddleware(config.Default(), nil, slog.New(slog.DiscardHandler))
 	harness.Must(t, err)

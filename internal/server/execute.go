@@ -157,7 +157,7 @@ func proven(a *api.Answer) error {
 	if a.Teardown.Verdict != result.Unproven {
 		return nil
 	}
-	e := api.NewError(api.Unproven, "something of the command may be left", "the report names it; its room is not used again")
+	e := api.NewError(api.Unproven, "processes of the command may still be running", "the report lists them")
 	e.Started, e.Report = true, a
 	return e
 }
@@ -232,7 +232,7 @@ func (s *Server) callError(ctx context.Context, err error) error {
 	case ctx.Err() != nil && errors.Is(context.Cause(ctx), errDraining):
 		return draining()
 	case ctx.Err() != nil:
-		return api.NewError(api.Ended, "the call was ended before it began", "")
+		return api.NewError(api.Ended, "the call was canceled before it started", "")
 	default:
 		return e
 	}
@@ -394,7 +394,7 @@ func (s *Server) collect(ctx context.Context, at slot.Slot, ex *execution) (file
 			return usage("more than %d files match", maxCollected)
 		}
 		if names += len(e.Path); names > maxNameBytes {
-			return usage("the names of the files that match have more than %d bytes", maxNameBytes)
+			return usage("the names of the matching files have more than %d bytes in total", maxNameBytes)
 		}
 		out := api.FileOut{Path: e.Path, Size: e.Size}
 		// Sparse files cost the command nothing, but the store has to read them.
@@ -435,7 +435,7 @@ func (m *matcher) any(name string) (bool, error) {
 		}
 		m.left -= (len(pattern) - rest) * (len(name) - rest)
 		if m.left < 0 {
-			return false, usage("the patterns of collect are too long for so many files, up to %.80q: give fewer, or such as out/*.png", name)
+			return false, usage("the patterns of collect are too expensive for so many files (stopped at %.80q); use fewer or more specific ones, such as out/*.png", name)
 		}
 		if ok, _ := path.Match(pattern, name); ok {
 			return true, nil

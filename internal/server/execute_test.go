@@ -17,7 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// seen has no place, and tells what it was asked for.
+// seen is a source without slots that records the requested limits.
 type seen struct {
 	nowhere
 	policies chan slot.Policy
@@ -28,7 +28,7 @@ func (s seen) Take(ctx context.Context, tenant string, p slot.Policy) (slot.Slot
 	return s.nowhere.Take(ctx, tenant, p)
 }
 
-// A source knows a command's limits before it has a place for it: with files in one it is too late for another.
+// Take gets the limits of a command, because they cannot change once files are in the workspace.
 func TestLimitsOfPlace(t *testing.T) {
 	source := seen{policies: make(chan slot.Policy, 1)}
 	h := handler(t, func(s *Server) { s.source = source })
@@ -38,7 +38,7 @@ func TestLimitsOfPlace(t *testing.T) {
 	}
 }
 
-// The files of a call are not copied any more when nobody waits for it, however many there are.
+// Copying a call's files stops when the client has disconnected.
 func TestBringEnds(t *testing.T) {
 	root, err := unix.Open(t.TempDir(), unix.O_PATH, 0)
 	harness.Must(t, err)
@@ -63,7 +63,7 @@ type filesPlace struct {
 
 func (p filesPlace) Files() (*workspace.Dir, error) { return p.dir, nil }
 
-// Nor are they looked at: there may be thousands, each of which is compared with all patterns.
+// So does collecting files.
 func TestCollectEnds(t *testing.T) {
 	root, err := unix.Open(t.TempDir(), unix.O_PATH, 0)
 	harness.Must(t, err)
@@ -83,7 +83,7 @@ func TestCollectEnds(t *testing.T) {
 // Matching that would take minutes ends with an error; usual patterns and names need few steps.
 func TestMatcher(t *testing.T) {
 	const (
-		deepest = "out/0123456789/0123456789/" // of usual names
+		deepest = "out/0123456789/0123456789/" // a usual name
 		bad     = "*aaaaaaaaaaaaaaaaaaaaaaaaaaaaaab"
 	)
 	usual := matcher{[]string{"*.png", "*.csv", "out/*.png", "out/*/*.csv", "report.html", "out/[a-f]*/*", deepest + "*"}, maxMatchSteps}

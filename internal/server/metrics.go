@@ -39,13 +39,13 @@ func newMetrics(s *Server) *metrics {
 	}
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
-		calls:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sbxrun_calls_total", Help: "Commands that have ended, by what ended them."}, []string{"tenant", "cause", "room"}),
-		cells:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sbxrun_cells_total", Help: "Cells that have ended, by what ended them, and by what has become of the interpreter's state."}, []string{"tenant", "cause", "state"}),
-		refused:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sbxrun_refused_total", Help: "Calls of which nothing was started, by error.code."}, []string{"tenant", "code"}),
-		duration: prometheus.NewHistogramVec(histogram("sbxrun_call_duration_seconds", "From the beginning of a command to its proven end.", longTimes), []string{"room"}),
-		queue:    prometheus.NewHistogram(histogram("sbxrun_call_queue_seconds", "How long calls have waited for their turns.", longTimes)),
-		setup:    prometheus.NewHistogramVec(histogram("sbxrun_call_setup_seconds", "Until a command runs.", shortTimes), []string{"room"}),
-		teardown: prometheus.NewHistogram(histogram("sbxrun_call_teardown_seconds", "From the decision to end a command to the proof.", shortTimes)),
+		calls:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sbxrun_calls_total", Help: "Finished commands by cause."}, []string{"tenant", "cause", "room"}),
+		cells:    prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sbxrun_cells_total", Help: "Finished cells by cause and state of the interpreter."}, []string{"tenant", "cause", "state"}),
+		refused:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sbxrun_refused_total", Help: "Calls that failed to start, by error code."}, []string{"tenant", "code"}),
+		duration: prometheus.NewHistogramVec(histogram("sbxrun_call_duration_seconds", "Time from the start of a command to its proven end.", longTimes), []string{"room"}),
+		queue:    prometheus.NewHistogram(histogram("sbxrun_call_queue_seconds", "Time that calls spent in the queue.", longTimes)),
+		setup:    prometheus.NewHistogramVec(histogram("sbxrun_call_setup_seconds", "Time until a command runs.", shortTimes), []string{"room"}),
+		teardown: prometheus.NewHistogram(histogram("sbxrun_call_teardown_seconds", "Time from the decision to end a command to the proof.", shortTimes)),
 	}
 	m.registry.MustRegister(m.calls, m.cells, m.refused, m.duration, m.queue, m.setup, m.teardown,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), present{s})
@@ -103,45 +103,45 @@ func (s present) Collect(out chan<- prometheus.Metric) {
 	var l api.Load
 	var oldest time.Duration
 	for _, tenant := range slices.Sorted(maps.Keys(uses)) {
-		gauge("sbxrun_running", "Calls that run.", float64(uses[tenant].Running), "tenant", tenant)
-		gauge("sbxrun_waiting", "Calls that wait for their turns.", float64(uses[tenant].Waiting), "tenant", tenant)
+		gauge("sbxrun_running", "Running calls.", float64(uses[tenant].Running), "tenant", tenant)
+		gauge("sbxrun_waiting", "Queued calls.", float64(uses[tenant].Waiting), "tenant", tenant)
 		l.Running += uses[tenant].Running
 		l.Waiting += uses[tenant].Waiting
 		oldest = max(oldest, uses[tenant].Oldest)
 	}
 	l.Places = s.settings.Load().Places
-	gauge("sbxrun_places", "Calls that may run at once.", float64(l.Places))
-	gauge("sbxrun_busy_ratio", "Calls that run or wait, as a share of the places; what an autoscaler needs.", l.Busy())
-	gauge("sbxrun_oldest_waiting_seconds", "How long the call has waited that has waited longest; 0 if none waits.", oldest.Seconds())
+	gauge("sbxrun_places", "Number of calls that may run at once.", float64(l.Places))
+	gauge("sbxrun_busy_ratio", "Running and queued calls relative to the places, for autoscalers.", l.Busy())
+	gauge("sbxrun_oldest_waiting_seconds", "Waiting time of the oldest queued call; 0 if there is none.", oldest.Seconds())
 	for tenant, use := range s.processes.Uses() {
-		gauge("sbxrun_processes", "Background processes that run.", float64(use.Running), "tenant", tenant)
+		gauge("sbxrun_processes", "Running background processes.", float64(use.Running), "tenant", tenant)
 	}
-	gauge("sbxrun_kept_places", "Places, and shares of sessions, that are kept because processes have survived an unproven end.", float64(s.kept.Load()))
+	gauge("sbxrun_kept_places", "Places of calls and sessions that are held because processes survived an unproven teardown.", float64(s.kept.Load()))
 	idle, all, left := s.source.Rooms()
 	for state, n := range map[string]int{"idle": idle, "busy": all - idle} {
-		gauge("sbxrun_rooms", "Warm rooms that wait for a call (idle), and those that are in use, or are being made or ended (busy).", float64(n), "state", state)
+		gauge("sbxrun_rooms", "Prestarted sandboxes: waiting for a call (idle), or in use, starting or ending (busy).", float64(n), "state", state)
 	}
-	out <- prometheus.MustNewConstMetric(prometheus.NewDesc("sbxrun_unproven_total", "Commands, interpreters, sessions and warm rooms of which something may be left.", nil, nil), prometheus.CounterValue, float64(s.metrics.unproven.Load()+int64(left)))
+	out <- prometheus.MustNewConstMetric(prometheus.NewDesc("sbxrun_unproven_total", "Unproven teardowns of commands, interpreters, sessions and prestarted sandboxes.", nil, nil), prometheus.CounterValue, float64(s.metrics.unproven.Load()+int64(left)))
 	sessions := map[string]int{}
 	for _, x := range s.sessions.All() {
 		sessions[x.Tenant]++
 	}
 	for tenant, n := range sessions {
-		gauge("sbxrun_sessions", "Sessions that live.", float64(n), "tenant", tenant)
+		gauge("sbxrun_sessions", "Sessions.", float64(n), "tenant", tenant)
 	}
 	for tenant, n := range s.files.Used() {
 		gauge("sbxrun_stored_bytes", "Bytes in the content store.", float64(n), "tenant", tenant)
 	}
 	if r, err := admission.Look(); err == nil {
-		gauge("sbxrun_pressure_ratio", "How much of the tightest bound on tasks is used, 1 for all.", r.Tightest().Ratio())
+		gauge("sbxrun_pressure_ratio", "Used fraction of the tightest limit on tasks.", r.Tightest().Ratio())
 		for _, b := range r.Bounds {
-			gauge("sbxrun_tasks", "Tasks in use against a bound.", float64(b.Current), "bound", b.Path)
-			gauge("sbxrun_tasks_max", "How many tasks a bound allows.", float64(b.Max), "bound", b.Path)
+			gauge("sbxrun_tasks", "Tasks that count toward a limit.", float64(b.Current), "bound", b.Path)
+			gauge("sbxrun_tasks_max", "Maximum number of tasks of a limit.", float64(b.Max), "bound", b.Path)
 		}
 	}
 	ready := 0.0
 	if s.Ready() {
 		ready = 1
 	}
-	gauge("sbxrun_ready", "1, or 0 when the server is ending.", ready)
+	gauge("sbxrun_ready", "1, or 0 while the server is stopping.", ready)
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Who may use a socket sees only their own, unless that is the server's user, or root, or the
-// configuration says otherwise.
+// A user of the socket sees only their own activity, except for root, the server's user, and configured
+// tenants.
 func TestSeesAll(t *testing.T) {
 	c := config.Default()
 	c.StateDir, c.MetricsTenants = filepath.Join(t.TempDir(), "state"), []string{"uid-4001"}
@@ -40,7 +40,7 @@ func TestSeesAll(t *testing.T) {
 	}
 }
 
-// The dashboard asks for metrics that there are, and the documentation has each of them.
+// The dashboard uses existing metrics, and the documentation lists all of them.
 func TestDashboard(t *testing.T) {
 	h := handler(t)
 	ask(h, http.MethodPost, "/v1/run", `{"argv":["true"]}`)

@@ -45,7 +45,7 @@ func NewMiddleware(c config.Config, tokens config.Tokens, log *slog.Logger) (*Mi
 
 func (s *Middleware) init(c config.Config, tokens config.Tokens, log *slog.Logger) error {
 	s.log = log
-	s.begun = tenants.NewBudget("requests at once", 0)
+	s.begun = tenants.NewBudget("concurrent requests", 0)
 	s.memory = tenants.NewBudget("bytes of requests and answers", int64(c.Buffers))
 	s.memory.Shared = true
 	return s.apply(c, tokens)
@@ -77,7 +77,7 @@ func (s *Middleware) Mux(metrics *prometheus.Registry, unready func() *api.Error
 	all := promhttp.HandlerFor(metrics, promhttp.HandlerOpts{})
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
 		if !s.SeesAll(IdentityOf(r.Context())) {
-			api.NewError(api.Policy, "this tenant may not see the metrics", "name it in metrics_tenants").Write(w)
+			api.NewError(api.Policy, "this tenant may not read the metrics", "add it to metrics_tenants in the server's configuration").Write(w)
 			return
 		}
 		all.ServeHTTP(w, r)
@@ -91,7 +91,7 @@ func rejectUncleanPaths(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p := r.URL.EscapedPath()
 		if strings.Contains(p, "//") || strings.Contains(p+"/", "/./") || strings.Contains(p+"/", "/../") {
-			api.NewError(api.Usage, "the path has a part that is empty, . or ..", "").Write(w)
+			api.NewError(api.Usage, "the path has an empty, . or .. element", "").Write(w)
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -108,7 +108,7 @@ func (s *Middleware) Reload(c config.Config, tokens config.Tokens) error {
 	next := was
 	next.Languages, next.Tenant, next.Tenants = c.Languages, c.Tenant, c.Tenants
 	if err := next.Check(); err != nil { // a tenant may refer to something that only the new file has
-		return fmt.Errorf("%w; or restart the server, which takes over the whole file", err)
+		return fmt.Errorf("%w; restart the server to apply the whole file", err)
 	}
 	if err := s.apply(next, tokens); err != nil {
 		return err
@@ -118,7 +118,7 @@ func (s *Middleware) Reload(c config.Config, tokens config.Tokens) error {
 		one.Languages, one.Tenant, one.Tenants, one.TokenFile, one.TLSCert, one.TLSKey = nil, config.Tenant{}, nil, "", "", ""
 	}
 	if secure || !reflect.DeepEqual(c, was) {
-		s.log.Warn("reload", "note", "what has changed beside tokens, certificates, languages and tenants needs a restart")
+		s.log.Warn("reload", "note", "only tokens, certificates, languages and tenants were reloaded; other changes need a restart")
 	}
 	return nil
 }

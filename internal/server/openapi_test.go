@@ -16,7 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// The document is one of OpenAPI, by a validator's word, and has every operation.
+// The document is valid OpenAPI and has every operation.
 func TestOpenAPI(t *testing.T) {
 	w := ask(handler(t), http.MethodGet, "/openapi.json", "")
 	if w.Code != http.StatusOK {
@@ -48,8 +48,8 @@ func TestOpenAPI(t *testing.T) {
 	}
 }
 
-// docs/reference/http-api.md has all paths, those of a session without their beginning where they are in its table, and
-// all codes of errors with their statuses.
+// docs/reference/http-api.md lists all paths, those of sessions in a table without their prefix, and all
+// error codes with their statuses.
 func TestDocument(t *testing.T) {
 	doc, err := openapi3.NewLoader().LoadFromData(ask(handler(t), http.MethodGet, "/openapi.json", "").Body.Bytes())
 	harness.Must(t, err)

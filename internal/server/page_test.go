@@ -9,8 +9,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 )
 
-// At the other end of a unix socket may be a forwarder with a browser behind it: what another
-// site's page sends by that has no right, whatever name that site has given this address.
+// The client of a Unix socket may be a forwarder with a browser behind it. Requests that another site's page
+// makes it send are rejected, whatever name that site has given to the address.
 func TestPagesOfOthers(t *testing.T) {
 	h := handler(t)
 	const body = `{"argv":["true"]}`
@@ -29,7 +29,7 @@ func TestPagesOfOthers(t *testing.T) {
 		{"a file's, or a frame in a sandbox", "POST", "localhost:8080", map[string]string{"Origin": "null"}, true},
 		{"another port's", "POST", "localhost:8080", map[string]string{"Origin": "http://localhost:9090", "Sec-Fetch-Site": "same-site"}, true},
 		{"another site's, to end something", "DELETE", "localhost:8080", map[string]string{"Origin": "https://example.org", "Sec-Fetch-Site": "cross-site"}, true},
-		{"a link", "GET", "localhost:8080", map[string]string{"Sec-Fetch-Site": "cross-site"}, false}, // cannot read the answer
+		{"a link", "GET", "localhost:8080", map[string]string{"Sec-Fetch-Site": "cross-site"}, false}, // cannot read the response
 		{"a name that leads here", "POST", "rebound.example.org:8080", map[string]string{"Origin": "http://rebound.example.org:8080"}, true},
 		{"to read by it", "GET", "rebound.example.org:8080", nil, true},
 		{"a name with a dot at its end", "GET", "localhost.", nil, true},
@@ -52,8 +52,8 @@ func TestPagesOfOthers(t *testing.T) {
 	}
 }
 
-// Without a token the page is the one thing there is, and the status says that one is needed.
-// Its policy names the style and the script that it has, so a browser runs no other.
+// Without a token, only the page is served, with status 401. Its policy has the hashes of its own style and
+// script.
 func TestPage(t *testing.T) {
 	h := handler(t)
 	w := ask(h, http.MethodGet, "/", "")
@@ -84,7 +84,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// What is remembered of each tenant is bounded, and so is of how many of them.
+// The number of recent calls and the number of tenants with recent calls are limited.
 func TestRecent(t *testing.T) {
 	var r recents
 	if got := r.list("a"); got == nil || len(got) != 0 {

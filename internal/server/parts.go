@@ -44,7 +44,7 @@ func checkParts(set *settings, tenant string, t config.Tenant, asked api.Parts) 
 	}
 	if o := asked.Overlay; o != nil {
 		if !slices.Contains(t.Overlays, o.Name) {
-			return nil, notAllowed("overlays", fmt.Sprintf("have the overlay %.64q", o.Name))
+			return nil, notAllowed("overlays", fmt.Sprintf("use the overlay %.64q", o.Name))
 		}
 		at := api.Overlay{Name: o.Name, Path: overlayPath}
 		if o.Path != "" {
@@ -55,10 +55,10 @@ func checkParts(set *settings, tenant string, t config.Tenant, asked api.Parts) 
 		p.Overlay, p.overlay = &at, set.Overlays[o.Name]
 	}
 	if asked.Snapshot != "" && t.Snapshots == 0 {
-		return nil, notAllowed("snapshots", "have snapshots")
+		return nil, notAllowed("snapshots", "use snapshots")
 	}
 	if len(asked.Volumes) > 0 && t.Volumes == 0 {
-		return nil, notAllowed("volumes", "have volumes")
+		return nil, notAllowed("volumes", "use volumes")
 	}
 	for _, v := range asked.Volumes {
 		if err := volumes.CheckName(v.Name); err != nil {
@@ -69,13 +69,13 @@ func checkParts(set *settings, tenant string, t config.Tenant, asked api.Parts) 
 			return nil, err
 		}
 		if p.Overlay != nil && (room.Within(dest, p.Overlay.Path) || room.Within(p.Overlay.Path, dest)) {
-			return nil, usage("volume: %s is within the overlay, or the overlay within it", dest)
+			return nil, usage("volume: %s and the overlay overlap", dest)
 		}
 		p.volumes = append(p.volumes, sandbox.Volume{Name: v.Name, Dest: dest, ReadOnly: v.ReadOnly})
 	}
 	if asked.Network != nil {
 		if set.Sandbox.Network == "host" {
-			return nil, usage("network: the sandboxes of this server have its own network, and no list")
+			return nil, usage("network: this server gives its sandboxes the host's network, without a list of hosts")
 		}
 		p.spec.Proxied = true
 		own, err := network.OwnAddresses()
@@ -101,14 +101,14 @@ func checkParts(set *settings, tenant string, t config.Tenant, asked api.Parts) 
 
 // notAllowed returns the error for something that a tenant may not use, whether or not it exists.
 func notAllowed(key, what string) error {
-	return api.NewError(api.Policy, "the tenant may not "+what, "the server's configuration says what it may: "+key+" of [tenant]")
+	return api.NewError(api.Policy, "the tenant may not "+what, "the operator can permit it with "+key+" of [tenant] in the server's configuration")
 }
 
 // destination checks a mount point. The workspace is not allowed, because it belongs to the file operations.
 func destination(what, at string) (string, error) {
 	dest, err := room.CleanDest(at)
 	if err == nil && (room.Within(dest, room.Home) || room.Within(room.Home, dest)) {
-		err = fmt.Errorf("%s is the workspace, or part of it", dest)
+		err = fmt.Errorf("%s is in the workspace", dest)
 	}
 	if err != nil {
 		return "", usage("%s: %v", what, err)
@@ -161,7 +161,7 @@ func (s *Server) fromSnapshot(ctx context.Context, set *settings, t config.Tenan
 	}
 	tree := m.Trees[0] // a session has one
 	if len(m.Trees) > 1 {
-		return usage("the snapshot has %d overlays, and a session has one", len(m.Trees))
+		return usage("the snapshot has %d overlays, but a session has only one", len(m.Trees))
 	}
 	if p.Overlay == nil {
 		i := slices.IndexFunc(t.Overlays, func(name string) bool {
@@ -169,11 +169,11 @@ func (s *Server) fromSnapshot(ctx context.Context, set *settings, t config.Tenan
 			return err == nil && real == tree.Source
 		})
 		if i < 0 {
-			return notAllowed("overlays", "have the directory any more that the snapshot was over")
+			return notAllowed("overlays", "use the directory below the snapshot")
 		}
 		p.Overlay = &api.Overlay{Name: t.Overlays[i], Path: tree.Dest}
 	} else if p.Overlay.Path != tree.Dest {
-		return usage("the overlay of the snapshot is at %s, and not at %s", tree.Dest, p.Overlay.Path)
+		return usage("the snapshot's overlay belongs at %s, not at %s", tree.Dest, p.Overlay.Path)
 	}
 	p.Snapshot = m.ID
 	return out.Parts.From(ctx, store, m, &out.Policy, room.ThisCaller(), "")
@@ -201,7 +201,7 @@ func (s *Server) useVolumes(t config.Tenant, p *parts, out *slot.Policy) error {
 		}
 	}
 	if len(names) > t.Volumes {
-		return api.NewError(api.QuotaKept, fmt.Sprintf("the tenant may have %d volumes", t.Volumes), "DELETE /v1/volumes/{name} removes one")
+		return api.NewError(api.QuotaKept, fmt.Sprintf("the tenant has reached its limit of %d volumes", t.Volumes), "DELETE /v1/volumes/{name} removes one")
 	}
 	return busyVolume(out.Parts.Use(store, p.volumes, &out.Policy))
 }
@@ -220,7 +220,7 @@ func (s *Server) removeVolume(store *volumes.Store, name string) error {
 		return err
 	}
 	if !slices.Contains(names, name) {
-		return api.NewError(api.NoSuchVolume, fmt.Sprintf("there is no volume %.80q", name), "GET /v1/volumes lists them")
+		return api.NewError(api.NoSuchVolume, fmt.Sprintf("no volume named %.80q", name), "GET /v1/volumes lists them")
 	}
 	return busyVolume(store.Remove(name))
 }

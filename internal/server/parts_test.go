@@ -13,8 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/slot"
 )
 
-// Sessions of a tenant that are made at once have no more volumes together than the tenant may, and those of
-// another are not counted.
+// Concurrent sessions of a tenant cannot exceed its limit on volumes; those of other tenants are not counted.
 func TestVolumesAtOnce(t *testing.T) {
 	const most = 3
 	s := &Server{}

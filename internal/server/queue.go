@@ -9,14 +9,14 @@ import (
 )
 
 // ErrHere reports that a call with this ID has already begun.
-var ErrHere = errors.New("the call has begun here")
+var ErrHere = errors.New("the call has already begun")
 
 // Admit admits a call that was queued elsewhere, if it can begin at once. The context identifies the caller
 // (see [As]). Calls must not be concurrent.
 func (s *Server) Admit(ctx context.Context, id string, body []byte) (*Detached, error) {
 	var c api.Call
 	if err := json.Unmarshal(body, &c); err != nil {
-		return nil, usage("the call is no JSON: %v", err)
+		return nil, usage("parse call: %v", err)
 	}
 	ex, err := s.check(IdentityOf(ctx), &c)
 	if err != nil {
@@ -26,7 +26,7 @@ func (s *Server) Admit(ctx context.Context, id string, body []byte) (*Detached, 
 	if c := s.jobs.Get(ex.caller.Tenant, id); c != nil {
 		switch status := c.Status(); {
 		case status.State == api.Queued:
-			return nil, api.NewError(api.Busy, "the call is about to begin here, or to be given up", "")
+			return nil, api.NewError(api.Busy, "the call is about to begin or to be canceled", "")
 		case status.Started || status.State != api.Over:
 			return nil, ErrHere
 		}

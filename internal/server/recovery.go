@@ -39,7 +39,7 @@ func (s *Middleware) Recover(ctx context.Context, do func() error) (err error) {
 // panicked logs a panic and returns the error for its request.
 func (s *Middleware) panicked(id string, mistake any) *api.Error {
 	s.log.Error("panic", "request", id, "panic", fmt.Sprint(mistake), "stack", string(debug.Stack()))
-	e := api.NewError(api.Internal, "a mistake of the server has ended request "+id, "its log says more")
+	e := api.NewError(api.Internal, "internal error in request "+id, "see the server's log")
 	e.Started = true
 	return e
 }

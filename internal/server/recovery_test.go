@@ -26,10 +26,10 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// broken has places in which a mistake is met, and counts those that are taken.
+// broken is a source whose slots panic. It counts the slots taken.
 type broken struct {
 	taken  atomic.Int64
-	output bool // not in Start, but in what the output is written to
+	output bool // panic while writing output, instead of in Start
 }
 
 func (b *broken) Take(context.Context, string, slot.Policy) (slot.Slot, error) {
@@ -52,7 +52,7 @@ func (b brokenPlace) Start(ctx context.Context, c slot.Command) (slot.Running, e
 		panic("a mistake at the start")
 	}
 	ended := make(chan struct{})
-	go func() { // as the engine has it
+	go func() { // as in the engine
 		defer close(ended)
 		_, _ = c.Stdout.Write([]byte("x"))
 		<-ctx.Done()
@@ -69,11 +69,11 @@ func (w brokenRun) Wait() (*result.Result, error) {
 func (brokenRun) Signal(syscall.Signal) error      { return nil }
 func (brokenRun) SignalAlone(syscall.Signal) error { return nil }
 
-// doubtful has places of which something may be left: of the command, or of the place alone.
+// doubtful is a source with unproven teardowns, of the command or only of the slot.
 type doubtful struct {
 	broken
 	command, place result.Verdict
-	gone           chan struct{} // closed when what survives has exited
+	gone           chan struct{} // closed when the survivors have exited
 }
 
 func (*doubtful) Rooms() (idle, all, left int) { return 0, 0, doubtfulRooms }
@@ -111,7 +111,8 @@ func (doubtfulPlace) Signal(syscall.Signal) error      { return nil }
 func (doubtfulPlace) SignalAlone(syscall.Signal) error { return nil }
 func (p doubtfulPlace) Give() (*result.Result, error)  { return p.result(p.of.place), nil }
 
-// The place of a call, and the share of a session, are kept until the survivors of an unproven end have exited.
+// The slot of a call, and the lease of a session, are kept until the survivors of an unproven teardown have
+// exited.
 func TestSurvivorsKeepPlace(t *testing.T) {
 	place := func(join func(string, tenants.Ceilings) (*tenants.Ticket, error)) error {
 		turn, err := join("uid-2", tenants.Ceilings{})
@@ -122,7 +123,7 @@ func TestSurvivorsKeepPlace(t *testing.T) {
 	}
 	call := func(s *Server) error { return place(s.scheduler.Join) }
 	for _, test := range []struct {
-		what, path string // of the session where it has no version
+		what, path string // below the session if it has no version
 		free       func(*Server) error
 	}{
 		{"call", "/v1/run", call},
@@ -179,8 +180,8 @@ func TestSurvivorsKeepPlace(t *testing.T) {
 	}
 }
 
-// Something may be left of a command: everybody who waits for it is told so, with what it is, and a
-// session in which it was is used no more.
+// If a teardown is unproven, every waiting client gets the error with the survivors, and the session is not
+// used again.
 func TestUnproven(t *testing.T) {
 	source := &doubtful{}
 	c := config.Default()
@@ -219,7 +220,7 @@ func TestUnproven(t *testing.T) {
 		source.command, source.place = verdicts[0], verdicts[1]
 		name := string(verdicts[0])
 		answered(name, ask(http.MethodPost, "/v1/run", run))
-		for range 2 { // the second has the first one's answer
+		for range 2 { // the second answer is a replay
 			answered("with a key", ask(http.MethodPost, "/v1/run", run, "Idempotency-Key", name))
 		}
 		w := ask(http.MethodPost, "/v1/run?stream=1", run)
@@ -255,7 +256,7 @@ func TestUnproven(t *testing.T) {
 			if w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), `"started":true`) || time.Now().After(end) {
 				t.Fatalf("%s: %d %s", path, w.Code, w.Body)
 			}
-			if begun = true; body == run { // the interpreter of a cell took none
+			if begun = true; body == run { // a cell's interpreter did not start
 				answered("in a session", w)
 				calls++
 			}
@@ -267,7 +268,7 @@ func TestUnproven(t *testing.T) {
 	}
 	const sessions = 3
 	want := fmt.Sprintf("\nsbxrun_unproven_total %d\n", calls+sessions+doubtfulRooms)
-	// Those that were lost are counted after they have been refused.
+	// Lost sessions are counted after the first rejected request.
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		w := ask(http.MethodGet, "/metrics", "")
 		if strings.Contains(w.Body.String(), want) {
@@ -279,8 +280,7 @@ func TestUnproven(t *testing.T) {
 	}
 }
 
-// A mistake ends the request that has met it, which is told so, and nothing else: nothing that
-// was taken for it stays taken, and the server goes on.
+// A panic ends its request with an error. All resources are released, and the server continues.
 func TestMistakes(t *testing.T) {
 	c := config.Default()
 	c.StateDir = filepath.Join(t.TempDir(), "state")
@@ -329,14 +329,14 @@ func TestMistakes(t *testing.T) {
 			t.Errorf("%d %s", w.Code, w.Body)
 		}
 	}
-	if n, u, m := source.taken.Load(), s.scheduler.Uses()["uid-1"], s.memory.Used("uid-1"); n != 0 || u.Running != 0 || u.Waiting != 0 || m > 2*answerRest { // the key's
+	if n, u, m := source.taken.Load(), s.scheduler.Uses()["uid-1"], s.memory.Used("uid-1"); n != 0 || u.Running != 0 || u.Waiting != 0 || m > 2*answerRest { // the key's memory
 		t.Errorf("%d rooms, %+v calls, %d bytes stay taken", n, u, m)
 	}
 	if !strings.Contains(log.String(), "a mistake at the start") || !strings.Contains(log.String(), `"request":"the-request"`) {
 		t.Error(log.String())
 	}
 
-	// In what a goroutine of the engine writes to.
+	// A panic in a goroutine of the engine.
 	source.output = true
 	ex, err := s.check(Identity{Tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
 	harness.Must(t, err)
@@ -358,7 +358,7 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// brokenSink makes a mistake with what it is given.
+// brokenSink panics on output.
 type brokenSink struct{}
 
 func (b brokenSink) Writers() (stdout, stderr io.Writer) { return b, b }

@@ -36,13 +36,13 @@ func init() {
 		}
 		e := api.NewError(api.Usage, message, "")
 		if message == "request body is required" {
-			e.Failure.Hint = "send {} if there is nothing to say"
+			e.Failure.Hint = "send {} for an empty request"
 		}
 		switch status {
 		case http.StatusRequestEntityTooLarge:
 			e = api.NewError(api.TooLarge, "the request is too large", "")
 		case http.StatusUnsupportedMediaType:
-			e = api.NewError(api.MediaType, "the request is not of a media type that is taken here", "send application/json")
+			e = api.NewError(api.MediaType, "unsupported media type", "send application/json")
 		}
 		// The messages can contain text of the request, such as a member's name. Without a limit, the answer
 		// could take several times the memory reserved for the request.
@@ -110,7 +110,7 @@ func (s *Middleware) Hold(ctx context.Context, n int64) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.over {
-		return api.NewError(api.Ended, "the client has left", "")
+		return api.NewError(api.Ended, "the client has disconnected", "")
 	}
 	tenant := IdentityOf(ctx).Tenant
 	own := int64(s.settings.Load().Of(tenant).Buffers)
@@ -189,7 +189,7 @@ func Strict(text []byte) error {
 	if at := (*jsontext.SyntacticError)(nil); errors.As(err, &at) { // its own message may quote code or a secret
 		what := "invalid Unicode"
 		if errors.Is(err, jsontext.ErrDuplicateName) {
-			what = "a second member of one name"
+			what = "duplicate member"
 		}
 		return fmt.Errorf("%s, at byte %d, %.100q", what, at.ByteOffset, at.JSONPointer)
 	}
@@ -209,10 +209,10 @@ func (s *Server) Handler(mcp http.Handler) http.Handler {
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { // everything else
 		if methods := methodsOf(mux, r); len(methods) > 0 {
 			w.Header().Set("Allow", strings.Join(methods, ", "))
-			api.NewError(api.NoSuchMethod, fmt.Sprintf("%.200s takes %s, not %s", r.URL.Path, strings.Join(methods, ", "), r.Method), "").Write(w)
+			api.NewError(api.NoSuchMethod, fmt.Sprintf("%.200s supports %s, not %s", r.URL.Path, strings.Join(methods, ", "), r.Method), "").Write(w)
 			return
 		}
-		api.NewError(api.NoSuchPath, fmt.Sprintf("there is no %s %.200s", r.Method, r.URL.Path), "GET /openapi.json lists all").Write(w)
+		api.NewError(api.NoSuchPath, fmt.Sprintf("no such operation: %s %.200s", r.Method, r.URL.Path), "GET /openapi.json lists all operations").Write(w)
 	})
 	return s.Middleware.Handler(mux)
 }
@@ -231,7 +231,7 @@ func methodsOf(mux *http.ServeMux, r *http.Request) (list []string) {
 // define registers all operations.
 func (s *Server) define(mux *http.ServeMux) huma.API {
 	c := huma.DefaultConfig("sbxrun", s.version)
-	c.Info.Description = "Runs what agents write, ends what it has started, and proves it. An error says whether anything has begun; only what says started:false may be tried again."
+	c.Info.Description = "Runs untrusted code in sandboxes, ends everything it started, and proves that. An error reports whether anything has started; retry a request only if it has not."
 	c.DocsPath, c.SchemasPath = "", ""
 	c.CreateHooks = nil // no schema links in answers
 	c.OpenAPIPath = "/openapi"
@@ -341,7 +341,7 @@ func (q Request) writes(answer func() error) (*streamed, error) {
 
 // answers describes the responses of a call that the client waits for.
 func answers(a huma.API) map[string]*huma.Response {
-	return map[string]*huma.Response{"200": content(a, "It has ended, however: the report says how. Or a stream of events, the last of which is the report.", map[string]reflect.Type{
+	return map[string]*huma.Response{"200": content(a, "The report of the call, whatever its outcome; or a stream of events, the last of which is the report.", map[string]reflect.Type{
 		"application/json": reflect.TypeFor[api.Answer](), "application/x-ndjson": reflect.TypeFor[api.Event](), "text/event-stream": reflect.TypeFor[api.Event](),
 	})}
 }
@@ -349,14 +349,14 @@ func answers(a huma.API) map[string]*huma.Response {
 func (s *Server) defineRun(a huma.API) {
 	type request struct {
 		Request
-		Stream  string `query:"stream" enum:"0,1" doc:"1 streams JSON lines, as Accept: application/x-ndjson does; Accept: text/event-stream gives the same as server-sent events"`
+		Stream  string `query:"stream" enum:"0,1" doc:"1 streams JSON lines, like Accept: application/x-ndjson; Accept: text/event-stream streams server-sent events"`
 		Key     string `header:"Idempotency-Key" maxLength:"256" doc:"A second request with the same key and body gets the answer to the first, while that runs and for ten minutes after its end. Not for streams."`
 		RawBody []byte
 		Body    api.Call
 	}
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "run", Method: http.MethodPost, Path: "/v1/run", Summary: "Run one command or program in a fresh sandbox",
-		Description: "Answers when nothing of it is left. A client that disconnects ends the call.", Responses: answers(a),
+		OperationID: "run", Method: http.MethodPost, Path: "/v1/run", Summary: "Run a command or program in a new sandbox",
+		Description: "Responds when all processes have exited. If the client disconnects, the call ends.", Responses: answers(a),
 	}, append(startCodes, api.Idempotency)...), func(ctx context.Context, q *request) (*streamed, error) {
 		return s.answered(q.Request, q.Stream, q.Key, q.RawBody, &q.Body, nil, nil)
 	})
@@ -374,7 +374,7 @@ func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Cal
 	sse := strings.Contains(accept, "text/event-stream")
 	streams := sse || stream == "1" || strings.Contains(accept, "application/x-ndjson")
 	if streams && key != "" {
-		return nil, api.NewError(api.Usage, "an idempotency key does not go with a stream", "POST /v1/calls has output by offset")
+		return nil, api.NewError(api.Usage, "streams do not support idempotency keys", "use POST /v1/calls and read the output by offset")
 	}
 	return q.writes(func() error {
 		if streams {
@@ -466,7 +466,7 @@ func idempotent[T any](s *Server, q Request, key string, body []byte, ex *execut
 		select {
 		case <-k.Done():
 		case <-q.r.Context().Done():
-			return nil, api.NewError(api.Ended, "the client has left", "")
+			return nil, api.NewError(api.Ended, "the client has disconnected", "")
 		}
 		q.w.Header().Set(replayed, "true")
 		v := k.Value.(storedAnswer[T])
@@ -492,7 +492,7 @@ func idempotent[T any](s *Server, q Request, key string, body []byte, ex *execut
 
 func (s *Server) defineLanguages(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "languages", Method: http.MethodGet, Path: "/v1/languages", Summary: "List the languages that code may be in",
+		OperationID: "languages", Method: http.MethodGet, Path: "/v1/languages", Summary: "List the languages",
 	}), func(context.Context, *struct{}) (*answer[api.Languages], error) {
 		return with(api.Languages{Languages: s.Languages()}, nil)
 	})

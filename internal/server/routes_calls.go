@@ -76,7 +76,7 @@ func (s *Server) joinProcess(_ context.Context, tenant string, c tenants.Ceiling
 	turn, err := s.processes.Join(tenant, tenants.Ceilings{Concurrency: s.settings.Load().Of(tenant).Processes, Rate: c.Rate})
 	if err != nil {
 		e := api.AsError(err)
-		return nil, api.NewError(e.Failure.Code, "no background process can be started: "+e.Failure.Message, e.Failure.Hint)
+		return nil, api.NewError(e.Failure.Code, "cannot start a background process: "+e.Failure.Message, e.Failure.Hint)
 	}
 	return turn, nil
 }
@@ -112,7 +112,7 @@ type CallPath struct {
 }
 
 func noSuchCall() error {
-	return api.NewError(api.NoSuchCall, "there is no such call", "GET /v1/calls lists them")
+	return api.NewError(api.NoSuchCall, "no such call", "GET /v1/calls lists them")
 }
 
 func (s *Server) defineCalls(a huma.API) {
@@ -127,8 +127,8 @@ func (s *Server) defineCalls(a huma.API) {
 		Body   api.CallStatus
 	}
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "call", Method: http.MethodPost, Path: "/v1/calls", Summary: "Begin to run one command or program in a fresh sandbox", DefaultStatus: http.StatusAccepted,
-		Description: "It continues whether or not anybody waits for it.",
+		OperationID: "call", Method: http.MethodPost, Path: "/v1/calls", Summary: "Start a command or program in a new sandbox", DefaultStatus: http.StatusAccepted,
+		Description: "The call runs in the background, independently of connections.",
 	}, append(startCodes, api.Idempotency)...), func(ctx context.Context, q *newCall) (*begun, error) {
 		ex, err := s.check(IdentityOf(ctx), &q.Body)
 		if err != nil {
@@ -149,17 +149,17 @@ func (s *Server) defineCalls(a huma.API) {
 	})
 
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "listCalls", Method: http.MethodGet, Path: "/v1/calls", Summary: "List the calls that run, or ended a while ago",
+		OperationID: "listCalls", Method: http.MethodGet, Path: "/v1/calls", Summary: "List running and recently finished calls",
 	}), func(ctx context.Context, _ *struct{}) (*answer[api.Calls], error) {
 		return s.listOf(ctx, s.jobs.List(IdentityOf(ctx).Tenant))
 	})
 
 	type getCall struct {
 		CallPath
-		WaitMS float64 `query:"wait_ms" minimum:"0" maximum:"60000" doc:"Wait so long for its end"`
+		WaitMS float64 `query:"wait_ms" minimum:"0" maximum:"60000" doc:"Time to wait for the end"`
 	}
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "getCall", Method: http.MethodGet, Path: "/v1/calls/{id}", Summary: "Tell how far a call has come, or how it has ended",
+		OperationID: "getCall", Method: http.MethodGet, Path: "/v1/calls/{id}", Summary: "Get the status of a call",
 	}, api.NoSuchCall), func(ctx context.Context, q *getCall) (*answer[api.CallStatus], error) {
 		c := s.jobs.Get(IdentityOf(ctx).Tenant, q.ID)
 		if c == nil {
@@ -170,7 +170,7 @@ func (s *Server) defineCalls(a huma.API) {
 	})
 
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "deleteCall", Method: http.MethodDelete, Path: "/v1/calls/{id}", Summary: "End a call, and tell how; or forget one that has ended",
+		OperationID: "deleteCall", Method: http.MethodDelete, Path: "/v1/calls/{id}", Summary: "End a call, or discard a finished one",
 	}, api.NoSuchCall), func(ctx context.Context, q *struct{ CallPath }) (*answer[api.CallStatus], error) {
 		c := s.jobs.Get(IdentityOf(ctx).Tenant, q.ID)
 		if c == nil {
@@ -185,7 +185,7 @@ func (s *Server) defineCalls(a huma.API) {
 		OutputQuery
 	}
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "callOutput", Method: http.MethodGet, Path: "/v1/calls/{id}/output", Summary: "Read what a call has written, from any byte on", Responses: octets("The bytes from that offset on"),
+		OperationID: "callOutput", Method: http.MethodGet, Path: "/v1/calls/{id}/output", Summary: "Read the output of a call", Responses: octets("The output from the offset on"),
 	}, api.NoSuchCall), func(ctx context.Context, q *output) (*streamed, error) {
 		c := s.jobs.Get(IdentityOf(ctx).Tenant, q.ID)
 		if c == nil {
@@ -264,9 +264,9 @@ func awaitCall(ctx context.Context, c *calls.Call, most time.Duration) {
 
 // OutputQuery selects a part of a call's output.
 type OutputQuery struct {
-	From   int64  `query:"from" minimum:"0" doc:"The first byte"`
-	Stream string `query:"stream" enum:"stdout,stderr" doc:"stdout unless given"`
-	Follow string `query:"follow" enum:"0,1" doc:"1 continues until the end of the output; after losing the connection, ask again from the byte after the last one received"`
+	From   int64  `query:"from" minimum:"0" doc:"Offset of the first byte"`
+	Stream string `query:"stream" enum:"stdout,stderr" doc:"Default: stdout"`
+	Follow string `query:"follow" enum:"0,1" doc:"1 continues until the end of the output; after a lost connection, continue from the offset after the last byte received"`
 }
 
 // octets describes a binary response.

@@ -19,7 +19,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Output that is followed does not end as if it were complete when the server ends.
+// A followed output is aborted when the server stops, so that it does not look complete.
 func TestFollowedUntilStop(t *testing.T) {
 	c := config.Default()
 	c.StateDir = filepath.Join(t.TempDir(), "state")
@@ -29,7 +29,7 @@ func TestFollowedUntilStop(t *testing.T) {
 	_, call, err := s.jobs.Add(t.Context(), "one", "uid-1", nil, 100, calls.Limits{}, nil)
 	harness.Must(t, err)
 	stdout, _ := call.Writers()
-	_, _ = stdout.Write([]byte("part")) // it never fails
+	_, _ = stdout.Write([]byte("part")) // never fails
 	h := s.Handler(http.NotFoundHandler())
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
@@ -48,11 +48,11 @@ func TestFollowedUntilStop(t *testing.T) {
 	call.End(nil, 0, draining())
 }
 
-// A list takes memory from its tenant's while it is sent, and shows long command lines no more.
+// A list of calls reserves memory while it is sent, and does not include long command lines.
 func TestListHolds(t *testing.T) {
 	var s *Server
 	h := handler(t, func(its *Server) { s = its })
-	argv := make([]string, 400) // empty words are not nothing
+	argv := make([]string, 400) // empty words take memory, too
 	for range 100 {
 		id := s.newID()
 		_, call, err := s.jobs.Add(t.Context(), id, "uid-1", nil, 0, calls.Limits{}, nil)

@@ -105,7 +105,7 @@ func (s *Server) checkCell(w Identity, c *api.Cell) (*execution, cells.Language,
 		return nil, language, err
 	}
 	if len(language.Kept) == 0 {
-		return nil, language, api.NewError(api.Usage, fmt.Sprintf("language %q has no interpreter that can be kept", c.Language), `GET /v1/languages lists those with "cells": true`)
+		return nil, language, api.NewError(api.Usage, fmt.Sprintf("language %q does not support cells", c.Language), `GET /v1/languages lists those with "cells": true`)
 	}
 	return ex, language, ex.settle(set, &api.Call{TimeoutMS: c.TimeoutMS, Limits: api.Limits{MaxOutput: c.Limits.MaxOutput}, Files: c.Files, Collect: c.Collect})
 }
@@ -160,15 +160,15 @@ func (s *Server) medium(ex *execution, in cells.Medium) api.Medium {
 
 func (s *Server) defineCells(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "code", Method: http.MethodPost, Path: "/v1/sessions/{id}/code", Summary: "Run a cell in an interpreter that the session keeps",
-		Description: "One cell at a time for each language. However a cell ends, the next one works.",
-		Responses: map[string]*huma.Response{"200": content(a, "It has ended, however: cause and state say how.", map[string]reflect.Type{
+		OperationID: "code", Method: http.MethodPost, Path: "/v1/sessions/{id}/code", Summary: "Run a cell in a session's interpreter",
+		Description: "Only one cell runs at a time for each language. Whatever the outcome of a cell, the next one works.",
+		Responses: map[string]*huma.Response{"200": content(a, "The answer of the cell, whatever its outcome.", map[string]reflect.Type{
 			"application/json": reflect.TypeFor[api.CellAnswer](),
 		})},
 	}, append(startCodes, api.Idempotency, api.NoSuchSession, api.Ended, api.BusySession)...), func(ctx context.Context, q *struct {
 		Request
 		SessionPath
-		Key     string `header:"Idempotency-Key" maxLength:"256" doc:"As of run"`
+		Key     string `header:"Idempotency-Key" maxLength:"256" doc:"As for run"`
 		RawBody []byte
 		Body    api.Cell
 	}) (*streamed, error) {

@@ -24,7 +24,7 @@ type body struct{ q Request }
 func (b body) Read(p []byte) (int, error) {
 	n, err := b.q.r.Body.Read(p)
 	if _, ours := errors.AsType[*api.Error](err); err != nil && err != io.EOF && !ours {
-		err = api.NewError(api.Usage, "the request has broken off", "")
+		err = api.NewError(api.Usage, "the request body is incomplete", "")
 	}
 	return n, err
 }
@@ -104,7 +104,7 @@ func (r reading) Read(b []byte) (int, error) {
 	return n, err
 }
 
-var errEnded = &result.Error{Code: string(api.Ended), Message: "the session has ended meanwhile"}
+var errEnded = &result.Error{Code: string(api.Ended), Message: "the session has ended"}
 
 // entriesLeft returns how many entries may still be added to a workspace.
 func (s *Server) entriesLeft(dir *workspace.Dir) (int, error) {
@@ -118,14 +118,14 @@ func (s *Server) defineWorkspace(a huma.API) {
 	type FilePath struct {
 		Request
 		SessionPath
-		Path string `path:"path" maxLength:"1024" doc:"Relative to the workspace; may contain slashes"`
+		Path string `path:"path" maxLength:"1024" doc:"Path in the workspace; may contain slashes"`
 	}
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "putFile", Method: http.MethodPut, Path: base + "/{path...}", Summary: "Write a file of the workspace", RequestBody: takes("application/octet-stream"),
-		Description: "Missing directories are created. Links are not followed. A file that is there is replaced when all has come, and keeps its permissions and its other names.", DefaultStatus: http.StatusCreated,
+		OperationID: "putFile", Method: http.MethodPut, Path: base + "/{path...}", Summary: "Write a file to the workspace", RequestBody: takes("application/octet-stream"),
+		Description: "Creates missing directories and does not follow links. An existing file is replaced after the whole body has arrived, and keeps its permissions and hard links.", DefaultStatus: http.StatusCreated,
 	}, append(none, api.TooLarge, api.QuotaDisk)...), func(ctx context.Context, q *struct {
 		FilePath
-		Mode string `query:"mode" pattern:"^0?[0-7]{3}$" doc:"Permissions in octal; 644 unless given"`
+		Mode string `query:"mode" pattern:"^0?[0-7]{3}$" doc:"Octal permissions; default: 644"`
 	}) (*answer[*api.Written], error) {
 		mode := uint64(0o644)
 		if q.Mode != "" {
@@ -135,7 +135,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 	})
 
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "getFile", Method: http.MethodGet, Path: base + "/{path...}", Summary: "Read a file of the workspace", Responses: octets("The file"),
+		OperationID: "getFile", Method: http.MethodGet, Path: base + "/{path...}", Summary: "Read a file from the workspace", Responses: octets("The file"),
 	}, append(none, api.TooLarge)...), func(ctx context.Context, q *FilePath) (*streamed, error) {
 		return q.writes(func() error {
 			f, size, both, release, err := s.OpenFile(ctx, q.ID, q.Path)
@@ -151,7 +151,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 	})
 
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "deleteFile", Method: http.MethodDelete, Path: base + "/{path...}", Summary: "Remove a file, or an empty directory, of the workspace", DefaultStatus: http.StatusNoContent,
+		OperationID: "deleteFile", Method: http.MethodDelete, Path: base + "/{path...}", Summary: "Remove a file or empty directory from the workspace", DefaultStatus: http.StatusNoContent,
 	}, none...), func(ctx context.Context, q *FilePath) (*struct{}, error) {
 		dir, _, release, err := s.dirOf(ctx, q.ID)
 		if err != nil {
@@ -162,7 +162,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 	})
 
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "listFiles", Method: http.MethodGet, Path: base, Summary: "List the workspace, with all that is below",
+		OperationID: "listFiles", Method: http.MethodGet, Path: base, Summary: "List the workspace recursively",
 	}, append(none, api.TooLarge, api.Policy, api.Quota, api.Busy)...), func(ctx context.Context, q *struct{ SessionPath }) (*answer[*workspace.Listing], error) {
 		return with(s.ListFiles(ctx, q.ID))
 	})
@@ -173,8 +173,8 @@ func (s *Server) defineWorkspace(a huma.API) {
 		SessionPath
 	}
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "putArchive", Method: http.MethodPut, Path: archive, Summary: "Unpack a tar stream into the workspace", RequestBody: takes("application/x-tar"), DefaultStatus: http.StatusNoContent,
-		Description: "Only files and directories: links, devices, names that are absolute or lead outside, and too many entries or bytes are errors; entries before that stay.",
+		OperationID: "putArchive", Method: http.MethodPut, Path: archive, Summary: "Unpack a tar archive into the workspace", RequestBody: takes("application/x-tar"), DefaultStatus: http.StatusNoContent,
+		Description: "Accepts only files and directories. Links, devices, names outside the workspace, and too many entries or bytes are errors; earlier entries remain.",
 	}, append(none, api.TooLarge, api.QuotaDisk)...), func(ctx context.Context, q *whole) (*struct{}, error) {
 		dir, both, release, err := s.treeOf(ctx, q.ID, s.archives)
 		if err != nil {
@@ -194,8 +194,8 @@ func (s *Server) defineWorkspace(a huma.API) {
 	})
 
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "getArchive", Method: http.MethodGet, Path: archive, Summary: "Pack the workspace into a tar stream",
-		Description: "Only files and directories. An incomplete stream has no end-of-archive marker.",
+		OperationID: "getArchive", Method: http.MethodGet, Path: archive, Summary: "Get the workspace as a tar archive",
+		Description: "Contains only files and directories. An incomplete archive has no end-of-archive marker.",
 		Responses:   map[string]*huma.Response{"200": {Description: "The archive", Content: map[string]*huma.MediaType{"application/x-tar": {Schema: &huma.Schema{Type: "string", Format: "binary"}}}}},
 	}, append(none, api.TooLarge)...), func(ctx context.Context, q *whole) (*streamed, error) {
 		return q.writes(func() error {
@@ -209,7 +209,7 @@ func (s *Server) defineWorkspace(a huma.API) {
 			most := workspace.Quota{Bytes: names * int64(set.Sandbox.TmpSize), Entries: set.Sessions.MaxEntries}
 			err = dir.List(".", most.Entries, func(e workspace.Entry) error { // check first, while an error can still be sent
 				if e.Size > most.Bytes-size {
-					return tree.TooLarge("the files have more than %d bytes together, with holes and under all their names", most.Bytes)
+					return tree.TooLarge("the files have more than %d bytes in total, counting holes and every hard link", most.Bytes)
 				}
 				size += e.Size
 				return nil
@@ -237,7 +237,7 @@ func send(w http.ResponseWriter, r io.Reader, size int64) {
 
 func (s *Server) defineFiles(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "storeFile", Method: http.MethodPost, Path: "/v1/files", Summary: "Put a file into the content store", RequestBody: takes("application/octet-stream"), DefaultStatus: http.StatusCreated,
+		OperationID: "storeFile", Method: http.MethodPost, Path: "/v1/files", Summary: "Store a file in the content store", RequestBody: takes("application/octet-stream"), DefaultStatus: http.StatusCreated,
 	}, api.TooLarge, api.QuotaDisk), func(ctx context.Context, q *struct{ Request }) (*answer[api.Stored], error) {
 		tenant := IdentityOf(ctx).Tenant
 		quota := int64(s.settings.Load().Of(tenant).Files)
@@ -245,7 +245,7 @@ func (s *Server) defineFiles(a huma.API) {
 		return with(api.Stored{ID: id, Size: size}, err)
 	})
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "getStoredFile", Method: http.MethodGet, Path: "/v1/files/{id}", Summary: "Read a file of the content store", Responses: octets("The file"),
+		OperationID: "getStoredFile", Method: http.MethodGet, Path: "/v1/files/{id}", Summary: "Read a file from the content store", Responses: octets("The file"),
 	}, api.NoSuchFile), func(ctx context.Context, q *struct {
 		Request
 		ID string `path:"id" maxLength:"128" doc:"sha256:…"`

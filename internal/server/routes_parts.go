@@ -120,7 +120,7 @@ func (s *Server) Snapshot(ctx context.Context, id string, n api.NewSnapshot) (*a
 	tenant := IdentityOf(ctx).Tenant
 	quota := int64(set.Of(tenant).Snapshots)
 	if quota == 0 {
-		return nil, notAllowed("snapshots", "have snapshots")
+		return nil, notAllowed("snapshots", "use snapshots")
 	}
 	if err := s.begin(); err != nil {
 		return nil, err
@@ -132,7 +132,7 @@ func (s *Server) Snapshot(ctx context.Context, id string, n api.NewSnapshot) (*a
 	}
 	defer release()
 	if !x.Capture.TryLock() {
-		return nil, api.NewError(api.BusySession, "a snapshot of this session is being taken", "try again when it is")
+		return nil, api.NewError(api.BusySession, "another snapshot of this session is in progress", "try again later")
 	}
 	defer x.Capture.Unlock()
 	both, cancel := s.Until(both)
@@ -207,7 +207,7 @@ func (s *Server) sweep() {
 	if machine, err := limits.Detect(); err == nil { // otherwise there are no cgroups
 		for _, l := range machine.Leftovers() { // of calls whose shim had not started
 			if err := limits.RemoveDirs([]string{l.Dir}, time.Now().Add(time.Second)); err != nil {
-				s.log.Warn("what was left behind", "directory", l.Dir, "error", err)
+				s.log.Warn("remove leftovers", "directory", l.Dir, "error", err)
 			}
 		}
 	}
@@ -219,7 +219,7 @@ func (s *Server) sweep() {
 		dirs, _ := filepath.Glob(filepath.Join(data, "*", kind)) // the pattern is valid
 		for _, dir := range dirs {
 			if err := sweep(dir); err != nil {
-				s.log.Warn("what was left behind", "directory", dir, "error", err)
+				s.log.Warn("remove leftovers", "directory", dir, "error", err)
 			}
 		}
 	}
@@ -254,11 +254,11 @@ func sweepVolumes(dir string) error {
 
 func (s *Server) defineParts(a huma.API) {
 	none := []api.Code{api.NoSuchSession, api.Ended}
-	diff := content(a, "The changes; as a tar, a layer of an OCI image, in which .wh.NAME is deleted", map[string]reflect.Type{"application/json": reflect.TypeFor[api.Diff]()})
+	diff := content(a, "The changes; as a tar archive, an OCI layer in which .wh.NAME marks a deletion", map[string]reflect.Type{"application/json": reflect.TypeFor[api.Diff]()})
 	diff.Content["application/x-tar"] = &huma.MediaType{Schema: &huma.Schema{Type: "string", Format: "binary"}}
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "diff", Method: http.MethodGet, Path: "/v1/sessions/{id}/diff", Summary: "Tell what a session has changed in its overlay",
-		Description: "Compared with the server's directory as it is now. With Accept: application/x-tar, what was added and changed with its content.",
+		OperationID: "diff", Method: http.MethodGet, Path: "/v1/sessions/{id}/diff", Summary: "Get the changes in a session's overlay",
+		Description: "Compares the overlay with the current content of the server's directory. Accept: application/x-tar returns added and changed files with their content.",
 		Responses:   map[string]*huma.Response{"200": diff},
 	}, append(none, api.TooLarge, api.Policy, api.Quota, api.Busy)...), func(ctx context.Context, q *struct {
 		Request
@@ -268,8 +268,8 @@ func (s *Server) defineParts(a huma.API) {
 	})
 
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "takeSnapshot", Method: http.MethodPost, Path: "/v1/sessions/{id}/snapshot", Summary: "Keep what a session has written to its overlay", DefaultStatus: http.StatusCreated,
-		Description: "The session goes on. Others can begin from there, when this one has ended, too.",
+		OperationID: "takeSnapshot", Method: http.MethodPost, Path: "/v1/sessions/{id}/snapshot", Summary: "Take a snapshot of a session's overlay", DefaultStatus: http.StatusCreated,
+		Description: "The session continues. New sessions can start from the snapshot, even after this one has ended.",
 	}, append(none, api.TooLarge, api.MediaType, api.Policy, api.BusySession, api.NameInUse, api.Draining, api.QuotaDisk)...), func(ctx context.Context, q *struct {
 		Request
 		SessionPath
@@ -279,7 +279,7 @@ func (s *Server) defineParts(a huma.API) {
 	})
 
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "listSnapshots", Method: http.MethodGet, Path: "/v1/snapshots", Summary: "List the snapshots, the oldest first",
+		OperationID: "listSnapshots", Method: http.MethodGet, Path: "/v1/snapshots", Summary: "List the snapshots, oldest first",
 	}), func(ctx context.Context, _ *struct{}) (*answer[api.Snapshots], error) {
 		store, err := s.snapshotsOf(ctx)
 		if err != nil {
@@ -302,9 +302,9 @@ func (s *Server) defineParts(a huma.API) {
 
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "deleteSnapshot", Method: http.MethodDelete, Path: "/v1/snapshots/{id}", Summary: "Remove a snapshot", DefaultStatus: http.StatusNoContent,
-		Description: "Sessions that began from it go on.",
+		Description: "Sessions that started from it continue.",
 	}, api.NoSuchSnap), func(ctx context.Context, q *struct {
-		ID string `path:"id" maxLength:"64" doc:"Id or name"`
+		ID string `path:"id" maxLength:"64" doc:"ID or name"`
 	}) (*struct{}, error) {
 		store, err := s.snapshotsOf(ctx)
 		if err != nil {
@@ -338,7 +338,7 @@ func (s *Server) defineParts(a huma.API) {
 	})
 
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "deleteVolume", Method: http.MethodDelete, Path: "/v1/volumes/{name}", Summary: "Remove a volume that nobody uses, and all that is in it", DefaultStatus: http.StatusNoContent,
+		OperationID: "deleteVolume", Method: http.MethodDelete, Path: "/v1/volumes/{name}", Summary: "Remove an unused volume and its content", DefaultStatus: http.StatusNoContent,
 	}, api.NoSuchVolume, api.BusyVolume), func(ctx context.Context, q *struct {
 		Name string `path:"name" maxLength:"63"`
 	}) (*struct{}, error) {

@@ -48,7 +48,7 @@ func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Ses
 	idle := ex.clamp("idle_timeout_ms", n.IdleTimeoutMS, time.Duration(set.Sessions.IdleTimeout), time.Duration(set.Sessions.IdleTimeout))
 	life := ex.clamp("lifetime_ms", n.LifetimeMS, time.Duration(set.Sessions.Lifetime), time.Duration(set.Sessions.Lifetime))
 	if n.Limits.MaxOutput != 0 || n.Limits.Output != "" {
-		return nil, usage("limits of output are those of a command")
+		return nil, usage("max_output and output are limits of a command, not of a session")
 	}
 	var err error
 	if ex.limits, err = boundLimits(set, ex.ceilings, n.Limits); err != nil {
@@ -123,7 +123,7 @@ func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Ses
 // withoutParts rejects parts in a command of a session, because they belong to the session.
 func (ex *execution) withoutParts() error {
 	if ex.parts != nil {
-		return usage("overlay, snapshot, volumes and network are a session's, and not those of a command in it")
+		return usage("overlay, snapshot, volumes and network belong to the session, not to a command in it")
 	}
 	return nil
 }
@@ -159,7 +159,7 @@ func (s *Server) used(ctx context.Context, id string) (x *sessions.Session, both
 
 // SessionPath identifies a session.
 type SessionPath struct {
-	ID string `path:"id" maxLength:"64" doc:"Of the session"`
+	ID string `path:"id" maxLength:"64" doc:"ID of the session"`
 }
 
 func describe(x *sessions.Session) api.Session {
@@ -174,14 +174,14 @@ func describe(x *sessions.Session) api.Session {
 
 func (s *Server) defineSessions(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "createSession", Method: http.MethodPost, Path: "/v1/sessions", Summary: "Make a room that stays", DefaultStatus: http.StatusCreated,
+		OperationID: "createSession", Method: http.MethodPost, Path: "/v1/sessions", Summary: "Create a session", DefaultStatus: http.StatusCreated,
 	}, startCodes...), func(ctx context.Context, q *struct {
 		Request
-		Key  string `header:"Idempotency-Key" doc:"Refused: a session has none"`
+		Key  string `header:"Idempotency-Key" doc:"Not supported"`
 		Body api.NewSession
 	}) (*answer[*api.Session], error) {
 		if q.Key != "" {
-			return nil, api.NewError(api.Usage, "a session has no idempotency key", "one that is not used ends by itself")
+			return nil, api.NewError(api.Usage, "sessions do not support idempotency keys", "an unused session ends by itself")
 		}
 		return with(s.CreateSession(ctx, &q.Body))
 	})
@@ -202,7 +202,7 @@ func (s *Server) defineSessions(a huma.API) {
 	})
 
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "getSession", Method: http.MethodGet, Path: "/v1/sessions/{id}", Summary: "Tell of a session",
+		OperationID: "getSession", Method: http.MethodGet, Path: "/v1/sessions/{id}", Summary: "Get a session",
 	}, api.NoSuchSession, api.Ended), func(ctx context.Context, q *struct{ SessionPath }) (*answer[api.Session], error) {
 		x, err := s.sessions.Get(IdentityOf(ctx).Tenant, q.ID)
 		if err != nil {
@@ -212,7 +212,7 @@ func (s *Server) defineSessions(a huma.API) {
 	})
 
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "deleteSession", Method: http.MethodDelete, Path: "/v1/sessions/{id}", Summary: "End a session and all that is in it",
+		OperationID: "deleteSession", Method: http.MethodDelete, Path: "/v1/sessions/{id}", Summary: "End a session and everything in it",
 	}, api.NoSuchSession, api.Ended, api.Unproven), func(ctx context.Context, q *struct{ SessionPath }) (*answer[*api.SessionEnd], error) {
 		return with(s.EndSession(ctx, q.ID))
 	})
@@ -220,14 +220,14 @@ func (s *Server) defineSessions(a huma.API) {
 	type exec struct {
 		Request
 		SessionPath
-		Stream  string `query:"stream" enum:"0,1" doc:"As of run"`
-		Key     string `header:"Idempotency-Key" maxLength:"256" doc:"As of run"`
+		Stream  string `query:"stream" enum:"0,1" doc:"As for run"`
+		Key     string `header:"Idempotency-Key" maxLength:"256" doc:"As for run"`
 		RawBody []byte
 		Body    api.Call
 	}
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "exec", Method: http.MethodPost, Path: "/v1/sessions/{id}/exec", Summary: "Run one command or program in a session",
-		Description: "When it ends, only what it started ends: files stay, and other commands in the session keep running.", Responses: answers(a),
+		OperationID: "exec", Method: http.MethodPost, Path: "/v1/sessions/{id}/exec", Summary: "Run a command or program in a session",
+		Description: "Its own processes end with it. Files remain, and other commands in the session keep running.", Responses: answers(a),
 	}, append(startCodes, api.Idempotency, api.NoSuchSession, api.Ended)...), func(ctx context.Context, q *exec) (*streamed, error) {
 		x, ended := s.sessions.Get(IdentityOf(ctx).Tenant, q.ID)
 		if ended != nil && q.Key == "" {
@@ -240,7 +240,7 @@ func (s *Server) defineSessions(a huma.API) {
 // ProcessPath identifies a background process of a session.
 type ProcessPath struct {
 	SessionPath
-	PID string `path:"pid" maxLength:"64" doc:"As given for the process"`
+	PID string `path:"pid" maxLength:"64" doc:"ID of the process"`
 }
 
 // process returns a background process of a session.
@@ -252,15 +252,15 @@ func (s *Server) process(ctx context.Context, q ProcessPath) (*sessions.Session,
 	if c := x.Processes.Get(x.Tenant, q.PID); c != nil {
 		return x, c, nil
 	}
-	return nil, nil, api.NewError(api.NoSuchProcess, "there is no such process", "GET …/processes lists them")
+	return nil, nil, api.NewError(api.NoSuchProcess, "no such process", "GET …/processes lists them")
 }
 
 func (s *Server) defineProcesses(a huma.API) {
 	const base = "/v1/sessions/{id}/processes"
 	none := []api.Code{api.NoSuchSession, api.Ended, api.NoSuchProcess}
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "startProcess", Method: http.MethodPost, Path: base, Summary: "Begin to run a command in the background of a session", DefaultStatus: http.StatusAccepted,
-		Description: "It runs until its own end, its deadline, or the session's end; meanwhile the session is not idle. Without a timeout it runs until the session's end, or for the tenant's max_timeout.",
+		OperationID: "startProcess", Method: http.MethodPost, Path: base, Summary: "Start a background process in a session", DefaultStatus: http.StatusAccepted,
+		Description: "The process runs until it exits, its timeout, or the end of the session, which is not idle meanwhile. Without a timeout, the limit is the end of the session or the tenant's max_timeout.",
 	}, append(append(startCodes, api.Idempotency), none...)...), func(ctx context.Context, q *struct {
 		Request
 		SessionPath
@@ -301,7 +301,7 @@ func (s *Server) defineProcesses(a huma.API) {
 	})
 
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "listProcesses", Method: http.MethodGet, Path: base, Summary: "List what runs in the background, or did",
+		OperationID: "listProcesses", Method: http.MethodGet, Path: base, Summary: "List the background processes of a session",
 	}, none...), func(ctx context.Context, q *struct{ SessionPath }) (*answer[api.Calls], error) {
 		x, err := s.sessions.Get(IdentityOf(ctx).Tenant, q.ID)
 		if err != nil {
@@ -311,10 +311,10 @@ func (s *Server) defineProcesses(a huma.API) {
 	})
 
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "getProcess", Method: http.MethodGet, Path: base + "/{pid}", Summary: "Tell how far a process has come, or how it has ended",
+		OperationID: "getProcess", Method: http.MethodGet, Path: base + "/{pid}", Summary: "Get the status of a background process",
 	}, none...), func(ctx context.Context, q *struct {
 		ProcessPath
-		WaitMS float64 `query:"wait_ms" minimum:"0" maximum:"60000" doc:"Wait so long for its end"`
+		WaitMS float64 `query:"wait_ms" minimum:"0" maximum:"60000" doc:"Time to wait for the end"`
 	}) (*answer[api.CallStatus], error) {
 		_, c, err := s.process(ctx, q.ProcessPath)
 		if err != nil {
@@ -325,7 +325,7 @@ func (s *Server) defineProcesses(a huma.API) {
 	})
 
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "deleteProcess", Method: http.MethodDelete, Path: base + "/{pid}", Summary: "End a process, and tell how; or forget one that has ended",
+		OperationID: "deleteProcess", Method: http.MethodDelete, Path: base + "/{pid}", Summary: "End a background process, or discard a finished one",
 	}, none...), func(ctx context.Context, q *struct{ ProcessPath }) (*answer[api.CallStatus], error) {
 		x, c, err := s.process(ctx, q.ProcessPath)
 		if err != nil {
@@ -335,7 +335,7 @@ func (s *Server) defineProcesses(a huma.API) {
 	})
 
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "signalProcess", Method: http.MethodPost, Path: base + "/{pid}/signal", Summary: "Send a signal to all that a process has started", DefaultStatus: http.StatusNoContent,
+		OperationID: "signalProcess", Method: http.MethodPost, Path: base + "/{pid}/signal", Summary: "Send a signal to a background process and its descendants", DefaultStatus: http.StatusNoContent,
 	}, none...), func(ctx context.Context, q *struct {
 		ProcessPath
 		Body api.Signal
@@ -354,13 +354,13 @@ func (s *Server) defineProcesses(a huma.API) {
 	})
 
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "processStdin", Method: http.MethodPost, Path: base + "/{pid}/stdin", Summary: "Write to the stdin of a process that was started with keep_stdin",
-		Description: "Answers when the process has read everything except what fits into a pipe. Requests for one process are handled one after another.",
+		OperationID: "processStdin", Method: http.MethodPost, Path: base + "/{pid}/stdin", Summary: "Write to the stdin of a background process",
+		Description: "Requires keep_stdin. Responds when the process has read everything except what fits into a pipe. Requests for one process are handled one after another.",
 		RequestBody: takes("application/octet-stream"), DefaultStatus: http.StatusNoContent,
 	}, none...), func(ctx context.Context, q *struct {
 		Request
 		ProcessPath
-		End string `query:"end" enum:"0,1" doc:"1 closes it afterwards"`
+		End string `query:"end" enum:"0,1" doc:"1 closes stdin afterwards"`
 	}) (*struct{}, error) {
 		_, c, err := s.process(ctx, q.ProcessPath)
 		if err != nil {
@@ -385,7 +385,7 @@ func (s *Server) defineProcesses(a huma.API) {
 	})
 
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "processOutput", Method: http.MethodGet, Path: base + "/{pid}/output", Summary: "Read what a process has written, from any byte on", Responses: octets("The bytes from that offset on"),
+		OperationID: "processOutput", Method: http.MethodGet, Path: base + "/{pid}/output", Summary: "Read the output of a background process", Responses: octets("The output from the offset on"),
 	}, none...), func(ctx context.Context, q *struct {
 		Request
 		ProcessPath

@@ -9,7 +9,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/sessions"
 )
 
-// A command in the background of a session is refused at once for what only sessions have.
+// A background process with parts is rejected, because parts belong to the session.
 func TestProcessWithParts(t *testing.T) {
 	var s *Server
 	h := handler(t, func(its *Server) {

@@ -82,7 +82,7 @@ func New(c config.Config, tokens config.Tokens, source slot.Source, log *slog.Lo
 	if err := os.MkdirAll(spools, 0o700); err != nil {
 		return nil, err
 	}
-	s.quota = &calls.Quota{Calls: tenants.NewBudget("calls that are kept", 0), Output: tenants.NewBudget("bytes of output that is kept", int64(c.Calls.Output))}
+	s.quota = &calls.Quota{Calls: tenants.NewBudget("kept calls", 0), Output: tenants.NewBudget("bytes of kept output", int64(c.Calls.Output))}
 	s.quota.Calls.Kept, s.quota.Output.Kept, s.quota.Output.Shared = true, true, true
 	s.jobs = calls.NewStore(spools, time.Duration(c.Calls.Keep), s.quota)
 	s.keys = calls.NewKeys(keyTTL, maxKeys)
@@ -115,14 +115,14 @@ func (s *Server) newID() string { return s.prefix + safeopen.RandomName() }
 // anyone can below /tmp.
 func ownDirectory(name string) error {
 	if err := os.MkdirAll(name, 0o700); err != nil {
-		return fmt.Errorf("state_dir: %w; set it to a directory that this user can make", err)
+		return fmt.Errorf("state_dir: %w; choose a directory that this user can create", err)
 	}
 	st, err := os.Lstat(name)
 	if err != nil {
 		return err
 	}
 	if owner := st.Sys().(*syscall.Stat_t).Uid; !st.IsDir() || int(owner) != os.Geteuid() || st.Mode().Perm()&0o077 != 0 {
-		return fmt.Errorf("state_dir %s: it must be a directory of this user's own, closed to others (mode 0700)", name)
+		return fmt.Errorf("state_dir %s: must be a directory owned by this user with mode 0700", name)
 	}
 	return nil
 }
@@ -156,17 +156,17 @@ func (s *Server) expire() {
 				return s.files.Expire(now)
 			})
 			if err != nil {
-				s.log.Warn("content store", "error", err)
+				s.log.Warn("expire stored data", "error", err)
 			}
 		}
 	}
 }
 
 // errDraining is the cause that ends calls when the server stops.
-var errDraining = errors.New("the server is ending")
+var errDraining = errors.New("the server is stopping")
 
 func draining() *api.Error {
-	return api.NewError(api.Draining, "the server is ending, and starts nothing more", "try another one, or again in a moment")
+	return api.NewError(api.Draining, "the server is stopping", "use another server, or try again later")
 }
 
 // begin registers a call, unless the server is stopping. The caller calls running.Done.

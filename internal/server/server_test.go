@@ -26,7 +26,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// nowhere has no place for anybody.
+// nowhere is a source without slots.
 type nowhere struct{}
 
 func (nowhere) Take(context.Context, string, slot.Policy) (slot.Slot, error) {
@@ -35,7 +35,7 @@ func (nowhere) Take(context.Context, string, slot.Policy) (slot.Slot, error) {
 
 func (nowhere) Rooms() (idle, all, left int) { return 0, 0, 0 }
 
-// handler is a server on a machine without places, called by the user of a unix socket.
+// handler returns a server without slots, called by the user of a Unix socket.
 func handler(t testing.TB, change ...func(*Server)) http.Handler {
 	t.Helper()
 	c := config.Default()
@@ -63,8 +63,7 @@ func ask(h http.Handler, method, path, body string) *httptest.ResponseRecorder {
 	return w
 }
 
-// FuzzRun: whatever is sent, the answer is an error with a code, or that of a call that has to
-// wait, and nothing was started.
+// FuzzRun: the response to any request is an error with a code or a queued call, and nothing has started.
 func FuzzRun(f *testing.F) {
 	for _, body := range []string{
 		`{"argv":["true"]}`, `{"language":"sh","code":"x","env":{"A":"1"},"files":[{"path":"a","text":"b","mode":"755"}],"collect":["*"],"timeout_ms":1e9}`,
@@ -82,7 +81,7 @@ func FuzzRun(f *testing.F) {
 			var e api.Error
 			err := json.Unmarshal(w.Body.Bytes(), &e)
 			if path == "/v1/calls" && w.Code == http.StatusAccepted && err == nil && !e.Started {
-				continue // there is no place for it, which its status tells later
+				continue // the error is in the status of the call
 			}
 			if err != nil || e.Failure.Code == "" || e.Started || api.Codes()[e.Failure.Code] != w.Code {
 				t.Errorf("%s: %d %s", path, w.Code, w.Body)
@@ -91,7 +90,7 @@ func FuzzRun(f *testing.F) {
 	})
 }
 
-// A stream of events has whole characters, however it is cut.
+// Events split text only between characters.
 func FuzzPieces(f *testing.F) {
 	f.Add([]byte("aä€😀\xff\xc3"), 3)
 	f.Add([]byte("\xf0\x9f\x98"), 1)
@@ -124,7 +123,7 @@ func FuzzPieces(f *testing.F) {
 	})
 }
 
-// An answer in pieces is the document that it would be at once.
+// A response written in pieces equals the document written at once.
 func FuzzAnswer(f *testing.F) {
 	f.Add("a\x00<é>\u2028\"", "", 40_000)
 	f.Add("\xff", "x", 1)
@@ -149,7 +148,7 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// However short a time is that is asked for, there is a deadline.
+// Even the shortest requested time sets a deadline.
 func TestShortTimes(t *testing.T) {
 	for ms, want := range map[float64]time.Duration{0: 0, 1e-9: 1, 5e-324: 1, 1.5: 1500 * time.Microsecond} {
 		if got := milliseconds(ms); got != want {
@@ -158,7 +157,7 @@ func TestShortTimes(t *testing.T) {
 	}
 }
 
-// No client is sent elsewhere: to follow with the same method may do something else.
+// No request is redirected, because repeating it with the same method could have another effect.
 func TestIdleParts(t *testing.T) {
 	h := handler(t)
 	for _, path := range []string{"/v1/sessions/x/files/..", "/v1/sessions/x/files/../y", "/v1/sessions/x/files/a//b", "/v1/sessions/x/files/./b", "//v1/run"} {
@@ -174,7 +173,7 @@ func TestIdleParts(t *testing.T) {
 	}
 }
 
-// The turns of those that wait are given up with their clients.
+// Queued calls leave the queue when their clients disconnect.
 func TestLeavesQueue(t *testing.T) {
 	c := config.Default()
 	c.StateDir, c.Places = filepath.Join(t.TempDir(), "state"), 1
@@ -197,8 +196,7 @@ func TestLeavesQueue(t *testing.T) {
 	}
 }
 
-// A stream is not silent while the call waits for its turn, and what is refused then says so by its
-// last event.
+// A stream sends keepalive events while its call is queued, and reports a later rejection in its last event.
 func TestQueuedStream(t *testing.T) {
 	defer func(before time.Duration) { keepalive = before }(keepalive)
 	keepalive = time.Millisecond
@@ -230,7 +228,7 @@ func TestQueuedStream(t *testing.T) {
 	}
 }
 
-// patientSource takes its time, and then tells whether the request had been canceled.
+// patientSource delays Take and records whether the request was canceled.
 type patientSource struct {
 	nowhere
 	canceled chan bool
@@ -245,11 +243,11 @@ func (p patientSource) Take(ctx context.Context, _ string, _ slot.Policy) (slot.
 	return nil, &result.Error{Code: "setup", Message: "there is no place"}
 }
 
-// A client that announces a body and does not send it keeps no connection, whether or not it
-// has said who it is; and one that has sent it may wait for as long as it likes.
+// A client that announces a body and does not send it is disconnected, authenticated or not. A client that
+// has sent its body may wait as long as it likes.
 func TestBodyThatDoesNotCome(t *testing.T) {
 	defer func(before time.Duration) { pieceBound = before }(pieceBound)
-	pieceBound = 500 * time.Millisecond // for answers, too, on a machine that is busy
+	pieceBound = 500 * time.Millisecond // also enough for responses on a busy machine
 	c := config.Default()
 	c.StateDir = filepath.Join(t.TempDir(), "state")
 	source := patientSource{canceled: make(chan bool, 1)}
@@ -272,7 +270,7 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 		conn, err := net.Dial("tcp", web.Listener.Addr().String())
 		harness.Must(t, err)
 		defer conn.Close()
-		_ = conn.SetDeadline(time.Now().Add(10 * time.Second)) // it takes deadlines
+		_ = conn.SetDeadline(time.Now().Add(10 * time.Second)) // always supported
 		all.Go(func() {
 			if _, err := io.WriteString(conn, request+"Host: sbxrun\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"); err != nil {
 				t.Error(err)

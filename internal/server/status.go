@@ -118,7 +118,7 @@ func (s *Server) Machine() *api.Machine {
 
 func (s *Server) defineStatus(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
-		OperationID: "status", Method: http.MethodGet, Path: "/v1/status", Summary: "Tell what goes on, and how the last calls have ended",
+		OperationID: "status", Method: http.MethodGet, Path: "/v1/status", Summary: "Get current activity and recent calls",
 	}), func(ctx context.Context, _ *struct{}) (*answer[*api.Status], error) {
 		return with(s.status(IdentityOf(ctx)), nil)
 	})

@@ -34,17 +34,16 @@ func (o one) Accept() (net.Conn, error) {
 func (o one) Close() error   { return nil }
 func (o one) Addr() net.Addr { return &net.UnixAddr{} }
 
-// A client that takes a piece of an answer from time to time gets all of it, however long that
-// takes, and so does one that sends its request like that, or whose request is not read for long. One that
-// stands still is given up.
+// A client that keeps reading or sending pieces is served completely, however long that takes, as is one
+// whose request is read late. An idle client is disconnected.
 func TestPatience(t *testing.T) {
 	const size = 4 << 20
 	body := bytes.Repeat([]byte("x"), size)
 	for _, test := range []struct {
 		name                string
-		sends, reads, still time.Duration // from piece to piece; still: after the first one of the answer
-		pauses              time.Duration // the handler, after the beginning of the request
-		takes               time.Duration // at least
+		sends, reads, still time.Duration // between pieces; still: after the first one of the response
+		pauses              time.Duration // of the handler, after the beginning of the request
+		takes               time.Duration // minimum duration
 		whole               bool
 	}{
 		{name: "quick", whole: true},
@@ -85,7 +84,7 @@ func TestPatience(t *testing.T) {
 					defer close(done)
 					_ = web.Serve(l)
 				}()
-				client, server := net.Pipe() // which holds nothing
+				client, server := net.Pipe() // unbuffered
 				l.conns <- server
 				began := time.Now()
 				sent := make(chan struct{})
@@ -124,7 +123,7 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// A client that still sends when it has its answer is read from, and not cut off, although the connection is closed after it.
+// linger reads the rest of a request before the connection is closed, so that the client sees the response.
 func TestLinger(t *testing.T) {
 	door, err := NewMiddleware(config.Default(), nil, slog.New(slog.DiscardHandler))
 	harness.Must(t, err)
@@ -133,12 +132,12 @@ func TestLinger(t *testing.T) {
 	web := &http.Server{Handler: door.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.ReadFull(r.Body, make([]byte, 5))
 		reads := make(chan struct{})
-		go func() { // as a gateway passes it on
+		go func() { // as a gateway does
 			close(reads)
 			_, _ = io.Copy(io.Discard, r.Body)
 		}()
 		<-reads
-		time.Sleep(20 * time.Millisecond) // until it reads, which nobody can see: else net/http itself reads on
+		time.Sleep(20 * time.Millisecond) // until the read blocks, which cannot be observed; otherwise net/http itself reads on
 		_, _ = io.WriteString(w, "early")
 	}))}
 	defer web.Close()
@@ -159,7 +158,7 @@ func TestLinger(t *testing.T) {
 	harness.Must(t, err)
 	for range 20 {
 		send("1\r\nx\r\n")
-		time.Sleep(10 * time.Millisecond) // as fast as this client is
+		time.Sleep(10 * time.Millisecond) // the pace of this client
 	}
 	send("0\r\n\r\n")
 	if text, err := io.ReadAll(res.Body); string(text) != "early" || err != nil {

@@ -107,7 +107,7 @@ func (s *Session) closeInterpreters() {
 }
 
 func ended(id string, cause result.Cause) error {
-	return api.NewError(api.Ended, "the session "+id+" has ended: "+string(cause), "make a new one")
+	return api.NewError(api.Ended, "the session "+id+" has ended: "+string(cause), "create a new one")
 }
 
 // end ends the session, and returns when all its processes have exited. Only the first cause counts.
@@ -171,11 +171,11 @@ func NewStore(tell func(*Session, *result.Result), spawn func(func())) *Store {
 // Reserve takes a lease for one more session of a tenant.
 func (st *Store) Reserve(tenant string, most int) (*tenants.Lease, error) {
 	if most == 0 { // 0 would mean no limit to the budget
-		return nil, api.NewError(api.Policy, "sessions are disabled for this tenant", "the operator can enable them: sessions of [tenant] in the server's configuration")
+		return nil, api.NewError(api.Policy, "sessions are disabled for this tenant", "the operator can enable them with sessions of [tenant] in the server's configuration")
 	}
 	lease, err := st.taken.Take(tenant, 1, int64(most))
 	if err != nil {
-		return nil, api.NewError(api.QuotaKept, fmt.Sprintf("the tenant has as many sessions as it may, %d", most), "end one")
+		return nil, api.NewError(api.QuotaKept, fmt.Sprintf("the tenant has reached its limit of %d sessions", most), "end one")
 	}
 	return lease, nil
 }
@@ -264,7 +264,7 @@ func (st *Store) Get(tenant, id string) (*Session, error) {
 	if p, ok := st.over[id]; ok && p.tenant == tenant {
 		return nil, ended(id, p.cause)
 	}
-	return nil, api.NewError(api.NoSuchSession, "there is no such session", "GET /v1/sessions lists them")
+	return nil, api.NewError(api.NoSuchSession, "no such session", "GET /v1/sessions lists them")
 }
 
 // All returns the sessions of all tenants.

@@ -8,8 +8,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 )
 
-// How a session has ended is told, however many sessions of others have ended since. Of a tenant's own
-// the oldest are forgotten.
+// The cause of a session's end is remembered regardless of other tenants' sessions. Of a tenant's own, the
+// oldest are forgotten.
 func TestRemembered(t *testing.T) {
 	st := NewStore(nil, nil)
 	st.remember(&Session{ID: "one", Tenant: "a", cause: result.IdleTimeout})

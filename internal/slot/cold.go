@@ -33,7 +33,7 @@ func (Rooms) Take(ctx context.Context, _ string, p Policy) (_ Slot, err error) {
 	}
 	if !c.room.Outlive() {
 		_, _ = c.room.Close() // nobody wants it any more
-		return nil, &result.Error{Code: "ended", Message: "the call was ended before it began", Err: context.Cause(ctx)}
+		return nil, &result.Error{Code: "ended", Message: "the call was canceled before it started", Err: context.Cause(ctx)}
 	}
 	return c, nil
 }

@@ -64,13 +64,13 @@ func (b *Budget) check(held, used, n, own int64) error {
 	free := b.total - b.sum
 	switch {
 	case n < 0 || own > 0 && n > own-held:
-		return api.NewError(api.Policy, fmt.Sprintf("this takes more than the tenant's %d %s", own, b.what), "ask for less")
+		return api.NewError(api.Policy, fmt.Sprintf("this exceeds the tenant's limit of %d %s", own, b.what), "request less")
 	case own > 0 && n > own-used && b.Kept:
-		return api.NewError(api.QuotaKept, fmt.Sprintf("the tenant has %d of its %d %s, and this takes %d more", used, own, b.what, n), "remove some")
+		return api.NewError(api.QuotaKept, fmt.Sprintf("the tenant uses %d of its %d %s, and this needs %d more", used, own, b.what, n), "remove some")
 	case own > 0 && n > own-used:
-		return api.NewError(api.Quota, fmt.Sprintf("the tenant has %d of its %d %s, and this takes %d more", used, own, b.what, n), "ask for less, or wait until others are over")
+		return api.NewError(api.Quota, fmt.Sprintf("the tenant uses %d of its %d %s, and this needs %d more", used, own, b.what, n), "request less, or wait until other requests have ended")
 	case b.total > 0 && (n > free || b.Shared && used+n > free-n):
-		return api.NewError(api.Busy, "too many "+b.what+" are taken", "try again later")
+		return api.NewError(api.Busy, "the server has too few free "+b.what, "try again later")
 	}
 	return nil
 }

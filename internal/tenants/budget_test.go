@@ -9,7 +9,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A tenant has no more than its own, all have no more than there is, and what is given back can
+// A tenant cannot exceed its own limit, all tenants together cannot exceed the total, and freed amounts can
 // be taken again.
 func TestBudget(t *testing.T) {
 	b := NewBudget("bytes", 10)
@@ -22,7 +22,7 @@ func TestBudget(t *testing.T) {
 		t.Errorf("above all there is: %v", err)
 	}
 	a.Shrink(2)
-	a.Shrink(4) // no growth
+	a.Shrink(4) // does not grow it
 	other, err := b.Take("b", 8, 0)
 	if err != nil || b.Used("a") != 2 || b.Used("b") != 8 {
 		t.Errorf("%v, %d and %d", err, b.Used("a"), b.Used("b"))
@@ -34,7 +34,7 @@ func TestBudget(t *testing.T) {
 		t.Errorf("%d is left: %v", b.sum, b.used)
 	}
 	(*Lease)(nil).Free()
-	// No sum of it is too much for 64 bits, and nobody takes less than nothing.
+	// Sums do not overflow, and negative amounts are rejected.
 	if _, err := b.Take("b", 1, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// Errors of permanent bounds differ from temporary ones.
+// Errors of permanent limits differ from temporary ones.
 func TestBudgetForGood(t *testing.T) {
 	b := NewBudget("sessions", 0)
 	b.Kept = true

@@ -72,7 +72,7 @@ func (g *Scheduler) Join(name string, c Ceilings) (*Ticket, error) {
 	}
 	t.max = c.Concurrency
 	if !t.spend(c.Rate) {
-		return nil, api.NewError(api.Quota, "the tenant's rate is used up", "send fewer calls a second")
+		return nil, api.NewError(api.Quota, "the tenant's rate limit is exceeded", "send fewer calls per second")
 	}
 	turn := &Ticket{gate: g, tenant: t, in: make(chan struct{}), came: time.Now()}
 	switch {
@@ -87,9 +87,9 @@ func (g *Scheduler) Join(name string, c Ceilings) (*Ticket, error) {
 		t.waiting = append(t.waiting, turn)
 		return turn, nil
 	case t.below():
-		return nil, api.NewError(api.Busy, "all places of the server are taken", "try again later")
+		return nil, api.NewError(api.Busy, "the server is running as many calls as it may", "try again later")
 	}
-	return nil, api.NewError(api.Quota, "all of the tenant's places are taken", "wait for a call's end")
+	return nil, api.NewError(api.Quota, "the tenant has reached its limit of running and waiting calls", "wait until a call has ended")
 }
 
 // Wait waits for admission. The error is the cause of ctx.

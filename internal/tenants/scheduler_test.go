@@ -21,7 +21,7 @@ func code(err error) api.Code {
 	return e.Failure.Code
 }
 
-// waits comes back when so many calls of a tenant wait.
+// waits returns when n calls of a tenant are waiting.
 func waits(t *testing.T, g *Scheduler, name string, n int) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); g.Uses()[name].Waiting != n; time.Sleep(time.Millisecond) {
@@ -31,7 +31,7 @@ func waits(t *testing.T, g *Scheduler, name string, n int) {
 	}
 }
 
-// enter waits for a turn.
+// enter waits for admission.
 func enter(ctx context.Context, g *Scheduler, name string, c Ceilings) (leave func(), err error) {
 	turn, err := g.Join(name, c)
 	if err != nil {
@@ -44,7 +44,7 @@ func enter(ctx context.Context, g *Scheduler, name string, c Ceilings) (leave fu
 	return turn.Leave, nil
 }
 
-// One tenant has many waiting, another comes late: they take turns.
+// A tenant that comes late takes turns with one that has many calls waiting.
 func TestTurns(t *testing.T) {
 	g := NewScheduler(1)
 	ceilings := Ceilings{Queue: 10}
@@ -105,7 +105,7 @@ func TestCeilings(t *testing.T) {
 	other()
 }
 
-// Whoever holds the fewest places is next: calls that take long count for as long as they run.
+// The tenant with the fewest places is next, so long calls count for as long as they run.
 func TestLongCalls(t *testing.T) {
 	g := NewScheduler(4)
 	c := Ceilings{Queue: 10}
@@ -130,7 +130,7 @@ func TestLongCalls(t *testing.T) {
 	}
 }
 
-// isIn reports whether a call was let in.
+// isIn reports whether a call has been admitted.
 func isIn(u *Ticket) bool {
 	select {
 	case <-u.in:
@@ -140,7 +140,7 @@ func isIn(u *Ticket) bool {
 	}
 }
 
-// The reserved places are for tenants that hold none, whether their call comes or waits.
+// The reserved places are for tenants that hold none, whether their call is new or waiting.
 func TestReserve(t *testing.T) {
 	g := NewScheduler(32)
 	c := Ceilings{Queue: 1}
@@ -173,7 +173,7 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// A tenant at its own bound does not keep others from free places.
+// A tenant at its own ceiling does not keep others from free places.
 func TestBoundKeepsNobody(t *testing.T) {
 	g := NewScheduler(2)
 	one := Ceilings{Concurrency: 1, Queue: 1}
@@ -209,7 +209,7 @@ func TestRate(t *testing.T) {
 	}
 }
 
-// Of many tenants those are forgotten that do nothing, and their rate: none that runs or waits.
+// Only idle tenants, and their rates, are forgotten.
 func TestForget(t *testing.T) {
 	g := NewScheduler(1)
 	leave, err := enter(t.Context(), g, "runs", Ceilings{})
@@ -231,7 +231,7 @@ func TestForget(t *testing.T) {
 	turn.Leave()
 }
 
-// Many come, leave and give up at once: the books agree in the end.
+// The counts are consistent after many concurrent joins, leaves and cancellations.
 func TestManyAtOnce(t *testing.T) {
 	g := NewScheduler(3)
 	c := Ceilings{Concurrency: 2, Queue: 100}

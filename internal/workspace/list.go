@@ -18,10 +18,10 @@ import (
 
 // Entry is what a list shows.
 type Entry struct {
-	Path    string    `json:"path" doc:"Relative to the workspace"`
+	Path    string    `json:"path" doc:"Path in the workspace"`
 	Type    string    `json:"type" enum:"file,directory,link,other"`
 	Size    int64     `json:"size" doc:"In bytes; 0 of what is no file"`
-	Mode    string    `json:"mode" doc:"Permissions in octal" example:"0644"`
+	Mode    string    `json:"mode" doc:"Octal permissions" example:"0644"`
 	ModTime time.Time `json:"mtime"`
 }
 

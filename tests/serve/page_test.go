@@ -241,7 +241,7 @@ func TestPage(t *testing.T) {
 	b.set("#collect", "*.png *.svg *.html")
 	b.program(hostile)
 	b.shows("#verdict", "exited, exit code 3, after ")
-	b.shows("#verdict", "Proven: nothing of it is left.")
+	b.shows("#verdict", "Proven: all processes have exited.")
 	b.until(`document.querySelectorAll("#files figure").length === 4 && document.querySelectorAll("#files img").length === 2 && [...document.images].every(i => i.complete)`)
 	b.shows("#recent details pre", "taken")
 	for selector, want := range map[string]string{
@@ -266,13 +266,13 @@ func TestPage(t *testing.T) {
 	b.focus("#code")
 	b.program("import time\nprint('first', flush=True)\ntime.sleep(1000)")
 	b.shows("#output", "first")
-	if got := b.text("#verdict"); got != "It runs …" {
+	if got := b.text("#verdict"); got != "Running …" {
 		t.Errorf("%q", got)
 	}
 	b.focus("#stop")
 	b.press(kb.Enter)
 	b.shows("#verdict", "canceled, exit code")
-	b.shows("#verdict", "Proven: nothing of it is left.")
+	b.shows("#verdict", "Proven: all processes have exited.")
 
 	// An error is shown, and the next program can run.
 	b.program("print(1")

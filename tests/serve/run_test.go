@@ -47,7 +47,7 @@ func TestMethods(t *testing.T) {
 			t.Errorf("%s: %+v", path, e)
 		}
 	}
-	if _, e := s.refused(http.MethodGet, "/v1/run", nil); e.Failure.Message != "/v1/run takes POST, not GET" {
+	if _, e := s.refused(http.MethodGet, "/v1/run", nil); e.Failure.Message != "/v1/run supports POST, not GET" {
 		t.Errorf("%+v", e)
 	}
 }
@@ -164,7 +164,7 @@ func TestUsage(t *testing.T) {
 		{`nonsense`, 400, "body"},
 		{``, 400, "body"},
 		{`[]`, 400, "object"},
-		{`{"argv":["true"],"limits":{"max_output":-1},"limits":{}}`, 400, "second member"},
+		{`{"argv":["true"],"limits":{"max_output":-1},"limits":{}}`, 400, "duplicate member"},
 		{`{"argv":["true"],"limits":{"max_output":1},"Limits":{"max_output":-1}}`, 400, "Limits"},
 		{`{"argv":["echo","` + "\xff" + `"]}`, 400, "Unicode"},
 		{`{"argv":["echo","\udc80"]}`, 400, "/argv/1"},
@@ -934,17 +934,17 @@ func TestConfig(t *testing.T) {
 		{"listen = [\"udp:1\"]", "want unix"},
 		{"listen = [\"tcp:8080\"]", "want unix:PATH, absolute and shorter than 108 bytes, or tcp:HOST:PORT"},
 		{"listen = [\"unix:/a\"]\n[tenants.\"a b\"]\nqueue = 1", "tenants.a b: want the name of a token"},
-		{"lisen = []", "there is no key lisen"},
-		{"[call]\ntimeot = \"1s\"", ":2: there is no key call.timeot"},
+		{"lisen = []", "unknown key lisen"},
+		{"[call]\ntimeot = \"1s\"", ":2: unknown key call.timeot"},
 		{"[call]\ntimeout = \"x\"\n", "c.toml:2"},
 		{"listen = [", "c.toml:1"},
 		{"listen = [\"unix:/a\"]\n[call]\ntimeout = \"10m\"", "max_timeout"},
 		{"listen = [\"unix:/a\"]\n[sandbox]\nnetwork = \"all\"", "network"},
 		{"listen = [\"unix:/a\"]\n[sandbox]\nmounts = [\"models\"]", "absolute paths"},
-		{"listen = [\"unix:/a\"]\n[sandbox]\nmounts = [\"/usr\", \"/nosuch:/x\"]", `sandbox.mounts: there is no "/nosuch"; create it, or leave it out`},
-		{"listen = [\"unix:/a\"]\n[overlays]\napp = \"/nosuch\"", `overlays.app: there is no "/nosuch"; create it, or leave it out`},
+		{"listen = [\"unix:/a\"]\n[sandbox]\nmounts = [\"/usr\", \"/nosuch:/x\"]", `sandbox.mounts: "/nosuch" does not exist`},
+		{"listen = [\"unix:/a\"]\n[overlays]\napp = \"/nosuch\"", `overlays.app: "/nosuch" does not exist`},
 		{"listen = [\"unix:/a\"]\n[languages.x]\nfile = \"a/b\"", "languages.x"},
-		{"listen = [\"unix:/a\"]\ntls_cert = \"x\"", "go together"},
+		{"listen = [\"unix:/a\"]\ntls_cert = \"x\"", "require each other"},
 		{"listen = [\"unix:/a\"]\ntls_cert = \"/no/such\"\ntls_key = \"/no/key\"", "tls_cert /no/such, tls_key /no/key: open /no/such"},
 		{"listen = [\"unix:/a\"]\ntoken_file = \"/no/such\"", "/no/such"},
 	} {
@@ -956,7 +956,7 @@ func TestConfig(t *testing.T) {
 	if out, code := fails(t, "--check-config", "--listen", "unix:/tmp/x"); code != 0 || !strings.Contains(out, "right") {
 		t.Errorf("%d %s", code, out)
 	}
-	for flag, word := range map[string]string{"--config=/no/such": "that this user can read", "--listen=unix:/proc/x/y": "in a directory that this user can write to", "--listen=unix:" + dir: "is not a socket"} {
+	for flag, word := range map[string]string{"--config=/no/such": "no such file", "--listen=unix:/proc/x/y": "in a directory that this user can write to", "--listen=unix:" + dir: "is not a socket"} {
 		if out, code := fails(t, flag); code != 125 || !strings.Contains(out, word) || strings.Count(out, "sbxrun: ") != 1 {
 			t.Errorf("%s: %d %s", flag, code, out)
 		}

@@ -42,7 +42,7 @@ func TestSession(t *testing.T) {
 		t.Errorf("%q", text(a.Stdout))
 	}
 	for _, p := range []string{"/v1/sessions", path + "/snapshot"} {
-		if _, e := s.refused(http.MethodPost, p, nil); e.Failure.Code != api.Usage || e.Failure.Hint != "send {} if there is nothing to say" {
+		if _, e := s.refused(http.MethodPost, p, nil); e.Failure.Code != api.Usage || e.Failure.Hint != "send {} for an empty request" {
 			t.Errorf("%s without a body: %+v", p, e)
 		}
 	}
