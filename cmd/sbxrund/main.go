@@ -117,7 +117,7 @@ func serve(flags *cli.Serve) (r output.Result, err error) {
 	reload := func(c config.Config, tokens config.Tokens) error {
 		err := s.Reload(c, tokens)
 		if err == nil {
-			agents.Renew()
+			agents.UpdateTools()
 		}
 		return err
 	}
@@ -127,7 +127,7 @@ func serve(flags *cli.Serve) (r output.Result, err error) {
 	}
 	s.Stop()
 	if node != nil {
-		node.Tell()
+		node.Announce()
 	}
 	s.Drain(ctx)
 	ended(web, node, log)
@@ -219,9 +219,9 @@ func attend(c *config.Config, flags *cli.Listening, handler http.Handler, reload
 func places(c *config.Config, log *slog.Logger) (source slot.Source, free func(), err error) {
 	policy, err := c.Policy()
 	if err != nil || c.Rooms.Max == 0 {
-		return slot.Rooms{}, func() {}, err
+		return slot.OnDemand{}, func() {}, err
 	}
-	warm := pool.NewSource(slot.Rooms{}, policy, pool.Sizes(c.Rooms), func(err error) { log.Warn("warm room", "error", err) })
+	warm := pool.NewSource(slot.OnDemand{}, policy, pool.Sizes(c.Rooms), func(err error) { log.Warn("warm room", "error", err) })
 	return warm, warm.Close, nil
 }
 

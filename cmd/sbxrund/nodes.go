@@ -30,18 +30,18 @@ func nodes(flags *cli.Nodes) (r output.Result, err error) {
 	if c.NATS.URL == "" {
 		return r, errors.New("nats: it is not said where; give --nats URL, or --config FILE")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), cluster.LookFor)
+	ctx, cancel := context.WithTimeout(context.Background(), cluster.QueryTimeout)
 	defer cancel()
 	bus, err := cluster.Connect(&c, "nodes", slog.New(slog.DiscardHandler))
 	if err != nil {
 		return r, err
 	}
 	defer bus.Close()
-	found, err := cluster.Look(ctx, bus)
+	found, err := cluster.QueryStatus(ctx, bus)
 	return output.Result{Value: found, Text: func(w io.Writer) error { return printNodes(w, found) }}, err
 }
 
-func printNodes(w io.Writer, found *cluster.Found) error {
+func printNodes(w io.Writer, found *cluster.Status) error {
 	t := output.NewTable(w, "KIND", "NAME", "STATE", "BUSY", "RUNNING", "WAITING", "OLDEST", "PLACES", "ROOMS", "SESSIONS", "TASKS", "VERSION")
 	percent := func(part float64) string { return fmt.Sprintf("%.0f%%", 100*part) }
 	for _, n := range found.Nodes {

@@ -24,8 +24,8 @@ type bucket struct {
 	kv jetstream.KeyValue
 }
 
-// askWithin bounds each question to JetStream, which without a majority does not answer.
-const askWithin = 3 * time.Second
+// jetStreamTimeout bounds each question to JetStream, which without a majority does not answer.
+const jetStreamTimeout = 3 * time.Second
 
 func (b *bucket) open(ctx context.Context) (jetstream.KeyValue, error) {
 	b.mu.Lock()
@@ -105,7 +105,7 @@ func (b *bucket) put(ctx context.Context, key string, value any, revision uint64
 
 // publish writes to a stream. One that was made a moment ago does not listen yet.
 func publish(ctx context.Context, js jetstream.JetStream, subject string, text []byte, options ...jetstream.PublishOpt) (uint64, error) {
-	const attempts = int(askWithin / tick)
+	const attempts = int(jetStreamTimeout / tick)
 	ack, err := js.Publish(ctx, subject, text, append(options, jetstream.WithRetryAttempts(attempts), jetstream.WithRetryWait(tick))...)
 	if err != nil {
 		return 0, err
@@ -113,14 +113,14 @@ func publish(ctx context.Context, js jetstream.JetStream, subject string, text [
 	return ack.Sequence, nil
 }
 
-// noJetStream is the error of what was not begun for want of JetStream.
-func noJetStream(what string, err error) error {
+// jetStreamError is the error of what was not begun for want of JetStream.
+func jetStreamError(what string, err error) error {
 	return api.NewError(api.Busy, what+": JetStream: "+err.Error(), "try again in a moment")
 }
 
-// changed reports whether an update has failed because somebody else was first. Replicated streams say
+// conflict reports whether an update has failed because somebody else was first. Replicated streams say
 // it by another code.
-func changed(err error) bool {
+func conflict(err error) bool {
 	var e *jetstream.APIError
 	return errors.As(err, &e) && (e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence || e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
 }

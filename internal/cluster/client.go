@@ -8,20 +8,20 @@ import (
 	"sync"
 )
 
-// closing is the body of an answer, with something that is done after its end.
-type closing struct {
+// closeHook is the body of an answer, with something that is done after its end.
+type closeHook struct {
 	io.ReadCloser
 	after func()
 }
 
-func (c closing) Close() error {
+func (c closeHook) Close() error {
 	defer c.after()
 	return c.ReadCloser.Close()
 }
 
 // do sends a request to an instance, over a connection of its own. If the error is [ErrUnreachable] nothing of it was delivered.
 // The body is read until the answer's body is closed, or the whole request is sent.
-func (l *Link) do(r *http.Request, at string) (*http.Response, error) {
+func (l *Transport) do(r *http.Request, at string) (*http.Response, error) {
 	conn := l.Dial(at)
 	stop := context.AfterFunc(r.Context(), func() { conn.Abort(context.Cause(r.Context())) })
 	r.Close = true
@@ -65,7 +65,7 @@ func (l *Link) do(r *http.Request, at string) (*http.Response, error) {
 		if a.StatusCode >= http.StatusContinue && a.StatusCode < http.StatusOK {
 			continue
 		}
-		a.Body = closing{a.Body, func() {
+		a.Body = closeHook{a.Body, func() {
 			stop()
 			conn.Close()
 		}}

@@ -26,7 +26,7 @@ var (
 
 // Conn is a connection over messages, a [net.Conn]. Its methods may be called at the same time.
 type Conn struct {
-	link   *Link
+	link   *Transport
 	id     string
 	peer   string // the other side's link
 	from   string // its name
@@ -61,7 +61,7 @@ type Conn struct {
 	writeWake *time.Timer
 }
 
-func newConn(l *Link, id, peer string, dialed bool) *Conn {
+func newConn(l *Transport, id, peer string, dialed bool) *Conn {
 	c := &Conn{link: l, id: id, peer: peer, from: nameIn(peer), dialed: dialed, granted: window, limit: window, lastIn: time.Now(), lastOut: time.Now()}
 	c.changed.L = &c.mu
 	return c

@@ -98,16 +98,16 @@ func matches(pattern, subject string) bool {
 }
 
 // pair is two links.
-func pair(t *testing.T, bus *fakeBus) (dials, accepts *Link, alive *sync.Map) {
+func pair(t *testing.T, bus *fakeBus) (dials, accepts *Transport, alive *sync.Map) {
 	t.Helper()
 	alive = &sync.Map{}
 	there := func(peer string) bool {
 		_, gone := alive.Load(peer)
 		return !gone
 	}
-	dials, err := NewLink(t.Context(), bus, "gateway.g.1", there)
+	dials, err := NewTransport(t.Context(), bus, "gateway.g.1", there)
 	if err == nil {
-		accepts, err = NewLink(t.Context(), bus, "node.n.1", there)
+		accepts, err = NewTransport(t.Context(), bus, "node.n.1", there)
 	}
 	harness.Must(t, err)
 	return dials, accepts, alive
@@ -181,7 +181,7 @@ func TestConn(t *testing.T) {
 }
 
 // empty waits until a link has no connection.
-func empty(t *testing.T, l *Link) {
+func empty(t *testing.T, l *Transport) {
 	for end := time.Now().Add(30 * time.Second); len(l.conns()) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Errorf("%s: a connection stays", l.self)
@@ -415,7 +415,7 @@ func FuzzParse(f *testing.F) {
 		if again := x.append(nil); !bytes.Equal(again, b) {
 			t.Errorf("%x, then %x", b, again)
 		}
-		l := &Link{bus: &fakeBus{}, self: "a", all: map[string]*Conn{}, over: map[string]time.Time{}, open: t.Context()}
+		l := &Transport{bus: &fakeBus{}, self: "a", all: map[string]*Conn{}, over: map[string]time.Time{}, open: t.Context()}
 		c := newConn(l, "c", "b", true)
 		c.receive(&x)
 		if len(c.in) > window {

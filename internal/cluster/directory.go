@@ -13,17 +13,17 @@ import (
 // are on one node, and outlive its instances, so that no id says which.
 const nodeHeader = "Sbxrun-Node"
 
-// placed returns the node that a request names, or an error if it has to and does not.
-func placed(r *http.Request, body []byte) (node string, err error) {
+// targetNode returns the node that a request names, or an error if it has to and does not.
+func targetNode(r *http.Request, body []byte) (node string, err error) {
 	node = r.Header.Get(nodeHeader)
-	if node == "" && (strings.HasPrefix(r.URL.Path, "/v1/snapshots") || strings.HasPrefix(r.URL.Path, "/v1/volumes") || storing(body)) {
+	if node == "" && (strings.HasPrefix(r.URL.Path, "/v1/snapshots") || strings.HasPrefix(r.URL.Path, "/v1/volumes") || usesStorage(body)) {
 		return "", api.NewError(api.Usage, "volumes and snapshots are on one node, and the request does not say which", "send the header "+nodeHeader+"; the id of a session begins with its node's name")
 	}
 	return node, nil
 }
 
-// storing reports whether a request, or a tool's call in it, is about a volume or a snapshot.
-func storing(body []byte) bool {
+// usesStorage reports whether a request, or a tool's call in it, is about a volume or a snapshot.
+func usesStorage(body []byte) bool {
 	if !bytes.Contains(body, []byte(`"volumes"`)) && !bytes.Contains(body, []byte(`"snapshot"`)) {
 		return false
 	}

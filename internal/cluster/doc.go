@@ -14,7 +14,7 @@
 //     was not delivered, and another node may have it. After that it is never sent anywhere else.
 //   - A Conn has a window in each direction: a slow reader stops the writer, and neither loses
 //     bytes nor fills memory. What was lost with a NATS server is sent again, at most once delivered.
-//   - All that take part publish a [Beat] every two seconds. One that was not heard for six is lost,
+//   - All that take part publish a [Heartbeat] every two seconds. One that was not heard for six is lost,
 //     and with it what depends on it: requests are answered, calls canceled, sessions gone. Who is not
 //     connected to NATS itself draws no such conclusions.
 //

@@ -45,11 +45,11 @@ func (g *Gateway) makeFiles(ctx context.Context, tenant string) (jetstream.Objec
 	return g.bus.queue.js.ObjectStore(ctx, name)
 }
 
-// whole reads until what it is given is full: each read becomes a message. Only [io.EOF] is an end: a body that is
+// fullReader reads until what it is given is full: each read becomes a message. Only [io.EOF] is an end: a body that is
 // broken off says [io.ErrUnexpectedEOF], as [io.ReadFull] does at the end.
-type whole struct{ io.Reader }
+type fullReader struct{ io.Reader }
 
-func (w whole) Read(b []byte) (n int, err error) {
+func (w fullReader) Read(b []byte) (n int, err error) {
 	for n < len(b) && err == nil {
 		var more int
 		more, err = w.Reader.Read(b[n:])
@@ -84,18 +84,18 @@ func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
 		case r.Context().Err() != nil:
 			return api.NewError(api.Usage, "the request body is incomplete", "")
 		}
-		return noJetStream("the file cannot be stored", err)
+		return jetStreamError("the file cannot be stored", err)
 	}
 	// A client that leaves ends the body. If that ended the context, too, what has come could not be removed.
 	ctx := context.WithoutCancel(r.Context())
-	asking, cancel := context.WithTimeout(ctx, askWithin)
+	asking, cancel := context.WithTimeout(ctx, jetStreamTimeout)
 	defer cancel()
 	store, err := g.makeFiles(asking, tenant)
 	if err != nil {
 		return nil, failed(err)
 	}
 	// What it is called is only known when all of it was read.
-	info, err := store.Put(ctx, jetstream.ObjectMeta{Name: "part-" + rand.Text()}, whole{r.Body})
+	info, err := store.Put(ctx, jetstream.ObjectMeta{Name: "part-" + rand.Text()}, fullReader{r.Body})
 	if err != nil {
 		return nil, failed(err)
 	}
@@ -142,23 +142,23 @@ func (g *Gateway) stored(ctx context.Context, id string) (io.ReadCloser, int64, 
 			info, err := f.Info()
 			if err != nil {
 				f.Close()
-				return nil, 0, noJetStream("the file cannot be read", err)
+				return nil, 0, jetStreamError("the file cannot be read", err)
 			}
 			return f, int64(info.Size), nil
 		}
 	}
 	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) && !errors.Is(err, jetstream.ErrBucketNotFound) {
-		return nil, 0, noJetStream("the file cannot be read", err)
+		return nil, 0, jetStreamError("the file cannot be read", err)
 	}
-	return g.link.file(ctx, id, g.members.Of(NodeKind))
+	return g.transport.file(ctx, id, g.members.Of(NodeKind))
 }
 
 // file asks one after the other for a file.
-func (l *Link) file(ctx context.Context, id string, all []Beat) (f io.ReadCloser, size int64, err error) {
+func (l *Transport) file(ctx context.Context, id string, all []Heartbeat) (f io.ReadCloser, size int64, err error) {
 	none := error(api.NewError(api.NoSuchFile, "the content store has no "+strconv.Quote(id[:min(len(id), 80)]), "store it by POST /v1/files; files go when their time to live is over"))
 	for _, one := range all {
 		r := (&http.Request{Method: http.MethodGet, URL: &url.URL{Path: "/v1/files/" + id, RawPath: "/v1/files/" + url.PathEscape(id)}, Header: http.Header{}}).WithContext(ctx)
-		res, err := l.do(passOn(r, nil), one.subject())
+		res, err := l.do(forwardRequest(r, nil), one.subject())
 		switch {
 		case err != nil:
 			continue // it was lost, and what only it had with it

@@ -18,7 +18,7 @@ func TestWhole(t *testing.T) {
 			text string
 			err  error
 		}{{"abc", nil}, {"de", end}} {
-			if n, err := (whole{body}).Read(b); string(b[:n]) != want.text || !errors.Is(err, want.err) {
+			if n, err := (fullReader{body}).Read(b); string(b[:n]) != want.text || !errors.Is(err, want.err) {
 				t.Errorf("%q, %v; want %q, %v", b[:n], err, want.text, want.err)
 			}
 		}

@@ -21,44 +21,44 @@ import (
 
 // Gateway passes requests on to nodes.
 type Gateway struct {
-	door     *server.Middleware
-	members  *Members
-	link     *Link
-	bus      *NATS
-	counters *counters
-	version  string
-	log      *slog.Logger
-	stop     context.CancelFunc
-	web      *http.Server
-	draining atomic.Bool
+	door      *server.Middleware
+	members   *Members
+	transport *Transport
+	bus       *NATS
+	counters  *metrics
+	version   string
+	log       *slog.Logger
+	stop      context.CancelFunc
+	web       *http.Server
+	draining  atomic.Bool
 
-	mu    sync.Mutex
-	under map[string]*use // way at each node
+	mu     sync.Mutex
+	active map[string]*nodeLoad // way at each node
 }
 
 // NewGateway takes part in a cluster.
 func NewGateway(bus *NATS, name, version string, door *server.Middleware, log *slog.Logger) (*Gateway, error) {
 	ctx, stop := context.WithCancel(context.Background())
-	g := &Gateway{door: door, bus: bus, version: version, log: log, stop: stop, under: map[string]*use{}}
-	g.counters = newCounters(g)
+	g := &Gateway{door: door, bus: bus, version: version, log: log, stop: stop, active: map[string]*nodeLoad{}}
+	g.counters = newMetrics(g)
 	instance := NewInstance()
 	var err error
-	g.members, err = Join(ctx, bus, GatewayKind, func() Beat {
-		return Beat{Kind: GatewayKind, Name: name, Instance: instance, Version: version, Draining: g.draining.Load()}
+	g.members, err = Join(ctx, bus, GatewayKind, func() Heartbeat {
+		return Heartbeat{Kind: GatewayKind, Name: name, Instance: instance, Version: version, Draining: g.draining.Load()}
 	}, NodeKind, GatewayKind)
 	if err != nil {
 		stop()
 		return nil, err
 	}
-	if g.link, err = NewLink(ctx, bus, subject(GatewayKind, name, instance), g.members.Alive); err != nil {
+	if g.transport, err = NewTransport(ctx, bus, subject(GatewayKind, name, instance), g.members.Alive); err != nil {
 		stop()
 		return nil, err
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/files/{id}", g.file) // these are all that nodes may ask for
-	mux.HandleFunc("POST "+sharesPath, g.share)
-	g.web = passedOn(door.Parts(mux), log)
-	go func() { _ = g.web.Serve(g.link) }()
+	mux.HandleFunc("POST "+quotaPath, g.grantQuota)
+	g.web = newHTTPServer(door.Parts(mux), log)
+	go func() { _ = g.web.Serve(g.transport) }()
 	go g.keepQueue(ctx)
 	log.Info("gateway", "name", name, "instance", instance)
 	return g, nil
@@ -80,8 +80,8 @@ func (g *Gateway) Handler() http.Handler {
 	mux.HandleFunc("GET /v1/status", g.status)
 	mux.HandleFunc("GET /v1/sessions", func(w http.ResponseWriter, r *http.Request) { g.merge(w, r, "sessions", "created_at") })
 	mux.HandleFunc("GET /v1/calls", func(w http.ResponseWriter, r *http.Request) { g.merge(w, r, "calls", "came_at") })
-	mux.HandleFunc("/v1/sessions/{id}", g.pinned)
-	mux.HandleFunc("/v1/sessions/{id}/", g.pinned)
+	mux.HandleFunc("/v1/sessions/{id}", g.handlePinned)
+	mux.HandleFunc("/v1/sessions/{id}/", g.handlePinned)
 	mux.HandleFunc("POST /v1/calls", g.enqueue)
 	mux.HandleFunc("GET /v1/calls/{id}", g.call) // what else is asked of one a node says that there is not
 	mux.HandleFunc("DELETE /v1/calls/{id}", g.call)
@@ -89,7 +89,7 @@ func (g *Gateway) Handler() http.Handler {
 	mux.HandleFunc("/mcp", g.mcp)
 	mux.HandleFunc("POST /v1/files", g.store)
 	mux.HandleFunc("GET /v1/files/{id}", g.file)
-	mux.HandleFunc("/", g.anywhere)
+	mux.HandleFunc("/", g.handleAny)
 	return g.door.Handler(mux)
 }
 
@@ -126,21 +126,21 @@ func (g *Gateway) noneOf(r *http.Request) *api.Error {
 	return g.none()
 }
 
-// anywhere passes a request on to a node that is not busy.
-func (g *Gateway) anywhere(w http.ResponseWriter, r *http.Request) {
+// handleAny passes a request on to a node that is not busy.
+func (g *Gateway) handleAny(w http.ResponseWriter, r *http.Request) {
 	body, err := g.body(w, r)
 	if err == nil {
-		_, err = placed(r, body)
+		_, err = targetNode(r, body)
 	}
 	if err != nil {
 		api.AsError(err).Write(w)
 		return
 	}
 	if r.Header.Get(keyHeader) != "" && r.Method == http.MethodPost {
-		g.answer(w, r)(g.keyed(w, r, body))
+		g.answer(w, r)(g.idempotent(w, r, body))
 		return
 	}
-	res, _, err := g.somewhere(r, body)
+	res, _, err := g.sendToAny(r, body)
 	g.answer(w, r)(res, err)
 }
 
@@ -155,12 +155,12 @@ func (g *Gateway) body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 // attempts is how many nodes are asked before a client is told that they are busy.
 const attempts = 4
 
-// somewhere sends a request to a node, and if that has not begun with it to others.
-func (g *Gateway) somewhere(r *http.Request, body []byte) (res *http.Response, at string, err error) {
+// sendToAny sends a request to a node, and if that has not begun with it to others.
+func (g *Gateway) sendToAny(r *http.Request, body []byte) (res *http.Response, at string, err error) {
 	var refused *http.Response
 	tried := map[string]bool{}
 	for range attempts {
-		at, leave, ok := g.choose(r.Header.Get(nodeHeader), tried)
+		at, leave, ok := g.place(r.Header.Get(nodeHeader), tried)
 		if !ok {
 			break
 		}
@@ -168,7 +168,7 @@ func (g *Gateway) somewhere(r *http.Request, body []byte) (res *http.Response, a
 		if refused != nil {
 			refused.Body.Close()
 		}
-		res, err := g.link.do(passOn(r, body), at)
+		res, err := g.transport.do(forwardRequest(r, body), at)
 		switch {
 		case errors.Is(err, ErrUnreachable):
 			leave()
@@ -178,8 +178,8 @@ func (g *Gateway) somewhere(r *http.Request, body []byte) (res *http.Response, a
 			leave()
 			return nil, at, err
 		}
-		res.Body = closing{res.Body, leave} // then it is no longer under way
-		if !notBegun(res, api.Busy, api.Draining, api.Quota, api.QuotaKept) {
+		res.Body = closeHook{res.Body, leave} // then it is no longer under way
+		if !refusedWith(res, api.Busy, api.Draining, api.Quota, api.QuotaKept) {
 			return res, at, nil
 		}
 		refused = res
@@ -190,8 +190,8 @@ func (g *Gateway) somewhere(r *http.Request, body []byte) (res *http.Response, a
 	return nil, "", g.noneOf(r)
 }
 
-// notBegun reports whether a node has refused a request, with one of these codes.
-func notBegun(res *http.Response, codes ...api.Code) bool {
+// refusedWith reports whether a node has refused a request, with one of these codes.
+func refusedWith(res *http.Response, codes ...api.Code) bool {
 	if !slices.Contains([]int{http.StatusServiceUnavailable, http.StatusTooManyRequests, http.StatusConflict}, res.StatusCode) {
 		return false
 	}
@@ -208,15 +208,15 @@ type rest struct {
 	io.Closer
 }
 
-// pinned passes a request on to the node that has given the id in its path.
-func (g *Gateway) pinned(w http.ResponseWriter, r *http.Request) {
+// handlePinned passes a request on to the node that has given the id in its path.
+func (g *Gateway) handlePinned(w http.ResponseWriter, r *http.Request) {
 	at, err := g.home(r.PathValue("id"), strings.HasPrefix(r.URL.Path, "/v1/sessions/"))
 	if err != nil {
 		w.Header().Set("Connection", "close") // or net/http would first read the body
 		api.AsError(err).Write(w)
 		return
 	}
-	out := passOn(r, nil)
+	out := forwardRequest(r, nil)
 	if r.ContentLength != 0 {
 		there, leave := server.WhileConnected(r.Context())
 		defer leave()
@@ -224,7 +224,7 @@ func (g *Gateway) pinned(w http.ResponseWriter, r *http.Request) {
 		// Not to be closed when the node has answered: what is left of it is still read.
 		out.Body, out.ContentLength = io.NopCloser(r.Body), r.ContentLength
 	}
-	g.answer(w, r)(g.link.do(out, at))
+	g.answer(w, r)(g.transport.do(out, at))
 }
 
 // home returns the node that has a session, or a call.
@@ -243,8 +243,8 @@ func (g *Gateway) home(id string, session bool) (at string, err error) {
 	return at, nil
 }
 
-// passOn is a request as a node gets it, with a body that is in memory.
-func passOn(r *http.Request, body []byte) *http.Request {
+// forwardRequest is a request as a node gets it, with a body that is in memory.
+func forwardRequest(r *http.Request, body []byte) *http.Request {
 	who := server.IdentityOf(r.Context())
 	out := &http.Request{
 		Method: r.Method, URL: &url.URL{Scheme: "http", Host: "node", Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery},

@@ -23,8 +23,8 @@ const (
 
 // Subjects, below the name of the cluster. Those of one node or gateway have its name, so that NATS can be told who may use them.
 const (
-	beats    = "beat."  // KIND.NAME
-	askBeats = "beats." // KIND: has all of a kind send theirs
+	heartbeats    = "beat."  // KIND.NAME
+	askHeartbeats = "beats." // KIND: has all of a kind send theirs
 )
 
 // Subject is where the connections of one instance are.
@@ -39,8 +39,8 @@ func nameIn(subject string) string {
 	return name
 }
 
-// Beat is what each node and each gateway tells of itself, every two seconds.
-type Beat struct {
+// Heartbeat is what each node and each gateway tells of itself, every two seconds.
+type Heartbeat struct {
 	Kind     string `json:"kind"`
 	Name     string `json:"name"`
 	Instance string `json:"instance" doc:"Changes at each start"`
@@ -51,25 +51,25 @@ type Beat struct {
 	Missing []api.Node `json:"missing,omitempty"` // of a gateway: nodes that are gone
 }
 
-func (b *Beat) subject() string { return subject(b.Kind, b.Name, b.Instance) }
+func (b *Heartbeat) subject() string { return subject(b.Kind, b.Name, b.Instance) }
 
 // Times of beats.
 const (
-	beatEvery = 2 * time.Second
-	lostAfter = 3 * beatEvery
-	tellGone  = 10 * time.Minute // of a node that is gone
+	heartbeatInterval = 2 * time.Second
+	lostAfter         = 3 * heartbeatInterval
+	rememberGone      = 10 * time.Minute // of a node that is gone
 )
 
-// mostInstances is how many there may be of a name at once: whoever has its credentials may tell of any number.
-const mostInstances = 8
+// maxInstances is how many there may be of a name at once: whoever has its credentials may tell of any number.
+const maxInstances = 8
 
-// mostGone is how many nodes that are gone a beat tells of: a message of NATS has a megabyte.
-const mostGone = 256
+// maxGone is how many nodes that are gone a beat tells of: a message of NATS has a megabyte.
+const maxGone = 256
 
 // Members are those that are heard.
 type Members struct {
 	bus   Bus
-	self  func() Beat
+	self  func() Heartbeat
 	kinds []string // that are heard
 	kick  chan struct{}
 	out   sync.Mutex // beats go out one after the other
@@ -83,9 +83,9 @@ type Members struct {
 }
 
 type member struct {
-	Beat
-	heard time.Time
-	count uint64 // of beats
+	Heartbeat
+	lastSeen time.Time
+	count    uint64 // of beats
 }
 
 func newMembers(bus Bus) *Members {
@@ -95,15 +95,15 @@ func newMembers(bus Bus) *Members {
 // Join takes part until ctx is done, as one of a kind, and tells what self returns. It hears those of
 // some kinds: what nodes tell reaches gateways alone, or with their number the messages would grow as
 // its square.
-func Join(ctx context.Context, bus Bus, kind string, self func() Beat, kinds ...string) (*Members, error) {
+func Join(ctx context.Context, bus Bus, kind string, self func() Heartbeat, kinds ...string) (*Members, error) {
 	m := newMembers(bus)
 	m.self, m.kinds = self, kinds
 	for _, k := range kinds {
-		if err := bus.Subscribe(beats+k+".*", m.hear); err != nil {
+		if err := bus.Subscribe(heartbeats+k+".*", m.receive); err != nil {
 			return nil, err
 		}
 	}
-	err := bus.Subscribe(askBeats+kind, func(string, string, []byte, bool) { m.Tell() })
+	err := bus.Subscribe(askHeartbeats+kind, func(string, string, []byte, bool) { m.Announce() })
 	if err != nil {
 		return nil, err
 	}
@@ -111,8 +111,8 @@ func Join(ctx context.Context, bus Bus, kind string, self func() Beat, kinds ...
 	return m, nil
 }
 
-// Tell has a beat sent at once.
-func (m *Members) Tell() {
+// Announce has a beat sent at once.
+func (m *Members) Announce() {
 	select {
 	case m.kick <- struct{}{}:
 	default:
@@ -122,11 +122,11 @@ func (m *Members) Tell() {
 func (m *Members) run(ctx context.Context) {
 	look := time.NewTicker(tick)
 	defer look.Stop()
-	m.look(time.Now())
+	m.check(time.Now())
 	for {
 		m.send(m.self())
-		next := time.After(beatEvery - time.Duration(rand.Int64N(int64(beatEvery/8)))) // not all at once
-		for waits := true; waits; m.look(time.Now()) {
+		next := time.After(heartbeatInterval - time.Duration(rand.Int64N(int64(heartbeatInterval/8)))) // not all at once
+		for waits := true; waits; m.check(time.Now()) {
 			select {
 			case <-ctx.Done():
 				return
@@ -147,7 +147,7 @@ func (m *Members) Leave() {
 	m.send(b)
 }
 
-func (m *Members) send(b Beat) {
+func (m *Members) send(b Heartbeat) {
 	m.out.Lock()
 	defer m.out.Unlock()
 	if m.left {
@@ -161,13 +161,13 @@ func (m *Members) send(b Beat) {
 	if err != nil {
 		panic(err) // of our own type
 	}
-	_ = m.bus.Publish(beats+b.Kind+"."+b.Name, "", text) // the next one comes soon
+	_ = m.bus.Publish(heartbeats+b.Kind+"."+b.Name, "", text) // the next one comes soon
 }
 
-func (m *Members) hear(subject, _ string, data []byte, _ bool) {
-	var b Beat
+func (m *Members) receive(subject, _ string, data []byte, _ bool) {
+	var b Heartbeat
 	// Who may publish under a name is NATS's to say, so the name has to be that of the subject.
-	if json.Unmarshal(data, &b) != nil || subject != beats+b.Kind+"."+b.Name || !config.ValidName(b.Name) || !validInstance(b.Instance) {
+	if json.Unmarshal(data, &b) != nil || subject != heartbeats+b.Kind+"."+b.Name || !config.ValidName(b.Name) || !validInstance(b.Instance) {
 		return
 	}
 	m.mu.Lock()
@@ -179,18 +179,18 @@ func (m *Members) hear(subject, _ string, data []byte, _ bool) {
 	count := uint64(1)
 	if old := m.all[b.subject()]; old != nil {
 		count = old.count + 1
-	} else if m.instances(b.Kind, b.Name) == mostInstances {
+	} else if m.instances(b.Kind, b.Name) == maxInstances {
 		return // until one of them is lost
 	}
 	delete(m.gone, b.Name)
 	m.all[b.subject()] = &member{b, time.Now(), count}
 }
 
-// look draws the conclusions that time allows.
-func (m *Members) look(now time.Time) {
+// check draws the conclusions that time allows.
+func (m *Members) check(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	late := now.Sub(m.last) > beatEvery // this process was stopped, or its machine
+	late := now.Sub(m.last) > heartbeatInterval // this process was stopped, or its machine
 	m.last = now
 	if !m.bus.Connected() {
 		m.since = time.Time{}
@@ -200,19 +200,19 @@ func (m *Members) look(now time.Time) {
 	if made := m.bus.Reconnects(); m.since.IsZero() || late || made != m.made {
 		m.since, m.made = now, made
 		for _, x := range m.all { // that could not be heard
-			x.heard = now
+			x.lastSeen = now
 		}
 		for _, k := range m.kinds {
-			_ = m.bus.Publish(askBeats+k, "", nil) // they come by themselves, later
+			_ = m.bus.Publish(askHeartbeats+k, "", nil) // they come by themselves, later
 		}
-		m.Tell() // nor was this side heard
+		m.Announce() // nor was this side heard
 	}
 	for id, x := range m.all {
-		if now.Sub(x.heard) > lostAfter {
+		if now.Sub(x.lastSeen) > lostAfter {
 			m.drop(id, api.StateLost)
 		}
 	}
-	maps.DeleteFunc(m.gone, func(_ string, n api.Node) bool { return now.Sub(n.Heard) > tellGone })
+	maps.DeleteFunc(m.gone, func(_ string, n api.Node) bool { return now.Sub(n.Heard) > rememberGone })
 }
 
 // drop takes out who is gone. A node is remembered for a while, unless it has been started again.
@@ -226,7 +226,7 @@ func (m *Members) drop(id string, how api.NodeState) {
 		n := x.node()
 		n.State, n.Load = how, api.Load{}
 		m.gone[x.Name] = n
-		m.Tell() // those who ask a gateway hear of it
+		m.Announce() // those who ask a gateway hear of it
 	}
 }
 
@@ -245,12 +245,12 @@ func (m *Members) missing() []api.Node {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	all := slices.SortedFunc(maps.Values(m.gone), func(a, b api.Node) int { return b.Heard.Compare(a.Heard) })
-	return all[:min(len(all), mostGone)]
+	return all[:min(len(all), maxGone)]
 }
 
 // node describes who has sent a beat.
 func (x *member) node() api.Node {
-	n := api.Node{Name: x.Name, Instance: x.Instance, Version: x.Version, State: api.StateReady, Heard: x.heard.UTC().Round(time.Millisecond), Load: x.Load}
+	n := api.Node{Name: x.Name, Instance: x.Instance, Version: x.Version, State: api.StateReady, Heard: x.lastSeen.UTC().Round(time.Millisecond), Load: x.Load}
 	if x.Draining {
 		n.State = api.StateDraining
 	}
@@ -264,7 +264,7 @@ func (m *Members) Connected() bool { return m.bus.Connected() }
 func (m *Members) Settled() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.bus.Connected() && !m.since.IsZero() && time.Since(m.since) > beatEvery+beatEvery/4
+	return m.bus.Connected() && !m.since.IsZero() && time.Since(m.since) > heartbeatInterval+heartbeatInterval/4
 }
 
 // Alive reports whether an instance is there, as far as is known: who is not connected, or has just been,
@@ -292,11 +292,11 @@ func (m *Members) of(kinds ...string) []member {
 }
 
 // Of returns who is there, of one kind, by name.
-func (m *Members) Of(kind string) (found []Beat) {
+func (m *Members) Of(kind string) (found []Heartbeat) {
 	for _, x := range m.of(kind) {
-		found = append(found, x.Beat)
+		found = append(found, x.Heartbeat)
 	}
-	slices.SortFunc(found, func(a, b Beat) int { return strings.Compare(a.subject(), b.subject()) })
+	slices.SortFunc(found, func(a, b Heartbeat) int { return strings.Compare(a.subject(), b.subject()) })
 	return found
 }
 

@@ -13,19 +13,19 @@ func watched(t *testing.T, bus *fakeBus) (m *Members, at time.Time) {
 	t.Helper()
 	m = newMembers(bus)
 	at = time.Now()
-	m.look(at)
+	m.check(at)
 	<-m.kick
-	b := Beat{Kind: NodeKind, Name: "n", Instance: NewInstance()}
+	b := Heartbeat{Kind: NodeKind, Name: "n", Instance: NewInstance()}
 	text, err := json.Marshal(b)
 	harness.Must(t, err)
-	m.hear(beats+NodeKind+".n", "", text, false)
+	m.receive(heartbeats+NodeKind+".n", "", text, false)
 	return m, at
 }
 
 // looks looks as [Members.run] does, after some time until some other.
 func (m *Members) looks(at time.Time, after, until time.Duration) (there bool) {
 	for d := after; d <= until; d += tick {
-		m.look(at.Add(d))
+		m.check(at.Add(d))
 	}
 	return len(m.Of(NodeKind)) == 1
 }

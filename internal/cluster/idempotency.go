@@ -14,27 +14,27 @@ import (
 // keyHeader has a client's idempotency key.
 const keyHeader = "Idempotency-Key"
 
-// mostKept is how long an answer may be to be kept with its key: a message of NATS has a megabyte.
-const mostKept = 256 << 10
+// maxAnswer is how long an answer may be to be kept with its key: a message of NATS has a megabyte.
+const maxAnswer = 256 << 10
 
-// keyed sends a request with an idempotency key to the node that the key belongs to.
-func (g *Gateway) keyed(w http.ResponseWriter, r *http.Request, body []byte) (*http.Response, error) {
-	name := claimName(server.IdentityOf(r.Context()).Tenant, r.URL.Path, r.Header.Get(keyHeader))
+// idempotent sends a request with an idempotency key to the node that the key belongs to.
+func (g *Gateway) idempotent(w http.ResponseWriter, r *http.Request, body []byte) (*http.Response, error) {
+	name := leaseName(server.IdentityOf(r.Context()).Tenant, r.URL.Path, r.Header.Get(keyHeader))
 	tried := map[string]bool{}
 	ours := false // the claim was written here, last
 	for range attempts {
-		at, leave, ok := g.choose(r.Header.Get(nodeHeader), tried)
+		at, leave, ok := g.place(r.Header.Get(nodeHeader), tried)
 		if !ok {
 			return nil, g.noneOf(r)
 		}
 		defer leave()
-		is, revision, first, err := g.bus.claims.take(name, claim{At: at, Hash: sum(body)})
+		is, revision, first, err := g.bus.leases.take(name, lease{At: at, Hash: sum(body)})
 		switch {
 		case err != nil:
 			return nil, err
 		case is.Status != 0:
 			w.Header().Set("Idempotency-Replayed", "true")
-			return kept(is), nil
+			return storedAnswer(is), nil
 		case !first && !g.members.Alive(is.At):
 			return nil, ErrLost // it may have run there
 		case !first && !g.members.Has(is.At):
@@ -43,26 +43,26 @@ func (g *Gateway) keyed(w http.ResponseWriter, r *http.Request, body []byte) (*h
 		ours = ours || first
 		stop := func() uint64 { return revision }
 		if ours {
-			stop = g.bus.claims.renew(name, is, revision, renewClaims)
+			stop = g.bus.leases.renew(name, is, revision, renewInterval)
 		}
-		res, err := g.link.do(passOn(r, body), is.At)
+		res, err := g.transport.do(forwardRequest(r, body), is.At)
 		revision = stop()
 		if err != nil {
 			return nil, err
 		}
-		if !notBegun(res, api.Draining) {
+		if !refusedWith(res, api.Draining) {
 			return g.keep(name, is, revision, res), nil
 		}
 		// That node begins nothing more.
 		res.Body.Close()
 		tried[is.At] = true
-		next, leaveNext, ok := g.choose(r.Header.Get(nodeHeader), tried)
+		next, leaveNext, ok := g.place(r.Header.Get(nodeHeader), tried)
 		if !ok {
 			return nil, draining()
 		}
 		leaveNext()
 		is.At = next
-		if _, err := g.bus.claims.change(name, is, revision); err != nil {
+		if _, err := g.bus.leases.change(name, is, revision); err != nil {
 			return nil, err // somebody else has the key in hand
 		}
 		ours = true
@@ -75,8 +75,8 @@ func draining() error {
 	return api.NewError(api.Draining, "the nodes that were asked are ending", "try again in a moment")
 }
 
-// kept is an answer that was kept.
-func kept(c claim) *http.Response {
+// storedAnswer is an answer that was storedAnswer.
+func storedAnswer(c lease) *http.Response {
 	return &http.Response{
 		StatusCode: c.Status, Header: http.Header{"Content-Type": {"application/json"}},
 		ContentLength: int64(len(c.Answer)), Body: io.NopCloser(bytes.NewReader(c.Answer)),
@@ -84,15 +84,15 @@ func kept(c claim) *http.Response {
 }
 
 // keep keeps an answer, for when its node is gone: only what is final.
-func (g *Gateway) keep(name string, c claim, revision uint64, res *http.Response) *http.Response {
+func (g *Gateway) keep(name string, c lease, revision uint64, res *http.Response) *http.Response {
 	if res.StatusCode/100 != 2 || res.Header.Get("Idempotency-Replayed") != "" {
 		return res
 	}
-	text, err := io.ReadAll(io.LimitReader(res.Body, mostKept+1))
+	text, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer+1))
 	res.Body = rest{io.MultiReader(bytes.NewReader(text), res.Body), res.Body}
-	if err == nil && len(text) <= mostKept && json.Valid(text) {
+	if err == nil && len(text) <= maxAnswer && json.Valid(text) {
 		c.Status, c.Answer = res.StatusCode, text
-		if _, err := g.bus.claims.change(name, c, revision); err != nil {
+		if _, err := g.bus.leases.change(name, c, revision); err != nil {
 			if e, ok := errors.AsType[*api.Error](err); ok {
 				g.log.Warn("an answer is not kept", "error", e.Failure.Message)
 			}

@@ -13,8 +13,8 @@ import (
 // sent, and only whoever writes it first has chosen. A node that has refused because it is ending starts
 // nothing more, so that the claim may be moved; any other stays, since the node may begin yet.
 
-// claim is what is known of a key.
-type claim struct {
+// lease is what is known of a key.
+type lease struct {
 	At   string `json:"at"`   // the node
 	Hash string `json:"hash"` // of the request
 	// The answer, if it has come and is not too long.
@@ -23,33 +23,33 @@ type claim struct {
 }
 
 const (
-	keepClaims  = 10 * time.Minute // how long a key is known after its request, as by a single server
-	renewClaims = keepClaims / 4   // how often a claim is written while its request runs: the bucket forgets by age
+	leaseTTL      = 10 * time.Minute // how long a key is known after its request, as by a single server
+	renewInterval = leaseTTL / 4     // how often a claim is written while its request runs: the bucket forgets by age
 )
 
-// claims are kept in a bucket.
-type claims struct{ bucket }
+// leaseStore are kept in a bucket.
+type leaseStore struct{ bucket }
 
 // name is a tenant's key as one of the bucket.
-func claimName(tenant, path, key string) string {
+func leaseName(tenant, path, key string) string {
 	return sum([]byte(tenant + "\n" + path + "\n" + key))
 }
 
 func sum(b []byte) string { return fmt.Sprintf("%x", sha256.Sum256(b)) }
 
 // take writes a claim, unless there is one: then that is returned, and first is false.
-func (c *claims) take(name string, mine claim) (is claim, revision uint64, first bool, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), askWithin)
+func (c *leaseStore) take(name string, mine lease) (is lease, revision uint64, first bool, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), jetStreamTimeout)
 	defer cancel()
 	if revision, err = c.make(ctx, name, mine); err == nil {
 		return mine, revision, true, nil
 	}
-	if changed(err) {
+	if conflict(err) {
 		revision, err = c.get(ctx, name, &is)
 	}
 	switch {
 	case err != nil:
-		return is, 0, false, noKey(err)
+		return is, 0, false, leaseError(err)
 	case is.Hash != mine.Hash:
 		return is, 0, false, api.NewError(api.Idempotency, "the idempotency key was used for another request", "use a new key for each request")
 	}
@@ -57,26 +57,26 @@ func (c *claims) take(name string, mine claim) (is claim, revision uint64, first
 }
 
 // change replaces a claim that nobody else has changed.
-func (c *claims) change(name string, to claim, revision uint64) (uint64, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), askWithin)
+func (c *leaseStore) change(name string, to lease, revision uint64) (uint64, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), jetStreamTimeout)
 	defer cancel()
 	revision, err := c.put(ctx, name, to, revision)
 	if err != nil {
-		return 0, noKey(err)
+		return 0, leaseError(err)
 	}
 	return revision, nil
 }
 
 // read reads a claim; its revision is 0 if there is none.
-func (c *claims) read(name string) (is claim, revision uint64, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), askWithin)
+func (c *leaseStore) read(name string) (is lease, revision uint64, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), jetStreamTimeout)
 	defer cancel()
 	revision, err = c.get(ctx, name, &is)
 	return is, revision, err
 }
 
 // renew writes a claim every so often until it is stopped; stop returns the last revision.
-func (c *claims) renew(name string, is claim, revision uint64, every time.Duration) (stop func() uint64) {
+func (c *leaseStore) renew(name string, is lease, revision uint64, every time.Duration) (stop func() uint64) {
 	done, over := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(over)
@@ -101,4 +101,4 @@ func (c *claims) renew(name string, is claim, revision uint64, every time.Durati
 	}
 }
 
-func noKey(err error) error { return noJetStream("the idempotency key cannot be kept", err) }
+func leaseError(err error) error { return jetStreamError("the idempotency key cannot be kept", err) }

@@ -33,8 +33,8 @@ func (s *stream) CreateOrUpdateStream(context.Context, jetstream.StreamConfig) (
 // A claim is written again while its request runs, however long that is: the bucket forgets what is old.
 func TestRenew(t *testing.T) {
 	s := &stream{tries: make(chan bool), written: 7}
-	c := &claims{bucket{js: s, name: "keys"}}
-	stop := c.renew("k", claim{At: "n"}, 7, time.Millisecond)
+	c := &leaseStore{bucket{js: s, name: "keys"}}
+	stop := c.renew("k", lease{At: "n"}, 7, time.Millisecond)
 	for range 6 {
 		<-s.tries
 	}

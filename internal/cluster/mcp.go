@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/server"
 )
 
 // connectionHeader names a connection of the Model Context Protocol that has a state.
@@ -14,10 +15,15 @@ const connectionHeader = "Mcp-Session-Id"
 // mcp passes on what an agent sends. A connection with a state belongs to one node, whose subject the
 // client gets as a part of its id; without one, a tool's session says which node is meant.
 func (g *Gateway) mcp(w http.ResponseWriter, r *http.Request) {
+	if err := server.CheckOrigin(r, g.door.Settings().Hosts); err != nil { // nodes do not get the header
+		w.Header().Set("Connection", "close") // or net/http would first read the body
+		api.AsError(err).Write(w)
+		return
+	}
 	body, err := g.body(w, r)
 	var name string
 	if err == nil {
-		name, err = placed(r, body)
+		name, err = targetNode(r, body)
 	}
 	if err != nil {
 		api.AsError(err).Write(w)
@@ -36,13 +42,13 @@ func (g *Gateway) mcp(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		r.Header.Set(connectionHeader, own)
-		g.answer(w, r)(named(node)(g.link.do(passOn(r, body), at)))
+		g.answer(w, r)(prefixConnection(node)(g.transport.do(forwardRequest(r, body), at)))
 		return
 	}
 	if session := sessionOf(body); session != "" {
 		at, err := g.home(session, true)
 		if err == nil {
-			g.answer(w, r)(g.link.do(passOn(r, body), at))
+			g.answer(w, r)(g.transport.do(forwardRequest(r, body), at))
 			return
 		}
 		if e := api.AsError(err); e.Failure.Code != api.Ended && e.Failure.Code != api.NoSuchSession {
@@ -51,12 +57,12 @@ func (g *Gateway) mcp(w http.ResponseWriter, r *http.Request) {
 		}
 		// Any node says in the tool's own words that there is no such session.
 	}
-	res, at, err := g.somewhere(r, body)
-	g.answer(w, r)(named(strings.TrimPrefix(at, NodeKind+"."))(res, err))
+	res, at, err := g.sendToAny(r, body)
+	g.answer(w, r)(prefixConnection(strings.TrimPrefix(at, NodeKind+"."))(res, err))
 }
 
-// named has the id of a connection in an answer begin with its node.
-func named(node string) func(*http.Response, error) (*http.Response, error) {
+// prefixConnection has the id of a connection in an answer begin with its node.
+func prefixConnection(node string) func(*http.Response, error) (*http.Response, error) {
 	return func(res *http.Response, err error) (*http.Response, error) {
 		if err == nil && res.Header.Get(connectionHeader) != "" {
 			res.Header.Set(connectionHeader, node+"~"+res.Header.Get(connectionHeader))

@@ -14,8 +14,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/server"
 )
 
-// everywhere sends a request to all nodes, and returns the answers that have come.
-func (g *Gateway) everywhere(r *http.Request) (texts [][]byte, err error) {
+// sendToAll sends a request to all nodes, and returns the answers that have come.
+func (g *Gateway) sendToAll(r *http.Request) (texts [][]byte, err error) {
 	nodes := g.members.Of(NodeKind)
 	if len(nodes) == 0 {
 		return nil, g.none()
@@ -26,7 +26,7 @@ func (g *Gateway) everywhere(r *http.Request) (texts [][]byte, err error) {
 	var all sync.WaitGroup
 	for i, n := range nodes {
 		all.Go(func() {
-			res, err := g.link.do(passOn(r, nil), n.subject())
+			res, err := g.transport.do(forwardRequest(r, nil), n.subject())
 			if err != nil {
 				errs[i] = err
 				return
@@ -65,7 +65,7 @@ func (g *Gateway) everywhere(r *http.Request) (texts [][]byte, err error) {
 func (g *Gateway) status(w http.ResponseWriter, r *http.Request) {
 	out := &api.Status{Version: g.version, Tenant: server.IdentityOf(r.Context()).Tenant, Draining: g.draining.Load(), Recent: []api.Recent{}}
 	if len(g.members.Of(NodeKind)) > 0 {
-		texts, err := g.everywhere(r)
+		texts, err := g.sendToAll(r)
 		if err != nil {
 			g.failed(w, r, err)
 			return
@@ -84,7 +84,7 @@ func (g *Gateway) status(w http.ResponseWriter, r *http.Request) {
 	slices.SortStableFunc(out.Recent, func(a, b api.Recent) int { return b.Ended.Compare(a.Ended) })
 	out.Recent = out.Recent[:min(len(out.Recent), api.MaxRecent)]
 	if g.door.SeesAll(server.IdentityOf(r.Context())) {
-		out.Machine = machine(g.members.Found().Nodes)
+		out.Machine = machine(g.members.Status().Nodes)
 	}
 	writeJSON(w, http.StatusOK, out)
 }
@@ -107,7 +107,7 @@ func machine(nodes []api.Node) *api.Machine {
 
 // merge answers with the lists of all nodes as one, by the time in each entry.
 func (g *Gateway) merge(w http.ResponseWriter, r *http.Request, name, by string) {
-	texts, err := g.everywhere(r)
+	texts, err := g.sendToAll(r)
 	if err != nil {
 		g.failed(w, r, err)
 		return
@@ -136,7 +136,7 @@ func (g *Gateway) merge(w http.ResponseWriter, r *http.Request, name, by string)
 	if name == "calls" {
 		more, err := g.queuedCalls(r.Context(), server.IdentityOf(r.Context()).Tenant, listed)
 		if err != nil {
-			g.failed(w, r, noJetStream("calls that wait cannot be listed", err))
+			g.failed(w, r, jetStreamError("calls that wait cannot be listed", err))
 			return
 		}
 		for _, call := range more {

@@ -7,26 +7,26 @@ import (
 	"github.com/sbxrun/sbxrun/internal/server"
 )
 
-// counters are what a gateway has done.
-type counters struct {
+// metrics are what a gateway has done.
+type metrics struct {
 	registry *prometheus.Registry
 	answers  *prometheus.CounterVec
 }
 
-func newCounters(g *Gateway) *counters {
-	c := &counters{
+func newMetrics(g *Gateway) *metrics {
+	c := &metrics{
 		registry: prometheus.NewRegistry(),
 		answers:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sbxrun_gateway_refusals_total", Help: "Requests that the gateway itself has refused, by error.code."}, []string{"code"}),
 	}
-	c.registry.MustRegister(c.answers, present{g})
+	c.registry.MustRegister(c.answers, nodeGauges{g})
 	return c
 }
 
-// present is what the nodes have told last.
-type present struct{ *Gateway }
+// nodeGauges is what the nodes have told last.
+type nodeGauges struct{ *Gateway }
 
 // Describe sends nothing: what there is depends on the nodes.
-func (present) Describe(chan<- *prometheus.Desc) {}
+func (nodeGauges) Describe(chan<- *prometheus.Desc) {}
 
 // newest are nodes by name: after a start there may be two of a name for a moment.
 func newest(all []api.Node) map[string]api.Node {
@@ -40,14 +40,14 @@ func newest(all []api.Node) map[string]api.Node {
 }
 
 // Collect looks.
-func (g present) Collect(out chan<- prometheus.Metric) {
+func (g nodeGauges) Collect(out chan<- prometheus.Metric) {
 	gauge := server.Gauges(out)
 	flag := map[bool]float64{true: 1}
 	gauge("sbxrun_gateway_connected", "1 if the gateway is connected to NATS.", flag[g.bus.Connected()])
 	var all api.Load
 	nodes, oldest := 0, 0.0
 	const perSecond = 1000
-	for name, n := range newest(g.members.Found().Nodes) {
+	for name, n := range newest(g.members.Status().Nodes) {
 		if n.State == api.StateLeft || n.State == api.StateLost {
 			gauge("sbxrun_node_gone", "1 for ten minutes for a node that is gone: it has left, or is lost.", 1, "node", name, "state", string(n.State))
 			continue

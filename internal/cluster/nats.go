@@ -19,14 +19,14 @@ import (
 type NATS struct {
 	*nats.Conn
 	prefix string
-	claims *claims
+	leases *leaseStore
 	queue  *queue
-	shares *bucket
-	away   *away
+	quotas *bucket
+	outage *outage
 }
 
-// away says why NATS cannot be reached, at most every ten seconds: it is tried several times a second.
-type away struct {
+// outage says why NATS cannot be reached, at most every ten seconds: it is tried several times a second.
+type outage struct {
 	log   *slog.Logger
 	where string
 	mu    sync.Mutex
@@ -34,7 +34,7 @@ type away struct {
 	said  time.Time
 }
 
-func (a *away) failed(_ *nats.Conn, err error) {
+func (a *outage) failed(_ *nats.Conn, err error) {
 	const again = 10 * time.Second
 	if errors.Is(err, nats.ErrNoServers) { // of all addresses together; those of each come next
 		return
@@ -48,7 +48,7 @@ func (a *away) failed(_ *nats.Conn, err error) {
 	a.err = err
 }
 
-func (a *away) why() error {
+func (a *outage) why() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.err == nil {
@@ -67,7 +67,7 @@ func Connect(all *config.Config, kind string, log *slog.Logger) (*NATS, error) {
 		dials = 2 * time.Second
 		write = time.Second // meanwhile nobody else can use the connection, nor are there pings
 	)
-	why := &away{log: log, where: redacted(c.URL)}
+	why := &outage{log: log, where: redacted(c.URL)}
 	options := []nats.Option{
 		nats.ReconnectErrHandler(why.failed),
 		nats.Name("sbxrun " + kind + " " + c.Name()), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.ReconnectWait(wait), nats.ReconnectJitter(wait, wait),
@@ -108,8 +108,8 @@ func Connect(all *config.Config, kind string, log *slog.Logger) (*NATS, error) {
 	if err != nil {
 		return nil, err
 	}
-	keys := &claims{bucket{js: js, name: c.Cluster + "-keys", ttl: keepClaims + renewClaims, most: 2 * mostKept, replicas: c.Replicas}}
-	return &NATS{nc, c.Cluster + ".", keys, newQueue(js, all), &bucket{js: js, name: c.Cluster + "-shares", most: mostHeld, replicas: c.Replicas}, why}, nil
+	keys := &leaseStore{bucket{js: js, name: c.Cluster + "-keys", ttl: leaseTTL + renewInterval, most: 2 * maxAnswer, replicas: c.Replicas}}
+	return &NATS{nc, c.Cluster + ".", keys, newQueue(js, all), &bucket{js: js, name: c.Cluster + "-shares", most: maxQuotaRecord, replicas: c.Replicas}, why}, nil
 }
 
 // redacted is a list of addresses without passwords.
@@ -127,7 +127,7 @@ func redacted(list string) string {
 }
 
 // Why says why nobody answers.
-func (b *NATS) Why() error { return b.away.why() }
+func (b *NATS) Why() error { return b.outage.why() }
 
 func (b *NATS) Publish(subject, reply string, data []byte) error {
 	if !b.IsConnected() {

@@ -82,7 +82,7 @@ func TestSilent(t *testing.T) {
 	bus, err := Connect(&c, GatewayKind, slog.New(slog.DiscardHandler))
 	harness.Must(t, err)
 	defer bus.Conn.Close()
-	const most = lostAfter - beatEvery // since the last beat
+	const most = lostAfter - heartbeatInterval // since the last beat
 	first := <-came
 	if after := (<-came).Sub(first); after >= most {
 		t.Errorf("after %v", after)

@@ -24,8 +24,8 @@ type Node struct {
 func NewNode(bus *NATS, name, version string, s *server.Server, handler http.Handler, log *slog.Logger) (*Node, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	instance := NewInstance()
-	beat := func() Beat {
-		return Beat{Kind: NodeKind, Name: name, Instance: instance, Version: version, Draining: !s.Ready(), Load: load(s)}
+	beat := func() Heartbeat {
+		return Heartbeat{Kind: NodeKind, Name: name, Instance: instance, Version: version, Draining: !s.Ready(), Load: load(s)}
 	}
 	n := &Node{bus: bus, stop: stop}
 	var err error
@@ -33,18 +33,18 @@ func NewNode(bus *NATS, name, version string, s *server.Server, handler http.Han
 		stop()
 		return nil, err
 	}
-	link, err := NewLink(ctx, bus, subject(NodeKind, name, instance), n.members.Alive)
+	link, err := NewTransport(ctx, bus, subject(NodeKind, name, instance), n.members.Alive)
 	if err != nil {
 		stop()
 		return nil, err
 	}
-	shares := &shares{s: s, gate: s.Scheduler(), link: link, members: n.members, all: map[string]*share{}}
+	shares := &quotas{s: s, gate: s.Scheduler(), link: link, members: n.members, all: map[string]*quota{}}
 	s.Cluster(Prefix(name, instance), func(ctx context.Context, tenant, id string) (io.ReadCloser, error) {
 		f, _, err := link.file(server.As(ctx, tenant, ""), id, n.members.Of(GatewayKind))
 		return f, err
 	}, shares.join)
 	go shares.run(ctx)
-	n.web = passedOn(handler, log)
+	n.web = newHTTPServer(handler, log)
 	go func() { _ = n.web.Serve(link) }()
 	n.calls = &puller{nc: bus.Conn, queue: bus.queue, s: s, at: subject(NodeKind, name, instance), log: log}
 	go n.calls.run(ctx)
@@ -52,8 +52,8 @@ func NewNode(bus *NATS, name, version string, s *server.Server, handler http.Han
 	return n, nil
 }
 
-// passedOn is a server for requests that come by NATS.
-func passedOn(handler http.Handler, log *slog.Logger) *http.Server {
+// newHTTPServer is a server for requests that come by NATS.
+func newHTTPServer(handler http.Handler, log *slog.Logger) *http.Server {
 	web := server.Web(handler, server.Passed, log)
 	web.MaxHeaderBytes *= 2         // with what the gateway adds
 	web.SetKeepAlivesEnabled(false) // a request has a connection of its own
@@ -69,8 +69,8 @@ func load(s *server.Server) api.Load {
 	return l
 }
 
-// Tell has gateways hear at once that the node is draining.
-func (n *Node) Tell() { n.members.Tell() }
+// Announce has gateways hear at once that the node is draining.
+func (n *Node) Announce() { n.members.Announce() }
 
 // Close ends the node's part, and its connection to NATS, when its server has ended. Answers on their
 // way have until ctx is done; what comes meanwhile is told to go elsewhere.

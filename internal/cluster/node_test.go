@@ -18,26 +18,26 @@ func TestNodeEnds(t *testing.T) {
 	bus := &fakeBus{}
 	ctx, stop := context.WithCancel(t.Context())
 	at := subject(NodeKind, "n", NewInstance())
-	members, err := Join(ctx, bus, NodeKind, func() Beat { return Beat{Kind: NodeKind, Name: "n", Instance: at[len("node.n."):]} })
+	members, err := Join(ctx, bus, NodeKind, func() Heartbeat { return Heartbeat{Kind: NodeKind, Name: "n", Instance: at[len("node.n."):]} })
 	harness.Must(t, err)
-	accepts, err := NewLink(ctx, bus, at, func(string) bool { return true })
+	accepts, err := NewTransport(ctx, bus, at, func(string) bool { return true })
 	harness.Must(t, err)
 	begun := make(chan struct{})
-	n := &Node{bus: bus, members: members, stop: stop, calls: &puller{}, web: passedOn(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	n := &Node{bus: bus, members: members, stop: stop, calls: &puller{}, web: newHTTPServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		close(begun)
 		time.Sleep(2 * again)
 		_, _ = io.WriteString(w, "answer")
 	}), slog.New(slog.DiscardHandler))}
 	go func() { _ = n.web.Serve(accepts) }()
 
-	others, err := Join(t.Context(), bus, GatewayKind, func() Beat { return Beat{Kind: GatewayKind, Name: "g", Instance: NewInstance()} }, NodeKind)
+	others, err := Join(t.Context(), bus, GatewayKind, func() Heartbeat { return Heartbeat{Kind: GatewayKind, Name: "g", Instance: NewInstance()} }, NodeKind)
 	harness.Must(t, err)
 	bounded(t, func() {
 		for !others.Has(at) {
 			time.Sleep(time.Millisecond)
 		}
 	})
-	dials, err := NewLink(t.Context(), bus, "gateway.g.1", others.Has)
+	dials, err := NewTransport(t.Context(), bus, "gateway.g.1", others.Has)
 	harness.Must(t, err)
 	go func() {
 		<-begun

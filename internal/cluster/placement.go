@@ -6,23 +6,23 @@ import (
 	"sync"
 )
 
-// use is what this gateway has under way at a node.
-type use struct {
-	now   int // requests
-	told  int // of those, how many there were when the node was last heard
-	beats uint64
+// nodeLoad is what this gateway has under way at a node.
+type nodeLoad struct {
+	now      int // requests
+	reported int // of those, how many there were when the node was last heard
+	beats    uint64
 }
 
-// choose takes the node with the most places left, of those that were not tried; of several any. With a name
+// place takes the node with the most places left, of those that were not tried; of several any. With a name
 // it takes the node of that name.
 // What this gateway has sent since the node was last heard is counted in. leave is called when the
 // request is over.
-func (g *Gateway) choose(name string, tried map[string]bool) (at string, leave func(), ok bool) {
+func (g *Gateway) place(name string, tried map[string]bool) (at string, leave func(), ok bool) {
 	nodes := g.members.of(NodeKind)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.under) > 2*len(nodes)+8 { // most are gone
-		maps.DeleteFunc(g.under, func(id string, _ *use) bool { return !g.members.Has(id) })
+	if len(g.active) > 2*len(nodes)+8 { // most are gone
+		maps.DeleteFunc(g.active, func(id string, _ *nodeLoad) bool { return !g.members.Has(id) })
 	}
 	best, same := 0.0, 0
 	for _, n := range nodes {
@@ -30,15 +30,15 @@ func (g *Gateway) choose(name string, tried map[string]bool) (at string, leave f
 		if n.Draining || tried[id] || name != "" && n.Name != name {
 			continue
 		}
-		u := g.under[id]
+		u := g.active[id]
 		if u == nil {
-			u = &use{}
-			g.under[id] = u
+			u = &nodeLoad{}
+			g.active[id] = u
 		}
 		if u.beats != n.count {
-			u.beats, u.told = n.count, u.now
+			u.beats, u.reported = n.count, u.now
 		}
-		share := float64(n.Running+n.Waiting+u.now-u.told) / float64(max(1, n.Places))
+		share := float64(n.Running+n.Waiting+u.now-u.reported) / float64(max(1, n.Places))
 		switch {
 		case !ok || share < best:
 			at, best, same, ok = id, share, 1, true
@@ -51,7 +51,7 @@ func (g *Gateway) choose(name string, tried map[string]bool) (at string, leave f
 	if !ok {
 		return "", nil, false
 	}
-	u := g.under[at]
+	u := g.active[at]
 	u.now++
 	return at, sync.OnceFunc(func() {
 		g.mu.Lock()

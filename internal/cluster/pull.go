@@ -52,7 +52,7 @@ func (p *puller) run(ctx context.Context) {
 // next waits a while for a call; nil if none has come. It is one request, and no more of JetStream: what a node
 // asks for it must have the right to.
 func (p *puller) next(ctx context.Context) (*nats.Msg, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*askWithin)
+	ctx, cancel := context.WithTimeout(ctx, 2*jetStreamTimeout)
 	defer cancel()
 	// An inbox of its own for each: at that of all requests (RequestWithContext) nothing came any more after NATS
 	// had been away, as TestNATSAway shows.
@@ -62,7 +62,7 @@ func (p *puller) next(ctx context.Context) (*nats.Msg, error) {
 		return nil, err
 	}
 	defer func() { _ = answer.Unsubscribe() }() // fails only when the connection is closed
-	if err := p.nc.PublishRequest("$JS.API.CONSUMER.MSG.NEXT."+p.queue.name+"."+consumer, inbox, fmt.Appendf(nil, `{"batch":1,"expires":%d}`, askWithin)); err != nil {
+	if err := p.nc.PublishRequest("$JS.API.CONSUMER.MSG.NEXT."+p.queue.name+"."+consumer, inbox, fmt.Appendf(nil, `{"batch":1,"expires":%d}`, jetStreamTimeout)); err != nil {
 		return nil, err
 	}
 	m, err := answer.NextMsgWithContext(ctx)
@@ -127,7 +127,7 @@ func (p *puller) start(ctx context.Context, m *nats.Msg, c *message, a *server.D
 		}
 		// A replicated bucket also says that a record has changed while that is only under way.
 		const sure = 5
-		if of, whose := m.Metadata(); changed(err) && whose == nil && of.NumDelivered > sure {
+		if of, whose := m.Metadata(); conflict(err) && whose == nil && of.NumDelivered > sure {
 			_ = m.Ack()
 		} else {
 			_ = m.NakWithDelay(later(m))
@@ -142,10 +142,10 @@ func (p *puller) start(ctx context.Context, m *nats.Msg, c *message, a *server.D
 	<-call.Ended()
 	r.End = ended(call.Status())
 	for ctx.Err() == nil {
-		asking, cancel := context.WithTimeout(ctx, askWithin)
+		asking, cancel := context.WithTimeout(ctx, jetStreamTimeout)
 		_, err := p.queue.records.put(asking, c.Key, &r, revision)
 		cancel()
-		if err == nil || changed(err) { // or a gateway was first
+		if err == nil || conflict(err) { // or a gateway was first
 			return
 		}
 		select {

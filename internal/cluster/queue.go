@@ -39,12 +39,12 @@ type message struct {
 }
 
 const (
-	// mostWait is how long a call may wait for a place.
-	mostWait = time.Hour
+	// maxWait is how long a call may wait for a place.
+	maxWait = time.Hour
 	// ackWait is how long a node may take from the receipt of a call to its start.
 	ackWait = 5 * time.Second
-	// mostQueued is how long a call in the queue may be: a message of NATS has a megabyte.
-	mostQueued = 512 << 10
+	// maxQueued is how long a call in the queue may be: a message of NATS has a megabyte.
+	maxQueued = 512 << 10
 	// queuedPrefix begins the ids of calls that come by the queue.
 	queuedPrefix = "q-"
 )
@@ -59,12 +59,12 @@ type queue struct {
 // consumer is the queue's, which all nodes share.
 const consumer = "nodes"
 
-// mostNodes is how many may ask the queue for a call at the same time; NATS has a bound of 512 of its own.
-const mostNodes = 1 << 13
+// maxNodes is how many may ask the queue for a call at the same time; NATS has a bound of 512 of its own.
+const maxNodes = 1 << 13
 
 func newQueue(js jetstream.JetStream, c *config.Config) *queue {
-	ttl := mostWait + time.Duration(c.Call.MaxTimeout) + time.Duration(c.Calls.Keep)
-	return &queue{js: js, name: c.NATS.Cluster + "-queue", records: bucket{js: js, name: c.NATS.Cluster + "-calls", ttl: ttl, most: mostQueued, replicas: c.NATS.Replicas}}
+	ttl := maxWait + time.Duration(c.Call.MaxTimeout) + time.Duration(c.Calls.Keep)
+	return &queue{js: js, name: c.NATS.Cluster + "-queue", records: bucket{js: js, name: c.NATS.Cluster + "-calls", ttl: ttl, most: maxQueued, replicas: c.NATS.Replicas}}
 }
 
 // tenantKey is a tenant as a part of subjects and keys.
@@ -81,7 +81,7 @@ func (q *queue) open(ctx context.Context) (jetstream.Stream, error) {
 	}
 	s, err = q.js.CreateStream(ctx, jetstream.StreamConfig{
 		Name: q.name, Subjects: []string{q.name + ".*"}, Retention: jetstream.WorkQueuePolicy, Replicas: q.records.replicas,
-		MaxAge: mostWait, Discard: jetstream.DiscardNew, MaxMsgSize: 2 * mostQueued,
+		MaxAge: maxWait, Discard: jetstream.DiscardNew, MaxMsgSize: 2 * maxQueued,
 	})
 	return s, err
 }
@@ -99,7 +99,7 @@ func (q *queue) keepConsumer(ctx context.Context) error {
 	}
 	// What was refused is pending too, until it is sent again: there is no bound on that, or one
 	// tenant's calls would keep those of others.
-	_, err = s.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{Durable: consumer, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxAckPending: -1, MaxDeliver: -1, MaxWaiting: mostNodes})
+	_, err = s.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{Durable: consumer, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxAckPending: -1, MaxDeliver: -1, MaxWaiting: maxNodes})
 	return err
 }
 
@@ -124,7 +124,7 @@ func (q *queue) waiting() (n int, oldest time.Duration, err error) {
 // ended is a status that fits into a record: without a long command line, which whoever has sent it knows. Of the
 // files that were collected nothing else tells; their names have a bound of their own, which fits.
 func ended(s api.CallStatus) *api.CallStatus {
-	const long, most = 64 << 10, mostQueued - 16<<10
+	const long, most = 64 << 10, maxQueued - 16<<10
 	larger := func(than int) bool {
 		text, err := json.Marshal(s)
 		return err != nil || len(text) > than

@@ -24,15 +24,15 @@ type checkKey struct{}
 // keepQueue makes the queue before the first call comes, and has it and all buckets stay, until ctx is done.
 func (g *Gateway) keepQueue(ctx context.Context) {
 	for ctx.Err() == nil {
-		asking, cancel := context.WithTimeout(ctx, askWithin)
-		for _, b := range []*bucket{&g.bus.queue.records, &g.bus.claims.bucket, g.bus.shares} {
+		asking, cancel := context.WithTimeout(ctx, jetStreamTimeout)
+		for _, b := range []*bucket{&g.bus.queue.records, &g.bus.leases.bucket, g.bus.quotas} {
 			_ = b.stay(asking) // there may be no JetStream, and no need of it
 		}
 		_ = g.bus.queue.keepConsumer(asking) // as above
 		cancel()
 		select {
 		case <-ctx.Done():
-		case <-time.After(askWithin):
+		case <-time.After(jetStreamTimeout):
 		}
 	}
 }
@@ -50,14 +50,14 @@ func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Respo
 	if err != nil {
 		return nil, api.AsError(err)
 	}
-	if len(body) > mostQueued {
-		return nil, api.NewError(api.TooLarge, "a call in the queue has at most "+strconv.Itoa(mostQueued)+" bytes", "store its files by POST /v1/files")
+	if len(body) > maxQueued {
+		return nil, api.NewError(api.TooLarge, "a call in the queue has at most "+strconv.Itoa(maxQueued)+" bytes", "store its files by POST /v1/files")
 	}
-	if r.Header.Get(nodeHeader) != "" || storing(body) {
+	if r.Header.Get(nodeHeader) != "" || usesStorage(body) {
 		return nil, api.NewError(api.Usage, "the queue brings calls to any node, and volumes and snapshots are on one", "send it by POST /v1/run, with the header "+nodeHeader)
 	}
 	// A node knows languages and limits. It is asked also when it is busy.
-	res, _, err := g.somewhere(r.WithContext(context.WithValue(r.Context(), checkKey{}, true)), body)
+	res, _, err := g.sendToAny(r.WithContext(context.WithValue(r.Context(), checkKey{}, true)), body)
 	var ours *api.Error
 	switch {
 	case err != nil && !errors.As(err, &ours):
@@ -72,10 +72,10 @@ func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Respo
 	call := &record{ID: queuedPrefix + rand.Text(), Came: time.Now().UTC(), Hash: sum(body)}
 	clients := r.Header.Get(keyHeader)
 	if clients != "" {
-		call.ID = queuedPrefix + claimName(tenant, r.URL.Path, clients)[:32]
+		call.ID = queuedPrefix + leaseName(tenant, r.URL.Path, clients)[:32]
 	}
 	key := tenantKey(tenant) + "." + call.ID
-	ctx, cancel := context.WithTimeout(r.Context(), askWithin)
+	ctx, cancel := context.WithTimeout(r.Context(), jetStreamTimeout)
 	defer cancel()
 	revision, replayed, err := g.newRecord(ctx, tenant, key, call, clients != "")
 	if err != nil {
@@ -87,7 +87,7 @@ func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Respo
 			// It may be in the queue all the same.
 			call.Gone, call.End = true, call.failed(false, api.NewError(api.Busy, "the queue did not take it", ""))
 			if _, undone := g.bus.queue.records.put(context.WithoutCancel(ctx), key, call, revision); undone == nil {
-				return nil, noJetStream("the call cannot be queued", err)
+				return nil, jetStreamError("the call cannot be queued", err)
 			}
 			return nil, ErrLost
 		}
@@ -102,7 +102,9 @@ func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Respo
 // newRecord makes a call's record; or, if there is one for its key, has call be that. One that has ended
 // before it began, for want of a place or of NATS, is made anew: its client was told to try again.
 func (g *Gateway) newRecord(ctx context.Context, tenant, key string, call *record, keyed bool) (revision uint64, replayed bool, err error) {
-	failed := func(err error) (uint64, bool, error) { return 0, false, noJetStream("the call cannot be queued", err) }
+	failed := func(err error) (uint64, bool, error) {
+		return 0, false, jetStreamError("the call cannot be queued", err)
+	}
 	stream, err := g.bus.queue.open(ctx)
 	if err != nil {
 		return failed(err)
@@ -134,7 +136,7 @@ func (g *Gateway) newRecord(ctx context.Context, tenant, key string, call *recor
 		if revision, err = g.bus.queue.records.put(ctx, key, call, revision); err == nil {
 			return revision, false, nil
 		}
-		if !changed(err) { // else another request with the same key was first
+		if !conflict(err) { // else another request with the same key was first
 			return failed(err)
 		}
 	}
@@ -154,7 +156,7 @@ func (g *Gateway) send(ctx context.Context, m *message) error {
 func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 	id := r.PathValue("id")
 	if !strings.HasPrefix(id, queuedPrefix) {
-		g.pinned(w, r)
+		g.handlePinned(w, r)
 		return
 	}
 	key := tenantKey(server.IdentityOf(r.Context()).Tenant) + "." + id
@@ -162,7 +164,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 	const most = time.Minute
 	until := time.Now().Add(min(most, time.Duration(wait)*time.Millisecond))
 	if r.URL.Query().Get("follow") == "1" {
-		until = time.Now().Add(mostWait)
+		until = time.Now().Add(maxWait)
 	}
 	for {
 		call, revision, err := g.record(r.Context(), key)
@@ -189,7 +191,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 			}
 		case call.At != "" && r.Method == http.MethodDelete:
 			// The node forgets it too; if it does not hear of that, later.
-			if res, err := g.link.do(passOn(r, nil), call.At); err == nil {
+			if res, err := g.transport.do(forwardRequest(r, nil), call.At); err == nil {
 				res.Body.Close()
 			}
 		case waits && r.Method == http.MethodDelete:
@@ -197,14 +199,14 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 		}
 		call.Gone = r.Method == http.MethodDelete
 		if call.Gone || call.End != nil && !known { // what a client was told stays so
-			ctx, cancel := context.WithTimeout(r.Context(), askWithin)
+			ctx, cancel := context.WithTimeout(r.Context(), jetStreamTimeout)
 			_, err := g.bus.queue.records.put(ctx, key, call, revision)
 			cancel()
-			if changed(err) {
+			if conflict(err) {
 				continue
 			}
 			if err != nil {
-				g.failed(w, r, noJetStream("the end of the call cannot be recorded", err))
+				g.failed(w, r, jetStreamError("the end of the call cannot be recorded", err))
 				return
 			}
 		}
@@ -216,7 +218,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 // ask passes a request about a call on to the node that has it. If that says that the call has ended,
 // the end is returned; all else is the answer.
 func (g *Gateway) ask(w http.ResponseWriter, r *http.Request, call *record) (end *api.CallStatus, answered bool) {
-	res, err := g.link.do(passOn(r, nil), call.At)
+	res, err := g.transport.do(forwardRequest(r, nil), call.At)
 	if err != nil {
 		g.failed(w, r, err)
 		return nil, true
@@ -250,24 +252,24 @@ func (g *Gateway) output(w http.ResponseWriter, r *http.Request, call *record) {
 	case !g.members.Has(call.At):
 		api.NewError(api.Ended, "the node that had the call's output is lost", "").Write(w)
 	default:
-		g.answer(w, r)(g.link.do(passOn(r, nil), call.At))
+		g.answer(w, r)(g.transport.do(forwardRequest(r, nil), call.At))
 	}
 }
 
 // record returns a call's record, with an end if it can have no other.
 func (g *Gateway) record(ctx context.Context, key string) (*record, uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	ctx, cancel := context.WithTimeout(ctx, jetStreamTimeout)
 	defer cancel()
 	call := &record{}
 	revision, err := g.bus.queue.records.get(ctx, key, call)
 	switch {
 	case err != nil:
-		return nil, 0, noJetStream("nothing is known of the call", err)
+		return nil, 0, jetStreamError("nothing is known of the call", err)
 	case revision == 0 || call.Gone:
 		return nil, 0, api.NewError(api.NoSuchCall, "no such call", "GET /v1/calls lists them")
 	case call.End != nil:
 		return call, revision, nil
-	case call.At == "" && time.Since(call.Came) > mostWait:
+	case call.At == "" && time.Since(call.Came) > maxWait:
 		call.End = call.failed(false, api.NewError(api.Busy, "no node had a place for the call", "try again"))
 	case call.At == "" && g.forgotten(ctx, call):
 		call.End = call.failed(false, api.NewError(api.Busy, "the queue has lost the call", "try again"))
@@ -278,10 +280,10 @@ func (g *Gateway) record(ctx context.Context, key string) (*record, uint64, erro
 	}
 	next, err := g.bus.queue.records.put(ctx, key, call, revision)
 	switch {
-	case changed(err):
+	case conflict(err):
 		return g.record(ctx, key)
 	case err != nil:
-		return nil, 0, noJetStream("nothing is known of the call", err)
+		return nil, 0, jetStreamError("nothing is known of the call", err)
 	}
 	return call, next, nil
 }
@@ -311,7 +313,7 @@ func (g *Gateway) await(ctx context.Context, key string, revision uint64, until 
 	if kv, err := g.bus.queue.records.open(ctx); err == nil {
 		if w, err := kv.Watch(ctx, key); err == nil {
 			defer func() { _ = w.Stop() }() // at worst it is stopped with the connection
-			changes, pause = w.Updates(), 2*askWithin
+			changes, pause = w.Updates(), 2*jetStreamTimeout
 		}
 	}
 	timer := time.NewTimer(pause)
@@ -334,7 +336,7 @@ func (g *Gateway) await(ctx context.Context, key string, revision uint64, until 
 
 // queuedCalls are the records of a tenant's calls that no node lists.
 func (g *Gateway) queuedCalls(ctx context.Context, tenant string, listed map[string]bool) (all []api.CallStatus, err error) {
-	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	ctx, cancel := context.WithTimeout(ctx, jetStreamTimeout)
 	defer cancel()
 	kv, err := g.bus.queue.records.open(ctx)
 	if err != nil {

@@ -25,45 +25,45 @@ import (
 // asking anybody. It asks a gateway, which changes the record, and takes a lost node out of it. A node
 // that cannot ask starts nothing for tenants that have bounds.
 
-// held is the record of a tenant.
-type held struct {
-	Held   map[string]hold      `json:"held"`   // by node
+// quotaRecord is the record of a tenant.
+type quotaRecord struct {
+	Held   map[string]allotment `json:"held"`   // by node
 	Wanted map[string]time.Time `json:"wanted"` // when each was last refused
 	Tokens float64              `json:"tokens"` // of the rate
 	At     time.Time            `json:"at"`     // when there were as many
 }
 
-// hold is what a node has.
-type hold struct {
+// allotment is what a node has.
+type allotment struct {
 	Calls int    `json:"calls"` // that it may run
-	Turn  uint64 `json:"turn"`  // of its last question
+	Seq   uint64 `json:"turn"`  // of its last question
 }
 
-// asked is what a node asks a gateway for; and what that grants.
-type asked struct {
+// quotaMessage is what a node asks a gateway for; and what that grants.
+type quotaMessage struct {
 	Turn   uint64 `json:"turn"`   // of the question: one that comes late changes nothing
 	Calls  int    `json:"calls"`  // in all
 	Tokens int    `json:"tokens"` // more
 	Others int    `json:"others"` // nodes that want some
 }
 
-// sharesPath is what a node asks a gateway at.
-const sharesPath = "/shares"
+// quotaPath is what a node asks a gateway at.
+const quotaPath = "/shares"
 
 const wantedFor = 3 * time.Second
 
-// mostHeld is how many bytes a record may have. It has some 60 to 80 for each node that has calls or wants
+// maxQuotaRecord is how many bytes a record may have. It has some 60 to 80 for each node that has calls or wants
 // some, and that is no more nodes than calls of the tenant may run.
-const mostHeld = 256 << 10
+const maxQuotaRecord = 256 << 10
 
 // grant changes the record as a node has asked, as far as the ceilings allow; if the node has asked anew
 // since, not at all.
-func (h *held) grant(at string, a asked, c tenants.Ceilings, now time.Time, lost func(node string) bool) asked {
+func (h *quotaRecord) grant(at string, a quotaMessage, c tenants.Ceilings, now time.Time, lost func(node string) bool) quotaMessage {
 	if h.Held == nil {
-		h.Held, h.Wanted, h.Tokens, h.At = map[string]hold{}, map[string]time.Time{}, max(1, c.Rate), now
+		h.Held, h.Wanted, h.Tokens, h.At = map[string]allotment{}, map[string]time.Time{}, max(1, c.Rate), now
 	}
-	if a.Turn < h.Held[at].Turn {
-		return asked{}
+	if a.Turn < h.Held[at].Seq {
+		return quotaMessage{}
 	}
 	left := c.Concurrency
 	for node, has := range h.Held {
@@ -76,9 +76,9 @@ func (h *held) grant(at string, a asked, c tenants.Ceilings, now time.Time, lost
 	if c.Concurrency == 0 { // no bound: the node has not heard of it yet
 		left = a.Calls
 	}
-	given := asked{Turn: a.Turn, Calls: max(0, min(a.Calls, left))}
+	given := quotaMessage{Turn: a.Turn, Calls: max(0, min(a.Calls, left))}
 	if delete(h.Held, at); given.Calls > 0 {
-		h.Held[at] = hold{given.Calls, a.Turn}
+		h.Held[at] = allotment{given.Calls, a.Turn}
 	}
 	maps.DeleteFunc(h.Wanted, func(node string, last time.Time) bool {
 		return now.Sub(last) > wantedFor || node == at && given.Calls == a.Calls
@@ -105,11 +105,11 @@ func (h *held) grant(at string, a asked, c tenants.Ceilings, now time.Time, lost
 	return given
 }
 
-// share answers a node that asks.
-func (g *Gateway) share(w http.ResponseWriter, r *http.Request) {
+// grantQuota answers a node that asks.
+func (g *Gateway) grantQuota(w http.ResponseWriter, r *http.Request) {
 	const most = 4096
 	text, err := io.ReadAll(io.LimitReader(r.Body, most))
-	var a asked
+	var a quotaMessage
 	at := r.RemoteAddr // by whose name NATS has let nobody else send
 	if err != nil || json.Unmarshal(text, &a) != nil || !strings.HasPrefix(at, NodeKind+".") {
 		api.NewError(api.Usage, "that is nothing to ask for", "").Write(w)
@@ -117,19 +117,19 @@ func (g *Gateway) share(w http.ResponseWriter, r *http.Request) {
 	}
 	given, err := g.grant(r.Context(), server.IdentityOf(r.Context()).Tenant, at, a)
 	if err != nil {
-		g.failed(w, r, noJetStream("the record of the tenant cannot be changed", err))
+		g.failed(w, r, jetStreamError("the record of the tenant cannot be changed", err))
 		return
 	}
 	writeJSON(w, http.StatusOK, given)
 }
 
-func (g *Gateway) grant(ctx context.Context, tenant, at string, a asked) (given asked, err error) {
-	ctx, cancel := context.WithTimeout(ctx, askWithin)
+func (g *Gateway) grant(ctx context.Context, tenant, at string, a quotaMessage) (given quotaMessage, err error) {
+	ctx, cancel := context.WithTimeout(ctx, jetStreamTimeout)
 	defer cancel()
 	ceilings := g.door.Settings().Of(tenant).Ceilings()
 	for {
-		var h held
-		revision, err := g.bus.shares.get(ctx, tenantKey(tenant), &h)
+		var h quotaRecord
+		revision, err := g.bus.quotas.get(ctx, tenantKey(tenant), &h)
 		if err != nil {
 			return given, err
 		}
@@ -141,24 +141,24 @@ func (g *Gateway) grant(ctx context.Context, tenant, at string, a asked) (given 
 		if after, err := json.Marshal(h); err != nil || string(after) == string(before) {
 			return given, err
 		}
-		if _, err = g.bus.shares.put(ctx, tenantKey(tenant), &h, revision); !changed(err) {
+		if _, err = g.bus.quotas.put(ctx, tenantKey(tenant), &h, revision); !conflict(err) {
 			return given, err
 		}
 	}
 }
 
-// shares are what a node may run of each tenant.
-type shares struct {
+// quotas are what a node may run of each tenant.
+type quotas struct {
 	s       *server.Server
 	gate    *tenants.Scheduler // of it
-	link    *Link
+	link    *Transport
 	members *Members
 
 	mu  sync.Mutex
-	all map[string]*share
+	all map[string]*quota
 }
 
-type share struct {
+type quota struct {
 	mu       sync.Mutex
 	ceilings tenants.Ceilings
 	have     int       // calls that may run here
@@ -176,14 +176,14 @@ type share struct {
 }
 
 // join lets a call in by what the node has of its tenant, or asks for more.
-func (x *shares) join(ctx context.Context, tenant string, c tenants.Ceilings) (*tenants.Ticket, error) {
+func (x *quotas) join(ctx context.Context, tenant string, c tenants.Ceilings) (*tenants.Ticket, error) {
 	if c.Concurrency == 0 && c.Rate == 0 {
 		return x.gate.Join(tenant, c)
 	}
 	x.mu.Lock()
 	s := x.all[tenant]
 	if s == nil {
-		s = &share{}
+		s = &quota{}
 		x.all[tenant] = s
 	}
 	x.mu.Unlock()
@@ -227,14 +227,14 @@ func (x *shares) join(ctx context.Context, tenant string, c tenants.Ceilings) (*
 }
 
 // ask asks the gateways for a share.
-func (x *shares) ask(ctx context.Context, tenant string, s *share, calls, tokens int) error {
-	ctx, cancel := context.WithTimeout(server.As(context.WithoutCancel(ctx), tenant, ""), askWithin) // others wait for it, too
+func (x *quotas) ask(ctx context.Context, tenant string, s *quota, calls, tokens int) error {
+	ctx, cancel := context.WithTimeout(server.As(context.WithoutCancel(ctx), tenant, ""), jetStreamTimeout) // others wait for it, too
 	defer cancel()
 	if calls != s.asked {
 		s.asked, s.turned = calls, time.Now()
 		s.turn++ // the same question once more changes nothing that was granted
 	}
-	text, err := json.Marshal(asked{Turn: s.turn, Calls: calls, Tokens: tokens})
+	text, err := json.Marshal(quotaMessage{Turn: s.turn, Calls: calls, Tokens: tokens})
 	if err != nil {
 		return err
 	}
@@ -274,11 +274,11 @@ func (x *shares) ask(ctx context.Context, tenant string, s *share, calls, tokens
 }
 
 // askOne asks one gateway, and not for so long that there is no time for another one.
-func (x *shares) askOne(ctx context.Context, at string, text []byte) (given asked, err error) {
-	ctx, cancel := context.WithTimeout(ctx, askWithin/3)
+func (x *quotas) askOne(ctx context.Context, at string, text []byte) (given quotaMessage, err error) {
+	ctx, cancel := context.WithTimeout(ctx, jetStreamTimeout/3)
 	defer cancel()
-	r := (&http.Request{Method: http.MethodPost, URL: &url.URL{Path: sharesPath}, Header: http.Header{}}).WithContext(ctx)
-	res, err := x.link.do(passOn(r, text), at)
+	r := (&http.Request{Method: http.MethodPost, URL: &url.URL{Path: quotaPath}, Header: http.Header{}}).WithContext(ctx)
+	res, err := x.link.do(forwardRequest(r, text), at)
 	if err != nil {
 		return given, err
 	}
@@ -291,7 +291,7 @@ func (x *shares) askOne(ctx context.Context, at string, text []byte) (given aske
 }
 
 // run gives back what is not needed, until ctx is done.
-func (x *shares) run(ctx context.Context) {
+func (x *quotas) run(ctx context.Context) {
 	t := time.NewTicker(time.Second)
 	defer t.Stop()
 	for {
@@ -309,7 +309,7 @@ func (x *shares) run(ctx context.Context) {
 	}
 }
 
-func (x *shares) settle(ctx context.Context, tenant string) {
+func (x *quotas) settle(ctx context.Context, tenant string) {
 	x.mu.Lock()
 	s := x.all[tenant]
 	x.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 // before its time.
 func TestGrant(t *testing.T) {
 	c := tenants.Ceilings{Concurrency: 7, Rate: 10}
-	var h held
+	var h quotaRecord
 	nodes := []string{"node.a.1", "node.b.1", "node.c.1", "node.d.1"}
 	began := time.Now()
 	now, tokens := began, 0
@@ -25,7 +25,7 @@ func TestGrant(t *testing.T) {
 		gone = map[string]bool{nodes[rand.IntN(len(nodes))]: rand.IntN(10) == 0}
 		delete(gone, node)
 		now = now.Add(time.Duration(rand.IntN(100)-10) * time.Millisecond) // clocks differ
-		a := asked{Turn: uint64(turn), Calls: rand.IntN(9), Tokens: rand.IntN(4)}
+		a := quotaMessage{Turn: uint64(turn), Calls: rand.IntN(9), Tokens: rand.IntN(4)}
 		given := h.grant(node, a, c, now, func(node string) bool { return gone[node] })
 		tokens += given.Tokens
 		sum := 0
@@ -41,24 +41,24 @@ func TestGrant(t *testing.T) {
 		if given.Calls == 0 {
 			continue
 		}
-		if late := h.grant(node, asked{Turn: a.Turn - 1, Calls: 9}, c, now, func(string) bool { return true }); late != (asked{}) || h.Held[node].Calls != given.Calls {
+		if late := h.grant(node, quotaMessage{Turn: a.Turn - 1, Calls: 9}, c, now, func(string) bool { return true }); late != (quotaMessage{}) || h.Held[node].Calls != given.Calls {
 			t.Fatalf("a question that comes late has changed it: %+v", h)
 		}
 	}
 	if most := c.Rate + c.Rate*(now.Sub(began).Seconds()+1); float64(tokens) > most {
 		t.Errorf("%d calls are granted, at most %.0f may be", tokens, most)
 	}
-	if given := h.grant("node.a.1", asked{Turn: 20_000, Calls: 9, Tokens: 50}, tenants.Ceilings{}, now, func(string) bool { return false }); given.Calls != 9 || given.Tokens != 50 {
+	if given := h.grant("node.a.1", quotaMessage{Turn: 20_000, Calls: 9, Tokens: 50}, tenants.Ceilings{}, now, func(string) bool { return false }); given.Calls != 9 || given.Tokens != 50 {
 		t.Errorf("%+v without a bound", given)
 	}
 	now = now.Add(2 * wantedFor)
-	if given := h.grant("node.e.1", asked{Calls: 7}, c, now, func(string) bool { return true }); given.Calls != 7 {
+	if given := h.grant("node.e.1", quotaMessage{Calls: 7}, c, now, func(string) bool { return true }); given.Calls != 7 {
 		t.Errorf("%+v when all others are lost", given)
 	}
-	if given := h.grant("node.f.1", asked{Calls: 1}, c, now, func(string) bool { return false }); given.Calls != 0 {
+	if given := h.grant("node.f.1", quotaMessage{Calls: 1}, c, now, func(string) bool { return false }); given.Calls != 0 {
 		t.Errorf("%+v when there is none left", given)
 	}
-	if given := h.grant("node.e.1", asked{Calls: 7}, c, now, func(string) bool { return false }); given.Others != 1 {
+	if given := h.grant("node.e.1", quotaMessage{Calls: 7}, c, now, func(string) bool { return false }); given.Others != 1 {
 		t.Errorf("%+v, and another one wants some", given)
 	}
 }
@@ -68,7 +68,7 @@ func TestGrant(t *testing.T) {
 func TestGrantToMany(t *testing.T) {
 	c := tenants.Ceilings{Concurrency: 1000, Rate: 10}
 	now := time.Now()
-	var h held
+	var h quotaRecord
 	here := func(string) bool { return false }
 	size := func() int {
 		text, err := json.Marshal(h)
@@ -76,21 +76,21 @@ func TestGrantToMany(t *testing.T) {
 		return len(text)
 	}
 	node := func(i int) string { return fmt.Sprintf("node.%032d.00000000", i) } // no name is longer
-	for _, a := range []asked{{Turn: 1 << 20, Calls: 1}, {Turn: 1<<20 + 1, Calls: 2}} {
+	for _, a := range []quotaMessage{{Turn: 1 << 20, Calls: 1}, {Turn: 1<<20 + 1, Calls: 2}} {
 		for i := range 1000 {
 			h.grant(node(i), a, c, now, here)
 		}
 	}
 	all := size()
-	if t.Logf("%d bytes", all); all > mostHeld {
-		t.Errorf("%d bytes are more than %d", all, mostHeld)
+	if t.Logf("%d bytes", all); all > maxQuotaRecord {
+		t.Errorf("%d bytes are more than %d", all, maxQuotaRecord)
 	}
 	before := fmt.Sprint(h)
-	if given := h.grant(node(1), asked{Turn: 1<<20 + 1, Calls: 2}, c, now.Add(wantedFor/4), here); given.Calls != 1 || fmt.Sprint(h) != before {
+	if given := h.grant(node(1), quotaMessage{Turn: 1<<20 + 1, Calls: 2}, c, now.Add(wantedFor/4), here); given.Calls != 1 || fmt.Sprint(h) != before {
 		t.Errorf("%+v, and the record has changed: %v", given, fmt.Sprint(h) != before)
 	}
 	for i := range 1000 {
-		h.grant(node(i), asked{Turn: 1<<20 + 2}, c, now.Add(2*wantedFor), here)
+		h.grant(node(i), quotaMessage{Turn: 1<<20 + 2}, c, now.Add(2*wantedFor), here)
 	}
 	if size() > 200 {
 		t.Errorf("%d bytes when no node has any", size())

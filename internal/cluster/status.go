@@ -9,15 +9,15 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 )
 
-// Found is who takes part.
-type Found struct {
+// Status is who takes part.
+type Status struct {
 	Nodes    []api.Node `json:"nodes"`
 	Gateways []api.Node `json:"gateways"`
 }
 
-// Found is who takes part, as far as was heard, with the nodes that a gateway misses.
-func (m *Members) Found() *Found {
-	out := &Found{Nodes: []api.Node{}, Gateways: []api.Node{}}
+// Status is who takes part, as far as was heard, with the nodes that a gateway misses.
+func (m *Members) Status() *Status {
+	out := &Status{Nodes: []api.Node{}, Gateways: []api.Node{}}
 	there, gone := map[string]bool{}, map[string]api.Node{}
 	for _, x := range m.of(NodeKind, GatewayKind) {
 		if x.Kind == NodeKind {
@@ -43,16 +43,16 @@ func (m *Members) Found() *Found {
 	return out
 }
 
-// LookFor is how long [Look] takes at most.
-const LookFor = 5 * time.Second
+// QueryTimeout is how long [QueryStatus] takes at most.
+const QueryTimeout = 5 * time.Second
 
-// Look asks who takes part, and returns those that have answered when for a moment nobody else did.
-func Look(ctx context.Context, bus *NATS) (*Found, error) {
+// QueryStatus asks who takes part, and returns those that have answered when for a moment nobody else did.
+func QueryStatus(ctx context.Context, bus *NATS) (*Status, error) {
 	const moment = 500 * time.Millisecond
 	m := newMembers(bus)
 	heard := make(chan struct{}, 1)
-	err := bus.Subscribe(beats+"*.*", func(subject, reply string, data []byte, nobody bool) {
-		m.hear(subject, reply, data, nobody)
+	err := bus.Subscribe(heartbeats+"*.*", func(subject, reply string, data []byte, nobody bool) {
+		m.receive(subject, reply, data, nobody)
 		select {
 		case heard <- struct{}{}:
 		default:
@@ -61,7 +61,7 @@ func Look(ctx context.Context, bus *NATS) (*Found, error) {
 	if err != nil {
 		return nil, err
 	}
-	for bus.Publish(askBeats+NodeKind, "", nil) != nil || bus.Publish(askBeats+GatewayKind, "", nil) != nil {
+	for bus.Publish(askHeartbeats+NodeKind, "", nil) != nil || bus.Publish(askHeartbeats+GatewayKind, "", nil) != nil {
 		select {
 		case <-ctx.Done():
 			return nil, bus.Why()
@@ -77,5 +77,5 @@ func Look(ctx context.Context, bus *NATS) (*Found, error) {
 			quiet = true
 		}
 	}
-	return m.Found(), nil
+	return m.Status(), nil
 }

@@ -25,8 +25,8 @@ type Bus interface {
 	Close()
 }
 
-// Link is one end of many connections.
-type Link struct {
+// Transport is one end of many connections.
+type Transport struct {
 	bus  Bus
 	self string // the subject below which connections are
 	name string // of this node or gateway
@@ -43,11 +43,11 @@ type Link struct {
 	buffer   []byte
 }
 
-// NewLink has connections until ctx is done. It is also a [net.Listener]. Connections end with the
+// NewTransport has connections until ctx is done. It is also a [net.Listener]. Connections end with the
 // other side, which alive reports on.
-func NewLink(ctx context.Context, bus Bus, self string, alive func(peer string) bool) (*Link, error) {
+func NewTransport(ctx context.Context, bus Bus, self string, alive func(peer string) bool) (*Transport, error) {
 	const backlog = 1024
-	l := &Link{bus: bus, self: self, name: nameIn(self), base: ctx, alive: alive, all: map[string]*Conn{}, over: map[string]time.Time{}, accepted: make(chan *Conn, backlog)}
+	l := &Transport{bus: bus, self: self, name: nameIn(self), base: ctx, alive: alive, all: map[string]*Conn{}, over: map[string]time.Time{}, accepted: make(chan *Conn, backlog)}
 	l.open, l.shut = context.WithCancel(ctx)
 	if err := bus.Subscribe(self+".*.*", l.dispatch); err != nil {
 		return nil, err
@@ -57,7 +57,7 @@ func NewLink(ctx context.Context, bus Bus, self string, alive func(peer string) 
 }
 
 // Dial begins a connection. Nothing is sent until something is written.
-func (l *Link) Dial(peer string) *Conn {
+func (l *Transport) Dial(peer string) *Conn {
 	c := newConn(l, rand.Text(), peer, true)
 	l.mu.Lock()
 	l.all[c.id] = c
@@ -65,7 +65,7 @@ func (l *Link) Dial(peer string) *Conn {
 	return c
 }
 
-func (l *Link) Accept() (net.Conn, error) {
+func (l *Transport) Accept() (net.Conn, error) {
 	select {
 	case c := <-l.accepted:
 		return c, nil
@@ -76,7 +76,7 @@ func (l *Link) Accept() (net.Conn, error) {
 
 // Close has nothing more accepted. What is under way goes on until the context of
 // the link is done.
-func (l *Link) Close() error {
+func (l *Transport) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.shut()
@@ -93,15 +93,15 @@ func (l *Link) Close() error {
 
 // reset says that there is no such connection; with [refuses], that nothing of it was begun: another node
 // may have what it asks for.
-func (l *Link) reset(peer, id string, bits byte) {
+func (l *Transport) reset(peer, id string, bits byte) {
 	_ = l.bus.Publish(peer+"."+l.name+"."+id, "", (&frame{bits: bits}).append(nil)) // the other side asks again
 }
 
-func (l *Link) Addr() net.Addr { return address(l.self) }
+func (l *Transport) Addr() net.Addr { return address(l.self) }
 
 // publish sends a frame. The last words of its subject are the name of the sender, which NATS lets nobody
 // else use, and the id of the connection.
-func (l *Link) publish(c *Conn, f *frame) error {
+func (l *Transport) publish(c *Conn, f *frame) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.buffer = f.append(l.buffer[:0]) // the bus copies it
@@ -115,7 +115,7 @@ func (l *Link) publish(c *Conn, f *frame) error {
 }
 
 // forget drops a connection of which nothing is left to be done.
-func (l *Link) forget(c *Conn) {
+func (l *Transport) forget(c *Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.all[c.id] == c {
@@ -126,7 +126,7 @@ func (l *Link) forget(c *Conn) {
 	}
 }
 
-func (l *Link) dispatch(subject, reply string, data []byte, nobody bool) {
+func (l *Transport) dispatch(subject, reply string, data []byte, nobody bool) {
 	from, id, ok := strings.Cut(strings.TrimPrefix(subject, l.self+"."), ".")
 	if !ok {
 		return
@@ -156,7 +156,7 @@ func (l *Link) dispatch(subject, reply string, data []byte, nobody bool) {
 }
 
 // accept makes a connection of a first frame.
-func (l *Link) accept(from, id, reply string, f *frame) *Conn {
+func (l *Transport) accept(from, id, reply string, f *frame) *Conn {
 	peer, ok := strings.CutSuffix(reply, "."+l.name+"."+id)
 	if !ok || nameIn(peer) != from || f.bits&resets != 0 || f.bits&(opens|asks) == 0 {
 		return nil // what is left of a connection that is over needs no answer
@@ -185,7 +185,7 @@ func (l *Link) accept(from, id, reply string, f *frame) *Conn {
 }
 
 // ticks does for all connections what has to be done after a time.
-func (l *Link) ticks() {
+func (l *Transport) ticks() {
 	t := time.NewTicker(tick)
 	defer t.Stop()
 	for {
@@ -206,13 +206,13 @@ func (l *Link) ticks() {
 	}
 }
 
-func (l *Link) expire(now time.Time) {
+func (l *Transport) expire(now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	maps.DeleteFunc(l.over, func(_ string, at time.Time) bool { return now.Sub(at) > overFor })
 }
 
-func (l *Link) conns() []*Conn {
+func (l *Transport) conns() []*Conn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Collect(maps.Values(l.all))

@@ -54,6 +54,7 @@ type Config struct {
 	Sandbox   Sandbox                   `toml:"sandbox"`
 	Sessions  Sessions                  `toml:"sessions"`
 	Files     Files                     `toml:"files"`
+	MCP       MCP                       `toml:"mcp"`
 	Overlays  map[string]string         `toml:"overlays"`
 	Tenant    Tenant                    `toml:"tenant"`
 	Tenants   map[string]Tenant         `toml:"tenants"`
@@ -169,6 +170,11 @@ type Sessions struct {
 type Files struct {
 	TTL   values.Duration `toml:"ttl" zero:"no"`
 	Quota values.Size     `toml:"quota"`
+}
+
+// MCP configures the tools for agents.
+type MCP struct {
+	Structured bool `toml:"structured"` // output schemas and structuredContent
 }
 
 // Tenant has the ceilings of one tenant. Zero means no limit, except for Queue, Sessions and Files.

@@ -21,27 +21,27 @@ import (
 	"github.com/sbxrun/sbxrun/internal/blobs"
 )
 
-// Files are resources: those of a session, while it lasts, and those that came back from a call
-// without one, in the content store.
+// Files are resources: those of a session while it lasts, and those that a call without a session
+// returned, in the content store.
 const (
 	sessionFiles = "sbxrun://sessions/"
 	storedFiles  = "sbxrun://files/"
 
-	resourceBytes = 4 << 20 // of one that is read
+	resourceBytes = 4 << 20 // the largest file that can be read
 )
 
-func (f *Front) addResources(p *sdk.Server) {
+func (f *Server) addResources(p *sdk.Server) {
 	p.AddResourceTemplate(&sdk.ResourceTemplate{
-		URITemplate: sessionFiles + "{session}/files/{+path}", Name: "session-file", Title: "A file of a session",
-		Description: "While the session lasts, and up to 4 MiB; read_file reads parts.",
+		URITemplate: sessionFiles + "{session}/files/{+path}", Name: "session-file", Title: "File of a session",
+		Description: "Up to 4 MiB; read_file reads parts of larger files.",
 	}, f.read)
 	p.AddResourceTemplate(&sdk.ResourceTemplate{
-		URITemplate: storedFiles + "{id}", Name: "stored-file", Title: "A file that came back from a call without a session",
-		Description: "It is kept for a while.",
+		URITemplate: storedFiles + "{id}", Name: "stored-file", Title: "File returned by a call without a session",
+		Description: "Available for a limited time.",
 	}, f.read)
 }
 
-// sessionURI names a file of a session.
+// sessionURI returns the URI of a file of a session.
 func sessionURI(session, name string) string {
 	parts := strings.Split(name, "/")
 	for i, part := range parts {
@@ -50,9 +50,9 @@ func sessionURI(session, name string) string {
 	return sessionFiles + url.PathEscape(session) + "/files/" + strings.Join(parts, "/")
 }
 
-// read answers resources/read.
-func (f *Front) read(ctx context.Context, req *sdk.ReadResourceRequest) (*sdk.ReadResourceResult, error) {
-	ctx, cancel, err := f.callerOf(ctx, req.Extra)
+// read handles resources/read.
+func (f *Server) read(ctx context.Context, req *sdk.ReadResourceRequest) (*sdk.ReadResourceResult, error) {
+	ctx, cancel, err := f.callContext(ctx, req.Extra)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func (f *Front) read(ctx context.Context, req *sdk.ReadResourceRequest) (*sdk.Re
 	return &sdk.ReadResourceResult{Contents: []*sdk.ResourceContents{out}}, nil
 }
 
-func (f *Front) resource(ctx context.Context, uri string) (b []byte, name string, err error) {
+func (f *Server) resource(ctx context.Context, uri string) (b []byte, name string, err error) {
 	if id, ok := strings.CutPrefix(uri, storedFiles); ok {
 		b, err = f.stored(ctx, blobs.Prefix+id)
 		return b, "", err
@@ -85,7 +85,7 @@ func (f *Front) resource(ctx context.Context, uri string) (b []byte, name string
 	rest, _ := strings.CutPrefix(uri, sessionFiles)
 	session, escaped, _ := strings.Cut(rest, "/files/")
 	if name, err = url.PathUnescape(escaped); err != nil {
-		return nil, "", api.NewError(api.Usage, "the URI is not right", "")
+		return nil, "", api.NewError(api.Usage, "invalid URI", "")
 	}
 	file, size, _, release, err := f.server.OpenFile(ctx, session, name)
 	if err != nil {
@@ -96,7 +96,7 @@ func (f *Front) resource(ctx context.Context, uri string) (b []byte, name string
 	return b, name, err
 }
 
-func (f *Front) stored(ctx context.Context, id string) ([]byte, error) {
+func (f *Server) stored(ctx context.Context, id string) ([]byte, error) {
 	file, size, err := f.server.OpenStored(ctx, id)
 	if err != nil {
 		return nil, err
@@ -105,12 +105,12 @@ func (f *Front) stored(ctx context.Context, id string) ([]byte, error) {
 }
 
 // all reads a file and closes it.
-func (f *Front) all(ctx context.Context, file *os.File, size int64) ([]byte, error) {
+func (f *Server) all(ctx context.Context, file *os.File, size int64) ([]byte, error) {
 	defer file.Close()
 	if size > resourceBytes {
-		return nil, api.NewError(api.TooLarge, "the file is larger than what is read at once", "")
+		return nil, api.NewError(api.TooLarge, "the file is larger than 4 MiB", "")
 	}
-	const copies = 4 // as base64, and that in the answer
+	const copies = 4 // the file, its base64, and the response
 	if err := f.server.Hold(ctx, copies*size); err != nil {
 		return nil, err
 	}
@@ -124,15 +124,15 @@ func mediaType(name string, b []byte) string {
 	return http.DetectContentType(b)
 }
 
-// isImage reports whether models are shown such a file.
+// isImage reports whether a model can see a file of this type.
 func isImage(mediaType string) bool {
 	return slices.Contains([]string{"image/png", "image/jpeg", "image/gif", "image/webp"}, mediaType)
 }
 
-// addImage adds an image of the content store to a result, if models are shown such a file, it is not too
-// large, and there are not too many already. It returns how many it has added.
-func (f *Front) addImage(ctx context.Context, res *sdk.CallToolResult, mediaType, id string, size int64, shown int) int {
-	if !isImage(mediaType) || id == "" || size > imageBytes || shown == mostImages {
+// addImage adds an image of the content store to a result, unless it is too large or shown, the number
+// of images so far, has reached the maximum. It returns the number of images added.
+func (f *Server) addImage(ctx context.Context, res *sdk.CallToolResult, mediaType, id string, size int64, shown int) int {
+	if !isImage(mediaType) || id == "" || size > imageBytes || shown == maxImages {
 		return 0
 	}
 	b, err := f.stored(ctx, id)
@@ -143,29 +143,28 @@ func (f *Front) addImage(ctx context.Context, res *sdk.CallToolResult, mediaType
 	return 1
 }
 
-// tick is how much older than its moment a file's time may be: the kernel takes that from its
-// last tick (current_time, 100 a second at least).
+// tick is the error of a file's modification time: the kernel takes it from its last timer tick, of
+// which there are at least 100 per second.
 const tick = 10 * time.Millisecond
 
-// addFiles adds to a result what a call that began then has written of the files that were asked
-// for: a link to each, and images that are not too large, of which there are so many already. It
-// returns these files.
-func (f *Front) addFiles(ctx context.Context, res *sdk.CallToolResult, in common, started string, files []api.FileOut, shown int) []api.FileOut {
+// addFiles adds the collected files that a call has written since it started: a link to each, and the
+// images themselves. shown is the number of images that the result has already. It returns the files.
+func (f *Server) addFiles(ctx context.Context, res *sdk.CallToolResult, in common, started string, files []api.FileOut, shown int) []api.FileOut {
 	began, err := time.Parse(result.TimeFormat, started)
 	if err != nil {
-		return files // nothing has run
+		return files // nothing was run
 	}
 	written := files[:0]
 	for _, out := range files {
 		switch {
 		case out.Error != "" && len(in.Collect) == 0:
-			continue // nobody has asked for it
+			continue // images are collected without a request
 		case out.Error != "":
 			written = append(written, out)
-			res.Content = append(res.Content, &sdk.TextContent{Text: out.Path + " did not come back: " + out.Error})
+			res.Content = append(res.Content, &sdk.TextContent{Text: out.Path + " was not returned: " + out.Error})
 			continue
 		case out.ModTime.Before(began.Add(-tick)), slices.ContainsFunc(in.Files, func(old file) bool { return path.Clean(old.Path) == out.Path }):
-			continue // it was there before
+			continue // older than the call
 		}
 		written = append(written, out)
 		shown += f.addImage(ctx, res, out.MediaType, out.ID, out.Size, shown)

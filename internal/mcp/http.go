@@ -2,10 +2,12 @@ package mcp
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"io"
 	"net/http"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
@@ -15,51 +17,85 @@ import (
 )
 
 const (
-	// header leads from what the SDK hands to a tool back to the HTTP request. It is set here,
-	// whatever the client has sent.
-	header = "Sbxrun-Mcp-Request"
+	// requestHeader connects a message of the SDK to its HTTP request. ServeHTTP overwrites the
+	// client's value.
+	requestHeader = "Sbxrun-Mcp-Request"
 
-	// sessionless is the version of the protocol from which on a connection has no state.
+	// sessionless is the first version of the protocol whose connections have no state.
 	sessionless = "2026-07-28"
 
-	// forgotten is when the state of a client is dropped that sends nothing more, and
-	// mostConnections of how many is kept, of each tenant. Clients that meet an unknown id seldom
-	// begin anew by themselves, so it is long. Sessions of sandboxes are not part of it.
-	forgotten       = 24 * time.Hour
-	mostConnections = 64
+	// A connection with a state is dropped after connectionTimeout without a request, or when its
+	// tenant opens more than maxConnections. Many clients do not reconnect when their connection is
+	// unknown, so the timeout is long. Sessions of sandboxes do not depend on connections.
+	connectionTimeout = 24 * time.Hour
+	maxConnections    = 64
 )
 
-// connections are those of one tenant that have a state.
-type connections struct {
-	protocol *sdk.Server
-	http.Handler
+type sdkHandler = http.Handler
+
+// request is an HTTP request in progress.
+type request struct {
+	ctx      context.Context
+	canceled atomic.Bool // by notifications/cancelled: the client expects no response
 }
 
-// handler is the SDK's.
-func (f *Front) handler(p *sdk.Server, stateless bool) http.Handler {
+// noticeCanceled marks HTTP requests that the client has canceled, for [responseWriter]. On stdio,
+// [stdioConn] drops the response.
+func (f *Server) noticeCanceled(next sdk.MethodHandler) sdk.MethodHandler {
+	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
+		res, err := next(ctx, method, req)
+		if extra := req.GetExtra(); ctx.Err() != nil && extra != nil {
+			if r, ok := f.requests.Load(extra.Header.Get(requestHeader)); ok && r.(*request).ctx.Err() == nil {
+				r.(*request).canceled.Store(true)
+			}
+		}
+		return res, err
+	}
+}
+
+// responseWriter drops the response to a canceled request.
+type responseWriter struct {
+	http.ResponseWriter
+	request *request
+}
+
+func (w *responseWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *responseWriter) Write(b []byte) (int, error) {
+	if w.request.canceled.Load() {
+		return len(b), nil
+	}
+	return w.ResponseWriter.Write(b)
+}
+
+func (f *Server) handler(p *sdk.Server, stateless bool) http.Handler {
 	return sdk.NewStreamableHTTPHandler(func(*http.Request) *sdk.Server { return p }, &sdk.StreamableHTTPOptions{
-		Stateless: stateless, SessionTimeout: forgotten, MaxRequestBodyBytes: int64(f.server.Settings().MaxBody),
-		// Over TCP there is a token, which no web page has.
-		DisableLocalhostProtection: true,
+		Stateless: stateless, SessionTimeout: connectionTimeout, MaxRequestBodyBytes: int64(f.server.Settings().MaxBody),
+		DisableLocalhostProtection: true, // package server checks Host and Origin
 	})
 }
 
-// ServeHTTP answers a request of which is known whose it is.
-func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	// All of the body at once: after its deadline the connection would count as closed.
+// ServeHTTP handles an authenticated request.
+func (f *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if err := server.CheckOrigin(r, f.server.Settings().Hosts); err != nil {
+		w.Header().Set("Connection", "close") // or net/http would first read the body
+		api.AsError(err).Write(w)
+		return
+	}
+	// Read the whole body now: a later read would hit the read deadline, which looks like a disconnect.
 	text, err := f.server.Body(w, r)
 	if err != nil {
 		api.AsError(err).Write(w)
 		return
 	}
-	// Versions of the protocol before 2025-06-18 have batches. One request with thousands of messages would
-	// count as one of those that a tenant may have at once.
+	// Protocol versions before 2025-06-18 have batches. A batch of thousands of messages would count as
+	// a single request of its tenant.
 	if bytes.HasPrefix(bytes.TrimSpace(text), []byte("[")) {
-		api.NewError(api.Usage, "several messages in a request are not supported", "send one message per request").Write(w)
+		api.NewError(api.Usage, "batches of messages are not supported", "send one message per request").Write(w)
 		return
 	}
-	// Body has reserved memory for three of them. The SDK makes more copies, and repeats ids, names and arguments
-	// in its errors.
+	// Body reserves memory for three copies. The SDK makes more, and repeats IDs, names and arguments in
+	// its errors.
 	const copies = 5
 	if err := f.server.Hold(r.Context(), copies*int64(len(text))); err != nil {
 		api.AsError(err).Write(w)
@@ -68,32 +104,24 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r.Body = io.NopCloser(bytes.NewReader(text))
 	ctx, cancel := f.server.Until(r.Context())
 	defer cancel()
-	word := rand.Text()
-	f.requests.Store(word, ctx)
-	defer f.requests.Delete(word)
+	id, entry := rand.Text(), &request{ctx: ctx}
+	f.requests.Store(id, entry)
+	defer f.requests.Delete(id)
 	r = r.WithContext(ctx)
-	r.Header.Set(header, word)
-	f.handlerOf(r).ServeHTTP(w, r)
+	r.Header.Set(requestHeader, id)
+	f.handlerOf(r).ServeHTTP(&responseWriter{w, entry}, r)
 }
 
-func (f *Front) handlerOf(r *http.Request) http.Handler {
+func (f *Server) handlerOf(r *http.Request) http.Handler {
+	t := f.tenant(server.IdentityOf(r.Context()).Tenant)
 	if r.Header.Get("Mcp-Protocol-Version") >= sessionless {
-		return f.stateless
+		return t.handlers.stateless
 	}
-	tenant := server.IdentityOf(r.Context()).Tenant
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	c := f.stateful[tenant]
-	if c == nil {
-		c = &connections{protocol: f.speak()}
-		c.Handler = f.handler(c.protocol, false)
-		f.stateful[tenant] = c
-	}
-	if r.Header.Get("Mcp-Session-Id") == "" { // one more, for which the oldest makes room
-		all := slices.Collect(c.protocol.Sessions())
-		for _, old := range all[:max(0, len(all)-mostConnections+1)] {
-			go old.Close() // waits for what runs there
+	if r.Header.Get("Mcp-Session-Id") == "" { // a new connection replaces the oldest ones
+		all := slices.Collect(t.stateful.Sessions())
+		for _, old := range all[:max(0, len(all)-maxConnections+1)] {
+			go old.Close() // waits for its running calls
 		}
 	}
-	return c
+	return t.handlers.stateful
 }

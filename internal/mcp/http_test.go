@@ -18,17 +18,17 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// nowhere has no place for anybody.
-type nowhere struct{}
+// noSlots is a source without slots.
+type noSlots struct{}
 
-func (nowhere) Take(context.Context, string, slot.Policy) (slot.Slot, error) {
-	return nil, &result.Error{Code: "setup", Message: "there is no place"}
+func (noSlots) Take(context.Context, string, slot.Policy) (slot.Slot, error) {
+	return nil, &result.Error{Code: "setup", Message: "no slot"}
 }
 
-func (nowhere) Rooms() (idle, all, left int) { return 0, 0, 0 }
+func (noSlots) Rooms() (idle, all, left int) { return 0, 0, 0 }
 
-// FuzzBody: whatever is sent to /mcp, there is an answer, which is no error of the server's own,
-// and of tools none says that it has done something.
+// Every request to /mcp gets a response that is not an internal error, and no tool claims to have run
+// anything.
 func FuzzBody(f *testing.F) {
 	const call = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run_code","arguments":{"code":"1","files":[{"path":"a","text":"b"}],"session":"x"}}}`
 	for _, body := range []string{
@@ -44,13 +44,13 @@ func FuzzBody(f *testing.F) {
 	c.StateDir = filepath.Join(f.TempDir(), "state")
 	c.MaxBody = 1 << 20
 	log := slog.New(slog.NewJSONHandler(io.Discard, nil))
-	s, err := server.New(c, nil, nowhere{}, log, "test")
+	s, err := server.New(c, nil, noSlots{}, log, "test")
 	harness.Must(f, err)
 	f.Cleanup(func() { s.Drain(context.Background()) })
 	front := New(s, "test", log)
 	f.Fuzz(func(t *testing.T, body string, newest bool) {
-		const within = time.Minute // after which a request counts as hung
-		ctx, cancel := context.WithTimeout(server.As(t.Context(), "uid-1", "request"), within)
+		const timeout = time.Minute
+		ctx, cancel := context.WithTimeout(server.As(t.Context(), "uid-1", "request"), timeout)
 		defer cancel()
 		r := httptest.NewRequestWithContext(ctx, http.MethodPost, "http://sbxrun/mcp", strings.NewReader(body))
 		r.Header.Set("Content-Type", "application/json")

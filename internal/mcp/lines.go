@@ -23,25 +23,25 @@ const (
 	invalidRequest = -32600
 )
 
-// lines passes on messages, one per line. A line that is not a message, or too long, is answered with an
-// error, as JSON-RPC demands. The SDK would end the connection, and all calls with it.
+// lines forwards messages, one per line. It answers a line that is not a message, or is too long, with
+// an error, as JSON-RPC demands. The SDK would close the connection, which ends all calls.
 type lines struct {
 	in     *bufio.Reader
-	most   int // bytes in a line; a longer one is dropped
+	max    int // bytes in a line
 	rest   []byte
 	errors chan []byte // dropped if the client reads none
 }
 
-// newLines also writes the errors to out, from a goroutine that ends with ctx.
-func newLines(ctx context.Context, in io.Reader, out io.Writer, most int) *lines {
-	l := &lines{in: bufio.NewReaderSize(in, 64<<10), most: most, errors: make(chan []byte, 16)}
+// newLines returns a reader of messages. It writes errors to out, from a goroutine that ends with ctx.
+func newLines(ctx context.Context, in io.Reader, out io.Writer, max int) *lines {
+	l := &lines{in: bufio.NewReaderSize(in, 64<<10), max: max, errors: make(chan []byte, 16)}
 	go func() {
 		for {
 			select {
 			case <-ctx.Done():
 				return
 			case line := <-l.errors:
-				_, _ = out.Write(line) // the SDK meets the same error
+				_, _ = out.Write(line) // the SDK gets the same error
 			}
 		}
 	}()
@@ -55,9 +55,9 @@ func (l *lines) Read(b []byte) (int, error) {
 			return 0, err
 		}
 		if long {
-			l.refuse(idOf(line), invalidRequest, fmt.Sprintf("the line is longer than %d bytes", l.most))
-		} else if id, code, what := refusal(line); code != 0 {
-			l.refuse(id, code, what)
+			l.reject(idOf(line), invalidRequest, fmt.Sprintf("the line is longer than %d bytes", l.max))
+		} else if id, code, what := invalid(line); code != 0 {
+			l.reject(id, code, what)
 		} else {
 			l.rest = line
 		}
@@ -67,15 +67,15 @@ func (l *lines) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// end is how many of the first and of the last bytes are kept of a line that is too long.
+// end is the number of bytes kept of the beginning and the end of a line that is too long.
 const end = 1 << 10
 
-// next reads a line, or the first and the last bytes of one that is too long.
+// next reads a line, or the beginning and the end of one that is too long.
 func (l *lines) next() (line []byte, long bool, err error) {
 	for {
 		part, err := l.in.ReadSlice('\n')
 		line = append(line, part...)
-		if long = long || len(line) > l.most; long && len(line) > 2*end {
+		if long = long || len(line) > l.max; long && len(line) > 2*end {
 			line = slices.Delete(line, end, len(line)-end)
 		}
 		if !errors.Is(err, bufio.ErrBufferFull) {
@@ -84,8 +84,8 @@ func (l *lines) next() (line []byte, long bool, err error) {
 	}
 }
 
-// Where an id is the message's own and not, for example, an argument's: behind no value but the
-// strings that a message has, or directly before the brace at the line's end.
+// The positions where an ID must be that of the message, and not part of its params: after nothing but
+// the other string members, or directly before the last brace.
 var (
 	atHead = regexp.MustCompile(`^\s*\{\s*(?:"(?:jsonrpc|method)"\s*:\s*"[^"\\]*"\s*,\s*)*"id"\s*:\s*(-?\d+|"[^"\\]*")\s*[,}]`)
 	atEnd  = regexp.MustCompile(`,\s*"id"\s*:\s*(-?\d+|"[^"\\]*")\s*\}\s*$`)
@@ -93,7 +93,7 @@ var (
 
 var unknown = json.RawMessage("null")
 
-// idOf returns the id of a message that is too long, or null where it is elsewhere.
+// idOf returns the ID of a message that is too long, or null if its position is ambiguous.
 func idOf(line []byte) json.RawMessage {
 	m := atHead.FindSubmatch(line[:min(end, len(line))])
 	if m == nil {
@@ -105,15 +105,16 @@ func idOf(line []byte) json.RawMessage {
 	return unknown
 }
 
-// refusal says why a line is not a message, and which one it is meant to be; code 0 means that it is one.
-func refusal(line []byte) (id json.RawMessage, code int, what string) {
+// invalid returns an error for a line that is not a message, with the ID of the message if it is known.
+// For a valid message, code is 0.
+func invalid(line []byte) (id json.RawMessage, code int, what string) {
 	line = bytes.TrimSpace(line)
 	switch {
 	case len(line) == 0:
 	case !json.Valid(line):
-		return unknown, parseError, "the line is not JSON; a message has one line"
+		return unknown, parseError, "the line is not valid JSON; send each message in one line"
 	case line[0] == '[':
-		return unknown, invalidRequest, "several messages in a line are not supported"
+		return unknown, invalidRequest, "batches of messages are not supported"
 	default:
 		if _, err := jsonrpc.DecodeMessage(line); err != nil {
 			return unknown, invalidRequest, "the line is not a JSON-RPC 2.0 message: " + err.Error()
@@ -122,17 +123,17 @@ func refusal(line []byte) (id json.RawMessage, code int, what string) {
 			var message struct {
 				ID json.RawMessage `json:"id"`
 			}
-			_ = json.Unmarshal(line, &message) // it is a message
+			_ = json.Unmarshal(line, &message) // it is valid
 			return message.ID, invalidRequest, err.Error()
 		}
 	}
 	return nil, 0, ""
 }
 
-func (l *lines) refuse(id json.RawMessage, code int, what string) {
+func (l *lines) reject(id json.RawMessage, code int, what string) {
 	text, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": id, "error": map[string]any{"code": code, "message": what}})
 	if err != nil {
-		return // it cannot fail
+		return // impossible
 	}
 	select {
 	case l.errors <- append(text, '\n'):
@@ -140,14 +141,14 @@ func (l *lines) refuse(id json.RawMessage, code int, what string) {
 	}
 }
 
-// together is a writer for several goroutines.
-type together struct {
+// syncWriter is a writer for several goroutines.
+type syncWriter struct {
 	io.WriteCloser
-	mutex sync.Mutex
+	mu sync.Mutex
 }
 
-func (t *together) Write(b []byte) (int, error) {
-	t.mutex.Lock()
-	defer t.mutex.Unlock()
-	return t.WriteCloser.Write(b)
+func (w *syncWriter) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.WriteCloser.Write(b)
 }

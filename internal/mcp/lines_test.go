@@ -7,28 +7,28 @@ import (
 	"testing/iotest"
 )
 
-// What is read is the messages alone, however the lines come, and without those that are too long.
+// Read returns the messages, without lines that are invalid or too long, however the input is split.
 func TestLines(t *testing.T) {
 	const message = `{"jsonrpc":"2.0","id":1,"method":"ping"}` + "\n"
 	long := `{"jsonrpc":"2.0","id":1,"method":"` + strings.Repeat("x", 200<<10) + `"}` + "\n"
 	for _, tt := range []struct{ name, in, want string }{
 		{"messages", message + message, message + message},
-		{"no line break at the end", strings.TrimSpace(message), strings.TrimSpace(message)},
-		{"several at once", "[" + strings.TrimSpace(message) + "]\n[1]\n[]\n" + message, message},
+		{"no newline at the end", strings.TrimSpace(message), strings.TrimSpace(message)},
+		{"batches", "[" + strings.TrimSpace(message) + "]\n[1]\n[]\n" + message, message},
 		{"an empty line", "\n" + message, "\n" + message},
-		{"no JSON", "garbage\n" + message, message},
-		{"no message", `{"foo":1}` + "\n" + message, message},
-		{"what is no Unicode", `{"jsonrpc":"2.0","id":1,"method":"` + "\xff" + `"}` + "\n" + message, message},
-		{"no message at the end", message + `"x"`, message},
-		{"more than fits into the buffer", message + long + message, message + long + message},
-		{"the same at the end", message + strings.TrimSpace(long), message + strings.TrimSpace(long)},
+		{"invalid JSON", "garbage\n" + message, message},
+		{"not a message", `{"foo":1}` + "\n" + message, message},
+		{"invalid UTF-8", `{"jsonrpc":"2.0","id":1,"method":"` + "\xff" + `"}` + "\n" + message, message},
+		{"not a message, at the end", message + `"x"`, message},
+		{"a line longer than the buffer", message + long + message, message + long + message},
+		{"a long line at the end", message + strings.TrimSpace(long), message + strings.TrimSpace(long)},
 	} {
-		for _, most := range []int{1 << 20, 100 << 10} {
+		for _, maximum := range []int{1 << 20, 100 << 10} {
 			want := tt.want
-			if most < len(long) {
+			if maximum < len(long) {
 				want = strings.ReplaceAll(strings.ReplaceAll(want, long, ""), strings.TrimSpace(long), "")
 			}
-			got, err := io.ReadAll(newLines(t.Context(), iotest.HalfReader(strings.NewReader(tt.in)), io.Discard, most))
+			got, err := io.ReadAll(newLines(t.Context(), iotest.HalfReader(strings.NewReader(tt.in)), io.Discard, maximum))
 			if err != nil || string(got) != want {
 				t.Errorf("%s: %v, %.200q", tt.name, err, got)
 			}
@@ -36,7 +36,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// A line that is too long is answered by its id, where that is surely the message's own.
+// The error for a line that is too long has the ID of the message if that is unambiguous.
 func TestLinesTooLong(t *testing.T) {
 	much := strings.Repeat("x", 200<<10)
 	for _, tt := range []struct{ line, id string }{
@@ -67,7 +67,7 @@ func TestLinesTooLong(t *testing.T) {
 	}
 }
 
-// A message that can be read in two ways is answered by its id, or its client would wait.
+// The error for an ambiguous message has its ID; otherwise the client would wait for a response.
 func TestLinesStrict(t *testing.T) {
 	r, w := io.Pipe()
 	go func() {

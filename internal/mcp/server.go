@@ -1,17 +1,16 @@
-// Package mcp lets agents use the server by the Model Context Protocol: tools that run code and
-// keep sessions, and files as resources, on stdio and over HTTP. What a tool does is what the
-// HTTP interface does, by the same functions; here are only its words.
+// Package mcp serves tools for agents: the Model Context Protocol, over stdio and over HTTP. Its
+// tools run code, keep sessions and transfer files through the same functions as the HTTP API.
 //
-// A call ends with the first of its own deadline, the client's notifications/cancelled, and,
-// over HTTP, the client's leaving. The SDK tells handlers of the last only with the newest
-// protocol, so each has the context of its HTTP request from here (see [Front.ServeHTTP]).
+// A call ends at its own deadline, when the client cancels it (notifications/cancelled) and, over
+// HTTP, when the client disconnects. The SDK reports a disconnect to handlers only with the newest
+// version of the protocol, so each handler also gets the context of its HTTP request (see
+// [Server.ServeHTTP]).
 package mcp
 
 import (
 	"context"
 	"errors"
 	"log/slog"
-	"net/http"
 	"strings"
 	"sync"
 	"time"
@@ -22,117 +21,133 @@ import (
 	"github.com/sbxrun/sbxrun/internal/server"
 )
 
-// Front serves the protocol.
-type Front struct {
-	server   *server.Server
-	version  string
-	log      *slog.Logger
-	network  bool // sandboxes have one
-	protocol *sdk.Server
+// Server serves the protocol.
+type Server struct {
+	server  *server.Server
+	version string
+	log     *slog.Logger
 
-	// The HTTP side: requests that are being answered, by the word that their header has; and
-	// clients of the protocol before 2026-07-28, which keep a connection's state, by tenant, so
-	// that nobody can use another tenant's.
-	requests  sync.Map // string -> context.Context
-	stateless http.Handler
-	mu        sync.Mutex
-	stateful  map[string]*connections
+	requests sync.Map // HTTP requests in progress: the value of requestHeader -> *request
+	mu       sync.Mutex
+	tenants  map[string]*tenant
 }
 
-// instructions is what an agent reads first.
-const instructions = `Runs programs in a sandbox of their own on this machine. When a call returns, everything that it has started is gone.
-A call without a session begins in an empty working directory, and nothing of it stays; images that it writes there come back, other files if collect names them.
-For files that stay from call to call, make a session with create_session and give its id to the other tools; end it with end_session.
-run_cell keeps variables from cell to cell, in an interpreter of a session.
-A non-zero exit code and a timeout are results like others: read them. An error means that nothing was run, unless it says otherwise.`
-
-// New makes the front of a server.
-func New(s *server.Server, version string, log *slog.Logger) *Front {
-	f := &Front{server: s, version: version, log: log, stateful: map[string]*connections{}}
-	c := s.Settings()
-	f.network = c.Sandbox.Network == "host" || len(c.Tenant.Network) > 0
-	f.protocol = f.speak()
-	f.stateless = f.handler(f.protocol, true)
-	return f
+// tenant has the protocol servers of one tenant. Nobody else can use its connections, and its tools
+// say whether its sandboxes have a network.
+type tenant struct {
+	name      string
+	stateless *sdk.Server // protocol version 2026-07-28 and later, and stdio
+	stateful  *sdk.Server // earlier versions over HTTP, whose connections have a state
+	handlers  struct{ stateless, stateful sdkHandler }
 }
 
-// Renew offers what the server's languages are now.
-func (f *Front) Renew() {
+// instructions is the first text that an agent reads.
+const instructions = `Runs programs in a sandbox on this machine. Everything that a call started has exited when the call returns, except for what start_process started.
+A call without a session starts in an empty working directory, and its files are deleted afterwards. Images that it writes there are returned; other files are returned if collect matches them.
+To keep files between calls, create a session with create_session and pass its id to the other tools; end it with end_session.
+run_cell keeps variables between cells, in an interpreter of the session. start_process runs a server in the background of a session.
+A non-zero exit code or a timeout is a normal result. An error means that nothing was run, unless it says otherwise.`
+
+// New returns an MCP server in front of s.
+func New(s *server.Server, version string, log *slog.Logger) *Server {
+	return &Server{server: s, version: version, log: log, tenants: map[string]*tenant{}}
+}
+
+// UpdateTools offers the languages and hints of the current configuration.
+func (f *Server) UpdateTools() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.addTools(f.protocol)
-	for _, c := range f.stateful {
-		f.addTools(c.protocol)
+	for _, t := range f.tenants {
+		f.addTools(t.stateless, t.name)
+		f.addTools(t.stateful, t.name)
 	}
 }
 
-// speak is the SDK's server, with all that there is to be used.
-func (f *Front) speak() *sdk.Server {
+// tenant returns the protocol servers of a tenant. It creates them on first use.
+func (f *Server) tenant(name string) *tenant {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	t := f.tenants[name]
+	if t == nil {
+		t = &tenant{name: name, stateless: f.newProtocol(name), stateful: f.newProtocol(name)}
+		t.handlers.stateless, t.handlers.stateful = f.handler(t.stateless, true), f.handler(t.stateful, false)
+		f.tenants[name] = t
+	}
+	return t
+}
+
+// newProtocol returns an SDK server with all tools and resources.
+func (f *Server) newProtocol(tenant string) *sdk.Server {
 	p := sdk.NewServer(&sdk.Implementation{Name: "sbxrun", Title: "sbxrun", Version: f.version}, &sdk.ServerOptions{
-		Instructions: instructions, Logger: slog.New(quiet{f.log.Handler()}),
+		Instructions: instructions, Logger: slog.New(warnings{f.log.Handler()}),
 		Capabilities: &sdk.ServerCapabilities{Tools: &sdk.ToolCapabilities{}, Resources: &sdk.ResourceCapabilities{}},
+		// Tools depend on the tenant, and files are private.
+		SetCacheable: func(_ context.Context, _ sdk.Request, c *sdk.Cacheable) { c.CacheScope = "private" },
 	})
-	f.addTools(p)
+	p.AddReceivingMiddleware(f.noticeCanceled)
+	f.addTools(p, tenant)
 	f.addResources(p)
 	return p
 }
 
-// quiet leaves out what the SDK tells of each connection.
-type quiet struct{ slog.Handler }
+// warnings drops the SDK's messages about each connection.
+type warnings struct{ slog.Handler }
 
-func (q quiet) Enabled(ctx context.Context, level slog.Level) bool {
-	return level >= slog.LevelWarn && q.Handler.Enabled(ctx, level)
+func (w warnings) Enabled(ctx context.Context, level slog.Level) bool {
+	return level >= slog.LevelWarn && w.Handler.Enabled(ctx, level)
 }
 
-// callerOf returns the context in which a request is carried out: whose it is, until the
-// client takes it back or leaves.
-func (f *Front) callerOf(ctx context.Context, extra *sdk.RequestExtra) (context.Context, context.CancelFunc, error) {
-	if extra == nil || extra.Header.Get(header) == "" {
-		ctx, cancel := context.WithCancel(ctx) // stdio: whose it is was said at the start
+// callContext returns the context of a request: it carries the caller's identity, and ends when the
+// client cancels the request or disconnects.
+func (f *Server) callContext(ctx context.Context, extra *sdk.RequestExtra) (context.Context, context.CancelFunc, error) {
+	if extra == nil || extra.Header.Get(requestHeader) == "" {
+		ctx, cancel := context.WithCancel(ctx) // stdio: Serve has set the identity
 		return ctx, cancel, nil
 	}
-	request, ok := f.requests.Load(extra.Header.Get(header))
+	r, ok := f.requests.Load(extra.Header.Get(requestHeader))
 	if !ok {
 		return nil, nil, api.NewError(api.Ended, "the client has disconnected", "")
 	}
-	both, cancel := server.Merge(request.(context.Context), ctx)
+	both, cancel := server.Merge(r.(*request).ctx, ctx)
 	return both, cancel, nil
 }
 
-// progress tells a client that has asked for it every few seconds that a call goes on, so that
-// it does not give up, until ctx ends. Over HTTP the SDK finds the request's own stream by asked,
-// the context that it has given to the tool.
-func progress(ctx, asked context.Context, req *sdk.CallToolRequest) {
+// reportProgress tells a client that asked for it every few seconds that a call is running, until ctx
+// ends, so that the client does not give up. Over HTTP, the SDK finds the stream of the request by
+// handler, the context that it passed to the tool.
+func reportProgress(ctx, handler context.Context, req *sdk.CallToolRequest) {
 	token := req.Params.GetProgressToken()
 	if token == nil {
 		return
 	}
-	const pause = 5 * time.Second
-	tick := time.NewTicker(pause)
-	defer tick.Stop()
+	const interval = 5 * time.Second
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
 	for n := 1; ; n++ {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
-			err := req.Session.NotifyProgress(asked, &sdk.ProgressNotificationParams{
-				ProgressToken: token, Progress: (time.Duration(n) * pause).Seconds(), Message: "running",
+		case <-ticker.C:
+			err := req.Session.NotifyProgress(handler, &sdk.ProgressNotificationParams{
+				ProgressToken: token, Progress: (time.Duration(n) * interval).Seconds(), Message: "running",
 			})
 			if err != nil {
-				return // the call has its own deadline
+				return // the call still has its deadline
 			}
 		}
 	}
 }
 
-// failure is an error in words for an agent.
-func failure(err error) error {
+// toolError is an error as an agent reads it.
+func toolError(err error) error {
 	e := api.AsError(err)
 	text := e.Failure.Message
 	switch {
 	case e.Failure.Code == api.NoSuchSession || e.Failure.Code == api.Ended:
 		text += "; create_session makes a new session"
-	case e.Failure.Hint != "" && !strings.Contains(e.Failure.Hint, "GET "): // of the rest of the interface, which is HTTP's
+	case e.Failure.Code == api.NoSuchProcess:
+		text += "; list_processes lists them"
+	case e.Failure.Hint != "" && !strings.Contains(e.Failure.Hint, "GET "): // hints about the HTTP API do not help here
 		text += "; " + e.Failure.Hint
 	}
 	if !e.Started {

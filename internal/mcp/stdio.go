@@ -11,33 +11,34 @@ import (
 	"github.com/sbxrun/sbxrun/internal/server"
 )
 
-// Serve talks to one client on a pipe, whose calls are the tenant's, until its end of file, an
-// error, or the end of ctx. Then it ends the server: when it returns, nothing of any call is left.
-func (f *Front) Serve(ctx context.Context, tenant string, in io.ReadCloser, out io.WriteCloser) error {
+// Serve talks to one client, whose calls belong to tenant, until end of file, an error, or the end of
+// ctx. Then it drains the server: when it returns, everything that calls started has exited.
+func (f *Server) Serve(ctx context.Context, tenant string, in io.ReadCloser, out io.WriteCloser) error {
 	run, stop := context.WithCancel(server.As(context.WithoutCancel(ctx), tenant, ""))
 	defer stop()
-	most, answers := int(f.server.Settings().MaxBody), &together{WriteCloser: out}
+	maxLine := int(f.server.Settings().MaxBody)
+	writer := &syncWriter{WriteCloser: out}
 	reading, over := context.WithCancel(ctx)
 	defer over()
-	lines := watched{Reader: newLines(run, in, answers, most), Closer: in, over: over}
+	lines := notifyReader{Reader: newLines(run, in, writer, maxLine), Closer: in, ended: over}
 	ended := make(chan struct{})
 	var err error
 	go func() {
 		defer close(ended)
-		err = f.protocol.Run(run, &sdk.IOTransport{Reader: lines, Writer: answers, MaxLineLength: most})
+		err = f.tenant(tenant).stateless.Run(run, stdioTransport{&sdk.IOTransport{Reader: lines, Writer: writer, MaxLineLength: maxLine}})
 	}()
 	select {
 	case <-reading.Done():
 	case <-ended:
 	}
-	// The SDK waits until each answer is written, and an agent may read none and keep its end open.
+	// The SDK waits until each response is written, but the agent may have stopped reading.
 	over()
 	f.server.Drain(reading)
 	stop()
-	const moment = 5 * time.Second // for answers on their way, which nobody may read
+	const flushTimeout = 5 * time.Second
 	select {
 	case <-ended:
-	case <-time.After(moment):
+	case <-time.After(flushTimeout):
 		return nil
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, context.Canceled) {
@@ -46,17 +47,17 @@ func (f *Front) Serve(ctx context.Context, tenant string, in io.ReadCloser, out 
 	return err
 }
 
-// watched tells when nothing more is to be read.
-type watched struct {
+// notifyReader calls ended when a read fails.
+type notifyReader struct {
 	io.Reader
 	io.Closer
-	over context.CancelFunc
+	ended context.CancelFunc
 }
 
-func (w watched) Read(b []byte) (int, error) {
-	n, err := w.Reader.Read(b)
+func (r notifyReader) Read(b []byte) (int, error) {
+	n, err := r.Reader.Read(b)
 	if err != nil {
-		w.over()
+		r.ended()
 	}
 	return n, err
 }

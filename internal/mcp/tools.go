@@ -23,53 +23,53 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// common is what both ways to run something take.
+// common are the arguments of run_code and run_command.
 type common struct {
-	Stdin     string   `json:"stdin,omitempty" jsonschema:"what it reads, as text"`
-	TimeoutMS float64  `json:"timeout_ms,omitempty" jsonschema:"milliseconds until everything in it is killed"`
-	Session   string   `json:"session,omitempty" jsonschema:"session to run in, an id from create_session; without one it runs alone, and its files are gone afterwards"`
-	Files     []file   `json:"files,omitempty" jsonschema:"files in the working directory when it begins"`
-	Collect   []string `json:"collect,omitempty" jsonschema:"patterns of files to return, such as *.csv or out/*.json; by default, images in the working directory"`
+	Stdin     string   `json:"stdin,omitempty" jsonschema:"text for its stdin"`
+	TimeoutMS float64  `json:"timeout_ms,omitempty" jsonschema:"milliseconds until everything is killed"`
+	Session   string   `json:"session,omitempty" jsonschema:"run in this session, and keep files there"`
+	Files     []file   `json:"files,omitempty" jsonschema:"files to create first"`
+	Collect   []string `json:"collect,omitempty" jsonschema:"patterns of files to return, such as out/*.json; images by default"`
 }
 
 type file struct {
 	Path   string  `json:"path" jsonschema:"relative to the working directory"`
-	Text   *string `json:"text,omitempty" jsonschema:"contents of the file; or give base64 instead"`
-	Base64 *string `json:"base64,omitempty" jsonschema:"contents of the file, if it is not text"`
+	Text   *string `json:"text,omitempty"`
+	Base64 *string `json:"base64,omitempty" jsonschema:"for binary files, instead of text"`
 }
 
 type runCode struct {
-	Code     string `json:"code" jsonschema:"the program"`
-	Language string `json:"language,omitempty" jsonschema:"programming language of the code"`
+	Code     string `json:"code"`
+	Language string `json:"language,omitempty"`
 	common
 }
 
 type runCommand struct {
-	Command string `json:"command" jsonschema:"a command line for the shell"`
+	Command string `json:"command" jsonschema:"shell command line"`
 	common
 }
 
 type newSession struct {
-	IdleTimeoutMS float64 `json:"idle_timeout_ms,omitempty" jsonschema:"milliseconds without use after which it ends"`
-	LifetimeMS    float64 `json:"lifetime_ms,omitempty" jsonschema:"milliseconds after which it ends in any case"`
-	Files         []file  `json:"files,omitempty" jsonschema:"files in its working directory"`
+	IdleTimeoutMS float64 `json:"idle_timeout_ms,omitempty" jsonschema:"milliseconds without use until it ends"`
+	LifetimeMS    float64 `json:"lifetime_ms,omitempty" jsonschema:"milliseconds until it ends in any case"`
+	Files         []file  `json:"files,omitempty"`
 
 	Overlay *struct {
-		Name string `json:"name" jsonschema:"of the directory, as the server's configuration has it"`
-		Path string `json:"path,omitempty" jsonschema:"where it is shown; /work by default"`
-	} `json:"overlay,omitempty" jsonschema:"a directory of the server's that can be written to in the session, and stays as it is"`
-	Snapshot string `json:"snapshot,omitempty" jsonschema:"id or name of a snapshot to begin from"`
+		Name string `json:"name" jsonschema:"its name in the server's configuration"`
+		Path string `json:"path,omitempty" jsonschema:"mount point; /work by default"`
+	} `json:"overlay,omitempty" jsonschema:"copy-on-write view of a directory of the server"`
+	Snapshot string `json:"snapshot,omitempty" jsonschema:"ID or name of a snapshot to start from"`
 	Volumes  []struct {
-		Name     string `json:"name" jsonschema:"made when it is used first"`
-		Path     string `json:"path" jsonschema:"where it is shown, absolute"`
-		ReadOnly bool   `json:"read_only,omitempty" jsonschema:"several sessions can read a volume, or one can write to it"`
+		Name     string `json:"name" jsonschema:"created on first use"`
+		Path     string `json:"path" jsonschema:"absolute mount point"`
+		ReadOnly bool   `json:"read_only,omitempty" jsonschema:"allows several sessions at once"`
 	} `json:"volumes,omitempty" jsonschema:"directories that outlive sessions"`
 	Network *struct {
 		Allow []string `json:"allow" jsonschema:"hosts, as NAME or NAME:PORT"`
-	} `json:"network,omitempty" jsonschema:"hosts to be reached; without it there is no network"`
+	} `json:"network,omitempty" jsonschema:"reachable hosts; none by default"`
 }
 
-// parts are what the session has beside its working directory.
+// parts returns what the session has besides its working directory.
 func (n newSession) parts() api.Parts {
 	p := api.Parts{Overlay: (*api.Overlay)(n.Overlay), Snapshot: n.Snapshot, Network: (*api.Network)(n.Network)}
 	for _, v := range n.Volumes {
@@ -79,7 +79,7 @@ func (n newSession) parts() api.Parts {
 }
 
 type inSession struct {
-	Session string `json:"session" jsonschema:"an id from create_session"`
+	Session string `json:"session"`
 }
 
 type writeFile struct {
@@ -90,10 +90,10 @@ type writeFile struct {
 type readFile struct {
 	inSession
 	Path   string `json:"path" jsonschema:"relative to the working directory"`
-	Offset int64  `json:"offset,omitempty" jsonschema:"the first byte"`
+	Offset int64  `json:"offset,omitempty" jsonschema:"first byte to read"`
 }
 
-// content is what was read of a file.
+// content is a part of a file.
 type content struct {
 	Path      string  `json:"path"`
 	Size      int64   `json:"size"`
@@ -104,159 +104,147 @@ type content struct {
 	Next      *int64  `json:"next_offset,omitempty"`
 }
 
-// How much goes into one answer, which a model reads as a whole.
+// Limits of one result: a model reads all of it.
 const (
-	streamBytes = 32 << 10 // of stdout, and of stderr
+	streamBytes = 32 << 10 // of stdout and stderr each
 	readBytes   = 64 << 10 // of a file
 	imageBytes  = 3 << 20  // of one image
-	mostImages  = 8
-	mostListed  = 1000
+	maxImages   = 8
+	maxListed   = 1000
 )
 
-// images are the files that come back by themselves.
+// images are the files that are returned by default.
 var images = []string{"*.png", "*.jpg", "*.jpeg", "*.gif", "*.webp"}
 
-// add adds a tool, whose errors are words for an agent. fit completes what its types do not say.
-func add[In, Out any](f *Front, p *sdk.Server, tool *sdk.Tool, fit func(*jsonschema.Schema), do func(context.Context, In) (*sdk.CallToolResult, Out, error)) {
-	in, err := jsonschema.For[In](nil)
-	if err != nil {
-		panic(err) // of a type in this file
+// reportKey is the member of a result's _meta that has the report of the HTTP API. It is not in
+// structuredContent by default, because some clients then pass only that to their model.
+const reportKey = "sbxrun/report"
+
+// add adds a tool. Its errors are texts for an agent. adjust completes the schema of its arguments.
+func add[In, Out any](f *Server, p *sdk.Server, tool *sdk.Tool, adjust func(*jsonschema.Schema), do func(context.Context, In) (*sdk.CallToolResult, Out, error)) {
+	in := inputSchema[In]()
+	if s := in.Properties["session"]; s != nil {
+		s.MinLength = new(1)
 	}
-	out, err := jsonschema.For[Out](nil)
-	if err != nil {
-		panic(err)
+	if adjust != nil {
+		adjust(in)
 	}
-	walk(in, plain)
-	walk(out, open)
-	out.Type, out.Types = "object", nil // the whole is there
-	for name, of := range in.Properties {
-		if of.Type == "number" || of.Type == "integer" {
-			of.Minimum = new(float64)
-		}
-		if name == "session" {
-			of.MinLength = new(1)
-		}
-	}
-	if fit != nil {
-		fit(in)
-	}
-	tool.InputSchema, tool.OutputSchema = in, out
-	sdk.AddTool(p, tool, func(ctx context.Context, req *sdk.CallToolRequest, in In) (*sdk.CallToolResult, Out, error) {
-		var none Out
-		asked := ctx
-		ctx, cancel, err := f.callerOf(ctx, req.Extra)
+	tool.InputSchema = in
+	structured := f.server.Settings().MCP.Structured
+	if structured {
+		out, err := jsonschema.For[Out](nil)
 		if err != nil {
-			return nil, none, failure(err)
+			panic(err) // a type of this program
 		}
-		defer cancel()
-		go f.server.Recover(ctx, func() error {
-			progress(ctx, asked, req)
-			return nil
+		walk(out, func(s *jsonschema.Schema) {
+			if len(s.Properties) > 0 {
+				s.AdditionalProperties = nil // new members may be added
+			}
 		})
-		var res *sdk.CallToolResult
-		var out Out
-		err = f.server.Recover(ctx, func() (err error) {
-			res, out, err = do(ctx, in)
-			return err
-		})
+		out.Type, out.Types = "object", nil
+		tool.OutputSchema = out
+	}
+	p.AddTool(tool, func(handler context.Context, req *sdk.CallToolRequest) (*sdk.CallToolResult, error) {
+		res, report, err := call(f, handler, req, in, do)
 		if err != nil {
-			return nil, none, failure(err)
+			res = &sdk.CallToolResult{}
+			res.SetError(toolError(err))
+			return res, nil
 		}
-		return res, out, nil
+		if structured {
+			res.StructuredContent = report
+		} else {
+			res.Meta = sdk.Meta{reportKey: report}
+		}
+		return res, nil
 	})
 }
 
-// addIn adds a tool for code in one of these languages, or removes it if there are none. usual is the
-// language where none is given.
-func addIn[In, Out any](f *Front, p *sdk.Server, languages []string, tool *sdk.Tool, do func(ctx context.Context, in In, usual string) (*sdk.CallToolResult, Out, error)) {
+func call[In, Out any](f *Server, handler context.Context, req *sdk.CallToolRequest, schema *jsonschema.Schema, do func(context.Context, In) (*sdk.CallToolResult, Out, error)) (res *sdk.CallToolResult, out Out, err error) {
+	ctx, cancel, err := f.callContext(handler, req.Extra)
+	if err != nil {
+		return nil, out, err
+	}
+	defer cancel()
+	var in In
+	if err := decode(schema, req.Params.Arguments, &in); err != nil {
+		return nil, out, err
+	}
+	go f.server.Recover(ctx, func() error {
+		reportProgress(ctx, handler, req)
+		return nil
+	})
+	err = f.server.Recover(ctx, func() (err error) {
+		res, out, err = do(ctx, in)
+		return err
+	})
+	return res, out, err
+}
+
+// addCode adds a tool for code in one of languages, or removes it if there are none. It passes the
+// default language to do.
+func addCode[In, Out any](f *Server, p *sdk.Server, languages []string, tool *sdk.Tool, do func(ctx context.Context, in In, language string) (*sdk.CallToolResult, Out, error)) {
 	if len(languages) == 0 {
 		p.RemoveTools(tool.Name)
 		return
 	}
-	usual := languages[0]
+	language := languages[0]
 	if slices.Contains(languages, "python") {
-		usual = "python"
+		language = "python"
 	}
-	tool.Description += " Languages: " + strings.Join(languages, ", ") + "."
 	add(f, p, tool, func(in *jsonschema.Schema) {
 		l := in.Properties["language"]
 		for _, name := range languages {
 			l.Enum = append(l.Enum, name)
 		}
-		l.Description += "; " + usual + " unless given"
-	}, func(ctx context.Context, in In) (*sdk.CallToolResult, Out, error) { return do(ctx, in, usual) })
+		l.Description = "default " + language
+	}, func(ctx context.Context, in In) (*sdk.CallToolResult, Out, error) { return do(ctx, in, language) })
 }
 
-// walk calls each with a schema and all that it is made of.
-func walk(s *jsonschema.Schema, each func(*jsonschema.Schema)) {
-	if s == nil {
-		return
-	}
-	each(s)
-	walk(s.Items, each)
-	for _, p := range s.Properties {
-		walk(p, each)
-	}
-}
-
-// plain says of what may be left out only what it is when it is given: not all clients know
-// lists of types.
-func plain(s *jsonschema.Schema) {
-	if len(s.Types) == 2 && slices.Contains(s.Types, "null") {
-		s.Type = s.Types[0]
-		if s.Type == "null" {
-			s.Type = s.Types[1]
-		}
-		s.Types = nil
-	}
-}
-
-// open lets new members come.
-func open(s *jsonschema.Schema) {
-	if len(s.Properties) > 0 {
-		s.AdditionalProperties = nil
-	}
-}
-
-// addTools adds all tools, or replaces them.
-func (f *Front) addTools(p *sdk.Server) {
-	var all, kept []string
+// addTools adds all tools for a tenant, or replaces them.
+func (f *Server) addTools(p *sdk.Server, tenant string) {
+	var all, cells []string
 	for _, l := range f.server.Languages() {
 		if all = append(all, l.Name); l.Cells {
-			kept = append(kept, l.Name)
+			cells = append(cells, l.Name)
 		}
 	}
-	running := func(title string) *sdk.ToolAnnotations {
-		return &sdk.ToolAnnotations{Title: title, DestructiveHint: new(false), OpenWorldHint: new(f.network)}
+	c := f.server.Settings()
+	network := c.Sandbox.Network == "host" || len(c.Of(tenant).Network) > 0
+	annotate := func(title string, destructive, network bool) *sdk.ToolAnnotations {
+		return &sdk.ToolAnnotations{Title: title, DestructiveHint: &destructive, OpenWorldHint: &network}
 	}
-	closed := new(false)
+	reads := func(title string) *sdk.ToolAnnotations {
+		return &sdk.ToolAnnotations{Title: title, ReadOnlyHint: true, OpenWorldHint: new(false)}
+	}
 
-	addIn(f, p, all, &sdk.Tool{
-		Name: "run_code", Annotations: running("Run code"),
-		Description: "Run a program in a sandbox, and return its output and how it ended.",
-	}, func(ctx context.Context, in runCode, usual string) (*sdk.CallToolResult, *api.Answer, error) {
-		return f.run(ctx, in.common, &api.Call{Language: cmp.Or(in.Language, usual), Code: in.Code})
+	addCode(f, p, all, &sdk.Tool{
+		Name: "run_code", Annotations: annotate("Run code", false, network),
+		Description: "Run a program in a sandbox, and return its output and exit code.",
+	}, func(ctx context.Context, in runCode, language string) (*sdk.CallToolResult, *api.Answer, error) {
+		return f.run(ctx, in.common, &api.Call{Language: cmp.Or(in.Language, language), Code: in.Code})
 	})
-	addIn(f, p, kept, &sdk.Tool{
-		Name: "run_cell", Annotations: running("Run a cell"),
-		Description: "Run code in an interpreter that a session keeps, as in a notebook: what one cell defines, the next can use.",
-	}, func(ctx context.Context, in runCell, usual string) (*sdk.CallToolResult, *api.CellAnswer, error) {
-		in.Language = cmp.Or(in.Language, usual)
+	addCode(f, p, cells, &sdk.Tool{
+		Name: "run_cell", Annotations: annotate("Run a cell", false, network),
+		Description: "Run a notebook cell in an interpreter that the session keeps: later cells can use its variables. Returns the value of its last expression.",
+	}, func(ctx context.Context, in runCell, language string) (*sdk.CallToolResult, *api.CellAnswer, error) {
+		in.Language = cmp.Or(in.Language, language)
 		return f.cell(ctx, in)
 	})
 	shell := "sh"
 	if slices.Contains(all, "bash") {
 		shell = "bash"
 	}
+	command := func(line string) []string { return []string{shell, "-c", "--", line} }
 	add(f, p, &sdk.Tool{
-		Name: "run_command", Annotations: running("Run a command"),
-		Description: "Run a command line in " + shell + " in a sandbox, and return its output and how it ended. Whatever it leaves in the background is killed.",
+		Name: "run_command", Annotations: annotate("Run a command", false, network),
+		Description: "Run a command line with " + shell + " in a sandbox, and return its output and exit code. Background processes are killed when it returns; start_process keeps one running.",
 	}, nil, func(ctx context.Context, in runCommand) (*sdk.CallToolResult, *api.Answer, error) {
-		return f.run(ctx, in.common, &api.Call{Argv: []string{shell, "-c", "--", in.Command}})
+		return f.run(ctx, in.common, &api.Call{Argv: command(in.Command)})
 	})
 	add(f, p, &sdk.Tool{
-		Name: "create_session", Annotations: &sdk.ToolAnnotations{Title: "Create a session", DestructiveHint: closed, OpenWorldHint: closed},
-		Description: "Create a sandbox that keeps its files from call to call, and return its id. It ends by itself when it is not used.",
+		Name: "create_session", Annotations: annotate("Create a session", false, false),
+		Description: "Create a sandbox that keeps its files between calls, and return its ID. It ends when it has not been used for a while.",
 	}, nil, func(ctx context.Context, in newSession) (*sdk.CallToolResult, *api.Session, error) {
 		x, err := f.server.CreateSession(ctx, &api.NewSession{IdleTimeoutMS: in.IdleTimeoutMS, LifetimeMS: in.LifetimeMS, Files: filesIn(in.Files), Parts: in.parts()})
 		if err != nil {
@@ -265,65 +253,47 @@ func (f *Front) addTools(p *sdk.Server) {
 		return text("session %s", x.ID), x, nil
 	})
 	add(f, p, &sdk.Tool{
-		Name: "end_session", Annotations: &sdk.ToolAnnotations{Title: "End a session", DestructiveHint: new(true), OpenWorldHint: closed},
-		Description: "End a session, with everything that runs in it and all its files.",
+		Name: "end_session", Annotations: annotate("End a session", true, false),
+		Description: "End a session: kill its processes and delete its files.",
 	}, nil, func(ctx context.Context, in inSession) (*sdk.CallToolResult, *api.SessionEnd, error) {
 		end, err := f.server.EndSession(ctx, in.Session)
 		if err != nil {
 			return nil, nil, err
 		}
-		return text("session %s has ended; everything in it is gone (%s)", end.ID, end.Verdict), end, nil
+		return text("session %s has ended; all its processes have exited (%s)", end.ID, end.Verdict), end, nil
 	})
+	write := annotate("Write a file", true, false)
+	write.IdempotentHint = true
 	add(f, p, &sdk.Tool{
-		Name: "write_file", Annotations: &sdk.ToolAnnotations{Title: "Write a file", DestructiveHint: new(true), IdempotentHint: true, OpenWorldHint: closed},
-		Description: "Write a file in a session, replacing an existing one. Missing directories are created.",
-	}, nil, func(ctx context.Context, in writeFile) (*sdk.CallToolResult, *api.Written, error) {
-		var r io.Reader
-		switch {
-		case (in.Text == nil) == (in.Base64 == nil):
-			return nil, nil, api.NewError(api.Usage, "give either text or base64", "")
-		case in.Text != nil:
-			r = strings.NewReader(*in.Text)
-		default:
-			b, err := base64.StdEncoding.DecodeString(*in.Base64)
-			if err != nil {
-				return nil, nil, api.NewError(api.Usage, "base64 is none", "")
-			}
-			r = bytes.NewReader(b)
-		}
-		const mode = fs.FileMode(0o644)
-		w, err := f.server.PutFile(ctx, in.Session, in.Path, r, mode)
-		if err != nil {
-			return nil, nil, err
-		}
-		return text("%s: %d bytes", w.Path, w.Size), w, nil
-	})
+		Name: "write_file", Annotations: write,
+		Description: "Create or replace a file in a session. Missing directories are created.",
+	}, nil, f.writeFile)
 	add(f, p, &sdk.Tool{
-		Name: "read_file", Annotations: &sdk.ToolAnnotations{Title: "Read a file", ReadOnlyHint: true, OpenWorldHint: closed},
-		Description: fmt.Sprintf("Read a file of a session: an image as an image, of others %d bytes at most, from any byte on.", readBytes),
+		Name: "read_file", Annotations: reads("Read a file"),
+		Description: fmt.Sprintf("Read a file of a session: an image as an image, other files up to %d bytes from an offset.", readBytes),
 	}, nil, f.readFile)
 	add(f, p, &sdk.Tool{
-		Name: "list_files", Annotations: &sdk.ToolAnnotations{Title: "List files", ReadOnlyHint: true, OpenWorldHint: closed},
+		Name: "list_files", Annotations: reads("List files"),
 		Description: "List the files of a session.",
-	}, nil, func(ctx context.Context, in inSession) (*sdk.CallToolResult, *workspace.Listing, error) {
-		all, err := f.server.ListFiles(ctx, in.Session)
-		if err != nil {
-			return nil, nil, err
-		}
-		rest := max(0, len(all.Files)-mostListed)
-		all.Files = all.Files[:len(all.Files)-rest]
-		var b strings.Builder
-		for _, e := range all.Files {
-			fmt.Fprintf(&b, "%s\t%s\t%d bytes\n", e.Path, e.Type, e.Size)
-		}
-		if rest > 0 {
-			fmt.Fprintf(&b, "and %d more", rest)
-		}
-		if len(all.Files) == 0 {
-			b.WriteString("there are no files")
-		}
-		return text("%s", b.String()), all, nil
+	}, nil, f.listFiles)
+	add(f, p, &sdk.Tool{
+		Name: "start_process", Annotations: annotate("Start a process", false, network),
+		Description: "Start a command line in the background of a session, such as a development server, and return its ID. It runs until it exits, its timeout, stop_process or the end of the session. Other calls in the session reach its ports at localhost.",
+	}, nil, func(ctx context.Context, in startProcess) (*sdk.CallToolResult, *api.CallStatus, error) {
+		return f.startProcess(ctx, in, command(in.Command))
 	})
+	add(f, p, &sdk.Tool{
+		Name: "list_processes", Annotations: reads("List processes"),
+		Description: "List the background processes of a session.",
+	}, nil, f.listProcesses)
+	add(f, p, &sdk.Tool{
+		Name: "read_process", Annotations: reads("Read the output of a process"),
+		Description: "Return the state of a background process and its output, by default the end of it.",
+	}, func(in *jsonschema.Schema) { in.Properties["stream"].Enum = []any{"stdout", "stderr"} }, f.readProcess)
+	add(f, p, &sdk.Tool{
+		Name: "stop_process", Annotations: annotate("Stop a process", true, false),
+		Description: "Kill a background process and everything it started, and return the end of its output.",
+	}, nil, f.stopProcess)
 }
 
 func text(format string, args ...any) *sdk.CallToolResult {
@@ -337,8 +307,8 @@ func filesIn(files []file) (in []api.FileIn) {
 	return in
 }
 
-// run carries a call out.
-func (f *Front) run(ctx context.Context, in common, c *api.Call) (*sdk.CallToolResult, *api.Answer, error) {
+// run executes a call.
+func (f *Server) run(ctx context.Context, in common, c *api.Call) (*sdk.CallToolResult, *api.Answer, error) {
 	c.Stdin, c.TimeoutMS, c.Files, c.Collect = in.Stdin, in.TimeoutMS, filesIn(in.Files), in.Collect
 	if len(c.Collect) == 0 {
 		c.Collect = images
@@ -350,24 +320,66 @@ func (f *Front) run(ctx context.Context, in common, c *api.Call) (*sdk.CallToolR
 		if e.Report == nil {
 			return nil, nil, err
 		}
-		res := text("%s\n%s", failure(e), words(e.Report))
+		res := text("%s\n%s", toolError(e), describe(e.Report))
 		res.IsError = true
 		return res, e.Report, nil
 	}
-	res := text("%s", words(a))
+	res := text("%s", describe(a))
 	a.Files = f.addFiles(ctx, res, in, a.StartedAt, a.Files, 0)
 	return res, a, nil
 }
 
+func (f *Server) writeFile(ctx context.Context, in writeFile) (*sdk.CallToolResult, *api.Written, error) {
+	var r io.Reader
+	switch {
+	case (in.Text == nil) == (in.Base64 == nil):
+		return nil, nil, api.NewError(api.Usage, "give either text or base64", "")
+	case in.Text != nil:
+		r = strings.NewReader(*in.Text)
+	default:
+		b, err := base64.StdEncoding.DecodeString(*in.Base64)
+		if err != nil {
+			return nil, nil, api.NewError(api.Usage, "invalid base64", "")
+		}
+		r = bytes.NewReader(b)
+	}
+	const mode = fs.FileMode(0o644)
+	w, err := f.server.PutFile(ctx, in.Session, in.Path, r, mode)
+	if err != nil {
+		return nil, nil, err
+	}
+	return text("%s: %d bytes", w.Path, w.Size), w, nil
+}
+
+func (f *Server) listFiles(ctx context.Context, in inSession) (*sdk.CallToolResult, *workspace.Listing, error) {
+	all, err := f.server.ListFiles(ctx, in.Session)
+	if err != nil {
+		return nil, nil, err
+	}
+	rest := max(0, len(all.Files)-maxListed)
+	all.Files = all.Files[:len(all.Files)-rest]
+	var b strings.Builder
+	for _, e := range all.Files {
+		fmt.Fprintf(&b, "%s\t%s\t%d bytes\n", e.Path, e.Type, e.Size)
+	}
+	if rest > 0 {
+		fmt.Fprintf(&b, "and %d more", rest)
+	}
+	if len(all.Files) == 0 {
+		b.WriteString("no files")
+	}
+	return text("%s", b.String()), all, nil
+}
+
 // readFile reads a part of a file, or an image.
-func (f *Front) readFile(ctx context.Context, in readFile) (*sdk.CallToolResult, *content, error) {
+func (f *Server) readFile(ctx context.Context, in readFile) (*sdk.CallToolResult, *content, error) {
 	r, size, _, release, err := f.server.OpenFile(ctx, in.Session, in.Path)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer release()
 	defer r.Close()
-	head := make([]byte, 512) // what http.DetectContentType looks at
+	head := make([]byte, 512) // as much as http.DetectContentType uses
 	n, _ := r.ReadAt(head, 0)
 	out := &content{Path: in.Path, Size: size, Offset: in.Offset, MediaType: http.DetectContentType(head[:n])}
 	if isImage(out.MediaType) && in.Offset == 0 && size <= imageBytes {
@@ -382,40 +394,52 @@ func (f *Front) readFile(ctx context.Context, in readFile) (*sdk.CallToolResult,
 		return nil, nil, err
 	}
 	whole := b
-	if in.Offset+int64(len(b)) < size { // the rest of a character may come
+	if in.Offset+int64(len(b)) < size { // the next part has the rest of the last character
 		whole = b[:len(b)-stream.Partial(b)]
 	}
-	said := ""
-	if utf8.Valid(whole) {
-		b = whole
-		said = string(b)
-		out.Text = new(said)
-	} else {
+	shown := ""
+	binary := !utf8.Valid(whole)
+	if binary {
 		out.Base64 = new(base64.StdEncoding.EncodeToString(b))
-		said = fmt.Sprintf("%d bytes that are no text; base64 has them", len(b))
+		shown = fmt.Sprintf("%d bytes of binary data; read it with a program", len(b))
+	} else {
+		b = whole
+		shown = string(b)
+		out.Text = new(shown)
 	}
 	if next := in.Offset + int64(len(b)); next < size && len(b) > 0 {
 		out.Next = &next
-		said += fmt.Sprintf("\n[… %d bytes more from offset %d on …]", size-next, next)
+		shown += fmt.Sprintf("\n[… %d more bytes from offset %d …]", size-next, next)
 	}
-	return text("%s", said), out, nil
+	res := text("%s", shown)
+	if binary {
+		res.Content = append(res.Content, &sdk.ResourceLink{URI: sessionURI(in.Session, in.Path), Name: in.Path, MIMEType: out.MediaType, Size: &size})
+	}
+	return res, out, nil
 }
 
-// words tells how a command has ended, and what it has written.
-func words(a *api.Answer) string {
+// describe says how a command ended, and what it wrote.
+func describe(a *api.Answer) string {
 	var b strings.Builder
 	switch {
 	case a.Cause == result.Exited:
 		fmt.Fprintf(&b, "exit code %d", a.ExitCode)
 	case a.Cause == result.Timeout:
-		fmt.Fprintf(&b, "timed out after %g ms, and was killed with all that it had started (exit code %d)", a.TimeoutMS, a.ExitCode)
+		fmt.Fprintf(&b, "timed out after %g ms; everything it started was killed (exit code %d). Output that the program had buffered is missing", a.TimeoutMS, a.ExitCode)
 	case a.Payload != nil && a.Payload.Signal != nil && a.Cause == result.Signaled:
-		fmt.Fprintf(&b, "died of signal %s (exit code %d)", *a.Payload.Signal, a.ExitCode)
+		fmt.Fprintf(&b, "killed by signal %s (exit code %d)", *a.Payload.Signal, a.ExitCode)
 	default:
 		fmt.Fprintf(&b, "%s (exit code %d)", a.Cause, a.ExitCode)
 	}
 	if a.Error != nil {
 		b.WriteString("\n" + a.Error.Message)
+	}
+	if n := a.Teardown.Strays; n > 0 && a.Cause != result.Timeout {
+		processes := "processes were"
+		if n == 1 {
+			processes = "process was"
+		}
+		fmt.Fprintf(&b, "\n%d leftover %s killed; start_process keeps one running", n, processes)
 	}
 	writeClamped(&b, a.Clamped)
 	if writeStreams(&b, a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64) {
@@ -426,25 +450,25 @@ func words(a *api.Answer) string {
 
 func writeClamped(b *strings.Builder, clamped []string) {
 	if len(clamped) > 0 {
-		fmt.Fprintf(b, "\ncut down to the server's maximum: %s", strings.Join(clamped, ", "))
+		fmt.Fprintf(b, "\nreduced to the server's maximum: %s", strings.Join(clamped, ", "))
 	}
 }
 
-// writeStreams tells what was written, and reports whether that is nothing.
+// writeStreams writes the output of a command, and reports whether there was none.
 func writeStreams(b *strings.Builder, stdout, stdoutBase64, stderr, stderrBase64 *string) (silent bool) {
 	silent = true
 	for _, s := range []struct {
-		name        string
-		text, other *string
+		name         string
+		text, binary *string
 	}{{"stdout", stdout, stdoutBase64}, {"stderr", stderr, stderrBase64}} {
 		switch {
 		case s.text != nil && *s.text != "":
 			fmt.Fprintf(b, "\n%s:\n%s", s.name, *s.text)
-		case s.other != nil && *s.other != "":
-			if text := mostlyText(*s.other); text != "" {
-				fmt.Fprintf(b, "\n%s, not all of which is text:\n%s", s.name, text)
+		case s.binary != nil && *s.binary != "":
+			if text := mostlyText(*s.binary); text != "" {
+				fmt.Fprintf(b, "\n%s, with invalid bytes replaced:\n%s", s.name, text)
 			} else {
-				fmt.Fprintf(b, "\n%s: no text; stdout_base64 and stderr_base64 have it", s.name)
+				fmt.Fprintf(b, "\n%s: binary data; write it to a file instead", s.name)
 			}
 		default:
 			continue
@@ -454,12 +478,12 @@ func writeStreams(b *strings.Builder, stdout, stdoutBase64, stderr, stderrBase64
 	return silent
 }
 
-// mostlyText returns output that is not UTF-8, with marks in place of what is wrong; or "" if a tenth or more
-// of its bytes are wrong, or control characters, by which a model sees nothing.
+// mostlyText decodes output that is not UTF-8, and replaces invalid bytes by U+FFFD. It returns "" if a
+// tenth or more of the bytes are invalid or control characters, because a model cannot use that.
 func mostlyText(encoded string) string {
 	b, err := base64.StdEncoding.DecodeString(encoded)
 	if err != nil {
-		return "" // the server has encoded it
+		return "" // impossible: the server encoded it
 	}
 	wrong := 0
 	for rest := b; len(rest) > 0; {

@@ -18,7 +18,7 @@ import (
 
 func source(t *testing.T, policy room.Policy) *pool.Source {
 	t.Helper()
-	s := pool.NewSource(slot.Rooms{}, policy, pool.Sizes{Min: 1, Max: 2}, func(err error) { t.Error(err) })
+	s := pool.NewSource(slot.OnDemand{}, policy, pool.Sizes{Min: 1, Max: 2}, func(err error) { t.Error(err) })
 	t.Cleanup(s.Close)
 	return s
 }
@@ -156,7 +156,7 @@ func TestGivenBack(t *testing.T) {
 // A program whose interpreter was started ahead is a program like any other, and its place one
 // call's alone.
 func TestAhead(t *testing.T) {
-	s := pool.NewSource(slot.Rooms{}, bare, pool.Sizes{Min: 2, Max: 8}, func(err error) { t.Error(err) })
+	s := pool.NewSource(slot.OnDemand{}, bare, pool.Sizes{Min: 2, Max: 8}, func(err error) { t.Error(err) })
 	defer func() {
 		s.Close()
 		if left := below(t); len(left) > 0 {

@@ -50,10 +50,10 @@ func TestIdle(t *testing.T) {
 	address := hosts.Addr().String()
 	p := &process{server: newServer(listing(t, address, nil))}
 	defer p.server.end()
-	go p.taking(network.Listener{Kind: network.KindProxy}, proxy)()
+	go p.handler(network.Listener{Kind: network.KindProxy}, proxy)()
 	led := new(conns)
 	p.conns = append(p.conns, led)
-	go p.lead(port, led, "published", true, func() (net.Conn, error) { return net.Dial("tcp", address) })
+	go p.forward(port, led, "published", true, func() (net.Conn, error) { return net.Dial("tcp", address) })
 	// relayed is what both sides have of a connection by one of the two.
 	relayed := func(by net.Listener) (inside, host *net.TCPConn) {
 		request, status := "", []int(nil)
@@ -88,7 +88,7 @@ func TestIdle(t *testing.T) {
 		_, host = relayed(by)
 		go fill(host)
 	}
-	go p.endIdle(idle/100, idle)
+	go p.closeIdle(idle/100, idle)
 	left := func() (n int) {
 		for _, c := range p.conns {
 			c.mu.Lock()
@@ -146,7 +146,7 @@ func TestGone(t *testing.T) {
 	_ = gone.SetLinger(0)
 	gone.Close()
 	harness.Until(t, time.Minute, "it is closed", func() bool {
-		c.endIdle(idleBound)
+		c.closeIdle(idleBound)
 		return conn.SetDeadline(time.Time{}) != nil
 	})
 	for _, conn := range []*net.TCPConn{there, waiting} {
@@ -221,7 +221,7 @@ func TestEnd(t *testing.T) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		harness.Must(t, err)
 		p.listeners = append(p.listeners, l)
-		go p.taking(want, l)()
+		go p.handler(want, l)()
 		return l.Addr().String()
 	}
 	port := fullPort(t)

@@ -45,9 +45,9 @@ func (c *conns) add(conn *net.TCPConn) bool {
 	return true
 }
 
-// leads notes the connection that one is led to, so that they end together: what waits for the other side
+// pair notes the connection that one is led to, so that they end together: what waits for the other side
 // alone does not see the end of this one.
-func (c *conns) leads(conn *net.TCPConn, to net.Conn) {
+func (c *conns) pair(conn *net.TCPConn, to net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -88,9 +88,9 @@ func (c *conns) end(within time.Duration) {
 	}
 }
 
-// endIdle closes those that have moved nothing for a time. The kernel knows that, so that
+// closeIdle closes those that have moved nothing for a time. The kernel knows that, so that
 // nothing has to be noted with each piece (tcp(7), TCP_INFO).
-func (c *conns) endIdle(idle time.Duration) {
+func (c *conns) closeIdle(idle time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for conn, to := range c.open {

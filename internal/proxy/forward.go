@@ -145,9 +145,9 @@ func connect(ctx context.Context, socket *os.File, addr [16]byte, port uint16, w
 	return failed
 }
 
-// lead takes connections at a listener until that closes, and leads each to where dial connects:
+// forward takes connections at a listener until that closes, and leads each to where dial connects:
 // inward, into the sandbox, or out of it.
-func (p *process) lead(l net.Listener, to *conns, name string, inward bool, dial func() (net.Conn, error)) {
+func (p *process) forward(l net.Listener, to *conns, name string, inward bool, dial func() (net.Conn, error)) {
 	accept(l, to, func(conn *net.TCPConn) {
 		n := p.server.counts.of(ofPort, name)
 		other, err := dial()
@@ -161,7 +161,7 @@ func (p *process) lead(l net.Listener, to *conns, name string, inward bool, dial
 			return
 		}
 		defer other.Close()
-		to.leads(conn, other)
+		to.pair(conn, other)
 		n.connections.Add(1)
 		if inward {
 			relay(other, conn, nil, n)

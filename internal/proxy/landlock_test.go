@@ -41,7 +41,7 @@ func tryLinks(etc string) error {
 	if err := unix.Mount(etc, "/etc", "", unix.MS_BIND, ""); err != nil {
 		return err
 	}
-	if err := shut(); err != nil {
+	if err := restrict(); err != nil {
 		return err
 	}
 	list, err := lookup(context.Background(), "linked.example.org")
@@ -85,7 +85,7 @@ func tryShut(dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := shut(); err != nil {
+	if err := restrict(); err != nil {
 		return err
 	}
 	forbidden := func(what string, err error, since uintptr) error {

@@ -60,7 +60,7 @@ func (p *process) confine() error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("PR_SET_NO_NEW_PRIVS: %w", err)
 	}
-	if err := shut(); err != nil {
+	if err := restrict(); err != nil {
 		return fmt.Errorf("landlock: %w", err)
 	}
 	debug.SetMemoryLimit(maxMemory)
@@ -103,7 +103,7 @@ func (p *process) begin() error {
 			return err
 		}
 		p.listeners = append(p.listeners, l)
-		serve = append(serve, p.taking(want, l))
+		serve = append(serve, p.handler(want, l))
 	}
 	// Clients of a published port may be there already, and what they make us ask for must not come first.
 	if err := network.Send(p.control, network.Message{Ready: true}); err != nil {
@@ -115,20 +115,20 @@ func (p *process) begin() error {
 	return nil
 }
 
-// taking returns what takes connections at a listener.
-func (p *process) taking(want network.Listener, l net.Listener) (run func()) {
+// handler returns what takes connections at a listener.
+func (p *process) handler(want network.Listener, l net.Listener) (run func()) {
 	to := &p.server.conns
 	run = func() { p.server.serve(l) }
 	switch want.Kind {
 	case network.KindPublish:
 		to = new(conns)
 		run = func() {
-			p.lead(l, to, "published port "+strconv.Itoa(int(want.Port)), true, func() (net.Conn, error) { return p.ask.dialInside(p.server.ctx, want.Port) })
+			p.forward(l, to, "published port "+strconv.Itoa(int(want.Port)), true, func() (net.Conn, error) { return p.ask.dialInside(p.server.ctx, want.Port) })
 		}
 	case network.KindConnect:
 		to = new(conns)
 		run = func() {
-			p.lead(l, to, "unix socket "+strconv.Itoa(want.Index+1), false, func() (net.Conn, error) { return p.ask.dialUnix(want.Index) })
+			p.forward(l, to, "unix socket "+strconv.Itoa(want.Index+1), false, func() (net.Conn, error) { return p.ask.dialUnix(want.Index) })
 		}
 	}
 	p.conns = append(p.conns, to)
@@ -137,7 +137,7 @@ func (p *process) taking(want network.Listener, l net.Listener) (run func()) {
 
 // work reads what sbxrun says until its end, and then sends the report.
 func (p *process) work() int {
-	go p.endIdle(idleLook, idleBound)
+	go p.closeIdle(idleLook, idleBound)
 	for {
 		m, fds, err := network.Receive(p.control)
 		if err != nil {
@@ -162,11 +162,11 @@ func (p *process) work() int {
 	return 0
 }
 
-// endIdle ends connections that have moved nothing for long, whenever it looks.
-func (p *process) endIdle(look, idle time.Duration) {
+// closeIdle ends connections that have moved nothing for long, whenever it looks.
+func (p *process) closeIdle(look, idle time.Duration) {
 	for range time.Tick(look) {
 		for _, c := range p.conns {
-			c.endIdle(idle)
+			c.closeIdle(idle)
 		}
 	}
 }

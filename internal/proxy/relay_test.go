@@ -82,14 +82,14 @@ func TestReset(t *testing.T) {
 	for what, end := range map[string]func(inside, host *net.TCPConn, c *conns) (other *net.TCPConn){
 		"of the host":    func(inside, host *net.TCPConn, _ *conns) *net.TCPConn { abort(host); return inside },
 		"of the sandbox": func(inside, host *net.TCPConn, _ *conns) *net.TCPConn { abort(inside); return host },
-		"idle, inside":   func(inside, host *net.TCPConn, c *conns) *net.TCPConn { c.endIdle(-1); return inside },
-		"idle, host":     func(inside, host *net.TCPConn, c *conns) *net.TCPConn { c.endIdle(-1); return host },
+		"idle, inside":   func(inside, host *net.TCPConn, c *conns) *net.TCPConn { c.closeIdle(-1); return inside },
+		"idle, host":     func(inside, host *net.TCPConn, c *conns) *net.TCPConn { c.closeIdle(-1); return host },
 	} {
 		inside, inner := tcpPair(t)
 		outer, host := tcpPair(t)
 		var c conns
 		c.add(inner)
-		c.leads(inner, outer)
+		c.pair(inner, outer)
 		go relay(inner, outer, nil, new(counter))
 		for _, way := range [][2]*net.TCPConn{{inside, host}, {host, inside}} {
 			_, writeErr := way[0].Write([]byte("part"))

@@ -21,7 +21,7 @@ import (
 // sandbox begins with is looked at, unless the host speaks first, which none does that takes TLS or
 // HTTP/1. A server of HTTP/2 may, and a request of that can be for any host: so it is refused.
 func (s *server) tunnel(inner *net.TCPConn, begin []byte, up net.Conn, t target, n *counter) {
-	s.conns.leads(inner, up)
+	s.conns.pair(inner, up)
 	host := listen(inner, up)
 	begin, kind, err := sniff(host, begin)
 	spoke := host.stop()

@@ -63,7 +63,7 @@ type (
 
 func newWeb(s *server) *web {
 	w := &web{server: s, handed: make(chan net.Conn)}
-	w.forward = newForward(&http.Transport{DialContext: w.dial})
+	w.forward = newReverseProxy(&http.Transport{DialContext: w.dial})
 	w.http = http.Server{
 		Handler: w, ReadHeaderTimeout: beginBound, IdleTimeout: idleBound, MaxHeaderBytes: maxHeader,
 		ErrorLog:    log.New(io.Discard, "", 0), // what the sandbox does wrong is no news
@@ -77,13 +77,13 @@ func newWeb(s *server) *web {
 	return w
 }
 
-// newForward passes requests on as they are, but for a change to another protocol: after that both
+// newReverseProxy passes requests on as they are, but for a change to another protocol: after that both
 // ends talk unheard, and in HTTP/2 (h2c) or TLS (RFC 2817) for any host.
 //
 // A connection to a host is made for as long as its request is there. Transport would go on with one
 // whose request is over, for another to have it: then connections being made are as many as a sandbox
 // can make requests, which it gives up, in the time of one.
-func newForward(t *http.Transport) *httputil.ReverseProxy {
+func newReverseProxy(t *http.Transport) *httputil.ReverseProxy {
 	dial := t.DialContext
 	t.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 		return dial(ctx.Value(requestKey{}).(context.Context), network, address)
@@ -129,7 +129,7 @@ func (w *web) serve(conn *net.TCPConn, begin []byte, tunnel *tunneled) {
 	if tunnel != nil {
 		t := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return tunnel.dial(ctx, w.server) }}
 		t.MaxConnsPerHost = 1
-		tunnel.forward = newForward(t)
+		tunnel.forward = newReverseProxy(t)
 		defer t.CloseIdleConnections()
 	}
 	select {

@@ -120,9 +120,9 @@ func (s *Server) OpenFile(ctx context.Context, session, name string) (f *os.File
 	}, nil
 }
 
-// OpenStored opens a file of the content store.
+// OpenStored opens a file of the content store, of any node of a cluster.
 func (s *Server) OpenStored(ctx context.Context, id string) (*os.File, int64, error) {
-	return s.files.Get(IdentityOf(ctx).Tenant, id)
+	return s.stored(ctx, IdentityOf(ctx).Tenant, id)
 }
 
 // ListFiles lists a session's workspace recursively.

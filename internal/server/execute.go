@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"mime"
 	"net/http"
+	"os"
 	"path"
 	"strings"
 	"syscall"
@@ -312,13 +313,7 @@ func (s *Server) writeFiles(ctx context.Context, at slot.Slot, ex *execution) er
 
 func (s *Server) writeFile(ctx context.Context, dir *workspace.Dir, ex *execution, f fileIn) error {
 	if f.id != "" {
-		blob, size, err := s.files.Get(ex.caller.Tenant, f.id)
-		if e := (*result.Error)(nil); s.elsewhere != nil && errors.As(err, &e) && e.Code == string(api.NoSuchFile) {
-			if err := s.fetch(ctx, ex, f.id); err != nil {
-				return err
-			}
-			blob, size, err = s.files.Get(ex.caller.Tenant, f.id)
-		}
+		blob, size, err := s.stored(ctx, ex.caller.Tenant, f.id)
 		if err != nil {
 			return err
 		}
@@ -329,18 +324,24 @@ func (s *Server) writeFile(ctx context.Context, dir *workspace.Dir, ex *executio
 	return err
 }
 
-// fetch copies a file from another node to the content store, which computes the ID itself.
-func (s *Server) fetch(ctx context.Context, ex *execution, id string) error {
+// stored opens a file of the content store. If only another node has the file, it copies it first.
+func (s *Server) stored(ctx context.Context, tenant, id string) (*os.File, int64, error) {
+	f, size, err := s.files.Get(tenant, id)
+	if e := (*result.Error)(nil); s.elsewhere == nil || !errors.As(err, &e) || e.Code != string(api.NoSuchFile) {
+		return f, size, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	from, err := s.elsewhere(ctx, ex.caller.Tenant, id)
+	from, err := s.elsewhere(ctx, tenant, id)
 	if err != nil {
-		return err
+		return nil, 0, err
 	}
 	defer from.Close()
-	quota := int64(ex.ceilings.Files)
-	_, _, err = s.files.Put(ex.caller.Tenant, from, quota, quota)
-	return err
+	quota := int64(s.settings.Load().Of(tenant).Files)
+	if _, _, err := s.files.Put(tenant, from, quota, quota); err != nil { // computes the ID itself
+		return nil, 0, err
+	}
+	return s.files.Get(tenant, id)
 }
 
 // Limits of collect for one call.

@@ -251,7 +251,7 @@ func (s *Server) defineFiles(a huma.API) {
 		ID string `path:"id" maxLength:"128" doc:"sha256:…"`
 	}) (*streamed, error) {
 		return q.writes(func() error {
-			f, size, err := s.OpenStored(ctx, q.ID)
+			f, size, err := s.files.Get(IdentityOf(ctx).Tenant, q.ID) // only here: gateways ask every node
 			if err != nil {
 				return err
 			}

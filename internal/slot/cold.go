@@ -11,11 +11,11 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// Rooms is the source of places that are built when they are asked for.
-type Rooms struct{}
+// OnDemand is the source of places that are built when they are asked for.
+type OnDemand struct{}
 
 // Take builds a room.
-func (Rooms) Take(ctx context.Context, _ string, p Policy) (_ Slot, err error) {
+func (OnDemand) Take(ctx context.Context, _ string, p Policy) (_ Slot, err error) {
 	defer func() {
 		if err != nil {
 			p.Parts.Unused()
@@ -39,7 +39,7 @@ func (Rooms) Take(ctx context.Context, _ string, p Policy) (_ Slot, err error) {
 }
 
 // Rooms returns 0: none is made ahead.
-func (Rooms) Rooms() (idle, all, left int) { return 0, 0, 0 }
+func (OnDemand) Rooms() (idle, all, left int) { return 0, 0, 0 }
 
 // cold is a room of its own.
 type cold struct {

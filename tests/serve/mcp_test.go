@@ -139,10 +139,13 @@ func said(r *mcp.CallToolResult) (text string) {
 	return text
 }
 
-// structured returns a result's structured content.
-func structured[T any](t *testing.T, r *mcp.CallToolResult) (v T) {
+// metaReport returns the report in a result's _meta.
+func metaReport[T any](t *testing.T, r *mcp.CallToolResult) (v T) {
 	t.Helper()
-	b, err := json.Marshal(r.StructuredContent)
+	if r.StructuredContent != nil {
+		t.Error("the result has structured content")
+	}
+	b, err := json.Marshal(r.Meta["sbxrun/report"])
 	if err == nil {
 		err = json.Unmarshal(b, &v)
 	}
@@ -155,20 +158,24 @@ func TestMCPTools(t *testing.T) {
 	agents(t, "", func(t *testing.T, a *agent) {
 		list, err := a.ListTools(t.Context(), nil)
 		harness.Must(t, err)
+		size, err := json.Marshal(list.Tools)
+		if err != nil || len(size) > 10_000 {
+			t.Errorf("%v: %d bytes of tools", err, len(size))
+		}
 		var names []string
 		for _, tool := range list.Tools {
 			names = append(names, tool.Name)
-			reads := slices.Contains([]string{"read_file", "list_files"}, tool.Name)
-			destroys := slices.Contains([]string{"write_file", "end_session"}, tool.Name)
+			reads := slices.Contains([]string{"read_file", "list_files", "list_processes", "read_process"}, tool.Name)
+			destroys := slices.Contains([]string{"write_file", "end_session", "stop_process"}, tool.Name)
 			h := tool.Annotations
 			if h == nil || h.Title == "" || h.ReadOnlyHint != reads || !reads && (h.DestructiveHint == nil || *h.DestructiveHint != destroys) || h.OpenWorldHint == nil || *h.OpenWorldHint {
 				t.Errorf("%s: %+v", tool.Name, h)
 			}
-			if out, _ := tool.OutputSchema.(map[string]any); out["type"] != "object" {
-				t.Errorf("%s: output is %v", tool.Name, out["type"])
+			if tool.OutputSchema != nil {
+				t.Errorf("%s has an output schema", tool.Name)
 			}
 		}
-		if want := []string{"create_session", "end_session", "list_files", "read_file", "run_cell", "run_code", "run_command", "write_file"}; !slices.Equal(names, want) {
+		if want := []string{"create_session", "end_session", "list_files", "list_processes", "read_file", "read_process", "run_cell", "run_code", "run_command", "start_process", "stop_process", "write_file"}; !slices.Equal(names, want) {
 			t.Errorf("%v", names)
 		}
 		for _, test := range []struct {
@@ -183,10 +190,11 @@ func TestMCPTools(t *testing.T) {
 			{"run_code", map[string]any{"code": "cat; echo err >&2; exit 3", "language": "sh", "stdin": "in"}, "exited", 3, "in", []string{"exit code 3", "stdout:\nin", "stderr:\nerr"}},
 			{"run_command", map[string]any{"command": "cat d/a; kill -9 $$", "files": []any{map[string]any{"path": "d/a", "text": "x"}}}, "signaled", 137, "x", []string{"signal KILL"}},
 			{"run_command", map[string]any{"command": "-x 2>/dev/null; echo ran"}, "exited", 0, "ran\n", nil}, // a command, not an option of the shell
-			{"run_command", map[string]any{"command": "sleep 1000 & sleep 1000", "timeout_ms": 200}, "timeout", 124, "", []string{"timed out after 200 ms", "no output"}},
+			{"run_command", map[string]any{"command": "sleep 1000 & sleep 1000", "timeout_ms": 200}, "timeout", 124, "", []string{"timed out after 200 ms", "buffered", "no output"}},
+			{"run_command", map[string]any{"command": "sleep 1000 & echo x", "stdin": nil, "session": nil, "unknown": true}, "exited", 0, "x\n", []string{"1 leftover process was killed; start_process"}},
 		} {
 			r := a.use(test.tool, test.arguments)
-			got := structured[api.Answer](t, r)
+			got := metaReport[api.Answer](t, r)
 			if string(got.Cause) != test.cause || got.ExitCode != test.code || text(got.Stdout) != test.stdout || got.Teardown.Verdict != "proven" {
 				t.Errorf("%v: %+v", test.arguments, got)
 			}
@@ -209,7 +217,7 @@ func TestMCPFiles(t *testing.T) {
 	image, err := base64.StdEncoding.DecodeString(pixel)
 	harness.Must(t, err)
 	agents(t, "", func(t *testing.T, a *agent) {
-		session := structured[api.Session](t, a.use("create_session", nil)).ID
+		session := metaReport[api.Session](t, a.use("create_session", nil)).ID
 		for _, session := range []string{"", session} {
 			with := func(arguments map[string]any) map[string]any {
 				if session != "" {
@@ -225,7 +233,7 @@ func TestMCPFiles(t *testing.T) {
 			if c, ok := r.Content[1].(*mcp.ImageContent); !ok || c.MIMEType != "image/png" || !bytes.Equal(c.Data, image) {
 				t.Errorf("%+v", r.Content[1])
 			}
-			if got := structured[api.Answer](t, r).Files; len(got) != 1 || got[0].Path != "new.png" {
+			if got := metaReport[api.Answer](t, r).Files; len(got) != 1 || got[0].Path != "new.png" {
 				t.Errorf("%+v", got)
 			}
 			all := a.use("run_command", with(map[string]any{"command": "mkdir -p 'ü d'; echo x >'ü d/b%c.csv'; sleep 0.1", "collect": []string{"*/*.csv"}}))
@@ -270,19 +278,19 @@ func TestMCPCells(t *testing.T) {
 	image, err := base64.StdEncoding.DecodeString(pixel)
 	harness.Must(t, err)
 	agents(t, "", func(t *testing.T, a *agent) {
-		session := structured[api.Session](t, a.use("create_session", nil)).ID
+		session := metaReport[api.Session](t, a.use("create_session", nil)).ID
 		cell := func(code string, more ...any) (*mcp.CallToolResult, api.CellAnswer) {
 			arguments := map[string]any{"session": session, "code": code}
 			for i := 0; i+1 < len(more); i += 2 {
 				arguments[more[i].(string)] = more[i+1]
 			}
 			r := a.use("run_cell", arguments)
-			return r, structured[api.CellAnswer](t, r)
+			return r, metaReport[api.CellAnswer](t, r)
 		}
 		if r, c := cell("x = 6\nprint('in', 'print')\nx * 7"); c.Cause != "done" || c.State != "kept" || c.Number != 1 || said(r) != "cell 1: done\nstdout:\nin print\n\nvalue:\n42" {
 			t.Errorf("%q %+v", said(r), c)
 		}
-		if r, c := cell("1/0"); c.Exception == nil || c.State != "kept" || !strings.HasPrefix(said(r), "cell 2 has failed: ZeroDivisionError: ") || !strings.Contains(said(r), "Traceback") {
+		if r, c := cell("1/0"); c.Exception == nil || c.State != "kept" || !strings.HasPrefix(said(r), "cell 2 failed: ZeroDivisionError: ") || !strings.Contains(said(r), "Traceback") {
 			t.Errorf("%q %+v", said(r), c)
 		}
 		if r, c := cell("'a' * 1_000_000"); len(said(r)) > 80<<10 || !c.Results[0].Truncated {
@@ -310,7 +318,7 @@ Picture()`)
 		if r, c := cell("while True: pass", "timeout_ms", 200); !c.TimedOut || !strings.Contains(said(r), "timed out after 200 ms") {
 			t.Errorf("%q", said(r))
 		}
-		if r, c := cell("import os; os._exit(3)"); c.State != "lost" || !strings.Contains(said(r), "all that cells had defined is gone") {
+		if r, c := cell("import os; os._exit(3)"); c.State != "lost" || !strings.Contains(said(r), "all variables are lost") {
 			t.Errorf("%q", said(r))
 		}
 		if r, c := cell("x"); c.Number != 1 || c.Exception == nil {
@@ -335,7 +343,7 @@ Picture()`)
 func TestMCPSession(t *testing.T) {
 	t.Parallel()
 	agents(t, "", func(t *testing.T, a *agent) {
-		id := structured[api.Session](t, a.use("create_session", map[string]any{"idle_timeout_ms": 60_000, "files": []any{map[string]any{"path": "a", "text": "1"}}})).ID
+		id := metaReport[api.Session](t, a.use("create_session", map[string]any{"idle_timeout_ms": 60_000, "files": []any{map[string]any{"path": "a", "text": "1"}}})).ID
 		in := func(arguments map[string]any) map[string]any {
 			arguments["session"] = id
 			return arguments
@@ -343,7 +351,7 @@ func TestMCPSession(t *testing.T) {
 		long := strings.Repeat("é", 40<<10)
 		a.use("write_file", in(map[string]any{"path": "d/b", "text": long}))
 		a.use("write_file", in(map[string]any{"path": "c", "base64": "/wA="}))
-		if r := a.use("run_code", in(map[string]any{"language": "sh", "code": "cat a; wc -c <d/b; echo new >e"})); structured[api.Answer](t, r).Stdout == nil || !strings.Contains(said(r), "181920") {
+		if r := a.use("run_code", in(map[string]any{"language": "sh", "code": "cat a; wc -c <d/b; echo new >e"})); metaReport[api.Answer](t, r).Stdout == nil || !strings.Contains(said(r), "181920") {
 			t.Errorf("%s", said(r))
 		}
 		if r := a.use("list_files", in(map[string]any{})); !strings.Contains(said(r), "d/b\tfile\t81920 bytes\n") || !strings.Contains(said(r), "e\tfile\t4 bytes\n") {
@@ -355,7 +363,7 @@ func TestMCPSession(t *testing.T) {
 		}
 		var whole string
 		for from := int64(0); ; {
-			got := structured[content](t, a.use("read_file", in(map[string]any{"path": "d/b", "offset": from})))
+			got := metaReport[content](t, a.use("read_file", in(map[string]any{"path": "d/b", "offset": from})))
 			whole += got.Text
 			if got.Next == nil {
 				break
@@ -365,11 +373,11 @@ func TestMCPSession(t *testing.T) {
 		if whole != long {
 			t.Errorf("%d bytes of %d", len(whole), len(long))
 		}
-		if got := structured[content](t, a.use("read_file", in(map[string]any{"path": "c"}))); got.Base64 != "/wA=" {
+		if got := metaReport[content](t, a.use("read_file", in(map[string]any{"path": "c"}))); got.Base64 != "/wA=" {
 			t.Errorf("%+v", got)
 		}
 		a.use("write_file", in(map[string]any{"path": "f", "base64": "YcM="})) // an a, and half an é
-		if got := structured[content](t, a.use("read_file", in(map[string]any{"path": "f"}))); got.Base64 != "YcM=" || got.Next != nil {
+		if got := metaReport[content](t, a.use("read_file", in(map[string]any{"path": "f"}))); got.Base64 != "YcM=" || got.Next != nil {
 			t.Errorf("%+v", got)
 		}
 		if r := a.use("end_session", in(map[string]any{})); !strings.Contains(said(r), "proven") {
@@ -394,7 +402,6 @@ func TestMCPUsage(t *testing.T) {
 			{"run_code", map[string]any{}, "code"},
 			{"run_code", map[string]any{"code": 1}, "code"},
 			{"run_code", map[string]any{"code": "1", "language": "cobol"}, "cobol"},
-			{"run_code", map[string]any{"code": "1", "unknown": true}, "unknown"},
 			{"run_code", map[string]any{"code": "1", "timeout_ms": -1}, "timeout_ms"},
 			{"run_code", map[string]any{"code": "1", "timeout_ms": "5"}, "timeout_ms"},
 			{"run_code", map[string]any{"code": "1", "session": "none"}, "create_session"},
@@ -403,6 +410,7 @@ func TestMCPUsage(t *testing.T) {
 			{"run_code", map[string]any{"code": "1", "files": []any{map[string]any{"path": "a"}}}, "one of"},
 			{"run_code", map[string]any{"code": "1", "collect": []string{"["}}, "collect"},
 			{"run_code", []any{1}, "arguments"},
+			{"stop_process", map[string]any{"session": "none", "process": "x"}, "no such session"},
 			{"run_command", map[string]any{"command": "a\x00b"}, "NUL"},
 			{"create_session", map[string]any{"lifetime_ms": -1}, "lifetime_ms"},
 			{"end_session", map[string]any{"session": "none"}, "no such session"},
@@ -412,7 +420,7 @@ func TestMCPUsage(t *testing.T) {
 			{"list_files", map[string]any{}, "session"},
 		} {
 			r, err := a.CallTool(t.Context(), &mcp.CallToolParams{Name: test.tool, Arguments: test.arguments})
-			if err != nil || !r.IsError || !strings.Contains(said(r), test.word) {
+			if err != nil || !r.IsError || !strings.Contains(said(r), test.word) || !strings.HasSuffix(said(r), " (nothing was run)") {
 				t.Errorf("%s %v: %v %+v", test.tool, test.arguments, err, r)
 			}
 		}
@@ -503,7 +511,7 @@ func TestMCPLeaves(t *testing.T) {
 	}
 }
 
-// An agent of the older protocol cancels with a message and stays connected.
+// A client of the older protocol cancels a request by a message, gets no response, and stays connected.
 func TestMCPCanceledByMessage(t *testing.T) {
 	t.Parallel()
 	s := serve(t, cold)
@@ -521,9 +529,10 @@ func TestMCPCanceledByMessage(t *testing.T) {
 		t.Errorf("%d %s", status, b)
 	}
 	s.idle()
-	if b := <-answered; !strings.Contains(b, `"canceled"`) {
-		t.Errorf("%s", b)
+	if b := <-answered; strings.Contains(b, `"id"`) {
+		t.Errorf("a response to a canceled request: %s", b)
 	}
+	harness.Until(t, harness.Bound, "the log", func() bool { return strings.Contains(s.log.String(), `"cause":"canceled"`) })
 }
 
 // The oldest connections are closed to make room for new ones, and the others go on.
@@ -666,7 +675,7 @@ func TestMCPStdinCloses(t *testing.T) {
 	for _, config := range []string{cold, ""} {
 		s, in, out := stdio(t, config)
 		a := s.agent(&mcp.IOTransport{Reader: out, Writer: in}, "")
-		id := structured[api.Session](t, a.use("create_session", nil)).ID
+		id := metaReport[api.Session](t, a.use("create_session", nil)).ID
 		for _, arguments := range []map[string]any{{}, {"session": id}} {
 			arguments["command"] = "trap '' TERM; setsid sleep 4323 & sleep 4323; true"
 			go func() { _, _ = a.CallTool(t.Context(), &mcp.CallToolParams{Name: "run_command", Arguments: arguments}) }()
@@ -721,7 +730,7 @@ func TestMCPOutput(t *testing.T) {
 	agents(t, cold, func(t *testing.T, a *agent) {
 		const size = 1 << 30
 		r := a.use("run_command", map[string]any{"command": "head -c 1073741824 /dev/zero | tr '\\0' x; echo end", "timeout_ms": 120_000})
-		got := structured[api.Answer](t, r)
+		got := metaReport[api.Answer](t, r)
 		if got.StdoutBytes == nil || *got.StdoutBytes != size+4 || got.StdoutTruncated == nil || !*got.StdoutTruncated {
 			t.Errorf("%v bytes", got.StdoutBytes)
 		}
@@ -841,7 +850,7 @@ func TestMCPDocs(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/guides/agents.md")
 	harness.Must(t, err)
-	for _, tool := range []string{"run_code", "run_command", "run_cell", "create_session", "end_session", "write_file", "read_file", "list_files"} {
+	for _, tool := range []string{"run_code", "run_command", "run_cell", "create_session", "end_session", "write_file", "read_file", "list_files", "start_process", "list_processes", "read_process", "stop_process"} {
 		if !strings.Contains(string(text), "| `"+tool+"` |") {
 			t.Errorf("nothing of %s", tool)
 		}

@@ -578,7 +578,7 @@ func TestMCPParts(t *testing.T) {
 	t.Parallel()
 	dir, config := app(t)
 	agents(t, config, func(t *testing.T, a *agent) {
-		x := structured[api.Session](t, a.use("create_session", map[string]any{
+		x := metaReport[api.Session](t, a.use("create_session", map[string]any{
 			"overlay": map[string]any{"name": "app"}, "network": map[string]any{"allow": []string{"a.example.org"}},
 		}))
 		if x.Overlay == nil || x.Overlay.Path != "/work" {
