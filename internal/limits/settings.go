@@ -39,7 +39,7 @@ func (g *Group) settings() (list []setting) {
 			}
 			list = append(list, setting{"memory", dir + "/memory.limit_in_bytes", memory, false}, setting{swap, dir + "/memory.memsw.limit_in_bytes", value, swap == "memory"})
 			// What waits in connections counts apart (memory.rst, "TCP memory"), and not at all without a limit.
-			if tcp := dir + "/memory.kmem.tcp.limit_in_bytes"; exists(tcp) {
+			if tcp := dir + "/memory.kmem.tcp.limit_in_bytes"; g.exists(tcp) {
 				list = append(list, setting{"memory", tcp, memory, false})
 			}
 		}
@@ -48,6 +48,15 @@ func (g *Group) settings() (list []setting) {
 		list = append(list, setting{"pids", dir + "/pids.max", strconv.FormatInt(r.Pids, 10), false})
 	}
 	return list
+}
+
+// exists reports whether the cgroup has a file. A lasting group looks only once.
+func (g *Group) exists(path string) bool {
+	if l := g.lasting; l != nil && len(l.written) > 0 {
+		_, ok := l.written[path]
+		return ok
+	}
+	return exists(path)
 }
 
 // throttle is the CPU quota.

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
@@ -121,10 +124,10 @@ func (r *Room) quiet() (is, later bool) {
 	if r.sockets == nil {
 		return true, true
 	}
-	var sockets, inuse, orphans, waiting int
-	_, err := fmt.Sscanf(text(r.sockets), "sockets: used %d\nTCP: inuse %d orphan %d tw %d", &sockets, &inuse, &orphans, &waiting)
-	later = err == nil && inuse == 0 && waiting == 0 && text(r.devices) == r.untouched
-	return later && sockets == 0, later
+	// sockets: used 0 / TCP: inuse 0 orphan 0 tw 0 alloc 1 mem 0
+	fields := strings.Fields(text(r.sockets))
+	later = len(fields) > 9 && fields[5] == "0" && fields[9] == "0" && text(r.devices) == r.untouched
+	return later && fields[2] == "0", later
 }
 
 // awaitQuiet waits for a moment until it is. The sockets of netlink(7), by which C libraries ask for addresses,
@@ -139,11 +142,12 @@ func (r *Room) awaitQuiet() bool {
 	}
 }
 
-// text is the beginning of a file of /proc's, read anew; empty if it cannot be.
+// text returns the beginning of a file in /proc, read anew, or "" if that fails. The kernel returns the text
+// in one piece, so there is no second call for the end of the file.
 func text(f *os.File) string {
 	b := make([]byte, 1024) // more than one device
-	n, _ := f.ReadAt(b, 0)
-	return string(b[:n])
+	n, _ := unix.Pread(proc.Descriptor(f), b, 0)
+	return string(b[:max(n, 0)])
 }
 
 // Start runs the call's command. It does not wait until the command was executed: that it
