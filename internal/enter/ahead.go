@@ -82,6 +82,26 @@ var ownMounts = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'e', 'l', 'f', '/',
 
 var makerName = [16]byte{'s', 'b', 'x', 'r', 'u', 'n', '-', 'm', 'a', 'k', 'e', 'r'}
 
+// enterMaker joins the room's namespaces and takes a copy of its mounts, which each init copies in turn. It unmounts
+// what every init mounts anew. Only the user namespace that owns the mounts, outer, may do that: in any other they are
+// locked (mount_namespaces(7)).
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) enterMaker(room, outer uintptr) {
+	e.must(stepOuter, unix.SYS_SETNS, outer, unix.CLONE_NEWUSER, 0, 0, 0)
+	e.must(stepSetns, unix.SYS_SETNS, room, e.namespaces&^unix.CLONE_NEWUSER, 0, 0, 0)
+	e.must(stepMounts, unix.SYS_UNSHARE, unix.CLONE_NEWNS, 0, 0, 0, 0)
+	e.must(stepMounts, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&proc.Root)), 0, unix.MS_REC|unix.MS_PRIVATE, 0)
+	dirs := e.maker.places[0].fresh
+	for i := len(dirs) - 1; i >= 0; i-- {
+		syscall.RawSyscall(unix.SYS_UMOUNT2, uintptr(unsafe.Pointer(dirs[i].target)), unix.MNT_DETACH, 0)
+	}
+	syscall.RawSyscall(unix.SYS_UMOUNT2, uintptr(unsafe.Pointer(&ptsDir)), unix.MNT_DETACH, 0)
+	e.joinUser(room)
+}
+
 // make makes inits, until sbxrun is done with the room or dead.
 //
 //go:nosplit
@@ -92,16 +112,6 @@ func (e *entry) make() {
 	e.must(stepName, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&makerName)), 0, 0, 0)
 	// The keeper's socket among them.
 	e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryReady, proc.MaxFD, 0, 0, 0)
-	// Each init has a copy of these mounts. What it mounts anew need not be in it, where it can
-	// be taken away: mounts that came from a more privileged namespace cannot
-	// (mount_namespaces(7)).
-	e.must(stepMounts, unix.SYS_UNSHARE, unix.CLONE_NEWNS, 0, 0, 0, 0)
-	e.must(stepMounts, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&proc.Root)), 0, unix.MS_REC|unix.MS_PRIVATE, 0)
-	dirs := m.places[0].fresh
-	for i := len(dirs) - 1; i >= 0; i-- {
-		syscall.RawSyscall(unix.SYS_UMOUNT2, uintptr(unsafe.Pointer(dirs[i].target)), unix.MNT_DETACH, 0)
-	}
-	syscall.RawSyscall(unix.SYS_UMOUNT2, uintptr(unsafe.Pointer(&ptsDir)), unix.MNT_DETACH, 0)
 	e.gainNothing()
 	if m.filter != nil {
 		e.must(stepFilter, unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(m.filter)), 0, 0)
@@ -156,16 +166,36 @@ func (e *entry) takeAhead() {
 	to.place, to.left = e.ahead.place, e.ahead.size
 }
 
+// Requests for [entry.openOwn] (linux/pidfd.h).
+const (
+	pidfdMounts = 0xff03 // PIDFD_GET_MNT_NAMESPACE
+	pidfdPIDs   = 0xff05 // PIDFD_GET_PID_NAMESPACE
+)
+
+// openOwn opens a namespace of init by an ioctl of init's pidfd. Before Linux 6.11 it opens the path in /proc, for
+// which the kernel has to make four inodes.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) openOwn(pidfd, request, path uintptr) uintptr {
+	fd, _, errno := syscall.RawSyscall(unix.SYS_IOCTL, pidfd, request, 0)
+	if errno == 0 {
+		return fd
+	}
+	return e.must(stepIntroduce, unix.SYS_OPENAT, uintptr(proc.AtCWD), path, unix.O_RDONLY|unix.O_CLOEXEC, 0, 0)
+}
+
 // introduce says that init is there, by descriptors that sbxrun has no doubt of.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
-func (e *entry) introduce() {
+func (e *entry) introduce(pidfd uintptr) {
 	h := &e.ahead.hello
 	fds := &h.control.fds
-	fds[helloPidfd] = int32(e.must(stepIntroduce, unix.SYS_PIDFD_OPEN, 1, 0, 0, 0, 0))
-	fds[helloMounts] = int32(e.must(stepIntroduce, unix.SYS_OPENAT, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(&ownMounts)), unix.O_RDONLY|unix.O_CLOEXEC, 0, 0))
+	fds[helloPidfd] = int32(pidfd)
+	fds[helloMounts] = int32(e.openOwn(pidfd, pidfdMounts, uintptr(unsafe.Pointer(&ownMounts))))
 	// A policy's may not be there, which the command will find.
 	dir, _, errno := syscall.RawSyscall6(unix.SYS_OPENAT, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(e.ahead.workdir)), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0, 0, 0)
 	fds[helloWorkdir] = int32(dir)

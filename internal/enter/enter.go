@@ -280,6 +280,8 @@ func enter(p unsafe.Pointer) {
 	}
 	if e.furnishing.wanted {
 		e.enterNew(room, outer)
+	} else if e.maker != nil {
+		e.enterMaker(room, outer)
 	} else {
 		e.must(stepSetns, unix.SYS_SETNS, room, e.namespaces, 0, 0, 0)
 	}
@@ -442,14 +444,20 @@ func (e *entry) present() {
 	// gate closed, and we the socket.
 	e.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 	e.must(stepName, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&initName)), 0, 0, 0)
-	// The /proc that is here is the sandbox's, in which we are as well; or our own.
-	e.must(stepIdentity, unix.SYS_NEWFSTATAT, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(&ownPIDNS)), uintptr(unsafe.Pointer(&e.stat)), 0, 0)
 	pid, _, _ := syscall.RawSyscall(unix.SYS_GETPID, 0, 0, 0)
-	e.msg = message{kind: messageReady, pidNS: e.stat.Ino, inside: int64(pid)}
+	e.msg = message{kind: messageReady, inside: int64(pid)}
+	pids := uintptr(unsafe.Pointer(&ownPIDNS))
 	if e.ahead != nil {
-		e.introduce()
+		pidfd := e.must(stepIntroduce, unix.SYS_PIDFD_OPEN, 1, 0, 0, 0, 0)
+		fd := e.openOwn(pidfd, pidfdPIDs, pids)
+		e.must(stepIdentity, unix.SYS_FSTAT, fd, uintptr(unsafe.Pointer(&e.stat)), 0, 0, 0)
+		e.msg.pidNS = e.stat.Ino
+		e.introduce(pidfd)
 		return
 	}
+	// This is the /proc of the sandbox, to which init belongs.
+	e.must(stepIdentity, unix.SYS_NEWFSTATAT, uintptr(proc.AtCWD), pids, uintptr(unsafe.Pointer(&e.stat)), 0, 0)
+	e.msg.pidNS = e.stat.Ino
 	e.say()
 }
 

@@ -148,7 +148,15 @@ func (e *entry) enterNew(room, outer uintptr) {
 	}
 	e.must(stepSetns, unix.SYS_SETNS, room, e.namespaces&^unix.CLONE_NEWUSER, 0, 0, 0)
 	e.furnish()
-	// EINVAL: bwrap has made one user namespace, and we are in it.
+	e.joinUser(room)
+}
+
+// joinUser joins the user namespace of the room's PID 1. EINVAL: bwrap has made only one, and the process is in it.
+//
+//go:nosplit
+//go:norace
+//go:nocheckptr
+func (e *entry) joinUser(room uintptr) {
 	if _, _, errno := syscall.RawSyscall(unix.SYS_SETNS, room, unix.CLONE_NEWUSER, 0); errno != 0 && errno != unix.EINVAL {
 		e.fail(stepSetns, errno)
 	}

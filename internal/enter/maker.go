@@ -48,7 +48,7 @@ func (e Entry) Make(ctx context.Context, room *proc.Process) (*Maker, error) {
 		err = m.openLauncher()
 	}
 	if err == nil {
-		err = m.Enter(room)
+		err = m.enter(room)
 	}
 	if err != nil {
 		return m, err
@@ -74,6 +74,16 @@ func (e Entry) Make(ctx context.Context, room *proc.Process) (*Maker, error) {
 		m.err = m.explain(m.err)
 	}
 	return m, m.err
+}
+
+// enter hands over the room.
+func (m *Maker) enter(room *proc.Process) error {
+	outer, err := room.NamespaceOwner("mnt")
+	if err != nil {
+		return err
+	}
+	defer outer.Close()
+	return m.Enter(room, outer)
 }
 
 // lay puts everything into the form that system calls take.

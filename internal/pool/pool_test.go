@@ -487,6 +487,18 @@ os.setpriority(os.PRIO_PROCESS, 0, 5)
 	}
 }
 
+// A call's own /tmp, /dev/shm and /dev/pts are not mounted over those of the room: the kernel would copy the room's
+// mounts for every call.
+func TestOneMountEach(t *testing.T) {
+	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
+	_, text := in(t, take(t, p, "a"), job.Spec{}, "cat", "/proc/self/mountinfo")
+	for _, dir := range []string{"/tmp", "/dev/shm", "/dev/pts"} {
+		if n := strings.Count(text, " / "+dir+" "); n != 1 {
+			t.Errorf("%d mounts at %s, want 1: %s", n, dir, text)
+		}
+	}
+}
+
 // takeover tries to take PID 1 of the call over, and to reach beyond it.
 func TestTakeover(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
