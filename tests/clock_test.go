@@ -11,38 +11,6 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A long run survives the end of sbxrun's threads, with one CPU and constant garbage collection. A
-// parent-death signal would depend on a thread (prctl(2), PR_SET_PDEATHSIG).
-func TestThreadChurn(t *testing.T) {
-	// Not in parallel: it keeps a CPU busy.
-	for _, env := range [][]string{
-		{"GOMAXPROCS=1", "GOGC=1"},
-		{"GOMAXPROCS=8", "GOGC=1", "GODEBUG=asyncpreemptoff=1"},
-	} {
-		t.Run(env[0], func(t *testing.T) {
-			t.Parallel()
-			// Captured output makes sbxrun allocate, and signals that it ignores keep its threads
-			// busy.
-			p := harness.Start(t, harness.Options{Env: env}, "--json", "--timeout", "120",
-				"sh", "-c", "i=0; while [ $i -lt 20 ]; do head -c 500000 /dev/zero; sleep 0.1; i=$((i+1)); done; exit 7")
-			for running := true; running; {
-				select {
-				case <-p.Exited():
-					running = false
-				case <-time.After(2 * time.Millisecond):
-					p.Signal(syscall.SIGURG)
-					p.Signal(syscall.SIGWINCH)
-				}
-			}
-			r := p.Wait()
-			r.Expect(t, 7, "exited")
-			if r.Elapsed < 2*time.Second {
-				t.Errorf("over after %v already", r.Elapsed)
-			}
-		})
-	}
-}
-
 // The deadline is a point in time: it counts while sbxrun is stopped, as after a suspend, and
 // fires as soon as sbxrun continues.
 func TestClockStopped(t *testing.T) {

@@ -134,11 +134,11 @@ func TestOutputClosed(t *testing.T) {
 func TestOutputClosedTerminal(t *testing.T) {
 	// Not in parallel, so that an orphan is not blamed on another test.
 	closing := []string{"bash", "-c", `"$@" | head -1; exit ${PIPESTATUS[0]}`, "-"}
-	r := harness.Run(t, harness.Options{Wrap: closing}, "--tty", "--timeout", "3", "/fixtures/out-flood")
+	r := harness.Run(t, harness.Options{Wrap: closing}, "--tty", "--timeout", "1", "/fixtures/out-flood")
 	if r.Report == nil {
 		t.Fatalf("exit code %d without a report", r.ExitCode)
 	}
-	harness.Within(t, "the run", r.Elapsed, 0, 3500*time.Millisecond)
+	harness.Within(t, "the run", r.Elapsed, 0, 1500*time.Millisecond)
 }
 
 // When the terminal is closed, the kernel sends SIGHUP to its session leader.

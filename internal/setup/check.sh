@@ -1,46 +1,48 @@
 #!/bin/sh
-# Runs the checks that every commit must pass in addition to test.sh: lint, man pages and completions, the
-# other user, and the tests that take long. All steps run; the last lines name those that failed.
-# tests/README.md lists what check and nightly add to test.
+# Runs the checks that every commit must pass in addition to test.sh: lint, man pages and completions, the race
+# detector, the other user, and slow tests. All steps run; the last lines name those that failed.
 set -eu
 cd "$(dirname "$0")/../.."
 . internal/setup/steps.sh
 [ -n "$race" ] || left_out "the race detector, there is no C compiler"
 units=$(go list ./... | grep -v '/tests$\|/tests/')
 . internal/setup/later.sh
-# The current user has run the tests of the command with test.sh, so this runs only those that test.sh leaves out or
-# repeats less. On a slow machine everything would take three hours: rare events get a tenth of the tries, and
-# the other user only the tests that test.sh has.
+# The current user has run all tests with test.sh, so this runs the quick unit tests with the race detector, and
+# otherwise only the tests that test.sh leaves out or repeats less. The other user has all tests except those that do
+# not depend on the user. On a slow machine that would take three hours: rare events get a tenth of the tries, and the
+# other user only the tests that test.sh has.
 [ "$slow" = 1 ] || note "NOT ALL: this machine is $slow times slower than usual"
 
-# user NAME [FLAG...]: the tests as one user, with FLAG all of them. The race detector is for those
-# beside the code, as the user you are; those in tests run the built command.
+# user NAME [FLAG...]: the tests as one user; with FLAG, the other one.
 # shellcheck disable=SC2086 # lists of words
 user() {
-    who=$1 soak=50 run=$units some="-run $later|$rare" detector=$race
+    who=$1 soak=50
+    [ "$slow" = 1 ] || soak=10
     shift
-    if [ $# != 0 ]; then
-        some= detector=
+    if [ $# = 0 ]; then
+        step "unit tests as $who" $bounds CGO_ENABLED=$((${#race} > 0)) "$suite" "as $who" $race $quick -skip "$later" $units
+        rest=$later
+        [ "$slow" != 1 ] || rest="$later|$rare"
+        set -- -run "$rest" -skip "^Test($longest)\$" \
+            ./internal/barefork ./internal/cells ./internal/cli ./internal/clidoc ./internal/server ./internal/setup ./internal/state
+    else
         # Object code is the same for everybody, and to build it as somebody else would
         # need another cache of modules.
-        run=$(echo "$units" | grep -v '/internal/barefork$')
+        step "unit tests as $who" $bounds "$suite" "as $who" $quick "$@" -skip "^Test($anyone)\$" $(echo "$units" | grep -v '/internal/barefork$')
+        rest=
+        [ "$slow" = 1 ] || rest="$later|"
+        set -- "$@" -skip "$rest^Test($longest|$anyone)\$"
     fi
-    if [ "$slow" != 1 ]; then
-        soak=10
-        some="-run $later"
-        [ $# = 0 ] || some="-skip $later"
-    fi
-    step "unit tests as $who" $bounds CGO_ENABLED=$((${#detector} > 0)) "$suite" "as $who" $detector $quick "$@" $run
-    step "tests of the command as $who" $wide SBXRUN_SOAK="${SBXRUN_SOAK:-$soak}" "$suite" "as $who" $quick -p 3 -parallel 4 $some "$@" ./tests/faults ./tests/...
+    step "tests of the command as $who" $wide SBXRUN_SOAK="${SBXRUN_SOAK:-$soak}" "$suite" "as $who" $quick -p 3 -parallel 4 "$@" ./tests/faults ./tests/...
 }
 
+# shellcheck disable=SC2086 # lists of words
+beside "a cluster" $wide go -C tests/cluster test -count=1 $quick -timeout 30m ./... # it mostly waits
 step lint internal/setup/lint.sh
-step "other architectures" env SBXRUN_SOAK=1 go test -count=1 ./internal/arch
 step "man pages" ./setup.sh man
 step completions ./setup.sh completions
 step "manifests of the examples" go -C tests/manifests test -count=1 $quick ./...
-# shellcheck disable=SC2086 # two words
-step "a cluster" $bounds go -C tests/cluster test -count=1 $quick -timeout 30m ./...
+joined
 user "uid $(id -u)"
 if [ "$slow" != 1 ]; then # these are never fewer
     step "500 signals" $bounds SBXRUN_SOAK=100 "$suite" "500 signals" $quick -run '^TestSoak$' ./tests/faults
@@ -63,5 +65,4 @@ if [ "$(id -u)" = 0 ]; then
     fi
 fi
 
-step fuzzing internal/setup/fuzz.sh 1000x
 finish

@@ -162,6 +162,17 @@ func TestRare(t *testing.T) {
 		}
 		return all
 	}
+	for _, name := range names("longest") {
+		if !slices.Contains(names("later"), name) {
+			t.Errorf("Test%s is left to nightly.sh, but not left out by test.sh", name)
+		}
+	}
+	sources := sources(t)
+	for _, name := range names("anyone") {
+		if !strings.Contains(sources, "\nfunc Test"+name+"(") {
+			t.Errorf("check.sh leaves out Test%s, which no test is called", name)
+		}
+	}
 	var want []string
 	for _, dir := range []string{"", "faults", "network", "serve"} {
 		calls := calls(t, filepath.Join("../../tests", dir))
@@ -215,11 +226,10 @@ func reaches(calls map[string][]string, from, to string, seen map[string]bool) b
 // check.sh and nightly.sh report what failed and what could not run.
 func TestCheck(t *testing.T) {
 	const (
-		first  = "ok: lint\nok: other architectures\nok: man pages\nok: completions\nok: manifests of the examples\nok: a cluster\n"
+		first  = "ok: lint\nok: man pages\nok: completions\nok: manifests of the examples\nok: a cluster\n"
 		root   = "ok: unit tests as uid 0\nok: tests of the command as uid 0\n"
 		nobody = "ok: unit tests as uid 61002\nok: tests of the command as uid 61002\n"
 		user   = "ok: unit tests as uid 1000\nok: tests of the command as uid 1000\n"
-		fuzz   = "ok: fuzzing\n"
 		noSudo = "NOT RUN: the tests as root: sudo is not here, or asks for a password\n"
 		noCC   = "NOT RUN: the race detector, there is no C compiler\n"
 
@@ -227,8 +237,10 @@ func TestCheck(t *testing.T) {
 		noApt   = "NOT RUN: other versions of bubblewrap, which a C compiler and Debian's apt are needed for\n"
 		noRoot  = "NOT RUN: packages, which root installs: sudo is not here, or asks for a password\n"
 		signals = "ok: 10,000 signals\n"
+		longest = "ok: the longest tests\n"
+		fuzz    = "ok: other architectures\nok: fuzzing\n"
 		vm      = "ok: the virtual machine\n"
-		nightly = bwraps + "ok: packages\n" + signals + fuzz + vm
+		nightly = bwraps + "ok: packages\n" + signals + longest + fuzz + vm
 	)
 	failed := func(summary string) string { return strings.ReplaceAll(summary, "ok: ", "FAILED: ") }
 	passed := func(summary string, names ...string) string { // these steps run no go test
@@ -249,28 +261,28 @@ func TestCheck(t *testing.T) {
 		code     int
 		want     string // the last lines
 	}{
-		{script: "check.sh", name: "root", uid: "0", output: passes, want: first + root + nobody + fuzz},
-		{script: "check.sh", name: "root in CI", uid: "0", output: passes, strict: true, want: first + root + nobody + fuzz},
+		{script: "check.sh", name: "root", uid: "0", output: passes, want: first + root + nobody},
+		{script: "check.sh", name: "root in CI", uid: "0", output: passes, strict: true, want: first + root + nobody},
 		{script: "check.sh", name: "failure", uid: "0", output: fails, code: 1,
-			want: passed(failed(first+root+nobody+fuzz), "lint", "man pages", "completions")},
+			want: passed(failed(first+root+nobody), "lint", "man pages", "completions")},
 		{script: "check.sh", name: "skip in CI", uid: "0", output: skips, strict: true, code: 1,
-			want: first + failed(root+nobody) + fuzz},
-		{script: "check.sh", name: "user with sudo", uid: "1000", output: passes, sudo: true, want: first + user + root + fuzz},
-		{script: "check.sh", name: "user without sudo", uid: "1000", output: passes, want: first + user + noSudo + fuzz},
-		{script: "check.sh", name: "user without sudo in CI", uid: "1000", output: passes, strict: true, code: 1, want: first + user + noSudo + fuzz},
-		{script: "check.sh", name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noCC + first + root + nobody + fuzz},
-		{script: "check.sh", name: "no compiler in CI", uid: "0", output: passes, compiler: "no-such-compiler", strict: true, code: 1, want: noCC + first + root + nobody + fuzz},
+			want: first + failed(root+nobody)},
+		{script: "check.sh", name: "user with sudo", uid: "1000", output: passes, sudo: true, want: first + user + root},
+		{script: "check.sh", name: "user without sudo", uid: "1000", output: passes, want: first + user + noSudo},
+		{script: "check.sh", name: "user without sudo in CI", uid: "1000", output: passes, strict: true, code: 1, want: first + user + noSudo},
+		{script: "check.sh", name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noCC + first + root + nobody},
+		{script: "check.sh", name: "no compiler in CI", uid: "0", output: passes, compiler: "no-such-compiler", strict: true, code: 1, want: noCC + first + root + nobody},
 
 		{script: "nightly.sh", name: "root", uid: "0", output: passes, want: nightly},
 		{script: "nightly.sh", name: "failure", uid: "0", output: fails, code: 1,
 			want: passed(failed(nightly), "other versions", "packages", "the virtual machine")},
 		{script: "nightly.sh", name: "skip in CI", uid: "0", output: skips, strict: true, code: 1,
-			want: strings.Replace(nightly, signals, failed(signals), 1)},
-		{script: "nightly.sh", name: "user without sudo", uid: "1000", output: passes, want: bwraps + noRoot + signals + fuzz + vm},
-		{script: "nightly.sh", name: "user without sudo in CI", uid: "1000", output: passes, strict: true, code: 1, want: bwraps + noRoot + signals + fuzz + vm},
-		{script: "nightly.sh", name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noApt + "ok: packages\n" + signals + fuzz + vm},
+			want: strings.Replace(nightly, signals+longest, failed(signals+longest), 1)},
+		{script: "nightly.sh", name: "user without sudo", uid: "1000", output: passes, want: bwraps + noRoot + signals + longest + fuzz + vm},
+		{script: "nightly.sh", name: "user without sudo in CI", uid: "1000", output: passes, strict: true, code: 1, want: bwraps + noRoot + signals + longest + fuzz + vm},
+		{script: "nightly.sh", name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noApt + "ok: packages\n" + signals + longest + fuzz + vm},
 		{script: "nightly.sh", name: "elsewhere", uid: "0", output: passes, foreign: true,
-			want: noApt + "NOT RUN: packages, which Debian's own programs install\n" + signals + fuzz + "NOT RUN: the virtual machine, which comes from Debian for amd64\n"},
+			want: noApt + "NOT RUN: packages, which Debian's own programs install\n" + signals + longest + fuzz + "NOT RUN: the virtual machine, which comes from Debian for amd64\n"},
 	} {
 		t.Run(tt.script+" "+tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -303,7 +315,7 @@ func TestCheck(t *testing.T) {
 			if shown := strings.Contains(before, "\n    bad.go:1: the reason\n--- FAIL: TestBad (0.00s)\n"); shown != (tt.output == fails) {
 				t.Errorf("shown is %q", before)
 			}
-			if again := strings.Contains(before, "\ncheck: fuzzing printed last:\n"); again != (tt.output == fails) {
+			if again := strings.Contains(before, " printed last:\n"); again != strings.Contains(summary, "FAILED: ") {
 				t.Errorf("shown again is %q", before)
 			}
 			if tt.script != "check.sh" {

@@ -1,9 +1,8 @@
 # shellcheck shell=sh
-# Sets later to what test.sh leaves to check.sh, as go test's -skip takes it: what takes other builds
-# of everything (test.sh leaves out some of internal/barefork, too, by -short), what starts other
-# languages' programs or a browser most of the time, what waits for ten seconds several times, and what
-# does one thing over and over: kills at each step, plants each kind of file, tries each limit, makes
-# hundreds of processes.
+# Sets later to the tests that test.sh leaves to check.sh, for go test's -skip: those that build everything again
+# (-short also leaves out some of internal/barefork), mostly run other languages' programs or a browser, wait for ten
+# seconds several times, or repeat one thing: a kill at each step, each kind of planted file, each limit, hundreds of
+# processes.
 later='ServeSoak|HostileCells|Languages|PythonClients|NodeClient|Examples|Page|PagesOfOtherSites|Builds|Library|Install'
 later="$later|Soak|KilledInPhases|KilledAtSystemCalls|BwrapFake|BwrapSilent|BwrapRelay|BwrapRelayStart|ExecKilledInPhases|ApplyKilled|SnapshotKilled|Races"
 later="$later|StatePlanted|StatePlantedAbove|StateGarbageRecord|StateGarbageFiles|StateTruncated|StateDescriptors|DiskFull"
@@ -11,8 +10,13 @@ later="$later|Faults|MCPOutput|PackageManagers|Shells|RecordTruncated|NoTaskLeft
 later="$later|OutsideHoldsExec|OutsideHoldsRun|ReaderBlocked|ReaderOfMessagesBlocked"
 later="$later|FewDescriptors|SmallLimits|NoTaskLeftAtStart|BigTeardown|ManyEntries|RecycledPIDs|ExecHandlesKept|ExecVeryShortTimeout|DeadlineAtTheEnd"
 later="^Test($later)\$"
-# Sets rare to what else tries more often the larger SBXRUN_SOAK is: test.sh has it with few tries, and
-# check.sh once more with many.
+# Sets longest to those of them that check.sh leaves to nightly.sh, and anyone to the tests that check.sh runs only as
+# the current user, because they do not depend on the user.
+longest='ManyEntries|RecycledPIDs'
+anyone='Docs|DocLinks|BackendPython|PythonClients|NodeClient|AsyncioCancelled|PythonMistakes|NodeAborted|NodeConnects'
+anyone="$anyone|ClientTypes|ClientTypesChecked|Examples|Page|PageFailures|PagesOfOtherSites|MCPDocs|Languages|Shells|PackageManagers"
+# Sets rare to the other tests whose number of tries depends on SBXRUN_SOAK: test.sh runs them with few tries, and
+# check.sh again with many.
 rare='CurrentDirectoryExchanged|MountRace|ExecKilled|ExecSoak|KillMany|KillsItself|NeverReaped|VolumeKilled|CleanupWhileStarting'
 rare="$rare|ExecDetachedRandom|ExecHandleKilled|ExecKilledRandomly|ExecWhileKilled|SandboxesKilledRandomly|SandboxKilledRunning|QuitCalls|KilledAfterDelays"
 rare="$rare|KilledRandomly|KilledRandomlyIdmapped|KilledRandomlyCapturing|KilledRandomlyAtEnd|KilledRandomlyTerminal|StoppedEarly|ThreadChurn|StartClientKilled"

@@ -1,9 +1,10 @@
 #!/bin/sh
 # Runs the checks that take too long for every commit: other versions of bubblewrap, packages, a virtual
-# machine with another kernel, 10,000 random signals, and long fuzzing.
+# machine with another kernel, 10,000 random signals, the longest tests, other architectures, and fuzzing.
 set -eu
 cd "$(dirname "$0")/../.."
 . internal/setup/steps.sh
+. internal/setup/later.sh
 
 # On a slow machine the virtual machine runs only some tests, and so does the ordinary user anyway.
 some='Exec(Trees|NothingLeft|Concurrent|Codes|StatusFromKernel|Stdin)|Names|Kill|Status|Limit|Pressure|NoTask' pattern=.
@@ -25,6 +26,8 @@ else
 fi
 # shellcheck disable=SC2086 # lists of words
 step "10,000 signals" $bounds SBXRUN_SOAK=2000 "$suite" "10,000 signals" $quick -run '^TestSoak$' ./tests/faults
+step "the longest tests" $wide SBXRUN_SOAK=50 "$suite" "the longest tests" $quick -parallel 4 -run "^Test($longest)\$" ./tests/faults ./tests
+step "other architectures" env SBXRUN_SOAK=1 go test -count=1 ./internal/arch
 step fuzzing internal/setup/fuzz.sh 50000x
 if [ "$machine" = amd64 ]; then
     step "the virtual machine" internal/setup/vm/test.sh --as-user "$some" "$pattern"

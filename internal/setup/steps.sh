@@ -29,7 +29,8 @@ step() {
     shift
     echo
     echo "check: $name"
-    begin=$(date +%s)
+    begin=${since:-$(date +%s)}
+    since=
     verdict=ok
     rm -f "$work/failed"
     { "$@" </dev/null || : >"$work/failed"; } 2>&1 | tee "$work/output"
@@ -39,6 +40,21 @@ step() {
         { echo && echo "check: $name printed last:" && grep -v '^ok' "$work/output" | tail -n 30 | cut -c 1-300; } >>"$work/last" || :
     fi
     note "$verdict: $name, $(($(date +%s) - begin)) s"
+}
+
+# beside NAME COMMAND...: a step that runs beside the next ones, until joined.
+beside() {
+    beside=$1
+    shift
+    started=$(date +%s)
+    { rm -f "$work/beside.ok" && "$@" </dev/null && : >"$work/beside.ok"; } >"$work/beside" 2>&1 &
+}
+
+joined() {
+    wait || :
+    since=$started
+    # shellcheck disable=SC2016 # for the other shell
+    step "$beside" sh -c 'cat "$1" && [ -e "$1.ok" ]' - "$work/beside"
 }
 
 # finish: repeats the end of each failed step, because a reader of a long log may have only its end, then prints the

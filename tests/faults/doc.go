@@ -50,7 +50,7 @@
 // every process that is left.
 //
 // The tests of this package run one after another, so that everything below the test process
-// belongs to the current run. SBXRUN_SOAK=N sets the number of repetitions: 10 by default, 50 in
+// belongs to the current run. SBXRUN_SOAK=N sets the number of repetitions: 4 by default, 50 in
 // setup.sh check. With 500, TestSandboxesKilledRandomly starts that many sandboxes; from 1000 on,
 // the system-call tests try every call instead of a sample; with 2000, TestSoak sends 10,000
 // signals.

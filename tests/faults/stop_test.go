@@ -27,7 +27,7 @@ func begun(t *testing.T, flags, payload []string) (*run, [roles]int) {
 
 // proof is the proof timeout for tests that wait for it in vain. It is long enough for everything
 // that can be proven, even if a process gets no CPU for seconds.
-var proof = harness.Scaled(800 * time.Millisecond)
+var proof = harness.Scaled(400 * time.Millisecond)
 
 // stoppedBefore starts a run, and stops one of its processes after the command has started and
 // before the deadline. If the deadline comes first, it tries twice the deadline.
@@ -265,7 +265,7 @@ func TestUnprovenGoes(t *testing.T) {
 // A command that exits by itself after the deadline has timed out, even if a stopped sbxrun did
 // nothing and the keeper's grace period is not over.
 func TestEndedLate(t *testing.T) {
-	for deadline := harness.Scaled(time.Second); deadline < bound/4; deadline *= 2 {
+	for deadline := harness.Deadline(500 * time.Millisecond); deadline < bound/4; deadline *= 2 {
 		script := fmt.Sprintf(": >/out/ran; sleep %v; exit 7", 2*deadline.Seconds())
 		r, pids := begun(t, []string{"--timeout", deadline.String(), "--grace", bound.String()}, []string{"sh", "-c", script})
 		r.hit(pids, roleSbxrun, unix.SIGSTOP)
@@ -289,7 +289,7 @@ func TestEndedLate(t *testing.T) {
 // sbxrun waits once for the proof timeout, and not again for the keeper. A tracer keeps a killed
 // process from exiting (ptrace(2), PTRACE_O_TRACEEXIT).
 func TestUnprovenReturns(t *testing.T) {
-	const patience = 4 * time.Second
+	const patience = 2 * time.Second
 	r, pids := begun(t, []string{"--proof-timeout", patience.String()}, busy)
 	runtime.LockOSThread() // a tracer is a thread
 	defer runtime.UnlockOSThread()

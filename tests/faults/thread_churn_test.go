@@ -18,7 +18,7 @@ func TestThreadChurn(t *testing.T) {
 	case n >= enough:
 		seconds = "2"
 	}
-	for _, procs := range []string{"1", "2"} {
+	for _, procs := range []string{"1", "8"} {
 		r := start(t, options{env: []string{
 			"GOMAXPROCS=" + procs, "GOGC=1", "GODEBUG=gctrace=1,gcstoptheworld=1,asyncpreemptoff=0",
 		}}, "--json", "--timeout", lifetime, "sh", "-c", ": >/out/ran; timeout "+seconds+" yes; yes | head -c 1M; setsid sleep 600 & exit 7")

@@ -141,12 +141,12 @@ func ownTerms() error {
 	return unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 }
 
-// Soak returns the number of repetitions of tests that look for rare events: SBXRUN_SOAK, or 10.
+// Soak returns the number of repetitions of tests that look for rare events: SBXRUN_SOAK, or 4.
 func Soak(t T) int {
 	t.Helper()
 	text := os.Getenv("SBXRUN_SOAK")
 	if text == "" {
-		return 10
+		return 4
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 {

@@ -700,7 +700,7 @@ func TestMCPStdinCloses(t *testing.T) {
 // SIGKILL leaves no process, and the next sbxrun mcp removes leftovers from the state directory.
 func TestMCPKilled(t *testing.T) {
 	t.Parallel()
-	for range harness.Soak(t) / 10 {
+	for range max(1, harness.Soak(t)/10) {
 		s, in, out := stdio(t, "")
 		a := s.agent(&mcp.IOTransport{Reader: out, Writer: in}, "")
 		go func() {
