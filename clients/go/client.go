@@ -1,8 +1,8 @@
 // Package sbxrun is a client of `sbxrun serve`, which runs untrusted commands and programs.
 //
-// A non-zero exit code and a timeout are reports. Errors are for what has not run ([*Refused]), of
-// which something may be left ([*Unproven]), or whose answer did not arrive ([*Lost]). Cancelling the
-// context disconnects, and the server ends the call.
+// A non-zero exit code and a timeout are reports. Errors mean that nothing has run ([*Refused]),
+// that processes may still be running ([*Unproven]), or that the response did not arrive ([*Lost]).
+// Cancelling the context disconnects, and the server ends the call.
 package sbxrun
 
 import (
@@ -30,14 +30,14 @@ import (
 type Client struct {
 	// Token is sent with each request, to a server that listens on TCP.
 	Token string
-	// Margin is how much longer than a call's own timeout its answer is waited for.
+	// Margin is the time to wait for a response in addition to the call's own timeout.
 	Margin time.Duration
-	// Patience is for how long a request that was refused for the moment is retried.
+	// Patience is the time for which a temporarily refused request is retried.
 	Patience time.Duration
-	// Node is the one that all requests name to a gateway, as those about volumes and snapshots must.
+	// Node is the node that a gateway forwards all requests to. Requests about volumes and snapshots need one.
 	Node string
-	// TLS is used for https. It may be changed before the first request, to trust other authorities
-	// than the system's for example.
+	// TLS is used for https. It may be changed before the first request, for example to trust
+	// other authorities.
 	TLS *tls.Config
 
 	base string
@@ -55,10 +55,10 @@ func New(address string) (*Client, error) {
 		return nil, errors.New("want unix:PATH, http://HOST:PORT or https://HOST:PORT")
 	}
 	c.http = &http.Client{CheckRedirect: stay, Transport: &http.Transport{
-		// On a connection that the server has just closed, an answer would seem lost.
+		// On a connection that the server is just closing, the response could seem lost.
 		DisableKeepAlives: true,
 		TLSClientConfig:   c.TLS,
-		// What makes a connection goes on when its request has been given up.
+		// Connecting continues after its request has been canceled.
 		TLSHandshakeTimeout: 10 * time.Second,
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			if unix {
@@ -66,7 +66,7 @@ func New(address string) (*Client, error) {
 			}
 			conn, err := new(net.Dialer).DialContext(ctx, network, address)
 			if err == nil {
-				return patient{conn}, nil
+				return tolerantConn{conn}, nil
 			}
 			if ctx.Err() == nil {
 				err = unreachable(err)
@@ -77,18 +77,18 @@ func New(address string) (*Client, error) {
 	return c, nil
 }
 
-// stay keeps a request, which may remove something, from being sent to another path.
+// stay prevents redirects, because a request may delete something.
 func stay(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 func unreachable(err error) *Refused {
 	return &Refused{Failure: Failure{Code: "unreachable", Message: fmt.Sprintf("the server cannot be reached: %v", err)}, Again: -1}
 }
 
-// patient hides write errors after the server has closed the connection. The server may have answered
+// tolerantConn hides write errors after the server has closed the connection. The server may have answered
 // before it has read the whole request, and net/http would discard that answer because of the error.
-type patient struct{ net.Conn }
+type tolerantConn struct{ net.Conn }
 
-func (p patient) Write(b []byte) (int, error) {
+func (p tolerantConn) Write(b []byte) (int, error) {
 	n, err := p.Conn.Write(b)
 	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
 		return len(b), nil
@@ -96,13 +96,13 @@ func (p patient) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Run runs a command or program in a fresh sandbox. When it returns, nothing of it is left.
+// Run runs a command or program in a new sandbox. When it returns, all its processes have exited.
 func (c *Client) Run(ctx context.Context, call Call) (*Report, error) {
 	return c.run(ctx, "/v1/run", call)
 }
 
 // Stream is like Run, but yields output as it arrives. The last event is the report, unless there is
-// an error; leaving the loop before it ends the call.
+// an error. Leaving the loop earlier ends the call.
 func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] {
 	return c.stream(ctx, "/v1/run", call)
 }
@@ -112,7 +112,7 @@ func (c *Client) Start(ctx context.Context, call Call) (*Process, error) {
 	return c.start(ctx, "/v1/calls", call, standard)
 }
 
-// Process returns the handle of a started command by its id.
+// Process returns the handle of a started command by its ID.
 func (c *Client) Process(id string) *Process { return process(c, "/v1/calls", id) }
 
 // NewSession creates a sandbox that keeps its files between calls. The caller must End it.
@@ -155,7 +155,7 @@ func (c *Client) Languages(ctx context.Context) ([]Language, error) {
 	return list.Languages, err
 }
 
-// Store stores a file in the content store and returns its id.
+// Store stores a file in the content store and returns its ID.
 func (c *Client) Store(ctx context.Context, data []byte) (id string, err error) {
 	return c.store(ctx, request{body: data})
 }
@@ -201,10 +201,10 @@ func (c *Client) run(ctx context.Context, path string, call Call) (*Report, erro
 
 const standard = 30 * time.Second
 
-// keepalive is how long a stream may be quiet: then the server sends an event.
+// keepalive is the maximum time without an event on a stream.
 const keepalive = 5 * time.Second
 
-// prepare checks a call and sets its defaults. A timeout of 0 is left to the server.
+// prepare checks a call and sets its defaults. A timeout of 0 means the server's default.
 func prepare(call *Call, timeout time.Duration) error {
 	if (call.Argv == nil) == (call.Code == "") {
 		return errors.New("want either Argv or Code")
@@ -220,7 +220,7 @@ func prepare(call *Call, timeout time.Duration) error {
 		texts = append(texts, f.Path)
 	}
 	for _, text := range texts {
-		if !utf8.ValidString(text) { // package json would change it
+		if !utf8.ValidString(text) { // package json would modify it
 			return fmt.Errorf("%.40q is not UTF-8; only the content of a file may be anything", text)
 		}
 	}
@@ -303,7 +303,7 @@ func (c *Client) events(ctx context.Context, path string, call Call, yield func(
 	return &Lost{errors.New("the stream ended without a report")}
 }
 
-// longestEvent is the maximum length of one event of a stream: servers send less.
+// longestEvent is the maximum length of one event of a stream.
 const longestEvent = 128 << 20
 
 // answer sends a document, or nil, and returns the answer.
@@ -348,7 +348,7 @@ func decode(b []byte, out any) error {
 	return nil
 }
 
-// errIncomplete is the error of a document without its most important members.
+// errIncomplete is the error of a document without required members.
 var errIncomplete = &Lost{errors.New("no valid answer")}
 
 func (o *Outcome) whole() bool { return o.ID != "" && o.Cause != "" }
@@ -361,7 +361,7 @@ func (s *SessionStatus) whole() bool { return s.ID != "" }
 type request struct {
 	method, path, kind, key string
 	body                    []byte
-	stream                  io.Reader // in its place; it can be sent only once
+	stream                  io.Reader // instead of body; can be sent only once
 	wait                    time.Duration
 }
 
@@ -374,12 +374,12 @@ func (c *Client) ask(ctx context.Context, r request) ([]byte, error) {
 	return io.ReadAll(body)
 }
 
-// send sends a request, retrying while it is refused for the moment, and returns the body of the
-// answer, which the caller closes.
+// send sends a request, retrying while it is refused temporarily, and returns the body of the
+// response, which the caller closes.
 func (c *Client) send(ctx context.Context, r request) (io.ReadCloser, error) {
 	const most = 5 * time.Second
 	until := time.Now().Add(c.Patience)
-	// Doubles with each try, even if the server says 0.
+	// Doubles with each attempt, even if the server says 0.
 	for least := leastPause; ; least = min(2*least, most) {
 		body, err := c.once(ctx, r)
 		var refused *Refused
@@ -399,7 +399,7 @@ func (c *Client) send(ctx context.Context, r request) (io.ReadCloser, error) {
 // leastPause is the minimum time between two requests about a command.
 const leastPause = 100 * time.Millisecond
 
-// rest waits. An error is the context's.
+// rest sleeps until ctx is done, and returns its error.
 func rest(ctx context.Context, pause time.Duration) error {
 	select {
 	case <-time.After(pause):
@@ -412,7 +412,7 @@ func rest(ctx context.Context, pause time.Duration) error {
 func (c *Client) once(ctx context.Context, r request) (io.ReadCloser, error) {
 	inner, cancel := context.WithCancelCause(ctx)
 	b := &body{outer: ctx, inner: inner, cancel: cancel, bound: r.wait + c.Margin}
-	if b.bound < 0 { // the longest timeout there is, for example, and more
+	if b.bound < 0 { // overflow
 		b.bound = math.MaxInt64
 	}
 	b.timer = time.AfterFunc(b.bound, func() { cancel(errLate) })
@@ -434,7 +434,7 @@ func (c *Client) once(ctx context.Context, r request) (io.ReadCloser, error) {
 	if r.key != "" {
 		q.Header.Set("Idempotency-Key", r.key)
 	}
-	if token := strings.TrimSpace(c.Token); token != "" { // a file ends with a line break
+	if token := strings.TrimSpace(c.Token); token != "" { // read from a file with a final newline
 		q.Header.Set("Authorization", "Bearer "+token)
 	}
 	if c.Node != "" {
@@ -464,7 +464,7 @@ func (c *Client) once(ctx context.Context, r request) (io.ReadCloser, error) {
 	return nil, answered(a, text)
 }
 
-// sending is the body of a request. Every piece gives the answer its whole time again.
+// sending is the body of a request. Every piece restarts the time for the response.
 type sending struct {
 	answer *body
 	r      io.Reader
@@ -476,7 +476,7 @@ func (s sending) Read(p []byte) (int, error) {
 }
 
 // body is the body of an answer. Every read must make progress within the bound; between two of them
-// the caller may take its time.
+// time between two reads does not count.
 type body struct {
 	outer  context.Context
 	inner  context.Context // with the bound
@@ -515,7 +515,7 @@ func (b *body) lost(err error) error {
 
 var errLate = errors.New("no answer in time")
 
-// late returns errLate if the bound is the reason: else it would look as if the caller had cancelled.
+// late returns errLate if the bound is the reason, because the error would look like a cancellation.
 func (b *body) late(err error) error {
 	if context.Cause(b.inner) == errLate {
 		return errLate

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// Refused means that the request was refused and nothing of it has run.
+// Refused means that the request was refused and nothing has run.
 type Refused struct {
 	Failure
-	Status int           // of HTTP; 0 if the server was not reached
-	Again  time.Duration // after how long it may be retried; negative if retrying does not help
+	Status int           // HTTP status; 0 if the server was not reached
+	Again  time.Duration // time until a retry; negative if retrying does not help
 }
 
 func (e *Refused) Error() string {
@@ -23,7 +23,7 @@ func (e *Refused) Error() string {
 	return e.Message
 }
 
-// Unproven means that the command has run and something of it may be left. Report may be nil.
+// Unproven means that the command has run and processes may still be running. Report may be nil.
 type Unproven struct {
 	Failure
 	Report *Report
@@ -57,7 +57,7 @@ func (f *failure) err(status int) error {
 	return &Refused{*f.Error, status, -1}
 }
 
-// answered returns the error of an answer.
+// answered returns the error in a response.
 func answered(r *http.Response, text []byte) error {
 	var f failure
 	_ = json.Unmarshal(text, &f) // without JSON its members stay nil

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Session is a sandbox that keeps its files. It ends by End, or when it has been idle for too long.
+// Session is a sandbox that keeps its files. It ends with End or after its idle timeout.
 type Session struct {
 	ID string
 
@@ -40,13 +40,13 @@ func (s *Session) Cell(ctx context.Context, cell Cell) (*CellAnswer, error) {
 	return answer[CellAnswer](ctx, s.client, http.MethodPost, s.path+"/code", cell.Timeout, cell)
 }
 
-// Start starts a command in the background. Unless it has a timeout, it runs until its own end, or
-// the session's.
+// Start starts a command in the background. Without a timeout it runs until it exits or the
+// session ends.
 func (s *Session) Start(ctx context.Context, call Call) (*Process, error) {
 	return s.client.start(ctx, s.path+"/processes", call, 0)
 }
 
-// Process returns the handle of a started command by its id.
+// Process returns the handle of a started command by its ID.
 func (s *Session) Process(id string) *Process { return process(s.client, s.path+"/processes", id) }
 
 // Write writes a file of the workspace, with permissions in octal (644 if "").
@@ -80,12 +80,12 @@ func (s *Session) ReadStream(ctx context.Context, path string) (io.ReadCloser, e
 	return s.client.send(ctx, request{method: http.MethodGet, path: s.file(path)})
 }
 
-// Remove removes a file, or an empty directory, of the workspace.
+// Remove removes a file or empty directory from the workspace.
 func (s *Session) Remove(ctx context.Context, path string) error {
 	return s.client.json(ctx, http.MethodDelete, s.file(path), 0, nil, nil)
 }
 
-// List lists the workspace, with all that is below.
+// List lists the workspace recursively.
 func (s *Session) List(ctx context.Context) ([]Entry, error) {
 	var list struct{ Files []Entry }
 	err := s.client.json(ctx, http.MethodGet, s.path+"/files", 0, nil, &list)
@@ -118,13 +118,12 @@ func (s *Session) unpack(ctx context.Context, r request) error {
 	return err
 }
 
-// Diff returns what the session has changed in its overlay.
+// Diff returns the changes in the session's overlay.
 func (s *Session) Diff(ctx context.Context) (*Diff, error) {
 	return answer[Diff](ctx, s.client, http.MethodGet, s.path+"/diff", 0, nil)
 }
 
-// Snapshot keeps what the session has written to its overlay, under a name if that is not "", and
-// for a time if that is not 0.
+// Snapshot takes a snapshot of the session's overlay, with an optional name and lifetime.
 func (s *Session) Snapshot(ctx context.Context, name string, ttl time.Duration) (*Snapshot, error) {
 	n := struct {
 		Name  string  `json:"name,omitempty"`
@@ -150,7 +149,7 @@ func (s *Session) file(path string) string {
 	return s.path + "/files/" + strings.Join(parts, "/")
 }
 
-// Process is a command in the background: an asynchronous call, or a process of a session.
+// Process is a background command: an asynchronous call, or a process of a session.
 type Process struct {
 	ID string
 
@@ -191,7 +190,7 @@ func (p *Process) Wait(ctx context.Context) (*Report, error) {
 }
 
 // Output yields what the command writes to stdout or stderr, from a byte offset on, as it arrives. It
-// reconnects where a connection broke. A piece is valid until the next iteration.
+// reconnects after a broken connection. A piece is valid until the next iteration.
 func (p *Process) Output(ctx context.Context, stream string, from int64) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		for {
@@ -246,7 +245,7 @@ func (p *Process) follow(ctx context.Context, stream string, from *int64, yield 
 }
 
 // Send writes to the stdin of a process of a session that was started with [Call.KeepStdin], and closes
-// it if end says so. It returns when the process has read everything except what fits into a pipe. If that
+// it if end is set. It returns when the process has read everything except what fits into a pipe. If that
 // does not read for as long as the margin, the error is a [*Lost], and a part may have been written.
 func (p *Process) Send(ctx context.Context, data []byte, end bool) error {
 	query := ""
@@ -257,7 +256,7 @@ func (p *Process) Send(ctx context.Context, data []byte, end bool) error {
 	return err
 }
 
-// Signal signals all processes of the command. For processes of a session only.
+// Signal signals all processes of the command. Only for processes of a session.
 func (p *Process) Signal(ctx context.Context, name string) error {
 	return p.client.json(ctx, http.MethodPost, p.path+"/signal", 0, map[string]string{"signal": name}, nil)
 }

@@ -8,21 +8,21 @@ import (
 // Call is a command (Argv) or a program (Code) to run.
 type Call struct {
 	Argv     []string          `json:"argv,omitempty"`
-	Language string            `json:"language,omitempty"` // of Code; python unless given
+	Language string            `json:"language,omitempty"` // of Code; default: python
 	Code     string            `json:"code,omitempty"`
-	Stdin    string            `json:"stdin,omitempty"` // UTF-8, as all text here
+	Stdin    string            `json:"stdin,omitempty"` // UTF-8, like all strings here
 	Env      map[string]string `json:"env,omitempty"`
 	Workdir  string            `json:"workdir,omitempty"`
-	Timeout  time.Duration     `json:"-"` // 30 seconds unless given; of [Session.Start] the session's lifetime
+	Timeout  time.Duration     `json:"-"` // default: 30 seconds; for [Session.Start] the session's lifetime
 	Grace    time.Duration     `json:"-"` // from SIGTERM to SIGKILL at the deadline
 	Limits   Limits            `json:"limits,omitzero"`
 	Files    []File            `json:"files,omitempty"`   // for the workspace
-	Collect  []string          `json:"collect,omitempty"` // patterns of what is kept of the workspace: Report.Files
-	Parts                      // of a fresh sandbox; a session has its own
-	// KeepStdin, for [Session.Start] alone, keeps stdin open after Stdin, for [Process.Send].
+	Collect  []string          `json:"collect,omitempty"` // patterns of workspace files to store; see Report.Files
+	Parts                      // for a new sandbox; a session has its own
+	// KeepStdin keeps stdin open after Stdin, for [Process.Send]. Only for [Session.Start].
 	KeepStdin bool `json:"keep_stdin,omitempty"`
 
-	// Key, if not "": a second request with the same key and body gets the first one's answer, while
+	// Key is an optional idempotency key: a second request with the same key and body gets the first one's answer, while
 	// that runs and for ten minutes after its end (of Start: after it was accepted), and runs nothing. Not for
 	// streams.
 	Key string `json:"-"`
@@ -30,13 +30,13 @@ type Call struct {
 
 // Cell is code for an interpreter that a session keeps.
 type Cell struct {
-	Language string        `json:"language"` // python unless given
+	Language string        `json:"language"` // default: python
 	Code     string        `json:"code"`
-	Timeout  time.Duration `json:"-"` // 30 seconds unless given
+	Timeout  time.Duration `json:"-"` // default: 30 seconds
 	Limits   CellLimits    `json:"limits,omitzero"`
 	Files    []File        `json:"files,omitempty"`
 	Collect  []string      `json:"collect,omitempty"`
-	Key      string        `json:"-"` // as of a call
+	Key      string        `json:"-"` // as for a call
 }
 
 // Limits are the limits of a call. Zero is the server's default.
@@ -55,7 +55,7 @@ type CellLimits struct {
 	MaxOutput int64 `json:"max_output,omitempty"`
 }
 
-// File is a file for a workspace: its bytes, or the id of a file in the content store.
+// File is a file for a workspace: its bytes, or the ID of a file in the content store.
 type File struct {
 	Path string `json:"path"`
 	Data []byte `json:"base64,omitzero"`
@@ -72,7 +72,7 @@ type Collected struct {
 	Error     string `json:"error"` // why it was not kept
 }
 
-// Outcome is what a report and a cell's answer have in common.
+// Outcome is the common part of a report and a cell's answer.
 type Outcome struct {
 	ID              string      `json:"id"`
 	Cause           string      `json:"cause"`
@@ -112,7 +112,8 @@ type Report struct {
 	Room       string          `json:"room"`
 }
 
-// Parts are what a sandbox has beside its workspace, if the server's configuration lets the tenant.
+// Parts are mounts and network access in addition to the workspace, if the server's configuration
+// permits them.
 type Parts struct {
 	Overlay  *Overlay `json:"overlay,omitempty"`
 	Snapshot string   `json:"snapshot,omitempty"` // id or name of the one to begin from
@@ -165,7 +166,7 @@ type Change struct {
 	Outside    bool `json:"outside"`    // a link that may lead out of the overlay
 }
 
-// Snapshot is what was written to an overlay until a moment.
+// Snapshot is a snapshot of an overlay.
 type Snapshot struct {
 	ID        string `json:"id"`
 	Name      string `json:"name"`
@@ -175,11 +176,11 @@ type Snapshot struct {
 	Path      string `json:"path"`
 	Layers    int    `json:"layers"`
 	Size      int64  `json:"size"`
-	Frozen    bool   `json:"frozen"` // nothing ran meanwhile
+	Frozen    bool   `json:"frozen"` // the session was frozen meanwhile
 	LeftOut   int    `json:"left_out"`
 }
 
-// Teardown is the proof that nothing is left, or what stands against it.
+// Teardown is the proof that all processes have exited, or the surviving processes.
 type Teardown struct {
 	Verdict   string     `json:"verdict"`
 	Strays    int        `json:"strays"`

@@ -1,7 +1,7 @@
-/** Bytes of a file as text or as they are, or a file of the content store. */
+/** The content of a file as text or bytes, or a file in the content store. */
 export type Content = string | Uint8Array | { id: string };
 
-/** What is sent as a file or archive: a stream is read to its end, never as a whole. */
+/** The content of an upload. A stream is read to its end in pieces. */
 export type Data = string | Uint8Array | AsyncIterable<Uint8Array>;
 
 /** Limits of a call. */
@@ -15,7 +15,7 @@ export interface Limits {
   output?: "truncate" | "kill";
 }
 
-/** One file for the workspace, in the words of the server; exactly one of id, text and base64. */
+/** A file for the workspace as the server expects it, with exactly one of id, text and base64. */
 export interface FileIn {
   path: string;
   id?: string;
@@ -24,7 +24,7 @@ export interface FileIn {
   mode?: string;
 }
 
-/** A command (argv) or a program (code, and language: "python" unless given). docs/reference/http-api.md has each member. */
+/** A command (argv) or a program (code; language defaults to "python"). docs/reference/http-api.md describes each member. */
 export interface Call extends Parts {
   argv?: string[];
   code?: string;
@@ -32,7 +32,7 @@ export interface Call extends Parts {
   stdin?: string;
   env?: Record<string, string>;
   workdir?: string;
-  /** 30,000 unless given; in the background of a session its lifetime. */
+  /** Default: 30,000; for background processes of a session, its lifetime. */
   timeout_ms?: number;
   grace_ms?: number;
   limits?: Limits;
@@ -40,11 +40,11 @@ export interface Call extends Parts {
   collect?: string[];
 }
 
-/** What a sandbox has beside its workspace, if the server's configuration lets the tenant. A session's calls have none of their own. */
+/** Mounts and network access in addition to the workspace, if the server's configuration permits them. Calls in a session use the session's. */
 export interface Parts {
-  /** A directory of the server's, by its name in the configuration; shown at /work unless path says otherwise. */
+  /** A directory on the server, by its name in the configuration; path defaults to /work. */
   overlay?: { name: string; path?: string };
-  /** Id or name of the one to begin from. */
+  /** ID or name of the snapshot to start from. */
   snapshot?: string;
   volumes?: Array<{ name: string; path: string; read_only?: boolean }>;
   /** Hosts, as HOST or HOST:PORT. */
@@ -98,7 +98,7 @@ export interface Cell {
   collect?: string[];
 }
 
-/** A file that was collected. */
+/** A collected file. */
 export interface FileOut {
   path: string;
   id?: string;
@@ -107,7 +107,7 @@ export interface FileOut {
   error?: string;
 }
 
-/** What a report and a cell's answer have in common. */
+/** The common part of a report and a cell's answer. */
 export interface Outcome {
   id: string;
   cause: string;
@@ -129,7 +129,7 @@ export interface Outcome {
   request_id?: string;
 }
 
-/** How a call has ended: docs/reference/report.md. */
+/** The outcome of a call: docs/reference/report.md. */
 export interface Report extends Outcome {
   version: number;
   argv: string[];
@@ -148,14 +148,14 @@ export interface Report extends Outcome {
   room?: "cold" | "warm";
 }
 
-/** A value in all the media that it can be shown as, the plain text first. */
+/** A value in all available media types, plain text first. */
 export interface CellResult {
   kind: "value" | "display" | "figure";
   media: Array<{ media_type: string; text?: string; id?: string; size: number; error?: string }>;
   truncated?: boolean;
 }
 
-/** How a cell has ended: docs/concepts/cells.md. */
+/** The outcome of a cell: docs/concepts/cells.md. */
 export interface CellAnswer extends Outcome {
   state: "kept" | "lost";
   number: number;
@@ -167,15 +167,15 @@ export interface CellAnswer extends Outcome {
   earlier?: Record<string, unknown>;
 }
 
-/** A piece of a stream; the last is the report. */
+/** An event of a stream; the last is the report. */
 export type Event = { name: "stdout" | "stderr"; data: Uint8Array } | { name: "report"; report: Report };
 
-/** State of a command in the background. The output is in Process.output. */
+/** State of a background command. Process.output has its output. */
 export interface CallStatus {
   id: string;
   state: "queued" | "running" | "ended";
   came_at: string;
-  /** It has begun to run. If it has not, and has ended, it is safe to try again. */
+  /** Whether it has started. If it ended without starting, a retry is safe. */
   started: boolean;
   stdout_bytes: number;
   stderr_bytes: number;
@@ -225,7 +225,7 @@ export interface Options {
   signal?: AbortSignal;
 }
 
-/** A second request with the same key and body gets the first one's answer, while that runs and for ten minutes after its end (of start: after it was accepted), and runs nothing. */
+/** A second request with the same key and body gets the first one's answer instead of running again, until ten minutes after its end (for start: after it was accepted). */
 export interface Once {
   key?: string;
 }
@@ -233,17 +233,17 @@ export interface Once {
 /** Base class of all errors of this module. */
 export class SbxrunError extends Error {}
 
-/** The request was refused: nothing of it has run. */
+/** The request was refused, and nothing has run. */
 export class Refused extends SbxrunError {
   name: "Refused";
   code: string;
   hint: string;
   status: number;
-  /** After how many milliseconds it may be tried again; null if retrying does not help. */
+  /** Milliseconds until a retry makes sense; null if it does not. */
   again: number | null;
 }
 
-/** The command has run, and something of it may be left. */
+/** The command has run, and processes may still be running. */
 export class Unproven extends SbxrunError {
   name: "Unproven";
   code: string;
@@ -261,37 +261,37 @@ export function bytes(report: Report | CellAnswer, stream: "stdout" | "stderr"):
 /** A server, at unix:PATH, http://HOST:PORT or https://HOST:PORT. */
 export class Client {
   /**
-   * margin is how many milliseconds longer than a call's own timeout its answer is waited for;
-   * patience, for how many milliseconds a request that was refused for the moment is retried;
-   * node, the one that all requests name to a gateway.
+   * margin: milliseconds to wait for a response in addition to the call's own timeout;
+   * patience: milliseconds for which a temporarily refused request is retried;
+   * node: the node that a gateway forwards all requests to.
    */
   constructor(address: string, options?: { token?: string; margin?: number; patience?: number; node?: string });
-  /** Run a command or program in a fresh sandbox. When this returns, nothing of it is left. */
+  /** Run a command or program in a new sandbox. When this returns, all its processes have exited. */
   run(call: Call, options?: Options & Once): Promise<Report>;
-  /** Like run, but yields output as it arrives. The last event is the report; leaving the loop before it ends the call. */
+  /** Like run, but yields output as it arrives. The last event is the report. Leaving the loop earlier ends the call. */
   stream(call: Call, options?: Options): AsyncGenerator<Event, void, void>;
   /** Start a command or program that runs in the background. */
   start(call: Call, options?: Once): Promise<Process>;
-  /** Return the handle of a started command by its id. */
+  /** Return the handle of a started command by its ID. */
   call(id: string): Process;
   /** Create a sandbox that keeps its files between calls. The caller must end it. */
   session(options?: NewSession): Promise<Session>;
   sessions(): Promise<SessionStatus[]>;
   languages(): Promise<Language[]>;
   snapshots(): Promise<Snapshot[]>;
-  /** Remove a snapshot by its id or name. */
+  /** Remove a snapshot by its ID or name. */
   removeSnapshot(id: string): Promise<void>;
-  /** Store a file in the content store and return its id. */
+  /** Store a file in the content store and return its ID. */
   store(data: Data): Promise<string>;
-  /** Read a file from the content store: a collected file, or an id. */
+  /** Read a file from the content store: a collected file or an ID. */
   fetch(file: FileOut | string): Promise<Uint8Array>;
-  /** Like fetch, but yields pieces as they arrive: the whole is never in memory. */
+  /** Like fetch, but yields pieces as they arrive. */
   fetchStream(file: FileOut | string, options?: Options): AsyncGenerator<Uint8Array, void, void>;
 }
 
-/** A sandbox that keeps its files. It ends by end(), or when it has been idle for too long. */
+/** A sandbox that keeps its files. It ends with end() or after its idle timeout. */
 export class Session {
-  /** One that was made before, by its id. */
+  /** An existing session, by its ID. */
   constructor(client: Client, id: string);
   readonly id: string;
   /** Run a command or program. Its processes end with it; its files stay. */
@@ -299,42 +299,42 @@ export class Session {
   stream(call: Call, options?: Options): AsyncGenerator<Event, void, void>;
   /** Run a cell in the session's interpreter, which keeps definitions for the next cell. */
   cell(cell: Cell, options?: Options & Once): Promise<CellAnswer>;
-  /** Start a command in the background. Unless it has a timeout, it runs until its own end, or the session's. */
+  /** Start a command in the background. Without a timeout it runs until it exits or the session ends. */
   start(call: NewProcess, options?: Once): Promise<Process>;
-  /** Return the handle of a started command by its id. */
+  /** Return the handle of a started command by its ID. */
   process(id: string): Process;
   write(path: string, content: Data, options?: { mode?: string }): Promise<void>;
   read(path: string): Promise<Uint8Array>;
-  /** Like read, but yields pieces as they arrive: the whole is never in memory. */
+  /** Like read, but yields pieces as they arrive. */
   readStream(path: string, options?: Options): AsyncGenerator<Uint8Array, void, void>;
   remove(path: string): Promise<void>;
   list(): Promise<Entry[]>;
   /** Read all files as a tar archive. */
   pack(): Promise<Uint8Array>;
-  /** Like pack, but yields pieces as they arrive: the whole is never in memory. */
+  /** Like pack, but yields pieces as they arrive. */
   packStream(options?: Options): AsyncGenerator<Uint8Array, void, void>;
   unpack(archive: Uint8Array | AsyncIterable<Uint8Array>): Promise<void>;
-  /** What the session has changed in its overlay. */
+  /** The changes in the session's overlay. */
   diff(): Promise<Diff>;
-  /** Keep what the session has written to its overlay. */
+  /** Take a snapshot of the session's overlay. */
   snapshot(options?: { name?: string; ttl_ms?: number }): Promise<Snapshot>;
   /** End the session and everything in it. A session that has already ended is not an error. */
   end(): Promise<void>;
 }
 
-/** A command in the background: an asynchronous call, or a process of a session. */
+/** A background command: an asynchronous call, or a process of a session. */
 export class Process {
   private constructor();
   readonly id: string;
-  /** The current state; with wait, returned when the command ends or after that many milliseconds (at most 60,000). */
+  /** The current state. With wait, responds when the command ends or after that many milliseconds (at most 60,000). */
   status(options?: Options & { wait?: number }): Promise<CallStatus>;
   /** Wait for the end and return the report. */
   wait(options?: Options): Promise<NonNullable<CallStatus["report"]>>;
-  /** Yield the output from a byte offset on, as it arrives. Reconnects where a connection broke. */
+  /** Yield the output from a byte offset on, as it arrives. Reconnects after a broken connection. */
   output(options?: Options & { stream?: "stdout" | "stderr"; from?: number }): AsyncGenerator<Uint8Array, void, void>;
-  /** Write to the stdin of a process of a session that was started with keep_stdin; end closes it. Resolves when it has read all but what fits into a pipe; if it does not read for as long as the margin, it is Lost, and a part may have been written. */
+  /** Write to the stdin of a process that was started with keep_stdin; end closes it. Resolves when the process has read everything except what fits into a pipe; if it does not read for as long as the margin, it is Lost, and a part may have been written. */
   send(data: string | Uint8Array, options?: Options & { end?: boolean }): Promise<void>;
-  /** Signal all its processes. For processes of a session only. */
+  /** Signal all its processes. Only for processes of a session. */
   signal(name: string): Promise<void>;
   /** End the command and discard its record. */
   end(): Promise<CallStatus>;

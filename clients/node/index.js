@@ -1,7 +1,7 @@
 // Client of `sbxrun serve`: run untrusted commands and programs.
 //
-// A non-zero exit code and a timeout are reports. Errors are for what has not run (Refused), of
-// which something may be left (Unproven), or of which the answer did not come (Lost).
+// A non-zero exit code and a timeout are reports. Errors mean that nothing has run (Refused), that
+// processes may still be running (Unproven), or that the response did not arrive (Lost).
 
 import http from "node:http";
 import https from "node:https";
@@ -10,7 +10,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 /** Base class of all errors of this module. */
 export class SbxrunError extends Error {}
 
-/** The request was refused: nothing of it has run. */
+/** The request was refused, and nothing has run. */
 export class Refused extends SbxrunError {
   name = "Refused";
 
@@ -20,7 +20,7 @@ export class Refused extends SbxrunError {
   }
 }
 
-/** The command has run, and something of it may be left. */
+/** The command has run, and processes may still be running. */
 export class Unproven extends SbxrunError {
   name = "Unproven";
 
@@ -41,7 +41,7 @@ export function bytes(report, stream) {
   return encoded === undefined ? Buffer.from(report[stream] ?? "") : Buffer.from(encoded, "base64");
 }
 
-// A report, or a cell's answer, with stdout and stderr as text in any case.
+// A report or a cell's answer, always with stdout and stderr as text.
 function withText(report) {
   for (const name of ["id", "cause"]) text(report[name]);
   for (const stream of ["stdout", "stderr"]) report[stream] = bytes(report, stream).toString();
@@ -54,7 +54,7 @@ function failure({ error, started, report }, status) {
   return new Refused(error.code, error.message, { hint: error.hint, status });
 }
 
-// The error that an answer is.
+// The error in a response.
 function answered(response, text) {
   try {
     const e = parsed(text, (document) => failure(document, response.statusCode));
@@ -77,24 +77,24 @@ function fileList(files) {
   });
 }
 
-// Whether a body is a stream, which is sent piece by piece, and once.
+// Whether a body is a stream, which can be sent only once.
 const flows = (body) => body !== undefined && typeof body !== "string" && !(body instanceof Uint8Array);
 
-// For how many milliseconds a stream may be quiet: then the server sends a keepalive.
+// Maximum milliseconds without an event on a stream: the server sends keepalives.
 const KEEPALIVE = 5_000;
 
-// Maximum length of one event of a stream, in bytes: servers send less.
+// Maximum length of one event of a stream, in bytes.
 const LONGEST_EVENT = 128 << 20;
 
 // Minimum time between two requests about a command, in milliseconds.
 const LEAST_PAUSE = 100;
 
-// Maximum of every wait, in milliseconds: timers of Node take at most a few weeks.
+// Maximum of every wait in milliseconds; Node's timers are limited to a few weeks.
 const LONGEST_WAIT = 1e9;
 
 const escaped = (path) => path.split("/").map(encodeURIComponent).join("/");
 
-// The body of a call, and for how long its answer may take beside the margin.
+// The body of a call, and the time for its response in addition to the margin.
 function prepared(call, timeout_ms = 30_000) {
   if ((call.argv === undefined) === (call.code === undefined)) throw new TypeError("give either argv or code");
   if (call.argv !== undefined && !Array.isArray(call.argv)) throw new TypeError("argv is a list of words");
@@ -120,18 +120,18 @@ export class Client {
     else if (web && (url.protocol === "http:" || url.protocol === "https:"))
       this.#address = { protocol: url.protocol, host: url.hostname.replace(/^\[|\]$/g, ""), port: url.port };
     else throw new TypeError("want unix:PATH, http://HOST:PORT or https://HOST:PORT");
-    this.#token = token.trim(); // a file ends with a line break
+    this.#token = token.trim(); // read from a file with a final newline
     this.#margin = margin;
     this.#patience = patience;
     this.#node = node;
   }
 
-  /** Run a command or program in a fresh sandbox. When this returns, nothing of it is left. */
+  /** Run a command or program in a new sandbox. When this returns, all its processes have exited. */
   run(call, options) {
     return this._run("/v1/run", call, options);
   }
 
-  /** Like run, but yields output as it arrives. The last event is the report; leaving the loop before it ends the call. */
+  /** Like run, but yields output as it arrives. The last event is the report. Leaving the loop earlier ends the call. */
   stream(call, options) {
     return this._stream("/v1/run", call, options);
   }
@@ -141,7 +141,7 @@ export class Client {
     return this._start("/v1/calls", call, options);
   }
 
-  /** Return the handle of a started command by its id. */
+  /** Return the handle of a started command by its ID. */
   call(id) {
     return new Process(this, "/v1/calls", id);
   }
@@ -167,17 +167,17 @@ export class Client {
     return this._json("GET", "/v1/languages", undefined, ({ languages }) => list(languages));
   }
 
-  /** Store a file in the content store and return its id. */
+  /** Store a file in the content store and return its ID. */
   async store(data) {
     return parsed(await this._ask("POST", "/v1/files", { body: data, type: "application/octet-stream" }), identity);
   }
 
-  /** Read a file from the content store: a collected file, or an id. */
+  /** Read a file from the content store: a collected file or an ID. */
   fetch(file) {
     return this._ask("GET", `/v1/files/${encodeURIComponent(file.id ?? file)}`);
   }
 
-  /** Like fetch, but yields pieces as they arrive: the whole is never in memory. */
+  /** Like fetch, but yields pieces as they arrive. */
   fetchStream(file, options) {
     return this._pieces(`/v1/files/${encodeURIComponent(file.id ?? file)}`, options);
   }
@@ -226,10 +226,10 @@ export class Client {
     yield* received(await this._send("GET", path, { signal }), signal);
   }
 
-  // Sends a request until it is not refused for a moment only, and returns the answer, which has status 200 or the like.
+  // Sends a request, retrying while it is refused temporarily, and returns a successful response.
   async _send(method, path, request) {
     const until = performance.now() + this.#patience;
-    // Doubles with each try, even if the server says 0.
+    // Doubles with each attempt, even if the server says 0.
     for (let least = LEAST_PAUSE; ; least = Math.min(2 * least, 5_000)) {
       try {
         return await this.#once(method, path, request);
@@ -280,7 +280,7 @@ export class Client {
   }
 }
 
-// Sends a stream, until its end or an answer, which may come before all is sent.
+// Sends a stream until its end or a response, which may come early.
 async function pour(body, request) {
   let over = false;
   let wake;
@@ -297,7 +297,7 @@ async function pour(body, request) {
   request.end();
 }
 
-// Sleeps, or throws the signal's reason, which of sleep itself would be an AbortError.
+// Sleeps, or throws the signal's reason instead of sleep's AbortError.
 const rest = (pause, signal) => sleep(pause, undefined, { signal }).catch(() => signal.throwIfAborted());
 
 // Returns make of a document. Throws Lost if the answer is malformed.
@@ -351,7 +351,7 @@ async function* received(response, signal) {
   }
 }
 
-/** A sandbox that keeps its files. It ends by end(), or when it has been idle for too long. */
+/** A sandbox that keeps its files. It ends with end() or after its idle timeout. */
 export class Session {
   #client;
   #path;
@@ -376,12 +376,12 @@ export class Session {
     return this.#client._run(`${this.#path}/code`, cell, options);
   }
 
-  /** Start a command in the background. Unless it has a timeout, it runs until its own end, or the session's. */
+  /** Start a command in the background. Without a timeout it runs until it exits or the session ends. */
   start(call, options) {
     return this.#client._start(`${this.#path}/processes`, call, options, 0);
   }
 
-  /** Return the handle of a started command by its id. */
+  /** Return the handle of a started command by its ID. */
   process(id) {
     return new Process(this.#client, `${this.#path}/processes`, id);
   }
@@ -395,7 +395,7 @@ export class Session {
     return this.#client._ask("GET", this.#file(path));
   }
 
-  /** Like read, but yields pieces as they arrive: the whole is never in memory. */
+  /** Like read, but yields pieces as they arrive. */
   readStream(path, options) {
     return this.#client._pieces(this.#file(path), options);
   }
@@ -413,7 +413,7 @@ export class Session {
     return this.#client._ask("GET", `${this.#path}/archive`);
   }
 
-  /** Like pack, but yields pieces as they arrive: the whole is never in memory. */
+  /** Like pack, but yields pieces as they arrive. */
   packStream(options) {
     return this.#client._pieces(`${this.#path}/archive`, options);
   }
@@ -422,12 +422,12 @@ export class Session {
     await this.#client._ask("PUT", `${this.#path}/archive`, { body: archive, type: "application/x-tar" });
   }
 
-  /** What the session has changed in its overlay. */
+  /** The changes in the session's overlay. */
   diff() {
     return this.#client._json("GET", `${this.#path}/diff`);
   }
 
-  /** Keep what the session has written to its overlay. */
+  /** Take a snapshot of the session's overlay. */
   snapshot(options = {}) {
     return this.#client._json("POST", `${this.#path}/snapshot`, options);
   }
@@ -446,7 +446,7 @@ export class Session {
   }
 }
 
-/** A command in the background: an asynchronous call, or a process of a session. */
+/** A background command: an asynchronous call, or a process of a session. */
 export class Process {
   #client;
   #path;
@@ -457,7 +457,7 @@ export class Process {
     this.#path = `${path}/${encodeURIComponent(id)}`;
   }
 
-  /** The current state; with wait, returned when the command ends or after that many milliseconds. */
+  /** The current state. With wait, responds when the command ends or after that many milliseconds. */
   async status({ wait = 0, signal } = {}) {
     return parsed(await this.#client._ask("GET", `${this.#path}?wait_ms=${wait}`, { wait, signal }), statusOf);
   }
@@ -475,7 +475,7 @@ export class Process {
     }
   }
 
-  /** Yield the output from a byte offset on, as it arrives. Reconnects where a connection broke. */
+  /** Yield the output from a byte offset on, as it arrives. Reconnects after a broken connection. */
   async *output({ stream = "stdout", from = 0, signal } = {}) {
     for (;;) {
       const begin = from;
@@ -487,7 +487,7 @@ export class Process {
         }
         return;
       } catch (e) {
-        // No byte arrived: either there is no output yet, or the server is gone, and then this raises.
+        // No byte arrived: there is no output yet, or the server is gone and this call fails.
         if (!(e instanceof Lost)) throw e;
         if (from === begin) await this.status({ wait: 1_000, signal });
         await rest(LEAST_PAUSE, signal);
@@ -495,12 +495,12 @@ export class Process {
     }
   }
 
-  /** Write to the stdin of a process of a session that was started with keep_stdin; end closes it. */
+  /** Write to the stdin of a process that was started with keep_stdin; end closes it. */
   async send(data, { end = false, signal } = {}) {
     await this.#client._ask("POST", `${this.#path}/stdin${end ? "?end=1" : ""}`, { body: data, type: "application/octet-stream", signal });
   }
 
-  /** Signal all its processes. For processes of a session only. */
+  /** Signal all its processes. Only for processes of a session. */
   async signal(name) {
     await this.#client._ask("POST", `${this.#path}/signal`, { body: JSON.stringify({ signal: name }), type: "application/json" });
   }

@@ -1,28 +1,26 @@
-// Package cells keeps interpreters: a [Kernel] runs pieces of code, the cells, one after the
-// other in one process that stays, so that a cell finds what those before it have defined.
+// Package cells runs pieces of code, the cells, one after another in one interpreter. A [Kernel]
+// keeps the interpreter, so a cell can use the definitions of earlier ones.
 //
 //	server
-//	└─ keeper ─ init ─ interpreter   a command in a room like any other (package place)
-//	                   └─ driver     ours, in the same process: reads cells, writes answers
+//	└─ shim ─ init ─ interpreter   an ordinary command in a slot (package slot)
+//	                 └─ driver     in the same process: reads cells, writes answers
 //
-// The driver is Go's only partner and its least trusted one, because the cells run in its
-// process and can do all that it can. So three things never depend on it:
+// The driver is not trusted, because cells run in its process. Three things do not depend on it:
 //
-//   - When a cell is over. Go reads one end line that bears the cell's token, or keeps the
-//     deadline: SIGINT to the interpreter alone, one second, then the command is ended, with
-//     everything it has started, as every command is.
-//   - What was printed. 1 and 2 are pipes of the program's own. What is in them when the end
-//     has come belongs to the cell, and what comes between two cells to none.
-//   - How much there is. Output and results are bounded here.
+//   - The end of a cell. Go reads one end line with the cell's token, or enforces the deadline:
+//     SIGINT to the interpreter, one second, then the command ends with all its processes.
+//   - The output. Descriptors 1 and 2 are pipes of the program. Their content at the end belongs
+//     to the cell, and later output, until the next cell, to none.
+//   - Sizes. Go limits output and results.
 //
-// A cell can read its token in the driver's memory, and write what it likes to the driver's
-// socket. What it gains is a lie about itself, or about later cells of the same interpreter,
-// whose memory it can change as well. No other interpreter, and nothing of the server, is in
-// reach: what is read is data of a bounded size. The token is for accidents: output that looks
-// like an answer, a fork that goes on, a cell that was given up.
+// A cell can read its token from the driver's memory and write to the driver's socket. It can only
+// forge its own results, or those of later cells in the same interpreter, whose memory it can change
+// anyway. It cannot reach other interpreters or the server, which reads data of a limited size. The
+// token protects against accidents: output that looks like an answer, a child process that returns
+// from the cell, an abandoned cell.
 //
-// The socket is the command's descriptor 0 and moved to 3 by a shell that then executes the
-// interpreter, whose own 0 is /dev/null. The driver's code comes by the socket, too.
+// The socket is the command's descriptor 0. A shell moves it to 3, sets 0 to /dev/null, and execs
+// the interpreter. The driver's code also arrives through the socket.
 package cells
 
 import (

@@ -1,27 +1,27 @@
-// Runs cells of code, one after the other, in one interpreter that stays: see driver.py, whose
-// protocol this is. Cells are evaluated as the inspector's console does: const and let may be
-// declared again, and await works at the top level.
+// Runs cells of code, one after another, in one interpreter; driver.py describes the protocol.
+// Cells are evaluated as in the inspector's console: const and let may be redeclared, and await
+// works at the top level.
 'use strict';
 (() => {
   const fs = require('fs'), net = require('net'), util = require('util'), vm = require('vm'), { Session } = require('inspector');
-  // Cells may do to the global names what they like.
+  // Cells may change the globals.
   const { Array, Atomics, Boolean, Buffer, Error, JSON, Object, String, Symbol, Uint8Array, process, setImmediate } = globalThis;
   const { stdout, stderr } = process;
   const SOCKET = 3, TEXT = 32 << 10;
   const rich = Symbol.for('Jupyter.display'); // returns {"media/type": data}
   const nap = new Int32Array(new SharedArrayBuffer(4));
-  let cell = null; // the one that runs
-  let signals = 0; // SIGINTs that have come
+  let cell = null; // the running cell
+  let signals = 0; // SIGINTs received
 
   const send = (message) => {
-    if (!cell) return; // a timer that is late
+    if (!cell) return; // a late timer
     let data = Buffer.from(`\n${cell.token} ${JSON.stringify(message)}\n`);
     while (data.length) {
       try {
         data = data.subarray(fs.writeSync(SOCKET, data));
       } catch (e) {
         if (e.code !== 'EAGAIN') throw e;
-        Atomics.wait(nap, 0, 0, 1); // the socket does not block, as node reads it
+        Atomics.wait(nap, 0, 0, 1); // node makes the socket non-blocking
       }
     }
   };
@@ -33,13 +33,13 @@
     return type.startsWith('image/') && type !== 'image/svg+xml' ? { type, base64: data } : { type, text: data };
   };
 
-  // show sends a value with all the media that it can be shown as.
+  // show sends a value in all available media types.
   const show = (kind, value, plain = text) => {
     const media = [{ type: 'text/plain', text: plain(value) }];
     try {
       if (typeof value?.[rich] === 'function')
         for (const [type, data] of Object.entries(value[rich]())) media.push(medium(type, data));
-    } catch {} // one that fails is one that the value does not have
+    } catch {} // treated as absent
     if (!cell) return;
     let result = { kind, media };
     if (Buffer.byteLength(JSON.stringify(result)) > cell.max)
@@ -57,14 +57,14 @@
         said.message = String(error.message);
         said.traceback = (ours < 0 ? lines : lines.slice(0, ours)).join('\n');
       } else said.message = said.traceback = text(error);
-    } catch {} // its own methods fail
+    } catch {} // its methods may fail
     said.message = said.message.slice(0, TEXT);
     said.traceback = said.traceback.slice(0, TEXT);
     return said;
   };
   const interrupted = () => ({ name: 'Interrupted', message: 'the cell was interrupted', traceback: '' });
 
-  // end answers for a cell, the first time it is called, when its output is in the pipes.
+  // end sends the end of a cell, once, after its output has been written to the pipes.
   const end = (of, error) => {
     if (cell !== of || of.over) return;
     of.over = true;
@@ -86,8 +86,8 @@
     flushed();
   };
 
-  // Within breakOnSigint SIGINT ends what runs, a loop too; after it, in what is awaited, it is
-  // an event. breakable finds what it is to do without any name that a cell could change.
+  // With breakOnSigint, SIGINT ends synchronous code, even a loop; while the cell awaits, it is an
+  // event. breakable finds its function without names that a cell could change.
   let work;
   Object.defineProperty(globalThis, 'sbxrun:work', { value: () => work() });
   const breakable = new vm.Script(`this['sbxrun:work']()`, { filename: 'driver' });
@@ -109,10 +109,10 @@
     process.on(event, (e) => {
       try {
         fs.writeSync(2, `Uncaught ${util.inspect(e)}\n`);
-      } catch {} // nobody can be told
+      } catch {} // stderr may be closed
     });
 
-  // The inspector knows the value of a cell by a number, and calls this with it.
+  // The inspector refers to the value of a cell by an ID, and calls this function with it.
   const session = new Session();
   session.connect();
   let found, keep;
@@ -120,7 +120,7 @@
   session.post('Runtime.evaluate', { expression: `this['sbxrun:keep']` }, (_, reply) => { keep = reply.result.objectId; });
 
   const evaluated = (of, problem, reply) => {
-    if (cell !== of || of.over) return; // it was interrupted
+    if (cell !== of || of.over) return; // interrupted
     if (problem) return end(of, describe(problem));
     const failed = reply.exceptionDetails;
     const { objectId, value, unserializableValue } = failed?.exception ?? reply.result;

@@ -1,11 +1,11 @@
-"""Runs cells of code, one after the other, in one interpreter that stays.
+"""Runs cells of code, one after another, in one interpreter.
 
-Descriptor 3 is a socket. A cell comes in as a line of JSON: {"token", "code", "number", "max"}.
-What it has to tell goes out as lines of JSON after the cell's token: that it has begun, and can
-be interrupted; results as they come; and one end, with the exception if there was one. Each line
-begins with a newline, in case somebody else has written to the socket. 0, 1 and 2 are the
-program's. SIGINT interrupts a cell that runs, and nothing else. Whoever reads the answers
-believes none of it: cells run in this process.
+Descriptor 3 is a socket. A cell arrives as a line of JSON: {"token", "code", "number", "max"}.
+Answers are lines of JSON after the cell's token: that it has begun and can be interrupted; its
+results; and one end, with the exception if there was one. Each line is preceded by a newline,
+because a cell may have written to the socket. Descriptors 0, 1 and 2 belong to the program.
+SIGINT interrupts only a running cell. The reader does not trust the answers, because cells run
+in this process.
 """
 import ast
 import base64
@@ -31,7 +31,7 @@ RICH = (
 process = os.getpid()
 table, whole = vars(builtins), dict(vars(builtins))
 main = types.ModuleType("__main__")
-main.__builtins__ = builtins  # and not the driver's own table of them
+main.__builtins__ = builtins  # not the driver's own table
 lock = threading.RLock()
 cell = types.SimpleNamespace(token=None, max=0, running=False)
 loop = None
@@ -39,7 +39,7 @@ streams = [None, None, None]
 
 
 def send(message):
-    """Writes a line, unless no cell runs: then it is a thread that is late."""
+    """Writes a line. Without a running cell, the caller is a late thread and is ignored."""
     with lock:
         if cell.token is None or os.getpid() != process:
             return
@@ -49,15 +49,15 @@ def send(message):
 
 
 def show(kind, value, text=None):
-    """Sends a value with all the media that it can be shown as."""
+    """Sends a value in all available media types."""
     media = [{"type": "text/plain", "text": repr(value) if text is None else text}]
     for method, name in RICH:
-        # Of the type, as Python's own: a mock object answers to every name.
+        # Look it up on the type, as Python does: a mock object has every attribute.
         if callable(getattr(type(value), method, None)):
             try:
                 media += medium(name, getattr(value, method)())
             except Exception:
-                pass  # one that fails is one that the value does not have
+                pass  # treated as absent
     result = {"kind": kind, "media": media}
     if len(json.dumps(result)) > cell.max:
         result = {"kind": kind, "media": [{"type": "text/plain", "text": media[0]["text"][:cell.max // 8]}], "truncated": True}
@@ -65,9 +65,9 @@ def show(kind, value, text=None):
 
 
 def medium(name, data):
-    """Returns what a _repr_ method has returned as a list of one medium, or none."""
+    """Converts the result of a _repr_ method to a list of at most one medium."""
     if isinstance(data, tuple):
-        data = data[0]  # the other is metadata
+        data = data[0]  # the second item is metadata
     if isinstance(data, bytes):
         return [{"type": name, "base64": base64.b64encode(data).decode()}]
     if name == "application/json" and data is not None:
@@ -81,7 +81,7 @@ def display(*values):
 
 
 def figures():
-    """Sends what matplotlib has drawn, if somebody has imported it."""
+    """Sends matplotlib's figures, if it has been imported."""
     pyplot = sys.modules.get("matplotlib.pyplot")
     for number in pyplot.get_fignums() if pyplot else ():
         import io
@@ -106,13 +106,13 @@ def evaluate(tree, name, mode):
     try:
         return loop.run_until_complete(task)
     finally:
-        if not task.done():  # it was interrupted, and would go on with the next cell's
+        if not task.done():  # it was interrupted, and would continue in the next cell
             task.cancel()
             loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
 
 
 def run(code, name):
-    """Runs the code, and shows the value of its last line if that is an expression."""
+    """Runs the code, and shows the value of the last line if it is an expression."""
     tree = compile(code, name, "exec", FLAGS | ast.PyCF_ONLY_AST, dont_inherit=True)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     try:
@@ -122,13 +122,13 @@ def run(code, name):
             main._ = value
             show("value", value)
     except Exception:
-        figures()  # they are this cell's
+        figures()  # they belong to this cell
         raise
     figures()
 
 
 def describe(error):
-    """Returns an exception as the answer has it, without the frames of the driver."""
+    """Describes an exception without the driver's frames."""
     said = {"name": type(error).__name__, "message": "", "traceback": ""}
     try:
         frame = error.__traceback__
@@ -142,18 +142,18 @@ def describe(error):
         said["message"] = str(error)[:TEXT]
         said["traceback"] = "".join(traceback.format_exception(type(error), error, frame))[-TEXT:]
     except BaseException:
-        pass  # its own methods fail
+        pass  # its methods may fail
     return said
 
 
 def interrupt(number, frame):
     if cell.running:
-        cell.running = False  # once: what comes now is about what was interrupted
+        cell.running = False  # only once
         raise KeyboardInterrupt
 
 
 def begin():
-    """Gives the cell the interpreter's own streams, whatever the one before has done to them."""
+    """Restores the standard streams, whatever the previous cell has done to them."""
     for i, mode in enumerate("rww"):
         if streams[i] is None or streams[i].closed:
             streams[i] = open(i, mode, 1, "utf-8", "backslashreplace", closefd=False)
@@ -162,7 +162,7 @@ def begin():
 
 
 def settle():
-    """Flushes the output, and lets a SIGINT that was held back come while no cell runs."""
+    """Flushes the output, and delivers a blocked SIGINT while no cell runs."""
     for stream in (sys.stdout, sys.stderr, streams[1], streams[2]):
         try:
             stream.flush()
@@ -187,7 +187,7 @@ def answer(request):
             run(code, name)
         finally:
             cell.running = False
-            table.update(whole)  # what is imported here uses them, too
+            table.update(whole)  # the driver's imports use them, too
     except SystemExit as error:
         status = error.code or 0
         if status:
@@ -197,7 +197,7 @@ def answer(request):
         end["error"] = describe(error)
     settle()
     if os.getpid() != process:
-        os._exit(status if isinstance(status, int) else 1)  # a fork that was left to go on
+        os._exit(status if isinstance(status, int) else 1)  # a child process that returned from the cell
     return end
 
 

@@ -25,11 +25,11 @@ class AsyncClient:
         self._token, self._margin, self._patience, self._node = token, margin, patience, node
 
     async def run(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Report:
-        """Run a command or program in a fresh sandbox. When this returns, nothing of it is left."""
+        """Run a command or program in a new sandbox. When this returns, all its processes have exited."""
         return _wire.read(await self._ask(_wire.run_request("/v1/run", argv, options)), Report)
 
     def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> AsyncGenerator[Event, None]:
-        """Like run, but yields output as it arrives. The last event is the report; leaving the loop before it ends the call."""
+        """Like run, but yields output as it arrives. The last event is the report. Leaving the loop earlier ends the call."""
         return self._events(_wire.run_request("/v1/run?stream=1", argv, options))
 
     async def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> AsyncProcess:
@@ -37,7 +37,7 @@ class AsyncClient:
         return await self._start("/v1/calls", _wire.run_request("/v1/calls", argv, options))
 
     def call(self, id: str) -> AsyncProcess:
-        """Return the handle of a started command by its id."""
+        """Return the handle of a started command by its ID."""
         return AsyncProcess(self, "/v1/calls", id)
 
     async def session(self, **options: Unpack[SessionOptions]) -> AsyncSession:
@@ -51,23 +51,23 @@ class AsyncClient:
         return _wire.snapshots(await self._ask(Request("GET", "/v1/snapshots")))
 
     async def remove_snapshot(self, id: str) -> None:
-        """Remove a snapshot by its id or name."""
+        """Remove a snapshot by its ID or name."""
         await self._ask(Request("DELETE", "/v1/snapshots/" + _wire.quoted(id)))
 
     async def languages(self) -> List[Language]:
         return _wire.languages(await self._ask(Request("GET", "/v1/languages")))
 
     async def store(self, data: Data) -> str:
-        """Store a file in the content store and return its id."""
+        """Store a file in the content store and return its ID."""
         id: str = _wire.identity(await self._ask(_wire.send_bytes("POST", "/v1/files", data)))
         return id
 
     async def fetch(self, file: Union[File, str]) -> bytes:
-        """Read a file from the content store: a collected file, or an id."""
+        """Read a file from the content store: a collected file or an ID."""
         return await self._ask(_wire.fetch_request(file))
 
     def fetch_stream(self, file: Union[File, str]) -> AsyncGenerator[bytes, None]:
-        """Like fetch, but yields pieces as they arrive: the whole is never in memory."""
+        """Like fetch, but yields pieces as they arrive."""
         return self._pieces(_wire.fetch_request(file))
 
     async def _start(self, path: str, request: Request) -> AsyncProcess:
@@ -334,12 +334,12 @@ class AsyncSession:
         return _wire.read(await self._client._ask(_wire.run_request(self._path + "/code", None, {**options, "code": code})), Cell)
 
     async def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[ProcessOptions]) -> AsyncProcess:
-        """Start a command in the background. Unless it has a timeout, it runs until its own end, or the session's."""
+        """Start a command in the background. Without a timeout it runs until it exits or the session ends."""
         path = self._path + "/processes"
         return await self._client._start(path, _wire.run_request(path, argv, options, timeout=0))
 
     def process(self, id: str) -> AsyncProcess:
-        """Return the handle of a started command by its id."""
+        """Return the handle of a started command by its ID."""
         return AsyncProcess(self._client, self._path + "/processes", id)
 
     async def write(self, path: str, content: Data, *, mode: str = "644") -> None:
@@ -349,7 +349,7 @@ class AsyncSession:
         return await self._client._ask(Request("GET", self._file(path)))
 
     def read_stream(self, path: str) -> AsyncGenerator[bytes, None]:
-        """Like read, but yields pieces as they arrive: the whole is never in memory."""
+        """Like read, but yields pieces as they arrive."""
         return self._client._pieces(Request("GET", self._file(path)))
 
     async def remove(self, path: str) -> None:
@@ -363,7 +363,7 @@ class AsyncSession:
         return await self._client._ask(Request("GET", self._path + "/archive"))
 
     def pack_stream(self) -> AsyncGenerator[bytes, None]:
-        """Like pack, but yields pieces as they arrive: the whole is never in memory."""
+        """Like pack, but yields pieces as they arrive."""
         return self._client._pieces(Request("GET", self._path + "/archive"))
 
     async def unpack(self, archive: Union[bytes, BinaryIO]) -> None:
@@ -396,7 +396,7 @@ class AsyncSession:
 
 
 class AsyncProcess:
-    """A command in the background: an asynchronous call, or a process of a session."""
+    """A background command: an asynchronous call, or a process of a session."""
 
     def __init__(self, client: AsyncClient, path: str, id: str) -> None:
         self._client, self.id = client, id
@@ -417,7 +417,7 @@ class AsyncProcess:
             await asyncio.sleep(_wire.LEAST_PAUSE)  # the server has usually waited 30 s
 
     async def output(self, stream: str = "stdout", offset: int = 0) -> AsyncGenerator[bytes, None]:
-        """Yield the output from a byte offset on, as it arrives. Reconnects where a connection broke."""
+        """Yield the output from a byte offset on, as it arrives. Reconnects after a broken connection."""
         while True:
             begin = offset
             try:
@@ -430,13 +430,13 @@ class AsyncProcess:
                     connection.close()
                 return
             except Lost:
-                # No byte arrived: either there is no output yet, or the server is gone, and then this raises.
+                # No byte arrived: there is no output yet, or the server is gone and this call fails.
                 if offset == begin:
                     await self.status(1)
                 await asyncio.sleep(_wire.LEAST_PAUSE)
 
     async def send(self, data: Union[str, bytes], *, end: bool = False) -> None:
-        """Write to the stdin of a process of a session that was started with keep_stdin; end closes it.
+        """Write to the stdin of a process that was started with keep_stdin; end closes it.
 
         Returns when the process has read everything except what fits into a pipe.
         If it does not read for as long as the margin, this raises Lost, and a part may have been written.
@@ -444,7 +444,7 @@ class AsyncProcess:
         await self._client._ask(_wire.stdin_request(self._path, data, end))
 
     async def signal(self, name: str) -> None:
-        """Signal all its processes. For processes of a session only."""
+        """Signal all its processes. Only for processes of a session."""
         await self._client._ask(_wire.send_json(self._path + "/signal", {"signal": name}))
 
     async def end(self) -> Status:

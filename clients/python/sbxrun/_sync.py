@@ -57,7 +57,7 @@ class Client:
 
     margin is how many seconds longer than a call's own timeout its answer is waited for;
     patience, for how many seconds a request that was refused for the moment is retried;
-    node, the one that all requests name to a gateway.
+    node: the node that a gateway forwards all requests to.
     """
 
     def __init__(self, address: str, token: str = "", *, margin: float = 60, patience: float = 10, node: str = "") -> None:
@@ -65,11 +65,11 @@ class Client:
         self._token, self._margin, self._patience, self._node = token, margin, patience, node
 
     def run(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Report:
-        """Run a command or program in a fresh sandbox. When this returns, nothing of it is left."""
+        """Run a command or program in a new sandbox. When this returns, all its processes have exited."""
         return _wire.read(self._ask(_wire.run_request("/v1/run", argv, options)), Report)
 
     def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Generator[Event, None, None]:
-        """Like run, but yields output as it arrives. The last event is the report; leaving the loop before it ends the call."""
+        """Like run, but yields output as it arrives. The last event is the report. Leaving the loop earlier ends the call."""
         return self._events(_wire.run_request("/v1/run?stream=1", argv, options))
 
     def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Process:
@@ -77,7 +77,7 @@ class Client:
         return self._start("/v1/calls", _wire.run_request("/v1/calls", argv, options))
 
     def call(self, id: str) -> Process:
-        """Return the handle of a started command by its id."""
+        """Return the handle of a started command by its ID."""
         return Process(self, "/v1/calls", id)
 
     def session(self, **options: Unpack[SessionOptions]) -> Session:
@@ -91,23 +91,23 @@ class Client:
         return _wire.snapshots(self._ask(Request("GET", "/v1/snapshots")))
 
     def remove_snapshot(self, id: str) -> None:
-        """Remove a snapshot by its id or name."""
+        """Remove a snapshot by its ID or name."""
         self._ask(Request("DELETE", "/v1/snapshots/" + _wire.quoted(id)))
 
     def languages(self) -> List[Language]:
         return _wire.languages(self._ask(Request("GET", "/v1/languages")))
 
     def store(self, data: Data) -> str:
-        """Store a file in the content store and return its id."""
+        """Store a file in the content store and return its ID."""
         id: str = _wire.identity(self._ask(_wire.send_bytes("POST", "/v1/files", data)))
         return id
 
     def fetch(self, file: Union[File, str]) -> bytes:
-        """Read a file from the content store: a collected file, or an id."""
+        """Read a file from the content store: a collected file or an ID."""
         return self._ask(_wire.fetch_request(file))
 
     def fetch_stream(self, file: Union[File, str]) -> Generator[bytes, None, None]:
-        """Like fetch, but yields pieces as they arrive: the whole is never in memory."""
+        """Like fetch, but yields pieces as they arrive."""
         return self._body(_wire.fetch_request(file), 0)
 
     def _start(self, path: str, request: Request) -> Process:
@@ -213,12 +213,12 @@ class Session:
         return _wire.read(self._client._ask(_wire.run_request(self._path + "/code", None, {**options, "code": code})), Cell)
 
     def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[ProcessOptions]) -> Process:
-        """Start a command in the background. Unless it has a timeout, it runs until its own end, or the session's."""
+        """Start a command in the background. Without a timeout it runs until it exits or the session ends."""
         path = self._path + "/processes"
         return self._client._start(path, _wire.run_request(path, argv, options, timeout=0))
 
     def process(self, id: str) -> Process:
-        """Return the handle of a started command by its id."""
+        """Return the handle of a started command by its ID."""
         return Process(self._client, self._path + "/processes", id)
 
     def write(self, path: str, content: Data, *, mode: str = "644") -> None:
@@ -228,7 +228,7 @@ class Session:
         return self._client._ask(Request("GET", self._file(path)))
 
     def read_stream(self, path: str) -> Generator[bytes, None, None]:
-        """Like read, but yields pieces as they arrive: the whole is never in memory."""
+        """Like read, but yields pieces as they arrive."""
         return self._client._body(Request("GET", self._file(path)), 0)
 
     def remove(self, path: str) -> None:
@@ -242,7 +242,7 @@ class Session:
         return self._client._ask(Request("GET", self._path + "/archive"))
 
     def pack_stream(self) -> Generator[bytes, None, None]:
-        """Like pack, but yields pieces as they arrive: the whole is never in memory."""
+        """Like pack, but yields pieces as they arrive."""
         return self._client._body(Request("GET", self._path + "/archive"), 0)
 
     def unpack(self, archive: Union[bytes, BinaryIO]) -> None:
@@ -275,7 +275,7 @@ class Session:
 
 
 class Process:
-    """A command in the background: an asynchronous call, or a process of a session."""
+    """A background command: an asynchronous call, or a process of a session."""
 
     def __init__(self, client: Client, path: str, id: str) -> None:
         self._client, self.id = client, id
@@ -296,7 +296,7 @@ class Process:
             time.sleep(_wire.LEAST_PAUSE)  # the server has usually waited 30 s
 
     def output(self, stream: str = "stdout", offset: int = 0) -> Generator[bytes, None, None]:
-        """Yield the output from a byte offset on, as it arrives. Reconnects where a connection broke."""
+        """Yield the output from a byte offset on, as it arrives. Reconnects after a broken connection."""
         while True:
             begin = offset
             try:
@@ -305,13 +305,13 @@ class Process:
                     yield chunk
                 return
             except Lost:
-                # No byte arrived: either there is no output yet, or the server is gone, and then this raises.
+                # No byte arrived: there is no output yet, or the server is gone and this call fails.
                 if offset == begin:
                     self.status(1)
                 time.sleep(_wire.LEAST_PAUSE)
 
     def send(self, data: Union[str, bytes], *, end: bool = False) -> None:
-        """Write to the stdin of a process of a session that was started with keep_stdin; end closes it.
+        """Write to the stdin of a process that was started with keep_stdin; end closes it.
 
         Returns when the process has read everything except what fits into a pipe.
         If it does not read for as long as the margin, this raises Lost, and a part may have been written.
@@ -319,7 +319,7 @@ class Process:
         self._client._ask(_wire.stdin_request(self._path, data, end))
 
     def signal(self, name: str) -> None:
-        """Signal all its processes. For processes of a session only."""
+        """Signal all its processes. Only for processes of a session."""
         self._client._ask(_wire.send_json(self._path + "/signal", {"signal": name}))
 
     def end(self) -> Status:

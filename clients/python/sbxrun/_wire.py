@@ -1,4 +1,4 @@
-"""What both clients have: the types, and requests and answers as bytes."""
+"""The types, requests and responses that both clients share."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ else:
     from typing import TypedDict
 
 
-# For how many seconds a stream may be quiet: then the server sends a keepalive.
+# Maximum seconds without an event on a stream: the server sends keepalives.
 KEEPALIVE = 5
 
-# Maximum length of one event of a stream, in bytes: servers send less.
+# Maximum length of one event of a stream, in bytes.
 LONGEST_EVENT = 128 << 20
 
-# Maximum of every wait, in seconds: sockets and time.sleep reject more than a few weeks.
+# Maximum of every wait in seconds; sockets and time.sleep are limited to a few weeks.
 LONGEST_WAIT = 1_000_000.0
 
 # Minimum time between two requests about a command, in seconds.
@@ -36,7 +36,7 @@ class Error(Exception):
 
 
 class Refused(Error):
-    """The request was refused: nothing of it has run.
+    """The request was refused, and nothing has run.
 
     again is after how many seconds it may be tried again; None if retrying does not help.
     """
@@ -50,7 +50,7 @@ class Refused(Error):
 
 
 class Unproven(Error):
-    """The command has run, and something of it may be left. ``report`` is None where there is none."""
+    """The command has run, and processes may still be running. ``report`` may be None."""
 
     def __init__(self, code: str, message: str, report: Optional[Report]) -> None:
         super().__init__(message)
@@ -66,7 +66,7 @@ class Lost(Error):
 
 @dataclass(frozen=True)
 class File:
-    """A file that was collected: fetch of a client has what it holds."""
+    """A collected file; read it with the client's fetch."""
 
     path: str
     id: str
@@ -77,7 +77,7 @@ class File:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a list of a session's files shows."""
+    """An entry of a session's workspace."""
 
     path: str
     type: str
@@ -86,7 +86,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Language:
-    """A language for code; with ``cells`` also for cells."""
+    """A language for code, and for cells if ``cells`` is set."""
 
     name: str
     command: List[str]
@@ -94,15 +94,15 @@ class Language:
     cells: bool
 
 
-# What a file holds, or one of the content store.
+# The content of a file, or a file in the content store.
 Content = Union[str, bytes, File]
 
-# What is sent as a file or archive: a file object is read to its end, never as a whole.
+# The content of an upload. A file object is read to its end in pieces.
 Data = Union[str, bytes, BinaryIO]
 
 
 class Parts(TypedDict, total=False):
-    """What a sandbox has beside its workspace, if the server's configuration lets the tenant."""
+    """Mounts and network access in addition to the workspace, if the server's configuration permits them."""
 
     overlay: Mapping[str, str]  # name, and path: /work
     snapshot: str  # id or name of the one to begin from
@@ -111,7 +111,7 @@ class Parts(TypedDict, total=False):
 
 
 class CallOptions(Parts, total=False):
-    """What a call takes beside argv, or in its place code. Times are seconds; the rest is as in docs/reference/http-api.md of sbxrun."""
+    """Options of a call. Times are seconds; the rest is as in docs/reference/http-api.md of sbxrun."""
 
     code: str
     language: str  # of code; python
@@ -127,13 +127,13 @@ class CallOptions(Parts, total=False):
 
 
 class ProcessOptions(CallOptions, total=False):
-    """What a command in the background of a session takes."""
+    """Options of a background process."""
 
     keep_stdin: bool  # it stays open after the text in stdin, for send
 
 
 class CellOptions(TypedDict, total=False):
-    """What a cell takes beside its code."""
+    """Options of a cell."""
 
     language: str  # python
     timeout: float  # 30
@@ -144,7 +144,7 @@ class CellOptions(TypedDict, total=False):
 
 
 class SessionOptions(Parts, total=False):
-    """What a session takes. Times are seconds."""
+    """Options of a session. Times are seconds."""
 
     limits: Mapping[str, Any]
     idle_timeout: float
@@ -153,7 +153,7 @@ class SessionOptions(Parts, total=False):
 
 
 class _Outcome:
-    """What a report and a cell's answer have in common. ``data`` is the whole document."""
+    """The common part of a report and a cell's answer. ``data`` is the whole document."""
 
     def __init__(self, data: Dict[str, Any]) -> None:
         self.data = data
@@ -190,7 +190,7 @@ def _kept(data: Dict[str, Any], stream: str) -> bytes:
 
 
 class Report(_Outcome):
-    """How a call has ended: docs/reference/report.md of sbxrun."""
+    """The outcome of a call: docs/reference/report.md of sbxrun."""
 
     def __init__(self, data: Dict[str, Any]) -> None:
         super().__init__(data)
@@ -199,7 +199,7 @@ class Report(_Outcome):
 
 
 class Cell(_Outcome):
-    """How a cell has ended: docs/concepts/cells.md of sbxrun.
+    """The outcome of a cell: docs/concepts/cells.md of sbxrun.
 
     state is kept, or lost where the next cell begins with nothing defined. value is the last
     expression's, as text; results has it in all its media, and what was displayed. exception
@@ -218,7 +218,7 @@ class Cell(_Outcome):
 
 @dataclass(frozen=True)
 class Event:
-    """A piece of a stream: ``name`` is stdout or stderr, with ``data``; and last report, with ``report``."""
+    """An event of a stream: ``name`` is stdout or stderr, with ``data``, or finally report, with ``report``."""
 
     name: str
     data: bytes = b""
@@ -227,7 +227,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Status:
-    """State of a command in the background: queued, running or ended. One that has ended and not started is safe to try again."""
+    """State of a background command: queued, running or ended. If it ended without starting, a retry is safe."""
 
     state: str
     stdout_bytes: int
@@ -239,7 +239,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Request:
-    """wait is for how long its answer may take beside the margin."""
+    """wait is the time for the response in addition to the margin."""
 
     method: str
     path: str
@@ -283,7 +283,7 @@ def send_bytes(method: str, path: str, content: Data, kind: str = "application/o
 
 
 def once(request: Request) -> bool:
-    """Whether it cannot be sent again, because its file has been read."""
+    """Whether a retry is impossible, because its file has been read."""
     return not isinstance(request.body, (bytes, type(None)))
 
 
@@ -292,7 +292,7 @@ def fetch_request(file: Union[File, str]) -> Request:
 
 
 def run_request(path: str, argv: Optional[Sequence[str]], options: Mapping[str, Any], timeout: float = 30) -> Request:
-    """A call, or a cell. A timeout of 0 leaves it to the server."""
+    """A call or a cell. A timeout of 0 means the server's default."""
     members = dict(options)
     if (argv is None) == (members.get("code") is None):
         raise ValueError("give either argv or code")
@@ -379,7 +379,7 @@ def document(text: bytes) -> Dict[str, Any]:
 
 
 def identity(text: bytes) -> str:
-    """The id of what was made."""
+    """The ID of the created object."""
     return read(text, lambda data: _text(data["id"]))
 
 
@@ -425,7 +425,7 @@ def snapshots(text: bytes) -> List[Dict[str, Any]]:
 
 
 def answered(status: int, again: Optional[str], text: bytes) -> Error:
-    """The error that an answer is. again is its Retry-After."""
+    """The error in a response. again is its Retry-After."""
     try:
         e = read(text, lambda data: failure(data, status))
     except Lost:
@@ -447,14 +447,14 @@ def failure(document: Dict[str, Any], status: int = 0) -> Error:
 
 
 class Retries:
-    """When to send a request again that was refused for the moment."""
+    """Delays for retrying temporarily refused requests."""
 
     def __init__(self, patience: float, now: float) -> None:
         self._until = now + patience
         self._least = LEAST_PAUSE  # doubles with each try, even if the server says 0
 
     def pause(self, refused: Refused, request: Request, now: float) -> float:
-        """Return how long to wait before the next try, or raise the error if there is none."""
+        """Return the time until the next attempt, or raise the error if there is none."""
         if refused.again is None or once(request):
             raise refused
         pause = min(max(refused.again, self._least), LONGEST_WAIT)
@@ -465,7 +465,7 @@ class Retries:
 
 
 class Events:
-    """The events of a stream, of pieces as they come."""
+    """The events of a stream, from pieces of any size."""
 
     def __init__(self) -> None:
         self._rest: List[bytes] = []  # of a line
@@ -498,12 +498,12 @@ class Events:
 
 
 class Address:
-    """Where a server is: unix:PATH, http://HOST:PORT or https://HOST:PORT."""
+    """The address of a server: unix:PATH, http://HOST:PORT or https://HOST:PORT."""
 
     def __init__(self, text: str) -> None:
         parts = urllib.parse.urlsplit(text)
         unix = parts.scheme == "unix" and text != "unix:"
-        # What is left of an address with more in it would be another server's.
+        # Ignoring the rest of the address could reach another server.
         web = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc and parts.path in ("", "/") and not parts.query + parts.fragment
         if not (unix or web):
             raise ValueError("want unix:PATH, http://HOST:PORT or https://HOST:PORT")
@@ -515,7 +515,7 @@ class Address:
 
 
 def unix_socket(path: str) -> socket.socket:
-    """A connected one. For asyncio one whose queue is full (EAGAIN) is one that will be connected."""
+    """Return a connected socket. asyncio misinterprets EAGAIN, the error of a full queue, as a pending connection."""
     s = socket.socket(socket.AF_UNIX)
     try:
         s.setblocking(False)  # this does not wait in any case
