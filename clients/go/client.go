@@ -475,8 +475,8 @@ func (s sending) Read(p []byte) (int, error) {
 	return s.r.Read(p)
 }
 
-// body is the body of an answer. Every read must make progress within the bound; between two of them
-// time between two reads does not count.
+// body is the body of an answer. Every read must make progress within the bound; the time
+// between two reads does not count.
 type body struct {
 	outer  context.Context
 	inner  context.Context // with the bound
