@@ -125,7 +125,7 @@ func TestApplyHeldBackGitLinks(t *testing.T) {
 	r := harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c",
 		"ln -sf ../../file .git/logs/HEAD; ln -s ../file .git/FETCH_HEAD; ln -s ../.. .git/objects; ln -s file link; echo data >.git/index")...)
 	r.Expect(t, 74, "exited")
-	if !strings.Contains(string(r.Stderr), `3 paths are held back`) {
+	if !strings.Contains(string(r.Stderr), `3 paths, such as ".git/FETCH_HEAD", are held back`) {
 		t.Errorf("%s", r.Stderr)
 	}
 	for name, want := range map[string]bool{".git/logs/HEAD": false, ".git/FETCH_HEAD": false, ".git/objects": false, "link": true} {

@@ -82,7 +82,7 @@ func TestCp(t *testing.T) {
 	c.has("old", "1")
 	c.cp(0, "", "box:a", "./col:on")
 	c.has("col:on", "1")
-	c.cp(125, "more than 1 bytes; --max-size", "-r", "--max-size", "1", "box:/tmp/new", "small")
+	c.cp(125, "more than 1 bytes; raise --max-size", "-r", "--max-size", "1", "box:/tmp/new", "small")
 	// As tar streams.
 	r = c.s.Start(harness.Options{Dir: c.dir}, "cp", "box:/tmp/new", "-").Wait()
 	unpack := exec.Command("tar", "xC", c.dir)

@@ -107,7 +107,7 @@ func TestEveryday(t *testing.T) {
 		{name: "nothing of the current directory", setup: `echo text >f`, args: []string{"--cwd", "none", "cat", "f"}, code: 1, line: `hint: if it was to read the current directory, it could not: its home is empty; --ro-bind NAME .*`},
 
 		// Programs found by PATH.
-		{name: "a venv", setup: venv, path: "HERE/venv/bin", dir: "/usr", args: []string{"python3", "-c", ""}, line: `warning: python3 is /usr/bin/python3 in the sandbox, but HERE/venv/bin/python3 outside; use that one with --tools, or name this one by its full path`},
+		{name: "a venv", setup: venv, path: "HERE/venv/bin", dir: "/usr", args: []string{"python3", "-c", ""}, line: `warning: python3 is /usr/bin/python3 in the sandbox, but HERE/venv/bin/python3 outside; use --tools for the latter, or give the full path`},
 		{name: "the system's, although there is a venv", setup: venv, path: "HERE/venv/bin", dir: "/usr", args: []string{"/usr/bin/python3", "-c", ""}},
 		{name: "a venv, --tools", setup: venv, path: "HERE/venv/bin", dir: "/usr", args: []string{"--tools", "sh", "-c", "command -v python3; python3 -c 'print(1)'"}, stdout: `^HERE/venv/bin/python3\n1$`},
 		{name: "a venv that python3 has made, --tools", setup: `python3 -m venv --without-pip venv`, path: "HERE/venv/bin", dir: "/usr", args: []string{"--tools", "python3", "-c", "import sys; print(sys.prefix)"}, stdout: `^HERE/venv$`},
@@ -302,8 +302,8 @@ func TestEverydayClosed(t *testing.T) {
 	name := filepath.Join(harness.Dir(t), "key")
 	harness.Must(t, os.WriteFile(name, []byte("text\n"), 0o600))
 	r := harness.Run(t, harness.Options{Bare: true}, "--env", harness.MarkerName, "--cwd", "none", "--ro-bind", name, "cat", name)
-	told := strings.Contains(string(r.Stderr), "warning: only its owner can read \""+name+"\", which is shown read-only, and the sandbox runs as uid ")
-	if root := os.Getuid() == 0; told != root || (r.ExitCode == 0) == root {
+	warned := strings.Contains(string(r.Stderr), " in the sandbox cannot read \""+name+"\"; copy it with --put, ")
+	if root := os.Getuid() == 0; warned != root || (r.ExitCode == 0) == root {
 		t.Errorf("exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	}
 }

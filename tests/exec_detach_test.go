@@ -162,7 +162,7 @@ func TestExecHandle(t *testing.T) {
 	if r := s.Run("wait", "--log", "^out$", one.Handle); r.ExitCode != 0 {
 		t.Errorf("wait --log: exit code %d: %s", r.ExitCode, r.Stderr)
 	}
-	if r := s.Run("wait", "--timeout", "0.01", one.Handle); r.ExitCode != 124 || !strings.Contains(string(r.Stderr), "the exec web/"+one.ID+" lives on") && !strings.Contains(string(r.Stderr), one.Handle+" lives on") {
+	if r := s.Run("wait", "--timeout", "0.01", one.Handle); r.ExitCode != 124 || !strings.Contains(string(r.Stderr), "the exec web/"+one.ID+" keeps running") && !strings.Contains(string(r.Stderr), one.Handle+" keeps running") {
 		t.Errorf("wait --timeout: exit code %d: %s", r.ExitCode, r.Stderr)
 	}
 	harness.Must(t, os.WriteFile(dir+"/on", nil, 0o644))

@@ -24,10 +24,10 @@ func TestWords(t *testing.T) {
 		{[]string{"exec", "--workdir", "-x", "x", "true"}, `--workdir: needs a value, and "-x" looks like a flag`},
 		{[]string{"exec", "--workdir", "x", "box", "true"}, `working directory "x": must be an absolute path in the sandbox; write --workdir "$PWD"/x`},
 		{[]string{"--tmieout", "5", "true"}, "unknown flag --tmieout, did you mean --timeout?; see sbxrun --help"},
-		{[]string{"--network", "host", "true"}, "unknown flag --network: write --net; see sbxrun --help"},
-		{[]string{"-it", "bash"}, "unknown flag -it: stdin is the command's already; -t gives it a terminal; see sbxrun --help"},
+		{[]string{"--network", "host", "true"}, "unknown flag --network: use --net; see sbxrun --help"},
+		{[]string{"-it", "bash"}, "unknown flag -it: the command reads stdin anyway; use -t for a terminal; see sbxrun --help"},
 		{[]string{"--volume", "/x:/y", "true"}, `"/x" is a path, and a volume has a name; --bind shows a directory of the host`},
-		{[]string{"-C", "/tmp", "true"}, "unknown flag -C: write --workdir; see sbxrun --help"},
+		{[]string{"-C", "/tmp", "true"}, "unknown flag -C: use --workdir; see sbxrun --help"},
 		{[]string{"exec", "--net", "host", "box", "true"}, "unknown flag --net, which is a flag of run, start; see sbxrun exec --help"},
 	} {
 		r := harness.Start(t, harness.Options{Bare: true}, c.args...).Wait()
@@ -62,26 +62,26 @@ func TestTimeoutHint(t *testing.T) {
 		code int
 		want string // end of stderr
 	}{
-		{[]string{"-t", "1", "true"}, 127, "; -t is --tty; for a deadline write --timeout 1\n"},
-		{[]string{"-t", "1m", "true"}, 127, "; -t is --tty; for a deadline write --timeout 1m\n"},
-		{[]string{"5", "sleep", "1"}, 127, "; for a deadline write --timeout 5\n"},
-		{[]string{"-k", "1", "-s", "INT", "5", "sleep", "1"}, 127, "; for a deadline write --timeout 5\n"},
-		{[]string{"stop", "web"}, 127, "; to end a sandbox write sbxrun kill\n"},
-		{[]string{"list"}, 127, "; to list sandboxes write sbxrun ps\n"},
-		{[]string{"create", "web"}, 127, "; to start a sandbox that lives on write sbxrun start\n"},
-		{[]string{"attach", "web"}, 127, "; for a shell in a sandbox write sbxrun exec -t NAME sh\n"},
-		{[]string{"--state-dir", "/x", "inspect", "web"}, 127, "; a command of sbxrun's own is its first word: sbxrun inspect\n"},
-		{[]string{"completion", "bash"}, 127, "; completions are files, which the packages install, and ./setup.sh completions writes\n"},
-		{[]string{"job.py"}, 127, "; a file of the current directory is named by a path: ./job.py\n"},
+		{[]string{"-t", "1", "true"}, 127, "; -t is --tty; use --timeout 1 for a deadline\n"},
+		{[]string{"-t", "1m", "true"}, 127, "; -t is --tty; use --timeout 1m for a deadline\n"},
+		{[]string{"5", "sleep", "1"}, 127, "; use --timeout 5 for a deadline\n"},
+		{[]string{"-k", "1", "-s", "INT", "5", "sleep", "1"}, 127, "; use --timeout 5 for a deadline\n"},
+		{[]string{"stop", "web"}, 127, "; use sbxrun kill to end a sandbox\n"},
+		{[]string{"list"}, 127, "; use sbxrun ps to list sandboxes\n"},
+		{[]string{"create", "web"}, 127, "; use sbxrun start to start a sandbox in the background\n"},
+		{[]string{"attach", "web"}, 127, "; use sbxrun exec -t NAME sh for a shell in a sandbox\n"},
+		{[]string{"--state-dir", "/x", "inspect", "web"}, 127, "; sbxrun's own command must be the first word: sbxrun inspect\n"},
+		{[]string{"completion", "bash"}, 127, "; completions are files in the packages; ./setup.sh completions creates them\n"},
+		{[]string{"job.py"}, 127, "; use ./job.py for a file in the current directory\n"},
 		{[]string{"kil", "web"}, 127, "; did you mean sbxrun kill?\n"},
 		{[]string{"strat", "--name", "web"}, 127, "; did you mean sbxrun start or stats?\n"},
-		{[]string{"FOO=1", "true"}, 127, "; to set a variable write --env FOO=VALUE before the command\n"},
-		{[]string{"prune"}, 127, "; to remove what has ended write sbxrun cleanup\n"},
-		{[]string{"-v", "cache:/cache", "true"}, 127, `command "cache:/cache": no such file; to show a volume write --volume NAME:DST, a directory --bind SRC:DST` + "\n"},
-		{[]string{"-v", "/usr:/data", "ls", "/data"}, 127, "; to show a directory write --ro-bind SRC:DST, or --bind SRC:DST to let it write\n"},
-		{[]string{"cd", "/tmp"}, 127, "; to start in another directory write --workdir DIR, or change to it first\n"},
-		{[]string{"export", "A=1"}, 127, "; it is built into shells: write sh -c 'COMMAND' for a command line\n"},
-		{[]string{"ls -l"}, 127, "; a command line in one word is for a shell: write sh -c before it\n"},
+		{[]string{"FOO=1", "true"}, 127, "; use --env FOO=VALUE before the command to set a variable\n"},
+		{[]string{"prune"}, 127, "; use sbxrun cleanup to remove the records of ended sandboxes\n"},
+		{[]string{"-v", "cache:/cache", "true"}, 127, `command "cache:/cache": no such file; use --volume NAME:DST to mount a volume, or --bind SRC:DST for a directory` + "\n"},
+		{[]string{"-v", "/usr:/data", "ls", "/data"}, 127, "; use --ro-bind SRC:DST to mount a directory, or --bind SRC:DST to mount it writable\n"},
+		{[]string{"cd", "/tmp"}, 127, "; use --workdir DIR to start in another directory, or change to it first\n"},
+		{[]string{"export", "A=1"}, 127, "; use sh -c 'COMMAND' for a shell builtin\n"},
+		{[]string{"ls -l"}, 127, "; use sh -c before a command line in one word\n"},
 		{[]string{"--env", "PATH=" + dir, "stop", "x"}, 0, ""},
 		{[]string{"-t", "nosuch"}, 127, "PATH /usr/bin:/bin\n"},
 		{[]string{"--env", "PATH=/x", "true"}, 127, `command "true" not found in the sandbox's PATH /x, which --env or --env-file sets; /usr/bin/true names it by its path` + "\n"},
@@ -109,14 +109,14 @@ func TestDockerWords(t *testing.T) {
 			return s.Start(o, args...)
 		})
 	}
-	const lsHint = "sbxrun: hint: ls lists files; sbxrun ps lists sandboxes"
+	const lsHint = "sbxrun: hint: ls lists files; use sbxrun ps to list sandboxes"
 	if r, text := run("ls"); r.ExitCode != 0 || text != "" {
 		t.Errorf("ls without sandboxes: exit code %d, %q", r.ExitCode, text)
 	}
 	b := s.Sandbox(harness.Options{}, "--name", "web")
 	s.Sandbox(harness.Options{}, "--name", "file")
 	refused := func(word string) string {
-		return "sbxrun: error: rm removes files, and \"" + word + "\" is a sandbox; to end it write sbxrun kill " + word + ", to remove the record of one that has ended sbxrun cleanup " + word + "; for a file of that name sbxrun -- rm " + word
+		return "sbxrun: error: rm removes files, but \"" + word + "\" is a sandbox; use sbxrun kill " + word + " to end it, sbxrun cleanup " + word + " to remove its record, or sbxrun -- rm " + word + " for a file of that name"
 	}
 	for _, c := range []struct {
 		line string

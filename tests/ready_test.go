@@ -101,7 +101,7 @@ func TestReadyNever(t *testing.T) {
 		t.Fatalf("--wait-ready: exit code %d: %s", r.ExitCode, r.Stderr)
 	}
 	late.Alive()
-	told := "sbxrun: error: the sandbox " + late.ID + " was not ready within 500ms, and lives on; sbxrun logs " + late.ID + " shows its output, sbxrun kill " + late.ID + " ends it\n"
+	told := "sbxrun: error: the sandbox " + late.ID + " was not ready within 500ms, and keeps running; see sbxrun logs " + late.ID + ", or end it with sbxrun kill " + late.ID + "\n"
 	if string(r.Stderr) != told {
 		t.Errorf("--wait-ready: %s, want %s", r.Stderr, told)
 	}

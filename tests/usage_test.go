@@ -115,7 +115,7 @@ func TestExamplesInErrors(t *testing.T) {
 		{"--env-file " + file, "a line for each variable, such as LANG=C"},
 		{"--env-file /usr", "a line for each variable, such as LANG=C"},
 		{"--report fd:x", "such as fd:3"},
-		{"--report -", "for stdout write --report /dev/stdout, for a file of that name ./-"},
+		{"--report -", "use --report /dev/stdout for stdout, or ./- for a file of that name"},
 	} {
 		r := harness.Start(t, harness.Options{Bare: true}, append(strings.Fields(c.line), "true")...).Wait()
 		if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), c.want) || strings.Contains(string(r.Stderr), "nothing like") {

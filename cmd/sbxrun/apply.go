@@ -207,6 +207,6 @@ func (r *runner) bringHome(ctx context.Context, list []*room.Overlay, res *resul
 		_, err = applyAll(ctx, list, nil, &cli.Apply{Delete: r.flags.ApplyDelete, All: r.flags.ApplyAll, Quiet: r.flags.Quiet}, "--apply-")
 	}
 	if err != nil {
-		spoil(res, err)
+		addFailure(res, err)
 	}
 }

@@ -33,7 +33,7 @@ func killCommand(flags *cli.Kill) (r output.Result, err error) {
 type killer struct {
 	flags   *cli.Kill
 	tags    map[string]string
-	where   string // the directory that was looked in for many
+	where   string // the directory that --all and --tag searched
 	kills   []*kill
 	unknown []killed // one for each name that no sandbox has
 	failed  *multierror.Error

@@ -56,7 +56,7 @@ func (l *reader) print() error {
 		go func() { cancel(supervise.Request{Cause: result.Canceled, Signal: (<-got).(syscall.Signal)}) }()
 		go closeAtEnd(ctx, l.sandbox, over, cancel)
 	} else {
-		close(over) // what is there is all
+		close(over) // print only existing output
 	}
 	var streams []stream.LogFile
 	for _, s := range []struct {
@@ -96,7 +96,7 @@ func (l *reader) print() error {
 	return nil
 }
 
-// piece is what logs --json prints: text, or base64 if it is not UTF-8.
+// piece is one line of logs --json: text, or base64 if it is not UTF-8.
 type piece struct {
 	Stream string  `json:"stream"`
 	Text   *string `json:"text,omitempty"`
@@ -115,10 +115,10 @@ func pieceOf(stream string, p []byte) piece {
 	return it
 }
 
-// noteCut says, on stderr, that a log is only the head of what was written.
+// noteCut prints a note for each log that has only the first part of the output.
 func (l *reader) noteCut() {
 	if err := l.sandbox.Refresh(); err != nil {
-		return // it was removed meanwhile; all of it was printed
+		return // removed meanwhile, after everything was printed
 	}
 	logs := l.sandbox.Record.Logs
 	if logs == nil {
@@ -130,7 +130,7 @@ func (l *reader) noteCut() {
 		cut   bool
 	}{{"stdout", logs.StdoutBytes, logs.StdoutTruncated}, {"stderr", logs.StderrBytes, logs.StderrTruncated}} {
 		if s.cut && (l.flags.Stream == "" || l.flags.Stream == s.name) {
-			output.Note(fmt.Sprintf("%s is incomplete: the command wrote %d bytes or more, and only the first are kept (--max-output)", s.name, s.bytes))
+			output.Note(fmt.Sprintf("%s is incomplete: the command wrote %d bytes or more, and only the first part was kept (--max-output)", s.name, s.bytes))
 		}
 	}
 }

@@ -148,8 +148,8 @@ func incomplete(args []string, group any) int {
 		err = cli.UsageError(group, fmt.Errorf("%s needs a command", args[0]))
 	}
 	if args[0] == "snapshot" && len(args) > 1 && isSandbox(args[1]) {
-		err = &result.Error{Code: "usage", Message: fmt.Sprintf("snapshot has no command %q, and that is a sandbox", args[1]),
-			Hint: "to create a snapshot of it write sbxrun snapshot create " + args[1]}
+		err = &result.Error{Code: "usage", Message: fmt.Sprintf("snapshot has no command %q, but that is a sandbox", args[1]),
+			Hint: "use sbxrun snapshot create " + args[1]}
 	}
 	return cli.Finish(group, output.Result{}, err)
 }

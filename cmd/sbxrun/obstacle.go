@@ -15,36 +15,34 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 
-// advises reports whether a person reads what sbxrun says on stderr. A line for people
-// goes into no pipe and beside no report.
+// advises reports whether hints are wanted: on a terminal, without a report or --quiet.
 func (c *command) advises() bool {
 	return !c.printing.Quiet && !c.printing.JSON && c.printing.Report == "" && term.IsTerminal(int(os.Stderr.Fd()))
 }
 
-// counters are the network counters of a room, which can be read when that is gone as well:
-// the open file holds its network namespace. Others in the room count, too. nil counts nothing.
+// counters are the network counters of a sandbox, for all processes in it. They stay readable after its end, because
+// the open file holds its network namespace. nil counts nothing.
 type counters struct {
 	file   *os.File
 	before int
-	others bool // there were others before, or clients of a published port are
-	listed bool // the room has a list of hosts
+	others bool // other processes or clients of a published port also count
+	listed bool // the sandbox has a list of hosts
 }
 
-// openCounters opens those of a room whose network is as --net says, if there is something to
-// tell.
+// openCounters opens the counters of a sandbox with this network, if a hint could come from them.
 func (c *command) openCounters(net string, of *proc.Process) *counters {
-	listed := strings.HasPrefix(net, "allow") // and the list, at --net
+	listed := strings.HasPrefix(net, "allow")
 	if net != string(room.NetNone) && !listed || !c.advises() {
 		return nil
 	}
 	f, err := os.Open("/proc/" + strconv.Itoa(of.PID) + "/net/snmp")
 	if err != nil {
-		return nil // then nothing is said of the network
+		return nil // no hint about the network
 	}
 	return &counters{file: f, others: len(c.Parts.Published()) > 0, listed: listed}
 }
 
-// begin is for a room in which there were others before.
+// begin starts counting in a sandbox that other processes have used before.
 func (n *counters) begin() *counters {
 	if n != nil {
 		n.others = true
@@ -53,7 +51,7 @@ func (n *counters) begin() *counters {
 	return n
 }
 
-// grew reports whether somebody has tried to reach a network, and closes.
+// grew reports whether a process has tried to reach a network, and closes the counters.
 func (n *counters) grew() bool {
 	if n == nil {
 		return false
@@ -71,8 +69,8 @@ func (n *counters) read() int {
 	return unreached(string(text), !n.others)
 }
 
-// failure is what is known of a command that has failed by itself; not ok if it has not, or
-// nobody wants to know. Only the first call says something of the network.
+// failure describes a command that has failed by itself. ok is false if it has not failed or hints are not wanted. Only
+// the first call includes the network.
 func (c *command) failure(res result.Result, n *counters) (f room.Failure, ok bool) {
 	tried := n.grew()
 	if res.Cause != result.Exited || res.Payload.Code() == 0 || !c.advises() {
@@ -87,8 +85,8 @@ func (c *command) failure(res result.Result, n *counters) (f room.Failure, ok bo
 	return f, true
 }
 
-// refusedHosts is about hosts that the list of --net does not have. A client of a published port
-// may have come before there was a server, which is nothing to the command.
+// refusedHosts returns a hint about hosts that are not in the list of --net. It ignores clients of published ports, which
+// may have connected before the server was ready.
 func refusedHosts(used *result.ReportNetwork) (what, remedy string) {
 	if used == nil {
 		return "", ""
@@ -111,10 +109,10 @@ func refusedHosts(used *result.ReportNetwork) (what, remedy string) {
 	return "the list of --net does not have " + strings.Join(list, ", "), "--net allow=" + strings.Join(list, ",") + " has"
 }
 
-// unreached counts, by a text as in /proc/net/snmp, how often somebody has tried to reach
-// what is not there: a host without a route to it, or a name server, for which the C
-// library takes a port of the loopback interface that nobody has. With localhost also a
-// server on that, which the host may have; among others it is one that is not up yet.
+// unreached counts failed attempts to reach the network in a text in the format of /proc/net/snmp: hosts without a
+// route, and name servers, for which the C library tries an unused port of the loopback interface. With localhost it
+// includes servers on the loopback interface, which may run on the host; with other processes in the sandbox those
+// may just not be up yet.
 func unreached(text string, localhost bool) (times int) {
 	counted := map[string]string{"Ip:": "OutNoRoutes", "Udp:": "NoPorts"}
 	if localhost {
@@ -124,7 +122,7 @@ func unreached(text string, localhost bool) (times int) {
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
 		if len(names) == 0 || len(fields) != len(names) || fields[0] != names[0] {
-			names = fields // of the line that follows
+			names = fields // for the next line
 			continue
 		}
 		if i := slices.Index(names, counted[fields[0]]); i > 0 {

@@ -14,28 +14,28 @@ import (
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
-// What becomes of more output than there may be: the values of --output-limit.
+// Values of --output-limit.
 const (
 	outputKill     = "kill"
 	outputTruncate = "truncate"
 )
 
-// How much of each stream is kept by default: in memory, and in a log.
+// Default sizes kept of each stream, in memory and in a log.
 const (
 	maxOutput = 1 << 20
 	maxLog    = 64 << 20
 )
 
-// outputLimit is how much a command may write, and whether it did.
+// outputLimit is the limit on a command's output and its effect.
 type outputLimit struct {
-	action string // "" if there is none
+	action string // "" without a limit
 	size   int64
 	hit    atomic.Bool
-	lost   atomic.Pointer[result.Error] // why output could not be passed on
+	lost   atomic.Pointer[result.Error] // why output could not be forwarded
 }
 
-// broken ends the run because its output cannot be passed on. A pipe that nobody reads
-// any more is what SIGPIPE is for; any other error is told, and has its own exit code.
+// broken ends the run because its output cannot be forwarded. A closed pipe counts as SIGPIPE; any other error is
+// reported and has its own exit code.
 func (c *command) broken(e *result.Error) {
 	if !errors.Is(e, syscall.EPIPE) {
 		c.output.lost.CompareAndSwap(nil, e)
@@ -43,7 +43,7 @@ func (c *command) broken(e *result.Error) {
 	c.signals.cancelBy(syscall.SIGPIPE)
 }
 
-// openStreams makes the command's streams as the flags say.
+// openStreams opens the command's streams as the flags ask.
 func (c *command) openStreams() (*stream.Streams, error) {
 	if err := stream.NoDirectories([3]*os.File{os.Stdin, os.Stdout, os.Stderr}); err != nil {
 		return nil, err
@@ -67,16 +67,16 @@ func (c *command) openStreams() (*stream.Streams, error) {
 	return stream.Open(stdin(), os.Stdout, os.Stderr, b, c.broken)
 }
 
-// stdin is what the command reads: nothing of a terminal in whose background we are. The command is in a
-// session of its own, where no SIGTTIN stops it (tty_ioctl(4)), and would take what is typed to the shell.
+// stdin returns the command's stdin. It is empty if sbxrun runs in the background of a terminal: the command has its own
+// session, where SIGTTIN does not stop it (tty_ioctl(4)), and would read input meant for the shell.
 func stdin() *os.File {
 	if group, err := unix.IoctlGetInt(unix.Stdin, unix.TIOCGPGRP); err == nil && group != unix.Getpgrp() {
-		return nil // which is /dev/null
+		return nil // /dev/null
 	}
 	return os.Stdin
 }
 
-// checkOutput finds what is wrong with the flags for the output.
+// checkOutput validates the output flags.
 func (c *command) checkOutput() error {
 	if c.printing.JSON && c.tty {
 		return errors.New("--json cannot be combined with --tty: on a terminal stdout and stderr are one stream")
@@ -84,7 +84,7 @@ func (c *command) checkOutput() error {
 	return nil
 }
 
-// limits is the limit as the report has it, if it was asked for.
+// limits returns the limit for the report, if there is one.
 func (o *outputLimit) limits() []result.Limit {
 	if o.action == "" {
 		return nil

@@ -20,8 +20,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// policyOf turns the flags that say what a sandbox shows into a policy, and what it has beside that
-// into parts.
+// policyOf turns flags into the policy of a sandbox and its other parts.
 func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, parts *sandbox.Parts, err error) {
 	parts = new(sandbox.Parts)
 	net, err := networkOf(f)
@@ -41,12 +40,9 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, part
 	}
 	if f.Write {
 		if f.Cwd != "" && p.Cwd != room.CwdReadWrite {
-			return p, parts, fmt.Errorf("-w means --cwd rw, but --cwd %s is given, too", f.Cwd)
+			return p, parts, fmt.Errorf("-w cannot be combined with --cwd %s: it means --cwd rw", f.Cwd)
 		}
 		p.Cwd = room.CwdReadWrite
-	}
-	if f.Upper != "" && len(f.Overlay) == 0 && p.Cwd != room.CwdOverlay && f.From == "" {
-		return p, parts, errors.New("--upper: goes with --overlay, --cwd overlay or --from")
 	}
 	if f.TmpSize == 0 {
 		return p, parts, errors.New("--tmp-size: must be greater than 0")
@@ -84,7 +80,7 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, part
 	return p, parts, err
 }
 
-// networkOf is what of a network a sandbox has by lists.
+// networkOf returns the allowed hosts, published ports and connected sockets.
 func networkOf(f *cli.View) (spec network.Spec, err error) {
 	list, proxied := strings.CutPrefix(f.Net, "allow=")
 	if proxied {
@@ -103,7 +99,7 @@ func networkOf(f *cli.View) (spec network.Spec, err error) {
 	if len(f.Connect) > 0 {
 		dir, err := unix.Getwd()
 		if err != nil {
-			dir = "/" // where a relative path leads nowhere
+			dir = "/" // relative paths do not exist there
 		}
 		for _, arg := range f.Connect {
 			c, err := network.ParseConnect(arg, dir)
@@ -116,7 +112,7 @@ func networkOf(f *cli.View) (spec network.Spec, err error) {
 	return spec, nil
 }
 
-// showTools adds to a policy what stands behind PATH, and returns the variables for it.
+// showTools adds the tools in PATH to a policy, and returns their variables.
 func showTools(p *room.Policy) []values.Var {
 	set := tools.Find(room.ThisCaller(), os.LookupEnv, p.Shows)
 	for _, m := range set.Mounts {
@@ -131,7 +127,7 @@ func showTools(p *room.Policy) []values.Var {
 func mounts(f *cli.View) (list []room.Mount, err error) {
 	dir, err := unix.Getwd()
 	if err != nil {
-		dir = "" // ParseBind refuses a relative path
+		dir = "" // ParseBind rejects relative paths
 	}
 	for _, kind := range []struct {
 		args []string
@@ -194,7 +190,7 @@ func rootfs(name string, p *room.Policy) error {
 	return nil
 }
 
-// protect sets what in writable binds the command cannot change.
+// protect sets the read-only paths in writable binds.
 func protect(f *cli.View, p *room.Policy) error {
 	p.Git = !slices.Contains(f.Protect, "none")
 	for i := range p.Mounts {
@@ -216,14 +212,14 @@ func protect(f *cli.View, p *room.Policy) error {
 	return nil
 }
 
-// passed are the variables every payload gets from the caller, beside LC_*.
+// passed are the caller's variables that every command gets, in addition to LC_*.
 var passed = []string{"LANG", "LANGUAGE", "TERM", "TZ"}
 
-// sandboxVars are the variables that describe the sandbox and not the host.
+// sandboxVars are variables that describe the sandbox, not the host.
 var sandboxVars = []string{"PATH", "HOME", "USER", "LOGNAME", "PWD", "OLDPWD"}
 
-// environment is what the payload of a new sandbox gets beside PATH, HOME and
-// USER: what comes later wins.
+// environment returns the variables of the command in a new sandbox, except PATH, HOME and USER. The last value of a
+// variable wins.
 func environment(f *cli.Vars, cpus float64, tools []values.Var) (set values.Environment, err error) {
 	inherit(&set, f.InheritEnv)
 	for _, v := range tools {
@@ -232,12 +228,12 @@ func environment(f *cli.Vars, cpus float64, tools []values.Var) (set values.Envi
 	return set, addVariables(&set, f, cpus)
 }
 
-// inherit adds the caller's variables: all, or those that are always passed.
+// inherit adds all of the caller's variables, or those that are always passed.
 func inherit(set *values.Environment, all bool) {
 	for _, pair := range os.Environ() {
 		v, ok, err := values.ParseVar(pair)
 		if err != nil || !ok || slices.Contains(sandboxVars, v.Name) {
-			continue // names that no shell could set, such as exported functions
+			continue // such as exported functions
 		}
 		if all || slices.Contains(passed, v.Name) || strings.HasPrefix(v.Name, "LC_") {
 			set.Put(v)
@@ -245,8 +241,7 @@ func inherit(set *values.Environment, all bool) {
 	}
 }
 
-// addVariables adds what the flags name: the limit on CPUs first, then files, then
-// --env.
+// addVariables adds variables for the limit on CPUs, then those of --env-file, then those of --env.
 func addVariables(set *values.Environment, f *cli.Vars, cpus float64) error {
 	for _, pair := range limits.Environment(cpus) {
 		name, value, _ := strings.Cut(pair, "=")
@@ -269,7 +264,7 @@ func addVariables(set *values.Environment, f *cli.Vars, cpus float64) error {
 	return nil
 }
 
-// parseUser parses UID[:GID]; the group id is the user id unless given.
+// parseUser parses UID[:GID]. The default GID is the UID.
 func parseUser(arg string) (*room.User, error) {
 	if arg == "" {
 		return nil, nil

@@ -10,8 +10,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/admission"
 )
 
-// printPrometheus writes the text format of Prometheus, version 0.0.4. By hand: the
-// libraries for it take every start of sbxrun 0.1 to 0.4 ms for their initialization.
+// printPrometheus writes Prometheus's text format, version 0.0.4. The libraries for it would add 0.1 to 0.4 ms to each
+// start of sbxrun.
 func printPrometheus(w io.Writer, s statistics) error {
 	var b exposition
 	b.metric("sbxrun_tasks", "Tasks that count toward a limit.")
@@ -22,11 +22,11 @@ func printPrometheus(w io.Writer, s statistics) error {
 	for _, bound := range s.Bounds {
 		b.sample(float64(bound.Max), "bound", bound.Path)
 	}
-	b.metric("sbxrun_pressure_ratio", "How much of the tightest bound is used, 1 for all.")
+	b.metric("sbxrun_pressure_ratio", "Used part of the tightest limit, from 0 to 1.")
 	b.sample(s.Tightest.Percent / 100)
-	b.metric("sbxrun_pressure_level", "How near the tightest bound is: 0 ok, 1 warn, 2 alert.")
+	b.metric("sbxrun_pressure_level", "Level of the tightest limit: 0 ok, 1 warn, 2 alert.")
 	b.sample(map[admission.Level]float64{admission.Warn: 1, admission.Alert: 2}[s.Level])
-	b.metric("sbxrun_sandboxes", "Sandboxes that live.")
+	b.metric("sbxrun_sandboxes", "Running sandboxes.")
 	b.sample(float64(len(s.Sandboxes)))
 	for _, m := range []struct {
 		name, help string
@@ -35,14 +35,14 @@ func printPrometheus(w io.Writer, s statistics) error {
 		{"sbxrun_sandbox_tasks", "Tasks in a sandbox, execs included.", func(u sandboxUse) float64 { return float64(u.Tasks) }},
 		{"sbxrun_sandbox_zombies", "Zombies in a sandbox.", func(u sandboxUse) float64 { return float64(u.Zombies) }},
 		{"sbxrun_sandbox_memory_bytes", "Memory in use by a sandbox.", func(u sandboxUse) float64 { return float64(u.Memory) }},
-		{"sbxrun_sandbox_uptime_seconds", "How long ago a sandbox was started.", func(u sandboxUse) float64 { return math.Round(u.Uptime) / 1000 }},
+		{"sbxrun_sandbox_uptime_seconds", "Time since a sandbox was started.", func(u sandboxUse) float64 { return math.Round(u.Uptime) / 1000 }},
 	} {
 		b.metric(m.name, m.help)
 		for _, u := range s.Sandboxes {
 			b.sample(m.of(u), "id", u.ID, "name", u.Name)
 		}
 	}
-	b.metric("sbxrun_zombies", "Zombies of sbxrun itself that nobody collects.")
+	b.metric("sbxrun_zombies", "Zombies of sbxrun itself that their parents do not reap.")
 	b.sample(float64(s.Zombies))
 	b.metric("sbxrun_orphans", "Sandboxes without a supervisor, which sbxrun cleanup ends.")
 	b.sample(float64(s.Orphans))
@@ -50,10 +50,10 @@ func printPrometheus(w io.Writer, s statistics) error {
 	return err
 }
 
-// exposition is a text in that format.
+// exposition builds a text in that format.
 type exposition struct {
 	strings.Builder
-	name string // of the metric that samples are of
+	name string // of the current metric
 }
 
 // metric begins a gauge.
@@ -62,7 +62,7 @@ func (b *exposition) metric(name, help string) {
 	fmt.Fprintf(b, "# HELP %s %s\n# TYPE %s gauge\n", name, help, name)
 }
 
-// sample adds a value, with the labels given as name and value in turns.
+// sample adds a value. labels alternates names and values.
 func (b *exposition) sample(value float64, labels ...string) {
 	escape := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 	b.WriteString(b.name)

@@ -18,25 +18,22 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// reportFile is where --report goes. That it can be written to is seen to before
-// anything starts.
+// reportFile is the destination of --report, which was writable before the command started.
 type reportFile struct {
 	place string
-	file  *os.File // what has no place to be renamed to: a descriptor, a device, a pipe
-	// Otherwise a file is made beside its place and renamed, so that a reader
-	// finds the old one, or none, or the whole new one. It is made when the
-	// sandbox is gone: a payload that can write there never sees it.
+	file  *os.File // a descriptor, device or pipe, which cannot be replaced
+	// Otherwise the report is a new file in dir that replaces an old one, so that readers never see a part of it. It is
+	// created after the end of the sandbox, so that a command with access to the directory never sees it.
 	dir *os.File
 }
 
-// openReport opens PATH or fd:N; "" is no report, and a nil reportFile. flags is the struct of the
-// command.
+// openReport opens PATH or fd:N. It returns nil for "". flags is the struct of the command.
 func openReport(flags any, place string) (*reportFile, error) {
 	switch place {
 	case "":
 		return nil, nil
 	case "-":
-		return nil, &result.Error{Code: "usage", Message: `--report "-": want a path or fd:N`, Hint: "for stdout write --report /dev/stdout, for a file of that name ./-"}
+		return nil, &result.Error{Code: "usage", Message: `--report "-": want a path or fd:N`, Hint: "use --report /dev/stdout for stdout, or ./- for a file of that name"}
 	}
 	if number, ok := descriptorIn(place); ok {
 		file, err := openFD(flags, "--report", number)
@@ -45,7 +42,7 @@ func openReport(flags any, place string) (*reportFile, error) {
 		}
 		return &reportFile{place: file.Name(), file: file}, nil
 	}
-	// By a descriptor of the directory from here on, whatever becomes of its path.
+	// Use a descriptor of the directory from here on, because its path may change.
 	fd, err := safeopen.Dir(filepath.Dir(place))
 	if err != nil {
 		return nil, writeError("report", place, err)
@@ -53,7 +50,7 @@ func openReport(flags any, place string) (*reportFile, error) {
 	dir := os.NewFile(uintptr(fd), filepath.Dir(place))
 	var file *os.File
 	var st unix.Stat_t
-	if unix.Fstat(fd, &st) == nil && st.Nlink == 0 { // in a tmpfs, a file without a name can still be made there
+	if unix.Fstat(fd, &st) == nil && st.Nlink == 0 { // tmpfs would still create a file without a name there
 		err = errors.New("its directory was removed")
 	} else if file, err = openSpecial(fd, place); err == nil && file == nil {
 		if err = tryOut(fd, filepath.Base(place)); err == nil {
@@ -67,17 +64,15 @@ func openReport(flags any, place string) (*reportFile, error) {
 	return &reportFile{place: place, file: file}, nil
 }
 
-// errPlanted is the error for a device or a pipe in a place that others can write to.
+// errPlanted is the error for a device or a pipe in a directory that others can write to.
 var errPlanted = errors.New("it is not a regular file, and others could have put it there")
 
-// errTheirs is for a place whose name the kernel lets only its owner and root take away.
+// errTheirs is the error for a file that only its owner and root can replace.
 var errTheirs = errors.New("it is another user's, in a directory with the sticky bit")
 
-// openSpecial opens what cannot be replaced by a file: a device, a terminal, a named
-// pipe. It returns nil for a regular file, for a name that is free, and for a symbolic
-// link: the report replaces these. A payload that could write to the directory, in this
-// run or an earlier one, could have made the link. Only in a directory that root alone
-// can change, such as /dev, a link to something special is followed.
+// openSpecial opens a device, a terminal or a named pipe. It returns nil for a regular file, an unused name and a
+// symbolic link, which the report replaces: a sandboxed command with access to the directory could have created the
+// link. It follows a link only in a directory that only root can change, such as /dev.
 func openSpecial(dir int, place string) (*os.File, error) {
 	name := filepath.Base(place)
 	if strings.HasSuffix(place, "/") || name == "." || name == ".." || name == "/" {
@@ -85,7 +80,7 @@ func openSpecial(dir int, place string) (*os.File, error) {
 	}
 	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err == unix.ENOENT || err == unix.ENAMETOOLONG {
-		return nil, nil // tryOut has the error
+		return nil, nil // tryOut reports it
 	}
 	if err != nil {
 		return nil, err
@@ -122,7 +117,7 @@ func openSpecial(dir int, place string) (*os.File, error) {
 	if !placed {
 		return nil, errPlanted
 	}
-	// The very file that was looked at; a named pipe without a reader is ENXIO.
+	// Reopen the file that was checked. A named pipe without a reader is ENXIO.
 	out, err := safeopen.Reopen(fd, unix.O_WRONLY)
 	if err != nil {
 		return nil, err
@@ -130,14 +125,14 @@ func openSpecial(dir int, place string) (*os.File, error) {
 	return os.NewFile(uintptr(out), place), nil
 }
 
-// rootsAlone reports whether root alone can change the names in a directory.
+// rootsAlone reports whether only root can change the names in a directory.
 func rootsAlone(dir int) bool {
 	var st unix.Stat_t
 	return unix.Fstatat(dir, "", &st, unix.AT_EMPTY_PATH) == nil && st.Uid == 0 && st.Mode&0o022 == 0
 }
 
-// descriptor returns the number of the open descriptor that place names, "" if it names
-// none. Only the text counts: a link that leads there could be a payload's.
+// descriptor returns the number of the open descriptor that place names, or "". It does not follow links, which a
+// sandboxed command could have created.
 func descriptor(place string) (number string) {
 	switch place {
 	case "/dev/stdin":
@@ -164,8 +159,7 @@ func descriptorIn(place string) (number string, ok bool) {
 	return number, ok
 }
 
-// tryOut makes sure that a report can be made in dir under this name, before
-// there is one.
+// tryOut checks that a report with this name can be created in dir.
 func tryOut(dir int, name string) error {
 	fd, temporary, err := tree.Begin(dir, 0o666)
 	if err != nil {
@@ -183,12 +177,12 @@ func tryOut(dir int, name string) error {
 	return replaceable(dir, name)
 }
 
-// replaceable reports errTheirs if the sticky bit of dir keeps an ordinary user from replacing
-// what has this name (unlink(2)).
+// replaceable returns errTheirs if the sticky bit of dir prevents an ordinary user from replacing the file with this
+// name (unlink(2)).
 func replaceable(dir int, name string) error {
 	var d, st unix.Stat_t
 	if unix.Fstatat(dir, "", &d, unix.AT_EMPTY_PATH) != nil || unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
-		return nil // the name is free
+		return nil // the name is unused
 	}
 	uid := uint32(os.Geteuid())
 	if uid != 0 && d.Mode&unix.S_ISVTX != 0 && d.Uid != uid && st.Uid != uid {
@@ -197,7 +191,7 @@ func replaceable(dir int, name string) error {
 	return nil
 }
 
-// openFD returns the open descriptor that a flag names, to write to.
+// openFD returns the open descriptor that a flag names, for writing.
 func openFD(flags any, flag, number string) (*os.File, error) {
 	n, err := strconv.ParseUint(number, 10, 31)
 	if err != nil {
@@ -213,7 +207,7 @@ func openFD(flags any, flag, number string) (*os.File, error) {
 	return os.NewFile(uintptr(n), "fd:"+number), nil
 }
 
-// writeError is that something, the report say, cannot be written to its place.
+// writeError returns the error for a file, such as the report, that cannot be written.
 func writeError(what, place string, err error) error {
 	e := &result.Error{Code: "report", Message: fmt.Sprintf("cannot write the %s to %q: %v", what, place, err), Err: err}
 	switch {
@@ -227,7 +221,7 @@ func writeError(what, place string, err error) error {
 	return e
 }
 
-// write writes the report at once and whole.
+// write writes the whole report.
 func (r *reportFile) write(rep result.Report) error {
 	if r == nil {
 		return nil
@@ -238,8 +232,7 @@ func (r *reportFile) write(rep result.Report) error {
 	case r.dir != nil:
 		err = replace(int(r.dir.Fd()), filepath.Base(r.place), b)
 	default:
-		// A pipe that nobody empties shall not keep us. It need not be one that takes
-		// deadlines.
+		// A full pipe must not block sbxrun, and may not support deadlines.
 		var failure error
 		written := make(chan struct{})
 		go func() {
@@ -256,7 +249,7 @@ func (r *reportFile) write(rep result.Report) error {
 	return nil
 }
 
-// writeFilter writes a seccomp filter to PATH or fd:N, and returns what bash(1) reads it from.
+// writeFilter writes a seccomp filter to PATH or fd:N, and returns the source of bash's redirection that reads it.
 func writeFilter(flags any, place string, filter []byte) (from string, err error) {
 	if number, ok := descriptorIn(place); ok {
 		file, err := openFD(flags, "--print-filter", number)
@@ -286,7 +279,7 @@ func writeFilter(flags any, place string, filter []byte) (from string, err error
 	return path, nil
 }
 
-// replace puts a new file in the place of name, in one step.
+// replace atomically replaces the file with this name.
 func replace(dir int, name string, data []byte) error {
 	tmp := ".sbxrun." + safeopen.RandomName()
 	fd, err := unix.Openat(dir, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o666)
@@ -300,7 +293,7 @@ func replace(dir int, name string, data []byte) error {
 		err = unix.Renameat(dir, tmp, dir, name)
 	}
 	if err != nil {
-		_ = unix.Unlinkat(dir, tmp, 0) // the error that counts is the first one
+		_ = unix.Unlinkat(dir, tmp, 0) // the first error counts
 	}
 	return err
 }

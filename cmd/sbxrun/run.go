@@ -48,7 +48,7 @@ type runner struct {
 
 func (r *runner) run() int {
 	var err error
-	// The report's place first, so that every later failure can be written there.
+	// Open the report first, so that it can contain every later failure.
 	if r.report, err = openReport(&r.flags, r.flags.Report); err != nil {
 		return r.notStarted(err)
 	}
@@ -77,7 +77,7 @@ func (r *runner) run() int {
 	defer plan.Close()
 	if r.flags.PrintCommand {
 		if err = plan.Program.Whole(); err == nil {
-			// The sources must exist; a directory for --get would be created.
+			// Check the sources only, because --get would create its directory.
 			r.Parts.Files, err = files.Open(r.flags.Put, nil, r.flags.FollowLinks, plan.Workdir, room.SplitColon)
 		}
 		if err != nil {
@@ -100,7 +100,7 @@ func (r *runner) run() int {
 		time.AfterFunc(soonSwept, func() { sweepQuickly("") })
 		counted = r.openCounters(r.flags.Net, r.Kept().Init)
 		if !r.flags.Quiet {
-			tellPut(r.Parts.Files)
+			warnPut(r.Parts.Files)
 		}
 	}
 	res, delivered := r.wait()
@@ -116,10 +116,10 @@ func (r *runner) run() int {
 	}
 	var lost *result.Error
 	if r.used, lost = r.Parts.End(); lost != nil {
-		spoil(&res, lost)
+		addFailure(&res, lost)
 	}
 	if r.used != nil && r.used.Incomplete {
-		warn(errors.New("the proxy of the sandbox's network ended before the command, or could not report: what was used of the network is not known"))
+		warn(errors.New("the sandbox's network proxy ended before the command or could not report; network usage is unknown"))
 	}
 	f, failed := r.failure(res, counted)
 	if what, remedy := refusedHosts(r.used); what != "" && r.advises() {
@@ -127,13 +127,13 @@ func (r *runner) run() int {
 	} else if failed {
 		output.Hint(plan.Obstacle(f, room.ThisCaller()))
 	}
-	plan.Close() // descriptors may be few
+	plan.Close() // diagnose needs descriptors
 	r.diagnose(&res)
 	return r.end(res, delivered)
 }
 
-// begin asks for the leave to start the command, and opens the streams. It returns bwrap's stderr, or
-// nil if bwrap must not be started ahead.
+// begin waits for admission and opens the streams. It returns bwrap's stderr, or nil if bwrap must not be started
+// early.
 func (r *runner) begin() (*os.File, error) {
 	if err := r.admit(&r.flags.AdmissionFlags, r.flags.Pids); err != nil {
 		return nil, err
@@ -148,14 +148,14 @@ func (r *runner) begin() (*os.File, error) {
 	return r.Streams.Payload[2], nil
 }
 
-// tellPut says what was not put into a sandbox that has begun.
-func tellPut(f *files.Files) {
+// warnPut warns about entries that --put left out.
+func warnPut(f *files.Files) {
 	if f != nil && f.Put.LeftOut.Special.Count > 0 {
 		warn(fmt.Errorf("--put: %v", special(f.Put.LeftOut.Special)))
 	}
 }
 
-// collect gets what the command has left.
+// collect copies the files of --get from the sandbox.
 func (r *runner) collect(ctx context.Context, res *result.Result) {
 	if len(r.flags.Get) == 0 || !res.Started {
 		return
@@ -168,7 +168,7 @@ func (r *runner) collect(ctx context.Context, res *result.Result) {
 			err = fmt.Errorf("--get: %w", unread(left))
 		}
 	} else {
-		err = errors.New("--get: nothing is collected, because something may still write to it")
+		err = errors.New("--get: nothing was copied, because processes may still be writing")
 	}
 	if err != nil {
 		e := &result.Error{Code: "get", Message: err.Error(), Err: err}
@@ -177,14 +177,14 @@ func (r *runner) collect(ctx context.Context, res *result.Result) {
 			e.Hint = "raise --get-max-size or --get-max-entries"
 		}
 		if res.Err == nil || !r.flags.Quiet { // the report has room for one error
-			spoil(res, e)
+			addFailure(res, e)
 		}
 	}
 	if r.flags.Quiet {
 		return
 	}
 	for _, arg := range unmatched {
-		warn(fmt.Errorf("--get %s: there is no such file", arg))
+		warn(fmt.Errorf("--get %s: no such file", arg))
 	}
 	if left := r.Parts.Files.Got.LeftOut.Special; left.Count > 0 {
 		warn(fmt.Errorf("--get: %w", special(left)))
@@ -194,9 +194,8 @@ func (r *runner) collect(ctx context.Context, res *result.Result) {
 	}
 }
 
-// spoil makes an end no success, because of what had to come after it. The report has room for one
-// error.
-func spoil(res *result.Result, err error) {
+// addFailure records the failure of a step after the command. The report has room for one error; others are warnings.
+func addFailure(res *result.Result, err error) {
 	if res.Err != nil {
 		warn(err)
 		return
@@ -206,7 +205,7 @@ func spoil(res *result.Result, err error) {
 	res.Err = &e
 }
 
-// printCommand prints the plan as a command, and writes its filter to where that is wanted.
+// printCommand prints the plan as a bwrap command, and writes its filter for --print-filter.
 func (r *runner) printCommand(plan *room.Plan) int {
 	from, place := "", r.flags.PrintFilter
 	if place != "" {
@@ -218,7 +217,7 @@ func (r *runner) printCommand(plan *room.Plan) int {
 	return output.Finish(false, output.Line(nil, plan.ShellCommand(from)), nil)
 }
 
-// diagnose finds out why a sandbox could not be set up, if it is this machine.
+// diagnose replaces the error of a failed setup if the machine is the cause.
 func (r *runner) diagnose(res *result.Result) {
 	const bound = 1500 * time.Millisecond
 	const tight = 16 << 20 // of memory
@@ -229,7 +228,7 @@ func (r *runner) diagnose(res *result.Result) {
 		res.Err.Hint = "--memory may be too small for the command to start"
 		return
 	}
-	// What is scarce for us is scarce for the diagnosis; but of namespaces it knows how many there may be.
+	// The diagnosis would lack the same resource. Only the limit on namespaces it can check.
 	if proc.DescriptorsHint(res.Err) != "" {
 		return
 	}
@@ -247,7 +246,7 @@ func (r *runner) diagnose(res *result.Result) {
 	}
 }
 
-// checkFlags finds what is wrong with the flags for everybody.
+// checkFlags validates the flags independently of the machine.
 func (r *runner) checkFlags() error {
 	r.tty = r.flags.Tty
 	if err := r.checkOutput(); err != nil {
@@ -259,9 +258,9 @@ func (r *runner) checkFlags() error {
 	r.flags.Apply = r.flags.Apply || r.flags.ApplyDelete || r.flags.ApplyAll
 	switch {
 	case r.flags.PrintCommand && (r.flags.From != "" || len(r.flags.Overlay) > 0 || room.Cwd(r.flags.Cwd) == room.CwdOverlay):
-		return errors.New("--print-command: no bwrap command does the same as --overlay and --from, which sbxrun mounts itself")
+		return errors.New("--print-command: cannot be combined with --overlay and --from, which sbxrun mounts itself")
 	case r.flags.PrintFilter != "" && r.flags.Seccomp == "off":
-		return errors.New("--print-filter: with --seccomp off there is no filter")
+		return errors.New("--print-filter: cannot be combined with --seccomp off")
 	}
 	return nil
 }
@@ -271,7 +270,7 @@ func (r *runner) plan(caller room.Caller) error {
 	policy, parts, err := policyOf(&r.flags.View, &r.flags.Limits, r.argv)
 	r.Parts = parts
 	if err == nil && r.flags.PrintCommand && parts.Network() {
-		err = errors.New("--print-command: no bwrap command does what --net allow=, --publish and --connect do")
+		err = errors.New("--print-command: cannot be combined with --net allow=, --publish and --connect, which bwrap does not have")
 	}
 	if err == nil && len(r.argv) == 0 {
 		err = errors.New("no command given")
@@ -286,12 +285,12 @@ func (r *runner) plan(caller room.Caller) error {
 	if r.Limits, err = planLimits(&r.flags.Limits, state.Access{}); err != nil {
 		return err
 	}
-	if r.flags.Apply { // which leaves a note there
+	if r.flags.Apply { // needs it for a note
 		if err = state.CheckUsable(state.Mine()); err != nil {
 			return err
 		}
 	}
-	if r.flags.From != "" || len(r.flags.Volume) > 0 { // nothing is made for them before admission
+	if r.flags.From != "" || len(r.flags.Volume) > 0 { // these create files, so wait for admission
 		if caller.Begin != nil {
 			if _, err = caller.Begin(); err != nil {
 				return err
@@ -318,9 +317,8 @@ func (r *runner) plan(caller room.Caller) error {
 	return err
 }
 
-// warnOf warns of network rules for a whole top-level domain, of binds that the command cannot read, and if it is a different program from the one
-// that the caller's PATH names on the host. A command given by its path is what the caller meant, and
-// gets no warning.
+// warnOf warns about network rules for a whole top-level domain, binds that the command cannot read, and a command name
+// that means another program on the host.
 func warnOf(plan *room.Plan, argv []string, rules []network.Rule) {
 	for _, r := range rules {
 		if text := r.TopLevel(); text != "" {
@@ -328,9 +326,9 @@ func warnOf(plan *room.Plan, argv []string, rules []network.Rule) {
 		}
 	}
 	for _, name := range plan.Closed {
-		warn(fmt.Errorf("only its owner can read %q, which is shown read-only, and the sandbox runs as uid %d; copy it in with --put, or show it with --bind, which also lets the command write", name, plan.Cred().UID))
+		warn(fmt.Errorf("uid %[2]d in the sandbox cannot read %[1]q; copy it with --put, or use --bind, which also lets the command write", name, plan.Cred().UID))
 	}
 	if plan.Instead != "" {
-		warn(fmt.Errorf("%s is %s in the sandbox, but %s outside; use that one with --tools, or name this one by its full path", argv[0], plan.Found, plan.Instead))
+		warn(fmt.Errorf("%s is %s in the sandbox, but %s outside; use --tools for the latter, or give the full path", argv[0], plan.Found, plan.Instead))
 	}
 }

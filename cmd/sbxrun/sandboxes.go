@@ -14,21 +14,18 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// What the commands for sandboxes that live on have in common.
-
-// find is the sandbox of this name, or of this id or its beginning; or the exec in one, of a
-// handle SANDBOX/EXEC.
+// find returns the sandbox with this name, ID or beginning of an ID, or the exec with this handle, SANDBOX/EXEC.
 func find(name string) (*state.Entry, error) {
 	dir, err := state.Look(state.Mine())
 	if err != nil {
 		return nil, err
 	}
-	// Entries need it for as long as they are looked at: until we exit.
+	// Entries need dir until sbxrun exits.
 	return dir.Find(name)
 }
 
-// list returns all sandboxes of the caller, or the detached execs in one of them if in names it, and the directory of their
-// records. It skips records that it cannot read, with a warning.
+// list returns all sandboxes of the caller, or the detached execs in the sandbox named in, and the directory of their
+// records. It skips unreadable records with a warning.
 func list(in string) (entries []*state.Entry, where string, err error) {
 	dir, err := state.Look(state.Mine())
 	if err == nil && in != "" {
@@ -41,14 +38,14 @@ func list(in string) (entries []*state.Entry, where string, err error) {
 		return nil, "", err
 	}
 	var warnings []error
-	entries, warnings = dir.List() // which need it, as in find
+	entries, warnings = dir.List()
 	for _, w := range warnings {
 		warn(w)
 	}
 	return entries, dir.Path(), nil
 }
 
-// tagged says whether a sandbox has all of the tags.
+// tagged reports whether a sandbox has all of the tags.
 func tagged(e *state.Entry, tags map[string]string) bool {
 	for key, value := range tags {
 		if got, ok := e.Record.Tags[key]; !ok || got != value {
@@ -58,7 +55,7 @@ func tagged(e *state.Entry, tags map[string]string) bool {
 	return true
 }
 
-// parseTags parses KEY=VALUE; the last one of a key wins.
+// parseTags parses KEY=VALUE. The last value of a key wins.
 func parseTags(args []string) (map[string]string, error) {
 	tags := map[string]string{}
 	for _, arg := range args {
@@ -71,8 +68,8 @@ func parseTags(args []string) (map[string]string, error) {
 	return tags, nil
 }
 
-// ended waits until a sandbox's supervisor is no more: then the record is final. With
-// ctx done first it is os.ErrDeadlineExceeded, or the cause of ctx.
+// ended waits until a sandbox's supervisor has exited, which makes the record final. If ctx is done first, it returns
+// os.ErrDeadlineExceeded or the cause of ctx.
 func ended(ctx context.Context, e *state.Entry) error {
 	if !e.Alive {
 		return nil
@@ -91,8 +88,7 @@ func ended(ctx context.Context, e *state.Entry) error {
 	return supervisor.WaitContext(ctx, time.Time{})
 }
 
-// closeAtEnd closes over when a sandbox has ended. If that cannot be told, nobody else would, and stop
-// is called.
+// closeAtEnd closes over when a sandbox has ended, or calls stop if it cannot find out.
 func closeAtEnd(ctx context.Context, e *state.Entry, over chan<- struct{}, stop context.CancelCauseFunc) {
 	if err := ended(ctx, e); err != nil {
 		stop(err)
@@ -101,13 +97,12 @@ func closeAtEnd(ctx context.Context, e *state.Entry, over chan<- struct{}, stop 
 	close(over)
 }
 
-// released waits until a supervisor gives up the lock on the record, which can be seen from other
-// PID namespaces, where its pid means nothing.
+// released waits until a supervisor in another PID namespace releases the lock on its record.
 func released(ctx context.Context, e state.Entry) error {
 	return sandbox.Poll(ctx, lookInterval, func(context.Context) (bool, error) {
 		err := e.Refresh()
 		if errors.Is(err, unix.ENOENT) {
-			return true, nil // its record was removed
+			return true, nil // the record was removed
 		}
 		return !e.Alive, err
 	})

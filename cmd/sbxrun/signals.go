@@ -22,26 +22,24 @@ import (
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
-// signals turn the first signal into a cancelled context, and the second into
-// a closed channel.
+// signals cancels a context at the first signal and closes a channel at the second.
 type signals struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	hurry  chan struct{} // closed by the second
-	ready  chan struct{} // closed when signals are listened to
-	// admitted is closed when a command may be started: only then is Ctrl-Z listened to.
+	ready  chan struct{} // closed when signals are handled
+	// admitted is closed when a command may be started. Only then is Ctrl-Z handled.
 	admitted chan struct{}
 	stop     chan os.Signal
 }
 
-// signaled is closed when the first signal has come.
+// signaled is closed at the first signal.
 var signaled = make(chan struct{})
 
 var closeSignaled = sync.OnceFunc(func() { close(signaled) })
 
-// watchWaiting begins to listen, in the background, because that takes package
-// signal some tenths of a millisecond. Before ready a signal ends sbxrun, which
-// must not have started anything.
+// watchWaiting starts to handle signals in the background, because package signal takes some tenths of a millisecond.
+// Until ready is closed a signal ends sbxrun, which must not have started anything.
 func watchWaiting() *signals {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	s := &signals{ctx: ctx, cancel: cancel, hurry: make(chan struct{}), ready: make(chan struct{}), admitted: make(chan struct{}), stop: make(chan os.Signal, 1)}
@@ -49,7 +47,7 @@ func watchWaiting() *signals {
 	return s
 }
 
-// cancelBy ends the run as a signal does.
+// cancelBy ends the run like a signal.
 func (s *signals) cancelBy(sig syscall.Signal) {
 	s.cancel(supervise.Request{Cause: result.Canceled, Signal: sig})
 }
@@ -57,16 +55,14 @@ func (s *signals) cancelBy(sig syscall.Signal) {
 func (s *signals) listen() {
 	got := make(chan os.Signal, 2)
 	notifyEnds(got)
-	// A closed stdout is an error of write(2), and no reason to leave a sandbox
-	// behind. (The payload gets the default back.)
+	// With a closed stdout write(2) fails, and sbxrun still ends the sandbox. The command gets the default action.
 	signal.Ignore(syscall.SIGPIPE)
 	close(s.ready)
 	var sig os.Signal
 	select {
 	case sig = <-got:
 	case <-s.admitted:
-		// Each signal takes package signal a tenth of a millisecond, and until there is a
-		// command, which takes longer, Ctrl-Z may stop us alone.
+		// Package signal takes 0.1 ms for each signal. Until the command starts, Ctrl-Z may stop sbxrun alone.
 		if !ignoresStop() { // as in a shell without job control
 			signal.Notify(s.stop, syscall.SIGTSTP)
 		}
@@ -78,20 +74,19 @@ func (s *signals) listen() {
 	close(s.hurry)
 }
 
-// notifyEnds has got the signals that end us.
+// notifyEnds sends the signals that end sbxrun to got.
 func notifyEnds(got chan<- os.Signal) {
 	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
-		// SIGINT and SIGHUP stay ignored where the caller ignores them, as nohup(1) does the
-		// latter. For SIGTERM and SIGQUIT the Go runtime has put its own handlers in the place of
-		// what was there; timeout(1), too, always listens to these.
+		// SIGINT and SIGHUP stay ignored if the caller ignores them, like nohup(1). The Go runtime has replaced the
+		// actions of SIGTERM and SIGQUIT, which timeout(1) always handles as well.
 		if !signal.Ignored(sig) {
 			notify(got, sig)
 		}
 	}
 }
 
-// after returns a context for what is left to do when the command is gone: its files may be many. The
-// next signal ends that, whichever came before, and the one after that ends sbxrun.
+// after returns a context for copying files after the command has ended. The next signal cancels it, and the one after
+// that ends sbxrun.
 func (s *signals) after() (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	got := make(chan os.Signal, 1)
@@ -99,7 +94,7 @@ func (s *signals) after() (ctx context.Context, stop func()) {
 	go func() {
 		select {
 		case sig := <-got:
-			cancel(fmt.Errorf("SIG%s came before it was done", result.SignalName(sig.(syscall.Signal))))
+			cancel(fmt.Errorf("interrupted by SIG%s", result.SignalName(sig.(syscall.Signal))))
 			closeSignaled()
 			signal.Reset(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 		case <-ctx.Done():
@@ -111,15 +106,15 @@ func (s *signals) after() (ctx context.Context, stop func()) {
 	}
 }
 
-// suspends has Ctrl-Z stop the command together with sbxrun, and fg let both go on, as
-// any job of a shell. The deadline is that of the clock, which is not stopped.
+// suspends stops the command together with sbxrun at Ctrl-Z, and continues both at fg, like any job of a shell. The
+// deadline stays the same.
 func (s *signals) suspends(command *job.Job) {
 	go func() {
 		for range s.stop {
 			if orphaned() {
-				continue // as the kernel would: nobody is there to continue us
+				continue // like the kernel, because no process could continue sbxrun
 			}
-			// An error means that it has ended, and then there is nothing to stop.
+			// An error means that it has ended.
 			_ = command.Signal(syscall.SIGSTOP)
 			stopSelf()
 			_ = command.Signal(syscall.SIGCONT)
@@ -127,17 +122,16 @@ func (s *signals) suspends(command *job.Job) {
 	}()
 }
 
-// stopSelf stops sbxrun, and comes back when it is continued. The signal goes to this thread, which
-// so stops before it comes back from the call; one to the process may be taken by another thread, a
-// moment later.
+// stopSelf stops sbxrun until it is continued. The signal goes to this thread, which therefore stops before the call
+// returns. Another thread could take a signal to the process a moment later.
 func stopSelf() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	_ = unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGSTOP)
 }
 
-// ignoresStop reports whether SIGTSTP was ignored when we were executed. The Go runtime
-// leaves it alone, and [signal.Ignored] does not know.
+// ignoresStop reports whether sbxrun was started with SIGTSTP ignored. The Go runtime does not change that, and
+// [signal.Ignored] does not report it.
 func ignoresStop() bool {
 	const ignore = 1                                     // SIG_IGN
 	var old struct{ handler, flags, more, mask uintptr } // struct sigaction of the kernel
@@ -145,11 +139,10 @@ func ignoresStop() bool {
 	return errno == 0 && old.handler == ignore
 }
 
-// orphaned reports whether nobody in our session could continue us: no process of our
-// group that is above us has a parent in another group of the session (setpgid(2)).
-// Then the kernel does not stop a group for SIGTSTP, and SIGSTOP would be for ever.
+// orphaned reports whether no process of the session could continue sbxrun: no ancestor in its process group has a
+// parent in another group of the session (setpgid(2)). SIGTSTP does not stop such a group, and SIGSTOP would be final.
 func orphaned() bool {
-	session, _ := unix.Getsid(0) // neither can fail for ourselves
+	session, _ := unix.Getsid(0) // neither can fail for this process
 	group, _ := unix.Getpgid(0)
 	for parent := os.Getppid(); parent > 0; {
 		if s, err := unix.Getsid(parent); err != nil || s != session {
@@ -167,8 +160,8 @@ func orphaned() bool {
 	return true
 }
 
-// diesOf ends sbxrun of the signal that has kept it from starting anything, if that is the
-// error, as if nobody had listened.
+// diesOf ends sbxrun by a signal that has kept it from starting anything, if that is the error, as if it were not
+// handled.
 func diesOf(err error) {
 	var request supervise.Request
 	if !errors.As(err, &request) {
@@ -179,12 +172,11 @@ func diesOf(err error) {
 	}
 	signal.Reset(request.Signal)
 	for unix.Kill(unix.Getpid(), request.Signal) == nil {
-		time.Sleep(time.Millisecond) // any thread may take it
+		time.Sleep(time.Millisecond) // another thread may receive it
 	}
 }
 
-// notify is [signal.Notify] for signals that may include SIGQUIT, which package quit has
-// until then.
+// notify is [signal.Notify] for signals that may include SIGQUIT, which package quit handles until then.
 func notify(c chan<- os.Signal, signals ...os.Signal) {
 	signal.Notify(c, signals...)
 	if slices.Contains(signals, os.Signal(syscall.SIGQUIT)) {

@@ -37,7 +37,7 @@ func startCommand(args []string) int {
 	return cli.Finish(&flags.Start, r, err)
 }
 
-// startFlags are start's flags, checked.
+// startFlags are the validated flags of start.
 type startFlags struct {
 	cli.Start
 	tags  map[string]string
@@ -68,7 +68,7 @@ func parseStart(args []string) (f startFlags, command []string, err error) {
 
 func parseProbe(f *cli.Start) (p sandbox.Probe, err error) {
 	if f.ReadyTCP != "" && f.Net == "host" {
-		return p, errors.New("--ready-tcp: with --net host a port of the sandbox cannot be told from one of the host; use --ready-exec or --ready-log")
+		return p, errors.New("--ready-tcp: cannot be combined with --net host, which shares the host's ports; use --ready-exec or --ready-log")
 	}
 	if f.ReadyTCP != "" {
 		port, err := strconv.ParseUint(f.ReadyTCP, 10, 16)

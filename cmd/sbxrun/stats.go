@@ -56,7 +56,7 @@ func statsCommand(flags *cli.Stats) (output.Result, error) {
 	}
 }
 
-// statistics is what stats has found, and its JSON.
+// statistics is the JSON of stats.
 type statistics struct {
 	At        string          `json:"at"`
 	Level     admission.Level `json:"level"`
@@ -87,11 +87,11 @@ type sandboxUse struct {
 	Uptime       float64 `json:"uptime_ms"`
 }
 
-// gather looks at all of it.
+// gather collects the statistics.
 func gather(at admission.Thresholds) (statistics, error) {
 	now := time.Now()
 	s := statistics{At: now.UTC().Format(result.TimeFormat), Sandboxes: []sandboxUse{}}
-	dir, err := state.Look(state.Mine()) // first of all: it looks whether /proc is ours
+	dir, err := state.Look(state.Mine()) // first, because it checks /proc
 	if err != nil {
 		return s, err
 	}
@@ -102,7 +102,6 @@ func gather(at admission.Thresholds) (statistics, error) {
 	}
 	use := func(b admission.Bound) boundUse {
 		ratio := b.Ratio()
-		// Two decimals are more than anybody reads.
 		percent := float64(int64(ratio*10000+0.5)) / 100
 		return boundUse{Path: b.Path, Tasks: b.Current, Max: b.Max, Percent: percent, Level: at.Level(ratio)}
 	}
@@ -148,11 +147,11 @@ func useOf(dir *state.Dir, e *state.Entry, all *admission.Census, now time.Time)
 		u.Uptime = result.Milliseconds(max(0, now.Sub(at)))
 	}
 	if e.Record.Init == nil {
-		return u // it is being set up
+		return u // still being set up
 	}
 	n := all.Sandbox(*e.Record.Init)
 	u.Tasks, u.Zombies, u.Memory = n.Tasks, n.Zombies, n.RSS
-	// The room's PID 1 is in none of its cgroups.
+	// PID 1 of the sandbox is in none of its cgroups.
 	_, access, _ := dir.Access(e.ID)
 	if bytes, ok := limits.MemoryOf(access.Cgroups); ok && n.Tasks > 0 {
 		u.Memory, u.MemorySource = bytes, "cgroup"

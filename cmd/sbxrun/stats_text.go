@@ -32,7 +32,7 @@ func statisticsLines(s statistics) []string {
 	_ = t.Flush()
 	fmt.Fprintf(&text, "\n%s, %s, %s", output.Count(len(s.Sandboxes), "sandbox", "es"), output.Count(s.Zombies, "zombie", "s"), output.Count(s.Orphans, "orphan", "s"))
 	if s.Zombies+s.Orphans > 0 {
-		fmt.Fprint(&text, "; sbxrun cleanup tells which, and ends what it can")
+		fmt.Fprint(&text, "; sbxrun cleanup lists them and ends what it can")
 	}
 	return strings.Split(text.String(), "\n")
 }

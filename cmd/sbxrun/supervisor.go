@@ -17,8 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// superviseSandbox is the process that lives as long as a sandbox that was started. What
-// it is asked to do comes as SIGTERM, and is in the sandbox's record.
+// superviseSandbox runs as long as a started sandbox. Requests arrive as SIGTERM, with details in the sandbox's record.
 func superviseSandbox(args []string, begin time.Time) int {
 	requests := watchRequests()
 	box, stateDir, err := newSandbox(requests.ctx, args, begin)
@@ -29,14 +28,14 @@ func superviseSandbox(args []string, begin time.Time) int {
 	if err := box.Start(); err != nil {
 		return fail(err)
 	}
-	tellPut(box.Parts().Files)
+	warnPut(box.Parts().Files)
 	if caller.Tell(detach.Handover{ID: box.ID(), Name: box.Name(), Status: string(state.Running)}) != nil {
 		requests.abandon()
 	}
 	time.AfterFunc(soonSwept, func() {
 		sweepQuickly(stateDir)
-		// It will be idle for a long time. Its threads it keeps: when it has to end the sandbox there
-		// may be no task left for another.
+		// It will idle for long. It keeps its threads, because the task limit may be reached when it has to end
+		// the sandbox.
 		debug.FreeOSMemory()
 	})
 	if err := box.Wait(); err != nil {
@@ -45,8 +44,7 @@ func superviseSandbox(args []string, begin time.Time) int {
 	return 0
 }
 
-// newSandbox does all that can fail before anything is started but the directory, and says
-// where that is.
+// newSandbox prepares a sandbox without starting a process, and returns it with the state directory.
 func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandbox.Sandbox, stateDir string, err error) {
 	var parts *sandbox.Parts
 	defer func() {
@@ -68,7 +66,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 		return nil, "", err
 	}
 	var leave *admission.Permit
-	if flags.From != "" || len(flags.Volume) > 0 { // nothing is made for them before admission
+	if flags.From != "" || len(flags.Volume) > 0 { // these create files, so wait for admission
 		if leave, err = admit(ctx, &flags.AdmissionFlags, flags.Pids, false); err != nil {
 			return nil, "", err
 		}
@@ -104,8 +102,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	if err != nil {
 		return nil, "", err
 	}
-	// From here on there is nothing of the caller's in us: neither what its
-	// variables hold nor its current directory, which somebody may want to unmount.
+	// Drop the caller's variables, and its current directory so that it can be unmounted.
 	os.Clearenv()
 	if err := os.Chdir("/"); err != nil {
 		return nil, "", err

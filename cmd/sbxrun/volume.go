@@ -40,7 +40,7 @@ func parseVolumes(args []string) (list []sandbox.Volume, err error) {
 	return list, nil
 }
 
-// useVolumes adds volumes to a sandbox, as --volume names them. With create it makes those that are missing.
+// useVolumes adds the volumes of --volume to a sandbox. With create it creates missing ones.
 func useVolumes(parts *sandbox.Parts, p *room.Policy, args []string, create bool) error {
 	list, err := parseVolumes(args)
 	if err != nil || len(list) == 0 {
@@ -54,7 +54,7 @@ func useVolumes(parts *sandbox.Parts, p *room.Policy, args []string, create bool
 	return whoUses(parts.Use(store, list, p))
 }
 
-// whoUses names those who use a volume, if that is what err says.
+// whoUses adds the users of a volume to the error for one in use.
 func whoUses(err error) error {
 	busy := (*volumes.BusyError)(nil)
 	if !errors.As(err, &busy) {
@@ -64,19 +64,19 @@ func whoUses(err error) error {
 	if who := users(busy.PIDs, sandboxesOf(busy.PIDs)); who != "" {
 		message += " by " + who
 	}
-	return &result.Error{Code: "volume-busy", ExitCode: result.ExitInUse, Message: message, Hint: "one sandbox can write to a volume, or several read it (NAME:DST:ro)", Err: err}
+	return &result.Error{Code: "volume-busy", ExitCode: result.ExitInUse, Message: message, Hint: "only one sandbox can write to a volume; use NAME:DST:ro to share it read-only", Err: err}
 }
 
-// sandboxesOf lists the sandboxes among which users looks for some processes.
+// sandboxesOf lists the sandboxes that processes may belong to.
 func sandboxesOf(pids []int) []*state.Entry {
 	if len(pids) == 0 {
 		return nil
 	}
-	entries, _, _ := list("") // without, the numbers have to do
+	entries, _, _ := list("") // without names, users prints PIDs
 	return entries
 }
 
-// users names the sandboxes of supervisors, and processes that are none.
+// users lists processes, by their sandboxes if they are supervisors.
 func users(pids []int, entries []*state.Entry) string {
 	var names []string
 	for _, pid := range pids {
@@ -164,7 +164,7 @@ func exportVolume(store *volumes.Store, flags *cli.VolumeExport) (r output.Resul
 	return r, cmp.Or(err, packed)
 }
 
-// leftOut is the code of an error that says that the rest was copied.
+// leftOut is the code of an error after which the rest was copied.
 const leftOut = "left-out"
 
 func isLeftOut(err error) bool {
@@ -195,16 +195,16 @@ func pack(v *volumes.Volume, w io.Writer) error {
 	return nil
 }
 
-// sweepVolumes removes what crashes have left of volumes.
+// sweepVolumes removes parts of volumes that crashes have left.
 func sweepVolumes(dryRun bool) (found []cleanup.Finding) {
 	store, err := volumes.Open(false)
 	if err != nil {
-		return nil // who has volumes is told by the commands for them
+		return nil // the commands for volumes report it
 	}
 	defer store.Close()
 	left, _ := store.Leftovers()
 	for _, name := range left {
-		f := cleanup.Finding{Kind: "volume", Name: name, What: "what is left of a volume that was being made or removed"}
+		f := cleanup.Finding{Kind: "volume", Name: name, What: "incomplete volume from a crash during its creation or removal"}
 		if !dryRun {
 			if err := store.Discard(name); err != nil && !errors.Is(err, unix.ENOENT) {
 				f.Err = err.Error()

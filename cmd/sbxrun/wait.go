@@ -59,16 +59,16 @@ type waiter struct {
 	name    string
 	log     *regexp.Regexp
 	sandbox *state.Entry
-	code    int // to exit with, if nothing was wrong
+	code    int // exit code of the sandbox's command
 }
 
-// waited is what wait --json prints.
+// waited is the JSON of wait.
 type waited struct {
 	ID       string              `json:"id,omitempty"`
 	Sandbox  string              `json:"sandbox,omitempty"`
 	Name     string              `json:"name,omitempty"`
 	Status   string              `json:"status,omitempty"`
-	ExitCode int                 `json:"exit_code"` // what wait exits with
+	ExitCode int                 `json:"exit_code"` // exit code of wait
 	ReadyAt  string              `json:"ready_at,omitempty"`
 	Report   *result.Report      `json:"report,omitempty"`
 	Error    *result.ReportError `json:"error,omitempty"`
@@ -91,12 +91,12 @@ func (w *waiter) result(err error) output.Result {
 
 func (w *waiter) find() (err error) {
 	if w.sandbox, err = find(w.name); err == nil {
-		_ = w.sandbox.Hold() // else it is only not known how one with --rm has ended
+		_ = w.sandbox.Hold() // without it only the end of a sandbox with --rm is unknown
 	}
 	return err
 }
 
-// untilEnded waits for the supervisor's end: then the record is final.
+// untilEnded waits until the supervisor has exited, which makes the record final.
 func (w *waiter) untilEnded(ctx context.Context) error {
 	if err := ended(ctx, w.sandbox); err != nil {
 		return w.late(err)
@@ -111,20 +111,20 @@ func (w *waiter) untilEnded(ctx context.Context) error {
 	return lostError(w.sandbox)
 }
 
-// late words why the waiting was given up.
+// late returns the error for a wait that ended early.
 func (w *waiter) late(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
-		return &result.Error{Code: "wait-timeout", ExitCode: result.ExitTimeout, Message: fmt.Sprintf("the time for waiting is over; %s lives on (%s)", w.sandbox.What(), w.sandbox.Status())}
+		return &result.Error{Code: "wait-timeout", ExitCode: result.ExitTimeout, Message: fmt.Sprintf("timed out; %s keeps running (%s)", w.sandbox.What(), w.sandbox.Status())}
 	}
 	return err
 }
 
 func lostError(e *state.Entry) error {
-	return &result.Error{Code: "lost", Message: "the supervisor of " + e.What() + " was killed; how its command has ended is not known", ExitCode: result.ExitKilled,
-		Hint: "sbxrun cleanup removes what is left"}
+	return &result.Error{Code: "lost", Message: "the supervisor of " + e.What() + " was killed, so the end of its command is unknown", ExitCode: result.ExitKilled,
+		Hint: "use sbxrun cleanup to remove the rest"}
 }
 
-// lookInterval is the pause between two looks at a record.
+// lookInterval is the time between two reads of a record.
 const lookInterval = 20 * time.Millisecond
 
 func (w *waiter) untilReady(ctx context.Context) error {
@@ -148,26 +148,26 @@ func (w *waiter) untilReady(ctx context.Context) error {
 	return w.late(err)
 }
 
-// notReady is that a sandbox's probe was given up, for a reason that the record has.
+// notReady is the error for a probe that failed for the reason in the record.
 func notReady(e *state.Entry, reason string) error {
 	was := " is not ready: "
 	if strings.HasPrefix(reason, "not ready within ") {
 		was = " was "
 	}
-	return &result.Error{Code: "not-ready", ExitCode: result.ExitTimeout, Message: e.What() + was + reason + ", and lives on",
-		Hint: fmt.Sprintf("sbxrun logs %s shows its output, sbxrun kill %[1]s ends it", e.Title())}
+	return &result.Error{Code: "not-ready", ExitCode: result.ExitTimeout, Message: e.What() + was + reason + ", and keeps running",
+		Hint: fmt.Sprintf("see sbxrun logs %s, or end it with sbxrun kill %[1]s", e.Title())}
 }
 
-// endedError says how a sandbox has ended that should not have.
+// endedError is the error for a sandbox that has ended too early.
 func endedError(e *state.Entry, before string) error {
 	how := e.Status()
 	if r := e.Record.Report; r != nil {
 		how = fmt.Sprintf("%s, with exit code %d", how, r.ExitCode)
 	}
-	return &result.Error{Code: "ended", Message: fmt.Sprintf("%s has ended %s: %s", e.What(), before, how), Hint: "sbxrun logs " + e.Title()}
+	return &result.Error{Code: "ended", Message: fmt.Sprintf("%s has ended %s: %s", e.What(), before, how), Hint: "see sbxrun logs " + e.Title()}
 }
 
-var errMatched = errors.New("the line is there")
+var errMatched = errors.New("matched")
 
 func (w *waiter) untilLogged(ctx context.Context) error {
 	over := make(chan struct{})

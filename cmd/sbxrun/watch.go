@@ -13,8 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/output"
 )
 
-// Control sequences that every terminal of today has (ECMA-48, and xterm's 1049: a
-// screen of its own, the old one comes back).
+// Control sequences of ECMA-48, and xterm's 1049 for an alternate screen.
 const (
 	enterScreen = "\x1b[?1049h\x1b[?25l"
 	leaveScreen = "\x1b[?25h\x1b[?1049l"
@@ -23,12 +22,11 @@ const (
 	clearRest   = "\x1b[J"
 )
 
-// watchOnScreen shows the statistics until a signal comes, and leaves the terminal as
-// it was.
+// watchOnScreen shows the statistics until a signal arrives, and restores the terminal.
 func watchOnScreen(out int, interval time.Duration, look func() (statistics, error)) (output.Result, error) {
 	got := make(chan os.Signal, 4)
 	notify(got, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGWINCH, syscall.SIGTSTP)
-	put := func(text string) { _, _ = os.Stdout.WriteString(text) } // a terminal that is gone sends SIGHUP
+	put := func(text string) { _, _ = os.Stdout.WriteString(text) } // a lost terminal sends SIGHUP
 	put(enterScreen)
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -44,7 +42,7 @@ func watchOnScreen(out int, interval time.Duration, look func() (statistics, err
 			s, err = look()
 		case sig := <-got:
 			switch sig {
-			case syscall.SIGWINCH: // the same on another size
+			case syscall.SIGWINCH: // redraw
 			case syscall.SIGTSTP:
 				if orphaned() {
 					continue
@@ -62,8 +60,7 @@ func watchOnScreen(out int, interval time.Duration, look func() (statistics, err
 	return output.Result{}, err
 }
 
-// frame is a screen as one text: every line is written over the one before and cleared
-// to its end, so that nothing flickers.
+// frame returns a screen as one text. It overwrites each line and clears only the rest of it, which avoids flicker.
 func frame(s statistics, columns, rows int) string {
 	lines := append([]string{"sbxrun stats  " + s.At, ""}, statisticsLines(s)...)
 	if len(lines) > rows {
@@ -85,7 +82,7 @@ func frame(s statistics, columns, rows int) string {
 	return b.String()
 }
 
-// coloured gives a line that begins with a level its colour.
+// coloured colours the level at the beginning of a line.
 func coloured(line string) string {
 	const yellow, red, plain = "\x1b[33m", "\x1b[31m", "\x1b[0m"
 	for level, colour := range map[admission.Level]string{admission.Warn: yellow, admission.Alert: red} {

@@ -17,10 +17,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// What timeout(1) and docker call by other names. A program of such a name runs all the same.
-
-// rmCommand runs rm(1), unless all that is to be removed are sandboxes, as for docker's rm. rm(1)
-// would say that there is no such file, and with -f nothing at all.
+// rmCommand runs rm(1), unless all arguments are sandboxes, as for docker rm. rm(1) would report missing files, or
+// nothing with -f.
 func rmCommand(args []string, begin time.Time) int {
 	var name string
 	for _, arg := range args[1:] {
@@ -35,18 +33,17 @@ func rmCommand(args []string, begin time.Time) int {
 	if name == "" {
 		return runCommand(args, begin)
 	}
-	return output.Fail(&result.Error{Code: "usage", Message: fmt.Sprintf("rm removes files, and %q is a sandbox", name),
-		Hint: fmt.Sprintf("to end it write sbxrun kill %s, to remove the record of one that has ended sbxrun cleanup %[1]s; for a file of that name sbxrun -- rm %[1]s", name)})
+	return output.Fail(&result.Error{Code: "usage", Message: fmt.Sprintf("rm removes files, but %q is a sandbox", name),
+		Hint: fmt.Sprintf("use sbxrun kill %s to end it, sbxrun cleanup %[1]s to remove its record, or sbxrun -- rm %[1]s for a file of that name", name)})
 }
 
-// isSandbox reports whether a word is the name or the id of a sandbox. A word that only begins
-// an id may be a file's name.
+// isSandbox reports whether a word is the name or the whole ID of a sandbox.
 func isSandbox(word string) bool {
 	e, err := find(word)
 	return err == nil && (e.Record.Name == word || e.ID == word)
 }
 
-// lsCommand runs ls(1). If there are sandboxes, a person who types nothing more may mean those.
+// lsCommand runs ls(1). If ls is the whole command line and sandboxes are running, it adds a hint.
 func lsCommand(args []string, begin time.Time) int {
 	code := runCommand(args, begin)
 	if len(args) > 1 || !term.IsTerminal(int(os.Stderr.Fd())) {
@@ -56,64 +53,62 @@ func lsCommand(args []string, begin time.Time) int {
 	if err != nil {
 		return code
 	}
-	entries, _ := dir.List() // what cannot be read is sbxrun ps's to say
+	entries, _ := dir.List() // sbxrun ps reports unreadable records
 	if slices.ContainsFunc(entries, func(e *state.Entry) bool { return e.Alive }) {
-		output.Hint("ls lists files", "sbxrun ps lists sandboxes")
+		output.Hint("ls lists files", "use sbxrun ps to list sandboxes")
 	}
 	return code
 }
 
-// builtins are commands of shells that are no programs.
+// builtins are shell commands that are not programs.
 var builtins = []string{"alias", "cd", "eval", "exit", "export", "set", "source", "ulimit", "umask", "unset"}
 
-// meant returns what to write where the command that was not found is none: a word that
-// timeout(1) or docker take there, a file that is not in PATH, what only a shell knows, or a
-// misspelt command of sbxrun's;
-// "" if it is nothing of that.
+// meant returns a hint for a command that was not found: an argument of timeout(1) or docker, a file outside PATH, a
+// shell builtin, or a misspelled command of sbxrun. It returns "" for other words.
 func meant(word string, tty bool) string {
 	switch word {
 	case "stop":
-		return "to end a sandbox write sbxrun kill"
+		return "use sbxrun kill to end a sandbox"
 	case "list", "status":
-		return "to list sandboxes write sbxrun ps"
+		return "use sbxrun ps to list sandboxes"
 	case "prune":
-		return "to remove what has ended write sbxrun cleanup"
+		return "use sbxrun cleanup to remove the records of ended sandboxes"
 	case "create":
-		return "to start a sandbox that lives on write sbxrun start"
+		return "use sbxrun start to start a sandbox in the background"
 	case "attach", "shell":
-		return "for a shell in a sandbox write sbxrun exec -t NAME sh"
+		return "use sbxrun exec -t NAME sh for a shell in a sandbox"
 	case "completion":
-		return "completions are files, which the packages install, and ./setup.sh completions writes"
+		return "completions are files in the packages; ./setup.sh completions creates them"
 	case "cd":
-		return "to start in another directory write --workdir DIR, or change to it first"
+		return "use --workdir DIR to start in another directory, or change to it first"
 	}
 	if cli.IsCommand(word) {
-		return "a command of sbxrun's own is its first word: sbxrun " + word
+		return "sbxrun's own command must be the first word: sbxrun " + word
 	}
 	if slices.Contains(builtins, word) {
-		return "it is built into shells: write sh -c 'COMMAND' for a command line"
+		return "use sh -c 'COMMAND' for a shell builtin"
 	}
 	if strings.ContainsAny(word, " \t\n") {
-		return "a command line in one word is for a shell: write sh -c before it"
+		return "use sh -c before a command line in one word"
 	}
 	if name, _, found := strings.Cut(word, "="); found && !strings.Contains(name, "/") {
-		return "to set a variable write --env " + name + "=VALUE before the command"
+		return "use --env " + name + "=VALUE before the command to set a variable"
 	}
 	if path.IsAbs(word) && strings.Contains(word, ":") {
-		return "to show a directory write --ro-bind SRC:DST, or --bind SRC:DST to let it write"
+		return "use --ro-bind SRC:DST to mount a directory, or --bind SRC:DST to mount it writable"
 	}
 	if _, dst, found := strings.Cut(word, ":"); found && path.IsAbs(dst) && !strings.HasPrefix(dst, "//") { // that is a URL
-		return "to show a volume write --volume NAME:DST, a directory --bind SRC:DST"
+		return "use --volume NAME:DST to mount a volume, or --bind SRC:DST for a directory"
 	}
 	if new(values.Duration).UnmarshalText([]byte(word)) == nil {
-		hint := "for a deadline write --timeout " + word
+		hint := "use --timeout " + word + " for a deadline"
 		if tty {
 			hint = "-t is --tty; " + hint
 		}
 		return hint
 	}
 	if st, err := os.Stat(word); err == nil && !strings.Contains(word, "/") && st.Mode().IsRegular() {
-		return "a file of the current directory is named by a path: ./" + word
+		return "use ./" + word + " for a file in the current directory"
 	}
 	return cli.Similar(word)
 }

@@ -52,7 +52,7 @@ type View struct {
 	RoBindTry []string
 	BindTry   []string
 	Overlay   []string
-	Upper     Directory
+	Upper     Directory `needs:"overlay from cwd=overlay"`
 	From      string
 	Data
 	Volume      []string

@@ -405,7 +405,7 @@ func instead(command, flag string) string {
 	var s values.Signal
 	if command == "kill" && s.UnmarshalText([]byte(flag[1:])) == nil {
 		name := strings.TrimPrefix(unix.SignalName(syscall.Signal(s)), "SIG")
-		return "to send a signal write -s " + cmp.Or(name, flag[1:]) + "; --grace 0 kills at once" // real-time signals have no name
+		return "use -s " + cmp.Or(name, flag[1:]) + " to send a signal, or --grace 0 to kill at once" // real-time signals have no name
 	}
 	lines := texts()
 	return cmp.Or(lines[command+" ?"+flag], lines["* ?"+flag]).help
