@@ -33,7 +33,6 @@ A .claude/settings.json (held back)
 A .envrc (held back)
 M .git/config (held back)
 A .git/hooks/pre-commit (executable) (held back)
-A .git/index
 A .mcp.json (held back)
 A .vscode/ (held back)
 A .vscode/tasks.json (held back)
@@ -55,6 +54,7 @@ A sub/package.json (held back)
 A tool (executable)
 A up -> ../../x (leads outside)
 A up2 -> sub/../../y (leads outside)
+M .git/ (1 change of git's data)
 `
 	if got, _ := text(t, s, 0, "diff", "agent"); got != marked {
 		t.Errorf("diff: %s", cmp.Diff(marked, got))

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path"
 
@@ -23,13 +24,17 @@ func applyCommand(flags *cli.Apply) (r output.Result, err error) {
 		return r, err
 	}
 	done, err := applyAll(context.Background(), list, flags.Paths, flags, "--")
+	if !flags.Quiet {
+		r.Text = done.list
+	}
 	switch {
+	case err == nil:
+		r.Value = done
 	case isLeftOut(err) || isHeldBack(err): // the rest is applied
 		done.Error = output.Error(err).Report()
-	case err != nil:
-		return r, err
+		r.Value = done
 	}
-	return output.Result{Value: done}, err
+	return r, err
 }
 
 // applied is what apply --json prints.
@@ -40,16 +45,25 @@ type applied struct {
 	// HeldBack has the paths that were held back, without those below another one.
 	HeldBack []string            `json:"held_back,omitempty"`
 	Error    *result.ReportError `json:"error,omitempty"` // some changes could not be read, or were held back
+
+	made []func(w io.Writer) // print the applied changes, by overlay
 }
 
-// applyAll applies the changes of some overlays to the host, after it has listed the deletions. In messages, prefix
-// begins the flags for deletions and held-back files.
+func (a *applied) list(w io.Writer) error {
+	for _, print := range a.made {
+		print(w)
+	}
+	return nil
+}
+
+// applyAll applies the changes of some overlays to the host. It prints deletions that are not applied, and
+// for run, whose flags begin with another prefix than "--", all deletions before it begins.
 func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *cli.Apply, prefix string) (done applied, err error) {
-	trees, err := openChanges(ctx, list, paths, 0)
+	trees, err := openChanges(ctx, list, paths, flags.Exclude, 0)
 	if err != nil {
 		return done, err
 	}
-	// Check all changes before applying any.
+	// Check all of them before anything is done.
 	for _, o := range trees {
 		for _, c := range o.changes {
 			if c.Conflict && !flags.Force && (!c.Removes() || flags.Delete) && !holdsBack(&c, flags) {
@@ -59,7 +73,7 @@ func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *
 	}
 	for _, o := range trees {
 		for _, c := range o.changes {
-			if (c.Removes() || flags.Check) && !holdsBack(&c, flags) && !flags.Quiet {
+			if (c.Removes() && !(flags.Delete && prefix == "--") || flags.Check) && !holdsBack(&c, flags) && !flags.Quiet {
 				output.Say(o.line(&c))
 			}
 		}
@@ -70,7 +84,8 @@ func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *
 	}
 	for _, o := range trees {
 		a, err := o.apply(ctx, flags)
-		done.Changes += a.Changes
+		done.Changes += len(a.Made)
+		done.made = append(done.made, func(w io.Writer) { o.print(w, a.Made) })
 		done.Left += len(a.Left)
 		for _, u := range a.Unread {
 			o.unread = append(o.unread, u.Path)
@@ -176,7 +191,7 @@ const countable = 100_000
 func countChanges(ctx context.Context, list []*room.Overlay) *result.ReportChanges {
 	var n result.ReportChanges
 	for _, o := range list {
-		trees, err := openChanges(ctx, []*room.Overlay{o}, nil, countable)
+		trees, err := openChanges(ctx, []*room.Overlay{o}, nil, nil, countable)
 		if err != nil {
 			warn(err)
 			return nil

@@ -64,13 +64,14 @@ type diffedOverlay struct {
 	Total   result.ReportChanges `json:"total"`
 }
 
-// opened is an overlay with its changes.
+// opened is an overlay that is compared with its original.
 type opened struct {
 	*room.Overlay
 	tree    *overlay.Tree
-	changes []overlay.Change // selected by paths
-	prefix  string           // printed before paths: the destination, if there are several overlays
-	unread  []string         // unreadable paths, also selected
+	changes []overlay.Change // those selected
+	named   []string         // the paths that select them, relative to the overlay
+	prefix  string           // precedes printed paths if there are several overlays
+	unread  []string         // selected paths that could not be read
 }
 
 // unreadable returns an error if parts of the overlays could not be read.
@@ -84,9 +85,9 @@ func unreadable(trees []*opened) error {
 	return nil
 }
 
-// openChanges compares the overlays with their originals. It looks at no more than most files of each; 0 is the usual
-// limit. It prints warnings.
-func openChanges(ctx context.Context, list []*room.Overlay, paths []string, most int) (out []*opened, err error) {
+// openChanges compares the overlays with their originals and selects the changes at and below paths that
+// exclude does not match. most bounds the files of each overlay; 0 is the default. Warnings go to stderr.
+func openChanges(ctx context.Context, list []*room.Overlay, paths, exclude []string, most int) (out []*opened, err error) {
 	found := map[string]bool{}
 	for _, o := range list {
 		t, err := overlay.Open(o.Layer, o.Source, o.Since, o.Lower...)
@@ -94,7 +95,7 @@ func openChanges(ctx context.Context, list []*room.Overlay, paths []string, most
 			return nil, err
 		}
 		t.Entries = most
-		t.Expect(o.Base)
+		t.Expect(o.Base, o.Index)
 		n := &opened{Overlay: o, tree: t}
 		if len(list) > 1 {
 			n.prefix = o.Dest
@@ -113,6 +114,9 @@ func openChanges(ctx context.Context, list []*room.Overlay, paths []string, most
 		if len(paths) > 0 {
 			n.choose(paths, found)
 		}
+		if n.changes, err = overlay.Exclude(n.changes, n.patterns(exclude)); err != nil {
+			return nil, &result.Error{Code: "usage", Message: "--exclude: " + err.Error(), Hint: "use *, ?, [abc] and \\ as in glob patterns"}
+		}
 		out = append(out, n)
 	}
 	for _, p := range paths {
@@ -123,17 +127,35 @@ func openChanges(ctx context.Context, list []*room.Overlay, paths []string, most
 	return out, nil
 }
 
-// choose keeps the changes at and below these paths.
+// relative returns a path relative to the overlay. ok is false for an absolute path elsewhere.
+func (o *opened) relative(name string) (rel string, ok bool) {
+	name = path.Clean(name)
+	if !path.IsAbs(name) {
+		return name, true
+	}
+	rest, ok := strings.CutPrefix(name+"/", strings.TrimSuffix(o.Dest, "/")+"/")
+	return path.Clean("./" + rest), ok
+}
+
+// patterns returns patterns of --exclude relative to the overlay.
+func (o *opened) patterns(exclude []string) (list []string) {
+	for _, p := range exclude {
+		if !path.IsAbs(p) {
+			list = append(list, p)
+		} else if rel, ok := o.relative(p); ok {
+			list = append(list, "./"+rel) // a path, even without a slash
+		}
+	}
+	return list
+}
+
+// choose selects the changes at and below these paths.
 func (o *opened) choose(paths []string, found map[string]bool) {
 	var within, unread []string
 	for _, p := range paths {
-		name := path.Clean(p)
-		if path.IsAbs(name) {
-			rest, ok := strings.CutPrefix(name+"/", strings.TrimSuffix(o.Dest, "/")+"/")
-			if !ok {
-				continue
-			}
-			name = path.Clean("./" + rest)
+		name, ok := o.relative(p)
+		if !ok {
+			continue
 		}
 		if len(overlay.Select(o.changes, []string{name})) > 0 {
 			found[p] = true
@@ -146,7 +168,7 @@ func (o *opened) choose(paths []string, found map[string]bool) {
 			}
 		}
 	}
-	o.unread = unread
+	o.unread, o.named = unread, within
 	if len(within) == 0 {
 		o.changes = nil
 		return
@@ -165,7 +187,7 @@ type comparison struct {
 
 // openDiff compares overlays with their originals, as the flags ask.
 func openDiff(ctx context.Context, list []*room.Overlay, flags *cli.Diff) (*comparison, error) {
-	trees, err := openChanges(ctx, list, flags.Paths, 0)
+	trees, err := openChanges(ctx, list, flags.Paths, flags.Exclude, 0)
 	switch {
 	case err != nil:
 		return nil, err
@@ -200,11 +222,11 @@ func (d *comparison) print(w io.Writer, terminal bool) (err error) {
 		case d.flags.Tar:
 			err = o.tree.Tar(w, o.changes)
 		case d.flags.Patch:
-			err = o.tree.Patch(w, o.changes)
+			err = o.patch(w)
 		case d.flags.Stat:
 			o.stat(w)
 		default:
-			o.print(w)
+			o.print(w, o.changes)
 		}
 		if err != nil {
 			return err
@@ -216,10 +238,31 @@ func (d *comparison) print(w io.Writer, terminal bool) (err error) {
 // letters are the kinds of changes, as in git status.
 var letters = map[overlay.Kind]string{overlay.Added: "A", overlay.Changed: "M", overlay.Deleted: "D", overlay.Mode: "P"}
 
-func (o *opened) print(to io.Writer) {
-	for _, c := range o.changes {
-		fmt.Fprintln(to, o.line(&c))
+// print prints changes, and those of git's data as one line per repository.
+func (o *opened) print(w io.Writer, list []overlay.Change) {
+	rest, repositories := overlay.Summarise(list, o.named)
+	for _, c := range rest {
+		fmt.Fprintln(w, o.line(&c))
 	}
+	for _, r := range repositories {
+		fmt.Fprintf(w, "M %s/ (%s)\n", output.Printable(path.Join(o.prefix, r.Dir)), gitChanges(r))
+	}
+}
+
+func gitChanges(r overlay.GitData) string {
+	if r.Changes == 1 {
+		return "1 change of git's data"
+	}
+	return fmt.Sprintf("%d changes of git's data", r.Changes)
+}
+
+// patch prints a patch without git's data, which git apply would reject.
+func (o *opened) patch(w io.Writer) error {
+	rest, repositories := overlay.Summarise(o.changes, o.named)
+	for _, r := range repositories {
+		output.Note(fmt.Sprintf("left out: %s in %s; name it to see them", gitChanges(r), output.Printable(path.Join(o.prefix, r.Dir))))
+	}
+	return o.tree.Patch(w, rest)
 }
 
 func (o *opened) line(c *overlay.Change) string {

@@ -281,6 +281,8 @@ type Diff struct {
 	Stat  bool `xor:"as"`
 	Tar   bool `xor:"as"`
 	JSON  bool `xor:"as"`
+
+	Exclude []string
 	Recorded
 
 	Sandbox string   `arg:"" complete:"all"`
@@ -294,6 +296,8 @@ type Apply struct {
 	Force  bool
 	Quiet  bool `short:"q"`
 	JSON   bool
+
+	Exclude []string
 	Recorded
 
 	Sandbox string   `arg:"" complete:"all"`

@@ -32,6 +32,7 @@ var kinds = map[string]kind{
 	"GLOB[:DIR]":    anything,
 	"FILE":          file,
 	"KEY=VALUE":     anything,
+	"PATTERN":       anything,
 	"N":             anything,
 	"NAME":          anything,
 	"NAME:DST[:ro]": anything,

@@ -41,7 +41,7 @@ type Options struct {
 
 // Applied is what an apply has done.
 type Applied struct {
-	Changes int // made
+	Made []Change
 	// Left are deletions that were not asked for, and what is never made: devices, FIFOs,
 	// sockets.
 	Left   []Change
@@ -124,7 +124,7 @@ func (t *Tree) Apply(ctx context.Context, list []Change, o Options) (a Applied, 
 			err = notApplied(c.Path, err)
 			break
 		}
-		a.Changes++
+		a.Made = append(a.Made, c)
 	}
 	sweepErr := unstage(x.source, x.staging, staging)
 	a.Litter = sweepErr != nil

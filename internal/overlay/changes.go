@@ -367,6 +367,9 @@ func (w *comparison) entry(e *tree.Entry, low original) (below original, err err
 		return none, nil
 	}
 	was := low.look(e.Name)
+	if e.Path == hostfiles.GitIndexName && w.sameIndex(e, was) {
+		return none, nil
+	}
 	c := Change{Path: e.Path, Kind: Added, Type: typeOf(&e.Stat), Target: e.Target, Conflict: w.later(was) || low.why != nil, why: low.why}
 	if was == nil {
 		c.Conflict = c.Conflict || w.removed(e, low)

@@ -88,6 +88,7 @@ type Tree struct {
 	root     bool   // this process is root's
 	layered  bool   // the original is on overlayfs
 	replaced bool   // the original's directory is not the one that the sandbox saw
+	index    string // digest of the original's .git/index when the sandbox began (hostfiles.GitIndex)
 }
 
 // Open opens an overlay: its layer, which stays the caller's; the directories between that and the
@@ -128,10 +129,32 @@ func repository(dir *os.File) bool {
 	return true
 }
 
-// Expect compares the original with its identity when the sandbox began; "" is unknown.
-func (t *Tree) Expect(base string) {
+// Expect sets the original's identity and the digest of its git index ([hostfiles.GitIndex]) when the sandbox began;
+// "" means unknown.
+func (t *Tree) Expect(base, index string) {
 	now, err := tree.Identity(proc.Descriptor(t.Source))
 	t.replaced = base != "" && (err != nil || now != base)
+	t.index = index
+}
+
+// sameIndex reports whether a layer's git index has the same entries as the original's. If the original's
+// entries are those from when the sandbox began, its change on the host is no conflict: git status on the
+// host writes the index whenever the status of a file has changed.
+func (w *comparison) sameIndex(e *tree.Entry, was *unix.Stat_t) bool {
+	if was == nil || typeOf(was) != File || typeOf(&e.Stat) != File {
+		return false
+	}
+	now := hostfiles.GitIndex(proc.Descriptor(w.Source))
+	if now == "" {
+		return false
+	}
+	if now == w.index {
+		if w.ours == nil {
+			w.ours = map[tree.Inode]unix.Stat_t{}
+		}
+		w.ours[tree.InodeOf(was)] = *was
+	}
+	return permissions(was) == permissions(&e.Stat) && now == hostfiles.GitIndex(proc.Descriptor(w.Layers[w.layer]))
 }
 
 func openDir(name string) (*os.File, error) {

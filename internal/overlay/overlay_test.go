@@ -149,8 +149,8 @@ added other "zfifo"
 	}
 	a, err := tree.Apply(context.Background(), list, Options{})
 	must(t, err)
-	if len(a.Left) != 4 || a.Changes != len(list)-4 {
-		t.Errorf("%d made, left %v", a.Changes, a.Left)
+	if len(a.Left) != 4 || len(a.Made) != len(list)-4 {
+		t.Errorf("%d made, left %v", len(a.Made), a.Left)
 	}
 	// The rest, with what is now there.
 	list, _ = lines(t, tree)
@@ -681,7 +681,7 @@ func TestReplacedBase(t *testing.T) {
 	put(t, layer, "f", "new")
 	base, err := tr.Identity(proc.Descriptor(tree.Source))
 	must(t, err)
-	tree.Expect("")
+	tree.Expect("", "")
 	if _, text := lines(t, tree); strings.Contains(text, "conflict") {
 		t.Error(text)
 	}
@@ -693,7 +693,7 @@ func TestReplacedBase(t *testing.T) {
 	must(t, err)
 	defer other.Close()
 	for tree, want := range map[*Tree]bool{tree: false, other: true} {
-		tree.Expect(base)
+		tree.Expect(base, "")
 		if _, text := lines(t, tree); strings.Contains(text, "conflict") != want {
 			t.Errorf("conflict %v, want %v", !want, want)
 		}
@@ -993,7 +993,7 @@ func TestGoneMeanwhile(t *testing.T) {
 		}
 	}
 	a, err := tree.Apply(context.Background(), list, Options{})
-	if got := held(t, source); err != nil || a.Changes != 2 || !maps.Equal(got, map[string]string{"c": "new"}) {
+	if got := held(t, source); err != nil || len(a.Made) != 2 || !maps.Equal(got, map[string]string{"c": "new"}) {
 		t.Errorf("%v, %v, %v", got, a, err)
 	}
 	nothingOutside(t, source)

@@ -49,6 +49,80 @@ func Select(list []Change, paths []string) (out []Change) {
 	return out
 }
 
+// Exclude returns the changes that no pattern matches. A pattern without a slash matches a name at any
+// depth, any other a path; both match everything below as well. A pattern also excludes the deletion of a
+// directory that it may match something in. The error is [path.ErrBadPattern].
+func Exclude(list []Change, patterns []string) (out []Change, err error) {
+	for _, c := range list {
+		excluded := false
+		for _, p := range patterns {
+			ok, err := matches(p, &c)
+			if err != nil {
+				return nil, err
+			}
+			excluded = excluded || ok
+		}
+		if !excluded {
+			out = append(out, c)
+		}
+	}
+	return out, nil
+}
+
+func matches(pattern string, c *Change) (bool, error) {
+	anywhere := !strings.Contains(strings.TrimRight(pattern, "/"), "/")
+	pattern = path.Clean(pattern)
+	parts := strings.Split(c.Path, "/")
+	if anywhere {
+		for _, part := range parts {
+			if ok, err := path.Match(pattern, part); ok || err != nil {
+				return ok, err
+			}
+		}
+		return false, nil
+	}
+	levels := strings.Split(pattern, "/")
+	n := min(len(levels), len(parts))
+	if _, err := path.Match(pattern, ""); err != nil {
+		return false, err
+	}
+	if n < len(levels) && !c.Removes() {
+		return false, nil
+	}
+	for i := range n {
+		if ok, err := path.Match(levels[i], parts[i]); !ok || err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// GitData summarises changes of data in git repositories (.git), such as objects and refs, that are not
+// held back.
+type GitData struct {
+	Dir     string // path of the repository
+	Changes int
+}
+
+// Summarise leaves out of the list the changes of git's data and returns their numbers. A directory of a
+// path in named is not summarised, because the caller asked for it.
+func Summarise(list []Change, named []string) (rest []Change, repositories []GitData) {
+	for _, c := range list {
+		dir := hostfiles.GitDir(c.Path)
+		if dir == "" || c.Held || c.Executable || c.Outside || slices.ContainsFunc(named, func(p string) bool { return within(p, dir) }) {
+			rest = append(rest, c)
+			continue
+		}
+		i := slices.IndexFunc(repositories, func(r GitData) bool { return r.Dir == dir })
+		if i < 0 {
+			i = len(repositories)
+			repositories = append(repositories, GitData{Dir: dir})
+		}
+		repositories[i].Changes++
+	}
+	return rest, repositories
+}
+
 // Release clears Change.Held at and below a path, if the path is itself held back: then the caller has
 // named it.
 func (t *Tree) Release(list []Change, name string) {
@@ -166,6 +240,9 @@ func (t *Tree) patch(to io.Writer, c *Change) error {
 	if what.Len() == 0 {
 		return nil
 	}
+	if c.Held {
+		headline = "# held back: programs on the host execute or trust this file\n" + headline // ignored by git apply
+	}
 	_, err := io.WriteString(to, headline+what.String())
 	return err
 }
@@ -222,7 +299,7 @@ func text(root *os.File, name string, nothing bool) []byte {
 	f := os.NewFile(uintptr(fd), name)
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, maxPatch+1))
-	if err != nil || len(b) > maxPatch || bytes.IndexByte(b, 0) >= 0 {
+	if err != nil || len(b) > maxPatch || bytes.ContainsFunc(b, func(r rune) bool { return r < ' ' && !strings.ContainsRune("\t\n\v\f\r\b\x1b", r) }) {
 		return nil
 	}
 	return b // of nothing not nil either (io.ReadAll)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
+	"github.com/sbxrun/sbxrun/internal/hostfiles"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
@@ -25,6 +26,8 @@ type Overlay struct {
 	Since time.Time `json:"since"`
 	// Base is the source's identity then ([tree.Identity]); "" if unknown.
 	Base string `json:"base,omitempty"`
+	// Index is the digest of the source's git index then ([hostfiles.GitIndex]); "" if there is none.
+	Index string `json:"index,omitempty"`
 	// Upper is the directory on disk that has the layer, as [enter.UpperName]; "" if it is in
 	// memory, and goes with the last descriptor of it.
 	Upper string `json:"upper,omitempty"`
@@ -92,25 +95,26 @@ func (p *Plan) newOverlay(o *op) (*Overlay, error) {
 	if given, err := strconv.ParseUint(o.mount.Mode, 8, 32); err == nil {
 		mode = mode&^0o777 | uint32(given)&0o777
 	}
-	base, err := identity(real)
+	since := time.Now()
+	base, index, err := identity(real)
 	if err != nil {
 		return refuse("%v", err)
 	}
-	since := time.Now()
 	if first := o.mount.Since; !first.IsZero() && first.Before(since) {
-		since = first
+		since, index = first, "" // the index of that time is unknown
 	}
-	return &Overlay{Source: real, Dest: o.dst, Since: since.UTC().Round(0), Base: base, Lower: o.mount.Lower, mode: mode, size: o.size}, nil
+	return &Overlay{Source: real, Dest: o.dst, Since: since.UTC().Round(0), Base: base, Index: index, Lower: o.mount.Lower, mode: mode, size: o.size}, nil
 }
 
-// identity returns the [tree.Identity] of a directory.
-func identity(name string) (string, error) {
+// identity returns the [tree.Identity] of a directory, and the digest of its git index.
+func identity(name string) (base, index string, err error) {
 	fd, err := unix.Open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	defer unix.Close(fd)
-	return tree.Identity(fd)
+	base, err = tree.Identity(fd)
+	return base, hostfiles.GitIndex(fd), err
 }
 
 // addLayers adds to the plan what bwrap has to bind for the overlays, and the overlays to the

@@ -61,7 +61,7 @@ func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
 	list[0].lock = lock           // the others end with it
 	p.hold = append(p.hold, lock) // and the keeper's copy with all that can write
 	for i, o := range list {
-		o.Since, o.Base, o.Upper = known[i].Since, known[i].Base, path.Join(real, strconv.Itoa(i))
+		o.Since, o.Base, o.Index, o.Upper = known[i].Since, known[i].Base, known[i].Index, path.Join(real, strconv.Itoa(i))
 		if err := p.makeUpper(dir, i, o); err != nil {
 			return err
 		}

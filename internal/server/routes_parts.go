@@ -80,7 +80,7 @@ func (s *Server) diff(ctx context.Context, q Request, id string) error {
 		return err
 	}
 	defer tree.Close()
-	tree.Expect(o.Base)
+	tree.Expect(o.Base, o.Index)
 	tree.Entries, tree.Text = maxChanges/perChange, maxChanges/2
 	tree.Count = func(entries, text int) error { return s.Hold(ctx, int64(perEntry*entries+perByte*text)) }
 	changes, warnings, err := tree.Changes(both)

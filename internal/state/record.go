@@ -71,6 +71,7 @@ type Overlay struct {
 	Dest   string   `json:"dest"`
 	Since  string   `json:"since"`                // in the format of package room
 	Base   string   `json:"base,omitempty"`       // the source's identity
+	Index  string   `json:"index,omitempty"`      // digest of the source's git index ([hostfiles.GitIndex])
 	Upper  string   `json:"upper,omitempty"`      // layer on disk
 	Lower  []string `json:"lower,omitempty"`      // host directories between source and layer, the uppermost first
 	Layer  int      `json:"descriptor,omitempty"` // the supervisor's descriptor of the layer's directory
