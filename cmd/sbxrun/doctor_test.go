@@ -73,7 +73,7 @@ func TestDoctorTranscript(t *testing.T) {
 	}})
 	harness.Must(t, err)
 	_, block, _ := strings.Cut(string(doc), "    $ sbxrun doctor\n")
-	block, _, found := strings.Cut(block, "\n\nIf a run")
+	block, _, found := strings.Cut(block, "\n\nA run")
 	rest, elided := printed.String(), false
 	for line := range strings.Lines(block + "\n") {
 		if line = strings.TrimPrefix(line, "    "); line == "…\n" {
