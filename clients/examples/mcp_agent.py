@@ -50,7 +50,7 @@ def run(model, task, tools):
             return reply["content"]
         result = tools.call(reply["tool"], reply["arguments"])
         text = "".join(part["text"] for part in result["content"] if part["type"] == "text")
-        messages.append({"role": "tool", "content": text, "report": result.get("structuredContent")})
+        messages.append({"role": "tool", "content": text, "report": result.get("_meta", {}).get("sbxrun/report")})
 
 
 def stub_model(messages, tools):

@@ -591,8 +591,8 @@ func TestClientTypesChecked(t *testing.T) {
 	harness.Must(t, os.CopyFS(filepath.Join(node, "node_modules", "sbxrun"), os.DirFS(clients(t, "node"))))
 	harness.Must(t, os.CopyFS(python, os.DirFS(filepath.Join(clients(t, "python")))))
 	harness.Must(t, os.WriteFile(filepath.Join(node, "package.json"), []byte(`{"type":"module"}`), 0o644))
-	harness.Must(t, os.WriteFile(filepath.Join(node, "readme.ts"), []byte("declare const process: any;\n"+readmeCode(t, "node", "js")), 0o644))
-	harness.Must(t, os.WriteFile(filepath.Join(python, "readme.py"), []byte("import asyncio\n"+readmeCode(t, "python", "python")), 0o644))
+	harness.Must(t, os.WriteFile(filepath.Join(node, "readme.ts"), []byte("declare const process: any;\n"+readmeCode(t, "clients/node/README.md", "js")), 0o644))
+	harness.Must(t, os.WriteFile(filepath.Join(python, "readme.py"), []byte("import asyncio\n"+readmeCode(t, "clients/python/README.md", "python")), 0o644))
 	copied(t, python, "cancelled.py") // as when a stream is left with contextlib.aclosing
 	for _, tt := range []struct {
 		dir  string

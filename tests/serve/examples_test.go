@@ -30,39 +30,39 @@ func TestExamples(t *testing.T) {
 		harness.Must(t, err)
 		made(t, dir, "env", "SBXRUN_ADDRESS=unix:"+s.socket(), "node", "examples.mjs")
 		made(t, dir, "env", "SBXRUN_ADDRESS=unix:/no/such/socket", "node", "examples.mjs", "unreachable")
-		readme(t, s, "node", "js", filepath.Join(dir, "readme.mjs"), "")
+		readme(t, s, "clients/node/README.md", "js", filepath.Join(dir, "readme.mjs"), "")
 		made(t, dir, "node", "readme.mjs")
 	})
 	t.Run("readme of python", func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "readme.py")
-		readme(t, s, "python", "python", file, "import asyncio\nasyncio.run(main())\n")
+		readme(t, s, "clients/python/README.md", "python", file, "import asyncio\nasyncio.run(main())\n")
 		made(t, "testdata", "env", "PYTHONPATH="+clients(t, "python"), "/usr/bin/python3", "-B", "-W", "error::ResourceWarning", file)
 	})
-	t.Run("readme", func(t *testing.T) {
+	t.Run("guide to back ends", func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "readme.py")
-		readme(t, s, "..", "python", file, "assert (report.cause, report.exit_code, report.stdout) == ('exited', 0, '42\\n'), report.data\n")
+		readme(t, s, "docs/guides/backend.md", "python", file, "assert (report.cause, report.exit_code, report.stdout) == ('exited', 0, '42\\n'), report.data\n")
 		made(t, "testdata", "env", "PYTHONPATH="+clients(t, "python"), "/usr/bin/python3", "-B", file)
 	})
 	s.idle()
 }
 
-// readmeCode returns the program in a client's README.
-func readmeCode(t *testing.T, client, language string) (text string) {
+// readmeCode returns the program in a document.
+func readmeCode(t *testing.T, document, language string) (text string) {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(clients(t, client), "README.md"))
+	b, err := os.ReadFile(filepath.Join("../..", document))
 	harness.Must(t, err)
 	for _, block := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(string(b), -1) {
 		text += block[1]
 	}
 	if !strings.Contains(text, "unix:/run/sbxrund.sock") {
-		t.Fatalf("README shows %q", text)
+		t.Fatalf("%s shows %q", document, text)
 	}
 	return text
 }
 
-// readme runs the program in a client's README with the test's server.
-func readme(t *testing.T, s *server, client, language, file, last string) {
+// readme writes the program in a document to a file, for the test's server.
+func readme(t *testing.T, s *server, document, language, file, last string) {
 	t.Helper()
-	text := readmeCode(t, client, language)
+	text := readmeCode(t, document, language)
 	harness.Must(t, os.WriteFile(file, []byte(strings.ReplaceAll(text, "unix:/run/sbxrund.sock", "unix:"+s.socket())+last), 0o644))
 }
