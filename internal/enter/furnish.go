@@ -26,7 +26,9 @@ type Furnishing struct {
 	Ready *os.File
 	Tmpfs []Mounted
 	Files []File
-	// Mounts come after Files. A descriptor of each new layer of an overlay comes back.
+	// Clones come after Files.
+	Clones []Clone
+	// Mounts come after Clones. A descriptor of each new layer of an overlay comes back.
 	Mounts []Mount
 	// Root, if not nil, becomes the room's root, with everything above mounted in it.
 	Root *Root
@@ -90,7 +92,7 @@ func layFurnishing(b *proc.Block, f *Furnishing) furnishing {
 	}
 	dir := proc.New[unix.OpenHow](b)
 	*dir = unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
-	n := furnishing{wanted: true, noUserns: f.NoUserns, ownNet: f.OwnNet, tmpfs: proc.Copy(b, list), mounts: layMounts(b, f.Mounts, f.Root, dir),
+	n := furnishing{wanted: true, noUserns: f.NoUserns, ownNet: f.OwnNet, tmpfs: proc.Copy(b, list), mounts: layMounts(b, f.Clones, f.Mounts, f.Root, dir),
 		files: proc.Copy(b, files), readOnly: b.Texts(f.ReadOnly)[:len(f.ReadOnly)],
 		dir:    dir,
 		create: unix.OpenHow{Flags: unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_CLOEXEC, Mode: FileMode, Resolve: unix.RESOLVE_NO_SYMLINKS}}

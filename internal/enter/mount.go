@@ -46,15 +46,38 @@ type Mount struct {
 	Overlay *Overlay
 }
 
+// Clone shows a part of a tree that bwrap has bound below [LayersDir]. Its Dest is in a directory
+// of bwrap's.
+type Clone struct {
+	Source, Dest string
+	File         bool // it is not a directory
+}
+
 // copied reports whether it is a file of [Furnishing.Files], and not a mount yet.
 func (m Mount) copied() bool { return m.File && m.Bind.Inode == 0 }
 
 // byDescriptors are the flags of a move_mount(2) whose paths are empty.
 const byDescriptors = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
 
+// clones lays out the calls for a list of clones. One that is gone from the host is left out.
+func (s *script) clones(list []Clone) {
+	for _, c := range list {
+		s.add(stepMount, slotMount, unix.SYS_OPEN_TREE, unix.AT_FDCWD, c.Source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE|unix.AT_SYMLINK_NOFOLLOW)
+		s.calls[len(s.calls)-1].skips = 3
+		if c.File {
+			s.add(stepMount, slotNone, unix.SYS_MKNODAT, unix.AT_FDCWD, c.Dest, unix.S_IFREG|FileMode, 0)
+		} else {
+			s.add(stepMount, slotNone, unix.SYS_MKDIRAT, unix.AT_FDCWD, c.Dest, 0o755)
+		}
+		s.calls[len(s.calls)-1].exists = true
+		s.add(stepMount, slotNone, unix.SYS_MOVE_MOUNT, slot(slotMount), "", unix.AT_FDCWD, c.Dest, unix.MOVE_MOUNT_F_EMPTY_PATH)
+		s.close(slotMount)
+	}
+}
+
 // all lays out the calls for a list of mounts, parents before mounts inside them, and then for the root,
-// if it is not nil.
-func (s *script) all(list []Mount, root *Root) {
+// if it is not nil. staged reports that there are mounts below LayersDir already.
+func (s *script) all(list []Mount, root *Root, staged bool) {
 	// First the mounts that bwrap made in place: later ones may lie in them.
 	for i := range list {
 		if m := &list[i]; m.Base == "" && m.Overlay == nil {
@@ -69,7 +92,6 @@ func (s *script) all(list []Mount, root *Root) {
 		// The clones of files in it have this from it.
 		s.add(stepMount, slotNone, unix.SYS_MOUNT, 0, LayersDir, 0, unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, 0)
 	}
-	staged := false
 	for i := range list {
 		m := &list[i]
 		s.number = int64(i + 1)
@@ -176,8 +198,13 @@ func (e *entry) finishMounts() {
 		return
 	}
 	calls := m.calls
+	skip := uint8(0)
 	for i := range calls {
 		c := &calls[i]
+		if skip > 0 {
+			skip--
+			continue
+		}
 		for n := range c.args {
 			if c.slots&(1<<n) != 0 {
 				c.args[n] = m.slots[c.args[n]&(slotCount-1)]
@@ -196,6 +223,10 @@ func (e *entry) finishMounts() {
 			}
 		default:
 			r, _, errno = syscall.RawSyscall6(c.number, c.args[0], c.args[1], c.args[2], c.args[3], c.args[4], 0)
+		}
+		if errno == unix.ENOENT && c.skips > 0 {
+			skip = c.skips
+			continue
 		}
 		if errno != 0 && (!c.exists || errno != unix.EEXIST) {
 			e.msg = message{kind: messageFailed, step: c.step, value: int64(errno), mount: c.mount}

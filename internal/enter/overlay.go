@@ -49,6 +49,7 @@ type call struct {
 	slots  uint8 // bit n says that args[n] is the number of a slot, which has the value
 	result uint8 // the slot for what it returns
 	exists bool  // EEXIST is no error
+	skips  uint8 // how many calls are left out after ENOENT, which is no error then
 	mount  int64 // number of the [Mount] that it is for, from 1
 }
 
@@ -113,8 +114,8 @@ func (s *script) add(step int64, result slot, number uintptr, args ...any) {
 }
 
 // layMounts lays out, in the block, what finishes them.
-func layMounts(b *proc.Block, list []Mount, root *Root, dir *unix.OpenHow) *mounts {
-	if len(list) == 0 && root == nil {
+func layMounts(b *proc.Block, clones []Clone, list []Mount, root *Root, dir *unix.OpenHow) *mounts {
+	if len(clones)+len(list) == 0 && root == nil {
 		return nil
 	}
 	out := proc.New[mounts](b)
@@ -129,7 +130,8 @@ func layMounts(b *proc.Block, list []Mount, root *Root, dir *unix.OpenHow) *moun
 	s := &script{b: b, dir: dir, any: proc.New[unix.OpenHow](b), stats: &out.stats, hello: h}
 	*s.any = *dir
 	s.any.Flags &^= unix.O_DIRECTORY
-	s.all(list, root)
+	s.clones(clones)
+	s.all(list, root, len(clones) > 0)
 	out.calls = proc.Copy(b, s.calls)
 	return out
 }

@@ -47,6 +47,7 @@ type Plan struct {
 	overlays []*Overlay
 	mounted  []enter.Overlay
 	places   int      // how many have a place below enter.LayersDir
+	trees    []op     // binds below enter.LayersDir that parts are cloned from
 	builder  *builder // bwrap, if it was started ahead
 	cred     *proc.Cred
 	// identity are bwrap's options for who the payload is inside.
@@ -154,7 +155,7 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 		o.place, root = plan.place(), &o
 		plan.ops = []op{o} // closed if layout fails
 	}
-	if plan.ops, err = layout(&p, user, p.Hostname, root); err != nil {
+	if plan.ops, err = layout(&p, c, user, p.Hostname, root); err != nil {
 		return nil, err
 	}
 	for i := range plan.ops {
@@ -377,6 +378,11 @@ func (p *Plan) options(whole bool) (words []string) {
 	if view(p.ops).rooted() && !whole {
 		add("--dir", enter.RootDir)
 	}
+	for _, tree := range p.trees {
+		if !whole {
+			add("--ro-bind", tree.src, tree.dst)
+		}
+	}
 	staged, fd, dir := 0, firstCopy, "/"
 	for i := range p.ops {
 		o := &p.ops[i]
@@ -392,7 +398,12 @@ func (p *Plan) options(whole bool) (words []string) {
 		case opSymlink:
 			add("--symlink", src, dst)
 		case opBind, opOverlay, opRoot:
-			add("--ro-bind", src, dst)
+			if o.tree == "" || whole {
+				add("--ro-bind", src, dst)
+			} else if path.Dir(dst) != dir {
+				dir = path.Dir(dst)
+				add("--dir", dir)
+			}
 		case opBindRW:
 			add("--bind", src, dst)
 		case opCopy:
@@ -444,6 +455,10 @@ func (p *Plan) furnishing() *enter.Furnishing {
 		m := enter.Mount{Dest: o.dst, Base: o.base, File: o.kind == opCopy || o.st != nil && o.st.Mode&unix.S_IFMT != unix.S_IFDIR, Bind: o.bind()}
 		if o.kind == opOverlay {
 			m.Overlay, overlays = &overlays[0], overlays[1:]
+		}
+		if o.tree != "" {
+			f.Clones = append(f.Clones, enter.Clone{Source: p.tree(o) + strings.TrimPrefix(o.src, o.tree), Dest: o.dst, File: o.file})
+			continue
 		}
 		if m.Base != "" || o.host() && o.users && !o.layer {
 			f.Mounts = append(f.Mounts, m)
@@ -588,6 +603,9 @@ func (p *Plan) placeMounts() {
 	var hosts []string // parents first
 	for i := range p.ops {
 		o := &p.ops[i]
+		if o.tree != "" && p.tree(o) == "" {
+			p.trees = append(p.trees, op{src: o.tree, dst: p.place()})
+		}
 		if o.kind != opSymlink && o.kind != opDir {
 			if o.kind == opRoot {
 				continue
@@ -600,6 +618,16 @@ func (p *Plan) placeMounts() {
 			hosts = append(hosts, o.dst)
 		}
 	}
+}
+
+// tree returns where the tree of a part is bound, "" if it is not yet.
+func (p *Plan) tree(o *op) string {
+	for _, tree := range p.trees {
+		if tree.src == o.tree {
+			return tree.dst
+		}
+	}
+	return ""
 }
 
 // place is a new place below [enter.LayersDir].

@@ -38,6 +38,9 @@ type op struct {
 	base, place string
 	// users: a bind whose source was named by the user, not by us.
 	users bool
+	// tree: the entering process clones it from a bind of this directory; "" if bwrap binds it.
+	tree string
+	file bool // it is not a directory
 	// layer: it is bound for an overlay alone, and for a moment.
 	layer  bool
 	staged bool   // the keeper binds the source for bwrap, which could not reach it
@@ -85,29 +88,24 @@ const (
 // merged-/usr system all but /usr are symbolic links and are made as such.
 var toplevel = []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"}
 
-// etcFiles are copied from the host's /etc if they are there and everybody may
-// read them: what programs in /usr look for there, and what is public by nature. What is
-// not in one of these lists is not in the sandbox: no shadow, no ssh, no sudoers, no private
-// keys, and no configuration in which credentials are usual, such as that of pip, npm, git,
-// maven's servers or wget.
+// etcFiles are copied from the host's /etc, whoever owns them, if everybody can read them.
 var etcFiles = []string{
-	"debian_version", "alpine-release", "fedora-release", // which system is this?
-	"nsswitch.conf", "protocols", "services", // the C library's look-ups
 	"ld.so.cache", "ld-musl-x86_64.path", "ld-musl-aarch64.path", // the dynamic loader
-	"timezone",
-	"mime.types", "matplotlibrc",
-	"maven/m2.conf", "maven/logging/simplelogger.properties",
-	"texmf/web2c/texmf.cnf",
+	"nsswitch.conf", "services", "mime.types", "timezone", // have words like passwd in them, or may be links
+	"maven/m2.conf", "maven/logging/simplelogger.properties", // beside settings.xml
+	"ssl/openssl.cnf", "pki/tls/openssl.cnf",
 }
 
-// etcLinks lead into /usr on most systems, and then are links in the sandbox as well:
-// that is quicker than a copy.
-var etcLinks = []string{"os-release", "localtime"}
+// etcLinks are usually links, into /usr or next to certificates, and then are links in the sandbox as well.
+var etcLinks = []string{"os-release", "localtime", "ssl/cert.pem", "pki/tls/cert.pem"}
 
-// etcDirs are bound: alternatives holds the links behind awk, java, editor …;
-// a JVM does not start without its security policy; crypto-policies configures
-// OpenSSL on Fedora. Each takes a tenth of a millisecond of every run.
-var etcDirs = []string{"alternatives", "crypto-policies", "java"}
+// etcDirs are shown without a search for what is not public: alternatives has the links behind awk, java, editor …;
+// a JVM does not start without its security policy; crypto-policies configures OpenSSL on Fedora; the others
+// have certificates of authorities. The neighbours of those in ssl and pki are private keys.
+var etcDirs = []string{"alternatives", "crypto-policies", "java", "ssl/certs", "pki/ca-trust", "pki/tls/certs", "pki/java", "ca-certificates"}
+
+// etcNetFiles are for a payload that has the host's network.
+var etcNetFiles = []string{"hosts", "host.conf", "resolv.conf", "gai.conf"}
 
 // jvmDirs are Debian's, one for each version. Those that are installed tell which: that
 // is quicker than reading /etc.
@@ -125,13 +123,6 @@ func jvmDirs() (dirs []string) {
 	return dirs
 }
 
-// etcNetFiles and etcNetDirs are for a payload that can reach a network. Of ssl and pki
-// only what is public: a user may belong to the group that reads the private keys.
-var (
-	etcNetFiles = []string{"hosts", "host.conf", "resolv.conf", "gai.conf", "ssl/openssl.cnf", "ssl/cert.pem", "pki/tls/openssl.cnf", "pki/tls/cert.pem"}
-	etcNetDirs  = []string{"ssl/certs", "pki/ca-trust", "pki/tls/certs", "pki/java", "ca-certificates"}
-)
-
 // smallTmpfs bounds the writable parts that nobody is expected to fill.
 const smallTmpfs = 64 << 20
 
@@ -141,7 +132,7 @@ const maxCopy = 4 << 20
 // layout lists everything the sandbox's file tree is made of: the default root
 // with the user's mounts in it, parents before what lies below them. root, if not nil, is an open
 // [opRoot].
-func layout(p *Policy, user User, hostname string, root *op) ([]op, error) {
+func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, error) {
 	var mounts []op // first: of these some are refused, and those of /etc are open files
 	for _, m := range p.Mounts {
 		o, skip, err := mountOp(p, m)
@@ -175,7 +166,8 @@ func layout(p *Policy, user User, hostname string, root *op) ([]op, error) {
 		op{kind: opDir, dst: "/run"},
 	)
 	if root == nil {
-		ops = append(ops, op{kind: opDir, dst: "/var/tmp"})
+		ops = append(append(ops, op{kind: opDir, dst: "/var/tmp"}), systemData()...)
+		ops = append(ops, publicOps(mounts, ops, c, p.Outside(c))...)
 	}
 	// What the user mounts replaces the default at and below that place.
 	ops = slices.DeleteFunc(ops, func(o op) bool {
@@ -214,11 +206,18 @@ func systemOps() (ops []op) {
 	return ops
 }
 
+// systemData shows the processors of the machine, for programs that ask how many there are.
+func systemData() (ops []op) {
+	if name := "/sys/devices/system"; unix.Access(name, unix.F_OK) == nil {
+		ops = append(ops, op{kind: opBind, src: name, dst: name})
+	}
+	return ops
+}
+
 func etcOps(p *Policy, user User, hostname string) (ops []op) {
 	files, dirs := etcFiles, append(jvmDirs(), etcDirs...)
 	if p.Network == NetHost {
 		files = append(slices.Clone(files), etcNetFiles...)
-		dirs = append(dirs, etcNetDirs...)
 	} else {
 		ops = append(ops, hostsOp(hostname))
 	}
@@ -235,9 +234,14 @@ func etcOps(p *Policy, user User, hostname string) (ops []op) {
 		}
 	}
 	for _, name := range dirs {
+		name = "/etc/" + name
+		if target, err := os.Readlink(name); err == nil {
+			ops = append(ops, op{kind: opSymlink, src: target, dst: name})
+			continue
+		}
 		var st unix.Stat_t
-		if err := unix.Stat("/etc/"+name, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
-			ops = append(ops, op{kind: opBind, src: "/etc/" + name, dst: "/etc/" + name})
+		if err := unix.Lstat(name, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
+			ops = append(ops, op{kind: opBind, src: name, dst: name, tree: "/etc"})
 		}
 	}
 	passwd, group := accounts(user)
@@ -273,14 +277,15 @@ func accounts(user User) ([]byte, []byte) {
 	return passwd.Bytes(), group.Bytes()
 }
 
-// etcLink returns the target of a symbolic link into /usr.
+// etcLink returns the target of a symbolic link to what is shown: in /usr, certificates and alternatives.
 func etcLink(name string) (target string, ok bool) {
 	target, err := os.Readlink(name)
 	at := target
 	if !path.IsAbs(at) {
 		at = path.Join(path.Dir(name), at)
 	}
-	return target, err == nil && Within(path.Clean(at), "/usr")
+	at = path.Clean(at)
+	return target, err == nil && (Within(at, "/usr") || Within(at, "/etc/ssl/certs") || Within(at, "/etc/pki/ca-trust") || Within(at, "/etc/alternatives"))
 }
 
 // etcFile is a copy of one file; a symbolic link is followed, since resolv.conf

@@ -11,23 +11,14 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 
-// secretFiles are the names of files that hold credentials, in lower case.
-var secretFiles = []string{
-	"credentials", "credentials.toml", "credentials.json", "credentials.xml", "credentials.yml", "credentials.yaml", ".netrc", "_netrc", ".npmrc", "npmrc", "pip.conf", "pip.ini", ".pypirc", ".condarc", "condarc",
-	".git-credentials", ".gitconfig", ".env", ".htpasswd", ".pgpass", ".my.cnf", "auth.json", "nuget.config", ".yarnrc", ".yarnrc.yml", ".bunfig.toml", "gradle.properties", "settings-security.xml",
-}
-
 // secretIn are names that count only in directories of some names.
 var secretIn = map[string][]string{"config": {".cargo"}, "config.toml": {".cargo"}, "settings.xml": {".m2", "conf"}}
-
-// secretEndings are file name extensions of private keys.
-var secretEndings = []string{".pfx", ".p12", ".key", ".ppk", ".jks", ".keystore", ".kdbx"}
 
 // secret reports whether a file holds credentials, by its name, or, of a .pem, its content.
 func secret(path string) bool {
 	name := strings.ToLower(filepath.Base(path))
 	switch {
-	case slices.Contains(secretFiles, name), slices.Contains(secretEndings, filepath.Ext(name)), strings.HasPrefix(name, ".env."):
+	case room.SecretFile(name):
 		return true
 	case slices.Contains(secretIn[name], filepath.Base(filepath.Dir(path))):
 		return true
