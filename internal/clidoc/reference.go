@@ -17,7 +17,8 @@ func reference() []byte {
 	for _, w := range append(first(), others...) {
 		fmt.Fprintf(&b, " `%s`", w.Name)
 	}
-	fmt.Fprint(&b, ". [Exit codes](exit-codes.md) are on a page of their own.\n\n| command | |\n|---|---|\n")
+	fmt.Fprint(&b, ".\n\nFlags may be written `--flag VALUE` or `--flag=VALUE`. A time (DUR) is a number of seconds, or has units: 5, 0.5, 1500ms, 5m. A size is a number of bytes, or has a unit, a power of 1024: 64K, 256M, 1G. In a path, write a colon as `\\:` and a backslash as `\\\\`. Without DST a path appears at its place on the host.")
+	fmt.Fprint(&b, "\n\n[Exit codes](exit-codes.md) and [environment variables](environment.md) are on pages of their own.\n\n| command | |\n|---|---|\n")
 	sections := [][]command{nil}
 	for _, c := range commands() {
 		anchor := strings.ReplaceAll(c.Path(), " ", "-")
