@@ -473,7 +473,7 @@ func TestOverlayLost(t *testing.T) {
 				t.Errorf("%s %s: %s", command, name, stderr)
 			}
 		}
-		if _, stderr := text(t, s, 125, "snapshot", "create", name); !strings.Contains(stderr, "no layer of it is on disk") {
+		if _, stderr := text(t, s, 125, "snapshot", "create", name); !strings.Contains(stderr, "has ended without a layer on disk") {
 			t.Errorf("snapshot %s: %s", name, stderr)
 		}
 	}

@@ -61,7 +61,7 @@ func TestUsageErrorsAsJSON(t *testing.T) {
 		{"snapshot create --json nosuch", `no sandbox named "nosuch" in `},
 		{"snapshot import /nosuch --json", "open /nosuch: "},
 		{"snapshot ls --json --badflag", "unknown flag --badflag"},
-		{"nodes --json", "nats: it is not said where"},
+		{"nodes --json", "no NATS server configured"},
 		{"doctor --badflag --json", "unknown flag --badflag"},
 		{"doctor --json --state-dir x", "unknown flag --state-dir"},
 		// Here --json is the command's argument, or not given.

@@ -14,7 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/version"
 )
 
-// join makes the server a node of a cluster, if it is to be one; else nil is returned.
+// join makes the server a node of the configured cluster. It returns nil without one.
 func join(c *config.Config, s *server.Server, handler http.Handler, log *slog.Logger) (*cluster.Node, error) {
 	if c.NATS.URL == "" {
 		return nil, nil
@@ -32,7 +32,7 @@ func gateway(flags *cli.Gateway) (r output.Result, err error) {
 	case err != nil:
 		return r, err
 	case c.NATS.URL == "":
-		return r, errors.New("nats: a gateway is nothing without NATS; give --nats URL")
+		return r, errors.New("gateway requires --nats")
 	case len(c.Listen) == 0 && !activated():
 		return r, errNoListen
 	case flags.CheckConfig:

@@ -21,11 +21,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/server"
 )
 
-// certificate is the server's own. It is renewed every few weeks or days, and a restart for that
-// would end sessions.
+// certificate is the server's current certificate. A reload replaces it, because a restart would end sessions.
 var certificate atomic.Pointer[tls.Certificate]
 
-// loadCertificate reads that of a configuration, if it has one.
+// loadCertificate reads the certificate of a configuration, if it has one.
 func loadCertificate(c *config.Config) (*tls.Certificate, error) {
 	if c.TLSCert == "" {
 		return nil, nil
@@ -37,10 +36,10 @@ func loadCertificate(c *config.Config) (*tls.Certificate, error) {
 	return &pair, nil
 }
 
-// activated reports whether systemd has given us sockets (sd_listen_fds(3)).
+// activated reports whether systemd has passed sockets (sd_listen_fds(3)).
 func activated() bool { return os.Getenv("LISTEN_PID") == fmt.Sprint(os.Getpid()) }
 
-// listen opens all sockets; those that systemd has opened come first.
+// listen opens all sockets. Those from systemd come first.
 func listen(c *config.Config) ([]net.Listener, error) {
 	var secure *tls.Config
 	if c.TLSCert != "" {
@@ -55,18 +54,18 @@ func listen(c *config.Config) ([]net.Listener, error) {
 	}
 	for _, l := range all {
 		if l == nil {
-			return nil, errors.New("systemd has passed a socket that does not listen")
+			return nil, errors.New("systemd passed a socket that does not listen")
 		}
 		if l.Addr().Network() != "unix" && c.TokenFile == "" {
-			return nil, errors.New("systemd has passed a TCP socket, which is refused without token_file")
+			return nil, errors.New("systemd passed a TCP socket, which requires token_file")
 		}
 	}
 	for _, where := range c.Listen {
 		network, address, _ := strings.Cut(where, ":")
 		var l net.Listener
-		remedy := "name an address of this machine, and a port that is free and that this user may take"
+		remedy := "use an address of this machine and a free port that this user may bind"
 		if network == "unix" {
-			remedy = "name a path of its own, in a directory that this user can write to"
+			remedy = "use an unused path in a directory that this user can write to"
 			l, err = listenUnix(address)
 		} else {
 			l, err = net.Listen(network, address)
@@ -85,31 +84,31 @@ func listen(c *config.Config) ([]net.Listener, error) {
 	return all, nil
 }
 
-// listenUnix listens on a socket that only this user can reach. One that a server has left
-// which was killed is replaced; that of one which runs is not.
+// listenUnix listens on a socket that only this user can connect to. It replaces the socket of a killed server, but not
+// that of a running one.
 func listenUnix(name string) (net.Listener, error) {
 	if st, err := os.Lstat(name); err == nil && st.Mode()&os.ModeSocket == 0 {
-		return nil, errors.New("the path exists, and is not a socket")
+		return nil, errors.New("the path exists and is not a socket")
 	}
-	// One directory, and not all of a path that is misspelt.
+	// Create only the last directory, in case the path is misspelled.
 	if err := os.Mkdir(filepath.Dir(name), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
-	// The lock is the kernel's word that no server has the socket; it goes with the process.
+	// The kernel releases the lock when the process ends, so a free lock means that no server uses the socket.
 	lock, err := os.OpenFile(name+".lock", os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		lock.Close()
-		return nil, errors.New("another server has it")
+		return nil, errors.New("in use by another server")
 	}
 	locks = append(locks, lock)
 	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	// Born with the mode: nobody can connect in between. bind(2) gives the file that of the socket's own
-	// inode; a umask would be that of what other threads make at this moment, rooms included.
+	// Set the mode before bind(2), which copies it to the file, so that no other user can connect in between. A umask
+	// would affect files of other threads.
 	own := net.ListenConfig{Control: func(_, _ string, socket syscall.RawConn) error {
 		var failed error
 		err := socket.Control(func(fd uintptr) { failed = unix.Fchmod(int(fd), 0o600) })

@@ -1,6 +1,5 @@
-// Command sbxrund is the server that `sbxrun serve` and `sbxrun mcp` execute. It takes calls over
-// HTTP, on unix sockets and TCP, or from one client on stdio, and carries them out by the engine
-// that sbxrun has.
+// Command sbxrund is the server that `sbxrun serve` and `sbxrun mcp` execute. It accepts calls over HTTP, on Unix sockets
+// and TCP, or from one client on stdio, and runs them with sbxrun's engine.
 package main
 
 import (
@@ -63,11 +62,11 @@ func dispatch(args []string) int {
 	case capture.ThawArg:
 		return output.Finish(false, output.Result{}, capture.Thaw(rest))
 	}
-	return output.Fail(errors.New("this is the server of sbxrun; write sbxrun serve, gateway, nodes or mcp"))
+	return output.Fail(errors.New("sbxrund is the server of sbxrun; use sbxrun serve, gateway, nodes or mcp"))
 }
 
 // checked is the result of --check-config.
-func checked() output.Result { return output.Line(nil, "sbxrun: the configuration is right") }
+func checked() output.Result { return output.Line(nil, "sbxrun: configuration OK") }
 
 func serve(flags *cli.Serve) (r output.Result, err error) {
 	c, tokens, err := settings(&flags.Listening, nil)
@@ -83,7 +82,7 @@ func serve(flags *cli.Serve) (r output.Result, err error) {
 		}
 		return checked(), nil
 	}
-	// Otherwise rooms could not be built, and signals could reach strangers.
+	// With another /proc sandboxes fail, and signals could reach unrelated processes.
 	if err := state.CheckVisible(); err != nil {
 		return r, err
 	}
@@ -134,13 +133,12 @@ func serve(flags *cli.Serve) (r output.Result, err error) {
 	return r, nil
 }
 
-// makeThreads makes threads that the server may need later. Go ends the process if it cannot make one, so a command
-// that uses up all tasks (pids.max) would otherwise end the server with the next system call that blocks. Idle
-// threads are used first.
+// makeThreads creates threads in advance, which Go uses before it creates others. Go ends the process if it cannot
+// create a thread, so a command that uses up all tasks (pids.max) would end the server at its next blocking system call.
 func makeThreads() {
-	const most, part = 64, 8 // at most such a part of the tasks that are left
+	const most, part = 64, 8 // at most 1/part of the remaining tasks
 	n := int64(most)
-	if r, err := admission.Look(); err == nil { // else nothing is known
+	if r, err := admission.Look(); err == nil {
 		for _, b := range r.Bounds {
 			n = min(n, (b.Max-b.Current)/part)
 		}
@@ -148,11 +146,10 @@ func makeThreads() {
 	proc.MakeThreads(int(n))
 }
 
-// lockState keeps other servers out of a directory: each would remove what the other is about to
-// store, and count it twice.
+// lockState locks a state directory, because two servers would remove each other's new files and count them twice.
 func lockState(dir string) (*os.File, error) {
-	_ = os.MkdirAll(dir, 0o700) // [server.New] says what is wrong with it
-	// A server that was killed while it forked has left its descriptors to the child for a moment.
+	_ = os.MkdirAll(dir, 0o700) // [server.New] reports errors
+	// After a server was killed while it forked, its child holds the lock for a moment.
 	const moment = 2 * time.Second
 	for end := time.Now().Add(moment); ; time.Sleep(moment / 50) {
 		lock, err := lockDir(dir)
@@ -160,14 +157,13 @@ func lockState(dir string) (*os.File, error) {
 		case !errors.Is(err, unix.EWOULDBLOCK):
 			return lock, nil
 		case time.Now().After(end):
-			return nil, fmt.Errorf("state_dir %s: another server has it; give each its own", dir)
+			return nil, fmt.Errorf("state_dir %s: in use by another server; use one directory for each", dir)
 		}
 	}
 }
 
-// signals are those that the server is told by: to end, which a second one hurries, and to reload. They
-// are caught before anything listens: a client may come and a signal too. Each kind has its own channel, or
-// many SIGHUPs would take the place of a SIGTERM (signal.Notify).
+// signals returns channels for the signals to end, of which a second one skips draining, and to reload. Call it before
+// listening. Each kind has its own channel, because many SIGHUPs could displace a SIGTERM (signal.Notify).
 func signals() (end, reload <-chan os.Signal) {
 	ends, reloads := make(chan os.Signal, 2), make(chan os.Signal, 1)
 	signal.Notify(ends, unix.SIGTERM, unix.SIGINT)
@@ -176,9 +172,8 @@ func signals() (end, reload <-chan os.Signal) {
 	return ends, reloads
 }
 
-// attend opens all sockets, answers what comes there until the signal to end, and has a changed
-// configuration taken over when told to. Then calls that run may come to their ends until ctx is done,
-// which a second signal cuts short.
+// attend serves requests on all sockets and reloads the configuration, until a signal to end. Running calls may finish
+// until ctx is done; a second signal cancels it.
 func attend(c *config.Config, flags *cli.Listening, handler http.Handler, reload func(config.Config, config.Tokens) error, end, again <-chan os.Signal, log *slog.Logger) (web *http.Server, ctx context.Context, err error) {
 	listeners, err := listen(c)
 	if err != nil {
@@ -191,7 +186,7 @@ func attend(c *config.Config, flags *cli.Listening, handler http.Handler, reload
 		log.Info("listening", "address", l.Addr().String())
 		go func() { failed <- web.Serve(l) }()
 	}
-	_, _ = daemon.SdNotify(false, daemon.SdNotifyReady) // without systemd nobody is told
+	_, _ = daemon.SdNotify(false, daemon.SdNotifyReady) // fails without systemd
 	for {
 		select {
 		case err := <-failed:
@@ -215,19 +210,19 @@ func attend(c *config.Config, flags *cli.Listening, handler http.Handler, reload
 	}
 }
 
-// places is where calls run, until it is freed. The first rooms are built while the server starts.
+// places returns the source of sandboxes for calls, to be freed at the end. It starts to create warm ones at once.
 func places(c *config.Config, log *slog.Logger) (source slot.Source, free func(), err error) {
 	policy, err := c.Policy()
 	if err != nil || c.Rooms.Max == 0 {
 		return slot.OnDemand{}, func() {}, err
 	}
-	warm := pool.NewSource(slot.OnDemand{}, policy, pool.Sizes(c.Rooms), func(err error) { log.Warn("warm room", "error", err) })
+	warm := pool.NewSource(slot.OnDemand{}, policy, pool.Sizes(c.Rooms), func(err error) { log.Warn("warm sandbox", "error", err) })
 	return warm, warm.Close, nil
 }
 
-// ended closes connections when their answers are sent.
+// ended closes connections after their responses.
 func ended(web *http.Server, node *cluster.Node, log *slog.Logger) {
-	const moment = 5 * time.Second // for answers on their way
+	const moment = 5 * time.Second // for responses in transit
 	ctx, cancel := context.WithTimeout(context.Background(), moment)
 	defer cancel()
 	if node != nil {
@@ -239,9 +234,9 @@ func ended(web *http.Server, node *cluster.Node, log *slog.Logger) {
 	log.Info("ended")
 }
 
-var errNoListen = errors.New("listen: there is nothing to listen on; name a socket, such as unix:/run/sbxrund.sock")
+var errNoListen = errors.New("no listening address; use --listen, such as --listen unix:/run/sbxrund.sock")
 
-// settings is the configuration with the flags, checked. Of a server that runs, reload takes it over.
+// settings returns the validated configuration with the flags, and passes it to reload unless that is nil.
 func settings(flags *cli.Listening, reload func(config.Config, config.Tokens) error) (c config.Config, tokens config.Tokens, err error) {
 	if c, err = config.Load(flags.Config); err != nil {
 		return c, nil, err

@@ -20,11 +20,11 @@ import (
 	"github.com/sbxrun/sbxrun/internal/version"
 )
 
-// mcpCommand serves one agent on stdin and stdout, without any socket.
+// mcpCommand serves one agent on stdin and stdout.
 func mcpCommand(flags *cli.MCP) (r output.Result, err error) {
 	c, err := config.Load(flags.Config)
 	if err == nil {
-		c.Listen = nil // which are a server's for others
+		c.Listen = nil // it opens no sockets
 		err = c.Check()
 	}
 	if err == nil {
@@ -53,7 +53,7 @@ func serveStdio(c *config.Config) error {
 	}
 	defer os.RemoveAll(c.StateDir)
 	defer lock.Close()
-	// One agent has one call at a time, mostly.
+	// An agent usually makes one call at a time.
 	c.Rooms.Min = min(c.Rooms.Min, 1)
 	source, free, err := places(c, log)
 	if err != nil {
@@ -67,11 +67,10 @@ func serveStdio(c *config.Config) error {
 	return mcp.New(s, version.String(), log).Serve(told, fmt.Sprintf("%s%d", config.Local, os.Getuid()), os.Stdin, os.Stdout)
 }
 
-// ownState gives this process a state directory of its own, which is locked for as long as it
-// lives, and removes those that killed ones have left.
+// ownState creates and locks a state directory for this process, and removes those of killed processes.
 func ownState(c *config.Config) (*os.File, error) {
 	base := c.StateDir + "-mcp-"
-	const young = time.Minute // one may be about to be locked
+	const young = time.Minute // may not be locked yet
 	old, _ := filepath.Glob(base + "*")
 	for _, name := range old {
 		var st unix.Stat_t
@@ -79,7 +78,7 @@ func ownState(c *config.Config) (*os.File, error) {
 			continue
 		}
 		if lock, err := lockDir(name); err == nil {
-			_ = os.RemoveAll(name) // what stays is tried again
+			_ = os.RemoveAll(name) // the next start retries
 			lock.Close()
 		}
 	}
@@ -88,7 +87,7 @@ func ownState(c *config.Config) (*os.File, error) {
 		c.StateDir, err = os.MkdirTemp(filepath.Dir(base), filepath.Base(base))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("state_dir: %w; set it to one in a directory that this user can write to", err)
+		return nil, fmt.Errorf("state_dir: %w; use a directory that this user can write to", err)
 	}
 	return lockDir(c.StateDir)
 }

@@ -28,7 +28,7 @@ func nodes(flags *cli.Nodes) (r output.Result, err error) {
 		c.NATS.Creds = flags.NATSCreds
 	}
 	if c.NATS.URL == "" {
-		return r, errors.New("nats: it is not said where; give --nats URL, or --config FILE")
+		return r, errors.New("no NATS server configured; use --nats URL or --config FILE")
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), cluster.QueryTimeout)
 	defer cancel()

@@ -20,8 +20,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// snapshotCommand runs the commands of snapshot, which sbxrun executes here so that a run links
-// nothing of archives and compression.
+// snapshotCommand runs the commands of snapshot. They are here because sbxrun must not link archives and compression.
 func snapshotCommand(args []string) int {
 	if len(args) > 0 {
 		switch args[0] {
@@ -76,7 +75,7 @@ func exportSnapshot(store *snapshots.Store, flags *cli.SnapshotExport) (r output
 		return r, tree.WriteNew(flags.File, func(f *os.File) error { return layers.Export(store, m, f) })
 	}
 	if term.IsTerminal(unix.Stdout) {
-		return r, &result.Error{Code: "usage", Message: "snapshot export: stdout is a terminal", Hint: "name a file, or send it to another program"}
+		return r, &result.Error{Code: "usage", Message: "snapshot export: stdout is a terminal", Hint: "name a file, or write to a pipe"}
 	}
 	return r, layers.Export(store, m, output.Stdout)
 }

@@ -19,9 +19,9 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// createSnapshot stores the layers of a sandbox. A running sandbox is frozen for that time, if it
-// has a cgroup that can be frozen; the manifest says whether it did. SIGSTOP is no substitute: a
-// process can undo it for another (SIGCONT), and every parent is told of it (SIGCHLD).
+// createSnapshot stores the layers of a sandbox. A running sandbox is frozen meanwhile if its cgroup can be; the manifest
+// records that. SIGSTOP is no substitute, because processes can continue each other (SIGCONT) and parents notice it
+// (SIGCHLD).
 func createSnapshot(store *snapshots.Store, flags *cli.SnapshotCreate) (r output.Result, err error) {
 	m, err := snapshots.NewManifest(string(flags.Name), time.Duration(flags.TTL))
 	if err != nil {
@@ -54,34 +54,33 @@ func createSnapshot(store *snapshots.Store, flags *cli.SnapshotCreate) (r output
 		from.Layers[o.Dest] = o.Layers
 	}
 	if e.Lives() {
-		use, err := sandbox.Enter(e.ID) // it does not become idle meanwhile
+		use, err := sandbox.Enter(e.ID) // keeps it from becoming idle
 		if err != nil {
 			return r, err
 		}
 		defer use.Close()
 		from.Cgroups = use.Access.Cgroups
-	} else { // another sandbox may go on with its layers
+	} else { // another sandbox may be using its layers
 		from.Ended = !slices.ContainsFunc(overlays, func(o *room.Overlay) bool { return !o.Still() })
 	}
 	if err := capture.Take(context.Background(), store, m, from, int64(flags.MaxSize)); err != nil {
 		return r, err
 	}
 	if m.LeftOut > 0 {
-		output.Warn(fmt.Errorf("sockets, named pipes and devices are left out: %d", m.LeftOut))
+		output.Warn(fmt.Errorf("left out sockets, named pipes or devices: %d", m.LeftOut))
 	}
 	return output.Line(m, m.ID), nil
 }
 
 func noOverlays(e *state.Entry) error {
-	err := &result.Error{Code: "no-overlay", Message: "the sandbox " + e.Title() + " has no overlay, so there is nothing to keep", Hint: "start it with --overlay, or --cwd overlay"}
+	err := &result.Error{Code: "no-overlay", Message: "the sandbox " + e.Title() + " has no overlay, so there is nothing to keep", Hint: "start it with --overlay or --cwd overlay"}
 	if !e.Lives() {
-		err.Code, err.Message, err.Hint = "ended", "the sandbox "+e.Title()+" has ended, and no layer of it is on disk", "take the snapshot while it runs, or start it with --upper"
+		err.Code, err.Message, err.Hint = "ended", "the sandbox "+e.Title()+" has ended without a layer on disk", "create the snapshot while it runs, or start it with --upper"
 	}
 	return err
 }
 
-// unpack unpacks the layers of a snapshot for the sandbox that start makes: for the user
-// whose ids follow, if they do.
+// unpack unpacks the layers of a snapshot, for the user with the UID and GID that may follow.
 func unpack(args []string) error {
 	var owner *proc.Cred
 	if len(args) == 3 {

@@ -83,7 +83,7 @@ func TestParse(t *testing.T) {
 		flags any
 		words string
 	}{
-		// A command line is verbatim from the first word that is no flag on, or after --.
+		// A command line is verbatim from the first word that is not a flag, or after --.
 		{"run", nothing, ""},
 		{"run true", nothing, "true"},
 		{"run ls -l --timeout 5", nothing, "ls -l --timeout 5"},
@@ -99,7 +99,7 @@ func TestParse(t *testing.T) {
 		{"run --timeout 1 --timeout 2 x", want(t, func(r *Run) { r.Timeout = 2 * second }), "x"},
 		{"run --json run -- x", want(t, func(r *Run) { r.JSON = true }), "run -- x"},
 		{"run -qt bash -t", want(t, func(r *Run) { r.Quiet, r.Tty = true, true }), "bash -t"},
-		// Behind a letter that needs a value comes that, in the same word or the next.
+		// The value of a one-letter flag is in the same word or the next.
 		{"run -s INT x", want(t, func(r *Run) { r.Signal = 2 }), "x"},
 		{"run -k5 -sSIGHUP x -k 7", want(t, func(r *Run) { r.Grace, r.Signal = 5*second, 1 }), "x -k 7"},
 		{"run -qvk 5 x", want(t, func(r *Run) { r.Quiet, r.Verbose, r.Grace = true, true, 5*second }), "x"},
@@ -118,7 +118,7 @@ func TestParse(t *testing.T) {
 		{"exec -dq --workdir=/w web -- true -x", want(t, func(x *Exec) { x.Detach, x.Quiet, x.Workdir = true, true, "/w" }), "web true -x"},
 		{"exec -- web true", want[Exec](t, nil), "web true"},
 
-		// Names come before and after flags.
+		// Names before and after flags.
 		{"kill", want[Kill](t, nil), ""},
 		{"kill web db", want[Kill](t, nil), "web db"},
 		{"kill web --signal KILL db", want(t, func(k *Kill) { k.Signal = 9 }), "web db"},
@@ -146,7 +146,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// Words that no blank can separate, and values that are not UTF-8, stay what they are.
+// Words with blanks or without characters, and values that are not UTF-8, are not changed.
 func TestParseBytes(t *testing.T) {
 	for _, words := range [][]string{{"", "x"}, {"a b"}, {"\n--json"}, {" --json"}, {"\xff"}} {
 		var r Run
@@ -228,7 +228,7 @@ func TestParseErrors(t *testing.T) {
 		{"run -k -s INT x", `--grace: needs a value, and "-s" looks like a flag; if it is the value, write --grace=-s`},
 		{"run -sFOO x", `--signal: no such signal "FOO": want a name such as INT, or a number from 1 to 64`},
 
-		// What may be meant.
+		// Suggestions.
 		{"run --kill 5 x", "unknown flag --kill: use --kill-after"},
 		{"run --nosuch x", "unknown flag --nosuch"},
 		{"run --nosuch=ls x", "unknown flag --nosuch"},
@@ -266,7 +266,7 @@ func TestParseErrors(t *testing.T) {
 		{"run -interval x", "unknown flag -interval"},
 		{"run -d x", "unknown flag -d, which is a flag of exec"},
 
-		// How many names.
+		// Number of names.
 		{"ps x y", "unexpected argument y"},
 		{"stats x", "unexpected argument x"},
 		{"doctor --json x", "unexpected argument x"},
@@ -314,8 +314,8 @@ func TestExecWords(t *testing.T) {
 	}
 }
 
-// FuzzParse checks that the command line is the verbatim end of the words, that its first word is no
-// flag unless -- stands before it, and that no name is lost or invented.
+// FuzzParse checks that the command line is the verbatim end of the words, that its first word is not a flag except
+// after --, and that names are neither lost nor invented.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"", "ls\n-l", "--timeout\n5\nls", "--", "--env\n--\n--\n-x", "-qt\n-\n-", "--nosuch=\n\n--json", "web\n--signal\nKILL", "web\n--grace", "--tag=\n\n--json", "-\xff", "a\n-a\nb\n--\n-c"} {
 		f.Add(seed)
@@ -343,8 +343,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// What is right is set, whatever is wrong before or after it; but what may be the command's is
-// nobody's flag.
+// --json is set despite errors before or after it, but not by a word that may belong to the command.
 func TestParseAfterAnError(t *testing.T) {
 	for line, want := range map[string]bool{
 		"run --json --badflag x": true, "run --badflag --json x": true, "run --badflag 5 --json x": true, "run --timeout --json x": true, "ps x y --json": true, "kill --badflag x y --json": true,

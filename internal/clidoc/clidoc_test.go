@@ -18,7 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// write makes all files of a kind, as a build does, and returns their directory.
+// write creates all files of a kind and returns their directory.
 func write(t *testing.T, what string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -33,7 +33,7 @@ func read(t *testing.T, elem ...string) string {
 	return string(b)
 }
 
-// pages are the man pages there are, and their sources.
+// pages returns the man pages and their sources.
 func pages(t *testing.T) map[string]string {
 	t.Helper()
 	pages, err := manPages("../..")
@@ -41,9 +41,7 @@ func pages(t *testing.T) map[string]string {
 	return pages
 }
 
-// TestEverywhere: every flag and every command of the definition is in each
-// completion, and in the command's man page, in the form that belongs there; and
-// the page of all has every command.
+// Every command and flag is in each completion and in the command's man page, and sbxrun(1) has every command.
 func TestEverywhere(t *testing.T) {
 	completions, man := write(t, "completions"), write(t, "man")
 	for _, file := range []string{"man", "sbxrun.bash", "_sbxrun", "sbxrun.fish"} {
@@ -81,8 +79,7 @@ func TestEverywhere(t *testing.T) {
 	}
 }
 
-// TestManSections: each page has the sections people look for, in the usual
-// order, and a synopsis from the definition.
+// Each man page has the usual sections in the usual order, and a synopsis from the grammar.
 func TestManSections(t *testing.T) {
 	dir := write(t, "man")
 	for name := range pages(t) {
@@ -105,9 +102,8 @@ func TestManSections(t *testing.T) {
 	}
 }
 
-// TestManPages: every command but run, which sbxrun.1 is about, has a
-// page, which begins as pages do; no page is left of a command that is gone; and
-// pages refer only to pages that exist.
+// Every command has a man page with a proper beginning, where sbxrun.1 is that of run. No other pages exist, and pages
+// refer only to existing pages.
 func TestManPages(t *testing.T) {
 	all := pages(t)
 	want := []string{"sbxrun.1"}
@@ -146,7 +142,7 @@ func TestManPages(t *testing.T) {
 	}
 }
 
-// TestManIsClean: man(7) as groff understands it, where there is a groff.
+// groff formats the man pages without warnings, if it is installed.
 func TestManIsClean(t *testing.T) {
 	groff, err := exec.LookPath("groff")
 	if err != nil {
@@ -162,7 +158,7 @@ func TestManIsClean(t *testing.T) {
 	}
 }
 
-// TestSyntax: every shell that is here accepts its file.
+// Every installed shell accepts its completion file.
 func TestSyntax(t *testing.T) {
 	dir := write(t, "completions")
 	for file, shell := range map[string]string{"sbxrun.bash": "bash", "_sbxrun": "zsh", "sbxrun.fish": "fish"} {
@@ -183,7 +179,7 @@ func TestReference(t *testing.T) {
 	}
 }
 
-// TestTables: the flags that tables of docs are about exist.
+// The flags in tables of the documentation exist.
 func TestTables(t *testing.T) {
 	known := map[string]bool{}
 	for _, c := range commands() {
@@ -214,7 +210,7 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// TestNewPlaceholder: a flag whose value nobody has thought about is an error.
+// A flag with an unknown placeholder is an error.
 func TestNewPlaceholder(t *testing.T) {
 	const known = "DIR"
 	was := kinds[known]
@@ -227,7 +223,7 @@ func TestNewPlaceholder(t *testing.T) {
 	}
 }
 
-// TestCommandLines: the command lines that the documents show are right.
+// The command lines in the documentation can be parsed.
 func TestCommandLines(t *testing.T) {
 	sources, err := filepath.Glob("../../docs/[^m]*/*.md")
 	if err != nil || len(sources) == 0 {
@@ -257,12 +253,11 @@ func TestCommandLines(t *testing.T) {
 	}
 }
 
-// shellWords returns the arguments of each sbxrun of a shell's command line, in which
-// nothing else is executed.
+// shellWords returns the arguments of each call of sbxrun in a shell's command line, of which it executes nothing else.
 func shellWords(t *testing.T, line string) (calls [][]string) {
 	t.Helper()
 	cmd := exec.Command("bash", "-c", `sbxrun() { printf '%s\0' "$@" $'\1' >&3; }; command_not_found_handle() { echo value; }; exec 3>&1 >/dev/null 2>&1; PATH=/dev/null; eval "$0"`, line)
-	out, _ := cmd.Output() // its exit code is that of whatever follows
+	out, _ := cmd.Output() // the exit code is that of another command
 	for _, call := range strings.Split(strings.TrimSuffix(string(out), "\x01\x00"), "\x01\x00") {
 		calls = append(calls, strings.Split(strings.TrimSuffix(call, "\x00"), "\x00"))
 	}

@@ -15,15 +15,14 @@ import (
 //go:embed templates
 var templates embed.FS
 
-// shells are the files to be installed, under the names the shells look for, and
-// what they are made from.
+// shells maps the installed file names to templates.
 var shells = map[string]string{
 	"sbxrun.bash": "bash.tmpl",
 	"_sbxrun":     "zsh.tmpl",
 	"sbxrun.fish": "fish.tmpl",
 }
 
-// completion makes the completion for one shell.
+// completion returns the completion for one shell.
 func completion(name string) ([]byte, error) {
 	t, err := template.New(name).Funcs(template.FuncMap{
 		"first":      first,
@@ -50,8 +49,8 @@ func completion(name string) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// spellings are those of the flags of a command whose value is of a kind. Of the kind
-// "any" are all that take a value, and of "all" are switches, too.
+// spellings returns the spellings of a command's flags with values of a kind. The kind "any" stands for all flags with
+// values, and "all" includes switches.
 func spellings(c command, of kind) (all []string, err error) {
 	for _, f := range c.Flags {
 		k, err := kindOf(f)
@@ -65,8 +64,7 @@ func spellings(c command, of kind) (all []string, err error) {
 	return all, nil
 }
 
-// patterns are the same of all commands, as the case of bash takes them, each after its
-// command: exec:--workdir|start:--workdir.
+// patterns returns the spellings in all commands as a pattern for case in bash: exec:--workdir|start:--workdir.
 func patterns(of kind) (string, error) {
 	var all []string
 	for _, c := range commands() {
@@ -81,8 +79,8 @@ func patterns(of kind) (string, error) {
 	return strings.Join(all, "|"), nil
 }
 
-// quote makes one word of a text, the same way for bash, zsh and fish. Only for
-// fish a backslash is special within single quotes, so there must be none.
+// quote returns a text as one word for bash, zsh and fish. It must not contain a backslash, which is special within
+// single quotes only in fish.
 func quote(text string) (string, error) {
 	if strings.Contains(text, `\`) {
 		return "", fmt.Errorf("%q: a backslash means something else to each shell", text)
@@ -90,7 +88,7 @@ func quote(text string) (string, error) {
 	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'", nil
 }
 
-// zshSpec is a flag as _arguments takes it, one per spelling.
+// zshSpec returns a flag for _arguments, once for each spelling.
 func zshSpec(f *kong.Flag) (string, error) {
 	k, err := kindOf(f)
 	if err != nil {

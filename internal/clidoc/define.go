@@ -10,19 +10,18 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 )
 
-// kind says how the value of a flag is completed.
+// kind is the way to complete the value of a flag.
 type kind string
 
 const (
-	anything kind = "anything" // there is nothing to propose
+	anything kind = "anything" // no proposals
 	oneOf    kind = "list"
 	file     kind = "file"
 	dir      kind = "directory"
 	variable kind = "variable"
 )
 
-// kinds maps the placeholders of the definition. One that is missing here is an
-// error, so that a new flag is thought about.
+// kinds maps placeholders to kinds. A missing one is an error, so that every new flag gets its kind.
 var kinds = map[string]kind{
 	"DIR":           dir,
 	"DST[:SIZE]":    dir,
@@ -54,21 +53,20 @@ var kinds = map[string]kind{
 	"unix:PATH=PORT":       anything,
 }
 
-// signals are those that somebody would choose to end a sandbox with. The shells'
-// own lists have dozens, with names that are spelt differently in each.
+// signals are the proposed signals. The shells' own lists have dozens of them and spell them differently.
 var signals = []string{"TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL"}
 
-// command is a command as the templates need it.
+// command is a command for the templates.
 type command struct {
 	*kong.Node
-	ID        string // its path in one word: snapshot-ls
-	Sandboxes string // the names that it takes: none, one, many, or paths, which may begin with SANDBOX:
-	Ended     bool   // these may be sandboxes that have ended
-	Execs     bool   // and execs in them
+	ID        string // path in one word: snapshot-ls
+	Sandboxes string // number of sandboxes: none, one, many, or paths, which may begin with SANDBOX:
+	Ended     bool   // includes sandboxes that have ended
+	Execs     bool   // includes execs in sandboxes
 	Payload   bool   // a command line follows
 }
 
-// commands returns all commands; the commands of snapshot and volume have two words.
+// commands returns all commands. Those of snapshot and volume have two words.
 func commands() (all []command) {
 	for _, n := range cli.Commands() {
 		c := command{Node: n, ID: strings.ReplaceAll(n.Path(), " ", "-"), Sandboxes: "none"}
@@ -91,10 +89,10 @@ func commands() (all []command) {
 	return all
 }
 
-// word is a word at some place of the command line, with its help.
+// word is a word of the command line with its help.
 type word struct{ Name, Help string }
 
-// first returns the possible first words: commands and groups of them. The others have no flags of their own.
+// first returns the possible first words, which are commands and groups of commands. others are aliases of flags.
 func first() (all []word) {
 	for _, n := range cli.Model().Model.Children {
 		all = append(all, word{n.Name, n.Help})
@@ -104,7 +102,7 @@ func first() (all []word) {
 
 var others = []word{{"help", "Print the help of a command, or of all."}, {"version", "Print the version."}}
 
-// groups returns the commands of commands: snapshot and volume.
+// groups returns the groups of commands: snapshot and volume.
 func groups() (all []*kong.Node) {
 	for _, n := range cli.Model().Model.Children {
 		if len(n.Children) > 0 {
@@ -122,7 +120,7 @@ func groupOf(f *kong.Flag) string {
 	return f.Group.Title
 }
 
-// kindOf returns how the value of a flag is completed, and "" for a switch.
+// kindOf returns the kind of a flag's value, or "" for a switch.
 func kindOf(f *kong.Flag) (kind, error) {
 	if f.IsBool() {
 		return "", nil
@@ -137,7 +135,7 @@ func kindOf(f *kong.Flag) (kind, error) {
 	return k, nil
 }
 
-// proposals returns the values of a flag that is completed from a list.
+// proposals returns the list of values of a flag.
 func proposals(f *kong.Flag) []string {
 	if choices := cli.Choices(f.Tag); choices != nil {
 		return slices.DeleteFunc(choices, func(c string) bool { return strings.HasSuffix(c, "=") })

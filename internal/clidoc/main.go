@@ -1,7 +1,5 @@
-// Command clidoc writes sbxrun's man pages and its shell completions. They are
-// made from the definition of the command line in internal/cli, so that a new
-// flag is in all of them at once. The command is apart from sbxrun because none
-// of this must cost a run its start-up time.
+// Command clidoc generates sbxrun's man pages, shell completions and flag reference from the grammar in internal/cli.
+// It is a separate command to keep sbxrun's startup fast.
 //
 // usage: clidoc [-C ROOT] man|completions|reference DIR
 package main
@@ -37,7 +35,7 @@ func run(root, what, dir string) error {
 		for name := range pages {
 			files[name] = func() ([]byte, error) { return manPage(pages, name) }
 		}
-		// man sbxrun-run shows sbxrun(1), which is about that command (soelim(1)).
+		// man sbxrun-run shows sbxrun(1) (soelim(1)).
 		files["sbxrun-run.1"] = func() ([]byte, error) { return []byte(".so man1/sbxrun.1\n"), nil }
 	case "completions":
 		for name, shell := range shells {

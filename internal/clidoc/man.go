@@ -14,11 +14,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 )
 
-// manSources is where the prose of the man pages is: Markdown, with a template
-// action wherever something comes from the definition.
+// manSources is the directory of the man pages in Markdown. Template actions insert parts from the grammar.
 const manSources = "docs/man"
 
-// manPages are the pages that there are, sbxrun.1 and others, and their sources.
+// manPages maps the man pages to their sources.
 func manPages(root string) (map[string]string, error) {
 	sources, err := filepath.Glob(filepath.Join(root, manSources, "*.md"))
 	if err != nil {
@@ -31,7 +30,7 @@ func manPages(root string) (map[string]string, error) {
 	return pages, nil
 }
 
-// pageOf is the page that has the flags of a command: its own if there is one.
+// pageOf returns the page of a command: its own, or sbxrun.1.
 func pageOf(command string, pages map[string]string) string {
 	if own := "sbxrun-" + command + ".1"; pages[own] != "" {
 		return own
@@ -39,7 +38,7 @@ func pageOf(command string, pages map[string]string) string {
 	return "sbxrun.1"
 }
 
-// manPage makes one of the pages in man(7) form.
+// manPage returns a page in man(7) format.
 func manPage(pages map[string]string, name string) ([]byte, error) {
 	prose, err := os.ReadFile(pages[name])
 	if err != nil {
@@ -80,7 +79,7 @@ func manSynopsis(name string) (string, error) {
 	return strings.Join(lines, "\n\n"), err
 }
 
-// manCommands is all commands as a definition list.
+// manCommands returns all commands as a definition list.
 func manCommands(pages map[string]string) string {
 	var b strings.Builder
 	for _, c := range first() {
@@ -104,8 +103,7 @@ func manExits(pages map[string]string) (string, error) {
 	return b.String(), err
 }
 
-// minuses keeps what is to be typed searchable and fit for copying: groff shows
-// an unescaped - as a hyphen, which is another character than the minus.
+// minuses escapes each -, which groff would print as a hyphen, a different character that breaks searching and copying.
 func minuses(page []byte) []byte {
 	lines := bytes.Split(page, []byte("\n"))
 	for i, line := range lines {

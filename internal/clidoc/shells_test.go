@@ -16,10 +16,10 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// wanted are the words proposed at the end of a command line, in every shell the same: all of
-// them, or with … some. Names of files and programs are those of [place].
+// wanted are the words that every shell proposes at the end of a command line, with … only some of them. The files and
+// programs are those of [place].
 var wanted = []struct{ line, want string }{
-	// The first word: without a letter of it, only what sbxrun has, not all that PATH has.
+	// First word. Without a letter only sbxrun's commands are proposed, not all programs.
 	{"sbxrun ", "run serve start exec cp diff apply ps inspect wait logs kill snapshot cleanup volume stats gateway nodes mcp doctor help version"},
 	{"sbxrun he", "help …"},
 	{"sbxrun ver", "version …"},
@@ -34,7 +34,7 @@ var wanted = []struct{ line, want string }{
 	{"sbxrun --ro-bind-", "--ro-bind-try"},
 	{"sbxrun run --print-c", "--print-command"},
 
-	// After flags with values, and their values.
+	// Values of flags, and words after them.
 	{"sbxrun --timeout ", ""},
 	{"sbxrun --timeout 5 --print-c", "--print-command"},
 	{"sbxrun --timeout=5 --print-c", "--print-command"},
@@ -66,12 +66,12 @@ var wanted = []struct{ line, want string }{
 	{"sbxrun start -- sbxrun-of-t", "sbxrun-of-test"},
 	{"sbxrun run --ready", ""},
 
-	// The sandboxed command's words are its own.
+	// Arguments of the sandboxed command.
 	{"sbxrun cat job.e", "job.env"},
 	{"sbxrun --timeout 5 cat job.e", "job.env"},
 	{"sbxrun -- cat job.e", "job.env"},
 
-	// Names of sandboxes: of those that run, or of all.
+	// Names of running or all sandboxes.
 	{"sbxrun kill ", "web worker"},
 	{"sbxrun kill we", "web"},
 	{"sbxrun kill web --signal KILL w", "web worker"},
@@ -116,7 +116,7 @@ var wanted = []struct{ line, want string }{
 	{"sbxrun doctor --js", "--json"},
 	{"sbxrun doctor --json job", ""},
 
-	// exec has a sandbox first, and then the command.
+	// exec takes a sandbox and then a command.
 	{"sbxrun exec --det", "--detach"},
 	{"sbxrun exec ", "web worker"},
 	{"sbxrun exec --timeout 5 -q w", "web worker"},
@@ -130,11 +130,11 @@ var wanted = []struct{ line, want string }{
 	{"sbxrun exec --timeout 5 web -- cat job.e", "job.env"},
 }
 
-// wantedOfBash are those that only bash has: to it : is the end of a word, too.
+// wantedOfBash are proposals of bash only, where : also ends a word.
 var wantedOfBash = []struct{ line, want string }{{"sbxrun --ro-bind /x:job.p", "job.py"}, {"sbxrun --ro-bind=/x:b", "bin"}}
 
-// TestShells completes command lines in shells as people use them: with the file where the
-// shell looks for it, on a terminal where it completes only there.
+// TestShells completes command lines in shells, with the files in their usual directories, and on a terminal if the
+// shell needs one.
 func TestShells(t *testing.T) {
 	for name, proposed := range map[string]func(*testing.T, place, []string) []string{
 		"bash": bash, "bash with bash-completion": bashCompletion, "zsh": zsh, "fish": fish,
@@ -165,7 +165,7 @@ func TestShells(t *testing.T) {
 	}
 }
 
-// set is the words of a text, each once.
+// set returns the words of a text, each once.
 func set(text string) map[string]bool {
 	words := map[string]bool{}
 	for _, word := range strings.Fields(text) {
@@ -174,8 +174,8 @@ func set(text string) map[string]bool {
 	return words
 }
 
-// place is where a shell completes: a home directory, which is the current one, with some
-// files, a PATH with some programs, and a variable.
+// place is the environment of a shell: a home directory, which is the current one, with some files, a PATH with some
+// programs, and a variable.
 type place struct {
 	home, script string
 	env          []string
@@ -190,7 +190,7 @@ func newPlace(t *testing.T) place {
 		{filepath.Join(p.home, "job.env"), ""},
 		{filepath.Join(p.home, "bin/tool"), ""},
 		{filepath.Join(programs, "sbxrun-of-test"), "#!/bin/sh\n"},
-		// An sbxrun that knows some sandboxes.
+		// An sbxrun with some sandboxes.
 		{filepath.Join(programs, "sbxrun"), `#!/bin/sh
 			case $* in
 			"ps --names") printf 'web\nworker\n' ;;
@@ -212,7 +212,7 @@ func put(t *testing.T, name, text string) {
 	harness.Must(t, os.WriteFile(name, []byte(text), 0o755))
 }
 
-// bash inserts all proposals into the line, and prints that.
+// bash inserts all proposals into the line and prints it.
 const bashrc = `
 PS1=
 bind 'set bell-style none'
@@ -228,7 +228,7 @@ func bash(t *testing.T, p place, lines []string) []string {
 }
 
 func bashCompletion(t *testing.T, p place, lines []string) []string {
-	// It loads the file of a command when that is completed for the first time.
+	// bash loads the file at the first completion of the command.
 	put(t, filepath.Join(p.home, "user/completions/sbxrun"), read(t, p.script, "sbxrun.bash"))
 	p.env = append(p.env, "BASH_COMPLETION_USER_DIR="+filepath.Join(p.home, "user"))
 	return bashWith(t, p, lines, "source /usr/share/bash-completion/bash_completion")
@@ -240,17 +240,17 @@ func bashWith(t *testing.T, p place, lines []string, load string) (proposed []st
 	s := interactive(t, p, "bash", "--noprofile", "--rcfile", filepath.Join(p.home, "rc"), "-i")
 	for _, line := range lines {
 		got := s.ask(line + "\x18a\x18p")
-		// What is completed is the last word, which for bash begins after = and : as well.
+		// bash completes the last word, which also begins after = and :.
 		cut := strings.LastIndexAny(line, " =:") + 1
 		if got == line {
-			got = line[:cut] // nothing was proposed
+			got = line[:cut] // no proposals
 		}
 		proposed = append(proposed, strings.TrimPrefix(got, line[:cut]))
 	}
 	return proposed
 }
 
-// zsh notes what is added to the list of proposals.
+// zsh records the words added to the list of proposals.
 const zshrc = `
 PS1=
 zstyle ':completion:*' list-max 0
@@ -285,7 +285,7 @@ func zsh(t *testing.T, p place, lines []string) (proposed []string) {
 	for _, line := range lines {
 		var words []string
 		for _, word := range strings.Fields(s.ask(line + "\x18p")) {
-			// Where nothing but flags can come zsh proposes these.
+			// zsh proposes flags where only flags can follow.
 			if !strings.HasSuffix(line, " ") || !strings.HasPrefix(word, "-") {
 				words = append(words, word)
 			}
@@ -295,7 +295,7 @@ func zsh(t *testing.T, p place, lines []string) (proposed []string) {
 	return proposed
 }
 
-// fish tells what it would propose.
+// fish prints its proposals.
 func fish(t *testing.T, p place, lines []string) (proposed []string) {
 	t.Helper()
 	put(t, filepath.Join(p.home, ".config/fish/completions/sbxrun.fish"), read(t, p.script, "sbxrun.fish"))
@@ -309,7 +309,7 @@ func fish(t *testing.T, p place, lines []string) (proposed []string) {
 	}
 	all := strings.Split(string(out), "=\n")
 	for i, line := range lines {
-		// A proposal is a whole word, and need not begin with what was typed.
+		// A proposal is a whole word, which need not begin with the typed text.
 		typed := line[strings.LastIndex(line, " ")+1:]
 		var words []string
 		for _, word := range strings.Fields(all[i]) {
@@ -323,7 +323,7 @@ func fish(t *testing.T, p place, lines []string) (proposed []string) {
 	return proposed
 }
 
-// program is the path of a shell.
+// program returns the path of a shell.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -348,19 +348,19 @@ func interactive(t *testing.T, p place, shell string, args ...string) *session {
 	harness.Must(t, err)
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // it was killed
+		_ = cmd.Wait() // killed
 		ptmx.Close()
 	})
 	return &session{t: t, ptmx: ptmx}
 }
 
-// ask types something, and returns what is printed between the bytes 1 and 2 then.
+// ask types a text and returns the output between the bytes 1 and 2.
 func (s *session) ask(keys string) string {
 	s.t.Helper()
 	if _, err := s.ptmx.WriteString(keys); err != nil {
 		s.t.Fatal(err)
 	}
-	_ = s.ptmx.SetReadDeadline(time.Now().Add(30 * time.Second)) // without one go test's counts
+	_ = s.ptmx.SetReadDeadline(time.Now().Add(30 * time.Second)) // instead of go test's timeout
 	for {
 		if _, after, ok := bytes.Cut(s.pending, []byte{1}); ok {
 			if answer, rest, ok := bytes.Cut(after, []byte{2}); ok {

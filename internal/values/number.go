@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Number is a count. 0 is valid, and its meaning is the caller's.
+// Number is a count. The caller defines the meaning of 0.
 type Number int64
 
 func (n *Number) UnmarshalText(text []byte) error {
@@ -18,7 +18,7 @@ func (n *Number) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Decimal is a number with a fraction, and not negative; 0 is that none was given, as is "0".
+// Decimal is a number with a fraction, not negative. 0 means no value.
 type Decimal float64
 
 func (d *Decimal) UnmarshalText(text []byte) error {
@@ -30,14 +30,13 @@ func (d *Decimal) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// decimal reads digits with or without a point; ok is false if they are none, or not 0 and too small to be told from it.
+// decimal parses digits with or without a point. ok is false for other text, and for a number so small that it becomes 0.
 func decimal(s string) (v float64, ok bool) {
-	v, err := strconv.ParseFloat(s, 64) // which also takes signs, exponents, inf and hexadecimal
+	v, err := strconv.ParseFloat(s, 64) // also accepts signs, exponents, inf and hexadecimal
 	return v, err == nil && strings.Trim(s, numeric) == "" && (v > 0 || strings.Trim(s, "0.") == "")
 }
 
-// Percent is a part of something, 100 for all of it: a decimal number from 0 to 100, with or without
-// a percent sign.
+// Percent is a decimal number from 0 to 100, with or without a percent sign.
 type Percent float64
 
 func (p *Percent) UnmarshalText(text []byte) error {
@@ -49,8 +48,7 @@ func (p *Percent) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Adjustment is a number that may be negative, and for which 0 is a value like any
-// other.
+// Adjustment is a number that can be negative or 0.
 type Adjustment struct {
 	Given bool
 	Value int
@@ -65,7 +63,7 @@ func (a *Adjustment) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Swap is a size; 0 is that none was given, -1, also called unlimited, that there is no limit.
+// Swap is a size. 0 means no value, and -1 or "unlimited" no limit.
 type Swap int64
 
 func (s *Swap) UnmarshalText(text []byte) error {

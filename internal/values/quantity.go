@@ -1,11 +1,9 @@
-// Package values reads values as they come from the command line: times (5, 1500ms, 1h30m, 1.5d), sizes
-// (4096, 64M, 1.5G), other numbers, and environment variables. Most are types with an
-// UnmarshalText, for the fields of package cli, which on an error leaves the value alone.
+// Package values parses values of the command line: durations (5, 1500ms, 1h30m, 1.5d), sizes (4096, 64M, 1.5G), other
+// numbers, and environment variables. Most are types with UnmarshalText, which does not change the value on an error.
 //
-// Most of these values end up as a limit, and a limit that somebody asked for must not turn
-// into 0, which callers read as "none". So no number here has a sign that is not asked for, an
-// exponent, or the name "inf". Times and sizes are read in integers, and exactly: 0.1 is a tenth,
-// and what is left over below a nanosecond or a byte is rounded up.
+// Most of these values become limits, and a requested limit must not become 0, which means no limit. Therefore numbers
+// have no unexpected sign, no exponent, and are not "inf". Durations and sizes are parsed exactly, in integers: 0.1 is a
+// tenth, and fractions of a nanosecond or a byte are rounded up.
 package values
 
 import (
@@ -17,18 +15,17 @@ import (
 	"time"
 )
 
-// numeric is what a number may be made of.
+// numeric has the characters of a number.
 const numeric = "0123456789."
 
-// The two ways in which a term, a number and a unit, can be wrong. Who reads terms
-// replaces them by a message that names the input.
+// Errors of a term, which is a number and a unit. Callers replace them with a message that contains the input.
 var (
 	errSyntax = errors.New("not a quantity")
 	errRange  = errors.New("out of range")
 )
 
-// cutTerm splits s before and after its first unit name: "1.5h30m" becomes
-// "1.5", "h" and "30m". The number is not checked, and each part may be empty.
+// cutTerm splits s before and after its first unit: "1.5h30m" becomes "1.5", "h" and "30m". It does not check the
+// number. Each part can be empty.
 func cutTerm(s string) (number, unit, rest string) {
 	unit = strings.TrimLeft(s, numeric)
 	number = s[:len(s)-len(unit)]
@@ -71,10 +68,9 @@ func scale(number string, unit int64) (int64, error) {
 	return n*unit + part, nil
 }
 
-// Duration is a time: a number of seconds ("5", "0.5") or one or more numbers
-// with units ("1500ms", "1h30m", "1.5d"), which are added up. The units are
-// those of [time.ParseDuration], and d for days of 24 hours as in timeout(1). It is never
-// negative; 0 is valid, and its meaning is the caller's.
+// Duration is a number of seconds ("5", "0.5") or the sum of numbers with units ("1500ms", "1h30m", "1.5d"). The units
+// are those of [time.ParseDuration], and d for days of 24 hours as in timeout(1). It is not negative. The caller defines
+// the meaning of 0.
 type Duration time.Duration
 
 func (d *Duration) UnmarshalText(text []byte) error {
@@ -104,7 +100,7 @@ func (d *Duration) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// String returns d in Go's form, such as "1m30s", which is read back as the same value.
+// String returns d in Go's format, such as "1m30s", which parses to the same value.
 func (d Duration) String() string { return time.Duration(d).String() }
 
 // Span is a [Duration] that cannot be 0.
@@ -144,10 +140,9 @@ func scaleDuration(number, unit string) (int64, error) {
 	return scale(number, int64(d))
 }
 
-// Size is a number of bytes ("4096"), or a number with one of the
-// units K, M, G and T ("64M", "1.5G"), which are powers of 1024. K, k, KB, kb, KiB
-// and kib are the same: like docker run --memory, and unlike dd(1), we know no
-// powers of 1000. It is never negative; 0 is valid, and its meaning is the caller's.
+// Size is a number of bytes ("4096"), or a number with one of the units K, M, G and T ("64M", "1.5G"), which are powers
+// of 1024. K, k, KB, kb, KiB and kib are the same, like docker run --memory and unlike dd(1). It is not negative. The
+// caller defines the meaning of 0.
 type Size int64
 
 func (z *Size) UnmarshalText(text []byte) error {
@@ -162,8 +157,7 @@ func (z *Size) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// String returns z in the largest unit that leaves no fraction, such as "64M"
-// or "1025", which is read back as the same value.
+// String returns z in the largest unit without a fraction, such as "64M" or "1025", which parses to the same value.
 func (z Size) String() string {
 	n, unit := int64(z), ""
 	for _, larger := range []string{"K", "M", "G", "T"} {
@@ -175,15 +169,14 @@ func (z Size) String() string {
 	return strconv.FormatInt(n, 10) + unit
 }
 
-// scaleSize returns in bytes the one term that a size consists of. The error is
-// errSyntax or errRange.
+// scaleSize returns a term in bytes. The error is errSyntax or errRange.
 func scaleSize(number, unit, rest string) (int64, error) {
 	if rest != "" {
 		return 0, errSyntax
 	}
 	switch unit {
 	case "", "B", "b":
-		// "1.5" is not a number of bytes but a forgotten unit.
+		// "1.5" lacks a unit.
 		if strings.Contains(number, ".") {
 			return 0, errSyntax
 		}

@@ -45,7 +45,7 @@ func TestDuration(t *testing.T) {
 		{"3µs", 3 * time.Microsecond},
 		{"3μs", 3 * time.Microsecond},
 
-		// Exact where binary floating point is not.
+		// Values that binary floating point cannot represent.
 		{"0.1", 100_000_000},
 		{"1.1", 1_100_000_000},
 		{"0.3", 300_000_000},
@@ -53,7 +53,7 @@ func TestDuration(t *testing.T) {
 		{"123456789.123456789", 123_456_789_123_456_789},
 		{"0.123456789d", 10_666_666_569_600},
 
-		// A part of a nanosecond is rounded up, never down to "no limit".
+		// Fractions of a nanosecond are rounded up, not down to 0.
 		{"0.3333333333333333", 333_333_334},
 		{"0.1ns", 1},
 		{"0.000000000001", 1},
@@ -175,7 +175,7 @@ func TestSize(t *testing.T) {
 		{".5K", 512},
 		{"1.K", 1024},
 
-		// A part of a byte is rounded up, never down to "no limit".
+		// Fractions of a byte are rounded up, not down to 0.
 		{"0.3K", 308},
 		{"0.0000000000000001T", 1},
 

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Signal is a signal by its name, with or without SIG, or by its number, as kill(1) and
-// timeout(1) take it; real-time signals have only a number. 0 is that none was given.
+// Signal is a signal, by name with or without SIG, or by number, as for kill(1) and timeout(1). Real-time signals have
+// only numbers. 0 means no signal.
 type Signal syscall.Signal
 
 func (s *Signal) UnmarshalText(text []byte) error {

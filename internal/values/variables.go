@@ -10,9 +10,8 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// MaxVarsSize bounds in bytes what [ParseVars] takes. Linux lets all arguments
-// and variables of a program together take a few MiB, see execve(2), so a larger
-// file is some other file, given by mistake.
+// MaxVarsSize is the maximum size of a file for [ParseVars]. Linux limits all arguments and variables of a program to a
+// few MiB (execve(2)), so a larger file is probably the wrong one.
 const MaxVarsSize = 1 << 20
 
 var (
@@ -20,16 +19,14 @@ var (
 	errNUL  = errors.New("value contains a NUL byte")
 )
 
-// Var is an environment variable. Its name is one that a shell can use; the value may be
-// anything that fits in an environment, newlines and bytes that are not UTF-8 included. It may
-// be a secret: no error contains one.
+// Var is an environment variable with a name that shells accept. The value can contain newlines and bytes that are not
+// UTF-8. It may be a secret, so no error contains one.
 type Var struct {
 	Name, Value string
 }
 
-// ParseVar reads one as docker run does: NAME=VALUE, or NAME alone to pass on what sbxrun was started
-// with. If there is none of that name, ok is false and there is nothing to set. An error quotes
-// what stands before the first "=".
+// ParseVar parses a variable like docker run: NAME=VALUE, or NAME for the value in sbxrun's own environment. ok is false
+// if that has no such variable. An error quotes only the name.
 func ParseVar(arg string) (v Var, ok bool, err error) {
 	v, ok, err = parseVar(arg)
 	if err != nil {
@@ -38,13 +35,10 @@ func ParseVar(arg string) (v Var, ok bool, err error) {
 	return v, ok, nil
 }
 
-// ParseVars reads those of a file, one on a line, in either form that [ParseVar]
-// takes, and returns them in order, duplicates included. Nothing is quoted,
-// escaped or expanded: a value is what stands between the first "=" and the end
-// of the line. Blanks before a name, empty lines, lines that start with #, a
-// UTF-8 byte order mark and the \r of a DOS line end are skipped. Errors give
-// the file's name and the line number, but no part of the line: what looks like
-// a bad name may be the second line of a private key.
+// ParseVars parses the lines of a file, each in one of the forms of [ParseVar], and returns all variables in order. It
+// does not interpret quotes, escapes or references: the value extends from the first "=" to the end of the line. It
+// skips blanks before a name, empty lines, lines that start with #, a UTF-8 byte order mark and \r at the end of a line.
+// Errors contain the file name and the line number, but no part of the line, which may belong to a private key.
 func ParseVars(text []byte, name string) ([]Var, error) {
 	if len(text) > MaxVarsSize {
 		return nil, fmt.Errorf("read environment file %q: larger than %d bytes", name, MaxVarsSize)
@@ -68,7 +62,7 @@ func ParseVars(text []byte, name string) ([]Var, error) {
 	return vars, nil
 }
 
-// ParsePair parses NAME=VALUE, and takes nothing from the environment of this process.
+// ParsePair parses NAME=VALUE, without access to the environment of this process.
 func ParsePair(pair string) (Var, error) {
 	if !strings.Contains(pair, "=") {
 		return Var{}, fmt.Errorf("environment variable %q: want NAME=VALUE", pair)
@@ -77,8 +71,7 @@ func ParsePair(pair string) (Var, error) {
 	return v, err
 }
 
-// parseVar is [ParseVar] with errName or errNUL as the error, and with v.Name set even
-// then.
+// parseVar is [ParseVar] with the errors errName and errNUL, after which v.Name is set.
 func parseVar(arg string) (v Var, ok bool, err error) {
 	v.Name, v.Value, ok = strings.Cut(arg, "=")
 	if !validName(v.Name) {
@@ -106,13 +99,13 @@ func validName(s string) bool {
 	return s != ""
 }
 
-// Environment holds at most one [Var] of each name. The zero value is empty.
+// Environment has at most one [Var] of each name. The zero value is empty.
 type Environment struct {
 	vars  []Var
 	index map[string]int // name to position in vars
 }
 
-// Put adds v. A variable of the same name is replaced and keeps its place.
+// Put adds v, or replaces the variable of the same name in its place.
 func (e *Environment) Put(v Var) {
 	if i, ok := e.index[v.Name]; ok {
 		e.vars[i] = v
@@ -125,8 +118,7 @@ func (e *Environment) Put(v Var) {
 	e.vars = append(e.vars, v)
 }
 
-// PutPairs adds what NAME=VALUE says of each, nothing of which comes from the environment of this
-// process. An error is a *[result.Error].
+// PutPairs adds variables of the form NAME=VALUE. An error is a *[result.Error].
 func (e *Environment) PutPairs(pairs []string) error {
 	for _, pair := range pairs {
 		v, err := ParsePair(pair)
@@ -153,7 +145,7 @@ func (e *Environment) Vars() []Var {
 	return slices.Clone(e.vars)
 }
 
-// Pairs is NAME=VALUE for each, as execve(2) takes them.
+// Pairs returns NAME=VALUE for each variable, as for execve(2).
 func Pairs(vars []Var) []string {
 	list := make([]string, 0, len(vars))
 	for _, v := range vars {

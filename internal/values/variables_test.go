@@ -12,7 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// host is the environment that sbxrun was started with.
+// host is sbxrun's own environment.
 func host(t testing.TB) {
 	for name, value := range map[string]string{"LANG": "C.UTF-8", "EMPTY": "", "KEY": "line 1\nline 2"} {
 		t.Setenv(name, value)
@@ -164,7 +164,7 @@ func FuzzParseVars(f *testing.F) {
 	f.Fuzz(func(t *testing.T, in string) {
 		vars, err := ParseVars([]byte(in), "f")
 		if err != nil {
-			// The text of an error depends on nothing but the line number.
+			// The text of an error depends only on the line number.
 			var line int
 			if _, scanErr := fmt.Sscanf(err.Error(), `read environment file "f": line %d:`, &line); scanErr != nil {
 				t.Fatalf("unexpected error: %v", err)

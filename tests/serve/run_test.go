@@ -901,7 +901,7 @@ func TestSocket(t *testing.T) {
 	} {
 		config := filepath.Join(other, "config.toml")
 		harness.Must(t, os.WriteFile(config, fmt.Appendf(nil, "listen = [%q]\nstate_dir = %q\n[rooms]\nmin = 0\nmax = 0\n", "unix:"+filepath.Join(test.socket, filepath.Base(s.socket())), filepath.Join(test.state, "state")), 0o600))
-		if out, code := fails(t, "--config", config); code != 125 || !strings.Contains(out, test.word) || !strings.Contains(out, "another server has it") {
+		if out, code := fails(t, "--config", config); code != 125 || !strings.Contains(out, test.word) || !strings.Contains(out, "in use by another server") {
 			t.Errorf("%d %s", code, out)
 		}
 	}
