@@ -75,7 +75,7 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, part
 		}
 		vars = showTools(&p)
 	}
-	vars = append(vars, parts.Variables()...)
+	vars = append(vars, parts.Variables(p.Rootfs)...)
 	p.Env, err = environment(&f.Vars, float64(l.Cpus), vars)
 	return p, parts, err
 }

@@ -11,35 +11,36 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// ControlFD is the proxy's socket to sbxrun: SOCK_SEQPACKET, a [Message] in each packet.
+// ControlFD is the proxy's socket to sbxrun: SOCK_SEQPACKET, with one [Message] per packet.
 const ControlFD = 3
 
-// maxMessage bounds a message. A report takes less, whatever is in it: [MaxLines], those of hosts with two
-// texts as [Clean] leaves them, and numbers.
+// maxMessage is the maximum size of a message. Every report fits: it has at most [MaxLines] lines with
+// two texts each, which [Clean] bounds, and numbers.
 const maxMessage = 160 << 10
 
-// What listens, of a [Listener].
+// Kinds of a [Listener].
 const (
 	KindProxy   = "proxy"   // in the sandbox: HTTP and SOCKS5
-	KindPublish = "publish" // on the host: each connection leads to Port in the sandbox
-	KindConnect = "connect" // in the sandbox: each connection leads to the unix socket Index
+	KindPublish = "publish" // on the host; forwards to Port in the sandbox
+	KindConnect = "connect" // in the sandbox; forwards to the Unix socket Index
 )
 
-// Listener says what a socket is for that comes with the settings.
+// Listener describes a socket that sbxrun sends.
 type Listener struct {
 	Kind  string `json:"kind"`
 	Port  uint16 `json:"port,omitempty"`
 	Index int    `json:"index,omitempty"`
 }
 
-// Message is what sbxrun and the proxy say to each other. sbxrun begins with Rules, which are
-// answered by Checked or an Error, and goes on with Listeners, one for each descriptor that comes
-// with them, which are answered by Ready. Then the proxy asks, one thing at a time, for Sockets of
-// the sandbox or for a connection to unix socket Dial, and gets them, or an error number, by the next
-// message. Of each host that it has Refused it says so at the first time. When sbxrun shuts its end
-// down the proxy answers with Report, and exits.
+// Message is a message between sbxrun and the proxy. sbxrun first sends Rules and Upstream, and the proxy
+// replies with Checked or an Error. Then sbxrun sends Listeners, one for each descriptor of the message,
+// and the proxy replies with Ready. From then on the proxy requests Sockets of the sandbox or a
+// connection to the Unix socket Dial, one request at a time; the reply has the descriptors or an Errno.
+// The proxy reports each Refused host once. When sbxrun shuts its end down, the proxy sends its Report
+// and exits.
 type Message struct {
 	Rules     []Rule     `json:"rules,omitempty"`
+	Upstream  *Upstream  `json:"upstream,omitempty"`
 	Checked   bool       `json:"checked,omitempty"`
 	Error     string     `json:"error,omitempty"`
 	Listeners []Listener `json:"listeners,omitempty"`
@@ -57,12 +58,12 @@ type Message struct {
 func Send(conn *os.File, m Message, fds ...int) error {
 	var b bytes.Buffer
 	to := json.NewEncoder(&b)
-	to.SetEscapeHTML(false) // of a < of the sandbox's it would make six bytes
+	to.SetEscapeHTML(false) // it would turn a < into six bytes
 	if err := to.Encode(m); err != nil {
 		return err
 	}
 	if b.Len() > maxMessage {
-		return errors.New("the list is too long")
+		return errors.New("the message is too long")
 	}
 	var rights []byte
 	if len(fds) > 0 {
@@ -83,11 +84,12 @@ func Send(conn *os.File, m Message, fds ...int) error {
 	return failed
 }
 
-// ErrClosed says that the other end is closed.
+// ErrClosed means that the other end has closed the socket.
 var ErrClosed = errors.New("the other end is closed")
 
-// Receive waits for a message. Its descriptors are the caller's: all that were sent, or none if the table of
-// descriptors had no room for all (MSG_CTRUNC, recvmsg(2)). The message itself is whole then.
+// Receive waits for a message. The caller owns its descriptors: all that were sent, or none if the
+// descriptor table had no room for all (MSG_CTRUNC, recvmsg(2)). The message itself is complete in both
+// cases.
 func Receive(conn *os.File) (m Message, fds []int, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -122,18 +124,18 @@ func Receive(conn *os.File) (m Message, fds []int, err error) {
 	case n == 0:
 		err = ErrClosed
 	case flags&unix.MSG_TRUNC != 0:
-		err = errors.New("a message was cut")
+		err = errors.New("a message was truncated")
 	default:
 		err = json.Unmarshal(buf[:n], &m)
 	}
 	if err != nil {
 		CloseAll(fds)
-		fds = nil // their numbers may be others' by now
+		fds = nil // their numbers may be reused by now
 	}
 	return m, fds, err
 }
 
-// maxDescriptors is how many come in one message (unix(7), SCM_MAX_FD).
+// maxDescriptors is the maximum in one message (unix(7), SCM_MAX_FD).
 const maxDescriptors = 253
 
 // CloseAll closes descriptors.

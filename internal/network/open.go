@@ -12,7 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
-// open opens what the spec names on the host.
+// open opens the sockets of the spec on the host.
 func (p *Proxy) open() error {
 	for _, c := range p.spec.Connect {
 		fd, err := openUnix(c.Path)
@@ -41,11 +41,11 @@ func join(addr string, port int) string {
 	return addr + ":" + strconv.Itoa(port)
 }
 
-// openUnix opens a unix socket without connecting: what is there now is what each connection
-// leads to, whatever its path comes to mean.
+// openUnix opens a Unix socket without connecting. Later connections reach this socket even if its path
+// is replaced.
 func openUnix(path string) (fd int, err error) {
 	fail := func(why string, err error) error {
-		return &result.Error{Code: "usage", Message: fmt.Sprintf("--connect unix:%s: %s", path, why), Err: err, Hint: "want the path of a unix socket that somebody listens on"}
+		return &result.Error{Code: "usage", Message: fmt.Sprintf("--connect unix:%s: %s", path, why), Err: err, Hint: "give the path of a Unix socket with a listener"}
 	}
 	fd, err = safeopen.Open(path)
 	if errors.As(err, new(*safeopen.Error)) {
@@ -58,7 +58,7 @@ func openUnix(path string) (fd int, err error) {
 	if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT != unix.S_IFSOCK {
 		err = unix.ENOTSOCK
 	}
-	if err == nil { // not connected: who listens would take that for a client
+	if err == nil { // without connecting, which the server would take for a client
 		err = unix.Faccessat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(fd), unix.W_OK, unix.AT_EACCESS)
 	}
 	if err != nil {
@@ -68,8 +68,8 @@ func openUnix(path string) (fd int, err error) {
 	return fd, nil
 }
 
-// dial connects to a unix socket of the spec. It does not block: a full backlog is EAGAIN
-// (connect(2)).
+// dial connects to a Unix socket of the spec. It does not block: it fails with EAGAIN if the backlog is
+// full (connect(2)).
 func (p *Proxy) dial(index int) (fds []int, err error) {
 	if index < 0 || index >= len(p.unix) {
 		return nil, unix.EINVAL
@@ -92,9 +92,9 @@ func listen(want Publish) (fd, port int, err error) {
 			e := &result.Error{Code: "network", Message: fmt.Sprintf("--publish: cannot listen on %s: %v", join(want.Addr, int(want.HostPort)), err), Err: err}
 			switch err {
 			case unix.EADDRINUSE:
-				e.Hint = "another program has the port; 0 in its place picks one that is free"
+				e.Hint = "another program uses the port; 0 picks a free one"
 			case unix.EACCES:
-				e.Hint = "ports below 1024 are root's; take one above"
+				e.Hint = "ports below 1024 need root; choose a higher one"
 			}
 			err = e
 		}

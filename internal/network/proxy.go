@@ -18,38 +18,37 @@ import (
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
-// Bounds of the proxy's start and end.
+// Timeouts of the proxy's start and end.
 const (
 	startBound  = 10 * time.Second
 	reportBound = 2 * time.Second
 	endBound    = 5 * time.Second
 )
 
-// Proxy is the process that takes and makes connections for one sandbox. Start it before the room
-// is built, Serve when the room is there and nothing of the command has run, and End it when the
-// sandbox is gone.
+// Proxy is the process that handles the connections of one sandbox. Call Start before building the
+// sandbox, Serve before its command starts, and End when all processes in it have exited.
 type Proxy struct {
 	spec    Spec
 	kept    proc.Kept
 	socket  *os.File
 	cred    *proc.Cred
-	room    *proc.Process // a hold of our own
-	host    []int         // descriptors of what listens on the host, until the proxy has it
-	unix    []int         // of the unix sockets, O_PATH
-	served  chan struct{} // closed when the proxy has said its last; nil before Serve
+	room    *proc.Process // our own reference
+	host    []int         // listeners on the host, until the proxy has them
+	unix    []int         // Unix sockets, opened with O_PATH
+	served  chan struct{} // closed after the proxy's last message; nil before Serve
 	refused chan result.ReportHost
 	report  *result.ReportNetwork
 	publish []result.ReportPublished
 	once    sync.Once
 }
 
-// Start opens what the spec names on the host, and starts the proxy; cred is who the sandbox runs
-// as. After an error, a *[result.Error], nothing is left.
+// Start opens the sockets of spec on the host and starts the proxy as cred, the user of the sandbox. If
+// it fails, with a *[result.Error], it has cleaned up.
 func Start(spec Spec, cred *proc.Cred) (p *Proxy, err error) {
 	p = &Proxy{spec: spec, cred: cred, refused: make(chan result.ReportHost, MaxLines)}
 	defer func() {
 		if err != nil {
-			err = result.AsError(err, "setup", "cannot start the proxy of the network") // "setup": that no process can be forked is to be busy
+			err = result.AsError(err, "setup", "cannot start the network proxy") // with the code "setup", a failed fork counts as busy
 			p.End()
 			p = nil
 		}
@@ -79,7 +78,7 @@ func Start(spec Spec, cred *proc.Cred) (p *Proxy, err error) {
 		return p, err
 	}
 	defer null.Close()
-	// By its descriptor: who it runs as may not reach its path.
+	// By descriptor, because cred may lack access to the path.
 	const programFD = ControlFD + 1
 	p.kept.Keeper, err = proc.Keep(proc.Command{Cred: cred, Program: &proc.Program{
 		Path: "/proc/self/fd/" + strconv.Itoa(programFD), Args: []string{"sbxrund", Role}, Files: []*os.File{null, null, null, theirs, program},
@@ -87,14 +86,14 @@ func Start(spec Spec, cred *proc.Cred) (p *Proxy, err error) {
 	if err != nil {
 		return p, err
 	}
-	return p, Send(p.socket, Message{Rules: spec.Allow})
+	return p, Send(p.socket, Message{Rules: spec.Allow, Upstream: environmentProxy(os.Getenv)})
 }
 
-// Role is the first argument of sbxrund that makes it a proxy.
+// Role is the first argument of sbxrund as a proxy.
 const Role = "net-proxy"
 
-// Serve makes the sockets in a room, whose PID 1 stays the caller's, and has the proxy take
-// connections at them. It returns when it does.
+// Serve creates the sockets in the sandbox whose PID 1 is room, and passes them to the proxy. It returns
+// when the proxy accepts connections. The caller keeps room.
 func (p *Proxy) Serve(ctx context.Context, room *proc.Process) (err error) {
 	defer func() {
 		if _, known := errors.AsType[*result.Error](err); err != nil && !known {
@@ -104,7 +103,7 @@ func (p *Proxy) Serve(ctx context.Context, room *proc.Process) (err error) {
 	stop := proc.ReadUntil(ctx, p.socket, time.Now().Add(startBound))
 	defer func() {
 		stop()
-		_ = p.socket.SetReadDeadline(time.Time{}) // it takes deadlines
+		_ = p.socket.SetReadDeadline(time.Time{})
 		if err == nil {
 			p.served = make(chan struct{})
 			go p.answer()
@@ -149,26 +148,26 @@ func (p *Proxy) Serve(ctx context.Context, room *proc.Process) (err error) {
 	return nil
 }
 
-// because is what the keeper has told of a proxy that could not be started, or err.
+// because returns the keeper's error if the proxy could not start, or err.
 func (p *Proxy) because(err error) error {
 	if errors.Is(err, ErrClosed) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
-		_, _ = p.kept.Empty(time.Now().Add(endBound)) // what it has told is what counts
+		_, _ = p.kept.Empty(time.Now().Add(endBound)) // only its report matters
 		if startErr := p.kept.Keeper.StartError(); startErr != nil {
 			return startErr
 		}
-		return errors.New("the proxy has ended")
+		return errors.New("the proxy has exited")
 	}
 	return err
 }
 
-// answer gives the proxy what it asks for, until it has said its last. What it says was written by
-// a process that reads what the sandbox sends, so it is believed as little as possible.
+// answer handles the proxy's requests until its last message. The proxy parses input from the sandbox,
+// so answer does not trust it.
 func (p *Proxy) answer() {
 	defer close(p.served)
 	defer close(p.refused)
 	for {
 		m, fds, err := Receive(p.socket)
-		CloseAll(fds) // nobody sends any
+		CloseAll(fds) // the proxy has no reason to send any
 		switch {
 		case err != nil:
 			return
@@ -178,7 +177,7 @@ func (p *Proxy) answer() {
 		case m.Refused != nil:
 			select {
 			case p.refused <- trustedHost(*m.Refused):
-			default: // nobody reads them, or there are more than a report names
+			default: // no reader, or more than a report lists
 			}
 		case m.Sockets > 0:
 			p.reply(enter.Sockets(p.room, p.cred, nil, min(m.Sockets, enter.MaxSockets)))
@@ -188,13 +187,13 @@ func (p *Proxy) answer() {
 	}
 }
 
-// reply sends descriptors, or an error, and closes them.
+// reply sends descriptors and closes them, or sends an error.
 func (p *Proxy) reply(fds []int, err error) {
 	var m Message
 	if err != nil {
 		m.Errno = int(errnoOf(err))
 	}
-	_ = Send(p.socket, m, fds...) // an error means that the proxy is dead
+	_ = Send(p.socket, m, fds...) // fails only if the proxy is dead
 	CloseAll(fds)
 }
 
@@ -205,7 +204,7 @@ func errnoOf(err error) unix.Errno {
 	return unix.ECONNREFUSED
 }
 
-// Picked are the published ports that nobody has named.
+// Picked returns the published ports that sbxrun chose.
 func (p *Proxy) Picked() (list []result.ReportPublished) {
 	for i, published := range p.Published() {
 		if p.spec.Publish[i].HostPort == 0 {
@@ -215,7 +214,7 @@ func (p *Proxy) Picked() (list []result.ReportPublished) {
 	return list
 }
 
-// Published is what leads into the sandbox.
+// Published returns the published ports.
 func (p *Proxy) Published() []result.ReportPublished {
 	if p == nil {
 		return nil
@@ -223,12 +222,12 @@ func (p *Proxy) Published() []result.ReportPublished {
 	return p.publish
 }
 
-// Refused has the hosts that were refused, each once, when that happens; of many in a short time
-// some may be left out. It is closed when the proxy has ended, after Serve.
+// Refused delivers each refused host once, as it happens. It may drop some of many in a short time. The
+// channel is closed when the proxy has ended after Serve.
 func (p *Proxy) Refused() <-chan result.ReportHost { return p.refused }
 
-// End ends the proxy, and returns when nothing of it is left. The report is nil if the proxy could
-// not say anything. It may be called again, and on nil.
+// End ends the proxy and returns its report, nil if there is none. All its processes have exited then.
+// End may be called again, and on nil.
 func (p *Proxy) End() *result.ReportNetwork {
 	if p == nil {
 		return nil
@@ -238,23 +237,23 @@ func (p *Proxy) End() *result.ReportNetwork {
 }
 
 func (p *Proxy) end() {
-	early := false // it has ended by itself, and what came then is in no report
+	early := false // it ended by itself, so the report is incomplete
 	if p.served != nil {
 		select {
 		case <-p.served:
 			early = true
 		default:
 		}
-		_ = unix.Shutdown(proc.Descriptor(p.socket), unix.SHUT_WR) // an error means that it is dead
+		_ = unix.Shutdown(proc.Descriptor(p.socket), unix.SHUT_WR) // fails only if it is dead
 		select {
 		case <-p.served:
 		case <-time.After(reportBound):
-			_ = p.socket.SetDeadline(time.Unix(1, 0)) // an answer may wait as well, for a proxy that reads none
+			_ = p.socket.SetDeadline(time.Unix(1, 0)) // answer may be writing to a proxy that does not read
 			<-p.served
 		}
 	}
 	if p.kept.Keeper != nil {
-		_, _ = p.kept.Abandon(time.Now().Add(endBound)) // it is the keeper that kills what is left
+		_, _ = p.kept.Abandon(time.Now().Add(endBound)) // the keeper kills the rest
 	}
 	if p.spec.Wanted() && p.served != nil {
 		p.report = trusted(p.report)
@@ -263,6 +262,6 @@ func (p *Proxy) end() {
 	}
 	CloseAll(p.host)
 	CloseAll(p.unix)
-	p.socket.Close() // nil is an error, and no more
+	p.socket.Close() // may be nil
 	p.room.Close()
 }

@@ -41,12 +41,12 @@ func (m Matcher) Contains(a netip.Addr, port uint16, own []netip.Addr) bool {
 	return m.Prefix.Contains(a) && slices.Contains(m.ports, port) && confined(m.Prefix, single(a), own)
 }
 
-// Has reports whether the rule allows a host name.
+// Has reports whether the rule allows a host name. A rule for a domain does not include [HostName].
 func (m Matcher) Has(name string, port uint16) bool {
 	if !slices.Contains(m.ports, port) {
 		return false
 	}
-	if strings.HasPrefix(m.Name, ".") {
+	if strings.HasPrefix(m.Name, ".") && name != HostName {
 		return strings.HasSuffix(name, m.Name) && len(name) > len(m.Name)
 	}
 	return m.Name != "" && name == m.Name
@@ -61,7 +61,7 @@ func Covers(most, r Rule, own []netip.Addr) bool {
 	if most.Host == r.Host {
 		return true
 	}
-	if below, ok := strings.CutPrefix(most.Host, "*"); ok {
+	if below, ok := strings.CutPrefix(most.Host, "*"); ok && r.Host != HostName {
 		return strings.HasSuffix(r.Host, below)
 	}
 	big, err1 := parsePrefix(most.Host)

@@ -1,53 +1,53 @@
-// Package network gives a sandbox what of a network its user has listed, and nothing else of it:
-// hosts that it may reach, ports of the host that lead into it, and unix sockets of the host's.
+// Package network gives a sandbox a limited network: hosts that it may reach, ports of the host that are
+// forwarded to it, and Unix sockets of the host.
 //
-// The sandbox keeps the network namespace that it has with none. sbxrun makes sockets there
-// ([enter.Sockets]), and a process of its own, sbxrund in the role of the proxy, does what is to be
-// done at them (package proxy). That process is a keeper's, as bwrap is, and a child of sbxrun, not
-// of the sandbox: it ends with either. It has the sockets, one to sbxrun, and nothing else.
+// The sandbox keeps its own, empty network namespace. sbxrun creates sockets in it ([enter.Sockets]), and
+// a separate process, sbxrund as a proxy, serves them (package proxy). Like bwrap, that process has a
+// keeper and is a child of sbxrun, not of the sandbox; it ends with either. It has these sockets and one
+// to sbxrun, and nothing else.
 //
 //	sbxrun
 //	├─ keeper        of the sandbox
 //	└─ keeper
-//	   └─ sbxrund    takes connections at the sockets, and makes those to the hosts
+//	   └─ sbxrund    accepts connections at the sockets, and connects to hosts
 //
-// It is a process and no part of sbxrun because what it takes to speak HTTP and TLS would be
-// initialised at each start, and because it reads what hostile programs write. It is started before
-// the room is built, which takes longer than its own start.
+// The proxy is a separate process because it parses input from hostile programs, and because packages
+// for HTTP and TLS would slow down every start of sbxrun. It starts before the sandbox is built, which
+// takes longer.
 package network
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 )
 
-// ProxyPort is the port of 127.0.0.1 in the sandbox at which the proxy listens, for HTTP and SOCKS5.
+// ProxyPort is the port of the proxy on 127.0.0.1 in the sandbox, for HTTP and SOCKS5.
 const ProxyPort = 3128
 
-// Bounds of what may be asked for. A list within them fits into a message.
+// Limits of a spec. A list within them fits into a message.
 const (
 	maxRules = 1000
-	maxList  = 128 << 10 // bytes of all its hosts
+	maxList  = 128 << 10 // bytes of all hosts
 	maxPorts = 64
 )
 
-// Spec is what of a network a sandbox has. The zero Spec is none.
+// Spec is the network of a sandbox. The zero Spec is no network.
 type Spec struct {
 	Allow   []Rule
 	Publish []Publish
 	Connect []Connect
-	Proxied bool // there is a proxy, though the list may be empty
+	Proxied bool // has a proxy, even with an empty list
 }
 
-// Wanted reports whether there is anything to do.
+// Wanted reports whether the sandbox needs a proxy process.
 func (s *Spec) Wanted() bool { return s.Proxied || len(s.Publish) > 0 || len(s.Connect) > 0 }
 
-// Rule is a host that may be reached.
+// Rule permits a host.
 type Rule struct {
-	Host string `json:"host"`           // a name, *. and a name, an address, or a network with /BITS
+	Host string `json:"host"`           // a name, *.NAME, an address, or a network with /BITS
 	Port uint16 `json:"port,omitempty"` // 0 for 80 and 443
 }
 
@@ -60,21 +60,20 @@ func (r Rule) TopLevel() string {
 	return fmt.Sprintf("the network rule %q allows every host below the top-level domain %s; list a domain below it, such as *.example.%s", r.Host, tld, tld)
 }
 
-// Publish is a port of the host that leads into the sandbox.
+// Publish forwards a port of the host to the sandbox.
 type Publish struct {
 	Addr     string // "" for 127.0.0.1
-	HostPort uint16 // 0 for one that is free
+	HostPort uint16 // 0 picks a free one
 	Port     uint16 // on the loopback interface of the sandbox
 }
 
-// Connect is a unix socket of the host that the sandbox has as a port.
+// Connect forwards a port of the sandbox to a Unix socket of the host.
 type Connect struct {
 	Path string // absolute
 	Port uint16 // of 127.0.0.1
 }
 
-// ParseAllow parses what follows allow=. That a host which looks like an address is one, the
-// proxy sees to: what it takes to read addresses would be initialised at each start of sbxrun.
+// ParseAllow parses the list after allow=. The proxy checks addresses, by [Compile].
 func ParseAllow(list string) (rules []Rule, err error) {
 	for word := range strings.SplitSeq(list, ",") {
 		r, err := ParseRule(word)
@@ -88,7 +87,7 @@ func ParseAllow(list string) (rules []Rule, err error) {
 
 const ruleExample = "want HOST[:PORT],... such as github.com,*.example.org:443,10.1.2.0/24:5432,[2001:db8::1]:443"
 
-// ParseRule parses one host of a list.
+// ParseRule parses one rule of a list.
 func ParseRule(word string) (r Rule, err error) {
 	bad := fmt.Errorf("%q: %s", short(word), ruleExample)
 	host, port := word, ""
@@ -112,13 +111,16 @@ func ParseRule(word string) (r Rule, err error) {
 		}
 	}
 	r.Host = strings.ToLower(strings.TrimSuffix(host, "."))
+	if r.Host == "localhost" || strings.HasSuffix(r.Host, ".localhost") {
+		return r, fmt.Errorf("%q is the sandbox itself; for a server on this host, list %s%s", short(word), HostName, port)
+	}
 	if !looksLikeHost(r.Host) {
 		return r, bad
 	}
 	return r, nil
 }
 
-// bits is the /BITS that a text begins with.
+// bits returns the /BITS at the start of s.
 func bits(s string) string {
 	if !strings.HasPrefix(s, "/") {
 		return ""
@@ -130,7 +132,7 @@ func bits(s string) string {
 	return s[:n]
 }
 
-// looksLikeHost reports whether this could be a name, with or without *., or an address.
+// looksLikeHost reports whether host may be a name, with or without *., or an address.
 func looksLikeHost(host string) bool {
 	if len(host) > 253 {
 		return false
@@ -172,7 +174,7 @@ func ParsePublish(arg string) (p Publish, err error) {
 	return p, nil
 }
 
-// ParseConnect parses unix:PATH=PORT; a relative PATH is from dir on.
+// ParseConnect parses unix:PATH=PORT. A relative PATH starts at dir.
 func ParseConnect(arg, dir string) (c Connect, err error) {
 	path, isUnix := strings.CutPrefix(arg, "unix:")
 	i := strings.LastIndexByte(path, '=')
@@ -189,17 +191,17 @@ func ParseConnect(arg, dir string) (c Connect, err error) {
 	return c, nil
 }
 
-// Check finds what is too much, and what does not go together.
+// Check returns an error if the spec exceeds a limit or uses a port twice.
 func (s *Spec) Check() error {
 	size := 0
 	for _, r := range s.Allow {
 		size += len(r.Host)
 	}
 	if len(s.Allow) > maxRules || size > maxList {
-		return fmt.Errorf("--net allow=: the list is too long: %d hosts of %d bytes are more than %d, or than %d bytes", len(s.Allow), size, maxRules, maxList)
+		return fmt.Errorf("--net allow=: the list is too long: %d hosts with %d bytes; the maximum is %d hosts with %d bytes", len(s.Allow), size, maxRules, maxList)
 	}
 	if len(s.Publish) > maxPorts || len(s.Connect) > maxPorts {
-		return fmt.Errorf("--publish and --connect can each be given %d times", maxPorts)
+		return fmt.Errorf("--publish and --connect can each be given up to %d times", maxPorts)
 	}
 	taken := map[uint16]bool{}
 	if s.Proxied {
@@ -207,7 +209,7 @@ func (s *Spec) Check() error {
 	}
 	for _, c := range s.Connect {
 		if taken[c.Port] {
-			return fmt.Errorf("--connect: port %d of the sandbox is taken, by another --connect or by the proxy of --net allow=", c.Port)
+			return fmt.Errorf("--connect: port %d of the sandbox is in use by another --connect or the proxy of --net allow=", c.Port)
 		}
 		taken[c.Port] = true
 	}
@@ -230,7 +232,7 @@ func parsePort(s string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// short is as much of a text as an error shows.
+// short truncates a text for an error message.
 func short(s string) string {
 	const most = 100
 	if len(s) > most {
@@ -239,27 +241,36 @@ func short(s string) string {
 	return s
 }
 
-// local are the hosts that are the sandbox's own and need no proxy: but the host's, if listed.
-func (s *Spec) local() (hosts []string) {
-	for _, host := range []string{"localhost", "127.0.0.1", "::1"} {
-		if !slices.ContainsFunc(s.Allow, func(r Rule) bool { return r.Host == host }) {
-			hosts = append(hosts, host)
-		}
-	}
-	return hosts
+// ownNames are the names of the sandbox's own loopback interface, which no program should look for at
+// the proxy.
+var ownNames = []string{"localhost", "127.0.0.1", "::1"}
+
+// bundles are the places of the CA certificates of distributions, which a sandbox with a network sees.
+var bundles = []string{
+	"/etc/ssl/certs/ca-certificates.crt",                // Debian, Arch, Alpine
+	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", // Fedora, Red Hat
+	"/etc/ssl/ca-bundle.pem",                            // openSUSE
 }
 
-// Variables are what tells programs in the sandbox of the proxy: those of curl, git, pip, Go and
-// others; npm's own; and Node.js's, which heeds the first ones only if it is told to.
-func (s *Spec) Variables() (pairs []string) {
+// Variables returns the environment variables for the proxy: those of curl, git, pip, Go and others, those
+// of npm, and the one that makes Node.js use the first ones (22.21, or 24). Node.js and Python packages
+// have CA certificates of their own, so further variables name those of the system, which have the CA of
+// a company's proxy, if rootfs, the root directory of the sandbox, has them; "" is the host's.
+func (s *Spec) Variables(rootfs string) (pairs []string) {
 	if !s.Proxied {
 		return nil
 	}
 	proxy := "http://127.0.0.1:" + strconv.Itoa(ProxyPort)
-	local := strings.Join(s.local(), ",")
+	own := strings.Join(ownNames, ",")
 	for _, name := range []string{"http_proxy", "https_proxy", "all_proxy"} {
 		pairs = append(pairs, name+"="+proxy, strings.ToUpper(name)+"="+proxy)
 	}
-	return append(pairs, "no_proxy="+local, "NO_PROXY="+local,
-		"npm_config_proxy="+proxy, "npm_config_https_proxy="+proxy, "npm_config_noproxy="+local, "NODE_USE_ENV_PROXY=1")
+	pairs = append(pairs, "no_proxy="+own, "NO_PROXY="+own,
+		"npm_config_proxy="+proxy, "npm_config_https_proxy="+proxy, "npm_config_noproxy="+own, "NODE_USE_ENV_PROXY=1")
+	for _, bundle := range bundles {
+		if _, err := os.Stat(rootfs + bundle); err == nil {
+			return append(pairs, "NODE_EXTRA_CA_CERTS="+bundle, "REQUESTS_CA_BUNDLE="+bundle, "SSL_CERT_FILE="+bundle)
+		}
+	}
+	return pairs
 }

@@ -21,7 +21,7 @@ func TestParseAllow(t *testing.T) {
 		{"GitHub.com.:443,*.Example.org", []Rule{{"github.com", 443}, {"*.example.org", 0}}},
 		{"10.0.0.0/8:5432,192.0.2.1", []Rule{{"10.0.0.0/8", 5432}, {"192.0.2.1", 0}}},
 		{"[2001:db8::1]:443,2001:db8::2,[2001:db8::]/32:80,[2001:db8::/32]:81", []Rule{{"2001:db8::1", 443}, {"2001:db8::2", 0}, {"2001:db8::/32", 80}, {"2001:db8::/32", 81}}},
-		{"localhost:8000", []Rule{{"localhost", 8000}}},
+		{"host.sbxrun.internal:8000", []Rule{{HostName, 8000}}}, {"localhost:8000", nil}, {"LocalHost.", nil}, {"a.localhost", nil},
 		{"", nil}, {"a,", nil}, {"a b", nil}, {"*", nil}, {"*.", nil}, {"a.*.b", nil}, {"*a.b", nil}, {"a..b", nil}, {"https://a.b", nil}, {"a.b:", nil}, {"a.b:0", nil}, {"a.b:65536", nil},
 		{"[::1", nil}, {"[::1]x", nil}, {"[a.b]:80", nil}, {"a\x00b", nil}, {"-a", nil}, {"hö.example", nil}, {strings.Repeat("a", 64), nil},
 	} {

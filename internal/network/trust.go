@@ -6,17 +6,17 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// Bounds of a report: it names so many hosts that were permitted, and so many that were refused, so that neither
-// keep the others out; and each port. All others are counted as [OtherHosts].
+// Limits of a report. It lists up to MaxHosts permitted and MaxHosts refused hosts, so that neither kind
+// displaces the other, and every port. [OtherHosts] counts the rest.
 const (
 	MaxHosts = 50
 	MaxLines = 2*MaxHosts + 2*maxPorts + 1
 )
 
-// OtherHosts is what a report calls those that it does not name.
+// OtherHosts is the name of the hosts that a report does not list.
 const OtherHosts = "(others)"
 
-// trusted is a report as it may be shown: the proxy has made it of what the sandbox asked for.
+// trusted returns a report that is safe to print: the proxy built it from input of the sandbox.
 func trusted(r *result.ReportNetwork) *result.ReportNetwork {
 	if r == nil {
 		return &result.ReportNetwork{Hosts: []result.ReportHost{}, Incomplete: true}
@@ -33,7 +33,7 @@ func trustedHost(h result.ReportHost) result.ReportHost {
 	return h
 }
 
-// Clean is a text of the sandbox's as it may be printed: ASCII, and bounded.
+// Clean returns a text from the sandbox that is safe to print: ASCII, and of bounded length.
 func Clean(s string) string {
 	const most, more = 300, "..."
 	if len(s) > most {

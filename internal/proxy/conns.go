@@ -9,28 +9,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds. Peers on both sides can be hostile, so nothing is waited for without one.
+// Limits. Peers on both sides may be hostile, so every wait has one.
 const (
-	maxConns    = 512              // at once, of each listener
-	beginBound  = 10 * time.Second // for what says where a connection is to go
-	dialBound   = 10 * time.Second // for a name and a connection
-	answerBound = time.Minute      // for what a server answers to a ClientHello
-	idleBound   = 10 * time.Minute // without a byte either way
-	idleLook    = 30 * time.Second // between two looks
-	maxBegin    = 64 << 10         // bytes of a request line, a ClientHello or an answer's header
-	maxHeader   = 32 << 10         // bytes of a request's header, of which net/http makes ten times as many if its fields are short
-	maxFields   = 200              // of a header that is passed on, which is kept three times meanwhile
+	maxConns    = 512              // connections per listener
+	beginBound  = 10 * time.Second // until the target of a connection is known
+	dialBound   = 10 * time.Second // to resolve a name and connect
+	answerBound = time.Minute      // for the response to a ClientHello
+	idleBound   = 10 * time.Minute // without a byte in either direction
+	idleCheck   = 30 * time.Second // interval between checks for idle connections
+	maxBegin    = 64 << 10         // bytes of a request line, a ClientHello or a response header
+	maxHeader   = 32 << 10         // bytes of a request header; net/http needs ten times as much if its fields are short
+	maxFields   = 200              // fields of a forwarded header, of which there are three copies at a time
 )
 
-// conns are the connections that were accepted at one listener.
+// conns are the open connections of one listener.
 type conns struct {
 	mu     sync.Mutex
-	open   map[*net.TCPConn]net.Conn // with the one that each is led to; nil if that is not known
+	open   map[*net.TCPConn]net.Conn // each with its target; nil if there is none yet
 	closed bool
 	done   sync.WaitGroup
 }
 
-// add takes a connection in; not if there are too many.
+// add adds a connection. It returns false if there are too many.
 func (c *conns) add(conn *net.TCPConn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -45,8 +45,8 @@ func (c *conns) add(conn *net.TCPConn) bool {
 	return true
 }
 
-// pair notes the connection that one is led to, so that they end together: what waits for the other side
-// alone does not see the end of this one.
+// pair records the target of a connection, so that both are closed together: a goroutine that waits for
+// the target would not notice the end of conn.
 func (c *conns) pair(conn *net.TCPConn, to net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -57,7 +57,7 @@ func (c *conns) pair(conn *net.TCPConn, to net.Conn) {
 	c.open[conn] = to
 }
 
-// remove closes a connection. Once.
+// remove closes a connection. Call it once.
 func (c *conns) remove(conn *net.TCPConn) {
 	conn.Close()
 	c.mu.Lock()
@@ -66,7 +66,7 @@ func (c *conns) remove(conn *net.TCPConn) {
 	c.done.Done()
 }
 
-// end closes all, and waits until they are counted; for at most so long.
+// end closes all connections, and waits up to within for their goroutines, which count their bytes.
 func (c *conns) end(within time.Duration) {
 	c.mu.Lock()
 	c.closed = true
@@ -88,8 +88,8 @@ func (c *conns) end(within time.Duration) {
 	}
 }
 
-// closeIdle closes those that have moved nothing for a time. The kernel knows that, so that
-// nothing has to be noted with each piece (tcp(7), TCP_INFO).
+// closeIdle closes connections that have been idle for a time. The kernel keeps that time (tcp(7),
+// TCP_INFO).
 func (c *conns) closeIdle(idle time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -103,9 +103,9 @@ func (c *conns) closeIdle(idle time.Duration) {
 	}
 }
 
-// quiet is for how long nothing has come or gone: for ever if the peer is gone. That is a reset, or the
-// keep-alive probes have found a socket that was closed a minute ago (tcp(7), tcp_fin_timeout). A peer that
-// has only ended its own way may wait for the other one.
+// quiet returns the time since the last byte in either direction. It is infinite if the peer has sent a
+// reset, or if keep-alive probes have found its socket closed for a minute (tcp(7), tcp_fin_timeout). A
+// peer that has only closed its own direction may be waiting for the other one.
 func quiet(conn *net.TCPConn) time.Duration {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -11,29 +11,29 @@ import (
 	"github.com/sbxrun/sbxrun/internal/network"
 )
 
-// counters are what the report says, by host.
+// counters are the numbers of the report, by host.
 type counters struct {
-	control *os.File // to sbxrun, which hears of each host that is refused once; nil for nobody
+	control *os.File // to sbxrun, for the first refusal of each host; may be nil
 	mu      sync.Mutex
 	hosts   map[string]*counter
-	named   [ofPort + 1]int // how many of them have a line of their own, by kind
+	named   [ofPort + 1]int // hosts with their own line, by kind
 }
 
-// What has a line in the report. The sandbox chooses names of the first two kinds, and could fill all lines with
-// those of one.
+// Kinds of lines in the report. The sandbox chooses the names of the first two, so each kind has its own
+// limit.
 const (
-	ofHost = iota // that was permitted
+	ofHost = iota // permitted
 	ofRefused
-	ofPort // published, or a unix socket's
+	ofPort // published, or for a Unix socket
 )
 
-// counter is what was done with one host.
+// counter counts the connections of one host.
 type counter struct {
 	connections, refused, sent, received atomic.Int64
 	reason                               atomic.Pointer[string]
 }
 
-// of returns a counter by its name: for those beyond the number of their kind the one of all others.
+// of returns the counter of a host. Hosts beyond the limit of their kind share one.
 func (c *counters) of(kind int, host string) *counter {
 	host = network.Clean(host)
 	c.mu.Lock()
@@ -63,12 +63,12 @@ func (c *counters) refuse(t target, why string) {
 	if n.refused.Add(1) > 1 || c.control == nil {
 		return
 	}
-	// Before the sandbox knows, so that sbxrun mostly has it on record before a command has ended
-	// for it. An error means that there is nobody, who needs no words.
+	// Tell sbxrun before the sandbox, so that sbxrun usually knows the refusal when the command fails
+	// because of it. Send fails only if sbxrun is dead.
 	_ = network.Send(c.control, network.Message{Refused: &result.ReportHost{Host: host, Refused: 1, Reason: why}})
 }
 
-// report is all that was counted, in the order of the names.
+// report returns all counters, sorted by name.
 func (c *counters) report() *result.ReportNetwork {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -25,7 +25,7 @@ func TestLongReport(t *testing.T) {
 				if permitted {
 					c.of(ofHost, to.String())
 				}
-				c.refuse(to, "the server name of TLS is another: "+strings.Repeat(odd, maxBegin))
+				c.refuse(to, "the TLS server name differs: "+strings.Repeat(odd, maxBegin))
 			}
 		}
 		for i := range network.MaxLines - 2*network.MaxHosts - 1 {

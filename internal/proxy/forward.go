@@ -13,16 +13,16 @@ import (
 	"github.com/sbxrun/sbxrun/internal/network"
 )
 
-// This file leads connections at ports of the host into the sandbox, and connections at ports of
-// the sandbox to unix sockets of the host. sbxrun makes the sockets for both: this process may not
-// enter the sandbox, nor open anything.
+// This file forwards connections from ports of the host into the sandbox, and from ports of the sandbox
+// to Unix sockets of the host. sbxrun creates the sockets for both, because this process may neither
+// enter the sandbox nor open files.
 
-// asking is what sbxrun is asked, one thing at a time.
+// asking sends requests to sbxrun, one at a time.
 type asking struct {
 	mu      sync.Mutex
 	control *os.File
 	replies chan reply
-	pool    []int // sockets of the sandbox that are not connected
+	pool    []int // unconnected sockets of the sandbox
 }
 
 type reply struct {
@@ -30,9 +30,9 @@ type reply struct {
 	fds []int
 }
 
-var errGone = errors.New("sbxrun is gone")
+var errGone = errors.New("sbxrun has exited")
 
-// ask waits for the answer. Its descriptors are the caller's.
+// ask sends a request and returns the descriptors of the reply, which the caller owns.
 func (a *asking) ask(m network.Message) (fds []int, err error) {
 	if err := network.Send(a.control, m); err != nil {
 		return nil, err
@@ -44,16 +44,16 @@ func (a *asking) ask(m network.Message) (fds []int, err error) {
 	case r.Errno != 0:
 		network.CloseAll(r.fds)
 		return nil, unix.Errno(r.Errno)
-	case len(r.fds) == 0: // they came while the table of descriptors was full
+	case len(r.fds) == 0: // the descriptor table was full
 		return nil, unix.EMFILE
 	}
 	return r.fds, nil
 }
 
-// batch is how many sockets are asked for at a time: it takes two forks.
+// batch is the number of sockets per request: each request costs two forks.
 const batch = 32
 
-// socket returns a socket of the sandbox's that is not connected.
+// socket returns an unconnected socket of the sandbox.
 func (a *asking) socket() (fd int, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -67,7 +67,7 @@ func (a *asking) socket() (fd int, err error) {
 	return fd, nil
 }
 
-// dialUnix returns a connection to a unix socket of the host's.
+// dialUnix connects to a Unix socket of the host.
 func (a *asking) dialUnix(index int) (net.Conn, error) {
 	a.mu.Lock()
 	fds, err := a.ask(network.Message{Dial: &index})
@@ -77,23 +77,23 @@ func (a *asking) dialUnix(index int) (net.Conn, error) {
 	}
 	network.CloseAll(fds[1:])
 	f := os.NewFile(uintptr(fds[0]), "connection")
-	defer f.Close() // net has a copy
+	defer f.Close() // net duplicates it
 	return net.FileConn(f)
 }
 
-// loopbacks are where a server in the sandbox may listen, in this order.
+// loopbacks are the addresses to try inside the sandbox, in this order.
 var loopbacks = []([16]byte){{10: 0xff, 11: 0xff, 12: 127, 15: 1}, {15: 1}}
 
-// dialInside connects to a port of the sandbox's.
+// dialInside connects to a port of the sandbox.
 func (a *asking) dialInside(ctx context.Context, port uint16) (conn net.Conn, err error) {
 	for _, addr := range loopbacks {
 		fd, sockErr := a.socket()
 		if sockErr != nil {
 			return nil, sockErr
 		}
-		socket := os.NewFile(uintptr(fd), "socket") // it does not block, so the poller waits for it
+		socket := os.NewFile(uintptr(fd), "socket") // nonblocking, so the poller handles it
 		if err = connect(ctx, socket, addr, port, dialBound); err == nil {
-			conn, err = net.FileConn(socket) // a copy
+			conn, err = net.FileConn(socket) // duplicates it
 		}
 		socket.Close()
 		if err == nil || ctx.Err() != nil {
@@ -103,8 +103,8 @@ func (a *asking) dialInside(ctx context.Context, port uint16) (conn net.Conn, er
 	return conn, err
 }
 
-// connect connects a socket. To the loopback interface that takes no time, unless the server takes
-// no connections: then it is given up.
+// connect connects a socket to a loopback address. That is immediate unless the server's backlog is full;
+// then connect gives up after within.
 func connect(ctx context.Context, socket *os.File, addr [16]byte, port uint16, within time.Duration) error {
 	raw, err := socket.SyscallConn()
 	if err != nil {
@@ -113,7 +113,7 @@ func connect(ctx context.Context, socket *os.File, addr [16]byte, port uint16, w
 	if err := socket.SetWriteDeadline(time.Now().Add(within)); err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = socket.SetWriteDeadline(past) }) // it takes deadlines
+	stop := context.AfterFunc(ctx, func() { _ = socket.SetWriteDeadline(past) })
 	defer stop()
 	begun := false
 	var failed error
@@ -135,29 +135,29 @@ func connect(ctx context.Context, socket *os.File, addr [16]byte, port uint16, w
 		if failed != nil {
 			return true
 		}
-		// The poller also wakes for a socket that was not connecting yet.
+		// The poller also wakes up for a socket that is not connecting yet.
 		_, err = unix.Getpeername(fd)
 		return err == nil
 	})
 	if err != nil {
-		return err // of them, that it took too long, or is to end
+		return err // for example the deadline
 	}
 	return failed
 }
 
-// forward takes connections at a listener until that closes, and leads each to where dial connects:
+// forward accepts connections until the listener closes, and relays each to a connection from dial:
 // inward, into the sandbox, or out of it.
 func (p *process) forward(l net.Listener, to *conns, name string, inward bool, dial func() (net.Conn, error)) {
 	accept(l, to, func(conn *net.TCPConn) {
 		n := p.server.counts.of(ofPort, name)
 		other, err := dial()
 		if err != nil {
-			if p.server.ctx.Err() == nil { // or it is the proxy that ends
+			if p.server.ctx.Err() == nil { // not because the proxy is ending
 				n.refused.Add(1)
 				why := err.Error()
 				n.reason.Store(&why)
 			}
-			_ = conn.SetLinger(0) // the peer sees a reset, as from a port without a listener
+			_ = conn.SetLinger(0) // the peer sees a reset, as from a closed port
 			return
 		}
 		defer other.Close()

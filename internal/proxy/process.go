@@ -17,13 +17,13 @@ import (
 
 // Bounds of the process.
 const (
-	maxMemory = 256 << 20 // from which on garbage is collected without a pause
-	maxSpace  = 8 << 30   // of addresses, for what no collection helps against
+	maxMemory = 256 << 20 // soft limit of the garbage collector
+	maxSpace  = 8 << 30   // of address space, the hard limit
 	maxFiles  = 8192
 	endBound  = time.Second
 )
 
-// process is this process in its role.
+// process is this process.
 type process struct {
 	control   *os.File
 	server    *server
@@ -32,8 +32,7 @@ type process struct {
 	conns     []*conns
 }
 
-// Main is the life of sbxrund as a proxy. It returns the exit code when sbxrun has shut the socket,
-// or is dead.
+// Main runs sbxrund as a proxy. It returns the exit code when sbxrun has shut the socket down or died.
 func Main() int {
 	p := new(process)
 	err := p.confine()
@@ -41,19 +40,19 @@ func Main() int {
 		err = p.begin()
 	}
 	if err != nil {
-		_ = network.Send(p.control, network.Message{Error: err.Error()}) // if there is nobody, that is all
+		_ = network.Send(p.control, network.Message{Error: err.Error()}) // fails only if sbxrun is dead
 		return 1
 	}
 	return p.work()
 }
 
-// confine makes the process what it has to be before it reads anything.
+// confine drops privileges and sets limits before the process reads anything.
 func (p *process) confine() error {
 	unix.Close(network.ControlFD + 1)             // its own program
 	_ = unix.SetNonblock(network.ControlFD, true) // for the poller
 	p.control = os.NewFile(network.ControlFD, "control")
 	p.ask.control, p.ask.replies = p.control, make(chan reply)
-	// Nobody with its uid is to trace it or take its descriptors (ptrace(2)).
+	// Prevent processes with the same UID from tracing it or taking its descriptors (ptrace(2)).
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("PR_SET_DUMPABLE: %w", err)
 	}
@@ -68,12 +67,12 @@ func (p *process) confine() error {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil {
 		files.Max = min(files.Max, maxFiles)
 		files.Cur = files.Max
-		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &files) // a lower one than there is
+		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &files) // lowering never fails
 	}
 	return unix.Setrlimit(unix.RLIMIT_AS, &unix.Rlimit{Cur: maxSpace, Max: maxSpace})
 }
 
-// begin takes the rules and the sockets.
+// begin receives the rules and the sockets.
 func (p *process) begin() error {
 	m, fds, err := network.Receive(p.control)
 	network.CloseAll(fds)
@@ -86,6 +85,9 @@ func (p *process) begin() error {
 	}
 	p.server = newServer(r)
 	p.server.counts.control = p.control
+	if p.server.upstream, err = newUpstream(m.Upstream); err != nil {
+		return err
+	}
 	if err := network.Send(p.control, network.Message{Checked: true}); err != nil {
 		return err
 	}
@@ -94,7 +96,7 @@ func (p *process) begin() error {
 	}
 	if len(fds) != len(m.Listeners) {
 		network.CloseAll(fds)
-		return errors.New("sockets are missing")
+		return errors.New("the message lacks sockets")
 	}
 	var serve []func()
 	for i, want := range m.Listeners {
@@ -105,7 +107,7 @@ func (p *process) begin() error {
 		p.listeners = append(p.listeners, l)
 		serve = append(serve, p.handler(want, l))
 	}
-	// Clients of a published port may be there already, and what they make us ask for must not come first.
+	// Clients of a published port may be waiting. Requests to sbxrun on their behalf must not precede this message.
 	if err := network.Send(p.control, network.Message{Ready: true}); err != nil {
 		return err
 	}
@@ -115,7 +117,7 @@ func (p *process) begin() error {
 	return nil
 }
 
-// handler returns what takes connections at a listener.
+// handler returns the function that accepts connections at a listener.
 func (p *process) handler(want network.Listener, l net.Listener) (run func()) {
 	to := &p.server.conns
 	run = func() { p.server.serve(l) }
@@ -135,9 +137,9 @@ func (p *process) handler(want network.Listener, l net.Listener) (run func()) {
 	return run
 }
 
-// work reads what sbxrun says until its end, and then sends the report.
+// work handles messages from sbxrun until it shuts its end down, and then sends the report.
 func (p *process) work() int {
-	go p.closeIdle(idleLook, idleBound)
+	go p.closeIdle(idleCheck, idleBound)
 	for {
 		m, fds, err := network.Receive(p.control)
 		if err != nil {
@@ -145,7 +147,7 @@ func (p *process) work() int {
 		}
 		p.ask.replies <- reply{m, fds}
 	}
-	p.server.end() // first: what gets no reply because of it is no refusal
+	p.server.end() // first, so that requests without a reply do not count as refusals
 	close(p.ask.replies)
 	for _, l := range p.listeners {
 		l.Close()
@@ -162,9 +164,9 @@ func (p *process) work() int {
 	return 0
 }
 
-// closeIdle ends connections that have moved nothing for long, whenever it looks.
-func (p *process) closeIdle(look, idle time.Duration) {
-	for range time.Tick(look) {
+// closeIdle closes idle connections, at every interval.
+func (p *process) closeIdle(interval, idle time.Duration) {
+	for range time.Tick(interval) {
 		for _, c := range p.conns {
 			c.closeIdle(idle)
 		}

@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// relay moves bytes both ways until both are over, or one way has failed; begin is what was read of
-// inner, which is in the sandbox, already. It closes neither.
+// relay copies bytes in both directions until both have ended or one has failed. begin was already read
+// from inner, the connection of the sandbox. relay closes neither connection.
 func relay(inner, outer net.Conn, begin []byte, n *counter) {
 	if c, ok := inner.(*net.TCPConn); ok {
-		_ = c.SetWriteBuffer(innerBuffer) // else it is the kernel's
+		_ = c.SetWriteBuffer(innerBuffer) // failure leaves the kernel's default
 	}
 	back := make(chan struct{})
 	go func() {
@@ -29,34 +29,35 @@ func relay(inner, outer net.Conn, begin []byte, n *counter) {
 	<-back
 }
 
-// pass copies until the end, which it passes on; an error it passes on both ways as a reset.
+// pass copies until end of file and then closes that direction of to. After an error it resets both
+// connections.
 func pass(to, from net.Conn, moved *atomic.Int64) {
 	err := move(to, from, moved)
 	if half, ok := to.(interface{ CloseWrite() error }); ok && err == nil {
-		_ = half.CloseWrite() // it is closed already, then
+		_ = half.CloseWrite() // fails only if it is closed
 		return
 	}
 	reset(to, from)
 }
 
-// reset closes connections so that whoever is at the other end does not take that for the end of what is
-// sent (tcp(7), SO_LINGER). Unix sockets have no such thing.
+// reset closes connections with a reset, so that the peers do not mistake that for a regular end (tcp(7),
+// SO_LINGER). Unix sockets have no reset.
 func reset(conns ...net.Conn) {
 	for _, c := range conns {
 		if c, ok := c.(*net.TCPConn); ok {
-			_ = c.SetLinger(0) // it is closed already, then
+			_ = c.SetLinger(0) // fails only if it is closed
 		}
 		c.Close()
 	}
 }
 
-// innerBuffer is how many bytes may wait for a reader in the sandbox. The way there is short, so more of them
-// make nothing quicker: they only leave the processor's cache before they are read. Fewer than some
-// segments of 64 KiB would wait for acknowledgements.
+// innerBuffer is the size of the send buffer towards the sandbox. The loopback interface needs no more: a
+// larger buffer only exceeds the processor's cache. With less than a few segments of 64 KiB the sender
+// would wait for acknowledgements.
 const innerBuffer = 256 << 10
 
-// A way has a small piece of memory, and one of the large ones while what comes fills its own. There are
-// few of these, so that no number of connections takes more than some megabytes.
+// Each direction has a small buffer, and borrows a large one while reads fill its own. The number of
+// large buffers is limited, so that any number of connections needs only a few megabytes.
 const (
 	smallPiece = 16 << 10
 	largePiece = 512 << 10
@@ -67,12 +68,12 @@ var large = make(chan []byte, mostLarge)
 
 func init() {
 	for range mostLarge {
-		large <- nil // made when it is first wanted
+		large <- nil // allocated on first use
 	}
 }
 
-// move copies until the end. Large pieces are twice as quick as to have the kernel move the bytes
-// (splice(2)), which does so in segments of 64 KiB, each of which wakes both sides.
+// move copies until end of file. Large buffers are twice as fast as splice(2), which moves segments of
+// 64 KiB and wakes both sides for each.
 func move(to io.Writer, from io.Reader, moved *atomic.Int64) error {
 	small := make([]byte, smallPiece)
 	piece := small
@@ -101,7 +102,7 @@ func move(to io.Writer, from io.Reader, moved *atomic.Int64) error {
 				if piece == nil {
 					piece = make([]byte, largePiece)
 				}
-			default: // others have them
+			default: // all in use
 			}
 		case n < smallPiece && len(piece) == largePiece:
 			large <- piece
@@ -110,8 +111,8 @@ func move(to io.Writer, from io.Reader, moved *atomic.Int64) error {
 	}
 }
 
-// counted counts what goes over a connection to a host, for requests. No one connection of the sandbox
-// has such a one, so it is not ended with that; but each piece is small, and has its time to go.
+// counted counts the bytes of a connection to a host that serves HTTP requests. It does not belong to a
+// single connection of the sandbox and does not end with one, so each write has a deadline instead.
 type counted struct {
 	net.Conn
 	counter *counter
@@ -124,7 +125,7 @@ func (c *counted) Read(b []byte) (int, error) {
 }
 
 func (c *counted) Write(b []byte) (int, error) {
-	_ = c.SetWriteDeadline(time.Now().Add(idleBound)) // it takes deadlines
+	_ = c.SetWriteDeadline(time.Now().Add(idleBound))
 	n, err := c.Conn.Write(b)
 	c.counter.sent.Add(int64(n))
 	return n, err

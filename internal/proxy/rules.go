@@ -12,14 +12,14 @@ import (
 	"github.com/sbxrun/sbxrun/internal/network"
 )
 
-// rules say which hosts may be reached.
+// rules decide which hosts the sandbox may reach.
 type rules struct {
 	list    []network.Matcher
 	resolve func(ctx context.Context, name string) ([]netip.Addr, error)
 	own     func() ([]netip.Addr, error) // addresses of this host
 }
 
-// compile makes rules of what the user has listed.
+// compile compiles the rules of a list.
 func compile(list []network.Rule) (*rules, error) {
 	r := &rules{resolve: lookup, own: network.OwnAddresses}
 	for _, l := range list {
@@ -32,16 +32,16 @@ func compile(list []network.Rule) (*rules, error) {
 	return r, nil
 }
 
-// A refusal is why a host may not be reached.
+// A refusal is the reason why the sandbox may not reach a host.
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
 const notListed = refusal("not listed")
 
-// permits checks a host, as it was asked for, and returns the addresses that may be connected to.
-// It resolves the name, once: what is returned is what was checked. A [refusal], or the resolver's
-// error.
+// permits checks a requested host and returns the addresses to connect to. It resolves a name only
+// once, so that the returned addresses are the checked ones. The error is a [refusal], or the
+// resolver's.
 func (r *rules) permits(ctx context.Context, t target) ([]netip.Addr, error) {
 	if err := r.check(t); err != nil {
 		return nil, err
@@ -49,11 +49,13 @@ func (r *rules) permits(ctx context.Context, t target) ([]netip.Addr, error) {
 	if t.addr.IsValid() {
 		return []netip.Addr{t.addr}, nil
 	}
+	if t.host == network.HostName {
+		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}, nil
+	}
 	found, err := r.resolve(ctx, t.host)
 	if err != nil {
-		return nil, fmt.Errorf("cannot be resolved: %w", err)
+		return nil, fmt.Errorf("cannot resolve the name: %w", err)
 	}
-	local := t.host == "localhost" // and that is what was listed
 	own, err := r.ownAddresses()
 	if err != nil {
 		return nil, err
@@ -63,7 +65,7 @@ func (r *rules) permits(ctx context.Context, t target) ([]netip.Addr, error) {
 	for _, a := range found {
 		a = a.Unmap().WithZone("")
 		kind := network.Special(a, own)
-		if kind == "" || r.contains(a, t.port, own) || local && a.IsLoopback() {
+		if kind == "" || r.contains(a, t.port, own) {
 			good = append(good, a)
 		} else if why == "" {
 			why = fmt.Sprintf("it resolves to %s, %s, which is not listed itself", a, kind)
@@ -73,12 +75,12 @@ func (r *rules) permits(ctx context.Context, t target) ([]netip.Addr, error) {
 		return nil, refusal(why)
 	}
 	if len(good) == 0 {
-		return nil, errors.New("it has no address")
+		return nil, errors.New("the name has no address")
 	}
 	return good, nil
 }
 
-// check returns a [refusal] of a host that is not listed as it was asked for.
+// check returns a [refusal] if the requested name or address is not listed.
 func (r *rules) check(t target) error {
 	if !t.addr.IsValid() {
 		if !slices.ContainsFunc(r.list, func(l network.Matcher) bool { return l.Has(t.host, t.port) }) {
@@ -101,13 +103,13 @@ func (r *rules) contains(a netip.Addr, port uint16, own []netip.Addr) bool {
 func (r *rules) ownAddresses() ([]netip.Addr, error) {
 	own, err := r.own()
 	if err != nil {
-		return nil, fmt.Errorf("cannot be compared with the addresses of this host: %w", err)
+		return nil, fmt.Errorf("cannot list the addresses of this host: %w", err)
 	}
 	return own, nil
 }
 
-// lookup resolves a name as the host does. With a dot at the end it is not looked for in the host's
-// own domain as well (resolv.conf(5), search), where it could mean something else.
+// lookup resolves a name as the host does. The trailing dot prevents a search in the host's own domain
+// (resolv.conf(5)), where the name could mean another host.
 func lookup(ctx context.Context, name string) ([]netip.Addr, error) {
 	if strings.Contains(name, ".") {
 		name += "."

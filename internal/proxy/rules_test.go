@@ -75,12 +75,12 @@ func TestResolvedOnce(t *testing.T) {
 func TestPermits(t *testing.T) {
 	names := map[string]string{
 		"github.com": "151.101.0.223 2a04:4e42::223", "a.example.org": "93.184.215.14", "example.org": "93.184.215.14", "inside.corp": "10.1.2.3",
-		"rebind.example.org": "127.0.0.1", "half.example.org": "127.0.0.1 93.184.215.14", "localhost": "127.0.0.1 ::1", "own.example.org": "8.7.6.5",
+		"rebind.example.org": "127.0.0.1", "half.example.org": "127.0.0.1 93.184.215.14", "localhost": "127.0.0.1 ::1", "host.sbxrun.internal": "93.184.215.14", "own.example.org": "8.7.6.5",
 		"metadata.example.org": "169.254.169.254", "azure.example.org": "168.63.129.16", "mapped.example.org": "::ffff:127.0.0.1", "nat64.example.org": "64:ff9b::7f00:1",
 		"siit.example.org": "::ffff:0:7f00:1", "six.example.org": "fd00:ec2::254", "zero.example.org": "0.0.0.0", "shared.example.org": "100.100.100.200", "teredo.example.org": "2001:0:1::1", "sixtofour.example.org": "2002:7f00:1::", "compat.example.org": "::7f00:1",
 		"site.example.org": "fec0::1", "all.example.org": "255.255.255.255", "group.example.org": "224.0.0.1",
 	}
-	const list = "github.com,*.example.org,inside.corp:5432,10.1.2.3:5432,192.0.2.0/24:8443,[2001:db8::1]:443,localhost:8000"
+	const list = "github.com,*.example.org,inside.corp:5432,10.1.2.3:5432,192.0.2.0/24:8443,[2001:db8::1]:443,host.sbxrun.internal:8000,*.internal:9000"
 	for _, tt := range []struct{ ask, want string }{
 		{"github.com:443", "151.101.0.223,2a04:4e42::223"},
 		{"GitHub.com.:80", "151.101.0.223,2a04:4e42::223"},
@@ -101,8 +101,10 @@ func TestPermits(t *testing.T) {
 		{"[2001:db8::1]:443", "2001:db8::1"},
 		{"151.101.0.223:443", "not listed"}, // by its name alone
 		{"127.0.0.1:8000", "not listed"},
-		{"localhost:8000", "127.0.0.1,::1"},
-		{"localhost:80", "not listed"},
+		{"localhost:8000", "not listed"},
+		{"host.sbxrun.internal:8000", "127.0.0.1,::1"}, // without asking a resolver
+		{"host.sbxrun.internal:80", "not listed"},
+		{"host.sbxrun.internal:9000", "not listed"}, // by a rule for a domain
 		{"2130706433:443", "not listed"},
 		{"half.example.org:443", "93.184.215.14"},
 		{"rebind.example.org:443", "127.0.0.1, a loopback address"},

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SOCKS5 (RFC 1928) without authentication, and of its commands CONNECT alone. No library for it is
-// both kept and to be had without a UDP relay.
+// SOCKS5 (RFC 1928) without authentication, and only the command CONNECT. No maintained library comes
+// without a UDP relay.
 const (
 	socksVersion = 5
 
@@ -30,7 +30,7 @@ const (
 	socksNoAddrFormat = 8
 )
 
-// socks carries one connection out, whose first byte was read.
+// socks serves one connection, whose first byte was already read.
 func (s *server) socks(conn *net.TCPConn) {
 	t, code := socksTarget(conn)
 	if code != socksOK {
@@ -46,11 +46,11 @@ func (s *server) socks(conn *net.TCPConn) {
 	if socksReply(conn, socksOK) != nil {
 		return
 	}
-	_ = conn.SetReadDeadline(time.Time{}) // it takes deadlines
+	_ = conn.SetReadDeadline(time.Time{})
 	s.tunnel(conn, nil, up, t, n)
 }
 
-// socksTarget reads what is wanted.
+// socksTarget reads the request.
 func socksTarget(conn *net.TCPConn) (t target, code byte) {
 	var buf [256]byte
 	read := func(n int) bool {
@@ -60,7 +60,7 @@ func socksTarget(conn *net.TCPConn) (t target, code byte) {
 	if !read(1) || !read(int(buf[0])) {
 		return t, socksFailed
 	}
-	// Whatever else is offered: nobody but the sandbox reaches this.
+	// Ignore the offered methods: only the sandbox reaches this listener.
 	if _, err := conn.Write([]byte{socksVersion, socksNone}); err != nil {
 		return t, socksFailed
 	}
@@ -86,7 +86,7 @@ func socksTarget(conn *net.TCPConn) (t target, code byte) {
 	}
 	host := string(buf[:size])
 	if kind != socksName {
-		addr, _ := netip.AddrFromSlice(buf[:size]) // it has the size of one
+		addr, _ := netip.AddrFromSlice(buf[:size]) // its length is valid
 		host = addr.String()
 	}
 	if !read(2) {
@@ -113,7 +113,7 @@ func socksCode(err error) byte {
 	return socksUnreachable
 }
 
-// socksReply has no address, which no client needs.
+// socksReply sends a reply without an address, which no client needs.
 func socksReply(conn *net.TCPConn, code byte) error {
 	_, err := conn.Write([]byte{socksVersion, code, 0, socksIPv4, 0, 0, 0, 0, 0, 0})
 	return err

@@ -8,14 +8,14 @@ import (
 	"unicode"
 )
 
-// target is a host and a port as the sandbox asks for them.
+// target is a requested host and port.
 type target struct {
-	host string     // lower case, without a dot at the end
-	addr netip.Addr // if the host is one
+	host string     // lower case, without a trailing dot
+	addr netip.Addr // valid if the host is an address
 	port uint16
 }
 
-// parseTarget takes HOST:PORT; fallback is the port if there is none, 0 for an error then.
+// parseTarget parses HOST:PORT. fallback is the default port; 0 requires one.
 func parseTarget(s string, fallback uint16) (t target, ok bool) {
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
@@ -31,10 +31,10 @@ func parseTarget(s string, fallback uint16) (t target, ok bool) {
 	return newTarget(host, uint16(n))
 }
 
-// newTarget refuses what no name and no address is: with it the proxy would ask for one thing and
-// somebody else understand another.
+// newTarget rejects a host that is neither a name nor an address, which a server might interpret in
+// another way than this proxy.
 func newTarget(host string, port uint16) (t target, ok bool) {
-	// Unicode has other letters that become ASCII, or fold to it: U+212A becomes k.
+	// Some Unicode letters map to ASCII letters: U+212A becomes k.
 	if strings.ContainsFunc(host, func(r rune) bool { return r > unicode.MaxASCII }) {
 		return t, false
 	}

@@ -47,12 +47,12 @@ func TestHello(t *testing.T) {
 		want     string // the refusal
 	}{
 		{to: "www.example.org:443", name: "www.example.org"},
-		{to: "www.example.org:443", name: "other.example.org", want: "is another: other.example.org"},
+		{to: "www.example.org:443", name: "other.example.org", want: "differs: other.example.org"},
 		{to: "www.example.org:443", want: "without a server name"},
 		{to: "www.example.org:443", name: "other.example.org", ech: true, want: "is encrypted"},
 		{to: "192.0.2.1:443", name: "other.example.org", ech: true},
-		{to: "localhost:443", name: "LocalHost"},
-		{to: "localhost:443", name: "localho\u017ft", want: "is another"}, // which folds to s
+		{to: "host.example.org:443", name: "Host.Example.ORG"},
+		{to: "host.example.org:443", name: "ho\u017ft.example.org", want: "differs"}, // which folds to s
 		{to: "192.0.2.1:443"},
 	} {
 		config := &tls.Config{ServerName: tt.name, InsecureSkipVerify: tt.name == ""}

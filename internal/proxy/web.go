@@ -15,24 +15,25 @@ import (
 	"time"
 )
 
-// web speaks HTTP with the sandbox: CONNECT, requests to be passed on, and what comes in a tunnel
-// without TLS. Each request is checked by itself.
+// web serves HTTP to the sandbox: CONNECT, requests for other hosts, and plain HTTP in tunnels. It
+// checks each request.
 type web struct {
 	server  *server
 	http    http.Server
 	handed  chan net.Conn
 	forward *httputil.ReverseProxy
+	chained *httputil.ReverseProxy // by the proxy of this host
 }
 
-// tunneled is a tunnel that HTTP was found in.
+// tunneled is a tunnel with plain HTTP in it.
 type tunneled struct {
 	target
-	up      net.Conn // for the first request; nil once it is used
+	up      net.Conn // for the first request; nil after that
 	counter *counter
 	forward *httputil.ReverseProxy
 }
 
-// handedConn is a connection as the HTTP server has it.
+// handedConn is a connection in the hands of the HTTP server.
 type handedConn struct {
 	*net.TCPConn
 	begin  []byte
@@ -57,19 +58,20 @@ func (c *handedConn) Close() error {
 }
 
 type (
-	connKey    struct{} // of the connection of a request
-	requestKey struct{} // of the request's context, in one that outlives it
+	connKey    struct{} // context key for the connection of a request
+	requestKey struct{} // context key for the request's own context, in a context that outlives it
 )
 
 func newWeb(s *server) *web {
 	w := &web{server: s, handed: make(chan net.Conn)}
 	w.forward = newReverseProxy(&http.Transport{DialContext: w.dial})
+	w.chained = newReverseProxy(s.byUpstream())
 	w.http = http.Server{
 		Handler: w, ReadHeaderTimeout: beginBound, IdleTimeout: idleBound, MaxHeaderBytes: maxHeader,
-		ErrorLog:    log.New(io.Discard, "", 0), // what the sandbox does wrong is no news
+		ErrorLog:    log.New(io.Discard, "", 0), // the sandbox's errors are not worth logging
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		Protocols:   new(http.Protocols),
-		// OPTIONS * is for the host as well.
+		// OPTIONS * is for the host, too.
 		DisableGeneralOptionsHandler: true,
 	}
 	w.http.Protocols.SetHTTP1(true)
@@ -77,12 +79,12 @@ func newWeb(s *server) *web {
 	return w
 }
 
-// newReverseProxy passes requests on as they are, but for a change to another protocol: after that both
-// ends talk unheard, and in HTTP/2 (h2c) or TLS (RFC 2817) for any host.
+// newReverseProxy forwards requests unchanged, except for upgrades to another protocol than WebSocket:
+// after an upgrade the proxy sees no requests, and HTTP/2 (h2c) or TLS (RFC 2817) could address any
+// host.
 //
-// A connection to a host is made for as long as its request is there. Transport would go on with one
-// whose request is over, for another to have it: then connections being made are as many as a sandbox
-// can make requests, which it gives up, in the time of one.
+// A connection attempt ends with its request. Transport would continue it for the next request, so
+// that a sandbox could start any number of attempts by canceling requests.
 func newReverseProxy(t *http.Transport) *httputil.ReverseProxy {
 	dial := t.DialContext
 	t.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -93,7 +95,7 @@ func newReverseProxy(t *http.Transport) *httputil.ReverseProxy {
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out = r.Out.WithContext(context.WithValue(r.Out.Context(), requestKey{}, r.In.Context()))
 			r.Out.Host = r.In.Host
-			r.Out.URL.RawQuery = r.In.URL.RawQuery // ReverseProxy has dropped what it cannot parse, such as b=1;c=2
+			r.Out.URL.RawQuery = r.In.URL.RawQuery // ReverseProxy drops parameters that it cannot parse, such as b=1;c=2
 			if !strings.EqualFold(r.Out.Header.Get("Upgrade"), "websocket") {
 				r.Out.Header.Del("Upgrade")
 				r.Out.Header.Del("Connection")
@@ -111,7 +113,7 @@ func newReverseProxy(t *http.Transport) *httputil.ReverseProxy {
 	}
 }
 
-// Accept, Close and Addr make a listener of web, at which connections are that were accepted.
+// Accept, Close and Addr make web a listener for connections that serve hands over.
 func (w *web) Accept() (net.Conn, error) {
 	select {
 	case c := <-w.handed:
@@ -123,7 +125,7 @@ func (w *web) Accept() (net.Conn, error) {
 func (w *web) Close() error   { return nil }
 func (w *web) Addr() net.Addr { return &net.TCPAddr{} }
 
-// serve speaks HTTP on a connection until that is closed; begin was read of it already.
+// serve serves HTTP on a connection until it closes. begin was already read from it.
 func (w *web) serve(conn *net.TCPConn, begin []byte, tunnel *tunneled) {
 	c := &handedConn{TCPConn: conn, begin: begin, tunnel: tunnel, closed: make(chan struct{})}
 	if tunnel != nil {
@@ -139,8 +141,8 @@ func (w *web) serve(conn *net.TCPConn, begin []byte, tunnel *tunneled) {
 	}
 }
 
-// dial returns the tunnel's connection to the host, and a new one, to a host that was checked again,
-// if the host has closed that.
+// dial returns the tunnel's connection to the host. If the host has closed that, it checks the host
+// again and connects anew.
 func (t *tunneled) dial(ctx context.Context, s *server) (net.Conn, error) {
 	if up := t.up; up != nil {
 		t.up = nil
@@ -153,7 +155,7 @@ func (t *tunneled) dial(ctx context.Context, s *server) (net.Conn, error) {
 	return &counted{up, n}, nil
 }
 
-// dial makes a connection for a request that is passed on.
+// dial connects to the host of a request.
 func (w *web) dial(ctx context.Context, _, address string) (net.Conn, error) {
 	t, ok := parseTarget(address, 0)
 	if !ok {
@@ -166,7 +168,7 @@ func (w *web) dial(ctx context.Context, _, address string) (net.Conn, error) {
 	return &counted{conn, n}, nil
 }
 
-// ServeHTTP takes one request.
+// ServeHTTP handles one request.
 func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	conn := r.Context().Value(connKey{}).(*handedConn)
 	if fields(r.Header) > maxFields {
@@ -174,7 +176,7 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		http.Error(rw, "sbxrun: "+errFields.Error(), http.StatusRequestHeaderFieldsTooLarge)
 		return
 	}
-	rw.Header()["Content-Type"] = nil // net/http guesses none for an answer without one
+	rw.Header()["Content-Type"] = nil // prevent net/http from guessing one
 	switch {
 	case conn.tunnel != nil:
 		w.within(rw, r, conn.tunnel)
@@ -183,13 +185,13 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	case r.URL.Scheme == "http" && r.URL.Host != "":
 		w.pass(rw, r)
 	default:
-		http.Error(rw, "sbxrun: this is a proxy for HTTP, HTTPS by CONNECT, and SOCKS5", http.StatusBadRequest)
+		http.Error(rw, "sbxrun: this is a proxy for HTTP, CONNECT and SOCKS5", http.StatusBadRequest)
 	}
 }
 
-var errFields = fmt.Errorf("a header has more than %d fields", maxFields)
+var errFields = fmt.Errorf("the header has more than %d fields", maxFields)
 
-// fields counts the fields of a header, each repeated one as well.
+// fields counts the fields of a header, including repeated ones.
 func fields(h http.Header) (n int) {
 	for _, values := range h {
 		n += len(values)
@@ -197,7 +199,7 @@ func fields(h http.Header) (n int) {
 	return n
 }
 
-// connect makes a tunnel.
+// connect handles CONNECT.
 func (w *web) connect(rw http.ResponseWriter, r *http.Request, conn *handedConn) {
 	t, ok := parseTarget(r.Host, 0)
 	if !ok {
@@ -227,30 +229,37 @@ func (w *web) connect(rw http.ResponseWriter, r *http.Request, conn *handedConn)
 	w.server.tunnel(conn.TCPConn, begin, up, t, n)
 }
 
-// pass passes a request on to the host in its URL. Its Host header is not looked at (RFC 9112,
-// 3.2.2): the host gets the name of the URL.
+// pass forwards a request to the host in its URL. The Host header does not matter (RFC 9112, 3.2.2):
+// the host gets the name in the URL.
 func (w *web) pass(rw http.ResponseWriter, r *http.Request) {
 	t, ok := parseTarget(r.URL.Host, 80)
 	if !ok {
 		http.Error(rw, "sbxrun: no host in the URL", http.StatusBadRequest)
 		return
 	}
-	// A connection that is kept is to the same host, which is not resolved again; but that it is
-	// listed holds for each request, and the port too.
+	// A reused connection leads to the same host and port, without resolving the name again. The rules
+	// are checked for each request.
 	if err := w.server.rules.check(t); err != nil {
 		refuseHTTP(rw, w.server.refused(t, err))
 		return
 	}
 	r.URL.Host, r.Host = t.String(), r.URL.Host
-	w.forward.ServeHTTP(rw, r)
+	if proxy, err := w.server.upstream.of("http", t); err != nil {
+		refuseHTTP(rw, &hostError{t, err})
+	} else if proxy != nil {
+		n := w.server.counts.of(ofHost, t.String())
+		w.chained.ServeHTTP(rw, r.WithContext(context.WithValue(r.Context(), counterKey{}, n)))
+	} else {
+		w.forward.ServeHTTP(rw, r)
+	}
 }
 
-// within passes on what came in a tunnel, if it is for the host of the tunnel. To an address every
-// name may be sent, as in TLS.
+// within forwards a request in a tunnel, if it is for the host of the tunnel. In a tunnel to an address,
+// it may have any Host, as in TLS.
 func (w *web) within(rw http.ResponseWriter, r *http.Request, tunnel *tunneled) {
 	t, ok := parseTarget(r.Host, tunnel.port)
 	if r.Method == http.MethodConnect || !ok || t.host != tunnel.host && !tunnel.addr.IsValid() {
-		why := refusal("the Host of a request is another")
+		why := refusal("the Host header of a request names another host")
 		w.server.counts.refuse(tunnel.target, string(why))
 		rw.Header().Set("Connection", "close")
 		refuseHTTP(rw, &hostError{tunnel.target, why})
@@ -260,7 +269,7 @@ func (w *web) within(rw http.ResponseWriter, r *http.Request, tunnel *tunneled) 
 	tunnel.forward.ServeHTTP(rw, r)
 }
 
-// hostError is an error with its host.
+// hostError is an error about a host.
 type hostError struct {
 	target target
 	err    error
@@ -269,7 +278,7 @@ type hostError struct {
 func (e *hostError) Error() string { return e.target.String() + ": " + e.err.Error() }
 func (e *hostError) Unwrap() error { return e.err }
 
-// refuseHTTP answers with what is wrong.
+// refuseHTTP responds with an error.
 func refuseHTTP(rw http.ResponseWriter, err error) {
 	status := http.StatusBadGateway
 	if _, refused := errors.AsType[refusal](err); refused {

@@ -68,8 +68,8 @@ func (p *Parts) List(spec network.Spec, pol *room.Policy) error {
 func (p *Parts) Allowed() []network.Rule { return p.spec.Allow }
 
 // Variables are those that tell programs of the proxy.
-func (p *Parts) Variables() (vars []values.Var) {
-	for _, pair := range p.spec.Variables() {
+func (p *Parts) Variables(rootfs string) (vars []values.Var) {
+	for _, pair := range p.spec.Variables(rootfs) {
 		name, value, _ := strings.Cut(pair, "=")
 		vars = append(vars, values.Var{Name: name, Value: value})
 	}

@@ -117,7 +117,7 @@ func TestPublishRefuses(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 	r := harness.Run(t, harness.Options{}, "--cwd", "none", "--publish", address+":80", "true")
-	if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "address already in use; another program has the port; 0 in its place picks one") {
+	if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "address already in use; another program uses the port; 0 picks a free one") {
 		t.Errorf("exit code %d, %s", r.ExitCode, r.Stderr)
 	}
 	p.Signal(syscall.SIGTERM)

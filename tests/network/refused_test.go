@@ -207,8 +207,8 @@ func TestTopLevelDomain(t *testing.T) {
 	}
 }
 
-// If a server on the host's loopback interface is listed, programs reach it by the name localhost
-// through the proxy. Otherwise localhost is the sandbox's own.
+// Programs reach a listed server on the host's loopback interface at host.sbxrun.internal, while localhost
+// stays the sandbox's own.
 func TestLocalhost(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.HandlerFunc(serveWWW))
@@ -222,10 +222,10 @@ class Own(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args): pass
 own = http.server.HTTPServer(("127.0.0.1", ` + port + `), Own)
 threading.Thread(target=own.serve_forever, daemon=True).start()
-attempt("localhost", lambda: urllib.request.urlopen("http://localhost:` + port + `/x").read().decode().strip())
+for name in "localhost", "host.sbxrun.internal":
+    attempt(name, lambda: urllib.request.urlopen("http://" + name + ":` + port + `/x").read().decode().strip())
 `
-	expectLines(t, inLab(t, "localhost:"+port, code), "localhost: host localhost:"+port+" sni  path /x body 0")
-	expectLines(t, inLab(t, "www.example.org", code), "localhost: the sandbox's own")
+	expectLines(t, inLab(t, "host.sbxrun.internal:"+port, code), "localhost: the sandbox's own\nhost.sbxrun.internal: host host.sbxrun.internal:"+port+" sni  path /x body 0")
 }
 
 // Unlisted hosts are not reachable in any way.
