@@ -253,7 +253,7 @@ var bundles = []string{
 }
 
 // Variables returns the environment variables for the proxy: those of curl, git, pip, Go and others, those
-// of npm, and the one that makes Node.js use the first ones (22.21, or 24). Node.js and Python packages
+// of npm, and the one that makes Node.js use the first ones (22.21, or 24). Node.js, pip and others
 // have CA certificates of their own, so further variables name those of the system, which have the CA of
 // a company's proxy, if rootfs, the root directory of the sandbox, has them; "" is the host's.
 func (s *Spec) Variables(rootfs string) (pairs []string) {
@@ -269,7 +269,7 @@ func (s *Spec) Variables(rootfs string) (pairs []string) {
 		"npm_config_proxy="+proxy, "npm_config_https_proxy="+proxy, "npm_config_noproxy="+own, "NODE_USE_ENV_PROXY=1")
 	for _, bundle := range bundles {
 		if _, err := os.Stat(rootfs + bundle); err == nil {
-			return append(pairs, "NODE_EXTRA_CA_CERTS="+bundle, "REQUESTS_CA_BUNDLE="+bundle, "SSL_CERT_FILE="+bundle)
+			return append(pairs, "NODE_EXTRA_CA_CERTS="+bundle, "PIP_CERT="+bundle, "SSL_CERT_FILE="+bundle)
 		}
 	}
 	return pairs
