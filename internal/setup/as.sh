@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs one test binary as somebody else: go test -exec as.sh. check.sh sets
-#   SBXRUN_TEST_AS     the user id; 0 is reached by sudo, any other from root
-#   SBXRUN_TEST_ROOT   the source tree that go test runs in
+# Runs a test binary as another user, for go test -exec. other.sh sets
+#   SBXRUN_TEST_AS     the UID: 0 by sudo, any other from root
+#   SBXRUN_TEST_ROOT   the source tree in which go test runs
 #   SBXRUN_TEST_COPY   a copy of it that the user can read, with home and tmp beside it
 set -eu
 program=$1
@@ -10,9 +10,9 @@ if [ "$SBXRUN_TEST_AS" = 0 ]; then
     exec sudo -n env PATH="$PATH" HOME=/root SBXRUN_BIN="$SBXRUN_BIN" SBXRUN_TESTS_NO_SKIP="${SBXRUN_TESTS_NO_SKIP-}" \
         SBXRUN_SOAK="${SBXRUN_SOAK-}" SBXRUN_TESTS_SLOW="${SBXRUN_TESTS_SLOW-}" SBXRUN_BWRAP="${SBXRUN_BWRAP-}" "$program" "$@"
 fi
-# go test keeps the binary where only root can read it, and what it has compiled.
+# Only root can read the directory in which go test builds the binary.
 place=${SBXRUN_TEST_COPY%/tree}
-: "${place:?}" # or the tests would stay in /tests
+: "${place:?}" # otherwise it would be /tests
 mkdir -p "$place/tests"
 own=$place/tests/${program##*/}.$$
 cp "$program" "$own"

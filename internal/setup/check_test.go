@@ -46,6 +46,7 @@ func newFakes(t *testing.T, goTest string) *fakes {
 		put(t, filepath.Join(f.dir, "tree/internal/setup", name), "#!/bin/sh\n")
 	}
 	put(t, filepath.Join(f.dir, "tree/tests/manifests/go.mod"), "")
+	put(t, filepath.Join(f.dir, "tree/tests/bench/go.mod"), "")
 	put(t, filepath.Join(f.dir, "tree/tests/cluster/go.mod"), "")
 	put(t, filepath.Join(f.dir, "tree/internal/fuzz_test.go"), "func FuzzSome(f *testing.F) {\n")
 	fails := ""

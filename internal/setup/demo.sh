@@ -1,10 +1,10 @@
 #!/bin/sh
-# Runs the main job: the three process trees that kill(1) and timeout(1) leave
-# behind, each under bin/sbxrun with a deadline of one second, and its report.
+# Shows the main purpose: runs three process trees that survive kill(1) and timeout(1)
+# under bin/sbxrun with a deadline of one second, and prints the reports.
 set -eu
 cd "$(dirname "$0")/../.."
 
-# Root's sandboxes run as uid 65534, which a checkout that is closed to others lets in with -w alone.
+# Root's sandboxes run as uid 65534, which can enter a closed checkout only with -w.
 write=
 [ "$(id -u)" != 0 ] || [ -n "$(find . -maxdepth 0 -perm -005)" ] || write='-w '
 
@@ -26,7 +26,7 @@ for tree in tree-sleep tree-python tree-node; do
         grep -o "\"$member\":\({[^}]*}\|[^,}]*\)" "$report" | sed 's/^/    /'
     done
     if [ "$code" != 124 ] || ! grep -q '"verdict":"proven"' "$report"; then
-        echo "  this is not what it should be: exit code 124, verdict proven"
+        echo "  want exit code 124 and verdict proven"
         cat "$report"
         failed=1
     fi

@@ -1,22 +1,22 @@
-// Package setup holds the scripts behind the two commands of the README: what
-// brings a fresh machine to a first run, and what passes the tests.
+// Package setup contains the scripts behind setup.sh.
 //
-//	install.sh   installs what is missing, by the distribution's own package manager
-//	ready.sh     checks what go needs of the caller
-//	build.sh     builds bin/sbxrun
-//	demo.sh      runs the main job on the fixtures
-//	test.sh      runs the tests, as the user who calls it
-//	check.sh     lint, documents, and the tests that take long, as root and as an ordinary user
-//	suite.sh     go test for both of these, with what has failed at the end
-//	as.sh        go test's -exec for the other user
-//	lint.sh      go vet and staticcheck
-//	fuzz.sh      every fuzz target for a time
-//	dist/make.sh makes archives and packages
-//	dist/test.sh makes them twice, and installs them
-//	dist/arm64.sh tries the package for arm64
-//	vm/run.sh    boots a Debian kernel, with cgroup v2 alone, and runs a command in it
-//	vm/test.sh   runs the tests there
+//	install.sh     installs what is missing, with the distribution's package manager
+//	ready.sh       checks that go works
+//	build.sh       builds bin/sbxrun and bin/sbxrund
+//	demo.sh        runs the fixtures under sbxrun
+//	test.sh        runs the tests as the current user
+//	check.sh       runs lint, the race detector, slow tests, and the tests as the other user
+//	nightly.sh     runs what takes too long for every commit
+//	later.sh       lists the tests that test.sh, check.sh and nightly.sh share out
+//	suite.sh       runs go test, and prints the failures at the end
+//	as.sh          runs a test binary as the other user
+//	lint.sh        runs go vet and staticcheck
+//	fuzz.sh        runs every fuzz target
+//	dist/make.sh   makes archives and packages
+//	dist/test.sh   makes them twice, and installs them
+//	dist/arm64.sh  tries the package for arm64
+//	vm/run.sh      boots a Debian kernel, with cgroup v2 alone, and runs a command in it
+//	vm/test.sh     runs the tests there
 //
-// They are for a POSIX shell, because bash is among what is installed; those in vm
-// come later, and are for bash.
+// Those that run before install.sh are POSIX shell scripts, because it may have to install bash.
 package setup

@@ -1,5 +1,5 @@
-# Of the output of go test -v: what failed tests have printed, with their verdicts.
-# Tests that run side by side take turns; a line says whose turn it is.
+# Prints the output of failed tests, with their verdicts, from that of go test -v. The lines
+# of parallel tests alternate; a line with === names the test of the next ones.
 
 /^=== PAUSE / { next }
 /^=== / { name = $3; next }
@@ -7,7 +7,7 @@
 /^ *--- FAIL: / { printf "%s%s\n", text[$3], $0; delete text[$3]; next }
 /^(ok|PASS|\?) / || /^(PASS|FAIL)$/ { name = ""; next }
 /^FAIL/ {
-    # No verdict: a panic, a time limit, or it could not be compiled.
+    # No verdict: a panic, a timeout or a compile error.
     for (name in text) printf "%s", text[name]
     for (name in text) delete text[name]
     name = ""

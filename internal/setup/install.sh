@@ -4,13 +4,13 @@
 # usage: install.sh [--dry-run] [--test | --check]
 #
 #   --dry-run   only print the commands that would be run
-#   --test      also what test.sh alone needs
-#   --check     also what check.sh alone needs: shells whose completions are tried, what makes
-#               packages of the clients, and on Debian a browser
+#   --test      also what test.sh needs
+#   --check     also what check.sh needs: shells to test completions, tools to build packages
+#               of the clients, and on Debian a browser
 #
-# What is needed is looked up where sbxrun and the fixtures look, in /usr/bin and
-# its like and not in PATH: a python3 in a home directory is not visible in the
-# sandbox. SETUP_ROOT is another place than / to look in; the tests use it.
+# It looks for programs in /usr/bin and similar directories, as sbxrun and the fixtures do,
+# and not in PATH: a python3 in a home directory is not visible in the sandbox. The tests set
+# SETUP_ROOT to another root directory.
 set -eu
 
 root=${SETUP_ROOT:-}
@@ -32,8 +32,8 @@ die() {
     exit 1
 }
 
-# has NAME: a program of the system, or bash-completion, which is a file. An applet of
-# busybox does not count, its setpriv and unshare lack most options.
+# has NAME: whether a program of the system, or the file bash-completion, exists. An applet
+# of busybox does not count, because its setpriv and unshare lack most options.
 has() {
     if [ "$1" = bash-completion ]; then
         [ -e "$root/usr/share/$1/bash_completion" ]
@@ -50,7 +50,7 @@ has() {
     return 1
 }
 
-# The distribution, or the one it is made from.
+# Prints the distribution, or the one that it is based on.
 family() {
     [ -r "$root/etc/os-release" ] || return 0
     ids=$(. "$root/etc/os-release" && echo "${ID-} ${ID_LIKE-}")
@@ -63,7 +63,7 @@ family() {
     done
 }
 
-# package PROGRAM: the package that has it.
+# package PROGRAM: prints the package that contains it.
 package() {
     case $family/$1 in
     */bwrap) echo bubblewrap ;;
@@ -88,7 +88,7 @@ run() {
 }
 
 family=$(family)
-# A browser without windows is a package of Debian 12 and later. Elsewhere its tests are skipped.
+# The headless browser is a package of Debian 12 and later. Elsewhere its tests are skipped.
 if [ -n "$browser" ] && grep -q '^ID=debian$' "$root/etc/os-release" 2>/dev/null && ! grep -q '^VERSION_ID="\(9\|10\|11\)"' "$root/etc/os-release"; then
     tests="$tests $browser"
 fi

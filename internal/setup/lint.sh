@@ -1,8 +1,8 @@
 #!/bin/sh
-# Runs go vet and staticcheck, in each module. vet also reads what is compiled on arm64 alone.
+# Runs go vet and staticcheck in each module, and go vet also for arm64.
 set -eu
 cd "$(dirname "$0")/../.."
-# As build.sh builds: what it has compiled is not compiled again.
+# The flags of build.sh, to use its build cache.
 export CGO_ENABLED=0 GOFLAGS=-trimpath
 go vet -tags systemd,check ./...
 GOARCH=arm64 go vet -tags systemd,check ./...

@@ -1,11 +1,11 @@
 # shellcheck shell=sh
-# Sets up the other user, whom as.sh runs tests as: root, or one that nobody has. To be
-# sourced, in the source tree $root, with a directory $work that everybody can enter.
-# SBXRUN_TEST_AS stays empty if there is none.
+# Sets up the other user for as.sh: root, or an unused UID. To be sourced, in the source tree
+# $root, with a directory $work that everybody can enter. SBXRUN_TEST_AS stays empty if there
+# is no other user.
 export SBXRUN_TEST_AS=
-: "${root:?}" "${work:?}" # the caller's: without, it would be /tmp and /home that are given away below
+: "${root:?}" "${work:?}" # otherwise chown below would change /home and /tmp
 if [ "$(id -u)" = 0 ]; then
-    # With a copy that it can read: a checkout may be below /root.
+    # It needs a copy that it can read, because the checkout may be below /root.
     SBXRUN_TEST_AS=61000
     while getent passwd "$SBXRUN_TEST_AS" >/dev/null; do SBXRUN_TEST_AS=$((SBXRUN_TEST_AS + 1)); done
     mkdir "$work/tree" "$work/home" "$work/tmp"

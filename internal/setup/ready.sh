@@ -1,6 +1,5 @@
 #!/bin/sh
-# Checks what go needs of the caller, before anything is installed. go itself says which of its
-# calls has failed, and not what to do.
+# Checks that go works, before anything is installed, and says what to do if it does not.
 set -eu
 
 die() {
@@ -11,10 +10,10 @@ die() {
 
 command -v go >/dev/null || die "no go in PATH" "install Go 1.26 or later, https://go.dev/doc/install"
 case $(go version 2>&1) in
-*" go1."[0-9][" ".]* | *" go1.1"[0-9][" ".]* | *" go1.20"[" ".]*) # they cannot fetch a later one
+*" go1."[0-9][" ".]* | *" go1.1"[0-9][" ".]* | *" go1.20"[" ".]*) # cannot download a later one
     die "$(go version) is too old" "install Go 1.26 or later, https://go.dev/doc/install" ;;
 esac
-# What go.mod asks for, which it may not fetch (GOTOOLCHAIN=local).
+# Fails if go.mod requires a later Go and GOTOOLCHAIN=local forbids to download it.
 go list -m >/dev/null || die "$(go version) cannot build this" "install Go 1.26 or later, https://go.dev/doc/install, or let it fetch one: GOTOOLCHAIN=auto"
 tmp=${TMPDIR:-/tmp}
 [ -d "$tmp" ] && [ -w "$tmp" ] || die "cannot write to the directory for temporary files, $tmp" "set TMPDIR to a directory that you can write to"

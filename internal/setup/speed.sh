@@ -1,7 +1,7 @@
 # shellcheck shell=sh
-# Sets slow to how many times slower than usual this machine is at what tests do most, which is to
-# start processes: 1 to 4. A virtual machine without hardware support may take four times as long;
-# so may one that is busy. To be sourced. SBXRUN_TESTS_MACHINE, if it is set, is believed.
+# Sets slow to how many times slower than usual this machine starts processes: 1 to 4. A virtual
+# machine without hardware support, or a busy machine, may take four times as long. To be sourced.
+# SBXRUN_TESTS_MACHINE overrides the measurement.
 slow_ticks() {
     read -r up _ </proc/uptime
     echo "${up%.*}${up#*.}"

@@ -17,13 +17,13 @@ summary=
 note() { summary="$summary
 check: $*"; }
 
-# left_out WHAT: a step that cannot run here.
+# left_out WHAT: reports a step that cannot run here.
 left_out() {
     note "NOT RUN: $*"
     [ "${SBXRUN_TESTS_NO_SKIP-}" != 1 ] || status=1
 }
 
-# step NAME COMMAND...
+# step NAME COMMAND...: runs a step.
 step() {
     name=$1
     shift
@@ -57,8 +57,8 @@ joined() {
     step "$beside" sh -c 'cat "$1" && [ -e "$1.ok" ]' - "$work/beside"
 }
 
-# finish: repeats the end of each failed step, because a reader of a long log may have only its end, then prints the
-# summary and exits.
+# finish: repeats the last lines of each failed step, for readers who see only the end of the log, prints the summary
+# and exits.
 finish() {
     cat "$work/last"
     echo "$summary"
@@ -66,7 +66,7 @@ finish() {
 }
 
 suite=internal/setup/suite.sh
-machine=$(dpkg --print-architecture 2>/dev/null || :) # empty if this is not Debian
+machine=$(dpkg --print-architecture 2>/dev/null || :) # empty elsewhere than on Debian
 compiler=$(go env CC)
 race=
 if [ "$(go env CGO_ENABLED)" = 1 ] && command -v "${compiler%% *}" >/dev/null; then
@@ -77,8 +77,8 @@ export CGO_ENABLED=0 GOFLAGS=-trimpath
 quick="-ldflags=-s -vet=off -tags=check" # lint.sh runs go vet
 
 . internal/setup/speed.sh
-# Upper bounds of times are multiplied by these. Whole commands get more: three packages run at once, with
-# four tests each.
+# Factors for upper bounds of times. Tests of the command get more, because three packages run at once with four
+# tests each.
 near=2
 [ "$slow" = 1 ] || near=6
 bounds="env SBXRUN_TESTS_SLOW=${SBXRUN_TESTS_SLOW:-$((near * slow))}"

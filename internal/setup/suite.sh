@@ -1,10 +1,10 @@
 #!/bin/sh
-# Runs go test once, and prints how each package ended, all that failed tests have
-# printed, and last one line: how many passed, failed and were skipped.
+# Runs go test, and prints the result of each package, the output of failed tests, and last
+# the numbers of tests that passed, failed and were skipped.
 #
-# usage: suite.sh NAME ARG...    NAME is for that line, ARG are those of go test
+# usage: suite.sh NAME ARG...    NAME is for the last line, ARG are those of go test
 #
-# SBXRUN_TESTS_NO_SKIP=1, which CI sets, makes a failure of every skipped test.
+# With SBXRUN_TESTS_NO_SKIP=1, which CI sets, a skipped test is a failure.
 set -eu
 cd "$(dirname "$0")/../.."
 name=$1
@@ -14,8 +14,8 @@ trap 'rm -f "$log" "$log.result"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-# Verbose, because only then go test tells which tests it skipped. A package of tests hangs if it
-# takes half an hour: on a slow machine the longest takes a third of that.
+# Verbose, because otherwise go test does not report skipped tests. The longest package takes ten
+# minutes on a slow machine.
 {
     result=0
     go test -v -count=1 -timeout 30m "$@" 2>&1 || result=$?
