@@ -26,7 +26,7 @@ func TestWords(t *testing.T) {
 		{[]string{"--tmieout", "5", "true"}, "unknown flag --tmieout, did you mean --timeout?; see sbxrun --help"},
 		{[]string{"--network", "host", "true"}, "unknown flag --network: use --net; see sbxrun --help"},
 		{[]string{"-it", "bash"}, "unknown flag -it: the command reads stdin anyway; use -t for a terminal; see sbxrun --help"},
-		{[]string{"--volume", "/x:/y", "true"}, `"/x" is a path, and a volume has a name; --bind shows a directory of the host`},
+		{[]string{"--volume", "/x:/y", "true"}, `invalid volume name "/x": a path; to mount a directory of the host, use --bind`},
 		{[]string{"-C", "/tmp", "true"}, "unknown flag -C: use --workdir; see sbxrun --help"},
 		{[]string{"exec", "--net", "host", "box", "true"}, "unknown flag --net, which is a flag of run, start; see sbxrun exec --help"},
 	} {

@@ -543,7 +543,7 @@ func TestApplyUnread(t *testing.T) {
 		return
 	}
 	r.Expect(t, 74, "exited")
-	if r.Report.Error == nil || r.Report.Error.Code != "left-out" || !strings.Contains(string(r.Stderr), `"closed" cannot be read`) {
+	if r.Report.Error == nil || r.Report.Error.Code != "left-out" || !strings.Contains(string(r.Stderr), `cannot read "closed"`) {
 		t.Errorf("%v; %s", r.Report.Error, r.Stderr)
 	}
 	holds(t, filepath.Join(dir, "file"), "old\n")

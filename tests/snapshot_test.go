@@ -88,7 +88,7 @@ func TestSnapshot(t *testing.T) {
 			t.Errorf("rm: %s", r.Stderr)
 		}
 	}
-	if r := s.Run("start", "--from", "second"); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), `no snapshot "second"`) {
+	if r := s.Run("start", "--from", "second"); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), `no snapshot named "second"`) {
 		t.Errorf("removed: %d, %s", r.ExitCode, r.Stderr)
 	}
 	if r := s.Run("snapshot", "import", filepath.Join(s.Work, "second")); r.ExitCode != 0 {
@@ -234,15 +234,15 @@ func TestSnapshotRefused(t *testing.T) {
 		{[]string{"snapshot", "create", "box", "box"}, "unexpected argument box"},
 		{[]string{"snapshot", "create", "plain"}, "has no overlay"},
 		{[]string{"snapshot", "create", "box", "--name", "taken"}, "already"},
-		{[]string{"snapshot", "create", "box", "--name", "a/b"}, "cannot be the name of a snapshot"},
-		{[]string{"snapshot", "create", "box", "--max-size", "100"}, "more than"},
+		{[]string{"snapshot", "create", "box", "--name", "a/b"}, "invalid snapshot name"},
+		{[]string{"snapshot", "create", "box", "--max-size", "100"}, "exceed"},
 		{[]string{"snapshot", "rm"}, "no snapshot given"},
-		{[]string{"snapshot", "rm", "none"}, `no snapshot "none"`},
-		{[]string{"snapshot", "export", "none", "-"}, `no snapshot "none"`},
-		{[]string{"snapshot", "export", "taken", bad}, "already exists, and is not overwritten"},
-		{[]string{"snapshot", "import", bad}, "refused"},
-		{[]string{"start", "--from", "none"}, `no snapshot "none"`},
-		{[]string{"run", "--from", "none", "true"}, `no snapshot "none"`},
+		{[]string{"snapshot", "rm", "none"}, `no snapshot named "none"`},
+		{[]string{"snapshot", "export", "none", "-"}, `no snapshot named "none"`},
+		{[]string{"snapshot", "export", "taken", bad}, "already exists"},
+		{[]string{"snapshot", "import", bad}, "invalid layer"},
+		{[]string{"start", "--from", "none"}, `no snapshot named "none"`},
+		{[]string{"run", "--from", "none", "true"}, `no snapshot named "none"`},
 	} {
 		r := s.Run(tt.args...)
 		if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), tt.want) || strings.Count(string(r.Stderr), "\n") != 1 || !strings.HasPrefix(string(r.Stderr), "sbxrun: error: ") {

@@ -87,8 +87,8 @@ func TestVolume(t *testing.T) {
 		t.Errorf("%s %v", out, err)
 	}
 	v.sbxrun(0, "", "volume", "rm", "one")
-	v.sbxrun(125, "there is no volume", "volume", "rm", "one")
-	v.sbxrun(125, "is a path, and a volume has a name", "volume", "rm", "../volumes")
+	v.sbxrun(125, "no volume named", "volume", "rm", "one")
+	v.sbxrun(125, "invalid volume name", "volume", "rm", "../volumes")
 	for _, wrong := range []string{"../x:/data", ".x:/data", "a", "a:relative", "a:/data:rw", "a:/proc/x"} {
 		if r := v.run(wrong, "true"); r.ExitCode != 125 {
 			t.Errorf("%s: %d %s", wrong, r.ExitCode, r.Stderr)
@@ -136,7 +136,7 @@ func TestVolumeUnsynced(t *testing.T) {
 	v.o.Wrap = []string{"python3", "-c", unsynced, strconv.Itoa(unix.SYS_SYNCFS)}
 	for script, code := range map[string]int{"true": 74, "exit 3": 3} {
 		r := v.run("one:/data", script)
-		if e := r.Report.Error; r.ExitCode != code || e == nil || e.Code != "volume" || !strings.Contains(string(r.Stderr), `the volume "one" may not be on the disk: input/output error`) {
+		if e := r.Report.Error; r.ExitCode != code || e == nil || e.Code != "volume" || !strings.Contains(string(r.Stderr), `cannot sync the volume "one": input/output error`) {
 			t.Errorf("%s: %d, %+v, %s", script, r.ExitCode, e, r.Stderr)
 		}
 	}
@@ -161,7 +161,7 @@ os.makedirs("c/c"); open("c/c/f", "w"); os.chmod("c/c", 0); os.chmod("c", 0)
 '`).Expect(t, 0, "exited")
 	// Terabytes of holes don't fill the disk with zeros.
 	v.run("bad:/tmp", "truncate -s 4T /tmp/holes").Expect(t, 0, "exited")
-	v.sbxrun(125, "is mostly holes", "volume", "export", "bad", v.dir+"/out.tar")
+	v.sbxrun(125, "consists mostly of holes", "volume", "export", "bad", v.dir+"/out.tar")
 	if names, _ := filepath.Glob(v.dir + "/*.tar"); len(names) != 0 {
 		t.Errorf("left: %q", names)
 	}

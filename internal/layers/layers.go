@@ -1,15 +1,16 @@
-// Package layers packs the upper layer of an overlay as a tar, compressed, and makes a layer of one
-// again that overlayfs takes as a lower one.
+// Package layers packs the upper layer of an overlay as a compressed tar, and unpacks it to a
+// lower layer for overlayfs.
 //
-// The tar is as others write and read layers (OCI image specification, layer.md): what is deleted is
-// an empty file .wh.NAME, and a directory that hides what is below it has .wh..wh..opq in it.
-// Equal layers make equal tars: names are sorted, all belongs to user 0, and times of access are
-// left out. So their hashes are equal too, and the store has them once. Not kept are sockets,
-// named pipes and devices, setuid, setgid and sticky bits, and extended attributes.
+// The tar follows the OCI image specification (layer.md): an empty file .wh.NAME stands for a
+// deletion, and a file .wh..wh..opq hides the contents of its directory in lower layers. Equal
+// layers make equal tars, because names are sorted, all files belong to user 0, and access times are
+// left out. Their hashes are therefore equal, and the store keeps them once. Sockets, named
+// pipes, devices, setuid, setgid and sticky bits, and extended attributes are not kept.
 //
-// A payload has written what is packed, and may still write to it: package tree reads it. What is
-// unpacked may come from another machine: only names are taken that lead nowhere else, and kinds
-// that a layer has, into a directory that nobody else can reach; and no more than was announced.
+// A command has written the layer to pack, and may still be writing to it, so package tree reads it.
+// A layer to unpack may come from another machine: it is unpacked to a private directory, only names
+// that stay inside it and file types that occur in layers are accepted, and no more data than
+// announced.
 package layers
 
 import (
@@ -20,11 +21,11 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// Count is what a tar has, or may have at most.
+// Count is the size of a tar, or its maximum.
 type Count struct {
-	Bytes   int64 // of the tar
+	Bytes   int64 // size of the tar
 	Entries int
-	LeftOut int // sockets, named pipes and devices; of what is packed
+	LeftOut int // sockets, named pipes and devices that were not packed
 }
 
 const (
@@ -34,15 +35,15 @@ const (
 )
 
 func refused(format string, args ...any) error {
-	return &result.Error{Code: "damaged", Message: "the layer is refused: " + fmt.Sprintf(format, args...)}
+	return &result.Error{Code: "damaged", Message: "invalid layer: " + fmt.Sprintf(format, args...)}
 }
 
-// cleanName checks the name of an entry, and returns it in its shortest form.
+// cleanName checks the name of an entry and removes a trailing slash.
 func cleanName(name string) (string, error) {
 	clean := strings.TrimSuffix(name, "/")
 	if clean == "" || len(clean) > maxName || path.IsAbs(clean) || path.Clean(clean) != clean || clean == "." || clean == ".." ||
 		strings.HasPrefix(clean, "../") || strings.ContainsRune(clean, 0) || strings.Count(clean, "/") >= maxDepth {
-		return "", refused("an entry is called %.80q", name)
+		return "", refused("invalid name %.80q", name)
 	}
 	return clean, nil
 }

@@ -56,7 +56,7 @@ func pack(t testing.TB, dir string) ([]byte, Count) {
 	return b.Bytes(), c
 }
 
-// listing is what a directory has, as lines.
+// listing describes the files in a directory, one per line.
 func listing(t testing.TB, dir string) string {
 	t.Helper()
 	var all strings.Builder
@@ -95,7 +95,7 @@ func listing(t testing.TB, dir string) string {
 	return all.String()
 }
 
-// upper makes an upper layer with all that there can be.
+// upper creates an upper layer with all types of entries.
 func upper(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -126,7 +126,7 @@ func upper(t testing.TB) string {
 	return dir
 }
 
-// A layer that is packed and unpacked is the same, and packs to the same bytes.
+// A packed and unpacked layer is the same, and packs to the same bytes.
 func TestPackUnpack(t *testing.T) {
 	dir := upper(t)
 	text, c := pack(t, dir)
@@ -160,7 +160,7 @@ func TestPackUnpack(t *testing.T) {
 	}
 }
 
-// Sockets and named pipes are left out, nobody waits for one, and bits and attributes are dropped.
+// Packing drops sockets, named pipes, special bits and attributes, and does not block.
 func TestPackDrops(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -188,7 +188,7 @@ func TestPackDrops(t *testing.T) {
 	}
 }
 
-// What is packed can be unpacked, up to the deepest and the longest; and a time that no calendar has.
+// Everything that can be packed can be unpacked: the deepest and longest paths, and extreme times.
 func TestPackBounds(t *testing.T) {
 	for name, unit := range map[string]string{"deep": "d", "long": strings.Repeat("n", 200)} {
 		dir := t.TempDir()
@@ -196,7 +196,7 @@ func TestPackBounds(t *testing.T) {
 		for n := 1; n < maxDepth+5 && !refused; n++ {
 			at := filepath.Join(dir, strings.Repeat(unit+"/", n))
 			if len(at)+unix.NAME_MAX >= unix.PathMax {
-				break // and so no longer than what can be made by a path
+				break // the longest path that can be created
 			}
 			must(t, os.Mkdir(at, 0o755), os.WriteFile(at+"/"+strings.Repeat("f", 255), nil, 0o600))
 			must(t, unix.UtimesNanoAt(unix.AT_FDCWD, at, []unix.Timespec{{Sec: 1 << 62}, {Sec: 1 << 62}}, 0))
@@ -221,7 +221,7 @@ func TestPackBounds(t *testing.T) {
 	}
 }
 
-// Directories nested without end are refused before anything is.
+// Directories that are nested too deeply are rejected.
 func TestPackDeep(t *testing.T) {
 	dir := t.TempDir()
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -238,7 +238,7 @@ func TestPackDeep(t *testing.T) {
 	}
 }
 
-// hostile are archives that a payload, or another machine, may have made.
+// hostile are archives that a command or another machine may have made.
 var hostile = map[string][]tar.Header{
 	"absolute":          {{Typeflag: tar.TypeReg, Name: "/new", Size: 1}},
 	"leads out":         {{Typeflag: tar.TypeReg, Name: "../new", Size: 1}},
@@ -287,7 +287,7 @@ func archive(headers []tar.Header) []byte {
 	return b.Bytes()
 }
 
-// within makes a directory beside which there is something to be kept out of.
+// within creates a directory next to files that must not change.
 func within(t testing.TB) (inside, root string) {
 	t.Helper()
 	root = t.TempDir()
@@ -322,7 +322,7 @@ func TestUnpackHostile(t *testing.T) {
 	}
 }
 
-// What others have packed is taken, if it is a layer.
+// Archives of other tools are accepted if they are layers.
 func TestUnpackOthers(t *testing.T) {
 	inside, _ := within(t)
 	_, err := Unpack(bytes.NewReader(archive([]tar.Header{{Typeflag: tar.TypeDir, Name: "./"}, {Typeflag: tar.TypeDir, Name: "d/", Mode: 0o7777}, {Typeflag: tar.TypeReg, Name: "d/f", Size: 3, Mode: 0o6711, Uid: 5}, {Typeflag: tar.TypeReg, Name: "d/.wh..wh..opq"}, {Typeflag: tar.TypeReg, Name: "d/.wh.x"}})), open(t, inside), nil, plenty)
@@ -381,8 +381,8 @@ type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, unix.ENOSPC }
 
-// FuzzUnpack: whatever a stream has, nothing is written outside, no device is made but 0/0, and the
-// bounds hold.
+// Whatever the stream contains, Unpack writes nothing outside, creates no device but 0/0, and respects the
+// bounds.
 func FuzzUnpack(f *testing.F) {
 	for _, headers := range hostile {
 		f.Add(archive(headers))
@@ -409,7 +409,7 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-// Packing ends with its context, also within one file.
+// Packing ends when its context is done, also within a file.
 func TestPackEnds(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 8<<20), 0o600); err != nil {

@@ -14,12 +14,12 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// Pack writes the tar of an upper layer, whose directory is upper, which stays the caller's.
-// It ends with the cause of ctx when that is done.
+// Pack writes the tar of an upper layer, whose directory is upper. The caller keeps and closes
+// upper. Pack returns the cause of ctx when that is done.
 func Pack(ctx context.Context, upper *os.File, to io.Writer, most Count) (c Count, err error) {
 	a := tree.NewLayer(until{ctx, to}, most.Bytes)
 	defer func() { c.Bytes, c.Entries = a.Bytes(), a.Entries }()
-	// No deeper, and no longer, than what is unpacked.
+	// The same bounds as for unpacking.
 	walk := tree.Walk{Entries: most.Entries, Text: maxText, Depth: maxDepth - 1, Path: maxName - unix.NAME_MAX - 1 - len(tree.Whiteout), Files: true}
 	root := proc.Descriptor(upper)
 	if tree.Opaque(root) {
@@ -35,7 +35,7 @@ func Pack(ctx context.Context, upper *os.File, to io.Writer, most Count) (c Coun
 			return c, err
 		}
 		if a.Entries > most.Entries {
-			return c, tree.TooLarge("the snapshot would have more than %d entries", most.Entries)
+			return c, tree.TooLarge("the snapshot would exceed %d entries", most.Entries)
 		}
 	}
 	return c, a.Close()
@@ -79,11 +79,11 @@ func packEntry(a *tree.Archive, e *tree.Entry, leftOut *int) error {
 	return nil
 }
 
-// unreadable words why something cannot be packed.
+// unreadable returns an error for a file that cannot be packed.
 func unreadable(name string, err error) error {
-	e := &result.Error{Code: "failed", Message: fmt.Sprintf("cannot read %.200q of the upper layer: %v", name, err), Err: err}
+	e := &result.Error{Code: "failed", Message: fmt.Sprintf("cannot read %.200q in the upper layer: %v", name, err), Err: err}
 	if errors.Is(err, unix.EACCES) {
-		e.Hint = "its mode lets not even its owner read it: chmod u+r it in the sandbox"
+		e.Hint = "make it readable for its owner in the sandbox: chmod u+r"
 	}
 	return e
 }

@@ -12,11 +12,11 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// Check reads a tar as Unpack does, and makes nothing of it. That names exist only once, or are
-// there at all, the file system alone tells.
+// Check reads a tar as Unpack does, without unpacking it. Only Unpack detects duplicate and
+// missing names.
 func Check(from io.Reader, most Count) (Count, error) { return read(from, nothing{}, most) }
 
-// maker makes of each entry what it is. Names are clean; content is read to its end by the caller.
+// maker handles the entries of a tar. Names are clean; file must read the content to its end.
 type maker interface {
 	dir(name string, h *tar.Header) error
 	file(name string, h *tar.Header, content io.Reader) error
@@ -26,15 +26,15 @@ type maker interface {
 	opaque(dir string) error
 }
 
-// read goes through a tar to its end.
+// read reads a tar to its end.
 func read(from io.Reader, to maker, most Count) (c Count, err error) {
 	in := &limited{r: from, left: most.Bytes}
 	archive := tar.NewReader(in)
-	var content int64 // sparse files have more than the tar
+	var content int64 // sparse files can be larger than the tar
 	for {
 		h, err := archive.Next()
 		if err == io.EOF {
-			// What follows the end of the archive is part of what was hashed, and counts.
+			// Data after the end of the archive is part of the hash, and counts.
 			_, err := io.Copy(io.Discard, in)
 			c.Bytes = in.n
 			return c, err
@@ -43,10 +43,10 @@ func read(from io.Reader, to maker, most Count) (c Count, err error) {
 			return c, broken(err)
 		}
 		if c.Entries++; c.Entries > most.Entries {
-			return c, refused("it has more than %d entries", most.Entries)
+			return c, refused("more than %d entries", most.Entries)
 		}
 		if content += h.Size; h.Size < 0 || content < 0 || content > most.Bytes {
-			return c, refused("its files have more than %d bytes", most.Bytes)
+			return c, refused("files of more than %d bytes", most.Bytes)
 		}
 		if err := entry(h, archive, to); err != nil {
 			return c, err
@@ -54,10 +54,10 @@ func read(from io.Reader, to maker, most Count) (c Count, err error) {
 	}
 }
 
-// entry makes what one header says.
+// entry handles the entry of one header.
 func entry(h *tar.Header, content io.Reader, to maker) error {
 	if path.Clean(h.Name) == "." && h.Typeflag == tar.TypeDir {
-		return nil // the layer itself, which other tools list
+		return nil // the top directory, which other tools list
 	}
 	name, err := cleanName(h.Name)
 	if err != nil {
@@ -69,7 +69,7 @@ func entry(h *tar.Header, content io.Reader, to maker) error {
 		return to.dir(name, h)
 	case tar.TypeSymlink:
 		if h.Linkname == "" || len(h.Linkname) >= unix.PathMax || strings.ContainsRune(h.Linkname, 0) {
-			return refused("the target of link %.80q is %.80q", name, h.Linkname)
+			return refused("link %.80q has an invalid target %.80q", name, h.Linkname)
 		}
 		return to.symlink(name, h)
 	case tar.TypeLink:
@@ -80,23 +80,23 @@ func entry(h *tar.Header, content io.Reader, to maker) error {
 		return to.link(name, first)
 	case tar.TypeReg:
 	default:
-		return refused("%.80q is neither a file, nor a directory, nor a link", name)
+		return refused("%.80q is neither a file nor a directory nor a link", name)
 	}
 	hidden, special := strings.CutPrefix(base, tree.Whiteout)
 	switch {
 	case !special || h.PAXRecords[tree.Kind] == tree.KindFile:
 		return to.file(name, h, content)
 	case h.Size != 0:
-		return refused("%.80q deletes, and has content", name)
+		return refused("%.80q is a deletion with content", name)
 	case base == tree.OpaqueMarker && h.PAXRecords[tree.Kind] == "":
 		return to.opaque(strings.TrimSuffix(dir, "/"))
 	case hidden == "" || hidden == "." || hidden == "..":
-		return refused("%.80q deletes nothing", name)
+		return refused("%.80q is a deletion without a name", name)
 	}
 	return to.deleted(dir + hidden)
 }
 
-// limited reads so many bytes, and more is an error.
+// limited returns an error when there is more to read than allowed.
 type limited struct {
 	r       io.Reader
 	n, left int64
@@ -106,14 +106,14 @@ func (l *limited) Read(b []byte) (int, error) {
 	n, err := l.r.Read(b)
 	l.n += int64(n)
 	if l.left -= int64(n); l.left < 0 {
-		return 0, refused("it has more bytes than it should")
+		return 0, refused("more bytes than announced")
 	}
 	return n, err
 }
 
 func broken(err error) error {
 	if errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, tar.ErrFieldTooLong) || errors.Is(err, tar.ErrInsecurePath) {
-		return refused("it cannot be read as tar: %v", err)
+		return refused("not a tar: %v", err)
 	}
 	return err
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// Write packs the upper layer of an overlay into a file, which stays the caller's. Of what was left
-// out the layer says nothing. It ends with the cause of ctx when that is done.
+// Write packs the upper layer of an overlay into a file, which the caller keeps and closes. leftOut is the
+// number of files that were not packed. Write returns the cause of ctx when that is done.
 func Write(ctx context.Context, file, upper *os.File, most int64) (l snapshots.Layer, leftOut int, err error) {
 	w, err := NewWriter(&bounded{to: file, left: most, full: snapshots.Full(most)})
 	if err != nil {
@@ -29,13 +29,13 @@ func Write(ctx context.Context, file, upper *os.File, most int64) (l snapshots.L
 	count, err := Pack(ctx, upper, w, Count{Bytes: most, Entries: snapshots.MaxEntries})
 	sum, size, failed := w.Close()
 	if failed != nil {
-		err = failed // the packing has failed for nothing else
+		err = failed // the cause of Pack's error
 	}
 	return snapshots.Layer{SHA256: sum, Size: size, Bytes: count.Bytes, Entries: count.Entries}, count.LeftOut, err
 }
 
-// bounded writes so many bytes, and has the disk begin with them at once: what is synced in the
-// end is the rest.
+// bounded writes a limited number of bytes. It starts writing them to the disk at once, so that the
+// final sync is short.
 type bounded struct {
 	to   *os.File
 	at   int64
@@ -51,13 +51,13 @@ func (b *bounded) Write(p []byte) (int, error) {
 	if err != nil {
 		return n, snapshots.Failed(err)
 	}
-	// Where there is no such call for a file, nothing is lost: it is synced all the same.
+	// An error does not matter, because the file is synced at the end.
 	_ = unix.SyncFileRange(int(b.to.Fd()), b.at, int64(n), unix.SYNC_FILE_RANGE_WRITE)
 	b.at += int64(n)
 	return n, err
 }
 
-// manifestName is of what comes first in an archive of a snapshot; its layers follow.
+// Names in the archive of a snapshot, whose first file is the manifest.
 const (
 	manifestName = "manifest.json"
 	layersDir    = "layers/"
@@ -68,7 +68,7 @@ const (
 // Export writes a snapshot as one tar: its manifest, and its layers as the store has them.
 func Export(s *snapshots.Store, m *snapshots.Manifest, to io.Writer) error {
 	out := *m
-	out.ExpiresAt, out.Imported = "", false // that is up to whoever takes it
+	out.ExpiresAt, out.Imported = "", false // depends on the importer
 	text, err := result.JSON(out)
 	if err != nil {
 		return err
@@ -101,14 +101,14 @@ func exportLayer(s *snapshots.Store, l snapshots.Layer, w *tar.Writer, at time.T
 	if n, err := io.Copy(w, from); err != nil {
 		return err
 	} else if n != l.Size {
-		return refused("%.12s has %d bytes in the store, not %d", l.SHA256, n, l.Size)
+		return refused("layer %.12s has %d bytes in the store, not %d", l.SHA256, n, l.Size)
 	}
 	return nil
 }
 
-// Import reads what Export has written, checks all of it, and only then gives it a name. It gets
-// an id of its own, and name in place of its own one unless that is "". All the store's layers
-// may then have most bytes together, and so may each be unpacked.
+// Import reads an archive written by Export and checks all of it before it becomes visible. The snapshot
+// gets a new ID, and name replaces its own name unless name is "". most bounds all layers of the store
+// together, and the unpacked size of each new layer.
 func Import(s *snapshots.Store, from io.Reader, name string, ttl time.Duration, most int64) (*snapshots.Manifest, error) {
 	archive := tar.NewReader(from)
 	theirs, err := importManifest(archive)
@@ -118,7 +118,7 @@ func Import(s *snapshots.Store, from io.Reader, name string, ttl time.Duration, 
 	if name == "" {
 		name = theirs.Name
 	}
-	if theirs.Size() > most { // before any of it is written
+	if theirs.Size() > most { // before writing anything
 		return nil, snapshots.Full(most)
 	}
 	m, err := snapshots.NewManifest(name, ttl)
@@ -164,7 +164,7 @@ func importManifest(archive *tar.Reader) (*snapshots.Manifest, error) {
 		return nil, broken(err)
 	}
 	if h.Name != manifestName || h.Typeflag != tar.TypeReg || h.Size > maxManifest {
-		return nil, refused("the archive begins with %.80q, and not with a manifest: it is no snapshot", h.Name)
+		return nil, refused("not a snapshot: the archive begins with %.80q, not with a manifest", h.Name)
 	}
 	text, err := io.ReadAll(archive)
 	if err != nil {
@@ -173,15 +173,15 @@ func importManifest(archive *tar.Reader) (*snapshots.Manifest, error) {
 	return snapshots.Parse(text)
 }
 
-// wanted returns what is said of the layer that comes next, if it is one of the snapshot's, and new: in all
-// places of the manifest that have it, which must say the same.
+// wanted returns the manifest's entries for the next layer, which may occur several times. It returns an error
+// unless the layer belongs to the snapshot and is new.
 func wanted(m *snapshots.Manifest, h *tar.Header, drafts map[string]*snapshots.Draft) (said []snapshots.Layer, err error) {
 	hash, ok := strings.CutSuffix(strings.TrimPrefix(h.Name, layersDir), layerSuffix)
 	if !ok || h.Typeflag != tar.TypeReg || h.Name != layersDir+hash+layerSuffix {
-		return nil, refused("the archive has %.80q in it", h.Name)
+		return nil, refused("unexpected file %.80q in the archive", h.Name)
 	}
 	if drafts[hash] != nil {
-		return nil, refused("layer %.12s comes twice", hash)
+		return nil, refused("duplicate layer %.12s", hash)
 	}
 	for _, t := range m.Trees {
 		for _, l := range t.Layers {
@@ -196,7 +196,7 @@ func wanted(m *snapshots.Manifest, h *tar.Header, drafts map[string]*snapshots.D
 	return nil, refused("the manifest has no layer %.12s of %d bytes", hash, h.Size)
 }
 
-// importLayer keeps a layer, if it is what is said of it.
+// importLayer stores a layer if it matches its entries in the manifest.
 func importLayer(s *snapshots.Store, from io.Reader, said []snapshots.Layer, size, most int64) (d *snapshots.Draft, err error) {
 	if size > most {
 		return nil, snapshots.Full(most)
@@ -209,7 +209,7 @@ func importLayer(s *snapshots.Store, from io.Reader, said []snapshots.Layer, siz
 			err = result.All(err, d.Close())
 		}
 	}()
-	// To the disk and then back: what is read for the check is what is kept.
+	// Read it back from the disk, so that the stored data is what is checked.
 	if _, err := io.Copy(d.File, from); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return d, snapshots.Failed(err)
 	} else if err != nil {
@@ -226,7 +226,7 @@ func importLayer(s *snapshots.Store, from io.Reader, said []snapshots.Layer, siz
 	return d, verify(d.File, said)
 }
 
-// verify reads a packed layer, and compares it with what is said of it.
+// verify compares a packed layer with its entries in the manifest.
 func verify(from io.Reader, said []snapshots.Layer) error {
 	r, err := NewReader(from)
 	if err != nil {
@@ -235,7 +235,7 @@ func verify(from io.Reader, said []snapshots.Layer) error {
 	defer r.Close()
 	for _, l := range said[1:] {
 		if l != said[0] {
-			return refused("the manifest contradicts itself about %.12s", l.SHA256)
+			return refused("the manifest has contradictory entries for layer %.12s", l.SHA256)
 		}
 	}
 	got, err := Check(r, Count{Bytes: said[0].Bytes, Entries: said[0].Entries})
@@ -247,13 +247,13 @@ func verify(from io.Reader, said []snapshots.Layer) error {
 
 func compare(l snapshots.Layer, got Count, sum string) error {
 	if sum != l.SHA256 || got.Bytes != l.Bytes || got.Entries != l.Entries {
-		return refused("%.12s is not what its name says: it has %d bytes, %d entries and the hash %.12s", l.SHA256, got.Bytes, got.Entries, sum)
+		return refused("layer %.12s does not match its manifest: %d bytes, %d entries, hash %.12s", l.SHA256, got.Bytes, got.Entries, sum)
 	}
 	return nil
 }
 
-// Ensure unpacks a layer for its owner, nil for this process's user, if nobody has in this boot. Whoever
-// needs it holds it then ([snapshots.Store.Unpacked]).
+// Ensure unpacks a layer for its owner, or this process's user if that is nil, unless it was unpacked in this
+// boot. To use it, hold it with [snapshots.Store.Unpacked].
 func Ensure(s *snapshots.Store, l snapshots.Layer, owner *proc.Cred) error {
 	o := proc.Cred{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
 	if owner != nil {

@@ -67,7 +67,7 @@ func entries(t testing.TB, dir, sub string) []string {
 	return names
 }
 
-// Snapshots that share their layers take room all the same: each is a file.
+// Snapshots that share their layers still count towards the quota, because each has a file.
 func TestEqualSnapshots(t *testing.T) {
 	s, _ := newStore(t)
 	from := t.TempDir()
@@ -135,7 +135,7 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// After an error in the middle of a snapshot of several layers none of them stays.
+// If adding a snapshot fails, none of its layers stays.
 func TestStoreUndo(t *testing.T) {
 	for _, what := range []string{"full", "manifest"} {
 		s, dir := newStore(t)
@@ -157,7 +157,7 @@ func TestStoreUndo(t *testing.T) {
 		if what == "full" {
 			room = m.Size() - 1
 		} else {
-			must(t, os.Mkdir(filepath.Join(dir, "manifests", m.ID+".json"), 0o700)) // in the way
+			must(t, os.Mkdir(filepath.Join(dir, "manifests", m.ID+".json"), 0o700)) // blocks the manifest
 		}
 		if err := s.Add(m, drafts, room); err == nil {
 			t.Errorf("%s: no error", what)
@@ -168,18 +168,18 @@ func TestStoreUndo(t *testing.T) {
 	}
 }
 
-// sameBut: the time of the directory itself was changed by the test.
+// sameBut ignores the modification time of the directory itself, which the test changes.
 func sameBut(a, b string) bool { return len(a) == len(b) }
 
 func TestExpire(t *testing.T) {
 	s, dir := newStore(t)
 	from := upper(t)
 	m := take(t, s, from, "short", time.Millisecond)
-	time.Sleep(2 * time.Millisecond) // a clock that is asked for milliseconds
+	time.Sleep(2 * time.Millisecond) // times have a resolution of 1 ms
 	if _, err := s.Find("short"); code(err) != "not-found" || !strings.Contains(err.Error(), "over") {
 		t.Errorf("%v", err)
 	}
-	next := take(t, s, from, "short", 0) // the name is free
+	next := take(t, s, from, "short", 0) // reuses the name
 	if _, err := s.Find(m.ID); code(err) != "not-found" {
 		t.Errorf("%v", err)
 	}
@@ -194,7 +194,7 @@ func TestExpire(t *testing.T) {
 	}
 }
 
-// What processes leave that are killed goes, and what one is at work on stays.
+// Leftovers of killed processes are removed, and files in use stay.
 func TestAbandoned(t *testing.T) {
 	s, dir := newStore(t)
 	file, err := s.NewFile()
@@ -217,8 +217,8 @@ func TestAbandoned(t *testing.T) {
 	}
 }
 
-// What announces more than may be kept is refused before any layer is read: many layers, each of them
-// small enough, would fill the disk.
+// An archive that announces too much is rejected before any layer is read, because many small layers
+// could fill the disk.
 func TestImportTooLarge(t *testing.T) {
 	s, _ := newStore(t)
 	from := t.TempDir()
@@ -267,7 +267,7 @@ func TestExportImport(t *testing.T) {
 	if _, err := Import(other, bytes.NewReader(b.Bytes()), "small", 0, 1000); err == nil {
 		t.Error("above --max-size")
 	}
-	// Cut anywhere, it is refused, and nothing is left.
+	// A truncated archive is rejected, and nothing of it stays.
 	for n := 0; n < b.Len()-2048; n += 701 {
 		if _, err := Import(other, bytes.NewReader(b.Bytes()[:n]), "cut", 0, most); code(err) != "damaged" {
 			t.Errorf("cut after %d bytes of %d: %v", n, b.Len(), err)
@@ -278,7 +278,7 @@ func TestExportImport(t *testing.T) {
 	}
 }
 
-// Archives of others: nothing of them gets a name, is written outside, or stays.
+// Importing an invalid archive gives no snapshot, writes nothing outside, and leaves nothing behind.
 func TestImportHostile(t *testing.T) {
 	from, _ := newStore(t)
 	m := take(t, from, upper(t), "one", 0)
@@ -310,7 +310,7 @@ func TestImportHostile(t *testing.T) {
 	plain := part{"manifest.json", manifest(func(*snapshots.Manifest) {})}
 	right := part{"layers/" + l.SHA256 + ".tar.zst", string(layer)}
 	bomb := packed(make([]byte, 64<<20))
-	// Of what is hashed: a bit of the compressed layer may mean nothing.
+	// Change the uncompressed data: a bit of the compressed layer may have no meaning.
 	r, err := NewReader(bytes.NewReader(layer))
 	must(t, err)
 	flipped, err := io.ReadAll(r)
@@ -368,11 +368,11 @@ func TestImportHostile(t *testing.T) {
 	}
 }
 
-// Layers of a hostile archive that have the right hash are refused when they are read.
+// Invalid layers with the right hash are rejected.
 func TestImportHostileLayers(t *testing.T) {
 	for name, headers := range hostile {
 		if name == "twice" || strings.Contains(name, "link") || name == "no parent" || name == "opaque nowhere" {
-			continue // only the file system tells: TestUnpackHostile
+			continue // detected only when unpacking: TestUnpackHostile
 		}
 		s, dir := newStore(t)
 		d, err := s.NewFile()
@@ -396,7 +396,7 @@ func TestImportHostileLayers(t *testing.T) {
 	}
 }
 
-// ensured holds a layer that was unpacked, if need be, for this user.
+// ensured unpacks a layer for this user if necessary, and holds it.
 func ensured(t *testing.T, s *snapshots.Store, l snapshots.Layer) *snapshots.Unpacked {
 	t.Helper()
 	must(t, Ensure(s, l, nil))
@@ -405,7 +405,7 @@ func ensured(t *testing.T, s *snapshots.Store, l snapshots.Layer) *snapshots.Unp
 	return u
 }
 
-// A layer in the store that has changed on the disk is not used.
+// A stored layer that has changed on the disk is not used.
 func TestDamagedLayer(t *testing.T) {
 	s, dir := newStore(t)
 	m := take(t, s, upper(t), "one", 0)
@@ -427,7 +427,7 @@ func TestDamagedLayer(t *testing.T) {
 	}
 }
 
-// The store is its owner's alone.
+// The store must be private to its owner.
 func TestPrivate(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Chmod(dir, 0o755))

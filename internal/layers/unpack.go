@@ -17,9 +17,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// Unpack makes of a tar the lower layer of an overlay, in an empty directory that nobody else gets
-// at. owner is whose files they are to be; nil leaves them this process's. After an error what is in the
-// directory is to be removed.
+// Unpack unpacks a tar as the lower layer of an overlay into an empty private directory. The files get
+// the owner, unless that is nil. After an error the caller removes the contents of the directory.
 func Unpack(from io.Reader, root *os.File, owner *proc.Cred, most Count) (Count, error) {
 	t := &layer{root: int(root.Fd()), owner: owner, parent: -1}
 	defer t.leave()
@@ -30,17 +29,17 @@ func Unpack(from io.Reader, root *os.File, owner *proc.Cred, most Count) (Count,
 	return c, err
 }
 
-// layer makes one in a directory.
+// layer unpacks into a directory.
 type layer struct {
 	root  int
 	owner *proc.Cred
 	buf   []byte
 
-	// The directory that the last name was in: names come sorted, mostly.
+	// The directory of the previous name, kept open because names usually come sorted.
 	at     string
 	parent int // -1 for none
 
-	// What is set when nothing is made in them any more.
+	// Directories whose modes and times are set at the end.
 	dirs []directory
 	text int // bytes of their names
 }
@@ -51,7 +50,7 @@ type directory struct {
 	time time.Time
 }
 
-// enter opens the directory that a name is in, beneath the root.
+// enter opens the parent directory of a name.
 func (t *layer) enter(name string) (dir int, base string, err error) {
 	at, base := path.Split(name)
 	if at == "" {
@@ -69,16 +68,16 @@ func (t *layer) enter(name string) (dir int, base string, err error) {
 	return fd, base, nil
 }
 
-// misplaced words why a name cannot be made: the archive is at fault, or the disk.
+// misplaced returns an error for a name that cannot be created: either the archive is invalid, or the disk failed.
 func misplaced(name string, err error) error {
 	switch err {
 	case unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.EEXIST, unix.EXDEV, unix.EISDIR, unix.ENAMETOOLONG, unix.EINVAL, unix.EMLINK:
-		return refused("%.200q cannot be made: %v", name, err)
+		return refused("cannot create %.200q: %v", name, err)
 	}
 	return fmt.Errorf("unpack %.200q: %w", name, err)
 }
 
-// leave closes the directory that is remembered.
+// leave closes the cached directory.
 func (t *layer) leave() {
 	if t.parent >= 0 {
 		unix.Close(t.parent)
@@ -86,7 +85,7 @@ func (t *layer) leave() {
 	t.parent = -1
 }
 
-// own gives a name to the owner.
+// own changes the owner of a file.
 func (t *layer) own(dir int, base string) error {
 	if t.owner == nil {
 		return nil
@@ -103,7 +102,7 @@ func (t *layer) dir(name string, h *tar.Header) error {
 		return misplaced(name, err)
 	}
 	if t.text += len(name); t.text > maxText {
-		return refused("the paths of its directories are too long together")
+		return refused("the paths of its directories are too long in total")
 	}
 	t.dirs = append(t.dirs, directory{name, uint32(h.Mode & 0o777), h.ModTime})
 	return t.own(dir, base)
@@ -128,14 +127,14 @@ func (t *layer) file(name string, h *tar.Header, content io.Reader) error {
 			return err
 		}
 	}
-	// After the owner, a change of whom may clear bits (chown(2)).
+	// After chown(2), which may clear bits.
 	if err := f.Chmod(fs.FileMode(h.Mode & 0o777)); err != nil {
 		return err
 	}
 	return stamp(dir, base, h.ModTime)
 }
 
-// fill writes a file, in which zeros become holes: a sparse file of the sandbox is one again.
+// fill writes a file, with holes for blocks of zeros, so that sparse files stay sparse.
 func (t *layer) fill(f *os.File, content io.Reader) error {
 	if t.buf == nil {
 		t.buf = make([]byte, 64<<10)
@@ -172,7 +171,7 @@ func (t *layer) symlink(name string, h *tar.Header) error {
 	return stamp(dir, base, h.ModTime)
 }
 
-// link gives a file that is there another name.
+// link creates another name of an unpacked file.
 func (t *layer) link(name, first string) error {
 	fd, err := tree.Open(t.root, first, unix.O_PATH)
 	if err != nil {
@@ -184,7 +183,7 @@ func (t *layer) link(name, first string) error {
 		return err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return refused("%.80q is another name of %.80q, which is no file", name, first)
+		return refused("%.80q is a hard link to %.80q, which is not a file", name, first)
 	}
 	dir, base, err := t.enter(name)
 	if err != nil {
@@ -196,7 +195,7 @@ func (t *layer) link(name, first string) error {
 	return nil
 }
 
-// deleted makes what hides a name: a device 0/0, which everybody may make (mknod(2), Linux 5.8).
+// deleted creates a whiteout: a device 0/0, which every user may create (mknod(2), Linux 5.8).
 func (t *layer) deleted(name string) error {
 	dir, base, err := t.enter(name)
 	if err != nil {
@@ -208,7 +207,7 @@ func (t *layer) deleted(name string) error {
 	return t.own(dir, base)
 }
 
-// opaque hides all that is below a directory.
+// opaque hides everything below a directory.
 func (t *layer) opaque(name string) error {
 	fd := t.root
 	if name != "" {
@@ -219,12 +218,12 @@ func (t *layer) opaque(name string) error {
 		defer unix.Close(fd)
 	}
 	if err := unix.Fsetxattr(fd, tree.OpaqueXattr, []byte{'y'}, 0); err != nil {
-		return fmt.Errorf("hide what is below %.200q: %w", name, err)
+		return fmt.Errorf("mark %.200q as opaque: %w", name, err)
 	}
 	return nil
 }
 
-// finish gives directories their modes and times, those below before those above.
+// finish sets the modes and times of directories, children first.
 func (t *layer) finish() error {
 	for i := len(t.dirs) - 1; i >= 0; i-- {
 		d := t.dirs[i]
@@ -232,7 +231,7 @@ func (t *layer) finish() error {
 		if err != nil {
 			return err
 		}
-		if err := unix.Fchmodat(dir, base, d.mode, 0); err != nil { // a directory of ours
+		if err := unix.Fchmodat(dir, base, d.mode, 0); err != nil { // our own directory
 			return err
 		}
 		if err := stamp(dir, base, d.time); err != nil {
@@ -247,11 +246,11 @@ func (t *layer) finish() error {
 	return unix.Fchmod(t.root, 0o755)
 }
 
-// stamp sets the time of change; the time of access too, so that it is not the present one.
+// stamp sets the modification time, and the access time to the same.
 func stamp(dir int, base string, at time.Time) error {
 	ts, err := unix.TimeToTimespec(at)
 	if err != nil {
-		return refused("a time is out of range")
+		return refused("time out of range")
 	}
 	return unix.UtimesNanoAt(dir, base, []unix.Timespec{ts, ts}, unix.AT_SYMLINK_NOFOLLOW)
 }

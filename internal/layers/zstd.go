@@ -11,36 +11,36 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// frameSize is how much of a layer is compressed by itself. Frames follow each other (RFC 8878,
-// 3.1), so several processors can compress at once, and what comes out does not depend on how many
-// there are.
+// frameSize is the amount of data that is compressed on its own. A layer is a sequence of frames
+// (RFC 8878, 3.1), so that several processors can compress, and the result does not depend on
+// their number.
 const frameSize = 4 << 20
 
-// Writer compresses what is written to it, and hashes it. It is to be closed.
+// Writer compresses and hashes a layer. It must be closed.
 type Writer struct {
 	to     io.Writer
-	frame  *frame      // that is being filled; nil for none
-	spare  chan *frame // those that were used: to touch new memory costs as much as to compress
+	frame  *frame      // the current frame, or nil
+	spare  chan *frame // for reuse: touching new memory costs as much as compressing
 	hashes chan *frame // in order
 	hashed chan hash.Hash
-	frames chan *frame // likewise
+	frames chan *frame // in order
 	done   chan error
-	failed chan struct{} // closed when to takes nothing any more
+	failed chan struct{} // closed after a write error
 
 	encoder *zstd.Encoder
 	size    int64
 }
 
-// frame is a part of a layer under way.
+// frame is a part of a layer.
 type frame struct {
 	text, packed []byte
-	hashed, made chan struct{} // have a value when it is
+	hashed, made chan struct{} // receive a value when done
 }
 
-// NewWriter makes a Writer. What to returns as an error, Close returns.
+// NewWriter returns a Writer. Close returns the first error of to.
 func NewWriter(to io.Writer) (*Writer, error) {
 	n := runtime.GOMAXPROCS(0)
-	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(n), zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithEncoderCRC(false)) // the hash is more
+	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(n), zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithEncoderCRC(false)) // the SHA-256 hash is stronger
 	if err != nil {
 		return nil, err
 	}
@@ -57,8 +57,8 @@ func NewWriter(to io.Writer) (*Writer, error) {
 func (w *Writer) Write(b []byte) (int, error) {
 	for rest := b; len(rest) > 0; {
 		if w.frame == nil {
-			w.frame = <-w.spare // so many are under way at most
-			// Whole at once: what grows is touched, and thrown away, several times over.
+			w.frame = <-w.spare // bounds the number of frames
+			// Allocate it whole: growing would touch and discard memory several times.
 			w.frame.text = slices.Grow(w.frame.text, frameSize)
 		}
 		f := w.frame
@@ -76,7 +76,7 @@ func (w *Writer) Write(b []byte) (int, error) {
 	}
 }
 
-// flush has the frame compressed and hashed.
+// flush starts compressing and hashing the frame.
 func (w *Writer) flush() {
 	f := w.frame
 	w.frame = nil
@@ -114,8 +114,8 @@ func (w *Writer) write() {
 	w.done <- err
 }
 
-// Close writes what is left, and returns the hash of all that was written, and how much that came
-// to.
+// Close writes the remaining data and returns the hash of the uncompressed data and the compressed
+// size.
 func (w *Writer) Close() (sum string, size int64, err error) {
 	if w.frame != nil {
 		w.flush()
@@ -128,17 +128,16 @@ func (w *Writer) Close() (sum string, size int64, err error) {
 	return hex.EncodeToString(h.Sum(nil)), w.size, err
 }
 
-// Reader decompresses a layer and hashes what comes out.
+// Reader decompresses and hashes a layer.
 type Reader struct {
 	*zstd.Decoder
 	hash hash.Hash
 }
 
-// maxWindow is how far back a frame may refer, and so how much memory a layer that somebody else has
-// packed can take.
+// maxWindow bounds the window of a frame, and so the memory that a foreign layer can use.
 const maxWindow = 16 << 20
 
-// NewReader makes a Reader. It is to be closed.
+// NewReader returns a Reader, which must be closed.
 func NewReader(from io.Reader) (*Reader, error) {
 	d, err := zstd.NewReader(from, zstd.WithDecoderConcurrency(2), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderMaxMemory(8*maxWindow))
 	if err != nil {
@@ -151,10 +150,10 @@ func (r *Reader) Read(b []byte) (int, error) {
 	n, err := r.Decoder.Read(b)
 	r.hash.Write(b[:n])
 	if err != nil && err != io.EOF {
-		err = refused("it cannot be decompressed: %v", err)
+		err = refused("cannot decompress it: %v", err)
 	}
 	return n, err
 }
 
-// Sum is the hash of what was read.
+// Sum returns the hash of the data read.
 func (r *Reader) Sum() string { return hex.EncodeToString(r.hash.Sum(nil)) }

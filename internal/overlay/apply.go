@@ -18,40 +18,40 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// This file makes the changes in the original. Each file is written whole, to a directory of our
-// own beside all others, and then takes its place in one step: whoever looks finds the old one or
-// the new one, also when we are killed. What is removed goes there in one step, too, and only
-// then piece by piece.
+// This file applies changes to the original. Each file is written to a staging directory and then
+// replaces the old one in one step: readers see the old file or the new one, even if this
+// process is killed. A removed file is moved to the staging directory in one step, too, before its
+// contents are deleted.
 //
-// Every path is resolved by the kernel beneath the original's directory and without following
-// any link (openat2(2)), at the moment when it is needed: another process may be at work there.
-// Between our look at a path and our change of it, it may have replaced what we saw. So nothing is
-// overwritten: it is taken away, into our directory, and looked at there once more; and if it is
-// not what we saw, it goes back.
+// The kernel resolves every path beneath the original's directory, without following links
+// (openat2(2)), when it is needed, because another process may be changing the directory. That process may
+// also replace a file between our check and our change. Therefore nothing is overwritten: the old file
+// is moved to the staging directory and checked again there, and moved back if it is not the
+// expected one.
 
 // Options of [Tree.Apply].
 type Options struct {
-	Delete bool // make deletions as well, and let a file take the place of a directory
-	All    bool // make changes that are held back as well
-	Force  bool // whatever has become of the original since the sandbox began
-	// Note notes where temporary files are about to be written, for [Sweep] should this process be
-	// killed: first without an identity, before the directory is made.
+	Delete bool // also make deletions, and replace directories by files
+	All    bool // also make changes that are held back
+	Force  bool // ignore changes of the original since the sandbox began
+	// Note records the staging directory for [Staging.Sweep], in case this process is killed. It is
+	// called first without an identity, before the directory is created.
 	Note func(Staging) error
 }
 
-// Applied is what an apply has done.
+// Applied is the result of Apply.
 type Applied struct {
 	Made []Change
-	// Left are deletions that were not asked for, and what is never made: devices, FIFOs,
-	// sockets.
+	// Left are deletions without Options.Delete, and devices, FIFOs and sockets, which are never
+	// applied.
 	Left   []Change
 	Held   []Change  // held back
-	Unread []*Unread // files of the layer
-	// Litter says that the staging directory could not be removed.
+	Unread []*Unread // unreadable files of the layer
+	// Litter is true if the staging directory could not be removed.
 	Litter bool
 }
 
-// Removes reports whether a change takes something away that has no copy.
+// Removes reports whether a change removes data of the original that is not kept in the layer.
 func (c *Change) Removes() bool { return c.Kind == Deleted || c.Was == Directory }
 
 type applier struct {
@@ -59,24 +59,24 @@ type applier struct {
 	Options
 	tree    *Tree
 	source  int
-	staging int // the directory
+	staging int // the staging directory
 	n       int
 	chown   bool
-	owner   unix.Stat_t           // of the source: whom belongs what is new
-	names   map[string]tree.Inode // of files that have several, in the source
+	owner   unix.Stat_t           // owner of new files: that of the source
+	names   map[string]tree.Inode // applied files with several names
 	closed  []closedDir
 }
 
-// closedDir is a directory whose mode is still to be set.
+// closedDir is a directory whose mode is set at the end.
 type closedDir struct {
 	path string
 	is   unix.Stat_t
 	mode uint32
 }
 
-// Apply makes these changes, which [Tree.Changes] has returned, in the original. It makes none
-// if one of them is in conflict. After an error some may have been made, each of them whole;
-// that ctx is done is one.
+// Apply makes changes returned by [Tree.Changes] in the original. If one of them is a conflict, it makes
+// none. After an error, including the cause of ctx, it may have made some of them, each one
+// completely.
 func (t *Tree) Apply(ctx context.Context, list []Change, o Options) (a Applied, err error) {
 	var todo []Change
 	for _, c := range list {
@@ -131,8 +131,8 @@ func (t *Tree) Apply(ctx context.Context, list []Change, o Options) (a Applied, 
 	return a, cmp.Or(err, x.close(), sweepErr)
 }
 
-// writable lets this process write to a directory of the original's that is closed to its own owner, as
-// the sandbox could, until the end. Root may write to all.
+// writable makes a directory of the original writable for its owner until close, as it was in the
+// sandbox. Root needs no permission.
 func (x *applier) writable(name string, dir int) error {
 	var st unix.Stat_t
 	err := unix.Fstat(dir, &st)
@@ -147,10 +147,10 @@ func (x *applier) writable(name string, dir int) error {
 	return nil
 }
 
-// close gives directories their modes. Until then their owner can write to them, or an ordinary user could
-// neither move them to their places nor put anything into them.
+// close sets the final modes of directories. Until then their owner can write to them. An ordinary user
+// could otherwise neither move them nor add files.
 func (x *applier) close() (err error) {
-	for _, d := range slices.Backward(x.closed) { // a directory comes before what is in it
+	for _, d := range slices.Backward(x.closed) { // parents come first
 		parent, dirErr := tree.Open(x.source, path.Dir(d.path), unix.O_PATH|unix.O_DIRECTORY)
 		if dirErr == nil {
 			dirErr = x.chmod(parent, path.Base(d.path), &d.is, d.mode)
@@ -167,13 +167,13 @@ func notApplied(name string, err error) error {
 	if errors.As(err, new(*result.Error)) {
 		return err
 	}
-	return &result.Error{Code: "apply", Message: fmt.Sprintf("%.200q cannot be applied: %v", name, err), Err: err}
+	return &result.Error{Code: "apply", Message: fmt.Sprintf("cannot apply %.200q: %v", name, err), Err: err}
 }
 
-// conflict is an error about a path for which only Options.Force makes a change.
+// conflict returns an error for a change that needs Options.Force.
 func conflict(format string, args ...any) *result.Error {
 	return &result.Error{Code: "conflict", ExitCode: 1, Message: fmt.Sprintf(format, args...),
-		Hint: "see sbxrun diff; name the paths to apply, or give --force to have the sandbox's version"}
+		Hint: "see sbxrun diff; name the paths to apply, or use --force to take the sandbox's version"}
 }
 
 func changed(name string) *result.Error {
@@ -185,10 +185,10 @@ func replaced(dir string) *result.Error {
 }
 
 func foreign(dir string, uid uint32) *result.Error {
-	return conflict("the directory %.200q belongs to uid %d, and the overlay's to another user", dir, uid)
+	return conflict("the directory %.200q belongs to uid %d, but the overlay's directory to another user", dir, uid)
 }
 
-// Refusal is the error of an apply about a change in conflict.
+// Refusal returns Apply's error for a conflict.
 func (c *Change) Refusal() error {
 	if c.why != nil {
 		return c.why
@@ -197,7 +197,7 @@ func (c *Change) Refusal() error {
 }
 
 // parent opens the directory of a path, level by level. It returns a conflict if a level is neither the
-// directory that was compared nor one made by this process: others may write to the original.
+// compared directory nor one created by Apply: others may write to the original.
 func (x *applier) parent(name string) (int, error) {
 	fd, err := tree.Open(x.source, ".", unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil || path.Dir(name) == "." {
@@ -234,7 +234,7 @@ func (x *applier) make(c *Change) error {
 	}
 	defer unix.Close(parent)
 	name := path.Base(c.Path)
-	// Once more, of what is there now.
+	// Check again, because it may have changed since the comparison.
 	was := look(parent, name)
 	gone := was == nil && (c.Kind == Changed || c.Kind == Mode)
 	if !x.Force && (gone || x.tree.later(was) && (c.Kind != Mode || c.Type != Directory)) {
@@ -262,7 +262,7 @@ func (x *applier) make(c *Change) error {
 	return x.place(c, was, temporary, parent, name)
 }
 
-// prepare makes, in the staging directory, what is to take the path's place.
+// prepare creates the new file in the staging directory.
 func (x *applier) prepare(c *Change, was *unix.Stat_t, temporary string) error {
 	switch c.Type {
 	case Directory:
@@ -288,7 +288,7 @@ func (x *applier) prepare(c *Change, was *unix.Stat_t, temporary string) error {
 	return x.file(c, was, temporary)
 }
 
-// link makes another name of a file that was applied before.
+// link creates another name of a file that was applied before.
 func (x *applier) link(first string, is tree.Inode, temporary string) error {
 	fd, err := tree.Open(x.source, first, unix.O_PATH)
 	if err != nil {
@@ -302,8 +302,8 @@ func (x *applier) link(first string, is tree.Inode, temporary string) error {
 	return tree.Link(fd, x.staging, temporary)
 }
 
-// errGone says that the sandbox, which may run on, has just removed a file, or put something else in its place.
-var errGone = errors.New("it is gone from the layer")
+// errGone means that the running sandbox has removed or replaced the file.
+var errGone = errors.New("removed from the layer")
 
 func (x *applier) file(c *Change, was *unix.Stat_t, temporary string) error {
 	in, st, err := tree.OpenFile(proc.Descriptor(x.tree.Layers[c.layer]), c.Path)
@@ -327,7 +327,7 @@ func (x *applier) file(c *Change, was *unix.Stat_t, temporary string) error {
 	if err := x.give(out, "", was); err != nil {
 		return err
 	}
-	if err := unix.Fchmod(out, c.mode); err != nil { // after the owner, and without setuid
+	if err := unix.Fchmod(out, c.mode); err != nil { // after chown, and without setuid
 		return err
 	}
 	if st.Nlink > 1 && c.Same == "" {
@@ -340,7 +340,7 @@ func (x *applier) file(c *Change, was *unix.Stat_t, temporary string) error {
 	return unix.Fsync(out)
 }
 
-// give makes something the owner's of what was there, or of the source.
+// give sets the owner: that of the previous file, or of the source.
 func (x *applier) give(dir int, name string, was *unix.Stat_t) error {
 	if !x.chown {
 		return nil
@@ -351,11 +351,11 @@ func (x *applier) give(dir int, name string, was *unix.Stat_t) error {
 	return unix.Fchownat(dir, name, int(was.Uid), int(was.Gid), unix.AT_SYMLINK_NOFOLLOW|unix.AT_EMPTY_PATH)
 }
 
-// place puts what was prepared at its path.
+// place moves the prepared file to its path.
 func (x *applier) place(c *Change, was *unix.Stat_t, temporary string, parent int, name string) error {
 	isDir := was != nil && was.Mode&unix.S_IFMT == unix.S_IFDIR
 	switch {
-	case c.Type == Directory && isDir: // somebody has made it meanwhile
+	case c.Type == Directory && isDir: // created by another process
 		if !x.Force && x.tree.foreign(was) {
 			return foreign(c.Path, was.Uid)
 		}
@@ -372,7 +372,7 @@ func (x *applier) place(c *Change, was *unix.Stat_t, temporary string, parent in
 	return x.exchange(c, was, temporary, parent, name)
 }
 
-// fill puts what was prepared where there is nothing.
+// fill moves the prepared file to a free name.
 func (x *applier) fill(c *Change, temporary string, parent int, name string) error {
 	err := unix.Renameat2(x.staging, temporary, parent, name, unix.RENAME_NOREPLACE)
 	if err == unix.EEXIST {
@@ -381,12 +381,12 @@ func (x *applier) fill(c *Change, temporary string, parent int, name string) err
 	return incapable(err)
 }
 
-// maxExchanges bounds how often another process may be quicker, each time within microseconds.
+// maxExchanges bounds how often another process may interfere, each time within microseconds.
 const maxExchanges = 100
 
-// exchange puts what was prepared in the place of what was there, in one step (renameat2(2),
-// RENAME_EXCHANGE). If that takes away something else than was expected, it was put there meanwhile,
-// and so it is exchanged again, until what is taken away is what was put there the time before.
+// exchange swaps the prepared file with the old one in one step (renameat2(2), RENAME_EXCHANGE). If the
+// file that comes out is not the expected one, another process has put it there, so it is swapped
+// back, until the file that comes out is the one put there the time before.
 func (x *applier) exchange(c *Change, was *unix.Stat_t, temporary string, parent int, name string) error {
 	put := look(x.staging, temporary)
 	if put == nil {
@@ -417,8 +417,8 @@ func (x *applier) exchange(c *Change, was *unix.Stat_t, temporary string, parent
 	return x.save(c, temporary, parent)
 }
 
-// move moves what is at a path to the staging directory, or exchanges it with what is there. A directory
-// that is closed to its own owner is opened, as rename(2) writes to it.
+// move moves a file to the staging directory, or exchanges it with one there. It opens a directory that is
+// closed to its owner, because rename(2) writes to it.
 func (x *applier) move(was *unix.Stat_t, temporary string, parent int, name string, flags uint) error {
 	err := unix.Renameat2(parent, name, x.staging, temporary, flags)
 	if err != unix.EACCES || typeOf(was) != Directory {
@@ -437,8 +437,8 @@ func (x *applier) move(was *unix.Stat_t, temporary string, parent int, name stri
 	return unix.Renameat2(parent, name, x.staging, temporary, flags)
 }
 
-// clear removes a directory where it is: if the original is itself on overlayfs, as in a container, what
-// lies in its lower layers cannot be moved (EXDEV, without the option redirect_dir).
+// clear removes a directory in place. If the original is itself on overlayfs, as in a container, directories
+// of its lower layers cannot be moved (EXDEV, without the option redirect_dir).
 func (x *applier) clear(c *Change, was *unix.Stat_t, parent int, name string) error {
 	if typeOf(was) != Directory {
 		return unix.EXDEV
@@ -450,8 +450,8 @@ func (x *applier) clear(c *Change, was *unix.Stat_t, parent int, name string) er
 	return err
 }
 
-// discard removes something, which was taken away, if it is what was there at the look before, and
-// reports whether it was.
+// discard removes a file that was moved away if it is the expected one, and reports whether it
+// was.
 func (x *applier) discard(was *unix.Stat_t, dir int, name string) (bool, error) {
 	got := look(dir, name)
 	switch {
@@ -465,15 +465,15 @@ func (x *applier) discard(was *unix.Stat_t, dir int, name string) (bool, error) 
 	return x.discardDir(was, dir, name)
 }
 
-// unchanged compares what was taken away with what was there. Its st_ctime tells nothing any more,
-// as it has another name now; that of what is in a directory does.
+// unchanged reports whether got is still the file was. It does not compare st_ctime, which the move has
+// changed.
 func unchanged(was, got *unix.Stat_t) bool {
 	return got != nil && tree.InodeOf(got) == tree.InodeOf(was) && got.Mode == was.Mode && got.Uid == was.Uid && got.Gid == was.Gid && got.Size == was.Size && got.Mtim == was.Mtim
 }
 
-// discardDir removes a directory with all that was in it when the sandbox began, and nothing else.
-// Whoever has it open, or looked up a path through it before it was taken away, may put something
-// there until the end: then it is not removed, and goes back with what is left.
+// discardDir removes a directory with everything that was in it when the sandbox began, and nothing else.
+// A process that has it open, or resolved a path through it before the move, may still create files in it.
+// The directory is then not removed, and goes back with its remaining contents.
 func (x *applier) discardDir(was *unix.Stat_t, dir int, name string) (bool, error) {
 	top, err := tree.OpenOwn(dir, name)
 	if err != nil {
@@ -483,11 +483,11 @@ func (x *applier) discardDir(was *unix.Stat_t, dir int, name string) (bool, erro
 	if st := look(top, "."); st == nil || tree.InodeOf(st) != tree.InodeOf(was) {
 		return false, nil
 	}
-	list, complete := x.tree.comparison(context.Background()).earlierBelow(top) // what is taken away is gone or back before we end
+	list, complete := x.tree.comparison(context.Background()).earlierBelow(top) // not interrupted: the directory must be removed or moved back
 	if !complete {
 		return false, nil
 	}
-	for _, e := range slices.Backward(list) { // what is in a directory comes after it
+	for _, e := range slices.Backward(list) { // parents come first
 		if done, err := x.discardEntry(top, e); !done || err != nil {
 			return false, err
 		}
@@ -509,14 +509,14 @@ func (x *applier) discardEntry(top int, e earlier) (bool, error) {
 		return false, nil
 	case typeOf(st) == Directory:
 		return removed(unix.Unlinkat(dir, name, unix.AT_REMOVEDIR))
-	case x.tree.later(st): // another's change, since it was listed: not ours to remember
+	case x.tree.later(st): // changed by another process since it was listed
 		return removed(unix.Unlinkat(dir, name, 0))
 	default:
 		return removed(x.tree.unlink(dir, name, st))
 	}
 }
 
-// unlink removes a name of something that is no directory and was just looked at.
+// unlink removes a name of a file that is not a directory and has the status was.
 func (t *Tree) unlink(dir int, name string, was *unix.Stat_t) error {
 	if was.Nlink < 2 {
 		return unix.Unlinkat(dir, name, 0)
@@ -533,8 +533,8 @@ func (t *Tree) unlink(dir int, name string, was *unix.Stat_t) error {
 	return nil
 }
 
-// remember notes what a change of ours has made of a file that was so before, for [Tree.later]. If
-// another process has changed more of it, that stays a conflict.
+// remember records our own change of a file for [Tree.later]. If another process has changed the file as
+// well, it stays a conflict.
 func (t *Tree) remember(fd int, was *unix.Stat_t) {
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) == nil && unchanged(was, &st) {
@@ -542,8 +542,8 @@ func (t *Tree) remember(fd int, was *unix.Stat_t) {
 	}
 }
 
-// removed says what an error of a removal means: that there is nothing any more, or that there is
-// something in a directory again.
+// removed interprets the error of a removal: it returns true if the file is gone, and false if
+// a directory is not empty.
 func removed(err error) (bool, error) {
 	switch err {
 	case nil, unix.ENOENT:
@@ -554,9 +554,9 @@ func removed(err error) (bool, error) {
 	return false, err
 }
 
-// remove takes a path away, with all below it.
+// remove removes a path with everything below it.
 func (x *applier) remove(c *Change, was *unix.Stat_t, temporary string, parent int, name string) error {
-	var err error = unix.ENOENT // it is gone already
+	var err error = unix.ENOENT // already removed
 	if was != nil {
 		err = x.move(was, temporary, parent, name, 0)
 	}
@@ -578,26 +578,26 @@ func (x *applier) remove(c *Change, was *unix.Stat_t, temporary string, parent i
 	return x.save(c, temporary, parent)
 }
 
-// save keeps what was taken away and cannot go back, because there is something else again.
+// save keeps a file that was moved away and cannot go back, because its name is taken again.
 func (x *applier) save(c *Change, temporary string, parent int) error {
 	name := tree.Hidden()
 	if err := unix.Renameat(x.staging, temporary, parent, name); err != nil {
 		return err
 	}
 	e := changed(c.Path)
-	e.Message += fmt.Sprintf(", and changes on and on: what was there for a moment is %s beside it", name)
+	e.Message += fmt.Sprintf(", and keeps changing: a version that was there for a moment is now %s in the same directory", name)
 	return e
 }
 
-// incapable words that a file system has no such renames (NFS and some in user space: renameat2(2)).
+// incapable describes the error of file systems without such renames (NFS and some in user space: renameat2(2)).
 func incapable(err error) error {
 	if err == unix.EINVAL {
-		return &result.Error{Code: "apply", Message: "the directory's file system cannot exchange two names in one step (renameat2(2))", Hint: "sbxrun diff --tar writes the changes as an archive"}
+		return &result.Error{Code: "apply", Message: "the directory's file system cannot exchange two files atomically (renameat2(2))", Hint: "write the changes as an archive instead: sbxrun diff --tar"}
 	}
 	return err
 }
 
-// chmodDir sets a directory's permissions so that its owner can use it, and notes what they are to be.
+// chmodDir sets a directory's permissions but keeps it usable for its owner until close.
 func (x *applier) chmodDir(c *Change, dir int, name string, was *unix.Stat_t) error {
 	x.closed = slices.DeleteFunc(x.closed, func(d closedDir) bool { return d.path == c.Path })
 	if err := x.chmod(dir, name, was, c.mode|0o700); err != nil || c.mode&0o700 == 0o700 {
@@ -609,8 +609,8 @@ func (x *applier) chmodDir(c *Change, dir int, name string, was *unix.Stat_t) er
 	return nil
 }
 
-// chmod sets the permissions of a file or a directory, without opening it, and not those of
-// what a link leads to.
+// chmod sets the permissions of a file or a directory without opening it, and without following a
+// link.
 func (x *applier) chmod(dir int, name string, was *unix.Stat_t, mode uint32) error {
 	fd, err := tree.Open(dir, name, unix.O_PATH)
 	if err != nil {
@@ -622,17 +622,17 @@ func (x *applier) chmod(dir int, name string, was *unix.Stat_t, mode uint32) err
 		return err
 	}
 	if t := typeOf(&st); t != File && t != Directory {
-		return errors.New("it is not a file any more")
+		return errors.New("not a file any more")
 	}
 	if was != nil && tree.InodeOf(&st) != tree.InodeOf(was) {
-		return errors.New("it was replaced meanwhile")
+		return errors.New("replaced by another process")
 	}
 	same := was != nil && unchanged(was, &st)
 	if err := tree.Chmod(fd, mode); err != nil {
 		return err
 	}
 	if typeOf(&st) == Directory {
-		// Or the next comparison would take it for one that was moved there ([comparison.exchanged]).
+		// Otherwise the next comparison would consider it moved there ([comparison.exchanged]).
 		_ = unix.UtimesNanoAt(dir, name, []unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Nsec: unix.UTIME_NOW}}, unix.AT_SYMLINK_NOFOLLOW)
 	}
 	if same && st.Nlink > 1 && typeOf(&st) == File {

@@ -18,25 +18,25 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// Bounds of what is looked at.
+// Bounds of a comparison.
 const (
 	maxEntries = 1 << 20
-	maxText    = 64 << 20 // bytes of all paths, each of which is several times in memory
+	maxText    = 64 << 20 // bytes of all paths, which are in memory several times
 	maxDepth   = 512
-	maxName    = unix.PathMax - unix.NAME_MAX - 1 // of a directory's path, so that those in it can be opened (path_resolution(7))
+	maxName    = unix.PathMax - unix.NAME_MAX - 1 // of a directory's path, so that its files can be opened (path_resolution(7))
 )
 
-// comparison is one look at both trees.
+// comparison is a comparison of the layers with the original.
 type comparison struct {
 	ctx context.Context
 	*Tree
-	walk  tree.Walk // of all
+	walk  tree.Walk // shared by all walks
 	first map[tree.Inode]string
-	layer int // that is compared
-	// settled are paths that this layer and those above it have; true where they hide what layers
-	// below have there.
+	layer int // the current layer
+	// settled has the paths of this layer and those above it. The value is true if they hide the path in
+	// layers below.
 	settled   map[string]bool
-	conflicts map[string]bool // directories that were replaced, as a layer above has told
+	conflicts map[string]bool // replaced directories, found in a layer above
 	changes   []Change
 	warnings  []error
 }
@@ -45,8 +45,8 @@ func (t *Tree) comparison(ctx context.Context) *comparison {
 	return &comparison{ctx: ctx, Tree: t, walk: tree.Walk{Entries: cmp.Or(t.Entries, maxEntries), Text: cmp.Or(t.Text, maxText), Depth: maxDepth, Path: maxName, Count: t.Count}, first: map[tree.Inode]string{}, settled: map[string]bool{}, conflicts: map[string]bool{}}
 }
 
-// Changes returns how the layers differ from the original, parents first. warnings are about what
-// is left out, above all an [Unread]. It ends with the cause of ctx when that is done.
+// Changes returns the differences between the layers and the original, parents first. The warnings are about
+// paths left out, mostly of type [Unread]. It returns the cause of ctx when that is done.
 func (t *Tree) Changes(ctx context.Context) (list []Change, warnings []error, err error) {
 	w := t.comparison(ctx)
 	low := proc.Descriptor(t.Source)
@@ -74,7 +74,7 @@ func (t *Tree) Changes(ctx context.Context) (list []Change, warnings []error, er
 	return w.changes, w.warnings, nil
 }
 
-// comparePaths has what is in a directory come next after that, as in a walk.
+// comparePaths orders paths as a walk does: a directory's contents directly after it.
 func comparePaths(a, b string) int {
 	switch {
 	case a == b:
@@ -98,13 +98,13 @@ func comparePaths(a, b string) int {
 	return cmp.Compare(len(a), len(b))
 }
 
-// compare compares one layer with the original, but for what the layers above have settled.
+// compare compares one layer with the original, except paths settled by the layers above.
 func (w *comparison) compare(up, low int) error {
 	low, err := tree.Open(low, ".", unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return err
 	}
-	// Down to that of the entry. The kernel takes no layer's own directory for opaque.
+	// The originals of the directories down to the entry's. The kernel does not treat a layer's top directory as opaque.
 	lows := []original{{dir: low}}
 	if w.replaced {
 		lows[0].why = replaced(".")
@@ -145,10 +145,10 @@ func typeOf(st *unix.Stat_t) Type {
 	return Other
 }
 
-// later reports whether something of the original has changed since the sandbox began. The kernel
-// sets st_ctime at every change of a file, of its name and of what it is linked to (stat(2),
-// rename(2)), and no program can set it. That includes an apply's own changes to another name of
-// the file (hard link): these do not count, if nothing has come after them.
+// later reports whether a file of the original has changed since the sandbox began. The kernel sets
+// st_ctime when a file, its name or its link count changes (stat(2), rename(2)), and no program can set
+// it. Apply's own changes to another name of the file (hard link) do not count, unless another change
+// followed.
 func (t *Tree) later(st *unix.Stat_t) bool {
 	if st == nil || !time.Unix(st.Ctim.Unix()).After(t.Since) {
 		return false
@@ -157,14 +157,14 @@ func (t *Tree) later(st *unix.Stat_t) bool {
 	return !ok || own.Ctim != st.Ctim || !unchanged(&own, st)
 }
 
-// earlier is something that was in a directory of the original before the sandbox began.
+// earlier is a file that was in a directory of the original before the sandbox began.
 type earlier struct {
-	path  string // below the directory
+	path  string // relative to the directory
 	inode tree.Inode
 }
 
-// earlierBelow lists what is in a directory of the original's, which is to go as a whole: parents
-// first, and whether that is all. What is later is not earlier, and what cannot be read may be later.
+// earlierBelow lists the contents of a directory of the original that is removed as a whole, parents
+// first. complete is false if a file has changed since the sandbox began or cannot be read.
 func (w *comparison) earlierBelow(dir int) (list []earlier, complete bool) {
 	for e, err := range w.walk.Below(w.ctx, dir, ".") {
 		if err != nil || e.Err != nil || w.later(&e.Stat) || typeOf(&e.Stat) == Directory && w.foreign(&e.Stat) {
@@ -175,7 +175,7 @@ func (w *comparison) earlierBelow(dir int) (list []earlier, complete bool) {
 	return list, true
 }
 
-// laterBelow reports whether something in such a directory is later.
+// laterBelow reports whether anything in such a directory has changed since, or cannot be read.
 func (w *comparison) laterBelow(low int, name string) bool {
 	fd, err := tree.Open(low, name, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
@@ -186,26 +186,26 @@ func (w *comparison) laterBelow(low int, name string) bool {
 	return !complete
 }
 
-// Unread is what cannot be read, and so is among no changes: its modes close it to its owner.
+// Unread is a file that cannot be read, because its mode closes it to its owner; it is not among the changes.
 type Unread struct {
 	Path string
 	err  error
 }
 
-func (u *Unread) Error() string { return fmt.Sprintf("%.200q cannot be read: %v", u.Path, u.err) }
+func (u *Unread) Error() string { return fmt.Sprintf("cannot read %.200q: %v", u.Path, u.err) }
 func (u *Unread) Unwrap() error { return u.err }
 
 func (w *comparison) warn(name string, err error) {
 	const most = 20
-	if len(w.warnings) < most && !errors.Is(err, unix.ENOENT) { // which is gone meanwhile
+	if len(w.warnings) < most && !errors.Is(err, unix.ENOENT) { // removed since
 		w.warnings = append(w.warnings, &Unread{name, err})
 	}
 }
 
-// original is a directory of the original, beside one of a layer.
+// original is the directory of the original that corresponds to one of a layer.
 type original struct {
 	dir    int  // -1 for none
-	hidden bool // by the layer: nothing of it is shown but what the layer has itself
+	hidden bool // hidden by the layer, which shows only its own files
 	// why is the conflict of all changes in it, if it or a parent was replaced or is foreign.
 	why *result.Error
 }
@@ -216,7 +216,7 @@ func (o original) close() {
 	}
 }
 
-// look looks at a name; nil if there is none.
+// look returns the status of a name, or nil if there is none.
 func (o original) look(name string) *unix.Stat_t { return look(o.dir, name) }
 
 func look(dir int, name string) *unix.Stat_t {
@@ -227,7 +227,7 @@ func look(dir int, name string) *unix.Stat_t {
 	return &st
 }
 
-// below opens a subdirectory of o, with the path at; copied is true if the layer has a copy of it.
+// below opens the subdirectory name of o, whose path is at. copied is true if the layer has a copy of it.
 // After an error the result is an empty original.
 func (w *comparison) below(o original, name, at string, copied bool) (original, error) {
 	if o.dir < 0 {
@@ -254,18 +254,18 @@ func (w *comparison) below(o original, name, at string, copied bool) (original, 
 	return below, nil
 }
 
-// foreign reports whether root must not enter a directory, because the original has another owner, and
-// that owner can move root's directories there.
+// foreign reports whether root must not enter a directory because the original has another owner, who
+// can move root's directories there.
 func (t *Tree) foreign(st *unix.Stat_t) bool { return t.root && st.Uid != t.owner }
 
-// exchanged reports whether a directory has taken the place of another since the sandbox began.
-// Nothing keeps the number of the inode that the sandbox saw, so the times tell:
-//   - a change in a directory sets its st_mtime and st_ctime, its own move only st_ctime, as chmod(2) does;
-//   - a move changes the parent as well;
-//   - a directory that was made since is not the one that the layer's is a copy of.
+// exchanged reports whether a directory has replaced another one since the sandbox began. The inode number
+// that the sandbox saw is not recorded, so it compares times:
+//   - a change in a directory sets its st_mtime and st_ctime; moving it sets only st_ctime, as does chmod(2);
+//   - a move also changes the parent;
+//   - a directory created since cannot be the one that the layer has a copy of.
 //
-// A move with a change in the directory after it is not noticed. On overlayfs a first change copies
-// the directory, which is as good as a move.
+// It misses a move that is followed by a change in the directory. On overlayfs the first change copies the
+// directory, which looks like a move.
 func (w *comparison) exchanged(parent, dir int, st *unix.Stat_t, copied bool) bool {
 	if w.layered || !w.later(st) {
 		return false
@@ -277,8 +277,8 @@ func (w *comparison) exchanged(parent, dir int, st *unix.Stat_t, copied bool) bo
 	return st.Ctim != st.Mtim && (unix.Fstat(parent, &above) != nil || w.later(&above))
 }
 
-// enter adds what a directory of the layer, or one that it is in, hides of the original. Those in
-// an opaque one are not marked themselves.
+// enter adds the deletions made by an opaque directory of the layer, or one inside an opaque directory, which
+// has no mark of its own.
 func (w *comparison) enter(low *original, up int, at string) error {
 	if tree.Opaque(up) {
 		low.hidden, w.settled[at] = true, true
@@ -289,8 +289,8 @@ func (w *comparison) enter(low *original, up int, at string) error {
 	return w.hide(*low, up, at)
 }
 
-// hide adds the names in a directory of the original that are neither in that of the layer, nor in
-// one of a layer above.
+// hide adds deletions for the names in a directory of the original that are in neither the layer's
+// directory nor that of a layer above.
 func (w *comparison) hide(low original, up int, at string) error {
 	if low.dir < 0 {
 		return nil
@@ -301,7 +301,7 @@ func (w *comparison) hide(low original, up int, at string) error {
 	}
 	for _, name := range names {
 		if up >= 0 && look(up, name) != nil {
-			continue // it comes next
+			continue // compared later
 		}
 		name, at := name, path.Join(at, name)
 		hides, above := w.settled[at]
@@ -335,15 +335,15 @@ func (w *comparison) deleted(low original, at, name string) {
 
 var hostType = map[Type]hostfiles.Type{Directory: hostfiles.Directory, Link: hostfiles.Link}
 
-// judged completes a change by its path and target.
+// judged sets the members that depend on the path and the target.
 func (t *Tree) judged(c Change) Change {
 	c.Held = hostfiles.Trusted(path.Join(t.top, c.Path), hostType[c.Type])
 	c.Outside = c.Type == Link && c.Kind != Deleted && tree.LeadsOut(strings.Count(c.Path, "/"), c.Target)
 	return c
 }
 
-// entry compares an entry of the layer with that of the same name in a directory of the original.
-// Of a directory it returns the original's, which the caller closes.
+// entry compares an entry of the layer with the same name in a directory of the original. For a
+// directory it returns the original's, which the caller closes.
 func (w *comparison) entry(e *tree.Entry, low original) (below original, err error) {
 	none := original{dir: -1}
 	if e.Err == tree.ErrDeep {
@@ -411,15 +411,15 @@ func (w *comparison) entry(e *tree.Entry, low original) (below original, err err
 	return none, nil
 }
 
-// removed reports whether what the layer has of the original may have been removed from there since the
-// sandbox began: it is a copy, the original's directory has changed, and no layer of a snapshot has
-// it. The sandbox may also have moved it there, which the copy does not tell.
+// removed reports whether a file of the layer may have been removed from the original since the sandbox
+// began: it is a copy, the original's directory has changed, and no layer of a snapshot has the file. The
+// sandbox may also have moved it there; the copy does not show that.
 func (w *comparison) removed(e *tree.Entry, low original) bool {
 	var st unix.Stat_t
 	return low.dir >= 0 && !low.hidden && unix.Fstat(low.dir, &st) == nil && w.later(&st) && w.copied(e)
 }
 
-// copied reports whether the layer's entry is a copy from the original, and not from a snapshot.
+// copied reports whether the layer's entry is a copy from the original rather than from a snapshot.
 func (w *comparison) copied(e *tree.Entry) bool {
 	if w.layer > 0 || !e.Copied() {
 		return false
@@ -433,8 +433,8 @@ func (w *comparison) copied(e *tree.Entry) bool {
 	return true
 }
 
-// merged goes into a directory that a layer above has as well. If this layer has none there, what
-// it has hides what is there below it.
+// merged enters a directory that a layer above has as well. If this layer has no directory there, its entry
+// hides the contents in layers below.
 func (w *comparison) merged(e *tree.Entry, low original) (below original, err error) {
 	if e.Skip {
 		return original{dir: -1}, nil
@@ -446,8 +446,8 @@ func (w *comparison) merged(e *tree.Entry, low original) (below original, err er
 	return below, w.hide(below, -1, e.Path)
 }
 
-// file settles whether a file of the layer holds something else than the original's, which is
-// nil if that is none: to be touched is enough for it to be in the layer.
+// file sets the kind of change of a file that the original, with status was, may have as well. A file
+// that was only opened for writing is also in the layer.
 func (w *comparison) file(c *Change, e *tree.Entry, was *unix.Stat_t, low int) {
 	st := &e.Stat
 	if st.Nlink > 1 {
@@ -475,7 +475,7 @@ func (w *comparison) file(c *Change, e *tree.Entry, was *unix.Stat_t, low int) {
 	}
 }
 
-// directory compares a directory. What is in it comes next, unless the original's is not to be read.
+// directory compares a directory. Its contents follow, unless the original's cannot be read.
 func (w *comparison) directory(c Change, e *tree.Entry, was *unix.Stat_t, low original) (below original, err error) {
 	below = original{-1, low.hidden, low.why}
 	if was != nil {
@@ -507,7 +507,7 @@ func (w *comparison) add(c Change, st *unix.Stat_t) {
 	w.changes = append(w.changes, w.judged(c))
 }
 
-// equal compares a file with the original's of the same name, which had so many bytes.
+// equal compares a file with the original's of the same name, whose size is was.
 func equal(ctx context.Context, e *tree.Entry, low int, was int64) (bool, error) {
 	size := e.Stat.Size
 	if size != was {
@@ -527,7 +527,7 @@ func equal(ctx context.Context, e *tree.Entry, low int, was int64) (bool, error)
 	x, y := make([]byte, piece), make([]byte, piece)
 	for at := int64(0); at < size; {
 		if ctx.Err() != nil {
-			return false, context.Cause(ctx) // the walk ends, too
+			return false, context.Cause(ctx) // the walk ends as well
 		}
 		n, err := unix.Pread(a, x, at)
 		m, err2 := unix.Pread(b, y, at)

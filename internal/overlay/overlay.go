@@ -1,11 +1,10 @@
-// Package overlay reads what a sandbox has written over a directory of the host (room.Overlay):
-// it compares the layer with the original, shows the difference, and makes it there.
+// Package overlay compares what a sandbox has written over a directory of the host (room.Overlay) with
+// the original, prints the differences, and applies them to the original.
 //
-// A command has written the layer, and may be writing to it at the moment: nothing in it is
-// trusted, and package tree reads it. Commands have written the layers of a snapshot, which may
-// lie below it, too.
-// The kernel makes no redirects and follows none in such an overlay (mount option userxattr,
-// overlayfs.rst), so what the uppermost layer has at a path is what the sandbox sees there.
+// A command has written the layer, and may still be writing to it, so nothing in it is trusted, and
+// package tree reads it. The layers of a snapshot below it were written by commands, too. In such
+// an overlay the kernel neither makes nor follows redirects (mount option userxattr, overlayfs.rst).
+// The sandbox therefore sees at each path what the uppermost layer has there.
 package overlay
 
 import (
@@ -21,21 +20,21 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// Kind is what has become of a path.
+// Kind is the kind of a change.
 type Kind string
 
 // Kinds of a [Change].
 const (
 	Added   Kind = "added"
-	Changed Kind = "changed" // what it holds, where it leads, or what it is
+	Changed Kind = "changed" // other content, target or type
 	Deleted Kind = "deleted"
-	Mode    Kind = "mode" // nothing but its permissions
+	Mode    Kind = "mode" // only other permissions
 )
 
-// Type is what there is at a path.
+// Type is the type of a file.
 type Type string
 
-// Types of what is at a path. The last is a device, a FIFO or a socket, which is never applied.
+// Types of files. Other is a device, a FIFO or a socket, which is never applied.
 const (
 	File      Type = "file"
 	Directory Type = "directory"
@@ -43,57 +42,57 @@ const (
 	Other     Type = "other"
 )
 
-// Change is one path at which layer and original differ. What is below a directory that was
-// deleted is part of that change.
+// Change is a path at which layer and original differ. The contents of a deleted directory are part of
+// that directory's change.
 type Change struct {
 	Path string `json:"path"` // relative to the overlay; "." is the directory itself
 	Kind Kind   `json:"change"`
-	Type Type   `json:"type"`           // now; of what was deleted, before
-	Was  Type   `json:"was,omitempty"`  // Changed: before, if it was something else
-	Size int64  `json:"size,omitempty"` // of a file, now
-	// Permissions, and not of links.
-	Mode    string `json:"mode,omitempty"` // now
+	Type Type   `json:"type"`           // current type, or that of a deleted file
+	Was  Type   `json:"was,omitempty"`  // previous type, if different
+	Size int64  `json:"size,omitempty"` // current size of a file
+	// Permissions, except those of links.
+	Mode    string `json:"mode,omitempty"` // current
 	WasMode string `json:"was_mode,omitempty"`
-	Target  string `json:"target,omitempty"` // of a link
-	Same    string `json:"same,omitempty"`   // of a file: the first path of the same (hard link)
-	// Conflict says that the original has changed, or come into being, since the sandbox began.
+	Target  string `json:"target,omitempty"` // target of a link
+	Same    string `json:"same,omitempty"`   // first path of the same file (hard link)
+	// Conflict is true if the original has changed or was created since the sandbox began.
 	Conflict bool `json:"conflict,omitempty"`
-	// Held is true if programs on the host execute or trust the file (package hostfiles). An apply makes the
-	// change only with Options.All, or after [Release].
+	// Held is true if programs on the host execute or trust the file (package hostfiles). Apply makes the
+	// change only with Options.All, or after [Tree.Release].
 	Held       bool `json:"held_back,omitempty"`
-	Executable bool `json:"executable,omitempty"` // now, by its mode or its first line, and not before ([Tree.Mark])
+	Executable bool `json:"executable,omitempty"` // newly executable, by its mode or its first line ([Tree.Mark])
 	Outside    bool `json:"outside,omitempty"`    // a link that may lead out of the original
 
 	mode  uint32
-	layer int           // which has it, of Tree.Layers
-	why   *result.Error // the conflict, if it is about a directory above
+	layer int           // index in Tree.Layers
+	why   *result.Error // the conflict of a directory above
 }
 
-// Tree is an overlay that is looked at.
+// Tree is an overlay to be compared.
 type Tree struct {
-	Layers []*os.File // their directories, the uppermost first: what the sandbox writes to, and those of a snapshot
+	Layers []*os.File // directories of the layers, the uppermost first: the sandbox's own and those of a snapshot
 	Source *os.File   // the original's directory
-	Since  time.Time  // conflicts are counted from here
+	Since  time.Time  // later changes of the original are conflicts
 
-	Entries, Text int // bounds of what is looked at, as of a [tree.Walk]; 0 for a million, and 256 MiB
+	Entries, Text int // bounds as in [tree.Walk]; 0 means the default
 
 	Count func(entries, text int) error // see [tree.Walk]
 
-	ours map[tree.Inode]unix.Stat_t // what an apply has made of files with several names
-	// seen are the directories of the original that were compared, and those that an apply has made.
+	ours map[tree.Inode]unix.Stat_t // files with their last change by Apply, or by git status (see sameIndex)
+	// seen are the directories of the original that were compared or created by Apply.
 	seen map[string]tree.Inode
 
-	top      string // before paths, for package hostfiles
-	owner    uint32 // of the original's directory
-	root     bool   // this process is root's
+	top      string // prefix of paths for package hostfiles
+	owner    uint32 // owner of the original's directory
+	root     bool   // this process runs as root
 	layered  bool   // the original is on overlayfs
 	replaced bool   // the original's directory is not the one that the sandbox saw
 	index    string // digest of the original's .git/index when the sandbox began (hostfiles.GitIndex)
 }
 
-// Open opens an overlay: its layer, which stays the caller's; the directories between that and the
-// original, the uppermost first; and the original at source. Links are followed if others could not
-// have made them (package links).
+// Open opens an overlay: its layer, which the caller still owns, the directories between layer and
+// original, the uppermost first, and the original at source. It follows only links that others could not
+// have made (package safeopen).
 func Open(layer *os.File, source string, since time.Time, lower ...string) (t *Tree, err error) {
 	t = &Tree{Layers: []*os.File{layer}, Since: since, seen: map[string]tree.Inode{}, root: os.Geteuid() == 0}
 	defer func() {
@@ -105,12 +104,12 @@ func Open(layer *os.File, source string, since time.Time, lower ...string) (t *T
 	for _, dir := range lower {
 		f, err := openDir(dir)
 		if err != nil {
-			return t, &result.Error{Code: "layer", Message: "a layer of its snapshot cannot be opened: " + err.Error(), Err: err}
+			return t, &result.Error{Code: "layer", Message: "cannot open a layer of its snapshot: " + err.Error(), Err: err}
 		}
 		t.Layers = append(t.Layers, f)
 	}
 	if t.Source, err = openDir(source); err != nil {
-		return t, &result.Error{Code: "original", Message: "the original cannot be opened: " + err.Error(), Err: err}
+		return t, &result.Error{Code: "original", Message: "cannot open the original: " + err.Error(), Err: err}
 	}
 	t.top = hostfiles.Top(source, repository(t.Source))
 	var fs unix.Statfs_t
@@ -170,11 +169,11 @@ func openDir(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// Close closes what [Open] has opened.
+// Close closes the files opened by [Open].
 func (t *Tree) Close() {
 	for _, f := range append(t.Layers[1:], t.Source) {
 		if f != nil {
-			f.Close() // directories
+			f.Close() // only read
 		}
 	}
 }

@@ -36,7 +36,7 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// laid makes a layer and an original, as overlayfs would have them.
+// laid creates a layer and an original as overlayfs would have them.
 func laid(t testing.TB) (layer, source string, tree *Tree) {
 	dir := t.TempDir()
 	layer, source = filepath.Join(dir, "layer"), filepath.Join(dir, "source")
@@ -56,11 +56,11 @@ func put(t testing.TB, dir, name, text string) {
 	must(t, os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o644))
 }
 
-// wipe leaves a whiteout.
+// wipe creates a whiteout.
 func wipe(t testing.TB, dir, name string) {
 	t.Helper()
 	must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
-	must(t, unix.Mknod(filepath.Join(dir, name), unix.S_IFCHR, 0)) // by anybody: mknod(2), Linux 5.8
+	must(t, unix.Mknod(filepath.Join(dir, name), unix.S_IFCHR, 0)) // allowed for every user since Linux 5.8 (mknod(2))
 }
 
 func lines(t testing.TB, tree *Tree) (list []Change, text string) {
@@ -86,7 +86,7 @@ func lines(t testing.TB, tree *Tree) (list []Change, text string) {
 	return list, text
 }
 
-// nothingOutside fails if anything beside layer and original has changed.
+// nothingOutside fails if anything outside of layer and original has changed.
 func nothingOutside(t testing.TB, source string) {
 	t.Helper()
 	outside := filepath.Join(filepath.Dir(source), "outside")
@@ -108,7 +108,7 @@ func TestChanges(t *testing.T) {
 	t.Parallel()
 	layer, source, tree := laid(t)
 	put(t, source, "same", "same")
-	put(t, layer, "same", "same") // touched
+	put(t, layer, "same", "same") // only touched
 	put(t, source, "text", "old")
 	put(t, layer, "text", "new!")
 	put(t, source, "executable", "x")
@@ -116,7 +116,7 @@ func TestChanges(t *testing.T) {
 	must(t, os.Chmod(filepath.Join(layer, "executable"), 0o755))
 	put(t, source, "gone/a/b", "x")
 	wipe(t, layer, "gone")
-	wipe(t, layer, "never") // of what was made and deleted
+	wipe(t, layer, "never") // of a file created and deleted
 	put(t, source, "replaced/old", "x")
 	put(t, source, "replaced/kept", "x")
 	put(t, layer, "replaced/new", "y")
@@ -152,7 +152,7 @@ added other "zfifo"
 	if len(a.Left) != 4 || len(a.Made) != len(list)-4 {
 		t.Errorf("%d made, left %v", len(a.Made), a.Left)
 	}
-	// The rest, with what is now there.
+	// The remaining changes, with the current contents.
 	list, _ = lines(t, tree)
 	_, err = tree.Apply(context.Background(), list, Options{Delete: true, Force: true})
 	must(t, err)
@@ -185,7 +185,7 @@ func TestConflict(t *testing.T) {
 	if _, err := tree.Apply(context.Background(), list, Options{Delete: true, Force: true}); err != nil {
 		t.Error(err)
 	}
-	// What was removed: of a copy of the original's alone it is known that it was there.
+	// A removed file is a conflict only if the layer's is a copy of the original's.
 	for _, name := range []string{"copy", "dir2/file", "new", "sub/moved"} {
 		put(t, layer, name, "mine")
 	}
@@ -197,7 +197,7 @@ func TestConflict(t *testing.T) {
 		t.Error(got)
 	}
 	must(t, os.RemoveAll(filepath.Join(layer, "sub")), os.RemoveAll(filepath.Join(layer, "dir2")), os.RemoveAll(filepath.Join(layer, "copy")))
-	// What has gone, or come into being, since the look.
+	// Changes of the original after the comparison.
 	put(t, source, "text", "old")
 	put(t, layer, "text", "newer")
 	tree.Since = time.Now().Add(time.Minute)
@@ -217,7 +217,7 @@ func TestConflict(t *testing.T) {
 	nothingOutside(t, source)
 }
 
-// The owner's permissions and the special bits of a hostile layer.
+// Apply copies permissions without special bits, also those that exclude the owner.
 func TestApplyModes(t *testing.T) {
 	t.Parallel()
 	layer, source, tree := laid(t)
@@ -247,8 +247,8 @@ func TestApplyModes(t *testing.T) {
 	}
 }
 
-// TestApplyRace: while changes are applied, another process exchanges directories of the layer and
-// of the original with links out.
+// Apply stays in the original while another process exchanges directories of layer and original with
+// links that lead out.
 func TestApplyRace(t *testing.T) {
 	t.Parallel()
 	layer, source, tree := laid(t)
@@ -286,8 +286,7 @@ func TestApplyRace(t *testing.T) {
 	nothingOutside(t, source)
 }
 
-// What another process puts in the place of what the sandbox has changed, at whatever instant of an
-// apply, is there afterwards.
+// A file that another process puts in place at any moment of an apply is kept.
 func TestApplyTheirs(t *testing.T) {
 	t.Parallel()
 	layer, source, tree := laid(t)
@@ -307,7 +306,7 @@ func TestApplyTheirs(t *testing.T) {
 			} else {
 				must(t, os.MkdirAll(filepath.Dir(at+below), 0o755))
 			}
-			// What is later is so by the kernel's clock, which may tell only ticks apart.
+			// The kernel's clock for st_ctime may advance only in ticks.
 			var st unix.Stat_t
 			must(t, unix.Stat(filepath.Dir(at+below), &st))
 			if below == "" {
@@ -326,7 +325,7 @@ func TestApplyTheirs(t *testing.T) {
 				for range n * 20 {
 					_, _ = os.Lstat(source + "/none/1")
 				}
-				_ = os.Rename(theirs, at+below) // there may be a directory by now, or none
+				_ = os.Rename(theirs, at+below) // may fail
 			}()
 			close(begun)
 			_, err := tree.Apply(context.Background(), list, Options{Delete: true})
@@ -340,15 +339,15 @@ func TestApplyTheirs(t *testing.T) {
 			if b, err := os.ReadFile(at + below); gone != nil && string(b) != "theirs" {
 				t.Fatalf("%s, try %d: there is %.40q, %v", name, n, b, err)
 			}
-			_ = os.Remove(theirs) // it may have been put there
+			_ = os.Remove(theirs) // it may have been moved
 			nothingOutside(t, source)
 		}
 	}
 	t.Logf("%d conflicts", conflicts)
 }
 
-// tick waits until what changes from here on has a later st_ctime than what has changed before: the
-// kernel's clock may tell only ticks apart.
+// tick waits until later changes get a later st_ctime than earlier ones: the kernel's clock may
+// advance only in ticks.
 func tick(t testing.TB) {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "tick")
@@ -359,8 +358,8 @@ func tick(t testing.TB) {
 	}
 }
 
-// An apply's own changes to one name of a file are not taken for somebody else's changes to
-// another name of it; those that somebody else makes in between are.
+// Apply's changes to one name of a file do not make its other name a conflict, but changes by other
+// processes in between do.
 func TestApplyHardLinks(t *testing.T) {
 	t.Parallel()
 	for _, theirs := range []string{"", "chmod", "write"} {
@@ -404,7 +403,7 @@ func TestApplyHardLinks(t *testing.T) {
 	}
 }
 
-// noted returns the notes that an apply makes, and calls each with the last one.
+// noted returns a Note function that collects notes and calls each with the last one.
 func noted(notes *[]Staging, each func(Staging)) func(Staging) error {
 	return func(s Staging) error {
 		*notes = append(*notes, s)
@@ -415,7 +414,7 @@ func noted(notes *[]Staging, each func(Staging)) func(Staging) error {
 	}
 }
 
-// Sweep removes the directory of a killed apply, and keeps any other directory with that name.
+// Sweep removes the directory of a killed apply, and keeps any other directory of that name.
 func TestSweep(t *testing.T) {
 	t.Parallel()
 	layer, source, tree := laid(t)
@@ -449,7 +448,7 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// An apply keeps another directory that was moved to the name of its staging directory.
+// Apply keeps another directory that was moved to the name of its staging directory.
 func TestStagingExchanged(t *testing.T) {
 	t.Parallel()
 	layer, source, tree := laid(t)
@@ -468,7 +467,7 @@ func TestStagingExchanged(t *testing.T) {
 	}
 }
 
-// replaceDir makes a tree with a directory that the layer has a copy of, replaces it, and returns the
+// replaceDir creates a tree with a directory that the layer has a copy of, replaces it, and returns the
 // changes.
 func replaceDir(t *testing.T, replace func(source string)) (layer, source string, tree *Tree, list []Change, text string) {
 	layer, source, tree = laid(t)
@@ -532,7 +531,7 @@ func TestReplacedDirectory(t *testing.T) {
 			}
 		})
 	}
-	// Files that others add, and the changes of an apply, are no conflicts.
+	// Files added by other processes, and the changes of an apply, are no conflicts.
 	_, source, tree, list, text := replaceDir(t, func(source string) {
 		put(t, source, "top", "theirs")
 		put(t, source, "cur/theirs", "theirs")
@@ -552,7 +551,7 @@ func TestReplacedDirectory(t *testing.T) {
 	nothingOutside(t, source)
 }
 
-// A second apply may add to directories that the first one has made, and whose modes it has set.
+// A second apply may add files to directories whose modes the first one has set.
 func TestApplyTwice(t *testing.T) {
 	t.Parallel()
 	layer, source, tree := laid(t)
@@ -605,8 +604,8 @@ func TestReplacedMeanwhile(t *testing.T) {
 	nothingOutside(t, source)
 }
 
-// Another process exchanges a directory with one that the apply has not compared: nothing is written
-// there.
+// Apply does not write to a directory that another process has exchanged for one that was not
+// compared.
 func TestApplyExchange(t *testing.T) {
 	t.Parallel()
 	layer, source, tree := laid(t)
@@ -641,7 +640,7 @@ func TestApplyExchange(t *testing.T) {
 	nothingOutside(t, source)
 }
 
-// Mark tells scripts and programs that are new from those that were there.
+// Mark finds new scripts and programs, and not those that were executable before.
 func TestMark(t *testing.T) {
 	t.Parallel()
 	layer, source, tree := laid(t)
@@ -674,7 +673,7 @@ func TestMark(t *testing.T) {
 	}
 }
 
-// The original's own directory is compared with the one that the sandbox saw.
+// Changes compares the original's directory with the one that the sandbox saw.
 func TestReplacedBase(t *testing.T) {
 	t.Parallel()
 	layer, source, tree := laid(t)
@@ -700,10 +699,10 @@ func TestReplacedBase(t *testing.T) {
 	}
 }
 
-// Root does not enter directories with another owner than the original, who can move them there.
+// Root does not enter directories of another owner than the original's, who can move directories there.
 func TestForeignDirectory(t *testing.T) {
 	if os.Geteuid() != 0 {
-		return // root alone writes to directories of others
+		return // only root can write to other users' directories
 	}
 	t.Parallel()
 	for _, owner := range []int{0, 61001} {
@@ -738,11 +737,11 @@ func TestForeignDirectory(t *testing.T) {
 	}
 }
 
-// A tar of a selection has no link to what is not in it, and no file in it deletes another.
+// A tar of selected changes has no hard link to a path outside the selection, and no file in it deletes another.
 func TestTar(t *testing.T) {
 	layer, source, tr := laid(t)
 	put(t, source, "first", "text")
-	put(t, layer, "first", "text") // touched, and so no change
+	put(t, layer, "first", "text") // only touched, which is no change
 	must(t, os.Link(layer+"/first", layer+"/second"), os.Link(layer+"/first", layer+"/third"))
 	put(t, layer, ".wh.kept", "")
 	list, _, err := tr.Changes(context.Background())
@@ -765,7 +764,7 @@ func TestTar(t *testing.T) {
 	}
 }
 
-// Deletions of more than is looked at are in conflict; what comes after is not read without a bound.
+// A deletion of more files than the bound is a conflict, and reading is bounded.
 func TestManyDeleted(t *testing.T) {
 	layer, source, tr := laid(t)
 	tr.Since = time.Now().Add(time.Hour)
@@ -804,9 +803,9 @@ func TestSelect(t *testing.T) {
 	}
 }
 
-// TestLayers compares what is made in the original, of layers made at random, with a model of what
-// overlayfs shows of them, and some of that with overlayfs: each name as the uppermost layer has it,
-// and directories of one name merged, down to the first that is opaque, or to what is no directory.
+// Apply of random layers gives the same result as a model of overlayfs, which is in part compared with
+// overlayfs itself: each name comes from the uppermost layer, and directories of one name are merged down
+// to the first that is opaque or not a directory.
 func TestLayers(t *testing.T) {
 	names := []string{"a", "b", "c"}
 	for seed := range 60 {
@@ -868,7 +867,7 @@ func TestLayers(t *testing.T) {
 	}
 }
 
-// mounted is what overlayfs shows of directories, the uppermost first.
+// mounted returns what overlayfs shows for directories, the uppermost first.
 func mounted(t testing.TB, dirs []string) map[string]string {
 	t.Helper()
 	at := filepath.Join(t.TempDir(), "mounted")
@@ -886,7 +885,7 @@ func mounted(t testing.TB, dirs []string) map[string]string {
 	return found
 }
 
-// merge puts a layer over what is shown.
+// merge adds a layer to the model.
 func merge(t testing.TB, shown map[string]string, dir, at string) {
 	t.Helper()
 	forget := func(name string) {
@@ -921,8 +920,8 @@ func merge(t testing.TB, shown map[string]string, dir, at string) {
 	}
 }
 
-// An ordinary user's directories that are closed to their owner go, and what is in them changes, as in
-// the sandbox; their modes stay.
+// Apply changes an ordinary user's directories that are closed to their owner, as the sandbox could, and
+// keeps their modes.
 func TestApplyReadOnly(t *testing.T) {
 	t.Parallel()
 	layer, source, tree := laid(t)
@@ -943,17 +942,17 @@ func TestApplyReadOnly(t *testing.T) {
 	for _, name := range []string{"gone/sub", "gone", "replaced", "kept", "."} {
 		must(t, os.Chmod(filepath.Join(source, name), 0o555))
 	}
-	t.Cleanup(func() { // an ordinary user could not remove it
+	t.Cleanup(func() { // so that an ordinary user can remove it
 		must(t, os.Chmod(source, 0o755), os.Chmod(source+"/kept", 0o755), os.Chmod(layer, 0o755), os.Chmod(layer+"/kept", 0o755))
 	})
 	must(t, os.Chmod(layer, 0o555), os.Chmod(layer+"/kept", 0o555))
 	list, _ := lines(t, tree)
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // it ends with the goroutine
+		runtime.LockOSThread() // the thread ends with the goroutine
 		var errno unix.Errno
 		if os.Geteuid() == 0 {
-			_, _, errno = unix.RawSyscall(unix.SYS_SETRESUID, 65534, 65534, 65534) // of this thread alone
+			_, _, errno = unix.RawSyscall(unix.SYS_SETRESUID, 65534, 65534, 65534) // of this thread only
 		}
 		if errno != 0 {
 			done <- errno
@@ -975,7 +974,7 @@ func TestApplyReadOnly(t *testing.T) {
 	nothingOutside(t, source)
 }
 
-// The sandbox may run on, and remove what has just been listed: that is left out, and ends nothing.
+// Apply skips a file that the running sandbox removes after the comparison.
 func TestGoneMeanwhile(t *testing.T) {
 	t.Parallel()
 	layer, source, tree := laid(t)
@@ -999,7 +998,7 @@ func TestGoneMeanwhile(t *testing.T) {
 	nothingOutside(t, source)
 }
 
-// held is what the files in a directory hold.
+// held returns the contents of the files in a directory.
 func held(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -1014,13 +1013,13 @@ func held(t testing.TB, dir string) map[string]string {
 	return files
 }
 
-// The original may be on overlayfs itself, as in a container: directories of its lower layers go, but
-// cannot be moved.
+// If the original is on overlayfs itself, as in a container, directories of its lower layers can be
+// removed but not moved.
 func TestApplyOnOverlay(t *testing.T) {
 	if os.Geteuid() != 0 {
-		return // it mounts
+		return // cannot mount
 	}
-	runtime.LockOSThread() // it ends with the test, and its namespace with it
+	runtime.LockOSThread() // the thread and its namespace end with the test
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		t.Skip(err)
 	}

@@ -24,8 +24,8 @@ func within(name, dir string) bool {
 	return dir == "." || name == dir || strings.HasPrefix(name, dir+"/")
 }
 
-// Select returns the changes at and below these paths, with the directories that they need; all
-// for no path.
+// Select returns the changes at and below these paths, with the directories that they need. Without
+// paths it returns all.
 func Select(list []Change, paths []string) (out []Change) {
 	if len(paths) == 0 {
 		return list
@@ -123,8 +123,8 @@ func Summarise(list []Change, named []string) (rest []Change, repositories []Git
 	return rest, repositories
 }
 
-// Release clears Change.Held at and below a path, if the path is itself held back: then the caller has
-// named it.
+// Release clears Change.Held at and below a path that the caller has named, if the path itself is held
+// back.
 func (t *Tree) Release(list []Change, name string) {
 	for i := range list {
 		if c := &list[i]; c.Held && within(c.Path, name) && (c.Path == name || hostfiles.Trusted(path.Join(t.top, name), hostfiles.Directory)) {
@@ -133,7 +133,7 @@ func (t *Tree) Release(list []Change, name string) {
 	}
 }
 
-// Top leaves out changes below directories that are in the list.
+// Top returns the changes that are not below another one in the list.
 func Top(list []Change) (top []Change) {
 	for _, c := range list {
 		if n := len(top); n == 0 || !within(c.Path, top[n-1].Path) {
@@ -143,7 +143,7 @@ func Top(list []Change) (top []Change) {
 	return top
 }
 
-// Mark sets Change.Executable, for which it looks at the first bytes of the files.
+// Mark sets Change.Executable. It reads the first bytes of the files.
 func (t *Tree) Mark(ctx context.Context, list []Change) {
 	for i := range list {
 		c := &list[i]
@@ -158,7 +158,7 @@ func (t *Tree) Mark(ctx context.Context, list []Change) {
 	}
 }
 
-// script reports whether a file begins as a script does.
+// script reports whether a file begins with "#!".
 func script(root *os.File, name string) bool {
 	fd, _, err := tree.OpenFile(proc.Descriptor(root), name)
 	if err != nil {
@@ -170,7 +170,7 @@ func script(root *os.File, name string) bool {
 	return string(begin[:n]) == "#!"
 }
 
-// Sum counts changes, and the bytes of the files that were added and changed.
+// Sum counts changes, and the bytes of added and changed files.
 func Sum(list []Change) (n result.ReportChanges) {
 	for _, c := range list {
 		n.Count++
@@ -181,11 +181,11 @@ func Sum(list []Change) (n result.ReportChanges) {
 	return n
 }
 
-// maxPatch bounds a file that a patch shows the text of.
+// maxPatch is the maximum size of a file whose text a patch shows.
 const maxPatch = 1 << 20
 
-// Patch writes the changes as a patch, as git(1) makes and takes it. Of what is no text, or too
-// large, it says that it differs.
+// Patch writes the changes as a patch in the format of git(1). For binary and large files it says only
+// that they differ.
 func (t *Tree) Patch(to io.Writer, list []Change) error {
 	for _, c := range list {
 		if err := t.patch(to, &c); err != nil {
@@ -198,9 +198,9 @@ func (t *Tree) Patch(to io.Writer, list []Change) error {
 func (t *Tree) patch(to io.Writer, c *Change) error {
 	switch {
 	case c.Type == Other:
-		return nil // which is never applied, either
+		return nil // never applied
 	case c.Was != "":
-		// A patch makes no file a link: it removes the one and adds the other.
+		// A patch cannot change a file's type: it deletes the old one and adds the new one.
 		was, now := *c, *c
 		was.Kind, was.Type, was.Was = Deleted, c.Was, ""
 		now.Kind, now.Was = Added, ""
@@ -211,7 +211,7 @@ func (t *Tree) patch(to io.Writer, c *Change) error {
 	case c.Kind == Deleted && c.Type == Directory:
 		return t.patchBelow(to, c)
 	case c.Type == Directory:
-		return nil // git(1) has none
+		return nil // git(1) does not track directories
 	}
 	a, b := "a/"+c.Path, "b/"+c.Path
 	headline := fmt.Sprintf("diff --git %s %s\n", quoted(a), quoted(b))
@@ -224,7 +224,7 @@ func (t *Tree) patch(to io.Writer, c *Change) error {
 	case c.Kind == Deleted:
 		fmt.Fprintf(&what, "deleted file mode %s\n", wasMode)
 		b = "/dev/null"
-	case c.WasMode != "" && wasMode != mode: // it knows of no other permissions
+	case c.WasMode != "" && wasMode != mode: // git(1) tracks only this permission
 		fmt.Fprintf(&what, "old mode %s\nnew mode %s\n", wasMode, mode)
 	}
 	if c.Kind != Mode {
@@ -233,7 +233,7 @@ func (t *Tree) patch(to io.Writer, c *Change) error {
 		case before == nil || after == nil:
 			fmt.Fprintf(&what, "Binary files %s and %s differ\n", quoted(a), quoted(b))
 		case string(before) != string(after):
-			_, lines, _ := bytes.Cut(diff.Diff(named(a), before, named(b), after), []byte("\n")) // all but its own headline
+			_, lines, _ := bytes.Cut(diff.Diff(named(a), before, named(b), after), []byte("\n")) // without its own header
 			what.Write(lines)
 		}
 	}
@@ -247,11 +247,11 @@ func (t *Tree) patch(to io.Writer, c *Change) error {
 	return err
 }
 
-// patchBelow shows the files of a directory that was deleted.
+// patchBelow shows the files of a deleted directory.
 func (t *Tree) patchBelow(to io.Writer, c *Change) error {
 	fd, err := tree.Open(proc.Descriptor(t.Source), c.Path, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
-		return nil // it is gone
+		return nil // removed since
 	}
 	defer unix.Close(fd)
 	w := t.comparison(context.Background())
@@ -268,7 +268,7 @@ func (t *Tree) patchBelow(to io.Writer, c *Change) error {
 	return nil
 }
 
-// gitMode is a mode as git(1) has it: of the permissions, whether the owner may execute it.
+// gitMode returns a mode in git(1)'s form, which keeps only the owner's execute permission.
 func gitMode(t Type, mode string) string {
 	bits, _ := strconv.ParseUint(mode, 8, 32)
 	switch {
@@ -280,7 +280,8 @@ func gitMode(t Type, mode string) string {
 	return "100644"
 }
 
-// text is what a file holds, or where a link leads; nil if that is no text. Nothing is none.
+// text returns the content of a file or the target of a link, or nil if that is binary or too large. It
+// returns an empty text if nothing is set.
 func text(root *os.File, name string, nothing bool) []byte {
 	if nothing {
 		return []byte{}
@@ -302,11 +303,11 @@ func text(root *os.File, name string, nothing bool) []byte {
 	if err != nil || len(b) > maxPatch || bytes.ContainsFunc(b, func(r rune) bool { return r < ' ' && !strings.ContainsRune("\t\n\v\f\r\b\x1b", r) }) {
 		return nil
 	}
-	return b // of nothing not nil either (io.ReadAll)
+	return b // not nil for an empty file (io.ReadAll)
 }
 
-// named is a name above the lines of a patch. One with spaces ends with a tab, as git(1) has it, so
-// that none of them is taken for the end, with a time behind it.
+// named returns a name for the header lines of a patch. Like git(1), it ends a name with spaces with a tab,
+// so that a reader does not take what follows a space for a time.
 func named(name string) string {
 	if strings.Contains(name, " ") {
 		return quoted(name) + "\t"
@@ -314,8 +315,8 @@ func named(name string) string {
 	return quoted(name)
 }
 
-// quoted is a name as git(1) writes it: what a terminal would obey, or a reader take for the end
-// of the name, in octal.
+// quoted quotes a name as git(1) does: control characters, other bytes than ASCII, and quotes in octal or
+// with a backslash.
 func quoted(name string) string {
 	var b strings.Builder
 	plain := true
@@ -338,10 +339,10 @@ func quoted(name string) string {
 	return `"` + b.String() + `"`
 }
 
-// maxTar bounds the files in a tar: a file of the layer can claim to be larger than any disk.
+// maxTar bounds the files in a tar: a sparse file of the layer can be larger than any disk.
 const maxTar = 64 << 30
 
-// Tar writes the changes as the archive of a layer. All belongs to user 0.
+// Tar writes the changes as the archive of a layer. All files belong to user 0.
 func (t *Tree) Tar(to io.Writer, list []Change) error {
 	a := tree.NewLayer(to, maxTar)
 	for _, c := range list {
@@ -366,7 +367,7 @@ func (t *Tree) tar(a *tree.Archive, c *Change) error {
 	}
 	fd, st, err := tree.OpenFile(proc.Descriptor(t.Layers[c.layer]), c.Path)
 	if tree.Gone(err) {
-		return nil // the sandbox may run on
+		return nil // removed by the running sandbox
 	}
 	if err != nil {
 		return fmt.Errorf("%.200q: %w", c.Path, err)

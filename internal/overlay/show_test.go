@@ -20,7 +20,7 @@ func TestPatch(t *testing.T) {
 	put(t, layer, "text", "a\nc\n")
 	put(t, source, "gone/x", "x\n")
 	wipe(t, layer, "gone")
-	put(t, layer, "a b", "x\n") // patch(1) takes the tab for the name's end
+	put(t, layer, "a b", "x\n") // patch(1) ends the name at the tab
 	put(t, layer, "binary", "\x00")
 	put(t, layer, "esc\x1b[31m", "\n")
 	list, _ := lines(t, tree)
@@ -36,8 +36,8 @@ func TestPatch(t *testing.T) {
 	}
 }
 
-// git(1) takes a patch of whatever a file, a link and a directory can become, and makes of the
-// original what an apply makes of it.
+// git(1) accepts a patch of every change between files, links and directories, and the result is that
+// of an apply.
 func TestPatchTaken(t *testing.T) {
 	t.Parallel()
 	git, err := exec.LookPath("git")
@@ -47,7 +47,7 @@ func TestPatchTaken(t *testing.T) {
 	layer, source, tree := laid(t)
 	kinds := map[string]func(dir, name string){
 		"text":  func(dir, name string) { put(t, dir, name, dir+"\n") },
-		"open":  func(dir, name string) { put(t, dir, name, dir) }, // without an end of its line
+		"open":  func(dir, name string) { put(t, dir, name, dir) }, // without a final newline
 		"empty": func(dir, name string) { put(t, dir, name, "") },
 		"closed": func(dir, name string) {
 			put(t, dir, name, "same\n")
@@ -69,7 +69,7 @@ func TestPatchTaken(t *testing.T) {
 	for before, old := range kinds {
 		for after, now := range kinds {
 			if before == "other" && after != "none" {
-				continue // in whose way it is
+				continue // it blocks a later path
 			}
 			name := before + " to " + after
 			old(source, name)
@@ -108,7 +108,7 @@ func TestPatchTaken(t *testing.T) {
 	}
 }
 
-// files is what git(1) knows of a directory.
+// files returns the files in a directory as git(1) sees them.
 func files(t *testing.T, dir string) map[string]string {
 	found := map[string]string{}
 	must(t, filepath.WalkDir(dir, func(name string, e os.DirEntry, err error) error {

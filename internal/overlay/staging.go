@@ -13,14 +13,14 @@ import (
 )
 
 // Staging is a directory for temporary files in an original. Its name is random. Its identity
-// ([tree.Identity]) is noted as well, because other users may rename directories in the original.
+// ([tree.Identity]) is recorded as well, because other users may rename directories in the original.
 type Staging struct {
 	Source   []byte `json:"source"` // path of the original
 	Name     string `json:"name"`
-	Identity string `json:"identity,omitempty"` // "" before it is made
+	Identity string `json:"identity,omitempty"` // "" before it is created
 }
 
-// stage makes a staging directory. It calls note, unless that is nil, before and after.
+// stage creates a staging directory. It calls note, unless that is nil, before and after.
 func stage(source int, name string, note func(Staging) error) (dir int, s Staging, err error) {
 	s.Source, s.Name = []byte(name), tree.Hidden()
 	if note != nil {
@@ -43,13 +43,13 @@ func stage(source int, name string, note func(Staging) error) (dir int, s Stagin
 	}
 	if err != nil {
 		unix.Close(dir)
-		_ = unix.Unlinkat(source, s.Name, unix.AT_REMOVEDIR) // the error before says why
+		_ = unix.Unlinkat(source, s.Name, unix.AT_REMOVEDIR) // the first error is returned
 		return -1, s, err
 	}
 	return dir, s, nil
 }
 
-// own returns an error unless a directory is private and empty, as this process has made it: another
+// own returns an error unless a directory is private and empty, as this process created it: another
 // process may have replaced it.
 func own(dir int) error {
 	var st unix.Stat_t
@@ -64,7 +64,7 @@ func own(dir int) error {
 	return nil
 }
 
-// unstage empties the directory, and removes it if it still has its name.
+// unstage empties the directory and removes it if it still has its name.
 func unstage(source, dir int, s Staging) error {
 	defer unix.Close(dir)
 	if err := tree.Empty(dir); err != nil {
@@ -87,20 +87,20 @@ func unstage(source, dir int, s Staging) error {
 	return nil
 }
 
-// ReadStaging reads a note, the JSON of a Staging.
+// ReadStaging reads a note: a Staging as JSON.
 func ReadStaging(note []byte) (s Staging, err error) {
 	if err = json.Unmarshal(note, &s); err == nil && (s.Name == "" || strings.Contains(s.Name, "/")) {
-		err = errors.New("invalid name of a temporary directory")
+		err = errors.New("invalid temporary directory name")
 	}
 	return s, err
 }
 
-// Sweep removes the directory of a killed apply, and no other directory with that name. Without an
+// Sweep removes the directory of a killed apply, and no other directory of that name. Without an
 // identity, it removes only an empty directory.
 func (s Staging) Sweep() error {
 	source, err := openDir(string(s.Source))
 	if err != nil {
-		return nil // it is gone, or the caller may not open it any more
+		return nil // removed, or inaccessible for the caller
 	}
 	defer source.Close()
 	top := proc.Descriptor(source)

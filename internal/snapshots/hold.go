@@ -17,11 +17,11 @@ import (
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
-// Hold holds the layers of a snapshot, by hash, unpacked for a user. sbxrund, which is beside this
-// program or is this program, unpacks them, if nobody has in this boot.
+// Hold holds the layers of a snapshot, by hash, unpacked for a user. If necessary, it runs sbxrund to
+// unpack them.
 func (s *Store) Hold(ctx context.Context, m *Manifest, uid, gid uint32) (map[string]*Unpacked, error) {
-	there := map[string]bool{} // those that were unpacked before
-	for i := range 3 {         // cleanup may take one away before it is held
+	there := map[string]bool{} // unpacked before
+	for i := range 3 {         // cleanup may remove one before it is held
 		held, err := s.holdAll(m, uid, gid)
 		if err == nil && i > 0 {
 			for hash, u := range held {
@@ -45,7 +45,7 @@ func (s *Store) Hold(ctx context.Context, m *Manifest, uid, gid uint32) (map[str
 			return nil, err
 		}
 	}
-	return nil, errors.New("the layers of snapshot " + m.Title() + " are removed as often as they are unpacked")
+	return nil, errors.New("the unpacked layers of snapshot " + m.Title() + " keep being removed")
 }
 
 func (s *Store) holdAll(m *Manifest, uid, gid uint32) (_ map[string]*Unpacked, err error) {
@@ -68,7 +68,7 @@ func (s *Store) holdAll(m *Manifest, uid, gid uint32) (_ map[string]*Unpacked, e
 	return held, nil
 }
 
-// unpack has sbxrund unpack a snapshot.
+// unpack runs sbxrund to unpack a snapshot.
 func (s *Store) unpack(ctx context.Context, m *Manifest, uid, gid uint32) error {
 	server, err := safeopen.Sibling()
 	if err != nil {
@@ -82,7 +82,7 @@ func (s *Store) unpack(ctx context.Context, m *Manifest, uid, gid uint32) error 
 	c.Env = append(os.Environ(), "SBXRUN_DATA_DIR="+filepath.Dir(s.path)) // see Dir
 	var said bytes.Buffer
 	c.Stderr = &said
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C comes to it by ctx alone
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C reaches it only through ctx
 	err = c.Run()
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -1,23 +1,21 @@
-// Package snapshots keeps what sandboxes have written: the upper layers of their overlays, packed,
-// with a manifest each, in a directory of the user's.
+// Package snapshots stores snapshots: the packed upper layers of overlays, with a manifest each, in a
+// directory of the user.
 //
-//	DIR/lock                   held while something gets a name or loses it
+//	DIR/lock                   held while a name is added or removed
 //	DIR/manifests/ID.json      [Manifest]
 //	DIR/layers/SHA256.tar.zst  a layer, named by the hash of its tar
-//	DIR/trees/KEY/root         a layer as it was unpacked; KEY has the user that it was unpacked for
-//	DIR/trees/KEY/lock         held, shared, by every sandbox that shows it; says in which boot it was made
+//	DIR/trees/KEY/root         an unpacked layer; KEY contains the user that it was unpacked for
+//	DIR/trees/KEY/lock         held, shared, by every sandbox that uses it; contains the boot ID
 //	DIR/tmp/ID                 a file that is being written, locked; or a directory with root and lock
 //
-// A layer or a manifest is written below tmp, synced (fsync(2)), and renamed under DIR/lock; a
-// layer before the manifest that names it. So a crash leaves all of a snapshot or nothing of it
-// that has a name. What it leaves below tmp has no lock any more, and layers that no manifest
-// names are nobody's: [Store.Sweep] removes both.
+// A layer or a manifest is written below tmp, synced (fsync(2)), and renamed under DIR/lock, a layer
+// before the manifest that names it. After a crash a snapshot is therefore complete or has no
+// name. [Store.Sweep] removes leftovers: unlocked files below tmp, and layers that no manifest names.
 //
 // Trees are a cache: they are not synced, and those of another boot are not used.
 //
-// The directory is its owner's alone (0700): no payload ever sees it but for the trees, which
-// are shown read-only. This package neither packs nor unpacks (package layers): sbxrun, which links
-// this one, initialises nothing of that.
+// The directory is private to its owner (0700). Commands see only the trees, read-only. This package
+// neither packs nor unpacks (see package layers), so that sbxrun need not initialise a compressor.
 package snapshots
 
 import (
@@ -52,17 +50,17 @@ const (
 
 // Store is a directory of snapshots. Several processes may use it at once.
 type Store struct {
-	root *os.Root // nil if there is none, which is as an empty one
+	root *os.Root // nil if it does not exist, which means empty
 	path string
 }
 
-// Dir is where the caller's snapshots are: below its directory for data.
+// Dir returns the directory of the caller's snapshots.
 func Dir() (string, error) {
 	data, err := state.DataDir()
 	return filepath.Join(data, "snapshots"), err
 }
 
-// Open opens a store, and makes it if there is none.
+// Open opens a store and creates it if necessary.
 func Open(path string) (*Store, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return nil, Failed(err)
@@ -80,8 +78,7 @@ func Open(path string) (*Store, error) {
 	return s, nil
 }
 
-// Look is Open for those who only read: it makes nothing, and where there is no store there are no
-// snapshots.
+// Look is Open for readers: it creates nothing, and a missing store has no snapshots.
 func Look(path string) (*Store, error) {
 	root, err := os.OpenRoot(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -98,20 +95,20 @@ func Look(path string) (*Store, error) {
 	return s, nil
 }
 
-// private checks that nobody but the caller gets into the store.
+// private checks that only the caller can use the store.
 func (s *Store) private() error {
 	info, err := s.root.Stat(".")
 	if err != nil {
 		return Failed(err)
 	}
 	if uid := info.Sys().(*syscall.Stat_t).Uid; int(uid) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
-		return &result.Error{Code: "data", Message: fmt.Sprintf("the directory of snapshots %q is not the caller's alone (user %d, mode %04o)", s.path, uid, info.Mode().Perm()),
+		return &result.Error{Code: "data", Message: fmt.Sprintf("the snapshot directory %q must be private to you (it has uid %d, mode %04o)", s.path, uid, info.Mode().Perm()),
 			Hint: state.DataHint}
 	}
 	return nil
 }
 
-// Path is where the store is, for people.
+// Path returns the path of the store, for messages.
 func (s *Store) Path() string { return s.path }
 
 func (s *Store) Close() error {
@@ -121,10 +118,10 @@ func (s *Store) Close() error {
 	return s.root.Close()
 }
 
-// stoppedAfter is how long the lock is waited for: it is held for renames and a sync.
+// stoppedAfter is the timeout for the lock, which is held for renames and a sync.
 const stoppedAfter = 20 * time.Second
 
-// alone runs f while nobody else gives names or takes them.
+// alone runs f with the lock held.
 func (s *Store) alone(f func() error) error {
 	if s.root == nil {
 		return Failed(fs.ErrNotExist)
@@ -140,16 +137,16 @@ func (s *Store) alone(f func() error) error {
 	return f()
 }
 
-// Draft is a file, or a directory, that has no name yet. Nobody else removes it until it is closed,
-// or this process has ended.
+// Draft is a file or directory that has no name yet. Other processes do not remove it until it is closed or
+// this process ends.
 type Draft struct {
-	File  *os.File // the file; of a directory its root
+	File  *os.File // the file, or the root of a directory
 	lock  *os.File
 	store *Store
-	name  string // below tmp; "" once it has its own
+	name  string // below tmp; "" once it is named
 }
 
-// NewFile makes a file that is to be filled.
+// NewFile creates a file.
 func (s *Store) NewFile() (*Draft, error) {
 	return s.draft(func(d *Draft) (err error) {
 		if d.File, err = s.root.OpenFile(d.path(), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err == nil {
@@ -159,7 +156,7 @@ func (s *Store) NewFile() (*Draft, error) {
 	})
 }
 
-// draft makes one while nobody sweeps, and removes those of processes that were killed.
+// draft creates a draft under the lock, and removes those of killed processes.
 func (s *Store) draft(create func(*Draft) error) (*Draft, error) {
 	d := &Draft{store: s}
 	var left []string
@@ -168,7 +165,7 @@ func (s *Store) draft(create func(*Draft) error) (*Draft, error) {
 		return create(d)
 	})
 	for _, name := range left {
-		_ = s.scrap(filepath.Join(tmpDir, name)) // Sweep tells
+		_ = s.scrap(filepath.Join(tmpDir, name)) // Sweep reports it
 	}
 	if err != nil {
 		return nil, result.All(Failed(err), d.Close())
@@ -176,8 +173,8 @@ func (s *Store) draft(create func(*Draft) error) (*Draft, error) {
 	return d, nil
 }
 
-// retire takes a directory's name away, so that it can be removed when others may use the store again:
-// it may have millions of files. Until then it is abandoned. The caller is alone.
+// retire renames a directory, so that it can be removed without the lock: it may have millions of files.
+// Until then it is abandoned. The caller holds the lock.
 func (s *Store) retire(name string) (as string, err error) {
 	as = filepath.Join(tmpDir, safeopen.RandomName())
 	return as, s.root.Rename(name, as)
@@ -185,7 +182,7 @@ func (s *Store) retire(name string) (as string, err error) {
 
 func (d *Draft) path() string { return filepath.Join(tmpDir, d.name) }
 
-// Close removes what has got no name.
+// Close removes the draft unless it was named.
 func (d *Draft) Close() error {
 	var err error
 	if d.name != "" {
@@ -199,7 +196,7 @@ func (d *Draft) Close() error {
 	return err
 }
 
-// abandoned lists what lies below tmp and is nobody's. The caller is alone.
+// abandoned lists the files below tmp that no process uses. The caller holds the lock.
 func (s *Store) abandoned() (names []string) {
 	for _, name := range s.names(tmpDir) {
 		if s.idle(filepath.Join(tmpDir, name)) {
@@ -209,7 +206,7 @@ func (s *Store) abandoned() (names []string) {
 	return names
 }
 
-// idle reports whether nobody has the lock of a file, or of a directory that has one.
+// idle reports whether the lock of a file or directory is free.
 func (s *Store) idle(name string) bool {
 	for _, lock := range []string{filepath.Join(name, lockName), name} {
 		f, err := s.root.OpenFile(lock, os.O_RDWR|unix.O_NOFOLLOW, 0)
@@ -225,7 +222,7 @@ func (s *Store) idle(name string) bool {
 	return true
 }
 
-// names lists a directory of the store; nothing if there is none.
+// names lists a directory of the store; a missing one is empty.
 func (s *Store) names(dir string) []string {
 	if s.root == nil {
 		return nil
@@ -235,12 +232,12 @@ func (s *Store) names(dir string) []string {
 		return nil
 	}
 	defer d.Close()
-	names, _ := d.Readdirnames(-1) // what could be read is what is handled
+	names, _ := d.Readdirnames(-1) // a partial list is fine
 	return names
 }
 
-// scrap removes a file, or a directory with all that is in it. What was unpacked there may be
-// closed to its owner.
+// scrap removes a file, or a directory with everything in it. Unpacked directories may be closed to
+// their owner.
 func (s *Store) scrap(name string) error {
 	dir, err := s.root.Open(filepath.Dir(name))
 	if err != nil {
@@ -250,7 +247,7 @@ func (s *Store) scrap(name string) error {
 	return tree.Remove(proc.Descriptor(dir), filepath.Base(name))
 }
 
-// syncDir has the names in a directory on the disk.
+// syncDir syncs a directory.
 func (s *Store) syncDir(dir string) error {
 	d, err := s.root.Open(dir)
 	if err != nil {
@@ -260,7 +257,7 @@ func (s *Store) syncDir(dir string) error {
 	return d.Sync()
 }
 
-// Failed makes an error of this package of any other, with what can be done about a full disk.
+// Failed converts an error to a [*result.Error], with a hint for a full disk.
 func Failed(err error) error {
 	if err == nil || errors.As(err, new(*result.Error)) {
 		return err
@@ -269,9 +266,9 @@ func Failed(err error) error {
 	switch {
 	case e.Hint != "":
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		e.Code, e.Hint = "quota-disk", "free space there, or remove snapshots: sbxrun snapshot rm"
+		e.Code, e.Hint = "quota-disk", "free disk space there, or remove snapshots: sbxrun snapshot rm"
 	case errors.Is(err, unix.EAGAIN):
-		e.Hint = "another sbxrun holds it, and may be stopped (SIGSTOP)"
+		e.Hint = "another sbxrun holds it; check whether that is stopped (SIGSTOP)"
 	default:
 		e.Hint = state.DataHint
 	}

@@ -15,13 +15,13 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// List returns the snapshots, the oldest first, those that have expired included, and what is
-// wrong with manifests that cannot be read.
+// List returns the snapshots, including expired ones, the oldest first, and errors for unreadable
+// manifests.
 func (s *Store) List() (list []*Manifest, wrong []error) {
 	for _, name := range s.names(manifestsDir) {
 		m, err := s.load(name)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // it was removed meanwhile
+			continue // removed since
 		}
 		if err != nil {
 			wrong = append(wrong, fmt.Errorf("%s: %w", filepath.Join(s.path, manifestsDir, name), err))
@@ -47,30 +47,30 @@ func (s *Store) load(name string) (*Manifest, error) {
 	}
 	m, err := Parse(data)
 	if err == nil && m.ID+manifestSuffix != name {
-		err = damaged("its file is that of another one")
+		err = damaged("its file has the name of another snapshot")
 	}
 	return m, err
 }
 
-// Find returns the snapshot of this id or name.
+// Find returns the snapshot with this ID or name.
 func (s *Store) Find(name string) (*Manifest, error) {
 	m, err := s.any(name)
 	if err == nil && m.Expired(time.Now()) {
-		return nil, &result.Error{Code: "not-found", Message: fmt.Sprintf("the time to live of snapshot %.80q is over", name), Hint: "sbxrun cleanup removes it"}
+		return nil, &result.Error{Code: "not-found", Message: fmt.Sprintf("snapshot %.80q has expired", name), Hint: "remove it: sbxrun cleanup"}
 	}
 	return m, err
 }
 
-// any is Find, whether or not the snapshot has expired.
+// any is Find including expired snapshots.
 func (s *Store) any(name string) (*Manifest, error) {
 	list, _ := s.List()
 	if m := find(list, name); m != nil {
 		return m, nil
 	}
-	return nil, &result.Error{Code: "not-found", Message: fmt.Sprintf("no snapshot %.80q", name), Hint: "sbxrun snapshots lists them"}
+	return nil, &result.Error{Code: "not-found", Message: fmt.Sprintf("no snapshot named %.80q", name), Hint: "list them: sbxrun snapshot ls"}
 }
 
-// find prefers an id, which is nobody else's.
+// find prefers an ID, which is unique, to a name.
 func find(list []*Manifest, name string) (found *Manifest) {
 	for _, m := range list {
 		if m.ID == name {
@@ -83,11 +83,11 @@ func find(list []*Manifest, name string) (found *Manifest) {
 	return found
 }
 
-// perSnapshot is what one counts for beside its layers: its manifest is a block of the disk, and an inode.
-// A quota of layers alone, which equal snapshots share, would let them use all of both.
+// perSnapshot is what each snapshot adds to its layers in the quota: its manifest uses a disk block and an inode.
+// Without it, snapshots with equal layers could use up both.
 const perSnapshot = 4096
 
-// Used is how many bytes all snapshots have together.
+// Used returns the size of all snapshots together.
 func (s *Store) Used() (n int64) {
 	n = perSnapshot * int64(len(s.names(manifestsDir)))
 	for _, name := range s.names(layersDir) {
@@ -98,7 +98,7 @@ func (s *Store) Used() (n int64) {
 	return n
 }
 
-// NewManifest is one with an id and the time.
+// NewManifest returns a manifest with an ID and the current time.
 func NewManifest(name string, ttl time.Duration) (*Manifest, error) {
 	if name != "" {
 		if err := state.ValidName(name); err != nil {
@@ -115,12 +115,12 @@ func NewManifest(name string, ttl time.Duration) (*Manifest, error) {
 	return m, nil
 }
 
-// layerPath is where a layer is in the store.
+// layerPath returns the path of a layer in the store.
 func layerPath(hash string) string { return filepath.Join(layersDir, hash+layerSuffix) }
 
-// Add gives a snapshot its name. drafts are those of its layers that may not be in the store yet,
-// by hash, and are written to their ends; the caller closes them. All snapshots together may then
-// have so many bytes. After an error the store is as it was, but for one of this name that had expired.
+// Add names a snapshot. drafts are the layers that may be new, by hash, completely written; the caller closes
+// them. most bounds the size of all snapshots together. After an error the store is unchanged, except that
+// an expired snapshot of the same name may be gone.
 func (s *Store) Add(m *Manifest, drafts map[string]*Draft, most int64) error {
 	for _, d := range drafts {
 		if err := d.File.Sync(); err != nil {
@@ -146,14 +146,14 @@ func (s *Store) Add(m *Manifest, drafts map[string]*Draft, most int64) error {
 		}
 		if err != nil && !named {
 			for _, hash := range fresh {
-				_ = s.root.Remove(layerPath(hash)) // or Sweep does
+				_ = s.root.Remove(layerPath(hash)) // otherwise Sweep removes it
 			}
 		}
 		return Failed(err)
 	})
 }
 
-// free checks that nobody has the name, and takes it from a snapshot that has expired.
+// free checks that the name is free, and takes it from an expired snapshot.
 func (s *Store) free(m *Manifest) error {
 	if m.Name == "" {
 		return nil
@@ -166,10 +166,10 @@ func (s *Store) free(m *Manifest) error {
 	if other.Expired(time.Now()) {
 		return Failed(s.root.Remove(filepath.Join(manifestsDir, other.ID+manifestSuffix)))
 	}
-	return &result.Error{Code: "name-in-use", Message: fmt.Sprintf("there is a snapshot %q already", m.Name), Hint: "choose another name, or remove it: sbxrun snapshot rm " + m.Name}
+	return &result.Error{Code: "name-in-use", Message: fmt.Sprintf("snapshot %q already exists", m.Name), Hint: "choose another name, or remove it: sbxrun snapshot rm " + m.Name}
 }
 
-// lacking returns those layers that the store does not have, by hash, if there is room for them.
+// lacking returns the hashes of layers that the store does not have, if they fit into the quota.
 func (s *Store) lacking(m *Manifest, drafts map[string]*Draft, most int64) (hashes []string, err error) {
 	used := s.Used() + perSnapshot
 	if used > most {
@@ -178,14 +178,14 @@ func (s *Store) lacking(m *Manifest, drafts map[string]*Draft, most int64) (hash
 	for i := range m.Trees {
 		for j := range m.Trees[i].Layers {
 			l := &m.Trees[i].Layers[j]
-			// An equal one may have been packed by other means, and be smaller or larger.
+			// An equal layer may have been packed differently, and have another size.
 			if info, err := s.root.Lstat(layerPath(l.SHA256)); err == nil {
 				l.Size = info.Size()
 				continue
 			}
 			d := drafts[l.SHA256]
 			if d == nil {
-				return nil, damaged("layer %.12s is not there", l.SHA256)
+				return nil, damaged("missing layer %.12s", l.SHA256)
 			}
 			info, err := d.File.Stat()
 			if err != nil {
@@ -203,7 +203,7 @@ func (s *Store) lacking(m *Manifest, drafts map[string]*Draft, most int64) (hash
 	return hashes, nil
 }
 
-// take moves these layers into the store. The caller is alone.
+// take moves these layers into the store. The caller holds the lock.
 func (s *Store) take(hashes []string, drafts map[string]*Draft) error {
 	for _, hash := range hashes {
 		d := drafts[hash]
@@ -215,14 +215,14 @@ func (s *Store) take(hashes []string, drafts map[string]*Draft) error {
 	return s.syncDir(layersDir)
 }
 
-// Full says that there is no room for a snapshot.
+// Full returns the error for an exceeded quota.
 func Full(most int64) error {
-	return &result.Error{Code: "quota-disk", Message: fmt.Sprintf("the snapshots would take more than %d bytes together", most),
-		Hint: "remove some (sbxrun snapshot rm, and cleanup for those that have expired), or raise --max-size"}
+	return &result.Error{Code: "quota-disk", Message: fmt.Sprintf("the snapshots would exceed %d bytes in total", most),
+		Hint: "remove snapshots (sbxrun snapshot rm, or sbxrun cleanup for expired ones) or raise --max-size"}
 }
 
-// publish writes the manifest, and gives it its name. named: it has the name although it failed, on a
-// disk that does not let it be taken back.
+// publish writes the manifest and names it. named is true after an error if the name could not be removed
+// again.
 func (s *Store) publish(m *Manifest, draft *Draft) (named bool, err error) {
 	if err := m.check(); err != nil {
 		return false, err
@@ -248,7 +248,7 @@ func (s *Store) publish(m *Manifest, draft *Draft) (named bool, err error) {
 	return true, nil
 }
 
-// Discard is Remove by id or name, whether or not the snapshot has expired.
+// Discard is Remove by ID or name, also for an expired snapshot.
 func (s *Store) Discard(name string) error {
 	m, err := s.any(name)
 	if err != nil {
@@ -257,7 +257,7 @@ func (s *Store) Discard(name string) error {
 	return s.Remove(m)
 }
 
-// Remove removes a snapshot, and the layers that no other one has.
+// Remove removes a snapshot and the layers that no other snapshot has.
 func (s *Store) Remove(m *Manifest) error {
 	return s.alone(func() error {
 		if err := s.root.Remove(filepath.Join(manifestsDir, m.ID+manifestSuffix)); err != nil {
@@ -272,9 +272,9 @@ func (s *Store) Remove(m *Manifest) error {
 	})
 }
 
-// orphans lists the layers that no snapshot has which has not expired by then, and no sandbox shows:
-// of that one a snapshot may be taken. None if a manifest cannot be read, since nobody knows what
-// that one has. The caller is alone.
+// orphans lists the layers that belong to no snapshot, or only to ones expired at then, and that no
+// sandbox uses: a snapshot may be taken of such a sandbox. If a manifest is unreadable, it lists none,
+// because that snapshot's layers are unknown. The caller holds the lock.
 func (s *Store) orphans(then time.Time) (hashes []string) {
 	list, wrong := s.List()
 	if len(wrong) > 0 {
@@ -299,11 +299,11 @@ func (s *Store) orphans(then time.Time) (hashes []string) {
 	return hashes
 }
 
-// Layer opens a layer. It can be read to its end whatever becomes of its name.
+// Layer opens a layer. It stays readable when it is removed.
 func (s *Store) Layer(l Layer) (io.ReadCloser, error) {
 	f, err := s.root.Open(layerPath(l.SHA256))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, damaged("layer %.12s is not there", l.SHA256)
+		return nil, damaged("missing layer %.12s", l.SHA256)
 	}
 	return f, Failed(err)
 }

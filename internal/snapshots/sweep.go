@@ -5,19 +5,19 @@ import (
 	"time"
 )
 
-// Leftover is something in the store that nobody needs.
+// Leftover is an unneeded file in the store.
 type Leftover struct {
-	Kind string // "snapshot", which has expired; "layer", "tree", "draft" or "damaged"
+	Kind string // "snapshot" (expired), "layer", "tree", "draft" or "damaged"
 	ID   string // of a snapshot
-	Name string // likewise
-	What string // for people
-	Err  error  // why it is still there
+	Name string // of a snapshot
+	What string // description
+	Err  error  // why it could not be removed
 
-	path string // below the store, of what is removed when others may use that again
+	path string // path in the store of a file to remove without the lock
 }
 
-// Sweep removes the snapshots that have expired, layers that no snapshot has, unpacked layers that
-// no sandbox shows, and what processes have left that were killed. With dryRun it only looks.
+// Sweep removes expired snapshots, layers without a snapshot, unpacked layers that no sandbox uses, and
+// leftovers of killed processes. With dryRun it only lists them.
 func (s *Store) Sweep(dryRun bool) (found []Leftover) {
 	if s.root == nil {
 		return nil
@@ -32,24 +32,23 @@ func (s *Store) Sweep(dryRun bool) (found []Leftover) {
 		list, wrong := s.List()
 		now := time.Now()
 		for _, err := range wrong {
-			found = append(found, Leftover{Kind: "damaged", What: "manifest of a snapshot; layers are kept as long as it is there", Err: err})
+			found = append(found, Leftover{Kind: "damaged", What: "manifest of a snapshot; all layers are kept while it exists", Err: err})
 		}
-		// Before their manifests: a crash between the two leaves a manifest without layers, which
-		// has expired.
+		// Layers before their manifests: a crash in between leaves an expired manifest without layers.
 		for _, hash := range s.orphans(now) {
-			do(Leftover{Kind: "layer", What: "layer of no snapshot " + hash}, layerPath(hash))
+			do(Leftover{Kind: "layer", What: "layer without a snapshot " + hash}, layerPath(hash))
 		}
 		for _, m := range list {
 			if m.Expired(now) {
-				do(Leftover{Kind: "snapshot", ID: m.ID, Name: m.Name, What: "snapshot whose time to live is over"}, filepath.Join(manifestsDir, m.ID+manifestSuffix))
+				do(Leftover{Kind: "snapshot", ID: m.ID, Name: m.Name, What: "expired snapshot"}, filepath.Join(manifestsDir, m.ID+manifestSuffix))
 			}
 		}
-		for _, name := range s.abandoned() { // before more are
-			found = append(found, Leftover{Kind: "draft", What: "half-made file or directory " + name, path: filepath.Join(tmpDir, name)})
+		for _, name := range s.abandoned() { // before retire adds more
+			found = append(found, Leftover{Kind: "draft", What: "incomplete file or directory " + name, path: filepath.Join(tmpDir, name)})
 		}
 		for _, key := range s.names(treesDir) {
 			if at := filepath.Join(treesDir, key); s.idle(at) {
-				l := Leftover{Kind: "tree", What: "unpacked layer that no sandbox shows " + key}
+				l := Leftover{Kind: "tree", What: "unpacked layer that no sandbox uses " + key}
 				if !dryRun {
 					if as, err := s.retire(at); err != nil {
 						l.Err = Failed(err)

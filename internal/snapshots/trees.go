@@ -14,20 +14,20 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// UnpackWord is the first argument by which sbxrund unpacks a snapshot; the snapshot's id follows,
-// and the uid and gid that its files are to have.
+// UnpackWord is the first argument with which sbxrund unpacks a snapshot; the snapshot's ID and the uid
+// and gid of the files follow.
 const UnpackWord = "unpack-snapshot"
 
-// Unpacked is a layer as a directory that overlayfs takes as a lower one. As long as it is not
-// closed, nobody removes it.
+// Unpacked is an unpacked layer, for use as a lower layer of overlayfs. It is not removed before it is
+// closed.
 type Unpacked struct {
-	Path string // of the directory
+	Path string // path of the directory
 	lock *os.File
 	made string // the store's path, if Hold has unpacked it
 	key  string
 }
 
-// Discard closes it, and removes it if Hold has unpacked it and no other process uses it. It is for
+// Discard closes the layer, and removes it if Hold unpacked it and no other process uses it. It is for
 // sandboxes that never started.
 func (u *Unpacked) Discard() error {
 	defer u.Close()
@@ -52,13 +52,13 @@ func (u *Unpacked) Discard() error {
 	return err
 }
 
-// Close lets go of it.
+// Close releases the layer.
 func (u *Unpacked) Close() error { return u.lock.Close() }
 
-// Key is the name of a layer that was unpacked for a user.
+// Key returns the name of a layer unpacked for a user.
 func Key(l Layer, uid, gid uint32) string { return fmt.Sprintf("%s-%d-%d", l.SHA256, uid, gid) }
 
-// Unpacked holds what was unpacked. The error is [fs.ErrNotExist] if it was not, or not in this boot.
+// Unpacked holds an unpacked layer. The error is [fs.ErrNotExist] if it was not unpacked in this boot.
 func (s *Store) Unpacked(key string) (u *Unpacked, err error) {
 	err = s.alone(func() error {
 		u, err = s.hold(key)
@@ -67,7 +67,7 @@ func (s *Store) Unpacked(key string) (u *Unpacked, err error) {
 	return u, Failed(err)
 }
 
-// hold takes a tree's lock, with others. The caller is alone.
+// hold takes a shared lock of a tree. The caller holds the store's lock.
 func (s *Store) hold(key string) (*Unpacked, error) {
 	at := filepath.Join(treesDir, key)
 	lock, err := s.root.OpenFile(filepath.Join(at, lockName), os.O_RDWR|unix.O_NOFOLLOW, 0)
@@ -77,7 +77,7 @@ func (s *Store) hold(key string) (*Unpacked, error) {
 	made, err := io.ReadAll(io.LimitReader(lock, 64))
 	boot, bootErr := proc.BootID()
 	if err = cmp.Or(err, bootErr); err == nil && string(made) != boot {
-		err = fs.ErrNotExist // a tree of another boot may have lost what was in it
+		err = fs.ErrNotExist // a tree of another boot may be incomplete
 	}
 	if err == nil {
 		err = proc.TryLock(proc.Descriptor(lock), unix.F_RDLCK)
@@ -89,7 +89,7 @@ func (s *Store) hold(key string) (*Unpacked, error) {
 	return &Unpacked{Path: filepath.Join(s.path, at, rootName), lock: lock}, nil
 }
 
-// NewTree makes a directory into which a layer is to be unpacked.
+// NewTree creates a directory to unpack a layer to.
 func (s *Store) NewTree() (*Draft, error) {
 	return s.draft(func(d *Draft) (err error) {
 		if err = s.root.Mkdir(d.path(), 0o700); err != nil {
@@ -117,8 +117,8 @@ func (s *Store) NewTree() (*Draft, error) {
 	})
 }
 
-// Keep gives the directory its name, unless another process was quicker with the same, or takes
-// the place of one from another boot.
+// Keep names the directory, unless another process has unpacked the same layer first. It replaces one of
+// another boot.
 func (d *Draft) Keep(key string) error {
 	s, old := d.store, ""
 	err := s.alone(func() (err error) {
@@ -141,7 +141,7 @@ func (d *Draft) Keep(key string) error {
 		return nil
 	})
 	if old != "" {
-		_ = s.scrap(old) // Sweep tells
+		_ = s.scrap(old) // Sweep reports it
 	}
 	return err
 }

@@ -11,19 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Archive writes a tree as a tar stream, in which all belongs to user 0, and without setuid, setgid
-// and sticky bits and extended attributes.
+// Archive writes a tree as a tar stream. All files belong to user 0; setuid, setgid and sticky
+// bits and extended attributes are left out.
 //
-// One of a layer is as others write and read layers (OCI image specification, layer.md): what is
-// deleted is an empty file .wh.NAME, and a directory that hides what is below it has .wh..wh..opq
-// in it. It keeps hard links.
+// The archive of a layer follows the OCI image specification (layer.md): an empty file .wh.NAME
+// stands for a deletion, and a file .wh..wh..opq in a directory hides the contents of that directory
+// in lower layers. It keeps hard links.
 type Archive struct {
 	Entries int           // so far
 	Moved   *atomic.Int64 // counts the bytes of files
 
 	w     *tar.Writer
 	to    bounded
-	files map[Inode]string // of a layer: the first name of files that have several
+	files map[Inode]string // in a layer: the first name of files with several names
 	text  int              // bytes of those names
 	holes int64
 	buf   []byte
@@ -33,8 +33,8 @@ type Archive struct {
 const (
 	Whiteout     = ".wh."
 	OpaqueMarker = ".wh..wh..opq"
-	// Kind says of a name in the sandbox that begins with .wh. itself whether it is a file, or is
-	// deleted. Other tools take both for deletions.
+	// Kind tells whether a name that itself begins with .wh. is a file or a deletion. Other tools take
+	// both for deletions.
 	Kind        = "SBXRUN.kind"
 	KindFile    = "file"
 	KindDeleted = "deleted"
@@ -42,25 +42,25 @@ const (
 
 // Bounds of an archive.
 const (
-	maxHoles = 64 << 30 // zeros that no disk has: a file of no blocks can claim 8 EiB
-	maxLinks = 64 << 20 // of names: files with several that come after are written once more
+	maxHoles = 64 << 30 // zeros written for holes: a file without blocks can claim 8 EiB
+	maxLinks = 64 << 20 // bytes of names; beyond that, hard links become copies
 )
 
-// NewArchive makes one, which may have most bytes; 0 is any number.
+// NewArchive returns an archive of at most most bytes; 0 means no limit.
 func NewArchive(to io.Writer, most int64) *Archive {
 	a := &Archive{Moved: new(atomic.Int64), to: bounded{w: to, most: most}}
 	a.w = tar.NewWriter(&a.to)
 	return a
 }
 
-// NewLayer makes the archive of a layer.
+// NewLayer returns the archive of a layer.
 func NewLayer(to io.Writer, most int64) *Archive {
 	a := NewArchive(to, most)
 	a.files = map[Inode]string{}
 	return a
 }
 
-// bounded passes on so many bytes.
+// bounded forwards at most most bytes.
 type bounded struct {
 	w       io.Writer
 	n, most int64
@@ -68,17 +68,17 @@ type bounded struct {
 
 func (b *bounded) Write(p []byte) (int, error) {
 	if b.most > 0 && b.n+int64(len(p)) > b.most {
-		return 0, TooLarge("the archive would have more than %d bytes", b.most)
+		return 0, TooLarge("the archive would exceed %d bytes", b.most)
 	}
 	n, err := b.w.Write(p)
 	b.n += int64(n)
 	return n, err
 }
 
-// Bytes are how many were written.
+// Bytes returns the number of bytes written.
 func (a *Archive) Bytes() int64 { return a.to.n }
 
-// Close ends the archive, and not what it is written to.
+// Close completes the archive. It does not close the writer.
 func (a *Archive) Close() error { return a.w.Close() }
 
 func (a *Archive) header(kind byte, name string, st *unix.Stat_t) *tar.Header {
@@ -104,7 +104,7 @@ func (a *Archive) Link(name, target string, st *unix.Stat_t) error {
 	return a.write(h)
 }
 
-// Deleted writes, for a layer, that a name is.
+// Deleted writes the deletion of a name in a layer.
 func (a *Archive) Deleted(name string) error {
 	dir, base := path.Split(name)
 	h := a.header(tar.TypeReg, dir+Whiteout+base, nil)
@@ -114,20 +114,20 @@ func (a *Archive) Deleted(name string) error {
 	return a.write(h)
 }
 
-// Opaque writes, for a layer, that a directory hides what is below it.
+// Opaque marks a directory of a layer as hiding the contents of lower layers.
 func (a *Archive) Opaque(dir string) error {
 	return a.write(a.header(tar.TypeReg, path.Join(dir, OpaqueMarker), nil))
 }
 
-// File writes a file, of which fstat(2) says st: no more than it had, and zeros for what was cut
-// off meanwhile.
+// File writes a file with the status st: at most st.Size bytes, padded with zeros if the file was
+// truncated.
 func (a *Archive) File(name string, fd int, st *unix.Stat_t) error {
 	h := a.header(tar.TypeReg, name, st)
 	if a.files != nil {
 		if strings.HasPrefix(path.Base(name), Whiteout) {
 			h.PAXRecords = map[string]string{Kind: KindFile}
 		}
-		// A file with one name may have the inode of one that was removed meanwhile.
+		// A file with one name may have the inode number of a removed file.
 		first, seen := a.files[InodeOf(st)]
 		switch {
 		case st.Nlink < 2:
@@ -139,10 +139,10 @@ func (a *Archive) File(name string, fd int, st *unix.Stat_t) error {
 		}
 	}
 	if a.holes += max(0, st.Size-st.Blocks*512); a.holes > maxHoles {
-		return TooLarge("%.200q, of %d bytes, is mostly holes, which the archive would write as zeros", name, st.Size)
+		return TooLarge("%.200q, of %d bytes, consists mostly of holes, which an archive would contain as zeros", name, st.Size)
 	}
 	if a.to.most > 0 && st.Size > a.to.most-a.to.n {
-		return TooLarge("the archive would have more than %d bytes: %.200q has %d", a.to.most, name, st.Size)
+		return TooLarge("the archive would exceed %d bytes: %.200q has %d", a.to.most, name, st.Size)
 	}
 	h.Size = st.Size
 	if err := a.write(h); err != nil {
@@ -180,30 +180,30 @@ func (a *Archive) content(fd int, size int64) error {
 	return nil
 }
 
-// Opaque reports whether a directory of an overlay's layer hides all that is at its place below
-// (mount option userxattr, Linux 5.11; Documentation/filesystems/overlayfs.rst).
+// Opaque reports whether a directory of an overlay's layer hides the directory below it (mount option
+// userxattr, Linux 5.11; Documentation/filesystems/overlayfs.rst).
 func Opaque(dir int) bool {
 	var value [2]byte
 	n, err := unix.Fgetxattr(dir, OpaqueXattr, value[:])
 	return err == nil && n == 1 && value[0] == 'y'
 }
 
-// OpaqueXattr is the attribute that says so.
+// OpaqueXattr is the attribute of an opaque directory.
 const OpaqueXattr = "user.overlay.opaque"
 
-// Copied reports whether what a layer has was copied there from below, to be written to, and not made
-// new: the kernel marks it, and lets no program in the sandbox do so.
+// Copied reports whether the kernel copied a file of the layer up from below, because a program wrote to
+// it. The kernel marks such files, and no program in the sandbox can set or remove the mark.
 func (e *Entry) Copied() bool {
 	_, err := unix.Lgetxattr(fmt.Sprintf("/proc/self/fd/%d/%s", e.Dir, e.Name), CopiedXattr, nil)
 	return err == nil
 }
 
-// CopiedXattr is the attribute that says so.
+// CopiedXattr is the attribute of a file that was copied up.
 const CopiedXattr = "user.overlay.origin"
 
-// Deletes reports whether a name in an overlay's layer stands for one that was deleted: a character
-// device 0/0, or, from Linux 6.7 on, an empty file with an attribute. The descriptor is of a
-// regular file, or -1: then one is opened if it has to be looked at.
+// Deletes reports whether an entry of an overlay's layer stands for a deletion: a character device
+// 0/0, or, since Linux 6.7, an empty file with an attribute. If e.FD is -1, an empty file is opened
+// for that.
 func (e *Entry) Deletes() bool {
 	switch {
 	case Type(&e.Stat) == unix.S_IFCHR:

@@ -9,14 +9,14 @@ import (
 )
 
 const (
-	cloneFrom = 64 << 10 // smaller files are read and written as quickly
+	cloneFrom = 64 << 10 // below this size, read and write are as fast
 	step      = 32 << 20
 	window    = 512 << 10
 )
 
-// Fill copies what a file has, of which fstat(2) says st, into a new one, and no more: holes stay
-// holes, and what has become shorter meanwhile is copied as it is. It adds to moved as it goes, and
-// ends with the cause of ctx when that is done.
+// Fill copies a file, whose status is st, to a new file. It copies at most st.Size bytes, keeps holes,
+// and copies less if the file was truncated. It adds to moved as it progresses, and returns the cause
+// of ctx when that is done.
 func Fill(ctx context.Context, out, in int, st *unix.Stat_t, moved *atomic.Int64) error {
 	size := st.Size
 	if size >= cloneFrom && unix.IoctlFileClone(out, in) == nil {
@@ -34,7 +34,7 @@ func Fill(ctx context.Context, out, in int, st *unix.Stat_t, moved *atomic.Int64
 		_, err := span(ctx, out, in, 0, size, moved)
 		return err
 	}
-	// It has holes, which are kept.
+	// The file is sparse.
 	for at := int64(0); at < size; {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -53,7 +53,7 @@ func Fill(ctx context.Context, out, in int, st *unix.Stat_t, moved *atomic.Int64
 			end = size
 		}
 		if end <= data && data < size {
-			at = data // what was there has just become a hole (fallocate(2))
+			at = data // the data has just become a hole (fallocate(2))
 			continue
 		}
 		if _, err := span(ctx, out, in, data, end, moved); err != nil {
@@ -68,16 +68,16 @@ func Fill(ctx context.Context, out, in int, st *unix.Stat_t, moved *atomic.Int64
 	return unix.Ftruncate(out, min(size, now.Size))
 }
 
-// Ways to copy bytes, the quickest first: within a file system, by what it shares
-// (copy_file_range(2)); between two, from the pages of one (sendfile(2)), without a copy for us; any.
+// Ways to copy bytes, the fastest first: within a file system, possibly by sharing blocks
+// (copy_file_range(2)); between file systems, in the kernel (sendfile(2)); with read and write.
 const (
 	inFileSystem = iota
 	inKernel
 	byUs
 )
 
-// span copies the bytes from at to end, and returns the way that it took in the end. Out's own offset
-// is nobody else's.
+// span copies the bytes from at to end, and returns the last way it used. It may move the offset of
+// out.
 func span(ctx context.Context, out, in int, at, end int64, moved *atomic.Int64) (way int, err error) {
 	if end-at < cloneFrom {
 		way = byUs
@@ -102,7 +102,7 @@ func span(ctx context.Context, out, in int, at, end int64, moved *atomic.Int64) 
 			}
 			n, err = unix.Pread(in, buf[:min(int64(len(buf)), end-at)], at)
 			if n == 0 && err == nil {
-				return way, nil // it has become shorter
+				return way, nil // the file was truncated
 			}
 			if err == nil {
 				n, err = unix.Pwrite(out, buf[:n], at)

@@ -12,8 +12,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
-// Begin makes a file without a name: whoever is killed before it is complete leaves nothing
-// (open(2), O_TMPFILE, Linux 3.11). Where the file system has no such files, it has a temporary name.
+// Begin creates a file without a name, so that a killed process leaves nothing behind (open(2),
+// O_TMPFILE, Linux 3.11). If the file system does not support that, the file has a temporary name.
 func Begin(dir int, mode uint32) (fd int, temporary string, err error) {
 	fd, err = unix.Openat(dir, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, mode)
 	if err == unix.EOPNOTSUPP || err == unix.EISDIR || err == unix.ENOENT {
@@ -23,13 +23,13 @@ func Begin(dir int, mode uint32) (fd int, temporary string, err error) {
 	return fd, temporary, err
 }
 
-// WriteNew writes a file of the caller's own, which must not be there. It has its name when it is
-// complete and on the disk.
+// WriteNew writes a new file of the caller. The file gets its name when it is complete and synced. An
+// existing file is an error.
 func WriteNew(name string, write func(*os.File) error) (err error) {
 	defer func() {
 		switch errno, ok := err.(unix.Errno); {
 		case errno == unix.EEXIST:
-			err = &result.Error{Code: "exists", Message: fmt.Sprintf("%q already exists, and is not overwritten", name), Hint: "name another file, or remove it first", Err: errno}
+			err = &result.Error{Code: "exists", Message: fmt.Sprintf("%q already exists", name), Hint: "name another file or remove it first", Err: errno}
 		case ok:
 			err = &fs.PathError{Op: "write", Path: name, Err: errno}
 		}
@@ -45,7 +45,7 @@ func WriteNew(name string, write func(*os.File) error) (err error) {
 	defer unix.Close(dir)
 	var st unix.Stat_t
 	if unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW) == nil {
-		return unix.EEXIST // before all the work
+		return unix.EEXIST // fail before any work
 	}
 	fd, temporary, err := Begin(dir, 0o600)
 	if err != nil {
@@ -64,10 +64,10 @@ func WriteNew(name string, write func(*os.File) error) (err error) {
 	}
 	if err == nil {
 		err = unix.Renameat2(dir, temporary, dir, base, unix.RENAME_NOREPLACE)
-		if err == unix.EINVAL { // NFS has no such renames
+		if err == unix.EINVAL { // not supported by NFS
 			err = unix.Linkat(dir, temporary, dir, base, 0)
 		}
 	}
-	_ = unix.Unlinkat(dir, temporary, 0) // what was renamed is not there
+	_ = unix.Unlinkat(dir, temporary, 0) // fails if it was renamed
 	return err
 }

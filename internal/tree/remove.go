@@ -7,13 +7,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Remove removes a name with all that is in it, which may be deeper than a path or the descriptors
-// allow, and its directories closed to their owner. It follows no link, and leaves the file system
-// nowhere. A directory in a directory is moved up, so three descriptors are enough for any depth.
-// Several at once on the same name do no harm. What is not there is removed.
+// Remove removes a name with everything in it, whatever its depth, and including directories closed to
+// their owner. It follows no link and does not leave the file system. It moves nested directories
+// up, so that three descriptors suffice for any depth. Concurrent calls for the same name do no
+// harm. A missing name is no error.
 func Remove(dir int, name string) error {
 	err := unix.Unlinkat(dir, name, 0)
-	if err != unix.EISDIR && err != unix.EPERM { // EPERM: of POSIX, for a directory
+	if err != unix.EISDIR && err != unix.EPERM { // EPERM is POSIX's error for a directory
 		return unlessGone(err)
 	}
 	top, err := OpenOwn(dir, name)
@@ -25,13 +25,13 @@ func Remove(dir int, name string) error {
 		if err := Empty(top); err != nil {
 			return err
 		}
-		if err := unix.Unlinkat(dir, name, unix.AT_REMOVEDIR); err != unix.ENOTEMPTY { // another Remove has moved some up
+		if err := unix.Unlinkat(dir, name, unix.AT_REMOVEDIR); err != unix.ENOTEMPTY { // a concurrent Remove has moved directories up
 			return unlessGone(err)
 		}
 	}
 }
 
-// Empty is [Remove] of all that is in a directory.
+// Empty removes everything in a directory.
 func Empty(top int) error {
 	for {
 		left, err := empty(top, -1)
@@ -53,7 +53,7 @@ func unlessGone(err error) error {
 	return err
 }
 
-// dissolve removes a directory in top, after it has moved the directories in it up.
+// dissolve removes a directory in top after moving its subdirectories up.
 func dissolve(top int, name string) error {
 	dir, err := OpenOwn(top, name)
 	if err != nil {
@@ -73,8 +73,8 @@ func dissolve(top int, name string) error {
 	}
 }
 
-// empty removes from a directory what is no directory, moves directories to top, unless that
-// is -1, and returns those that it has found.
+// empty removes everything but directories from a directory. It moves directories to top, unless that
+// is -1, and returns their names.
 func empty(dir, top int) (dirs []string, err error) {
 	for name, err := range readNames(dir) {
 		if err != nil {
@@ -87,7 +87,7 @@ func empty(dir, top int) (dirs []string, err error) {
 			if top >= 0 {
 				err = moveUp(dir, name, top)
 			}
-			if err == unix.EXDEV { // overlayfs moves none of a lower layer: these take descriptors by level
+			if err == unix.EXDEV { // overlayfs cannot move directories of a lower layer: one descriptor per level
 				err = dissolve(dir, name)
 			}
 		}
@@ -98,8 +98,8 @@ func empty(dir, top int) (dirs []string, err error) {
 	return dirs, nil
 }
 
-// moveUp moves a directory to top. To write its "..", it takes write permission on it
-// (rename(2)).
+// moveUp moves a directory to top. rename(2) needs write permission for the directory, to change
+// its "..".
 func moveUp(dir int, name string, top int) error {
 	fd, err := OpenOwn(dir, name)
 	if err != nil {
@@ -109,7 +109,7 @@ func moveUp(dir int, name string, top int) error {
 	return unix.Renameat(dir, name, top, Hidden())
 }
 
-// OpenOwn opens a directory of this process's user, which it makes readable first if it is not.
+// OpenOwn opens a directory of this process's user, and makes it accessible first if necessary.
 func OpenOwn(dir int, name string) (int, error) {
 	place, err := Open(dir, name, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
@@ -128,14 +128,14 @@ func OpenOwn(dir int, name string) (int, error) {
 	return Open(place, ".", unix.O_RDONLY|unix.O_DIRECTORY)
 }
 
-// Chmod sets the permissions of what a descriptor for O_PATH is of. By /proc, because fchmod(2)
-// takes none: what that leads to is the file itself, whatever has its name by now.
+// Chmod sets the permissions of the file that an O_PATH descriptor refers to. It uses /proc because
+// fchmod(2) rejects such descriptors; the link there leads to the file itself, whatever its name is by now.
 func Chmod(place int, mode uint32) error {
 	return unix.Chmod("/proc/self/fd/"+strconv.Itoa(place), mode)
 }
 
-// Link gives what a descriptor is of a name (linkat(2): by /proc, because AT_EMPTY_PATH takes a
-// capability).
+// Link creates a name for an open file. It uses /proc, because AT_EMPTY_PATH needs a capability
+// (linkat(2)).
 func Link(file, dir int, name string) error {
 	return unix.Linkat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(file), dir, name, unix.AT_SYMLINK_FOLLOW)
 }

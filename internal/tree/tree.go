@@ -1,14 +1,14 @@
-// Package tree reads directories that a hostile command may be changing at the same moment, and
-// removes them.
+// Package tree reads and removes directories that a hostile command may be changing at the
+// same time.
 //
-// There is one rule for all of it: a name is opened beneath the descriptor of the directory in
-// which it was found, in one step that follows no link (openat2(2)), and what it is, fstat(2) tells
-// of what was opened. So whatever is renamed or replaced meanwhile, a walk reads what belongs to
-// the tree or nothing. It never waits: a FIFO is opened with O_NONBLOCK, and a file with a lease
-// on it (fcntl(2), F_SETLEASE) is EAGAIN.
+// One rule covers all of it: a name is opened beneath the descriptor of the directory in which
+// it was found, in one step that follows no link (openat2(2)), and fstat(2) of the opened file
+// gives its type. Whatever is renamed or replaced in between, a walk therefore reads only files
+// of the tree. It never blocks: a FIFO is opened with O_NONBLOCK, and opening a file with a lease
+// (fcntl(2), F_SETLEASE) fails with EAGAIN.
 //
-// Everything that the other side can make more of has a bound: entries, levels, the length of a
-// path, and that of all paths together.
+// Everything that the command can multiply is bounded: entries, levels, the length of a path,
+// and the length of all paths together.
 package tree
 
 import (
@@ -26,23 +26,23 @@ import (
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
-// Open opens a path beneath a directory: nothing outside it, on another mount or behind a link.
+// Open opens a path beneath a directory: not outside it, on another mount or behind a link.
 func Open(dir int, name string, flags int) (int, error) { return Create(dir, name, flags, 0) }
 
-// Create is [Open] with O_CREAT, for which a mode is needed.
+// Create is [Open] for O_CREAT, which needs a mode.
 func Create(dir int, name string, flags int, mode uint32) (int, error) {
 	return open(dir, name, flags, mode, unix.RESOLVE_NO_XDEV)
 }
 
 func open(dir int, name string, flags int, mode uint32, resolve uint64) (int, error) {
 	flags |= unix.O_NOFOLLOW | unix.O_CLOEXEC
-	if flags&unix.O_PATH == 0 { // which takes no others
+	if flags&unix.O_PATH == 0 { // which allows no other flags
 		flags |= unix.O_NONBLOCK | unix.O_NOCTTY
 	}
 	how := unix.OpenHow{Flags: uint64(flags), Mode: uint64(mode), Resolve: resolve | unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS}
 	for {
-		// EAGAIN is not tried again. Without "..", only a lease causes it, which its owner can take as
-		// often as we try.
+		// Do not retry on EAGAIN: without "..", only a lease causes it, and its owner can take it again
+		// as often as we retry.
 		fd, err := unix.Openat2(dir, name, &how)
 		if err != unix.EINTR {
 			return fd, err
@@ -50,7 +50,7 @@ func open(dir int, name string, flags int, mode uint32, resolve uint64) (int, er
 	}
 }
 
-// OpenFile opens a regular file for reading; [unix.ENOENT] if it is something else by now.
+// OpenFile opens a regular file for reading. The error is [unix.ENOENT] if it is not a regular file.
 func OpenFile(dir int, name string) (fd int, st unix.Stat_t, err error) {
 	if fd, err = Open(dir, name, unix.O_RDONLY); err != nil {
 		return -1, st, err
@@ -65,7 +65,7 @@ func OpenFile(dir int, name string) (fd int, st unix.Stat_t, err error) {
 	return fd, st, nil
 }
 
-// Readlink returns where a link leads that is beneath a directory, and not what it leads to.
+// Readlink returns the target of a link beneath a directory.
 func Readlink(dir int, name string) (string, error) {
 	fd, err := Open(dir, name, unix.O_PATH)
 	if err != nil {
@@ -84,7 +84,7 @@ func readlink(dir int, name string) (string, error) {
 	return string(b[:n]), nil
 }
 
-// Gone reports whether a name was removed, or became something else, between two looks at it.
+// Gone reports whether an error means that a name was removed or changed its type since it was found.
 func Gone(err error) bool {
 	for _, e := range []error{unix.ENOENT, unix.ELOOP, unix.ENXIO, unix.ENOTDIR, unix.EINVAL} {
 		if errors.Is(err, e) {
@@ -94,14 +94,14 @@ func Gone(err error) bool {
 	return false
 }
 
-// Inode identifies a file while it is open, or nobody removes it.
+// Inode identifies a file while it is open or otherwise exists.
 type Inode struct{ Dev, Ino uint64 }
 
-// InodeOf is that of what stat(2) has told.
+// InodeOf returns the Inode of a stat(2) result.
 func InodeOf(st *unix.Stat_t) Inode { return Inode{uint64(st.Dev), st.Ino} }
 
-// Identity returns the inode number and the birth time of a file, because the number of a removed file
-// is used again. Some file systems have no birth times; there it is the number alone.
+// Identity returns the inode number and the birth time of a file, because the numbers of removed files
+// are reused. On file systems without birth times it returns only the number.
 func Identity(fd int) (string, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_INO|unix.STATX_BTIME, &st); err != nil {
@@ -120,11 +120,11 @@ func Born(fd int) (time.Time, bool) {
 	return time.Unix(st.Btime.Sec, int64(st.Btime.Nsec)), err == nil && st.Mask&unix.STATX_BTIME != 0
 }
 
-// Type is the part of the mode that says what it is: S_IFREG, S_IFDIR and so on.
+// Type returns the file type bits of the mode: S_IFREG, S_IFDIR and so on.
 func Type(st *unix.Stat_t) uint32 { return st.Mode & unix.S_IFMT }
 
-// ModTime is when a file was changed. A command can set that to any 64-bit number (utimensat(2)), and
-// JSON has the years 0 to 9999 alone (RFC 3339): others become the nearest.
+// ModTime returns the modification time. A command can set it to any 64-bit number (utimensat(2)), but
+// JSON has only the years 0 to 9999 (RFC 3339), so other times are clamped.
 func ModTime(st *unix.Stat_t) time.Time {
 	const first, last = -62167219200, 253402300799 // 0000-01-01T00:00:00Z and 9999-12-31T23:59:59Z
 	sec, nsec := st.Mtim.Unix()
@@ -135,7 +135,7 @@ func ModTime(st *unix.Stat_t) time.Time {
 }
 
 // LeadsOut reports whether a link may lead out of a tree in which its path has depth directories above it.
-// A ".." behind a name counts as out, because that name may be a link itself.
+// A ".." after a name counts as leading out, because that name may be a link itself.
 func LeadsOut(depth int, target string) bool {
 	if path.IsAbs(target) {
 		return true
@@ -155,10 +155,10 @@ func LeadsOut(depth int, target string) bool {
 	return false
 }
 
-// Hidden returns a name that nothing else has.
+// Hidden returns a random name for a temporary file.
 func Hidden() string { return ".sbxrun-" + safeopen.RandomName() }
 
-// readNames goes through a directory. That it was itself removed counts as its end.
+// readNames iterates over the names in a directory. If the directory was removed, it has no names.
 func readNames(dir int) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		if _, err := unix.Seek(dir, 0, unix.SEEK_SET); err != nil {
@@ -186,7 +186,7 @@ func readNames(dir int) iter.Seq2[string, error] {
 	}
 }
 
-// names returns the names in a directory, sorted; nil if there are more than most.
+// names returns the sorted names in a directory, or nil if there are more than most.
 func names(dir, most int) ([]string, error) {
 	list := []string{}
 	for name, err := range readNames(dir) {
@@ -201,7 +201,7 @@ func names(dir, most int) ([]string, error) {
 	return list, nil
 }
 
-// TooLarge is an error about a bound.
+// TooLarge returns an error about an exceeded bound.
 func TooLarge(format string, args ...any) error {
 	return &result.Error{Code: "too-large", Message: fmt.Sprintf(format, args...)}
 }

@@ -29,7 +29,7 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// opened opens a directory, and a walk through it with bounds that are far away.
+// opened opens a directory and returns a walk with generous bounds.
 func opened(t testing.TB, dir string) (int, *Walk) {
 	t.Helper()
 	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -38,7 +38,7 @@ func opened(t testing.TB, dir string) (int, *Walk) {
 	return fd, &Walk{Entries: 1 << 20, Text: math.MaxInt, Depth: 100, Path: unix.PathMax, Files: true}
 }
 
-// seen walks, and returns a line for each entry.
+// seen walks and returns a line for each entry.
 func seen(t testing.TB, w *Walk, fd int) (text string, err error) {
 	for e, err := range w.Below(t.Context(), fd, "") {
 		if err != nil {
@@ -63,7 +63,7 @@ func code(err error) string {
 	return ""
 }
 
-// What a walk meets is what is there, whatever it is called, and it waits for nothing.
+// A walk returns entries of every type and name, and does not block.
 func TestWalk(t *testing.T) {
 	dir := t.TempDir()
 	fd, w := opened(t, dir)
@@ -86,7 +86,7 @@ func TestWalk(t *testing.T) {
 	}
 }
 
-// A path is not followed when a directory in it has become a link.
+// Readlink does not follow a directory that was replaced by a link.
 func TestReadlinkBehind(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.MkdirAll(dir+"/in", 0o755), os.Mkdir(dir+"/out", 0o755), os.Symlink("secret", dir+"/out/link"), os.Symlink("../out", dir+"/in/d"))
@@ -102,7 +102,7 @@ func TestReadlinkBehind(t *testing.T) {
 	}
 }
 
-// All that the other side can make more of has a bound.
+// A walk is bounded in entries, text, depth and path length.
 func TestBounds(t *testing.T) {
 	dir := t.TempDir()
 	deep := strings.Repeat("d/", 40)
@@ -121,7 +121,7 @@ func TestBounds(t *testing.T) {
 		if _, err := seen(t, &w, fd); code(err) != "too-large" {
 			t.Errorf("%s: %v", name, err)
 		}
-		// The bound stays what it is when it was met: whoever goes on reads no more.
+		// An exceeded bound stays exceeded.
 		if _, err := seen(t, &w, fd); code(err) != "too-large" {
 			t.Errorf("%s: again: %v", name, err)
 		}
@@ -139,8 +139,7 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// A directory that is removed between the look and the reading has nothing in it (getdents(2):
-// ENOENT).
+// A directory that was removed after it was opened has no entries (getdents(2): ENOENT).
 func TestRemovedMeanwhile(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Mkdir(dir+"/a", 0o755), os.Mkdir(dir+"/b", 0o755))
@@ -156,9 +155,9 @@ func TestRemovedMeanwhile(t *testing.T) {
 	}
 }
 
-// An entry that is removed before the walk comes to it is none, and the walk goes on. A walk that is
-// given up says so once, and nothing that it has opened stays open.
-func TestWalkGoesOn(t *testing.T) {
+// A walk skips entries removed before it reaches them. A cancelled walk returns one error and leaks no
+// descriptors.
+func TestWalkRemovedEntries(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Mkdir(dir+"/a", 0o755), os.Mkdir(dir+"/b", 0o755), os.WriteFile(dir+"/c", nil, 0o600))
 	fd, w := opened(t, dir)
@@ -187,7 +186,7 @@ func TestWalkGoesOn(t *testing.T) {
 	}
 }
 
-// A file with a lease on it is an error of that file, and keeps nobody waiting.
+// A file with a lease gives an error at once.
 func TestLease(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(dir+"/a", nil, 0o600), os.WriteFile(dir+"/b", nil, 0o600))
@@ -208,7 +207,7 @@ func TestLease(t *testing.T) {
 	}
 }
 
-// Times that no calendar has are the nearest ones.
+// ModTime clamps times that JSON cannot represent.
 func TestModTime(t *testing.T) {
 	for sec, year := range map[int64]int{math.MinInt64: 0, -1 << 40: 0, 0: 1970, 1 << 38: 9999, math.MaxInt64: 9999} {
 		at := ModTime(&unix.Stat_t{Mtim: unix.Timespec{Sec: sec, Nsec: 1}})
@@ -221,8 +220,8 @@ func TestModTime(t *testing.T) {
 	}
 }
 
-// Directories nested deeper than any path or table of descriptors, and closed
-// ones: all go, and what links lead to stays.
+// Remove removes directories deeper than any path and closed directories, and does not follow
+// links.
 func TestRemove(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(dir+"/kept", nil, 0o600), os.Mkdir(dir+"/top", 0o755))
@@ -247,7 +246,7 @@ func TestRemove(t *testing.T) {
 		t.Errorf("%v, %v", entries, err)
 	}
 	if err := Remove(fd, "kept/name"); err != unix.ENOTDIR {
-		t.Errorf("what could not be looked for: %v", err)
+		t.Errorf("a missing directory: %v", err)
 	}
 }
 
@@ -267,8 +266,8 @@ func read(t testing.TB, b []byte) (text string) {
 	}
 }
 
-// A file of an archive has what it had when it was looked at: no more, when it has grown, and zeros
-// when it was cut. One of holes alone does not become a flood of zeros.
+// An archive contains a file with its original size, whether it has grown or was truncated. A file that
+// consists of holes does not become a flood of zeros.
 func TestArchive(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(dir+"/a", []byte("longer"), 0o600), os.Link(dir+"/a", dir+"/b"))
@@ -285,7 +284,7 @@ func TestArchive(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	// Both names were removed, and a new file has the inode, as on ext4 the next one has.
+	// Both names were removed, and a new file has the inode number, as can happen on ext4.
 	var b bytes.Buffer
 	a := NewLayer(&b, 1<<20)
 	other := st
@@ -302,7 +301,7 @@ func TestArchive(t *testing.T) {
 	}
 }
 
-// A file is written whole, or there is none, and nothing in whose place it would be is touched.
+// WriteNew writes a complete file or none, and replaces nothing.
 func TestWriteNew(t *testing.T) {
 	dir := t.TempDir()
 	text := func(f *os.File) error { _, err := f.WriteString("text"); return err }
@@ -323,8 +322,7 @@ func TestWriteNew(t *testing.T) {
 	}
 }
 
-// Large files are copied by the kernel, within a file system and between two; small ones are not worth
-// that.
+// Large files are copied by the kernel, within a file system and between two; small ones are not.
 func TestSpan(t *testing.T) {
 	dir := t.TempDir()
 	elsewhere, err := os.MkdirTemp("/dev/shm", "sbxrun-test-")
@@ -334,7 +332,7 @@ func TestSpan(t *testing.T) {
 	for _, tt := range []struct {
 		dir         string
 		size        int
-		first, last int // of the ways
+		first, last int // ways
 	}{{dir, 320_000, inFileSystem, inFileSystem}, {elsewhere, 320_000, inFileSystem, inKernel}, {dir, 1000, byUs, byUs}} {
 		must(t, os.WriteFile(dir+"/in", text[:tt.size], 0o600))
 		in, err := os.Open(dir + "/in")
@@ -353,7 +351,7 @@ func TestSpan(t *testing.T) {
 	}
 }
 
-// Several at once remove the same, as volume rm and cleanup may: none of them fails.
+// Concurrent removals of the same directory succeed, as of volume rm and cleanup.
 func TestRemoveTogether(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -374,11 +372,11 @@ func TestRemoveTogether(t *testing.T) {
 	}
 }
 
-// A file in which holes come and go is copied all the same.
+// A file whose holes change during the copy is copied.
 func TestFillHoles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	if shm, err := os.MkdirTemp("/dev/shm", "sbxrun-test"); err == nil { // as the files of most sandboxes
+	if shm, err := os.MkdirTemp("/dev/shm", "sbxrun-test"); err == nil { // tmpfs, as in most sandboxes
 		dir = shm
 		defer os.RemoveAll(shm)
 	}
@@ -405,7 +403,7 @@ func TestFillHoles(t *testing.T) {
 		<-stopped
 	}()
 	for range 100 {
-		from, err := os.Open(dir + "/in") // with a position of its own
+		from, err := os.Open(dir + "/in") // with its own offset
 		must(t, err)
 		out, err := os.Create(dir + "/out")
 		must(t, err)

@@ -11,56 +11,56 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Walk goes through directories. Its bounds are for all that it reads, and count down.
+// Walk traverses directories. Its bounds cover everything it reads, and count down.
 type Walk struct {
-	Entries int // how many
+	Entries int // number of entries
 	Text    int // bytes of all paths together: a million paths may have 4 KiB each
 	Depth   int // levels
 	Path    int // bytes of one path
 
 	Files  bool // open regular files as well
-	Mounts bool // go into other mounts
+	Mounts bool // descend into other mounts
 
 	// Count, unless nil, is called for each directory with the number of names and the bytes of their paths. Its
 	// error ends the walk.
 	Count func(entries, text int) error
 
-	// As calls a function with the rights of somebody else, to open something; nil is as we are.
+	// As, unless nil, calls a function with another user's rights, to look at files or open them.
 	As func(func() error) error
-	// Pattern are the names at each of the first levels, as path.Match takes them: only what matches
-	// is there. A name that begins with a dot is matched by a pattern that does.
+	// Pattern has a path.Match pattern for the names on each of the first levels; other names are
+	// skipped. A name that begins with a dot needs a pattern that does.
 	Pattern []string
 }
 
-// Entry is a name in a directory. It is good until the next one.
+// Entry is a name in a directory. It is valid until the next entry.
 type Entry struct {
-	Dir   int // the directory that it is in
+	Dir   int // the directory containing it
 	Name  string
-	Path  string // below where the walk began, with the path of that
-	Depth int    // 0 for what is in the directory where the walk began
+	Path  string // path including that of the start
+	Depth int    // 0 for entries of the first directory
 
 	Stat   unix.Stat_t
-	FD     int    // of a directory, and of a file with Walk.Files; else -1. The walk closes it
+	FD     int    // of a directory, and of a file with Walk.Files; otherwise -1. Closed by the walk
 	Target string // of a link
 
-	// Err is why it could not be looked at, or a directory not be opened. What is just gone is left
-	// out of the walk.
+	// Err is the error of looking at it or opening it as a directory. Entries that were just
+	// removed are skipped.
 	Err error
 
-	Skip bool // may be set: what is below is left out
+	Skip bool // may be set to skip the contents
 }
 
-// ErrDeep is the Err of directories that are too deep, or whose paths are too long.
+// ErrDeep is the Err of a directory that is too deep or whose path is too long.
 var ErrDeep error = unix.ENAMETOOLONG
 
-// Below goes through what is below a directory, which the path at shows: parents first, and by
-// name. An error ends it: a bound, a directory that was open and cannot be read, or the cause of ctx,
-// if that is done.
+// Below iterates over everything below dir, whose path is at: parents first, in the order of
+// names. An error ends the iteration: an exceeded bound, an open directory that cannot be read, or
+// the cause of ctx.
 func (w *Walk) Below(ctx context.Context, dir int, at string) iter.Seq2[*Entry, error] {
 	return func(yield func(*Entry, error) bool) {
 		fd := -1
 		err := w.as(func() (err error) {
-			fd, err = w.open(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY) // with a position of our own
+			fd, err = w.open(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY) // with its own offset
 			return err
 		})
 		if err != nil {
@@ -72,7 +72,7 @@ func (w *Walk) Below(ctx context.Context, dir int, at string) iter.Seq2[*Entry, 
 	}
 }
 
-// below reports whether to go on.
+// below reports whether to continue.
 func (w *Walk) below(ctx context.Context, dir int, at string, depth int, yield func(*Entry, error) bool) bool {
 	names, err := w.names(dir, at, depth)
 	if err != nil {
@@ -107,7 +107,7 @@ func (w *Walk) below(ctx context.Context, dir int, at string, depth int, yield f
 	return true
 }
 
-// lookTogether is the number of entries that one call of Walk.As looks at. Entries are opened one by one, because
+// lookTogether is the number of entries for one call of Walk.As. Entries are opened one by one, because
 // descriptors are scarce.
 const lookTogether = 64
 
@@ -139,7 +139,7 @@ func (w *Walk) entry(ctx context.Context, e *Entry, yield func(*Entry, error) bo
 	return !isDir || e.Skip || e.Err != nil || w.below(ctx, e.FD, e.Path, depth+1, yield)
 }
 
-// look reads what stat(2) and readlink(2) say.
+// look calls stat(2) and readlink(2).
 func (e *Entry) look() (err error) {
 	err = unix.Fstatat(e.Dir, e.Name, &e.Stat, unix.AT_SYMLINK_NOFOLLOW)
 	if err == nil && Type(&e.Stat) == unix.S_IFLNK {
@@ -163,7 +163,7 @@ func (w *Walk) openEntry(e *Entry) (err error) {
 		e.FD = -1
 		return err
 	}
-	return unix.Fstat(e.FD, &e.Stat) // it may have become something else
+	return unix.Fstat(e.FD, &e.Stat) // it may have been replaced
 }
 
 func (w *Walk) open(dir int, name string, flags int) (int, error) {
@@ -181,7 +181,7 @@ func (w *Walk) as(f func() error) error {
 	return w.As(f)
 }
 
-// names returns those of a directory that match.
+// names returns the matching names in a directory.
 func (w *Walk) names(dir int, at string, depth int) (names []string, err error) {
 	if depth >= len(w.Pattern) {
 		return w.Names(dir, at)
@@ -199,14 +199,14 @@ func (w *Walk) names(dir int, at string, depth int) (names []string, err error) 
 	return names, err
 }
 
-// Names returns the names in a directory, sorted, and counts them.
+// Names returns the sorted names in a directory, and counts them.
 func (w *Walk) Names(dir int, at string) ([]string, error) {
 	list, err := names(dir, w.Entries)
 	if err != nil {
 		return nil, &fs.PathError{Op: "read", Path: at, Err: err}
 	}
 	if list == nil {
-		return nil, TooLarge("there are too many files and directories, up to those in %.200q", at)
+		return nil, TooLarge("too many files and directories, reached in %.200q", at)
 	}
 	text := 0
 	for _, name := range list {
@@ -214,7 +214,7 @@ func (w *Walk) Names(dir int, at string) ([]string, error) {
 	}
 	w.Entries -= len(list)
 	if w.Text -= text; w.Text < 0 {
-		return nil, TooLarge("the paths of all files are too long together, up to those in %.200q", at)
+		return nil, TooLarge("the paths of all files are too long in total, reached in %.200q", at)
 	}
 	if w.Count != nil {
 		err = w.Count(len(list), text)

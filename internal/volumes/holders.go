@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// holders returns the processes that have taken locks on a file, by /proc/locks (proc(5)):
-// they may have ended since, and a keeper may hold the lock.
+// holders returns the processes that have locked a file, according to /proc/locks (proc(5)). They may
+// have ended since, and a keeper may hold the lock.
 func holders(fd int) []int {
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) != nil {
@@ -29,7 +29,7 @@ func holders(fd int) []int {
 	return pids
 }
 
-// appendHolder adds the process of a line such as
+// appendHolder appends the PID in a line such as
 //
 //	1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF
 func appendHolder(pids []int, line, device string) []int {
@@ -38,7 +38,7 @@ func appendHolder(pids []int, line, device string) []int {
 		return pids
 	}
 	pid, err := strconv.Atoi(words[4])
-	if err != nil || pid <= 0 || slices.Contains(pids, pid) { // 0: of another PID namespace
+	if err != nil || pid <= 0 || slices.Contains(pids, pid) { // 0 means another PID namespace
 		return pids
 	}
 	return append(pids, pid)

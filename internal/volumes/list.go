@@ -15,16 +15,16 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// Info is what is known of a volume.
+// Info describes a volume.
 type Info struct {
 	Name    string    `json:"name"`
-	Path    string    `json:"path"`   // of its data
+	Path    string    `json:"path"`   // path of its data
 	Status  string    `json:"status"` // free, read or written
-	PIDs    []int     `json:"pids"`   // of those that use it, as far as that can be told
+	PIDs    []int     `json:"pids"`   // processes that use it, as far as known
 	ModTime time.Time `json:"modified_at"`
 }
 
-// List returns all volumes by name.
+// List returns all volumes, sorted by name.
 func (s *Store) List() (list []Info, err error) {
 	names, err := s.Names()
 	if err != nil {
@@ -33,7 +33,7 @@ func (s *Store) List() (list []Info, err error) {
 	for _, name := range names {
 		var st unix.Stat_t
 		if unix.Fstatat(s.fd, name+"/"+dataName, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
-			continue // removed meanwhile, or none
+			continue // removed since, or not a volume
 		}
 		i := Info{Name: name, Path: filepath.Join(s.path, name, dataName), Status: "free", PIDs: []int{}, ModTime: tree.ModTime(&st)}
 		if pids, busy := s.look(name, false); busy {
@@ -46,8 +46,8 @@ func (s *Store) List() (list []Info, err error) {
 	return list, nil
 }
 
-// look reports who keeps others from a volume. It has the lock for an instant, which those who want
-// it wait for.
+// look reports whether a volume is in use, and by which processes. It holds the lock for an instant, for
+// which other users wait.
 func (s *Store) look(name string, write bool) (pids []int, busy bool) {
 	if dir, err := s.marked(name, unix.LOCK_SH, 0); err == nil {
 		defer dir.Close()
@@ -63,9 +63,9 @@ func (s *Store) look(name string, write bool) (pids []int, busy bool) {
 	return pids, busy
 }
 
-// marked locks a directory: that of a volume, which those do who have the lock itself only to look; or
-// the store's own, ".", for those who make a volume together, or for one who looks for what those who
-// were killed have left.
+// marked locks a directory: that of a volume, for processes that hold its lock only to look; or the store's own,
+// ".", shared by processes that create volumes and exclusive for one that looks for leftovers of killed
+// ones.
 func (s *Store) marked(name string, how int, patience time.Duration) (*os.File, error) {
 	dir, err := s.open(name)
 	if err == nil {
@@ -78,7 +78,7 @@ func (s *Store) marked(name string, how int, patience time.Duration) (*os.File, 
 	return dir, nil
 }
 
-// open opens a directory of the store's; nil with an error.
+// open opens a directory of the store. The file is nil after an error.
 func (s *Store) open(name string) (*os.File, error) {
 	fd, err := unix.Openat2(s.fd, name, beneath(unix.O_RDONLY|unix.O_DIRECTORY))
 	if err != nil {
@@ -87,7 +87,7 @@ func (s *Store) open(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// listed reports whether somebody looks at a volume, and so may have its lock for no longer than that.
+// listed reports whether a process is looking at a volume, and so may hold its lock for a moment.
 func (s *Store) listed(name string) bool {
 	dir, err := s.marked(name, unix.LOCK_EX, 0)
 	if err == nil {
@@ -96,7 +96,7 @@ func (s *Store) listed(name string) bool {
 	return err == unix.EWOULDBLOCK
 }
 
-// Names lists all volumes, and locks none.
+// Names returns the names of all volumes without locking them.
 func (s *Store) Names() ([]string, error) {
 	names, err := s.names()
 	return slices.DeleteFunc(names, func(name string) bool { return CheckName(name) != nil }), err
@@ -106,7 +106,7 @@ func (s *Store) names() ([]string, error) {
 	if s.fd < 0 {
 		return nil, nil
 	}
-	dir, err := s.open(".") // with a position of its own
+	dir, err := s.open(".") // with its own offset
 	if err != nil {
 		return nil, err
 	}
@@ -116,10 +116,10 @@ func (s *Store) names() ([]string, error) {
 	return names, err
 }
 
-// Lock locks a volume that there is, to look at it: see [Store.Use].
+// Lock locks an existing volume for reading; see [Store.Use].
 func (s *Store) Lock(name string) (*Volume, error) { return s.hold(name, false) }
 
-// hold locks a volume, and words why it cannot.
+// hold locks a volume.
 func (s *Store) hold(name string, write bool) (*Volume, error) {
 	if err := CheckName(name); err != nil {
 		return nil, err
@@ -131,8 +131,8 @@ func (s *Store) hold(name string, write bool) (*Volume, error) {
 	return v, nil
 }
 
-// Remove removes a volume that nobody uses. It is gone at once; what a crash leaves of it
-// [Store.Leftovers] finds.
+// Remove removes a volume that is not in use. It disappears at once; [Store.Leftovers] finds the
+// remains after a crash.
 func (s *Store) Remove(name string) error {
 	v, err := s.hold(name, true)
 	if err != nil {
@@ -144,13 +144,13 @@ func (s *Store) Remove(name string) error {
 		return explain(name, err)
 	}
 	if err := tree.Remove(s.fd, hidden); err != nil {
-		return wrong("the volume %q is removed, but not all that was in it: %v", name, err)
+		return wrong("the volume %q is removed, but not all of its files: %v", name, err)
 	}
 	return nil
 }
 
-// Leftovers returns what crashes have left, for [Store.Discard]. What is being made is not among it: then somebody has the
-// lock on the store.
+// Leftovers returns the leftovers of crashes, for [Store.Discard]. It leaves out volumes being created, whose
+// process holds the store's lock.
 func (s *Store) Leftovers() (list []string, err error) {
 	if s.fd < 0 {
 		return nil, nil

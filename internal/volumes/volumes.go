@@ -1,13 +1,13 @@
 // Package volumes keeps named directories that outlive sandboxes.
 //
-// A volume is a directory of the store with a file "lock" and a directory "data", which is what
-// sandboxes are shown. Whoever shows it holds a lock on the file: a shared one to read, an
-// exclusive one to write (flock(2)). The lock belongs to the open file, which sbxrun and the
-// sandbox's keeper both have: it is free when the last of the two is gone, and the keeper goes
-// only when it has reaped everything in the sandbox. Nothing is left to be removed after a crash.
+// A volume is a directory of the store with a file "lock" and a directory "data", which sandboxes
+// mount. A sandbox holds a lock on the file: a shared one to read, an exclusive one to write
+// (flock(2)). The lock belongs to the open file description, which sbxrun and the sandbox's
+// keeper share. It is released when both have ended, and the keeper ends only after it has reaped
+// everything in the sandbox. A crash therefore leaves no stale lock.
 //
-// What is in the data directory was made by commands. It is never reached by a path, and no
-// link in it is followed.
+// Commands have written the data directory. No path through it is resolved, and no link in it is
+// followed.
 package volumes
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// Names in a volume, and how those begin that are being made or removed.
+// Names in a volume, and prefixes of volumes that are being created or removed.
 const (
 	lockName, dataName = "lock", "data"
 	newPrefix          = ".new-"
@@ -37,17 +37,17 @@ const (
 
 // Store is a directory with volumes.
 type Store struct {
-	fd     int // -1 if there is none
+	fd     int // -1 if it does not exist
 	path   string
-	create bool     // whether Use makes volumes
-	made   []string // directories made for the store, the lowest first
+	create bool     // whether Use creates volumes
+	made   []string // directories created for the store, the innermost first
 }
 
 func wrong(format string, args ...any) *result.Error {
 	return &result.Error{Code: "volume", Message: fmt.Sprintf(format, args...)}
 }
 
-// Open opens the caller's store, below its directory for data, see [OpenAt].
+// Open opens the caller's store, see [OpenAt].
 func Open(create bool) (*Store, error) {
 	data, err := state.DataDir()
 	if err != nil {
@@ -56,7 +56,7 @@ func Open(create bool) (*Store, error) {
 	return OpenAt(filepath.Join(data, "volumes"), create)
 }
 
-// OpenAt opens a store. With create it makes one if there is none; else that is an empty one. The
+// OpenAt opens a store. With create it creates a missing one; otherwise a missing one is empty. The
 // caller closes it.
 func OpenAt(path string, create bool) (*Store, error) {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
@@ -72,18 +72,18 @@ func OpenAt(path string, create bool) (*Store, error) {
 			}
 		}
 		if err := os.MkdirAll(path, 0o700); err != nil {
-			return nil, &result.Error{Code: "volume", Message: fmt.Sprintf("cannot make a directory for volumes: %v", err), Hint: state.DataHint, Err: err}
+			return nil, &result.Error{Code: "volume", Message: fmt.Sprintf("cannot create a directory for volumes: %v", err), Hint: state.DataHint, Err: err}
 		}
 		fd, err = unix.Open(path, flags, 0)
 	}
 	if err != nil {
-		return nil, &result.Error{Code: "volume", Message: fmt.Sprintf("cannot open the directory of volumes %q: %v", path, err), Hint: state.DataHint, Err: err}
+		return nil, &result.Error{Code: "volume", Message: fmt.Sprintf("cannot open the volume directory %q: %v", path, err), Hint: state.DataHint, Err: err}
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0 {
 		unix.Close(fd)
-		return nil, &result.Error{Code: "volume", Message: fmt.Sprintf("the directory of volumes %q is open to others, or not yours", path),
-			Hint: fmt.Sprintf("chmod 700 %q; or ", path) + state.DataHint}
+		return nil, &result.Error{Code: "volume", Message: fmt.Sprintf("the volume directory %q must be private to you (mode 0700)", path),
+			Hint: fmt.Sprintf("chmod 700 %q, or ", path) + state.DataHint}
 	}
 	return &Store{fd: fd, path: path, create: create, made: made}, nil
 }
@@ -94,25 +94,25 @@ func (s *Store) Close() {
 	}
 }
 
-// Volume is a volume that is locked.
+// Volume is a locked volume.
 type Volume struct {
 	Name string
-	Path string   // of its data
-	Lock *os.File // the lock is free when all copies of this are closed
+	Path string   // path of its data
+	Lock *os.File // the lock is released when all copies of this are closed
 	data int
 	rw   bool
-	made bool     // by Use
-	dirs []string // that the store has made for it
+	made bool     // created by Use
+	dirs []string // directories created for the store
 }
 
-// Use locks a volume, to be read or written. It makes a missing volume if the store was opened
-// with create; owner is whom that belongs to, nil for the caller. The caller closes the volume.
+// Use locks a volume for reading or writing. It creates a missing volume if the store was opened with
+// create; a new volume belongs to owner, or to the caller if that is nil. The caller closes the volume.
 func (s *Store) Use(name string, write bool, owner *proc.Cred) (*Volume, error) {
 	made := false
 	v, err := s.hold(name, write)
 	if errors.Is(err, unix.ENOENT) && s.create {
 		if made, err = s.add(name, owner); err != nil {
-			return nil, wrong("cannot make the volume %q: %v", name, err)
+			return nil, wrong("cannot create the volume %q: %v", name, err)
 		}
 		v, err = s.hold(name, write)
 	}
@@ -123,32 +123,32 @@ func (s *Store) Use(name string, write bool, owner *proc.Cred) (*Volume, error) 
 	var st unix.Stat_t
 	if err := unix.Fstat(v.data, &st); err == nil && owner != nil && st.Uid != owner.UID {
 		v.Close()
-		return nil, &result.Error{Code: "volume", Message: fmt.Sprintf("the volume %q belongs to uid %d, and the sandbox runs as uid %d", name, st.Uid, owner.UID),
-			Hint: fmt.Sprintf("--user %d:%d", st.Uid, st.Gid)}
+		return nil, &result.Error{Code: "volume", Message: fmt.Sprintf("the volume %q belongs to uid %d, but the sandbox runs as uid %d", name, st.Uid, owner.UID),
+			Hint: fmt.Sprintf("use --user %d:%d", st.Uid, st.Gid)}
 	}
 	return v, nil
 }
 
 func CheckName(name string) error {
-	if strings.Contains(name, "/") { // as docker takes one
-		return &result.Error{Code: "usage", Message: fmt.Sprintf("%.80q is a path, and a volume has a name", name), Hint: "--bind shows a directory of the host"}
+	if strings.Contains(name, "/") { // docker accepts paths
+		return &result.Error{Code: "usage", Message: fmt.Sprintf("invalid volume name %.80q: a path", name), Hint: "to mount a directory of the host, use --bind"}
 	}
 	if state.ValidName(name) != nil {
-		return &result.Error{Code: "usage", Message: fmt.Sprintf("%.80q cannot be the name of a volume", name),
-			Hint: "a name has 1 to 63 letters, digits, dots, underscores and hyphens, and begins with neither dot nor hyphen"}
+		return &result.Error{Code: "usage", Message: fmt.Sprintf("invalid volume name %.80q", name),
+			Hint: "use 1 to 63 letters, digits, dots, underscores and hyphens, not beginning with a dot or hyphen"}
 	}
 	return nil
 }
 
-// How long a lock is waited for: longer than a [Store.List] has it, but not long, as one in use is refused;
-// longer where one looks that gets little of the processor; and by a List for another one.
+// Timeouts for locks: patience is longer than [Store.List] holds one, but short, because a volume in use is an
+// error; longer is for a volume that a process is looking at, which may get little CPU time; glance is List's own.
 const (
 	patience = 200 * time.Millisecond
 	longer   = 2 * time.Second
 	glance   = 2 * time.Millisecond
 )
 
-// flock is flock(2), which has no bound of its own.
+// flock is flock(2) with a timeout.
 func flock(fd, how int, patience time.Duration) (err error) {
 	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond / 2) {
 		if err = unix.Flock(fd, how|unix.LOCK_NB); err != unix.EWOULDBLOCK || time.Now().After(deadline) {
@@ -157,7 +157,7 @@ func flock(fd, how int, patience time.Duration) (err error) {
 	}
 }
 
-// lock opens a volume and locks it. It is ENOENT if there is none.
+// lock opens and locks a volume. The error is ENOENT if there is none.
 func (s *Store) lock(name string, write bool, patience time.Duration) (*Volume, error) {
 	how := unix.LOCK_SH
 	if write {
@@ -183,7 +183,7 @@ func (s *Store) lock(name string, write bool, patience time.Duration) (*Volume, 
 			file.Close()
 			return nil, err
 		}
-		// It may have been removed in the meantime, and another made.
+		// Another process may have removed it since, and created a new one.
 		var mine, now unix.Stat_t
 		err = unix.Fstat(fd, &mine)
 		if err == nil && unix.Fstatat(s.fd, name+"/"+lockName, &now, unix.AT_SYMLINK_NOFOLLOW) == nil && now.Ino == mine.Ino {
@@ -201,13 +201,13 @@ func (s *Store) lock(name string, write bool, patience time.Duration) (*Volume, 
 	}
 }
 
-// beneath is how what is in the store is opened: the store's own names, and no links.
+// beneath returns how to open files of the store: beneath it, and without links.
 func beneath(flags uint64) *unix.OpenHow {
 	return &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
 }
 
-// Discard removes a volume that Use has made, together with the directories made for it, unless
-// another process uses the volume or has left files there. It is for sandboxes that never started.
+// Discard removes a volume created by Use, and the directories created for it, unless another process uses
+// the volume or has left files in it. It is for sandboxes that never started.
 func (v *Volume) Discard() error {
 	if !v.made {
 		return nil
@@ -217,7 +217,7 @@ func (v *Volume) Discard() error {
 		return err
 	}
 	defer s.Close()
-	// The others that wait for this lock look again for the volume when they get it.
+	// Processes waiting for this lock look up the volume again when they get it.
 	if err := unix.Flock(proc.Descriptor(v.Lock), unix.LOCK_EX|unix.LOCK_NB); err != nil || s.fd < 0 || !v.empty() {
 		return nil
 	}
@@ -228,12 +228,12 @@ func (v *Volume) Discard() error {
 	}
 	err = tree.Remove(s.fd, hidden)
 	for _, dir := range v.dirs {
-		_ = unix.Rmdir(dir) // not if it is in use by now
+		_ = unix.Rmdir(dir) // fails if it is in use by now
 	}
 	return err
 }
 
-// empty reports whether there is nothing in a volume.
+// empty reports whether a volume is empty.
 func (v *Volume) empty() bool {
 	fd, err := unix.Openat(v.data, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -245,7 +245,7 @@ func (v *Volume) empty() bool {
 	return err == io.EOF
 }
 
-// add makes a volume, complete or not at all. made is false if another process was quicker.
+// add creates a volume atomically. made is false if another process was first.
 func (s *Store) add(name string, owner *proc.Cred) (made bool, err error) {
 	lock, err := s.marked(".", unix.LOCK_SH, time.Second)
 	if err != nil {
@@ -275,20 +275,20 @@ func (s *Store) add(name string, owner *proc.Cred) (made bool, err error) {
 	return err == nil, err
 }
 
-// BusyError says that a volume is in use, by these processes as far as /proc/locks tells.
+// BusyError means that a volume is in use, by these processes according to /proc/locks.
 type BusyError struct {
 	Name string
 	PIDs []int
 }
 
-func (e *BusyError) Error() string { return "the volume " + e.Name + " is in use" }
+func (e *BusyError) Error() string { return fmt.Sprintf("volume %q is in use", e.Name) }
 
 func explain(name string, err error) error {
 	if busy := (*BusyError)(nil); errors.As(err, &busy) {
 		return busy
 	}
 	if errors.Is(err, unix.ENOENT) {
-		return &result.Error{Code: "volume", Message: fmt.Sprintf("there is no volume %q", name), Hint: "sbxrun volume ls lists those there are", Err: err}
+		return &result.Error{Code: "volume", Message: fmt.Sprintf("no volume named %q", name), Hint: "list them: sbxrun volume ls", Err: err}
 	}
 	return &result.Error{Code: "volume", Message: fmt.Sprintf("cannot use the volume %q: %v", name, err), Err: err}
 }
@@ -296,20 +296,20 @@ func explain(name string, err error) error {
 // Data returns a descriptor of the volume's directory, which the caller closes.
 func (v *Volume) Data() (int, error) { return unix.FcntlInt(uintptr(v.data), unix.F_DUPFD_CLOEXEC, 0) }
 
-// Sync writes what is in the volume to the disk (syncfs(2)), if it could be written to.
+// Sync syncs the volume to the disk (syncfs(2)) if it is writable.
 func (v *Volume) Sync() *result.Error {
 	if !v.rw {
 		return nil
 	}
 	if err := unix.Syncfs(v.data); err != nil {
-		e := wrong("the volume %q may not be on the disk: %v", v.Name, err)
+		e := wrong("cannot sync the volume %q: %v", v.Name, err)
 		e.ExitCode, e.Err = result.ExitOutput, err
 		return e
 	}
 	return nil
 }
 
-// Close gives the volume up, and the lock unless the keeper still has it.
+// Close closes the volume and releases the lock, unless the keeper still holds it.
 func (v *Volume) Close() {
 	v.Lock.Close()
 	unix.Close(v.data)

@@ -43,7 +43,7 @@ func TestLocks(t *testing.T) {
 	if err := s.Remove("v"); !busy(err) {
 		t.Errorf("%v", err)
 	}
-	// The keeper's copy alone holds it, too.
+	// The keeper's copy holds the lock, too.
 	copy, err := unix.FcntlInt(w.Lock.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +72,7 @@ func TestLocks(t *testing.T) {
 	}
 }
 
-// That a volume may not be on the disk is an error, and only of one that was written to.
+// A failed sync is an error, but only for a writable volume.
 func TestSync(t *testing.T) {
 	for _, v := range []*Volume{{Name: "v", data: -1, rw: true}, {Name: "v", data: -1}} {
 		if err := v.Sync(); v.rw != (err != nil) || v.rw && (err.Code != "volume" || err.ExitCode != result.ExitOutput || !errors.Is(err, unix.EBADF)) {
@@ -81,7 +81,7 @@ func TestSync(t *testing.T) {
 	}
 }
 
-// Many make, use and remove the same volume at once: each is alone with what it has made.
+// Concurrent creation, use and removal of a volume do not interfere.
 func TestTogether(t *testing.T) {
 	s := open(t)
 	var all sync.WaitGroup
@@ -103,7 +103,7 @@ func TestTogether(t *testing.T) {
 					}
 				}
 				v.Close()
-				if err := s.Remove("v"); err != nil && !busy(err) && !os.IsNotExist(err) && err.Error() != `there is no volume "v"` {
+				if err := s.Remove("v"); err != nil && !busy(err) && !os.IsNotExist(err) && err.Error() != `no volume named "v"` {
 					t.Error(err)
 				}
 			}
@@ -116,7 +116,7 @@ func TestTogether(t *testing.T) {
 	}
 }
 
-// Those who list volumes keep nobody from one.
+// Listing volumes does not make them busy.
 func TestListed(t *testing.T) {
 	s := open(t)
 	v, err := s.Use("v", true, nil)
@@ -132,7 +132,7 @@ func TestListed(t *testing.T) {
 				if _, err := s.List(); err != nil {
 					t.Error(err)
 				}
-				time.Sleep(time.Millisecond) // more than that nobody lists
+				time.Sleep(time.Millisecond) // as often as anyone lists them
 			}
 		})
 	}
@@ -160,7 +160,7 @@ func TestListed(t *testing.T) {
 	}
 }
 
-// One that lists volumes and gets hardly any of the processor is waited for, while one in use is refused soon.
+// A process that lists volumes slowly is waited for, while a volume in use is an error soon.
 func TestListedSlowly(t *testing.T) {
 	s := open(t)
 	for _, looks := range []bool{true, false} {
@@ -170,7 +170,7 @@ func TestListedSlowly(t *testing.T) {
 		}
 		var all sync.WaitGroup
 		if looks {
-			dir, err := s.marked("v", unix.LOCK_SH, 0) // as [Store.look] has both
+			dir, err := s.marked("v", unix.LOCK_SH, 0) // like [Store.look]
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -200,7 +200,7 @@ func TestListedSlowly(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer held.Close()
-	// Who looks does not wait for another one that does.
+	// Two processes that list do not wait for each other.
 	dir, err := s.marked("v", unix.LOCK_SH, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -277,7 +277,7 @@ func TestAppendHolder(t *testing.T) {
 	}
 }
 
-// Discard removes a volume that was made for nothing, and no other.
+// Discard removes only a volume that was created and never used.
 func TestDiscard(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "data", "volumes")
 	open := func() *Store {

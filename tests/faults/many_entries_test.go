@@ -55,7 +55,7 @@ func TestManyEntries(t *testing.T) {
 				if peak.Maxrss > most {
 					t.Errorf("%s: it took %d KiB of memory", verb.args[0], peak.Maxrss)
 				}
-				if verb.refused && (s.code != 125 || !strings.Contains(s.stderr, "are too long together")) || !verb.refused && s.code != 0 {
+				if verb.refused && (s.code != 125 || !strings.Contains(s.stderr, "too long in total")) || !verb.refused && s.code != 0 {
 					t.Errorf("%v", s)
 				}
 			}
