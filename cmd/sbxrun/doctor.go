@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -8,6 +9,8 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
@@ -19,7 +22,7 @@ import (
 
 func doctorCommand(flags *cli.Doctor) (r output.Result, err error) {
 	if flags.Script {
-		return output.Line(nil, strings.TrimSuffix(limits.EnableScript(os.Geteuid(), os.Getppid()), "\n")), nil
+		return enableScript(flags)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
@@ -29,6 +32,22 @@ func doctorCommand(flags *cli.Doctor) (r output.Result, err error) {
 		r.Code = result.ExitNotStarted
 	}
 	return r, nil
+}
+
+// enableScript returns the script for --script.
+func enableScript(flags *cli.Doctor) (r output.Result, err error) {
+	uid, pid := os.Geteuid(), os.Getppid()
+	if flags.PID != 0 {
+		var st unix.Stat_t
+		if err := unix.Stat(fmt.Sprintf("/proc/%d", flags.PID), &st); flags.PID < 0 || err != nil {
+			return r, cli.UsageError(flags, fmt.Errorf("--pid: no process %d", flags.PID))
+		}
+		uid, pid = int(st.Uid), flags.PID
+	}
+	if flags.UID < 0 {
+		return r, cli.UsageError(flags, fmt.Errorf("--uid: invalid user ID %d", flags.UID))
+	}
+	return output.Line(nil, strings.TrimSuffix(limits.EnableScript(cmp.Or(flags.UID, uid), pid), "\n")), nil
 }
 
 // printFindings prints a line for each check, with its fix below, and the conclusion.

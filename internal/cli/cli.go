@@ -487,4 +487,6 @@ type MCP struct {
 type Doctor struct {
 	JSON   bool `xor:"as"`
 	Script bool `xor:"as"`
+	PID    int  `needs:"script"`
+	UID    int  `needs:"script"`
 }

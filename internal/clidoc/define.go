@@ -39,6 +39,7 @@ var kinds = map[string]kind{
 	"PATH|fd:N":     file,
 	"PATH|none":     file,
 	"PERCENT":       anything,
+	"PID":           anything,
 	"PORT":          anything,
 	"RE":            anything,
 	"SIGNAL":        oneOf,
@@ -46,6 +47,7 @@ var kinds = map[string]kind{
 	"SIZE":          anything,
 	"SRC[:DST]":     file,
 	"[SRC:]DST":     file,
+	"UID":           anything,
 	"UID[:GID]":     anything,
 	"URL":           anything,
 
