@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -42,5 +43,16 @@ func TestReportValuesAreDocumented(t *testing.T) {
 	missing := slices.DeleteFunc(values, func(v string) bool { return strings.Contains(string(doc), "`"+v+"`") })
 	if len(missing) > 0 {
 		t.Errorf("docs/reference/report.md does not have %q", missing)
+	}
+}
+
+// docs/reference/exit-codes.md has a row for every exit code of sbxrun.
+func TestExitCodesAreDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/reference/exit-codes.md")
+	harness.Must(t, err)
+	for _, code := range []int{ExitOutput, ExitBusy, ExitInUse, ExitUnproven, ExitTimeout, ExitNotStarted, ExitNotExecutable, ExitNotFound, ExitKilled, ExitCPUTime, ExitOutputLimit} {
+		if !strings.Contains(string(doc), "\n| "+strconv.Itoa(code)+" |") {
+			t.Errorf("exit-codes.md has no row for %d", code)
+		}
 	}
 }
