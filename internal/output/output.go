@@ -66,10 +66,16 @@ func Error(err error) *result.Error {
 	if all, ok := err.(*multierror.Error); ok { // only a list that a command itself returns
 		err = all.Errors[0]
 	}
-	if e, ok := errors.AsType[*result.Error](err); ok {
+	e, ok := errors.AsType[*result.Error](err)
+	switch {
+	case !ok:
+		return &result.Error{Code: "failed", Message: err.Error(), Err: err}
+	case e.Error() == err.Error():
 		return e
 	}
-	return &result.Error{Code: "failed", Message: err.Error(), Err: err}
+	wrapped := *e
+	wrapped.Message, wrapped.Err = err.Error(), err
+	return &wrapped
 }
 
 // closedPipe is the exit code after the reader of stdout has closed it, as a shell reports SIGPIPE.

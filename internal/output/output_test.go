@@ -2,6 +2,7 @@ package output
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"syscall"
 	"testing"
@@ -56,5 +57,16 @@ func TestText(t *testing.T) {
 		if tt.got != tt.want {
 			t.Errorf("got %q, want %q", tt.got, tt.want)
 		}
+	}
+}
+
+// A wrapped error keeps its code and hint, and its message includes the context.
+func TestErrorWrapped(t *testing.T) {
+	e := &result.Error{Code: "busy", Message: "in use", Hint: "wait", ExitCode: result.ExitBusy}
+	if got := Error(fmt.Errorf("volume x: %w", e)); got.Code != "busy" || got.Message != "volume x: in use" || got.Hint != "wait" || got.ExitCode != result.ExitBusy {
+		t.Errorf("%+v", got)
+	}
+	if got := Error(e); got != e {
+		t.Errorf("%+v", got)
 	}
 }

@@ -928,7 +928,7 @@ func TestConfig(t *testing.T) {
 	dir := harness.Dir(t)
 	file := filepath.Join(dir, "c.toml")
 	for _, test := range []struct{ config, word string }{
-		{"", "nothing to listen on"},
+		{"", "no listening address"},
 		{"listen = [\"tcp:127.0.0.1:0\"]", "token_file"},
 		{"listen = [\"unix:relative\"]", "absolute"},
 		{"listen = [\"udp:1\"]", "want unix"},
@@ -953,7 +953,7 @@ func TestConfig(t *testing.T) {
 			t.Errorf("%s: %d %s", test.config, code, out)
 		}
 	}
-	if out, code := fails(t, "--check-config", "--listen", "unix:/tmp/x"); code != 0 || !strings.Contains(out, "right") {
+	if out, code := fails(t, "--check-config", "--listen", "unix:/tmp/x"); code != 0 || !strings.Contains(out, "configuration OK") {
 		t.Errorf("%d %s", code, out)
 	}
 	for flag, word := range map[string]string{"--config=/no/such": "no such file", "--listen=unix:/proc/x/y": "in a directory that this user can write to", "--listen=unix:" + dir: "is not a socket"} {
