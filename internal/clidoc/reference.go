@@ -19,18 +19,24 @@ func reference() []byte {
 	}
 	fmt.Fprint(&b, ".\n\nFlags may be written `--flag VALUE` or `--flag=VALUE`. A time (DUR) is a number of seconds, or has units: 5, 0.5, 1500ms, 5m. A size is a number of bytes, or has a unit, a power of 1024: 64K, 256M, 1G. In a path, write a colon as `\\:` and a backslash as `\\\\`. Without DST a path appears at its place on the host.")
 	fmt.Fprint(&b, "\n\n[Exit codes](exit-codes.md) and [environment variables](environment.md) are on pages of their own.\n\n| command | |\n|---|---|\n")
-	sections := [][]command{nil}
+	sections := map[string][]command{}
+	var titles []string
 	for _, c := range commands() {
-		anchor := strings.ReplaceAll(c.Path(), " ", "-")
-		if slices.Contains([]string{"run", "start", "exec"}, c.Name) {
-			sections[0], anchor = append(sections[0], c), "run-start-exec"
-		} else {
-			sections = append(sections, []command{c})
+		title := strings.Fields(c.Path())[0] // snapshot create and others are one section
+		for _, together := range []string{"run, start, exec", "serve, mcp, gateway, nodes"} {
+			if slices.Contains(strings.Split(together, ", "), title) {
+				title = together
+			}
 		}
-		fmt.Fprintf(&b, "| [`%s`](#sbxrun-%s) | %s |\n", c.Path(), anchor, cell.Replace(c.Help))
+		if sections[title] == nil {
+			titles = append(titles, title)
+		}
+		sections[title] = append(sections[title], c)
+		fmt.Fprintf(&b, "| [`%s`](#sbxrun-%s) | %s |\n", c.Path(), strings.ReplaceAll(title, ", ", "-"), cell.Replace(c.Help))
 	}
-	for _, s := range sections {
-		section(&b, s)
+	for _, title := range titles {
+		fmt.Fprintf(&b, "\n## sbxrun %s\n\n", title)
+		section(&b, sections[title])
 	}
 	return []byte(b.String())
 }
@@ -40,11 +46,10 @@ var cell = strings.NewReplacer("|", `\|`)
 // section writes the usage and the flags of some commands, each flag once unless it differs between them.
 func section(b *strings.Builder, commands []command) {
 	type row struct{ group, flag, text, commands string }
-	var names, usage []string
+	var usage []string
 	var rows []row
 	for _, c := range commands {
-		names = append(names, c.Path())
-		usage = append(usage, fmt.Sprintf("%s\n\n    sbxrun %s %s\n", c.Help, c.Path(), c.Tag.Vars["usage"]))
+		usage = append(usage, fmt.Sprintf("    sbxrun %s %s\n", c.Path(), c.Tag.Vars["usage"]))
 		for _, f := range c.Flags {
 			words := strings.Join(cli.Spellings(f), "`, `")
 			if !f.IsBool() {
@@ -55,10 +60,10 @@ func section(b *strings.Builder, commands []command) {
 			if i < 0 {
 				i, rows = len(rows), append(rows, r)
 			}
-			rows[i].commands += " " + c.Path()
+			rows[i].commands += " " + c.Name
 		}
 	}
-	fmt.Fprintf(b, "\n## sbxrun %s\n\n%s", strings.Join(names, ", "), strings.Join(usage, "\n"))
+	fmt.Fprint(b, strings.Join(usage, ""))
 	placed := slices.Clone(rows) // groups and flags in the order of their first rows
 	slices.SortStableFunc(placed, func(r, o row) int {
 		first := func(r row, same func(a, b row) bool) int {
