@@ -48,6 +48,12 @@ if [ "$slow" != 1 ]; then # these are never fewer
     step "500 signals" $bounds SBXRUN_SOAK=100 "$suite" "500 signals" $quick -run '^TestSoak$' ./tests/faults
 fi
 
+if command -v npm >/dev/null; then
+    step "official MCP clients" internal/setup/mcp.sh
+else
+    left_out "official MCP clients, which npm installs"
+fi
+
 # The other user.
 . internal/setup/other.sh
 if [ -n "$SBXRUN_TEST_AS" ]; then

@@ -263,7 +263,7 @@ func TestProxyKilled(t *testing.T) {
 	if n := r.Report.Network; n == nil || !n.Incomplete {
 		t.Errorf("report: %+v", n)
 	}
-	if !strings.Contains(string(r.Stderr), "sbxrun: warning: the proxy of the sandbox's network ended before the command") {
+	if !strings.Contains(string(r.Stderr), "sbxrun: warning: the sandbox's network proxy ended before the command") {
 		t.Errorf("it is not said: %s", r.Stderr)
 	}
 }

@@ -1,0 +1,134 @@
+//go:build mcpclients
+
+package serve
+
+import (
+	"encoding/json"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// modules returns the directory in which internal/setup/mcp.sh has installed the official MCP clients.
+func modules(t *testing.T) string {
+	t.Helper()
+	dir := os.Getenv("SBXRUN_MCP_CLIENTS")
+	if dir == "" {
+		t.Fatal("run internal/setup/mcp.sh, which sets SBXRUN_MCP_CLIENTS")
+	}
+	return dir
+}
+
+// content is a piece of a tool's result, as the official SDK returns it.
+type content struct{ Type, Text, Data, MimeType, URI string }
+
+type toolResult struct {
+	Content           []content
+	IsError           bool
+	StructuredContent any
+	Meta              map[string]any `json:"_meta"`
+}
+
+// said returns the text of a result.
+func (r *toolResult) said() (text string) {
+	for _, c := range r.Content {
+		text += c.Text
+	}
+	return text
+}
+
+// The official TypeScript SDK lists tools, runs code, gets images and files, and cancels a call.
+func TestMCPTypeScript(t *testing.T) {
+	t.Parallel()
+	dir := modules(t)
+	run := func(t *testing.T, s *server, args ...string) {
+		command := exec.Command("node", append([]string{"testdata/mcp_client.mjs", dir}, args...)...)
+		text, err := command.Output()
+		if err != nil {
+			t.Fatalf("%v: %s %s", err, err.(*exec.ExitError).Stderr, s.log)
+		}
+		var got struct {
+			Tools                     json.RawMessage
+			Code, Image, Usage, After toolResult
+			File                      struct {
+				Contents []struct{ Blob, MimeType string }
+			}
+			Canceled string
+		}
+		harness.Must(t, json.Unmarshal(text, &got))
+		if len(got.Tools) > 10_000 || strings.Contains(string(got.Tools), "outputSchema") {
+			t.Errorf("%d bytes of tools", len(got.Tools))
+		}
+		if got.Code.said() != "exit code 0\nstdout:\n42\n" || got.Code.StructuredContent != nil || got.Code.Meta["sbxrun/report"] == nil {
+			t.Errorf("run_code: %+v", got.Code)
+		}
+		if c := got.Image.Content; len(c) != 3 || c[1].Type != "image" || c[1].Data != pixel || c[1].MimeType != "image/png" || c[2].Type != "resource_link" {
+			t.Errorf("an image: %+v", got.Image)
+		}
+		if c := got.File.Contents; len(c) != 1 || c[0].Blob != pixel || c[0].MimeType != "image/png" {
+			t.Errorf("a resource: %+v", got.File)
+		}
+		if !got.Usage.IsError || !strings.HasPrefix(got.Usage.said(), "timeout_ms: must not be negative; ") || !strings.HasSuffix(got.Usage.said(), "(nothing was run)") {
+			t.Errorf("a wrong argument: %+v", got.Usage)
+		}
+		if got.Canceled == "answered" || !strings.Contains(got.Canceled, "enough") || got.After.said() != "exit code 0\nstdout:\nafter\n" {
+			t.Errorf("canceled: %s, then %+v", got.Canceled, got.After)
+		}
+	}
+	t.Run("stdio", func(t *testing.T) {
+		t.Parallel()
+		file := filepath.Join(harness.Dir(t), "config.toml")
+		harness.Must(t, os.WriteFile(file, []byte("state_dir = \""+filepath.Join(filepath.Dir(file), "state")+"\"\n"+cold), 0o600))
+		run(t, &server{log: &harness.Log{}}, "stdio", harness.Binary(t), "mcp", "--config", file)
+	})
+	t.Run("http", func(t *testing.T) {
+		t.Parallel()
+		s, address := overTCP(t, cold, "one")
+		run(t, s, "http", "http://"+address+"/mcp", "one-token")
+		s.idle()
+		harness.Until(t, harness.Bound, "the log", func() bool { return strings.Contains(s.log.String(), `"cause":"canceled"`) })
+	})
+}
+
+// The Inspector's command line lists tools and calls one, over stdio and HTTP.
+func TestMCPInspector(t *testing.T) {
+	t.Parallel()
+	inspector := filepath.Join(modules(t), "node_modules/.bin/mcp-inspector")
+	s, address := overTCP(t, cold, "one")
+	file := filepath.Join(s.dir, "mcp.toml")
+	harness.Must(t, os.WriteFile(file, []byte("state_dir = \""+filepath.Join(s.dir, "mcp-state")+"\"\n"+cold), 0o600))
+	script := filepath.Join(s.dir, "mcp.sh") // the Inspector takes --config for itself
+	harness.Must(t, os.WriteFile(script, []byte("#!/bin/sh\nexec '"+harness.Binary(t)+"' mcp --config '"+file+"'\n"), 0o755))
+	// The last version for Node.js 20 cannot send a token.
+	withToken := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+		r.SetURL(&url.URL{Scheme: "http", Host: address})
+		r.Out.Header.Set("Authorization", "Bearer one-token")
+	}})
+	t.Cleanup(withToken.Close)
+	for name, target := range map[string]string{"stdio": script, "http": withToken.URL + "/mcp"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inspect := func(args ...string) string {
+				t.Helper()
+				out, err := exec.Command(inspector, append([]string{"--cli", target}, args...)...).CombinedOutput()
+				if err != nil {
+					t.Errorf("%v: %s", err, out)
+				}
+				return string(out)
+			}
+			if got := inspect("--method", "tools/list"); !strings.Contains(got, `"run_code"`) {
+				t.Errorf("%s", got)
+			}
+			if got := inspect("--method", "tools/call", "--tool-name", "run_code", "--tool-arg", "code=print(6*7)"); !strings.Contains(got, `stdout:\n42\n`) {
+				t.Errorf("%s", got)
+			}
+		})
+	}
+}
