@@ -7,8 +7,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// exec says how many background processes it has killed and how to keep one, unless --quiet or --json is given or
-// none was left.
+// exec prints the number of killed background processes and a hint, but not with --quiet or --json.
 func TestExecReportsLeftoverProcesses(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

@@ -43,8 +43,7 @@ func cleanupCommand(flags *cli.Cleanup) (r output.Result, err error) {
 // zombiesOnALine limits the PIDs printed for one kind of zombie.
 const zombiesOnALine = 5
 
-// printFound prints a line for each finding and what was done about it. Zombies with the same name and parent
-// share the line of the first.
+// printFound prints each finding and its outcome on a line. Zombies with the same name and parent share one.
 func printFound(w io.Writer, found []cleanup.Finding, dryRun bool) error {
 	alike := map[string][]cleanup.Finding{}
 	for _, f := range found {

@@ -10,7 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A thousand zombies that only one parent can collect are one line.
+// A thousand zombies of one parent are one line.
 func TestPrintFoundZombies(t *testing.T) {
 	const keepers, supervisors = "zombie of sbxrun-keeper, which only its parent 1 (app) can collect", "zombie of sbxrun, which only its parent 1 (app) can collect"
 	found := []cleanup.Finding{{Kind: "record", ID: "aa", What: "record", Done: true}}

@@ -133,7 +133,7 @@ func (c *command) wait() (res result.Result, delivered bool) {
 	return res, delivered
 }
 
-// reports reports whether somebody gets the report.
+// reports reports whether the command has a report.
 func (c *command) reports() bool { return c.report != nil || c.record != nil || c.asJSON }
 
 // rehearse encodes an empty report while the command runs. The first one takes package json 0.2 ms, and later ones a

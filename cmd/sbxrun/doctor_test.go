@@ -56,8 +56,7 @@ interrupted: nothing is known
 	}
 }
 
-// The transcript in docs/reference/doctor.md, of a machine that this one need not be; package doctor
-// compares cause and fix with the real ones.
+// The transcript in docs/reference/doctor.md has the current format. A test of package doctor compares its cause and fix.
 func TestDoctorTranscript(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/reference/doctor.md")
 	harness.Must(t, err)

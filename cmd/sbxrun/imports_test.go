@@ -9,9 +9,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// What runs a command loads nothing of the server: each package costs every start its
-// initialisation and its pages.
-func TestNothingOfTheServer(t *testing.T) {
+// sbxrun links no packages of the server, because each would slow down every start.
+func TestNoServerPackages(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	harness.Must(t, err)
 	packages := strings.Fields(string(out))

@@ -118,7 +118,7 @@ func pieceOf(stream string, p []byte) piece {
 // noteCut prints a note for each log that has only the first part of the output.
 func (l *reader) noteCut() {
 	if err := l.sandbox.Refresh(); err != nil {
-		return // removed meanwhile, after everything was printed
+		return // the record was removed after everything was printed
 	}
 	logs := l.sandbox.Record.Logs
 	if logs == nil {

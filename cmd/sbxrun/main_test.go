@@ -18,7 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// asCommand is a variable that makes the test binary sbxrun itself.
+// asCommand is a variable that makes the test binary run as sbxrun.
 const asCommand = "SBXRUN_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
@@ -29,8 +29,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// sbxrunCommand is sbxrun, with an environment of its own. As root it also runs under
-// another uid, if that is not 0.
+// sbxrunCommand returns a command that runs sbxrun in a small environment, as uid unless that is 0.
 func sbxrunCommand(t *testing.T, uid uint32, dir string, args ...string) *exec.Cmd {
 	t.Helper()
 	c := exec.CommandContext(t.Context(), "/proc/self/exe", args...)
@@ -46,8 +45,7 @@ func sbxrunCommand(t *testing.T, uid uint32, dir string, args ...string) *exec.C
 	return c
 }
 
-// identities are whom sbxrun can be run as: 0 stands for whoever the tests run
-// as, and root can be somebody else as well.
+// identities returns the users for sbxrun: 0 for the user of the tests and, for root, another one.
 func identities() []uint32 {
 	if os.Geteuid() == 0 {
 		return []uint32{0, 65534}
@@ -55,7 +53,7 @@ func identities() []uint32 {
 	return []uint32{0}
 }
 
-// sbxrun runs to its end, which must come soon.
+// sbxrun runs a command to its end, at most for 20 s.
 func sbxrun(t *testing.T, c *exec.Cmd) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -72,7 +70,7 @@ func sbxrun(t *testing.T, c *exec.Cmd) (stdout, stderr string, code int) {
 	return out.String(), errs.String(), c.ProcessState.ExitCode()
 }
 
-// shared is a new directory that everybody may enter and write to.
+// shared returns a new directory that all users can write to.
 func shared(t *testing.T) string {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -81,8 +79,7 @@ func shared(t *testing.T) string {
 	return dir
 }
 
-// The payload sees nothing of the report in a directory that it can write to,
-// and cannot put another in its place.
+// A command with write access to the report's directory neither sees the report nor can replace it.
 func TestRunReportInWritableDirectory(t *testing.T) {
 	for _, uid := range identities() {
 		dir := shared(t)
@@ -102,7 +99,7 @@ func TestRunReportInWritableDirectory(t *testing.T) {
 	}
 }
 
-// What never comes to a report leaves nothing in its place.
+// A run without a report leaves nothing in its place.
 func TestRunReportNeverWritten(t *testing.T) {
 	for _, uid := range identities() {
 		dir := shared(t)
@@ -146,7 +143,7 @@ func names(t *testing.T, dir string) string {
 	return strings.Join(list, " ")
 }
 
-// Nobody writes to these pipes or reads from them, and sbxrun does not wait.
+// sbxrun does not wait for named pipes without a reader or writer.
 func TestRunNamedPipes(t *testing.T) {
 	for _, uid := range identities() {
 		dir := shared(t)
@@ -168,7 +165,7 @@ func TestRunNamedPipes(t *testing.T) {
 	}
 }
 
-// --env X= as the last variable, through the whole command line.
+// An empty variable at the end of the environment reaches the command.
 func TestRunLastVariableEmpty(t *testing.T) {
 	for _, uid := range identities() {
 		for _, args := range [][]string{{"--env", "X="}, {"--env=X="}, {"--env", "Y=1", "--env", "X="}} {
@@ -180,7 +177,7 @@ func TestRunLastVariableEmpty(t *testing.T) {
 	}
 }
 
-// A link that one run has planted in a writable bind is not followed by the next.
+// A run does not follow a link that an earlier command has created in a writable bind.
 func TestRunLinkPlantedByAPayload(t *testing.T) {
 	for _, uid := range identities() {
 		dir, host := shared(t), shared(t)
@@ -200,7 +197,7 @@ func TestRunLinkPlantedByAPayload(t *testing.T) {
 	}
 }
 
-// Bubblewrap does not see the command, so what it takes is no limit.
+// bubblewrap's limit on arguments does not apply to the command.
 func TestRunManyWords(t *testing.T) {
 	for _, uid := range identities() {
 		args := append([]string{"true"}, strings.Split(strings.Repeat("x", 9000), "")...)

@@ -228,7 +228,7 @@ func environment(f *cli.Vars, cpus float64, tools []values.Var) (set values.Envi
 	return set, addVariables(&set, f, cpus)
 }
 
-// inherit adds all of the caller's variables, or those that are always passed.
+// inherit adds the caller's variables: all, or those that every command gets.
 func inherit(set *values.Environment, all bool) {
 	for _, pair := range os.Environ() {
 		v, ok, err := values.ParseVar(pair)
@@ -241,7 +241,7 @@ func inherit(set *values.Environment, all bool) {
 	}
 }
 
-// addVariables adds variables for the limit on CPUs, then those of --env-file, then those of --env.
+// addVariables adds the variables for a limit on CPUs, of --env-file, and of --env, in this order.
 func addVariables(set *values.Environment, f *cli.Vars, cpus float64) error {
 	for _, pair := range limits.Environment(cpus) {
 		name, value, _ := strings.Cut(pair, "=")

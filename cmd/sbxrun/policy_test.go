@@ -17,7 +17,7 @@ import (
 func TestParseUser(t *testing.T) {
 	tests := []struct {
 		in   string
-		want *room.User // nil is an error, but for the empty string
+		want *room.User // nil is an error, except for the empty string
 	}{
 		{"", nil},
 		{"0", &room.User{}},
@@ -42,7 +42,7 @@ func TestParseUser(t *testing.T) {
 	}
 }
 
-// alone makes the variables the only ones there are.
+// alone replaces the environment with these variables.
 func alone(t *testing.T, pairs ...string) {
 	t.Helper()
 	before := os.Environ()
@@ -84,7 +84,7 @@ func TestEnvironment(t *testing.T) {
 		name  string
 		flags cli.Vars
 		want  map[string]string
-		err   string // how it begins
+		err   string // beginning
 	}{
 		{name: "default", want: inherited},
 		{name: "set and passed through", flags: cli.Vars{Env: []string{"A=1", "NEWLINE", "EMPTY", "UNSET", "B=", "C=x=y"}},

@@ -19,7 +19,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// report is a report and its text.
+// report returns a report and its text.
 func report(t *testing.T) (result.Report, string) {
 	t.Helper()
 	rep := result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable}.Report("ID", []string{"x"})
@@ -28,7 +28,7 @@ func report(t *testing.T) (result.Report, string) {
 	return rep, string(text)
 }
 
-// contents maps the files of a directory to what they hold.
+// contents maps the files of a directory to their contents.
 func contents(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -59,7 +59,7 @@ func TestReportFile(t *testing.T) {
 		{"existing file", "r.json", func(dir string) error {
 			return os.WriteFile(dir+"/r.json", []byte(strings.Repeat("old", 10_000)), 0o600)
 		}, map[string]string{"r.json": text}},
-		// Replaced and not followed: its target may be the payload's choice.
+		// Replaced, not followed, because a command may have chosen its target.
 		{"link", "r.json", func(dir string) error {
 			return errors.Join(os.WriteFile(dir+"/target", []byte("old"), 0o600), os.Symlink("target", dir+"/r.json"))
 		}, map[string]string{"r.json": text, "target": "old"}},
@@ -78,7 +78,7 @@ func TestReportFile(t *testing.T) {
 			before := contents(t, dir)
 			r, err := openReport(&cli.Run{}, strings.ReplaceAll(tt.place, "DIR", dir))
 			harness.Must(t, err)
-			// Until it is written, whoever looks finds what was there.
+			// Until the report is written, the old file is there.
 			for name, old := range before {
 				if got := contents(t, dir)[name]; got != old {
 					t.Errorf("before the report is written: %s holds %q", name, got)
@@ -92,7 +92,7 @@ func TestReportFile(t *testing.T) {
 	}
 }
 
-// The directory that was meant gets the report, wherever it is by then.
+// The report goes to the original directory even if that has moved.
 func TestReportDirectoryMoved(t *testing.T) {
 	rep, text := report(t)
 	top := t.TempDir()
@@ -111,7 +111,7 @@ func TestReportDirectoryMoved(t *testing.T) {
 	}
 }
 
-// Before a report is written, and if it never is, its directory is as it was.
+// The report's directory does not change before the report is written.
 func TestReportLeavesNothingBefore(t *testing.T) {
 	dir := t.TempDir()
 	for _, old := range []map[string]string{{}, {"r.json": "old"}} {
@@ -127,8 +127,7 @@ func TestReportLeavesNothingBefore(t *testing.T) {
 	}
 }
 
-// Whatever the payload puts in the report's place while it runs is replaced, and
-// not written to.
+// The report replaces any file that the command has created in its place, without writing to it.
 func TestReportForged(t *testing.T) {
 	rep, text := report(t)
 	for name, forge := range map[string]func(place string) error{
@@ -136,7 +135,7 @@ func TestReportForged(t *testing.T) {
 		"link":          func(place string) error { return os.Symlink("target", place) },
 		"dangling link": func(place string) error { return os.Symlink("none", place) },
 		"hard link":     func(place string) error { return os.Link(filepath.Dir(place)+"/target", place) },
-		"named pipe":    func(place string) error { return unix.Mkfifo(place, 0o666) }, // whose reader never comes
+		"named pipe":    func(place string) error { return unix.Mkfifo(place, 0o666) }, // without a reader
 		"socket":        func(place string) error { return unix.Mknod(place, unix.S_IFSOCK|0o666, 0) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -153,8 +152,7 @@ func TestReportForged(t *testing.T) {
 	}
 }
 
-// A named pipe that nobody reads is an error at once; one with a reader gets the
-// report.
+// A named pipe without a reader is an error at once. One with a reader gets the report.
 func TestReportNamedPipe(t *testing.T) {
 	rep, text := report(t)
 	place := t.TempDir() + "/pipe"
@@ -218,7 +216,7 @@ func TestReportDescriptor(t *testing.T) {
 	file, err := openReport(&cli.Run{}, "fd:"+strconv.Itoa(int(w.Fd())))
 	harness.Must(t, err)
 	harness.Must(t, file.write(rep))
-	// Two files stand for one descriptor here; neither may close it after the other.
+	// Two files share one descriptor, which must be closed only once.
 	harness.Must(t, file.file.Close())
 	if err := w.Close(); err == nil {
 		t.Error("not the same descriptor")
@@ -263,8 +261,7 @@ func TestReportErrors(t *testing.T) {
 	}
 }
 
-// Some places show only when they are written to that they cannot be; then it is
-// an error too.
+// A write error is reported.
 func TestReportPlaceThatCannotBe(t *testing.T) {
 	rep, _ := report(t)
 	dir := t.TempDir()
@@ -283,13 +280,13 @@ func TestReportPlaceThatCannotBe(t *testing.T) {
 	}
 }
 
-// A directory that cannot be written to is an error before anything starts.
+// Nothing starts if the report's directory is not writable.
 func TestReportReadOnlyDirectory(t *testing.T) {
 	dir := shared(t)
 	harness.Must(t, os.Chmod(dir, 0o755))
 	uid := uint32(0)
 	if os.Geteuid() == 0 {
-		uid = 65534 // root may write everywhere
+		uid = 65534 // root can write everywhere
 	} else if err := os.Chmod(dir, 0o555); err != nil {
 		t.Fatal(err)
 	}
@@ -299,11 +296,10 @@ func TestReportReadOnlyDirectory(t *testing.T) {
 	}
 }
 
-// Nor does anything start if the place is another user's file or link in a directory such as /tmp,
-// which nobody else may replace.
+// Nothing starts if the report would replace another user's file or link in a sticky directory such as /tmp.
 func TestReportSticky(t *testing.T) {
 	if os.Geteuid() != 0 {
-		return // who cannot make another user's file
+		return // only root can create another user's file
 	}
 	dir := shared(t)
 	harness.Must(t, errors.Join(unix.Chmod(dir, 0o1777), os.WriteFile(dir+"/file", nil, 0o666), os.Symlink("file", dir+"/link")))
@@ -315,7 +311,7 @@ func TestReportSticky(t *testing.T) {
 	}
 }
 
-// What cannot be written leaves no trace.
+// A failed write leaves no temporary file.
 func TestReportWriteFails(t *testing.T) {
 	rep, _ := report(t)
 	dir := t.TempDir()

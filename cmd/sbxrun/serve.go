@@ -9,8 +9,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
-// server returns a command that executes the server with the whole command line args. The server is a program of
-// its own, so that a run loads nothing of it, and must be the one next to this program: another could be anybody's.
+// server returns a command that executes the server with the whole command line args. The server is a separate
+// program to keep runs fast. Only the one next to this program is trusted.
 func server[F any](args []string) func(*F) (output.Result, error) {
 	return func(*F) (output.Result, error) {
 		name, err := safeopen.Sibling()

@@ -14,7 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// some is what stats may find, with all that has to be escaped.
+// some returns statistics with characters that must be escaped.
 func some() statistics {
 	bound := boundUse{Path: "/a \"b\"\\c\nd/pids.max", Tasks: 65, Max: 100, Percent: 65, Level: admission.Warn}
 	return statistics{At: "2026-01-01T00:00:00.000Z", Level: admission.Warn, Tightest: bound,
@@ -26,7 +26,7 @@ func some() statistics {
 		Zombies: 2, Orphans: 3}
 }
 
-// exposed is what Prometheus understands of it.
+// exposed parses the metrics with Prometheus's parser.
 func exposed(t *testing.T, s statistics) map[string]*dto.MetricFamily {
 	t.Helper()
 	var text strings.Builder
@@ -36,7 +36,7 @@ func exposed(t *testing.T, s statistics) map[string]*dto.MetricFamily {
 	if err != nil {
 		t.Fatalf("%v in\n%s", err, text.String())
 	}
-	// The parser drops a metric that has no sample.
+	// The parser drops metrics without samples.
 	for _, m := range regexp.MustCompile(`(?m)^# HELP (\S+) \S.*\n# TYPE (\S+) gauge$`).FindAllStringSubmatch(text.String(), -1) {
 		if m[1] != m[2] || !strings.HasPrefix(m[1], "sbxrun_") {
 			t.Errorf("help of %s, type of %s", m[1], m[2])
@@ -87,8 +87,7 @@ func TestPrometheus(t *testing.T) {
 	}
 }
 
-// TestFrame: a screen is never larger than the terminal, and clears what it does not
-// write.
+// A frame fits the terminal, and clears the rest of each line and of the screen.
 func TestFrame(t *testing.T) {
 	sequence := regexp.MustCompile("\x1b\\[[0-9;?]*[A-Za-z]")
 	for _, size := range [][2]int{{200, 50}, {40, 6}, {1, 1}, {10, 2}} {

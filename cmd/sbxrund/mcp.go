@@ -67,7 +67,7 @@ func serveStdio(c *config.Config) error {
 	return mcp.New(s, version.String(), log).Serve(told, fmt.Sprintf("%s%d", config.Local, os.Getuid()), os.Stdin, os.Stdout)
 }
 
-// ownState creates and locks a state directory for this process, and removes those of killed processes.
+// ownState creates and locks a state directory for this process. It removes the directories of killed processes.
 func ownState(c *config.Config) (*os.File, error) {
 	base := c.StateDir + "-mcp-"
 	const young = time.Minute // may not be locked yet

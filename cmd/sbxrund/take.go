@@ -19,8 +19,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// createSnapshot stores the layers of a sandbox. A running sandbox is frozen meanwhile if its cgroup can be; the manifest
-// records that. SIGSTOP is no substitute, because processes can continue each other (SIGCONT) and parents notice it
+// createSnapshot stores the layers of a sandbox. It freezes a running sandbox meanwhile, if the sandbox has a cgroup
+// for that, and notes it in the manifest. SIGSTOP is no substitute, because processes can continue each other (SIGCONT) and parents notice it
 // (SIGCHLD).
 func createSnapshot(store *snapshots.Store, flags *cli.SnapshotCreate) (r output.Result, err error) {
 	m, err := snapshots.NewManifest(string(flags.Name), time.Duration(flags.TTL))

@@ -136,8 +136,8 @@ func Finish(flags any, r output.Result, err error) int {
 	return output.Finish(WantsJSON(flags), r, err)
 }
 
-// UsageError returns err as an error of the command line that names the help of the command with these flags.
-// It returns an error with a hint of its own, or about something else, as it is.
+// UsageError returns err as a usage error with a hint to the help of the command. An error with a hint or another code
+// stays the same.
 func UsageError(flags any, err error) error {
 	if e, ok := errors.AsType[*result.Error](err); ok && (e.Code != "usage" || e.Hint != "") {
 		return e
@@ -342,8 +342,8 @@ func field(flags any, name string) reflect.Value {
 	return reflect.ValueOf(flags).Elem().FieldByName(name)
 }
 
-// explain rewords kong's error. For an unknown flag it says what to write instead, which other commands have the flag,
-// or which flag is similar.
+// explain rewords kong's error. For an unknown flag it adds a replacement, the other commands with the flag, or a similar
+// flag.
 func explain(n *kong.Node, command string, args []string, err error) error {
 	message := strings.ReplaceAll(err.Error(), `"`, "")
 	flag, unknown := strings.CutPrefix(message, "unknown flag ")
@@ -400,7 +400,7 @@ func explain(n *kong.Node, command string, args []string, err error) error {
 	return fmt.Errorf("unknown flag %s", flag)
 }
 
-// instead returns what to write instead of a flag of timeout(1), docker, kill(1) or the like, or "".
+// instead returns a hint for a flag of another program, such as timeout(1), docker or kill(1), or "".
 func instead(command, flag string) string {
 	var s values.Signal
 	if command == "kill" && s.UnmarshalText([]byte(flag[1:])) == nil {

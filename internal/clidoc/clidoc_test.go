@@ -102,8 +102,8 @@ func TestManSections(t *testing.T) {
 	}
 }
 
-// Every command has a man page with a proper beginning, where sbxrun.1 is that of run. No other pages exist, and pages
-// refer only to existing pages.
+// Every command has a man page with a proper beginning; that of run is sbxrun.1. There are no other pages, and all
+// references lead to existing pages.
 func TestManPages(t *testing.T) {
 	all := pages(t)
 	want := []string{"sbxrun.1"}

@@ -68,7 +68,7 @@ type command struct {
 	Payload   bool   // a command line follows
 }
 
-// commands returns all commands. Those of snapshot and volume have two words.
+// commands returns all commands, including the two-word ones of snapshot and volume.
 func commands() (all []command) {
 	for _, n := range cli.Commands() {
 		c := command{Node: n, ID: strings.ReplaceAll(n.Path(), " ", "-"), Sandboxes: "none"}

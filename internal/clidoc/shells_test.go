@@ -16,8 +16,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// wanted are the words that every shell proposes at the end of a command line, with … only some of them. The files and
-// programs are those of [place].
+// wanted lists the words that every shell proposes at the end of a command line, with … only some of them. [place] has
+// the files and programs.
 var wanted = []struct{ line, want string }{
 	// First word. Without a letter only sbxrun's commands are proposed, not all programs.
 	{"sbxrun ", "run serve start exec cp diff apply ps inspect wait logs kill snapshot cleanup volume stats gateway nodes mcp doctor help version"},

@@ -1,5 +1,5 @@
-// Package output prints what the commands of sbxrun and sbxrund return: a [Result] on stdout, as text or
-// JSON, and errors, warnings and hints on stderr, one line each. The exit code follows from them.
+// Package output prints the results of the commands of sbxrun and sbxrund on stdout, as text or JSON, and errors,
+// warnings and hints on stderr, one line each. It also derives the exit code.
 package output
 
 import (
@@ -112,7 +112,7 @@ func Fail(err error) int {
 // Warn prints a problem that does not stop the command.
 func Warn(err error) { e := Error(err); Note("warning: " + withHint(e.Message, e.Hint)) }
 
-// Hint prints what may have stopped a sandboxed command, if anything, and a remedy.
+// Hint prints a possible obstacle for a sandboxed command and its remedy, or nothing for "".
 func Hint(what, remedy string) {
 	if what != "" {
 		Note("hint: " + withHint(what, remedy))
@@ -129,11 +129,11 @@ func withHint(message, hint string) string {
 // Note prints a line about the command on stderr.
 func Note(text string) { Say("sbxrun: " + Printable(text)) }
 
-// stalled is set when nobody has read stderr for [stream.Stalled].
+// stalled is set when stderr has not been read for [stream.Stalled].
 var stalled atomic.Bool
 
-// Say writes a line to stderr. The sandboxed command may have filled that pipe. If nobody reads it, Say drops
-// the line and all that follow instead of blocking.
+// Say writes a line to stderr, which can be a pipe that the sandboxed command has filled. If it is not read, Say drops
+// this line and all later ones instead of blocking.
 func Say(line string) {
 	if stalled.Load() {
 		return
