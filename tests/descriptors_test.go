@@ -59,8 +59,16 @@ func TestFewDescriptors(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{})
-	for limit := 3; limit <= 24; limit++ {
+	const enough = 64 // run and room have their own pipes, and each copied file of /etc takes two
+	for limit := 3; limit <= enough; limit++ {
 		wrap := []string{"sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$@"`, limit), "sh"}
+		run := harness.Run(t, harness.Options{Wrap: wrap}, "sh", "-c", "setsid sleep 60 & exit 7")
+		if run.ExitCode != 7 && (run.ExitCode != 125 || limit == enough) {
+			t.Errorf("%d descriptors: exit code %d, stderr %.300q", limit, run.ExitCode, run.Stderr)
+		}
+		if limit > 24 {
+			continue // enough for the others
+		}
 		for _, args := range [][]string{{"true"}, {"ps"}, {"exec", b.ID, "true"}} {
 			r := s.Start(harness.Options{Wrap: wrap}, args...).Wait()
 			clear := bytes.Count(r.Stderr, []byte("\n")) == 1 && bytes.Contains(r.Stderr, []byte("ulimit -n"))

@@ -1,7 +1,6 @@
 package tests
 
 import (
-	"math/rand/v2"
 	"os"
 	"strconv"
 	"strings"
@@ -70,43 +69,11 @@ func TestExecSignalEarly(t *testing.T) {
 	}
 }
 
-// When sbxrun exec is killed at a random moment of its first 10 ms, all its processes exit and the
-// sandbox goes on. SBXRUN_SOAK=100 kills 200 times.
-func TestExecKilled(t *testing.T) {
-	// Not in parallel, so that an orphan is not blamed on another test.
-	b := harness.NewState(t).Sandbox(harness.Options{})
-	for range 2 * harness.Soak(t) {
-		p := b.StartExec(harness.Options{}, nil, "/fixtures/tree-daemon")
-		time.Sleep(rand.N(10 * time.Millisecond)) // the moment is what varies
-		p.Kill()
-		p.Wait()
-		if t.Failed() {
-			return
-		}
-	}
-	// And with a complete tree.
-	p := b.StartExec(harness.Options{}, nil, "/fixtures/tree-node")
-	p.WaitOutput("ready 5\n")
-	p.Kill()
-	p.Wait()
-	b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
-}
-
-// When a process between sbxrun exec and its command is killed, the exec ends and reports the
-// truth.
-func TestExecRolesKilled(t *testing.T) {
+// A stopped init or payload does not delay an exec's deadline; a stopped keeper delays only the
+// proof.
+func TestExecDeadlineStopped(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
-	for role, cause := range map[int]string{harness.RoleKeeper: "lost", harness.RoleInit: "lost", harness.RolePayload: "signaled"} {
-		p := b.StartExec(harness.Options{}, []string{"--timeout", "50"}, "/fixtures/tree-setsid")
-		p.WaitOutput("ready 2\n")
-		target := p.Role(role)
-		harness.Must(t, target.Signal(unix.SIGKILL))
-		r := p.Wait()
-		r.Expect(t, 137, cause)
-	}
-	// A stopped init or payload does not delay the deadline; a stopped keeper delays only the
-	// proof.
 	for _, role := range []int{harness.RoleKeeper, harness.RoleInit, harness.RolePayload} {
 		p, low := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
 			return b.StartExec(harness.Options{}, []string{"--timeout", timeout, "--proof-timeout", timeout}, "/fixtures/tree-setsid")

@@ -2,7 +2,6 @@ package tests
 
 import (
 	"fmt"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -177,27 +176,5 @@ func TestStoppedRoomDeadline(t *testing.T) {
 	harness.Must(t, b.Supervisor.Signal(unix.SIGCONT))
 	if r := b.Ended().Report; r == nil || r.Cause != "timeout" || r.ExitCode != 124 {
 		t.Errorf("%+v", r)
-	}
-}
-
-// The keeper enforces the deadline of a stopped sbxrun.
-func TestStoppedDeadline(t *testing.T) {
-	t.Parallel()
-	p, timeout := harness.InTime(t, 500*time.Millisecond, "up\n", func(timeout string) *harness.Process {
-		return harness.Start(t, harness.Options{}, "--timeout", timeout, "sh", "-c", "echo up; setsid sleep 60 & sleep 60")
-	})
-	payload := p.Role(harness.RolePayload)
-	p.Signal(unix.SIGSTOP)
-	begin := time.Now()
-	harness.Until(t, harness.Bound, "the payload's end", payload.Ended)
-	harness.Within(t, "the keeper's deadline", time.Since(begin), 0, 2*time.Second)
-	if s := jobState(p.PID); s != "T" {
-		t.Errorf("sbxrun is in state %s", s)
-	}
-	p.Signal(unix.SIGCONT)
-	r := p.Wait()
-	r.Expect(t, 124, "timeout")
-	if !strings.Contains(string(r.Stderr), "timeout after "+timeout.String()) {
-		t.Errorf("%s", r.Stderr)
 	}
 }

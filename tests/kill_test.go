@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -258,44 +256,6 @@ func TestKillMany(t *testing.T) {
 	if want := fmt.Sprintf("%d killed\n", sandboxes); r.ExitCode != 0 || !strings.Contains(string(r.Stdout), want) || strings.Count(string(r.Stdout), "(proven)") != sandboxes {
 		t.Errorf("exit code %d: %.2000s%.2000s", r.ExitCode, r.Stdout, r.Stderr)
 	}
-}
-
-// kill works with a stopped supervisor.
-func TestKillStoppedSupervisor(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	b := s.Sandbox(harness.Options{}, "/fixtures/tree-daemon")
-	harness.Must(t, b.Supervisor.Signal(unix.SIGSTOP))
-	k, took := timedKill(t, s, 0, "--grace", "0.2", b.ID)
-	harness.Within(t, "kill", took, 200*time.Millisecond, 2500*time.Millisecond)
-	if len(k) != 1 || k[0].Verdict != "proven" || k[0].Error != nil {
-		t.Errorf("%+v", k)
-	}
-	if !b.Init.Ended() {
-		t.Errorf("init lives")
-	}
-	harness.Must(t, b.Supervisor.Signal(unix.SIGCONT))
-	if rec := b.Ended(); rec.Status != "killed" || rec.Report.Cause != "killed" {
-		t.Errorf("%+v", rec)
-	}
-}
-
-// kill works with a stopped exec.
-func TestKillStoppedExec(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	b := s.Sandbox(harness.Options{})
-	b.Dying = true
-	p := b.StartExec(harness.Options{}, nil, "/fixtures/tree-daemon")
-	p.WaitOutput("ready 2\n")
-	p.Signal(unix.SIGSTOP)
-	k, took := timedKill(t, s, 0, "--grace", "0", b.ID)
-	harness.Within(t, "kill", took, 0, 500*time.Millisecond)
-	if len(k) != 1 || k[0].Verdict != "proven" {
-		t.Errorf("%+v", k)
-	}
-	p.Signal(unix.SIGCONT)
-	p.Wait().Expect(t, 137, "killed")
 }
 
 // A process that has entered from outside and is not reaped by its parent keeps init from exiting.

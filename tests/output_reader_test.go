@@ -34,6 +34,7 @@ func TestReaderBlocked(t *testing.T) {
 		{"terminal", []string{"--tty"}, false},
 		{"terminal, told", []string{"--tty"}, true},
 		{"json", []string{"--json", "--max-output", "1M"}, false},
+		{"json, told", []string{"--json", "--max-output", "1M"}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

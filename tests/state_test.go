@@ -1,9 +1,7 @@
 package tests
 
 import (
-	stdjson "encoding/json"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -84,73 +82,6 @@ func crashed(t *testing.T, s *harness.State) (b *harness.Sandbox, dir string) {
 	b = s.Sandbox(harness.Options{}, "--name", "crashed")
 	b.KillSupervisor()
 	return b, filepath.Join(s.Dir, b.ID)
-}
-
-// rewrite changes the record of a sandbox.
-func rewrite(t *testing.T, dir string, change func(map[string]any)) {
-	t.Helper()
-	file := filepath.Join(dir, "record.json")
-	data, err := os.ReadFile(file)
-	harness.Must(t, err)
-	var rec map[string]any
-	harness.Must(t, stdjson.Unmarshal(data, &rec))
-	change(rec)
-	data, err = stdjson.Marshal(rec)
-	harness.Must(t, err)
-	harness.Must(t, os.WriteFile(file, data, 0o600))
-}
-
-// No process is signalled because of a record whose PIDs were reused, that is from another boot,
-// or that was forged.
-func TestRecordStrangers(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		name   string
-		change func(id map[string]any, pid int, start uint64, ns float64)
-	}{
-		{"recycled pid", func(id map[string]any, pid int, _ uint64, _ float64) { id["pid"] = pid }},
-		{"recycled pid, same namespace", func(id map[string]any, pid int, _ uint64, ns float64) { id["pid"], id["pid_namespace"] = pid, ns }},
-		{"another boot", func(id map[string]any, pid int, start uint64, ns float64) {
-			id["pid"], id["start_time"], id["pid_namespace"] = pid, start, ns
-			id["boot_id"] = "00000000-0000-0000-0000-000000000000"
-		}},
-		{"all of it somebody else's", func(id map[string]any, pid int, start uint64, ns float64) {
-			id["pid"], id["start_time"], id["pid_namespace"] = pid, start, ns
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			s := harness.NewState(t)
-			b, dir := crashed(t, s)
-			cmd := exec.Command("sleep", "60")
-			done, err := harness.StartCommand(cmd)
-			harness.Must(t, err)
-			stranger, err := harness.Open(cmd.Process.Pid)
-			harness.Must(t, err)
-			defer stranger.Close()
-			start, ns := harness.Identify(t, cmd.Process.Pid)
-			rewrite(t, dir, func(rec map[string]any) {
-				for _, member := range []string{"supervisor", "init"} {
-					c.change(rec[member].(map[string]any), cmd.Process.Pid, start, float64(ns))
-				}
-			})
-			kill(t, s, 0, "--grace", "0", b.ID)
-			for _, args := range [][]string{{"kill", "--all"}, {"ps", "--all"}, {"wait", b.ID}, {"exec", b.ID, "true"}, {"logs", "-f", b.ID}, {"cleanup"}} {
-				s.Run(args...)
-			}
-			if stranger.Ended() {
-				t.Errorf("a stranger was killed: %v", cmd.ProcessState)
-			}
-			harness.Must(t, stranger.Signal(unix.SIGKILL))
-			if err := cmd.Wait(); err == nil {
-				t.Errorf("the stranger has ended by itself")
-			}
-			done()
-			if _, err := os.Lstat(dir); err == nil {
-				t.Errorf("cleanup has left the record")
-			}
-		})
-	}
 }
 
 // A truncated, empty or missing record is skipped with a warning, other sandboxes are listed, and

@@ -2,6 +2,10 @@
 package tests
 
 import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,52 +14,161 @@ import (
 
 func TestMain(m *testing.M) { harness.Main(m) }
 
-// Each process tree exits completely at the deadline, and its earlier output is kept.
-func TestTrees(t *testing.T) {
-	t.Parallel()
-	for _, tree := range []struct{ fixture, ready string }{
-		{"tree-sleep", "ready 2\n"},
-		{"tree-python", "ready 3\n"},
-		{"tree-node", "ready 5\n"},
-		{"tree-setsid", "ready 2\n"},
-		{"tree-daemon", "ready 2\n"},
-		{"tree-term-immune", "ready 2\n"},
-		{"tree-stopped", "ready 2\n"},
-		{"tree-nested", "ready "}, // 2 or 3: a nested namespace may be refused
-	} {
+// trees are process trees that outlive a naive kill.
+var trees = []struct {
+	fixture, ready string // ready is its output when it is complete
+	deaf           bool   // SIGTERM does not end it
+}{
+	{"tree-sleep", "ready 2\n", false},
+	{"tree-python", "ready 3\n", false},
+	{"tree-node", "ready 5\n", false},
+	{"tree-setsid", "ready 2\n", false},
+	{"tree-daemon", "ready 2\n", false},
+	{"tree-term-immune", "ready 2\n", true},
+	{"tree-stopped", "ready 2\n", true},
+	{"tree-nested", "ready ", true}, // 2 or 3: a nested namespace may be refused
+}
+
+// endTrees starts each tree with a deadline, and asserts when it ends: with a grace period, at
+// once if it dies of SIGTERM, and otherwise at the end of the period.
+func endTrees(t *testing.T, grace time.Duration, start func(t *testing.T, flags []string, fixture string) *harness.Process, after func(fixture string)) {
+	for _, tree := range trees {
+		if grace > 0 && tree.fixture == "tree-nested" {
+			continue // ends of SIGTERM only if it is not nested
+		}
 		t.Run(tree.fixture, func(t *testing.T) {
 			t.Parallel()
-			p, timeout := harness.InTime(t, time.Second, tree.ready, func(timeout string) *harness.Process {
-				return harness.Start(t, harness.Options{}, "--timeout", timeout, "/fixtures/"+tree.fixture)
+			p, ends := harness.InTime(t, time.Second, tree.ready, func(timeout string) *harness.Process {
+				return start(t, []string{"--timeout", timeout, "--grace", grace.String()}, "/fixtures/"+tree.fixture)
 			})
 			r := p.Wait()
 			r.Expect(t, 124, "timeout")
-			harness.Within(t, "the run", r.Elapsed, timeout, timeout+300*time.Millisecond)
+			if tree.deaf {
+				ends += grace
+			}
+			harness.Within(t, "the tree", r.Elapsed, ends, ends+300*time.Millisecond)
+			after(tree.fixture)
 		})
 	}
 }
 
-// With a grace period, a tree that dies of SIGTERM ends at once, and another at the end of the
-// period.
-func TestTreesGrace(t *testing.T) {
+// Each tree exits completely at the deadline, and its earlier output is kept.
+func TestTrees(t *testing.T) {
 	t.Parallel()
-	for _, tree := range []struct {
-		fixture string
-		after   time.Duration // of the deadline
-	}{
-		{"tree-setsid", 0},
-		{"tree-daemon", 0},
-		{"tree-term-immune", harness.Deadline(500 * time.Millisecond)},
-		{"tree-stopped", harness.Deadline(500 * time.Millisecond)},
-	} {
-		t.Run(tree.fixture, func(t *testing.T) {
+	for _, grace := range []time.Duration{0, harness.Deadline(500 * time.Millisecond)} {
+		t.Run("grace "+grace.String(), func(t *testing.T) {
 			t.Parallel()
-			p, timeout := harness.InTime(t, 800*time.Millisecond, "ready 2\n", func(timeout string) *harness.Process {
-				return harness.Start(t, harness.Options{}, "--timeout", timeout, "--grace", harness.Deadline(500*time.Millisecond).String(), "/fixtures/"+tree.fixture)
-			})
-			r := p.Wait()
-			r.Expect(t, 124, "timeout")
-			harness.Within(t, "the run", r.Elapsed, timeout+tree.after, timeout+tree.after+300*time.Millisecond)
+			endTrees(t, grace, func(t *testing.T, flags []string, fixture string) *harness.Process {
+				return harness.Start(t, harness.Options{}, append(flags, fixture)...)
+			}, func(string) {})
 		})
 	}
+}
+
+// witness is an exec that must not be affected by others: it answers every line.
+type witness struct {
+	p  *harness.Process
+	in *io.PipeWriter
+}
+
+func newWitness(b *harness.Sandbox) *witness {
+	r, w := io.Pipe()
+	p := b.StartExec(harness.Options{Stdin: r}, nil, "sh", "-c", `while read -r x; do echo "heard $x"; done; exit 9`)
+	return &witness{p, w}
+}
+
+func (w *witness) lives(t *testing.T, word string) {
+	t.Helper()
+	_, err := io.WriteString(w.in, word+"\n")
+	harness.Must(t, err)
+	harness.Until(t, harness.Bound, "the other exec's answer to "+word, func() bool {
+		return strings.Contains(w.p.Output(), "heard "+word+"\n")
+	})
+}
+
+func (w *witness) end(t *testing.T) {
+	t.Helper()
+	w.lives(t, "last")
+	w.in.Close()
+	w.p.Wait().Expect(t, 9, "exited")
+}
+
+// Each tree exits completely at its exec's deadline, while the sandbox, its command and another
+// exec go on.
+func TestExecTrees(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{}, "/fixtures/tree-sleep")
+	harness.Until(t, harness.Bound, "its command's child", func() bool {
+		return slices.ContainsFunc(b.Members(), func(p harness.Proc) bool { return p.Comm == "sleep" })
+	})
+	before := len(b.Members())
+	execTrees(t, b, 0)
+	if after := len(b.Members()); after != before {
+		t.Errorf("%d processes in the sandbox before, %d after", before, after)
+	}
+}
+
+// The same with a grace period. SIGTERM reaches only that exec.
+func TestExecTreesGrace(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{}, "/fixtures/term-handler")
+	execTrees(t, b, harness.Deadline(500*time.Millisecond))
+	if r := b.State.Run("logs", b.ID); strings.Contains(string(r.Stdout), "cleaned") {
+		t.Errorf("SIGTERM has reached the sandbox's own command: %q", r.Stdout)
+	}
+}
+
+func execTrees(t *testing.T, b *harness.Sandbox, grace time.Duration) {
+	w := newWitness(b)
+	t.Run("trees", func(t *testing.T) {
+		endTrees(t, grace, func(t *testing.T, flags []string, fixture string) *harness.Process {
+			return b.StartExec(harness.Options{T: t}, flags, fixture)
+		}, func(fixture string) { w.lives(t, fixture) })
+	})
+	w.end(t)
+}
+
+// A chain of shells ends at an exec's deadline, by a signal to sbxrun, and with its sandbox.
+func TestDeepTree(t *testing.T) {
+	t.Parallel()
+	const depth = 12
+	script := fmt.Sprintf(`f() { if [ "$1" -gt 1 ]; then bash -c "$(declare -f f); f $(($1 - 1)) & wait"; else echo "deep"; sleep 300; fi; }; f %d`, depth)
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{})
+	p, _ := harness.InTime(t, time.Second, "deep\n", func(timeout string) *harness.Process {
+		return b.StartExec(harness.Options{}, []string{"--timeout", timeout}, "bash", "-c", script)
+	})
+	if n := len(p.Members()); n < depth {
+		t.Errorf("%d processes, want %d at least", n, depth)
+	}
+	p.Wait().Expect(t, 124, "timeout")
+	p = b.StartExec(harness.Options{}, nil, "bash", "-c", script)
+	p.WaitOutput("deep\n")
+	p.Signal(15)
+	p.Wait().Expect(t, 128+15, "canceled")
+	// The same as the sandbox's own command.
+	b = s.Sandbox(harness.Options{}, "bash", "-c", script)
+	s.Run("wait", "--log", "deep", b.ID)
+	kill(t, s, 0, "--grace", "0", b.ID)
+	b.Ended()
+}
+
+// Killing a sandbox ends all its execs, whatever they do about signals.
+func TestKillTrees(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "/fixtures/tree-term-immune")
+	b.Dying = true
+	var ps []*harness.Process
+	for _, tree := range trees {
+		p := b.StartExec(harness.Options{}, nil, "/fixtures/"+tree.fixture)
+		p.WaitOutput(tree.ready)
+		ps = append(ps, p)
+	}
+	_, took := timedKill(t, s, 0, "--grace", "0", b.ID)
+	harness.Within(t, "kill", took, 0, 300*time.Millisecond)
+	for _, p := range ps {
+		p.Wait().Expect(t, 137, "killed")
+	}
+	b.Ended()
 }

@@ -17,7 +17,7 @@ anyone='Docs|DocLinks|BackendPython|PythonClients|NodeClient|AsyncioCancelled|Py
 anyone="$anyone|ClientTypes|ClientTypesChecked|Examples|Page|PageFailures|PagesOfOtherSites|MCPDocs|Languages|Shells|PackageManagers"
 # Sets rare to the other tests whose number of tries depends on SBXRUN_SOAK: test.sh runs them with few tries, and
 # check.sh again with many.
-rare='CurrentDirectoryExchanged|MountRace|ExecKilled|ExecSoak|KillMany|KillsItself|NeverReaped|VolumeKilled|CleanupWhileStarting'
+rare='CurrentDirectoryExchanged|MountRace|ExecSoak|KillMany|KillsItself|NeverReaped|VolumeKilled|CleanupWhileStarting'
 rare="$rare|ExecDetachedRandom|ExecHandleKilled|ExecKilledRandomly|ExecWhileKilled|SandboxesKilledRandomly|SandboxKilledRunning|QuitCalls|KilledAfterDelays"
 rare="$rare|KilledRandomly|KilledRandomlyIdmapped|KilledRandomlyCapturing|KilledRandomlyAtEnd|KilledRandomlyTerminal|StoppedEarly|ThreadChurn|StartClientKilled"
 rare="$rare|StartClientKilledRandom|Together|UnprovenGoes|Slow|MCPKilled"

@@ -129,7 +129,7 @@ func TestExecKilledRandomly(t *testing.T) {
 	const both = -1 // sbxrun and keeper at once
 	e := newEnv(t)
 	b := e.start(nil)
-	for i := range scaled(t, 40) {
+	for i := range scaled(t, 80) {
 		_ = os.Remove(filepath.Join(e.out, "ran"))
 		payload := [][]string{busy, leaver}[i%2]
 		flags := [][]string{nil, {"--json"}, {"--timeout", "0.02"}}[i%3]

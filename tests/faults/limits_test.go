@@ -37,22 +37,6 @@ func limited(t *testing.T, limit string, n int) *run {
 	return start(t, options{wrap: wrap}, append([]string{"--timeout", lifetime}, leaver...)...)
 }
 
-// With too few descriptors a run works or fails to start. Below 10 the Go runtime itself cannot
-// start.
-func TestFewDescriptors(t *testing.T) {
-	const enough = 64 // run and room have their own pipes, and each copied file of /etc takes two
-	for n := 10; n <= enough; n++ {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			r := limited(t, "-n", n)
-			o := r.wait()
-			r.rightOrError(o)
-			if n == enough && o.code != 7 {
-				t.Errorf("%d descriptors are not enough: %v", n, o)
-			}
-		})
-	}
-}
-
 // With too few processes a run works or fails to start. The limit counts all processes of the
 // user, and does not apply to root.
 func TestFewProcesses(t *testing.T) {
@@ -121,16 +105,6 @@ func TestFullStdout(t *testing.T) {
 	}
 }
 
-// The command's terminal is in blocking mode, because programs don't expect EAGAIN from a
-// terminal.
-func TestTerminalBlocks(t *testing.T) {
-	r := start(t, options{}, "--tty", "--timeout", lifetime, "python3", "-c",
-		`import os, sys; sys.exit(any(not os.get_blocking(fd) for fd in (0, 1, 2)))`)
-	if o := r.wait(); o.code != 0 {
-		t.Errorf("the command's terminal is non-blocking: %v", o)
-	}
-}
-
 // full returns a pipe that is full.
 func full(t *testing.T) (reader, writer *os.File) {
 	t.Helper()
@@ -173,29 +147,6 @@ func TestFullStdoutJSON(t *testing.T) {
 	var doc map[string]any
 	if err := json.Unmarshal(bytes.TrimLeft(<-read, "\x00"), &doc); err != nil || doc["cause"] != "timeout" {
 		t.Errorf("what was printed: %v, %v", err, doc["cause"])
-	}
-}
-
-// A signal ends an sbxrun that waits for a reader of its stdout, before and after the end of the
-// sandbox.
-func TestFullStdoutSignal(t *testing.T) {
-	for _, flag := range []string{"--json", "--tty"} {
-		t.Run(flag, func(t *testing.T) {
-			reader, writer := full(t)
-			defer reader.Close()
-			deadline := harness.Deadline(time.Second)
-			r := start(t, options{stdout: writer}, flag, "--timeout", deadline.String(), "sh", "-c", ": >/out/ran; yes | head -c 4M; exec sleep 600")
-			writer.Close()
-			r.until("the end of the sandbox", func() bool {
-				r.processes()
-				seen := r.wrote("ran") && r.ns.Len() > 0 // unless the deadline passed before the command got a CPU
-				return (seen || time.Since(r.begin) > deadline+harness.Slack) && r.empty()
-			})
-			r.signal(unix.SIGTERM)
-			r.signal(unix.SIGTERM)
-			r.briefly(3 * time.Second)
-			r.wait()
-		})
 	}
 }
 

@@ -216,9 +216,13 @@ func TestRecordRecycled(t *testing.T) {
 		{"no boot", change(func(id *harness.Identity) { id.BootID = "" })},
 		{"namespace", change(func(id *harness.Identity) { id.Namespace++ })},
 		{"no namespace", change(func(id *harness.Identity) { id.Namespace = 0 })},
+		{"not an init", exact},
 	}
 	for _, other := range others {
 		for _, alive := range []bool{true, false} {
+			if alive && other.id == exact {
+				continue // it would be its supervisor
+			}
 			t.Run(fmt.Sprint(other.name, " alive ", alive), func(t *testing.T) {
 				e := newEnv(t)
 				stranger := &bystander{t: t, id: stranger.id}
@@ -421,6 +425,9 @@ func TestStoppedSupervisor(t *testing.T) {
 	}
 	harness.Must(t, target.Signal(unix.SIGCONT))
 	b.ended(3 * time.Second)
+	if r := b.record(); r.Report == nil || r.Report.Cause != "killed" {
+		t.Errorf("want killed: %+v", r.Report)
+	}
 	e.ok("cleanup")
 	e.cleared()
 }

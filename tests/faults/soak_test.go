@@ -1011,32 +1011,3 @@ func (c *call) startedID() string {
 	}
 	return told.ID
 }
-
-// A payload passes stdout and stderr to a process outside, so the streams stay open. sbxrun and
-// the supervisor report the end in time, and lose no output.
-func TestPassedOutput(t *testing.T) {
-	e := newEnv(t)
-	release := e.receive()
-	defer release()
-	const pass = `
-import array, os, socket
-s = socket.socket(socket.AF_UNIX)
-s.connect("/out/sock")
-s.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [1, 2]))])
-os.write(1, b"y" * 60000 + b"end")
-`
-	s := e.do("run", "--json", "--timeout", lifetime, "--bind", e.out+":/out", "--", "python3", "-c", pass)
-	if s.code != 0 || !strings.Contains(s.stdout, "yend") {
-		t.Errorf("want 0, and all of the output: %v", s)
-	}
-	harness.Within(t, "run", s.took, 0, 2*time.Second)
-	b := e.start(nil, "python3", "-c", pass)
-	b.ended(4 * time.Second)
-	if s := e.do("wait", b.ID); s.code != 0 {
-		t.Errorf("want 0: %v", s)
-	}
-	if s := e.do("logs", b.ID); len(s.stdout) != 60003 || !strings.HasSuffix(s.stdout, "yend") {
-		t.Errorf("want 60003 bytes of logs, and not %d: %.300v", len(s.stdout), s)
-	}
-	e.clean()
-}

@@ -190,10 +190,8 @@ func TestStoppedKeeper(t *testing.T) {
 // When the monitor, the room or init is killed from outside, the run is lost, whatever the command
 // was about to do.
 func TestLost(t *testing.T) {
-	for _, flags := range [][]string{nil, {"--json"}, {"--timeout", lifetime, "--grace", "10"}} {
-		for _, victim := range []int{roleMonitor, roleRoom, roleInit} {
-			lost(t, victim, flags)
-		}
+	for victim, flags := range map[int][]string{roleMonitor: nil, roleRoom: {"--json"}, roleInit: {"--timeout", lifetime, "--grace", "10"}} {
+		lost(t, victim, flags)
 	}
 }
 
