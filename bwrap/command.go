@@ -3,6 +3,7 @@ package bwrap
 import (
 	"context"
 	"io"
+	"os"
 	"syscall"
 	"time"
 
@@ -72,7 +73,8 @@ func (c *Command) Start(ctx context.Context) error {
 	if len(c.Args) == 0 {
 		return &Error{Code: "usage", Message: "bwrap: no command given"}
 	}
-	plan, err := c.plan(c.Args)
+	_, file := c.Stdout.(*os.File)
+	plan, err := c.plan(c.Args, c.Stdout != nil && !file)
 	if err != nil {
 		return supervise.AsError(err)
 	}

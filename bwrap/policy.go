@@ -50,9 +50,9 @@ type Mount struct {
 type User struct{ UID, GID uint32 }
 
 // plan decides in every detail how bubblewrap will be called. The caller closes it.
-func (p *Policy) plan(command []string) (*room.Plan, error) {
+func (p *Policy) plan(command []string, captured bool) (*room.Plan, error) {
 	in := room.Policy{
-		Command: command, Cwd: room.CwdNone, Workdir: p.Dir, TmpSize: p.TmpSize, Network: room.NetNone, Alone: true, Hostname: p.Hostname, NoFilter: p.AllSyscalls,
+		Command: command, Captured: captured, Cwd: room.CwdNone, Workdir: p.Dir, TmpSize: p.TmpSize, Network: room.NetNone, Alone: true, Hostname: p.Hostname, NoFilter: p.AllSyscalls,
 	}
 	switch p.Network {
 	case NoNetwork:

@@ -34,7 +34,7 @@ func (r *Room) Start(ctx context.Context) error {
 	if err := r.run.Started(); err != nil {
 		return err
 	}
-	plan, err := r.plan(nil)
+	plan, err := r.plan(nil, true)
 	if err != nil {
 		return supervise.AsError(err)
 	}

@@ -166,3 +166,95 @@ exit 0`)
 		t.Errorf("visible: %s", r.Stdout)
 	}
 }
+
+// Output that Python has printed before the deadline is in the report of a run and of an exec.
+func TestPrintedBeforeTheDeadline(t *testing.T) {
+	t.Parallel()
+	const script = "import time; print('step 1'); time.sleep(60)"
+	r := harness.Run(t, harness.Options{Bare: true}, "--quiet", "--json", "--timeout", "2", "python3", "-c", script)
+	if got := string(r.Stdout); r.ExitCode != 124 || !strings.Contains(got, `"stdout":"step 1\n"`) && !strings.Contains(got, `"stdout": "step 1\n"`) {
+		t.Errorf("exit code %d: %s%s", r.ExitCode, got, r.Stderr)
+	}
+	r = harness.Run(t, harness.Options{Bare: true}, "--json", "--env", "PYTHONUNBUFFERED=", "sh", "-c", "echo $PYTHONUNBUFFERED")
+	if got := string(r.Stdout); !strings.Contains(got, `"stdout":"\n"`) && !strings.Contains(got, `"stdout": "\n"`) {
+		t.Errorf("a variable of the user's: %s", got)
+	}
+	r = harness.Run(t, harness.Options{}, "sh", "-c", "echo $PYTHONUNBUFFERED")
+	r.Expect(t, 0, "exited")
+	if string(r.Stdout) != "\n" {
+		t.Errorf("not collected: %s", r.Stdout)
+	}
+}
+
+// The environment of a command has a UTF-8 locale, what a terminal needs, and, on request, all of the caller's
+// variables.
+func TestProgramEnvironment(t *testing.T) {
+	t.Parallel()
+	run := func(o harness.Options, args ...string) string {
+		t.Helper()
+		r := harness.Run(t, o, args...)
+		r.Expect(t, 0, "exited")
+		return strings.TrimSpace(string(r.Stdout))
+	}
+	unset := []string{"env", "-u", "LANG", "-u", "LC_ALL", "-u", "LC_CTYPE"}
+	if got := run(harness.Options{Wrap: unset}, "sh", "-c", "echo $LANG; locale charmap"); got != "C.UTF-8\nUTF-8" {
+		t.Errorf("without LANG: %s", got)
+	}
+	if got := run(harness.Options{Wrap: append(unset, "LC_ALL=C")}, "sh", "-c", "echo $LANG$LC_ALL"); got != "C" {
+		t.Errorf("with LC_ALL: %s", got)
+	}
+	if got := run(harness.Options{Env: []string{"COLORTERM=truecolor", "NO_COLOR=1"}}, "sh", "-c", "echo $COLORTERM $NO_COLOR"); got != "truecolor 1" {
+		t.Errorf("colours: %s", got)
+	}
+	wrap := []string{"bash", "-c", `f() { echo of the caller; }; export -f f; exec env a.b=dotted "$@"`, "bash"}
+	if got := run(harness.Options{Wrap: wrap}, "--inherit-env", "bash", "-c", "f; printenv a.b"); got != "of the caller\ndotted" {
+		t.Errorf("--inherit-env: %s", got)
+	}
+
+	dir := harness.SharedDir(t)
+	source := filepath.Join(dir, "source")
+	harness.Must(t, os.WriteFile(source, []byte("sbxrun-test|a terminal,\n\tcols#77, clear=\\E[H,\n"), 0o644))
+	runHere(t, exec.Command("tic", "-x", "-o", filepath.Join(dir, "terminfo"), source))
+	terminal := harness.Options{Dir: dir, Env: []string{"TERM=sbxrun-test", "TERMINFO=" + filepath.Join(dir, "terminfo")}}
+	if got := run(terminal, "tput", "cols"); got != "77" {
+		t.Errorf("a terminal whose description is shown: %s", got)
+	}
+	if got := run(terminal, "--cwd", "none", "tput", "cols"); got != "77" {
+		t.Errorf("a terminal whose description is hidden: %s", got)
+	}
+}
+
+// --tools passes on the directories of LD_LIBRARY_PATH that the sandbox shows.
+func TestToolsLibraryPath(t *testing.T) {
+	t.Parallel()
+	dir := harness.SharedDir(t)
+	harness.Must(t, os.Mkdir(filepath.Join(dir, "lib"), 0o755))
+	o := harness.Options{Dir: dir, Env: []string{"LD_LIBRARY_PATH=" + dir + "/lib:/nonexistent:/root"}}
+	r := harness.Run(t, o, "--tools", "sh", "-c", "echo $LD_LIBRARY_PATH")
+	r.Expect(t, 0, "exited")
+	if got := strings.TrimSpace(string(r.Stdout)); got != dir+"/lib" {
+		t.Errorf("got %s", got)
+	}
+}
+
+// A command that --put brings is found in the sandbox, by a relative path or an absolute one.
+func TestPutCommand(t *testing.T) {
+	t.Parallel()
+	dir := harness.Dir(t)
+	program := filepath.Join(dir, "prog")
+	harness.Must(t, os.WriteFile(program, []byte("#!/bin/sh\necho ran \"$@\"\n"), 0o755))
+	for _, args := range [][]string{
+		{"--cwd", "none", "--put", program + ":prog", "./prog", "1"}, {"--cwd", "none", "--put", program, "./prog", "1"}, {"--put", program + ":/tmp/x", "/tmp/x", "1"},
+		{"--cwd", "none", "--put", dir + ":d", "d/prog", "1"},
+	} {
+		r := harness.Run(t, harness.Options{}, args...)
+		r.Expect(t, 0, "exited")
+		if string(r.Stdout) != "ran 1\n" {
+			t.Errorf("%q: %s%s", args, r.Stdout, r.Stderr)
+		}
+	}
+	r := harness.Run(t, harness.Options{Bare: true}, "--cwd", "none", "--put", program+":prog", "./other")
+	if r.ExitCode != 127 || !strings.Contains(string(r.Stderr), `command "./other": no such file`) {
+		t.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+}

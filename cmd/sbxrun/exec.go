@@ -18,6 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/supervise"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 func execCommand(args []string, begin time.Time) int {
@@ -162,6 +163,9 @@ func (x *execution) entry(use *sandbox.Use) (*enter.Entry, error) {
 	}
 	if err := addVariables(&set, &x.flags.Vars, float64(x.flags.Cpus)); err != nil {
 		return nil, cli.UsageError(&x.flags, err)
+	}
+	if _, given := set.Lookup("PYTHONUNBUFFERED"); (x.flags.JSON || x.flags.Detach) && !given {
+		set.Put(values.Var{Name: "PYTHONUNBUFFERED", Value: "1"}) // as in a sandbox with a command, see room.Policy
 	}
 	return use.Entry(x.argv, set, x.flags.Workdir, x.flags.Tty)
 }

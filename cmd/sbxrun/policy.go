@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -76,6 +77,11 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, part
 		vars = showTools(&p)
 	}
 	vars = append(vars, parts.Variables(p.Rootfs)...)
+	terminal, described := tools.Terminal(room.ThisCaller(), os.LookupEnv, p.Shows)
+	p.Mounts, vars = append(p.Mounts, terminal...), append(vars, described...)
+	for _, arg := range f.Put {
+		p.Put = append(p.Put, cmp.Or(strings.Join(room.SplitColon(arg)[1:], ""), "."))
+	}
 	p.Env, err = environment(&f.Vars, float64(l.Cpus), vars)
 	return p, parts, err
 }
@@ -213,7 +219,7 @@ func protect(f *cli.View, p *room.Policy) error {
 }
 
 // passed are the caller's variables that every command gets, in addition to LC_*.
-var passed = []string{"LANG", "LANGUAGE", "TERM", "TZ"}
+var passed = []string{"LANG", "LANGUAGE", "TERM", "COLORTERM", "NO_COLOR", "TZ"}
 
 // sandboxVars are variables that describe the sandbox, not the host.
 var sandboxVars = []string{"PATH", "HOME", "USER", "LOGNAME", "PWD", "OLDPWD"}
@@ -231,9 +237,11 @@ func environment(f *cli.Vars, cpus float64, tools []values.Var) (set values.Envi
 // inherit adds the caller's variables: all, or those that every command gets.
 func inherit(set *values.Environment, all bool) {
 	for _, pair := range os.Environ() {
-		v, ok, err := values.ParseVar(pair)
-		if err != nil || !ok || slices.Contains(sandboxVars, v.Name) {
-			continue // such as exported functions
+		// Any name goes: bash exports functions as BASH_FUNC_NAME%%.
+		name, value, ok := strings.Cut(pair, "=")
+		v := values.Var{Name: name, Value: value}
+		if !ok || name == "" || slices.Contains(sandboxVars, name) {
+			continue
 		}
 		if all || slices.Contains(passed, v.Name) || strings.HasPrefix(v.Name, "LC_") {
 			set.Put(v)

@@ -281,7 +281,7 @@ func (r *runner) plan(caller room.Caller) error {
 	if policy.Meminfo, err = fakeMeminfo(&r.flags, r.flags.FakeMeminfo, &r.flags.Limits); err != nil {
 		return err
 	}
-	policy.Terminal, policy.Alone = r.flags.Tty, !parts.Network()
+	policy.Terminal, policy.Alone, policy.Captured = r.flags.Tty, !parts.Network(), r.asJSON
 	if r.Limits, err = planLimits(&r.flags.Limits, state.Access{}); err != nil {
 		return err
 	}

@@ -62,6 +62,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	if err != nil {
 		return nil, "", cli.UsageError(&flags.Start, err)
 	}
+	policy.Captured = len(argv) > 0
 	if policy.Meminfo, err = fakeMeminfo(&flags.Start, flags.FakeMeminfo, &flags.Limits); err != nil {
 		return nil, "", err
 	}

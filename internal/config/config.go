@@ -420,7 +420,7 @@ func (c *Config) CheckPaths() error {
 
 // Policy returns what the sandbox of a call shows.
 func (c *Config) Policy() (p room.Policy, err error) {
-	p = room.Policy{Cwd: room.CwdNone, TmpSize: int64(c.Sandbox.TmpSize), NoFilter: c.Sandbox.AllSyscalls}
+	p = room.Policy{Cwd: room.CwdNone, Captured: true, TmpSize: int64(c.Sandbox.TmpSize), NoFilter: c.Sandbox.AllSyscalls}
 	switch c.Sandbox.Network {
 	case "", "none":
 	case "host":

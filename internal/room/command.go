@@ -79,6 +79,13 @@ func checkCommand(v view, name, workdir, sandboxPath string, c Caller) (found st
 	return "", e
 }
 
+// puts reports whether a command may be a file that is copied in, which is not there yet.
+func (p *Policy) puts(name, workdir string) bool {
+	return strings.Contains(name, "/") && slices.ContainsFunc(p.Put, func(dest string) bool {
+		return Within(path.Clean(inDir(workdir, name)), path.Clean(inDir(workdir, dest)))
+	})
+}
+
 // insteadOf returns the program that the caller's PATH means by a command that was found
 // in the sandbox; "" if it is the same. What comes before that is not shown: its directory, or
 // what a link there leads to.

@@ -188,7 +188,10 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 		sandboxPath = sandboxPathOf(v, c.Path)
 	}
 	if len(p.Command) > 0 {
-		found, err := checkCommand(v, p.Command[0], plan.Workdir, sandboxPath, c)
+		found, err := "", error(nil)
+		if !p.puts(p.Command[0], plan.Workdir) {
+			found, err = checkCommand(v, p.Command[0], plan.Workdir, sandboxPath, c)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -323,6 +326,18 @@ func (p *Plan) environment(pol *Policy, sandboxPath string) {
 	set.Put(values.Var{Name: "LOGNAME", Value: UserName})
 	for _, v := range pol.Env.Vars() {
 		set.Put(v)
+	}
+	defaults := []values.Var{{Name: "PYTHONUNBUFFERED", Value: "1"}}
+	if !pol.Captured {
+		defaults = nil
+	}
+	if !slices.ContainsFunc([]string{"LANG", "LC_ALL", "LC_CTYPE"}, func(name string) bool { _, given := set.Lookup(name); return given }) {
+		defaults = append(defaults, values.Var{Name: "LANG", Value: "C.UTF-8"}) // or programs print ? for what is not ASCII
+	}
+	for _, v := range defaults {
+		if _, given := set.Lookup(v.Name); !given {
+			set.Put(v)
+		}
 	}
 	set.Put(values.Var{Name: "PWD", Value: p.Workdir})
 	p.env = set.Vars()

@@ -145,7 +145,7 @@ func TestPlanOptions(t *testing.T) {
 				t.Errorf("after the file tree (-want +got):\n%s", diff)
 			}
 			wantVars := []string{"PATH=" + sandboxPathOf(plan.ops, os.Getenv("PATH")), "HOME=/home/sandbox", "USER=sandbox", "LOGNAME=sandbox",
-				"V0=secret-1", "V1=secret-2\n--bind\n/\n/", "V2=", "V3=--ro-bind", "PWD=/data/sub"}
+				"V0=secret-1", "V1=secret-2\n--bind\n/\n/", "V2=", "V3=--ro-bind", "LANG=C.UTF-8", "PWD=/data/sub"}
 			if diff := cmp.Diff(wantVars, plan.Entry().Env); diff != "" {
 				t.Errorf("environment (-want +got):\n%s", diff)
 			}

@@ -94,6 +94,11 @@ type Policy struct {
 	Tools   string // in the place of the caller's PATH, if that is shown
 	TmpSize int64  // bytes, of /tmp and of every other writable part
 	Env     values.Environment
+	// Captured: the command's output is collected, so Python is to write it at once. Otherwise what it has
+	// buffered is lost at a deadline.
+	Captured bool
+	// Put are paths of files that will be copied in before the command runs; relative ones to Workdir.
+	Put     []string
 	Network Network
 	// Alone: nothing but the command will enter the room. Then it is the command that gets the network
 	// namespace, on its way in, and the room has the caller's: that is quicker.

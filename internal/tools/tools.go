@@ -142,6 +142,7 @@ func Find(c room.Caller, lookup func(string) (string, bool), shown func(dir stri
 			set.Vars = append(set.Vars, values.Var{Name: name, Value: value})
 		}
 	}
+	f.libraries(&set, lookup)
 	shownDirs, covers := f.cover(f.outermost())
 	for _, dir := range shownDirs {
 		set.Mounts = append(set.Mounts, room.Mount{Kind: room.ReadOnly, Source: dir, Dest: dir})
@@ -168,6 +169,20 @@ func (f *finder) userBase(set *Set, dirs []string, lookup func(string) (string, 
 	}
 	f.show(filepath.Join(base, "lib"))
 	set.Vars = append(set.Vars, values.Var{Name: "PYTHONUSERBASE", Value: base})
+}
+
+// libraries passes on LD_LIBRARY_PATH, with the directories that will be in the sandbox.
+func (f *finder) libraries(set *Set, lookup func(string) (string, bool)) {
+	value, _ := lookup("LD_LIBRARY_PATH")
+	var dirs []string
+	for _, dir := range strings.FieldsFunc(value, func(r rune) bool { return r == ':' || r == ';' }) {
+		if target := real(dir); filepath.IsAbs(dir) && target != "" && f.visible(target) {
+			dirs = append(dirs, target)
+		}
+	}
+	if len(dirs) > 0 {
+		set.Vars = append(set.Vars, values.Var{Name: "LD_LIBRARY_PATH", Value: strings.Join(dirs, ":")})
+	}
 }
 
 // programs shows what a directory of programs belongs to, and what its links and its

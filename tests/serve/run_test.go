@@ -68,7 +68,7 @@ func testRun(t *testing.T, config, room string) {
 		{"stdin", api.Call{Argv: []string{"cat"}, Stdin: "in"}, "exited", 0, "in", ""},
 		{"no stdin", api.Call{Argv: []string{"cat"}}, "exited", 0, "", ""},
 		{"env", api.Call{Argv: []string{"sh", "-c", `echo "$A"`}, Env: map[string]string{"A": "b c"}}, "exited", 0, "b c\n", ""},
-		{"nothing of the server's", api.Call{Argv: []string{"sh", "-c", `env | grep -c -v '^\(PATH\|HOME\|USER\|LOGNAME\|PWD\|OLDPWD\|SHLVL\|_\|LANG\|LC_[A-Z]*\|TERM\)='; pwd`}}, "exited", 0, "0\n/home/sandbox\n", ""},
+		{"nothing of the server's", api.Call{Argv: []string{"sh", "-c", `env | grep -c -v '^\(PATH\|HOME\|USER\|LOGNAME\|PWD\|OLDPWD\|SHLVL\|_\|LANG\|LC_[A-Z]*\|TERM\|PYTHONUNBUFFERED\)='; pwd`}}, "exited", 0, "0\n/home/sandbox\n", ""},
 		{"workdir", api.Call{Argv: []string{"pwd"}, Workdir: "/tmp"}, "exited", 0, "/tmp\n", ""},
 		{"own signal", sh("kill -9 $$"), "signaled", 137, "", ""},
 		{"137", sh("exit 137"), "exited", 137, "", ""},
