@@ -20,33 +20,34 @@ import (
 	"github.com/sbxrun/sbxrun/internal/server"
 )
 
-// Files that are put through a gateway are in an object store of JetStream, one for each tenant, with
-// the tenant's quota and the time to live of the content store. Only gateways have the right to it:
-// a node that is to bring a file into a workspace, and has it not, asks a gateway for it, as a client
-// does, and keeps a copy. What a call collects is on its node, and found there.
+// Gateways keep uploaded files in object stores of JetStream, one per tenant, with the time to live of
+// the content store. Only gateways may access them: a node that needs a file for a workspace requests it
+// from a gateway, as a client does, and keeps a copy. Files that a call collects stay on its node.
 
-// filesOf is what the store of a tenant is called.
+// filesOf returns the name of a tenant's store.
 func (g *Gateway) filesOf(tenant string) string {
 	return g.door.Settings().NATS.Cluster + "-files-" + tenantKey(tenant)
 }
 
-// makeFiles opens the store of a tenant, and makes it if need be.
-func (g *Gateway) makeFiles(ctx context.Context, tenant string) (jetstream.ObjectStore, error) {
+// makeFiles opens a tenant's store, and creates it if necessary. It also returns the size of the store.
+func (g *Gateway) makeFiles(ctx context.Context, tenant string) (jetstream.ObjectStore, int64, error) {
 	name := g.filesOf(tenant)
 	c := g.door.Settings()
-	// As jetstream makes object stores, but for AllowDirect, see [bucket.open].
-	_, err := g.bus.queue.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+	// Like jetstream's object stores, except for AllowDirect, see [bucket.open]. There is no MaxBytes,
+	// because JetStream would reserve that much for every tenant.
+	s, err := g.bus.queue.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
 		Name: "OBJ_" + name, Subjects: []string{"$O." + name + ".C.>", "$O." + name + ".M.>"}, MaxAge: time.Duration(c.Files.TTL),
-		MaxBytes: int64(c.Of(tenant).Files), Replicas: c.NATS.Replicas, Discard: jetstream.DiscardNew, AllowRollup: true,
+		Replicas: c.NATS.Replicas, Discard: jetstream.DiscardNew, AllowRollup: true,
 	})
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	return g.bus.queue.js.ObjectStore(ctx, name)
+	store, err := g.bus.queue.js.ObjectStore(ctx, name)
+	return store, int64(s.CachedInfo().State.Bytes), err
 }
 
-// fullReader reads until what it is given is full: each read becomes a message. Only [io.EOF] is an end: a body that is
-// broken off says [io.ErrUnexpectedEOF], as [io.ReadFull] does at the end.
+// fullReader fills the buffer with each read, because each read becomes a message. Only [io.EOF] is the
+// end: an incomplete body fails with [io.ErrUnexpectedEOF], the error of [io.ReadFull] at the end.
 type fullReader struct{ io.Reader }
 
 func (w fullReader) Read(b []byte) (n int, err error) {
@@ -58,7 +59,23 @@ func (w fullReader) Read(b []byte) (n int, err error) {
 	return n, err
 }
 
-// store takes a file for the content store.
+// quotaReader fails with errQuota after left bytes.
+type quotaReader struct {
+	io.Reader
+	left int64
+}
+
+var errQuota = errors.New("the quota is used up")
+
+func (q *quotaReader) Read(b []byte) (int, error) {
+	n, err := q.Reader.Read(b)
+	if q.left -= int64(n); q.left < 0 {
+		return 0, errQuota
+	}
+	return n, err
+}
+
+// store handles an upload to the content store.
 func (g *Gateway) store(w http.ResponseWriter, r *http.Request) {
 	stored, err := g.put(r)
 	if err != nil {
@@ -71,32 +88,40 @@ func (g *Gateway) store(w http.ResponseWriter, r *http.Request) {
 
 func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
 	tenant := server.IdentityOf(r.Context()).Tenant
-	full := api.NewError(api.QuotaDisk, "the content store has no room for it", "files go when their time to live is over")
-	if g.door.Settings().Of(tenant).Files == 0 { // which JetStream takes for no bound
-		return nil, full
-	}
+	quota := int64(g.door.Settings().Of(tenant).Files)
 	failed := func(err error) error {
-		var e *jetstream.APIError
-		const storeFailed = 10077 // of which the description says why
 		switch {
-		case errors.As(err, &e) && e.ErrorCode == storeFailed && strings.Contains(e.Description, "maximum bytes"):
-			return full
+		case errors.Is(err, errQuota):
+			return api.NewError(api.QuotaDisk, "the content store has no room for it", "files go when their time to live is over")
 		case r.Context().Err() != nil:
 			return api.NewError(api.Usage, "the request body is incomplete", "")
 		}
 		return jetStreamError("the file cannot be stored", err)
 	}
-	// A client that leaves ends the body. If that ended the context, too, what has come could not be removed.
+	if quota == 0 {
+		return nil, failed(errQuota)
+	}
+	// A client that disconnects ends the body. Its context must not end here, or the partial file could
+	// not be removed.
 	ctx := context.WithoutCancel(r.Context())
-	asking, cancel := context.WithTimeout(ctx, jetStreamTimeout)
+	opening, cancel := context.WithTimeout(ctx, jetStreamTimeout)
 	defer cancel()
-	store, err := g.makeFiles(asking, tenant)
+	store, used, err := g.makeFiles(opening, tenant)
 	if err != nil {
 		return nil, failed(err)
 	}
-	// What it is called is only known when all of it was read.
-	info, err := store.Put(ctx, jetstream.ObjectMeta{Name: "part-" + rand.Text()}, fullReader{r.Body})
+	// The final name depends on the content.
+	info, err := store.Put(ctx, jetstream.ObjectMeta{Name: "part-" + rand.Text()}, fullReader{&quotaReader{r.Body, quota - used}})
 	if err != nil {
+		return nil, failed(err)
+	}
+	// Other uploads may have used the same room meanwhile.
+	status, err := store.Status(ctx)
+	if err == nil && int64(status.Size()) > quota {
+		err = errQuota
+	}
+	if err != nil {
+		_ = store.Delete(ctx, info.Name) // else it expires
 		return nil, failed(err)
 	}
 	sum, err := base64.URLEncoding.DecodeString(strings.TrimPrefix(info.Digest, "SHA-256="))
@@ -104,7 +129,7 @@ func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
 		return nil, failed(err)
 	}
 	name := blobs.Prefix + hex.EncodeToString(sum)
-	// The name is a link: one that is put once more lives anew, and is never away.
+	// The name is a link, so that a second upload renews the file without removing it for a moment.
 	old, err := store.GetInfo(ctx, name)
 	if err != nil && !errors.Is(err, jetstream.ErrObjectNotFound) {
 		return nil, failed(err)
@@ -113,12 +138,12 @@ func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
 		return nil, failed(err)
 	}
 	if old != nil && old.Opts != nil && old.Opts.Link != nil {
-		_ = store.Delete(ctx, old.Opts.Link.Name) // else it goes when its time is over
+		_ = store.Delete(ctx, old.Opts.Link.Name) // else it expires
 	}
 	return &api.Stored{ID: name, Size: int64(info.Size)}, nil
 }
 
-// file answers with a file of the content store.
+// file serves a file of the content store.
 func (g *Gateway) file(w http.ResponseWriter, r *http.Request) {
 	f, size, err := g.stored(r.Context(), r.PathValue("id"))
 	if err != nil {
@@ -130,10 +155,10 @@ func (g *Gateway) file(w http.ResponseWriter, r *http.Request) {
 	if size >= 0 {
 		w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
 	}
-	_, _ = io.Copy(w, f) // a length that is not met tells the client
+	_, _ = io.Copy(w, f) // the client notices a wrong length
 }
 
-// stored opens a file of the store, or of a node. The size is -1 if it is not known.
+// stored opens a file of the store or of a node. The size is -1 if it is unknown.
 func (g *Gateway) stored(ctx context.Context, id string) (io.ReadCloser, int64, error) {
 	store, err := g.bus.queue.js.ObjectStore(ctx, g.filesOf(server.IdentityOf(ctx).Tenant))
 	if err == nil && strings.HasPrefix(id, blobs.Prefix) {
@@ -153,7 +178,7 @@ func (g *Gateway) stored(ctx context.Context, id string) (io.ReadCloser, int64, 
 	return g.transport.file(ctx, id, g.members.Of(NodeKind))
 }
 
-// file asks one after the other for a file.
+// file requests a file from several instances, one after the other.
 func (l *Transport) file(ctx context.Context, id string, all []Heartbeat) (f io.ReadCloser, size int64, err error) {
 	none := error(api.NewError(api.NoSuchFile, "the content store has no "+strconv.Quote(id[:min(len(id), 80)]), "store it by POST /v1/files; files go when their time to live is over"))
 	for _, one := range all {
@@ -161,11 +186,11 @@ func (l *Transport) file(ctx context.Context, id string, all []Heartbeat) (f io.
 		res, err := l.do(forwardRequest(r, nil), one.subject())
 		switch {
 		case err != nil:
-			continue // it was lost, and what only it had with it
+			continue // lost, with its files
 		case res.StatusCode == http.StatusOK:
 			return res.Body, res.ContentLength, nil
 		case res.StatusCode != http.StatusNotFound:
-			none = api.NewError(api.Busy, "somebody who may have the file does not answer", "try again in a moment")
+			none = api.NewError(api.Busy, "a node that may have the file does not answer", "try again in a moment")
 		}
 		res.Body.Close()
 	}
