@@ -132,6 +132,40 @@ func TestRootfsExec(t *testing.T) {
 	}
 }
 
+// With --overlay / the root is writable, the root directory stays as it is, and diff, snapshot and --from
+// work as with every overlay.
+func TestRootfsWritable(t *testing.T) {
+	t.Parallel()
+	tree := rootTree(t)
+	flags := layer(t, "--cwd", "none", "--rootfs", tree, "--overlay", "/")
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, append([]string{"--name", "box"}, flags...)...)
+	const change = "echo x >/opt/bin/new && rm /etc/os-release && mkdir /made && mv /srv /moved && mkdir /home/dir && cat /etc/hosts >/etc/copy && echo 1.2.3.4 x >/etc/hosts.new && mv /etc/hosts.new /etc/hosts && ls /"
+	r := b.Exec(harness.Options{}, nil, "sh", "-c", change)
+	r.Expect(t, 0, "exited")
+	if got := string(r.Stdout); got != "bin\ndev\netc\nfixtures\nhome\nlib\nlib64\nmade\nmoved\nopt\nproc\nrun\ntmp\nvar\n" {
+		t.Errorf("printed %q; %s", got, r.Stderr)
+	}
+	if names, err := filepath.Glob(tree + "/*/*/new"); err != nil || len(names) > 0 {
+		t.Errorf("the root directory was changed: %q, %v", names, err)
+	}
+	r = s.Start(harness.Options{}, "diff", "box").Wait()
+	if got := string(r.Stdout); got != "A etc/copy\nA etc/hosts\nD etc/os-release\nM home/ (was a link)\nA home/dir/\nA made/\nA moved/\nA opt/bin/new\nD srv/\n" {
+		t.Errorf("diff printed %q; %s", got, r.Stderr)
+	}
+	if r = s.Start(harness.Options{}, "apply", "box").Wait(); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "changes to a root directory cannot be applied") {
+		t.Errorf("apply: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	snapshot(t, s, "box", "--name", "snap")
+	for _, again := range [][]string{{"--rootfs", tree}, nil} {
+		args := append(layer(t, "--cwd", "none", "--from", "snap"), again...)
+		r = s.Start(harness.Options{}, append(args, "cat", "/opt/bin/new")...).Wait()
+		if got := string(r.Stdout); r.ExitCode != 0 || got != "x\n" {
+			t.Errorf("from the snapshot with %q: exit code %d, %q; %s", again, r.ExitCode, got, r.Stderr)
+		}
+	}
+}
+
 // A root directory that cannot be used, and a command that is not in it, are errors that say so, without
 // advice about the host's programs.
 func TestRootfsErrors(t *testing.T) {
@@ -146,6 +180,10 @@ func TestRootfsErrors(t *testing.T) {
 		"a file":          {[]string{"--rootfs", tree + "/etc/passwd", "true"}, 125, "not a directory"},
 		"the host's":      {[]string{"--rootfs", "/usr/..", "true"}, 125, "is the host's"},
 		"empty":           {[]string{"--rootfs", "", "true"}, 125, "the path is empty"},
+		"overlay alone":   {[]string{"--overlay", "/", "true"}, 125, "goes with --rootfs"},
+		"apply":           {[]string{"--rootfs", tree, "--overlay", "/", "--apply", "true"}, 125, "are not applied"},
+		"print":           {[]string{"--rootfs", tree, "--print-command", "true"}, 125, "no bwrap command does the same"},
+		"its own layer":   {[]string{"--rootfs", tree, "--overlay", "/", "--upper", tree + "/srv", "true"}, 125, "the layer must lie elsewhere"},
 		"with tools":      {[]string{"--rootfs", tree, "--tools", "true"}, 125, "leave it out with --rootfs"},
 		"not found":       {[]string{"--rootfs", tree, "gzip"}, 127, `command "gzip" not found in the sandbox's PATH /usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin` + "\n"},
 		"by a path":       {[]string{"--rootfs", tree, "/usr/bin/gzip"}, 127, `command "/usr/bin/gzip": no such file` + "\n"},

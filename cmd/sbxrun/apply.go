@@ -65,6 +65,9 @@ func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *
 	}
 	// Check all of them before anything is done.
 	for _, o := range trees {
+		if o.Dest == "/" && len(o.changes) > 0 {
+			return done, &result.Error{Code: "overlay", Message: "changes to a root directory cannot be applied", Hint: "keep them with sbxrun snapshot create"}
+		}
 		for _, c := range o.changes {
 			if c.Conflict && !flags.Force && (!c.Removes() || flags.Delete) && !holdsBack(&c, flags) {
 				return done, c.Refusal()

@@ -60,9 +60,6 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, part
 	if p.Mounts, err = mounts(f); err != nil {
 		return p, parts, err
 	}
-	if err = rootfs(string(f.Rootfs), &p); err != nil {
-		return p, parts, err
-	}
 	if err = protect(f, &p); err != nil {
 		return p, parts, err
 	}
@@ -135,6 +132,13 @@ func mounts(f *cli.View) (list []room.Mount, err error) {
 	if err != nil {
 		dir = "" // ParseBind rejects relative paths
 	}
+	if f.Rootfs != "" {
+		m, err := rootMount(f, dir)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, m)
+	}
 	for _, kind := range []struct {
 		args []string
 		kind room.MountKind
@@ -147,6 +151,12 @@ func mounts(f *cli.View) (list []room.Mount, err error) {
 		{f.Overlay, room.Overlaid, false},
 	} {
 		for _, arg := range kind.args {
+			if kind.kind == room.Overlaid && arg == "/" {
+				if f.Rootfs == "" {
+					return nil, errors.New("--overlay /: goes with --rootfs, because the host's own system is always read-only")
+				}
+				continue // see rootMount
+			}
 			source, dest, err := room.ParseBind(arg, dir)
 			if err != nil {
 				return nil, err
@@ -182,18 +192,19 @@ func mounts(f *cli.View) (list []room.Mount, err error) {
 	return list, nil
 }
 
-// rootfs sets the root directory.
-func rootfs(name string, p *room.Policy) error {
-	p.Rootfs = name
-	if name == "" || path.IsAbs(name) {
-		return nil
+// rootMount returns the mount that takes the place of the host's system.
+func rootMount(f *cli.View, dir string) (m room.Mount, err error) {
+	m = room.Mount{Kind: room.ReadOnly, Source: string(f.Rootfs), Dest: "/", Owned: true}
+	if slices.Contains(f.Overlay, "/") {
+		m.Kind, m.Upper = room.Overlaid, string(f.Upper)
 	}
-	dir, err := unix.Getwd()
-	if err != nil {
-		return fmt.Errorf("--rootfs %q: the current directory was removed, or cannot be reached; give an absolute path", name)
+	if !path.IsAbs(m.Source) {
+		if dir == "" {
+			return m, fmt.Errorf("--rootfs %q: the current directory was removed, or cannot be reached; give an absolute path", f.Rootfs)
+		}
+		m.Source, m.Here = path.Join(dir, m.Source), path.Clean(m.Source)
 	}
-	p.Rootfs, p.RootfsHere = path.Join(dir, name), path.Clean(name)
-	return nil
+	return m, nil
 }
 
 // protect sets the read-only paths in writable binds.

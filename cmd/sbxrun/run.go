@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -257,6 +258,10 @@ func (r *runner) checkFlags() error {
 	}
 	r.flags.Apply = r.flags.Apply || r.flags.ApplyDelete || r.flags.ApplyAll
 	switch {
+	case r.flags.Apply && slices.Contains(r.flags.Overlay, "/"):
+		return errors.New("--apply: changes to a root directory are not applied; keep them with start and snapshot create")
+	case r.flags.PrintCommand && r.flags.Rootfs != "":
+		return errors.New("--print-command: no bwrap command does the same as --rootfs, which sbxrun mounts itself")
 	case r.flags.PrintCommand && (r.flags.From != "" || len(r.flags.Overlay) > 0 || room.Cwd(r.flags.Cwd) == room.CwdOverlay):
 		return errors.New("--print-command: cannot be combined with --overlay and --from, which sbxrun mounts itself")
 	case r.flags.PrintFilter != "" && r.flags.Seccomp == "off":

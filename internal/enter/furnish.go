@@ -28,9 +28,9 @@ type Furnishing struct {
 	Files []File
 	// Clones come after Files.
 	Clones []Clone
-	// Mounts come after Clones. A descriptor of each new layer of an overlay comes back.
+	// Mounts come after Clones. A descriptor of each new layer of an overlay comes back, that of Root last.
 	Mounts []Mount
-	// Root, if not nil, becomes the room's root, with everything above mounted in it.
+	// Root, if not nil, becomes the room's root, with everything above in it.
 	Root *Root
 	// ReadOnly are mounts of bwrap's own, to be written to by nobody.
 	ReadOnly []string
@@ -103,12 +103,15 @@ func layFurnishing(b *proc.Block, f *Furnishing) furnishing {
 	return n
 }
 
-// overlays is how many of the mounts are overlays.
+// overlays is how many layers come back.
 func (f *Furnishing) overlays() (n int) {
 	for _, m := range f.Mounts {
 		if m.Overlay != nil {
 			n++
 		}
+	}
+	if f.Root != nil && f.Root.Overlay != nil {
+		n++
 	}
 	return n
 }

@@ -34,6 +34,14 @@ type Overlay struct {
 	Mode  uint32 // of the directory that is shown
 }
 
+// scratchSize is the size of the tmpfs in which the layers are attached; o may be nil.
+func (o *Overlay) scratchSize() int64 {
+	if o == nil || o.Upper != nil {
+		return 64 << 10 // for directories alone
+	}
+	return o.Size
+}
+
 // What the directory Upper of an [Overlay] has in it.
 const (
 	UpperName = "upper"
@@ -147,12 +155,7 @@ func (s *script) overlay(m *Mount) {
 		s.makePoint(m)
 	}
 
-	// The place where the layers are attached: over the target, and the current directory.
-	size := int64(64 << 10) // for directories alone
-	if o.Upper == nil {
-		size = o.Size
-	}
-	s.scratch(size)
+	s.scratch(o.scratchSize())
 	var places []string
 	for i, lower := range o.Lower {
 		places = append(places, strconv.Itoa(i))
@@ -161,23 +164,7 @@ func (s *script) overlay(m *Mount) {
 	const lowest = "lowest"
 	places = append(places, lowest)
 	s.attach(slotLowest, lowest)
-	upper, work := UpperName, WorkName
-	if o.Upper != nil {
-		const disk = "disk"
-		s.take(*o.Upper, disk)
-		upper, work = path.Join(disk, UpperName), path.Join(disk, WorkName)
-	} else {
-		s.add(stepOverlay, slotNone, unix.SYS_MKDIRAT, unix.AT_FDCWD, upper, 0o700)
-		s.add(stepOverlay, slotNone, unix.SYS_FCHMODAT, unix.AT_FDCWD, upper, int(o.Mode)) // whatever the umask is
-		s.add(stepOverlay, slotNone, unix.SYS_MKDIRAT, unix.AT_FDCWD, work, 0o700)
-	}
-	// Without such attributes a directory that replaces another could not be told from it, and
-	// the kernel only warns. tmpfs has them from Linux 6.6 on (tmpfs(5)).
-	const trial = "user.sbxrun"
-	s.add(stepXattr, slotNone, unix.SYS_SETXATTR, work, trial, trial, len(trial), 0)
-	s.add(stepXattr, slotNone, unix.SYS_REMOVEXATTR, work, trial)
-	s.add(stepOverlay, slotLayer, unix.SYS_OPENAT, unix.AT_FDCWD, upper, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-
+	upper, work := s.upper(o)
 	s.add(stepOverlay, slotFS, unix.SYS_FSOPEN, "overlay", unix.FSOPEN_CLOEXEC)
 	s.option("lowerdir", strings.Join(places, ":"))
 	s.option("upperdir", upper)
@@ -188,8 +175,8 @@ func (s *script) overlay(m *Mount) {
 	s.add(stepOverlay, slotNone, unix.SYS_MOVE_MOUNT, slot(slotMount), "", slot(slotTarget), "", byDescriptors)
 	s.add(stepOverlay, slotNone, unix.SYS_CHDIR, "/")
 	s.confirm(slotMount, m.Dest)
-	s.add(stepLayer, slotNone, unix.SYS_SENDMSG, entrySocket, unsafe.Pointer(&s.hello.msg), 0)
-	for _, n := range []slot{slotLayer, slotMount, slotPlace, slotTarget} {
+	s.sendLayer()
+	for _, n := range []slot{slotMount, slotPlace, slotTarget} {
 		s.close(n)
 	}
 }
@@ -223,6 +210,33 @@ func (s *script) take(b Bind, name string) {
 	s.clone(slotMount, slotDir)
 	s.attach(slotMount, name)
 	s.close(slotDir)
+}
+
+// upper makes the directories for what is written, or takes those on disk, and opens the first as slotLayer.
+func (s *script) upper(o *Overlay) (upper, work string) {
+	upper, work = UpperName, WorkName
+	if o.Upper != nil {
+		const disk = "disk"
+		s.take(*o.Upper, disk)
+		upper, work = path.Join(disk, UpperName), path.Join(disk, WorkName)
+	} else {
+		s.add(stepOverlay, slotNone, unix.SYS_MKDIRAT, unix.AT_FDCWD, upper, 0o700)
+		s.add(stepOverlay, slotNone, unix.SYS_FCHMODAT, unix.AT_FDCWD, upper, int(o.Mode)) // whatever the umask is
+		s.add(stepOverlay, slotNone, unix.SYS_MKDIRAT, unix.AT_FDCWD, work, 0o700)
+	}
+	// Without such attributes a directory that replaces another could not be told from it, and
+	// the kernel only warns. tmpfs has them from Linux 6.6 on (tmpfs(5)).
+	const trial = "user.sbxrun"
+	s.add(stepXattr, slotNone, unix.SYS_SETXATTR, work, trial, trial, len(trial), 0)
+	s.add(stepXattr, slotNone, unix.SYS_REMOVEXATTR, work, trial)
+	s.add(stepOverlay, slotLayer, unix.SYS_OPENAT, unix.AT_FDCWD, upper, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	return upper, work
+}
+
+// sendLayer sends slotLayer to sbxrun and closes it.
+func (s *script) sendLayer() {
+	s.add(stepLayer, slotNone, unix.SYS_SENDMSG, entrySocket, unsafe.Pointer(&s.hello.msg), 0)
+	s.close(slotLayer)
 }
 
 // scratch mounts a tmpfs, in which layers are attached, over slotTarget, and makes it slotPlace and the

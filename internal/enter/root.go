@@ -1,6 +1,7 @@
 package enter
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -10,19 +11,21 @@ import (
 // RootDir is where the new root of a room is mounted before it becomes the root.
 const RootDir = "/.root"
 
-// Root replaces the root that bwrap made: an overlayfs without a writable layer, in which
-// everything bwrap and the rest of the furnishing made covers the files in Lower.
+// Root replaces the root that bwrap made with an overlayfs, in which everything that bwrap and the
+// rest of the furnishing made covers the files in Lower.
 // The directories on the way to a mount are therefore always bwrap's own, and a symbolic link
 // in Lower cannot redirect a mount.
 type Root struct {
-	Lower []Bind   // read-only directories below LayersDir, the uppermost first
-	Moved []string // mounts in bwrap's root, without those inside another one
+	Lower []Bind // directories below LayersDir, the uppermost first
+	// Overlay, if not nil, makes the root writable. Its own Lower are above those of the Root.
+	Overlay *Overlay
+	Moved   []string // mounts in bwrap's root, without those inside another one
 }
 
 // root lays out the calls that make r the root. They run after all other mounts are in place.
 func (s *script) root(r *Root) {
 	s.open(slotTarget, RootDir, s.dir)
-	s.scratch(64 << 10)
+	s.scratch(r.Overlay.scratchSize())
 	// bwrap's root as a layer, and above it a whiteout (overlayfs(5)) for RootDir itself.
 	const hide, made = "hide", "made"
 	s.add(stepOverlay, slotNone, unix.SYS_MKDIRAT, unix.AT_FDCWD, hide, 0o755)
@@ -32,13 +35,25 @@ func (s *script) root(r *Root) {
 	s.attach(slotMount, made)
 	s.close(slotDir)
 	layers := []string{hide, made}
-	for i, lower := range r.Lower {
+	lowers := r.Lower
+	if r.Overlay != nil {
+		lowers = slices.Concat(r.Overlay.Lower, lowers)
+	}
+	for i, lower := range lowers {
 		layers = append(layers, strconv.Itoa(i))
 		s.take(lower, layers[i+2])
+	}
+	var upper, work string
+	if r.Overlay != nil {
+		upper, work = s.upper(r.Overlay)
 	}
 	s.removeLayersDir()
 	s.add(stepOverlay, slotFS, unix.SYS_FSOPEN, "overlay", unix.FSOPEN_CLOEXEC)
 	s.option("lowerdir", strings.Join(layers, ":"))
+	if r.Overlay != nil {
+		s.option("upperdir", upper)
+		s.option("workdir", work)
+	}
 	s.overlayOptions()
 	s.mount(slotMount)
 	s.add(stepOverlay, slotNone, unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
@@ -53,6 +68,9 @@ func (s *script) root(r *Root) {
 	s.add(stepMount, slotNone, unix.SYS_PIVOT_ROOT, ".", ".")
 	s.add(stepMount, slotNone, unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
 	s.add(stepMount, slotNone, unix.SYS_CHDIR, "/")
+	if r.Overlay != nil {
+		s.sendLayer()
+	}
 	for _, n := range []slot{slotMount, slotPlace, slotTarget} {
 		s.close(n)
 	}

@@ -53,16 +53,15 @@ func (o *Overlay) Close() {
 // layOverlays settles what the overlays are made of.
 func (p *Plan) layOverlays() error {
 	used := map[string][]*Overlay{} // by Upper
-	for i := range p.ops {
-		if p.ops[i].kind != opOverlay {
-			continue
-		}
-		o, err := p.newOverlay(&p.ops[i])
+	list := p.those(func(o *op) bool { return o.kind == opOverlay })
+	list = append(list, p.those(func(o *op) bool { return o.kind == opRoot && o.mount != nil })...) // mounted last
+	for _, op := range list {
+		o, err := p.newOverlay(op)
 		if err != nil {
 			return err
 		}
 		p.overlays = append(p.overlays, o)
-		if dir := p.ops[i].mount.Upper; dir != "" {
+		if dir := op.mount.Upper; dir != "" {
 			used[dir] = append(used[dir], o)
 		}
 	}
@@ -80,7 +79,7 @@ func (p *Plan) newOverlay(o *op) (*Overlay, error) {
 		return nil, &result.Error{Code: "overlay", Message: fmt.Sprintf("cannot lay an overlay over %q: ", o.src) + fmt.Sprintf(format, args...)}
 	}
 	for _, other := range p.ops {
-		if other.dst != o.dst && Within(other.dst, o.dst) {
+		if o.kind == opOverlay && other.dst != o.dst && Within(other.dst, o.dst) {
 			return refuse("%s is mounted within, and would be hidden", other.dst)
 		}
 	}

@@ -144,8 +144,8 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 		return nil, err
 	}
 	var root *op
-	if p.Rootfs != "" {
-		o, err := rootOp(&p)
+	if m := p.rootMount(); m != nil {
+		o, err := rootOp(&p, m)
 		if err != nil {
 			return nil, err
 		}
@@ -479,14 +479,16 @@ func (p *Plan) furnishing() *enter.Furnishing {
 			f.Mounts = append(f.Mounts, m)
 		}
 	}
-	f.Root = p.root()
+	if f.Root = p.root(); f.Root != nil && f.Root.Overlay != nil {
+		f.ReadOnly = []string{"/dev"}
+	}
 	return f
 }
 
 // independent reports whether bwrap needs no more than its arguments for the policy, and the keeper what
 // it has: no file, no lock, and nothing that only root can open (stage).
 func (p *Plan) independent(pol *Policy) bool {
-	return (pol.Rootfs == "" || p.cred == nil) && !slices.ContainsFunc(pol.Mounts, func(m Mount) bool {
+	return !slices.ContainsFunc(pol.Mounts, func(m Mount) bool {
 		return m.Upper != "" || p.cred != nil && (m.Kind == ReadWrite || m.Kind == Overlaid || m.Owned || m.Kind == ReadOnly && !reachable(m.Source))
 	})
 }
@@ -717,7 +719,7 @@ func currentDirectory(p *Policy, home string) (workdir string, err error) {
 		}
 	}
 	for _, m := range p.Mounts {
-		if Within(shown, m.Dest) && !asked {
+		if Within(shown, m.Dest) && !asked && m.Dest != "/" {
 			return workdir, nil
 		}
 	}
@@ -728,7 +730,7 @@ func currentDirectory(p *Policy, home string) (workdir string, err error) {
 	}
 	for _, top := range toplevel {
 		switch {
-		case p.Rootfs != "", !Within(shown, top):
+		case p.rootMount() != nil, !Within(shown, top):
 		case p.Cwd == CwdOverlay:
 			return "", cwdError("--overlay DIR shows it as writable all the same", "%s %q belongs to the system, which a sandbox only reads", what, shown)
 		case p.Cwd == CwdReadWrite:

@@ -50,9 +50,11 @@ type Mount struct {
 	// Here is Source relative to the current directory, if that is how the caller named it: the
 	// source is opened from there, whatever the path of the current directory leads to by now.
 	Here string
-	Dest string // absolute path in the sandbox
-	Try  bool   // leave it out if Source does not exist
-	Size int64  // Tmpfs, Overlaid in memory: bytes, 0 for Policy.TmpSize
+	// Dest is an absolute path in the sandbox. The mount at / takes the place of the host's system; it
+	// is ReadOnly or Overlaid.
+	Dest string
+	Try  bool  // leave it out if Source does not exist
+	Size int64 // Tmpfs, Overlaid in memory: bytes, 0 for Policy.TmpSize
 	// Upper, of an Overlaid one, is a directory on disk for what is written, absolute; "" for
 	// memory. Overlaid ones with the same Upper share it.
 	Upper string
@@ -76,15 +78,12 @@ const noID = 1<<32 - 1
 // Policy is what the payload may see and be. The zero value of a member is the
 // default, which is the strictest.
 type Policy struct {
-	Command []string // empty for a room that waits for commands
-	Cwd     Cwd      // "" for read-only, and for none if there is a Workdir
-	CwdRoot string   // a directory at or above the current one, to be shown in its place; may be relative to it
-	Workdir string   // absolute, in the sandbox; "" for the current directory, or Home if that is not shown
-	Mounts  []Mount
-	// Rootfs is a directory of the host, absolute, that takes the place of the host's system, read-only;
-	// "" for the host's. RootfsHere is as [Mount.Here].
-	Rootfs, RootfsHere string
-	CwdUpper           string // CwdOverlay: as Mount.Upper
+	Command  []string // empty for a room that waits for commands
+	Cwd      Cwd      // "" for read-only, and for none if there is a Workdir
+	CwdRoot  string   // a directory at or above the current one, to be shown in its place; may be relative to it
+	Workdir  string   // absolute, in the sandbox; "" for the current directory, or Home if that is not shown
+	Mounts   []Mount
+	CwdUpper string // CwdOverlay: as Mount.Upper
 	// Protect are absolute paths in the sandbox, below writable binds, that the command cannot
 	// change.
 	Protect []string
@@ -235,7 +234,7 @@ func CheckWorkdir(dir string) error {
 // Shows reports whether the payload sees a real path of the host, at the same place.
 func (p *Policy) Shows(name string) bool {
 	for _, top := range toplevel {
-		if p.Rootfs == "" && Within(name, top) {
+		if p.rootMount() == nil && Within(name, top) {
 			return true
 		}
 	}
@@ -274,6 +273,9 @@ func (p *Policy) validate() error {
 			return usage("%q is given twice as a destination in the sandbox", m.Dest)
 		}
 		seen[m.Dest] = true
+		if m.Dest == "/" && m.Kind != ReadOnly && m.Kind != Overlaid {
+			return usage("a root directory is read-only, or the lowest layer of an overlay")
+		}
 		if strings.IndexByte(m.Source+m.Dest, 0) >= 0 {
 			return usage("path %q holds a NUL byte", m.Source+m.Dest)
 		}

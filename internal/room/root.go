@@ -135,6 +135,9 @@ const maxCopy = 4 << 20
 func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, error) {
 	var mounts []op // first: of these some are refused, and those of /etc are open files
 	for _, m := range p.Mounts {
+		if m.Dest == "/" {
+			continue
+		}
 		o, skip, err := mountOp(p, m)
 		if err != nil {
 			return nil, err
@@ -145,7 +148,7 @@ func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, er
 	}
 	var ops []op
 	if root != nil {
-		files, err := rootFiles(p, user, hostname, root.from)
+		files, err := rootFiles(p, user, hostname, root)
 		if err != nil {
 			return nil, err
 		}

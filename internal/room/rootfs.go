@@ -18,13 +18,24 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// This file is for a root directory of the user's ([Policy.Rootfs]) in place of the host's system.
+// This file is for a root directory of the user's (a [Mount] at /) in place of the host's system.
 // bwrap builds the usual file tree without the system's directories, and the entering process
 // lays it over the root directory: see [enter.Root].
 
+// rootMount is the mount that takes the place of the host's system; nil if there is none.
+func (p *Policy) rootMount() *Mount {
+	if i := slices.IndexFunc(p.Mounts, func(m Mount) bool { return m.Dest == "/" }); i >= 0 {
+		return &p.Mounts[i]
+	}
+	return nil
+}
+
 // rootOp is the op of a root directory.
-func rootOp(p *Policy) (op, error) {
-	o := op{kind: opRoot, src: p.Rootfs, dst: "/", here: p.RootfsHere, users: true, owned: true}
+func rootOp(p *Policy, m *Mount) (op, error) {
+	o := op{kind: opRoot, src: m.Source, dst: "/", here: m.Here, users: true, owned: true}
+	if m.Kind == Overlaid {
+		o.mount, o.size = m, cmp.Or(m.Size, p.TmpSize)
+	}
 	var st unix.Stat_t
 	err := unix.Stat(o.source(), &st) // also mounts an automount
 	switch {
@@ -33,23 +44,23 @@ func rootOp(p *Policy) (op, error) {
 	case err == nil:
 		var host unix.Stat_t
 		if unix.Stat("/", &host) == nil && host.Dev == st.Dev && host.Ino == st.Ino {
-			return o, &result.Error{Code: "rootfs", Message: fmt.Sprintf("root directory %q is the host's", p.Rootfs), Hint: "leave out --rootfs: a sandbox shows the host's system by default"}
+			return o, &result.Error{Code: "rootfs", Message: fmt.Sprintf("root directory %q is the host's", m.Source), Hint: "leave out --rootfs: a sandbox shows the host's system by default"}
 		}
 		return o, nil
 	}
-	return o, &result.Error{Code: "rootfs", Message: fmt.Sprintf("root directory %q: %v", p.Rootfs, err), Hint: "name a directory with a system in it, such as one made by debootstrap", Err: err}
+	return o, &result.Error{Code: "rootfs", Message: fmt.Sprintf("root directory %q: %v", m.Source, err), Hint: "name a directory with a system in it, such as one made by debootstrap", Err: err}
 }
 
-// rootFiles are the files of /etc that sbxrun puts over those of a root directory. root is open.
-func rootFiles(p *Policy, user User, hostname string, root *os.File) (ops []op, err error) {
+// rootFiles are the files of /etc that sbxrun puts over those of a root directory, which is open.
+func rootFiles(p *Policy, user User, hostname string, root *op) (ops []op, err error) {
 	passwd, group := accounts(user)
 	for _, f := range []struct {
 		name  string
 		first []byte
 	}{{"/etc/passwd", passwd}, {"/etc/group", group}} {
-		data, err := readIn(root, f.name)
+		data, err := readIn(root.from, f.name)
 		if err != nil {
-			return nil, &result.Error{Code: "rootfs", Message: fmt.Sprintf("root directory %q: %s: %v", p.Rootfs, f.name, err), Err: err}
+			return nil, &result.Error{Code: "rootfs", Message: fmt.Sprintf("root directory %q: %s: %v", root.src, f.name, err), Err: err}
 		}
 		if user.UID == 0 { // the root directory's own name for it, which package managers expect
 			f.first, data = data, f.first
@@ -117,6 +128,9 @@ func (p *Plan) root() *enter.Root {
 		switch o := &p.ops[i]; {
 		case o.kind == opRoot:
 			r = &enter.Root{Lower: []enter.Bind{o.bind()}}
+			if o.mount != nil {
+				r.Overlay = &p.mounted[len(p.mounted)-1]
+			}
 		case r == nil, o.layer, o.base != "": // the root comes first; the others are not mounts in bwrap's root
 		case o.kind == opSymlink, o.kind == opDir, o.kind == opCopy:
 		case !slices.ContainsFunc(r.Moved, func(above string) bool { return Within(o.dst, above) }):

@@ -113,12 +113,18 @@ func (p *Parts) From(ctx context.Context, store *snapshots.Store, m *snapshots.M
 		pol.Workdir = m.Workdir
 	}
 	index := func(t snapshots.Tree) int {
-		return slices.IndexFunc(pol.Mounts, func(m room.Mount) bool { return m.Dest == t.Dest && m.Kind == room.Overlaid })
+		return slices.IndexFunc(pol.Mounts, func(m room.Mount) bool {
+			return m.Dest == t.Dest && (m.Kind == room.Overlaid || m.Dest == "/" && m.Kind == room.ReadOnly)
+		})
 	}
 	for _, t := range m.Trees {
 		if m.Imported && index(t) < 0 {
+			flag := "--overlay " + room.ShellQuote(t.Source+":"+t.Dest)
+			if t.Dest == "/" {
+				flag = "--rootfs " + room.ShellQuote(t.Source)
+			}
 			return &result.Error{Code: "usage", Message: fmt.Sprintf("the snapshot %s was imported, and its archive would decide that the sandbox sees %q", m.Title(), t.Source),
-				Hint: "name the directory: --overlay " + room.ShellQuote(t.Source+":"+t.Dest) + ", or another one in its place"}
+				Hint: "name the directory: " + flag + ", or another one in its place"}
 		}
 	}
 	user := pol.Outside(c)
@@ -133,11 +139,15 @@ func (p *Parts) From(ctx context.Context, store *snapshots.Store, m *snapshots.M
 			pol.Mounts = append(pol.Mounts, room.Mount{Kind: room.Overlaid, Source: t.Source, Dest: t.Dest, Upper: upper})
 		}
 		p.Layers[t.Dest], pol.Mounts[i].Mode = t.Layers, t.Mode
-		if at := &pol.Mounts[i]; at.Source == t.Source {
+		at := &pol.Mounts[i]
+		if at.Source == t.Source {
 			at.Since = t.First()
 		}
+		if at.Kind == room.ReadOnly { // a root directory, which the snapshot makes writable
+			at.Kind, at.Upper = room.Overlaid, upper
+		}
 		for _, l := range t.Layers {
-			pol.Mounts[i].Lower = slices.Insert(pol.Mounts[i].Lower, 0, p.held[l.SHA256].Path)
+			at.Lower = slices.Insert(at.Lower, 0, p.held[l.SHA256].Path)
 		}
 	}
 	return nil
