@@ -72,7 +72,7 @@ func TestRootfs(t *testing.T) {
 		"its files":           {[]string{"/opt/bin/cat", "/etc/os-release"}, "NAME=tree\n"},
 		"its programs":        {[]string{"script", "it"}, "script it\n"},
 		"not the host's":      {[]string{"sh", "-c", "ls /usr/bin /etc/hostname /etc/alternatives 2>/dev/null; echo $?"}, "2\n"},
-		"its top":             {[]string{"ls", "/"}, "bin\ndev\netc\nfixtures\nhome\nlib\nlib64\nopt\nproc\nrun\nsrv\ntmp\nvar\n"},
+		"its top":             {[]string{"ls", "/"}, "bin\ndev\netc\nfixtures\nhome\nlib\nlib64\nopt\nproc\nrun\nsrv\nsys\ntmp\nvar\n"},
 		"read-only":           {[]string{"sh", "-c", "{ echo x >/srv/x || echo x >/x || rm /bin || echo x >/run/x; } 2>/dev/null; echo $?"}, "2\n"},
 		"PATH":                {[]string{"sh", "-c", "echo $PATH"}, "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"},
 		"home":                {[]string{"sh", "-c", "cd && echo x >f && cat /home/sandbox/f; ls /var/home"}, "x\n"},
@@ -143,7 +143,7 @@ func TestRootfsWritable(t *testing.T) {
 	const change = "echo x >/opt/bin/new && rm /etc/os-release && mkdir /made && mv /srv /moved && mkdir /home/dir && cat /etc/hosts >/etc/copy && echo 1.2.3.4 x >/etc/hosts.new && mv /etc/hosts.new /etc/hosts && ls /"
 	r := b.Exec(harness.Options{}, nil, "sh", "-c", change)
 	r.Expect(t, 0, "exited")
-	if got := string(r.Stdout); got != "bin\ndev\netc\nfixtures\nhome\nlib\nlib64\nmade\nmoved\nopt\nproc\nrun\ntmp\nvar\n" {
+	if got := string(r.Stdout); got != "bin\ndev\netc\nfixtures\nhome\nlib\nlib64\nmade\nmoved\nopt\nproc\nrun\nsys\ntmp\nvar\n" {
 		t.Errorf("printed %q; %s", got, r.Stderr)
 	}
 	if names, err := filepath.Glob(tree + "/*/*/new"); err != nil || len(names) > 0 {

@@ -73,7 +73,7 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, part
 		}
 		vars = showTools(&p)
 	}
-	vars = append(vars, parts.Variables(p.Rootfs)...)
+	vars = append(vars, parts.Variables(p.Rootfs())...)
 	terminal, described := tools.Terminal(room.ThisCaller(), os.LookupEnv, p.Shows)
 	p.Mounts, vars = append(p.Mounts, terminal...), append(vars, described...)
 	for _, arg := range f.Put {

@@ -168,8 +168,9 @@ func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, er
 		op{kind: opTmpfs, dst: Home, size: p.TmpSize},
 		op{kind: opDir, dst: "/run"},
 	)
+	ops = append(ops, systemData()...)
 	if root == nil {
-		ops = append(append(ops, op{kind: opDir, dst: "/var/tmp"}), systemData()...)
+		ops = append(ops, op{kind: opDir, dst: "/var/tmp"})
 		ops = append(ops, publicOps(mounts, ops, c, p.Outside(c))...)
 	}
 	// What the user mounts replaces the default at and below that place.

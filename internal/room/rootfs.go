@@ -22,6 +22,14 @@ import (
 // bwrap builds the usual file tree without the system's directories, and the entering process
 // lays it over the root directory: see [enter.Root].
 
+// Rootfs returns the directory that takes the place of the host's system, or "".
+func (p *Policy) Rootfs() string {
+	if m := p.rootMount(); m != nil {
+		return m.Source
+	}
+	return ""
+}
+
 // rootMount is the mount that takes the place of the host's system; nil if there is none.
 func (p *Policy) rootMount() *Mount {
 	if i := slices.IndexFunc(p.Mounts, func(m Mount) bool { return m.Dest == "/" }); i >= 0 {

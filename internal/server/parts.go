@@ -130,7 +130,7 @@ func (s *Server) addParts(ctx context.Context, set *settings, t config.Tenant, p
 		if err := out.Parts.List(p.spec, &out.Policy); err != nil {
 			return err
 		}
-		for _, v := range out.Parts.Variables(out.Rootfs) {
+		for _, v := range out.Parts.Variables(out.Rootfs()) {
 			out.Env.Put(v)
 		}
 	}
