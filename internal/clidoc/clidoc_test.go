@@ -210,19 +210,6 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// A flag with an unknown placeholder is an error.
-func TestNewPlaceholder(t *testing.T) {
-	const known = "DIR"
-	was := kinds[known]
-	delete(kinds, known)
-	defer func() { kinds[known] = was }()
-	for name := range shells {
-		if _, err := completion(shells[name]); err == nil || !strings.Contains(err.Error(), `"DIR"`) {
-			t.Errorf("%s: error %v, want one that names the placeholder", name, err)
-		}
-	}
-}
-
 // The command lines in the documentation can be parsed.
 func TestCommandLines(t *testing.T) {
 	sources, err := filepath.Glob("../../docs/[^m]*/*.md")

@@ -43,40 +43,30 @@ func completion(name string) ([]byte, error) {
 		return nil, err
 	}
 	var b bytes.Buffer
-	if err := t.Execute(&b, commands()); err != nil {
-		return nil, err
-	}
-	return b.Bytes(), nil
+	err = t.Execute(&b, commands())
+	return b.Bytes(), err
 }
 
 // spellings returns the spellings of a command's flags with values of a kind. The kind "any" stands for all flags with
 // values, and "all" includes switches.
-func spellings(c command, of kind) (all []string, err error) {
+func spellings(c command, of kind) (all []string) {
 	for _, f := range c.Flags {
-		k, err := kindOf(f)
-		if err != nil {
-			return nil, err
-		}
-		if k == of || of == "any" && k != "" || of == "all" {
+		if k := kindOf(f); k == of || of == "any" && k != "" || of == "all" {
 			all = append(all, cli.Spellings(f)...)
 		}
 	}
-	return all, nil
+	return all
 }
 
 // patterns returns the spellings in all commands as a pattern for case in bash: exec:--workdir|start:--workdir.
-func patterns(of kind) (string, error) {
+func patterns(of kind) string {
 	var all []string
 	for _, c := range commands() {
-		words, err := spellings(c, of)
-		if err != nil {
-			return "", err
-		}
-		for _, word := range words {
+		for _, word := range spellings(c, of) {
 			all = append(all, c.ID+":"+word)
 		}
 	}
-	return strings.Join(all, "|"), nil
+	return strings.Join(all, "|")
 }
 
 // quote returns a text as one word for bash, zsh and fish. It must not contain a backslash, which is special within
@@ -89,33 +79,33 @@ func quote(text string) (string, error) {
 }
 
 // zshSpec returns a flag for _arguments, once for each spelling.
-func zshSpec(f *kong.Flag) (string, error) {
-	k, err := kindOf(f)
-	if err != nil {
-		return "", err
-	}
+func zshSpec(f *kong.Flag) string {
 	escape := strings.NewReplacer("[", `\[`, "]", `\]`, ":", `\:`)
 	exclude := "(" + strings.Join(cli.Spellings(f), " ") + ")"
 	if f.IsSlice() {
 		exclude = "*"
 	}
+	value := ""
+	if !f.IsBool() {
+		value = ":" + escape.Replace(f.PlaceHolder) + ":" + map[kind]string{
+			anything: " ",
+			file:     "_files",
+			dir:      "_files -/",
+			variable: "_parameters -g '*export*'",
+			oneOf:    "(" + strings.Join(proposals(f), " ") + ")",
+		}[kindOf(f)]
+	}
 	var specs []string
 	for _, word := range cli.Spellings(f) {
-		spec := exclude + word
-		if !f.IsBool() {
-			spec += map[bool]string{true: "=", false: "+"}[strings.HasPrefix(word, "--")]
+		switch {
+		case f.IsBool():
+		case strings.HasPrefix(word, "--"):
+			word += "="
+		default:
+			word += "+"
 		}
-		spec += "[" + escape.Replace(f.Help) + "]"
-		if !f.IsBool() {
-			spec += ":" + escape.Replace(f.PlaceHolder) + ":" + map[kind]string{
-				anything: " ",
-				file:     "_files",
-				dir:      "_files -/",
-				variable: "_parameters -g '*export*'",
-				oneOf:    "(" + strings.Join(proposals(f), " ") + ")",
-			}[k]
-		}
+		spec := exclude + word + "[" + escape.Replace(f.Help) + "]" + value
 		specs = append(specs, `"`+strings.NewReplacer(`\`, `\\`, `"`, `\"`, "$", `\$`, "`", "\\`").Replace(spec)+`"`)
 	}
-	return strings.Join(specs, "\n    "), nil
+	return strings.Join(specs, "\n    ")
 }

@@ -21,40 +21,6 @@ const (
 	variable kind = "variable"
 )
 
-// kinds maps placeholders to kinds. A missing one is an error, so that every new flag gets its kind.
-var kinds = map[string]kind{
-	"DIR":           dir,
-	"DST[:SIZE]":    dir,
-	"ADDRESS":       anything,
-	"COMMAND":       anything,
-	"DUR":           anything,
-	"GLOB[:DIR]":    anything,
-	"FILE":          file,
-	"KEY=VALUE":     anything,
-	"PATTERN":       anything,
-	"N":             anything,
-	"NAME":          anything,
-	"NAME:DST[:ro]": anything,
-	"NAME[=VALUE]":  variable,
-	"PATH|fd:N":     file,
-	"PATH|none":     file,
-	"PERCENT":       anything,
-	"PID":           anything,
-	"PORT":          anything,
-	"RE":            anything,
-	"SIGNAL":        oneOf,
-	"SNAPSHOT":      anything,
-	"SIZE":          anything,
-	"SRC[:DST]":     file,
-	"[SRC:]DST":     file,
-	"UID":           anything,
-	"UID[:GID]":     anything,
-	"URL":           anything,
-
-	"[ADDR:]HOSTPORT:PORT": anything,
-	"unix:PATH=PORT":       anything,
-}
-
 // signals are the proposed signals. The shells' own lists have dozens of them and spell them differently.
 var signals = []string{"TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL"}
 
@@ -123,18 +89,23 @@ func groupOf(f *kong.Flag) string {
 }
 
 // kindOf returns the kind of a flag's value, or "" for a switch.
-func kindOf(f *kong.Flag) (kind, error) {
-	if f.IsBool() {
-		return "", nil
+func kindOf(f *kong.Flag) kind {
+	begins := func(words ...string) bool {
+		return slices.ContainsFunc(words, func(w string) bool { return strings.HasPrefix(f.PlaceHolder, w) })
 	}
-	if cli.Choices(f.Tag) != nil {
-		return oneOf, nil
+	switch {
+	case f.IsBool():
+		return ""
+	case begins("SIGNAL") || cli.Choices(f.Tag) != nil:
+		return oneOf
+	case begins("DIR", "DST"):
+		return dir
+	case begins("FILE", "PATH", "SRC", "[SRC"):
+		return file
+	case begins("NAME[="):
+		return variable
 	}
-	k, ok := kinds[f.PlaceHolder]
-	if !ok {
-		return "", fmt.Errorf("--%s, placeholder %q: add it to kinds", f.Name, f.PlaceHolder)
-	}
-	return k, nil
+	return anything
 }
 
 // proposals returns the list of values of a flag.

@@ -5,6 +5,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -25,35 +26,35 @@ func main() {
 }
 
 func run(root, what, dir string) error {
-	files := map[string]func() ([]byte, error){}
+	files := map[string][]byte{}
+	var failed error
+	add := func(name string, text []byte, err error) { files[name], failed = text, errors.Join(failed, err) }
 	switch what {
 	case "man":
 		pages, err := manPages(root)
-		if err != nil {
-			return err
-		}
+		failed = err
 		for name := range pages {
-			files[name] = func() ([]byte, error) { return manPage(pages, name) }
+			text, err := manPage(pages, name)
+			add(name, text, err)
 		}
-		// man sbxrun-run shows sbxrun(1) (soelim(1)).
-		files["sbxrun-run.1"] = func() ([]byte, error) { return []byte(".so man1/sbxrun.1\n"), nil }
+		add("sbxrun-run.1", []byte(".so man1/sbxrun.1\n"), nil) // man sbxrun-run shows sbxrun(1) (soelim(1))
 	case "completions":
 		for name, shell := range shells {
-			files[name] = func() ([]byte, error) { return completion(shell) }
+			text, err := completion(shell)
+			add(name, text, err)
 		}
 	case "reference":
-		files["commands.md"] = func() ([]byte, error) { return reference(), nil }
+		add("commands.md", reference(), nil)
 	default:
 		return fmt.Errorf("%q: want man, completions or reference", what)
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
+	if failed == nil {
+		failed = os.MkdirAll(dir, 0o755)
 	}
-	for name, make := range files {
-		text, err := make()
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
+	if failed != nil {
+		return failed
+	}
+	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
 			return err
 		}
