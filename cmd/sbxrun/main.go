@@ -41,64 +41,69 @@ func growStack() byte {
 // dispatch selects the command. Only the first word can name one, so that
 // everything after a flag, and after --, belongs to the sandboxed command.
 func dispatch(args []string, begin time.Time) int {
-	if len(args) == 0 {
-		return runCommand(nil, begin)
+	commands := map[string]func(args []string) int{
+		"run":     func(args []string) int { return runCommand(args, begin) },
+		"start":   startCommand,
+		"exec":    func(args []string) int { return execCommand(args, begin) },
+		"wait":    with(waitCommand),
+		"logs":    with(logsCommand),
+		"cp":      with(cpCommand),
+		"diff":    with(diffCommand),
+		"apply":   with(applyCommand),
+		"ps":      with(psCommand),
+		"inspect": with(inspectCommand),
+		"kill":    with(killCommand),
+		"cleanup": with(cleanupCommand),
+		"stats":   with(statsCommand),
+		"doctor":  with(doctorCommand),
+		"serve":   with(server[cli.Serve](args)),
+		"gateway": with(server[cli.Gateway](args)),
+		"nodes":   with(server[cli.Nodes](args)),
+		"mcp":     with(server[cli.MCP](args)),
+		"volume": group(&cli.Volume{}, map[string]func([]string) int{
+			"ls":     with(onVolumes(listVolumes)),
+			"rm":     with(onVolumes(removeVolumes)),
+			"export": with(onVolumes(exportVolume)),
+		}),
+		"snapshot": group(&cli.Snapshot{}, map[string]func([]string) int{
+			"create": with(server[cli.SnapshotCreate](args)),
+			"ls":     with(server[cli.SnapshotLs](args)),
+			"rm":     with(server[cli.SnapshotRm](args)),
+			"export": with(server[cli.SnapshotExport](args)),
+			"import": with(server[cli.SnapshotImport](args)),
+		}),
+		// Common names for flags.
+		"version": func(args []string) int { return runCommand(append([]string{"--version"}, args...), begin) },
+		"help":    helpCommand,
+		"--help":  func([]string) int { return helpCommand(nil) },
+		"-h":      func([]string) int { return helpCommand(nil) },
+		"rm":      func([]string) int { return rmCommand(args, begin) },
+		"ls":      func([]string) int { return lsCommand(args, begin) },
 	}
-	rest := args[1:]
-	switch args[0] {
-	case "run":
-		return runCommand(rest, begin)
-	case "start":
-		return startCommand(rest)
-	case "exec":
-		return execCommand(rest, begin)
-	case "wait":
-		return cli.Execute(rest, waitCommand)
-	case "logs":
-		return cli.Execute(rest, logsCommand)
-	case "cp":
-		return cli.Execute(rest, cpCommand)
-	case "diff":
-		return cli.Execute(rest, diffCommand)
-	case "apply":
-		return cli.Execute(rest, applyCommand)
-	case "ps":
-		return cli.Execute(rest, psCommand)
-	case "inspect":
-		return cli.Execute(rest, inspectCommand)
-	case "kill":
-		return cli.Execute(rest, killCommand)
-	case "cleanup":
-		return cli.Execute(rest, cleanupCommand)
-	case "volume":
-		return volumeCommand(args)
-	case "stats":
-		return cli.Execute(rest, statsCommand)
-	case "snapshot":
-		return snapshotCommand(args)
-	case "serve":
-		return cli.Execute(rest, server[cli.Serve](args))
-	case "gateway":
-		return cli.Execute(rest, server[cli.Gateway](args))
-	case "nodes":
-		return cli.Execute(rest, server[cli.Nodes](args))
-	case "mcp":
-		return cli.Execute(rest, server[cli.MCP](args))
-	case "doctor":
-		return cli.Execute(rest, doctorCommand)
-	// Common names for flags.
-	case "version":
-		return runCommand(append([]string{"--version"}, rest...), begin)
-	case "help":
-		return helpCommand(rest)
-	case "--help", "-h":
-		return helpCommand(nil)
-	case "rm":
-		return rmCommand(args, begin)
-	case "ls":
-		return lsCommand(args, begin)
+	if len(args) > 0 && commands[args[0]] != nil {
+		return commands[args[0]](args[1:])
 	}
 	return runCommand(args, begin)
+}
+
+// with returns a command that parses its flags.
+func with[F any](command func(*F) (output.Result, error)) func([]string) int {
+	return func(args []string) int { return cli.Execute(args, command) }
+}
+
+// group returns a command that runs one of several, or reports their names with kong's error.
+func group(flags any, commands map[string]func([]string) int) func([]string) int {
+	return func(args []string) int {
+		if len(args) > 0 && commands[args[0]] != nil {
+			return commands[args[0]](args[1:])
+		}
+		err := cli.Parse(flags, args)
+		if _, ok := flags.(*cli.Snapshot); ok && len(args) > 0 && isSandbox(args[0]) {
+			err = &result.Error{Code: "usage", Message: fmt.Sprintf("snapshot has no command %q, but that is a sandbox", args[0]),
+				Hint: "use sbxrun snapshot create " + args[0]}
+		}
+		return cli.Finish(flags, output.Result{}, err)
+	}
 }
 
 // helpCommand prints the help of the command that names name, or of sbxrun.
@@ -107,49 +112,4 @@ func helpCommand(names []string) int {
 		return cli.Finish(&cli.Run{}, output.Result{}, cli.UsageError(&cli.Run{}, fmt.Errorf("no command %q", strings.Join(names, " "))))
 	}
 	return output.Finish(false, cli.HelpOf(strings.Join(names, " ")), nil)
-}
-
-func volumeCommand(args []string) int {
-	if len(args) > 1 {
-		switch args[1] {
-		case "ls":
-			return cli.Execute(args[2:], onVolumes(listVolumes))
-		case "rm":
-			return cli.Execute(args[2:], onVolumes(removeVolumes))
-		case "export":
-			return cli.Execute(args[2:], onVolumes(exportVolume))
-		}
-	}
-	return incomplete(args, &cli.Volume{})
-}
-
-func snapshotCommand(args []string) int {
-	if len(args) > 1 {
-		switch args[1] {
-		case "create":
-			return cli.Execute(args[2:], server[cli.SnapshotCreate](args))
-		case "ls":
-			return cli.Execute(args[2:], server[cli.SnapshotLs](args))
-		case "rm":
-			return cli.Execute(args[2:], server[cli.SnapshotRm](args))
-		case "export":
-			return cli.Execute(args[2:], server[cli.SnapshotExport](args))
-		case "import":
-			return cli.Execute(args[2:], server[cli.SnapshotImport](args))
-		}
-	}
-	return incomplete(args, &cli.Snapshot{})
-}
-
-// incomplete reports a group of commands without one of them. kong words the error.
-func incomplete(args []string, group any) int {
-	err := cli.Parse(group, args[1:])
-	if err == nil {
-		err = cli.UsageError(group, fmt.Errorf("%s needs a command", args[0]))
-	}
-	if args[0] == "snapshot" && len(args) > 1 && isSandbox(args[1]) {
-		err = &result.Error{Code: "usage", Message: fmt.Sprintf("snapshot has no command %q, but that is a sandbox", args[1]),
-			Hint: "use sbxrun snapshot create " + args[1]}
-	}
-	return cli.Finish(group, output.Result{}, err)
 }

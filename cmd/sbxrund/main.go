@@ -42,6 +42,7 @@ func dispatch(args []string) int {
 	if len(args) > 0 {
 		word, rest = args[0], args[1:]
 	}
+	var err error
 	switch word {
 	case network.Role:
 		return proxy.Main()
@@ -56,13 +57,15 @@ func dispatch(args []string) int {
 	case "snapshot":
 		return snapshotCommand(rest)
 	case snapshots.UnpackWord:
-		return output.Finish(false, output.Result{}, unpack(rest))
+		err = unpack(rest)
 	case capture.PackArg:
-		return output.Finish(false, output.Result{}, capture.Pack(rest))
+		err = capture.Pack(rest)
 	case capture.ThawArg:
-		return output.Finish(false, output.Result{}, capture.Thaw(rest))
+		err = capture.Thaw(rest)
+	default:
+		err = errors.New("sbxrund is the server of sbxrun; use sbxrun serve, gateway, nodes or mcp")
 	}
-	return output.Fail(errors.New("sbxrund is the server of sbxrun; use sbxrun serve, gateway, nodes or mcp"))
+	return output.Finish(false, output.Result{}, err)
 }
 
 // checked is the result of --check-config.
