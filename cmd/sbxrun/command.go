@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"syscall"
 	"time"
 
@@ -30,7 +29,7 @@ type command struct {
 	leftover string // a hint after processes in the background were killed; "" reports none
 	argv     []string
 	signals  *signals
-	report   *reportFile
+	report   *destination
 	output   outputLimit
 	buffers  [2]*stream.Buffer   // stdout and stderr for --json
 	bwrap    *result.ReportBwrap // nil for an exec
@@ -217,7 +216,7 @@ func (c *command) conclude(res result.Result) int {
 		}
 	}
 	// Write the report first, because a message may have to wait for the reader of stderr.
-	unwritten := c.report.write(rep)
+	unwritten := c.report.report(rep)
 	if res.Err != nil {
 		if !c.printing.Quiet || res.Err.Code != "get" { // the exit code and the report show it
 			fail(res.Err)
@@ -232,7 +231,9 @@ func (c *command) conclude(res result.Result) int {
 	if c.asJSON {
 		b, err := rep.JSON()
 		if err == nil {
-			err = c.print(b)
+			if err = writeUnlessStalled(os.Stdout, b, signaled); errors.Is(err, os.ErrDeadlineExceeded) {
+				err = errUndelivered
+			}
 		}
 		if err != nil && !errors.Is(err, syscall.EPIPE) { // the reader has closed stdout, which is no failure
 			fail(output.Lost(err))
@@ -240,25 +241,6 @@ func (c *command) conclude(res result.Result) int {
 		}
 	}
 	return code
-}
-
-// print writes to stdout until the reader stops reading.
-func (c *command) print(b []byte) error {
-	var err error
-	written, passed := make(chan struct{}), make(chan struct{}, 1)
-	go func() {
-		defer close(written)
-		for part := range slices.Chunk(b, stream.PieceSize) {
-			if _, err = stream.WriteBlocking(os.Stdout, part); err != nil {
-				return
-			}
-			stream.Progress(passed)
-		}
-	}()
-	if !stream.Await(written, passed, signaled) {
-		return errUndelivered
-	}
-	return err
 }
 
 // note prints why sbxrun or the kernel ended a command.

@@ -250,17 +250,14 @@ func (o *opened) print(w io.Writer, list []overlay.Change) {
 }
 
 func gitChanges(r overlay.GitData) string {
-	if r.Changes == 1 {
-		return "1 change of git's data"
-	}
-	return fmt.Sprintf("%d changes of git's data", r.Changes)
+	return output.Count(r.Changes, "change", "s") + " of git's data"
 }
 
 // patch prints a patch without git's data, which git apply would reject.
 func (o *opened) patch(w io.Writer) error {
 	rest, repositories := overlay.Summarise(o.changes, o.named)
 	for _, r := range repositories {
-		output.Note(fmt.Sprintf("left out: %s in %s; name it to see them", gitChanges(r), output.Printable(path.Join(o.prefix, r.Dir))))
+		output.Note(fmt.Sprintf("left out: %s in %s; name it to see them", gitChanges(r), path.Join(o.prefix, r.Dir)))
 	}
 	return o.tree.Patch(w, rest)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -18,50 +19,58 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// reportFile is the destination of --report, which was writable before the command started.
-type reportFile struct {
+// destination is where a report or a filter goes. It was writable before the command started.
+type destination struct {
+	what  string // such as "report", for errors
 	place string
 	file  *os.File // a descriptor, device or pipe, which cannot be replaced
-	// Otherwise the report is a new file in dir that replaces an old one, so that readers never see a part of it. It is
-	// created after the end of the sandbox, so that a command with access to the directory never sees it.
+	// Otherwise a new file in dir replaces an old one, so that readers never see a part of it. It is created after the end
+	// of the sandbox, so that a command with access to the directory never sees it.
 	dir *os.File
 }
 
-// openReport opens PATH or fd:N. It returns nil for "". flags is the struct of the command.
-func openReport(flags any, place string) (*reportFile, error) {
+// openReport opens PATH or fd:N for --report. It returns nil for "". flags is the struct of the command.
+func openReport(flags any, place string) (*destination, error) {
 	switch place {
 	case "":
 		return nil, nil
 	case "-":
 		return nil, &result.Error{Code: "usage", Message: `--report "-": want a path or fd:N`, Hint: "use --report /dev/stdout for stdout, or ./- for a file of that name"}
 	}
+	return openDestination(flags, "--report", "report", place)
+}
+
+// openDestination opens PATH or fd:N for a flag.
+func openDestination(flags any, flag, what, place string) (*destination, error) {
+	d := &destination{what: what, place: place}
 	if number, ok := descriptorIn(place); ok {
-		file, err := openFD(flags, "--report", number)
-		if err != nil {
+		var err error
+		if d.file, err = openFD(flags, flag, number); err != nil {
 			return nil, err
 		}
-		return &reportFile{place: file.Name(), file: file}, nil
+		d.place = d.file.Name()
+		return d, nil
 	}
 	// Use a descriptor of the directory from here on, because its path may change.
 	fd, err := safeopen.Dir(filepath.Dir(place))
 	if err != nil {
-		return nil, writeError("report", place, err)
+		return nil, d.error(err)
 	}
 	dir := os.NewFile(uintptr(fd), filepath.Dir(place))
-	var file *os.File
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) == nil && st.Nlink == 0 { // tmpfs would still create a file without a name there
 		err = errors.New("its directory was removed")
-	} else if file, err = openSpecial(fd, place); err == nil && file == nil {
+	} else if d.file, err = openSpecial(fd, place); err == nil && d.file == nil {
 		if err = tryOut(fd, filepath.Base(place)); err == nil {
-			return &reportFile{place: place, dir: dir}, nil
+			d.dir = dir
+			return d, nil
 		}
 	}
 	dir.Close()
 	if err != nil {
-		return nil, writeError("report", place, err)
+		return nil, d.error(err)
 	}
-	return &reportFile{place: place, file: file}, nil
+	return d, nil
 }
 
 // errPlanted is the error for a device or a pipe in a directory that others can write to.
@@ -207,9 +216,9 @@ func openFD(flags any, flag, number string) (*os.File, error) {
 	return os.NewFile(uintptr(n), "fd:"+number), nil
 }
 
-// writeError returns the error for a file, such as the report, that cannot be written.
-func writeError(what, place string, err error) error {
-	e := &result.Error{Code: "report", Message: fmt.Sprintf("cannot write the %s to %q: %v", what, place, err), Err: err}
+// error returns the error for a destination that cannot be written to.
+func (d *destination) error(err error) error {
+	e := &result.Error{Code: "report", Message: fmt.Sprintf("cannot write the %s to %q: %v", d.what, d.place, err), Err: err}
 	switch {
 	case errors.As(err, new(*safeopen.Error)):
 		e.Hint = safeopen.Hint
@@ -221,62 +230,63 @@ func writeError(what, place string, err error) error {
 	return e
 }
 
-// write writes the whole report.
-func (r *reportFile) write(rep result.Report) error {
-	if r == nil {
+// report writes a report, unless d is nil.
+func (d *destination) report(rep result.Report) error {
+	if d == nil {
 		return nil
 	}
 	b, err := rep.JSON()
-	switch {
-	case err != nil:
-	case r.dir != nil:
-		err = replace(int(r.dir.Fd()), filepath.Base(r.place), b)
-	default:
-		// A full pipe must not block sbxrun, and may not support deadlines.
-		var failure error
-		written := make(chan struct{})
-		go func() {
-			_, failure = stream.WriteBlocking(r.file, b)
-			close(written)
-		}()
-		if err = os.ErrDeadlineExceeded; stream.Await(written, nil, nil) {
-			err = failure
-		}
+	if err != nil {
+		return d.error(err)
+	}
+	return d.write(b)
+}
+
+func (d *destination) write(b []byte) (err error) {
+	if d.dir != nil {
+		err = replace(int(d.dir.Fd()), filepath.Base(d.place), b)
+	} else {
+		err = writeUnlessStalled(d.file, b, nil)
 	}
 	if err != nil {
-		return writeError("report", r.place, err)
+		return d.error(err)
 	}
 	return nil
 }
 
+// writeUnlessStalled writes to a file until its reader stops reading, and only briefly after hurry is closed. The file
+// may be a pipe that does not support deadlines.
+func writeUnlessStalled(f *os.File, b []byte, hurry <-chan struct{}) error {
+	var err error
+	written, passed := make(chan struct{}), make(chan struct{}, 1)
+	go func() {
+		defer close(written)
+		for part := range slices.Chunk(b, stream.PieceSize) {
+			if _, err = stream.WriteBlocking(f, part); err != nil {
+				return
+			}
+			stream.Progress(passed)
+		}
+	}()
+	if !stream.Await(written, passed, hurry) {
+		return os.ErrDeadlineExceeded
+	}
+	return err
+}
+
 // writeFilter writes a seccomp filter to PATH or fd:N, and returns the source of bash's redirection that reads it.
 func writeFilter(flags any, place string, filter []byte) (from string, err error) {
-	if number, ok := descriptorIn(place); ok {
-		file, err := openFD(flags, "--print-filter", number)
-		if err == nil {
-			_, err = stream.WriteBlocking(file, filter)
+	number, ok := descriptorIn(place)
+	if from = "&" + number; !ok {
+		if from, err = filepath.Abs(place); err != nil {
+			return "", err
 		}
-		return "&" + number, err
 	}
-	path, err := filepath.Abs(place)
-	if err != nil {
-		return "", err
-	}
-	dir, err := safeopen.Dir(filepath.Dir(path))
+	d, err := openDestination(flags, "--print-filter", "filter", place)
 	if err == nil {
-		defer unix.Close(dir)
-		var special *os.File
-		if special, err = openSpecial(dir, path); special != nil {
-			defer special.Close()
-			_, err = stream.WriteBlocking(special, filter)
-		} else if err == nil {
-			err = replace(dir, filepath.Base(path), filter)
-		}
+		err = d.write(filter)
 	}
-	if err != nil {
-		return "", writeError("filter", place, err)
-	}
-	return path, nil
+	return from, err
 }
 
 // replace atomically replaces the file with this name.

@@ -84,7 +84,7 @@ func TestReportFile(t *testing.T) {
 					t.Errorf("before the report is written: %s holds %q", name, got)
 				}
 			}
-			harness.Must(t, r.write(rep))
+			harness.Must(t, r.report(rep))
 			if diff := cmp.Diff(tt.want, contents(t, dir)); diff != "" {
 				t.Errorf("directory afterwards (-want +got):\n%s", diff)
 			}
@@ -102,7 +102,7 @@ func TestReportDirectoryMoved(t *testing.T) {
 	r, err := openReport(&cli.Run{}, top+"/a/r.json")
 	harness.Must(t, err)
 	harness.Must(t, errors.Join(os.Rename(top+"/a", top+"/c"), os.Symlink("b", top+"/a")))
-	harness.Must(t, r.write(rep))
+	harness.Must(t, r.report(rep))
 	if diff := cmp.Diff(map[string]string{"r.json": text}, contents(t, top+"/c")); diff != "" {
 		t.Errorf("the directory (-want +got):\n%s", diff)
 	}
@@ -144,7 +144,7 @@ func TestReportForged(t *testing.T) {
 			r, err := openReport(&cli.Run{}, dir+"/r.json")
 			harness.Must(t, err)
 			harness.Must(t, forge(dir+"/r.json"))
-			harness.Must(t, r.write(rep))
+			harness.Must(t, r.report(rep))
 			if diff := cmp.Diff(map[string]string{"r.json": text, "target": "old"}, contents(t, dir)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -175,7 +175,7 @@ func TestReportNamedPipe(t *testing.T) {
 	defer in.Close()
 	r, err := openReport(&cli.Run{}, place)
 	harness.Must(t, err)
-	harness.Must(t, r.write(rep))
+	harness.Must(t, r.report(rep))
 	r.file.Close()
 	if got, err := io.ReadAll(in); err != nil || string(got) != text {
 		t.Errorf("got %q, %v; want %q", got, err, text)
@@ -191,7 +191,7 @@ func TestReportNone(t *testing.T) {
 	if r != nil || err != nil {
 		t.Fatalf("got %v, %v", r, err)
 	}
-	if err := r.write(rep); err != nil {
+	if err := r.report(rep); err != nil {
 		t.Error(err)
 	}
 }
@@ -200,7 +200,7 @@ func TestReportDevice(t *testing.T) {
 	rep, _ := report(t)
 	r, err := openReport(&cli.Run{}, "/dev/null")
 	harness.Must(t, err)
-	if err := r.write(rep); err != nil {
+	if err := r.report(rep); err != nil {
 		t.Error(err)
 	}
 	if st, err := os.Stat("/dev/null"); err != nil || st.Mode()&fs.ModeCharDevice == 0 {
@@ -215,7 +215,7 @@ func TestReportDescriptor(t *testing.T) {
 	defer r.Close()
 	file, err := openReport(&cli.Run{}, "fd:"+strconv.Itoa(int(w.Fd())))
 	harness.Must(t, err)
-	harness.Must(t, file.write(rep))
+	harness.Must(t, file.report(rep))
 	// Two files share one descriptor, which must be closed only once.
 	harness.Must(t, file.file.Close())
 	if err := w.Close(); err == nil {
@@ -268,7 +268,7 @@ func TestReportPlaceThatCannotBe(t *testing.T) {
 	for _, place := range []string{"/proc/r", dir + "/" + strings.Repeat("x", 256)} {
 		r, err := openReport(&cli.Run{}, place)
 		if err == nil {
-			err = r.write(rep)
+			err = r.report(rep)
 		}
 		var e *result.Error
 		if want := "cannot write the report to " + strconv.Quote(place) + ": "; !errors.As(err, &e) || e.Code != "report" || !strings.HasPrefix(e.Message, want) {
@@ -321,7 +321,7 @@ func TestReportWriteFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	var e *result.Error
-	if err := r.write(rep); !errors.As(err, &e) || e.Code != "report" {
+	if err := r.report(rep); !errors.As(err, &e) || e.Code != "report" {
 		t.Errorf("got %v", err)
 	}
 	if diff := cmp.Diff(map[string]string{"r.json": fs.ModeDir.String()}, contents(t, dir)); diff != "" {
