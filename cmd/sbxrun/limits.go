@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"os"
 	"time"
 
@@ -38,14 +37,10 @@ func planLimits(f *cli.Limits, in state.Access) (*limits.Plan, error) {
 	return limits.For(request, required, in.Cgroups, in.Limits)
 }
 
-// fakeMeminfo returns the text of /proc/meminfo in the sandbox, or nil for the host's. flags is the struct of the
-// command.
-func fakeMeminfo(flags any, fake bool, f *cli.Limits) ([]byte, error) {
+// fakeMeminfo returns the text of /proc/meminfo in the sandbox, or nil for the host's.
+func fakeMeminfo(fake bool, f *cli.Limits) ([]byte, error) {
 	if !fake {
 		return nil, nil
-	}
-	if f.Memory == 0 {
-		return nil, cli.UsageError(flags, errors.New("--fake-meminfo: shows the limit on memory; give --memory"))
 	}
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

@@ -283,7 +283,7 @@ func (r *runner) plan(caller room.Caller) error {
 	if err != nil {
 		return cli.UsageError(&r.flags, err)
 	}
-	if policy.Meminfo, err = fakeMeminfo(&r.flags, r.flags.FakeMeminfo, &r.flags.Limits); err != nil {
+	if policy.Meminfo, err = fakeMeminfo(r.flags.FakeMeminfo, &r.flags.Limits); err != nil {
 		return err
 	}
 	policy.Terminal, policy.Alone, policy.Captured = r.flags.Tty, !parts.Network(), r.asJSON

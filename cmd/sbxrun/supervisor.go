@@ -63,7 +63,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 		return nil, "", cli.UsageError(&flags.Start, err)
 	}
 	policy.Captured = len(argv) > 0
-	if policy.Meminfo, err = fakeMeminfo(&flags.Start, flags.FakeMeminfo, &flags.Limits); err != nil {
+	if policy.Meminfo, err = fakeMeminfo(flags.FakeMeminfo, &flags.Limits); err != nil {
 		return nil, "", err
 	}
 	var leave *admission.Permit
