@@ -13,40 +13,40 @@ import (
 	"github.com/sbxrun/sbxrun/nsenter"
 )
 
-// Result is how a command has ended, and what proves that nothing of it is left.
+// Result says how a command ended, and whether all its processes are proven to have exited.
 type Result = nsenter.Result
 
-// Error is a failure that is not the command's: what happened, in Message, and what to do
-// about it, in Hint. Code is stable, and for programs.
+// Error is a failure of the sandbox, not of the command. Message says what happened, Hint how to fix it.
+// Code is stable and meant for programs.
 type Error = nsenter.Error
 
-// Limits are what a command may use; what is zero is not limited.
+// Limits bound the resources of a command. A zero field is no limit.
 type Limits = nsenter.Limits
 
-// Command is a command with a sandbox of its own. It is used once. Once Start has returned,
-// Signal and Wait may be called by any goroutine.
+// Command runs one command in a new sandbox. It cannot be reused. After Start has returned,
+// any goroutine may call Signal and Wait.
 type Command struct {
 	Policy
 
 	Args []string // the command and its arguments
 
-	// The command's streams, as in os/exec: nil is /dev/null, an *os.File is given to the
-	// command as it is, of others a goroutine reads or writes through a pipe. An error of
-	// theirs ends the command. When it has ended nobody waits for a Read of Stdin, and for a Write
-	// ten seconds at most: then the rest is lost, and the Write may still be going on.
+	// The command's streams, as in os/exec: nil is /dev/null, an *os.File is passed to the command directly, and
+	// for other values a goroutine copies through a pipe. If copying fails, the command is killed. After the command
+	// has ended, Wait does not wait for a pending Read of Stdin, and at most ten seconds for a pending Write;
+	// then the remaining output is lost, and the Write may still be running.
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
-	// MaxOutput is how many bytes the command may write to Stdout, and to Stderr, or to both
-	// together if they are the same writer: more end it, with the cause "output-limit". 0 is
-	// no bound; a buffer in memory wants one.
+	// MaxOutput limits the bytes written to Stdout and to Stderr each, or to both together if they are the same
+	// writer. A command that writes more is killed, with the cause "output-limit". 0 is no limit;
+	// set one if the output goes to memory.
 	MaxOutput int64
 
 	Limits  Limits
-	Timeout time.Duration // from when the command begins; 0 for none
-	// Grace is from SIGTERM, which goes to all processes of the command, to SIGKILL; 0 for
-	// SIGKILL at once. When ctx is cancelled SIGTERM goes to the command alone.
+	Timeout time.Duration // from the start of the command; 0 for none
+	// Grace is the time between SIGTERM, which is sent to all processes of the command, and SIGKILL; 0 sends
+	// SIGKILL at once. When ctx is cancelled, only the command's own process gets SIGTERM.
 	Grace time.Duration
-	// ProofTimeout is how long is waited for the proof that nothing is left; 0 for 5 s.
+	// ProofTimeout limits the wait for the proof that all processes have exited; 0 for 5 s.
 	ProofTimeout time.Duration
 
 	run *job.Run
@@ -60,12 +60,11 @@ func (c *Command) Run(ctx context.Context) (*Result, error) {
 	return c.Wait()
 }
 
-// Start builds the sandbox and starts the command, and returns when it was executed, with
-// its limits in force. The command ends when ctx is done: with the cause "timeout" if its
-// deadline has passed, or else "canceled", whether or not Wait was called. An error is an
-// [*Error]: the command never ran, and nothing of it is left. Start blocks for as long as bubblewrap and
-// then the command's execve(2) take, thirty seconds at most each, or until ctx is done; and after an error
-// until nothing is left, as Wait does.
+// Start builds the sandbox and starts the command. It returns after the command's execve(2), with the limits in force.
+// When ctx is done the command is killed, whether or not Wait was called: with the cause "timeout" if the deadline of
+// ctx has passed, and "canceled" otherwise. An error is an [*Error] and means that the command never ran and all
+// processes have exited. Start blocks while bubblewrap builds the sandbox and during the execve(2), at most thirty
+// seconds each, or until ctx is done; after an error it waits like Wait until all processes have exited.
 func (c *Command) Start(ctx context.Context) error {
 	if err := c.run.Started(); err != nil {
 		return err
@@ -89,13 +88,12 @@ func (c *Command) Start(ctx context.Context) error {
 	return nil
 }
 
-// Wait waits for the command's end, and returns when nothing of it is left, which the
-// result's Verdict says, and its output is passed on. Later calls return the same. The error
-// is nil however the command has ended: look at the result's Cause, ExitCode and Status. It
-// is an [*Error] if the proof could not be had, or output was lost; then there is a result as
-// well.
+// Wait waits until all processes of the command have exited, which the result's Verdict confirms, and its output has
+// been copied. Later calls return the same values. The error is nil whether the command succeeded or failed: see the
+// result's Cause, ExitCode and Status. It is an [*Error], together with a result, if the proof failed or output
+// was lost.
 func (c *Command) Wait() (*Result, error) { return c.run.Wait() }
 
-// Signal sends a signal to all processes of the command, in one step of the kernel's. An
-// error means that it has ended, or that there is no such signal.
+// Signal sends a signal to all processes of the command atomically. An error means that the command has ended or
+// that the signal does not exist.
 func (c *Command) Signal(sig syscall.Signal) error { return c.run.Signal(sig) }

@@ -1,16 +1,13 @@
-// Package bwrap runs untrusted commands in sandboxes that bubblewrap builds, and leaves
-// nothing behind: when Run or Wait returns, everything that the command has started is gone,
-// and that is proven.
+// Package bwrap runs untrusted commands in sandboxes built by bubblewrap. When Run or Wait returns, all processes that
+// the command started are proven to have exited.
 //
-// There are two ways to use it, in the manner of os/exec. A [Command] has a sandbox of its
-// own, which ends with it:
+// The API follows os/exec. A [Command] runs in a new sandbox, which ends with it:
 //
 //	cmd := &bwrap.Command{Args: []string{"python3", "job.py"}, Timeout: 5 * time.Second}
 //	result, err := cmd.Run(ctx)
 //
-// A [Room] is built once, and commands are run in it, one after the other or side by side, each
-// with a deadline and limits of its own. What they write outlives them, as long as the room
-// does:
+// A [Room] is built once and runs any number of commands, sequentially or concurrently, each with its own deadline and
+// limits. Files that they write remain until the room ends:
 //
 //	room := &bwrap.Room{Timeout: time.Hour}
 //	if err := room.Start(ctx); err != nil {
@@ -19,14 +16,12 @@
 //	defer room.Close()
 //	result, err := room.Command("pip", "list").Run(ctx)
 //
-// A sandbox shows the system's programs and libraries read-only, an empty home and /tmp in
-// memory, and what [Policy] adds: the zero Policy is the strictest. Nothing of this process's
-// environment (but for PATH), directory or descriptors is in it.
+// A sandbox shows the system's programs and libraries read-only, an empty home and /tmp in memory, and the additions
+// of [Policy]. It gets nothing of this process's environment (except PATH), directory or descriptors.
 //
-// An error says that a command never ran, or that something could not be proven or told, and
-// is an [*Error] with a remedy for people. That a command has failed, or was ended, is no
-// error: the [Result] has its cause, exit code, use of resources, and the verdict of the
-// proof.
+// An error is an [*Error] with a hint. It means that a command never ran, that its teardown is unproven, or that output
+// was lost. A command that fails or is killed is not an error: the [Result] has its cause, exit code, resource usage,
+// and the verdict of the proof.
 //
-// docs/guides/library.md says what it asks of a program, and shows a back end.
+// docs/guides/library.md lists the requirements for programs and shows a back end.
 package bwrap

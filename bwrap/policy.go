@@ -8,48 +8,47 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 
-// Policy is what a sandbox shows, and what a command in it may be. The zero value is the
-// strictest.
+// Policy describes what a sandbox shows and how commands run in it. The zero value is the strictest policy.
 type Policy struct {
-	Mounts []Mount // of the host, and more directories in memory
-	// TmpSize is the size of /tmp, and of every other part that can be written, in bytes;
-	// 0 for 256 MiB. They are in memory.
+	Mounts []Mount // host files, and further directories in memory
+	// TmpSize is the size in bytes of /tmp and of each other writable directory in memory; 0 for 256 MiB.
 	TmpSize int64
 	Network Network
-	// Env is NAME=VALUE for each variable that is added to PATH, HOME and USER of the
-	// sandbox. Nothing comes from the environment of this process but PATH, unless it is
-	// given here: of that, the directories that the sandbox shows.
+	// Env adds variables, as NAME=VALUE, to the sandbox's PATH, HOME and USER. Unless Env sets PATH, it
+	// contains the directories of this process's PATH that the sandbox shows. Nothing else comes from the
+	// environment of this process.
 	Env      []string
-	Dir      string // where the command begins, absolute; "" for the sandbox's home
-	User     *User  // who the command is, inside; nil for an ordinary user
+	Dir      string // working directory, absolute; "" for the sandbox's home
+	User     *User  // the command's identity inside; nil for an ordinary user
 	Hostname string // "" for "sandbox"
-	// AllSyscalls leaves out the filter for system calls (docs/security.md).
+	// AllSyscalls disables the seccomp filter (docs/security.md).
 	AllSyscalls bool
 }
 
-// Network is what of the network a sandbox has.
+// Network selects a sandbox's network.
 type Network string
 
 const (
-	NoNetwork   Network = ""     // a network namespace of its own, with loopback only
-	HostNetwork Network = "host" // that of this process, abstract unix sockets included
+	NoNetwork   Network = ""     // a new network namespace, with loopback only
+	HostNetwork Network = "host" // the caller's network namespace, including abstract unix sockets
 )
 
-// Mount is a file or directory of the host in the sandbox; or, without a Source, an empty
-// directory in memory. It cannot be written to unless that is asked for.
+// Mount shows a file or directory of the host in the sandbox, read-only unless Writable is set. Without a Source it
+// is an empty directory in memory.
 type Mount struct {
 	Source   string // on the host, absolute; "" for a directory in memory
-	Dest     string // in the sandbox, absolute; "" for the same place
-	Writable bool   // of a Source
-	Optional bool   // it is left out if there is no Source
-	Size     int64  // bytes, of a directory in memory; 0 for the policy's TmpSize
+	Dest     string // in the sandbox, absolute; "" for the path of Source
+	Writable bool   // for a Source
+	Optional bool   // skip the mount if Source does not exist
+	Size     int64  // bytes, for a directory in memory; 0 for the policy's TmpSize
 }
 
-// User is an identity inside a sandbox. Outside it is the caller's. If that is root, it is this
-// user outside as well, whose files it may then read and write; and nobody (65534) in place of root.
+// User is an identity inside a sandbox. Outside, the sandbox's processes have the caller's identity. If the caller is
+// root, they have this identity outside as well and can access this user's files; if User is root, they run as
+// nobody (65534).
 type User struct{ UID, GID uint32 }
 
-// plan decides in every detail how bubblewrap will be called. The caller closes it.
+// plan prepares a sandbox. The caller closes the plan.
 func (p *Policy) plan(command []string, captured bool) (*room.Plan, error) {
 	in := room.Policy{
 		Command: command, Captured: captured, Cwd: room.CwdNone, Workdir: p.Dir, TmpSize: p.TmpSize, Network: room.NetNone, Alone: true, Hostname: p.Hostname, NoFilter: p.AllSyscalls,
@@ -59,7 +58,7 @@ func (p *Policy) plan(command []string, captured bool) (*room.Plan, error) {
 	case HostNetwork:
 		in.Network = room.NetHost
 	default:
-		return nil, &Error{Code: "usage", Message: fmt.Sprintf("bwrap: there is no Network %q", string(p.Network))}
+		return nil, &Error{Code: "usage", Message: fmt.Sprintf("bwrap: unknown Network %q", string(p.Network))}
 	}
 	if p.User != nil {
 		in.User = &room.User{UID: p.User.UID, GID: p.User.GID}
@@ -77,16 +76,16 @@ func (p *Policy) plan(command []string, captured bool) (*room.Plan, error) {
 	return room.Prepare(in, room.ThisCaller())
 }
 
-// room is the mount as package room has it.
+// room converts m for package room.
 func (m Mount) room() (room.Mount, error) {
 	out := room.Mount{Kind: room.ReadOnly, Try: m.Optional, Size: m.Size}
 	switch {
 	case m.Source == "" && m.Writable, m.Source == "" && m.Optional, m.Source != "" && m.Size != 0:
-		return out, &Error{Code: "usage", Message: fmt.Sprintf("bwrap: Mount %q: Writable and Optional are for a Source, Size is for a directory in memory", m.Dest)}
+		return out, &Error{Code: "usage", Message: fmt.Sprintf("bwrap: Mount %q: Writable and Optional require a Source, and Size excludes one", m.Dest)}
 	case m.Source == "":
 		out.Kind = room.Tmpfs
 	case !path.IsAbs(m.Source):
-		return out, &Error{Code: "usage", Message: fmt.Sprintf("bwrap: Mount %q: the Source is not absolute", m.Source)}
+		return out, &Error{Code: "usage", Message: fmt.Sprintf("bwrap: Mount %q: Source is not an absolute path", m.Source)}
 	case m.Writable:
 		out.Kind = room.ReadWrite
 	}

@@ -13,23 +13,23 @@ import (
 	"github.com/sbxrun/sbxrun/nsenter"
 )
 
-// Room is a sandbox that stays, for commands to be run in. It is started once; its methods
-// may then be called by several goroutines.
+// Room is a sandbox that runs any number of commands. It can be started once; afterwards, any goroutine may call its
+// methods.
 type Room struct {
 	Policy
-	Limits       Limits        // of all its commands together
-	Timeout      time.Duration // of the room; 0 for none
-	ProofTimeout time.Duration // how long is waited for the proof that nothing is left; 0 for 5 s
+	Limits       Limits        // for all its commands together
+	Timeout      time.Duration // lifetime of the room; 0 for no limit
+	ProofTimeout time.Duration // limits the wait for the proof that all processes have exited; 0 for 5 s
 
 	run  *job.Run
-	room *job.Room // the same, once there is one
+	room *job.Room // the same, after Start
 	way  nsenter.Room
 }
 
-// Start has bubblewrap build the room, and returns when it is complete. It ends, and all
-// commands in it, when ctx is done, at its timeout, or by Close, which has to be called in any
-// case. An error is an [*Error], and nothing is left. Start blocks for as long as bubblewrap
-// takes, thirty seconds at most, or until ctx is done; and after an error until nothing is left.
+// Start builds the room. The room ends, with all commands in it, when ctx is done, at its timeout, or when Close is
+// called, which the caller must do in any case. An error is an [*Error], and all processes have exited. Start blocks
+// while bubblewrap builds the room, at most thirty seconds, or until ctx is done; after an error it waits until
+// all processes have exited.
 func (r *Room) Start(ctx context.Context) error {
 	if err := r.run.Started(); err != nil {
 		return err
@@ -54,26 +54,23 @@ func (r *Room) Start(ctx context.Context) error {
 	return nil
 }
 
-// Command is a command to be run in the room, which the caller may add to before it is
-// started. It ends with the room at the latest.
+// Command returns a command to run in the room. The caller may set further fields before starting it. It ends with
+// the room at the latest.
 func (r *Room) Command(args ...string) *nsenter.Command {
 	return &nsenter.Command{Room: &r.way, Args: args}
 }
 
-// Way says how the room is entered, for a program that hands it on. Its pidfd is the room's,
-// and closed with it.
+// Way returns how to enter the room, for programs that pass it on. Close closes its pidfd.
 func (r *Room) Way() nsenter.Room { return r.way }
 
-// Signal sends a signal to all processes of all commands in the room, in one step of the
-// kernel's.
+// Signal sends a signal to all processes of all commands in the room atomically.
 func (r *Room) Signal(sig syscall.Signal) error { return r.run.Signal(sig) }
 
-// Ended is closed when the room has ended; nil before Start.
+// Ended returns a channel that is closed when the room ends; nil before Start.
 func (r *Room) Ended() <-chan struct{} { return r.run.Ended() }
 
-// Close ends the room and all commands in it at once, and returns when nothing of it is
-// left, which the result's Verdict says. The error is an [*Error] if that could not be proven.
-// Later calls return the same.
+// Close kills the room and all commands in it, and returns when all processes have exited, which the result's Verdict
+// confirms. The error is an [*Error] if that could not be proven. Later calls return the same values.
 func (r *Room) Close() (*Result, error) {
 	if r.run == nil {
 		return r.run.Wait() // an error

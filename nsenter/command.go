@@ -19,38 +19,38 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// Command is a command to be run in a room that is there. It is used once. Once Start has
-// returned, Signal and Wait may be called by any goroutine.
+// Command runs one command in an existing room. It cannot be reused. After Start has returned,
+// any goroutine may call Signal and Wait.
 type Command struct {
 	// Sandbox is the name or the id of a sandbox that the caller has started with
 	// `sbxrun start`. It counts as used as long as the command runs.
 	Sandbox string
-	// Room is the room in place of a Sandbox, see [github.com/sbxrun/sbxrun/bwrap.Room.Command].
+	// Room is the room if Sandbox is empty: see [github.com/sbxrun/sbxrun/bwrap.Room.Command].
 	Room *Room
 
 	Args []string // the command and its arguments
-	// Env is NAME=VALUE for each variable that is added to the room's own, which has a
-	// PATH, a HOME and a USER; nothing comes from the environment of this process.
+	// Env adds variables, as NAME=VALUE, to those of the room, which has a PATH, a HOME and a USER.
+	// Nothing comes from the environment of this process.
 	Env []string
-	Dir string // in the room, absolute; "" for the room's own
+	Dir string // absolute path in the room; "" for the room's default
 
-	// The command's streams, as in os/exec: nil is /dev/null, an *os.File is given to the
-	// command as it is, of others a goroutine reads or writes through a pipe. An error of
-	// theirs ends the command. When it has ended nobody waits for a Read of Stdin, and for a Write
-	// ten seconds at most: then the rest is lost, and the Write may still be going on.
+	// The command's streams, as in os/exec: nil is /dev/null, an *os.File is passed to the command directly, and
+	// for other values a goroutine copies through a pipe. If copying fails, the command is killed. After the command
+	// has ended, Wait does not wait for a pending Read of Stdin, and at most ten seconds for a pending Write;
+	// then the remaining output is lost, and the Write may still be running.
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
-	// MaxOutput is how many bytes the command may write to Stdout, and to Stderr, or to both
-	// together if they are the same writer: more end it, with the cause "output-limit". 0 is
-	// no bound; a buffer in memory wants one.
+	// MaxOutput limits the bytes written to Stdout and to Stderr each, or to both together if they are the same
+	// writer. A command that writes more is killed, with the cause "output-limit". 0 is no limit;
+	// set one if the output goes to memory.
 	MaxOutput int64
 
 	Limits  Limits
-	Timeout time.Duration // from when the command begins; 0 for none
-	// Grace is from SIGTERM, which goes to all processes of the command, to SIGKILL; 0 for
-	// SIGKILL at once. When ctx is cancelled SIGTERM goes to the command alone.
+	Timeout time.Duration // from the start of the command; 0 for none
+	// Grace is the time between SIGTERM, which is sent to all processes of the command, and SIGKILL; 0 sends
+	// SIGKILL at once. When ctx is cancelled, only the command's own process gets SIGTERM.
 	Grace time.Duration
-	// ProofTimeout is how long is waited for the proof that nothing is left; 0 for 5 s.
+	// ProofTimeout limits the wait for the proof that all processes have exited; 0 for 5 s.
 	ProofTimeout time.Duration
 
 	run *job.Run
@@ -72,27 +72,27 @@ type Limits struct {
 	OOMScoreAdj *int
 }
 
-// A Room says how a room is entered that another part of the program has built. Its fields
-// are for that part to fill, and for programs that hand a room on to another process.
+// Room describes how to enter a room that package bwrap has built. Programs that pass a room on to another process
+// read and fill the fields.
 type Room struct {
-	// Init is a pidfd of the room's PID 1. It stays the caller's, and must be that of a room
-	// of package bwrap: any other process is refused.
+	// Init is a pidfd of the room's PID 1. The caller closes it. Processes that are not the PID 1 of a room of
+	// package bwrap are refused.
 	Init *os.File
-	// User and Group are the ids that the room runs under, seen from outside.
+	// User and Group are the IDs of the room's processes, as seen from outside.
 	User, Group int
-	HostNetwork bool     // it has the network of who has built it
+	HostNetwork bool     // the room shares the network of its builder
 	Filter      string   // for system calls: "default", "namespaces" or "off"
-	Cgroups     []string // directories of its own, if it has limits
+	Cgroups     []string // the room's cgroup directories, if it has limits
 	Limits      Limits   // of each process: FSize, NoFile, Stack, Nice and OOMScoreAdj; and CPUs, which they see
 	Env         []string // NAME=VALUE
-	Dir         string   // where commands begin
+	Dir         string   // default working directory
 }
 
-// Result is how a command has ended, and what proves that nothing of it is left.
+// Result says how a command ended, and whether all its processes are proven to have exited.
 type Result = result.Result
 
-// Error is a failure that is not the command's: what happened, in Message, and what to do
-// about it, in Hint. Code is stable, and for programs.
+// Error is a failure of the sandbox, not of the command. Message says what happened, Hint how to fix it.
+// Code is stable and meant for programs.
 type Error = result.Error
 
 // Run starts the command and waits for its end. See Wait for the error.
@@ -103,12 +103,11 @@ func (c *Command) Run(ctx context.Context) (*Result, error) {
 	return c.Wait()
 }
 
-// Start starts the command, and returns when it was executed, with its limits in force. The
-// command ends when ctx is done: with the cause "timeout" if its deadline has passed, or else
-// "canceled", whether or not Wait was called. An error is an [*Error]: the command never ran,
-// and nothing of it is left. Start blocks for as long as the way in takes, ten seconds at most,
-// and then the command's execve(2), thirty, or until ctx is done; and after an error until nothing
-// is left, as Wait does.
+// Start starts the command. It returns after the command's execve(2), with the limits in force. When ctx is done the
+// command is killed, whether or not Wait was called: with the cause "timeout" if the deadline of ctx has passed, and
+// "canceled" otherwise. An error is an [*Error] and means that the command never ran and all processes have exited.
+// Start blocks while it enters the room, at most ten seconds, and during the execve(2), at most thirty, or until ctx is
+// done; after an error it waits like Wait until all processes have exited.
 func (c *Command) Start(ctx context.Context) error {
 	if err := c.run.Started(); err != nil {
 		return err
@@ -139,11 +138,11 @@ func (c *Command) Start(ctx context.Context) error {
 	return nil
 }
 
-// use is the room as package sandbox knows it.
+// use converts r for package sandbox.
 func (r *Room) use() (*sandbox.Use, error) {
-	ended := &Error{Code: "ended", Message: "the room has ended, or is none"}
-	if uint64(r.User) >= math.MaxUint32 || uint64(r.Group) >= math.MaxUint32 { // that one leaves an id as it is (setresuid(2))
-		return nil, &Error{Code: "usage", Message: fmt.Sprintf("nsenter: User %d and Group %d of the Room are no ids", r.User, r.Group)}
+	ended := &Error{Code: "ended", Message: "the room has ended, or Init is not the PID 1 of a room"}
+	if uint64(r.User) >= math.MaxUint32 || uint64(r.Group) >= math.MaxUint32 { // for setresuid(2), MaxUint32 means no change
+		return nil, &Error{Code: "usage", Message: fmt.Sprintf("nsenter: User %d and Group %d of the Room are not valid IDs", r.User, r.Group)}
 	}
 	init, err := proc.FromPidfd(r.Init)
 	switch {
@@ -155,8 +154,7 @@ func (r *Room) use() (*sandbox.Use, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Any other process is not ours to enter, and this is the kernel's word: it executes our
-	// program, and has not ended meanwhile.
+	// Only enter a process that executes the room's program, and that had not ended when this was checked.
 	if !room.Holds(init.PID) || init.Exited() {
 		init.Close()
 		return nil, ended
@@ -173,18 +171,16 @@ func (r *Room) use() (*sandbox.Use, error) {
 
 const cannotEnter = "cannot enter the sandbox"
 
-// Wait waits for the command's end, and returns when nothing of it is left, which the
-// result's Verdict says, and its output is passed on. Later calls return the same. The error
-// is nil however the command has ended: look at the result's Cause, ExitCode and Status. It
-// is an [*Error] if the proof could not be had, or output was lost; then there is a result as
-// well.
+// Wait waits until all processes of the command have exited, which the result's Verdict confirms, and its output has
+// been copied. Later calls return the same values. The error is nil whether the command succeeded or failed: see the
+// result's Cause, ExitCode and Status. It is an [*Error], together with a result, if the proof failed or output
+// was lost.
 func (c *Command) Wait() (*Result, error) { return c.run.Wait() }
 
-// Signal sends a signal to all processes of the command, in one step of the kernel's. An
-// error means that it has ended, or that there is no such signal.
+// Signal sends a signal to all processes of the command atomically. An error means that the command has ended or
+// that the signal does not exist.
 func (c *Command) Signal(sig syscall.Signal) error { return c.run.Signal(sig) }
 
-// SignalAlone sends a signal to the command's own process, and not to those that it has
-// started. When it returns the kernel has taken the signal. An error means that the process has
-// ended, or that this process may not signal it.
+// SignalAlone sends a signal to the command's own process, but not to its descendants. An error means that the
+// process has ended, or that the caller may not signal it.
 func (c *Command) SignalAlone(sig syscall.Signal) error { return c.run.SignalAlone(sig) }

@@ -21,25 +21,24 @@ import (
 func kernelRelease() string {
 	var u unix.Utsname
 	if unix.Uname(&u) != nil {
-		return "" // EFAULT only, which cannot be
+		return "" // impossible: only EFAULT
 	}
 	return unix.ByteSliceToString(u.Release[:])
 }
 
-// checkKernel only warns: distributions bring features to older kernels, and
-// whether they are there is tried below.
+// checkKernel only warns: distributions backport features to older kernels, and later checks try them.
 func checkKernel(release string) (string, error) {
 	var major, minor int
 	switch n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); {
 	case n < 2:
-		return "", warning{error: fmt.Errorf("the version is not understood: %q", release)}
+		return "", warning{error: fmt.Errorf("cannot parse the version %q", release)}
 	case major < 5 || major == 5 && minor < 11:
 		return "", warning{error: failure{step: stepKernel, text: "Linux " + release}}
 	}
 	return "Linux " + release, nil
 }
 
-// checkProc: /proc is there, shows us and others, and has the lists of children.
+// checkProc checks that /proc is mounted, shows processes of all users, and has the lists of children.
 func checkProc() (string, error) {
 	if err := proc.CheckMount(); err != nil {
 		return "", err
@@ -50,14 +49,14 @@ func checkProc() (string, error) {
 	if _, err := os.ReadFile("/proc/thread-self/children"); err != nil {
 		return "", failed(stepChildren, "", err)
 	}
-	// bwrap reads this one first of all.
+	// The first file that bwrap reads.
 	if _, err := os.ReadFile("/proc/sys/kernel/overflowuid"); err != nil {
 		return "", failed(stepProcSys, "", err)
 	}
 	return "/proc, with lists of children", nil
 }
 
-// failed is that a step has failed; nil if there is no error.
+// failed returns a failure of step s; nil if err is nil.
 func failed(s step, call string, err error) error {
 	if err == nil {
 		return nil
@@ -67,7 +66,7 @@ func failed(s step, call string, err error) error {
 	return f
 }
 
-// checkPidfd takes hold of ourselves and sends the signal that is none.
+// checkPidfd opens a pidfd of this process and sends signal 0.
 func checkPidfd() (string, error) {
 	fd, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {
@@ -78,8 +77,8 @@ func checkPidfd() (string, error) {
 	return "pidfd_open, pidfd_send_signal", failed(stepCall, "pidfd_send_signal: ", err)
 }
 
-// checkOwner checks that a sandbox's identity may not change the program or its directory: a sandbox
-// that is shown the directory as writable could replace what its caller executes next.
+// checkOwner checks that the sandbox's identity cannot change the program or its directory. Otherwise a sandbox with
+// that directory as a writable mount could replace the program that its caller executes next.
 func checkOwner(program string, uid, gid int) error {
 	for _, name := range []string{program, filepath.Dir(program)} {
 		var st unix.Stat_t
@@ -87,14 +86,14 @@ func checkOwner(program string, uid, gid int) error {
 			return &os.PathError{Op: "stat", Path: name, Err: err}
 		}
 		if int(st.Uid) == uid || st.Mode&0o002 != 0 && st.Mode&unix.S_ISVTX == 0 || st.Mode&0o020 != 0 && int(st.Gid) == gid {
-			return &result.Error{Code: "program", Message: fmt.Sprintf("%s is writable for uid %d, as which sandboxes run", name, uid),
+			return &result.Error{Code: "program", Message: fmt.Sprintf("%s is writable for uid %d, the user of sandboxes", name, uid),
 				Hint: "sudo install -t /usr/local/bin " + strings.Join(both(program), " ")}
 		}
 	}
 	return nil
 }
 
-// both are the program and sbxrund, if that is there, as words of a shell.
+// both returns the program and, if it is installed next to it, sbxrund, quoted for a shell.
 func both(program string) (words []string) {
 	for _, name := range []string{program, filepath.Join(filepath.Dir(program), "sbxrund")} {
 		if _, err := os.Stat(name); err == nil {
@@ -133,18 +132,18 @@ func (e *exam) checkBwrap() (string, error) {
 	return detail, err
 }
 
-// checkUID: root starts bwrap under an unprivileged uid.
+// checkUID checks that root can start bwrap with an unprivileged uid.
 func (e *exam) checkUID() (string, error) {
-	return fmt.Sprintf("%d, under which bwrap is started for root", e.uid), e.tryBwrap(e.program.Path, "--version")
+	return fmt.Sprintf("%d, the uid of bwrap if root runs sbxrun", e.uid), e.tryBwrap(e.program.Path, "--version")
 }
 
-// sandbox checks that bwrap makes a sandbox with these options.
+// sandbox checks that bwrap can create a sandbox with these options.
 func (e *exam) sandbox(name, detail string, options ...string) {
 	e.check(name, func() (string, error) { return detail, e.trySandbox(options...) })
 }
 
-// checkNested: whether a payload can be kept from making user namespaces. Where a run
-// would not even try, it is a warning; where it would, a failure.
+// checkNested checks that payloads can be kept from creating user namespaces. It is a failure only where a run would
+// rely on that.
 func (e *exam) checkNested() (string, error) {
 	plan, err := e.plan(room.Policy{Command: []string{"true"}})
 	if err != nil {
@@ -153,7 +152,7 @@ func (e *exam) checkNested() (string, error) {
 	defer plan.Close()
 	if !plan.NoUserns() {
 		return "", warning{failure{step: stepSysctl, errno: unix.EROFS, text: "/proc/sys is mounted read-only"},
-			"the command can make user namespaces of its own with --seccomp off, which shows it more of the kernel"}
+			"with --seccomp off, the command can create user namespaces and reach more of the kernel"}
 	}
 	_, err = e.carryOut(plan, supervise.Terms{Timeout: probeBound, Begin: time.Now()}, result.Exited)
 	if step, ok := errors.AsType[*proc.StartError](err); ok && step.Step == enter.StepUserns {

@@ -1,18 +1,13 @@
-// Package doctor tries what a run needs on this machine, and words the remedy
-// for what fails.
+// Package doctor checks whether this machine can run sandboxes, and suggests a remedy for each failure.
 //
-// Nothing is concluded from a version or a setting: every check does the thing
-// itself. What concerns the sandbox is tried with bwrap, under the uid that a
-// run would have, because a security module may allow to bwrap what it forbids
-// to us, and the other way round. One feature is added at a time, and a check
-// whose ground has failed is skipped, so the first failure is the cause. Last
-// come real runs, on the product's own way. Settings are read only after a
-// failure, to tell which of them it was: remedies.go has a table of that.
+// Checks draw no conclusions from versions or settings: each one performs the operation itself. Sandbox features are
+// tried with bwrap, under the uid of a run, because a security module may treat bwrap and sbxrun differently. Each
+// check adds one feature and is skipped if a check that it builds on has failed, so the first failure is the cause.
+// The last checks are real runs. Settings are read only after a failure, to find its cause: see the table in
+// remedies.go.
 //
-// Every trial has a bound and leaves nothing behind. Trials with bwrap are
-// process groups of their own, ended and reaped as a whole before the next one;
-// for that, and because a run does so too, the calling process becomes a child
-// subreaper (prctl(2)).
+// Every trial has a time limit and leaves nothing behind. A trial with bwrap is a process group that is ended and
+// reaped before the next one begins. For that, the calling process becomes a child subreaper (prctl(2)), as in a run.
 package doctor
 
 import (
@@ -29,31 +24,30 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 
-// Verdict is what came of a check.
+// Verdict is the outcome of a check.
 type Verdict string
 
 const (
 	OK      Verdict = "ok"
 	Failed  Verdict = "failed"  // a run cannot work
-	Warning Verdict = "warning" // a run works, with less than it could have
-	Skipped Verdict = "skipped" // a check that this one builds on has failed
+	Warning Verdict = "warning" // a run works, but a feature is missing
+	Skipped Verdict = "skipped" // an earlier check that this one needs has failed
 )
 
-// Finding is the outcome of one check.
+// Finding is the result of one check.
 type Finding struct {
 	Name    string  `json:"name"`
 	Verdict Verdict `json:"verdict"`
-	// Detail is what was seen, for people.
+	// Detail describes the observation, for people.
 	Detail string `json:"detail,omitempty"`
-	// Cause is why it is not OK.
+	// Cause explains a verdict other than OK.
 	Cause string `json:"cause,omitempty"`
-	// Fix is the smallest change that helps: a command or a setting in the
-	// first line, and in each further line an alternative or a second step.
+	// Fix is the smallest change that helps: the first line is a command or a setting, and each further line
+	// an alternative or a second step.
 	Fix string `json:"fix,omitempty"`
 }
 
-// ReportVersion changes only when a reader of the report would go wrong; new
-// members and new checks do not change it.
+// ReportVersion changes only with incompatible changes; new members and new checks are compatible.
 const ReportVersion = 1
 
 // Report is all findings: what `sbxrun doctor --json` prints. docs/reference/doctor.md
@@ -62,15 +56,15 @@ type Report struct {
 	Version int       `json:"version"`
 	OK      bool      `json:"ok"` // a run works
 	Checks  []Finding `json:"checks"`
-	// Start is how to start the container we are in so that nothing of this is missing, if
-	// that is what is wrong; in each further line in another form.
+	// Start shows how to start this container so that all checks pass, if the container is the cause. Each further
+	// line is another form.
 	Start     string              `json:"start,omitempty"`
 	RoundTrip *float64            `json:"round_trip_ms,omitempty"`
 	Bwrap     *result.ReportBwrap `json:"bwrap,omitempty"`
 	Kernel    string              `json:"kernel"`
 }
 
-// Failed is the first check that failed, nil if a run works.
+// Failed returns the first check that failed, nil if a run works.
 func (r Report) Failed() *Finding {
 	for i := range r.Checks {
 		if r.Checks[i].Verdict == Failed {
@@ -80,8 +74,7 @@ func (r Report) Failed() *Finding {
 	return nil
 }
 
-// Examine makes every check. It takes about a tenth of a second where all is
-// well, and is bounded by the checks' own bounds where something hangs.
+// Examine performs all checks. It takes about 0.1 s if all pass; if something hangs, the checks' own time limits apply.
 func Examine(ctx context.Context, caller room.Caller) Report {
 	e := newExam(ctx, caller)
 	e.setup()
@@ -90,14 +83,12 @@ func Examine(ctx context.Context, caller room.Caller) Report {
 	return e.Report
 }
 
-// diagnoseBound is how long a user waits for the cause of a failed run.
+// diagnoseBound limits the search for the cause of a failed run.
 const diagnoseBound = 2 * probeBound
 
-// Diagnose says in one line why no sandbox can be set up on this machine, and
-// what to type against it: the first check that fails. nil if none does, and
-// the failure must have been about the particular run. It is for after a
-// failure: it takes some tens of milliseconds, and 10 s at the most
-// should something hang.
+// Diagnose is called after a failed run. It returns the first failing check as an error, with the fix as its hint, or
+// nil if all checks pass, so that the failure is specific to the run. It takes some tens of milliseconds, and at most
+// 10 s if something hangs.
 func Diagnose(ctx context.Context, caller room.Caller) *result.Error {
 	ctx, cancel := context.WithTimeout(ctx, diagnoseBound)
 	defer cancel()
@@ -113,24 +104,24 @@ func Diagnose(ctx context.Context, caller room.Caller) *result.Error {
 		hint, _, _ = strings.Cut("start this container like this: "+e.Start, "\n")
 	}
 	message := "no sandbox can be set up on this machine: "
-	if !e.unknown { // the name of the check would say more than is known
+	if !e.unknown { // otherwise the name of the check would be misleading
 		message += bad.Name + ": "
 	}
 	return &result.Error{Code: "setup", Message: message + bad.Cause, Hint: hint}
 }
 
-// exam is a report that is being made, and what the checks share.
+// exam is an unfinished report, with the state that the checks share.
 type exam struct {
 	Report
 	ctx       context.Context
 	caller    room.Caller
-	uid, gid  int           // of a run, outside of the sandbox
+	uid, gid  int           // of a run, outside the sandbox
 	program   room.Program  // after check bwrap
-	bound     time.Duration // of one trial with bwrap
-	firstOnly bool          // no check after the first that fails
+	bound     time.Duration // time limit of one trial with bwrap
+	firstOnly bool          // stop after the first failure
 	writable  bool          // cgroups are read-only in this container
-	unknown   bool          // the last failure is one that nothing explains
-	needs     string        // a check that has failed, and that those to come build on
+	unknown   bool          // the last failure has no known cause
+	needs     string        // a failed check that all further checks need
 }
 
 func newExam(ctx context.Context, caller room.Caller) *exam {
@@ -141,8 +132,8 @@ func newExam(ctx context.Context, caller room.Caller) *exam {
 	return e
 }
 
-// setup makes the checks of what a sandbox is made of, in the order in which a run needs
-// it. Names are for people and programs, and stay.
+// setup checks the parts of a sandbox in the order in which a run needs them. The names of checks are stable, because
+// programs read them.
 func (e *exam) setup() {
 	e.check("kernel", func() (string, error) { return checkKernel(e.Kernel) })
 	e.check("process table", checkProc)
@@ -167,7 +158,7 @@ func (e *exam) setup() {
 	e.ground()
 }
 
-// runs makes the checks that are whole runs.
+// runs performs the checks that are complete runs.
 func (e *exam) runs() {
 	if e.caller.UID == 0 {
 		e.check("root's own paths", e.checkStaged)
@@ -179,7 +170,7 @@ func (e *exam) runs() {
 	e.ground()
 	e.check("grace period", e.checkGrace)
 	e.check("exec", e.checkExec)
-	// The limits that need something of the machine; the others are there everywhere.
+	// Only limits with requirements; the others work everywhere.
 	e.limit("limit on memory", limits.Request{Memory: 256 << 20})
 	e.limit("limit on tasks", limits.Request{Pids: 64})
 	e.limit("limit on CPUs", limits.Request{CPUs: 0.5})
@@ -195,8 +186,7 @@ func (e *exam) runs() {
 	e.server()
 }
 
-// check makes a check, unless one that it builds on has failed. What it returns is what
-// was seen, or what went wrong.
+// check performs a check, unless one that it needs has failed. do returns the observation or an error.
 func (e *exam) check(name string, do func() (detail string, err error)) {
 	f := Finding{Name: name, Verdict: Skipped, Cause: "needs: " + e.needs}
 	switch {
@@ -207,12 +197,12 @@ func (e *exam) check(name string, do func() (detail string, err error)) {
 		f.Name = name
 	}
 	if e.ctx.Err() != nil {
-		return // whatever this check says is about the interruption
+		return // the check failed because of the interruption
 	}
 	e.Checks = append(e.Checks, f)
 }
 
-// warn makes a check of something that a run can do without.
+// warn performs a check of an optional feature.
 func (e *exam) warn(name string, do func() (detail string, err error)) {
 	e.check(name, func() (string, error) {
 		detail, err := do()
@@ -223,22 +213,22 @@ func (e *exam) warn(name string, do func() (detail string, err error)) {
 	})
 }
 
-// ground has the checks that follow build on all those before.
+// ground makes all further checks depend on the previous ones.
 func (e *exam) ground() {
 	if bad := e.Failed(); bad != nil {
 		e.needs = bad.Name
 	}
 }
 
-// warning is an error of something that a run can do without.
+// warning is the error of an optional feature.
 type warning struct {
 	error
-	without string // what it does without, if that does not go without saying
+	without string // the missing feature, if the error does not name it
 }
 
 func (w warning) Unwrap() error { return w.error }
 
-// finding words what a check has returned.
+// finding converts the result of a check.
 func (e *exam) finding(detail string, err error) Finding {
 	if err == nil {
 		return Finding{Verdict: OK, Detail: detail}
@@ -273,11 +263,11 @@ func (e *exam) finding(detail string, err error) Finding {
 	return f
 }
 
-// explain words a failure by the table of remedies.
+// explain looks a failure up in the table of remedies.
 func (e *exam) explain(f *Finding, seen failure) {
 	f.Detail = seen.text
 	m := machine{read: readSmall, sameRoot: sameRootAsInit, full: fullCgroup, root: e.caller.UID == 0, uid: e.uid, gid: e.gid, bwrap: e.program.Path}
-	// A profile of AppArmor's is of the program's file: with a merged /usr /bin/bwrap is none.
+	// An AppArmor profile is attached to the program's real path; with a merged /usr, /bin/bwrap is not one.
 	if real, err := filepath.EvalSymlinks(m.bwrap); err == nil {
 		m.bwrap = real
 	}
@@ -290,8 +280,8 @@ func (e *exam) explain(f *Finding, seen failure) {
 	}
 }
 
-// ownStep is a step of sbxrun's own on the way into a sandbox that has failed: what filters system calls
-// may refuse one that bwrap has no need of.
+// ownStep returns the failed step of sbxrun on the way into a sandbox: a seccomp filter may refuse a system call that
+// bwrap does not use.
 func ownStep(err error) (f failure, ok bool) {
 	var step *proc.StartError
 	if !errors.As(err, &step) || !errors.As(step, &f.errno) {

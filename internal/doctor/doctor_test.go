@@ -329,7 +329,7 @@ func TestTryBwrap(t *testing.T) {
 		want   error
 	}{
 		{"exit 0", nil},
-		{"exit 7", failure{step: stepOther, text: "bubblewrap exited with 7 and said nothing"}},
+		{"exit 7", failure{step: stepOther, text: "bubblewrap exited with code 7 and no message"}},
 		{"kill -SYS $$", failure{step: stepCall, text: "bubblewrap was killed by SIGSYS"}},
 		{"kill -SEGV $$", failure{step: stepOther, text: "bubblewrap was killed by SIGSEGV"}},
 	}

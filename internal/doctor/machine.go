@@ -14,15 +14,14 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 
-// machine is what can be read about this machine, to tell which of the possible
-// causes a failure has. Tests put another machine in its place.
+// machine reads properties of this machine, to find the cause of a failure. Tests replace it.
 type machine struct {
 	read     func(name string) (string, error) // a small file
-	sameRoot func() (same, known bool)         // is our root that of our mount namespace's first process?
+	sameRoot func() (same, known bool)         // reports whether our root is that of process 1
 	root     bool                              // sbxrun was started by root
-	uid, gid int                               // a run's, outside of the sandbox
+	uid, gid int                               // of a run, outside the sandbox
 	bwrap    string                            // path of the program, without links
-	full     func() string                     // the bound of a cgroup that has no room for a run, "" for none
+	full     func() string                     // a cgroup limit that leaves too few tasks for a run, "" for none
 }
 
 func readSmall(name string) (string, error) {
@@ -30,8 +29,8 @@ func readSmall(name string) (string, error) {
 	return string(b), err
 }
 
-// sameRootAsInit compares our root directory with that of process 1. Only root
-// may look at it, and it means something only within one mount namespace.
+// sameRootAsInit compares our root directory with that of process 1. Only root can read that, and the comparison is
+// valid only within one mount namespace.
 func sameRootAsInit() (same, known bool) {
 	var ours, inits, ourNS, initNS unix.Stat_t
 	for _, s := range []struct {
@@ -48,8 +47,8 @@ func sameRootAsInit() (same, known bool) {
 	return ours.Dev == inits.Dev && ours.Ino == inits.Ino, true
 }
 
-// facts are what is known of this machine, by name: words of the table of remedies that
-// hold, and what stands for {name} there.
+// facts returns the known properties of this machine by name: the words of the table of remedies that apply, with the
+// values for {name}.
 func (m machine) facts() map[string]string {
 	known := map[string]string{"uid": strconv.Itoa(m.uid), "gid": strconv.Itoa(m.gid), "bwrap": room.ShellQuote(m.bwrap), "profile": printed(m.bwrap), "sudo": "sudo ", "by": "", "host": ""}
 	note := func(holds bool, name, value string) {
@@ -59,11 +58,11 @@ func (m machine) facts() map[string]string {
 	}
 	note(m.root, "sudo", "")
 
-	// Who confines us.
+	// Confinement.
 	engine := m.engine()
 	note(engine != "", "container", "")
 	note(engine != "", "engine", engine)
-	note(engine != "", "by", ", probably that of "+engine)
+	note(engine != "", "by", ", probably set by "+engine)
 	note(engine == unknown, "by", ", probably the container's")
 	profile, restricts := m.profile(), m.restrictsUserns()
 	note(profile != "" && profile != usernsProfile, "apparmor", profile)
@@ -73,16 +72,16 @@ func (m machine) facts() map[string]string {
 	note(m.text("/sys/fs/selinux/enforce") == "1", "selinux", "")
 	limit := m.sysctl("user.max_user_namespaces")
 	note(m.seccomp(), "seccomp", "")
-	// If the kernel has user namespaces, what says that it has none is a filter.
+	// If the kernel has user namespaces, an error to the contrary comes from a filter.
 	note(m.seccomp() && limit != "", "filtered", "")
 
-	// Where we are.
+	// The root directory.
 	mounts := m.mounts()
 	root := slices.IndexFunc(mounts, func(mt mount) bool { return mt.point == "/" })
 	same, sure := m.sameRoot()
-	// Within a chroot(2) whose directory is no mount point, the table of mounts lacks a root.
+	// In a chroot(2) whose directory is not a mount point, the mount table has no root.
 	note(len(mounts) > 0 && root < 0 || sure && !same, "chroot", "")
-	// The kernel's first file system cannot be pivoted away from (pivot_root(2)).
+	// pivot_root(2) does not work on the initial root file system.
 	note(root >= 0 && mounts[root].fstype == "rootfs", "initramfs", "")
 	hidden := masks(mounts)
 	note(len(hidden) > 0, "masked", strings.Join(hidden, ", "))
@@ -90,7 +89,7 @@ func (m machine) facts() map[string]string {
 	// The first user namespace maps everything.
 	uids, err := m.read("/proc/self/uid_map")
 	note(err == nil && !slices.Equal(strings.Fields(uids), []string{"0", "0", "4294967295"}), "nested", "")
-	// The kernel wants both ids of a process that makes a user namespace to be mapped.
+	// Both IDs of a process that creates a user namespace must be mapped.
 	note(m.unmapped("gid_map", m.gid), "unmapped", "gid "+known["gid"])
 	note(m.unmapped("uid_map", m.uid), "unmapped", "uid "+known["uid"])
 
@@ -102,7 +101,7 @@ func (m machine) facts() map[string]string {
 	full := m.full()
 	note(full != "", "full", full)
 
-	// What the kernel has of namespaces.
+	// Namespaces of the kernel.
 	note(m.sysctl("kernel.unprivileged_userns_clone") == "0", "clone-off", "")
 	note(m.text("/sys/module/user_namespace/parameters/enable") == "N", "switched-off", "")
 	known["limit"], known["more"], known["missing"] = limit, "15000", "CONFIG_USER_NS"
@@ -111,15 +110,14 @@ func (m machine) facts() map[string]string {
 	}
 	for _, kind := range slices.Backward(namespaceKinds) { // the first counts
 		note(m.sysctl(kind.sysctl) == "0", "disallowed", kind.sysctl)
-		// A directory of links: reading the link's file fails with another error than that
-		// it does not exist.
+		// Reading a link of an existing namespace fails, too, but not with ENOENT.
 		_, err = m.read(path.Join("/proc/self/ns", kind.file))
 		note(errors.Is(err, fs.ErrNotExist), "missing", kind.config)
 	}
 	return known
 }
 
-// namespaceKinds are the ones a run makes.
+// namespaceKinds are the namespaces that a run creates.
 var namespaceKinds = []struct{ file, sysctl, config string }{
 	{"user", "user.max_user_namespaces", "CONFIG_USER_NS"},
 	{"pid", "user.max_pid_namespaces", "CONFIG_PID_NS"},
@@ -130,7 +128,7 @@ var namespaceKinds = []struct{ file, sysctl, config string }{
 	{"cgroup", "user.max_cgroup_namespaces", "CONFIG_CGROUPS"},
 }
 
-// text is a small file without the blanks around it, "" if it cannot be read.
+// text returns a small file, trimmed; "" if it cannot be read.
 func (m machine) text(name string) string {
 	text, err := m.read(name)
 	if err != nil {
@@ -139,12 +137,12 @@ func (m machine) text(name string) string {
 	return strings.TrimSpace(text)
 }
 
-// sysctl is the value of a setting, "" if this kernel has none of the name.
+// sysctl returns the value of a sysctl, "" if it does not exist.
 func (m machine) sysctl(name string) string {
 	return m.text("/proc/sys/" + strings.ReplaceAll(name, ".", "/"))
 }
 
-// seccomp says whether a system call filter is on (proc_pid_status(5)).
+// seccomp reports whether a seccomp filter is active (proc_pid_status(5)).
 func (m machine) seccomp() bool {
 	for _, line := range strings.Split(m.text("/proc/self/status"), "\n") { // unreadable: none that we know of
 		if value, ok := strings.CutPrefix(line, "Seccomp:"); ok {
@@ -154,7 +152,7 @@ func (m machine) seccomp() bool {
 	return false
 }
 
-// profile is the AppArmor profile we are confined by, "" if by none.
+// profile returns the AppArmor profile of this process, "" if it is unconfined.
 func (m machine) profile() string {
 	for _, name := range []string{"/proc/self/attr/apparmor/current", "/proc/self/attr/current"} {
 		text, err := m.read(name)
@@ -170,32 +168,31 @@ func (m machine) profile() string {
 	return ""
 }
 
-// restrictsUserns says whether user namespaces of programs without an AppArmor profile that
-// allows them get no capabilities, as in Ubuntu 23.10 and later.
+// restrictsUserns reports whether AppArmor takes the capabilities from user namespaces of programs without a suitable
+// profile, as in Ubuntu 23.10 and later.
 func (m machine) restrictsUserns() bool {
 	value, err := m.read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
-	// Some kernels let only root read it: that it is there must do. It is asked
-	// after a failure only.
+	// On some kernels only root can read it. Then assume the restriction, because this is called only after a failure.
 	return strings.TrimSpace(value) == "1" || errors.Is(err, fs.ErrPermission)
 }
 
-// usernsProfile is the profile that such namespaces have.
+// usernsProfile is the profile of such namespaces.
 const usernsProfile = "unprivileged_userns"
 
-// The engines that have a way of their own to say what a container may do.
+// Container engines with different options.
 const (
 	docker     = "docker"
 	podman     = "podman"
 	kubernetes = "kubernetes"
 	lxc        = "lxc"
-	unknown    = "unknown" // a container, but whose?
+	unknown    = "unknown" // a container of an unknown engine
 )
 
-// engine is what runs the container we are in, "" if we seem to be in none.
+// engine returns the engine of the container that this process runs in, "" if there is no sign of one.
 func (m machine) engine() string {
 	has := func(name string) bool { _, err := m.read(name); return err == nil }
 	ours := "\x00" + m.text("/proc/self/environ")
-	// What is unreadable, as root's environment mostly is, is no sign: the others must do.
+	// Unreadable files, such as the environment of root's processes, are ignored.
 	cgroup, kind, env := m.text("/proc/1/cgroup"), m.text("/run/systemd/container"), m.text("/proc/1/environ")
 	switch {
 	case has("/var/run/secrets/kubernetes.io/serviceaccount/namespace"), strings.Contains(cgroup, "kubepods"), strings.Contains(ours, "\x00KUBERNETES_SERVICE_HOST="):
@@ -212,8 +209,7 @@ func (m machine) engine() string {
 	return ""
 }
 
-// mount is one line of /proc/self/mountinfo (proc_pid_mountinfo(5)); point stays
-// escaped, fit for printing.
+// mount is a line of /proc/self/mountinfo (proc_pid_mountinfo(5)). The mount point is escaped.
 type mount struct{ point, fstype string }
 
 func (m machine) mounts() (list []mount) {
@@ -228,8 +224,8 @@ func (m machine) mounts() (list []mount) {
 	return list
 }
 
-// masks are the places below /proc that something is mounted over. Mounts on
-// directories that are empty by design hide nothing, and the kernel allows them.
+// masks returns the mount points below /proc. Mounts on directories that are always empty hide nothing, and the
+// kernel allows them.
 func masks(mounts []mount) (points []string) {
 	for _, mt := range mounts {
 		if !strings.HasPrefix(mt.point, "/proc/") || slices.Contains(points, mt.point) {
@@ -244,8 +240,7 @@ func masks(mounts []mount) (points []string) {
 	return points
 }
 
-// unmapped reports whether our user namespace for certain does not have an id
-// (user_namespaces(7)). One whose map was never written has none.
+// unmapped reports whether an ID is certainly not mapped in our user namespace (user_namespaces(7)).
 func (m machine) unmapped(file string, id int) bool {
 	text, err := m.read("/proc/self/" + file)
 	for _, line := range strings.Split(text, "\n") {

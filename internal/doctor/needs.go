@@ -14,14 +14,14 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// refusedFrom is the part of a bound on tasks from which nothing is started, as --alert has it by default.
+// refusedFrom is the share of a task limit above which runs are refused: the default of --alert.
 const refusedFrom = 0.8
 
 func inUse(b admission.Bound) string {
 	return fmt.Sprintf("%d of %d tasks in use, by %s", b.Current, b.Max, b.Path)
 }
 
-// checkTasks: a run would be let in. None of the other checks asks for that.
+// checkTasks checks that a run would be admitted, which the other checks do not ask for.
 func checkTasks() (string, error) {
 	r, err := admission.Look()
 	if err != nil {
@@ -36,12 +36,12 @@ func roomForRun(r admission.Reading) (string, error) {
 	}
 	tightest := r.Tightest()
 	if tightest.Ratio() >= refusedFrom {
-		return "", failure{step: stepTasks, text: inUse(tightest) + fmt.Sprintf(": from %.0f %% on nothing is started", 100*refusedFrom)}
+		return "", failure{step: stepTasks, text: inUse(tightest) + fmt.Sprintf(": runs are refused from %.0f %%", 100*refusedFrom)}
 	}
 	return inUse(tightest), nil
 }
 
-// fullCgroup is the bound of a cgroup without room for a run, "" for none.
+// fullCgroup returns the limit of a cgroup that has too few tasks left for a run, "" for none.
 func fullCgroup() string {
 	r, err := admission.Look()
 	if err != nil {
@@ -63,8 +63,8 @@ func checkStateDir() (string, error) {
 	return checkDir(stepStateDir, dir)
 }
 
-// checkDir checks without making anything: the directory is this user's own and closed to
-// others, or can be made.
+// checkDir checks that the directory belongs to this user and is closed to others, or could be created. It creates
+// nothing.
 func checkDir(s step, dir string) (string, error) {
 	var st unix.Stat_t
 	switch err := unix.Lstat(dir, &st); {

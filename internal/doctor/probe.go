@@ -16,11 +16,11 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 
-// probeBound is how long one trial with bwrap may take; it takes milliseconds.
+// probeBound limits one trial with bwrap, which takes milliseconds.
 const probeBound = 5 * time.Second
 
-// trySandbox lets bwrap make a sandbox with these options, in which `true`
-// runs, under a run's own uid. That `true` is not there is none of the sandbox's fault.
+// trySandbox runs `true` with bwrap and these options, with the uid of a run. A missing `true` is not a sandbox
+// failure.
 func (e *exam) trySandbox(options ...string) error {
 	args := []string{e.program.Path}
 	for _, dir := range []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"} {
@@ -39,7 +39,7 @@ func (e *exam) tryBwrap(args ...string) error {
 	var errno syscall.Errno
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return failure{step: stepOther, text: fmt.Sprintf("bubblewrap did not come to an end within %v", e.bound)}
+		return failure{step: stepOther, text: fmt.Sprintf("bubblewrap did not exit within %v", e.bound)}
 	case errors.As(err, &errno) && e.caller.UID == 0 && (errno == unix.EPERM || errno == unix.EINVAL):
 		return failed(stepIdentity, "", errno) // execve(2) itself has other errors
 	case errors.As(err, &errno):
@@ -53,15 +53,15 @@ func (e *exam) tryBwrap(args ...string) error {
 		}
 		return f
 	case ws.ExitStatus() != 0 && words == "":
-		return failure{step: stepOther, text: fmt.Sprintf("bubblewrap exited with %d and said nothing", ws.ExitStatus())}
+		return failure{step: stepOther, text: fmt.Sprintf("bubblewrap exited with code %d and no message", ws.ExitStatus())}
 	case ws.ExitStatus() != 0:
 		return understand(words)
 	}
 	return nil
 }
 
-// execute runs bwrap below a keeper, as a run does, and returns when everything it started is
-// dead and reaped. words is what it wrote to stderr.
+// execute runs bwrap below a keeper, as a run does. It returns the end of stderr after all processes have exited and
+// are reaped.
 func (e *exam) execute(args []string) (ws unix.WaitStatus, words string, err error) {
 	stderr, err := memoryFile()
 	if err != nil {
@@ -88,15 +88,15 @@ func (e *exam) execute(args []string) (ws unix.WaitStatus, words string, err err
 	}
 	ctx, cancel := context.WithTimeout(e.ctx, e.bound)
 	defer cancel()
-	// The keeper exits when it has reaped everything. If it was stopped, or the time is over,
-	// Abandon kills it and what it has.
+	// The keeper exits when it has reaped everything. If it is stopped or the time is over, Abandon kills it and its
+	// children.
 	_ = keeper.WaitContext(ctx, time.Time{})
 	kept := proc.Kept{Keeper: keeper}
 	end, err := kept.Abandon(time.Now().Add(probeBound))
 	words = readFrom(stderr)
 	switch {
 	case ctx.Err() != nil:
-		err = os.ErrDeadlineExceeded // check looks for an interruption itself
+		err = os.ErrDeadlineExceeded // check detects an interruption itself
 	case err != nil:
 	case keeper.StartError() != nil:
 		err = keeper.StartError()
@@ -108,7 +108,7 @@ func (e *exam) execute(args []string) (ws unix.WaitStatus, words string, err err
 	return ws, words, err
 }
 
-// memoryFile is a file without a name.
+// memoryFile returns an anonymous file.
 func memoryFile() (*os.File, error) {
 	fd, err := unix.MemfdCreate("doctor", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -117,13 +117,13 @@ func memoryFile() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "doctor"), nil
 }
 
-// readFrom is the end of what was written to f.
+// readFrom returns the end of f.
 func readFrom(f *os.File) string {
 	const most = 4096
 	st, err := f.Stat()
 	if err != nil {
 		return ""
 	}
-	b, _ := io.ReadAll(io.NewSectionReader(f, max(0, st.Size()-most), most)) // what could be read must do
+	b, _ := io.ReadAll(io.NewSectionReader(f, max(0, st.Size()-most), most)) // best effort
 	return string(b)
 }

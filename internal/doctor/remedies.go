@@ -90,7 +90,7 @@ const unknownCause = "bubblewrap failed, for an unknown reason: "
 const (
 	asUser      = "run sbxrun as an ordinary user"
 	mapIDs      = "map uid {uid} and gid {gid} into it: newuidmap(1), /etc/subuid, /etc/subgid"
-	leaveChroot = "enter the directory with systemd-nspawn -D DIR or bwrap --bind DIR / --dev /dev --proc /proc in place of chroot"
+	leaveChroot = "enter the directory with systemd-nspawn -D DIR or bwrap --bind DIR / --dev /dev --proc /proc instead of chroot"
 	kernelLog   = "the kernel's log may name what refuses: {sudo}dmesg | tail"
 	avc         = "to see denials: {sudo}ausearch -m avc -ts recent"
 	restricted  = "AppArmor takes away what user namespaces are made for: kernel.apparmor_restrict_unprivileged_userns is on, and no profile allows them to {bwrap}"

@@ -152,12 +152,12 @@ func TestExplain(t *testing.T) {
 		{
 			name: "Docker: a filter of one's own, without unshare", words: "bwrap: unshare user ns: Operation not permitted\n",
 			files: map[string]string{"/.dockerenv": "", "/proc/self/status": filtered},
-			cause: "system call filter (seccomp) refuses it, probably that of docker", fix: []string{"docker run --security-opt seccomp=unconfined"},
+			cause: "system call filter (seccomp) refuses it, probably set by docker", fix: []string{"docker run --security-opt seccomp=unconfined"},
 		},
 		{
 			name: "Podman: seccomp, which lets namespaces be made", words: "bwrap: Can't set hostname to sandbox: Operation not permitted\n",
 			files: map[string]string{"/run/.containerenv": "engine=\"podman\"", "/proc/self/status": filtered},
-			cause: "system call filter (seccomp) refuses it, probably that of podman: Can't set hostname", fix: []string{"podman run --security-opt seccomp=unconfined"},
+			cause: "system call filter (seccomp) refuses it, probably set by podman: Can't set hostname", fix: []string{"podman run --security-opt seccomp=unconfined"},
 		},
 		{
 			name: "Kubernetes: seccomp", words: noPermissions,

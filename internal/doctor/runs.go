@@ -18,16 +18,16 @@ import (
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
-// plan is the product's own, for a command that needs nothing.
+// plan prepares a sandbox as the run command does.
 func (e *exam) plan(policy room.Policy) (*room.Plan, error) {
 	policy.Workdir, policy.Alone = "/", true
 	return room.Prepare(policy, e.caller)
 }
 
-// runBound is how long a whole run may take.
+// runBound limits a complete run.
 const runBound = 10 * time.Second
 
-// carryOut carries a plan out as the run command does. The run has to end for a reason.
+// carryOut executes a plan as the run command does. It is an error if the run ends with another cause than want.
 func (e *exam) carryOut(plan *room.Plan, terms supervise.Terms, want result.Cause) (res result.Result, err error) {
 	stderr, err := memoryFile()
 	if err != nil {
@@ -46,22 +46,22 @@ func (e *exam) carryOut(plan *room.Plan, terms supervise.Terms, want result.Caus
 	return res, judge(res, readFrom(stderr), want)
 }
 
-// judge says whether a run ended as it had to. words is what bwrap said.
+// judge checks the result of a run. words is bwrap's stderr.
 func judge(res result.Result, words string, want result.Cause) error {
 	f := understand(words)
 	switch {
 	case res.Verdict == result.Unproven && res.Err != nil:
-		return fmt.Errorf("the sandbox was not gone in time: %s", res.Err.Message)
+		return fmt.Errorf("the sandbox did not end in time: %s", res.Err.Message)
 	case res.Verdict == result.Unproven:
-		return errors.New("the sandbox was not gone in time")
+		return errors.New("the sandbox did not end in time")
 	case res.Cause == want && res.Verdict == result.Proven:
 		return nil
 	case res.Cause == result.Canceled:
-		return fmt.Errorf("the run did not come to an end within %v", runBound)
+		return fmt.Errorf("the run did not end within %v", runBound)
 	case f.step != stepOther && f.step != stepPayload || f.errno == unix.EAGAIN:
 		return f
 	}
-	err := fmt.Errorf("the run ended with cause %s in place of %s", res.Cause, want)
+	err := fmt.Errorf("the run ended with cause %s instead of %s", res.Cause, want)
 	if res.Err != nil {
 		err = res.Err
 	}
@@ -71,7 +71,7 @@ func judge(res result.Result, words string, want result.Cause) error {
 	return err
 }
 
-// run makes a run that has to end for a reason.
+// run prepares a policy and executes it with carryOut.
 func (e *exam) run(want result.Cause, terms supervise.Terms, policy room.Policy) (res result.Result, err error) {
 	terms.Begin = time.Now()
 	plan, err := e.plan(policy)
@@ -82,38 +82,38 @@ func (e *exam) run(want result.Cause, terms supervise.Terms, policy room.Policy)
 	return e.carryOut(plan, terms, want)
 }
 
-// checkRun is the round trip.
+// checkRun measures a run from start to end.
 func (e *exam) checkRun() (string, error) {
 	res, err := e.run(result.Exited, supervise.Terms{Timeout: probeBound}, room.Policy{Command: []string{"true"}})
 	if err != nil {
 		return "", err
 	}
 	if code := res.Payload.Code(); code != 0 {
-		return "", fmt.Errorf("`true` exited with %d in the sandbox", code)
+		return "", fmt.Errorf("`true` exited with code %d in the sandbox", code)
 	}
 	ms := result.Milliseconds(res.Duration)
 	e.RoundTrip = &ms
 	return fmt.Sprintf("`true` from start to %s end in %.1f ms", res.Verdict, ms), nil
 }
 
-// trialTimeout is the deadline of the runs that have to miss it.
+// trialTimeout is the deadline of runs that must time out.
 const trialTimeout = 20 * time.Millisecond
 
 func (e *exam) checkDeadline() (string, error) {
 	res, err := e.run(result.Timeout, supervise.Terms{Timeout: trialTimeout}, room.Policy{Command: []string{"sleep", "60"}})
-	return fmt.Sprintf("killed after %v; %.1f ms later all was gone, %s", trialTimeout, result.Milliseconds(res.Teardown), res.Verdict), err
+	return fmt.Sprintf("killed after %v; all processes had exited %.1f ms later, %s", trialTimeout, result.Milliseconds(res.Teardown), res.Verdict), err
 }
 
-// checkGrace has init signal all of a command.
+// checkGrace lets init send SIGTERM to all processes of a command.
 func (e *exam) checkGrace() (string, error) {
 	res, err := e.run(result.Timeout, supervise.Terms{Timeout: trialTimeout, Grace: probeBound}, room.Policy{Command: []string{"sleep", "60"}})
 	if err == nil && res.Err != nil {
 		err = warning{failure{step: stepCall, text: res.Err.Message}, "--grace does not work"}
 	}
-	return "SIGTERM to all of the command, by its init", err
+	return "SIGTERM to all processes of the command, from its init", err
 }
 
-// checkExec runs a command in a sandbox that is there already.
+// checkExec runs a command in a running sandbox.
 func (e *exam) checkExec() (string, error) {
 	plan, err := e.plan(room.Policy{})
 	if err != nil {
@@ -143,7 +143,7 @@ func (e *exam) checkExec() (string, error) {
 	end(supervise.Request{Cause: result.Killed, Signal: unix.SIGKILL})
 	sandbox.Watch(over)
 	outside := sandbox.End(over)
-	_ = sandbox.Collect() // what is left shows in the verdict
+	_ = sandbox.Collect() // the verdict shows survivors
 	text := fmt.Sprintf("`true` ended with cause %q", inside.Cause)
 	switch {
 	case inside.Cause == result.Exited && inside.ExitCode() == 0:
@@ -156,16 +156,15 @@ func (e *exam) checkExec() (string, error) {
 	return "", warning{failure{step: stepCall, text: text}, "sbxrun exec does not work"}
 }
 
-// checkStaged binds something that only root can reach: by descriptor, with
-// open_tree(2) and move_mount(2), in a mount namespace of bwrap's own; and as a writable
-// one, which is root's, as the sandbox's own (mount_setattr(2)).
+// checkStaged binds a directory that only root can reach, by descriptor in bwrap's mount namespace (open_tree(2),
+// move_mount(2)), and writable with an idmapped owner (mount_setattr(2)).
 func (e *exam) checkStaged() (string, error) {
 	dir, err := os.MkdirTemp("", "sbxrun-doctor-")
 	if err != nil {
 		return "", warning{error: fmt.Errorf("not tried, for lack of a directory: %w", err)}
 	}
-	defer os.RemoveAll(dir) // on a failure it is a directory that stays
-	// Within that one, which nobody else may search.
+	defer os.RemoveAll(dir) // best effort
+	// dir has mode 0700.
 	inner := filepath.Join(dir, "inner")
 	if err := os.Mkdir(inner, 0o700); err != nil {
 		return "", warning{error: fmt.Errorf("not tried, for lack of a directory: %w", err)}
@@ -178,19 +177,18 @@ func (e *exam) checkStaged() (string, error) {
 	const seen = "bound by descriptor (open_tree, move_mount)"
 	mapped := bind(room.ReadWrite)
 	if mapped == nil {
-		return seen + ", and writable as the sandbox's own (mount_setattr)", nil
+		return seen + ", and writable with an idmapped owner (mount_setattr)", nil
 	}
 	if err := bind(room.ReadOnly); err != nil {
-		return "", warning{failed(stepStaged, "", err), "--bind of what only root can reach does not work, nor does a current directory of that kind"}
+		return "", warning{failed(stepStaged, "", err), "--bind and a current directory do not work where only root can reach them"}
 	}
-	if errors.Is(mapped, unix.EINVAL) { // of this one file system, as the run would say
+	if errors.Is(mapped, unix.EINVAL) { // only this file system cannot be idmapped
 		return seen + "; " + mapped.Error(), nil
 	}
-	return "", warning{failed(stepMapped, "", mapped), "-w and --bind of what is root's do not work"}
+	return "", warning{failed(stepMapped, "", mapped), "-w and --bind do not work for root's files"}
 }
 
-// limit checks a run under one limit, which is refused where it cannot be enforced: then
-// the refusal is the finding.
+// limit checks a run with one limit. Where the limit cannot be enforced, the finding is the refusal.
 func (e *exam) limit(name string, request limits.Request) {
 	e.warn(name, func() (string, error) {
 		mechanism, err := e.tryLimit(request)
@@ -214,9 +212,9 @@ func (e *exam) tryLimit(request limits.Request) (mechanism string, err error) {
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = group.Remove(time.Now().Add(probeBound)) }() // the keeper has done it, or nothing can be done
+	defer func() { _ = group.Remove(time.Now().Add(probeBound)) }() // best effort: usually the keeper has removed it
 	if _, err = e.run(result.Exited, supervise.Terms{Timeout: probeBound, Limits: group}, room.Policy{Command: []string{"true"}}); err != nil {
-		err = warning{err, "a run with it does not work"}
+		err = warning{err, "a run with this limit does not work"}
 	}
 	return plan.Limits[0].Mechanism, err
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// What a server with the default configuration needs: 4,096 connections, 64 calls and 32 warm
-// rooms at once, with a few tasks and descriptors each; and some for what else there is.
+// Needs of a server with the default configuration: 4,096 connections, 64 concurrent calls and 32 warm rooms, with a
+// few tasks and descriptors each, and some spare.
 const (
 	serverTasks       = 512
 	serverDescriptors = 8192
@@ -26,7 +26,7 @@ func (e *exam) server() {
 	e.warn("server descriptors", checkServerDescriptors)
 }
 
-// checkServerProgram: the server is the program beside this one, and no other.
+// checkServerProgram checks the sibling binary sbxrund.
 func checkServerProgram() (string, error) {
 	program, err := safeopen.Sibling()
 	if err != nil {
@@ -47,7 +47,7 @@ func checkServerTasks() (string, error) {
 	return inUse(r.Tightest()), nil
 }
 
-// checkServerDescriptors looks at the hard limit, to which Go raises the soft one (package os).
+// checkServerDescriptors checks the hard limit, because package os raises the soft limit to it.
 func checkServerDescriptors() (string, error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

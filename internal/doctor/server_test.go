@@ -50,7 +50,7 @@ func TestRoomForRun(t *testing.T) {
 	}{
 		{admission.Bound{Path: "/c/pids.max", Current: 8, Max: 100}, ""},
 		{admission.Bound{Path: "/c/pids.max", Current: 8, Max: 15}, "8 of 15 tasks in use, by /c/pids.max: a run needs about 18"},
-		{admission.Bound{Path: "/c/pids.max", Current: 900, Max: 1000}, "900 of 1000 tasks in use, by /c/pids.max: from 80 % on nothing is started"},
+		{admission.Bound{Path: "/c/pids.max", Current: 900, Max: 1000}, "900 of 1000 tasks in use, by /c/pids.max: runs are refused from 80 %"},
 	} {
 		detail, err := roomForRun(admission.Reading{Bounds: []admission.Bound{tt.cgroup, machine}})
 		if tt.want == "" && (err != nil || !strings.HasPrefix(detail, "8 of 100 tasks")) || tt.want != "" && (err == nil || err.Error() != tt.want) {

@@ -7,45 +7,45 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// step is how far bwrap, or what was tried in its place, came.
+// step is the step that failed, of bwrap or of another check.
 type step string
 
 const (
 	stepOther    step = "other"        // not recognised
-	stepStart    step = "start"        // bwrap itself was not executed
-	stepIdentity step = "identity"     // root could not become the run's uid
-	stepCaps     step = "capabilities" // bwrap found itself with some
-	stepCreate   step = "create"       // a namespace was not made
-	stepSetup    step = "setup"        // what is done in new namespaces was refused
-	stepPivot    step = "pivot"        // the new root
-	stepProc     step = "proc"         // a fresh /proc
-	stepNetlink  step = "netlink"      // the socket for the network namespace's lo
+	stepStart    step = "start"        // executing bwrap
+	stepIdentity step = "identity"     // switching from root to the run's uid
+	stepCaps     step = "capabilities" // bwrap has unexpected capabilities
+	stepCreate   step = "create"       // creating a namespace
+	stepSetup    step = "setup"        // an operation in the new namespaces
+	stepPivot    step = "pivot"        // changing the root
+	stepProc     step = "proc"         // mounting /proc
+	stepNetlink  step = "netlink"      // the netlink socket for the loopback device
 	stepSysctl   step = "sysctl"       // user.max_user_namespaces of the room
-	stepPayload  step = "payload"      // all is set up, but the command is not there
+	stepPayload  step = "payload"      // the sandbox works, but the command does not exist
 
 	stepKernel   step = "kernel"   // the version
 	stepChildren step = "children" // lists of children in /proc
 	stepProcSys  step = "proc-sys" // /proc/sys
-	stepCall     step = "call"     // a system call of our own
+	stepCall     step = "call"     // a system call of sbxrun
 	stepStaged   step = "staged"   // a path that only root can reach
-	stepMapped   step = "mapped"   // what is root's, as the sandbox's own
+	stepMapped   step = "mapped"   // an idmapped mount of root's files
 	stepCgroups  step = "cgroups"  // cgroups are mounted read-only
 
-	stepTasks    step = "tasks"     // the room for a run
-	stepStateDir step = "state-dir" // where sandboxes are recorded
+	stepTasks    step = "tasks"     // the task limit
+	stepStateDir step = "state-dir" // the state directory
 
-	stepServer      step = "server"       // its program
-	stepServerDir   step = "server-dir"   // where it keeps what it stores
-	stepServerTasks step = "server-tasks" // its share of a bound
-	stepServerFiles step = "server-files" // descriptors
+	stepServer      step = "server"       // the server's program
+	stepServerDir   step = "server-dir"   // the server's data directory
+	stepServerTasks step = "server-tasks" // the task limit, for a server
+	stepServerFiles step = "server-files" // the limit on open files, for a server
 )
 
-// failure is what went wrong, as far as it is understood.
+// failure is an analysed error.
 type failure struct {
 	step  step
 	errno syscall.Errno // 0 if not known
-	text  string        // in bwrap's words or the kernel's
-	open  string        // a directory of the user's own that others can enter
+	text  string        // message of bwrap or the kernel
+	open  string        // a directory of the user that others can enter
 }
 
 func (f failure) Error() string { return f.text }
@@ -58,7 +58,7 @@ func (f failure) Unwrap() error {
 	return f.errno
 }
 
-// phrases are parts of bwrap's messages. The first that occurs decides.
+// phrases are parts of bwrap's messages. The first match decides.
 var phrases = []struct {
 	text string
 	step step
@@ -81,7 +81,7 @@ var phrases = []struct {
 	{"setting up newroot", stepSetup},
 }
 
-// understand reads bwrap's last words. bwrap runs without a locale.
+// understand analyses bwrap's last message. bwrap runs without a locale.
 func understand(words string) failure {
 	f := failure{step: stepOther, text: lastLine(words)}
 	for _, p := range phrases {
@@ -92,7 +92,7 @@ func understand(words string) failure {
 	}
 	f.errno = errnoOf(f.text)
 	if f.step == stepCreate && f.errno == 0 {
-		// Of these bwrap tells the meaning and not the error.
+		// For these, bwrap prints an explanation instead of the error.
 		switch {
 		case strings.HasPrefix(f.text, "No permissions"):
 			f.errno = unix.EPERM
@@ -105,7 +105,7 @@ func understand(words string) failure {
 	return f
 }
 
-// lastLine is the last line that says something, without the program's name.
+// lastLine returns the last line that is not empty, without the program's name.
 func lastLine(words string) string {
 	lines := strings.Split(strings.TrimSpace(words), "\n")
 	line := strings.TrimSpace(lines[len(lines)-1])
@@ -119,8 +119,8 @@ func lastLine(words string) string {
 	return line
 }
 
-// errnoOf is the error a message ends with in the C library's words, 0 if none.
-// Go's table has the same words with a small first letter.
+// errnoOf returns the error at the end of a message, in the C library's words, or 0. Go's table differs only in
+// capitalization.
 func errnoOf(text string) syscall.Errno {
 	words := strings.TrimSpace(text[strings.LastIndex(text, ": ")+1:])
 	for e := syscall.Errno(1); e < 134; e++ { // the last is EHWPOISON, 133

@@ -6,9 +6,8 @@ const (
 	refused = unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)
 	missing = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)
 	foreign = unix.SECCOMP_RET_ERRNO | uint32(unix.EAFNOSUPPORT)
-	ignored = unix.SECCOMP_RET_ERRNO // nothing is done, and that succeeds
-	// The answers of a kernel without the protocol, the option or the flag. Libraries have a fallback
-	// for them.
+	ignored = unix.SECCOMP_RET_ERRNO // success without any effect
+	// Errors of a kernel without the protocol, option or flag. Libraries have fallbacks for them.
 	noType     = unix.SECCOMP_RET_ERRNO | uint32(unix.ESOCKTNOSUPPORT)
 	noProtocol = unix.SECCOMP_RET_ERRNO | uint32(unix.EPROTONOSUPPORT)
 	noOption   = unix.SECCOMP_RET_ERRNO | uint32(unix.ENOPROTOOPT)
@@ -16,8 +15,8 @@ const (
 	noFlag     = unix.SECCOMP_RET_ERRNO | uint32(unix.EOPNOTSUPP)
 )
 
-// newest is the last call that was reviewed, of Linux 7.0. Later ones fail with ENOSYS, as on an older kernel, until
-// they are reviewed: see the list of allowed calls in the tests.
+// newest is the last reviewed call, of Linux 7.0. Later calls fail with ENOSYS, as on an older kernel, until they are
+// reviewed: see the list of allowed calls in the tests.
 const newest = 471
 
 // Columns of the table.
@@ -32,36 +31,36 @@ const (
 // none: the architecture has no such call.
 const none = 0
 
-// rule is how a call is judged.
+// rule decides the result of a call.
 type rule int
 
 const (
 	refuse rule = iota // EPERM
 	lack               // ENOSYS
-	// Calls that make or change a file's mode: EPERM if that holds S_ISUID or S_ISGID.
-	// The name says which argument is the mode, counted from 0.
+	// Calls that set a file's mode: EPERM if it contains S_ISUID or S_ISGID. The number is the index of the mode
+	// argument, from 0.
 	mode1
 	mode2
-	// open(2) has one only if it can make a file; what is in its place otherwise may be
-	// anything. The first number is the argument with the flags.
+	// open(2) has a mode only if its flags can create a file; otherwise the argument is undefined. The first number is
+	// the index of the flags.
 	flags1mode2
 	flags2mode3
 	socket   // family, type and protocol, arguments 0 to 2: only those in domains
-	option   // setsockopt(2), arguments 1 and 2: as options says
+	option   // setsockopt(2), arguments 1 and 2: see options
 	send2    // argument 2 has flags of send(2): EOPNOTSUPP with MSG_OOB
 	send3    // the same for argument 3
 	request  // ioctl(2), argument 1: EPERM for those in ioctls
 	lease    // fcntl(2), argument 1: EPERM for F_SETLEASE
-	ofInit   // argument 0 is a pid: EPERM for that of init
-	priority // setpriority(2), arguments 0 and 1: EPERM for init, and for all of a user
-	limit    // setrlimit(2), argument 0: nothing is done for RLIMIT_CORE
-	limitOf  // prlimit64(2), arguments 0 to 2: EPERM for init, and nothing is done for a new RLIMIT_CORE
-	tracing  // ptrace(2), arguments 0 and 3: EPERM for those of traceOptions with PTRACE_O_TRACEEXIT
+	ofInit   // argument 0 is a PID: EPERM for init's
+	priority // setpriority(2), arguments 0 and 1: EPERM for init, and for all processes of a user
+	limit    // setrlimit(2), argument 0: RLIMIT_CORE is ignored
+	limitOf  // prlimit64(2), arguments 0 to 2: EPERM for init; a new RLIMIT_CORE is ignored
+	tracing  // ptrace(2), arguments 0 and 3: EPERM for traceOptions with PTRACE_O_TRACEEXIT
 	// Only with Filter.Namespaces:
 	refuseSpace // EPERM
 	lackSpace   // ENOSYS
 	flags0      // clone: EPERM with CLONE_NEWUSER
-	rules       // how many there are
+	rules       // number of rules
 )
 
 type row struct {
@@ -70,46 +69,43 @@ type row struct {
 	number [columns]uint32
 }
 
-// table is the calls that are judged, with the numbers of each architecture.
+// table lists the calls that have a rule, with their numbers on each architecture.
 var table = [...]row{
 	{"socket", socket, [columns]uint32{41, 359, 198, 281}},
 	{"socketpair", socket, [columns]uint32{53, 360, 199, 288}},
 	// Its arguments are in memory, which a filter cannot read.
 	{"socketcall", lack, [columns]uint32{none, 102, none, none}},
 	{"setsockopt", option, [columns]uint32{54, 366, 208, 294}},
-	// Out-of-band data on Unix sockets has had holes (CVE-2025-38236), and next to no program uses it. A filter
-	// cannot tell it from TCP's, which ftp and telnet clients use to interrupt a transfer.
+	// Out-of-band data on Unix sockets had vulnerabilities (CVE-2025-38236), and hardly any program uses it. A filter
+	// cannot distinguish it from TCP's, which ftp and telnet clients use to interrupt a transfer.
 	{"send", send3, [columns]uint32{none, none, none, 289}},
 	{"sendto", send3, [columns]uint32{44, 369, 206, 290}},
 	{"sendmsg", send2, [columns]uint32{46, 370, 211, 296}},
 	{"sendmmsg", send3, [columns]uint32{307, 345, 269, 374}},
 	{"ioctl", request, [columns]uint32{16, 54, 29, 54}},
-	// Whoever opens a file of the caller's that is shown, read-only or not, would wait
-	// for the holder of a lease, 45 s each time (proc_sys_fs(5), lease-break-time).
+	// Processes of the host that open a visible file would wait 45 s for the holder of a lease
+	// (proc_sys_fs(5), lease-break-time).
 	{"fcntl", lease, [columns]uint32{72, 55, 25, 55}},
 	{"fcntl64", lease, [columns]uint32{none, 221, none, 221}},
-	// The uid is all that it asks for, and RLIMIT_CPU kills.
+	// prlimit64 only requires the same uid, and RLIMIT_CPU kills init.
 	//
-	// The command's own RLIMIT_CORE is 1: at 0, to which everybody may lower it, a core_pattern that is a
-	// pipe gives the host's program of root's a core to read (core(5)). Programs that switch their cores off
-	// are told that they have.
+	// The command runs with RLIMIT_CORE 1. With 0, a core_pattern that is a pipe makes the kernel feed the core to a
+	// program that runs as root on the host (core(5)). Programs that disable core dumps see success.
 	{"prlimit64", limitOf, [columns]uint32{302, 340, 261, 369}},
 	{"setrlimit", limit, [columns]uint32{160, 75, 164, 75}},
-	// Nor do these ask for more. The kernel has init reap all that was in its PID namespace
-	// (pid_namespaces(7)): on a busy processor one with SCHED_IDLE takes longer for that than
-	// the proof waits. An exiting process has no autogroup (sched(7)) that would help it.
+	// These calls only require the same uid as well. Init reaps all processes of its PID namespace
+	// (pid_namespaces(7)). With SCHED_IDLE on a busy processor, that takes longer than the proof waits. The autogroup
+	// (sched(7)) does not help an exiting process.
 	{"setpriority", priority, [columns]uint32{141, 97, 140, 97}},
 	{"sched_setparam", ofInit, [columns]uint32{142, 154, 118, 154}},
 	{"sched_setscheduler", ofInit, [columns]uint32{144, 156, 119, 156}},
 	{"sched_setaffinity", ofInit, [columns]uint32{203, 241, 122, 241}},
 	{"sched_setattr", ofInit, [columns]uint32{314, 351, 274, 380}},
-	// With PTRACE_O_TRACEEXIT a process that was killed stops once more, until its tracer lets it go on or
-	// ends. Two that trace each other so wait for each other, and since Linux 6.1 nothing ends them, with all
-	// that they have in memory, before the machine does. So there is no way to do without the option, which
-	// strace(1) always asks for.
+	// With PTRACE_O_TRACEEXIT, a killed process stops until its tracer continues it or ends. Two processes that trace
+	// each other wait forever, and since Linux 6.1 nothing ends them or frees their memory. strace(1) always sets the
+	// option, so it cannot run.
 	{"ptrace", tracing, [columns]uint32{101, 26, 117, 26}},
-	// A program with S_ISUID in a writable bind gives others on the host the caller's uid.
-	// mkdir is not among them: it ignores these bits (mkdir(2)).
+	// A setuid program in a writable bind gives other users of the host the caller's uid. mkdir(2) ignores these bits.
 	{"openat", flags2mode3, [columns]uint32{257, 295, 56, 322}},
 	{"open", flags1mode2, [columns]uint32{2, 5, none, 5}},
 	{"creat", mode1, [columns]uint32{85, 8, none, 8}},
@@ -119,21 +115,19 @@ var table = [...]row{
 	{"fchmodat", mode2, [columns]uint32{268, 306, 53, 333}},
 	{"fchmodat2", mode2, [columns]uint32{452, 452, 452, 452}},
 	{"mknodat", mode2, [columns]uint32{259, 297, 33, 324}},
-	// Its mode is in memory. Who uses it takes openat where the kernel is older than 5.6.
+	// Its mode is in memory. Programs fall back to openat, as on kernels before 5.6.
 	{"openat2", lack, [columns]uint32{437, 437, 437, 437}},
-	// The kernel's keyrings: the caller's session keyring is the payload's as well
-	// (keyrings(7)).
+	// The payload shares the caller's session keyring (keyrings(7)).
 	{"add_key", refuse, [columns]uint32{248, 286, 217, 309}},
 	{"request_key", refuse, [columns]uint32{249, 287, 218, 310}},
 	{"keyctl", refuse, [columns]uint32{250, 288, 219, 311}},
-	// Large, and for who watches or changes the machine.
+	// Large interfaces for monitoring or changing the machine.
 	{"bpf", refuse, [columns]uint32{321, 357, 280, 386}},
 	{"perf_event_open", refuse, [columns]uint32{298, 336, 241, 364}},
 	{"fanotify_init", refuse, [columns]uint32{300, 338, 262, 367}},
 	{"lookup_dcookie", refuse, [columns]uint32{212, 253, 18, 249}},
 	{"open_by_handle_at", refuse, [columns]uint32{304, 342, 265, 371}},
-	// All that the host has not written yet, for any file of it that is shown; and nobody can
-	// kill who waits for that. fsync(2) is about one file.
+	// These write out whole file systems of the host, and a waiting process cannot be killed. fsync(2) writes one file.
 	{"sync", refuse, [columns]uint32{162, 36, 81, 36}},
 	{"syncfs", lack, [columns]uint32{306, 344, 267, 373}},
 	{"syslog", refuse, [columns]uint32{103, 103, 116, 103}},
@@ -157,13 +151,13 @@ var table = [...]row{
 	{"vm86", lack, [columns]uint32{none, 166, none, none}},
 	{"vm86old", lack, [columns]uint32{none, 113, none, none}},
 	{"uselib", lack, [columns]uint32{134, 86, none, 86}},
-	// While a file of memfd_secret(2) exists the machine cannot hibernate. cachestat(2) shows which parts of a
-	// host file that is shown read-only others have read (CVE-2025-21691). listns(2) is about the namespaces of others.
+	// While a memfd_secret(2) file exists, the machine cannot hibernate. cachestat(2) shows which parts of a visible
+	// host file other processes have read (CVE-2025-21691). listns(2) lists foreign namespaces.
 	{"memfd_secret", lack, [columns]uint32{447, 447, 447, none}},
 	{"cachestat", lack, [columns]uint32{451, 451, 451, 451}},
 	{"listns", lack, [columns]uint32{470, 470, 470, 470}},
-	// What programs can do without, and do on older kernels: userfaultfd holds kernel
-	// code up at a chosen place, io_uring goes around everything that looks at calls.
+	// Programs have fallbacks for these. userfaultfd can suspend kernel code at a chosen place, and io_uring bypasses
+	// seccomp filters.
 	{"userfaultfd", lack, [columns]uint32{323, 374, 282, 388}},
 	{"io_uring_setup", lack, [columns]uint32{425, 425, 425, 425}},
 	{"io_uring_enter", lack, [columns]uint32{426, 426, 426, 426}},
@@ -175,16 +169,16 @@ var table = [...]row{
 	{"clone", flags0, [columns]uint32{56, 120, 220, 120}},
 }
 
-// traceOptions are the requests of ptrace(2) that bring options: PTRACE_SETOPTIONS, by its old number as
-// well, and PTRACE_SEIZE.
+// traceOptions are the ptrace(2) requests that set options: PTRACE_SETOPTIONS, also by its old number, and
+// PTRACE_SEIZE.
 var traceOptions = [...]uint32{unix.PTRACE_SETOPTIONS, 21, unix.PTRACE_SEIZE}
 
-// domain is sockets that a payload can have.
+// domain is a group of allowed sockets.
 type domain struct{ families, types, protocols []uint32 }
 
-// domains are those that belong to a network namespace, or to the file system, or, AF_NETLINK, that libraries
-// need to ask the kernel. A socket of a family that has no network namespaces, such as AF_VSOCK, reaches other
-// sandboxes and the host. A kernel without a family answers EAFNOSUPPORT, too.
+// domains are sockets that belong to a network namespace or to the file system, and the AF_NETLINK protocols that
+// libraries need. Families without network namespaces, such as AF_VSOCK, reach other sandboxes and the host.
+// The error EAFNOSUPPORT is that of a kernel without the family.
 //
 // For AF_INET the kernel turns SOCK_PACKET into AF_PACKET, and SOCK_SEQPACKET and SOCK_DCCP select protocols
 // that the third argument does not name. The kernel loads the module of a protocol when any process asks for it. Protocols
@@ -197,25 +191,25 @@ var domains = [...]domain{
 	{[]uint32{unix.AF_NETLINK}, []uint32{unix.SOCK_DGRAM, unix.SOCK_RAW}, []uint32{unix.NETLINK_ROUTE, unix.NETLINK_SOCK_DIAG, unix.NETLINK_KOBJECT_UEVENT}},
 }
 
-// options are those of sockets, by level and name, that are not for a payload, and the answer.
+// options are the refused or ignored socket options, by level and name.
 //
-// With SO_LINGER the close of a TCP socket waits for as long as it says, and that is whoever closes it last:
-// a process outside that was sent the socket and reads by read(2) has it closed in there, and of a
-// unix socket's that is in a cycle with itself the kernel's own worker does it, which closes files for
-// all of the machine, one after the other (delayed_fput). Without it a close does not wait, and what was
-// written is sent all the same, so programs are not told. The sizes of the buffers stay at the default, because no
-// cgroup counts all of the data in them; programs accept other sizes.
+// With SO_LINGER, closing a TCP socket blocks the process that closes it last. That can be a process outside that
+// received the socket and drops it in read(2), or, for a Unix socket in a reference cycle, the kernel worker that closes
+// files for the whole machine one after the other (delayed_fput). The option is ignored silently, because written data
+// is sent anyway. Buffer sizes stay at the default, because no cgroup counts all data in the buffers; programs accept
+// other sizes.
 //
-// The kernel compiles the filters of sockets into memory that is limited for the whole machine.
+// The kernel compiles socket filters into memory that is limited for the whole machine.
 //
-// A flow label stays when its socket is closed, for as long as it says; with 16 bytes of the payload's it can be
-// read by all in the network namespace (/proc/net/ip6_flowlabel), which of a warm room is the next call.
-// IPsec policies, IPV6_ADDRFORM, protocols within TCP (TCP_ULP: TLS, IPsec) and UDP (UDP_ENCAP: IPsec, L2TP) have had
-// holes. No cgroup counts the data of a corked UDP socket. Only BGP daemons authenticate TCP segments with keys (TCP_AO_ADD_KEY),
-// and IPV6_2292PKTOPTIONS is the interface of RFC 2292, which was replaced in 2003; exploits have used its kernel memory.
+// A flow label outlives its socket, up to its linger time. It carries 16 bytes that the next call in a warm room can
+// read (/proc/net/ip6_flowlabel). IPsec policies, IPV6_ADDRFORM, and protocols within TCP (TCP_ULP: TLS, IPsec) and UDP
+// (UDP_ENCAP: IPsec, L2TP) had vulnerabilities. No cgroup counts the data of a corked UDP socket. Only BGP daemons
+// authenticate TCP segments with keys (TCP_AO_ADD_KEY). IPV6_2292PKTOPTIONS belongs to RFC 2292, which was replaced in
+// 2003; exploits have used its kernel memory.
 //
-// The other options of Linux 6.18 were reviewed: they need a capability that no command has (SO_MARK, TCP_REPAIR, netfilter, multicast
-// routing), concern only the socket or its network namespace, or use memory that is charged (SO_RESERVE_MEM, SO_ZEROCOPY).
+// The other options of Linux 6.18 were reviewed: they need a capability that no command has (SO_MARK, TCP_REPAIR,
+// netfilter, multicast routing), affect only the socket or its network namespace, or use charged memory
+// (SO_RESERVE_MEM, SO_ZEROCOPY).
 var options = [...]struct {
 	level, answer uint32
 	names         []uint32

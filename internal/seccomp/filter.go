@@ -1,16 +1,15 @@
-// Package seccomp makes the filter for the system calls of a payload (seccomp(2)).
+// Package seccomp builds the filter for the system calls of a payload (seccomp(2)).
 //
-// It is a list of what is refused: what reaches beyond the sandbox, which is the
-// kernel's keyrings, sockets of families that have no network namespaces, leases on the
-// caller's files, sockets whose close waits, and programs with S_ISUID or S_ISGID on a writable bind; the limits and
-// the scheduling of the sandbox's init; what can keep a process from ending that was killed; and parts of the kernel
-// that are large, that no ordinary program needs, and that have had more than their share of holes. Most of these
-// want a capability that a payload does not have: then the filter is the second lock.
-// Everything else is allowed, debuggers and sanitizers included. It is no list of what is
-// allowed, because that breaks programs with every new C library.
+// The filter is a deny list. It refuses calls that reach beyond the sandbox: the kernel's keyrings, sockets of families
+// without network namespaces, leases on the caller's files, sockets whose close blocks, and setuid or setgid files on a
+// writable bind. It protects the limits and the scheduling of the sandbox's init, refuses calls that can keep a killed
+// process from ending, and blocks large parts of the kernel that ordinary programs do not need and that had many
+// vulnerabilities. Most of these calls also require a capability that a payload does not have.
+// Everything else is allowed, including debuggers and sanitizers. An allow list would break programs with every new
+// C library.
 //
-// Nothing is killed for a call: it fails with EPERM, or, where programs have another way
-// that they take when the kernel is too old, with ENOSYS.
+// No call kills the process. A refused call fails with EPERM, or with ENOSYS if programs have a fallback for
+// older kernels.
 package seccomp
 
 import (
@@ -22,15 +21,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Filter is which calls are refused.
+// Filter selects the refused calls.
 type Filter struct {
-	// Namespaces: those that make user namespaces as well, and enter any. For where
-	// bubblewrap cannot switch that off. clone3 is gone then, because a filter cannot
-	// look at its arguments; C libraries take clone.
+	// Namespaces also refuses to create user namespaces and to enter any namespace, for machines where bubblewrap
+	// cannot disable them. clone3 then fails with ENOSYS, because a filter cannot read its arguments; C libraries
+	// fall back to clone.
 	Namespaces bool
 }
 
-// Name is the filter in one word, for [ByName]; "off" for nil, which is none.
+// Name returns a name of the filter for [ByName]; "off" for nil, no filter.
 func (f *Filter) Name() string {
 	switch {
 	case f == nil:
@@ -41,7 +40,7 @@ func (f *Filter) Name() string {
 	return "default"
 }
 
-// ByName is the filter that has said this name.
+// ByName returns the filter with this [Filter.Name].
 func ByName(name string) (*Filter, error) {
 	switch name {
 	case "off":
@@ -51,28 +50,26 @@ func ByName(name string) (*Filter, error) {
 	case "default":
 		return &Filter{}, nil
 	}
-	return nil, fmt.Errorf("no filter is called %.20q", name)
+	return nil, fmt.Errorf("unknown seccomp filter %.20q", name)
 }
 
-// architecture is one set of numbers that a process can make its calls by: on most
-// kernels a program of the 32-bit sibling runs, too.
+// architecture is a set of system call numbers. Most kernels also run programs of the 32-bit sibling.
 type architecture struct {
 	column int    // of table
 	audit  uint32 // of seccomp_data.arch
 }
 
-// Offsets in struct seccomp_data. A number of 64 bits begins with its lower half on the
-// machines that architectures knows.
+// Offsets in struct seccomp_data. All supported machines are little-endian.
 const (
 	numberAt = 0
 	archAt   = 4
 	argsAt   = 16 // 8 bytes each
 )
 
-// armPrivate is where the private numbers of 32-bit ARM begin (__ARM_NR_BASE).
+// armPrivate is the first private call of 32-bit ARM (__ARM_NR_BASE).
 const armPrivate = 0x0f0000
 
-// architectures are those of a machine, its own first. There are no others (package arch).
+// architectures returns those of a machine, the native one first. Package arch excludes other machines.
 func architectures(goarch string) []architecture {
 	if goarch == "arm64" {
 		return []architecture{{arm64, unix.AUDIT_ARCH_AARCH64}, {arm, unix.AUDIT_ARCH_ARM}}
@@ -80,7 +77,7 @@ func architectures(goarch string) []architecture {
 	return []architecture{{x86_64, unix.AUDIT_ARCH_X86_64}, {i386, unix.AUDIT_ARCH_I386}}
 }
 
-// Program is the filter as the kernel takes it; nil for none.
+// Program returns the filter in the kernel's form; nil for no filter.
 func (f *Filter) Program() []unix.SockFilter {
 	if f == nil {
 		return nil
@@ -89,7 +86,7 @@ func (f *Filter) Program() []unix.SockFilter {
 }
 
 func (f *Filter) program(goarch string) program {
-	p := make(program, 0, 420) // made for every payload, and so at once
+	p := make(program, 0, 420) // allocate once: every payload needs it
 	// Jumps to the rules, which the architectures share.
 	var ways [2 * rules]struct {
 		rule rule
@@ -115,7 +112,7 @@ func (f *Filter) program(goarch string) program {
 		}
 		p[other].K = p.since(other)
 	}
-	// Calls by numbers that we do not know.
+	// Calls of unknown architectures.
 	p.answer(missing)
 	for r := range rules {
 		at, used := len(p), false
@@ -131,29 +128,28 @@ func (f *Filter) program(goarch string) program {
 	return p
 }
 
-// program is a filter in the making (seccomp(2), the kernel's networking/filter.rst).
+// program is an unfinished filter (seccomp(2), the kernel's networking/filter.rst).
 type program []unix.SockFilter
 
-// add appends an instruction, and returns where it is.
+// add appends an instruction and returns its index.
 func (p *program) add(code uint16, k uint32) int {
 	*p = append(*p, unix.SockFilter{Code: code, K: k})
 	return len(*p) - 1
 }
 
-// since is how many instructions have come after one.
+// since returns the number of instructions after index at.
 func (p *program) since(at int) uint32 { return uint32(len(*p) - 1 - at) }
 
 func (p *program) load(at uint32)       { p.add(unix.BPF_LD|unix.BPF_W|unix.BPF_ABS, at) }
 func (p *program) answer(action uint32) { p.add(unix.BPF_RET|unix.BPF_K, action) }
 
-// jump goes on so many instructions further, by what compares the number that is loaded
-// with k.
+// jump compares the loaded number with k and skips the given number of instructions.
 func (p *program) jump(compare uint16, k uint32, ifTrue, ifFalse uint8) {
 	at := p.add(unix.BPF_JMP|compare|unix.BPF_K, k)
 	(*p)[at].Jt, (*p)[at].Jf = ifTrue, ifFalse
 }
 
-// near returns how far a conditional jump goes, which has 8 bits for that.
+// near converts the distance of a conditional jump, which has 8 bits.
 func near(distance uint32) uint8 {
 	if distance > 0xff {
 		panic("seccomp: a jump is too long")
@@ -161,8 +157,8 @@ func near(distance uint32) uint8 {
 	return uint8(distance)
 }
 
-// among begins what is run only if the number that is loaded is one of these, of which
-// there is one at least; it ends with otherwise.
+// among begins a block that runs only if the loaded number is one of numbers, which must not be empty. The block ends
+// with otherwise.
 func (p *program) among(numbers []uint32) (last int) {
 	for i, n := range numbers {
 		p.jump(unix.BPF_JEQ, n, near(uint32(len(numbers)-1-i)), 0)
@@ -170,11 +166,11 @@ func (p *program) among(numbers []uint32) (last int) {
 	return len(*p) - 1
 }
 
-// otherwise is where numbers go on that were not among those looked for.
+// otherwise ends the block of among: other numbers continue here.
 func (p *program) otherwise(last int) { (*p)[last].Jf = near(p.since(last)) }
 
-// judge finds the rule for a call of one architecture. It returns the calls that have one, whose jumps are to be
-// set.
+// judge selects the rule for a call of one architecture. It returns the calls with a rule; the caller sets their
+// jumps.
 func (p *program) judge(a architecture, namespaces bool) []judged {
 	p.load(numberAt)
 	calls := make([]judged, 0, len(table))
@@ -185,7 +181,7 @@ func (p *program) judge(a architecture, namespaces bool) []judged {
 		}
 	}
 	slices.SortFunc(calls, func(a, b judged) int { return cmp.Compare(a.number, b.number) })
-	p.search(calls, func() { // the others, among them all that are greater
+	p.search(calls, func() { // calls without a rule, including all greater numbers
 		if a.audit == unix.AUDIT_ARCH_ARM {
 			// set_tls and other private calls have greater numbers.
 			p.jump(unix.BPF_JGE, armPrivate+0x100, 1, 0)
@@ -198,17 +194,16 @@ func (p *program) judge(a architecture, namespaces bool) []judged {
 	return calls
 }
 
-// judged is a call for which there is a rule.
+// judged is a call that has a rule.
 type judged struct {
 	number uint32
 	rule   rule
-	at     int // where the program goes on to the rule
+	at     int // index of the jump to the rule
 }
 
-// search looks for the number that is loaded among the calls, which are sorted; others beyond the last one that has a
-// rule are left to rest, and allowed before. When a filter is loaded the kernel tries it with every number
-// there is, to remember which calls are allowed whatever their arguments (Linux 5.11): to
-// ask for one number after the other takes it ten times as long.
+// search looks the loaded number up in calls, which are sorted. Numbers without a rule are allowed; rest handles those
+// after the last rule. When a filter is loaded, the kernel runs it with every call number to cache which calls are
+// always allowed (Linux 5.11). A linear search would make that ten times slower.
 func (p *program) search(calls []judged, rest func()) {
 	const few = 8
 	if len(calls) > few {
@@ -227,9 +222,9 @@ func (p *program) search(calls []judged, rest func()) {
 
 // verdict returns from the filter as a rule says.
 func (p *program) verdict(r rule) {
-	// Of an argument only the lower half counts: the kernel takes these as int or less.
+	// Only the lower half of an argument counts: the kernel truncates these arguments to int or less.
 	argument := func(n uint32) { p.load(argsAt + 8*n) }
-	// The answer is this if the argument is one of these.
+	// answerIf returns action if argument n is one of numbers.
 	answerIf := func(n uint32, numbers []uint32, action uint32) {
 		argument(n)
 		last := p.among(numbers)
@@ -242,7 +237,7 @@ func (p *program) verdict(r rule) {
 		p.answer(refused)
 	}
 	opening := func(flags uint32) {
-		// O_TMPFILE is O_DIRECTORY and a bit of its own, which nothing else has.
+		// O_TMPFILE consists of O_DIRECTORY and a unique bit.
 		const makes = unix.O_CREAT | unix.O_TMPFILE&^unix.O_DIRECTORY
 		argument(flags)
 		p.jump(unix.BPF_JSET, makes, 1, 0)
@@ -320,8 +315,8 @@ func (p *program) verdict(r rule) {
 	p.answer(otherwise)
 }
 
-// socketType is the part of a socket's second argument that is not flags (SOCK_TYPE_MASK).
+// socketType masks out the flags in the second argument of socket(2) (SOCK_TYPE_MASK).
 const socketType = 0xf
 
-// setID is what a file's mode must not be given.
+// setID are the bits that the mode of a file must not get.
 const setID = unix.S_ISUID | unix.S_ISGID
