@@ -264,10 +264,12 @@ func (c *command) note(res result.Result) {
 		cause = "too much output (--max-output " + values.Size(c.output.size).String() + ")"
 	case result.FileSize:
 		cause = "a file grew too large (--fsize " + limitOf(res.Limits, "fsize") + ")"
-	default:
+	case result.Exited, result.Signaled:
 		if res.Strays > 0 && c.leftover != "" && !c.asJSON {
 			output.Note("killed " + output.Count(res.Strays, "leftover process", "es") + "; " + c.leftover)
 		}
+		return
+	default:
 		return
 	}
 	output.Note(fmt.Sprintf("%s; everything %s is gone (%s)", cause, c.where, res.Verdict))

@@ -99,7 +99,7 @@ func parseGiven(flags any, args []string) bool {
 func parse(grammar any, args []string) (*kong.Context, error) {
 	k, err := kong.New(grammar, append(options(), kong.Name("sbxrun"), kong.Help(func(kong.HelpOptions, *kong.Context) error { return ErrHelp }))...)
 	if err != nil {
-		panic(fmt.Sprintf("cli: %T: %v", grammar, err)) // TestGrammar builds all of them
+		panic(fmt.Sprintf("cli: %T: %v", grammar, err)) // TestParseGiven builds all of them
 	}
 	ctx, err := k.Parse(args)
 	for wrong, ok := errors.AsType[*kong.ParseError](err); ok; wrong, ok = errors.AsType[*kong.ParseError](err) {
@@ -140,7 +140,7 @@ func Finish(flags any, r output.Result, err error) int {
 // stays the same.
 func UsageError(flags any, err error) error {
 	if e, ok := errors.AsType[*result.Error](err); ok && (e.Code != "usage" || e.Hint != "") {
-		return e
+		return err
 	}
 	return &result.Error{Code: "usage", Message: err.Error(), Hint: "see sbxrun " + strings.TrimPrefix(Name(flags)+" --help", "run "), Err: err}
 }
@@ -286,7 +286,7 @@ func asks(node *kong.Node, args []string, words ...string) bool {
 	return false
 }
 
-// spell returns the flag for a field: cpu-time for CPUTime. kong's own function takes ten times as long.
+// spell returns the flag for a field: cpu-time for CPUTime.
 func spell(field string) string {
 	upper := func(i int) bool { return i < len(field) && field[i] >= 'A' && field[i] <= 'Z' }
 	b := make([]byte, 0, 2*len(field))
