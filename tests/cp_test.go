@@ -64,7 +64,7 @@ func TestCp(t *testing.T) {
 	c.cp(0, "", "-r", "src", "box:/tmp")
 	c.cp(0, "", "-r", "src/.", "box:.")
 	c.cp(125, `cannot write "/usr/a" in the sandbox box: read-only file system; choose a writable directory, such as box:/tmp`, "src/a", "box:/usr/a")
-	c.cp(125, "there is no", "src/a", "box:/none/a")
+	c.cp(125, "does not exist", "src/a", "box:/none/a")
 	c.cp(125, "not a directory", "src/a", "box:/tmp/a/")
 	c.cp(125, "no sandbox", "src/a", "other:/tmp")
 	c.cp(125, "sbxrun -- cp src/a x runs cp(1)", "src/a", "x")
@@ -82,7 +82,7 @@ func TestCp(t *testing.T) {
 	c.has("old", "1")
 	c.cp(0, "", "box:a", "./col:on")
 	c.has("col:on", "1")
-	c.cp(125, "more than 1 bytes; raise --max-size", "-r", "--max-size", "1", "box:/tmp/new", "small")
+	c.cp(125, "exceed 1 bytes; raise --max-size", "-r", "--max-size", "1", "box:/tmp/new", "small")
 	// As tar streams.
 	r = c.s.Start(harness.Options{Dir: c.dir}, "cp", "box:/tmp/new", "-").Wait()
 	unpack := exec.Command("tar", "xC", c.dir)

@@ -168,7 +168,7 @@ func TestPutFollowsNoLinks(t *testing.T) {
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{Dir: dir}, "--name", "box", "--cwd", "none")
 	for _, source := range []string{"out/s", "out/p/key", "out/p", "out/p/", dir + "/out/p/key"} {
-		want := "is a symbolic link; name the file that it leads to, or follow it with --follow-links\n"
+		want := "is a symbolic link; name the file that it leads to, or use --follow-links\n"
 		if r := harness.Run(t, o, "--cwd", "none", "--put", source, "true"); r.ExitCode != 125 || !strings.HasSuffix(string(r.Stderr), want) {
 			t.Errorf("--put %s: %d %s", source, r.ExitCode, r.Stderr)
 		}

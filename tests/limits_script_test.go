@@ -72,7 +72,7 @@ func limitsScript(t *testing.T, wrap []string) {
 	report, err := harness.ParseReport(first)
 	harness.Must(t, err)
 	e := report.Error
-	if report.ExitCode != 125 || e == nil || e.Code != "limit" || e.Hint != "to have them in this shell: sbxrun doctor --script | sudo sh; or run without it: --limits best-effort" {
+	if report.ExitCode != 125 || e == nil || e.Code != "limit" || e.Hint != "to enable limits in this shell: sbxrun doctor --script | sudo sh; or run without it: --limits best-effort" {
 		t.Fatalf("refused with %s", first)
 	}
 	for _, name := range []string{"memory", "pids", "cpus", "cpu-time"} {

@@ -15,26 +15,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file is as much of D-Bus (D-Bus Specification) as it takes to call a manager: one
-// call at a time, and signals. To have a library linked for that would cost each start of
-// sbxrun, which rarely asks, 0.15 ms: with it comes package net, and all its variables.
+// This file implements the part of D-Bus (D-Bus Specification) needed to call a manager: one call at a
+// time, and signals. Linking a library would cost each start of sbxrun, which rarely needs it, 0.15 ms, mostly
+// for package net.
 
-// dbusConn is a connection to a manager, or to a bus, after the handshake.
+// dbusConn is a connection to a manager or a bus, after the handshake.
 type dbusConn struct {
 	socket  *os.File
 	in      *bufio.Reader
-	serial  uint32    // of the last call
-	signals []message // that came before the answer to a call
+	serial  uint32    // serial of the last call
+	signals []message // received while waiting for an answer
 }
 
-// message is one that has come.
+// message is a received message.
 type message struct {
 	kind      byte
-	answers   uint32 // the serial of a call
+	answers   uint32 // serial of the call
 	iface     string
 	member    string
-	failure   string // the name of an error
-	signature string // of the body
+	failure   string // name of an error
+	signature string // signature of the body
 	body      decoder
 }
 
@@ -45,7 +45,7 @@ const (
 	messageSignal = 4
 )
 
-// Fields of a header.
+// Header fields.
 const (
 	fieldPath        = 1
 	fieldInterface   = 2
@@ -56,12 +56,12 @@ const (
 	fieldSignature   = 8
 )
 
-// maxMessage is more than any manager has to say to us; the specification has 128 MiB.
+// maxMessage is larger than any message of a manager; the specification allows 128 MiB.
 const maxMessage = 1 << 20
 
-// dialDBus connects to who listens at a path, and shakes hands. All that is done with the
-// connection ends at the deadline ([os.ErrDeadlineExceeded]). trust is asked about the
-// listener first (unix(7), SO_PEERCRED). The caller closes it.
+// dialDBus connects to a socket and performs the handshake. All operations on the connection fail with
+// [os.ErrDeadlineExceeded] after the deadline. It first calls trust with the listener's credentials
+// (unix(7), SO_PEERCRED). The caller closes the connection.
 func dialDBus(path string, deadline time.Time, trust func(*unix.Ucred) error) (c *dbusConn, err error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -72,7 +72,7 @@ func dialDBus(path string, deadline time.Time, trust func(*unix.Ucred) error) (c
 			unix.Close(fd)
 		}
 	}()
-	// To connect takes as long as the listener is busy.
+	// connect(2) blocks while the listener is busy.
 	left := unix.NsecToTimeval(max(1000, int64(time.Until(deadline))))
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &left); err != nil {
 		return nil, fmt.Errorf("SO_SNDTIMEO: %w", err)
@@ -86,12 +86,12 @@ func dialDBus(path string, deadline time.Time, trust func(*unix.Ucred) error) (c
 	}
 	peer, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
-		return nil, fmt.Errorf("who listens at %s: %w", path, err)
+		return nil, fmt.Errorf("credentials of the listener at %s: %w", path, err)
 	}
 	if err := trust(peer); err != nil {
 		return nil, err
 	}
-	if err := unix.SetNonblock(fd, true); err != nil { // for the poller, and so for deadlines
+	if err := unix.SetNonblock(fd, true); err != nil { // for the poller, which implements deadlines
 		return nil, err
 	}
 	c = &dbusConn{socket: os.NewFile(uintptr(fd), path)}
@@ -106,12 +106,11 @@ func dialDBus(path string, deadline time.Time, trust func(*unix.Ucred) error) (c
 	return c, err
 }
 
-func (c *dbusConn) close() { _ = c.socket.Close() } // nothing is in it that matters
+func (c *dbusConn) close() { _ = c.socket.Close() } // no writes to lose
 
-// authenticate does the client's half of the handshake, all in one write as systemd's own
-// clients do. What systemd (252) reads together with BEGIN it leaves in its buffer until
-// there is more to read, so that a call in the same write is not answered now and then. The
-// OK that comes after BEGIN was sent says that it has been read.
+// authenticate performs the client's part of the handshake in one write, as systemd's own clients do.
+// systemd (252) does not look at data that it has read together with BEGIN before more data arrives, so a
+// call in the same write might get no answer. The OK shows that BEGIN was read.
 func (c *dbusConn) authenticate() error {
 	user := hex.EncodeToString([]byte(strconv.Itoa(os.Geteuid())))
 	if _, err := io.WriteString(c.socket, "\x00AUTH EXTERNAL "+user+"\r\nBEGIN\r\n"); err != nil {
@@ -127,8 +126,8 @@ func (c *dbusConn) authenticate() error {
 	return nil
 }
 
-// call calls a method, and returns the body of the answer, which has to have this
-// signature. Arguments are in args, whose signature is in.
+// call calls a method and returns the body of the answer, which must have the signature out. args has the
+// arguments and in their signature.
 func (c *dbusConn) call(to, path, iface, member, in string, args *encoder, out string) (*decoder, error) {
 	c.serial++
 	var e encoder
@@ -174,14 +173,14 @@ func (c *dbusConn) call(to, path, iface, member, in string, args *encoder, out s
 			}
 			return nil, errors.New(m.failure)
 		case m.signature != out:
-			return nil, fmt.Errorf("%s has answered with %.80q", member, m.signature)
+			return nil, fmt.Errorf("%s returned type %.80q", member, m.signature)
 		default:
 			return &m.body, nil
 		}
 	}
 }
 
-// signal waits for the next signal of a name.
+// signal waits for the next signal of this name.
 func (c *dbusConn) signal(iface, member, signature string) (*decoder, error) {
 	for {
 		m := &message{}
@@ -199,16 +198,16 @@ func (c *dbusConn) signal(iface, member, signature string) (*decoder, error) {
 	}
 }
 
-var errMessage = errors.New("what has come is no message of D-Bus")
+var errMessage = errors.New("invalid D-Bus message")
 
-// read takes one message.
+// read reads a message.
 func (c *dbusConn) read() (*message, error) {
 	var fixed [16]byte // up to the length of the fields
 	if _, err := io.ReadFull(c.in, fixed[:]); err != nil {
 		return nil, err
 	}
 	body, fields := binary.LittleEndian.Uint32(fixed[4:]), binary.LittleEndian.Uint32(fixed[12:])
-	// Both are in the order of the sender's machine, which is ours.
+	// Both lengths are in the sender's byte order, which is ours.
 	if fixed[0] != 'l' || fixed[3] != 1 || body > maxMessage || fields > maxMessage {
 		return nil, errMessage
 	}
@@ -249,7 +248,7 @@ func (c *dbusConn) read() (*message, error) {
 	return m, d.err
 }
 
-// encoder lays values out as messages have them. The zero value is empty.
+// encoder encodes values. The zero value is empty.
 type encoder struct{ data []byte }
 
 func (e *encoder) align(n int) {
@@ -270,7 +269,7 @@ func (e *encoder) u64(n uint64) {
 	e.data = binary.LittleEndian.AppendUint64(e.data, n)
 }
 
-// text is a string, or the path of an object.
+// text encodes a string or an object path.
 func (e *encoder) text(s string) {
 	e.u32(uint32(len(s)))
 	e.data = append(append(e.data, s...), 0)
@@ -280,7 +279,7 @@ func (e *encoder) signature(s string) {
 	e.data = append(append(append(e.data, byte(len(s))), s...), 0)
 }
 
-// array begins an array of structures, which are aligned to 8, and returns what end takes.
+// array begins an array of structures, which are aligned to 8, and returns the argument for end.
 func (e *encoder) array() (at int) {
 	e.u32(0)
 	at = len(e.data)
@@ -288,12 +287,12 @@ func (e *encoder) array() (at int) {
 	return at
 }
 
-// end ends an array. Its length does not count what aligns the first element.
+// end ends an array. Its length excludes the padding before the first element.
 func (e *encoder) end(at int) {
 	binary.LittleEndian.PutUint32(e.data[at-4:], uint32(len(e.data)-(at+7)&^7))
 }
 
-// decoder reads values. After an error, which it keeps, they are zero.
+// decoder decodes values. After an error, which it keeps, they are zero.
 type decoder struct {
 	data []byte
 	at   int

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// removed is a signal as systemd sends it.
+// removed is a signal as sent by systemd.
 func removed() []byte {
 	var body encoder
 	body.u32(7)
@@ -52,7 +52,7 @@ func TestMessage(t *testing.T) {
 	}
 }
 
-// Whatever a manager sends is read or refused; nothing of it is taken for a length without a bound.
+// Any message of a manager is read or rejected; lengths in it are bounded.
 func TestMessageDamaged(t *testing.T) {
 	whole := removed()
 	for n := range whole {
@@ -73,7 +73,7 @@ func TestMessageDamaged(t *testing.T) {
 			}
 		}
 	}
-	for _, at := range []int{4, 12} { // the lengths of body and fields
+	for _, at := range []int{4, 12} { // lengths of body and fields
 		huge := bytes.Clone(whole)
 		binary.LittleEndian.PutUint32(huge[at:], 1<<31)
 		if _, err := received(huge); err != errMessage {

@@ -10,7 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// fakeManager moves the caller by writing where it is.
+// fakeManager moves the caller by changing its recorded cgroup.
 type fakeManager struct {
 	root, cgroup string
 	err          error
@@ -31,26 +31,26 @@ func (f *fakeManager) Enter(name string) (string, error) {
 	return f.cgroup + "/" + name, os.WriteFile(dir+"/cgroup.controllers", []byte("memory pids\n"), 0o644)
 }
 
-// TestDelegated: a manager is asked only for what cannot be had without, and
-// entered only when cgroups are made.
+// A manager is asked only for limits that are not possible without it, and entered only when cgroups
+// are made.
 func TestDelegated(t *testing.T) {
 	silent := &result.Error{Code: "limit", Message: "systemd is silent", Hint: "wake it"}
 	for _, tt := range []struct {
 		name          string
-		own           string // controllers of a cgroup that may be written
+		own           string // controllers of a writable cgroup
 		manager       string
 		none, refuses error
 		request       Request
-		want          string // a refusal by Plan, "" is none
-		asked         bool   // Make enters
+		want          string // error of Plan, "" for none
+		asked         bool   // whether Make enters
 	}{
 		{"not needed", all, all, nil, nil, Request{Pids: 5}, "", false},
 		{"nothing requested", "", all, silent, nil, Request{NoFile: 5}, "", false},
 		{"needed", "", all, nil, nil, Request{Pids: 5}, "", true},
 		{"no manager", "", all, silent, nil, Request{Pids: 5}, "asked systemd for a scope: systemd is silent", false},
 		{"it refuses", "", all, nil, silent, Request{Pids: 5}, "", true},
-		{"it has no more", "", "io", nil, nil, Request{Pids: 5}, "has not the controller pids", false},
-		{"it has one of two", "", "pids", nil, nil, Request{Pids: 5, Memory: 1 << 20}, "has not the controller memory", false},
+		{"it has no more", "", "io", nil, nil, Request{Pids: 5}, "lacks the controller pids", false},
+		{"it has one of two", "", "pids", nil, nil, Request{Pids: 5, Memory: 1 << 20}, "lacks the controller memory", false},
 		{"the scope lacks one", "", all, nil, nil, Request{CPUs: 1}, "", true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -69,7 +69,7 @@ func TestDelegated(t *testing.T) {
 				if len(f.asked) != 0 {
 					t.Error("Plan has entered")
 				}
-				// Files of a directory that is no cgroup are not there, so a required limit always fails.
+				// These are ordinary directories without a cgroup's files, so a required limit always fails.
 				_, err = p.Make("x", false)
 				if !required && err != nil {
 					t.Error(err)
@@ -85,7 +85,7 @@ func TestDelegated(t *testing.T) {
 	}
 }
 
-// What systemd would not mend either keeps its own remedy.
+// A reason that systemd cannot remedy keeps its own hint.
 func TestOwnRemedy(t *testing.T) {
 	m, root := fake(t, "/c", layout{"/c", all, "", "1\n", 0})
 	m.manager = func() (manager, error) {

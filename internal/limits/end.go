@@ -14,16 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// boundless is a quota that nobody can use up, in microseconds of a period.
+// boundless is a quota that cannot be used up, in microseconds per period.
 const boundless = "1000000000"
 
-// Unthrottle raises the CPU quota beyond all bounds, so that what is killed gets to die:
-// what it may still use is a moment. It does not take it away: with the first quota of a
-// machine, and without the last, the kernel patches its own code (cfs_bandwidth_used),
-// which stops all processors for some 0.07 ms.
+// Unthrottle raises the CPU quota beyond all bounds, so that killed processes can die; the CPU time they
+// use is negligible. It does not remove the quota: for the first quota on a machine, and after
+// the last, the kernel patches its own code (cfs_bandwidth_used), which stops all processors for about
+// 0.07 ms.
 //
-// With idle nothing is left but an init: should it never have had to wait, the quota of a lasting
-// group stays as it is, for the next command.
+// idle means that only an init is left. If it was never throttled, the quota of a lasting group stays
+// for the next command.
 func (g *Group) Unthrottle(idle bool) {
 	dir := g.read["cpu"]
 	if dir == "" || !g.plan.enforced("cpus") {
@@ -39,14 +39,14 @@ func (g *Group) Unthrottle(idle bool) {
 	if l := g.lasting; l != nil {
 		delete(l.written, dir+file)
 	}
-	// Of v1 none may be greater than one above, and then there are others anyway.
+	// In v1 no quota may exceed the parent's; then there are other quotas, and removing this one is cheap.
 	if write(dir+file, boundless) != nil {
-		_ = change(dir+file, none) // what fails here is tried again by Loosen
+		_ = change(dir+file, none) // Loosen tries again
 	}
 }
 
-// Loosen thaws the cgroups, and what is within, and takes the CPU quotas away, so that what is killed
-// gets to die: a thread that is throttled does not. What is gone is no error.
+// Loosen thaws the cgroups and those below, and removes the CPU quotas, so that killed processes can die:
+// a throttled thread cannot. Missing cgroups are no error.
 func (g *Group) Loosen() error {
 	if l := g.lasting; l != nil {
 		for _, s := range g.throttle() {
@@ -65,7 +65,7 @@ func (g *Group) Loosen() error {
 	return result.All(errs...)
 }
 
-// change writes a value to a file that is there and has another.
+// change writes a value to an existing file that has another value.
 func change(path, value string) error {
 	data, err := proc.ReadFile(path)
 	if err != nil || strings.HasPrefix(string(data), value) {
@@ -77,17 +77,17 @@ func change(path, value string) error {
 	return nil
 }
 
-// thaw thaws a cgroup, of v2 or the v1 freezer, if it is frozen.
+// thaw thaws a v2 or v1 cgroup if it is frozen.
 func thaw(dir string) error {
 	return result.All(change(dir+"/cgroup.freeze", "0"), change(dir+"/freezer.state", "THAWED"))
 }
 
-// Thaw thaws the cgroups that a process, a sandbox's init, is in, if somebody has put
-// it where the caller is not: SIGKILL does not end what a v1 freezer holds.
+// Thaw thaws the cgroups of a process, a sandbox's init, that are not the caller's own, in case someone has moved
+// it there: SIGKILL does not end processes frozen by v1.
 func (m *Machine) Thaw(pid int) error {
 	theirs, err := Membership(m.root, pid)
 	if err != nil {
-		return nil // it is gone
+		return nil // it has ended
 	}
 	own, err := Membership(m.root, 0)
 	if err != nil {
@@ -103,7 +103,7 @@ func (m *Machine) Thaw(pid int) error {
 		}
 		dir, ok := mt.Own(theirs[c])
 		ours, _ := mt.Own(own[c])
-		// What holds the caller too was not frozen, or nobody would ask.
+		// Cgroups that also contain the caller are not frozen.
 		for ok && len(dir) > len(mt.Point) && !strings.HasPrefix(ours+"/", dir+"/") {
 			errs = append(errs, thaw(dir))
 			dir = filepath.Dir(dir)
@@ -112,8 +112,8 @@ func (m *Machine) Thaw(pid int) error {
 	return result.All(errs...)
 }
 
-// Kill kills all of the v2 cgroup at once (cgroup.kill, Linux 5.14): the second
-// way, if init cannot be killed. [errors.ErrUnsupported] without v2.
+// Kill kills everything in the v2 cgroup at once (cgroup.kill, Linux 5.14), for the case that init cannot be
+// killed. The error is [errors.ErrUnsupported] without v2.
 func (g *Group) Kill() error {
 	if g.v2 == "" {
 		return errors.ErrUnsupported
@@ -125,18 +125,17 @@ func (g *Group) Kill() error {
 	return err
 }
 
-// Remove removes the cgroups. They stay busy for a moment after the last process
-// is reaped; it tries until the deadline. It may be called again after an error.
-// However it ends, they have no owner afterwards: what is left is its keeper's, if that
-// still reaps, or [Machine.Leftovers] finds it when it is empty. One that is not there any more is no
-// error to either.
+// Remove removes the cgroups. They stay busy for a moment after the last process was reaped, so Remove
+// retries until the deadline. It may be called again after an error. In any case the cgroups have no
+// owner afterwards: the keeper removes them when it has reaped everything, or
+// [Machine.Leftovers] finds them when they are empty. Missing cgroups are no error.
 func (g *Group) Remove(deadline time.Time) error {
 	if g.lasting != nil {
 		g.lasting.files.close()
 	}
 	err := RemoveDirs(g.Dirs(), deadline)
 	for i, n := range g.nodes {
-		_ = unix.Close(n.lock) // EBADF: it was given up before, or never had
+		_ = unix.Close(n.lock) // EBADF if it is closed already
 		g.nodes[i].lock = -1
 	}
 	if err == nil {
@@ -145,13 +144,13 @@ func (g *Group) Remove(deadline time.Time) error {
 	return err
 }
 
-// RemoveDirs removes cgroups and what is in them, by their directories. One that is not there is
-// no error, one that holds processes is: [unix.EBUSY].
+// RemoveDirs removes cgroups and those below, by their directories. A missing one is no error; one with
+// processes is [unix.EBUSY].
 func RemoveDirs(dirs []string, deadline time.Time) error {
 	var errs []error
 	for _, dir := range dirs {
 		if !strings.HasPrefix(filepath.Base(dir), Prefix) {
-			errs = append(errs, fmt.Errorf("remove %s: it was not made by sbxrun", dir))
+			errs = append(errs, fmt.Errorf("remove %s: not made by sbxrun", dir))
 			continue
 		}
 		wait := 100 * time.Microsecond
@@ -165,7 +164,7 @@ func RemoveDirs(dirs []string, deadline time.Time) error {
 				errs = append(errs, err)
 				break
 			}
-			// The kernel tells v2 alone when one is empty, and not when it can be removed.
+			// v2 reports when a cgroup is empty, but not when it can be removed.
 			time.Sleep(min(wait, left))
 			wait = min(2*wait, 20*time.Millisecond)
 		}
@@ -173,15 +172,14 @@ func RemoveDirs(dirs []string, deadline time.Time) error {
 	return result.All(errs...)
 }
 
-// removeTree: a directory with children is busy, and so is one that was left
-// with cgroups of execs.
+// removeTree removes a cgroup and its children, such as leftover cgroups of execs.
 func removeTree(dir string) error {
 	err := unix.Rmdir(dir)
 	if err == nil || err == unix.ENOENT {
 		return nil
 	}
 	if err == unix.EBUSY || err == unix.ENOTEMPTY {
-		entries, _ := os.ReadDir(dir) // if it is gone, rmdir says so
+		entries, _ := os.ReadDir(dir) // if it was removed, rmdir reports it
 		for _, e := range entries {
 			if e.IsDir() {
 				if err := removeTree(dir + "/" + e.Name()); err != nil {
@@ -196,19 +194,19 @@ func removeTree(dir string) error {
 	return fmt.Errorf("remove %s: %w", dir, err)
 }
 
-// Leftover is a cgroup that a crash has left, or a command whose end could not be proven.
+// Leftover is a cgroup left behind by a crash or by a command whose end could not be proven.
 type Leftover struct{ ID, Dir string }
 
-// Leftovers finds sbxrun's cgroups that hold no processes and have no owner any more,
-// in all that is mounted: the caller's own, and to root all.
+// Leftovers finds empty sbxrun cgroups without an owner in all mounted hierarchies: the caller's own, or
+// all for root.
 func (m *Machine) Leftovers() (found []Leftover) {
 	for _, mt := range m.mount {
 		_ = filepath.WalkDir(mt.Point, func(dir string, e os.DirEntry, err error) error {
 			if err != nil || !e.IsDir() {
-				return nil // not ours to read, or gone
+				return nil // unreadable or removed
 			}
 			id, ok := strings.CutPrefix(e.Name(), Prefix)
-			if !ok || strings.HasSuffix(id, ".scope") { // systemd's, which collects it
+			if !ok || strings.HasSuffix(id, ".scope") { // removed by systemd
 				return nil
 			}
 			if mine(dir) && !Owned(dir) && unpopulated(dir) {
@@ -220,8 +218,7 @@ func (m *Machine) Leftovers() (found []Leftover) {
 	return found
 }
 
-// mine: others' are theirs to remove. And one that is just being made is not locked
-// yet.
+// mine reports whether the caller may remove a cgroup. A new one may not be locked yet.
 func mine(dir string) bool {
 	var st unix.Stat_t
 	return unix.Stat(dir, &st) == nil && (os.Geteuid() == 0 || int(st.Uid) == os.Geteuid()) && time.Since(time.Unix(st.Ctim.Unix())) > young
@@ -229,17 +226,17 @@ func mine(dir string) bool {
 
 const young = 2 * time.Second
 
-// Owned reports whether the one who has made a cgroup lives, and has not given it up.
+// Owned reports whether the process that made a cgroup is alive and has not released it.
 func Owned(dir string) bool {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return true // we cannot know
+		return true // unknown
 	}
 	defer unix.Close(fd)
 	return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) != nil
 }
 
-// unpopulated: neither it nor one below has a process.
+// unpopulated reports whether a cgroup and those below contain no processes.
 func unpopulated(dir string) bool {
 	empty := true
 	_ = filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
@@ -253,7 +250,7 @@ func unpopulated(dir string) bool {
 	return empty
 }
 
-// holdsNone: no process is in the cgroup itself.
+// holdsNone reports whether a cgroup itself contains no processes.
 func holdsNone(dir string) bool {
 	procs, err := proc.ReadFile(dir + "/cgroup.procs")
 	return err == nil && len(procs) == 0

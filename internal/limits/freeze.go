@@ -12,17 +12,17 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// freezers say how a cgroup is frozen, and how it tells that it is: v2 from Linux 5.2 on
+// freezers are the files that freeze a cgroup and show that it is frozen: v2 since Linux 5.2
 // (Documentation/admin-guide/cgroup-v2.rst), and the freezer of v1.
 var freezers = []struct{ file, frozen, tells, word string }{
 	{"cgroup.freeze", "1", "cgroup.events", "frozen 1"},
 	{"freezer.state", "FROZEN", "freezer.state", "FROZEN"},
 }
 
-// LockFreezer is who may freeze these cgroups of a sandbox, and thaw them: one at a time, for as long
-// as a descriptor of the file is open, so that one who was killed has left them as they are. nil: none
-// can be frozen. [unix.EAGAIN]: somebody else had it all the while. Only who may write to the file can
-// lock it (fcntl_locking(2), F_WRLCK), so no payload that merely sees it.
+// LockFreezer gives the caller the exclusive right to freeze and thaw a sandbox's cgroups while the file
+// is open. A locked file shows that its process is alive. LockFreezer returns nil if none of the cgroups
+// can be frozen, and [unix.EAGAIN] if another process keeps the lock. Locking needs write permission
+// (fcntl_locking(2), F_WRLCK), so a command that merely sees the file cannot do it.
 func LockFreezer(dirs []string, patience time.Duration) (*os.File, error) {
 	for _, dir := range dirs {
 		for _, f := range freezers {
@@ -43,12 +43,12 @@ func LockFreezer(dirs []string, patience time.Duration) (*os.File, error) {
 	return nil, nil
 }
 
-// cannot says that a cgroup is of no kind that can be frozen, or not by the caller.
+// cannot reports whether an error means that this kind of cgroup cannot be frozen, or not by the caller.
 func cannot(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)
 }
 
-// Frozen reports whether one of these cgroups is to stand still.
+// Frozen reports whether one of these cgroups is frozen or being frozen.
 func Frozen(dirs []string) bool {
 	for _, dir := range dirs {
 		for _, f := range freezers {
@@ -61,9 +61,9 @@ func Frozen(dirs []string) bool {
 	return false
 }
 
-// Freeze stops all that is in these cgroups of a sandbox, and returns when it stands still. none
-// of them may be of a kind that can be frozen: then it returns false and has done nothing. What
-// does not stand still in time is thawed, and an error. SIGKILL ends what is frozen in v2 alone.
+// Freeze freezes a sandbox's cgroups and returns when all processes are frozen. It returns false and does
+// nothing if none of them can be frozen. If it takes too long, it thaws them and returns an error.
+// Only v2 lets SIGKILL end frozen processes.
 func Freeze(dirs []string, within time.Duration) (bool, error) {
 	for _, dir := range dirs {
 		for _, f := range freezers {
@@ -77,13 +77,13 @@ func Freeze(dirs []string, within time.Duration) (bool, error) {
 			if err != nil {
 				return false, result.All(err, ThawDirs([]string{dir}))
 			}
-			return true, nil // one holds all: each process is in every cgroup of the sandbox
+			return true, nil // one is enough: each process is in every cgroup of the sandbox
 		}
 	}
 	return false, nil
 }
 
-// ThawDirs lets go what [Freeze] has stopped.
+// ThawDirs thaws cgroups frozen by [Freeze].
 func ThawDirs(dirs []string) error {
 	var errs []error
 	for _, dir := range dirs {
@@ -92,7 +92,7 @@ func ThawDirs(dirs []string) error {
 	return result.All(errs...)
 }
 
-// awaitWord waits until a line of a file is so.
+// awaitWord waits until a file contains this line.
 func awaitWord(name, word string, within time.Duration) error {
 	const look = time.Millisecond
 	for end := time.Now().Add(within); ; time.Sleep(look) {
@@ -106,7 +106,7 @@ func awaitWord(name, word string, within time.Duration) error {
 			}
 		}
 		if !time.Now().Before(end) {
-			return errors.New("the sandbox does not stand still in its cgroup")
+			return errors.New("cannot freeze the sandbox's cgroup in time")
 		}
 	}
 }

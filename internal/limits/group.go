@@ -15,31 +15,31 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// leaf holds the processes of a v2 cgroup that others can be made in.
+// leaf is the child that holds the processes of a v2 cgroup with other children.
 const leaf = "main"
 
-// Group is the cgroups of one sandbox or exec, one for each hierarchy in use; there may be none.
+// Group has the cgroups of a sandbox or exec, at most one per hierarchy.
 type Group struct {
 	plan    *Plan
 	nodes   []node
-	join    []string          // directories that a command is born in, or goes to
-	read    map[string]string // by controller, the directory to read
-	v2      string            // the v2 cgroup, if there is one
-	nested  bool              // it has a leaf for its own processes
-	above   string            // the sandbox's memory cgroup, if an exec is in it
-	before  int64             // how many processes had been killed there
-	lasting *lasting          // nil for a group of one command
+	join    []string          // directories that the command starts in or moves to
+	read    map[string]string // by controller: the directory to read
+	v2      string            // the v2 cgroup, or ""
+	nested  bool              // the v2 cgroup has a leaf
+	above   string            // memory cgroup of the exec's sandbox, or ""
+	before  int64             // processes killed there before
+	lasting *lasting          // nil for a group for one command
 }
 
 type node struct {
 	dir  string
-	lock int // a descriptor of dir that holds a shared lock: its owner lives
+	lock int // descriptor of dir with a shared lock: its owner is alive
 }
 
-// Make makes the cgroups, named sbxrun-ID, and sets their limits; nothing is in
-// them. With nest, execs can have cgroups within ([Machine.Within]). If a required limit cannot be set,
-// nothing is left and the error is a [*result.Error]. Of a plan that is not required,
-// the limit is marked. The caller owns the group and removes it.
+// Make creates the cgroups, named sbxrun-ID, empty and with their limits set. With nest, execs can have
+// cgroups in them ([Machine.Within]). If a required limit cannot be set, nothing is left and the error
+// is a [*result.Error]; if limits are not required, the limit is marked. The caller must call
+// Remove.
 func (p *Plan) Make(id string, nest bool) (*Group, error) {
 	g := &Group{plan: p, read: map[string]string{}}
 	g.inherit()
@@ -52,7 +52,7 @@ func (p *Plan) Make(id string, nest bool) (*Group, error) {
 	return g, nil
 }
 
-// inherit has the command of an exec join the sandbox's cgroups, unless it gets one below.
+// inherit makes an exec's command join the sandbox's cgroups, where it gets none below them.
 func (g *Group) inherit() {
 	for _, dir := range g.plan.machine.base {
 		if n, ok := oomKills(dir); ok {
@@ -68,8 +68,8 @@ func (g *Group) inherit() {
 	}
 }
 
-// joinScope has systemd move the caller of an exec to a scope from which it may move a
-// command to the sandbox's cgroups.
+// joinScope makes systemd move the caller of an exec to a scope from which it may move a command to the
+// sandbox's cgroups.
 func (g *Group) joinScope(id string) error {
 	m := g.plan.machine
 	if m.manager == nil || !slices.ContainsFunc(m.base, func(dir string) bool { return exists(dir+"/cgroup.controllers") && !m.mayMove(dir) }) {
@@ -77,16 +77,16 @@ func (g *Group) joinScope(id string) error {
 	}
 	given, err := m.manager()
 	if err == nil {
-		_, err = given.Enter(fmt.Sprintf("%s%s-%d.scope", Prefix, id, os.Getpid())) // an id is of one sandbox
+		_, err = given.Enter(fmt.Sprintf("%s%s-%d.scope", Prefix, id, os.Getpid())) // the ID alone may be in use by the sandbox
 	}
-	if err != nil { // an exec may not run outside of its sandbox's limits
-		return &result.Error{Code: "limit", Message: "the sandbox's cgroup cannot be joined from here: asked systemd for a scope: " + err.Error(), Hint: hintFor(err), Err: err}
+	if err != nil { // an exec must not run outside its sandbox's limits
+		return &result.Error{Code: "limit", Message: "cannot join the sandbox's cgroup from here: asked systemd for a scope: " + err.Error(), Hint: hintFor(err), Err: err}
 	}
 	return nil
 }
 
-// enter has the caller moved to a scope of its own, and goes to a leaf there, since
-// a cgroup that holds processes cannot give controllers.
+// enter moves the caller to a scope of its own, and to a leaf in it, because a cgroup with processes
+// cannot enable controllers.
 func (g *Group) enter(id string) error {
 	p := g.plan
 	m := p.machine
@@ -107,17 +107,17 @@ func (g *Group) enter(id string) error {
 	c.more = strings.Fields(string(available))
 	m.own = c.dir + "/" + leaf
 	if err := unix.Mkdir(m.own, 0o755); err != nil {
-		return fmt.Errorf("make %s: %w", m.own, err)
+		return fmt.Errorf("create %s: %w", m.own, err)
 	}
 	if err := write(m.own+"/cgroup.procs", "0"); err != nil {
-		return fmt.Errorf("go to %s: %w", m.own, err)
+		return fmt.Errorf("move to %s: %w", m.own, err)
 	}
 	p.v2 = c
 	var all refusals
 	for _, l := range slices.Clone(p.Limits) {
 		name := controllerOf(l.Name)
 		if l.Enforced && strings.HasPrefix(l.Mechanism, "cgroup v2 ") && !c.has(name) {
-			p.refuse(&all, l.Name, fmt.Sprintf("systemd has made %s without the controller %s", c.dir, name), enableHint(os.Geteuid(), ""))
+			p.refuse(&all, l.Name, fmt.Sprintf("systemd created %s without the controller %s", c.dir, name), enableHint(os.Geteuid(), ""))
 		}
 	}
 	if p.required && len(all) > 0 {
@@ -143,7 +143,7 @@ func (g *Group) make(id string, nest bool) error {
 			}
 			continue
 		}
-		for c, d := range p.machine.v1 { // cpu and cpuacct are often one hierarchy
+		for c, d := range p.machine.v1 { // cpu and cpuacct often share a hierarchy
 			if c == controller || d == parent && exists(dir+"/"+probe(c)) {
 				g.read[c] = dir
 			}
@@ -159,22 +159,22 @@ func (g *Group) make(id string, nest bool) error {
 	if err := g.apply(append(g.settings(), g.throttle()...)); err != nil {
 		return err
 	}
-	g.Unthrottle(false) // that it can be set is known now
+	g.Unthrottle(false) // only tested; see Throttle
 	return nil
 }
 
-// killing has the kernel kill what a v1 cgroup has no memory for, and not let it wait for ever, which
-// is inherited from the cgroup above (memory.rst, "OOM Control").
+// killing makes the kernel kill processes when a v1 cgroup runs out of memory, rather than pause them forever,
+// a setting inherited from the parent (memory.rst, "OOM Control").
 func killing(dir string) error {
 	control := dir + "/memory.oom_control"
-	data, _ := proc.ReadFile(control) // none, if it cannot be read
+	data, _ := proc.ReadFile(control) // enabled if unreadable
 	if disabled, _ := Row(data, "oom_kill_disable"); disabled == 0 {
 		return nil
 	}
 	return write(control, "0")
 }
 
-// probe is a file that only a v1 cgroup with the controller has.
+// probe returns a file that exists only in v1 cgroups with the controller.
 func probe(controller string) string {
 	switch controller {
 	case "memory":
@@ -237,14 +237,14 @@ func (g *Group) makeV2(id string, nest bool) error {
 	return nil
 }
 
-// mkdir makes one cgroup, which init will join in place of what is there.
+// mkdir creates a cgroup, which init joins instead of another one.
 func (g *Group) mkdir(parent, id, instead string) (string, error) {
 	dir := parent + "/" + Prefix + id
 	if err := unix.Mkdir(dir, 0o755); err != nil {
-		return "", fmt.Errorf("make %s: %w", dir, err)
+		return "", fmt.Errorf("create %s: %w", dir, err)
 	}
-	// Between these two [Leftovers] might take it for one; then setting its
-	// limits fails, and the run is refused.
+	// Between mkdir and flock, [Machine.Leftovers] may remove the directory; then setting its limits
+	// fails, and so does the run.
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err == nil {
 		err = unix.Flock(fd, unix.LOCK_SH|unix.LOCK_NB)
@@ -266,7 +266,7 @@ func hintFor(err error) string {
 	case errors.Is(err, unix.ENOENT):
 		return "boot a kernel that has it (for swap: swapaccount=1)"
 	case errors.Is(err, unix.EINVAL):
-		return "ask for no more than the caller's own cgroup has"
+		return "use at most the limit of the caller's own cgroup"
 	case errors.Is(err, unix.EAGAIN):
 		return "raise cgroup.max.descendants above, or run sbxrun cleanup"
 	}
@@ -277,10 +277,10 @@ func (p *Plan) enforced(name string) bool {
 	return slices.ContainsFunc(p.Limits, func(l result.Limit) bool { return l.Name == name && l.Enforced })
 }
 
-// failAll fails all limits whose mechanism begins so.
+// failAll marks all limits whose mechanism has this prefix as not enforced.
 func (g *Group) failAll(mechanism string, err error) error {
 	if refusal, ok := err.(*result.Error); ok {
-		return refusal // of some of them
+		return refusal // about some of them already
 	}
 	var all refusals
 	for _, l := range slices.Clone(g.plan.Limits) {
@@ -296,7 +296,7 @@ func (g *Group) failAll(mechanism string, err error) error {
 	return nil
 }
 
-// Bounds are what a sandbox or exec begins with.
+// Bounds returns what a sandbox or exec starts with.
 func (g *Group) Bounds() (b proc.Bounds) {
 	for _, dir := range g.join {
 		if exists(dir + "/cgroup.controllers") {
@@ -316,11 +316,10 @@ func (g *Group) Bounds() (b proc.Bounds) {
 	return b
 }
 
-// spread counts what this process has started, so that a server's commands do not all get the same
-// CPU.
+// spread counts the started commands, so that a server's commands do not all get the same CPUs.
 var spread atomic.Int32
 
-// Own are those of the Bounds that are none of cgroups.
+// Own returns the Bounds that do not concern cgroups.
 func (g *Group) Own() (b proc.Bounds) {
 	p := g.plan
 	for _, l := range p.request.rlimits() {
@@ -347,12 +346,12 @@ func (g *Group) Own() (b proc.Bounds) {
 	return b
 }
 
-// Throttle sets the CPU quota. Last, when the payload runs: what sets a sandbox up would
-// take minutes under a small one. That it can be set was tried by [Plan.Make]; a
-// [*result.Error] if it is required and does not hold all the same.
+// Throttle sets the CPU quota when the command runs, because setting up a sandbox would take minutes
+// with a small one. [Plan.Make] has tested that it can be set. If a required quota fails nevertheless,
+// the error is a [*result.Error].
 func (g *Group) Throttle() error { return g.apply(g.throttle()) }
 
-// controllerOf is what a limit by cgroups needs.
+// controllerOf returns the controller for a limit by cgroups.
 func controllerOf(limit string) string {
 	switch limit {
 	case "memory-swap":
@@ -365,8 +364,7 @@ func controllerOf(limit string) string {
 	return limit
 }
 
-// Dirs are the cgroups' directories, for the record: [Machine.Within] and
-// [RemoveDirs] take them.
+// Dirs returns the cgroups' directories, for [Machine.Within] and [RemoveDirs].
 func (g *Group) Dirs() (dirs []string) {
 	for _, n := range g.nodes {
 		dirs = append(dirs, n.dir)

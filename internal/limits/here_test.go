@@ -23,8 +23,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// held is a shell that runs its script when it is released, in place of a
-// sandbox's init. All that it leaves in its group is killed when the test ends.
+// held is a shell that runs its script when it is released, like a sandbox's init. Everything left in its
+// group is killed when the test ends.
 type held struct {
 	*proc.Process
 	cmd    *exec.Cmd
@@ -55,7 +55,7 @@ func hold(t *testing.T, script string) *held {
 	if h.Process, err = proc.Open(h.cmd.Process.Pid); err != nil {
 		t.Fatal(err)
 	}
-	// While it is being executed the kernel puts its old stack limit back (finalize_exec); init is past that.
+	// During exec the kernel restores the old stack limit (finalize_exec); init is past that.
 	if _, err := ready.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func (h *held) release(t *testing.T) {
 	}
 }
 
-// end is how the shell ended; it is killed at the deadline.
+// end returns how the shell ended; it is killed at the deadline.
 func (h *held) end(d time.Duration) syscall.WaitStatus {
 	_ = h.Wait(time.Now().Add(d * slower()))
 	_ = h.Signal(unix.SIGKILL)
@@ -77,9 +77,9 @@ func (h *held) end(d time.Duration) syscall.WaitStatus {
 	return h.cmd.ProcessState.Sys().(syscall.WaitStatus)
 }
 
-// slower is how much slower than usual this machine is, as tests/harness has it.
+// slower returns the factor by which this machine is slower than usual, as in tests/harness.
 func slower() time.Duration {
-	n, _ := strconv.Atoi(os.Getenv("SBXRUN_TESTS_SLOW")) // 0 if it is not set
+	n, _ := strconv.Atoi(os.Getenv("SBXRUN_TESTS_SLOW")) // 0 if unset
 	return time.Duration(max(1, n))
 }
 
@@ -90,7 +90,7 @@ func here(t *testing.T) *Machine {
 	return m
 }
 
-// can is what the tests are built on: that a limit is refused where it cannot be.
+// can reports whether limits can be enforced here; otherwise tests expect an error.
 func can(m *Machine, controllers ...string) bool {
 	best, _ := m.delegated(m.candidate(controllers), controllers)
 	for _, c := range controllers {
@@ -105,7 +105,7 @@ func id(t *testing.T) string {
 	return fmt.Sprintf("test-%s-%d", strings.ReplaceAll(t.Name(), "/", "-"), os.Getpid())
 }
 
-// made makes a group, or asserts the refusal and returns nil.
+// made makes a group, or checks the error and returns nil.
 func made(t *testing.T, nest bool, r Request, controllers ...string) *Group {
 	t.Helper()
 	m := here(t)
@@ -155,7 +155,7 @@ func made(t *testing.T, nest bool, r Request, controllers ...string) *Group {
 	return g
 }
 
-// empty kills what a test has left in its own cgroups.
+// empty kills all processes in the test's own cgroups.
 func empty(t *testing.T, dirs []string) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -197,7 +197,7 @@ func add(t *testing.T, g *Group, h *held) {
 	harness.Must(t, move(g, h))
 }
 
-// move puts a process that is there already into the group.
+// move moves an existing process to the group.
 func move(g *Group, h *held) error {
 	for _, dir := range g.join {
 		if err := write(dir+"/cgroup.procs", strconv.Itoa(h.PID)); err != nil && !h.Exited() {
@@ -241,12 +241,11 @@ func TestMemoryHog(t *testing.T) {
 	t.Logf("usage %+v", g.Usage())
 }
 
-// TestMemoryKillsBelowWhatWaits: who is below a v1 cgroup in which the kernel kills nobody is killed all
-// the same.
+// A process in a cgroup below a v1 cgroup without the OOM killer is killed nevertheless.
 func TestMemoryKillsBelowWhatWaits(t *testing.T) {
 	m := here(t)
 	if m.v1["memory"] == "" {
-		return // v2 has no such thing
+		return // v2 has no such setting
 	}
 	above := m.v1["memory"] + "/" + Prefix + id(t)
 	harness.Must(t, os.Mkdir(above, 0o755))
@@ -268,7 +267,7 @@ func TestMemoryKillsBelowWhatWaits(t *testing.T) {
 	}
 }
 
-// TestMemoryKillIsCounted: of a payload that dies of it, no event is needed.
+// OOMKilled reports the OOM kill of the command itself without an event.
 func TestMemoryKillIsCounted(t *testing.T) {
 	g := made(t, false, Request{Memory: 64 << 20, MemorySwap: 64 << 20}, "memory")
 	if g == nil {
@@ -285,7 +284,7 @@ func TestMemoryKillIsCounted(t *testing.T) {
 	}
 }
 
-// TestMemoryWithin: page cache is dropped to stay below, and that is no hit.
+// Dropping page cache to stay below a memory limit is not a hit.
 func TestMemoryWithin(t *testing.T) {
 	g := made(t, false, Request{Memory: 32 << 20, MemorySwap: -1}, "memory")
 	if g == nil {
@@ -341,7 +340,7 @@ func forkBomb(t *testing.T, nest bool) {
 }
 
 func TestCPUQuota(t *testing.T) {
-	// So little that it is used up in every period, even where others leave but a share.
+	// A quota so small that it is used up in every period, even on a busy machine.
 	g := made(t, false, Request{CPUs: 0.05}, "cpu", "cpuacct")
 	if g == nil {
 		return
@@ -350,7 +349,7 @@ func TestCPUQuota(t *testing.T) {
 	add(t, g, h)
 	h.release(t)
 	start := time.Now()
-	// On a busy machine it may have to wait before it has used anything up.
+	// On a busy machine the process may have to wait before it has used anything.
 	for end := start.Add(20 * time.Second * slower()); !limit(t, g.Limits(0), "cpus").Hit; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%+v", g.Limits(0))
@@ -360,7 +359,7 @@ func TestCPUQuota(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	used, wall := g.cpu(), time.Since(start)
-	if g.read["cpuacct"] == "" { // v1 has no need of it for a quota
+	if g.read["cpuacct"] == "" { // v1's quota does not need cpuacct
 		st, err := proc.ReadStat(h.PID)
 		harness.Must(t, err)
 		used, wall = st.CPU.User+st.CPU.System, time.Since(start)
@@ -375,7 +374,7 @@ func TestCPUQuota(t *testing.T) {
 	}
 }
 
-// TestTinyQuota: with 0.1 % of a CPU the quota is taken away, and what is killed dies.
+// With a quota of 0.1 % of a CPU, Loosen removes it and a killed process dies.
 func TestTinyQuota(t *testing.T) {
 	g := made(t, false, Request{CPUs: 0.001}, "cpu")
 	if g == nil {
@@ -386,7 +385,7 @@ func TestTinyQuota(t *testing.T) {
 	h.release(t)
 	for end := time.Now().Add(20 * time.Second * slower()); !limit(t, g.Limits(0), "cpus").Hit; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%+v", g.Limits(0)) // it was never throttled
+			t.Fatalf("%+v", g.Limits(0)) // never throttled
 		}
 	}
 	start := time.Now()
@@ -447,8 +446,7 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// TestFrozenV1: what the v1 freezer holds does not die before it is thawed. Somebody else's
-// freezer, that is: sbxrun makes none.
+// A process frozen by another program's v1 freezer dies only after Thaw.
 func TestFrozenV1(t *testing.T) {
 	m := here(t)
 	own := m.v1["freezer"]
@@ -489,8 +487,7 @@ func TestFrozenV1(t *testing.T) {
 	}
 }
 
-// TestProcessLimits: the payload sets them itself, before it executes the command, and
-// what it starts inherits them.
+// The limits of single processes are set before the command is executed, and its children inherit them.
 func TestProcessLimits(t *testing.T) {
 	p, err := here(t).Plan(Request{FSize: 10 << 20, NoFile: 64, Stack: 4 << 20}, true)
 	harness.Must(t, err)
@@ -507,10 +504,10 @@ func TestProcessLimits(t *testing.T) {
 	}
 }
 
-// TestMayNotBeSet: what only root may set is refused before the payload runs.
+// A limit that only root may set is rejected before the command runs.
 func TestMayNotBeSet(t *testing.T) {
 	if os.Geteuid() == 0 {
-		return // may
+		return // allowed
 	}
 	nice, adj := -5, -500
 	for _, r := range []Request{{Nice: &nice}, {OOMScoreAdj: &adj}} {
@@ -531,8 +528,8 @@ func TestMayNotBeSet(t *testing.T) {
 	}
 }
 
-// inRoom runs a script with the group's bounds, and returns what it has written and how
-// it has ended. All of it is in the group's cgroups.
+// inRoom runs a script with the group's bounds and returns its output and how it ended. All its processes
+// are in the group's cgroups.
 func inRoom(t *testing.T, g *Group, script string) (string, *result.Payload) {
 	t.Helper()
 	out, in, err := os.Pipe()
@@ -563,7 +560,7 @@ func inRoom(t *testing.T, g *Group, script string) (string, *result.Payload) {
 	if _, err := room.Keeper.Empty(limit); err != nil {
 		t.Errorf("%v: %v", err, room.Keeper.StartError())
 	}
-	if peak := g.Usage().PidsPeak; peak > 5 { // what enters, init, sh and cat; and 0 where it is not known
+	if peak := g.Usage().PidsPeak; peak > 5 { // the parent of init, init, sh and cat; 0 if unknown
 		t.Errorf("%d tasks", peak)
 	}
 	if err := room.Keeper.Reap(limit); err != nil {
@@ -574,8 +571,8 @@ func inRoom(t *testing.T, g *Group, script string) (string, *result.Payload) {
 	return string(seen), payload
 }
 
-// TestBounds: what the keeper starts is in the cgroups from its first instant, and
-// the keeper removes them, even if nobody else does.
+// Processes started by the keeper are in the cgroups from their first moment, and the keeper removes the
+// cgroups if nobody else does.
 func TestBounds(t *testing.T) {
 	nice, adj := 7, 500
 	g := made(t, true, Request{Memory: 64 << 20, Pids: 10, CPUs: 0.5, Nice: &nice, OOMScoreAdj: &adj}, "memory", "pids", "cpu")
@@ -596,7 +593,7 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestExecWithin: an exec's own limits are below the sandbox's; without any it joins.
+// An exec's own limits are below the sandbox's; without any, it joins the sandbox's cgroups.
 func TestExecWithin(t *testing.T) {
 	m := here(t)
 	if !can(m, "memory", "pids") {
@@ -649,8 +646,7 @@ func TestExecWithin(t *testing.T) {
 	empty(t, dirs)
 }
 
-// TestLeftovers: a cgroup whose owner is dead is found, one with an owner or a
-// process is not.
+// Leftovers finds a cgroup whose owner is dead, and not one with an owner or a process.
 func TestLeftovers(t *testing.T) {
 	g := made(t, false, Request{Pids: 10}, "pids")
 	if g == nil {
@@ -669,7 +665,7 @@ func TestLeftovers(t *testing.T) {
 		t.Errorf("%d with an owner", n)
 	}
 	for _, n := range g.nodes {
-		unix.Close(n.lock) // as a crash does
+		unix.Close(n.lock) // as after a crash
 	}
 	h := hold(t, "sleep 60")
 	add(t, g, h)
@@ -677,7 +673,7 @@ func TestLeftovers(t *testing.T) {
 		t.Errorf("%d with a process", n)
 	}
 	h.end(0)
-	// A cleanup that runs beside this test may be the first to find them, and removes them.
+	// A concurrent cleanup may remove them first.
 	removed := func() bool {
 		return !slices.ContainsFunc(g.Dirs(), func(dir string) bool { _, err := os.Lstat(dir); return err == nil })
 	}
@@ -695,8 +691,8 @@ func TestLeftovers(t *testing.T) {
 	g.nodes = nil
 }
 
-// A group that could not be removed has no owner any more, and takes no descriptor: cleanup removes
-// it when it is empty, also while the process lives that has made it.
+// A group that could not be removed has no owner and no descriptor any more. Leftovers finds it when it is
+// empty, even while the process that made it is alive.
 func TestRemoveInVain(t *testing.T) {
 	g := made(t, false, Request{Pids: 10}, "pids")
 	if g == nil {
@@ -723,7 +719,7 @@ func TestRemoveInVain(t *testing.T) {
 	}
 }
 
-// descriptors is how many descriptors this process has open.
+// descriptors returns the number of open descriptors of this process.
 func descriptors(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
@@ -731,7 +727,7 @@ func descriptors(t *testing.T) int {
 	return len(list)
 }
 
-// BenchmarkGroup is what limits cost a run: all but the run itself.
+// BenchmarkGroup measures the cost of limits for a run.
 func BenchmarkGroup(b *testing.B) {
 	for i := range b.N {
 		m, err := Detect()

@@ -12,19 +12,18 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// Prefix begins the names of all cgroups that sbxrun makes.
+// Prefix begins the names of all cgroups made by sbxrun.
 const Prefix = "sbxrun-"
 
-// Mount is a cgroup hierarchy that is mounted.
+// Mount is a mounted cgroup hierarchy.
 type Mount struct {
 	Root, Point string
 	V2          bool
-	Controllers []string // of v1
+	Controllers []string // v1 only
 }
 
-// Mounts reads what is mounted for the calling process, once: admission and limits both
-// want it, on the way of a run. The caller may change the list. root is "", or where a test
-// has its files.
+// Mounts returns the cgroup mounts of the calling process. It reads them only once, for admission and
+// limits. The caller may change the list. root is "", or the directory with a test's files.
 func Mounts(root string) ([]Mount, error) {
 	if root != "" {
 		return readMounts(root)
@@ -44,11 +43,11 @@ func readMounts(root string) ([]Mount, error) {
 	return parseMounts(data), err
 }
 
-// parseMounts takes the cgroups from /proc/self/mountinfo (proc_pid_mountinfo(5)).
+// parseMounts parses /proc/self/mountinfo (proc_pid_mountinfo(5)).
 func parseMounts(data []byte) (mounts []Mount) {
 	for line := range strings.Lines(string(data)) {
 		if !strings.Contains(line, " - cgroup") {
-			continue // quickly: there may be hundreds
+			continue // fast path: there may be hundreds
 		}
 		front, back, ok := strings.Cut(line, " - ")
 		f, b := strings.Fields(front), strings.Fields(back)
@@ -73,7 +72,7 @@ func parseMounts(data []byte) (mounts []Mount) {
 	return mounts
 }
 
-// unescape: blanks, tabs, newlines and backslashes are written in octal.
+// unescape decodes blanks, tabs, newlines and backslashes, which are in octal.
 func unescape(s string) string {
 	if !strings.Contains(s, `\`) {
 		return s
@@ -81,8 +80,8 @@ func unescape(s string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
-// Membership reads in which cgroups a process is (0 is the caller): paths by controller,
-// "" for v2. root is as for [Mounts].
+// Membership returns the cgroups of a process (0 means the caller): paths by controller, "" for v2. root
+// is as for [Mounts].
 func Membership(root string, pid int) (map[string]string, error) {
 	who := "self"
 	if pid != 0 {
@@ -92,7 +91,7 @@ func Membership(root string, pid int) (map[string]string, error) {
 	return parseMembership(data), err
 }
 
-// parseMembership takes the paths from /proc/PID/cgroup (cgroups(7)).
+// parseMembership parses /proc/PID/cgroup (cgroups(7)).
 func parseMembership(data []byte) map[string]string {
 	paths := map[string]string{}
 	for line := range strings.Lines(string(data)) {
@@ -112,7 +111,7 @@ func parseMembership(data []byte) map[string]string {
 	return paths
 }
 
-// Own is the directory of a cgroup, seen through the mount.
+// Own returns the directory of a cgroup below the mount.
 func (mt Mount) Own(path string) (dir string, ok bool) {
 	below, ok := strings.CutPrefix(path, strings.TrimSuffix(mt.Root, "/"))
 	if path == "" || !ok || below != "" && below[0] != '/' || strings.HasPrefix(below, "/..") || strings.HasSuffix(below, " (deleted)") {
@@ -121,8 +120,8 @@ func (mt Mount) Own(path string) (dir string, ok bool) {
 	return strings.TrimSuffix(mt.Point+below, "/"), true
 }
 
-// Row is the number that stands after key, as in memory.events; of a file of one
-// number the key is "".
+// Row returns the number after key, as in memory.events; for a file with a single number the key is
+// "".
 func Row(data []byte, key string) (n int64, ok bool) {
 	for line := range bytes.Lines(data) {
 		f := strings.Fields(string(line))

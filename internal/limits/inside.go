@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Environment pins the threads of numeric libraries to the CPU limit, rounded up.
-// They size themselves by the machine's CPUs, some before they look at their affinity. They are
-// told of no more CPUs than the caller may use.
+// Environment returns variables that limit the threads of numeric libraries to the CPU limit, rounded up.
+// The libraries use the machine's number of CPUs, some without checking their affinity. The value is at
+// most the number of CPUs that the caller may use.
 func Environment(cpus float64) (env []string) {
 	if !(cpus > 0) {
 		return nil
@@ -28,8 +28,8 @@ func Environment(cpus float64) (env []string) {
 	return env
 }
 
-// CPUSet says which of the caller's CPUs to keep so that nproc(1) shows the limit,
-// rounded up. seed, a pid say, spreads sandboxes over the CPUs. nil if it is not known.
+// CPUSet returns the caller's CPUs to keep so that nproc(1) shows the limit, rounded up, or nil if they are
+// unknown. seed, such as a PID, spreads sandboxes over the CPUs.
 func CPUSet(cpus float64, seed int) (keep []int) {
 	if !(cpus > 0) {
 		return nil
@@ -37,7 +37,7 @@ func CPUSet(cpus float64, seed int) (keep []int) {
 	return choose(ownCPUs(), cpus, seed)
 }
 
-// ownCPUs are those that the caller may use; nil if it is not known.
+// ownCPUs returns the CPUs that the caller may use, or nil if they are unknown.
 func ownCPUs() (own []int) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
@@ -61,12 +61,12 @@ func choose(own []int, cpus float64, seed int) (keep []int) {
 	return keep
 }
 
-// FakeMeminfo is the text of /proc/meminfo as a machine with this much memory
-// and swap would show it. What it does not know stays.
+// FakeMeminfo returns the text of /proc/meminfo for a machine with this much memory and swap. Unknown
+// lines stay.
 func FakeMeminfo(real []byte, memory, swap int64) []byte {
 	bounds := map[string]int64{
 		"MemTotal": memory, "MemFree": memory, "MemAvailable": memory, "SwapTotal": swap, "SwapFree": swap,
-		// Of the whole machine's: they would be more than the total.
+		// Values of the whole machine, which would exceed the total.
 		"Buffers": 0, "Cached": 0, "SwapCached": 0, "SReclaimable": 0,
 	}
 	var out bytes.Buffer

@@ -14,8 +14,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// layout is a cgroup v2 tree of files. Each directory has the controllers it gives
-// its children, the processes it holds and its mode.
+// layout is a cgroup v2 tree of ordinary files. Each directory has its children's controllers, its
+// processes and its mode.
 type layout struct {
 	dir, available, enabled, procs string
 	mode                           os.FileMode
@@ -52,7 +52,7 @@ func fake(t *testing.T, own string, dirs ...layout) (*Machine, string) {
 	return m, root
 }
 
-// deadline is long enough for what is not busy.
+// deadline is long enough for a cgroup that is not busy.
 func deadline() time.Time { return time.Now().Add(time.Second) }
 
 const all = "cpu memory pids"
@@ -62,16 +62,16 @@ func TestLayouts(t *testing.T) {
 	tests := []struct {
 		name, own string
 		dirs      []layout
-		want      string // the parent of what will be made; "" is refused
+		want      string // parent of the new cgroup; "" for an error
 		refused   string // part of the message
 	}{
 		{"beside a leaf", "/a/leaf", []layout{{"", all, all, "1\n", 0}, {"/a", all, all, "", 0}, {"/a/leaf", all, "", "2\n", 0}}, "/cg/a", ""},
 		{"controllers can be enabled", "/a/leaf", []layout{{"", all, all, "1\n", 0}, {"/a", all, "", "", 0}, {"/a/leaf", "", "", "2\n", 0}}, "/cg/a", ""},
 		{"the parent lacks one, the next has it", "/a/leaf", []layout{{"", all, all, "1\n", 0}, {"/a", "memory pids", "memory pids", "", 0}, {"/a/leaf", "", "", "2\n", 0}}, "/cg", ""},
 		{"the root of all cgroups", "/", []layout{{"", all, "", "1\n", 0}}, "/cg", ""},
-		{"a container's root that holds processes", "/c", []layout{{"/c", all, "", "1\n", 0}}, "", "which holds processes"},
-		{"no memory controller", "/a/leaf", []layout{{"/a", "cpu pids", "cpu pids", "", 0}, {"/a/leaf", "cpu pids", "", "2\n", 0}}, "", "no cgroup that may be written has the controller memory"},
-		{"not ours to see", "/../x", []layout{{"", all, all, "", 0}}, "", "not below what is mounted"},
+		{"a container's root that holds processes", "/c", []layout{{"/c", all, "", "1\n", 0}}, "", "which contains processes"},
+		{"no memory controller", "/a/leaf", []layout{{"/a", "cpu pids", "cpu pids", "", 0}, {"/a/leaf", "cpu pids", "", "2\n", 0}}, "", "no writable cgroup has the controller memory"},
+		{"not ours to see", "/../x", []layout{{"", all, all, "", 0}}, "", "not in the hierarchy mounted"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -91,22 +91,22 @@ func TestLayouts(t *testing.T) {
 	}
 }
 
-// TestNotWritable: a plain login on v2 owns nothing.
+// In a plain login session on v2 no cgroup is writable.
 func TestNotWritable(t *testing.T) {
 	m, _ := fake(t, "/a/leaf", layout{"", all, all, "1\n", 0o555}, layout{"/a", all, all, "", 0o555}, layout{"/a/leaf", all, "", "2\n", 0o555})
 	p, err := m.Plan(Request{Pids: 10}, true)
-	if os.Geteuid() == 0 { // to whom modes are nothing
+	if os.Geteuid() == 0 { // modes do not restrict root
 		if err != nil {
 			t.Error(err)
 		}
 		return
 	}
-	if e, ok := errors.AsType[*result.Error](err); !ok || !strings.Contains(e.Message, "permission denied") || !strings.HasPrefix(e.Hint, "to have them in this shell: sbxrun doctor --script | sudo sh; ") {
+	if e, ok := errors.AsType[*result.Error](err); !ok || !strings.Contains(e.Message, "permission denied") || !strings.HasPrefix(e.Hint, "to enable limits in this shell: sbxrun doctor --script | sudo sh; ") {
 		t.Errorf("%+v, %#v", p, err)
 	}
 }
 
-// All that cannot be enforced is in one refusal, each reason and each remedy once.
+// A single error lists all limits that cannot be enforced, with each reason and each hint once.
 func TestRefusedAtOnce(t *testing.T) {
 	m, root := fake(t, "/a/leaf", layout{"/a", "pids", "pids", "", 0}, layout{"/a/leaf", "pids", "", "2\n", 0})
 	low := -21
@@ -116,7 +116,7 @@ func TestRefusedAtOnce(t *testing.T) {
 	}
 	_, err = m.Plan(Request{Memory: 64 << 20, MemorySwap: -1, Pids: 10, CPUs: 1, CPUTime: time.Second}, true)
 	var e *result.Error
-	if want := "limits cannot be enforced here: memory, memory-swap: no cgroup that may be written has the controller memory; cpus: no cgroup that may be written has the controller cpu"; !errors.As(err, &e) || e.Message != want {
+	if want := "limits cannot be enforced here: memory, memory-swap: no writable cgroup has the controller memory; cpus: no writable cgroup has the controller cpu"; !errors.As(err, &e) || e.Message != want {
 		t.Errorf("%v\nwant %s (%s)", err, want, root)
 	}
 	if strings.Count(e.Hint, OrWithout) != 1 || !strings.Contains(e.Hint, "cgroup_disable=memory") || !strings.Contains(e.Hint, "cgroup_disable=cpu") {
@@ -124,8 +124,8 @@ func TestRefusedAtOnce(t *testing.T) {
 	}
 }
 
-// TestMakeFails: files of a directory that is no cgroup are not made up; a
-// required limit leaves nothing, and one of best effort is marked.
+// If cgroup files are missing, Make fails and leaves nothing for a required limit, and marks the limit for best
+// effort.
 func TestMakeFails(t *testing.T) {
 	for _, required := range []bool{true, false} {
 		m, root := fake(t, "/a/leaf", layout{"/a", all, all, "", 0}, layout{"/a/leaf", all, "", "2\n", 0})
@@ -164,7 +164,7 @@ func TestRemoveDirs(t *testing.T) {
 	}
 }
 
-// TestMemoryOf: whichever of a sandbox's cgroups counts memory, if one does.
+// MemoryOf uses whichever of a sandbox's cgroups counts memory.
 func TestMemoryOf(t *testing.T) {
 	dir := t.TempDir()
 	for path, text := range map[string]string{"/v2/memory.current": "4096\n", "/memory/memory.usage_in_bytes": "8192\n", "/pids/pids.current": "3\n"} {

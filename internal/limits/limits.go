@@ -1,36 +1,32 @@
-// Package limits turns requested limits into kernel settings, reads what was
-// used, and removes what was made. A limit is enforced or refused, never accepted
-// and ignored.
+// Package limits turns requested limits into kernel settings, reads the usage, and removes the
+// cgroups it made. A limit is enforced or rejected, never accepted and ignored.
 //
-// [Detect] looks at what the caller may do, and changes nothing. [Machine.Plan]
-// says of each limit by what it will be enforced, or why it cannot be.
-// [Plan.Make] makes the cgroups, empty and with their limits set; [Group.Bounds]
-// is what the keeper lets its command begin with, so that all of a sandbox is born inside.
-// [Group.Throttle] comes last, when the payload runs.
-// [Group.Watch] tells of what should end the run, [Group.Loosen] and [Group.Kill] help
-// to end it, [Group.Remove] leaves nothing behind.
+// [Detect] finds out what the caller may do, and changes nothing. [Machine.Plan] tells for each
+// limit how it will be enforced, or why it cannot be. [Plan.Make] creates the cgroups, empty and
+// with their limits set. The keeper starts the command with [Group.Bounds], so that
+// everything in a sandbox is born inside the cgroups. [Group.Throttle] is called last, when the
+// command runs. [Group.Watch] reports limits that end the run, [Group.Loosen] and [Group.Kill]
+// help to end it, and [Group.Remove] removes the cgroups.
 //
-// cgroup v2: a cgroup that holds processes cannot enable controllers for its
-// children (cgroups(7), the no internal processes rule), so a sandbox's cgroup is
-// made beside the caller's, below its nearest ancestor that may be written and
-// has, or can get, the controllers. It shares the limits of that ancestor, but not those of
-// the caller's own leaf. Where there is none (an ordinary user's login session) systemd is asked for a
-// delegated scope: Plan only asks what it could give; Make enters it, moving the caller,
-// so whatever is to go to the sandbox's cgroups must be started after Make. In the scope the caller
-// goes to a leaf, and the sandbox's cgroup beside that.
+// cgroup v2: a cgroup with processes cannot enable controllers for its children (cgroups(7), the
+// no internal processes rule). A sandbox's cgroup is therefore a sibling of the caller's, below the
+// nearest writable ancestor that has the controllers or can enable them. It shares the limits of that
+// ancestor, but not those of the caller's own leaf. If there is none, as in an ordinary user's
+// login session, systemd can create a delegated scope. Plan only asks whether it can; Make enters
+// the scope, which moves the caller, so processes that belong in the sandbox's cgroups must be
+// started after Make. In the scope the caller goes to a leaf, next to the sandbox's cgroup.
 //
-// cgroup v1: below the caller's own cgroup of each hierarchy that is needed. On a
-// hybrid machine the v2 hierarchy has no controllers, but still kills, freezes and counts CPU time.
+// cgroup v1: below the caller's own cgroup in each hierarchy needed. On a hybrid machine the v2
+// hierarchy has no controllers, but still kills, freezes and counts CPU time.
 //
-// Resource limits (prlimit(2)), niceness, oom_score_adj and affinity are inherited, and
-// set on what makes the payload. RLIMIT_NPROC counts all processes of a
-// user and does not bind root, RLIMIT_CPU is per process, RLIMIT_AS breaks node and
-// the JVM: none of them is taken for --pids, --cpu-time or --memory.
+// Resource limits (prlimit(2)), niceness, oom_score_adj and affinity are inherited, and set on the
+// process that starts the command. RLIMIT_NPROC counts all processes of a user and does not
+// bind root, RLIMIT_CPU is per process, and RLIMIT_AS breaks node and the JVM, so none of them
+// serves as --pids, --cpu-time or --memory.
 //
-// Files are read and written without a library: a program that links
-// opencontainers/cgroups v0.1.0 takes 2.2 ms to start, containerd/cgroups v3.1.3 2.5 ms, one
-// with golang.org/x/sys alone 1.3 ms (of that, by GODEBUG=inittrace=1, 0.26, 0.65 and 0.11 ms are
-// initialisation). This package has nothing to initialise.
+// The package accesses cgroup files without a library to save startup time: a program takes 2.2 ms
+// to start with opencontainers/cgroups v0.1.0, 2.5 ms with containerd/cgroups v3.1.3, and 1.3 ms with
+// golang.org/x/sys alone.
 package limits
 
 import (
@@ -47,29 +43,29 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// Request is what was asked for; what is zero was not.
+// Request has the requested limits; zero means no limit.
 type Request struct {
-	Memory int64 // bytes, of all processes and the page cache they fill
-	// MemorySwap is memory and swap together, as Docker has it; -1 is unlimited.
-	// Without it a limited sandbox gets no swap.
+	Memory int64 // bytes of all processes, with their page cache
+	// MemorySwap is memory and swap together, as in Docker; -1 is unlimited. If it is 0, a
+	// sandbox with a memory limit gets no swap.
 	MemorySwap  int64
-	Pids        int64 // tasks, threads included, init too
+	Pids        int64 // tasks, including threads and init
 	CPUs        float64
-	CPUTime     time.Duration // of the whole tree
-	FSize       int64         // bytes, of one file
-	NoFile      int64         // descriptors of one process
-	Stack       int64         // bytes, of one thread
+	CPUTime     time.Duration // of all processes together
+	FSize       int64         // bytes per file
+	NoFile      int64         // descriptors per process
+	Stack       int64         // bytes per thread
 	Nice        *int
 	OOMScoreAdj *int
 }
 
-// OfProcesses is what is not of cgroups, but of each process; with CPUs, for what they see of them.
+// OfProcesses returns the limits of single processes, and CPUs for the number of CPUs they see.
 func (r Request) OfProcesses() Request {
 	return Request{CPUs: r.CPUs, FSize: r.FSize, NoFile: r.NoFile, Stack: r.Stack, Nice: r.Nice, OOMScoreAdj: r.OOMScoreAdj}
 }
 
-// within is the request of an exec in a sandbox whose processes have these limits: its own are no wider.
-// What the caller itself is kept to more narrowly needs no limit, and could not have it.
+// within returns the request of an exec in a sandbox whose processes have these limits: its own are no wider.
+// It leaves out limits that the caller's own limits already imply, because the caller could not set them.
 func (r Request) within(sandbox Request) Request {
 	narrower := func(own *int64, other int64, resource int) {
 		var caller unix.Rlimit
@@ -92,12 +88,12 @@ func (r Request) within(sandbox Request) Request {
 	return r
 }
 
-// noFileDefault is the limit on descriptors of a command whose memory is limited. The kernel counts hardly any of the
-// memory behind sockets and file locks towards a cgroup, so their number has to be limited: an AF_NETLINK socket
-// holds 0.2 MiB that is not counted. It is the soft limit that most systems set.
+// noFileDefault is the limit on descriptors of a command with a memory limit. The kernel hardly counts the
+// memory behind sockets and file locks towards a cgroup, so their number must be limited: an AF_NETLINK
+// socket holds 0.2 MiB that is not counted. Most systems have this soft limit.
 const noFileDefault = 1024
 
-// withDefault limits the descriptors of a request that limits memory and says nothing of them.
+// withDefault limits the descriptors of a request that limits memory but not descriptors.
 func (r Request) withDefault() Request {
 	if r.Memory > 0 && r.NoFile == 0 {
 		r.NoFile = Files(noFileDefault)
@@ -105,7 +101,7 @@ func (r Request) withDefault() Request {
 	return r
 }
 
-// Files returns n, or the caller's own hard limit on descriptors if that is lower.
+// Files returns n, or the caller's hard limit on descriptors if that is lower.
 func Files(n int64) int64 {
 	var own unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &own) == nil && own.Max < uint64(n) {
@@ -114,7 +110,7 @@ func Files(n int64) int64 {
 	return n
 }
 
-// OfProcesses are those of the plan's request; none of a nil plan.
+// OfProcesses returns those of the plan's request; none for a nil plan.
 func (p *Plan) OfProcesses() Request {
 	if p == nil {
 		return Request{}
@@ -122,32 +118,32 @@ func (p *Plan) OfProcesses() Request {
 	return p.request.OfProcesses()
 }
 
-// Plan is a request and how it will be enforced.
+// Plan is a request with the way to enforce it.
 type Plan struct {
 	Limits   []result.Limit // in a fixed order
 	request  Request
 	required bool
 	machine  *Machine
-	seen     float64   // CPUs that the processes of an exec's sandbox see; 0 for all
-	v2       candidate // where a v2 cgroup will be made, if its dir is not ""
+	seen     float64   // CPUs that processes of the exec's sandbox see; 0 means all
+	v2       candidate // where the v2 cgroup will be made; dir is "" if nowhere
 	v1       []string  // controllers that need a v1 cgroup
 }
 
-// Moves reports whether the caller will be moved to another cgroup when the limits are set up,
-// which nothing may be started before: it would stay behind, where the limits do not reach it.
+// Moves reports whether Make will move the caller to another cgroup. Processes started before that would
+// stay behind, outside the limits.
 func (p *Plan) Moves() bool { return p != nil && p.v2.manager != nil }
 
 const (
 	cpuPeriod  = 100_000   // µs, the kernel's default
-	longPeriod = 1_000_000 // µs, the longest it takes: a quota is at least 1 ms
+	longPeriod = 1_000_000 // µs, the maximum, for small quotas: a quota is at least 1 ms
 	minCPUs    = 0.001
 	maxCPUs    = 1 << 16
 	minPids    = 4
-	maxPids    = 1<<22 - Spare // the kernel has no more (PID_MAX_LIMIT)
+	maxPids    = 1<<22 - Spare // PID_MAX_LIMIT
 	minMemory  = 1 << 20
 )
 
-// rlimits are in the order of [Request].
+// rlimits returns the resource limits in the order of [Request].
 func (r Request) rlimits() []rlimit {
 	return []rlimit{
 		{"fsize", "RLIMIT_FSIZE", unix.RLIMIT_FSIZE, r.FSize},
@@ -162,42 +158,42 @@ type rlimit struct {
 	value           int64
 }
 
-// Check finds what no machine can enforce.
+// Check returns an error for values that no machine can enforce.
 func (r Request) Check() *result.Error {
 	wrong := func(name, text, hint string) *result.Error {
 		return &result.Error{Code: "limit", Message: "limit " + name + ": " + text, Hint: hint}
 	}
 	for _, l := range append(r.rlimits(), rlimit{name: "memory", value: r.Memory}, rlimit{name: "pids", value: r.Pids}, rlimit{name: "cpu-time", value: int64(r.CPUTime)}) {
 		if l.value < 0 {
-			return wrong(l.name, "it is negative", "give a positive value")
+			return wrong(l.name, "negative value", "use a positive value")
 		}
 	}
 	switch {
 	case math.IsNaN(r.CPUs) || r.CPUs != 0 && (r.CPUs < minCPUs || r.CPUs > maxCPUs):
-		return wrong("cpus", fmt.Sprintf("%v is out of range", r.CPUs), fmt.Sprintf("give %v to %v", minCPUs, maxCPUs))
+		return wrong("cpus", fmt.Sprintf("%v is out of range", r.CPUs), fmt.Sprintf("use %v to %v", minCPUs, maxCPUs))
 	case r.Pids != 0 && r.Pids < minPids:
-		return wrong("pids", fmt.Sprintf("%d is too few", r.Pids), fmt.Sprintf("give at least %d: two for init and the command, and two more to enter the sandbox", minPids))
+		return wrong("pids", fmt.Sprintf("%d is too low", r.Pids), fmt.Sprintf("use at least %d: two tasks for init and the command, and two to enter the sandbox", minPids))
 	case r.Pids > maxPids:
-		return wrong("pids", fmt.Sprintf("%d are more than a kernel has", r.Pids), fmt.Sprintf("give at most %d", maxPids))
+		return wrong("pids", fmt.Sprintf("%d is more than the kernel's maximum", r.Pids), fmt.Sprintf("use at most %d", maxPids))
 	case r.Memory != 0 && r.Memory < minMemory:
-		return wrong("memory", fmt.Sprintf("%d bytes are too few", r.Memory), "give at least 1M: a sandbox itself takes that")
+		return wrong("memory", fmt.Sprintf("%d bytes is too low", r.Memory), "use at least 1M, which the sandbox itself needs")
 	case r.MemorySwap < -1:
-		return wrong("memory-swap", "it is negative", "give a size, or -1 for no limit")
+		return wrong("memory-swap", "negative value", "use a size, or -1 for no limit")
 	case r.MemorySwap != 0 && r.Memory == 0:
-		return wrong("memory-swap", "it needs a limit on memory", "add --memory")
+		return wrong("memory-swap", "needs a memory limit", "add --memory")
 	case r.MemorySwap > 0 && r.MemorySwap < r.Memory:
-		return wrong("memory-swap", "it is below the limit on memory, which it includes", "give at least as much as --memory")
+		return wrong("memory-swap", "lower than the memory limit, which it includes", "use at least the value of --memory")
 	case r.Nice != nil && (*r.Nice < -20 || *r.Nice > 19):
-		return wrong("nice", strconv.Itoa(*r.Nice)+" is out of range", "give -20 to 19")
+		return wrong("nice", strconv.Itoa(*r.Nice)+" is out of range", "use -20 to 19")
 	case r.OOMScoreAdj != nil && (*r.OOMScoreAdj < -1000 || *r.OOMScoreAdj > 1000):
-		return wrong("oom-score-adj", strconv.Itoa(*r.OOMScoreAdj)+" is out of range", "give -1000 to 1000")
+		return wrong("oom-score-adj", strconv.Itoa(*r.OOMScoreAdj)+" is out of range", "use -1000 to 1000")
 	}
 	return nil
 }
 
-// For says how a request is enforced on this machine; nil if there is nothing to be done.
-// within are the cgroups of the sandbox that an exec is in, none for a new sandbox, and processes
-// what its processes have, by [Plan.OfProcesses]. See [Machine.Plan].
+// For returns the plan for a request on this machine, or nil if there is nothing to enforce. within are
+// the cgroups of the exec's sandbox, none for a new sandbox, and processes the limits of its processes, from
+// [Plan.OfProcesses]. See [Machine.Plan].
 func For(r Request, required bool, within []string, processes Request) (*Plan, error) {
 	r = r.within(processes).withDefault()
 	if r == (Request{}) && len(within) == 0 {
@@ -205,7 +201,7 @@ func For(r Request, required bool, within []string, processes Request) (*Plan, e
 	}
 	m, err := Detect()
 	if err != nil {
-		return nil, &result.Error{Code: "limit", Message: "cannot tell which limits can be enforced here: " + err.Error(), Err: err}
+		return nil, &result.Error{Code: "limit", Message: "cannot find out which limits can be enforced here: " + err.Error(), Err: err}
 	}
 	if len(within) > 0 {
 		m = m.Within(within)
@@ -217,8 +213,8 @@ func For(r Request, required bool, within []string, processes Request) (*Plan, e
 	return p, err
 }
 
-// Plan says how the request will be enforced. If it is required, what cannot be
-// is an error, a [*result.Error] with the code "limit"; what no machine can enforce always is.
+// Plan returns how the request will be enforced. A required limit that cannot be enforced here is an error,
+// a [*result.Error] with the code "limit"; one that no machine can enforce always is.
 func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 	if err := r.Check(); err != nil {
 		return nil, err
@@ -275,20 +271,20 @@ func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 		cgroup("cpus", r.CPUs, "cpu", "cpu.max", "cpu.cfs_quota_us")
 	}
 	if r.CPUTime > 0 {
-		// cpu.stat of v2 is there without a controller (cgroup-v2.rst).
+		// cpu.stat of v2 exists without a controller (cgroup-v2.rst).
 		cgroup("cpu-time", result.Milliseconds(r.CPUTime), "cpuacct", "cpu.stat, watched", "cpuacct.usage, watched")
 	}
 	p.addRlimits(&all)
 	if r.Nice != nil {
 		p.Limits = append(p.Limits, result.Limit{Name: "nice", Requested: float64(*r.Nice), Enforced: true, Mechanism: "setpriority"})
 		if least := niceness(); *r.Nice < least && !proc.Capable(unix.CAP_SYS_NICE) {
-			p.refuse(&all, "nice", fmt.Sprintf("the caller may not go below %d", least), "give at least that, or run sbxrun with CAP_SYS_NICE")
+			p.refuse(&all, "nice", fmt.Sprintf("the caller may not set less than %d", least), "use at least that, or run sbxrun with CAP_SYS_NICE")
 		}
 	}
 	if r.OOMScoreAdj != nil {
 		p.Limits = append(p.Limits, result.Limit{Name: "oom-score-adj", Requested: float64(*r.OOMScoreAdj), Enforced: true, Mechanism: "oom_score_adj"})
 		if least := oomScoreAdj(); *r.OOMScoreAdj < least && !proc.Capable(unix.CAP_SYS_RESOURCE) {
-			p.refuse(&all, "oom-score-adj", fmt.Sprintf("the caller may not go below its own, %d", least), "give at least that, or run sbxrun with CAP_SYS_RESOURCE")
+			p.refuse(&all, "oom-score-adj", fmt.Sprintf("the caller may not set less than its own, %d", least), "use at least that, or run sbxrun with CAP_SYS_RESOURCE")
 		}
 	}
 	if required && len(all) > 0 {
@@ -297,11 +293,11 @@ func (m *Machine) Plan(r Request, required bool) (*Plan, error) {
 	return p, nil
 }
 
-// refusals are the limits that cannot be enforced, and why. All of them are told at once.
+// refusals are the limits that cannot be enforced, with reasons, for a single message.
 type refusals []refusal
 
 type refusal struct {
-	names        []string // of limits with the same reason
+	names        []string // limits with the same reason
 	reason, hint string
 }
 
@@ -330,7 +326,7 @@ func (all refusals) err() *result.Error {
 	return &result.Error{Code: "limit", Message: message, Hint: strings.Join(append(hints, OrWithout), "; ")}
 }
 
-// addRlimits adds the resource limits, and refuses what is above the hard limit that init will have.
+// addRlimits adds the resource limits, and rejects those above init's hard limit.
 func (p *Plan) addRlimits(all *refusals) {
 	for _, l := range p.request.rlimits() {
 		if l.value <= 0 {
@@ -339,9 +335,9 @@ func (p *Plan) addRlimits(all *refusals) {
 		p.Limits = append(p.Limits, result.Limit{Name: l.name, Requested: float64(l.value), Enforced: true, Mechanism: l.mechanism})
 		var own unix.Rlimit
 		if err := unix.Getrlimit(l.resource, &own); err != nil || uint64(l.value) <= own.Max || proc.Capable(unix.CAP_SYS_RESOURCE) {
-			continue // an error shows when it is set
+			continue // setting it reports an error
 		}
-		p.refuse(all, l.name, fmt.Sprintf("the caller's own hard limit is %d", own.Max), fmt.Sprintf("ask for at most %d, or raise it (ulimit -H)", own.Max))
+		p.refuse(all, l.name, fmt.Sprintf("the caller's own hard limit is %d", own.Max), fmt.Sprintf("use at most %d, or raise it (ulimit -H)", own.Max))
 	}
 }
 
@@ -355,10 +351,10 @@ func (p *Plan) refuse(all *refusals, name, reason, hint string) {
 	all.add(name, reason, hint)
 }
 
-// OrWithout ends the hint of every refusal, after the smallest change that would help.
+// OrWithout ends the hint for every limit that cannot be enforced.
 const OrWithout = "or run without it: --limits best-effort"
 
-// fail refuses one limit, and is an error if it had to be enforced.
+// fail marks a limit as not enforced, and returns an error if it is required.
 func (p *Plan) fail(name string, cause error, hint string) error {
 	var all refusals
 	p.refuse(&all, name, cause.Error(), hint)
@@ -370,7 +366,7 @@ func (p *Plan) fail(name string, cause error, hint string) error {
 	return e
 }
 
-// quota is the CPU limit as the kernel takes it, in µs.
+// quota returns the CPU limit in the kernel's form, in µs.
 func quota(cpus float64) (quota, period int64) {
 	period = cpuPeriod
 	if cpus*cpuPeriod < 1000 {
@@ -379,10 +375,10 @@ func quota(cpus float64) (quota, period int64) {
 	return int64(math.Ceil(cpus * float64(period))), period
 }
 
-// niceness is the least that a process of ours may have: lower needs CAP_SYS_NICE, or
-// RLIMIT_NICE (setpriority(2)).
+// niceness returns the lowest value that the caller may set without CAP_SYS_NICE; see RLIMIT_NICE in
+// setpriority(2).
 func niceness() int {
-	// The system call says 20-nice, and unix.Getpriority leaves it so.
+	// The system call returns 20-nice, and unix.Getpriority does not convert it.
 	n, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
 	if err != nil {
 		return 19
@@ -395,8 +391,8 @@ func niceness() int {
 	return least
 }
 
-// oomScoreAdj is the least that a process of ours may have: lower needs
-// CAP_SYS_RESOURCE (proc_pid_oom_score_adj(5)).
+// oomScoreAdj returns the lowest value that the caller may set without CAP_SYS_RESOURCE
+// (proc_pid_oom_score_adj(5)).
 func oomScoreAdj() int {
 	data, err := proc.ReadFile("/proc/self/oom_score_adj")
 	if err != nil {

@@ -77,18 +77,18 @@ func TestQuota(t *testing.T) {
 func TestRequestRefused(t *testing.T) {
 	n := func(i int) *int { return &i }
 	for want, r := range map[string]Request{
-		"limit memory:":                 {Memory: -1},
-		"limit pids:":                   {Pids: -1},
-		"limit cpu-time:":               {CPUTime: -time.Second},
-		"limit fsize:":                  {FSize: -1},
-		"limit cpus: NaN":               {CPUs: math.NaN()},
-		"limit cpus: 0.0001":            {CPUs: 0.0001},
-		"limit cpus: +Inf":              {CPUs: math.Inf(1)},
-		"limit memory-swap: it needs":   {MemorySwap: 1},
-		"limit memory-swap: it is belo": {Memory: 2 << 20, MemorySwap: 1 << 20},
-		"limit memory-swap: it is nega": {Memory: 2 << 20, MemorySwap: -2},
-		"limit nice: 20":                {Nice: n(20)},
-		"limit oom-score-adj: 1001":     {OOMScoreAdj: n(1001)},
+		"limit memory:":               {Memory: -1},
+		"limit pids:":                 {Pids: -1},
+		"limit cpu-time:":             {CPUTime: -time.Second},
+		"limit fsize:":                {FSize: -1},
+		"limit cpus: NaN":             {CPUs: math.NaN()},
+		"limit cpus: 0.0001":          {CPUs: 0.0001},
+		"limit cpus: +Inf":            {CPUs: math.Inf(1)},
+		"limit memory-swap: needs a":  {MemorySwap: 1},
+		"limit memory-swap: lower":    {Memory: 2 << 20, MemorySwap: 1 << 20},
+		"limit memory-swap: negative": {Memory: 2 << 20, MemorySwap: -2},
+		"limit nice: 20":              {Nice: n(20)},
+		"limit oom-score-adj: 1001":   {OOMScoreAdj: n(1001)},
 	} {
 		if _, err := (&Machine{}).Plan(r, false); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%+v: %v, want %s", r, err, want)
@@ -99,7 +99,7 @@ func TestRequestRefused(t *testing.T) {
 	}
 }
 
-// A mechanism that fails after all takes its limits with it, and where they are required all of it.
+// If a mechanism fails, so do its limits, and everything if they are required.
 func TestFailAll(t *testing.T) {
 	for _, required := range []bool{true, false} {
 		g := &Group{plan: &Plan{required: required, Limits: []result.Limit{
@@ -120,7 +120,7 @@ func TestFailAll(t *testing.T) {
 	}
 }
 
-// A cgroup that stays has only the limits that it was made with: another has to have one of its own.
+// A lasting group rejects limits that it was not made with.
 func TestRenewWithout(t *testing.T) {
 	l := &lasting{plan: &Plan{Limits: []result.Limit{{Name: "memory", Enforced: true}, {Name: "pids"}}}}
 	for r, want := range map[Request]error{{Memory: 1 << 20}: nil, {Pids: 5}: ErrRenew, {Memory: 1 << 20, MemorySwap: 1}: ErrRenew} {

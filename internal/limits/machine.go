@@ -13,64 +13,64 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine is what the caller may do with cgroups, where it is.
+// Machine is what the caller may do with cgroups.
 type Machine struct {
-	root    string            // "", or where a test has its files
-	v2      []candidate       // the caller's v2 cgroup and its ancestors that may be written, nearest first
-	v1      map[string]string // by controller, where a v1 cgroup can be made
-	reasons map[string]reason // by controller, why not
+	root    string            // "", or the directory with a test's files
+	v2      []candidate       // writable ones among the caller's v2 cgroup and its ancestors, the nearest first
+	v1      map[string]string // by controller: parent for a v1 cgroup
+	reasons map[string]reason // by controller: why it cannot be used
 	mount   []Mount
 	own     string   // the caller's v2 cgroup
-	base    []string // the sandbox's cgroups, which an exec joins
-	// manager finds who can move the caller to where it may make cgroups; nil if nobody is asked.
+	base    []string // cgroups of the exec's sandbox
+	// manager finds a manager that can move the caller to a delegated cgroup; nil to use none.
 	manager func() (manager, error)
 }
 
-// manager is [systemd], or a test's.
+// manager is implemented by [systemd] and by tests.
 type manager interface {
 	Cgroup() string
 	Enter(name string) (cgroup string, err error)
 }
 
-// candidate is a v2 cgroup below which one can be made.
+// candidate is a possible parent for a v2 cgroup.
 type candidate struct {
 	dir     string
-	enabled []string // controllers of its children
-	more    []string // that can be enabled
-	manager manager  // if not nil it is the manager's, and the caller must first enter a cgroup below
+	enabled []string // controllers enabled for its children
+	more    []string // controllers that can be enabled
+	manager manager  // if not nil, the manager's cgroup, below which the caller must enter a scope
 }
 
-// has: CPU time is counted without a controller.
+// has reports whether the controller can be used. CPU time is counted without one.
 func (c candidate) has(controller string) bool {
 	return controller == "cpuacct" || slices.Contains(c.enabled, controller) || slices.Contains(c.more, controller)
 }
 
 type reason struct {
 	text, hint string
-	settled    bool // what systemd might do would not mend it
+	settled    bool // systemd cannot help
 }
 
-// Detect looks at where the caller is and what it may write. It changes nothing.
+// Detect finds out where the caller is and what it may write. It changes nothing.
 func Detect() (*Machine, error) {
 	m, err := detect("")
 	if err != nil {
 		return nil, err
 	}
-	// A manager answers within 10 ms, or is in trouble.
+	// A working manager answers within 10 ms.
 	c := caller{uid: os.Geteuid(), env: os.Getenv, patience: 2 * time.Second}
 	m.manager = func() (manager, error) { return findSystemd(c) }
 	return m, nil
 }
 
-// detect takes all paths below root, for tests; the paths that it gives have it in front.
+// detect is Detect with all paths below root, for tests.
 func detect(root string) (*Machine, error) {
 	mounts, err := Mounts(root)
 	if err != nil {
-		return nil, fmt.Errorf("find the cgroups: %w", err)
+		return nil, fmt.Errorf("find cgroups: %w", err)
 	}
 	paths, err := Membership(root, 0)
 	if err != nil {
-		return nil, fmt.Errorf("find the cgroups: %w", err) // a kernel without
+		return nil, fmt.Errorf("find cgroups: %w", err) // a kernel without cgroups
 	}
 	m := &Machine{root: root, v1: map[string]string{}, reasons: map[string]reason{}, mount: mounts}
 	for i := range m.mount {
@@ -85,9 +85,9 @@ func detect(root string) (*Machine, error) {
 				continue
 			}
 			if own, ok := mt.Own(paths[c]); !ok {
-				m.reasons[c] = reason{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", paths[c], mt.Point), "mount the whole cgroup hierarchy", true}
+				m.reasons[c] = reason{fmt.Sprintf("the caller's cgroup %q is not in the hierarchy mounted at %s", paths[c], mt.Point), "mount the whole cgroup hierarchy", true}
 			} else if err := access(own, unix.W_OK|unix.X_OK); err != nil {
-				m.reasons[c] = reason{fmt.Sprintf("no cgroup v1 can be made in %s: %v", own, err), remedy(err), true}
+				m.reasons[c] = reason{fmt.Sprintf("cannot create a v1 cgroup in %s: %v", own, err), remedy(err), true}
 			} else {
 				m.v1[c] = own
 			}
@@ -96,11 +96,11 @@ func detect(root string) (*Machine, error) {
 	return m, nil
 }
 
-// lookV2 walks from the caller's cgroup up to the mount.
+// lookV2 examines the caller's cgroup and its ancestors.
 func (m *Machine) lookV2(mt Mount, path string) {
 	own, ok := mt.Own(path)
 	if !ok {
-		m.reasons[""] = reason{fmt.Sprintf("the caller's cgroup %q is not below what is mounted at %s", path, mt.Point), "mount the whole cgroup hierarchy", true}
+		m.reasons[""] = reason{fmt.Sprintf("the caller's cgroup %q is not in the hierarchy mounted at %s", path, mt.Point), "mount the whole cgroup hierarchy", true}
 		return
 	}
 	m.own = own
@@ -116,25 +116,25 @@ func (m *Machine) lookV2(mt Mount, path string) {
 
 func (m *Machine) consider(dir string, available []string) {
 	note := func(c string, w reason) {
-		if _, told := m.reasons[c]; !told { // the nearest counts
+		if _, told := m.reasons[c]; !told { // keep the reason of the nearest cgroup
 			m.reasons[c] = w
 		}
 	}
-	// A process moves if the common ancestor's cgroup.procs may be written too (cgroup-v2.rst, delegation).
+	// Moving a process also needs a writable cgroup.procs in the common ancestor (cgroup-v2.rst, delegation).
 	for _, path := range []string{dir, dir + "/cgroup.procs"} {
 		if err := access(path, unix.W_OK); err != nil {
 			for _, c := range append(available, "") {
-				note(c, reason{fmt.Sprintf("no cgroup can be made in %s: %v", dir, err), remedy(err), err == unix.EROFS})
+				note(c, reason{fmt.Sprintf("cannot create a cgroup in %s: %v", dir, err), remedy(err), err == unix.EROFS})
 			}
 			return
 		}
 	}
 	kind, err := proc.ReadFile(dir + "/cgroup.type")
-	top := err != nil // the root of all cgroups has no type, and may have processes
+	top := err != nil // the root cgroup has no type, and may contain processes
 	if !top && strings.TrimSpace(string(kind)) != "domain" {
 		return
 	}
-	enabled, _ := proc.ReadFile(dir + "/cgroup.subtree_control") // none, if it cannot be read
+	enabled, _ := proc.ReadFile(dir + "/cgroup.subtree_control") // none if unreadable
 	c := candidate{dir: dir, enabled: strings.Fields(string(enabled))}
 	for _, name := range available {
 		if slices.Contains(c.enabled, name) {
@@ -143,7 +143,7 @@ func (m *Machine) consider(dir string, available []string) {
 		if err := unix.Access(dir+"/cgroup.subtree_control", unix.W_OK); err != nil {
 			note(name, reason{fmt.Sprintf("controller %s is not enabled in %s: %v", name, dir, err), enableHint(os.Geteuid(), WritableCgroups), false})
 		} else if !top && !holdsNone(dir) {
-			m.reasons[name] = reason{"controller " + name + " cannot be enabled in " + dir + ", which holds processes", fmt.Sprintf("d=%s; mkdir $d/leaf && for p in $(cat $d/cgroup.procs); do echo $p >$d/leaf/cgroup.procs; done", dir), true}
+			m.reasons[name] = reason{"cannot enable controller " + name + " in " + dir + ", which contains processes", fmt.Sprintf("d=%s; mkdir $d/leaf && for p in $(cat $d/cgroup.procs); do echo $p >$d/leaf/cgroup.procs; done", dir), true}
 		} else {
 			c.more = append(c.more, name)
 		}
@@ -151,8 +151,8 @@ func (m *Machine) consider(dir string, available []string) {
 	m.v2 = append(m.v2, c)
 }
 
-// candidate is the nearest that has most of the wanted controllers: a process is
-// in one v2 cgroup.
+// candidate returns the nearest candidate with most of the wanted controllers, because a process is in
+// a single v2 cgroup.
 func (m *Machine) candidate(wanted []string) (best candidate) {
 	most := -1
 	for _, c := range m.v2 {
@@ -169,8 +169,8 @@ func (m *Machine) candidate(wanted []string) (best candidate) {
 	return best
 }
 
-// delegated is what a systemd manager can give of the controllers that neither v1 nor
-// the best candidate has, or else why not.
+// delegated returns a systemd manager's cgroup if that has more of the controllers than v1 and the best
+// candidate. The reason is set if some are still missing.
 func (m *Machine) delegated(best candidate, controllers []string) (candidate, *reason) {
 	lacks := func(c candidate) (list []string) {
 		for _, name := range controllers {
@@ -180,7 +180,7 @@ func (m *Machine) delegated(best candidate, controllers []string) (candidate, *r
 		}
 		return list
 	}
-	// An exec's limits are within its sandbox's, which no manager gives.
+	// An exec's limits are within its sandbox's cgroups, which no manager provides.
 	if m.manager == nil || len(m.base) > 0 || len(lacks(best)) == 0 {
 		return best, nil
 	}
@@ -191,7 +191,7 @@ func (m *Machine) delegated(best candidate, controllers []string) (candidate, *r
 	c := candidate{manager: given}
 	for _, mt := range m.mount {
 		if dir, ok := mt.Own(given.Cgroup()); ok && mt.V2 {
-			available, _ := proc.ReadFile(dir + "/cgroup.controllers") // none, if it cannot be read
+			available, _ := proc.ReadFile(dir + "/cgroup.controllers") // none if unreadable
 			c.dir, c.more = dir, strings.Fields(string(available))
 		}
 	}
@@ -202,15 +202,15 @@ func (m *Machine) delegated(best candidate, controllers []string) (candidate, *r
 	if len(left) == 0 {
 		return c, nil
 	}
-	return c, &reason{text: "asked systemd for a scope: its own cgroup " + given.Cgroup() + " has not the controller " + strings.Join(left, ", "),
+	return c, &reason{text: "asked systemd for a scope: its cgroup " + given.Cgroup() + " lacks the controller " + strings.Join(left, ", "),
 		hint: enableHint(os.Geteuid(), WritableCgroups)}
 }
 
-// mayMove: a process of the caller's can go to a cgroup if their common ancestor may
-// be written (cgroup-v2.rst, delegation).
+// mayMove reports whether the caller can move a process to dir: their common ancestor must be writable
+// (cgroup-v2.rst, delegation).
 func (m *Machine) mayMove(dir string) bool {
 	if m.own == "" {
-		return true // it is not known; the move will tell
+		return true // unknown; the move reports an error
 	}
 	common := m.own
 	for dir != common && !strings.HasPrefix(dir, common+"/") && len(common) > 1 {
@@ -222,7 +222,7 @@ func (m *Machine) mayMove(dir string) bool {
 // reason returns why a controller cannot be used here, and the smallest change that would help.
 func (m *Machine) reason(controller string) reason {
 	if controller == "cpuacct" {
-		if w, ok := m.reasons[""]; ok { // where v2 is, it counts CPU time
+		if w, ok := m.reasons[""]; ok { // v2 would count CPU time
 			return w
 		}
 	}
@@ -236,27 +236,26 @@ func (m *Machine) reason(controller string) reason {
 		return w
 	}
 	if len(m.v2) > 0 {
-		return reason{text: "no cgroup that may be written has the controller " + controller,
+		return reason{text: "no writable cgroup has the controller " + controller,
 			hint: enableHint(os.Geteuid(), "enable "+controller+" for the caller's cgroup (systemd: Delegate=yes)") + ", if the kernel has " + controller + " (no cgroup_disable=" + controller + ")"}
 	}
-	return reason{"the cgroup controller " + controller + " is not there", "boot a kernel with it (no cgroup_disable=" + controller + ")", true}
+	return reason{"the kernel has no cgroup controller " + controller, "boot a kernel with it (no cgroup_disable=" + controller + ")", true}
 }
 
-// access says what the caller may not do with a cgroup or a file of one.
+// access returns an error if the caller may not access a cgroup or one of its files.
 func access(path string, mode uint32) error {
 	err := unix.Access(path, mode)
 	var fs unix.Statfs_t
 	if err == unix.EACCES && unix.Statfs(path, &fs) == nil && fs.Flags&unix.ST_RDONLY != 0 {
-		return unix.EROFS // another owner would not help
+		return unix.EROFS // changing the owner would not help
 	}
 	return err
 }
 
-// WritableCgroups is the hint where the cgroups are mounted read-only, as engines do
-// in a container.
-const WritableCgroups = "give this container writable cgroups by an option of its engine: --security-opt writable-cgroups=true (Docker 28), --security-opt unmask=/sys/fs/cgroup (Podman)"
+// WritableCgroups is the hint for cgroups that are mounted read-only, as in containers.
+const WritableCgroups = "give this container writable cgroups with an option of its engine: --security-opt writable-cgroups=true (Docker 28), --security-opt unmask=/sys/fs/cgroup (Podman)"
 
-// remedy is the hint where the caller may not write to its cgroup.
+// remedy returns the hint if the caller may not write to its cgroup.
 func remedy(err error) string {
 	if err == unix.EROFS {
 		return WritableCgroups
@@ -264,9 +263,8 @@ func remedy(err error) string {
 	return enableHint(os.Geteuid(), WritableCgroups)
 }
 
-// Within is the machine for an exec in a sandbox whose group has these [Group.Dirs]:
-// its cgroups are made below the sandbox's, and where it has none of its own it
-// joins the sandbox's.
+// Within returns the machine for an exec in a sandbox with these [Group.Dirs]: the exec's cgroups are made
+// below the sandbox's, and in other hierarchies it joins the sandbox's.
 func (m *Machine) Within(dirs []string) *Machine {
 	in := *m
 	in.base, in.v1 = dirs, map[string]string{}
@@ -280,7 +278,7 @@ func (m *Machine) Within(dirs []string) *Machine {
 				in.v1[c] = dir
 			}
 			if mt.V2 {
-				enabled, _ := proc.ReadFile(dir + "/cgroup.subtree_control") // none, if it is gone
+				enabled, _ := proc.ReadFile(dir + "/cgroup.subtree_control") // none if it was removed
 				in.v2 = []candidate{{dir: dir, enabled: strings.Fields(string(enabled))}}
 			}
 		}

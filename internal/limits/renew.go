@@ -13,23 +13,23 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// A lasting group has one command after the other. It is made before there is any, with
-// bounds that no command meets, and is given those of each just before that is released:
-// to make cgroups takes half a millisecond. What was counted for commands before does not count.
+// A lasting group runs one command after another. It is made in advance, with limits that no command can
+// reach, and gets the limits of each command just before that starts, because making cgroups takes half
+// a millisecond. Counts of earlier commands are subtracted.
 
-// widest are the limits of a lasting group between two commands.
+// widest returns the limits of a lasting group between two commands.
 func widest() Request {
 	return Request{Memory: 1 << 50, Pids: maxPids, CPUs: float64(runtime.NumCPU()), CPUTime: math.MaxInt64}
 }
 
-// Lasting makes a lasting group. What cannot be enforced here is refused by Renew.
+// Lasting makes a lasting group. Renew rejects limits that cannot be enforced here.
 func Lasting(id string) (*Group, error) {
 	plan, err := For(widest(), false, nil, Request{})
 	if err != nil {
 		return nil, err
 	}
 	if plan.Moves() {
-		return Without(), nil // the caller itself would have to be moved
+		return Without(), nil // the caller itself would have to move
 	}
 	g, err := plan.Make(id, false)
 	if err != nil {
@@ -38,13 +38,13 @@ func Lasting(id string) (*Group, error) {
 	return g.last(), nil
 }
 
-// Without returns a lasting group that has no cgroups: its commands can have the limits of processes alone.
+// Without returns a lasting group without cgroups: its commands can only have limits of single processes.
 func Without() *Group {
-	plan, _ := (&Machine{}).Plan(widest(), false) // an error is only about limits that are required
+	plan, _ := (&Machine{}).Plan(widest(), false) // no error, because nothing is required
 	return (&Group{plan: plan, read: map[string]string{}}).last()
 }
 
-// last makes a group a lasting one.
+// last makes a group lasting.
 func (g *Group) last() *Group {
 	g.lasting = &lasting{plan: g.plan, written: map[string]string{}, memory: g.plan.request.Memory, files: &openFiles{named: map[string]*os.File{}}}
 	for _, s := range g.settings() {
@@ -53,25 +53,25 @@ func (g *Group) last() *Group {
 	return g
 }
 
-// lasting is what a lasting group knows beside.
+// lasting is the state of a lasting group.
 type lasting struct {
 	plan    *Plan
-	written map[string]string // the settings, by their paths
-	memory  int64             // the last limit
+	written map[string]string // current settings by path
+	memory  int64             // current memory limit
 	before  map[counter]int64
-	after   map[counter]int64 // as they were read last, when a command had ended
-	cpu     time.Duration     // used
+	after   map[counter]int64 // counts at the end of the last command
+	cpu     time.Duration     // CPU time used before
 	files   *openFiles
 }
 
-// openFiles are those of a lasting group that are read or written at each command. They stay open until
-// the group is removed: to open one takes ten times as long as to read it.
+// openFiles are the files of a lasting group that are used for each command. They stay open until the
+// group is removed, because opening a file takes ten times as long as reading it.
 type openFiles struct {
 	mu    sync.Mutex
-	named map[string]*os.File // by their paths; nil when the group is removed
+	named map[string]*os.File // by path; nil after close
 }
 
-// open returns a file, open for writing too if that is allowed. It stays the set's.
+// open returns a file, opened for writing too if possible. The set keeps it.
 func (o *openFiles) open(path string) (*os.File, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -81,7 +81,7 @@ func (o *openFiles) open(path string) (*os.File, error) {
 	if f := o.named[path]; f != nil {
 		return f, nil
 	}
-	// Not by package os, whose poller would be told of every change.
+	// Not with package os, whose poller would be notified of every change.
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -93,7 +93,7 @@ func (o *openFiles) open(path string) (*os.File, error) {
 	return o.named[path], nil
 }
 
-// use does something with a file that is not closed meanwhile.
+// use calls a function with a file, which is not closed meanwhile.
 func (o *openFiles) use(path string, call func(fd int) error) error {
 	f, err := o.open(path)
 	if err != nil {
@@ -114,10 +114,10 @@ func (o *openFiles) use(path string, call func(fd int) error) error {
 	return err
 }
 
-// read reads a file anew: at its beginning the kernel writes the text again (seq_file.rst). All of it
-// comes at once, so that no second call has to find the end.
+// read reads a file again: at offset 0 the kernel generates the text anew (seq_file.rst). It returns all of
+// it at once, so one call is enough.
 func (o *openFiles) read(path string) ([]byte, error) {
-	data := make([]byte, 1024) // more than the events and times of one cgroup
+	data := make([]byte, 1024) // more than any of the files contain
 	n := 0
 	err := o.use(path, func(fd int) (err error) {
 		n, err = unix.Pread(fd, data, 0)
@@ -126,7 +126,7 @@ func (o *openFiles) read(path string) ([]byte, error) {
 	return data[:max(n, 0)], err
 }
 
-// write is [write] of a file that stays open.
+// write is [write] for a file that stays open.
 func (o *openFiles) write(path, value string) error {
 	return o.use(path, func(fd int) error {
 		_, err := unix.Pwrite(fd, []byte(value), 0)
@@ -134,7 +134,7 @@ func (o *openFiles) write(path, value string) error {
 	})
 }
 
-// close ends the reading, also that of who still watches the command before.
+// close closes the files, and ends reads of a watcher of the last command.
 func (o *openFiles) close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -144,20 +144,19 @@ func (o *openFiles) close() {
 	o.named = nil
 }
 
-// Spare is how many tasks of a lasting group are not the command's: what makes its init, and
-// the next init with its payload.
+// Spare is the number of tasks in a lasting group besides the command's: the parent of its init, and the
+// next init with its command.
 const Spare = 3
 
-// ErrRenew says that a lasting group cannot have these limits, and that a command of its own can
-// be tried.
-var ErrRenew = &result.Error{Code: "limit", Message: "a warm room cannot have these limits"}
+// ErrRenew means that a lasting group cannot have these limits; a group for this command might.
+var ErrRenew = &result.Error{Code: "limit", Message: "a warm sandbox cannot have these limits"}
 
-// afterwards is how much memory of a command before does not matter.
+// afterwards is the amount of memory of earlier commands that does not matter.
 const afterwards = 4 << 20
 
-// Takes reports whether a lasting group can have limits like these now: what the command before had in
-// files is given back some time after its end, and no limit can be set below what is there (memory.rst;
-// v2 would have processes killed).
+// Takes reports whether a lasting group can have these limits now. The page cache of the last command is
+// freed some time after its end, and no limit can be set below the current usage (memory.rst; v2 would
+// kill processes).
 func (g *Group) Takes(r Request) bool {
 	if r.Memory > 0 && g.number("memory", "memory.current", "", "memory.usage_in_bytes", "") > max(r.Memory/2, afterwards) {
 		return false
@@ -166,7 +165,7 @@ func (g *Group) Takes(r Request) bool {
 	return err == nil
 }
 
-// Renew gives a lasting group the limits of its next command.
+// Renew sets the limits of the next command.
 func (g *Group) Renew(r Request) error {
 	r = r.withDefault()
 	if err := r.Check(); err != nil {
@@ -185,20 +184,20 @@ func (g *Group) Renew(r Request) error {
 		return err
 	}
 	if r.CPUs == 0 {
-		g.Unthrottle(false) // it may have the quota of the command before
+		g.Unthrottle(false) // remove the last command's quota
 	}
 	g.plan = p
 	g.rebase()
 	return nil
 }
 
-// Idle takes back the limit of tasks, after a lasting group's command: a limit is a promise (package
-// pressure), and while no command is there nobody needs it.
+// Idle removes the limit on tasks after a command: a limit reserves tasks (package admission), and between
+// commands none are needed.
 func (g *Group) Idle() error {
 	return g.write(Request{Memory: g.lasting.memory})
 }
 
-// renewed is the plan with other limits, by the same cgroups.
+// renewed returns the plan with other limits for the same cgroups.
 func (l *lasting) renewed(r Request) (*Plan, error) {
 	if r.MemorySwap != 0 || r.Nice != nil || r.OOMScoreAdj != nil {
 		return nil, ErrRenew
@@ -211,7 +210,7 @@ func (l *lasting) renewed(r Request) (*Plan, error) {
 			continue
 		}
 		if !limit.Enforced {
-			return nil, ErrRenew // one of its own says why
+			return nil, ErrRenew // planning a new group gives the reason
 		}
 		limit.Requested = asked
 		p.Limits = append(p.Limits, limit)
@@ -237,7 +236,7 @@ func (g *Group) write(r Request) error {
 	next.plan = &p
 	list := next.settings()
 	if p.request.Memory > g.lasting.memory {
-		slices.Reverse(list) // of v1 the limit with swap is never the smaller one
+		slices.Reverse(list) // in v1 the limit with swap must not be lower
 	}
 	if err := next.apply(list); err != nil {
 		return err
@@ -246,8 +245,8 @@ func (g *Group) write(r Request) error {
 	return nil
 }
 
-// rebase takes what is counted now for what was before. Between two commands nothing runs that
-// could be counted, so what was read at the end of one holds for the next.
+// rebase makes the current counts the new base. Nothing runs between two commands, so the counts at the end of
+// one hold for the next.
 func (g *Group) rebase() {
 	l := g.lasting
 	known := l.after
@@ -266,7 +265,7 @@ func (g *Group) rebase() {
 			if dir := g.read["memory"]; dir == g.v2 {
 				base(memoryEvents)
 			} else {
-				_ = l.files.write(dir+"/memory.max_usage_in_bytes", "0") // the peak; it can always be
+				_ = l.files.write(dir+"/memory.max_usage_in_bytes", "0") // resets the peak; does not fail
 			}
 		case "pids":
 			base(pidsEvents)
@@ -279,12 +278,12 @@ func (g *Group) rebase() {
 	}
 }
 
-// counter is what counts events since the cgroup was made.
+// counter is a count of events since the cgroup was made.
 type counter struct{ controller, v2file, v2key, v1file, v1key string }
 
 var (
 	killed       = counter{"memory", "memory.events", "oom_kill", "memory.oom_control", "oom_kill"}
-	memoryEvents = counter{"memory", "memory.events", "oom", "", ""} // of v2 alone
+	memoryEvents = counter{"memory", "memory.events", "oom", "", ""} // v2 only
 	pidsEvents   = counter{"pids", "pids.events", "max", "pids.events", "max"}
 	throttled    = counter{"cpu", "cpu.stat", "nr_throttled", "cpu.stat", "nr_throttled"}
 )
@@ -293,7 +292,7 @@ func (g *Group) counted(c counter) int64 {
 	return g.number(c.controller, c.v2file, c.v2key, c.v1file, c.v1key)
 }
 
-// count is what a counter has counted since the command before.
+// count returns a count without those of earlier commands.
 func (g *Group) count(c counter) int64 {
 	n := g.counted(c)
 	if l := g.lasting; l != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// lastingGroup is one for a test; nil if it can have none.
+// lastingGroup returns a lasting group, or nil if that is not possible here.
 func lastingGroup(t *testing.T) *Group {
 	t.Helper()
 	g, err := Lasting(id(t))
@@ -33,8 +33,8 @@ func lastingGroup(t *testing.T) *Group {
 	return g
 }
 
-// Each command of a lasting group has its own CPU quota, whatever the period was of the one before:
-// of v1 that is a file of its own.
+// Each command of a lasting group gets its own CPU quota, whatever period the previous one had (a separate
+// file on v1).
 func TestRenewedQuota(t *testing.T) {
 	g := lastingGroup(t)
 	if g == nil {
@@ -51,11 +51,11 @@ func TestRenewedQuota(t *testing.T) {
 		if got := quotaOf(t, g); got != cpus {
 			t.Errorf("asked for %v CPUs, the kernel gives %v", cpus, got)
 		}
-		g.Unthrottle(cpus == 1) // as at a command's end
+		g.Unthrottle(cpus == 1) // as at the end of a command
 	}
 }
 
-// Between two commands a lasting group promises nobody any tasks.
+// Between two commands a lasting group reserves no tasks.
 func TestIdle(t *testing.T) {
 	g := lastingGroup(t)
 	if g == nil {
@@ -88,8 +88,8 @@ func TestIdle(t *testing.T) {
 	}
 }
 
-// The period of v1 is a file of its own. It is written first, where it is not the kernel's, and always in a
-// lasting group: what the command before has left is not known.
+// On v1 the period is written before the quota if it is not the default, and always in a lasting group,
+// because the previous command's period is unknown.
 func TestThrottleV1(t *testing.T) {
 	for _, c := range []struct {
 		cpus    float64
@@ -131,7 +131,7 @@ func TestThrottleV1(t *testing.T) {
 	}
 }
 
-// quotaOf is how many CPUs the kernel lets the group use.
+// quotaOf returns the number of CPUs that the kernel allows the group.
 func quotaOf(t *testing.T, g *Group) float64 {
 	t.Helper()
 	dir := g.read["cpu"]
@@ -139,7 +139,7 @@ func quotaOf(t *testing.T, g *Group) float64 {
 	if dir == g.v2 {
 		files = []string{"/cpu.max"}
 	}
-	var numbers []float64 // the quota and the period
+	var numbers []float64 // quota and period
 	for _, file := range files {
 		text, err := os.ReadFile(dir + file)
 		harness.Must(t, err)
@@ -155,8 +155,7 @@ func quotaOf(t *testing.T, g *Group) float64 {
 	return numbers[0] / numbers[1]
 }
 
-// What is read at each command is as the kernel has it then, although the file stays open; and who
-// still watches when the group is removed opens nothing any more.
+// openFiles reads current values although the files stay open, and opens nothing after close.
 func TestOpenFiles(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "memory.oom_control")
 	o := &openFiles{named: map[string]*os.File{}}

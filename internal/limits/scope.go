@@ -21,47 +21,45 @@ const (
 	iface       = "org.freedesktop.systemd1.Manager"
 )
 
-// systemd is a manager that has answered. It holds no connection. It is asked for a cgroup that the
-// caller may divide: a transient scope with Delegate=yes (systemd.scope(5), systemd's CGROUP_DELEGATION.md).
+// systemd is a manager that has answered; no connection stays open. It can create a cgroup that the caller
+// may divide: a transient scope with Delegate=yes (systemd.scope(5), systemd's CGROUP_DELEGATION.md).
 //
-// A login session is a cgroup of root's, so an ordinary user can make nothing in it, and
-// cannot leave it either: to move a process one must be able to write to the nearest
-// cgroup that holds both places (cgroup-v2.rst, delegation), which is root's as well. Only a
-// manager can move it. [systemd.Enter] therefore moves the calling process itself: what it starts
-// later is born in the scope and can be moved within. What it has started before stays behind.
+// A login session's cgroup belongs to root. An ordinary user can create nothing in it, and cannot leave it:
+// moving a process needs write permission for the nearest common ancestor (cgroup-v2.rst, delegation), which
+// belongs to root as well. Only a manager can move the process. [systemd.Enter] therefore moves
+// the calling process: processes it starts later are born in the scope and can be moved within it. Processes
+// started before stay behind.
 //
-// An ordinary user asks the user's own manager, root that of the system. Its private
-// socket needs no D-Bus daemon; where that is missing, the bus is asked. (A user's
-// manager itself needs the system bus, to have the system's move the process.) Who
-// listens is verified, not what the environment says: it must be the caller or root, in the same PID
-// namespace or one below. The manager of a host, reached from a container by a
-// socket that is mounted there, would take the process out of the container's limits.
+// An ordinary user asks the user's own manager, root the system's. The manager's private socket needs no D-Bus
+// daemon; if it is missing, the bus is used. (A user's manager itself needs the system bus, so that the
+// system's moves the process.) The listener is verified, whatever the environment contains: it must belong to
+// the caller or root, and be in the same PID namespace or one below. A host's manager, reached from a
+// container through a mounted socket, would move the process out of the container's limits.
 //
-// Nothing has to be cleaned up: systemd collects a scope with all below it when its last
-// process ends, however that ended.
+// No cleanup is needed: systemd removes a scope and everything below it when its last process ends.
 type systemd struct {
 	endpoint
 	cgroup string
 	caller caller
 }
 
-// caller is who asks; a test is another. patience bounds each of [findSystemd] and [systemd.Enter].
+// caller is the user that asks; tests use others. patience is the timeout of [findSystemd] and of [systemd.Enter].
 type caller struct {
-	root     string // "", or where a test has its files
+	root     string // "", or the directory with a test's files
 	uid      int
 	env      func(string) string
 	patience time.Duration
 }
 
-// endpoint is a socket at which a manager may be.
+// endpoint is a possible socket of a manager.
 type endpoint struct {
 	path string
-	bus  bool   // a D-Bus daemon's, else the manager's own
-	home string // a directory that must be the caller's, if not ""
+	bus  bool   // a D-Bus daemon's, otherwise the manager's own
+	home string // directory that must belong to the caller, or ""
 }
 
-// findSystemd finds the manager that the caller may ask. It changes nothing. An error is a
-// [*result.Error] of one line.
+// findSystemd finds the caller's manager. It changes nothing. The error is a single-line
+// [*result.Error].
 func findSystemd(c caller) (*systemd, error) {
 	if _, err := os.Stat(c.root + "/run/systemd/system"); err != nil { // sd_booted(3)
 		return nil, failure(errors.New("systemd does not manage this machine"), enableHint(c.uid, WritableCgroups))
@@ -72,12 +70,12 @@ func findSystemd(c caller) (*systemd, error) {
 		m := &systemd{endpoint: e, caller: c}
 		err := m.find(deadline)
 		if err == nil {
-			if m.cgroup == "" { // the system's, as some versions have it
+			if m.cgroup == "" { // some versions of the system's manager return ""
 				m.cgroup = "/"
 			}
 			return m, nil
 		}
-		// The first that is there has the reason.
+		// Keep the error of the first existing socket.
 		if first == nil || errors.Is(first, unix.ENOENT) {
 			first = err
 		}
@@ -103,7 +101,7 @@ func (c caller) endpoints() (list []endpoint) {
 	for address := range strings.SplitSeq(c.env("DBUS_SESSION_BUS_ADDRESS"), ";") {
 		if p, ok := strings.CutPrefix(address, "unix:path="); ok {
 			p, _, _ = strings.Cut(p, ",")
-			list = append(list, endpoint{path: p, bus: true}) // who listens is asked
+			list = append(list, endpoint{path: p, bus: true}) // dial checks the listener
 		}
 	}
 	return append(list, endpoint{standard + "/bus", true, standard})
@@ -116,7 +114,7 @@ func (c caller) failure(err error) error {
 	}
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return &result.Error{Code: "limit", Message: fmt.Sprintf("systemd has not answered within %v", c.patience), Hint: "see " + status, Err: err}
+		return &result.Error{Code: "limit", Message: fmt.Sprintf("systemd did not answer within %v", c.patience), Hint: "see " + status, Err: err}
 	case errors.Is(err, unix.ENOENT) && c.uid != 0:
 		return failure(err, enableHint(c.uid, WritableCgroups))
 	}
@@ -124,22 +122,21 @@ func (c caller) failure(err error) error {
 }
 
 func failure(err error, hint string) error {
-	line := strings.Join(strings.Fields(err.Error()), " ") // some of it is others' text
+	line := strings.Join(strings.Fields(err.Error()), " ") // it contains text of other programs
 	return &result.Error{Code: "limit", Message: line, Hint: hint, Err: err}
 }
 
-// Cgroup is the manager's own cgroup, as /proc/PID/cgroup has it. What it can delegate is there.
+// Cgroup returns the manager's own cgroup, in the form of /proc/PID/cgroup. It can delegate its controllers.
 func (m *systemd) Cgroup() string { return m.cgroup }
 
-// Enter moves the calling process, and nothing that it has started, to a new scope of
-// this name, and returns the scope's cgroup, as /proc/PID/cgroup has it. It holds the caller
-// then: controllers can be enabled when that has gone to a cgroup below. An error is a [*result.Error];
-// if nobody answered in time, the caller may still be moved later.
+// Enter moves the calling process, but none of its children, to a new scope of this name, and returns the
+// scope's cgroup, in the form of /proc/PID/cgroup. Controllers can be enabled there after the caller has moved
+// to a child. The error is a [*result.Error]; after a timeout the caller may still be moved later.
 func (m *systemd) Enter(name string) (cgroup string, err error) {
 	if err = m.start(name, time.Now().Add(m.caller.patience)); err != nil {
 		return "", m.caller.failure(fmt.Errorf("start %s: %w", name, err))
 	}
-	// The word of a manager is not the kernel's.
+	// Verify it with the kernel.
 	paths, err := Membership(m.caller.root, 0)
 	if err != nil {
 		return "", m.caller.failure(err)
@@ -147,7 +144,7 @@ func (m *systemd) Enter(name string) (cgroup string, err error) {
 	if cgroup = paths[""]; path.Base(cgroup) == name {
 		return cgroup, nil
 	}
-	return "", m.caller.failure(fmt.Errorf("systemd has started %s, but sbxrun is not in it", name))
+	return "", m.caller.failure(fmt.Errorf("systemd started %s, but did not move sbxrun to it", name))
 }
 
 // find asks the manager for its own cgroup.
@@ -165,7 +162,7 @@ func (m *systemd) find(deadline time.Time) error {
 		return err
 	}
 	if kind := body.signature(); kind != "s" {
-		return fmt.Errorf("its ControlGroup is %.80q", kind)
+		return fmt.Errorf("its ControlGroup has type %.80q", kind)
 	}
 	m.cgroup = body.text()
 	return body.err
@@ -178,7 +175,7 @@ func (m *systemd) start(name string, deadline time.Time) error {
 		return err
 	}
 	defer c.close()
-	if m.bus { // or signals come by themselves
+	if m.bus { // the manager itself sends signals unasked
 		var rule encoder
 		rule.text("type='signal',interface='" + iface + "',member='JobRemoved'")
 		if _, err := c.call(daemon, daemonObject, daemon, "AddMatch", "s", &rule, ""); err != nil {
@@ -192,7 +189,7 @@ func (m *systemd) start(name string, deadline time.Time) error {
 	args.text(name)
 	args.text("fail")
 	properties(&args)
-	args.end(args.array()) // of auxiliary units
+	args.end(args.array()) // no auxiliary units
 	body, err := c.call(destination, object, iface, "StartTransientUnit", "ssa(sv)a(sa(sv))", &args, "o")
 	if err != nil {
 		return err
@@ -202,11 +199,11 @@ func (m *systemd) start(name string, deadline time.Time) error {
 		if err != nil {
 			return err
 		}
-		body.u32() // the job's number
+		body.u32() // job number
 		path := body.text()
-		body.text() // the unit
+		body.text() // unit
 		if result := body.text(); path == job && result != "done" && body.err == nil {
-			return fmt.Errorf("the job has %q", result) // failed, timeout, canceled…
+			return fmt.Errorf("job result %q", result) // failed, timeout, canceled…
 		} else if path == job {
 			break
 		}
@@ -214,7 +211,7 @@ func (m *systemd) start(name string, deadline time.Time) error {
 	return body.err
 }
 
-// properties are those of the scope: a(sv).
+// properties encodes the properties of the scope: a(sv).
 func properties(e *encoder) {
 	list := e.array()
 	property := func(name, signature string) {
@@ -226,14 +223,14 @@ func properties(e *encoder) {
 	e.text("sandbox of sbxrun")
 	property("Delegate", "b")
 	e.u32(1)
-	// 0 is who asks: the manager takes the pid from the kernel, in its own PID namespace.
+	// 0 is the caller: the manager gets the PID from the kernel, in its own PID namespace.
 	property("PIDs", "au")
 	e.u32(4) // bytes
 	e.u32(0)
-	// Nothing is left of it, even if it failed.
+	// Remove the unit even after a failure.
 	property("CollectMode", "s")
 	e.text("inactive-or-failed")
-	// Else DefaultTasksMax holds, a limit that nobody asked for.
+	// Otherwise DefaultTasksMax applies, an unrequested limit.
 	property("TasksMax", "t")
 	e.u64(math.MaxUint64)
 	e.end(list)
@@ -245,23 +242,23 @@ const (
 	daemonObject = "/org/freedesktop/DBus"
 )
 
-// dial connects, if who listens may be trusted.
+// dial connects if the listener can be trusted.
 func (m *systemd) dial(deadline time.Time) (*dbusConn, error) {
 	if m.home != "" {
 		var st unix.Stat_t
 		if err := unix.Stat(m.home, &st); err != nil {
 			return nil, fmt.Errorf("the user has no systemd manager: %s: %w", m.home, err)
 		}
-		if int(st.Uid) != m.caller.uid { // a sudo -E or su
-			return nil, fmt.Errorf("%s belongs to user %d, not to %d", m.home, st.Uid, m.caller.uid)
+		if int(st.Uid) != m.caller.uid { // after sudo -E or su
+			return nil, fmt.Errorf("%s belongs to uid %d, not to uid %d", m.home, st.Uid, m.caller.uid)
 		}
 	}
 	c, err := dialDBus(m.path, deadline, func(peer *unix.Ucred) error {
 		switch {
 		case int(peer.Uid) != m.caller.uid && peer.Uid != 0:
-			return fmt.Errorf("user %d listens at %s", peer.Uid, m.path)
+			return fmt.Errorf("%s belongs to a process of uid %d", m.path, peer.Uid)
 		case peer.Pid == 0:
-			return fmt.Errorf("who listens at %s is outside of this container", m.path)
+			return fmt.Errorf("the process listening at %s is outside of this container", m.path)
 		}
 		return nil
 	})

@@ -20,18 +20,18 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// fakeSystemd is a manager that records what it is asked.
+// fakeSystemd is a manager that records its calls.
 type fakeSystemd struct {
 	calls      []string
 	name, mode string
 	properties map[string]any
 	refusal    *dbus.Error
-	job        string // how it ends; "" is never
+	job        string // its result; "" for none
 	silent     bool
-	handshake  string // what it says before OK
+	handshake  string // sent before OK
 }
 
-// serve has the fake listen, as the manager of this user or as a bus daemon.
+// serve makes the fake listen, as this user's manager or as a bus daemon.
 func (f *fakeSystemd) serve(t *testing.T, path string, bus bool) {
 	t.Helper()
 	harness.Must(t, os.MkdirAll(filepath.Dir(path), 0o700))
@@ -49,14 +49,14 @@ func (f *fakeSystemd) serve(t *testing.T, path string, bus bool) {
 			if !f.silent {
 				f.answer(c, bus)
 			} else {
-				_, _ = io.Copy(io.Discard, c) // until the caller has had enough
+				_, _ = io.Copy(io.Discard, c) // until the caller gives up
 			}
 			c.Close()
 		}
 	}()
 }
 
-// answer serves one connection. The library has no server's half of the handshake.
+// answer serves one connection. The library cannot act as the server in the handshake.
 func (f *fakeSystemd) answer(c net.Conn, bus bool) {
 	in := bufio.NewReader(c)
 	if zero, err := in.ReadByte(); err != nil || zero != 0 {
@@ -68,14 +68,14 @@ func (f *fakeSystemd) answer(c net.Conn, bus bool) {
 			return
 		}
 		if line == "BEGIN\r\n" {
-			_, _ = in.Discard(in.Buffered()) // as systemd does, until there is more
+			_, _ = in.Discard(in.Buffered()) // ignored, as in systemd, until more data arrives
 			f.methods(newAuthenticated(c), bus)
 			return
 		}
 		if !strings.HasPrefix(line, "AUTH EXTERNAL ") {
 			return
 		}
-		time.Sleep(time.Millisecond) // it is slow, and may find more than one thing to read
+		time.Sleep(time.Millisecond) // so that several messages may arrive together
 		if _, err := io.WriteString(c, f.handshake+"OK 0123456789abcdef0123456789abcdef\r\n"); err != nil {
 			return
 		}
@@ -116,7 +116,7 @@ func (f *fakeSystemd) methods(c net.Conn, bus bool) {
 				return "", f.refusal
 			}
 			if f.job != "" {
-				// Another's first, and both before the answer.
+				// Another job's signal first, and both before the answer.
 				for _, path := range []dbus.ObjectPath{object + "/job/6", object + "/job/7"} {
 					_ = conn.Emit(object, iface+".JobRemoved", uint32(7), path, name, map[bool]string{true: f.job, false: "failed"}[path == object+"/job/7"])
 				}
@@ -130,20 +130,20 @@ func (f *fakeSystemd) methods(c net.Conn, bus bool) {
 	<-conn.Context().Done()
 }
 
-// property is one of a unit, as the library has it: (sv).
+// property is a unit property in the library's form: (sv).
 type property struct {
 	Name  string
 	Value dbus.Variant
 }
 
-// auxiliary units are part of the call: a(sa(sv)).
+// auxiliary units are an argument of the call: a(sa(sv)).
 type auxiliary struct {
 	Name       string
 	Properties []property
 }
 
-// authenticated is a connection after the handshake, for a library that insists on its
-// own: that one gets its answers from here, and the other side hears nothing of it.
+// authenticated is a connection after the handshake, for the library, which insists on its own: it gets the
+// answers from here, and the other side does not notice.
 type authenticated struct {
 	net.Conn
 	answers *strings.Reader
@@ -169,10 +169,10 @@ func (a *authenticated) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// callerAt is a caller, on a machine of its own, with an ordinary user's or root's manager.
+// callerAt returns a caller on a machine of its own, with an ordinary user's or root's manager.
 func callerAt(t *testing.T, membership string) caller {
 	t.Helper()
-	root, err := os.MkdirTemp("", "scope") // the names of sockets are short
+	root, err := os.MkdirTemp("", "scope") // paths of sockets must be short
 	harness.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(root) })
 	for _, dir := range []string{"/run/systemd/system", "/proc/self"} {
@@ -221,7 +221,7 @@ func TestScopeEnter(t *testing.T) {
 	}
 }
 
-// refused is an error that can be shown: one line, with a remedy.
+// refused checks that an error is fit to be shown: one line, with a hint.
 func refused(t *testing.T, err error, message, hint string) {
 	t.Helper()
 	if e, ok := errors.AsType[*result.Error](err); !ok || e.Code != "limit" || !strings.Contains(e.Message, message) || !strings.Contains(e.Hint, hint) || strings.Contains(e.Message, "\n") {
@@ -237,10 +237,10 @@ func TestScopeEnterRefused(t *testing.T) {
 		want       string
 	}{
 		{"by the manager", fakeSystemd{refusal: dbus.NewError("org.freedesktop.DBus.Error.AccessDenied", []any{"Access\ndenied"})}, moved, "start sbxrun-x.scope: Access denied"},
-		{"the job fails", fakeSystemd{job: "failed"}, moved, `the job has "failed"`},
-		{"it was not moved", fakeSystemd{job: "done"}, "0::/user.slice/session-1.scope\n", "sbxrun is not in it"},
-		{"no cgroup v2", fakeSystemd{job: "done"}, "1:cpu:/sbxrun-x.scope\n", "sbxrun is not in it"},
-		{"another's scope", fakeSystemd{job: "done"}, "0::/sbxrun-x.scope/y\n", "sbxrun is not in it"},
+		{"the job fails", fakeSystemd{job: "failed"}, moved, `job result "failed"`},
+		{"it was not moved", fakeSystemd{job: "done"}, "0::/user.slice/session-1.scope\n", "did not move sbxrun to it"},
+		{"no cgroup v2", fakeSystemd{job: "done"}, "1:cpu:/sbxrun-x.scope\n", "did not move sbxrun to it"},
+		{"another's scope", fakeSystemd{job: "done"}, "0::/sbxrun-x.scope/y\n", "did not move sbxrun to it"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := callerAt(t, tt.membership)
@@ -256,20 +256,20 @@ func TestScopeEnterRefused(t *testing.T) {
 	}
 }
 
-// TestScopeSilence: nobody waits for a manager that does not answer, at whatever point.
+// A manager that does not answer, at any point, causes a timeout.
 func TestScopeSilence(t *testing.T) {
 	c := callerAt(t, moved)
 	c.patience = 50 * time.Millisecond
 	(&fakeSystemd{silent: true}).serve(t, c.endpoints()[0].path, false)
 	start := time.Now()
 	_, err := findSystemd(c)
-	refused(t, err, "has not answered within 50ms", "systemctl")
+	refused(t, err, "did not answer within 50ms", "systemctl")
 	if d := time.Since(start); !errors.Is(err, os.ErrDeadlineExceeded) || d < c.patience || d > 5*time.Second {
 		t.Errorf("%v after %v", err, d)
 	}
 
 	c = callerAt(t, moved)
-	f := &fakeSystemd{} // its job does not end
+	f := &fakeSystemd{} // its job never ends
 	f.serve(t, c.endpoints()[0].path, false)
 	m, err := findSystemd(c)
 	harness.Must(t, err)
@@ -277,10 +277,10 @@ func TestScopeSilence(t *testing.T) {
 	if _, err = m.Enter("sbxrun-x.scope"); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Error(err)
 	}
-	refused(t, err, "has not answered", "systemctl")
+	refused(t, err, "did not answer", "systemctl")
 }
 
-// TestScopeHandshake: what is no D-Bus server is no manager.
+// A listener that is not a D-Bus server is an error.
 func TestScopeHandshake(t *testing.T) {
 	for _, says := range []string{"REJECTED\r\n", "\n", "HTTP/1.1 400\r\n", strings.Repeat("x", 1000)} {
 		c := callerAt(t, moved)
@@ -290,7 +290,7 @@ func TestScopeHandshake(t *testing.T) {
 	}
 }
 
-// TestScopeRefused: what the environment names is not trusted.
+// A socket named by the environment is not trusted.
 func TestScopeRefused(t *testing.T) {
 	stranger := os.Geteuid() + 1
 	t.Run("no systemd", func(t *testing.T) {
@@ -312,7 +312,7 @@ func TestScopeRefused(t *testing.T) {
 		f.serve(t, home+"/systemd/private", false)
 		c.uid, c.env = stranger, func(name string) string { return map[string]string{"XDG_RUNTIME_DIR": home}[name] }
 		_, err := findSystemd(c)
-		refused(t, err, "belongs to user", "systemctl")
+		refused(t, err, "belongs to uid", "systemctl")
 		if f.calls != nil {
 			t.Errorf("it was asked %q", f.calls)
 		}
@@ -327,20 +327,20 @@ func TestScopeRefused(t *testing.T) {
 			return map[string]string{"DBUS_SESSION_BUS_ADDRESS": "unix:abstract=x;unix:path=" + path + ",guid=1"}[name]
 		}
 		_, err := findSystemd(c)
-		if os.Geteuid() == 0 { // root may listen for anybody
+		if os.Geteuid() == 0 { // root's listener is always trusted
 			if err != nil || len(f.calls) == 0 {
 				t.Error(err)
 			}
 			return
 		}
-		if refused(t, err, "listens at", ""); !errors.As(err, &w) || f.calls != nil {
+		if refused(t, err, "belongs to a process of uid", ""); !errors.As(err, &w) || f.calls != nil {
 			t.Errorf("it was asked %q", f.calls)
 		}
 	})
 }
 
-// TestScopeHere asks the machine's own systemd. A child of the test goes, so that it
-// stays where it is.
+// Enter works with the machine's own systemd. A child of the test enters the scope, so that the test stays where
+// it is.
 func TestScopeHere(t *testing.T) {
 	machine := here(t)
 	if os.Getenv("SCOPE_TEST_ENTER") != "" {

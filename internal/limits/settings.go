@@ -10,14 +10,14 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// setting is one value to be written, in the order of [Group.settings].
+// setting is a value to write to a file.
 type setting struct {
 	limit, path, value string
-	optional           bool // not there without swap accounting, not needed without swap
+	optional           bool // missing without swap accounting, and not needed without swap
 }
 
-// settings: on v1 memory comes first, since memory.memsw may not be below it; on
-// v2 swap, so that there is no moment with memory alone.
+// settings returns the settings in their order: memory first on v1, since memory.memsw must not be
+// lower; swap first on v2, so that memory is never limited alone.
 func (g *Group) settings() (list []setting) {
 	r := g.plan.request
 	swap := "memory-swap"
@@ -38,7 +38,7 @@ func (g *Group) settings() (list []setting) {
 				value = "-1"
 			}
 			list = append(list, setting{"memory", dir + "/memory.limit_in_bytes", memory, false}, setting{swap, dir + "/memory.memsw.limit_in_bytes", value, swap == "memory"})
-			// What waits in connections counts apart (memory.rst, "TCP memory"), and not at all without a limit.
+			// Socket buffers count separately (memory.rst, "TCP memory"), and only with a limit.
 			if tcp := dir + "/memory.kmem.tcp.limit_in_bytes"; g.exists(tcp) {
 				list = append(list, setting{"memory", tcp, memory, false})
 			}
@@ -59,7 +59,7 @@ func (g *Group) exists(path string) bool {
 	return exists(path)
 }
 
-// throttle is the CPU quota.
+// throttle returns the settings of the CPU quota.
 func (g *Group) throttle() (list []setting) {
 	r := g.plan.request
 	if dir := g.read["cpu"]; dir != "" && r.CPUs > 0 {
@@ -67,7 +67,7 @@ func (g *Group) throttle() (list []setting) {
 		if dir == g.v2 {
 			list = append(list, setting{"cpus", dir + "/cpu.max", fmt.Sprint(q, " ", period), false})
 		} else {
-			if period != cpuPeriod || g.lasting != nil { // the command before may have had the other one
+			if period != cpuPeriod || g.lasting != nil { // the previous command may have had another period
 				list = append(list, setting{"cpus", dir + "/cpu.cfs_period_us", fmt.Sprint(period), false})
 			}
 			list = append(list, setting{"cpus", dir + "/cpu.cfs_quota_us", fmt.Sprint(q), false})
@@ -76,7 +76,7 @@ func (g *Group) throttle() (list []setting) {
 	return list
 }
 
-// apply writes what is enforced; of a lasting group what is not so already.
+// apply writes the settings of enforced limits. In a lasting group it skips unchanged ones.
 func (g *Group) apply(settings []setting) error {
 	p, l := g.plan, g.lasting
 	write := write
@@ -99,7 +99,7 @@ func (g *Group) apply(settings []setting) error {
 	return nil
 }
 
-// noSwap: the machine has no swap now, so that a sandbox gets none.
+// noSwap reports whether the machine has no swap now.
 func noSwap(root string) bool {
 	swaps, err := proc.ReadFile(root + "/proc/swaps")
 	return err == nil && strings.Count(strings.TrimSpace(string(swaps)), "\n") == 0

@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Usage is what the group used; 0 is unknown.
+// Usage is the resource usage of a group; 0 means unknown.
 type Usage struct {
-	PidsPeak   int64 // tasks at once (v2: Linux 6.1)
+	PidsPeak   int64 // maximum number of tasks (v2: Linux 6.1)
 	MemoryPeak int64 // bytes (v2: Linux 5.19)
 }
 
-// number reads one number of a cgroup; 0 if it is not there.
+// number reads a number of a cgroup; 0 if there is none.
 func (g *Group) number(controller, v2file, v2key, v1file, v1key string) int64 {
 	dir := g.read[controller]
 	if dir == "" {
@@ -41,9 +41,9 @@ func (g *Group) number(controller, v2file, v2key, v1file, v1key string) int64 {
 	return n
 }
 
-// Usage reads what was used, before Remove.
+// Usage returns the usage. Call it before Remove.
 func (g *Group) Usage() Usage {
-	if g.lasting != nil { // a peak may be of a command before, but for that of v1
+	if g.lasting != nil { // only v1's peak can be reset
 		if !g.plan.enforced("memory") {
 			return Usage{}
 		}
@@ -66,18 +66,18 @@ func (g *Group) cpu() (used time.Duration) {
 	return time.Duration(n)
 }
 
-// OOMKilled tells whether the kernel has killed a process of the group for want of
-// memory. It counts before it kills: of a payload that has died it is certain.
+// OOMKilled reports whether the kernel has killed a process of the group because it ran out of memory. The
+// kernel counts before it kills, so the answer is certain once the command is dead.
 func (g *Group) OOMKilled() bool {
 	if g.lasting != nil && !g.plan.enforced("memory") {
-		return false // what is above was not asked for
+		return false // limits of parents do not matter
 	}
 	return g.count(killed) > 0
 }
 
-// OOMKilledAround tells of an exec without a memory cgroup of its own whether the kernel has killed a
-// process of the sandbox it is in, since it began. That may have been another's: only of a payload that
-// was killed does it say why.
+// OOMKilledAround reports, for an exec without a memory cgroup of its own, whether the kernel has OOM-killed a
+// process of its sandbox since the exec began. That may have been another exec's process, so it only
+// explains the death of a command that was killed.
 func (g *Group) OOMKilledAround() bool {
 	if g.read["memory"] != "" {
 		return false
@@ -86,8 +86,7 @@ func (g *Group) OOMKilledAround() bool {
 	return n > g.before
 }
 
-// oomKills is how many processes of a memory cgroup were killed for want of memory;
-// ok is false if it is none.
+// oomKills returns the number of OOM kills in a memory cgroup; ok is false if dir is not one.
 func oomKills(dir string) (n int64, ok bool) {
 	if dir == "" {
 		return 0, false
@@ -102,10 +101,9 @@ func oomKills(dir string) (n int64, ok bool) {
 	return Row(data, "oom_kill")
 }
 
-// Limits are the plan's limits with Hit as it is now, before Remove. A memory limit is
-// hit if it had a process killed, not if caches were dropped to stay below; a CPU limit if it
-// made anything wait. What the limits of single processes did shows in the signal
-// that the payload died of, 0 if none: only fsize has one.
+// Limits returns the plan's limits with the current Hit. Call it before Remove. A memory limit is hit if a
+// process was killed, not if caches were dropped; a CPU limit if it made anything wait. died is the signal
+// that killed the command, 0 if none: of the limits of single processes, only fsize has one.
 func (g *Group) Limits(died unix.Signal) []result.Limit {
 	list := append([]result.Limit{}, g.plan.Limits...)
 	for i := range list {
@@ -115,7 +113,7 @@ func (g *Group) Limits(died unix.Signal) []result.Limit {
 		case l.Name == "memory" || l.Name == "memory-swap" && g.plan.request.MemorySwap > 0:
 			l.Hit = g.OOMKilled() && g.memoryFull()
 		case l.Name == "pids":
-			// Before Linux 6.11 v2 counts where the fork was, not where the limit is.
+			// Before Linux 6.11 v2 counts in the cgroup of the fork, not in the limited one.
 			l.Hit = g.count(pidsEvents) > 0 ||
 				g.nested && g.number("pids", leaf+"/pids.events", "max", "pids.events", "max") > 0
 		case l.Name == "cpus":
@@ -129,8 +127,8 @@ func (g *Group) Limits(died unix.Signal) []result.Limit {
 	return list
 }
 
-// memoryFull: a process may also be killed for a limit above ours. v1 does not
-// count failures at memory.memsw, but the peak then is the limit, nearly.
+// memoryFull reports whether our own limit was reached: a process may also be killed because of a parent's.
+// v1 does not count failures at memory.memsw, but then the peak is close to the limit.
 func (g *Group) memoryFull() bool {
 	if g.read["memory"] == g.v2 {
 		return g.count(memoryEvents) > 0
@@ -146,16 +144,15 @@ const (
 	CPUTime Event = "cpu-time"
 )
 
-// Watch sends each event at most once, until ctx is done; nil if there is nothing
-// to watch. A payload that is itself killed for want of memory may be seen dead
-// first: ask [Group.OOMKilled].
+// Watch sends each event at most once, until ctx is done. It returns nil if there is nothing to watch. A
+// command that was itself OOM-killed may be reaped before the event: call [Group.OOMKilled].
 func (g *Group) Watch(ctx context.Context) <-chan Event {
 	memory, cpu := g.plan.enforced("memory"), g.plan.enforced("cpu-time")
 	if !memory && !cpu {
 		return nil
 	}
 	if g.lasting != nil {
-		// The next command may be given the group while somebody is still looking.
+		// Copy it, because the next command may get the group while this one is still watched.
 		one, of := *g, *g.lasting
 		of.after = map[counter]int64{}
 		one.lasting = &of
@@ -171,8 +168,8 @@ func (g *Group) Watch(ctx context.Context) <-chan Event {
 	return events
 }
 
-// watchCPU sleeps as long as all CPUs together need to use up what is left. What is
-// used beyond the limit is at most what they do in shortest.
+// watchCPU sleeps as long as all CPUs together need to use up the remaining time. The limit is exceeded by
+// at most their usage in the shortest interval.
 func (g *Group) watchCPU(ctx context.Context, events chan<- Event) {
 	const shortest, longest = 5 * time.Millisecond, 250 * time.Millisecond
 	cpus := mostCPUs()
@@ -190,15 +187,15 @@ func (g *Group) watchCPU(ctx context.Context, events chan<- Event) {
 	}
 }
 
-// mostCPUs is how many there may be for a program that has undone its affinity, which is the caller's at first.
-// Those that are offline count, too: then it is looked at more often than need be.
+// mostCPUs returns the number of CPUs for a program that has reset its affinity, which it inherits from the
+// caller. It counts offline CPUs, too, which only makes the checks more frequent.
 func mostCPUs() int {
-	all, _ := filepath.Glob("/sys/devices/system/cpu/cpu[0-9]*") // the pattern is none that is wrong
+	all, _ := filepath.Glob("/sys/devices/system/cpu/cpu[0-9]*") // the pattern is valid
 	return max(len(all), runtime.NumCPU())
 }
 
 func (g *Group) watchOOM(ctx context.Context, events chan<- Event) {
-	// Most commands are over before a notice could be asked for.
+	// Most commands end before a notification could be set up.
 	const soon = 10 * time.Millisecond
 	select {
 	case <-ctx.Done():
@@ -208,7 +205,7 @@ func (g *Group) watchOOM(ctx context.Context, events chan<- Event) {
 	notice, err := g.oomNotice()
 	if err == nil {
 		defer notice.Close()
-		// A file that takes no deadline is not waited for, it is an error below.
+		// A file without deadlines makes Read fail below rather than block.
 		defer context.AfterFunc(ctx, func() { _ = notice.SetReadDeadline(time.Unix(1, 0)) })()
 	}
 	const slow = 100 * time.Millisecond
@@ -217,7 +214,7 @@ func (g *Group) watchOOM(ctx context.Context, events chan<- Event) {
 			events <- OOM
 			return
 		}
-		if err != nil { // no notice to be had: look now and then
+		if err != nil { // no notifications: poll
 			time.Sleep(slow)
 			continue
 		}
@@ -231,15 +228,15 @@ func (g *Group) watchOOM(ctx context.Context, events chan<- Event) {
 	}
 }
 
-// awaitKill waits until the kill that v1 has told of is counted, for at most so long: v1
-// tells first and kills then, and counting tells nobody. Of v2 every count is told.
+// awaitKill waits until the kill that v1 has announced is counted: v1 notifies before it kills, and not
+// when it counts. v2 notifies for every count.
 func (g *Group) awaitKill(ctx context.Context, most time.Duration) {
 	for end := time.Now().Add(most); !g.OOMKilled() && time.Now().Before(end) && ctx.Err() == nil; {
 		time.Sleep(time.Millisecond)
 	}
 }
 
-// oomNotice is readable when the group may have run out of memory: inotify(7) on
+// oomNotice returns a file that is readable when the group may have run out of memory: inotify(7) on
 // memory.events, or an eventfd in cgroup.event_control (memory.rst).
 func (g *Group) oomNotice() (*os.File, error) {
 	dir := g.read["memory"]
@@ -270,8 +267,8 @@ func (g *Group) oomNotice() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "eventfd"), nil
 }
 
-// MemoryOf is how many bytes the cgroups of a sandbox, by their [Group.Dirs], count; ok is false if
-// none counts memory.
+// MemoryOf returns the memory usage of a sandbox's cgroups, by their [Group.Dirs]; ok is false if none
+// counts memory.
 func MemoryOf(dirs []string) (bytes int64, ok bool) {
 	for _, dir := range dirs {
 		for _, file := range []string{"/memory.current", "/memory.usage_in_bytes"} {

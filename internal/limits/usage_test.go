@@ -16,7 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// opens counts how often a file was opened since the last call.
+// opens returns how often a file was opened since the last call.
 func opens(t *testing.T, watch int) (n int) {
 	t.Helper()
 	buf := make([]byte, 64<<10)
@@ -26,12 +26,12 @@ func opens(t *testing.T, watch int) (n int) {
 			return n
 		}
 		harness.Must(t, err)
-		n += got / unix.SizeofInotifyEvent // of a file itself: no names follow
+		n += got / unix.SizeofInotifyEvent // for a file: events without names
 	}
 }
 
-// Under memory pressure v2 tells of memory.events often, without a kill. Each time the
-// file is read once or twice, and not until a kill may have been counted, as v1's is.
+// Under memory pressure v2 often notifies about memory.events without a kill. Each time the file is read once
+// or twice, and not again until a kill may have been counted, as for v1.
 func TestWatchOOMUnifiedDoesNotPoll(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "memory.events")
@@ -57,12 +57,12 @@ func TestWatchOOMUnifiedDoesNotPoll(t *testing.T) {
 	if _, err := unix.InotifyAddWatch(watch, file, unix.IN_OPEN); err != nil {
 		t.Fatal(err)
 	}
-	// Each of our own writes opens it once, truncates it, and so may tell twice.
+	// Each of our own writes opens the file once and truncates it, which may notify twice.
 	const rounds, most = 10, 5
 	begin, n := time.Now(), 0
 	for range rounds {
 		write("max 1\noom_kill 0\n")
-		// Often, because equal events that nobody has read become one.
+		// Several times, because equal unread events are merged.
 		for end := time.Now().Add(20 * time.Millisecond); time.Now().Before(end); time.Sleep(200 * time.Microsecond) {
 			n += opens(t, watch)
 		}
@@ -78,14 +78,14 @@ func TestWatchOOMUnifiedDoesNotPoll(t *testing.T) {
 	}
 }
 
-// What watches CPU time counts on the CPUs that a program can reach, and not on those that the caller
-// was given (taskset(1)).
+// The CPU time watcher uses the number of CPUs that a program can reach, not the caller's affinity
+// (taskset(1)).
 func TestMostCPUs(t *testing.T) {
 	if os.Getenv("LIMITS_TEST_PINNED") != "" {
 		fmt.Println("most:", mostCPUs())
 		return
 	}
-	runtime.LockOSThread() // and not unlocked: it ends with the test
+	runtime.LockOSThread() // not unlocked: the thread ends with the test
 	var one unix.CPUSet
 	one.Set(ownCPUs()[0])
 	harness.Must(t, unix.SchedSetaffinity(0, &one))

@@ -11,31 +11,31 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// ExecSpec is a detached exec as it is on record.
+// ExecSpec describes a detached exec for its record.
 type ExecSpec struct {
 	Command []string
 	Workdir string
 	Limits  []result.Limit
-	Begin   time.Time // when it was asked for
+	Begin   time.Time // time of the request
 	Timeout time.Duration
 
-	LogMax       int64 // bytes of each log
-	KillAtLogMax bool  // it ends when there is more
+	LogMax       int64 // maximum bytes of each log
+	KillAtLogMax bool  // whether to end it at more output
 }
 
-// Exec is a detached exec: a command in a sandbox with a record and logs of its own there. All
-// that others know of it, and how they end it, is as of a [Sandbox].
+// Exec is a detached exec: a command in a sandbox with a record and logs of its own. Other processes know it and
+// request its end as for a [Sandbox].
 type Exec struct {
 	*recorded
 	spec ExecSpec
 	use  *Use
 	dir  *state.Dir
 
-	running bool // the caller of exec has its handle
+	running bool // its caller has its handle
 }
 
-// NewExec makes a place for the record of a detached exec in the sandbox. Nobody knows of it
-// before [Exec.Begin]. When ctx is done it ends.
+// NewExec creates the directory for the record of a detached exec in the sandbox. Other processes see it after
+// [Exec.Begin]. The exec ends when ctx is done.
 func (u *Use) NewExec(ctx context.Context, id string, spec ExecSpec) (*Exec, error) {
 	dir, err := u.entry.MakeExecs()
 	if err != nil {
@@ -48,19 +48,19 @@ func (u *Use) NewExec(ctx context.Context, id string, spec ExecSpec) (*Exec, err
 	return &Exec{recorded: newRecorded(ctx, claim, spec.LogMax, spec.KillAtLogMax), spec: spec, use: u, dir: dir}, nil
 }
 
-// Handle is the word that others name it by.
+// Handle returns the name that other processes use for it.
 func (e *Exec) Handle() string { return e.use.entry.Title() + "/" + e.ID() }
 
-// Context is done when it is to end, for the reason that is its cause.
+// Context returns a context that is done when the exec must end; its cause is the reason.
 func (e *Exec) Context() context.Context { return e.ctx }
 
-// Cancel has it end.
+// Cancel ends the exec.
 func (e *Exec) Cancel(cause error) { e.cancel(cause) }
 
-// Hurry is closed when whoever wants its end has no patience left.
+// Hurry is closed when the grace period of a request has passed.
 func (e *Exec) Hurry() chan struct{} { return e.hurry }
 
-// Begin makes logs and record: from here on others know of it.
+// Begin creates logs and record, which makes the exec visible.
 func (e *Exec) Begin() error {
 	self, err := proc.Identify(os.Getpid())
 	if err != nil {
@@ -80,10 +80,10 @@ func (e *Exec) Begin() error {
 	})
 }
 
-// Output is where the command's stdout (0) and stderr (1) go.
+// Output returns the writer for the command's stdout (0) or stderr (1).
 func (e *Exec) Output(i int) io.Writer { return taker(e.log(i)) }
 
-// taker takes all that is written.
+// taker is a writer that never fails.
 type taker func([]byte)
 
 func (t taker) Write(b []byte) (int, error) {
@@ -91,7 +91,7 @@ func (t taker) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Held puts on record who its init is, before the command may start.
+// Held records its init before the command may start.
 func (e *Exec) Held(kept *proc.Kept) error {
 	init, err := identity(kept.Init, kept.InitNS)
 	if err != nil {
@@ -100,7 +100,7 @@ func (e *Exec) Held(kept *proc.Kept) error {
 	return e.write(func(r *state.Record) { r.Init = &init })
 }
 
-// Running puts on record that the command runs. On a full disk nothing depends on it.
+// Running records that the command runs. Nothing depends on it, so a full disk does not matter.
 func (e *Exec) Running() {
 	e.running = true
 	_ = e.write(func(r *state.Record) { r.Phase = state.Running })
@@ -109,22 +109,22 @@ func (e *Exec) Running() {
 // Cut reports whether it has written more than its logs hold.
 func (e *Exec) Cut() bool { return e.logs[0].Truncated() || e.logs[1].Truncated() }
 
-// Settle names the cause where somebody has killed it without us.
+// Settle corrects the cause if another process has killed the exec.
 func (e *Exec) Settle(res *result.Result) {
 	if res.Cause == result.Lost && e.doomed() {
 		res.Cause = result.Killed
 	}
 }
 
-// Finish records how it has ended, or removes the record of one that could not be started. The
-// oldest of those that have ended make room; nobody waits for that.
+// Finish records how it ended, or removes the record of one that did not start. It removes the oldest ended
+// execs.
 func (e *Exec) Finish(res result.Result, report result.Report) error {
 	defer e.dir.Close()
 	e.cancel(nil)
 	for _, log := range e.logs {
 		log.Close()
 	}
-	if res.Cause == result.StartFailed && res.Verdict != result.Unproven && !e.running { // nobody knows of it
+	if res.Cause == result.StartFailed && res.Verdict != result.Unproven && !e.running { // no other process knows it
 		return e.claim.Remove()
 	}
 	return result.All(e.conclude(report), e.claim.Close(), e.dir.Forget())

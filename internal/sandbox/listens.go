@@ -12,17 +12,16 @@ import (
 	"time"
 )
 
-// maxTable bounds what is read of a table of sockets, about 25,000 rows. The
-// kernel lists those that listen first.
+// maxTable bounds the size of a table of sockets that is read: about 25,000 rows. The kernel lists
+// listening sockets first.
 const maxTable = 4 << 20
 
-// listensOn reports whether a TCP socket listens on the port, on any address of
-// either family, in the network namespace of process pid: it reads that
-// namespace's own tables, wherever the caller is (proc_pid_net(5)). Nothing is
-// connected, so that the program does not see the probe.
+// listensOn reports whether a TCP socket listens on the port, on any address of either family, in the network
+// namespace of process pid. It reads that namespace's tables (proc_pid_net(5)) and makes no connection, so
+// the program does not notice the probe.
 //
-// The caller must hold the process, and if it has ended meanwhile not believe the
-// answer. In a namespace that is shared, as the host's, anybody may be listening.
+// The caller must hold the process, and ignore the answer if it has ended since. In a shared namespace, such as
+// the host's, any process may be listening.
 func listensOn(pid int, port uint16) (bool, error) {
 	return lookup(fmt.Sprintf("/proc/%d/net", pid), port)
 }
@@ -45,13 +44,12 @@ func lookup(dir string, port uint16) (bool, error) {
 	return false, nil
 }
 
-// listens looks for the port in a table, whose rows begin so:
+// listens looks for the port in a table with rows such as
 //
 //	0: 0100007F:1F90 00000000:0000 0A …
 //
-// with the local address, a colon and the port, all hexadecimal, the same of the
-// remote end, and the state. What does not look like that is no socket, as the
-// heading is none.
+// The fields are the local address and port in hexadecimal, those of the remote end, and the state. Other
+// lines, such as the heading, are ignored.
 func listens(table io.Reader, port uint16) (bool, error) {
 	const stateListen = "0A" // TCP_LISTEN of the kernel's include/net/tcp_states.h
 	want := fmt.Appendf(nil, ":%04X", port)
@@ -65,9 +63,9 @@ func listens(table io.Reader, port uint16) (bool, error) {
 	return false, rows.Err()
 }
 
-// Poll tries at once and then at every interval, never twice at a time, until
-// try says yes, which is nil, or fails, or ctx is done, which is its cause. try
-// must heed its ctx. The interval is positive.
+// Poll calls try at once and then at every interval, never concurrently, until try returns true, in which case
+// Poll returns nil, or an error, or ctx is done, in which case it returns the cause. try must respect its
+// ctx. The interval must be positive.
 func Poll(ctx context.Context, interval time.Duration, try func(context.Context) (bool, error)) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()

@@ -64,7 +64,7 @@ func TestTableErrors(t *testing.T) {
 	}
 }
 
-// Which tables are read, and how much of them.
+// lookup reads the tables that exist, up to a bound.
 func TestLookup(t *testing.T) {
 	const row = "   0: 00000000:1F90 00000000:0000 0A\n"
 	large := strings.Repeat(heading, maxTable/len(heading)+1)
@@ -99,8 +99,8 @@ func TestLookup(t *testing.T) {
 	}
 }
 
-// FuzzTable: a port is found only where the table has it, and a listener after
-// whatever came before is found, unless that cannot be read.
+// A port is found only if the table has it, and a listening socket is found whatever precedes it, unless the
+// table cannot be read.
 func FuzzTable(f *testing.F) {
 	f.Add(heading, uint16(8080))
 	f.Add("   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000", uint16(8080))
@@ -137,12 +137,12 @@ func TestListens(t *testing.T) {
 	for _, test := range [][2]string{{"tcp4", "127.0.0.1:0"}, {"tcp4", "0.0.0.0:0"}, {"tcp6", "[::1]:0"}, {"tcp", ":0"}} {
 		t.Run(test[0]+" "+test[1], func(t *testing.T) {
 			if _, err := os.Stat("/proc/self/net/tcp6"); err != nil && test[0] == "tcp6" {
-				return // no IPv6 here, and nothing to be found
+				return // no IPv6 here
 			}
 			l, port := listen(t, test[0], test[1])
 			check(t, os.Getpid(), port, true)
 
-			// What is left of a connection has the port, and does not listen.
+			// The remains of a connection have the port without listening.
 			c, err := net.Dial("tcp", l.Addr().String())
 			if err != nil {
 				t.Fatal(err)
@@ -160,13 +160,13 @@ func TestListens(t *testing.T) {
 	}
 }
 
-// A process in another network namespace has other tables, whoever looks.
+// listensOn reads the tables of a process in another network namespace.
 func TestListensElsewhere(t *testing.T) {
 	const inside = "SBXRUN_TEST_IN_NAMESPACE"
 	if os.Getenv(inside) != "" {
 		_, port := listen(t, "tcp", ":0")
 		fmt.Println("port", port)
-		io.Copy(io.Discard, os.Stdin) // until the test ends, however it does
+		io.Copy(io.Discard, os.Stdin) // until the test process ends
 		return
 	}
 	_, ours := listen(t, "tcp", "127.0.0.1:0")
@@ -213,7 +213,7 @@ func TestProbe(t *testing.T) {
 	errTest := errors.New("test")
 	tests := []struct {
 		name  string
-		tries int // the last of which …
+		tries int // number of calls; the last one …
 		last  func(cancel func()) (bool, error)
 		want  error
 	}{
@@ -244,8 +244,7 @@ func TestProbe(t *testing.T) {
 		})
 	}
 
-	// However long the interval is, the first try does not wait for it, and
-	// neither does the cause.
+	// However long the interval is, neither the first call nor the cause waits for it.
 	ctx, cancel := context.WithCancelCause(t.Context())
 	if err := Poll(ctx, time.Hour, func(context.Context) (bool, error) {
 		time.AfterFunc(time.Millisecond, func() { cancel(errTest) })

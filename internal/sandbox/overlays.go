@@ -16,7 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// onRecord is what others need to find the layers of a sandbox.
+// onRecord returns the records of the overlays, by which other processes find the layers.
 func (s *Sandbox) onRecord() (out []state.Overlay) {
 	for _, o := range s.spec.Parts.Overlays {
 		out = append(out, state.Overlay{Source: o.Source, Dest: o.Dest, Since: o.Since.Format(time.RFC3339Nano), Base: o.Base, Index: o.Index, Upper: o.Upper, Lower: o.Lower, Layer: proc.Descriptor(o.Layer), Layers: s.spec.Parts.Layers[o.Dest]})
@@ -24,20 +24,20 @@ func (s *Sandbox) onRecord() (out []state.Overlay) {
 	return out
 }
 
-// recordable returns an error for a path that is not UTF-8. Package json would change it to the path of another
-// directory, and diff and apply would open that one.
+// recordable returns an error for a path that is not UTF-8. Package json would change it to the path of
+// another directory, which diff and apply would then open.
 func recordable(list []*room.Overlay) error {
 	for _, o := range list {
 		for _, name := range append([]string{o.Source, o.Dest, o.Upper}, o.Lower...) {
 			if !utf8.ValidString(name) {
-				return &result.Error{Code: "usage", Message: fmt.Sprintf("an overlay's path is not UTF-8, and cannot be recorded: %.200q", name), Hint: "rename the directory, or use sbxrun run with --diff and --apply"}
+				return &result.Error{Code: "usage", Message: fmt.Sprintf("cannot record an overlay path that is not UTF-8: %.200q", name), Hint: "rename the directory, or use sbxrun run with --diff and --apply"}
 			}
 		}
 	}
 	return nil
 }
 
-// forgetOverlays leaves on record the layers that are on disk.
+// forgetOverlays keeps only layers on disk in the record.
 func (s *Sandbox) forgetOverlays() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -49,12 +49,12 @@ func (s *Sandbox) forgetOverlays() {
 	}
 }
 
-// Overlays opens the layers of a sandbox, for reading, while commands write to them; or, of one
-// that has ended, those on disk. The caller closes them.
+// Overlays opens the layers of a sandbox for reading, while commands may be writing to them. For an ended
+// sandbox it opens those on disk. The caller closes them.
 //
-// A layer in memory can be reached by its supervisor's descriptor alone. That is opened anew, by
-// proc_pid_fd(5), which asks for the rights of a debugger: so only the sandbox's own user can,
-// and root. Nothing of the sandbox takes part in it.
+// A layer in memory can only be reached through its supervisor's descriptor, which is reopened
+// (proc_pid_fd(5)). That needs ptrace permission, so only the sandbox's owner and root can do it. The
+// sandbox itself does not take part in it.
 func Overlays(e *state.Entry) (list []*room.Overlay, err error) {
 	defer func() {
 		if err != nil {
@@ -71,7 +71,7 @@ func Overlays(e *state.Entry) (list []*room.Overlay, err error) {
 	}
 	for _, r := range e.Record.Overlays {
 		if supervisor == nil && r.Upper == "" {
-			continue // it was in memory, and the supervisor was killed before it could forget it
+			continue // in memory; the supervisor was killed before it could remove it
 		}
 		o := &room.Overlay{Source: r.Source, Dest: r.Dest, Base: r.Base, Index: r.Index, Upper: r.Upper, Lower: r.Lower}
 		list = append(list, o)
@@ -90,10 +90,10 @@ func Overlays(e *state.Entry) (list []*room.Overlay, err error) {
 	return list, nil
 }
 
-// layerOf opens a directory that a process has open.
+// layerOf opens a directory through a process's descriptor.
 func layerOf(p *proc.Process, descriptor int) (*os.File, error) {
 	fd, err := unix.Open("/proc/"+strconv.Itoa(p.PID)+"/fd/"+strconv.Itoa(descriptor), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if p.Exited() { // so that may have been another's
+	if p.Exited() { // the PID may have been reused
 		if err == nil {
 			unix.Close(fd)
 		}

@@ -20,45 +20,44 @@ import (
 	"github.com/sbxrun/sbxrun/internal/volumes"
 )
 
-// Parts are what a sandbox has beside its room. Whoever makes one takes these steps, in this order:
+// Parts are the files, network, volumes and layers of a sandbox. Call the methods in this order:
 //
 //	List, Use, From    while its policy is made
-//	Begin              before the room is built
-//	Held               when it is built, and nothing of the command has run
-//	End                when nothing of the sandbox is left, or if it comes to nothing
+//	Begin              before the sandbox is built
+//	Held               when it is built, before the command runs
+//	End                when all its processes have exited, or after a failed start
 //
-// The zero Parts, and nil, are none. If the process is killed the kernel ends them: locks go with
-// their descriptors, the keeper's included, the proxy with its keeper, and layers in memory with
-// the last mount of them.
+// The zero Parts, and nil, are empty. If the process is killed the kernel releases them: locks with their
+// descriptors, including the keeper's, the proxy with its keeper, and layers in memory with their last
+// mount.
 type Parts struct {
-	Files *files.Files // nil if nothing is put or got
+	Files *files.Files // nil without --put and --get
 
-	// Overlays are those of the room, from Held to End, in the order of the policy.
+	// Overlays are the sandbox's overlays in the order of the policy, from Held to End.
 	Overlays []*room.Overlay
-	// Layers are those of a snapshot, the lowest first, that lie below what is written, by the
-	// destinations of overlays.
+	// Layers are the layers of a snapshot below the writable one, the lowest first, by the destinations of
+	// overlays.
 	Layers  map[string][]state.Layer
-	Cgroups []string // directories of the room's own, of one that stays
+	Cgroups []string // directories of a long-lived sandbox's cgroups
 
-	mu      sync.Mutex // of the overlays, for Look and End
+	mu      sync.Mutex // protects the overlays, for Look and End
 	spec    network.Spec
-	proxy   *network.Proxy // nil if nothing of a network is listed
+	proxy   *network.Proxy // nil without network lists
 	volumes []*volumes.Volume
-	lost    *result.Error // what was written to one of them may be
+	lost    *result.Error // error of syncing a volume
 	held    map[string]*snapshots.Unpacked
 }
 
-// Volume is a volume as a sandbox is to show it.
+// Volume is a volume to mount in a sandbox.
 type Volume struct {
 	Name, Dest string
 	ReadOnly   bool
 }
 
-// List gives a sandbox what of a network is listed. The variables that tell programs of the proxy
-// are the caller's to add.
+// List sets the network lists. The caller adds the variables that tell programs of the proxy.
 func (p *Parts) List(spec network.Spec, pol *room.Policy) error {
 	if pol.Network == room.NetHost && spec.Wanted() {
-		return errors.New("--publish and --connect are for a sandbox with a network of its own; with --net host its ports are the host's")
+		return errors.New("--publish and --connect need a network of the sandbox's own; with --net host it shares the host's ports")
 	}
 	p.spec = spec
 	return spec.Check()
@@ -67,7 +66,7 @@ func (p *Parts) List(spec network.Spec, pol *room.Policy) error {
 // Allowed returns the hosts that the sandbox may reach.
 func (p *Parts) Allowed() []network.Rule { return p.spec.Allow }
 
-// Variables are those that tell programs of the proxy.
+// Variables returns the variables that tell programs of the proxy.
 func (p *Parts) Variables(rootfs string) (vars []values.Var) {
 	for _, pair := range p.spec.Variables(rootfs) {
 		name, value, _ := strings.Cut(pair, "=")
@@ -76,14 +75,13 @@ func (p *Parts) Variables(rootfs string) (vars []values.Var) {
 	return vars
 }
 
-// Use locks volumes, and adds them to a policy for a sandbox that caller makes. A [volumes.BusyError]
-// says that somebody has one.
+// Use locks volumes and adds them to a policy. A [volumes.BusyError] means that one is in use.
 func (p *Parts) Use(store *volumes.Store, list []Volume, pol *room.Policy) error {
-	var owner *proc.Cred // of new ones
+	var owner *proc.Cred // owner of new volumes
 	if pol.User != nil && pol.User.UID != 0 && os.Geteuid() == 0 {
 		owner = &proc.Cred{UID: pol.User.UID, GID: pol.User.GID}
 	}
-	for i, use := range list { // before one is made
+	for i, use := range list { // before creating one
 		if slices.ContainsFunc(list[:i], func(other Volume) bool { return other.Name == use.Name }) {
 			return &result.Error{Code: "usage", Message: fmt.Sprintf("the volume %q is given twice", use.Name)}
 		}
@@ -104,10 +102,11 @@ func (p *Parts) Use(store *volumes.Store, list []Volume, pol *room.Policy) error
 	return nil
 }
 
-// From adds to a policy the overlays of a snapshot, over the directories that it has there already
-// or else over those that they were over, with the snapshot's layers below what will be written. Of
-// one that was imported it has to have them: an archive does not decide what of the host is shown.
-// Those that are not unpacked yet are; upper is where what is written to added ones is kept on disk.
+// From adds the overlays of a snapshot to a policy, with the snapshot's layers below the writable one. It uses
+// overlays of the policy with the same destination, or else adds one over the original source. For an
+// imported snapshot the policy must have the overlays, because an archive must not decide which host
+// directories are visible. From unpacks layers if necessary. upper is the directory on disk for the writable
+// layers of added overlays.
 func (p *Parts) From(ctx context.Context, store *snapshots.Store, m *snapshots.Manifest, pol *room.Policy, c room.Caller, upper string) (err error) {
 	if pol.Workdir == "" && pol.Cwd == "" {
 		pol.Workdir = m.Workdir
@@ -123,8 +122,8 @@ func (p *Parts) From(ctx context.Context, store *snapshots.Store, m *snapshots.M
 			if t.Dest == "/" {
 				flag = "--rootfs " + room.ShellQuote(t.Source)
 			}
-			return &result.Error{Code: "usage", Message: fmt.Sprintf("the snapshot %s was imported, and its archive would decide that the sandbox sees %q", m.Title(), t.Source),
-				Hint: "name the directory: " + flag + ", or another one in its place"}
+			return &result.Error{Code: "usage", Message: fmt.Sprintf("the snapshot %s was imported, so its archive would decide that the sandbox sees %q", m.Title(), t.Source),
+				Hint: "name the directory: " + flag + ", or another directory instead"}
 		}
 	}
 	user := pol.Outside(c)
@@ -153,7 +152,7 @@ func (p *Parts) From(ctx context.Context, store *snapshots.Store, m *snapshots.M
 	return nil
 }
 
-// Begin starts what the room must find; cred is who the sandbox runs as.
+// Begin starts the proxy; cred is the user of the sandbox.
 func (p *Parts) Begin(cred *proc.Cred) (err error) {
 	if p != nil && p.spec.Wanted() {
 		p.proxy, err = network.Start(p.spec, cred)
@@ -161,8 +160,7 @@ func (p *Parts) Begin(cred *proc.Cred) (err error) {
 	return err
 }
 
-// Held gives its parts to a room that is built, and whose overlays are set. PID 1 of it stays the
-// caller's.
+// Held connects the parts with a sandbox that is built, and whose overlays are set. The caller keeps init.
 func (p *Parts) Held(ctx context.Context, init *proc.Process, cred *proc.Cred) error {
 	if p == nil {
 		return nil
@@ -178,8 +176,8 @@ func (p *Parts) Held(ctx context.Context, init *proc.Process, cred *proc.Cred) e
 	return nil
 }
 
-// Look opens the layers of the overlays anew, for reading while commands write to them. The caller
-// closes what it gets, which is nothing after the sandbox's end.
+// Look reopens the layers of the overlays for reading, while commands may be writing to them. The caller closes
+// them. After the sandbox's end there are none.
 func (p *Parts) Look() (list []*room.Overlay, err error) {
 	if p == nil {
 		return nil, nil
@@ -207,13 +205,13 @@ func closeOverlays(list []*room.Overlay) {
 	}
 }
 
-// Listed reports whether hosts are listed, and so none but them can be reached.
+// Listed reports whether only listed hosts can be reached.
 func (p *Parts) Listed() bool { return p != nil && p.spec.Proxied }
 
-// Network reports whether anything of a network is listed.
+// Network reports whether there are any network lists.
 func (p *Parts) Network() bool { return p != nil && p.spec.Wanted() }
 
-// Published is what leads into the sandbox.
+// Published returns the published ports.
 func (p *Parts) Published() []result.ReportPublished {
 	if p == nil {
 		return nil
@@ -221,7 +219,7 @@ func (p *Parts) Published() []result.ReportPublished {
 	return p.proxy.Published()
 }
 
-// Refused has the hosts that are refused, as [network.Proxy.Refused]; nil if none are listed.
+// Refused returns [network.Proxy.Refused], or nil without a list of hosts.
 func (p *Parts) Refused() <-chan result.ReportHost {
 	if p == nil || p.proxy == nil {
 		return nil
@@ -229,7 +227,7 @@ func (p *Parts) Refused() <-chan result.ReportHost {
 	return p.proxy.Refused()
 }
 
-// Picked are the published ports that nobody has named.
+// Picked returns the published ports that were chosen automatically.
 func (p *Parts) Picked() []result.ReportPublished {
 	if p == nil || p.proxy == nil {
 		return nil
@@ -237,29 +235,28 @@ func (p *Parts) Picked() []result.ReportPublished {
 	return p.proxy.Picked()
 }
 
-// Unused removes the volumes and unpacked layers that Use and From have made, for a sandbox in which no
-// command has run. It is called before End, and may be called on nil.
+// Unused removes the volumes and unpacked layers that Use and From have created, for a sandbox in which no command
+// has run. Call it before End; it may be called on nil.
 func (p *Parts) Unused() {
 	if p == nil {
 		return
 	}
 	for _, v := range p.volumes {
-		_ = v.Discard() // or cleanup and volume rm do it
+		_ = v.Discard() // otherwise cleanup or volume rm can do it
 	}
 	for _, u := range p.held {
-		_ = u.Discard() // likewise
+		_ = u.Discard() // otherwise cleanup can do it
 	}
 	p.held = nil
 }
 
-// End gives all parts up, and returns when nothing of them is left: what was written to volumes is
-// on the disk then, unless lost says otherwise. It may be called again, and on nil. used is what
-// became of the network; nil if nothing is listed.
+// End releases all parts. On return, data written to volumes is on the disk, unless lost is set. End may be
+// called again, and on nil. used is the network's usage, or nil without network lists.
 func (p *Parts) End() (used *result.ReportNetwork, lost *result.Error) {
 	if p == nil {
 		return nil, nil
 	}
-	used = p.proxy.End() // first: a disk may take its time
+	used = p.proxy.End() // first, because a disk may be slow
 	for _, v := range p.volumes {
 		if err := v.Sync(); err != nil {
 			p.lost = err
@@ -271,7 +268,7 @@ func (p *Parts) End() (used *result.ReportNetwork, lost *result.Error) {
 	p.Overlays = nil
 	p.mu.Unlock()
 	for _, u := range p.held {
-		u.Close() // nothing was written
+		u.Close() // only read
 	}
 	p.volumes, p.held = nil, nil
 	p.Files.Close()

@@ -10,7 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 )
 
-// Users paste the flag from the hint, and the paths in it come from the archive.
+// The hint quotes the flag, because users paste it and its paths come from the archive.
 func TestFromImportedQuotes(t *testing.T) {
 	m := &snapshots.Manifest{ID: "0123456789abcdef", Imported: true, Trees: []snapshots.Tree{{Source: "/a$(id)", Dest: "/b`id`"}}}
 	var e *result.Error

@@ -21,16 +21,15 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// Probe is how a sandbox says that it is ready: by a port that something in it listens on,
-// by a command for /bin/sh that exits with 0 in it, or by a line that its log has. One of
-// them is set, or none.
+// Probe tells when a sandbox is ready: when a program in it listens on a port, when a command for /bin/sh exits
+// with 0 in it, or when a line of its log matches. At most one of them is set.
 type Probe struct {
 	Port uint16
 	Exec string
 	Log  *regexp.Regexp
 
 	Interval time.Duration
-	Timeout  time.Duration // 0 for none
+	Timeout  time.Duration // 0 means none
 }
 
 func (p Probe) String() string {
@@ -53,16 +52,15 @@ func Within(ctx context.Context, timeout time.Duration) (context.Context, contex
 	return context.WithTimeout(ctx, timeout)
 }
 
-// becomeReady looks whether the sandbox is ready, until it is, and puts it on
-// record: so whoever asks later knows at once.
+// becomeReady waits until the sandbox is ready, and records that.
 func (s *Sandbox) becomeReady() {
 	ctx, cancel := Within(s.ctx, s.spec.Probe.Timeout)
 	defer cancel()
 	err := s.awaitReady(ctx)
 	if err != nil && s.ctx.Err() != nil || errors.Is(err, proc.ErrGone) {
-		return // it ends, and that is on record
+		return // it is ending, which is recorded
 	}
-	_ = s.write(func(r *state.Record) { // a full disk: it is not known to be ready
+	_ = s.write(func(r *state.Record) { // on a full disk it does not become ready
 		switch {
 		case err == nil:
 			r.Ready.ReadyAt = time.Now().UTC().Format(result.TimeFormat)
@@ -91,41 +89,40 @@ func (s *Sandbox) awaitReady(ctx context.Context) error {
 	return Poll(ctx, s.spec.Probe.Interval, try)
 }
 
-// tryPort looks into the tables of the sandbox's own network namespace.
+// tryPort checks the tables of the sandbox's own network namespace.
 func (s *Sandbox) tryPort(context.Context) (bool, error) {
 	found, err := listensOn(s.room.PID, s.spec.Probe.Port)
 	if s.room.Exited() || errors.Is(err, fs.ErrNotExist) {
-		// It has ended, and whose the tables were nobody knows; or is about to, and has given
-		// up its tables.
+		// It has ended, so the tables may be another process's; or it is about to end and has released
+		// its tables.
 		return false, proc.ErrGone
 	}
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
-		err = nil // the next try may have a descriptor
+		err = nil // try again with more descriptors
 	}
 	return found, err
 }
 
-// probeBound is how long one try by a command may take.
+// probeBound is the timeout of one attempt of a command.
 const probeBound = 30 * time.Second
 
-// tryExec runs the command in the sandbox, as exec does, but does not count as
-// its use.
+// tryExec runs the command in the sandbox as exec does, without counting as a use.
 func (s *Sandbox) tryExec(ctx context.Context) (bool, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
-		return false, nil // the next try may have one
+		return false, nil // try again
 	}
 	defer null.Close()
-	// A pidfd of its own: the other one is for the end of the sandbox, and takes one
-	// wait at a time.
+	// With its own pidfd: the other one is for waiting for the sandbox's end, and allows one wait at a
+	// time.
 	room, err := s.record.Init.OpenInit()
 	if err != nil {
-		return false, nil // likewise; or it is about to end
+		return false, nil // try again, unless it is ending
 	}
 	defer room.Close()
 	terms := supervise.Terms{Timeout: probeBound, ProofTimeout: s.spec.ProofTimeout, Begin: time.Now()}
 	if terms.Limits, err = s.within(); err != nil {
-		return false, nil // likewise
+		return false, nil // try again
 	}
 	entry := s.spec.Plan.Entry()
 	entry.Command = []string{"/bin/sh", "-c", "--", s.spec.Probe.Exec}
@@ -133,8 +130,8 @@ func (s *Sandbox) tryExec(ctx context.Context) (bool, error) {
 	return res.Cause == result.Exited && res.ExitCode() == 0, nil
 }
 
-// reading returns what takes the pieces of a stream: to its log, and to look in them for the
-// line that says that the sandbox is ready.
+// reading returns a function that writes a stream to its log, and matches its lines if the probe needs
+// that.
 func (s *Sandbox) reading(i int) func([]byte) {
 	log := s.log(i)
 	if s.spec.Probe.Log == nil {
@@ -149,7 +146,7 @@ func (s *Sandbox) reading(i int) func([]byte) {
 	}
 }
 
-// within is what has a command of ours be in the sandbox's cgroups and have its limits, if there are any.
+// within returns a group by which a command of ours joins the sandbox's cgroups and limits, or nil.
 func (s *Sandbox) within() (*limits.Group, error) {
 	if s.group == nil {
 		return nil, nil
@@ -158,5 +155,5 @@ func (s *Sandbox) within() (*limits.Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	return plan.Make("", false) // it makes none
+	return plan.Make("", false) // it creates no cgroup
 }

@@ -17,12 +17,12 @@ import (
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
-// recorded is what a sandbox and a detached exec have in common: a record and logs, by which
-// others know of it, and an end that they ask for there.
+// recorded is the common part of a sandbox and a detached exec: a record and logs, by which other processes
+// know it, and an end that they can request.
 type recorded struct {
 	claim *state.Claim
 
-	logMax       int64 // bytes of each log
+	logMax       int64 // maximum bytes of each log
 	killAtLogMax bool
 	logs         [2]*stream.Log // stdout, stderr
 
@@ -31,7 +31,7 @@ type recorded struct {
 	hurry  chan struct{}
 	now    func() // closes hurry
 
-	mu     sync.Mutex // of the record
+	mu     sync.Mutex // protects record
 	record state.Record
 }
 
@@ -42,21 +42,21 @@ func newRecorded(ctx context.Context, claim *state.Claim, logMax int64, killAtLo
 	return r
 }
 
-// ID is what nobody else has.
+// ID returns the unique ID.
 func (r *recorded) ID() string { return r.claim.ID }
 
-// End has it end. A second request can only shorten the grace period of the first.
+// End ends it. A second request can only shorten the grace period of the first.
 func (r *recorded) End(q supervise.Request) {
 	if r.ctx.Err() == nil {
 		r.cancel(q)
 		return
 	}
-	// It is about to end anyway; but here is somebody with less patience.
+	// It is ending already, but this request may have a shorter grace period.
 	time.AfterFunc(q.Grace, r.now)
 }
 
-// Asked has it end as kill.json says, which sbxrun kill has written; if there is none, by
-// the signal that was to make us look.
+// Asked ends it as kill.json, written by sbxrun kill, says, or without that file by the signal
+// received.
 func (r *recorded) Asked(sig syscall.Signal) {
 	q := supervise.Request{Cause: result.Canceled, Signal: sig}
 	if kill, err := r.claim.ReadKill(); err == nil && kill != nil {
@@ -65,14 +65,14 @@ func (r *recorded) Asked(sig syscall.Signal) {
 	r.End(q)
 }
 
-// doomed says whether somebody was to kill it, and so has done it without us: sbxrun kill,
-// when we are stopped.
+// doomed reports whether there is a request to kill it. sbxrun kill may then have killed it itself, if this
+// process was stopped.
 func (r *recorded) doomed() bool {
 	kill, err := r.claim.ReadKill()
 	return err == nil && kill != nil
 }
 
-// signalNumber is the signal that [result.SignalName] has named; 0 for none.
+// signalNumber returns the signal named by [result.SignalName]; 0 for none.
 func signalNumber(name string) syscall.Signal {
 	if n, err := strconv.Atoi(name); err == nil {
 		return syscall.Signal(n)
@@ -91,20 +91,20 @@ func (r *recorded) write(change func(*state.Record)) error {
 	return r.claim.Write(r.record)
 }
 
-// identity is that of PID 1 of a namespace whose inode is known.
+// identity returns the identity of PID 1 of a namespace with this inode.
 func identity(init *proc.Process, ns uint64) (proc.Identity, error) {
 	id, err := proc.IdentifyInit(init.PID, ns)
 	if err == nil && init.Exited() {
-		err = proc.ErrGone // so that may have been another
+		err = proc.ErrGone // the PID may have been reused
 	}
 	return id, err
 }
 
-// Logs are the private files of a sandbox, or of a detached exec, that have what its command
-// has written, byte for byte, to stdout and stderr.
+// Logs are the names of the files with the stdout and stderr of a sandbox's or a detached exec's command,
+// byte for byte.
 var Logs = [2]string{"stdout.log", "stderr.log"}
 
-// openLogs makes the logs.
+// openLogs creates the logs.
 func (r *recorded) openLogs() error {
 	for i, name := range Logs {
 		file, err := r.claim.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|os.O_APPEND)
@@ -116,15 +116,15 @@ func (r *recorded) openLogs() error {
 	return nil
 }
 
-// log returns what takes the pieces of a stream: it writes them to the log, and ends it all
-// if there is too much.
+// log returns a function that writes a stream to its log, and ends the sandbox or exec at the limit if
+// requested.
 func (r *recorded) log(i int) func([]byte) {
 	cut := false
 	return func(b []byte) {
-		_, _ = r.logs[i].Write(b) // it never fails
+		_, _ = r.logs[i].Write(b) // never fails
 		if r.logs[i].Truncated() && !cut {
 			cut = true
-			_ = r.write(func(rec *state.Record) { rec.Logs = r.written() }) // a full disk: they are cut for that
+			_ = r.write(func(rec *state.Record) { rec.Logs = r.written() }) // fails on a full disk, which also truncates logs
 			if r.killAtLogMax {
 				r.End(supervise.Request{Cause: result.OutputLimit, Signal: unix.SIGKILL})
 			}
@@ -132,12 +132,12 @@ func (r *recorded) log(i int) func([]byte) {
 	}
 }
 
-// written is how much there was of both streams, up to now.
+// written returns the amount of output so far.
 func (r *recorded) written() *state.Logs {
 	return &state.Logs{StdoutBytes: r.logs[0].Len(), StderrBytes: r.logs[1].Len(), StdoutTruncated: r.logs[0].Truncated(), StderrTruncated: r.logs[1].Truncated()}
 }
 
-// conclude records how it has ended.
+// conclude records how it ended.
 func (r *recorded) conclude(report result.Report) error {
 	return r.write(func(rec *state.Record) {
 		rec.Phase, rec.Report, rec.Refused = state.Ended, &report, nil

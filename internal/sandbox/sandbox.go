@@ -1,6 +1,5 @@
-// Package sandbox keeps a sandbox that lives on: its record, its logs, whether it is ready,
-// when it has to end. sbxrun start has one in a process of its own; a process can have
-// many.
+// Package sandbox runs long-lived sandboxes: it keeps their records and logs, probes whether they are
+// ready, and ends them in time. sbxrun start has one per process; other processes can have many.
 package sandbox
 
 import (
@@ -25,49 +24,48 @@ import (
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
-// Spec is a sandbox that is to be started.
+// Spec describes a sandbox to start.
 type Spec struct {
-	Command       []string // nil for a room that idles
+	Command       []string // nil for an idle sandbox
 	Plan          *room.Plan
-	Limits        *limits.Plan // nil for none
+	Limits        *limits.Plan // or nil
 	Leave         *admission.Permit
 	Tags          map[string]string
-	Parts         *Parts    // which the sandbox ends
-	Net, Hostname string    // as they are on record
-	Begin         time.Time // when it was asked for
+	Parts         *Parts    // ended by the sandbox
+	Net, Hostname string    // as recorded
+	Begin         time.Time // time of the request
 
 	Timeout, Grace, ProofTimeout time.Duration
-	Signal                       syscall.Signal // that comes first when the time is over; 0 for SIGTERM
-	IdleTimeout                  time.Duration  // 0 for none
-	Remove                       bool           // its record goes when it has ended, unless that is unproven
+	Signal                       syscall.Signal // first signal at the deadline; 0 means SIGTERM
+	IdleTimeout                  time.Duration  // 0 means none
+	Remove                       bool           // whether to remove the record at the end, unless the teardown is unproven
 
-	LogMax       int64 // bytes of each log
-	KillAtLogMax bool  // the sandbox ends when there is more
+	LogMax       int64 // maximum bytes of each log
+	KillAtLogMax bool  // whether to end the sandbox at more output
 
 	Probe Probe
 }
 
-// Sandbox is one from its making to its end. All that others know of it is in its record,
-// and they ask for its end there, too ([Sandbox.Asked]).
+// Sandbox is a sandbox from its creation to its end. Other processes know it by its record, through which they
+// also request its end ([Sandbox.Asked]).
 type Sandbox struct {
 	*recorded
 	spec  Spec
-	group *limits.Group // nil for none
+	group *limits.Group // or nil
 
-	relays  stream.Relays // into the logs
-	matched chan struct{} // closed when a line of them says that it is ready
+	relays  stream.Relays // to the logs
+	matched chan struct{} // closed when a log line matches the probe
 	match   func()        // closes matched
 
 	command *supervise.Command
-	room    *proc.Process // its PID 1, once it is held
+	room    *proc.Process // its PID 1, once it exists
 	probing sync.WaitGroup
 	unwatch func() // ends endWhenIdle, which uses the claim
-	running bool   // it is on record that it runs
+	running bool   // recorded as running
 }
 
-// New makes a sandbox of which there is nothing yet but the record's place. It takes over
-// own, and plan and leave of the spec. When ctx is done the sandbox ends; its cause may be
-// a [supervise.Request].
+// New returns a sandbox that has only a claim so far. It takes over the claim, and the plan and the permit of
+// the spec. The sandbox ends when ctx is done; its cause may be a [supervise.Request].
 func New(ctx context.Context, claim *state.Claim, spec Spec) *Sandbox {
 	if spec.Parts == nil {
 		spec.Parts = new(Parts)
@@ -78,20 +76,20 @@ func New(ctx context.Context, claim *state.Claim, spec Spec) *Sandbox {
 	return s
 }
 
-// Parts are those of its [Spec].
+// Parts returns the parts of its [Spec].
 func (s *Sandbox) Parts() *Parts { return s.spec.Parts }
 
-// Name is "" if it was given none.
+// Name returns the sandbox's name, or "".
 func (s *Sandbox) Name() string { return s.claim.Name }
 
-// Start builds the sandbox, and returns when its command was executed and it can be
-// entered. After an error there is nothing to wait for, and nothing left; but if somebody has
-// ended it meanwhile, that is on record.
+// Start builds the sandbox, and returns when its command has been executed and it can be entered. After an
+// error nothing is left and Wait must not be called. If the sandbox was ended during the start, its record
+// shows that.
 func (s *Sandbox) Start() error {
 	stdio, pipes, err := s.make()
 	if err != nil {
 		for _, f := range append(stdio[:], pipes[:]...) {
-			f.Close() // nil is an error, and no more
+			f.Close() // closing nil only returns an error
 		}
 		s.spec.Plan.Close()
 		return s.finish(supervise.NotStarted(context.Background(), err, supervise.Terms{Begin: s.spec.Begin}))
@@ -104,13 +102,13 @@ func (s *Sandbox) Start() error {
 		Begin:        s.spec.Begin,
 		Hurry:        s.hurry,
 		Limits:       s.group,
-		SpareOOM:     true, // execs have their own end
+		SpareOOM:     true, // execs end separately
 		Shared:       true,
 		Confirm:      true,
 	}
 	s.command, err = supervise.Hold(s.ctx, supervise.Place{Plan: s.spec.Plan}, stdio, nil, terms)
 	for _, f := range stdio {
-		f.Close() // the payload has its own
+		f.Close() // the command has copies
 	}
 	s.spec.Plan.Close()
 	for i, r := range pipes {
@@ -119,9 +117,9 @@ func (s *Sandbox) Start() error {
 	if err != nil {
 		return s.finish(supervise.NotStarted(s.ctx, err, terms))
 	}
-	// On record before the command may start: whatever dies from here on, cleanup finds it.
+	// Record it before the command may start, so that cleanup finds it whatever dies from here on.
 	err = s.hold(s.command.Kept())
-	if err != nil && s.ctx.Err() == nil { // or Release says who ended it
+	if err != nil && s.ctx.Err() == nil { // otherwise Release returns the cause
 		s.command.Refuse(err)
 	}
 	if !s.command.Release(s.ctx) {
@@ -137,7 +135,7 @@ func (s *Sandbox) Start() error {
 		err = s.write(func(r *state.Record) { r.Phase = state.Running })
 	}
 	if err != nil {
-		s.End(supervise.Request{Cause: result.Killed, Signal: unix.SIGKILL}) // nobody could find it
+		s.End(supervise.Request{Cause: result.Killed, Signal: unix.SIGKILL}) // other processes could not find it
 		return result.All(err, s.Wait())
 	}
 	s.running = true
@@ -159,8 +157,8 @@ func (s *Sandbox) Start() error {
 	return nil
 }
 
-// Wait waits for the sandbox's end, and returns when nothing of it is left and its record
-// says so. An error is one of the record.
+// Wait waits for the sandbox's end, and returns when all its processes have exited and the record is final. An
+// error is about the record.
 func (s *Sandbox) Wait() error {
 	s.command.Watch(s.ctx)
 	s.unwatch()
@@ -169,15 +167,15 @@ func (s *Sandbox) Wait() error {
 	if res.Cause == result.Lost && s.doomed() {
 		res.Cause = result.Killed
 	}
-	s.cancel(nil) // so that the probe ends, as long as its room is ours to look at
+	s.cancel(nil) // ends the probe before its process is released
 	s.probing.Wait()
-	_ = s.command.Collect() // a keeper that was left reaps what it has
+	_ = s.command.Collect() // an abandoned keeper reaps its processes
 	s.command.Close()
 	return s.finish(res)
 }
 
-// endExecs tells the execs in the sandbox that it is about to end, if they get a grace
-// period: those in a room that idles are given it here, because only they can use it.
+// endExecs tells the execs in the sandbox that it is about to end, if they get a grace period. Those in an
+// idle sandbox get it here, because only they can use it.
 func (s *Sandbox) endExecs() {
 	grace, request := time.Duration(0), s.command.Request()
 	switch s.command.Cause() {
@@ -187,9 +185,9 @@ func (s *Sandbox) endExecs() {
 		grace = request.Grace
 	}
 	if grace == 0 || len(s.spec.Command) == 0 && (s.command.Cause() == result.IdleTimeout || s.claim.EndUse()) {
-		return // nobody is there, and nobody comes
+		return // there are no execs, and none can start
 	}
-	_ = s.claim.MarkEnding() // on a full disk they do not know why they end
+	_ = s.claim.MarkEnding() // on a full disk they do not learn why they end
 	s.command.Spare(time.Now().Add(grace))
 	if len(s.spec.Command) > 0 || s.command.Signal(request.Signal) != nil {
 		return
@@ -207,7 +205,7 @@ func (s *Sandbox) endExecs() {
 	}
 }
 
-// make makes what has to be there before the sandbox: record, logs, pipes, cgroups.
+// make creates everything needed before the sandbox: record, logs, pipes, cgroups.
 func (s *Sandbox) make() (stdio [3]*os.File, pipes [2]*os.File, err error) {
 	if s.record, err = s.firstRecord(); err != nil {
 		return stdio, pipes, err
@@ -241,7 +239,7 @@ func (s *Sandbox) make() (stdio [3]*os.File, pipes [2]*os.File, err error) {
 	return stdio, pipes, nil
 }
 
-// firstRecord is what is known of the sandbox before there is one.
+// firstRecord returns the record before the sandbox exists.
 func (s *Sandbox) firstRecord() (state.Record, error) {
 	self, err := proc.Identify(os.Getpid())
 	if err != nil {
@@ -264,7 +262,7 @@ func (s *Sandbox) firstRecord() (state.Record, error) {
 	return r, nil
 }
 
-// net is what those who enter have to know of its network.
+// net returns the network mode in the access file.
 func (s *Sandbox) net() string {
 	if s.spec.Parts.Listed() {
 		return netListed
@@ -272,10 +270,10 @@ func (s *Sandbox) net() string {
 	return s.spec.Net
 }
 
-// netListed is that of a network of its own, with hosts that it may reach.
+// netListed is the mode of a network with allowed hosts.
 const netListed = "allow"
 
-// hold puts on disk who the room's PID 1 is, before the payload may start.
+// hold writes the identity of the sandbox's PID 1 to disk, before the command may start.
 func (s *Sandbox) hold(kept *proc.Kept) error {
 	init, err := identity(kept.Room, kept.RoomNS)
 	if err != nil {
@@ -306,27 +304,27 @@ func (s *Sandbox) hold(kept *proc.Kept) error {
 	return s.spec.Parts.Held(s.ctx, kept.Room, s.spec.Plan.Cred())
 }
 
-// maxRefused is how many hosts that were refused are on record while a sandbox runs.
+// maxRefused is the maximum number of refused hosts in the record of a running sandbox.
 const maxRefused = 20
 
-// recordRefused puts them on record, for those who have started a command in the sandbox. The
-// report has them all.
+// recordRefused records refused hosts, for hints to those who run commands in the sandbox. The report has all of
+// them.
 func (s *Sandbox) recordRefused(hosts <-chan result.ReportHost) {
 	for range maxRefused {
 		h, ok := <-hosts
 		if !ok || s.write(func(r *state.Record) { r.Refused = append(r.Refused, state.Refused{Host: h.Host, Reason: h.Reason}) }) != nil {
-			return // a full disk, perhaps: the report will tell
+			return // perhaps a full disk; the report has them
 		}
 	}
 }
 
-// endWhenIdle ends the sandbox when nothing has used it for so long.
+// endWhenIdle ends the sandbox when it has been idle for the idle timeout.
 func (s *Sandbox) endWhenIdle(ctx context.Context) {
 	timeout := s.spec.IdleTimeout
 	for ctx.Err() == nil {
 		wait, err := s.claim.EndIfIdle(timeout)
 		if err != nil {
-			wait = min(timeout, time.Second) // not to be told now
+			wait = min(timeout, time.Second) // unknown; try again later
 		} else if wait <= 0 {
 			s.End(supervise.Request{Cause: result.IdleTimeout, Signal: cmp.Or(s.spec.Signal, unix.SIGTERM), Grace: s.spec.Grace})
 			return
@@ -338,10 +336,10 @@ func (s *Sandbox) endWhenIdle(ctx context.Context) {
 	}
 }
 
-// finish puts away what is left beside the room, and records how the sandbox ended, or
-// removes one that never was.
+// finish releases everything else that belongs to the sandbox, and records how it ended, or removes the record of
+// one that never started.
 func (s *Sandbox) finish(res result.Result) error {
-	s.cancel(nil) // or the caller's context would keep what never began
+	s.cancel(nil) // releases the caller's context
 	s.forgetOverlays()
 	if !res.Started && !s.running && res.Verdict != result.Unproven {
 		s.spec.Parts.Unused()
@@ -350,15 +348,15 @@ func (s *Sandbox) finish(res result.Result) error {
 	if res.Err == nil {
 		res.Err = lost
 	}
-	s.relays.Finish(nil) // a disk that takes nothing any more does not take the record either
+	s.relays.Finish(nil) // a stuck disk would block the record, too
 	for _, log := range s.logs {
 		log.Close()
 	}
 	s.spec.Leave.End()
-	if s.group != nil { // what the keeper has not removed already, or else cleanup does
+	if s.group != nil { // unless the keeper has removed it; otherwise cleanup does
 		_ = s.group.Remove(time.Now().Add(time.Second))
 	}
-	if res.Cause == result.StartFailed && res.Verdict != result.Unproven && !s.running { // nobody knows of it
+	if res.Cause == result.StartFailed && res.Verdict != result.Unproven && !s.running { // no other process knows it
 		return result.All(s.because(s.spec.Leave.Explain(res.Err)), s.claim.Remove())
 	}
 	report := res.Report(s.claim.ID, s.spec.Command)
@@ -366,17 +364,17 @@ func (s *Sandbox) finish(res result.Result) error {
 	report.Bwrap = &result.ReportBwrap{Path: s.spec.Plan.Program.Path, Version: s.spec.Plan.Program.Version}
 	err := result.All(s.conclude(report), s.claim.DropAccess())
 	if s.spec.Remove && res.Verdict != result.Unproven {
-		err = s.claim.Leave(s.record) // on a full disk the rest has failed for nothing
+		err = s.claim.Leave(s.record) // earlier errors, as of a full disk, do not matter
 	} else {
 		err = result.All(err, s.claim.Close())
 	}
-	if !s.running { // by somebody else than who has started it
-		err = result.All(&result.Error{Code: "ended", Message: "the sandbox was ended while it was being set up: " + string(res.Cause), ExitCode: res.ExitCode()}, err)
+	if !s.running { // by another process than the one that starts it
+		err = result.All(&result.Error{Code: "ended", Message: "the sandbox was ended during its start: " + string(res.Cause), ExitCode: res.ExitCode()}, err)
 	}
 	return err
 }
 
-// because adds to an error what bwrap has said on stderr, which nobody sees.
+// because adds the first line of bwrap's stderr, which is in the log, to an error.
 func (s *Sandbox) because(e *result.Error) error {
 	file, err := s.claim.OpenFile(Logs[1], os.O_RDONLY)
 	if err != nil {

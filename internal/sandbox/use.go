@@ -14,19 +14,19 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// Use is a sandbox that runs, for somebody who runs a command in it. From Hold until Close the
-// sandbox does not count as idle.
+// Use is a running sandbox in which the caller runs a command. From Hold until Close it does not count as
+// idle.
 type Use struct {
 	Access state.Access
-	Room   *proc.Process // PID 1 of its room
+	Room   *proc.Process // the sandbox's PID 1
 
-	// Nil, if it is a room that no record knows of.
+	// These are nil for a sandbox without a record.
 	dir     *state.Dir
 	entry   *state.Entry
-	release func() // nil unless it is held
+	release func() // nil unless held
 }
 
-// Enter finds a sandbox as [Find] does, and holds it.
+// Enter finds a sandbox as [Find] does, and calls Hold.
 func Enter(name string) (*Use, error) {
 	u, err := Find(name)
 	if err != nil {
@@ -39,8 +39,7 @@ func Enter(name string) (*Use, error) {
 	return u, nil
 }
 
-// Find finds the caller's sandbox of this name, or of this id or its beginning. The caller
-// closes it.
+// Find finds the caller's sandbox by name, ID or prefix of the ID. The caller closes it.
 func Find(name string) (_ *Use, err error) {
 	if err := state.CheckVisible(); err != nil {
 		return nil, err
@@ -57,7 +56,7 @@ func Find(name string) (_ *Use, err error) {
 	u := &Use{dir: dir}
 	var ok bool
 	if u.entry, u.Access, ok = dir.Access(name); !ok {
-		// Perhaps the beginning of an id. Or there is nothing to enter.
+		// It may be a prefix of an ID. Otherwise the sandbox cannot be entered.
 		e, err := dir.Find(name)
 		if err != nil {
 			return nil, err
@@ -67,7 +66,7 @@ func Find(name string) (_ *Use, err error) {
 		}
 	}
 	if u.Room, err = u.Access.Init.OpenInit(); errors.Is(err, proc.ErrGone) {
-		err = &result.Error{Code: "ended", Message: "the sandbox " + name + " has just ended"}
+		err = &result.Error{Code: "ended", Message: "sandbox " + name + " has just ended"}
 	}
 	if err != nil {
 		return nil, err
@@ -75,27 +74,27 @@ func Find(name string) (_ *Use, err error) {
 	return u, nil
 }
 
-// Hold keeps the sandbox from counting as idle. An error says that it is about to end.
+// Hold keeps the sandbox from counting as idle. It fails if the sandbox is ending.
 func (u *Use) Hold() (err error) {
 	u.release, err = u.entry.HoldActivity()
 	return err
 }
 
-// cannotEnter says why there is nothing to enter.
+// cannotEnter returns the reason why a sandbox cannot be entered.
 func cannotEnter(e *state.Entry) error {
 	switch {
 	case e.IsExec():
-		return &result.Error{Code: "usage", Message: e.What() + " is an exec, not a sandbox", Hint: "name the sandbox alone"}
+		return &result.Error{Code: "usage", Message: e.What() + " is an exec, not a sandbox", Hint: "name only the sandbox"}
 	case !e.Lives():
-		return &result.Error{Code: "ended", Message: "the sandbox " + e.Title() + " has ended: " + e.Status()}
+		return &result.Error{Code: "ended", Message: "sandbox " + e.Title() + " has ended: " + e.Status()}
 	case e.Record.Phase == state.Starting:
-		return &result.Error{Code: "starting", Message: "the sandbox " + e.Title() + " is still being set up", Hint: "try again in a moment"}
+		return &result.Error{Code: "starting", Message: "sandbox " + e.Title() + " is still being set up", Hint: "try again in a moment"}
 	}
-	return &result.Error{Code: "enter", Message: "the sandbox " + e.Title() + " cannot be entered: what is needed for that is damaged"}
+	return &result.Error{Code: "enter", Message: "cannot enter sandbox " + e.Title() + ": its access file is damaged"}
 }
 
-// Root opens the sandbox's root, to copy files from it and to it, with the rights of the
-// sandbox's own user. The caller closes it.
+// Root opens the sandbox's root for copying files, with the rights of the sandbox's own user. The caller
+// closes it.
 func (u *Use) Root() (*workspace.Root, error) {
 	fd, err := u.Room.OpenRoot()
 	if errors.Is(err, proc.ErrGone) {
@@ -107,10 +106,10 @@ func (u *Use) Root() (*workspace.Root, error) {
 	return workspace.Inside(fd, u.Access.Cred)
 }
 
-// ErrEnded says that the sandbox has ended while it was used.
+// ErrEnded means that the sandbox has ended during its use.
 var ErrEnded error = &result.Error{Code: "ended", Message: "the sandbox has just ended"}
 
-// Env is the sandbox's own environment, for changes.
+// Env returns a copy of the sandbox's own environment.
 func (u *Use) Env() (set values.Environment) {
 	for _, pair := range u.Access.Env {
 		if name, value, ok := strings.Cut(pair, "="); ok {
@@ -120,7 +119,7 @@ func (u *Use) Env() (set values.Environment) {
 	return set
 }
 
-// Entry is a command in the sandbox; workdir is "" for the sandbox's own.
+// Entry returns the entry for a command in the sandbox; workdir "" means the sandbox's own.
 func (u *Use) Entry(argv []string, env values.Environment, workdir string, terminal bool) (*enter.Entry, error) {
 	if workdir == "" {
 		workdir = u.Access.Workdir
@@ -143,8 +142,8 @@ func (u *Use) Entry(argv []string, env values.Environment, workdir string, termi
 	}, nil
 }
 
-// Refused are the hosts that the list of the sandbox's network does not have and that somebody in
-// it has asked for by now.
+// Refused returns the hosts that commands in the sandbox have asked for and that its network list does not
+// contain.
 func (u *Use) Refused() []state.Refused {
 	if u.entry == nil || u.Access.Net != netListed || u.entry.Refresh() != nil {
 		return nil
@@ -152,10 +151,10 @@ func (u *Use) Refused() []state.Refused {
 	return u.entry.Record.Refused
 }
 
-// Settle names the cause where the command has ended because its sandbox was to end: first
-// all that is in a sandbox is signalled, and what the command made of that does not matter.
+// Settle corrects the cause if the command ended because its sandbox was ending: everything in a sandbox is
+// signalled first, and the command's reaction to that does not matter.
 func (u *Use) Settle(res *result.Result) {
-	// The command's end is seen first: the room's PID 1 waits for it (pid_namespaces(7)).
+	// The command's end is visible first, because the sandbox's PID 1 waits for it (pid_namespaces(7)).
 	if res.Cause == result.Lost && u.Room.Wait(time.Now().Add(enter.Dying)) == nil {
 		res.Cause = result.Killed
 	}
@@ -164,7 +163,7 @@ func (u *Use) Settle(res *result.Result) {
 	}
 }
 
-// Close gives up the sandbox.
+// Close releases the sandbox.
 func (u *Use) Close() {
 	u.Room.Close()
 	if u.release != nil {

@@ -16,21 +16,21 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// Quota is how much an archive may bring.
+// Quota limits the content of an archive.
 type Quota struct {
 	Bytes   int64
-	Entries int  // with the directories that are made for those in them
-	Links   bool // symbolic and hard links are taken, too, and devices and FIFOs left out
+	Entries int  // including directories created for them
+	Links   bool // whether to accept symbolic and hard links, and skip devices and FIFOs
 }
 
-// Unpack writes what a tar stream has. Only files and directories are taken, and links if the
-// quota says so, which are not followed: anything else, a name that is absolute or leads out, and
-// more than the quota are errors, and what came before them stays.
+// Unpack unpacks a tar stream. It accepts files and directories, and links if the quota allows them, but does
+// not follow links. Other types, absolute names, names that lead out, and more than the quota are errors;
+// earlier entries stay.
 func (d *Dir) Unpack(r io.Reader, q Quota) error { return d.unpack(r, q, new(Transfer)) }
 
-// unpack counts in t.
+// unpack is Unpack with counts in t.
 func (d *Dir) unpack(r io.Reader, q Quota, t *Transfer) error {
-	// Counted as it comes: headers are bytes too, and a bomb may be all headers.
+	// Bounds the stream itself: headers are bytes too, and a bomb may consist of headers.
 	in := &io.LimitedReader{R: r, N: q.Bytes + int64(q.Entries)*2048 + 1<<16}
 	archive := tar.NewReader(in)
 	for left := q.Entries; ; {
@@ -39,7 +39,7 @@ func (d *Dir) unpack(r io.Reader, q Quota, t *Transfer) error {
 			return nil
 		}
 		if in.N <= 0 {
-			return tree.TooLarge("the archive is too long")
+			return tree.TooLarge("the archive is too large")
 		}
 		if err != nil {
 			return broken(err)
@@ -53,7 +53,7 @@ func (d *Dir) unpack(r io.Reader, q Quota, t *Transfer) error {
 			err = d.mkdir(nonEmpty(path.Dir(name)), 0o755, &left)
 		}
 		if left < 0 {
-			return tree.TooLarge("the archive has more than %d entries, with the directories above them", q.Entries)
+			return tree.TooLarge("the archive has more than %d entries, including parent directories", q.Entries)
 		}
 		if err != nil {
 			return err
@@ -65,18 +65,18 @@ func (d *Dir) unpack(r io.Reader, q Quota, t *Transfer) error {
 			err = d.Link(name, h.Linkname, true)
 		case h.Typeflag == tar.TypeDir:
 			err = d.mkdir(name, uint32(h.Mode)&0o777|0o700, new(math.MaxInt))
-		case h.Typeflag == tar.TypeReg, h.Typeflag == tar.TypeGNUSparse, h.Typeflag == 0: // the second is of tar -S; the zero byte is what archives before POSIX have of a file
+		case h.Typeflag == tar.TypeReg, h.Typeflag == tar.TypeGNUSparse, h.Typeflag == 0: // the second is used by tar -S, the third by archives older than POSIX
 			if h.Size > q.Bytes {
-				return tree.TooLarge("%q and what came before are more than may be brought", name)
+				return tree.TooLarge("%q and the files before it exceed the allowed size", name)
 			}
 			var n int64
 			n, err = d.Put(name, sound{archive}, q.Bytes, fs.FileMode(h.Mode).Perm())
 			q.Bytes -= n
 			t.bytes.Add(n)
 		case q.Links && (h.Typeflag == tar.TypeChar || h.Typeflag == tar.TypeBlock || h.Typeflag == tar.TypeFifo):
-			t.LeftOut.Special.Add(usage("%q is neither a file nor a directory to copy", name))
+			t.LeftOut.Special.Add(usage("%q is not a file or directory that can be copied", name))
 		default:
-			err = usage("%q is neither a file nor a directory: links and devices are not taken", h.Name)
+			err = usage("%q is neither a file nor a directory: links and devices are not allowed", h.Name)
 		}
 		if err != nil {
 			return err
@@ -84,7 +84,7 @@ func (d *Dir) unpack(r io.Reader, q Quota, t *Transfer) error {
 	}
 }
 
-// sound words what is wrong with an archive.
+// sound converts errors of reading an archive.
 type sound struct{ r io.Reader }
 
 func (s sound) Read(b []byte) (int, error) {
@@ -99,13 +99,13 @@ func broken(err error) error {
 	if e := (*result.Error)(nil); errors.As(err, &e) {
 		return err
 	}
-	return &result.Error{Code: "usage", Message: "the archive cannot be read as tar: " + err.Error(), Err: err}
+	return &result.Error{Code: "usage", Message: "not a tar archive: " + err.Error(), Err: err}
 }
 
-// Pack writes the files and directories below one as a tar stream. What is neither, and what cannot
-// be read, is left out. More than the quota is an error: files may be holes, or have many names.
+// Pack writes the files and directories below name as a tar stream. It skips other types and unreadable files.
+// More than the quota is an error: files may be sparse, or have many names.
 func (d *Dir) Pack(w io.Writer, name string, q Quota) error {
-	const header = 10 << 10 // with a path as long as it can be
+	const header = 10 << 10 // with the longest possible path
 	a := tree.NewArchive(w, q.Bytes+int64(q.Entries)*header)
 	for e, err := range d.below(name, tree.Walk{Entries: q.Entries, Files: true}) {
 		switch {
@@ -122,13 +122,13 @@ func (d *Dir) Pack(w io.Writer, name string, q Quota) error {
 	return a.Close()
 }
 
-// archive is a directory in a tar stream, as a Transfer copies to it.
+// archive is a directory in a tar stream, as the destination of a Transfer.
 type archive struct {
 	*tree.Archive
 	prefix string
 }
 
-// Archive writes what source is as a tar stream, in which it has the name.
+// Archive writes source as a tar stream under the given name.
 func (t *Transfer) Archive(source *Source, w io.Writer, name string) error {
 	a := archive{tree.NewArchive(w, 0), ""}
 	if err := t.into(context.Background(), source, &a, name); err != nil {
@@ -153,8 +153,8 @@ func (a *archive) dir(st *unix.Stat_t, name string) (sink, error) {
 
 func (a *archive) close() {}
 
-// Unpack unpacks a tar stream into the directory, in which no link is followed. It takes links,
-// and what the Max of t allows.
+// Unpack unpacks a tar stream into the directory without following links. It accepts links, and as much as Max
+// allows.
 func (t *Transfer) Unpack(r io.Reader, to *Dir) error {
 	q := Quota{Bytes: t.Max.Bytes, Entries: maxEntries, Links: true}
 	if q.Bytes == 0 {

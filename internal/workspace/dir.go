@@ -1,12 +1,11 @@
-// Package workspace reads and writes files of a sandbox from outside, while commands run
-// there that may do with them what they like.
+// Package workspace reads and writes files of a sandbox from outside, while hostile commands may be
+// running there.
 //
-// Nothing there is trusted. Every path is resolved beneath the directory by the kernel, in one
-// step and without following any symbolic link (openat2(2), RESOLVE_BENEATH and
-// RESOLVE_NO_SYMLINKS): there is no moment between a look and its use. Only regular files are
-// read and written, which fstat(2) tells of what was opened; a FIFO keeps nobody waiting
-// (O_NONBLOCK). What is made is the sandbox's own user's, and is made with no more rights than
-// that user has (see [proc.AsUser]).
+// Nothing there is trusted. The kernel resolves every path beneath the directory, in one step and without
+// following symbolic links (openat2(2), RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS), so there is no race between
+// check and use. Only regular files are read and written, as checked with fstat(2) after opening; a FIFO does
+// not block (O_NONBLOCK). New files belong to the sandbox's user, and are created with that user's rights
+// (see [proc.AsUser]).
 package workspace
 
 import (
@@ -26,11 +25,11 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// Dir is a directory of a sandbox. Its methods may be called by several goroutines.
+// Dir is a directory of a sandbox. Its methods are safe for concurrent use.
 type Dir struct {
 	file *os.File
-	user *proc.Cred // nil if as this process
-	far  bool       // names may be as deep as the trees of a Transfer
+	user *proc.Cred // nil for this process's own
+	far  bool       // whether names may be as deep as the trees of a Transfer
 }
 
 // as calls f as the sandbox's user.
@@ -38,11 +37,11 @@ func (d *Dir) as(f func() error) error { return proc.AsUser(d.user, f) }
 
 func (d *Dir) fd() int { return proc.Descriptor(d.file) }
 
-// Name is the path by which it was opened.
+// Name returns the path by which it was opened.
 func (d *Dir) Name() string { return d.file.Name() }
 
-// Open opens the directory name, absolute, below root, which is a descriptor of the sandbox's
-// root directory and is taken over.
+// Open opens the directory with the absolute path name below root, a descriptor of the sandbox's root
+// directory, which it takes over.
 func Open(root int, name string, user *proc.Cred) (*Dir, error) {
 	defer unix.Close(root)
 	d := &Dir{user: user}
@@ -63,7 +62,7 @@ func Open(root int, name string, user *proc.Cred) (*Dir, error) {
 
 func (d *Dir) Close() error { return d.file.Close() }
 
-// open opens what is beneath the directory, as the sandbox's user.
+// open opens a path beneath the directory as the sandbox's user.
 func (d *Dir) open(name string, flags int) (f *os.File, err error) {
 	err = d.as(func() error {
 		fd, err := tree.Open(d.fd(), name, flags)
@@ -78,17 +77,17 @@ func (d *Dir) open(name string, flags int) (f *os.File, err error) {
 	return f, nil
 }
 
-// parent opens the directory that a name is in, and returns the last part of the name.
+// parent opens the parent directory of a name, and returns the last part of the name.
 func (d *Dir) parent(name string) (*os.File, string, error) {
 	dir, base := path.Split(name)
 	f, err := d.open(nonEmpty(dir), unix.O_PATH|unix.O_DIRECTORY)
 	return f, base, err
 }
 
-// Mkdir makes a directory, and those above it, unless it is there.
+// Mkdir creates a directory and its parents if they do not exist.
 func (d *Dir) Mkdir(name string) error { return d.mkdir(name, 0o755, new(math.MaxInt)) }
 
-// mkdir is Mkdir with permissions, which counts down what it makes, and stops below 0.
+// mkdir is Mkdir with a mode. It counts down left for each directory it creates, and fails below 0.
 func (d *Dir) mkdir(name string, mode uint32, left *int) error {
 	if name == "." {
 		return nil
@@ -119,11 +118,11 @@ func (d *Dir) mkdir(name string, mode uint32, left *int) error {
 	return nil
 }
 
-// ErrFull is the error of an entry too many.
-var ErrFull = &result.Error{Code: "quota-disk", Message: "the workspace has as many entries as it may", Hint: "remove some"}
+// ErrFull is the error for too many entries.
+var ErrFull = &result.Error{Code: "quota-disk", Message: "the workspace has too many files and directories", Hint: "remove some of them"}
 
-// Reserve makes the directories above a name. If these and the name are more new entries than left, it
-// is an error.
+// Reserve creates the parent directories of a name. It is an error if these and the name itself are more new
+// entries than left.
 func (d *Dir) Reserve(name string, left int) error {
 	name, err := d.clean(name)
 	if err != nil {
@@ -142,8 +141,8 @@ func (d *Dir) Reserve(name string, left int) error {
 	return d.mkdir(nonEmpty(path.Dir(name)), 0o755, &left)
 }
 
-// Link makes a symbolic link, or with hard another name for a file beneath the directory, in
-// place of a file or link of that name.
+// Link creates a symbolic link, or with hard another name for a file beneath the directory, and replaces a file
+// or link of that name.
 func (d *Dir) Link(name, target string, hard bool) error {
 	if err := d.Mkdir(nonEmpty(path.Dir(name))); err != nil {
 		return err
@@ -178,8 +177,8 @@ func (d *Dir) Link(name, target string, hard bool) error {
 	return nil
 }
 
-// Fifo makes a FIFO, which everybody may open who can find it, and returns a descriptor of its
-// place (open(2), O_PATH).
+// Fifo creates a FIFO that every user who can reach it may open, and returns an O_PATH descriptor of
+// it.
 func (d *Dir) Fifo(name string) (*os.File, error) {
 	err := d.as(func() error {
 		if err := unix.Mknodat(d.fd(), name, unix.S_IFIFO|0o600, 0); err != nil {
@@ -193,15 +192,15 @@ func (d *Dir) Fifo(name string) (*os.File, error) {
 	return d.open(name, unix.O_PATH)
 }
 
-// Put writes a file, in place of one of that name, whose permissions it keeps, and makes the
-// directories above it. Of r at most size bytes are taken: more is an error. After an error what was
-// there is there still.
+// Put writes a file and creates its parent directories. It replaces a file of that name and keeps its
+// permissions. It is an error if r has more than size bytes. After an error the old file is still
+// there.
 func (d *Dir) Put(name string, r io.Reader, size int64, mode fs.FileMode) (written int64, err error) {
 	if name, err = d.clean(name); err != nil {
 		return 0, err
 	}
 	if name == "." {
-		return 0, usage("the path names no file")
+		return 0, usage("the path does not name a file")
 	}
 	if err := d.Mkdir(nonEmpty(path.Dir(name))); err != nil {
 		return 0, err
@@ -226,11 +225,11 @@ func (d *Dir) Put(name string, r io.Reader, size int64, mode fs.FileMode) (writt
 	}
 	f := os.NewFile(uintptr(out), name)
 	defer f.Close()
-	// Not by f's own ReadFrom: errors of reading and of writing are told apart.
+	// Not with f's own ReadFrom, so that read and write errors can be told apart.
 	written, err = io.Copy(writer{f, name}, io.LimitReader(r, size))
 	if err == nil {
 		if n, _ := io.ReadFull(r, make([]byte, 1)); n > 0 {
-			err = &result.Error{Code: "too-large", Message: fmt.Sprintf("%q is larger than the %d bytes that are left for it", name, size)}
+			err = &result.Error{Code: "too-large", Message: fmt.Sprintf("%q is larger than the remaining %d bytes", name, size)}
 		}
 	}
 	end := d.as(func() error {
@@ -287,7 +286,7 @@ func (d *Dir) Remove(name string) error {
 		return err
 	}
 	if name == "." {
-		return usage("the workspace itself cannot be removed")
+		return usage("cannot remove the workspace itself")
 	}
 	parent, base, err := d.parent(name)
 	if err != nil {

@@ -16,18 +16,17 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// Entry is what a list shows.
+// Entry is an entry of a listing.
 type Entry struct {
 	Path    string    `json:"path" doc:"Path in the workspace"`
 	Type    string    `json:"type" enum:"file,directory,link,other"`
-	Size    int64     `json:"size" doc:"In bytes; 0 of what is no file"`
+	Size    int64     `json:"size" doc:"In bytes; 0 for other types than files"`
 	Mode    string    `json:"mode" doc:"Octal permissions" example:"0644"`
 	ModTime time.Time `json:"mtime"`
 }
 
-// List calls each with what is below a directory, parents first and by name, and with nothing
-// behind a link. It stops at an error, and after max entries; of a directory for which each
-// returns [fs.SkipDir] it leaves out what is below.
+// List calls each for everything below a directory, parents first and sorted by name. It follows no link. It stops
+// at an error and after max entries. If each returns [fs.SkipDir] for a directory, its contents are skipped.
 func (d *Dir) List(name string, max int, each func(Entry) error) error {
 	for e, err := range d.below(name, tree.Walk{Entries: max}) {
 		if err != nil {
@@ -61,12 +60,12 @@ func (d *Dir) Entries() (int, error) {
 		return 0, explain(".", err)
 	}
 	if on.Type != unix.TMPFS_MAGIC || on.Files == 0 {
-		return 0, &result.Error{Code: "setup", Message: fmt.Sprintf("the workspace %s is not on a tmpfs that counts its files", d.Name())}
+		return 0, &result.Error{Code: "setup", Message: fmt.Sprintf("the workspace %s is not on a tmpfs that counts files", d.Name())}
 	}
 	return int(on.Files - on.Ffree - 1), nil // the first one is its root
 }
 
-// below walks through a directory. Of what cannot be opened it has what stat(2) says.
+// below walks through a directory. Entries that cannot be opened still have their status.
 func (d *Dir) below(name string, w tree.Walk) iter.Seq2[*tree.Entry, error] {
 	return func(yield func(*tree.Entry, error) bool) {
 		name, err := d.clean(name)

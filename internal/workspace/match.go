@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mount opens the root of the mount that what a pattern can match lies in, or the directory nearest to that
-// as far as it is there, and returns the rest of the pattern; "" if all of it is the path of a mount. The
-// directory can be used when the sandbox is gone.
+// Mount opens the mount that contains the matches of a pattern: its root, or the nearest directory to it that
+// exists. It returns the rest of the pattern, which is "" if the pattern is the path of a mount. The directory
+// stays usable after the sandbox's end.
 func (r *Root) Mount(pattern string) (*Dir, string, error) {
 	parts := strings.Split(strings.Trim(pattern, "/"), "/")
-	n := 0 // parts that are names
+	n := 0 // parts without wildcards
 	for n < len(parts) && parts[n] != "" && !strings.ContainsAny(parts[n], `*?[\`) {
 		n++
 	}
@@ -23,7 +23,7 @@ func (r *Root) Mount(pattern string) (*Dir, string, error) {
 		name := "/" + strings.Join(parts[:n], "/")
 		dir, err := r.dir(name, unix.RESOLVE_NO_SYMLINKS)
 		if err != nil && found == nil {
-			continue // not there yet, or a link, which is what is to be copied, or leads nowhere
+			continue // missing, or a link, which is itself copied or leads nowhere
 		}
 		if err != nil {
 			return found, strings.Join(parts[at:], "/"), nil
@@ -49,8 +49,8 @@ func (r *Root) Mount(pattern string) (*Dir, string, error) {
 	return found, strings.Join(parts[at:], "/"), nil
 }
 
-// Matches copies what a pattern matches below a mount to a directory, each under its own name.
-// A name that begins with a dot is matched by a pattern that does. No link is followed.
+// Matches copies the matches of a pattern below a mount to a directory, each under its own name. A name that
+// begins with a dot needs a pattern that does. No link is followed.
 func (t *Transfer) Matches(ctx context.Context, m *Dir, pattern string, to *Dir) error {
 	if pattern == "" && m.Name() != "/" {
 		source := &Source{Name: m.Name(), dir: m, fd: m.fd()}

@@ -18,11 +18,11 @@ const (
 	maxDepth = 32
 )
 
-// Clean checks a name, which is relative to the directory, and returns it in its shortest
-// form. "." is the directory itself.
+// Clean checks a name relative to the directory, and returns it in its shortest form. "." is the directory
+// itself.
 func Clean(name string) (string, error) { return clean(name, maxName, maxDepth) }
 
-// clean is Clean with the bounds of the directory.
+// clean is Clean with the directory's bounds.
 func (d *Dir) clean(name string) (string, error) {
 	if d.far {
 		return clean(name, unix.PathMax-1, maxTree+1) // a file may be in the last directory
@@ -37,17 +37,17 @@ func clean(name string, maxName, maxDepth int) (string, error) {
 	}
 	switch {
 	case name == "":
-		return "", usage("a path is empty")
+		return "", usage("empty path")
 	case len(name) > maxName || strings.Count(clean, "/") >= maxDepth:
 		return "", usage("path %.60q…: at most %d bytes, and %d levels", name, maxName, maxDepth)
 	case path.IsAbs(name):
 		return "", usage("path %q is absolute: it must be relative to the workspace", name)
 	case strings.ContainsRune(name, 0):
-		return "", usage("path %q holds a NUL byte", name)
+		return "", usage("path %q contains a NUL byte", name)
 	case slices.Contains(strings.Split(clean, "/"), ".."):
-		return "", usage("path %q leads out with ..", name)
+		return "", usage("path %q contains a .. part", name)
 	case strings.Contains(clean, "//") || clean != path.Clean(clean):
-		return "", usage("path %q has empty or idle parts", name)
+		return "", usage("path %q has empty or . parts", name)
 	}
 	return clean, nil
 }
@@ -56,18 +56,18 @@ func usage(format string, args ...any) error {
 	return &result.Error{Code: "usage", Message: fmt.Sprintf(format, args...)}
 }
 
-// explain words what the kernel says of a name.
+// explain converts a kernel error about a name.
 func explain(name string, err error) error {
 	e := &result.Error{Err: err}
 	switch {
 	case errors.Is(err, unix.ELOOP):
-		e.Code, e.Message = "usage", fmt.Sprintf("%q is, or is below, a symbolic link, which is not followed", name)
+		e.Code, e.Message = "usage", fmt.Sprintf("%q is, or is below, a symbolic link", name)
 	case errors.Is(err, unix.ENOENT):
-		e.Code, e.Message = "no-such-file", fmt.Sprintf("there is no %q", name)
+		e.Code, e.Message = "no-such-file", fmt.Sprintf("%q does not exist", name)
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		e.Code, e.Message = "quota-disk", fmt.Sprintf("there is no space left for %q", name)
+		e.Code, e.Message = "quota-disk", fmt.Sprintf("no space left for %q", name)
 	case errors.Is(err, unix.EAGAIN):
-		e.Code, e.Message = "usage", fmt.Sprintf("%q is kept from others by a lease (fcntl(2), F_SETLEASE)", name)
+		e.Code, e.Message = "usage", fmt.Sprintf("%q is blocked by a lease (fcntl(2), F_SETLEASE)", name)
 	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EISDIR), errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EXDEV),
 		errors.Is(err, unix.ENXIO), errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.ETXTBSY), errors.Is(err, unix.ENAMETOOLONG):
 		e.Code, e.Message = "usage", fmt.Sprintf("%q: %v", name, err)
@@ -77,7 +77,7 @@ func explain(name string, err error) error {
 	return e
 }
 
-// nonEmpty is a directory as path.Split has it, without the slash; "." for "".
+// nonEmpty returns a directory of path.Split without the slash, or "." for "".
 func nonEmpty(dir string) string {
 	if dir == "" {
 		return "."

@@ -11,16 +11,16 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// Root is where paths are resolved that a user names, to be copied from or to.
+// Root resolves paths, named by a user, of files to copy.
 type Root struct {
-	fd   int        // of a sandbox's; -1 of the host's
-	user *proc.Cred // nil if as this process
+	fd   int        // of a sandbox's root; -1 for the host's
+	user *proc.Cred // nil for this process's own
 	host func(name string, flags int) (int, error)
 }
 
-// Inside is a sandbox's root, a descriptor that it takes over. Paths in it are resolved as in
-// the sandbox: symbolic links are followed, and never lead out of it (openat2(2),
-// RESOLVE_IN_ROOT). A link of /proc, which could, is not followed. The caller closes it.
+// Inside returns a sandbox's root from its descriptor, which it takes over. Paths are resolved as in the sandbox:
+// symbolic links are followed, but never lead out of it (openat2(2), RESOLVE_IN_ROOT). Magic links of /proc,
+// which could, are not followed. The caller closes it.
 func Inside(root int, user *proc.Cred) (*Root, error) {
 	if err := proc.AsUser(user, func() error { return nil }); err != nil {
 		unix.Close(root)
@@ -29,16 +29,16 @@ func Inside(root int, user *proc.Cred) (*Root, error) {
 	return &Root{fd: root, user: user}, nil
 }
 
-// open opens a path as the user, in a sandbox by these rules as well. There it tries a path again that
-// has ".." in it, or behind a link: while anything is renamed or mounted, wherever on the machine, such a
-// path is EAGAIN (openat2(2)). So is a file with a lease, whose holder must not keep us for ever.
+// open opens a path as the user. In a sandbox it retries a path with "..", or behind a link, because openat2(2)
+// returns EAGAIN for such a path when anything on the machine is renamed or mounted at the same time. A
+// file with a lease also gives EAGAIN, so the number of attempts is bounded.
 func (r *Root) open(name string, flags int, resolve uint64) (fd int, err error) {
 	err = proc.AsUser(r.user, func() (err error) {
 		if r.fd < 0 {
 			fd, err = r.host(name, flags)
 			return err
 		}
-		const tries = 1000 // of a microsecond
+		const tries = 1000 // of about a microsecond each
 		for range tries {
 			fd, err = unix.Openat2(r.fd, name, &unix.OpenHow{Flags: uint64(flags), Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS | resolve})
 			if err != unix.EAGAIN && err != unix.EINTR {
@@ -50,17 +50,17 @@ func (r *Root) open(name string, flags int, resolve uint64) (fd int, err error) 
 	return fd, err
 }
 
-// Outside is the host's, whose paths open resolves.
+// Outside returns the host's root; open resolves its paths.
 func Outside(open func(name string, flags int) (int, error)) *Root { return &Root{fd: -1, host: open} }
 
-// Close ends what a Root was used for. Sources and directories of it are of no use any more.
+// Close closes the root. Its sources and directories must not be used any more.
 func (r *Root) Close() {
 	if r.fd >= 0 {
 		unix.Close(r.fd)
 	}
 }
 
-// Source opens a file or directory to be copied.
+// Source opens a file or directory for copying.
 func (r *Root) Source(name string) (*Source, error) {
 	fd, err := r.open(name, reading, 0)
 	if err != nil {
@@ -78,7 +78,7 @@ func (r *Root) Source(name string) (*Source, error) {
 	return s, nil
 }
 
-// Dir opens a directory to be copied to.
+// Dir opens a destination directory.
 func (r *Root) Dir(name string) (*Dir, error) { return r.dir(name, 0) }
 
 func (r *Root) dir(name string, resolve uint64) (*Dir, error) {
@@ -89,10 +89,9 @@ func (r *Root) dir(name string, resolve uint64) (*Dir, error) {
 	return &Dir{user: r.user, far: true, file: os.NewFile(uintptr(fd), name)}, nil
 }
 
-// Target opens the directory that a source is copied into, and returns it with the name that
-// the copy has there, as cp(1) does: below a directory that is there by the source's own name,
-// else by the last part of the path. Of a source called "." or ".." what is in it goes into the
-// directory itself: then the name is ".".
+// Target opens the directory to copy a source into, and returns it with the name of the copy, as in cp(1): below
+// an existing directory the source's own name, otherwise the last part of the path. The contents of a
+// source called "." or ".." go into the directory itself; then the name is ".".
 func (r *Root) Target(name string, source *Source, several bool) (*Dir, string, error) {
 	if dir, err := r.Dir(name); err == nil {
 		return dir, source.Base(), nil
@@ -118,12 +117,12 @@ func (r *Root) Target(name string, source *Source, several bool) (*Dir, string, 
 	return dir, base, nil
 }
 
-// special reports whether a path leads to a device, a FIFO or a socket; or, on the host, to an open file,
-// as the link /dev/stdout does. A copy does not take the place of such a link.
+// special reports whether a path leads to a device, a FIFO or a socket or, on the host, to an open file, as
+// the link /dev/stdout does. A copy does not replace such a link.
 func (r *Root) special(name string, dir *Dir, base string) bool {
 	fd, err := r.open(name, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return false // a link that leads nowhere, for one
+		return false // such as a dangling link
 	}
 	var st unix.Stat_t
 	err = unix.Fstat(fd, &st)
@@ -138,7 +137,7 @@ func (r *Root) special(name string, dir *Dir, base string) bool {
 	return err == unix.ELOOP
 }
 
-// Base is the last part of a source's name, and "." where that is no name.
+// Base returns the last part of a source's name, or "." if that is not a name.
 func (s *Source) Base() string {
 	switch base := path.Base(s.Name); base {
 	case "..", "/":

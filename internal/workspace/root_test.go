@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A path with ".." is found although something else is renamed all the time.
+// A path with ".." is found although files are being renamed all the time.
 func TestOpenInsideRenames(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"root/a/b", "elsewhere/x"} {

@@ -16,17 +16,15 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// Transfer copies files, directories and symbolic links between a sandbox and the host, in
-// either direction. Everything is opened component by component, by descriptors, and no link
-// is followed on either side: what commands do meanwhile decides which of their own files are
-// read, and nothing else.
+// Transfer copies files, directories and symbolic links between a sandbox and the host, in either direction.
+// It opens everything component by component, by descriptors, and follows no link on either side. Commands
+// running meanwhile can only affect which of their own files are copied.
 //
-// Devices, FIFOs and sockets are left out, and so are setuid, setgid and sticky bits, extended
-// attributes and owners. Names of one file become files of their own. A file is complete when it
-// gets its name, or it gets none.
+// Devices, FIFOs and sockets are skipped. Setuid, setgid and sticky bits, extended attributes and owners are not
+// copied, and hard links become separate files. A file gets its name only when it is complete.
 type Transfer struct {
 	Max Quota
-	// Except tells which directory is not copied: the one that is copied into.
+	// except has directories that are not copied: destinations.
 	except map[tree.Inode]bool
 
 	bytes, entries atomic.Int64
@@ -36,19 +34,19 @@ type Transfer struct {
 	Outside Left // links that may lead out of the copied tree
 }
 
-// LeftOut is what was not copied, although it is there.
+// LeftOut counts files that were not copied.
 type LeftOut struct {
-	Special Left // devices, FIFOs and sockets, and what is below /proc
-	Denied  Left // what the sandbox's user may not read, and directories too deep
+	Special Left // devices, FIFOs and sockets, and virtual file systems such as /proc
+	Denied  Left // unreadable files, and directories that are too deep
 }
 
-// Count is how many were left out.
+// Count returns the number of skipped files.
 func (l *LeftOut) Count() int { return l.Special.Count + l.Denied.Count }
 
-// Left is what was left out for one kind of reason.
+// Left counts files skipped for one kind of reason.
 type Left struct {
 	Count int
-	First error // why the first one was
+	First error // reason for the first one
 }
 
 // Add counts one more, and keeps the first reason.
@@ -65,21 +63,21 @@ const (
 	maxEntries = 1 << 20
 )
 
-// Done returns how many bytes and entries were copied so far. Any goroutine may ask.
+// Done returns the bytes and entries copied so far. It is safe for concurrent use.
 func (t *Transfer) Done() (bytes, entries int64) { return t.bytes.Load(), t.entries.Load() }
 
-// sink is where a Transfer copies to: a directory, or an archive.
+// sink is the destination of a Transfer: a directory or an archive.
 type sink interface {
-	// file copies st.Size bytes of in at most, to a file of this name. It adds to moved as it goes.
+	// file copies at most st.Size bytes of in to a file of this name. It adds to moved as it progresses.
 	file(ctx context.Context, in int, st *unix.Stat_t, name string, moved *atomic.Int64) error
 	link(target string, st *unix.Stat_t, name string) error
-	// dir returns the sink for what is in the directory; the caller closes it.
+	// dir returns the sink for the contents of a directory; the caller closes it.
 	dir(st *unix.Stat_t, name string) (sink, error)
 	close()
 }
 
-// Copy copies what source is, to the name in the directory. When ctx is done it ends with the cause of
-// that, and the files that were complete stay.
+// Copy copies source to the name in the directory. When ctx is done it returns the cause; completed files
+// stay.
 func (t *Transfer) Copy(ctx context.Context, source *Source, to *Dir, name string) error {
 	return t.into(ctx, source, &directory{side: to, fd: to.fd()}, name)
 }
@@ -97,17 +95,17 @@ func (t *Transfer) into(ctx context.Context, source *Source, to sink, name strin
 	return about(e.Path, t.below(ctx, t.walk(source.dir).Below(ctx, source.fd, e.Path), below, 0, 1))
 }
 
-// walk is one through what a Transfer copies, on whatever mounts that is.
+// walk returns the walk of a Transfer, which crosses mounts.
 func (t *Transfer) walk(from *Dir) *tree.Walk {
 	return &tree.Walk{Entries: t.maxEntries(), Text: math.MaxInt, Depth: maxTree - 1, Path: math.MaxInt, Files: true, Mounts: true, As: from.as}
 }
 
 func (t *Transfer) maxEntries() int { return cmp.Or(t.Max.Entries, maxEntries) }
 
-// below copies the entries of a walk, from the level first on. above is the number of copied directories
-// above that level.
+// below copies the entries of a walk from level first on. above is the number of copied directories above that
+// level.
 func (t *Transfer) below(ctx context.Context, entries iter.Seq2[*tree.Entry, error], to sink, first, above int) error {
-	sinks := []sink{to} // down to that of the entry
+	sinks := []sink{to} // sinks from the top to the entry's directory
 	leave := func(depth int) {
 		for ; len(sinks) > depth; sinks = sinks[:len(sinks)-1] {
 			sinks[len(sinks)-1].close()
@@ -130,8 +128,8 @@ func (t *Transfer) below(ctx context.Context, entries iter.Seq2[*tree.Entry, err
 	return nil
 }
 
-// entry copies an entry, and returns the sink for its content. above is the number of copied directories
-// above it.
+// entry copies an entry and returns the sink for its contents. above is the number of copied directories above
+// it.
 func (t *Transfer) entry(ctx context.Context, e *tree.Entry, to sink, above int) (below sink, err error) {
 	if t.entries.Add(1) > int64(t.maxEntries()) {
 		return nil, tree.TooLarge("more than %d files and directories", t.maxEntries())
@@ -153,9 +151,9 @@ func (t *Transfer) entry(ctx context.Context, e *tree.Entry, to sink, above int)
 		}
 	}
 	switch kind := tree.Type(&e.Stat); {
-	case kind == unix.S_IFREG && !virtual(int64(on.Type)): // or its size is not known before it is read
+	case kind == unix.S_IFREG && !virtual(int64(on.Type)): // whose files have no known size
 		if t.Max.Bytes > 0 && e.Stat.Size > t.Max.Bytes-t.bytes.Load() {
-			return nil, tree.TooLarge("%q and what came before are more than %d bytes", e.Path, t.Max.Bytes)
+			return nil, tree.TooLarge("%q and the files before it exceed %d bytes", e.Path, t.Max.Bytes)
 		}
 		return nil, unwritten(e.Path, to.file(ctx, e.FD, &e.Stat, e.Name, &t.bytes))
 	case kind == unix.S_IFLNK:
@@ -170,12 +168,12 @@ func (t *Transfer) entry(ctx context.Context, e *tree.Entry, to sink, above int)
 		below, err = to.dir(&e.Stat, e.Name)
 		return below, unwritten(e.Path, err)
 	}
-	e.Skip = true // of a directory
-	t.LeftOut.Special.Add(usage("%q is neither a file nor a directory to copy", e.Path))
+	e.Skip = true // for a directory
+	t.LeftOut.Special.Add(usage("%q is not a file or directory that can be copied", e.Path))
 	return nil, nil
 }
 
-// about makes an error that says which file it is about.
+// about converts an error about a file to a [*result.Error] that names it.
 func about(shown string, err error) error {
 	if err == nil || errors.As(err, new(*result.Error)) {
 		return err
@@ -183,7 +181,7 @@ func about(shown string, err error) error {
 	return explain(shown, err)
 }
 
-// unwritten makes an error about a copy that could not be written. The file itself is there.
+// unwritten converts an error of writing a copy.
 func unwritten(shown string, err error) error {
 	switch err {
 	case unix.ENOENT, unix.EACCES, unix.EPERM, unix.EROFS:
@@ -192,7 +190,7 @@ func unwritten(shown string, err error) error {
 	return about(shown, err)
 }
 
-// virtual reports whether a file system's files are made as they are read, some without an end.
+// virtual reports whether files of a file system are generated when they are read, some of them endless.
 func virtual(kind int64) bool {
 	switch kind {
 	case unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.DEVPTS_SUPER_MAGIC:
@@ -201,7 +199,7 @@ func virtual(kind int64) bool {
 	return false
 }
 
-// exclude keeps a Transfer from copying into itself.
+// exclude prevents a Transfer from copying a directory into itself.
 func (t *Transfer) exclude(fd int) {
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) == nil {
@@ -212,11 +210,11 @@ func (t *Transfer) exclude(fd int) {
 	}
 }
 
-// reading is how what others have made is opened: a FIFO keeps nobody waiting, and a terminal
-// does not become ours.
+// reading are flags for opening foreign files: a FIFO does not block, and a terminal does not become the
+// controlling one.
 const reading = unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC
 
-// Source is a file or a directory that was opened to be copied.
+// Source is an open file or directory to copy.
 type Source struct {
 	Name string
 	dir  *Dir

@@ -18,8 +18,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
-// places are a root that stands for a sandbox's and one for the host's, with something beside
-// them that neither may reach.
+// places are roots that stand for a sandbox's and the host's, with a file next to them that neither may
+// reach.
 func places(t testing.TB) (inside *Root, dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -67,8 +67,8 @@ func carry(t *Transfer, from *Root, name string, to *Root, dest string) error {
 	return t.Copy(context.Background(), source, dir, base)
 }
 
-// Two directories and links out of the sandbox change places all the time: what is read is
-// always the sandbox's, and what is written lies where it was to.
+// While two directories are exchanged with links out of the sandbox, Copy reads only files of the sandbox and
+// writes only to the destination.
 func TestTransferRaces(t *testing.T) {
 	inside, dir := places(t)
 	write(t, dir+"/box/t/d/f", "mine")
@@ -113,8 +113,8 @@ func TestTransferRaces(t *testing.T) {
 	}
 }
 
-// What a file has is copied, with its holes, and of one that grows no more than it had; with a
-// device in the way of nothing.
+// A file is copied with its holes, and at most with its initial size. A device does not stop the
+// copy.
 func TestTransferFiles(t *testing.T) {
 	inside, dir := places(t)
 	f, err := os.Create(dir + "/box/sparse")
@@ -163,8 +163,8 @@ func TestTransferFiles(t *testing.T) {
 	}
 }
 
-// A copy takes the place of files and links, and of nothing that leads out: for root that would be
-// /dev/null and /dev/stdout.
+// A copy replaces files and links, but not links that lead out, which for root could be /dev/null or
+// /dev/stdout.
 func TestTransferReplaces(t *testing.T) {
 	inside, dir := places(t)
 	write(t, dir+"/box/f", "new")
@@ -198,7 +198,7 @@ func TestTransferReplaces(t *testing.T) {
 	}
 }
 
-// Bounds hold, and a copy into itself ends.
+// Bounds are respected, and a copy of a directory into itself ends.
 func TestTransferBounds(t *testing.T) {
 	inside, dir := places(t)
 	write(t, dir+"/box/t/a", "12345")
@@ -220,7 +220,7 @@ func TestTransferBounds(t *testing.T) {
 	}
 }
 
-// A tree of as many levels as are copied is so by a tar stream, too.
+// A tree of the maximum depth can also be copied as a tar stream.
 func TestTransferDeep(t *testing.T) {
 	inside, dir := places(t)
 	deepest := dir + "/box/t" + strings.Repeat("/d", maxTree-1)
@@ -242,7 +242,7 @@ func TestTransferDeep(t *testing.T) {
 	}
 }
 
-// What is left out for its kind, and what cannot be read, have a first one each, whichever comes first.
+// The first skipped file is recorded for each kind of reason, in any order.
 func TestTransferLeftOut(t *testing.T) {
 	inside, dir := places(t)
 	write(t, dir+"/box/d/leased", "")
@@ -261,8 +261,8 @@ func TestTransferLeftOut(t *testing.T) {
 	}
 }
 
-// A payload that keeps a lease on a file (fcntl(2), F_SETLEASE) keeps that file from being copied,
-// and no other; and one that sets impossible times keeps nothing.
+// A lease on a file (fcntl(2), F_SETLEASE) prevents the copy of that file only, and impossible times prevent
+// none.
 func TestTransferLease(t *testing.T) {
 	inside, dir := places(t)
 	write(t, dir+"/box/d/a", "a")

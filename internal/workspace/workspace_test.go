@@ -18,7 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// open makes a workspace in a directory beside which there is something to be kept out of.
+// open creates a workspace in a directory with a file that must not be reached.
 func open(t testing.TB) (d *Dir, root string) {
 	t.Helper()
 	root = t.TempDir()
@@ -60,7 +60,7 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// Links that lie in the way, of whatever kind, lead nowhere.
+// Links of any kind are not followed.
 func TestLinks(t *testing.T) {
 	d, root := open(t)
 	for name, target := range map[string]string{"abs": filepath.Join(root, "outside"), "rel": "../outside", "dir": root, "self": "self", "proc": "/proc/self/root"} {
@@ -108,7 +108,7 @@ func TestPut(t *testing.T) {
 	if b, _ := os.ReadFile(filepath.Join(root, "inside/a/b/c")); string(b) != "short" {
 		t.Errorf("%q", b)
 	}
-	// Another name of it stays what it was, and so do its permissions.
+	// Its other name keeps its content and permissions.
 	file := filepath.Join(root, "inside/a/b/c")
 	must(t, errors.Join(os.Chmod(file, 0o751), os.Link(file, file+"2")))
 	if _, err := d.Put("a/b/c", strings.NewReader("whole"), 5, 0o640); err != nil {
@@ -143,7 +143,7 @@ func TestPut(t *testing.T) {
 	}
 }
 
-// What is packed can be unpacked again.
+// A packed directory can be unpacked again.
 func TestPackUnpack(t *testing.T) {
 	d, from := open(t)
 	for _, name := range []string{"a", "d/b", "d/e/c"} {
@@ -174,7 +174,7 @@ func TestPackUnpack(t *testing.T) {
 	}
 }
 
-// An archive as tar(1) makes one of the same files twice, of a FIFO, of holes (-S), and of a closed directory.
+// Unpack accepts archives of tar(1) with duplicate files, a FIFO, holes (-S), and a closed directory.
 func TestUnpackTar(t *testing.T) {
 	d, root := open(t)
 	dir := filepath.Join(t.TempDir(), "from")
@@ -199,8 +199,8 @@ func TestUnpackTar(t *testing.T) {
 	}
 }
 
-// FuzzUnpack: whatever a stream has, nothing is written outside, no link or device is made, and
-// the quota holds.
+// Whatever the stream contains, Unpack writes nothing outside, creates no link or device, and respects the
+// quota.
 func FuzzUnpack(f *testing.F) {
 	add := func(all ...tar.Header) {
 		var b bytes.Buffer
@@ -227,7 +227,7 @@ func FuzzUnpack(f *testing.F) {
 		if err := d.Unpack(bytes.NewReader(stream), q); err != nil && code(err) == "" {
 			t.Errorf("an error without a code: %v", err)
 		}
-		bytes, entries := int64(0), -3 // that were there
+		bytes, entries := int64(0), -3 // existing entries
 		err := filepath.WalkDir(root, func(name string, e os.DirEntry, err error) error {
 			if err != nil {
 				return err
@@ -254,8 +254,8 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-// Of an archive with a million entries no more is read than may be brought, and what was brought
-// counts, the directories above each included.
+// Unpack stops reading an archive with a million entries at the quota, which counts parent directories,
+// too.
 func TestManyEntries(t *testing.T) {
 	for name, path := range map[string]string{"in one directory": "f%d", "each in its own": "%d/a/b/c/f"} {
 		d, root := open(t)
@@ -287,7 +287,7 @@ func TestManyEntries(t *testing.T) {
 	}
 }
 
-// A name that is there needs no new entry, and one that is not needs those above it, too.
+// Reserve counts a missing name and its parents as new entries, and an existing name as none.
 func TestReserve(t *testing.T) {
 	d, _ := open(t)
 	for _, test := range []struct {

@@ -10,9 +10,9 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// directory is one that is copied to.
+// directory is a destination directory.
 type directory struct {
-	side  *Dir // whose user copies
+	side  *Dir // has the user
 	fd    int
 	owned bool
 }
@@ -34,8 +34,8 @@ func (t *directory) file(ctx context.Context, in int, st *unix.Stat_t, name stri
 	})
 }
 
-// finish gives a file that is complete its name, in place of a file or link that has it; after an
-// error it leaves none.
+// finish gives a complete file its name, replacing a file or link of that name. After an error it leaves no
+// file.
 func (t *directory) finish(out int, temporary, name string, err error) error {
 	if err == nil && temporary == "" {
 		err = tree.Link(out, t.fd, name)
@@ -48,8 +48,8 @@ func (t *directory) finish(out int, temporary, name string, err error) error {
 	return t.rename(temporary, name, err)
 }
 
-// regular looks at the file that another is to replace; nil if there is none. Links, and all else
-// that is no file, are not replaced.
+// regular returns the status of the file to replace, or nil if there is none. It returns an error for links and
+// other types.
 func (t *directory) regular(name string) (*unix.Stat_t, error) {
 	var st unix.Stat_t
 	err := unix.Fstatat(t.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
@@ -66,8 +66,8 @@ func (t *directory) regular(name string) (*unix.Stat_t, error) {
 	return &st, nil
 }
 
-// rename gives what is complete its name, in place of a file or link that has it, and takes away the
-// temporary one. Devices, FIFOs and sockets are not replaced: for root that would be /dev/null.
+// rename gives a complete file its name, replacing a file or link of that name, and removes the temporary one.
+// It does not replace devices, FIFOs and sockets: for root that could be /dev/null.
 func (t *directory) rename(temporary, name string, err error) error {
 	var st unix.Stat_t
 	if err == nil && unix.Fstatat(t.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && special(&st) {
@@ -79,23 +79,23 @@ func (t *directory) rename(temporary, name string, err error) error {
 	if err == nil {
 		err = unix.Renameat(t.fd, temporary, t.fd, name)
 	}
-	// It may not be there; and rename(2) leaves one that is another name of the same file.
+	// It may be missing; but rename(2) keeps both names if they are the same file.
 	_ = unix.Unlinkat(t.fd, temporary, 0)
 	return err
 }
 
 // noMount returns an error if a name is a mount point in the sandbox. From outside a mount point can be replaced
-// and removed, and the kernel then removes the mount, which may be what keeps the command from writing there.
+// or removed, and the kernel then removes the mount, which may protect the path from the command.
 func noMount(dir int, name string) error {
 	var st unix.Statx_t
 	err := unix.Statx(dir, name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &st)
 	if err == nil && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 {
 		return unix.EROFS
 	}
-	return nil // other errors are for whoever uses the name
+	return nil // using the name reports other errors
 }
 
-// special reports whether something is a device, a FIFO or a socket.
+// special reports whether a file is a device, a FIFO or a socket.
 func special(st *unix.Stat_t) bool {
 	switch tree.Type(st) {
 	case unix.S_IFREG, unix.S_IFDIR, unix.S_IFLNK:
@@ -105,7 +105,7 @@ func special(st *unix.Stat_t) bool {
 }
 
 func taken(name string) error {
-	e := usage("%q is there, and is neither a file nor a link to one, so it is not replaced", name).(*result.Error)
+	e := usage("%q exists and is neither a file nor a link to one", name).(*result.Error)
 	e.Hint = "name another path"
 	return e
 }
@@ -121,7 +121,7 @@ func (t *directory) link(target string, _ *unix.Stat_t, name string) error {
 	})
 }
 
-// dir makes a directory, which its owner may always write to, or takes one that is there.
+// dir creates a directory that its owner may write to, or opens an existing one.
 func (t *directory) dir(st *unix.Stat_t, name string) (sink, error) {
 	fd := -1
 	err := t.side.as(func() (err error) {
@@ -131,7 +131,7 @@ func (t *directory) dir(st *unix.Stat_t, name string) (sink, error) {
 		}
 		fd, err = unix.Openat(t.fd, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err == unix.ENOTDIR || err == unix.ELOOP {
-			err = usage("%q is there, and is not a directory", name)
+			err = usage("%q exists and is not a directory", name)
 		}
 		return err
 	})

@@ -78,11 +78,11 @@ cat $disk/big; ls -A $disk
 try sbxrun cp -r box:d $disk
 ls -A $disk $disk/d
 sbxrun kill --grace 0 box >/dev/null; sbxrun cleanup >/dev/null`,
-			[]string{`125 sbxrun: error: there is no space left for "/home/sandbox/big"`, "old", "big", `125 sbxrun: error: there is no space left for "/home/sandbox/d/big"`, ".*:", "big", "d", "", ".*:", "(small)?"}},
+			[]string{`125 sbxrun: error: no space left for "/home/sandbox/big"`, "old", "big", `125 sbxrun: error: no space left for "/home/sandbox/d/big"`, ".*:", "big", "d", "", ".*:", "(small)?"}},
 		{"get", `
 try sbxrun --cwd none --get big:$disk sh -c 'head -c 20000000 /dev/zero >big'
 ls -A $disk`,
-			[]string{`74 sbxrun: error: --get .*: there is no space left for .*`}},
+			[]string{`74 sbxrun: error: --get .*: no space left for .*`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := newEnv(t)
