@@ -3,6 +3,7 @@
 package blobs
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -151,6 +153,9 @@ func (s *Store) Put(tenant string, r io.Reader, max, quota int64) (id string, si
 			return "", 0, err
 		}
 	}
+	if err := f.Sync(); err != nil { // or a crash could leave another content under the name
+		return "", 0, fmt.Errorf("store the file: %w", err)
+	}
 	name := hex.EncodeToString(hash.Sum(nil))
 	at := filepath.Join(dir, name)
 	// One at a time: the same content may be stored twice at once, and is counted once.
@@ -188,12 +193,11 @@ func (s *Store) Used() map[string]int64 {
 // Get opens a file of a tenant, and with that begins its time to live anew. The caller closes
 // it.
 func (s *Store) Get(tenant, id string) (*os.File, int64, error) {
-	none := &result.Error{Code: "no-such-file", Message: fmt.Sprintf("the content store has no %.80q", id), Hint: "store it by POST /v1/files; files go when their time to live is over"}
-	name, ok := strings.CutPrefix(id, Prefix)
-	if b, err := hex.DecodeString(name); !ok || err != nil || len(b) != sha256.Size || name != strings.ToLower(name) {
+	none := noSuchFile(id)
+	at, ok := s.path(tenant, id)
+	if !ok {
 		return nil, 0, none
 	}
-	at := filepath.Join(s.dir, tenant, name)
 	f, err := os.Open(at)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, 0, none
@@ -209,4 +213,66 @@ func (s *Store) Get(tenant, id string) (*os.File, int64, error) {
 	now := time.Now()
 	_ = os.Chtimes(at, now, now) // at worst it goes earlier
 	return f, st.Size(), nil
+}
+
+func noSuchFile(id string) error {
+	return &result.Error{Code: "no-such-file", Message: fmt.Sprintf("the content store has no %.80q", id), Hint: "store it with POST /v1/files; files expire when they have not been used for a while"}
+}
+
+// path returns the path of a file, and whether the ID is valid.
+func (s *Store) path(tenant, id string) (string, bool) {
+	name, ok := strings.CutPrefix(id, Prefix)
+	b, err := hex.DecodeString(name)
+	return filepath.Join(s.dir, tenant, name), ok && err == nil && len(b) == sha256.Size && name == strings.ToLower(name)
+}
+
+// File describes a stored file.
+type File struct {
+	ID   string
+	Size int64
+	Used time.Time // when it was stored or last read
+}
+
+// List returns a tenant's files, least recently used first.
+func (s *Store) List(tenant string) ([]File, error) {
+	entries, err := os.ReadDir(filepath.Join(s.dir, tenant))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var files []File
+	for _, e := range entries {
+		id := Prefix + e.Name()
+		if _, ok := s.path(tenant, id); !ok {
+			continue // being written
+		}
+		if st, err := e.Info(); err == nil { // it may have expired
+			files = append(files, File{id, st.Size(), st.ModTime()})
+		}
+	}
+	slices.SortFunc(files, func(a, b File) int { return cmp.Or(a.Used.Compare(b.Used), strings.Compare(a.ID, b.ID)) })
+	return files, nil
+}
+
+// TTL returns how long unused files are kept.
+func (s *Store) TTL() time.Duration { return s.ttl }
+
+// Remove removes a tenant's file.
+func (s *Store) Remove(tenant, id string) error {
+	at, ok := s.path(tenant, id)
+	if !ok {
+		return noSuchFile(id)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st, err := os.Lstat(at)
+	if errors.Is(err, fs.ErrNotExist) {
+		return noSuchFile(id)
+	}
+	if err == nil {
+		err = os.Remove(at)
+	}
+	if err == nil {
+		s.count(at, -perFile-st.Size())
+	}
+	return err
 }

@@ -155,3 +155,46 @@ func TestExpireAside(t *testing.T) {
 	}
 	f.Close()
 }
+
+// Files can be listed and removed by their tenant alone. Reading a file makes it the last one used.
+func TestListAndRemove(t *testing.T) {
+	s, err := Open(t.TempDir(), time.Hour, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []string
+	for _, text := range []string{"one", "three"} {
+		id, _, err := s.Put("a", strings.NewReader(text), 50, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, id)
+		old := time.Now().Add(-time.Minute)
+		if err := os.Chtimes(filepath.Join(s.dir, "a", strings.TrimPrefix(id, Prefix)), old, old); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f, _, err := s.Get("a", ids[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	list, err := s.List("a")
+	if err != nil || len(list) != 2 || list[0].ID != ids[1] || list[0].Size != 5 || list[1].ID != ids[0] || !list[1].Used.After(list[0].Used) {
+		t.Errorf("%v, %v", list, err)
+	}
+	if list, err := s.List("b"); len(list) > 0 || err != nil {
+		t.Errorf("%v, %v", list, err)
+	}
+	if err := s.Remove("b", ids[0]); code(err) != "no-such-file" {
+		t.Errorf("another tenant: %v", err)
+	}
+	for _, id := range ids {
+		if err := s.Remove("a", id); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := s.Remove("a", ids[0]); code(err) != "no-such-file" || s.sum != 0 {
+		t.Errorf("%v, %d bytes", err, s.sum)
+	}
+}

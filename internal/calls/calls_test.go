@@ -114,72 +114,38 @@ func TestBook(t *testing.T) {
 	}
 }
 
-// A request with a key continues while any of the clients that asked for the key is connected.
-func TestKeysClients(t *testing.T) {
-	k := NewKeys(time.Minute, 2)
-	gone := errors.New("gone")
-	var leave []context.CancelCauseFunc
-	var key *Key
-	for range 3 {
-		ctx, cancel := context.WithCancelCause(t.Context())
-		leave = append(leave, cancel)
-		var err error
-		if key, _, err = k.Begin(ctx, "t", "a", nil); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, _, err := k.Begin(t.Context(), "t", "a", []byte("other")); code(err) != api.Idempotency { // does not wait
-		t.Error(err)
-	}
-	for i, cancel := range leave {
-		if err := key.Context().Err(); err != nil {
-			t.Fatalf("%v after %d of %d have left", err, i, len(leave))
-		}
-		cancel(gone)
-		harness.Until(t, time.Minute, "its leave to be seen", func() bool {
-			k.mu.Lock()
-			defer k.mu.Unlock()
-			return key.asking == len(leave)-i-1
-		})
-	}
-	<-key.Context().Done()
-	if err := context.Cause(key.Context()); err != gone {
-		t.Error(err)
-	}
-}
-
 // A repeated request with a key does not run again, and tenants have separate limits.
 func TestKeys(t *testing.T) {
 	k := NewKeys(time.Minute, 2)
 	memory := tenants.NewBudget("bytes", 0)
 	lease, err := memory.Take("t", 10, 0)
 	harness.Must(t, err)
-	key, first, err := k.Begin(t.Context(), "t", "a", []byte("1"))
+	key, first, err := k.Begin("t", "a", []byte("1"))
 	if !first || err != nil {
 		t.Fatal(first, err)
 	}
-	if again, first, err := k.Begin(t.Context(), "t", "a", []byte("1")); again != key || first || err != nil {
+	if again, first, err := k.Begin("t", "a", []byte("1")); again != key || first || err != nil {
 		t.Error(first, err)
 	}
-	if _, _, err := k.Begin(t.Context(), "t", "a", []byte("2")); code(err) != api.Idempotency {
+	if _, _, err := k.Begin("t", "a", []byte("2")); code(err) != api.Idempotency {
 		t.Error(err)
 	}
 	key.since = key.since.Add(-time.Hour) // as if it had taken an hour
-	k.Settle("t", "a", key, "answer", true, lease)
+	k.Settle("t", "a", key, "answer", true, lease.Free)
 	<-key.Done()
-	if again, first, _ := k.Begin(t.Context(), "t", "a", []byte("1")); first || again.Value != "answer" {
+	if again, first, _ := k.Begin("t", "a", []byte("1")); first || again.Value != "answer" {
 		t.Error(first, again)
 	}
 	// A dropped answer allows a retry.
-	b, _, _ := k.Begin(t.Context(), "t", "b", nil)
+	b, _, _ := k.Begin("t", "b", nil)
 	k.Settle("t", "b", b, nil, false, nil)
-	if _, first, err = k.Begin(t.Context(), "t", "b", nil); !first || err != nil {
+	if _, first, err = k.Begin("t", "b", nil); !first || err != nil {
 		t.Error(first, err)
 	}
-	if _, _, err := k.Begin(t.Context(), "t", "c", nil); code(err) != api.QuotaKept {
+	if _, _, err := k.Begin("t", "c", nil); code(err) != api.QuotaKept {
 		t.Errorf("a third one: %v", err)
 	}
-	if _, first, err := k.Begin(t.Context(), "other", "a", []byte("2")); !first || err != nil {
+	if _, first, err := k.Begin("other", "a", []byte("2")); !first || err != nil {
 		t.Errorf("another tenant: %v %v", first, err)
 	}
 	// Expired answers make room; pending ones stay.
@@ -190,10 +156,10 @@ func TestKeys(t *testing.T) {
 	if used := memory.Used("t"); used != 0 {
 		t.Errorf("%d bytes", used)
 	}
-	if _, first, err := k.Begin(t.Context(), "t", "c", nil); !first || err != nil {
+	if _, first, err := k.Begin("t", "c", nil); !first || err != nil {
 		t.Errorf("%v %v", first, err)
 	}
-	if _, first, err := k.Begin(t.Context(), "t", "b", nil); first || err != nil {
+	if _, first, err := k.Begin("t", "b", nil); first || err != nil {
 		t.Errorf("%v %v", first, err)
 	}
 }

@@ -1,13 +1,11 @@
 package calls
 
 import (
-	"context"
 	"crypto/sha256"
 	"sync"
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/api"
-	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
 // Keys stores answers by idempotency key, so that a repeated request returns the first answer instead of
@@ -23,14 +21,10 @@ type Keys struct {
 // Key is a request with an idempotency key.
 type Key struct {
 	hash  [sha256.Size]byte
-	done  chan struct{}  // closed when settled
-	since time.Time      // time of the request, later that of the answer
-	lease *tenants.Lease // for the memory of the answer
-	Value any            // valid after Done
-
-	ctx    context.Context // with the values of the first request's context
-	cancel context.CancelCauseFunc
-	asking int // connected clients
+	done  chan struct{} // closed when settled
+	since time.Time     // time of the request, later that of the answer
+	drop  func()        // discards a stored answer; may be nil
+	Value any           // valid after Done
 }
 
 // NewKeys returns a store that keeps at most most answers per tenant, each for keep after it is settled.
@@ -39,17 +33,11 @@ func NewKeys(keep time.Duration, most int) *Keys {
 }
 
 // Begin returns the tenant's request with this key, and whether it is the first one; if so, the caller must
-// call Settle. A different body for the same key is an error. ctx is the context of this request.
-func (k *Keys) Begin(ctx context.Context, tenant, name string, body []byte) (key *Key, first bool, err error) {
+// call Settle. A different body for the same key is an error.
+func (k *Keys) Begin(tenant, name string, body []byte) (key *Key, first bool, err error) {
 	hash := sha256.Sum256(body) // outside the lock, because it may be megabytes
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	defer func() {
-		if err == nil {
-			key.asking++
-			context.AfterFunc(ctx, func() { k.leave(key, context.Cause(ctx)) })
-		}
-	}()
 	now := time.Now()
 	own := k.all[tenant]
 	if key = own[name]; key != nil && (now.Sub(key.since) <= k.keep || !key.settled()) {
@@ -59,7 +47,7 @@ func (k *Keys) Begin(ctx context.Context, tenant, name string, body []byte) (key
 		return key, false, nil
 	}
 	if key != nil {
-		k.drop(tenant, name)
+		k.forget(tenant, name)
 	}
 	if len(own) >= k.most {
 		k.expire(tenant, now)
@@ -71,36 +59,28 @@ func (k *Keys) Begin(ctx context.Context, tenant, name string, body []byte) (key
 		k.all[tenant] = map[string]*Key{}
 	}
 	key = &Key{hash: hash, done: make(chan struct{}), since: now}
-	key.ctx, key.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	k.all[tenant][name] = key
 	return key, true, nil
 }
 
-// leave is called when the context of a request for the key is done.
-func (k *Keys) leave(key *Key, cause error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if key.asking--; key.asking == 0 {
-		key.cancel(cause)
+func (k *Keys) forget(tenant, name string) {
+	if drop := k.all[tenant][name].drop; drop != nil {
+		drop()
 	}
-}
-
-func (k *Keys) drop(tenant, name string) {
-	k.all[tenant][name].lease.Free()
 	if delete(k.all[tenant], name); len(k.all[tenant]) == 0 {
 		delete(k.all, tenant)
 	}
 }
 
-// Settle sets the answer. If it is not kept, the next request with this key is a first one again. The lease
-// is freed when the answer is dropped.
-func (k *Keys) Settle(tenant, name string, key *Key, value any, keep bool, lease *tenants.Lease) {
+// Settle sets the answer. If it is not kept, the next request with this key is a first one again. drop is
+// called when the key is forgotten.
+func (k *Keys) Settle(tenant, name string, key *Key, value any, keep bool, drop func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	key.Value, key.lease, key.since = value, lease, time.Now()
+	key.Value, key.drop, key.since = value, drop, time.Now()
 	close(key.done)
 	if !keep {
-		k.drop(tenant, name)
+		k.forget(tenant, name)
 	}
 }
 
@@ -116,14 +96,10 @@ func (k *Keys) Expire(now time.Time) {
 func (k *Keys) expire(tenant string, now time.Time) {
 	for name, old := range k.all[tenant] {
 		if old.settled() && now.Sub(old.since) > k.keep {
-			k.drop(tenant, name)
+			k.forget(tenant, name)
 		}
 	}
 }
-
-// Context has the values of the first request's context and ends when all clients that asked for the key have
-// disconnected.
-func (key *Key) Context() context.Context { return key.ctx }
 
 // Done is closed when the first request is settled.
 func (key *Key) Done() <-chan struct{} { return key.done }

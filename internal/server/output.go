@@ -256,7 +256,7 @@ func (e *events) finish(a *api.Answer, err error) {
 
 // writeAnswer sends the report of a call.
 func writeAnswer(w http.ResponseWriter, a *api.Answer) {
-	rest := *a // shared with retries of the request
+	rest := *a
 	rest.Stdout, rest.StdoutBase64, rest.Stderr, rest.StderrBase64 = nil, nil, nil, nil
 	writeJSON(w, rest, output(a.Stdout, a.StdoutBase64, a.Stderr, a.StderrBase64)...)
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/calls"
 	"github.com/sbxrun/sbxrun/internal/sessions"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
@@ -384,14 +385,10 @@ func (s *Server) answered(q Request, stream, key string, body []byte, c *api.Cal
 			return nil
 		}
 		defer func() { ex.buffers.Free() }()
-		a, err := idempotent(s, q, key, body, ex, func(ctx context.Context) (*api.Answer, bool, error) {
+		return s.respond(q, key, body, ex, func(ctx context.Context) (func(http.ResponseWriter), bool, error) {
 			a, err := s.execute(ctx, ex, newBuffered(ex))
-			return a, a != nil && a.Started, err
+			return func(w http.ResponseWriter) { writeAnswer(w, a) }, a != nil && a.Started, err
 		})
-		if err == nil {
-			writeAnswer(q.w, a)
-		}
-		return err
 	})
 }
 
@@ -444,50 +441,85 @@ func (s *Server) count(ex *execution, a *api.Answer, err error) {
 // replayed is the header of an answer stored by an earlier request.
 const replayed = "Idempotency-Replayed"
 
-// storedAnswer is the answer to a request with an idempotency key.
-type storedAnswer[T any] struct {
-	answer *T
-	err    error
-}
-
-// idempotent executes a request, or returns the answer of an earlier one with the same key. The context
-// passed to carry ends when all clients that asked for the key have disconnected.
-func idempotent[T any](s *Server, q Request, key string, body []byte, ex *execution, carry func(context.Context) (a *T, started bool, err error)) (*T, error) {
-	if key == "" {
-		a, _, err := carry(q.r.Context())
-		return a, err
-	}
+// once executes a request, or returns the value of an earlier one with the same key. A request with a key
+// outlives its connection, so that a retry gets its result. The value is kept if do says so; drop is called
+// when it is forgotten. Otherwise the request may be retried.
+func (s *Server) once(q Request, key string, body []byte, do func(context.Context) (value any, keep bool, drop func())) (any, error) {
+	tenant := IdentityOf(q.r.Context()).Tenant
 	name := q.r.URL.Path + "\n" + key
-	k, first, err := s.keys.Begin(q.r.Context(), ex.caller.Tenant, name, body)
+	k, first, err := s.keys.Begin(tenant, name, body)
 	if err != nil {
 		return nil, err
 	}
-	if !first {
-		select {
-		case <-k.Done():
-		case <-q.r.Context().Done():
-			return nil, api.NewError(api.Ended, "the client has disconnected", "")
-		}
-		q.w.Header().Set(replayed, "true")
-		v := k.Value.(storedAnswer[T])
-		return v.answer, v.err
+	if first {
+		var value any = draining() // in case do panics
+		var keep bool
+		var drop func()
+		defer func() { s.keys.Settle(tenant, name, k, value, keep, drop) }()
+		value, keep, drop = do(context.WithoutCancel(q.r.Context()))
+		return value, nil
 	}
-	v := storedAnswer[T]{}
-	keep := false // a request that never started may be retried
-	defer func() {
-		var lease *tenants.Lease
-		if keep { // the stored answer takes over the memory
-			lease, ex.buffers = ex.buffers, nil
-		}
-		s.keys.Settle(ex.caller.Tenant, name, k, v, keep, lease)
-	}()
-	v.err = draining() // in case carry panics
-	var e *api.Error
-	if v.answer, keep, v.err = carry(k.Context()); v.answer == nil {
-		ex.buffers.Shrink(answerRest)
-		keep = errors.As(v.err, &e) && e.Started
+	select {
+	case <-k.Done():
+	case <-q.r.Context().Done():
+		return nil, api.NewError(api.Ended, "the client has disconnected", "")
 	}
-	return v.answer, v.err
+	q.w.Header().Set(replayed, "true")
+	return k.Value, nil
+}
+
+// respond executes a request and sends the response, which is stored if there is a key and the request has
+// started something. execute returns a function that sends the answer.
+func (s *Server) respond(q Request, key string, body []byte, ex *execution, execute func(context.Context) (send func(http.ResponseWriter), started bool, err error)) error {
+	if key == "" {
+		send, _, err := execute(q.r.Context())
+		if err == nil {
+			send(q.w)
+		}
+		return err
+	}
+	value, err := s.once(q, key, body, func(ctx context.Context) (any, bool, func()) {
+		send, started, err := execute(ctx)
+		if err != nil {
+			e := api.AsError(err)
+			send, started = e.Write, e.Started
+		}
+		if !started {
+			return send, false, nil
+		}
+		stored := s.answers.Put(ex.caller.Tenant, int64(ex.ceilings.Output), send)
+		return stored, true, func() { s.answers.Drop(stored) }
+	})
+	switch value := value.(type) {
+	case *calls.Answer:
+		return s.answers.Write(q.w, value)
+	case func(http.ResponseWriter):
+		value(q.w)
+	case *api.Error:
+		return value
+	}
+	return err
+}
+
+// startOnce starts a background command, or returns the one of an earlier request with the same key.
+func (s *Server) startOnce(q Request, key string, body []byte, start func() (*calls.Call, error)) (*calls.Call, error) {
+	if key == "" {
+		return start()
+	}
+	value, err := s.once(q, key, body, func(context.Context) (any, bool, func()) {
+		c, err := start()
+		if err != nil {
+			return err, false, nil
+		}
+		return c, true, nil
+	})
+	if e, failed := value.(error); failed {
+		return nil, e
+	}
+	if err != nil {
+		return nil, err
+	}
+	return value.(*calls.Call), nil
 }
 
 func (s *Server) defineLanguages(a huma.API) {

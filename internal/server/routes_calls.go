@@ -137,10 +137,8 @@ func (s *Server) defineCalls(a huma.API) {
 		if passed(ctx) && q.r.Header.Get(CheckHeader) != "" {
 			return &begun{Status: http.StatusOK}, nil // distinguishes the check from a call, for the gateway
 		}
-		noBuffers := &execution{caller: ex.caller} // the call has its own memory lease
-		c, err := idempotent(s, q.Request, q.Key, q.RawBody, noBuffers, func(context.Context) (*calls.Call, bool, error) {
-			c, err := s.launch(context.Background(), s.jobs, ex, func() {})
-			return c, c != nil, err
+		c, err := s.startOnce(q.Request, q.Key, q.RawBody, func() (*calls.Call, error) {
+			return s.launch(context.Background(), s.jobs, ex, func() {})
 		})
 		if err != nil {
 			return nil, err

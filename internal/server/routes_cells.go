@@ -178,20 +178,14 @@ func (s *Server) defineCells(a huma.API) {
 		}
 		return q.writes(func() error {
 			defer func() { ex.buffers.Free() }()
-			out, err := idempotent(s, q.Request, q.Key, q.RawBody, ex, func(ctx context.Context) (a *api.CellAnswer, started bool, err error) {
-				err = s.Recover(ctx, func() (err error) {
+			return s.respond(q.Request, q.Key, q.RawBody, ex, func(ctx context.Context) (func(http.ResponseWriter), bool, error) {
+				var a *api.CellAnswer
+				err := s.Recover(ctx, func() (err error) {
 					a, err = s.cell(ctx, q.ID, ex, language, &q.Body)
 					return err
 				})
-				return a, a != nil, err
+				return func(w http.ResponseWriter) { writeCell(w, a) }, a != nil, err
 			})
-			if err == nil && q.w.Header().Get(replayed) != "" { // the answer is a copy, except for the output
-				err = s.Hold(q.r.Context(), cellSize(out))
-			}
-			if err == nil {
-				writeCell(q.w, out)
-			}
-			return err
 		})
 	})
 }

@@ -282,17 +282,15 @@ func (s *Server) defineProcesses(a huma.API) {
 		if q.Body.KeepStdin {
 			ex.input = calls.NewInput()
 		}
-		noBuffers := &execution{caller: ex.caller} // the process has its own memory lease
-		c, err := idempotent(s, q.Request, q.Key, q.RawBody, noBuffers, func(context.Context) (*calls.Call, bool, error) {
+		c, err := s.startOnce(q.Request, q.Key, q.RawBody, func() (*calls.Call, error) {
 			if ended != nil { // otherwise a stored answer is returned, as for exec
-				return nil, false, ended
+				return nil, ended
 			}
 			its, release, err := x.Use()
 			if err != nil {
-				return nil, false, err
+				return nil, err
 			}
-			c, err := s.launch(its, x.Processes, ex, release)
-			return c, c != nil, err
+			return s.launch(its, x.Processes, ex, release)
 		})
 		if err != nil {
 			return nil, err

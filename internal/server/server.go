@@ -35,6 +35,7 @@ type Server struct {
 	files     *blobs.Store
 	jobs      *calls.Store
 	keys      *calls.Keys
+	answers   *calls.Answers // responses for keys
 	quota     *calls.Quota
 	metrics   *metrics
 	recents   recents
@@ -86,6 +87,9 @@ func New(c config.Config, tokens config.Tokens, source slot.Source, log *slog.Lo
 	s.quota.Calls.Kept, s.quota.Output.Kept, s.quota.Output.Shared = true, true, true
 	s.jobs = calls.NewStore(spools, time.Duration(c.Calls.Keep), s.quota)
 	s.keys = calls.NewKeys(keyTTL, maxKeys)
+	if s.answers, err = calls.NewAnswers(filepath.Join(c.StateDir, "answers"), int64(c.Calls.Output)); err != nil {
+		return nil, err
+	}
 	s.sessions = sessions.NewStore(s.recordEnd, s.spawn)
 	s.metrics = newMetrics(s)
 	s.join = func(_ context.Context, tenant string, c tenants.Ceilings) (*tenants.Ticket, error) {

@@ -120,6 +120,11 @@ func (s *Session) end(cause result.Cause) *result.Result {
 	}
 	s.ending, s.cause = true, cause
 	s.mu.Unlock()
+	return s.close()
+}
+
+// close ends the session, which is marked as ending.
+func (s *Session) close() *result.Result {
 	s.cancel()
 	s.closeInterpreters() // cells end at once instead of a second after SIGINT
 	s.mu.Lock()
@@ -133,14 +138,19 @@ func (s *Session) end(cause result.Cause) *result.Result {
 	return s.report
 }
 
-// left returns the remaining idle time, 0 if it is over.
+// left returns the remaining idle time. If that is over, it marks the session as ending, so that no request
+// can use it any more, and returns 0. The caller must end it then.
 func (s *Session) left(now time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.users > 0 {
+	if s.users > 0 || s.ending {
 		return s.Idle
 	}
-	return max(0, s.last.Add(s.Idle).Sub(now))
+	left := max(0, s.last.Add(s.Idle).Sub(now))
+	if left == 0 {
+		s.ending, s.cause = true, result.IdleTimeout
+	}
+	return left
 }
 
 // Store has the sessions of all tenants.
@@ -198,7 +208,7 @@ func (st *Store) watch(s *Session) {
 	for {
 		left := s.left(time.Now())
 		if left == 0 {
-			st.End(s, result.IdleTimeout)
+			st.ended(s, s.close())
 			return
 		}
 		idle := time.NewTimer(left)
@@ -219,6 +229,12 @@ func (st *Store) watch(s *Session) {
 // End ends a session, and returns its result when all its processes have exited.
 func (st *Store) End(s *Session, cause result.Cause) *result.Result {
 	res := s.end(cause)
+	st.ended(s, res)
+	return res
+}
+
+// ended records the end of a session.
+func (st *Store) ended(s *Session, res *result.Result) {
 	st.mu.Lock()
 	_, there := st.all[s.ID]
 	delete(st.all, s.ID)
@@ -229,7 +245,6 @@ func (st *Store) End(s *Session, cause result.Cause) *result.Result {
 	if there {
 		st.report(s, res)
 	}
-	return res
 }
 
 // How long, and how many, ended sessions are remembered.

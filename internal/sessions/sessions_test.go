@@ -3,6 +3,7 @@ package sessions
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
@@ -26,5 +27,22 @@ func TestRemembered(t *testing.T) {
 	}
 	if len(st.over) != maxEnded+1 {
 		t.Errorf("%d are remembered", len(st.over))
+	}
+}
+
+// A session that is found idle cannot be used any more, so it does not end while a request uses it.
+func TestIdleEndsUse(t *testing.T) {
+	s := &Session{ID: "x", Idle: time.Minute, last: time.Now()}
+	s.free.L = &s.mu
+	_, release, err := s.Use()
+	if left := s.left(time.Now().Add(time.Hour)); left != time.Minute || err != nil {
+		t.Errorf("in use: %v, %v", left, err)
+	}
+	release()
+	if left := s.left(time.Now().Add(time.Hour)); left != 0 {
+		t.Errorf("idle: %v", left)
+	}
+	if _, _, err := s.Use(); err == nil || api.AsError(err).Failure.Code != api.Ended {
+		t.Errorf("%v", err)
 	}
 }
