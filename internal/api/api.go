@@ -13,7 +13,7 @@ import (
 // Call is one command or program to run.
 type Call struct {
 	Argv     []string          `json:"argv,omitempty" maxItems:"4096" doc:"Command and arguments; alternatively, give code"`
-	Language string            `json:"language,omitempty" maxLength:"64" doc:"A language of /v1/languages"`
+	Language string            `json:"language,omitempty" maxLength:"64" doc:"A language of /v1/languages; default: python"`
 	Code     string            `json:"code,omitempty" doc:"Program text"`
 	Stdin    string            `json:"stdin,omitempty" doc:"Standard input as text"`
 	Env      map[string]string `json:"env,omitempty" maxProperties:"1024" doc:"Environment variables in addition to PATH, HOME and USER; the server's environment is not inherited"`
@@ -24,7 +24,7 @@ type Call struct {
 
 	Limits  Limits   `json:"limits,omitempty"`
 	Files   []FileIn `json:"files,omitempty" maxItems:"1024" doc:"Files to write to the workspace first"`
-	Collect []string `json:"collect,omitempty" maxItems:"64" doc:"Patterns of workspace files to store after the end, as for Go's path.Match: *.png, out/*.csv"`
+	Collect []string `json:"collect,omitempty" maxItems:"64" doc:"Patterns of workspace files to store after the end, in the syntax of Go's path.Match, where ** stands for any number of directories: *.png, out/**/*.csv. A matching directory includes all files below it"`
 
 	Parts // for a new sandbox; a session has its own
 }
@@ -69,20 +69,22 @@ type Limits struct {
 
 // FileIn is a file for the workspace, with exactly one of id, text and base64.
 type FileIn struct {
-	Path   string  `json:"path" minLength:"1" maxLength:"1024" doc:"Path in the workspace"`
-	ID     string  `json:"id,omitempty" maxLength:"128" doc:"ID in the content store"`
-	Text   *string `json:"text,omitempty"`
-	Base64 *string `json:"base64,omitempty"`
-	Mode   string  `json:"mode,omitempty" pattern:"^0?[0-7]{3}$" doc:"Octal permissions" example:"755"`
+	Path       string  `json:"path,omitempty" maxLength:"1024" doc:"Path in the workspace"`
+	PathBase64 []byte  `json:"path_base64,omitempty" maxLength:"1368" doc:"Path in the workspace if it is not UTF-8, instead of path"`
+	ID         string  `json:"id,omitempty" maxLength:"128" doc:"ID in the content store"`
+	Text       *string `json:"text,omitempty"`
+	Base64     *string `json:"base64,omitempty"`
+	Mode       string  `json:"mode,omitempty" pattern:"^0?[0-7]{3}$" doc:"Octal permissions" example:"755"`
 }
 
 // FileOut is a collected file.
 type FileOut struct {
-	Path      string `json:"path"`
-	ID        string `json:"id,omitempty" doc:"ID in the content store"`
-	Size      int64  `json:"size"`
-	MediaType string `json:"media_type,omitempty"`
-	Error     string `json:"error,omitempty" doc:"Reason if it was not stored"`
+	Path       string `json:"path" doc:"Path in the workspace; invalid UTF-8 is replaced"`
+	PathBase64 []byte `json:"path_base64,omitempty" doc:"The path, if it is not UTF-8"`
+	ID         string `json:"id,omitempty" doc:"ID in the content store"`
+	Size       int64  `json:"size"`
+	MediaType  string `json:"media_type,omitempty"`
+	Error      string `json:"error,omitempty" doc:"Reason if it was not stored"`
 
 	ModTime time.Time `json:"-"` // modification time
 }
@@ -91,6 +93,7 @@ type FileOut struct {
 type Answer struct {
 	result.Report
 	Files     []FileOut `json:"files,omitempty"`
+	Unmatched []string  `json:"unmatched,omitempty" doc:"Patterns of collect that matched no file"`
 	QueueMS   float64   `json:"queue_ms" doc:"Time in the queue"`
 	Room      string    `json:"room,omitempty" enum:"cold,warm" doc:"Whether the sandbox was created for it or in advance"`
 	TimeoutMS float64   `json:"timeout_ms,omitempty" doc:"Effective timeout"`
@@ -104,7 +107,7 @@ func (a *Answer) Short() *Answer {
 		return nil
 	}
 	short := *a // the original is shared
-	short.Argv, short.Files = nil, nil
+	short.Argv, short.Files, short.Unmatched = nil, nil, nil
 	return &short
 }
 
@@ -240,8 +243,14 @@ type Signal struct {
 
 // Stored is a file in the content store.
 type Stored struct {
-	ID   string `json:"id"`
-	Size int64  `json:"size"`
+	ID      string     `json:"id"`
+	Size    int64      `json:"size"`
+	Expires *time.Time `json:"expires_at,omitempty" doc:"In a list: when the file is removed, unless it is used before"`
+}
+
+// StoredFiles is a list of files in the content store.
+type StoredFiles struct {
+	Files []Stored `json:"files"`
 }
 
 // Calls is a list of calls, or of processes.

@@ -4,7 +4,7 @@ import "github.com/sbxrun/sbxrun/cleanup/result"
 
 // Cell is a piece of code for an interpreter that keeps its state between cells.
 type Cell struct {
-	Language  string     `json:"language" minLength:"1" maxLength:"64" doc:"A language of /v1/languages with cells"`
+	Language  string     `json:"language,omitempty" maxLength:"64" doc:"A language of /v1/languages with cells; default: python"`
 	Code      string     `json:"code"`
 	TimeoutMS float64    `json:"timeout_ms,omitempty" minimum:"0" doc:"Time limit after which the cell is interrupted; 0 for the server's default. One second later the interpreter is killed. Reduced like that of a call."`
 	Limits    CellLimits `json:"limits,omitempty"`
@@ -45,6 +45,7 @@ type CellAnswer struct {
 	Earlier     *result.Report `json:"earlier,omitempty" doc:"Report of the previous interpreter, if it ended between two cells"`
 
 	Files     []FileOut `json:"files,omitempty"`
+	Unmatched []string  `json:"unmatched,omitempty" doc:"Patterns of collect that matched no file"`
 	QueueMS   float64   `json:"queue_ms" doc:"Time in the queue"`
 	TimeoutMS float64   `json:"timeout_ms" doc:"Effective timeout"`
 	Clamped   []string  `json:"clamped,omitempty" doc:"Request members that were reduced to the server's maximum"`

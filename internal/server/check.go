@@ -84,11 +84,14 @@ func (s *Server) check(w Identity, c *api.Call) (*execution, error) { return s.c
 func (s *Server) checkIn(w Identity, x *sessions.Session, c *api.Call) (*execution, error) {
 	set := s.settings.Load()
 	ex := &execution{session: x, process: x != nil, id: s.newID(), caller: w, ceilings: set.Of(w.Tenant), argv: c.Argv, dir: c.Workdir, stdin: c.Stdin, shown: set.shown(c.Argv, c.Code)}
+	if len(c.Argv) == 0 && c.Language == "" && c.Code != "" {
+		c.Language = defaultLanguage
+	}
 	switch {
 	case (len(c.Argv) == 0) == (c.Language == ""):
-		return nil, usage("give either argv, or language and code")
-	case c.Language == "" && c.Code != "":
-		return nil, usage("code requires language")
+		return nil, usage("give either argv or code")
+	case len(c.Argv) > 0 && c.Code != "":
+		return nil, usage("give either argv or code")
 	case len(c.Argv) > 0 && c.Argv[0] == "":
 		return nil, usage("the command is an empty string")
 	}
@@ -148,6 +151,9 @@ func declaresEncoding(code string) bool {
 	return strings.Contains(first+second, "coding")
 }
 
+// defaultLanguage is the language of code without a language.
+const defaultLanguage = "python"
+
 // language returns an available language.
 func (set *settings) language(name string) (cells.Language, error) {
 	l, ok := set.languages[name]
@@ -169,7 +175,7 @@ func (ex *execution) settle(set *settings, c *api.Call) error {
 	const most = 4 << 10 // each pattern is matched against every file name
 	patterns := 0
 	for _, pattern := range c.Collect {
-		if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
+		if _, err := path.Match(pattern, ""); err != nil || strings.Trim(pattern, "/") == "" || pattern[0] == '/' {
 			return usage("invalid collect pattern %.64q", pattern)
 		}
 		if patterns += len(pattern); patterns > most {
@@ -181,6 +187,12 @@ func (ex *execution) settle(set *settings, c *api.Call) error {
 }
 
 func checkFile(f api.FileIn) (in fileIn, err error) {
+	if f.PathBase64 != nil {
+		if f.Path != "" {
+			return in, usage("file %q: give either path or path_base64", f.Path)
+		}
+		f.Path = string(f.PathBase64)
+	}
 	if in.path, err = workspace.Clean(f.Path); err != nil {
 		return in, err
 	}

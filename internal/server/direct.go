@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net/http"
 	"os"
+	"unicode/utf8"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
@@ -96,6 +97,14 @@ func (s *Server) PutFile(ctx context.Context, session, name string, r io.Reader,
 	return &api.Written{Path: name, Size: size}, nil
 }
 
+// rawPath returns the bytes of a path that JSON cannot represent, or nil.
+func rawPath(name string) []byte {
+	if utf8.ValidString(name) {
+		return nil
+	}
+	return []byte(name)
+}
+
 // OpenFile opens a file of a session's workspace. Read at most size bytes, because the file may grow. The
 // caller closes it and then calls release; the session's end closes it, too.
 func (s *Server) OpenFile(ctx context.Context, session, name string) (f *os.File, size int64, until context.Context, release func(), err error) {
@@ -139,6 +148,7 @@ func (s *Server) ListFiles(ctx context.Context, session string) (*workspace.List
 	size := int64(0)
 	out := &workspace.Listing{Files: []workspace.Entry{}}
 	err = dir.List(".", s.settings.Load().Sessions.MaxEntries, func(e workspace.Entry) (err error) {
+		e.PathBase64 = rawPath(e.Path)
 		out.Files = append(out.Files, e)
 		if size += entry + copies*int64(len(e.Path)); size > piece {
 			err, size = s.Hold(ctx, size), 0

@@ -280,9 +280,12 @@ func (s *Server) in(ctx context.Context, at slot.Slot, ex *execution, out sink) 
 		return nil, err
 	}
 	ex.keep(res)
+	if e := res.Err; e != nil && e.Code == "workdir" && !res.Started && res.Verdict != result.Unproven {
+		return nil, e // a mistake in the request, also if the command was started in a prestarted sandbox
+	}
 	a := s.answer(at, ex, out, res)
 	if ctx.Err() == nil && res.Verdict == result.Proven {
-		a.Files = s.collect(ctx, at, ex)
+		a.Files, a.Unmatched = s.collect(ctx, at, ex)
 	}
 	return a, nil
 }
@@ -361,35 +364,32 @@ func (ex *execution) collects() int64 {
 }
 
 // collect stores the files that match the call's patterns.
-func (s *Server) collect(ctx context.Context, at slot.Slot, ex *execution) (files []api.FileOut) {
+func (s *Server) collect(ctx context.Context, at slot.Slot, ex *execution) (files []api.FileOut, unmatched []string) {
 	if len(ex.collect) == 0 {
-		return nil
+		return nil, nil
 	}
 	dir, err := at.Files()
 	if err != nil {
-		return []api.FileOut{{Path: ".", Error: err.Error()}}
+		return []api.FileOut{{Path: ".", Error: err.Error()}}, nil
 	}
 	leave, err := wait(ctx, s.walking, eachTenant)
 	if err != nil {
-		return []api.FileOut{{Path: ".", Error: err.Error()}}
+		return []api.FileOut{{Path: ".", Error: err.Error()}}, nil
 	}
 	defer leave()
-	deepest, left, names, match := 0, int64(ex.ceilings.Files), 0, matcher{ex.collect, maxMatchSteps}
-	for _, p := range ex.collect {
-		deepest = max(deepest, strings.Count(p, "/"))
-	}
+	left, names, match := int64(ex.ceilings.Files), 0, newMatcher(ex.collect)
 	err = dir.List(".", maxEntries, func(e workspace.Entry) error {
 		if ctx.Err() != nil {
 			return errEnded // the client has disconnected
 		}
-		if e.Type == "directory" && strings.Count(e.Path, "/") >= deepest {
-			return fs.SkipDir // no pattern is deeper
-		}
-		if e.Type != "file" {
-			return nil
-		}
-		if ok, err := match.any(e.Path); !ok {
+		matches, deeper, err := match.any(e.Path)
+		switch {
+		case err != nil:
 			return err
+		case e.Type == "directory" && !deeper:
+			return fs.SkipDir
+		case e.Type != "file" || !matches:
+			return nil
 		}
 		if len(files) == maxCollected {
 			return usage("more than %d files match", maxCollected)
@@ -397,7 +397,7 @@ func (s *Server) collect(ctx context.Context, at slot.Slot, ex *execution) (file
 		if names += len(e.Path); names > maxNameBytes {
 			return usage("the names of the matching files have more than %d bytes in total", maxNameBytes)
 		}
-		out := api.FileOut{Path: e.Path, Size: e.Size}
+		out := api.FileOut{Path: e.Path, PathBase64: rawPath(e.Path), Size: e.Size}
 		// Sparse files cost the command nothing, but the store has to read them.
 		if e.Size > left {
 			out.Error = "with those before it, it is larger than the tenant's quota"
@@ -411,38 +411,9 @@ func (s *Server) collect(ctx context.Context, at slot.Slot, ex *execution) (file
 		return nil
 	})
 	if err != nil {
-		files = append(files, api.FileOut{Path: ".", Error: err.Error()})
+		return append(files, api.FileOut{Path: ".", Error: err.Error()}), nil
 	}
-	return files
-}
-
-// matcher matches names against patterns with a limited number of steps. path.Match takes up to the product
-// of both lengths.
-type matcher struct {
-	patterns []string // valid
-	left     int      // remaining steps
-}
-
-// any reports whether a pattern matches. It fails when the steps are used up.
-func (m *matcher) any(name string) (bool, error) {
-	for _, pattern := range m.patterns {
-		rest := strings.IndexAny(pattern, `*?[\`)
-		if rest < 0 {
-			rest = len(pattern)
-		}
-		m.left -= 1 + rest
-		if !strings.HasPrefix(name, pattern[:rest]) {
-			continue
-		}
-		m.left -= (len(pattern) - rest) * (len(name) - rest)
-		if m.left < 0 {
-			return false, usage("the patterns of collect are too expensive for so many files (stopped at %.80q); use fewer or more specific ones, such as out/*.png", name)
-		}
-		if ok, _ := path.Match(pattern, name); ok {
-			return true, nil
-		}
-	}
-	return false, nil
+	return files, match.unmatched()
 }
 
 // keep stores a file of the workspace in the content store.

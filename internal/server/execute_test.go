@@ -74,7 +74,7 @@ func TestCollectEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	s := &Server{walking: tenants.NewScheduler(1)}
-	files := s.collect(ctx, filesPlace{dir: dir}, &execution{collect: []string{"*"}})
+	files, _ := s.collect(ctx, filesPlace{dir: dir}, &execution{collect: []string{"*"}})
 	if len(files) != 1 || files[0].Path != "." || files[0].Error != errEnded.Error() {
 		t.Errorf("%+v", files)
 	}
@@ -86,17 +86,17 @@ func TestMatcher(t *testing.T) {
 		deepest = "out/0123456789/0123456789/" // a usual name
 		bad     = "*aaaaaaaaaaaaaaaaaaaaaaaaaaaaaab"
 	)
-	usual := matcher{[]string{"*.png", "*.csv", "out/*.png", "out/*/*.csv", "report.html", "out/[a-f]*/*", deepest + "*"}, maxMatchSteps}
+	usual := newMatcher([]string{"*.png", "*.csv", "out/*.png", "out/*/*.csv", "report.html", "out/[a-f]*/*", "**/*.html", deepest + "*"})
 	for i := range maxEntries {
 		name := fmt.Sprintf("%s%06d.log", deepest, i)
-		if ok, err := usual.any(name); !ok || err != nil {
+		if ok, _, err := usual.any(name); !ok || err != nil {
 			t.Fatalf("%s: %v %v", name, ok, err)
 		}
 	}
-	hostile := matcher{slices.Repeat([]string{strings.Repeat(bad, 2)}, 64), maxMatchSteps}
+	hostile := newMatcher(slices.Repeat([]string{strings.Repeat(bad, 2)}, 64))
 	name := strings.Repeat("a", 250)
 	for i := range maxEntries {
-		if ok, err := hostile.any(name); err != nil {
+		if ok, _, err := hostile.any(name); err != nil {
 			t.Logf("after %d names", i)
 			return
 		} else if ok {
@@ -104,4 +104,32 @@ func TestMatcher(t *testing.T) {
 		}
 	}
 	t.Error("all names were compared with all patterns")
+}
+
+// A pattern matches files and everything in directories; ** stands for any number of directories. Only
+// directories in which something can match are visited.
+func TestPatterns(t *testing.T) {
+	for _, test := range []struct {
+		pattern, name  string
+		matches, below bool
+	}{
+		{"*.png", "a.png", true, true}, {"*.png", "d/a.png", false, false}, {"*.png", "d", false, false},
+		{"out/*.png", "out", false, true}, {"out/*.png", "other", false, false}, {"out/*.png", "out/a.png", true, true},
+		{"out", "out", true, true}, {"out", "out/a/b", true, true}, {"out/", "out/a", true, true}, {"out", "outer", false, false}, {"o*", "out/a/b", true, true},
+		{"**", "a", true, true}, {"**", "a/b/c", true, true},
+		{"**/*.csv", "a.csv", true, true}, {"**/*.csv", "a/b/c.csv", true, true}, {"**/*.csv", "a/b", false, true}, {"**/*.csv", "a/b/c.txt", false, true},
+		{"out/**", "out", false, true}, {"out/**", "out/a", true, true}, {"out/**", "out/a/b", true, true}, {"out/**", "other", false, false},
+		{"a/**/z/*", "a/z/f", true, true}, {"a/**/z/*", "a/b/c/z/f", true, true}, {"a/**/z/*", "a/b/f", false, true},
+	} {
+		if matches, below, err := newMatcher([]string{test.pattern}).any(test.name); matches != test.matches || below != test.below || err != nil {
+			t.Errorf("%s and %s: %v, below %v, %v", test.pattern, test.name, matches, below, err)
+		}
+	}
+	m := newMatcher([]string{"a", "b*", "*.c", "**/x"})
+	for _, name := range []string{"a", "bb", "d/y"} {
+		_, _, _ = m.any(name)
+	}
+	if got := m.unmatched(); !slices.Equal(got, []string{"*.c", "**/x"}) {
+		t.Errorf("%q", got)
+	}
 }

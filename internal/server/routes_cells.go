@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -62,7 +63,7 @@ func (s *Server) cell(ctx context.Context, session string, ex *execution, langua
 	a = s.cellAnswer(ex, language, answer)
 	a.StartedAt, a.QueueMS = began.UTC().Format(result.TimeFormat), result.Milliseconds(ex.queued)
 	if either.Err() == nil {
-		a.Files = s.collect(either, x.Place, ex)
+		a.Files, a.Unmatched = s.collect(either, x.Place, ex)
 	}
 	ex.buffers.Shrink(cellSize(a))
 	s.metrics.cell(ex.caller.Tenant, a)
@@ -100,6 +101,7 @@ func cellSize(a *api.CellAnswer) int64 {
 func (s *Server) checkCell(w Identity, c *api.Cell) (*execution, cells.Language, error) {
 	set := s.settings.Load()
 	ex := &execution{id: s.newID(), caller: w, ceilings: set.Of(w.Tenant), shown: set.shown(nil, c.Code)}
+	c.Language = cmp.Or(c.Language, defaultLanguage)
 	language, err := set.language(c.Language)
 	if err != nil {
 		return nil, language, err

@@ -260,4 +260,29 @@ func (s *Server) defineFiles(a huma.API) {
 			return nil
 		})
 	})
+	register(a, s.operation(a, huma.Operation{
+		OperationID: "listStoredFiles", Method: http.MethodGet, Path: "/v1/files", Summary: "List the content store, least recently used first",
+	}, api.TooLarge, api.Policy, api.Quota, api.Busy), func(ctx context.Context, _ *struct{}) (*answer[api.StoredFiles], error) {
+		list, err := s.files.List(IdentityOf(ctx).Tenant)
+		if err != nil {
+			return nil, err
+		}
+		const each = 512
+		if err := s.holdLong(ctx, each*int64(len(list))); err != nil {
+			return nil, err
+		}
+		out := api.StoredFiles{Files: []api.Stored{}}
+		for _, f := range list {
+			expires := f.Used.Add(s.files.TTL()).UTC()
+			out.Files = append(out.Files, api.Stored{ID: f.ID, Size: f.Size, Expires: &expires})
+		}
+		return with(out, nil)
+	})
+	register(a, s.operation(a, huma.Operation{
+		OperationID: "deleteStoredFile", Method: http.MethodDelete, Path: "/v1/files/{id}", Summary: "Remove a file from the content store", DefaultStatus: http.StatusNoContent,
+	}, api.NoSuchFile), func(ctx context.Context, q *struct {
+		ID string `path:"id" maxLength:"128" doc:"sha256:…"`
+	}) (*struct{}, error) {
+		return nil, s.files.Remove(IdentityOf(ctx).Tenant, q.ID)
+	})
 }

@@ -18,11 +18,12 @@ import (
 
 // Entry is an entry of a listing.
 type Entry struct {
-	Path    string    `json:"path" doc:"Path in the workspace"`
-	Type    string    `json:"type" enum:"file,directory,link,other"`
-	Size    int64     `json:"size" doc:"In bytes; 0 for other types than files"`
-	Mode    string    `json:"mode" doc:"Octal permissions" example:"0644"`
-	ModTime time.Time `json:"mtime"`
+	Path       string    `json:"path" doc:"Path in the workspace; invalid UTF-8 is replaced"`
+	PathBase64 []byte    `json:"path_base64,omitempty" doc:"The path, if it is not UTF-8"`
+	Type       string    `json:"type" enum:"file,directory,link,other"`
+	Size       int64     `json:"size" doc:"In bytes; 0 of what is no file"`
+	Mode       string    `json:"mode" doc:"Octal permissions" example:"0644"`
+	ModTime    time.Time `json:"mtime"`
 }
 
 // List calls each for everything below a directory, parents first and sorted by name. It follows no link. It stops
