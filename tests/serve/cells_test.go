@@ -330,9 +330,9 @@ func TestCodeRefused(t *testing.T) {
 		status int
 		word   string
 	}{
-		{`{}`, 400, "language"},
+		{`{}`, 400, "code"},
 		{`{"language":"cobol","code":"1"}`, 400, "cobol"},
-		{`{"language":"sh","code":"1"}`, 400, "kept"},
+		{`{"language":"sh","code":"1"}`, 400, "does not support cells"},
 		{`{"language":"none","code":"1"}`, 400, "no-such-python"},
 		{`{"language":"python"}`, 400, "code"},
 		{`{"language":"python","code":"1","argv":["true"]}`, 400, "argv"},

@@ -218,7 +218,7 @@ func TestTLS(t *testing.T) {
 	harness.Must(t, err)
 	harness.Must(t, os.WriteFile(config, append(bytes.Clone(right), "\n[overlays]\nnew = \"/usr\"\n[tenants.me]\noverlays = [\"new\"]\n"...), 0o600))
 	replace("key")
-	s.logs("there is no \\\"new\\\" in [overlays]")
+	s.logs("no \\\"new\\\" in [overlays]")
 	if status, b := post(t, trusting(dir), "https://"+address, "me-token", sh("true")); status != 200 {
 		t.Errorf("%d %s", status, b)
 	}
@@ -248,7 +248,7 @@ func TestReload(t *testing.T) {
 	text += "[languages.extra]\ncommand = [\"sh\", \"{file}\"]\nfile = \"main.sh\"\n[tenant]\nsessions = 1\nvolumes = 1\n"
 	harness.Must(t, os.WriteFile(file, []byte(text), 0o600))
 	_ = s.cmd.Process.Signal(unix.SIGHUP)
-	s.logs(`"msg":"reloaded"`, "needs a restart")
+	s.logs(`"msg":"reloaded"`, "other changes need a restart")
 	if _, b := s.ask(http.MethodGet, "/v1/languages", nil); !strings.Contains(string(b), `"name":"extra"`) {
 		t.Errorf("%s", b)
 	}
@@ -309,7 +309,7 @@ func TestSocketActivation(t *testing.T) {
 	}
 	_ = s.cmd.Process.Signal(unix.SIGHUP) // the environment no longer mentions sockets
 	harness.Until(t, harness.Bound, "the reload", func() bool { return strings.Contains(s.log.String(), `"msg":"reload`) })
-	if log := s.log.String(); !strings.Contains(log, `"msg":"reloaded"`) || strings.Contains(log, "needs a restart") {
+	if log := s.log.String(); !strings.Contains(log, `"msg":"reloaded"`) || strings.Contains(log, "other changes need a restart") {
 		t.Error(log)
 	}
 	if a := s.run(sh("ls /proc/self/fd | wc -l")); text(a.Stdout) != "4\n" { // 0, 1, 2 and that of ls
