@@ -12,19 +12,19 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 )
 
-// bucket is one of JetStream's, which whoever needs it first makes.
+// bucket is a key-value bucket of JetStream. The first user creates it.
 type bucket struct {
 	js       jetstream.JetStream
 	name     string
 	ttl      time.Duration
-	most     int32 // bytes of a value
+	most     int32 // maximum size of a value
 	replicas int
 
 	mu sync.Mutex
 	kv jetstream.KeyValue
 }
 
-// jetStreamTimeout bounds each question to JetStream, which without a majority does not answer.
+// jetStreamTimeout bounds each request to JetStream, which does not respond without a majority.
 const jetStreamTimeout = 3 * time.Second
 
 func (b *bucket) open(ctx context.Context) (jetstream.KeyValue, error) {
@@ -33,14 +33,14 @@ func (b *bucket) open(ctx context.Context) (jetstream.KeyValue, error) {
 	if b.kv != nil {
 		return b.kv, nil
 	}
-	// As jetstream makes buckets, but for AllowDirect: with that any replica would answer, also one that
-	// has not heard of what this gateway has just been told is written; and for AllowRollup: with that a
-	// node could delete all records, those that it does not know included, by the header of one message.
+	// Like jetstream's buckets, except for AllowDirect and AllowRollup. With AllowDirect, a replica could
+	// respond that has not yet received an acknowledged write. With AllowRollup, a node could delete all
+	// records with the header of a single message, even those that it does not know.
 	_, err := b.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
 		Name: "KV_" + b.name, Subjects: []string{"$KV." + b.name + ".>"}, MaxMsgsPerSubject: 1, MaxMsgSize: b.most, MaxAge: b.ttl,
 		Replicas: b.replicas, Discard: jetstream.DiscardNew, DenyDelete: true,
 	})
-	if err != nil && !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // by another gateway, meanwhile
+	if err != nil && !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // created by another gateway meanwhile
 		return nil, err
 	}
 	kv, err := b.js.KeyValue(ctx, b.name)
@@ -50,7 +50,7 @@ func (b *bucket) open(ctx context.Context) (jetstream.KeyValue, error) {
 	return kv, err
 }
 
-// stay has a bucket be made anew that was opened and is gone: NATS may have been started without its store.
+// stay creates a bucket again that has disappeared: NATS may have been restarted without its store.
 func (b *bucket) stay(ctx context.Context) error {
 	b.mu.Lock()
 	opened := b.kv != nil
@@ -69,7 +69,7 @@ func (b *bucket) stay(ctx context.Context) error {
 	return err
 }
 
-// get reads a value. Its revision is 0 if there is none.
+// get reads a value. The revision is 0 if there is none.
 func (b *bucket) get(ctx context.Context, key string, into any) (revision uint64, err error) {
 	kv, err := b.open(ctx)
 	if err != nil {
@@ -85,7 +85,7 @@ func (b *bucket) get(ctx context.Context, key string, into any) (revision uint64
 	return entry.Revision(), json.Unmarshal(entry.Value(), into)
 }
 
-// make makes a value, unless there is one: see [changed].
+// make creates a value. If there is one already, the error is a [conflict].
 func (b *bucket) make(ctx context.Context, key string, value any) (uint64, error) {
 	if _, err := b.open(ctx); err != nil {
 		return 0, err
@@ -93,8 +93,8 @@ func (b *bucket) make(ctx context.Context, key string, value any) (uint64, error
 	return b.put(ctx, key, value, 0)
 }
 
-// put changes a value from a revision; 0 makes one. Nodes have no right to read, so that it is done
-// without opening the bucket.
+// put replaces a revision of a value; 0 creates a value. It does not open the bucket, because nodes have no
+// right to read.
 func (b *bucket) put(ctx context.Context, key string, value any, revision uint64) (uint64, error) {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -103,7 +103,7 @@ func (b *bucket) put(ctx context.Context, key string, value any, revision uint64
 	return publish(ctx, b.js, "$KV."+b.name+"."+key, text, jetstream.WithExpectLastSequencePerSubject(revision))
 }
 
-// publish writes to a stream. One that was made a moment ago does not listen yet.
+// publish writes to a stream. It retries, because a new stream does not respond at once.
 func publish(ctx context.Context, js jetstream.JetStream, subject string, text []byte, options ...jetstream.PublishOpt) (uint64, error) {
 	const attempts = int(jetStreamTimeout / tick)
 	ack, err := js.Publish(ctx, subject, text, append(options, jetstream.WithRetryAttempts(attempts), jetstream.WithRetryWait(tick))...)
@@ -113,13 +113,13 @@ func publish(ctx context.Context, js jetstream.JetStream, subject string, text [
 	return ack.Sequence, nil
 }
 
-// jetStreamError is the error of what was not begun for want of JetStream.
+// jetStreamError returns the error of a request that was not started because JetStream failed.
 func jetStreamError(what string, err error) error {
 	return api.NewError(api.Busy, what+": JetStream: "+err.Error(), "try again in a moment")
 }
 
-// conflict reports whether an update has failed because somebody else was first. Replicated streams say
-// it by another code.
+// conflict reports whether an update failed because the revision has changed. Replicated streams use a
+// different code for that.
 func conflict(err error) bool {
 	var e *jetstream.APIError
 	return errors.As(err, &e) && (e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence || e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)

@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// closeHook is the body of an answer, with something that is done after its end.
+// closeHook is a response body with a function to call after Close.
 type closeHook struct {
 	io.ReadCloser
 	after func()
@@ -19,8 +19,8 @@ func (c closeHook) Close() error {
 	return c.ReadCloser.Close()
 }
 
-// do sends a request to an instance, over a connection of its own. If the error is [ErrUnreachable] nothing of it was delivered.
-// The body is read until the answer's body is closed, or the whole request is sent.
+// do sends a request to an instance over a new connection. If the error is [ErrUnreachable], nothing was
+// delivered. The request body is read until it ends or the response body is closed.
 func (l *Transport) do(r *http.Request, at string) (*http.Response, error) {
 	conn := l.Dial(at)
 	stop := context.AfterFunc(r.Context(), func() { conn.Abort(context.Cause(r.Context())) })
@@ -40,19 +40,19 @@ func (l *Transport) do(r *http.Request, at string) (*http.Response, error) {
 	fail := func(err error) (*http.Response, error) {
 		stop()
 		if own := conn.failure(); own != nil {
-			err = own // and not what was made of it
+			err = own // instead of the HTTP client's error
 		}
 		conn.Close()
 		return nil, err
 	}
 	if r.Body == nil || r.GetBody != nil && r.ContentLength <= window/2 {
-		// All of it is in memory, and may be on its way at once: nothing is waited for.
+		// The whole request fits into the window, so this does not block.
 		if err := write(); err != nil {
 			return fail(err)
 		}
 	} else {
 		go func() {
-			// The server may answer before it has read all, and then nobody minds.
+			// The server may respond before it has read everything; then the error does not matter.
 			_ = write()
 		}()
 	}
@@ -73,14 +73,13 @@ func (l *Transport) do(r *http.Request, at string) (*http.Response, error) {
 	}
 }
 
-// Buffers of a message's size are used again: one of each per request was most of what a gateway
-// allocated.
+// Pools of buffers of a message's size: one of each per request was most of a gateway's allocations.
 var (
 	writers = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, piece) }}
 	pieces  = sync.Pool{New: func() any { return new([piece]byte) }}
 )
 
-// failure is what a connection has failed with.
+// failure returns the error of a connection, if it has failed.
 func (c *Conn) failure() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

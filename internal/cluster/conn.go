@@ -9,54 +9,54 @@ import (
 	"time"
 )
 
-// window is how many bytes may be on their way, or wait to be read, in each direction of a
-// connection: what a slow reader costs.
+// window bounds the bytes in flight or unread in each direction of a connection, and thus the memory for a
+// slow reader.
 const window = 128 << 10
 
-// piece is the most that one message carries.
+// piece is the maximum payload of a message.
 const piece = 32 << 10
 
 // Errors of connections.
 var (
-	// ErrUnreachable: nothing was delivered.
+	// ErrUnreachable means that nothing was delivered.
 	ErrUnreachable = errors.New("the node is not connected to NATS")
-	// ErrLost: the other side is gone, and what it has done is not known.
+	// ErrLost means that the peer is gone, and that its progress is unknown.
 	ErrLost = errors.New("the connection over NATS was lost")
 )
 
-// Conn is a connection over messages, a [net.Conn]. Its methods may be called at the same time.
+// Conn is a [net.Conn] over messages. Its methods may be called concurrently.
 type Conn struct {
 	link   *Transport
 	id     string
-	peer   string // the other side's link
-	from   string // its name
+	peer   string // subject of the other transport
+	from   string // name of the peer
 	dialed bool
 
 	mu      sync.Mutex
 	changed sync.Cond
-	err     error // of both directions
-	closed  bool  // by Close
+	err     error // ends both directions
+	closed  bool  // Close was called
 
-	// What arrives.
-	in       []byte // and was not read
-	got      uint64 // bytes that have arrived
+	// The incoming direction.
+	in       []byte // unread
+	got      uint64 // bytes received
 	inEnded  bool
-	granted  uint64 // the limit that was last told
-	owed     bool   // the other side waits for an acknowledgement
-	heard    bool   // anything
+	granted  uint64 // limit last sent to the peer
+	owed     bool   // the peer waits for an acknowledgement
+	heard    bool   // received anything
 	lastIn   time.Time
 	readBy   time.Time
 	readWake *time.Timer
 
-	// What is sent.
-	out       []byte // that was not acknowledged
-	acked     uint64 // the stream's place of out's first byte
-	limit     uint64 // how far may be sent
+	// The outgoing direction.
+	out       []byte // not acknowledged
+	acked     uint64 // stream offset of out
+	limit     uint64 // granted by the peer
 	outEnded  bool
 	endAcked  bool
-	blocked   int       // writers that wait
-	times     int       // that the first byte was sent
-	lastOut   time.Time // progress, or the last attempt
+	blocked   int       // waiting writers
+	times     int       // transmissions of the first byte
+	lastOut   time.Time // of progress or the last attempt
 	writeBy   time.Time
 	writeWake *time.Timer
 }
@@ -83,7 +83,7 @@ func (c *Conn) Read(b []byte) (int, error) {
 			if c.in = c.in[n:]; len(c.in) == 0 {
 				c.in = nil
 			}
-			// Told from time to time: each telling is a message.
+			// Not after every read: each update is a message.
 			if c.mayArrive()-c.granted >= window/4 && c.err == nil && !c.inEnded {
 				c.send(frame{})
 			}
@@ -97,15 +97,15 @@ func (c *Conn) Read(b []byte) (int, error) {
 	}
 }
 
-// mayArrive is how far the other side may send.
+// mayArrive returns the stream offset up to which the peer may send.
 func (c *Conn) mayArrive() uint64 { return c.got - uint64(len(c.in)) + window }
 
-// end is the stream's place behind all that was sent.
+// end returns the stream offset behind everything sent.
 func (c *Conn) end() uint64 { return c.acked + uint64(len(c.out)) }
 
 func late(by time.Time) bool { return !by.IsZero() && !time.Now().Before(by) }
 
-// Write waits while the other side's reader is slow.
+// Write blocks while the peer's reader is slow.
 func (c *Conn) Write(b []byte) (n int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -137,7 +137,7 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// CloseWrite says that nothing more is sent.
+// CloseWrite ends the outgoing direction.
 func (c *Conn) CloseWrite() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -149,7 +149,7 @@ func (c *Conn) CloseWrite() error {
 	return nil
 }
 
-// Close ends both directions. What was written is still delivered.
+// Close closes both directions. Written data is still delivered.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -160,10 +160,10 @@ func (c *Conn) Close() error {
 	switch {
 	case c.err != nil:
 	case c.dialed || len(c.in) > 0 && !c.inEnded:
-		// Whoever asked has the answer, or does not want it any more.
+		// The client has its response, or does not want it any more.
 		c.fail(net.ErrClosed, true)
 	case !c.outEnded:
-		// Told by the next tick: an answer says itself where it ends, and whoever has it closes the connection.
+		// The next tick sends this: a response has its own end, after which the client closes the connection.
 		c.outEnded, c.owed, c.lastOut = true, true, time.Now()
 	}
 	c.in = nil
@@ -174,10 +174,10 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// Gone reports whether the other side has left, for [server.WhileConnected].
+// Gone reports whether the peer has left, for [server.WhileConnected].
 func (c *Conn) Gone() bool { return c.failure() != nil }
 
-// Abort ends the connection at once, with an error for those who read or write.
+// Abort ends the connection at once. Read and Write return err.
 func (c *Conn) Abort(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -196,14 +196,14 @@ func (c *Conn) fail(err error, tell bool) {
 	c.link.forget(c)
 }
 
-// settled reports whether nothing of a closed connection is left to be done.
+// settled reports whether a closed connection is finished.
 func (c *Conn) settled() bool { return c.closed && (c.err != nil || len(c.out) == 0 && c.endAcked) }
 
-// send sends a frame, with what this side has to say at the moment. The other side tells what it is
-// missing; and if NATS is away, [Conn.tick] sends it again.
+// send sends a frame with the current acknowledgement and limit. If it is lost, the peer reports what it
+// misses, or [Conn.tick] sends it again.
 func (c *Conn) send(f frame) {
 	if c.dialed && !c.heard {
-		if time.Since(c.lastIn) < opensFor { // since it was dialed; later it asks for what the other side may have
+		if time.Since(c.lastIn) < opensFor { // since Dial; later frames do not open the connection
 			f.bits |= opens
 		}
 		if f.at == 0 && len(f.data) > 0 {
@@ -215,15 +215,15 @@ func (c *Conn) send(f frame) {
 	}
 	f.ack, f.limit = c.got, c.mayArrive()
 	if c.inEnded {
-		f.ack++ // for the end, as in TCP
+		f.ack++ // the end counts as a byte, as in TCP
 	}
 	c.granted, c.owed = f.limit, false
 	if err := c.link.publish(c, &f); err != nil && c.dialed && !c.heard && c.times == 1 && f.at == 0 && len(f.data) > 0 {
-		c.fail(ErrUnreachable, false) // not connected: it was not sent
+		c.fail(ErrUnreachable, false) // not connected to NATS
 	}
 }
 
-// receive takes a frame from the other side.
+// receive handles a frame from the peer.
 func (c *Conn) receive(f *frame) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -235,7 +235,7 @@ func (c *Conn) receive(f *frame) {
 	if f.bits&resets != 0 {
 		err := ErrLost
 		if c.inEnded || c.closed || !c.dialed {
-			err = io.ErrUnexpectedEOF // whoever asked has left
+			err = io.ErrUnexpectedEOF // the client has left
 		}
 		if f.bits&refuses != 0 && c.dialed {
 			err = ErrUnreachable
@@ -276,42 +276,42 @@ func (c *Conn) takeData(f *frame) {
 	end := f.at + uint64(len(f.data))
 	switch {
 	case f.at > c.got || end > c.mayArrive():
-		c.owed = true // something is missing, or this one is not as agreed: the other side sends it again
+		c.owed = true // a gap, or beyond the limit: the peer sends it again
 		return
 	case end > c.got && !c.inEnded:
 		if c.closed {
-			c.got = end // nobody reads it
+			c.got = end // discarded
 		} else {
 			c.in = append(c.in, f.data[c.got-f.at:]...)
 			c.got = end
 		}
 		c.owed = true
 	case len(f.data) > 0:
-		c.owed = true // it has not heard that this has arrived
+		c.owed = true // the acknowledgement was lost
 	}
 	if f.bits&ends != 0 && end == c.got {
 		c.inEnded, c.owed = true, true
 	}
 }
 
-// Times of what is sent again.
+// Intervals of retransmission.
 const (
 	tick  = 250 * time.Millisecond
 	again = time.Second
-	// A connection may be opened for so long. The other side remembers one that is over for longer, so that
-	// none is begun twice.
+	// A frame opens its connection only for this time. The peer remembers finished connections for longer,
+	// so that none starts twice.
 	opensFor = time.Minute
 	overFor  = 2 * opensFor
 )
 
-// tick acknowledges what has come, and sends again what seems to be lost.
+// tick sends acknowledgements, and sends lost data again.
 func (c *Conn) tick(now time.Time, alive bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.err != nil {
 		return
 	}
-	if !alive && now.Sub(c.lastIn) > again { // it may only just have begun to send beats
+	if !alive && now.Sub(c.lastIn) > again { // its first heartbeat may be under way
 		c.fail(ErrLost, false)
 		return
 	}
@@ -323,13 +323,13 @@ func (c *Conn) tick(now time.Time, alive bool) {
 	case c.owed:
 		c.send(frame{at: c.end()})
 	case now.Sub(c.lastIn) > lostAfter && now.Sub(c.lastOut) >= again:
-		// The other side may have ended the connection, and NATS have lost that.
+		// The peer may have ended the connection, and its message may be lost.
 		c.lastOut = now
 		c.send(frame{bits: asks, at: c.end()})
 	}
 }
 
-// resend sends all that was not acknowledged, or asks whether more may be sent.
+// resend sends all unacknowledged data again, or asks for a new limit.
 func (c *Conn) resend() {
 	at := c.acked
 	for rest := c.out; ; {
@@ -341,8 +341,8 @@ func (c *Conn) resend() {
 	}
 }
 
-// unheard is told when NATS has found nobody to deliver a frame to. That is only final if the
-// frame was the first one: a node may be about to connect again.
+// unheard handles a report of NATS that a frame had no receiver. That is final only for the first frame:
+// later, the node may be reconnecting.
 func (c *Conn) unheard() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -354,7 +354,7 @@ func (c *Conn) unheard() {
 func (c *Conn) LocalAddr() net.Addr  { return address(c.link.self) }
 func (c *Conn) RemoteAddr() net.Addr { return address(c.peer) }
 
-// address is the subject of a link.
+// address is the subject of a transport.
 type address string
 
 func (address) Network() string  { return "nats" }

@@ -9,11 +9,11 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 )
 
-// nodeHeader names the node that a request is for. What is about volumes or snapshots has to say it: they
-// are on one node, and outlive its instances, so that no id says which.
+// nodeHeader names the node for a request. Requests about volumes or snapshots need it, because these are
+// on one node and outlive its instances, so that no ID tells which.
 const nodeHeader = "Sbxrun-Node"
 
-// targetNode returns the node that a request names, or an error if it has to and does not.
+// targetNode returns the node that a request names, or an error if it must name one and does not.
 func targetNode(r *http.Request, body []byte) (node string, err error) {
 	node = r.Header.Get(nodeHeader)
 	if node == "" && (strings.HasPrefix(r.URL.Path, "/v1/snapshots") || strings.HasPrefix(r.URL.Path, "/v1/volumes") || usesStorage(body)) {
@@ -22,7 +22,7 @@ func targetNode(r *http.Request, body []byte) (node string, err error) {
 	return node, nil
 }
 
-// usesStorage reports whether a request, or a tool's call in it, is about a volume or a snapshot.
+// usesStorage reports whether a request, or the tool call in it, is about a volume or a snapshot.
 func usesStorage(body []byte) bool {
 	if !bytes.Contains(body, []byte(`"volumes"`)) && !bytes.Contains(body, []byte(`"snapshot"`)) {
 		return false
@@ -33,6 +33,6 @@ func usesStorage(body []byte) bool {
 			Arguments api.Parts `json:"arguments"`
 		} `json:"params"`
 	}
-	_ = json.Unmarshal(body, &m) // what it is not, a node says
+	_ = json.Unmarshal(body, &m) // a node reports errors
 	return m.Snapshot != "" || len(m.Volumes) > 0 || m.Params.Arguments.Snapshot != "" || len(m.Params.Arguments.Volumes) > 0
 }

@@ -1,38 +1,37 @@
-// Package cluster puts several servers behind one interface. Between them is NATS, a message
-// server: it knows who listens, and delivers at most once, in order from one sender to one
-// receiver.
+// Package cluster combines several servers behind one interface. They communicate over NATS, a message
+// server that knows the subscribers, and delivers messages at most once and in order from one sender to
+// one receiver.
 //
-// A node is a server that also takes requests by NATS. A gateway is an HTTP server without rooms: it
-// settles whose a request is, chooses a node, and passes the request on. What passes between them
-// is HTTP itself, over a [Conn]: a connection whose bytes travel in messages. So every path of the
-// interface, with its streams, its uploads and its cancellation, has one implementation, that of
-// package server.
+// A node is a server that also accepts requests over NATS. A gateway is an HTTP server without sandboxes:
+// it authenticates a request, chooses a node, and forwards the request as HTTP over a [Conn], a connection
+// whose bytes travel in messages. So every path of the API, with its streams, uploads and cancellation,
+// has a single implementation, in package server.
 //
-// Three things here are more than a pipe:
+// Three things go beyond forwarding:
 //
-//   - A request is sent to one instance of one node. If NATS says that nobody listens there, it
-//     was not delivered, and another node may have it. After that it is never sent anywhere else.
-//   - A Conn has a window in each direction: a slow reader stops the writer, and neither loses
-//     bytes nor fills memory. What was lost with a NATS server is sent again, at most once delivered.
-//   - All that take part publish a [Heartbeat] every two seconds. One that was not heard for six is lost,
-//     and with it what depends on it: requests are answered, calls canceled, sessions gone. Who is not
-//     connected to NATS itself draws no such conclusions.
+//   - A request is sent to one instance of one node. If NATS reports that nobody listens there, the
+//     request was not delivered, and another node may get it. Otherwise it is never sent again.
+//   - A Conn has a window in each direction: a slow reader stops the writer, without losing bytes or
+//     filling memory. Data that is lost with a NATS server is sent again, and delivered at most once.
+//   - All members publish a [Heartbeat] every two seconds. After six seconds of silence a member is lost,
+//     and everything that depends on it ends: requests get a response, calls are canceled, sessions are
+//     gone. A member that is itself disconnected from NATS draws no such conclusions.
 //
-// Three things need JetStream, NATS's store: detached calls wait in a queue (see record), files are in
-// object stores, and the ceilings of a tenant are divided among nodes (see held). Gateways use it; nodes
-// only take calls from the queue, and change the records of those.
+// Three things need JetStream, the store of NATS: detached calls wait in a queue (see record), files are
+// in object stores, and the ceilings of a tenant are distributed among nodes (see quotaRecord). Gateways
+// use JetStream; nodes only take calls from the queue, and change the records of those.
 //
-// Why a Conn of our own, when there are libraries: it is the sending again. NATS delivers at most once, so a
-// server of it that dies takes messages with it, and calls are to go on. A yamux session over two
-// subjects, of some seventy lines, costs about the same per call, has twice the throughput and takes three
-// times the memory for a reader that does not read; but it takes what is beneath it for reliable, and
-// one lost message ends the session with all calls of a node. Beneath it a Conn would be needed all the
-// same. An ordered consumer of JetStream sends again, but takes eight times as long for a call, keeps all
-// that a slow reader does not take, and needs a majority of servers for each byte.
+// Why a Conn of our own? Because of retransmission. NATS delivers at most once, so a NATS server that dies
+// takes messages with it, but calls must continue. A yamux session over two subjects, about seventy lines,
+// costs about the same per call, has twice the throughput, and needs three times the memory for a reader
+// that does not read. But yamux expects a reliable transport: one lost message ends the session, with all
+// calls of a node. An ordered consumer of JetStream does retransmit, but takes eight times as long per
+// call, stores everything that a slow reader does not take, and needs a majority of servers for each byte.
 //
-// Why no service of micro, NATS's library for them: NATS would choose the node for a call, and it knows nothing of
-// free places. Why a call of the queue is not acknowledged twice before its start: that says that NATS has
-// heard it, and not that no other node has the call after an answer was lost. The record says both.
+// Why no service of NATS's library micro? With that, NATS would choose the node for a call, without knowing
+// about free slots. Why no double acknowledgement of a queued call before its start? It confirms that NATS
+// has received the acknowledgement, but not that no other node got the call after a lost response. The
+// record does both.
 //
-// A message server that is away ends nothing: nodes go on with what they have, and deliver it later.
+// A NATS server that is unreachable ends nothing: nodes continue, and deliver their responses later.
 package cluster

@@ -7,19 +7,19 @@ import (
 
 // Bits of a frame.
 const (
-	opens   = 1 << iota // the first frame of a connection, until the other side was heard, or for [opensFor]
-	ends                // there is nothing after the data of this frame
-	resets              // the connection is over on the other side
-	asks                // for a frame in return
-	refuses             // with resets: nothing of the connection was begun, nor will be
+	opens   = 1 << iota // opens a connection; sent until the peer responds, or for [opensFor]
+	ends                // the stream ends with this frame
+	resets              // the sender has no such connection any more
+	asks                // requests a frame in return
+	refuses             // with resets: the request was not started, and will not be
 )
 
 // frame is one message of a connection.
 type frame struct {
 	bits  byte
-	at    uint64 // of the first byte of data in the stream
-	ack   uint64 // all before that has arrived
-	limit uint64 // how far the receiver may send
+	at    uint64 // stream offset of data
+	ack   uint64 // stream offset up to which everything has arrived
+	limit uint64 // stream offset up to which the receiver may send
 	data  []byte
 }
 
@@ -33,10 +33,10 @@ func (f *frame) append(to []byte) []byte {
 	return append(to, f.data...)
 }
 
-// parse reads a frame. Its data is that of the message.
+// parse parses a frame, which shares the memory of the message.
 func parse(b []byte) (f frame, err error) {
 	if len(b) < headSize {
-		return f, errors.New("a message that is no frame")
+		return f, errors.New("invalid frame")
 	}
 	return frame{b[0], binary.BigEndian.Uint64(b[1:]), binary.BigEndian.Uint64(b[9:]), binary.BigEndian.Uint64(b[17:]), b[headSize:]}, nil
 }

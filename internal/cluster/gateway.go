@@ -19,7 +19,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/server"
 )
 
-// Gateway passes requests on to nodes.
+// Gateway forwards requests to nodes.
 type Gateway struct {
 	door      *server.Middleware
 	members   *Members
@@ -33,10 +33,10 @@ type Gateway struct {
 	draining  atomic.Bool
 
 	mu     sync.Mutex
-	active map[string]*nodeLoad // way at each node
+	active map[string]*nodeLoad // by node
 }
 
-// NewGateway takes part in a cluster.
+// NewGateway joins a cluster.
 func NewGateway(bus *NATS, name, version string, door *server.Middleware, log *slog.Logger) (*Gateway, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	g := &Gateway{door: door, bus: bus, version: version, log: log, stop: stop, active: map[string]*nodeLoad{}}
@@ -55,7 +55,7 @@ func NewGateway(bus *NATS, name, version string, door *server.Middleware, log *s
 		return nil, err
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /v1/files/{id}", g.file) // these are all that nodes may ask for
+	mux.HandleFunc("GET /v1/files/{id}", g.file) // all that nodes may request
 	mux.HandleFunc("POST "+quotaPath, g.grantQuota)
 	g.web = newHTTPServer(door.Parts(mux), log)
 	go func() { _ = g.web.Serve(g.transport) }()
@@ -64,17 +64,17 @@ func NewGateway(bus *NATS, name, version string, door *server.Middleware, log *s
 	return g, nil
 }
 
-// Drain has others hear that this gateway is ending.
+// Drain announces that this gateway is ending.
 func (g *Gateway) Drain() { g.draining.Store(true) }
 
-// Close ends what is under way.
+// Close leaves the cluster and ends requests in progress.
 func (g *Gateway) Close() {
 	g.members.Leave()
 	g.web.Close()
 	g.stop()
 }
 
-// Handler is the whole interface.
+// Handler serves the whole HTTP API.
 func (g *Gateway) Handler() http.Handler {
 	mux := g.door.Mux(g.counters.registry, g.unready)
 	mux.HandleFunc("GET /v1/status", g.status)
@@ -83,7 +83,7 @@ func (g *Gateway) Handler() http.Handler {
 	mux.HandleFunc("/v1/sessions/{id}", g.handlePinned)
 	mux.HandleFunc("/v1/sessions/{id}/", g.handlePinned)
 	mux.HandleFunc("POST /v1/calls", g.enqueue)
-	mux.HandleFunc("GET /v1/calls/{id}", g.call) // what else is asked of one a node says that there is not
+	mux.HandleFunc("GET /v1/calls/{id}", g.call) // a node rejects other paths
 	mux.HandleFunc("DELETE /v1/calls/{id}", g.call)
 	mux.HandleFunc("GET /v1/calls/{id}/output", g.call)
 	mux.HandleFunc("/mcp", g.mcp)
@@ -96,37 +96,37 @@ func (g *Gateway) Handler() http.Handler {
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // who has gone away reads nothing
+	_ = json.NewEncoder(w).Encode(v) // fails only if the client is gone
 }
 
-// unready returns why the gateway takes no calls, or nil.
+// unready returns the reason why the gateway accepts no calls, or nil.
 func (g *Gateway) unready() *api.Error {
 	switch {
 	case g.draining.Load():
-		return api.NewError(api.Draining, "the gateway is ending", "try another one")
+		return api.NewError(api.Draining, "the gateway is draining", "try another one")
 	case len(g.members.Of(NodeKind)) == 0 || !g.bus.Connected():
 		return g.none()
 	}
 	return nil
 }
 
-// none is the error when there is no node.
+// none returns the error for a cluster without nodes.
 func (g *Gateway) none() *api.Error {
 	if !g.bus.Connected() {
 		return api.NewError(api.Busy, "the gateway is not connected to NATS", "try again in a moment")
 	}
-	return api.NewError(api.Busy, "there is no node", "try again in a moment")
+	return api.NewError(api.Busy, "no node is available", "try again in a moment")
 }
 
-// noneOf is the error when there is none of those that a request may go to.
+// noneOf returns the error if no suitable node is available for a request.
 func (g *Gateway) noneOf(r *http.Request) *api.Error {
 	if name := r.Header.Get(nodeHeader); name != "" && g.bus.Connected() {
-		return api.NewError(api.Busy, "the node that the header "+nodeHeader+" names is not there, or is ending", "try again in a moment")
+		return api.NewError(api.Busy, "the node in the header "+nodeHeader+" is missing or draining", "try again in a moment")
 	}
 	return g.none()
 }
 
-// handleAny passes a request on to a node that is not busy.
+// handleAny forwards a request to the least busy node.
 func (g *Gateway) handleAny(w http.ResponseWriter, r *http.Request) {
 	body, err := g.body(w, r)
 	if err == nil {
@@ -144,7 +144,7 @@ func (g *Gateway) handleAny(w http.ResponseWriter, r *http.Request) {
 	g.answer(w, r)(res, err)
 }
 
-// body reads all of a request, since it may be sent more than once.
+// body reads the whole body of a request, which may be sent more than once.
 func (g *Gateway) body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
 		return nil, nil
@@ -152,10 +152,10 @@ func (g *Gateway) body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	return g.door.Body(w, r)
 }
 
-// attempts is how many nodes are asked before a client is told that they are busy.
+// attempts is the number of nodes to try before a client gets their refusal.
 const attempts = 4
 
-// sendToAny sends a request to a node, and if that has not begun with it to others.
+// sendToAny sends a request to a node, and to others as long as they do not start it.
 func (g *Gateway) sendToAny(r *http.Request, body []byte) (res *http.Response, at string, err error) {
 	var refused *http.Response
 	tried := map[string]bool{}
@@ -178,7 +178,7 @@ func (g *Gateway) sendToAny(r *http.Request, body []byte) (res *http.Response, a
 			leave()
 			return nil, at, err
 		}
-		res.Body = closeHook{res.Body, leave} // then it is no longer under way
+		res.Body = closeHook{res.Body, leave} // the request ends with its response
 		if !refusedWith(res, api.Busy, api.Draining, api.Quota, api.QuotaKept) {
 			return res, at, nil
 		}
@@ -190,7 +190,7 @@ func (g *Gateway) sendToAny(r *http.Request, body []byte) (res *http.Response, a
 	return nil, "", g.noneOf(r)
 }
 
-// refusedWith reports whether a node has refused a request, with one of these codes.
+// refusedWith reports whether a node refused to start a request, with one of these codes.
 func refusedWith(res *http.Response, codes ...api.Code) bool {
 	if !slices.Contains([]int{http.StatusServiceUnavailable, http.StatusTooManyRequests, http.StatusConflict}, res.StatusCode) {
 		return false
@@ -208,7 +208,7 @@ type rest struct {
 	io.Closer
 }
 
-// handlePinned passes a request on to the node that has given the id in its path.
+// handlePinned forwards a request to the node that assigned the ID in its path.
 func (g *Gateway) handlePinned(w http.ResponseWriter, r *http.Request) {
 	at, err := g.home(r.PathValue("id"), strings.HasPrefix(r.URL.Path, "/v1/sessions/"))
 	if err != nil {
@@ -221,13 +221,13 @@ func (g *Gateway) handlePinned(w http.ResponseWriter, r *http.Request) {
 		there, leave := server.WhileConnected(r.Context())
 		defer leave()
 		out = out.WithContext(there)
-		// Not to be closed when the node has answered: what is left of it is still read.
+		// The response does not close the body: the rest is still read.
 		out.Body, out.ContentLength = io.NopCloser(r.Body), r.ContentLength
 	}
 	g.answer(w, r)(g.transport.do(out, at))
 }
 
-// home returns the node that has a session, or a call.
+// home returns the node of a session or call.
 func (g *Gateway) home(id string, session bool) (at string, err error) {
 	at, ok := home(id)
 	switch {
@@ -236,14 +236,14 @@ func (g *Gateway) home(id string, session bool) (at string, err error) {
 	case !ok:
 		return "", api.NewError(api.NoSuchCall, "no such call", "GET /v1/calls lists them")
 	case !g.members.Alive(at):
-		return "", api.NewError(api.Ended, "the node that had "+id+" is lost, and all that was on it has ended", "make a new one")
+		return "", api.NewError(api.Ended, "the node of "+id+" was lost, with everything on it", "make a new one")
 	case !g.members.Has(at):
 		return "", g.none()
 	}
 	return at, nil
 }
 
-// forwardRequest is a request as a node gets it, with a body that is in memory.
+// forwardRequest returns the request for a node, with a body in memory.
 func forwardRequest(r *http.Request, body []byte) *http.Request {
 	who := server.IdentityOf(r.Context())
 	out := &http.Request{
@@ -266,7 +266,7 @@ func forwardRequest(r *http.Request, body []byte) *http.Request {
 	}
 	out.Header.Set("X-Request-Id", who.RequestID)
 	if out.Header.Get("User-Agent") == "" {
-		out.Header.Set("User-Agent", "") // or net/http says its own
+		out.Header.Set("User-Agent", "") // prevent net/http from adding its own
 	}
 	if len(body) > 0 {
 		out.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
@@ -275,10 +275,10 @@ func forwardRequest(r *http.Request, body []byte) *http.Request {
 	return out.WithContext(r.Context())
 }
 
-// hops are the members of a header that are about one connection (RFC 9110, 7.6.1).
+// hops are the header fields for a single connection (RFC 9110, 7.6.1).
 var hops = []string{"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding", "Upgrade"}
 
-// copyHeader copies all that is not about one connection.
+// copyHeader copies a header without the fields for a single connection.
 func copyHeader(to, from http.Header) {
 	maps.Copy(to, from)
 	for _, named := range from["Connection"] {
@@ -291,7 +291,7 @@ func copyHeader(to, from http.Header) {
 	}
 }
 
-// answer passes an answer back, or the error in its place.
+// answer forwards a response, or reports an error.
 func (g *Gateway) answer(w http.ResponseWriter, r *http.Request) func(*http.Response, error) {
 	return func(res *http.Response, err error) {
 		if err != nil {
@@ -308,14 +308,14 @@ func (g *Gateway) answer(w http.ResponseWriter, r *http.Request) func(*http.Resp
 			n, err := res.Body.Read(buf[:])
 			if n > 0 {
 				if _, err := w.Write(buf[:n]); err != nil {
-					return // the client is gone; so is its request
+					return // the client is gone
 				}
 			}
 			switch {
 			case err == io.EOF:
 				return
 			case err != nil:
-				panic(http.ErrAbortHandler) // a part must not look like all of it
+				panic(http.ErrAbortHandler) // a partial response must not look complete
 			case res.ContentLength < 0 && flush() != nil:
 				return
 			}
@@ -323,19 +323,19 @@ func (g *Gateway) answer(w http.ResponseWriter, r *http.Request) func(*http.Resp
 	}
 }
 
-// failed answers a request that no node has answered.
+// failed responds to a request without a response from a node.
 func (g *Gateway) failed(w http.ResponseWriter, r *http.Request, err error) {
 	id := server.IdentityOf(r.Context()).RequestID
 	var ours *api.Error
 	switch {
 	case errors.As(err, &ours):
 	case r.Context().Err() != nil:
-		panic(http.ErrAbortHandler) // nobody is there, or half of a connection: nothing must not look like an answer
+		panic(http.ErrAbortHandler) // the client is gone, or half-closed: an empty response must not look like one
 	case errors.Is(err, ErrUnreachable):
 		ours = api.NewError(api.Busy, "the node is not connected to NATS at the moment", "try again in a moment")
 	default:
 		g.log.Warn("lost", "request", id, "error", err.Error())
-		ours = api.NewError(api.Lost, "the node was lost before it has answered; what ran there has ended with it", "it may have run: try again only what may run twice")
+		ours = api.NewError(api.Lost, "the node was lost before it responded, with everything that ran there", "it may have run: try again only what may run twice")
 		ours.Started = true
 	}
 	g.counters.answers.WithLabelValues(string(ours.Failure.Code)).Inc()

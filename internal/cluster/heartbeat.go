@@ -15,86 +15,86 @@ import (
 	"github.com/sbxrun/sbxrun/internal/config"
 )
 
-// Kinds of those that take part.
+// Kinds of members.
 const (
 	NodeKind    = "node"
 	GatewayKind = "gateway"
 )
 
-// Subjects, below the name of the cluster. Those of one node or gateway have its name, so that NATS can be told who may use them.
+// Subjects, below the name of the cluster. Those of a node or gateway contain its name, for access rules in NATS.
 const (
 	heartbeats    = "beat."  // KIND.NAME
-	askHeartbeats = "beats." // KIND: has all of a kind send theirs
+	askHeartbeats = "beats." // KIND: asks all members of a kind for a heartbeat
 )
 
-// Subject is where the connections of one instance are.
+// subject returns the subject of the connections of an instance.
 func subject(kind, name, instance string) string {
 	return kind + "." + name + "." + instance
 }
 
-// nameIn returns the name in a subject of an instance.
+// nameIn returns the name in the subject of an instance.
 func nameIn(subject string) string {
 	_, rest, _ := strings.Cut(subject, ".")
 	name, _, _ := strings.Cut(rest, ".")
 	return name
 }
 
-// Heartbeat is what each node and each gateway tells of itself, every two seconds.
+// Heartbeat is the message that each node and gateway sends every two seconds.
 type Heartbeat struct {
 	Kind     string `json:"kind"`
 	Name     string `json:"name"`
 	Instance string `json:"instance" doc:"Changes at each start"`
 	Version  string `json:"version"`
 	Draining bool   `json:"draining"`
-	Gone     bool   `json:"gone,omitempty"` // the last beat
+	Gone     bool   `json:"gone,omitempty"` // the last heartbeat
 	api.Load
-	Missing []api.Node `json:"missing,omitempty"` // of a gateway: nodes that are gone
+	Missing []api.Node `json:"missing,omitempty"` // nodes that a gateway has lost
 }
 
 func (b *Heartbeat) subject() string { return subject(b.Kind, b.Name, b.Instance) }
 
-// Times of beats.
+// Intervals of heartbeats.
 const (
 	heartbeatInterval = 2 * time.Second
 	lostAfter         = 3 * heartbeatInterval
-	rememberGone      = 10 * time.Minute // of a node that is gone
+	rememberGone      = 10 * time.Minute // how long to list a node that is gone
 )
 
-// maxInstances is how many there may be of a name at once: whoever has its credentials may tell of any number.
+// maxInstances bounds the instances of a name, because whoever has its credentials can announce any number.
 const maxInstances = 8
 
-// maxGone is how many nodes that are gone a beat tells of: a message of NATS has a megabyte.
+// maxGone bounds the missing nodes in a heartbeat: a NATS message has at most a megabyte.
 const maxGone = 256
 
-// Members are those that are heard.
+// Members tracks the other members by their heartbeats.
 type Members struct {
 	bus   Bus
 	self  func() Heartbeat
-	kinds []string // that are heard
+	kinds []string // to track
 	kick  chan struct{}
-	out   sync.Mutex // beats go out one after the other
-	left  bool       // the last one has
+	out   sync.Mutex // serializes sending
+	left  bool       // the last heartbeat was sent
 	mu    sync.Mutex
 	all   map[string]*member
 	gone  map[string]api.Node // nodes, by name
-	since time.Time           // when this side was connected, without a break; zero if it is not
-	made  uint64              // the bus's count of connections, then
-	last  time.Time           // the last look
+	since time.Time           // start of the current connection to NATS; zero without one
+	made  uint64              // the bus's number of reconnects at that time
+	last  time.Time           // of the last check
 }
 
 type member struct {
 	Heartbeat
 	lastSeen time.Time
-	count    uint64 // of beats
+	count    uint64 // of heartbeats
 }
 
 func newMembers(bus Bus) *Members {
 	return &Members{bus: bus, kick: make(chan struct{}, 1), all: map[string]*member{}, gone: map[string]api.Node{}}
 }
 
-// Join takes part until ctx is done, as one of a kind, and tells what self returns. It hears those of
-// some kinds: what nodes tell reaches gateways alone, or with their number the messages would grow as
-// its square.
+// Join makes this process a member of a kind until ctx is done, with the heartbeats that self returns. It
+// tracks members of some kinds only: if all nodes tracked each other, the number of messages would grow
+// with its square.
 func Join(ctx context.Context, bus Bus, kind string, self func() Heartbeat, kinds ...string) (*Members, error) {
 	m := newMembers(bus)
 	m.self, m.kinds = self, kinds
@@ -111,7 +111,7 @@ func Join(ctx context.Context, bus Bus, kind string, self func() Heartbeat, kind
 	return m, nil
 }
 
-// Announce has a beat sent at once.
+// Announce sends a heartbeat at once.
 func (m *Members) Announce() {
 	select {
 	case m.kick <- struct{}{}:
@@ -125,7 +125,7 @@ func (m *Members) run(ctx context.Context) {
 	m.check(time.Now())
 	for {
 		m.send(m.self())
-		next := time.After(heartbeatInterval - time.Duration(rand.Int64N(int64(heartbeatInterval/8)))) // not all at once
+		next := time.After(heartbeatInterval - time.Duration(rand.Int64N(int64(heartbeatInterval/8)))) // not all members at the same time
 		for waits := true; waits; m.check(time.Now()) {
 			select {
 			case <-ctx.Done():
@@ -140,7 +140,7 @@ func (m *Members) run(ctx context.Context) {
 	}
 }
 
-// Leave sends the last beat.
+// Leave sends the last heartbeat.
 func (m *Members) Leave() {
 	b := m.self()
 	b.Gone = true
@@ -159,14 +159,14 @@ func (m *Members) send(b Heartbeat) {
 	}
 	text, err := json.Marshal(b)
 	if err != nil {
-		panic(err) // of our own type
+		panic(err) // impossible for this type
 	}
-	_ = m.bus.Publish(heartbeats+b.Kind+"."+b.Name, "", text) // the next one comes soon
+	_ = m.bus.Publish(heartbeats+b.Kind+"."+b.Name, "", text) // if it fails, the next one follows soon
 }
 
 func (m *Members) receive(subject, _ string, data []byte, _ bool) {
 	var b Heartbeat
-	// Who may publish under a name is NATS's to say, so the name has to be that of the subject.
+	// NATS controls who may publish under a name, so the name must match the subject.
 	if json.Unmarshal(data, &b) != nil || subject != heartbeats+b.Kind+"."+b.Name || !config.ValidName(b.Name) || !validInstance(b.Instance) {
 		return
 	}
@@ -186,26 +186,26 @@ func (m *Members) receive(subject, _ string, data []byte, _ bool) {
 	m.all[b.subject()] = &member{b, time.Now(), count}
 }
 
-// check draws the conclusions that time allows.
+// check drops lost members.
 func (m *Members) check(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	late := now.Sub(m.last) > heartbeatInterval // this process was stopped, or its machine
+	late := now.Sub(m.last) > heartbeatInterval // this process, or its machine, was stopped
 	m.last = now
 	if !m.bus.Connected() {
 		m.since = time.Time{}
 		return
 	}
-	// A break may be too short to be seen, and yet come after a long silence.
+	// A disconnection may be too short to notice, and follow a long silence.
 	if made := m.bus.Reconnects(); m.since.IsZero() || late || made != m.made {
 		m.since, m.made = now, made
-		for _, x := range m.all { // that could not be heard
+		for _, x := range m.all { // which could not reach us
 			x.lastSeen = now
 		}
 		for _, k := range m.kinds {
-			_ = m.bus.Publish(askHeartbeats+k, "", nil) // they come by themselves, later
+			_ = m.bus.Publish(askHeartbeats+k, "", nil) // if it fails, they arrive later
 		}
-		m.Announce() // nor was this side heard
+		m.Announce() // and we could not reach them
 	}
 	for id, x := range m.all {
 		if now.Sub(x.lastSeen) > lostAfter {
@@ -215,7 +215,7 @@ func (m *Members) check(now time.Time) {
 	maps.DeleteFunc(m.gone, func(_ string, n api.Node) bool { return now.Sub(n.Heard) > rememberGone })
 }
 
-// drop takes out who is gone. A node is remembered for a while, unless it has been started again.
+// drop removes an instance. It remembers a node for a while, unless another instance is there.
 func (m *Members) drop(id string, how api.NodeState) {
 	x := m.all[id]
 	if x == nil {
@@ -226,11 +226,11 @@ func (m *Members) drop(id string, how api.NodeState) {
 		n := x.node()
 		n.State, n.Load = how, api.Load{}
 		m.gone[x.Name] = n
-		m.Announce() // those who ask a gateway hear of it
+		m.Announce() // for those who query gateways
 	}
 }
 
-// instances is how many are heard of a name.
+// instances returns the number of instances with a name.
 func (m *Members) instances(kind, name string) (n int) {
 	for _, x := range m.all {
 		if x.Kind == kind && x.Name == name {
@@ -240,7 +240,7 @@ func (m *Members) instances(kind, name string) (n int) {
 	return n
 }
 
-// missing returns the nodes that are gone, the last ones if there are many.
+// missing returns the nodes that are gone, the most recent ones if there are many.
 func (m *Members) missing() []api.Node {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -248,7 +248,7 @@ func (m *Members) missing() []api.Node {
 	return all[:min(len(all), maxGone)]
 }
 
-// node describes who has sent a beat.
+// node describes a member.
 func (x *member) node() api.Node {
 	n := api.Node{Name: x.Name, Instance: x.Instance, Version: x.Version, State: api.StateReady, Heard: x.lastSeen.UTC().Round(time.Millisecond), Load: x.Load}
 	if x.Draining {
@@ -257,28 +257,28 @@ func (x *member) node() api.Node {
 	return n
 }
 
-// Connected reports whether anything can be heard.
+// Connected reports whether this process is connected to NATS.
 func (m *Members) Connected() bool { return m.bus.Connected() }
 
-// Settled reports whether all that are there must have been heard.
+// Settled reports whether every member had time to send a heartbeat since this process connected.
 func (m *Members) Settled() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.bus.Connected() && !m.since.IsZero() && time.Since(m.since) > heartbeatInterval+heartbeatInterval/4
 }
 
-// Alive reports whether an instance is there, as far as is known: who is not connected, or has just been,
-// knows of none that is gone.
+// Alive reports whether an instance may be there. It returns true while this process is not connected, or
+// has only just connected.
 func (m *Members) Alive(at string) bool { return !m.Settled() || m.Has(at) }
 
-// Has reports whether an instance is there.
+// Has reports whether an instance has sent heartbeats.
 func (m *Members) Has(at string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.all[at] != nil
 }
 
-// of returns who is there, of some kinds, in no order.
+// of returns the members of some kinds, in no order.
 func (m *Members) of(kinds ...string) []member {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -291,7 +291,7 @@ func (m *Members) of(kinds ...string) []member {
 	return found
 }
 
-// Of returns who is there, of one kind, by name.
+// Of returns the members of one kind, sorted by name.
 func (m *Members) Of(kind string) (found []Heartbeat) {
 	for _, x := range m.of(kind) {
 		found = append(found, x.Heartbeat)
@@ -306,15 +306,13 @@ func validInstance(s string) bool {
 	return len(s) == instanceSize && strings.Trim(s, "0123456789abcdef") == ""
 }
 
-// NewInstance is a word for this start of a process.
+// NewInstance returns a random ID for this start of a process.
 func NewInstance() string { return fmt.Sprintf("%08x", rand.Uint32()) }
 
-// An id of a session or a call begins with the instance of the node that has it.
-
-// Prefix begins the ids that an instance gives.
+// Prefix returns the prefix of the IDs of an instance's sessions and calls.
 func Prefix(name, instance string) string { return name + "." + instance + "." }
 
-// home returns the subject of the node that has given an id; ok is false for an id of no node.
+// home returns the subject of the node that assigned an ID.
 func home(id string) (at string, ok bool) {
 	parts := strings.Split(id, ".")
 	if len(parts) != 3 || !config.ValidName(parts[0]) || !validInstance(parts[1]) {

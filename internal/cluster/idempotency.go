@@ -11,17 +11,18 @@ import (
 	"github.com/sbxrun/sbxrun/internal/server"
 )
 
-// keyHeader has a client's idempotency key.
+// keyHeader is the header with a client's idempotency key.
 const keyHeader = "Idempotency-Key"
 
-// maxAnswer is how long an answer may be to be kept with its key: a message of NATS has a megabyte.
+// maxAnswer is the size of the largest response that is stored with its key: a NATS message has at most a
+// megabyte.
 const maxAnswer = 256 << 10
 
 // idempotent sends a request with an idempotency key to the node that the key belongs to.
 func (g *Gateway) idempotent(w http.ResponseWriter, r *http.Request, body []byte) (*http.Response, error) {
 	name := leaseName(server.IdentityOf(r.Context()).Tenant, r.URL.Path, r.Header.Get(keyHeader))
 	tried := map[string]bool{}
-	ours := false // the claim was written here, last
+	ours := false // this gateway wrote the lease last
 	for range attempts {
 		at, leave, ok := g.place(r.Header.Get(nodeHeader), tried)
 		if !ok {
@@ -53,7 +54,7 @@ func (g *Gateway) idempotent(w http.ResponseWriter, r *http.Request, body []byte
 		if !refusedWith(res, api.Draining) {
 			return g.keep(name, is, revision, res), nil
 		}
-		// That node begins nothing more.
+		// A draining node starts nothing more.
 		res.Body.Close()
 		tried[is.At] = true
 		next, leaveNext, ok := g.place(r.Header.Get(nodeHeader), tried)
@@ -63,7 +64,7 @@ func (g *Gateway) idempotent(w http.ResponseWriter, r *http.Request, body []byte
 		leaveNext()
 		is.At = next
 		if _, err := g.bus.leases.change(name, is, revision); err != nil {
-			return nil, err // somebody else has the key in hand
+			return nil, err // another gateway handles the key
 		}
 		ours = true
 		tried = map[string]bool{}
@@ -72,10 +73,10 @@ func (g *Gateway) idempotent(w http.ResponseWriter, r *http.Request, body []byte
 }
 
 func draining() error {
-	return api.NewError(api.Draining, "the nodes that were asked are ending", "try again in a moment")
+	return api.NewError(api.Draining, "the nodes are draining", "try again in a moment")
 }
 
-// storedAnswer is an answer that was storedAnswer.
+// storedAnswer returns the response in a lease.
 func storedAnswer(c lease) *http.Response {
 	return &http.Response{
 		StatusCode: c.Status, Header: http.Header{"Content-Type": {"application/json"}},
@@ -83,7 +84,7 @@ func storedAnswer(c lease) *http.Response {
 	}
 }
 
-// keep keeps an answer, for when its node is gone: only what is final.
+// keep stores a final response in its lease, in case its node is lost.
 func (g *Gateway) keep(name string, c lease, revision uint64, res *http.Response) *http.Response {
 	if res.StatusCode/100 != 2 || res.Header.Get("Idempotency-Replayed") != "" {
 		return res
@@ -94,7 +95,7 @@ func (g *Gateway) keep(name string, c lease, revision uint64, res *http.Response
 		c.Status, c.Answer = res.StatusCode, text
 		if _, err := g.bus.leases.change(name, c, revision); err != nil {
 			if e, ok := errors.AsType[*api.Error](err); ok {
-				g.log.Warn("an answer is not kept", "error", e.Failure.Message)
+				g.log.Warn("cannot store a response", "error", e.Failure.Message)
 			}
 		}
 	}

@@ -9,35 +9,36 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 )
 
-// A request with an idempotency key belongs to one node: the claim on it is written to NATS before it is
-// sent, and only whoever writes it first has chosen. A node that has refused because it is ending starts
-// nothing more, so that the claim may be moved; any other stays, since the node may begin yet.
+// A request with an idempotency key belongs to one node. The gateway writes a lease for the key to NATS
+// before it sends the request; the first writer decides on the node. If that node refuses because it is
+// draining, it starts nothing more, so the lease may move to another node. Otherwise it stays, because
+// the node may still start the request.
 
-// lease is what is known of a key.
+// lease is the record of a key.
 type lease struct {
 	At   string `json:"at"`   // the node
 	Hash string `json:"hash"` // of the request
-	// The answer, if it has come and is not too long.
+	// The response, unless it is missing or too long.
 	Status int    `json:"status,omitempty"`
 	Answer []byte `json:"answer,omitempty"`
 }
 
 const (
-	leaseTTL      = 10 * time.Minute // how long a key is known after its request, as by a single server
-	renewInterval = leaseTTL / 4     // how often a claim is written while its request runs: the bucket forgets by age
+	leaseTTL      = 10 * time.Minute // how long a key is kept after its request, as on a single server
+	renewInterval = leaseTTL / 4     // while the request runs, because the bucket drops old values
 )
 
-// leaseStore are kept in a bucket.
+// leaseStore keeps leases in a bucket.
 type leaseStore struct{ bucket }
 
-// name is a tenant's key as one of the bucket.
+// leaseName returns the bucket's key for a tenant's key.
 func leaseName(tenant, path, key string) string {
 	return sum([]byte(tenant + "\n" + path + "\n" + key))
 }
 
 func sum(b []byte) string { return fmt.Sprintf("%x", sha256.Sum256(b)) }
 
-// take writes a claim, unless there is one: then that is returned, and first is false.
+// take creates a lease. If there is one already, it returns that, and first is false.
 func (c *leaseStore) take(name string, mine lease) (is lease, revision uint64, first bool, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), jetStreamTimeout)
 	defer cancel()
@@ -56,7 +57,7 @@ func (c *leaseStore) take(name string, mine lease) (is lease, revision uint64, f
 	return is, revision, false, nil
 }
 
-// change replaces a claim that nobody else has changed.
+// change replaces a lease if it still has this revision.
 func (c *leaseStore) change(name string, to lease, revision uint64) (uint64, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), jetStreamTimeout)
 	defer cancel()
@@ -67,7 +68,7 @@ func (c *leaseStore) change(name string, to lease, revision uint64) (uint64, err
 	return revision, nil
 }
 
-// read reads a claim; its revision is 0 if there is none.
+// read reads a lease. The revision is 0 if there is none.
 func (c *leaseStore) read(name string) (is lease, revision uint64, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), jetStreamTimeout)
 	defer cancel()
@@ -75,7 +76,7 @@ func (c *leaseStore) read(name string) (is lease, revision uint64, err error) {
 	return is, revision, err
 }
 
-// renew writes a claim every so often until it is stopped; stop returns the last revision.
+// renew writes a lease again at every interval, until stop, which returns the last revision.
 func (c *leaseStore) renew(name string, is lease, revision uint64, every time.Duration) (stop func() uint64) {
 	done, over := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -85,7 +86,7 @@ func (c *leaseStore) renew(name string, is lease, revision uint64, every time.Du
 			case <-done:
 				return
 			case <-time.After(every):
-				// What is not written now may be the next time; or it is, and only the answer was lost.
+				// The next attempt may succeed; or this one did, and only the response was lost.
 				if next, err := c.change(name, is, revision); err == nil {
 					revision = next
 				} else if now, at, err := c.read(name); err == nil && now.At == is.At && now.Hash == is.Hash && now.Status == 0 {
@@ -101,4 +102,4 @@ func (c *leaseStore) renew(name string, is lease, revision uint64, every time.Du
 	}
 }
 
-func leaseError(err error) error { return jetStreamError("the idempotency key cannot be kept", err) }
+func leaseError(err error) error { return jetStreamError("cannot store the idempotency key", err) }

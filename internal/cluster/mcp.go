@@ -9,11 +9,11 @@ import (
 	"github.com/sbxrun/sbxrun/internal/server"
 )
 
-// connectionHeader names a connection of the Model Context Protocol that has a state.
+// connectionHeader names a connection of the Model Context Protocol with a state.
 const connectionHeader = "Mcp-Session-Id"
 
-// mcp passes on what an agent sends. A connection with a state belongs to one node, whose subject the
-// client gets as a part of its id; without one, a tool's session says which node is meant.
+// mcp forwards the messages of agents. A connection with a state belongs to one node, whose subject is part
+// of the ID that the client gets. Without a connection, the session of a tool call determines the node.
 func (g *Gateway) mcp(w http.ResponseWriter, r *http.Request) {
 	if err := server.CheckOrigin(r, g.door.Settings().Hosts); err != nil { // nodes do not get the header
 		w.Header().Set("Connection", "close") // or net/http would first read the body
@@ -33,12 +33,12 @@ func (g *Gateway) mcp(w http.ResponseWriter, r *http.Request) {
 		node, own, _ := strings.Cut(id, "~")
 		at, err := g.home(node+".0", true)
 		if err != nil {
-			// The protocol has 404 for a connection that is no longer known: a client begins anew.
-			http.Error(w, "the connection's node is not there", http.StatusNotFound)
+			// In the protocol, 404 tells the client that the connection is unknown and that it should open a new one.
+			http.Error(w, "the node of the connection is gone", http.StatusNotFound)
 			return
 		}
 		if name != "" && name != nameIn(at) {
-			api.NewError(api.Usage, "the connection belongs to another node than the header "+nodeHeader+" names", "begin it with the header").Write(w)
+			api.NewError(api.Usage, "the connection belongs to another node than "+nodeHeader+" names", "open the connection with this header").Write(w)
 			return
 		}
 		r.Header.Set(connectionHeader, own)
@@ -55,13 +55,13 @@ func (g *Gateway) mcp(w http.ResponseWriter, r *http.Request) {
 			e.Write(w)
 			return
 		}
-		// Any node says in the tool's own words that there is no such session.
+		// Any node returns the tool's error about the unknown session.
 	}
 	res, at, err := g.sendToAny(r, body)
 	g.answer(w, r)(prefixConnection(strings.TrimPrefix(at, NodeKind+"."))(res, err))
 }
 
-// prefixConnection has the id of a connection in an answer begin with its node.
+// prefixConnection adds the node to the connection ID in a response.
 func prefixConnection(node string) func(*http.Response, error) (*http.Response, error) {
 	return func(res *http.Response, err error) (*http.Response, error) {
 		if err == nil && res.Header.Get(connectionHeader) != "" {
@@ -71,7 +71,7 @@ func prefixConnection(node string) func(*http.Response, error) (*http.Response, 
 	}
 }
 
-// sessionOf returns the session that a call of a tool, or a read of a file, is about.
+// sessionOf returns the session of a tool call or of a file to read.
 func sessionOf(body []byte) string {
 	var m struct {
 		Params struct {

@@ -14,13 +14,13 @@ import (
 	"github.com/sbxrun/sbxrun/internal/server"
 )
 
-// sendToAll sends a request to all nodes, and returns the answers that have come.
+// sendToAll sends a request to all nodes and returns their responses.
 func (g *Gateway) sendToAll(r *http.Request) (texts [][]byte, err error) {
 	nodes := g.members.Of(NodeKind)
 	if len(nodes) == 0 {
 		return nil, g.none()
 	}
-	const most = 16 << 20 // of one answer
+	const most = 16 << 20 // bytes of a response
 	texts = make([][]byte, len(nodes))
 	errs := make([]error, len(nodes))
 	var all sync.WaitGroup
@@ -34,10 +34,10 @@ func (g *Gateway) sendToAll(r *http.Request) (texts [][]byte, err error) {
 			defer res.Body.Close()
 			text, err := io.ReadAll(io.LimitReader(res.Body, most+1))
 			if err == nil && len(text) > most {
-				err = api.NewError(api.Setup, "a node's answer is longer than a gateway takes", "ask that node, by Sbxrun-Node")
+				err = api.NewError(api.Setup, "the response of a node is too large", "send the request to that node with Sbxrun-Node")
 			}
 			if err == nil {
-				err = g.door.Hold(r.Context(), 2*int64(len(text))) // and what is made of it
+				err = g.door.Hold(r.Context(), 2*int64(len(text))) // and the parsed form
 			}
 			if err == nil && res.StatusCode != http.StatusOK {
 				e := &api.Error{}
@@ -58,10 +58,10 @@ func (g *Gateway) sendToAll(r *http.Request) (texts [][]byte, err error) {
 			return nil, e
 		}
 	}
-	return texts, nil // a node that was lost meanwhile has nothing to add
+	return texts, nil // without nodes that were lost meanwhile
 }
 
-// status adds up what all nodes tell.
+// status adds up the status of all nodes.
 func (g *Gateway) status(w http.ResponseWriter, r *http.Request) {
 	out := &api.Status{Version: g.version, Tenant: server.IdentityOf(r.Context()).Tenant, Draining: g.draining.Load(), Recent: []api.Recent{}}
 	if len(g.members.Of(NodeKind)) > 0 {
@@ -73,7 +73,7 @@ func (g *Gateway) status(w http.ResponseWriter, r *http.Request) {
 		for _, text := range texts {
 			var one api.Status
 			if json.Unmarshal(text, &one) != nil {
-				continue // of another version
+				continue // from another version
 			}
 			out.Running += one.Running
 			out.Waiting += one.Waiting
@@ -89,7 +89,7 @@ func (g *Gateway) status(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, out)
 }
 
-// machine is all nodes as one.
+// machine sums up all nodes.
 func machine(nodes []api.Node) *api.Machine {
 	m := &api.Machine{Tasks: []api.TaskBound{}, Nodes: nodes}
 	for _, n := range nodes {
@@ -105,7 +105,7 @@ func machine(nodes []api.Node) *api.Machine {
 	return m
 }
 
-// merge answers with the lists of all nodes as one, by the time in each entry.
+// merge merges the lists of all nodes, sorted by the time in each entry.
 func (g *Gateway) merge(w http.ResponseWriter, r *http.Request, name, by string) {
 	texts, err := g.sendToAll(r)
 	if err != nil {
@@ -121,13 +121,13 @@ func (g *Gateway) merge(w http.ResponseWriter, r *http.Request, name, by string)
 	for _, text := range texts {
 		var list map[string][]json.RawMessage
 		if json.Unmarshal(text, &list) != nil {
-			continue // of another version
+			continue // from another version
 		}
 		for _, one := range list[name] {
 			var members map[string]json.RawMessage
 			var at time.Time
 			if json.Unmarshal(one, &members) == nil {
-				_ = json.Unmarshal(members[by], &at) // or it is the first
+				_ = json.Unmarshal(members[by], &at) // without a time, it comes first
 				listed[strings.Trim(string(members["id"]), `"`)] = true
 			}
 			all = append(all, entry{one, at})
@@ -136,13 +136,13 @@ func (g *Gateway) merge(w http.ResponseWriter, r *http.Request, name, by string)
 	if name == "calls" {
 		more, err := g.queuedCalls(r.Context(), server.IdentityOf(r.Context()).Tenant, listed)
 		if err != nil {
-			g.failed(w, r, jetStreamError("calls that wait cannot be listed", err))
+			g.failed(w, r, jetStreamError("cannot list the waiting calls", err))
 			return
 		}
 		for _, call := range more {
 			text, err := json.Marshal(call)
 			if err != nil {
-				panic(err) // of our own type
+				panic(err) // impossible for this type
 			}
 			all = append(all, entry{text, call.Came})
 		}

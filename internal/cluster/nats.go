@@ -25,7 +25,8 @@ type NATS struct {
 	outage *outage
 }
 
-// outage says why NATS cannot be reached, at most every ten seconds: it is tried several times a second.
+// outage logs why NATS is unreachable, at most every ten seconds, because there are several attempts per
+// second.
 type outage struct {
 	log   *slog.Logger
 	where string
@@ -36,7 +37,7 @@ type outage struct {
 
 func (a *outage) failed(_ *nats.Conn, err error) {
 	const again = 10 * time.Second
-	if errors.Is(err, nats.ErrNoServers) { // of all addresses together; those of each come next
+	if errors.Is(err, nats.ErrNoServers) { // sums up the errors of all addresses, which follow
 		return
 	}
 	a.mu.Lock()
@@ -52,27 +53,27 @@ func (a *outage) why() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.err == nil {
-		return fmt.Errorf("NATS at %s does not answer", a.where)
+		return fmt.Errorf("NATS at %s does not respond", a.where)
 	}
-	return fmt.Errorf("NATS at %s does not answer: %w", a.where, a.err)
+	return fmt.Errorf("NATS at %s does not respond: %w", a.where, a.err)
 }
 
-// Connect connects to NATS, now or when it is there: without it a node runs what it has. Answers to a
-// node come below its own subject, and nobody else's.
+// Connect connects to NATS, and keeps trying in the background if it is unreachable: a node continues
+// without it. Responses to a node arrive below its own subject, which others cannot read.
 func Connect(all *config.Config, kind string, log *slog.Logger) (*NATS, error) {
 	c := &all.NATS
 	const (
-		wait  = 250 * time.Millisecond // between two attempts
-		pings = 750 * time.Millisecond // a connection is broken when two are not answered: well before [lostAfter], or whoever has it would be lost with a server that is silent
+		wait  = 250 * time.Millisecond // between attempts
+		pings = 750 * time.Millisecond // two unanswered pings close the connection, well before [lostAfter], so that a silent server does not make its clients count as lost
 		dials = 2 * time.Second
-		write = time.Second // meanwhile nobody else can use the connection, nor are there pings
+		write = time.Second // a slow write blocks everything else, including pings
 	)
 	why := &outage{log: log, where: redacted(c.URL)}
 	options := []nats.Option{
 		nats.ReconnectErrHandler(why.failed),
 		nats.Name("sbxrun " + kind + " " + c.Name()), nats.MaxReconnects(-1), nats.RetryOnFailedConnect(true), nats.ReconnectWait(wait), nats.ReconnectJitter(wait, wait),
 		nats.PingInterval(pings), nats.MaxPingsOutstanding(2), nats.Timeout(dials), nats.FlusherTimeout(write), nats.ReconnectOnFlusherError(),
-		nats.ReconnectBufSize(-1), // what is lost is sent again here; nothing is sent twice
+		nats.ReconnectBufSize(-1), // Conn sends lost data again; NATS must not send it twice
 		nats.ConnectHandler(func(nc *nats.Conn) { log.Info("NATS", "connected", nc.ConnectedUrlRedacted()) }),
 		nats.ReconnectHandler(func(nc *nats.Conn) { log.Info("NATS", "connected", nc.ConnectedUrlRedacted()) }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
@@ -112,7 +113,7 @@ func Connect(all *config.Config, kind string, log *slog.Logger) (*NATS, error) {
 	return &NATS{nc, c.Cluster + ".", keys, newQueue(js, all), &bucket{js: js, name: c.Cluster + "-shares", most: maxQuotaRecord, replicas: c.Replicas}, why}, nil
 }
 
-// redacted is a list of addresses without passwords.
+// redacted returns a list of addresses without passwords.
 func redacted(list string) string {
 	all := strings.Split(list, ",")
 	for i, one := range all {
@@ -126,12 +127,12 @@ func redacted(list string) string {
 	return strings.Join(all, ",")
 }
 
-// Why says why nobody answers.
+// Why returns the last connection error.
 func (b *NATS) Why() error { return b.outage.why() }
 
 func (b *NATS) Publish(subject, reply string, data []byte) error {
 	if !b.IsConnected() {
-		return errors.New("NATS is away")
+		return errors.New("not connected to NATS")
 	}
 	if reply == "" {
 		return b.Conn.Publish(b.prefix+subject, data)
@@ -141,7 +142,7 @@ func (b *NATS) Publish(subject, reply string, data []byte) error {
 
 func (b *NATS) Close() {
 	const most = 2 * time.Second
-	if b.Drain() == nil { // an error: it is not connected
+	if b.Drain() == nil { // fails if it is not connected
 		for end := time.Now().Add(most); !b.IsClosed() && time.Now().Before(end); {
 			time.Sleep(time.Millisecond)
 		}
@@ -160,5 +161,5 @@ func (b *NATS) Subscribe(subject string, each func(subject, reply string, data [
 	if err != nil {
 		return err
 	}
-	return s.SetPendingLimits(-1, -1) // windows bound what waits
+	return s.SetPendingLimits(-1, -1) // windows bound the pending data
 }

@@ -19,8 +19,8 @@ type Node struct {
 	stop    context.CancelFunc
 }
 
-// NewNode has handler answer what gateways pass on, for the server s. Gateways choose the node once
-// they have heard of it.
+// NewNode lets handler serve the requests that gateways forward, for the server s. Gateways use the node
+// after its first heartbeat.
 func NewNode(bus *NATS, name, version string, s *server.Server, handler http.Handler, log *slog.Logger) (*Node, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	instance := NewInstance()
@@ -38,12 +38,12 @@ func NewNode(bus *NATS, name, version string, s *server.Server, handler http.Han
 		stop()
 		return nil, err
 	}
-	shares := &quotas{s: s, gate: s.Scheduler(), link: link, members: n.members, all: map[string]*quota{}}
+	quotas := &quotas{s: s, gate: s.Scheduler(), link: link, members: n.members, all: map[string]*quota{}}
 	s.Cluster(Prefix(name, instance), func(ctx context.Context, tenant, id string) (io.ReadCloser, error) {
 		f, _, err := link.file(server.As(ctx, tenant, ""), id, n.members.Of(GatewayKind))
 		return f, err
-	}, shares.join)
-	go shares.run(ctx)
+	}, quotas.join)
+	go quotas.run(ctx)
 	n.web = newHTTPServer(handler, log)
 	go func() { _ = n.web.Serve(link) }()
 	n.calls = &puller{nc: bus.Conn, queue: bus.queue, s: s, at: subject(NodeKind, name, instance), log: log}
@@ -52,11 +52,11 @@ func NewNode(bus *NATS, name, version string, s *server.Server, handler http.Han
 	return n, nil
 }
 
-// newHTTPServer is a server for requests that come by NATS.
+// newHTTPServer returns a server for requests over NATS.
 func newHTTPServer(handler http.Handler, log *slog.Logger) *http.Server {
 	web := server.Web(handler, server.Passed, log)
-	web.MaxHeaderBytes *= 2         // with what the gateway adds
-	web.SetKeepAlivesEnabled(false) // a request has a connection of its own
+	web.MaxHeaderBytes *= 2         // the gateway adds fields
+	web.SetKeepAlivesEnabled(false) // each request has its own connection
 	return web
 }
 
@@ -69,11 +69,11 @@ func load(s *server.Server) api.Load {
 	return l
 }
 
-// Announce has gateways hear at once that the node is draining.
+// Announce tells gateways at once that the node is draining.
 func (n *Node) Announce() { n.members.Announce() }
 
-// Close ends the node's part, and its connection to NATS, when its server has ended. Answers on their
-// way have until ctx is done; what comes meanwhile is told to go elsewhere.
+// Close leaves the cluster and disconnects from NATS, after the server has ended. Responses in progress
+// have until ctx is done; new requests are refused.
 func (n *Node) Close(ctx context.Context) {
 	recorded := make(chan struct{})
 	go func() {
@@ -87,7 +87,7 @@ func (n *Node) Close(ctx context.Context) {
 	if n.web.Shutdown(ctx) != nil {
 		n.web.Close()
 	}
-	n.members.Leave() // not before: gateways give up what they wait for from one that has left
+	n.members.Leave() // last, because gateways abandon requests to a node that has left
 	n.bus.Close()
 	n.stop()
 }

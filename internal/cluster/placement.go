@@ -6,22 +6,21 @@ import (
 	"sync"
 )
 
-// nodeLoad is what this gateway has under way at a node.
+// nodeLoad counts the requests of this gateway at a node.
 type nodeLoad struct {
-	now      int // requests
-	reported int // of those, how many there were when the node was last heard
+	now      int // in progress
+	reported int // in progress at the node's last heartbeat
 	beats    uint64
 }
 
-// place takes the node with the most places left, of those that were not tried; of several any. With a name
-// it takes the node of that name.
-// What this gateway has sent since the node was last heard is counted in. leave is called when the
-// request is over.
+// place chooses the least busy node that was not tried, at random among equals. With a name, it chooses the
+// node of that name. It counts what this gateway has sent since the node's last heartbeat. The caller
+// calls leave at the end of the request.
 func (g *Gateway) place(name string, tried map[string]bool) (at string, leave func(), ok bool) {
 	nodes := g.members.of(NodeKind)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.active) > 2*len(nodes)+8 { // most are gone
+	if len(g.active) > 2*len(nodes)+8 { // most of them are gone
 		maps.DeleteFunc(g.active, func(id string, _ *nodeLoad) bool { return !g.members.Has(id) })
 	}
 	best, same := 0.0, 0

@@ -15,30 +15,30 @@ import (
 	"github.com/sbxrun/sbxrun/internal/server"
 )
 
-// puller takes calls from the queue, for a node.
+// puller takes calls from the queue for a node.
 type puller struct {
 	nc    *nats.Conn
 	queue *queue
 	s     *server.Server
 	at    string // the node
 	log   *slog.Logger
-	under sync.WaitGroup // calls whose ends are not recorded
+	under sync.WaitGroup // calls without a recorded end
 }
 
-// run takes one call after the other, each when there is a place for it, until the server takes no more.
+// run takes calls one after the other, each when a slot is free, until the server is draining.
 func (p *puller) run(ctx context.Context) {
 	const pause = time.Second
 	for ctx.Err() == nil && p.s.Ready() {
 		if n, more := p.s.Scheduler().Free(); n == 0 {
 			select {
 			case <-more:
-			case <-time.After(pause): // is it still to go on?
+			case <-time.After(pause): // check again whether to continue
 			}
 			continue
 		}
 		m, err := p.next(ctx)
 		switch {
-		case err != nil: // until a gateway has made the queue, or NATS is there
+		case err != nil: // there is no queue yet, or no connection
 			select {
 			case <-ctx.Done():
 			case <-time.After(pause):
@@ -49,13 +49,13 @@ func (p *puller) run(ctx context.Context) {
 	}
 }
 
-// next waits a while for a call; nil if none has come. It is one request, and no more of JetStream: what a node
-// asks for it must have the right to.
+// next waits a while for a call, and returns nil if there was none. It uses a single request of JetStream,
+// because nodes have few rights.
 func (p *puller) next(ctx context.Context) (*nats.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*jetStreamTimeout)
 	defer cancel()
-	// An inbox of its own for each: at that of all requests (RequestWithContext) nothing came any more after NATS
-	// had been away, as TestNATSAway shows.
+	// Each request has its own inbox: the shared one (RequestWithContext) received nothing any more after
+	// NATS had been away, as TestNATSAway shows.
 	inbox := p.nc.NewInbox()
 	answer, err := p.nc.SubscribeSync(inbox)
 	if err != nil {
@@ -72,37 +72,37 @@ func (p *puller) next(ctx context.Context) (*nats.Msg, error) {
 	switch status := m.Header.Get("Status"); status {
 	case "":
 		return m, nil
-	case "404", "408": // the time is over
+	case "404", "408": // timeout
 		return nil, nil
 	default:
 		return nil, fmt.Errorf("JetStream: %s %s", status, m.Header.Get("Description"))
 	}
 }
 
-// take lets a call in, and starts it; or has another node do so.
+// take admits and starts a call, or returns it to the queue.
 func (p *puller) take(ctx context.Context, m *nats.Msg) {
 	var c message
 	if json.Unmarshal(m.Data, &c) != nil {
-		_ = m.Term() // of another version; its record says in the end that it has not begun
+		_ = m.Term() // from another version; its record will expire as not started
 		return
 	}
 	a, err := p.s.Admit(server.As(ctx, c.Tenant, c.RequestID), c.Record.ID, c.Body)
 	var e *api.Error
 	switch {
-	case errors.Is(err, server.ErrHere): // it comes once more
+	case errors.Is(err, server.ErrHere): // delivered again
 		_ = m.Ack()
 		return
 	case err != nil:
 		e = api.AsError(err)
 		if code := e.Failure.Code; code == api.Busy || code == api.Quota || code == api.QuotaKept || code == api.Draining {
-			_ = m.NakWithDelay(later(m)) // without it, it comes after ackWait
+			_ = m.NakWithDelay(later(m)) // if this is lost, it is delivered after ackWait
 			return
 		}
 	}
 	p.under.Go(func() { p.start(ctx, m, &c, a, e) })
 }
 
-// later is how long a call is left alone that was refused.
+// later returns the delay before the next delivery of a refused call.
 func later(m *nats.Msg) time.Duration {
 	const first, most = 100 * time.Millisecond, 2 * time.Second
 	if of, err := m.Metadata(); err == nil && of.NumDelivered < 5 {
@@ -111,7 +111,7 @@ func later(m *nats.Msg) time.Duration {
 	return most
 }
 
-// start claims a call and starts it, unless it was refused for good, and records how it has ended.
+// start claims a call and starts it, unless it was refused permanently, and records its end.
 func (p *puller) start(ctx context.Context, m *nats.Msg, c *message, a *server.Detached, refused *api.Error) {
 	r := c.Record
 	if r.At = p.at; refused != nil {
@@ -121,11 +121,11 @@ func (p *puller) start(ctx context.Context, m *nats.Msg, c *message, a *server.D
 	revision, err := p.queue.records.put(asking, c.Key, &r, c.Revision)
 	cancel()
 	if err != nil {
-		// Somebody else has it; or it is not known who, and then it must not start.
+		// Another node has it, or its owner is unknown; it must not start here.
 		if a != nil {
 			a.GiveUp()
 		}
-		// A replicated bucket also says that a record has changed while that is only under way.
+		// A replicated bucket may report a conflict for a change that is still in progress.
 		const sure = 5
 		if of, whose := m.Metadata(); conflict(err) && whose == nil && of.NumDelivered > sure {
 			_ = m.Ack()
@@ -134,7 +134,7 @@ func (p *puller) start(ctx context.Context, m *nats.Msg, c *message, a *server.D
 		}
 		return
 	}
-	_ = m.Ack() // should it be lost, the call comes once more, and its record has changed
+	_ = m.Ack() // if this is lost, the call is delivered again, and its record has changed
 	if a == nil {
 		return
 	}
@@ -145,7 +145,7 @@ func (p *puller) start(ctx context.Context, m *nats.Msg, c *message, a *server.D
 		asking, cancel := context.WithTimeout(ctx, jetStreamTimeout)
 		_, err := p.queue.records.put(asking, c.Key, &r, revision)
 		cancel()
-		if err == nil || conflict(err) { // or a gateway was first
+		if err == nil || conflict(err) { // or a gateway recorded an end
 			return
 		}
 		select {
@@ -153,5 +153,5 @@ func (p *puller) start(ctx context.Context, m *nats.Msg, c *message, a *server.D
 		case <-time.After(tick):
 		}
 	}
-	p.log.Warn("the end of a call is not recorded", "id", r.ID, "error", errors.Join(err, ctx.Err()))
+	p.log.Warn("cannot record the end of a call", "id", r.ID, "error", errors.Join(err, ctx.Err()))
 }

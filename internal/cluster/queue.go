@@ -12,23 +12,23 @@ import (
 	"github.com/sbxrun/sbxrun/internal/config"
 )
 
-// A call that nobody waits for is a record in a bucket and a message in a work queue. The record decides:
-// whoever changes it from the revision that it was made with, and only one can, has the call. A node does
-// so to start it, when it has a place for it; a gateway does so to cancel it. The message only brings
-// calls to nodes: one that a node has not acknowledged comes to another, and one that comes twice
-// finds its record changed. A record that has an end never changes again.
+// A detached call is a record in a bucket and a message in a work queue. The record decides who owns the
+// call: the one process that succeeds in changing its first revision. A node changes it to start the
+// call, when it has a free slot; a gateway, to cancel it. The message only delivers the call to nodes:
+// without an acknowledgement it goes to another node, and a second delivery finds a changed record. A
+// record with an end never changes again.
 
-// record is what is known of a call.
+// record is the record of a call.
 type record struct {
 	ID   string          `json:"id"`
 	Came time.Time       `json:"came"`
 	Hash string          `json:"hash"`           // of the request
-	At   string          `json:"at,omitempty"`   // the node that has it
-	End  *api.CallStatus `json:"end,omitempty"`  // when it has ended
-	Gone bool            `json:"gone,omitempty"` // its tenant has deleted it
+	At   string          `json:"at,omitempty"`   // node that owns it
+	End  *api.CallStatus `json:"end,omitempty"`  // final status
+	Gone bool            `json:"gone,omitempty"` // deleted by its tenant
 }
 
-// message is a call in the queue.
+// message is a queued call.
 type message struct {
 	Record    record          `json:"record"`
 	Key       string          `json:"key"` // of the record
@@ -39,27 +39,27 @@ type message struct {
 }
 
 const (
-	// maxWait is how long a call may wait for a place.
+	// maxWait is how long a call may wait for a slot.
 	maxWait = time.Hour
-	// ackWait is how long a node may take from the receipt of a call to its start.
+	// ackWait is the time from the delivery of a call to its start.
 	ackWait = 5 * time.Second
-	// maxQueued is how long a call in the queue may be: a message of NATS has a megabyte.
+	// maxQueued is the maximum size of a queued call: a NATS message has at most a megabyte.
 	maxQueued = 512 << 10
-	// queuedPrefix begins the ids of calls that come by the queue.
+	// queuedPrefix is the prefix of the IDs of queued calls.
 	queuedPrefix = "q-"
 )
 
-// queue is the work queue, and the records.
+// queue is the work queue with its records.
 type queue struct {
 	js      jetstream.JetStream
-	name    string // of the stream, and of its subjects; a tenant's calls have one each
+	name    string // of the stream, and prefix of its subjects, one per tenant
 	records bucket
 }
 
-// consumer is the queue's, which all nodes share.
+// consumer is the consumer of the queue, which all nodes share.
 const consumer = "nodes"
 
-// maxNodes is how many may ask the queue for a call at the same time; NATS has a bound of 512 of its own.
+// maxNodes is how many nodes may wait for a call at the same time. NATS's default is 512.
 const maxNodes = 1 << 13
 
 func newQueue(js jetstream.JetStream, c *config.Config) *queue {
@@ -67,10 +67,10 @@ func newQueue(js jetstream.JetStream, c *config.Config) *queue {
 	return &queue{js: js, name: c.NATS.Cluster + "-queue", records: bucket{js: js, name: c.NATS.Cluster + "-calls", ttl: ttl, most: maxQueued, replicas: c.NATS.Replicas}}
 }
 
-// tenantKey is a tenant as a part of subjects and keys.
+// tenantKey identifies a tenant in subjects and keys.
 func tenantKey(tenant string) string { return sum([]byte(tenant))[:32] }
 
-// open makes what there is not yet. Gateways call it; nodes may not make anything.
+// open creates the queue if necessary. Only gateways have the right to.
 func (q *queue) open(ctx context.Context) (jetstream.Stream, error) {
 	if _, err := q.records.open(ctx); err != nil {
 		return nil, err
@@ -86,9 +86,9 @@ func (q *queue) open(ctx context.Context) (jetstream.Stream, error) {
 	return s, err
 }
 
-// keepConsumer makes the consumer of the queue, if there is none. A durable one of three replicas was
-// seen to vanish when servers of NATS were restarted in turn; all that is in the queue comes once more
-// then, and what was claimed is not started again.
+// keepConsumer creates the consumer of the queue, if there is none. A durable consumer with three replicas
+// has vanished when NATS servers were restarted in turn. Then all messages are delivered again, and
+// claimed calls are not started twice.
 func (q *queue) keepConsumer(ctx context.Context) error {
 	s, err := q.open(ctx)
 	if err != nil {
@@ -97,13 +97,13 @@ func (q *queue) keepConsumer(ctx context.Context) error {
 	if _, err := s.Consumer(ctx, consumer); !errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return err
 	}
-	// What was refused is pending too, until it is sent again: there is no bound on that, or one
-	// tenant's calls would keep those of others.
+	// Refused calls are pending until their next delivery. MaxAckPending has no limit, or the calls of one
+	// tenant would block those of others.
 	_, err = s.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{Durable: consumer, AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxAckPending: -1, MaxDeliver: -1, MaxWaiting: maxNodes})
 	return err
 }
 
-// waiting returns how many calls are in the queue, and how long the oldest has been.
+// waiting returns the number of queued calls and the age of the oldest.
 func (q *queue) waiting() (n int, oldest time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -114,15 +114,15 @@ func (q *queue) waiting() (n int, oldest time.Duration, err error) {
 	case err != nil:
 		return 0, 0, err
 	}
-	state := s.CachedInfo().State // it was just asked for
+	state := s.CachedInfo().State // just fetched
 	if state.Msgs > 0 {
-		oldest = max(0, time.Since(state.FirstTime)) // by NATS's clock
+		oldest = max(0, time.Since(state.FirstTime)) // by the clock of NATS
 	}
 	return int(state.Msgs), oldest, nil
 }
 
-// ended is a status that fits into a record: without a long command line, which whoever has sent it knows. Of the
-// files that were collected nothing else tells; their names have a bound of their own, which fits.
+// ended returns a status that fits into a record. It drops a long command line, which the client knows, but
+// keeps the list of collected files, which is only here and has its own limit.
 func ended(s api.CallStatus) *api.CallStatus {
 	const long, most = 64 << 10, maxQueued - 16<<10
 	larger := func(than int) bool {
@@ -140,17 +140,17 @@ func ended(s api.CallStatus) *api.CallStatus {
 	return &s
 }
 
-// failed is the status of a call that has come to nothing, or of which nobody knows.
+// failed returns the status of a call that failed to start, or whose fate is unknown.
 func (r *record) failed(started bool, e *api.Error) *api.CallStatus {
 	return &api.CallStatus{ID: r.ID, State: api.Over, Came: r.Came, Started: started, Failure: &e.Failure}
 }
 
-// status is what is told of a call that no node is asked about.
+// status returns the status of a call without asking a node.
 func (r *record) status() api.CallStatus {
 	switch {
 	case r.End != nil:
 		return *r.End
-	case r.At != "": // it has begun, or does now
+	case r.At != "": // started, or starting
 		return api.CallStatus{ID: r.ID, State: api.Running, Came: r.Came, Started: true}
 	}
 	return api.CallStatus{ID: r.ID, State: api.Queued, Came: r.Came}

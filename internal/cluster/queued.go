@@ -18,15 +18,15 @@ import (
 	"github.com/sbxrun/sbxrun/internal/server"
 )
 
-// checkKey is in the context of a request that a node is to check only.
+// checkKey is the context key of requests that a node only checks.
 type checkKey struct{}
 
-// keepQueue makes the queue before the first call comes, and has it and all buckets stay, until ctx is done.
+// keepQueue creates the queue, and recreates it and the buckets if they disappear, until ctx is done.
 func (g *Gateway) keepQueue(ctx context.Context) {
 	for ctx.Err() == nil {
 		asking, cancel := context.WithTimeout(ctx, jetStreamTimeout)
 		for _, b := range []*bucket{&g.bus.queue.records, &g.bus.leases.bucket, g.bus.quotas} {
-			_ = b.stay(asking) // there may be no JetStream, and no need of it
+			_ = b.stay(asking) // without JetStream, requests that need it fail
 		}
 		_ = g.bus.queue.keepConsumer(asking) // as above
 		cancel()
@@ -37,31 +37,31 @@ func (g *Gateway) keepQueue(ctx context.Context) {
 	}
 }
 
-// enqueue takes a call that nobody waits for. It is as good as begun when the queue has it.
+// enqueue accepts a detached call.
 func (g *Gateway) enqueue(w http.ResponseWriter, r *http.Request) {
 	if res, err := g.queueCall(w, r); res != nil || err != nil {
 		g.answer(w, r)(res, err)
 	}
 }
 
-// queueCall queues a call, and answers; or returns a node's answer, that it is no right one.
+// queueCall queues a call and responds, or returns the response of a node that refuses the call.
 func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Response, error) {
 	body, err := g.body(w, r)
 	if err != nil {
 		return nil, api.AsError(err)
 	}
 	if len(body) > maxQueued {
-		return nil, api.NewError(api.TooLarge, "a call in the queue has at most "+strconv.Itoa(maxQueued)+" bytes", "store its files by POST /v1/files")
+		return nil, api.NewError(api.TooLarge, "a queued call has at most "+strconv.Itoa(maxQueued)+" bytes", "upload its files with POST /v1/files")
 	}
 	if r.Header.Get(nodeHeader) != "" || usesStorage(body) {
-		return nil, api.NewError(api.Usage, "the queue brings calls to any node, and volumes and snapshots are on one", "send it by POST /v1/run, with the header "+nodeHeader)
+		return nil, api.NewError(api.Usage, "queued calls may run on any node, but volumes and snapshots are on one", "use POST /v1/run with the header "+nodeHeader)
 	}
-	// A node knows languages and limits. It is asked also when it is busy.
+	// A node checks languages and limits. A busy node can do that, too.
 	res, _, err := g.sendToAny(r.WithContext(context.WithValue(r.Context(), checkKey{}, true)), body)
 	var ours *api.Error
 	switch {
 	case err != nil && !errors.As(err, &ours):
-		return nil, api.NewError(api.Busy, "the node that was asked does not answer", "try again in a moment") // it was not to start it
+		return nil, api.NewError(api.Busy, "the node does not respond", "try again in a moment") // it only checks the call
 	case err != nil || res.StatusCode != http.StatusOK:
 		return res, err
 	}
@@ -81,13 +81,13 @@ func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Respo
 	if err != nil {
 		return nil, err
 	}
-	if call.At == "" && call.End == nil { // also once more: it may be that nothing was queued for it
+	if call.At == "" && call.End == nil { // also for a repeated key: the first attempt may have queued nothing
 		err = g.send(ctx, &message{Record: *call, Key: key, Revision: revision, Tenant: tenant, RequestID: who.RequestID, Body: body})
 		if err != nil && !replayed {
-			// It may be in the queue all the same.
-			call.Gone, call.End = true, call.failed(false, api.NewError(api.Busy, "the queue did not take it", ""))
+			// It may still be in the queue.
+			call.Gone, call.End = true, call.failed(false, api.NewError(api.Busy, "the queue did not accept it", ""))
 			if _, undone := g.bus.queue.records.put(context.WithoutCancel(ctx), key, call, revision); undone == nil {
-				return nil, jetStreamError("the call cannot be queued", err)
+				return nil, jetStreamError("cannot queue the call", err)
 			}
 			return nil, ErrLost
 		}
@@ -99,11 +99,12 @@ func (g *Gateway) queueCall(w http.ResponseWriter, r *http.Request) (*http.Respo
 	return nil, nil
 }
 
-// newRecord makes a call's record; or, if there is one for its key, has call be that. One that has ended
-// before it began, for want of a place or of NATS, is made anew: its client was told to try again.
+// newRecord creates the record of a call. If there is one with its key, newRecord copies that to call. A
+// record of a call that failed to start because no slot or no NATS was available is replaced: its client
+// was told to try again.
 func (g *Gateway) newRecord(ctx context.Context, tenant, key string, call *record, keyed bool) (revision uint64, replayed bool, err error) {
 	failed := func(err error) (uint64, bool, error) {
-		return 0, false, jetStreamError("the call cannot be queued", err)
+		return 0, false, jetStreamError("cannot queue the call", err)
 	}
 	stream, err := g.bus.queue.open(ctx)
 	if err != nil {
@@ -131,12 +132,12 @@ func (g *Gateway) newRecord(ctx context.Context, tenant, key string, call *recor
 			return failed(err)
 		}
 		if info.State.Subjects[subject] >= uint64(max(1, g.door.Settings().Of(tenant).Queue)) {
-			return 0, false, api.NewError(api.Quota, "as many calls of the tenant wait as may", "wait for a call's end")
+			return 0, false, api.NewError(api.Quota, "the tenant's queue is full", "wait for a call's end")
 		}
 		if revision, err = g.bus.queue.records.put(ctx, key, call, revision); err == nil {
 			return revision, false, nil
 		}
-		if !conflict(err) { // else another request with the same key was first
+		if !conflict(err) { // otherwise, another request with the same key was first
 			return failed(err)
 		}
 	}
@@ -152,7 +153,7 @@ func (g *Gateway) send(ctx context.Context, m *message) error {
 	return err
 }
 
-// call answers what is asked of one call.
+// call handles requests about one call.
 func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 	id := r.PathValue("id")
 	if !strings.HasPrefix(id, queuedPrefix) {
@@ -160,7 +161,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	key := tenantKey(server.IdentityOf(r.Context()).Tenant) + "." + id
-	wait, _ := strconv.ParseFloat(r.URL.Query().Get("wait_ms"), 64) // a node says what is wrong with it
+	wait, _ := strconv.ParseFloat(r.URL.Query().Get("wait_ms"), 64) // a node reports invalid values
 	const most = time.Minute
 	until := time.Now().Add(min(most, time.Duration(wait)*time.Millisecond))
 	if r.URL.Query().Get("follow") == "1" {
@@ -190,7 +191,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 				return
 			}
 		case call.At != "" && r.Method == http.MethodDelete:
-			// The node forgets it too; if it does not hear of that, later.
+			// The node forgets it, too; if this fails, it does so later.
 			if res, err := g.transport.do(forwardRequest(r, nil), call.At); err == nil {
 				res.Body.Close()
 			}
@@ -198,7 +199,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 			call.End = call.failed(false, api.NewError(api.Ended, "the call was canceled before it started", ""))
 		}
 		call.Gone = r.Method == http.MethodDelete
-		if call.Gone || call.End != nil && !known { // what a client was told stays so
+		if call.Gone || call.End != nil && !known { // a reported end does not change
 			ctx, cancel := context.WithTimeout(r.Context(), jetStreamTimeout)
 			_, err := g.bus.queue.records.put(ctx, key, call, revision)
 			cancel()
@@ -206,7 +207,7 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 				continue
 			}
 			if err != nil {
-				g.failed(w, r, jetStreamError("the end of the call cannot be recorded", err))
+				g.failed(w, r, jetStreamError("cannot record the end of the call", err))
 				return
 			}
 		}
@@ -215,8 +216,8 @@ func (g *Gateway) call(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// ask passes a request about a call on to the node that has it. If that says that the call has ended,
-// the end is returned; all else is the answer.
+// ask forwards a request about a call to its node. If the call has ended, ask returns the end; otherwise it
+// forwards the response.
 func (g *Gateway) ask(w http.ResponseWriter, r *http.Request, call *record) (end *api.CallStatus, answered bool) {
 	res, err := g.transport.do(forwardRequest(r, nil), call.At)
 	if err != nil {
@@ -232,8 +233,8 @@ func (g *Gateway) ask(w http.ResponseWriter, r *http.Request, call *record) (end
 	}
 	var told api.CallStatus
 	switch {
-	case res.StatusCode == http.StatusNotFound: // it gave up, without knowing that it had the call
-		return call.failed(true, api.NewError(api.Lost, "the node that had the call does not know it any more", "it may have run: try again only what may run twice")), false
+	case res.StatusCode == http.StatusNotFound: // it gave up before it knew that it had the call
+		return call.failed(true, api.NewError(api.Lost, "the node of the call does not know it any more", "it may have run: try again only what may run twice")), false
 	case res.StatusCode == http.StatusOK && json.Unmarshal(text, &told) == nil && told.State == api.Over:
 		return ended(told), false
 	}
@@ -242,7 +243,7 @@ func (g *Gateway) ask(w http.ResponseWriter, r *http.Request, call *record) (end
 	return nil, true
 }
 
-// output answers with what a call has written: the node that runs it has that.
+// output serves the output of a call, which is on its node.
 func (g *Gateway) output(w http.ResponseWriter, r *http.Request, call *record) {
 	switch {
 	case call.At == "":
@@ -250,13 +251,13 @@ func (g *Gateway) output(w http.ResponseWriter, r *http.Request, call *record) {
 		w.Header().Set("X-Output-Size", "0")
 		w.Header().Set("X-Output-Ended", strconv.FormatBool(call.End != nil))
 	case !g.members.Has(call.At):
-		api.NewError(api.Ended, "the node that had the call's output is lost", "").Write(w)
+		api.NewError(api.Ended, "the node with the output of the call is lost", "").Write(w)
 	default:
 		g.answer(w, r)(g.transport.do(forwardRequest(r, nil), call.At))
 	}
 }
 
-// record returns a call's record, with an end if it can have no other.
+// record returns the record of a call. It adds an end if the call cannot continue.
 func (g *Gateway) record(ctx context.Context, key string) (*record, uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, jetStreamTimeout)
 	defer cancel()
@@ -264,17 +265,17 @@ func (g *Gateway) record(ctx context.Context, key string) (*record, uint64, erro
 	revision, err := g.bus.queue.records.get(ctx, key, call)
 	switch {
 	case err != nil:
-		return nil, 0, jetStreamError("nothing is known of the call", err)
+		return nil, 0, jetStreamError("cannot read the record of the call", err)
 	case revision == 0 || call.Gone:
 		return nil, 0, api.NewError(api.NoSuchCall, "no such call", "GET /v1/calls lists them")
 	case call.End != nil:
 		return call, revision, nil
 	case call.At == "" && time.Since(call.Came) > maxWait:
-		call.End = call.failed(false, api.NewError(api.Busy, "no node had a place for the call", "try again"))
+		call.End = call.failed(false, api.NewError(api.Busy, "no node had a free slot for the call", "try again"))
 	case call.At == "" && g.forgotten(ctx, call):
 		call.End = call.failed(false, api.NewError(api.Busy, "the queue has lost the call", "try again"))
 	case call.At != "" && !g.members.Alive(call.At):
-		call.End = call.failed(true, api.NewError(api.Lost, "the node that had the call was lost; what ran there has ended with it", "it may have run: try again only what may run twice"))
+		call.End = call.failed(true, api.NewError(api.Lost, "the node of the call was lost, with everything that ran there", "it may have run: try again only what may run twice"))
 	default:
 		return call, revision, nil
 	}
@@ -283,16 +284,15 @@ func (g *Gateway) record(ctx context.Context, key string) (*record, uint64, erro
 	case conflict(err):
 		return g.record(ctx, key)
 	case err != nil:
-		return nil, 0, jetStreamError("nothing is known of the call", err)
+		return nil, 0, jetStreamError("cannot read the record of the call", err)
 	}
 	return call, next, nil
 }
 
-// forgotten reports whether the queue has a call no more that no node has claimed: then all that is in it
-// is younger. A server of NATS writes to the disk for good every two minutes (its sync_interval), and relies
-// on replicas before.
+// forgotten reports whether the queue has lost an unclaimed call: then everything in it is newer. A NATS
+// server syncs its store only every two minutes (sync_interval), and relies on replicas until then.
 func (g *Gateway) forgotten(ctx context.Context, call *record) bool {
-	const margin = 10 * time.Second // longer than it takes to send it, and for clocks that differ
+	const margin = 10 * time.Second // for transmission and clock differences
 	if time.Since(call.Came) < margin {
 		return false
 	}
@@ -300,11 +300,11 @@ func (g *Gateway) forgotten(ctx context.Context, call *record) bool {
 	if err != nil {
 		return false
 	}
-	state := s.CachedInfo().State // of a moment ago
+	state := s.CachedInfo().State // just fetched
 	return state.Msgs == 0 || state.FirstTime.After(call.Came.Add(margin))
 }
 
-// await waits until a record changes, but not for long: it may be that nobody changes it any more.
+// await waits a while for a change of a record, which may never come.
 func (g *Gateway) await(ctx context.Context, key string, revision uint64, until time.Time) {
 	ctx, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
@@ -312,7 +312,7 @@ func (g *Gateway) await(ctx context.Context, key string, revision uint64, until 
 	var changes <-chan jetstream.KeyValueEntry
 	if kv, err := g.bus.queue.records.open(ctx); err == nil {
 		if w, err := kv.Watch(ctx, key); err == nil {
-			defer func() { _ = w.Stop() }() // at worst it is stopped with the connection
+			defer func() { _ = w.Stop() }() // if it fails, it ends with the connection
 			changes, pause = w.Updates(), 2*jetStreamTimeout
 		}
 	}
@@ -326,7 +326,7 @@ func (g *Gateway) await(ctx context.Context, key string, revision uint64, until 
 			return
 		case e, ok := <-changes:
 			if !ok {
-				changes = nil // until the timer
+				changes = nil // wait for the timer
 			} else if e != nil && e.Revision() > revision {
 				return
 			}
@@ -334,7 +334,7 @@ func (g *Gateway) await(ctx context.Context, key string, revision uint64, until 
 	}
 }
 
-// queuedCalls are the records of a tenant's calls that no node lists.
+// queuedCalls returns the status of a tenant's calls that no node lists.
 func (g *Gateway) queuedCalls(ctx context.Context, tenant string, listed map[string]bool) (all []api.CallStatus, err error) {
 	ctx, cancel := context.WithTimeout(ctx, jetStreamTimeout)
 	defer cancel()
@@ -352,7 +352,7 @@ func (g *Gateway) queuedCalls(ctx context.Context, tenant string, listed map[str
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case e := <-w.Updates():
-			if e == nil { // that was all
+			if e == nil { // end of the list
 				return all, nil
 			}
 			var r record

@@ -19,50 +19,50 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
-// A tenant's concurrency and rate hold for all nodes together. A record for each tenant says how many calls
-// each node may run of it, and their sum is never more than the tenant may. A node asks for more when it
-// needs more, gives back what it does not need within seconds, and lets calls in by what it has without
-// asking anybody. It asks a gateway, which changes the record, and takes a lost node out of it. A node
-// that cannot ask starts nothing for tenants that have bounds.
+// A tenant's concurrency and rate limits hold for all nodes together. A record per tenant distributes its
+// calls among nodes, and their sum never exceeds the limit. A node admits calls within its allotment
+// without asking anybody, requests more when it needs more, and returns what it does not need within
+// seconds. It sends requests to a gateway, which changes the record, and removes lost nodes from it. A
+// node that reaches no gateway starts nothing for tenants with limits.
 
 // quotaRecord is the record of a tenant.
 type quotaRecord struct {
 	Held   map[string]allotment `json:"held"`   // by node
-	Wanted map[string]time.Time `json:"wanted"` // when each was last refused
-	Tokens float64              `json:"tokens"` // of the rate
-	At     time.Time            `json:"at"`     // when there were as many
+	Wanted map[string]time.Time `json:"wanted"` // last refusal, by node
+	Tokens float64              `json:"tokens"` // of the rate limit
+	At     time.Time            `json:"at"`     // time of Tokens
 }
 
-// allotment is what a node has.
+// allotment is the share of a node.
 type allotment struct {
-	Calls int    `json:"calls"` // that it may run
-	Seq   uint64 `json:"turn"`  // of its last question
+	Calls int    `json:"calls"` // maximum at a time
+	Seq   uint64 `json:"turn"`  // of its last request
 }
 
-// quotaMessage is what a node asks a gateway for; and what that grants.
+// quotaMessage is a request of a node, and the grant of a gateway.
 type quotaMessage struct {
-	Turn   uint64 `json:"turn"`   // of the question: one that comes late changes nothing
-	Calls  int    `json:"calls"`  // in all
-	Tokens int    `json:"tokens"` // more
-	Others int    `json:"others"` // nodes that want some
+	Seq    uint64 `json:"turn"`   // sequence number; a late request changes nothing
+	Calls  int    `json:"calls"`  // total
+	Tokens int    `json:"tokens"` // additional
+	Others int    `json:"others"` // other nodes that want more
 }
 
-// quotaPath is what a node asks a gateway at.
+// quotaPath is the path for requests of nodes.
 const quotaPath = "/shares"
 
 const wantedFor = 3 * time.Second
 
-// maxQuotaRecord is how many bytes a record may have. It has some 60 to 80 for each node that has calls or wants
-// some, and that is no more nodes than calls of the tenant may run.
+// maxQuotaRecord is the maximum size of a record. It has 60 to 80 bytes for each node that has calls or
+// wants some, and no more nodes than the tenant's concurrency.
 const maxQuotaRecord = 256 << 10
 
-// grant changes the record as a node has asked, as far as the ceilings allow; if the node has asked anew
-// since, not at all.
+// grant updates the record for a request, within the ceilings. It ignores a request that is older than the
+// node's last one.
 func (h *quotaRecord) grant(at string, a quotaMessage, c tenants.Ceilings, now time.Time, lost func(node string) bool) quotaMessage {
 	if h.Held == nil {
 		h.Held, h.Wanted, h.Tokens, h.At = map[string]allotment{}, map[string]time.Time{}, max(1, c.Rate), now
 	}
-	if a.Turn < h.Held[at].Seq {
+	if a.Seq < h.Held[at].Seq {
 		return quotaMessage{}
 	}
 	left := c.Concurrency
@@ -73,17 +73,17 @@ func (h *quotaRecord) grant(at string, a quotaMessage, c tenants.Ceilings, now t
 			left -= has.Calls
 		}
 	}
-	if c.Concurrency == 0 { // no bound: the node has not heard of it yet
+	if c.Concurrency == 0 { // no limit any more, which the node does not know yet
 		left = a.Calls
 	}
-	given := quotaMessage{Turn: a.Turn, Calls: max(0, min(a.Calls, left))}
+	given := quotaMessage{Seq: a.Seq, Calls: max(0, min(a.Calls, left))}
 	if delete(h.Held, at); given.Calls > 0 {
-		h.Held[at] = allotment{given.Calls, a.Turn}
+		h.Held[at] = allotment{given.Calls, a.Seq}
 	}
 	maps.DeleteFunc(h.Wanted, func(node string, last time.Time) bool {
 		return now.Sub(last) > wantedFor || node == at && given.Calls == a.Calls
 	})
-	// A record that changes with each refusal would be written all the time, and each writer has to win it.
+	// Not with each refusal, because every change needs a write without a conflict.
 	last, is := h.Wanted[at]
 	if given.Calls < a.Calls && now.Sub(last) > wantedFor/3 && (is || len(h.Wanted) < c.Concurrency) {
 		h.Wanted[at] = now
@@ -105,19 +105,19 @@ func (h *quotaRecord) grant(at string, a quotaMessage, c tenants.Ceilings, now t
 	return given
 }
 
-// grantQuota answers a node that asks.
+// grantQuota handles a request of a node.
 func (g *Gateway) grantQuota(w http.ResponseWriter, r *http.Request) {
 	const most = 4096
 	text, err := io.ReadAll(io.LimitReader(r.Body, most))
 	var a quotaMessage
-	at := r.RemoteAddr // by whose name NATS has let nobody else send
+	at := r.RemoteAddr // NATS lets nobody else send under this name
 	if err != nil || json.Unmarshal(text, &a) != nil || !strings.HasPrefix(at, NodeKind+".") {
-		api.NewError(api.Usage, "that is nothing to ask for", "").Write(w)
+		api.NewError(api.Usage, "invalid quota request", "").Write(w)
 		return
 	}
 	given, err := g.grant(r.Context(), server.IdentityOf(r.Context()).Tenant, at, a)
 	if err != nil {
-		g.failed(w, r, jetStreamError("the record of the tenant cannot be changed", err))
+		g.failed(w, r, jetStreamError("cannot change the tenant's quota record", err))
 		return
 	}
 	writeJSON(w, http.StatusOK, given)
@@ -147,10 +147,10 @@ func (g *Gateway) grant(ctx context.Context, tenant, at string, a quotaMessage) 
 	}
 }
 
-// quotas are what a node may run of each tenant.
+// quotas are a node's allotments by tenant.
 type quotas struct {
 	s       *server.Server
-	gate    *tenants.Scheduler // of it
+	gate    *tenants.Scheduler
 	link    *Transport
 	members *Members
 
@@ -162,20 +162,20 @@ type quota struct {
 	mu       sync.Mutex
 	ceilings tenants.Ceilings
 	have     int       // calls that may run here
-	sure     bool      // that the record says so
-	peak     int       // calls that ran or waited, since the last look
-	others   int       // nodes that want some
-	refused  time.Time // when more was last refused
-	tokens   int       // of the rate
-	until    time.Time // when they are no longer
+	sure     bool      // whether the record agrees
+	peak     int       // running and waiting calls since the last settle
+	others   int       // other nodes that want more
+	refused  time.Time // last refusal of more calls
+	tokens   int       // of the rate limit
+	until    time.Time // expiry of tokens
 	asked    int       // calls
-	turn     uint64    // of that question
-	turned   time.Time // when it was first asked
-	err      error     // of the last one
-	failed   time.Time // when it came
+	seq      uint64    // of that request
+	askedAt  time.Time // first transmission of that request
+	err      error     // of the last failed request
+	failed   time.Time // time of err
 }
 
-// join lets a call in by what the node has of its tenant, or asks for more.
+// join admits a call within the node's allotment, or requests more first.
 func (x *quotas) join(ctx context.Context, tenant string, c tenants.Ceilings) (*tenants.Ticket, error) {
 	if c.Concurrency == 0 && c.Rate == 0 {
 		return x.gate.Join(tenant, c)
@@ -188,10 +188,10 @@ func (x *quotas) join(ctx context.Context, tenant string, c tenants.Ceilings) (*
 	}
 	x.mu.Unlock()
 	came := time.Now()
-	s.mu.Lock() // until the call is counted at the gate: no more than it counts is given back
+	s.mu.Lock() // until the scheduler counts the call, so that settle does not return its slot
 	defer s.mu.Unlock()
 	if s.failed.After(came) {
-		return nil, s.err // the question that it has waited for was its own
+		return nil, s.err // the request that it waited for has failed
 	}
 	now := time.Now()
 	use := x.gate.Use(tenant)
@@ -226,34 +226,34 @@ func (x *quotas) join(ctx context.Context, tenant string, c tenants.Ceilings) (*
 	return x.gate.Join(tenant, c)
 }
 
-// ask asks the gateways for a share.
+// ask requests an allotment from the gateways.
 func (x *quotas) ask(ctx context.Context, tenant string, s *quota, calls, tokens int) error {
-	ctx, cancel := context.WithTimeout(server.As(context.WithoutCancel(ctx), tenant, ""), jetStreamTimeout) // others wait for it, too
+	ctx, cancel := context.WithTimeout(server.As(context.WithoutCancel(ctx), tenant, ""), jetStreamTimeout) // other calls wait for it, too
 	defer cancel()
 	if calls != s.asked {
-		s.asked, s.turned = calls, time.Now()
-		s.turn++ // the same question once more changes nothing that was granted
+		s.asked, s.askedAt = calls, time.Now()
+		s.seq++ // a repeated request must not change a grant
 	}
-	text, err := json.Marshal(quotaMessage{Turn: s.turn, Calls: calls, Tokens: tokens})
+	text, err := json.Marshal(quotaMessage{Seq: s.seq, Calls: calls, Tokens: tokens})
 	if err != nil {
 		return err
 	}
 	s.sure = false
 	gateways := x.members.Of(GatewayKind)
-	for len(gateways) == 0 && x.members.Connected() && !x.members.Settled() && ctx.Err() == nil { // it has been asked who is there
+	for len(gateways) == 0 && x.members.Connected() && !x.members.Settled() && ctx.Err() == nil { // the answers to askHeartbeats are under way
 		time.Sleep(tick / 10)
 		gateways = x.members.Of(GatewayKind)
 	}
-	why, hint := "no gateway answers", "try again in a moment"
+	why, hint := "no gateway responds", "try again in a moment"
 	if len(gateways) == 0 {
-		why, hint = "there is no gateway", "start `sbxrun gateway`; or have the tenant's concurrency = 0 and rate = 0 in the configuration"
+		why, hint = "there is no gateway", "start `sbxrun gateway`, or set the tenant's concurrency and rate to 0"
 	}
 	for _, gateway := range gateways {
 		given, err := x.askOne(ctx, gateway.subject(), text)
 		if e, ok := errors.AsType[*api.Error](err); ok {
 			why = e.Failure.Message
 		}
-		if err != nil || given.Turn != s.turn {
+		if err != nil || given.Seq != s.seq {
 			continue
 		}
 		now := time.Now()
@@ -269,11 +269,11 @@ func (x *quotas) ask(ctx context.Context, tenant string, s *quota, calls, tokens
 		}
 		return nil
 	}
-	s.err, s.failed = api.NewError(api.Busy, "the tenant's ceilings hold for all nodes together, and its share cannot be asked for: "+why, hint), time.Now()
+	s.err, s.failed = api.NewError(api.Busy, "cannot request the tenant's quota, which all nodes share: "+why, hint), time.Now()
 	return s.err
 }
 
-// askOne asks one gateway, and not for so long that there is no time for another one.
+// askOne sends a request to one gateway. Its timeout leaves time for another one.
 func (x *quotas) askOne(ctx context.Context, at string, text []byte) (given quotaMessage, err error) {
 	ctx, cancel := context.WithTimeout(ctx, jetStreamTimeout/3)
 	defer cancel()
@@ -290,7 +290,7 @@ func (x *quotas) askOne(ctx context.Context, at string, text []byte) (given quot
 	return given, json.NewDecoder(res.Body).Decode(&given)
 }
 
-// run gives back what is not needed, until ctx is done.
+// run returns unneeded allotments until ctx is done.
 func (x *quotas) run(ctx context.Context) {
 	t := time.NewTicker(time.Second)
 	defer t.Stop()
@@ -317,24 +317,24 @@ func (x *quotas) settle(ctx context.Context, tenant string) {
 	defer s.mu.Unlock()
 	s.ceilings = x.s.Settings().Of(tenant).Ceilings()
 	if s.ceilings.Concurrency == 0 {
-		if s.have > 0 || s.asked > 0 { // before a reload: what waits by that share would wait for ever
+		if s.have > 0 || s.asked > 0 { // after a reload: waiting calls would wait forever
 			x.gate.SetConcurrency(tenant, math.MaxInt)
-			_ = x.ask(ctx, tenant, s, 0, 0) // as below
+			_ = x.ask(ctx, tenant, s, 0, 0) // repeated by the next settle
 		}
 		return
 	}
 	use := x.gate.Use(tenant)
 	need := use.Running + use.Waiting
 	calls := max(need, s.peak)
-	if s.peak = need; s.others > 0 { // each has its turn
+	if s.peak = need; s.others > 0 { // share equally
 		calls = min(calls, s.ceilings.Concurrency/(1+s.others))
 	}
 	calls = min(s.ceilings.Concurrency, max(calls, use.Running))
-	// Who has none is not in the record, and a question from before may yet come and put it there: so it is
-	// asked for longer than one can be on its way.
-	if calls > 0 || s.have > 0 || !s.sure || time.Since(s.turned) < lostAfter {
-		// What is given back must not be used any more when others get it.
+	// A node without calls is not in the record, but an earlier request may still arrive and add it. So
+	// repeat the request for longer than one can be under way.
+	if calls > 0 || s.have > 0 || !s.sure || time.Since(s.askedAt) < lostAfter {
+		// Stop using returned slots before others get them.
 		x.gate.SetConcurrency(tenant, min(calls, s.have))
-		_ = x.ask(ctx, tenant, s, calls, 0) // if nobody answers, the next call asks
+		_ = x.ask(ctx, tenant, s, calls, 0) // if it fails, the next call repeats it
 	}
 }

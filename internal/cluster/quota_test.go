@@ -25,7 +25,7 @@ func TestGrant(t *testing.T) {
 		gone = map[string]bool{nodes[rand.IntN(len(nodes))]: rand.IntN(10) == 0}
 		delete(gone, node)
 		now = now.Add(time.Duration(rand.IntN(100)-10) * time.Millisecond) // clocks differ
-		a := quotaMessage{Turn: uint64(turn), Calls: rand.IntN(9), Tokens: rand.IntN(4)}
+		a := quotaMessage{Seq: uint64(turn), Calls: rand.IntN(9), Tokens: rand.IntN(4)}
 		given := h.grant(node, a, c, now, func(node string) bool { return gone[node] })
 		tokens += given.Tokens
 		sum := 0
@@ -41,14 +41,14 @@ func TestGrant(t *testing.T) {
 		if given.Calls == 0 {
 			continue
 		}
-		if late := h.grant(node, quotaMessage{Turn: a.Turn - 1, Calls: 9}, c, now, func(string) bool { return true }); late != (quotaMessage{}) || h.Held[node].Calls != given.Calls {
+		if late := h.grant(node, quotaMessage{Seq: a.Seq - 1, Calls: 9}, c, now, func(string) bool { return true }); late != (quotaMessage{}) || h.Held[node].Calls != given.Calls {
 			t.Fatalf("a question that comes late has changed it: %+v", h)
 		}
 	}
 	if most := c.Rate + c.Rate*(now.Sub(began).Seconds()+1); float64(tokens) > most {
 		t.Errorf("%d calls are granted, at most %.0f may be", tokens, most)
 	}
-	if given := h.grant("node.a.1", quotaMessage{Turn: 20_000, Calls: 9, Tokens: 50}, tenants.Ceilings{}, now, func(string) bool { return false }); given.Calls != 9 || given.Tokens != 50 {
+	if given := h.grant("node.a.1", quotaMessage{Seq: 20_000, Calls: 9, Tokens: 50}, tenants.Ceilings{}, now, func(string) bool { return false }); given.Calls != 9 || given.Tokens != 50 {
 		t.Errorf("%+v without a bound", given)
 	}
 	now = now.Add(2 * wantedFor)
@@ -76,7 +76,7 @@ func TestGrantToMany(t *testing.T) {
 		return len(text)
 	}
 	node := func(i int) string { return fmt.Sprintf("node.%032d.00000000", i) } // no name is longer
-	for _, a := range []quotaMessage{{Turn: 1 << 20, Calls: 1}, {Turn: 1<<20 + 1, Calls: 2}} {
+	for _, a := range []quotaMessage{{Seq: 1 << 20, Calls: 1}, {Seq: 1<<20 + 1, Calls: 2}} {
 		for i := range 1000 {
 			h.grant(node(i), a, c, now, here)
 		}
@@ -86,11 +86,11 @@ func TestGrantToMany(t *testing.T) {
 		t.Errorf("%d bytes are more than %d", all, maxQuotaRecord)
 	}
 	before := fmt.Sprint(h)
-	if given := h.grant(node(1), quotaMessage{Turn: 1<<20 + 1, Calls: 2}, c, now.Add(wantedFor/4), here); given.Calls != 1 || fmt.Sprint(h) != before {
+	if given := h.grant(node(1), quotaMessage{Seq: 1<<20 + 1, Calls: 2}, c, now.Add(wantedFor/4), here); given.Calls != 1 || fmt.Sprint(h) != before {
 		t.Errorf("%+v, and the record has changed: %v", given, fmt.Sprint(h) != before)
 	}
 	for i := range 1000 {
-		h.grant(node(i), quotaMessage{Turn: 1<<20 + 2}, c, now.Add(2*wantedFor), here)
+		h.grant(node(i), quotaMessage{Seq: 1<<20 + 2}, c, now.Add(2*wantedFor), here)
 	}
 	if size() > 200 {
 		t.Errorf("%d bytes when no node has any", size())

@@ -9,13 +9,13 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 )
 
-// Status is who takes part.
+// Status lists the members of a cluster.
 type Status struct {
 	Nodes    []api.Node `json:"nodes"`
 	Gateways []api.Node `json:"gateways"`
 }
 
-// Status is who takes part, as far as was heard, with the nodes that a gateway misses.
+// Status returns the known members, and the nodes that a gateway has lost.
 func (m *Members) Status() *Status {
 	out := &Status{Nodes: []api.Node{}, Gateways: []api.Node{}}
 	there, gone := map[string]bool{}, map[string]api.Node{}
@@ -43,10 +43,10 @@ func (m *Members) Status() *Status {
 	return out
 }
 
-// QueryTimeout is how long [QueryStatus] takes at most.
+// QueryTimeout bounds [QueryStatus].
 const QueryTimeout = 5 * time.Second
 
-// QueryStatus asks who takes part, and returns those that have answered when for a moment nobody else did.
+// QueryStatus asks all members for a heartbeat. It returns when no new one has arrived for half a second.
 func QueryStatus(ctx context.Context, bus *NATS) (*Status, error) {
 	const moment = 500 * time.Millisecond
 	m := newMembers(bus)

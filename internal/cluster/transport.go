@@ -11,40 +11,40 @@ import (
 	"time"
 )
 
-// Bus is what is needed of a message server.
+// Bus is a connection to a message server.
 type Bus interface {
-	// Publish sends a message. An error says that it was not sent.
+	// Publish sends a message. If it fails, the message was not sent.
 	Publish(subject, reply string, data []byte) error
-	// Subscribe has each called with all messages of a subject, one after the other. nobody is set
-	// if this tells that nobody received what was sent with this subject as the reply.
+	// Subscribe calls each with all messages of a subject, one after the other. nobody means that a
+	// message with this subject as its reply had no receiver.
 	Subscribe(subject string, each func(subject, reply string, data []byte, nobody bool)) error
 	Connected() bool
-	// Reconnects is how often the connection was made anew.
+	// Reconnects returns the number of reconnects.
 	Reconnects() uint64
-	// Close delivers what has come and sends what was published, and ends the connection.
+	// Close handles the received messages, sends the published ones, and disconnects.
 	Close()
 }
 
-// Transport is one end of many connections.
+// Transport is one end of many connections over a bus.
 type Transport struct {
 	bus  Bus
-	self string // the subject below which connections are
+	self string // subject prefix of its connections
 	name string // of this node or gateway
 	base context.Context
-	// alive reports whether another link is there, as far as is known.
+	// alive reports whether another transport may be there.
 	alive func(peer string) bool
 
 	mu       sync.Mutex
 	all      map[string]*Conn
-	over     map[string]time.Time // connections of others that have ended, and when
+	over     map[string]time.Time // connections from others, with the time of their end
 	accepted chan *Conn
-	open     context.Context // done when nothing more is accepted
+	open     context.Context // done when no more connections are accepted
 	shut     context.CancelFunc
 	buffer   []byte
 }
 
-// NewTransport has connections until ctx is done. It is also a [net.Listener]. Connections end with the
-// other side, which alive reports on.
+// NewTransport returns a transport that lasts until ctx is done, and is also a [net.Listener].
+// Connections end when alive reports that the other side is lost.
 func NewTransport(ctx context.Context, bus Bus, self string, alive func(peer string) bool) (*Transport, error) {
 	const backlog = 1024
 	l := &Transport{bus: bus, self: self, name: nameIn(self), base: ctx, alive: alive, all: map[string]*Conn{}, over: map[string]time.Time{}, accepted: make(chan *Conn, backlog)}
@@ -56,7 +56,7 @@ func NewTransport(ctx context.Context, bus Bus, self string, alive func(peer str
 	return l, nil
 }
 
-// Dial begins a connection. Nothing is sent until something is written.
+// Dial starts a connection. It sends nothing before the first Write.
 func (l *Transport) Dial(peer string) *Conn {
 	c := newConn(l, rand.Text(), peer, true)
 	l.mu.Lock()
@@ -74,15 +74,15 @@ func (l *Transport) Accept() (net.Conn, error) {
 	}
 }
 
-// Close has nothing more accepted. What is under way goes on until the context of
-// the link is done.
+// Close stops accepting connections. Open connections continue until the context of the transport is
+// done.
 func (l *Transport) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.shut()
 	for {
 		select {
-		case c := <-l.accepted: // nobody takes it any more
+		case c := <-l.accepted: // nobody will accept it
 			delete(l.all, c.id)
 			l.reset(c.peer, c.id, resets|refuses)
 		default:
@@ -91,30 +91,30 @@ func (l *Transport) Close() error {
 	}
 }
 
-// reset says that there is no such connection; with [refuses], that nothing of it was begun: another node
-// may have what it asks for.
+// reset tells a peer that a connection does not exist. With [refuses], nothing of its request was
+// started, so another node may get it.
 func (l *Transport) reset(peer, id string, bits byte) {
-	_ = l.bus.Publish(peer+"."+l.name+"."+id, "", (&frame{bits: bits}).append(nil)) // the other side asks again
+	_ = l.bus.Publish(peer+"."+l.name+"."+id, "", (&frame{bits: bits}).append(nil)) // if it fails, the peer asks again
 }
 
 func (l *Transport) Addr() net.Addr { return address(l.self) }
 
-// publish sends a frame. The last words of its subject are the name of the sender, which NATS lets nobody
-// else use, and the id of the connection.
+// publish sends a frame. Its subject ends with the name of the sender, which NATS protects, and the ID of
+// the connection.
 func (l *Transport) publish(c *Conn, f *frame) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.buffer = f.append(l.buffer[:0]) // the bus copies it
 	reply := ""
-	// NATS tells by it that there is nobody. Of a later frame that would say nothing of the first, which
-	// may have begun something.
+	// With a reply subject, NATS reports a missing receiver. For later frames that would say nothing about
+	// the first one, which may have started the request.
 	if f.at == 0 && len(f.data) > 0 || f.bits&asks != 0 {
 		reply = l.self + "." + c.from + "." + c.id
 	}
 	return l.bus.Publish(c.peer+"."+l.name+"."+c.id, reply, l.buffer)
 }
 
-// forget drops a connection of which nothing is left to be done.
+// forget drops a finished connection.
 func (l *Transport) forget(c *Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -135,7 +135,7 @@ func (l *Transport) dispatch(subject, reply string, data []byte, nobody bool) {
 	c := l.all[id]
 	l.mu.Unlock()
 	if c != nil && c.from != from {
-		return // of somebody who has learned the id
+		return // from another sender that knows the ID
 	}
 	if nobody {
 		if c != nil {
@@ -145,7 +145,7 @@ func (l *Transport) dispatch(subject, reply string, data []byte, nobody bool) {
 	}
 	f, err := parse(data)
 	if err != nil {
-		return // of nobody here
+		return // not a frame
 	}
 	if c == nil {
 		if c = l.accept(from, id, reply, &f); c == nil {
@@ -155,11 +155,11 @@ func (l *Transport) dispatch(subject, reply string, data []byte, nobody bool) {
 	c.receive(&f)
 }
 
-// accept makes a connection of a first frame.
+// accept creates a connection from its first frame.
 func (l *Transport) accept(from, id, reply string, f *frame) *Conn {
 	peer, ok := strings.CutSuffix(reply, "."+l.name+"."+id)
 	if !ok || nameIn(peer) != from || f.bits&resets != 0 || f.bits&(opens|asks) == 0 {
-		return nil // what is left of a connection that is over needs no answer
+		return nil // the rest of a finished connection needs no response
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -172,26 +172,26 @@ func (l *Transport) accept(from, id, reply string, f *frame) *Conn {
 		l.reset(peer, id, resets|refuses)
 		return nil
 	case f.at != 0:
-		return nil // what comes before it was lost, and is sent again
+		return nil // earlier frames were lost and will be sent again
 	}
 	c := newConn(l, id, peer, false)
 	select {
 	case l.accepted <- c:
 		l.all[id] = c
 		return c
-	default: // the server does not come after; a connection that is not accepted is sent again
+	default: // the backlog is full; the peer will send the frame again
 		return nil
 	}
 }
 
-// ticks does for all connections what has to be done after a time.
+// ticks runs the timers of all connections.
 func (l *Transport) ticks() {
 	t := time.NewTicker(tick)
 	defer t.Stop()
 	for {
 		select {
 		case now := <-t.C:
-			if l.bus.Connected() { // else nothing arrives, and nobody is lost
+			if l.bus.Connected() { // otherwise silence means nothing
 				for _, c := range l.conns() {
 					c.tick(now, l.alive(c.peer))
 				}
