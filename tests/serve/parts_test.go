@@ -33,7 +33,7 @@ func app(t *testing.T) (dir, config string) {
 	harness.Must(t, os.MkdirAll(filepath.Join(dir, "sub"), 0o755))
 	harness.Must(t, os.WriteFile(filepath.Join(dir, "list"), []byte("one\ntwo\n"), 0o644))
 	harness.Must(t, os.WriteFile(filepath.Join(dir, "sub/deep"), []byte("deep\n"), 0o644))
-	return dir, fmt.Sprintf("data_dir = %q\n[overlays]\napp = %q\nother = %q\n[tenant]\noverlays = [\"app\"]\nvolumes = 2\nsnapshots = \"64M\"\nnetwork = [\"localhost:%d\", \"*.example.org\", \"10.0.0.0/8:5432\"]\n",
+	return dir, fmt.Sprintf("data_dir = %q\n[overlays]\napp = %q\nother = %q\n[tenant]\noverlays = [\"app\"]\nvolumes = 2\nsnapshots = \"64M\"\nnetwork = [\"host.sbxrun.internal:%d\", \"*.example.org\", \"10.0.0.0/8:5432\"]\n",
 		filepath.Join(top, "data"), dir, top, port(t))
 }
 
@@ -241,7 +241,7 @@ func TestPartsRefused(t *testing.T) {
 		{s, "", `{"network":{"allow":["example.com"]}}`, 403, api.Policy},
 		{s, "", `{"network":{"allow":["example.org"]}}`, 403, api.Policy},
 		{s, "", `{"network":{"allow":["a.example.org:8080"]}}`, 403, api.Policy},
-		{s, "", `{"network":{"allow":["localhost:1"]}}`, 403, api.Policy},
+		{s, "", `{"network":{"allow":["host.sbxrun.internal:1"]}}`, 403, api.Policy},
 		{s, "", `{"network":{"allow":["10.0.0.0/7:5432"]}}`, 403, api.Policy},
 		{s, "", `{"network":{"allow":["[::ffff:10.0.0.1]:80"]}}`, 403, api.Policy},
 		{s, "", `{"network":{"allow":["*"]}}`, 400, api.Usage},
@@ -415,7 +415,7 @@ func TestSessionNetwork(t *testing.T) {
 	t.Parallel()
 	_, config := app(t)
 	s := serve(t, config)
-	_, after, _ := strings.Cut(config, "localhost:")
+	_, after, _ := strings.Cut(config, "host.sbxrun.internal:")
 	port, _, _ := strings.Cut(after, "\"")
 	get := `import urllib.request, sys
 try:
@@ -427,8 +427,8 @@ except Exception as e:
 		t.Helper()
 		return text(s.call(path+"/exec", api.Call{Argv: []string{"python3", "-c", get, url}}).Stdout)
 	}
-	path := s.session(`{"network":{"allow":["localhost:` + port + `","a.example.org","10.1.2.3:5432"]}}`)
-	if got := ask(path, "http://localhost:"+port+"/"); got != "hello from outside\n" {
+	path := s.session(`{"network":{"allow":["host.sbxrun.internal:` + port + `","a.example.org","10.1.2.3:5432"]}}`)
+	if got := ask(path, "http://host.sbxrun.internal:"+port+"/"); got != "hello from outside\n" {
 		t.Errorf("%q", got)
 	}
 	if got := ask(path, "http://example.com/"); got != "HTTPError 403\n" {
@@ -436,11 +436,11 @@ except Exception as e:
 	}
 	s.want(path+"/exec", "echo $https_proxy", "http://127.0.0.1:3128\n")
 	plain := s.session(`{}`)
-	if got := ask(plain, "http://localhost:"+port+"/"); !strings.HasPrefix(got, "URLError") {
+	if got := ask(plain, "http://host.sbxrun.internal:"+port+"/"); !strings.HasPrefix(got, "URLError") {
 		t.Errorf("%q", got)
 	}
-	call := api.Call{Argv: []string{"python3", "-c", get, "http://localhost:" + port + "/"}}
-	call.Network = &api.Network{Allow: []string{"localhost:" + port}}
+	call := api.Call{Argv: []string{"python3", "-c", get, "http://host.sbxrun.internal:" + port + "/"}}
+	call.Network = &api.Network{Allow: []string{"host.sbxrun.internal:" + port}}
 	a := s.run(call)
 	if text(a.Stdout) != "hello from outside\n" || a.Network == nil || len(a.Network.Hosts) != 1 || a.Network.Hosts[0].Connections != 1 || a.Room != "cold" {
 		t.Errorf("%q %+v", text(a.Stdout), a.Network)
