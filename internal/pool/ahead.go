@@ -21,11 +21,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// ahead is an interpreter that was started before its program was known, in a warm room of the
-// tenant who has run such a program before. The program's file is a FIFO at first: the
-// interpreter comes as far as to read it. Then its name is free for the file itself, and the
-// program is what is written to the FIFO. Nothing is shared with another call, and the
-// interpreter is none the wiser.
+// ahead is an interpreter that is started before its program is known, in a warm room of a tenant who has run
+// such a program before. The program's file is a FIFO at first, and the interpreter blocks when it reads it. Its
+// name is then removed, which frees it for the real file, and the program is written to the FIFO. Calls share
+// nothing, and the interpreter does not notice.
 type ahead struct {
 	source  *Source
 	tenant  string
@@ -40,17 +39,17 @@ type ahead struct {
 }
 
 const (
-	startBound = 30 * time.Second // for an interpreter to come as far as its program
-	aheadIdle  = time.Minute      // after which it is ended
+	startBound = 30 * time.Second // until an interpreter opens its program
+	aheadIdle  = time.Minute      // until an unused one is ended
 
-	// answerFirst is how long an interpreter's start is put off, so that the call that has just ended is
-	// answered first: to start one takes all of a processor.
+	// answerFirst delays the start of an interpreter, which keeps a processor busy, until the call that has
+	// just ended is answered.
 	answerFirst = 2 * time.Millisecond
 
-	releaseEvery = 50 * time.Millisecond // until an open that waits for a reader has one
+	releaseEvery = 50 * time.Millisecond // retry interval for releasing an open of a FIFO without a reader
 )
 
-// later passes on to a writer that is not known at first.
+// later is a writer whose destination is set later; until then it discards.
 type later struct {
 	mutex sync.Mutex
 	to    io.Writer
@@ -71,7 +70,7 @@ func (l *later) set(to io.Writer) {
 	l.to = to
 }
 
-// before is a place of a program none of whose interpreters was started ahead.
+// before is a slot for a program without an interpreter started ahead. Its end starts one for the next call.
 type before struct {
 	slot.Slot
 	after func()
@@ -82,7 +81,7 @@ func (b before) Give() (*result.Result, error) {
 	return b.Slot.Give()
 }
 
-// takeAhead returns an interpreter that waits for such a program; nil for none.
+// takeAhead returns an interpreter that waits for such a program, or nil.
 func (s *Source) takeAhead(tenant string, p slot.Policy) *ahead {
 	s.aheadMutex.Lock()
 	defer s.aheadMutex.Unlock()
@@ -94,7 +93,7 @@ func (s *Source) takeAhead(tenant string, p slot.Policy) *ahead {
 		a.expires.Stop()
 		select {
 		case <-a.run.Ended():
-			s.starting.Go(func() { _, _ = a.Give() }) // nobody's: its proof is the room's
+			s.starting.Go(func() { _, _ = a.Give() }) // the room's teardown proves its end
 			return nil
 		default:
 			return a
@@ -107,7 +106,7 @@ func (a *ahead) is(tenant string, p slot.Policy) bool {
 	return a.tenant == tenant && reflect.DeepEqual(a.policy.Program, p.Program) && reflect.DeepEqual(a.policy.Policy, p.Policy)
 }
 
-// prepare has interpreters started for the next programs like this one.
+// prepare starts interpreters in the background for the next programs like this one.
 func (s *Source) prepare(tenant string, p slot.Policy) {
 	s.aheadMutex.Lock()
 	defer s.aheadMutex.Unlock()
@@ -123,7 +122,7 @@ func (s *Source) prepare(tenant string, p slot.Policy) {
 			switch {
 			case err != nil:
 				s.pool.failed(fmt.Errorf("start %s ahead: %w", p.Program.Args[0], err))
-			case a == nil: // there is no room
+			case a == nil: // no room is available
 			case s.closed:
 				s.starting.Go(func() { _, _ = a.Give() })
 			default:
@@ -134,7 +133,7 @@ func (s *Source) prepare(tenant string, p slot.Policy) {
 	}
 }
 
-// count is how many interpreters wait for such a program, or are being started. The mutex is held.
+// count returns the number of interpreters that wait for such a program or are being started. The mutex is held.
 func (s *Source) count(tenant string, p slot.Policy) (n int) {
 	for _, list := range [][]*ahead{s.ahead, s.pending} {
 		for _, a := range list {
@@ -146,7 +145,7 @@ func (s *Source) count(tenant string, p slot.Policy) (n int) {
 	return n
 }
 
-// drop ends one that nobody has taken.
+// drop ends an interpreter unless it was taken.
 func (s *Source) drop(a *ahead) {
 	s.aheadMutex.Lock()
 	i := slices.Index(s.ahead, a)
@@ -155,11 +154,11 @@ func (s *Source) drop(a *ahead) {
 	}
 	s.aheadMutex.Unlock()
 	if i >= 0 {
-		_, _ = a.Give() // as above
+		_, _ = a.Give() // as in takeAhead
 	}
 }
 
-// closeAhead ends all that nobody has taken.
+// closeAhead ends all unused interpreters.
 func (s *Source) closeAhead() {
 	s.aheadMutex.Lock()
 	s.closed = true
@@ -172,7 +171,7 @@ func (s *Source) closeAhead() {
 	s.starting.Wait()
 }
 
-// start starts an interpreter, and returns when it reads its program; nil if there is no room.
+// start starts an interpreter and waits until it opens its program. It returns nil if no room is available.
 func (s *Source) start(tenant string, p slot.Policy) (_ *ahead, err error) {
 	r := s.takeWarm(tenant, p.Policy, p.Program.Limits)
 	if r == nil {
@@ -181,7 +180,7 @@ func (s *Source) start(tenant string, p slot.Policy) (_ *ahead, err error) {
 	a := &ahead{source: s, tenant: tenant, policy: p, room: r}
 	defer func() {
 		if err != nil {
-			_, _ = a.Give() // the error says more
+			_, _ = a.Give() // the first error is returned
 		}
 	}()
 	dir, user, err := r.Workdir()
@@ -208,7 +207,7 @@ func (s *Source) start(tenant string, p slot.Policy) (_ *ahead, err error) {
 	return a, a.files.Remove(p.Program.File)
 }
 
-// opened returns a FIFO's end for writing when the command has opened the other one.
+// opened returns the write end of a FIFO after the command has opened the read end.
 func opened(fifo *os.File, run *job.Run) (*os.File, error) {
 	name := fmt.Sprintf("/proc/self/fd/%d", fifo.Fd())
 	over := make(chan struct{})
@@ -219,9 +218,9 @@ func opened(fifo *os.File, run *job.Run) (*os.File, error) {
 		case <-run.Ended():
 		case <-time.After(startBound):
 			run.End()
-			_, _ = run.Wait() // its end is what counts
+			_, _ = run.Wait() // only the end matters
 		}
-		// Without a reader the open below waits for ever. Descriptors may be used up just now.
+		// Without a reader the open below blocks forever. This open is retried because descriptors may run out.
 		for {
 			fd, err := unix.Open(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 			if err == nil {
@@ -250,7 +249,7 @@ func opened(fifo *os.File, run *job.Run) (*os.File, error) {
 	select {
 	case <-run.Ended():
 		w.Close()
-		return nil, errors.New("it ended before it had read a program")
+		return nil, errors.New("the interpreter ended before it read a program")
 	default:
 		return w, nil
 	}
@@ -262,14 +261,14 @@ func (a *ahead) Files() (*workspace.Dir, error) { return a.files, nil }
 
 func (a *ahead) Ended() <-chan struct{} { return a.room.room.Ended() }
 
-// Start gives the interpreter its program.
+// Start sends the program to the interpreter.
 func (a *ahead) Start(ctx context.Context, c slot.Command) (slot.Running, error) {
 	began := time.Now()
 	a.used = true
 	a.out[0].set(c.Stdout)
 	a.out[1].set(c.Stderr)
 	a.run.Bind(ctx, c.Timeout)
-	// Most programs fit into the FIFO, which is empty.
+	// The FIFO is empty, and most programs fit into it.
 	rest := []byte(c.Program)
 	if n, err := unix.Write(proc.Descriptor(a.fifo), rest); err == nil {
 		rest = rest[n:]
@@ -279,7 +278,7 @@ func (a *ahead) Start(ctx context.Context, c slot.Command) (slot.Running, error)
 		return &aheadRun{a.run, began}, nil
 	}
 	go func() {
-		_, _ = a.fifo.Write(rest) // EPIPE: it reads no more
+		_, _ = a.fifo.Write(rest) // EPIPE: the interpreter has closed it
 		a.fifo.Close()
 	}()
 	return &aheadRun{a.run, began}, nil
@@ -293,7 +292,7 @@ func (a *ahead) Give() (res *result.Result, err error) {
 		a.files.Close()
 	}
 	if a.run != nil {
-		a.run.End() // nothing, if it has ended
+		a.run.End() // no effect if it has ended
 		res, err = a.run.Wait()
 	}
 	a.room.Give()
@@ -303,7 +302,7 @@ func (a *ahead) Give() (res *result.Result, err error) {
 	return res, err
 }
 
-// aheadRun is a command that was started ahead, as if it had begun with its program.
+// aheadRun is the run of an interpreter started ahead. Its result counts from when it got its program.
 type aheadRun struct {
 	*job.Run
 	began time.Time
@@ -320,7 +319,7 @@ func (r *aheadRun) Wait() (*result.Result, error) {
 	return &own, err
 }
 
-// fits reports whether a program can be started ahead: its limits are its command's alone.
+// fits reports whether a program's interpreter can be started ahead: only its command may have limits.
 func fits(p slot.Policy) bool {
 	return p.Parts == nil && p.Program != nil && p.Program.Ahead > 0 && p.Lifetime == 0 && p.Limits == (limits.Request{})
 }

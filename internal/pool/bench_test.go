@@ -17,8 +17,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// bench calls f, b.N times, and reports what of this process's CPU time, and of that of its
-// children, each took; of the rooms' processes nothing is seen. Compare by
+// bench calls f b.N times and reports the CPU time of this process and its reaped children per call, without that
+// of the rooms' processes. Run it with
 //
 //	go test -run - -bench . -count 10 ./internal/pool
 func bench(b *testing.B, f func() error) {
@@ -37,7 +37,7 @@ func bench(b *testing.B, f func() error) {
 	b.ReportMetric(float64(used()-before)/float64(b.N), "cpu-ns/op")
 }
 
-// BenchmarkFork is what there is to compare with.
+// BenchmarkFork is the baseline.
 func BenchmarkFork(b *testing.B) {
 	bench(b, func() error { return exec.Command("/bin/true").Run() })
 }
@@ -75,7 +75,7 @@ func benchWarm(b *testing.B, l limits.Request) {
 	})
 }
 
-// BenchmarkCold is a room for each.
+// BenchmarkCold builds a room for each call.
 func BenchmarkCold(b *testing.B) {
 	bench(b, func() error {
 		_, err := (&bwrap.Command{Args: []string{"/bin/true"}, Timeout: time.Minute}).Run(b.Context())

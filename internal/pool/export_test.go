@@ -1,6 +1,6 @@
 package pool
 
-// Ahead is how many interpreters wait for their programs.
+// Ahead returns the number of interpreters that wait for their programs.
 func (s *Source) Ahead() int {
 	s.aheadMutex.Lock()
 	defer s.aheadMutex.Unlock()

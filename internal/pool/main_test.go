@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	harness.Main(m)
 }
 
-// serve is a server with three calls that do not end by themselves, in rooms of their own.
+// serve is the main function of a server that runs three endless calls in three rooms.
 func serve(timeout time.Duration) error {
 	p := pool.New(bare, pool.Sizes{Min: 1, Max: 3}, func(err error) { fmt.Println(err) })
 	defer p.Close()
@@ -70,7 +70,7 @@ func serve(timeout time.Duration) error {
 	return nil
 }
 
-// server starts one, and waits until its calls run.
+// server starts such a server and waits until its calls run.
 func server(t *testing.T, timeout time.Duration) (*exec.Cmd, *bufio.Reader) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -85,19 +85,19 @@ func server(t *testing.T, timeout time.Duration) (*exec.Cmd, *bufio.Reader) {
 	return cmd, lines
 }
 
-// gone waits until none of these is there; one that was left to this process it reaps.
+// gone waits until these processes have exited, and reaps those that were reparented to this process.
 func gone(t *testing.T, list []proc.Stat) {
 	t.Helper()
 	for _, st := range list {
 		harness.Until(t, bound, fmt.Sprintf("the end of %s, %d", st.Comm, st.PID), func() bool {
-			_, _ = unix.Wait4(st.PID, nil, unix.WNOHANG, nil) // ECHILD: it is another's
+			_, _ = unix.Wait4(st.PID, nil, unix.WNOHANG, nil) // ECHILD: not this process's child
 			got, err := proc.ReadStat(st.PID)
 			return err != nil || got.Start != st.Start
 		})
 	}
 }
 
-// A server that is killed leaves nothing.
+// All processes of a killed server exit.
 func TestKilled(t *testing.T) {
 	for range max(2, harness.Soak(t)/5) {
 		cmd, _ := server(t, time.Hour)
@@ -106,13 +106,12 @@ func TestKilled(t *testing.T) {
 			t.Errorf("%+v", list)
 		}
 		harness.Must(t, cmd.Process.Kill())
-		_ = cmd.Wait() // that it was killed is no news
+		_ = cmd.Wait() // it was killed
 		gone(t, list)
 	}
 }
 
-// The calls of a server that is stopped end at their deadlines, and are reported as what
-// they were.
+// The calls of a stopped server end at their deadlines and are reported as timeouts.
 func TestStopped(t *testing.T) {
 	timeout := harness.Deadline(time.Second)
 	cmd, lines := server(t, timeout)

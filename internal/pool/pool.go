@@ -1,19 +1,18 @@
-// Package pool keeps rooms warm: built ahead of the calls that run in them. A call in a warm
-// room costs little more than fork and exec, and is proven empty as any other.
+// Package pool builds rooms before the calls that run in them. A call in such a warm room costs little
+// more than fork and exec, and its teardown is proven like any other.
 //
-// Of each call anew are the PID, mount, IPC and cgroup namespace, /proc, terminals, and all that it
-// can write to: /tmp, the home, /dev/shm and the policy's other directories in memory. The
-// user and network namespace, cgroups and the filter for system calls are the room's. So a room is
-// one tenant's, from the first call on, until it is ended; and one call runs in it at a time.
+// Each call gets new PID, mount, IPC and cgroup namespaces, /proc, terminals, and all that it can write
+// to: /tmp, the home directory, /dev/shm and the policy's other directories in memory. It shares the user
+// and network namespaces, the cgroups and the system call filter with other calls in the room. Therefore a
+// room belongs to one tenant from its first call until its end, and runs one call at a time.
 //
-//	Take    a room for a tenant, or none: then the call builds one of its own
-//	Start   one command
-//	Give    the room, when the command has ended: for the next call, or to be ended
+//	Take    returns a room for a tenant, or nil: then the call builds its own
+//	Start   starts one command
+//	Give    returns the room to the pool after the command, for the next call or to be ended
 //
-// A room is ended after so many calls, when another tenant needs its place, on any doubt,
-// and always after a call that was not proven; another is built in its place. All of them
-// end with the process, whatever ends that: each has a keeper above bwrap and another one
-// above what was made in it (package proc).
+// The pool ends a room after a number of calls, if another tenant needs its slot, if anything about it is
+// in doubt, and always after an unproven teardown. It then builds another. All rooms end with this process,
+// however it ends, because each has a keeper above bwrap and one above the processes inside (package proc).
 package pool
 
 import (
@@ -26,14 +25,14 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 
-// Sizes say how many rooms there are.
+// Sizes limits a Pool.
 type Sizes struct {
-	Min   int // rooms that are ready and nobody's yet, as long as there are not Max
-	Max   int // rooms in all
-	Calls int // of one room, after which it is ended; 0 for any number
+	Min   int // unassigned rooms to keep ready, within Max
+	Max   int // rooms in total
+	Calls int // calls per room; 0 for no limit
 }
 
-// Pool is the warm rooms of one policy. Its methods may be called by several goroutines.
+// Pool holds the warm rooms of one policy. It is safe for concurrent use.
 type Pool struct {
 	policy room.Policy
 	sizes  Sizes
@@ -41,20 +40,19 @@ type Pool struct {
 
 	ctx    context.Context
 	cancel context.CancelFunc
-	work   sync.WaitGroup // rooms that are built or ended
+	work   sync.WaitGroup // building and ending rooms
 
 	mutex    sync.Mutex
-	idle     []*Room // the one that was used last comes last
-	rooms    int     // idle, taken, and those that are built or ended
+	idle     []*Room // in order of last use, oldest first
+	rooms    int     // idle, taken, being built and being ended
 	building int
-	left     int           // rooms that were ended, and of which something may be left
+	left     int           // rooms whose teardown failed
 	pausing  bool          // after a failure
-	pause    time.Duration // how long, the last time
+	pause    time.Duration // the last pause
 }
 
-// New begins to build rooms, and does not wait for them. failed is told why a room could not
-// be built, or how it was left behind; it is called from several goroutines. The caller
-// closes the Pool.
+// New returns a Pool and starts to build its rooms in the background. It calls failed, from several
+// goroutines, with the error of a room that could not be built or ended. The caller closes the Pool.
 func New(policy room.Policy, sizes Sizes, failed func(error)) *Pool {
 	p := &Pool{policy: policy, sizes: sizes, failed: failed}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
@@ -64,10 +62,9 @@ func New(policy room.Policy, sizes Sizes, failed func(error)) *Pool {
 	return p
 }
 
-// Take returns a room for a call of a tenant with such limits, for the caller alone until it gives it
-// back. Nil: there is none, and the caller had better build one. It does not block. The process may have
-// come into a cgroup of its own since the first rooms were built (systemd's user manager), so not all
-// rooms can have limits.
+// Take returns a room for a tenant's call with these limits, or nil if none is available. The room is the
+// caller's until Give. Take does not block. Not all rooms support limits: this process may have moved to its
+// own cgroup (systemd's user manager) after the first rooms were built.
 func (p *Pool) Take(tenant string, l limits.Request) *Room {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
@@ -91,7 +88,7 @@ func (p *Pool) Take(tenant string, l limits.Request) *Room {
 			return r
 		}
 	}
-	// All that are idle are others': the one whose owner has waited longest gives way.
+	// All idle rooms belong to other tenants: end the one unused for longest.
 	if p.rooms >= p.sizes.Max && len(p.idle) > 0 && p.idle[0].group.Takes(l) {
 		p.retire(p.idle[0])
 		p.idle = p.idle[1:]
@@ -99,7 +96,7 @@ func (p *Pool) Take(tenant string, l limits.Request) *Room {
 	return nil
 }
 
-// give takes a room back.
+// give returns a room to the pool, or ends it unless again is true.
 func (p *Pool) give(r *Room, again bool) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
@@ -128,13 +125,13 @@ func (p *Pool) retire(r *Room) {
 	})
 }
 
-// For so long nothing is built after a failure; after the next one for twice as long.
+// The pause between failed builds doubles, from firstPause to mostPause.
 const (
 	firstPause = time.Second
 	mostPause  = time.Minute
 )
 
-// refill builds rooms in the background, until there are enough. The mutex is held.
+// refill starts to build missing rooms in the background. The mutex is held.
 func (p *Pool) refill() {
 	nobodys := 0
 	for _, r := range p.idle {
@@ -180,8 +177,7 @@ func (p *Pool) build() {
 	})
 }
 
-// Close ends the rooms, and returns when nothing of them is left but those that are taken:
-// they end when they are given back.
+// Close ends all idle rooms and waits for their end. Rooms that are taken end when they are given back.
 func (p *Pool) Close() {
 	p.cancel()
 	p.mutex.Lock()

@@ -30,13 +30,13 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// bound is how long what happens by itself may take.
+// bound limits each wait in these tests.
 const bound = time.Minute
 
-// bare is a policy that shows none of the host but its system.
+// bare is a policy that shows only the host's system directories.
 var bare = room.Policy{Cwd: room.CwdNone}
 
-// policy shows the fixtures.
+// policy returns a policy that also shows the fixtures.
 func policy(t *testing.T) room.Policy {
 	return room.Policy{
 		Cwd: room.CwdNone, TmpSize: 16 << 20,
@@ -44,7 +44,7 @@ func policy(t *testing.T) room.Policy {
 	}
 }
 
-// warm is a pool, of which nothing is left when the test is over.
+// warm returns a pool and checks at the end of the test that all its processes have exited.
 func warm(t *testing.T, policy room.Policy, sizes pool.Sizes) *pool.Pool {
 	t.Helper()
 	p := pool.New(policy, sizes, func(err error) { t.Error(err) })
@@ -57,7 +57,7 @@ func warm(t *testing.T, policy room.Policy, sizes pool.Sizes) *pool.Pool {
 	return p
 }
 
-// below are the processes below this one.
+// below returns this process's descendants.
 func below(t *testing.T) []proc.Stat {
 	t.Helper()
 	return proc.Descendants(os.Getpid(), 1000)
@@ -76,7 +76,7 @@ func take(t *testing.T, p *pool.Pool, tenant string) *pool.Room {
 	}
 }
 
-// in runs a command in a room that is taken, and gives it back.
+// in runs a command in a taken room and gives the room back.
 func in(t *testing.T, r *pool.Room, spec job.Spec, args ...string) (*result.Result, string) {
 	t.Helper()
 	defer r.Give()
@@ -94,7 +94,7 @@ func in(t *testing.T, r *pool.Room, spec job.Spec, args ...string) (*result.Resu
 	return res, out.String()
 }
 
-// leave writes wherever a command can, and look prints what is there.
+// leave writes wherever a command can write, and look prints what it finds there.
 const (
 	leave = `for d in /tmp /home/sandbox /dev/shm /var/data; do echo secret >$d/left || exit 1; done
 		ipcmk -Q >/dev/null && ipcmk -M 100 >/dev/null && ipcmk -S 1 >/dev/null || exit 2
@@ -106,7 +106,7 @@ open("ready", "w").write("ready\\n"); time.sleep(1000)' & read -r x <ready; sets
 
 const nothing = "/dev/shm:\n\n/home/sandbox:\n\n/tmp:\n\n/var/data:\n2\n0\n0022\n/home/sandbox\n2\n"
 
-// A room that is not complete yet, and will not be, is not waited for.
+// Close does not wait for a room whose build hangs.
 func TestCloseWhileBuilding(t *testing.T) {
 	dir := t.TempDir()
 	text := "#!/bin/sh\nexec sleep 1000\n"
@@ -126,8 +126,8 @@ func TestCloseWhileBuilding(t *testing.T) {
 	}
 }
 
-// Nothing of a call is there for the next one.
-func TestApart(t *testing.T) {
+// A call finds no trace of the call before it.
+func TestCallsAreIsolated(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	for range 3 {
 		if _, text := in(t, take(t, p, "a"), job.Spec{}, "sh", "-c", look); text != nothing {
@@ -139,7 +139,7 @@ func TestApart(t *testing.T) {
 	}
 }
 
-// An init sleeps while its command runs: it uses no processor time.
+// An init uses no CPU time while its command runs.
 func TestInitSleeps(t *testing.T) {
 	p := warm(t, bare, pool.Sizes{Min: 1, Max: 1})
 	r := take(t, p, "a")
@@ -155,7 +155,7 @@ func TestInitSleeps(t *testing.T) {
 		t.Fatalf("%q, %v", line, err)
 	}
 	var init, payload proc.Stat
-	// A list of children that change meanwhile may leave some out (proc(5)).
+	// A list of children that changes during the read may be incomplete (proc(5)).
 	harness.Until(t, bound, "the command among what is below", func() bool {
 		list := below(t)
 		of := func(is func(proc.Stat) bool) (st proc.Stat) {
@@ -177,13 +177,13 @@ func TestInitSleeps(t *testing.T) {
 	}
 }
 
-// one is a process for ever: pids are given out again.
+// one identifies a process even after its PID is reused.
 type one struct {
 	pid   int
 	start uint64
 }
 
-// theRoom is PID 1 of the only room there is.
+// theRoom returns PID 1 of the only room.
 func theRoom(t *testing.T) (room one) {
 	t.Helper()
 	for _, st := range below(t) {
@@ -198,8 +198,8 @@ func theRoom(t *testing.T) (room one) {
 	return room
 }
 
-// A room is one tenant's; one that another needs is ended, and built anew.
-func TestTenants(t *testing.T) {
+// A room serves one tenant; if another tenant needs its slot, the pool ends it and builds a new one.
+func TestRoomServesOneTenant(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	of := func(tenant string) one {
 		r := take(t, p, tenant)
@@ -220,8 +220,8 @@ func TestTenants(t *testing.T) {
 	}
 }
 
-// After so many calls a room is another one.
-func TestCalls(t *testing.T) {
+// A room is replaced after Sizes.Calls calls.
+func TestRoomIsReplacedAfterCalls(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1, Calls: 2})
 	var rooms []one
 	for range 6 {
@@ -236,8 +236,8 @@ func TestCalls(t *testing.T) {
 	}
 }
 
-// How a call ends, however it does.
-func TestEnds(t *testing.T) {
+// The result of a call states its cause, exit code and output, however the call ends.
+func TestResultOfEachEnd(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 2, Max: 4})
 	short := harness.Deadline(300 * time.Millisecond)
 	for _, c := range []struct {
@@ -284,8 +284,8 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// Connections outlive who has closed them, for a minute. The next call neither sees them nor has to do
-// without their ports; and what leaves none leaves the room.
+// A closed connection stays in TIME_WAIT for a minute. A room with one is replaced, so the next call neither sees
+// the connection nor finds its port in use; a room without one is used again.
 func TestConnections(t *testing.T) {
 	p := warm(t, bare, pool.Sizes{Min: 1, Max: 1})
 	const talk = `import socket
@@ -295,7 +295,7 @@ s = socket.socket(family); s.bind((address, 5555)); s.listen()
 c = socket.create_connection((address, 5555)); a, _ = s.accept()
 %s
 `
-	// What was spoken to stays in tables that everybody may read, and in the interface's counters.
+	// A peer's address stays in tables that every process may read, and packets in the interface's counters.
 	const datagram = `import socket
 print(sum(int(n) for n in open("/proc/net/dev").readlines()[-1].split()[1:]) + 2)
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(("127.1.2.3", 0)); s.sendto(b"x", s.getsockname())
@@ -322,7 +322,7 @@ s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(("127.1.2.3", 0)); 
 	}
 }
 
-// The terminals of a call are its own, and what it has done with where they come from.
+// A call has its own terminals and its own /dev/pts, whose mode and times the next call does not see.
 func TestTerminals(t *testing.T) {
 	p := warm(t, bare, pool.Sizes{Min: 1, Max: 1})
 	for range 2 {
@@ -336,7 +336,7 @@ os.chmod("/dev/pts/ptmx", 0)`); text != "/dev/pts/0 493\n" {
 	}
 }
 
-// A room is never used again if its call could not be proven gone, and goes with what is left there.
+// A room is not used again after an unproven teardown, and its end also ends the survivors.
 func TestUnproven(t *testing.T) {
 	p := warm(t, bare, pool.Sizes{Min: 1, Max: 1})
 	r := take(t, p, "a")
@@ -356,8 +356,7 @@ func TestUnproven(t *testing.T) {
 	in(t, r, job.Spec{}, "true")
 }
 
-// What a command is at its worst when it is ended neither its room's next command sees, nor
-// another room's meanwhile.
+// A hostile command affects neither a concurrent command in another room nor the next one in its own.
 func TestHostile(t *testing.T) {
 	outside := harness.SharedDir(t)
 	stranger(t, outside+"/socket")
@@ -405,7 +404,7 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// stranger takes descriptors on a socket, and holds them until the test is over.
+// stranger receives descriptors on a socket and holds them until the end of the test.
 func stranger(t *testing.T, address string) {
 	t.Helper()
 	l, err := net.Listen("unix", address)
@@ -443,15 +442,15 @@ func stranger(t *testing.T, address string) {
 	}()
 }
 
-// The filter of a room is that of any other sandbox, as far as a payload sees.
+// A payload in a warm room has the same system call filter as in any other sandbox.
 func TestSeccomp(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	_, text := in(t, take(t, p, "a"), job.Spec{}, "python3", "-c", harness.SystemCalls)
 	harness.Filtered(t, "a warm room", text)
 }
 
-// The filter of a warm room lets its maker make mounts and namespaces; a payload, which has no
-// capability, can make none.
+// The filter of a warm room allows mounts and namespaces for the maker; a payload has no capability and can make
+// neither.
 func TestPrivileges(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	_, text := in(t, take(t, p, "a"), job.Spec{}, "python3", "-c", `
@@ -499,7 +498,7 @@ func TestOneMountEach(t *testing.T) {
 	}
 }
 
-// takeover tries to take PID 1 of the call over, and to reach beyond it.
+// A payload can neither take over PID 1 of its call nor reach beyond its namespaces.
 func TestTakeover(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	for range 2 {
@@ -510,7 +509,7 @@ func TestTakeover(t *testing.T) {
 	}
 }
 
-// A call whose context is done ends, and its room serves the next one.
+// A call ends with its context, and its room serves the next call.
 func TestCanceled(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	r := take(t, p, "a")
@@ -532,9 +531,8 @@ func TestCanceled(t *testing.T) {
 	}
 }
 
-// What a room's processes are killed by from outside is one call's misfortune, and the next
-// has another room.
-func TestDoubt(t *testing.T) {
+// If a room's process is killed from outside, only one call fails; the next gets another room.
+func TestKilledProcessReplacesRoom(t *testing.T) {
 	p := pool.New(policy(t), pool.Sizes{Min: 1, Max: 2}, func(error) {})
 	defer p.Close()
 	for _, name := range []string{"sbxrun-maker", "sbxrun-init", "sbxrun-room", "sbxrun-keeper", "bwrap"} {
@@ -554,7 +552,7 @@ func TestDoubt(t *testing.T) {
 				}
 			}
 			r.Give()
-			// What was killed may have been of the call that comes next, which is refused then.
+			// The killed process may belong to the next call, which then fails to start.
 			r = take(t, p, "a")
 			if _, err := r.Start(t.Context(), slot.Command{Args: []string{"true"}}); err != nil {
 				r.Give()
@@ -568,8 +566,8 @@ func TestDoubt(t *testing.T) {
 	}
 }
 
-// kill kills the first process below this one that has a name. The init of the next call is
-// made while the room waits for it: it may not be there at once.
+// kill kills the first descendant with a name. It waits for one, because the next call's init is made in the
+// background.
 func kill(t *testing.T, name string) {
 	t.Helper()
 	harness.Until(t, bound, "a process "+name+" to be killed", func() bool {
@@ -582,8 +580,8 @@ func kill(t *testing.T, name string) {
 	})
 }
 
-// A command that is too large for a warm room is refused before it has begun.
-func TestLarge(t *testing.T) {
+// A command that is too large for a warm room is refused before it starts.
+func TestTooLargeCommand(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	var env []string
 	for i := range 12 {
@@ -605,8 +603,8 @@ func TestLarge(t *testing.T) {
 	}
 }
 
-// Many at once, of several tenants, with all kinds of ends.
-func TestMany(t *testing.T) {
+// Concurrent calls of several tenants end with the right results.
+func TestConcurrentCalls(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 2, Max: 5, Calls: 10})
 	var calls sync.WaitGroup
 	for client := range 8 {
@@ -627,7 +625,7 @@ func TestMany(t *testing.T) {
 	calls.Wait()
 }
 
-// Limits are each call's own, and what one has met is not told of the next.
+// Each call has its own limits, and its report mentions only limits that it met itself.
 func TestLimits(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	hit := func(res *result.Result, name string) (told, hit bool) {
@@ -668,7 +666,7 @@ func TestLimits(t *testing.T) {
 		if res.ExitCode() != 0 || len(res.Limits) != 0 || res.MemoryPeak != 0 || text != strconv.Itoa(runtime.NumCPU())+"\n" {
 			t.Errorf("%+v, %q", res, text)
 		}
-		// Not python, which needs so much to start that with a part of a CPU it takes up to half a minute.
+		// Not python, which takes up to half a minute to start with a fraction of a CPU.
 		res, text = in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{CPUs: 0.1}}, "sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; nproc")
 		if told, cpus := hit(res, "cpus"); !told || !cpus || text != "1\n" {
 			t.Errorf("%+v, %q", res, text)
@@ -682,7 +680,7 @@ func TestLimits(t *testing.T) {
 		if told, cpu := hit(res, "cpu-time"); !told || !cpu || res.Cause != result.CPUTime {
 			t.Errorf("%+v, %q", res, text)
 		}
-		// The room counts what makes the next init, too.
+		// The room's cgroup also counts the CPU time for making the next init.
 		if used := res.CPUUser + res.CPUSystem; used < 100*time.Millisecond {
 			t.Errorf("ended after %v", used)
 		}
@@ -694,10 +692,10 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// The CPU quota of a command that never had to wait stays for the next one like it, and for no other.
+// The CPU quota of a command stays in place only for a next command with the same limit.
 func TestQuotaStays(t *testing.T) {
 	if _, err := limits.For(limits.Request{CPUs: 0.5}, true, nil, limits.Request{}); err != nil {
-		return // TestLimits looks at what is refused then
+		return // TestLimits covers refused limits
 	}
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	for i, cpus := range []float64{0.5, 0.5, 0, 0.5, 0.25, 0} {
@@ -707,7 +705,7 @@ func TestQuotaStays(t *testing.T) {
 		quota := ""
 		for _, dir := range run.Cgroups {
 			for _, name := range []string{"cpu.max", "cpu.cfs_quota_us"} {
-				text, _ := os.ReadFile(dir + "/" + name) // of v1 and v2 one of them is there
+				text, _ := os.ReadFile(dir + "/" + name) // only one of the v1 and v2 files exists
 				quota += strings.TrimSpace(string(text))
 			}
 		}
@@ -721,10 +719,10 @@ func TestQuotaStays(t *testing.T) {
 	}
 }
 
-// Commands of one process that have a CPU each do not all have the same one.
+// Concurrent commands with one CPU each are spread over the CPUs.
 func TestCPUsSpread(t *testing.T) {
 	if _, err := limits.For(limits.Request{CPUs: 1}, true, nil, limits.Request{}); err != nil || runtime.NumCPU() == 1 {
-		return // TestLimits looks at what is refused then
+		return // TestLimits covers refused limits
 	}
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	seen := map[string]bool{}

@@ -32,18 +32,17 @@ type Room struct {
 	init  *proc.Process // PID 1 of the room
 	maker *enter.Maker
 	group *limits.Group // limits of its calls; without cgroups on some machines
-	user  *proc.Cred    // who its commands are; nil if as this process
+	user  *proc.Cred    // identity of its commands; nil for this process's
 	env   []string
 	dir   string
-	run   *job.Run // the call
+	run   *job.Run // the current call
 
-	// sockstat and dev of /proc/PID/net, and what dev said before the first call; nil if the
-	// network is the host's.
+	// /proc/PID/net/sockstat and /proc/PID/net/dev; nil if the room has the host's network.
 	sockets, devices *os.File
-	untouched        string
+	untouched        string // content of devices before the first call
 }
 
-// build builds a room with what makes inits in it.
+// build builds a room with a maker in it.
 func build(ctx context.Context, policy room.Policy) (_ *Room, err error) {
 	plan, err := room.Prepare(policy, room.ThisCaller())
 	if err != nil {
@@ -63,7 +62,7 @@ func build(ctx context.Context, policy room.Policy) (_ *Room, err error) {
 			_ = r.end() // the error says more
 		}
 	}()
-	if !r.room.Outlive() { // it is ended in order, after what is in it
+	if !r.room.Outlive() { // end ends the room, after the processes in it
 		return nil, ctx.Err()
 	}
 	if r.init, err = proc.FromPidfd(r.room.Init); err != nil {
@@ -88,7 +87,7 @@ func build(ctx context.Context, policy room.Policy) (_ *Room, err error) {
 	return r, err
 }
 
-// end ends the room, and returns when nothing of it is left, or with an error.
+// end ends the room and waits until all its processes have exited.
 func (r *Room) end() error {
 	var left error
 	if r.maker != nil {
@@ -102,7 +101,7 @@ func (r *Room) end() error {
 			f.Close()
 		}
 	}
-	if r.group != nil { // what the keeper has not removed already
+	if r.group != nil { // the keeper may have removed it
 		if err := r.group.Remove(time.Now().Add(time.Second)); err != nil {
 			left = err
 		}
@@ -113,13 +112,13 @@ func (r *Room) end() error {
 	return left
 }
 
-// usable reports whether a call can run in the room, as far as is known.
+// usable reports whether the room's processes are alive.
 func (r *Room) usable() bool { return r.maker.Usable() && !r.init.Exited() }
 
-// quiet reports whether the room's network is as it was before any call, and if not, whether it may come to
-// be. A connection that was closed in order stays for a minute (TIME_WAIT of tcp(7)), a socket that was on its
-// way in a message until the kernel looks for such (unix(7)), and addresses that were spoken to for as long as
-// the network (tcp_metrics): the next call could read what they say, or find its port taken.
+// quiet reports whether the room's network is as it was before the first call, and if not, whether it may
+// become so later. A closed connection stays in TIME_WAIT for a minute (tcp(7)), a socket in an unread message
+// until the kernel's garbage collection (unix(7)), and the metrics of a peer address as long as the network
+// namespace (tcp_metrics). The next call could read these, or find a port in use.
 func (r *Room) quiet() (is, later bool) {
 	if r.sockets == nil {
 		return true, true
@@ -130,8 +129,8 @@ func (r *Room) quiet() (is, later bool) {
 	return later && fields[2] == "0", later
 }
 
-// awaitQuiet waits for a moment until it is. The sockets of netlink(7), by which C libraries ask for addresses,
-// are gone when no processor looks at them any more (RCU), some hundredths of a second after their close.
+// awaitQuiet waits up to a second for quiet and returns its result. The kernel frees netlink sockets, which C
+// libraries use to look up addresses, some hundredths of a second after their close (RCU).
 func (r *Room) awaitQuiet() bool {
 	const moment = time.Second
 	for end := time.Now().Add(moment); ; time.Sleep(moment / 200) {
@@ -150,8 +149,8 @@ func text(f *os.File) string {
 	return string(b[:max(n, 0)])
 }
 
-// Start runs the call's command. It does not wait until the command was executed: that it
-// could not be is an error of the Run's Wait. It is called once for each Take.
+// Start starts the call's command. It does not wait for the execve(2): if that fails, the Run's Wait returns
+// the error. It is called once for each Take.
 func (r *Room) Start(ctx context.Context, c slot.Command) (*job.Run, error) {
 	if r.run != nil {
 		return nil, &result.Error{Code: "usage", Message: "a warm room runs one command for each time that it is taken"}
@@ -178,11 +177,11 @@ func (r *Room) Start(ctx context.Context, c slot.Command) (*job.Run, error) {
 	return r.run, err
 }
 
-// Give gives the room back, after its command has ended if one was started.
+// Give returns the room to the pool. If a command was started, Give first waits for its end.
 func (r *Room) Give() {
 	again := false
 	if r.run != nil {
-		res, _ := r.run.Wait() // an error of another kind than these is the command's
+		res, _ := r.run.Wait() // any other error is the command's
 		again = res != nil && res.Verdict == result.Proven && res.Cause != result.Lost && res.Cause != result.OOM
 	}
 	r.run = nil

@@ -16,9 +16,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// Source has warm places for one policy, which is that of all calls of a server but those with parts of
-// their own, and where none fits cold ones. A place with a lifetime is for more commands than one, and
-// so cold.
+// Source provides warm slots for calls with one policy, and cold slots for all others: for calls with parts of
+// their own, and for sandboxes with a lifetime, which run more than one command.
 type Source struct {
 	cold slot.Source
 	pool *Pool
@@ -30,12 +29,12 @@ type Source struct {
 	starting   sync.WaitGroup
 }
 
-// NewSource begins to build rooms, as [New]. The caller closes the Source.
+// NewSource returns a Source and starts to build rooms as [New] does. The caller closes it.
 func NewSource(cold slot.Source, policy room.Policy, sizes Sizes, failed func(error)) *Source {
 	return &Source{cold: cold, pool: New(policy, sizes, failed)}
 }
 
-// Take is that of [slot.Source].
+// Take implements [slot.Source].
 func (s *Source) Take(ctx context.Context, tenant string, p slot.Policy) (slot.Slot, error) {
 	if !fits(p) {
 		return s.take(ctx, tenant, p)
@@ -59,7 +58,7 @@ func (s *Source) take(ctx context.Context, tenant string, p slot.Policy) (slot.S
 	return s.cold.Take(ctx, tenant, p)
 }
 
-// takeWarm takes a room; nil if there is none.
+// takeWarm returns a room, or nil if none is available.
 func (s *Source) takeWarm(tenant string, policy room.Policy, l limits.Request) *Room {
 	if !reflect.DeepEqual(s.pool.policy, policy) {
 		return nil
@@ -67,27 +66,27 @@ func (s *Source) takeWarm(tenant string, policy room.Policy, l limits.Request) *
 	return s.pool.Take(tenant, l)
 }
 
-// Rooms is that of [slot.Source].
+// Rooms implements [slot.Source].
 func (s *Source) Rooms() (idle, all, left int) {
 	s.pool.mutex.Lock()
 	defer s.pool.mutex.Unlock()
 	return len(s.pool.idle), s.pool.rooms, s.pool.left
 }
 
-// Close ends the rooms, and returns when nothing is left of those that nobody has taken.
+// Close ends all rooms and interpreters that are not taken and waits for their end.
 func (s *Source) Close() {
 	s.closeAhead()
 	s.pool.Close()
 }
 
-// warm is a place for one command.
+// warm is a slot for one command.
 type warm struct {
 	room  *Room
 	run   *job.Run
 	files *workspace.Dir
 
 	again   func(context.Context) (slot.Slot, error)
-	instead slot.Slot // cold: the room was none
+	instead slot.Slot // cold slot in place of an unusable room
 }
 
 func (w *warm) Kind() slot.Kind {
@@ -97,8 +96,8 @@ func (w *warm) Kind() slot.Kind {
 	return slot.Warm
 }
 
-// Start starts the command; in a cold place if the room turns out to be of no use, and
-// nothing was put into it.
+// Start starts the command. If the room turns out to be unusable and no files were put into it, Start uses a
+// cold slot.
 func (w *warm) Start(ctx context.Context, c slot.Command) (slot.Running, error) {
 	run, err := w.room.Start(ctx, c)
 	if err == nil {
@@ -141,7 +140,7 @@ func (w *warm) Give() (res *result.Result, err error) {
 		w.files.Close()
 	}
 	if w.run != nil {
-		w.run.End() // nothing, if it has ended
+		w.run.End() // no effect if it has ended
 		res, err = w.run.Wait()
 	}
 	w.room.Give()
@@ -151,9 +150,8 @@ func (w *warm) Give() (res *result.Result, err error) {
 	return res, err
 }
 
-// Workdir is a descriptor, the caller's, of the directory in which the next command begins, and
-// whose the files there are; nil if this process's. It shows what the command has left also
-// when that has ended.
+// Workdir returns a descriptor of the next command's working directory, which the caller closes, and the owner
+// of the files there, or nil for this process's identity. The descriptor stays valid after the command has ended.
 func (r *Room) Workdir() (fd int, user *proc.Cred, err error) {
 	if err := r.maker.Meet(r.pool.ctx); err != nil {
 		return -1, nil, err

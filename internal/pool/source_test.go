@@ -23,7 +23,7 @@ func source(t *testing.T, policy room.Policy) *pool.Source {
 	return s
 }
 
-// placeOf takes a place, and waits until it is a warm one.
+// placeOf waits for a warm slot and takes it.
 func placeOf(t *testing.T, s *pool.Source, p slot.Policy) slot.Slot {
 	t.Helper()
 	for end := time.Now().Add(bound); ; {
@@ -41,8 +41,7 @@ func placeOf(t *testing.T, s *pool.Source, p slot.Policy) slot.Slot {
 	}
 }
 
-// Files are put before a command begins, and read when it has ended, and the next one sees
-// none of them.
+// Files are written before a command starts and read after it has ended; the next command does not see them.
 func TestFiles(t *testing.T) {
 	s := source(t, policy(t))
 	for range 3 {
@@ -72,7 +71,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// What a warm room cannot give has a cold one; so has a session.
+// A command too large for a warm room, a session and a call with limits of its own get a cold slot.
 func TestCold(t *testing.T) {
 	s := source(t, policy(t))
 	at := placeOf(t, s, slot.Policy{Policy: policy(t)})
@@ -102,8 +101,8 @@ func TestCold(t *testing.T) {
 	}
 }
 
-// What a command has written to memory is given back some time after its end: one with a smaller limit
-// gets another place, and does not fail because the limit cannot be set.
+// The kernel frees a command's files in memory some time after its end. A command with a smaller limit gets another
+// slot until then, instead of an error.
 func TestMemoryLeft(t *testing.T) {
 	large, small := limits.Request{Memory: 230 << 20}, limits.Request{Memory: 60 << 20}
 	roomy := policy(t)
@@ -139,7 +138,7 @@ func TestMemoryLeft(t *testing.T) {
 	}
 }
 
-// A place that is given back while its command runs ends that.
+// Giving a slot back ends its running command.
 func TestGivenBack(t *testing.T) {
 	s := source(t, policy(t))
 	at := placeOf(t, s, slot.Policy{Policy: policy(t)})
@@ -153,8 +152,7 @@ func TestGivenBack(t *testing.T) {
 	harness.Within(t, "the end", time.Since(begin), 0, 5*time.Second)
 }
 
-// A program whose interpreter was started ahead is a program like any other, and its place one
-// call's alone.
+// A program in an interpreter started ahead behaves like any other, and its slot serves one call.
 func TestAhead(t *testing.T) {
 	s := pool.NewSource(slot.OnDemand{}, bare, pool.Sizes{Min: 2, Max: 8}, func(err error) { t.Error(err) })
 	defer func() {

@@ -10,24 +10,23 @@ import (
 	"github.com/sbxrun/sbxrun/internal/slot"
 )
 
-// Rooms that can have no cgroups, as where systemd would have to move this process for them, are not taken
-// for a command with limits, and stay.
+// Take does not return, and keeps, a room without cgroups for a command with limits.
 func TestTakeWithLimits(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	cancel() // nothing is built
+	cancel() // no room is built
 	p := &Pool{sizes: Sizes{Max: 1}, ctx: ctx, idle: []*Room{{group: limits.Without()}}, rooms: 1}
 	for _, l := range []limits.Request{{Memory: 1 << 30}, {Pids: 10, NoFile: 64}} {
 		if r := p.Take("a", l); r != nil || len(p.idle) != 1 {
 			t.Errorf("%+v: %v, %d idle", l, r, len(p.idle))
 		}
 	}
-	// A limit of each process needs no cgroup.
+	// A resource limit of processes needs no cgroup.
 	if l := (limits.Request{NoFile: 64}); !p.idle[0].group.Takes(l) || p.idle[0].group.Renew(l) != nil {
 		t.Errorf("%+v: refused", l)
 	}
 }
 
-// A command with limits gets a room that can have them, though the others come first, and one without gets any.
+// A command with limits gets a room that supports them even if others come first; one without gets any room.
 func TestTakeOfBothKinds(t *testing.T) {
 	p := New(room.Policy{Cwd: room.CwdNone}, Sizes{Min: 2, Max: 2}, func(err error) { t.Error(err) })
 	defer p.Close()
@@ -42,7 +41,7 @@ func TestTakeOfBothKinds(t *testing.T) {
 		}
 	}
 	limited := limits.Request{Pids: 10}
-	can, cannot := p.idle[0], p.idle[1] // which is tried first
+	can, cannot := p.idle[0], p.idle[1] // Take tries the last one first
 	if !can.group.Takes(limited) {
 		t.Log("nobody here can set limits")
 		return
@@ -50,7 +49,7 @@ func TestTakeOfBothKinds(t *testing.T) {
 	group := cannot.group
 	cannot.group = limits.Without()
 	defer func() { cannot.group = group }() // to be removed
-	for range 2 {                           // nobody's, then the tenant's
+	for range 2 {                           // first unassigned, then the tenant's
 		if got := p.Take("a", limited); got != can {
 			t.Fatalf("with limits: %p of %p and %p", got, can, cannot)
 		}
@@ -65,7 +64,7 @@ func TestTakeOfBothKinds(t *testing.T) {
 	}
 }
 
-// Interpreters that are being started for one tenant, or for programs of another kind, are none of another's.
+// count counts interpreters of one tenant and one kind of program, ready or being started.
 func TestCountAhead(t *testing.T) {
 	python := slot.Policy{Program: &slot.Program{File: "main.py"}}
 	node := slot.Policy{Program: &slot.Program{File: "main.js"}}
