@@ -1,6 +1,5 @@
-// Package job carries a command through with all that belongs to it: its streams, its
-// limits, and the leave to start it. run, exec and the library are such jobs; they differ in
-// where the command runs, and in what they tell of it.
+// Package job runs a command together with its streams, its limits and its admission permit. run, exec and the
+// library use it; they differ in where the command runs and in what they report.
 package job
 
 import (
@@ -19,24 +18,23 @@ import (
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
-// Job is one command. It is started once, and then waited for.
+// Job is one command, which is started and waited for once.
 type Job struct {
 	ID      string // of its cgroups
 	Place   supervise.Place
-	Terms   supervise.Terms // but for Limits, which Start makes
+	Terms   supervise.Terms // without Limits, which Hold sets
 	Limits  *limits.Plan    // nil for none
-	Nest    bool            // other commands will have cgroups within
+	Nest    bool            // other commands will have nested cgroups
 	Streams *stream.Streams
 	Leave   *admission.Permit // nil if none was asked for
-	Parts   *sandbox.Parts    // of the sandbox, if the place is a new one; begun, and the caller's to end
+	Parts   *sandbox.Parts    // of a new sandbox; begun, and ended by the caller
 
 	command *supervise.Command
-	err     error // why there is none
+	err     error // of Hold
 }
 
-// Hold makes the cgroups and a command that has not begun, and reports whether there is one.
-// Wait is called in either case, and tells why. The cause that ctx is cancelled with may be a
-// [supervise.Request].
+// Hold makes the cgroups and sets up the command without starting it. It reports whether that succeeded. The caller
+// calls Wait in either case, which returns the error. The cause of ctx may be a [supervise.Request].
 func (j *Job) Hold(ctx context.Context) (held bool) {
 	if j.Limits != nil {
 		j.Terms.Limits, j.err = j.Limits.Make(j.ID, j.Nest)
@@ -54,17 +52,17 @@ func (j *Job) Hold(ctx context.Context) (held bool) {
 	if j.err == nil && j.Parts != nil {
 		j.Parts.Overlays = j.command.TakeOverlays()
 		err := j.Parts.Held(ctx, j.command.Kept().Room, j.Place.Plan.Cred())
-		if err != nil && ctx.Err() == nil { // or Release says who ended it
+		if err != nil && ctx.Err() == nil { // after a request, Release decides
 			j.Refuse(err)
 		}
 	}
 	return j.err == nil
 }
 
-// Refuse decides that the command that is held is not to begin.
+// Refuse decides that the held command does not start.
 func (j *Job) Refuse(err error) { j.command.Refuse(err) }
 
-// Release lets it begin, and reports whether it did.
+// Release starts the command and reports whether it started.
 func (j *Job) Release(ctx context.Context) (running bool) {
 	running = j.command.Release(ctx)
 	j.Streams.Started()
@@ -75,19 +73,18 @@ func (j *Job) Release(ctx context.Context) (running bool) {
 	return true
 }
 
-// Signal sends a signal to everything of the command. An error means that it has ended.
+// Signal sends a signal to all processes of the command. An error means that it has ended.
 func (j *Job) Signal(sig unix.Signal) error { return j.command.Signal(sig) }
 
-// Kept is what has to go for the command to be gone.
+// Kept returns the processes whose end is the command's end.
 func (j *Job) Kept() *proc.Kept { return j.command.Kept() }
 
-// removeBound is how long a cgroup may stay busy that holds nothing any more.
+// removeBound is how long an empty cgroup may stay busy.
 const removeBound = time.Second
 
-// Wait waits for the command's end and comes back when nothing of it is left, its last
-// output is passed on and the terminal is as it was. told, if not nil, cuts short the
-// passing on when it is closed; delivered says whether all of it was taken. left is what
-// could not be put away although the command is gone, for a warning.
+// Wait waits until all processes of the command have exited, its output is forwarded and the terminal is restored.
+// Closing told, if not nil, cuts the forwarding short; delivered reports whether all output was forwarded. left are
+// the errors of the cleanup after the command's end, for warnings.
 func (j *Job) Wait(ctx context.Context, told <-chan struct{}) (res result.Result, delivered bool, left []error) {
 	if j.command != nil {
 		defer j.command.Close()
@@ -103,7 +100,7 @@ func (j *Job) Wait(ctx context.Context, told <-chan struct{}) (res result.Result
 	if res.Cause == result.StartFailed {
 		res.Err = j.Leave.Explain(res.Err)
 	}
-	// The last output first, or it would come to a terminal that is not raw any more.
+	// Drain first: the output expects a raw terminal.
 	delivered = j.Streams.Drain(told)
 	j.Streams.Restore()
 	if j.command != nil {
@@ -114,7 +111,7 @@ func (j *Job) Wait(ctx context.Context, told <-chan struct{}) (res result.Result
 			left = append(left, err)
 		}
 	}
-	if g := j.Terms.Limits; g != nil && j.Limits != nil { // what the keeper has not removed already
+	if g := j.Terms.Limits; g != nil && j.Limits != nil { // the keeper may have removed it
 		if err := g.Remove(time.Now().Add(removeBound)); err != nil {
 			left = append(left, fmt.Errorf("%w; sbxrun cleanup removes it when it is empty", err))
 		}

@@ -15,18 +15,18 @@ import (
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
-// Room is a room that stays, for commands to be run in.
+// Room is an idle room in which commands can be run.
 type Room struct {
 	*Run
 	Init   *os.File     // a pidfd of its PID 1, closed by Close
-	Access state.Access // how it is entered, but for who Init is
+	Access state.Access // how to enter it, without the identity of Init
 }
 
-// NewRoom has bubblewrap build the room of a plan without a command, and returns when it is
-// complete. It ends as a [Run] does. After an error nothing is left but the spec's parts.
+// NewRoom builds the room of a plan without a command and waits until it is complete. The room ends as a [Run] does.
+// After an error only the spec's parts remain.
 func NewRoom(ctx context.Context, plan *room.Plan, s Spec) (*Room, error) {
 	const most = 4096
-	words := stream.NewBuffer(most) // of bubblewrap
+	words := stream.NewBuffer(most) // bubblewrap's stderr
 	s.Stderr, s.Shared = words, true
 	run, err := NewRun(ctx, supervise.Place{Plan: plan}, s)
 	if err != nil {
@@ -47,14 +47,14 @@ func NewRoom(ctx context.Context, plan *room.Plan, s Spec) (*Room, error) {
 	}
 	if r.Init, err = run.Room().File(); err != nil {
 		run.End()
-		_, _ = run.Wait() // the first error says more
+		_, _ = run.Wait() // the first error is returned
 		return nil, err
 	}
 	return r, nil
 }
 
-// Start runs a command in the room. env is NAME=VALUE for each variable beside the room's own, and
-// dir is "" for the room's own.
+// Start starts a command in the room. env are NAME=VALUE pairs in addition to the room's; dir "" is the room's working
+// directory.
 func (r *Room) Start(ctx context.Context, args, env []string, dir string, s Spec) (*Run, error) {
 	init, err := proc.FromPidfd(r.Init)
 	if errors.Is(err, proc.ErrGone) || errors.Is(err, os.ErrClosed) {
@@ -66,7 +66,7 @@ func (r *Room) Start(ctx context.Context, args, env []string, dir string, s Spec
 	return Enter(ctx, &sandbox.Use{Access: r.Access, Room: init}, args, env, dir, s)
 }
 
-// Enter runs a command where use is, which it takes over. The rest is as for [Room.Start].
+// Enter starts a command in the sandbox of use, which it takes over. See [Room.Start].
 func Enter(ctx context.Context, use *sandbox.Use, args, env []string, dir string, s Spec) (_ *Run, err error) {
 	defer func() {
 		if err != nil {
@@ -88,8 +88,8 @@ func Enter(ctx context.Context, use *sandbox.Use, args, env []string, dir string
 	return NewRun(ctx, at, s)
 }
 
-// Close ends the room and all commands in it at once, and returns when nothing of it is left, which
-// the result's Verdict says. Later calls return the same.
+// Close ends the room with all its commands at once and waits for the proof, which is the result's Verdict. Later
+// calls return the same result.
 func (r *Room) Close() (*result.Result, error) {
 	r.End()
 	res, err := r.Wait()

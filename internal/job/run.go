@@ -21,32 +21,32 @@ import (
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
-// Spec is a command as a Go program gives it.
+// Spec describes a command for a Go program.
 type Spec struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
-	MaxOutput      int64 // bytes of each of both; 0 for no bound
+	MaxOutput      int64 // bytes per stream; 0 for no limit
 
 	Limits limits.Request
-	Group  *limits.Group  // in place of Limits, of a warm room, which has it renewed; it stays the caller's
-	Use    *sandbox.Use   // of the sandbox that it is in, which the Run closes in the end; nil for one of its own
-	Parts  *sandbox.Parts // of the sandbox that is made, which the Run ends; after an error the caller does
-	Shared bool           // a room that idles, in which others run commands
-	// Attended says that Wait is called at once: it watches, and no goroutine of its own.
+	Group  *limits.Group  // in place of Limits: the renewed cgroup of a warm room; it stays the caller's
+	Use    *sandbox.Use   // of an existing sandbox; the Run closes it at its end; nil for a new sandbox
+	Parts  *sandbox.Parts // of a new sandbox; the Run ends them, but after an error the caller does
+	Shared bool           // an idle room in which others run commands
+	// Attended says that the caller calls Wait at once, so that no other goroutine watches the command.
 	Attended bool
 
 	Timeout, Grace, ProofTimeout time.Duration
 
-	Hurry <-chan struct{} // cuts a grace period short when it is closed; nil for never
+	Hurry <-chan struct{} // when closed, cuts a grace period short; nil for never
 }
 
-// proofTimeout is that of the zero Spec, and of the flag.
+// proofTimeout is the default of Spec and of the flag.
 const proofTimeout = 5 * time.Second
 
-// Run is a job that ends with a context, and whose streams are readers and writers. It is
-// watched in the background: deadline, context and limits hold whether or not somebody waits.
+// Run is a job that ends with a context and whose streams are readers and writers. Its deadline, context and limits
+// apply even if no caller waits.
 type Run struct {
-	Cgroups []string // the command's own, by their directories
+	Cgroups []string // directories of the command's own cgroups
 
 	job    Job
 	ctx    context.Context
@@ -57,20 +57,19 @@ type Run struct {
 
 	finish func()
 	ended  chan struct{}
-	result *result.Result // once it has ended
+	result *result.Result // set at the end
 	err    error
 }
 
-// errStarted and errNotStarted are errors of the calling program.
+// Errors of the calling program.
 var (
 	errStarted    = &result.Error{Code: "usage", Message: "it was started before"}
 	errNotStarted = &result.Error{Code: "usage", Message: "it was not started"}
 	errNegative   = &result.Error{Code: "usage", Message: "a timeout, a grace period or a bound is negative; 0 is for none"}
 )
 
-// NewRun starts a command at a place. After an error, which is a *[result.Error], there is
-// nothing to wait for, and nothing left; the Use is still the caller's. When ctx is done the
-// command ends, as a timeout if it is ctx's deadline.
+// NewRun starts a command at a place. Its errors are *[result.Error]; after one, all processes have exited, and the Use
+// stays the caller's. The command ends when ctx is done, with the cause timeout if ctx's deadline has passed.
 func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 	if s.Timeout < 0 || s.Grace < 0 || s.ProofTimeout < 0 || s.MaxOutput < 0 {
 		return nil, errNegative
@@ -145,7 +144,7 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 	}
 	r.finish()
 	switch {
-	case r.result.Started: // and was ended before that was known
+	case r.result.Started: // it was ended before the start was confirmed
 		return r, nil
 	case r.err != nil:
 		return nil, r.err
@@ -153,8 +152,8 @@ func NewRun(ctx context.Context, place supervise.Place, s Spec) (*Run, error) {
 	return nil, endedBefore(ctx)
 }
 
-// Bind has a command that was started for nobody end with ctx, and after a timeout, as
-// it would have by [NewRun]. It is called once.
+// Bind gives a command that was started ahead of its call the context and timeout that [NewRun] would have set. It is
+// called once.
 func (r *Run) Bind(ctx context.Context, timeout time.Duration) {
 	stops := []func() bool{context.AfterFunc(ctx, func() { r.cancel(supervise.Request{Cause: result.Canceled, Signal: unix.SIGTERM}) })}
 	if timeout > 0 {
@@ -170,7 +169,7 @@ func (r *Run) Bind(ctx context.Context, timeout time.Duration) {
 	}()
 }
 
-// endedBefore is the error of a command that was ended before it began.
+// endedBefore returns the error of a command that was ended before its start.
 func endedBefore(ctx context.Context) error {
 	e := &result.Error{Code: "ended", Message: "the command was ended before it began", Err: context.Cause(ctx)}
 	if e.Err != nil {
@@ -179,31 +178,31 @@ func endedBefore(ctx context.Context) error {
 	return e
 }
 
-// tooMuch ends a command that has written more than it may.
+// tooMuch ends a command that has exceeded its output limit.
 func (r *Run) tooMuch() {
 	if !r.hit.Swap(true) {
 		r.cancel(supervise.Request{Cause: result.OutputLimit, Signal: unix.SIGKILL})
 	}
 }
 
-// brokeOff ends a command whose input or output could not be passed on, as SIGPIPE would.
+// brokeOff ends a command whose input or output could not be forwarded, as SIGPIPE would.
 func (r *Run) brokeOff(e *result.Error) {
 	r.broken.CompareAndSwap(nil, e)
 	r.cancel(supervise.Request{Cause: result.Canceled, Signal: unix.SIGPIPE})
 }
 
-// Outlive has the command, or room, not end with the context that it was started with any more. False:
-// that is done, and it ends.
+// Outlive detaches the command or room from the context that it was started with. It returns false if that context is
+// already done.
 func (r *Run) Outlive() bool { return r.apart() }
 
-// End ends the command, or room, at once.
+// End ends the command or room at once.
 func (r *Run) End() { r.cancel(supervise.Request{Cause: result.Killed, Signal: unix.SIGKILL}) }
 
-// Room is PID 1 of the room; it is closed with the Run.
+// Room returns PID 1 of the room. It is closed with the Run.
 func (r *Run) Room() *proc.Process { return r.job.Kept().Room }
 
-// Wait waits until nothing of the command is left, and its output is passed on. The error
-// is that of the result; it does not say how the command ended. It may be called again.
+// Wait waits until all processes of the command have exited and its output is forwarded. The error is the result's Err;
+// it does not say how the command ended. Wait may be called again.
 func (r *Run) Wait() (*result.Result, error) {
 	if r == nil {
 		return nil, errNotStarted
@@ -213,7 +212,7 @@ func (r *Run) Wait() (*result.Result, error) {
 	return r.result, r.err
 }
 
-// Ended is closed when Wait does not wait any more; nil before the start.
+// Ended returns a channel that is closed when Wait no longer blocks, or nil before the start.
 func (r *Run) Ended() <-chan struct{} {
 	if r == nil {
 		return nil
@@ -221,7 +220,7 @@ func (r *Run) Ended() <-chan struct{} {
 	return r.ended
 }
 
-// carryOut comes back when nothing of the command is left, and its output is passed on.
+// carryOut waits for the job and returns its result and error.
 func (r *Run) carryOut() (*result.Result, error) {
 	defer r.cancel(nil)
 	defer r.apart()
@@ -241,22 +240,22 @@ func (r *Run) carryOut() (*result.Result, error) {
 	return &res, nil
 }
 
-// Signal sends a signal to everything of a command that runs.
+// Signal sends a signal to all processes of a running command.
 func (r *Run) Signal(sig unix.Signal) error {
 	if r == nil {
 		return errNotStarted
 	}
-	if sig < 0 || sig > lastSignal { // init tells nobody that it could not send it
+	if sig < 0 || sig > lastSignal { // init does not report an error of kill(2)
 		return unix.EINVAL
 	}
 	return r.job.Signal(sig)
 }
 
-// lastSignal is the last real-time one (signal(7)).
+// lastSignal is the last real-time signal (signal(7)).
 const lastSignal = 64
 
-// SignalAlone sends a signal to the command's own process alone. It has been generated when
-// this returns (pidfd_send_signal(2)).
+// SignalAlone sends a signal to the command's own process only. The signal is generated before SignalAlone returns
+// (pidfd_send_signal(2)).
 func (r *Run) SignalAlone(sig unix.Signal) error {
 	if r == nil {
 		return errNotStarted
@@ -269,7 +268,7 @@ func (r *Run) SignalAlone(sig unix.Signal) error {
 	return p.Signal(sig)
 }
 
-// Started returns the error of a second start, if there was a first.
+// Started returns the error of a second start if there was a first.
 func (r *Run) Started() error {
 	if r != nil {
 		return errStarted

@@ -9,11 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// alarm returns a channel that is closed after d. Go's own timers are late by up to a
-// millisecond when nothing else happens: the runtime waits for them with epoll_wait(2), in
-// whole ones. A timerfd (timerfd_create(2)) is on time. stop gives it up.
-//
-// It costs eight system calls, so a late alarm is a timer of Go's at first.
+// alarm returns a channel that is closed after d. Go's timers are up to a millisecond late in an idle process
+// because the runtime waits for them with epoll_wait(2), whose unit is a millisecond. A timerfd
+// (timerfd_create(2)) is precise, but costs eight system calls, so alarm uses a Go timer until shortly before
+// the end. stop releases the alarm.
 func alarm(d time.Duration) (rung <-chan struct{}, stop func()) {
 	ring := make(chan struct{})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -29,10 +28,10 @@ func alarm(d time.Duration) (rung <-chan struct{}, stop func()) {
 	}
 }
 
-// near is how long before its time an alarm has a timerfd.
+// near is how long before the end an alarm switches to a timerfd.
 const near = 20 * time.Millisecond
 
-// ringAfter closes ring after d, on time, unless ctx is done before.
+// ringAfter closes ring after precisely d, unless ctx is done first.
 func ringAfter(ctx context.Context, d time.Duration, ring chan<- struct{}) {
 	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(max(1, int64(d)))}
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
@@ -40,7 +39,7 @@ func ringAfter(ctx context.Context, d time.Duration, ring chan<- struct{}) {
 		err = unix.TimerfdSettime(fd, 0, &spec, nil)
 	}
 	if err != nil {
-		t := time.AfterFunc(d, func() { close(ring) }) // there is no descriptor left
+		t := time.AfterFunc(d, func() { close(ring) }) // out of descriptors
 		context.AfterFunc(ctx, func() { t.Stop() })
 		return
 	}
@@ -52,7 +51,7 @@ func ringAfter(ctx context.Context, d time.Duration, ring chan<- struct{}) {
 		if errors.Is(err, os.ErrClosed) {
 			return
 		}
-		if err != nil { // epoll took no descriptor more (epoll_ctl(2), ENOSPC)
+		if err != nil { // epoll did not accept the descriptor (epoll_ctl(2), ENOSPC)
 			time.Sleep(time.Until(at))
 		}
 		close(ring)

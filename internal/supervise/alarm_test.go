@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rings waits for an alarm, and returns how long that took.
+// rings waits for an alarm and returns the elapsed time.
 func rings(t *testing.T, begin time.Time, rung <-chan struct{}) time.Duration {
 	t.Helper()
 	select {
@@ -25,7 +25,7 @@ func TestAlarm(t *testing.T) {
 		if took := rings(t, begin, rung); took < d {
 			t.Errorf("%v after %v", took, d)
 		}
-		stop() // an alarm that has rung
+		stop() // after the alarm has rung
 	}
 }
 
@@ -43,7 +43,7 @@ func TestAlarmStopped(t *testing.T) {
 	}
 }
 
-// Without a descriptor to be had it rings all the same.
+// An alarm rings even if the process is out of descriptors.
 func TestAlarmWithoutDescriptor(t *testing.T) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

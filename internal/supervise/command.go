@@ -1,16 +1,14 @@
-// Package supervise owns the order of one command, and its single decision: what
-// ended it. run, start, exec, a readiness probe and doctor call the same steps, in
-// this order, with no way back:
+// Package supervise runs the steps of one command and decides what ended it. run, start, exec, readiness probes
+// and doctor use the same steps in this order:
 //
-//	Hold     a command in a room that is built for it, or in one that is there: its
-//	         init is known and verified, and nothing of it has run
-//	Release  the command begins, and with it the deadline
-//	Watch    waits for the first of: the command's end, the deadline, a limit, a
-//	         [Request]. That is the cause, settled before anything is killed
-//	End      the grace period, if there is one; the kill; the proof
-//	Collect  the keeper, when the caller has passed on the last output
+//	Hold     sets up a command in a new or an existing room: its init is verified, and the command waits
+//	Release  starts the command and its deadline
+//	Watch    waits for the command's end, the deadline, a limit or a [Request]. The first of them is the cause,
+//	         decided before anything is killed
+//	End      grants the grace period, if any, kills the command and proves its end
+//	Collect  ends the keeper after the caller has forwarded the last output
 //
-// [Run] makes all of them for a caller that has nothing to do in between.
+// [Run] makes all steps for a caller that has nothing to do in between.
 package supervise
 
 import (
@@ -33,86 +31,82 @@ import (
 // Terms are how a command is supervised.
 type Terms struct {
 	Timeout      time.Duration  // from the release; 0 for none
-	Signal       syscall.Signal // what comes first at the deadline; 0 for SIGTERM
-	Grace        time.Duration  // from that to SIGKILL; 0 for SIGKILL at once
-	ProofTimeout time.Duration  // how long the proof may take
-	Begin        time.Time      // when sbxrun, or this use of it, began
+	Signal       syscall.Signal // first signal at the deadline; 0 for SIGTERM
+	Grace        time.Duration  // from Signal to SIGKILL; 0 for SIGKILL at once
+	ProofTimeout time.Duration  // bound for the proof
+	Begin        time.Time      // when sbxrun, or this call of the library, began
 	// Hurry cuts a grace period short when it is closed.
 	Hurry <-chan struct{}
-	// Sending, if not nil, is told each signal just before it is sent. A signal for which
-	// there is no room is not told: nothing may delay the end.
+	// Sending, if not nil, receives each signal just before it is sent. If the channel is full, the signal is
+	// dropped: nothing may delay the end.
 	Sending chan<- syscall.Signal
-	// Limits, if not nil, is what the command is in; it stays the caller's.
+	// Limits, if not nil, is the command's cgroup. It stays the caller's.
 	Limits *limits.Group
-	// SpareOOM lets it go on when the kernel has killed a process of it for want of
-	// memory, unless that was the payload.
+	// SpareOOM lets the command continue if the OOM killer killed another process than the payload.
 	SpareOOM bool
-	// Shared says that other commands may run in the room, and end with it.
+	// Shared says that other commands may run in the room and end with it.
 	Shared bool
 	// Confirm makes Release wait for the command's execve(2), for up to room.SetupBound.
 	Confirm bool
 }
 
-// A Request ends a command: it is the cause that its context is cancelled with.
+// A Request ends a command. It is the cause of the context's cancellation.
 type Request struct {
 	Cause  result.Cause // Canceled, Killed, IdleTimeout, OutputLimit
 	Signal syscall.Signal
-	// Grace is from the signal, which goes to all of the sandbox, to SIGKILL. It does
-	// not count for Canceled: there the signal goes to the payload alone, and the grace
-	// period is that of the terms.
+	// Grace is the time between Signal, which goes to all processes of the sandbox, and SIGKILL. It is not used for
+	// Canceled, whose signal goes to the payload alone and whose grace period is that of the terms.
 	Grace time.Duration
 }
 
 func (r Request) Error() string { return string(r.Cause) + " by " + result.SignalName(r.Signal) }
 
-// requestOf is what a context was cancelled with.
+// requestOf returns the request that a context was cancelled with.
 func requestOf(ctx context.Context) Request {
 	request := Request{Cause: result.Canceled, Signal: unix.SIGTERM}
 	errors.As(context.Cause(ctx), &request)
 	return request
 }
 
-// Command is one command from when it is held to its proven end; or a room that idles,
-// which is a command that never ends by itself.
+// Command is a command from Hold to its proven end, or an idle room, which never ends by itself.
 type Command struct {
 	Terms
 	kept   *proc.Kept
-	room   *room.Room  // nil if the command has entered another's
-	exec   *enter.Exec // nil for a room that idles
+	room   *room.Room  // nil if the command entered an existing room
+	exec   *enter.Exec // nil for an idle room
 	result result.Result
 
 	cause    result.Cause // "" until it is decided
 	deadline time.Time    // zero for none
-	request  Request      // if there was one
-	used     proc.Usage   // before the kill, see proc.Kept.Used
+	request  Request
+	used     proc.Usage // before the kill, see proc.Kept.Used
 	looks    []*look
 	startErr error // why it never ran
-	oom      bool  // the kernel has killed something for want of memory
-	asked    bool  // Soon was
+	oom      bool  // the OOM killer killed a process of the command
+	asked    bool  // Soon was called
 
-	oomAround bool // likewise, of the sandbox that it is in
+	oomAround bool // the OOM killer killed a process of the surrounding sandbox
 }
 
-// A Place is where a command runs: in a room that is built for it, or in one that is there.
+// A Place is a new room for a command or an existing one.
 type Place struct {
-	Plan *room.Plan // builds a room, with the plan's command in it, or one that idles
+	Plan *room.Plan // builds a room with the plan's command or an idle room
 
 	// Without a plan:
 	Entry *enter.Entry
-	Room  *proc.Process // PID 1 of the room that is entered, verified; it stays the caller's
-	// Maker, in place of Room, has made an init ahead.
+	Room  *proc.Process // verified PID 1 of the existing room; it stays the caller's
+	// Maker, in place of Room, has an init ready.
 	Maker *enter.Maker
 }
 
-// Hold makes a command that has not begun, within the limits of its terms. An error is a
-// *[result.Error], and nothing is left. stdio stays the caller's, who may close it; what a Maker
-// runs gets it with its release.
+// Hold sets up a command, within the limits of its terms, without starting it. Its errors are *[result.Error]; after
+// one, all processes have exited. stdio stays the caller's, who may close it, but with a Maker only after Release.
 func Hold(ctx context.Context, p Place, stdio [3]*os.File, ttys []proc.Terminal, t Terms) (*Command, error) {
 	var bounds proc.Bounds
 	switch {
 	case t.Limits == nil:
 	case p.Maker != nil:
-		bounds = t.Limits.Own() // the maker is in the cgroups
+		bounds = t.Limits.Own() // the maker is in the cgroups already
 	default:
 		bounds = t.Limits.Bounds()
 	}
@@ -130,7 +124,7 @@ func Hold(ctx context.Context, p Place, stdio [3]*os.File, ttys []proc.Terminal,
 		}
 		return &Command{Terms: t, kept: &x.Kept, exec: x, result: begun(t)}, nil
 	}
-	if t.Shared && p.Plan.Alone() { // others would enter the network that the room has, which is the caller's
+	if t.Shared && p.Plan.Alone() { // other commands would enter the room's network, which is the caller's
 		return nil, &result.Error{Code: "setup", Message: "others may not enter a room that was planned for one command"}
 	}
 	p.Plan.Bounds = bounds
@@ -145,7 +139,7 @@ func begun(t Terms) result.Result {
 	return result.Result{StartedAt: t.Begin, Verdict: result.NotApplicable, Cause: result.StartFailed}
 }
 
-// NotStarted is the result of a command that came to nothing before it was held.
+// NotStarted returns the result of a command that failed before Hold.
 func NotStarted(ctx context.Context, err error, t Terms) result.Result {
 	r := begun(t)
 	r.Duration = time.Since(t.Begin)
@@ -176,11 +170,10 @@ func Run(ctx context.Context, p Place, stdio [3]*os.File, t Terms) result.Result
 	return r
 }
 
-// Kept is what has to go for the command to be gone.
+// Kept returns the processes whose end is the command's end.
 func (c *Command) Kept() *proc.Kept { return c.kept }
 
-// TakeOverlays returns the overlays of the room that was built for the command, which are the
-// caller's to close from now on.
+// TakeOverlays hands the overlays of a new room over to the caller, who closes them.
 func (c *Command) TakeOverlays() []*room.Overlay {
 	if c.room == nil {
 		return nil
@@ -190,11 +183,11 @@ func (c *Command) TakeOverlays() []*room.Overlay {
 	return list
 }
 
-// Refuse decides that the command is not to begin.
+// Refuse decides that the command does not start.
 func (c *Command) Refuse(err error) { c.cause, c.startErr = result.StartFailed, err }
 
-// Release lets the command begin and reports whether it did, as far as is known: with
-// [Terms.Confirm] that it was executed. If not, the cause is decided.
+// Release starts the command and reports whether it started. With [Terms.Confirm] it waits for the execve(2). If the
+// command did not start, the cause is decided.
 func (c *Command) Release(ctx context.Context) bool {
 	if c.cause != "" {
 		return false
@@ -204,17 +197,17 @@ func (c *Command) Release(ctx context.Context) bool {
 		return false
 	}
 	if g := c.Limits; g != nil {
-		// Not before: what made the room and entered it is no part of what is limited.
+		// Not earlier: building and entering the room is not part of the command.
 		if err := g.Throttle(); err != nil {
 			c.Refuse(err)
 			return false
 		}
 	}
-	c.result.Started = true // or will be, any moment
+	c.result.Started = true // or is about to start
 	c.result.Setup = time.Since(c.Begin)
 	if t := c.Timeout; t > 0 {
 		c.deadline = time.Now().Add(t)
-		// Only for when we are stopped, so never before us.
+		// The keeper's deadline matters only while sbxrun is stopped, so it is later.
 		c.kept.EndAt(c.deadline.Add(c.Grace).Add(Lateness)) // the sum of two durations can overflow
 	}
 	if c.exec != nil {
@@ -232,11 +225,11 @@ var confirmBound = room.SetupBound
 // Lateness is how much later than sbxrun's own deadline the keeper's is.
 const Lateness = 500 * time.Millisecond
 
-// confirmed waits until the command was executed or could not be. An execve(2) that takes longer than
-// confirmBound, on a network file system for example, goes on: the command may run, and its deadline holds.
+// confirmed waits until the command's execve(2) has succeeded or failed. If it takes longer than confirmBound, for
+// example on a network file system, the command counts as started, and its deadline applies.
 func (c *Command) confirmed(ctx context.Context) bool {
 	late := time.After(confirmBound)
-	var deadline <-chan time.Time // execve(2) may hang as long as a file system likes
+	var deadline <-chan time.Time // execve(2) may hang in a file system
 	if !c.deadline.IsZero() {
 		deadline = time.After(time.Until(c.deadline))
 	}
@@ -246,14 +239,14 @@ func (c *Command) confirmed(ctx context.Context) bool {
 			return true
 		case <-c.exec.Exited():
 			select {
-			case <-c.exec.Running(): // and is over
+			case <-c.exec.Running(): // it ran and has ended
 				return true
 			default:
 			}
-			c.cause = result.Exited // End finds out why
+			c.cause = result.Exited // End determines why
 		case <-asked:
 			if requestOf(ctx).Cause == result.OutputLimit {
-				asked = nil // it can write, so it runs: we only have not heard it yet
+				asked = nil // it has written, so it runs, and the confirmation is still to come
 				continue
 			}
 			c.requested(ctx)
@@ -266,15 +259,14 @@ func (c *Command) confirmed(ctx context.Context) bool {
 	}
 }
 
-// requested takes over who ends the command, and how.
+// requested makes the request of ctx the cause.
 func (c *Command) requested(ctx context.Context) {
 	c.request = requestOf(ctx)
 	c.cause = c.request.Cause
 }
 
-// Soon waits a moment for the end of a command in a room that has many, and reports whether it has come.
-// For such a short one all that Watch does is not worth it: nothing else is looked at meanwhile. Only the
-// first call waits.
+// Soon waits briefly for the end of a command in a warm room and reports whether it has ended. This saves the cost of
+// Watch for a short command. Limits and requests wait until Watch. Only the first call waits.
 func (c *Command) Soon() (ended bool) {
 	if c.asked || c.cause != "" || !c.kept.Lasting {
 		return false
@@ -291,10 +283,10 @@ func (c *Command) Soon() (ended bool) {
 	return true
 }
 
-// short is how long that moment is.
+// short is how long Soon waits.
 const short = 5 * time.Millisecond
 
-// Watch waits for the one thing that ends a command that runs.
+// Watch waits for the first event that ends a running command.
 func (c *Command) Watch(ctx context.Context) {
 	if c.cause != "" || c.Soon() {
 		return
@@ -304,7 +296,7 @@ func (c *Command) Watch(ctx context.Context) {
 		exited = c.exec.Exited()
 	}
 	c.kept.HoldMounts()
-	// Monotonic timers: a clock that is set does not matter.
+	// The timers are monotonic: setting the clock does not affect them.
 	var deadline <-chan struct{}
 	if !c.deadline.IsZero() {
 		left := time.Until(c.deadline)
@@ -327,7 +319,7 @@ func (c *Command) Watch(ctx context.Context) {
 		case <-exited:
 			c.cause = c.inTime()
 		case <-unkept:
-			// Usually all is over, or the payload dies with it, and can tell more.
+			// Usually the command has ended, or the payload dies with the keeper, and its exit status says more.
 			unkept, keeperLost = nil, time.After(patience)
 			if exited == nil {
 				c.cause = result.Lost
@@ -343,7 +335,7 @@ func (c *Command) Watch(ctx context.Context) {
 		case <-deadline:
 			c.cause = result.Timeout
 			if c.exec != nil && c.exec.Ending() {
-				<-exited // it is told already, if we were stopped in between
+				<-exited // if sbxrun was stopped in between, init has already reported
 			}
 			select {
 			case <-exited:
@@ -356,8 +348,7 @@ func (c *Command) Watch(ctx context.Context) {
 	}
 }
 
-// inTime is the cause of a command that has ended: nobody calls a timeout what ended
-// before the deadline, nor the other way round, however late we look.
+// inTime returns the cause of a command that has ended: Timeout if it ended after its deadline, otherwise Exited.
 func (c *Command) inTime() result.Cause {
 	if _, at, err := c.exec.ExitStatus(); err == nil && !c.deadline.IsZero() && at.After(c.deadline) {
 		return result.Timeout
@@ -365,9 +356,8 @@ func (c *Command) inTime() result.Cause {
 	return result.Exited
 }
 
-// watchKept returns a channel that is closed when the keeper is dead; or PID 1 of a room
-// that idles, which dies with its keeper, and for whose end that may wait with cgroups still to
-// remove.
+// watchKept returns a channel that is closed at the death of the keeper, or of PID 1 of an idle room, which dies with
+// its keeper. The keeper may outlive that PID 1 to remove cgroups.
 func (c *Command) watchKept() (dead <-chan struct{}, stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	gone := make(chan struct{})
@@ -375,12 +365,12 @@ func (c *Command) watchKept() (dead <-chan struct{}, stop func()) {
 	if c.exec != nil {
 		watched = &c.kept.Keeper.Process
 	}
-	// Not at once: most keepers of short commands need no watching.
+	// Not at once: most short commands end before.
 	timer := time.AfterFunc(moment, func() {
-		// A pidfd of our own: the other one is for the teardown.
+		// A pidfd of its own: the teardown uses the other one.
 		p, err := watched.Dup()
 		if err != nil {
-			return // unwatched: the deadline and the payload's end remain
+			return // the deadline and the payload's end are still watched
 		}
 		defer p.Close()
 		if p.WaitContext(ctx, time.Time{}) == nil {
@@ -393,25 +383,23 @@ func (c *Command) watchKept() (dead <-chan struct{}, stop func()) {
 	}
 }
 
-// moment is how long the death of one process may take to bring about the death
-// of those that depend on it.
+// moment is the time for processes to die after a process that they depend on.
 const moment = 50 * time.Millisecond
 
-// patience is how long it may take to hear of what the end of the keeper means: a
-// machine may be slow, and nothing depends on it.
+// patience is how long Watch waits after the keeper's death for the command's exit status, on a slow machine.
 const patience = 2 * time.Second
 
-// Cause is what ended the command; "" until that is decided.
+// Cause returns the cause of the command's end, or "" before it is decided.
 func (c *Command) Cause() result.Cause { return c.cause }
 
-// Request is what was asked for, if somebody has asked for the end.
+// Request returns the request that ended the command, if any.
 func (c *Command) Request() Request { return c.request }
 
-// Signal sends a signal to everything of the command, and with [Terms.Shared] to all
-// other commands in the room. It may be called at any time, by any goroutine.
+// Signal sends a signal to all processes of the command, and with [Terms.Shared] to all commands in the room. It is
+// safe for concurrent use at any time.
 func (c *Command) Signal(sig syscall.Signal) error {
 	if c.Shared {
-		// A pidfd of our own: the other one is for the teardown, which may be under way.
+		// A pidfd of its own: a concurrent teardown may use the other one.
 		room, err := c.room.Room.Dup()
 		if errors.Is(err, os.ErrClosed) {
 			return proc.ErrGone
@@ -425,11 +413,11 @@ func (c *Command) Signal(sig syscall.Signal) error {
 	return c.exec.SignalAll(sig)
 }
 
-// Collect ends the keeper, which puts back the terminal and removes the cgroups first, and reaps it,
-// after the caller has passed on the last output. It is no part of what was to be proven. An error says
-// that it still has something, and goes on without us.
+// Collect ends and reaps the keeper, which first restores the terminal and removes the cgroups. The caller has
+// forwarded the last output before. Collect is not part of the proof. After an error the keeper still has children
+// and continues on its own.
 func (c *Command) Collect() error {
-	if c.result.Verdict == result.Unproven { // which says so, and it was waited for
+	if c.result.Verdict == result.Unproven { // the verdict reports it, and the proof timeout has passed
 		_ = c.kept.Collect(time.Now().Add(moment))
 		return nil
 	}
@@ -439,8 +427,7 @@ func (c *Command) Collect() error {
 	return nil
 }
 
-// Close gives up all descriptors. Should the keeper still have something, it goes on
-// killing it.
+// Close closes all descriptors. A keeper with processes left continues to kill them.
 func (c *Command) Close() {
 	if c.room != nil {
 		c.room.Close()
@@ -449,7 +436,7 @@ func (c *Command) Close() {
 	c.exec.Close()
 }
 
-// AsError is an error as a *[result.Error].
+// AsError returns err as a *[result.Error].
 func AsError(err error) *result.Error {
 	return result.AsError(err, "setup", "cannot set up the sandbox")
 }

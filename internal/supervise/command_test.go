@@ -17,8 +17,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
-// A CPU quota that cannot be set after all, here because its cgroup is gone, is found out before the
-// command begins (finding B7): so what the report says is true, and it is safe to try again.
+// A failure to set the CPU quota, here because its cgroup is gone, is reported before the command starts, so that the
+// report is right and a retry is safe.
 func TestQuotaFails(t *testing.T) {
 	quota, err := limits.For(limits.Request{CPUs: 0.5}, true, nil, limits.Request{})
 	var refused *result.Error
@@ -41,7 +41,7 @@ func TestQuotaFails(t *testing.T) {
 	if c.Release(t.Context()) {
 		t.Error("it was released")
 	}
-	// One that was let go all the same would write within milliseconds.
+	// A command that was released nevertheless would write within milliseconds.
 	if err := stdout.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,8 @@ func TestQuotaFails(t *testing.T) {
 	}
 }
 
-// A room whose network is the caller's, because its command has one of its own, is for nobody else.
+// A room planned for one command, which has its own network, refuses other commands: the room's network is the
+// caller's.
 func TestSharedAlone(t *testing.T) {
 	plan, err := room.Prepare(room.Policy{Command: []string{"true"}, Workdir: "/tmp", Alone: true},
 		room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
@@ -86,7 +87,7 @@ func TestSharedAlone(t *testing.T) {
 	}
 }
 
-// hold returns a command that has not begun, and its output.
+// hold returns a held command and its output.
 func hold(t *testing.T, terms supervise.Terms, command ...string) (c *supervise.Command, stdout *os.File) {
 	t.Helper()
 	plan, err := room.Prepare(room.Policy{Command: command, Workdir: "/tmp"},
@@ -115,7 +116,7 @@ func hold(t *testing.T, terms supervise.Terms, command ...string) (c *supervise.
 	return c, stdout
 }
 
-// A command that has written too much, before its caller hears that it runs, has run.
+// A command that exceeds its output limit before its execve(2) is confirmed counts as started.
 func TestFloodBeforeConfirmed(t *testing.T) {
 	c, _ := hold(t, supervise.Terms{Confirm: true}, "sleep", "600")
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -133,7 +134,7 @@ func TestFloodBeforeConfirmed(t *testing.T) {
 	}
 }
 
-// afterRelease is a context that ends just after the command was let go, which asks it first.
+// afterRelease is a context that ends just after the command's release, which checks it first.
 type afterRelease struct {
 	context.Context
 	asked *atomic.Bool

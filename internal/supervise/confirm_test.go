@@ -13,8 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A command whose execve(2) takes longer than anybody waits for its confirmation is neither killed nor
-// reported as never started.
+// A command whose execve(2) takes longer than confirmBound is neither killed nor reported as never started.
 func TestSlowExecve(t *testing.T) {
 	real := confirmBound
 	confirmBound = 100 * time.Millisecond
@@ -43,7 +42,7 @@ func TestSlowExecve(t *testing.T) {
 			c, err := Hold(t.Context(), Place{Plan: plan}, [3]*os.File{null, null, os.Stderr}, nil, Terms{Confirm: true, Timeout: time.Hour, ProofTimeout: 20 * time.Second, Begin: time.Now()})
 			harness.Must(t, err)
 			t.Cleanup(c.Close)
-			// An open(2) of the program waits until the lease is given up, or for 45 s (fcntl(2)).
+			// An open(2) of the program waits for the release of the lease, at most 45 s (fcntl(2)).
 			lease, err := os.OpenFile(program, os.O_RDWR, 0)
 			harness.Must(t, err)
 			if _, err := unix.FcntlInt(lease.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {

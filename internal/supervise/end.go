@@ -16,9 +16,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// End brings the command down, on every path, and returns the result when nothing of it
-// is left, or when the proof timeout says that this cannot be shown. ctx is the one that
-// requests come by: a second one can only shorten a grace period.
+// End ends the command on every path. It returns the result when all processes have exited, or after the proof
+// timeout. ctx carries requests: a second one can only shorten a grace period.
 func (c *Command) End(ctx context.Context) result.Result {
 	decided := time.Now()
 	res := &c.result
@@ -33,16 +32,16 @@ func (c *Command) End(ctx context.Context) result.Result {
 	}
 	res.CPUUser, res.CPUSystem, res.MaxRSS = used.User, used.System, used.MaxRSS
 	if c.overdue() && out.Verdict == result.Proven && c.heardLate() {
-		graceErr = nil // none was due
+		graceErr = nil // no grace period was due
 	}
 	c.readLimits()
 	if res.Cause == result.Lost && c.exec == nil && out.End.Late {
-		res.Cause = result.Timeout // of a room: we were stopped; the keeper was not
+		res.Cause = result.Timeout // sbxrun was stopped, and the keeper ended the room
 	}
 	if res.Cause == result.Exited {
 		c.settle(out)
 	} else if c.exec != nil && res.Started && out.Verdict == result.Proven {
-		<-c.exec.Exited() // dead, so at once
+		<-c.exec.Exited() // init has exited, so this does not block
 		res.Payload, _, _ = c.exec.ExitStatus()
 	}
 	switch {
@@ -58,18 +57,17 @@ func (c *Command) End(ctx context.Context) result.Result {
 	return *res
 }
 
-// overdue reports whether the command's own deadline has passed, and not one that was requested, such as
-// that of the context which it was started with: of that nobody knows the moment here.
+// overdue reports whether the command's own deadline is the cause. A requested timeout, for example by the context
+// of the start, does not count: its time is unknown here.
 func (c *Command) overdue() bool { return c.cause == result.Timeout && c.request.Cause == "" }
 
-// heardLate reports whether the payload had ended before the deadline after all, which init
-// may tell only after Watch has decided that it was a timeout; then it corrects the result. A
-// grace period that was given meanwhile has only let strays live longer.
+// heardLate corrects the result, and returns true, if the payload ended before the deadline but init reported this
+// only after Watch had decided on a timeout. A grace period in between only lets strays live longer.
 func (c *Command) heardLate() bool {
 	if c.exec == nil {
 		return false
 	}
-	<-c.exec.Exited() // dead, so at once
+	<-c.exec.Exited() // init has exited, so this does not block
 	payload, at, err := c.exec.ExitStatus()
 	if err != nil || at.After(c.deadline) {
 		return false
@@ -79,9 +77,8 @@ func (c *Command) heardLate() bool {
 	return true
 }
 
-// beforeKill is what comes before the kill: a look at what the payload has left behind,
-// or a grace period; and what all have used, which the kernel will not tell
-// afterwards. An error is one of the grace period.
+// beforeKill counts the processes that the payload left behind or grants a grace period, and reads the resource
+// usage, which the kernel discards with the kill. The error is that of the grace period.
 func (c *Command) beforeKill(ctx context.Context) (err error) {
 	res := &c.result
 	switch c.cause {
@@ -107,13 +104,13 @@ func (c *Command) beforeKill(ctx context.Context) (err error) {
 			c.tell(unix.SIGKILL)
 		}
 	}
-	if !c.overdue() || c.Grace > 0 { // otherwise Watch has just looked
+	if !c.overdue() || c.Grace > 0 { // otherwise Watch has just read it
 		c.look(0, c.sum).within(lookBound)
 	}
 	return err
 }
 
-// countStrays looks at what the payload has left behind, at most until the deadline.
+// countStrays counts the processes that the payload left behind, at most until the deadline.
 func (c *Command) countStrays() {
 	var known bool
 	if c.result.Strays, known = c.exec.Strays(); known {
@@ -124,22 +121,21 @@ func (c *Command) countStrays() {
 		wait = min(wait, max(lookBound, time.Until(c.deadline)))
 	}
 	if c.look(0, c.kept.Strays).within(wait) {
-		c.result.Strays = 0 // it counts
+		c.result.Strays = 0 // seen sets the exact number
 	}
 	c.seen()
 }
 
-// grace tells the sandbox to end and gives it time, if there is a grace period for the
-// cause.
+// grace signals the sandbox and waits, if the cause has a grace period.
 func (c *Command) grace(ctx context.Context) error {
 	switch c.cause {
 	case result.Timeout:
 		if !c.overdue() {
-			ctx = nil // it has brought its request
+			ctx = nil // its request is the cause
 		}
 		return c.wait(c.Grace, cmp.Or(c.Terms.Signal, unix.SIGTERM), c.Signal, nil, ctx)
 	case result.Canceled:
-		// Only the command is told, so only for the command is waited.
+		// Only the payload gets the signal, so only the payload is waited for.
 		return c.wait(c.Grace, c.request.Signal, c.exec.Signal, c.exec.Exited(), nil)
 	case result.Killed, result.IdleTimeout, result.OutputLimit:
 		return c.wait(c.request.Grace, c.request.Signal, c.Signal, nil, nil)
@@ -147,7 +143,7 @@ func (c *Command) grace(ctx context.Context) error {
 	return nil
 }
 
-// tell tells which signal is about to be sent.
+// tell announces a signal on Sending.
 func (c *Command) tell(sig syscall.Signal) {
 	select {
 	case c.Sending <- sig:
@@ -155,9 +151,9 @@ func (c *Command) tell(sig syscall.Signal) {
 	}
 }
 
-// wait sends a signal, and ends when init has exited, which it does by itself when it has no
-// children left; when until is closed; when the grace period is over, that of a later request
-// by ctx included; or when somebody is in a hurry. Without a grace period it does nothing.
+// wait sends a signal and waits for the end of the grace period, but no longer than until init has exited (init exits
+// when it has no children), until or Hurry is closed, or the grace period of a later request by ctx is over. Without a
+// grace period it does nothing.
 func (c *Command) wait(period time.Duration, sig syscall.Signal, send func(syscall.Signal) error, until <-chan struct{}, ctx context.Context) error {
 	if period <= 0 {
 		return nil
@@ -172,7 +168,7 @@ func (c *Command) wait(period time.Duration, sig syscall.Signal, send func(sysca
 	waited := make(chan struct{})
 	go func() {
 		defer close(waited)
-		_ = c.kept.Init.WaitContext(waiting, over) // an error means that the time is over
+		_ = c.kept.Init.WaitContext(waiting, over) // it fails only at the end of the grace period
 	}()
 	var request <-chan struct{}
 	if ctx != nil {
@@ -183,7 +179,7 @@ func (c *Command) wait(period time.Duration, sig syscall.Signal, send func(sysca
 	case <-until:
 	case <-c.Hurry:
 	case <-request:
-		// Somebody wants an end who has perhaps less patience.
+		// The second request may have a shorter grace period.
 		select {
 		case <-waited:
 		case <-time.After(requestOf(ctx).Grace):
@@ -195,15 +191,14 @@ func (c *Command) wait(period time.Duration, sig syscall.Signal, send func(sysca
 	return nil
 }
 
-// Spare keeps the keeper, whose own deadline may be sooner, from ending anything before a
-// grace period is over.
+// Spare moves the keeper's own deadline behind the end of a grace period.
 func (c *Command) Spare(over time.Time) {
 	if !c.deadline.IsZero() {
 		c.kept.EndAt(over.Add(Lateness))
 	}
 }
 
-// teardown kills, with help if that takes long.
+// teardown kills the command, and calls rescue if that takes long.
 func (c *Command) teardown() Outcome {
 	if g := c.Limits; g != nil {
 		g.Unthrottle(c.result.Payload != nil && c.result.Strays == 0)
@@ -218,19 +213,18 @@ func (c *Command) teardown() Outcome {
 		<-rescued
 	}
 	if g := c.Limits; g != nil && out.Verdict == result.Unproven {
-		_ = g.Throttle() // the survivors keep to the quota; a cgroup that is gone needs none
+		_ = g.Throttle() // for the survivors; it fails if the cgroup is gone
 	}
 	return out
 }
 
-// late is when a teardown is helped: it takes some milliseconds, or, with thousands
-// of processes, some hundred.
+// late is when teardown calls rescue. A normal teardown takes some milliseconds, or some hundred with thousands of
+// processes.
 const late = 100 * time.Millisecond
 
-// rescue is the second way to the end, beside the teardown: somebody may have frozen
-// what is to die, or throttled it.
+// rescue helps a slow teardown: another process may have frozen or throttled the command's processes.
 func (c *Command) rescue() {
-	// What cannot be done here, the proof will miss: it says what is left.
+	// If a step fails, the teardown remains unproven and lists the survivors.
 	if m, err := limits.Detect(); err == nil {
 		for _, p := range []*proc.Process{c.kept.Init, c.kept.Room} {
 			if p != nil && !p.Exited() {
@@ -240,13 +234,13 @@ func (c *Command) rescue() {
 	}
 	if g := c.Limits; g != nil {
 		_ = g.Loosen()
-		if !c.kept.Lasting { // or the next command's init would die, too
+		if !c.kept.Lasting { // this would also kill the next command's init
 			_ = g.Kill()
 		}
 	}
 }
 
-// readLimits reads what was counted, before the keeper removes the cgroups.
+// readLimits reads the cgroups' counters before the keeper removes the cgroups.
 func (c *Command) readLimits() {
 	g := c.Limits
 	if g == nil {
@@ -262,7 +256,7 @@ func (c *Command) readLimits() {
 	c.oom, c.oomAround = g.OOMKilled(), g.OOMKilledAround()
 }
 
-// settle names the cause where the payload has ended without us.
+// settle sets the cause of a command that sbxrun did not end.
 func (c *Command) settle(out Outcome) {
 	res := &c.result
 	switch {
@@ -273,9 +267,9 @@ func (c *Command) settle(out Outcome) {
 	case errors.As(c.startErr, &res.Err):
 		res.Cause, res.Started = result.StartFailed, false
 	case out.End.Late:
-		res.Cause = result.Timeout // we were stopped; the keeper was not
+		res.Cause = result.Timeout // sbxrun was stopped, and the keeper ended the command
 	default:
-		res.Cause = result.Lost // init was killed, by nobody of ours
+		res.Cause = result.Lost // another process killed init
 	}
 	killed := res.Cause == result.Lost || res.Payload != nil && res.Payload.Signal == unix.SIGKILL
 	switch {

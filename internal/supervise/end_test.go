@@ -9,10 +9,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 
-// A payload may end just before the deadline, and init tell so just after it: then Watch has
-// decided that it was a timeout.
+// The result is right if a payload ends just before the deadline but init reports this just after it, when Watch has
+// already decided on a timeout.
 func TestHeardLate(t *testing.T) {
-	early, late := time.Hour, time.Nanosecond // of the deadline, from the beginning
+	early, late := time.Hour, time.Nanosecond // deadlines after the start
 	tests := []struct {
 		name, script string
 		deadline     time.Duration
@@ -32,7 +32,7 @@ func TestHeardLate(t *testing.T) {
 			c := begin(t, Terms{Grace: tt.grace, ProofTimeout: 20 * time.Second, Begin: time.Now()}, tt.script)
 			<-c.exec.Exited()
 			c.deadline = c.Begin.Add(tt.deadline)
-			c.cause = result.Timeout // as Watch decides if it has not heard of the end
+			c.cause = result.Timeout // as Watch decides without a report of the end
 			r := c.End(t.Context())
 			if err := c.Collect(); err != nil {
 				t.Error(err)

@@ -6,8 +6,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// look is a look at the processes of a command. The more processes and threads the command has, the
-// longer it takes, so it has its own goroutine and the kill does not wait for it.
+// look is an inspection of a command's processes. It takes longer the more processes and threads there are, so it
+// runs in its own goroutine and does not delay the kill.
 type look struct {
 	timer  *time.Timer
 	done   chan struct{}
@@ -15,13 +15,13 @@ type look struct {
 	used   proc.Usage
 }
 
-// lookAhead is how long before the deadline Watch looks at what the command has used.
+// lookAhead is how long before the deadline Watch reads the command's resource usage.
 const lookAhead = 10 * time.Millisecond
 
-// lookBound is how long a kill may wait for a look.
+// lookBound limits how long a kill waits for a look.
 const lookBound = 2 * time.Millisecond
 
-// look starts a look after a time.
+// look schedules a look.
 func (c *Command) look(after time.Duration, at func() (strays int, used proc.Usage)) *look {
 	l := &look{done: make(chan struct{})}
 	l.timer = time.AfterFunc(after, func() {
@@ -32,7 +32,7 @@ func (c *Command) look(after time.Duration, at func() (strays int, used proc.Usa
 	return l
 }
 
-// within waits for the end of the look and reports whether it came in time.
+// within reports whether the look ends within d.
 func (l *look) within(d time.Duration) bool {
 	timeout := time.NewTimer(d)
 	defer timeout.Stop()
@@ -44,11 +44,11 @@ func (l *look) within(d time.Duration) bool {
 	}
 }
 
-// seen adds up the looks that have ended, and cancels those that have not begun.
+// seen collects the results of finished looks and cancels those that have not started.
 func (c *Command) seen() {
 	for _, l := range c.looks {
 		if l.timer.Stop() {
-			close(l.done) // with nothing seen
+			close(l.done) // with an empty result
 		}
 		select {
 		case <-l.done:
@@ -59,7 +59,7 @@ func (c *Command) seen() {
 	}
 }
 
-// sum is what the processes of the command have used until now.
+// sum returns the resource usage of the command's processes until now.
 func (c *Command) sum() (strays int, used proc.Usage) { return 0, usedBy(c.kept) }
 
 // usedBy is a variable so that tests can slow it down.

@@ -11,7 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// A look at the command's processes that takes for ever does not delay the kill.
+// An endless look does not delay the kill.
 func TestKillWaitsForNoLook(t *testing.T) {
 	block := make(chan struct{})
 	real := usedBy

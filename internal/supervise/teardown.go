@@ -8,37 +8,34 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// Outcome is what the teardown came to.
+// Outcome is the result of a teardown.
 type Outcome struct {
 	Verdict   result.Verdict
-	At        time.Time         // of the proof, or when it was given up
+	At        time.Time         // when it was proven or given up
 	Survivors []result.Survivor // if unproven
 	End       proc.End          // if proven
-	Err       error             // every step that failed
+	Err       error             // of all steps
 }
 
 // maxSurvivors bounds the list in the report.
 const maxSurvivors = 100
 
-// Killing the init of a PID namespace makes the kernel kill every process in it, and init is
-// not gone before all of them are dead and reaped (pid_namespaces(7)). So the proof has two
-// halves: init's pidfd is readable, which speaks for everything in the namespace; and the
-// keeper has said that it has no children any more, which speaks for bwrap's own processes
-// and for zombies.
+// If the init of a PID namespace is killed, the kernel kills every process in the namespace, and init does not exit
+// before all of them are dead and reaped (pid_namespaces(7)). So the proof has two parts: init's pidfd is readable,
+// which covers all processes in the namespace, and the keeper has reported that it has no children, which covers
+// bwrap's processes and zombies.
 
-// Teardown kills what a keeper keeps and waits, at most until the deadline, for the
-// proof. Every step is made whatever the others came to. The keeper is still there
-// afterwards; [Collect] ends it.
+// Teardown kills all processes of a keeper and waits for the proof until the deadline. A failed step does not stop
+// the others. The keeper stays alive; [Command.Collect] ends it.
 func Teardown(k *proc.Kept, deadline time.Time) Outcome {
 	killErr := k.KillInits()
-	k.Kill() // whatever else the keeper has
-	// Of many rooms that idle, and end at once, the proofs come first; and who goes on has the
-	// time for it afterwards.
+	k.Kill() // all other children of the keeper
+	// If many idle rooms end at once, their proofs come first. A process that lives on unmounts afterwards.
 	if k.Init != nil && !k.Lasting {
 		k.Unmount(deadline)
 	}
 
-	// The keeper's word first: it comes when the inits have ended, and spares a wait.
+	// First the keeper's report: it comes after the inits have ended, which saves a wait.
 	end, keeperErr := k.Empty(deadline)
 	if keeperErr != nil {
 		keeperErr = fmt.Errorf("wait for the keeper: %w", keeperErr)

@@ -17,7 +17,7 @@ import (
 
 func soon() time.Time { return time.Now().Add(20 * time.Second) }
 
-// held is a sandbox just before it runs a shell script, and the script's stdout.
+// held is a held sandbox for a shell script and the script's stdout.
 func held(t *testing.T, script string) (sb *room.Room, stdout *os.File) {
 	t.Helper()
 	plan, err := room.Prepare(room.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"},
@@ -105,7 +105,7 @@ func TestTeardownTree(t *testing.T) {
 	}
 }
 
-// A payload that was never released never runs, not even by its sandbox's end.
+// A payload that is never released never runs, not even when its sandbox ends.
 func TestTeardownHeld(t *testing.T) {
 	sb, stdout := held(t, "echo ran")
 	out := supervise.Teardown(&sb.Kept, soon())
@@ -131,7 +131,7 @@ func TestTeardownEnded(t *testing.T) {
 	}
 }
 
-// Somebody else has killed init, or the monitor.
+// The teardown is proven if another process has killed init or the monitor.
 func TestTeardownKilledBefore(t *testing.T) {
 	kills := map[string]func(sb *room.Room) error{
 		"init": func(sb *room.Room) error { return sb.Init.Signal(unix.SIGKILL) },
@@ -161,8 +161,8 @@ func TestTeardownKilledBefore(t *testing.T) {
 	}
 }
 
-// No time for a proof is no proof; it can be had later. Where another has the processor between
-// the kill and the look all may be gone by then, which is proven, and tried again.
+// Without time for a proof the teardown is unproven, and a later one is proven. If this process is preempted between
+// the kill and the check, the first may be proven; then the test tries again.
 func TestTeardownDeadline(t *testing.T) {
 	const tries = 20
 	for range tries {
@@ -181,7 +181,7 @@ func TestTeardownDeadline(t *testing.T) {
 	t.Errorf("proven %d times although the deadline was long past", tries)
 }
 
-// A keeper that somebody has stopped is no obstacle.
+// A stopped keeper does not prevent the proof.
 func TestTeardownKeeperStopped(t *testing.T) {
 	sb, stdout := held(t, "setsid sleep 100 & echo up; sleep 100")
 	up(t, sb, stdout, 1)
@@ -191,8 +191,7 @@ func TestTeardownKeeperStopped(t *testing.T) {
 	gone(t, sb, stdout, supervise.Teardown(&sb.Kept, time.Now().Add(4*time.Second)))
 }
 
-// A keeper that has something left when the time for it is over ends all the same, and does not
-// stay as a zombie of who goes on.
+// A keeper that still has children at the deadline ends later and does not stay as a zombie of this process.
 func TestCollectLate(t *testing.T) {
 	sb, stdout := held(t, "echo up; sleep 100")
 	up(t, sb, stdout, 1)
