@@ -538,7 +538,7 @@ func TestLimitKilled(t *testing.T) {
 	p.Wait()
 	harness.Until(t, harness.Bound, "the cgroups to be gone", func() bool { return !anyExists(dirs) })
 
-	// cleanup removes an empty cgroup that nobody has open, and no other.
+	// cleanup removes an empty cgroup that is not open, and no other.
 	p = harness.Start(t, harness.Options{}, "--memory", "64M", "--pids", "32", "/fixtures/tree-sleep")
 	p.WaitOutput("ready 2\n")
 	dirs = cgroupsOf(t, p.Role(harness.RoleInit).PID)

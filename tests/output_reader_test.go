@@ -20,7 +20,7 @@ const handover = 10 * time.Second
 // busy is the allowance for a busy machine.
 const busy = 10 * time.Second
 
-// When nobody reads sbxrun's output, the deadline holds, and sbxrun exits by itself or on a
+// Without a reader of sbxrun's output, the deadline holds, and sbxrun exits by itself or on a
 // signal.
 func TestReaderBlocked(t *testing.T) {
 	t.Parallel()

@@ -386,7 +386,7 @@ func TestMaxParallel(t *testing.T) {
 	kill(t, s, 0, "--grace", "0", b.ID)
 	b.Ended()
 	// No payload holds a lock or a descriptor of the state directory.
-	fds := harness.Run(t, o, "--max-parallel", "2", "--warn", "0", "sh", "-c", "ls -l /proc/self/fd; ls -l /proc/1/fd 2>/dev/null || true") // init has closed its own by then
+	fds := harness.Run(t, o, "--max-parallel", "2", "--warn", "0", "sh", "-c", "ls -l /proc/self/fd; ls -l /proc/1/fd 2>/dev/null || true") // init has closed its own already
 	if bytes.Contains(fds.Stdout, []byte("slot-")) || bytes.Contains(fds.Stdout, []byte("admission")) || fds.ExitCode != 0 {
 		t.Errorf("exit code %d: %s%s", fds.ExitCode, fds.Stdout, fds.Stderr)
 	}

@@ -39,7 +39,7 @@ time.sleep(600)
 	p := harness.Start(t, harness.Options{Stdin: theirs, Stdout: theirs}, "--json", "--timeout", timeout, "python3", "-c", fill)
 	ns := p.Namespace()
 	harness.Until(t, harness.Bound, "the sandbox's end", func() bool { return len(harness.Members(ns)) == 0 })
-	// Nobody has read yet, and the report is larger than the socket's buffer.
+	// The test has not read yet, and the report is larger than the socket's buffer.
 	read := make(chan []byte, 1)
 	go func() {
 		text, _ := io.ReadAll(ours) // an error shows in the text

@@ -120,7 +120,7 @@ func TestSnapshot(t *testing.T) {
 	wantOriginal(t, other)
 }
 
-// A sandbox with a cgroup is frozen during its snapshot, and then goes on.
+// A sandbox with a cgroup is frozen during its snapshot, and then continues.
 func TestSnapshotFrozen(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

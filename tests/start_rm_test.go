@@ -72,7 +72,7 @@ func TestStartRm(t *testing.T) {
 	b = s.Sandbox(harness.Options{}, "--rm", "--timeout", "3")
 	gone(b)
 
-	// Lost, because nobody has removed it.
+	// Lost, with a record that stays.
 	b = s.Sandbox(harness.Options{}, "--rm")
 	b.KillSupervisor()
 	if rec := b.Inspect(); rec.Status != "lost" {

@@ -153,7 +153,7 @@ func TestStateLinks(t *testing.T) {
 	}
 }
 
-// Nobody, not even root, sees or changes another user's sandboxes.
+// No user, not even root, sees or changes another user's sandboxes.
 func TestAnotherUser(t *testing.T) {
 	t.Parallel()
 	commands := [][]string{{"ps"}, {"ps", "--all"}, {"inspect", "box"}, {"kill", "box"}, {"kill", "--all"}, {"exec", "box", "true"}, {"logs", "box"}, {"wait", "box"}, {"cleanup"}, {"start"}}

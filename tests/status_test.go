@@ -216,7 +216,7 @@ func TestWrittenIsKept(t *testing.T) {
 	}
 }
 
-// A sandbox goes on when no client is attached, and its exit code is known.
+// A sandbox keeps running when no client is attached, and its exit code is known.
 func TestNobodyAttached(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

@@ -20,8 +20,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
-// plain is the bwrap command of the policy that sbxrun has without flags, ready to be
-// started without sbxrun.
+// plain returns the bwrap command for sbxrun's policy without flags, to be started without sbxrun.
 func plain(command ...string) (*exec.Cmd, *room.Plan, error) {
 	plan, err := room.Prepare(room.Policy{Command: command}, room.Caller{
 		Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()})
@@ -49,7 +48,7 @@ func inPlain(measure func(*exec.Cmd) (time.Duration, error), command ...string) 
 	return measure(cmd)
 }
 
-// elapsed is from the start of a process to its exit.
+// elapsed returns the time from the start of a process to its exit.
 func elapsed(cmd *exec.Cmd) (time.Duration, error) {
 	if cmd.Stderr == nil {
 		cmd.Stderr = os.Stderr
@@ -59,7 +58,7 @@ func elapsed(cmd *exec.Cmd) (time.Duration, error) {
 	return time.Since(begin), err
 }
 
-// told is what a process says that it has measured by itself.
+// told returns the time that a process has measured itself.
 func told(cmd *exec.Cmd) (time.Duration, error) {
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
@@ -81,7 +80,7 @@ func startup(builds []*build) error {
 	return err
 }
 
-// elapsedAround is elapsed of the smallest Go program that runs a command.
+// elapsedAround is elapsed for the smallest Go program that runs a command.
 func elapsedAround(cmd *exec.Cmd) (time.Duration, error) {
 	program := filepath.Join(filepath.Dir(self), "around")
 	if _, err := os.Stat(program); err != nil {
@@ -134,7 +133,7 @@ func execs(builds []*build) error {
 	return nil
 }
 
-// roomBelow is PID 1 of the sandbox of a supervisor.
+// roomBelow returns PID 1 of a supervisor's sandbox.
 func roomBelow(supervisor int) (int, error) {
 	for _, p := range proc.Descendants(supervisor, 10) {
 		if p.Comm == "sbxrun-room" {
@@ -144,7 +143,7 @@ func roomBelow(supervisor int) (int, error) {
 	return 0, errors.New("the sandbox has no PID 1")
 }
 
-// weighRunning weighs an sbxrun and all below it while its command waits, without the command.
+// weighRunning weighs an sbxrun and its descendants while its command waits, without the command.
 func (b *build) weighRunning(args ...string) (weight, error) {
 	cmd := b.command(append(args, "sh", "-c", "echo ready; read x; exit 0")...)
 	cmd.Stderr = os.Stderr
@@ -153,13 +152,13 @@ func (b *build) weighRunning(args ...string) (weight, error) {
 		return weight{}, err
 	}
 	_, err = out.ReadString('\n')
-	time.Sleep(rest) // what sbxrun needs for the start alone is gone then
+	time.Sleep(rest) // sbxrun has released what only the start needs
 	w := weigh([]int{cmd.Process.Pid}, "sh")
 	in.Close()
 	return w, errors.Join(err, cmd.Wait())
 }
 
-// piped starts a command with its stdin and stdout in our hands.
+// piped starts a command with pipes for stdin and stdout.
 func piped(cmd *exec.Cmd) (in io.WriteCloser, out *bufio.Reader, err error) {
 	in, inErr := cmd.StdinPipe()
 	from, outErr := cmd.StdoutPipe()
@@ -169,11 +168,11 @@ func piped(cmd *exec.Cmd) (in io.WriteCloser, out *bufio.Reader, err error) {
 	return in, bufio.NewReader(from), cmd.Start()
 }
 
-// rest is how long at least a tree is left alone before it is ended: what has just been
-// started is still in the processor's caches.
+// rest is how long a tree is idle before it is ended, because processes that were just started are
+// still in the CPU's caches.
 const rest = 200 * time.Millisecond
 
-// tree is a shell program with n processes below it, that says when all are there.
+// tree returns a shell program with n child processes, which prints a line when all exist.
 func tree(n int) []string {
 	return []string{"sh", "-c", fmt.Sprintf("i=0; while [ $i -lt %d ]; do sleep 600 & i=$((i+1)); done; echo ready; wait", n)}
 }
@@ -204,7 +203,7 @@ func teardown(builds []*build) error {
 	return nil
 }
 
-// complete waits until a tree is there, which takes what it is reading from.
+// complete waits until a tree is complete.
 func complete(root, n int, out *bufio.Reader, until time.Time) error {
 	if line, err := out.ReadString('\n'); err != nil || line != "ready\n" {
 		return fmt.Errorf("the tree said %q: %w", line, err)
@@ -217,13 +216,13 @@ func settled(root, n int, until time.Time) error {
 	return measure.Until(ctx, fmt.Sprintf("%d processes", n), until, func() bool { return countBelow(root, "sleep") == n })
 }
 
-// endTree is from the deadline of a tree to the exit of sbxrun. Should the tree not have
-// been complete, and left alone, by then, timeout is made longer for another try.
+// endTree returns the time from a tree's deadline to sbxrun's exit. If the tree was not complete
+// and idle by then, it tries again with a longer timeout.
 //
-// The deadline is the timeout after the release of the command, which cannot be seen from
-// outside. sbxrun reports when it began (started_at, in whole milliseconds, so half of one is
-// added) and how long after that it released the command (setup_ms). That is right to
-// half a millisecond, and on average exact.
+// The deadline counts from the command's release, which is not visible from outside. sbxrun
+// reports when it started (started_at, in whole milliseconds, so half of one is added) and how
+// long after that it released the command (setup_ms). That is exact to half a millisecond, and
+// unbiased.
 func (b *build) endTree(n int, timeout *time.Duration) (time.Duration, error) {
 	for range 8 {
 		took, left, err := b.runTree(n, *timeout)
@@ -239,8 +238,7 @@ func (b *build) endTree(n int, timeout *time.Duration) (time.Duration, error) {
 	return 0, fmt.Errorf("a tree of %d was not complete in %v", n, *timeout)
 }
 
-// runTree also returns for how long the tree was complete at the deadline; less than 0
-// if it was not.
+// runTree also returns for how long the tree was complete at the deadline; negative if it was not.
 func (b *build) runTree(n int, timeout time.Duration) (took, left time.Duration, err error) {
 	cmd := b.command(append([]string{"--quiet", "--timeout", timeout.String(), "--proof-timeout", "60", "--report", "fd:3"}, tree(n)...)...)
 	cmd.Stderr = os.Stderr
@@ -270,8 +268,7 @@ func (b *build) runTree(n int, timeout time.Duration) (took, left time.Duration,
 	if rep.Cause != "timeout" || rep.Verdict.Verdict != "proven" || cmd.ProcessState.ExitCode() != 124 {
 		return 0, 0, fmt.Errorf("cause %s, verdict %s, %v", rep.Cause, rep.Verdict.Verdict, waitErr)
 	}
-	// By the wall clock for as long as the Go runtime needs to get to main, and by the
-	// monotonic one from there.
+	// Use the wall clock until the Go runtime reaches main, and the monotonic clock from there.
 	toMain := rep.StartedAt.Sub(begin) + time.Millisecond/2
 	deadline := begin.Add(toMain + time.Duration(rep.Setup*float64(time.Millisecond)) + timeout)
 	if treeErr != nil {
@@ -280,8 +277,8 @@ func (b *build) runTree(n int, timeout time.Duration) (took, left time.Duration,
 	return end.Sub(deadline), deadline.Sub(there), nil
 }
 
-// killTree is from a kill of the PID 1 of the same tree in plain bwrap, by a pidfd,
-// until that is readable: by then the kernel has ended and reaped all the others.
+// killTree returns the time from a kill of PID 1 of the same tree in plain bwrap until its pidfd
+// is readable, when the kernel has ended and reaped all other processes.
 func killTree(n int) (time.Duration, error) {
 	return inPlain(func(cmd *exec.Cmd) (time.Duration, error) {
 		_, out, err := piped(cmd)
@@ -302,7 +299,7 @@ func killTree(n int) (time.Duration, error) {
 	}, tree(n)...)
 }
 
-// initOf opens the PID 1 of a plain bwrap's sandbox: its only child.
+// initOf opens PID 1 of a plain bwrap's sandbox: its only child.
 func initOf(cmd *exec.Cmd) (*proc.Process, error) {
 	children := proc.Descendants(cmd.Process.Pid, 1)
 	if len(children) != 1 {
@@ -313,8 +310,8 @@ func initOf(cmd *exec.Cmd) (*proc.Process, error) {
 
 // reap ends a plain bwrap, and with it its sandbox (--die-with-parent).
 func reap(cmd *exec.Cmd) {
-	_ = cmd.Process.Kill() // it may have ended
-	_ = cmd.Wait()         // that it was killed is known
+	_ = cmd.Process.Kill() // fails only if it has exited
+	_ = cmd.Wait()         // it was killed
 }
 
 // kill kills by pidfds, and waits until all are readable.

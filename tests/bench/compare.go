@@ -11,14 +11,14 @@ import (
 // raw gets every measurement; nil if they are printed.
 var raw io.Writer
 
-// variant is one way of doing what is compared.
+// variant is one of the alternatives that are compared.
 type variant struct {
 	letter string // for the ratios
 	name   string
-	once   func() (time.Duration, error) // does it and returns what it took
+	once   func() (time.Duration, error) // measures it once
 }
 
-// rounds is how many to measure, where the program's default is n.
+// rounds returns the number of rounds; n is the program's default.
 func rounds(n int) int {
 	if *pairs > 0 {
 		return *pairs
@@ -26,9 +26,9 @@ func rounds(n int) int {
 	return n
 }
 
-// compare runs the variants in turn, each round beginning with the next one, and
-// prints the median of each and, of each two, the median of the ratios round by round.
-// warmUp rounds come before, and are not counted. It returns what each has taken.
+// compare measures the variants in turn, starting each round with the next one, and prints the
+// median of each and, for each pair, the median of the ratios per round. It first makes warmUp
+// rounds that do not count. It returns the measurements.
 func compare(program, what string, n, warmUp int, variants []variant) ([]measure.Sample, error) {
 	took := make([]measure.Sample, len(variants))
 	for round := -warmUp; round < n; round++ {

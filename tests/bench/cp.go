@@ -11,9 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copies compares sbxrun cp with cp(1): of a large file from memory into a sandbox's memory and
-// back, where no disk that others use decides; and on a disk, from the page cache to a file that was
-// not there, when nothing waits to be written any more.
+// copies compares sbxrun cp with cp(1) for a large file: between memory and a sandbox's memory,
+// where no disk matters; and on a disk, from the page cache to a new file, after a sync.
 func copies(builds []*build) error {
 	for _, place := range []struct{ name, above string }{{"memory", "/dev/shm"}, {"disk", "/var/tmp"}} {
 		if err := copiesIn(builds[0], place.name, place.above); err != nil {
@@ -55,7 +54,7 @@ func copiesIn(b *build, place, above string) error {
 		return fmt.Errorf("cp: %w", err)
 	}
 	once := func(cmd *exec.Cmd, before ...*exec.Cmd) (time.Duration, error) {
-		_ = os.Remove(to) // it may not be there
+		_ = os.Remove(to) // it may not exist
 		for _, c := range before {
 			if err := c.Run(); err != nil {
 				return 0, err
@@ -80,7 +79,7 @@ func copiesIn(b *build, place, above string) error {
 	return err
 }
 
-// noise writes a file that no file system makes smaller.
+// noise writes a file that no file system can compress.
 func noise(name string, megabytes int) error {
 	f, err := os.Create(name)
 	if err != nil {
@@ -89,7 +88,7 @@ func noise(name string, megabytes int) error {
 	source := rand.NewChaCha8([32]byte{})
 	b := make([]byte, 1<<20)
 	for range megabytes {
-		_, _ = source.Read(b) // it cannot fail
+		_, _ = source.Read(b) // cannot fail
 		if _, err := f.Write(b); err != nil {
 			f.Close()
 			return err

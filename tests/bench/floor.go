@@ -20,13 +20,13 @@ import (
 	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
-// holder is how the benchmark calls itself as the smallest supervisor that there can be: a Go
-// process that starts a plain bwrap, kills the PID 1 of it when it is told to, reaps bwrap, and
-// exits. It has no keeper, no init of its own, no proof, no report and no record. What it takes
-// is the floor for every supervisor that is a Go process and leaves nothing behind.
+// holder is the first argument with which the benchmark runs itself as the smallest possible
+// supervisor: a Go process that starts a plain bwrap, kills its PID 1 when told to, reaps bwrap,
+// and exits. It has no keeper, no init of its own, no proof, no report and no record. It is the
+// floor for every supervisor that is a Go process and leaves nothing behind.
 const holder = "hold"
 
-// hold is what runs in the holder. File 3 says when: nanoseconds of CLOCK_MONOTONIC.
+// hold runs in the holder. File 3 contains the deadline in nanoseconds of CLOCK_MONOTONIC.
 func hold(command []string) error {
 	cmd, plan, err := plain(command...)
 	if err != nil {
@@ -49,18 +49,18 @@ func hold(command []string) error {
 	if err := init.Signal(unix.SIGKILL); err != nil {
 		return err
 	}
-	_ = cmd.Wait() // that it was killed is known
+	_ = cmd.Wait() // it was killed
 	return nil
 }
 
-// monotonic is CLOCK_MONOTONIC, which all processes share, in nanoseconds.
+// monotonic returns CLOCK_MONOTONIC, which all processes share, in nanoseconds.
 func monotonic() int64 {
 	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // it cannot fail
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // cannot fail
 	return now.Nano()
 }
 
-// held is a holder that was started.
+// held is a running holder.
 type held struct {
 	*exec.Cmd
 	deadline *os.File
@@ -83,19 +83,19 @@ func startHolder(command ...string) (*held, error) {
 	return &held{cmd, w, out}, nil
 }
 
-// end tells the holder its deadline, as monotonic has it. It exits some time after that.
+// end tells the holder its deadline. It exits some time after that.
 func (h *held) end(at int64) error {
 	_, err := h.deadline.Write(endian.NativeEndian.AppendUint64(nil, uint64(at)))
 	return err
 }
 
-// close ends a holder that was not told.
+// close ends a holder that was not told a deadline.
 func (h *held) close() {
 	h.deadline.Close()
-	_ = h.Wait() // it was waited for, or was to fail
+	_ = h.Wait() // already waited for, or its failure was expected
 }
 
-// holdTree is from the deadline of the same tree to the exit of its holder.
+// holdTree returns the time from the deadline of the same tree to its holder's exit.
 func holdTree(n int) (time.Duration, error) {
 	h, err := startHolder(tree(n)...)
 	if err != nil {
@@ -115,7 +115,7 @@ func holdTree(n int) (time.Duration, error) {
 	return time.Duration(monotonic() - deadline), nil
 }
 
-// holdMany is from telling as many holders of an idle bwrap to end until all have exited.
+// holdMany returns the time from telling n holders of an idle bwrap to end until all have exited.
 func holdMany(n int) (time.Duration, error) {
 	list := make([]*held, n)
 	defer func() {
@@ -148,9 +148,9 @@ func holdMany(n int) (time.Duration, error) {
 	return time.Duration(monotonic() - begin), nil
 }
 
-// floorServer is how the benchmark calls itself as the smallest server that runs commands: package
-// net/http, a document in and one out, and a fork with an exec between them; in new namespaces, if
-// those are asked for, without a mount in them. It has no limits, no deadline, no proof and no log.
+// floorServer is the first argument with which the benchmark runs itself as the smallest server
+// that runs commands: net/http, a JSON document in and one out, and fork and exec between,
+// optionally in new namespaces without mounts. It has no limits, no deadline, no proof and no log.
 const floorServer = "floor-server"
 
 func serveFloor(socket, spaces string) error {
@@ -174,7 +174,7 @@ func serveFloor(socket, spaces string) error {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
-		_ = json.NewEncoder(w).Encode(map[string]int{"exit_code": cmd.ProcessState.ExitCode()}) // who has gone reads nothing
+		_ = json.NewEncoder(w).Encode(map[string]int{"exit_code": cmd.ProcessState.ExitCode()}) // fails if the client has disconnected
 	}))
 }
 

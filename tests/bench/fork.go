@@ -14,14 +14,14 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// forkServer, as the first argument, makes a program of the benchmark that only forks
-// keepers. The second is the size of its heap in MiB.
+// forkServer, as the first argument, turns the benchmark into a program that only forks keepers.
+// The second argument is the size of its heap in MiB.
 const forkServer = "fork-server"
 
-// forksPerRound is how many forks one measurement is made of.
+// forksPerRound is the number of forks per measurement.
 const forksPerRound = 200
 
-// forkCost compares the forks of a keeper by a program with much memory and by one with little.
+// forkCost compares forks of a keeper by a program with a large heap and by one with a small heap.
 func forkCost([]*build) error {
 	var variants []variant
 	for i, heap := range []string{"1024", "1"} {
@@ -31,7 +31,7 @@ func forkCost([]*build) error {
 		if err != nil {
 			return err
 		}
-		defer cmd.Wait() // it ends with its stdin
+		defer cmd.Wait() // ends with its stdin
 		defer in.Close()
 		variants = append(variants, variant{string('A' + rune(i)), "a heap of " + heap + " MiB", func() (time.Duration, error) {
 			if _, err := io.WriteString(in, "\n"); err != nil {
@@ -57,8 +57,8 @@ func forkCost([]*build) error {
 	return nil
 }
 
-// serveForks answers every line of stdin with how long it took to fork keepers, one
-// after the other, each with nothing to keep, until its end was collected.
+// serveForks answers every line of stdin with the time for forking idle keepers, one after
+// another, until each was reaped.
 func serveForks(heap string) error {
 	mib, err := strconv.Atoi(heap)
 	if err != nil {
@@ -71,7 +71,7 @@ func serveForks(heap string) error {
 			memory[i][at] = 1 // a page counts when it is touched
 		}
 	}
-	runtime.GC() // or it would run when something is measured
+	runtime.GC() // so that none runs during a measurement
 	for in := bufio.NewReader(os.Stdin); ; {
 		if _, err := in.ReadString('\n'); err != nil {
 			return nil

@@ -19,11 +19,11 @@ import (
 	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
-// build is one sbxrun that is measured, with a state directory of its own.
+// build is an sbxrun to measure, with its own state directory.
 type build struct {
 	letter, name string
 	path, state  string
-	dir          string // where path is
+	dir          string // directory of path
 	supervisors  []int  // of the sandboxes that it has started
 }
 
@@ -35,7 +35,7 @@ func newBuild(letter, name, path string) (*build, error) {
 	if _, err := os.Stat(path); err != nil {
 		return nil, err
 	}
-	memory := "/dev/shm" // in memory, as the places for it usually are (docs/reference/state.md)
+	memory := "/dev/shm" // in memory, like the usual directories (docs/reference/state.md)
 	if _, err := os.Stat(memory); err != nil {
 		memory = ""
 	}
@@ -47,8 +47,8 @@ func newBuild(letter, name, path string) (*build, error) {
 	if b.dir, err = os.MkdirTemp("", "sbxrun-bench-"); err != nil {
 		return b, err
 	}
-	// A copy of each, and of its sbxrund: what a program takes to start depends on how its file was
-	// written, too (internal/setup/build.sh).
+	// Copies of sbxrun and sbxrund, because the start also depends on how a file was written
+	// (internal/setup/build.sh).
 	b.path = filepath.Join(b.dir, "sbxrun")
 	if err = copyProgram(path, b.path); err != nil {
 		return b, err
@@ -60,7 +60,7 @@ func newBuild(letter, name, path string) (*build, error) {
 	return b, err
 }
 
-// copyProgram writes a file that can be executed.
+// copyProgram writes an executable file.
 func copyProgram(from, to string) error {
 	data, err := os.ReadFile(from)
 	if err != nil {
@@ -86,8 +86,7 @@ func (b *build) command(args ...string) *exec.Cmd {
 
 func sandboxName(i int) string { return fmt.Sprintf("bench%d", i) }
 
-// start starts n idle sandboxes. Should the benchmark be killed, they end by
-// themselves.
+// start starts n idle sandboxes. They end by themselves if the benchmark is killed.
 func (b *build) start(n int) error {
 	b.supervisors = make([]int, n)
 	return eachOf(n, func(i int) error {
@@ -108,7 +107,7 @@ func (b *build) start(n int) error {
 	})
 }
 
-// killAll ends its sandboxes, and returns how long that took. It does so after SIGINT as well.
+// killAll ends the build's sandboxes, and returns how long that took. It also runs after SIGINT.
 func (b *build) killAll() (time.Duration, error) {
 	cmd := exec.Command(b.path, "kill", "--all", "--grace", "0")
 	cmd.Env = append(os.Environ(), "SBXRUN_STATE_DIR="+b.state)
@@ -118,7 +117,7 @@ func (b *build) killAll() (time.Duration, error) {
 		if pid < 2 {
 			continue // it was not started
 		}
-		// Our own child, as we are a subreaper, so its number is its own.
+		// A child of this subreaper, so its PID is not reused.
 		if got, werr := unix.Wait4(pid, nil, unix.WNOHANG, nil); got == 0 && werr == nil {
 			left++
 		}
@@ -130,7 +129,7 @@ func (b *build) killAll() (time.Duration, error) {
 	return took, err
 }
 
-// end is killAll where it is not measured.
+// end is killAll without a measurement.
 func (b *build) end() {
 	if len(b.supervisors) == 0 {
 		return
@@ -140,11 +139,11 @@ func (b *build) end() {
 	}
 }
 
-// idleAfter is when a sandbox idles: it has swept, and given up the threads of its start
+// idleAfter is when a sandbox is really idle: it has swept, and released the threads of its start
 // (admission.Permit.Running).
 const idleAfter = 12 * time.Second
 
-// idle shows what idle sandboxes cost, and how long it takes to end them.
+// idle measures the cost of idle sandboxes, and how long it takes to end them.
 func idle(builds []*build) error {
 	n := *sandboxes
 	var variants []variant
@@ -223,10 +222,10 @@ func idle(builds []*build) error {
 	return nil
 }
 
-// weight is what processes take, by the kernel's own counts.
+// weight is what processes use, as the kernel counts it.
 type weight struct {
 	processes, tasks, pss float64 // pss in kB
-	unread                float64 // processes whose memory is not ours to look at
+	unread                float64 // processes whose memory cannot be read
 }
 
 func (w weight) each(n int) weight {
@@ -242,7 +241,7 @@ func (w weight) String() string {
 	return s
 }
 
-// weigh weighs processes and all below them, but those of some names.
+// weigh weighs processes and their descendants, except those with some names.
 func weigh(roots []int, without ...string) (w weight) {
 	for _, root := range roots {
 		pids := []int{root}
@@ -254,7 +253,7 @@ func weigh(roots []int, without ...string) (w weight) {
 		for _, pid := range pids {
 			tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 			if err != nil {
-				continue // it has ended
+				continue // it has exited
 			}
 			w.processes++
 			w.tasks += float64(len(tasks))
@@ -268,7 +267,7 @@ func weigh(roots []int, without ...string) (w weight) {
 	return w
 }
 
-// pss is the proportional set size of a process in kB (proc_pid_smaps(5)).
+// pss returns the proportional set size of a process in kB (proc_pid_smaps(5)).
 func pss(pid int) (kB float64, ok bool) {
 	_, rest, found := strings.Cut(measure.Read(fmt.Sprintf("/proc/%d/smaps_rollup", pid)), "\nPss:")
 	line, _, _ := strings.Cut(rest, " kB")
@@ -276,7 +275,7 @@ func pss(pid int) (kB float64, ok bool) {
 	return kB, found && err == nil
 }
 
-// eachOf calls f for every number below n, some at a time.
+// eachOf calls f for every number below n, several at a time.
 func eachOf(n int, f func(int) error) error {
 	var all sync.WaitGroup
 	errs := make([]error, n)

@@ -18,7 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
-// limitsCost compares a run with limits with the same run without.
+// limitsCost compares a run with limits to one without.
 func limitsCost(builds []*build) error {
 	run := func(letter string, flags ...string) variant {
 		name := strings.Join(flags, " ")
@@ -36,7 +36,7 @@ func limitsCost(builds []*build) error {
 	return nil
 }
 
-// forks measures the host's own fork and exec.
+// forks measures fork and exec on the host.
 func forks(n int) (s measure.Sample, err error) {
 	for range n {
 		took, err := elapsed(exec.CommandContext(ctx, "/bin/true"))
@@ -48,7 +48,7 @@ func forks(n int) (s measure.Sample, err error) {
 	return s, nil
 }
 
-// reported is a run with its report.
+// reported runs a command and returns its report.
 func (b *build) reported(attr func(*exec.Cmd), args ...string) (rep struct {
 	Cause string `json:"cause"`
 	Code  int    `json:"exit_code"`
@@ -70,8 +70,8 @@ func (b *build) reported(attr func(*exec.Cmd), args ...string) (rep struct {
 	return rep, said.String(), err
 }
 
-// withReport runs a command that writes its report to descriptor 3, and reads that. wait is called when the
-// command has begun, and waits for it.
+// withReport runs a command that writes its report to descriptor 3, and reads that. It calls wait
+// after the start, to wait for the command.
 func withReport(cmd *exec.Cmd, rep any, wait func()) error {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -96,8 +96,7 @@ const (
 	memHog = "import time; x = bytearray(200 << 20); time.sleep(60)"
 )
 
-// hogs runs 50 hogs at once with 50 honest runs beside them, and measures what that
-// does to the host.
+// hogs runs 50 hogs and 50 ordinary runs at once, and measures how that slows down the host.
 func hogs(builds []*build) error {
 	const n = 50
 	before, err := forks(200)
@@ -156,8 +155,8 @@ func hogs(builds []*build) error {
 	return nil
 }
 
-// budget makes 1,000 calls from 50 clients where 300 tasks are all there may be: once
-// with callers that wait for their turn, and once with callers that take no for an answer.
+// budget makes 1,000 calls from 50 clients with a limit of 300 tasks: once with callers that wait
+// for room, and once with callers that give up.
 func budget(builds []*build) error {
 	if err := budgetOf(builds[0], "waiting", "--pids", "24", "--max-parallel", "4", "--on-pressure", "wait", "--wait-timeout", "120"); err != nil {
 		return err
@@ -212,7 +211,7 @@ func budgetOf(b *build, how string, flags ...string) error {
 	return nil
 }
 
-// pidsCgroup makes a cgroup with a bound on tasks, of v1 or v2, where one can be made.
+// pidsCgroup creates a cgroup with a limit of tasks, in v1 or v2, where that is possible.
 func pidsCgroup(max int) (dir string, remove func(), err error) {
 	for _, parent := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
 		dir = filepath.Join(parent, fmt.Sprintf("bench-%d", os.Getpid()))

@@ -22,20 +22,20 @@ import (
 	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
-// server is a server that is measured, with an address and a directory of its own.
+// server is a server to measure, with its own address and directory.
 type server struct {
 	dir              string
 	network, address string
 	cmd              *exec.Cmd
 }
 
-// newServer has a directory, and a socket there.
+// newServer returns a server with a directory and a socket in it.
 func newServer() (*server, error) {
 	dir, err := os.MkdirTemp("", "sbxrun-bench-")
 	return &server{dir: dir, network: "unix", address: filepath.Join(dir, "api.sock")}, err
 }
 
-// serve starts the sbxrund beside the build with a configuration, and returns when it answers.
+// serve starts the build's sbxrund with a configuration, and returns when it answers.
 func (b *build) serve(config string) (*server, error) {
 	s, err := newServer()
 	if err != nil {
@@ -59,7 +59,7 @@ func (b *build) serve(config string) (*server, error) {
 	return s, nil
 }
 
-// answers starts the command of a server, and returns when it takes connections.
+// answers starts a server's command, and returns when it accepts connections.
 func (s *server) answers() error {
 	if err := s.cmd.Start(); err != nil {
 		return err
@@ -72,14 +72,14 @@ func (s *server) answers() error {
 		}
 		return failed == nil
 	}); err != nil {
-		_ = s.cmd.Process.Kill() // it may have ended
+		_ = s.cmd.Process.Kill() // fails only if it has exited
 		_ = s.cmd.Wait()         // likewise
 		return errors.Join(err, failed)
 	}
 	return nil
 }
 
-// heat returns when so many rooms are warm. The first call has them built.
+// heat returns when that many rooms are warm. The first call makes the server create them.
 func (s *server) heat(rooms int) error {
 	c, err := s.dial()
 	if err != nil {
@@ -94,7 +94,7 @@ func (s *server) heat(rooms int) error {
 	})
 }
 
-// countBelow counts the processes of a name below another.
+// countBelow counts the descendants of a process with a name.
 func countBelow(root int, name string) (n int) {
 	for _, st := range proc.Descendants(root, 100_000) {
 		if st.Comm == name {
@@ -104,17 +104,17 @@ func countBelow(root int, name string) (n int) {
 	return n
 }
 
-// close ends the server, and all that it has.
+// close ends the server with all its processes.
 func (s *server) close() {
-	_ = s.cmd.Process.Signal(unix.SIGTERM) // it may have ended
+	_ = s.cmd.Process.Signal(unix.SIGTERM) // fails only if it has exited
 	_ = s.cmd.Wait()                       // likewise
 	if err := os.RemoveAll(s.dir); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 	}
 }
 
-// cpu is what the server has used, and all that it has started. What is reaped counts for its
-// parent, and all that a call has started is a keeper's in the end.
+// cpu returns the CPU time of the server and its descendants. Reaped processes count for their
+// parent, and those of a call end up with a keeper.
 func (s *server) cpu() time.Duration { return treeCPU(s.cmd.Process.Pid) }
 
 func treeCPU(root int) (total time.Duration) {
@@ -128,22 +128,22 @@ func treeCPU(root int) (total time.Duration) {
 	return total
 }
 
-// ownCPU is what this process has used, and what it has waited for.
+// ownCPU returns the CPU time of this process and its reaped children.
 func ownCPU() time.Duration { return measure.CPU(unix.RUSAGE_SELF) + measure.CPU(unix.RUSAGE_CHILDREN) }
 
 func (s *server) dial() (*measure.Connection, error) { return measure.Dial(ctx, s.network, s.address) }
 
-// load is calls that several clients make one after the other.
+// load is a series of calls by several clients.
 type load struct {
 	letter, name string
-	// client makes what one client calls.
+	// client returns the call of one client.
 	client func() (call func() error, close func(), err error)
 	cpu    func() time.Duration // of what is measured
 
 	rates, p50s, cpus measure.Sample // of each round
 }
 
-// run has so many clients make so many calls together, and counts them in.
+// run makes calls from several clients at once, and counts them.
 func (l *load) run(clients, calls int) error {
 	var made atomic.Int64
 	var mu sync.Mutex
@@ -183,8 +183,8 @@ func (l *load) run(clients, calls int) error {
 	return ctx.Err()
 }
 
-// weighLoads runs loads in turn, in rounds, and prints what came of it: the medians of the
-// rounds, and of each with the first one the median of the ratios.
+// weighLoads runs loads in turn, in rounds, and prints the medians of the rounds and the medians
+// of the ratios to the first load.
 func weighLoads(program, what string, n, clients, calls int, loads []*load) error {
 	for _, l := range loads {
 		l.rates, l.p50s, l.cpus = nil, nil, nil
@@ -199,7 +199,7 @@ func weighLoads(program, what string, n, clients, calls int, loads []*load) erro
 			if err := l.run(clients, calls); err != nil {
 				return err
 			}
-			reapOrphans() // a thousand zombies make every fork slower
+			reapOrphans() // a thousand zombies slow down every fork
 			last := len(l.rates) - 1
 			if raw != nil {
 				for _, v := range []struct {
@@ -228,8 +228,7 @@ func weighLoads(program, what string, n, clients, calls int, loads []*load) erro
 	return nil
 }
 
-// request is a load that sends the same request on a connection of each client, and looks at
-// the answer.
+// request is a load that sends the same request on a connection per client, and checks the answer.
 func (s *server) request(letter, name, path string, body any, right func([]byte) error) *load {
 	text := measure.Post(path, body, "")
 	return &load{letter: letter, name: name, cpu: func() time.Duration { return s.cpu() + ownCPU() }, client: func() (func() error, func(), error) {
@@ -247,12 +246,12 @@ func (s *server) request(letter, name, path string, body any, right func([]byte)
 	}}
 }
 
-// alone is a load without any server.
+// alone is a load without a server.
 func alone(letter, name string, call func() error) *load {
 	return &load{letter: letter, name: name, cpu: ownCPU, client: func() (func() error, func(), error) { return call, func() {}, nil }}
 }
 
-// warm is right for a call in a warm room that has ended as it should.
+// warm accepts the answer of a call that ended well in a warm room.
 func warm(answer []byte) error {
 	if bytes.Contains(answer, []byte(`"verdict":"proven"`)) && bytes.Contains(answer, []byte(`"exit_code":0`)) && bytes.Contains(answer, []byte(`"room":"warm"`)) {
 		return nil
@@ -260,12 +259,12 @@ func warm(answer []byte) error {
 	return fmt.Errorf("the answer was %.600s", answer)
 }
 
-// forkExec is what there is to compare with: true without any sandbox.
+// forkExec is the baseline: true without a sandbox.
 func forkExec(letter string) *load {
 	return alone(letter, "fork and exec, no sandbox", func() error { return exec.CommandContext(context.Background(), "/bin/true").Run() })
 }
 
-// paced makes n calls, one each 60 ms, and returns what each took.
+// paced makes n calls, one every 60 ms, and returns their durations.
 func paced(n int, call func() error) (took measure.Sample, err error) {
 	for range n {
 		begin := time.Now()
@@ -278,8 +277,8 @@ func paced(n int, call func() error) (took measure.Sample, err error) {
 	return took, nil
 }
 
-// interpreters measures print(1): with an interpreter that was started ahead, with one of its own,
-// and as a cell of one that is kept.
+// interpreters measures print(1) with a prestarted interpreter, with one started for the call, and
+// as a cell of a kept one.
 func interpreters(builds []*build) error {
 	const ahead = "[languages.python]\ncommand = [\"python3\", \"{file}\"]\nfile = \"main.py\"\nkept = [\"python3\"]\ndriver = \"python\"\nahead = %d\n"
 	printed := func(answer []byte) error {
@@ -374,17 +373,17 @@ func density(builds []*build) error {
 	return nil
 }
 
-// machineTasks is how many tasks there are (proc_loadavg(5)).
+// machineTasks returns the number of tasks on the machine (proc_loadavg(5)).
 func machineTasks() (n float64) {
 	fields := strings.FieldsFunc(measure.Read("/proc/loadavg"), func(r rune) bool { return r == ' ' || r == '/' })
 	if len(fields) > 4 {
-		n, _ = strconv.ParseFloat(fields[4], 64) // the kernel's own format
+		n, _ = strconv.ParseFloat(fields[4], 64) // the kernel's format
 	}
 	return n
 }
 
-// machineFree is how many kB could be had (proc_meminfo(5)): unlike PSS it knows what the kernel
-// takes for processes, namespaces and mounts.
+// machineFree returns the available memory in kB (proc_meminfo(5)). Unlike PSS it includes the
+// kernel's memory for processes, namespaces and mounts.
 func machineFree() (kB float64) {
 	_, rest, _ := strings.Cut(measure.Read("/proc/meminfo"), "MemAvailable:")
 	line, _, _ := strings.Cut(rest, " kB")
@@ -392,7 +391,7 @@ func machineFree() (kB float64) {
 	return kB
 }
 
-// httpCalls compares a call in a warm room with what there is without one.
+// httpCalls compares a call in a warm room with one without.
 func httpCalls(builds []*build) error {
 	const ready, most = 4, 8 // rooms
 	var servers []*server

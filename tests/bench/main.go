@@ -1,8 +1,7 @@
-// Command bench measures sbxrun from outside, from the start of a process to its
-// exit, against the same thing done without it, and against another build of it.
-// What is compared is run in turn, round by round, in one run of the benchmark:
-// machines differ and are noisy, so only the ratios mean something. It never passes
-// or fails.
+// Command bench measures sbxrun from outside, from the start of a process to its exit, against the
+// same work without sbxrun and against another build. It runs the alternatives in turn, round by
+// round: machines differ and are noisy, so only the ratios mean something. It never passes or
+// fails.
 //
 // tests/README.md describes the programs, and how to make another build.
 package main
@@ -48,14 +47,14 @@ var programs = []program{
 	{"network", networks}, {"http", httpCalls}, {"stream", streams}, {"snapshot", snapshotted}, {"python", interpreters}, {"density", density}, {"cp", copies}, {"overlay", overlays},
 }
 
-// ctx ends with SIGINT or SIGTERM. Every command is killed then, and with it all that
-// it has started: keepers and --die-with-parent see to that.
+// ctx ends with SIGINT or SIGTERM. That kills every command with all its descendants, because of
+// keepers and --die-with-parent.
 var ctx = context.Background()
 
-// self is this program, which is started anew for some of what is measured.
+// self is the path of this program, which runs itself for some measurements.
 var self string
 
-// roles are what this program is in processes of its own, by the first word.
+// roles are what this program does when it runs itself, by the first argument.
 var roles = map[string]func(words []string) error{
 	forkServer:  func(words []string) error { return serveForks(words[0]) },
 	netClient:   beNetClient,
@@ -75,13 +74,13 @@ func main() {
 	})
 }
 
-// unsetPassed takes the variables away that sbxrun passes on to a command, and a plain bwrap here
-// does not: for LANG alone sleep maps a dozen files, and a tree of it takes a fifth longer to end.
+// unsetPassed removes the variables that sbxrun passes on to a command and plain bwrap here does
+// not. With LANG, sleep maps a dozen more files, and a tree of it takes a fifth longer to end.
 func unsetPassed() {
 	for _, pair := range os.Environ() {
 		name, _, _ := strings.Cut(pair, "=")
 		if strings.HasPrefix(name, "LC_") || slices.Contains([]string{"LANG", "LANGUAGE", "TERM", "TZ"}, name) {
-			_ = os.Unsetenv(name) // it cannot fail: the name has no = and no NUL
+			_ = os.Unsetenv(name) // cannot fail: the name has no = and no NUL
 		}
 	}
 }
@@ -125,8 +124,8 @@ func bench() (err error) {
 		}
 		builds = append(builds, b)
 	}
-	// Supervisors become our children, so that none is left as a zombie to a PID 1
-	// that does not reap.
+	// Supervisors become our children, so that none stays as a zombie under a PID 1 that does not
+	// reap.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return err
 	}
@@ -137,7 +136,7 @@ func bench() (err error) {
 		}
 		*judge = path
 	}
-	// A directory that every sandbox shows: no bind is needed for it.
+	// Every sandbox shows this directory without a bind.
 	if err := os.Chdir("/usr"); err != nil {
 		return err
 	}
@@ -155,13 +154,13 @@ func bench() (err error) {
 	return nil
 }
 
-// buildOld builds the commit in a directory of its own.
+// buildOld builds the commit in a temporary directory.
 func buildOld() (remove func(), err error) {
 	dir, err := os.MkdirTemp("", "sbxrun-old-")
 	if err != nil {
 		return func() {}, err
 	}
-	remove = func() { os.RemoveAll(dir) } // only a copy
+	remove = func() { os.RemoveAll(dir) } // a copy
 	run := func(in, name string, args ...string) error {
 		cmd := exec.CommandContext(ctx, name, args...)
 		cmd.Dir, cmd.Env, cmd.Stderr = in, append(os.Environ(), "CGO_ENABLED=0"), os.Stderr
@@ -181,8 +180,8 @@ func buildOld() (remove func(), err error) {
 	return remove, run(dir, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Dir(*old)+"/", "./cmd/...")
 }
 
-// reapOrphans waits for what others have left to us, a subreaper: bwrap its PID 1, for one.
-// Nobody waits for a command of ours meanwhile.
+// reapOrphans reaps processes that were left to this subreaper, such as bwrap's PID 1. No other
+// goroutine may wait for a command meanwhile.
 func reapOrphans() {
 	for {
 		if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); pid <= 0 || err != nil {

@@ -14,14 +14,14 @@ import (
 	"github.com/sbxrun/sbxrun/internal/network"
 )
 
-// netClient is the first argument of the process in a sandbox that network measures by: what
-// follows is whether there is a proxy, the address of the server, and what to do, as below.
+// netClient is the first argument of the measuring process in a sandbox. The others say whether
+// there is a proxy, the server's address, and what to do.
 const netClient = "net-client"
 
-// networks compares what goes through the proxy of --net allow= with direct connections, which a
-// sandbox has with --net host, and with those through a relay that only has the kernel move the bytes.
-// Where there are two processors, the bytes' second way takes time from the first. The client measures
-// by itself, from when it has begun; the server is this process.
+// networks compares connections through the proxy of --net allow= with direct ones, as with --net
+// host, and with those through a relay that only lets the kernel move the bytes. With two CPUs the
+// second copy takes time from the first. The client measures from its own start; the server is
+// this process.
 func networks(builds []*build) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -64,7 +64,7 @@ func networks(builds []*build) error {
 	return nil
 }
 
-// eachConn has serve called for each connection, which is closed afterwards.
+// eachConn calls serve for each connection and then closes it.
 func eachConn(l net.Listener, serve func(net.Conn)) {
 	for {
 		c, err := l.Accept()
@@ -78,7 +78,7 @@ func eachConn(l net.Listener, serve func(net.Conn)) {
 	}
 }
 
-// serveBytes answers each connection, whose first 9 bytes are a zero and a number, with as many
+// serveBytes answers each connection, whose first 9 bytes are a zero and a number, with that many
 // bytes.
 func serveBytes(l net.Listener) {
 	piece := make([]byte, 1<<20)
@@ -95,7 +95,7 @@ func serveBytes(l net.Listener) {
 	})
 }
 
-// relayBytes passes on each connection to a server and back, in the kernel (splice(2)).
+// relayBytes relays each connection to a server, in the kernel (splice(2)).
 func relayBytes(l net.Listener, server string) {
 	eachConn(l, func(c net.Conn) {
 		up, err := net.Dial("tcp", server)
@@ -104,11 +104,11 @@ func relayBytes(l net.Listener, server string) {
 		}
 		defer up.Close()
 		go func() { _, _ = io.Copy(up, c) }()
-		_, _ = io.Copy(c, up) // the client says what is wrong
+		_, _ = io.Copy(c, up) // the client reports errors
 	})
 }
 
-// beNetClient is the process in a sandbox. It prints how long it took.
+// beNetClient is the process in a sandbox. It prints the time.
 func beNetClient(args []string) error {
 	if len(args) != 4 {
 		return errors.New("want PROXIED SERVER WHAT N")

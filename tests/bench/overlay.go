@@ -15,21 +15,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// diskClient is the first argument of the process in a sandbox that overlay measures by; what to do
-// and where follow.
+// diskClient is the first argument of the measuring process in a sandbox; what to do and where
+// follow.
 const diskClient = "disk-client"
 
-// Of what the client reads and writes.
+// Sizes of what the client reads and writes.
 const (
 	diskSmall  = 2000 // files of 4 KiB
 	diskWrites = 20_000
 	diskBlock  = 4096
 )
 
-// overlays compares an overlay, whose layer is on disk, with a bind of a directory beside it. One
-// sandbox shows both, and the client in it measures by itself. The floor is an overlay of the kernel's
-// alone, without any sandbox. What is read is in the page cache; what is written was made by the
-// client, and each round begins with nothing that waits to be written.
+// overlays compares an overlay whose layer is on disk with a bind of a directory on the same disk.
+// One sandbox has both, and the client in it measures. The floor is a kernel overlay without a
+// sandbox. Files that are read are in the page cache; files that are written were created by the
+// client, and each round starts after a sync.
 func overlays(builds []*build) error {
 	dir, err := os.MkdirTemp("/var/tmp", "sbxrun-bench-") // on a disk (hier(7))
 	if err != nil {
@@ -92,8 +92,8 @@ func overlays(builds []*build) error {
 	return nil
 }
 
-// mounted begins a place that the client makes: an overlay over a directory "under", with its layer
-// beside that. It has a mount namespace of its own.
+// mounted is the prefix of a place that the client mounts itself: an overlay over a directory
+// "under", with its layer beside it, in its own mount namespace.
 const mounted = "overlay:"
 
 func mountOverlay(dir string) (place string, err error) {
@@ -108,7 +108,7 @@ func mountOverlay(dir string) (place string, err error) {
 	return place, errors.Join(err, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("overlay", place, "overlay", 0, options))
 }
 
-// beDiskClient is the process in a sandbox. It prints what it took.
+// beDiskClient is the process in a sandbox. It prints the time.
 func beDiskClient(what, place string) (err error) {
 	if dir, ok := strings.CutPrefix(place, mounted); ok {
 		if place, err = mountOverlay(dir); err != nil {
@@ -133,15 +133,15 @@ func beDiskClient(what, place string) (err error) {
 	return err
 }
 
-// used is the CPU time that this process has used, which others on the machine disturb least; or, of
-// what waits for the disk, a clock.
+// used returns the CPU time of this process, which other processes affect least, or the wall-clock
+// time for what waits for the disk.
 func used(what string) time.Duration {
 	var now unix.Timespec
 	clock := int32(unix.CLOCK_PROCESS_CPUTIME_ID)
 	if what == "sync" {
 		clock = unix.CLOCK_MONOTONIC
 	}
-	_ = unix.ClockGettime(clock, &now) // it cannot fail
+	_ = unix.ClockGettime(clock, &now) // cannot fail
 	return time.Duration(now.Nano())
 }
 
@@ -151,16 +151,16 @@ func readAway(name string) error {
 		return err
 	}
 	defer f.Close()
-	// Not by WriteTo, so that it is read(2) that is measured.
+	// Without WriteTo, to measure read(2).
 	_, err = io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{f}, make([]byte, 128<<10))
 	return err
 }
 
-// writeAbout returns when it has begun to write at random, to a file that it has made in the first
-// round, block by block: then the page cache has it in pages (/proc/kpageflags). Of a file that was
-// written by the megabyte it has folios of 1 MiB, and of one that was copied up of 64 KiB (Linux 6.18,
-// ext4): a write of 4 KiB then takes 8 to 18 µs of CPU, or 4, instead of 2, on an overlay and
-// without. That would compare folios.
+// writeAbout creates the file block by block in the first round, starts writing at random, and
+// returns the start time. Block by block, the page cache has single pages (/proc/kpageflags). A
+// file written in megabytes has folios of 1 MiB, and one that was copied up of 64 KiB (Linux 6.18,
+// ext4): a write of 4 KiB then takes 8 to 18 µs or 4 µs of CPU instead of 2, on an overlay and
+// without. The result would compare folios.
 func writeAbout(name, what string) (begin time.Duration, err error) {
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o644)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// snapshotted measures what it takes to keep random data, and to start from it, against tar and
-// zstd at the same level, which sync nothing and hash nothing.
+// snapshotted measures storing random data, and starting from it, against tar and zstd at the same
+// level, which neither sync nor hash.
 func snapshotted(builds []*build) error {
 	for _, mib := range []int{0, 100, 1000} {
 		s := &snapshotBench{b: builds[0]}
@@ -23,7 +23,7 @@ func snapshotted(builds []*build) error {
 	return nil
 }
 
-// snapshotBench is a sandbox with so much data in its layer, which is on disk.
+// snapshotBench is a sandbox with data in its layer on disk.
 type snapshotBench struct {
 	b   *build
 	dir string
@@ -45,7 +45,7 @@ func (s *snapshotBench) do(args ...string) error {
 }
 
 func (s *snapshotBench) close() {
-	_ = s.do("kill", "--all", "--grace", "0") // told by what remains
+	_ = s.do("kill", "--all", "--grace", "0") // leftovers show a failure
 	_ = os.RemoveAll(s.dir)
 	reapOrphans()
 }
@@ -66,7 +66,7 @@ func (s *snapshotBench) measure(mib int) (err error) {
 			return err
 		}
 	}
-	// Each is removed with its layer, so that it is stored anew.
+	// Each snapshot is removed with its layer, so that the layer is stored again.
 	take := variant{"A", "sbxrun snapshot", func() (time.Duration, error) {
 		took, err := elapsed(quiet(s.command("snapshot", "create", "full", "--name", "s")))
 		if err == nil {
@@ -91,7 +91,7 @@ func (s *snapshotBench) measure(mib int) (err error) {
 	return s.restore(mib, n, packed)
 }
 
-// restore measures the way back.
+// restore measures the start from a snapshot.
 func (s *snapshotBench) restore(mib, n int, packed string) error {
 	start := func(flags ...string) (time.Duration, error) {
 		s.n++
@@ -123,7 +123,7 @@ func (s *snapshotBench) restore(mib, n int, packed string) error {
 	return err
 }
 
-// quiet drops what a command says; that it fails is told.
+// quiet drops a command's output; elapsed reports its failure.
 func quiet(cmd *exec.Cmd) *exec.Cmd {
 	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	if err == nil {

@@ -17,14 +17,14 @@ import (
 	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
-// textFile is a text of lines, and how often a command shows it.
+// textFile contains lines, which a command prints several times.
 const (
 	textSize = 64 << 20
 	line     = "The quick brown fox jumps over the lazy dog, and says \"so what\" about it, twice.\n"
 )
 
-// streams compares how much output comes through a second: as JSON lines, with what package json
-// alone does of the same text; and by offset, with cat through a pipe.
+// streams compares throughput of output: as JSON lines, with encoding/json alone for the same
+// text; and by offset, with cat through a pipe.
 func streams(builds []*build) error {
 	dir, err := os.MkdirTemp("", "sbxrun-bench-")
 	if err != nil {
@@ -60,14 +60,14 @@ func streams(builds []*build) error {
 	return nil
 }
 
-// peak is the most memory that the server has had.
+// peak returns the server's peak memory.
 func (s *server) peak() string {
 	_, rest, _ := strings.Cut(measure.Read(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid)), "VmHWM:")
 	size, _, _ := strings.Cut(rest, "\n")
 	return strings.TrimSpace(size)
 }
 
-// read makes a call, and reads the answer as it comes, which is longer than size.
+// read makes a call, and reads the answer, which is longer than size, as it comes.
 func (s *server) read(path string, call any, size int64) (time.Duration, error) {
 	c, err := s.dial()
 	if err != nil {
@@ -99,7 +99,7 @@ func (t *tail) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// encode is what package json alone takes, with pieces as the server has them.
+// encode measures encoding/json alone, with pieces of the server's size.
 func encode(text string, times int) (time.Duration, error) {
 	const piece = 32 << 10
 	enc := json.NewEncoder(io.Discard)
@@ -119,7 +119,7 @@ func encode(text string, times int) (time.Duration, error) {
 	return time.Since(begin), nil
 }
 
-// byOffset makes a call that nobody waits for, and follows its output.
+// byOffset starts a detached call and follows its output.
 func (s *server) byOffset(call any, size int64) (time.Duration, error) {
 	c, err := s.dial()
 	if err != nil {
@@ -151,7 +151,7 @@ func (s *server) byOffset(call any, size int64) (time.Duration, error) {
 	return took, err
 }
 
-// pipe is cat of the same, through a pipe.
+// pipe measures cat of the same through a pipe.
 func pipe(name string, times int) (time.Duration, error) {
 	r, w, err := os.Pipe()
 	if err != nil {

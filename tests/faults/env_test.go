@@ -336,7 +336,7 @@ func newBystanderBy(t testing.TB, cmd *exec.Cmd) *bystander {
 	return b
 }
 
-// unharmed asserts that nobody has signalled the bystander.
+// unharmed asserts that no signal has reached the bystander.
 func (b *bystander) unharmed() bool {
 	b.t.Helper()
 	p, ok := harness.ReadProc(b.id.PID)

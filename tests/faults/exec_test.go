@@ -298,7 +298,7 @@ func TestStoppedExec(t *testing.T) {
 	}
 }
 
-// An exec ends without help while its sandbox goes on: the keeper's death kills a stopped init
+// An exec ends without help while its sandbox keeps running: the keeper's death kills a stopped init
 // (PR_SET_PDEATHSIG), and an init whose keeper is stopped notices that sbxrun's socket closes.
 func TestExecEndsAlone(t *testing.T) {
 	for _, c := range []struct {
@@ -376,7 +376,7 @@ func (c *call) printed() string {
 }
 
 // When the supervisor of a detached exec is killed at a random moment, nothing of the exec runs
-// on, no record says that it runs, and the sandbox goes on.
+// on, no record says that it runs, and the sandbox keeps running.
 func TestExecHandleKilled(t *testing.T) {
 	e := newEnv(t)
 	b := e.start(nil)

@@ -73,7 +73,7 @@ func TestFewProcesses(t *testing.T) {
 	}
 }
 
-// The deadline holds when stdout is full and nobody reads it.
+// The deadline holds when stdout is full and has no reader.
 func TestFullStdout(t *testing.T) {
 	for _, tty := range []bool{false, true} {
 		reader, writer, err := os.Pipe()

@@ -222,7 +222,7 @@ type decoyed struct {
 	start string
 }
 
-// unharmed reports whether nobody has signalled the decoy.
+// unharmed reports whether no signal has reached the decoy.
 func (d *decoyed) unharmed() (harness.Proc, bool) {
 	p, ok := harness.ReadProc(d.cmd.Process.Pid)
 	return p, ok && p.Start == d.start && (p.State == "S" || p.State == "R" || p.State == "D")

@@ -43,7 +43,7 @@ type result struct {
 	signal         syscall.Signal
 	stdout, stderr string
 	took           time.Duration
-	report         *harness.Report // nil if there is none
+	report         *harness.Report // nil if absent
 }
 
 func (o result) String() string {
@@ -55,7 +55,7 @@ func (o result) String() string {
 }
 
 // launch starts a command. Its output goes to files, name.out and name.err, unless adjust
-// changes that: nobody has to read a file, and it cannot fill up.
+// changes that: a file needs no reader and cannot fill up.
 func launch(name, dir string, env []string, adjust func(*exec.Cmd), words ...string) (*call, error) {
 	c := &call{files: [2]string{name + ".out", name + ".err"}, exited: make(chan struct{}), cmd: exec.Command(words[0], words[1:]...)}
 	c.cmd.Dir = dir
@@ -184,7 +184,7 @@ func text(t testing.TB, name string) string {
 	return string(data)
 }
 
-// options say how a run is started. The zero value suits most tests.
+// options say how a run is started. The zero value is right for most tests.
 type options struct {
 	env    []string
 	stdin  *os.File

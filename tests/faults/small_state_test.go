@@ -17,14 +17,13 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// mountEnv makes the test binary one that mounts a small file system in a mount
-// namespace of its own, and becomes a shell in it: "OPTIONS DIR", or with "ro "
-// before.
+// mountEnv turns the test binary into a program that mounts a small tmpfs in its own mount
+// namespace and then executes a shell: "OPTIONS DIR". OPTIONS may begin with "ro,".
 const mountEnv = "SBXRUN_FAULTS_MOUNT"
 
 func init() {
 	if text := os.Getenv(mountEnv); text != "" {
-		runtime.LockOSThread() // the capabilities are a thread's
+		runtime.LockOSThread() // capabilities belong to a thread
 		err := becomeShell(text)
 		fmt.Fprintln(os.Stderr, "mount:", err)
 		os.Exit(200)
@@ -44,8 +43,7 @@ func becomeShell(text string) error {
 		return fmt.Errorf("mount %s at %s: %w", options, dir, err)
 	}
 	if os.Getuid() != 0 {
-		// From here on as powerless as before. With the ambient set empty the exec
-		// leaves none of the others.
+		// Drop the capabilities. With an empty ambient set the exec leaves none.
 		if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
 			return err
 		}
@@ -59,8 +57,8 @@ func becomeShell(text string) error {
 	return unix.Exec("/bin/sh", []string{"sh"}, os.Environ())
 }
 
-// shell is a shell in a mount namespace where the state directory is a small file
-// system. It is the parent of what is started in it.
+// shell is a shell in a mount namespace where the state directory is a small tmpfs. It is the
+// parent of the commands that it runs.
 type shell struct {
 	e   *env
 	c   *call
@@ -69,7 +67,7 @@ type shell struct {
 	n   int
 }
 
-// mounted makes the estate's state directory a tmpfs of these options.
+// mounted makes the state directory a tmpfs with these options.
 func (e *env) mounted(options string) *shell {
 	e.t.Helper()
 	sh := &shell{e: e}
@@ -99,7 +97,7 @@ func (e *env) mounted(options string) *shell {
 	harness.Must(e.t, err)
 	sh.c = c
 	e.t.Cleanup(func() {
-		in.Close() // it ends
+		in.Close() // ends the shell
 		e.wait(c)
 		reader.Close()
 	})
@@ -109,12 +107,12 @@ func (e *env) mounted(options string) *shell {
 	return sh
 }
 
-// inside is a path of the namespace, seen from outside.
+// inside returns a path in the namespace, seen from outside.
 func (sh *shell) inside(path ...string) string {
 	return filepath.Join(append([]string{fmt.Sprintf("/proc/%d/root", sh.c.pid), sh.e.state}, path...)...)
 }
 
-// run has the shell run a line, to its end.
+// run makes the shell run a line.
 func (sh *shell) run(line string) result {
 	sh.e.t.Helper()
 	sh.n++
@@ -139,7 +137,7 @@ func (sh *shell) run(line string) result {
 			sh.e.t.Fatalf("the shell said %q, %v; %v", a.line, a.err, sh.e.wait(sh.c))
 		}
 	case <-time.After(bound):
-		_ = sh.c.cmd.Process.Kill() // what it waits for is found as left over
+		_ = sh.c.cmd.Process.Kill() // gone reports what it waited for
 		sh.e.t.Fatalf("%q still runs after %v", line, bound)
 	}
 	s.took = time.Since(begin)
@@ -186,7 +184,7 @@ func (sh *shell) empty() {
 	harness.Must(sh.e.t, os.Remove(sh.inside("filler")))
 }
 
-// listing is what is in the state directory, without what is always there.
+// listing returns the entries of the state directory, without those that are always there.
 func (sh *shell) listing() (names []string) {
 	sh.e.t.Helper()
 	entries, err := os.ReadDir(sh.inside())

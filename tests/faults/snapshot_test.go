@@ -17,7 +17,7 @@ import (
 )
 
 // When a command that creates, imports, unpacks or exports a snapshot is killed at a random
-// moment, the snapshot is complete or absent and the sandbox goes on. After a cleanup no file,
+// moment, the snapshot is complete or absent and the sandbox keeps running. After a cleanup no file,
 // lock or frozen process is left. SBXRUN_SOAK=2000 kills each 200 times.
 func TestSnapshotKilled(t *testing.T) {
 	e := newEnv(t)

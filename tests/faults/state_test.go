@@ -19,7 +19,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// stays is a payload that creates a file and goes on.
+// stays is a payload that creates a file and keeps running.
 var stays = []string{"sh", "-c", ": >/out/ran; exec sleep 600"}
 
 // startOrError starts a sandbox with too few resources. Either it runs and is listed, or sbxrun

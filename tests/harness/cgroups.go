@@ -11,7 +11,7 @@ func Cgroups(id string) (dirs []string) {
 		if err == nil && d.IsDir() && d.Name() == "sbxrun-"+id {
 			dirs = append(dirs, path)
 		}
-		return nil // other cgroups come and go meanwhile
+		return nil // other cgroups come and go
 	})
 	return dirs
 }

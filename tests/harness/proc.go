@@ -324,7 +324,7 @@ func isBelow(pid, ancestor int) bool {
 }
 
 // ours are the children that the harness has started and not yet reaped. Its lock is held
-// while a child is started, so nobody sees a child that is not entered here.
+// while a child is started, so every visible child is entered here.
 var ours = struct {
 	sync.Mutex
 	// pids counts entries: after a child is reaped, and before its entry is removed, another

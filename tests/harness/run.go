@@ -20,7 +20,7 @@ import (
 // MarkerName is the variable that holds a run's marker.
 const MarkerName = "SBXRUN_TEST_RUN"
 
-// Options say how sbxrun is started. The zero value suits most tests.
+// Options say how sbxrun is started. The zero value is right for most tests.
 type Options struct {
 	// Dir is sbxrun's current directory; "" is an empty one made for the run.
 	Dir string
@@ -60,7 +60,7 @@ type Result struct {
 	Signal   syscall.Signal // signal that killed sbxrun itself
 	Stdout   []byte
 	Stderr   []byte
-	Report   *Report       // nil if there is none
+	Report   *Report       // nil if absent
 	Elapsed  time.Duration // from sbxrun's start to its exit
 	Ended    time.Time     // when sbxrun exited
 	// EOF is the time from sbxrun's exit to the end of both outputs.

@@ -72,7 +72,7 @@ func (s *State) Sandbox(o Options, args ...string) *Sandbox {
 	return b
 }
 
-// TrySandbox starts a sandbox; nil if there is none.
+// TrySandbox starts a sandbox; nil if absent.
 func (s *State) TrySandbox(o Options, args ...string) (b *Sandbox, r *Result) {
 	s.T.Helper()
 	marker := newMarker()

@@ -239,7 +239,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// A sandbox whose proxy was killed has no network and goes on. Its report says that the usage is
+// A sandbox whose proxy was killed has no network and keeps running. Its report says that the usage is
 // incomplete.
 func TestProxyKilled(t *testing.T) {
 	t.Parallel()

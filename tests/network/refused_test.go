@@ -18,7 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// hostOf returns a report's entry of a host, nil if there is none.
+// hostOf returns a report's entry of a host, nil if absent.
 func hostOf(r *harness.Result, host string) *harness.ReportHost {
 	if r.Report == nil || r.Report.Network == nil {
 		return nil

@@ -292,7 +292,7 @@ func TestCodeBusy(t *testing.T) {
 		if _, e := s.refused(http.MethodPost, path+"/code", python("1")); e.Failure.Code != api.BusySession {
 			t.Errorf("%+v", e)
 		}
-		// Other calls go on.
+		// Other calls continue.
 		if a := s.call(path+"/exec", sh("rm began; echo free")); text(a.Stdout) != "free\n" {
 			t.Errorf("%q", text(a.Stdout))
 		}

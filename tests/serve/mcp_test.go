@@ -73,7 +73,7 @@ func (s *server) over() {
 type agent struct {
 	*server
 	*mcp.ClientSession
-	progress chan *mcp.ProgressNotificationParams // dropped if nobody reads it
+	progress chan *mcp.ProgressNotificationParams // dropped if it is not read
 }
 
 const (
@@ -448,7 +448,7 @@ func TestMCPCanceled(t *testing.T) {
 		<-gone
 		a.idle()
 		harness.Until(t, harness.Bound, "the log", func() bool { return strings.Contains(a.log.String(), `"cause":"canceled"`) })
-		// And the server goes on.
+		// And the server keeps serving.
 		if r := a.use("run_command", map[string]any{"command": "echo next"}); !strings.Contains(said(r), "next") {
 			t.Errorf("%s", said(r))
 		}
@@ -641,7 +641,7 @@ func TestMCPDrain(t *testing.T) {
 	harness.Within(t, "the end", time.Since(began), 0, 2*time.Second)
 }
 
-// On a signal, and when stdin is closed, sbxrun mcp exits even if nobody reads its answers.
+// On a signal, and when stdin is closed, sbxrun mcp exits even if its answers are not read.
 func TestMCPUnread(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*server, io.Closer) error{

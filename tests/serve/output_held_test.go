@@ -18,7 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// hold is how two tenants use up what all share. The server must go on serving a third one.
+// hold is how two tenants use up what all share. The server must keep serving a third one.
 type hold struct {
 	name   string
 	config string
@@ -120,7 +120,7 @@ func flood(text string) func(t *testing.T, url, token string, from net.IP) {
 					c, err := dial.DialContext(t.Context(), "tcp", address)
 					if err == nil {
 						_, _ = io.WriteString(c, text) // it may have been closed
-						time.AfterFunc(pause, first)   // the server has accepted it by then
+						time.AfterFunc(pause, first)   // the server has accepted it already
 						_ = c.SetReadDeadline(time.Now().Add(harness.Bound))
 						stop := closeAfter(t, c)
 						_, _ = io.Copy(io.Discard, c) // until the server closes it

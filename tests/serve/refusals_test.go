@@ -75,7 +75,7 @@ func TestRefusedStart(t *testing.T) {
 	}
 }
 
-// When the disk fills up, requests that need it fail with that reason, and the server goes on.
+// When the disk fills up, requests that need it fail with that reason, and the server keeps serving.
 func TestDiskGetsFull(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)

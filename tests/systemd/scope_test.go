@@ -43,7 +43,7 @@ func session(t *testing.T) {
 // scopes returns the cgroups of sandboxes.
 func scopes(t *testing.T) (found []string) {
 	t.Helper()
-	// Cgroups may vanish meanwhile.
+	// Cgroups may vanish during the walk.
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error {
 		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), limits.Prefix) {
 			found = append(found, path)

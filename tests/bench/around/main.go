@@ -1,8 +1,9 @@
-// Command around runs a command, waits for it, and exits as it did: the smallest Go program that
-// can be around one. What it takes is the floor for every one that does more.
+// Command around runs a command, waits for it, and exits as it did. It is the smallest Go wrapper,
+// and so the floor for every other one.
 //
-// usage: around DESCRIPTORS PATH WORD…    so many descriptors, from 0 on, are passed on; the words
-// are the command's, with its name first
+// usage: around DESCRIPTORS PATH WORD…
+//
+// It passes on DESCRIPTORS descriptors, from 0 on. The words are the command, including its name.
 package main
 
 import (

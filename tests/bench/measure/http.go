@@ -10,10 +10,10 @@ import (
 	"net/http"
 )
 
-// Object is one in JSON.
+// Object is a JSON object.
 type Object map[string]any
 
-// Connection is one that stays, with as little between the socket and us as there can be.
+// Connection is a persistent connection with little overhead.
 type Connection struct {
 	net.Conn
 	r *bufio.Reader
@@ -27,16 +27,17 @@ func Dial(ctx context.Context, network, address string) (*Connection, error) {
 	return &Connection{c, bufio.NewReaderSize(c, 64<<10)}, nil
 }
 
-// Post is a request, ready to be sent, with more headers, each of which ends its line.
+// Post returns a request that is ready to send. headers are additional lines, each with its line
+// break.
 func Post(path string, body any, headers string) []byte {
 	text, err := json.Marshal(body)
 	if err != nil {
-		panic(err) // it is of our own making
+		panic(err) // a programming error
 	}
 	return fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: sbxrun\r\n%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", path, headers, len(text), text)
 }
 
-// Begin sends a request, and returns the answer, whose body is still to come.
+// Begin sends a request, and returns the answer without its body.
 func (c *Connection) Begin(request []byte) (*http.Response, error) {
 	if _, err := c.Write(request); err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-// Package measure is what the benchmarks have in common.
+// Package measure contains what the benchmarks share.
 package measure
 
 import (
@@ -28,7 +28,7 @@ func Main(bench func(context.Context) error) {
 	Exit(err)
 }
 
-// Exit ends the program, and tells of an error.
+// Exit prints an error, if any, and exits.
 func Exit(err error) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -37,7 +37,7 @@ func Exit(err error) {
 	os.Exit(0)
 }
 
-// PrintMachine prints what it is measured on.
+// PrintMachine describes the machine.
 func PrintMachine() error {
 	var uts unix.Utsname
 	if err := unix.Uname(&uts); err != nil {
@@ -47,13 +47,13 @@ func PrintMachine() error {
 	return nil
 }
 
-// Read is what a file has, to be printed: nothing if it is not there.
+// Read returns the contents of a file for printing, "" if it does not exist.
 func Read(path string) string {
 	data, _ := os.ReadFile(path)
 	return strings.TrimSpace(string(data))
 }
 
-// Until waits for something.
+// Until waits for a condition.
 func Until(ctx context.Context, what string, by time.Time, is func() bool) error {
 	for ; !is(); time.Sleep(5 * time.Millisecond) {
 		if ctx.Err() != nil || time.Now().After(by) {
@@ -63,7 +63,7 @@ func Until(ctx context.Context, what string, by time.Time, is func() bool) error
 	return nil
 }
 
-// CPU is what this process has used, or with RUSAGE_CHILDREN what it has waited for.
+// CPU returns the CPU time of this process, or with RUSAGE_CHILDREN that of its reaped children.
 func CPU(who int) time.Duration {
 	var r unix.Rusage
 	if unix.Getrusage(who, &r) != nil {
@@ -72,13 +72,13 @@ func CPU(who int) time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// MS is a time in ms.
+// MS converts a duration to milliseconds.
 func MS(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// Sample is a series of measurements of the same thing, or of ratios.
+// Sample is a series of measurements or ratios.
 type Sample []float64
 
-// Quantile of an even number at the middle is the mean of the two there.
+// Quantile returns a quantile. The median of an even number is the mean of the middle two.
 func (s Sample) Quantile(q float64) float64 {
 	if len(s) == 0 {
 		return 0
@@ -90,7 +90,7 @@ func (s Sample) Quantile(q float64) float64 {
 	return sorted[low] + (at-float64(low))*(sorted[high]-sorted[low])
 }
 
-// Over is the ratio of each measurement to the other of the same round.
+// Over returns the ratios to another sample, round by round.
 func (s Sample) Over(other Sample) (ratios Sample) {
 	for i := range s {
 		ratios = append(ratios, s[i]/other[i])
