@@ -42,7 +42,7 @@ func newFakes(t *testing.T, goTest string) *fakes {
 		harness.Must(t, err)
 		put(t, filepath.Join(f.dir, "tree/internal/setup", name), string(text))
 	}
-	for _, name := range []string{"vm/test.sh", "dist/test.sh", "bwraps/test.sh"} {
+	for _, name := range []string{"vm/test.sh", "dist/test.sh", "bwraps/test.sh", "mcp.sh"} {
 		put(t, filepath.Join(f.dir, "tree/internal/setup", name), "#!/bin/sh\n")
 	}
 	put(t, filepath.Join(f.dir, "tree/tests/manifests/go.mod"), "")
@@ -231,6 +231,7 @@ func TestCheck(t *testing.T) {
 		root   = "ok: unit tests as uid 0\nok: tests of the command as uid 0\n"
 		nobody = "ok: unit tests as uid 61002\nok: tests of the command as uid 61002\n"
 		user   = "ok: unit tests as uid 1000\nok: tests of the command as uid 1000\n"
+		mcp    = "ok: official MCP clients\n"
 		noSudo = "NOT RUN: the tests as root: sudo is not here, or asks for a password\n"
 		noCC   = "NOT RUN: the race detector, there is no C compiler\n"
 
@@ -262,17 +263,17 @@ func TestCheck(t *testing.T) {
 		code     int
 		want     string // the last lines
 	}{
-		{script: "check.sh", name: "root", uid: "0", output: passes, want: first + root + nobody},
-		{script: "check.sh", name: "root in CI", uid: "0", output: passes, strict: true, want: first + root + nobody},
+		{script: "check.sh", name: "root", uid: "0", output: passes, want: first + root + mcp + nobody},
+		{script: "check.sh", name: "root in CI", uid: "0", output: passes, strict: true, want: first + root + mcp + nobody},
 		{script: "check.sh", name: "failure", uid: "0", output: fails, code: 1,
-			want: passed(failed(first+root+nobody), "lint", "man pages", "completions")},
+			want: passed(failed(first+root+mcp+nobody), "lint", "man pages", "completions", "official")},
 		{script: "check.sh", name: "skip in CI", uid: "0", output: skips, strict: true, code: 1,
-			want: first + failed(root+nobody)},
-		{script: "check.sh", name: "user with sudo", uid: "1000", output: passes, sudo: true, want: first + user + root},
-		{script: "check.sh", name: "user without sudo", uid: "1000", output: passes, want: first + user + noSudo},
-		{script: "check.sh", name: "user without sudo in CI", uid: "1000", output: passes, strict: true, code: 1, want: first + user + noSudo},
-		{script: "check.sh", name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noCC + first + root + nobody},
-		{script: "check.sh", name: "no compiler in CI", uid: "0", output: passes, compiler: "no-such-compiler", strict: true, code: 1, want: noCC + first + root + nobody},
+			want: first + failed(root) + mcp + failed(nobody)},
+		{script: "check.sh", name: "user with sudo", uid: "1000", output: passes, sudo: true, want: first + user + mcp + root},
+		{script: "check.sh", name: "user without sudo", uid: "1000", output: passes, want: first + user + mcp + noSudo},
+		{script: "check.sh", name: "user without sudo in CI", uid: "1000", output: passes, strict: true, code: 1, want: first + user + mcp + noSudo},
+		{script: "check.sh", name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noCC + first + root + mcp + nobody},
+		{script: "check.sh", name: "no compiler in CI", uid: "0", output: passes, compiler: "no-such-compiler", strict: true, code: 1, want: noCC + first + root + mcp + nobody},
 
 		{script: "nightly.sh", name: "root", uid: "0", output: passes, want: nightly},
 		{script: "nightly.sh", name: "failure", uid: "0", output: fails, code: 1,
@@ -301,6 +302,7 @@ func TestCheck(t *testing.T) {
 			f.program("getent", `case $2 in 61000|61001) exit 0 ;; esac; exit 2`)
 			f.program("chown", "")
 			f.program("tar", "cat >/dev/null </dev/null")
+			f.program("npm", "")
 			f.program("sudo", map[bool]string{true: "exit 0", false: "exit 1"}[tt.sudo])
 			f.program("dpkg", map[bool]string{true: "exit 1", false: "echo amd64"}[tt.foreign])
 
