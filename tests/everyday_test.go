@@ -101,9 +101,9 @@ func TestEveryday(t *testing.T) {
 		{name: "from the home directory", dir: "../home", setup: `mkdir -p $HOME`, args: []string{"true"}, code: 125, line: `error: .* is a home directory, with its keys and tokens; --cwd none starts in an empty directory; --ro-bind NAME shows a file or a directory of it`},
 		{name: "from the home directory, --cwd none", dir: "../home", setup: `mkdir -p $HOME`, args: []string{"--cwd", "none", "pwd"}, stdout: `^/home/sandbox$`},
 		{name: "from the home directory, a file of it", dir: "../home", setup: `mkdir -p $HOME; echo text >$HOME/f`, args: []string{"--cwd", "none", "--ro-bind", "f", "cat", "HOME/f"}, stdout: `^text$`},
-		{name: "from /", dir: "/", args: []string{"true"}, code: 125, line: `error: the current directory is /: all of the host would be shown; --cwd none .*`},
+		{name: "from /", dir: "/", args: []string{"true"}, code: 125, line: `error: the current directory is /, which contains the whole host; --cwd none .*`},
 		{name: "from /, --cwd none", dir: "/", args: []string{"--cwd", "none", "ls", "-A"}},
-		{name: "from /tmp", dir: "/tmp", args: []string{"true"}, code: 125, line: `error: the current directory is /tmp, of which the sandbox has its own; --cwd none .*; --ro-bind . shows this one`},
+		{name: "from /tmp", dir: "/tmp", args: []string{"true"}, code: 125, line: `error: the current directory is /tmp, and the sandbox has its own; --cwd none .*; --ro-bind . shows this one`},
 		{name: "nothing of the current directory", setup: `echo text >f`, args: []string{"--cwd", "none", "cat", "f"}, code: 1, line: `hint: if it was to read the current directory, it could not: its home is empty; --ro-bind NAME .*`},
 
 		// Programs found by PATH.

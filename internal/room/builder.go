@@ -13,18 +13,17 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// builder is a bwrap below a keeper, which waits for its arguments. It can be started before
-// the plan is complete: to be executed and linked takes it a millisecond, and so does
-// the rest of the plan.
+// builder is a bwrap below a keeper that waits for its arguments. It can be started before the plan is complete,
+// because its execve(2) and linking take a millisecond, about as long as the rest of the plan.
 type builder struct {
 	*proc.Keeper
-	args  *os.File // write end; at its end bwrap begins
-	info  *os.File // read end: who the room's PID 1 is
-	ready *os.File // read end: a byte when the room is built
+	args  *os.File // write end of bwrap's arguments; bwrap begins when it is closed
+	info  *os.File // read end of bwrap's report of the room's PID 1
+	ready *os.File // read end; gets a byte when the room is built
 }
 
-// begin forks the keeper, with bwrap below it. Of the plan are settled the program and cred.
-// errors is where it speaks.
+// begin forks the keeper, with bwrap below it. It uses only the program and the cred of the plan. errors is bwrap's
+// stderr.
 func (p *Plan) begin(errors *os.File, stage []*os.File) (_ *builder, err error) {
 	b := new(builder)
 	var theirs []*os.File
@@ -42,7 +41,7 @@ func (p *Plan) begin(errors *os.File, stage []*os.File) (_ *builder, err error) 
 	}{
 		{"args", &b.args, 1, true},
 		{"info", &b.info, 0, true},
-		{"ready", &b.ready, 0, false}, // what enters waits at it
+		{"ready", &b.ready, 0, false}, // the entering process reads it
 	} {
 		var fds [2]int
 		if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
@@ -57,7 +56,7 @@ func (p *Plan) begin(errors *os.File, stage []*os.File) (_ *builder, err error) 
 		return nil, err
 	}
 	theirs = append(theirs, hold)
-	// bwrap needs but a place for its errors.
+	// bwrap needs only stderr.
 	files := append([]*os.File{errors, errors, errors}, theirs...)
 	b.Keeper, err = proc.Keep(proc.Command{
 		Program: &proc.Program{
@@ -72,30 +71,30 @@ func (p *Plan) begin(errors *os.File, stage []*os.File) (_ *builder, err error) 
 	return b, err
 }
 
-// order gives bwrap its arguments, and with them leave to begin.
+// order sends bwrap its arguments, which starts the building of the room.
 func (b *builder) order(ctx context.Context, words []string, deadline time.Time) error {
-	_ = b.args.SetWriteDeadline(deadline) // it takes deadlines
+	_ = b.args.SetWriteDeadline(deadline) // a pipe supports deadlines
 	stop := context.AfterFunc(ctx, func() { _ = b.args.SetWriteDeadline(time.Unix(1, 0)) })
 	defer stop()
 	// Each word ends with a NUL, the last one too: it may be empty.
 	_, err := b.args.WriteString(strings.Join(words, "\x00") + "\x00--chdir\x00/\x00")
 	if err != nil {
-		return fmt.Errorf("tell bwrap its arguments: %w", err)
+		return fmt.Errorf("send arguments to bwrap: %w", err)
 	}
 	return b.args.Close()
 }
 
-// abandon ends a bwrap that has no arguments, and returns when nothing is left, or after
-// [SetupBound] with an error.
+// abandon ends a bwrap that has not got its arguments. It returns when all processes have exited, or with an error
+// after [SetupBound].
 func (b *builder) abandon() error {
 	kept := proc.Kept{Keeper: b.Keeper}
-	// Before its arguments end, or it would take what it has.
+	// Kill it before args is closed, because that would start it.
 	_, err := kept.Abandon(time.Now().Add(SetupBound))
 	b.close()
 	return err
 }
 
-// close gives up our ends.
+// close closes our ends of the pipes.
 func (b *builder) close() {
 	for _, f := range []*os.File{b.args, b.info, b.ready} {
 		f.Close() // args may be closed already; and nil is an error, and no more

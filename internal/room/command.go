@@ -16,10 +16,10 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// defaultPath is the PATH of a sandbox whose caller has none that is visible.
+// defaultPath is the PATH of a sandbox that shows no directory of the caller's PATH.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// sandboxPathOf is the caller's PATH, limited to what the sandbox shows.
+// sandboxPathOf returns the directories of the caller's PATH that the sandbox shows.
 func sandboxPathOf(v view, callers string) string {
 	var dirs []string
 	for _, dir := range strings.Split(callers, ":") {
@@ -33,9 +33,9 @@ func sandboxPathOf(v view, callers string) string {
 	return strings.Join(dirs, ":")
 }
 
-// checkCommand makes sure, as far as it can be told from outside, that the
-// payload can be executed, before anything is built for it, and with more to say of the
-// cause than the errno of an exec. found is where PATH has led to, "" if it was not looked at.
+// checkCommand checks, as far as possible from outside, that the payload can be executed. It runs before anything is
+// built, and its errors say more than the errno of an exec. found is the result of a lookup in PATH, "" if there was
+// none.
 func checkCommand(v view, name, workdir, sandboxPath string, c Caller) (found string, err error) {
 	if name == "" {
 		return "", notFound("the command is an empty string", "")
@@ -55,7 +55,7 @@ func checkCommand(v view, name, workdir, sandboxPath string, c Caller) (found st
 			return p, nil
 		}
 		if denied == nil {
-			denied = err // execvp(3) goes on looking, and reports EACCES in the end
+			denied = err // execvp(3) continues, too, and reports EACCES at the end
 		}
 	}
 	if denied != nil {
@@ -86,9 +86,8 @@ func (p *Policy) puts(name, workdir string) bool {
 	})
 }
 
-// insteadOf returns the program that the caller's PATH means by a command that was found
-// in the sandbox; "" if it is the same. What comes before that is not shown: its directory, or
-// what a link there leads to.
+// insteadOf returns the program that the caller's PATH selects for a command, if the sandbox finds another one because
+// it does not show that program's directory or the target of a link there; otherwise "".
 func insteadOf(v view, found, sandboxPath, callers string) string {
 	dir, name := path.Split(found)
 	for _, hostDir := range strings.Split(callers, ":") {
@@ -106,8 +105,8 @@ func insteadOf(v view, found, sandboxPath, callers string) string {
 	return ""
 }
 
-// inDir is name in dir, unless it is absolute. Not path.Join: where dir/link/..
-// leads is only known when the link is followed.
+// inDir joins dir and name, unless name is absolute. It does not clean the path, because dir/link/.. depends on
+// the target of the link.
 func inDir(dir, name string) string {
 	if path.IsAbs(name) {
 		return name
@@ -115,9 +114,8 @@ func inDir(dir, name string) string {
 	return dir + "/" + name
 }
 
-// bindFor is the directory to bind so that the program at host works: of
-// prefix/bin/name the prefix, because its libraries are beside bin. It is the program alone
-// where that would show a home directory.
+// bindFor returns the directory to bind for the program at host: for prefix/bin/name the prefix, because it contains
+// the libraries. It returns the program itself if the directory contains a home directory.
 func bindFor(host, home string) string {
 	dir := path.Dir(host)
 	if base := path.Base(dir); base == "bin" || base == "shims" {
@@ -145,8 +143,7 @@ func Private(name string) bool {
 	return false
 }
 
-// lookHost is the program that a PATH means on the host, "" for none; never one out of the current
-// directory.
+// lookHost looks a program up in a PATH on the host; "" for none. It ignores relative directories.
 func lookHost(name, callers string) string {
 	for _, dir := range strings.Split(callers, ":") {
 		if p := path.Join(dir, name); path.IsAbs(p) && unix.Access(p, unix.X_OK) == nil && isFile(p) {
@@ -161,7 +158,7 @@ func isFile(host string) bool {
 	return unix.Stat(host, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG
 }
 
-// checkFile looks at the file that would be executed.
+// checkFile checks the file that would be executed.
 func checkFile(v view, name, p, home string) error {
 	host, err := v.resolve(p)
 	switch {
@@ -198,11 +195,11 @@ func checkFile(v view, name, p, home string) error {
 		return nil
 	}
 	if !path.IsAbs(interpreter) {
-		return nil // relative to the working directory; the kernel will say
+		return nil // relative to the working directory; the kernel reports errors
 	}
 	if at, err := v.resolve(interpreter); err != nil || at == "" {
 		e := notExecutable(name, fmt.Sprintf("its interpreter %q does not exist in the sandbox", interpreter), "")
-		// Of a venv the interpreter is a link, often to what is not shown.
+		// In a venv, the interpreter is a link, often to a hidden file.
 		if strings.HasSuffix(interpreter, "\r") {
 			e.Hint = "its lines end as on Windows: sed -i 's/\\r$//' " + shellQuote(host)
 		} else if real, err := filepath.EvalSymlinks(interpreter); !v.rooted() && err == nil && isFile(real) && !Private(real) { // the script could be a stranger's
@@ -213,18 +210,17 @@ func checkFile(v view, name, p, home string) error {
 	return nil
 }
 
-// Interpreter is the interpreter a script names, or "" (execve(2): the first line,
-// of which the kernel reads 255 bytes).
+// Interpreter returns the interpreter that a script names, or "". The kernel reads 255 bytes of the first line
+// (execve(2)).
 func Interpreter(host string) string {
-	// Another sandbox may have put something else there since the caller looked: a pipe
-	// must not keep us, nor a terminal become ours.
+	// Another sandbox may have replaced the file: a pipe must not block us, and a terminal must not become ours.
 	fd, err := unix.Open(host, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return ""
 	}
 	defer func() { _ = unix.Close(fd) }() // only read from
 	buf := make([]byte, 255)
-	n, _ := unix.Read(fd, buf) // an error: no shebang that we know of
+	n, _ := unix.Read(fd, buf) // after an error there is no known shebang
 	line, ok := bytes.CutPrefix(buf[:max(n, 0)], []byte("#!"))
 	if !ok {
 		return ""

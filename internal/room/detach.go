@@ -18,15 +18,15 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// ownerToMap returns the owner of a writable bind's source, or of the bind that it is a part of, if the sandbox runs under an
-// identity that is not the owner's and that nobody has asked for; else nil.
+// ownerToMap returns the owner of a writable bind's source, or of the bind that contains it, if the sandbox runs with
+// another identity that the user did not request; otherwise nil.
 func (p *Plan) ownerToMap(o *op, filtered bool) (*proc.Cred, error) {
 	if !p.mapOwners || o.layer || o.kind != opBindRW && o.kind != opOverlay && !o.owned {
 		return nil, nil
 	}
 	source := o
 	if o.in != "" {
-		// The sandbox has the rights of the owner of the whole bind, and not those of whoever owns a part.
+		// The sandbox gets the rights of the owner of the whole bind.
 		i := slices.IndexFunc(p.ops, func(other op) bool { return other.dst == o.in && other.st != nil })
 		if i < 0 {
 			return nil, nil
@@ -44,8 +44,7 @@ func (p *Plan) ownerToMap(o *op, filtered bool) (*proc.Cred, error) {
 	return &owner, nil
 }
 
-// detach makes a detached mount of every staged source. Nobody else can reach it, and it
-// goes with its descriptor.
+// detach creates a detached mount of every staged source. It is accessible only by its descriptor and vanishes with it.
 func (p *Plan) detach() (mounts []*os.File, err error) {
 	defer func() {
 		if err != nil {
@@ -82,19 +81,19 @@ func (p *Plan) detach() (mounts []*os.File, err error) {
 	return mounts, nil
 }
 
-// withoutMap is what to do where a source cannot be idmapped.
+// withoutMap returns a hint for a source that cannot be idmapped.
 func (p *Plan) withoutMap(o *op) string {
 	if o.owner.UID != 0 {
 		return fmt.Sprintf("--user %d:%d runs the sandbox as the owner", o.owner.UID, o.owner.GID)
 	}
-	// The machine's own directories are nobody's to give away.
+	// Do not suggest to change the owner of system directories.
 	if name := o.src; path.Dir(name) == "/" || slices.ContainsFunc([]string{"/proc", "/sys", "/dev"}, func(kernel string) bool { return Within(name, kernel) }) {
 		return "name a directory below it that the sandbox is to write to; or show it read-only: --ro-bind"
 	}
 	return fmt.Sprintf("give it to the sandbox: chown %d:%d %s; or use a directory on another file system", p.cred.UID, p.cred.GID, shellQuote(o.src))
 }
 
-// idmapReason words the errors of mount_setattr(2) and of making a user namespace.
+// idmapReason explains an error of mount_setattr(2) or of creating a user namespace.
 func idmapReason(fd int, err error) string {
 	switch {
 	case errors.Is(err, unix.ENOSYS):
@@ -107,7 +106,7 @@ func idmapReason(fd int, err error) string {
 	return err.Error()
 }
 
-// fileSystem names the ones that are most often met, for a message.
+// fileSystem names common file systems, for a message.
 func fileSystem(fd int) string {
 	names := map[int64]string{unix.OVERLAYFS_SUPER_MAGIC: "overlay", unix.NFS_SUPER_MAGIC: "nfs", unix.FUSE_SUPER_MAGIC: "fuse", unix.V9FS_MAGIC: "9p",
 		unix.TMPFS_MAGIC: "tmpfs, which can from Linux 6.3 on", unix.SYSFS_MAGIC: "sysfs", unix.PROC_SUPER_MAGIC: "proc"}
@@ -118,9 +117,8 @@ func fileSystem(fd int) string {
 	return ""
 }
 
-// mapOwner lets a detached mount show owner and the sandbox's identity in each other's
-// place. All others stay who they are: what belongs to an id that has no name in the
-// mount cannot be opened.
+// mapOwner exchanges the owner and the sandbox's identity in a detached mount. All other IDs map to themselves, because
+// files of unmapped IDs cannot be opened.
 func (p *Plan) mapOwner(mount int, owner *proc.Cred, maps map[proc.Cred]*os.File) (err error) {
 	ns := maps[*owner]
 	if ns == nil {
@@ -136,9 +134,9 @@ func (p *Plan) mapOwner(mount int, owner *proc.Cred, maps map[proc.Cred]*os.File
 	return nil
 }
 
-// swap is the map of a user namespace in which a and b change places.
+// swap returns the map of a user namespace in which a and b are exchanged.
 func swap(a, b uint32) []syscall.SysProcIDMap {
-	const all = 1<<32 - 1 // ids; the last number is none
+	const all = 1<<32 - 1 // number of IDs; the last number is not an ID
 	a, b = min(a, b), max(a, b)
 	if a == b {
 		return []syscall.SysProcIDMap{{Size: all}}
@@ -158,9 +156,8 @@ func swap(a, b uint32) []syscall.SysProcIDMap {
 	return list
 }
 
-// userNamespace returns a descriptor of a new user namespace with these maps. A
-// namespace needs a process to be made: it executes the program that only waits, and is
-// gone when this returns.
+// userNamespace returns a descriptor of a new user namespace with these maps. It is created with a process that
+// executes the waiting program and is killed before userNamespace returns.
 func userNamespace(uids, gids []syscall.SysProcIDMap) (*os.File, error) {
 	hold, err := HoldFile()
 	if err != nil {
@@ -176,7 +173,7 @@ func userNamespace(uids, gids []syscall.SysProcIDMap) (*os.File, error) {
 	attr := &os.ProcAttr{Env: []string{}, Files: []*os.File{null, null, null, hold}, Sys: &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWUSER, UidMappings: uids, GidMappings: gids, Pdeathsig: unix.SIGKILL,
 	}}
-	// The signal comes when the thread that forked ends (prctl(2)).
+	// Pdeathsig follows the thread that forked (prctl(2)).
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	child, err := os.StartProcess("/proc/self/fd/3", []string{holdName}, attr)
@@ -188,7 +185,7 @@ func userNamespace(uids, gids []syscall.SysProcIDMap) (*os.File, error) {
 		return nil, err
 	}
 	defer func() {
-		_ = child.Kill() // it waits for ever
+		_ = child.Kill() // it waits forever
 		_, _ = child.Wait()
 	}()
 	return os.Open("/proc/" + strconv.Itoa(child.Pid) + "/ns/user")
@@ -200,7 +197,7 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// idmapOption is how mount(8) of util-linux 2.39 is asked for the same.
+// idmapOption returns the equivalent option of mount(8) of util-linux 2.39.
 func (p *Plan) idmapOption(owner *proc.Cred) string {
 	var words []string
 	for _, m := range []struct {

@@ -12,18 +12,16 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// The program of a room's PID 1 is a few instructions that need no library and no file
-// in the room: it takes a name for ps(1), says that the room is built, closes all its
-// descriptors, and waits for ever. bwrap executes it from memory (memfd_create(2)), by
-// its descriptor.
+// The program of a room's PID 1 consists of a few instructions and needs no library or file in the room. It sets its
+// name for ps(1), reports that the room is built, closes all descriptors, and waits forever. bwrap executes it from
+// memory (memfd_create(2)), by its descriptor.
 //
-// It starts in the place of a shell or sleep(1) because it takes 0.2 ms less, and two
-// pages of memory.
+// Compared with a shell or sleep(1), it starts 0.2 ms faster and takes only two pages of memory.
 
-// holdPath is what bwrap executes, as seen from within.
+// holdPath is the program's path in the sandbox.
 var holdPath = "/proc/self/fd/" + strconv.Itoa(holdFD)
 
-// holdName is what ps(1) shows of a room's PID 1; at most 15 bytes (prctl(2)).
+// holdName is the name of a room's PID 1 in ps(1); at most 15 bytes (prctl(2)).
 const holdName = "sbxrun-room"
 
 // hold returns the program for this machine's processor, an ELF file for one segment.
@@ -95,10 +93,9 @@ func TrialFiles(stdin, stdout, stderr, hold *os.File) []*os.File {
 	return files
 }
 
-// Holds reports whether a process executes the program of a room's PID 1, or is the bwrap
-// that is going to, which has it open as descriptor holdFD. Both is told by the kernel and
-// compared byte by byte; no name is looked at. It does not block, whatever the process
-// executes or has open. The caller makes sure that the pid still is the process's.
+// Holds reports whether a process executes the program of a room's PID 1, or is the bwrap that is about to, which has
+// the program open as descriptor holdFD. It compares the files byte by byte and does not rely on names. It does not
+// block, whatever the process executes or has open. The caller verifies that the PID still belongs to the process.
 func Holds(pid int) bool {
 	own, err := HoldFile()
 	if err != nil {
@@ -109,8 +106,8 @@ func Holds(pid int) bool {
 	if unix.Statx(proc.Descriptor(own), "", unix.AT_EMPTY_PATH, unix.STATX_BASIC_STATS, &want) != nil {
 		return false
 	}
-	// Once more at the end: between the first two looks it may have executed the program,
-	// which closes the descriptor.
+	// Check exe again at the end: between the first two checks the process may have executed the program, which closes
+	// the descriptor.
 	for _, name := range []string{"exe", "fd/" + strconv.Itoa(holdFD), "exe"} {
 		if fd, err := proc.OpenFile(pid, name); err == nil {
 			same := isHold(fd, &want)
@@ -123,10 +120,9 @@ func Holds(pid int) bool {
 	return false
 }
 
-// isHold compares a file, opened with O_PATH, with our own memfd. All memfds of a machine
-// are on one device, which has nothing else but anonymous memory: what is there can be read
-// without waiting for anybody. AT_STATX_DONT_SYNC keeps the kernel from asking a file
-// system in user space where the file is not there.
+// isHold compares a file, opened with O_PATH, with our own memfd. All memfds of a machine are on one device, which
+// contains only anonymous memory, so reading does not block. AT_STATX_DONT_SYNC keeps the kernel from asking a
+// FUSE server about files on other devices.
 func isHold(path int, want *unix.Statx_t) bool {
 	var st unix.Statx_t
 	err := unix.Statx(path, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS, &st)

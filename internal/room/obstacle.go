@@ -14,42 +14,41 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// Failure is what is known of a command that has failed.
+// Failure describes a failed command.
 type Failure struct {
 	Code    int  // its exit code
-	Network bool // it has tried to reach one, and has none
-	Listed  bool // but by a proxy, for a list of hosts
-	Tasks   int  // the limit on tasks, if that was reached
+	Network bool // it tried to reach the network without having one
+	Listed  bool // the sandbox has a proxy for a list of hosts
+	Tasks   int  // the limit on tasks, if it was reached
 }
 
-// answers are programs whose exit code 1 is an answer.
+// answers are programs for which exit code 1 is a normal result.
 var answers = []string{"[", "cmp", "diff", "egrep", "expr", "false", "fgrep", "grep", "pgrep", "rg", "test"}
 
-// readers are programs that write to no directory, whatever they are asked to.
+// readers are programs that never write to a directory.
 var readers = []string{"cat", "du", "file", "find", "head", "jq", "less", "ls", "md5sum", "more", "od", "readlink", "realpath", "sha256sum", "stat", "strings", "tail", "tree", "wc", "xxd"}
 
-// interpreters are programs whose first word is a script, if it is no flag.
+// interpreters are programs whose first argument is a script, unless it is a flag.
 var interpreters = []string{"bash", "dash", "java", "lua", "node", "perl", "php", "python", "python3", "ruby", "sh", "zsh"}
 
-// Obstacle returns what of the sandbox most likely stood in the way of a command, and the flag
-// that takes it away, if there is one; "" if nothing is likely. Nothing was seen of the command
-// but how it ended. c is the caller of [Prepare]. Before Close.
+// Obstacle returns the restriction that most likely made a command fail, and the flag that removes it, if there is one;
+// "" if nothing is likely. It knows only how the command ended. c is the caller of [Prepare]. Call it before Close.
 func (p *Plan) Obstacle(f Failure, c Caller) (what, remedy string) {
 	return scene{p.command, p.Workdir, p.path, view(p.ops)}.obstacle(f, c)
 }
 
-// ObstacleIn is [Plan.Obstacle] for a command in a room that is there, whose PID 1 is room.
-// The flag is one that the room would have to be built with.
+// ObstacleIn is [Plan.Obstacle] for a command in an existing room with the PID 1 room. The room would have to be built
+// with the flag.
 func ObstacleIn(room *proc.Process, e *enter.Entry, f Failure, c Caller) (what, remedy string) {
 	root, err := room.OpenRoot()
 	if err != nil {
-		return "", "" // it has ended, or may not be looked at
+		return "", "" // it has ended, or is not accessible
 	}
 	defer unix.Close(root)
 	return scene{e.Command, e.Workdir, e.Path, entered(root)}.obstacle(f, c)
 }
 
-// scene is where a command has failed.
+// scene is the environment of a failed command.
 type scene struct {
 	command []string
 	workdir string
@@ -57,10 +56,10 @@ type scene struct {
 	sight   sight
 }
 
-// sight is what a sandbox shows, by clean absolute paths.
+// sight answers questions about clean absolute paths in a sandbox.
 type sight interface {
-	hides(name string) bool   // following links, there is nothing of the host's
-	readOnly(dir string) bool // it is a user's directory that cannot be written to
+	hides(name string) bool   // the path, with links followed, does not lead to a visible host file
+	readOnly(dir string) bool // it is a directory of the user that is mounted read-only
 }
 
 func (v view) hides(name string) bool {
@@ -73,11 +72,10 @@ func (v view) readOnly(dir string) bool {
 	return ok && mount.users && mount.kind == opBind
 }
 
-// entered is the sight of a room that is there, by a descriptor of its root.
+// entered is the sight of an existing room, a descriptor of its root.
 type entered int
 
-// open opens what is there without doing anything to it. Links lead to what they lead to in
-// the room (openat2(2)).
+// open opens a path (O_PATH). Links are resolved within the room (openat2(2)).
 func (e entered) open(name string) (fd int, err error) {
 	return unix.Openat2(int(e), name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
 }
@@ -100,10 +98,9 @@ func (e entered) readOnly(dir string) bool {
 	return unix.Fstatfs(fd, &st) == nil && st.Flags&unix.ST_RDONLY != 0 && !slices.ContainsFunc(toplevel, func(system string) bool { return Within(dir, system) })
 }
 
-// obstacle returns what stood in the way, and which flag takes it away; "" for what is not
-// known.
+// obstacle returns the likely restriction and the flag that removes it; "" for unknown.
 func (s scene) obstacle(f Failure, c Caller) (what, remedy string) {
-	if f.Tasks > 0 { // that is known, and all else a guess
+	if f.Tasks > 0 { // certain; everything else is a guess
 		return fmt.Sprintf("the limit on tasks was reached (--pids %d)", f.Tasks), "a larger one lets it start more"
 	}
 	name := ""
@@ -137,8 +134,8 @@ func (s scene) obstacle(f Failure, c Caller) (what, remedy string) {
 	return "", ""
 }
 
-// hidden is about an argument that names what is there on the host and not in the
-// sandbox. A secret is not offered.
+// hidden handles an argument that names a file of the host that the sandbox hides. It does not suggest to show
+// possible secrets.
 func (s scene) hidden(arg, home string) (what, remedy string) {
 	if _, value, ok := strings.Cut(arg, "="); ok && strings.HasPrefix(arg, "-") {
 		arg = value
@@ -171,8 +168,8 @@ func (s scene) hidden(arg, home string) (what, remedy string) {
 	return what, "--ro-bind " + shellQuote(name) + " shows it"
 }
 
-// lacksScript reports whether an interpreter was to execute a script that the host does not
-// have either. The interpreter has said so.
+// lacksScript reports whether the script argument of an interpreter does not exist on the host either. The interpreter
+// has printed that.
 func (s scene) lacksScript(name string) bool {
 	if !slices.Contains(interpreters, name) || len(s.command) < 2 || strings.HasPrefix(s.command[1], "-") {
 		return false
@@ -181,7 +178,7 @@ func (s scene) lacksScript(name string) bool {
 	return errors.Is(err, unix.ENOENT)
 }
 
-// hidesPath reports whether there are directories of the caller's PATH that are not shown.
+// hidesPath reports whether the sandbox hides a directory of the caller's PATH.
 func (s scene) hidesPath(callers string) bool {
 	for _, dir := range strings.Split(callers, ":") {
 		if st, err := os.Stat(dir); path.IsAbs(dir) && err == nil && st.IsDir() && !slices.Contains(strings.Split(s.path, ":"), dir) {
@@ -191,8 +188,8 @@ func (s scene) hidesPath(callers string) bool {
 	return false
 }
 
-// repository is the top of the repository that the working directory is in, if that is
-// above what is shown and no home directory.
+// repository returns the top directory of the repository that contains the working directory, if the sandbox hides it
+// and it is not a home directory.
 func (s scene) repository(home string) string {
 	for dir := s.workdir; dir != "/"; dir = path.Dir(dir) {
 		git := path.Join(dir, ".git")

@@ -23,18 +23,16 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// Plan is a sandbox that is decided in every detail and not started. It owns
-// the descriptors that bwrap will get; Close gives them up.
+// Plan is a fully prepared sandbox that has not been started. It owns the descriptors for bwrap; Close closes them.
 type Plan struct {
 	Program Program
 	Workdir string // of the payload
-	// Found is the program in the sandbox that PATH means by the command's name, and
-	// Instead the one that it means on the host, if that is another, which is not shown.
+	// Found is the program that PATH selects for the command in the sandbox, and Instead the one that it selects on the
+	// host, if that is another one, which the sandbox hides.
 	Found, Instead string
-	// Closed are read-only binds of root's that the sandbox can do nothing with: only an owner who
-	// it is not may read them.
+	// Closed are read-only binds by root that the sandbox cannot read, because only their owner can.
 	Closed []string
-	// Bounds hold for the command. The caller's to set.
+	// Bounds apply to the command. The caller sets them.
 	Bounds proc.Bounds
 
 	hold    []*os.File // the policy's
@@ -50,33 +48,31 @@ type Plan struct {
 	trees    []op     // binds below enter.LayersDir that parts are cloned from
 	builder  *builder // bwrap, if it was started ahead
 	cred     *proc.Cred
-	// identity are bwrap's options for who the payload is inside.
+	// identity are bwrap's options for the payload's identity inside.
 	identity []string
 	hostname string
-	noUserns bool // nothing in the room can make user namespaces
-	// mapOwners: cred is not what was asked for, and what the sandbox writes shall
-	// not be its.
+	noUserns bool // processes in the room cannot create user namespaces
+	// mapOwners: the user did not request cred, so written files get the owner of their bind.
 	mapOwners bool
 	hostNet   bool
-	ownNet    bool // the command has a network namespace of its own, and the room the caller's
+	ownNet    bool // the command has its own network namespace, and the room the caller's
 	terminal  bool
 	filter    *seccomp.Filter // nil for none
 }
 
-// Caller is who asks: what Prepare must know about the world outside.
+// Caller describes the calling process.
 type Caller struct {
-	Path  string // PATH: where a command could have been
+	Path  string // PATH
 	Home  string // HOME
-	Bwrap string // the bwrap that the user names: [ProgramVariable]
+	Bwrap string // the user's choice of bwrap: [ProgramVariable]
 	UID   int    // effective
 	GID   int
-	// Begin, if not nil, is called before anything is made or started, and may block. It returns
-	// bwrap's stderr if bwrap is to be started while the plan is made, or nil. Prepare returns its
-	// error.
+	// Begin, if not nil, is called before anything is created or started, and may block. If it returns a file, bwrap is
+	// started during the preparation, with that file as stderr. Prepare returns its error.
 	Begin func() (errors *os.File, err error)
 }
 
-// ThisCaller is this process.
+// ThisCaller describes this process.
 func ThisCaller() Caller {
 	return Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), Bwrap: os.Getenv(ProgramVariable), UID: os.Geteuid(), GID: os.Getegid()}
 }
@@ -84,14 +80,14 @@ func ThisCaller() Caller {
 // Descriptors of bwrap next to 0, 1 and 2.
 const (
 	argsFD  = iota + 3 // its arguments
-	infoFD             // where it names the room's PID 1
-	readyFD            // where the room's PID 1 says that the room is built
+	infoFD             // its report of the room's PID 1
+	readyFD            // the signal of the room's PID 1 that the room is built
 	holdFD             // the program of the room's PID 1
 	firstCopy
 )
 
-// Prepare decides how bwrap will be called. It looks at the host's files and
-// opens some, and starts bwrap only if the caller has Begin. Errors are *[result.Error].
+// Prepare plans a sandbox. It examines and opens files of the host, and starts bwrap only if the caller has Begin.
+// Errors are *[result.Error].
 func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if err := p.validate(); err != nil {
 		return nil, err
@@ -206,18 +202,17 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	return plan, nil
 }
 
-// NoUserns reports whether nothing in the room can make user namespaces, whatever the
-// filter allows.
+// NoUserns reports whether processes in the room cannot create user namespaces, regardless of the filter.
 func (p *Plan) NoUserns() bool { return p.noUserns }
 
-// Alone reports whether the network namespace is the command's, and not the room's: see [Policy].
+// Alone reports whether the network namespace belongs to the command and not to the room: see [Policy].
 func (p *Plan) Alone() bool { return p.ownNet }
 
-// Cred is who bwrap will run as; nil if as sbxrun.
+// Cred returns the identity of bwrap; nil for that of sbxrun.
 func (p *Plan) Cred() *proc.Cred { return p.cred }
 
-// Fresh is all that commands can write to in the room and that is not the host's: for
-// [enter.Entry.Fresh]. None if something is mounted within, which would be hidden.
+// Fresh returns the writable directories in memory, for [enter.Entry.Fresh]. It returns none if one of them contains a
+// mount, which would be hidden.
 func (p *Plan) Fresh() (list []enter.Tmpfs) {
 	for _, o := range p.ops {
 		if o.kind != opTmpfs {
@@ -228,7 +223,7 @@ func (p *Plan) Fresh() (list []enter.Tmpfs) {
 				return nil
 			}
 		}
-		if o.base != "" { // commands may replace directories on the way to it
+		if o.base != "" { // commands may replace directories in its path
 			return nil
 		}
 		list = append(list, o.tmpfs())
@@ -236,11 +231,11 @@ func (p *Plan) Fresh() (list []enter.Tmpfs) {
 	return list
 }
 
-// Close closes the plan's descriptors, and ends a bwrap that was started ahead and did not
-// come to be a room's. After Start they are not needed.
+// Close closes the plan's descriptors, which are not needed after Start, and ends a bwrap that was started during the
+// preparation and not used.
 func (p *Plan) Close() {
 	if p.builder != nil {
-		// Nothing of it can be left: no room, and nobody in it. What is, it is the keeper that kills.
+		// It has no room and no processes yet. The keeper kills any survivor.
 		_ = p.builder.abandon()
 		p.builder = nil
 	}
@@ -253,10 +248,10 @@ func (p *Plan) Close() {
 	p.ops, p.overlays = nil, nil
 }
 
-// copies are the files that are copied in, which are open once the plan is built.
+// copies returns the files that are copied in. They are open after build.
 func (p *Plan) copies() []*op { return p.those(func(o *op) bool { return o.kind == opCopy }) }
 
-// staged are the user's binds, if root has to open them.
+// staged returns the user's binds, if the keeper has to stage them.
 func (p *Plan) staged() []*op { return p.those(func(o *op) bool { return o.staged }) }
 
 func (p *Plan) those(which func(*op) bool) (list []*op) {
@@ -268,7 +263,7 @@ func (p *Plan) those(which func(*op) bool) (list []*op) {
 	return list
 }
 
-// Outside is whose processes the sandbox's are outside of it, and whose files it makes.
+// Outside returns the identity of the sandbox's processes and files as seen from outside.
 func (p *Policy) Outside(c Caller) User {
 	user := User{UID: uint32(c.UID), GID: uint32(c.GID)}
 	if c.UID == 0 {
@@ -283,9 +278,8 @@ func (p *Policy) Outside(c Caller) User {
 	return user
 }
 
-// identify settles who the payload is. Started by root, bwrap itself runs under
-// an unprivileged uid, because a payload whose uid outside is 0 owns whatever
-// root owns; inside it may still be called root.
+// identify decides the payload's identity. If root starts sbxrun, bwrap runs with an unprivileged uid, because a
+// payload with uid 0 outside would own all of root's files. Inside, the payload may still have uid 0.
 func (p *Plan) identify(pol *Policy, c Caller) (user User) {
 	user = pol.Outside(c)
 	if c.UID == 0 {
@@ -299,7 +293,7 @@ func (p *Plan) identify(pol *Policy, c Caller) (user User) {
 	return user
 }
 
-// checkIDs refuses ids that bubblewrap, up to 0.12 at least, writes into uid_map as negative numbers.
+// checkIDs rejects IDs that bubblewrap (at least up to 0.12) writes into uid_map as negative numbers.
 func checkIDs(inside, outside User, named bool) error {
 	for _, id := range []uint32{inside.UID, inside.GID, outside.UID, outside.GID} {
 		if id < 1<<31 {
@@ -314,9 +308,8 @@ func checkIDs(inside, outside User, named bool) error {
 	return nil
 }
 
-// environment is the payload's: clean, with what the policy adds. bwrap itself
-// runs with none at all: a LD_PRELOAD meant for the payload must not act on bwrap,
-// outside the sandbox.
+// environment sets the payload's environment: the defaults and the additions of the policy. bwrap itself runs with an
+// empty environment, because a LD_PRELOAD for the payload must not affect bwrap, which runs outside the sandbox.
 func (p *Plan) environment(pol *Policy, sandboxPath string) {
 	p.path = sandboxPath
 	var set values.Environment
@@ -332,7 +325,7 @@ func (p *Plan) environment(pol *Policy, sandboxPath string) {
 		defaults = nil
 	}
 	if !slices.ContainsFunc([]string{"LANG", "LC_ALL", "LC_CTYPE"}, func(name string) bool { _, given := set.Lookup(name); return given }) {
-		defaults = append(defaults, values.Var{Name: "LANG", Value: "C.UTF-8"}) // or programs print ? for what is not ASCII
+		defaults = append(defaults, values.Var{Name: "LANG", Value: "C.UTF-8"}) // in the C locale, programs print ? instead of non-ASCII characters
 	}
 	for _, v := range defaults {
 		if _, given := set.Lookup(v.Name); !given {
@@ -343,7 +336,7 @@ func (p *Plan) environment(pol *Policy, sandboxPath string) {
 	p.env = set.Vars()
 }
 
-// build makes the files that are copied in, and bwrap's options, out of what is settled.
+// build creates the copied files and bwrap's options.
 func (p *Plan) build(pol *Policy) error {
 	p.hostname, p.noUserns = pol.Hostname, !readOnlySysctl()
 	for _, o := range p.copies() {
@@ -365,11 +358,11 @@ func (p *Plan) build(pol *Policy) error {
 	return nil
 }
 
-// ownMounts are two tmpfs of bwrap's own, without a bound: not to be written to.
+// ownMounts are bwrap's own tmpfs, which have no size limit and become read-only.
 var ownMounts = []string{"/dev", "/"}
 
-// options are bwrap's for the room, without what furnishing does; or, if it has to be
-// whole without us, with it, which takes bubblewrap 0.8.
+// options returns bwrap's options for the room. If whole is true, they include the work of the furnishing, for use
+// without sbxrun, which requires bubblewrap 0.8.
 func (p *Plan) options(whole bool) (words []string) {
 	add := func(args ...string) { words = append(words, args...) }
 	more := func(args ...string) {
@@ -450,10 +443,10 @@ func (p *Plan) options(whole bool) (words []string) {
 	return words
 }
 
-// octalMode is a mode as chmod(1) takes it.
+// octalMode formats a mode for chmod(1).
 func octalMode(mode uint32) string { return fmt.Sprintf("%04o", mode) }
 
-// furnishing is what the room gets from us when bwrap has built it.
+// furnishing returns the work of the entering process in the new room.
 func (p *Plan) furnishing() *enter.Furnishing {
 	f := &enter.Furnishing{ReadOnly: ownMounts, NoUserns: p.noUserns, OwnNet: p.ownNet}
 	overlays := p.mounted
@@ -485,23 +478,23 @@ func (p *Plan) furnishing() *enter.Furnishing {
 	return f
 }
 
-// independent reports whether bwrap needs no more than its arguments for the policy, and the keeper what
-// it has: no file, no lock, and nothing that only root can open (stage).
+// independent reports whether bwrap and the keeper can be started before the plan is complete: the policy needs no
+// lock, and no source that only root can open (stage).
 func (p *Plan) independent(pol *Policy) bool {
 	return !slices.ContainsFunc(pol.Mounts, func(m Mount) bool {
 		return m.Upper != "" || p.cred != nil && (m.Kind == ReadWrite || m.Kind == Overlaid || m.Owned || m.Kind == ReadOnly && !reachable(m.Source))
 	})
 }
 
-// maxWords: bubblewrap's own limit is 9,000, for all of its words.
+// maxWords is slightly below bubblewrap's limit of 9,000 arguments.
 const maxWords = 8900
 
-// tmpfs is an opTmpfs as it is mounted.
+// tmpfs returns the mount options of an opTmpfs.
 func (o *op) tmpfs() enter.Tmpfs {
 	return enter.Tmpfs{Dest: o.dst, Options: "mode=" + octalMode(tmpfsMode(o.dst)) + ",size=" + strconv.FormatInt(o.size, 10) + ",nr_inodes=" + enter.Inodes(o.size)}
 }
 
-// tmpfsMode is what programs expect of the well-known places.
+// tmpfsMode returns the mode that programs expect.
 func tmpfsMode(dst string) uint32 {
 	switch dst {
 	case "/tmp", "/var/tmp", "/dev/shm":
@@ -512,7 +505,7 @@ func tmpfsMode(dst string) uint32 {
 	return 0o755
 }
 
-// memory is a descriptor that reads data.
+// memory returns an open file with these contents.
 func memory(name string, data []byte) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {
@@ -529,20 +522,19 @@ func memory(name string, data []byte) (*os.File, error) {
 	return f, nil
 }
 
-// readOnlySysctl: user namespaces are switched off by user.max_user_namespaces of the
-// new one, through /proc/sys, which container engines mount read-only.
+// readOnlySysctl reports whether user.max_user_namespaces cannot be written to disable user namespaces: container
+// engines mount /proc/sys read-only.
 func readOnlySysctl() bool {
 	var st unix.Statfs_t
 	err := unix.Statfs("/proc/sys/user/max_user_namespaces", &st)
 	return err != nil || st.Flags&unix.ST_RDONLY != 0
 }
 
-// stage has the keeper bind the sources of the user's binds if the unprivileged uid could not
-// reach one of them, or one has to be idmapped. bwrap resolves the text of a descriptor's path, so handing
-// it descriptors is not enough (bubblewrap, resolve_symlinks_in_ops): the
-// keeper binds them to places that can be reached, in a mount namespace that
-// only bwrap sees. All of them: the staging place hides /tmp, and a source that
-// bwrap still looked for by its path could become a link into that place.
+// stage lets the keeper bind the sources of the user's binds if the unprivileged uid cannot reach one of them, or one
+// must be idmapped. bwrap resolves the path behind a descriptor (resolve_symlinks_in_ops), so passing descriptors is
+// not enough. The keeper binds the sources to reachable paths in a mount namespace that only bwrap uses. It stages all
+// of them: the staging directory hides /tmp, and a source that bwrap looked up by its path could become a link into
+// that directory.
 func (p *Plan) stage(filtered bool) error {
 	need := false
 	for i := range p.ops {
@@ -570,8 +562,8 @@ func (p *Plan) stage(filtered bool) error {
 	return nil
 }
 
-// closed reports whether a file or directory is certainly of no use to an identity: its mode is for
-// another owner alone. Then an ACL gives nobody else anything, because the group's bits bound it (acl(5)).
+// closed reports whether an identity certainly cannot access a file or directory, because only another owner has
+// permissions. Then no ACL grants any, because the group bits are the mask of the ACL (acl(5)).
 func closed(st *unix.Stat_t, cred *proc.Cred) bool { return st.Uid != cred.UID && st.Mode&0o077 == 0 }
 
 // open opens the source of one of the user's binds, once: whatever its path leads to later, the sandbox
@@ -609,13 +601,13 @@ func (p *Plan) open(o *op) (err error) {
 	return e
 }
 
-// realPath is the path of an open file, without links.
+// realPath returns the path of an open file, without links.
 func realPath(f *os.File) (string, error) {
 	return os.Readlink("/proc/self/fd/" + strconv.Itoa(proc.Descriptor(f)))
 }
 
-// placeMounts settles which mounts bwrap makes below [enter.LayersDir]: those with a destination
-// in a directory of the host.
+// placeMounts decides which mounts bwrap creates below [enter.LayersDir]: those with a destination in a directory of
+// the host, and the trees of clones.
 func (p *Plan) placeMounts() {
 	var hosts []string // parents first
 	for i := range p.ops {
@@ -647,14 +639,14 @@ func (p *Plan) tree(o *op) string {
 	return ""
 }
 
-// place is a new place below [enter.LayersDir].
+// place returns a new path below [enter.LayersDir].
 func (p *Plan) place() string {
 	p.places++
 	return path.Join(enter.LayersDir, strconv.Itoa(p.places-1))
 }
 
-// reachable says whether everybody may search all directories on the way to a
-// path. Groups and ACLs are left out of account: saying no is always right.
+// reachable reports whether everybody can search all directories of a path. It ignores groups and ACLs, because false
+// is always a safe answer.
 func reachable(name string) bool {
 	real, err := filepath.EvalSymlinks(name)
 	if err != nil {
@@ -671,8 +663,7 @@ func reachable(name string) bool {
 	}
 }
 
-// searchable says whether an identity without supplementary groups may enter a
-// directory, by its mode.
+// searchable reports whether the mode of a directory lets an identity without supplementary groups enter it.
 func searchable(st fs.FileInfo, cred *proc.Cred) bool {
 	sys, ok := st.Sys().(*syscall.Stat_t)
 	switch perm := st.Mode().Perm(); {
@@ -685,10 +676,9 @@ func searchable(st fs.FileInfo, cred *proc.Cred) bool {
 	}
 }
 
-// currentDirectory shows the caller's current directory, or CwdRoot above it, at its own
-// path, and returns the payload's working directory. Without a word on it, nothing is
-// added if one of the mounts shows it already. Where it would show too much, or something
-// the sandbox has its own of, it is an error: what to show is the user's to say.
+// currentDirectory adds a mount of the caller's current directory, or of CwdRoot above it, at the same path, and
+// returns the payload's working directory. Unless the policy requests it, nothing is added if a mount shows the
+// directory already. It is an error if the directory contains too much, or if the sandbox has its own one.
 func currentDirectory(p *Policy, home string) (workdir string, err error) {
 	asked := p.Cwd != "" || p.CwdRoot != ""
 	switch {
@@ -725,25 +715,25 @@ func currentDirectory(p *Policy, home string) (workdir string, err error) {
 	}
 	for _, own := range []string{"/proc", "/dev", "/sys", "/run", "/var/run", "/etc"} {
 		if Within(shown, own) {
-			return "", cwdError("", "%s %q is not shown in a sandbox by itself", what, shown)
+			return "", cwdError("", "%s %q is not shown by default", what, shown)
 		}
 	}
 	for _, top := range toplevel {
 		switch {
 		case p.rootMount() != nil, !Within(shown, top):
 		case p.Cwd == CwdOverlay:
-			return "", cwdError("--overlay DIR shows it as writable all the same", "%s %q belongs to the system, which a sandbox only reads", what, shown)
+			return "", cwdError("--overlay DIR shows a writable view anyway", "%s %q belongs to the system, which is read-only in a sandbox", what, shown)
 		case p.Cwd == CwdReadWrite:
-			return "", cwdError("--bind DIR lets it write there all the same", "%s %q belongs to the system, which a sandbox only reads", what, shown)
+			return "", cwdError("--bind DIR makes it writable anyway", "%s %q belongs to the system, which is read-only in a sandbox", what, shown)
 		default:
 			return workdir, nil // visible anyway
 		}
 	}
 	switch shown {
 	case "/tmp", "/var/tmp":
-		return "", cwdError("--ro-bind . shows this one", "%s is %s, of which the sandbox has its own", what, shown)
+		return "", cwdError("--ro-bind . shows this one", "%s is %s, and the sandbox has its own", what, shown)
 	case "/":
-		return "", cwdError("--ro-bind NAME shows a file or a directory", "%s is /: all of the host would be shown", what)
+		return "", cwdError("--ro-bind NAME shows a file or a directory", "%s is /, which contains the whole host", what)
 	}
 	if h := HomeWithin(shown, home); h != "" {
 		const some = "--ro-bind NAME shows a file or a directory of it"
@@ -752,8 +742,8 @@ func currentDirectory(p *Policy, home string) (workdir string, err error) {
 		}
 		return "", cwdError(some, "%s %q holds home directories, such as %q", what, shown, h)
 	}
-	// The names above it were read by the kernel, and may be others by now: the directory is opened
-	// from the current one, upwards.
+	// The parent directories may have been renamed since the kernel reported the path, so open the directory relative to
+	// the current one.
 	up := strings.Repeat("../", depth(dir)-depth(shown))
 	m := Mount{Kind: ReadOnly, Source: shown, Here: path.Join(".", up), Dest: shown}
 	switch p.Cwd {
@@ -771,7 +761,7 @@ func currentDirectory(p *Policy, home string) (workdir string, err error) {
 	return workdir, nil
 }
 
-// cwdError is that a directory is not shown. The way out that always works comes first.
+// cwdError is the error for a directory that cannot be shown. Its hint begins with the remedy that always works.
 func cwdError(hint, format string, args ...any) error {
 	e := &result.Error{Code: "workdir", Message: fmt.Sprintf(format, args...), Hint: "--cwd none starts in an empty directory"}
 	if hint != "" {
@@ -796,11 +786,10 @@ func aboveDirectory(root, dir string) (string, error) {
 	return real, nil
 }
 
-// HomeWithin is a home directory at or below dir, or "": the caller's, root's,
-// one below /home, or that of an account people log in to.
+// HomeWithin returns a home directory at or below dir, or "": the caller's, root's, one in /home, or that of a login
+// account.
 func HomeWithin(dir, home string) string {
-	// The current directory has no links in its path; HOME, and /home on some
-	// systems, may.
+	// The path of the current directory has no links, but HOME and /home may have some.
 	homes := []string{home, "/root"}
 	if real, err := filepath.EvalSymlinks(home); err == nil {
 		homes = append(homes, real)
@@ -809,7 +798,7 @@ func HomeWithin(dir, home string) string {
 	if real, err := filepath.EvalSymlinks("/home"); err == nil && real != "/home" {
 		tops = append(tops, real)
 	}
-	// Unreadable: then there are the well-known places.
+	// If it is unreadable, check only the well-known directories.
 	passwd, _ := proc.ReadFile("/etc/passwd")
 	for line := range strings.SplitSeq(string(passwd), "\n") {
 		f := strings.Split(line, ":")
@@ -833,10 +822,9 @@ func HomeWithin(dir, home string) string {
 	return ""
 }
 
-// checkWorkdir makes sure, as far as it can be told from outside, that the payload's
-// chdir(2) will find a directory.
+// checkWorkdir checks, as far as possible from outside, that the payload can enter its working directory.
 func checkWorkdir(v view, dir string, cred *proc.Cred) error {
-	e := &result.Error{Code: "workdir", Hint: "--ro-bind or --bind the directory, or name one that is there with --workdir"}
+	e := &result.Error{Code: "workdir", Hint: "--ro-bind or --bind the directory, or name an existing one with --workdir"}
 	host, err := v.resolve(dir)
 	opened := v.opened(host)
 	switch st, serr := os.Stat(opened); {
@@ -852,8 +840,8 @@ func checkWorkdir(v view, dir string, cred *proc.Cred) error {
 	case st.Mode()&fs.ModeDir == 0:
 		e.Message = fmt.Sprintf("working directory %q is not a directory", dir)
 	case cred != nil && !searchable(st, v.identity(host, cred)):
-		e.Message = fmt.Sprintf("working directory %q cannot be entered by uid %d, which root's sandboxes have", dir, cred.UID)
-		e.Hint = "-w lets it in as the owner, to write as well, and --bind into another; --cwd none leaves it out"
+		e.Message = fmt.Sprintf("working directory %q cannot be entered by uid %d, the user of root's sandboxes", dir, cred.UID)
+		e.Hint = "-w, or --bind for another directory, gives it the owner's rights, also to write; --cwd none starts in an empty directory"
 	case cred == nil && unix.Access(opened, unix.X_OK) == unix.EACCES:
 		e.Message, e.Hint = fmt.Sprintf("working directory %q cannot be entered by uid %d", dir, os.Geteuid()), "chmod it; or --cwd none starts in an empty directory"
 	default:

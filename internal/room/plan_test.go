@@ -477,7 +477,7 @@ func TestPrepareErrors(t *testing.T) {
 		}, result.Error{Code: "bind-destination", Message: `cannot mount at "/x/new": it does not exist in the read-only /x`, Hint: "mount it at another place, such as /mnt/new"}},
 		{"missing working directory", func(p *Policy, _ *Caller) { p.Workdir = "/none" },
 			result.Error{Code: "workdir", Message: `working directory "/none" does not exist in the sandbox`,
-				Hint: "--ro-bind or --bind the directory, or name one that is there with --workdir"}},
+				Hint: "--ro-bind or --bind the directory, or name an existing one with --workdir"}},
 		{"missing command", func(p *Policy, _ *Caller) { p.Command = []string{"/none"} },
 			result.Error{Code: "not-found", ExitCode: 127, Message: `command "/none": no such file`}},
 	}

@@ -14,99 +14,97 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// Network is what of the network the payload sees.
+// Network selects the payload's network.
 type Network string
 
 const (
-	NetNone Network = "none" // a network namespace of its own, with loopback only
-	NetHost Network = "host" // the caller's, abstract unix sockets included
+	NetNone Network = "none" // a new network namespace, with loopback only
+	NetHost Network = "host" // the caller's network namespace, including abstract unix sockets
 )
 
-// Cwd is what of the caller's current directory the payload sees, at its own path.
+// Cwd selects how the payload sees the caller's current directory, at the same path.
 type Cwd string
 
 const (
-	CwdReadOnly  Cwd = "ro" // it can be read
-	CwdReadWrite Cwd = "rw" // it can be written to, too
+	CwdReadOnly  Cwd = "ro"
+	CwdReadWrite Cwd = "rw"
 	CwdNone      Cwd = "none"
-	CwdOverlay   Cwd = "overlay" // it can be written to, and stays as it is: see [Overlay]
+	CwdOverlay   Cwd = "overlay" // copy-on-write: see [Overlay]
 )
 
 // MountKind is how a [Mount] appears.
 type MountKind int
 
 const (
-	ReadOnly  MountKind = iota // a bind that cannot be written through
-	ReadWrite                  // a bind
-	Tmpfs                      // empty, private, in memory
-	Empty                      // in the place of a file, one with nothing in it
-	Overlaid                   // a directory that can be written to, and stays as it is: see [Overlay]
+	ReadOnly  MountKind = iota // a read-only bind
+	ReadWrite                  // a writable bind
+	Tmpfs                      // an empty directory in memory
+	Empty                      // an empty file that covers another
+	Overlaid                   // a copy-on-write directory: see [Overlay]
 )
 
-// Mount is one thing the user wants to see in the sandbox.
+// Mount is a mount that the user requested.
 type Mount struct {
 	Kind   MountKind
 	Source string // binds: absolute path on the host
-	// Here is Source relative to the current directory, if that is how the caller named it: the
-	// source is opened from there, whatever the path of the current directory leads to by now.
+	// Here is Source relative to the current directory, if the caller named it that way. The source is then opened
+	// from the current directory, whose path may lead elsewhere by now.
 	Here string
 	// Dest is an absolute path in the sandbox. The mount at / takes the place of the host's system; it
 	// is ReadOnly or Overlaid.
 	Dest string
 	Try  bool  // leave it out if Source does not exist
 	Size int64 // Tmpfs, Overlaid in memory: bytes, 0 for Policy.TmpSize
-	// Upper, of an Overlaid one, is a directory on disk for what is written, absolute; "" for
-	// memory. Overlaid ones with the same Upper share it.
+	// Upper of an Overlaid mount is an absolute path on disk for the changes; "" keeps them in memory. Overlaid mounts
+	// with the same Upper share it.
 	Upper string
-	// Lower are directories of the host, absolute, that lie between Source and what is written,
-	// the uppermost first: layers of others, which nothing writes to.
+	// Lower are further read-only layers between Source and the changes, absolute paths on the host, the uppermost
+	// first.
 	Lower []string
-	Since time.Time // Overlaid: when Source was looked at first, for [Overlay]; now if it is zero
-	Mode  string    // Overlaid: permissions of Dest in octal; those of Source if it is ""
+	Since time.Time // Overlaid: the time when Source was first examined, for [Overlay]; zero for now
+	Mode  string    // Overlaid: permissions of Dest in octal; "" for those of Source
 	Git   bool      // ReadWrite: see Policy.Git
-	Owned bool      // ReadOnly: what belongs to the source's owner is the sandbox's own, as with ReadWrite
-	// In is the Dest of a bind that Source is a part of. Its owner takes the place of Source's.
+	Owned bool      // ReadOnly: map the source's owner to the sandbox's identity, as for ReadWrite
+	// In is the Dest of the bind that contains Source. That bind's owner is mapped, not Source's.
 	In string
 }
 
 // User is an identity inside the sandbox.
 type User struct{ UID, GID uint32 }
 
-// noID is what no user and no group has as its id.
+// noID is not a valid ID of a user or group.
 const noID = 1<<32 - 1
 
-// Policy is what the payload may see and be. The zero value of a member is the
-// default, which is the strictest.
+// Policy describes what the payload sees and with which identity it runs. The zero values are the strictest.
 type Policy struct {
 	Command  []string // empty for a room that waits for commands
-	Cwd      Cwd      // "" for read-only, and for none if there is a Workdir
-	CwdRoot  string   // a directory at or above the current one, to be shown in its place; may be relative to it
-	Workdir  string   // absolute, in the sandbox; "" for the current directory, or Home if that is not shown
+	Cwd      Cwd      // "" for read-only, or for none if Workdir is set
+	CwdRoot  string   // show this directory, at or above the current one, instead; may be relative to it
+	Workdir  string   // absolute path in the sandbox; "" for the current directory, or Home if that is hidden
 	Mounts   []Mount
 	CwdUpper string // CwdOverlay: as Mount.Upper
 	// Protect are absolute paths in the sandbox, below writable binds, that the command cannot
 	// change.
 	Protect []string
-	// Git: the command cannot change the hooks and the configuration of the git repository that the
-	// current directory belongs to.
+	// Git protects the hooks and the configuration of the git repository of the current directory.
 	Git     bool
-	Tools   string // in the place of the caller's PATH, if that is shown
-	TmpSize int64  // bytes, of /tmp and of every other writable part
+	Tools   string // replaces the caller's PATH if not ""
+	TmpSize int64  // bytes, of /tmp and of each other writable directory in memory
 	Env     values.Environment
-	// Captured: the command's output is collected, so Python is to write it at once. Otherwise what it has
-	// buffered is lost at a deadline.
+	// Captured reports that sbxrun collects the command's output. Python then runs unbuffered, because buffered output
+	// is lost at a deadline.
 	Captured bool
-	// Put are paths of files that will be copied in before the command runs; relative ones to Workdir.
+	// Put are destinations of files that are copied in before the command runs. Relative paths start at Workdir.
 	Put     []string
 	Network Network
-	// Alone: nothing but the command will enter the room. Then it is the command that gets the network
-	// namespace, on its way in, and the room has the caller's: that is quicker.
+	// Alone reports that no other command will enter the room. Then the entering process creates the command's network
+	// namespace, and the room keeps the caller's, which is faster.
 	Alone    bool
 	User     *User
 	Hostname string
-	NoFilter bool       // all system calls are there: no seccomp filter
-	Meminfo  []byte     // in the place of /proc/meminfo; nil for the host's
-	Hold     []*os.File // stay open as long as anything of the room lives; the caller's to close
+	NoFilter bool       // no seccomp filter
+	Meminfo  []byte     // contents of /proc/meminfo; nil for the host's
+	Hold     []*os.File // stay open while any process of the room lives; the caller closes them
 	Terminal bool       // the payload's stdin becomes its controlling terminal
 }
 
@@ -116,7 +114,7 @@ const (
 	DefaultHostname = "sandbox"
 	Home            = "/home/sandbox" // HOME of the payload, a tmpfs
 	UserName        = "sandbox"       // USER of the payload
-	// Nobody is what the sandbox of a run started by root runs under.
+	// Nobody is the uid of sandboxes that root starts.
 	Nobody = 65534
 )
 
@@ -183,9 +181,8 @@ func ParseVolume(arg string) (name, dest string, readOnly bool, err error) {
 	return parts[0], dest, readOnly, nil
 }
 
-// CleanDest checks a place in the sandbox. / would hide everything else, and
-// /proc and /dev must be the sandbox's own: the host's would show its processes
-// and devices.
+// CleanDest checks and cleans a mount destination. A mount at / would hide everything else, and those of the host at
+// /proc and /dev would show its processes and devices.
 func CleanDest(dest string) (string, error) {
 	if !path.IsAbs(dest) {
 		return "", fmt.Errorf("the path in the sandbox, %q, must be absolute", dest)
@@ -219,7 +216,7 @@ func SplitColon(s string) []string {
 	return parts
 }
 
-// CheckWorkdir refuses a relative path as working directory. "" is none.
+// CheckWorkdir rejects a relative working directory. "" is valid.
 func CheckWorkdir(dir string) error {
 	if dir == "" || path.IsAbs(dir) {
 		return nil
@@ -231,7 +228,7 @@ func CheckWorkdir(dir string) error {
 	return e
 }
 
-// Shows reports whether the payload sees a real path of the host, at the same place.
+// Shows reports whether the payload sees a host path, which must not contain links, at the same path.
 func (p *Policy) Shows(name string) bool {
 	for _, top := range toplevel {
 		if p.rootMount() == nil && Within(name, top) {
@@ -253,7 +250,7 @@ func (p *Policy) Shows(name string) bool {
 	return err == nil && dir != "/" && Within(name, dir)
 }
 
-// validate finds what no machine could run.
+// validate rejects policies that are invalid on every machine.
 func (p *Policy) validate() error {
 	usage := func(format string, args ...any) error {
 		return &result.Error{Code: "usage", Message: fmt.Sprintf(format, args...)}
@@ -283,9 +280,9 @@ func (p *Policy) validate() error {
 	if sizes < 0 {
 		return usage("size %d of a directory in memory is negative", sizes)
 	}
-	// To system calls it means: leave the id as it is, which is root's (setresuid(2)).
+	// System calls take it as "no change", which would keep root's ID (setresuid(2)).
 	if u := p.User; u != nil && (u.UID == noID || u.GID == noID) {
-		return usage("user %d:%d: %d is no id", u.UID, u.GID, uint32(noID))
+		return usage("user %d:%d: %d is not a valid ID", u.UID, u.GID, uint32(noID))
 	}
 	if h := p.Hostname; len(h) > 64 || strings.ContainsAny(h, "\x00\n/ ") {
 		return usage("host name %q: want at most 64 bytes, without slash, space, line break or NUL", h)
@@ -294,7 +291,7 @@ func (p *Policy) validate() error {
 	case "", CwdReadOnly, CwdReadWrite, CwdOverlay:
 	case CwdNone:
 		if p.CwdRoot != "" {
-			return usage("--cwd none shows nothing of the current directory, and --cwd-root more than it: give one of them")
+			return usage("--cwd none and --cwd-root exclude each other")
 		}
 	default:
 		return usage("--cwd %q: want ro, rw, overlay or none", p.Cwd)

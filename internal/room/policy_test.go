@@ -153,8 +153,8 @@ func TestPolicyValidate(t *testing.T) {
 	}{
 		{"valid", func(p *Policy) {}, ""},
 		{"NUL in an argument", func(p *Policy) { p.Command = []string{"true", "a\x00b"} }, `argument "a\x00b" holds a NUL byte`},
-		{"no uid", func(p *Policy) { p.User = &User{UID: 1<<32 - 1, GID: 5} }, `user 4294967295:5: 4294967295 is no id`},
-		{"no gid", func(p *Policy) { p.User = &User{UID: 5, GID: 1<<32 - 1} }, `user 5:4294967295: 4294967295 is no id`},
+		{"no uid", func(p *Policy) { p.User = &User{UID: 1<<32 - 1, GID: 5} }, `user 4294967295:5: 4294967295 is not a valid ID`},
+		{"no gid", func(p *Policy) { p.User = &User{UID: 5, GID: 1<<32 - 1} }, `user 5:4294967295: 4294967295 is not a valid ID`},
 		{"empty argument", func(p *Policy) { p.Command = []string{"", ""} }, ""}, // found out by looking for it
 		{"relative workdir", func(p *Policy) { p.Workdir = "x" }, `working directory "x": must be an absolute path in the sandbox`},
 		{"same place twice", func(p *Policy) {

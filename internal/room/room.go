@@ -17,28 +17,23 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// SetupBound is how long bwrap may take to build a room: mounting hangs if a file
-// system does.
+// SetupBound limits the time in which bwrap builds a room: a mount hangs if its file system does.
 const SetupBound = 30 * time.Second
 
-// Room is a room that bwrap has built, with a PID 1 that is known for certain and only
-// waits. Whoever started it ends it: package supervise.
+// Room is a room that bwrap has built. Its PID 1 is verified and only waits. Package supervise ends it.
 type Room struct {
 	proc.Kept
-	Cred    *proc.Cred  // who it runs as; nil if as sbxrun
-	HostNet bool        // it has the caller's network namespace
-	Exec    *enter.Exec // the plan's command, held; nil if it has none
-	// Overlays are the room's, in the order of the policy. Whoever takes them over sets this to
-	// nil.
+	Cred    *proc.Cred  // identity of its processes; nil for that of sbxrun
+	HostNet bool        // it shares the caller's network namespace
+	Exec    *enter.Exec // the plan's command, held; nil for none
+	// Overlays of the room, in the order of the policy. A function that takes them over sets this to nil.
 	Overlays []*Overlay
 }
 
-// Start forks the keeper, with bwrap below it and, if the plan has a command, what
-// enters the room for that as soon as it is built. It returns once the room's PID 1 is
-// verified and held by a pidfd, and so is the command's init; the payload waits for its
-// release. Without a command it returns when the room is built. stdio stays the caller's,
-// who may close it; bwrap speaks on stdio[2]. An error is a *[result.Error], and nothing is
-// left.
+// Start forks the keeper, with bwrap below it and, if the plan has a command, the process that enters the room as soon
+// as it is built. It returns when the room's PID 1 and the command's init are verified and held by pidfds; the payload
+// waits for its release. Without a command it returns when the room is built. The caller keeps stdio and may close it;
+// bwrap writes errors to stdio[2]. An error is a *[result.Error], and all processes have exited.
 func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, ttys []proc.Terminal, confirm bool) (*Room, error) {
 	mounts, err := p.detach()
 	if err != nil {
@@ -46,7 +41,7 @@ func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, ttys []proc.Termina
 	}
 	b := p.builder
 	p.builder = nil
-	if b != nil && len(mounts) > 0 { // somebody has just changed what root's path leads to
+	if b != nil && len(mounts) > 0 { // another process has changed a path in the meantime
 		_ = b.abandon()
 		b = nil
 	}
@@ -65,13 +60,13 @@ func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, ttys []proc.Termina
 	return r, nil
 }
 
-// Entry is the plan's command.
+// Entry returns the plan's command.
 func (p *Plan) Entry() *enter.Entry {
 	return &enter.Entry{Cred: p.cred, HostNet: p.hostNet || p.ownNet, Command: p.command, Path: p.path, Env: values.Pairs(p.env), Workdir: p.Workdir,
 		Terminal: p.terminal, Bounds: p.Bounds, Filter: p.filter}
 }
 
-// start does the rest of Start. After an error the caller ends the unfinished room.
+// start is the rest of Start. After an error, the caller ends the unfinished room.
 func (p *Plan) start(ctx context.Context, r *Room, b *builder, stdio [3]*os.File, ttys []proc.Terminal, confirm bool) error {
 	deadline := time.Now().Add(SetupBound)
 	if err := b.order(ctx, p.words, deadline); err != nil {
@@ -119,8 +114,7 @@ func (p *Plan) start(ctx context.Context, r *Room, b *builder, stdio [3]*os.File
 	return err
 }
 
-// identify reads who the room's PID 1 is and makes sure of it. Only then may it ever be
-// signalled.
+// identify reads the PID of the room's PID 1 and verifies it. It must not be signalled before.
 func (r *Room) identify(ctx context.Context, info *os.File, deadline time.Time) error {
 	stop := proc.ReadUntil(ctx, info, deadline)
 	child, err := readStatus(info)
@@ -135,9 +129,8 @@ func (r *Room) identify(ctx context.Context, info *os.File, deadline time.Time) 
 	return r.verify()
 }
 
-// verify makes sure that the room's PID 1 is a child of our keeper's child, the monitor, and
-// the first of a PID namespace. There is one such: nobody but bwrap has run below the
-// keeper yet.
+// verify checks that the room's PID 1 is a child of the monitor, which is a child of our keeper, and the first process
+// of a PID namespace. Only bwrap has run below the keeper so far, so there is only one such process.
 func (r *Room) verify() error {
 	st, err := proc.ReadStat(r.Room.PID)
 	if err != nil {
@@ -161,20 +154,19 @@ func (r *Room) verify() error {
 		return fmt.Errorf("process %d is number %d of its PID namespace, not the first", r.Room.PID, n)
 	}
 	if r.Room.Exited() || r.Monitor.Exited() {
-		return proc.ErrGone // so all of the above may have been about another
+		return proc.ErrGone // the PIDs may have been reused
 	}
 	return nil
 }
 
-// abandon ends a room that did not come to be. Its PID 1 may be unknown, so it is
-// the keeper that kills what it has.
+// abandon ends a room that could not be built. Its PID 1 may be unknown, so the keeper kills its children.
 func (r *Room) abandon(cause error) error {
 	var end proc.End
 	var reapErr error
 	if r.Keeper != nil {
 		end, reapErr = r.Abandon(time.Now().Add(SetupBound))
 		if err := r.Keeper.StartError(); err != nil {
-			cause = err // of bwrap or of what enters, and so the rest
+			cause = err // of bwrap or the entering process, which explains all other errors
 		}
 	}
 	r.Close()
@@ -186,17 +178,17 @@ func (r *Room) abandon(cause error) error {
 		e = known
 	case isStep && overlayError(step) != nil:
 		e = overlayError(step)
-	case isStep: // which says of what it is
+	case isStep:
 		e.Message = "cannot set up the sandbox: " + step.Error()
 	case errors.Is(cause, os.ErrDeadlineExceeded):
 		e.Message = fmt.Sprintf("bubblewrap did not set up the sandbox within %v", SetupBound)
 	case errors.Is(cause, io.EOF), errors.Is(cause, proc.ErrGone), errors.Is(cause, fs.ErrNotExist), errors.Is(cause, enter.ErrClosed), errors.Is(cause, unix.EPIPE), errors.Is(cause, unix.ECONNRESET):
-		e.Message += unexplained(end, cause) // its own words are on stderr
+		e.Message += unexplained(end, cause) // bwrap's own message is on stderr
 	default:
 		e.Message = "cannot set up the sandbox: " + cause.Error()
 	}
 	if reapErr != nil {
-		e.Message += fmt.Sprintf("; and it could not be ended: %v", reapErr)
+		e.Message += fmt.Sprintf("; ending it failed: %v", reapErr)
 	}
 	return e
 }
@@ -220,8 +212,7 @@ func unexplained(end proc.End, cause error) string {
 	return ""
 }
 
-// Close gives up all descriptors. Should the keeper still have something, it
-// goes on killing it.
+// Close closes all descriptors. The keeper kills any remaining processes.
 func (r *Room) Close() {
 	if r.Keeper != nil {
 		r.Keeper.Kill()

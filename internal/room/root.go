@@ -18,8 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// op is one step of bwrap's set-up, in the order of its arguments, and at the
-// same time one entry of the [view].
+// op is a step of bwrap's set-up, in the order of its arguments, and an entry of the [view].
 type op struct {
 	kind opKind
 	dst  string
@@ -27,40 +26,35 @@ type op struct {
 	size int64  // tmpfs
 	data []byte // copies of text made here
 	over bool   // a copy that is mounted over an existing file
-	// from is an open file: the contents of a copy, or the source (O_PATH) of a user's bind. The
-	// source stays open until the room is built, so that no other file gets its inode number.
-	// st is the source's state.
+	// from is an open file: the contents of a copy, or the source (O_PATH) of a user's bind. The source stays open until
+	// the room is built, so that its inode number is not reused. st is its status.
 	from *os.File
 	st   *unix.Stat_t
 	here string // Mount.Here
 	// base is the bind of the host directory around dst; "" without one. With a base bwrap
 	// mounts at place, and the entering process moves the mount to dst: see [enter.Mount].
 	base, place string
-	// users: a bind whose source was named by the user, not by us.
-	users bool
+	users       bool // a bind that the user requested
 	// tree: the entering process clones it from a bind of this directory; "" if bwrap binds it.
-	tree string
-	file bool // it is not a directory
-	// layer: it is bound for an overlay alone, and for a moment.
-	layer  bool
-	staged bool   // the keeper binds the source for bwrap, which could not reach it
-	mount  *Mount // overlays: what was asked for
-	// owned: of a bind that cannot be written to, what is the owner's is shown as the sandbox's.
-	owned bool
-	in    string // Mount.In
-	// owner, if not nil, is who owns the source on disk. In the sandbox what is
-	// the owner's belongs to the sandbox's uid, and what the sandbox makes is the
-	// owner's on disk: the mount is idmapped (mount_setattr(2), Linux 5.12).
+	tree   string
+	file   bool   // not a directory; set only with tree
+	layer  bool   // a temporary bind for an overlay
+	staged bool   // the keeper binds the source, because bwrap could not reach it
+	mount  *Mount // of an overlay
+	owned  bool   // Mount.Owned
+	in     string // Mount.In
+	// owner, if not nil, is the owner of the source on disk. The mount is idmapped (mount_setattr(2), Linux 5.12): the
+	// owner's files belong to the sandbox's uid inside, and new files belong to the owner on disk.
 	owner *proc.Cred
 }
 
-// at is where bwrap mounts it.
+// at returns the path where bwrap mounts it.
 func (o *op) at() string { return cmp.Or(o.place, o.dst) }
 
 // host reports whether it shows a directory or file of the host.
 func (o *op) host() bool { return o.kind == opBind || o.kind == opBindRW || o.kind == opOverlay }
 
-// bind is the mount that bwrap makes of it.
+// bind describes the mount for the entering process.
 func (o *op) bind() enter.Bind {
 	b := enter.Bind{Place: o.at()}
 	if o.st != nil {
@@ -91,24 +85,23 @@ var toplevel = []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/l
 // etcFiles are copied from the host's /etc, whoever owns them, if everybody can read them.
 var etcFiles = []string{
 	"ld.so.cache", "ld-musl-x86_64.path", "ld-musl-aarch64.path", // the dynamic loader
-	"nsswitch.conf", "services", "mime.types", "timezone", // have words like passwd in them, or may be links
-	"maven/m2.conf", "maven/logging/simplelogger.properties", // beside settings.xml
+	"nsswitch.conf", "services", "mime.types", "timezone", // may be links, or contain words like passwd
+	"maven/m2.conf", "maven/logging/simplelogger.properties", // but not settings.xml
 	"ssl/openssl.cnf", "pki/tls/openssl.cnf",
 }
 
-// etcLinks are usually links, into /usr or next to certificates, and then are links in the sandbox as well.
+// etcLinks are links on most systems, into /usr or to certificates. They become links in the sandbox, or copies.
 var etcLinks = []string{"os-release", "localtime", "ssl/cert.pem", "pki/tls/cert.pem"}
 
-// etcDirs are shown without a search for what is not public: alternatives has the links behind awk, java, editor …;
-// a JVM does not start without its security policy; crypto-policies configures OpenSSL on Fedora; the others
-// have certificates of authorities. The neighbours of those in ssl and pki are private keys.
+// etcDirs are always shown: alternatives has the links behind awk, java and editor; a JVM does not start without its
+// security policy; crypto-policies configures OpenSSL on Fedora; the others contain CA certificates. Only parts of ssl
+// and pki are shown, because they contain private keys, too.
 var etcDirs = []string{"alternatives", "crypto-policies", "java", "ssl/certs", "pki/ca-trust", "pki/tls/certs", "pki/java", "ca-certificates"}
 
 // etcNetFiles are for a payload that has the host's network.
 var etcNetFiles = []string{"hosts", "host.conf", "resolv.conf", "gai.conf"}
 
-// jvmDirs are Debian's, one for each version. Those that are installed tell which: that
-// is quicker than reading /etc.
+// jvmDirs returns Debian's configuration directories for the installed JVMs.
 func jvmDirs() (dirs []string) {
 	installed, err := os.ReadDir("/usr/lib/jvm")
 	if err != nil {
@@ -123,17 +116,17 @@ func jvmDirs() (dirs []string) {
 	return dirs
 }
 
-// smallTmpfs bounds the writable parts that nobody is expected to fill.
+// smallTmpfs is the size of writable directories that programs rarely fill.
 const smallTmpfs = 64 << 20
 
-// maxCopy bounds a file of /etc that is copied.
+// maxCopy limits the size of a copied file of /etc.
 const maxCopy = 4 << 20
 
 // layout lists everything the sandbox's file tree is made of: the default root
 // with the user's mounts in it, parents before what lies below them. root, if not nil, is an open
 // [opRoot].
 func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, error) {
-	var mounts []op // first: of these some are refused, and those of /etc are open files
+	var mounts []op // first, because they can fail, and the copies of /etc are open files
 	for _, m := range p.Mounts {
 		if m.Dest == "/" {
 			continue
@@ -173,7 +166,7 @@ func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, er
 		ops = append(ops, op{kind: opDir, dst: "/var/tmp"})
 		ops = append(ops, publicOps(mounts, ops, c, p.Outside(c))...)
 	}
-	// What the user mounts replaces the default at and below that place.
+	// A mount of the user replaces the defaults at and below its destination.
 	ops = slices.DeleteFunc(ops, func(o op) bool {
 		replaced := slices.ContainsFunc(mounts, func(m op) bool { return Within(o.dst, m.dst) })
 		if replaced {
@@ -186,7 +179,7 @@ func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, er
 	return ops, nil
 }
 
-// Within says whether dst is dir or lies below it.
+// Within reports whether dst is dir or lies below it.
 func Within(dst, dir string) bool {
 	return dst == dir || dir == "/" || strings.HasPrefix(dst, dir+"/")
 }
@@ -281,7 +274,7 @@ func accounts(user User) ([]byte, []byte) {
 	return passwd.Bytes(), group.Bytes()
 }
 
-// etcLink returns the target of a symbolic link to what is shown: in /usr, certificates and alternatives.
+// etcLink returns the target of a symbolic link that leads to /usr, to certificates or to alternatives.
 func etcLink(name string) (target string, ok bool) {
 	target, err := os.Readlink(name)
 	at := target
@@ -292,10 +285,10 @@ func etcLink(name string) (target string, ok bool) {
 	return target, err == nil && (Within(at, "/usr") || Within(at, "/etc/ssl/certs") || Within(at, "/etc/pki/ca-trust") || Within(at, "/etc/alternatives"))
 }
 
-// etcFile is a copy of one file; a symbolic link is followed, since resolv.conf
-// usually is a link to where the sandbox has nothing.
+// etcFile returns a copy of a file. It follows a symbolic link, because resolv.conf usually is one to a hidden
+// directory.
 func etcFile(name string) (op, bool) {
-	// Not os.Open, which asks the poller about every file, at five system calls.
+	// os.Open would register the file with the poller, at five system calls.
 	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return op{}, false
@@ -303,14 +296,14 @@ func etcFile(name string) (op, bool) {
 	var st unix.Stat_t
 	err = unix.Fstat(fd, &st)
 	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Mode&0o004 == 0 || st.Size > maxCopy {
-		// Root must not hand over what its payload could not have read itself.
+		// Root must not pass on files that its payload could not read.
 		unix.Close(fd)
 		return op{}, false
 	}
 	return op{kind: opCopy, dst: name, src: name, from: os.NewFile(uintptr(fd), name)}, true
 }
 
-// mountOp checks one of the user's mounts against the host.
+// mountOp checks a mount of the user against the host.
 func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 	if m.Kind == Tmpfs {
 		size := m.Size
@@ -323,14 +316,14 @@ func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 		return op{kind: opCopy, dst: m.Dest, data: []byte("\n"), over: true}, false, nil
 	}
 	var st unix.Stat_t
-	if err := unix.Stat(cmp.Or(m.Here, m.Source), &st); err != nil { // which mounts an automount, as opening it later does not
+	if err := unix.Stat(cmp.Or(m.Here, m.Source), &st); err != nil { // triggers an automount, which opening with O_PATH does not
 		if m.Try && (err == unix.ENOENT || err == unix.ENOTDIR) {
 			return op{}, true, nil
 		}
 		e := &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", m.Source, err), Err: err}
 		switch {
 		case m.Kind == Overlaid:
-			e.Message, e.Hint = fmt.Sprintf("cannot lay an overlay over %q: %v", m.Source, err), "name a directory that is there"
+			e.Message, e.Hint = fmt.Sprintf("cannot lay an overlay over %q: %v", m.Source, err), "name an existing directory"
 		case err == unix.ENOENT:
 			e.Hint = "create it, or use --ro-bind-try or --bind-try to leave it out when it is missing"
 		}
@@ -346,10 +339,9 @@ func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 	return o, false, nil
 }
 
-// checkDests finds a mount whose place lies in another mount and is not good:
-// one that does not exist and cannot be made, because it is in a directory shown
-// read-only; or one that is reached by a symbolic link. Both may change until the
-// entering process mounts there, which checks again; here the message is better.
+// checkDests rejects a destination in another mount if it does not exist and cannot be created, because the directory
+// is read-only, or if it is reached by a symbolic link. Both may change until the entering process mounts there. That
+// checks again, but its message is less specific.
 func checkDests(ops []op, v view) error {
 	for _, o := range ops {
 		if o.kind == opSymlink || o.kind == opCopy && !o.over || o.kind == opDir || o.kind == opRoot {
@@ -389,7 +381,7 @@ func checkDests(ops []op, v view) error {
 	return nil
 }
 
-// mountError words why the entering process could not finish a mount; other errors stay as they are.
+// mountError explains a failed mount of the entering process. It returns other errors unchanged.
 func (p *Plan) mountError(err error, mounts []enter.Mount) error {
 	step, ok := errors.AsType[*proc.StartError](err)
 	if ok && step.Mount == len(mounts)+1 {

@@ -12,9 +12,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// view answers, before the sandbox exists, what a path inside it will be on
-// the host. It follows symbolic links as the payload would: a link's target is
-// looked up in the sandbox and not on the host.
+// view maps paths in a planned sandbox to paths on the host. It follows symbolic links as the payload would: the target
+// of a link is looked up in the sandbox.
 type view []op
 
 var (
@@ -22,8 +21,7 @@ var (
 	errLoop       = errors.New("too many levels of symbolic links")
 )
 
-// mountOf is the innermost op that decides what a clean path is. ok is false
-// where only bwrap's own empty root is.
+// mountOf returns the innermost op that contains a clean path. ok is false for bwrap's own empty root.
 func (v view) mountOf(p string) (best op, ok bool) {
 	for _, o := range v {
 		if o.kind != opSymlink && Within(p, o.dst) && (!ok || len(o.dst) >= len(best.dst)) {
@@ -54,9 +52,8 @@ func (v view) hostPath(p string) string {
 }
 
 // resolve follows every symbolic link of an absolute sandbox path and returns
-// the path on the host of what it ends at. [errNotVisible], or what lstat(2)
-// says on the host. An empty host path with a nil error is a directory that the
-// sandbox has of its own.
+// the host path of the final file. The error is [errNotVisible] or that of lstat(2)
+// on the host. An empty host path with a nil error is a directory that exists only in the sandbox.
 func (v view) resolve(p string) (host string, err error) {
 	const maxLinks = 40 // as in path_resolution(7)
 	links := 0
@@ -127,14 +124,13 @@ func (v view) opened(host string) string {
 	return host
 }
 
-// isCopy says whether a clean path is a file that is copied into the sandbox.
+// isCopy reports whether a clean path is a file that is copied into the sandbox.
 func (v view) isCopy(p string) bool {
 	o, ok := v.mountOf(path.Clean(p))
 	return ok && o.kind == opCopy
 }
 
-// own says whether bwrap makes p itself: as a mount, or as a directory on the
-// way to one.
+// own reports whether bwrap creates p: as a mount, or as a parent directory of one.
 func (v view) own(p string) bool {
 	for _, o := range v {
 		if Within(o.dst, p) {
@@ -144,10 +140,10 @@ func (v view) own(p string) bool {
 	return false
 }
 
-// visible says, by the mounts alone, whether a clean path could exist.
+// visible reports, judging only by the mounts, whether a clean path could exist.
 func (v view) visible(p string) bool {
 	for i := 1; i <= len(p); i++ {
-		// A link at the top, such as /bin, shows what it points to.
+		// A link at the top, such as /bin, has a visible target.
 		if i < len(p) && p[i] != '/' {
 			continue
 		}
@@ -158,8 +154,8 @@ func (v view) visible(p string) bool {
 	return v.hostPath(p) != ""
 }
 
-// identity is who, on the host, a payload of cred is for what is at a path there: the
-// owner, if that is shown as cred.
+// identity returns the identity with which a payload of cred accesses a host path: the owner of the mount, if that is
+// mapped to cred.
 func (v view) identity(host string, cred *proc.Cred) *proc.Cred {
 	for _, o := range v {
 		if o.owner != nil && Within(host, o.src) {
