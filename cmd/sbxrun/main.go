@@ -72,6 +72,7 @@ func dispatch(args []string, begin time.Time) int {
 			"export": with(server[cli.SnapshotExport](args)),
 			"import": with(server[cli.SnapshotImport](args)),
 		}),
+		cli.CompleteWord: completeCommand,
 		// Common names for flags.
 		"version": func(args []string) int { return runCommand(append([]string{"--version"}, args...), begin) },
 		"help":    helpCommand,
@@ -104,6 +105,11 @@ func group(flags any, commands map[string]func([]string) int) func([]string) int
 		}
 		return cli.Finish(flags, output.Result{}, err)
 	}
+}
+
+// completeCommand prints the completion of the last word for the completion functions of shells.
+func completeCommand(words []string) int {
+	return output.Finish(false, output.Line(nil, strings.Join(cli.Complete(words), "\n")), nil)
 }
 
 // helpCommand prints the help of the command that names name, or of sbxrun.

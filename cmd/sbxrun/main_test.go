@@ -206,3 +206,23 @@ func TestRunManyWords(t *testing.T) {
 		}
 	}
 }
+
+// The completion functions of shells ask sbxrun for the words that complete a command line.
+func TestComplete(t *testing.T) {
+	for _, tt := range []struct{ args, want string }{
+		{"--net ", "words\nnone\nhost\n"},
+		{"kill ", "sandboxes\n"},
+		{"logs web/", "sandboxes --all web\n"},
+		{"exec web ls ", "command 2\n"},
+		{"--ro-bind ", "files\n"},
+		{"version ", "\n"},
+	} {
+		args := append([]string{"__complete"}, strings.Split(tt.args, " ")...)
+		if stdout, stderr, code := sbxrun(t, sbxrunCommand(t, 0, shared(t), args...)); stdout != tt.want || stderr != "" || code != 0 {
+			t.Errorf("%q: code %d, stdout %q, stderr %q", tt.args, code, stdout, stderr)
+		}
+	}
+	if stdout, stderr, code := sbxrun(t, sbxrunCommand(t, 0, shared(t), "__complete")); stdout != "\n" || stderr != "" || code != 0 {
+		t.Errorf("without words: code %d, stdout %q, stderr %q", code, stdout, stderr)
+	}
+}

@@ -41,39 +41,31 @@ func pages(t *testing.T) map[string]string {
 	return pages
 }
 
-// Every command and flag is in each completion and in the command's man page, and sbxrun(1) has every command.
+// Every command and flag is completed, with its help, and in the command's man page; and sbxrun(1) has every command.
 func TestEverywhere(t *testing.T) {
-	completions, man := write(t, "completions"), write(t, "man")
-	for _, file := range []string{"man", "sbxrun.bash", "_sbxrun", "sbxrun.fish"} {
-		for _, c := range commands() {
-			name, dir := file, completions
-			if name == "man" {
-				name, dir = pageOf(strings.Fields(c.Path())[0], pages(t)), man
-			}
-			text := read(t, dir, name)
-			if !regexp.MustCompile(`\b` + c.Name + `\b`).MatchString(text) {
-				t.Errorf("%s: no command %s", name, c.Name)
-			}
-			for _, f := range c.Flags {
-				for _, word := range cli.Spellings(f) {
-					want := regexp.QuoteMeta(word) + `([^a-z-]|$)`
-					switch file {
-					case "man":
-						want = `\\fB` + regexp.QuoteMeta(strings.ReplaceAll(word, "-", `\-`)) + `\\fP`
-					case "sbxrun.fish":
-						letter := map[bool]string{true: "-l ", false: "-s "}[strings.HasPrefix(word, "--")]
-						want = `__sbxrun_at "\*flags ` + c.ID + ` \*"'.* ` + letter + strings.TrimLeft(word, "-") + " "
-					}
-					if !regexp.MustCompile(`(?m)` + want).MatchString(text) {
-						t.Errorf("%s: no %s of sbxrun %s", name, word, c.Name)
-					}
+	man := write(t, "man")
+	for _, c := range cli.Commands() {
+		path := strings.Fields(c.Path())
+		name := pageOf(path[0], pages(t))
+		text, completed := read(t, man, name), cli.Complete(append(path, "-"))
+		if !regexp.MustCompile(`\b` + c.Name + `\b`).MatchString(text) {
+			t.Errorf("%s: no command %s", name, c.Name)
+		}
+		if words := cli.Complete(append(path[:len(path)-1:len(path)-1], "")); !slices.Contains(words, c.Name+"\t"+c.Help) {
+			t.Errorf("completion proposes no %s: %q", c.Path(), words)
+		}
+		for _, f := range c.Flags {
+			for _, word := range cli.Spellings(f) {
+				if want := `\fB` + strings.ReplaceAll(word, "-", `\-`) + `\fP`; !strings.Contains(text, want) {
+					t.Errorf("%s: no %s of sbxrun %s", name, word, c.Name)
 				}
-				if file != "sbxrun.bash" {
-					flat := strings.NewReplacer(`\-`, "-", `'\''`, "'", `\`, "").Replace(text)
-					if !strings.Contains(flat, strings.ReplaceAll(f.Help, `\`, "")) {
-						t.Errorf("%s: the help of --%s is not there: %s", name, f.Name, f.Help)
-					}
+				if !slices.Contains(completed, word+"\t"+f.Help) {
+					t.Errorf("completion of %s proposes no %s", c.Path(), word)
 				}
+			}
+			flat := strings.NewReplacer(`\-`, "-", `'\''`, "'", `\`, "").Replace(text)
+			if !strings.Contains(flat, strings.ReplaceAll(f.Help, `\`, "")) {
+				t.Errorf("%s: no help of --%s: %s", name, f.Name, f.Help)
 			}
 		}
 	}
@@ -182,7 +174,7 @@ func TestReference(t *testing.T) {
 // The flags in tables of the documentation exist.
 func TestTables(t *testing.T) {
 	known := map[string]bool{}
-	for _, c := range commands() {
+	for _, c := range cli.Commands() {
 		for _, f := range c.Flags {
 			for _, word := range cli.Spellings(f) {
 				known[word] = true

@@ -39,8 +39,8 @@ func run(root, what, dir string) error {
 		}
 		add("sbxrun-run.1", []byte(".so man1/sbxrun.1\n"), nil) // man sbxrun-run shows sbxrun(1) (soelim(1))
 	case "completions":
-		for name, shell := range shells {
-			text, err := completion(shell)
+		for _, name := range []string{"sbxrun.bash", "sbxrun.fish", "_sbxrun"} {
+			text, err := os.ReadFile(filepath.Join(root, "internal/clidoc/completions", name))
 			add(name, text, err)
 		}
 	case "reference":

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"github.com/creack/pty"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -174,6 +176,17 @@ func set(text string) map[string]bool {
 	return words
 }
 
+// asCompletion is a variable that makes the test binary run as sbxrun __complete.
+const asCompletion = "SBXRUN_TEST_AS_COMPLETION"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asCompletion) != "" {
+		fmt.Println(strings.Join(cli.Complete(os.Args[1:]), "\n"))
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
 // place is the environment of a shell: a home directory, which is the current one, with some files, a PATH with some
 // programs, and a variable.
 type place struct {
@@ -184,6 +197,8 @@ type place struct {
 func newPlace(t *testing.T) place {
 	t.Helper()
 	p := place{home: t.TempDir(), script: write(t, "completions")}
+	self, err := os.Executable()
+	harness.Must(t, err)
 	programs := t.TempDir()
 	for _, f := range []struct{ name, text string }{
 		{filepath.Join(p.home, "job.py"), ""},
@@ -192,6 +207,7 @@ func newPlace(t *testing.T) place {
 		{filepath.Join(programs, "sbxrun-of-test"), "#!/bin/sh\n"},
 		// An sbxrun with some sandboxes.
 		{filepath.Join(programs, "sbxrun"), `#!/bin/sh
+			[ "$1" != __complete ] || { shift; exec env ` + asCompletion + `=1 ` + self + ` "$@"; }
 			case $* in
 			"ps --names") printf 'web\nworker\n' ;;
 			"ps --names --all") printf 'ended\nweb\nworker\n' ;;
