@@ -1,5 +1,16 @@
-// Package admission decides whether a command may be started at all: whether there are
-// enough tasks left on the machine, and places beside others; and holds what it was given.
+// Package admission decides whether a command may start: whether enough tasks (processes and threads)
+// are left on the machine, and whether --max-parallel allows one more. A [Permit] holds what it granted.
+//
+// [Look] compares the tasks in use with every limit that makes a fork of the caller fail with EAGAIN
+// (fork(2)):
+//
+//   - pids.max of the caller's cgroup and of its ancestors, as far as they are visible, in cgroup v2 or the
+//     v1 controller pids (cgroup-v2.rst, pids.rst);
+//   - threads-max and pid_max, which count all tasks of the machine (proc_sys_kernel(5)). Since Linux 6.14 a
+//     PID namespace may have its own pid_max; comparing that with the machine's tasks errs on the safe side.
+//
+// RLIMIT_NPROC is missing, because no file has the number that it counts, the tasks of a user on the whole
+// machine. A [Census] counts the tasks of each sandbox.
 package admission
 
 import (
@@ -20,84 +31,77 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// tasksToStart is how many tasks a command needs besides sbxrun's own threads until its
-// payload runs: keeper, monitor, room, init and payload; and four for what is not exact about
-// the threads, of which a busy machine makes Go have more.
+// tasksToStart is the number of tasks, besides sbxrun's threads, until the payload runs: keeper, monitor,
+// room, init and payload. Four more allow for extra threads, which Go creates on a busy machine.
 const tasksToStart = 5 + 4
 
-// ownThreads is how many threads sbxrun comes to have at most where they are scarce: a
-// run was seen to have 5 or 6, a supervisor some more. The Go runtime makes them as it
-// needs them, and where it is refused one for a fifth of a second it gives up, and we with
-// it.
+// ownThreads is the maximum number of sbxrun's threads where tasks are scarce: 5 or 6 were observed in a
+// run, some more in a supervisor. The Go runtime creates threads on demand, and crashes if the kernel
+// refuses one for a fifth of a second.
 const ownThreads = 9
 
-// Needs is how many tasks have to fit for a command to be started.
+// Needs is the number of free tasks that a command needs to start.
 const Needs = tasksToStart + ownThreads
 
-// scarce is the room that a payload could take all of in a moment, as a container has
-// it, or a user with a limit (RLIMIT_NPROC), of which no file tells what is left. There the threads
-// are made beforehand: to end a sandbox no new task is needed.
+// scarce is a number of free tasks that a payload could use up in a moment, as in a container or for a user
+// with RLIMIT_NPROC, whose use is unknown. Then sbxrun creates its threads in advance, so that it needs no
+// new task to end a sandbox.
 const (
 	scarce     = 1000
-	scarceUser = 8000 // of a limit
+	scarceUser = 8000 // for RLIMIT_NPROC
 )
 
-// limited reports whether the kernel counts this process against a low RLIMIT_NPROC, as it does not
-// for root (setrlimit(2)).
+// limited reports whether a low RLIMIT_NPROC applies to this process. It does not apply to root
+// (setrlimit(2)).
 func limited() bool {
 	var l unix.Rlimit
 	return unix.Geteuid() != 0 && unix.Getrlimit(unix.RLIMIT_NPROC, &l) == nil && l.Cur < scarceUser
 }
 
-// lockPatience is how long the admission lock is waited for: its holders give it up
-// within milliseconds, one after the other. Who gets it not by then, because one was
-// stopped, does without: the look itself decides.
-const lockPatience = 2 * time.Second
+// lockTimeout bounds the wait for the admission lock. Holders release it within milliseconds. If one of
+// them was stopped, the others continue without the lock: it only narrows a race.
+const lockTimeout = 2 * time.Second
 
-// OnPressure is what to do if there are too many tasks.
+// OnPressure is the reaction to too many tasks.
 type OnPressure string
 
-// What to do if there are too many tasks.
+// Reactions to too many tasks.
 const (
 	Refuse OnPressure = "refuse"
 	Wait   OnPressure = "wait"
 	Ignore OnPressure = "ignore"
 )
 
-// Terms are what a command may be started on.
+// Terms are the conditions for starting a command.
 type Terms struct {
 	OnPressure  OnPressure
 	WaitTimeout time.Duration
-	MaxParallel int     // run beside at most so many less one that were given this; 0 is no bound
-	Warn, Alert float64 // percentages of a bound of tasks
-	// Promised is the command's own limit on its tasks, 0 for none. Where tasks are scarce
-	// it has to fit as a whole, beside what others were promised: who is let in gets what
-	// his limit says.
+	MaxParallel int     // maximum number of commands with this flag at a time; 0 is no limit
+	Warn, Alert float64 // percentages of a task limit
+	// Promised is the command's own task limit, 0 for none. Where tasks are scarce, the whole limit must
+	// fit next to those of other sandboxes, so that every admitted command can use its own.
 	Promised int64
-	Note     func(text string) // is told if a bound is near
-	// Lasting says that this process does other things beside, and after: it has its threads,
-	// and they are left alone.
+	Note     func(text string) // called with a warning if a limit is near
+	// Lasting means that this process also does other work, and keeps its threads.
 	Lasting bool
 }
 
-// Permit is the leave to start a command, and what is held for it. All of it is given up by
-// the kernel when the process ends. A nil one holds nothing.
+// Permit is the permission to start a command, with a slot of --max-parallel and the admission lock. The
+// kernel releases both when the process ends. A nil Permit holds nothing.
 type Permit struct {
 	Terms
-	ctx context.Context
-	// need is how many tasks have to fit, our threads that are still to come included.
-	need int64
-	by   time.Time // until when is waited
+	ctx  context.Context
+	need int64     // free tasks to require, including those for threads that do not exist yet
+	by   time.Time // deadline for waiting
 
 	scarce  bool
-	refused int64  // forks by the caller's cgroups, before anything was started
-	slot    func() // gives it up
-	lock    func() // likewise, nil if it is not held
+	refused int64  // forks that the caller's cgroups had refused before the start
+	slot    func() // releases the slot
+	lock    func() // releases the lock; nil if it is not held
 }
 
-// Ask looks, before anything is started, whether there is room for a command, waits for it
-// if that is asked for, and takes a slot. An error is a *[result.Error]; or the cause of
-// ctx, if that was done first.
+// Ask checks whether a command may start, waits if Terms say so, and takes a slot. The error is a
+// *[result.Error], or the cause of ctx if that was done first.
 func Ask(ctx context.Context, t Terms) (*Permit, error) {
 	if err := state.CheckVisible(); err != nil {
 		return nil, err
@@ -105,7 +109,7 @@ func Ask(ctx context.Context, t Terms) (*Permit, error) {
 	processors := runtime.GOMAXPROCS(0)
 	a := &Permit{Terms: t, ctx: ctx, need: tasksToStart, by: time.Now()}
 	if !t.Lasting {
-		threads, _ := runtime.ThreadCreateProfile(nil) // they stay
+		threads, _ := runtime.ThreadCreateProfile(nil) // threads that exist
 		a.need += int64(max(0, ownThreads-threads))
 	}
 	if t.OnPressure == Wait {
@@ -122,14 +126,14 @@ func Ask(ctx context.Context, t Terms) (*Permit, error) {
 		return a, nil
 	}
 	if a.scarce {
-		proc.MakeThreads(ownThreads) // and not beside: a payload may be quicker
+		proc.MakeThreads(ownThreads) // now, because a payload could use up the tasks first
 	} else if runtime.GOMAXPROCS(0) < processors {
 		runtime.GOMAXPROCS(processors)
 	}
 	return a, nil
 }
 
-// Check finds what is wrong with the terms for everybody.
+// Check returns an error for contradictory terms.
 func (t Terms) Check() error {
 	if t.OnPressure == Ignore && t.MaxParallel > 0 {
 		return errors.New("--max-parallel cannot be combined with --on-pressure ignore")
@@ -137,7 +141,7 @@ func (t Terms) Check() error {
 	return nil
 }
 
-// takeSlot takes one of --max-parallel.
+// takeSlot takes a slot of --max-parallel.
 func (a *Permit) takeSlot() error {
 	n := a.MaxParallel
 	if n == 0 {
@@ -165,15 +169,15 @@ func (a *Permit) takeSlot() error {
 		if n == 1 {
 			return a.busy("--max-parallel 1: another command is running", err)
 		}
-		return a.busy(fmt.Sprintf("all %d places of --max-parallel are taken", n), err)
+		return a.busy(fmt.Sprintf("all %d slots of --max-parallel are in use", n), err)
 	}
 	return err
 }
 
-// findRoom looks at the tasks that are in use.
+// findRoom checks whether enough tasks are free.
 func (a *Permit) findRoom() error {
 	if l := ample.Load(); a.Lasting && l != nil && l.warn == a.Warn && time.Since(l.at) < ampleFor {
-		a.refused, a.Promised = l.refused, 0 // it need not be kept
+		a.refused, a.Promised = l.refused, 0 // no promise is necessary
 		return nil
 	}
 	r, err := Look()
@@ -186,7 +190,7 @@ func (a *Permit) findRoom() error {
 		a.spareThreads()
 	}
 	if !few || slices.ContainsFunc(r.Bounds, func(b Bound) bool { return b.Max <= a.Promised }) {
-		a.Promised = 0 // it need not be kept, or cannot
+		a.Promised = 0 // a promise is unnecessary or impossible
 	}
 	switch {
 	case a.OnPressure == Ignore:
@@ -194,18 +198,18 @@ func (a *Permit) findRoom() error {
 		return nil
 	case a.Promised == 0 && a.level(r) == OK && a.tooMuch(r) == "":
 		if a.Lasting && !a.scarce {
-			ample.Store(&lately{time.Now(), a.Warn, r.Refused})
+			ample.Store(&reading{time.Now(), a.Warn, r.Refused})
 		}
 		return nil
 	}
-	// From here on one at a time, each with what the one before has started in view.
+	// From here on, one process at a time, so that each sees the tasks of the previous one.
 	for swept, pause := false, 10*time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
 		if err := a.takeLock(); err != nil {
 			return err
 		}
 		if r, err = Look(); err == nil && a.tooMuch(r) != "" && !swept {
 			swept = true
-			// What crashes have left running; records are not what is scarce. Whether it has helped the look tells.
+			// Remove processes that crashes have left behind. Records use no tasks. The next Look tells whether it helped.
 			_, _ = cleanup.Sweep(cleanup.Options{KeepRecords: true})
 			r, err = Look()
 		}
@@ -218,7 +222,7 @@ func (a *Permit) findRoom() error {
 			a.note(r)
 			return nil
 		}
-		a.started() // not to keep others, who may need less
+		a.started() // others may need less
 		left := time.Until(a.by)
 		if left <= 0 {
 			return a.busy(reason, nil)
@@ -231,16 +235,16 @@ func (a *Permit) findRoom() error {
 	}
 }
 
-// ample is when a process that starts one command after the other has found room for many.
-var ample atomic.Pointer[lately]
+// ample is the last time at which a lasting process found many free tasks.
+var ample atomic.Pointer[reading]
 
-type lately struct {
+type reading struct {
 	at      time.Time
 	warn    float64
 	refused int64
 }
 
-// ampleFor is how long that holds: fewer than there was room for come to be within it.
+// ampleFor is how long that holds: too short to use up that many tasks.
 const ampleFor = 10 * time.Millisecond
 
 func (a *Permit) spareThreads() {
@@ -253,10 +257,10 @@ func (a *Permit) level(r Reading) Level {
 	return Thresholds{Warn: a.Warn / 100, Alert: a.Alert / 100}.Level(r.Tightest().Ratio())
 }
 
-// tooMuch says why nothing may be started; "" if it may.
+// tooMuch returns the reason why a command may not start, or "".
 func (a *Permit) tooMuch(r Reading) string {
 	if a.level(r) == Alert {
-		return inUse(r.Tightest()) + fmt.Sprintf(", and from %v %% on nothing is started", a.Alert)
+		return inUse(r.Tightest()) + fmt.Sprintf("; at %v %% or more nothing starts", a.Alert)
 	}
 	if _, lacks := r.Lacking(scarce); lacks {
 		r.AddPromises()
@@ -264,9 +268,9 @@ func (a *Permit) tooMuch(r Reading) string {
 	if b, lacks := r.Lacking(a.need + a.Promised); lacks {
 		reason := inUse(b)
 		if b.Promised > 0 {
-			reason += fmt.Sprintf(", %d are promised to sandboxes with --pids", b.Promised)
+			reason += fmt.Sprintf(", %d are reserved for sandboxes with --pids", b.Promised)
 		}
-		return reason + fmt.Sprintf(", and this needs %d more", a.need+a.Promised)
+		return reason + fmt.Sprintf("; this command needs %d more", a.need+a.Promised)
 	}
 	return ""
 }
@@ -275,7 +279,7 @@ func inUse(b Bound) string {
 	return fmt.Sprintf("%d of %d tasks (%s) are in use", b.Current, b.Max, b.Path)
 }
 
-// note warns if a bound is near.
+// note reports a limit that is near.
 func (a *Permit) note(r Reading) {
 	if a.level(r) != OK {
 		b := r.Tightest()
@@ -283,15 +287,15 @@ func (a *Permit) note(r Reading) {
 	}
 }
 
-// takeLock takes the admission lock. Where that cannot be, it is done without: the lock
-// only narrows a race, and what needs no state directory is not to fail for it.
+// takeLock takes the admission lock. It continues without the lock if there is no state directory: the lock
+// only narrows a race.
 func (a *Permit) takeLock() error {
 	dir, err := state.Open(state.Mine())
 	if err != nil {
 		return nil
 	}
 	defer dir.Close()
-	for end := time.Now().Add(lockPatience); time.Now().Before(end); {
+	for end := time.Now().Add(lockTimeout); time.Now().Before(end); {
 		release, ok, err := dir.TryAdmission()
 		if err != nil {
 			return nil
@@ -309,12 +313,12 @@ func (a *Permit) takeLock() error {
 	return nil
 }
 
-// Running lets others be admitted. A command that runs for longer could take all the tasks that
-// there are, so the threads for its end are made before it can have done so.
+// Running lets others be admitted: the command is running. It also creates the threads for the end of a
+// command that runs for longer, before that could use up all tasks.
 func (a *Permit) Running() {
 	a.started()
 	if a != nil && !a.scarce && !a.Lasting {
-		const longer = 20 * time.Millisecond // a fork takes some 50 µs, and there was room for as many as scarce
+		const longer = 20 * time.Millisecond // too short for scarce forks of 50 µs
 		time.AfterFunc(longer, func() {
 			proc.SpareThreads()
 			proc.MakeThreads(ownThreads)
@@ -322,27 +326,26 @@ func (a *Permit) Running() {
 	}
 }
 
-// Idling is Running for a sandbox without a command: the threads that it has no need of are given up.
+// Idling is Running for a sandbox without a command. It ends unneeded threads.
 func (a *Permit) Idling() {
 	a.started()
 	if a != nil && !a.scarce && !a.Lasting {
-		// Not at once, which would cost a short one something; and again, for on a busy machine,
-		// as where many are started, Go takes whatever is late for blocked, and makes another.
+		// Not at once, which would slow down a short-lived sandbox. Repeatedly, because on a busy machine Go
+		// takes delayed threads for blocked and creates more.
 		for _, while := range []time.Duration{50 * time.Millisecond, 2 * time.Second, 10 * time.Second} {
 			time.AfterFunc(while, proc.ShedThreads)
 		}
 	}
 }
 
-// Reserved lets others be admitted, if what the command may come to have is in the
-// kernel's books by now.
+// Reserved lets others be admitted if the cgroup of the command already has its task limit.
 func (a *Permit) Reserved() {
 	if a != nil && a.Promised > 0 {
 		a.started()
 	}
 }
 
-// started lets others be admitted: what the command needs can be seen by now.
+// started releases the lock: the tasks of the command are visible now.
 func (a *Permit) started() {
 	if a != nil && a.lock != nil {
 		a.lock()
@@ -350,7 +353,7 @@ func (a *Permit) started() {
 	}
 }
 
-// End gives everything up.
+// End releases everything.
 func (a *Permit) End() {
 	a.started()
 	if a != nil && a.slot != nil {
@@ -359,19 +362,19 @@ func (a *Permit) End() {
 	}
 }
 
-// busy is the error of a command that there is no room for.
+// busy returns the error for a command that may not start now.
 func (a *Permit) busy(reason string, cause error) error {
-	e := &result.Error{Code: "busy", ExitCode: result.ExitBusy, Message: "busy: " + reason, Hint: "try again later, or let it wait with --on-pressure wait", Err: cause}
+	e := &result.Error{Code: "busy", ExitCode: result.ExitBusy, Message: "busy: " + reason, Hint: "try again later, or wait with --on-pressure wait", Err: cause}
 	if a.OnPressure == Wait {
 		e.Message += ", for longer than " + values.Duration(a.WaitTimeout).String()
-		e.Hint = "try again later; sbxrun stats shows what is in use"
+		e.Hint = "try again later; sbxrun stats shows the tasks in use"
 	}
 	return e
 }
 
-// Explain makes busy of an error that comes from there having been no task left: a
-// fork's EAGAIN; or, where bubblewrap did not tell us, a fork that was refused in the
-// meantime. One for want of descriptors gets the remedy.
+// Explain turns an error that a lack of tasks has caused into busy: EAGAIN of a fork, or, because
+// bubblewrap does not report that, any failure while a fork was refused. A lack of descriptors gets a
+// hint.
 func (a *Permit) Explain(e *result.Error) *result.Error {
 	switch {
 	case e == nil:
@@ -384,7 +387,7 @@ func (a *Permit) Explain(e *result.Error) *result.Error {
 	case !errors.Is(e, unix.EAGAIN) && !a.wasRefused():
 		return e
 	}
-	return &result.Error{Code: "busy", ExitCode: result.ExitBusy, Message: "busy: no more processes can be started: " + e.Message, Hint: "try again later; sbxrun stats shows what is in use", Err: e}
+	return &result.Error{Code: "busy", ExitCode: result.ExitBusy, Message: "busy: cannot start more processes: " + e.Message, Hint: "try again later; sbxrun stats shows the tasks in use", Err: e}
 }
 
 func (a *Permit) wasRefused() bool {

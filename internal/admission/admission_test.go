@@ -12,8 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// TestExplain: what could not be started because there was no task left is busy; what
-// could not for other reasons stays what it is.
+// Explain turns errors that a lack of tasks caused into busy, and leaves others unchanged.
 func TestExplain(t *testing.T) {
 	start := &proc.StartError{Step: "fork the keeper", Err: unix.EAGAIN}
 	now, err := Look()
@@ -25,23 +24,23 @@ func TestExplain(t *testing.T) {
 		err  *result.Error
 		busy bool
 	}{
-		{"a fork, nobody has looked", nil, &result.Error{Code: "setup", Message: "m", Err: fmt.Errorf("x: %w", start)}, true},
+		{"a fork, without a permit", nil, &result.Error{Code: "setup", Message: "m", Err: fmt.Errorf("x: %w", start)}, true},
 		{"a fork", unpressed, &result.Error{Code: "setup", Message: "m", Err: start}, true},
 		{"into a sandbox", unpressed, &result.Error{Code: "enter", Message: "m", Err: start}, true},
 		{"of a supervisor", nil, &result.Error{Code: "detach", Message: "m", Err: unix.EAGAIN}, true},
 		{"another errno", unpressed, &result.Error{Code: "setup", Message: "m", Err: unix.EPERM}, false},
-		{"bubblewrap failed, and nothing was refused", unpressed, &result.Error{Code: "setup", Message: "m"}, false},
-		{"bubblewrap failed, and forks were refused", &Permit{refused: now.Refused - 1, need: 1}, &result.Error{Code: "setup", Message: "m"}, true},
-		{"bubblewrap failed, and there is no room", &Permit{refused: now.Refused, need: 1 << 40}, &result.Error{Code: "setup", Message: "m"}, true},
+		{"bubblewrap failed, no fork was refused", unpressed, &result.Error{Code: "setup", Message: "m"}, false},
+		{"bubblewrap failed, forks were refused", &Permit{refused: now.Refused - 1, need: 1}, &result.Error{Code: "setup", Message: "m"}, true},
+		{"bubblewrap failed, no task is free", &Permit{refused: now.Refused, need: 1 << 40}, &result.Error{Code: "setup", Message: "m"}, true},
 		{"a lock's EAGAIN", unpressed, &result.Error{Code: "state", Message: "m", Err: unix.EAGAIN}, false},
-		{"no such command, with no room", &Permit{refused: -1, need: 1 << 40}, &result.Error{Code: "not-found", Message: "m", ExitCode: result.ExitNotFound}, false},
+		{"no such command, no task is free", &Permit{refused: -1, need: 1 << 40}, &result.Error{Code: "not-found", Message: "m", ExitCode: result.ExitNotFound}, false},
 	} {
 		e := tt.a.Explain(tt.err)
 		if busy := e.Code == "busy" && e.ExitCode == result.ExitBusy && e.Hint != ""; busy != tt.busy {
 			t.Errorf("%s: %+v", tt.name, e)
 		}
 		if !errors.Is(e, tt.err) {
-			t.Errorf("%s: what happened is lost: %v", tt.name, e)
+			t.Errorf("%s: the cause is lost: %v", tt.name, e)
 		}
 	}
 	if e := unpressed.Explain(nil); e != nil {

@@ -9,22 +9,21 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// Count is what runs in one sandbox, execs included.
+// Count has the processes of one sandbox, including its execs.
 type Count struct {
 	Tasks   int   // threads of all processes, zombies included, as a pids cgroup counts them
-	Zombies int   // that their parents have not collected
-	RSS     int64 // bytes; what processes share counts for each of them
+	Zombies int   // not yet reaped
+	RSS     int64 // bytes; shared memory counts for each process
 }
 
 // Census counts the processes of many sandboxes in one pass through /proc.
 //
-// What a command has started is known by parentage: all of it is below the command's
-// init, since a PID namespace's orphans go to its init (pid_namespaces(7)), and so are
-// the namespaces that the command makes within. That init is a child of a keeper, which
-// is outside. The kernel tells where it belongs: its PID namespace has that of the
-// sandbox's room for its parent (ioctl_nsfs(2), NS_GET_PARENT, Linux 4.9).
+// All processes of a command are descendants of its init, because orphans in a PID namespace are
+// reparented to its init (pid_namespaces(7)), including those in nested namespaces. The init of an exec is
+// a child of a keeper outside the sandbox. Its PID namespace tells to which sandbox it belongs: the parent
+// namespace is that of the sandbox's room (ioctl_nsfs(2), NS_GET_PARENT, Linux 4.9).
 //
-// It is a look, not a lock: a process that forks or ends meanwhile may be missed.
+// A census may miss processes that fork or exit meanwhile.
 type Census struct {
 	stats    map[int]proc.Stat
 	children map[int][]int
@@ -33,7 +32,7 @@ type Census struct {
 	execs map[uint64][]int // inits of execs, by the sandbox's PID namespace
 }
 
-// TakeCensus looks at all processes.
+// TakeCensus reads all processes.
 func TakeCensus() (*Census, error) {
 	pids, err := proc.All()
 	if err != nil {
@@ -57,14 +56,14 @@ func newCensus(stats []proc.Stat, parentNS func(int) (uint64, bool)) *Census {
 	return c
 }
 
-// Sandbox counts one, of which the room's PID 1 is known. None if that is not there any more: a
-// process that has its number now is known by its start time.
+// Sandbox counts the processes of the sandbox whose PID 1 is init. It returns zero if that has exited; the
+// start time reveals a reused PID.
 func (c *Census) Sandbox(init proc.Identity) (n Count) {
 	if st, ok := c.stats[init.PID]; !ok || st.Start != init.Start {
 		return Count{}
 	}
 	c.findExecs()
-	// A keeper within, of a sandbox in the sandbox, is met both ways.
+	// A keeper of a nested sandbox is reached both ways.
 	seen := map[int]bool{}
 	for queue := append([]int{init.PID}, c.execs[init.PIDNS]...); len(queue) > 0; queue = queue[1:] {
 		if seen[queue[0]] {
@@ -82,8 +81,8 @@ func (c *Census) Sandbox(init proc.Identity) (n Count) {
 	return n
 }
 
-// findExecs looks at the children of keepers. Anybody may call himself a keeper; that
-// is not what counts, but what the kernel says of the child.
+// findExecs finds the inits of execs among the children of keepers. Any process may have a keeper's name,
+// but only the namespace of the child counts.
 func (c *Census) findExecs() {
 	if c.execs != nil {
 		return
@@ -96,7 +95,7 @@ func (c *Census) findExecs() {
 		for _, child := range c.children[pid] {
 			ns, ok := c.parentNS(child)
 			if !ok {
-				// The init of an exec cannot be looked at but by root. What is below it can.
+				// Only root may inspect the init of an exec, but everybody may inspect its children.
 				for _, payload := range c.children[child] {
 					if ns, ok = c.parentNS(payload); ok {
 						break
@@ -110,8 +109,8 @@ func (c *Census) findExecs() {
 	}
 }
 
-// parentNS is the PID namespace that the one of the process was made in. There is none
-// that we could see of the namespace that we are in ourselves (EPERM).
+// parentNS returns the parent of a process's PID namespace. The kernel does not show the parent of our own
+// namespace (EPERM).
 func parentNS(pid int) (inode uint64, ok bool) {
 	fd, err := proc.OpenNamespace(pid, "pid")
 	if err != nil {

@@ -20,16 +20,16 @@ func TestCensus(t *testing.T) {
 		{PID: 10, Parent: 1, Comm: "sbxrun", State: "S", Threads: 7, Pages: 100},
 		{PID: 11, Parent: 10, Comm: proc.KeeperName, State: "S", Threads: 1},
 		{PID: 12, Parent: 11, Comm: "bwrap", State: "S", Threads: 1},
-		// The sandbox: its command, which has two threads, and a zombie; and a namespace in it.
+		// The sandbox: a command with two threads, a zombie, and a nested namespace.
 		{PID: 13, Parent: 12, Comm: "bwrap", State: "S", Threads: 1, Start: 5, Pages: 1},
 		{PID: 14, Parent: 13, Comm: "sh", State: "S", Threads: 2, Pages: 2},
 		{PID: 15, Parent: 14, Comm: "sh", State: "Z", Threads: 1},
 		{PID: 16, Parent: 14, Comm: "bwrap", State: "S", Threads: 1, Pages: 4},
 		{PID: 17, Parent: 16, Comm: "x", State: "S", Threads: 1, Pages: 8},
-		// A sandbox in the sandbox: its monitor is below both.
+		// A nested sandbox: its monitor is a descendant of both.
 		{PID: 18, Parent: 14, Comm: proc.KeeperName, State: "S", Threads: 1},
 		{PID: 19, Parent: 18, Comm: "bwrap", State: "S", Threads: 1},
-		// An exec in it, and one whose init cannot be looked at.
+		// An exec, and another one whose init is not readable.
 		{PID: 20, Parent: 1, Comm: "sbxrun", State: "S", Threads: 7, Pages: 100},
 		{PID: 21, Parent: 20, Comm: proc.KeeperName, State: "S", Threads: 1},
 		{PID: 22, Parent: 21, Comm: "sbxrun", State: "S", Threads: 1, Pages: 16},
@@ -60,15 +60,15 @@ func TestCensus(t *testing.T) {
 	}
 }
 
-// TestCensusHere: of real processes.
+// A census counts real processes.
 func TestCensusHere(t *testing.T) {
 	cmd := exec.Command("sleep", "60")
 	harness.Must(t, cmd.Start())
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	init, err := proc.Identify(cmd.Process.Pid)
 	harness.Must(t, err)
-	init.PIDNS = 1 // it has none of its own, and what runs in ours is not its
-	// It may not have got its memory yet: proc_pid_stat(5) tells that a little later.
+	init.PIDNS = 1 // it has no namespace of its own, and ours does not belong to it
+	// Its memory may appear a little later in proc_pid_stat(5).
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		c, err := TakeCensus()
 		harness.Must(t, err)
@@ -85,7 +85,7 @@ func TestCensusHere(t *testing.T) {
 	}
 }
 
-// BenchmarkSandboxes: 200 of them with two execs each, once their processes are read.
+// BenchmarkSandboxes counts 200 sandboxes with two execs each, after reading the processes.
 func BenchmarkSandboxes(b *testing.B) {
 	var stats []proc.Stat
 	var inits []proc.Identity

@@ -1,18 +1,3 @@
-// Package pressure counts the tasks (processes and their threads, zombies
-// included) that are in use. A [Census] counts those of each sandbox. [Look] holds them all
-// against every bound that a fork of the caller would run into with EAGAIN (fork(2)):
-//
-//   - pids.max of the caller's cgroup and of each one above it that can be seen, of
-//     cgroup v2 or of the v1 controller pids (cgroup-v2.rst, pids.rst);
-//   - threads-max and pid_max, which count all tasks of the machine
-//     (proc_sys_kernel(5)). Since Linux 6.14 a PID namespace may have a pid_max of its
-//     own; to compare the machine's tasks with it errs on the safe side.
-//
-// RLIMIT_NPROC is not among them: what it counts, the tasks of a user on the whole
-// machine, no file tells. Whoever meets it gets the EAGAIN.
-//
-// A look is on the way of every run, so it is a few reads of small files; the
-// benchmark says what that costs.
 package admission
 
 import (
@@ -31,28 +16,27 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// Bound is one limit of the number of tasks.
+// Bound is a limit on the number of tasks.
 type Bound struct {
 	Path         string // the file that holds it
 	Current, Max int64
-	// Promised are tasks that are not there yet, and that sandboxes may take any moment:
-	// what their own limits leave them. Only after [Reading.AddPromises].
+	// Promised is the number of tasks that sandboxes may still create within their own limits. It is set by
+	// [Reading.AddPromises].
 	Promised int64
 }
 
-// Ratio is how much of it is used, 1 for all. It can be more: a maximum may be set
-// below what there is.
+// Ratio returns the used share of the limit. It exceeds 1 if the limit was set below the current number.
 func (b Bound) Ratio() float64 {
 	if b.Max <= 0 {
-		return 1 // nothing can be started at all
+		return 1 // nothing can start
 	}
 	return float64(b.Current) / float64(b.Max)
 }
 
-// Room is how many more tasks fit; not below 0.
+// Room returns the number of free tasks, at least 0.
 func (b Bound) Room() int64 { return max(0, b.Max-b.Current-b.Promised) }
 
-// Level is how near the tightest bound is.
+// Level says how near a limit is.
 type Level string
 
 const (
@@ -61,10 +45,10 @@ const (
 	Alert Level = "alert"
 )
 
-// Thresholds are from which part of a bound on it is near: 0.6 is 60 %.
+// Thresholds are the ratios at which the levels begin.
 type Thresholds struct{ Warn, Alert float64 }
 
-// Level is that of a ratio.
+// Level returns the level of a ratio.
 func (t Thresholds) Level(ratio float64) Level {
 	switch {
 	case ratio >= t.Alert:
@@ -75,20 +59,19 @@ func (t Thresholds) Level(ratio float64) Level {
 	return OK
 }
 
-// Reading is what one look has found.
+// Reading is the result of [Look].
 type Reading struct {
-	// Bounds are all that were found: the caller's cgroup first, then what is above
-	// it, then the machine's, which are always there.
+	// Bounds are the limits of the caller's cgroup, of its ancestors, and of the machine, in this order.
+	// The last ones always exist.
 	Bounds []Bound
-	// Refused is how many forks the cgroups have refused so far (pids.events). Only
-	// that it has grown between two looks means something. Before Linux 6.12 it is
-	// counted where the fork was tried, and not where the bound is.
+	// Refused is the number of forks that the cgroups have refused (pids.events). Only its growth between
+	// two readings is meaningful. Before Linux 6.12 the cgroup of the fork counts, not that of the limit.
 	Refused int64
 
 	dirs []string // the caller's cgroup and those above it
 }
 
-// Tightest is the bound that is used most.
+// Tightest returns the limit with the highest ratio.
 func (r Reading) Tightest() Bound {
 	tightest := r.Bounds[0]
 	for _, b := range r.Bounds[1:] {
@@ -99,7 +82,7 @@ func (r Reading) Tightest() Bound {
 	return tightest
 }
 
-// Lacking is the first bound that has no room for so many tasks more.
+// Lacking returns the first limit that does not allow need more tasks.
 func (r Reading) Lacking(need int64) (b Bound, lacks bool) {
 	for _, b := range r.Bounds {
 		if b.Room() < need {
@@ -109,10 +92,10 @@ func (r Reading) Lacking(need int64) (b Bound, lacks bool) {
 	return Bound{}, false
 }
 
-// Look reads all of it for the calling process.
+// Look reads the limits of the calling process. Every run calls it, so it only reads a few small files.
 func Look() (Reading, error) { return look("") }
 
-// look takes all paths below root, for tests; the paths that it gives have it in front.
+// look is Look with a root directory, for tests. The paths in its result start with root.
 func look(root string) (r Reading, err error) {
 	if err := r.cgroups(root); err != nil {
 		return Reading{}, fmt.Errorf("count tasks: %w", err)
@@ -123,19 +106,18 @@ func look(root string) (r Reading, err error) {
 	return r, nil
 }
 
-// AddPromises adds to each bound what is promised to the sandboxes below it. Who was
-// started with a limit on its tasks has them for sure then: no other one is let in to
-// take them first. The kernel keeps the books, in the sandboxes' own cgroups. A limit
-// that is no less than the bound is no promise: it could not be kept.
+// AddPromises adds to each limit the tasks that the sandboxes below it may still create, so that a sandbox
+// with its own limit can use all of that: nobody else is admitted to take these tasks. The numbers come
+// from the sandboxes' cgroups. A limit that is not below the bound promises nothing.
 func (r *Reading) AddPromises() {
-	r.Bounds = slices.Clone(r.Bounds) // those of a copy of r are no others', or they would be added twice
+	r.Bounds = slices.Clone(r.Bounds) // a copy of r must not share them, or AddPromises would add twice
 	var below []Bound
 	for _, dir := range r.dirs {
-		entries, _ := os.ReadDir(dir) // none, if it is not for us to see
+		entries, _ := os.ReadDir(dir) // none if it is not readable
 		for _, e := range entries {
 			if e.IsDir() && strings.HasPrefix(e.Name(), limits.Prefix) {
 				one := dir + "/" + e.Name()
-				// What a crash has left empty is there until cleanup removes it, and nobody's.
+				// Crashes leave empty cgroups without an owner until cleanup removes them.
 				if b, limited, _ := bound(one); limited && (b.Current > 0 || limits.Owned(one)) {
 					below = append(below, b)
 				}
@@ -154,8 +136,8 @@ func (r *Reading) AddPromises() {
 	}
 }
 
-// bound is that of one cgroup; limited is false with an error, and if it has none: the topmost has
-// no pids.max, and others have "max".
+// bound returns the limit of a cgroup. limited is false if there is none: the root has no pids.max, and
+// others may have "max".
 func bound(dir string) (b Bound, limited bool, err error) {
 	b.Path = dir + "/pids.max"
 	if b.Max, limited, err = readMax(b.Path); limited {
@@ -185,8 +167,7 @@ func (r *Reading) machine(root string) error {
 	return nil
 }
 
-// cgroups adds what the caller's cgroup and those above it allow, as far as they can
-// be seen.
+// cgroups adds the limits of the caller's cgroup and its ancestors, as far as they are visible.
 func (r *Reading) cgroups(root string) error {
 	paths, err := limits.Membership(root, 0)
 	if errors.Is(err, unix.ENOENT) {
@@ -220,9 +201,9 @@ func (r *Reading) cgroups(root string) error {
 	}
 }
 
-// usual is hierarchy on a machine where all of the controller is mounted in the usual place, and the
-// caller is in the first cgroup namespace. The kernel takes a tenth of a millisecond to list all
-// mounts, on the way of every run.
+// usual is a fast hierarchy for machines where the whole controller is mounted in the usual place, and the
+// caller is in the initial cgroup namespace. Listing all mounts would cost every run a tenth of a
+// millisecond.
 func usual(paths map[string]string) (top, own string, ok bool) {
 	const (
 		first = "cgroup:[4026531835]" // namespace: CGROUP_NS_INIT_INO (linux/nsfs.h)
@@ -242,13 +223,13 @@ func usual(paths map[string]string) (top, own string, ok bool) {
 		return "", "", false
 	}
 	own = strings.TrimSuffix(top+membership, "/")
-	// It has the file, or is none of the controller's.
+	// The cgroup has the file, unless the controller is disabled there.
 	return top, own, own == top || unix.Access(own+"/pids.max", unix.F_OK) == nil
 }
 
-// hierarchy is where the controller pids is mounted, and the caller's cgroup there;
-// none if it cannot be seen. A controller is in v1 or in v2, never in both. Of
-// several mounts it is the one that shows most.
+// hierarchy returns the mount point of the controller pids and the directory of the caller's cgroup, or ""
+// if they are not visible. A controller is in v1 or v2, never in both. Of several mounts, it chooses the
+// one that shows most.
 func hierarchy(mounts []limits.Mount, paths map[string]string) (top, own string) {
 	membership, v1 := paths["pids"]
 	if !v1 {
@@ -266,11 +247,11 @@ func hierarchy(mounts []limits.Mount, paths map[string]string) (top, own string)
 	return top, own
 }
 
-// cgroup adds one cgroup, if it bounds anything.
+// cgroup adds the limit of a cgroup, if it has one.
 func (r *Reading) cgroup(dir string, own bool) error {
 	b, limited, err := bound(dir)
 	if gone(err) {
-		return nil // no such controller here, or the cgroup is not for us to see
+		return nil // no such controller here, or not readable
 	}
 	if err != nil {
 		return err
@@ -284,20 +265,20 @@ func (r *Reading) cgroup(dir string, own bool) error {
 	return nil
 }
 
-// gone: a cgroup that is being removed answers ENODEV.
+// gone reports whether a cgroup is missing or unreadable. One that is being removed returns ENODEV.
 func gone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENODEV)
 }
 
-// refused is the row max of pids.events (Linux 4.6), 0 where there is none.
+// refused returns the field max of pids.events (Linux 4.6), or 0.
 func refused(dir string) int64 {
-	data, _ := proc.ReadFile(dir + "/pids.events") // none, if it cannot be read
+	data, _ := proc.ReadFile(dir + "/pids.events") // empty if it is not readable
 	n, _ := limits.Row(data, "max")
 	return n
 }
 
-// parseTasks takes the number of tasks from /proc/loadavg: what stands after the
-// slash in the fourth field (proc_loadavg(5)).
+// parseTasks returns the number of tasks in /proc/loadavg: the number after the slash in the fourth field
+// (proc_loadavg(5)).
 func parseTasks(data []byte) (int64, error) {
 	f := bytes.Fields(data)
 	if len(f) > 3 {
@@ -308,7 +289,7 @@ func parseTasks(data []byte) (int64, error) {
 	return 0, fmt.Errorf("loadavg: no number of tasks in %.80q", data)
 }
 
-// readMax reads a file with a number, or "max" for none.
+// readMax reads a file with a number, or "max" for no limit.
 func readMax(path string) (n int64, limited bool, err error) {
 	data, err := proc.ReadFile(path)
 	if err != nil || string(bytes.TrimSpace(data)) == "max" {

@@ -14,7 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// fake is a tree of kernel files.
+// fake returns a directory with kernel files.
 func fake(t testing.TB, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -26,7 +26,7 @@ func fake(t testing.TB, files map[string]string) string {
 	return root
 }
 
-// machine is the files of a machine without cgroups.
+// machine returns the files of a machine without cgroups.
 func machine(tasks, threads, pids string, more map[string]string) map[string]string {
 	files := map[string]string{
 		"/proc/loadavg":                "0.50 0.25 0.10 3/" + tasks + " 4711\n",
@@ -60,14 +60,14 @@ func TestLook(t *testing.T) {
 			"/cg/cgroup.procs": "",
 		}), []Bound{{Path: "/cg/a/b/pids.max", Current: 20, Max: 100}, {Path: "/cg/a/pids.max", Current: 40, Max: 50}, {Path: "/proc/sys/kernel/threads-max", Current: 10, Max: 1000}, {Path: "/proc/sys/kernel/pid_max", Current: 10, Max: 2000}},
 			"/cg/a/pids.max", 7},
-		{"v2, no bound of its own, but what it was refused is counted there", machine("10", "1000", "2000", map[string]string{
+		{"v2 without its own limit, whose refused forks count", machine("10", "1000", "2000", map[string]string{
 			"/proc/self/cgroup": "0::/a\n", "/proc/self/mountinfo": mountV2,
 			"/cg/a/pids.max": "max\n", "/cg/a/pids.events": "max 9\n",
 		}), []Bound{{Path: "/proc/sys/kernel/threads-max", Current: 10, Max: 1000}, {Path: "/proc/sys/kernel/pid_max", Current: 10, Max: 2000}}, "/proc/sys/kernel/threads-max", 9},
 		{"hybrid: pids is in v1", machine("10", "1000", "2000", map[string]string{
 			"/proc/self/cgroup": "8:pids:/x\n4:memory:/y\n0::/z\n", "/proc/self/mountinfo": mem + mountV2 + mountV1,
 			"/cg/pids/x/pids.max": "20\n", "/cg/pids/x/pids.current": "16\n",
-			"/cg/z/pids.max": "1\n", "/cg/z/pids.current": "1\n", // not asked: the controller is elsewhere
+			"/cg/z/pids.max": "1\n", "/cg/z/pids.current": "1\n", // ignored: the controller is elsewhere
 		}), []Bound{{Path: "/cg/pids/x/pids.max", Current: 16, Max: 20}, {Path: "/proc/sys/kernel/threads-max", Current: 10, Max: 1000}, {Path: "/proc/sys/kernel/pid_max", Current: 10, Max: 2000}}, "/cg/pids/x/pids.max", 0},
 		{"a container's part of v1 is mounted twice; the larger part counts", machine("10", "1000", "2000", map[string]string{
 			"/proc/self/cgroup":    "8:pids:/docker/c/x\n",
@@ -79,10 +79,10 @@ func TestLook(t *testing.T) {
 			"/proc/self/cgroup": "0::/\n", "/proc/self/mountinfo": mountV2,
 			"/cg/pids.max": "300\n", "/cg/pids.current": "241\n",
 		}), []Bound{{Path: "/cg/pids.max", Current: 241, Max: 300}, {Path: "/proc/sys/kernel/threads-max", Current: 10, Max: 1000}, {Path: "/proc/sys/kernel/pid_max", Current: 10, Max: 2000}}, "/cg/pids.max", 0},
-		{"what is mounted does not show the caller's cgroup", machine("10", "1000", "900", map[string]string{
+		{"the mount does not show the caller's cgroup", machine("10", "1000", "900", map[string]string{
 			"/proc/self/cgroup": "0::/../other\n", "/proc/self/mountinfo": mountV2, "/cg/pids.max": "1\n", "/cg/pids.current": "1\n",
 		}), []Bound{{Path: "/proc/sys/kernel/threads-max", Current: 10, Max: 1000}, {Path: "/proc/sys/kernel/pid_max", Current: 10, Max: 900}}, "/proc/sys/kernel/pid_max", 0},
-		{"a maximum of 0, below what there is", machine("10", "1000", "2000", map[string]string{
+		{"a maximum of 0, below the current number", machine("10", "1000", "2000", map[string]string{
 			"/proc/self/cgroup": "0::/a\n", "/proc/self/mountinfo": mountV2, "/cg/a/pids.max": "0\n", "/cg/a/pids.current": "5\n",
 		}), []Bound{{Path: "/cg/a/pids.max", Current: 5, Max: 0}, {Path: "/proc/sys/kernel/threads-max", Current: 10, Max: 1000}, {Path: "/proc/sys/kernel/pid_max", Current: 10, Max: 2000}}, "/cg/a/pids.max", 0},
 	}
@@ -109,12 +109,12 @@ func TestLook(t *testing.T) {
 
 func TestLookFails(t *testing.T) {
 	for name, more := range map[string]map[string]string{
-		"no number of tasks":         {"/proc/loadavg": "0.5 0.2 0.1 3-9 4711\n"},
-		"truncated":                  {"/proc/loadavg": "0.5 0.2"},
-		"no number of threads":       {"/proc/sys/kernel/threads-max": "many\n"},
-		"negative":                   {"/proc/sys/kernel/pid_max": "-1\n"},
-		"pids.max that is no number": {"/proc/self/cgroup": "0::/a\n", "/proc/self/mountinfo": mountV2, "/cg/a/pids.max": "x\n"},
-		"pids.current likewise":      {"/proc/self/cgroup": "0::/a\n", "/proc/self/mountinfo": mountV2, "/cg/a/pids.max": "9\n", "/cg/a/pids.current": "\n"},
+		"no number of tasks":   {"/proc/loadavg": "0.5 0.2 0.1 3-9 4711\n"},
+		"truncated":            {"/proc/loadavg": "0.5 0.2"},
+		"no number of threads": {"/proc/sys/kernel/threads-max": "many\n"},
+		"negative":             {"/proc/sys/kernel/pid_max": "-1\n"},
+		"invalid pids.max":     {"/proc/self/cgroup": "0::/a\n", "/proc/self/mountinfo": mountV2, "/cg/a/pids.max": "x\n"},
+		"invalid pids.current": {"/proc/self/cgroup": "0::/a\n", "/proc/self/mountinfo": mountV2, "/cg/a/pids.max": "9\n", "/cg/a/pids.current": "\n"},
 	} {
 		if r, err := look(fake(t, machine("1", "2", "3", more))); err == nil {
 			t.Errorf("%s: %+v", name, r)
@@ -122,7 +122,7 @@ func TestLookFails(t *testing.T) {
 	}
 }
 
-// TestLookHere: the machine that the test runs on has at least this process.
+// Look works on this machine, which has at least this process.
 func TestLookHere(t *testing.T) {
 	r, err := Look()
 	harness.Must(t, err)
@@ -136,7 +136,7 @@ func TestLookHere(t *testing.T) {
 	}
 }
 
-// The quick way comes to what the list of mounts says, or to nothing.
+// usual agrees with the list of mounts, or finds nothing.
 func TestUsual(t *testing.T) {
 	paths, err := limits.Membership("", 0)
 	harness.Must(t, err)
@@ -182,8 +182,8 @@ func BenchmarkLook(b *testing.B) {
 	}
 }
 
-// TestPromises: what limits leave to sandboxes below counts, at each level what is below
-// it; a limit that could not be kept does not.
+// AddPromises counts the unused limits of sandboxes below each cgroup, except for those that exceed the
+// cgroup's own limit.
 func TestPromises(t *testing.T) {
 	root := fake(t, machine("10", "1000", "2000", map[string]string{
 		"/proc/self/cgroup": "0::/a/b\n", "/proc/self/mountinfo": mountV2,
@@ -194,8 +194,8 @@ func TestPromises(t *testing.T) {
 		"/cg/a/b/sbxrun-4/pids.max": "100\n", "/cg/a/b/sbxrun-4/pids.current": "1\n",
 		"/cg/a/b/sbxrun-5/cgroup.procs": "",
 		"/cg/a/b/other/pids.max":        "30\n", "/cg/a/b/other/pids.current": "1\n",
-		"/cg/a/b/sbxrun-7/pids.max": "20\n", "/cg/a/b/sbxrun-7/pids.current": "0\n", // a crash has left it
-		"/cg/a/b/sbxrun-8/pids.max": "10\n", "/cg/a/b/sbxrun-8/pids.current": "0\n", // nothing is in it yet
+		"/cg/a/b/sbxrun-7/pids.max": "20\n", "/cg/a/b/sbxrun-7/pids.current": "0\n", // left by a crash
+		"/cg/a/b/sbxrun-8/pids.max": "10\n", "/cg/a/b/sbxrun-8/pids.current": "0\n", // still empty
 		"/cg/a/pids.max": "200\n", "/cg/a/pids.current": "40\n",
 		"/cg/a/sbxrun-6/pids.max": "8\n", "/cg/a/sbxrun-6/pids.current": "3\n",
 	}))
@@ -209,7 +209,7 @@ func TestPromises(t *testing.T) {
 	}
 	r, err := look(root)
 	harness.Must(t, err)
-	for range 2 { // of copies, as whoever looks twice has them
+	for range 2 { // copies stay independent
 		again := r
 		again.AddPromises()
 	}

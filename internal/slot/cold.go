@@ -11,10 +11,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// OnDemand is the source of places that are built when they are asked for.
+// OnDemand is a source that builds each slot on demand.
 type OnDemand struct{}
 
-// Take builds a room.
+// Take builds a sandbox.
 func (OnDemand) Take(ctx context.Context, _ string, p Policy) (_ Slot, err error) {
 	defer func() {
 		if err != nil {
@@ -32,16 +32,16 @@ func (OnDemand) Take(ctx context.Context, _ string, p Policy) (_ Slot, err error
 		return nil, err
 	}
 	if !c.room.Outlive() {
-		_, _ = c.room.Close() // nobody wants it any more
+		_, _ = c.room.Close() // the caller is gone
 		return nil, &result.Error{Code: "ended", Message: "the call was canceled before it started", Err: context.Cause(ctx)}
 	}
 	return c, nil
 }
 
-// Rooms returns 0: none is made ahead.
+// Rooms returns 0: there is no pool.
 func (OnDemand) Rooms() (idle, all, left int) { return 0, 0, 0 }
 
-// cold is a room of its own.
+// cold is a slot with its own sandbox.
 type cold struct {
 	room *job.Room
 	dir  string
@@ -53,7 +53,7 @@ type cold struct {
 func (c *cold) Kind() Kind { return Cold }
 
 func (c *cold) Start(ctx context.Context, command Command) (Running, error) {
-	command.Attended = false // its deadline is kept, however late Wait is called
+	command.Attended = false // the deadline holds even if Wait is called late
 	run, err := c.room.Start(ctx, command.Args, command.Env, command.Dir, command.Spec)
 	if err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func (c *cold) Ended() <-chan struct{} { return c.room.Ended() }
 
 func (c *cold) Give() (*result.Result, error) {
 	if c.files != nil {
-		c.files.Close() // it holds the room's memory
+		c.files.Close() // it keeps the sandbox's memory in use
 	}
 	return c.room.Close()
 }

@@ -1,6 +1,6 @@
-// Package place is where a call of the server runs: one seam, with rooms that are built for
-// the call on one side of it, and rooms that were made ahead on the other. The server asks for
-// a place, runs commands in it, reaches its files, and gives it back.
+// Package slot is the interface between the server and the sandboxes in which its calls run. A sandbox is
+// either built on demand or comes from a pool. The server takes a slot, runs commands in it, accesses its
+// files, and gives it back.
 package slot
 
 import (
@@ -16,77 +16,76 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// Kind says how a place came to be, as the answer of a call tells it.
+// Kind is the origin of a slot, as in the report of a call.
 type Kind string
 
-// How a place came to be.
+// Origins of a slot.
 const (
-	Cold Kind = "cold" // built for the call
-	Warm Kind = "warm" // made ahead
+	Cold Kind = "cold" // built on demand
+	Warm Kind = "warm" // from the pool
 )
 
-// Policy is what a place shows, and what all of its commands together may use. Policies that
-// are equal can have the same rooms.
+// Policy is the configuration of a slot: what it shows, and the limits for all of its commands together.
+// Slots with equal policies are interchangeable.
 type Policy struct {
 	room.Policy
-	Limits   limits.Request // of the place
-	Lifetime time.Duration  // 0 for none
-	// Commands are limits that its commands will ask for: not all places can have limits.
+	Limits   limits.Request // for the whole slot
+	Lifetime time.Duration  // 0 for no limit
+	// Commands are the limits that its commands will need, which not every slot can enforce.
 	Commands limits.Request
-	// Parts, if not nil, are what the policy has of overlays, volumes, layers of a snapshot, and of a
-	// network by a list. Such a place is cold. Take ends them if it fails; else they end with the place.
+	// Parts, if not nil, has the overlays, volumes, snapshot and network of the policy. Such a slot is cold.
+	// Take ends the parts if it fails; otherwise they end with the slot.
 	Parts *sandbox.Parts
-	// Program, if not nil, is all that will run there. A source may have its interpreter started
-	// ahead, and then starts none: it gets the text by [Command.Program].
+	// Program, if not nil, is the only command of the slot. A source may have started its interpreter in
+	// advance, which then gets the text in [Command.Program].
 	Program *Program
 }
 
-// Program is how a program is run that is one file.
+// Program describes how to run a program in a single file.
 type Program struct {
-	Args   []string // with the file's path
-	File   string   // its name in the workspace
+	Args   []string // including the path of the file
+	File   string   // name in the workspace
 	Limits limits.Request
-	Ahead  int // how many interpreters wait for the next ones
+	Ahead  int // interpreters to start in advance
 }
 
-// Source has places.
+// Source provides slots.
 type Source interface {
-	// Take returns a place for a tenant, which nobody else uses until it is given back, or an
-	// error that is a *[result.Error]. It blocks until there is one, or ctx is done; the place
-	// does not end with ctx.
+	// Take returns a slot for the exclusive use of a tenant, or a *[result.Error]. It blocks until one is
+	// available or ctx is done. The slot does not end with ctx.
 	Take(ctx context.Context, tenant string, p Policy) (Slot, error)
-	// Rooms is how many rooms made ahead wait for a call, how many there are with those that are in
-	// use, or are being made or ended, and of how many something may have been left when they ended.
+	// Rooms returns the number of idle sandboxes in the pool, of all sandboxes including those in use or
+	// being built or ended, and of those whose end was unproven.
 	Rooms() (idle, all, left int)
 }
 
-// Slot is a room, or what stands for one.
+// Slot is a sandbox for calls.
 type Slot interface {
 	Kind() Kind
 	// Start starts a command, as [bwrap.Command.Start] does.
 	Start(ctx context.Context, c Command) (Running, error)
-	// Files is the directory in which commands begin. It is open for as long as the place is.
+	// Files returns the initial directory of commands. It stays open as long as the slot.
 	Files() (*workspace.Dir, error)
-	// Ended is closed when the place has ended, by itself or for its lifetime.
+	// Ended is closed when the slot has ended, by itself or because of its lifetime.
 	Ended() <-chan struct{}
-	// Give gives the place back, and with it all that still runs there; it is called once, and
-	// returns when nothing of that is left. Of the result the verdict and the survivors count.
-	// A place that may be used again must not be one whose command was unproven.
+	// Give returns the slot. It is called once, ends everything that still runs there, and returns when all
+	// of it has exited. Of the result, the verdict and the survivors count. A slot with an unproven command
+	// must not be reused.
 	Give() (*result.Result, error)
 }
 
-// Running is a command that was started.
+// Running is a started command.
 type Running interface {
 	Wait() (*result.Result, error)
 	Signal(sig syscall.Signal) error
-	SignalAlone(sig syscall.Signal) error // to the command's own process
+	SignalAlone(sig syscall.Signal) error // only to the command's own process
 }
 
 // Command is a command.
 type Command struct {
 	Args    []string
-	Env     []string // NAME=VALUE for each variable beside the place's own
-	Dir     string   // "" for the place's own
-	Program string   // of a place with one: the file's content
+	Env     []string // additional variables, NAME=VALUE
+	Dir     string   // "" for the default
+	Program string   // content of the file, in a slot with a program
 	job.Spec
 }
