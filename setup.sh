@@ -1,16 +1,16 @@
 #!/bin/sh
-# Sets sbxrun up and tries it: what README's two commands, Taskfile.yml and CI call.
+# Installs, builds and tests sbxrun, for README, Taskfile.yml and CI.
 #
 # usage: ./setup.sh COMMAND [ARG...]
 #
-#   demo          install what is missing, build, and run the main job on the fixtures
-#   test          install what is missing, build, and run the tests, as the user you are
+#   demo          install what is missing, build, and show the main purpose
+#   test          install what is missing, build, and run the tests as the current user
 #   check         run what CI runs in addition to test: lint, man pages, completions, the other
-#                 user, and longer tests (tests/README.md)
+#                 user, and slow tests
 #   nightly       run what takes too long for CI: other versions of bubblewrap, packages, a
-#                 virtual machine, 10,000 random signals, long fuzzing
+#                 virtual machine, 10,000 random signals, fuzzing
 #
-#   install       install what is missing, by the distribution's package manager
+#   install       install what is missing, with the distribution's package manager
 #   build         build bin/sbxrun and bin/sbxrund
 #   lint          run go vet and staticcheck
 #   man           make the man pages, below bin/share/man/man1
@@ -28,7 +28,7 @@ set -eu
 command=${1-}
 [ $# = 0 ] || shift
 case $command:${1-} in
-dist:[!/]* | man:[!/]* | completions:[!/]*) # from here on, and not from there
+dist:[!/]* | man:[!/]* | completions:[!/]*) # relative to the caller's directory
     dir=$PWD/$1
     shift
     set -- "$dir" "$@"
@@ -41,7 +41,7 @@ case $command in
 demo)
     "$setup/ready.sh"
     "$setup/install.sh"
-    "$setup/build.sh" bin sbxrun # the server has many modules, and takes twice as long
+    "$setup/build.sh" bin sbxrun # the server takes twice as long, because it has many modules
     exec "$setup/demo.sh"
     ;;
 test | check | nightly)

@@ -122,25 +122,22 @@ echo "{\"child-pid\": $p, \"pid-namespace\": $(stat -Lc %%i /proc/$p/ns/pid)}" >
 // processes that it has verified. The victims are the test process, its child, and the room of
 // another sandbox, where everything matches except that it is not below our bwrap.
 func TestBwrapFake(t *testing.T) {
-	other := newVictim(t)
+	victims := newVictims(t)
 	for _, f := range fakes {
 		t.Run(f.name, func(t *testing.T) {
-			for i, victim := range other {
+			for i, victim := range victims {
 				if i > 0 && !strings.Contains(f.script, "%[") {
 					break // it names no victim
 				}
-				script := prologue + fmt.Sprintf(f.script+"\n: %[1]s %[2]s\n", strconv.Itoa(victim.pid), strconv.FormatUint(victim.ns, 10))
+				script := prologue + fmt.Sprintf(f.script+"\n: %[1]s %[2]s\n", strconv.Itoa(victim.id.PID), strconv.FormatUint(victim.id.Namespace, 10))
 				r := start(t, options{env: pose(t, script)}, "--timeout", "2", "sh", "-c", ": >/out/ran")
 				o := r.wait()
 				if o.code != 125 || o.report == nil || o.report.Started || o.report.Teardown.Verdict != "not_applicable" {
 					t.Errorf("%s: want 125 and never started: %v", victim.name, o)
 				}
 				o.oneLine(t)
-				if victim.target != nil && victim.target.Ended() {
-					t.Fatalf("%s was killed: %v", victim.name, o)
-				}
-				if p, ok := harness.ReadProc(victim.pid); !ok || p.State == "T" || p.Start != victim.start {
-					t.Errorf("%s was stopped: %v", victim.name, p)
+				if !victim.unharmed() {
+					t.Fatalf("%s was signalled: %v", victim.name, o)
 				}
 				harness.Within(t, "the run", r.end.Sub(r.begin), 0, 2*time.Second)
 				if t.Failed() {
@@ -179,48 +176,21 @@ func TestBwrapFakeExplained(t *testing.T) {
 
 // victim is a process that sbxrun must not touch.
 type victim struct {
-	name   string
-	pid    int
-	ns     uint64
-	start  string
-	target *harness.Target // nil for the test process
+	name string
+	bystander
 }
 
-func newVictim(t *testing.T) []victim {
+func newVictims(t *testing.T) (victims []victim) {
 	t.Helper()
-	// Both end with the test. They are registered, so they don't count as leftovers.
-	sleep := exec.Command("sleep", "600")
-	done, err := harness.StartCommand(sleep)
-	harness.Must(t, err)
-	t.Cleanup(func() {
-		_ = sleep.Process.Kill() // fails only if sbxrun has killed it
-		_ = sleep.Wait()
-		done()
-	})
 	other, pids := begun(t, nil, busy)
 	t.Cleanup(func() {
 		other.signal(unix.SIGTERM)
 		other.wait()
 	})
-	host := harness.Namespace(os.Getpid())
-	victims := []victim{
-		{name: "a stranger", pid: sleep.Process.Pid, ns: host},
-		{name: "another sandbox", pid: pids[roleRoom], ns: harness.Namespace(pids[roleRoom])},
-		{name: "the test", pid: os.Getpid(), ns: host},
-	}
-	for i := range victims {
-		v := &victims[i]
-		p, ok := harness.ReadProc(v.pid)
-		if !ok {
-			t.Fatalf("%s does not run", v.name)
-		}
-		v.start = p.Start
-		if v.pid == os.Getpid() {
-			continue // if it were killed, nobody would check
-		}
-		v.target, err = harness.Open(v.pid)
-		harness.Must(t, err)
-		t.Cleanup(v.target.Close)
+	stranger := newBystander(t)
+	for name, pid := range map[string]int{"a stranger": stranger.id.PID, "another sandbox": pids[roleRoom], "the test": os.Getpid()} {
+		start, ns := harness.Identify(t, pid)
+		victims = append(victims, victim{name, bystander{t: t, id: harness.Identity{PID: pid, Start: start, Namespace: ns}}})
 	}
 	return victims
 }

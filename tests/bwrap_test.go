@@ -1,0 +1,204 @@
+package tests
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// olderBwrap returns a bwrap that claims to be bubblewrap 0.4.1 and rejects later options:
+// --perms, --size, --disable-userns. setup.sh bwraps tests real old versions.
+func olderBwrap(t *testing.T) string {
+	t.Helper()
+	dir := harness.Dir(t)
+	harness.Must(t, os.Chmod(dir, 0o755)) // root's sandboxes execute it as another user
+	name := filepath.Join(dir, "bwrap")
+	harness.Must(t, os.WriteFile(name, []byte(`#!/bin/sh
+args=$(mktemp)
+cat <&3 >$args
+exec 3<$args
+rm $args
+for word in "$@" $(tr '\0' '\n' </proc/self/fd/3); do
+	case $word in
+	--perms | --size | --chmod | --disable-userns | --bind-fd | --ro-bind-fd)
+		echo "bwrap: Unknown option $word" >&2
+		exit 1
+		;;
+	esac
+done
+exec /usr/bin/bwrap "$@"
+`+"\x00bubblewrap 0.4.1\x00--as-pid-1\n"), 0o755))
+	return name
+}
+
+// A room made by an older bubblewrap is as strong: sbxrun does what it has no options for. The
+// test turns the system-call filter off, which would hide a difference.
+func TestOlderBwrap(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	env := harness.Options{Env: []string{"SBXRUN_BWRAP=" + olderBwrap(t)}}
+	r := harness.Run(t, harness.Options{Env: env.Env, Bare: true, Dir: "/usr"}, "--print-command", "true")
+	if r.ExitCode != 125 || len(r.Stdout) != 0 || !strings.Contains(string(r.Stderr), "a command without sbxrun takes bubblewrap 0.8") {
+		t.Errorf("--print-command: exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	// doctor objects to a bwrap below /tmp as root.
+	r = harness.Run(t, harness.Options{Env: env.Env, Bare: true, Dir: "/usr"}, "doctor")
+	if !strings.Contains(string(r.Stdout), "/bwrap, version 0.4.1, too old for --print-command") {
+		t.Errorf("doctor: exit code %d, stdout %s, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	const script = `stat -c '%a %n' / /tmp /dev/shm $HOME /mnt /etc/passwd
+for dir in /tmp /dev/shm /mnt; do set -- $(stat -f -c '%b %S' $dir); echo $(($1 * $2)); done
+for file in /x /dev/x /etc/passwd; do ! echo x 2>/dev/null >$file || echo written: $file; done
+unshare --user true 2>/dev/null && echo user namespace
+exit 7`
+	const want = `755 /
+1777 /tmp
+1777 /dev/shm
+700 /home/sandbox
+755 /mnt
+444 /etc/passwd
+1048576
+67108864
+65536
+`
+	flags := []string{"--seccomp", "off", "--tmp-size", "1M", "--tmpfs", "/mnt:64K"}
+	for _, user := range [][]string{nil, {"--user", "0:0"}} { // bwrap creates one user namespace less
+		flags := append(flags, user...)
+		r = harness.Run(t, env, append(flags, "sh", "-c", script)...)
+		r.Expect(t, 7, "exited")
+		if string(r.Stdout) != want {
+			t.Errorf("run %v: %s%s", user, r.Stdout, r.Stderr)
+		}
+		b := s.Sandbox(env, flags...)
+		r = b.Exec(harness.Options{}, nil, "sh", "-c", script)
+		r.Expect(t, 7, "exited")
+		if string(r.Stdout) != want {
+			t.Errorf("exec %v: %s%s", user, r.Stdout, r.Stderr)
+		}
+		r = b.Exec(harness.Options{}, []string{"--timeout", "1"}, "/fixtures/tree-setsid")
+		r.Expect(t, 124, "timeout")
+		harness.Within(t, "the deadline", r.Elapsed, time.Second, 2*time.Second)
+		b.Alive()
+		// kill enters the sandbox too, to signal its processes.
+		if k := s.Run("kill", "--grace", "1", b.ID); k.ExitCode != 0 {
+			t.Errorf("kill: %d, %s", k.ExitCode, k.Stderr)
+		}
+		b.Ended()
+	}
+}
+
+// When a command has planted programs in a directory of PATH, the next sbxrun executes none of
+// them on the host.
+func TestPlantedProgramsInPath(t *testing.T) {
+	t.Parallel()
+	project := harness.Dir(t)
+	bin := filepath.Join(project, ".venv/bin")
+	harness.Must(t, os.MkdirAll(bin, 0o755))
+	marker := filepath.Join(project, "executed")
+	plant := `for name in bwrap sbxrund newuidmap newgidmap setpriv unshare nsenter systemd-run loginctl mount umount fusermount3 getent sh env id git tar; do
+	printf '#!/bin/sh\n: >"` + marker + `-$0"\nexit 1\n' | sed "s,\$0,$name," >.venv/bin/$name; chmod 755 .venv/bin/$name; done`
+	harness.Run(t, harness.Options{Dir: project}, "-w", "sh", "-c", plant).Expect(t, 0, "exited")
+	o := harness.Options{Dir: project, Env: []string{"PATH=" + bin + ":" + harness.Path}}
+	harness.Run(t, o, "--cwd", "none", "/bin/true").Expect(t, 0, "exited")
+	harness.Run(t, o, "-w", "/bin/true").Expect(t, 0, "exited")
+	harness.NewState(t).Sandbox(o).Exec(o, nil, "/bin/true").Expect(t, 0, "exited")
+	o.Bare = true
+	for _, args := range [][]string{{"doctor"}, {"--print-command", "/bin/true"}} {
+		r := harness.Start(t, o, args...).Wait()
+		if r.ExitCode != 0 && !strings.Contains(string(r.Stderr), "a command without sbxrun takes bubblewrap 0.8") {
+			t.Errorf("%q: exit code %d, stderr %s", args, r.ExitCode, r.Stderr)
+		}
+	}
+	if found, _ := filepath.Glob(marker + "*"); len(found) > 0 {
+		t.Errorf("executed: %q", found)
+	}
+}
+
+// sbxrun refuses a named bwrap that a sandbox could replace.
+func TestNamedBwrapExposed(t *testing.T) {
+	t.Parallel()
+	dir, marker := harness.Dir(t), filepath.Join(harness.SharedDir(t), "executed")
+	bwrap := filepath.Join(dir, "bwrap")
+	harness.Must(t, os.WriteFile(bwrap, []byte("#!/bin/sh\n: >"+marker+"\nexec /usr/bin/bwrap \"$@\"\n"), 0o755))
+	for _, c := range []struct {
+		dir  string
+		args []string
+		code int
+	}{
+		{"/usr", []string{"true"}, 0},
+		{dir, []string{"true"}, 125},
+		{dir, []string{"-w", "true"}, 125},
+		{"/usr", []string{"--bind", dir, "true"}, 125},
+		{"/usr", []string{"--bind", bwrap + ":/mnt/x", "true"}, 125},
+		{"/usr", []string{"start", "--bind", dir + ":/mnt", "sleep", "60"}, 125},
+	} {
+		_ = os.Remove(marker)
+		r := harness.Start(t, harness.Options{Dir: c.dir, Bare: true, Env: []string{"SBXRUN_BWRAP=" + bwrap}}, c.args...).Wait()
+		_, err := os.Stat(marker)
+		if executed := err == nil; r.ExitCode != c.code || c.code != 0 && (executed || !strings.Contains(string(r.Stderr), "cannot be trusted")) {
+			t.Errorf("%q in %s: exit code %d, executed %v, stderr %s", c.args, c.dir, r.ExitCode, executed, r.Stderr)
+		}
+	}
+}
+
+// The error names IDs that bubblewrap cannot handle as the cause.
+func TestLargeIDs(t *testing.T) {
+	t.Parallel()
+	for _, id := range []string{"2147483648", "1000:4294967294"} {
+		for _, command := range []string{"run", "start"} {
+			r := harness.Start(t, harness.Options{Bare: true, Dir: "/usr", Env: []string{"SBXRUN_STATE_DIR=" + harness.SharedDir(t) + "/state"}}, command, "--user", id, "true").Wait()
+			_, large, _ := strings.Cut("1000:"+id, ":")
+			large = large[strings.LastIndex(large, ":")+1:]
+			want := fmt.Sprintf("sbxrun: error: bubblewrap cannot set up a sandbox for uid or gid %s: ids must be below 2147483648; name other ids with --user\n", large)
+			if r.ExitCode != 125 || string(r.Stderr) != want {
+				t.Errorf("%s --user %s: exit code %d, stderr %s, want %s", command, id, r.ExitCode, r.Stderr, want)
+			}
+		}
+	}
+	if !harness.Root() {
+		return
+	}
+	const large = 1<<31 + 5
+	o := harness.Options{Bare: true, Dir: "/usr", Attr: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: large, Gid: large}}}
+	r := harness.Start(t, o, "true").Wait()
+	if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), fmt.Sprintf("for uid or gid %d: ids must be below", large)) {
+		t.Errorf("run: exit code %d, stderr %s", r.ExitCode, r.Stderr)
+	}
+	r = harness.Start(t, o, "doctor").Wait()
+	if r.ExitCode != 125 || !strings.Contains(string(r.Stdout), fmt.Sprintf("bubblewrap cannot handle uid %d: ids must be below 2147483648: setting up", large)) || strings.Contains(string(r.Stdout), "dmesg") {
+		t.Errorf("doctor: exit code %d, stdout %s", r.ExitCode, r.Stdout)
+	}
+}
+
+// The error names a missing /tmp, which bubblewrap needs, as the cause.
+func TestRootWithoutTmp(t *testing.T) {
+	t.Parallel()
+	wrap := []string{"bwrap", "--dev-bind", "/dev", "/dev", "--ro-bind", "/usr", "/usr", "--ro-bind", "/etc", "/etc", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64",
+		"--bind", "/proc", "/proc", "--ro-bind", harness.Binary(t), "/sbxrun", "--dir", "/run", "--chdir", "/usr", "--unshare-user"}
+	// The harness appends the program's path on the host.
+	o := harness.Options{Bare: true, Dir: "/usr", Wrap: append(wrap, "sh", "-c", `shift; exec /sbxrun "$@"`, "-")}
+	if harness.Root() {
+		o.Attr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 61000, Gid: 61000}}
+	}
+	r := harness.Start(t, o, "true").Wait()
+	if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "bubblewrap needs a directory /tmp: ") || !strings.Contains(string(r.Stderr), "mkdir -m 1777 /tmp") {
+		t.Errorf("exit code %d, stderr %s", r.ExitCode, r.Stderr)
+	}
+}
+
+// Without a known cause, sbxrun passes on bubblewrap's own message.
+func TestUnknownEarlyFailure(t *testing.T) {
+	t.Parallel()
+	dir := harness.Dir(t)
+	harness.Must(t, os.WriteFile(dir+"/bwrap", []byte("#!/bin/sh\ncase $1 in --version) echo bubblewrap 0.8.0; exit;; esac\necho 'bwrap: no luck today' >&2; exit 1"), 0o755))
+	r := harness.Start(t, harness.Options{Bare: true, Dir: "/usr", Env: []string{"SBXRUN_BWRAP=" + dir + "/bwrap"}}, "true").Wait()
+	if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "no luck today") || strings.Contains(string(r.Stderr), "kernel refuses") || strings.Contains(string(r.Stderr), "user namespace:") {
+		t.Errorf("exit code %d, stderr %s", r.ExitCode, r.Stderr)
+	}
+}
