@@ -2,7 +2,7 @@
 //
 // A non-zero exit code and a timeout are reports. Errors mean that nothing has run ([*Refused]),
 // that processes may still be running ([*Unproven]), or that the response did not arrive ([*Lost]).
-// Cancelling the context disconnects, and the server ends the call.
+// Cancelling the context disconnects, and the server ends the call unless that has a key.
 package sbxrun
 
 import (
@@ -178,6 +178,18 @@ func (c *Client) store(ctx context.Context, r request) (id string, err error) {
 	return stored.ID, err
 }
 
+// Files lists the content store, least recently used first.
+func (c *Client) Files(ctx context.Context) ([]Stored, error) {
+	var list struct{ Files []Stored }
+	err := c.json(ctx, http.MethodGet, "/v1/files", 0, nil, &list)
+	return list.Files, err
+}
+
+// RemoveFile removes a file from the content store.
+func (c *Client) RemoveFile(ctx context.Context, id string) error {
+	return c.json(ctx, http.MethodDelete, "/v1/files/"+url.PathEscape(id), 0, nil, nil)
+}
+
 // Fetch reads a file from the content store.
 func (c *Client) Fetch(ctx context.Context, id string) ([]byte, error) { return c.ask(ctx, fetch(id)) }
 
@@ -215,9 +227,6 @@ func prepare(call *Call, timeout time.Duration) error {
 	texts := append([]string{call.Code, call.Stdin, call.Workdir}, call.Argv...)
 	for name, value := range call.Env {
 		texts = append(texts, name, value)
-	}
-	for _, f := range call.Files {
-		texts = append(texts, f.Path)
 	}
 	for _, text := range texts {
 		if !utf8.ValidString(text) { // package json would modify it

@@ -3,6 +3,7 @@ package sbxrun
 import (
 	"encoding/json"
 	"time"
+	"unicode/utf8"
 )
 
 // Call is a command (Argv) or a program (Code) to run.
@@ -57,19 +58,28 @@ type CellLimits struct {
 
 // File is a file for a workspace: its bytes, or the ID of a file in the content store.
 type File struct {
-	Path string `json:"path"`
-	Data []byte `json:"base64,omitzero"`
-	ID   string `json:"id,omitempty"`
-	Mode string `json:"mode,omitempty"` // permissions in octal
+	Path       string `json:"path,omitempty"`        // may be any bytes
+	PathBase64 []byte `json:"path_base64,omitempty"` // set from a Path that is not UTF-8
+	Data       []byte `json:"base64,omitzero"`
+	ID         string `json:"id,omitempty"`
+	Mode       string `json:"mode,omitempty"` // permissions in octal
 }
 
-// Collected is a file that was kept of a workspace. Client.Fetch reads it by its id.
+// Collected is a file that was collected from a workspace. Client.Fetch reads it by its ID.
 type Collected struct {
-	Path      string `json:"path"`
-	ID        string `json:"id"`
-	Size      int64  `json:"size"`
-	MediaType string `json:"media_type"`
-	Error     string `json:"error"` // why it was not kept
+	Path       string `json:"path"`        // the exact bytes
+	PathBase64 []byte `json:"path_base64"` // set if Path is not UTF-8
+	ID         string `json:"id"`
+	Size       int64  `json:"size"`
+	MediaType  string `json:"media_type"`
+	Error      string `json:"error"` // why it was not stored
+}
+
+// Stored is a file in the content store.
+type Stored struct {
+	ID        string    `json:"id"`
+	Size      int64     `json:"size"`
+	ExpiresAt time.Time `json:"expires_at"` // unless it is used before
 }
 
 // Outcome is the common part of a report and a cell's answer.
@@ -86,6 +96,7 @@ type Outcome struct {
 	StderrBytes     int64       `json:"stderr_bytes"`
 	StderrTruncated bool        `json:"stderr_truncated"`
 	Files           []Collected `json:"files"`
+	Unmatched       []string    `json:"unmatched"` // patterns of Collect that matched no file
 	QueueMS         float64     `json:"queue_ms"`
 	TimeoutMS       float64     `json:"timeout_ms"` // that was in force
 	Clamped         []string    `json:"clamped"`
@@ -280,9 +291,12 @@ type SessionStatus struct {
 
 // Entry is a file, directory or link in a session's workspace.
 type Entry struct {
-	Path string `json:"path"`
-	Type string `json:"type"` // file, directory, link or other
-	Size int64  `json:"size"`
+	Path       string    `json:"path"`        // the exact bytes
+	PathBase64 []byte    `json:"path_base64"` // set if Path is not UTF-8
+	Type       string    `json:"type"`        // file, directory, link or other
+	Size       int64     `json:"size"`
+	Mode       string    `json:"mode"` // octal permissions
+	ModTime    time.Time `json:"mtime"`
 }
 
 // Language is a language for code, with Cells also for cells.
@@ -325,14 +339,37 @@ func unmarshalOutput(b []byte, into any, o *Outcome) error {
 	return nil
 }
 
+// UnmarshalJSON sets Path to the exact bytes.
+func (c *Collected) UnmarshalJSON(b []byte) error {
+	type plain Collected
+	err := json.Unmarshal(b, (*plain)(c))
+	if c.PathBase64 != nil {
+		c.Path = string(c.PathBase64)
+	}
+	return err
+}
+
+// UnmarshalJSON sets Path to the exact bytes.
+func (e *Entry) UnmarshalJSON(b []byte) error {
+	type plain Entry
+	err := json.Unmarshal(b, (*plain)(e))
+	if e.PathBase64 != nil {
+		e.Path = string(e.PathBase64)
+	}
+	return err
+}
+
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// whole gives empty files an empty slice: nil would leave the member out.
+// whole gives empty files an empty slice, because nil would omit the member, and encodes paths.
 func whole(files []File) []File {
 	all := append([]File(nil), files...)
 	for i := range all {
 		if all[i].ID == "" && all[i].Data == nil {
 			all[i].Data = []byte{}
+		}
+		if f := &all[i]; !utf8.ValidString(f.Path) {
+			f.Path, f.PathBase64 = "", []byte(f.Path)
 		}
 	}
 	return all

@@ -17,7 +17,9 @@ export interface Limits {
 
 /** A file for the workspace as the server expects it, with exactly one of id, text and base64. */
 export interface FileIn {
-  path: string;
+  path?: string;
+  /** The path in Base64 if it is not UTF-8, instead of path. */
+  path_base64?: string;
   id?: string;
   text?: string;
   base64?: string;
@@ -101,6 +103,7 @@ export interface Cell {
 /** A collected file. */
 export interface FileOut {
   path: string;
+  path_base64?: string;
   id?: string;
   size: number;
   media_type?: string;
@@ -123,6 +126,8 @@ export interface Outcome {
   stderr_bytes?: number;
   stderr_truncated?: boolean;
   files?: FileOut[];
+  /** Patterns of collect that matched no file. */
+  unmatched?: string[];
   queue_ms: number;
   timeout_ms?: number;
   clamped?: string[];
@@ -216,11 +221,27 @@ export interface Language {
 /** An entry of a session's workspace. */
 export interface Entry {
   path: string;
+  /** The path, if it is not UTF-8: Buffer.from(path_base64, "base64") is a Path. */
+  path_base64?: string;
   type: "file" | "directory" | "link" | "other";
   size: number;
+  /** Octal permissions. */
+  mode: string;
+  /** Modification time in RFC 3339 format. */
+  mtime: string;
 }
 
-/** Aborting the signal disconnects, and the server ends the call. */
+/** A path in the workspace: text, or bytes if it is not UTF-8. */
+export type Path = string | Uint8Array;
+
+/** A file in the content store. It expires unless it is used before. */
+export interface Stored {
+  id: string;
+  size: number;
+  expires_at: string;
+}
+
+/** Aborting the signal disconnects, and the server ends the call unless it has a key. */
 export interface Options {
   signal?: AbortSignal;
 }
@@ -285,6 +306,10 @@ export class Client {
   store(data: Data): Promise<string>;
   /** Read a file from the content store: a collected file or an ID. */
   fetch(file: FileOut | string): Promise<Uint8Array>;
+  /** List the content store, least recently used first. */
+  files(): Promise<Stored[]>;
+  /** Remove a file from the content store. */
+  removeFile(id: string): Promise<void>;
   /** Like fetch, but yields pieces as they arrive. */
   fetchStream(file: FileOut | string, options?: Options): AsyncGenerator<Uint8Array, void, void>;
 }
@@ -303,11 +328,11 @@ export class Session {
   start(call: NewProcess, options?: Once): Promise<Process>;
   /** Return the handle of a started command by its ID. */
   process(id: string): Process;
-  write(path: string, content: Data, options?: { mode?: string }): Promise<void>;
-  read(path: string): Promise<Uint8Array>;
+  write(path: Path, content: Data, options?: { mode?: string }): Promise<void>;
+  read(path: Path): Promise<Uint8Array>;
   /** Like read, but yields pieces as they arrive. */
-  readStream(path: string, options?: Options): AsyncGenerator<Uint8Array, void, void>;
-  remove(path: string): Promise<void>;
+  readStream(path: Path, options?: Options): AsyncGenerator<Uint8Array, void, void>;
+  remove(path: Path): Promise<void>;
   list(): Promise<Entry[]>;
   /** Read all files as a tar archive. */
   pack(): Promise<Uint8Array>;

@@ -15,7 +15,7 @@ export class Refused extends SbxrunError {
   name = "Refused";
 
   constructor(code, message, { hint = "", status = 0, again = null } = {}) {
-    super(hint ? `${message}; ${hint}` : message);
+    super(message);
     Object.assign(this, { code, hint, status, again });
   }
 }
@@ -92,7 +92,11 @@ const LEAST_PAUSE = 100;
 // Maximum of every wait in milliseconds; Node's timers are limited to a few weeks.
 const LONGEST_WAIT = 1e9;
 
-const escaped = (path) => path.split("/").map(encodeURIComponent).join("/");
+// A path is text, or bytes if it is not UTF-8.
+const escaped = (path) =>
+  typeof path === "string"
+    ? path.split("/").map(encodeURIComponent).join("/")
+    : Array.from(path, (byte) => (byte === 47 ? "/" : `%${byte.toString(16).padStart(2, "0")}`)).join("");
 
 // The body of a call, and the time for its response in addition to the margin.
 function prepared(call, timeout_ms = 30_000) {
@@ -170,6 +174,16 @@ export class Client {
   /** Store a file in the content store and return its ID. */
   async store(data) {
     return parsed(await this._ask("POST", "/v1/files", { body: data, type: "application/octet-stream" }), identity);
+  }
+
+  /** List the content store, least recently used first. */
+  async files() {
+    return this._json("GET", "/v1/files", undefined, ({ files }) => list(files));
+  }
+
+  /** Remove a file from the content store. */
+  async removeFile(id) {
+    await this._ask("DELETE", `/v1/files/${encodeURIComponent(id)}`);
   }
 
   /** Read a file from the content store: a collected file or an ID. */

@@ -21,7 +21,7 @@ type Entry struct {
 	Path       string    `json:"path" doc:"Path in the workspace; invalid UTF-8 is replaced"`
 	PathBase64 []byte    `json:"path_base64,omitempty" doc:"The path, if it is not UTF-8"`
 	Type       string    `json:"type" enum:"file,directory,link,other"`
-	Size       int64     `json:"size" doc:"In bytes; 0 of what is no file"`
+	Size       int64     `json:"size" doc:"In bytes; 0 for other types than files"`
 	Mode       string    `json:"mode" doc:"Octal permissions" example:"0644"`
 	ModTime    time.Time `json:"mtime"`
 }

@@ -1,15 +1,15 @@
 """Client of ``sbxrun serve``: run untrusted commands and programs.
 
 :class:`Client` is for threads, :class:`AsyncClient` for asyncio. A non-zero exit code and a
-timeout are reports. Exceptions are for what has not run (:class:`Refused`), of which something
-may be left (:class:`Unproven`), or of which the answer did not come (:class:`Lost`).
+timeout are reports. Exceptions mean that nothing has run (:class:`Refused`), that processes may
+still be running (:class:`Unproven`), or that the response did not arrive (:class:`Lost`).
 """
 
 from ._asyncio import AsyncClient, AsyncProcess, AsyncSession
-from ._sync import Client, Process, Session
-from ._wire import Cell, Entry, Error, Event, File, Language, Lost, Refused, Report, Status, Unproven
+from ._sync import Cancel, Client, Process, Session
+from ._wire import Cancelled, Cell, Entry, Error, Event, File, Language, Lost, Refused, Report, Status, Stored, Unproven
 
 __all__ = [
-    "AsyncClient", "AsyncProcess", "AsyncSession", "Cell", "Client", "Entry", "Error", "Event", "File", "Language", "Lost", "Process",
-    "Refused", "Report", "Session", "Status", "Unproven",
+    "AsyncClient", "AsyncProcess", "AsyncSession", "Cancel", "Cancelled", "Cell", "Client", "Entry", "Error", "Event", "File", "Language",
+    "Lost", "Process", "Refused", "Report", "Session", "Status", "Stored", "Unproven",
 ]

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, AsyncGenerator, BinaryIO, Coroutine, Dict, List, Optional, Sequence, Tuple, Type, Union
 
 from . import _wire
-from ._wire import Cell, Data, Entry, Event, File, Language, Lost, Refused, Report, Request, Status
+from ._wire import Cell, Data, Entry, Event, File, Language, Lost, Refused, Report, Request, Status, Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -61,6 +61,14 @@ class AsyncClient:
         """Store a file in the content store and return its ID."""
         id: str = _wire.identity(await self._ask(_wire.send_bytes("POST", "/v1/files", data)))
         return id
+
+    async def files(self) -> List[Stored]:
+        """List the content store, least recently used first."""
+        return _wire.stored(await self._ask(Request("GET", "/v1/files")))
+
+    async def remove_file(self, id: str) -> None:
+        """Remove a file from the content store."""
+        await self._ask(Request("DELETE", "/v1/files/" + _wire.quoted(id)))
 
     async def fetch(self, file: Union[File, str]) -> bytes:
         """Read a file from the content store: a collected file or an ID."""

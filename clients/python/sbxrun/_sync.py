@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import threading
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Dict, Generator, List, Optional, Sequence, Tuple, Type, Union
+from typing import TYPE_CHECKING, Any, BinaryIO, Dict, Generator, List, Optional, Sequence, Set, Tuple, Type, Union
 
 from . import _wire
-from ._wire import Cell, Data, Entry, Event, File, Language, Lost, Refused, Report, Request, Status
+from ._wire import Cancelled, Cell, Data, Entry, Event, File, Language, Lost, Refused, Report, Request, Status, Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -37,6 +38,40 @@ class _Unix(http.client.HTTPConnection):
         self.sock = s
 
 
+class Cancel:
+    """Cancels calls from another thread: pass it to them as cancel, and call it. The calls then raise Cancelled."""
+
+    def __init__(self) -> None:
+        self._called = threading.Event()
+        self._lock = threading.Lock()
+        self._sockets: Set[socket.socket] = set()
+
+    def __call__(self) -> None:
+        with self._lock:
+            self._called.set()
+            for s in self._sockets:
+                _shutdown(s)
+
+    def _check(self) -> None:
+        if self._called.is_set():
+            raise Cancelled("the call was cancelled")
+
+    def _add(self, s: socket.socket) -> None:
+        with self._lock:
+            self._sockets = {old for old in self._sockets if old.fileno() >= 0}  # without closed ones
+            self._sockets.add(s)
+            if self._called.is_set():
+                _shutdown(s)
+
+
+def _shutdown(s: socket.socket) -> None:
+    """Wake the thread that uses a connection. With TLS, its own method would also change the socket's state."""
+    try:
+        socket.socket.shutdown(s, socket.SHUT_RDWR)
+    except OSError:
+        pass  # already closed
+
+
 class _Unreadable(Exception):
     """What the file that is sent has raised: an OSError must not look like one of the connection."""
 
@@ -55,8 +90,8 @@ class _Reading:
 class Client:
     """A server, at unix:PATH, http://HOST:PORT or https://HOST:PORT. Several threads may use one.
 
-    margin is how many seconds longer than a call's own timeout its answer is waited for;
-    patience, for how many seconds a request that was refused for the moment is retried;
+    margin: seconds to wait for a response in addition to the call's own timeout;
+    patience: seconds for which a temporarily refused request is retried;
     node: the node that a gateway forwards all requests to.
     """
 
@@ -64,13 +99,13 @@ class Client:
         self._address = _wire.Address(address)
         self._token, self._margin, self._patience, self._node = token, margin, patience, node
 
-    def run(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Report:
+    def run(self, argv: Optional[Sequence[str]] = None, *, cancel: Optional[Cancel] = None, **options: Unpack[CallOptions]) -> Report:
         """Run a command or program in a new sandbox. When this returns, all its processes have exited."""
-        return _wire.read(self._ask(_wire.run_request("/v1/run", argv, options)), Report)
+        return _wire.read(self._ask(_wire.run_request("/v1/run", argv, options), cancel), Report)
 
-    def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Generator[Event, None, None]:
+    def stream(self, argv: Optional[Sequence[str]] = None, *, cancel: Optional[Cancel] = None, **options: Unpack[CallOptions]) -> Generator[Event, None, None]:
         """Like run, but yields output as it arrives. The last event is the report. Leaving the loop earlier ends the call."""
-        return self._events(_wire.run_request("/v1/run?stream=1", argv, options))
+        return self._events(_wire.run_request("/v1/run?stream=1", argv, options), cancel)
 
     def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Process:
         """Start a command or program that runs in the background."""
@@ -102,6 +137,14 @@ class Client:
         id: str = _wire.identity(self._ask(_wire.send_bytes("POST", "/v1/files", data)))
         return id
 
+    def files(self) -> List[Stored]:
+        """List the content store, least recently used first."""
+        return _wire.stored(self._ask(Request("GET", "/v1/files")))
+
+    def remove_file(self, id: str) -> None:
+        """Remove a file from the content store."""
+        self._ask(Request("DELETE", "/v1/files/" + _wire.quoted(id)))
+
     def fetch(self, file: Union[File, str]) -> bytes:
         """Read a file from the content store: a collected file or an ID."""
         return self._ask(_wire.fetch_request(file))
@@ -113,9 +156,9 @@ class Client:
     def _start(self, path: str, request: Request) -> Process:
         return Process(self, path, _wire.identity(self._ask(request)))
 
-    def _events(self, request: Request) -> Generator[Event, None, None]:
+    def _events(self, request: Request, cancel: Optional[Cancel] = None) -> Generator[Event, None, None]:
         events = _wire.Events()
-        with contextlib.closing(self._body(request, _wire.KEEPALIVE)) as body:
+        with contextlib.closing(self._body(request, _wire.KEEPALIVE, cancel)) as body:
             for chunk in body:
                 for event in events.feed(chunk):
                     yield event
@@ -123,26 +166,33 @@ class Client:
                         return
         raise Lost("the stream ended without a report")
 
-    def _ask(self, request: Request) -> bytes:
-        return b"".join(self._body(request, request.wait))
+    def _ask(self, request: Request, cancel: Optional[Cancel] = None) -> bytes:
+        return b"".join(self._body(request, request.wait, cancel))
 
-    def _body(self, request: Request, wait: float) -> Generator[bytes, None, None]:
-        """Send a request, retrying while it is refused for the moment. Closing the generator closes the connection."""
+    def _body(self, request: Request, wait: float, cancel: Optional[Cancel] = None) -> Generator[bytes, None, None]:
+        """Send a request, retrying while it is refused temporarily. Closing the generator closes the connection."""
+        if cancel is None:
+            cancel = Cancel()
         retries = _wire.Retries(self._patience, time.monotonic())
-        while True:
-            try:
-                connection, response = self._once(request, min(wait + self._margin, _wire.LONGEST_WAIT))
-                break
-            except Refused as e:
-                pause = retries.pause(e, request, time.monotonic())
-            time.sleep(pause)
         try:
-            yield from _received(response)
-        finally:
-            response.close()
-            connection.close()
+            while True:
+                cancel._check()
+                try:
+                    connection, response = self._once(request, min(wait + self._margin, _wire.LONGEST_WAIT), cancel)
+                    break
+                except Refused as e:
+                    pause = retries.pause(e, request, time.monotonic())
+                cancel._called.wait(pause)
+            try:
+                yield from _received(response)
+            finally:
+                response.close()
+                connection.close()
+        except (Lost, Refused):
+            cancel._check()
+            raise
 
-    def _once(self, request: Request, timeout: float) -> Tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    def _once(self, request: Request, timeout: float, cancel: Cancel) -> Tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         headers = request.headers(self._token, self._node)
         body = request.body if isinstance(request.body, (bytes, type(None))) else _Reading(request.body)
         connection: http.client.HTTPConnection
@@ -157,6 +207,7 @@ class Client:
                 connection.connect()
             except OSError as e:
                 raise Refused("unreachable", f"the server cannot be reached: {e}") from e
+            cancel._add(connection.sock)
             try:
                 try:
                     connection.request(request.method, request.path, body, headers)
@@ -195,22 +246,22 @@ def _received(response: http.client.HTTPResponse) -> Generator[bytes, None, None
 
 
 class Session:
-    """A sandbox that keeps its files. It ends with the with statement, by end(), or when it has been idle for too long."""
+    """A sandbox that keeps its files. It ends with the with statement, with end(), or after its idle timeout."""
 
     def __init__(self, client: Client, id: str) -> None:
         self._client, self.id = client, id
         self._path = "/v1/sessions/" + _wire.quoted(id)
 
-    def exec(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Report:
+    def exec(self, argv: Optional[Sequence[str]] = None, *, cancel: Optional[Cancel] = None, **options: Unpack[CallOptions]) -> Report:
         """Run a command or program. Its processes end with it; its files stay."""
-        return _wire.read(self._client._ask(_wire.run_request(self._path + "/exec", argv, options)), Report)
+        return _wire.read(self._client._ask(_wire.run_request(self._path + "/exec", argv, options), cancel), Report)
 
-    def stream(self, argv: Optional[Sequence[str]] = None, **options: Unpack[CallOptions]) -> Generator[Event, None, None]:
-        return self._client._events(_wire.run_request(self._path + "/exec?stream=1", argv, options))
+    def stream(self, argv: Optional[Sequence[str]] = None, *, cancel: Optional[Cancel] = None, **options: Unpack[CallOptions]) -> Generator[Event, None, None]:
+        return self._client._events(_wire.run_request(self._path + "/exec?stream=1", argv, options), cancel)
 
-    def cell(self, code: str, **options: Unpack[CellOptions]) -> Cell:
+    def cell(self, code: str, *, cancel: Optional[Cancel] = None, **options: Unpack[CellOptions]) -> Cell:
         """Run a cell in the session's interpreter, which keeps definitions for the next cell."""
-        return _wire.read(self._client._ask(_wire.run_request(self._path + "/code", None, {**options, "code": code})), Cell)
+        return _wire.read(self._client._ask(_wire.run_request(self._path + "/code", None, {**options, "code": code}), cancel), Cell)
 
     def start(self, argv: Optional[Sequence[str]] = None, **options: Unpack[ProcessOptions]) -> Process:
         """Start a command in the background. Without a timeout it runs until it exits or the session ends."""
@@ -249,11 +300,11 @@ class Session:
         self._client._ask(_wire.send_bytes("PUT", self._path + "/archive", archive, "application/x-tar"))
 
     def diff(self) -> Dict[str, Any]:
-        """Return what the session has changed in its overlay."""
+        """Return the changes in the session's overlay."""
         return _wire.document(self._client._ask(Request("GET", self._path + "/diff")))
 
     def snapshot(self, name: str = "", ttl: float = 0) -> Dict[str, Any]:
-        """Keep what the session has written to its overlay; ttl is in seconds."""
+        """Take a snapshot of the session's overlay; ttl is in seconds."""
         return _wire.document(self._client._ask(_wire.snapshot_request(self._path, name, ttl)))
 
     def end(self) -> None:

@@ -60,13 +60,17 @@ class Unproven(Error):
         return type(self), (self.code, str(self), self.report)
 
 
+class Cancelled(Error):
+    """The call was cancelled through a Cancel. The server ends it unless it has a key."""
+
+
 class Lost(Error):
     """The answer did not arrive, or was incomplete. The command may have run; the server ends a call whose client disconnects."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A collected file; read it with the client's fetch."""
+    """A collected file; read it with the client's fetch. path has surrogate escapes if it is not UTF-8, as from os.fsdecode."""
 
     path: str
     id: str
@@ -77,11 +81,22 @@ class File:
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a session's workspace."""
+    """An entry of a session's workspace. path has surrogate escapes if it is not UTF-8, as from os.fsdecode."""
 
     path: str
     type: str
     size: int
+    mode: str = ""
+    mtime: str = ""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A file in the content store. It expires unless it is used before."""
+
+    id: str
+    size: int
+    expires_at: str
 
 
 @dataclass(frozen=True)
@@ -161,8 +176,9 @@ class _Outcome:
         self.id: str = data["id"]
         self.cause: str = data["cause"]
         self.timed_out: bool = data["timed_out"]
+        self.unmatched: List[str] = data.get("unmatched") or []
         self.files: List[File] = [
-            File(f["path"], f.get("id", ""), f["size"], f.get("media_type", ""), f.get("error", "")) for f in data.get("files") or []
+            File(_path(f), f.get("id", ""), f["size"], f.get("media_type", ""), f.get("error", "")) for f in data.get("files") or []
         ]
 
     @property
@@ -265,7 +281,7 @@ class Request:
 
 
 def quoted(text: str) -> str:
-    return urllib.parse.quote(text, safe="")
+    return urllib.parse.quote(text, safe="", errors="surrogateescape")
 
 
 def send_json(path: str, document: Dict[str, Any], wait: float = 0, key: str = "") -> Request:
@@ -358,11 +374,20 @@ def _members(options: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _file(path: str, content: Content) -> Dict[str, str]:
+    raw = path.encode("utf-8", "surrogateescape")
+    name = {"path": path} if raw == path.encode("utf-8", "replace") else {"path_base64": base64.b64encode(raw).decode()}
     if isinstance(content, File):
-        return {"path": path, "id": content.id}
+        return {**name, "id": content.id}
     if isinstance(content, str):
-        return {"path": path, "text": content}
-    return {"path": path, "base64": base64.b64encode(content).decode()}
+        return {**name, "text": content}
+    return {**name, "base64": base64.b64encode(content).decode()}
+
+
+def _path(data: Dict[str, Any]) -> str:
+    encoded: Optional[str] = data.get("path_base64")
+    if encoded is not None:
+        return base64.b64decode(encoded).decode("utf-8", "surrogateescape")
+    return _text(data["path"])
 
 
 def read(text: bytes, make: Callable[[Any], _T]) -> _T:
@@ -413,7 +438,11 @@ def languages(text: bytes) -> List[Language]:
 
 
 def entries(text: bytes) -> List[Entry]:
-    return read(text, lambda data: [Entry(e["path"], e["type"], e["size"]) for e in data["files"]])
+    return read(text, lambda data: [Entry(_path(e), e["type"], e["size"], e.get("mode", ""), e.get("mtime", "")) for e in data["files"]])
+
+
+def stored(text: bytes) -> List[Stored]:
+    return read(text, lambda data: [Stored(f["id"], f["size"], f["expires_at"]) for f in data["files"]])
 
 
 def identities(text: bytes) -> List[str]:
