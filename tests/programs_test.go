@@ -258,3 +258,35 @@ func TestPutCommand(t *testing.T) {
 		t.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
 	}
 }
+
+// In a linked working tree and in a submodule of git, the hint names the flag that shows the repository, and with that
+// flag the command works.
+func TestGitWorktreeHint(t *testing.T) {
+	t.Parallel()
+	dir := harness.SharedDir(t)
+	setup := exec.Command("sh", "-e", "-c", `git init -q repo; cd repo
+git config user.name me; git config user.email me@example.org; git commit -q --allow-empty -m first; git worktree add -q ../tree
+cd ..; git init -q super; cd super; git config user.name me; git config user.email me@example.org
+git -c protocol.file.allow=always submodule --quiet add ../repo sub; git commit -q -m sub`)
+	setup.Dir = dir
+	setup.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null")
+	setup.Stderr = os.Stderr
+	runHere(t, setup)
+	git := []string{"--env", "GIT_CONFIG_COUNT=1", "--env", "GIT_CONFIG_KEY_0=safe.directory", "--env", "GIT_CONFIG_VALUE_0=*"}
+	for _, tt := range []struct{ in, flag, value string }{{"tree", "--ro-bind", dir + "/repo/.git"}, {"super/sub", "--cwd-root", dir + "/super"}} {
+		command := func(flags ...string) []string { return append(append(flags, git...), "git", "log", "--format=%s") }
+		r, text := harness.Said(t, func(o harness.Options) *harness.Process {
+			o.Dir = filepath.Join(dir, tt.in)
+			return harness.Start(t, o, command()...)
+		})
+		want := "sbxrun: hint: the repository of this working tree or submodule is not shown; " + tt.flag + " " + tt.value + " shows it\n"
+		if r.ExitCode != 128 || !strings.HasSuffix(text, want) {
+			t.Errorf("%s: exit code %d, %q; want %q", tt.in, r.ExitCode, text, want)
+		}
+		r = harness.Run(t, harness.Options{Dir: filepath.Join(dir, tt.in)}, command(tt.flag, tt.value)...)
+		r.Expect(t, 0, "exited")
+		if string(r.Stdout) != "first\n" {
+			t.Errorf("%s with %s: %s%s", tt.in, tt.flag, r.Stdout, r.Stderr)
+		}
+	}
+}

@@ -25,11 +25,12 @@ type Failure struct {
 // answers are programs for which exit code 1 is a normal result.
 var answers = []string{"[", "cmp", "diff", "egrep", "expr", "false", "fgrep", "grep", "pgrep", "rg", "test"}
 
-// readers are programs that never write to a directory.
-var readers = []string{"cat", "du", "file", "find", "head", "jq", "less", "ls", "md5sum", "more", "od", "readlink", "realpath", "sha256sum", "stat", "strings", "tail", "tree", "wc", "xxd"}
+// writers are programs that usually write to the current directory.
+var writers = []string{"ant", "ar", "bundle", "c++", "cargo", "cc", "chmod", "clang", "clang++", "cmake", "composer", "configure", "cp", "dd", "g++", "gcc", "git", "gradle", "gradlew", "gunzip", "gzip", "install", "javac",
+	"latexmk", "ld", "ln", "lualatex", "make", "meson", "mkdir", "mv", "mvn", "mvnw", "ninja", "npm", "npx", "patch", "pdflatex", "pnpm", "rm", "rmdir", "rustc", "tar", "tee", "touch", "truncate", "tsc", "unzip", "uv", "xelatex", "yarn", "zip"}
 
-// interpreters are programs whose first argument is a script, unless it is a flag.
-var interpreters = []string{"bash", "dash", "java", "lua", "node", "perl", "php", "python", "python3", "ruby", "sh", "zsh"}
+// shells are programs whose scripts can redirect output to a file.
+var shells = []string{"bash", "dash", "sh", "zsh"}
 
 // Obstacle returns the restriction that most likely made a command fail, and the flag that removes it, if there is one;
 // "" if nothing is likely. It knows only how the command ended. c is the caller of [Prepare]. Call it before Close.
@@ -120,14 +121,18 @@ func (s scene) obstacle(f Failure, c Caller) (what, remedy string) {
 		return "it tried to reach a network without the proxy of --net allow=, which HTTPS_PROXY and ALL_PROXY name", ""
 	case f.Network:
 		return "it tried to reach a network, and has none", "--net allow=HOST lets it reach that host"
+	case name == "git" && f.Code == gitFails && s.linkedGit(c.Home) != "":
+		return "the repository of this working tree or submodule is not shown", s.linkedGit(c.Home) + " shows it"
 	case name == "git" && f.Code == gitFails && s.repository(c.Home) != "":
 		return "the repository begins above the current directory, and is not shown", "--cwd-root " + shellQuote(s.repository(c.Home)) + " shows all of it"
 	case f.Code == 1 && slices.Contains(answers, name):
 		return "", ""
-	case s.sight.readOnly(s.workdir) && (slices.Contains(readers, name) || slices.Contains(answers, name) || s.lacksScript(name)):
-		return "", "" // -w would not help
-	case s.sight.readOnly(s.workdir):
+	case f.Code == notFound || f.Code == notExecutable:
+		return "", ""
+	case s.sight.readOnly(s.workdir) && s.writes(name):
 		return "if it was to write to the current directory, it could not", "-w lets it write there"
+	case s.sight.readOnly(s.workdir):
+		return "", ""
 	case s.workdir == Home:
 		return "if it was to read the current directory, it could not: its home is empty", "--ro-bind NAME shows a file or a directory"
 	}
@@ -168,14 +173,47 @@ func (s scene) hidden(arg, home string) (what, remedy string) {
 	return what, "--ro-bind " + shellQuote(name) + " shows it"
 }
 
-// lacksScript reports whether the script argument of an interpreter does not exist on the host either. The interpreter
-// has printed that.
-func (s scene) lacksScript(name string) bool {
-	if !slices.Contains(interpreters, name) || len(s.command) < 2 || strings.HasPrefix(s.command[1], "-") {
-		return false
+// writes reports whether a command probably tried to write to the current directory: it is one of writers, or inline
+// code that redirects output, writes, or names one of writers.
+func (s scene) writes(name string) bool {
+	if slices.Contains(writers, name) {
+		return true
 	}
-	_, err := os.Lstat(inDir(s.workdir, s.command[1]))
-	return errors.Is(err, unix.ENOENT)
+	for i, arg := range s.command {
+		if flag := s.command[max(i-1, 0)]; i < 2 || !strings.HasPrefix(flag, "-") || !strings.HasSuffix(flag, "c") && !strings.HasSuffix(flag, "e") {
+			continue
+		}
+		words := strings.FieldsFunc(arg, func(r rune) bool { return strings.ContainsRune(" \t\n;&|()", r) })
+		if slices.ContainsFunc(words, func(word string) bool { return slices.Contains(writers, path.Base(word)) }) || strings.Contains(arg, "write") {
+			return true
+		}
+		redirects := strings.NewReplacer(">/dev/null", "", "> /dev/null", "", ">&", "", "=>", "", "->", "")
+		if slices.Contains(shells, name) && strings.Contains(redirects.Replace(arg), ">") {
+			return true
+		}
+	}
+	return false
+}
+
+// linkedGit returns the flag that shows the repository of a linked working tree or a submodule, if its file .git names
+// one that is hidden; otherwise "".
+func (s scene) linkedGit(home string) string {
+	for dir := s.workdir; dir != "/"; dir = path.Dir(dir) {
+		target, ok := gitFile(path.Join(dir, ".git"), dir, "gitdir: ")
+		top, _, linked := strings.Cut(target, "/.git/")
+		if !ok || !linked {
+			continue
+		}
+		git := path.Join(top, ".git")
+		switch st, err := os.Lstat(git); {
+		case err != nil || !st.IsDir() || !s.sight.hides(git) || HomeWithin(git, home) != "":
+			return ""
+		case Within(dir, top) && HomeWithin(top, home) == "":
+			return "--cwd-root " + shellQuote(top)
+		}
+		return "--ro-bind " + shellQuote(git)
+	}
+	return ""
 }
 
 // hidesPath reports whether the sandbox hides a directory of the caller's PATH.

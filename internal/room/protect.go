@@ -139,11 +139,19 @@ func (p *Policy) protectNamed(m *Mount, git string) error {
 	return p.protectGitDir(m, common)
 }
 
-// named reads a path from the first line of a file of git(1), which begins with a prefix. It is relative to
-// dir. The result is relative to m; not ok if it is not below that.
+// named reads a path from a file of git(1), see gitFile. The result is relative to m; not ok if it is not below that.
 func (m *Mount) named(dir, file, prefix string) (name string, ok bool) {
 	at := m.below(file)
-	fd, err := unix.Open(cmp.Or(at.Here, at.Source), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	name, ok = gitFile(cmp.Or(at.Here, at.Source), path.Join(m.Source, dir), prefix)
+	if !ok || name == m.Source || !Within(name, m.Source) {
+		return "", false
+	}
+	return strings.TrimPrefix(name, strings.TrimSuffix(m.Source, "/")+"/"), true
+}
+
+// gitFile reads a path after a prefix in the first line of a file of git(1), which may be relative to dir.
+func gitFile(file, dir, prefix string) (name string, ok bool) {
+	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return "", false
 	}
@@ -154,14 +162,7 @@ func (m *Mount) named(dir, file, prefix string) (name string, ok bool) {
 	if name, ok = strings.CutPrefix(line, prefix); !ok || name == "" {
 		return "", false
 	}
-	if !path.IsAbs(name) {
-		name = path.Join(m.Source, dir, name)
-	}
-	name = path.Clean(name)
-	if name == m.Source || !Within(name, m.Source) {
-		return "", false
-	}
-	return strings.TrimPrefix(name, strings.TrimSuffix(m.Source, "/")+"/"), true
+	return path.Clean(inDir(dir, name)), true
 }
 
 // has reports whether there is something at a path below m.
