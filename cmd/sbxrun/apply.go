@@ -121,7 +121,7 @@ func holdsBack(c *overlay.Change, flags *cli.Apply) bool {
 }
 
 // holdBack lists the changes that are held back, and returns an error about them.
-func (done *applied) holdBack(trees []*opened, flags *cli.Apply, prefix string) error {
+func (a *applied) holdBack(trees []*opened, flags *cli.Apply, prefix string) error {
 	for _, o := range trees {
 		var held []overlay.Change
 		for _, c := range o.changes {
@@ -130,19 +130,19 @@ func (done *applied) holdBack(trees []*opened, flags *cli.Apply, prefix string) 
 			}
 		}
 		for _, c := range overlay.Top(held) {
-			done.HeldBack = append(done.HeldBack, path.Join(o.prefix, c.Path))
+			a.HeldBack = append(a.HeldBack, path.Join(o.prefix, c.Path))
 			if !flags.Quiet {
 				output.Say(o.line(&c))
 			}
 		}
 	}
-	if len(done.HeldBack) == 0 {
+	if len(a.HeldBack) == 0 {
 		return nil
 	}
-	e := &result.Error{Code: heldBack, ExitCode: 1, Message: fmt.Sprintf("%q is held back because programs on the host execute or trust it", done.HeldBack[0]),
+	e := &result.Error{Code: heldBack, ExitCode: 1, Message: fmt.Sprintf("%q is held back because programs on the host execute or trust it", a.HeldBack[0]),
 		Hint: "see sbxrun diff -p; " + prefix + "all applies it"}
-	if n := len(done.HeldBack); n > 1 {
-		e.Message = fmt.Sprintf("%d paths, such as %q, are held back because programs on the host execute or trust them", n, done.HeldBack[0])
+	if n := len(a.HeldBack); n > 1 {
+		e.Message = fmt.Sprintf("%d paths, such as %q, are held back because programs on the host execute or trust them", n, a.HeldBack[0])
 		e.Hint = "see sbxrun diff -p; " + prefix + "all applies them"
 	}
 	if prefix == "--" {

@@ -1,5 +1,5 @@
-// Command clidoc generates sbxrun's man pages, shell completions and flag reference from the grammar in internal/cli.
-// It is a separate command to keep sbxrun's startup fast.
+// Command clidoc generates sbxrun's man pages and flag reference from the grammar in internal/cli, and writes the shell
+// completions. It is a separate command to keep sbxrun's startup fast.
 //
 // usage: clidoc [-C ROOT] man|completions|reference DIR
 package main
