@@ -177,6 +177,13 @@ func TestCells(t *testing.T) {
 			{"descriptors", "import os; sorted(os.listdir('/proc/self/fd'))[:4]", done("", "value text/plain=['0', '1', '2', '3']")},
 			{"not those of a command", "os.system('ls /proc/self/fd') and None", done("0\n1\n2\n3\n", "value text/plain=0")}, // 3 is the directory
 			{"builtins", "import builtins; builtins.len is len, __builtins__ is builtins", done("", "value text/plain=(True, True)")},
+			{"a line of shell", "z = 1\n!echo 'it''s' $((z + 41))\nz", done("its 41\n", "value text/plain=1")},
+			{"its failure", "!exit 3", done("exit code 3\n")},
+			{"its output", "if z:\n    lines = !printf 'a\\nb\\n'\nlines", done("", "value text/plain=['a', 'b']")},
+			{"magics", "%matplotlib inline\n%env SBXRUN_A=b\n!echo $SBXRUN_A\n%cd /\n%pwd", done("b\n", "value text/plain='/'")},
+			{"a cell of shell", "%%bash\nfor i in 1 2; do echo $i; done", done("1\n2\n")},
+			{"the remainder operator", "n = 7\n(n\n%3)", done("", "value text/plain=1")},
+			{"text that looks like it", "'''\n!echo no\n%pwd\n'''", done("", "value text/plain='\\n!echo no\\n%pwd\\n'")},
 		},
 		"node": {
 			{"nothing", "", done("")},
@@ -517,4 +524,18 @@ func signalOf(a *Answer) unix.Signal {
 		return 0
 	}
 	return a.Ended.Payload.Signal
+}
+
+// %%time reports the time, and an unsupported magic names the supported ones in one line.
+func TestMagics(t *testing.T) {
+	t.Parallel()
+	k := open(t, Spec{Room: In(newRoom(t)), Language: Languages()["python"]})
+	if a := do(t, k, "%%time\nx = 6 * 7\nx"); a.Error != nil || len(a.Results) != 1 || !strings.HasPrefix(a.Stdout.Text, "Wall time: ") {
+		t.Errorf("%+v", a)
+	}
+	for _, code := range []string{"%%html\n<b>", "%prun f()"} {
+		if a := do(t, k, code); a.Error == nil || !strings.Contains(a.Error.Message, "is not supported; cells support %cd DIR") || strings.Contains(a.Error.Message, "\n") {
+			t.Errorf("%s: %+v", code, a.Error)
+		}
+	}
 }

@@ -111,9 +111,94 @@ def evaluate(tree, name, mode):
             loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
 
 
+MAGICS = """%cd DIR, %env, %env NAME=VALUE, %pwd, %pip, %ls, %time and %%time, %matplotlib, %%bash and %%sh, !COMMAND and NAME = !COMMAND"""
+
+
+def shell(command, capture=False):
+    """Runs a line of shell, as ! does in IPython."""
+    import subprocess
+
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    done = subprocess.run(command, shell=True, executable="/bin/bash" if os.path.exists("/bin/bash") else None, stdout=subprocess.PIPE if capture else 1, stderr=2)
+    if capture:
+        return done.stdout.decode(errors="replace").splitlines()
+    if done.returncode:
+        print(f"exit code {done.returncode}", file=sys.stderr)
+
+
+def magic(word, rest):
+    """Runs a line magic of IPython, as far as there is an equivalent."""
+    if word in ("matplotlib", "autoreload", "load_ext", "config"):
+        return None  # figures are results anyway
+    if word == "cd":
+        return os.chdir(os.path.expanduser(rest or "~"))
+    if word == "pwd":
+        return os.getcwd()
+    if word in ("pip", "ls", "cat", "mkdir", "rm", "cp", "mv"):
+        return shell(f"{'python3 -m pip' if word == 'pip' else word} {rest}")
+    if word in ("env", "set_env"):
+        variable, given, value = rest.partition("=")
+        if given:
+            os.environ[variable.strip()] = value.strip()
+            return None
+        return os.environ.get(rest.strip()) if rest else dict(os.environ)
+    raise SyntaxError(f"%{word} is not supported; cells support {MAGICS}")
+
+
+def timed(begin):
+    import time
+
+    if begin is None:
+        return time.perf_counter()
+    print(f"Wall time: {time.perf_counter() - begin:.3f} s")
+
+
+def translated(line):
+    """Returns Python for a line of IPython, or None."""
+    text = line.lstrip()
+    indent = line[:len(line) - len(text)]
+    target, assigned, command = text.partition("=")
+    if text.startswith("!"):
+        return f"{indent}__import__('sys').modules['__cells__'].shell({text[1:].strip()!r})"
+    if assigned and target.strip().isidentifier() and command.lstrip().startswith("!"):
+        return f"{indent}{target.strip()} = __import__('sys').modules['__cells__'].shell({command.lstrip()[1:].strip()!r}, True)"
+    if text.startswith("%") and text[1:2].isalpha():
+        word, _, rest = text[1:].partition(" ")
+        if word == "time" and rest:
+            return f"{indent}_cell_begin = __import__('sys').modules['__cells__'].timed(None); {rest.strip()}; __import__('sys').modules['__cells__'].timed(_cell_begin)"
+        return f"{indent}__import__('sys').modules['__cells__'].magic({word!r}, {rest.strip()!r})"
+    return None
+
+
+def parsed(code, name):
+    """Parses a cell. Lines that only IPython understands are translated if they are errors in Python."""
+    parse = lambda text: compile(text, name, "exec", FLAGS | ast.PyCF_ONLY_AST, dont_inherit=True)
+    first, _, rest = code.lstrip().partition("\n")
+    if first.startswith("%%"):
+        word = first[2:].split()[0] if first[2:].split() else ""
+        if word in ("bash", "sh"):
+            return parse(f"__import__('sys').modules['__cells__'].shell({rest!r})")
+        if word != "time":
+            raise SyntaxError(f"%%{word} is not supported; cells support {MAGICS}")
+        code = "\n" + rest
+    lines = code.split("\n")
+    while True:
+        try:
+            return parse("\n".join(lines))
+        except SyntaxError as error:
+            number = (error.lineno or 0) - 1
+            wrong = [number] if 0 <= number < len(lines) and translated(lines[number]) else [i for i, line in enumerate(lines) if translated(line)]
+            if not wrong:
+                raise
+            for i in wrong:
+                lines[i] = translated(lines[i])
+
+
 def run(code, name):
     """Runs the code, and shows the value of the last line if it is an expression."""
-    tree = compile(code, name, "exec", FLAGS | ast.PyCF_ONLY_AST, dont_inherit=True)
+    tree = parsed(code, name)
+    begin = timed(None) if code.lstrip().startswith("%%time") else None
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     try:
         evaluate(tree, name, "exec")
@@ -125,6 +210,8 @@ def run(code, name):
         figures()  # they belong to this cell
         raise
     figures()
+    if begin is not None:
+        timed(begin)
 
 
 def describe(error):
@@ -207,6 +294,9 @@ def serve():
     os.environ.setdefault("MPLBACKEND", "Agg")
     sys.modules["__main__"] = main
     main.display = display
+    helpers = types.ModuleType("__cells__")
+    helpers.shell, helpers.magic, helpers.timed = shell, magic, timed
+    sys.modules["__cells__"] = helpers
     sys.argv = [""]
     sys.path.insert(0, "")
     for line in open(SOCKET, "rb", closefd=False):
