@@ -192,9 +192,7 @@ func (s *server) statusOf(call api.Call) (c api.CallStatus) {
 	s.t.Helper()
 	status, b := s.ask(http.MethodPost, "/v1/calls", call)
 	for status == http.StatusAccepted || status == http.StatusOK {
-		if err := json.Unmarshal(b, &c); err != nil {
-			s.t.Fatal(err)
-		}
+		harness.Must(s.t, json.Unmarshal(b, &c))
 		if c.State == api.Over {
 			return c
 		}

@@ -155,9 +155,7 @@ os.wait()`
 	kept := func() int {
 		var st api.Status
 		_, b := s.ask(http.MethodGet, "/v1/status", nil)
-		if err := json.Unmarshal(b, &st); err != nil {
-			t.Fatal(err)
-		}
+		harness.Must(t, json.Unmarshal(b, &st))
 		return st.Machine.Kept
 	}
 	if n := kept(); n != 1 {

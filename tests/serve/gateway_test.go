@@ -18,9 +18,7 @@ func (s *server) behindGateway(url, config string, flags []string) (own string) 
 	s.cluster = "t" + itoa(os.Getpid()) + "-" + itoa(int(time.Now().UnixNano()%1e12))
 	file := filepath.Join(s.dir, "gateway.toml")
 	config = "listen = [\"unix:" + s.socket() + "\"]\n" + config + "\n[nats]\nnode = \"gateway\"\nurl = \"" + url + "\"\ncluster = \"" + s.cluster + "\"\n"
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		s.t.Fatal(err)
-	}
+	harness.Must(s.t, os.WriteFile(file, []byte(config), 0o600))
 	log := &harness.Log{}
 	c := exec.Command(harness.Binary(s.t), append([]string{"gateway", "--config", file}, flags...)...)
 	c.Stderr = log

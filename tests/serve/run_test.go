@@ -311,21 +311,15 @@ func read(t *testing.T, r *http.Response) (all []api.Event) {
 func (s *server) stream(ctx context.Context, call api.Call, headers ...string) *http.Response {
 	s.t.Helper()
 	b, err := json.Marshal(call)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	harness.Must(s.t, err)
 	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sbxrun/v1/run", bytes.NewReader(b))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	harness.Must(s.t, err)
 	q.Header.Set("Content-Type", "application/json")
 	for i := 0; i+1 < len(headers); i += 2 {
 		q.Header.Set(headers[i], headers[i+1])
 	}
 	r, err := s.client.Do(q)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	harness.Must(s.t, err)
 	return r
 }
 

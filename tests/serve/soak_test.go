@@ -225,9 +225,7 @@ func (s *soak) below() (processes, tasks int) {
 // descriptors returns the number of the server's descriptors.
 func (s *soak) descriptors() int {
 	list, err := os.ReadDir(filepath.Join("/proc", itoa(s.cmd.Process.Pid), "fd"))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	harness.Must(s.t, err)
 	return len(list)
 }
 
