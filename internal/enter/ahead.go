@@ -9,22 +9,19 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// This file is what runs in a warm room, by the rules of enter.go. *inside* stays there as
-// the maker, and makes inits ahead, each when it is asked for one; so a command has neither
-// the way in to wait for, nor its mounts, nor the filter, which the maker has loaded for
-// all of them. It has the capabilities to make namespaces and mounts; an init drops them
-// before it has a payload, and then such a call, which the filter lets through, fails
-// for want of them.
+// This file runs in a warm room, by the rules of enter.go. *inside* stays there as the maker and makes an init on
+// request, before its command is known. So a command does not wait for the entering, its mounts, or the filter, which
+// the maker has loaded for all of them. The filter allows namespaces and mounts, for which the maker has the
+// capabilities. An init drops them before it forks its payload, for which such calls therefore fail.
 //
-// All of them share their memory. sbxrun has the same memory mapped at the same place (a
-// [proc.Block] before the fork): it lays a command out there, and sends what it has written
-// by the gate, which is a socket here, with the payload's 0, 1 and 2. The payload receives it
-// where its pointers point to.
+// All these processes share their memory, and sbxrun has the same memory mapped at the same address (a [proc.Block]
+// made before the fork). sbxrun lays a command out there and sends a copy through the gate, here a socket, with the
+// payload's descriptors 0, 1 and 2. The payload receives it at the address for which its pointers are valid.
 
-// places is how many inits can be there at a time: one that runs, and the next one.
+// places is the maximum number of inits at a time: a running one and the next one.
 const places = 2
 
-// maker is what inside needs, as the maker.
+// maker is the state of inside as the maker.
 type maker struct {
 	filter *unix.SockFprog // nil for none
 	places [places]*entry
@@ -32,25 +29,25 @@ type maker struct {
 	data   [1]byte
 }
 
-// ahead is what an init needs that was made ahead.
+// ahead is the state of an init made ahead.
 type ahead struct {
-	files       [3]int32 // as the maker has them: socket, gate, timer
-	place, size uintptr  // where the command is to be
-	workdir     *byte    // the room's own
+	files       [3]int32 // in the maker: socket, gate, timer
+	place, size uintptr  // of the command
+	workdir     *byte    // of the room
 	hello       letter
 }
 
-// What the first message of an init that was made ahead brings.
+// Descriptors in the first message of an init made ahead.
 const (
 	helloPidfd   = iota // of itself
 	helloMounts         // its mount namespace, which sbxrun may not be allowed to open
-	helloWorkdir        // as the command will find it; the pidfd again if it cannot be opened
+	helloWorkdir        // as the command will see it; the pidfd again if it cannot be opened
 )
 
-// letter is a message with up to three descriptors, as recvmsg(2) takes it.
+// letter is a message with up to three descriptors for recvmsg(2).
 type letter struct {
 	msg unix.Msghdr
-	iov struct { // struct iovec, of a number: a bare fork stores no pointers
+	iov struct { // struct iovec with a number, because a bare fork stores no pointers
 		place, left uintptr
 	}
 	control struct {
@@ -60,14 +57,14 @@ type letter struct {
 	}
 }
 
-// arm makes ready for the next message.
+// arm prepares the letter for the next message.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
 func (l *letter) arm() { l.msg.Controllen = uint64(unsafe.Sizeof(l.control)) }
 
-// complete reports whether three descriptors have come.
+// complete reports whether the message had three descriptors.
 //
 //go:nosplit
 //go:norace
@@ -102,7 +99,7 @@ func (e *entry) enterMaker(room, outer uintptr) {
 	e.joinUser(room)
 }
 
-// make makes inits, until sbxrun is done with the room or dead.
+// make makes inits until sbxrun closes its end of the socket or dies.
 //
 //go:nosplit
 //go:norace
@@ -110,7 +107,7 @@ func (e *entry) enterMaker(room, outer uintptr) {
 func (e *entry) make() {
 	m := e.maker
 	e.must(stepName, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&makerName)), 0, 0, 0)
-	// The keeper's socket among them.
+	// This includes the keeper's socket.
 	e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryReady, proc.MaxFD, 0, 0, 0)
 	e.gainNothing()
 	if m.filter != nil {
@@ -123,7 +120,7 @@ func (e *entry) make() {
 			continue
 		}
 		if errno != 0 || n == 0 {
-			proc.Exit(0) // sbxrun is dead, or done with us
+			proc.Exit(0) // sbxrun is dead or has closed the socket
 		}
 		if !m.order.complete() {
 			e.fail(stepInit, unix.EMFILE)
@@ -141,7 +138,7 @@ func (e *entry) make() {
 	}
 }
 
-// takeAhead puts the files of an init that was made ahead in their places.
+// takeAhead moves the descriptors of an init made ahead to their numbers.
 //
 //go:nosplit
 //go:norace
@@ -151,7 +148,7 @@ func (e *entry) takeAhead() {
 		return
 	}
 	files := &e.ahead.files
-	// The maker received them in this order, above its own; so no dup3 overwrites a later one.
+	// The maker received them in this order, above its own, so no dup3 overwrites one that is still needed.
 	for i := range files {
 		to := uintptr(entrySocket + i)
 		if to > entryGate {
@@ -162,7 +159,7 @@ func (e *entry) takeAhead() {
 		}
 	}
 	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, entryFiles, proc.MaxFD, 0)
-	to := &e.payload.letter.iov // the one before has moved it on
+	to := &e.payload.letter.iov // the payload before has advanced it
 	to.place, to.left = e.ahead.place, e.ahead.size
 }
 
@@ -186,7 +183,7 @@ func (e *entry) openOwn(pidfd, request, path uintptr) uintptr {
 	return e.must(stepIntroduce, unix.SYS_OPENAT, uintptr(proc.AtCWD), path, unix.O_RDONLY|unix.O_CLOEXEC, 0, 0)
 }
 
-// introduce says that init is there, by descriptors that sbxrun has no doubt of.
+// introduce reports that init is ready and sends descriptors that identify it beyond doubt.
 //
 //go:nosplit
 //go:norace
@@ -196,7 +193,7 @@ func (e *entry) introduce(pidfd uintptr) {
 	fds := &h.control.fds
 	fds[helloPidfd] = int32(pidfd)
 	fds[helloMounts] = int32(e.openOwn(pidfd, pidfdMounts, uintptr(unsafe.Pointer(&ownMounts))))
-	// A policy's may not be there, which the command will find.
+	// The policy's working directory may not exist; the command's chdir reports that.
 	dir, _, errno := syscall.RawSyscall6(unix.SYS_OPENAT, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(e.ahead.workdir)), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0, 0, 0)
 	fds[helloWorkdir] = int32(dir)
 	if errno != 0 {
@@ -208,11 +205,11 @@ func (e *entry) introduce(pidfd uintptr) {
 	c.Len = uint64(unsafe.Sizeof(*c) + unsafe.Sizeof(h.control.fds))
 	h.arm()
 	e.must(stepIntroduce, unix.SYS_SENDMSG, entrySocket, uintptr(unsafe.Pointer(&h.msg)), 0, 0, 0)
-	// They were opened last, after what init itself goes on with.
+	// They were opened last, after the descriptors that init needs.
 	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, uintptr(fds[helloPidfd]), proc.MaxFD, 0)
 }
 
-// receive waits for the command, and takes its 0, 1 and 2.
+// receive waits for the command and takes its descriptors 0, 1 and 2.
 //
 //go:nosplit
 //go:norace
@@ -221,7 +218,7 @@ func (e *payload) receive() {
 	l := e.letter
 	got := uintptr(0)
 	for got < unsafe.Sizeof(e.command.size) || got < e.command.size {
-		l.arm() // the descriptors come with the first piece
+		l.arm() // the descriptors come with the first part
 		n, _, errno := syscall.RawSyscall(unix.SYS_RECVMSG, entryGate, uintptr(unsafe.Pointer(&l.msg)), unix.MSG_CMSG_CLOEXEC)
 		if errno == unix.EINTR {
 			continue

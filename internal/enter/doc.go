@@ -1,34 +1,29 @@
-// Package enter is the way into a room that bwrap has built, from outside: it runs a
-// command there, in a PID namespace of its own ([Entry]), or sends a signal to all
-// processes of all commands there at once ([Signal]). The command of a run or a start
-// goes in this way, as that of an exec does.
+// Package enter enters a room that bwrap has built. It runs a command there in a new PID namespace ([Entry]), or sends
+// a signal to all processes of all commands there at once ([Signal]). The commands of run, start and exec all enter
+// their room this way.
 //
-// A Go process cannot enter a user namespace, because it has threads
-// (setns(2): EINVAL). A bare fork has one and can. So all that goes in is forked
-// below a keeper (package proc), which stays outside and kills and reaps it whatever
-// happens:
+// A Go process has threads, so it cannot join a user namespace (setns(2): EINVAL). A bare fork has one thread and can.
+// Therefore all processes that enter are forked below a keeper (package proc), which stays outside and always kills and
+// reaps them:
 //
 //	sbxrun            decides the deadline; holds pidfds of keeper and init
-//	└─ keeper         outside, and parent of all that follows
-//	   ├─ enters      joins the room's namespaces, and exits
-//	   ├─ inside      is born in the room's PID namespace, and exits
-//	   └─ init        process 1 of a new one below that: it reaps, delivers signals,
-//	      └─ payload  and reports how the payload has ended
+//	└─ keeper         outside; parent of the processes below
+//	   ├─ enters      joins the room's namespaces and exits
+//	   ├─ inside      is created in the room's PID namespace and exits
+//	   └─ init        PID 1 of a new PID namespace below that: reaps, delivers signals
+//	      └─ payload  and reports the payload's exit status
 //
-// Between sbxrun and init is a SOCK_SEQPACKET socket: a pidfd of the room's PID 1 and
-// signals go in, [message]s come out, with the sender's pid added by the kernel. The
-// payload waits at a pipe, the gate, for a byte; end-of-file makes it exit. If the room is
-// still being built, what enters waits at a second pipe for a byte from its PID 1, and then
-// furnishes the room ([Furnishing]). Before, it makes the command's network namespace, if that is
-// not to be the room's.
+// sbxrun and init share a SOCK_SEQPACKET socket. sbxrun sends a pidfd of the room's PID 1 and signals; the processes
+// send [message]s, to which the kernel adds the sender's PID. The payload waits for a byte at a pipe, the gate, and
+// exits at end-of-file. If bwrap is still building the room, the entering process first makes the command's network
+// namespace, if it has its own, waits at a second pipe for a byte from the room's PID 1, and then furnishes the room
+// ([Furnishing]).
 //
-// A payload finds its files, its 0, 1 and 2, and nothing else: every other descriptor is
-// closed before, or by its exec. init is undumpable, so that nothing with its uid can
-// trace it or read it, and blocks every signal.
+// A payload has only the descriptors 0, 1 and 2; all others are closed before or by its exec. init is undumpable, so
+// processes with its UID can neither trace it nor read its memory, and blocks all signals.
 //
-// None of these is a child of the room's PID 1, and that is nevertheless not gone before
-// all in the namespaces below its own are reaped (pid_namespaces(7)): the keeper sees to
-// that.
+// None of these processes is a child of the room's PID 1. Nevertheless that PID 1 does not exit before all processes in
+// the PID namespaces below its own are reaped (pid_namespaces(7)), which the keeper does.
 //
 // Needs Linux 5.9: setns(2) on a pidfd (5.8), close_range(2).
 package enter

@@ -14,33 +14,30 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// Maker is a process in a room that makes inits ahead: a command that is run by one of them
-// has no way in to wait for. One command at a time; it has PID, mount, IPC and cgroup
-// namespaces, /proc and the directories of [Entry.Fresh] for itself. The keeper is above
-// all of them, and lasts as long as the Maker.
+// Maker is a process in a room that makes inits before their commands are known, so that a command does not wait for the
+// entering. It runs one command at a time. Each command has its own PID, mount, IPC and cgroup namespaces, /proc and
+// directories of [Entry.Fresh]. One keeper is above all of them and lasts as long as the Maker.
 type Maker struct {
 	way
 	entry  Entry
-	places [places]*proc.Block // where a command is laid out; the keeper's
-	made   int                 // how many were asked for
-	next   *Exec               // the last one, which has no command yet
-	err    error               // why there is none
+	places [places]*proc.Block // memory for commands; the keeper's
+	made   int                 // number of requested inits
+	next   *Exec               // the last one, without a command yet
+	err    error               // why next is unusable
 }
 
-// commandSize bounds a command with its arguments and its environment.
+// commandSize is the maximum size of a command with its arguments and environment.
 const commandSize = 1 << 20
 
-// errTooLarge says that a command is larger than commandSize.
+// errTooLarge reports a command larger than commandSize.
 var errTooLarge = &result.Error{Code: "too-large", Message: "the command and its environment are too large for a warm room"}
 
-// errBroken says that a Maker can make no more.
+// errBroken reports that a Maker has ended.
 var errBroken = errors.New("the room's maker has ended")
 
-// Make enters a room with a process that makes inits there, and has it make the first one. It
-// takes from the entry what is the same for all commands: identity, network, bounds, filter,
-// what is fresh, and the working directory that is handed out before there is a command.
-// It blocks for at most [SetupBound], or until ctx is done. The caller closes the Maker, also
-// one that came with an error.
+// Make starts a Maker in a room, which makes its first init. The entry sets what all commands share: identity, network,
+// bounds, filter, fresh directories, and the working directory. Make blocks until the init is ready, for at most
+// [SetupBound] or until ctx is done. The caller closes the Maker, even after an error.
 func (e Entry) Make(ctx context.Context, room *proc.Process) (*Maker, error) {
 	m := &Maker{entry: e}
 	err := m.open()
@@ -86,7 +83,7 @@ func (m *Maker) enter(room *proc.Process) error {
 	return m.Enter(room, outer)
 }
 
-// lay puts everything into the form that system calls take.
+// lay lays everything out for system calls.
 func (m *Maker) lay(b *proc.Block) unsafe.Pointer {
 	n := newEntry(b, m.entry.HostNet)
 	n.maker = proc.New[maker](b)
@@ -121,7 +118,7 @@ func (l *letter) lay(place, size uintptr) {
 	l.msg.Control = (*byte)(unsafe.Pointer(&l.control))
 }
 
-// explain is an error with what the maker, or the keeper, has said.
+// explain returns the error that the maker or the keeper has reported, or err.
 func (m *Maker) explain(err error) error {
 	m.Keeper.Kill()
 	_ = m.socket.SetReadDeadline(time.Now().Add(bound)) // it takes deadlines
@@ -135,7 +132,7 @@ func (m *Maker) explain(err error) error {
 	return fmt.Errorf("enter the room: %w", err)
 }
 
-// prepare has the next init made, and does not wait for it.
+// prepare requests the next init without waiting for it.
 func (m *Maker) prepare() {
 	x := &Exec{maker: m}
 	x.Keeper, x.Lasting = m.Keeper, true
@@ -147,11 +144,10 @@ func (m *Maker) prepare() {
 	m.made++
 }
 
-// openAhead makes what is to be between an init that is made ahead and us, and gives the
-// maker the other ends.
+// openAhead makes the sockets and the timer of the next init and sends their other ends to the maker.
 func (x *Exec) openAhead(m *Maker) (err error) {
 	var socket, gate [2]int
-	// Non-blocking for the poller, and init polls its end as well.
+	// Non-blocking for the poller; init polls its end, too.
 	if socket, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0); err != nil {
 		return fmt.Errorf("socketpair: %w", err)
 	}
@@ -172,8 +168,7 @@ func (x *Exec) openAhead(m *Maker) (err error) {
 	return unix.Sendmsg(proc.Descriptor(m.socket), []byte{byte(m.made % places)}, rights, nil, unix.MSG_NOSIGNAL)
 }
 
-// meet is Identify of an init that was made ahead. Its pidfd comes from itself, by a socket
-// that nobody else has.
+// meet is Identify for an init made ahead. The init sends its own pidfd through a socket that no other process has.
 func (x *Exec) meet(ctx context.Context, deadline time.Time) error {
 	stop := proc.ReadUntil(ctx, x.socket, deadline)
 	msg, pid, files, err := x.readFiles()
@@ -200,9 +195,8 @@ func (x *Exec) meet(ctx context.Context, deadline time.Time) error {
 	return nil
 }
 
-// Take gives the next init a command. The payload waits for [Exec.Release]. stdio stays the
-// caller's, and open until then. The command before must have ended. After an error, but for
-// errTooLarge, the Maker is of no more use.
+// Take assigns a command to the next init. The payload waits for [Exec.Release]. stdio stays the caller's and stays open
+// until then. The previous command must have ended. After any error but errTooLarge, the Maker is unusable.
 func (m *Maker) Take(ctx context.Context, e *Entry, stdio [3]*os.File) (*Exec, error) {
 	if err := m.Meet(ctx); err != nil {
 		return nil, err
@@ -220,10 +214,10 @@ func (m *Maker) Take(ctx context.Context, e *Entry, stdio [3]*os.File) (*Exec, e
 		return nil, errTooLarge
 	}
 	m.Keeper.Forget()
-	if x.Init.Exited() { // alone, or killed for want of memory
+	if x.Init.Exited() { // by itself, or by the OOM killer
 		m.err = errBroken
 		if msg, _, err := x.read(); err == nil && msg.kind == messageFailed {
-			m.err = msg.err() // for want of a task, it may be
+			m.err = msg.err() // for example for want of tasks
 		}
 		return nil, m.err
 	}
@@ -234,7 +228,7 @@ func (m *Maker) Take(ctx context.Context, e *Entry, stdio [3]*os.File) (*Exec, e
 	return x, nil
 }
 
-// Meet waits until the next init is complete, at most [SetupBound], or until ctx is done.
+// Meet waits until the next init is ready, for at most [SetupBound] or until ctx is done.
 func (m *Maker) Meet(ctx context.Context) error {
 	if m.err != nil {
 		return m.err
@@ -248,8 +242,8 @@ func (m *Maker) Meet(ctx context.Context) error {
 	by := time.Now().Add(SetupBound)
 	m.err = m.next.Identify(ctx, by)
 	if errors.Is(m.err, unix.EAGAIN) {
-		// The command before had all the tasks that there may be (pids.max), so that this init
-		// could have no payload, and gave up. That command is over.
+		// The previous command used all tasks of the cgroup (pids.max), so this init could not fork its payload. That
+		// command has ended: try again.
 		m.next.Close()
 		if m.prepare(); m.err == nil {
 			m.err = m.next.Identify(ctx, by)
@@ -258,11 +252,11 @@ func (m *Maker) Meet(ctx context.Context) error {
 	return m.err
 }
 
-// Workdir is the room's working directory as the next command will find it, empty if it is in
-// memory; after Meet. It stays the Maker's, and can be used for as long as it is open.
+// Workdir returns the room's working directory as the next command will see it, empty if it is in memory. Call it after
+// Meet. The file stays the Maker's.
 func (m *Maker) Workdir() *os.File { return m.next.Workdir }
 
-// send releases a command, by handing it over, and has the next init made while it runs.
+// send releases a command by sending it to its payload, and requests the next init.
 func (m *Maker) send(x *Exec) {
 	text := m.places[(m.made-1)%places].Bytes()
 	var fds [3]int
@@ -274,22 +268,21 @@ func (m *Maker) send(x *Exec) {
 		_, err = x.gate.Write(text[n:])
 	}
 	if err != nil {
-		_ = x.Init.Signal(unix.SIGKILL) // it may be dead: what waits for the rest is not to wait for ever
+		_ = x.Init.Signal(unix.SIGKILL) // otherwise its payload would wait for the rest forever
 	}
 	m.prepare()
 }
 
-// Usable reports whether a next command can be taken, as far as is known.
+// Usable reports whether the Maker can probably take another command.
 func (m *Maker) Usable() bool {
 	if m.err != nil || m.next == nil {
 		return false
 	}
-	// What the maker says is that it could not go on; and its end shows, too.
+	// The maker sends only errors, and its end makes the socket readable, too.
 	return proc.Poll(proc.Descriptor(m.socket), unix.POLLIN) == 0
 }
 
-// Close ends all that the Maker has made, and returns when nothing is left; or, with an
-// error, after [SetupBound].
+// Close ends the Maker with all its processes and waits for their end. It fails after [SetupBound].
 func (m *Maker) Close() error {
 	err := m.abandon()
 	if m.next != nil {

@@ -13,14 +13,13 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// bound is how long the way in and a signal may take: a handful of system calls.
-// Another signal to all of the room may stop who comes in, but not the keeper above.
+// bound limits the entering and a signal, which are a few system calls. A concurrent signal to the whole room may stop
+// the entering process, but not its keeper.
 const bound = 2 * time.Second
 
-// Signal sends sig to every process of every command in a room, in one step of the
-// kernel's (kill(2), pid -1), so that nothing can fork its way out of it. room is the
-// room's PID 1, verified. It blocks for as long as some forks take, bounded by two seconds,
-// and by [SetupBound] if what was forked does not go. [proc.ErrGone]: the room has ended.
+// Signal sends sig to every process of every command in a room with a single kill(2) of PID -1, which no process can
+// escape by forking. room is the room's verified PID 1. Signal blocks for a few forks, at most two seconds, or
+// [SetupBound] if the forked processes do not exit. It returns [proc.ErrGone] if the room has ended.
 func Signal(room *proc.Process, cred *proc.Cred, hostNet bool, sig syscall.Signal) error {
 	var w way
 	defer w.Close()
@@ -39,8 +38,8 @@ func Signal(room *proc.Process, cred *proc.Cred, hostNet bool, sig syscall.Signa
 	return nil
 }
 
-// send forks a process that goes into a room to do one thing, of which it tells by the socket. outer
-// is what it needs beside the room.
+// send forks a process that enters a room, does one thing and reports it through the socket. outer are further
+// descriptors for it.
 func (w *way) send(room *proc.Process, cred *proc.Cred, lay func(*proc.Block) *entry, outer ...*os.File) error {
 	if err := w.open(); err != nil {
 		return err
@@ -50,7 +49,7 @@ func (w *way) send(room *proc.Process, cred *proc.Cred, lay func(*proc.Block) *e
 	}
 	end, gate := w.inner[0], w.inner[1]
 	way := &proc.Way{Lay: func(b *proc.Block) unsafe.Pointer { return unsafe.Pointer(lay(b)) }, Enter: enter,
-		Files: []*os.File{gate, gate, gate, end, gate, gate, gate}} // it has no use for 0, 1 and 2, and something has to be there
+		Files: []*os.File{gate, gate, gate, end, gate, gate, gate}} // gate fills the unused numbers
 	var err error
 	w.Keeper, err = proc.Keep(proc.Command{Cred: cred, Way: way})
 	w.Entered()
@@ -58,7 +57,7 @@ func (w *way) send(room *proc.Process, cred *proc.Cred, lay func(*proc.Block) *e
 	return err
 }
 
-// over ends what was sent, and returns why it failed.
+// over ends the processes of send and returns the cause of their failure, if any.
 func (w *way) over(room *proc.Process, err error) error {
 	abandonErr := w.abandon()
 	inside := w.Keeper != nil && abandonErr == nil
@@ -71,9 +70,9 @@ func (w *way) over(room *proc.Process, err error) error {
 	return err
 }
 
-// ended reports whether a room that could not be entered has ended. One that is about to refuses in
-// many ways, so it is waited for, if the error came from inside. What was never sent, for want of a
-// task or a descriptor, says nothing of the room, and a kill that comes after this is not to wait.
+// ended reports whether a room that could not be entered has ended. A room that is about to end refuses in many ways, so
+// ended waits for its end if the error came from inside. It does not wait if the fork failed for want of tasks or
+// descriptors, which says nothing about the room and would delay a kill.
 func ended(room *proc.Process, err error, inside bool) bool {
 	if !inside || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EMFILE) || errors.Is(err, os.ErrDeadlineExceeded) {
 		return room.Exited()
@@ -85,7 +84,7 @@ func (w *way) signaled() error {
 	msg, _, err := w.read()
 	switch {
 	case errors.Is(err, ErrClosed):
-		return nil // killed, which only the sandbox's own end does: as good as done
+		return nil // killed by the end of the sandbox, which makes the signal unnecessary
 	case err != nil:
 		return err
 	case msg.kind == messageFailed && msg.step == stepSetns && syscall.Errno(msg.value) == unix.ESRCH:

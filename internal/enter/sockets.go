@@ -11,15 +11,14 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// This file makes sockets in a room's network namespace and hands them out. A socket belongs to
-// the namespace in which it was made, for good (network_namespaces(7)); so a process outside can
-// listen and connect in the room, and nothing of it has to run there.
+// This file makes sockets in a room's network namespace. A socket always belongs to the namespace in which it was made
+// (network_namespaces(7)), so a process outside can listen and connect in the room.
 
-// MaxSockets is how many sockets one call of [Sockets] makes: as many descriptors as fit into
-// one message (unix(7), SCM_MAX_FD).
+// MaxSockets is the maximum number of sockets per call of [Sockets]: the descriptors that fit into one message (unix(7),
+// SCM_MAX_FD).
 const MaxSockets = 253
 
-// sockets are what is to be made, as system calls take it.
+// sockets are the requested sockets, laid out for system calls.
 type sockets struct {
 	list    []socket
 	one     int32
@@ -31,16 +30,15 @@ type sockets struct {
 	}
 }
 
-// socket listens on an address, if that has a port.
+// socket listens on its address if that has a port.
 type socket struct{ addr unix.RawSockaddrInet4 }
 
-// Sockets makes TCP sockets in the network namespace of a room whose PID 1 is room, verified. The
-// first ones listen on these ports of 127.0.0.1; the others, of IPv6 where the kernel has it, are
-// to be connected. It blocks for as long as a fork takes, bounded by two seconds, and by
-// [SetupBound] if what was forked does not go. The descriptors are the caller's. [proc.ErrGone]: the room
-// has ended.
+// Sockets makes TCP sockets in the network namespace of a room; room is its verified PID 1. The first ones listen on
+// these ports of 127.0.0.1. The others are unconnected IPv6 sockets, or IPv4 sockets if the kernel has no IPv6. Sockets
+// blocks for a fork, at most two seconds, or [SetupBound] if the forked process does not exit. The caller closes the
+// descriptors. It returns [proc.ErrGone] if the room has ended.
 func Sockets(room *proc.Process, cred *proc.Cred, ports []uint16, others int) (fds []int, err error) {
-	// In it a socket can have a port below 1024; in that of the room's processes, which is below it, not.
+	// Only in this user namespace can a socket have a port below 1024, and not in that of the room's processes below it.
 	owner, err := room.NamespaceOwner("net")
 	if err != nil {
 		return nil, err
@@ -65,7 +63,7 @@ func Sockets(room *proc.Process, cred *proc.Cred, ports []uint16, others int) (f
 	return fds, nil
 }
 
-// receiveSockets returns what has come also after an error.
+// receiveSockets returns the received descriptors even with an error.
 func (w *way) receiveSockets(want int) (fds []int, err error) {
 	msg, _, fds, err := w.readFiles()
 	switch {
@@ -98,7 +96,7 @@ func (e *entry) laySockets(b *proc.Block, ports []uint16, others int) *sockets {
 	return s
 }
 
-// makeSockets makes them and ends the process; owner is the user namespace of the network.
+// makeSockets makes the sockets and exits; owner is the user namespace of the network namespace.
 //
 //go:nosplit
 //go:norace
@@ -118,7 +116,7 @@ func (e *entry) makeSockets(room, owner uintptr) {
 			e.must(stepListen, unix.SYS_BIND, fd, uintptr(unsafe.Pointer(&list[i].addr)), unsafe.Sizeof(list[i].addr), 0, 0)
 			e.must(stepListen, unix.SYS_LISTEN, fd, backlog, 0, 0, 0)
 		} else {
-			// To be connected, in both families where the kernel has IPv6.
+			// An IPv6 socket can connect in both families.
 			var errno syscall.Errno
 			if fd, _, errno = syscall.RawSyscall(unix.SYS_SOCKET, unix.AF_INET6, stream, 0); errno != 0 {
 				fd = e.must(stepSocket, unix.SYS_SOCKET, unix.AF_INET, stream, 0, 0, 0)
@@ -132,5 +130,5 @@ func (e *entry) makeSockets(room, owner uintptr) {
 	proc.Exit(0)
 }
 
-// backlog is of a socket that listens.
+// backlog is the backlog of listening sockets.
 const backlog = 128

@@ -13,14 +13,14 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// newEntry lays out what every way in needs.
+// newEntry lays out an entry with what every use needs.
 func newEntry(b *proc.Block, hostNet bool) *entry {
 	n := proc.New[entry](b)
 	n.namespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
 	if hostNet {
-		n.namespaces &^= unix.CLONE_NEWNET // the host's, which only its owner may join
+		n.namespaces &^= unix.CLONE_NEWNET // only its owner may join the host's
 	}
-	// A cgroup namespace as well: the command's own cgroup is its root.
+	// The command's own cgroup is the root of its cgroup namespace.
 	n.spaces = unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP
 	n.insideStack, n.initStack, n.payloadStack = b.Stack(), b.Stack(), b.Stack()
 	n.header.Version = unix.LINUX_CAPABILITY_VERSION_3
@@ -29,19 +29,19 @@ func newEntry(b *proc.Block, hostNet bool) *entry {
 	return n
 }
 
-// way is a way into a room: the keeper above what goes in, and what that says.
+// way is the connection to processes that enter a room, with their keeper.
 type way struct {
 	proc.Kept
-	socket *os.File    // to what is inside
+	socket *os.File    // to the processes inside
 	gate   *os.File    // write end: a byte releases the payload
 	inner  [3]*os.File // the other ends and the launcher, until the fork
-	// Layers are the new layers of the room's overlays, in their order, as directories that are
-	// open. Whoever takes them over sets Layers to nil.
+	// Layers are the open directories of the new layers of the room's overlays, in the overlays' order. Code that takes
+	// them over sets Layers to nil.
 	Layers   []*os.File
-	expected int // how many come
+	expected int // number of layers
 }
 
-// open makes what is to be used on the way. Also after an error the caller closes it.
+// open makes the socket and the gate. The caller closes the way even after an error.
 func (w *way) open() error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -56,7 +56,7 @@ func (w *way) open() error {
 	if err := unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
 		return fmt.Errorf("SO_PASSCRED: %w", err)
 	}
-	// Not os.Pipe: the payload has to wait at its end.
+	// Not os.Pipe: the payload's end must block.
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
 		return fmt.Errorf("pipe: %w", err)
@@ -73,18 +73,17 @@ func (w *way) openLauncher() (err error) {
 	return err
 }
 
-// Entered gives up the inner ends, when what was forked has its own: it must be the last
-// to have them, so that its death ends the stream.
+// Entered closes the inner ends after the fork. The forked processes must be the only ones with these ends, so that
+// their death ends the stream.
 func (w *way) Entered() {
 	for i, f := range w.inner {
-		f.Close() // nil is an error, and no more
+		f.Close() // on nil it only returns an error
 		w.inner[i] = nil
 	}
 }
 
-// Enter lets in what waits outside: room is a pidfd of the room's PID 1, verified. Of a room that
-// is still being built it takes outer, the user namespace that its mounts belong to. Both stay the
-// caller's.
+// Enter sends the verified PID 1 of the room to the waiting process, which then enters. A new room and a Maker also need
+// outer, the user namespace that owns the room's mounts. Both stay the caller's.
 func (w *way) Enter(room *proc.Process, outer ...*os.File) error {
 	fds := []int{room.FD()}
 	for _, f := range outer {
@@ -92,7 +91,7 @@ func (w *way) Enter(room *proc.Process, outer ...*os.File) error {
 	}
 	err := unix.Sendmsg(proc.Descriptor(w.socket), []byte{0}, unix.UnixRights(fds...), nil, 0)
 	if err == unix.EPIPE || err == unix.ECONNRESET {
-		err = ErrClosed // the keeper ends what waits when bwrap gives up
+		err = ErrClosed // the keeper ends the waiting process when bwrap fails
 	}
 	if err != nil {
 		return fmt.Errorf("hand over the room: %w", err)
@@ -100,8 +99,8 @@ func (w *way) Enter(room *proc.Process, outer ...*os.File) error {
 	return nil
 }
 
-// abandon ends all that has gone this way, and returns when nothing is left, or after
-// SetupBound with an error. One that the keeper has told comes first.
+// abandon ends all processes of the way and waits for their end, at most SetupBound. An error that the keeper has
+// reported takes precedence.
 func (w *way) abandon() error {
 	if w.Keeper == nil {
 		return nil
@@ -113,7 +112,7 @@ func (w *way) abandon() error {
 	return err
 }
 
-// readNext takes the next message that is no layer of an overlay. Those come first, each once.
+// readNext collects the layers of overlays, which come first, and returns the next other message.
 func (w *way) readNext() (msg message, pid int, err error) {
 	for {
 		msg, pid, files, err := w.readFiles()
@@ -128,21 +127,21 @@ func (w *way) readNext() (msg message, pid int, err error) {
 			return msg, pid, err
 		}
 		if len(files) == 0 {
-			return msg, pid, unix.EMFILE // the kernel had no room for it (unix(7))
+			return msg, pid, unix.EMFILE // the kernel dropped the descriptor (unix(7))
 		}
 	}
 }
 
-// read takes one message, with its sender as the kernel names it.
+// read returns one message and its sender's PID from the kernel.
 func (w *way) read() (msg message, pid int, err error) {
 	msg, pid, files, err := w.readFiles()
 	for _, fd := range files {
-		unix.Close(fd) // nobody sends any
+		unix.Close(fd) // not expected
 	}
 	return msg, pid, err
 }
 
-// readFiles takes one message with the descriptors that it brings.
+// readFiles returns one message with its sender's PID and its descriptors.
 func (w *way) readFiles() (msg message, pid int, files []int, err error) {
 	conn, err := w.socket.SyscallConn()
 	if err != nil {
@@ -155,8 +154,8 @@ func (w *way) readFiles() (msg message, pid int, files []int, err error) {
 	err = conn.Read(func(fd uintptr) bool {
 		n, oobn, _, _, failed = unix.Recvmsg(int(fd), buf[:], oob[:], unix.MSG_CMSG_CLOEXEC)
 		if failed == unix.ECONNRESET {
-			// Said once, of an init that has ended with an order unread (unix(7)); what it had
-			// said before is still there.
+			// The kernel returns this once if init has exited with an unread order (unix(7)). Its earlier messages are still
+			// there.
 			n, oobn, _, _, failed = unix.Recvmsg(int(fd), buf[:], oob[:], unix.MSG_CMSG_CLOEXEC)
 		}
 		return failed != unix.EAGAIN && failed != unix.EINTR
@@ -171,7 +170,7 @@ func (w *way) readFiles() (msg message, pid int, files []int, err error) {
 	case n != len(buf):
 		return msg, 0, nil, errors.New("short message from the sandbox")
 	}
-	list, _ := unix.ParseSocketControlMessage(oob[:oobn]) // none with an error, and so no sender, which is one
+	list, _ := unix.ParseSocketControlMessage(oob[:oobn]) // after an error there is no sender, which is reported below
 	for _, c := range list {
 		if cred, err := unix.ParseUnixCredentials(&c); err == nil {
 			pid = int(cred.Pid)
@@ -185,10 +184,10 @@ func (w *way) readFiles() (msg message, pid int, files []int, err error) {
 	return msg, pid, files, err
 }
 
-// ErrClosed says that nobody is left inside who could say something.
+// ErrClosed reports that all processes inside have exited without a message.
 var ErrClosed = errors.New("it ended before it was ready")
 
-// err is a step that failed.
+// err returns the error of a failed step.
 func (m message) err() error {
 	step := "enter"
 	if m.step > 0 && m.step < int64(len(stepNames)) {
@@ -197,15 +196,14 @@ func (m message) err() error {
 	return &proc.StartError{Step: step, Err: syscall.Errno(m.value), Mount: int(m.mount)}
 }
 
-// Close gives up all descriptors. Should the keeper still have something, it
-// goes on killing it.
+// Close closes all descriptors. A keeper with processes left continues to kill them.
 func (w *way) Close() {
 	if w.Keeper != nil {
 		w.Kill()
 	}
 	w.Entered()
 	for _, f := range append([]*os.File{w.socket, w.gate, w.Timer}, w.Layers...) {
-		f.Close() // nil is an error, and no more
+		f.Close() // on nil it only returns an error
 	}
 	w.Init.Close()
 }
