@@ -9,35 +9,32 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// This file is what runs on the way into a room, below the keeper, after a bare fork
-// ([proc.Way]). Four processes that share their memory, each with a stack of its own. The
-// first two are over at once, because a PID namespace can only be made by a process that
-// is in its parent namespace, and no process ever changes its own (pid_namespaces(7)):
+// This file runs in the processes that enter a room, below the keeper and after a bare fork ([proc.Way]). The four
+// processes share their memory, each with its own stack. The first two exit at once. They are needed because a process
+// never changes its own PID namespace and a new one is always made below that (pid_namespaces(7)):
 //
-//	enters   is handed a pidfd of the room's PID 1, and joins its namespaces (setns(2) on a
-//	         pidfd, Linux 5.8). If the room is new, it waits until bwrap has built it, and
-//	         furnishes it ([Furnishing])
-//	inside   is born in the room's PID namespace; if there is only a signal to be
-//	         sent, sends it
-//	init     is born in a new PID namespace below that; forks the payload, and reaps
-//	payload  executes the launcher (launch.go), which waits to be released, and executes the command
+//	enters   receives a pidfd of the room's PID 1 and joins its namespaces (setns(2) on a pidfd, Linux 5.8). It
+//	         first waits until bwrap has built a new room, and furnishes it ([Furnishing])
+//	inside   is created in the room's PID namespace; sends a signal if that is the request
+//	init     is created in a new PID namespace below that; forks the payload and reaps
+//	payload  executes the launcher (launch.go), which waits for the release and executes the command
 //
-// inside and init are made with CLONE_PARENT, so that the keeper is the parent of all: it
-// alone kills and reaps them, and nothing of it is left to the room's PID 1. The memory is
-// the keeper's, or with limits a copy. The payload stops sharing it when it executes the launcher.
+// inside and init are made with CLONE_PARENT. So the keeper is the parent of all and alone kills and reaps them, and the
+// room's PID 1 never has to. The memory is the keeper's, or with limits a copy. The payload shares it until it executes
+// the launcher.
 
-// Descriptors on the way in, next to the payload's 0, 1 and 2.
+// Descriptors of the entering processes, after the payload's 0, 1 and 2.
 const (
-	entrySocket = 3 // to sbxrun; a pidfd of the room's PID 1 comes this way
-	entryGate   = 4 // what the payload waits for: a byte, or the end, which is none
+	entrySocket = 3 // to sbxrun, which sends a pidfd of the room's PID 1
+	entryGate   = 4 // a byte releases the payload; end-of-file makes it exit
 	entryLaunch = 5 // the program of launch.go
-	entryReady  = 6 // what the room says that it is built by: a byte, or the end
-	entryFiles  = 7 // how many there are; what is copied into a new room follows
-	// Of an init that was made ahead, in the place of entryReady: a timerfd at which it ends.
+	entryReady  = 6 // a byte says that the room is built; end-of-file that it will not be
+	entryFiles  = 7 // the first of the files to copy into a new room
+	// In place of entryReady, in an init made ahead: a timerfd that ends it.
 	entryTimer = 6
 )
 
-// The steps that can fail, in their order.
+// Steps that can fail, in order.
 const (
 	stepHide = iota + 1
 	stepTarget
@@ -103,12 +100,12 @@ var stepNames = [...]string{
 	stepSocket:       "make a socket in the room",
 	stepListen:       "listen in the room",
 	stepInside:       "fork into the room",
-	stepSignal:       "signal all of the room",
+	stepSignal:       "signal all processes of the room",
 	stepInit:         "make a PID namespace in the room",
 	stepParent:       "tie init to the keeper",
 	stepName:         "take a name",
-	stepIdentity:     "look at /proc/self/ns/pid",
-	stepIntroduce:    "hand out a pidfd, the mounts and the working directory",
+	stepIdentity:     "stat /proc/self/ns/pid",
+	stepIntroduce:    "send a pidfd, the mounts and the working directory",
 	stepMounts:       "make mounts private",
 	stepProc:         "mount /proc",
 	stepMask:         "hide a file of /proc, or make one read-only",
@@ -128,10 +125,10 @@ var stepNames = [...]string{
 	stepExec:         "exec",
 }
 
-// StepNetwork is the step of a [proc.StartError] when there is none to be had.
+// StepNetwork is the step of a [proc.StartError] if a network namespace cannot be made.
 const StepNetwork = "make a network namespace"
 
-// StepUserns is the step of a [proc.StartError] when they cannot be switched off.
+// StepUserns is the step of a [proc.StartError] if user namespaces cannot be switched off.
 const StepUserns = "switch off user namespaces (user.max_user_namespaces)"
 
 // Steps of a [proc.StartError] about a [Mount].
@@ -143,54 +140,53 @@ const (
 	StepXattr   = "set an attribute in the new layer of an overlay"
 )
 
-// message is what comes out of the room. A SOCK_SEQPACKET keeps each whole,
-// and the kernel adds the sender's pid as seen from outside (SO_PASSCRED,
-// unix(7)): the one way to learn it that no process inside can forge.
+// message is sent from inside the room. A SOCK_SEQPACKET keeps messages whole, and the kernel adds the sender's PID as
+// seen from outside (SO_PASSCRED, unix(7)), which no process inside can forge.
 type message struct {
 	kind   int64
 	step   int64  // messageFailed
 	value  int64  // messageFailed: errno; messageExited: wait status
 	pidNS  uint64 // messageReady: inode of the new PID namespace
-	inside int64  // messageReady: what getpid(2) says, 1
-	alone  int64  // messageExited: 1 if nothing else is left
-	at     int64  // messageExited: when, CLOCK_MONOTONIC in ns
+	inside int64  // messageReady: result of getpid(2), 1
+	alone  int64  // messageExited: 1 if no other process is left
+	at     int64  // messageExited: time, CLOCK_MONOTONIC in ns
 	mount  int64  // messageFailed: number of the [Mount] in its list, from 1; 0 for none
 }
 
 const (
-	messageReady     = iota + 1 // init is there and waits for the release
-	messageFailed               // a step failed; the process that says so is over
-	messageExited               // the payload
-	messageSignaled             // all of the room
-	messageFurnished            // the room, which no command enters yet
-	messageLayer                // the new layer of an overlay, as a descriptor
-	messageSockets              // with as many as were asked for
+	messageReady     = iota + 1 // init waits for the release
+	messageFailed               // a step failed, and the sender exits
+	messageExited               // the payload has exited
+	messageSignaled             // the signal was sent
+	messageFurnished            // the idle room is furnished
+	messageLayer                // descriptor of the new layer of an overlay
+	messageSockets              // descriptors of the requested sockets
 )
 
-// order is what goes in: a signal.
+// order is a signal, sent into the room.
 type order struct {
 	signal  int32
 	payload int32 // 1: for the payload alone, 0: for all
 }
 
-// entry is all that the way in needs, laid out before the fork.
+// entry is the state of the entering processes, laid out before the fork.
 type entry struct {
-	teller             // of enters, inside and init, which follow one another
-	namespaces uintptr // the room's own
-	spaces     uintptr // namespaces of the command's own, made with its init
+	teller             // of enters, inside and init, which run one after the other
+	namespaces uintptr // of the room
+	spaces     uintptr // new namespaces for the command, made with its init
 	fresh      []fresh
-	signal     uintptr    // if not 0, to be sent to all of the room; and that is all
-	furnishing furnishing // of a room that bwrap is still building
-	idle       bool       // nothing is to be run: that is all
-	sockets    *sockets   // if not nil, to be made in the room; and that is all
+	signal     uintptr    // if not 0, only send this signal to the whole room
+	furnishing furnishing // of a new room
+	idle       bool       // run no command
+	sockets    *sockets   // if not nil, only make these sockets in the room
 
 	insideStack, initStack, payloadStack uintptr
 
-	maker *maker // of inside, if it is to make inits ahead; and that is all
-	ahead *ahead // of an init that was made ahead
+	maker *maker // if not nil, inside becomes the maker
+	ahead *ahead // of an init made ahead
 
-	room    letter  // with the pidfd, and what else is handed over
-	pid     uintptr // of the payload, as init sees it; 0 when it has ended
+	room    letter  // with the pidfd of the room's PID 1 and a user namespace
+	pid     uintptr // of the payload in init's namespace; 0 after its end
 	payload payload
 	ord     order
 	stat    unix.Stat_t
@@ -207,21 +203,21 @@ type entry struct {
 // fresh is a [Tmpfs].
 type fresh struct{ target, options *byte }
 
-// payload is what the payload's own process needs until it executes the command.
+// payload is the state of the payload's process until it executes the launcher.
 type payload struct {
 	teller
 	*command
-	letter   *letter // what the command comes by; nil if it was there before the fork
+	letter   *letter // receives the command; nil if it is known before the fork
 	limit    unix.Rlimit
 	released byte
 }
 
-// command is what is executed, and how.
+// command is a command, laid out for execution.
 type command struct {
-	size       uintptr // of all that is laid out from here on
+	size       uintptr // of the layout from here on
 	terminal   bool
 	rlimits    []proc.Rlimit
-	cpus       *unix.CPUSet    // nil for those it was born with
+	cpus       *unix.CPUSet    // nil for the inherited set
 	filter     *unix.SockFprog // nil for none
 	workdir    *byte
 	argv, envv unsafe.Pointer // of the launcher, see launchArgs
@@ -244,7 +240,7 @@ var (
 		{'/', 'p', 'r', 'o', 'c', '/', 'k', 'e', 'y', '-', 'u', 's', 'e', 'r', 's'},
 		{'/', 'p', 'r', 'o', 'c', '/', 'l', 'o', 'c', 'k', 's'},
 	}
-	// sysctls cannot be written to. Those of the IPC namespace could be: they belong to uid 0 of the user
+	// sysctls becomes read-only. Otherwise a command could write to those of its IPC namespace: they belong to uid 0 of the user
 	// namespace that bwrap makes first, which outside is the payload's uid. With kernel.sem raised, an
 	// operation on an array of semaphores keeps a processor of the host in the kernel for seconds.
 	sysctls    = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'y', 's', 0}
@@ -268,11 +264,10 @@ var (
 //go:nocheckptr
 func enter(p unsafe.Pointer) {
 	e := (*entry)(p)
-	// The memory may hold secrets, variables for the payload for one, and whoever has our
-	// uid could attach to us without this (ptrace(2)). It is a property of the memory, so it
-	// holds for init, and the payload until it executes the launcher, as well; and the keeper's
-	// word for it does not outlast a change of uid. The launcher's file has no read permission, so the
-	// launcher is undumpable, too.
+	// The memory may hold secrets, such as environment variables, and any process with this UID could otherwise attach
+	// (ptrace(2)). The flag belongs to the memory, so it also covers init, and the payload until it executes the launcher.
+	// The keeper's own setting was reset by the change of UID. The launcher is undumpable because its file has no read
+	// permission.
 	e.must(stepHide, unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	room, outer := e.receiveRoom()
 	if e.sockets != nil {
@@ -295,8 +290,8 @@ func enter(p unsafe.Pointer) {
 	proc.Exit(0)
 }
 
-// receiveRoom returns a pidfd of the room's PID 1, when sbxrun has verified that
-// process; and of a new room the user namespace that its mounts belong to.
+// receiveRoom waits for the pidfd of the room's PID 1, which sbxrun has verified, and for the user namespace that owns the
+// room's mounts, if it is sent.
 //
 //go:nosplit
 //go:norace
@@ -314,8 +309,7 @@ func (e *entry) receiveRoom() (room, outer uintptr) {
 		if n == 0 {
 			proc.Exit(0) // sbxrun died or gave up
 		}
-		// With descriptors to spare the kernel hands them over, and nobody but sbxrun has
-		// the other end.
+		// Only sbxrun has the other end. The kernel drops the descriptors if this process may not have more.
 		c := &h.control
 		if h.msg.Controllen == 0 || h.msg.Flags&unix.MSG_CTRUNC != 0 || c.header.Level != unix.SOL_SOCKET || c.header.Type != unix.SCM_RIGHTS {
 			e.fail(stepTarget, unix.EMFILE)
@@ -324,7 +318,7 @@ func (e *entry) receiveRoom() (room, outer uintptr) {
 	}
 }
 
-// awaitRoom returns when the room's PID 1 has said that the room is built.
+// awaitRoom waits until the room's PID 1 reports that the room is built.
 //
 //go:nosplit
 //go:norace
@@ -339,7 +333,7 @@ func (e *entry) awaitRoom() {
 			e.fail(stepRoom, errno)
 		}
 		if n != 1 {
-			proc.Exit(0) // bwrap gave up, and has said why
+			proc.Exit(0) // bwrap failed and has reported why
 		}
 		return
 	}
@@ -352,8 +346,8 @@ func (e *entry) awaitRoom() {
 //go:nocheckptr
 func startInside(p unsafe.Pointer) {
 	e := (*entry)(p)
-	// Another sbxrun may stop all that is in the room now (kill --signal STOP), and a keeper
-	// that is killed then would leave us there.
+	// Another sbxrun may stop all processes in the room now (kill --signal STOP). Without this, a keeper killed after that
+	// would leave this process behind.
 	e.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 	if e.signal != 0 {
 		e.signalAll()
@@ -376,14 +370,13 @@ func startInside(p unsafe.Pointer) {
 func startInit(p unsafe.Pointer) {
 	e := (*entry)(p)
 	e.takeAhead()
-	// While sbxrun looks who we are, and before it lets go what waits at the gate,
-	// there is time for the rest. Made ahead, it is complete when it is looked at: it has a
+	// The rest runs while sbxrun verifies this process. An init made ahead reports only when it is complete and has a
 	// payload.
 	if e.ahead == nil {
 		e.present()
 	}
 	e.setUp()
-	// Before there is a payload, which a failure would take with it when it has begun.
+	// Before the fork of the payload, which a failure would end.
 	e.sigs = 1 << (unix.SIGCHLD - 1)
 	fd := e.must(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&e.sigs)), 8, unix.SFD_NONBLOCK|unix.SFD_CLOEXEC, 0)
 	e.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
@@ -401,7 +394,7 @@ func startInit(p unsafe.Pointer) {
 	if e.ahead != nil {
 		e.present()
 	}
-	// Whoever reads the payload's output shall see its end.
+	// So that readers of the payload's output see its end.
 	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, 0, entrySocket-1, 0)
 	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, entryGate, entryLaunch, 0)
 	for {
@@ -409,20 +402,20 @@ func startInit(p unsafe.Pointer) {
 	}
 }
 
-// signalAll sends the signal to all of the sandbox but its init and ourselves.
+// signalAll sends the signal to all processes in the sandbox but its init and this one.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
 func (e *entry) signalAll() {
-	// ESRCH: there is nobody.
+	// ESRCH: there is no process.
 	if _, _, errno := syscall.RawSyscall(unix.SYS_KILL, ^uintptr(0), e.signal, 0); errno != 0 && errno != unix.ESRCH {
 		e.fail(stepSignal, errno)
 	}
 	e.done(messageSignaled)
 }
 
-// done says that the one thing that was to be done is, and ends the process.
+// done reports success and exits.
 //
 //go:nosplit
 //go:norace
@@ -433,15 +426,14 @@ func (e *entry) done(kind int64) {
 	proc.Exit(0)
 }
 
-// present says that init is there.
+// present reports that init is ready.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
 func (e *entry) present() {
-	// Should the keeper be killed: sbxrun would find us in its session, but sbxrun
-	// may be dead as well. Had both died before this line, the payload finds the
-	// gate closed, and we the socket.
+	// For the death of the keeper: sbxrun would find this process in the keeper's session, but may be dead, too. If both
+	// died before this line, the gate and the socket are closed, and the payload and init exit.
 	e.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 	e.must(stepName, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&initName)), 0, 0, 0)
 	pid, _, _ := syscall.RawSyscall(unix.SYS_GETPID, 0, 0, 0)
@@ -461,21 +453,21 @@ func (e *entry) present() {
 	e.say()
 }
 
-// setUp makes the new init what it has to be before there is a payload.
+// setUp prepares the new init before the fork of the payload.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
 func (e *entry) setUp() {
-	if e.ahead == nil { // the maker's are
+	if e.ahead == nil { // the maker's mounts are private
 		e.must(stepMounts, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&proc.Root)), 0, unix.MS_REC|unix.MS_PRIVATE, 0)
 	}
 	e.must(stepProc, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&procType)), uintptr(unsafe.Pointer(&procDir)), uintptr(unsafe.Pointer(&procType)),
 		unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
 	e.mask()
-	// The room may have a text to be shown in the place of /proc/meminfo.
+	// The room may have a replacement for /proc/meminfo.
 	_, _, errno := syscall.RawSyscall6(unix.SYS_MOUNT, uintptr(unsafe.Pointer(&meminfoCopy)), uintptr(unsafe.Pointer(&meminfo)), 0, unix.MS_BIND, 0, 0)
-	// ELOOP and EINVAL: a link that a payload has made there, where /run can be written to.
+	// ELOOP and EINVAL: a link made by a payload that can write to /run.
 	if errno != 0 && errno != unix.ENOENT && errno != unix.ENOTDIR && errno != unix.ELOOP && errno != unix.EINVAL {
 		e.fail(stepMeminfo, errno)
 	}
@@ -484,14 +476,14 @@ func (e *entry) setUp() {
 		e.must(stepFresh, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&proc.Tmpfs)), uintptr(unsafe.Pointer(dirs[i].target)), uintptr(unsafe.Pointer(&proc.Tmpfs)),
 			unix.MS_NOSUID|unix.MS_NODEV, uintptr(unsafe.Pointer(dirs[i].options)))
 	}
-	if e.ahead != nil { // the next command would have the room's terminals, and their modes and times
+	if e.ahead != nil { // otherwise the next command would see the terminals' modes and times
 		e.must(stepFresh, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&ptsType)), uintptr(unsafe.Pointer(&ptsDir)), uintptr(unsafe.Pointer(&ptsType)),
 			unix.MS_NOSUID|unix.MS_NOEXEC, uintptr(unsafe.Pointer(&ptsOptions)))
 	}
-	if e.ahead == nil { // it has done so
+	if e.ahead == nil { // otherwise takeAhead has closed them
 		e.must(stepFiles, unix.SYS_CLOSE_RANGE, entryReady, proc.MaxFD, 0, 0, 0)
 	}
-	// All blocked, for good: what init must know comes by descriptors.
+	// All signals stay blocked: init learns everything by descriptors.
 	e.sigs = ^uint64(0)
 	e.must(stepSignals, unix.SYS_RT_SIGPROCMASK, proc.SigSetmask, uintptr(unsafe.Pointer(&e.sigs)), 0, 8, 0)
 	if e.ahead == nil { // the maker has
@@ -501,7 +493,7 @@ func (e *entry) setUp() {
 	e.must(stepCapabilities, unix.SYS_CAPSET, uintptr(unsafe.Pointer(&e.header)), uintptr(unsafe.Pointer(&e.none)), 0, 0, 0)
 }
 
-// mask hides masked in the new /proc, and makes sysctls read-only.
+// mask hides the masked files in the new /proc and makes sysctls read-only.
 //
 //go:nosplit
 //go:norace
@@ -510,7 +502,7 @@ func (e *entry) mask() {
 	for i := range masked {
 		file := uintptr(unsafe.Pointer(&masked[i]))
 		_, _, errno := syscall.RawSyscall6(unix.SYS_MOUNT, uintptr(unsafe.Pointer(&unreadable)), file, 0, unix.MS_BIND, 0, 0)
-		if errno == unix.ENOENT { // one of the two: a kernel without keyrings has nothing to hide
+		if errno == unix.ENOENT { // of either file: a kernel without keyrings has nothing to hide
 			if _, _, missing := syscall.RawSyscall(unix.SYS_FACCESSAT, uintptr(proc.AtCWD), file, unix.F_OK); missing == unix.ENOENT {
 				continue
 			}
@@ -530,7 +522,7 @@ func (e *entry) mask() {
 	e.must(stepMask, unix.SYS_MOUNT, 0, dir, 0, unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
 }
 
-// gainNothing sees to it that no exec gains anything, for good.
+// gainNothing permanently prevents that an exec gains privileges.
 //
 //go:nosplit
 //go:norace
@@ -538,7 +530,7 @@ func (e *entry) mask() {
 func (e *entry) gainNothing() {
 	e.must(stepPrivileges, unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 	for c := uintptr(0); c < 64; c++ {
-		// EINVAL: beyond the last one that this kernel has.
+		// EINVAL: beyond the kernel's last capability.
 		if _, _, errno := syscall.RawSyscall6(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0, 0, 0, 0); errno == unix.EINVAL && c > unix.CAP_AUDIT_READ {
 			break
 		} else if errno != 0 {
@@ -557,27 +549,27 @@ func (e *entry) gainNothing() {
 func startPayload(p unsafe.Pointer) {
 	e := (*payload)(p)
 	if e.letter != nil {
-		e.receive() // before that there is no command
+		e.receive() // until then the command is unknown
 	}
-	e.confine() // while sbxrun looks who init is: the kernel takes a tenth of a millisecond to compile the filter
+	e.confine() // before the release, because the kernel takes a tenth of a millisecond to compile the filter
 	e.must(stepSession, unix.SYS_SETSID, 0, 0, 0, 0, 0)
 	if e.terminal {
 		e.must(stepTerminal, unix.SYS_IOCTL, 0, unix.TIOCSCTTY, 0, 0, 0)
 	}
 	if _, _, errno := syscall.RawSyscall(unix.SYS_CHDIR, uintptr(unsafe.Pointer(e.workdir)), 0, 0); errno != 0 {
-		// After the release: init, which ends with us, must live until sbxrun has identified it.
+		// After the release: init ends with this process and must live until sbxrun has identified it.
 		if e.letter == nil {
 			e.awaitRelease()
 		}
 		e.fail(stepWorkdir, errno)
 	}
-	// The launcher needs both and closes them with its own exec.
+	// The launcher needs both and sets close-on-exec again.
 	e.must(stepExec, unix.SYS_FCNTL, entrySocket, unix.F_SETFD, 0, 0, 0)
 	e.must(stepExec, unix.SYS_FCNTL, entryGate, unix.F_SETFD, 0, 0, 0)
 	e.must(stepExec, unix.SYS_EXECVEAT, entryLaunch, uintptr(unsafe.Pointer(&noPath)), uintptr(e.argv), uintptr(e.envv), unix.AT_EMPTY_PATH)
 }
 
-// awaitRelease returns when the command may begin.
+// awaitRelease waits for the release.
 //
 //go:nosplit
 //go:norace
@@ -595,14 +587,14 @@ func (e *payload) awaitRelease() {
 	}
 }
 
-// confine sets what the command may use, and which system calls it may make.
+// confine sets the command's CPUs, resource limits and filter.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
 func (e *payload) confine() {
 	if e.cpus != nil {
-		// So that nproc(1) fits. It is no limit, a program can undo it; the quota is.
+		// So that nproc(1) matches the limit. The quota enforces it: a program can undo this.
 		syscall.RawSyscall(unix.SYS_SCHED_SETAFFINITY, 0, unsafe.Sizeof(*e.cpus), uintptr(unsafe.Pointer(e.cpus)))
 	}
 	limits := e.rlimits
@@ -615,10 +607,9 @@ func (e *payload) confine() {
 	}
 }
 
-// reap collects what has ended, tells of the payload, and with nothing left at
-// all ends init: then the namespace is empty. It says whether there may be more: a payload
-// that makes orphans faster than they are reaped shall hold up neither the word of its
-// own end nor an order.
+// reap reaps children and reports the payload's exit status. Init exits if no child is left: then the namespace is empty.
+// reap returns whether there may be more children. It reaps only some at a time, so that a payload that makes orphans
+// faster than that delays neither the report of its own end nor an order.
 //
 //go:nosplit
 //go:norace
@@ -652,9 +643,9 @@ func (e *entry) reap() bool {
 	return more
 }
 
-// letRun detaches from a process that has made us its tracer and then stopped. PTRACE_TRACEME needs
-// no permission, and from then on wait(2) reports the stops (ptrace(2)). The process gets the signal
-// that it stopped with, but not SIGTRAP, with which an exec stops a traced process.
+// letRun detaches from a process that made init its tracer and then stopped. PTRACE_TRACEME needs no permission, and from
+// then on wait(2) reports the stops (ptrace(2)). The process gets the signal that stopped it, except SIGTRAP, which stops
+// a traced process at an exec.
 //
 //go:nosplit
 //go:norace
@@ -667,22 +658,22 @@ func (e *entry) letRun(pid uintptr) {
 	syscall.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_DETACH, pid, 0, signal, 0, 0) // ESRCH: it was killed
 }
 
-// await blocks until a child has ended or an order has come, and carries it out; with more
-// to be reaped it only looks.
+// await waits for the end of a child or for an order and executes the order. With more children to reap it does not
+// block.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
 func (e *entry) await(more bool) {
-	var timeout *unix.Timespec // none: for ever
+	var timeout *unix.Timespec // nil: no limit
 	if more {
 		e.now = unix.Timespec{}
 		timeout = &e.now
 	}
 	_, _, errno := syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&e.poll)), e.polled, uintptr(unsafe.Pointer(timeout)), 0, 0, 0)
 	if errno != 0 && errno != unix.EINTR {
-		// The payload has our uid, and so may lower our limits: with RLIMIT_NOFILE below polled
-		// poll(2) fails with EINVAL, and neither an order nor the timer would be seen any more.
+		// The payload has the same UID, so it may lower init's limits. With RLIMIT_NOFILE below polled, poll(2) fails with
+		// EINVAL, and init would miss orders and the timer.
 		proc.Exit(0)
 	}
 	syscall.RawSyscall(unix.SYS_READ, uintptr(e.poll[0].Fd), uintptr(unsafe.Pointer(&e.buf)), uintptr(len(e.buf)))
@@ -697,22 +688,22 @@ func (e *entry) await(more bool) {
 		return
 	}
 	if errno != 0 || n != unsafe.Sizeof(e.ord) {
-		proc.Exit(0) // sbxrun is dead, or done with us
+		proc.Exit(0) // sbxrun is dead or has closed the socket
 	}
-	to := ^uintptr(0) // -1: everybody but init (kill(2))
+	to := ^uintptr(0) // -1: all processes but init (kill(2))
 	if e.ord.payload != 0 {
 		to = e.pid
 	}
 	if to == 0 {
-		return // it has ended
+		return // the payload has ended
 	}
 	syscall.RawSyscall(unix.SYS_KILL, to, uintptr(e.ord.signal), 0)
 }
 
-// teller tells sbxrun what has become of one process.
+// teller sends messages of one process to sbxrun.
 type teller struct{ msg message }
 
-// must makes a system call, and does not come back if it fails.
+// must makes a system call. If it fails, must reports the step and exits.
 //
 //go:nosplit
 //go:norace
@@ -725,7 +716,7 @@ func (t *teller) must(step int64, call, a, b, c, d, f uintptr) uintptr {
 	return r
 }
 
-// fail tells sbxrun which step failed, and ends the process.
+// fail reports a failed step and exits.
 //
 //go:nosplit
 //go:norace
@@ -742,9 +733,9 @@ func (t *teller) fail(step int64, errno syscall.Errno) {
 //go:norace
 //go:nocheckptr
 func (t *teller) say() {
-	// Nothing can be done about an error: sbxrun is dead.
+	// An error means that sbxrun is dead.
 	syscall.RawSyscall(unix.SYS_WRITE, entrySocket, uintptr(unsafe.Pointer(&t.msg)), unsafe.Sizeof(t.msg))
 }
 
-// reapedAtOnce is how many children init reaps before it looks whether there is an order.
+// reapedAtOnce is how many children init reaps before it checks for an order.
 const reapedAtOnce = 256

@@ -20,33 +20,32 @@ import (
 	"github.com/sbxrun/sbxrun/internal/seccomp"
 )
 
-// SetupBound is how long the way in may take.
+// SetupBound limits the entering of a room.
 const SetupBound = 10 * time.Second
 
-// Dying is how long the end of a room may take that shows in what it refuses, and in how its commands
-// end: seconds, on a busy machine.
+// Dying is how long a room may take to end after its first signs, such as a refused entry or the end of a command. On a
+// busy machine that takes seconds.
 const Dying = 2 * time.Second
 
-// MeminfoCopy is where a room has the text that its commands see as /proc/meminfo, if
-// that is not the host's.
+// MeminfoCopy is the room's file that its commands see as /proc/meminfo, if it exists.
 const MeminfoCopy = "/run/meminfo"
 
-// Entry is what to run in a room, and how.
+// Entry describes a command in a room.
 type Entry struct {
-	Cred    *proc.Cred // who the room runs as; nil if as sbxrun
+	Cred    *proc.Cred // identity of the room; nil for sbxrun's
 	HostNet bool       // the room has the host's network namespace
 	Command []string
-	Path    string   // where the command is looked for, in the room
+	Path    string   // search path for the command, in the room
 	Env     []string // NAME=VALUE
 	Workdir string   // in the room
 	// Terminal makes stdin the controlling terminal.
 	Terminal bool
-	// Confirm makes [Exec.Running] wait until the command was executed.
+	// Confirm makes [Exec.Running] wait for the execve(2).
 	Confirm bool
 	Bounds  proc.Bounds
 	Filter  *seccomp.Filter // for system calls
-	// Fresh are mounted for each command of a [Maker], in this order, in the place of what the
-	// room has there. So no command finds what another has left.
+	// Fresh are directories that each command of a [Maker] gets anew, mounted in this order, so that no command sees files
+	// of another.
 	Fresh []Tmpfs
 }
 
@@ -61,30 +60,28 @@ func Inodes(size int64) string {
 	return strconv.FormatInt(max(size/page, least), 10)
 }
 
-// Exec is a payload in a PID namespace of its own, below that of a room, with an init
-// that nothing inside can see into, signal or trace. Whoever started it ends it: package
-// cleanup.
+// Exec is a payload in its own PID namespace below that of a room. No process inside can read, signal or trace its init.
+// The caller ends it.
 type Exec struct {
 	way
 	name    string      // of the command, for errors
 	workdir string      // for errors
-	maker   *Maker      // that has made it ahead; nil for none
-	stdio   [3]*os.File // then, what is sent with the command
-	Workdir *os.File    // then, the room's working directory as the command finds it
+	maker   *Maker      // nil if it was not made ahead
+	stdio   [3]*os.File // with a maker, to be sent with the command
+	Workdir *os.File    // with a maker, the room's working directory as the command sees it
 	running chan struct{}
 	confirm bool
 	exited  chan struct{}
 	// Set before exited is closed.
-	payload *result.Payload // nil if not known
-	alone   bool            // it has left nothing behind
-	at      int64           // when it ended, CLOCK_MONOTONIC in ns
+	payload *result.Payload // nil if unknown
+	alone   bool            // it left no processes behind
+	at      int64           // time of its end, CLOCK_MONOTONIC in ns
 	err     error           // why payload is nil
 }
 
-// Start enters a room and returns once the new init exists, is verified and
-// held by a pidfd. The payload waits for [Exec.Release]. stdio stays the
-// caller's, who may close it. An error is a *[result.Error], and nothing is left. It
-// blocks for at most [SetupBound], or until ctx is done, and then until nothing is left.
+// Start enters a room and returns when the new init exists and is verified and held by a pidfd. The payload waits for
+// [Exec.Release]. stdio stays the caller's, who may close it. Start blocks for at most [SetupBound] or until ctx is done.
+// Its errors are *[result.Error]; before it returns one, it waits until all its processes have exited.
 func (e *Entry) Start(ctx context.Context, room *proc.Process, stdio [3]*os.File, ttys []proc.Terminal) (*Exec, error) {
 	x, way, err := e.Prepare(stdio, nil)
 	if err == nil {
@@ -103,7 +100,7 @@ func (e *Entry) Start(ctx context.Context, room *proc.Process, stdio [3]*os.File
 	abandonErr := x.abandon()
 	inside := x.Keeper != nil && abandonErr == nil
 	if abandonErr != nil {
-		err = abandonErr // it says more: a step in the keeper, or that something is left
+		err = abandonErr // more specific: a failed step in the keeper, or processes that are left
 	}
 	x.Close()
 	known := &result.Error{Code: "enter", Message: "cannot enter the sandbox: " + err.Error(), Err: err}
@@ -116,17 +113,16 @@ func (e *Entry) Start(ctx context.Context, room *proc.Process, stdio [3]*os.File
 	return nil, known
 }
 
-// Prepare makes an Exec that has not begun, and what a keeper has to fork for it. f is for
-// a room that is still being built, and nil for one that is there; f.Ready stays the
-// caller's. Without a command the room is furnished, and that is all. After the fork the caller
-// calls [Exec.Entered].
+// Prepare returns an Exec that has not started and the Way for its keeper to fork. f describes the furnishing of a new
+// room, and is nil for an existing one; f.Ready stays the caller's. Without a command the room is only furnished. After
+// the fork the caller calls [Exec.Entered].
 func (e *Entry) Prepare(stdio [3]*os.File, f *Furnishing) (*Exec, *proc.Way, error) {
 	x := &Exec{workdir: e.Workdir, running: make(chan struct{}), confirm: e.Confirm, exited: make(chan struct{})}
 	if err := x.open(); err != nil {
 		return x, nil, err
 	}
 	end, gate := x.inner[0], x.inner[1]
-	launcher := gate // something has to be there
+	launcher := gate // fills the number
 	way, idle := &proc.Way{Enter: enter, Bounds: e.Bounds}, len(e.Command) == 0
 	if !idle {
 		if err := x.openLauncher(); err != nil {
@@ -134,7 +130,7 @@ func (e *Entry) Prepare(stdio [3]*os.File, f *Furnishing) (*Exec, *proc.Way, err
 		}
 		launcher = x.inner[2]
 	}
-	if idle { // it has no use for 0, 1 and 2, and something has to be there; and what is limited is the commands
+	if idle { // gate fills the unused numbers; limits apply only to commands
 		stdio, way.Bounds = [3]*os.File{gate, gate, gate}, proc.Bounds{}
 	} else {
 		x.name = e.Command[0]
@@ -153,12 +149,12 @@ func (e *Entry) Prepare(stdio [3]*os.File, f *Furnishing) (*Exec, *proc.Way, err
 		x.expected = f.overlays()
 		way.Files = append(append(way.Files, f.Ready), f.from()...)
 	} else {
-		way.Files = append(way.Files, gate) // something has to be there
+		way.Files = append(way.Files, gate) // fills the number
 	}
 	return x, way, nil
 }
 
-// layFilter is the filter as seccomp(2) takes it; nil for none.
+// layFilter lays the filter out for seccomp(2); nil for none.
 func layFilter(b *proc.Block, f *seccomp.Filter) *unix.SockFprog {
 	program := proc.Copy(b, f.Program())
 	if len(program) == 0 {
@@ -180,7 +176,7 @@ func (e *Entry) layCommand(b *proc.Block, wait bool) *command {
 	return p
 }
 
-// candidates are the paths where the command may be.
+// candidates returns the possible paths of the command.
 func (e *Entry) candidates() (paths []string) {
 	name := e.Command[0]
 	if name == "" {
@@ -198,16 +194,14 @@ func (e *Entry) candidates() (paths []string) {
 	return paths
 }
 
-// keptBack is what of the caller's own limits (getrlimit(2)) no command may use up, beside those
-// that were asked for.
+// keptBack returns limits that keep commands from using up what sbxrun itself needs of its limits (getrlimit(2)), in
+// addition to the requested ones.
 func keptBack(asked []proc.Rlimit) []proc.Rlimit {
-	// The caller may use real time, or a niceness below its own: sbxrun would get no processor from
-	// a command that does.
+	// If the caller may use real-time scheduling or a lower niceness, a command with these would starve sbxrun.
 	kept := []proc.Rlimit{{Resource: unix.RLIMIT_RTPRIO}, {Resource: unix.RLIMIT_NICE}}
-	// No process may send a descriptor, as we do to set up each sandbox, while more of its user's
-	// than it may have open were sent and are not received (unix(7)). A command of an ordinary
-	// user, who shares the count with us, could send as many as it may, and stop all others.
-	// One message has up to 253, and that there are enough is checked before it is counted.
+	// A process cannot send a descriptor, as sbxrun does for each sandbox, if its user has more unreceived descriptors in
+	// messages than the process may have open (unix(7)). A command of an ordinary user shares this count with sbxrun and
+	// could block all sandboxes. A message has up to 253, and the kernel checks the limit before it counts them.
 	const reserve = 1024
 	var own unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &own) == nil && own.Max >= 4*reserve &&
@@ -217,8 +211,8 @@ func keptBack(asked []proc.Rlimit) []proc.Rlimit {
 	return kept
 }
 
-// Identify waits, at most until the deadline or until ctx is done, for init's first word
-// and makes sure of who said it; or, without a command, for the word that the room is furnished.
+// Identify waits until the deadline, or until ctx is done, for init's first message and verifies its sender. Without a
+// command it waits for the message that the room is furnished.
 func (x *Exec) Identify(ctx context.Context, deadline time.Time) error {
 	if x.maker != nil {
 		return x.meet(ctx, deadline)
@@ -235,7 +229,7 @@ func (x *Exec) Identify(ctx context.Context, deadline time.Time) error {
 		return msg.err()
 	}
 	x.Init, err = proc.Open(pid)
-	if err == proc.ErrGone { // it may have said why
+	if err == proc.ErrGone { // it may have reported why
 		if msg, _, readErr := x.read(); readErr == nil && msg.kind == messageFailed {
 			return msg.err()
 		}
@@ -243,9 +237,8 @@ func (x *Exec) Identify(ctx context.Context, deadline time.Time) error {
 	if err != nil {
 		return err
 	}
-	// The kernel says who has sent the message, and only what we have forked has the
-	// socket. That it is our keeper's child is looked at all the same; and that it
-	// has not ended meanwhile, last.
+	// The kernel names the sender, and only the forked processes have the socket. Nevertheless check that it is the keeper's
+	// child, and finally that it has not ended meanwhile.
 	st, err := proc.ReadStat(pid)
 	if err != nil {
 		return err
@@ -260,29 +253,28 @@ func (x *Exec) Identify(ctx context.Context, deadline time.Time) error {
 	return nil
 }
 
-// Release lets init start the payload. From here on it is followed in the
-// background until Exited is closed; what a Maker runs, from [Exec.Follow] on.
+// Release releases the payload. From then on a goroutine follows it until Exited is closed, or with a Maker, from
+// [Exec.Follow] on.
 func (x *Exec) Release() {
 	if x.maker != nil {
 		x.maker.send(x)
 	} else if _, err := x.gate.Write([]byte{0}); err != nil {
-		// Nobody is there any more; or the kernel has no page for the byte, and what waits for it
-		// is not to wait for ever.
+		// No process is left, or the kernel has no memory for the byte, for which the payload would wait forever.
 		_ = x.Init.Signal(unix.SIGKILL)
 	}
 	if !x.confirm {
 		close(x.running)
 	}
 	if x.maker == nil {
-		go x.follow(time.Time{}) // ended by whoever kills init
+		go x.follow(time.Time{}) // until the end of init
 	}
 }
 
-// Follow waits so long for the end of what a Maker runs, which costs less than to be told of it by
-// somebody else, and reports whether it has come. If not, it is waited for in the background.
+// Follow waits in this goroutine, which costs less than another one, for the end of a Maker's command and reports whether
+// it has come. Otherwise a goroutine continues to wait.
 func (x *Exec) Follow(within time.Duration) (ended bool) {
-	// An init with nothing left ends as soon as it has told of the payload. Who waits for the keeper's
-	// word of that, the last there is, is woken once and not twice.
+	// An init without children exits right after its report. Waiting for the keeper's report of that, the last one, takes
+	// one wakeup instead of two.
 	if x.Ends(time.Now().Add(within)) && x.follow(time.Now().Add(within)) {
 		return true
 	}
@@ -290,11 +282,11 @@ func (x *Exec) Follow(within time.Duration) (ended bool) {
 	return false
 }
 
-// follow waits for the payload's end, or for init's, until a time; zero for no bound.
+// follow waits for the end of the payload or of init until a time, or without limit if it is zero.
 func (x *Exec) follow(until time.Time) (ended bool) {
 	running := !x.confirm
-	// The payload that executes its command, and the one that could not, close the gate, which nobody
-	// else has open for reading any more; but who could not has said so before.
+	// Only the payload still has the gate open for reading, and closes it when it executes its command. If that fails, it
+	// reports the failure first.
 	if x.confirm && proc.WaitHangup(x.gate, time.Time{}) == nil && !x.Ending() {
 		running = true
 		close(x.running)
@@ -316,8 +308,7 @@ func (x *Exec) follow(until time.Time) (ended bool) {
 			x.err = x.notExecuted(msg)
 		default:
 			if !running {
-				// It was over before we looked, and had it not been executed it would have
-				// said so.
+				// The command ended before this check. It was executed, because a failure would have been reported.
 				close(x.running)
 			}
 			x.payload, x.alone, x.at = new(result.FromWaitStatus(unix.WaitStatus(msg.value))), msg.alone == 1, msg.at
@@ -326,7 +317,7 @@ func (x *Exec) follow(until time.Time) (ended bool) {
 	}
 }
 
-// notExecuted words why there was no payload.
+// notExecuted returns the error of a command that was not executed.
 func (x *Exec) notExecuted(m message) error {
 	errno := syscall.Errno(m.value)
 	switch {
@@ -340,20 +331,17 @@ func (x *Exec) notExecuted(m message) error {
 	return &result.Error{Code: "not-executable", ExitCode: result.ExitNotExecutable, Message: fmt.Sprintf("command %q cannot be executed: %v", x.name, errno), Err: errno}
 }
 
-// Running is closed when the payload runs; right after its release, if that is not
-// to be confirmed.
+// Running returns a channel that is closed when the command runs, or without Confirm right after its release.
 func (x *Exec) Running() <-chan struct{} { return x.running }
 
-// Ending reports whether init has said something that was not read yet, or has ended:
-// then Exited is closed any moment.
+// Ending reports whether init has sent an unread message or has ended. Then Exited is about to be closed.
 func (x *Exec) Ending() bool { return proc.Poll(proc.Descriptor(x.socket), unix.POLLIN) != 0 }
 
-// Exited is closed when the payload has ended, or never came to be.
+// Exited returns a channel that is closed when the payload has ended or failed to start.
 func (x *Exec) Exited() <-chan struct{} { return x.exited }
 
-// ExitStatus is the payload's end, as its parent has seen it, and when that was, on the
-// clock of [time.Now]. After Exited. Otherwise [result.ErrUnknown], if init was killed, or
-// a *[result.Error] if the command was not executed.
+// ExitStatus returns the payload's exit status and the time of its end on the clock of [time.Now]. Call it after Exited.
+// It fails with [result.ErrUnknown] if init was killed, or a *[result.Error] if the command was not executed.
 func (x *Exec) ExitStatus() (*result.Payload, time.Time, error) {
 	if x.payload == nil {
 		return nil, time.Time{}, x.err
@@ -362,9 +350,8 @@ func (x *Exec) ExitStatus() (*result.Payload, time.Time, error) {
 	return x.payload, now.Add(time.Duration(x.at - clock)), nil
 }
 
-// clocks returns [time.Now], and what CLOCK_MONOTONIC says at the same time, in ns. Somebody else
-// may have had the processor between the two, and then they are asked again: a payload that ended
-// just after a deadline would seem to have ended before it.
+// clocks returns [time.Now] and CLOCK_MONOTONIC in ns at the same time. It retries if this process was preempted between
+// the two, because otherwise a payload that ended just after a deadline would seem to have ended before it.
 func clocks() (now time.Time, clock int64) {
 	const near = 100 * time.Microsecond
 	least := time.Duration(math.MaxInt64)
@@ -379,8 +366,8 @@ func clocks() (now time.Time, clock int64) {
 	return now, clock
 }
 
-// Strays returns how many processes the payload has left behind, if that is known without a look at
-// them: none, or at least one when init has ended, too. After Exited.
+// Strays returns the number of processes that the payload left behind, if it is known without counting them: 0, or at
+// least 1 if init has ended, too. Call it after Exited.
 func (x *Exec) Strays() (n int, known bool) {
 	if x.alone {
 		return 0, true
@@ -388,11 +375,11 @@ func (x *Exec) Strays() (n int, known bool) {
 	return 1, x.Init.Exited()
 }
 
-// Signal sends a signal to the payload alone. An init that has ended is no error.
+// Signal sends a signal to the payload alone.
 func (x *Exec) Signal(sig syscall.Signal) error { return x.order(order{int32(sig), 1}) }
 
-// SignalAll sends a signal to everything but init, in one step of the kernel's
-// (kill(2), pid -1), so that nothing can fork its way out of it.
+// SignalAll sends a signal to all processes but init with a single kill(2) of PID -1, which no process can escape by
+// forking.
 func (x *Exec) SignalAll(sig syscall.Signal) error { return x.order(order{int32(sig), 0}) }
 
 func (x *Exec) order(o order) error {
@@ -400,7 +387,7 @@ func (x *Exec) order(o order) error {
 	if err != nil {
 		return err
 	}
-	// It does not wait: an init that is stopped reads nothing, and the kill comes after this.
+	// Without blocking: a stopped init does not read, and a kill may follow.
 	closed := conn.Write(func(fd uintptr) bool {
 		_, err = unix.Write(int(fd), (*[unsafe.Sizeof(o)]byte)(unsafe.Pointer(&o))[:])
 		return true
@@ -411,10 +398,9 @@ func (x *Exec) order(o order) error {
 	return err
 }
 
-// Close gives up all descriptors. Should the keeper have nobody else's, it goes on killing what
-// it has.
+// Close closes all descriptors. A keeper with processes left continues to kill them.
 func (x *Exec) Close() {
-	x.Workdir.Close() // nil is an error, and no more
+	x.Workdir.Close() // on nil it only returns an error
 	x.Unmount(time.Now())
 	x.way.Close()
 }
