@@ -17,7 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// fakeBus delivers within this process, and loses what lose says.
+// fakeBus delivers messages within this process, except for those that lose selects.
 type fakeBus struct {
 	mu   sync.Mutex
 	subs []*fakeSub
@@ -97,7 +97,7 @@ func matches(pattern, subject string) bool {
 	return true
 }
 
-// pair is two links.
+// pair returns two transports.
 func pair(t *testing.T, bus *fakeBus) (dials, accepts *Transport, alive *sync.Map) {
 	t.Helper()
 	alive = &sync.Map{}
@@ -124,11 +124,11 @@ func bounded(t *testing.T, do func()) {
 	select {
 	case <-done:
 	case <-time.After(time.Minute):
-		t.Fatal("it hangs")
+		t.Fatal("timeout")
 	}
 }
 
-// What one side writes the other reads, whatever is lost on the way, and both see the end.
+// Both sides read what the other has written, and see its end, even if messages are lost.
 func TestConn(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -180,17 +180,17 @@ func TestConn(t *testing.T) {
 	}
 }
 
-// empty waits until a link has no connection.
+// empty waits until a transport has no connections.
 func empty(t *testing.T, l *Transport) {
 	for end := time.Now().Add(30 * time.Second); len(l.conns()) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Errorf("%s: a connection stays", l.self)
+			t.Errorf("%s: a connection is left", l.self)
 			return
 		}
 	}
 }
 
-// A reader that does not read stops the writer, and costs no more than the window.
+// A reader that does not read stops the writer, and needs no more memory than the window.
 func TestSlowReader(t *testing.T) {
 	t.Parallel()
 	dials, accepts, _ := pair(t, &fakeBus{})
@@ -216,11 +216,11 @@ func TestSlowReader(t *testing.T) {
 	late.mu.Lock()
 	defer late.mu.Unlock()
 	if len(late.in) > window {
-		t.Errorf("%d bytes wait", len(late.in))
+		t.Errorf("%d bytes are waiting", len(late.in))
 	}
 }
 
-// Of what is sent to nobody it is known that nothing has arrived; of what was heard once it is not.
+// If nobody receives the first frame, the error says that nothing was delivered; after a response, it does not.
 func TestNobody(t *testing.T) {
 	t.Parallel()
 	bus := &fakeBus{}
@@ -252,8 +252,8 @@ func TestNobody(t *testing.T) {
 	}
 }
 
-// Of what comes to a node that is ending nothing is begun, and the other side is told: also of what
-// was taken already, but by nobody.
+// A transport that is closing refuses new connections, and those that nobody has accepted. The peer learns
+// that nothing was started.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	dials, accepts, _ := pair(t, &fakeBus{})
@@ -275,7 +275,7 @@ func TestRefused(t *testing.T) {
 	empty(t, accepts)
 }
 
-// Whoever leaves is noticed on the other side.
+// The peer notices when a side leaves.
 func TestLeaving(t *testing.T) {
 	t.Parallel()
 	dials, accepts, _ := pair(t, &fakeBus{})
@@ -299,8 +299,8 @@ func TestLeaving(t *testing.T) {
 	}
 }
 
-// What is sent in another name than that of the connection counts for nothing, though its id is right; nor
-// does anybody begin a connection in another's name.
+// A frame from another sender than the peer is ignored even if it has the right ID. Nobody can open a
+// connection under another name.
 func TestName(t *testing.T) {
 	t.Parallel()
 	bus := &fakeBus{}
@@ -330,12 +330,11 @@ func TestName(t *testing.T) {
 		}
 	})
 	if n := len(accepts.accepted); n != 0 {
-		t.Errorf("%d are accepted", n)
+		t.Errorf("%d connections were accepted", n)
 	}
 }
 
-// If NATS has lost the message that says that somebody has left, the other side asks when it has heard
-// nothing for a while.
+// If NATS has lost the message about the end of a connection, the peer asks after a silence.
 func TestLeavingUnheard(t *testing.T) {
 	t.Parallel()
 	var lost atomic.Bool
@@ -356,8 +355,8 @@ func TestLeavingUnheard(t *testing.T) {
 	})
 }
 
-// Who was cut off for longer than the other side remembers what is over begins nothing a second time. What
-// is not over goes on.
+// A client that was disconnected for longer than the peer remembers finished connections starts nothing
+// twice. Unfinished connections continue.
 func TestCutOff(t *testing.T) {
 	t.Parallel()
 	var cut atomic.Bool
@@ -383,7 +382,7 @@ func TestCutOff(t *testing.T) {
 		heard, err := c.heard, c.err
 		c.mu.Unlock()
 		if err != nil || time.Now().After(end) {
-			t.Fatal("a connection that is there does not go on: ", err)
+			t.Fatal("an open connection does not continue: ", err)
 		}
 		if heard {
 			break
@@ -401,7 +400,7 @@ func TestCutOff(t *testing.T) {
 		}
 	})
 	if n := len(accepts.accepted); n != 0 {
-		t.Errorf("%d are begun again", n)
+		t.Errorf("%d connections were opened again", n)
 	}
 }
 
@@ -419,7 +418,7 @@ func FuzzParse(f *testing.F) {
 		c := newConn(l, "c", "b", true)
 		c.receive(&x)
 		if len(c.in) > window {
-			t.Errorf("%d bytes wait", len(c.in))
+			t.Errorf("%d bytes are waiting", len(c.in))
 		}
 	})
 }

@@ -8,8 +8,8 @@ import (
 	"testing/iotest"
 )
 
-// What is stored is read in pieces that are full, and a body that is broken off is not one that ends.
-func TestWhole(t *testing.T) {
+// fullReader fills each buffer, and reports an incomplete body as an error.
+func TestFullReader(t *testing.T) {
 	t.Parallel()
 	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF} {
 		body := io.MultiReader(iotest.OneByteReader(strings.NewReader("abcde")), iotest.ErrReader(end))

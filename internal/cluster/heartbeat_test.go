@@ -8,7 +8,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// watched are members of which one, a node, was heard at a time.
+// watched returns members with one node, and the time of its heartbeat.
 func watched(t *testing.T, bus *fakeBus) (m *Members, at time.Time) {
 	t.Helper()
 	m = newMembers(bus)
@@ -22,7 +22,7 @@ func watched(t *testing.T, bus *fakeBus) (m *Members, at time.Time) {
 	return m, at
 }
 
-// looks looks as [Members.run] does, after some time until some other.
+// looks calls check as [Members.run] does, for a period of time.
 func (m *Members) looks(at time.Time, after, until time.Duration) (there bool) {
 	for d := after; d <= until; d += tick {
 		m.check(at.Add(d))
@@ -30,14 +30,14 @@ func (m *Members) looks(at time.Time, after, until time.Duration) (there bool) {
 	return len(m.Of(NodeKind)) == 1
 }
 
-// Who was cut off itself gives others time to be heard again, also if nobody has seen it, and tells of
-// itself at once.
+// After a reconnect, even an unnoticed one, others have time for a heartbeat before they count as lost, and
+// the process sends one at once.
 func TestReconnected(t *testing.T) {
 	t.Parallel()
 	bus := &fakeBus{}
 	m, at := watched(t, bus)
 	if m.looks(at, tick, lostAfter+time.Second) {
-		t.Error("a node that is silent is not lost")
+		t.Error("a silent node is not lost")
 	}
 	m, at = watched(t, bus)
 	m.looks(at, tick, lostAfter-time.Second)
@@ -45,26 +45,26 @@ func TestReconnected(t *testing.T) {
 	bus.made++
 	bus.mu.Unlock()
 	if !m.looks(at, lostAfter-tick, 2*lostAfter-time.Second) {
-		t.Error("a node is lost whose beats had no time to come")
+		t.Error("a node is lost before its heartbeat had time to arrive")
 	}
 	if len(m.kick) == 0 {
-		t.Error("nothing is told")
+		t.Error("no heartbeat is sent")
 	}
 	if m.looks(at, 2*lostAfter-time.Second, 2*lostAfter+time.Second) {
 		t.Error("a node that stays silent is not lost")
 	}
 }
 
-// Who was stopped has heard nobody, and judges by the time after that.
+// After this process was stopped, others have time for a heartbeat before they count as lost.
 func TestStopped(t *testing.T) {
 	t.Parallel()
 	m, at := watched(t, &fakeBus{})
 	m.looks(at, tick, time.Second)
 	if !m.looks(at, 5*lostAfter, 6*lostAfter-tick) {
-		t.Error("a node is lost whose beats had no time to come")
+		t.Error("a node is lost before its heartbeat had time to arrive")
 	}
 	if len(m.kick) == 0 {
-		t.Error("nothing is told")
+		t.Error("no heartbeat is sent")
 	}
 	if m.looks(at, 6*lostAfter-tick, 6*lostAfter+time.Second) {
 		t.Error("a node that stays silent is not lost")

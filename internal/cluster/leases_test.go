@@ -9,7 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// stream takes what is written to it, and then gives it the next revision, or an error every other time.
+// stream accepts writes. It returns the next revision, or an error every other time.
 type stream struct {
 	jetstream.JetStream
 	tries   chan bool
@@ -30,7 +30,7 @@ func (s *stream) CreateOrUpdateStream(context.Context, jetstream.StreamConfig) (
 	return nil, errors.New("no majority")
 }
 
-// A claim is written again while its request runs, however long that is: the bucket forgets what is old.
+// A lease is renewed while its request runs, because the bucket drops old values.
 func TestRenew(t *testing.T) {
 	s := &stream{tries: make(chan bool), written: 7}
 	c := &leaseStore{bucket{js: s, name: "keys"}}

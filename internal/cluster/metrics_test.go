@@ -7,7 +7,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 )
 
-// Of two instances of a name the one counts that was heard last, whatever their instances are called.
+// Of two instances with a name, the one with the last heartbeat counts.
 func TestNewest(t *testing.T) {
 	t.Parallel()
 	now := time.Now()

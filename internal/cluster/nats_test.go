@@ -14,8 +14,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// TestAway: the log and the error say why NATS cannot be reached, where, and without the password.
-func TestAway(t *testing.T) {
+// The log and the error say why and where NATS is unreachable, without the password.
+func TestUnreachable(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	harness.Must(t, err)
 	l.Close() // nobody answers there
@@ -35,7 +35,7 @@ func TestAway(t *testing.T) {
 	select {
 	case line = <-said:
 	case <-time.After(time.Minute):
-		t.Fatal("the log says nothing")
+		t.Fatal("the log is empty")
 	}
 	bus.Close()
 	for _, text := range []string{line, bus.Why().Error()} {
@@ -45,7 +45,7 @@ func TestAway(t *testing.T) {
 	}
 }
 
-// hung is a server of NATS that takes connections, and answers for a moment. Each connection is told of.
+// hung is a NATS server that accepts connections, and responds only for a moment. It reports each connection.
 func hung(t *testing.T, each func(net.Conn)) (url string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -69,8 +69,8 @@ func hung(t *testing.T, each func(net.Conn)) (url string) {
 	return "nats://" + l.Addr().String()
 }
 
-// TestSilent: a server that says nothing any more is left so early that whoever was connected to it is
-// heard by another way before it would be lost.
+// A client leaves a silent server early enough to send a heartbeat through another one before it counts as
+// lost.
 func TestSilent(t *testing.T) {
 	t.Parallel()
 	came := make(chan time.Time, 100)
@@ -89,12 +89,12 @@ func TestSilent(t *testing.T) {
 	}
 	for end := time.Now().Add(time.Minute); bus.Reconnects() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("it is not counted")
+			t.Fatal("the reconnect is not counted")
 		}
 	}
 }
 
-// TestUnread: a server that reads nothing any more is left, although whoever writes to it holds the connection.
+// A client leaves a server that stops reading, although a blocked write holds the connection.
 func TestUnread(t *testing.T) {
 	t.Parallel()
 	came := make(chan time.Time, 100)

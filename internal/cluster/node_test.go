@@ -12,7 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// An answer that is on its way while its node ends arrives, also if nothing of it comes for a while.
+// A response in progress while its node ends arrives, even after a pause.
 func TestNodeEnds(t *testing.T) {
 	t.Parallel()
 	bus := &fakeBus{}

@@ -11,8 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Whatever nodes ask for, and whichever are lost, they have no more than the tenant may, and no call comes
-// before its time.
+// Whatever nodes request, and whichever are lost, their allotments never exceed the tenant's limits.
 func TestGrant(t *testing.T) {
 	c := tenants.Ceilings{Concurrency: 7, Rate: 10}
 	var h quotaRecord
@@ -42,29 +41,29 @@ func TestGrant(t *testing.T) {
 			continue
 		}
 		if late := h.grant(node, quotaMessage{Seq: a.Seq - 1, Calls: 9}, c, now, func(string) bool { return true }); late != (quotaMessage{}) || h.Held[node].Calls != given.Calls {
-			t.Fatalf("a question that comes late has changed it: %+v", h)
+			t.Fatalf("a late request has changed it: %+v", h)
 		}
 	}
 	if most := c.Rate + c.Rate*(now.Sub(began).Seconds()+1); float64(tokens) > most {
-		t.Errorf("%d calls are granted, at most %.0f may be", tokens, most)
+		t.Errorf("%d calls were granted, the maximum is %.0f", tokens, most)
 	}
 	if given := h.grant("node.a.1", quotaMessage{Seq: 20_000, Calls: 9, Tokens: 50}, tenants.Ceilings{}, now, func(string) bool { return false }); given.Calls != 9 || given.Tokens != 50 {
-		t.Errorf("%+v without a bound", given)
+		t.Errorf("%+v without a limit", given)
 	}
 	now = now.Add(2 * wantedFor)
 	if given := h.grant("node.e.1", quotaMessage{Calls: 7}, c, now, func(string) bool { return true }); given.Calls != 7 {
 		t.Errorf("%+v when all others are lost", given)
 	}
 	if given := h.grant("node.f.1", quotaMessage{Calls: 1}, c, now, func(string) bool { return false }); given.Calls != 0 {
-		t.Errorf("%+v when there is none left", given)
+		t.Errorf("%+v when none is left", given)
 	}
 	if given := h.grant("node.e.1", quotaMessage{Calls: 7}, c, now, func(string) bool { return false }); given.Others != 1 {
-		t.Errorf("%+v, and another one wants some", given)
+		t.Errorf("%+v, while another node wants some", given)
 	}
 }
 
-// The record of a tenant that all of a thousand nodes serve, and who all want more, is no longer than it may be;
-// and what changes nothing is not written.
+// With a thousand nodes that all want more, the record stays within its maximum size. A request without
+// effect does not change it.
 func TestGrantToMany(t *testing.T) {
 	c := tenants.Ceilings{Concurrency: 1000, Rate: 10}
 	now := time.Now()
@@ -75,7 +74,7 @@ func TestGrantToMany(t *testing.T) {
 		harness.Must(t, err)
 		return len(text)
 	}
-	node := func(i int) string { return fmt.Sprintf("node.%032d.00000000", i) } // no name is longer
+	node := func(i int) string { return fmt.Sprintf("node.%032d.00000000", i) } // the longest name
 	for _, a := range []quotaMessage{{Seq: 1 << 20, Calls: 1}, {Seq: 1<<20 + 1, Calls: 2}} {
 		for i := range 1000 {
 			h.grant(node(i), a, c, now, here)

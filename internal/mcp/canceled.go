@@ -9,8 +9,7 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// stdioTransport drops the responses to requests that the client has canceled: by the specification,
-// nobody waits for them.
+// stdioTransport drops the responses to canceled requests, as the specification demands.
 type stdioTransport struct{ sdk.Transport }
 
 func (t stdioTransport) Connect(ctx context.Context) (sdk.Connection, error) {

@@ -21,8 +21,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/blobs"
 )
 
-// Files are resources: those of a session while it lasts, and those that a call without a session
-// returned, in the content store.
+// Resources are files: the files of a session, and files in the content store that a call without a session
+// returned.
 const (
 	sessionFiles = "sbxrun://sessions/"
 	storedFiles  = "sbxrun://files/"

@@ -32,8 +32,8 @@ type Server struct {
 	tenants  map[string]*tenant
 }
 
-// tenant has the protocol servers of one tenant. Nobody else can use its connections, and its tools
-// say whether its sandboxes have a network.
+// tenant has the protocol servers of one tenant, so that no other tenant can use its connections, and its
+// tools say whether its sandboxes have a network.
 type tenant struct {
 	name      string
 	stateless *sdk.Server // protocol version 2026-07-28 and later, and stdio

@@ -69,7 +69,7 @@ type newSession struct {
 	} `json:"network,omitempty" jsonschema:"reachable hosts; none by default"`
 }
 
-// parts returns what the session has besides its working directory.
+// parts returns the overlay, snapshot, volumes and network of the session.
 func (n newSession) parts() api.Parts {
 	p := api.Parts{Overlay: (*api.Overlay)(n.Overlay), Snapshot: n.Snapshot, Network: (*api.Network)(n.Network)}
 	for _, v := range n.Volumes {
@@ -104,7 +104,7 @@ type content struct {
 	Next      *int64  `json:"next_offset,omitempty"`
 }
 
-// Limits of one result: a model reads all of it.
+// Limits of one result, which a model reads completely.
 const (
 	streamBytes = 32 << 10 // of stdout and stderr each
 	readBytes   = 64 << 10 // of a file

@@ -11,7 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// TestEndedEarly: what a proxy reports that has ended before it was to is incomplete.
+// The report of a proxy that ended early is incomplete.
 func TestEndedEarly(t *testing.T) {
 	for _, early := range []bool{true, false} {
 		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -30,7 +30,7 @@ func TestEndedEarly(t *testing.T) {
 			<-p.served
 		} else {
 			go func() {
-				_, _, _ = Receive(theirs) // until it is to end
+				_, _, _ = Receive(theirs) // until the shutdown
 				report()
 			}()
 		}
@@ -40,7 +40,7 @@ func TestEndedEarly(t *testing.T) {
 	}
 }
 
-// TestNoRoom: of a message whose descriptors do not all fit into the table none is kept, and the message is read.
+// If not all descriptors of a message fit into the table, Receive keeps none and still returns the message.
 func TestNoRoom(t *testing.T) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	harness.Must(t, err)
@@ -53,7 +53,7 @@ func TestNoRoom(t *testing.T) {
 	var before unix.Rlimit
 	harness.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
 	harness.Must(t, Send(ours, Message{Sockets: 7}, pair[0], pair[1]))
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free) + 1, Max: before.Max}); err != nil { // for one more
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free) + 1, Max: before.Max}); err != nil { // room for one more
 		t.Fatal(err)
 	}
 	m, fds, err := Receive(theirs)
@@ -62,6 +62,6 @@ func TestNoRoom(t *testing.T) {
 		t.Errorf("%+v, %v, %v", m, fds, err)
 	}
 	if _, err := unix.FcntlInt(uintptr(free), unix.F_GETFD, 0); !errors.Is(err, unix.EBADF) {
-		t.Errorf("the one that came is open: %v", err)
+		t.Errorf("the received descriptor is open: %v", err)
 	}
 }

@@ -226,7 +226,7 @@ func (p *Proxy) Published() []result.ReportPublished {
 // channel is closed when the proxy has ended after Serve.
 func (p *Proxy) Refused() <-chan result.ReportHost { return p.refused }
 
-// End ends the proxy and returns its report, nil if there is none. All its processes have exited then.
+// End ends the proxy, waits until its processes have exited, and returns its report, or nil.
 // End may be called again, and on nil.
 func (p *Proxy) End() *result.ReportNetwork {
 	if p == nil {

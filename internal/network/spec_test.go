@@ -32,7 +32,7 @@ func TestParseAllow(t *testing.T) {
 	}
 }
 
-// TestLongList: a list that Check takes fits into a message, whatever is in it.
+// Every list that Check accepts fits into a message.
 func TestLongList(t *testing.T) {
 	host := strings.Repeat("a", 60) + "." + strings.Repeat("b", 60) + "." + strings.Repeat("c", 9)
 	list := func(n int) Spec {
@@ -97,7 +97,7 @@ func TestParseConnect(t *testing.T) {
 	}
 }
 
-// TestClean: what a sandbox chose is printed on terminals.
+// Clean removes control characters, because texts from a sandbox are printed on terminals.
 func TestClean(t *testing.T) {
 	if got := Clean("a\x1b[31m\nb\xff\u2028"); strings.Trim(got, "ab[31m?") != "" {
 		t.Errorf("%q", got)

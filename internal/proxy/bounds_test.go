@@ -18,7 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// tcpPair is a connection's two ends.
+// tcpPair returns the two ends of a connection.
 func tcpPair(t *testing.T) (client, server *net.TCPConn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -35,11 +35,11 @@ func tcpPair(t *testing.T) (client, server *net.TCPConn) {
 	return c.(*net.TCPConn), s.(*net.TCPConn)
 }
 
-// TestIdle: a connection that has moved nothing for a time is ended, both ways, whatever it waits for: one
-// of the proxy, and one of a published port. One that has is not, although all that was moved went one way.
+// Idle connections of the proxy and of published ports are closed on both sides, whatever they wait for.
+// Connections with traffic in only one direction are not idle.
 func TestIdle(t *testing.T) {
 	t.Parallel()
-	const idle = 3 * time.Second // within one, a busy emulated machine may run none of the connections that move something
+	const idle = 3 * time.Second // a busy emulated machine may not run the active connections for a while
 	listen := func() net.Listener {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		harness.Must(t, err)
@@ -54,7 +54,7 @@ func TestIdle(t *testing.T) {
 	led := new(conns)
 	p.conns = append(p.conns, led)
 	go p.forward(port, led, "published", true, func() (net.Conn, error) { return net.Dial("tcp", address) })
-	// relayed is what both sides have of a connection by one of the two.
+	// relayed returns both ends of a connection through a listener.
 	relayed := func(by net.Listener) (inside, host *net.TCPConn) {
 		request, status := "", []int(nil)
 		if by == proxy {
@@ -80,9 +80,9 @@ func TestIdle(t *testing.T) {
 	for _, by := range []net.Listener{proxy, port} {
 		inside, host := relayed(by)
 		busy = append(busy, [2]net.Conn{host, inside})
-		relayed(by) // a quiet one
+		relayed(by) // an idle one
 		inside, _ = relayed(by)
-		_ = inside.CloseWrite() // the host sees it, and does nothing
+		_ = inside.CloseWrite() // the host ignores it
 		inside, _ = relayed(by)
 		go fill(inside)
 		_, host = relayed(by)
@@ -97,23 +97,23 @@ func TestIdle(t *testing.T) {
 		}
 		return n
 	}
-	harness.Until(t, time.Minute, "all but the busy ones are ended", func() bool {
+	harness.Until(t, time.Minute, "the idle connections to be closed", func() bool {
 		for _, way := range busy {
 			if _, err := way[0].Write([]byte("x")); err != nil {
-				t.Fatalf("a busy one has ended: %v", err)
+				t.Fatalf("an active connection was closed: %v", err)
 			}
 			if _, err := io.ReadFull(way[1], make([]byte, 1)); err != nil {
-				t.Fatalf("a busy one has ended: %v", err)
+				t.Fatalf("an active connection was closed: %v", err)
 			}
 		}
 		if left() < 10 && time.Since(begin) < idle/2 {
-			t.Fatalf("one has ended after %v", time.Since(begin))
+			t.Fatalf("a connection was closed after %v", time.Since(begin))
 		}
 		return left() == len(busy)
 	})
 }
 
-// TestGivenUp: nothing is resolved or connected to for a request whose client is gone.
+// When the client of a request is gone, name resolution and connection attempts end.
 func TestGivenUp(t *testing.T) {
 	t.Parallel()
 	r := listing(t, "slow.example.org", nil)
@@ -128,11 +128,11 @@ func TestGivenUp(t *testing.T) {
 	<-asked
 	c.Close()
 	if !<-over {
-		t.Error("it went on until its bound")
+		t.Error("it continued until the timeout")
 	}
 }
 
-// TestGone: a connection whose peer is gone counts as one that has long been idle.
+// A connection whose peer is gone counts as idle.
 func TestGone(t *testing.T) {
 	t.Parallel()
 	var c conns
@@ -145,7 +145,7 @@ func TestGone(t *testing.T) {
 	_ = half.CloseWrite()
 	_ = gone.SetLinger(0)
 	gone.Close()
-	harness.Until(t, time.Minute, "it is closed", func() bool {
+	harness.Until(t, time.Minute, "the connection to be closed", func() bool {
 		c.closeIdle(idleBound)
 		return conn.SetDeadline(time.Time{}) != nil
 	})
@@ -156,13 +156,13 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestDialBound: neither a name server nor a host that does not answer is waited for.
+// Name servers and hosts that do not respond have a timeout.
 func TestDialBound(t *testing.T) {
 	t.Parallel()
 	r := listing(t, "slow.example.org", nil)
 	r.resolve = func(ctx context.Context, _ string) ([]netip.Addr, error) {
 		if until, ok := ctx.Deadline(); !ok || time.Until(until) > dialBound {
-			t.Errorf("it may take until %v", until)
+			t.Errorf("the deadline is %v", until)
 		}
 		return nil, context.DeadlineExceeded
 	}
@@ -170,7 +170,7 @@ func TestDialBound(t *testing.T) {
 	fullPort(t)
 }
 
-// fullPort is a port of the loopback interface that takes no connection, so that each waits until its bound.
+// fullPort returns a loopback port with a full backlog: connections to it time out.
 func fullPort(t *testing.T) uint16 {
 	t.Helper()
 	l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -183,7 +183,7 @@ func fullPort(t *testing.T) uint16 {
 	at, err := unix.Getsockname(l)
 	harness.Must(t, err)
 	port := uint16(at.(*unix.SockaddrInet4).Port)
-	for range 5 { // there is room for some
+	for range 5 { // the backlog has room for some
 		socket := os.NewFile(uintptr(freeSocket(t)), "socket")
 		t.Cleanup(func() { socket.Close() })
 		err := connect(t.Context(), socket, loopbacks[0], port, 100*time.Millisecond)
@@ -192,11 +192,11 @@ func fullPort(t *testing.T) uint16 {
 		}
 		harness.Must(t, err)
 	}
-	t.Fatal("it has connected more often than there is room")
+	t.Fatal("the backlog does not fill up")
 	return 0
 }
 
-// freeSocket is a socket as sbxrun makes them.
+// freeSocket returns a socket like those of sbxrun.
 func freeSocket(t *testing.T) int {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -204,7 +204,7 @@ func freeSocket(t *testing.T) int {
 	return fd
 }
 
-// TestEnd: the end waits for no connection that is being made, and is no refusal of one.
+// The end of the proxy aborts connection attempts, which do not count as refusals.
 func TestEnd(t *testing.T) {
 	t.Parallel()
 	r := listing(t, "slow.example.org", nil)
@@ -228,19 +228,19 @@ func TestEnd(t *testing.T) {
 	proxy, published := listen(network.Listener{Kind: network.KindProxy}), listen(network.Listener{Kind: network.KindPublish, Port: port})
 	get(t, proxy, "\x05\x01\x00\x05\x01\x00\x03\x10slow.example.org\x01\xbb")
 	<-resolving
-	get(t, published, "") // it has the socket, and is connecting
-	harness.Until(t, time.Minute, "the socket is taken", func() bool {
+	get(t, published, "") // takes the socket, and is connecting
+	harness.Until(t, time.Minute, "the socket to be taken", func() bool {
 		p.ask.mu.Lock()
 		defer p.ask.mu.Unlock()
 		return len(p.ask.pool) == 0
 	})
-	get(t, published, "") // and this one waits for a socket
+	get(t, published, "") // waits for a socket
 	if m, _, err := network.Receive(ours); err != nil || m.Sockets == 0 {
 		t.Fatalf("%+v, %v", m, err)
 	}
 	over := make(chan int, 1)
 	go func() { over <- p.work() }()
-	_ = unix.Shutdown(proc.Descriptor(ours), unix.SHUT_WR) // or the test waits in vain
+	_ = unix.Shutdown(proc.Descriptor(ours), unix.SHUT_WR) // otherwise the proxy keeps running
 	begin := time.Now()
 	m, _, err := network.Receive(ours)
 	if took := time.Since(begin); err != nil || m.Report == nil || took > endBound*3/4 {

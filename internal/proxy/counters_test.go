@@ -13,7 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/network"
 )
 
-// TestLongReport: whatever a sandbox asks for, the report of it fits into a message.
+// Every report fits into a message, whatever the sandbox requests.
 func TestLongReport(t *testing.T) {
 	t.Parallel()
 	theirs, ours := controls(t)
@@ -52,8 +52,7 @@ func TestLongReport(t *testing.T) {
 	}
 }
 
-// TestNamed: neither hosts that were refused nor those that were permitted keep others out of the report, and
-// ports are in it anyway.
+// Neither refused nor permitted hosts displace the others in the report, and ports are always in it.
 func TestNamed(t *testing.T) {
 	t.Parallel()
 	for _, refusedFirst := range []bool{true, false} {

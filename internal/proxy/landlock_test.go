@@ -17,8 +17,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// TestShutLinks: that /etc/hosts is a link to elsewhere does not take it from a proxy that is shut in.
-func TestShutLinks(t *testing.T) {
+// A restricted proxy can read /etc/hosts even if it is a link to another directory.
+func TestRestrictLinks(t *testing.T) {
 	dir := t.TempDir()
 	harness.Must(t, os.WriteFile(dir+"/file", []byte("192.0.2.1 linked.example.org\n"), 0o644))
 	etc := t.TempDir()
@@ -51,7 +51,7 @@ func tryLinks(etc string) error {
 	return err
 }
 
-// TestMain is also the process that [TestShut] and [TestShutLinks] shut in.
+// TestMain is also the restricted process of [TestRestrict] and [TestRestrictLinks].
 func TestMain(m *testing.M) {
 	try := map[string]func(string) error{"shut": tryShut, "links": tryLinks}
 	if len(os.Args) == 3 && try[os.Args[1]] != nil {
@@ -64,9 +64,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A proxy that was taken over reads no file of its user's and writes none, in whatever thread; it
-// still resolves names, and connects.
-func TestShut(t *testing.T) {
+// A compromised proxy can neither read nor write files of its user, in any thread. It can still resolve
+// names and connect.
+func TestRestrict(t *testing.T) {
 	dir := t.TempDir()
 	harness.Must(t, os.WriteFile(dir+"/file", []byte("secret"), 0o600))
 	out, err := exec.Command("/proc/self/exe", "shut", dir).CombinedOutput()
@@ -76,7 +76,7 @@ func TestShut(t *testing.T) {
 }
 
 func tryShut(dir string) error {
-	// The kernel's version of Landlock, 0 for none: nothing is forbidden then.
+	// The Landlock version of the kernel; with 0, nothing is denied.
 	version, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
 	if errno != 0 {
 		version = 0

@@ -13,18 +13,18 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// controls are the two ends of a proxy's socket to sbxrun.
+// controls returns the two ends of a proxy's socket to sbxrun.
 func controls(t *testing.T) (theirs, ours *os.File) {
 	t.Helper()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	harness.Must(t, err)
 	theirs, ours = os.NewFile(uintptr(pair[0]), "control"), os.NewFile(uintptr(pair[1]), "ours")
 	t.Cleanup(func() { theirs.Close(); ours.Close() })
-	_ = ours.SetReadDeadline(time.Now().Add(time.Minute)) // it takes deadlines
+	_ = ours.SetReadDeadline(time.Now().Add(time.Minute))
 	return theirs, ours
 }
 
-// noFiles leaves the process no descriptor to open, until it is called back. Tests that use it are not parallel.
+// noFiles uses up the descriptors of the process until restore. Tests that use it are not parallel.
 func noFiles(t *testing.T) (restore func()) {
 	t.Helper()
 	var before unix.Rlimit
@@ -32,8 +32,8 @@ func noFiles(t *testing.T) (restore func()) {
 	set := func(r unix.Rlimit) {
 		harness.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &r))
 	}
-	// A low limit alone would do, but no descriptor can be sent while its user has more than that on their
-	// way (unix(7)), and others of this user may have some.
+	// A low limit alone would also prevent sending descriptors while the user has more of them in flight
+	// (unix(7)), and other processes of the user may have some.
 	const most = 512
 	var all []int
 	for fd := -1; fd < most; all = append(all, fd) {
@@ -49,7 +49,7 @@ func noFiles(t *testing.T) (restore func()) {
 	}
 }
 
-// TestFullTable: a socket that comes while the table of descriptors is full is lost, and the proxy goes on.
+// The proxy loses a socket that arrives while its descriptor table is full, and continues.
 func TestFullTable(t *testing.T) {
 	theirs, ours := controls(t)
 	p := &process{control: theirs, server: newServer(listing(t, "example.org", nil))}
@@ -86,7 +86,7 @@ func TestFullTable(t *testing.T) {
 			t.Errorf("%v, want %v", got, want)
 		}
 	}
-	_ = unix.Shutdown(proc.Descriptor(ours), unix.SHUT_WR) // its end is seen below
+	_ = unix.Shutdown(proc.Descriptor(ours), unix.SHUT_WR) // its exit is checked below
 	if m, _, err := network.Receive(ours); err != nil || m.Report == nil {
 		t.Errorf("%+v, %v", m, err)
 	}
@@ -95,8 +95,8 @@ func TestFullTable(t *testing.T) {
 	}
 }
 
-// Clients that are at published ports before there is a proxy have it ask for nothing until it has
-// said that it is ready: sbxrun took their question for its answer, and failed.
+// Clients that connect to a published port before the proxy is ready cause no request before its Ready
+// message, which sbxrun expects first.
 func TestEarlyClients(t *testing.T) {
 	t.Parallel()
 	theirs, ours := controls(t)

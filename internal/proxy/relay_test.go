@@ -15,8 +15,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// More connections than there are large pieces of memory get all their bytes, in order, both ways, also
-// while readers that stand still have all of these; and at the end all are there again.
+// More connections than large buffers transfer all bytes in order, in both directions, even while stalled
+// readers use all large buffers. In the end all buffers are free again.
 func TestRelayPieces(t *testing.T) {
 	t.Parallel()
 	var relays, ends sync.WaitGroup
@@ -50,7 +50,7 @@ func TestRelayPieces(t *testing.T) {
 				if _, err := from.Write(data); err != nil {
 					t.Error(err)
 				}
-				_ = from.CloseWrite() // the other end says if it has not come
+				_ = from.CloseWrite() // the other end notices a failure
 			})
 			both.Go(func() {
 				if got, err := io.ReadAll(to); err != nil || !bytes.Equal(got, data) {
@@ -71,8 +71,8 @@ func TestRelayPieces(t *testing.T) {
 	harness.Until(t, time.Minute, "all are there", func() bool { return len(large) == mostLarge })
 }
 
-// TestReset: a reset on one side, or the end of one that has moved nothing for long, is a reset on the other, so
-// that what has come does not look whole.
+// A reset on one side, or the end of an idle connection, resets the other side, so that the data does not
+// look complete.
 func TestReset(t *testing.T) {
 	t.Parallel()
 	abort := func(c *net.TCPConn) {
@@ -103,7 +103,7 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// TestWriteBound: a host that reads nothing of a request is not waited for.
+// Writing to a host that does not read a request has a timeout.
 func TestWriteBound(t *testing.T) {
 	t.Parallel()
 	outer, host := tcpPair(t)
@@ -123,7 +123,7 @@ func TestWriteBound(t *testing.T) {
 	host.Close()
 }
 
-// noting notes the deadlines of writes.
+// noting records the deadlines of writes.
 type noting struct {
 	net.Conn
 	until chan time.Time

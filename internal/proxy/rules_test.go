@@ -15,7 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// listing is rules for a list as --net has it, with these names.
+// listing returns the rules of a list, and resolves these names.
 func listing(t *testing.T, list string, names map[string]string) *rules {
 	t.Helper()
 	parsed, err := network.ParseAllow(list)
@@ -32,8 +32,8 @@ func listing(t *testing.T, list string, names map[string]string) *rules {
 	return r
 }
 
-// TestOwnUnknown: without descriptors the host's own addresses are not known, and then a name that
-// leads to one is not permitted.
+// If the addresses of this host are unknown because no descriptor is free, a name that resolves to one is
+// not permitted.
 func TestOwnUnknown(t *testing.T) {
 	r := listing(t, "own.example.org", map[string]string{"own.example.org": "8.7.6.5"})
 	r.own = network.OwnAddresses
@@ -45,8 +45,7 @@ func TestOwnUnknown(t *testing.T) {
 	}
 }
 
-// TestResolvedOnce: the connection is made to the address that was checked, whatever the name means
-// by then.
+// The proxy connects to the address that it checked, even if the name changes meanwhile.
 func TestResolvedOnce(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.2:0")
 	harness.Must(t, err)
@@ -99,7 +98,7 @@ func TestPermits(t *testing.T) {
 		{"192.0.2.77:8443", "192.0.2.77"},
 		{"192.0.2.77:443", "not listed"},
 		{"[2001:db8::1]:443", "2001:db8::1"},
-		{"151.101.0.223:443", "not listed"}, // by its name alone
+		{"151.101.0.223:443", "not listed"}, // only its name is listed
 		{"127.0.0.1:8000", "not listed"},
 		{"localhost:8000", "not listed"},
 		{"host.sbxrun.internal:8000", "127.0.0.1,::1"}, // without asking a resolver
@@ -142,8 +141,8 @@ func TestPermits(t *testing.T) {
 	}
 }
 
-// A network that extends beyond a special range allows nothing in it, neither as an address nor for a
-// name that resolves to one.
+// A network that extends beyond a special range allows no address in that range, and no name that resolves
+// to one.
 func TestSpecialRanges(t *testing.T) {
 	special := []string{
 		"127.0.0.1", "127.255.0.9", "0.0.0.0", "0.1.2.3", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.100.100.200", "168.63.129.16",
@@ -198,7 +197,7 @@ func TestClassify(t *testing.T) {
 		{"", kindHTTP, false},
 		{"\x16\x03\x01", kindTLS, true},
 		{"\x14\x03\x03\x00\x01\x01\x16", kindTLS, true},
-		{"\x80\x2e\x01\x03\x03", kindTLS, true}, // as SSL 2.0 had it
+		{"\x80\x2e\x01\x03\x03", kindTLS, true}, // SSL 2.0 format
 		{"\x80\x2e\x01", kindTLS, false},
 		{"\x80", kindTLS, false},
 		{"\x80\x2e\x02", kindOther, true},
@@ -258,7 +257,7 @@ func TestClassify(t *testing.T) {
 	}
 }
 
-// TestCompile: what looks like an address is one.
+// A host that looks like an address must be a valid one.
 func TestCompile(t *testing.T) {
 	for _, bad := range []string{"1.2.3", "1.2.3.4.5", "a.b:80:81", "a/b", "10.0.0.0/33", "::ffff:10.1.2.0/120", "::ffff:a01:200/120", "1.2.3.4/x", "::1::", "256.1.1.1"} {
 		if _, err := compile([]network.Rule{{Host: bad}}); err == nil {

@@ -184,7 +184,7 @@ func (s *server) dial(ctx context.Context, addrs []netip.Addr, port uint16) (net
 	}
 }
 
-// alternate returns the addresses with the families in turn, beginning with that of the first one.
+// alternate sorts addresses so that IPv6 and IPv4 alternate, starting with the family of the first one.
 func alternate(addrs []netip.Addr) (out []netip.Addr) {
 	var families [2][]netip.Addr // the family of the first address, and the other
 	for _, a := range addrs {

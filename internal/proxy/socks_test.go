@@ -7,7 +7,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// What a client of SOCKS 5 (RFC 1928) asks for, after the first byte; and what is refused.
+// socksTarget parses requests of SOCKS5 (RFC 1928), and rejects unsupported ones.
 func TestSocksTarget(t *testing.T) {
 	const methods = "\x01\x00"
 	for _, test := range []struct{ request, want string }{
@@ -20,7 +20,7 @@ func TestSocksTarget(t *testing.T) {
 		{methods + "\x05\x01\x00\x09\x01a\x00\x50", "code 8"},
 		{methods + "\x05\x01\x00\x03\x01a\x00\x00", "code 2"},
 		{methods + "\x05\x01\x00\x03\x03a b\x00\x50", "code 2"},
-		// It ends in the midst of it.
+		// The request is incomplete.
 		{"", "code 1"},
 		{"\x02\x00", "code 1"},
 		{methods + "\x05\x01\x00", "code 1"},

@@ -23,7 +23,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// echConfigs is an ECHConfigList (RFC 9849, 4) for servers that are called so in the clear.
+// echConfigs returns an ECHConfigList (RFC 9849, 4) with a public name.
 func echConfigs(t *testing.T, publicName string) []byte {
 	t.Helper()
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)
@@ -37,8 +37,7 @@ func echConfigs(t *testing.T, publicName string) []byte {
 	return append(u16(nil, uint16(len(c))), c...)
 }
 
-// TestHello: a tunnel to a name is for TLS with that name, in the clear. crypto/tls writes what is
-// looked at.
+// A tunnel to a name permits TLS only with that name, unencrypted. crypto/tls creates the ClientHello.
 func TestHello(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -69,7 +68,7 @@ func TestHello(t *testing.T) {
 			t.Errorf("%+v: %v", tt, err)
 		}
 		if kind, sure := classify(read); err == nil && (kind != kindTLS || !sure) {
-			t.Errorf("%+v: what it begins with is taken for %d, %v", tt, kind, sure)
+			t.Errorf("%+v: classified as %d, %v", tt, kind, sure)
 		}
 		server.Close()
 		if <-over == nil {
@@ -78,14 +77,14 @@ func TestHello(t *testing.T) {
 	}
 }
 
-// helloFor is the ClientHello for a server name, in one record.
+// helloFor returns the ClientHello for a server name, in one record.
 func helloFor(name string) []byte {
 	var c pretended
-	_ = tls.Client(&c, &tls.Config{ServerName: name}).Handshake() // nobody answers
+	_ = tls.Client(&c, &tls.Config{ServerName: name}).Handshake() // there is no response
 	return c.Bytes()
 }
 
-// pretended is a connection to nobody.
+// pretended is a connection without a peer.
 type pretended struct {
 	net.Conn
 	bytes.Buffer
@@ -96,13 +95,13 @@ func (p *pretended) Write(b []byte) (int, error)      { return p.Buffer.Write(b)
 func (p *pretended) Close() error                     { return nil }
 func (p *pretended) SetWriteDeadline(time.Time) error { return nil }
 
-// record is one of TLS.
+// record returns a TLS record.
 func record(kind byte, body []byte) []byte {
 	return append(binary.BigEndian.AppendUint16([]byte{kind, 3, 3}, uint16(len(body))), body...)
 }
 
-// TestSecondHello: a server can ask for a second ClientHello, and goes by the name in that. It is looked
-// at as the first one is, however it comes.
+// A server can request a second ClientHello and use the name in that. It is checked like the first one,
+// however it arrives.
 func TestSecondHello(t *testing.T) {
 	t.Parallel()
 	host, err := net.Listen("tcp", "127.0.0.1:0")
@@ -129,7 +128,7 @@ func TestSecondHello(t *testing.T) {
 	both := record(handshake, slices.Concat(good[5:], bad[5:])) // in one record
 	for _, tt := range []struct {
 		what                 string
-		first, answer, other []byte // other comes after the answer
+		first, answer, other []byte // other follows the response
 		want                 []byte // at the host, after the first hello
 		refused              bool
 	}{
@@ -142,7 +141,7 @@ func TestSecondHello(t *testing.T) {
 		{"another, in a record with the same", good, again, both, nil, true},
 		{"another, after an answer that does not tell", good, parts(again)[:20], bad, nil, true},
 		{"the same, after what is no record", good, again, slices.Concat([]byte("hello"), good), nil, true},
-		{"no second is asked for", good, plain, bad, bad, false}, // which the host refuses
+		{"no second one is requested", good, plain, bad, bad, false}, // which the host refuses
 		{"no TLS", good, []byte("220 ready"), []byte("x"), []byte("x"), false},
 	} {
 		before := s.counts.of(ofHost, name).refused.Load()
@@ -164,7 +163,7 @@ func TestSecondHello(t *testing.T) {
 		if _, err := c.Write(tt.other); err != nil {
 			t.Error(err)
 		}
-		_ = c.(*net.TCPConn).CloseWrite() // or it is closed
+		_ = c.(*net.TCPConn).CloseWrite() // fails if it is closed
 		if got, _ := io.ReadAll(up); !bytes.Equal(got, tt.want) {
 			t.Errorf("%s: the host got %x", tt.what, got)
 		}
@@ -183,8 +182,8 @@ func TestSecondHello(t *testing.T) {
 	}
 }
 
-// TestSpeaksFirst: what a host says first reaches the client, however little it is; but HTTP/2, in which a request
-// can be for another host, does not.
+// Data that a host sends first reaches the client, however short it is, except for HTTP/2, where a request
+// could address another host.
 func TestSpeaksFirst(t *testing.T) {
 	t.Parallel()
 	host, err := net.Listen("tcp", "127.0.0.1:0")
@@ -218,7 +217,7 @@ func TestSpeaksFirst(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := make([]byte, len(tt.says))
-		n, _ := io.ReadFull(b, got) // or it is closed
+		n, _ := io.ReadFull(b, got) // fails if it is closed
 		if refused := n == 0; refused != tt.refused || !refused && string(got) != tt.says {
 			t.Errorf("%q to %s: the client got %q", tt.says, tt.to, got[:n])
 		}
@@ -230,7 +229,7 @@ func TestSpeaksFirst(t *testing.T) {
 	}
 }
 
-// TestAnswerBound: a host that does not answer to a ClientHello is not waited for.
+// The response to a ClientHello has a timeout.
 func TestAnswerBound(t *testing.T) {
 	t.Parallel()
 	_, inner := tcpPair(t)
@@ -243,7 +242,7 @@ func TestAnswerBound(t *testing.T) {
 	}
 }
 
-// hurried is a connection whose reads are over at once if they have a bound, of at most so much.
+// hurried is a connection whose reads time out at once if they have a deadline within most.
 type hurried struct {
 	*net.TCPConn
 	most time.Time
@@ -256,7 +255,7 @@ func (h hurried) SetReadDeadline(until time.Time) error {
 	return h.TCPConn.SetReadDeadline(until)
 }
 
-// TestTLS: programs with TLS reach a host that asks for a second ClientHello, and one that does not.
+// TLS clients reach hosts with and without a second ClientHello.
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	host := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
@@ -266,7 +265,7 @@ func TestTLS(t *testing.T) {
 	host.StartTLS()
 	defer host.Close()
 	port := host.Listener.Addr().(*net.TCPAddr).Port
-	name := fmt.Sprintf("example.com:%d", port) // as its certificate has it
+	name := fmt.Sprintf("example.com:%d", port) // the name in its certificate
 	proxy := serving(t, listing(t, fmt.Sprintf("%s,127.0.0.1:%d", name, port), map[string]string{"example.com": "127.0.0.1"}))
 	for again, config := range map[bool]*tls.Config{
 		true:  {},

@@ -19,10 +19,10 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// company is a proxy as companies have it: it asks for a password, resolves names itself, and refuses
-// CONNECT to port 80.
+// company is a proxy of a company: it requires a password, resolves names itself, and refuses CONNECT to
+// port 80.
 type company struct {
-	address string // of the only host
+	address string // of its only host
 	mu      sync.Mutex
 	asked   []string
 }
@@ -120,7 +120,7 @@ func TestUpstream(t *testing.T) {
 	}
 }
 
-// An address that does not answer delays a connection only shortly (RFC 8305).
+// An address that does not respond delays a connection only for a moment (RFC 8305).
 func TestHappyEyeballs(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

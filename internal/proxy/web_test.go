@@ -15,7 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// serving is the address of a proxy.
+// serving starts a proxy and returns its address.
 func serving(t *testing.T, r *rules) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -29,7 +29,7 @@ func serving(t *testing.T, r *rules) string {
 	return l.Addr().String()
 }
 
-// get sends a request, or several, to a proxy, and wants these answers.
+// get sends requests to a proxy, and compares the status of the responses.
 func get(t *testing.T, proxy, requests string, status ...int) (net.Conn, *bufio.Reader) {
 	t.Helper()
 	c, err := net.Dial("tcp", proxy)
@@ -48,14 +48,14 @@ func get(t *testing.T, proxy, requests string, status ...int) (net.Conn, *bufio.
 		if answer.StatusCode != want {
 			t.Errorf("%s, want %d", answer.Status, want)
 		}
-		if want != http.StatusSwitchingProtocols && method != http.MethodConnect { // where no body ends
+		if want != http.StatusSwitchingProtocols && method != http.MethodConnect { // which have no body
 			_, _ = io.Copy(io.Discard, answer.Body)
 		}
 	}
 	return c, b
 }
 
-// TestUnchanged: a query that ReverseProxy cannot parse reaches the host, and an answer without a type gains none.
+// A query that ReverseProxy cannot parse reaches the host, and a response without a type gets none.
 func TestUnchanged(t *testing.T) {
 	t.Parallel()
 	host := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
@@ -86,7 +86,7 @@ func TestUnchanged(t *testing.T) {
 	}
 }
 
-// TestOptions: a request for a whole server is checked as any other, and the server answers it.
+// OPTIONS * is checked like any other request, and the server responds to it.
 func TestOptions(t *testing.T) {
 	t.Parallel()
 	host := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
@@ -105,7 +105,7 @@ func TestOptions(t *testing.T) {
 	get(t, proxy, tunnel+"OPTIONS * HTTP/1.1\r\nHost: other.example.org\r\n\r\n", http.StatusOK, http.StatusForbidden)
 }
 
-// TestFields: a header has a bounded number of fields, repeated ones counted, in a request as in an answer.
+// The number of header fields is limited, including repeated ones, in requests and responses.
 func TestFields(t *testing.T) {
 	t.Parallel()
 	host := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
@@ -126,13 +126,12 @@ func TestFields(t *testing.T) {
 	}
 	_, b := get(t, proxy, request("GET", "http://"+address+"/", maxFields+1), http.StatusRequestHeaderFieldsTooLarge)
 	if n, err := b.Read(make([]byte, 1)); n != 0 || err != io.EOF {
-		t.Errorf("the connection is open: %d, %v", n, err)
+		t.Errorf("the connection is still open: %d, %v", n, err)
 	}
 	get(t, proxy, request("GET", "http://"+address+"/many", 0), http.StatusBadGateway)
 }
 
-// TestUpgrade: of the protocols that both ends can change to, a WebSocket alone is passed on: in
-// others a request could be for another host.
+// Only upgrades to WebSocket are forwarded. In other protocols a request could address another host.
 func TestUpgrade(t *testing.T) {
 	t.Parallel()
 	host := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
@@ -166,8 +165,8 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// TestNoVersion: a request without a version has no Host either, but its target can name one; and behind a header
-// of the PROXY protocol there can be one for any host. Nothing of it reaches the host of a tunnel.
+// A request without a version has no Host header, but its target can name a host. Behind a header of the
+// PROXY protocol there can be a request for any host. Neither reaches the host of a tunnel.
 func TestNoVersion(t *testing.T) {
 	t.Parallel()
 	for _, line := range []string{"GET http://other.example.org/\r\n", "GET http://other.example.org/ \r\n", "GET /\r\nHost: other.example.org\r\n\r\n", "get / x\n",
@@ -184,7 +183,7 @@ func TestNoVersion(t *testing.T) {
 		reached := make(chan []byte)
 		go func() {
 			var first [1]byte
-			n, _ := up.Read(first[:]) // or it is closed
+			n, _ := up.Read(first[:]) // fails if it is closed
 			up.Close()
 			reached <- first[:n]
 		}()
@@ -192,7 +191,7 @@ func TestNoVersion(t *testing.T) {
 			t.Errorf("%q: %v, %v", line, answer, err)
 		}
 		if got := <-reached; len(got) > 0 {
-			t.Errorf("%q: the host got %q", line, got)
+			t.Errorf("%q: the host received %q", line, got)
 		}
 	}
 }

@@ -29,11 +29,11 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// passwords are those that the example takes from the environment.
+// passwords are the passwords that the example reads from the environment.
 var passwords = map[string]string{"GATEWAY": "of-the-gateway", "NODE_1": "of-node-1", "NODE_2": "of-node-2", "NODE_3": "of-node-3", "NODE_4": "of-node-4"}
 
-// example reads clients/examples/cluster/nats.conf, with certificates of our own and on the loopback
-// interface: what is documented is what is tested.
+// example reads the documented clients/examples/cluster/nats.conf, with our own certificates and on the
+// loopback interface.
 func example(t *testing.T) (o *server.Options, ca string) {
 	t.Helper()
 	dir := harness.Dir(t)
@@ -53,11 +53,11 @@ func example(t *testing.T) (o *server.Options, ca string) {
 		t.Errorf("the example lacks JetStream, TLS or other servers")
 	}
 	o.Host, o.Port, o.NoLog, o.NoSigs = "127.0.0.1", freePort(), true, true
-	o.Cluster, o.Routes = server.ClusterOpts{}, nil // one server alone
+	o.Cluster, o.Routes = server.ClusterOpts{}, nil // a single server
 	return o, filepath.Join(dir, "ca.pem")
 }
 
-// certificates writes a CA, and a certificate of it for 127.0.0.1.
+// certificates creates a CA, and a certificate for 127.0.0.1.
 func certificates(t *testing.T, dir string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -75,10 +75,9 @@ func certificates(t *testing.T, dir string) {
 	}
 }
 
-// With the users of the example everything goes on by TLS as without: calls, keys, presence. Whoever
-// has stolen the credentials of a node can be that node, and nobody else: it reads nothing of other
-// nodes, sends them nothing, and is not heard under their names. All of that with the newest server of
-// NATS, and with the oldest that docs/guides/cluster.md names.
+// With TLS and the users of the example, calls, keys and heartbeats work. With stolen credentials of a node,
+// an attacker can act as that node only: it cannot read messages to other nodes, send them any, or use
+// their names. This holds for the newest NATS server and the oldest in docs/guides/cluster.md.
 func TestStolenNode(t *testing.T) {
 	t.Run("newest", func(t *testing.T) {
 		o, ca := example(t)
@@ -102,7 +101,7 @@ func stolenNode(t *testing.T, o *server.Options, ca string) {
 	defer old.Close()
 	js, err := jetstream.New(old)
 	harness.Must(t, err)
-	// A bucket as they were made once: with the right for all who write to it to delete all that is in it.
+	// A bucket of an earlier version, in which every writer could delete everything.
 	if _, err := js.CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "sbxrun-calls"}); err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +114,7 @@ func stolenNode(t *testing.T, o *server.Options, ca string) {
 		t.Fatal(status, text, err)
 	}
 	call := g.begin(t, "true")
-	if x := g.end(t, call.ID); x.Report == nil { // with no more rights than these
+	if x := g.end(t, call.ID); x.Report == nil { // with only these rights
 		t.Fatalf("%+v", x)
 	}
 	status, stored := g.store(t, "of a tenant")
@@ -150,8 +149,7 @@ func stolenNode(t *testing.T, o *server.Options, ca string) {
 	canDo(t, g, js, stolen, call.ID, stored.ID)
 }
 
-// canDo does with a node's credentials what docs/guides/cluster.md says that can be done with them, and tries to do
-// more of it.
+// canDo uses a node's credentials for everything that docs/guides/cluster.md mentions, and tries more.
 func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, call, file string) {
 	const instance = "node.node1.00000000"
 	inbox, err := stolen.SubscribeSync("sbxrun.node.node1.inbox.*")
@@ -168,7 +166,7 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 		return string(a.Data)
 	}
 	tenant := fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "uid-%d", os.Getuid())))[:32]
-	// New records it may write, but by none of them delete others.
+	// It may create records, but not delete others.
 	for _, rollup := range []string{"all", "sub", ""} {
 		m := &nats.Msg{Subject: "$KV.sbxrun-calls." + tenant + ".q-of-nobody", Data: []byte("{}"), Header: nats.Header{}}
 		if rollup != "" {
@@ -178,17 +176,17 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 			t.Errorf("%q: %s", rollup, text)
 		}
 	}
-	// JetStream answers to wherever it is asked to, also where the node itself may send nothing. Such an answer must
-	// not become a request to JetStream, or a record.
+	// JetStream responds to any reply subject, even if the node may not publish there. Such a response must
+	// not become a request to JetStream or a record.
 	for _, at := range []string{"$JS.API.STREAM.PURGE.KV_sbxrun-calls", "$JS.API.STREAM.DELETE.KV_sbxrun-calls", "$JS.API.STREAM.DELETE.sbxrun-queue", "$KV.sbxrun-shares." + tenant, "sbxrun-queue.x"} {
-		if err := stolen.PublishRequest("$KV.sbxrun-calls.x.y", at, nil); err != nil { // answered by some words
+		if err := stolen.PublishRequest("$KV.sbxrun-calls.x.y", at, nil); err != nil { // with text in the response
 			t.Fatal(err)
 		}
-		if err := stolen.PublishRequest("$JS.API.CONSUMER.MSG.NEXT.sbxrun-queue.nodes", at, []byte(`{"batch":1,"no_wait":true}`)); err != nil { // and by none
+		if err := stolen.PublishRequest("$JS.API.CONSUMER.MSG.NEXT.sbxrun-queue.nodes", at, []byte(`{"batch":1,"no_wait":true}`)); err != nil { // with an empty response
 			t.Fatal(err)
 		}
 	}
-	ask(&nats.Msg{Subject: "$KV.sbxrun-calls.x.y"}) // now they are answered
+	ask(&nats.Msg{Subject: "$KV.sbxrun-calls.x.y"}) // now both have a response
 	if queue, err := js.Stream(t.Context(), "sbxrun-queue"); err != nil || queue.CachedInfo().State.Msgs != 0 {
 		t.Errorf("%+v %v", queue, err)
 	}
@@ -204,7 +202,7 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 		text := fmt.Sprintf(`{"kind":"node","name":"node1","instance":"00000000","places":%d,"running":%d}`, places, running)
 		harness.Must(t, stolen.Publish("sbxrun.beat.node.node1", []byte(text)))
 	}
-	// It gets a file of a tenant's whose hash it knows.
+	// It can get a tenant's file if it knows the hash.
 	beats, err := stolen.SubscribeSync("sbxrun.beat.gateway.*")
 	harness.Must(t, err)
 	tell(1, 1000)
@@ -224,8 +222,8 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 		}
 	}
 	request := func(id, path string) {
-		frame := append([]byte{1}, make([]byte, 24)...) // opens, from 0
-		frame[22] = 2                                   // and takes 128 KiB
+		frame := append([]byte{1}, make([]byte, 24)...) // opens, at offset 0
+		frame[22] = 2                                   // accepts 128 KiB
 		frame = fmt.Appendf(frame, "GET %s HTTP/1.1\r\nHost: g\r\nSbxrun-Tenant: uid-%d\r\n\r\n", path, os.Getuid())
 		harness.Must(t, stolen.PublishRequest("sbxrun.gateway.g."+to.Instance+".node1."+id, "sbxrun."+instance+".g."+id, frame))
 	}
@@ -233,10 +231,10 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 	until("of a tenant")
 	request("2", "/v1/calls/"+call)
 	until("404 Not Found")
-	// It takes calls from the queue: this one it gives back.
+	// It can take calls from the queue. It returns this one.
 	harness.Must(t, stolen.PublishRequest("$JS.API.CONSUMER.MSG.NEXT.sbxrun-queue.nodes", "sbxrun.node.node1.inbox.x", []byte(`{"batch":1,"expires":60000000000}`)))
 	taken := ""
-	for taken == "" { // the node takes some itself
+	for taken == "" { // the real node takes some
 		x := g.begin(t, "true")
 		if m, err := inbox.NextMsg(100 * time.Millisecond); err == nil && strings.Contains(string(m.Data), x.ID) {
 			taken = x.ID
@@ -246,15 +244,15 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 	if x := g.end(t, taken); x.Report == nil {
 		t.Errorf("%+v", x)
 	}
-	// By claiming places it gets requests.
+	// By announcing slots, it gets requests.
 	tell(1_000_000, 0)
-	harness.Until(t, harness.Bound, "the gateway to believe it", func() bool {
+	harness.Until(t, harness.Bound, "the gateway to use its heartbeat", func() bool {
 		_, text := g.ask(t, http.MethodGet, "/metrics", nil)
 		return strings.Contains(text, `sbxrun_node_places{node="node1"} 1e+06`)
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	var answered sync.WaitGroup
-	for range 3 { // the first may come to a node that does nothing
+	for range 3 { // the first may reach a node that does nothing
 		answered.Go(func() {
 			_, _, _ = g.call(ctx, "/v1/run", api.Call{Argv: []string{"sh", "-c", "sleep 100; echo a secret"}, TimeoutMS: 200_000}, nil)
 		})
@@ -264,8 +262,7 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 	answered.Wait()
 }
 
-// store puts a file into the content store, one request as another: all of them have the id that a client may give
-// to what belongs together.
+// store uploads a file. All requests have the same ID, which a client may use for related requests.
 func (g *gateway) store(t *testing.T, text string) (status int, x api.Stored) {
 	t.Helper()
 	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://sbxrun/v1/files", strings.NewReader(text))
@@ -275,7 +272,7 @@ func (g *gateway) store(t *testing.T, text string) (status int, x api.Stored) {
 	res, err := g.client.Do(q)
 	harness.Must(t, err)
 	defer res.Body.Close()
-	_ = json.NewDecoder(res.Body).Decode(&x) // an error has other members
+	_ = json.NewDecoder(res.Body).Decode(&x) // an error has other fields
 	return res.StatusCode, x
 }
 
@@ -291,7 +288,7 @@ func denied(t *testing.T, refused <-chan string, subject string) {
 	}
 }
 
-// A tenant that may have no files has none at a gateway either: for JetStream 0 bytes are no bound.
+// A tenant without a quota for files cannot store any at a gateway: 0 does not mean unlimited.
 func TestNoFiles(t *testing.T) {
 	t.Parallel()
 	o := options(t)
@@ -303,8 +300,8 @@ func TestNoFiles(t *testing.T) {
 	}
 }
 
-// A file is found from any gateway and by any node, also if the one that it was put through is lost; so is
-// one that a call has collected, while its node is there. A tenant has its quota over all gateways.
+// All gateways and nodes find a file, even if the gateway of its upload is lost, and the collected files of
+// a call as long as its node is there. A tenant's quota holds for all gateways together.
 func TestFiles(t *testing.T) {
 	o := options(t)
 	s := startNATS(t, o)
@@ -314,7 +311,7 @@ func TestFiles(t *testing.T) {
 		status, x := g.store(t, text)
 		return status, x.ID
 	}
-	large := strings.Repeat("0123456789abcdef", 1<<16) // more than a message
+	large := strings.Repeat("0123456789abcdef", 1<<16) // larger than a message
 	for _, text := range []string{"stored", large, "stored", ""} {
 		if status, id := put(c.gateways[0], text); status != http.StatusCreated || id != sum(text) {
 			t.Fatal(status, id)
@@ -340,7 +337,7 @@ func TestFiles(t *testing.T) {
 		}
 	}
 	if len(nodes) < 2 {
-		t.Errorf("it ran on %v alone", nodes)
+		t.Errorf("it only ran on %v", nodes)
 	}
 	var queued api.CallStatus
 	if _, e, err := g.call(t.Context(), "/v1/calls", api.Call{Argv: []string{"cat", "f"}, Files: []api.FileIn{{Path: "f", ID: sum("stored")}}}, &queued); e != nil || err != nil {
@@ -352,14 +349,14 @@ func TestFiles(t *testing.T) {
 	if status, text := g.ask(t, http.MethodGet, "/v1/files/"+sum(large), nil); status != http.StatusOK || text != large {
 		t.Error(status, len(text))
 	}
-	// What is no id is no file's, here as on a node.
+	// An invalid ID is not found, as on a node.
 	if status, text := g.ask(t, http.MethodGet, "/v1/files/sha256:..%2f..%2fsecret", nil); status != http.StatusNotFound {
 		t.Error(status, text)
 	}
 	if _, e := run("../secret"); e == nil || e.Failure.Code != api.NoSuchFile {
 		t.Errorf("%+v", e)
 	}
-	// What a call has made is on its node.
+	// The files of a call are on its node.
 	var a api.Answer
 	if _, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"sh", "-c", "echo made >out"}, Collect: []string{"out"}}, &a); e != nil || err != nil {
 		t.Fatal(e, err)
@@ -386,9 +383,9 @@ func TestFiles(t *testing.T) {
 		t.Error(status)
 	}
 	if status, id := put(g, "still room"); status != http.StatusCreated || id != sum("still room") {
-		t.Error(status, id) // what did not fit takes none
+		t.Error(status, id) // a rejected upload uses no room
 	}
-	// Of what is broken off nothing stays.
+	// An incomplete upload leaves nothing behind.
 	half, err := net.Dial("unix", g.socket)
 	harness.Must(t, err)
 	defer half.Close()

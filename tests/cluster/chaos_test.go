@@ -24,7 +24,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// threeNATS are three servers of NATS that know each other.
+// threeNATS returns the options of a cluster of three NATS servers.
 func threeNATS(t *testing.T) (all []*server.Options, urls string) {
 	t.Helper()
 	var routes, list []string
@@ -42,7 +42,7 @@ func threeNATS(t *testing.T) (all []*server.Options, urls string) {
 	return all, strings.Join(list, ",")
 }
 
-// marks counts what calls send from inside, by the word that each has.
+// marks counts the messages that calls send, by their word.
 type marks struct {
 	port int
 	mu   sync.Mutex
@@ -80,7 +80,7 @@ func (m *marks) count(word string) int {
 	return m.seen[word]
 }
 
-// call sends a call, and returns its answer or its error; neither if the connection broke.
+// call sends a call and returns its response or error; neither if the connection broke.
 func (g *gateway) call(ctx context.Context, path string, body any, into any) (status int, e *api.Error, err error) {
 	text, _ := json.Marshal(body)
 	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sbxrun"+path, strings.NewReader(string(text)))
@@ -111,8 +111,7 @@ func (g *gateway) do(q *http.Request, into any) (status int, e *api.Error, err e
 	return res.StatusCode, nil, json.Unmarshal(answer, into)
 }
 
-// detached queues a call, and waits for its end as if it had been one that answers. What has ended once,
-// every gateway tells alike.
+// detached queues a call and waits for its end. All gateways report the same end.
 func (c *cluster) detached(ctx context.Context, g *gateway, call api.Call, into *api.Answer) (status int, e *api.Error, err error) {
 	var s api.CallStatus
 	if status, e, err = g.call(ctx, "/v1/calls", call, &s); err != nil || e != nil {
@@ -132,7 +131,7 @@ func (c *cluster) detached(ctx context.Context, g *gateway, call api.Call, into 
 			c.t.Errorf("%s: %d %+v", s.ID, code, e)
 			return code, e, nil
 		default:
-			time.Sleep(20 * time.Millisecond) // a gateway, or a node, is away
+			time.Sleep(20 * time.Millisecond) // a gateway or node is unreachable
 		}
 	}
 	if s = ends[0]; s.Started != ends[1].Started || (s.Report == nil) != (ends[1].Report == nil) || (s.Failure == nil) != (ends[1].Failure == nil) {
@@ -145,7 +144,7 @@ func (c *cluster) detached(ctx context.Context, g *gateway, call api.Call, into 
 	return http.StatusOK, &api.Error{Failure: *s.Failure, Started: s.Started}, nil
 }
 
-// get asks for something.
+// get sends a GET request.
 func (g *gateway) get(ctx context.Context, path string, into any) (status int, e *api.Error, err error) {
 	q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://sbxrun"+path, nil)
 	if err != nil {
@@ -154,7 +153,7 @@ func (g *gateway) get(ctx context.Context, path string, into any) (status int, e
 	return g.do(q, into)
 }
 
-// outcome is how one attempt has ended.
+// outcome is the end of one attempt.
 type outcome int
 
 const (
@@ -175,10 +174,10 @@ func number(t *testing.T, name string, usual int) int {
 	return n
 }
 
-// Whatever dies, a call has one result, runs at most once, and nothing of it survives.
+// Whatever dies, a call has one result, runs at most once, and leaves no processes.
 func TestChaos(t *testing.T) {
 	options, urls := threeNATS(t)
-	doomed := natsProcess(t, options[0]) // the others are shut down
+	doomed := natsProcess(t, options[0]) // the others are shut down regularly
 	servers := []*server.Server{nil, startNATS(t, options[1]), startNATS(t, options[2])}
 	t.Cleanup(func() {
 		for _, s := range servers[1:] {
@@ -239,7 +238,7 @@ func TestChaos(t *testing.T) {
 					if how != refused {
 						break
 					}
-					time.Sleep(50 * time.Millisecond) // as Retry-After asks for
+					time.Sleep(50 * time.Millisecond) // as Retry-After says
 				}
 			}
 		})
@@ -249,7 +248,7 @@ func TestChaos(t *testing.T) {
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		// Not for ever: on a slow machine the next death may come before the cluster works again.
+		// With a limit: on a slow machine the next death may come before the cluster has recovered.
 		for ; deaths < calls/6; deaths++ {
 			select {
 			case <-stop:
@@ -308,17 +307,15 @@ func TestChaos(t *testing.T) {
 			t.Errorf("%s is said not to have started, and ran", word)
 		}
 	}
-	// A death takes what is under way on a part of the cluster, and so some of the clients' calls; on a
-	// slow machine there are more deaths.
+	// Each death ends the calls in progress on a part of the cluster, and a slow machine has more deaths.
 	if lost := calls - tally["ran"]; lost > deaths*clients/3 || lost == calls {
 		t.Errorf("only %d have run: %v", tally["ran"], tally)
 	}
 }
 
-// The sessions of a node that is killed are gone within eight seconds, those of others are not. So are those
-// of a node that nothing comes from or to any more, until its connection is there again; what ran in
-// them has been canceled then. What a gateway has asked for that is killed ends as soon; the session it was in
-// stays.
+// The sessions of a killed node are gone within eight seconds; others continue. The sessions of a
+// disconnected node are gone until it reconnects, and their calls have been canceled by then. The requests
+// of a killed gateway end as fast, and their session stays.
 func TestNodeLost(t *testing.T) {
 	t.Parallel()
 	o := options(t)
@@ -398,7 +395,7 @@ func TestNodeLost(t *testing.T) {
 	harness.Until(t, harness.Bound, "the end of what was canceled", func() bool { return !sleeps(c.nodes[2]) })
 }
 
-// relay is between one node and NATS.
+// relay forwards a connection between a node and NATS.
 type relay struct {
 	port int
 	to   string
@@ -433,7 +430,7 @@ func newRelay(t *testing.T, to int) *relay {
 	return r
 }
 
-// pass copies until either end is closed; while the relay is cut it keeps what comes.
+// pass copies until either end is closed. While the relay is cut, it holds the data back.
 func (r *relay) pass(to, from net.Conn) {
 	defer to.Close()
 	defer from.Close()
@@ -468,7 +465,7 @@ func (r *relay) mend() {
 	close(r.is)
 }
 
-// All nodes are started again, one after the other: calls are answered, or refused before they start.
+// While all nodes are restarted in turn, calls get a response or are refused before they start.
 func TestRollingRestart(t *testing.T) {
 	t.Parallel()
 	o := options(t)
@@ -511,7 +508,7 @@ func TestRollingRestart(t *testing.T) {
 		p.end()
 		p.start()
 		harness.Until(t, harness.Bound, "the node", func() bool { return strings.Count(p.log.String(), `"msg":"node"`) == 2 })
-		time.Sleep(500 * time.Millisecond) // of load with it
+		time.Sleep(500 * time.Millisecond) // under load
 	}
 	close(stop)
 	all.Wait()
@@ -521,7 +518,7 @@ func TestRollingRestart(t *testing.T) {
 	}
 }
 
-// Without most of NATS's servers what needs JetStream is refused before it starts, and all else goes on.
+// Without a majority of NATS servers, calls that need JetStream are refused before they start, and others work.
 func TestMajority(t *testing.T) {
 	t.Parallel()
 	options, urls := threeNATS(t)
@@ -543,7 +540,7 @@ func TestMajority(t *testing.T) {
 			client:  unixClient(socket),
 		}
 	}
-	g, bounded := node("gateway", "g", 1), node("serve", "bounded", 1) // here the tenant has a ceiling
+	g, bounded := node("gateway", "g", 1), node("serve", "bounded", 1) // with a limit for the tenant
 	c.ready(g, 2)
 	keyed := func(key string) (int, string) {
 		status, text, err := g.keyed(t.Context(), key, api.Call{Argv: []string{"true"}})
@@ -567,7 +564,7 @@ func TestMajority(t *testing.T) {
 		}
 		return status == http.StatusOK
 	})
-	var all sync.WaitGroup // each of these waits for an answer
+	var all sync.WaitGroup // each waits for a response
 	all.Go(func() {
 		if status, text := keyed("second"); status != http.StatusServiceUnavailable || !strings.Contains(text, `"started":false`) {
 			t.Error(status, text)
@@ -583,7 +580,7 @@ func TestMajority(t *testing.T) {
 			t.Error(status)
 		}
 	})
-	harness.Until(t, harness.Bound, "a call of a tenant with a ceiling to be refused", func() bool { // by its share it may run one
+	harness.Until(t, harness.Bound, "a call of a tenant with a ceiling to be refused", func() bool { // its allotment may admit one
 		status, e, err := bounded.call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}}, nil)
 		if err != nil || e != nil && (status != http.StatusServiceUnavailable || e.Started) {
 			t.Fatal(status, e, err)
@@ -600,7 +597,7 @@ func TestMajority(t *testing.T) {
 	})
 }
 
-// While NATS is away nothing ends but what is new, and then all goes on.
+// While NATS is unreachable, only new requests fail; then everything continues.
 func TestNATSAway(t *testing.T) {
 	t.Parallel()
 	o := options(t)
@@ -633,14 +630,14 @@ func TestNATSAway(t *testing.T) {
 		}
 		return n >= 2
 	})
-	// Some of these run when NATS goes, and some wait.
+	// Some of these run when NATS disappears, and some wait.
 	m := newMarks(t)
 	var detached []string
 	for i := range 12 {
 		detached = append(detached, g.begin(t, "bash", "-c", m.command(fmt.Sprintf("d%d", i))[2]+"; sleep 3").ID)
 	}
 	s.Shutdown()
-	// What a gateway has sent in the last moment may have been delivered, and waits for NATS.
+	// The last requests may have been delivered, and wait for NATS.
 	harness.Until(t, harness.Bound, "the gateway to know", func() bool {
 		res, err := g.client.Get("http://sbxrun/readyz")
 		harness.Must(t, err)
@@ -682,7 +679,7 @@ func TestNATSAway(t *testing.T) {
 	})
 }
 
-// NATS that comes back without what it had stored is taken as it is: what was queued is gone, and all else goes on.
+// If NATS restarts without its store, queued calls are lost, and everything else continues.
 func TestNATSEmpty(t *testing.T) {
 	t.Parallel()
 	o := options(t)
@@ -710,8 +707,8 @@ func TestNATSEmpty(t *testing.T) {
 	works("after")
 }
 
-// A server of NATS that says nothing any more, with its connections open, takes nothing with it: whoever
-// was connected to it is heard by another one before it would be lost.
+// A NATS server that hangs with open connections causes no loss: its clients send heartbeats through another
+// server before they count as lost.
 func TestNATSSilent(t *testing.T) {
 	t.Parallel()
 	options, _ := threeNATS(t)
@@ -719,7 +716,7 @@ func TestNATSSilent(t *testing.T) {
 	for _, o := range options[1:] {
 		defer startNATS(t, o).Shutdown()
 	}
-	// All nodes are at the one that is to be silent, and learn of the others from it.
+	// All nodes are connected to the server that will hang, and learn about the others from it.
 	c := newCluster(t, url(options[0]), 3, 0, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = 0\n")
 	socket := filepath.Join(c.dir, "g.sock")
 	g := &gateway{socket: socket, client: unixClient(socket), process: c.process("gateway", "g", url(options[1]), "listen = [\"unix:"+socket+"\"]\n[tenant]\nconcurrency = 0\n")}
@@ -732,7 +729,7 @@ func TestNATSSilent(t *testing.T) {
 		}
 		ids = append(ids, x.ID)
 	}
-	const away = 2 * 6 * time.Second // twice the time after which one is lost
+	const away = 2 * 6 * time.Second // twice the time until a member is lost
 	var calls sync.WaitGroup
 	for _, id := range ids {
 		calls.Go(func() {
@@ -754,10 +751,10 @@ func TestNATSSilent(t *testing.T) {
 	harness.Must(t, silent.cmd.Process.Signal(unix.SIGCONT))
 }
 
-// commands are the command lines below a process.
+// commands returns the command lines of a process's descendants.
 func commands(p *process) (all []string) {
 	for _, pid := range harness.Descendants(p.cmd.Process.Pid) {
-		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // it may have ended
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // it may have exited
 		all = append(all, strings.ReplaceAll(string(line), "\x00", " "))
 	}
 	return all

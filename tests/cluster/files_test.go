@@ -17,8 +17,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A quota reserves no storage: 100 tenants store files and use keys although their quotas together
-// exceed what JetStream has by far.
+// A quota reserves no storage: 100 tenants store files and use keys although the sum of their quotas exceeds
+// the storage of JetStream.
 func TestManyTenants(t *testing.T) {
 	t.Parallel()
 	const tenants = 100

@@ -11,7 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// What the interface does, and all clients, through a gateway: the tests of the server itself.
+// The tests of the server and its clients pass through a gateway, too.
 func TestInterface(t *testing.T) {
 	o := options(t)
 	s := startNATS(t, o)

@@ -38,7 +38,7 @@ func (g *gateway) post(ctx context.Context, path, key string, c api.Call) (statu
 	return res.StatusCode, string(answer), err
 }
 
-// The same key is one call, by whichever gateway it comes, and the answer outlives its node.
+// Requests with the same key are one call, through any gateway, and its response outlives its node.
 func TestKeys(t *testing.T) {
 	o := options(t)
 	s := startNATS(t, o)
@@ -86,8 +86,7 @@ func TestKeys(t *testing.T) {
 	}
 }
 
-// The nodes that are there, those that are gone, and the gateways: as a command tells it, a gateway's
-// status, which its page shows, and its metrics.
+// The command nodes, the status of a gateway and its metrics list nodes, lost nodes and gateways.
 func TestNodes(t *testing.T) {
 	t.Parallel()
 	o := options(t)
@@ -112,14 +111,14 @@ func TestNodes(t *testing.T) {
 	}
 	harness.Until(t, harness.Bound, "three nodes", func() bool { return len(list()) == 3 })
 
-	// One call runs on each node, and one more waits on one of them.
+	// One call runs on each node, and another one waits.
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() {
 			_, _, _ = g.call(ctx, "/v1/run", api.Call{Argv: []string{"sleep", "1000"}, TimeoutMS: 200_000}, nil)
 		})
-		time.Sleep(50 * time.Millisecond) // so that they are spread
+		time.Sleep(50 * time.Millisecond) // so that they are distributed
 	}
 	defer all.Wait()
 	defer cancel()
@@ -136,7 +135,7 @@ func TestNodes(t *testing.T) {
 		return strings.Contains(text, "\nsbxrun_cluster_busy_ratio 1.33") && strings.Contains(text, "\nsbxrun_cluster_waiting 1\n") &&
 			strings.Contains(text, "\nsbxrun_cluster_nodes 3\n") && !strings.Contains(text, "\nsbxrun_cluster_oldest_waiting_seconds 0\n")
 	})
-	g.begin(t, "true") // finds no place
+	g.begin(t, "true") // finds no free slot
 	harness.Until(t, harness.Bound, "a call in the queue", func() bool { return strings.Contains(series(), "\nsbxrun_cluster_waiting 2\n") })
 	list()
 	waiting := 0

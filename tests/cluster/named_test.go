@@ -12,8 +12,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A node without a gateway starts nothing for a tenant with ceilings, and says what is missing. Volumes are on
-// the node that a request names, and one that names none is refused.
+// A node without a gateway starts nothing for a tenant with limits, and its error says so. Requests about
+// volumes must name a node.
 func TestNamedNode(t *testing.T) {
 	t.Parallel()
 	o := options(t)
@@ -21,7 +21,7 @@ func TestNamedNode(t *testing.T) {
 	defer s.Shutdown()
 	c := &cluster{t: t, dir: harness.Dir(t)}
 	const config = "data_dir = %q\n[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = 8\nvolumes = 4\n"
-	var own *gateway // the listener of n0
+	var own *gateway // listens on n0 itself
 	for _, name := range []string{"n0", "n1"} {
 		socket := filepath.Join(c.dir, name+".sock")
 		p := c.process("serve", name, url(o), fmt.Sprintf("listen = [\"unix:%s\"]\nstate_dir = %q\n"+config, socket, filepath.Join(c.dir, name), filepath.Join(c.dir, name+".data")))

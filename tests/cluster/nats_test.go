@@ -1,5 +1,5 @@
-// Package cluster tests servers behind a gateway, with NATS between them. It is a module of its own: only
-// these tests need NATS's server, which takes longer to compile than all of sbxrun.
+// Package cluster tests servers behind a gateway, connected by NATS. It is a separate module, because only
+// these tests need the NATS server, which takes longer to compile than all of sbxrun.
 package cluster
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// natsRole is this program as a server of NATS, in a process that can be killed.
+// natsRole makes this program a NATS server, in a process that can be killed.
 const natsRole = "nats-server"
 
 func TestMain(m *testing.M) {
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	harness.Main(m)
 }
 
-// serveNATS serves until it is killed.
+// serveNATS runs until it is killed.
 func serveNATS(file string) error {
 	o, err := server.ProcessConfigFile(file)
 	if err != nil {
@@ -46,7 +46,7 @@ func serveNATS(file string) error {
 	return nil
 }
 
-// natsProcess starts one of [threeNATS] in a process of its own.
+// natsProcess starts one of [threeNATS] in a separate process.
 func natsProcess(t *testing.T, o *server.Options) *process {
 	t.Helper()
 	var routes []string
@@ -65,13 +65,13 @@ func natsProcess(t *testing.T, o *server.Options) *process {
 	return p
 }
 
-// options are those of one server of NATS on the loopback interface.
+// options returns the options of a NATS server on the loopback interface.
 func options(t *testing.T) *server.Options {
 	return &server.Options{Host: "127.0.0.1", Port: freePort(), NoLog: true, NoSigs: true, JetStream: true, StoreDir: t.TempDir()}
 }
 
-// freePort is one that nobody has: what was killed comes back at the same. Until then no connection may
-// have it, so it is below those that connections get (ip(7), ip_local_port_range).
+// freePort returns an unused port. A killed server must be able to use it again, so it is below the range of
+// ports for outgoing connections (ip(7), ip_local_port_range).
 func freePort() int {
 	const first, end = 10_000, 32_768
 	for {
@@ -83,7 +83,7 @@ func freePort() int {
 	}
 }
 
-// startNATS starts a server of NATS in this process.
+// startNATS starts a NATS server in this process.
 func startNATS(t *testing.T, o *server.Options) *server.Server {
 	t.Helper()
 	s, err := server.NewServer(o)
@@ -95,11 +95,10 @@ func startNATS(t *testing.T, o *server.Options) *server.Server {
 	return s
 }
 
-// oldest is the version that Debian 12 has, and the oldest that docs/guides/cluster.md promises.
+// oldest is the version of Debian 12, and the oldest in docs/guides/cluster.md.
 const oldest = "v2.9.10"
 
-// oldestNATS starts that version with the file that the options are from, until the test ends. It is one server alone, also
-// if the file names others.
+// oldestNATS starts a single server of that version with the file of the options, until the end of the test.
 func oldestNATS(t *testing.T, o *server.Options) {
 	t.Helper()
 	dir := harness.Dir(t)

@@ -17,7 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// process is a node, a gateway or a server of NATS. After kill it can be started again.
+// process is a node, a gateway or a NATS server. It can be started again after kill.
 type process struct {
 	t       *testing.T
 	program string
@@ -34,29 +34,29 @@ func (p *process) start() {
 	p.ended = harness.Serve(p.t, p.cmd)
 }
 
-// end ends a process as its operator does.
+// end ends a process regularly.
 func (p *process) end() {
-	_ = p.cmd.Process.Signal(unix.SIGTERM) // it may have ended
+	_ = p.cmd.Process.Signal(unix.SIGTERM) // it may have exited
 	if code := harness.Ended(p.t, p.cmd, p.ended, p.log); code != 0 && code != -1 {
 		p.t.Errorf("ended with %d: %s", code, p.log)
 	}
 }
 
-// kill kills a process, and comes back when nothing of it is left.
+// kill kills a process, and returns when all its descendants have exited.
 func (p *process) kill() { harness.KillServer(p.t, p.cmd, p.ended, unix.SIGKILL) }
 
-// gateway is one, with a client.
+// gateway is a gateway with a client.
 type gateway struct {
 	*process
 	socket string
 	client *http.Client
 }
 
-// cluster is nodes and gateways, on the same NATS.
+// cluster has nodes and gateways on the same NATS.
 type cluster struct {
 	t        *testing.T
 	dir      string
-	nats     string // more of that part of the configuration
+	nats     string // additional lines of that section
 	nodes    []*process
 	gateways []*gateway
 }
@@ -81,7 +81,7 @@ func newCluster(t *testing.T, url string, nodes, gateways int, config string) *c
 	return c
 }
 
-// unixClient gives an answer up that never comes: the test fails then, with what is known, and does not hang.
+// unixClient returns a client with a timeout, so that a test fails with details instead of hanging.
 func unixClient(socket string) *http.Client {
 	return &http.Client{Timeout: 2 * harness.Bound, Transport: &http.Transport{
 		MaxIdleConnsPerHost: 64,
@@ -91,7 +91,7 @@ func unixClient(socket string) *http.Client {
 	}}
 }
 
-// sum is the id of a file.
+// sum returns the ID of a file.
 func sum(text string) string { return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(text))) }
 
 func (c *cluster) process(command, name, url, config string) *process {
@@ -120,7 +120,7 @@ func last(text string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// ready waits until a gateway is, and gives it the time to hear of so many nodes.
+// ready waits until a gateway is ready and knows a number of nodes.
 func (c *cluster) ready(g *gateway, nodes int) {
 	c.t.Helper()
 	harness.Until(c.t, harness.Bound, "a gateway: "+g.log.String(), func() bool {

@@ -68,7 +68,7 @@ func (m *marks) command(word string) []string {
 
 const hostNetwork = "[sandbox]\nnetwork = \"host\"\n"
 
-// Calls that nobody waits for wait for a place, run once, and are found from every gateway.
+// Detached calls wait for a slot, run once, and are visible through every gateway.
 func TestQueue(t *testing.T) {
 	o := options(t)
 	s := startNATS(t, o)
@@ -83,7 +83,7 @@ func TestQueue(t *testing.T) {
 	for i := range 24 {
 		all = append(all, g.begin(t, "bash", "-c", fmt.Sprintf("echo w%d >/dev/tcp/127.0.0.1/%d; echo out%d; sleep 0.1", i, m.port, i)).ID)
 	}
-	last := g.begin(t, m.command("never")...) // it cannot have begun: 24 are before it
+	last := g.begin(t, m.command("never")...) // cannot have started: 24 are ahead
 	var ended api.CallStatus
 	if status, text := other.ask(t, http.MethodDelete, "/v1/calls/"+last.ID, &ended); status != http.StatusOK || ended.State != api.Over || ended.Started {
 		t.Error(status, text)
@@ -121,7 +121,7 @@ func TestQueue(t *testing.T) {
 			t.Errorf("PUT %s: %d %s", at, status, text)
 		}
 	}
-	// What runs ends when it is deleted.
+	// Deleting a running call ends it.
 	long := g.begin(t, "sh", "-c", "echo begun; sleep 1000")
 	if _, text := other.ask(t, http.MethodGet, "/v1/calls/"+long.ID+"/output?follow=0", nil); text != "" && text != "begun\n" {
 		t.Error(text)
@@ -135,7 +135,7 @@ func TestQueue(t *testing.T) {
 	}
 }
 
-// What a call has collected is told of, however long its command line and the names are; a list leaves both out.
+// The status of a call lists its collected files, however long the command line and names are. Lists omit both.
 func TestQueueCollected(t *testing.T) {
 	t.Parallel()
 	o := options(t)
@@ -158,7 +158,7 @@ func TestQueueCollected(t *testing.T) {
 		}
 	}
 	listed()
-	c.nodes[0].kill() // the next one lists nothing of it
+	c.nodes[0].kill() // another node lists nothing of it
 	c.nodes[0].start()
 	harness.Until(t, harness.Bound, "the node", func() bool {
 		status, _ := g.ask(t, http.MethodGet, "/v1/calls", nil)
@@ -167,7 +167,7 @@ func TestQueueCollected(t *testing.T) {
 	listed()
 }
 
-// The same key is one call, by whichever gateway, also if the first is killed.
+// Requests with the same key are one call, through any gateway, even if the first one is killed.
 func TestQueueKeys(t *testing.T) {
 	o := options(t)
 	s := startNATS(t, o)
@@ -216,7 +216,7 @@ func TestQueueKeys(t *testing.T) {
 	}
 }
 
-// What the queue has lost has not begun, and its caller is told so, and may try again by the same key.
+// A call that the queue has lost ends as not started, and may be tried again with the same key.
 func TestQueueLoses(t *testing.T) {
 	t.Parallel()
 	o := options(t)
@@ -249,7 +249,7 @@ func TestQueueLoses(t *testing.T) {
 	if status, e, err := g.call(t.Context(), "/v1/calls", api.Call{Argv: []string{"true"}}, nil); err != nil || status != http.StatusTooManyRequests || e.Started {
 		t.Errorf("a third call in the queue: %d %+v %v", status, e, err)
 	}
-	if err := queue.DeleteConsumer(t.Context(), "nodes"); err != nil { // a gateway makes it again
+	if err := queue.DeleteConsumer(t.Context(), "nodes"); err != nil { // a gateway creates it again
 		t.Fatal(err)
 	}
 	if status, text := g.ask(t, http.MethodDelete, "/v1/calls/"+long.ID, nil); status != http.StatusOK {
@@ -263,7 +263,7 @@ func TestQueueLoses(t *testing.T) {
 	}
 }
 
-// A call whose node is killed is lost, and runs nowhere else. The end of one that had ended stays.
+// A call whose node is killed is lost, and does not run elsewhere. Earlier ends stay.
 func TestQueueNodeKilledAfter(t *testing.T) {
 	t.Parallel()
 	o := options(t)
@@ -289,7 +289,7 @@ func TestQueueNodeKilledAfter(t *testing.T) {
 	if status, text := g.ask(t, http.MethodGet, "/v1/calls/"+over.ID+"/output", nil); status != http.StatusGone {
 		t.Error(status, text)
 	}
-	// What was acknowledged the queue does not bring to another node.
+	// The queue does not deliver an acknowledged call to another node.
 	if left := consumer(t, jetStream(t, o)); left.NumAckPending+int(left.NumPending) != 0 {
 		t.Errorf("%+v", left)
 	}
@@ -298,7 +298,7 @@ func TestQueueNodeKilledAfter(t *testing.T) {
 	}
 }
 
-// A call that a node has received, and not started when it is killed, another node starts.
+// If a node is killed before it starts a call that it has received, another node starts it.
 func TestQueueNodeKilledBefore(t *testing.T) {
 	t.Parallel()
 	o := options(t)
@@ -314,7 +314,7 @@ func TestQueueNodeKilledBefore(t *testing.T) {
 	doomed := node("n0", 8)
 	c.ready(g, 1)
 	m := newMarks(t)
-	// Something runs there, so that the gateway has requests checked by the other one.
+	// Keep this node busy, so that the gateway lets the other one check requests.
 	g.begin(t, "sleep", "1000")
 	harness.Until(t, harness.Bound, "the command", func() bool { return strings.Contains(strings.Join(commands(doomed), "\n"), "sleep 1000") })
 	node("n1", 100_000)
@@ -340,13 +340,13 @@ func TestQueueNodeKilledBefore(t *testing.T) {
 		}
 		harness.Until(t, harness.Bound, "all but what the stopped node has", func() bool { return ran()+pending() == words && ran() >= words-1 })
 		if pending() == 1 && ran() == words-1 {
-			break // it has one
+			break // it has received one
 		}
 		if try == 10 {
 			t.Fatal("the stopped node gets none")
 		}
 		harness.Must(t, unix.Kill(doomed.cmd.Process.Pid, unix.SIGCONT))
-		time.Sleep(500 * time.Millisecond) // it asks again
+		time.Sleep(500 * time.Millisecond) // it requests another one
 	}
 	doomed.kill()
 	for i, id := range ids {
@@ -356,7 +356,7 @@ func TestQueueNodeKilledBefore(t *testing.T) {
 	}
 }
 
-// A node that has received a call, and whose record is changed before it has claimed that, does not start it.
+// A node does not start a call whose record has changed before the node claims it.
 func TestQueueClaimed(t *testing.T) {
 	t.Parallel()
 	o := options(t)
@@ -375,7 +375,7 @@ func TestQueueClaimed(t *testing.T) {
 	harness.Until(t, harness.Bound, "the node to ask for a call", func() bool { return consumer(t, js).NumWaiting == 1 })
 	harness.Must(t, unix.Kill(node.cmd.Process.Pid, unix.SIGSTOP))
 	harness.Until(t, harness.Bound, "the node to stop", func() bool { return harness.Stopped(node.cmd.Process.Pid) })
-	// As a gateway does, which would wait for the node to check these.
+	// As a gateway does, which would wait for the node's check.
 	for _, word := range []string{"changed", "same"} {
 		record := fmt.Sprintf(`{"id":"q-%s","came":%q}`, word, time.Now().UTC().Format(time.RFC3339Nano))
 		key := tenant + ".q-" + word
@@ -413,7 +413,7 @@ func jetStream(t *testing.T, o *server.Options) jetstream.JetStream {
 	return js
 }
 
-// consumer is what the queue knows of those who take calls from it.
+// consumer returns the state of the queue's consumer.
 func consumer(t *testing.T, js jetstream.JetStream) *jetstream.ConsumerInfo {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Bound)

@@ -22,8 +22,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// crowd counts calls that run at the same time. A call says that it has begun, and before its end waits until
-// it was counted out: one that is over is never counted beside the next.
+// crowd counts the calls that run at the same time. A call reports its start, and waits at its end until it
+// is no longer counted.
 type crowd struct {
 	port      int
 	mu        sync.Mutex
@@ -60,7 +60,7 @@ func (c *crowd) one(conn net.Conn) {
 	c.now++
 	c.most = max(c.most, c.now)
 	c.mu.Unlock()
-	_, _ = in.ReadString('\n') // an error: it was killed
+	_, _ = in.ReadString('\n') // fails if it was killed
 	c.mu.Lock()
 	c.now--
 	c.mu.Unlock()
@@ -77,8 +77,8 @@ func (c *crowd) call() api.Call {
 	return api.Call{Argv: []string{"bash", "-c", fmt.Sprintf("exec 3<>/dev/tcp/127.0.0.1/%d; echo begin >&3; sleep 0.1; echo end >&3; read <&3", c.port)}, TimeoutMS: 60_000}
 }
 
-// A tenant's concurrency holds for all nodes together, by whichever gateway and in whichever way its calls
-// come, also when a node and a gateway are killed; and the tenant gets all of it.
+// A tenant's concurrency holds for all nodes together, for all gateways and kinds of calls, even when a node
+// and a gateway are killed; and the tenant can use all of it.
 func TestConcurrency(t *testing.T) {
 	o := options(t)
 	s := startNATS(t, o)
@@ -137,8 +137,8 @@ func TestConcurrency(t *testing.T) {
 	}
 }
 
-// A tenant whose ceiling is taken away by a reload has none: no call waits for a share that nobody asks for any
-// more, and a gateway that is told first gives what nodes ask for.
+// When a reload removes a tenant's limit, no call waits for an allotment that nobody requests any more. A
+// gateway that reloads first grants what nodes request.
 func TestNoMoreCeiling(t *testing.T) {
 	t.Parallel()
 	o := options(t)
@@ -159,7 +159,7 @@ func TestNoMoreCeiling(t *testing.T) {
 		text, err := os.ReadFile(file)
 		harness.Must(t, err)
 		harness.Must(t, os.WriteFile(file, bytes.Replace(text, []byte("concurrency = 2"), []byte("concurrency = 0"), 1), 0o600))
-		_ = p.cmd.Process.Signal(unix.SIGHUP) // it runs
+		_ = p.cmd.Process.Signal(unix.SIGHUP) // it is running
 		harness.Until(t, harness.Bound, "the reload", func() bool { return strings.Contains(p.log.String(), "reloaded") })
 		var all sync.WaitGroup
 		for range 6 {
@@ -173,7 +173,7 @@ func TestNoMoreCeiling(t *testing.T) {
 	}
 }
 
-// What nodes ask gateways for is none of their tenant's requests: all of these may be calls that wait for it.
+// Quota requests of nodes do not count as requests of the tenant, all of which may be calls that wait for them.
 func TestRequests(t *testing.T) {
 	t.Parallel()
 	o := options(t)
@@ -190,7 +190,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// So does its rate.
+// A tenant's rate holds for all nodes together.
 func TestRate(t *testing.T) {
 	t.Parallel()
 	o := options(t)
@@ -222,8 +222,8 @@ func TestRate(t *testing.T) {
 	}
 }
 
-// Nodes that are full refuse before anything starts, and the gateway has asked more than one; one that is
-// free takes the call. Here NATS lets nobody connect without a certificate.
+// Busy nodes refuse before anything starts, after the gateway has tried several; a free node takes the call.
+// Here NATS requires client certificates.
 func TestBusy(t *testing.T) {
 	t.Parallel()
 	o := options(t)
@@ -248,9 +248,9 @@ func TestBusy(t *testing.T) {
 	defer cancel()
 	defer free()
 	sleeps := func(p *process) int { return strings.Count(strings.Join(commands(p), "\n"), "sleep 1000") }
-	for i, ctx := range []context.Context{first, second} { // the second call finds one of them full, wherever it comes first
+	for i, ctx := range []context.Context{first, second} { // the second call finds one node busy, whichever it tries first
 		all.Go(func() {
-			for ctx.Err() == nil { // a node that has not heard of the gateway refuses
+			for ctx.Err() == nil { // a node that does not know the gateway refuses
 				_, _, _ = g.call(ctx, "/v1/run", api.Call{Argv: []string{"sleep", "1000"}, TimeoutMS: 200_000}, nil)
 			}
 		})

@@ -17,7 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A client that has closed its half of the connection has left, as at a server; what it can still read is no answer.
+// A client that has closed its half of the connection counts as gone, as on a server, and gets no response.
 func TestHalfClosed(t *testing.T) {
 	t.Parallel()
 	o := options(t)
@@ -43,7 +43,7 @@ func TestHalfClosed(t *testing.T) {
 		if _, err := io.WriteString(conn, request); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(300 * time.Millisecond) // so that it is under way
+		time.Sleep(300 * time.Millisecond) // so that it is in progress
 		_ = conn.(*net.UnixConn).CloseWrite()
 		if b, err := io.ReadAll(conn); len(b) > 0 || err != nil {
 			t.Errorf("%q is answered with %q, %v", request, b, err)
@@ -51,8 +51,8 @@ func TestHalfClosed(t *testing.T) {
 	}
 }
 
-// A client that does not read stops the command that writes, and fills no memory. What it reads then is all of
-// it, in order, also when the server of NATS is lost that it comes by.
+// A client that does not read blocks the writing command, without filling memory. Then it reads everything in
+// order, even if the NATS server in between is lost.
 func TestSlowClient(t *testing.T) {
 	options, urls := threeNATS(t)
 	var servers []*server.Server
@@ -89,7 +89,7 @@ func TestSlowClient(t *testing.T) {
 	r, err := g.client.Do(q)
 	harness.Must(t, err)
 	defer r.Body.Close()
-	time.Sleep(time.Second) // in which all of it would have come
+	time.Sleep(time.Second) // enough for the whole output
 	for p, was := range before {
 		const most = 16 << 20
 		if grown := rss(p) - was; grown > most {
