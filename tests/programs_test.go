@@ -290,3 +290,21 @@ git -c protocol.file.allow=always submodule --quiet add ../repo sub; git commit 
 		}
 	}
 }
+
+// If the path of the current directory contains symbolic links, the sandbox has them, too.
+func TestLinkedWorkdir(t *testing.T) {
+	t.Parallel()
+	dir := harness.SharedDir(t)
+	harness.Must(t, errors.Join(os.MkdirAll(filepath.Join(dir, "var/home/me/project"), 0o755), os.Symlink("var/home", filepath.Join(dir, "home")), os.Symlink(dir+"/home/me", filepath.Join(dir, "me"))))
+	for _, name := range []string{"home/me/project", "me/project"} {
+		at := filepath.Join(dir, name)
+		o := harness.Options{Wrap: []string{"sh", "-c", `cd "$0" && exec "$@"`, at}}
+		for _, flags := range [][]string{nil, {"--cwd", "ro", "--workdir", at}, {"--cwd", "overlay"}} {
+			r := harness.Run(t, o, append(flags, "sh", "-c", `cd "$0" && pwd -P`, at)...)
+			r.Expect(t, 0, "exited")
+			if got := strings.TrimSpace(string(r.Stdout)); got != dir+"/var/home/me/project" {
+				t.Errorf("%s, %q: %s%s", name, flags, got, r.Stderr)
+			}
+		}
+	}
+}

@@ -64,6 +64,7 @@ type Plan struct {
 type Caller struct {
 	Path  string // PATH
 	Home  string // HOME
+	Dir   string // PWD: the path of the current directory, perhaps with links
 	Bwrap string // the user's choice of bwrap: [ProgramVariable]
 	UID   int    // effective
 	GID   int
@@ -74,7 +75,7 @@ type Caller struct {
 
 // ThisCaller describes this process.
 func ThisCaller() Caller {
-	return Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), Bwrap: os.Getenv(ProgramVariable), UID: os.Geteuid(), GID: os.Getegid()}
+	return Caller{Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), Dir: os.Getenv("PWD"), Bwrap: os.Getenv(ProgramVariable), UID: os.Geteuid(), GID: os.Getegid()}
 }
 
 // Descriptors of bwrap next to 0, 1 and 2.
@@ -159,10 +160,16 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 			return nil, err
 		}
 	}
-	v := view(plan.ops)
-	if err := checkDests(plan.ops, v); err != nil {
+	if err := checkDests(plan.ops, plan.ops); err != nil {
 		return nil, err
 	}
+	if root == nil {
+		plan.linkPath(plan.Workdir)
+		if sameDirectory(c.Dir, ".") {
+			plan.linkPath(c.Dir)
+		}
+	}
+	v := view(plan.ops)
 	plan.placeMounts()
 	if err := plan.layOverlays(); err != nil {
 		return nil, err
@@ -200,6 +207,46 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 		return nil, err
 	}
 	return plan, nil
+}
+
+// linkPath adds the symbolic links of a path, if it leads to a visible directory of the host: with /home -> /var/home,
+// for example, a program may use either path.
+func (p *Plan) linkPath(name string) {
+	const maxLinks = 40
+	v := view(p.ops)
+	var links []op
+	done, todo := "/", strings.Split(name, "/")
+	for n := 0; len(todo) > 0; todo = todo[1:] {
+		if todo[0] == ".." {
+			done = path.Dir(done)
+			continue
+		}
+		next := path.Join(done, todo[0])
+		target, err := os.Readlink(next)
+		if err != nil {
+			done = next
+			continue
+		}
+		if n++; n > maxLinks {
+			return
+		}
+		if !v.own(next) && v.hostPath(next) == "" {
+			links = append(links, op{kind: opSymlink, src: target, dst: next})
+		}
+		if path.IsAbs(target) {
+			done = "/"
+		}
+		todo = append([]string{""}, append(strings.Split(target, "/"), todo[1:]...)...)
+	}
+	if v.hostPath(done) != "" {
+		p.ops = append(p.ops, links...)
+	}
+}
+
+// sameDirectory reports whether two paths lead to the same directory; a relative one starts at the current directory.
+func sameDirectory(a, b string) bool {
+	var x, y unix.Stat_t
+	return path.IsAbs(a) && unix.Stat(a, &x) == nil && unix.Stat(b, &y) == nil && x.Dev == y.Dev && x.Ino == y.Ino
 }
 
 // NoUserns reports whether processes in the room cannot create user namespaces, regardless of the filter.
