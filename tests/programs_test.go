@@ -308,3 +308,36 @@ func TestLinkedWorkdir(t *testing.T) {
 		}
 	}
 }
+
+// A hint for what a sandbox cannot do names a command that works instead.
+func TestInsteadHints(t *testing.T) {
+	t.Parallel()
+	dir := harness.SharedDir(t)
+	setup := exec.Command("sh", "-e", "-c", `git init -q repo; cd repo; mkdir old; echo x >old/file; git add old
+git -c user.name=me -c user.email=me@example.org commit -q -m first; cd ..; mkdir shared; chmod 2775 shared; mkdir shared/a; chmod -R a+rwX .`)
+	setup.Dir = dir
+	setup.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null")
+	runHere(t, setup)
+	git := []string{"--env", "GIT_CONFIG_COUNT=1", "--env", "GIT_CONFIG_KEY_0=safe.directory", "--env", "GIT_CONFIG_VALUE_0=*"}
+	for _, tt := range []struct {
+		in      string
+		flags   []string
+		fails   []string
+		hint    string
+		instead string
+	}{
+		{"repo", append([]string{"--cwd", "overlay"}, git...), []string{"git", "mv", "old", "new"}, "mv OLD NEW && git add -A copies it instead", "mv old new && git add -A && git status --short"},
+		{"shared", []string{"-w"}, []string{"cp", "-a", "a", "b"}, "cp -a --no-preserve=mode copies without it", "cp -a --no-preserve=mode a c && ls c"},
+	} {
+		o := harness.Options{Dir: filepath.Join(dir, tt.in)}
+		r, text := harness.Said(t, func(at harness.Options) *harness.Process {
+			at.Dir = o.Dir
+			return harness.Start(t, at, append(tt.flags[:len(tt.flags):len(tt.flags)], tt.fails...)...)
+		})
+		if r.ExitCode == 0 || !strings.HasSuffix(text, tt.hint+"\n") {
+			t.Errorf("%q: exit code %d, %q", tt.fails, r.ExitCode, text)
+		}
+		r = harness.Run(t, o, append(tt.flags[:len(tt.flags):len(tt.flags)], "sh", "-c", tt.instead)...)
+		r.Expect(t, 0, "exited")
+	}
+}

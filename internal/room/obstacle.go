@@ -6,6 +6,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -61,6 +62,7 @@ type scene struct {
 type sight interface {
 	hides(name string) bool   // the path, with links followed, does not lead to a visible host file
 	readOnly(dir string) bool // it is a directory of the user that is mounted read-only
+	overlaid(dir string) bool // it is in an overlay, as far as is known
 }
 
 func (v view) hides(name string) bool {
@@ -71,6 +73,11 @@ func (v view) hides(name string) bool {
 func (v view) readOnly(dir string) bool {
 	mount, ok := v.mountOf(dir)
 	return ok && mount.users && mount.kind == opBind
+}
+
+func (v view) overlaid(dir string) bool {
+	mount, ok := v.mountOf(dir)
+	return ok && mount.kind == opOverlay
 }
 
 // entered is the sight of an existing room, a descriptor of its root.
@@ -97,6 +104,16 @@ func (e entered) readOnly(dir string) bool {
 	defer unix.Close(fd)
 	var st unix.Statfs_t
 	return unix.Fstatfs(fd, &st) == nil && st.Flags&unix.ST_RDONLY != 0 && !slices.ContainsFunc(toplevel, func(system string) bool { return Within(dir, system) })
+}
+
+func (e entered) overlaid(dir string) bool {
+	fd, err := e.open(dir)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	var st unix.Statfs_t
+	return unix.Fstatfs(fd, &st) == nil && st.Type == unix.OVERLAYFS_SUPER_MAGIC
 }
 
 // obstacle returns the likely restriction and the flag that removes it; "" for unknown.
@@ -129,6 +146,12 @@ func (s scene) obstacle(f Failure, c Caller) (what, remedy string) {
 		return "", ""
 	case f.Code == notFound || f.Code == notExecutable:
 		return "", ""
+	case name == "git" && slices.Contains(s.command, "mv") && s.sight.overlaid(s.workdir):
+		return "a directory cannot be renamed in an overlay (EXDEV)", "mv OLD NEW && git add -A copies it instead"
+	case name == "cp" && !s.sight.readOnly(s.workdir) && s.setgid():
+		return "setuid and setgid bits cannot be set in a sandbox, and directories here have one", "cp -a --no-preserve=mode copies without it"
+	case (name == "chmod" || name == "tar" || name == "rsync" || name == "install") && !s.sight.readOnly(s.workdir) && s.setgid():
+		return "setuid and setgid bits cannot be set in a sandbox, and directories here have one", ""
 	case s.sight.readOnly(s.workdir) && s.writes(name):
 		return "if it was to write to the current directory, it could not", "-w lets it write there"
 	case s.sight.readOnly(s.workdir):
@@ -147,6 +170,9 @@ func (s scene) hidden(arg, home string) (what, remedy string) {
 	}
 	if !strings.Contains(arg, "/") || len(arg) > 4096 {
 		return "", ""
+	}
+	if n, err := strconv.Atoi(strings.TrimPrefix(arg, "/dev/fd/")); err == nil && n > 2 {
+		return fmt.Sprintf("the shell's descriptor %s, as of <(COMMAND), is not passed to the sandbox", arg), "a file in the current directory is"
 	}
 	name := path.Clean(inDir(s.workdir, arg))
 	if !s.sight.hides(name) {
@@ -193,6 +219,12 @@ func (s scene) writes(name string) bool {
 		}
 	}
 	return false
+}
+
+// setgid reports whether the working directory has the setgid bit, which new directories in it get as well.
+func (s scene) setgid() bool {
+	var st unix.Stat_t
+	return unix.Stat(s.workdir, &st) == nil && st.Mode&unix.S_ISGID != 0
 }
 
 // linkedGit returns the flag that shows the repository of a linked working tree or a submodule, if its file .git names

@@ -1,14 +1,18 @@
 package room
 
 import (
+	"errors"
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // What is said of a command that has failed, of all that is known of it.
 func TestObstacle(t *testing.T) {
 	top := laidOut(t, "repo/.git/", "repo/sub/", "repo/lib/file", "repo/.secret", "plain/", "homes/me/work/", "homes/me/.git/", "homes/me/.ssh/key", "homes/me/data")
+	harness.Must(t, errors.Join(os.Mkdir(top+"/setgid", 0o755), os.Chmod(top+"/setgid", 0o755|os.ModeSetgid)))
 	caller := Caller{Path: "/usr/bin:/bin", Home: top + "/homes/me", UID: 1000, GID: 1000}
 	const write, none = "-w lets it write there", "--ro-bind NAME shows"
 	for _, tt := range []struct {
@@ -31,6 +35,12 @@ func TestObstacle(t *testing.T) {
 		{name: "inline code that reads", dir: "plain", command: "python3 -c open('x')", failure: Failure{Code: 1}},
 		{name: "a redirection", dir: "plain", command: "sh -c date>x", failure: Failure{Code: 2}, want: write},
 		{name: "a redirection to /dev/null", dir: "plain", command: "sh -c false>/dev/null", failure: Failure{Code: 1}},
+		{name: "process substitution", dir: "plain", command: "diff /dev/fd/63 /dev/fd/62", failure: Failure{Code: 2}, want: "/dev/fd/63, as of <(COMMAND), is not passed"},
+		{name: "standard descriptors", dir: "plain", command: "cat /dev/fd/0", failure: Failure{Code: 1}},
+		{name: "git mv in an overlay", dir: "plain", policy: Policy{Cwd: CwdOverlay}, command: "git mv a b", failure: Failure{Code: 128}, want: "mv OLD NEW && git add -A"},
+		{name: "git mv in a writable directory", dir: "plain", policy: Policy{Cwd: CwdReadWrite}, command: "git mv a b", failure: Failure{Code: 128}},
+		{name: "cp in a setgid directory", dir: "setgid", policy: Policy{Cwd: CwdReadWrite}, command: "cp -a a b", failure: Failure{Code: 1}, want: "cp -a --no-preserve=mode"},
+		{name: "cp elsewhere", dir: "plain", policy: Policy{Cwd: CwdReadWrite}, command: "cp -a a b", failure: Failure{Code: 1}},
 		{name: "the system", dir: "/usr/share", command: "make", failure: Failure{Code: 2}},
 		{name: "no network", dir: "plain", command: "make", failure: Failure{Code: 2, Network: true}, want: "--net allow=HOST"},
 		{name: "no network but by a proxy", dir: "plain", command: "make", failure: Failure{Code: 2, Network: true, Listed: true}, want: "without the proxy"},
