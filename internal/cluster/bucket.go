@@ -40,7 +40,7 @@ func (b *bucket) open(ctx context.Context) (jetstream.KeyValue, error) {
 		Name: "KV_" + b.name, Subjects: []string{"$KV." + b.name + ".>"}, MaxMsgsPerSubject: 1, MaxMsgSize: b.most, MaxAge: b.ttl,
 		Replicas: b.replicas, Discard: jetstream.DiscardNew, DenyDelete: true,
 	})
-	if err != nil && !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // created by another gateway meanwhile
+	if err != nil && !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another gateway has created it
 		return nil, err
 	}
 	kv, err := b.js.KeyValue(ctx, b.name)

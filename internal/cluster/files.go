@@ -115,7 +115,7 @@ func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
 	if err != nil {
 		return nil, failed(err)
 	}
-	// Other uploads may have used the same room meanwhile.
+	// Concurrent uploads may have used the same room.
 	status, err := store.Status(ctx)
 	if err == nil && int64(status.Size()) > quota {
 		err = errQuota

@@ -60,7 +60,7 @@ const (
 	rememberGone      = 10 * time.Minute // how long to list a node that is gone
 )
 
-// maxInstances bounds the instances of a name, because whoever has its credentials can announce any number.
+// maxInstances bounds the instances of a name, because a holder of its credentials can announce any number.
 const maxInstances = 8
 
 // maxGone bounds the missing nodes in a heartbeat: a NATS message has at most a megabyte.

@@ -58,7 +58,7 @@ func (g *Gateway) sendToAll(r *http.Request) (texts [][]byte, err error) {
 			return nil, e
 		}
 	}
-	return texts, nil // without nodes that were lost meanwhile
+	return texts, nil // except for nodes that were lost
 }
 
 // status adds up the status of all nodes.

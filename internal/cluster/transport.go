@@ -82,7 +82,7 @@ func (l *Transport) Close() error {
 	l.shut()
 	for {
 		select {
-		case c := <-l.accepted: // nobody will accept it
+		case c := <-l.accepted: // will not be accepted
 			delete(l.all, c.id)
 			l.reset(c.peer, c.id, resets|refuses)
 		default:

@@ -14,10 +14,10 @@ import (
 	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
-// warmRooms is the configuration of what is measured with real sandboxes.
+// warmRooms is the configuration for measurements with real sandboxes.
 const warmRooms = "[rooms]\nmin = 4\nmax = 8\ncalls = 0\n[tenant]\nconcurrency = 0\nqueue = 1000\n"
 
-// serve starts a node or a gateway, and returns its socket.
+// serve starts a node or a gateway and returns its socket.
 func serve(dir, command, name, url, config string) (socket string, _ *process, err error) {
 	socket = filepath.Join(dir, name+".sock")
 	text := fmt.Sprintf("listen = [%q]\nstate_dir = %q\n%s\n", "unix:"+socket, filepath.Join(dir, name), config)
@@ -32,7 +32,7 @@ func serve(dir, command, name, url, config string) (socket string, _ *process, e
 	return socket, p, err
 }
 
-// connection is one that stays, to a node or a gateway.
+// connection is a persistent connection to a node or a gateway.
 type connection struct{ *measure.Connection }
 
 func dial(socket string) (connection, error) {
@@ -45,7 +45,7 @@ var aCall = measure.Object{"argv": []string{"/bin/true"}}
 
 var callOf = measure.Post("/v1/run", aCall, "")
 
-// call runs /bin/true, and reports whether that was in a warm room.
+// call runs /bin/true and reports whether the sandbox was warm.
 func (c connection) call() (warm bool, err error) {
 	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 		return false, err
@@ -57,7 +57,7 @@ func (c connection) call() (warm bool, err error) {
 	return bytes.Contains(body, []byte(`"room":"warm"`)), err
 }
 
-// heated waits until calls that are made there one after the other find warm rooms.
+// heated waits until sequential calls find warm sandboxes.
 func heated(socket string) error {
 	row := 0
 	return until("a warm room at "+socket, func() bool {
@@ -74,8 +74,7 @@ func heated(socket string) error {
 	})
 }
 
-// cost compares a call in a warm room by the node's own socket with one by a gateway and NATS, one
-// after the other in turn.
+// cost compares warm calls through the node's own socket with calls through a gateway and NATS, in turn.
 func cost(dir, url string) error {
 	own, node, err := serve(dir, "serve", "cost", url, warmRooms)
 	if err != nil {
@@ -119,7 +118,7 @@ func cost(dir, url string) error {
 	return nil
 }
 
-// rate makes so many calls at a socket, by several clients, and returns how many there were a second.
+// rate makes a number of calls with several clients and returns the calls per second.
 func rate(socket string, n int) (float64, error) {
 	var made atomic.Int64
 	began := time.Now()
@@ -132,7 +131,7 @@ func rate(socket string, n int) (float64, error) {
 	return float64(n) / time.Since(began).Seconds(), err
 }
 
-// eachClient has so many clients do something at once, on a connection each.
+// eachClient runs a function for a number of concurrent clients, each with its own connection.
 func eachClient(n int, socket string, do func(i int, c connection) error) error {
 	var all sync.WaitGroup
 	errs := make([]error, n)
@@ -192,7 +191,7 @@ func share(dir, url string) error {
 			}
 		}
 		if round == 0 {
-			continue // not in the count
+			continue // not counted
 		}
 		rates[0], rates[1], ratios = append(rates[0], pair[0]), append(rates[1], pair[1]), append(ratios, pair[1]/pair[0])
 	}

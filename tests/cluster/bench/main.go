@@ -1,6 +1,6 @@
-// Command bench measures what NATS and a gateway cost, and how throughput grows with nodes. What is
-// compared is run in turn, in one run of the benchmark: machines differ and are noisy, so only the
-// differences and ratios mean something. It never passes or fails.
+// Command bench measures the cost of NATS and a gateway, and how throughput grows with the number of nodes.
+// It alternates between the compared variants in one run: machines differ and are noisy, so only
+// differences and ratios are meaningful. It never passes or fails.
 //
 // tests/README.md describes the programs.
 package main
@@ -37,10 +37,10 @@ var (
 	profile = flag.String("profile", "", "scale: write a CPU profile to this file")
 )
 
-// ctx ends with SIGINT or SIGTERM, and with it all that was started.
+// ctx ends with SIGINT or SIGTERM, and ends all started processes.
 var ctx = context.Background()
 
-// natsRole is this program as a server of NATS, in a process of its own as it is where it is used.
+// natsRole makes this program a NATS server, in a separate process as in production.
 const natsRole = "nats"
 
 func main() {
@@ -59,7 +59,7 @@ func bench() error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir) // of our own
+	defer os.RemoveAll(dir)
 	if *binary, err = filepath.Abs(*binary); err != nil {
 		return err
 	}
@@ -95,7 +95,7 @@ func bench() error {
 	return nil
 }
 
-// serveNATS serves until the one who has started it is gone, and writes its address to dir/url.
+// serveNATS writes its address to dir/url, and runs until its parent exits.
 func serveNATS(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -122,7 +122,7 @@ func serveNATS(dir string) error {
 	return nil
 }
 
-// process is one that was started, with its log.
+// process is a started process with its log.
 type process struct{ *exec.Cmd }
 
 func start(name string, args ...string) (*process, error) {
@@ -132,9 +132,9 @@ func start(name string, args ...string) (*process, error) {
 	return p, p.Start()
 }
 
-// end ends a process and all that it has.
+// end ends a process with its descendants.
 func (p *process) end() {
-	_ = p.Process.Signal(unix.SIGTERM) // it may have ended
+	_ = p.Process.Signal(unix.SIGTERM) // it may have exited
 	if err := p.Wait(); err != nil {
 		fmt.Fprintf(os.Stderr, "bench: %v: %v: %s\n", p.Args, err, p.Stderr)
 	}
@@ -150,7 +150,7 @@ func (b *bounded) Write(p []byte) (int, error) {
 
 func (b *bounded) String() string { return string(b.text) }
 
-// until waits for something, a minute.
+// until waits up to a minute for a condition.
 func until(what string, is func() bool) error {
 	return measure.Until(ctx, what, time.Now().Add(time.Minute), is)
 }

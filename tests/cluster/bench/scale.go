@@ -27,7 +27,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
-// sleeper is a source whose commands only sleep: what is left of a call is HTTP, the adapter and NATS.
+// sleeper is a source whose commands only sleep, so that the cost of a call is HTTP, the adapter and NATS.
 type sleeper struct{ *time.Duration }
 
 func (s sleeper) Take(context.Context, string, slot.Policy) (slot.Slot, error) { return s, nil }
@@ -40,7 +40,7 @@ func (s sleeper) Start(ctx context.Context, _ slot.Command) (slot.Running, error
 	return asleep{ctx, *s.Duration, time.Now()}, nil
 }
 
-// asleep is a command of a sleeper.
+// asleep is a command of sleeper.
 type asleep struct {
 	context.Context
 	long  time.Duration
@@ -60,8 +60,8 @@ func (a asleep) Wait() (*result.Result, error) {
 func (asleep) Signal(syscall.Signal) error      { return nil }
 func (asleep) SignalAlone(syscall.Signal) error { return nil }
 
-// fleet is nodes and a gateway in this process, which have the adapter, the connections to NATS and the
-// HTTP servers that they have where they are used.
+// fleet has nodes and a gateway in this process, with the same adapter, NATS connections and HTTP servers as
+// in production.
 type fleet struct {
 	socket string
 	buses  []*cluster.NATS
@@ -136,7 +136,7 @@ func newFleet(dir, url string, nodes int) (f *fleet, err error) {
 	return f, nil
 }
 
-// messages is how many were published and delivered, and their bytes.
+// messages returns the number of published and delivered messages, and their bytes.
 func (f *fleet) messages() (n, size float64) {
 	for _, b := range f.buses {
 		s := b.Stats()
@@ -146,11 +146,11 @@ func (f *fleet) messages() (n, size float64) {
 	return n, size
 }
 
-// throughput has as many clients as there are places call one after the other for a time, and returns
-// how many calls have ended in a second of it, and how much CPU time each took of this process.
+// throughput makes calls for a time, with one client per slot, and returns the calls per second and this
+// process's CPU time per call.
 func (f *fleet) throughput(clients int) (perSecond, cpu float64, err error) {
 	done := make([]int, clients)
-	warmUp := 3 * *sleep // until the calls are spread, in which nothing is counted
+	warmUp := 3 * *sleep // not counted, until the calls are distributed
 	from := time.Now().Add(warmUp)
 	to := from.Add(*lasts)
 	ended := make(chan error)
@@ -179,7 +179,7 @@ func (f *fleet) throughput(clients int) (perSecond, cpu float64, err error) {
 	return float64(n) / lasts.Seconds(), used.Seconds() * 1000 / float64(max(n, 1)), err
 }
 
-// scale has more and more nodes whose payloads sleep.
+// scale measures growing numbers of nodes with sleeping payloads.
 func scale(dir, url string) error {
 	if *profile != "" {
 		out, err := os.Create(*profile)
@@ -193,7 +193,7 @@ func scale(dir, url string) error {
 		defer pprof.StopCPUProfile()
 	}
 	fmt.Printf("scale: payloads sleep %v, %d places at each node, as many clients as places, one gateway, %v each\n", *sleep, *places, *lasts)
-	of := 0.0 // of one node
+	of := 0.0 // with one node
 	for field := range strings.SplitSeq(*counts, ",") {
 		n, err := strconv.Atoi(field)
 		if err != nil {
@@ -212,7 +212,7 @@ func scale(dir, url string) error {
 		var idle, idleSize, busy, busySize float64
 		if err == nil {
 			n0, size0 := f.messages()
-			const presence = 4 * time.Second // two messages of each
+			const presence = 4 * time.Second // two heartbeats of each
 			time.Sleep(presence)
 			n1, size1 := f.messages()
 			idle, idleSize = (n1-n0)/presence.Seconds(), (size1-size0)/presence.Seconds()
@@ -230,7 +230,7 @@ func scale(dir, url string) error {
 			of = perSecond / float64(n)
 		}
 		best := float64(n**places) / sleep.Seconds()
-		fmt.Printf("  %3d nodes  %7.1f calls/s   %.2f of so many times the first   %.2f of what the payloads allow   CPU %.3f ms per call, load %s\n"+
+		fmt.Printf("  %3d nodes  %7.1f calls/s   %.2f of linear growth   %.2f of the maximum   CPU %.3f ms per call, load %s\n"+
 			"             messages in and out: %.0f a second of %.0f bytes when idle, %.1f for each call, of %.0f bytes together\n",
 			n, perSecond, perSecond/of/float64(n), perSecond/best, cpu, measure.Read("/proc/loadavg"), idle, idleSize/max(idle, 1), busy, busySize)
 	}
@@ -238,7 +238,7 @@ func scale(dir, url string) error {
 	return nil
 }
 
-// knows reports whether the gateway has heard of so many nodes.
+// knows reports whether the gateway knows a number of nodes.
 func (f *fleet) knows(n int) bool {
 	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", f.socket)

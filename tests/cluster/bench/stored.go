@@ -11,7 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/bench/measure"
 )
 
-// stored weighs what JetStream keeps: of calls with idempotency keys, and of detached ones.
+// stored measures the storage of JetStream for calls with idempotency keys and for detached calls.
 func stored(dir, url string) error {
 	*sleep = time.Millisecond
 	f, err := newFleet(dir, url, 1)
