@@ -45,7 +45,7 @@ type Plan struct {
 	overlays []*Overlay
 	mounted  []enter.Overlay
 	places   int      // how many have a place below enter.LayersDir
-	trees    []op     // binds below enter.LayersDir that parts are cloned from
+	trees    []op     // binds in enter.LayersDir that parts are cloned from
 	builder  *builder // bwrap, if it was started ahead
 	cred     *proc.Cred
 	// identity are bwrap's options for the payload's identity inside.
@@ -395,6 +395,12 @@ func (p *Plan) build(pol *Policy) error {
 			return err
 		}
 	}
+	for i := range p.trees {
+		// Without other mounts in it, there is no need for a tmpfs at LayersDir.
+		if p.trees[i].dst = enter.LayersDir; p.places > 0 || len(p.trees) > 1 {
+			p.trees[i].dst = p.place()
+		}
+	}
 	p.words = p.options(false)
 	if n := len(p.words); n > maxWords {
 		return &result.Error{Code: "too-many-words", Message: fmt.Sprintf("%d words for binds are more than bubblewrap takes", n), Hint: "bind the directory above"}
@@ -659,8 +665,8 @@ func (p *Plan) placeMounts() {
 	var hosts []string // parents first
 	for i := range p.ops {
 		o := &p.ops[i]
-		if o.tree != "" && p.tree(o) == "" {
-			p.trees = append(p.trees, op{src: o.tree, dst: p.place()})
+		if o.tree != "" && !slices.ContainsFunc(p.trees, func(tree op) bool { return tree.src == o.tree }) {
+			p.trees = append(p.trees, op{src: o.tree})
 		}
 		if o.kind != opSymlink && o.kind != opDir {
 			if o.kind == opRoot {
@@ -676,7 +682,7 @@ func (p *Plan) placeMounts() {
 	}
 }
 
-// tree returns where the tree of a part is bound, "" if it is not yet.
+// tree returns where the tree of a part is bound.
 func (p *Plan) tree(o *op) string {
 	for _, tree := range p.trees {
 		if tree.src == o.tree {
