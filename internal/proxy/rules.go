@@ -83,6 +83,9 @@ func (r *rules) permits(ctx context.Context, t target) ([]netip.Addr, error) {
 // check returns a [refusal] if the requested name or address is not listed.
 func (r *rules) check(t target) error {
 	if !t.addr.IsValid() {
+		if t.host == "localhost" || strings.HasSuffix(t.host, ".localhost") {
+			return refusal("it is the sandbox itself, which needs no proxy; the host is " + network.HostName)
+		}
 		if !slices.ContainsFunc(r.list, func(l network.Matcher) bool { return l.Has(t.host, t.port) }) {
 			return notListed
 		}

@@ -100,7 +100,7 @@ func TestPermits(t *testing.T) {
 		{"[2001:db8::1]:443", "2001:db8::1"},
 		{"151.101.0.223:443", "not listed"}, // only its name is listed
 		{"127.0.0.1:8000", "not listed"},
-		{"localhost:8000", "not listed"},
+		{"localhost:8000", "the host is host.sbxrun.internal"},
 		{"host.sbxrun.internal:8000", "127.0.0.1,::1"}, // without asking a resolver
 		{"host.sbxrun.internal:80", "not listed"},
 		{"host.sbxrun.internal:9000", "not listed"}, // by a rule for a domain
