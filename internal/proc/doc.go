@@ -1,35 +1,29 @@
-// Package proc identifies one process for certain, and forks the keeper.
+// Package proc identifies processes reliably and forks the keeper.
 //
-// A pid is only a number: between reading it and using it the process may have
-// ended and the number may belong to somebody else. So a process is held as a
-// [Process]: a pidfd (pidfd_open(2)) plus what was verified about it while the
-// pidfd was open. Signals go through the pidfd and can never reach a stranger.
+// The kernel reuses PIDs: between reading a PID and using it, the process may have ended and another may have the PID.
+// So a process is held as a [Process]: a pidfd (pidfd_open(2)) and what was verified while the pidfd was open. Signals
+// go through the pidfd and never reach another process.
 //
-// The keeper is a bare fork of sbxrun: clone(2) without exec. It is a child
-// subreaper (prctl(2), PR_SET_CHILD_SUBREAPER) in a session of its own and the
-// parent of bwrap ([Program]) and of what enters a room ([Way], package enter), so
-// everything that these start and abandon becomes its child:
+// The keeper is a bare fork of sbxrun: clone(2) without exec. It is a child subreaper (prctl(2),
+// PR_SET_CHILD_SUBREAPER) in its own session and the parent of bwrap ([Program]) and of the processes that enter a room
+// ([Way], package enter). All processes that these leave behind become its children:
 //
 //	sbxrun ── keeper ─┬─ bwrap's monitor ── PID 1 of the room
 //	                  └─ init ── payload
 //
-// It reaps all it has, until wait4(2) says ECHILD, reports that, and exits: the second
-// half of the proof that a sandbox is gone, and the reason why nothing is left for a
-// PID 1 that does not reap. It kills all it has, which are its own unreaped children, so
-// that none of their pids can have been recycled, when
+// It reaps children until wait4(2) fails with ECHILD, reports that, and exits. This is the second part of the proof that
+// all processes of a sandbox have exited, and leaves no zombies to a PID 1 that does not reap. The keeper kills all its
+// children, whose PIDs cannot be reused while they are unreaped, when
 //
-//   - sbxrun's end of the socket between them is shut down or closes, because sbxrun
-//     says so or has died;
-//   - bwrap's monitor has ended, and the room with it;
-//   - a deadline is over that sbxrun has given it ([Keeper.EndAt]), for when sbxrun is
-//     stopped.
+//   - sbxrun's end of their socket is shut down, or closes because sbxrun has died;
+//   - bwrap's monitor has ended, and with it the room;
+//   - the deadline set by [Keeper.EndAt] has passed, in case sbxrun is stopped.
 //
-// When sbxrun has died it restores the caller's terminal, and in the end it removes the
-// cgroups.
+// After sbxrun's death it restores the caller's terminal. At its end it removes the cgroups.
 //
-// All memory of the keeper and its children is a [Block], laid out before the fork.
-// Their code calls only nosplit functions that make raw system calls: see bareFork. Its
-// children share its memory, each with a stack of its own, until they execute a program.
+// All memory of the keeper and its children is a [Block], laid out before the fork. Their code calls only nosplit
+// functions that make raw system calls, see bareFork. The children share the keeper's memory, each with its own stack,
+// until they execute a program.
 //
-// [Kept] is a keeper together with the processes that stand for its end.
+// [Kept] is a keeper together with the processes whose end proves its end.
 package proc

@@ -14,63 +14,55 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Command is what a keeper starts: a program, which is bwrap and builds a room; or
-// what enters a room; or first the one and then, by [Keeper.Enter], the other.
+// Command describes the children of a keeper: bwrap, which builds a room, or code that enters a room, or first bwrap and
+// then, by [Keeper.Enter], that code.
 type Command struct {
 	Program *Program
 	Way     *Way
-	// Cred is taken on by both, and all supplementary groups dropped. Only root can
-	// ask for it; nil leaves the identity alone.
+	// Cred is the identity of both, without supplementary groups. Only root can set it; nil keeps the identity.
 	Cred *Cred
-	// Terminals, at most [MaxTerminals], are restored by the keeper, above all when sbxrun is killed
-	// and cannot do so itself.
+	// Terminals, at most [MaxTerminals], are restored by the keeper, mainly for when sbxrun is killed.
 	Terminals []Terminal
-	// Remove are cgroups that the keeper removes in the end, in this order: so nothing
-	// is left of them if sbxrun is killed.
+	// Remove are cgroups that the keeper removes at its end, in this order, even if sbxrun is killed.
 	Remove []string
-	// Hold are files that the keeper keeps open to its end, with what is locked by them.
+	// Hold are files that the keeper keeps open until its end, with their locks.
 	Hold []*os.File
-	// Lasting says that the way makes one init after the other: the end of each is told at
-	// once, see [Keeper.Reaped].
+	// Lasting says that the Way makes one init after the other. The keeper reports the end of each at once, see
+	// [Keeper.Reaped].
 	Lasting bool
 }
 
-// Program is a program to be executed.
+// Program is a program to execute.
 type Program struct {
 	Path string   // absolute
 	Args []string // with argv[0]; the environment is empty
 	// Files become descriptors 0, 1, 2 …; the program gets no other. They stay the
 	// caller's.
 	Files []*os.File
-	// Stage are detached mounts (open_tree(2)): the i-th appears at StageDir/i, in
-	// a mount namespace that only the program sees, before Cred is taken on. The
-	// descriptors stay the caller's.
+	// Stage are detached mounts (open_tree(2)). The i-th is attached at StageDir/i, in the program's own mount namespace
+	// and before the change to Cred. The descriptors stay the caller's.
 	Stage []*os.File
 }
 
 // Way is code that runs in place of a program.
 type Way struct {
-	// Lay puts what Enter needs into the block, and returns it.
+	// Lay lays the argument of Enter out in the block and returns it.
 	Lay func(*Block) unsafe.Pointer
-	// Enter is called with it after the child has become all that Command says. It must
-	// be a declared function that follows the rules of [bareFork] and never returns. The
-	// keeper's socket is still open, next to Files. All signals are blocked.
+	// Enter is called after the child has applied all settings of the Command. It must be a declared function that follows
+	// the rules of [bareFork] and never returns. The keeper's socket is still open, at the number after Files. All signals
+	// are blocked.
 	Enter func(unsafe.Pointer)
-	// Files become descriptors 0, 1, 2 …, those from 3 on closed by an exec; they stay the caller's.
+	// Files become descriptors 0, 1, 2 …, with close-on-exec from 3 on; they stay the caller's.
 	Files []*os.File
-	// Bounds hold from the first instant; but Rlimits are for a payload, and not looked
-	// at here.
+	// Bounds apply from the start, except Rlimits, which are for a payload and ignored here.
 	Bounds Bounds
 }
 
-// Bounds are the limits of a command, as the processes that make it take them. All of
-// them are inherited.
+// Bounds are the inherited limits of a command.
 type Bounds struct {
-	// The cgroups. To be born in one, or to go there by itself, saves the time that it
-	// takes to be moved by somebody else if nobody has moved a process for a tenth of a
-	// second: 3 to 15 ms, a grace period of RCU, for which the kernel stops all forks and
-	// exits (cgroup_threadgroup_rwsem). A process that moves itself while it has one
-	// thread stops nobody.
+	// The cgroups. The child is created in them or moves itself. If another process moved it, and none was moved for a tenth
+	// of a second, that would take 3 to 15 ms: an RCU grace period, during which the kernel blocks all forks and exits
+	// (cgroup_threadgroup_rwsem). A process with one thread that moves itself blocks no other.
 	Tasks  []string // files named tasks, of v1
 	V2     string   // the directory; "" for none
 	Remove []string // for [Command.Remove]
@@ -87,30 +79,29 @@ type Rlimit struct {
 	Value    uint64
 }
 
-// Terminal is a terminal of the caller's, and the state to be restored.
+// Terminal is a terminal of the caller and the state to restore.
 type Terminal struct {
 	File  *os.File
 	State unix.Termios
 }
 
-// Background reports whether a shell has put us in the background of the terminal: then it belongs to
-// another job. It is false of a terminal that does not control our session.
+// Background reports whether sbxrun is in the background of the terminal, which then belongs to another job of the shell.
+// It returns false if the terminal does not control sbxrun's session.
 func (t Terminal) Background() bool {
 	group, err := unix.IoctlGetInt(Descriptor(t.File), unix.TIOCGPGRP)
 	return err == nil && group != unix.Getpgrp()
 }
 
-// MaxTerminals is one for each of stdin, stdout and stderr.
+// MaxTerminals is the maximum number of terminals: stdin, stdout and stderr.
 const MaxTerminals = 3
 
-// StageDir is where Stage appears. It hides what is there on the host, and is
-// the one directory that bwrap needs to exist anyway.
+// StageDir is where Stage is attached. It hides the host's directory, which bwrap itself requires to exist.
 const StageDir = "/tmp"
 
-// KeeperName is what ps(1) shows of a keeper.
+// KeeperName is the process name of a keeper.
 const KeeperName = "sbxrun-keeper"
 
-// Cred is the identity a command runs under.
+// Cred is the identity of a command.
 type Cred struct{ UID, GID uint32 }
 
 // Usage is CPU time and memory that processes have used.
@@ -119,8 +110,7 @@ type Usage struct {
 	MaxRSS       int64 // bytes, of the largest process
 }
 
-// Larger is the one of two looks at the same processes that has seen more of their time,
-// and the larger memory.
+// Larger combines two measurements of the same processes: the one with more CPU time, and the larger memory.
 func (u Usage) Larger(v Usage) Usage {
 	if v.User+v.System > u.User+u.System {
 		u.User, u.System = v.User, v.System
@@ -129,21 +119,20 @@ func (u Usage) Larger(v Usage) Usage {
 	return u
 }
 
-// End is what a keeper tells of its end.
+// End is a keeper's report of its end.
 type End struct {
-	// Late: the keeper has ended everything at its deadline, because sbxrun did not.
+	// Late: the keeper killed all processes at its deadline because sbxrun had not.
 	Late bool
-	// Killed: the keeper was killed and reported nothing.
+	// Killed: the keeper was killed before it could report.
 	Killed bool
-	// Program is the program's wait status, nil if there was no program. If it is SIGKILL, the
-	// keeper may have sent that.
+	// Program is the program's wait status, nil if there was no program. A SIGKILL may be the keeper's own.
 	Program *unix.WaitStatus
 	reaped  []ended
 }
 
-// Usage is what a process has used, and those that it had reaped itself; so not what
-// still ran when it was killed (the kernel discards the times of children that nobody
-// waits for: wait(2), zap_pid_ns_processes). Zero if the keeper has not reaped it.
+// Usage returns the resource usage of a process and of the children that it had reaped. It excludes children that still
+// ran when the process was killed, whose times the kernel discards (wait(2), zap_pid_ns_processes). It is zero if the
+// keeper has not reaped the process.
 func (e End) Usage(pid int) (u Usage) {
 	for _, r := range e.reaped {
 		if r.pid == int64(pid) {
@@ -153,35 +142,33 @@ func (e End) Usage(pid int) (u Usage) {
 	return u
 }
 
-// A StartError names the step in the keeper, or between its fork and the exec
-// of bwrap, or on the way into a sandbox, that failed. There is no payload then.
+// A StartError is the error of a step in the keeper, between its fork and the exec of bwrap, or while entering a sandbox.
+// After one there is no payload.
 type StartError struct {
 	Step  string
 	Err   error
-	Mount int // number of the mount that it is about, from 1; 0 for none
+	Mount int // number of the failed mount, from 1; 0 for none
 }
 
 func (e *StartError) Error() string { return e.Step + ": " + e.Err.Error() }
 func (e *StartError) Unwrap() error { return e.Err }
 
-// Keeper is the running keeper, seen from sbxrun.
+// Keeper is sbxrun's handle of a running keeper.
 type Keeper struct {
 	Process
-	// A socket pair is all there is between the two. The keeper's records come
-	// this way; and when our end is shut down or closes, because we say so or
-	// are dead, the keeper kills all.
+	// The keeper sends its records through this socket. It kills all its children when sbxrun's end is shut down, or closes
+	// because sbxrun has died.
 	socket    *os.File
-	failure   error // a StartError that was read on the way
+	failure   error // a StartError among the records
 	terminals []Terminal
-	// Where all is laid out; nil when nothing more is to be.
+	// The keeper's memory; nil when nothing more will be laid out.
 	block *Block
 	state *keeperState
 }
 
-// Keep forks the keeper, which starts c below itself, and returns at once: that
-// a program was really executed shows in what it does; [Keeper.StartError]
-// tells why it was not. The caller owns the Keeper and must [Keeper.Reap] it; what the Way has laid
-// out stays mapped until then, or until [Keeper.Enter].
+// Keep forks a keeper, which starts c, and returns at once. The caller learns from the program itself that it was
+// executed, or from [Keeper.StartError] why not. The caller owns the Keeper and must [Keeper.Reap] it. The memory that the
+// Way has laid out stays mapped until then, or until [Keeper.Enter].
 func Keep(c Command) (_ *Keeper, err error) {
 	block, err := NewBlock()
 	if err != nil {
@@ -192,7 +179,7 @@ func Keep(c Command) (_ *Keeper, err error) {
 			block.Free()
 		}
 	}()
-	if c.Cred != nil && !Capable(unix.CAP_KILL) { // nobody could end it (kill(2))
+	if c.Cred != nil && !Capable(unix.CAP_KILL) { // sbxrun could not kill it (kill(2))
 		return nil, &StartError{Step: "kill what has another user id (CAP_KILL)", Err: unix.EPERM}
 	}
 	k := New[keeperState](block)
@@ -213,8 +200,7 @@ func Keep(c Command) (_ *Keeper, err error) {
 	if k.enter != nil {
 		k.enter.socket = pair[1]
 	}
-	// PR_SET_CHILD_SUBREAPER for sbxrun as well: should somebody kill the
-	// keeper, what it had comes to us and not to a PID 1 that may not reap.
+	// sbxrun becomes a subreaper, too: the children of a killed keeper come to sbxrun, and not to a PID 1 that may not reap.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		unix.Close(pair[0])
 		return nil, fmt.Errorf("become a subreaper (Linux 3.4): %w", err)
@@ -229,9 +215,8 @@ func Keep(c Command) (_ *Keeper, err error) {
 	return &Keeper{Process: polled(int(pid), int(k.pidfd)), socket: os.NewFile(uintptr(pair[0]), "keeper"), terminals: c.Terminals, block: block, state: k}, nil
 }
 
-// Enter has a keeper that was started with a program fork the Way of c as well, and take over
-// c's terminal and cgroups. It is called once, and does not wait: whether the keeper could
-// do it shows in what the Way says.
+// Enter makes a keeper that was started with a program also fork the Way of c and take over c's terminals and cgroups. It
+// is called once and does not wait: the code of the Way reports whether it succeeded.
 func (k *Keeper) Enter(c Command) error {
 	defer k.giveUpBlock()
 	block, s := k.block, k.state
@@ -254,7 +239,7 @@ func (k *Keeper) Enter(c Command) error {
 		return &StartError{Step: stepNames[stepFiles], Err: unix.E2BIG}
 	}
 	for i := range s.terminals {
-		s.terminals[i].fd = -1 // until it has come
+		s.terminals[i].fd = -1 // until it is received
 	}
 	later.socket, later.slots = s.socket, Copy(block, slots)
 	s.later = later
@@ -269,7 +254,7 @@ func (k *Keeper) Enter(c Command) error {
 	return nil
 }
 
-// lay puts everything into the form that system calls take.
+// lay lays everything out for system calls.
 func (k *keeperState) lay(b *Block, c Command, open *descriptors) error {
 	k.words, k.size = words()
 	k.pidfd = -1
@@ -299,7 +284,7 @@ func (k *keeperState) lay(b *Block, c Command, open *descriptors) error {
 	return err
 }
 
-// layWay lays out the Way, and what else of c does not belong to the program.
+// layWay lays out the Way and those parts of c that do not belong to the program.
 func (k *keeperState) layWay(b *Block, c Command, open *descriptors) (*child, error) {
 	for i, t := range c.Terminals {
 		k.terminals[i] = terminal{Descriptor(t.File), t.State}
@@ -321,8 +306,7 @@ func (k *keeperState) layWay(b *Block, c Command, open *descriptors) (*child, er
 	return ch, nil
 }
 
-// numbers are the places of the descriptors that the process needs, in the order in which they
-// are sent to a keeper that runs already.
+// numbers returns pointers to the child's descriptor numbers, in the order in which Enter sends the descriptors.
 func (c *child) numbers() (list []*int) {
 	for i := range c.files {
 		list = append(list, &c.files[i])
@@ -339,8 +323,8 @@ func (c *child) numbers() (list []*int) {
 func (k *keeperState) child(b *Block, c Command, files []*os.File) *child {
 	ch := New[child](b)
 	ch.keeper, ch.stack, ch.sharing = k, b.Stack(), unix.CLONE_VM
-	// Not 0: a core_pattern that is a pipe is fed whatever the limit, except
-	// at 1 (core(5), fs/coredump.c); for files 1 is below any core's size.
+	// Not 0: the kernel ignores the limit if core_pattern is a pipe, except a limit of 1 (core(5), fs/coredump.c). For files
+	// 1 is smaller than any core.
 	ch.core = unix.Rlimit{Cur: 1, Max: 1}
 	if c.Cred != nil {
 		ch.become, ch.cred = true, *c.Cred
@@ -371,7 +355,7 @@ func (k *keeperState) layProgram(b *Block, command Command) (*child, error) {
 	return c, nil
 }
 
-// giveUpBlock is for when nothing is to be laid out any more.
+// giveUpBlock unmaps the block when nothing more will be laid out.
 func (k *Keeper) giveUpBlock() {
 	if k.block != nil {
 		k.block.Free()
@@ -379,8 +363,7 @@ func (k *Keeper) giveUpBlock() {
 	}
 }
 
-// StartError tells which step between the keeper's fork and the exec of its
-// command failed, or nil if none did. After Empty.
+// StartError returns the failed step between the keeper's fork and the exec of its command, or nil. Call it after Empty.
 func (k *Keeper) StartError() error { return k.failure }
 
 func (r record) startError() error {
@@ -397,8 +380,7 @@ func (k *Keeper) read(deadline time.Time) (rec record, err error) {
 	buf := (*[unsafe.Sizeof(rec)]byte)(unsafe.Pointer(&rec))
 	n, err := k.socket.Read(buf[:])
 	if errors.Is(err, unix.ECONNRESET) {
-		// Said once, of a keeper that has ended without reading a deadline; its records are
-		// still there.
+		// The kernel returns this once if the keeper has exited with an unread deadline. Its records are still there.
 		n, err = k.socket.Read(buf[:])
 	}
 	if err != nil {
@@ -410,56 +392,53 @@ func (k *Keeper) read(deadline time.Time) (rec record, err error) {
 	return rec, nil
 }
 
-// EndAt has the keeper end everything at a time, should sbxrun not have done so by
-// then because it is stopped. Each call replaces the time before.
+// EndAt sets a deadline at which the keeper kills all processes, in case sbxrun is stopped. Each call replaces the
+// previous deadline.
 func (k *Keeper) EndAt(t time.Time) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return // it cannot fail; and without a deadline the keeper still waits for our end
+		return // it cannot fail, and without a deadline the keeper still watches for sbxrun's end
 	}
 	at := now.Nano() + int64(time.Until(t))
-	// An error means that the keeper is dead, or was reaped meanwhile.
+	// An error means that the keeper is dead or was reaped.
 	_, _ = k.socket.Write((*[8]byte)(unsafe.Pointer(&at))[:])
 }
 
-// Kill lets the keeper kill whatever it still has; Empty tells when it has. It
-// does not block, and may be called more than once.
+// Kill makes the keeper kill all its children, without waiting: see Empty. It may be called more than once.
 func (k *Keeper) Kill() {
 	if slices.ContainsFunc(k.terminals, Terminal.Background) {
 		k.terminals = nil
-		_, _ = k.socket.Write([]byte{0, 0}) // it is not to restore them
+		_, _ = k.socket.Write([]byte{0, 0}) // do not restore them
 	}
 	// An error means that the keeper is dead.
 	_ = unix.Shutdown(Descriptor(k.socket), unix.SHUT_WR)
 }
 
-// errNotEmpty says that the keeper ended without having reaped all it had:
-// somebody killed it, or it failed before it had anything. What it had is now
-// sbxrun's.
+// errNotEmpty reports that the keeper ended before it had reaped all its children: it was killed, or failed before it had
+// any. The children are now sbxrun's.
 var errNotEmpty = errors.New("the keeper was killed before it had reaped the sandbox")
 
-// Empty waits, at most until deadline, for the keeper's word that all it ever had
-// is dead and reaped. [errNotEmpty]; os.ErrDeadlineExceeded: it still has
-// children.
+// Empty waits until the deadline for the keeper's report that all its children are dead and reaped. It fails with
+// [errNotEmpty], or with os.ErrDeadlineExceeded if there are children left.
 func (k *Keeper) Empty(deadline time.Time) (End, error) { return k.Reaped(0, deadline) }
 
-// LateStatus is what an init exits with at the time of [Kept.EndAt].
+// LateStatus is the exit code of an init at the deadline set by [Kept.EndAt].
 const LateStatus = 124
 
-// Forget drops what a lasting keeper has told until now: of processes that it has reaped, whose
-// numbers may be others' by now.
+// Forget discards the reports of a lasting keeper until now. They are about reaped processes, whose PIDs may be in use
+// again.
 func (k *Keeper) Forget() {
 	var rec record
 	for {
 		n, _, err := unix.Recvfrom(Descriptor(k.socket), (*[unsafe.Sizeof(rec)]byte)(unsafe.Pointer(&rec))[:], unix.MSG_DONTWAIT)
 		if err != nil || n == 0 {
-			return // an end is told again
+			return // end-of-file is returned again by the next read
 		}
 	}
 }
 
-// Reaped waits, at most until deadline, for a lasting keeper's word that it has reaped the
-// process, which was alive when [Keeper.Forget] was called last; or, as Empty, that it has no more.
+// Reaped waits until the deadline for a lasting keeper's report that it has reaped a process, which was alive at the last
+// call of [Keeper.Forget], or, as Empty, that it has no children.
 func (k *Keeper) Reaped(pid int, deadline time.Time) (End, error) {
 	for {
 		rec, err := k.read(deadline)
@@ -467,7 +446,7 @@ func (k *Keeper) Reaped(pid int, deadline time.Time) (End, error) {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return End{}, err
 		case err != nil:
-			return End{}, errNotEmpty // nobody is left to say it
+			return End{}, errNotEmpty // the keeper is dead
 		case rec.kind == recordFailed:
 			k.failure = rec.startError()
 		case rec.kind == recordEmpty:
@@ -483,9 +462,9 @@ func (k *Keeper) Reaped(pid int, deadline time.Time) (End, error) {
 	}
 }
 
-// Reap waits for the keeper's own end, at most until deadline, and collects it.
+// Reap waits until the deadline for the keeper's end and reaps it.
 func (k *Keeper) Reap(deadline time.Time) error {
-	k.socket.Close() // a keeper of a terminal, or of cgroups, waits for that
+	k.socket.Close() // a keeper with a terminal or cgroups waits for this
 	k.giveUpBlock()
 	if err := k.Wait(deadline); err != nil {
 		return err

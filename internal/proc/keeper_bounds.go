@@ -8,11 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bounds are [Bounds] in a [Block].
+// bounds is a [Bounds] in a [Block].
 type bounds struct {
-	tasks   []int // v1, to be joined by writing to them
-	cgroup  int   // v2, to be born in; -1 for none
-	procs   int   // and where one cannot be, to be joined likewise
+	tasks   []int // v1, joined by a write
+	cgroup  int   // v2, for clone3; -1 for none
+	procs   int   // v2, joined by a write if clone3 fails
 	setNice bool
 	nice    int
 	oom     unsafe.Pointer // the text; nil for none
@@ -21,15 +21,14 @@ type bounds struct {
 	cpus    unix.CPUSet
 }
 
-// removeTries and removePause bound how long a keeper tries to remove a cgroup,
-// which stays busy for a moment after its last process was reaped: for a second.
-// sbxrun, and cleanup, can still do it.
+// removeTries and removePause limit the keeper's attempts to remove a cgroup to a second: it stays busy briefly after its
+// last process was reaped. sbxrun and sbxrun cleanup can still remove it later.
 const (
 	removeTries = 500
 	removePause = 2e6 // ns
 )
 
-// descriptors are sbxrun's until the keeper has its copies.
+// descriptors are open in sbxrun until the keeper has its copies.
 type descriptors []int
 
 func (d *descriptors) close() {
@@ -47,7 +46,7 @@ func (d *descriptors) open(path string, flags int) (int, error) {
 	return fd, nil
 }
 
-// lay opens the cgroups that are to be joined, as sbxrun: that is who may.
+// lay opens the cgroups to join, with sbxrun's identity, which has the permission.
 func (b *bounds) lay(block *Block, c Bounds, open *descriptors) error {
 	b.cgroup, b.procs = -1, -1
 	if c.Nice != nil {
@@ -81,10 +80,9 @@ func (b *bounds) lay(block *Block, c Bounds, open *descriptors) error {
 	return nil
 }
 
-// sharing is 0 where the kernel's choice of what to kill for want of memory may be the
-// command's init: it kills all that share the memory of whom it has chosen, the keeper too,
-// which is not in the cgroup, and counts it where the memory's owner is; and
-// gives all of them the same oom_score_adj. A copy costs a third of a millisecond.
+// sharing returns CLONE_VM, or 0 if the OOM killer may choose the command's init: it kills every process that shares the
+// victim's memory, including the keeper outside the cgroup, and counts the memory in the cgroup of its owner. Processes
+// that share memory also have the same oom_score_adj. A copy costs a third of a millisecond.
 func (c *Bounds) sharing() uintptr {
 	if c.V2 != "" || len(c.Tasks) > 0 || c.OOMScoreAdj != nil {
 		return 0
@@ -92,12 +90,12 @@ func (c *Bounds) sharing() uintptr {
 	return unix.CLONE_VM
 }
 
-// birth are the arguments of a clone into the v2 cgroup; without flags if there is
-// none. It copies the memory, see [Bounds.sharing].
+// birth returns the arguments of a clone into the v2 cgroup, without flags if there is none. The clone copies the memory,
+// see [Bounds.sharing].
 func (b *bounds) birth(stack uintptr) cloneArgs {
 	if b.cgroup < 0 {
 		return cloneArgs{}
 	}
-	const size = StackSize / 2 // any that is within: clone3(2) wants it from its lower end
+	const size = StackSize / 2 // any size inside the stack: clone3(2) takes its lower end
 	return cloneArgs{flags: unix.CLONE_INTO_CGROUP, exitSignal: uint64(unix.SIGCHLD), stack: uint64(stack - size), stackSize: size}
 }

@@ -7,11 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file is what the keeper forks, until it executes bwrap or enters a room. It
-// shares the keeper's memory, and has a part of it for itself.
+// This file runs in the keeper's children until they execute bwrap or enter a room. They share the keeper's memory, and
+// each has its own part of it.
 
-// The steps that can fail after the fork. They are numbers there, because a
-// bare fork cannot allocate.
+// The steps that can fail after the fork. They are numbers because a bare fork cannot allocate.
 const (
 	stepSubreaper = iota + 1
 	stepSession
@@ -52,7 +51,7 @@ var stepNames = [...]string{
 	stepExec:      "exec bwrap",
 }
 
-// child is what one process that the keeper forks needs.
+// child is the state of one child of the keeper.
 type child struct {
 	teller
 	keeper *keeperState
@@ -64,8 +63,8 @@ type child struct {
 	cred    Cred
 	sigs    uint64
 	core    unix.Rlimit
-	slots   []*int    // where the descriptors are that come later
-	birth   cloneArgs // into a v2 cgroup, if that has flags
+	slots   []*int    // destinations of descriptors received later
+	birth   cloneArgs // for a clone into a v2 cgroup; without flags if there is none
 	bounds  bounds
 
 	// A program:
@@ -99,9 +98,8 @@ var (
 	enterCode = Code(startEnter)
 )
 
-// spawn forks c: into its v2 cgroup, if it has one (clone3(2), CLONE_INTO_CGROUP,
-// Linux 5.7). Where that is not known or not allowed - container engines filter
-// clone3 - it goes there by itself.
+// spawn forks c, into its v2 cgroup if it has one (clone3(2), CLONE_INTO_CGROUP, Linux 5.7). If the kernel does not
+// support or a container engine filters that, the child moves itself.
 //
 //go:nosplit
 //go:norace
@@ -151,9 +149,8 @@ func startEnter(p unsafe.Pointer) {
 	c.enter(c.arg)
 }
 
-// bindStage makes [Program.Stage] visible below StageDir. move_mount(2) takes what a
-// descriptor stands for: a path may have come to mean something else, and mount(2)
-// refuses a descriptor that was opened in another mount namespace.
+// bindStage attaches [Program.Stage] below StageDir. It uses move_mount(2) with descriptors because a path may lead to
+// another file by now, and mount(2) rejects a descriptor that was opened in another mount namespace.
 //
 //go:nosplit
 //go:norace
@@ -165,7 +162,7 @@ func (c *child) bindStage() {
 	stage := c.stage
 	here, none := uintptr(AtCWD), uintptr(unsafe.Pointer(&empty))
 	c.must(stepStage, unix.SYS_UNSHARE, unix.CLONE_NEWNS, 0, 0, 0, 0)
-	// Slave: nothing mounted here shows on the host (mount_namespaces(7)).
+	// Slave: mounts made here do not propagate to the host (mount_namespaces(7)).
 	c.must(stepStage, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&Root)), 0, unix.MS_SLAVE|unix.MS_REC, 0)
 	c.must(stepStage, unix.SYS_MOUNT, uintptr(unsafe.Pointer(&Tmpfs)), uintptr(unsafe.Pointer(&stageDir)), uintptr(unsafe.Pointer(&Tmpfs)),
 		unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, uintptr(unsafe.Pointer(&stageMode)))
@@ -180,8 +177,7 @@ func (c *child) bindStage() {
 	}
 }
 
-// takeBounds joins the cgroups and takes on what is inherited, while the process is
-// still who sbxrun is.
+// takeBounds joins the cgroups and sets the inherited limits, while the process still has sbxrun's identity.
 //
 //go:nosplit
 //go:norace
@@ -192,7 +188,7 @@ func (c *child) takeBounds() {
 	for i := range tasks {
 		c.must(stepCgroup, unix.SYS_WRITE, uintptr(tasks[i]), uintptr(unsafe.Pointer(&self)), 1, 0, 0)
 	}
-	if b.procs >= 0 && c.birth.flags == 0 { // or it was born there
+	if b.procs >= 0 && c.birth.flags == 0 { // otherwise it was created there
 		c.must(stepCgroup, unix.SYS_WRITE, uintptr(b.procs), uintptr(unsafe.Pointer(&self)), 1, 0, 0)
 	}
 	if b.setNice {
@@ -203,16 +199,16 @@ func (c *child) takeBounds() {
 		c.must(stepOOM, unix.SYS_WRITE, fd, uintptr(b.oom), uintptr(b.oomSize), 0, 0)
 	}
 	if b.setCPUs {
-		// So that nproc(1) fits. It is no limit, a program can undo it; the quota is.
+		// So that nproc(1) matches the limit. The quota enforces it: a program can undo this.
 		syscall.RawSyscall(unix.SYS_SCHED_SETAFFINITY, 0, unsafe.Sizeof(b.cpus), uintptr(unsafe.Pointer(&b.cpus)))
 	}
 }
 
-// self means the writer in a cgroup's list of tasks (cgroups(7)).
+// self stands for the writing process in a cgroup's list of tasks (cgroups(7)).
 var self = [1]byte{'0'}
 
-// takeFiles moves the command's descriptors to 0, 1, 2 …, the keeper's socket
-// behind them, closed by a successful exec, and closes all others.
+// takeFiles moves the command's descriptors to 0, 1, 2 … and the keeper's socket, with close-on-exec, to the next number.
+// It closes all others.
 //
 //go:nosplit
 //go:norace
@@ -220,18 +216,18 @@ var self = [1]byte{'0'}
 func (c *child) takeFiles() {
 	files := c.files
 	n := uintptr(len(files))
-	// First all up, out of the way, then down to their places.
+	// First move all up, out of the way, then down to their numbers.
 	free := n + 1
 	c.socket = int(c.must(stepFiles, unix.SYS_FCNTL, uintptr(c.socket), unix.F_DUPFD_CLOEXEC, free, 0, 0))
 	for i := range files {
-		if uintptr(files[i]) < free { // in the way, or about to be overwritten
+		if uintptr(files[i]) < free { // its number is needed
 			files[i] = int(c.must(stepFiles, unix.SYS_FCNTL, uintptr(files[i]), unix.F_DUPFD_CLOEXEC, free, 0, 0))
 		}
 	}
 	for i := range files {
 		flags := uintptr(0)
 		if c.enter != nil && i > 2 {
-			flags = unix.O_CLOEXEC // only the way's own
+			flags = unix.O_CLOEXEC // for the entering code only
 		}
 		c.must(stepFiles, unix.SYS_DUP3, uintptr(files[i]), uintptr(i), flags, 0, 0)
 	}
@@ -240,8 +236,8 @@ func (c *child) takeFiles() {
 	c.must(stepFiles, unix.SYS_CLOSE_RANGE, free, MaxFD, 0, 0, 0)
 }
 
-// takeIdentity becomes who the sandbox runs as, dies with the keeper from here on,
-// and takes signals again.
+// takeIdentity changes to the sandbox's identity, ties the process to the keeper's life, and unblocks signals for a
+// program.
 //
 //go:nosplit
 //go:norace
@@ -255,10 +251,10 @@ func (c *child) takeIdentity() {
 		c.must(stepGID, unix.SYS_SETRESGID, gid, gid, gid, 0, 0)
 		c.must(stepUID, unix.SYS_SETRESUID, uid, uid, uid, 0, 0)
 	}
-	// After the change of uid, which clears it (prctl(2)). The keeper is
-	// single-threaded, so "the thread that forked" is the keeper itself.
+	// After the change of UID, which clears it (prctl(2)). The keeper is single-threaded, so the "thread that forked" is the
+	// keeper itself.
 	c.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
-	// The keeper may have died before the line above could notice.
+	// The keeper may have died before the line above.
 	if c.must(stepParent, unix.SYS_GETPPID, 0, 0, 0, 0, 0) != c.keeper.pid {
 		c.fail(stepParent, unix.ESRCH)
 	}
@@ -267,14 +263,13 @@ func (c *child) takeIdentity() {
 	}
 }
 
-// teller tells sbxrun, by the keeper's socket, what has become of the keeper or a child
-// of it.
+// teller sends records of the keeper or one of its children to sbxrun through the keeper's socket.
 type teller struct {
 	socket int
 	rec    record
 }
 
-// must makes a system call, and does not come back if it fails.
+// must makes a system call. If it fails, must reports the step and exits.
 //
 //go:nosplit
 //go:norace
@@ -287,7 +282,7 @@ func (t *teller) must(step int64, call, a1, a2, a3, a4, a5 uintptr) uintptr {
 	return r
 }
 
-// fail tells which step failed, and ends the process; what the keeper has dies with it.
+// fail reports a failed step and exits. If it is the keeper that fails, its children die with it.
 //
 //go:nosplit
 //go:norace
@@ -304,6 +299,6 @@ func (t *teller) fail(step int64, errno syscall.Errno) {
 //go:norace
 //go:nocheckptr
 func (t *teller) say() {
-	// Nothing can be done about an error: sbxrun is dead.
+	// An error means that sbxrun is dead.
 	syscall.RawSyscall(unix.SYS_WRITE, uintptr(t.socket), uintptr(unsafe.Pointer(&t.rec)), unsafe.Sizeof(t.rec))
 }
