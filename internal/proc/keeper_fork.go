@@ -9,22 +9,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file is the keeper as it runs: after the fork, with the rules of
-// [bareFork]. All its memory is a [Block].
+// This file runs in the keeper, after the fork and by the rules of [bareFork]. All its memory is a [Block].
 
-// record is a message of the keeper's: one when a step failed, one when all is
-// reaped. A SOCK_SEQPACKET keeps each whole (unix(7)).
+// record is a message of the keeper: that a step failed, or that its children are reaped. A SOCK_SEQPACKET keeps messages
+// whole (unix(7)).
 type record struct {
 	kind  int64 // recordFailed, recordEmpty, recordReaped
 	step  int64 // recordFailed
 	errno int64 // recordFailed
-	// recordEmpty: 1 if the keeper has ended everything at the deadline that sbxrun
-	// gave it, because sbxrun did not.
+	// recordEmpty: 1 if the keeper killed all processes at its deadline because sbxrun had not.
 	late int64
 	// recordEmpty: 1 if there was a program, and its wait status.
 	program, status int64
-	// recordEmpty: what was reaped. A keeper has the few children that its two
-	// commands leave it; of more than fit only the number is known.
+	// recordEmpty: the reaped processes. A keeper has few children; of more than maxEnded only the number is known.
 	count int64
 	ended [maxEnded]ended
 }
@@ -32,7 +29,7 @@ type record struct {
 // ended is one process that the keeper has reaped.
 type ended struct {
 	pid, status  int64
-	user, system int64 // µs, of it and of what it had reaped itself
+	user, system int64 // µs, with the children that it had reaped
 	maxrss       int64 // KiB
 }
 
@@ -44,29 +41,28 @@ const (
 	recordReaped = 3 // the first of ended
 )
 
-// keeperState is the keeper's memory, and everything it needs, laid out before
-// the fork.
+// keeperState is the keeper's state, laid out before the fork.
 type keeperState struct {
-	words unsafe.Pointer // arguments and environment of sbxrun, to be wiped
+	words unsafe.Pointer // sbxrun's arguments and environment, to be wiped
 	size  uintptr
 	pidfd int32 // of the keeper, for the parent
 	pid   uintptr
 	teller
-	// The keeper's descriptors, all that it keeps next to the socket.
+	// The descriptors that the keeper keeps, besides the socket.
 	list      int // /proc/thread-self/children
 	signals   int // signalfd for SIGCHLD
 	terminals [MaxTerminals]terminal
-	hold      []int // what sbxrun wants kept open
+	hold      []int // files that sbxrun wants kept open
 	exec      *child
 	enter     *child
-	later     *child  // what enters, if sbxrun lays it out after the fork
-	entering  bool    // what enters is known: before that terminal and remove mean nothing
-	monitor   uintptr // pid of exec: when it ends, so does everything
-	lasting   bool    // each end is told at once
-	ending    bool    // sbxrun has said that it is over, or is dead
-	orphaned  bool    // sbxrun has closed its end, or is dead
+	later     *child  // replaces enter if sbxrun lays it out after the fork
+	entering  bool    // enter or later is set; until then terminals and remove are invalid
+	monitor   uintptr // PID of exec: the keeper kills all children at its end
+	lasting   bool    // report each end at once
+	ending    bool    // sbxrun has asked for the end or is dead
+	orphaned  bool    // sbxrun has closed its end or is dead
 	unread    bool    // list could not be read
-	deadline  int64   // CLOCK_MONOTONIC, ns: when all is ended without a word; 0 for never
+	deadline  int64   // CLOCK_MONOTONIC in ns: time to kill all children; 0 for never
 	usage     unix.Rusage
 	status    int32
 	poll      [2]unix.PollFd
@@ -87,7 +83,7 @@ type terminal struct {
 	state unix.Termios
 }
 
-// startKeeper is the life of the keeper; p is a *keeperState.
+// startKeeper is the keeper's main function; p is a *keeperState.
 //
 //go:nosplit
 //go:norace
@@ -112,20 +108,19 @@ func startKeeper(p unsafe.Pointer) {
 	}
 }
 
-// expendable is the oom_score_adj of keepers and all that they start, as text; empty for that of this process.
+// expendable is the oom_score_adj of keepers and their children, as text; empty for that of this process.
 var expendable struct {
 	text [4]byte
 	size int
 }
 
-// Expend has the kernel choose keepers and what they start before this process when memory runs out: a server
-// would otherwise be chosen if commands fill file systems in memory and are small themselves. It is called
-// before the first keeper is started.
+// Expend makes the OOM killer prefer keepers and their children to this process. Otherwise it would choose a server if
+// commands fill file systems in memory and are small themselves. Call it before starting the first keeper.
 func Expend() {
 	const adjustment, highest = 500, 1000
 	own, err := ReadFile("/proc/self/oom_score_adj")
 	if err != nil {
-		return // the kernel chooses as it does by default
+		return // keep the kernel's default
 	}
 	n, err := strconv.Atoi(strings.TrimSpace(string(own)))
 	if err != nil {
@@ -134,7 +129,7 @@ func Expend() {
 	expendable.size = copy(expendable.text[:], strconv.Itoa(min(highest, max(0, n)+adjustment)))
 }
 
-// adjustOOM is a keeper's part of [Expend].
+// adjustOOM sets the keeper's oom_score_adj, see [Expend].
 //
 //go:nosplit
 //go:norace
@@ -151,19 +146,19 @@ func adjustOOM() {
 	syscall.RawSyscall(unix.SYS_CLOSE, fd, 0, 0)
 }
 
-// letIn forks what enters.
+// letIn forks the entering process.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
 func (k *keeperState) letIn(c *child) {
 	k.spawn(c, enterCode)
-	// What the payload is to find may be secret (ptrace(2)). Not before: what is
-	// undumpable may not write to its own /proc/self/oom_score_adj.
+	// The payload's environment may be secret (ptrace(2)). Not earlier: an undumpable process may not write to its own
+	// /proc/self/oom_score_adj.
 	k.must(stepHide, unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 }
 
-// letInLater forks what sbxrun has laid out after the fork, and has sent the descriptors of.
+// letInLater forks the entering process that sbxrun has laid out after the fork, with the descriptors that sbxrun has sent.
 //
 //go:nosplit
 //go:norace
@@ -185,11 +180,11 @@ func (k *keeperState) letInLater() {
 	k.dropFiles()
 }
 
-// maxOrdered is how many descriptors can come in one message (unix(7), SCM_MAX_FD).
+// maxOrdered is the maximum number of descriptors in one message (unix(7), SCM_MAX_FD).
 const maxOrdered = 253
 
-// orders are what sbxrun says to the keeper, as recvmsg(2) takes it: a time, or one byte and
-// the descriptors of what enters.
+// orders receives messages of sbxrun: a deadline (8 bytes), descriptors of the entering process (1 byte), or that the
+// terminals must not be restored (2 bytes).
 type orders struct {
 	msg     unix.Msghdr
 	iov     unix.Iovec
@@ -208,42 +203,39 @@ func (o *orders) lay() {
 	o.msg.Control = (*byte)(unsafe.Pointer(&o.control))
 }
 
-// setUp makes the bare fork what a keeper is.
+// setUp makes the bare fork a keeper.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
 func (k *keeperState) setUp() {
 	k.pid, _, _ = syscall.RawSyscall(unix.SYS_GETPID, 0, 0, 0)
-	// Every signal is blocked for good: nobody but SIGKILL can end the keeper
-	// before its work is done.
+	// All signals stay blocked: only SIGKILL can end the keeper before its work is done.
 	k.sigs = ^uint64(0)
 	k.must(stepSignals, unix.SYS_RT_SIGPROCMASK, SigSetmask, uintptr(unsafe.Pointer(&k.sigs)), 0, 8, 0)
-	// For the children: exec resets handlers to the default but lets SIG_IGN through,
-	// and a bwrap that ignores SIGCHLD hangs for ever (bubblewrap before 0.11.1).
+	// For the children: exec resets handlers but keeps SIG_IGN, and a bwrap that ignores SIGCHLD hangs forever (before
+	// 0.11.1).
 	for sig := uintptr(1); sig <= 64; sig++ {
 		if sig != uintptr(unix.SIGKILL) && sig != uintptr(unix.SIGSTOP) {
 			syscall.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&k.noAction)), 0, 8, 0, 0)
 		}
 	}
 	k.must(stepSubreaper, unix.SYS_PRCTL, unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-	// A session of its own: neither the caller's Ctrl-C nor its kill(0, …)
-	// reaches the keeper, and its kill never reaches the caller's group.
+	// A new session: the caller's Ctrl-C and kill(0, …) do not reach the keeper, and the keeper's kill never reaches the
+	// caller's group.
 	k.must(stepSession, unix.SYS_SETSID, 0, 0, 0, 0, 0)
-	// What sbxrun was called with may be secret, and everybody may read
-	// /proc/PID/cmdline.
+	// sbxrun's arguments may be secret, and every user may read /proc/PID/cmdline.
 	for i := uintptr(0); i < k.size; i++ {
 		*(*byte)(unsafe.Add(k.words, i)) = 0
 	}
-	// What it needs open. Before it has children: a keeper that failed later, for want of descriptors,
-	// would take a command with it that has begun. First the thread's own list of children.
+	// Open the keeper's files before it has children: if it failed later for want of descriptors, it would end a running
+	// command. First the thread's list of children.
 	k.list = int(k.must(stepChildren, unix.SYS_OPENAT, uintptr(AtCWD), uintptr(unsafe.Pointer(&k.children)), unix.O_RDONLY, 0, 0))
 	k.sigs = 1 << (unix.SIGCHLD - 1)
 	k.signals = int(k.must(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&k.sigs)), 8, unix.SFD_NONBLOCK, 0))
 }
 
-// dropFiles closes all other descriptors, those between the keeper's own: it would hold
-// the caller's pipes open. Nothing here can fail.
+// dropFiles closes all descriptors but the keeper's own, so that it does not hold the caller's pipes open. It cannot fail.
 //
 //go:nosplit
 //go:norace
@@ -271,7 +263,7 @@ func (k *keeperState) dropFiles() {
 	}
 }
 
-// nextFile is the smaller one of own and fd, if fd is not below from.
+// nextFile returns the smaller of own and fd, ignoring an fd below from.
 //
 //go:nosplit
 //go:norace
@@ -283,8 +275,8 @@ func nextFile(own, fd, from int) int {
 	return own
 }
 
-// reap collects whatever has ended; with nothing left at all it reports so and
-// ends the keeper. In a loop, because SIGCHLD coalesces (signal(7)).
+// reap reaps all children that have ended, in a loop because SIGCHLD coalesces (signal(7)). If no child is left, the
+// keeper reports that and exits.
 //
 //go:nosplit
 //go:norace
@@ -299,7 +291,7 @@ func (k *keeperState) reap() {
 			k.rec.kind = recordEmpty
 			k.say()
 			k.keepOn()
-			if !k.orphaned { // or they were restored then, and may be somebody else's by now
+			if !k.orphaned { // otherwise they were restored already and may be another job's by now
 				k.restoreTerminals()
 			}
 			k.removeCgroups()
@@ -309,9 +301,8 @@ func (k *keeperState) reap() {
 			return
 		}
 		if pid == k.monitor {
-			// bwrap's monitor ends when the room does, or was killed; then its child may
-			// not yet have asked to die with it (bubblewrap #633), or wait for the monitor
-			// to write its uid map, for ever.
+			// The monitor has ended with the room or was killed. In the latter case its child may not have set its death signal
+			// yet (bubblewrap #633), or may wait forever for the monitor to write its UID map.
 			k.ending = true
 			k.rec.program, k.rec.status = 1, int64(k.status)
 		}
@@ -333,8 +324,7 @@ func (k *keeperState) reap() {
 	}
 }
 
-// wait blocks until a child has ended, sbxrun has said something or is dead, or the
-// deadline is over.
+// wait blocks until a child has ended, sbxrun has sent a message or is dead, or the deadline has passed.
 //
 //go:nosplit
 //go:norace
@@ -358,7 +348,7 @@ func (k *keeperState) wait() {
 	if k.orphaned {
 		n = 1
 	}
-	if k.unread { // nobody may end until somebody is killed
+	if k.unread { // retry: perhaps no child ends unless it is killed
 		k.now = k.pause
 		timeout = uintptr(unsafe.Pointer(&k.now))
 	}
@@ -388,16 +378,15 @@ func (k *keeperState) wait() {
 		}
 		k.ending = true
 	}
-	// Shut down is not yet closed: then the sandbox still has something to say.
+	// sbxrun may have shut down its end without closing it: then it still reads records.
 	k.orphaned = k.poll[1].Revents&unix.POLLHUP != 0
 	if k.orphaned {
 		k.restoreTerminals()
 	}
 }
 
-// keepOn waits, where there is something left to do, until sbxrun has passed on the
-// last output and restored the terminals, and has read the counts of the cgroups;
-// or has been killed and cannot.
+// keepOn waits, if there are terminals or cgroups, until sbxrun has forwarded the last output, restored the terminals and
+// read the cgroups' counters, or has died.
 //
 //go:nosplit
 //go:norace
@@ -412,9 +401,8 @@ func (k *keeperState) keepOn() {
 	}
 }
 
-// restoreTerminals restores the caller's terminals. sbxrun does so itself if it can; twice does no
-// harm. TCSETS from outside the terminal's session is not stopped by job control: the keeper has no
-// controlling terminal (tty_ioctl(4)).
+// restoreTerminals restores the caller's terminals. If sbxrun has done so already, this has no effect. Job control does not
+// stop a TCSETS of the keeper, which has no controlling terminal (tty_ioctl(4)).
 //
 //go:nosplit
 //go:norace
@@ -423,7 +411,7 @@ func (k *keeperState) restoreTerminals() {
 	if !k.entering {
 		return
 	}
-	// The keeper reads no messages when it is ending: one of them may be that the terminals belong to another job now.
+	// An ending keeper has stopped reading messages. One of them may say that the terminals belong to another job now.
 	for {
 		o := &k.orders
 		o.msg.Controllen = uint64(unsafe.Sizeof(o.control))
@@ -442,16 +430,15 @@ func (k *keeperState) restoreTerminals() {
 	}
 }
 
-// killChildren sends SIGKILL to every child there is now. Those that are
-// reparented here when they die are found by the next call.
+// killChildren sends SIGKILL to all current children. The next call finds those that are reparented to the keeper when
+// these die.
 //
 //go:nosplit
 //go:norace
 //go:nocheckptr
 func (k *keeperState) killChildren() {
 	n, _, e := syscall.RawSyscall6(unix.SYS_PREAD64, uintptr(k.list), uintptr(unsafe.Pointer(&k.buf)), uintptr(len(k.buf)), 0, 0, 0)
-	// The kernel needs a page for the text, and memory may be what sbxrun was killed for the
-	// want of.
+	// The read fails if the kernel has no memory for the text, and an OOM kill may be the reason for this call.
 	k.unread = e != 0
 	if k.unread {
 		return
@@ -462,8 +449,7 @@ func (k *keeperState) killChildren() {
 			pid = pid*10 + uintptr(c-'0')
 			continue
 		}
-		// Every number is followed by a blank, so one cut off by the end of
-		// the buffer is never taken for a pid.
+		// A space follows every PID, so a PID cut off by the end of the buffer is ignored.
 		if pid > 1 {
 			syscall.RawSyscall(unix.SYS_KILL, pid, uintptr(unix.SIGKILL), 0)
 		}
@@ -471,8 +457,7 @@ func (k *keeperState) killChildren() {
 	}
 }
 
-// removeCgroups removes the cgroups, which hold nothing any more. sbxrun is told by
-// our end, or is dead.
+// removeCgroups removes the empty cgroups. The keeper's end then tells sbxrun, if that is alive.
 //
 //go:nosplit
 //go:norace
@@ -493,13 +478,13 @@ func (k *keeperState) removeCgroups() {
 	}
 }
 
-// What unix does not have, for package enter as well.
+// Constants missing in package unix, also for package enter.
 const (
 	SigSetmask = 2         // SIG_SETMASK of sigprocmask(2)
 	MaxFD      = 1<<32 - 1 // the greatest descriptor close_range(2) accepts
 )
 
-// What a bare fork takes from here: nothing can be made there.
+// Values for bare forks, which cannot allocate.
 var (
 	AtCWD = unix.AT_FDCWD // as a variable: a constant could not become a uintptr
 	Root  = [...]byte{'/', 0}

@@ -13,39 +13,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kept is what a keeper keeps, and what stands for its end: a room, a command in a
-// room, or both.
+// Kept is a keeper with the processes whose end proves the end of a room, of a command in a room, or of both.
 type Kept struct {
 	Keeper *Keeper
-	Room   *Process // PID 1 of the room, verified; nil if the room is another keeper's
-	Init   *Process // PID 1 of the command's namespace, verified; nil without a command
-	// Monitor is bwrap, above the room's PID 1; nil if that is.
+	Room   *Process // verified PID 1 of the room; nil if the room is another keeper's
+	Init   *Process // verified PID 1 of the command's namespace; nil without a command
+	// Monitor is the bwrap process above the room's PID 1; nil if bwrap is that PID 1.
 	Monitor *Process
-	RoomNS  uint64 // inode of the room's PID namespace, to name survivors
-	InitNS  uint64 // and of the command's
-	// Lasting says that the keeper has others, too: the command is its init, and nothing else
-	// is ended with it.
+	RoomNS  uint64 // inode of the room's PID namespace, to find survivors
+	InitNS  uint64 // inode of the command's
+	// Lasting says that the keeper has other commands, too, so that only Init is ended.
 	Lasting bool
-	// Timer, if not nil, is a timerfd at which init ends by itself.
+	// Timer, if not nil, is a timerfd at which init exits by itself.
 	Timer  *os.File
-	told   *End // what a lasting keeper has told of init, if that was waited for
+	told   *End // a lasting keeper's report of init's end, if it was waited for
 	mounts []heldMounts
 }
 
-// heldMounts is a mount namespace that is held, and the init that it is let go with.
+// heldMounts is a mount namespace held open until the end of an init.
 type heldMounts struct {
 	namespace *os.File
 	init      *Process
 }
 
-// maxLook bounds every look at the processes: it delays the kill.
+// maxLook is the maximum number of processes to inspect, because inspecting delays the kill.
 const maxLook = 1000
 
-// maxUsage bounds how many processes are asked what they have used.
+// maxUsage is the maximum number of processes whose resource usage is read.
 const maxUsage = 100
 
-// Strays looks at what is alive besides init when the payload has ended: how many
-// processes, at most 1,000, and what the first 100 have used. While init still lives.
+// Strays counts the processes, at most 1,000, that are alive besides init after the payload's end, and returns the resource
+// usage of the first 100. Init must be alive.
 func (k *Kept) Strays() (n int, used Usage) {
 	var alive []Stat
 	for _, st := range Descendants(k.Init.PID, maxLook) {
@@ -56,11 +54,10 @@ func (k *Kept) Strays() (n int, used Usage) {
 	return len(alive), k.sum(alive)
 }
 
-// Used is what the command has used until now: init, and the processes that run, up to 100
-// of them, with the children that they have waited for. When init is killed the kernel
-// discards what runs (zap_pid_ns_processes ignores SIGCHLD), but for what somebody else had
-// killed a moment before; so this and what init's parent is told are two looks at the same,
-// neither of which is too much, and the larger one counts.
+// Used returns the resource usage of the command until now: of init and up to 100 running processes, with the children that
+// they have waited for. If init is killed, the kernel discards the usage of most running processes
+// (zap_pid_ns_processes ignores SIGCHLD). So this and the usage reported to init's parent are two measurements of the same,
+// neither of which is too large, and the larger one counts.
 func (k *Kept) Used() Usage {
 	if k.Init == nil {
 		return Usage{}
@@ -68,7 +65,7 @@ func (k *Kept) Used() Usage {
 	return k.sum(Descendants(k.Init.PID, maxUsage))
 }
 
-// sum is what init and these have used.
+// sum returns the resource usage of init and these processes.
 func (k *Kept) sum(stats []Stat) (total Usage) {
 	for _, st := range stats[:min(len(stats), maxUsage)] {
 		total.User += st.CPU.User + st.Waited.User
@@ -82,8 +79,7 @@ func (k *Kept) sum(stats []Stat) (total Usage) {
 	return total
 }
 
-// EndAt has everything ended at a time, should sbxrun not have done so by then because it is
-// stopped: by the keeper, or by init.
+// EndAt sets a deadline at which the keeper, or init, ends everything in case sbxrun is stopped.
 func (k *Kept) EndAt(t time.Time) {
 	if k.Timer != nil {
 		setTimer(k.Timer, t)
@@ -92,15 +88,15 @@ func (k *Kept) EndAt(t time.Time) {
 	k.Keeper.EndAt(t)
 }
 
-// Kill lets the keeper kill whatever it still has, if it has nobody else's.
+// Kill makes the keeper kill all its children, unless it has other commands.
 func (k *Kept) Kill() {
 	if !k.Lasting {
 		k.Keeper.Kill()
 	}
 }
 
-// Payload takes hold of the command's own process, which is the first below init and so has
-// number 2 in its namespace. The caller closes it. [ErrGone] if it has ended.
+// Payload opens the command's own process, the first child of init and so PID 2 of its namespace. The caller closes it. It
+// returns [ErrGone] if the process has ended.
 func (k *Kept) Payload() (*Process, error) {
 	init, err := k.Init.Dup()
 	if errors.Is(err, os.ErrClosed) {
@@ -110,7 +106,7 @@ func (k *Kept) Payload() (*Process, error) {
 		return nil, err
 	}
 	defer init.Close()
-	children, _ := Children(init.PID) // what could be read is all there is to see
+	children, _ := Children(init.PID) // an incomplete list is enough
 	for _, pid := range children {
 		p, err := Open(pid)
 		if err == ErrGone {
@@ -121,7 +117,7 @@ func (k *Kept) Payload() (*Process, error) {
 		}
 		st, err := ReadStat(pid)
 		number, nsErr := NSPID(pid)
-		// What was read is its own only if it runs still; and init's number is init's only then.
+		// The values are those of the opened processes only if both are still alive.
 		if err == nil && nsErr == nil && st.Parent == init.PID && number == 2 && !p.Exited() && !init.Exited() {
 			return p, nil
 		}
@@ -130,19 +126,18 @@ func (k *Kept) Payload() (*Process, error) {
 	return nil, ErrGone
 }
 
-// lookEvery is how often is seen whether a keeper is stopped that may not be waited for.
+// lookEvery is the poll interval for detecting a stopped keeper.
 const lookEvery = 500 * time.Millisecond
 
-// instead is how long it may take to do a keeper's work that does not do it: on a machine that
-// is busy, what was killed may take more than half a second to be gone.
+// instead is how long sbxrun may take to kill and reap a keeper's children in its place: on a busy machine a killed process
+// may take more than half a second to exit.
 const instead = 2 * time.Second
 
-// Abandon ends what could not be set up. Init may be unknown, so it is the keeper that
-// kills what it has. It returns when nothing is left, or at the deadline
-// with an error.
+// Abandon ends a setup that failed. Init may be unknown, so the keeper kills its children. Abandon waits until all have
+// exited, and fails at the deadline.
 func (k *Kept) Abandon(deadline time.Time) (end End, err error) {
 	k.Keeper.Kill()
-	// Nothing of this has begun, so a keeper that is stopped is not waited for till then.
+	// No command has started, so do not wait until the deadline for a stopped keeper.
 	for {
 		by := time.Now().Add(lookEvery)
 		if by.After(deadline) {
@@ -158,14 +153,12 @@ func (k *Kept) Abandon(deadline time.Time) (end End, err error) {
 	return end, err
 }
 
-// Empty waits, at most until the deadline, until all that the keeper ever had is dead and
-// reaped. A keeper that was killed, or is stopped when the deadline has come and is then
-// killed here, cannot say so: what it had is killed and reaped in its place, for which
-// there are two seconds more. os.ErrDeadlineExceeded: it still has children.
+// Empty waits until the deadline for the end of all the keeper's children. If the keeper was killed, or is stopped at the
+// deadline and killed here, sbxrun kills and reaps its children in its place, for which there are two more seconds. Empty
+// fails with os.ErrDeadlineExceeded if there are children left.
 func (k *Kept) Empty(deadline time.Time) (End, error) {
 	end, err := k.empty(deadline)
-	// One that is dead may leave its end of the socket to a child that was stopped before it
-	// could ask to die with it.
+	// A dead keeper's end of the socket may stay open in a child that was stopped before it set its death signal.
 	if errors.Is(err, os.ErrDeadlineExceeded) && (k.Keeper.Exited() || k.Keeper.stopped() && k.Keeper.Signal(unix.SIGKILL) == nil) {
 		err, deadline = errNotEmpty, time.Now().Add(instead)
 	}
@@ -185,8 +178,8 @@ func (k *Kept) empty(deadline time.Time) (End, error) {
 	return k.Keeper.Empty(deadline)
 }
 
-// Ends waits, at most until the deadline, for a lasting keeper's word that init has ended by itself, and
-// reports whether it has come. [Kept.Empty] has it then, too.
+// Ends waits until the deadline for a lasting keeper's report that init has ended by itself, and reports whether it has
+// come. [Kept.Empty] uses it, too.
 func (k *Kept) Ends(deadline time.Time) bool {
 	end, err := k.Keeper.Reaped(k.Init.PID, deadline)
 	if err == nil {
@@ -195,10 +188,9 @@ func (k *Kept) Ends(deadline time.Time) bool {
 	return err == nil
 }
 
-// Collect ends the keeper, which puts back the terminal and removes the cgroups first,
-// and reaps it. One that has something left by the deadline goes on without us, and ends when
-// that has: the room's PID 1 does not end before somebody has reaped what was in it, which
-// need not be whoever inherits it. Only one that is stopped is killed.
+// Collect ends and reaps the keeper, which first restores the terminal and removes the cgroups. A keeper that still has
+// children at the deadline continues on its own until they have exited, because the room's PID 1 cannot exit before the
+// processes inside are reaped. Only a stopped keeper is killed.
 func (k *Kept) Collect(deadline time.Time) error {
 	if k.Lasting {
 		return nil
@@ -208,12 +200,12 @@ func (k *Kept) Collect(deadline time.Time) error {
 		err = k.Keeper.Reap(time.Now().Add(instead))
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		go func() { _ = reap(k.Keeper.PID) }() // should we live that long
+		go func() { _ = reap(k.Keeper.PID) }() // if sbxrun lives that long
 	}
 	return err
 }
 
-// reap waits for the end of a child of ours, whose number is its own until then.
+// reap waits for the end of a child. Its PID cannot be reused until then.
 func reap(pid int) error {
 	for {
 		if _, err := unix.Wait4(pid, nil, 0, nil); err != unix.EINTR {
@@ -222,14 +214,14 @@ func reap(pid int) error {
 	}
 }
 
-// stopped reports whether somebody has stopped the keeper (SIGSTOP). Any other that is
-// late waits for something, and will go on reaping when we are gone.
+// stopped reports whether the keeper is stopped (SIGSTOP). Any other late keeper waits for something and continues to reap
+// after sbxrun's end.
 func (k *Keeper) stopped() bool {
 	st, err := ReadStat(k.PID)
 	return err == nil && st.State == "T"
 }
 
-// inits are the processes whose end is the end of a PID namespace, the inner one first.
+// inits returns the PID 1 of each namespace, the inner one first.
 func (k *Kept) inits() (list []*Process) {
 	for _, p := range []*Process{k.Init, k.Room} {
 		if p != nil {
@@ -239,18 +231,18 @@ func (k *Kept) inits() (list []*Process) {
 	return list
 }
 
-// Inherit kills and reaps what a killed keeper has left to sbxrun. It blocks until none is
-// left, or the deadline has passed; an error says that something may be.
+// Inherit kills and reaps the children that a killed keeper has left to sbxrun. It waits for their end, and fails at the
+// deadline.
 func (k *Kept) Inherit(deadline time.Time) error {
-	// Its socket closes before its children are reparented; its pidfd tells later.
+	// The keeper's socket closes before its children are reparented; its pidfd becomes readable later.
 	if err := k.Keeper.Wait(deadline); err != nil {
 		return err
 	}
 	for none := 0; ; {
 		left, err := k.orphans()
 		if len(left) == 0 && err == nil {
-			// One look may miss a child, if another one is reaped or the thread that has it ends just
-			// then (proc_pid_children(5)).
+			// A single read may miss a child if another one is reaped, or if the thread that owns it ends meanwhile
+			// (proc_pid_children(5)).
 			if none++; none == 2 {
 				return nil
 			}
@@ -258,9 +250,9 @@ func (k *Kept) Inherit(deadline time.Time) error {
 		}
 		none = 0
 		for _, st := range left {
-			// Our own unreaped children: their pids cannot be recycled.
+			// The PIDs of unreaped children cannot be reused.
 			_ = unix.Kill(st.PID, unix.SIGKILL)
-			_, _ = unix.Wait4(st.PID, nil, unix.WNOHANG, nil) // what it had may be ours only then
+			_, _ = unix.Wait4(st.PID, nil, unix.WNOHANG, nil) // its children may come to sbxrun only then
 		}
 		if time.Now().After(deadline) {
 			if err == nil {
@@ -268,16 +260,15 @@ func (k *Kept) Inherit(deadline time.Time) error {
 			}
 			return err
 		}
-		time.Sleep(time.Millisecond) // between two looks, in a case that nobody waits for
+		time.Sleep(time.Millisecond) // this case is rare and not urgent
 	}
 }
 
-// orphans are what a killed keeper has left to sbxrun, which is a subreaper too: the inits,
-// and what is in the keeper's session. Other children that sbxrun may have, from before it
-// was executed, are not among them. An error, for want of a descriptor for one, says that
-// there may be more.
+// orphans returns the children that a killed keeper has left to sbxrun, which is a subreaper, too: the inits and the
+// processes in the keeper's session. It excludes other children of sbxrun, for example from before its exec. After an
+// error, for example for want of descriptors, there may be more.
 func (k *Kept) orphans() (list []Stat, err error) {
-	children, _, err := children(os.Getpid(), math.MaxInt) // a program of ours may have any number of threads
+	children, _, err := children(os.Getpid(), math.MaxInt) // this process may have any number of threads
 	for _, pid := range children {
 		st, statErr := ReadStat(pid)
 		if statErr != nil && statErr != ErrGone {
@@ -290,11 +281,9 @@ func (k *Kept) orphans() (list []Stat, err error) {
 	return list, err
 }
 
-// HoldMounts holds the mount namespaces. As long as somebody does, an init can end
-// without having to take all mounts down before, which takes the kernel longer than
-// all the rest (namespace_unlock waits for RCU). Where it is not allowed (an ordinary
-// user may not look at an init, which is undumpable), the end takes that much longer. Only
-// the first call does anything.
+// HoldMounts opens the mount namespaces. While they are open, an init can exit before the kernel unmounts everything,
+// which takes longer than all the rest (namespace_unlock waits for RCU). An ordinary user may not open them, because an init
+// is undumpable, and the end takes longer. Only the first call has an effect.
 func (k *Kept) HoldMounts() {
 	if k.mounts != nil {
 		return
@@ -306,22 +295,21 @@ func (k *Kept) HoldMounts() {
 		}
 		mounts := os.NewFile(uintptr(fd), "mount namespace")
 		if p.Exited() {
-			mounts.Close() // it may be another's
+			mounts.Close() // it may belong to another process
 			continue
 		}
 		k.mounts = append(k.mounts, heldMounts{mounts, p})
 	}
 }
 
-// Hold holds init's mount namespace by a descriptor, which is taken over; HoldMounts is not
-// needed then.
+// Hold takes over a descriptor of init's mount namespace, which replaces HoldMounts.
 func (k *Kept) Hold(fd int) {
 	k.mounts = append(k.mounts, heldMounts{os.NewFile(uintptr(fd), "mount namespace"), k.Init})
 }
 
-// Unmount gives each mount namespace up that is held as soon as its init has ended, or the
-// deadline has passed. The kernel takes half a millisecond and more to take one down, and
-// sbxrun does not end before it has; so each gets a thread of its own, beside the proof.
+// Unmount closes each held mount namespace when its init has ended or the deadline has passed. The kernel takes at least
+// half a millisecond to unmount one, and sbxrun cannot exit before that. So each is closed in its own thread, in parallel
+// to the proof.
 func (k *Kept) Unmount(deadline time.Time) {
 	for _, m := range k.mounts {
 		if k.Lasting {
@@ -329,14 +317,14 @@ func (k *Kept) Unmount(deadline time.Time) {
 			continue
 		}
 		if m.init.Exited() {
-			go m.namespace.Close() // an error means that it was closed
+			go m.namespace.Close() // it fails only if it was closed
 			continue
 		}
-		// A pidfd of our own: the other one may be closed meanwhile.
+		// A pidfd of its own: the other one may be closed meanwhile.
 		init, err := m.init.Dup()
 		go func() {
 			if err == nil {
-				_ = init.Wait(deadline) // then it is late, and nothing else
+				_ = init.Wait(deadline) // after the deadline close it anyway
 				init.Close()
 			}
 			m.namespace.Close()
@@ -345,8 +333,7 @@ func (k *Kept) Unmount(deadline time.Time) {
 	k.mounts = nil
 }
 
-// letGo gives up a mount namespace of a process that ends many: by a few threads, so that it has
-// not one for each.
+// letGo closes a mount namespace in one of a few threads, for a process that ends many commands.
 func letGo(namespace *os.File) {
 	select {
 	case waiting() <- namespace:
@@ -361,16 +348,15 @@ var waiting = sync.OnceValue(func() chan<- *os.File {
 	for range threads {
 		go func() {
 			for f := range files {
-				f.Close() // an error means that it was closed
+				f.Close() // it fails only if it was closed
 			}
 		}()
 	}
 	return files
 })
 
-// KillInits sends SIGKILL to the inits, and with them to everything in their namespaces
-// (pid_namespaces(7)); and to bwrap, whose end takes the kernel longest. One that has ended is
-// no error.
+// KillInits sends SIGKILL to the inits, with which the kernel kills all processes in their namespaces
+// (pid_namespaces(7)), and first to bwrap, whose end takes longest. A process that has ended is no error.
 func (k *Kept) KillInits() error {
 	var failed *multierror.Error
 	list := k.inits()
@@ -385,12 +371,11 @@ func (k *Kept) KillInits() error {
 	return failed.ErrorOrNil()
 }
 
-// Wait waits, at most until the deadline, for the end of the inits: then their
-// namespaces are empty.
+// Wait waits until the deadline for the end of the inits: then their namespaces are empty.
 func (k *Kept) Wait(deadline time.Time) error {
 	var failed *multierror.Error
 	for _, p := range k.inits() {
-		// One that has ended has, also after the deadline: [Kept.Empty] may take longer.
+		// [Kept.Empty] may have taken longer than the deadline: an init that has ended is no error then.
 		if p.Exited() {
 			continue
 		}
@@ -401,17 +386,17 @@ func (k *Kept) Wait(deadline time.Time) error {
 	return failed.ErrorOrNil()
 }
 
-// Gone returns a channel that is closed when everything has exited. It works on after k is closed.
+// Gone returns a channel that is closed when all processes have exited, even after k is closed.
 func (k *Kept) Gone() <-chan struct{} {
 	gone := make(chan struct{})
 	list := k.inits()
-	if !k.Lasting { // it stays until it has no children
+	if !k.Lasting { // the keeper exits after its last child
 		list = append(list, &k.Keeper.Process)
 	}
 	var own []*Process
 	for _, p := range list {
 		d, err := p.Dup()
-		if err != nil { // the channel stays open: fail closed
+		if err != nil { // fail closed: the channel stays open
 			for _, d := range own {
 				d.Close()
 			}
@@ -422,18 +407,18 @@ func (k *Kept) Gone() <-chan struct{} {
 	go func() {
 		defer close(gone)
 		for _, d := range own {
-			_ = d.Wait(time.Time{}) // without a deadline it fails only when d is closed
+			_ = d.Wait(time.Time{}) // without a deadline it fails only if d is closed
 			d.Close()
 		}
 	}()
 	return gone
 }
 
-// Survivors lists what is left: members of the namespaces, and what the keeper still
-// has, or has left to sbxrun; at most limit.
+// Survivors lists at most limit processes that are left: members of the namespaces, and children of the keeper or those that
+// it has left to sbxrun.
 func (k *Kept) Survivors(limit int) (left []Stat) {
 	seen := map[int]bool{}
-	orphans, _ := k.orphans() // what could be read is all there is to see
+	orphans, _ := k.orphans() // an incomplete list is enough
 	kept := Descendants(k.Keeper.PID, limit)
 	if k.Lasting {
 		kept = Descendants(k.Init.PID, limit)

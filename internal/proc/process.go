@@ -12,36 +12,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrGone says that the process has ended.
+// ErrGone reports that the process has ended.
 var ErrGone = errors.New("no such process")
 
-// Process is one process, held by a pidfd. PID is for looking at /proc and for
-// people; only the pidfd is ever signalled or waited for.
+// Process is a process held by a pidfd. PID is for reading /proc and for messages; signals and waits use only the pidfd.
 type Process struct {
 	PID    int
 	file   *os.File // pidfd
-	polled bool     // by Go's poller, which waiting needs
+	polled bool     // registered with Go's poller, as waiting requires
 }
 
-// Adopt makes a Process of a child and the pidfd that clone(2) gave of it. The
-// Process owns the pidfd. Most are never waited for by it: the keeper says that they have ended. So it
-// is kept out of Go's poller: to register it takes five system calls, and its end would wake us.
+// Adopt returns a Process for a child and its pidfd from clone(2), which it takes over. The pidfd is not registered with
+// Go's poller: that takes five system calls and causes a wakeup at the process's end, and for most processes the keeper
+// reports the end.
 func Adopt(pid, fd int) *Process {
 	return &Process{PID: pid, file: os.NewFile(uintptr(fd), "pidfd")}
 }
 
 // polled is Adopt for a process that is waited for.
 func polled(pid, fd int) Process {
-	// Non-blocking is what makes os.NewFile use the poller, so that waiting
-	// costs no thread (PIDFD_NONBLOCK, Linux 5.10, does the same at open).
+	// os.NewFile registers only non-blocking files with the poller, with which waiting needs no thread (PIDFD_NONBLOCK does
+	// the same at open from Linux 5.10).
 	_ = unix.SetNonblock(fd, true)
 	return Process{PID: pid, file: os.NewFile(uintptr(fd), "pidfd"), polled: true}
 }
 
-// Open takes hold of a process by its pid (pidfd_open(2), Linux 5.3). What the
-// pid meant to the caller must be verified afterwards, and then [Process.Exited]
-// asked once more: only if it still runs was it the same process all the time.
-// The caller owns the Process and closes it.
+// Open opens a process by its PID (pidfd_open(2), Linux 5.3). The caller must then verify that it is the intended process,
+// and finally call [Process.Exited]: only if it is still alive was it the same process all the time. The caller closes the
+// Process.
 func Open(pid int) (*Process, error) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err == unix.ESRCH {
@@ -53,8 +51,7 @@ func Open(pid int) (*Process, error) {
 	return Adopt(pid, fd), nil
 }
 
-// Dup is the same process by a descriptor of its own, for waiting, with a deadline of its own.
-// The caller owns it and closes it.
+// Dup returns the same process with its own descriptor, for waiting with its own deadline. The caller closes it.
 func (p *Process) Dup() (*Process, error) {
 	fd, err := Duplicate(p.file)
 	if err != nil {
@@ -63,8 +60,8 @@ func (p *Process) Dup() (*Process, error) {
 	return new(polled(p.PID, fd)), nil
 }
 
-// FromPidfd is the process of a pidfd, which stays the caller's: the Process has a
-// duplicate. [ErrGone] says that it has ended and was reaped.
+// FromPidfd returns the process of a pidfd. The pidfd stays the caller's; the Process has a duplicate. It fails with
+// [ErrGone] if the process has ended and was reaped.
 func FromPidfd(pidfd *os.File) (*Process, error) {
 	if pidfd == nil {
 		return nil, os.ErrInvalid
@@ -74,18 +71,18 @@ func FromPidfd(pidfd *os.File) (*Process, error) {
 		return nil, fmt.Errorf("duplicate a pidfd: %w", err)
 	}
 	p := Adopt(0, fd)
-	// proc_pid_fdinfo(5): "Pid:" is there for pidfds alone, and -1 once it was reaped.
+	// proc_pid_fdinfo(5): only pidfds have "Pid:", which is -1 after the process was reaped.
 	info, err := ReadFile("/proc/self/fdinfo/" + strconv.Itoa(fd))
 	if err == nil {
 		p.PID, err = strconv.Atoi(field(info, "Pid"))
 	}
 	switch {
 	case err != nil:
-		err = fmt.Errorf("it is no pidfd: %w", err)
+		err = fmt.Errorf("not a pidfd: %w", err)
 	case p.PID < 0:
 		err = ErrGone
 	case p.PID == 0:
-		err = errors.New("a process of another PID namespace")
+		err = errors.New("process of another PID namespace")
 	default:
 		return p, nil
 	}
@@ -93,9 +90,8 @@ func FromPidfd(pidfd *os.File) (*Process, error) {
 	return nil, err
 }
 
-// Duplicate returns a second descriptor of an open file; of a closed one [os.ErrClosed].
-// While Control runs the file is not closed: in between its number could become that of
-// another process's pidfd.
+// Duplicate returns a duplicate of a file's descriptor, or [os.ErrClosed] if the file is closed. The file cannot be closed
+// while Control runs; otherwise its number could become that of another process's pidfd.
 func Duplicate(f *os.File) (fd int, err error) {
 	conn, err := f.SyscallConn()
 	if err != nil {
@@ -108,7 +104,7 @@ func Duplicate(f *os.File) (fd int, err error) {
 	return fd, err
 }
 
-// Close gives up the pidfd, not the process. As of a file, nil is an error, and no more.
+// Close closes the pidfd. The process continues. As for a file, Close on nil only returns an error.
 func (p *Process) Close() error {
 	if p == nil {
 		return os.ErrInvalid
@@ -116,22 +112,21 @@ func (p *Process) Close() error {
 	return p.file.Close()
 }
 
-// FD is the pidfd, still owned by p and valid until its Close.
+// FD returns the pidfd, which stays p's and is valid until Close.
 func (p *Process) FD() int { return Descriptor(p.file) }
 
-// Descriptor is f's descriptor number, -1 if f is closed. Unlike [os.File.Fd]
-// it leaves the file in the mode it is in: Fd makes it a blocking one.
+// Descriptor returns f's descriptor number, or -1 if f is closed. Unlike [os.File.Fd] it does not make the file blocking.
 func Descriptor(f *os.File) int {
 	number := -1
 	if conn, err := f.SyscallConn(); err == nil {
-		// An error means closed, and leaves -1.
+		// It fails only if f is closed.
 		_ = conn.Control(func(fd uintptr) { number = int(fd) })
 	}
 	return number
 }
 
-// Signal sends sig (pidfd_send_signal(2), Linux 5.1). A process that was reaped is
-// [ErrGone]; one that has ended and waits for that takes it without effect.
+// Signal sends sig (pidfd_send_signal(2), Linux 5.1). It returns [ErrGone] if the process was reaped. A signal to a zombie
+// has no effect.
 func (p *Process) Signal(sig syscall.Signal) error {
 	err := unix.PidfdSendSignal(p.FD(), sig, nil, 0)
 	if err == unix.ESRCH {
@@ -140,20 +135,18 @@ func (p *Process) Signal(sig syscall.Signal) error {
 	return err
 }
 
-// Exited reports, without blocking, whether the process has ended. Of a PID
-// namespace's init it means more: every other process of the namespace is dead
-// and reaped (pid_namespaces(7)).
+// Exited reports, without blocking, whether the process has ended. If it is the init of a PID namespace, then every other
+// process of the namespace is dead and reaped, too (pid_namespaces(7)).
 func (p *Process) Exited() bool { return readable(p.FD()) }
 
-// Wait blocks until the process has ended, or the deadline has passed
-// ([os.ErrDeadlineExceeded]); the zero time is no deadline.
+// Wait waits for the end of the process. It fails with [os.ErrDeadlineExceeded] at the deadline; the zero time is no
+// deadline.
 func (p *Process) Wait(deadline time.Time) error {
 	return p.WaitContext(context.Background(), deadline)
 }
 
-// WaitContext is Wait, and also returns ([os.ErrDeadlineExceeded]) when ctx is
-// done. Of a keeper, or a Process that [Process.Dup] has made, one Wait or WaitContext at a time: the deadline is
-// the pidfd's.
+// WaitContext is Wait that also fails with [os.ErrDeadlineExceeded] when ctx is done. A keeper, or a Process made by
+// [Process.Dup], supports one Wait or WaitContext at a time, because the deadline belongs to the pidfd.
 func (p *Process) WaitContext(ctx context.Context, deadline time.Time) error {
 	if !p.polled {
 		if p.Exited() {
@@ -180,8 +173,7 @@ func (p *Process) WaitContext(ctx context.Context, deadline time.Time) error {
 	return conn.Read(func(fd uintptr) bool { return readable(int(fd)) })
 }
 
-// look is WaitContext where there is no descriptor left to wait by, or where this user waits for as
-// many as it may (epoll(7), fs.epoll.max_user_watches).
+// look is WaitContext by polling, for when descriptors or epoll watches (epoll(7), fs.epoll.max_user_watches) run out.
 func (p *Process) look(ctx context.Context, deadline time.Time) error {
 	for !p.Exited() {
 		switch {
@@ -195,10 +187,9 @@ func (p *Process) look(ctx context.Context, deadline time.Time) error {
 	return nil
 }
 
-// ReadUntil bounds the reads of f until stop is called: by the deadline, and by
-// ctx. After stop nothing more is done to f.
+// ReadUntil limits the reads of f by the deadline and by ctx until stop is called. After stop it no longer touches f.
 func ReadUntil(ctx context.Context, f *os.File, deadline time.Time) (stop func()) {
-	// Files that take no deadline are not waited for, they are ready.
+	// Reads of files that do not support deadlines do not block.
 	_ = f.SetReadDeadline(deadline)
 	done := make(chan struct{})
 	cancel := context.AfterFunc(ctx, func() {
@@ -207,29 +198,28 @@ func ReadUntil(ctx context.Context, f *os.File, deadline time.Time) (stop func()
 	})
 	return func() {
 		if !cancel() {
-			<-done // or it would cut the next read short
+			<-done // otherwise it could cut the next read short
 		}
 	}
 }
 
 func readable(fd int) bool { return Poll(fd, unix.POLLIN)&(unix.POLLIN|unix.POLLNVAL) != 0 }
 
-// Poll returns which of these events, and errors, a descriptor has (poll(2)), without blocking.
+// Poll returns those of these events, and errors, that a descriptor has (poll(2)), without blocking.
 func Poll(fd int, events int16) int16 { return Await(fd, events, 0) }
 
-// Await is Poll that waits for one of them, with its thread, at most so long.
+// Await is Poll that blocks its thread until there is an event, or for a time.
 func Await(fd int, events int16, within time.Duration) int16 {
 	fds := []unix.PollFd{{Fd: int32(fd), Events: events}}
 	for end := time.Now().Add(within); ; {
-		// Go stops its threads by signals, which interrupt also a call that does not wait.
+		// Go preempts threads with signals, which interrupt even a non-blocking call.
 		if _, err := unix.Poll(fds, int(max(0, time.Until(end)).Milliseconds())); err != unix.EINTR {
 			return fds[0].Revents
 		}
 	}
 }
 
-// WaitHangup blocks until nobody can read any more what is written to the pipe
-// w, or the deadline has passed.
+// WaitHangup waits until all read ends of the pipe w are closed, at most until the deadline.
 func WaitHangup(w *os.File, deadline time.Time) error {
 	if err := w.SetWriteDeadline(deadline); err != nil {
 		return err
@@ -241,7 +231,7 @@ func WaitHangup(w *os.File, deadline time.Time) error {
 	return conn.Write(func(fd uintptr) bool { return Poll(int(fd), 0)&unix.POLLERR != 0 })
 }
 
-// File is a pidfd of the process that the caller owns, for others than this package.
+// File returns a duplicate of the pidfd, which the caller closes.
 func (p *Process) File() (*os.File, error) {
 	d, err := p.Dup()
 	if err != nil {
