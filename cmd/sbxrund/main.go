@@ -56,6 +56,11 @@ func dispatch(args []string) int {
 		return cli.Execute(rest, mcpCommand)
 	case "snapshot":
 		return snapshotCommand(rest)
+	case "openapi": // for packages
+		var text []byte
+		if text, err = server.Document(version.Number, len(rest) > 0 && rest[0] == "3.0"); err == nil {
+			_, err = os.Stdout.Write(append(text, '\n'))
+		}
 	case snapshots.UnpackWord:
 		err = unpack(rest)
 	case capture.PackArg:

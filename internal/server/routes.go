@@ -235,7 +235,9 @@ func (s *Server) define(mux *http.ServeMux) huma.API {
 	c.Info.Description = "Runs untrusted code in sandboxes, ends everything it started, and proves that. An error reports whether anything has started; retry a request only if it has not."
 	c.DocsPath, c.SchemasPath = "", ""
 	c.CreateHooks = nil // no schema links in answers
-	c.OpenAPIPath = "/openapi"
+	c.OpenAPIPath = ""  // see documents
+	c.Info.License = &huma.License{Name: "MIT", URL: "https://opensource.org/license/mit"}
+	c.Servers = []*huma.Server{{URL: "/", Description: "This server"}}
 	read := huma.DefaultJSONFormat
 	read.Unmarshal = func(text []byte, v any) error {
 		if err := checkValueCount(text); err != nil {
@@ -267,6 +269,10 @@ func (s *Server) define(mux *http.ServeMux) huma.API {
 			a.OpenAPI().Paths[plain] = item
 		}
 	}
+	for _, name := range []string{"calls", "sessions", "workspace", "processes", "content store", "snapshots", "volumes", "server"} {
+		a.OpenAPI().Tags = append(a.OpenAPI().Tags, &huma.Tag{Name: name})
+	}
+	documents(mux, a.OpenAPI())
 	return a
 }
 
@@ -293,6 +299,10 @@ func with[T any](v T, err error) (*answer[T], error) {
 
 // operation adds what all operations have in common: the body limit and the error responses.
 func (s *Server) operation(a huma.API, o huma.Operation, codes ...api.Code) huma.Operation {
+	o.Tags = []string{tagOf(o.Path)}
+	if o.Description == "" {
+		o.Description = o.Summary + "."
+	}
 	if o.RequestBody == nil { // otherwise it is a byte stream, which is not held in memory
 		o.Middlewares = huma.Middlewares{s.held}
 	}
@@ -531,7 +541,8 @@ func (s *Server) defineLanguages(a huma.API) {
 }
 
 // Languages returns the available languages.
-func (s *Server) Languages() (all []api.Language) {
+func (s *Server) Languages() []api.Language {
+	all := []api.Language{}
 	languages := s.settings.Load().languages
 	for _, name := range slices.Sorted(maps.Keys(languages)) {
 		l := languages[name]

@@ -50,8 +50,9 @@ fi
 
 if command -v npm >/dev/null; then
     step "official MCP clients" internal/setup/mcp.sh
+    step "OpenAPI documents" internal/setup/openapi.sh
 else
-    left_out "official MCP clients, which npm installs"
+    left_out "official MCP clients, and linters of OpenAPI, which npm installs"
 fi
 
 # The other user.

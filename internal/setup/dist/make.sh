@@ -46,6 +46,8 @@ trap 'exit 143' TERM HUP
 ./setup.sh man "$work/man"
 ./setup.sh completions "$work/completions"
 gzip -9n "$work"/man/*
+go run ./cmd/sbxrund openapi >"$work/openapi.json"
+go run ./cmd/sbxrund openapi 3.0 >"$work/openapi-3.0.json"
 (cd "$here" && CGO_ENABLED=0 go build -trimpath -buildvcs=false -o "$work/" . github.com/goreleaser/nfpm/v2/cmd/nfpm)
 
 # place USR ZSH: all that is below /usr, programs apart. Each distribution has its own
@@ -68,7 +70,7 @@ place() {
         find "clients/$part" -maxdepth 1 -type f ! -name '*_test.go' -exec cp -t "$1/share/doc/sbxrun/clients/$part" {} +
     done
     cp LICENSE "$1/share/doc/sbxrun/copyright" # as Debian calls it
-    cp internal/doctor/sbxrun-bwrap "$1/share/sbxrun"
+    cp internal/doctor/sbxrun-bwrap "$work"/openapi*.json "$1/share/sbxrun"
     cp "$here"/sbxrund.service "$here"/sbxrund.socket "$1/lib/systemd/system"
 }
 

@@ -1,0 +1,78 @@
+package server
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// The documents have servers, tags and a license, no nullable arrays, and no schemas of responses that
+// forbid unknown members. Version 3.0 has nothing that only 3.1 has.
+func TestDocuments(t *testing.T) {
+	h := handler(t)
+	for _, name := range []string{"openapi.json", "openapi-3.0.json"} {
+		w := ask(h, http.MethodGet, "/"+name, "")
+		var doc struct {
+			Info    struct{ License struct{ Name string } }
+			Servers []struct{ URL string }
+			Paths   map[string]map[string]struct {
+				Tags                 []string
+				Summary, Description string
+			}
+			Components struct {
+				Schemas map[string]struct {
+					AdditionalProperties any
+				}
+			}
+		}
+		harness.Must(t, json.Unmarshal(w.Body.Bytes(), &doc))
+		if doc.Info.License.Name != "MIT" || len(doc.Servers) != 1 {
+			t.Errorf("%s: %+v %+v", name, doc.Info, doc.Servers)
+		}
+		for path, operations := range doc.Paths {
+			for method, o := range operations {
+				if len(o.Tags) != 1 || o.Summary == "" || o.Description == "" {
+					t.Errorf("%s: %s %s: %+v", name, method, path, o)
+				}
+			}
+		}
+		for _, response := range []string{"Answer", "CellAnswer", "CallStatus", "Session", "Error", "Report", "StoredFiles"} {
+			if s, ok := doc.Components.Schemas[response]; !ok || s.AdditionalProperties == false {
+				t.Errorf("%s: %s: %+v", name, response, s)
+			}
+		}
+		if s := doc.Components.Schemas["Call"]; s.AdditionalProperties != false {
+			t.Errorf("%s: requests are checked: %+v", name, s)
+		}
+		var all any
+		harness.Must(t, json.Unmarshal(w.Body.Bytes(), &all))
+		var check func(at string, v any)
+		check = func(at string, v any) {
+			switch v := v.(type) {
+			case map[string]any:
+				text := fmt.Sprint(v["type"])
+				if strings.Contains(text, "array") && (strings.Contains(text, "null") || v["nullable"] == true) {
+					t.Errorf("%s: %s is a nullable array", name, at)
+				}
+				if strings.Contains(text, "integer") && v["format"] != nil {
+					t.Errorf("%s: %s has the format %v", name, at, v["format"])
+				}
+				if _, ref := v["$ref"].(string); name == "openapi-3.0.json" && (v["contentMediaType"] != nil || ref && len(v) > 1) {
+					t.Errorf("%s: %s: %v", name, at, v)
+				}
+				for k, child := range v {
+					check(at+"/"+k, child)
+				}
+			case []any:
+				for i, child := range v {
+					check(fmt.Sprint(at, "/", i), child)
+				}
+			}
+		}
+		check("", all)
+	}
+}
