@@ -75,6 +75,7 @@ func testRun(t *testing.T, config, room string) {
 		{"not there", api.Call{Argv: []string{"no-such-command"}}, "start-failed", 127, "", ""},
 		{"not executable", api.Call{Argv: []string{"/etc"}}, "start-failed", 126, "", ""},
 		{"python", api.Call{Language: "python", Code: "import sys; print(6*7); print(sys.stdin.read())", Stdin: "x"}, "exited", 0, "42\nx\n", ""},
+		{"python by default", api.Call{Code: "print(6*7)"}, "exited", 0, "42\n", ""},
 		{"bash", api.Call{Language: "bash", Code: "echo ${BASH_VERSION:+yes}"}, "exited", 0, "yes\n", ""},
 		{"node", api.Call{Language: "node", Code: "console.log(6*7)"}, "exited", 0, "42\n", ""},
 	} {
@@ -138,7 +139,6 @@ func TestUsage(t *testing.T) {
 		{`{}`, 400, "argv"},
 		{`{"argv":[]}`, 400, "argv"},
 		{`{"argv":[""]}`, 400, "empty"},
-		{`{"code":"1"}`, 400, "argv"},
 		{`{"argv":["true"],"code":"1"}`, 400, "language"},
 		{`{"language":"cobol","code":"1"}`, 400, "cobol"},
 		{`{"argv":"true"}`, 400, "array"},
