@@ -341,3 +341,31 @@ git -c user.name=me -c user.email=me@example.org commit -q -m first; cd ..; mkdi
 		r.Expect(t, 0, "exited")
 	}
 }
+
+// If a program or its interpreter is behind links that lead to hidden directories, the hint names the flags that show
+// all of them, and with these flags the program works.
+func TestLinkedProgramHints(t *testing.T) {
+	t.Parallel()
+	dir := harness.SharedDir(t)
+	setup := exec.Command("sh", "-e", "-c", `program() { mkdir -p "${1%/*}"; printf '#!/bin/sh\necho ran\n' >"$1"; chmod 755 "$1"; }
+program base/py/bin/python3; program ps/7/pwsh; mkdir -p project/.venv/bin links/bin opt/venv/bin
+ln -s "$PWD/base/py/bin/python3" project/.venv/bin/python3; ln -s ../../../links/pwsh project/pwsh; ln -s ../links/pwsh project/leaves
+ln -s "$PWD/ps/7/pwsh" links/pwsh; ln -s "$PWD/base/py/bin/python3" opt/venv/bin/python
+printf '#!%s/opt/venv/bin/python\n' "$PWD" >project/script; chmod 755 project/script`)
+	setup.Dir = dir
+	runHere(t, setup)
+	for _, name := range []string{"./.venv/bin/python3", "./leaves", "./script"} {
+		o := harness.Options{Dir: filepath.Join(dir, "project"), Bare: true}
+		r := harness.Run(t, o, name)
+		_, hint, ok := strings.Cut(string(r.Stderr), "--ro-bind ")
+		if r.ExitCode == 0 || !ok {
+			t.Errorf("%s: exit code %d, %s", name, r.ExitCode, r.Stderr)
+			continue
+		}
+		flags := strings.Fields("--ro-bind " + hint)
+		r = harness.Run(t, o, append(flags, name)...)
+		if r.ExitCode != 0 || string(r.Stdout) != "ran\n" {
+			t.Errorf("%s with %q: exit code %d, %s%s", name, flags, r.ExitCode, r.Stdout, r.Stderr)
+		}
+	}
+}

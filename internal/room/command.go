@@ -163,10 +163,14 @@ func checkFile(v view, name, p, home string) error {
 	host, err := v.resolve(p)
 	switch {
 	case errors.Is(err, errNotVisible):
-		if _, err := os.Stat(p); err == nil {
-			return notFound(fmt.Sprintf("command %q is not visible in the sandbox", name), "--ro-bind "+shellQuote(bindFor(path.Clean(p), home)))
+		if _, err := os.Stat(p); err != nil {
+			return notFound(fmt.Sprintf("command %q: no such file", name), "")
 		}
-		return notFound(fmt.Sprintf("command %q: no such file", name), "")
+		message := fmt.Sprintf("command %q is not visible in the sandbox", name)
+		if h := (*hiddenError)(nil); errors.As(err, &h) && h.path != path.Clean(p) {
+			message = fmt.Sprintf("command %q leads to %q, which is not visible in the sandbox", name, h.path)
+		}
+		return notFound(message, v.showing(p, err, home))
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
 		return notFound(fmt.Sprintf("command %q: no such file", name), "")
 	case err != nil:
@@ -202,12 +206,32 @@ func checkFile(v view, name, p, home string) error {
 		// In a venv, the interpreter is a link, often to a hidden file.
 		if strings.HasSuffix(interpreter, "\r") {
 			e.Hint = "its lines end as on Windows: sed -i 's/\\r$//' " + shellQuote(host)
-		} else if real, err := filepath.EvalSymlinks(interpreter); !v.rooted() && err == nil && isFile(real) && !Private(real) { // the script could be a stranger's
-			e.Hint = "--ro-bind " + shellQuote(bindFor(real, home))
+		} else {
+			e.Hint = v.showing(interpreter, err, home)
 		}
 		return e
 	}
 	return nil
+}
+
+// showing returns the flags that show the program at a path, which the sandbox hides with this error; "" if it could be
+// a secret: the path, or a link on the way, could be a stranger's. All hidden parts of a chain of links are shown.
+func (v view) showing(p string, err error, home string) string {
+	real, linkErr := filepath.EvalSymlinks(p)
+	if v.rooted() || linkErr != nil || !isFile(real) || Private(real) || unix.Access(real, unix.X_OK) != nil {
+		return ""
+	}
+	var dirs []string
+	if h := (*hiddenError)(nil); errors.As(err, &h) && h.path != real && !Private(h.path) {
+		dirs = append(dirs, bindFor(h.path, home))
+	}
+	if dir := bindFor(real, home); v.hostPath(real) == "" && !slices.ContainsFunc(dirs, func(shown string) bool { return Within(dir, shown) }) {
+		dirs = append(slices.DeleteFunc(dirs, func(shown string) bool { return Within(shown, dir) }), dir)
+	}
+	for i, dir := range dirs {
+		dirs[i] = "--ro-bind " + shellQuote(dir)
+	}
+	return strings.Join(dirs, " ")
 }
 
 // Interpreter returns the interpreter that a script names, or "". The kernel reads 255 bytes of the first line

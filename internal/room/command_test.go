@@ -186,7 +186,7 @@ func TestCheckCommand(t *testing.T) {
 		{name: "interpreter that is a key", command: "./steals",
 			want: notExecutable(`command "./steals" cannot be executed: its interpreter "TOP/me/.ssh/id_rsa" does not exist in the sandbox`, "")},
 		{name: "interpreter that is a link to what is only on the host", command: "./venv",
-			want: notExecutable(`command "./venv" cannot be executed: its interpreter "TOP/work/python" does not exist in the sandbox`, "--ro-bind TOP/opt")},
+			want: notExecutable(`command "./venv" cannot be executed: its interpreter "TOP/work/python" does not exist in the sandbox`, "--ro-bind TOP/work --ro-bind TOP/opt")},
 	}
 	places := strings.NewReplacer("TOP", top, "TOOLS", tools)
 	for _, tt := range tests {

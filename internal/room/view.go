@@ -21,6 +21,12 @@ var (
 	errLoop       = errors.New("too many levels of symbolic links")
 )
 
+// hiddenError is [errNotVisible] with the path that the sandbox does not show, after links.
+type hiddenError struct{ path string }
+
+func (e *hiddenError) Error() string { return errNotVisible.Error() }
+func (e *hiddenError) Unwrap() error { return errNotVisible }
+
 // mountOf returns the innermost op that contains a clean path. ok is false for bwrap's own empty root.
 func (v view) mountOf(p string) (best op, ok bool) {
 	for _, o := range v {
@@ -78,7 +84,7 @@ func (v view) resolve(p string) (host string, err error) {
 			host = v.hostPath(next)
 			if host == "" {
 				if !v.own(next) {
-					return "", errNotVisible
+					return "", &hiddenError{path.Join(append([]string{next}, todo...)...)}
 				}
 				done = next
 				continue
