@@ -26,13 +26,13 @@ import (
 
 // filesOf returns the name of a tenant's store.
 func (g *Gateway) filesOf(tenant string) string {
-	return g.door.Settings().NATS.Cluster + "-files-" + tenantKey(tenant)
+	return g.middleware.Settings().NATS.Cluster + "-files-" + tenantKey(tenant)
 }
 
 // makeFiles opens a tenant's store, and creates it if necessary. It also returns the size of the store.
 func (g *Gateway) makeFiles(ctx context.Context, tenant string) (jetstream.ObjectStore, int64, error) {
 	name := g.filesOf(tenant)
-	c := g.door.Settings()
+	c := g.middleware.Settings()
 	// Like jetstream's object stores, except for AllowDirect, see [bucket.open]. There is no MaxBytes,
 	// because JetStream would reserve that much for every tenant.
 	s, err := g.bus.queue.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
@@ -88,7 +88,7 @@ func (g *Gateway) store(w http.ResponseWriter, r *http.Request) {
 
 func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
 	tenant := server.IdentityOf(r.Context()).Tenant
-	quota := int64(g.door.Settings().Of(tenant).Files)
+	quota := int64(g.middleware.Settings().Of(tenant).Files)
 	failed := func(err error) error {
 		switch {
 		case errors.Is(err, errQuota):

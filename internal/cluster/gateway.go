@@ -21,25 +21,25 @@ import (
 
 // Gateway forwards requests to nodes.
 type Gateway struct {
-	door      *server.Middleware
-	members   *Members
-	transport *Transport
-	bus       *NATS
-	counters  *metrics
-	version   string
-	log       *slog.Logger
-	stop      context.CancelFunc
-	web       *http.Server
-	draining  atomic.Bool
+	middleware *server.Middleware
+	members    *Members
+	transport  *Transport
+	bus        *NATS
+	counters   *metrics
+	version    string
+	log        *slog.Logger
+	stop       context.CancelFunc
+	web        *http.Server
+	draining   atomic.Bool
 
 	mu     sync.Mutex
 	active map[string]*nodeLoad // by node
 }
 
 // NewGateway joins a cluster.
-func NewGateway(bus *NATS, name, version string, door *server.Middleware, log *slog.Logger) (*Gateway, error) {
+func NewGateway(bus *NATS, name, version string, middleware *server.Middleware, log *slog.Logger) (*Gateway, error) {
 	ctx, stop := context.WithCancel(context.Background())
-	g := &Gateway{door: door, bus: bus, version: version, log: log, stop: stop, active: map[string]*nodeLoad{}}
+	g := &Gateway{middleware: middleware, bus: bus, version: version, log: log, stop: stop, active: map[string]*nodeLoad{}}
 	g.counters = newMetrics(g)
 	instance := NewInstance()
 	var err error
@@ -57,7 +57,7 @@ func NewGateway(bus *NATS, name, version string, door *server.Middleware, log *s
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/files/{id}", g.file) // all that nodes may request
 	mux.HandleFunc("POST "+quotaPath, g.grantQuota)
-	g.web = newHTTPServer(door.Parts(mux), log)
+	g.web = newHTTPServer(middleware.Parts(mux), log)
 	go func() { _ = g.web.Serve(g.transport) }()
 	go g.keepQueue(ctx)
 	log.Info("gateway", "name", name, "instance", instance)
@@ -76,7 +76,7 @@ func (g *Gateway) Close() {
 
 // Handler serves the whole HTTP API.
 func (g *Gateway) Handler() http.Handler {
-	mux := g.door.Mux(g.counters.registry, g.unready)
+	mux := g.middleware.Mux(g.counters.registry, g.unready)
 	mux.HandleFunc("GET /v1/status", g.status)
 	mux.HandleFunc("GET /v1/sessions", func(w http.ResponseWriter, r *http.Request) { g.merge(w, r, "sessions", "created_at") })
 	mux.HandleFunc("GET /v1/calls", func(w http.ResponseWriter, r *http.Request) { g.merge(w, r, "calls", "came_at") })
@@ -90,7 +90,7 @@ func (g *Gateway) Handler() http.Handler {
 	mux.HandleFunc("POST /v1/files", g.store)
 	mux.HandleFunc("GET /v1/files/{id}", g.file)
 	mux.HandleFunc("/", g.handleAny)
-	return g.door.Handler(mux)
+	return g.middleware.Handler(mux)
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {
@@ -149,7 +149,7 @@ func (g *Gateway) body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 {
 		return nil, nil
 	}
-	return g.door.Body(w, r)
+	return g.middleware.Body(w, r)
 }
 
 // attempts is the number of nodes to try before a client gets their refusal.

@@ -37,7 +37,7 @@ func (g *Gateway) sendToAll(r *http.Request) (texts [][]byte, err error) {
 				err = api.NewError(api.Setup, "the response of a node is too large", "send the request to that node with Sbxrun-Node")
 			}
 			if err == nil {
-				err = g.door.Hold(r.Context(), 2*int64(len(text))) // and the parsed form
+				err = g.middleware.Hold(r.Context(), 2*int64(len(text))) // and the parsed form
 			}
 			if err == nil && res.StatusCode != http.StatusOK {
 				e := &api.Error{}
@@ -83,7 +83,7 @@ func (g *Gateway) status(w http.ResponseWriter, r *http.Request) {
 	}
 	slices.SortStableFunc(out.Recent, func(a, b api.Recent) int { return b.Ended.Compare(a.Ended) })
 	out.Recent = out.Recent[:min(len(out.Recent), api.MaxRecent)]
-	if g.door.SeesAll(server.IdentityOf(r.Context())) {
+	if g.middleware.SeesAll(server.IdentityOf(r.Context())) {
 		out.Machine = machine(g.members.Status().Nodes)
 	}
 	writeJSON(w, http.StatusOK, out)

@@ -38,7 +38,7 @@ func NewNode(bus *NATS, name, version string, s *server.Server, handler http.Han
 		stop()
 		return nil, err
 	}
-	quotas := &quotas{s: s, gate: s.Scheduler(), link: link, members: n.members, all: map[string]*quota{}}
+	quotas := &quotas{s: s, scheduler: s.Scheduler(), link: link, members: n.members, all: map[string]*quota{}}
 	s.Cluster(Prefix(name, instance), func(ctx context.Context, tenant, id string) (io.ReadCloser, error) {
 		f, _, err := link.file(server.As(ctx, tenant, ""), id, n.members.Of(GatewayKind))
 		return f, err

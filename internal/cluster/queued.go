@@ -131,7 +131,7 @@ func (g *Gateway) newRecord(ctx context.Context, tenant, key string, call *recor
 		if err != nil {
 			return failed(err)
 		}
-		if info.State.Subjects[subject] >= uint64(max(1, g.door.Settings().Of(tenant).Queue)) {
+		if info.State.Subjects[subject] >= uint64(max(1, g.middleware.Settings().Of(tenant).Queue)) {
 			return 0, false, api.NewError(api.Quota, "the tenant's queue is full", "wait for a call's end")
 		}
 		if revision, err = g.bus.queue.records.put(ctx, key, call, revision); err == nil {

@@ -126,7 +126,7 @@ func (g *Gateway) grantQuota(w http.ResponseWriter, r *http.Request) {
 func (g *Gateway) grant(ctx context.Context, tenant, at string, a quotaMessage) (given quotaMessage, err error) {
 	ctx, cancel := context.WithTimeout(ctx, jetStreamTimeout)
 	defer cancel()
-	ceilings := g.door.Settings().Of(tenant).Ceilings()
+	ceilings := g.middleware.Settings().Of(tenant).Ceilings()
 	for {
 		var h quotaRecord
 		revision, err := g.bus.quotas.get(ctx, tenantKey(tenant), &h)
@@ -149,10 +149,10 @@ func (g *Gateway) grant(ctx context.Context, tenant, at string, a quotaMessage) 
 
 // quotas are a node's allotments by tenant.
 type quotas struct {
-	s       *server.Server
-	gate    *tenants.Scheduler
-	link    *Transport
-	members *Members
+	s         *server.Server
+	scheduler *tenants.Scheduler
+	link      *Transport
+	members   *Members
 
 	mu  sync.Mutex
 	all map[string]*quota
@@ -178,7 +178,7 @@ type quota struct {
 // join admits a call within the node's allotment, or requests more first.
 func (x *quotas) join(ctx context.Context, tenant string, c tenants.Ceilings) (*tenants.Ticket, error) {
 	if c.Concurrency == 0 && c.Rate == 0 {
-		return x.gate.Join(tenant, c)
+		return x.scheduler.Join(tenant, c)
 	}
 	x.mu.Lock()
 	s := x.all[tenant]
@@ -194,7 +194,7 @@ func (x *quotas) join(ctx context.Context, tenant string, c tenants.Ceilings) (*
 		return nil, s.err // the request that it waited for has failed
 	}
 	now := time.Now()
-	use := x.gate.Use(tenant)
+	use := x.scheduler.Use(tenant)
 	need := use.Running + use.Waiting + 1
 	s.ceilings, s.peak = c, max(s.peak, need)
 	const patience = 100 * time.Millisecond
@@ -223,7 +223,7 @@ func (x *quotas) join(ctx context.Context, tenant string, c tenants.Ceilings) (*
 		}
 		c.Concurrency = s.have
 	}
-	return x.gate.Join(tenant, c)
+	return x.scheduler.Join(tenant, c)
 }
 
 // ask requests an allotment from the gateways.
@@ -265,7 +265,7 @@ func (x *quotas) ask(ctx context.Context, tenant string, s *quota, calls, tokens
 			s.tokens, s.until = given.Tokens, now.Add(time.Second)
 		}
 		if s.ceilings.Concurrency > 0 {
-			x.gate.SetConcurrency(tenant, s.have)
+			x.scheduler.SetConcurrency(tenant, s.have)
 		}
 		return nil
 	}
@@ -318,12 +318,12 @@ func (x *quotas) settle(ctx context.Context, tenant string) {
 	s.ceilings = x.s.Settings().Of(tenant).Ceilings()
 	if s.ceilings.Concurrency == 0 {
 		if s.have > 0 || s.asked > 0 { // after a reload: waiting calls would wait forever
-			x.gate.SetConcurrency(tenant, math.MaxInt)
+			x.scheduler.SetConcurrency(tenant, math.MaxInt)
 			_ = x.ask(ctx, tenant, s, 0, 0) // repeated by the next settle
 		}
 		return
 	}
-	use := x.gate.Use(tenant)
+	use := x.scheduler.Use(tenant)
 	need := use.Running + use.Waiting
 	calls := max(need, s.peak)
 	if s.peak = need; s.others > 0 { // share equally
@@ -334,7 +334,7 @@ func (x *quotas) settle(ctx context.Context, tenant string) {
 	// repeat the request for longer than one can be under way.
 	if calls > 0 || s.have > 0 || !s.sure || time.Since(s.askedAt) < lostAfter {
 		// Stop using returned slots before others get them.
-		x.gate.SetConcurrency(tenant, min(calls, s.have))
+		x.scheduler.SetConcurrency(tenant, min(calls, s.have))
 		_ = x.ask(ctx, tenant, s, calls, 0) // if it fails, the next call repeats it
 	}
 }
