@@ -9,32 +9,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Block is the memory that a bare fork works with: one anonymous mapping outside
-// Go's heap, with stacks, state and all strings that system calls take. Go's heap
-// is not copied into the fork at all (see [bareFork]), so the fork costs the same
-// however large the heap is, carries no secret of the heap, and cannot be hurt by
-// a garbage collector that was half-way through.
+// Block is the memory of a bare fork: an anonymous mapping outside Go's heap with stacks, state and all strings for system
+// calls. The fork does not copy Go's heap (see [bareFork]). So its cost does not depend on the size of the heap, it has no
+// secrets of the heap, and the state of the garbage collector does not matter.
 //
-// Nothing in a Block may point into Go's heap: the garbage collector does not look
-// here, and the fork could not follow. Whoever made it frees it.
+// A Block must not contain pointers into Go's heap: the garbage collector does not scan it, and the fork could not follow
+// them. Its maker frees it.
 //
-// The memory is shared with the fork, so what that needs later can be laid out after it. The
-// fork reads it only after a system call has told it so, and thus sees all of it.
+// The fork shares the memory, so more can be laid out after the fork. The fork reads it only after a system call that tells
+// it to, and so sees all of it.
 type Block struct {
 	base unsafe.Pointer
 	size uintptr
 	used uintptr
 	err  error
-	rest [][]uint64 // after an error; only from here does the collector know of it
+	rest [][]uint64 // memory returned after an error, kept alive
 }
 
-// blockSize is reserved, not used: a page counts when it is touched. Arguments and
-// environment of one exec together have at most 6 MiB (execve(2)).
+// blockSize is only reserved: untouched pages use no memory. Arguments and environment of an exec have at most 6 MiB
+// (execve(2)).
 const blockSize = 16 << 20
 
-// StackSize is the size of one stack in a Block. The functions that run on it are
-// nosplit, which bounds their depth to less than a kilobyte; a test over the object
-// code adds them up.
+// StackSize is the size of a stack in a Block. The functions that run on it are nosplit and use less than a kilobyte. A test
+// adds up their frames in the object code.
 const StackSize = 2 << 10
 
 // NewBlock maps an empty Block.
@@ -46,7 +43,7 @@ func NewBlock() (*Block, error) {
 	return &Block{base: base, size: blockSize}, nil
 }
 
-// Free unmaps the Block. A forked process still has it.
+// Free unmaps the Block in this process only.
 func (b *Block) Free() {
 	if b.base != nil {
 		_ = unix.MunmapPtr(b.base, blockSize) // it was mapped with this size
@@ -54,24 +51,22 @@ func (b *Block) Free() {
 	}
 }
 
-// Part sets a part of the Block aside, which is laid out later: also after a fork, for it is
-// at the same place there.
+// Part reserves a part of the Block to be laid out later, even after a fork, which has it at the same address.
 func (b *Block) Part(size uintptr) *Block { return &Block{base: b.alloc(size), size: size} }
 
-// Renew empties the part, for something else.
+// Renew empties the part for reuse.
 func (b *Block) Renew() {
 	clear(b.Bytes())
 	b.used, b.err, b.rest = 0, nil, nil
 }
 
-// Bytes is all that is laid out, and its place is the part's.
+// Bytes returns everything that is laid out, from the start of the part.
 func (b *Block) Bytes() []byte { return unsafe.Slice((*byte)(b.base), b.used) }
 
-// Err is the first thing that could not be laid out.
+// Err returns the first error of laying out.
 func (b *Block) Err() error { return b.err }
 
-// alloc returns size zeroed bytes. After an error it returns memory that may be
-// written to and is not used.
+// alloc returns size zeroed bytes. After an error it returns unused memory that may be written to.
 func (b *Block) alloc(size uintptr) unsafe.Pointer {
 	const align = 16
 	b.used = (b.used + align - 1) &^ (align - 1)
@@ -87,7 +82,7 @@ func (b *Block) alloc(size uintptr) unsafe.Pointer {
 	return p
 }
 
-// New returns a zeroed T in the Block. T has no pointers into Go's heap.
+// New returns a zeroed T in the Block. T must not point into Go's heap.
 func New[T any](b *Block) *T {
 	var t T
 	return (*T)(b.alloc(unsafe.Sizeof(t)))
@@ -104,7 +99,7 @@ func Copy[T any](b *Block, list []T) []T {
 	return out
 }
 
-// Text returns s in the Block, ended by a NUL. An s with a NUL in it is an error.
+// Text returns a copy of s in the Block, terminated by NUL. If s contains a NUL, it sets the Block's error.
 func (b *Block) Text(s string) *byte {
 	if strings.IndexByte(s, 0) >= 0 && b.err == nil {
 		b.err = errors.New("a string holds a NUL byte")
@@ -114,8 +109,7 @@ func (b *Block) Text(s string) *byte {
 	return &out[0]
 }
 
-// Texts returns the strings as execve(2) takes them: an array of pointers that
-// ends with a nil.
+// Texts returns the strings as an array of pointers terminated by nil, for execve(2).
 func (b *Block) Texts(list []string) []*byte {
 	out := unsafe.Slice((**byte)(b.alloc(unsafe.Sizeof(uintptr(0))*uintptr(len(list)+1))), len(list)+1)
 	for i, s := range list {
@@ -124,17 +118,15 @@ func (b *Block) Texts(list []string) []*byte {
 	return out
 }
 
-// Stack returns the top of a new stack. Space is left above it for what a Go
-// function may expect of its caller: on amd64 the place of a register argument, on
-// arm64 the frame of the caller as well.
+// Stack returns the top of a new stack. Above it is space that a Go function may expect in its caller's frame: on amd64 for
+// register arguments, on arm64 also for the frame itself.
 func (b *Block) Stack() uintptr {
 	const above = 256
 	return uintptr(unsafe.Add(b.alloc(StackSize), StackSize-above))
 }
 
-// tls returns a base for thread-local storage, with zeroes on both sides: where Go
-// code comes back from assembly it loads g from there, which a bare fork has no use
-// for and must nevertheless be able to read.
+// tls returns a base for thread-local storage, with zeroes on both sides. Go code loads g from there when it returns from
+// assembly. A bare fork does not use g, but the memory must be readable.
 func (b *Block) tls() uintptr {
 	const half = 2048
 	return uintptr(unsafe.Add(b.alloc(2*half), half))

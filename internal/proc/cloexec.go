@@ -9,27 +9,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CloseOnExec has all descriptors from first on closed by an exec, whoever opened them.
+// CloseOnExec sets close-on-exec for all descriptors from first on.
 func CloseOnExec(first int) error {
 	err := unix.CloseRange(uint(first), MaxFD, unix.CLOSE_RANGE_CLOEXEC)
 	if err != unix.EINVAL {
 		return err
 	}
-	// Before Linux 5.11 close_range(2) has no such flag.
+	// close_range(2) has this flag from Linux 5.11 on.
 	names, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return fmt.Errorf("list descriptors: %w", err)
 	}
 	for _, name := range names {
 		if fd, err := strconv.Atoi(name.Name()); err == nil && fd >= first {
-			unix.CloseOnExec(fd) // the list's own is closed by now, which is no harm
+			unix.CloseOnExec(fd) // the directory's own is closed by now, which is harmless
 		}
 	}
 	return nil
 }
 
-// DescriptorsHint is the remedy for an error that comes from no file being left that could
-// be opened, or sent, or from how large those may be that the caller writes; "" for any other.
+// DescriptorsHint returns the hint for an error caused by a limit on open or sent files or on file sizes; "" for others.
 func DescriptorsHint(err error) string {
 	switch {
 	case errors.Is(err, unix.EMFILE):

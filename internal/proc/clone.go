@@ -8,8 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The runtime's own fork hooks, the ones syscall.forkExec uses. They are among
-// the few names the Go linker keeps open for such use (gVisor depends on them).
+// The runtime's fork hooks, as syscall.forkExec uses them. The Go linker allows linkname for them (gVisor depends on them).
 
 //go:linkname runtimeBeforeFork syscall.runtime_BeforeFork
 func runtimeBeforeFork()
@@ -17,20 +16,17 @@ func runtimeBeforeFork()
 //go:linkname runtimeAfterFork syscall.runtime_AfterFork
 func runtimeAfterFork()
 
-// cloneCall makes a system call that clones, with its first five arguments. In the
-// child, which must have been given a stack, it calls fn, the code of a func(arg),
-// and never returns. In the parent it returns what the call did.
+// cloneCall makes a cloning system call with these first five arguments, which must give the child a stack. In the child it
+// calls fn, the code of a func(arg), and never returns. In the parent it returns the call's raw result.
 //
 //go:noescape
 func cloneCall(call, a, b, c, d, e, fn uintptr, arg unsafe.Pointer) uintptr
 
-// Code is where the code of a function begins, for [Clone]. f must be a declared
-// function, no closure.
+// Code returns the address of a function's code, for [Clone]. f must be a declared function and not a closure.
 func Code(f func(unsafe.Pointer)) uintptr { return **(**uintptr)(unsafe.Pointer(&f)) }
 
-// Clone forks from within a bare fork: the child shares the memory, has a stack of
-// its own, and runs fn(arg). To share costs a tenth of copying the page tables.
-// The child is below the same rules.
+// Clone forks from a bare fork. The child shares the memory, which costs a tenth of copying the page tables, has its own stack
+// and runs fn(arg). The same rules apply to it.
 //
 //go:nosplit
 //go:norace
@@ -38,7 +34,7 @@ func Clone(flags, stack, fn uintptr, arg unsafe.Pointer) (pid uintptr, errno sys
 	return failed(cloneCall(unix.SYS_CLONE, flags|unix.CLONE_VM|uintptr(unix.SIGCHLD), stack, 0, 0, 0, fn, arg))
 }
 
-// failed takes a raw result apart.
+// failed splits a raw result into result and errno.
 //
 //go:nosplit
 //go:norace
@@ -49,15 +45,14 @@ func failed(r uintptr) (uintptr, syscall.Errno) {
 	return r, 0
 }
 
-// firstObject is in the first arena of Go's heap, or near it: it was allocated before
-// the program began. The heap grows upwards from there.
+// firstObject is in or near the first arena of Go's heap because it is allocated before main. The heap grows upwards from
+// there.
 var firstObject = new([64]byte)
 
-// heap returns the part of the address space that belongs to Go's heap and to nothing
-// else, from the arena of its first object on; what a heap has beyond is copied, which is
-// slow and not wrong. The size is 0 where one of the others is in there too. The heap
-// begins at a random place (since Go 1.26), one time in 2^20 just below the program; and a
-// kernel with few bits for addresses gives it whatever place is free.
+// heap returns a range of addresses that only Go's heap uses, from the arena of its first object on. Parts of the heap outside
+// the range are copied, which is slow but correct. The size is 0 if one of the other addresses is in the range. The heap
+// starts at a random address (from Go 1.26), one time in 2^20 just below the program; a kernel with a small address space
+// places it anywhere.
 func heap(first uintptr, others ...uintptr) (base, size uintptr) {
 	const arena, most = 64 << 20, 1 << 36
 	base = first &^ (arena - 1)
@@ -69,24 +64,20 @@ func heap(first uintptr, others ...uintptr) (base, size uintptr) {
 	return base, most
 }
 
-// bareFork clones the process without exec. The child has a stack of its own, runs
-// fn(arg) and never returns; the parent gets its pid, and a pidfd in *pidfd.
+// bareFork clones the process without exec. The child has its own stack, runs fn(arg) and never returns. The parent gets the
+// child's PID, and its pidfd in *pidfd.
 //
-// The child is a copy of a process with many threads in which only the calling one
-// exists, so whatever lock another thread held stays held for ever. fn may call only
-// nosplit functions that make raw system calls; it may neither allocate, nor let its
-// stack grow, nor store a pointer (the garbage collector's write barrier), and it
-// ends in exec or exit_group. A test over the object code sees to all of that.
-// Close-on-exec does not act on the child: it closes what it must not hold.
+// The child is a copy of a process with many threads, of which only the calling one exists, so locks held by other threads
+// stay locked forever. fn may call only nosplit functions that make raw system calls. It must not allocate, grow its stack or
+// store pointers (the garbage collector's write barrier), and it ends in exec or exit_group. A test checks this in the object
+// code. The child must close descriptors itself, because close-on-exec has no effect without an exec.
 //
-// Go's heap is left out of the copy (madvise(2), MADV_DONTFORK): all that the child
-// needs is in its [Block]. Nobody else forks meanwhile, because of
-// [syscall.ForkLock]; and os/exec shares memory with its children until they
-// execute, for which MADV_DONTFORK means nothing.
+// The copy excludes Go's heap (madvise(2), MADV_DONTFORK): the child needs only its [Block]. [syscall.ForkLock] prevents other
+// forks meanwhile. os/exec shares memory with its children until their exec, so MADV_DONTFORK does not affect them.
 //
-// All signals are blocked across the clone, and stay so in the child.
+// All signals are blocked during the clone, and remain blocked in the child.
 func bareFork(b *Block, pidfd *int32, fn uintptr, arg unsafe.Pointer) (pid uintptr, errno syscall.Errno) {
-	// A mapping of ours, the stack, the code and the data.
+	// The other addresses: the block, the stack, the code and the data.
 	base, size := heap(uintptr(unsafe.Pointer(firstObject)), uintptr(b.base), uintptr(firstWord), fn, uintptr(unsafe.Pointer(&firstWord)))
 	stack, tls := b.Stack(), b.tls()
 	if b.err != nil {
@@ -94,8 +85,7 @@ func bareFork(b *Block, pidfd *int32, fn uintptr, arg unsafe.Pointer) (pid uintp
 	}
 	syscall.ForkLock.Lock()
 	defer syscall.ForkLock.Unlock()
-	// ENOMEM says that not all of the range is mapped, which is so. Without the advice
-	// the heap is copied.
+	// The call fails with ENOMEM because parts of the range are unmapped. Without the advice the heap would be copied.
 	unix.RawSyscall(unix.SYS_MADVISE, base, size, unix.MADV_DONTFORK)
 	pid, errno = forkNow(uintptr(unsafe.Pointer(pidfd)), stack, tls, fn, arg)
 	unix.RawSyscall(unix.SYS_MADVISE, base, size, unix.MADV_DOFORK)
@@ -112,8 +102,7 @@ func forkNow(pidfd, stack, tls, fn uintptr, arg unsafe.Pointer) (uintptr, syscal
 	return failed(r)
 }
 
-// Exit ends a bare-forked child. exit_group(2) and not exit(2), so that it says
-// what is meant, although there is one thread.
+// Exit exits a bare-forked child.
 //
 //go:nosplit
 //go:norace
@@ -123,8 +112,7 @@ func Exit(code uintptr) {
 	}
 }
 
-// firstWord is the memory that /proc/PID/cmdline begins with, from before anybody
-// could have changed os.Args.
+// firstWord is the start of the memory shown in /proc/PID/cmdline, read before the program could change os.Args.
 var firstWord = func() unsafe.Pointer {
 	if len(os.Args) == 0 {
 		return nil
@@ -132,10 +120,9 @@ var firstWord = func() unsafe.Pointer {
 	return unsafe.Pointer(unsafe.StringData(os.Args[0]))
 }()
 
-// words is where the kernel has put what the process was called with: its arguments
-// and, behind them, its environment, up to the name of the program (getauxval(3),
-// AT_EXECFN). /proc/PID/cmdline and environ of a fork show them, so the fork wipes
-// its copy. The size is 0 where that place is not known.
+// words returns the memory of the process's arguments and environment, which ends at the program's name (getauxval(3),
+// AT_EXECFN). /proc/PID/cmdline and environ of a fork show this memory, so the fork wipes its copy. The size is 0 if the
+// address is unknown.
 func words() (from unsafe.Pointer, size uintptr) {
 	const atExecFn, most = 31, 16 << 20
 	aux, err := unix.Auxv()

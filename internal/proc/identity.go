@@ -9,9 +9,8 @@ import (
 	"sync/atomic"
 )
 
-// Identity tells one process from every other that has had, or will have, its
-// number: a pid is used again, a start time not within one boot, and the same
-// pid and start time in another PID namespace is somebody else.
+// Identity distinguishes a process from all others with the same PID, earlier, later or in another PID namespace: PIDs are
+// reused, but not with the same start time within one boot.
 type Identity struct {
 	PID    int    `json:"pid"`
 	Start  uint64 `json:"start_time"`    // clock ticks since boot
@@ -19,9 +18,8 @@ type Identity struct {
 	PIDNS  uint64 `json:"pid_namespace"` // inode of the PID namespace that the process itself is in
 }
 
-// Identify is for a process that the caller knows to be the one it means while
-// this looks: a child not yet reaped, itself, or one held by a pidfd and asked
-// [Process.Exited] afterwards.
+// Identify returns the identity of a process. The caller must be sure that the PID stays the process's during the call: an
+// unreaped child, itself, or a process held by a pidfd with a call of [Process.Exited] afterwards.
 func Identify(pid int) (Identity, error) {
 	id, err := IdentifyInit(pid, 0)
 	if err == nil {
@@ -33,8 +31,8 @@ func Identify(pid int) (Identity, error) {
 	return id, nil
 }
 
-// IdentifyInit is Identify for PID 1 of a PID namespace whose inode is known: that of a
-// process that is not dumpable an ordinary user may not look at.
+// IdentifyInit is Identify for PID 1 of a PID namespace whose inode is known. An ordinary user may not read the namespace of
+// an undumpable process.
 func IdentifyInit(pid int, ns uint64) (Identity, error) {
 	id := Identity{PID: pid, PIDNS: ns}
 	st, err := ReadStat(pid)
@@ -48,20 +46,18 @@ func IdentifyInit(pid int, ns uint64) (Identity, error) {
 	return id, nil
 }
 
-// Open takes hold of the process that id was made of. [ErrGone] means that it
-// has ended, whoever has its number now; any other error, that it could not be
-// told. The caller owns the Process and closes it.
+// Open opens the process with this identity. It fails with [ErrGone] if the process has ended, even if its PID is in use
+// again; any other error means that this is unknown. The caller closes the Process.
 func (id Identity) Open() (*Process, error) {
-	// No sandbox is, or is supervised by, process 1; below it kill(2) and others
-	// take a number for something else than a process.
+	// No sandbox or supervisor has PID 1, and kill(2) and other calls interpret smaller numbers differently.
 	if id.PID <= 1 {
 		return nil, ErrGone
 	}
-	// The pidfd comes first: what is read after it is of this process, or of one
-	// that got the number later, and then this one has ended.
+	// First the pidfd: values read afterwards belong to its process, or to a later one with the same PID; then the former has
+	// ended.
 	p, err := Open(id.PID)
 	if err != nil {
-		// The number may be that of a stranger's thread now, which has no pidfd.
+		// The number may belong to a thread of another process now, for which pidfd_open fails.
 		if id.verify() == ErrGone {
 			err = ErrGone
 		}
@@ -79,8 +75,8 @@ func (id Identity) Open() (*Process, error) {
 	return p, nil
 }
 
-// OpenInit is Open for who can only be PID 1 of a PID namespace below ours, as all inits on record are:
-// anybody else is not taken for it, whatever a record says.
+// OpenInit is Open for a recorded init. It returns [ErrGone] unless the process is PID 1 of a PID namespace below this
+// process's, whatever the record says.
 func (id Identity) OpenInit() (*Process, error) {
 	p, err := id.Open()
 	if err == nil && !isInit(id.PID) {
@@ -90,7 +86,7 @@ func (id Identity) OpenInit() (*Process, error) {
 	return p, err
 }
 
-// errHidden means that a process is alive, but /proc does not show it.
+// errHidden reports that a process is alive but hidden in /proc.
 var errHidden = errors.New("/proc does not show it (hidepid of proc(5))")
 
 // hidden reports whether /proc has no such process.
@@ -99,8 +95,8 @@ func hidden(pid int) bool {
 	return err == ErrGone
 }
 
-// verify compares what everybody may read first. So a stranger, whose namespace
-// we may not look at, is known as one by his start time.
+// verify first compares values that every user may read. So another process, whose namespace may be unreadable, is
+// recognised by its start time.
 func (id Identity) verify() error {
 	if boot, err := BootID(); err != nil {
 		return err
@@ -113,7 +109,7 @@ func (id Identity) verify() error {
 		return ErrGone
 	}
 	if ns, err := Namespace(id.PID, "pid"); errors.Is(err, fs.ErrPermission) && isInit(id.PID) {
-		return nil // see IdentifyInit; a stranger would have to be an init as well, begun in the same tick
+		return nil // see IdentifyInit; another process would have to be an init started in the same tick
 	} else if err != nil {
 		return err
 	} else if ns != id.PIDNS {
@@ -122,21 +118,19 @@ func (id Identity) verify() error {
 	return nil
 }
 
-// Apart reports whether the process belongs to another PID namespace than ours, so that its pid means
-// nothing here.
+// Apart reports whether the process belongs to another PID namespace than this one, so that its PID is meaningless here.
 func (id Identity) Apart() bool {
 	ns, err := Namespace(os.Getpid(), "pid")
 	return err == nil && id.PIDNS != 0 && id.PIDNS != ns
 }
 
-// isInit reports whether a process is PID 1 of a namespace below ours, by what everybody
-// may read.
+// isInit reports whether a process is PID 1 of a namespace below this process's. It uses values that every user may read.
 func isInit(pid int) bool {
 	numbers, err := NSPIDs(pid)
 	return err == nil && len(numbers) > 1 && numbers[len(numbers)-1] == 1
 }
 
-// BootID is a number that the kernel draws once per boot (random(4)).
+// BootID returns the random ID of the current boot (random(4)).
 func BootID() (string, error) {
 	if id := knownBootID.Load(); id != nil {
 		return *id, nil
@@ -153,5 +147,5 @@ func BootID() (string, error) {
 	return id, nil
 }
 
-// knownBootID is what was read: who looks at many sandboxes needs it for each.
+// knownBootID caches the boot ID.
 var knownBootID atomic.Pointer[string]

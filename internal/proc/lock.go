@@ -7,15 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TryLock takes the lock of an open file (unix.F_WRLCK, alone; unix.F_RDLCK, with others), changes it
-// or gives it up (unix.F_UNLCK), without waiting. It belongs to the open file and ends with its last
-// descriptor (F_OFD_SETLK, fcntl_locking(2)). EAGAIN: somebody else has it.
+// TryLock takes, changes or releases (unix.F_UNLCK) an exclusive (unix.F_WRLCK) or shared (unix.F_RDLCK) lock of a file,
+// without waiting. The lock belongs to the open file description and ends with its last descriptor (F_OFD_SETLK,
+// fcntl_locking(2)). It fails with EAGAIN if another has a conflicting lock.
 func TryLock(fd int, kind int16) error {
 	return unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind, Whence: io.SeekStart})
 }
 
-// Lock is [TryLock] that tries again for so long. It does not wait in the kernel, where a holder that was
-// stopped (SIGSTOP) would keep us for ever.
+// Lock is [TryLock] that retries for a time. It does not block in the kernel, where a stopped holder (SIGSTOP) would block it
+// forever.
 func Lock(fd int, kind int16, patience time.Duration) error {
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		if err := TryLock(fd, kind); err != unix.EAGAIN || !time.Now().Before(end) {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MountError says why the numbers in /proc are of no use to this process.
+// MountError reports why this process cannot use the PIDs in /proc.
 type MountError struct {
 	Cause, Remedy string
 	Err           error // of readlink(2); nil if /proc shows another PID namespace
@@ -19,15 +19,13 @@ func (e *MountError) Error() string { return e.Cause }
 
 func (e *MountError) Unwrap() error { return e.Err }
 
-// CheckMount returns a *[MountError] unless /proc shows the PID namespace that this
-// process is in. A /proc shows the namespace of who mounted it: after unshare(1) --pid
-// it is still the outer one's. The numbers read there are strangers' in our namespace,
-// and kill(2) or pidfd_open(2) would take them for ours. Whoever uses a number from
-// /proc calls this before; it costs one readlink(2).
+// CheckMount returns a *[MountError] unless /proc shows this process's PID namespace. A /proc shows the namespace of the
+// process that mounted it: after unshare(1) --pid that is still the outer one. Its PIDs belong to other processes in this
+// namespace, for which kill(2) and pidfd_open(2) would take them. Call this before using a PID from /proc; it costs one
+// readlink(2).
 //
-// The two numbers can agree by chance, but only after those of the outer namespace have
-// wrapped around: a process gets its numbers in all namespaces at once, and the outer
-// ones have counted more.
+// The PIDs in both namespaces can be equal by chance, but only after those of the outer one have wrapped around: a process gets
+// its PIDs in all namespaces at the same time, and the outer ones have counted more processes.
 func CheckMount() error {
 	number, err := os.Readlink("/proc/self")
 	return checkMount(number, os.Getpid(), err)
@@ -47,9 +45,9 @@ func checkMount(number string, self int, err error) error {
 	return nil
 }
 
-// CheckHidden returns a *[MountError] if /proc shows this process no other user's (hidepid of
-// proc(5)): then it does not show what bwrap starts either, which has other user and group ids, or
-// capabilities in a user namespace of its own. PID 1 stands for all of these.
+// CheckHidden returns a *[MountError] if /proc hides the processes of other users (hidepid, proc(5)). Then it also hides those
+// that bwrap starts, which have other user and group IDs, or capabilities in their own user namespace. PID 1 serves as the
+// example.
 func CheckHidden() error {
 	if err := unix.Access("/proc/1/stat", unix.F_OK); err != nil {
 		return &MountError{Cause: "/proc hides the processes of others (hidepid)", Remedy: "mount -o remount,hidepid=0 /proc; or, for one group, with gid=ITS-ID instead", Err: err}

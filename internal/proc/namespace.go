@@ -10,20 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace is the inode of a namespace of the process: type "pid", "user" ….
+// Namespace returns the inode of a namespace of the process; kind is "pid", "user" ….
 func Namespace(pid int, kind string) (inode uint64, err error) {
 	var st unix.Stat_t
 	err = look("stat", pid, "ns/"+kind, func(path string) error { return unix.Stat(path, &st) })
 	return st.Ino, err
 }
 
-// OpenNamespace opens one, and with it holds it. The caller closes it.
+// OpenNamespace opens a namespace of the process, which lives at least until the caller closes it.
 func OpenNamespace(pid int, kind string) (fd int, err error) {
 	return openFile(pid, "ns/"+kind, unix.O_RDONLY)
 }
 
-// NamespaceOwner returns the user namespace that one of the process's namespaces belongs to. The caller
-// closes it.
+// NamespaceOwner returns the user namespace that owns one of the process's namespaces. The caller closes it.
 func (p *Process) NamespaceOwner(kind string) (*os.File, error) {
 	fd, err := OpenNamespace(p.PID, kind)
 	if err != nil {
@@ -31,7 +30,7 @@ func (p *Process) NamespaceOwner(kind string) (*os.File, error) {
 	}
 	defer unix.Close(fd)
 	if p.Exited() {
-		return nil, ErrGone // so it may be another's
+		return nil, ErrGone // the namespace may be another process's
 	}
 	owner, err := unix.IoctlRetInt(fd, unix.NS_GET_USERNS) // ioctl_ns(2), Linux 4.9
 	if err != nil {
@@ -40,7 +39,7 @@ func (p *Process) NamespaceOwner(kind string) (*os.File, error) {
 	return os.NewFile(uintptr(owner), "user namespace"), nil
 }
 
-// openFile opens a file in /proc/PID; -1 with an error.
+// openFile opens a file in /proc/PID. It returns -1 with an error.
 func openFile(pid int, name string, flags int) (fd int, err error) {
 	fd = -1
 	err = look("open", pid, name, func(path string) (err error) {
@@ -50,7 +49,7 @@ func openFile(pid int, name string, flags int) (fd int, err error) {
 	return fd, err
 }
 
-// look does something with a file in /proc/PID, in the place of that process's owner if need be.
+// look calls at with the path of a file in /proc/PID, if necessary with the IDs of the process's owner.
 func look(what string, pid int, name string, at func(path string) error) error {
 	path := "/proc/" + strconv.Itoa(pid) + "/" + name
 	err := at(path)
@@ -63,15 +62,13 @@ func look(what string, pid int, name string, at func(path string) error) error {
 	return nil
 }
 
-// asOwner calls f with the effective user and group id of a process, if we are
-// root. To look into a process takes CAP_SYS_PTRACE in the user namespace of that
-// process (ptrace(2), PTRACE_MODE_READ_FSCREDS). Who has made that namespace has it,
-// but root, in the usual container, is neither that one nor has it elsewhere.
+// asOwner calls f with the effective user and group ID of a process, if this process is root. Reading such a file requires
+// CAP_SYS_PTRACE in the user namespace of that process (ptrace(2), PTRACE_MODE_READ_FSCREDS). The user who made the namespace
+// has it, but in a usual container root is not that user and lacks the capability.
 //
-// The ids are those of this thread alone (credentials(7)). Nobody else can do more to
-// us for it: signals and attaching go by the real and the saved ids as well. f must stay
-// on the thread, and neither fork nor make descriptors by package os, which takes
-// [syscall.ForkLock].
+// The IDs are those of this thread only (credentials(7)). They give other processes no new rights over this one, because
+// signals and ptrace also depend on the real and saved IDs. f must stay on the thread, and must neither fork nor open files
+// with package os, which takes [syscall.ForkLock].
 func asOwner(pid int, f func() error) error {
 	if unix.Geteuid() != 0 {
 		return unix.EACCES
@@ -83,14 +80,14 @@ func asOwner(pid int, f func() error) error {
 	if owner.Uid == 0 {
 		return unix.EACCES
 	}
-	// One at a time, or the second would take the flag that the first has changed for what
-	// is to be put back. And no fork: it would inherit these ids, and the flag.
+	// One at a time: a second call would otherwise save the flag that the first has changed. No forks either, which would
+	// inherit the IDs and the flag.
 	syscall.ForkLock.Lock()
 	defer syscall.ForkLock.Unlock()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	// Changed ids make all of the process undumpable, and those who look for us, with
-	// no more rights than we have, could not tell who we are (prctl(2)).
+	// The change of IDs makes the whole process undumpable (prctl(2)). Then other sbxrun processes of the same user could not
+	// identify it.
 	dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
 	if err != nil {
 		return err
@@ -108,8 +105,7 @@ func asOwner(pid int, f func() error) error {
 	return f()
 }
 
-// setEffective sets an effective id. Not by package syscall, which sets those of all
-// threads.
+// setEffective sets an effective ID of this thread. Package syscall would set it for all threads.
 func setEffective(call uintptr, id int) error {
 	const keep = ^uintptr(0)
 	if _, _, errno := syscall.RawSyscall(call, keep, uintptr(id), keep); errno != 0 {
@@ -118,21 +114,19 @@ func setEffective(call uintptr, id int) error {
 	return nil
 }
 
-// restore undoes setEffective. That is always allowed; and without it this thread must
-// not go on.
+// restore undoes setEffective, which is always allowed. It panics on failure, because the thread must not continue.
 func restore(call uintptr, id int) {
 	if err := setEffective(call, id); err != nil {
 		panic("the effective ids cannot be restored: " + err.Error())
 	}
 }
 
-// OpenFile opens a file in /proc/PID that stands for another one, "exe" or "fd/3", without
-// opening that one (O_PATH): a device, a FIFO or a file system in user space could do
-// something about it, or keep us waiting. The caller closes it.
+// OpenFile opens a magic link in /proc/PID, such as "exe" or "fd/3", with O_PATH: opening a device, a FIFO or a file of a file
+// system in user space could have side effects or block. The caller closes the descriptor.
 func OpenFile(pid int, name string) (fd int, err error) { return openFile(pid, name, unix.O_PATH) }
 
-// OpenRoot opens the root directory that a process has (proc_pid_root(5)). [ErrGone]: it has ended,
-// and so its number may have been another's already. The caller closes the descriptor.
+// OpenRoot opens the process's root directory (proc_pid_root(5)). It fails with [ErrGone] if the process has ended, because
+// its PID may be in use again. The caller closes the descriptor.
 func (p *Process) OpenRoot() (int, error) {
 	fd, err := OpenFile(p.PID, "root")
 	if p.Exited() {

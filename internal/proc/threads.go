@@ -5,14 +5,11 @@ import (
 	"sync"
 )
 
-// SpareThreads keeps Go from making threads that it can do without, for who has to wait,
-// and where they are scarce.
+// SpareThreads keeps Go from making unnecessary threads. It is for processes that mostly wait, and where threads are scarce.
 func SpareThreads() { runtime.GOMAXPROCS(1) }
 
-// MakeThreads makes threads until there are so many, which the runtime keeps for when it
-// needs one: a goroutine that waits with its thread locked makes it run the others on
-// another. What idles is taken first. Two are beside these: the caller's own, and the
-// runtime's monitor.
+// MakeThreads makes threads until there are total, counting the caller's and the runtime's monitor. The runtime keeps them
+// for later use. It uses idle threads first, and needs another thread for each goroutine that waits locked to its own.
 func MakeThreads(total int) {
 	var waiting sync.WaitGroup
 	enough := make(chan struct{})
@@ -29,12 +26,9 @@ func MakeThreads(total int) {
 	close(enough)
 }
 
-// ShedThreads ends the threads of ours that have nothing to do, for who is about to wait:
-// from eight to five. Go makes one whenever something blocks or could go on beside it,
-// and keeps it for ever; what was needed for a moment's work at the start would count
-// against a bound on tasks (pids.max) for as long as the run takes. A goroutine that ends
-// while it is locked to its thread takes that with it; one processor keeps Go from making
-// others in their place.
+// ShedThreads ends idle threads, from eight to five, before a long wait. Go makes threads when goroutines block or can run
+// in parallel, and keeps them. Those from the start would count against a limit on tasks (pids.max) during the whole run.
+// The end of a goroutine that is locked to its thread ends the thread, too. GOMAXPROCS 1 keeps Go from making new ones.
 func ShedThreads() {
 	const most = 8
 	SpareThreads()

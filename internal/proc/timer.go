@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NewTimer makes a timerfd (timerfd_create(2)) that is not set, for [Kept.Timer]. It is a blocking
-// one, which Go's poller does not take: nobody here waits for it.
+// NewTimer returns an unset timerfd (timerfd_create(2)) for [Kept.Timer]. It is a blocking one, so that it is not registered
+// with Go's poller: this process does not wait for it.
 func NewTimer() (*os.File, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC)
 	if err != nil {
@@ -18,8 +18,8 @@ func NewTimer() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "timer"), nil
 }
 
-// setTimer has a timerfd run out at a time, in place of the one before. One that is closed
-// meanwhile is left alone: its number could be that of the next command's.
+// setTimer sets the time of a timerfd. It does nothing if the file is closed, because the number could belong to the next
+// command's timer.
 func setTimer(timer *os.File, at time.Time) {
 	conn, err := timer.SyscallConn()
 	if err != nil {

@@ -14,41 +14,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stat is what /proc/PID/stat says of one process.
+// Stat holds values of /proc/PID/stat.
 type Stat struct {
 	PID    int
 	Parent int
-	// Session is the id of its session: the pid of the process that made it.
+	// Session is the ID of its session: the PID of the process that made it.
 	Session int
-	Comm    string // as the process named itself: hostile, at most 15 bytes
+	Comm    string // set by the process itself: untrusted, at most 15 bytes
 	State   string // one letter: R, S, D, T, t, Z, X …
 	CPU     Times  // its own
-	Waited  Times  // of children that it has waited for, and of theirs
+	Waited  Times  // of reaped children, and of theirs
 	Start   uint64 // clock ticks from the machine's boot to its start
 	Threads int
 	Pages   int64 // in memory, shared ones included; a little behind (proc_pid_stat(5))
 }
 
-// Ended reports whether nothing of the process runs any more. Its first thread may have ended, which shows
-// as a zombie, before others that go on.
+// Ended reports whether all threads of the process have ended. The process is shown as a zombie when its first thread has
+// ended, even if others still run.
 func (s Stat) Ended() bool { return s.State == "X" || s.State == "Z" && s.Threads <= 1 }
 
 // Times is CPU time.
 type Times struct{ User, System time.Duration }
 
-// clockTick is the unit of times in /proc: USER_HZ, which is 100 on every
-// architecture Go runs on (time(7)).
+// clockTick is the unit of times in /proc. USER_HZ is 100 on every architecture that Go supports (time(7)).
 const clockTick = 10 * time.Millisecond
 
-// ReadFile reads a file of the kernel's, in /proc or below. os.ReadFile would first
-// try to have it polled, and take three times as long, on the way of every run.
+// ReadFile reads a file in /proc or /sys. os.ReadFile would first try to register it with the poller, which takes three times
+// as long.
 func ReadFile(path string) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
-	data := make([]byte, 0, 512) // most are smaller, and each page that is touched costs a fault
+	data := make([]byte, 0, 512) // most files are smaller, and each touched page costs a fault
 	for {
 		n, err := unix.Read(fd, data[len(data):cap(data)])
 		if err == unix.EINTR {
@@ -63,11 +62,10 @@ func ReadFile(path string) ([]byte, error) {
 	}
 }
 
-// ReadStat reads /proc/PID/stat. [ErrGone] if there is no such process; any
-// other error does not say that.
+// ReadStat reads /proc/PID/stat. It returns [ErrGone] only if there is no such process.
 func ReadStat(pid int) (Stat, error) {
 	data, err := ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	// It may end before the file is opened, or before it is read.
+	// The process may end before the open or before the read.
 	if isGone(err) {
 		return Stat{}, ErrGone
 	}
@@ -128,8 +126,8 @@ func parseStat(data []byte) (Stat, error) {
 
 func isLetter(c byte) bool { return 'A' <= c && c <= 'Z' || 'a' <= c && c <= 'z' }
 
-// NSPID is the pid of the process in its own, innermost PID namespace: the last
-// number of the NSpid line of /proc/PID/status (Linux 4.1).
+// NSPID returns the PID of the process in its own PID namespace: the last number of the NSpid line of /proc/PID/status (Linux
+// 4.1).
 func NSPID(pid int) (int, error) {
 	numbers, err := NSPIDs(pid)
 	if err != nil {
@@ -138,8 +136,7 @@ func NSPID(pid int) (int, error) {
 	return numbers[len(numbers)-1], nil
 }
 
-// NSPIDs are the pids of the process in our PID namespace and in each one on the way
-// from there to its own: at least one, and one more for each namespace between.
+// NSPIDs returns the PIDs of the process in this process's PID namespace and in each namespace below, down to its own.
 func NSPIDs(pid int) ([]int, error) {
 	data, err := ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
 	if isGone(err) {
@@ -151,8 +148,8 @@ func NSPIDs(pid int) ([]int, error) {
 	return parseNSPIDs(data)
 }
 
-// Nested reports whether a process is in a PID namespace below that of /proc. An error,
-// such as that it has ended, counts as no.
+// Nested reports whether a process is in a PID namespace below that of /proc. After an error, for example because the process
+// has ended, it returns false.
 func Nested(pid int) bool {
 	numbers, err := NSPIDs(pid)
 	return err == nil && len(numbers) > 1
@@ -173,17 +170,16 @@ func parseNSPIDs(status []byte) (numbers []int, err error) {
 	return numbers, nil
 }
 
-// field is what stands in a line behind "key:", in a file such as /proc/PID/status; "" if there is
-// none. It is never the first line. In status that is the name, which comes with its newlines
-// escaped, so a process cannot fake a line by its name (proc_pid_status(5)).
+// field returns the value of the line "key:" in a file such as /proc/PID/status, or "" if there is none. It ignores the first
+// line, which in status is the name. The kernel escapes newlines there, so a process cannot fake a line by its name
+// (proc_pid_status(5)).
 func field(data []byte, key string) string {
 	_, rest, _ := bytes.Cut(data, []byte("\n"+key+":"))
 	line, _, _ := bytes.Cut(rest, []byte("\n"))
 	return strings.TrimSpace(string(line))
 }
 
-// PeakRSS is the most memory the process has had, in bytes: VmHWM of
-// /proc/PID/status. 0 for a zombie and for one that is gone.
+// PeakRSS returns the peak memory of the process in bytes (VmHWM of /proc/PID/status), or 0 if it has ended.
 func PeakRSS(pid int) int64 {
 	data, err := ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
 	if err != nil {
@@ -200,19 +196,19 @@ func parsePeakRSS(status []byte) int64 {
 	return kib << 10
 }
 
-// maxThreads is how many threads one look asks for their children: each takes three system calls,
-// and who has more must not make its own end late, by many processes neither. A test has fewer.
+// maxThreads is the maximum number of threads whose children are read at a time. Each takes three system calls, and a command
+// must not delay its own end with many threads or processes. It is a variable for tests.
 var maxThreads = 1000
 
-// Children lists the children of a process, zombies included: those of all its threads.
-// A process that has ended has none; an error says that some may be missing.
+// Children lists the children of all threads of a process, including zombies. A process that has ended has none. After an
+// error some may be missing.
 func Children(pid int) (pids []int, err error) {
 	pids, _, err = children(pid, maxThreads)
 	return pids, err
 }
 
-// children asks at most so many threads, and says how many it has asked: at least the first one,
-// which is all that most processes have.
+// children reads the children of up to most threads, and returns the number of threads read. It always reads those of the
+// first thread, the only one of most processes.
 func children(pid, most int) (pids []int, asked int, err error) {
 	tasks := "/proc/" + strconv.Itoa(pid) + "/task"
 	threads := []string{strconv.Itoa(pid)}
@@ -222,7 +218,7 @@ func children(pid, most int) (pids []int, asked int, err error) {
 		}
 	}
 	if len(threads) >= most {
-		err = errors.New("it has more threads than are looked at")
+		err = errors.New("too many threads")
 	}
 	for _, tid := range threads {
 		data, readErr := ReadFile(tasks + "/" + tid + "/children")
@@ -234,7 +230,7 @@ func children(pid, most int) (pids []int, asked int, err error) {
 	return pids, len(threads), err
 }
 
-// threadsOf lists at most so many threads.
+// threadsOf lists up to most threads.
 func threadsOf(tasks string, most int) ([]string, error) {
 	dir, err := os.Open(tasks)
 	if err != nil {
@@ -248,7 +244,7 @@ func threadsOf(tasks string, most int) ([]string, error) {
 	return threads, err
 }
 
-// isGone says whether what could not be opened, or read, in /proc is no more.
+// isGone reports whether an open or read in /proc failed because the process has ended.
 func isGone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) }
 
 func parseChildren(data []byte) (pids []int) {
@@ -260,22 +256,20 @@ func parseChildren(data []byte) (pids []int) {
 	return pids
 }
 
-// Descendants lists what is below a process that is known to run, zombies included,
-// breadth first and at most limit of them. It is a look, not a lock: a process that
-// forks meanwhile may be missed, and so may children of threads beyond the first thousand,
-// which is why ending a sandbox never depends on it.
+// Descendants lists at most limit descendants of a running process, including zombies, breadth first. It may miss children
+// forked meanwhile and children of threads beyond the first thousand, so ending a sandbox never depends on it.
 func Descendants(root, limit int) []Stat {
 	found, _ := descendants(root, limit)
 	return found
 }
 
-// descendants also says how many threads it has asked: at most one of each process, and maxThreads.
+// descendants also returns the number of threads read: at most one for each process plus maxThreads.
 func descendants(root, limit int) (found []Stat, asked int) {
 	queue := []int{root}
 	for len(queue) > 0 {
 		pid := queue[0]
 		queue = queue[1:]
-		pids, n, _ := children(pid, maxThreads-asked) // what could be read is all there is to see
+		pids, n, _ := children(pid, maxThreads-asked) // an incomplete list is enough
 		asked += n
 		for _, child := range pids {
 			st, err := ReadStat(child)
@@ -292,7 +286,7 @@ func descendants(root, limit int) (found []Stat, asked int) {
 	return found, asked
 }
 
-// All lists the processes that /proc shows. An error says that some may be missing.
+// All lists the processes in /proc. After an error some may be missing.
 func All() (pids []int, err error) {
 	dir, err := os.Open("/proc")
 	if err != nil {
@@ -308,11 +302,10 @@ func All() (pids []int, err error) {
 	return pids, err
 }
 
-// Members lists every process of some PID namespaces, those nested in them apart, by
-// looking through all of /proc; at most limit. For the survivors of a teardown
-// that could not be proven: exact, and too slow for anything else.
+// Members lists at most limit processes of some PID namespaces, without those in nested namespaces. It reads all of /proc,
+// which is exact but slow, to find the survivors of an unproven teardown.
 func Members(limit int, namespaces ...uint64) (found []Stat) {
-	pids, _ := All() // what could be read is all there is to see
+	pids, _ := All() // an incomplete list is enough
 	for _, pid := range pids {
 		if in, err := Namespace(pid, "pid"); err != nil || !slices.Contains(namespaces, in) {
 			continue

@@ -363,7 +363,7 @@ func TestChildrenManyThreads(t *testing.T) {
 		children, err = Children(c.Process.Pid)
 		return len(children) == 1
 	})
-	if want := "it has more threads than are looked at"; err == nil || err.Error() != want {
+	if want := "too many threads"; err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
 }

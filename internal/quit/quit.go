@@ -1,24 +1,22 @@
-// Package quit ends the process with 131, and without a word, when SIGQUIT comes.
+// Package quit makes the process exit silently with code 131 on SIGQUIT.
 //
-// The Go runtime's answer to SIGQUIT is a trace of all goroutines and exit code 2, until
-// somebody listens by os/signal. sbxrun listens only when it is about to start something,
-// and its other commands never do. The default action of the kernel would be a core dump,
-// with what the caller's environment holds.
+// The Go runtime prints a trace of all goroutines on SIGQUIT and exits with code 2, unless os/signal handles the signal.
+// sbxrun uses os/signal only before it starts a command, and its other commands never do. The kernel's default action would
+// be a core dump that contains the caller's environment.
 //
-// The package imports nothing, and so is initialised first of all (Go specification,
-// Program initialization: by import path, once what is imported has been). Only the start
-// of the runtime, 0.3 ms or so, comes before, in which SIGQUIT has Go's answer.
+// The package imports nothing, so it is initialised first (Go specification, Program initialization: sorted by import path,
+// after the imports). Only a SIGQUIT during the start of the runtime, about 0.3 ms, still has Go's effect.
 package quit
 
 import "unsafe"
 
-// rawSyscall6 is that of package syscall, whose import would come first.
+// rawSyscall6 is the function of package syscall, which would be initialised first if it were imported.
 //
 //go:linkname rawSyscall6 syscall.RawSyscall6
 //go:noescape
 func rawSyscall6(trap, a1, a2, a3, a4, a5, a6 uintptr) (r1, r2, errno uintptr)
 
-// action is the kernel's struct sigaction, of rt_sigaction(2).
+// action is the kernel's struct sigaction for rt_sigaction(2).
 type action struct {
 	handler, flags, restorer uintptr
 	mask                     uint64
@@ -26,13 +24,13 @@ type action struct {
 
 const (
 	sigquit    = 3
-	onStack    = 0x08000000 // SA_ONSTACK: Go's threads have such a stack; others are small
-	restorer   = 0x04000000 // SA_RESTORER: x86-64 delivers nothing without, used or not
+	onStack    = 0x08000000 // SA_ONSTACK: Go's threads have a signal stack, and their other stacks are small
+	restorer   = 0x04000000 // SA_RESTORER: x86-64 delivers no signal without one, even if it is unused
 	exitCode   = 128 + sigquit
 	sizeOfMask = 8
 )
 
-// runtimes is Go's own action, handler 0 if it was not replaced.
+// runtimes is the Go runtime's action. Its handler is 0 if it was not replaced.
 var runtimes action
 
 func init() {
@@ -41,8 +39,8 @@ func init() {
 	set(&action{handler: at, flags: onStack | restorer, restorer: at}, &runtimes)
 }
 
-// Listened hands SIGQUIT back to os/signal. It is called when [signal.Notify] has been,
-// for SIGQUIT: that leaves the handler as it is, because Go has installed its own at start.
+// Listened hands SIGQUIT back to os/signal. Call it after [signal.Notify] for SIGQUIT, which does not install a handler
+// because Go installs its own at the start.
 //
 // [signal.Notify]: https://pkg.go.dev/os/signal#Notify
 func Listened() {
@@ -52,11 +50,11 @@ func Listened() {
 }
 
 func set(to, from *action) {
-	// An error leaves it as it was, which is Go's.
+	// After an error Go's action remains.
 	rawSyscall6(sysSigaction, sigquit, uintptr(unsafe.Pointer(to)), uintptr(unsafe.Pointer(from)), sizeOfMask, 0, 0)
 }
 
-// handle is called by the kernel, on any thread: there is no Go to call into.
+// handle is called by the kernel on any thread, so it must not use the Go runtime.
 //
 //go:nosplit
 //go:norace
