@@ -115,6 +115,7 @@ func serve(flags *cli.Serve) (r output.Result, err error) {
 	if err != nil {
 		return r, err
 	}
+	s.TryLanguages()
 	agents := mcp.New(s, version.String(), log)
 	handler := s.Handler(agents)
 	node, err := join(&c, s, handler, log)

@@ -64,6 +64,7 @@ func serveStdio(c *config.Config) error {
 	if err != nil {
 		return err
 	}
+	s.TryLanguages()
 	return mcp.New(s, version.String(), log).Serve(told, fmt.Sprintf("%s%d", config.Local, os.Getuid()), os.Stdin, os.Stdout)
 }
 

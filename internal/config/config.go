@@ -24,6 +24,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/tenants"
+	"github.com/sbxrun/sbxrun/internal/tools"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
@@ -157,6 +158,7 @@ type Sandbox struct {
 	TmpSize     values.Size `toml:"tmp_size" zero:"no"`
 	Mounts      []string    `toml:"mounts"`
 	AllSyscalls bool        `toml:"all_syscalls"`
+	Tools       bool        `toml:"tools"`
 }
 
 // Sessions has the defaults and limits of sessions.
@@ -409,7 +411,7 @@ func (c *Config) CheckPaths() error {
 		return nil // other errors appear when it is used
 	}
 	p, err := c.Policy()
-	for _, m := range p.Mounts {
+	for _, m := range p.Mounts[:min(len(p.Mounts), len(c.Sandbox.Mounts))] { // the others are those of tools
 		err = cmp.Or(err, missing("sandbox.mounts", m.Source))
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Overlays)) {
@@ -437,6 +439,18 @@ func (c *Config) Policy() (p room.Policy, err error) {
 			return p, fmt.Errorf("sandbox.mounts: %w", err)
 		}
 		p.Mounts = append(p.Mounts, room.Mount{Source: source, Dest: dest})
+	}
+	if c.Sandbox.Tools {
+		set := tools.Find(room.ThisCaller(), os.LookupEnv, p.Shows)
+		for _, m := range set.Mounts {
+			if !slices.ContainsFunc(p.Mounts, func(own room.Mount) bool { return own.Dest == m.Dest }) {
+				p.Mounts = append(p.Mounts, m)
+			}
+		}
+		p.Tools = set.Path
+		for _, v := range set.Vars {
+			p.Env.Put(v)
+		}
 	}
 	p.Mounts = slices.Clip(p.Mounts) // a session appends its own mounts
 	return p, nil

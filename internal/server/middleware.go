@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"os/exec"
 	"reflect"
 	"strings"
 	"sync/atomic"
@@ -27,6 +26,7 @@ type Middleware struct {
 	memory   *tenants.Budget // bytes of requests and answers
 	begun    *tenants.Budget // requests in progress
 	log      *slog.Logger
+	works    func(slot.Policy, cells.Language) bool // see working
 }
 
 // settings can change while the server runs.
@@ -129,12 +129,8 @@ func (s *Middleware) apply(c config.Config, tokens config.Tokens) error {
 	if err != nil {
 		return err
 	}
-	next := &settings{Config: c, tokens: tokens, languages: map[string]cells.Language{}, policy: slot.Policy{Policy: policy}}
-	for name, l := range c.Languages {
-		if _, err := exec.LookPath(l.Command[0]); err == nil {
-			next.languages[name] = l
-		}
-	}
+	next := &settings{Config: c, tokens: tokens, policy: slot.Policy{Policy: policy}}
+	next.languages = s.working(next.policy, c.Languages)
 	s.settings.Store(next)
 	return nil
 }
