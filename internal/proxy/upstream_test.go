@@ -148,6 +148,8 @@ func TestHappyEyeballs(t *testing.T) {
 	}
 	// A failed attempt starts the next one at once, and the first error is the result.
 	failed := errors.New("failed")
+	s = newServer(listing(t, "example.org", nil)) // attempts of the other one may still be ending
+	defer s.end()
 	s.dial1 = func(_ context.Context, address string) (net.Conn, error) {
 		return nil, fmt.Errorf("%w: %s", failed, address)
 	}
