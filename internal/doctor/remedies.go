@@ -13,27 +13,25 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 
-// remedy is a row of the table: what is seen, why that is, and the smallest change that
-// helps. In each further line of fix there is an alternative, or a second step.
+// remedy is a row of the table: the symptoms, the cause, and the smallest change that helps. Each further line of fix is
+// an alternative or a second step.
 //
-// seen are words that must all hold: the step that failed (words.go), the name of the
-// error, and what is known of this machine (machine.go). EPERM|EACCES is either, !seccomp
-// is not. {name} in cause and fix stands for what is known by that name.
+// seen are words that must all apply: the failed step (words.go), the name of the error, and facts about the machine
+// (machine.go). EPERM|EACCES means either, !seccomp means not. {name} in cause and fix is replaced by that fact.
 type remedy struct {
 	seen, cause, fix string
-	in               engines // what helps in a container, where that is something else
+	in               engines // a different fix in containers
 }
 
-// engines are a text for each kind of container; unknown is one of another kind.
+// engines has a text for each container engine; unknown is for all others.
 type engines struct{ docker, podman, kubernetes, lxc, unknown string }
 
-// of returns the text for what is known of the container, "" outside of one.
+// of returns the text for the current engine, "" outside a container.
 func (e engines) of(known map[string]string) string {
 	return map[string]string{docker: e.docker, podman: e.podman, kubernetes: e.kubernetes, lxc: e.lxc, unknown: e.unknown}[known["engine"]]
 }
 
-// explain returns cause and fix of the first row that matches. confined says that it is the
-// container that does not let it.
+// explain returns cause and fix of the first matching row. confined reports that the container causes the failure.
 func explain(f failure, m machine) (cause, fix string, confined bool) {
 	known := m.facts()
 	known[string(f.step)], known["text"] = "", f.text
@@ -50,7 +48,7 @@ func explain(f failure, m machine) (cause, fix string, confined bool) {
 	return fill(r.cause, known), fill(cmp.Or(in, r.fix), known), in != ""
 }
 
-// start returns how this container is to be started, with cgroups that may be written or not.
+// start returns a command that starts this container, optionally with writable cgroups.
 func (m machine) start(writable bool) string {
 	known := m.facts()
 	known["writable"], known[", writable"] = "", ""
@@ -60,7 +58,7 @@ func (m machine) start(writable bool) string {
 	return fill(started.of(known), known)
 }
 
-// holds reports whether all words hold.
+// holds reports whether all words apply.
 func holds(seen string, known map[string]string) bool {
 	for _, word := range strings.Fields(seen) {
 		if !slices.ContainsFunc(strings.Split(word, "|"), func(either string) bool {
@@ -74,7 +72,7 @@ func holds(seen string, known map[string]string) bool {
 	return true
 }
 
-// fill puts in what is known, and leaves out lines that have come to nothing.
+// fill inserts the known facts and drops empty lines.
 func fill(text string, known map[string]string) string {
 	var pairs []string
 	for _, name := range slices.Sorted(maps.Keys(known)) {
@@ -84,7 +82,7 @@ func fill(text string, known map[string]string) string {
 	return strings.Join(slices.DeleteFunc(lines, func(line string) bool { return line == "" }), "\n")
 }
 
-// unknownCause begins the cause of a failure that no row explains: bubblewrap's message follows.
+// unknownCause precedes bubblewrap's message in the cause of an unexplained failure.
 const unknownCause = "bubblewrap failed, for an unknown reason: "
 
 const (

@@ -137,16 +137,15 @@ func holds(top, file string) bool {
 	}
 }
 
-// readVersion reads the version out of the text of a program that knows --as-pid-1; "" if it
-// cannot. In pieces, by the same memory: to touch that of the whole for the first time takes
-// longer than to read it.
+// readVersion finds the version in the text of a program that knows --as-pid-1; "" if there is none. It reads pieces
+// into one buffer, because page faults for the whole file would take longer than reading it.
 func readVersion(name string) (version string) {
 	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return ""
 	}
 	defer func() { _ = unix.Close(fd) }() // only read from
-	const longest = 64                    // more than what is looked for is long
+	const longest = 64                    // longer than any search string
 	buf := make([]byte, 16<<10)
 	kept, known := 0, false
 	for range maxProgram / (len(buf) - longest) {

@@ -16,8 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// Overlay is a directory of the host that a room shows as writable and that stays as it is:
-// what is written goes to a layer of its own.
+// Overlay is a copy-on-write view of a host directory: changes go to a separate layer.
 type Overlay struct {
 	Source string `json:"source"` // on the host, without links
 	Dest   string `json:"dest"`   // in the sandbox
@@ -50,7 +49,7 @@ func (o *Overlay) Close() {
 	}
 }
 
-// layOverlays settles what the overlays are made of.
+// layOverlays prepares the layers of the overlays.
 func (p *Plan) layOverlays() error {
 	used := map[string][]*Overlay{} // by Upper
 	list := p.those(func(o *op) bool { return o.kind == opOverlay })

@@ -61,11 +61,11 @@ const (
 	maxPublic  = 16 << 10
 )
 
-// public collects what is shown.
+// public collects the visible parts.
 type public struct {
 	root   uint32   // root's uid as seen from here
 	uid    uint32   // the sandbox runs as this user
-	groups []int    // and has these groups, beside the user's own
+	groups []int    // and has these groups, in addition to the user's own
 	dests  []string // places that are taken
 	left   int
 	buf    []byte
@@ -93,7 +93,7 @@ func publicOps(mounts []op, known []op, c Caller, outside User) []op {
 // top adds the entries of a directory of the system.
 func (s *public) top(dir string, denied func(name string) bool, files bool) {
 	var st unix.Stat_t
-	if unix.Stat(dir, &st) != nil || st.Uid != 0 && st.Uid != Nobody { // Nobody: a user namespace without root
+	if unix.Stat(dir, &st) != nil || st.Uid != 0 && st.Uid != Nobody { // root is unmapped in some user namespaces
 		return
 	}
 	s.root = st.Uid

@@ -17,12 +17,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// ShellCommand is the plan as a command for bash(1), which unlike some sh(1)
-// takes descriptors above 9, that does the same without sbxrun: not held, no
-// deadline, nobody who waits for the end. It shows every variable of the
-// environment. The seccomp filter comes from a file, or from a descriptor as &N;
-// without it is left out, and a comment says so. Only a bwrap that is [Program.Whole]
-// understands it.
+// ShellCommand returns an equivalent command for bash(1) that does not need sbxrun. It has no deadline and does not
+// wait for the end of all processes. It contains every variable of the environment. The seccomp filter comes from a
+// file, or from descriptor N for "&N"; for "" a comment says that it is missing. The bwrap must be [Program.Whole].
+// Some sh(1) do not support its descriptors above 9.
 func (p *Plan) ShellCommand(filter string) string {
 	var words []string
 	if p.cred != nil {
@@ -69,7 +67,7 @@ func (p *Plan) ShellCommand(filter string) string {
 	if len(staged) == 0 {
 		return comment + line
 	}
-	// What the keeper does as root before it takes on the unprivileged uid.
+	// The keeper does the same before it drops root's privileges.
 	script := "set -e\nstage=$(mktemp -d)\nmount -t tmpfs -o nosuid,nodev,noexec,mode=0755 sbxrun \"$stage\"\n"
 	for i, o := range staged {
 		how := "--rbind"
@@ -91,12 +89,12 @@ func (p *Plan) plain() []string {
 	return options
 }
 
-// seccomp is the option for the filter, whose descriptor comes behind those of the copies.
+// seccomp returns the option for the filter. Its descriptor follows those of the copies.
 func (p *Plan) seccomp() []string {
 	return []string{"--seccomp", strconv.Itoa(firstCopy + len(p.copies()))}
 }
 
-// FilterBytes returns the seccomp filter as bwrap takes it, nil if there is none.
+// FilterBytes returns the seccomp filter in bwrap's format, nil for no filter.
 func (p *Plan) FilterBytes() []byte {
 	program := p.filter.Program()
 	if len(program) == 0 {
@@ -105,9 +103,8 @@ func (p *Plan) FilterBytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(&program[0])), len(program)*unix.SizeofSockFilter)
 }
 
-// Cmd is the same as ShellCommand, to be started without a shell: what a run is
-// compared with. Its files are the plan's and can be read once. It cannot stand
-// for a plan that stages sources.
+// Cmd is ShellCommand without a shell, for benchmarks. Its files belong to the plan and can be read once. It fails for
+// a plan that stages sources.
 func (p *Plan) Cmd() (*exec.Cmd, error) {
 	if len(p.staged()) > 0 {
 		return nil, errors.New("a plan with sources that only root can reach has no plain command")

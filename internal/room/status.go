@@ -7,7 +7,7 @@ import (
 	"io"
 )
 
-// maxStatus bounds what is read of the stream; bwrap writes about 250 bytes.
+// maxStatus limits the status that is read; bwrap writes about 250 bytes.
 const maxStatus = 64 << 10
 
 // statusChild is the room's PID 1.

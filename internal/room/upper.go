@@ -18,8 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
-// upperFile tells what a directory for layers on disk belongs to, and is locked while it is in
-// use.
+// upperFile records the overlays that use a directory for layers on disk. It is locked while the directory is in use.
 const upperFile = "overlays.json"
 
 // openUpper makes, or finds again, a directory for the layers of these overlays: in it one for
@@ -69,8 +68,8 @@ func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
 	return nil
 }
 
-// ownDirectory opens a directory that nobody but the caller can write to, and makes it if
-// there is none. real is its path without links.
+// ownDirectory opens a directory that only the caller can write to. It creates a missing one. real is its path without
+// links.
 func (p *Plan) ownDirectory(name string) (dir int, real string, err error) {
 	parent, err := safeopen.Dir(path.Dir(name))
 	if err != nil {
@@ -94,7 +93,7 @@ func (p *Plan) ownDirectory(name string) (dir int, real string, err error) {
 	switch {
 	case err != nil:
 	case int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0:
-		err = errors.New("it must be the caller's own, and nobody else may write to it")
+		err = errors.New("it must belong to the caller, and others must not be able to write to it")
 	case fs.Type == unix.OVERLAYFS_SUPER_MAGIC || fs.Type == unix.NFS_SUPER_MAGIC || fs.Type == unix.FUSE_SUPER_MAGIC:
 		err = errors.New("its file system cannot have a layer" + fileSystem(dir))
 	}
@@ -147,7 +146,7 @@ func lockUpper(dir int, list []*Overlay) (known []*Overlay, lock *os.File, err e
 	return known, lock, nil
 }
 
-// readUpper reads what a directory of layers belongs to; nil for nothing yet.
+// readUpper reads the overlays that use a directory of layers; nil if it is new.
 func readUpper(file *os.File) ([]*Overlay, error) {
 	const most = 1 << 20
 	text := make([]byte, most)
@@ -208,9 +207,9 @@ func (o *Overlay) Still() bool {
 	return proc.TryLock(fd, unix.F_RDLCK) == nil
 }
 
-// makeUpper makes what the kernel wants of a layer on disk. It belongs to whom the sandbox runs
-// as, who may be at work in it from an earlier time: as root nothing is named twice. What is made
-// below top is opened without following a link, and given away by its descriptor.
+// makeUpper creates the directories that the kernel needs for a layer on disk. They belong to the sandbox's identity,
+// whose earlier processes may still change them. So root resolves no path twice: it opens each directory below top
+// without following links, and changes its owner by its descriptor.
 func (p *Plan) makeUpper(dir, n int, o *Overlay) error {
 	top, err := p.makeOwn(dir, strconv.Itoa(n), 0o700)
 	if err != nil {
@@ -230,8 +229,8 @@ func (p *Plan) makeUpper(dir, n int, o *Overlay) error {
 	return unix.Fstat(upper, &o.upper)
 }
 
-// makeOwn opens a directory in dir, which it makes if there is none. It has this name when it is complete,
-// so that a kill in between leaves none that later starts would find as it is.
+// makeOwn opens a directory in dir and creates a missing one. The new directory gets its name when it is complete, so
+// later starts do not find an incomplete one after a kill.
 func (p *Plan) makeOwn(dir int, name string, mode uint32) (fd int, err error) {
 	fd, err = tree.Open(dir, name, unix.O_PATH|unix.O_DIRECTORY)
 	if !errors.Is(err, unix.ENOENT) {

@@ -86,8 +86,8 @@ const (
 	manyCovers  = 300
 )
 
-// cover returns those of dirs that can be shown, and mounts that hide the credentials there. A directory
-// that cannot be searched within bounds is covered; one that takes too many covers is not shown.
+// cover returns the directories that can be shown, and mounts that hide credentials in them. It covers directories that
+// exceed the limits of the search, and omits those that need too many covers.
 func (f *finder) cover(dirs []string) (shown []string, covers []room.Mount) {
 	c := coverer{tops: dirs, seen: map[string]bool{}}
 	for _, top := range dirs {

@@ -13,9 +13,8 @@ import (
 // terminfoDirs are where ncurses looks for descriptions of terminals, besides TERMINFO, TERMINFO_DIRS and ~/.terminfo.
 var terminfoDirs = []string{"/etc/terminfo", "/lib/terminfo", "/usr/share/terminfo", "/usr/lib/terminfo"}
 
-// Terminal returns what a program in the sandbox needs to know the caller's terminal if its description is not one
-// of the system's: a mount of the description in the sandbox's home, or the variable TERMINFO. shown reports whether
-// the sandbox shows a real path.
+// Terminal makes the description of the caller's terminal available if it is not one of the system's: it returns a mount
+// in the sandbox's home, or the variable TERMINFO. shown reports whether the sandbox shows a path without links.
 func Terminal(c room.Caller, lookup func(string) (string, bool), shown func(dir string) bool) (mounts []room.Mount, vars []values.Var) {
 	name, _ := lookup("TERM")
 	if name == "" || strings.ContainsAny(name, "/\x00") || strings.HasPrefix(name, ".") {

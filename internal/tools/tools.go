@@ -1,6 +1,5 @@
-// Package tools finds what stands behind the directories of PATH: the install prefixes of
-// programs that a sandbox does not show by itself, with what their links lead to, so that a
-// command means the same inside as outside. It only looks; nothing is executed.
+// Package tools finds the install prefixes behind the directories of PATH, and the targets of links in them, so that a
+// command means the same program inside a sandbox as outside. It executes nothing.
 package tools
 
 import (
@@ -16,15 +15,15 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// Set is what shows the tools of a PATH.
+// Set makes the tools of a PATH visible.
 type Set struct {
-	Mounts []room.Mount // prefixes read-only, and what is covered in them
-	Vars   []values.Var // that point into them
-	Path   string       // PATH, without symbolic links that lead there
+	Mounts []room.Mount // read-only prefixes, and covers of credentials in them
+	Vars   []values.Var // variables that point into the prefixes
+	Path   string       // PATH with links to the prefixes resolved
 }
 
-// homes are the variables that say where a tool keeps its parts. Without the variable it
-// is a directory of the home, which the sandbox has another one of.
+// homes are variables with the directory of a tool. Without the variable, the tool uses a directory of the home, which
+// the sandbox replaces.
 var homes = []struct {
 	name, dir string // dir: below the home
 	command   string // if this is in PATH, the directory is shown
@@ -52,7 +51,7 @@ var homes = []struct {
 	{"GEM_HOME", "", "gem"},
 }
 
-// choices are variables that choose among versions.
+// choices are variables that select a version.
 var choices = []string{"PYENV_VERSION", "RBENV_VERSION", "NODENV_VERSION", "RUSTUP_TOOLCHAIN"}
 
 // whole are directories that contain nothing but a tool's parts.
@@ -77,7 +76,7 @@ var (
 	code  = []string{"bin", "sbin", "shims", "lib", "lib32", "lib64", "libexec"}
 )
 
-// many bounds how much is looked at: prefixes, and names in a directory of programs.
+// Limits of the search: prefixes, and names in a directory of programs.
 const (
 	manyPrefixes = 100
 	manyNames    = 5000
@@ -89,16 +88,15 @@ var programDirs = []string{"bin", "sbin", "shims"}
 // finder collects prefixes.
 type finder struct {
 	home  string
-	shown func(dir string) bool // the sandbox has it anyway
-	dirs  []string              // to be shown
-	files []string              // likewise: programs that links and scripts lead to
+	shown func(dir string) bool // the sandbox shows it without --tools
+	dirs  []string              // directories to show
+	files []string              // programs to show, targets of links and scripts
 	plain map[string]bool       // dirs of which only the directories in code are shown
-	tools map[string]bool       // results of toolchain
-	seen  map[string]bool       // directories of programs that were looked at
+	tools map[string]bool       // cached results of toolchain
+	seen  map[string]bool       // searched directories of programs
 }
 
-// Find returns what shows the tools of a caller. shown tells of a real path whether the
-// sandbox shows it anyway.
+// Find makes the tools of a caller visible. shown reports whether the sandbox shows a path without links anyway.
 func Find(c room.Caller, lookup func(string) (string, bool), shown func(dir string) bool) Set {
 	f := finder{home: real(c.Home), shown: shown, seen: map[string]bool{}, plain: map[string]bool{}, tools: map[string]bool{}}
 	var set Set
@@ -127,7 +125,7 @@ func Find(c room.Caller, lookup func(string) (string, bool), shown func(dir stri
 		}
 		if !f.visible(dir) && has(dirs, h.command) {
 			if h.dir != "" {
-				f.show(dir) // by its definition the tool's
+				f.show(dir) // belongs to the tool by definition
 			} else {
 				f.prefix(filepath.Join(dir, "bin"))
 			}
@@ -154,7 +152,7 @@ func Find(c room.Caller, lookup func(string) (string, bool), shown func(dir stri
 	return set
 }
 
-// userBase shows what pip install --user has installed.
+// userBase shows the packages of pip install --user.
 func (f *finder) userBase(set *Set, dirs []string, lookup func(string) (string, bool)) {
 	base, given := lookup("PYTHONUSERBASE")
 	if !given {
@@ -185,8 +183,7 @@ func (f *finder) libraries(set *Set, lookup func(string) (string, bool)) {
 	}
 }
 
-// programs shows what a directory of programs belongs to, and what its links and its
-// scripts lead to.
+// programs shows the prefix of a directory of programs, and the targets of its links and scripts.
 func (f *finder) programs(dir string) {
 	dir = real(dir)
 	if dir == "" || f.seen[dir] || len(f.seen) > manyPrefixes {
@@ -212,7 +209,7 @@ func (f *finder) programs(dir string) {
 		return
 	}
 	defer d.Close()
-	entries, _ := d.ReadDir(manyNames) // what can be read
+	entries, _ := d.ReadDir(manyNames) // best effort
 	for _, e := range entries {
 		name := filepath.Join(dir, e.Name())
 		target := ""
@@ -249,15 +246,14 @@ func (f *finder) target(name string) {
 	}
 }
 
-// exposed reports whether the sandbox shows a real directory anyway, and it is not the distribution's: a
-// project, for example. Earlier sandboxes could have been allowed to write there, or it is a stranger's.
-// Then a link there must not choose which of the user's files are shown.
+// exposed reports whether the sandbox shows a directory anyway that is not the distribution's, such as a project. Earlier
+// sandboxes or strangers may have written to it, so a link in it must not select which of the user's files are shown.
 func (f *finder) exposed(dir string) bool {
 	return f.shown(dir) && !room.Within(dir, "/usr") && !slices.Contains([]string{"/bin", "/sbin"}, dir)
 }
 
-// ledOut reports whether a link in an exposed directory leads from there to a directory that is not
-// known to belong to a tool.
+// ledOut reports whether a link in an exposed directory leads to an outside directory that is not known to belong to a
+// tool.
 func (f *finder) ledOut(dir string) bool {
 	target := real(dir)
 	if target == "" || f.shown(target) || f.known(target) {
@@ -286,12 +282,12 @@ func (f *finder) known(name string) bool {
 	return store(name) != "" || room.Within(name, "/opt") || strings.HasPrefix(filepath.Base(name), "python") && slices.Contains(programDirs, filepath.Base(filepath.Dir(name)))
 }
 
-// system reports whether a directory is the distribution's, whose links lead to its own.
+// system reports whether a directory belongs to the distribution. Its links lead to visible files.
 func system(dir string) bool {
 	return room.Within(dir, "/usr") && !room.Within(dir, "/usr/local") || dir == "/bin" || dir == "/sbin"
 }
 
-// venvBase is the directory of the interpreter that a Python venv was made from.
+// venvBase returns the directory of a Python venv's base interpreter.
 func venvBase(prefix string) string {
 	file, err := os.Open(filepath.Join(prefix, "pyvenv.cfg"))
 	if err != nil {
@@ -307,7 +303,7 @@ func venvBase(prefix string) string {
 	return ""
 }
 
-// store is the store of Nix or Guix that a directory is in, "" for none.
+// store returns the Nix or Guix store that contains a directory, "" for none.
 func store(dir string) string {
 	for _, store := range []string{"/nix/store", "/gnu/store"} {
 		if strings.HasPrefix(dir, store+"/") {
@@ -356,7 +352,7 @@ func (f *finder) prefix(dir string) {
 	}
 }
 
-// toolchain reports whether a prefix belongs to a tool, so that all of it can be shown.
+// toolchain reports whether a prefix is a recognised toolchain, which can be shown completely.
 func (f *finder) toolchain(top string) bool {
 	is, known := f.tools[top]
 	if !known {
@@ -366,7 +362,7 @@ func (f *finder) toolchain(top string) bool {
 	return is
 }
 
-// recognised is toolchain, without its memory.
+// recognised is toolchain without the cache.
 func (f *finder) recognised(top string) bool {
 	for dir := top; dir != "/" && room.HomeWithin(dir, f.home) == ""; dir = filepath.Dir(dir) {
 		if slices.Contains(whole, filepath.Base(dir)) {
@@ -427,7 +423,7 @@ func (f *finder) visible(name string) bool {
 	return f.shown(name) || slices.ContainsFunc(f.dirs, in) || slices.Contains(f.files, name)
 }
 
-// outermost are the directories to be shown, without those that lie in another.
+// outermost returns the directories to show, without those inside another.
 func (f *finder) outermost() (list []string) {
 	slices.Sort(f.dirs)
 	for _, dir := range f.dirs {
@@ -443,7 +439,7 @@ func has(dirs []string, command string) bool {
 	return slices.ContainsFunc(dirs, func(dir string) bool { return unix.Access(filepath.Join(dir, command), unix.X_OK) == nil })
 }
 
-// real is a path without symbolic links; "" if there is nothing.
+// real resolves the symbolic links of a path; "" if it does not exist.
 func real(name string) string {
 	if name == "" {
 		return ""
