@@ -1,5 +1,5 @@
 // Package barefork has no code. Its tests read the object code of sbxrun, and check
-// what runs after a bare fork: in the keeper, and in the processes on the way into a
+// the code that runs after a bare fork: in the keeper and in the processes that enter a
 // room. They are clones without exec of a process with many threads, so nothing in them
 // may call into the Go runtime (see bareFork in package proc), and their stacks cannot
 // grow: each has one of a fixed size, outside Go's heap.
@@ -39,11 +39,11 @@ const module = `github\.com/sbxrun/sbxrun/`
 
 const systemCall = `internal/runtime/syscall/linux\.Syscall6(\.abi0)?`
 
-// ownStack is what a process with a stack of its own has: proc.StackSize, without what
-// is kept free above.
+// ownStack is the size of a process's own stack: proc.StackSize without the reserved
+// space above.
 const ownStack = proc.StackSize - 256
 
-// started are the functions that such a process begins with.
+// started are the functions in which such a process starts.
 const started = module + `(internal/proc\.start(Keeper|Exec|Enter)|internal/enter\.start(Inside|Init|Payload))`
 
 var sbxrun = tables{

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// TestBuilds runs sbxrun as others build it. The fork finds its memory wherever the
-// linker, a C library or the race detector have put things: a position-independent
-// build could once run nothing (finding B3).
+// TestBuilds runs sbxrun as others build it. The fork must find its memory wherever the
+// linker, a C library or the race detector put it. A position-independent
+// build once failed to run any command.
 func TestBuilds(t *testing.T) {
 	compiler := goEnv(t, "CC")
 	for _, b := range []struct {
@@ -27,7 +27,7 @@ func TestBuilds(t *testing.T) {
 			t.Parallel()
 			env := "CGO_ENABLED=0"
 			if _, err := exec.LookPath(compiler); b.cgo && err != nil {
-				return // nobody here builds with one
+				return // no C compiler here
 			} else if b.cgo {
 				env = "CGO_ENABLED=1"
 			}
@@ -47,7 +47,7 @@ func TestBuilds(t *testing.T) {
 			} {
 				cmd := exec.Command(name, c.args...)
 				begin := time.Now()
-				out, _ := cmd.CombinedOutput() // the code tells
+				out, _ := cmd.CombinedOutput() // the exit code is checked
 				if code := cmd.ProcessState.ExitCode(); code != c.code || time.Since(begin) > 30*time.Second {
 					t.Errorf("%q: exit code %d after %v, want %d: %s", c.args, code, time.Since(begin), c.code, out)
 				}

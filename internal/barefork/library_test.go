@@ -16,7 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// TestLibrary runs the examples of the library as other programs have them: with a C library
+// TestLibrary runs the examples of the library as in other programs: with a C library
 // and its threads, position-independent, and with a heap of 1 GB in use.
 func TestLibrary(t *testing.T) {
 	compiler := goEnv(t, "CC")
@@ -30,7 +30,7 @@ func TestLibrary(t *testing.T) {
 		{"position-independent, with a C library", "CGO_ENABLED=1", []string{"-buildmode=pie"}, true},
 	} {
 		if _, err := exec.LookPath(compiler); b.cgo && err != nil {
-			continue // nobody here builds with one
+			continue // no C compiler here
 		}
 		for _, pkg := range []string{"bwrap", "nsenter", "cleanup"} {
 			t.Run(pkg+" "+b.name, func(t *testing.T) {
@@ -56,7 +56,7 @@ func TestLibrary(t *testing.T) {
 	}
 }
 
-// TestLibraryTypes: a program of others can name every type that it meets in the library.
+// Other programs can name every type in the API of the library.
 func TestLibraryTypes(t *testing.T) {
 	list := exec.Command("go", "list", "-trimpath", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", "./bwrap", "./nsenter", "./cleanup/...")
 	list.Dir = repository(t)
@@ -102,7 +102,7 @@ func TestLibraryTypes(t *testing.T) {
 				look(from, typ.Underlying())
 			case *types.Struct:
 				for f := range typ.Fields() {
-					if f.Exported() || f.Embedded() { // whose own are promoted
+					if f.Exported() || f.Embedded() { // its fields are promoted
 						look(from+"."+f.Name(), f.Type())
 					}
 				}

@@ -30,11 +30,11 @@ type object struct {
 	functions map[string]*function
 }
 
-// function is what its instructions say.
+// function describes a disassembled function.
 type function struct {
 	name   string
 	source string // the file, without directories of the machine that built it
-	frame  int    // bytes of stack, the return address that a call pushes not included
+	frame  int    // bytes of stack, without the return address pushed by a call
 	calls  []call
 	// indirect are the calls and jumps through a register or memory, as "file:line
 	// instruction".
@@ -145,7 +145,7 @@ func (o *object) callers(name string) ([]string, error) {
 	}), nil
 }
 
-// disassemble reads the functions of these names, unless that has been done.
+// disassemble disassembles the functions with these names, each once.
 func (o *object) disassemble(names []string) error {
 	var quoted []string
 	for _, name := range names {
@@ -233,7 +233,7 @@ func (o *object) parse(text string) (*function, error) {
 	return f, nil
 }
 
-// operands splits at the commas that are in no parentheses.
+// operands splits at commas outside parentheses.
 func operands(text string) (list []string) {
 	depth, start := 0, 0
 	for i, c := range text {
@@ -266,7 +266,7 @@ func (i instruction) last() string {
 	return i.args[len(i.args)-1]
 }
 
-// branches says whether an instruction can go on elsewhere than at the next one, and
+// branches reports whether an instruction can continue at another than the next one, and
 // whether it always does. A return is no branch.
 func (i instruction) branches(arch string) (may, always bool) {
 	switch {
@@ -285,12 +285,12 @@ func (f *function) control(o *object, code []instruction) {
 	begin, end := code[0].addr, code[len(code)-1].addr
 	for _, i := range code {
 		if i.op == "?" {
-			if o.arch != "arm64" || strings.Trim(i.code, "0") != "" { // zeros fill up what is behind
+			if o.arch != "arm64" || strings.Trim(i.code, "0") != "" { // zeros are padding
 				f.unknown = append(f.unknown, i.String())
 			}
 			continue
 		}
-		switch i.op { // what enters the kernel by another way, or leaves Go's
+		switch i.op { // other ways into the kernel, or out of Go code
 		case "SYSENTER", "HVC", "SMC", "ERET", "IRETQ", "SYSRET", "LCALL", "LJMP", "RETFQ":
 			f.unknown = append(f.unknown, i.String())
 		}
@@ -416,7 +416,7 @@ func number(text string) int {
 	}
 	n, err := strconv.ParseInt(text, 0, 64)
 	if err != nil {
-		panic(err) // the patterns above let nothing else through
+		panic(err) // the patterns above match only numbers
 	}
 	return int(n)
 }
@@ -432,7 +432,7 @@ func goEnv(t *testing.T, name string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// repository is the directory of go.mod.
+// repository returns the directory of go.mod.
 func repository(t *testing.T) string {
 	t.Helper()
 	dir, err := filepath.Abs("../..")
@@ -440,7 +440,7 @@ func repository(t *testing.T) string {
 	return dir
 }
 
-// modulePath is what go.mod calls the module.
+// modulePath returns the module path of go.mod.
 func modulePath(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(repository(t), "go.mod"))

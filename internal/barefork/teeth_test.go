@@ -9,7 +9,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// TestTeeth checks the checks: testdata/teeth breaks each rule, and must be found out.
+// TestTeeth checks that the test finds every broken rule in testdata/teeth.
 func TestTeeth(t *testing.T) {
 	const own = 4096
 	through := func(from, to string, calls int) []bridge {
@@ -21,7 +21,7 @@ func TestTeeth(t *testing.T) {
 	rows := []struct {
 		name   string
 		tables tables
-		want   string // in the one problem that there is; "" for none
+		want   string // part of the only problem; "" for none
 	}{
 		{name: "harmless", want: ""},
 		{name: "copies", want: "calls runtime.memmove"},
@@ -54,7 +54,7 @@ func TestTeeth(t *testing.T) {
 		{name: "absent", want: "no such function"},
 		{name: `stack\.abi0`, want: "changes the stack pointer"},
 
-		// How much stack there is.
+		// Stack size.
 		{name: "deepBelow", tables: tables{roots: []root{{symbol: `main\.deepBelow`, stack: 500}}}, want: ""},
 		{name: "deepBelow", tables: tables{roots: []root{{symbol: `main\.deepBelow`, stack: 400}}}, want: "bytes of stack, and has 400"},
 		{name: "deepAbove", tables: tables{roots: deep, callers: fork, bridges: through("deepAbove", "deepBelow", 1)}, want: "bytes of stack, and has 800"},
@@ -65,7 +65,7 @@ func TestTeeth(t *testing.T) {
 			bridges: []bridge{{from: `main\.deepAbove`, calls: 1, to: []string{`main\.deepBelow`}, ownStack: true}},
 		}, want: ""},
 
-		// A process with a stack of its own, started in assembly.
+		// A process with its own stack, started in assembly.
 		{name: `spawn\.abi0`, want: "in no bridge of the table"},
 		{name: `spawn\.abi0`, tables: tables{
 			roots:   []root{{symbol: `main\.spawn\.abi0`, stack: 4}, {symbol: `main\.deepBelow`, stack: 500}},
@@ -76,7 +76,7 @@ func TestTeeth(t *testing.T) {
 			bridges: spawned,
 		}, want: ""},
 
-		// Who calls a root.
+		// Callers of roots.
 		{name: "deepAbove", tables: tables{roots: deep, bridges: through("deepAbove", "target", 1)}, want: "main.fork calls the root main.deepAbove, and is not in the table"},
 		{name: "deepAbove", tables: tables{roots: deep, callers: []caller{{symbol: `main\.fork`}}, bridges: through("deepAbove", "target", 1)},
 			want: "calls main.harmless, which is no root"},
@@ -85,7 +85,7 @@ func TestTeeth(t *testing.T) {
 		{name: "harmless", tables: tables{callers: []caller{{symbol: `main\.callsUnlisted`}}}, want: "caller main.callsUnlisted: calls through a pointer"},
 		{name: "main", tables: tables{roots: []root{{symbol: `main\.deepBelow`, stack: nosplit}}}, want: "nothing calls it"},
 
-		// Who forks.
+		// Functions that fork.
 		{name: "harmless", tables: tables{forks: `main\.fill`}, want: "main.deepAbove forks, and is not in the table"},
 		{name: "harmless", tables: tables{forks: `main\.fill`, forkers: []string{`main\.deep\w+`}}, want: ""},
 		{name: "harmless", tables: tables{forks: `main\.fill`, forkers: []string{`main\.deep\w+`, `main\.target`}}, want: "main\\.target does not fork"},
@@ -93,7 +93,7 @@ func TestTeeth(t *testing.T) {
 	limit := nosplitLimit(t)
 	for _, arch := range []string{"amd64", "arm64"} {
 		if testing.Short() && arch != runtime.GOARCH {
-			continue // all of Go's runtime is compiled once more
+			continue // it would compile the Go runtime again
 		}
 		t.Run(arch, func(t *testing.T) {
 			t.Parallel()
@@ -118,7 +118,7 @@ func TestTeeth(t *testing.T) {
 func buildTeeth(t *testing.T, arch string, flags ...string) *object {
 	t.Helper()
 	o := build(t, repository(t), "./internal/barefork/testdata/teeth", arch, flags...)
-	// All at once, because to start objdump takes longer than what it does.
+	// All at once, because most of the time of objdump is its start.
 	harness.Must(t, o.disassemble(o.matching(`main\..*|syscall\.RawSyscall6?|`+systemCall)))
 	return o
 }

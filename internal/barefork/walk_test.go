@@ -8,7 +8,7 @@ import (
 
 // This file follows the calls from the roots.
 
-// tables are what is known about a program. The patterns match whole symbols.
+// tables describe a program. The patterns match whole symbols.
 type tables struct {
 	roots   []root
 	callers []caller
@@ -20,7 +20,7 @@ type tables struct {
 	forkers []string
 }
 
-// root is a function that begins to run in a bare fork.
+// root is a function in which a bare fork starts.
 type root struct {
 	symbol string
 	// stack is how many bytes its frame and all below it may take, the return
@@ -56,7 +56,7 @@ type allowance struct {
 	reason         string
 }
 
-// result is what [tables.check] finds.
+// result is the result of [tables.check].
 type result struct {
 	problems []string
 	chains   []string        // the deepest chain of each root
@@ -81,7 +81,7 @@ type chain struct {
 	names []string
 }
 
-// check follows all calls from the roots. limit is what stands for nosplit.
+// check follows all calls from the roots. limit is the value of nosplit.
 func (t tables) check(o *object, limit int) result {
 	c := &checker{tables: t, object: o, limit: limit, needed: map[any]bool{}, isRoot: map[string]bool{}, isCaller: map[string]bool{},
 		walking: map[string]bool{}, deep: map[string]chain{}, result: result{seen: map[string]bool{}}}
@@ -97,14 +97,14 @@ func (c *checker) problem(format string, args ...any) {
 	c.problems = append(c.problems, fmt.Sprintf(format, args...))
 }
 
-// bridged says whether a function is the target of a bridge.
+// bridged reports whether a function is the target of a bridge.
 func (t tables) bridged(name string) bool {
 	return slices.ContainsFunc(t.bridges, func(b bridge) bool {
 		return slices.ContainsFunc(b.to, func(to string) bool { return whole(to).MatchString(name) })
 	})
 }
 
-// some returns the functions that a pattern matches, and finds fault if there is none.
+// some returns the functions that a pattern matches. No match is a problem.
 func (c *checker) some(pattern, what string) []string {
 	names := c.matching(pattern)
 	if len(names) == 0 {
@@ -133,7 +133,7 @@ func (c *checker) run() error {
 	if err := c.checkCallers(); err != nil {
 		return err
 	}
-	// In rounds, because to start objdump takes longer than what it does.
+	// In rounds, because most of the time of objdump is its start.
 	for len(next) > 0 {
 		if err := c.disassemble(next); err != nil {
 			return err
@@ -167,7 +167,7 @@ func (c *checker) run() error {
 	return nil
 }
 
-// findForks finds fault if the program forks in a place that is not in the tables.
+// findForks reports forks of the program that are missing in the tables.
 func (c *checker) findForks() error {
 	if c.forks == "" {
 		return nil
@@ -272,7 +272,7 @@ func (c *checker) follow(name string) (targets []string, pushes bool) {
 	return targets, pushes
 }
 
-// measure compares what the deepest chain below a root takes with the stack there is.
+// measure compares the stack use of the deepest chain below a root with the stack size.
 func (c *checker) measure(r root, name string) error {
 	stack := r.stack
 	if stack == nosplit {
@@ -312,7 +312,7 @@ func (c *checker) deepest(name string) chain {
 	}
 	f := c.functions[name]
 	if f == nil {
-		return chain{} // one that must not be called, and has been found
+		return chain{} // a forbidden call, already reported
 	}
 	if c.walking[name] {
 		c.problem("%s: calls itself, directly or not", name)
@@ -336,7 +336,7 @@ func (c *checker) deepest(name string) chain {
 	return d
 }
 
-// inRuntime says whether a symbol is the runtime's, by its name.
+// inRuntime reports whether a symbol is the runtime's, by its name.
 func inRuntime(name string) bool {
 	pkg, rest, ok := strings.Cut(name[strings.LastIndexByte(name, '/')+1:], ".")
 	if !ok {
