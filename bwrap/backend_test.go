@@ -32,7 +32,7 @@ func execute(w http.ResponseWriter, r *http.Request) {
 	}
 	result, err := cmd.Run(r.Context())
 	if failure, ok := errors.AsType[*bwrap.Error](err); ok {
-		// It never ran, or something was left: nothing that the code has done.
+		// The command never ran, or its teardown is unproven: a failure of the sandbox, not of the code.
 		http.Error(w, failure.Message, http.StatusInternalServerError)
 		return
 	}

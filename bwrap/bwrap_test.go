@@ -83,7 +83,7 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// A reader that never returns keeps nobody, and no descriptor.
+// A reader that never returns does not block Wait and leaks no descriptor.
 func TestStdinUnread(t *testing.T) {
 	r, w := io.Pipe()
 	defer w.Close()
@@ -106,7 +106,7 @@ func TestStdinUnread(t *testing.T) {
 	}
 }
 
-// A reader that fails is no end of the input: the command that has only a part of it is ended.
+// A failing reader is not taken for the end of the input: the command is killed.
 func TestStdinFails(t *testing.T) {
 	in, fail := io.Pipe()
 	out, w := io.Pipe()
@@ -123,7 +123,7 @@ func TestStdinFails(t *testing.T) {
 	}
 }
 
-// What its reader fails with is not mistaken for what the pipe to a command that does not read fails with.
+// An error of the reader is not mistaken for the error of a pipe to a command that does not read.
 func TestStdinClosed(t *testing.T) {
 	f, err := os.Open(os.DevNull)
 	harness.Must(t, err)
@@ -228,8 +228,8 @@ func TestContext(t *testing.T) {
 	}
 }
 
-// A context's deadline is one: with a grace period, what was used, and the same cause whether or not the
-// command has a timeout of its own, and however it ends.
+// The deadline of a context acts like Timeout: with a grace period, resource usage, and the same cause, whether or not
+// the command has a timeout and however it ends.
 func TestContextDeadline(t *testing.T) {
 	const work = "n=0; while [ $n -lt 60000 ]; do n=$((n+1)); done; echo up; "
 	for _, timeout := range []time.Duration{0, time.Hour} {
@@ -260,7 +260,7 @@ func TestContextDeadline(t *testing.T) {
 	}
 }
 
-// The longest times there are mean that nothing ends the command, not that all is over at once.
+// The largest durations mean no limit and do not overflow.
 func TestLongestTimes(t *testing.T) {
 	for _, timeout := range []time.Duration{bound, math.MaxInt64} {
 		c := sh("sleep 1; exit 3")
@@ -271,7 +271,7 @@ func TestLongestTimes(t *testing.T) {
 	}
 }
 
-// A command's time runs while its execve(2) hangs, here because somebody has a lease of the file (fcntl(2)).
+// The timeout includes a slow execve(2), here because of a lease on the file (fcntl(2)).
 func TestDeadlineOfExecve(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "program")
 	harness.Must(t, os.WriteFile(name, []byte("#!/bin/sh\n"), 0o755))
@@ -300,7 +300,7 @@ func (c late) Err() error {
 	return nil
 }
 
-// Deadline, context and limits hold while nobody waits: for one, while the caller reads.
+// Deadline, context and limits apply before Wait is called, for example while the caller reads.
 func TestEndsWithoutWait(t *testing.T) {
 	for _, want := range []result.Cause{result.Canceled, result.OutputLimit, result.Timeout} {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -349,7 +349,7 @@ func TestSignal(t *testing.T) {
 	}
 }
 
-// What is wrong is an error before anything runs.
+// Invalid fields are errors before anything runs.
 func TestRefused(t *testing.T) {
 	for want, c := range map[string]*bwrap.Command{
 		"usage":          {},
@@ -399,7 +399,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// Nothing of this process is in a sandbox: no variable, no descriptor, no directory.
+// A sandbox gets no variable, descriptor or directory of this process.
 func TestNothingOfOurs(t *testing.T) {
 	t.Setenv("SECRET", "x")
 	f, err := os.Open(os.DevNull)
@@ -454,7 +454,7 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-// A room ends by its context and its timeout, without a Close.
+// A room ends with its context and at its timeout, without Close.
 func TestRoomEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -479,7 +479,7 @@ func TestRoomEnds(t *testing.T) {
 	}
 }
 
-// What is no room is not entered, whatever its pidfd says.
+// A process that is not the PID 1 of a room is not entered.
 func TestNoRoom(t *testing.T) {
 	self, err := unix.PidfdOpen(os.Getpid(), 0)
 	harness.Must(t, err)
@@ -527,8 +527,7 @@ func stacks() []byte {
 	return b[:runtime.Stack(b, true)]
 }
 
-// TestForeignProc: where /proc shows another PID namespace its numbers are strangers', and
-// nothing is started.
+// Nothing is started if /proc shows another PID namespace, because its PIDs belong to other processes.
 func TestForeignProc(t *testing.T) {
 	const inside = "SBXRUN_TEST_FOREIGN_PROC"
 	if os.Getenv(inside) != "" {

@@ -31,8 +31,7 @@ func Example() {
 	// exited 3 proven
 }
 
-// A timeout ends all that the command has started, also what has left its session and
-// ignores signals.
+// A timeout ends all processes of the command, including those that left its session and ignore signals.
 func ExampleCommand_timeout() {
 	cmd := &bwrap.Command{
 		Args:    []string{"sh", "-c", "trap '' TERM; setsid sleep 1000 & sleep 1000"},
@@ -46,7 +45,7 @@ func ExampleCommand_timeout() {
 	// Output: timeout killed proven 0
 }
 
-// What never ran is an error, with a code for programs and a remedy for people.
+// If the command never ran, the error has a code for programs and a hint for people.
 func ExampleError() {
 	_, err := (&bwrap.Command{Args: []string{"no-such-program"}}).Run(context.Background())
 	if e, ok := errors.AsType[*bwrap.Error](err); ok {
@@ -86,8 +85,7 @@ func ExamplePolicy() {
 	// written
 }
 
-// A room is built once. Its commands see each other's files, and not each other's
-// processes.
+// A room is built once. Its commands see each other's files, but not each other's processes.
 func ExampleRoom() {
 	ctx := context.Background()
 	room := &bwrap.Room{Timeout: time.Minute}

@@ -37,9 +37,9 @@ func rooms(t *testing.T) int {
 	return min(n, 200)
 }
 
-// Many rooms with five commands each, all at once in one process. Some are cancelled, signalled,
-// or closed by two at once, some lose their keeper or PID 1, each at a random moment. What ends
-// is proven, and nothing is left: no process, zombie, descriptor or goroutine.
+// Many rooms with five commands each run concurrently in one process. Some are cancelled, signalled, or closed twice at
+// once, and some lose their keeper or PID 1, at random moments. Every teardown is proven, and no process, zombie,
+// descriptor or goroutine is left.
 func TestManyAtOnce(t *testing.T) {
 	n := rooms(t)
 	use := func(n int) (ran int64) {

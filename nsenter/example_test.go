@@ -11,8 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/nsenter"
 )
 
-// A command in a sandbox that `sbxrun start --name box` has started would have the field
-// Sandbox: "box" in place of Room.
+// For a sandbox of `sbxrun start --name box`, set Sandbox: "box" instead of Room.
 func Example() {
 	ctx := context.Background()
 	room := &bwrap.Room{}
@@ -37,7 +36,7 @@ func Example() {
 	// exited 4 proven
 }
 
-// Commands that run side by side end one by one, each with all that it has started.
+// Concurrent commands end independently, each with all its processes.
 func ExampleCommand_timeout() {
 	ctx := context.Background()
 	room := &bwrap.Room{}

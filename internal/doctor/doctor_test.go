@@ -190,8 +190,7 @@ func TestGround(t *testing.T) {
 	}
 }
 
-// What is refused to sbxrun itself has the remedies that bwrap's words have; and where descriptors are
-// what lacks, that is said.
+// A failure of sbxrun itself has the same remedies as a message of bwrap, and a lack of descriptors is named.
 func TestFinding(t *testing.T) {
 	step := &proc.StartError{Step: "set the size of a tmpfs", Err: unix.ENOSYS}
 	wrapped := fmt.Errorf("cannot set up the sandbox: %w", &result.Error{Code: "setup", Message: "x", Err: step})
@@ -282,7 +281,7 @@ func TestExecuteHangs(t *testing.T) {
 	}
 }
 
-// A keeper that somebody has stopped does not keep who interrupts the check.
+// A stopped keeper does not delay an interrupted check.
 func TestExecuteStopped(t *testing.T) {
 	e := fakeBwrap(t, `echo $$ >&2; exec sleep 100`)
 	ctx, cancel := context.WithCancel(t.Context())

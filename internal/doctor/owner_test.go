@@ -11,7 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A program is reported that the sandbox's uid or group can change, or whose directory.
+// checkOwner reports a program if the sandbox's uid or group can change it or its directory.
 func TestCheckOwner(t *testing.T) {
 	uid, gid := os.Getuid(), os.Getgid()
 	const other = 61234

@@ -41,7 +41,7 @@ func TestServerDir(t *testing.T) {
 	}
 }
 
-// A run is refused where its tasks do not fit, or most are in use.
+// A run is refused if too few tasks are left, or if most are in use.
 func TestRoomForRun(t *testing.T) {
 	machine := admission.Bound{Path: "/proc/sys/kernel/pid_max", Current: 100, Max: 32768}
 	for _, tt := range []struct {
@@ -59,7 +59,7 @@ func TestRoomForRun(t *testing.T) {
 	}
 }
 
-// A limit that is too low is a warning with a remedy, and a run works all the same.
+// A limit that is too low for a server is a warning with a remedy.
 func TestServerWarnings(t *testing.T) {
 	var before unix.Rlimit
 	harness.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))

@@ -14,7 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// What PATH means on the host, where that is not what runs in the sandbox.
+// insteadOf returns the host's program if the sandbox runs another one.
 func TestInsteadOf(t *testing.T) {
 	top := laidOut(t, "shims/", "own/", "links/")
 	for name, text := range map[string]string{"shims/cat": "#!/bin/sh\n", "own/other": "#!/bin/sh\n"} {

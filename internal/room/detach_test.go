@@ -35,8 +35,7 @@ func TestSwap(t *testing.T) {
 	}
 }
 
-// Which binds of root's are idmapped: the writable ones of another owner, and only if
-// nobody has said who the sandbox runs as.
+// Root's writable binds of other owners are idmapped, unless the user chose the sandbox's identity.
 func TestPrepareMapsOwners(t *testing.T) {
 	top := laidOut(t, "dir/")
 	dir := top + "/dir"
@@ -71,8 +70,8 @@ func TestPrepareMapsOwners(t *testing.T) {
 	}
 }
 
-// A source that cannot be idmapped is an error that says what to do, and nothing starts.
-// /proc never can; whoever is not root cannot idmap anything.
+// A source that cannot be idmapped is an error with a hint, and nothing starts. /proc can never be idmapped, and only
+// root can idmap mounts.
 func TestDetachRefuses(t *testing.T) {
 	for _, owner := range []proc.Cred{{}, {UID: 1000, GID: 1001}} {
 		f, err := os.Open("/proc/sys")

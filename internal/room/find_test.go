@@ -150,7 +150,7 @@ func TestFindIgnoresPath(t *testing.T) {
 	}
 }
 
-// A sandbox gets no chance to replace the bwrap that the next one is made with.
+// A sandbox cannot replace the bwrap of the next sandbox.
 func TestFindExposed(t *testing.T) {
 	dir := fake(t, program("0.8.0"), 0o755)
 	bwrap, elsewhere := filepath.Join(dir, "bwrap"), t.TempDir()
@@ -187,7 +187,7 @@ func TestFindExposed(t *testing.T) {
 	}
 }
 
-// A named pipe that is called bwrap is passed over and not waited for.
+// A named pipe called bwrap is skipped without blocking.
 func TestFindNamedPipe(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mkfifo(filepath.Join(dir, "bwrap"), 0o755); err != nil {
@@ -233,7 +233,7 @@ func TestLookup(t *testing.T) {
 	}
 }
 
-// The version read out of the file is the one that the program prints.
+// The version found in the file is the one that the program prints.
 func TestFindInstalled(t *testing.T) {
 	p, err := Find(named(os.Getenv(ProgramVariable)), "", nil)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// What is said of a command that has failed, of all that is known of it.
+// The hint for a failed command names the most likely restriction and the flag that removes it.
 func TestObstacle(t *testing.T) {
 	top := laidOut(t, "repo/.git/", "repo/sub/", "repo/lib/file", "repo/.secret", "plain/", "homes/me/work/", "homes/me/.git/", "homes/me/.ssh/key", "homes/me/data")
 	harness.Must(t, errors.Join(os.Mkdir(top+"/setgid", 0o755), os.Chmod(top+"/setgid", 0o755|os.ModeSetgid)))

@@ -29,8 +29,8 @@ type option struct {
 	Args []string
 }
 
-// arity is how many arguments the options take that sbxrun uses. One that is
-// not listed here is a change to the sandbox that these tests know nothing of.
+// arity is the number of arguments of each option that sbxrun uses. An option that is missing here is a change to the
+// sandbox that these tests do not cover.
 var arity = map[string]int{
 	"--unshare-user": 0, "--unshare-pid": 0, "--unshare-ipc": 0, "--unshare-uts": 0, "--unshare-cgroup": 0, "--unshare-net": 0,
 	"--die-with-parent": 0, "--new-session": 0, "--disable-userns": 0,
@@ -52,7 +52,7 @@ func parseOptions(t *testing.T, words []string) (list []option) {
 	return list
 }
 
-// place is where an option puts something into the sandbox, or "".
+// place returns the destination of an option, or "".
 func (o option) place() string {
 	switch o.Name {
 	case "--tmpfs", "--dir", "--proc", "--dev", "--symlink", "--ro-bind", "--bind", "--file":
@@ -210,7 +210,7 @@ func checkSources(t *testing.T, plan *Plan, list []option) {
 	}
 }
 
-// build is the whole translation, without this machine in it.
+// TestPlanBuild checks the complete translation, independently of this machine.
 func TestPlanBuild(t *testing.T) {
 	file, err := os.Open(os.DevNull)
 	if err != nil {
@@ -304,7 +304,7 @@ func TestPlanBuild(t *testing.T) {
 	}
 }
 
-// Where user namespaces cannot be switched off in the room, the filter refuses them.
+// If user namespaces cannot be disabled in the room, the filter refuses them.
 func TestPlanNoUserns(t *testing.T) {
 	var plan Plan
 	if err := plan.build(&Policy{}); err != nil {
@@ -350,8 +350,7 @@ func TestPlanIdentity(t *testing.T) {
 	}
 }
 
-// What the user mounts takes the place of the defaults at and below it, and of
-// nothing else.
+// A mount of the user replaces the defaults at and below its destination, and no others.
 func TestLayoutReplacesDefaults(t *testing.T) {
 	top := laidOut(t, "dir/")
 	list := func(mounts ...Mount) (ops []op) {
@@ -420,7 +419,7 @@ func TestLayoutReplacesDefaults(t *testing.T) {
 	}
 }
 
-// The accounts are the sandbox's, and no line is there twice.
+// The accounts are those of the sandbox, without duplicate lines.
 func TestEtcAccounts(t *testing.T) {
 	tests := []struct {
 		user          User
@@ -497,7 +496,7 @@ func TestPrepareErrors(t *testing.T) {
 	}
 }
 
-// The command of a room that nothing else enters gets the network namespace, and bwrap makes none.
+// If only one command enters the room, that command gets the network namespace, and bwrap creates none.
 func TestPrepareAlone(t *testing.T) {
 	for _, tt := range []struct {
 		name        string
@@ -527,7 +526,7 @@ func TestPrepareAlone(t *testing.T) {
 	}
 }
 
-// A writable bind may get new places for mounts, a read-only one must have them.
+// Mount points can be created in a writable bind, but must exist in a read-only one.
 func TestPrepareMountInMount(t *testing.T) {
 	top := laidOut(t, "dir/there/")
 	for _, m := range [][]Mount{
@@ -539,7 +538,7 @@ func TestPrepareMountInMount(t *testing.T) {
 	}
 }
 
-// Root hands over what the unprivileged uid could not reach by itself.
+// Root stages sources that the unprivileged uid cannot reach.
 func TestPrepareStages(t *testing.T) {
 	top := laidOut(t, "private/data/", "public/")
 	for name, mode := range map[string]os.FileMode{"": 0o755, "/private": 0o700, "/public": 0o755} {
@@ -580,8 +579,7 @@ func TestPrepareStages(t *testing.T) {
 	}
 }
 
-// Root opens no source for its payload that lies behind a link which root did
-// not make: an earlier payload may have.
+// Root opens no source behind a link that root did not create, because an earlier payload may have created it.
 func TestPrepareStagesNoLinkOfAnotherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		return // it is root alone that opens sources for others
@@ -613,7 +611,7 @@ func TestPrepareStagesNoLinkOfAnotherUser(t *testing.T) {
 	}
 }
 
-// The links that root made are followed, to the same place as by the kernel.
+// Root follows its own links, with the same result as the kernel.
 func TestTrustedLinkOfRoot(t *testing.T) {
 	names := []string{"/bin/sh", "/bin", "/usr/../bin/./sh", "/etc/passwd", "/", "/usr/"}
 	if os.Geteuid() == 0 {
@@ -644,8 +642,8 @@ func TestTrustedLinkOfRoot(t *testing.T) {
 	}
 }
 
-// More binds than bubblewrap takes are an error before it is started, and what
-// is not refused it takes. Arguments and variables are none of its business.
+// Too many binds for bubblewrap are an error before it is started, and bubblewrap accepts all plans that pass. Arguments
+// and variables of the command do not count.
 func TestPrepareMoreWordsThanBwrapTakes(t *testing.T) {
 	caller := Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Getuid(), GID: os.Getgid()}
 	policy := func(binds, words int) Policy {
@@ -671,7 +669,7 @@ func TestPrepareMoreWordsThanBwrapTakes(t *testing.T) {
 	}
 }
 
-// A copied file is neither a directory nor a program.
+// A copied file is not accepted as a directory or a program.
 func TestPrepareCopiedFile(t *testing.T) {
 	for _, name := range []string{"/etc/passwd", "/etc/hosts"} {
 		for _, tt := range []struct {
@@ -691,7 +689,7 @@ func TestPrepareCopiedFile(t *testing.T) {
 	}
 }
 
-// Escape sequences in what a payload may have named never reach a message raw.
+// Messages quote escape sequences in names that a payload may have chosen.
 func TestPrepareEscapeSequences(t *testing.T) {
 	const odd = "\x1b[2J\x9b\a\r\n"
 	top := laidOut(t, odd+"/home/", odd+"/file", "w/"+odd+" -> /", odd+"/sub/")

@@ -17,8 +17,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// play runs a policy as whoever the tests run as, until nothing is left, and
-// returns what the payload has printed and how it ended; nil if that is unknown.
+// play runs a policy with the identity of the tests until all processes have exited. It returns the payload's output
+// and wait status, nil if that is unknown.
 func play(t *testing.T, p Policy) (stdout string, end *result.Payload) {
 	t.Helper()
 	plan := prepare(t, p, os.Getuid())
@@ -80,8 +80,7 @@ func TestStartLastVariableEmpty(t *testing.T) {
 	}
 }
 
-// Mounts in a writable bind, where there is no link, get their places and show
-// what they are to show.
+// Mounts in a writable bind without links appear at their destinations with the right contents.
 func TestStartMountInWritableBind(t *testing.T) {
 	top := laidOut(t, "w/dir/", "ro/file")
 	everybody(t, top+"/w")
@@ -155,8 +154,7 @@ func directory(t *testing.T, parent string) string {
 	return dir
 }
 
-// A source may be a link into /tmp, which the place where root's sources are
-// staged hides.
+// A source may be a link into /tmp, which the staging directory of root's sources hides.
 func TestStartSourceLinksIntoTmp(t *testing.T) {
 	data, links := directory(t, "/tmp"), directory(t, "/var/tmp")
 	private := laidOut(t, "private/") + "/private"
@@ -200,7 +198,7 @@ func reachableFake(t *testing.T, text string) string {
 	return dir
 }
 
-// What cannot enter the room is no failure of bwrap.
+// A failure to enter the room is not reported as a failure of bwrap.
 func TestStartCannotEnter(t *testing.T) {
 	plan := prepare(t, Policy{Command: []string{"/bin/true"}, Workdir: "/tmp"}, os.Getuid())
 	impossible := 5000
@@ -217,8 +215,7 @@ func TestStartCannotEnter(t *testing.T) {
 	}
 }
 
-// A room that cannot be furnished comes to nothing, whether there is a command for it or
-// not.
+// Start fails if the room cannot be furnished, with and without a command.
 func TestStartUnfurnished(t *testing.T) {
 	const tmpfs = "cannot set up the sandbox: set the size and mode of a tmpfs: "
 	const file = "cannot set up the sandbox: copy a file into the room: "
@@ -258,7 +255,7 @@ func TestStartUnfurnished(t *testing.T) {
 	}
 }
 
-// A bwrap that is gone at once is an error that tells of nothing but that.
+// If bwrap exits at once, the error says only that.
 func TestStartBwrapExitsAtOnce(t *testing.T) {
 	for name, tt := range map[string]struct{ bwrap, want string }{
 		"exits":          {script("exit 99"), "bubblewrap could not set up the sandbox: it exited with 99"},
@@ -291,7 +288,7 @@ func TestStartBwrapExitsAtOnce(t *testing.T) {
 	}
 }
 
-// A bwrap that is started ahead is the room's, or nothing is left of it.
+// A bwrap that is started during the preparation builds the room, or is ended.
 func TestAhead(t *testing.T) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -391,8 +388,8 @@ func TestAhead(t *testing.T) {
 	}
 }
 
-// Whatever process bwrap names: PID 1 of a room is a child of a child of the room's own keeper, and the
-// first of a PID namespace.
+// Whatever PID bwrap reports, the PID 1 of a room must be a grandchild of the room's keeper and the first process of a
+// PID namespace.
 func TestVerify(t *testing.T) {
 	plan := prepare(t, Policy{Workdir: "/tmp"}, os.Getuid())
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)

@@ -14,8 +14,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// What a payload leaves in a writable bind is not followed when the next run
-// mounts something there: bwrap would make directories and files on the host.
+// A link that a payload leaves in a writable bind is not followed when the next run mounts something there. Otherwise
+// bwrap would create directories and files on the host.
 func TestPrepareLinkPlantedAtAMount(t *testing.T) {
 	top := laidOut(t,
 		"host/there/", "file",
@@ -73,7 +73,7 @@ func TestPrepareLinkPlantedAtAMount(t *testing.T) {
 	}
 }
 
-// The links that bwrap makes, such as /bin, are refused as well.
+// Links that bwrap creates, such as /bin, are rejected as well.
 func TestCheckDestsLinkOfBwrap(t *testing.T) {
 	ops := []op{
 		{kind: opSymlink, dst: "/bin", src: "usr/bin"},
@@ -115,7 +115,7 @@ func filesBelow(t *testing.T, dir string) string {
 	return strings.Join(names, " ")
 }
 
-// Of /etc only what everybody may read is copied, and only files of a sensible size.
+// Only files of limited size that everybody can read are copied from /etc.
 func TestEtcFile(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, mode os.FileMode, size int64) string {

@@ -22,7 +22,7 @@ const bwrapStatus = `{
 }
 `
 
-// told is all that a status stream can say.
+// told is the content of a status stream.
 type told struct {
 	PID   int
 	PIDNS uint64
@@ -89,8 +89,7 @@ func TestStatusGarbage(t *testing.T) {
 	}
 }
 
-// Cut anywhere, or split anywhere between two writes, the stream tells what is
-// whole and then ends; it never tells less or something else.
+// If the stream is cut or split between two writes at any byte, exactly its complete objects are read.
 func TestStatusSplit(t *testing.T) {
 	whole := strings.IndexByte(bwrapStatus, '}') + 1
 	for i := range len(bwrapStatus) + 1 {
@@ -108,7 +107,7 @@ func TestStatusSplit(t *testing.T) {
 	}
 }
 
-// An error of reading is not taken for the end: it may be the deadline.
+// A read error is not taken for the end of the stream, because it may be the deadline.
 func TestStatusReadError(t *testing.T) {
 	_, err := readStatus(io.MultiReader(strings.NewReader(bwrapStatus[:20]), iotest.ErrReader(iotest.ErrTimeout)))
 	if !errors.Is(err, iotest.ErrTimeout) {
@@ -116,7 +115,7 @@ func TestStatusReadError(t *testing.T) {
 	}
 }
 
-// FuzzStatus: whatever comes, a pid is one that may be opened.
+// FuzzStatus checks that every accepted PID is valid.
 func FuzzStatus(f *testing.F) {
 	for _, seed := range []string{bwrapStatus, bwrapStatus[:30], `{"child-pid":1,"pid-namespace":1}`, `{"child-pid":2,"pid-namespace":1}{"exit-code":256}`, "[", `{"exit-code":0}`} {
 		f.Add([]byte(seed))

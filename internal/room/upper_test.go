@@ -11,8 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// Whoever the layer belongs to puts a link in the place of a directory in it, at the moment when
-// that is made: what the link leads to stays as it is.
+// If the owner of a layer replaces a directory with a link while it is created, the target of the link is unchanged.
 func TestUpperRace(t *testing.T) {
 	top := t.TempDir()
 	outside, upper := filepath.Join(top, "outside"), filepath.Join(top, "layers/0/upper")
@@ -58,7 +57,7 @@ func TestUpperRace(t *testing.T) {
 	}
 }
 
-// What a kill has left unfinished is finished by the next start, and belongs to whom it should.
+// The next start completes a layer that a kill left incomplete, with the right owner.
 func TestMakeOwnUnfinished(t *testing.T) {
 	top := t.TempDir()
 	if err := os.Mkdir(filepath.Join(top, "x.new"), 0o700); err != nil {

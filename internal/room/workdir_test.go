@@ -85,7 +85,7 @@ func TestCurrentDirectory(t *testing.T) {
 	}
 }
 
-// What the user asks to see of the current directory.
+// The policy decides which part of the current directory is visible.
 func TestCurrentDirectoryAsked(t *testing.T) {
 	top := laidOut(t, "repo/sub/deep/", "other/", "link -> repo")
 	at := func(name string) string { return filepath.Join(top, name) }
@@ -259,7 +259,7 @@ func TestCheckWorkdir(t *testing.T) {
 	}
 }
 
-// Root's sandboxes run under another uid, which may not enter every directory.
+// Root's sandboxes run with another uid, which cannot enter every directory.
 func TestCheckWorkdirOfAnotherUser(t *testing.T) {
 	top := laidOut(t, "dir/")
 	v := view{{kind: opBind, dst: "/w", src: top + "/dir"}, {kind: opTmpfs, dst: "/tmp"}}
