@@ -139,7 +139,7 @@ func TestUsage(t *testing.T) {
 		{`{}`, 400, "argv"},
 		{`{"argv":[]}`, 400, "argv"},
 		{`{"argv":[""]}`, 400, "empty"},
-		{`{"argv":["true"],"code":"1"}`, 400, "language"},
+		{`{"argv":["true"],"code":"1"}`, 400, "either argv or code"},
 		{`{"language":"cobol","code":"1"}`, 400, "cobol"},
 		{`{"argv":"true"}`, 400, "array"},
 		{`{"argv":["true"],"unknown":1}`, 400, "unknown"},
