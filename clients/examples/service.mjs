@@ -27,7 +27,7 @@ export const server = createServer(async (request, response) => {
     }
   } catch (e) {
     if (!response.headersSent) response.statusCode = status(e);
-    say({ error: e.message });
+    say({ error: e.message, hint: e.hint });
   }
   response.end();
 });
