@@ -1,14 +1,13 @@
-// Package cleanup removes what sandboxes have left that nobody looks after any more.
+// Package cleanup removes abandoned remains of sandboxes.
 //
-// Whoever runs commands brings them to their end himself, and proves it; and should he be
-// killed, the keeper of each sandbox does. [Sweep] is for what is left when both were
-// killed in the same instant, or the machine was short of everything: it ends processes,
-// each verified by the kernel's word to be a sandbox's, and removes records of sandboxes
-// that `sbxrun start` has started. It is what `sbxrun cleanup` does.
+// A process that runs commands ends them and proves it. If it is killed, the keeper of each sandbox does that.
+// [Sweep] handles the case that both were killed at the same time, or that the machine ran out of resources:
+// it ends processes, each of which the kernel confirms to be a sandbox's, and removes records of sandboxes
+// started by `sbxrun start`. `sbxrun cleanup` calls it.
 //
-// It may be called at any time, by several processes at once and beside sandboxes that are
-// just being made: a sandbox with a living sbxrun, supervisor or keeper is never touched,
-// but for one that a killed snapshot has left frozen, which is thawed.
+// It may be called at any time, by several processes at once, and while sandboxes are being started. It does not
+// touch a sandbox with a living sbxrun, supervisor or keeper, except for thawing one that a killed snapshot
+// has left frozen.
 package cleanup
 
 import (
@@ -29,39 +28,36 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// A Finding is one thing that a sandbox, or its crash, has left.
+// A Finding is something left behind by a sandbox or its crash.
 type Finding struct {
-	// Kind is "init" (of a sandbox without its supervisor), "held-init" (the room of one
-	// that no record knows of), "zombie" (which only its parent can collect), "record",
-	// "damaged" (something in the state directory), "cgroup", "frozen" (a sandbox that stands
-	// still for a snapshot that was killed), "volume" (what is left of one) or "apply" (what
-	// sbxrun apply has not put in its place).
+	// Kind is "init" (of a sandbox without its supervisor), "held-init" (PID 1 of a sandbox without a record),
+	// "zombie" (which only its parent can reap), "record", "damaged" (something in the state directory),
+	// "cgroup", "frozen" (a sandbox left frozen by a killed snapshot), "volume" (remains of one) or "apply"
+	// (temporary files of a killed sbxrun apply).
 	Kind string `json:"kind"`
-	ID   string `json:"id,omitempty"`   // of the sandbox, if it is known
-	Name string `json:"name,omitempty"` // likewise
+	ID   string `json:"id,omitempty"`   // of the sandbox, if known
+	Name string `json:"name,omitempty"` // of the sandbox, if known
 	PID  int    `json:"pid,omitempty"`
-	What string `json:"what"`            // for people
-	Done bool   `json:"done"`            // it is gone, or thawed; never with DryRun
-	Err  string `json:"error,omitempty"` // why it is not
+	What string `json:"what"`            // description
+	Done bool   `json:"done"`            // removed or thawed; never with DryRun
+	Err  string `json:"error,omitempty"` // why not
 }
 
-// Options say how far a sweep goes. The zero value is all that `sbxrun cleanup` does.
+// Options restrict a sweep. The zero value does everything that `sbxrun cleanup` does.
 type Options struct {
-	// StateDir is where the records are; "" for what SBXRUN_STATE_DIR says, or the
-	// caller's own (docs/reference/state.md).
+	// StateDir is the state directory; "" means that of SBXRUN_STATE_DIR, or the caller's own
+	// (docs/reference/state.md).
 	StateDir string
-	// Names, if there are any, are those sandboxes, or execs by their handles, that alone are
-	// looked at. One that there is not, or that lives, is a Finding with Err.
+	// Names, if any, are the only sandboxes, or execs by their handles, to examine. One that does not exist
+	// or is alive gives a Finding with Err.
 	Names     []string
-	OlderThan time.Duration // records of what has ended since are kept
-	DryRun    bool          // only looks
-	// KeepRecords leaves all records, also those that are damaged, what applies have left, and
-	// cgroups, which one that is just being made looks like if it has no process yet: only
-	// processes end.
-	// For a sweep that nobody has asked for, and that others start beside.
+	OlderThan time.Duration // keep records of more recent ends
+	DryRun    bool          // only look
+	// KeepRecords restricts the sweep to processes. It keeps all records, including damaged ones, files of
+	// killed applies, and cgroups, because a new cgroup without a process looks like a leftover. It is for an
+	// unrequested sweep while other sandboxes start.
 	KeepRecords bool
-	// Quick leaves all records, and does not look through /proc: what other commands
-	// do on the way.
+	// Quick keeps all records and does not search /proc. Other commands use it in passing.
 	Quick bool
 }
 
@@ -75,9 +71,9 @@ type sweep struct {
 
 func (s *sweep) note(f Finding) { s.found = append(s.found, f) }
 
-// Sweep removes what has no supervisor any more, and returns what it has found. An error
-// says that nothing was looked at: /proc is another PID namespace's, or the state directory
-// is not the caller's. It waits for what it kills, for each at most five seconds.
+// Sweep removes leftovers without a supervisor, and returns its findings. An error means that nothing was
+// examined, because /proc shows another PID namespace or the state directory is not the caller's. Sweep waits
+// up to five seconds for each process that it kills.
 func Sweep(o Options) ([]Finding, error) {
 	c := state.Mine()
 	if o.StateDir != "" {
@@ -109,7 +105,7 @@ func (s *sweep) named(dir *state.Dir, name string) {
 		}
 		s.note(Finding{Kind: "record", Name: name, What: "no record", Err: reason})
 	case e.Alive:
-		s.note(Finding{Kind: "record", ID: e.ID, Name: e.Record.Name, What: e.What(), Err: "it has not ended; sbxrun kill ends it"})
+		s.note(Finding{Kind: "record", ID: e.ID, Name: e.Record.Name, What: e.What(), Err: "still running; end it with sbxrun kill"})
 	default:
 		s.entry(e)
 	}
@@ -137,20 +133,20 @@ func (s *sweep) all(dir *state.Dir) {
 	}
 	s.processes()
 	if !s.KeepRecords {
-		s.cgroups() // what was ended just now may have had some
+		s.cgroups() // processes ended just now may have had some
 		s.snapshots()
 	}
 }
 
-// snapshots removes what the caller's store of snapshots has and nobody needs.
+// snapshots removes unneeded files from the caller's store of snapshots.
 func (s *sweep) snapshots() {
 	dir, err := snapshots.Dir()
 	if err != nil {
-		return // so there is none
+		return // there is no store
 	}
 	store, err := snapshots.Look(dir)
 	if err != nil {
-		s.note(Finding{Kind: "damaged", What: "directory of snapshots", Err: err.Error()})
+		s.note(Finding{Kind: "damaged", What: "snapshot directory", Err: err.Error()})
 		return
 	}
 	defer store.Close()
@@ -163,12 +159,12 @@ func (s *sweep) snapshots() {
 	}
 }
 
-// cgroups removes those that hold nothing and whose sbxrun is dead, or could not remove them. Its
-// keeper, which may live, does not mind.
+// cgroups removes empty cgroups whose sbxrun is dead, or could not remove them. A keeper that is still alive
+// tolerates that.
 func (s *sweep) cgroups() {
 	machine, err := limits.Detect()
 	if err != nil {
-		return // a kernel without
+		return // a kernel without cgroups
 	}
 	for _, l := range machine.Leftovers() {
 		s.do(Finding{Kind: "cgroup", ID: l.ID, What: "empty cgroup " + l.Dir}, func() error {
@@ -177,13 +173,12 @@ func (s *sweep) cgroups() {
 	}
 }
 
-// damaged removes what has no usable record and does not live. Of what it may have
-// known nothing is known: its processes are found by looking.
+// damaged removes dead sandboxes without a usable record. Their processes are found in /proc.
 func (s *sweep) damaged(dir *state.Dir, warnings []error) {
 	var failed, left []error
 	if !s.DryRun {
 		failed = dir.Sweep()
-		_, left = dir.List() // what is still there has a supervisor
+		_, left = dir.List() // the rest have supervisors
 	}
 	for _, err := range warnings {
 		f := Finding{Kind: "damaged", What: err.Error(), Done: !s.DryRun}
@@ -197,12 +192,12 @@ func (s *sweep) damaged(dir *state.Dir, warnings []error) {
 	}
 }
 
-// execs removes what detached execs have left in a sandbox that lives: those whose
-// supervisor was killed. What is known of the others goes with the sandbox.
+// execs removes the records of detached execs in a running sandbox whose supervisor was killed. The other
+// records are removed with the sandbox.
 func (s *sweep) execs(box *state.Entry) {
 	dir, err := box.Execs()
 	if err != nil {
-		return // it has just ended
+		return // the sandbox has just ended
 	}
 	defer dir.Close()
 	entries, warnings := dir.List()
@@ -216,8 +211,8 @@ func (s *sweep) execs(box *state.Entry) {
 	}
 }
 
-// frozen thaws a sandbox that stands still for a snapshot that nobody takes any more: it and its guard
-// were killed in the same instant.
+// frozen thaws a sandbox that was frozen for a snapshot, if the snapshot and its guard were killed at the same
+// time.
 func (s *sweep) frozen(dir *state.Dir, e *state.Entry) {
 	_, a, ok := dir.Access(e.ID)
 	if s.KeepRecords || !ok || !limits.Frozen(a.Cgroups) {
@@ -226,10 +221,10 @@ func (s *sweep) frozen(dir *state.Dir, e *state.Entry) {
 	lock, err := limits.LockFreezer(a.Cgroups, 0)
 	if errors.Is(err, unix.EAGAIN) || !limits.Frozen(a.Cgroups) {
 		lock.Close()
-		return // the snapshot is being taken, or was just now
+		return // the snapshot is in progress, or has just finished
 	}
 	defer lock.Close()
-	s.do(Finding{Kind: "frozen", ID: e.ID, Name: e.Record.Name, What: "sandbox that stands still for a snapshot that was killed"}, func() error {
+	s.do(Finding{Kind: "frozen", ID: e.ID, Name: e.Record.Name, What: "sandbox frozen by a snapshot that was killed"}, func() error {
 		if err != nil {
 			return err
 		}
@@ -237,7 +232,7 @@ func (s *sweep) frozen(dir *state.Dir, e *state.Entry) {
 	})
 }
 
-// do does what is to be done about a finding, unless this is only a look.
+// do performs the action for a finding, unless this is a dry run.
 func (s *sweep) do(f Finding, what func() error) bool {
 	if !s.DryRun {
 		if err := what(); err != nil {
@@ -250,18 +245,18 @@ func (s *sweep) do(f Finding, what func() error) bool {
 	return f.Err == ""
 }
 
-// entry ends what a dead supervisor has left running, and removes its record.
+// entry ends the processes that a dead supervisor has left, and removes its record.
 func (s *sweep) entry(e *state.Entry) {
 	ended := true
 	if id := e.Record.Init; id != nil {
 		init, err := id.OpenInit()
 		switch {
 		case err == nil:
-			f := Finding{Kind: "init", ID: e.ID, Name: e.Record.Name, PID: id.PID, What: "init of " + e.What() + ", which has lost its supervisor"}
+			f := Finding{Kind: "init", ID: e.ID, Name: e.Record.Name, PID: id.PID, What: "init of " + e.What() + ", whose supervisor is dead"}
 			ended = s.do(f, func() error { return end(init) })
 			init.Close()
 		case !errors.Is(err, proc.ErrGone):
-			s.note(Finding{Kind: "init", ID: e.ID, Name: e.Record.Name, PID: id.PID, What: "init that cannot be verified, and is not touched", Err: err.Error()})
+			s.note(Finding{Kind: "init", ID: e.ID, Name: e.Record.Name, PID: id.PID, What: "init that cannot be verified and is not touched", Err: err.Error()})
 			ended = false
 		}
 	}
@@ -271,8 +266,7 @@ func (s *sweep) entry(e *state.Entry) {
 	s.do(Finding{Kind: "record", ID: e.ID, Name: e.Record.Name, What: "record, logs and name: " + e.Status()}, e.Remove)
 }
 
-// young says whether a sandbox has ended, or begun if nobody knows its end, only
-// within OlderThan.
+// young reports whether a sandbox has ended, or started if its end is unknown, within OlderThan.
 func (s *sweep) young(e *state.Entry) bool {
 	if s.OlderThan <= 0 {
 		return false
@@ -287,7 +281,7 @@ func (s *sweep) young(e *state.Entry) bool {
 	return time.Since(at) < s.OlderThan
 }
 
-// end kills an init and waits, at most sweepBound, until all of its namespace is gone.
+// end kills an init and waits, at most sweepBound, until all processes of its namespace have exited.
 func end(init *proc.Process) error {
 	if err := init.Signal(unix.SIGKILL); err != nil && !errors.Is(err, proc.ErrGone) {
 		return err
@@ -295,13 +289,13 @@ func end(init *proc.Process) error {
 	return init.Wait(time.Now().Add(sweepBound))
 }
 
-// processes looks through /proc for what no record knows of: the PID 1 of a room whose
-// monitor and keeper were killed in the same instant, before it could ask to die with them
-// (bubblewrap #633), waits for ever; and zombies.
+// processes searches /proc for processes without a record: zombies, and the PID 1 of a sandbox whose monitor and
+// keeper were killed at the same time, before it asked to die with them (bubblewrap #633), and which would
+// wait forever.
 func (s *sweep) processes() {
 	pids, err := proc.All()
-	if len(pids) == 0 && err != nil { // else what could be read is all there is to see
-		s.note(Finding{Kind: "held-init", What: "rooms that no record knows of", Err: err.Error()})
+	if len(pids) == 0 && err != nil { // otherwise use the partial list
+		s.note(Finding{Kind: "held-init", What: "sandboxes without a record", Err: err.Error()})
 	}
 	for _, pid := range pids {
 		if pid > 1 {
@@ -310,8 +304,7 @@ func (s *sweep) processes() {
 	}
 }
 
-// process ends one process if it is PID 1 of an abandoned room, and reports it if it is a
-// zombie of ours.
+// process ends a process if it is PID 1 of an abandoned sandbox, and reports it if it is our zombie.
 func (s *sweep) process(pid int) {
 	st, err := proc.ReadStat(pid)
 	if err != nil {
@@ -321,8 +314,8 @@ func (s *sweep) process(pid int) {
 		s.zombie(st)
 		return
 	}
-	// The pidfd first: all that follows is about the process that it holds, if that
-	// has not ended in the end.
+	// Open the pidfd first: all checks are about its process, provided that it is still alive at the
+	// end.
 	init, err := proc.Open(pid)
 	if err != nil {
 		return
@@ -331,34 +324,29 @@ func (s *sweep) process(pid int) {
 	if !abandoned(pid) || init.Exited() {
 		return
 	}
-	s.do(Finding{Kind: "held-init", PID: pid, What: "room of a sandbox that has lost its keeper, and would stay for ever"}, func() error { return end(init) })
+	s.do(Finding{Kind: "held-init", PID: pid, What: "init of a sandbox whose keeper is dead"}, func() error { return end(init) })
 }
 
-// abandoned reports whether a process is PID 1 of one of our rooms, and all are dead that
-// could end it. Nothing that it goes by can be forged or escaped by a payload, because all
-// of it is the kernel's word about the room's PID 1 and its ancestors, which a payload can
-// neither see nor change:
+// abandoned reports whether a process is PID 1 of one of our sandboxes, and all processes that could end it are
+// dead. A command can neither forge nor evade the checks, because they only use the kernel's
+// information about PID 1 and its ancestors, which a command can neither see nor change:
 //
-//   - it has the caller's uid; to root all are the same. Of somebody else's processes an
-//     ordinary user could not look at the rest.
-//   - It is number 1 of a PID namespace made in this one (NSpid has two numbers). What is in
-//     a room has a number in the room's namespace too, and what a payload makes has three
-//     or more: no process ever gets out of its namespace (pid_namespaces(7)). Or it is in
-//     this PID namespace itself, and its user namespace has no uid_map yet: a bwrap that doctor
-//     started and that waits for its parent to write the map. No process can move another one
-//     into a user namespace (user_namespaces(7)).
-//   - It executes our program, or is the bwrap that is just about to ([room.Holds]). That
-//     program can do nothing but wait, and whoever runs it by himself loses nothing else.
-//   - Its session is the one that the keeper has made, and the keeper, whose pid the
-//     session's number is, is dead. That number is nobody else's for as long as a process
-//     is in the session, and only a process itself can leave one (setsid(2)): our program
-//     does not.
-//   - Neither is sbxrun alive above it, which does the work of a keeper that was killed.
+//   - It has the caller's uid; root checks all. An ordinary user cannot examine other users' processes.
+//   - It is number 1 of a PID namespace made in this one (NSpid has two numbers). Processes in a sandbox also
+//     have a number in the sandbox's namespace, and those in a namespace that a command makes have three or more:
+//     no process can leave its namespace (pid_namespaces(7)). Or it is in this PID namespace itself, and its user
+//     namespace has no uid_map yet: a bwrap that doctor started and that waits for its parent to write the
+//     map. No process can move another one into a user namespace (user_namespaces(7)).
+//   - It executes our program, or is the bwrap that is about to ([room.Holds]). That program only waits, so a user
+//     who runs it directly loses nothing else.
+//   - Its session was made by the keeper, and the keeper, whose PID is the session's ID, is dead. That ID is not
+//     reused while a process is in the session, and a process can only leave a session itself (setsid(2)), which
+//     our program does not do.
+//   - No sbxrun is alive above it, which would do the work of a killed keeper.
 //
-// So what lives below a living keeper, or a living sbxrun or supervisor, is never touched. Of
-// these, sbxrun is known by its name or by its executable. That is a hint, and could be
-// forged; but only by a process outside of all sandboxes that is an ancestor of the room,
-// and all that comes of it is that the room stays.
+// A process below a living keeper, sbxrun or supervisor is therefore never touched. sbxrun is recognised by its
+// name or executable, which could be forged, but only by an ancestor of the sandbox outside of all sandboxes,
+// and only with the result that the sandbox stays.
 func abandoned(pid int) bool {
 	st, err := proc.ReadStat(pid)
 	if err != nil || st.Session <= 1 || st.Session == pid || !own(pid) {
@@ -377,18 +365,18 @@ func unmapped(pid int) bool {
 	return err == nil && len(uids) == 0
 }
 
-// dead reports whether a process has ended, even if its parent has not collected it yet.
+// dead reports whether a process has ended, even if its parent has not reaped it yet.
 func dead(pid int) bool {
 	st, err := proc.ReadStat(pid)
 	return err == proc.ErrGone || err == nil && st.Ended()
 }
 
-// supervised reports whether sbxrun is above a room whose keeper is dead, or may be.
+// supervised reports whether sbxrun is, or may be, above a sandbox whose keeper is dead.
 func supervised(room proc.Stat) bool {
-	for range 3 { // its monitor may die between two looks
+	for range 3 { // its monitor may die between two reads
 		above, err := proc.ReadStat(room.Parent)
 		if err == nil && above.Session == room.Session {
-			above, err = proc.ReadStat(above.Parent) // above the monitor, which is dying, too
+			above, err = proc.ReadStat(above.Parent) // above the monitor, which is dying as well
 		}
 		if err == nil {
 			return isSbxrun(above)
@@ -400,21 +388,21 @@ func supervised(room proc.Stat) bool {
 	return true
 }
 
-// isSbxrun reports whether a process is called sbxrun, or has the same executable as we.
+// isSbxrun reports whether a process is called sbxrun or has the same executable as this one.
 func isSbxrun(st proc.Stat) bool {
 	if st.Comm == "sbxrun" || st.Comm == proc.KeeperName {
 		return true
 	}
 	its, err := executable(st.PID)
 	if err != nil {
-		return false // somebody else's, or nothing that has one
+		return false // another user's, or without an executable
 	}
 	own, err := executable(os.Getpid())
 	return err != nil || its == own
 }
 
-// executable identifies what a process executes: device and inode. It does not ask a file
-// system in user space, which could keep us waiting (statx(2), AT_STATX_DONT_SYNC).
+// executable returns the device and inode of a process's executable. It does not query file systems in user space,
+// which could block (statx(2), AT_STATX_DONT_SYNC).
 func executable(pid int) (id [3]uint64, err error) {
 	fd, err := proc.OpenFile(pid, "exe")
 	if err != nil {
@@ -426,23 +414,23 @@ func executable(pid int) (id [3]uint64, err error) {
 	return [3]uint64{uint64(st.Dev_major), uint64(st.Dev_minor), st.Ino}, err
 }
 
-// own says whether a process is the caller's; to root all are.
+// own reports whether a process belongs to the caller; for root all do.
 func own(pid int) bool {
 	var st unix.Stat_t
 	err := unix.Stat("/proc/"+strconv.Itoa(pid), &st)
 	return err == nil && (os.Geteuid() == 0 || int(st.Uid) == os.Geteuid())
 }
 
-// zombie reports one of ours that its parent does not collect. Nobody else can.
+// zombie reports one of our processes that its parent does not reap. No other process can.
 func (s *sweep) zombie(st proc.Stat) {
-	// What is in a sandbox can have any name. Ours are not in one, and no other sbxrun's
-	// namespace is ours to report on.
+	// Processes in sandboxes can have any name. Ours are not in one, and those in another sbxrun's
+	// namespace are not ours to report.
 	if st.Comm != proc.KeeperName && st.Comm != "sbxrun" || !own(st.PID) || proc.Nested(st.PID) {
 		return
 	}
 	above, err := proc.ReadStat(st.Parent)
 	if err != nil || above.Comm == proc.KeeperName || above.Comm == "sbxrun" {
-		return // about to be collected
+		return // about to be reaped
 	}
-	s.note(Finding{Kind: "zombie", PID: st.PID, What: fmt.Sprintf("zombie of %s, which only its parent %d (%s) can collect", st.Comm, st.Parent, above.Comm)})
+	s.note(Finding{Kind: "zombie", PID: st.PID, What: fmt.Sprintf("zombie of %s, which only its parent %d (%s) can reap", st.Comm, st.Parent, above.Comm)})
 }

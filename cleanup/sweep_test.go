@@ -25,8 +25,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// The tests make what crashes leave: records without a supervisor, and rooms. The
-// processes are this binary, told by sweepRole what to be, and the program of a room.
+// The tests create what crashes leave behind: records without a supervisor, and abandoned sandboxes. The processes
+// run this binary, with a role in sweepRole, and the program of a sandbox's PID 1.
 const sweepRole = "SBXRUN_SWEEP_ROLE"
 
 func TestMain(m *testing.M) {
@@ -37,12 +37,12 @@ func TestMain(m *testing.M) {
 }
 
 func runTests(m *testing.M) int {
-	// What loses its parent comes to us.
+	// Orphans are reparented to this process.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	// A sweep takes whoever has our executable for sbxrun.
+	// A sweep takes processes with its own executable for sbxrun.
 	dir, err := os.MkdirTemp("", "sweep")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -68,8 +68,8 @@ func runTests(m *testing.M) int {
 	return m.Run()
 }
 
-// play is what a process does until its stdin ends: nothing, after it has started
-// the rest of the roles as its child. "name:" sets its name.
+// play plays a role until stdin ends: it starts the remaining roles as its child and then waits. "name:" sets the
+// process name.
 func play(roles string) int {
 	role, rest, _ := strings.Cut(roles, ",")
 	if name, found := strings.CutPrefix(role, "name:"); found {
@@ -97,7 +97,7 @@ func play(roles string) int {
 		for len(child.ExtraFiles) < 2 {
 			child.ExtraFiles = append(child.ExtraFiles, os.Stderr)
 		}
-		// Descriptor 5 is where a room's PID 1 says that it is there.
+		// PID 1 reports on descriptor 5 that it is running.
 		child.ExtraFiles = slices.Insert(child.ExtraFiles, 2, out)
 		if err := child.Start(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -109,14 +109,14 @@ func play(roles string) int {
 		}
 	}
 	fmt.Println("ready")
-	os.Stdin.Read(make([]byte, 1)) // the end of it is that of the test
+	os.Stdin.Read(make([]byte, 1)) // ends with the test
 	return 0
 }
 
-// actor is a process that plays the roles, one below the other. A keeper makes a session,
-// and what is below it outlives it. "room" is PID 1 of a PID namespace and executes the
-// program of one, "about to" is the bwrap that has not yet, and "waits" one of doctor's; the
-// others look like these.
+// actor is a process that plays the roles, each as a child of the one before. A keeper makes a session, and its
+// descendants outlive it. "room" is PID 1 of a PID namespace and executes the program of a sandbox's PID 1,
+// "about to" is the bwrap before that, and "waits" a bwrap of doctor. The other roles resemble
+// these.
 func actor(roles string) (*exec.Cmd, error) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = []string{sweepRole + "=" + roles}
@@ -129,7 +129,7 @@ func actor(roles string) (*exec.Cmd, error) {
 		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWPID
 		if os.Geteuid() != 0 {
 			cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
-			// Root there, so that it can do the same once more.
+			// Root in there, so that it can do the same again.
 			cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
 			cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}
 		}
@@ -147,7 +147,7 @@ func actor(roles string) (*exec.Cmd, error) {
 			}
 			if role == "other" {
 				text = append(text, 0)
-			} else { // a byte that means nothing (elf(5), EI_PAD)
+			} else { // an unused byte (elf(5), EI_PAD)
 				text[15] = 1
 			}
 			if hold, err = proc.MemoryFile("room", text, 0o555); err != nil {
@@ -161,7 +161,7 @@ func actor(roles string) (*exec.Cmd, error) {
 		}
 		if role == "about to" || role == "waits" || role == "mapped" {
 			cmd.Path, cmd.Args = "/proc/self/exe", []string{"bwrap"}
-			cmd.ExtraFiles = []*os.File{os.Stderr, os.Stderr, hold} // with 5 in between, 6
+			cmd.ExtraFiles = []*os.File{os.Stderr, os.Stderr, hold} // descriptors 3, 4 and 6, with 5 in between
 		}
 		switch role {
 		case "second":
@@ -183,18 +183,18 @@ func actor(roles string) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// sweepFiles names the directory with "stranger", a copy of the test, and "hold", the
-// program of a room.
+// sweepFiles names the directory with "stranger", a copy of the test binary, and "hold", the program of a
+// sandbox's PID 1.
 const sweepFiles = "SBXRUN_SWEEP_FILES"
 
-// cast starts actors and returns the pid of the innermost one, as the host sees it.
+// cast starts actors and returns the PID of the innermost one in the host's namespace.
 func cast(t *testing.T, roles string) (inner *proc.Process) {
 	t.Helper()
 	inner, _ = castBelow(t, roles)
 	return inner
 }
 
-// castBelow also returns all of them, from the outermost on.
+// castBelow returns all of them, from the outermost on.
 func castBelow(t *testing.T, roles string) (inner *proc.Process, all []*proc.Process) {
 	t.Helper()
 	cmd, err := actor(roles)
@@ -207,14 +207,14 @@ func castBelow(t *testing.T, roles string) (inner *proc.Process, all []*proc.Pro
 	harness.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		stdin.Close()
-		_ = cmd.Process.Kill() // it may have been
+		_ = cmd.Process.Kill() // may have ended
 		_ = cmd.Wait()
 		for _, p := range all {
-			_ = p.Signal(unix.SIGKILL) // likewise
+			_ = p.Signal(unix.SIGKILL) // may have ended
 			if err := p.Wait(time.Now().Add(10 * time.Second)); err != nil {
 				t.Error(err)
 			}
-			_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil) // if it has come to us
+			_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil) // if it is our child by now
 			p.Close()
 		}
 	})
@@ -238,7 +238,7 @@ func castBelow(t *testing.T, roles string) (inner *proc.Process, all []*proc.Pro
 	return inner, all
 }
 
-// findings are what a sweep has found of one process.
+// findings are the findings of a sweep about one process.
 func findings(found []Finding, pid int) (mine []Finding) {
 	for _, f := range found {
 		if f.PID == pid {
@@ -248,7 +248,7 @@ func findings(found []Finding, pid int) (mine []Finding) {
 	return mine
 }
 
-// unkeep kills the keeper of a cast, and waits for its end.
+// unkeep kills the keeper of a cast and waits for its end.
 func unkeep(t *testing.T, roles string, all []*proc.Process) {
 	t.Helper()
 	keeper := all[slices.Index(strings.Split(roles, ","), "keeper")]
@@ -256,8 +256,8 @@ func unkeep(t *testing.T, roles string, all []*proc.Process) {
 	harness.Must(t, keeper.Wait(time.Now().Add(10*time.Second)))
 }
 
-// A room is ended when its keeper is dead and no sbxrun is above it; and nothing that only
-// looks like it ever is. Each case is tried with the keeper alive, when nothing is touched.
+// A sandbox is ended when its keeper is dead and no sbxrun is above it. Similar processes never are. Each case is
+// also tried with the keeper alive, when nothing may be touched.
 func TestAbandoned(t *testing.T) {
 	for _, test := range []struct {
 		roles     string
@@ -270,24 +270,24 @@ func TestAbandoned(t *testing.T) {
 		{"stranger,keeper,waits", true},
 		{"stranger,keeper,monitor,waits", true},
 		{"name:sbxrun,keeper,monitor,waits", false},
-		{"name:sbxrun,keeper,room", false}, // sbxrun is about to end it
+		{"name:sbxrun,keeper,room", false}, // sbxrun will end it
 		{"name:sbxrun,keeper,monitor,room", false},
 		{"name:" + proc.KeeperName + ",keeper,room", false},
 		{"parent,keeper,room", false}, // sbxrun under another name
 		{"parent,keeper,monitor,room", false},
 		// Decoys.
-		{"stranger,keeper,name:sbxrun-room", false},         // name, arguments, and number 1: another program
+		{"stranger,keeper,name:sbxrun-room", false},         // same name, arguments and number 1, but another program
 		{"stranger,keeper,monitor,name:sbxrun-room", false}, //
-		{"stranger,keeper,nest,room", false},                // all of it, but in a namespace below: what a payload can make
+		{"stranger,keeper,nest,room", false},                // in a nested namespace, as a command can make
 		{"stranger,keeper,nest,about to", false},
 		{"stranger,keeper,second", false},     // not the first of its namespace
-		{"stranger,keeper,mapped", false},     // bwrap's child that goes on, and ends
-		{"stranger,keeper,nest,waits", false}, // in a namespace below
+		{"stranger,keeper,mapped", false},     // bwrap's child, which ends by itself
+		{"stranger,keeper,nest,waits", false}, // in a nested namespace
 		{"stranger,keeper,other", false},      // another program in a memfd of that name
-		{"stranger,keeper,twin", false},       // likewise, and of the same size
+		{"stranger,keeper,twin", false},       // the same with the same size
 		{"stranger,keeper,copy", false},       // the program in a file
-		{"stranger,keeper,apart", false},      // in a session of its own
-		{"stranger,keeper,plain init", false}, // somebody else's
+		{"stranger,keeper,apart", false},      // in its own session
+		{"stranger,keeper,plain init", false}, // another program's
 	} {
 		t.Run(test.roles, func(t *testing.T) {
 			room, all := castBelow(t, test.roles)
@@ -318,7 +318,7 @@ func TestAbandoned(t *testing.T) {
 				t.Errorf("not ended: %+v", mine)
 			}
 			s = sweep{}
-			s.process(room.PID) // a zombie by now, or gone
+			s.process(room.PID) // a zombie by now, or reaped
 			for _, f := range findings(s.found, room.PID) {
 				if f.Kind != "zombie" {
 					t.Errorf("ended twice: %+v", f)
@@ -328,8 +328,8 @@ func TestAbandoned(t *testing.T) {
 	}
 }
 
-// A process that was started by hand, in our session, and executes the program of a room,
-// has no keeper that could be dead.
+// A process started by hand that executes the program of a sandbox's PID 1 has no keeper that could be
+// dead.
 func TestAbandonedByHand(t *testing.T) {
 	for _, roles := range []string{"parent,room", "stranger,room", "parent,about to", "stranger,about to"} {
 		room := cast(t, roles)
@@ -341,7 +341,7 @@ func TestAbandonedByHand(t *testing.T) {
 	}
 }
 
-// Many sweeps at once: nobody fails.
+// Concurrent sweeps all succeed.
 func TestAbandonedRace(t *testing.T) {
 	for range 5 {
 		room, all := castBelow(t, "stranger,keeper,room")
@@ -368,7 +368,7 @@ func TestAbandonedRace(t *testing.T) {
 	}
 }
 
-// A zombie is told of, with who alone can collect it.
+// A zombie is reported with the parent, which alone can reap it.
 func TestZombie(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = []string{sweepRole + "=name:" + proc.KeeperName}
@@ -403,7 +403,7 @@ func TestZombie(t *testing.T) {
 	}
 }
 
-// record is how a record is to be.
+// record describes a record to create.
 type record struct {
 	init, supervisor proc.Identity
 	report           *result.Report
@@ -411,7 +411,7 @@ type record struct {
 	alive            bool
 }
 
-// recorded makes a state directory with one sandbox in it.
+// recorded creates a state directory with one sandbox in it.
 func recorded(t *testing.T, r record) (*state.Dir, string) {
 	t.Helper()
 	root := filepath.Join(t.TempDir(), "state")
@@ -446,7 +446,7 @@ func exists(t *testing.T, path string) bool {
 	return err == nil
 }
 
-// noProc sweeps without a look through /proc, where others have things, too.
+// noProc sweeps without searching /proc, where other tests have processes.
 func noProc(dir *state.Dir, o Options) []Finding {
 	s := sweep{Options: o}
 	s.all(dir)
@@ -523,13 +523,13 @@ func TestSweepRecords(t *testing.T) {
 			t.Error("a record without a time is kept for ever")
 		}
 	})
-	// Its sandbox may still be there, and without the record nobody would find it.
+	// Its sandbox may still exist, and could not be found without the record.
 	t.Run("cannot be verified", func(t *testing.T) {
 		tasks, err := os.ReadDir("/proc/self/task")
 		harness.Must(t, err)
 		tid, err := strconv.Atoi(tasks[len(tasks)-1].Name())
 		harness.Must(t, err)
-		thread, err := proc.Identify(tid) // no pidfd can be had of it (pidfd_open(2))
+		thread, err := proc.Identify(tid) // threads have no pidfd (pidfd_open(2))
 		harness.Must(t, err)
 		dir, path := recorded(t, record{init: thread, supervisor: self, created: now})
 		found := noProc(dir, Options{})
@@ -540,7 +540,7 @@ func TestSweepRecords(t *testing.T) {
 			t.Error("the record was removed")
 		}
 	})
-	// Last: it is what all the others must not do.
+	// Last, because the others must not do this.
 	t.Run("exact", func(t *testing.T) {
 		dir, path := recorded(t, record{init: exact, supervisor: self, created: now})
 		found := noProc(dir, Options{Quick: true})
@@ -571,7 +571,7 @@ func edit(t *testing.T, path string, change func(map[string]any)) {
 	harness.Must(t, os.WriteFile(name, data, 0o600))
 }
 
-// TestSweepApplies: what a killed apply has left goes with its note, but not on the way of a run.
+// A sweep removes the files of a killed apply with its note, unless it is quick.
 func TestSweepApplies(t *testing.T) {
 	self, err := proc.Identify(os.Getpid())
 	harness.Must(t, err)
@@ -600,8 +600,7 @@ func TestSweepApplies(t *testing.T) {
 	}
 }
 
-// TestSweepKeepsRecords: what runs is ended all the same, whether a record knows of it or
-// not.
+// With KeepRecords a sweep still ends processes, with or without a record.
 func TestSweepKeepsRecords(t *testing.T) {
 	self, err := proc.Identify(os.Getpid())
 	harness.Must(t, err)
@@ -618,8 +617,8 @@ func TestSweepKeepsRecords(t *testing.T) {
 	}
 }
 
-// A damaged record of a dead sandbox goes, one of a living stays; and what is made
-// or removed at the moment is nobody's to judge.
+// A damaged record of a dead sandbox is removed, and one of a living sandbox stays. Sandboxes that are being made
+// or removed are left alone.
 func TestSweepDamaged(t *testing.T) {
 	self, err := proc.Identify(os.Getpid())
 	harness.Must(t, err)
@@ -651,7 +650,7 @@ func TestSweepDamaged(t *testing.T) {
 	}
 }
 
-// No state directory is no sandbox.
+// A missing state directory has no sandboxes.
 func TestSweepNothing(t *testing.T) {
 	dir, err := state.Look(state.Caller{StateDir: filepath.Join(t.TempDir(), "none"), UID: os.Geteuid()})
 	harness.Must(t, err)

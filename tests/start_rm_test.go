@@ -127,7 +127,7 @@ func TestCleanupNames(t *testing.T) {
 		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
 	r = s.Run("cleanup", "three", "nobody")
-	if r.ExitCode != 125 || !strings.HasPrefix(string(r.Stdout), "failed   record "+three.ID+" three: the sandbox three: it has not ended") || string(r.Stderr) != "sbxrun: error: no sandbox named \"nobody\" in "+s.Dir+"; list them: sbxrun ps --all\n" || strings.Contains(string(r.Stdout), "nobody") {
+	if r.ExitCode != 125 || !strings.HasPrefix(string(r.Stdout), "failed   record "+three.ID+" three: the sandbox three: still running") || string(r.Stderr) != "sbxrun: error: no sandbox named \"nobody\" in "+s.Dir+"; list them: sbxrun ps --all\n" || strings.Contains(string(r.Stdout), "nobody") {
 		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
 	three.Alive()
@@ -151,7 +151,7 @@ func TestStartStopped(t *testing.T) {
 	harness.Must(t, err)
 	defer supervisor.Close()
 	harness.Must(t, supervisor.Signal(unix.SIGSTOP))
-	if r := p.Wait(); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "without a word") || !strings.Contains(string(r.Stdout), `"error":{"code":"detach"`) || !strings.Contains(string(r.Stdout), `"exit_code":125`) {
+	if r := p.Wait(); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "exited before reporting") || !strings.Contains(string(r.Stdout), `"error":{"code":"detach"`) || !strings.Contains(string(r.Stdout), `"exit_code":125`) {
 		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
 	if r := s.Run("ps", "-aq"); len(r.Stdout) > 0 {

@@ -236,7 +236,7 @@ func TestStateDirFlag(t *testing.T) {
 			t.Errorf("exit code %d, stdout %s, stderr %s", c.r.ExitCode, c.r.Stdout, c.r.Stderr)
 		}
 	}
-	if r := run("cleanup", b.ID); r.ExitCode != 125 || !strings.Contains(string(r.Stdout), "it has not ended") {
+	if r := run("cleanup", b.ID); r.ExitCode != 125 || !strings.Contains(string(r.Stdout), "still running") {
 		t.Errorf("cleanup: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
 	relative := other.Start(harness.Options{Dir: filepath.Dir(s.Dir)}, "ps", "--quiet", "--state-dir", filepath.Base(s.Dir)).Wait()

@@ -7,9 +7,8 @@ import (
 	"github.com/hashicorp/go-multierror"
 )
 
-// All returns the errors of steps that were all made, whatever the others came to, as
-// one error in one line: nil if there is none, and a single one as it is. If one of them
-// is an [*Error], so is what All returns, with the code and the hint of the first.
+// All joins the errors of several steps to an error of one line. It returns nil if there is none, and a single
+// one unchanged. If one of them is an [*Error], so is the result, with the code and the hint of the first.
 func All(errs ...error) error {
 	all := multierror.Append(nil, errs...)
 	switch len(all.Errors) {

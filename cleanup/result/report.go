@@ -10,15 +10,14 @@ import (
 	"time"
 )
 
-// ReportVersion changes only when a reader of the report would go wrong. New
-// members do not change it: readers ignore what they do not know.
+// ReportVersion changes only when old readers would misread the report. New members do not change it, because
+// readers ignore unknown members.
 const ReportVersion = 1
 
-// TimeFormat is how instants are written, always in UTC. It sorts.
+// TimeFormat is the format of times, always in UTC. It sorts.
 const TimeFormat = "2006-01-02T15:04:05.000Z"
 
-// Report is the document that --report and --json write; docs/reference/report.md
-// explains every member.
+// Report is the document written by --report and --json. docs/reference/report.md explains its members.
 type Report struct {
 	Version   int            `json:"version"`
 	ID        string         `json:"id"`
@@ -60,14 +59,14 @@ type ReportPayload struct {
 	Signal   *string `json:"signal,omitempty"`
 }
 
-// ReportTeardown is the proof, or what stands against it.
+// ReportTeardown is the proof of the teardown, or the evidence against it.
 type ReportTeardown struct {
 	Verdict   Verdict    `json:"verdict"`
 	Strays    int        `json:"strays"`
 	Survivors []Survivor `json:"survivors"`
 }
 
-// ReportUsage is what the sandbox used.
+// ReportUsage is the resource usage of the sandbox.
 type ReportUsage struct {
 	CPUUser   float64 `json:"cpu_user_ms"`
 	CPUSystem float64 `json:"cpu_system_ms"`
@@ -77,7 +76,7 @@ type ReportUsage struct {
 	PidsPeak   int64 `json:"pids_peak,omitempty"`
 }
 
-// ReportChanges is how much was changed in overlays.
+// ReportChanges counts the changes in overlays.
 type ReportChanges struct {
 	Count int   `json:"count"`
 	Bytes int64 `json:"bytes"`
@@ -90,20 +89,20 @@ type ReportError struct {
 	Hint    string `json:"hint,omitempty"`
 }
 
-// ReportBwrap is the bubblewrap that was used.
+// ReportBwrap is the bubblewrap program that was used.
 type ReportBwrap struct {
 	Path    string `json:"path"`
 	Version string `json:"version"`
 }
 
-// ReportNetwork is what of a network was used that the sandbox has by a list.
+// ReportNetwork is the use of a network with lists.
 type ReportNetwork struct {
 	Hosts      []ReportHost      `json:"hosts"`
 	Published  []ReportPublished `json:"published,omitempty"`
-	Incomplete bool              `json:"incomplete,omitempty"` // what was used is not known
+	Incomplete bool              `json:"incomplete,omitempty"` // the use is not fully known
 }
 
-// ReportHost is what the sandbox wanted of a host, and got.
+// ReportHost is the sandbox's use of a host.
 type ReportHost struct {
 	Host        string `json:"host"`
 	Connections int64  `json:"connections"`
@@ -113,19 +112,19 @@ type ReportHost struct {
 	Reason      string `json:"reason,omitempty"` // of the last refusal
 }
 
-// ReportPublished is a port of the host that led into the sandbox.
+// ReportPublished is a host port that was forwarded to the sandbox.
 type ReportPublished struct {
 	Address string `json:"address"`
 	Port    uint16 `json:"port"`
 }
 
-// ReportCopied is what --put has brought in, and --get out.
+// ReportCopied counts the files copied by --put and --get.
 type ReportCopied struct {
 	Put ReportCarried `json:"put"`
 	Got ReportCarried `json:"got"`
 }
 
-// ReportCarried is files, directories and links that were copied.
+// ReportCarried counts copied files, directories and links.
 type ReportCarried struct {
 	Entries int64 `json:"entries"`
 	Bytes   int64 `json:"bytes"`
@@ -133,7 +132,7 @@ type ReportCarried struct {
 	LeftOut int   `json:"left_out"`
 }
 
-// Stream is a captured stream: Text is the kept part, UTF8 whether it is valid.
+// Stream is a captured stream: Text is the kept part, and UTF8 whether it is valid UTF-8.
 type Stream struct {
 	Text      string
 	UTF8      bool
@@ -141,7 +140,7 @@ type Stream struct {
 	Truncated bool
 }
 
-// Report turns a result into its document.
+// Report returns the report of a result.
 func (r Result) Report(id string, argv []string) Report {
 	rep := Report{
 		Version:   ReportVersion,
@@ -196,20 +195,20 @@ func (s Stream) members() (text, encoded *string) {
 	if s.UTF8 {
 		return &s.Text, nil
 	}
-	// Piece by piece: the whole as bytes would be one more copy of what may be large.
+	// Encode in pieces: converting the whole to bytes would copy it once more.
 	var b strings.Builder
 	b.Grow(base64.StdEncoding.EncodedLen(len(s.Text)))
 	enc := base64.NewEncoder(base64.StdEncoding, &b)
-	_, _ = io.Copy(enc, struct{ io.Reader }{strings.NewReader(s.Text)}) // a Builder takes all
+	_, _ = io.Copy(enc, struct{ io.Reader }{strings.NewReader(s.Text)}) // a Builder never fails
 	enc.Close()
 	return nil, new(b.String())
 }
 
-// JSON is the report as one line, ended by a newline.
+// JSON returns the report as a line.
 func (r Report) JSON() ([]byte, error) { return JSON(r) }
 
-// JSON returns v as one line, ended by a newline. Unlike json.Marshal it leaves <, > and & as
-// they are: what sbxrun writes is for no HTML page, and people read it, too.
+// JSON returns v as a line with a newline. Unlike json.Marshal it does not escape <, > and &, which only matters
+// in HTML and makes the text harder to read.
 func JSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -218,8 +217,8 @@ func JSON(v any) ([]byte, error) {
 	return harmless(b.Bytes()), err
 }
 
-// harmless escapes DEL and the control characters U+0080 to U+009F, which package json leaves as they are
-// and some terminals obey: names of files and output come from commands.
+// harmless escapes DEL and the control characters U+0080 to U+009F, which package json does not escape and some
+// terminals obey: file names and output come from commands.
 func harmless(text []byte) []byte {
 	var out []byte
 	done := 0
@@ -227,7 +226,7 @@ func harmless(text []byte) []byte {
 		code, size := c, 1
 		switch {
 		case c == 0x7f:
-		case c == 0xc2 && i+1 < len(text) && text[i+1] < 0xa0: // which is valid UTF-8
+		case c == 0xc2 && i+1 < len(text) && text[i+1] < 0xa0: // in valid UTF-8
 			code, size = text[i+1], 2
 		default:
 			continue
@@ -241,5 +240,5 @@ func harmless(text []byte) []byte {
 	return append(out, text[done:]...)
 }
 
-// Milliseconds is the unit of all times in JSON. It keeps microseconds and drops what is below.
+// Milliseconds converts a time to the unit used in JSON, with a resolution of microseconds.
 func Milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

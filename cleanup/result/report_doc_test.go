@@ -14,8 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// TestReportIsDocumented: docs/reference/report.md has a row for every member of the
-// report, and for none that is not there.
+// docs/reference/report.md has a row for every member of the report, and no other rows.
 func TestReportIsDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/reference/report.md")
 	harness.Must(t, err)
@@ -30,7 +29,7 @@ func TestReportIsDocumented(t *testing.T) {
 	}
 }
 
-// TestReportValuesAreDocumented: so are the values that a reader compares with.
+// docs/reference/report.md describes the values of members.
 func TestReportValuesAreDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/reference/report.md")
 	harness.Must(t, err)

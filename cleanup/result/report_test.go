@@ -24,7 +24,7 @@ func TestReport(t *testing.T) {
 		in     Result
 		argv   []string
 		change func(*Report)
-		want   string // of one line, but for the line ends
+		want   string // on one line, without the line breaks
 	}{
 		{
 			name: "everything",
@@ -115,7 +115,7 @@ func TestReport(t *testing.T) {
 // lines breaks a JSON text before every member, for a readable difference.
 func lines(text string) []string { return strings.SplitAfter(text, ",") }
 
-// Readers take the report for what it is by these names.
+// The member names are part of the interface.
 func TestReportMembers(t *testing.T) {
 	rep := Result{Started: true, Cause: Exited, Payload: &Payload{}, Verdict: Proven, Err: &Error{}}.Report("ID", nil)
 	rep.SetOutput(Stream{UTF8: true}, Stream{})
@@ -136,7 +136,7 @@ func TestReportMembers(t *testing.T) {
 	}
 }
 
-// A stream is one of two members and comes back byte by byte.
+// A stream is in one of two members, and can be restored byte by byte.
 func TestSetOutput(t *testing.T) {
 	tests := []struct {
 		name string

@@ -1,5 +1,5 @@
-// Package result says how a run ended, as a value, and which exit code that
-// means. It knows nothing of processes; whoever saw the end fills it in.
+// Package result describes how a run ended, as a value, and the exit code that this means. It does not deal with
+// processes: its users fill in the values.
 package result
 
 import (
@@ -12,26 +12,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cause is the one thing that ended a run. It is decided once, before anything
-// is killed: afterwards every end looks like SIGKILL.
+// Cause is the single reason for the end of a run. It is decided once, before anything is killed, because
+// afterwards every end looks like SIGKILL.
 type Cause string
 
 const (
-	Exited      Cause = "exited"       // the command returned
-	Signaled    Cause = "signaled"     // the command died of a signal that we did not cause
-	Timeout     Cause = "timeout"      // the deadline
-	IdleTimeout Cause = "idle-timeout" // no exec has run in it for long enough
+	Exited      Cause = "exited"       // the command exited
+	Signaled    Cause = "signaled"     // the command died of a signal not caused by sbxrun
+	Timeout     Cause = "timeout"      // the deadline passed
+	IdleTimeout Cause = "idle-timeout" // no exec ran for the idle timeout
 	Killed      Cause = "killed"       // sbxrun was asked to kill it
-	Canceled    Cause = "canceled"     // sbxrun itself was signalled
+	Canceled    Cause = "canceled"     // sbxrun itself got a signal
 	StartFailed Cause = "start-failed" // the command never ran
 	Lost        Cause = "lost"         // the sandbox was ended from outside, not by sbxrun
-	OOM         Cause = "oom"          // the kernel killed for want of memory
-	CPUTime     Cause = "cpu-time"     // the limit on CPU time
-	OutputLimit Cause = "output-limit" // it has written more than it may
+	OOM         Cause = "oom"          // the kernel killed a process because memory ran out
+	CPUTime     Cause = "cpu-time"     // the limit on CPU time was reached
+	OutputLimit Cause = "output-limit" // too much output
 	FileSize    Cause = "fsize"        // the command died of SIGXFSZ, under a limit on files
 )
 
-// Status is the cause boiled down to what a list shows.
+// Status summarises the cause for lists.
 type Status string
 
 const (
@@ -41,7 +41,7 @@ const (
 	StatusError     Status = "error"
 )
 
-// Verdict says whether the sandbox is known to be gone.
+// Verdict tells whether all processes of the sandbox are known to have exited.
 type Verdict string
 
 const (
@@ -50,10 +50,10 @@ const (
 	NotApplicable Verdict = "not_applicable" // nothing was started
 )
 
-// Exit codes of sbxrun itself, next to the command's own and 128+n. They follow
-// timeout(1) and the shells; 123 is free in both.
+// Exit codes of sbxrun itself, besides the command's own and 128+n. They follow timeout(1) and the shells;
+// 123 is unused by both.
 const (
-	ExitOutput        = 74 // EX_IOERR of sysexits.h: it has happened, but could not be told
+	ExitOutput        = 74 // EX_IOERR of sysexits.h: done, but the output or report was lost
 	ExitBusy          = 75 // EX_TEMPFAIL of sysexits.h: try again later
 	ExitInUse         = 76 // a volume is in use: try again later
 	ExitUnproven      = 123
@@ -62,20 +62,19 @@ const (
 	ExitNotExecutable = 126
 	ExitNotFound      = 127
 	ExitKilled        = 137
-	// As the shells show what died of the signal that the kernel has for such
-	// a limit: SIGXCPU of RLIMIT_CPU, and SIGXFSZ of RLIMIT_FSIZE.
+	// The shells' code for the signal of a similar kernel limit: SIGXCPU for RLIMIT_CPU, and SIGXFSZ for
+	// RLIMIT_FSIZE.
 	ExitCPUTime     = 128 + int(unix.SIGXCPU)
 	ExitOutputLimit = 128 + int(unix.SIGXFSZ)
 )
 
-// Payload is the command's own end. Exactly one of ExitCode and Signal counts:
-// Signal is 0 if it exited.
+// Payload is the command's own end: either an exit code, or a signal that is not 0.
 type Payload struct {
 	ExitCode int
 	Signal   syscall.Signal
 }
 
-// FromWaitStatus is the payload's end as the kernel tells it.
+// FromWaitStatus converts a wait status.
 func FromWaitStatus(ws unix.WaitStatus) Payload {
 	if ws.Signaled() {
 		return Payload{Signal: ws.Signal()}
@@ -83,7 +82,7 @@ func FromWaitStatus(ws unix.WaitStatus) Payload {
 	return Payload{ExitCode: ws.ExitStatus()}
 }
 
-// Code is the exit code in the shells' convention, 128+n for a signal.
+// Code returns the exit code in the shells' convention, 128+n for a signal.
 func (p Payload) Code() int {
 	if p.Signal != 0 {
 		return 128 + int(p.Signal)
@@ -91,24 +90,24 @@ func (p Payload) Code() int {
 	return p.ExitCode
 }
 
-// SignalName is the name without SIG, as kill(1) takes it: "KILL".
+// SignalName returns the name without SIG, as in kill(1): "KILL".
 func SignalName(sig syscall.Signal) string {
 	if name := unix.SignalName(sig); name != "" {
 		return strings.TrimPrefix(name, "SIG")
 	}
-	return strconv.Itoa(int(sig)) // a real-time signal has only its number
+	return strconv.Itoa(int(sig)) // real-time signals have only numbers
 }
 
-// Survivor is a process that was still there when the proof deadline passed.
+// Survivor is a process that was still alive at the proof timeout.
 type Survivor struct {
 	PID   int    `json:"pid"`
 	Comm  string `json:"comm"`
 	State string `json:"state"`
 }
 
-// Limit is one requested limit, as the report shows it.
+// Limit is a requested limit, as in the report.
 type Limit struct {
-	Name      string  `json:"name"`      // as the flag, without dashes
+	Name      string  `json:"name"`      // name of the flag without dashes
 	Requested float64 `json:"requested"` // bytes, tasks, CPUs, milliseconds, or the value itself
 	Enforced  bool    `json:"enforced"`
 	Mechanism string  `json:"mechanism,omitempty"` // "cgroup v2 memory.max"; "" if not enforced
@@ -116,17 +115,17 @@ type Limit struct {
 	Reason    string  `json:"reason,omitempty"` // why it is not enforced
 }
 
-// Result is how a run ended.
+// Result describes how a run ended.
 type Result struct {
-	Started bool // the command was, or may have been, executed
+	Started bool // whether the command was, or may have been, executed
 	Cause   Cause
-	Signal  syscall.Signal // Canceled: the signal that sbxrun got
+	Signal  syscall.Signal // signal received by sbxrun, for Canceled
 	Payload *Payload       // nil if unknown
 
-	StartedAt time.Time     // when sbxrun began
-	Duration  time.Duration // from there to the end of the teardown
-	Setup     time.Duration // from there until the command could run
-	Teardown  time.Duration // from the decision to end it until the proof
+	StartedAt time.Time     // start of sbxrun
+	Duration  time.Duration // from StartedAt to the end of the teardown
+	Setup     time.Duration // from StartedAt until the command could run
+	Teardown  time.Duration // from the decision to end the run until the proof
 
 	Verdict   Verdict
 	Strays    int
@@ -135,23 +134,23 @@ type Result struct {
 
 	CPUUser, CPUSystem time.Duration
 	MaxRSS             int64 // bytes
-	MemoryPeak         int64 // bytes, of all together; 0 if unknown
-	PidsPeak           int64 // tasks at once; 0 if unknown
+	MemoryPeak         int64 // bytes of all processes together; 0 if unknown
+	PidsPeak           int64 // maximum number of tasks; 0 if unknown
 
-	Limits []Limit // those that were asked for
+	Limits []Limit // requested limits
 
-	Err *Error // why the command did not start, or what the teardown could not do
+	Err *Error // why the command did not start, or what failed in the teardown
 
-	// PreserveStatus makes the exit code after a timeout that of the payload.
+	// PreserveStatus makes the command's exit code that of a run that timed out.
 	PreserveStatus bool
 }
 
-// ExitCode is what sbxrun exits with.
+// ExitCode returns the exit code of sbxrun.
 func (r Result) ExitCode() int {
 	if r.Verdict == Unproven {
 		return ExitUnproven
 	}
-	// The end of the command counts first; but that its output was lost is not success.
+	// The command's end takes precedence, but lost output is not a success.
 	if lost := r.Err != nil && r.Err.ExitCode == ExitOutput; lost && (r.Cause == Canceled || r.Cause == Exited && r.Payload.Code() == 0) {
 		return ExitOutput
 	}
@@ -166,14 +165,14 @@ func (r Result) ExitCode() int {
 		switch {
 		case !r.PreserveStatus:
 			return ExitTimeout
-		case r.Payload == nil: // killed with its init, which alone could tell
+		case r.Payload == nil: // killed with its init, which did not report the code
 			return ExitKilled
 		}
 		return r.Payload.Code()
 	case Canceled:
 		return 128 + int(r.Signal)
 	case Killed, Lost, OOM:
-		// Lost too: init was killed, and the kernel killed the command with it.
+		// In case of Lost, the kernel killed the command when init was killed.
 		return ExitKilled
 	}
 	if r.Err != nil && r.Err.ExitCode != 0 {
@@ -182,8 +181,7 @@ func (r Result) ExitCode() int {
 	return ExitNotStarted
 }
 
-// Status is derived from the cause; an exit code counts only where the cause
-// is the command's own end.
+// Status returns the status for the cause; the exit code matters only if the command exited by itself.
 func (r Result) Status() Status {
 	switch r.Cause {
 	case Exited:
@@ -199,26 +197,26 @@ func (r Result) Status() Status {
 	return StatusError
 }
 
-// Error is a failure that is not the command's: what happened, and what to type
-// against it. Code is for programs and stable; Message and Hint are for people.
+// Error is a failure that is not the command's. Code is stable and for programs; Message and Hint are for
+// people, and Hint tells what to do.
 type Error struct {
 	Code     string
 	Message  string
 	Hint     string
-	ExitCode int   // 0 stands for ExitNotStarted
-	Err      error // the cause, if there is one, already part of Message
+	ExitCode int   // 0 means ExitNotStarted
+	Err      error // the cause, if any; Message includes it
 }
 
 func (e *Error) Error() string { return e.Message }
 func (e *Error) Unwrap() error { return e.Err }
 
-// Report is the error as JSON documents have it.
+// Report returns the error in the form of JSON documents.
 func (e *Error) Report() *ReportError {
 	return &ReportError{Code: e.Code, Message: e.Message, Hint: e.Hint}
 }
 
-// AsError is the [*Error] that err is or wraps; or else one with this code, and what was being done
-// before its words.
+// AsError returns the [*Error] that err is or wraps, or else one with this code, whose message begins with
+// the failed operation.
 func AsError(err error, code, doing string) *Error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e
@@ -226,6 +224,5 @@ func AsError(err error, code, doing string) *Error {
 	return &Error{Code: code, Message: doing + ": " + err.Error(), Err: err}
 }
 
-// ErrUnknown says that init was killed, and the payload with it, so that nobody can
-// tell how the payload ended.
+// ErrUnknown means that the command's end is unknown, because init was killed, and the command with it.
 var ErrUnknown = errors.New("the command's end is unknown")

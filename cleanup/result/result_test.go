@@ -20,7 +20,7 @@ func TestFromWaitStatus(t *testing.T) {
 	}{
 		{0, Payload{}, 0},
 		{1 << 8, Payload{ExitCode: 1}, 1},
-		{137 << 8, Payload{ExitCode: 137}, 137}, // and not SIGKILL
+		{137 << 8, Payload{ExitCode: 137}, 137}, // not SIGKILL
 		{255 << 8, Payload{ExitCode: 255}, 255},
 		{9, Payload{Signal: syscall.SIGKILL}, 137},
 		{15, Payload{Signal: syscall.SIGTERM}, 143},
@@ -66,7 +66,7 @@ func TestExitCodeAndStatus(t *testing.T) {
 	}{
 		{"exit 0", Result{Cause: Exited, Payload: exited(0)}, end{0, StatusCompleted}},
 		{"exit 1", Result{Cause: Exited, Payload: exited(1)}, end{1, StatusFailed}},
-		// The command's own codes, whatever else they could mean.
+		// The command's own codes, whatever else they mean.
 		{"exit 123", Result{Cause: Exited, Payload: exited(123)}, end{123, StatusFailed}},
 		{"exit 124", Result{Cause: Exited, Payload: exited(124)}, end{124, StatusFailed}},
 		{"exit 125", Result{Cause: Exited, Payload: exited(125)}, end{125, StatusFailed}},
@@ -81,7 +81,7 @@ func TestExitCodeAndStatus(t *testing.T) {
 		{"died of TERM", Result{Cause: Signaled, Payload: died(unix.SIGTERM)}, end{143, StatusFailed}},
 		{"died of SEGV", Result{Cause: Signaled, Payload: died(unix.SIGSEGV)}, end{139, StatusFailed}},
 		{"died of a real-time signal", Result{Cause: Signaled, Payload: died(34)}, end{162, StatusFailed}},
-		// Known from bwrap's 128+n only: somebody has killed it, most likely.
+		// Known only from bwrap's 128+n: probably killed from outside.
 		{"killed by 9", Result{Cause: Signaled, Payload: &Payload{Signal: unix.SIGKILL}}, end{137, StatusFailed}},
 		{"exit 137, from the kernel", Result{Cause: Exited, Payload: &Payload{ExitCode: 137}}, end{137, StatusFailed}},
 
@@ -107,7 +107,7 @@ func TestExitCodeAndStatus(t *testing.T) {
 		{"not found", Result{Cause: StartFailed, Err: &Error{ExitCode: ExitNotFound}}, end{127, StatusError}},
 		{"zero value", Result{}, end{125, StatusError}},
 
-		// Whatever ended it: not proven is what the caller must hear of.
+		// An unproven teardown takes precedence over any cause.
 		{"unproven, exit 0", Result{Verdict: Unproven, Cause: Exited, Payload: exited(0)}, end{123, StatusCompleted}},
 		{"unproven, timeout", Result{Verdict: Unproven, Cause: Timeout}, end{123, StatusKilled}},
 		{"unproven, Ctrl-C", Result{Verdict: Unproven, Cause: Canceled, Signal: unix.SIGINT}, end{123, StatusKilled}},

@@ -12,7 +12,7 @@ import (
 
 // A thousand zombies of one parent are one line.
 func TestPrintFoundZombies(t *testing.T) {
-	const keepers, supervisors = "zombie of sbxrun-keeper, which only its parent 1 (app) can collect", "zombie of sbxrun, which only its parent 1 (app) can collect"
+	const keepers, supervisors = "zombie of sbxrun-keeper, which only its parent 1 (app) can reap", "zombie of sbxrun, which only its parent 1 (app) can reap"
 	found := []cleanup.Finding{{Kind: "record", ID: "aa", What: "record", Done: true}}
 	for i := range 1000 {
 		found = append(found, cleanup.Finding{Kind: "zombie", PID: 2000 + i, What: keepers})

@@ -1,5 +1,5 @@
-// Package blobs is a content store: files by the hash of what they hold, for each tenant
-// apart, for a time and within a quota. A tenant cannot tell what another one has stored.
+// Package blobs is a content store: files by their hash, separate for each tenant, with a time to live and a
+// quota. A tenant cannot find out what others have stored.
 package blobs
 
 import (
@@ -21,36 +21,36 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// Store is a directory of files. What is in it is found again by the next server.
+// Store is a directory of files. They survive a restart of the server.
 type Store struct {
 	dir   string
 	ttl   time.Duration
-	total int64 // of all tenants
+	total int64 // maximum for all tenants together
 
 	mu   sync.Mutex
-	used map[string]int64 // by tenant, files that are being written included
+	used map[string]int64 // by tenant, including files being written
 	sum  int64
 }
 
-// Prefix begins ids, and names the hash.
+// Prefix begins IDs, and names the hash.
 const Prefix = "sha256:"
 
-// perFile is what a file counts for beside what it holds: a block of the disk, and an
-// inode. A quota of bytes alone would let files of one byte use all of both.
+// perFile is what each file adds to its size in the quota: a disk block and an inode. Without it, small files
+// could use up both.
 const perFile = 4096
 
-// partial is the beginning of the names of files that are being written.
+// partial is the prefix of the names of files being written.
 const partial = ".part-"
 
-// Open opens the store in a directory, and makes it if need be. total bounds what all tenants
-// have together.
+// Open opens the store in a directory, which it creates if necessary. total is the maximum size for all tenants
+// together.
 func Open(dir string, ttl time.Duration, total int64) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
 	s := &Store{dir: dir, ttl: ttl, total: total, used: map[string]int64{}}
 	err := s.walk(func(name string, st fs.FileInfo) {
-		// What a server that was killed has left half-written is nobody's.
+		// Remove incomplete files of a killed server.
 		if !strings.HasPrefix(filepath.Base(name), partial) || os.Remove(name) != nil {
 			s.count(name, perFile+st.Size())
 		}
@@ -61,17 +61,17 @@ func Open(dir string, ttl time.Duration, total int64) (*Store, error) {
 	return s, s.Expire(time.Now())
 }
 
-// count adds to what a file's tenant has.
+// count adds to the usage of a file's tenant.
 func (s *Store) count(name string, n int64) {
 	s.used[filepath.Base(filepath.Dir(name))] += n
 	s.sum += n
 }
 
-// walk calls each with the files of all tenants.
+// walk calls each for the files of all tenants.
 func (s *Store) walk(each func(name string, st fs.FileInfo)) error {
 	return filepath.WalkDir(s.dir, func(name string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // it went meanwhile
+			return nil // removed since
 		}
 		if err != nil || !d.Type().IsRegular() {
 			return err
@@ -83,8 +83,8 @@ func (s *Store) walk(each func(name string, st fs.FileInfo)) error {
 	})
 }
 
-// Expire removes what was not asked for since the time to live. It does not count anew: what is
-// being written meanwhile is counted before it is there. Others use the store while it looks.
+// Expire removes files that were not used within the time to live. It does not recount the usage, which already
+// includes files being written. The store stays usable meanwhile.
 func (s *Store) Expire(now time.Time) error {
 	return s.walk(func(name string, st fs.FileInfo) {
 		if !strings.HasPrefix(filepath.Base(name), partial) && s.old(st, now) {
@@ -95,7 +95,7 @@ func (s *Store) Expire(now time.Time) error {
 
 func (s *Store) old(st fs.FileInfo, now time.Time) bool { return now.Sub(st.ModTime()) > s.ttl }
 
-// expire removes one file, unless it was stored anew or asked for meanwhile.
+// expire removes a file, unless it was stored again or used since.
 func (s *Store) expire(name string, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,10 +104,10 @@ func (s *Store) expire(name string, now time.Time) {
 	}
 }
 
-// Put stores what r has, at most max bytes, for a tenant who may have so many bytes in all,
-// and returns its id and size.
+// Put stores the content of r, at most max bytes, for a tenant with the given quota, and returns its ID and
+// size.
 func (s *Store) Put(tenant string, r io.Reader, max, quota int64) (id string, size int64, err error) {
-	full := &result.Error{Code: "quota-disk", Message: "the content store has no room for it", Hint: "files go when they were not asked for within the store's time to live"}
+	full := &result.Error{Code: "quota-disk", Message: "the content store is full", Hint: "files are removed when they were not used within the store's time to live"}
 	dir := filepath.Join(s.dir, tenant)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", 0, err
@@ -121,7 +121,7 @@ func (s *Store) Put(tenant string, r io.Reader, max, quota int64) (id string, si
 	defer func() {
 		f.Close()
 		if !kept {
-			_ = os.Remove(f.Name()) // what stays the next server removes
+			_ = os.Remove(f.Name()) // otherwise the next server removes it
 			s.reserve(tenant, -reserved, 0)
 		}
 	}()
@@ -153,12 +153,12 @@ func (s *Store) Put(tenant string, r io.Reader, max, quota int64) (id string, si
 			return "", 0, err
 		}
 	}
-	if err := f.Sync(); err != nil { // or a crash could leave another content under the name
+	if err := f.Sync(); err != nil { // otherwise a crash could leave other content under the name
 		return "", 0, fmt.Errorf("store the file: %w", err)
 	}
 	name := hex.EncodeToString(hash.Sum(nil))
 	at := filepath.Join(dir, name)
-	// One at a time: the same content may be stored twice at once, and is counted once.
+	// Under the lock, so that content stored twice at the same time is counted once.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if st, err := os.Stat(at); err == nil {
@@ -171,7 +171,7 @@ func (s *Store) Put(tenant string, r io.Reader, max, quota int64) (id string, si
 	return Prefix + name, size, nil
 }
 
-// reserve counts bytes, unless that were more than may be.
+// reserve counts bytes, unless they would exceed a quota.
 func (s *Store) reserve(tenant string, n, quota int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -183,15 +183,14 @@ func (s *Store) reserve(tenant string, n, quota int64) bool {
 	return true
 }
 
-// Used is how many bytes each tenant has.
+// Used returns the usage of each tenant.
 func (s *Store) Used() map[string]int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return maps.Clone(s.used)
 }
 
-// Get opens a file of a tenant, and with that begins its time to live anew. The caller closes
-// it.
+// Get opens a file of a tenant and restarts its time to live. The caller closes the file.
 func (s *Store) Get(tenant, id string) (*os.File, int64, error) {
 	none := noSuchFile(id)
 	at, ok := s.path(tenant, id)
@@ -211,12 +210,12 @@ func (s *Store) Get(tenant, id string) (*os.File, int64, error) {
 		return nil, 0, err
 	}
 	now := time.Now()
-	_ = os.Chtimes(at, now, now) // at worst it goes earlier
+	_ = os.Chtimes(at, now, now) // if it fails, the file expires earlier
 	return f, st.Size(), nil
 }
 
 func noSuchFile(id string) error {
-	return &result.Error{Code: "no-such-file", Message: fmt.Sprintf("the content store has no %.80q", id), Hint: "store it with POST /v1/files; files expire when they have not been used for a while"}
+	return &result.Error{Code: "no-such-file", Message: fmt.Sprintf("no file %.80q in the content store", id), Hint: "store it with POST /v1/files; files expire when they have not been used for a while"}
 }
 
 // path returns the path of a file, and whether the ID is valid.

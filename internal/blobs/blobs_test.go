@@ -56,7 +56,7 @@ func TestStore(t *testing.T) {
 	if _, _, err := s.Put("a", strings.NewReader("1"), 50, perFile+50); code(err) != "quota-disk" {
 		t.Errorf("a second file, however small: %v", err)
 	}
-	// A server that was killed leaves half a file, and the next one finds the rest.
+	// A killed server leaves an incomplete file. The next one removes it and keeps the rest.
 	part := filepath.Join(dir, "a", partial+"1")
 	if err := os.WriteFile(part, []byte("half"), 0o600); err != nil {
 		t.Fatal(err)
@@ -71,7 +71,7 @@ func TestStore(t *testing.T) {
 	if err := os.Chtimes(filepath.Join(dir, "a", strings.TrimPrefix(id, "sha256:")), almost, almost); err != nil {
 		t.Fatal(err)
 	}
-	f, size, err := s.Get("a", id) // from which on it is kept for an hour again
+	f, size, err := s.Get("a", id) // restarts its time to live
 	if err != nil || size != 5 {
 		t.Fatal(size, err)
 	}
@@ -91,7 +91,7 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// What is being written while the old is removed is counted once, and not at all if it fails.
+// A file that is written during an expiry is counted once, and not at all if writing fails.
 func TestExpireMeanwhile(t *testing.T) {
 	s, err := Open(t.TempDir(), time.Hour, 1<<20)
 	if err != nil {
@@ -126,7 +126,7 @@ func TestExpireMeanwhile(t *testing.T) {
 	}
 }
 
-// Files are looked for while others use the store, and one that was asked for since is kept.
+// Expire works while the store is used, and keeps a file that was used meanwhile.
 func TestExpireAside(t *testing.T) {
 	s, err := Open(t.TempDir(), time.Hour, 2*perFile+100)
 	if err != nil {

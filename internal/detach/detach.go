@@ -1,5 +1,5 @@
-// Package detach has a command carried out by another process of the same program, in the
-// background, and waits for its word.
+// Package detach starts a background process of the same program that runs a command, and waits for its
+// report.
 package detach
 
 import (
@@ -19,52 +19,51 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// A detached command (start, and exec --detach) is carried out by another sbxrun
-// in the background, which the one that was called waits for until the payload runs. The
-// two talk over a socket:
+// A detached command (start, and exec --detach) is run by another sbxrun process in the background. The calling
+// process waits until the command runs. The two communicate over a socket:
 //
-//	to the background    what it was called with. Not by its command line and its
-//	                     environment: they are there to be seen as long as it lives
-//	from the background  one [Handover]: the payload runs, or why it does not
+//	to the background    arguments and environment, which would otherwise be visible in /proc
+//	                     as long as the background process lives
+//	from the background  one [Handover]: the command runs, or the error
 //
-// Should the caller die before, the one in the background sees the socket close, and gives up.
+// If the caller dies first, the background process sees the socket close and gives up.
 
-// Argument is the only one of a process in the background.
+// Argument is the only argument of a background process.
 const Argument = "supervise-detached"
 
-// backgroundSocket is its descriptor.
+// backgroundSocket is the background process's descriptor of the socket.
 const backgroundSocket = 3
 
-// assignment is what is to be done in the background. It has bytes, because JSON's texts
-// are UTF-8, and arguments need not be.
+// assignment tells the background process what to do. Arguments are bytes, because they need not be UTF-8 as
+// JSON strings must be.
 type assignment struct {
 	Command string   `json:"command"`
 	Args    [][]byte `json:"args"`
 	Env     [][]byte `json:"env"`
 }
 
-// Handover is the word of the one in the background.
+// Handover is the report of the background process.
 type Handover struct {
 	ID     string `json:"id"`
 	Handle string `json:"handle,omitempty"` // of an exec
 	Name   string `json:"name,omitempty"`
 	Status string `json:"status"`
-	// Warning is for the caller to say on stderr.
+	// Warning is for the caller to print.
 	Warning string              `json:"warning,omitempty"`
 	PID     int                 `json:"supervisor_pid,omitempty"`
 	Error   *result.ReportError `json:"error,omitempty"`
-	Code    int                 `json:"exit_code,omitempty"` // of Error
+	Code    int                 `json:"exit_code,omitempty"` // exit code for Error
 }
 
-// Caller is who waits for our word, until it is told.
+// Caller is the process that waits for the report.
 type Caller struct {
-	Warning string // goes with what it is told
+	Warning string // added to the report
 
 	socket *os.File
 	told   atomic.Bool
 }
 
-// words are the same words in another form.
+// words converts strings to bytes or back.
 func words[To, From string | []byte](list []From) []To {
 	out := make([]To, 0, len(list))
 	for _, w := range list {
@@ -73,8 +72,8 @@ func words[To, From string | []byte](list []From) []To {
 	return out
 }
 
-// Spawn has a command of this program carried out in the background, with this process's
-// environment, and waits for the word, for as long as that takes. After an error, or one that the word holds, nothing is left of it.
+// Spawn runs a command of this program in the background, with this process's environment, and waits for the
+// report, however long that takes. After an error, or a report with an error, the process has exited.
 func Spawn(command string, args []string) (said Handover, err error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -84,12 +83,12 @@ func Spawn(command string, args []string) (said Handover, err error) {
 	defer ours.Close()
 	cmd := exec.Command("/proc/self/exe", Argument)
 	cmd.Args[0] = "sbxrun"
-	// One processor is enough for who waits, and saves threads.
+	// A single processor saves threads while it waits.
 	cmd.Env = []string{"GOMAXPROCS=1"}
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	// What we have inherited open, a lock perhaps, is not to be kept open as long as
-	// a sandbox lives.
+	// The background process must not inherit other descriptors, such as locks, for the life of the
+	// sandbox.
 	err = proc.CloseOnExec(backgroundSocket)
 	if err == nil {
 		err = cmd.Start()
@@ -100,29 +99,29 @@ func Spawn(command string, args []string) (said Handover, err error) {
 	}
 	defer func() {
 		if err == nil && said.Error == nil {
-			_ = cmd.Process.Release() // it lives on
+			_ = cmd.Process.Release() // it continues in the background
 			return
 		}
-		// Nothing is left when we say that nothing was started, not even a zombie: it
-		// ends by itself, at the latest when it sees our end close.
+		// Reap it before returning an error. It exits by itself, at the latest when it sees the socket
+		// close.
 		ours.Close()
-		_ = cmd.Wait() // its word counts, not its exit code
+		_ = cmd.Wait() // the report matters, not the exit code
 	}()
 	told := make(chan struct{})
 	defer close(told)
 	go endStopped(cmd.Process, told)
-	// A long assignment has to be read before it is all written.
+	// A long assignment blocks until it is read.
 	if err := json.NewEncoder(ours).Encode(assignment{command, words[[]byte](args), words[[]byte](os.Environ())}); err != nil {
-		return said, fmt.Errorf("it ended without a word: %w", err)
+		return said, fmt.Errorf("the supervisor exited before reporting: %w", err)
 	}
 	if err := json.NewDecoder(io.LimitReader(ours, 1<<20)).Decode(&said); err != nil {
-		return said, fmt.Errorf("it ended without a word: %w", err)
+		return said, fmt.Errorf("the supervisor exited before reporting: %w", err)
 	}
 	return said, nil
 }
 
-// endStopped kills a supervisor that was stopped (SIGSTOP) before it reported: otherwise the caller
-// would wait for ever. There is no plain deadline, because the supervisor may be waiting for admission.
+// endStopped kills a supervisor that was stopped (SIGSTOP) before it reported, because the caller would otherwise
+// wait forever. There is no plain deadline, because the supervisor may be waiting for admission.
 func endStopped(supervisor *os.Process, told <-chan struct{}) {
 	const look, patience = 500 * time.Millisecond, 5 * time.Second
 	for stopped := time.Duration(0); stopped < patience; {
@@ -137,14 +136,14 @@ func endStopped(supervisor *os.Process, told <-chan struct{}) {
 			stopped = 0
 		}
 	}
-	_ = supervisor.Kill() // an error means that it has ended
+	_ = supervisor.Kill() // fails if it has ended
 }
 
-// Receive makes this process the one in the background, with its caller's environment, and
-// says what it is to do. An error means that nobody is there.
+// Receive makes this process the background process, with its caller's environment, and returns its command. An
+// error means that there is no caller.
 func Receive() (c *Caller, command string, args []string, err error) {
-	// Not the exe of /proc/self/exe: people look for it, and so does cleanup. Without
-	// it is only harder to find.
+	// Replace the name "exe" of /proc/self/exe, because people and cleanup look for sbxrun. If it fails, the
+	// process is only harder to find.
 	_ = os.WriteFile("/proc/self/comm", []byte("sbxrun"), 0)
 	unix.CloseOnExec(backgroundSocket)
 	_ = unix.SetNonblock(backgroundSocket, true)
@@ -153,17 +152,17 @@ func Receive() (c *Caller, command string, args []string, err error) {
 	if err := json.NewDecoder(c.socket).Decode(&a); err != nil {
 		return nil, "", nil, err
 	}
-	// Ours is for the time until the caller's is known.
+	// Replace the environment of this process by the caller's.
 	os.Clearenv()
 	for _, pair := range words[string](a.Env) {
 		if name, value, ok := strings.Cut(pair, "="); ok {
-			_ = os.Setenv(name, value) // it was one
+			_ = os.Setenv(name, value) // it was valid in the caller
 		}
 	}
 	return c, a.Command, words[string](a.Args), nil
 }
 
-// OrElse calls giveUp if the caller dies before it is told.
+// OrElse calls giveUp if the caller dies before the report.
 func (c *Caller) OrElse(giveUp func()) {
 	go func() {
 		var b [1]byte
@@ -173,7 +172,7 @@ func (c *Caller) OrElse(giveUp func()) {
 	}()
 }
 
-// Tell gives the caller its word, once. An error means that nobody has heard it.
+// Tell sends the report to the caller, once. It returns an error if the caller is dead.
 func (c *Caller) Tell(said Handover) error {
 	if c.told.Swap(true) {
 		return nil
@@ -186,8 +185,8 @@ func (c *Caller) Tell(said Handover) error {
 	return json.NewEncoder(c.socket).Encode(said)
 }
 
-// Fail tells the caller why there is nothing, if it still waits.
+// Fail sends an error to the caller if it still waits.
 func (c *Caller) Fail(e *result.Error, code int) {
-	// Dead is as good as told.
+	// A dead caller needs no report.
 	_ = c.Tell(Handover{Error: e.Report(), Code: code})
 }

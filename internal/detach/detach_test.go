@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// In the background this program stops before it reads anything.
+// As a background process this program stops before it reads anything.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == Argument {
 		_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
@@ -18,16 +18,16 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A supervisor that is stopped before it has read all is ended, too.
+// Spawn kills a supervisor that is stopped before it has read its assignment.
 func TestStoppedBeforeReading(t *testing.T) {
 	failed := make(chan error, 1)
 	go func() {
-		_, err := Spawn("start", []string{strings.Repeat("x", 4<<20)}) // more than a socket holds
+		_, err := Spawn("start", []string{strings.Repeat("x", 4<<20)}) // more than a socket buffers
 		failed <- err
 	}()
 	select {
 	case err := <-failed:
-		if err == nil || !strings.Contains(err.Error(), "without a word") {
+		if err == nil || !strings.Contains(err.Error(), "exited before reporting") {
 			t.Error(err)
 		}
 	case <-time.After(2 * time.Minute):

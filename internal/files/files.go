@@ -1,10 +1,9 @@
-// Package files puts files into a sandbox before its command begins, and gets what the command
-// has left when all of it is proven to be gone.
+// Package files implements --put and --get: it copies files into a sandbox before its command starts, and out of
+// it after all its processes have exited.
 //
-// What is in memory is gone with the sandbox's last mount namespace, unless somebody holds it:
-// so the directory that a get begins in, the root of a mount, is opened before the command
-// begins. By then it can be reached by no other way, and nothing changes in it any more. No link
-// in it is followed.
+// Files in memory disappear with the sandbox's last mount namespace unless something holds them. The mount that
+// contains the matches of a --get is therefore opened before the command starts. At the end no other process
+// can reach it, so nothing changes in it. No link in it is followed.
 package files
 
 import (
@@ -24,7 +23,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// Files is what goes into a sandbox and comes out of it.
+// Files are the files to copy into and out of a sandbox.
 type Files struct {
 	Put, Got workspace.Transfer
 	puts     []put
@@ -41,17 +40,16 @@ type get struct {
 	arg     string
 	pattern string         // absolute, in the sandbox
 	to      *workspace.Dir // on the host
-	mount   *workspace.Dir // what it begins in
-	rest    string         // of the pattern, below that
-	other   string         // a mount that is not got, although it is among what is; "" for none
+	mount   *workspace.Dir // the mount with the matches
+	rest    string         // the pattern below that
+	other   string         // another mount among the matches, which is not copied; "" for none
 }
 
 // maxBytes bounds all puts together; the caller sets the bounds of Got.
 const maxBytes = 1 << 30
 
-// Open opens what is to be put, SRC[:DST], and where gets go, GLOB[:DIR]; nil if that is
-// nothing. Relative paths in the sandbox begin at workdir. Symbolic links in SRC are errors unless follow
-// is set.
+// Open opens the sources of puts, SRC[:DST], and the destinations of gets, GLOB[:DIR]. It returns nil if there are
+// none. Relative paths in the sandbox start at workdir. Symbolic links in SRC are errors unless follow is set.
 func Open(puts, gets []string, follow bool, workdir string, split func(string) []string) (_ *Files, err error) {
 	if follow && len(puts) == 0 {
 		return nil, usage("--follow-links: goes with --put")
@@ -107,9 +105,9 @@ func usage(format string, args ...any) error {
 	return &result.Error{Code: "usage", Message: fmt.Sprintf(format, args...), Hint: "see sbxrun --help"}
 }
 
-// makeDir makes a directory, and follows no link to it that others could have put there.
+// makeDir creates a directory without following links that others could have put there.
 func makeDir(name string) error {
-	dir, base := path.Split(strings.TrimRight(name, "/")) // not path.Dir, which would take away what is before ..
+	dir, base := path.Split(strings.TrimRight(name, "/")) // not path.Dir, which would resolve ".."
 	if base == "" {
 		return os.ErrExist // the root
 	}
@@ -121,8 +119,8 @@ func makeDir(name string) error {
 	return unix.Mkdirat(parent, base, 0o777)
 }
 
-// Within is a path in the sandbox. Not path.Join, which would take a / from the end, and with .. what
-// a link leads to.
+// Within returns a path in the sandbox. It does not use path.Join, which would remove a trailing slash, and with
+// ".." the name of a link.
 func Within(workdir, name string) string {
 	if path.IsAbs(name) {
 		return name
@@ -130,8 +128,8 @@ func Within(workdir, name string) string {
 	return workdir + "/" + name
 }
 
-// Held puts what is to be put into a sandbox whose command is held, and opens what gets begin
-// in. room is PID 1 of its room.
+// Held copies the puts to a sandbox whose command is held, and opens the mounts of gets. room is the sandbox's
+// PID 1.
 func (f *Files) Held(ctx context.Context, room *proc.Process, user *proc.Cred) error {
 	fd, err := room.OpenRoot()
 	if err != nil {
@@ -145,7 +143,7 @@ func (f *Files) Held(ctx context.Context, room *proc.Process, user *proc.Cred) e
 			return err
 		}
 	}
-	mounts, _ := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", room.PID)) // without, nobody is warned
+	mounts, _ := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", room.PID)) // without it there is no warning
 	for i := range f.gets {
 		g := &f.gets[i]
 		if g.mount, g.rest, err = f.box.Mount(g.pattern); err != nil {
@@ -154,7 +152,7 @@ func (f *Files) Held(ctx context.Context, room *proc.Process, user *proc.Cred) e
 		g.other = other(string(mounts), g.pattern, g.mount.Name())
 	}
 	if len(f.gets) == 0 {
-		f.Close() // or the sandbox's memory would be held
+		f.Close() // otherwise it would hold the sandbox's memory
 	}
 	return nil
 }
@@ -176,7 +174,7 @@ func (f *Files) put(ctx context.Context, p put) error {
 	return err
 }
 
-// of puts the flag before an error.
+// of prefixes an error with the flag.
 func of(flag string, err error) error {
 	var e *result.Error
 	if !errors.As(err, &e) {
@@ -190,12 +188,12 @@ func of(flag string, err error) error {
 	return &told
 }
 
-// Collect gets what there is, from a sandbox of which nothing is left. It returns what of a get
-// matched nothing. When ctx is done it ends with the cause of that; what it has got whole stays.
+// Collect copies the gets from a sandbox whose processes have all exited. It returns the arguments without a match.
+// When ctx is done it returns the cause; completed files stay.
 func (f *Files) Collect(ctx context.Context) (unmatched []string, err error) {
 	for _, g := range f.gets {
 		if g.mount == nil {
-			continue // it has not begun
+			continue // Held was not called
 		}
 		_, before := f.Got.Done()
 		if err := f.Got.Matches(ctx, g.mount, g.rest, g.to); err != nil {
@@ -205,13 +203,13 @@ func (f *Files) Collect(ctx context.Context) (unmatched []string, err error) {
 			unmatched = append(unmatched, g.arg)
 		}
 		if g.other != "" {
-			f.Got.LeftOut.Special.Add(usage("%q is a mount of its own, so name it, or what is in it", g.other))
+			f.Got.LeftOut.Special.Add(usage("%q is another mount, so name it or files in it", g.other))
 		}
 	}
 	return unmatched, nil
 }
 
-// Report is what was put and got; nil of nil.
+// Report counts the copied files; nil for nil.
 func (f *Files) Report() *result.ReportCopied {
 	if f == nil {
 		return nil
@@ -224,7 +222,7 @@ func (f *Files) Report() *result.ReportCopied {
 	return &result.ReportCopied{Put: carried(&f.Put), Got: carried(&f.Got)}
 }
 
-// Close gives up what is held.
+// Close releases everything.
 func (f *Files) Close() {
 	if f == nil {
 		return

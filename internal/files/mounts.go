@@ -5,9 +5,8 @@ import (
 	"strings"
 )
 
-// other returns the first mount, of those in a mountinfo (proc_pid_mountinfo(5)), that a pattern
-// matches or that is below what it matches, apart from the one that a get begins in: it is another
-// one, and gone with the sandbox. "" is none.
+// other returns the first mount in a mountinfo (proc_pid_mountinfo(5)) that the pattern, or a directory matched by it,
+// contains besides the mount of the get: such a mount disappears with the sandbox. "" means none.
 func other(mountinfo, pattern, begin string) string {
 	want := strings.Split(pattern, "/")
 	plain := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
@@ -21,7 +20,7 @@ func other(mountinfo, pattern, begin string) string {
 		if point == begin || len(parts) < len(want) {
 			continue
 		}
-		// As in a walk: a name that begins with a dot is matched by a pattern that does.
+		// As in a walk: a name that begins with a dot needs a pattern that does.
 		matches := true
 		for i, p := range want {
 			ok, _ := path.Match(p, parts[i])

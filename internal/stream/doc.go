@@ -1,3 +1,3 @@
-// Package stream is what a command reads and writes, on its way: [Streams] makes its
-// stdin, stdout and stderr, [Relays] pass on what it writes, [Buffer] keeps some of it.
+// Package stream handles the streams of a command: [Streams] provides its stdin, stdout and stderr, [Relays]
+// forward its output, [Buffer] captures part of it in memory and [Log] in a file, and [Follow] reads log files.
 package stream

@@ -41,7 +41,7 @@ func (sh *shell) startOrError(what string, payload ...string) (started bool) {
 		}
 	} else {
 		e.refused(s, 125)
-		if strings.Contains(s.stderr, "without a word") {
+		if strings.Contains(s.stderr, "exited before reporting") {
 			e.t.Errorf("%s: that says nothing: %v", what, s)
 		}
 		if e.wrote("ran") {
@@ -248,7 +248,7 @@ func TestStateDescriptors(t *testing.T) {
 			e.ok("cleanup")
 		default:
 			e.refused(s, 125)
-			if strings.Contains(s.stderr, "without a word") {
+			if strings.Contains(s.stderr, "exited before reporting") {
 				t.Errorf("%d descriptors: %v", n, s)
 			}
 			e.gone(settle, b)
