@@ -45,7 +45,7 @@ type Finding struct {
 
 // Options restrict a sweep. The zero value does everything that `sbxrun cleanup` does.
 type Options struct {
-	// StateDir is the state directory; "" means that of SBXRUN_STATE_DIR, or the caller's own
+	// StateDir is the state directory; "" means $SBXRUN_STATE_DIR, or the caller's own
 	// (docs/reference/state.md).
 	StateDir string
 	// Names, if any, are the only sandboxes, or execs by their handles, to examine. One that does not exist
@@ -194,8 +194,8 @@ func (s *sweep) damaged(dir *state.Dir, warnings []error) {
 
 // execs removes the records of detached execs in a running sandbox whose supervisor was killed. The other
 // records are removed with the sandbox.
-func (s *sweep) execs(box *state.Entry) {
-	dir, err := box.Execs()
+func (s *sweep) execs(sandbox *state.Entry) {
+	dir, err := sandbox.Execs()
 	if err != nil {
 		return // the sandbox has just ended
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/hashicorp/go-multierror"
 )
 
-// All joins the errors of several steps to an error of one line. It returns nil if there is none, and a single
+// All joins the errors of several steps to an error of one line. It returns nil for no errors, and a single
 // one unchanged. If one of them is an [*Error], so is the result, with the code and the hint of the first.
 func All(errs ...error) error {
 	all := multierror.Append(nil, errs...)

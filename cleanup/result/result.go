@@ -141,7 +141,7 @@ type Result struct {
 
 	Err *Error // why the command did not start, or what failed in the teardown
 
-	// PreserveStatus makes the command's exit code that of a run that timed out.
+	// PreserveStatus keeps the command's exit code for a run that timed out.
 	PreserveStatus bool
 }
 
@@ -198,7 +198,7 @@ func (r Result) Status() Status {
 }
 
 // Error is a failure that is not the command's. Code is stable and for programs; Message and Hint are for
-// people, and Hint tells what to do.
+// people, and Hint is the remedy.
 type Error struct {
 	Code     string
 	Message  string

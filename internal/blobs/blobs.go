@@ -1,5 +1,5 @@
 // Package blobs is a content store: files by their hash, separate for each tenant, with a time to live and a
-// quota. A tenant cannot find out what others have stored.
+// quota. A tenant cannot find out about other tenants' files.
 package blobs
 
 import (
@@ -84,7 +84,7 @@ func (s *Store) walk(each func(name string, st fs.FileInfo)) error {
 }
 
 // Expire removes files that were not used within the time to live. It does not recount the usage, which already
-// includes files being written. The store stays usable meanwhile.
+// includes files being written. The store stays usable.
 func (s *Store) Expire(now time.Time) error {
 	return s.walk(func(name string, st fs.FileInfo) {
 		if !strings.HasPrefix(filepath.Base(name), partial) && s.old(st, now) {

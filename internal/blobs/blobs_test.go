@@ -126,7 +126,7 @@ func TestExpireMeanwhile(t *testing.T) {
 	}
 }
 
-// Expire works while the store is used, and keeps a file that was used meanwhile.
+// Expire works while the store is used, and keeps files used since.
 func TestExpireAside(t *testing.T) {
 	s, err := Open(t.TempDir(), time.Hour, 2*perFile+100)
 	if err != nil {

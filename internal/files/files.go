@@ -28,7 +28,7 @@ type Files struct {
 	Put, Got workspace.Transfer
 	puts     []put
 	gets     []get
-	box      *workspace.Root
+	root     *workspace.Root
 }
 
 type put struct {
@@ -135,7 +135,7 @@ func (f *Files) Held(ctx context.Context, room *proc.Process, user *proc.Cred) e
 	if err != nil {
 		return err
 	}
-	if f.box, err = workspace.Inside(fd, user); err != nil {
+	if f.root, err = workspace.Inside(fd, user); err != nil {
 		return err
 	}
 	for _, p := range f.puts {
@@ -146,7 +146,7 @@ func (f *Files) Held(ctx context.Context, room *proc.Process, user *proc.Cred) e
 	mounts, _ := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", room.PID)) // without it there is no warning
 	for i := range f.gets {
 		g := &f.gets[i]
-		if g.mount, g.rest, err = f.box.Mount(g.pattern); err != nil {
+		if g.mount, g.rest, err = f.root.Mount(g.pattern); err != nil {
 			return of("--get "+g.arg, err)
 		}
 		g.other = other(string(mounts), g.pattern, g.mount.Name())
@@ -158,7 +158,7 @@ func (f *Files) Held(ctx context.Context, room *proc.Process, user *proc.Cred) e
 }
 
 func (f *Files) put(ctx context.Context, p put) error {
-	dir, name, err := f.box.Target(p.dest, p.source, false)
+	dir, name, err := f.root.Target(p.dest, p.source, false)
 	if err == nil {
 		err = f.Put.Copy(ctx, p.source, dir, name)
 		dir.Close()
@@ -237,8 +237,8 @@ func (f *Files) Close() {
 		}
 	}
 	f.puts, f.gets = nil, nil
-	if f.box != nil {
-		f.box.Close()
-		f.box = nil
+	if f.root != nil {
+		f.root.Close()
+		f.root = nil
 	}
 }

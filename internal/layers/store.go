@@ -106,7 +106,7 @@ func exportLayer(s *snapshots.Store, l snapshots.Layer, w *tar.Writer, at time.T
 	return nil
 }
 
-// Import reads an archive written by Export and checks all of it before it becomes visible. The snapshot
+// Import reads an archive written by Export and checks it completely before it becomes visible. The snapshot
 // gets a new ID, and name replaces its own name unless name is "". most bounds all layers of the store
 // together, and the unpacked size of each new layer.
 func Import(s *snapshots.Store, from io.Reader, name string, ttl time.Duration, most int64) (*snapshots.Manifest, error) {
@@ -209,7 +209,7 @@ func importLayer(s *snapshots.Store, from io.Reader, said []snapshots.Layer, siz
 			err = result.All(err, d.Close())
 		}
 	}()
-	// Read it back from the disk, so that the stored data is what is checked.
+	// Read it back from the disk, to check the stored data.
 	if _, err := io.Copy(d.File, from); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return d, snapshots.Failed(err)
 	} else if err != nil {

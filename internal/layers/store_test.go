@@ -267,7 +267,7 @@ func TestExportImport(t *testing.T) {
 	if _, err := Import(other, bytes.NewReader(b.Bytes()), "small", 0, 1000); err == nil {
 		t.Error("above --max-size")
 	}
-	// A truncated archive is rejected, and nothing of it stays.
+	// A truncated archive is rejected and leaves nothing behind.
 	for n := 0; n < b.Len()-2048; n += 701 {
 		if _, err := Import(other, bytes.NewReader(b.Bytes()[:n]), "cut", 0, most); code(err) != "damaged" {
 			t.Errorf("cut after %d bytes of %d: %v", n, b.Len(), err)

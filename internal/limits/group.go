@@ -85,7 +85,7 @@ func (g *Group) joinScope(id string) error {
 	return nil
 }
 
-// enter moves the caller to a scope of its own, and to a leaf in it, because a cgroup with processes
+// enter moves the caller to a new scope, and to a leaf in it, because a cgroup with processes
 // cannot enable controllers.
 func (g *Group) enter(id string) error {
 	p := g.plan
@@ -296,7 +296,7 @@ func (g *Group) failAll(mechanism string, err error) error {
 	return nil
 }
 
-// Bounds returns what a sandbox or exec starts with.
+// Bounds returns the initial settings of a sandbox or exec.
 func (g *Group) Bounds() (b proc.Bounds) {
 	for _, dir := range g.join {
 		if exists(dir + "/cgroup.controllers") {

@@ -572,7 +572,7 @@ func inRoom(t *testing.T, g *Group, script string) (string, *result.Payload) {
 }
 
 // Processes started by the keeper are in the cgroups from their first moment, and the keeper removes the
-// cgroups if nobody else does.
+// cgroups if no other process does.
 func TestBounds(t *testing.T) {
 	nice, adj := 7, 500
 	g := made(t, true, Request{Memory: 64 << 20, Pids: 10, CPUs: 0.5, Nice: &nice, OOMScoreAdj: &adj}, "memory", "pids", "cpu")

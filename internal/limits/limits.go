@@ -1,7 +1,7 @@
 // Package limits turns requested limits into kernel settings, reads the usage, and removes the
 // cgroups it made. A limit is enforced or rejected, never accepted and ignored.
 //
-// [Detect] finds out what the caller may do, and changes nothing. [Machine.Plan] tells for each
+// [Detect] examines the rights of the caller, and changes nothing. [Machine.Plan] decides for each
 // limit how it will be enforced, or why it cannot be. [Plan.Make] creates the cgroups, empty and
 // with their limits set. The keeper starts the command with [Group.Bounds], so that
 // everything in a sandbox is born inside the cgroups. [Group.Throttle] is called last, when the
@@ -11,7 +11,7 @@
 // cgroup v2: a cgroup with processes cannot enable controllers for its children (cgroups(7), the
 // no internal processes rule). A sandbox's cgroup is therefore a sibling of the caller's, below the
 // nearest writable ancestor that has the controllers or can enable them. It shares the limits of that
-// ancestor, but not those of the caller's own leaf. If there is none, as in an ordinary user's
+// ancestor, but not of the caller's own leaf. If none exists, as in an ordinary user's
 // login session, systemd can create a delegated scope. Plan only asks whether it can; Make enters
 // the scope, which moves the caller, so processes that belong in the sandbox's cgroups must be
 // started after Make. In the scope the caller goes to a leaf, next to the sandbox's cgroup.
@@ -110,7 +110,7 @@ func Files(n int64) int64 {
 	return n
 }
 
-// OfProcesses returns those of the plan's request; none for a nil plan.
+// OfProcesses returns the process limits of the plan's request; none for a nil plan.
 func (p *Plan) OfProcesses() Request {
 	if p == nil {
 		return Request{}

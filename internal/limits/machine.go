@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine is what the caller may do with cgroups.
+// Machine describes the caller's options for cgroups.
 type Machine struct {
 	root    string            // "", or the directory with a test's files
 	v2      []candidate       // writable ones among the caller's v2 cgroup and its ancestors, the nearest first
@@ -50,7 +50,7 @@ type reason struct {
 	settled    bool // systemd cannot help
 }
 
-// Detect finds out where the caller is and what it may write. It changes nothing.
+// Detect examines the caller's cgroups and its rights. It changes nothing.
 func Detect() (*Machine, error) {
 	m, err := detect("")
 	if err != nil {

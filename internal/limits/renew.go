@@ -93,7 +93,7 @@ func (o *openFiles) open(path string) (*os.File, error) {
 	return o.named[path], nil
 }
 
-// use calls a function with a file, which is not closed meanwhile.
+// use calls a function with a file, which stays open during the call.
 func (o *openFiles) use(path string, call func(fd int) error) error {
 	f, err := o.open(path)
 	if err != nil {
@@ -292,7 +292,7 @@ func (g *Group) counted(c counter) int64 {
 	return g.number(c.controller, c.v2file, c.v2key, c.v1file, c.v1key)
 }
 
-// count returns a count without those of earlier commands.
+// count returns a count without earlier commands.
 func (g *Group) count(c counter) int64 {
 	n := g.counted(c)
 	if l := g.lasting; l != nil {

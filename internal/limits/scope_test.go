@@ -169,7 +169,7 @@ func (a *authenticated) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// callerAt returns a caller on a machine of its own, with an ordinary user's or root's manager.
+// callerAt returns a caller on a separate machine, with an ordinary user's or root's manager.
 func callerAt(t *testing.T, membership string) caller {
 	t.Helper()
 	root, err := os.MkdirTemp("", "scope") // paths of sockets must be short

@@ -19,7 +19,7 @@ type Usage struct {
 	MemoryPeak int64 // bytes (v2: Linux 5.19)
 }
 
-// number reads a number of a cgroup; 0 if there is none.
+// number reads a number of a cgroup; 0 if it is missing.
 func (g *Group) number(controller, v2file, v2key, v1file, v1key string) int64 {
 	dir := g.read[controller]
 	if dir == "" {
@@ -75,7 +75,7 @@ func (g *Group) OOMKilled() bool {
 	return g.count(killed) > 0
 }
 
-// OOMKilledAround reports, for an exec without a memory cgroup of its own, whether the kernel has OOM-killed a
+// OOMKilledAround reports, for an exec without its own memory cgroup, whether the kernel has OOM-killed a
 // process of its sandbox since the exec began. That may have been another exec's process, so it only
 // explains the death of a command that was killed.
 func (g *Group) OOMKilledAround() bool {

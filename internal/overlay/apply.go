@@ -62,7 +62,7 @@ type applier struct {
 	staging int // the staging directory
 	n       int
 	chown   bool
-	owner   unix.Stat_t           // owner of new files: that of the source
+	owner   unix.Stat_t           // the source, for the owner of new files
 	names   map[string]tree.Inode // applied files with several names
 	closed  []closedDir
 }
@@ -340,7 +340,7 @@ func (x *applier) file(c *Change, was *unix.Stat_t, temporary string) error {
 	return unix.Fsync(out)
 }
 
-// give sets the owner: that of the previous file, or of the source.
+// give sets the owner to that of the previous file or the source.
 func (x *applier) give(dir int, name string, was *unix.Stat_t) error {
 	if !x.chown {
 		return nil

@@ -62,7 +62,7 @@ func (t *Tree) Changes(ctx context.Context) (list []Change, warnings []error, er
 		w.layer = i
 		err := w.compare(proc.Descriptor(layer), low)
 		if ctx.Err() != nil {
-			err = &result.Error{Code: "diff", Message: "what has changed could not be told: " + context.Cause(ctx).Error()}
+			err = &result.Error{Code: "diff", Message: "comparison interrupted: " + context.Cause(ctx).Error()}
 		}
 		if err != nil {
 			return nil, nil, err
@@ -216,7 +216,7 @@ func (o original) close() {
 	}
 }
 
-// look returns the status of a name, or nil if there is none.
+// look returns the status of a name, or nil.
 func (o original) look(name string) *unix.Stat_t { return look(o.dir, name) }
 
 func look(dir int, name string) *unix.Stat_t {
@@ -278,7 +278,7 @@ func (w *comparison) exchanged(parent, dir int, st *unix.Stat_t, copied bool) bo
 }
 
 // enter adds the deletions made by an opaque directory of the layer, or one inside an opaque directory, which
-// has no mark of its own.
+// is not marked itself.
 func (w *comparison) enter(low *original, up int, at string) error {
 	if tree.Opaque(up) {
 		low.hidden, w.settled[at] = true, true
@@ -290,7 +290,7 @@ func (w *comparison) enter(low *original, up int, at string) error {
 }
 
 // hide adds deletions for the names in a directory of the original that are in neither the layer's
-// directory nor that of a layer above.
+// directory nor one of a layer above.
 func (w *comparison) hide(low original, up int, at string) error {
 	if low.dir < 0 {
 		return nil
@@ -390,7 +390,7 @@ func (w *comparison) entry(e *tree.Entry, low original) (below original, err err
 		return w.directory(c, e, was, low)
 	case Link:
 		if w.walk.Text -= len(e.Target); w.walk.Text < 0 {
-			return none, tree.TooLarge("where links lead is too long together, up to %.200q", e.Path)
+			return none, tree.TooLarge("link targets are too long in total, reached at %.200q", e.Path)
 		}
 		if w.Count != nil {
 			if err := w.Count(0, len(e.Target)); err != nil {

@@ -1,10 +1,10 @@
-// Package overlay compares what a sandbox has written over a directory of the host (room.Overlay) with
+// Package overlay compares the changes of a sandbox to a directory of the host (room.Overlay) with
 // the original, prints the differences, and applies them to the original.
 //
 // A command has written the layer, and may still be writing to it, so nothing in it is trusted, and
 // package tree reads it. The layers of a snapshot below it were written by commands, too. In such
 // an overlay the kernel neither makes nor follows redirects (mount option userxattr, overlayfs.rst).
-// The sandbox therefore sees at each path what the uppermost layer has there.
+// The sandbox therefore sees the uppermost layer's file at each path.
 package overlay
 
 import (
@@ -47,10 +47,10 @@ const (
 type Change struct {
 	Path string `json:"path"` // relative to the overlay; "." is the directory itself
 	Kind Kind   `json:"change"`
-	Type Type   `json:"type"`           // current type, or that of a deleted file
+	Type Type   `json:"type"`           // current type, or type of a deleted file
 	Was  Type   `json:"was,omitempty"`  // previous type, if different
 	Size int64  `json:"size,omitempty"` // current size of a file
-	// Permissions, except those of links.
+	// Permissions, except for links.
 	Mode    string `json:"mode,omitempty"` // current
 	WasMode string `json:"was_mode,omitempty"`
 	Target  string `json:"target,omitempty"` // target of a link
@@ -70,7 +70,7 @@ type Change struct {
 
 // Tree is an overlay to be compared.
 type Tree struct {
-	Layers []*os.File // directories of the layers, the uppermost first: the sandbox's own and those of a snapshot
+	Layers []*os.File // directories of the layers, the uppermost first: the sandbox's own, then a snapshot's
 	Source *os.File   // the original's directory
 	Since  time.Time  // later changes of the original are conflicts
 

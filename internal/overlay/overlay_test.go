@@ -699,7 +699,7 @@ func TestReplacedBase(t *testing.T) {
 	}
 }
 
-// Root does not enter directories of another owner than the original's, who can move directories there.
+// Root does not enter directories of other owners than the original's, because these can move directories there.
 func TestForeignDirectory(t *testing.T) {
 	if os.Geteuid() != 0 {
 		return // only root can write to other users' directories

@@ -182,7 +182,7 @@ func read(link, dir int, name string) (target string, magic int, err error) {
 }
 
 // trusted reports whether the caller may follow a link in dir: it belongs to the caller or
-// root and, if the caller is root, nobody else could have put it there. The directory of an
+// root and, if the caller is root, no other user could have put it there. The directory of an
 // ordinary user may be writable for a group, as with umask 002.
 func trusted(dir int, st *unix.Stat_t) bool {
 	uid := uint32(os.Geteuid())

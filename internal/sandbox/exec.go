@@ -23,7 +23,7 @@ type ExecSpec struct {
 	KillAtLogMax bool  // whether to end it at more output
 }
 
-// Exec is a detached exec: a command in a sandbox with a record and logs of its own. Other processes know it and
+// Exec is a detached exec: a command in a sandbox, with its own record and logs. Other processes know it and
 // request its end as for a [Sandbox].
 type Exec struct {
 	*recorded

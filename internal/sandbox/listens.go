@@ -48,7 +48,7 @@ func lookup(dir string, port uint16) (bool, error) {
 //
 //	0: 0100007F:1F90 00000000:0000 0A …
 //
-// The fields are the local address and port in hexadecimal, those of the remote end, and the state. Other
+// The fields are the local address and port in hexadecimal, the same of the remote end, and the state. Other
 // lines, such as the heading, are ignored.
 func listens(table io.Reader, port uint16) (bool, error) {
 	const stateListen = "0A" // TCP_LISTEN of the kernel's include/net/tcp_states.h

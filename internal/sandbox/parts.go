@@ -83,7 +83,7 @@ func (p *Parts) Use(store *volumes.Store, list []Volume, pol *room.Policy) error
 	}
 	for i, use := range list { // before creating one
 		if slices.ContainsFunc(list[:i], func(other Volume) bool { return other.Name == use.Name }) {
-			return &result.Error{Code: "usage", Message: fmt.Sprintf("the volume %q is given twice", use.Name)}
+			return &result.Error{Code: "usage", Message: fmt.Sprintf("volume %q is given twice", use.Name)}
 		}
 	}
 	for _, use := range list {

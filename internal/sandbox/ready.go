@@ -146,7 +146,7 @@ func (s *Sandbox) reading(i int) func([]byte) {
 	}
 }
 
-// within returns a group by which a command of ours joins the sandbox's cgroups and limits, or nil.
+// within returns a group by which a probe joins the sandbox's cgroups and limits, or nil.
 func (s *Sandbox) within() (*limits.Group, error) {
 	if s.group == nil {
 		return nil, nil

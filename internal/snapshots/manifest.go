@@ -43,7 +43,7 @@ type Tree struct {
 	Dest   string  `json:"dest"`
 	Source string  `json:"source"`         // host directory below the layers
 	Layers []Layer `json:"layers"`         // the lowest first
-	Mode   string  `json:"mode,omitempty"` // mode of the directory itself, in octal, if not that of the source
+	Mode   string  `json:"mode,omitempty"` // mode of the directory itself, in octal, if not the source's
 	// Since is when the source was first compared, before the lowest layer was written: later
 	// changes of the source conflict with the layers.
 	Since string `json:"since"`

@@ -12,7 +12,7 @@
 // before the manifest that names it. After a crash a snapshot is therefore complete or has no
 // name. [Store.Sweep] removes leftovers: unlocked files below tmp, and layers that no manifest names.
 //
-// Trees are a cache: they are not synced, and those of another boot are not used.
+// Trees are a cache: they are not synced, and not used after a reboot.
 //
 // The directory is private to its owner (0700). Commands see only the trees, read-only. This package
 // neither packs nor unpacks (see package layers), so that sbxrun need not initialise a compressor.
@@ -156,7 +156,7 @@ func (s *Store) NewFile() (*Draft, error) {
 	})
 }
 
-// draft creates a draft under the lock, and removes those of killed processes.
+// draft creates a draft under the lock, and removes drafts of killed processes.
 func (s *Store) draft(create func(*Draft) error) (*Draft, error) {
 	d := &Draft{store: s}
 	var left []string

@@ -102,20 +102,20 @@ func (o *Claim) Write(r Record) error {
 
 func (o *Claim) complete(r Record) Record {
 	r.Version, r.ID, r.Name = recordVersion, o.ID, o.Name
-	if o.dir.box != nil {
-		r.Sandbox = o.dir.box.ID
+	if o.dir.sandbox != nil {
+		r.Sandbox = o.dir.sandbox.ID
 	}
 	return r
 }
 
-// OpenFile opens a private file of the sandbox, such as a log; flags are those of
+// OpenFile opens a private file of the sandbox, such as a log; flags are as in
 // [os.OpenFile]. The caller closes it.
 func (o *Claim) OpenFile(name string, flags int) (*os.File, error) {
 	file, err := o.folder.openFile(name, flags)
 	return file, failed(err)
 }
 
-// ReadKill reads the request of [Entry.WriteKill]; nil if there is none.
+// ReadKill reads the request of [Entry.WriteKill]; nil without one.
 func (o *Claim) ReadKill() (*Kill, error) {
 	k := new(Kill)
 	err := o.folder.readJSON(killName, k)
@@ -150,7 +150,7 @@ func (o *Claim) MarkEnding() error { return failed(o.folder.write(endingName, ni
 // record stays.
 func (o *Claim) Close() error { return o.end(func() error { return nil }) }
 
-// Leave is Remove for a sandbox whose record nobody would clean up. It leaves the last record
+// Leave is Remove for a sandbox whose record no process would clean up. It leaves the last record
 // to processes that wait ([Entry.Hold]), in the lock file, which they have open.
 func (o *Claim) Leave(last Record) error {
 	data, err := json.Marshal(o.complete(last))
@@ -219,7 +219,7 @@ func (d *Dir) claim(name, id string) error {
 	return nil
 }
 
-// release frees the name if it is still that of id. The caller is the supervisor of id, or
+// release frees the name if it still belongs to id. The caller is the supervisor of id, or
 // holds STATE/lock.
 func (d *Dir) release(name, id string) error {
 	if name == "" {
@@ -271,7 +271,7 @@ func (o *Claim) EndIfIdle(timeout time.Duration) (wait time.Duration, err error)
 	return wait, nil
 }
 
-// EndUse prevents further uses if there is none now: from then on [Entry.HoldActivity] fails.
+// EndUse prevents further uses if nothing uses the sandbox now: from then on [Entry.HoldActivity] fails.
 func (o *Claim) EndUse() bool { return proc.TryLock(o.activity, unix.F_WRLCK) == nil }
 
 // touch sets the file's modification time to now, a time of the directory's clock.

@@ -15,7 +15,7 @@ import (
 )
 
 // Entry is a sandbox, or a detached exec in one, as other processes than its supervisor see
-// it: a snapshot. It holds no descriptor before Hold, but needs that of its [Dir].
+// it: a snapshot. It holds no descriptor before Hold, but needs its [Dir]'s.
 type Entry struct {
 	ID     string
 	Record Record
@@ -33,35 +33,35 @@ func (e *Entry) Lives() bool { return e.Alive && e.Record.Phase != Ended }
 // Title returns the name or ID for messages.
 func (e *Entry) Title() string {
 	title := cmp.Or(e.Record.Name, e.ID)
-	if box := e.dir.box; box != nil {
-		title = box.Title() + "/" + title
+	if sandbox := e.dir.sandbox; sandbox != nil {
+		title = sandbox.Title() + "/" + title
 	}
 	return title
 }
 
 // Handle returns a word by which Find finds it as long as its record exists.
 func (e *Entry) Handle() string {
-	if box := e.dir.box; box != nil {
-		return box.ID + "/" + e.ID
+	if sandbox := e.dir.sandbox; sandbox != nil {
+		return sandbox.ID + "/" + e.ID
 	}
 	return e.ID
 }
 
 // IsExec reports whether it is an exec rather than a sandbox.
-func (e *Entry) IsExec() bool { return e.dir.box != nil }
+func (e *Entry) IsExec() bool { return e.dir.sandbox != nil }
 
 // What returns its kind and title, such as "the sandbox web" or "the exec web/ID".
 func (e *Entry) What() string { return "the " + e.dir.kind() + " " + e.Title() }
 
 // kind returns the kind of the directory's records.
 func (d *Dir) kind() string {
-	if d.box != nil {
+	if d.sandbox != nil {
 		return "exec"
 	}
 	return "sandbox"
 }
 
-// load reads one record. The error is [unix.ENOENT] if there is none: because it was not yet
+// load reads one record. The error is [unix.ENOENT] if it is missing: because it was not yet
 // written, is already removed, or its supervisor was killed before writing it.
 func (d *Dir) load(id string) (*Entry, error) {
 	f, err := d.root.sub(id)
@@ -293,11 +293,11 @@ func (d *Dir) list() ([]string, error) {
 
 // Find finds a sandbox by its ID, by name (the living one, or else the last one that had the
 // name) or by a prefix of its ID of at least 4 digits. The error's code is "no-such-sandbox"
-// if there is none, and "ambiguous" if several IDs have the prefix. SANDBOX/EXEC finds a
+// if none matches, and "ambiguous" if several IDs have the prefix. SANDBOX/EXEC finds a
 // detached exec by its ID or a prefix; its code is "no-such-exec".
 func (d *Dir) Find(word string) (*Entry, error) {
-	if box, exec, ok := strings.Cut(word, "/"); ok && d.box == nil {
-		e, err := d.Find(box)
+	if sandbox, exec, ok := strings.Cut(word, "/"); ok && d.sandbox == nil {
+		e, err := d.Find(sandbox)
 		if err != nil {
 			return nil, err
 		}
@@ -347,7 +347,7 @@ func (d *Dir) Find(word string) (*Entry, error) {
 	return nil, &result.Error{Code: "ambiguous", Message: fmt.Sprintf("%d IDs begin with %s", len(found), word), Hint: "give more digits"}
 }
 
-// named returns the ID that the name's link contains, or "" if there is none or an error.
+// named returns the ID that the name's link contains, or "".
 func (d *Dir) named(name string) (id string) {
 	if !validName(name) {
 		return ""
@@ -362,8 +362,8 @@ func (d *Dir) named(name string) (id string) {
 }
 
 func (d *Dir) unknown(word string) error {
-	if d.box != nil {
-		return &result.Error{Code: "no-such-exec", Message: fmt.Sprintf("no detached exec %.80q in sandbox %s", word, d.box.Title()), Hint: "list them: sbxrun ps --all " + d.box.Title(), Err: unix.ENOENT}
+	if d.sandbox != nil {
+		return &result.Error{Code: "no-such-exec", Message: fmt.Sprintf("no detached exec %.80q in sandbox %s", word, d.sandbox.Title()), Hint: "list them: sbxrun ps --all " + d.sandbox.Title(), Err: unix.ENOENT}
 	}
 	return &result.Error{Code: "no-such-sandbox", Message: fmt.Sprintf("no sandbox named %.80q in %s", word, d.Path()), Hint: "list them: sbxrun ps --all", Err: unix.ENOENT}
 }

@@ -14,7 +14,7 @@ import (
 // Execs opens the records of the detached execs in a sandbox. If there never was one, the
 // directory is empty, as with [Look].
 func (e *Entry) Execs() (*Dir, error) {
-	d := &Dir{root: folder{-1, filepath.Join(e.dir.root.path, e.ID, execsName)}, clock: e.dir.clock, box: e}
+	d := &Dir{root: folder{-1, filepath.Join(e.dir.root.path, e.ID, execsName)}, clock: e.dir.clock, sandbox: e}
 	err := e.in(func(f folder) error {
 		root, err := f.sub(execsName)
 		if err == nil {

@@ -123,8 +123,8 @@ func readAll(file *os.File) ([]byte, error) {
 	return data, err
 }
 
-// write creates or replaces the file atomically: a reader sees all of the old content or
-// all of the new, and after an error the old content is still there.
+// write creates or replaces the file atomically: a reader sees the complete old content or
+// the complete new content, and after an error the old content is still there.
 func (f folder) write(name string, data []byte) error {
 	if len(data) > maxFile {
 		return f.fail("write", name, errTooLarge)
@@ -215,7 +215,7 @@ func (f folder) unlink(name string) error {
 }
 
 // clear removes everything in f except the names to keep. A directory stays and is an
-// error, except that of the execs.
+// error, except for the execs.
 func (f folder) clear(keep ...string) error {
 	names, err := f.names()
 	for _, name := range names {

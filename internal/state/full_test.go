@@ -33,7 +33,7 @@ func attempt(path string) (d *Dir, o *Claim, err error) {
 	return d, o, nil
 }
 
-// wantNothing checks that nothing of a sandbox is left.
+// wantNothing checks that a sandbox has left no files.
 func wantNothing(t *testing.T, path string) {
 	t.Helper()
 	_ = filepath.WalkDir(path, func(p string, _ os.DirEntry, err error) error {

@@ -37,7 +37,7 @@ type Record struct {
 	Supervisor proc.Identity     `json:"supervisor"`
 	Init       *proc.Identity    `json:"init,omitempty"` // once it exists
 
-	UID      *uint32 `json:"sandbox_uid,omitempty"` // uid of the command, if not that of sbxrun
+	UID      *uint32 `json:"sandbox_uid,omitempty"` // uid of the command, if not sbxrun's
 	GID      *uint32 `json:"sandbox_gid,omitempty"`
 	Workdir  string  `json:"workdir,omitempty"`
 	Net      string  `json:"net,omitempty"`
@@ -93,7 +93,7 @@ type Ready struct {
 	Error   string `json:"error,omitempty"`
 }
 
-// Logs counts the command's output, including what was not kept.
+// Logs counts the command's output, including dropped output.
 type Logs struct {
 	StdoutBytes     int64 `json:"stdout_bytes"`
 	StderrBytes     int64 `json:"stderr_bytes"`
@@ -154,12 +154,12 @@ func (k *Kill) check() error {
 }
 
 // Access describes how to enter a sandbox. It exists while the command runs, because only
-// then the sandbox is complete, and never changes. It has a file of its own because the
+// then the sandbox is complete, and never changes. It has its own file because the
 // variables may be secrets, which no command may print, and because an exec is faster
 // without JSON.
 type Access struct {
 	Init    proc.Identity
-	Cred    *proc.Cred // credentials of the sandbox, if not those of sbxrun
+	Cred    *proc.Cred // credentials of the sandbox, if not sbxrun's
 	Net     string
 	Workdir string
 	Filter  string         // name of the system call filter

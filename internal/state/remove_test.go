@@ -40,7 +40,7 @@ func replace(t *testing.T, path, target string) {
 	must(t, os.Symlink(target, path))
 }
 
-// A symbolic link in the place of any file is not read, written, locked or followed by a removal.
+// A symbolic link that replaces a file is not read, written, locked or followed by a removal.
 func TestSymlinks(t *testing.T) {
 	out, check := outside(t)
 	for _, name := range []string{lockName, activityName, recordName, killName, "env"} {

@@ -143,7 +143,7 @@ func (d *Dir) full(n int) (bool, error) {
 }
 
 // TryAdmission takes the lock that is held from the check of scarce resources until the
-// command runs, so that two commands do not both use what is enough for one. ok is false if
+// command runs, so that two commands do not both use resources that suffice for one. ok is false if
 // another process has it.
 func (d *Dir) TryAdmission() (release func(), ok bool, err error) { return d.try(admissionName) }
 

@@ -156,9 +156,9 @@ func ServerDir() string {
 // Dir is a state directory, or the directory of the detached execs in a sandbox, which has
 // the same layout. Its methods are safe for concurrent use.
 type Dir struct {
-	root  folder
-	clock func() time.Duration // monotonic; measures activity
-	box   *Entry               // the sandbox of the execs; nil for a directory of sandboxes
+	root    folder
+	clock   func() time.Duration // monotonic; measures activity
+	sandbox *Entry               // the sandbox of the execs; nil for a directory of sandboxes
 
 	mu    sync.Mutex
 	execs []*Dir // directories opened by Find

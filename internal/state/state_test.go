@@ -222,7 +222,7 @@ func TestLife(t *testing.T) {
 	wantCode(t, "read after removal", err, "no-such-sandbox")
 }
 
-// Remove leaves nothing of a failed start.
+// Remove leaves no files of a failed start.
 func TestOwnRemove(t *testing.T) {
 	d := opened(t)
 	o := written(t, d, 1, "web")

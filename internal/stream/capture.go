@@ -14,7 +14,7 @@ import (
 // length in a bounded amount of memory. It is not safe for concurrent use: wait for the
 // writer before reading.
 //
-// The first output of a program shows what it was doing, the last how it ended, and there
+// The first output of a program shows its purpose, the last how it ended, and there
 // may be gigabytes between. Half of the limit is therefore for the head, which is filled
 // once. The other half is for the tail, a ring that is then overwritten. All bytes are
 // counted, so that the omission can be reported.
@@ -58,7 +58,7 @@ func fill(dst, p []byte, limit int) (_, rest []byte) {
 	return append(dst, p[:k]...), p[k:]
 }
 
-// Len returns the length of the whole stream so far, including what was left out.
+// Len returns the length of the whole stream so far, including the omission.
 func (b *Buffer) Len() int64 {
 	return b.total
 }
@@ -68,13 +68,13 @@ func (b *Buffer) Truncated() bool {
 	return b.total > int64(b.headMax)+int64(b.tailMax)
 }
 
-// Stream returns what was kept, in the report's form.
+// Stream returns the kept text in the report's form.
 func (b *Buffer) Stream() result.Stream {
 	text, valid := b.Text()
 	return result.Stream{Text: text, UTF8: valid, Bytes: b.Len(), Truncated: b.Truncated()}
 }
 
-// Text returns what was kept and whether it is valid UTF-8. If bytes were left out, a line
+// Text returns the kept text and whether it is valid UTF-8. If bytes were left out, a line
 // between head and tail gives their number:
 //
 //	[… 4194304 bytes left out …]

@@ -34,7 +34,7 @@ type LogFile struct {
 // turns, so that none waits for another's end. Emit is called by this goroutine only.
 func Follow(ctx context.Context, ended <-chan struct{}, streams ...LogFile) error {
 	// Watch before the first read. Otherwise a write between that read and the watch would
-	// wake nobody.
+	// wake no follower.
 	changed, stop, err := watch(streams)
 	var tick <-chan time.Time
 	if err != nil {

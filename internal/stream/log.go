@@ -49,7 +49,7 @@ func (w *Log) state() logState {
 	return w.s
 }
 
-// Len returns the length of the whole stream so far, including what was left out.
+// Len returns the length of the whole stream so far, including dropped output.
 func (w *Log) Len() int64 { return w.state().len }
 
 // Truncated reports whether anything was left out.

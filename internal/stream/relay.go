@@ -12,7 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// Relays forward what the command writes to pipes or to its terminal, in the background.
+// Relays forward a command's output to pipes or to its terminal, in the background.
 // run, exec and start use them alike.
 //
 // While the command runs, each source is read as far as possible. After the command has
@@ -20,7 +20,7 @@ import (
 // write end is closed, and a process outside the sandbox may hold one forever: the command
 // can send its descriptors to anyone (SCM_RIGHTS, unix(7)), and others can open
 // /proc/PID/fd/1. The output of ended processes is in the pipe already, so Finish reads
-// what is there and no more.
+// its contents and no more.
 type Relays struct {
 	sources []*os.File
 	late    []late
@@ -116,7 +116,7 @@ func (r *Relays) takeLate() {
 // 8 KiB on the way there that TIOCINQ does not count (n_tty.c and pty.c of the kernel).
 const terminalHolds = 64 << 10
 
-// rest forwards what is in a source now. TIOCINQ may miss up to least bytes. Other processes may keep
+// rest forwards the current contents of a source. TIOCINQ may miss up to least bytes. Other processes may keep
 // writing, but rest forwards no more than the initial count.
 func (r *Relays) rest(fd, least int, buf []byte, take func([]byte)) {
 	n, _ := unix.IoctlGetInt(fd, unix.TIOCINQ) // another name of FIONREAD (pipe(7)); 0 with an error
@@ -134,7 +134,7 @@ func (r *Relays) rest(fd, least int, buf []byte, take func([]byte)) {
 	}
 }
 
-// Finish forwards what the sources hold, and reports whether all of it was taken. The
+// Finish forwards the contents of the sources, and reports whether everything was taken. The
 // command must have ended. If it is still alive (the verdict is unproven), only its output
 // so far is forwarded. told is closed when a signal tells sbxrun to end; nil means never.
 // After false a take may still be called.

@@ -202,7 +202,7 @@ func (s *Streams) feed(src io.Reader) error {
 	return nil
 }
 
-// take makes stdout or stderr a pipe and reads all of it, because a full pipe would stop
+// take makes stdout or stderr a pipe and reads it to the end, because a full pipe would stop
 // the command.
 func (s *Streams) take(i int, dst io.Writer) error {
 	fds, err := pipe(reading)
@@ -329,7 +329,7 @@ func (s *Streams) Started() {
 func (s *Streams) Begin() { s.relays.Begin() }
 
 // Drain forwards the output written before the command's end, see [Relays.Finish], and
-// reports whether all of it was taken. Only the first call has an effect.
+// reports whether everything was taken. Only the first call has an effect.
 func (s *Streams) Drain(told <-chan struct{}) (complete bool) {
 	s.draining.Do(func() {
 		s.raw = func() {}

@@ -15,7 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// OpenTerminal gives the command a terminal of its own and connects it with ours, which is
+// OpenTerminal gives the command its own terminal and connects it with ours, which is
 // stdin and stdout of this process. If the command shared ours, it could type into it
 // (TIOCSTI).
 func OpenTerminal(b Bound, broken func(*result.Error)) (*Streams, error) {

@@ -1,7 +1,7 @@
 // Package tree reads and removes directories that a hostile command may be changing at the
 // same time.
 //
-// One rule covers all of it: a name is opened beneath the descriptor of the directory in which
+// One rule covers everything: a name is opened beneath the descriptor of the directory in which
 // it was found, in one step that follows no link (openat2(2)), and fstat(2) of the opened file
 // gives its type. Whatever is renamed or replaced in between, a walk therefore reads only files
 // of the tree. It never blocks: a FIFO is opened with O_NONBLOCK, and opening a file with a lease

@@ -157,7 +157,7 @@ func flock(fd, how int, patience time.Duration) (err error) {
 	}
 }
 
-// lock opens and locks a volume. The error is ENOENT if there is none.
+// lock opens and locks a volume. The error is ENOENT if it does not exist.
 func (s *Store) lock(name string, write bool, patience time.Duration) (*Volume, error) {
 	how := unix.LOCK_SH
 	if write {

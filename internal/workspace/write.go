@@ -48,7 +48,7 @@ func (t *directory) finish(out int, temporary, name string, err error) error {
 	return t.rename(temporary, name, err)
 }
 
-// regular returns the status of the file to replace, or nil if there is none. It returns an error for links and
+// regular returns the status of the file to replace, or nil. It returns an error for links and
 // other types.
 func (t *directory) regular(name string) (*unix.Stat_t, error) {
 	var st unix.Stat_t
