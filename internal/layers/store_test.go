@@ -176,7 +176,7 @@ func TestExpire(t *testing.T) {
 	from := upper(t)
 	m := take(t, s, from, "short", time.Millisecond)
 	time.Sleep(2 * time.Millisecond) // times have a resolution of 1 ms
-	if _, err := s.Find("short"); code(err) != "not-found" || !strings.Contains(err.Error(), "over") {
+	if _, err := s.Find("short"); code(err) != "not-found" || !strings.Contains(err.Error(), "expired") {
 		t.Errorf("%v", err)
 	}
 	next := take(t, s, from, "short", 0) // reuses the name
