@@ -70,7 +70,7 @@ test-vm | bench-vm)
     ;;
 bench)
     "$setup/build.sh"
-    CGO_ENABLED=0 go build -o bin/ ./tests/bench ./tests/bench/around
+    CGO_ENABLED=0 go build -C tests/bench -o ../../bin/ . ./around
     exec bin/bench "$@"
     ;;
 bench-cluster)

@@ -31,6 +31,7 @@ require (
 	github.com/prometheus/common v0.72.0 // indirect
 	github.com/prometheus/procfs v0.22.0 // indirect
 	github.com/rogpeppe/go-internal v1.16.0 // indirect
+	github.com/sbxrun/sbxrun/tests/bench v0.0.0
 	golang.org/x/crypto v0.58.0 // indirect
 	golang.org/x/term v0.47.0 // indirect
 	golang.org/x/time v0.16.0 // indirect
@@ -38,3 +39,5 @@ require (
 )
 
 replace github.com/sbxrun/sbxrun => ../..
+
+replace github.com/sbxrun/sbxrun/tests/bench => ../bench

@@ -20,7 +20,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 chmod 755 "$work"
 cp bin/sbxrun "$work"
-CGO_ENABLED=0 go build -o "$work/bench" ./tests/bench
+CGO_ENABLED=0 go build -C tests/bench -o "$work/bench" .
 [ $# -gt 0 ] || set -- --only limits -n 15
 printf '%q ' "$@" >"$work/words"
 # shellcheck disable=SC2016 # expanded inside
