@@ -39,7 +39,7 @@ func TestRefusedStart(t *testing.T) {
 		}, 125, "--mount-proc"},
 		{"full disk", func(dir string, serve ...string) *exec.Cmd {
 			return inMounts("mount -t tmpfs -o nr_inodes=2 none "+dir+"/disk", serve...)
-		}, 74, "no space left on device"},
+		}, 125, "no space left on device"},
 		{"full output", func(_ string, serve ...string) *exec.Cmd {
 			return exec.Command("sh", append([]string{"-c", `exec "$@" --check-config >/dev/full`, "-"}, serve...)...)
 		}, 74, "no space left on device"},
