@@ -97,7 +97,10 @@ func runHere(t *testing.T, cmd *exec.Cmd) {
 	harness.Must(t, err)
 }
 
-// authority is a certificate authority of a test, and a certificate of it for 127.0.0.1.
+// hostName is the host's name in a sandbox with a list of allowed hosts.
+const hostName = "host.sbxrun.internal"
+
+// authority is a certificate authority of a test, and a certificate of it for the host as sandboxes name it.
 func authority(t *testing.T) (ca []byte, server tls.Certificate) {
 	t.Helper()
 	sign := func(template, parent *x509.Certificate, key, by *ecdsa.PrivateKey) []byte {
@@ -111,7 +114,7 @@ func authority(t *testing.T) (ca []byte, server tls.Certificate) {
 	key, err2 := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	harness.Must(t, errors.Join(err1, err2))
 	der := sign(root, root, rootKey, rootKey)
-	leaf := &x509.Certificate{Subject: pkix.Name{CommonName: "127.0.0.1"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+	leaf := &x509.Certificate{Subject: pkix.Name{CommonName: hostName}, DNSNames: []string{hostName}, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), tls.Certificate{Certificate: [][]byte{sign(leaf, root, key, rootKey)}, PrivateKey: key}
 }
 
@@ -127,7 +130,9 @@ func TestCertificates(t *testing.T) {
 	server.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}
 	server.StartTLS()
 	defer server.Close()
-	address := server.Listener.Addr().String()
+	_, port, err := net.SplitHostPort(server.Listener.Addr().String())
+	harness.Must(t, err)
+	address := net.JoinHostPort(hostName, port)
 	dir := harness.SharedDir(t)
 	harness.Must(t, os.WriteFile(filepath.Join(dir, "ca.pem"), ca, 0o644))
 	const store = `cp -a /etc/ssl/certs "$DIR/certs"

@@ -244,7 +244,7 @@ code=0; sbxrun apply box >$top/said 2>&1 || code=$?
 cat $disk/a; ls -A $disk; echo $code; cat $top/said
 sbxrun cleanup | grep -v 'zombie\|init\|cgroup' || true; sbxrun kill --grace 0 box >/dev/null; sbxrun cleanup >/dev/null`)
 	_, rest, _ := strings.Cut(s.stdout, "new\n") // after the sandbox's ID and the contents of a, which was applied
-	want := "a\n125\nsbxrun: error: cannot apply \"b\": no space left on device\n"
+	want := "a\n125\nM a\nsbxrun: error: cannot apply \"b\": no space left on device\n"
 	if s.code != 0 || rest != want {
 		t.Errorf("%v, want %q at the end", s, want)
 	}
