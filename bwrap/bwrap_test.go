@@ -438,7 +438,7 @@ func TestRoom(t *testing.T) {
 		})
 	}
 	all.Wait()
-	for _, id := range []int{-1, 1<<32 - 1, 1 << 32} { // to system calls the first two leave an id as it is, and the third is root
+	for _, id := range []int{-1, 1<<32 - 1, 1 << 32} { // as a uid_t, the first two mean "unchanged" and the third is root
 		way := room.Way()
 		way.User, way.Group = id, id
 		c := &nsenter.Command{Room: &way, Args: []string{"true"}}

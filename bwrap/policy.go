@@ -10,7 +10,7 @@ import (
 
 // Policy describes what a sandbox shows and how commands run in it. The zero value is the strictest policy.
 type Policy struct {
-	Mounts []Mount // host files, and further directories in memory
+	Mounts []Mount // host files, and more directories in memory
 	// TmpSize is the size in bytes of /tmp and of each other writable directory in memory; 0 for 256 MiB.
 	TmpSize int64
 	Network Network
