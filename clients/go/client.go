@@ -2,7 +2,7 @@
 //
 // A non-zero exit code and a timeout are reports. Errors mean that nothing has run ([*Refused]),
 // that processes may still be running ([*Unproven]), or that the response did not arrive ([*Lost]).
-// Cancelling the context disconnects, and the server ends the call unless that has a key.
+// Cancelling the context disconnects, and the server ends the call unless the call has a key.
 package sbxrun
 
 import (
@@ -473,7 +473,7 @@ func (c *Client) once(ctx context.Context, r request) (io.ReadCloser, error) {
 	return nil, answered(a, text)
 }
 
-// sending is the body of a request. Every piece restarts the time for the response.
+// sending is the body of a request. Each read restarts the response timeout.
 type sending struct {
 	answer *body
 	r      io.Reader
