@@ -63,7 +63,7 @@ func (c *Census) Sandbox(init proc.Identity) (n Count) {
 		return Count{}
 	}
 	c.findExecs()
-	// A keeper of a nested sandbox is reached both ways.
+	// The children of a nested sandbox's keeper are found twice: as descendants and as execs.
 	seen := map[int]bool{}
 	for queue := append([]int{init.PID}, c.execs[init.PIDNS]...); len(queue) > 0; queue = queue[1:] {
 		if seen[queue[0]] {
