@@ -193,8 +193,8 @@ func (c *checker) findForks() error {
 	return nil
 }
 
-// checkCallers finds fault with the callers: what they call, and what does not make
-// sure that there is as much stack as the toolchain guarantees.
+// checkCallers reports callers that call anything but roots and the functions allowed in the parent,
+// and callers that do not check their stack: those may have less of it than the toolchain guarantees.
 func (c *checker) checkCallers() error {
 	for _, row := range c.tables.callers {
 		names := c.some(row.symbol, "caller")
