@@ -163,7 +163,8 @@ func (c *Conn) Close() error {
 		// The client has its response, or does not want it any more.
 		c.fail(net.ErrClosed, true)
 	case !c.outEnded:
-		// The next tick sends this: a response has its own end, after which the client closes the connection.
+		// The next tick sends this, which is early enough: a response marks its own end, after which the client
+		// closes the connection.
 		c.outEnded, c.owed, c.lastOut = true, true, time.Now()
 	}
 	c.in = nil
