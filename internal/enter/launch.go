@@ -11,13 +11,13 @@ import (
 //lint:file-ignore U1000 the assembly uses the constants and launch
 
 // The launcher is the program that executes a command. Until the payload's process executes a
-// program it is a fork of sbxrun, and its /proc/self/exe is sbxrun's own file. A command that is a
-// link to that, or whose interpreter is, would execute the file inside, where a process with the
-// rights to it can change it (CVE-2019-5736). So that process first executes the launcher: a sealed
-// file in memory, which does nothing without the arguments and descriptors that it gets from here.
+// program it is a fork of sbxrun, and its /proc/self/exe is sbxrun's own file. If the command or its
+// interpreter were a link to that, sbxrun's file would be executed inside the sandbox, where a process
+// with the necessary rights could change it (CVE-2019-5736). So that process first executes the launcher:
+// a sealed file in memory, which does nothing without the arguments and descriptors that it gets from here.
 //
-// It is in assembly (launch_amd64.s, launch_arm64.s) because a process with one page of code and no
-// library takes the kernel less than 0.1 ms.
+// It is in assembly (launch_amd64.s, launch_arm64.s) because the kernel needs less than 0.1 ms for a
+// process with one page of code and no library.
 
 // The launcher's first argument.
 const (

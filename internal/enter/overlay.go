@@ -189,21 +189,21 @@ func (s *script) open(result slot, name string, how *unix.OpenHow) {
 	s.add(stepMount, result, unix.SYS_OPENAT2, unix.AT_FDCWD, name, unsafe.Pointer(how), int(unsafe.Sizeof(*how)))
 }
 
-// clone makes a mount of the directory dir that is attached nowhere. EINVAL: there are mounts
-// below it that came from a more privileged namespace (mount_namespaces(7)), and what they hide
-// is not to be seen.
+// clone creates a detached mount of the directory dir. It fails with EINVAL if mounts below dir came
+// from a more privileged namespace (mount_namespaces(7)), because a clone without them would reveal
+// what they hide.
 func (s *script) clone(result, dir slot) {
 	s.add(stepLayer, result, unix.SYS_OPEN_TREE, dir, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 }
 
-// attach mounts it at a new directory of the place, and gives it up.
+// attach mounts a clone at a new directory in the working directory and closes its descriptor.
 func (s *script) attach(mount slot, name string) {
 	s.add(stepOverlay, slotNone, unix.SYS_MKDIRAT, unix.AT_FDCWD, name, 0o700)
 	s.add(stepOverlay, slotNone, unix.SYS_MOVE_MOUNT, mount, "", unix.AT_FDCWD, name, unix.MOVE_MOUNT_F_EMPTY_PATH)
 	s.close(mount)
 }
 
-// take attaches a clone of what bwrap has bound below [LayersDir].
+// take attaches a clone of a bind that bwrap made below [LayersDir].
 func (s *script) take(b Bind, name string) {
 	s.open(slotDir, b.Place, s.dir)
 	s.check(slotDir, &b)
