@@ -135,7 +135,7 @@ func offset(b []byte) (value uint64, n int) {
 	return 0, 0
 }
 
-// GitDir returns the path of the repository directory (.git) that a path lies in, or "".
+// GitDir returns the path of the repository directory (.git) that contains a path, or "".
 func GitDir(name string) string {
 	parts := strings.Split(name, "/")
 	for i, part := range parts[:len(parts)-1] {
