@@ -126,8 +126,8 @@ func (c *dbusConn) authenticate() error {
 	return nil
 }
 
-// call calls a method and returns the body of the answer, which must have the signature out. args has the
-// arguments and in their signature.
+// call calls a method and returns the body of the reply, which must have the signature out. args holds the
+// arguments; in is their signature.
 func (c *dbusConn) call(to, path, iface, member, in string, args *encoder, out string) (*decoder, error) {
 	c.serial++
 	var e encoder

@@ -81,7 +81,7 @@ func (o *openFiles) open(path string) (*os.File, error) {
 	if f := o.named[path]; f != nil {
 		return f, nil
 	}
-	// Not with package os, whose poller would be notified of every change.
+	// os.OpenFile would add the file to the runtime's poller, which would then be notified of every change.
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -93,7 +93,7 @@ func (o *openFiles) open(path string) (*os.File, error) {
 	return o.named[path], nil
 }
 
-// use calls a function with a file, which stays open during the call.
+// use calls a function with a file and keeps the file open during the call.
 func (o *openFiles) use(path string, call func(fd int) error) error {
 	f, err := o.open(path)
 	if err != nil {
