@@ -243,7 +243,7 @@ func (k *keeperState) setUp() {
 func (k *keeperState) dropFiles() {
 	k.must(stepName, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&k.name)), 0, 0, 0) // for ps(1)
 	for from := 0; from <= MaxFD; {
-		own := MaxFD + 1 // the first one from there
+		own := MaxFD + 1 // the first descriptor to keep, at or above from
 		own = nextFile(own, k.socket, from)
 		own = nextFile(own, k.list, from)
 		own = nextFile(own, k.signals, from)
@@ -395,7 +395,7 @@ func (k *keeperState) keepOn() {
 	if !k.entering || k.terminals[0].fd < 0 && len(k.remove) == 0 {
 		return
 	}
-	k.poll[1] = unix.PollFd{Fd: int32(k.socket)} // POLLHUP needs no asking
+	k.poll[1] = unix.PollFd{Fd: int32(k.socket)} // POLLHUP is always reported
 	for !k.orphaned && k.poll[1].Revents == 0 {
 		syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&k.poll[1])), 1, 0, 0, 0, 0)
 	}

@@ -320,7 +320,7 @@ func (k *Kept) Unmount(deadline time.Time) {
 			go m.namespace.Close() // it fails only if it was closed
 			continue
 		}
-		// A pidfd of its own: the other one may be closed meanwhile.
+		// Use a separate pidfd, because the other one may be closed in the meantime.
 		init, err := m.init.Dup()
 		go func() {
 			if err == nil {
@@ -371,7 +371,7 @@ func (k *Kept) KillInits() error {
 	return failed.ErrorOrNil()
 }
 
-// Wait waits until the deadline for the end of the inits: then their namespaces are empty.
+// Wait waits until all inits have exited, which means that their namespaces are empty, or until the deadline.
 func (k *Kept) Wait(deadline time.Time) error {
 	var failed *multierror.Error
 	for _, p := range k.inits() {

@@ -98,8 +98,8 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-// A handle never reaches another process that has got the same number. Which
-// number comes next can be chosen in a PID namespace of one's own.
+// A handle never reaches another process that reuses the PID. In a PID namespace of its own, the
+// test can choose the next PID.
 func TestProcessPIDReuse(t *testing.T) {
 	const inside = "SBXRUN_TEST_IN_NAMESPACE"
 	if os.Getenv(inside) == "" {
