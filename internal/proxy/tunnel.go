@@ -287,8 +287,8 @@ func beginTLS(inner net.Conn, begin []byte, up net.Conn, t target) (rest []byte,
 	return rest, nil
 }
 
-// checkHello reads a ClientHello and refuses one for another name than that of the tunnel. In a tunnel to
-// an address, any name is allowed, because the list has the address itself.
+// checkHello reads a ClientHello and refuses it if its name differs from the tunnel's. In a tunnel to an
+// address, any name is allowed, because the list contains the address itself.
 func checkHello(client io.Reader, t target) (read []byte, err error) {
 	hello, read, err := readHello(client)
 	if err == io.EOF { // the client has given up
