@@ -24,7 +24,7 @@ type op struct {
 	dst  string
 	src  string // binds: path on the host; symlinks: the target; copies of a host file: its path
 	size int64  // tmpfs
-	data []byte // copies of text made here
+	data []byte // copies of generated text: the contents
 	over bool   // a copy that is mounted over an existing file
 	// from is an open file: the contents of a copy, or the source (O_PATH) of a user's bind. The source stays open until
 	// the room is built, so that its inode number is not reused. st is its status.
