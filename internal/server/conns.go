@@ -141,7 +141,8 @@ func peerOf(a net.Addr) string {
 	return prefix.String()
 }
 
-// add registers a connection. At a limit it returns the connection to close in exchange, or an error.
+// add registers a connection. At a limit it also returns the connection that the caller must close to make
+// room, or refuses the new one with an error.
 func (s *Connections) add(c *conn) (replaced *conn, refused *api.Error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -101,8 +101,8 @@ func rejectUncleanPaths(next http.Handler) http.Handler {
 // Settings returns the current configuration.
 func (s *Middleware) Settings() *config.Config { return &s.settings.Load().Config }
 
-// Reload applies tokens, languages and tenants' ceilings, or nothing and returns an error. Everything else
-// needs a restart, because it sizes or locates what is already running.
+// Reload applies tokens, languages and tenants' ceilings. If it returns an error, nothing has changed. All other
+// settings need a restart, because they determine the size or location of things that already exist.
 func (s *Middleware) Reload(c config.Config, tokens config.Tokens) error {
 	was := s.settings.Load().Config
 	next := was

@@ -69,7 +69,7 @@ func (set *settings) shown(argv []string, code string) string {
 	return strings.Clone(strings.ToValidUTF8(code[:min(len(code), maxShown)], ""))
 }
 
-// recentCell records a cell. The only process that can end with it is its interpreter.
+// recentCell records a cell. Its interpreter is the only process that can end with the cell.
 func (s *Server) recentCell(ex *execution, a *api.CellAnswer) {
 	verdict := result.NotApplicable
 	if a.Interpreter != nil {
