@@ -243,7 +243,7 @@ func (e *Entry) Remove() error {
 }
 
 // remove hides a sandbox's directory and then removes it. If the directory contains
-// anything that cannot be removed, it stays with its record.
+// anything that cannot be removed, the directory and its record remain.
 func (d *Dir) remove(id string, f folder) error {
 	if err := f.clear(lockName, recordName); err != nil {
 		return err
