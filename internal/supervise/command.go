@@ -365,9 +365,9 @@ func (c *Command) watchKept() (dead <-chan struct{}, stop func()) {
 	if c.exec != nil {
 		watched = &c.kept.Keeper.Process
 	}
-	// Not at once: most short commands end before.
+	// Start watching later, because most short commands end before that.
 	timer := time.AfterFunc(moment, func() {
-		// A pidfd of its own: the teardown uses the other one.
+		// Use a separate pidfd, because the teardown uses the other one.
 		p, err := watched.Dup()
 		if err != nil {
 			return // the deadline and the payload's end are still watched
