@@ -141,8 +141,8 @@ func (d *Dir) Reserve(name string, left int) error {
 	return d.mkdir(nonEmpty(path.Dir(name)), 0o755, &left)
 }
 
-// Link creates a symbolic link, or with hard another name for a file beneath the directory, and replaces a file
-// or link of that name.
+// Link creates a symbolic link or, if hard is set, a hard link to a file beneath the directory. It replaces an
+// existing file or link.
 func (d *Dir) Link(name, target string, hard bool) error {
 	if err := d.Mkdir(nonEmpty(path.Dir(name))); err != nil {
 		return err
