@@ -17,7 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// TestSandbox runs commands in a sandbox that `sbxrun start` keeps, by its name.
+// TestSandbox runs commands in a sandbox of `sbxrun start`, given its name.
 func TestSandbox(t *testing.T) {
 	t.Setenv("SBXRUN_STATE_DIR", filepath.Join(t.TempDir(), "state"))
 	sbxrun := func(args ...string) string {
