@@ -49,8 +49,8 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// When a command is not found that looks like an argument of timeout(1) or docker, a hint names
-// sbxrun's equivalent; otherwise there is none.
+// If a missing command looks like an argument of timeout(1) or docker, a hint names sbxrun's
+// equivalent; otherwise there is no hint.
 func TestTimeoutHint(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)

@@ -220,7 +220,7 @@ func TestWrittenIsKept(t *testing.T) {
 func TestNobodyAttached(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
-	// The client that has started it leads a session of its own, and dies with it.
+	// The client that starts it leads its own session, and both end when it exits.
 	b := s.Sandbox(harness.Options{Wrap: []string{"setsid", "--wait"}}, "sh", "-c", "while [ ! -e /tmp/go ]; do sleep 0.02; done; echo done; exit 7")
 	b.Busy = true
 	follower := s.Start(harness.Options{}, "logs", "-f", b.ID)

@@ -175,7 +175,7 @@ func TestTerminalRestored(t *testing.T) {
 		s.p.Wait()
 		s.restored()
 	})
-	// When nothing was started.
+	// sbxrun restores it when the command fails to start.
 	t.Run("start-failed", func(t *testing.T) {
 		t.Parallel()
 		s := newScreen(t, nil, "no-such-command")

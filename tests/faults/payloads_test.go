@@ -185,8 +185,8 @@ func newTroupe(t testing.TB, actor string) *troupe {
 	return r
 }
 
-// decoy starts one with one of the names. It gets the given PID if that is free; 0 is any. The
-// caller ends it.
+// decoy starts a decoy with the given name, or with the first of names if the troupe lacks it. The decoy gets
+// the given PID if that is free; 0 means any. The caller ends it.
 func (r *troupe) decoy(name string, pid int) (*decoyed, error) {
 	if _, err := os.Lstat(filepath.Join(r.dir, name)); err != nil || name == "" {
 		name = names[0]

@@ -71,7 +71,7 @@ func TestKilledRandomlyTerminal(t *testing.T) {
 	for i := range scaled(t, 30) {
 		o := options{stdin: tty, stdout: tty, attr: &unix.SysProcAttr{}}
 		r := start(t, o, append([]string{"--tty", "--timeout", "15"}, busy...)...)
-		// At any moment; or at once, or soon, after the switch to raw mode.
+		// Kill it at a random moment: after its start, or immediately or shortly after the switch to raw mode.
 		after := rand.N(window)
 		if i%3 > 0 {
 			for !r.over() && termios(t, tty).Lflag&unix.ICANON != 0 && time.Since(r.begin) < bound {

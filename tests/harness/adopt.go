@@ -19,7 +19,7 @@ type Adopted struct {
 }
 
 // Adopt takes over a process that is an orphan or will soon be one. It fails if there is no such
-// process; a zombie is one.
+// process; a zombie counts as one.
 func Adopt(pid int) (*Adopted, error) {
 	target, err := Open(pid)
 	if err != nil {
