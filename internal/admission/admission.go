@@ -209,7 +209,7 @@ func (a *Permit) findRoom() error {
 		}
 		if r, err = Look(); err == nil && a.tooMuch(r) != "" && !swept {
 			swept = true
-			// Remove processes that crashes have left behind. Records use no tasks. The next Look tells whether it helped.
+			// Remove processes that crashes have left behind. Records use no tasks. The next Look shows whether it helped.
 			_, _ = cleanup.Sweep(cleanup.Options{KeepRecords: true})
 			r, err = Look()
 		}
