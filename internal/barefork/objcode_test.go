@@ -342,8 +342,8 @@ func (f *function) stack(o *object, code []instruction) {
 	}
 }
 
-// stack returns by how much an instruction moves the stack pointer down; not ok if
-// it changes it in another way.
+// stack returns the number of bytes by which an instruction lowers the stack pointer. ok is false if the
+// instruction changes it in another way.
 func (i instruction) stack(arch string, moved map[string]int) (grows int, ok bool) {
 	if i.op == "CALL" || len(i.args) == 0 && !strings.HasPrefix(i.op, "PUSH") && !strings.HasPrefix(i.op, "POP") && i.op != "LEAVE" && i.op != "ENTER" {
 		return 0, true
