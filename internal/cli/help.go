@@ -97,7 +97,7 @@ func Spellings(f *kong.Flag) []string {
 // IsCommand reports whether the words name a command, such as "snapshot", "ls".
 func IsCommand(names ...string) bool { return find(Model().Model.Node, names) != nil }
 
-// Similar returns kong's question whether a command of almost this name was meant, or "".
+// Similar returns a question that suggests commands with a similar name, based on kong's, or "".
 func Similar(word string) string {
 	k := Model()
 	k.Model.DefaultCmd = nil
