@@ -195,7 +195,7 @@ func TestSlowReader(t *testing.T) {
 	t.Parallel()
 	dials, accepts, _ := pair(t, &fakeBus{})
 	c := dials.Dial("node.n.1")
-	go func() { // when all that may be has been written
+	go func() { // sets the deadline when the window is full
 		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 			c.mu.Lock()
 			full := c.acked+uint64(len(c.out)) == window && c.blocked > 0
@@ -204,7 +204,7 @@ func TestSlowReader(t *testing.T) {
 				break
 			}
 		}
-		_ = c.SetWriteDeadline(time.Now().Add(200 * time.Millisecond)) // in which no more may be
+		_ = c.SetWriteDeadline(time.Now().Add(200 * time.Millisecond)) // no more may be written in that time
 	}()
 	n, err := c.Write(make([]byte, 10*window))
 	if n != window || !errors.Is(err, os.ErrDeadlineExceeded) {
