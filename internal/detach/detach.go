@@ -34,8 +34,8 @@ const Argument = "supervise-detached"
 // backgroundSocket is the background process's descriptor of the socket.
 const backgroundSocket = 3
 
-// assignment tells the background process what to do. Arguments are bytes, because they need not be UTF-8 as
-// JSON strings must be.
+// assignment tells the background process what to do. Arguments are bytes, because they may not be valid UTF-8,
+// unlike JSON strings.
 type assignment struct {
 	Command string   `json:"command"`
 	Args    [][]byte `json:"args"`
