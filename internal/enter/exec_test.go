@@ -83,7 +83,7 @@ func open(t *testing.T) *streams {
 	t.Cleanup(func() { r.Close(); w.Close(); null.Close() })
 	s := &streams{stdio: [3]*os.File{null, w, os.Stderr}, w: w, text: make(chan string, 1)}
 	go func() {
-		b, _ := io.ReadAll(r) // what there is of it is what is compared
+		b, _ := io.ReadAll(r) // after an error, compare what was read
 		s.text <- string(b)
 	}()
 	return s
@@ -224,8 +224,8 @@ func TestExecHeld(t *testing.T) {
 	unharmed(t, sb)
 }
 
-// One that is given up before its release does not begin, though nobody is there to end it: its keeper
-// and its init are stopped.
+// An exec that is given up before its release does not begin, even if its keeper and its init are stopped
+// and cannot end it.
 func TestExecGivenUp(t *testing.T) {
 	sb := idle(t)
 	s := open(t)

@@ -38,7 +38,7 @@ type socket struct{ addr unix.RawSockaddrInet4 }
 // blocks for a fork, at most two seconds, or [SetupBound] if the forked process does not exit. The caller closes the
 // descriptors. It returns [proc.ErrGone] if the room has ended.
 func Sockets(room *proc.Process, cred *proc.Cred, ports []uint16, others int) (fds []int, err error) {
-	// Only in this user namespace can a socket have a port below 1024, and not in that of the room's processes below it.
+	// Ports below 1024 need the user namespace that owns the network namespace. The room's processes are in one below it.
 	owner, err := room.NamespaceOwner("net")
 	if err != nil {
 		return nil, err
