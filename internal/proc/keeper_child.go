@@ -251,8 +251,8 @@ func (c *child) takeIdentity() {
 		c.must(stepGID, unix.SYS_SETRESGID, gid, gid, gid, 0, 0)
 		c.must(stepUID, unix.SYS_SETRESUID, uid, uid, uid, 0, 0)
 	}
-	// After the change of UID, which clears it (prctl(2)). The keeper is single-threaded, so the "thread that forked" is the
-	// keeper itself.
+	// Set the death signal after the change of UID, which clears it (prctl(2)). The keeper is single-threaded, so the
+	// "thread that forked" is the keeper itself.
 	c.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 	// The keeper may have died before the line above.
 	if c.must(stepParent, unix.SYS_GETPPID, 0, 0, 0, 0, 0) != c.keeper.pid {
