@@ -214,8 +214,9 @@ func checkFile(v view, name, p, home string) error {
 	return nil
 }
 
-// showing returns the flags that show the program at a path, which the sandbox hides with this error; "" if it could be
-// a secret: the path, or a link on the way, could be a stranger's. All hidden parts of a chain of links are shown.
+// showing returns the flags that show the program at a path, which the sandbox hides with this error. It returns "" if
+// the file could be a secret, because a stranger may have made the path or a link on the way. The flags show all hidden
+// parts of a chain of links.
 func (v view) showing(p string, err error, home string) string {
 	real, linkErr := filepath.EvalSymlinks(p)
 	if v.rooted() || linkErr != nil || !isFile(real) || Private(real) || unix.Access(real, unix.X_OK) != nil {

@@ -115,7 +115,7 @@ func identity(name string) (base, index string, err error) {
 	return base, hostfiles.GitIndex(fd), err
 }
 
-// addLayers adds to the plan what bwrap has to bind for the overlays, and the overlays to the
+// addLayers adds the binds that bwrap makes for the overlays to the plan, and the overlays to the
 // furnishing.
 func (p *Plan) addLayers() error {
 	bind := func(kind opKind, src string, from *os.File) (enter.Bind, error) {
