@@ -325,7 +325,7 @@ var relays = []relayed{
 	{"built, again and again", `pass_on(); hear_built(); say_built(b"x" * 60000)`, []int{7}},
 	{"built, and daemons", `pass_on(); pass_built(); os.fork() or (os.setsid(), os.fork(), time.sleep(600))`, []int{7}},
 	{"never built, and the end", `pass_on(); hear_built()`, []int{125}},
-	// sbxrun trusts bwrap's report that the room is built, but must fail in an orderly way if it is wrong. 2 is
+	// sbxrun trusts bwrap's report that the room is built, but must end in an orderly way even if it is wrong. 2 is
 	// the shell's code for a missing /out. A room outlives a killed bwrap for a moment.
 	{"built too early", `say_built(); pass_on()`, []int{2, 7, 125, 126, 127, 137}},
 	{"built too early, and dead", `say_built(); pass_on(); os.kill(bwrap, 9)`, []int{2, 7, 125, 126, 127, 137}},
