@@ -97,6 +97,6 @@ func (b *builder) abandon() error {
 // close closes our ends of the pipes.
 func (b *builder) close() {
 	for _, f := range []*os.File{b.args, b.info, b.ready} {
-		f.Close() // args may be closed already; and nil is an error, and no more
+		f.Close() // args may already be closed, or f nil; both only return an error
 	}
 }

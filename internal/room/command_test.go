@@ -30,8 +30,8 @@ func TestInsteadOf(t *testing.T) {
 		{"/usr/bin", ""},
 		{"TOP/shims:/usr/bin", "TOP/shims/cat"},
 		{"/usr/bin:TOP/shims", ""},
-		{"TOP/own:/usr/bin", ""},   // that one cannot be executed
-		{"TOP/links:/usr/bin", ""}, // it is the same
+		{"TOP/own:/usr/bin", ""},   // not executable
+		{"TOP/links:/usr/bin", ""}, // the same program
 		{"TOP/none:relative::TOP/shims:/usr/bin", "TOP/shims/cat"},
 	} {
 		callers := strings.ReplaceAll(tt.path, "TOP", top)
@@ -42,7 +42,7 @@ func TestInsteadOf(t *testing.T) {
 	}
 }
 
-// A hint shows no home directory.
+// A hint never suggests showing a home directory.
 func TestBindFor(t *testing.T) {
 	for _, tt := range []struct{ host, want string }{
 		{"/opt/x/bin/tool", "/opt/x"},
@@ -110,7 +110,7 @@ func TestCheckCommand(t *testing.T) {
 		filepath.Join(tools, "lib/python/bin"), filepath.Join(tools, "dirs"), filepath.Join(tools, "bin")}, ":")
 	tests := []struct {
 		name, command, workdir, path string
-		want                         *result.Error // TOP is the made-up host, TOOLS where the host has more
+		want                         *result.Error // TOP is the fake host, TOOLS a directory of further host programs
 	}{
 		{name: "by PATH", command: "prog"},
 		{name: "by PATH and links", command: "awk"},
@@ -228,7 +228,7 @@ func TestShebang(t *testing.T) {
 		{"#!/usr/bin/env -S x\n", "/usr/bin/env"},
 		{"#!/bin/sh\r\necho\r\n", "/bin/sh\r"},
 		{"#!/bin/sh\t-e\r\n", "/bin/sh"},
-		{"#!/" + strings.Repeat("x", 1000) + "\n", "/" + strings.Repeat("x", 252)}, // all that the kernel reads
+		{"#!/" + strings.Repeat("x", 1000) + "\n", "/" + strings.Repeat("x", 252)}, // truncated as by the kernel
 	}
 	for _, tt := range tests {
 		p := filepath.Join(dir, "script")

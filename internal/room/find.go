@@ -17,17 +17,17 @@ import (
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
-// Program is the bubblewrap that is used.
+// Program is a bubblewrap executable.
 type Program struct {
 	Path    string // absolute, without links
 	Version string // for example "0.8.0"; "" if unknown, for example of a wrapper script
 }
 
-// ProgramVariable names a bubblewrap of the user's own, by its absolute path.
+// ProgramVariable is an environment variable with the absolute path of the bubblewrap to use.
 const ProgramVariable = "SBXRUN_BWRAP"
 
-// programPlaces are where a distribution puts bubblewrap. PATH does not count: it often
-// has directories of projects, which sandboxed commands can write to.
+// programPlaces are the paths where distributions install bubblewrap. PATH is not searched, because it often contains
+// project directories, which sandboxed commands can write to.
 var programPlaces = []string{"/usr/bin/bwrap", "/bin/bwrap", "/usr/local/bin/bwrap", "/run/current-system/sw/bin/bwrap", "/run/current-system/profile/bin/bwrap"}
 
 // Find returns the bubblewrap that c names, or else the first in programPlaces. Only root and the caller may be
@@ -108,7 +108,7 @@ func Find(c Caller, cwd string, mounts []Mount) (p Program, err error) {
 	return p, nil
 }
 
-// untrustedProgram is the error of a bwrap that others could have changed.
+// untrustedProgram is the error for a bwrap that others could have changed.
 func untrustedProgram(format string, args ...any) error {
 	return &result.Error{
 		Code:    "bwrap-untrusted",
@@ -120,8 +120,8 @@ func untrustedProgram(format string, args ...any) error {
 // maxProgram limits how much of a bwrap is read: the real one has 70 to 100 kB.
 const maxProgram = 8 << 20
 
-// holds reports whether top is file or one of the directories that file is in. Files are
-// compared and not paths, so links and bind mounts make no difference.
+// holds reports whether file is top or lies below it. It compares inodes instead of paths, so links and bind mounts
+// make no difference.
 func holds(top, file string) bool {
 	var want, st unix.Stat_t
 	if unix.Stat(top, &want) != nil {
@@ -183,14 +183,14 @@ func embeddedVersion(text []byte) string {
 	}
 }
 
-// The least versions 0.N.
+// Minimum versions 0.N.
 const (
-	leastMinor = 4  // to build a room with: 0.4.0 is the oldest that tests run with
-	wholeMinor = 8  // to do so without sbxrun: that has --disable-userns
-	linksMinor = 12 // not to follow links on the way to a mount point
+	leastMinor = 4  // for building a room; the tests run with 0.4.0 and later
+	wholeMinor = 8  // for building a room without sbxrun; has --disable-userns
+	linksMinor = 12 // for not following links on the way to a mount point
 )
 
-// older reports whether the version is below 0.minor, or not understood.
+// older reports whether the version is below 0.minor or cannot be parsed.
 func (p Program) older(minor int) bool {
 	first, rest, _ := strings.Cut(p.Version, ".")
 	second, _, _ := strings.Cut(rest, ".")
@@ -199,12 +199,12 @@ func (p Program) older(minor int) bool {
 	return err1 != nil || err2 != nil || a == 0 && b < minor
 }
 
-// FollowsLinks reports whether it may follow symbolic links on the way to a mount point
+// FollowsLinks reports whether this bubblewrap may follow symbolic links on the way to a mount point
 // (CVE-2026-87766). Distributions may have the fix in an older version.
 func (p Program) FollowsLinks() bool { return p.older(linksMinor) }
 
-// Whole returns nil if this bubblewrap can build a room without sbxrun's help, as the
-// command that [Plan.ShellCommand] prints has to; or a *[result.Error].
+// Whole returns nil if this bubblewrap can build a room without sbxrun's help, which the command from
+// [Plan.ShellCommand] requires. Otherwise it returns a *[result.Error].
 func (p Program) Whole() error {
 	if !p.older(wholeMinor) {
 		return nil
@@ -224,7 +224,7 @@ func (p Program) Whole() error {
 	}
 }
 
-// installHint is the command that installs bubblewrap on this distribution.
+// installHint returns the command that installs bubblewrap on this distribution.
 func installHint() string {
 	for _, m := range []struct{ program, command string }{
 		{"apt-get", "apt-get install bubblewrap"},

@@ -59,7 +59,7 @@ func TestOlder(t *testing.T) {
 	}
 }
 
-// fake puts a program called bwrap into a new directory.
+// fake creates a program called bwrap in a new directory.
 func fake(t *testing.T, text string, mode os.FileMode) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -73,13 +73,13 @@ func fake(t *testing.T, text string, mode os.FileMode) (dir string) {
 	return dir
 }
 
-// script is a bwrap that is not the program itself: it has no version to be read.
+// script is a wrapper script around bwrap, which contains no version.
 func script(does string) string { return "#!/bin/sh\n" + does + "\n" }
 
-// named is the caller that names a bwrap.
+// named returns a caller that names a bwrap.
 func named(bwrap string) Caller { return Caller{Bwrap: bwrap, UID: os.Geteuid(), GID: os.Getegid()} }
 
-// program is the text of a bwrap of this version.
+// program returns the contents of a bwrap of this version.
 func program(version string) string { return "bubblewrap " + version + "\x00--as-pid-1\x00" }
 
 func TestFind(t *testing.T) {
@@ -87,7 +87,7 @@ func TestFind(t *testing.T) {
 	tests := []struct {
 		name, text string
 		mode       os.FileMode
-		want       Program       // DIR is where the fake is
+		want       Program       // DIR is the directory of the fake
 		err        *result.Error // ditto
 	}{
 		{name: "the program", text: program("0.9.0"), mode: 0o755, want: Program{Path: "DIR/bwrap", Version: "0.9.0"}},
@@ -141,7 +141,7 @@ func TestFindIgnoresPath(t *testing.T) {
 	if p, err := Find(c, "", nil); err == nil && filepath.Dir(p.Path) == dir {
 		t.Errorf("found %+v in PATH", p)
 	}
-	// Nor is the one that is named executed to find its version.
+	// Find does not execute a named bwrap to get its version either.
 	if _, err := Find(named(filepath.Join(dir, "bwrap")), "", nil); err != nil {
 		t.Error(err)
 	}

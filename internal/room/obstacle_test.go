@@ -21,7 +21,7 @@ func TestObstacle(t *testing.T) {
 		command   string
 		failure   Failure
 		path      string
-		want      string // part of it; "" for nothing
+		want      string // substring; "" for no hint
 	}{
 		{name: "read-only", dir: "plain", command: "make", failure: Failure{Code: 2}, want: write},
 		{name: "writable", dir: "plain", policy: Policy{Cwd: CwdReadWrite}, command: "make", failure: Failure{Code: 2}},

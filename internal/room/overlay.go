@@ -20,32 +20,32 @@ import (
 type Overlay struct {
 	Source string `json:"source"` // on the host, without links
 	Dest   string `json:"dest"`   // in the sandbox
-	// Since is when the source was looked at first, before anything was written to the layer. What
-	// file systems note of a change may be a tick earlier, up to 10 ms, and never later.
+	// Since is the time when the source was first examined, before anything was written to the layer. The timestamp that
+	// a file system records for a change may be one tick (up to 10 ms) earlier than the change, but never later.
 	Since time.Time `json:"since"`
-	// Base is the source's identity then ([tree.Identity]); "" if unknown.
+	// Base is the source's identity ([tree.Identity]) at that time; "" if unknown.
 	Base string `json:"base,omitempty"`
-	// Index is the digest of the source's git index then ([hostfiles.GitIndex]); "" if there is none.
+	// Index is the digest of the source's git index ([hostfiles.GitIndex]) at that time; "" if it has no index.
 	Index string `json:"index,omitempty"`
-	// Upper is the directory on disk that has the layer, as [enter.UpperName]; "" if it is in
-	// memory, and goes with the last descriptor of it.
+	// Upper is the directory on disk that contains the layer as [enter.UpperName]; "" for a layer in memory, which
+	// vanishes with its last descriptor.
 	Upper string `json:"upper,omitempty"`
-	// Lower are directories between the source and what is written, the uppermost first.
+	// Lower are read-only layers between the source and the changes, the uppermost first.
 	Lower []string `json:"-"`
 
 	// Layer is the layer's directory, once the room is built.
 	Layer *os.File    `json:"-"`
-	lock  *os.File    // of the directory on disk, held
+	lock  *os.File    // locked file of the directory on disk
 	disk  *os.File    // Upper, held open (O_PATH) until the plan is closed
-	upper unix.Stat_t // of the layer's directory in it
-	mode  uint32      // of Dest
-	size  int64       // in memory
+	upper unix.Stat_t // status of the layer's directory in Upper
+	mode  uint32      // permissions of Dest
+	size  int64       // size limit of a layer in memory
 }
 
-// Close gives up the layer; one in memory is gone then.
+// Close closes the descriptors of the layer. A layer in memory is then lost.
 func (o *Overlay) Close() {
 	for _, f := range []*os.File{o.Layer, o.lock, o.disk} {
-		f.Close() // a directory and a lock; nil is an error, and no more
+		f.Close() // a directory and a lock; Close of a nil file only returns an error
 	}
 }
 
@@ -72,7 +72,7 @@ func (p *Plan) layOverlays() error {
 	return p.addLayers()
 }
 
-// newOverlay checks one.
+// newOverlay checks a single overlay.
 func (p *Plan) newOverlay(o *op) (*Overlay, error) {
 	refuse := func(format string, args ...any) (*Overlay, error) {
 		return nil, &result.Error{Code: "overlay", Message: fmt.Sprintf("cannot lay an overlay over %q: ", o.src) + fmt.Sprintf(format, args...)}
@@ -99,7 +99,7 @@ func (p *Plan) newOverlay(o *op) (*Overlay, error) {
 		return refuse("%v", err)
 	}
 	if first := o.mount.Since; !first.IsZero() && first.Before(since) {
-		since, index = first, "" // the index of that time is unknown
+		since, index = first, "" // the index at that time is unknown
 	}
 	return &Overlay{Source: real, Dest: o.dst, Since: since.UTC().Round(0), Base: base, Index: index, Lower: o.mount.Lower, mode: mode, size: o.size}, nil
 }
@@ -145,8 +145,8 @@ func (p *Plan) addLayers() error {
 	return nil
 }
 
-// adopt gives the overlays the layers that the room has sent, and makes sure that those on
-// disk are the ones that were opened.
+// adopt assigns the layers that the room has sent to the overlays, and verifies that those on disk are the directories
+// that were opened.
 func adopt(overlays []*Overlay, layers []*os.File) error {
 	if len(layers) != len(overlays) {
 		return fmt.Errorf("%d layers of %d have come", len(layers), len(overlays))
@@ -167,7 +167,7 @@ func adopt(overlays []*Overlay, layers []*os.File) error {
 	return nil
 }
 
-// overlayError words why an overlay could not be mounted; nil if it was something else.
+// overlayError explains why an overlay could not be mounted. It returns nil for other errors.
 func overlayError(step *proc.StartError) *result.Error {
 	e := &result.Error{Code: "overlay", Message: "cannot mount the overlay: " + step.Error(), Err: step}
 	switch {

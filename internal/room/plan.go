@@ -35,17 +35,17 @@ type Plan struct {
 	// Bounds apply to the command. The caller sets them.
 	Bounds proc.Bounds
 
-	hold    []*os.File // the policy's
+	hold    []*os.File // Policy.Hold, and the locks of overlays
 	command []string
 	path    string // PATH of the payload
 	env     []values.Var
 	words   []string // bwrap's options, for the room
 	ops     []op
-	// overlays of the policy, and the same as they are mounted
+	// the policy's overlays, and their mounts for the entering process
 	overlays []*Overlay
 	mounted  []enter.Overlay
-	places   int      // how many have a place below enter.LayersDir
-	trees    []op     // binds in enter.LayersDir that parts are cloned from
+	places   int      // number of places below enter.LayersDir
+	trees    []op     // binds in enter.LayersDir from which parts are cloned
 	builder  *builder // bwrap, if it was started ahead
 	cred     *proc.Cred
 	// identity are bwrap's options for the payload's identity inside.
@@ -255,7 +255,7 @@ func (p *Plan) NoUserns() bool { return p.noUserns }
 // Alone reports whether the network namespace belongs to the command and not to the room: see [Policy].
 func (p *Plan) Alone() bool { return p.ownNet }
 
-// Cred returns the identity of bwrap; nil for that of sbxrun.
+// Cred returns the identity of bwrap; nil if it is the same as sbxrun's.
 func (p *Plan) Cred() *proc.Cred { return p.cred }
 
 // Fresh returns the writable directories in memory, for [enter.Entry.Fresh]. It returns none if one of them contains a
@@ -287,7 +287,7 @@ func (p *Plan) Close() {
 		p.builder = nil
 	}
 	for _, o := range p.ops {
-		o.from.Close() // nil is an error, and no more
+		o.from.Close() // Close of a nil file only returns an error
 	}
 	for _, o := range p.overlays {
 		o.Close()
@@ -470,7 +470,7 @@ func (p *Plan) options(whole bool) (words []string) {
 		case opCopy:
 			switch {
 			case whole && o.over:
-				add("--ro-bind-data", strconv.Itoa(fd), dst) // which no mode is needed for: it cannot be written to
+				add("--ro-bind-data", strconv.Itoa(fd), dst) // needs no mode, because it is read-only
 				fd++
 			case whole:
 				add("--perms", octalMode(enter.FileMode), "--file", strconv.Itoa(fd), dst)
@@ -619,9 +619,9 @@ func (p *Plan) stage(filtered bool) error {
 // permissions. Then no ACL grants any, because the group bits are the mask of the ACL (acl(5)).
 func closed(st *unix.Stat_t, cred *proc.Cred) bool { return st.Uid != cred.UID && st.Mode&0o077 == 0 }
 
-// open opens the source of one of the user's binds, once: whatever its path leads to later, the sandbox
-// gets this file or directory, or is not started. For root no link is followed that others could have
-// made (package links): an earlier payload may have left it, in a directory that it could write to.
+// open opens the source of one of the user's binds, once: wherever its path leads later, the sandbox gets this file or
+// directory, or does not start. For root, it follows no link that others could have created (package links), because an
+// earlier payload may have left one in a directory that it could write to.
 func (p *Plan) open(o *op) (err error) {
 	if !o.users {
 		return nil
@@ -839,8 +839,8 @@ func aboveDirectory(root, dir string) (string, error) {
 	return real, nil
 }
 
-// HomeWithin returns a home directory at or below dir, or "": the caller's, root's, one in /home, or that of a login
-// account.
+// HomeWithin returns a home directory at or below dir, or "". It knows the caller's and root's, those in /home, and the
+// homes of login accounts.
 func HomeWithin(dir, home string) string {
 	// The path of the current directory has no links, but HOME and /home may have some.
 	homes := []string{home, "/root"}

@@ -82,7 +82,7 @@ func TestPlanOptions(t *testing.T) {
 		Workdir: "/data/sub",
 		Env:     env,
 		Mounts: []Mount{
-			{Kind: Tmpfs, Dest: "/data/sub/deep"}, // before what it lies in
+			{Kind: Tmpfs, Dest: "/data/sub/deep"}, // listed before its parent
 			{Kind: ReadWrite, Source: top + "/data", Dest: "/data"},
 			{Kind: ReadOnly, Source: top + "/file", Dest: "/etc/passwd"},
 			{Kind: ReadOnly, Source: top + "/none", Dest: "/none", Try: true},
@@ -270,10 +270,10 @@ func TestPlanBuild(t *testing.T) {
 --perms 0444 --file 8 /etc/localtime
 --ro-bind-data 9 /w/secret
 --remount-ro /dev --remount-ro /`
-	// What bubblewrap 0.4 does not know, or takes longer than we, or would need files for.
+	// Options that bubblewrap 0.4 does not know, that are slower than our own code, or that need files.
 	without := regexp.MustCompile(`--(perms|size|remount-ro) \S+\s*|--disable-userns\s*|--file \d \S+\s*`)
 	ours := strings.NewReplacer("--ro-bind-data 9 /w/secret", "--dir /etc", "--hostname h", "--hostname h --tmpfs /.layers").Replace(without.ReplaceAllString(want, ""))
-	// Blanks and newlines of the words themselves are made visible.
+	// Replace blanks and newlines in the words with visible characters.
 	visible := strings.NewReplacer(" ", "_", "\n", "|")
 	for _, tt := range []struct {
 		got  []string
@@ -350,7 +350,7 @@ func TestPlanIdentity(t *testing.T) {
 	}
 }
 
-// A mount of the user replaces the defaults at and below its destination, and no others.
+// A user's mount replaces only the defaults at and below its destination.
 func TestLayoutReplacesDefaults(t *testing.T) {
 	top := laidOut(t, "dir/")
 	list := func(mounts ...Mount) (ops []op) {
@@ -419,7 +419,7 @@ func TestLayoutReplacesDefaults(t *testing.T) {
 	}
 }
 
-// The accounts are those of the sandbox, without duplicate lines.
+// /etc/passwd and /etc/group list the sandbox's accounts, without duplicate lines.
 func TestEtcAccounts(t *testing.T) {
 	tests := []struct {
 		user          User
@@ -519,7 +519,7 @@ func TestPrepareAlone(t *testing.T) {
 		if got, want := plan.Entry().HostNet, tt.alone || tt.p.Network == NetHost; got != want {
 			t.Errorf("%s: the room has the host's: %v", tt.name, got)
 		}
-		// Without us it is bwrap that has to.
+		// Without sbxrun, bwrap has to create it.
 		if got, want := slices.Contains(plan.options(true), "--unshare-net"), tt.p.Network != NetHost; got != want {
 			t.Errorf("%s: without sbxrun bwrap makes it: %v", tt.name, got)
 		}
@@ -582,7 +582,7 @@ func TestPrepareStages(t *testing.T) {
 // Root opens no source behind a link that root did not create, because an earlier payload may have created it.
 func TestPrepareStagesNoLinkOfAnotherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
-		return // it is root alone that opens sources for others
+		return // only root opens sources for another identity
 	}
 	top := laidOut(t, "private/data/", "private/file", "public/",
 		"shared/out -> ../private/data", "shared/way -> TOP/private", "shared/file -> ../private/file", "shared/far -> near", "shared/near -> TOP/private/data",
@@ -621,7 +621,7 @@ func TestTrustedLinkOfRoot(t *testing.T) {
 	trusted := func(name string) (string, error) {
 		o := op{users: true, src: name}
 		err := (&Plan{cred: &proc.Cred{UID: Nobody, GID: Nobody}}).open(&o)
-		o.from.Close() // nil is an error, and no more
+		o.from.Close() // Close of a nil file only returns an error
 		return o.src, err
 	}
 	for _, name := range names {

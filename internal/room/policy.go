@@ -50,8 +50,7 @@ type Mount struct {
 	// Here is Source relative to the current directory, if the caller named it that way. The source is then opened
 	// from the current directory, whose path may lead elsewhere by now.
 	Here string
-	// Dest is an absolute path in the sandbox. The mount at / takes the place of the host's system; it
-	// is ReadOnly or Overlaid.
+	// Dest is an absolute path in the sandbox. A mount at / replaces the host's system and must be ReadOnly or Overlaid.
 	Dest string
 	Try  bool  // leave it out if Source does not exist
 	Size int64 // Tmpfs, Overlaid in memory: bytes, 0 for Policy.TmpSize
@@ -62,7 +61,7 @@ type Mount struct {
 	// first.
 	Lower []string
 	Since time.Time // Overlaid: the time when Source was first examined, for [Overlay]; zero for now
-	Mode  string    // Overlaid: permissions of Dest in octal; "" for those of Source
+	Mode  string    // Overlaid: permissions of Dest in octal; "" for Source's
 	Git   bool      // ReadWrite: see Policy.Git
 	Owned bool      // ReadOnly: map the source's owner to the sandbox's identity, as for ReadWrite
 	// In is the Dest of the bind that contains Source. That bind's owner is mapped, not Source's.
@@ -114,7 +113,7 @@ const (
 	DefaultHostname = "sandbox"
 	Home            = "/home/sandbox" // HOME of the payload, a tmpfs
 	UserName        = "sandbox"       // USER of the payload
-	// Nobody is the uid of sandboxes that root starts.
+	// Nobody is the default uid of sandboxes that root starts.
 	Nobody = 65534
 )
 
@@ -181,8 +180,8 @@ func ParseVolume(arg string) (name, dest string, readOnly bool, err error) {
 	return parts[0], dest, readOnly, nil
 }
 
-// CleanDest checks and cleans a mount destination. A mount at / would hide everything else, and those of the host at
-// /proc and /dev would show its processes and devices.
+// CleanDest checks and cleans a mount destination. A mount at / would hide everything else, and the host's /proc and
+// /dev would expose its processes and devices.
 func CleanDest(dest string) (string, error) {
 	if !path.IsAbs(dest) {
 		return "", fmt.Errorf("the path in the sandbox, %q, must be absolute", dest)
@@ -191,7 +190,7 @@ func CleanDest(dest string) (string, error) {
 	if dest == "/" || dest == "/dev" || Within(dest, "/proc") || Within(dest, enter.LayersDir) || Within(dest, enter.RootDir) {
 		return "", fmt.Errorf("%s of the sandbox cannot be replaced", dest)
 	}
-	// Links that bwrap makes in /dev, into /proc.
+	// Links into /proc that bwrap creates in /dev.
 	for _, link := range []string{"/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/core", "/dev/ptmx"} {
 		if Within(dest, link) {
 			return "", fmt.Errorf("%s of the sandbox is a symbolic link", link)

@@ -93,7 +93,7 @@ func TestParseTmpfs(t *testing.T) {
 		{"/x", tmpfs{Dest: "/x"}},
 		{"/x:", tmpfs{Dest: "/x"}},
 		{"/x:64M", tmpfs{Dest: "/x", Size: "64M"}},
-		{"/x/../y//:lots", tmpfs{Dest: "/y", Size: "lots"}}, // the caller's to reject
+		{"/x/../y//:lots", tmpfs{Dest: "/y", Size: "lots"}}, // the caller rejects it
 		{`/a\:b:1`, tmpfs{Dest: "/a:b", Size: "1"}},
 		{"", tmpfs{Err: `tmpfs "": the path in the sandbox, "", must be absolute`}},
 		{":1M", tmpfs{Err: `tmpfs ":1M": the path in the sandbox, "", must be absolute`}},
@@ -115,8 +115,8 @@ func TestParseTmpfs(t *testing.T) {
 	}
 }
 
-// FuzzParseBind: whatever is accepted is absolute and clean, replaces nothing
-// that must be the sandbox's own, and parses to the same when written out.
+// FuzzParseBind checks that accepted binds are absolute and clean, do not replace the sandbox's own directories, and
+// survive a round trip.
 func FuzzParseBind(f *testing.F) {
 	for _, seed := range []string{"", "/", "a", "/a:/b", `/a\:b:/c\\`, "../..:/x/../y", "/x:/proc", ":", "a:b:c", `\`, "\xff:/\x00"} {
 		f.Add(seed)
@@ -155,7 +155,7 @@ func TestPolicyValidate(t *testing.T) {
 		{"NUL in an argument", func(p *Policy) { p.Command = []string{"true", "a\x00b"} }, `argument "a\x00b" holds a NUL byte`},
 		{"no uid", func(p *Policy) { p.User = &User{UID: 1<<32 - 1, GID: 5} }, `user 4294967295:5: 4294967295 is not a valid ID`},
 		{"no gid", func(p *Policy) { p.User = &User{UID: 5, GID: 1<<32 - 1} }, `user 5:4294967295: 4294967295 is not a valid ID`},
-		{"empty argument", func(p *Policy) { p.Command = []string{"", ""} }, ""}, // found out by looking for it
+		{"empty argument", func(p *Policy) { p.Command = []string{"", ""} }, ""}, // the lookup rejects it
 		{"relative workdir", func(p *Policy) { p.Workdir = "x" }, `working directory "x": must be an absolute path in the sandbox`},
 		{"same place twice", func(p *Policy) {
 			p.Mounts = []Mount{{Source: "/a", Dest: "/x"}, {Source: "/b", Dest: "/x", Kind: ReadWrite}}
@@ -188,7 +188,7 @@ func TestPolicyValidate(t *testing.T) {
 	}
 }
 
-// What must be the sandbox's own is replaced by nothing.
+// No mount can replace the sandbox's own directories.
 func TestCleanDest(t *testing.T) {
 	for dest, want := range map[string]string{"/a/./b/": "/a/b", "/dev/shm": "/dev/shm", "/dev/fdx": "/dev/fdx", "/procx": "/procx", "/.layersx": "/.layersx"} {
 		if got, err := CleanDest(dest); got != want || err != nil {

@@ -217,7 +217,7 @@ func (p *Policy) parents(m *Mount, name string) bool {
 	return true
 }
 
-// below is a bind of something in a bind, at its place.
+// below returns a bind of a path in a bind, at the same place.
 func (m *Mount) below(name string) Mount {
 	b := Mount{Kind: m.Kind, Source: path.Join(m.Source, name), Dest: path.Join(m.Dest, name), In: m.Dest}
 	if m.Here != "" {

@@ -23,7 +23,7 @@ func TestProtect(t *testing.T) {
 		name, bind string
 		workdir    string
 		paths      []string
-		want       []string // kind and place of what is added
+		want       []string // kind and place of the added mounts
 		err        string
 	}{
 		{name: "repository", bind: "repo", want: []string{"1 /.git", "0 /.git/config", "0 /.git/config.worktree", "0 /.git/hooks"}},

@@ -21,8 +21,9 @@ import (
 // A bind costs bwrap about 0.1 ms, because it reads the mount table for each. So bwrap binds /etc and /var/lib below
 // [enter.LayersDir], and the entering process clones the parts from there, in a few microseconds each.
 
-// denied reports whether a name in /etc is never shown: accounts, the identity and the set-up of the machine, and configuration of
-// services and clients in which credentials are usual. Nor are names that end in ".d" or "-".
+// denied reports whether a name in /etc is never shown: accounts, the identity and configuration of the machine, and the
+// configuration of services and clients that often contains credentials. Names that end in ".d" or "-" are not shown
+// either.
 func denied(name string) bool {
 	switch name {
 	case "passwd", "group", "shadow", "gshadow", "subuid", "subgid", "sudoers", "sudo.conf", "doas.conf", "opasswd", "security", "pam.conf", "login.defs", "login.access", "securetty", "default", "skel",
@@ -66,13 +67,13 @@ type public struct {
 	root   uint32   // root's uid as seen from here
 	uid    uint32   // the sandbox runs as this user
 	groups []int    // and has these groups, in addition to the user's own
-	dests  []string // places that are taken
+	dests  []string // destinations of other mounts
 	left   int
 	buf    []byte
 	ops    []op
 }
 
-// publicOps returns the public parts of /etc and /var/lib, except at the places of the user's mounts and of known.
+// publicOps returns the public parts of /etc and /var/lib, except where the user or known mounts something.
 func publicOps(mounts []op, known []op, c Caller, outside User) []op {
 	s := public{left: manyPublic, buf: make([]byte, maxPublic), uid: outside.UID}
 	if c.UID != 0 { // root drops its groups
@@ -155,8 +156,8 @@ func (s *public) ofRoot(st *unix.Stat_t) bool {
 	return st.Uid == s.root && st.Mode&0o002 == 0 && (st.Mode&0o020 == 0 || st.Gid == 0 || st.Gid == Nobody && s.root == Nobody)
 }
 
-// show adds a directory, or its parts if one of them is hidden or is a place that is taken. It looks at the parts only
-// for a user whose groups let the sandbox read more than everybody can.
+// show adds a directory, or its entries one by one if an entry is hidden or the destination of another mount. It
+// examines the entries only for a user whose groups let the sandbox read more than everybody can.
 func (s *public) show(dir string) {
 	var st unix.Stat_t
 	if unix.Lstat(dir, &st) != nil || !s.ofRoot(&st) || st.Mode&0o005 != 0o005 {

@@ -14,8 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// The public part of a directory is what only root can change, what everybody can read, and what does not look like a
-// credential.
+// An entry is public if only root can change it, everybody can read it, and it does not look like a credential.
 func TestPublicAdd(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string, mode os.FileMode) {

@@ -23,7 +23,7 @@ const SetupBound = 30 * time.Second
 // Room is a room that bwrap has built. Its PID 1 is verified and only waits. Package supervise ends it.
 type Room struct {
 	proc.Kept
-	Cred    *proc.Cred  // identity of its processes; nil for that of sbxrun
+	Cred    *proc.Cred  // identity of its processes; nil for sbxrun's
 	HostNet bool        // it shares the caller's network namespace
 	Exec    *enter.Exec // the plan's command, held; nil for none
 	// Overlays of the room, in the order of the policy. A function that takes them over sets this to nil.
@@ -87,7 +87,7 @@ func (p *Plan) start(ctx context.Context, r *Room, b *builder, stdio [3]*os.File
 		return err
 	}
 	for _, o := range p.copies() { // while bwrap builds the room
-		o.from.Close() // only ever read from: nothing can be lost
+		o.from.Close() // opened for reading, so no data can be lost
 	}
 	if err := r.identify(ctx, b.info, deadline); err != nil {
 		return err

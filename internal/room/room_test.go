@@ -40,7 +40,7 @@ func play(t *testing.T, p Policy) (stdout string, end *result.Payload) {
 	defer sb.Close()
 	text := make(chan string, 1)
 	go func() {
-		b, _ := io.ReadAll(r) // what there is of it is what is compared
+		b, _ := io.ReadAll(r) // after an error, the test compares the partial output
 		text <- string(b)
 	}()
 	sb.Exec.Release()
@@ -65,7 +65,7 @@ func play(t *testing.T, p Policy) (stdout string, end *result.Payload) {
 
 func shell(script string) []string { return []string{"sh", "-c", script} }
 
-// An empty value is the empty last word of bwrap's options.
+// An empty value is passed as the empty last word of bwrap's options.
 func TestStartLastVariableEmpty(t *testing.T) {
 	for _, list := range [][]string{{""}, {"x", ""}, {"", ""}, {"", "x"}} {
 		p := Policy{Command: shell(`printf '%s' "${V0-unset}|${V1-unset}"`), Workdir: "/tmp"}
@@ -99,8 +99,8 @@ func TestStartMountInWritableBind(t *testing.T) {
 	}
 }
 
-// everybody lets everybody write to a directory, root's payloads included, whose it is then:
-// so it is bound as it is on file systems, too, that cannot be idmapped.
+// everybody makes a directory writable for everybody. If root runs the tests, the directory then belongs to the
+// payload's uid, so the bind needs no idmapping, which some file systems do not support.
 func everybody(t *testing.T, dir string) {
 	t.Helper()
 	err := os.Chmod(dir, 0o777)
@@ -136,7 +136,7 @@ func TestStartRelativePath(t *testing.T) {
 	}
 }
 
-// directory makes one that everybody can reach, below parent.
+// directory creates a directory below parent that everybody can reach.
 func directory(t *testing.T, parent string) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(parent, "sbxrun-test-")
@@ -177,7 +177,7 @@ func TestStartSourceLinksIntoTmp(t *testing.T) {
 			t.Errorf("%s: got %q, %+v", source, got, end)
 		}
 		if filepath.Dir(source) == private || filepath.Dir(filepath.Dir(source)) == private {
-			continue // beside it only: the link itself is staged with what it leads to
+			continue // tested only with the second mount, which makes root stage all sources
 		}
 		p.Command, p.Mounts = p.Command[:2], mounts[:1]
 		if got, end := play(t, p); got != "shared\n" || end == nil || end.Code() != 0 {
@@ -280,7 +280,7 @@ func TestStartBwrapExitsAtOnce(t *testing.T) {
 			if sb != nil || !errors.As(err, &e) || e.Code != "setup" || e.Message != tt.want {
 				t.Fatalf("%s: got %v, %v; want %s", name, sb, err, tt.want)
 			}
-			// Nobody is left, not even a zombie.
+			// All processes have exited and been reaped.
 			if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); err != unix.ECHILD {
 				t.Fatalf("%s: left behind: %d, %v", name, pid, err)
 			}
@@ -334,7 +334,7 @@ func TestAhead(t *testing.T) {
 		"cancelled": func(p *Plan) error {
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
-			if room, err := p.Start(ctx, [3]*os.File{null, null, null}, nil, true); err == nil { // before anybody looked
+			if room, err := p.Start(ctx, [3]*os.File{null, null, null}, nil, true); err == nil { // Start may finish before it checks ctx
 				defer room.Close()
 				_, err = room.Abandon(time.Now().Add(SetupBound))
 				return err
@@ -361,7 +361,7 @@ func TestAhead(t *testing.T) {
 	if _, err := Prepare(policy, caller); err == nil || children() != 0 {
 		t.Errorf("no such command: %v, %d children are left", err, children())
 	}
-	// Not for what bwrap needs more for than its arguments.
+	// It is not started early for a policy for which bwrap needs more than its arguments.
 	policy.Command, policy.Mounts = []string{"/bin/true"}, []Mount{{Kind: Overlaid, Source: t.TempDir(), Dest: "/mnt/x", Upper: t.TempDir() + "/upper"}}
 	plan, err := Prepare(policy, caller)
 	if err != nil {
@@ -371,7 +371,7 @@ func TestAhead(t *testing.T) {
 	if plan.builder != nil {
 		t.Error("started ahead without the lock of the directory for the layer")
 	}
-	// Nor where the caller does not want it yet, or may not start anything.
+	// Nor if the caller does not ask for it, or may not start anything.
 	policy.Mounts = nil
 	for want, begin := range map[error]func() (*os.File, error){
 		nil:                    func() (*os.File, error) { return nil, nil },

@@ -31,11 +31,11 @@ type op struct {
 	from *os.File
 	st   *unix.Stat_t
 	here string // Mount.Here
-	// base is the bind of the host directory around dst; "" without one. With a base bwrap
-	// mounts at place, and the entering process moves the mount to dst: see [enter.Mount].
+	// base is the bind of the host directory that contains dst, or "". With a base, bwrap mounts at place, and the
+	// entering process moves the mount to dst: see [enter.Mount].
 	base, place string
 	users       bool // a bind that the user requested
-	// tree: the entering process clones it from a bind of this directory; "" if bwrap binds it.
+	// tree is the directory from whose bind the entering process clones the mount; "" if bwrap binds it.
 	tree   string
 	file   bool   // not a directory; set only with tree
 	layer  bool   // a temporary bind for an overlay
@@ -48,10 +48,10 @@ type op struct {
 	owner *proc.Cred
 }
 
-// at returns the path where bwrap mounts it.
+// at returns the path where bwrap mounts o.
 func (o *op) at() string { return cmp.Or(o.place, o.dst) }
 
-// host reports whether it shows a directory or file of the host.
+// host reports whether o shows a directory or file of the host.
 func (o *op) host() bool { return o.kind == opBind || o.kind == opBindRW || o.kind == opOverlay }
 
 // bind describes the mount for the entering process.
@@ -69,17 +69,17 @@ const (
 	opSymlink opKind = iota
 	opBind
 	opBindRW
-	opOverlay // a bind that cannot be written to, over which we mount
-	opCopy    // a small file by its contents: a bind costs about 0.13 ms, a copy next to nothing
+	opOverlay // a read-only bind over which the entering process mounts
+	opCopy    // a copy of a small file: a bind costs about 0.13 ms, a copy next to nothing
 	opTmpfs
 	opDir
 	opProc
 	opDev
-	opRoot // a root directory of the user's, below everything else
+	opRoot // the user's root directory, below everything else
 )
 
-// toplevel are the directories of the host's system, shown read-only. On a
-// merged-/usr system all but /usr are symbolic links and are made as such.
+// toplevel are the directories of the host's system, shown read-only. On a merged-/usr system, all but /usr are symbolic
+// links, and the sandbox gets the same links.
 var toplevel = []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"}
 
 // etcFiles are copied from the host's /etc, whoever owns them, if everybody can read them.
@@ -122,9 +122,8 @@ const smallTmpfs = 64 << 20
 // maxCopy limits the size of a copied file of /etc.
 const maxCopy = 4 << 20
 
-// layout lists everything the sandbox's file tree is made of: the default root
-// with the user's mounts in it, parents before what lies below them. root, if not nil, is an open
-// [opRoot].
+// layout returns all parts of the sandbox's file tree: the default root and the user's mounts, parents before their
+// children. root, if not nil, is an open [opRoot].
 func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, error) {
 	var mounts []op // first, because they can fail, and the copies of /etc are open files
 	for _, m := range p.Mounts {
@@ -170,7 +169,7 @@ func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, er
 	ops = slices.DeleteFunc(ops, func(o op) bool {
 		replaced := slices.ContainsFunc(mounts, func(m op) bool { return Within(o.dst, m.dst) })
 		if replaced {
-			o.from.Close() // nil is an error, and no more
+			o.from.Close() // Close of a nil file only returns an error
 		}
 		return replaced
 	})
@@ -190,7 +189,7 @@ func systemOps() (ops []op) {
 	for _, dir := range toplevel {
 		st, err := os.Lstat(dir)
 		if err != nil {
-			continue // this system has none
+			continue // this system does not have it
 		}
 		if st.Mode()&fs.ModeSymlink != 0 {
 			if target, err := os.Readlink(dir); err == nil {
@@ -249,7 +248,7 @@ func etcOps(p *Policy, user User, hostname string) (ops []op) {
 	return ops
 }
 
-// hostsOp is an /etc/hosts without the host's names.
+// hostsOp returns an /etc/hosts without the host's names.
 func hostsOp(hostname string) op {
 	return op{kind: opCopy, dst: "/etc/hosts", data: []byte("127.0.0.1 localhost " + hostname + "\n::1 localhost " + hostname + "\n")}
 }
@@ -303,7 +302,7 @@ func etcFile(name string) (op, bool) {
 	return op{kind: opCopy, dst: name, src: name, from: os.NewFile(uintptr(fd), name)}, true
 }
 
-// mountOp checks a mount of the user against the host.
+// mountOp checks one of the user's mounts against the host.
 func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 	if m.Kind == Tmpfs {
 		size := m.Size
@@ -357,7 +356,7 @@ func checkDests(ops []op, v view) error {
 			}
 		}
 		parent, ok := v.mountOf(path.Dir(o.dst))
-		if ok && parent.kind == opRoot { // bwrap's own directories cover its
+		if ok && parent.kind == opRoot { // bwrap's own directories cover the root's
 			continue
 		}
 		if ok && parent.kind == opCopy {

@@ -29,7 +29,7 @@ func TestPrepareLinkPlantedAtAMount(t *testing.T) {
 	kinds := []Mount{{Kind: Tmpfs}, {Kind: ReadOnly, Source: top + "/host"}, {Kind: ReadWrite, Source: top + "/host"}, {Kind: ReadOnly, Source: top + "/file"}}
 	tests := []struct {
 		dest string
-		link string // that is refused, in the message
+		link string // rejected link, as in the message
 		in   []Mount
 	}{
 		{"/w/absolute", top + "/w/absolute", []Mount{w}},
@@ -37,7 +37,7 @@ func TestPrepareLinkPlantedAtAMount(t *testing.T) {
 		{"/w/absolute/there", top + "/w/absolute", []Mount{w}},
 		{"/w/absolute/there/new/deep", top + "/w/absolute", []Mount{w}},
 		{"/w/relative/new", top + "/w/relative", []Mount{w}},
-		{"/w/inside", top + "/w/inside", []Mount{w}}, // may lead elsewhere by then
+		{"/w/inside", top + "/w/inside", []Mount{w}}, // may lead elsewhere by the time of the mount
 		{"/w/inside/sub", top + "/w/inside", []Mount{w}},
 		{"/w/dangling", top + "/w/dangling", []Mount{w}},
 		{"/w/dangling/new", top + "/w/dangling", []Mount{w}},
@@ -50,7 +50,7 @@ func TestPrepareLinkPlantedAtAMount(t *testing.T) {
 		// In a writable bind that is itself in another mount.
 		{"/x/in/w/absolute/new", top + "/w/absolute", []Mount{{Kind: Tmpfs, Dest: "/x"}, {Kind: ReadWrite, Source: top + "/w", Dest: "/x/in/w"}}},
 		{"/ro/dir/absolute/new", top + "/w/absolute", []Mount{ro, {Kind: ReadWrite, Source: top + "/w", Dest: "/ro/dir"}}},
-		// A mount is refused whose place is only seen through another one.
+		// A mount is rejected if its destination is visible only through another mount.
 		{"/w/dir/absolute", top + "/w/absolute", []Mount{w, {Kind: ReadWrite, Source: top + "/w", Dest: "/w/dir"}}},
 		{"/ro/link", top + "/ro/link", []Mount{ro}},
 		{"/ro/link/new", top + "/ro/link", []Mount{ro}},
@@ -99,7 +99,7 @@ func TestCheckDestsLinkOfBwrap(t *testing.T) {
 	}
 }
 
-// filesBelow lists what is in a directory, with blanks between.
+// filesBelow lists the files below a directory, separated by blanks.
 func filesBelow(t *testing.T, dir string) string {
 	t.Helper()
 	var names []string

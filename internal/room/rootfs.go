@@ -18,11 +18,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// This file is for a root directory of the user's (a [Mount] at /) in place of the host's system.
-// bwrap builds the usual file tree without the system's directories, and the entering process
-// lays it over the root directory: see [enter.Root].
+// This file implements root directories: a [Mount] at / that replaces the host's system. bwrap builds the usual file
+// tree without the system's directories, and the entering process lays it over the root directory: see [enter.Root].
 
-// Rootfs returns the directory that takes the place of the host's system, or "".
+// Rootfs returns the directory that replaces the host's system, or "".
 func (p *Policy) Rootfs() string {
 	if m := p.rootMount(); m != nil {
 		return m.Source
@@ -30,7 +29,7 @@ func (p *Policy) Rootfs() string {
 	return ""
 }
 
-// rootMount is the mount that takes the place of the host's system; nil if there is none.
+// rootMount returns the mount that replaces the host's system, or nil.
 func (p *Policy) rootMount() *Mount {
 	if i := slices.IndexFunc(p.Mounts, func(m Mount) bool { return m.Dest == "/" }); i >= 0 {
 		return &p.Mounts[i]
@@ -38,14 +37,14 @@ func (p *Policy) rootMount() *Mount {
 	return nil
 }
 
-// rootOp is the op of a root directory.
+// rootOp returns the op for a root directory.
 func rootOp(p *Policy, m *Mount) (op, error) {
 	o := op{kind: opRoot, src: m.Source, dst: "/", here: m.Here, users: true, owned: true}
 	if m.Kind == Overlaid {
 		o.mount, o.size = m, cmp.Or(m.Size, p.TmpSize)
 	}
 	var st unix.Stat_t
-	err := unix.Stat(o.source(), &st) // also mounts an automount
+	err := unix.Stat(o.source(), &st) // also triggers an automount
 	switch {
 	case err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR:
 		err = unix.ENOTDIR
@@ -59,7 +58,7 @@ func rootOp(p *Policy, m *Mount) (op, error) {
 	return o, &result.Error{Code: "rootfs", Message: fmt.Sprintf("root directory %q: %v", m.Source, err), Hint: "name a directory with a system in it, such as one made by debootstrap", Err: err}
 }
 
-// rootFiles are the files of /etc that sbxrun puts over those of a root directory, which is open.
+// rootFiles returns the files of /etc that sbxrun mounts over those of an open root directory.
 func rootFiles(p *Policy, user User, hostname string, root *op) (ops []op, err error) {
 	passwd, group := accounts(user)
 	for _, f := range []struct {
@@ -86,8 +85,8 @@ func rootFiles(p *Policy, user User, hostname string, root *op) (ops []op, err e
 	return ops, nil
 }
 
-// merge returns the accounts of first, and then those of second whose names first does not have. Look-ups of an ID
-// find the first one.
+// merge returns the accounts of first, followed by the accounts of second whose names are not in first. A lookup by ID
+// finds the first match.
 func merge(first, second []byte) []byte {
 	var out []byte
 	names := map[string]bool{}
@@ -105,7 +104,7 @@ func merge(first, second []byte) []byte {
 	return out
 }
 
-// readIn reads a small regular file of a root directory, in which symbolic links lead nowhere else. It returns
+// readIn reads a small regular file of a root directory. Symbolic links are resolved within that directory. It returns
 // nil if there is no such file.
 func readIn(root *os.File, name string) ([]byte, error) {
 	fd, err := unix.Openat2(proc.Descriptor(root), name, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC,
@@ -129,7 +128,7 @@ func readIn(root *os.File, name string) ([]byte, error) {
 	return data, err
 }
 
-// root is the plan's root directory for the entering process; nil if the room shows the host's system.
+// root returns the plan's root directory for the entering process; nil if the room shows the host's system.
 func (p *Plan) root() *enter.Root {
 	var r *enter.Root
 	for i := range p.ops {
@@ -148,18 +147,18 @@ func (p *Plan) root() *enter.Root {
 	return r
 }
 
-// rooted reports whether the sandbox has a root directory of the user's.
+// rooted reports whether the user's root directory replaces the host's system.
 func (v view) rooted() bool { return len(v) > 0 && v[0].kind == opRoot }
 
-// inRoot reports whether a path on the host belongs to the root directory, and not to a mount in it.
+// inRoot reports whether a path on the host belongs to the root directory.
 func (v view) inRoot(host string) bool { return v.rooted() && Within(host, v[0].src) }
 
-// below returns the path on the host of a path in the sandbox that o decides.
+// below returns the path on the host of a sandbox path whose innermost mount is o.
 func (o *op) below(p string) string {
 	return path.Join(o.src, strings.TrimPrefix(strings.TrimPrefix(p, o.dst), "/"))
 }
 
-// rootError words why the root directory could not be mounted.
+// rootError explains why the root directory could not be mounted.
 func (p *Plan) rootError(step *proc.StartError) error {
 	e := &result.Error{Code: "rootfs", Message: fmt.Sprintf("cannot mount root directory %q: %v", p.ops[0].src, step), Err: step}
 	switch {
@@ -175,5 +174,5 @@ func (p *Plan) rootError(step *proc.StartError) error {
 	return e
 }
 
-// source is the path to open its source by.
+// source returns the path for opening the source of o.
 func (o *op) source() string { return cmp.Or(o.here, o.src) }

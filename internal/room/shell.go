@@ -19,8 +19,8 @@ import (
 
 // ShellCommand returns an equivalent command for bash(1) that does not need sbxrun. It has no deadline and does not
 // wait for the end of all processes. It contains every variable of the environment. The seccomp filter comes from a
-// file, or from descriptor N for "&N"; for "" a comment says that it is missing. The bwrap must be [Program.Whole].
-// Some sh(1) do not support its descriptors above 9.
+// file, or from descriptor N for "&N"; for "", the command has a comment about the missing filter. The bwrap must be
+// [Program.Whole]. Some sh(1) do not support the descriptors above 9 that the command uses.
 func (p *Plan) ShellCommand(filter string) string {
 	var words []string
 	if p.cred != nil {
@@ -80,7 +80,7 @@ func (p *Plan) ShellCommand(filter string) string {
 	return comment + "unshare --mount --propagation slave bash -c " + shellQuote(script)
 }
 
-// plain are the options of a bwrap that runs the payload itself, without the filter.
+// plain returns the options for a bwrap that runs the payload itself, without the filter.
 func (p *Plan) plain() []string {
 	options := append(p.options(true), "--new-session", "--chdir", p.Workdir)
 	for _, v := range p.env {
@@ -89,12 +89,12 @@ func (p *Plan) plain() []string {
 	return options
 }
 
-// seccomp returns the option for the filter. Its descriptor follows those of the copies.
+// seccomp returns the option for the filter. Its descriptor number follows those of the copies.
 func (p *Plan) seccomp() []string {
 	return []string{"--seccomp", strconv.Itoa(firstCopy + len(p.copies()))}
 }
 
-// FilterBytes returns the seccomp filter in bwrap's format, nil for no filter.
+// FilterBytes returns the seccomp filter in bwrap's format; nil if the plan has no filter.
 func (p *Plan) FilterBytes() []byte {
 	program := p.filter.Program()
 	if len(program) == 0 {
@@ -110,7 +110,7 @@ func (p *Plan) Cmd() (*exec.Cmd, error) {
 		return nil, errors.New("a plan with sources that only root can reach has no plain command")
 	}
 	options := p.plain()
-	// The numbers below firstCopy are Start's.
+	// Start uses the numbers below firstCopy.
 	files := make([]*os.File, firstCopy-argsFD)
 	for _, o := range p.copies() {
 		files = append(files, o.from)
@@ -131,7 +131,7 @@ func (p *Plan) Cmd() (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// shellQuote is the word as sh(1) reads it back.
+// shellQuote quotes a word for sh(1).
 func shellQuote(s string) string {
 	const safe = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./_-"
 	if s != "" && strings.Trim(s, safe) == "" {
@@ -140,5 +140,5 @@ func shellQuote(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
-// ShellQuote returns the word as sh(1) reads it back.
+// ShellQuote quotes a word for sh(1).
 func ShellQuote(s string) string { return shellQuote(s) }

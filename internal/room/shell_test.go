@@ -8,14 +8,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// hostile are words that a shell would do something with.
+// hostile are words that are special to a shell.
 var hostile = []string{
 	"", " ", "\n", "\t", "'", `"`, `\`, `\'`, "''", `'"'"'`, "'; touch x; '", "$HOME", "`id`", "$(id)", "a b", "a\nb\n", "*", "?", "[a]", "~", "~root", "#", "# x",
 	"!", "!!", "&", "|", ";", "<", ">", "(", ")", "{a,b}", "-", "-n", "--", "%s", `%d\n`, "A=b", "=", "^", "\x01\x1b[2J", "\x7f", "\xff\xfe", "ä€", "\u2028", "é'\xff'",
 	"\r", "\r\n", "$'x'", "plain-word_1.2/3:4,5@6%7+8=9",
 }
 
-// readBack is how sh(1) reads a line of words.
+// readBack returns the words that sh(1) reads from a line.
 func readBack(t *testing.T, line string) []string {
 	t.Helper()
 	out, err := exec.Command("sh", "-c", `printf '%s\0' `+line).Output()
@@ -33,7 +33,7 @@ func TestShellQuote(t *testing.T) {
 	if diff := cmp.Diff(hostile, readBack(t, strings.Join(line, " "))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	// What needs no quotes is left readable.
+	// Words that need no quotes stay readable.
 	for _, word := range []string{"/usr/bin/env", "--ro-bind", "A=b", "1.5"} {
 		if got := shellQuote(word); got != word {
 			t.Errorf("shellQuote(%q) = %s", word, got)

@@ -7,7 +7,7 @@ import (
 	"io"
 )
 
-// maxStatus limits the status that is read; bwrap writes about 250 bytes.
+// maxStatus limits the size of the status; bwrap writes about 250 bytes.
 const maxStatus = 64 << 10
 
 // statusChild is the room's PID 1.
@@ -16,8 +16,8 @@ type statusChild struct {
 	pidNS uint64 // inode of its PID namespace
 }
 
-// readStatus reads bwrap's --info-fd: a JSON object, which may arrive in several writes, with
-// members we do not know. io.EOF if bwrap ended before.
+// readStatus reads a JSON object from bwrap's --info-fd. The object may arrive in several writes and have unknown
+// members. readStatus returns io.EOF if bwrap exited first.
 func readStatus(r io.Reader) (statusChild, error) {
 	dec := json.NewDecoder(io.LimitReader(r, maxStatus))
 	for {
@@ -41,7 +41,7 @@ func readStatus(r io.Reader) (statusChild, error) {
 	}
 }
 
-// streamError takes an object that was cut for the end: bwrap died writing it.
+// streamError maps an error of the JSON decoder. A truncated object becomes io.EOF, because bwrap died while writing it.
 func streamError(err error) error {
 	switch {
 	case errors.Is(err, io.ErrUnexpectedEOF):

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// bwrapStatus is what bubblewrap 0.8 writes, with its line ends and gaps.
+// bwrapStatus is the output of bubblewrap 0.8, with its line ends and spacing.
 const bwrapStatus = `{
     "child-pid": 4711,
     "cgroup-namespace": 4026532501,

@@ -21,8 +21,8 @@ import (
 // upperFile records the overlays that use a directory for layers on disk. It is locked while the directory is in use.
 const upperFile = "overlays.json"
 
-// openUpper makes, or finds again, a directory for the layers of these overlays: in it one for
-// each, by its number.
+// openUpper opens or creates a directory for the layers of these overlays. It contains a directory for each layer, named
+// by its number.
 func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
 	defer func() {
 		if e := (*result.Error)(nil); err != nil && !errors.As(err, &e) {
@@ -30,7 +30,7 @@ func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
 			switch {
 			case errors.As(err, new(*safeopen.Error)):
 				e.Hint = safeopen.Hint
-			case errors.Is(err, unix.ENOENT): // of a directory above: this one is made
+			case errors.Is(err, unix.ENOENT): // a parent is missing; name itself would have been created
 				e.Hint = fmt.Sprintf("make %q first", path.Dir(name))
 			}
 			err = e
@@ -57,8 +57,8 @@ func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
 	if err != nil {
 		return err
 	}
-	list[0].lock = lock           // the others end with it
-	p.hold = append(p.hold, lock) // and the keeper's copy with all that can write
+	list[0].lock = lock           // one lock for all overlays of the directory
+	p.hold = append(p.hold, lock) // the keeper's copy lasts as long as any process can write
 	for i, o := range list {
 		o.Since, o.Base, o.Index, o.Upper = known[i].Since, known[i].Base, known[i].Index, path.Join(real, strconv.Itoa(i))
 		if err := p.makeUpper(dir, i, o); err != nil {
@@ -104,8 +104,8 @@ func (p *Plan) ownDirectory(name string) (dir int, real string, err error) {
 	return dir, real, nil
 }
 
-// lockUpper takes the directory for these overlays, and returns them as they are on record
-// there: since when.
+// lockUpper locks the directory for these overlays and returns the overlays as recorded there, with their original
+// Since.
 func lockUpper(dir int, list []*Overlay) (known []*Overlay, lock *os.File, err error) {
 	fd, err := unix.Openat(dir, upperFile, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -117,7 +117,7 @@ func lockUpper(dir int, list []*Overlay) (known []*Overlay, lock *os.File, err e
 			lock.Close()
 		}
 	}()
-	// Of the open file, and so of all that have a copy of it; the kernel drops it with the last.
+	// The lock belongs to the open file description. The kernel releases it with the last descriptor.
 	if err := proc.TryLock(fd, unix.F_WRLCK); err != nil {
 		return nil, nil, errors.New("another sandbox uses it")
 	}
@@ -146,11 +146,11 @@ func lockUpper(dir int, list []*Overlay) (known []*Overlay, lock *os.File, err e
 	return known, lock, nil
 }
 
-// readUpper reads the overlays that use a directory of layers; nil if it is new.
+// readUpper reads the overlays recorded in a directory of layers; nil if the directory is new.
 func readUpper(file *os.File) ([]*Overlay, error) {
 	const most = 1 << 20
 	text := make([]byte, most)
-	n, _ := file.ReadAt(text, 0) // at its end that is an error
+	n, _ := file.ReadAt(text, 0) // io.EOF is expected
 	if n == 0 {
 		return nil, nil
 	}
@@ -161,7 +161,7 @@ func readUpper(file *os.File) ([]*Overlay, error) {
 	return known, nil
 }
 
-// onlyEntry makes sure that there is nothing in a directory but upperFile.
+// onlyEntry returns an error if a directory contains anything but upperFile.
 func onlyEntry(dir int) error {
 	fd, err := unix.Openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -171,13 +171,13 @@ func onlyEntry(dir int) error {
 	defer f.Close()
 	names, err := f.Readdirnames(2)
 	if err == nil && len(names) == 2 || len(names) == 1 && names[0] != upperFile {
-		_ = unix.Unlinkat(dir, upperFile, 0) // which we have just made
+		_ = unix.Unlinkat(dir, upperFile, 0) // lockUpper has just created it
 		return errors.New("it is not empty, and has no layers of sbxrun's")
 	}
 	return nil
 }
 
-// UpperDir opens the layer in a directory of --upper that is one overlay's.
+// UpperDir opens an overlay's layer in its directory below --upper.
 func UpperDir(upper string) (*os.File, error) {
 	dir, err := safeopen.Dir(upper)
 	if err != nil {
@@ -191,7 +191,7 @@ func UpperDir(upper string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), upper), nil
 }
 
-// Still reports whether no sandbox writes to a layer on disk. If so, none begins to until the overlay is
+// Still reports whether no sandbox can write to a layer on disk. If so, no sandbox can use it until the overlay is
 // closed.
 func (o *Overlay) Still() bool {
 	dir, err := safeopen.Dir(path.Dir(o.Upper))

@@ -36,7 +36,7 @@ func TestUpperRace(t *testing.T) {
 			default:
 			}
 			if unix.Rename(upper, top+"/away") == nil {
-				_ = unix.Symlink(outside, upper) // it may be there again
+				_ = unix.Symlink(outside, upper) // fails if it exists again
 				_ = unix.Rmdir(top + "/away")
 			}
 		}
@@ -44,9 +44,9 @@ func TestUpperRace(t *testing.T) {
 	var p Plan
 	for range 500 {
 		o := &Overlay{mode: 0o755}
-		_ = p.makeUpper(dir, 0, o) // it may well fail
+		_ = p.makeUpper(dir, 0, o) // may fail
 		o.Close()
-		_ = os.RemoveAll(filepath.Join(top, "layers/0")) // it may change meanwhile, and then goes the next time
+		_ = os.RemoveAll(filepath.Join(top, "layers/0")) // may fail because of a concurrent change; the next round retries
 	}
 	close(stop)
 	<-stopped

@@ -37,7 +37,7 @@ func (v view) mountOf(p string) (best op, ok bool) {
 	return best, ok
 }
 
-// link is the target of a symbolic link that bwrap makes at p.
+// link returns the target of a symbolic link that bwrap creates at p.
 func (v view) link(p string) (string, bool) {
 	for _, o := range v {
 		if o.kind == opSymlink && o.dst == p {
@@ -47,8 +47,8 @@ func (v view) link(p string) (string, bool) {
 	return "", false
 }
 
-// hostPath is where a clean sandbox path that is no link made by bwrap comes
-// from; "" if it is not from the host.
+// hostPath returns the host path of a clean sandbox path that is not a link created by bwrap; "" if it is not from the
+// host.
 func (v view) hostPath(p string) string {
 	o, ok := v.mountOf(p)
 	if !ok || o.src == "" {
@@ -57,9 +57,9 @@ func (v view) hostPath(p string) string {
 	return o.below(p)
 }
 
-// resolve follows every symbolic link of an absolute sandbox path and returns
-// the host path of the final file. The error is [errNotVisible] or that of lstat(2)
-// on the host. An empty host path with a nil error is a directory that exists only in the sandbox.
+// resolve follows every symbolic link of an absolute sandbox path and returns the host path of the final file. It
+// returns [errNotVisible], or an error of lstat(2) on the host. An empty host path with a nil error is a directory that
+// exists only in the sandbox.
 func (v view) resolve(p string) (host string, err error) {
 	const maxLinks = 40 // as in path_resolution(7)
 	links := 0
@@ -92,7 +92,7 @@ func (v view) resolve(p string) (host string, err error) {
 			var st unix.Stat_t
 			if err := unix.Lstat(host, &st); err != nil {
 				if v.own(next) {
-					done = next // bwrap makes it, on the way to a mount below it
+					done = next // bwrap creates it as the parent of a mount
 					continue
 				}
 				return host, err

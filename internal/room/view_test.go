@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// laidOut makes files below a new directory, whose path it returns: "name/" is a
-// directory, "name -> target" a link, and anything else an executable file.
+// laidOut creates files below a new directory and returns its path: "name/" is a directory, "name -> target" a link, and
+// anything else an executable file.
 func laidOut(t *testing.T, names ...string) string {
 	t.Helper()
 	top, err := filepath.EvalSymlinks(t.TempDir())
@@ -40,7 +40,7 @@ func laidOut(t *testing.T, names ...string) string {
 	return top
 }
 
-// sample is a sandbox of a made-up host, which stands at the path it returns.
+// sample returns the view of a sandbox on a fake host, and the path of that host's root.
 func sample(t *testing.T) (view, string) {
 	top := laidOut(t,
 		"usr/bin/prog",
@@ -87,7 +87,7 @@ func sample(t *testing.T) (view, string) {
 func TestViewResolve(t *testing.T) {
 	v, top := sample(t)
 	tests := []struct {
-		path, want string // want below the made-up host; "" is a directory of the sandbox's own
+		path, want string // want is relative to the fake host's root; "" is one of the sandbox's own directories
 		err        error
 	}{
 		{path: "/usr/bin/prog", want: "usr/bin/prog"},
@@ -122,7 +122,7 @@ func TestViewResolve(t *testing.T) {
 		{path: "/usr/bin/prog/x", err: unix.ENOTDIR},
 		{path: "/usr/bin/loop", err: errLoop},
 		{path: "/usr/bin/loop/x", err: errLoop},
-		{path: "/usr/bin/hidden", err: errNotVisible}, // there is an /opt/prog, but on the host
+		{path: "/usr/bin/hidden", err: errNotVisible}, // /opt/prog exists only on the host
 		{path: "/usr/bin/host", err: errNotVisible},
 		{path: "/w/out", err: errNotVisible}, // ../etc/shadow as seen from the host's side
 		{path: "/w/etc/shadow", err: errNotVisible},

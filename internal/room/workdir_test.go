@@ -23,8 +23,8 @@ func TestCurrentDirectory(t *testing.T) {
 	home := at("homes/me")
 	tests := []struct {
 		name, dir string
-		mounts    []Mount // of the user
-		want      []Mount // of the policy afterwards, if there is no error
+		mounts    []Mount // the user's mounts
+		want      []Mount // the policy's mounts afterwards, if there is no error
 		err       string
 	}{
 		{name: "plain", dir: at("plain"), want: shown(at("plain"))},
@@ -143,8 +143,7 @@ func TestCurrentDirectoryAsked(t *testing.T) {
 	}
 }
 
-// HOME may be a symbolic link, or lie below one; the current directory is given
-// without.
+// HOME may be a symbolic link or lie below one, while the path of the current directory has no links.
 func TestCurrentDirectoryHomeIsALink(t *testing.T) {
 	top := laidOut(t, "data/me/project/", "data/other/", "home -> data", "me -> data/me", "far -> TOP/home/me", "dangling -> none")
 	for _, home := range []string{"me", "home/me", "far", "home/me/", "home/../me"} {
@@ -171,8 +170,7 @@ func TestCurrentDirectoryHomeIsALink(t *testing.T) {
 	}
 }
 
-// On some systems /home is a link. Here it is one in a root directory that this
-// test makes for itself.
+// On some systems /home is a link. The test creates such a root directory.
 func TestHomeWithinHomeIsALink(t *testing.T) {
 	const inside = "SBXRUN_TEST_CHROOT"
 	if root := os.Getenv(inside); root != "" {
@@ -207,7 +205,7 @@ func TestHomeWithin(t *testing.T) {
 		{"/data", "/database", ""},
 		{"/data", "", ""},
 		{"/data", "/", ""},  // an account without a home directory
-		{"/data", "..", ""}, // nonsense in HOME does not get in the way
+		{"/data", "..", ""}, // an invalid HOME is ignored
 		{"/root", "/data", "/root"},
 		{"/home/somebody-who-is-not-here", "", "/home/somebody-who-is-not-here"},
 		{"/home/somebody-who-is-not-here/x", "", ""},
@@ -317,7 +315,7 @@ func TestPrepareRootInADirectoryOfAnotherUser(t *testing.T) {
 	if os.Geteuid() == 0 {
 		return
 	}
-	// A user may have no leave to enter a directory of their own.
+	// The mode of a user's own directory may deny them entry.
 	if err := os.Chmod(dir, 0o600); err != nil {
 		t.Fatal(err)
 	}
