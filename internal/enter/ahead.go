@@ -159,7 +159,7 @@ func (e *entry) takeAhead() {
 		}
 	}
 	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, entryFiles, proc.MaxFD, 0)
-	to := &e.payload.letter.iov // the payload before has advanced it
+	to := &e.payload.letter.iov // the previous payload has advanced it
 	to.place, to.left = e.ahead.place, e.ahead.size
 }
 
@@ -205,7 +205,7 @@ func (e *entry) introduce(pidfd uintptr) {
 	c.Len = uint64(unsafe.Sizeof(*c) + unsafe.Sizeof(h.control.fds))
 	h.arm()
 	e.must(stepIntroduce, unix.SYS_SENDMSG, entrySocket, uintptr(unsafe.Pointer(&h.msg)), 0, 0, 0)
-	// They were opened last, after the descriptors that init needs.
+	// These were opened last, after the descriptors that init needs.
 	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, uintptr(fds[helloPidfd]), proc.MaxFD, 0)
 }
 
@@ -230,7 +230,7 @@ func (e *payload) receive() {
 			e.fail(stepFiles, unix.EMFILE)
 		}
 		if got == 0 {
-			fds := &l.control.fds // to be 0, 1 and 2
+			fds := &l.control.fds // become 0, 1 and 2
 			for i := range fds {
 				e.must(stepFiles, unix.SYS_DUP3, uintptr(fds[i]), uintptr(i), 0, 0, 0)
 				syscall.RawSyscall(unix.SYS_CLOSE, uintptr(fds[i]), 0, 0)

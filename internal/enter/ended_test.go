@@ -13,7 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// A room that is about to end is waited for, but not for an error that says nothing of it.
+// ended waits for a room that is about to end, but not after an error that says nothing about the room.
 func TestEnded(t *testing.T) {
 	other := errors.New("something else")
 	for _, c := range []struct {
@@ -41,7 +41,7 @@ func TestEnded(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer room.Close()
-			end := func() { _ = cmd.Process.Kill() } // it is there until Wait
+			end := func() { _ = cmd.Process.Kill() } // the process exists until Wait
 			if c.waits {
 				time.AfterFunc(Dying/10, end)
 			}
@@ -59,7 +59,7 @@ func TestEnded(t *testing.T) {
 	}
 }
 
-// What cannot be released is ended.
+// Release kills init when the gate has no reader.
 func TestNotReleased(t *testing.T) {
 	held := exec.Command("sleep", "100")
 	if err := held.Start(); err != nil {
@@ -75,13 +75,13 @@ func TestNotReleased(t *testing.T) {
 		t.Fatal(err)
 	}
 	x.Init = init
-	x.Entered() // nobody reads the gate
+	x.Entered() // closes the gate's read end
 	x.Release()
 	if err := init.Wait(time.Now().Add(20 * time.Second)); err != nil {
 		t.Error(err)
 		_ = held.Process.Kill()
 	}
-	_ = held.Wait() // of the signal
+	_ = held.Wait() // fails because of the signal
 	<-x.Exited()
 	x.way.Close()
 }

@@ -28,9 +28,9 @@ const (
 	entrySocket = 3 // to sbxrun, which sends a pidfd of the room's PID 1
 	entryGate   = 4 // a byte releases the payload; end-of-file makes it exit
 	entryLaunch = 5 // the program of launch.go
-	entryReady  = 6 // a byte says that the room is built; end-of-file that it will not be
+	entryReady  = 6 // a byte reports that the room is built; end-of-file means that bwrap failed
 	entryFiles  = 7 // the first of the files to copy into a new room
-	// In place of entryReady, in an init made ahead: a timerfd that ends it.
+	// An init made ahead has this instead of entryReady: a timerfd that ends it.
 	entryTimer = 6
 )
 
@@ -166,7 +166,7 @@ const (
 // order is a signal, sent into the room.
 type order struct {
 	signal  int32
-	payload int32 // 1: for the payload alone, 0: for all
+	payload int32 // 1 for the payload alone, 0 for all processes
 }
 
 // entry is the state of the entering processes, laid out before the fork.
@@ -232,17 +232,17 @@ var (
 	ptsOptions = [...]byte{'n', 'e', 'w', 'i', 'n', 's', 't', 'a', 'n', 'c', 'e', ',', 'p', 't', 'm', 'x', 'm', 'o', 'd', 'e', '=', '0', '6', '6', '6', ',', 'm', 'o', 'd', 'e', '=', '6', '2', '0', 0}
 	ownPIDNS   = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'e', 'l', 'f', '/', 'n', 's', '/', 'p', 'i', 'd', 0}
 	// masked are hidden from the payload: names and owners of the keys that its uid may see
-	// (keyrings(7)), and the file locks of the whole machine. In their place it finds unreadable, which is
-	// mode 0400, belongs to the host's root and needs CAP_SYSLOG. A source in the new /proc cannot be
-	// replaced by another command of the sandbox, unlike /dev/null.
+	// (keyrings(7)), and the file locks of the whole machine. A bind of unreadable covers them; it has mode 0400,
+	// belongs to the host's root and needs CAP_SYSLOG. Unlike /dev/null, a source in the new /proc cannot be
+	// replaced by another command of the sandbox.
 	masked = [...][16]byte{
 		{'/', 'p', 'r', 'o', 'c', '/', 'k', 'e', 'y', 's'},
 		{'/', 'p', 'r', 'o', 'c', '/', 'k', 'e', 'y', '-', 'u', 's', 'e', 'r', 's'},
 		{'/', 'p', 'r', 'o', 'c', '/', 'l', 'o', 'c', 'k', 's'},
 	}
-	// sysctls becomes read-only. Otherwise a command could write to those of its IPC namespace: they belong to uid 0 of the user
-	// namespace that bwrap makes first, which outside is the payload's uid. With kernel.sem raised, an
-	// operation on an array of semaphores keeps a processor of the host in the kernel for seconds.
+	// sysctls becomes read-only. Otherwise a command could change the sysctls of its IPC namespace, because they belong to
+	// uid 0 of the user namespace that bwrap makes first, which outside is the payload's uid. With kernel.sem raised, an
+	// operation on an array of semaphores keeps a CPU of the host in the kernel for seconds.
 	sysctls    = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'y', 's', 0}
 	unreadable = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 'k', 'm', 's', 'g', 0}
 	meminfo    = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 'm', 'e', 'm', 'i', 'n', 'f', 'o', 0}
@@ -376,7 +376,7 @@ func startInit(p unsafe.Pointer) {
 		e.present()
 	}
 	e.setUp()
-	// Before the fork of the payload, which a failure would end.
+	// This comes before the fork of the payload, because a failure ends init and so the payload.
 	e.sigs = 1 << (unix.SIGCHLD - 1)
 	fd := e.must(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&e.sigs)), 8, unix.SFD_NONBLOCK|unix.SFD_CLOEXEC, 0)
 	e.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
@@ -394,7 +394,7 @@ func startInit(p unsafe.Pointer) {
 	if e.ahead != nil {
 		e.present()
 	}
-	// So that readers of the payload's output see its end.
+	// Otherwise readers of the payload's output would not see its end.
 	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, 0, entrySocket-1, 0)
 	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, entryGate, entryLaunch, 0)
 	for {
@@ -432,8 +432,8 @@ func (e *entry) done(kind int64) {
 //go:norace
 //go:nocheckptr
 func (e *entry) present() {
-	// For the death of the keeper: sbxrun would find this process in the keeper's session, but may be dead, too. If both
-	// died before this line, the gate and the socket are closed, and the payload and init exit.
+	// Die with the keeper: sbxrun would find this process in the keeper's session, but may be dead, too. If both died
+	// before this line, the gate and the socket are closed, and the payload and init exit.
 	e.must(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 	e.must(stepName, unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&initName)), 0, 0, 0)
 	pid, _, _ := syscall.RawSyscall(unix.SYS_GETPID, 0, 0, 0)
@@ -486,7 +486,7 @@ func (e *entry) setUp() {
 	// All signals stay blocked: init learns everything by descriptors.
 	e.sigs = ^uint64(0)
 	e.must(stepSignals, unix.SYS_RT_SIGPROCMASK, proc.SigSetmask, uintptr(unsafe.Pointer(&e.sigs)), 0, 8, 0)
-	if e.ahead == nil { // the maker has
+	if e.ahead == nil { // otherwise the maker has done this
 		e.gainNothing()
 	}
 	e.must(stepCapabilities, unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
@@ -522,7 +522,7 @@ func (e *entry) mask() {
 	e.must(stepMask, unix.SYS_MOUNT, 0, dir, 0, unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0)
 }
 
-// gainNothing permanently prevents that an exec gains privileges.
+// gainNothing permanently prevents an exec from gaining privileges.
 //
 //go:nosplit
 //go:norace
@@ -737,5 +737,5 @@ func (t *teller) say() {
 	syscall.RawSyscall(unix.SYS_WRITE, entrySocket, uintptr(unsafe.Pointer(&t.msg)), unsafe.Sizeof(t.msg))
 }
 
-// reapedAtOnce is how many children init reaps before it checks for an order.
+// reapedAtOnce is the number of children that init reaps before it checks for an order.
 const reapedAtOnce = 256

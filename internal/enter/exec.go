@@ -80,7 +80,7 @@ type Exec struct {
 }
 
 // Start enters a room and returns when the new init exists and is verified and held by a pidfd. The payload waits for
-// [Exec.Release]. stdio stays the caller's, who may close it. Start blocks for at most [SetupBound] or until ctx is done.
+// [Exec.Release]. stdio stays the caller's and may be closed. Start blocks for at most [SetupBound] or until ctx is done.
 // Its errors are *[result.Error]; before it returns one, it waits until all its processes have exited.
 func (e *Entry) Start(ctx context.Context, room *proc.Process, stdio [3]*os.File, ttys []proc.Terminal) (*Exec, error) {
 	x, way, err := e.Prepare(stdio, nil)
@@ -122,7 +122,7 @@ func (e *Entry) Prepare(stdio [3]*os.File, f *Furnishing) (*Exec, *proc.Way, err
 		return x, nil, err
 	}
 	end, gate := x.inner[0], x.inner[1]
-	launcher := gate // fills the number
+	launcher := gate // fills the unused number
 	way, idle := &proc.Way{Enter: enter, Bounds: e.Bounds}, len(e.Command) == 0
 	if !idle {
 		if err := x.openLauncher(); err != nil {
@@ -149,7 +149,7 @@ func (e *Entry) Prepare(stdio [3]*os.File, f *Furnishing) (*Exec, *proc.Way, err
 		x.expected = f.overlays()
 		way.Files = append(append(way.Files, f.Ready), f.from()...)
 	} else {
-		way.Files = append(way.Files, gate) // fills the number
+		way.Files = append(way.Files, gate) // fills the unused number
 	}
 	return x, way, nil
 }
@@ -238,7 +238,7 @@ func (x *Exec) Identify(ctx context.Context, deadline time.Time) error {
 		return err
 	}
 	// The kernel names the sender, and only the forked processes have the socket. Nevertheless check that it is the keeper's
-	// child, and finally that it has not ended meanwhile.
+	// child, and finally that it is still alive.
 	st, err := proc.ReadStat(pid)
 	if err != nil {
 		return err

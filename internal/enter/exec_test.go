@@ -21,7 +21,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// idle is a room without a command.
+// idle starts a room without a command.
 func idle(t *testing.T) *room.Room {
 	t.Helper()
 	plan, err := room.Prepare(room.Policy{Workdir: "/tmp"}, room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
@@ -42,7 +42,7 @@ func idle(t *testing.T) *room.Room {
 	return sb
 }
 
-// unharmed checks that the sandbox lives, and that nothing has been left in it.
+// unharmed checks that the sandbox is running and that no other processes are left in it.
 func unharmed(t *testing.T, sb *room.Room) {
 	t.Helper()
 	if sb.Room.Exited() {
@@ -62,8 +62,8 @@ func entry(sb *room.Room, command ...string) *enter.Entry {
 
 func shell(sb *room.Room, script string) *enter.Entry { return entry(sb, "sh", "-c", script) }
 
-// streams are a payload's stdin and stdout, and what it has written when all who
-// have the latter are gone.
+// streams are a payload's stdin, stdout and stderr, and its output, which is complete when all processes with its stdout
+// have exited.
 type streams struct {
 	stdio [3]*os.File
 	w     *os.File
@@ -89,7 +89,7 @@ func open(t *testing.T) *streams {
 	return s
 }
 
-// run runs an entry to its end, with proof.
+// run runs an entry to its end and checks the proof.
 func run(t *testing.T, sb *room.Room, e *enter.Entry, terms supervise.Terms) (string, result.Result) {
 	t.Helper()
 	return runHeld(t, sb, e, terms, func(*proc.Kept) {})
@@ -100,7 +100,7 @@ func runHeld(t *testing.T, sb *room.Room, e *enter.Entry, terms supervise.Terms,
 	t.Helper()
 	s := open(t)
 	terms.ProofTimeout, terms.Begin = 10*time.Second, time.Now()
-	room, err := proc.Open(sb.Room.PID) // a pidfd of its own: one wait at a time
+	room, err := proc.Open(sb.Room.PID) // a separate pidfd: one wait at a time
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func runHeld(t *testing.T, sb *room.Room, e *enter.Entry, terms supervise.Terms,
 		c.Release(t.Context())
 		c.Watch(t.Context())
 		res = c.End(t.Context())
-		_ = c.Collect() // what is left shows in the verdict
+		_ = c.Collect() // remaining processes show in the verdict
 	} else {
 		res = supervise.NotStarted(t.Context(), err, terms)
 	}
@@ -152,7 +152,7 @@ func TestExecEnd(t *testing.T) {
 	unharmed(t, sb)
 }
 
-// Bytes are bytes, and an empty argument is one.
+// A command gets its arguments and environment unchanged, including empty arguments and invalid UTF-8.
 func TestExecVerbatim(t *testing.T) {
 	sb := idle(t)
 	e := entry(sb, "sh", "-c", `printf '%s|' "$@" "$V" "$PWD"`, "sh", "", "a b", "\xff\n", "$HOME")
@@ -163,7 +163,7 @@ func TestExecVerbatim(t *testing.T) {
 	unharmed(t, sb)
 }
 
-// As execvp(3) finds a command.
+// Commands are found as by execvp(3).
 func TestExecFinds(t *testing.T) {
 	sb := idle(t)
 	prepare := `mkdir -p /tmp/a /tmp/b; echo 'echo "script $0 $1"' >/tmp/b/tool; chmod +x /tmp/b/tool; echo x >/tmp/a/tool; echo x >/tmp/a/data; ln -s loop /tmp/a/loop`
@@ -174,7 +174,7 @@ func TestExecFinds(t *testing.T) {
 		path, command, want, code string
 		exit                      int
 	}{
-		{"/tmp/a:/tmp/b:/bin", "tool", "script /tmp/b/tool arg\n", "", 0}, // the first is no program, the second has no interpreter line
+		{"/tmp/a:/tmp/b:/bin", "tool", "script /tmp/b/tool arg\n", "", 0}, // the first is not executable, the second has no interpreter line
 		{"/tmp/a:/nonexistent", "data", "", "not-executable", 126},
 		{"/tmp/a", "nosuch", "", "not-found", 127},
 		{"/tmp/a", "/tmp/b", "", "not-executable", 126},
@@ -202,7 +202,7 @@ func TestExecFinds(t *testing.T) {
 	unharmed(t, sb)
 }
 
-// Nothing of the command runs before its release, however long that takes.
+// A command that is never released does not run.
 func TestExecHeld(t *testing.T) {
 	sb := idle(t)
 	s := open(t)
@@ -240,14 +240,14 @@ func TestExecGivenUp(t *testing.T) {
 	}
 	defer init.Close()
 	signal := func(sig unix.Signal) {
-		for _, p := range []*proc.Process{init, &x.Keeper.Process} { // which reaps it
+		for _, p := range []*proc.Process{init, &x.Keeper.Process} { // the keeper reaps init
 			if err := p.Signal(sig); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	var payload *proc.Process
-	for end := soon(); payload == nil; time.Sleep(time.Millisecond) { // init says that it is there before it forks
+	for end := soon(); payload == nil; time.Sleep(time.Millisecond) { // init reports before it forks the payload
 		if payload, err = x.Payload(); err != nil && time.Now().After(end) {
 			t.Fatal(err)
 		}
@@ -268,7 +268,7 @@ func TestExecGivenUp(t *testing.T) {
 	unharmed(t, sb)
 }
 
-// What a payload leaves behind becomes a child of init as well, and is not taken for it.
+// A process that the payload leaves behind becomes a child of init, but is not mistaken for the payload.
 func TestPayloadEnded(t *testing.T) {
 	sb := idle(t)
 	s := open(t)
@@ -301,7 +301,7 @@ func TestPayloadEnded(t *testing.T) {
 
 func TestExecDeadline(t *testing.T) {
 	sb := idle(t)
-	timeout := harness.Deadline(time.Second) // all have to be up before
+	timeout := harness.Deadline(time.Second) // all processes must be up before it
 	const stubborn = `trap '' TERM; setsid sh -c 'trap "" TERM; echo up; sleep 100' & wait`
 	for _, tt := range []struct {
 		script  string
@@ -311,7 +311,7 @@ func TestExecDeadline(t *testing.T) {
 	}{
 		{stubborn, 0, "up\n", 0},
 		{stubborn, 300 * time.Millisecond, "up\n", 300 * time.Millisecond},
-		// All get it, the payload, its child and what is in a session of its own.
+		// The signal reaches the payload and a process in another session.
 		{`trap 'echo got; exit 3' TERM; setsid sh -c "trap 'echo got; exit' TERM; while :; do sleep 0.05; done" & while :; do sleep 0.05; done`, 20 * time.Second, "got\ngot\n", 0},
 	} {
 		text, res := run(t, sb, shell(sb, tt.script), supervise.Terms{Timeout: timeout, Grace: tt.grace})
@@ -322,14 +322,14 @@ func TestExecDeadline(t *testing.T) {
 	unharmed(t, sb)
 }
 
-// begun waits until a command that sleeps has begun, and for a while if it does not.
+// begun waits, up to a limit, until a shell with two sleeps is running.
 func begun(k *proc.Kept) {
 	for end := soon(); len(harness.Descendants(k.Init.PID)) < 3 && time.Now().Before(end); { // the shell and two
 		time.Sleep(time.Millisecond)
 	}
 }
 
-// Whatever of it is killed, nothing is left, and the sandbox lives on.
+// All processes of a command exit when its keeper or its init is killed, and the sandbox keeps running.
 func TestExecKilled(t *testing.T) {
 	sb := idle(t)
 	kills := map[string]func(*proc.Kept) error{
@@ -351,13 +351,13 @@ func TestExecKilled(t *testing.T) {
 	}
 }
 
-// With the sandbox its execs end.
+// Execs end with their sandbox.
 func TestExecSandboxEnds(t *testing.T) {
 	sb := idle(t)
 	_, res := runHeld(t, sb, shell(sb, "setsid sleep 100 & sleep 100"), supervise.Terms{}, func(k *proc.Kept) {
 		go func() {
 			begun(k)
-			_ = sb.Room.Signal(unix.SIGKILL) // seen by its effect
+			_ = sb.Room.Signal(unix.SIGKILL) // the checks below notice a failure
 		}()
 	})
 	if res.Cause != result.Lost || res.ExitCode() != 137 {
@@ -373,7 +373,7 @@ func TestExecSandboxEnds(t *testing.T) {
 	}
 }
 
-// Many at once do not hinder one another.
+// Concurrent execs do not disturb each other.
 func TestExecConcurrently(t *testing.T) {
 	sb := idle(t)
 	var all sync.WaitGroup
@@ -389,8 +389,7 @@ func TestExecConcurrently(t *testing.T) {
 	unharmed(t, sb)
 }
 
-// A sandbox's own processes see that somebody comes in, but not what sbxrun was
-// called with, nor its environment or memory.
+// A sandbox's processes can see that another process enters, but not sbxrun's arguments, environment or memory.
 func TestExecHidden(t *testing.T) {
 	t.Setenv("API_KEY", "hidden-secret")
 	sb, lines := sandbox(t, `echo up; while :; do for p in /proc/[0-9]*; do cat $p/cmdline $p/environ 2>/dev/null | tr '\0' '\n' | grep -a -o -E 'hidden[-]secret|[.]test$'; done; done`)
@@ -400,7 +399,7 @@ func TestExecHidden(t *testing.T) {
 			t.Errorf("%+v", res)
 		}
 	}
-	sb.Keeper.Kill() // with all that has its stdout
+	sb.Keeper.Kill() // ends all processes with the script's stdout
 	var seen []string
 	for lines.Scan() {
 		seen = append(seen, lines.Text())
@@ -410,7 +409,7 @@ func TestExecHidden(t *testing.T) {
 	}
 }
 
-// Who signals a command is not held up by an init that reads nothing.
+// SignalAll fails instead of blocking when a stopped init reads nothing.
 func TestSignalsStoppedInit(t *testing.T) {
 	sb, lines := sandbox(t, "echo up; sleep 1000")
 	read(t, lines, 1)
@@ -428,7 +427,7 @@ func TestSignalsStoppedInit(t *testing.T) {
 	}
 }
 
-// A payload that takes from its init what that hears by (prlimit(2)) has ended itself.
+// A payload that lowers its init's descriptor limit (prlimit(2)), so that init can no longer poll, ends itself.
 func TestDeafInit(t *testing.T) {
 	sb := idle(t)
 	deafen := shell(sb, "prlimit --pid 1 --nofile=0:0 || exit; (true &); sleep 1000")

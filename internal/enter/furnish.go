@@ -10,62 +10,60 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// This file is what a room gets from us when bwrap has built it, and before anything else
-// enters it. bwrap has options for all of this, but the older ones not for sizes (0.7),
-// modes (0.5) and user namespaces (0.8). With one way for all of them no version makes a
-// weaker room than another. And a bwrap that copies nothing needs no descriptors, so it can be
-// started before it is known what is to be copied.
+// This file finishes a new room after bwrap has built it and before any other process enters it. bwrap has options for
+// all of this, but older versions lack those for sizes (added in 0.7), modes (0.5) and user namespaces (0.8). Because the
+// same code runs with all versions, no version makes a weaker room than another. Also, a bwrap that copies nothing needs
+// no descriptors, so it can start before the files to copy are known.
 //
-// It takes the user namespace in which bwrap has mounted everything. That of the room's
-// PID 1 is another one, made by bwrap below that when all is mounted, unless the uid
-// inside is 0; nothing in the room has a capability in either.
+// The code needs the user namespace in which bwrap has made all mounts. Unless the uid inside is 0, bwrap then makes
+// another one below it for the room's PID 1. No process in the room has a capability in either.
 
-// Furnishing is what to do in a new room.
+// Furnishing describes the changes to a new room.
 type Furnishing struct {
-	// Ready is the end of a pipe where the room's PID 1 says that bwrap has built the room.
+	// Ready is the read end of a pipe. The room's PID 1 writes to it when bwrap has built the room.
 	Ready *os.File
 	Tmpfs []Mounted
 	Files []File
 	// Clones come after Files.
 	Clones []Clone
-	// Mounts come after Clones. A descriptor of each new layer of an overlay comes back, that of Root last.
+	// Mounts come after Clones. sbxrun receives a descriptor of each overlay's new layer, with Root's last.
 	Mounts []Mount
-	// Root, if not nil, becomes the room's root, with everything above in it.
+	// Root, if not nil, becomes the room's root and includes everything above.
 	Root *Root
-	// ReadOnly are mounts of bwrap's own, to be written to by nobody.
+	// ReadOnly are bwrap's own mounts that become read-only.
 	ReadOnly []string
-	// NoUserns: nothing in the room can make user namespaces.
+	// NoUserns prevents the room's processes from making user namespaces.
 	NoUserns bool
-	// OwnNet: the command gets a network namespace of its own, and not the room's. The kernel takes a
-	// millisecond to make one. bwrap would do so before it mounts anything; we do it meanwhile.
+	// OwnNet gives the command its own network namespace instead of the room's. The kernel takes a millisecond to make
+	// one. bwrap would make it before its mounts; the entering process makes it while bwrap mounts.
 	OwnNet bool
 }
 
-// Mounted is a tmpfs that bwrap has mounted. It is remounted with its options, of which
-// the kernel takes the size and not the mode; so that is set by itself.
+// Mounted is a tmpfs that bwrap has mounted. A remount with its options changes the size but not the mode, which is
+// therefore set separately.
 type Mounted struct {
 	Tmpfs
 	Mode uint32
 }
 
-// File is one that is copied into a room, into a directory of bwrap's.
+// File is a file to copy into one of bwrap's directories in a room.
 type File struct {
 	Dest string
-	From *os.File // from its offset on; it stays the caller's
+	From *os.File // read from its offset on; it stays the caller's
 }
 
-// FileMode is that of a file that is copied into a room.
+// FileMode is the mode of files that are copied into a room.
 const FileMode = 0o444
 
-// furnishing is a [Furnishing] as system calls take it.
+// furnishing is a [Furnishing], laid out for system calls.
 type furnishing struct {
 	wanted   bool
 	noUserns bool
 	ownNet   bool
-	loopback unix.Ifreq // to be brought up
+	loopback unix.Ifreq // brings up the loopback device
 	tmpfs    []mounted
 	mounts   *mounts // nil for none
-	files    []*byte // copies of entryFiles and those that follow
+	files    []*byte // destinations for entryFiles and the descriptors after it
 	readOnly []*byte
 	dir      *unix.OpenHow
 	create   unix.OpenHow
@@ -77,7 +75,7 @@ type mounted struct {
 	mode uintptr
 }
 
-// layFurnishing returns f in the block.
+// layFurnishing lays out f in the block.
 func layFurnishing(b *proc.Block, f *Furnishing) furnishing {
 	if f == nil {
 		return furnishing{}
@@ -103,7 +101,7 @@ func layFurnishing(b *proc.Block, f *Furnishing) furnishing {
 	return n
 }
 
-// overlays is how many layers come back.
+// overlays returns the number of layers that sbxrun receives.
 func (f *Furnishing) overlays() (n int) {
 	for _, m := range f.Mounts {
 		if m.Overlay != nil {
@@ -116,7 +114,7 @@ func (f *Furnishing) overlays() (n int) {
 	return n
 }
 
-// from are the files that are copied, as descriptors of what enters.
+// from returns the files to copy, which become descriptors of the entering process.
 func (f *Furnishing) from() (list []*os.File) {
 	for _, file := range f.Files {
 		list = append(list, file.From)
@@ -131,8 +129,8 @@ var (
 	dot  = [...]byte{'.', 0}
 )
 
-// enterNew joins the namespaces of a new room, when it is built, and furnishes it; outer is the user
-// namespace that its mounts belong to.
+// enterNew waits until a new room is built, joins its namespaces and furnishes it; outer is the user namespace that owns
+// its mounts.
 //
 //go:nosplit
 //go:norace
@@ -144,9 +142,9 @@ func (e *entry) enterNew(room, outer uintptr) {
 	}
 	e.awaitRoom()
 	if e.furnishing.noUserns {
-		// The numbers are those of the user namespace that we are in, and hold for all below
-		// it (user_namespaces(7)); the file is opened while the host's /proc is there, because
-		// that in the room is read-only. The room's own namespaces exist by now.
+		// The limit is that of the current user namespace and applies to all namespaces below it (user_namespaces(7)).
+		// Open the file while the host's /proc is visible, because the room's is read-only. The room's own namespaces
+		// already exist.
 		fd := e.must(stepUserns, unix.SYS_OPENAT, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(&maxUserns)), unix.O_WRONLY|unix.O_CLOEXEC, 0, 0)
 		e.must(stepUserns, unix.SYS_WRITE, fd, uintptr(unsafe.Pointer(&zero)), unsafe.Sizeof(zero), 0, 0)
 		e.must(stepUserns, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
@@ -156,7 +154,8 @@ func (e *entry) enterNew(room, outer uintptr) {
 	e.joinUser(room)
 }
 
-// joinUser joins the user namespace of the room's PID 1. EINVAL: bwrap has made only one, and the process is in it.
+// joinUser joins the user namespace of the room's PID 1. EINVAL means that bwrap has made only one, which the process has
+// already joined.
 //
 //go:nosplit
 //go:norace
@@ -167,7 +166,7 @@ func (e *entry) joinUser(room uintptr) {
 	}
 }
 
-// makeNetwork makes a network namespace, which has nothing but a loopback device.
+// makeNetwork makes a network namespace with only a loopback device.
 //
 //go:nosplit
 //go:norace
@@ -180,7 +179,7 @@ func (e *entry) makeNetwork() {
 	e.must(stepLoopback, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
 }
 
-// furnish does what [Furnishing] says.
+// furnish applies the [Furnishing].
 //
 //go:nosplit
 //go:norace
@@ -189,8 +188,7 @@ func (e *entry) furnish() {
 	f := &e.furnishing
 	list := f.tmpfs
 	for i := range list {
-		// That this is the root of a mount in the room the kernel checks (mount(2), MS_REMOUNT:
-		// EINVAL).
+		// The kernel checks that this is the root of a mount in the room (mount(2), MS_REMOUNT: EINVAL).
 		fd := e.must(stepTmpfs, unix.SYS_OPENAT2, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(list[i].target)), uintptr(unsafe.Pointer(f.dir)), unsafe.Sizeof(*f.dir), 0)
 		e.must(stepTmpfs, unix.SYS_FCHDIR, fd, 0, 0, 0, 0)
 		e.must(stepTmpfs, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&dot)), 0, unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV, uintptr(unsafe.Pointer(list[i].options)))
@@ -203,7 +201,7 @@ func (e *entry) furnish() {
 		const most = 1 << 30
 		for e.must(stepCopy, unix.SYS_SENDFILE, fd, uintptr(entryFiles+i), 0, most, 0) != 0 {
 		}
-		e.must(stepCopy, unix.SYS_FCHMOD, fd, FileMode, 0, 0, 0) // whatever the umask is
+		e.must(stepCopy, unix.SYS_FCHMOD, fd, FileMode, 0, 0, 0) // regardless of the umask
 		e.must(stepCopy, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
 	}
 	e.finishMounts()

@@ -25,7 +25,7 @@ const (
 	launchNow  = 'n' | 'o'<<8 | 'w'<<16
 )
 
-// launchEnd follows the launcher's code, twice.
+// launchEnd marks the end of the launcher's code, which it follows twice.
 const launchEnd = 0x5a3cb8e1
 
 // The data in front of the launcher's code.
@@ -41,10 +41,10 @@ const (
 // launch is the code of the launcher. It must not be called.
 func launch()
 
-// launchCode returns where that begins.
+// launchCode returns the address of launch.
 func launchCode() unsafe.Pointer
 
-// launcher returns the program.
+// launcher returns the launcher as an executable file.
 func launcher() []byte {
 	const most = 1 << 10
 	mark := binary.LittleEndian.AppendUint32(nil, launchEnd)
@@ -55,8 +55,8 @@ func launcher() []byte {
 	return proc.Executable(append(text, code[:size]...), launchEntry)
 }
 
-// launchArgs returns the launcher's arguments: whether it waits, the paths to try, as execvp(3)
-// does, an empty string, and the arguments of the command.
+// launchArgs returns the launcher's arguments: "wait" or "now", the paths to try as execvp(3) does, an empty string, and
+// the command with its arguments.
 func (e *Entry) launchArgs(wait bool) []string {
 	args := []string{"now"}
 	if wait {

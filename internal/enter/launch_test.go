@@ -16,8 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// launched runs the launcher with a gate that has these bytes, and returns its output, its exit code
-// and its message.
+// launched runs the launcher with a gate that contains these bytes, and returns its output, its exit code and its message.
 func launched(t *testing.T, gate string, args ...string) (output string, code int, said message) {
 	t.Helper()
 	f, err := proc.MemoryFile("launcher", launcher(), 0o555)
@@ -38,7 +37,7 @@ func launched(t *testing.T, gate string, args ...string) (output string, code in
 	if _, isExit := err.(*exec.ExitError); err != nil && !isExit {
 		t.Fatal(err)
 	}
-	_, _ = read.Read((*[unsafe.Sizeof(said)]byte)(unsafe.Pointer(&said))[:]) // nothing, if it has said nothing
+	_, _ = read.Read((*[unsafe.Sizeof(said)]byte)(unsafe.Pointer(&said))[:]) // fails if it has sent nothing
 	return string(out), cmd.ProcessState.ExitCode(), said
 }
 
@@ -80,7 +79,7 @@ func TestLauncher(t *testing.T) {
 			t.Errorf("%.300q: output %q, exit code %d, %+v", test.args, output, code, said)
 		}
 	}
-	// The shell cannot execute this one either, and reports it.
+	// The shell cannot execute this file either, and reports that.
 	if output, code, said := launched(t, "", "now", broken, "", "name"); code != 2 && code != 126 && code != 127 || said != (message{}) {
 		t.Errorf("%q, exit code %d, %+v", output, code, said)
 	}

@@ -22,7 +22,7 @@ type Maker struct {
 	entry  Entry
 	places [places]*proc.Block // memory for commands; the keeper's
 	made   int                 // number of requested inits
-	next   *Exec               // the last one, without a command yet
+	next   *Exec               // the last requested init, without a command yet
 	err    error               // why next is unusable
 }
 
@@ -83,7 +83,7 @@ func (m *Maker) enter(room *proc.Process) error {
 	return m.Enter(room, outer)
 }
 
-// lay lays everything out for system calls.
+// lay lays out the maker's memory for system calls.
 func (m *Maker) lay(b *proc.Block) unsafe.Pointer {
 	n := newEntry(b, m.entry.HostNet)
 	n.maker = proc.New[maker](b)
@@ -195,8 +195,8 @@ func (x *Exec) meet(ctx context.Context, deadline time.Time) error {
 	return nil
 }
 
-// Take assigns a command to the next init. The payload waits for [Exec.Release]. stdio stays the caller's and stays open
-// until then. The previous command must have ended. After any error but errTooLarge, the Maker is unusable.
+// Take assigns a command to the next init. The payload waits for [Exec.Release]. stdio stays the caller's and must stay
+// open until then. The previous command must have ended. After any error but errTooLarge, the Maker is unusable.
 func (m *Maker) Take(ctx context.Context, e *Entry, stdio [3]*os.File) (*Exec, error) {
 	if err := m.Meet(ctx); err != nil {
 		return nil, err
@@ -217,7 +217,7 @@ func (m *Maker) Take(ctx context.Context, e *Entry, stdio [3]*os.File) (*Exec, e
 	if x.Init.Exited() { // by itself, or by the OOM killer
 		m.err = errBroken
 		if msg, _, err := x.read(); err == nil && msg.kind == messageFailed {
-			m.err = msg.err() // for example for want of tasks
+			m.err = msg.err() // for example a lack of tasks
 		}
 		return nil, m.err
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
-// maker is one in an idle room, with a fresh /tmp.
+// maker starts a Maker in an idle room, with a fresh /tmp.
 func maker(t *testing.T, sb *room.Room) *enter.Maker {
 	t.Helper()
 	e := entry(sb, "")

@@ -12,9 +12,9 @@ import (
 )
 
 // This file finishes the mounts of a new room. bwrap creates mount points only in its own
-// tmpfs. Where a destination lies in a directory of the host, another process may replace a
-// directory on the way with a symbolic link, and a bwrap before 0.12.0 follows that link to the
-// host's root (CVE-2026-87766). So bwrap mounts below [LayersDir], and the entering process
+// tmpfs. If a destination lies in a host directory, another process may replace a directory
+// on its path with a symbolic link, and bwrap before 0.12.0 follows that link to the host's
+// root (CVE-2026-87766). So bwrap mounts below [LayersDir], and the entering process
 // moves the mount to its destination. It opens the path component by component, without
 // following links, and in the room's mount namespace, from which the host's root cannot be
 // reached.
@@ -23,14 +23,13 @@ import (
 // sbxrun has opened it. The entering process compares each bind with the file that sbxrun
 // holds open.
 
-// LayersDir is a tmpfs for mounts that are moved or cloned later. It is gone when the room is
-// furnished.
+// LayersDir is a tmpfs for mounts that are moved or cloned later. Furnishing the room removes it.
 const LayersDir = "/.layers"
 
 // Bind is a mount that bwrap has made.
 type Bind struct {
 	Place string // in the room
-	// Dev and Inode identify the source; with Inode 0 it is not compared.
+	// Dev and Inode identify the source. If Inode is 0, the source is not compared.
 	Dev, Inode uint64
 }
 
@@ -40,26 +39,26 @@ type Mount struct {
 	// Base is the mount of a host directory, made by bwrap, in which Dest lies. "" means
 	// that bwrap has made the mount at Dest.
 	Base string
-	File bool // it is not a directory
+	File bool // not a directory
 	Bind Bind // Place is below LayersDir, or Dest if Base is ""
 	// Overlay, if not nil, is mounted at Dest, above the bind.
 	Overlay *Overlay
 }
 
-// Clone shows a part of a tree that bwrap has bound below [LayersDir]. Its Dest is in a directory
-// of bwrap's.
+// Clone shows a part of a tree that bwrap has bound below [LayersDir]. Its Dest is in one of
+// bwrap's own directories.
 type Clone struct {
 	Source, Dest string
-	File         bool // it is not a directory
+	File         bool // not a directory
 }
 
-// copied reports whether it is a file of [Furnishing.Files], and not a mount yet.
+// copied reports whether m is one of [Furnishing.Files], and not a mount yet.
 func (m Mount) copied() bool { return m.File && m.Bind.Inode == 0 }
 
 // byDescriptors are the flags of a move_mount(2) whose paths are empty.
 const byDescriptors = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
 
-// clones lays out the calls for a list of clones. One that is gone from the host is left out.
+// clones lays out the calls for a list of clones. The calls skip a clone whose source is gone from the host.
 func (s *script) clones(list []Clone) {
 	for _, c := range list {
 		s.add(stepMount, slotMount, unix.SYS_OPEN_TREE, unix.AT_FDCWD, c.Source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE|unix.AT_SYMLINK_NOFOLLOW)
@@ -76,7 +75,7 @@ func (s *script) clones(list []Clone) {
 }
 
 // all lays out the calls for a list of mounts, parents before mounts inside them, and then for the root,
-// if it is not nil. staged reports that there are mounts below LayersDir already.
+// if it is not nil. staged is true if there are mounts below LayersDir already.
 func (s *script) all(list []Mount, root *Root, staged bool) {
 	// First the mounts that bwrap made in place: later ones may lie in them.
 	for i := range list {
@@ -89,7 +88,7 @@ func (s *script) all(list []Mount, root *Root, staged bool) {
 	}
 	s.number = 0
 	if slices.ContainsFunc(list, Mount.copied) {
-		// The clones of files in it have this from it.
+		// The clones of files in it inherit these flags.
 		s.add(stepMount, slotNone, unix.SYS_MOUNT, 0, LayersDir, 0, unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, 0)
 	}
 	for i := range list {
@@ -137,8 +136,8 @@ func (s *script) move(m *Mount) {
 	s.close(slotMount)
 }
 
-// makePoint opens the mount point at m.Dest as slotTarget. It creates missing components, with
-// the sandbox's identity.
+// makePoint lays out the calls that open the mount point at m.Dest as slotTarget. They create
+// missing components, with the sandbox's identity.
 func (s *script) makePoint(m *Mount) {
 	names := strings.Split(strings.TrimPrefix(m.Dest, m.Base+"/"), "/")
 	at, next := slot(slotTarget), slot(slotPlace)
@@ -161,7 +160,7 @@ func (s *script) makePoint(m *Mount) {
 	}
 }
 
-// check lays out the comparison of an open file with the source that was bound.
+// check lays out the comparison of an open file with the source of a bind.
 func (s *script) check(fd slot, b *Bind) {
 	if b.Inode == 0 {
 		return
@@ -170,8 +169,8 @@ func (s *script) check(fd slot, b *Bind) {
 	s.add(stepSource, slotNone, compareInode, int(unix.Major(b.Dev)), int(unix.Minor(b.Dev)), int(b.Inode))
 }
 
-// confirm lays out the check that a path leads to a mount: its mount point may have been moved
-// while we mounted there.
+// confirm lays out the check that a path leads to a mount, because another process may have
+// moved the mount point at the same time.
 func (s *script) confirm(mount slot, dest string) {
 	s.stat(mount, 0)
 	s.open(slotDir, dest, s.any)
@@ -180,8 +179,8 @@ func (s *script) confirm(mount slot, dest string) {
 	s.add(stepMount, slotNone, compareMounts)
 }
 
-// stat lays out a statx(2) of a descriptor. A file system on the network is not asked: neither the
-// inode nor the mount can have changed.
+// stat lays out a statx(2) of a descriptor. It does not query the server of a network file system,
+// because neither the inode nor the mount can have changed.
 func (s *script) stat(fd slot, n int) {
 	s.add(stepMount, slotNone, unix.SYS_STATX, fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_INO|unix.STATX_MNT_ID, unsafe.Pointer(&s.stats[n]))
 }

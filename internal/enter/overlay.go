@@ -11,27 +11,24 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// This file is the part of the furnishing that mounts overlays (overlayfs(5) of the kernel's
-// documentation; in a user namespace from Linux 5.11 on, with the option userxattr). bwrap has
-// an option for it only from 0.11 on.
+// This file mounts the overlays of a new room (overlayfs in the kernel's documentation; in a user namespace since Linux
+// 5.11, with the option userxattr). bwrap has an option for overlays only since 0.11.
 //
-// All paths that the kernel is given are our own, and relative to a place that nobody but us
-// can see: a directory in memory, mounted for a moment over the overlay's destination, to which
-// the layers are attached by their descriptors. So no name of the user's is looked up twice,
-// none needs quoting, and when that place is gone no path leads to a layer: the overlay has its
-// own copies of these mounts. The new layer of an overlay in memory is in that same file system.
+// The kernel gets only paths that this code has chosen. They are relative to a directory that no other process can see: a
+// tmpfs, mounted for a moment over the overlay's destination, in which the layers are attached by their descriptors. So
+// no user-supplied name is looked up twice or needs quoting. After the tmpfs is unmounted no path leads to a layer,
+// because the overlay has its own copies of these mounts. The new layer of an overlay in memory is in the same tmpfs.
 
 // Overlay is a writable view of a directory that leaves the directory unchanged. Its lowest
 // layer is the bind of its [Mount].
 type Overlay struct {
-	// Lower are further layers that nothing writes to, the uppermost first: directories that
-	// bwrap has bound below LayersDir.
+	// Lower are further read-only layers, the uppermost first: directories that bwrap has bound below LayersDir.
 	Lower []Bind
-	// Upper has, on disk, a directory for what is written ([UpperName]) and one for the
-	// kernel ([WorkName]); it is bound as those are. nil is in memory, with Size bytes.
+	// Upper is a directory on disk, bound like those of Lower. It contains a directory for written files ([UpperName]) and
+	// one for the kernel ([WorkName]). If it is nil, both are in memory, with Size bytes.
 	Upper *Bind
 	Size  int64
-	Mode  uint32 // of the directory that is shown
+	Mode  uint32 // of the overlay's root directory, if it is in memory
 }
 
 // scratchSize is the size of the tmpfs in which the layers are attached; o may be nil.
@@ -42,23 +39,23 @@ func (o *Overlay) scratchSize() int64 {
 	return o.Size
 }
 
-// What the directory Upper of an [Overlay] has in it.
+// Names in the Upper directory of an [Overlay].
 const (
 	UpperName = "upper"
 	WorkName  = "work"
 )
 
-// call is a system call that is laid out before the fork, for a process that can do nothing
-// but make it: what to do for an overlay is too much for the stack of code that cannot grow it.
+// call is a system call, laid out before the fork so that the entering process only has to make it. That process cannot
+// grow its stack, which is too small for the code that prepares an overlay.
 type call struct {
 	step   int64
 	number uintptr
 	args   [5]uintptr
-	slots  uint8 // bit n says that args[n] is the number of a slot, which has the value
-	result uint8 // the slot for what it returns
-	exists bool  // EEXIST is no error
-	skips  uint8 // how many calls are left out after ENOENT, which is no error then
-	mount  int64 // number of the [Mount] that it is for, from 1
+	slots  uint8 // bit n is set if args[n] is the number of a slot, which has the value
+	result uint8 // slot for the return value
+	exists bool  // EEXIST is not an error
+	skips  uint8 // number of calls to skip after ENOENT; if 0, ENOENT is an error
+	mount  int64 // number of its [Mount], from 1; 0 for none
 }
 
 // Pseudo system calls that compare results of statx(2).
@@ -80,7 +77,7 @@ const (
 	slotCount
 )
 
-// slot is an argument that an earlier call has returned.
+// slot is an argument whose value an earlier call has returned.
 type slot uint8
 
 // mounts are the calls for a room's [Furnishing.Mounts].
@@ -88,22 +85,22 @@ type mounts struct {
 	calls []call
 	slots [slotCount]uintptr
 	stats [2]unix.Statx_t
-	hello letter // brings a layer
+	hello letter // sends a layer to sbxrun
 }
 
 // script lays out calls.
 type script struct {
 	b      *proc.Block
 	dir    *unix.OpenHow
-	any    *unix.OpenHow // of a file or directory
+	any    *unix.OpenHow // for a file or directory
 	stats  *[2]unix.Statx_t
 	hello  *letter
-	number int64 // the number of the mount that calls are added for
+	number int64 // number of the [Mount] of the next calls
 	calls  []call
 }
 
-// add lays a call out. An argument is a number, a text, a slot, or what is in the Block
-// already; result is the slot for what it returns.
+// add lays out a call. An argument is an int, a string, a slot, or a pointer into the Block; result is the slot for the
+// return value.
 func (s *script) add(step int64, result slot, number uintptr, args ...any) {
 	c := call{step: step, number: number, result: uint8(result), mount: s.number}
 	for i, a := range args {
@@ -121,7 +118,7 @@ func (s *script) add(step int64, result slot, number uintptr, args ...any) {
 	s.calls = append(s.calls, c)
 }
 
-// layMounts lays out, in the block, what finishes them.
+// layMounts lays out, in the block, the calls that finish the mounts. It returns nil if there are none.
 func layMounts(b *proc.Block, clones []Clone, list []Mount, root *Root, dir *unix.OpenHow) *mounts {
 	if len(clones)+len(list) == 0 && root == nil {
 		return nil
@@ -144,7 +141,7 @@ func layMounts(b *proc.Block, clones []Clone, list []Mount, root *Root, dir *uni
 	return out
 }
 
-// overlay lays out the calls for the one of m.
+// overlay lays out the calls that mount m.Overlay.
 func (s *script) overlay(m *Mount) {
 	o := m.Overlay
 	s.open(slotTarget, m.Bind.Place, s.dir)
@@ -212,7 +209,8 @@ func (s *script) take(b Bind, name string) {
 	s.close(slotDir)
 }
 
-// upper makes the directories for what is written, or takes those on disk, and opens the first as slotLayer.
+// upper makes the directories for written files and for the kernel, or attaches those on disk. It opens the first as
+// slotLayer.
 func (s *script) upper(o *Overlay) (upper, work string) {
 	upper, work = UpperName, WorkName
 	if o.Upper != nil {
@@ -221,11 +219,11 @@ func (s *script) upper(o *Overlay) (upper, work string) {
 		upper, work = path.Join(disk, UpperName), path.Join(disk, WorkName)
 	} else {
 		s.add(stepOverlay, slotNone, unix.SYS_MKDIRAT, unix.AT_FDCWD, upper, 0o700)
-		s.add(stepOverlay, slotNone, unix.SYS_FCHMODAT, unix.AT_FDCWD, upper, int(o.Mode)) // whatever the umask is
+		s.add(stepOverlay, slotNone, unix.SYS_FCHMODAT, unix.AT_FDCWD, upper, int(o.Mode)) // regardless of the umask
 		s.add(stepOverlay, slotNone, unix.SYS_MKDIRAT, unix.AT_FDCWD, work, 0o700)
 	}
-	// Without such attributes a directory that replaces another could not be told from it, and
-	// the kernel only warns. tmpfs has them from Linux 6.6 on (tmpfs(5)).
+	// Without such attributes the kernel cannot mark a directory that replaces another one, and only warns. tmpfs has them
+	// since Linux 6.6 (tmpfs(5)).
 	const trial = "user.sbxrun"
 	s.add(stepXattr, slotNone, unix.SYS_SETXATTR, work, trial, trial, len(trial), 0)
 	s.add(stepXattr, slotNone, unix.SYS_REMOVEXATTR, work, trial)
@@ -239,8 +237,7 @@ func (s *script) sendLayer() {
 	s.close(slotLayer)
 }
 
-// scratch mounts a tmpfs, in which layers are attached, over slotTarget, and makes it slotPlace and the
-// current directory.
+// scratch mounts a tmpfs for the layers over slotTarget, and makes it slotPlace and the current directory.
 func (s *script) scratch(size int64) {
 	s.add(stepOverlay, slotFS, unix.SYS_FSOPEN, "tmpfs", unix.FSOPEN_CLOEXEC)
 	s.option("size", strconv.FormatInt(size, 10))
@@ -251,8 +248,8 @@ func (s *script) scratch(size int64) {
 	s.add(stepOverlay, slotNone, unix.SYS_FCHDIR, slot(slotPlace))
 }
 
-// overlayOptions sets what all overlays have in common. With userxattr the kernel neither follows nor makes
-// redirects and metacopies, which are how a layer could name files elsewhere.
+// overlayOptions sets the options that all overlays share. With userxattr the kernel neither follows nor makes redirects
+// and metacopies, through which a layer could name files elsewhere.
 func (s *script) overlayOptions() {
 	s.add(stepOverlay, slotNone, unix.SYS_FSCONFIG, slot(slotFS), unix.FSCONFIG_SET_FLAG, "userxattr", 0, 0)
 	s.option("index", "off")
@@ -263,7 +260,7 @@ func (s *script) option(name, value string) {
 	s.add(stepOverlay, slotNone, unix.SYS_FSCONFIG, slot(slotFS), unix.FSCONFIG_SET_STRING, name, value, 0)
 }
 
-// mount makes a mount of a file system that has its options.
+// mount creates the file system in slotFS, whose options are set, and returns a detached mount of it as result.
 func (s *script) mount(result slot) {
 	s.add(stepOverlay, slotNone, unix.SYS_FSCONFIG, slot(slotFS), unix.FSCONFIG_CMD_CREATE, 0, 0, 0)
 	s.add(stepOverlay, result, unix.SYS_FSMOUNT, slot(slotFS), unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)

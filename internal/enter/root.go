@@ -11,15 +11,14 @@ import (
 // RootDir is where the new root of a room is mounted before it becomes the root.
 const RootDir = "/.root"
 
-// Root replaces the root that bwrap made with an overlayfs, in which everything that bwrap and the
-// rest of the furnishing made covers the files in Lower.
-// The directories on the way to a mount are therefore always bwrap's own, and a symbolic link
+// Root replaces bwrap's root with an overlayfs, in which the files and mounts of bwrap and of the rest of the furnishing
+// cover the files in Lower. The directories on the path to a mount are therefore always bwrap's own, and a symbolic link
 // in Lower cannot redirect a mount.
 type Root struct {
 	Lower []Bind // directories below LayersDir, the uppermost first
-	// Overlay, if not nil, makes the root writable. Its own Lower are above those of the Root.
+	// Overlay, if not nil, makes the root writable. Its Lower directories are above the Root's.
 	Overlay *Overlay
-	Moved   []string // mounts in bwrap's root, without those inside another one
+	Moved   []string // mounts in bwrap's root, except mounts inside another one
 }
 
 // root lays out the calls that make r the root. They run after all other mounts are in place.

@@ -71,8 +71,8 @@ func (w *way) over(room *proc.Process, err error) error {
 }
 
 // ended reports whether a room that could not be entered has ended. A room that is about to end refuses in many ways, so
-// ended waits for its end if the error came from inside. It does not wait if the fork failed for want of tasks or
-// descriptors, which says nothing about the room and would delay a kill.
+// ended waits for its end if the error came from inside. It does not wait if the fork failed for lack of tasks or
+// descriptors, because that says nothing about the room, and waiting would delay a kill.
 func ended(room *proc.Process, err error, inside bool) bool {
 	if !inside || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EMFILE) || errors.Is(err, os.ErrDeadlineExceeded) {
 		return room.Exited()

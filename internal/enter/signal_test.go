@@ -22,8 +22,7 @@ import (
 
 func soon() time.Time { return time.Now().Add(20 * time.Second) }
 
-// sandbox runs a shell script, and ends it with the test. Lines are the
-// script's stdout.
+// sandbox runs a shell script until the test ends. lines reads the script's stdout.
 func sandbox(t *testing.T, script string) (sb *room.Room, lines *bufio.Scanner) {
 	t.Helper()
 	plan, err := room.Prepare(room.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"},
@@ -65,7 +64,7 @@ func end(t *testing.T, sb *room.Room) {
 	sb.Close()
 }
 
-// read returns the next n lines, which come in any order.
+// read returns the next n lines.
 func read(t *testing.T, lines *bufio.Scanner, n int) (got []string) {
 	t.Helper()
 	for range n {
@@ -79,7 +78,7 @@ func read(t *testing.T, lines *bufio.Scanner, n int) (got []string) {
 
 var anyOrder = cmpopts.SortSlices(func(a, b string) bool { return a < b })
 
-// children are our own, without the keeper.
+// children returns this process's children except the keeper.
 func children(t *testing.T, keeper int) (list []proc.Stat) {
 	t.Helper()
 	for _, st := range proc.Descendants(os.Getpid(), 1000) {
@@ -90,7 +89,7 @@ func children(t *testing.T, keeper int) (list []proc.Stat) {
 	return list
 }
 
-// loop is a process that waits for signals and tells its name when one comes.
+// loop defines a shell function that prints its name at each SIGTERM.
 const loop = `loop() { trap "echo $1" TERM; echo up; while :; do sleep 0.01 & wait; done; }; `
 
 func TestSignalReachesAll(t *testing.T) {
@@ -119,8 +118,7 @@ func TestSignalReachesAll(t *testing.T) {
 
 func TestSignalStops(t *testing.T) {
 	sb, _ := sandbox(t, "setsid sleep 100 & exec sleep 100")
-	// A process that waits for its child of vfork(2) to exec cannot stop, so not
-	// before both have executed what they are to be.
+	// A process that waits for its vfork(2) child to exec cannot stop, so wait until both have executed sleep.
 	until(t, sb, "two sleeps", func(st proc.Stat) bool { return st.Comm == "sleep" })
 	if err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -128,7 +126,7 @@ func TestSignalStops(t *testing.T) {
 	until(t, sb, "two stopped", func(st proc.Stat) bool { return st.State == "T" })
 }
 
-// until waits for two processes below init to be as wanted.
+// until waits until there are two processes below init and is holds for both.
 func until(t *testing.T, sb *room.Room, what string, is func(proc.Stat) bool) {
 	t.Helper()
 	for limit := soon(); ; time.Sleep(time.Millisecond) {
@@ -142,7 +140,7 @@ func until(t *testing.T, sb *room.Room, what string, is func(proc.Stat) bool) {
 	}
 }
 
-// Nobody may be there: that is not an error. And many may come at once.
+// Signal succeeds even if no process is there to receive it, and if many signals are sent at once.
 func TestSignalConcurrently(t *testing.T) {
 	sb, lines := sandbox(t, "echo up; while :; do (:) & wait; done")
 	read(t, lines, 1)
@@ -179,7 +177,7 @@ func TestSignalErrors(t *testing.T) {
 	}
 }
 
-// command is true(1) in a room, and what its 0, 1 and 2 are to be.
+// command returns an entry for true(1) in a room, and its descriptors 0, 1 and 2.
 func command(t *testing.T, sb *room.Room) (*enter.Entry, [3]*os.File) {
 	t.Helper()
 	null, err := os.Open(os.DevNull)
@@ -190,8 +188,8 @@ func command(t *testing.T, sb *room.Room) (*enter.Entry, [3]*os.File) {
 	return &enter.Entry{Cred: sb.Cred, HostNet: sb.HostNet, Command: []string{"true"}, Path: os.Getenv("PATH"), Workdir: "/"}, [3]*os.File{null, null, null}
 }
 
-// What cannot be sent at all says nothing of the room, whose end is not waited for then: SIGKILL
-// comes after a signal, and would be late.
+// Signal and Start do not wait for the room's end when they fail for lack of descriptors: that says nothing about the
+// room, and waiting would delay the SIGKILL that follows a signal.
 func TestNothingCanBeSent(t *testing.T) {
 	sb, lines := sandbox(t, "echo up; sleep 100")
 	read(t, lines, 1)
@@ -214,7 +212,7 @@ func TestNothingCanBeSent(t *testing.T) {
 	}
 }
 
-// Init is there, and no descriptor to hold it by: there is nothing to wait for.
+// Identify fails without waiting when init exists but there is no free descriptor for its pidfd.
 func TestNothingCanBeHeld(t *testing.T) {
 	sb, lines := sandbox(t, "echo up; sleep 100")
 	read(t, lines, 1)
@@ -245,7 +243,7 @@ func TestNothingCanBeHeld(t *testing.T) {
 	}
 }
 
-// full leaves this process no descriptor until the test ends.
+// full leaves this process without free descriptors until the test ends.
 func full(t *testing.T) {
 	t.Helper()
 	var old unix.Rlimit

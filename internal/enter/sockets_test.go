@@ -12,8 +12,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
-// TestSockets: a socket that was made in a room listens there, and one that was made there
-// connects there, for a process that is outside (network_namespaces(7)).
+// A process outside listens and connects in a room's network namespace with sockets that were made there
+// (network_namespaces(7)).
 func TestSockets(t *testing.T) {
 	sb := idle(t)
 	fds, err := enter.Sockets(sb.Room, sb.Cred, []uint16{80, 3128}, 20)
@@ -46,7 +46,7 @@ func TestSockets(t *testing.T) {
 		c.Close()
 		t.Error("the room's port is the host's")
 	}
-	// To the one that listens there.
+	// Connect to the second listener.
 	addr := &unix.SockaddrInet6{Port: 3128}
 	addr.Addr = [16]byte{10: 0xff, 11: 0xff, 12: 127, 15: 1}
 	if err := unix.Connect(fds[2], addr); err != nil && err != unix.EINPROGRESS {

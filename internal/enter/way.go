@@ -13,7 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// newEntry lays out an entry with what every use needs.
+// newEntry lays out an entry with the fields that every use needs.
 func newEntry(b *proc.Block, hostNet bool) *entry {
 	n := proc.New[entry](b)
 	n.namespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS

@@ -11,7 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// What waits for the room may have been ended before it is let in.
+// Enter returns ErrClosed when the process that waits for the room has already ended.
 func TestHandClosed(t *testing.T) {
 	var w way
 	defer w.Close()
@@ -29,8 +29,8 @@ func TestHandClosed(t *testing.T) {
 	}
 }
 
-// What an init has said counts, though it has ended with an order unread: the kernel then
-// reports ECONNRESET before the rest (unix(7)).
+// read returns an init's message even if the init has ended with an unread order: the kernel then reports ECONNRESET
+// before the message (unix(7)).
 func TestReadAfterReset(t *testing.T) {
 	var w way
 	defer w.Close()
