@@ -26,14 +26,14 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// bound is how long a command may take that is to end by itself.
+// bound limits the commands that should end by themselves.
 const bound = time.Minute
 
 func sh(script string) *bwrap.Command {
 	return &bwrap.Command{Args: []string{"sh", "-c", script}, Timeout: bound}
 }
 
-// run runs a command, which may not be an error.
+// run runs a command and fails the test on an error.
 func run(t *testing.T, ctx context.Context, c *bwrap.Command) *bwrap.Result {
 	t.Helper()
 	res, err := c.Run(ctx)
@@ -44,7 +44,7 @@ func run(t *testing.T, ctx context.Context, c *bwrap.Command) *bwrap.Result {
 	return res
 }
 
-// code is that of an error, which must be a *[bwrap.Error].
+// code returns the code of an error, which must be a *[bwrap.Error].
 func code(t *testing.T, err error) string {
 	t.Helper()
 	var e *bwrap.Error
@@ -62,7 +62,7 @@ func TestStreams(t *testing.T) {
 	if out.String() != "in" || both.String() != "to stderr\n" {
 		t.Errorf("stdout %q, stderr %q", &out, &both)
 	}
-	// One writer for both gets all in the order in which it was written.
+	// A single writer for both streams gets the output in order.
 	both.Reset()
 	c = sh("for i in 1 2 3; do echo $i; echo $i >&2; done")
 	c.Stdout, c.Stderr = &both, &both
@@ -70,7 +70,7 @@ func TestStreams(t *testing.T) {
 	if both.String() != "1\n1\n2\n2\n3\n3\n" {
 		t.Errorf("%q", &both)
 	}
-	// Files are given as they are, nil is /dev/null.
+	// Files are passed directly; nil is /dev/null.
 	r, w, err := os.Pipe()
 	harness.Must(t, err)
 	defer r.Close()
@@ -106,7 +106,7 @@ func TestStdinUnread(t *testing.T) {
 	}
 }
 
-// A failing reader is not taken for the end of the input: the command is killed.
+// A read error of Stdin is not treated as the end of the input: the command is killed.
 func TestStdinFails(t *testing.T) {
 	in, fail := io.Pipe()
 	out, w := io.Pipe()
@@ -114,7 +114,7 @@ func TestStdinFails(t *testing.T) {
 	c.Stdin, c.Stdout = in, w
 	go func() {
 		_, _ = fail.Write([]byte("part"))
-		_, _ = io.ReadFull(out, make([]byte, 4)) // it has that
+		_, _ = io.ReadFull(out, make([]byte, 4)) // the command has read this part
 		fail.CloseWithError(io.ErrUnexpectedEOF)
 	}()
 	res, err := c.Run(t.Context())
@@ -139,7 +139,7 @@ func TestStdinClosed(t *testing.T) {
 			t.Errorf("%v: %+v, %v", want, res, err)
 		}
 	}
-	// A file that was closed is given to nobody, and the error names it.
+	// A closed file is an error that names the file.
 	for i, c := range []*bwrap.Command{{Stdin: f}, {Stdout: f}, {Stderr: f}, {Stdout: f, MaxOutput: 1}} {
 		c.Args = []string{"sh", "-c", "echo x"}
 		if _, err := c.Run(t.Context()); !errors.Is(err, os.ErrClosed) || !strings.Contains(err.Error(), os.DevNull) {
@@ -155,13 +155,13 @@ func TestOutput(t *testing.T) {
 	if res := run(t, t.Context(), c); res.Cause != result.OutputLimit || out.String() != "y\ny\ny\ny\ny\n" {
 		t.Errorf("%s, %q", res.Cause, &out)
 	}
-	// A file that is nil is /dev/null, with a bound as well.
+	// A nil *os.File is /dev/null, also with MaxOutput.
 	c = sh("echo x; exit 5")
 	c.Stdout, c.MaxOutput = (*os.File)(nil), 10
 	if res := run(t, t.Context(), c); res.ExitCode() != 5 {
 		t.Errorf("%+v", res)
 	}
-	// One writer for both has one bound, and nothing empty is written to it.
+	// A single writer for both streams has one limit, and gets no empty writes.
 	out.Reset()
 	c = sh("printf 123456; printf 7890 >&2; sleep 0.1; yes")
 	c.Stdout, c.MaxOutput = notEmpty{t, &out}, 8
@@ -169,7 +169,7 @@ func TestOutput(t *testing.T) {
 	if res := run(t, t.Context(), c); res.Cause != result.OutputLimit || out.String() != "12345678" {
 		t.Errorf("%s, %q", res.Cause, &out)
 	}
-	// A writer that fails ends the command, and so does one that does not take all and does not say so.
+	// A writer that fails, or that writes less without an error, ends the command.
 	for _, w := range []io.Writer{failing{}, takesLess{}} {
 		c = sh("yes")
 		c.Stdout, c.Timeout = w, bound/6
@@ -233,7 +233,7 @@ func TestContext(t *testing.T) {
 func TestContextDeadline(t *testing.T) {
 	const work = "n=0; while [ $n -lt 60000 ]; do n=$((n+1)); done; echo up; "
 	for _, timeout := range []time.Duration{0, time.Hour} {
-		// overdue runs a command until its context's deadline, which passes when it has said that it is up.
+		// overdue runs a command whose context reaches its deadline when the command has printed "up".
 		overdue := func(script string, grace time.Duration) *result.Result {
 			ctx, cancel := context.WithCancel(t.Context())
 			r, w := io.Pipe()
@@ -369,7 +369,7 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%+v: %s: %v", c.Args, got, err)
 		}
 	}
-	// What is below zero, as the time until something that was, is not what is zero: no bound.
+	// Unlike zero, a negative value, such as the time until a past deadline, does not mean "no limit".
 	for _, c := range []*bwrap.Command{
 		{Timeout: -1}, {Grace: -1}, {ProofTimeout: -1}, {MaxOutput: -1}, {Policy: bwrap.Policy{TmpSize: -1}}, {Policy: bwrap.Policy{Mounts: []bwrap.Mount{{Dest: "/x", Size: -1}}}},
 	} {
@@ -405,14 +405,14 @@ func TestNothingOfOurs(t *testing.T) {
 	f, err := os.Open(os.DevNull)
 	harness.Must(t, err)
 	defer f.Close()
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETFD, 0); err != nil { // as a careless program has it
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETFD, 0); err != nil { // as in a careless program
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
 	c := sh("env; ls /proc/self/fd; pwd; ls -A")
 	c.Stdout = &out
 	run(t, t.Context(), c)
-	if text := out.String(); strings.Contains(text, "SECRET") || !strings.HasSuffix(text, "\n0\n1\n2\n3\n/home/sandbox\n") { // 3 is that of ls
+	if text := out.String(); strings.Contains(text, "SECRET") || !strings.HasSuffix(text, "\n0\n1\n2\n3\n/home/sandbox\n") { // 3 is ls's own descriptor
 		t.Errorf("%s", text)
 	}
 }

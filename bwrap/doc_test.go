@@ -8,7 +8,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// TestBackendIsDocumented: the back end of docs/guides/library.md is the one that is run here.
+// TestBackendIsDocumented checks that docs/guides/library.md shows the back end that these tests run.
 func TestBackendIsDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../docs/guides/library.md")
 	harness.Must(t, err)

@@ -11,7 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A signal to a command's own process alone does not reach those that it has started.
+// A signal to only the command's own process does not reach its descendants.
 func TestSignalAlone(t *testing.T) {
 	room := &bwrap.Room{}
 	harness.Must(t, room.Start(t.Context()))

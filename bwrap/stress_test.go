@@ -24,7 +24,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// rooms is how many are there at once: SBXRUN_SOAK (tests/README.md), up to 200.
+// rooms is the number of concurrent rooms: SBXRUN_SOAK (tests/README.md), at most 200.
 func rooms(t *testing.T) int {
 	text := os.Getenv("SBXRUN_SOAK")
 	if text == "" {
@@ -59,8 +59,8 @@ func TestManyAtOnce(t *testing.T) {
 	nothingSince(t, before)
 }
 
-// nothingSince waits until this process holds no more than before, and no child at all. What
-// other tests have left may end meanwhile.
+// nothingSince waits until this process has no more descriptors and goroutines than before, and no children. Leftovers
+// of other tests may end meanwhile.
 func nothingSince(t *testing.T, before holdings) {
 	t.Helper()
 	for end := time.Now().Add(bound); ; time.Sleep(10 * time.Millisecond) {
@@ -74,7 +74,7 @@ func nothingSince(t *testing.T, before holdings) {
 	}
 }
 
-// holdings are what this process holds.
+// holdings counts the resources of this process.
 type holdings struct {
 	descriptors, goroutines int
 	children                string // zombies included
@@ -88,7 +88,7 @@ func held(t *testing.T) (h holdings) {
 		t.Fatalf("%q, %v", lists, err)
 	}
 	for _, name := range lists {
-		if children, err := os.ReadFile(name); err == nil { // else the thread has ended
+		if children, err := os.ReadFile(name); err == nil { // otherwise the thread has exited
 			h.children += string(bytes.TrimSpace(children))
 		}
 	}
@@ -96,7 +96,7 @@ func held(t *testing.T) (h holdings) {
 	return h
 }
 
-// killKeeper kills the keeper of a room, our child two above its PID 1.
+// killKeeper kills the keeper of a room: our child, and the grandparent of the room's PID 1.
 func killKeeper(init int) error {
 	monitor, err := proc.ReadStat(init)
 	if err != nil {
@@ -117,7 +117,7 @@ func killKeeper(init int) error {
 	return p.Signal(unix.SIGKILL)
 }
 
-// useRoom uses a room as number i says, and returns how many commands have exited.
+// useRoom uses a room in a way that depends on its number i, and returns the number of commands that exited.
 func useRoom(t *testing.T, i int) (exited int64) {
 	soon := func() time.Duration { return rand.N(200 * time.Millisecond) }
 	ctx, cancel := context.WithCancel(context.Background())
@@ -168,7 +168,7 @@ func useRoom(t *testing.T, i int) (exited int64) {
 		})
 	}
 	switch i % 10 {
-	case 3, 4: // closed by two, at a random moment, while it is used and signalled
+	case 3, 4: // closed twice at once, at a random moment, while it is used and signalled
 		time.Sleep(soon())
 		all.Go(func() { _ = room.Signal(unix.SIGTERM) })
 		all.Go(func() { _, _ = room.Close() })
@@ -189,11 +189,11 @@ func useRoom(t *testing.T, i int) (exited int64) {
 			t.Errorf("room %d: %v", i, err)
 		}
 		<-room.Ended()
-	case 6: // its context
+	case 6: // its context is canceled
 		time.Sleep(soon())
 		cancel()
 		<-room.Ended()
-	case 7: // its context, at any moment since before there was a room
+	case 7: // its context is canceled at any moment, even before the room exists
 		<-room.Ended()
 	default: // undisturbed
 		all.Wait()

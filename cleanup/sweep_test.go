@@ -238,7 +238,7 @@ func castBelow(t *testing.T, roles string) (inner *proc.Process, all []*proc.Pro
 	return inner, all
 }
 
-// findings are the findings of a sweep about one process.
+// findings returns the findings of a sweep about one process.
 func findings(found []Finding, pid int) (mine []Finding) {
 	for _, f := range found {
 		if f.PID == pid {

@@ -22,15 +22,15 @@ import (
 // Command runs one command in an existing room. It cannot be reused. After Start has returned,
 // any goroutine may call Signal and Wait.
 type Command struct {
-	// Sandbox is the name or the id of a sandbox that the caller has started with
-	// `sbxrun start`. It counts as used as long as the command runs.
+	// Sandbox is the name or ID of a sandbox that the caller has started with `sbxrun start`. It counts as used while the
+	// command runs.
 	Sandbox string
-	// Room is the room if Sandbox is empty: see [github.com/sbxrun/sbxrun/bwrap.Room.Command].
+	// Room is the room to enter if Sandbox is empty: see [github.com/sbxrun/sbxrun/bwrap.Room.Command].
 	Room *Room
 
 	Args []string // the command and its arguments
-	// Env adds variables, as NAME=VALUE, to those of the room, which has a PATH, a HOME and a USER.
-	// Nothing comes from the environment of this process.
+	// Env adds variables, as NAME=VALUE, to the room's, which include PATH, HOME and USER. Nothing comes from the
+	// environment of this process.
 	Env []string
 	Dir string // absolute path in the room; "" for the room's default
 
@@ -56,13 +56,13 @@ type Command struct {
 	run *job.Run
 }
 
-// Limits are what a command may use; what is zero is not limited. What cannot be enforced on
-// this machine is an error of Start, and docs/concepts/limits.md says what it takes.
+// Limits bound the resources of a command. A zero field is no limit. Start fails if this machine cannot enforce a limit;
+// docs/concepts/limits.md lists the requirements.
 type Limits struct {
 	Memory int64 // bytes, of all processes and the page cache they fill
-	// MemorySwap is memory and swap together; -1 is unlimited. Without it there is no swap.
+	// MemorySwap limits memory and swap together; -1 is unlimited. Without it, the command gets no swap.
 	MemorySwap  int64
-	Pids        int64 // processes and threads, four at least
+	Pids        int64 // processes and threads; at least 4
 	CPUs        float64
 	CPUTime     time.Duration // of all processes together
 	FSize       int64         // bytes, of one file

@@ -47,7 +47,7 @@ func TestSandbox(t *testing.T) {
 		t.Errorf("%+v, %v, %q", res, err, &out)
 	}
 
-	// Nothing stays open of what cannot be entered: a program may ask for years.
+	// A failed attempt to enter leaks no descriptor, because a long-lived program may make many.
 	job := strings.TrimSpace(sbxrun("exec", "--detach", "box", "true")) // BOX/EXEC
 	open := func() int {
 		names, err := os.ReadDir("/proc/self/fd")
@@ -66,7 +66,7 @@ func TestSandbox(t *testing.T) {
 		}
 	}
 
-	// What ends with its sandbox was killed, whatever it made of that.
+	// A command that ends because its sandbox was killed counts as killed, however it reacted.
 	cmd = &nsenter.Command{Sandbox: "box", Args: []string{"sleep", "1000"}}
 	harness.Must(t, cmd.Start(t.Context()))
 	sbxrun("kill", "--grace", "0", "box")

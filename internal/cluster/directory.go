@@ -9,8 +9,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 )
 
-// nodeHeader names the node for a request. Requests about volumes or snapshots need it, because these are
-// on one node and outlive its instances, so that no ID tells which.
+// nodeHeader names the node for a request. Requests about volumes or snapshots need it, because these belong to one node
+// and outlive its instances, so no ID identifies the node.
 const nodeHeader = "Sbxrun-Node"
 
 // targetNode returns the node that a request names, or an error if it must name one and does not.

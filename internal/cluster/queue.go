@@ -39,7 +39,7 @@ type message struct {
 }
 
 const (
-	// maxWait is how long a call may wait for a slot.
+	// maxWait is the longest time that a call waits for a slot.
 	maxWait = time.Hour
 	// ackWait is the time from the delivery of a call to its start.
 	ackWait = 5 * time.Second
@@ -59,7 +59,7 @@ type queue struct {
 // consumer is the consumer of the queue, which all nodes share.
 const consumer = "nodes"
 
-// maxNodes is how many nodes may wait for a call at the same time. NATS's default is 512.
+// maxNodes limits the number of nodes that wait for a call at the same time. NATS's default is 512.
 const maxNodes = 1 << 13
 
 func newQueue(js jetstream.JetStream, c *config.Config) *queue {

@@ -13,7 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// command finds a command in a line of a remedy: after the words that introduce it, up to the end.
+// command returns the command in a line of a remedy: the text after the introduction.
 var command = regexp.MustCompile(`(?:^|: |with |\()((?:sudo )?(?:apparmor_parser|apt-get|ausearch|chmod|dmesg|docker run|echo|kubectl|incus|lsns|lxc|mkdir|mount|podman run|printf|sbxrun|setcap|setpriv|sysctl|ulimit)\b.*)$`)
 
 var (
@@ -23,7 +23,7 @@ var (
 
 // Every command that a remedy suggests is one that a shell can parse, and contains no text of an error.
 func TestCommandsOfRemedies(t *testing.T) {
-	// Of what is filled in, only these may be part of a command. The others are messages.
+	// Only these values may be part of a command. The others are messages.
 	safe := map[string]bool{"sudo": true, "uid": true, "gid": true, "bwrap": true, "profile": true, "disallowed": true, "limit": true, "more": true, "missing": true, "open": true, "host": true}
 	holder := regexp.MustCompile(`{([a-z-]+)}`)
 	known := other(nil).facts()
@@ -61,8 +61,8 @@ func TestCommandsOfRemedies(t *testing.T) {
 	}
 }
 
-// The remedy for a state directory that is open to others is the command that closes it. For one that
-// cannot be used there is no command.
+// The remedy for a state directory that others can enter is a working chmod command. The remedy for an unusable
+// directory has no chmod.
 func TestStateDirRemedy(t *testing.T) {
 	top := t.TempDir()
 	dir := filepath.Join(top, "a $b 'c'")
@@ -91,7 +91,7 @@ func TestStateDirRemedy(t *testing.T) {
 			t.Errorf("%s: %q", bad, got)
 		}
 	}
-	// Nor is a message taken for a path.
+	// A message is not used as a path either.
 	seen := failure{step: stepStateDir, errno: unix.EACCES, text: "/run/sbxrun cannot be created: /run: permission denied"}
 	if _, got, _ := explain(seen, other(nil)); got != "set SBXRUN_STATE_DIR to a directory of your own" {
 		t.Errorf("%q", got)

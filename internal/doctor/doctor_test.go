@@ -28,8 +28,8 @@ func caller() room.Caller {
 	return room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), Home: os.Getenv("HOME"), UID: os.Geteuid(), GID: os.Getegid()}
 }
 
-// TestMain lets this program break something about the machine it sees, when
-// it is started in namespaces of its own, and print the diagnosis.
+// TestMain lets the test binary, when started in its own namespaces, break something about the machine and print the
+// diagnosis.
 func TestMain(m *testing.M) {
 	if broken := os.Getenv("SBXRUN_TEST_BREAK"); broken != "" {
 		os.Exit(diagnoseBroken(broken))
@@ -42,7 +42,7 @@ func diagnoseBroken(what string) int {
 	var err error
 	switch what {
 	case "masked":
-		// As an ordinary user: root of this namespace could not become another.
+		// Run as an ordinary user, because root of this namespace could not change its uid.
 		c.UID, c.GID = 1000, 1000
 		if err = unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND|unix.MS_REC, ""); err == nil {
 			err = unix.Mount("", "/proc/sys", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
@@ -63,7 +63,7 @@ func diagnoseBroken(what string) int {
 	return 0
 }
 
-// works skips where nothing can be tested, unless a skip is a failure.
+// works skips the test if this machine cannot run it, unless skips are failures.
 func works(t *testing.T) {
 	t.Helper()
 	if d := Diagnose(context.Background(), caller()); d != nil {
@@ -134,13 +134,13 @@ func TestExamine(t *testing.T) {
 	}
 }
 
-// children are ours, zombies included, of all threads.
+// children returns the PIDs of this process's children, including zombies, for all threads.
 func children(t *testing.T) (pids []string) {
 	t.Helper()
 	lists, err := filepath.Glob("/proc/self/task/*/children")
 	harness.Must(t, err)
 	for _, list := range lists {
-		b, _ := os.ReadFile(list) // a thread that has ended has none
+		b, _ := os.ReadFile(list) // fails if the thread has exited
 		pids = append(pids, strings.Fields(string(b))...)
 	}
 	return pids
@@ -208,7 +208,7 @@ func TestFinding(t *testing.T) {
 	}
 }
 
-// Documented is every check, in its order.
+// Every check is documented, in order.
 func TestChecksAreDocumented(t *testing.T) {
 	works(t)
 	doc, err := os.ReadFile("../../docs/reference/doctor.md")
@@ -224,7 +224,7 @@ func TestChecksAreDocumented(t *testing.T) {
 	}
 }
 
-// fakeBwrap is an exam whose bwrap is a shell script, which is started as we are.
+// fakeBwrap returns an exam whose bwrap is a shell script that runs with the identity of the tests.
 func fakeBwrap(t *testing.T, script string) *exam {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "bwrap")
@@ -235,7 +235,7 @@ func fakeBwrap(t *testing.T, script string) *exam {
 	return e
 }
 
-// ended fails the test if the process whose pid the script printed is there.
+// ended fails the test if the process whose PID the script printed still exists.
 func ended(t *testing.T, words string) {
 	t.Helper()
 	pid, err := strconv.Atoi(strings.TrimSpace(words))
@@ -258,7 +258,7 @@ func TestExecuteLeavesNothing(t *testing.T) {
 			e := fakeBwrap(t, script)
 			_, words, err := e.execute([]string{e.program.Path})
 			harness.Must(t, err)
-			if words != "" { // the orphan may have been killed before it could speak
+			if words != "" { // the orphan may have been killed before it could print
 				ended(t, words)
 			}
 			if diff := cmp.Diff(before, children(t)); diff != "" {
@@ -291,7 +291,7 @@ func TestExecuteStopped(t *testing.T) {
 	go func() {
 		defer cancel()
 		for ctx.Err() == nil {
-			pids, _ := proc.Children(os.Getpid()) // what could be read is all there is
+			pids, _ := proc.Children(os.Getpid()) // use the partial list
 			for _, pid := range pids {
 				if st, err := proc.ReadStat(pid); err == nil && st.Comm == proc.KeeperName && len(proc.Descendants(pid, 1)) > 0 {
 					_ = unix.Kill(pid, unix.SIGSTOP)
@@ -342,7 +342,7 @@ func TestTryBwrap(t *testing.T) {
 	if err, want := e.tryBwrap("/nonexistent"), (failure{step: stepStart, errno: unix.ENOENT, text: "no such file or directory"}); err != want {
 		t.Errorf("not there: %+v", err)
 	}
-	// A command that is not there says that the sandbox is.
+	// A missing command shows that the sandbox works.
 	e = fakeBwrap(t, `echo "bwrap: execvp true: No such file or directory" >&2; exit 1`)
 	if err := e.trySandbox("--unshare-user"); err != nil {
 		t.Errorf("%+v", err)

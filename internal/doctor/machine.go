@@ -17,7 +17,7 @@ import (
 // machine reads properties of this machine, to find the cause of a failure. Tests replace it.
 type machine struct {
 	read     func(name string) (string, error) // a small file
-	sameRoot func() (same, known bool)         // reports whether our root is that of process 1
+	sameRoot func() (same, known bool)         // reports whether our root is process 1's
 	root     bool                              // sbxrun was started by root
 	uid, gid int                               // of a run, outside the sandbox
 	bwrap    string                            // path of the program, without links

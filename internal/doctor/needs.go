@@ -21,7 +21,7 @@ func inUse(b admission.Bound) string {
 	return fmt.Sprintf("%d of %d tasks in use, by %s", b.Current, b.Max, b.Path)
 }
 
-// checkTasks checks that a run would be admitted, which the other checks do not ask for.
+// checkTasks checks that a run would be admitted. The other checks do not request admission.
 func checkTasks() (string, error) {
 	r, err := admission.Look()
 	if err != nil {
@@ -53,8 +53,8 @@ func fullCgroup() string {
 	return ""
 }
 
-// checkStateDir: sandboxes that are started, and places of --max-parallel, can be recorded. A run needs
-// none of it.
+// checkStateDir checks the state directory, which records the sandboxes of `sbxrun start` and the slots of
+// --max-parallel. A plain run does not need it.
 func checkStateDir() (string, error) {
 	dir, err := state.Mine().Path()
 	if err != nil {

@@ -106,8 +106,8 @@ var unfiltered = engines{
 	unknown:    "let the container's seccomp filter pass clone, unshare, setns, mount, umount2, pivot_root and pidfd_open",
 }
 
-// started is how each kind of container is started for all to work: whoever meets one of
-// these restrictions will meet the next. {writable} is for limits, where they are refused.
+// started shows how to start each kind of container so that all checks pass, because a user who meets one of these
+// restrictions will meet the next. {writable} is the option for writable cgroups, if limits are refused.
 var started = engines{
 	docker: "docker run --init --cgroupns private --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined{writable} …\n" +
 		"in a compose file: init: true, cgroup: private, security_opt: [seccomp=unconfined, apparmor=unconfined, systempaths=unconfined{, writable}]",
@@ -117,13 +117,13 @@ var started = engines{
 	lxc:        lxcNesting,
 }
 
-// profile is the AppArmor profile that lets bwrap make user namespaces. It is installed as
+// profile is the AppArmor profile that lets bwrap create user namespaces. It is installed as
 // /etc/apparmor.d/sbxrun-bwrap.
 //
 //go:embed sbxrun-bwrap
 var profile string
 
-// printed is the profile as printf(1) takes it, for a bwrap.
+// printed returns the profile for a bwrap as an argument of printf(1).
 func printed(bwrap string) string {
 	var lines []string
 	for line := range strings.Lines(profile) {
@@ -138,14 +138,14 @@ const moreTasks = "in a container: --pids-limit=-1; in a systemd unit: TasksMax=
 
 const unfilteredUnit = "in the systemd unit: no RestrictNamespaces=, no SystemCallFilter= without @mount and @process, no RestrictSUIDSGID= and no DynamicUser="
 
-// remedies is the table. The first row whose words hold is the one.
+// remedies is the table. The first row whose words all apply wins.
 var remedies = []remedy{
 	{seen: "EAGAIN full", cause: "no more processes: {full}", fix: moreTasks},
 	{seen: "tasks", cause: "{text}", fix: moreTasks},
 	{seen: "EAGAIN", cause: "no more processes: the limit of uid {uid} (ulimit -u), or pids.max of the cgroup, is reached",
 		fix: "ulimit -u unlimited\nin a container: --pids-limit=-1; in a systemd unit: TasksMax=infinity"},
 
-	// What concerns no sandbox.
+	// Failures that do not concern a sandbox.
 	{seen: "kernel", cause: "older than 5.11: pidfd_open is of 5.3, setns with a pidfd of 5.8, close_range of 5.9",
 		fix: "boot a newer kernel if one of the checks below fails"},
 	{seen: "children ENOENT", cause: "the kernel was built without CONFIG_PROC_CHILDREN", fix: "boot a kernel with CONFIG_PROC_CHILDREN=y"},
@@ -172,7 +172,7 @@ var remedies = []remedy{
 	{seen: "mapped EPERM container", cause: "{text}", fix: asUser + "\nor give the container CAP_SYS_ADMIN: --cap-add SYS_ADMIN"},
 	{seen: "mapped EPERM", cause: "{text}", fix: asUser},
 
-	// bwrap does not come to make anything.
+	// bwrap fails before it creates anything.
 	{seen: "start EACCES", cause: "uid {uid} may not execute {bwrap}, or it lies on a file system mounted noexec",
 		fix: "{sudo}chmod o+x {bwrap}\nlikewise the directories above it; or install bubblewrap in /usr/bin"},
 	{seen: "start", cause: "{bwrap} cannot be executed: {text}"},
@@ -183,8 +183,8 @@ var remedies = []remedy{
 	{seen: "capabilities", cause: "bubblewrap is started with capabilities, as its file's or as ambient ones, and refuses that",
 		fix: "{sudo}setcap -r {bwrap}\nif it has none: setpriv --ambient-caps=-all --inh-caps=-all sbxrun …"},
 
-	// The kernel has no namespace to give: by a limit, here or further out, by the depth of
-	// nesting (32, user_namespaces(7)), or as it was built.
+	// The kernel cannot create a namespace because of a limit of this or an outer namespace, the nesting depth (32,
+	// user_namespaces(7)), or its build configuration.
 	{seen: "create ENOSPC|EUSERS disallowed", cause: "{disallowed} is 0, so that nobody may make this kind of namespace",
 		fix: "{sudo}sysctl -w {disallowed}=15000\nto keep it: echo '{disallowed} = 15000' | {sudo}tee /etc/sysctl.d/60-sbxrun.conf"},
 	{seen: "create ENOSPC|EUSERS nested", cause: "this is inside a sandbox that allows none within (of sbxrun, or of bwrap --disable-userns), or is 32 deep, or out of user.max_user_namespaces",
@@ -195,12 +195,12 @@ var remedies = []remedy{
 	{seen: "create EINVAL|ENOSYS !filtered switched-off", cause: "the kernel was booted without user namespaces", fix: "boot with user_namespace.enable=1"},
 	{seen: "create EINVAL|ENOSYS !filtered", cause: "the kernel was built without {missing}", fix: "boot a kernel with {missing}=y"},
 
-	// One step has a reason of its own.
+	// Causes that are specific to one step.
 	{seen: "setup EINVAL large-id", cause: "bubblewrap cannot handle {large-id}: ids must be below 2147483648: {text}", fix: "run sbxrun as another user"},
 	{seen: "setup ENOENT no-tmp", cause: "bubblewrap needs a directory /tmp: {text}", fix: "{sudo}mkdir -m 1777 /tmp"},
 	{seen: "pivot initramfs", cause: "/ is the initial ramfs, which cannot be pivoted away from", fix: "start the system with switch_root, not with chroot"},
-	// The kernel mounts a fresh /proc in a user namespace only where a whole one is visible
-	// already (mount_too_revealing): otherwise it would show what somebody has hidden.
+	// In a user namespace, the kernel mounts a new /proc only if a complete one is already visible
+	// (mount_too_revealing), because the new one would reveal the hidden parts.
 	{seen: "proc EPERM masked", cause: "parts of /proc are hidden by other mounts ({masked}), so no fresh one may be mounted",
 		fix: "{sudo}mkdir -p /run/proc && {sudo}mount -t proc proc /run/proc\nin a systemd unit: no ProtectKernelTunables=, ProtectKernelLogs= or ProtectProc=",
 		in: engines{
@@ -220,8 +220,8 @@ var remedies = []remedy{
 		}},
 	{seen: "other|payload|staged", cause: "{text}"},
 
-	// Something is refused that every user may do on a kernel that nobody has restricted.
-	// Who has? In the order in which one hides the other.
+	// An operation is refused that an unrestricted kernel allows for every user. These rows find the restriction. If one
+	// restriction hides another, its row comes first.
 	{seen: "create clone-off", cause: "kernel.unprivileged_userns_clone is 0: only root may make user namespaces",
 		fix: "{sudo}sysctl -w kernel.unprivileged_userns_clone=1\nto keep it: echo 'kernel.unprivileged_userns_clone = 1' | {sudo}tee /etc/sysctl.d/60-sbxrun.conf"},
 	{seen: "create EPERM chroot", cause: "this is a chroot, in which the kernel makes no user namespaces", fix: leaveChroot},
@@ -235,7 +235,7 @@ var remedies = []remedy{
 			kubernetes: "in the container's securityContext: appArmorProfile: {type: Unconfined}\n{host}",
 			lxc:        lxcNesting + "\n{host}",
 		}},
-	// A profile on the host would have to name a path in here.
+	// An AppArmor profile on the host would have to name a path inside the container.
 	{seen: "restricted container", cause: restricted, fix: "on the host: sudo " + unrestrict},
 	{seen: "restricted profiled", cause: restricted, fix: loadProfile + "\nor, for every program: {sudo}" + unrestrict},
 	{seen: "restricted", cause: restricted,

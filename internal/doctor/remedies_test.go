@@ -15,7 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// other is a machine that has only these files.
+// other returns a machine that has only these files.
 func other(files map[string]string) machine {
 	const kinds = "/proc/self/ns/"
 	return machine{
@@ -47,7 +47,7 @@ const (
 		"30 24 0:30 / /proc/sys/fs/binfmt_misc rw - autofs systemd-1 rw\n"
 	maskedTable = plainTable + "31 24 0:21 /sys /proc/sys ro,relatime - proc proc rw\n32 24 0:5 /null /proc/kcore rw - tmpfs tmpfs rw\n" +
 		"33 24 0:5 /null /proc/keys rw - tmpfs tmpfs rw\n34 24 0:5 /null /proc/timer_list rw - tmpfs tmpfs rw\n"
-	// A chroot into a directory that is no mount point has no root in the table.
+	// In a chroot whose directory is not a mount point, the mount table has no root.
 	chrootTable = "24 22 0:21 / /proc rw,relatime - proc proc rw\n"
 	filtered    = "Name:\tsbxrun\nSeccomp:\t2\nSeccomp_filters:\t1\n"
 )
@@ -66,9 +66,9 @@ func TestExplain(t *testing.T) {
 		seen  failure // if there are no words
 		files map[string]string
 		root  bool
-		cause string   // is part of
-		fix   []string // are parts of, in this order
-		not   string   // is no part of the fix
+		cause string   // substring of the cause
+		fix   []string // substrings of the fix, in this order
+		not   string   // not in the fix
 	}{
 		{
 			name: "Debian", words: noPermissions,
@@ -311,7 +311,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// The transcript of docs/reference/doctor.md has this cause and this fix.
+// The transcript in docs/reference/doctor.md contains the actual cause and fix.
 func TestExplainedInDocs(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/reference/doctor.md")
 	harness.Must(t, err)
@@ -417,7 +417,7 @@ func TestKernel(t *testing.T) {
 	}
 }
 
-// Cgroups that are mounted read-only are the engine's to change.
+// The remedy for read-only cgroups is an option of the container engine.
 func TestReadOnlyCgroups(t *testing.T) {
 	for file, want := range map[string]string{
 		"/.dockerenv":        "docker run --security-opt writable-cgroups=true",
@@ -432,8 +432,7 @@ func TestReadOnlyCgroups(t *testing.T) {
 	}
 }
 
-// How a container is started for all to work is told where it is the container that lacks
-// something, and nowhere else.
+// The report shows how to start the container if, and only if, the container is the cause.
 func TestStart(t *testing.T) {
 	const option = " --security-opt writable-cgroups=true"
 	for _, tt := range []struct{ name, file, text, want string }{
@@ -466,8 +465,8 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// The command prints the profile that packages bring, for the bwrap that is used; where it is
-// installed, it is only to be loaded.
+// The suggested command prints the packaged profile with the path of the bwrap in use. If the profile is installed, the
+// fix only loads it.
 func TestProfile(t *testing.T) {
 	files := map[string]string{"/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1\n"}
 	m := other(files)
@@ -492,7 +491,7 @@ func TestProfile(t *testing.T) {
 	}
 }
 
-// TestTable: what the table asks of a machine is known of machines, and the last row is for
+// TestTable checks that every fact in the table is a known fact about machines, and that the last row matches
 // everything.
 func TestTable(t *testing.T) {
 	machine := other(map[string]string{

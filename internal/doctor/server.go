@@ -17,8 +17,8 @@ const (
 	serverDescriptors = 8192
 )
 
-// server checks what `sbxrun serve` and `sbxrun mcp` need beside what a run needs. A run needs
-// nothing of it, so each is a warning.
+// server checks the additional needs of `sbxrun serve` and `sbxrun mcp`. Failures are warnings, because a run does not
+// depend on them.
 func (e *exam) server() {
 	e.warn("server program", checkServerProgram)
 	e.warn("server directory", func() (string, error) { return checkDir(stepServerDir, state.ServerDir()) })

@@ -19,7 +19,7 @@ func TestServerDir(t *testing.T) {
 	open := filepath.Join(dir, "open")
 	for name, mode := range map[string]os.FileMode{own: 0o700, open: 0o755} {
 		harness.Must(t, os.Mkdir(name, mode))
-		if err := os.Chmod(name, mode); err != nil { // whatever the umask
+		if err := os.Chmod(name, mode); err != nil { // regardless of the umask
 			t.Fatal(err)
 		}
 	}
@@ -67,7 +67,7 @@ func TestServerWarnings(t *testing.T) {
 		t.Errorf("%d: %v", before.Max, err)
 	}
 	e := newExam(t.Context(), caller())
-	e.server() // beside a test there is no sbxrund
+	e.server() // the test binary has no sibling sbxrund
 	if len(e.Checks) != 4 || e.Failed() != nil {
 		t.Fatalf("%+v", e.Checks)
 	}

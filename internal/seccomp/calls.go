@@ -28,7 +28,7 @@ const (
 	columns
 )
 
-// none: the architecture has no such call.
+// none marks a call that the architecture does not have.
 const none = 0
 
 // rule decides the result of a call.
@@ -178,7 +178,7 @@ type domain struct{ families, types, protocols []uint32 }
 
 // domains are sockets that belong to a network namespace or to the file system, and the AF_NETLINK protocols that
 // libraries need. Families without network namespaces, such as AF_VSOCK, reach other sandboxes and the host.
-// The error EAFNOSUPPORT is that of a kernel without the family.
+// Other sockets fail with EAFNOSUPPORT, as on a kernel without the family.
 //
 // For AF_INET the kernel turns SOCK_PACKET into AF_PACKET, and SOCK_SEQPACKET and SOCK_DCCP select protocols
 // that the third argument does not name. The kernel loads the module of a protocol when any process asks for it. Protocols
@@ -223,7 +223,7 @@ var options = [...]struct {
 	{unix.IPPROTO_UDP, noOption, []uint32{udpCork, udpEncap}},
 }
 
-// Package unix has not these names.
+// Package unix lacks these names.
 const (
 	flowLabel   = 32  // IPV6_FLOWLABEL_MGR
 	udpCork     = 1   // UDP_CORK
@@ -248,7 +248,7 @@ var ioctls = [...]uint32{
 	siocGIfBridge, siocSIfBridge, unix.SIOCBRADDBR, unix.SIOCBRDELBR, siocGIfVLAN, siocSIfVLAN,
 }
 
-// Package unix has not these names.
+// Package unix lacks these names.
 const (
 	tiocLinux      = 0x541c     // TIOCLINUX
 	btrfsSync      = 0x9408     // BTRFS_IOC_SYNC

@@ -69,7 +69,7 @@ const (
 // armPrivate is the first private call of 32-bit ARM (__ARM_NR_BASE).
 const armPrivate = 0x0f0000
 
-// architectures returns those of a machine, the native one first. Package arch excludes other machines.
+// architectures returns the architectures of a machine, the native one first. Package arch excludes other machines.
 func architectures(goarch string) []architecture {
 	if goarch == "arm64" {
 		return []architecture{{arm64, unix.AUDIT_ARCH_AARCH64}, {arm, unix.AUDIT_ARCH_ARM}}

@@ -18,8 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// judge has the filter judge a call, as the kernel would, whose arguments have 32 bits: the upper half is
-// nothing.
+// judge runs the filter on a call with 32-bit arguments. The upper halves contain garbage, which the filter must ignore.
 func judge(t *testing.T, f Filter, audit, number uint32, args ...uint32) uint32 {
 	t.Helper()
 	var wide []uint64
@@ -43,7 +42,7 @@ func judgeWide(t *testing.T, f Filter, audit, number uint32, args ...uint64) uin
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The machine of x/net reads numbers as they come from a network.
+	// The virtual machine of x/net reads big-endian numbers.
 	data := make([]byte, 64)
 	binary.BigEndian.PutUint32(data[numberAt:], number)
 	binary.BigEndian.PutUint32(data[archAt:], audit)
@@ -160,7 +159,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// Who asks for the limit has no new one; a new one may be at any address.
+// A call without a new limit is allowed. A new limit is ignored, whatever its address.
 func TestCoreLimit(t *testing.T) {
 	const core = unix.RLIMIT_CORE
 	for _, a := range architectures(runtime.GOARCH) {
@@ -188,8 +187,8 @@ func TestSize(t *testing.T) {
 	}
 }
 
-// TestTable says for each call which rule it has. The other tests take the calls from the table, so one that
-// is lost from it, or has another's rule, would pass them.
+// TestTable lists the expected rule of each call. The other tests take the calls from the table, so they would not
+// notice a missing call or a wrong rule.
 func TestTable(t *testing.T) {
 	want := map[string]rule{}
 	for r, names := range map[rule]string{
@@ -229,12 +228,12 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestNumbers compares the table with that of package unix, for every architecture. Each call has a rule or is
+// TestNumbers compares the table with the numbers in package unix, for every architecture. Each call has a rule or is
 // allowed.
 func TestNumbers(t *testing.T) {
 	dir := moduleDir(t)
 	if _, err := os.Stat(dir); err != nil {
-		// Somebody else has compiled this, whose modules are not this user's, and has made the comparison.
+		// Another user compiled this test, with modules that this user does not have, and has run the comparison.
 		t.Logf("%v", err)
 		return
 	}
@@ -278,11 +277,11 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-// moduleDir is where the source of package unix is, as the compiler has seen it.
+// moduleDir returns the source directory of package unix, as recorded by the compiler.
 func moduleDir(t *testing.T) string {
 	t.Helper()
 	file, _ := runtime.FuncForPC(funcPC()).FileLine(funcPC())
-	if !filepath.IsAbs(file) { // by -trimpath
+	if !filepath.IsAbs(file) { // because of -trimpath
 		cache, err := exec.Command("go", "env", "GOMODCACHE").Output()
 		if err != nil {
 			t.Fatal(err)
@@ -297,13 +296,13 @@ func funcPC() uintptr {
 	return **(**uintptr)(unsafe.Pointer(&f))
 }
 
-// TestKernel has the kernel take the filter, for one thread, and refuse by it.
+// TestKernel loads the filter for one thread and checks that the kernel applies it.
 func TestKernel(t *testing.T) {
 	program := (&Filter{Namespaces: true}).Program()
 	errs := make(chan error)
 	go func() {
 		defer close(errs)
-		runtime.LockOSThread() // and never unlocked: the thread ends with its filter
+		runtime.LockOSThread() // never unlocked, so the thread exits with its filter
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			errs <- err
 			return
