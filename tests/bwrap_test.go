@@ -37,8 +37,8 @@ exec /usr/bin/bwrap "$@"
 	return name
 }
 
-// A room made by an older bubblewrap is as strong: sbxrun does what it has no options for. The
-// test turns the system-call filter off, which would hide a difference.
+// A room built by an older bubblewrap is as strong, because sbxrun itself does the work of the missing options. The test
+// turns the system-call filter off, because that would hide a difference.
 func TestOlderBwrap(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

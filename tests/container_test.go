@@ -88,7 +88,7 @@ func TestReadOnlyCgroups(t *testing.T) {
 	}
 }
 
-// Where nobody may create a network namespace, run and doctor say so.
+// If nobody may create a network namespace, run and doctor report that.
 func TestNoNetworkNamespaces(t *testing.T) {
 	t.Parallel()
 	const none = `echo 0 >/proc/sys/user/max_net_namespaces && exec setpriv --ambient-caps=-all --inh-caps=-all "$@"`
@@ -140,8 +140,7 @@ func TestDoctorRootsPaths(t *testing.T) {
 	}
 }
 
-// In a container that lacks something, doctor prints how to start it, and a run's error says so
-// too.
+// In a container that lacks something, doctor and the error of a run print how to start the container.
 func TestDoctorInContainer(t *testing.T) {
 	// Not in parallel: a run looks for the cause for a limited time, which other tests would use
 	// up on an emulated machine. Other packages may too, so there are several tries.

@@ -111,7 +111,7 @@ os.mkdir("deep"); os.chdir("deep")
 for i in range(400): os.mkdir("d"); os.chdir("d")
 '`
 
-// Copying what a hostile command has left reaches nothing outside, and copies the rest.
+// cp of a hostile command's files reaches nothing outside, and copies the rest.
 func TestCpHostile(t *testing.T) {
 	t.Parallel()
 	c, b := newCopier(t)

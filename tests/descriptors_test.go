@@ -79,9 +79,8 @@ func TestFewDescriptors(t *testing.T) {
 	}
 }
 
-// One command cannot use up what the kernel counts per user: an ordinary user's other sandboxes
-// still run. sbxrun keeps back some descriptors in flight; it cannot do so for watches, and an
-// error has a hint.
+// One command cannot use up the resources that the kernel counts per user: an ordinary user's other sandboxes still run.
+// sbxrun reserves some descriptors in flight. It cannot reserve watches, so that error has a hint.
 func TestUserExhausted(t *testing.T) {
 	const most = 60000 // watches
 	for _, kind := range []string{"descriptors", "watches"} {
@@ -113,7 +112,7 @@ func maxWatches(t *testing.T) int {
 	return n
 }
 
-// What sbxrun writes fits the caller's limit of file sizes, or the error names that limit.
+// sbxrun's output fits the caller's limit on file sizes, or the error names that limit.
 func TestFewBytes(t *testing.T) {
 	t.Parallel()
 	for _, blocks := range []int{0, 1, 8, 64} { // of 512 bytes

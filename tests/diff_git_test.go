@@ -48,7 +48,7 @@ func TestDiffApplyGit(t *testing.T) {
 		t.Errorf("diff -p: %s%s", patch, note)
 	}
 
-	// On the host: the status of a file changes, and so git status writes the index.
+	// The status of a file on the host changes, so git status writes the index.
 	before, err := os.ReadFile(filepath.Join(dir, ".git/index"))
 	harness.Must(t, err)
 	harness.Must(t, os.Chtimes(filepath.Join(dir, "other"), time.Unix(1, 0), time.Unix(1, 0)))

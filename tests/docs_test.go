@@ -18,8 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// TestDocs types the console blocks of the documents into a shell and compares what it
-// prints: what a reader sees is what the documents show.
+// TestDocs types the console blocks of the documents into a shell and compares the output with that in the documents.
 func TestDocs(t *testing.T) {
 	t.Parallel()
 	documents, err := filepath.Glob("../docs/[^m]*/*.md")
@@ -34,7 +33,7 @@ func TestDocs(t *testing.T) {
 		t.Run(filepath.Base(document), func(t *testing.T) {
 			t.Parallel()
 			sh := newConsole(t)
-			if os.Getuid() == 0 { // the state of a root's server
+			if os.Getuid() == 0 { // hide the state of a server that root runs
 				sh.try(t, consoleStep{command: "mount -t tmpfs tmpfs /run"})
 			}
 			for _, block := range blocks {
@@ -46,7 +45,7 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// consoleStep is a command of a console block, and the lines that are shown below it.
+// consoleStep is a command of a console block, with the output lines below it.
 type consoleStep struct {
 	command string
 	want    []string
@@ -70,12 +69,12 @@ func consoleBlocks(text string) (blocks [][]consoleStep) {
 	return blocks
 }
 
-// console is a shell in the top directory, with a PID namespace, a home and a state directory
-// of its own: there are no sandboxes and no processes but those of the document.
+// console is a shell in the top directory with its own PID namespace, home and state directory, so all sandboxes and
+// processes belong to the document.
 type console struct {
 	stdin io.Writer
 	lines <-chan string
-	got   []string // lines that no command has been compared with
+	got   []string // lines not yet compared
 }
 
 var removedCgroup = regexp.MustCompile(`^removed +cgroup `)
@@ -94,7 +93,7 @@ func newConsole(t *testing.T) *console {
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "FIXTURE_SECONDS=") }),
 		"HOME="+t.TempDir(), "SBXRUN_STATE_DIR="+filepath.Join(t.TempDir(), "state"), "SBXRUN_DATA_DIR="+filepath.Join(t.TempDir(), "data"),
 		"XDG_RUNTIME_DIR="+t.TempDir(), "TMPDIR="+t.TempDir(), // for its mktemp
-		"PATH="+filepath.Dir(harness.Binary(t))+":"+harness.Path, harness.Bwrap()) // not a python3 of the caller's
+		"PATH="+filepath.Dir(harness.Binary(t))+":"+harness.Path, harness.Bwrap()) // without the caller's python3
 	stdin, err := cmd.StdinPipe()
 	harness.Must(t, err)
 	out, in, err := os.Pipe()
@@ -117,7 +116,7 @@ func newConsole(t *testing.T) *console {
 	}()
 	t.Cleanup(func() {
 		close(done)
-		_ = stdin.Close() // the shell is PID 1: all that the document left ends with it
+		_ = stdin.Close() // the shell is PID 1, so all remaining processes end with it
 		harness.Must(t, cmd.Wait())
 		reaped()
 		_ = out.Close()
@@ -129,7 +128,7 @@ func newConsole(t *testing.T) *console {
 // which may come from a command in the background after the shell is ready for the next one.
 func (c *console) try(t *testing.T, step consoleStep) {
 	t.Helper()
-	// What reads stdin must not read the commands that follow.
+	// A command that reads stdin must not read the following commands.
 	_, err := fmt.Fprintf(c.stdin, "{ %s\n} </dev/null\necho %s\n", step.command, consoleMark)
 	harness.Must(t, err)
 	want := comparable(step.want)
@@ -142,7 +141,7 @@ func (c *console) try(t *testing.T, step consoleStep) {
 				t.Fatalf("$ %s\nthe shell has ended; before: %q", step.command, c.got)
 			case line == consoleMark:
 				marked = true
-			case removedCgroup.MatchString(line): // root's cleanup meets those of tests of other packages
+			case removedCgroup.MatchString(line): // root's cleanup also finds cgroups of other packages' tests
 			default:
 				c.got = append(c.got, line)
 			}
@@ -156,7 +155,7 @@ func (c *console) try(t *testing.T, step consoleStep) {
 	c.got = nil
 }
 
-// What differs from one time to the next.
+// Values that differ between runs.
 var consoleVaries = []struct {
 	what *regexp.Regexp
 	name string
@@ -231,7 +230,7 @@ func anchors(t *testing.T, document string) (names []string) {
 	return names
 }
 
-// The Python function of the guide to back ends returns what the guide says.
+// The Python function in the guide to back ends returns the documented values.
 func TestBackendPython(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../docs/guides/backend.md")
@@ -252,11 +251,11 @@ print(execute_code("import os; print(os.listdir('.')); raise SystemExit(3)", tim
 print(execute_code("import os; os.write(1, b'a\\xff')", timeout=60))
 `)
 		cmd.Env = []string{"PATH=" + filepath.Dir(harness.Binary(t)) + ":" + harness.Path, harness.Bwrap(), "SBXRUN_STATE_DIR=" + filepath.Join(t.TempDir(), "state")}
-		out, _ := harness.Command(t, cmd, harness.Bound) // an error shows in what it prints
+		out, _ := harness.Command(t, cmd, harness.Bound) // an error shows in the output
 		return string(out)
 	}
 	got := run(code)
-	if strings.Contains(got, "RuntimeError: {'code': 'limit'") { // as where nobody may set limits
+	if strings.Contains(got, "RuntimeError: {'code': 'limit'") { // this machine cannot enforce limits
 		got = run(strings.Replace(code, limited, "", 1))
 	}
 	if want := "('exited', 0, '42\\n', '')\n('timeout', 124, 'begun\\n', '')\n('exited', 3, '[]\\n')\n('exited', 0, 'a\ufffd', '')\n"; got != want {

@@ -58,7 +58,7 @@ func TestExecSignalEarly(t *testing.T) {
 	b := harness.NewState(t).Sandbox(harness.Options{})
 	for i := range 40 {
 		p := b.StartExec(harness.Options{}, nil, "/fixtures/tree-sleep")
-		// The moment is what varies.
+		// Vary the moment.
 		time.Sleep(time.Duration(i) * 200 * time.Microsecond)
 		p.Signal(syscall.SIGTERM)
 		r := p.Wait()

@@ -14,8 +14,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Every command with --json prints one JSON value when it fails: an object with its exit code and
-// an error with code and message, or a list with such an object per name.
+// Every failing command with --json prints one JSON value: an object with its exit code and an error with code and
+// message, or a list with such an object for each name.
 func TestJSONErrors(t *testing.T) {
 	t.Parallel()
 	s, dir := harness.NewState(t), harness.SharedDir(t)

@@ -143,7 +143,7 @@ func TestPsPrintable(t *testing.T) {
 	}
 }
 
-// start prints what the record says. A sandbox without a name has its ID as name.
+// The record of a started sandbox has its name and status. A sandbox without a name uses its ID as the name.
 func TestStartPrints(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

@@ -102,13 +102,12 @@ func TestReaderLate(t *testing.T) {
 	}
 }
 
-// When the payload has filled sbxrun's stderr, or the pipe for its report, and nobody reads it,
-// sbxrun still exits.
+// sbxrun exits even if the payload has filled sbxrun's stderr, or the pipe for its report, and nobody reads it.
 func TestReaderOfMessagesBlocked(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name    string
-		file    int // that the payload fills
+		file    int // descriptor that the payload fills
 		flags   []string
 		command string
 	}{

@@ -197,7 +197,7 @@ func TestOverlayApply(t *testing.T) {
 	}
 }
 
-// apply does not replace what has changed on the host since the start.
+// apply does not replace files that have changed on the host since the start.
 func TestOverlayConflict(t *testing.T) {
 	t.Parallel()
 	dir, s := original(t), harness.NewState(t)
@@ -281,7 +281,7 @@ func TestOverlayReplaced(t *testing.T) {
 	}
 }
 
-// apply keeps directories that look like those of a killed apply.
+// apply keeps directories that look like a killed apply's.
 func TestApplyKeepsDirectories(t *testing.T) {
 	t.Parallel()
 	dir, s := original(t), harness.NewState(t)
@@ -528,8 +528,8 @@ func TestApplyClosedDirectories(t *testing.T) {
 	}
 }
 
-// When a command has made files unreadable for its own user, apply makes the rest and its exit
-// code says so. Root reads everything.
+// When a command has made files unreadable for its own user, apply makes the other changes, and its exit code reports
+// the failure. Root reads everything.
 func TestApplyUnread(t *testing.T) {
 	t.Parallel()
 	dir := original(t)

@@ -120,7 +120,7 @@ func TestPressure(t *testing.T) {
 	})
 }
 
-// At the alert level sbxrun first ends what crashes have left, which may suffice; records stay.
+// At the alert level, sbxrun first ends processes left by crashes, which may suffice. Records stay.
 func TestPressureSweep(t *testing.T) {
 	t.Parallel()
 	b := budget.New(t, 400)
@@ -305,7 +305,7 @@ func TestNoTaskOfUserLeft(t *testing.T) {
 	t.Parallel()
 	who := os.Getuid()
 	if who == 0 {
-		who = 65534 // bwrap and the command run as nobody, which the limit applies to
+		who = 65534 // bwrap and the command run as nobody, so the limit applies to nobody's tasks
 	}
 	for range max(1, harness.Soak(t)/5) {
 		harness.Until(t, harness.Bound, "a bomb that takes all tasks", func() bool {

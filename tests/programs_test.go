@@ -100,7 +100,7 @@ func runHere(t *testing.T, cmd *exec.Cmd) {
 // hostName is the host's name in a sandbox with a list of allowed hosts.
 const hostName = "host.sbxrun.internal"
 
-// authority is a certificate authority of a test, and a certificate of it for the host as sandboxes name it.
+// authority creates a certificate authority, and a certificate signed by it for hostName.
 func authority(t *testing.T) (ca []byte, server tls.Certificate) {
 	t.Helper()
 	sign := func(template, parent *x509.Certificate, key, by *ecdsa.PrivateKey) []byte {
@@ -191,7 +191,7 @@ func TestPrintedBeforeTheDeadline(t *testing.T) {
 	}
 }
 
-// The environment of a command has a UTF-8 locale, what a terminal needs, and, on request, all of the caller's
+// The environment of a command has a UTF-8 locale, the variables for a terminal and, on request, all of the caller's
 // variables.
 func TestProgramEnvironment(t *testing.T) {
 	t.Parallel()
@@ -314,7 +314,7 @@ func TestLinkedWorkdir(t *testing.T) {
 	}
 }
 
-// A hint for what a sandbox cannot do names a command that works instead.
+// The hint for an operation that fails in a sandbox names a command that works instead.
 func TestInsteadHints(t *testing.T) {
 	t.Parallel()
 	dir := harness.SharedDir(t)

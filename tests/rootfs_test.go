@@ -10,7 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// rootTree makes a root directory with a few of the host's programs and the libraries they need.
+// rootTree creates a root directory with a few of the host's programs and the libraries that they need.
 func rootTree(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(harness.SharedDir(t), "tree")
@@ -121,7 +121,7 @@ func TestRootfsWorkingDirectory(t *testing.T) {
 	}
 }
 
-// Commands in a sandbox that was started have its root directory.
+// Execs in a started sandbox use its root directory.
 func TestRootfsExec(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{}, "--cwd", "none", "--rootfs", rootTree(t))
@@ -166,8 +166,8 @@ func TestRootfsWritable(t *testing.T) {
 	}
 }
 
-// A root directory that cannot be used, and a command that is not in it, are errors that say so, without
-// advice about the host's programs.
+// The errors for an unusable root directory, and for a command that is not in it, name the cause and give no advice about
+// the host's programs.
 func TestRootfsErrors(t *testing.T) {
 	t.Parallel()
 	tree := rootTree(t)

@@ -58,7 +58,7 @@ type runs struct {
 
 type last struct{}
 
-// scriptT makes a script a harness.T.
+// scriptT adapts a script to harness.T.
 type scriptT struct{ *testscript.TestScript }
 
 func (scriptT) Helper()                             {}
@@ -126,7 +126,7 @@ func timeout(ts *testscript.TestScript, neg bool, args []string) {
 	scriptEnd(ts, 124, got-d, p)
 }
 
-// json PATH RE asserts that the whole member of the report matches; absent if there is none.
+// json PATH RE asserts that RE matches a whole member of the report. A missing member reads as absent.
 func json(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) != 2 {
 		ts.Fatalf("usage: json PATH RE")

@@ -26,7 +26,7 @@ func TestSeccomp(t *testing.T) {
 	x.Expect(t, 0, "exited")
 	harness.Filtered(t, "exec", string(x.Stdout))
 
-	// With --seccomp off there is none, and the kernel answers.
+	// With --seccomp off there is no filter, so the results are the kernel's.
 	r = harness.Run(t, harness.Options{}, append([]string{"--seccomp", "off"}, "grep", "Seccomp:", "/proc/self/status")...)
 	if r.Expect(t, 0, "exited"); string(r.Stdout) != "Seccomp:\t0\n" {
 		t.Errorf("off: %q", r.Stdout)

@@ -22,7 +22,7 @@ func TestSecretStaysOutside(t *testing.T) {
 	if r.ExitCode != 0 {
 		t.Errorf("exit code %d: %s", r.ExitCode, r.Stdout)
 	}
-	// The probe finds it when it is there.
+	// The probe finds an existing secret.
 	r = harness.Run(t, harness.Options{Env: env}, "--env", "API_KEY", "/fixtures/probe-env", secret[:3], secret[3:])
 	if r.ExitCode != 1 || !bytes.Contains(r.Stdout, []byte("found in env\n")) {
 		t.Errorf("the probe is blind: exit code %d: %s", r.ExitCode, r.Stdout)
@@ -32,8 +32,8 @@ func TestSecretStaysOutside(t *testing.T) {
 	}
 }
 
-// A variable for the command is in no command line on the host, where ps(1) shows it to everybody,
-// and in no environment but those of the caller and the command.
+// A variable for the command appears in no command line on the host, because ps(1) shows these to everybody. It appears
+// only in the environments of the caller and the command.
 func TestSecretNotInCommandLines(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)

@@ -87,7 +87,7 @@ func TestSignalEarly(t *testing.T) {
 	// Not in parallel, so that an orphan is not blamed on another test.
 	for i := range 40 {
 		p := harness.Start(t, harness.Options{}, "/fixtures/tree-sleep")
-		// The moment is what varies.
+		// Vary the moment.
 		time.Sleep(time.Duration(i) * 250 * time.Microsecond)
 		p.Signal(syscall.SIGTERM)
 		r := p.Wait()

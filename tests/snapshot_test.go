@@ -34,7 +34,7 @@ func execOut(t *testing.T, b *harness.Sandbox, script string) string {
 	return string(r.Stdout)
 }
 
-// A signal while a snapshot is unpacked ends sbxrun as any program.
+// A signal ends sbxrun while it unpacks a snapshot.
 func TestSnapshotUnpackSignal(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -60,7 +60,7 @@ func TestSnapshotUnpackSignal(t *testing.T) {
 	}
 }
 
-// A sandbox starts with what another one has written, in as many layers as there were snapshots.
+// A sandbox starts with another sandbox's files, in one layer for each snapshot.
 func TestSnapshot(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -297,8 +297,8 @@ func TestSnapshotClosed(t *testing.T) {
 	execOut(t, b, "chmod 700 d") // so that the test can remove it
 }
 
-// diff and apply show what the snapshot has and what was written since. What has changed on the
-// host since the snapshot's first sandbox started is a conflict.
+// diff and apply include the snapshot's changes and later ones. Files that have changed on the host since the start of
+// the snapshot's first sandbox are conflicts.
 func TestSnapshotApplied(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

@@ -27,8 +27,8 @@ func planted(t *testing.T, script string) (dir, target string, reader *os.File) 
 	return dir, target, reader
 }
 
-// A link that a payload has left in place of a report is replaced, and nothing is written to its
-// target, a pipe, a device or a descriptor.
+// sbxrun replaces a link that a payload has left in place of a report, and does not write to the link's target, such as
+// a pipe, a device or a descriptor.
 func TestReportPlantedLink(t *testing.T) {
 	t.Parallel()
 	for name, script := range map[string]string{

@@ -113,7 +113,7 @@ func TestStats(t *testing.T) {
 	}
 }
 
-// The memory of a sandbox with a cgroup is what the cgroup counts, including files in memory.
+// The memory of a sandbox with a cgroup is the cgroup's count, which includes files in memory.
 func TestStatsMemory(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{Memory: 128 << 20}, "--memory", "128M") {

@@ -48,7 +48,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// The exit code is known to everybody from the end until cleanup.
+// Every client can read the exit code from the end until cleanup.
 func TestWait(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -174,7 +174,7 @@ func TestIdleTimeout(t *testing.T) {
 	}
 	b.Ended()
 	harness.Within(t, "the sandbox", time.Since(begin), 1500*time.Millisecond+idle, ended.Sub(begin)+idle+300*time.Millisecond)
-	// A sandbox with a command of its own can be idle too.
+	// A sandbox that runs its own command can be idle, too.
 	begin = time.Now()
 	rec = s.Sandbox(harness.Options{}, "--idle-timeout", "0.5", "sleep", "60").Ended()
 	harness.Within(t, "idle", time.Since(begin), 500*time.Millisecond, 800*time.Millisecond)
@@ -183,7 +183,7 @@ func TestIdleTimeout(t *testing.T) {
 	}
 }
 
-// One sandbox does not see what another writes.
+// Sandboxes do not see each other's files.
 func TestSandboxesSeparate(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -197,7 +197,7 @@ func TestSandboxesSeparate(t *testing.T) {
 	}
 }
 
-// What was written before a kill is there to the last byte.
+// Files have every byte that was written before a kill.
 func TestWrittenIsKept(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

@@ -80,8 +80,8 @@ func TestStdinClosed(t *testing.T) {
 // The command can read from a terminal as stdin without --tty, but it is not its controlling
 // terminal.
 //
-// In the background of a shell, the command does not steal what is typed, and no SIGTTIN stops it,
-// because it is in its own session.
+// As a shell's background job, the command does not steal typed input, and no SIGTTIN stops it, because it is in its own
+// session.
 func TestStdinBackground(t *testing.T) {
 	t.Parallel()
 	for _, flags := range [][]string{nil, {"--json"}} {

@@ -122,8 +122,8 @@ func (s *screen) restored() {
 	}
 }
 
-// The command has a controlling terminal on 0, 1 and 2. The outer one is in raw mode meanwhile,
-// and restored at the end.
+// The command has a controlling terminal on descriptors 0, 1 and 2. Meanwhile the outer terminal is in raw mode, and it
+// is restored at the end.
 func TestTerminalIsReal(t *testing.T) {
 	t.Parallel()
 	s := newScreen(t, nil, "sh", "-c", `test -t 0 && test -t 1 && test -t 2 && (: </dev/tty) && echo all of it; read line; echo "<$line>"; exit 3`)
@@ -229,8 +229,7 @@ func TestTerminalRestoredWithout(t *testing.T) {
 	})
 }
 
-// sbxrun leaves a terminal alone that meanwhile belongs to another job or to another command of
-// the pipeline.
+// sbxrun leaves the terminal alone if it meanwhile belongs to another job or to another command of the pipeline.
 func TestTerminalOfOthers(t *testing.T) {
 	t.Parallel()
 	const command = `"$@" sh -c 'touch /work/up; until [ -e /work/go ]; do sleep 0.05; done'`
@@ -373,8 +372,8 @@ func TestTerminalKeys(t *testing.T) {
 func TestTerminalJobControl(t *testing.T) {
 	t.Parallel()
 	s := newScreen(t, nil, "bash", "--norc", "--noprofile", "-i")
-	// Wait for the prompt, when the shell reads the line itself: the key discards what was typed
-	// before (NOFLSH, termios(3)).
+	// Wait for the prompt, when the shell reads the line itself, because the key discards earlier input (NOFLSH,
+	// termios(3)).
 	s.typeIn("PS1='prom''pt> '\r")
 	s.waitFor("prompt> ")
 	s.typeIn("sleep 50\r")
@@ -432,9 +431,8 @@ except OSError as e:
 func TestTerminalOutputComplete(t *testing.T) {
 	t.Parallel()
 	const lines = 20000
-	// The command waits until everything was read: sbxrun leads the session, and the kernel
-	// discards what a terminal has not delivered when its session leader exits
-	// (tty_vhangup_session).
+	// The command waits until everything has been read, because sbxrun leads the session, and the kernel discards a
+	// terminal's undelivered output when its session leader exits (tty_vhangup_session).
 	s := newScreen(t, nil, "sh", "-c", fmt.Sprintf("seq -f 'line %%.0f' %d; read -r x", lines))
 	s.waitFor(fmt.Sprintf("line %d\r\n", lines))
 	if _, err := s.ptmx.Write([]byte("\r")); err != nil {
@@ -459,7 +457,7 @@ func TestTerminalFromPipe(t *testing.T) {
 	}
 }
 
-// A tree that holds the terminal delays nothing.
+// A process tree that holds the terminal open delays nothing.
 func TestTerminalHeld(t *testing.T) {
 	t.Parallel()
 	s := newScreen(t, nil, "/fixtures/leave-stdout", "7")

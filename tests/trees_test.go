@@ -34,7 +34,7 @@ var trees = []struct {
 func endTrees(t *testing.T, grace time.Duration, start func(t *testing.T, flags []string, fixture string) *harness.Process, after func(fixture string)) {
 	for _, tree := range trees {
 		if grace > 0 && tree.fixture == "tree-nested" {
-			continue // ends of SIGTERM only if it is not nested
+			continue // dies of SIGTERM only if it is not nested
 		}
 		t.Run(tree.fixture, func(t *testing.T) {
 			t.Parallel()
@@ -93,8 +93,7 @@ func (w *witness) end(t *testing.T) {
 	w.p.Wait().Expect(t, 9, "exited")
 }
 
-// Each tree exits completely at its exec's deadline, while the sandbox, its command and another
-// exec go on.
+// Each tree exits completely at its exec's deadline, while the sandbox, its command and another exec continue.
 func TestExecTrees(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{}, "/fixtures/tree-sleep")

@@ -47,8 +47,7 @@ func (v *volumeUser) sbxrun(code int, message string, args ...string) []byte {
 	return r.Stdout
 }
 
-// What is written to a volume outlives the sandbox and has the right owner inside and outside.
-// Only one sandbox at a time may write.
+// Files in a volume outlive the sandbox and have the right owner inside and outside. Only one sandbox at a time may write.
 func TestVolume(t *testing.T) {
 	t.Parallel()
 	v := newVolumeUser(t)
@@ -186,7 +185,7 @@ func TestVolumeKilled(t *testing.T) {
 		if rand.IntN(2) == 0 {
 			p.WaitOutput("begun\n")
 		}
-		time.Sleep(rand.N(10 * time.Millisecond)) // the moment is what varies
+		time.Sleep(rand.N(10 * time.Millisecond)) // vary the moment
 		p.Kill()
 		for deadline := time.Now().Add(harness.Bound); ; {
 			r := v.run(name+":/data:ro", "cd /data; wc -c < log; sleep 0.02; wc -c < log")
@@ -206,7 +205,7 @@ func TestVolumeKilled(t *testing.T) {
 	for i := range max(3, 2*harness.Soak(t)/5) {
 		v.run("r:/data", "cd /data; for i in 1 2 3 4 5 6 7 8 9; do mkdir -p $i/a/b/c; echo whole > $i/f; done; echo whole > f").Expect(t, 0, "exited")
 		rm := v.s.Start(v.o, "volume", "rm", "r")
-		time.Sleep(rand.N(6 * time.Millisecond)) // likewise
+		time.Sleep(rand.N(6 * time.Millisecond)) // as above
 		rm.Kill()
 		rm.Wait()
 		if r := v.run("r:/data:ro", "ls /data | wc -l"); strings.TrimSpace(string(r.Stdout)) != "10" && strings.TrimSpace(string(r.Stdout)) != "0" {

@@ -229,7 +229,7 @@ var remedies = []remedy{
 	{seen: "create|call seccomp !EACCES", cause: "a system call filter (seccomp) refuses it{by}", fix: unfilteredUnit, in: unfiltered},
 	{seen: "apparmor !create|!EPERM", cause: `the AppArmor profile "{apparmor}" refuses it`,
 		fix: "allow userns, mount, pivot_root and capability in that profile\nto see denials: {sudo}dmesg | grep -i apparmor",
-		in: engines{ // what is unconfined Ubuntu's kernel restricts, which is {host}
+		in: engines{ // Ubuntu's kernel restricts unconfined programs; {host} lifts that
 			docker:     "docker run --security-opt apparmor=unconfined …\n{host}",
 			podman:     "podman run --security-opt apparmor=unconfined …\n{host}",
 			kubernetes: "in the container's securityContext: appArmorProfile: {type: Unconfined}\n{host}",
