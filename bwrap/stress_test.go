@@ -24,7 +24,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// rooms is the number of concurrent rooms: SBXRUN_SOAK (tests/README.md), at most 200.
+// rooms returns the number of concurrent rooms: SBXRUN_SOAK (tests/README.md), at most 200.
 func rooms(t *testing.T) int {
 	text := os.Getenv("SBXRUN_SOAK")
 	if text == "" {

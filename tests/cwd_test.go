@@ -78,15 +78,14 @@ func TestCurrentDirectoryPrivate(t *testing.T) {
 	if got := string(r.Stdout); got != dir+"\ncontent" {
 		t.Errorf("%q", got)
 	}
-	// Also bound, as a directory and as a file, beside paths that anybody can reach.
+	// Also with binds of the directory and of a file in it, next to a path that everybody can reach.
 	r = harness.Run(t, harness.Options{Dir: "/usr"}, "--ro-bind", dir+":/mnt/d", "--ro-bind", dir+"/file:/mnt/f", "cat", "/mnt/d/file", "/mnt/f", "/fixtures/README.md")
 	r.Expect(t, 0, "exited")
 	if !strings.HasPrefix(string(r.Stdout), "contentcontent# Fixtures") {
 		t.Errorf("%.100q", r.Stdout)
 	}
 
-	// Root's mounts for that appear nowhere else, also where mounts are shared between namespaces
-	// as under systemd.
+	// Root's mounts for these binds appear nowhere else, even if mounts are shared between namespaces, as under systemd.
 	if harness.Root() {
 		const shared = `mount --make-rshared / && before=$(wc -l </proc/self/mountinfo) && "$@"; code=$?
 			[ "$(wc -l </proc/self/mountinfo)" = "$before" ] || cat /proc/self/mountinfo; exit $code`

@@ -124,8 +124,8 @@ func newConsole(t *testing.T) *console {
 	return &console{stdin: stdin, lines: lines}
 }
 
-// try types a command. It has printed what is wanted when those lines are there, some of
-// which may come from a command in the background after the shell is ready for the next one.
+// try types a command and waits for the wanted lines. Some of them may come from a background command after the shell is
+// ready for the next one.
 func (c *console) try(t *testing.T, step consoleStep) {
 	t.Helper()
 	// A command that reads stdin must not read the following commands.

@@ -37,7 +37,7 @@ func TestEveryday(t *testing.T) {
 		// program FILE COMMAND creates a program that executes another; link FILE TARGET.
 		layout = `program() { mkdir -p "${1%/*}" && printf '#!/bin/sh\nexec %s "$@"\n' "$2" >"$1" && chmod 755 "$1"; }; link() { mkdir -p "${1%/*}" && ln -s "$2" "$1"; }; `
 		venv   = layout + `program base/bin/python3 /usr/bin/python3; link venv/bin/python3 $PWD/base/bin/python3; echo "home = $PWD/base/bin" >venv/pyvenv.cfg`
-		// What the tools create, with python3 and node in place of what they build or download.
+		// The files that the tools create, with python3 and node in place of built or downloaded programs.
 		pyenv = layout + `p=$HOME/.pyenv; program $p/versions/3.11.7/bin/python3 /usr/bin/python3; echo 3.11.7 >$p/version; mkdir -p $p/shims $p/libexec
 			printf '#!/bin/sh\nexec "%s/libexec/pyenv" exec "${0##*/}" "$@"\n' $p >$p/shims/python3
 			printf '#!/bin/sh\nshift; name=$1; shift; exec "$PYENV_ROOT/versions/$(cat $PYENV_ROOT/version)/bin/$name" "$@"\n' >$p/libexec/pyenv

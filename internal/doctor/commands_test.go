@@ -13,7 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// command returns the command in a line of a remedy: the text after the introduction.
+// command matches the command in a line of a remedy: the text after the introduction, up to the end.
 var command = regexp.MustCompile(`(?:^|: |with |\()((?:sudo )?(?:apparmor_parser|apt-get|ausearch|chmod|dmesg|docker run|echo|kubectl|incus|lsns|lxc|mkdir|mount|podman run|printf|sbxrun|setcap|setpriv|sysctl|ulimit)\b.*)$`)
 
 var (

@@ -62,7 +62,7 @@ func TestPrepareMapsOwners(t *testing.T) {
 			}
 		}
 	}
-	// What a payload without the filter leaves could have the owner's rights.
+	// Without the filter, a payload could leave setuid files with the owner's rights.
 	_, err := Prepare(Policy{Command: []string{"true"}, Workdir: "/tmp", NoFilter: true, Mounts: []Mount{{Kind: ReadWrite, Source: dir, Dest: "/out"}}}, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH")})
 	var e *result.Error
 	if !errors.As(err, &e) || e.Code != "idmap" || !strings.Contains(e.Message, "setuid") {
