@@ -14,10 +14,10 @@ import (
 // secrets of the heap, and the state of the garbage collector does not matter.
 //
 // A Block must not contain pointers into Go's heap: the garbage collector does not scan it, and the fork could not follow
-// them. Its maker frees it.
+// them. The caller of NewBlock frees it.
 //
-// The fork shares the memory, so more can be laid out after the fork. The fork reads it only after a system call that tells
-// it to, and so sees all of it.
+// The fork shares the memory, so more can be laid out after the fork. The fork reads the addition only after a system call
+// that announces it, and so sees all of it.
 type Block struct {
 	base unsafe.Pointer
 	size uintptr
@@ -26,7 +26,7 @@ type Block struct {
 	rest [][]uint64 // memory returned after an error, kept alive
 }
 
-// blockSize is only reserved: untouched pages use no memory. Arguments and environment of an exec have at most 6 MiB
+// blockSize is the reserved size: untouched pages use no memory. Arguments and environment of an exec have at most 6 MiB
 // (execve(2)).
 const blockSize = 16 << 20
 
@@ -51,7 +51,7 @@ func (b *Block) Free() {
 	}
 }
 
-// Part reserves a part of the Block to be laid out later, even after a fork, which has it at the same address.
+// Part reserves a part of the Block that can be laid out later, even after a fork, which has it at the same address.
 func (b *Block) Part(size uintptr) *Block { return &Block{base: b.alloc(size), size: size} }
 
 // Renew empties the part for reuse.
@@ -88,7 +88,7 @@ func New[T any](b *Block) *T {
 	return (*T)(b.alloc(unsafe.Sizeof(t)))
 }
 
-// Copy returns a copy of the elements in the Block; nil for none.
+// Copy returns a copy of the elements in the Block, or nil if there are none.
 func Copy[T any](b *Block, list []T) []T {
 	if len(list) == 0 {
 		return nil

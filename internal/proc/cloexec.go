@@ -15,7 +15,7 @@ func CloseOnExec(first int) error {
 	if err != unix.EINVAL {
 		return err
 	}
-	// close_range(2) has this flag from Linux 5.11 on.
+	// close_range(2) has this flag since Linux 5.11.
 	names, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return fmt.Errorf("list descriptors: %w", err)

@@ -73,7 +73,7 @@ func heap(first uintptr, others ...uintptr) (base, size uintptr) {
 // code. The child must close descriptors itself, because close-on-exec has no effect without an exec.
 //
 // The copy excludes Go's heap (madvise(2), MADV_DONTFORK): the child needs only its [Block]. [syscall.ForkLock] prevents other
-// forks meanwhile. os/exec shares memory with its children until their exec, so MADV_DONTFORK does not affect them.
+// forks at the same time. os/exec shares memory with its children until their exec, so MADV_DONTFORK does not affect them.
 //
 // All signals are blocked during the clone, and remain blocked in the child.
 func bareFork(b *Block, pidfd *int32, fn uintptr, arg unsafe.Pointer) (pid uintptr, errno syscall.Errno) {

@@ -2,8 +2,8 @@ package proc
 
 import "testing"
 
-// The heap of one process in a million begins below the program, which must not be left
-// out of a fork then.
+// In one process in a million the heap begins just below the program. Then a fork must still copy the
+// program.
 func TestHeap(t *testing.T) {
 	const code, block, most = 0x4a1000, 0x7f3a_1234_5000, 1 << 36
 	for _, test := range []struct{ first, base, size uintptr }{

@@ -1,8 +1,8 @@
 // Package proc identifies processes reliably and forks the keeper.
 //
 // The kernel reuses PIDs: between reading a PID and using it, the process may have ended and another may have the PID.
-// So a process is held as a [Process]: a pidfd (pidfd_open(2)) and what was verified while the pidfd was open. Signals
-// go through the pidfd and never reach another process.
+// So a process is held as a [Process]: a pidfd (pidfd_open(2)) and values verified while the pidfd was open. Signals go
+// through the pidfd and never reach another process.
 //
 // The keeper is a bare fork of sbxrun: clone(2) without exec. It is a child subreaper (prctl(2),
 // PR_SET_CHILD_SUBREAPER) in its own session and the parent of bwrap ([Program]) and of the processes that enter a room

@@ -53,11 +53,11 @@ func (id Identity) Open() (*Process, error) {
 	if id.PID <= 1 {
 		return nil, ErrGone
 	}
-	// First the pidfd: values read afterwards belong to its process, or to a later one with the same PID; then the former has
-	// ended.
+	// Open the pidfd first. Values read afterwards belong to its process, or to a later one with the same PID; in that case
+	// the pidfd's process has ended.
 	p, err := Open(id.PID)
 	if err != nil {
-		// The number may belong to a thread of another process now, for which pidfd_open fails.
+		// The number may now belong to a thread of another process, for which pidfd_open fails.
 		if id.verify() == ErrGone {
 			err = ErrGone
 		}
@@ -118,7 +118,8 @@ func (id Identity) verify() error {
 	return nil
 }
 
-// Apart reports whether the process belongs to another PID namespace than this one, so that its PID is meaningless here.
+// Apart reports whether the process belongs to a PID namespace other than this process's, so that its PID is meaningless
+// here.
 func (id Identity) Apart() bool {
 	ns, err := Namespace(os.Getpid(), "pid")
 	return err == nil && id.PIDNS != 0 && id.PIDNS != ns

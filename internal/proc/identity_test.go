@@ -22,7 +22,7 @@ func identify(t *testing.T, pid int) Identity {
 	return id
 }
 
-// countDescriptors counts our own.
+// countDescriptors counts the open descriptors of this process.
 func countDescriptors(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
@@ -62,7 +62,7 @@ func TestIdentity(t *testing.T) {
 	}
 	p.Close()
 
-	// Whatever differs, it is somebody else, and nothing stays open.
+	// If any value differs, it is another process, and no descriptor stays open.
 	before := countDescriptors(t)
 	for name, change := range map[string]func(*Identity){
 		"start":        func(id *Identity) { id.Start++ },
@@ -89,7 +89,7 @@ func TestIdentity(t *testing.T) {
 		t.Errorf("%d descriptors before, %d after", before, after)
 	}
 
-	// A zombie has ended, and so has one that was reaped.
+	// A zombie has ended, and so has a reaped process.
 	if err := c.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// Init is taken, and process 1 is not: even if all of it were true.
+// Open never opens process 1, even if all other values are correct.
 func TestIdentityOfPID1(t *testing.T) {
 	id := Identity{PID: 1, BootID: identify(t, os.Getpid()).BootID}
 	st, err := ReadStat(1)
@@ -125,7 +125,7 @@ func TestIdentityOfPID1(t *testing.T) {
 	}
 }
 
-// The number may have become a thread's, which pidfd_open(2) refuses.
+// Open returns ErrGone if the PID has become a thread's ID, for which pidfd_open(2) fails.
 func TestIdentityThread(t *testing.T) {
 	tid, done := make(chan int, 2), make(chan struct{})
 	defer close(done)
@@ -140,7 +140,7 @@ func TestIdentityThread(t *testing.T) {
 	if id.PID = <-tid; id.PID == os.Getpid() {
 		id.PID = <-tid
 	}
-	id.Start-- // whose the number was
+	id.Start-- // an earlier process with this number
 	if _, err := Open(id.PID); err == nil || err == ErrGone {
 		t.Fatalf("pidfd_open of thread %d: %v; want another error", id.PID, err)
 	}
@@ -149,7 +149,7 @@ func TestIdentityThread(t *testing.T) {
 	}
 }
 
-// Without a free descriptor nobody can tell, and that is not the end of a process.
+// Without a free descriptor the state of a process is unknown, which is not reported as its end.
 func TestIdentityNoDescriptors(t *testing.T) {
 	c, end := held(t, "cat")
 	defer end()
@@ -165,7 +165,7 @@ func TestIdentityNoDescriptors(t *testing.T) {
 	if !errors.Is(err, unix.EMFILE) {
 		t.Errorf("NSPID: %v", err)
 	}
-	for more := range 2 { // for the pidfd, and for what is read after it
+	for more := range 2 { // for the pidfd, and for the files read after it
 		restore := limitDescriptors(t, lowest+more)
 		p, err := id.Open()
 		restore()
@@ -175,7 +175,7 @@ func TestIdentityNoDescriptors(t *testing.T) {
 	}
 }
 
-// limitDescriptors has no descriptor from n on be had, until restore is called.
+// limitDescriptors allows no new descriptors from n on until restore is called.
 func limitDescriptors(t *testing.T, n int) (restore func()) {
 	t.Helper()
 	var limit unix.Rlimit
@@ -193,7 +193,7 @@ func limitDescriptors(t *testing.T, n int) (restore func()) {
 	}
 }
 
-// The same number in the same namespace, but another process.
+// Open returns ErrGone if another process has the same PID in the same namespace.
 func TestIdentityPIDReuse(t *testing.T) {
 	const inside = "SBXRUN_TEST_IN_NAMESPACE"
 	if os.Getenv(inside) == "" {
@@ -213,12 +213,12 @@ func TestIdentityPIDReuse(t *testing.T) {
 		}
 		d, end := held(t, "cat")
 		if d.Process.Pid != first.PID {
-			end() // a thread of ours was quicker
+			end() // a thread of this process has taken the PID
 			continue
 		}
 		second := identify(t, first.PID)
 		if second.Start == first.Start {
-			end() // not even a hundredth of a second has passed
+			end() // both started in the same clock tick
 			continue
 		}
 		if p, err := first.Open(); err != ErrGone || p != nil {

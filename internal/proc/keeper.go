@@ -27,7 +27,7 @@ type Command struct {
 	Remove []string
 	// Hold are files that the keeper keeps open until its end, with their locks.
 	Hold []*os.File
-	// Lasting says that the Way makes one init after the other. The keeper reports the end of each at once, see
+	// Lasting is set if the Way makes one init after the other. The keeper reports the end of each at once, see
 	// [Keeper.Reaped].
 	Lasting bool
 }
@@ -36,7 +36,7 @@ type Command struct {
 type Program struct {
 	Path string   // absolute
 	Args []string // with argv[0]; the environment is empty
-	// Files become descriptors 0, 1, 2 …; the program gets no other. They stay the
+	// Files become descriptors 0, 1, 2 …; the program gets no others. They stay the
 	// caller's.
 	Files []*os.File
 	// Stage are detached mounts (open_tree(2)). The i-th is attached at StageDir/i, in the program's own mount namespace
@@ -44,9 +44,9 @@ type Program struct {
 	Stage []*os.File
 }
 
-// Way is code that runs in place of a program.
+// Way is code that a keeper runs instead of a program.
 type Way struct {
-	// Lay lays the argument of Enter out in the block and returns it.
+	// Lay lays out the argument of Enter in the block and returns it.
 	Lay func(*Block) unsafe.Pointer
 	// Enter is called after the child has applied all settings of the Command. It must be a declared function that follows
 	// the rules of [bareFork] and never returns. The keeper's socket is still open, at the number after Files. All signals
@@ -60,17 +60,17 @@ type Way struct {
 
 // Bounds are the inherited limits of a command.
 type Bounds struct {
-	// The cgroups. The child is created in them or moves itself. If another process moved it, and none was moved for a tenth
-	// of a second, that would take 3 to 15 ms: an RCU grace period, during which the kernel blocks all forks and exits
-	// (cgroup_threadgroup_rwsem). A process with one thread that moves itself blocks no other.
+	// The cgroups. The child is created in them or moves itself. A move by another process would take 3 to 15 ms if no
+	// process was moved in the last tenth of a second: an RCU grace period, during which the kernel blocks all forks and
+	// exits (cgroup_threadgroup_rwsem). A process with one thread that moves itself blocks no others.
 	Tasks  []string // files named tasks, of v1
-	V2     string   // the directory; "" for none
+	V2     string   // directory; "" for none
 	Remove []string // for [Command.Remove]
 
 	Nice        *int
 	OOMScoreAdj *int
 	CPUs        *unix.CPUSet
-	Rlimits     []Rlimit // both limits, soft and hard
+	Rlimits     []Rlimit // soft and hard limits
 }
 
 // Rlimit is a resource limit (getrlimit(2)).
@@ -86,7 +86,7 @@ type Terminal struct {
 }
 
 // Background reports whether sbxrun is in the background of the terminal, which then belongs to another job of the shell.
-// It returns false if the terminal does not control sbxrun's session.
+// It returns false if the terminal is not the controlling terminal of sbxrun's session.
 func (t Terminal) Background() bool {
 	group, err := unix.IoctlGetInt(Descriptor(t.File), unix.TIOCGPGRP)
 	return err == nil && group != unix.Getpgrp()
@@ -121,9 +121,9 @@ func (u Usage) Larger(v Usage) Usage {
 
 // End is a keeper's report of its end.
 type End struct {
-	// Late: the keeper killed all processes at its deadline because sbxrun had not.
+	// Late is set if the keeper killed all processes at its deadline because sbxrun had not.
 	Late bool
-	// Killed: the keeper was killed before it could report.
+	// Killed is set if the keeper was killed before it could report.
 	Killed bool
 	// Program is the program's wait status, nil if there was no program. A SIGKILL may be the keeper's own.
 	Program *unix.WaitStatus
@@ -131,7 +131,7 @@ type End struct {
 }
 
 // Usage returns the resource usage of a process and of the children that it had reaped. It excludes children that still
-// ran when the process was killed, whose times the kernel discards (wait(2), zap_pid_ns_processes). It is zero if the
+// ran when the process was killed: the kernel discards their times (wait(2), zap_pid_ns_processes). It is zero if the
 // keeper has not reaped the process.
 func (e End) Usage(pid int) (u Usage) {
 	for _, r := range e.reaped {
@@ -143,7 +143,7 @@ func (e End) Usage(pid int) (u Usage) {
 }
 
 // A StartError is the error of a step in the keeper, between its fork and the exec of bwrap, or while entering a sandbox.
-// After one there is no payload.
+// After a StartError there is no payload.
 type StartError struct {
 	Step  string
 	Err   error
@@ -166,8 +166,8 @@ type Keeper struct {
 	state *keeperState
 }
 
-// Keep forks a keeper, which starts c, and returns at once. The caller learns from the program itself that it was
-// executed, or from [Keeper.StartError] why not. The caller owns the Keeper and must [Keeper.Reap] it. The memory that the
+// Keep forks a keeper, which starts c, and returns at once. The program itself shows the caller that it was executed;
+// otherwise [Keeper.StartError] returns the reason. The caller owns the Keeper and must [Keeper.Reap] it. The memory that the
 // Way has laid out stays mapped until then, or until [Keeper.Enter].
 func Keep(c Command) (_ *Keeper, err error) {
 	block, err := NewBlock()
@@ -200,7 +200,8 @@ func Keep(c Command) (_ *Keeper, err error) {
 	if k.enter != nil {
 		k.enter.socket = pair[1]
 	}
-	// sbxrun becomes a subreaper, too: the children of a killed keeper come to sbxrun, and not to a PID 1 that may not reap.
+	// sbxrun becomes a subreaper, too, so that the children of a killed keeper are reparented to sbxrun, and not to a PID 1
+	// that may not reap.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		unix.Close(pair[0])
 		return nil, fmt.Errorf("become a subreaper (Linux 3.4): %w", err)
@@ -254,7 +255,7 @@ func (k *Keeper) Enter(c Command) error {
 	return nil
 }
 
-// lay lays everything out for system calls.
+// lay lays out the keeper's state and its children for system calls.
 func (k *keeperState) lay(b *Block, c Command, open *descriptors) error {
 	k.words, k.size = words()
 	k.pidfd = -1
@@ -323,8 +324,8 @@ func (c *child) numbers() (list []*int) {
 func (k *keeperState) child(b *Block, c Command, files []*os.File) *child {
 	ch := New[child](b)
 	ch.keeper, ch.stack, ch.sharing = k, b.Stack(), unix.CLONE_VM
-	// Not 0: the kernel ignores the limit if core_pattern is a pipe, except a limit of 1 (core(5), fs/coredump.c). For files
-	// 1 is smaller than any core.
+	// The limit is 1 and not 0: if core_pattern is a pipe, the kernel ignores every limit but 1 (core(5), fs/coredump.c). For
+	// files 1 is smaller than any core.
 	ch.core = unix.Rlimit{Cur: 1, Max: 1}
 	if c.Cred != nil {
 		ch.become, ch.cred = true, *c.Cred
@@ -375,7 +376,7 @@ func (r record) startError() error {
 }
 
 func (k *Keeper) read(deadline time.Time) (rec record, err error) {
-	// A socket takes deadlines; an error here shows in the read.
+	// A socket supports deadlines; any error here shows in the read.
 	_ = k.socket.SetReadDeadline(deadline)
 	buf := (*[unsafe.Sizeof(rec)]byte)(unsafe.Pointer(&rec))
 	n, err := k.socket.Read(buf[:])
@@ -414,8 +415,8 @@ func (k *Keeper) Kill() {
 	_ = unix.Shutdown(Descriptor(k.socket), unix.SHUT_WR)
 }
 
-// errNotEmpty reports that the keeper ended before it had reaped all its children: it was killed, or failed before it had
-// any. The children are now sbxrun's.
+// errNotEmpty reports that the keeper ended before it had reaped all its children, because it was killed or failed before
+// it had any. The children are now sbxrun's.
 var errNotEmpty = errors.New("the keeper was killed before it had reaped the sandbox")
 
 // Empty waits until the deadline for the keeper's report that all its children are dead and reaped. It fails with
@@ -425,8 +426,7 @@ func (k *Keeper) Empty(deadline time.Time) (End, error) { return k.Reaped(0, dea
 // LateStatus is the exit code of an init at the deadline set by [Kept.EndAt].
 const LateStatus = 124
 
-// Forget discards the reports of a lasting keeper until now. They are about reaped processes, whose PIDs may be in use
-// again.
+// Forget discards the unread reports of a lasting keeper. They are about reaped processes, whose PIDs may be in use again.
 func (k *Keeper) Forget() {
 	var rec record
 	for {
@@ -437,8 +437,8 @@ func (k *Keeper) Forget() {
 	}
 }
 
-// Reaped waits until the deadline for a lasting keeper's report that it has reaped a process, which was alive at the last
-// call of [Keeper.Forget], or, as Empty, that it has no children.
+// Reaped waits until the deadline for a lasting keeper's report that it has reaped a process, or that it has no children,
+// as Empty does. The process must have been alive at the last call of [Keeper.Forget].
 func (k *Keeper) Reaped(pid int, deadline time.Time) (End, error) {
 	for {
 		rec, err := k.read(deadline)

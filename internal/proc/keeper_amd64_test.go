@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// failOnce has the next system call of that number that a process makes return an error in
-// place of being made, and lets go of the process. ready is called when it is watched. All in
-// one thread, which is what traces (ptrace(2)).
+// failOnce makes the process's next system call with this number return an error without being executed, and then
+// detaches from the process. It calls ready when it traces the process. It stays on one thread, because a tracer is a
+// thread (ptrace(2)).
 func failOnce(t *testing.T, pid int, number uint64, with syscall.Errno, ready func()) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -35,7 +35,7 @@ func failOnce(t *testing.T, pid int, number uint64, with syscall.Errno, ready fu
 		stop()
 		var regs unix.PtraceRegs
 		step("registers", unix.PtraceGetRegs(pid, &regs))
-		entered := int64(regs.Rax) == -int64(unix.ENOSYS) // what it is until the call returns
+		entered := int64(regs.Rax) == -int64(unix.ENOSYS) // the value until the call returns
 		if !entered || regs.Orig_rax != number {
 			continue
 		}
@@ -51,7 +51,7 @@ func failOnce(t *testing.T, pid int, number uint64, with syscall.Errno, ready fu
 	}
 }
 
-// The keeper cannot read whom to kill, and nobody ends by himself.
+// The keeper kills its children even if it first fails to read their PIDs and none of them ends by itself.
 func TestKeeperListUnread(t *testing.T) {
 	k, out := start(t, "sh", "-c", "trap '' TERM; echo up; exec sleep 100")
 	if _, err := out.Read(make([]byte, 3)); err != nil {

@@ -15,7 +15,7 @@ type bounds struct {
 	procs   int   // v2, joined by a write if clone3 fails
 	setNice bool
 	nice    int
-	oom     unsafe.Pointer // the text; nil for none
+	oom     unsafe.Pointer // oom_score_adj as text; nil for none
 	oomSize int
 	setCPUs bool
 	cpus    unix.CPUSet
@@ -90,8 +90,8 @@ func (c *Bounds) sharing() uintptr {
 	return unix.CLONE_VM
 }
 
-// birth returns the arguments of a clone into the v2 cgroup, without flags if there is none. The clone copies the memory,
-// see [Bounds.sharing].
+// birth returns the arguments of a clone into the v2 cgroup, or zero arguments if there is no such cgroup. The clone copies
+// the memory, see [Bounds.sharing].
 func (b *bounds) birth(stack uintptr) cloneArgs {
 	if b.cgroup < 0 {
 		return cloneArgs{}

@@ -64,7 +64,7 @@ type child struct {
 	sigs    uint64
 	core    unix.Rlimit
 	slots   []*int    // destinations of descriptors received later
-	birth   cloneArgs // for a clone into a v2 cgroup; without flags if there is none
+	birth   cloneArgs // for a clone into a v2 cgroup; flags is 0 if there is no such cgroup
 	bounds  bounds
 
 	// A program:
@@ -99,7 +99,7 @@ var (
 )
 
 // spawn forks c, into its v2 cgroup if it has one (clone3(2), CLONE_INTO_CGROUP, Linux 5.7). If the kernel does not
-// support or a container engine filters that, the child moves itself.
+// support clone3, or a container engine filters it, the child moves itself.
 //
 //go:nosplit
 //go:norace
@@ -199,12 +199,12 @@ func (c *child) takeBounds() {
 		c.must(stepOOM, unix.SYS_WRITE, fd, uintptr(b.oom), uintptr(b.oomSize), 0, 0)
 	}
 	if b.setCPUs {
-		// So that nproc(1) matches the limit. The quota enforces it: a program can undo this.
+		// This makes nproc(1) match the limit. A program can undo it, but the quota enforces the limit.
 		syscall.RawSyscall(unix.SYS_SCHED_SETAFFINITY, 0, unsafe.Sizeof(b.cpus), uintptr(unsafe.Pointer(&b.cpus)))
 	}
 }
 
-// self stands for the writing process in a cgroup's list of tasks (cgroups(7)).
+// self, written to a cgroup's list of tasks, stands for the writing process (cgroups(7)).
 var self = [1]byte{'0'}
 
 // takeFiles moves the command's descriptors to 0, 1, 2 … and the keeper's socket, with close-on-exec, to the next number.
@@ -216,7 +216,7 @@ var self = [1]byte{'0'}
 func (c *child) takeFiles() {
 	files := c.files
 	n := uintptr(len(files))
-	// First move all up, out of the way, then down to their numbers.
+	// First move all descriptors up, out of the way, then down to their numbers.
 	free := n + 1
 	c.socket = int(c.must(stepFiles, unix.SYS_FCNTL, uintptr(c.socket), unix.F_DUPFD_CLOEXEC, free, 0, 0))
 	for i := range files {

@@ -11,8 +11,8 @@ import (
 
 // This file runs in the keeper, after the fork and by the rules of [bareFork]. All its memory is a [Block].
 
-// record is a message of the keeper: that a step failed, or that its children are reaped. A SOCK_SEQPACKET keeps messages
-// whole (unix(7)).
+// record is a message of the keeper, which reports a failed step or reaped children. A SOCK_SEQPACKET keeps messages whole
+// (unix(7)).
 type record struct {
 	kind  int64 // recordFailed, recordEmpty, recordReaped
 	step  int64 // recordFailed
@@ -21,7 +21,7 @@ type record struct {
 	late int64
 	// recordEmpty: 1 if there was a program, and its wait status.
 	program, status int64
-	// recordEmpty: the reaped processes. A keeper has few children; of more than maxEnded only the number is known.
+	// recordEmpty: the reaped processes. A keeper has few children; beyond maxEnded it only counts them.
 	count int64
 	ended [maxEnded]ended
 }
@@ -43,12 +43,12 @@ const (
 
 // keeperState is the keeper's state, laid out before the fork.
 type keeperState struct {
-	words unsafe.Pointer // sbxrun's arguments and environment, to be wiped
+	words unsafe.Pointer // sbxrun's arguments and environment, which the keeper wipes
 	size  uintptr
 	pidfd int32 // of the keeper, for the parent
 	pid   uintptr
 	teller
-	// The descriptors that the keeper keeps, besides the socket.
+	// Descriptors that the keeper keeps open, besides the socket.
 	list      int // /proc/thread-self/children
 	signals   int // signalfd for SIGCHLD
 	terminals [MaxTerminals]terminal
@@ -108,13 +108,13 @@ func startKeeper(p unsafe.Pointer) {
 	}
 }
 
-// expendable is the oom_score_adj of keepers and their children, as text; empty for that of this process.
+// expendable is the oom_score_adj of keepers and their children, as text. If it is empty, they keep this process's.
 var expendable struct {
 	text [4]byte
 	size int
 }
 
-// Expend makes the OOM killer prefer keepers and their children to this process. Otherwise it would choose a server if
+// Expend makes the OOM killer choose keepers and their children before this process. Otherwise it would choose a server if
 // commands fill file systems in memory and are small themselves. Call it before starting the first keeper.
 func Expend() {
 	const adjustment, highest = 500, 1000
@@ -124,7 +124,7 @@ func Expend() {
 	}
 	n, err := strconv.Atoi(strings.TrimSpace(string(own)))
 	if err != nil {
-		return // likewise
+		return // keep the kernel's default
 	}
 	expendable.size = copy(expendable.text[:], strconv.Itoa(min(highest, max(0, n)+adjustment)))
 }
@@ -153,8 +153,8 @@ func adjustOOM() {
 //go:nocheckptr
 func (k *keeperState) letIn(c *child) {
 	k.spawn(c, enterCode)
-	// The payload's environment may be secret (ptrace(2)). Not earlier: an undumpable process may not write to its own
-	// /proc/self/oom_score_adj.
+	// The payload's environment may be secret (ptrace(2)). This must not come earlier, because an undumpable process may not
+	// write to its own /proc/self/oom_score_adj.
 	k.must(stepHide, unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 }
 
@@ -213,23 +213,23 @@ func (k *keeperState) setUp() {
 	// All signals stay blocked: only SIGKILL can end the keeper before its work is done.
 	k.sigs = ^uint64(0)
 	k.must(stepSignals, unix.SYS_RT_SIGPROCMASK, SigSetmask, uintptr(unsafe.Pointer(&k.sigs)), 0, 8, 0)
-	// For the children: exec resets handlers but keeps SIG_IGN, and a bwrap that ignores SIGCHLD hangs forever (before
-	// 0.11.1).
+	// Reset all actions for the children: exec resets handlers but keeps SIG_IGN, and a bwrap before 0.11.1 that ignores
+	// SIGCHLD hangs forever.
 	for sig := uintptr(1); sig <= 64; sig++ {
 		if sig != uintptr(unix.SIGKILL) && sig != uintptr(unix.SIGSTOP) {
 			syscall.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&k.noAction)), 0, 8, 0, 0)
 		}
 	}
 	k.must(stepSubreaper, unix.SYS_PRCTL, unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-	// A new session: the caller's Ctrl-C and kill(0, …) do not reach the keeper, and the keeper's kill never reaches the
+	// In a new session the caller's Ctrl-C and kill(0, …) do not reach the keeper, and the keeper's kill never reaches the
 	// caller's group.
 	k.must(stepSession, unix.SYS_SETSID, 0, 0, 0, 0, 0)
 	// sbxrun's arguments may be secret, and every user may read /proc/PID/cmdline.
 	for i := uintptr(0); i < k.size; i++ {
 		*(*byte)(unsafe.Add(k.words, i)) = 0
 	}
-	// Open the keeper's files before it has children: if it failed later for want of descriptors, it would end a running
-	// command. First the thread's list of children.
+	// Open the keeper's files before it has children: if it ran out of descriptors later, it would end a running command.
+	// First open the thread's list of children.
 	k.list = int(k.must(stepChildren, unix.SYS_OPENAT, uintptr(AtCWD), uintptr(unsafe.Pointer(&k.children)), unix.O_RDONLY, 0, 0))
 	k.sigs = 1 << (unix.SIGCHLD - 1)
 	k.signals = int(k.must(stepSignals, unix.SYS_SIGNALFD4, ^uintptr(0), uintptr(unsafe.Pointer(&k.sigs)), 8, unix.SFD_NONBLOCK, 0))
@@ -291,7 +291,7 @@ func (k *keeperState) reap() {
 			k.rec.kind = recordEmpty
 			k.say()
 			k.keepOn()
-			if !k.orphaned { // otherwise they were restored already and may be another job's by now
+			if !k.orphaned { // otherwise they are restored already and may now belong to another job
 				k.restoreTerminals()
 			}
 			k.removeCgroups()
@@ -334,7 +334,7 @@ func (k *keeperState) wait() {
 	k.poll[1] = unix.PollFd{Fd: int32(k.socket), Events: unix.POLLIN}
 	n, timeout := uintptr(2), uintptr(0)
 	if k.ending {
-		k.poll[1].Events = 0 // it stays readable; POLLHUP needs no asking
+		k.poll[1].Events = 0 // the socket stays readable; POLLHUP is always reported
 	} else if k.deadline != 0 {
 		syscall.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&k.now)), 0)
 		left := k.deadline - k.now.Sec*1e9 - k.now.Nsec
@@ -348,7 +348,7 @@ func (k *keeperState) wait() {
 	if k.orphaned {
 		n = 1
 	}
-	if k.unread { // retry: perhaps no child ends unless it is killed
+	if k.unread { // retry, because the children may not end by themselves
 		k.now = k.pause
 		timeout = uintptr(unsafe.Pointer(&k.now))
 	}
@@ -411,7 +411,7 @@ func (k *keeperState) restoreTerminals() {
 	if !k.entering {
 		return
 	}
-	// An ending keeper has stopped reading messages. One of them may say that the terminals belong to another job now.
+	// An ending keeper has stopped reading messages. An unread one may report that the terminals now belong to another job.
 	for {
 		o := &k.orders
 		o.msg.Controllen = uint64(unsafe.Sizeof(o.control))
@@ -430,8 +430,8 @@ func (k *keeperState) restoreTerminals() {
 	}
 }
 
-// killChildren sends SIGKILL to all current children. The next call finds those that are reparented to the keeper when
-// these die.
+// killChildren sends SIGKILL to all current children. The next call finds the processes that are reparented to the keeper
+// when these die.
 //
 //go:nosplit
 //go:norace
@@ -457,7 +457,7 @@ func (k *keeperState) killChildren() {
 	}
 }
 
-// removeCgroups removes the empty cgroups. The keeper's end then tells sbxrun, if that is alive.
+// removeCgroups removes the empty cgroups. The keeper's end then shows sbxrun, if it is alive, that this is done.
 //
 //go:nosplit
 //go:norace
@@ -486,7 +486,7 @@ const (
 
 // Values for bare forks, which cannot allocate.
 var (
-	AtCWD = unix.AT_FDCWD // as a variable: a constant could not become a uintptr
+	AtCWD = unix.AT_FDCWD // a variable, because a negative constant cannot become a uintptr
 	Root  = [...]byte{'/', 0}
 	Tmpfs = [...]byte{'t', 'm', 'p', 'f', 's', 0}
 )

@@ -22,7 +22,7 @@ func keep(t *testing.T, c Command) *Keeper {
 	return k
 }
 
-// finish waits for the keeper's word and end.
+// finish waits for the keeper's report and end.
 func finish(t *testing.T, k *Keeper) End {
 	t.Helper()
 	deadline := time.Now().Add(10 * time.Second)
@@ -74,7 +74,7 @@ func start(t *testing.T, args ...string) (*Keeper, *os.File) {
 }
 
 func TestKeeperReapsOrphans(t *testing.T) {
-	// With its program the keeper ends all that this has left.
+	// When its program ends, the keeper kills the processes that the program has left behind.
 	k, out := start(t, "sh", "-c", "setsid sleep 100 & echo up; exit 3")
 	if _, err := out.Read(make([]byte, 3)); err != nil {
 		t.Fatal(err)
@@ -109,8 +109,8 @@ func TestKeeperHidesDescriptors(t *testing.T) {
 	finish(t, k)
 }
 
-// What a killed keeper leaves is sbxrun's. Without a free descriptor nobody can see it,
-// and that is no proof.
+// Inherit fails without a free descriptor: sbxrun cannot see the children of a killed keeper then, so their end is not
+// proven.
 func TestInheritNoDescriptors(t *testing.T) {
 	k, out := start(t, "sh", "-c", "echo up; exec sleep 100")
 	if _, err := out.Read(make([]byte, 3)); err != nil {
@@ -144,7 +144,7 @@ func TestInheritNoDescriptors(t *testing.T) {
 	}
 }
 
-// stays is what enters, and was stopped before it could ask to die with its keeper.
+// stays acts as an entering process that was stopped before it could set its death signal.
 //
 //go:nosplit
 //go:norace
@@ -157,7 +157,7 @@ func stays(p unsafe.Pointer) {
 	}
 }
 
-// The keeper is killed, and a child of it still has the socket that its word would come by.
+// Abandon succeeds if the keeper was killed and one of its children still has the keeper's socket open.
 func TestAbandonSocketHeld(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -186,8 +186,8 @@ func TestAbandonSocketHeld(t *testing.T) {
 	}
 }
 
-// With any number of descriptors the keeper either has its own before it has children, or
-// nothing begins: one that failed later would take down what has begun.
+// With any number of free descriptors the keeper either opens its own files before it has children, or starts nothing: a
+// keeper that failed later would end a running command.
 func TestKeeperFewDescriptors(t *testing.T) {
 	shell, err := exec.LookPath("sh")
 	if err != nil {
@@ -200,7 +200,7 @@ func TestKeeperFewDescriptors(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var fill []int // all that is free, up to the last of them
+		var fill []int // uses all free numbers up to the last one
 		for range 64 {
 			fd, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
 			if err != nil {
@@ -222,7 +222,7 @@ func TestKeeperFewDescriptors(t *testing.T) {
 		for _, fd := range fill {
 			unix.Close(fd)
 		}
-		n, _ := read.Read(make([]byte, 1)) // the end, if nothing has begun
+		n, _ := read.Read(make([]byte, 1)) // end-of-file, if nothing has begun
 		read.Close()
 		k.Kill()
 		_, err = k.Empty(time.Now().Add(10 * time.Second))

@@ -21,12 +21,12 @@ type Kept struct {
 	// Monitor is the bwrap process above the room's PID 1; nil if bwrap is that PID 1.
 	Monitor *Process
 	RoomNS  uint64 // inode of the room's PID namespace, to find survivors
-	InitNS  uint64 // inode of the command's
-	// Lasting says that the keeper has other commands, too, so that only Init is ended.
+	InitNS  uint64 // inode of the command's PID namespace
+	// Lasting is set if the keeper has other commands, too. Then only Init is ended.
 	Lasting bool
-	// Timer, if not nil, is a timerfd at which init exits by itself.
+	// Timer, if not nil, is a timerfd. When it expires, init exits by itself.
 	Timer  *os.File
-	told   *End // a lasting keeper's report of init's end, if it was waited for
+	told   *End // a lasting keeper's report of init's end, if Ends has received it
 	mounts []heldMounts
 }
 
@@ -56,8 +56,8 @@ func (k *Kept) Strays() (n int, used Usage) {
 
 // Used returns the resource usage of the command until now: of init and up to 100 running processes, with the children that
 // they have waited for. If init is killed, the kernel discards the usage of most running processes
-// (zap_pid_ns_processes ignores SIGCHLD). So this and the usage reported to init's parent are two measurements of the same,
-// neither of which is too large, and the larger one counts.
+// (zap_pid_ns_processes ignores SIGCHLD). So Used and the usage reported to init's parent are two measurements of the same
+// processes. Neither is too large, so the larger one counts.
 func (k *Kept) Used() Usage {
 	if k.Init == nil {
 		return Usage{}
@@ -117,7 +117,7 @@ func (k *Kept) Payload() (*Process, error) {
 		}
 		st, err := ReadStat(pid)
 		number, nsErr := NSPID(pid)
-		// The values are those of the opened processes only if both are still alive.
+		// The values belong to the opened processes only if both are still alive.
 		if err == nil && nsErr == nil && st.Parent == init.PID && number == 2 && !p.Exited() && !init.Exited() {
 			return p, nil
 		}
@@ -129,7 +129,7 @@ func (k *Kept) Payload() (*Process, error) {
 // lookEvery is the poll interval for detecting a stopped keeper.
 const lookEvery = 500 * time.Millisecond
 
-// instead is how long sbxrun may take to kill and reap a keeper's children in its place: on a busy machine a killed process
+// instead limits the time that sbxrun takes to kill and reap a dead keeper's children. On a busy machine a killed process
 // may take more than half a second to exit.
 const instead = 2 * time.Second
 
@@ -154,7 +154,7 @@ func (k *Kept) Abandon(deadline time.Time) (end End, err error) {
 }
 
 // Empty waits until the deadline for the end of all the keeper's children. If the keeper was killed, or is stopped at the
-// deadline and killed here, sbxrun kills and reaps its children in its place, for which there are two more seconds. Empty
+// deadline and therefore killed by Empty, sbxrun kills and reaps its children itself, for up to two more seconds. Empty
 // fails with os.ErrDeadlineExceeded if there are children left.
 func (k *Kept) Empty(deadline time.Time) (End, error) {
 	end, err := k.empty(deadline)
@@ -179,7 +179,7 @@ func (k *Kept) empty(deadline time.Time) (End, error) {
 }
 
 // Ends waits until the deadline for a lasting keeper's report that init has ended by itself, and reports whether it has
-// come. [Kept.Empty] uses it, too.
+// arrived. [Kept.Empty] uses the report, too.
 func (k *Kept) Ends(deadline time.Time) bool {
 	end, err := k.Keeper.Reaped(k.Init.PID, deadline)
 	if err == nil {
@@ -241,7 +241,7 @@ func (k *Kept) Inherit(deadline time.Time) error {
 	for none := 0; ; {
 		left, err := k.orphans()
 		if len(left) == 0 && err == nil {
-			// A single read may miss a child if another one is reaped, or if the thread that owns it ends meanwhile
+			// A single read may miss a child if another one is reaped, or its thread ends, during the read
 			// (proc_pid_children(5)).
 			if none++; none == 2 {
 				return nil
@@ -252,7 +252,7 @@ func (k *Kept) Inherit(deadline time.Time) error {
 		for _, st := range left {
 			// The PIDs of unreaped children cannot be reused.
 			_ = unix.Kill(st.PID, unix.SIGKILL)
-			_, _ = unix.Wait4(st.PID, nil, unix.WNOHANG, nil) // its children may come to sbxrun only then
+			_, _ = unix.Wait4(st.PID, nil, unix.WNOHANG, nil) // its children may be reparented to sbxrun only after this
 		}
 		if time.Now().After(deadline) {
 			if err == nil {
@@ -266,7 +266,7 @@ func (k *Kept) Inherit(deadline time.Time) error {
 
 // orphans returns the children that a killed keeper has left to sbxrun, which is a subreaper, too: the inits and the
 // processes in the keeper's session. It excludes other children of sbxrun, for example from before its exec. After an
-// error, for example for want of descriptors, there may be more.
+// error, for example a lack of descriptors, the list may be incomplete.
 func (k *Kept) orphans() (list []Stat, err error) {
 	children, _, err := children(os.Getpid(), math.MaxInt) // this process may have any number of threads
 	for _, pid := range children {
@@ -282,8 +282,8 @@ func (k *Kept) orphans() (list []Stat, err error) {
 }
 
 // HoldMounts opens the mount namespaces. While they are open, an init can exit before the kernel unmounts everything,
-// which takes longer than all the rest (namespace_unlock waits for RCU). An ordinary user may not open them, because an init
-// is undumpable, and the end takes longer. Only the first call has an effect.
+// which takes longer than all other steps (namespace_unlock waits for RCU). An ordinary user may not open them because an
+// init is undumpable, so there the end takes longer. Only the first call has an effect.
 func (k *Kept) HoldMounts() {
 	if k.mounts != nil {
 		return
@@ -295,7 +295,7 @@ func (k *Kept) HoldMounts() {
 		}
 		mounts := os.NewFile(uintptr(fd), "mount namespace")
 		if p.Exited() {
-			mounts.Close() // it may belong to another process
+			mounts.Close() // the namespace may belong to another process
 			continue
 		}
 		k.mounts = append(k.mounts, heldMounts{mounts, p})
@@ -309,7 +309,7 @@ func (k *Kept) Hold(fd int) {
 
 // Unmount closes each held mount namespace when its init has ended or the deadline has passed. The kernel takes at least
 // half a millisecond to unmount one, and sbxrun cannot exit before that. So each is closed in its own thread, in parallel
-// to the proof.
+// with the proof.
 func (k *Kept) Unmount(deadline time.Time) {
 	for _, m := range k.mounts {
 		if k.Lasting {
@@ -324,7 +324,7 @@ func (k *Kept) Unmount(deadline time.Time) {
 		init, err := m.init.Dup()
 		go func() {
 			if err == nil {
-				_ = init.Wait(deadline) // after the deadline close it anyway
+				_ = init.Wait(deadline) // close the namespace anyway after the deadline
 				init.Close()
 			}
 			m.namespace.Close()
@@ -356,7 +356,7 @@ var waiting = sync.OnceValue(func() chan<- *os.File {
 })
 
 // KillInits sends SIGKILL to the inits, with which the kernel kills all processes in their namespaces
-// (pid_namespaces(7)), and first to bwrap, whose end takes longest. A process that has ended is no error.
+// (pid_namespaces(7)), and first to bwrap, whose end takes longest. A process that has already ended is not an error.
 func (k *Kept) KillInits() error {
 	var failed *multierror.Error
 	list := k.inits()
@@ -375,7 +375,7 @@ func (k *Kept) KillInits() error {
 func (k *Kept) Wait(deadline time.Time) error {
 	var failed *multierror.Error
 	for _, p := range k.inits() {
-		// [Kept.Empty] may have taken longer than the deadline: an init that has ended is no error then.
+		// [Kept.Empty] may have taken longer than the deadline; an init that has ended is still not an error.
 		if p.Exited() {
 			continue
 		}
@@ -414,8 +414,8 @@ func (k *Kept) Gone() <-chan struct{} {
 	return gone
 }
 
-// Survivors lists at most limit processes that are left: members of the namespaces, and children of the keeper or those that
-// it has left to sbxrun.
+// Survivors lists at most limit processes that are left: members of the namespaces, descendants of the keeper, and children
+// that it has left to sbxrun.
 func (k *Kept) Survivors(limit int) (left []Stat) {
 	seen := map[int]bool{}
 	orphans, _ := k.orphans() // an incomplete list is enough

@@ -14,8 +14,8 @@ func TryLock(fd int, kind int16) error {
 	return unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: kind, Whence: io.SeekStart})
 }
 
-// Lock is [TryLock] that retries for a time. It does not block in the kernel, where a stopped holder (SIGSTOP) would block it
-// forever.
+// Lock is TryLock with retries for up to patience. It does not block in the kernel, where a stopped holder (SIGSTOP) would
+// block it forever.
 func Lock(fd int, kind int16, patience time.Duration) error {
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		if err := TryLock(fd, kind); err != unix.EAGAIN || !time.Now().Before(end) {

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ProgramAt is the address of the first byte of an [Executable] after its headers. It is far from
-// what mmap_min_addr forbids.
+// ProgramAt is the address of the first byte of an [Executable] after its headers. It is far above the
+// addresses that mmap_min_addr forbids.
 const ProgramAt = programBase + programHeaders
 
 const (
@@ -32,7 +32,7 @@ func Executable(code []byte, entry int) []byte {
 	b = le.AppendUint16(b, machine)
 	b = le.AppendUint32(b, 1)
 	b = le.AppendUint64(b, ProgramAt+uint64(entry))
-	b = le.AppendUint64(b, 64) // where the segments are listed
+	b = le.AppendUint64(b, 64) // offset of the program headers
 	b = le.AppendUint64(b, 0)
 	b = le.AppendUint32(b, 0)
 	for _, n := range []uint16{64, 56, 1, 0, 0, 0} {
@@ -48,7 +48,7 @@ func Executable(code []byte, entry int) []byte {
 
 // MemoryFile returns a program as a sealed file in memory (memfd_create(2)).
 func MemoryFile(name string, program []byte, mode uint32) (*os.File, error) {
-	// MFD_EXEC is from Linux 6.3; before, all of them can be executed.
+	// MFD_EXEC exists since Linux 6.3; before that, all memfds can be executed.
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_EXEC)
 	if err == unix.EINVAL {

@@ -24,8 +24,8 @@ func (e *MountError) Unwrap() error { return e.Err }
 // namespace, for which kill(2) and pidfd_open(2) would take them. Call this before using a PID from /proc; it costs one
 // readlink(2).
 //
-// The PIDs in both namespaces can be equal by chance, but only after those of the outer one have wrapped around: a process gets
-// its PIDs in all namespaces at the same time, and the outer ones have counted more processes.
+// The PIDs in both namespaces can be equal by chance, but only after the outer PIDs have wrapped around: a process gets its
+// PIDs in all namespaces at the same time, and the outer namespaces have counted more processes.
 func CheckMount() error {
 	number, err := os.Readlink("/proc/self")
 	return checkMount(number, os.Getpid(), err)

@@ -66,8 +66,8 @@ func look(what string, pid int, name string, at func(path string) error) error {
 // CAP_SYS_PTRACE in the user namespace of that process (ptrace(2), PTRACE_MODE_READ_FSCREDS). The user who made the namespace
 // has it, but in a usual container root is not that user and lacks the capability.
 //
-// The IDs are those of this thread only (credentials(7)). They give other processes no new rights over this one, because
-// signals and ptrace also depend on the real and saved IDs. f must stay on the thread, and must neither fork nor open files
+// Only this thread's IDs change (credentials(7)). They give other processes no new rights over this one, because signals
+// and ptrace also depend on the real and saved IDs. f must stay on the thread, and must neither fork nor open files
 // with package os, which takes [syscall.ForkLock].
 func asOwner(pid int, f func() error) error {
 	if unix.Geteuid() != 0 {
@@ -80,8 +80,8 @@ func asOwner(pid int, f func() error) error {
 	if owner.Uid == 0 {
 		return unix.EACCES
 	}
-	// One at a time: a second call would otherwise save the flag that the first has changed. No forks either, which would
-	// inherit the IDs and the flag.
+	// Allow one call at a time: a second one would save the flag that the first has changed. Allow no forks either, because
+	// they would inherit the IDs and the flag.
 	syscall.ForkLock.Lock()
 	defer syscall.ForkLock.Unlock()
 	runtime.LockOSThread()
@@ -92,7 +92,7 @@ func asOwner(pid int, f func() error) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Prctl(unix.PR_SET_DUMPABLE, uintptr(dumpable), 0, 0, 0) }() // as it was is always allowed
+	defer func() { _ = unix.Prctl(unix.PR_SET_DUMPABLE, uintptr(dumpable), 0, 0, 0) }() // restoring the flag is always allowed
 	group := unix.Getegid()
 	if err := setEffective(syscall.SYS_SETRESGID, int(owner.Gid)); err != nil {
 		return err

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Many look at another's process at once: each has its ids while it looks, and when all
-// have looked the process is as it was, for those that look at it.
+// Concurrent calls of asOwner each run with the owner's IDs. Afterwards this process has its own IDs and is dumpable, as
+// before.
 func TestAsOwnerAtOnce(t *testing.T) {
 	other := exec.Command("sleep", "60")
 	if os.Geteuid() == 0 {
@@ -32,8 +32,8 @@ func TestAsOwnerAtOnce(t *testing.T) {
 		return
 	}
 	var st unix.Stat_t
-	// Package syscall shares its memory with a child until the exec (CLONE_VM), and so the
-	// child's change of ids made this process undumpable as well.
+	// Package syscall shares memory with a child until the exec (CLONE_VM), so the child's change of IDs has made this
+	// process undumpable, too.
 	const before = 1
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, before, 0, 0, 0); err != nil {
 		t.Fatal(err)
@@ -54,7 +54,7 @@ func TestAsOwnerAtOnce(t *testing.T) {
 			}
 		})
 	}
-	// Forks meanwhile have neither the ids nor the flag.
+	// Concurrent forks inherit neither the IDs nor the flag.
 	for range 20 {
 		out, err := exec.Command("sh", "-c", "id -u; stat -c %u /proc/self").Output()
 		if err != nil || string(out) != "0\n0\n" {

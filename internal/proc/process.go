@@ -29,16 +29,16 @@ func Adopt(pid, fd int) *Process {
 	return &Process{PID: pid, file: os.NewFile(uintptr(fd), "pidfd")}
 }
 
-// polled is Adopt for a process that is waited for.
+// polled is Adopt for a process that this process will wait for.
 func polled(pid, fd int) Process {
-	// os.NewFile registers only non-blocking files with the poller, with which waiting needs no thread (PIDFD_NONBLOCK does
-	// the same at open from Linux 5.10).
+	// os.NewFile registers only non-blocking files with the poller, and waiting with the poller needs no thread
+	// (PIDFD_NONBLOCK does the same at open since Linux 5.10).
 	_ = unix.SetNonblock(fd, true)
 	return Process{PID: pid, file: os.NewFile(uintptr(fd), "pidfd"), polled: true}
 }
 
 // Open opens a process by its PID (pidfd_open(2), Linux 5.3). The caller must then verify that it is the intended process,
-// and finally call [Process.Exited]: only if it is still alive was it the same process all the time. The caller closes the
+// and finally call [Process.Exited]: only if it is still alive have all checks seen the same process. The caller closes the
 // Process.
 func Open(pid int) (*Process, error) {
 	fd, err := unix.PidfdOpen(pid, 0)
@@ -91,7 +91,7 @@ func FromPidfd(pidfd *os.File) (*Process, error) {
 }
 
 // Duplicate returns a duplicate of a file's descriptor, or [os.ErrClosed] if the file is closed. The file cannot be closed
-// while Control runs; otherwise its number could become that of another process's pidfd.
+// while Control runs; otherwise its number could be reused for another process's pidfd.
 func Duplicate(f *os.File) (fd int, err error) {
 	conn, err := f.SyscallConn()
 	if err != nil {
@@ -104,7 +104,7 @@ func Duplicate(f *os.File) (fd int, err error) {
 	return fd, err
 }
 
-// Close closes the pidfd. The process continues. As for a file, Close on nil only returns an error.
+// Close closes the pidfd. The process continues. As with a file, Close on nil only returns an error.
 func (p *Process) Close() error {
 	if p == nil {
 		return os.ErrInvalid
@@ -173,7 +173,7 @@ func (p *Process) WaitContext(ctx context.Context, deadline time.Time) error {
 	return conn.Read(func(fd uintptr) bool { return readable(int(fd)) })
 }
 
-// look is WaitContext by polling, for when descriptors or epoll watches (epoll(7), fs.epoll.max_user_watches) run out.
+// look is WaitContext by polling, used when descriptors or epoll watches (epoll(7), fs.epoll.max_user_watches) run out.
 func (p *Process) look(ctx context.Context, deadline time.Time) error {
 	for !p.Exited() {
 		switch {
@@ -198,17 +198,17 @@ func ReadUntil(ctx context.Context, f *os.File, deadline time.Time) (stop func()
 	})
 	return func() {
 		if !cancel() {
-			<-done // otherwise it could cut the next read short
+			<-done // otherwise the cancellation could cut the next read short
 		}
 	}
 }
 
 func readable(fd int) bool { return Poll(fd, unix.POLLIN)&(unix.POLLIN|unix.POLLNVAL) != 0 }
 
-// Poll returns those of these events, and errors, that a descriptor has (poll(2)), without blocking.
+// Poll returns the current events of a descriptor, including errors (poll(2)), without blocking.
 func Poll(fd int, events int16) int16 { return Await(fd, events, 0) }
 
-// Await is Poll that blocks its thread until there is an event, or for a time.
+// Await is Poll that blocks its thread until there is an event, for at most the given time.
 func Await(fd int, events int16, within time.Duration) int16 {
 	fds := []unix.PollFd{{Fd: int32(fd), Events: events}}
 	for end := time.Now().Add(within); ; {

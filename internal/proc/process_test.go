@@ -26,7 +26,7 @@ func open(t *testing.T, pid int) *Process {
 func soon() time.Time { return time.Now().Add(10 * time.Second) }
 
 func TestOpenErrors(t *testing.T) {
-	if p, err := Open(1 << 22); err != ErrGone || p != nil { // one more than the greatest
+	if p, err := Open(1 << 22); err != ErrGone || p != nil { // one more than the largest PID
 		t.Errorf("a pid that cannot be: %v, %v", p, err)
 	}
 	for _, pid := range []int{0, -1, -1 << 31} {
@@ -36,7 +36,7 @@ func TestOpenErrors(t *testing.T) {
 	}
 }
 
-// From running over zombie to reaped, and what each call says on the way.
+// Each call returns the right result for a running process, a zombie and a reaped process.
 func TestProcess(t *testing.T) {
 	c, end := held(t, "cat")
 	p := open(t, c.Process.Pid)
@@ -72,7 +72,7 @@ func TestProcess(t *testing.T) {
 		t.Errorf("wait again, without a deadline: %v", err)
 	}
 	if err := p.Signal(0); err != nil {
-		t.Errorf("signal to the zombie: %v", err) // its pid is still its own
+		t.Errorf("signal to the zombie: %v", err) // its PID is still its own
 	}
 
 	end()
@@ -119,7 +119,7 @@ func TestProcessPIDReuse(t *testing.T) {
 		}
 		d, end := held(t, "cat")
 		if d.Process.Pid != c.Process.Pid {
-			end() // a thread of ours was quicker
+			end() // a thread of this process has taken the PID
 			continue
 		}
 		if err := p.Signal(unix.SIGKILL); err != ErrGone {
@@ -173,7 +173,7 @@ func TestWaitContext(t *testing.T) {
 	}
 }
 
-// Where there is no descriptor to wait by, the end is waited for all the same.
+// Wait works without a free descriptor.
 func TestWaitWithoutDescriptors(t *testing.T) {
 	c, _ := held(t, "cat")
 	p := open(t, c.Process.Pid)
@@ -182,7 +182,7 @@ func TestWaitWithoutDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	few := limit
-	few.Cur = 1 // poll(2) takes no more either
+	few.Cur = 1 // poll(2) accepts at most this many descriptors, too
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
 		t.Fatal(err)
 	}
@@ -209,12 +209,11 @@ func TestWaitWithoutDescriptors(t *testing.T) {
 	}
 }
 
-// A context that is cancelled while a wait comes to its end does not cut the
-// next one short.
+// A context that is cancelled just as a wait ends does not cut the next wait short.
 func TestWaitContextLateCancellation(t *testing.T) {
 	c, end := held(t, "cat")
 	defer end()
-	p, err := open(t, c.Process.Pid).Dup() // whose deadline is its own
+	p, err := open(t, c.Process.Pid).Dup() // has its own deadline
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +221,7 @@ func TestWaitContextLateCancellation(t *testing.T) {
 	const next = 300 * time.Microsecond
 	for i := range 1000 {
 		ctx, cancel := context.WithCancel(t.Context())
-		// Now a little earlier than the deadline, now a little later.
+		// Cancel sometimes just before the deadline and sometimes just after it.
 		begin := time.Now()
 		over := begin.Add(time.Duration(i%10) * 20 * time.Microsecond)
 		go func() {
@@ -230,7 +229,7 @@ func TestWaitContextLateCancellation(t *testing.T) {
 			cancel()
 		}()
 		if i%3 == 0 {
-			<-ctx.Done() // the wait begins with one that is cancelled
+			<-ctx.Done() // wait with a cancelled context
 		}
 		if err := p.WaitContext(ctx, over); !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Fatalf("round %d: %v", i, err)
@@ -246,7 +245,7 @@ func TestWaitContextLateCancellation(t *testing.T) {
 	}
 }
 
-// The same for reads: what comes after a read that was bounded is not lost.
+// The same holds for reads: data that arrives after a bounded read is not lost.
 func TestReadUntilLateCancellation(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -340,15 +339,15 @@ func TestWaitHangup(t *testing.T) {
 	}
 }
 
-// A pidfd that is closed at the same instant never gives another process, whose pidfd may
-// have its number then.
+// FromPidfd never returns another process if the pidfd is closed at the same time and its number is reused for another
+// pidfd.
 func TestDuplicateClosed(t *testing.T) {
 	pids := [2]int{os.Getpid(), 1}
 	others := make(chan struct{})
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer close(others)
-	all.Go(func() { // opens the other one whenever a number is free
+	all.Go(func() { // opens the other process whenever a descriptor number is free
 		for {
 			select {
 			case <-others:

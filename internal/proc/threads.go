@@ -5,11 +5,12 @@ import (
 	"sync"
 )
 
-// SpareThreads keeps Go from making unnecessary threads. It is for processes that mostly wait, and where threads are scarce.
+// SpareThreads keeps Go from making unnecessary threads. Use it in processes that mostly wait, and where threads are scarce.
 func SpareThreads() { runtime.GOMAXPROCS(1) }
 
 // MakeThreads makes threads until there are total, counting the caller's and the runtime's monitor. The runtime keeps them
-// for later use. It uses idle threads first, and needs another thread for each goroutine that waits locked to its own.
+// for later use. It uses idle threads first, and needs another thread for each goroutine that waits while locked to its
+// thread.
 func MakeThreads(total int) {
 	var waiting sync.WaitGroup
 	enough := make(chan struct{})
@@ -27,7 +28,7 @@ func MakeThreads(total int) {
 }
 
 // ShedThreads ends idle threads, from eight to five, before a long wait. Go makes threads when goroutines block or can run
-// in parallel, and keeps them. Those from the start would count against a limit on tasks (pids.max) during the whole run.
+// in parallel, and keeps them. Threads from the start would count against a limit on tasks (pids.max) during the whole run.
 // The end of a goroutine that is locked to its thread ends the thread, too. GOMAXPROCS 1 keeps Go from making new ones.
 func ShedThreads() {
 	const most = 8

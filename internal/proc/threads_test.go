@@ -14,9 +14,9 @@ func tasks(t *testing.T) int {
 	return len(list)
 }
 
-// What idles already is not counted twice.
+// MakeThreads does not count idle threads twice.
 func TestMakeThreads(t *testing.T) {
-	MakeThreads(tasks(t) + 3) // some idle ones
+	MakeThreads(tasks(t) + 3) // makes some idle threads
 	want := tasks(t) + 5
 	MakeThreads(want)
 	if got := tasks(t); got < want {

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NewTimer returns an unset timerfd (timerfd_create(2)) for [Kept.Timer]. It is a blocking one, so that it is not registered
-// with Go's poller: this process does not wait for it.
+// NewTimer returns an unset timerfd (timerfd_create(2)) for [Kept.Timer]. It is in blocking mode, so it is not registered
+// with Go's poller, because this process does not wait for it.
 func NewTimer() (*os.File, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC)
 	if err != nil {

@@ -26,7 +26,7 @@ type Stat struct {
 	Waited  Times  // of reaped children, and of theirs
 	Start   uint64 // clock ticks from the machine's boot to its start
 	Threads int
-	Pages   int64 // in memory, shared ones included; a little behind (proc_pid_stat(5))
+	Pages   int64 // in memory, including shared pages; slightly outdated (proc_pid_stat(5))
 }
 
 // Ended reports whether all threads of the process have ended. The process is shown as a zombie when its first thread has
@@ -75,9 +75,9 @@ func ReadStat(pid int) (Stat, error) {
 	return parseStat(data)
 }
 
-// parseStat parses the text of /proc/PID/stat (proc_pid_stat(5)). The name
-// stands in parentheses and may itself hold blanks, newlines and parentheses,
-// so the fields are counted from the last one.
+// parseStat parses the text of /proc/PID/stat (proc_pid_stat(5)). The name is
+// in parentheses and may itself contain blanks, newlines and parentheses, so
+// the fields are counted from the last closing parenthesis.
 func parseStat(data []byte) (Stat, error) {
 	open, end := bytes.IndexByte(data, '('), bytes.LastIndexByte(data, ')')
 	if open < 1 || end < open {
@@ -115,7 +115,7 @@ func parseStat(data []byte) (Stat, error) {
 		return Stat{}, fmt.Errorf("parse stat: bad number of threads %q", f[17])
 	}
 	if len(f) > 21 {
-		st.Pages, _ = strconv.ParseInt(f[21], 10, 64) // 0 if it is none
+		st.Pages, _ = strconv.ParseInt(f[21], 10, 64) // 0 if it is not a number
 		st.Pages = max(0, st.Pages)
 	}
 	if st.Start, err = strconv.ParseUint(f[19], 10, 64); err != nil {
@@ -148,8 +148,8 @@ func NSPIDs(pid int) ([]int, error) {
 	return parseNSPIDs(data)
 }
 
-// Nested reports whether a process is in a PID namespace below that of /proc. After an error, for example because the process
-// has ended, it returns false.
+// Nested reports whether a process is in a PID namespace below the one that /proc shows. After an error, for example because
+// the process has ended, it returns false.
 func Nested(pid int) bool {
 	numbers, err := NSPIDs(pid)
 	return err == nil && len(numbers) > 1
@@ -170,8 +170,8 @@ func parseNSPIDs(status []byte) (numbers []int, err error) {
 	return numbers, nil
 }
 
-// field returns the value of the line "key:" in a file such as /proc/PID/status, or "" if there is none. It ignores the first
-// line, which in status is the name. The kernel escapes newlines there, so a process cannot fake a line by its name
+// field returns the value of the line "key:" in a file such as /proc/PID/status, or "" if the line is missing. It ignores
+// the first line, which in status is the name. The kernel escapes newlines there, so a process cannot fake a line by its name
 // (proc_pid_status(5)).
 func field(data []byte, key string) string {
 	_, rest, _ := bytes.Cut(data, []byte("\n"+key+":"))
@@ -207,8 +207,8 @@ func Children(pid int) (pids []int, err error) {
 	return pids, err
 }
 
-// children reads the children of up to most threads, and returns the number of threads read. It always reads those of the
-// first thread, the only one of most processes.
+// children reads the children of up to most threads, and returns the number of threads read. It always reads the children
+// of the first thread, the only one of most processes.
 func children(pid, most int) (pids []int, asked int, err error) {
 	tasks := "/proc/" + strconv.Itoa(pid) + "/task"
 	threads := []string{strconv.Itoa(pid)}
@@ -257,7 +257,7 @@ func parseChildren(data []byte) (pids []int) {
 }
 
 // Descendants lists at most limit descendants of a running process, including zombies, breadth first. It may miss children
-// forked meanwhile and children of threads beyond the first thousand, so ending a sandbox never depends on it.
+// forked during the call and children of threads beyond the first thousand, so ending a sandbox never depends on it.
 func Descendants(root, limit int) []Stat {
 	found, _ := descendants(root, limit)
 	return found

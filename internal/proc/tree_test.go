@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rest is fields 5 to 52 of a stat line: the session is 5, the times are 250 and
-// 13, the start is 100.
+// rest contains fields 5 to 52 of a stat line: the session is 5, the times are 250
+// and 13, the start is 100.
 const rest = " 6 5 34816 1 4194560 100 0 0 0 250 13 70 20 20 0 1 0 100 1 1 18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
 
 func TestParseStat(t *testing.T) {
@@ -99,7 +99,7 @@ func TestParseStatErrors(t *testing.T) {
 	}
 }
 
-// FuzzParseStat: what is accepted can be written out and read back.
+// Accepted values can be written out and parsed again.
 func FuzzParseStat(f *testing.F) {
 	f.Add([]byte("42 (sh) S 7" + rest))
 	f.Add([]byte("42 (x) S 1 1 (y) T 7" + rest))
@@ -137,7 +137,7 @@ func TestParseNSPIDs(t *testing.T) {
 		{name + "NSpid:\t42\nNSpgid:\t1\n", []int{42}},
 		{name + "NSpid:\t4711\t5\t1\nNSpgid:\t4711\t5\t1\n", []int{4711, 5, 1}},
 		{name + "NSpid:\t4711\t2", []int{4711, 2}},
-		{"Name:\tNSpid:\\n NSpid:\t7\nNSpid:\t3\n", []int{3}}, // the name stands on a line that begins otherwise
+		{"Name:\tNSpid:\\n NSpid:\t7\nNSpid:\t3\n", []int{3}}, // the name is not at the beginning of a line
 		{"", nil},
 		{"NSpid:\t42\n", nil}, // never the first line
 		{name, nil},
@@ -185,7 +185,7 @@ func TestParseChildren(t *testing.T) {
 		{"42 ", []int{42}},
 		{"42 43 4194304 ", []int{42, 43, 4194304}},
 		{"2", []int{2}},
-		{"0 1 -1 -42 2", []int{2}}, // kill(2) takes these for something else
+		{"0 1 -1 -42 2", []int{2}}, // kill(2) interprets these numbers differently
 		{"x 4x 42 0x10 99999999999999999999", []int{42}},
 	}
 	for _, tt := range tests {
@@ -206,7 +206,7 @@ func FuzzParseChildren(f *testing.F) {
 	})
 }
 
-// eventually waits for a condition, which is checked every millisecond.
+// eventually waits until a condition is true, and checks it every millisecond.
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); !condition(); time.Sleep(time.Millisecond) {
@@ -216,7 +216,7 @@ func eventually(t *testing.T, what string, condition func() bool) {
 	}
 }
 
-// held starts a command that runs until its stdin ends, which end brings about.
+// held starts a command that runs until its stdin ends. end closes its stdin and waits for it.
 func held(t *testing.T, args ...string) (c *exec.Cmd, end func()) {
 	t.Helper()
 	c = exec.Command(args[0], args[1:]...)
@@ -232,14 +232,14 @@ func held(t *testing.T, args ...string) (c *exec.Cmd, end func()) {
 		if !ended {
 			ended = true
 			in.Close()
-			_ = c.Wait() // how it ended is the test's business
+			_ = c.Wait() // the tests check the exit status where it matters
 		}
 	}
 	t.Cleanup(end)
 	return c, end
 }
 
-// comms are the names of processes.
+// comms returns the names of processes.
 func comms(list []Stat) (names []string) {
 	for _, st := range list {
 		names = append(names, st.Comm)
@@ -267,7 +267,7 @@ func TestReadStat(t *testing.T) {
 	// Hostile names, as the kernel prints them.
 	for _, name := range []string{"a b", "x) S 1 (y", ")", "(", "\n", "\xff"} {
 		c, end := held(t, "sh", "-c", `printf %s "$1" >/proc/self/comm; read x`, "sh", name)
-		// The redirection is the shell's own, so it renames itself.
+		// The shell itself opens the file for the redirection, so it renames itself.
 		eventually(t, "named "+strconv.Quote(name), func() bool {
 			st, err := ReadStat(c.Process.Pid)
 			return err == nil && st.Comm == name && st.Parent == os.Getpid()
@@ -339,7 +339,7 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
-// Children of any thread are found, zombies included.
+// Descendants includes zombies.
 func TestDescendantsZombie(t *testing.T) {
 	c, end := held(t, "sh", "-c", "exec 3<&0; (exit 0) & exec cat <&3")
 	eventually(t, "a zombie", func() bool {
@@ -352,7 +352,7 @@ func TestDescendantsZombie(t *testing.T) {
 	}
 }
 
-// A process with very many threads is not asked for ever, and that children may be missing is said.
+// Children limits the number of threads that it reads, and returns an error because children may be missing.
 func TestChildrenManyThreads(t *testing.T) {
 	defer func(most int) { maxThreads = most }(maxThreads)
 	maxThreads = 1
@@ -368,7 +368,7 @@ func TestChildrenManyThreads(t *testing.T) {
 	}
 }
 
-// Not so of our own: a program may have any number of threads, and takes over from a killed keeper.
+// orphans reads all threads of this process, which may have any number of them and inherits the children of a killed keeper.
 func TestOrphansManyThreads(t *testing.T) {
 	defer func(most int) { maxThreads = most }(maxThreads)
 	maxThreads = 1
@@ -377,7 +377,7 @@ func TestOrphansManyThreads(t *testing.T) {
 	}
 }
 
-// Many processes with many threads each are not asked for longer than one, and none of them is missing.
+// Descendants reads a limited number of threads of all processes together, and still finds every process.
 func TestDescendantsManyThreads(t *testing.T) {
 	const threads, processes = 20, 5
 	if os.Getenv("SBXRUN_TEST_THREADS") != "" {

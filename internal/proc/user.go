@@ -9,8 +9,8 @@ import (
 )
 
 // AsUser calls f with the file system IDs of a user; nil means this process's own. f can open and create
-// only what that user can, and new files belong to the user: a file system of a user namespace rejects
-// files of an ID that the namespace does not map (EOVERFLOW). f must not start processes, and must stay
+// only the files that this user can, and new files belong to the user: a file system of a user namespace
+// rejects files of an ID that the namespace does not map (EOVERFLOW). f must not start processes, and must stay
 // on its goroutine.
 //
 // f runs on one of at most userThreads threads that are kept for the user. Further calls wait in order, so
@@ -64,7 +64,7 @@ func (p *userPool) do(user *Cred, f func() error) error {
 	}
 	<-c.done
 	if c.panicked != nil {
-		panic(c.panicked) // it ends the caller's request, and not the process
+		panic(c.panicked) // this ends the caller's request, and not the process
 	}
 	return c.err
 }
@@ -78,7 +78,7 @@ func (p *userPool) grow(user *Cred) error {
 	}
 	started := make(chan error)
 	go func() {
-		// Never unlocked: Go makes no other thread from it, and would end it with the goroutine.
+		// The thread is never unlocked: Go makes no other thread from it, and ends it with the goroutine.
 		runtime.LockOSThread()
 		err := takeOn(user)
 		started <- err
@@ -96,36 +96,36 @@ func (p *userPool) grow(user *Cred) error {
 	return err
 }
 
-// takeOn gives this thread the file system ids of a user, and with them none of root's rights
-// over files (capabilities(7)).
+// takeOn gives this thread the file system IDs of a user. It thereby loses root's rights over files
+// (capabilities(7)).
 func takeOn(user *Cred) error {
-	// Changed ids make the whole process undumpable (prctl(2)), which a keeper would inherit.
+	// Changed IDs make the whole process undumpable (prctl(2)), which a keeper would inherit.
 	syscall.ForkLock.Lock()
 	defer syscall.ForkLock.Unlock()
 	dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
 	if err != nil {
 		return err
 	}
-	// Groups too, those of the thread alone: package syscall would set them for all.
+	// Drop the groups of this thread, too. Package syscall would set them for all threads.
 	_, _, errno := syscall.RawSyscall(syscall.SYS_SETGROUPS, 0, 0, 0)
 	for _, set := range []struct {
 		call uintptr
 		id   uint32
 	}{{syscall.SYS_SETFSGID, user.GID}, {syscall.SYS_SETFSUID, user.UID}} {
-		// It returns the id before, whether or not it has done anything (setfsuid(2)).
+		// The call returns the previous ID, whether or not it has changed anything (setfsuid(2)).
 		_, _, _ = syscall.RawSyscall(set.call, uintptr(set.id), 0, 0)
 		if got, _, _ := syscall.RawSyscall(set.call, ^uintptr(0), 0, 0); uint32(got) != set.id && errno == 0 {
 			errno = unix.EPERM
 		}
 	}
-	_ = unix.Prctl(unix.PR_SET_DUMPABLE, uintptr(dumpable), 0, 0, 0) // as it was is always allowed
+	_ = unix.Prctl(unix.PR_SET_DUMPABLE, uintptr(dumpable), 0, 0, 0) // restoring the flag is always allowed
 	if errno != 0 {
 		return errno
 	}
 	return nil
 }
 
-// Capable reports whether we have a capability (capabilities(7)), one of the first 32.
+// Capable reports whether this process has a capability (capabilities(7)), one of the first 32.
 func Capable(capability int) bool {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is made as another user is that user's, what that user may not open is refused, and
-// nothing of it stays: neither the ids nor that the process is undumpable.
+// With AsUser new files belong to the user, and files that the user may not open are refused. Afterwards this process has
+// its own IDs and is dumpable.
 func TestAsUser(t *testing.T) {
 	dir := t.TempDir()
 	secret := filepath.Join(dir, "secret")
@@ -33,7 +33,7 @@ func TestAsUser(t *testing.T) {
 		}
 	}
 	if os.Geteuid() != 0 {
-		user = nil // an ordinary user has no other
+		user = nil // an ordinary user cannot act as another
 	}
 	err := AsUser(user, func() error {
 		if f, err := os.Open(secret); (err != nil) != denied {
@@ -66,7 +66,7 @@ func TestAsUser(t *testing.T) {
 // The number of threads is bounded, however many goroutines act as a user. A panic reaches the caller, and the
 // thread stays usable.
 func TestAsUserThreads(t *testing.T) {
-	var user *Cred // an ordinary user has no other
+	var user *Cred // an ordinary user cannot act as another
 	if os.Geteuid() == 0 {
 		user = &Cred{UID: 65534, GID: 65534}
 	}
@@ -89,7 +89,7 @@ func TestAsUserThreads(t *testing.T) {
 		})
 	}
 	all.Wait()
-	// The runtime has some for system calls, too.
+	// The runtime has some threads for system calls, too.
 	if limit := int64(before + userThreads + 2*runtime.GOMAXPROCS(0) + 8); most.Load() > limit {
 		t.Errorf("%d threads, want at most %d", most.Load(), limit)
 	}
