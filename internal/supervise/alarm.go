@@ -28,7 +28,7 @@ func alarm(d time.Duration) (rung <-chan struct{}, stop func()) {
 	}
 }
 
-// near is how long before the end an alarm switches to a timerfd.
+// near is the time before the end at which an alarm switches to a timerfd.
 const near = 20 * time.Millisecond
 
 // ringAfter closes ring after precisely d, unless ctx is done first.

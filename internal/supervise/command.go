@@ -8,7 +8,7 @@
 //	End      grants the grace period, if any, kills the command and proves its end
 //	Collect  ends the keeper after the caller has forwarded the last output
 //
-// [Run] makes all steps for a caller that has nothing to do in between.
+// [Run] performs all steps for a caller that does nothing in between.
 package supervise
 
 import (
@@ -28,7 +28,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 )
 
-// Terms are how a command is supervised.
+// Terms describes how a command is supervised.
 type Terms struct {
 	Timeout      time.Duration  // from the release; 0 for none
 	Signal       syscall.Signal // first signal at the deadline; 0 for SIGTERM
@@ -42,9 +42,9 @@ type Terms struct {
 	Sending chan<- syscall.Signal
 	// Limits, if not nil, is the command's cgroup. It stays the caller's.
 	Limits *limits.Group
-	// SpareOOM lets the command continue if the OOM killer killed another process than the payload.
+	// SpareOOM lets the command continue if the OOM killer killed a process other than the payload.
 	SpareOOM bool
-	// Shared says that other commands may run in the room and end with it.
+	// Shared allows other commands to run in the room. They end with it.
 	Shared bool
 	// Confirm makes Release wait for the command's execve(2), for up to room.SetupBound.
 	Confirm bool
@@ -54,8 +54,8 @@ type Terms struct {
 type Request struct {
 	Cause  result.Cause // Canceled, Killed, IdleTimeout, OutputLimit
 	Signal syscall.Signal
-	// Grace is the time between Signal, which goes to all processes of the sandbox, and SIGKILL. It is not used for
-	// Canceled, whose signal goes to the payload alone and whose grace period is that of the terms.
+	// Grace is the time between Signal, which goes to all processes of the sandbox, and SIGKILL. Canceled does not use it:
+	// its signal goes to the payload alone, and its grace period is [Terms.Grace].
 	Grace time.Duration
 }
 
@@ -81,7 +81,7 @@ type Command struct {
 	request  Request
 	used     proc.Usage // before the kill, see proc.Kept.Used
 	looks    []*look
-	startErr error // why it never ran
+	startErr error // why the command never ran
 	oom      bool  // the OOM killer killed a process of the command
 	asked    bool  // Soon was called
 
@@ -95,12 +95,12 @@ type Place struct {
 	// Without a plan:
 	Entry *enter.Entry
 	Room  *proc.Process // verified PID 1 of the existing room; it stays the caller's
-	// Maker, in place of Room, has an init ready.
+	// Maker has an init ready and is used instead of Room.
 	Maker *enter.Maker
 }
 
 // Hold sets up a command, within the limits of its terms, without starting it. Its errors are *[result.Error]; after
-// one, all processes have exited. stdio stays the caller's, who may close it, but with a Maker only after Release.
+// one, all processes have exited. stdio stays the caller's and may be closed, with a Maker only after Release.
 func Hold(ctx context.Context, p Place, stdio [3]*os.File, ttys []proc.Terminal, t Terms) (*Command, error) {
 	var bounds proc.Bounds
 	switch {
@@ -152,7 +152,7 @@ func NotStarted(ctx context.Context, err error, t Terms) result.Result {
 	return r
 }
 
-// Run makes all steps one after the other.
+// Run performs all steps in order.
 func Run(ctx context.Context, p Place, stdio [3]*os.File, t Terms) result.Result {
 	err := ctx.Err()
 	var c *Command
@@ -197,7 +197,7 @@ func (c *Command) Release(ctx context.Context) bool {
 		return false
 	}
 	if g := c.Limits; g != nil {
-		// Not earlier: building and entering the room is not part of the command.
+		// Throttle only now, because building and entering the room are not part of the command.
 		if err := g.Throttle(); err != nil {
 			c.Refuse(err)
 			return false
@@ -222,7 +222,7 @@ func (c *Command) Release(ctx context.Context) bool {
 // confirmBound is a variable for tests.
 var confirmBound = room.SetupBound
 
-// Lateness is how much later than sbxrun's own deadline the keeper's is.
+// Lateness is the time from sbxrun's own deadline to the keeper's.
 const Lateness = 500 * time.Millisecond
 
 // confirmed waits until the command's execve(2) has succeeded or failed. If it takes longer than confirmBound, for
@@ -246,7 +246,7 @@ func (c *Command) confirmed(ctx context.Context) bool {
 			c.cause = result.Exited // End determines why
 		case <-asked:
 			if requestOf(ctx).Cause == result.OutputLimit {
-				asked = nil // it has written, so it runs, and the confirmation is still to come
+				asked = nil // it has written output, so it is running, and the confirmation will follow
 				continue
 			}
 			c.requested(ctx)
@@ -283,7 +283,7 @@ func (c *Command) Soon() (ended bool) {
 	return true
 }
 
-// short is how long Soon waits.
+// short is the time that Soon waits.
 const short = 5 * time.Millisecond
 
 // Watch waits for the first event that ends a running command.
@@ -386,7 +386,7 @@ func (c *Command) watchKept() (dead <-chan struct{}, stop func()) {
 // moment is the time for processes to die after a process that they depend on.
 const moment = 50 * time.Millisecond
 
-// patience is how long Watch waits after the keeper's death for the command's exit status, on a slow machine.
+// patience is the time that Watch waits after the keeper's death for the command's exit status, for slow machines.
 const patience = 2 * time.Second
 
 // Cause returns the cause of the command's end, or "" before it is decided.
@@ -399,7 +399,7 @@ func (c *Command) Request() Request { return c.request }
 // safe for concurrent use at any time.
 func (c *Command) Signal(sig syscall.Signal) error {
 	if c.Shared {
-		// A pidfd of its own: a concurrent teardown may use the other one.
+		// Use a separate pidfd, because a concurrent teardown may use the other one.
 		room, err := c.room.Room.Dup()
 		if errors.Is(err, os.ErrClosed) {
 			return proc.ErrGone
@@ -413,7 +413,7 @@ func (c *Command) Signal(sig syscall.Signal) error {
 	return c.exec.SignalAll(sig)
 }
 
-// Collect ends and reaps the keeper, which first restores the terminal and removes the cgroups. The caller has
+// Collect ends and reaps the keeper, which first restores the terminal and removes the cgroups. The caller must have
 // forwarded the last output before. Collect is not part of the proof. After an error the keeper still has children
 // and continues on its own.
 func (c *Command) Collect() error {

@@ -78,7 +78,7 @@ func (c *Command) heardLate() bool {
 }
 
 // beforeKill counts the processes that the payload left behind or grants a grace period, and reads the resource
-// usage, which the kernel discards with the kill. The error is that of the grace period.
+// usage, which the kernel discards with the kill. The error comes from the grace period.
 func (c *Command) beforeKill(ctx context.Context) (err error) {
 	res := &c.result
 	switch c.cause {
@@ -135,7 +135,7 @@ func (c *Command) grace(ctx context.Context) error {
 		}
 		return c.wait(c.Grace, cmp.Or(c.Terms.Signal, unix.SIGTERM), c.Signal, nil, ctx)
 	case result.Canceled:
-		// Only the payload gets the signal, so only the payload is waited for.
+		// Only the payload gets the signal, so wait only for the payload.
 		return c.wait(c.Grace, c.request.Signal, c.exec.Signal, c.exec.Exited(), nil)
 	case result.Killed, result.IdleTimeout, result.OutputLimit:
 		return c.wait(c.request.Grace, c.request.Signal, c.Signal, nil, nil)
@@ -191,14 +191,14 @@ func (c *Command) wait(period time.Duration, sig syscall.Signal, send func(sysca
 	return nil
 }
 
-// Spare moves the keeper's own deadline behind the end of a grace period.
+// Spare moves the keeper's own deadline past the end of a grace period.
 func (c *Command) Spare(over time.Time) {
 	if !c.deadline.IsZero() {
 		c.kept.EndAt(over.Add(Lateness))
 	}
 }
 
-// teardown kills the command, and calls rescue if that takes long.
+// teardown kills the command, and calls rescue if this takes long.
 func (c *Command) teardown() Outcome {
 	if g := c.Limits; g != nil {
 		g.Unthrottle(c.result.Payload != nil && c.result.Strays == 0)
@@ -218,8 +218,8 @@ func (c *Command) teardown() Outcome {
 	return out
 }
 
-// late is when teardown calls rescue. A normal teardown takes some milliseconds, or some hundred with thousands of
-// processes.
+// late is the time after which teardown calls rescue. A normal teardown takes a few milliseconds, or a few hundred with
+// thousands of processes.
 const late = 100 * time.Millisecond
 
 // rescue helps a slow teardown: another process may have frozen or throttled the command's processes.

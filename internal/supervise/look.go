@@ -15,10 +15,10 @@ type look struct {
 	used   proc.Usage
 }
 
-// lookAhead is how long before the deadline Watch reads the command's resource usage.
+// lookAhead is the time before the deadline at which Watch reads the command's resource usage.
 const lookAhead = 10 * time.Millisecond
 
-// lookBound limits how long a kill waits for a look.
+// lookBound limits the time that a kill waits for a look.
 const lookBound = 2 * time.Millisecond
 
 // look schedules a look.

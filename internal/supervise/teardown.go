@@ -30,7 +30,7 @@ const maxSurvivors = 100
 func Teardown(k *proc.Kept, deadline time.Time) Outcome {
 	killErr := k.KillInits()
 	k.Kill() // all other children of the keeper
-	// If many idle rooms end at once, their proofs come first. A process that lives on unmounts afterwards.
+	// If many idle rooms end at once, their proofs come first, and a process that keeps running unmounts afterwards.
 	if k.Init != nil && !k.Lasting {
 		k.Unmount(deadline)
 	}

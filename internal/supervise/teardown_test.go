@@ -17,7 +17,7 @@ import (
 
 func soon() time.Time { return time.Now().Add(20 * time.Second) }
 
-// held is a held sandbox for a shell script and the script's stdout.
+// held returns a held sandbox for a shell script, and the script's stdout.
 func held(t *testing.T, script string) (sb *room.Room, stdout *os.File) {
 	t.Helper()
 	plan, err := room.Prepare(room.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"},
