@@ -26,7 +26,7 @@ type Job struct {
 	Limits  *limits.Plan    // nil for none
 	Nest    bool            // other commands will have nested cgroups
 	Streams *stream.Streams
-	Leave   *admission.Permit // nil if none was asked for
+	Leave   *admission.Permit // nil if none was requested
 	Parts   *sandbox.Parts    // of a new sandbox; begun, and ended by the caller
 
 	command *supervise.Command

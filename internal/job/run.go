@@ -28,11 +28,11 @@ type Spec struct {
 	MaxOutput      int64 // bytes per stream; 0 for no limit
 
 	Limits limits.Request
-	Group  *limits.Group  // in place of Limits: the renewed cgroup of a warm room; it stays the caller's
+	Group  *limits.Group  // instead of Limits: the renewed cgroup of a warm room; it stays the caller's
 	Use    *sandbox.Use   // of an existing sandbox; the Run closes it at its end; nil for a new sandbox
 	Parts  *sandbox.Parts // of a new sandbox; the Run ends them, but after an error the caller does
-	Shared bool           // an idle room in which others run commands
-	// Attended says that the caller calls Wait at once, so that no other goroutine watches the command.
+	Shared bool           // an idle room in which other callers run commands
+	// Attended is set if the caller calls Wait at once. Then no other goroutine watches the command.
 	Attended bool
 
 	Timeout, Grace, ProofTimeout time.Duration
@@ -61,7 +61,7 @@ type Run struct {
 	err    error
 }
 
-// Errors of the calling program.
+// Errors caused by the calling program.
 var (
 	errStarted    = &result.Error{Code: "usage", Message: "it was started before"}
 	errNotStarted = &result.Error{Code: "usage", Message: "it was not started"}
@@ -202,7 +202,7 @@ func (r *Run) End() { r.cancel(supervise.Request{Cause: result.Killed, Signal: u
 func (r *Run) Room() *proc.Process { return r.job.Kept().Room }
 
 // Wait waits until all processes of the command have exited and its output is forwarded. The error is the result's Err;
-// it does not say how the command ended. Wait may be called again.
+// it does not describe how the command ended. Wait may be called again.
 func (r *Run) Wait() (*result.Result, error) {
 	if r == nil {
 		return nil, errNotStarted
@@ -268,7 +268,7 @@ func (r *Run) SignalAlone(sig unix.Signal) error {
 	return p.Signal(sig)
 }
 
-// Started returns the error of a second start if there was a first.
+// Started returns an error if the command was already started.
 func (r *Run) Started() error {
 	if r != nil {
 		return errStarted
