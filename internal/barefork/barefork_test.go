@@ -1,17 +1,17 @@
-// Package barefork has no code. Its tests read the object code of sbxrun, and check
+// Package barefork has no code. Its tests read the object code of sbxrun and check
 // the code that runs after a bare fork: in the keeper and in the processes that enter a
-// room. They are clones without exec of a process with many threads, so nothing in them
-// may call into the Go runtime (see bareFork in package proc), and their stacks cannot
-// grow: each has one of a fixed size, outside Go's heap.
+// room. These are clones without exec of a process with many threads, so their code
+// must not call into the Go runtime (see bareFork in package proc), and their stacks
+// cannot grow: each has a stack of fixed size, outside Go's heap.
 //
-// The source says so with go:nosplit, go:norace and go:nocheckptr, but it is the
-// compiler that decides where it calls the write barrier of the garbage collector,
-// or a function that panics. The linker checks how much stack a chain of nosplit
-// functions takes, but it does not know the target of a call through a pointer.
+// The source requests this with go:nosplit, go:norace and go:nocheckptr, but the
+// compiler decides where to call the write barrier of the garbage collector or a
+// function that panics. The linker checks the stack size of a chain of nosplit
+// functions, but it does not know the target of a call through a pointer.
 //
 // So the test starts at the roots, follows every call in the disassembly, and fails
-// on every call into the runtime that the tables do not allow. It adds the frames up
-// along the deepest chain, and compares the sum with the stack that there is.
+// on every call into the runtime that the tables do not allow. It adds up the frames
+// along the deepest chain and compares the sum with the size of the stack.
 package barefork
 
 import (
@@ -31,9 +31,9 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// The tables. Change them when the engine changes. A symbol is a regular expression
-// that matches the whole name, as "go tool nm" prints it. Every row must be needed:
-// one that matches nothing fails the test.
+// These are the tables. Change them when the engine changes. A symbol is a regular
+// expression that matches the whole name, as "go tool nm" prints it. Every row must
+// be needed: a row that matches nothing fails the test.
 
 const module = `github\.com/sbxrun/sbxrun/`
 
@@ -43,7 +43,7 @@ const systemCall = `internal/runtime/syscall/linux\.Syscall6(\.abi0)?`
 // space above.
 const ownStack = proc.StackSize - 256
 
-// started are the functions in which such a process starts.
+// started matches the functions in which a process with its own stack starts.
 const started = module + `(internal/proc\.start(Keeper|Exec|Enter)|internal/enter\.start(Inside|Init|Payload))`
 
 var sbxrun = tables{
@@ -68,7 +68,7 @@ var sbxrun = tables{
 	forkers: []string{
 		module + `internal/proc\.forkNow`,                  // sbxrun forks the keeper
 		module + `internal/proc\.\(\*keeperState\)\.spawn`, // the keeper forks its children, into a cgroup
-		module + `internal/proc\.Clone`,                    // and without
+		module + `internal/proc\.Clone`,                    // the entering processes fork
 	},
 }
 
@@ -76,12 +76,13 @@ var sbxrun = tables{
 // and the function that returns its address.
 var launcher = regexp.MustCompile(`^` + module + `internal/enter\.launch(Code)?$`)
 
-// enterField is the field of proc.Command that is called through k.enter: whatever
+// enterField is the field of proc.Way that is called as c.enter. Every function that
 // the source assigns to it must be a target of the bridge.
 const enterField = "Enter"
 
-// TestObjectCode checks sbxrun as it is released, for both architectures, and as
-// distributions build it: position-independent. With -short it checks what this machine runs.
+// TestObjectCode checks sbxrun for both architectures, as released and, as
+// distributions build it, position-independent. With -short it checks only builds for
+// this machine.
 func TestObjectCode(t *testing.T) {
 	limit := nosplitLimit(t)
 	for _, b := range []struct{ name, arch, mode string }{
@@ -154,9 +155,9 @@ func TestEnterFunctions(t *testing.T) {
 	}
 }
 
-// nosplitLimit returns how much stack the toolchain guarantees below the frame of a
-// function that is not nosplit: internal/abi, StackNosplitBase. Its prologue makes
-// sure of that before the fork, and the child's stack is a copy.
+// nosplitLimit returns the stack size that the toolchain guarantees below the frame of
+// a function that is not nosplit (internal/abi, StackNosplitBase). The function's
+// prologue ensures it before the fork, and the child's stack is a copy.
 func nosplitLimit(t *testing.T) int {
 	t.Helper()
 	file := filepath.Join(goEnv(t, "GOROOT"), "src/internal/abi/stack.go")
@@ -169,8 +170,7 @@ func nosplitLimit(t *testing.T) int {
 	return number(string(m[1]))
 }
 
-// assembly returns the symbols of the functions that the module itself has in
-// assembly.
+// assembly returns the symbols of the module's own assembly functions.
 func assembly(t *testing.T) (symbols []string) {
 	t.Helper()
 	text := regexp.MustCompile(`(?m)^TEXT\s+·(\w+)(?:<ABIInternal>)?\(SB\)`)
@@ -182,7 +182,7 @@ func assembly(t *testing.T) (symbols []string) {
 	return symbols
 }
 
-// sources calls do for every file of the module that is built and has the extension.
+// sources calls do for every file of the module with the extension, except tests and test data.
 func sources(t *testing.T, extension string, do func(dir string, file []byte)) {
 	t.Helper()
 	root := repository(t)

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// TestBuilds runs sbxrun as others build it. The fork must find its memory wherever the
-// linker, a C library or the race detector put it. A position-independent
-// build once failed to run any command.
+// TestBuilds runs sbxrun in the ways that others build it. The fork must find its
+// memory wherever the linker, a C library or the race detector puts it. A
+// position-independent build once failed to run any command.
 func TestBuilds(t *testing.T) {
 	compiler := goEnv(t, "CC")
 	for _, b := range []struct {

@@ -20,7 +20,7 @@ import (
 
 // This file builds a program and reads its object code.
 
-// object is a program, and the functions of it that have been disassembled.
+// object is a program with its functions that have been disassembled.
 type object struct {
 	arch      string
 	file      string
@@ -33,24 +33,24 @@ type object struct {
 // function describes a disassembled function.
 type function struct {
 	name   string
-	source string // the file, without directories of the machine that built it
+	source string // file, without directories of the build machine
 	frame  int    // bytes of stack, without the return address pushed by a call
 	calls  []call
-	// indirect are the calls and jumps through a register or memory, as "file:line
+	// indirect lists calls and jumps through a register or memory, as "file:line
 	// instruction".
 	indirect []string
-	// unknown are the instructions that this test does not understand.
+	// unknown lists instructions that this test does not understand.
 	unknown []string
 }
 
 // call is a call of another function, or a jump to it.
 type call struct{ to, at string }
 
-// build builds a package of the program for Linux, without cgo as a release is.
+// build builds a package for Linux without cgo, like a release.
 func build(t *testing.T, dir, pkg, arch string, flags ...string) *object {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "program")
-	// Without DWARF it is linked in half the time, and the code is the same.
+	// Without DWARF, linking takes half the time, and the code is the same.
 	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-w", "-o", name}, flags...)
 	cmd := exec.Command("go", append(args, pkg)...)
 	cmd.Dir = dir
@@ -83,7 +83,7 @@ func build(t *testing.T, dir, pkg, arch string, flags ...string) *object {
 	return o
 }
 
-// matching returns the names of all functions that a pattern matches as a whole.
+// matching returns the names of all functions whose whole name matches a pattern.
 func (o *object) matching(pattern string) (names []string) {
 	re := whole(pattern)
 	for _, s := range o.symbols {
@@ -94,9 +94,9 @@ func (o *object) matching(pattern string) (names []string) {
 	return names
 }
 
-// callers returns the names of all functions that have a direct call of, or a jump
-// to, the function of this name. It looks at the bytes of the whole program first,
-// because to disassemble all of it takes seconds.
+// callers returns the names of all functions that directly call, or jump to, the
+// function with this name. It first searches the bytes of the whole program,
+// because disassembling the whole program takes seconds.
 func (o *object) callers(name string) ([]string, error) {
 	i := slices.IndexFunc(o.symbols, func(s elf.Symbol) bool { return s.Name == name })
 	if i < 0 {
@@ -135,7 +135,7 @@ func (o *object) callers(name string) ([]string, error) {
 			}
 		}
 	}
-	// Bytes of something else can look like a call.
+	// Bytes of other instructions or data can look like a call.
 	if err := o.disassemble(candidates); err != nil {
 		return nil, err
 	}
@@ -190,7 +190,7 @@ type instruction struct {
 	args []string
 }
 
-// The forms of an operand that is the target of a jump.
+// Forms of operands.
 var (
 	symbolOperand   = regexp.MustCompile(`^(.+?)(\+(?:0x)?[0-9a-f]+)?\(SB\)$`)
 	relativeOperand = regexp.MustCompile(`^(-?\d+)\(PC\)$`)                    // arm64: in instructions
@@ -199,11 +199,11 @@ var (
 	immediate       = regexp.MustCompile(`^\$(-?(?:0x[0-9a-f]+|\d+))$`)
 )
 
-// conditional are the conditional branches of arm64: BEQ, CBNZ, TBZ. A BIC has three
-// letters as well, but another operand.
+// conditional matches the conditional branches of arm64: BEQ, CBNZ, TBZ. BIC has three
+// letters, too, but a different operand.
 var conditional = regexp.MustCompile(`^(B[A-Z]{2}|CBN?ZW?|TBN?Z)$`)
 
-// parse reads what objdump prints of one function: its name and file, and a line for
+// parse parses objdump's output for one function: its name and file, and a line for
 // each instruction.
 func (o *object) parse(text string) (*function, error) {
 	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
@@ -266,8 +266,8 @@ func (i instruction) last() string {
 	return i.args[len(i.args)-1]
 }
 
-// branches reports whether an instruction can continue at another than the next one, and
-// whether it always does. A return is no branch.
+// branches reports whether execution may continue elsewhere than at the next instruction,
+// and whether it always does. A return is not a branch.
 func (i instruction) branches(arch string) (may, always bool) {
 	switch {
 	case i.op == "CALL":
@@ -297,7 +297,7 @@ func (f *function) control(o *object, code []instruction) {
 		may, _ := i.branches(o.arch)
 		target := i.last()
 		if !may {
-			// A symbol is no target elsewhere: data.
+			// In other instructions a symbol is data and not a target.
 			continue
 		}
 		inside := func(addr uint64) {
@@ -323,9 +323,9 @@ func (f *function) control(o *object, code []instruction) {
 	}
 }
 
-// stack adds up what the instructions take of the stack. A function of Go takes its
-// frame once, at its beginning, and gives it back before each return; what follows a
-// return, or a jump, has the frame again.
+// stack adds up the stack use of the instructions. A Go function allocates its frame
+// once, at its beginning, and releases it before each return. The code after a return
+// or a jump has the frame again.
 func (f *function) stack(o *object, code []instruction) {
 	depth := 0
 	moved := map[string]int{} // arm64: a register that is the stack pointer less this
@@ -409,7 +409,7 @@ func (i instruction) stack(arch string, moved map[string]int) (grows int, ok boo
 	return 0, i.last() != "RSP" || strings.HasPrefix(i.op, "CM") || i.op == "TST"
 }
 
-// number reads a number as objdump prints it; there is none in "(SP)", which is 0.
+// number parses a number as objdump prints it. The empty string, as in "(SP)", is 0.
 func number(text string) int {
 	if text == "" {
 		return 0

@@ -9,7 +9,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// TestTeeth checks that the test finds every broken rule in testdata/teeth.
+// TestTeeth verifies that the check finds every broken rule in testdata/teeth.
 func TestTeeth(t *testing.T) {
 	const own = 4096
 	through := func(from, to string, calls int) []bridge {
@@ -118,12 +118,12 @@ func TestTeeth(t *testing.T) {
 func buildTeeth(t *testing.T, arch string, flags ...string) *object {
 	t.Helper()
 	o := build(t, repository(t), "./internal/barefork/testdata/teeth", arch, flags...)
-	// All at once, because most of the time of objdump is its start.
+	// Disassemble all functions at once, because objdump spends most of its time starting.
 	harness.Must(t, o.disassemble(o.matching(`main\..*|syscall\.RawSyscall6?|`+systemCall)))
 	return o
 }
 
-// expect fails unless a problem contains want; for "", if there is one.
+// expect fails unless a problem contains want, or, if want is "", if there is any problem.
 func expect(t *testing.T, name string, r result, want string) {
 	t.Helper()
 	t.Logf("%s: %s", name, strings.Join(append(slices.Clone(r.problems), r.chains...), "; "))

@@ -14,8 +14,8 @@ type tables struct {
 	callers []caller
 	bridges []bridge
 	allowed []allowance
-	// forks is the hook of the runtime that a bare fork must call, and forkers are
-	// all functions of the program that call it: so no fork is forgotten.
+	// forks is the runtime's hook that a bare fork must call, and forkers are all
+	// functions of the program that call it, so that no fork is missed.
 	forks   string
 	forkers []string
 }
@@ -23,33 +23,33 @@ type tables struct {
 // root is a function in which a bare fork starts.
 type root struct {
 	symbol string
-	// stack is how many bytes its frame and all below it may take, the return
-	// address included; or nosplit, for what the toolchain guarantees to a nosplit
-	// function that is called by one that is not. Only callers may call it then.
+	// stack is the maximum size in bytes of its frame and all frames below it,
+	// including the return address. nosplit stands for the size that the toolchain
+	// guarantees to a nosplit function whose caller is not nosplit; then only callers
+	// may call the root.
 	stack int
 }
 
-// caller is a function that goes on in both processes after the fork. In the child it
-// calls a root; everything else that it calls must be for the parent alone. It is not
-// nosplit, so its prologue guarantees the stack below its frame, and the child's stack
-// is a copy.
+// caller is a function that continues in both processes after the fork. In the child
+// it calls a root; all its other calls must be for the parent alone. It is not nosplit,
+// so its prologue guarantees the stack below its frame, and the child's stack is a copy.
 type caller struct{ symbol, parent string }
 
 const nosplit = -1
 
-// bridge says where the calls through a pointer go that a function contains. They are
-// counted, so that no other can come in unseen. A jump table, which a large switch is
-// compiled to, needs a bridge to nowhere.
+// bridge names the targets of a function's calls through pointers. It includes their
+// number, so that a new one is noticed. A jump table, to which the compiler translates a
+// large switch, needs a bridge without targets.
 type bridge struct {
 	from  string
 	calls int
 	to    []string
-	// ownStack: each target begins on another stack, and is a root.
+	// ownStack is set if each target begins on another stack and is a root.
 	ownStack bool
 }
 
 // allowance allows calls into the runtime, from any function if from is "". With leaf,
-// the callee is not looked at. An optional one need not be needed.
+// the check does not follow the call. An optional allowance may be unused.
 type allowance struct {
 	symbol, from   string
 	leaf, optional bool
@@ -60,7 +60,7 @@ type allowance struct {
 type result struct {
 	problems []string
 	chains   []string        // the deepest chain of each root
-	seen     map[string]bool // what can run
+	seen     map[string]bool // functions that can run
 }
 
 // checker is one check of one program.
@@ -69,7 +69,7 @@ type checker struct {
 	*object
 	result
 	limit            int
-	needed           map[any]bool // rows of the tables
+	needed           map[any]bool // used rows of the tables
 	isRoot, isCaller map[string]bool
 	walking          map[string]bool
 	deep             map[string]chain
@@ -133,7 +133,7 @@ func (c *checker) run() error {
 	if err := c.checkCallers(); err != nil {
 		return err
 	}
-	// In rounds, because most of the time of objdump is its start.
+	// Disassemble in rounds, because objdump spends most of its time starting.
 	for len(next) > 0 {
 		if err := c.disassemble(next); err != nil {
 			return err
@@ -223,8 +223,8 @@ func (c *checker) checkCallers() error {
 	return nil
 }
 
-// follow returns the functions that a function calls on the same stack, and those
-// that take nothing of it. It finds fault with what must not be called.
+// follow returns the functions that a function calls on the same stack and that need
+// checking. pushes is true if it makes any call at all. follow reports forbidden calls.
 func (c *checker) follow(name string) (targets []string, pushes bool) {
 	f := c.functions[name]
 	for _, u := range f.unknown {
@@ -291,8 +291,8 @@ func (c *checker) measure(r root, name string) error {
 		}
 	}
 	deepest := c.deepest(name)
-	// Below the caller's frame: on amd64 the address to return to; on arm64 the frame
-	// pointer, which each function saves just below its frame.
+	// A word below the caller's frame is in use: on amd64 for the return address, on
+	// arm64 for the frame pointer, which each function saves just below its frame.
 	bytes := word + deepest.bytes
 	c.chains = append(c.chains, fmt.Sprintf("%s: %d of %d bytes of stack, %d left: %s", name, bytes, stack, stack-bytes, strings.Join(deepest.names, " → ")))
 	if bytes > stack {
@@ -304,8 +304,8 @@ func (c *checker) measure(r root, name string) error {
 // word is the size of an address.
 const word = 8
 
-// deepest returns what a function and all below it take of the stack: frames, and on
-// amd64 the addresses that calls push.
+// deepest returns the stack use of a function and the deepest chain below it: frames,
+// and on amd64 the return addresses that calls push.
 func (c *checker) deepest(name string) chain {
 	if d, ok := c.deep[name]; ok {
 		return d
@@ -336,7 +336,7 @@ func (c *checker) deepest(name string) chain {
 	return d
 }
 
-// inRuntime reports whether a symbol is the runtime's, by its name.
+// inRuntime reports whether a symbol's name belongs to the runtime.
 func inRuntime(name string) bool {
 	pkg, rest, ok := strings.Cut(name[strings.LastIndexByte(name, '/')+1:], ".")
 	if !ok {
@@ -349,7 +349,7 @@ func inRuntime(name string) bool {
 	case dir == "internal/" && (pkg == "race" || pkg == "msan" || pkg == "asan"):
 		return true
 	}
-	// What the runtime gives to other packages under their name (go:linkname).
+	// Functions that the runtime provides to other packages under their names (go:linkname).
 	return strings.HasPrefix(rest, "runtime_")
 }
 

@@ -1,5 +1,5 @@
-// Teeth is not for running. Each of its functions breaks one rule of code that runs
-// after a bare fork; TestTeeth finds that in the object code.
+// Teeth is not meant to be run. Most of its functions break a rule for code that runs
+// after a bare fork, and TestTeeth finds them in the object code.
 package main
 
 import (
@@ -59,7 +59,7 @@ func harmless(n *node) {
 	syscall.RawSyscall(syscall.SYS_GETPID, uintptr(unsafe.Pointer(n)), 0, 0)
 }
 
-// copies breaks no rule if the table allows memmove, which takes nothing of the stack.
+// copies breaks no rule if the table allows memmove, which uses no stack.
 //
 //go:nosplit
 //go:noinline
@@ -157,20 +157,20 @@ func switches(n *node, i int) {
 	}
 }
 
-// callsItself does so through a pointer: the linker refuses it otherwise.
+// callsItself uses a pointer, because the linker rejects a direct call.
 //
 //go:nosplit
 //go:noinline
 func callsItself(n *node) { n.call(n) }
 
-// target is what is called through pointers.
+// target is called through pointers.
 //
 //go:nosplit
 //go:noinline
 func target(n *node) { n.value++ }
 
-// deepAbove and deepBelow take 450 bytes each, which the linker lets pass: it does not
-// know that the one calls the other.
+// deepAbove and deepBelow use 450 bytes each. The linker accepts them, because it does
+// not know that one calls the other.
 //
 //go:nosplit
 //go:noinline
@@ -200,16 +200,16 @@ func fork(n *node) {
 	deepAbove(n)
 }
 
-// forkWithoutPrologue guarantees no stack.
+// forkWithoutPrologue has no prologue that guarantees stack.
 //
 //go:nosplit
 //go:noinline
 func forkWithoutPrologue(n *node) { harmless(n) }
 
-// stack changes the stack pointer; it is in assembly.
+// stack changes the stack pointer; it is written in assembly.
 //
 //go:noescape
 func stack(n *node)
 
-// spawn starts a process that shares the memory, on a stack of its own.
+// spawn starts a process that shares the memory and has its own stack.
 func spawn(stack, run uintptr)
