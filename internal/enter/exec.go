@@ -44,8 +44,8 @@ type Entry struct {
 	Confirm bool
 	Bounds  proc.Bounds
 	Filter  *seccomp.Filter // for system calls
-	// Fresh are directories that each command of a [Maker] gets anew, mounted in this order, so that no command sees files
-	// of another.
+	// Fresh are directories that are new for each command of a [Maker], so that no command sees files of another. They are
+	// mounted in this order.
 	Fresh []Tmpfs
 }
 
@@ -60,7 +60,7 @@ func Inodes(size int64) string {
 	return strconv.FormatInt(max(size/page, least), 10)
 }
 
-// Exec is a payload in its own PID namespace below that of a room. No process inside can read, signal or trace its init.
+// Exec is a payload in its own PID namespace below a room's. No process inside can read, signal or trace its init.
 // The caller ends it.
 type Exec struct {
 	way
@@ -154,7 +154,7 @@ func (e *Entry) Prepare(stdio [3]*os.File, f *Furnishing) (*Exec, *proc.Way, err
 	return x, way, nil
 }
 
-// layFilter lays the filter out for seccomp(2); nil for none.
+// layFilter lays out the filter for seccomp(2). It returns nil if there is no filter.
 func layFilter(b *proc.Block, f *seccomp.Filter) *unix.SockFprog {
 	program := proc.Copy(b, f.Program())
 	if len(program) == 0 {
@@ -271,7 +271,7 @@ func (x *Exec) Release() {
 }
 
 // Follow waits in this goroutine, which costs less than another one, for the end of a Maker's command and reports whether
-// it has come. Otherwise a goroutine continues to wait.
+// the command has ended. Otherwise a goroutine continues to wait.
 func (x *Exec) Follow(within time.Duration) (ended bool) {
 	// An init without children exits right after its report. Waiting for the keeper's report of that, the last one, takes
 	// one wakeup instead of two.

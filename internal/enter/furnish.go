@@ -142,7 +142,7 @@ func (e *entry) enterNew(room, outer uintptr) {
 	}
 	e.awaitRoom()
 	if e.furnishing.noUserns {
-		// The limit is that of the current user namespace and applies to all namespaces below it (user_namespaces(7)).
+		// The limit belongs to the current user namespace and applies to all namespaces below it (user_namespaces(7)).
 		// Open the file while the host's /proc is visible, because the room's is read-only. The room's own namespaces
 		// already exist.
 		fd := e.must(stepUserns, unix.SYS_OPENAT, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(&maxUserns)), unix.O_WRONLY|unix.O_CLOEXEC, 0, 0)

@@ -121,7 +121,7 @@ func (l *letter) lay(place, size uintptr) {
 // explain returns the error that the maker or the keeper has reported, or err.
 func (m *Maker) explain(err error) error {
 	m.Keeper.Kill()
-	_ = m.socket.SetReadDeadline(time.Now().Add(bound)) // it takes deadlines
+	_ = m.socket.SetReadDeadline(time.Now().Add(bound)) // a socket supports deadlines
 	if msg, _, readErr := m.read(); readErr == nil && msg.kind == messageFailed {
 		err = msg.err()
 	}

@@ -24,7 +24,7 @@ import (
 type Overlay struct {
 	// Lower are further read-only layers, the uppermost first: directories that bwrap has bound below LayersDir.
 	Lower []Bind
-	// Upper is a directory on disk, bound like those of Lower. It contains a directory for written files ([UpperName]) and
+	// Upper is a directory on disk, bound like the Lower ones. It contains a directory for written files ([UpperName]) and
 	// one for the kernel ([WorkName]). If it is nil, both are in memory, with Size bytes.
 	Upper *Bind
 	Size  int64

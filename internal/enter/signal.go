@@ -53,7 +53,7 @@ func (w *way) send(room *proc.Process, cred *proc.Cred, lay func(*proc.Block) *e
 	var err error
 	w.Keeper, err = proc.Keep(proc.Command{Cred: cred, Way: way})
 	w.Entered()
-	_ = w.socket.SetReadDeadline(time.Now().Add(bound)) // it takes deadlines
+	_ = w.socket.SetReadDeadline(time.Now().Add(bound)) // a socket supports deadlines
 	return err
 }
 

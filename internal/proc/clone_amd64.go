@@ -1,7 +1,7 @@
 package proc
 
-// cloneTLS gives the last two arguments of clone(2), which differ: here the child's
-// thread id comes first.
+// cloneTLS returns the last two arguments of clone(2), whose order depends on the
+// architecture: here the child's thread ID comes first.
 //
 //go:nosplit
 //go:norace

@@ -20,8 +20,8 @@ func (e *MountError) Error() string { return e.Cause }
 func (e *MountError) Unwrap() error { return e.Err }
 
 // CheckMount returns a *[MountError] unless /proc shows this process's PID namespace. A /proc shows the namespace of the
-// process that mounted it: after unshare(1) --pid that is still the outer one. Its PIDs belong to other processes in this
-// namespace, for which kill(2) and pidfd_open(2) would take them. Call this before using a PID from /proc; it costs one
+// process that mounted it: after unshare(1) --pid that is still the outer one. In this namespace its PIDs belong to other
+// processes, which kill(2) and pidfd_open(2) would use. Call CheckMount before using a PID from /proc; it costs one
 // readlink(2).
 //
 // The PIDs in both namespaces can be equal by chance, but only after the outer PIDs have wrapped around: a process gets its
