@@ -84,7 +84,7 @@ func TestTimeoutHint(t *testing.T) {
 		{[]string{"ls -l"}, 127, "; use sh -c before a command line in one word\n"},
 		{[]string{"--env", "PATH=" + dir, "stop", "x"}, 0, ""},
 		{[]string{"-t", "nosuch"}, 127, "PATH /usr/bin:/bin\n"},
-		{[]string{"--env", "PATH=/x", "true"}, 127, `command "true" not found in the sandbox's PATH /x, which --env or --env-file sets; /usr/bin/true names it by its path` + "\n"},
+		{[]string{"--env", "PATH=/x", "true"}, 127, `command "true" not found in the sandbox's PATH /x, which --env or --env-file sets; name it by its path: /usr/bin/true` + "\n"},
 		{[]string{"--env", "PATH=" + dir, "1", "x"}, 0, ""},
 		{[]string{"./1"}, 0, ""},
 		{[]string{"sh", "-c", "exit 127"}, 127, ""},

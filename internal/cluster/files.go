@@ -92,7 +92,7 @@ func (g *Gateway) put(r *http.Request) (*api.Stored, error) {
 	failed := func(err error) error {
 		switch {
 		case errors.Is(err, errQuota):
-			return api.NewError(api.QuotaDisk, "the content store has no room for it", "files go when their time to live is over")
+			return api.NewError(api.QuotaDisk, "the content store has no room for it", "files are removed when their time to live ends")
 		case r.Context().Err() != nil:
 			return api.NewError(api.Usage, "the request body is incomplete", "")
 		}
@@ -180,7 +180,7 @@ func (g *Gateway) stored(ctx context.Context, id string) (io.ReadCloser, int64, 
 
 // file requests a file from several instances, one after the other.
 func (l *Transport) file(ctx context.Context, id string, all []Heartbeat) (f io.ReadCloser, size int64, err error) {
-	none := error(api.NewError(api.NoSuchFile, "the content store has no "+strconv.Quote(id[:min(len(id), 80)]), "store it by POST /v1/files; files go when their time to live is over"))
+	none := error(api.NewError(api.NoSuchFile, "the content store has no "+strconv.Quote(id[:min(len(id), 80)]), "store it by POST /v1/files; files are removed when their time to live ends"))
 	for _, one := range all {
 		r := (&http.Request{Method: http.MethodGet, URL: &url.URL{Path: "/v1/files/" + id, RawPath: "/v1/files/" + url.PathEscape(id)}, Header: http.Header{}}).WithContext(ctx)
 		res, err := l.do(forwardRequest(r, nil), one.subject())

@@ -141,7 +141,7 @@ func BootID() (string, error) {
 		return "", fmt.Errorf("boot id: %w", err)
 	}
 	if data = bytes.TrimSpace(data); len(data) == 0 {
-		return "", errors.New("boot id: the kernel gives none")
+		return "", errors.New("boot ID: the kernel returned none")
 	}
 	id := string(data)
 	knownBootID.Store(&id)

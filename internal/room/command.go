@@ -75,7 +75,7 @@ func checkCommand(v view, name, workdir, sandboxPath string, c Caller) (found st
 	if sandboxPath != sandboxPathOf(v, c.Path) {
 		e.Message += ", which --env or --env-file sets"
 	}
-	e.Hint = shellQuote(host) + " names it by its path"
+	e.Hint = "name it by its path: " + shellQuote(host)
 	return "", e
 }
 

@@ -894,7 +894,7 @@ func checkWorkdir(v view, dir string, cred *proc.Cred) error {
 		e.Message = fmt.Sprintf("working directory %q is not a directory", dir)
 	case cred != nil && !searchable(st, v.identity(host, cred)):
 		e.Message = fmt.Sprintf("working directory %q cannot be entered by uid %d, the user of root's sandboxes", dir, cred.UID)
-		e.Hint = "-w, or --bind for another directory, gives it the owner's rights, also to write; --cwd none starts in an empty directory"
+		e.Hint = "-w, or --bind for another directory, gives it the owner's rights, including write access; --cwd none starts in an empty directory"
 	case cred == nil && unix.Access(opened, unix.X_OK) == unix.EACCES:
 		e.Message, e.Hint = fmt.Sprintf("working directory %q cannot be entered by uid %d", dir, os.Geteuid()), "chmod it; or --cwd none starts in an empty directory"
 	default:

@@ -156,7 +156,7 @@ func judge(t testing.TB, o result, victim int, ran bool) {
 	case 125:
 		want = "start-failed"
 		if o.stderr != "" {
-			o.oneLine(t)
+			o.errorLine(t) // the victim may be the keeper
 		}
 		if ran {
 			t.Errorf("the command has run: %v", o)

@@ -229,7 +229,7 @@ func TestPage(t *testing.T) {
 	// Without a token it shows only a form for one.
 	b.until(`document.activeElement.id === "token" && document.getElementById("work").hidden`)
 	b.press("wrong" + kb.Enter)
-	b.shows("#state", "not known")
+	b.shows("#state", "unknown token")
 	b.press("me-token" + kb.Enter)
 	b.shows("#state", "ready")
 	if got := b.text("#who"); !strings.HasSuffix(got, ", me") {
@@ -259,7 +259,7 @@ func TestPage(t *testing.T) {
 	if widths := is[string](b, `[...document.images].map(i => i.alt + " " + i.naturalWidth).sort().join()`); widths != "dot.png 1,none.png 0" {
 		t.Errorf("images: %s", widths)
 	}
-	b.shows("#rooms", "Warm rooms: ")
+	b.shows("#rooms", "Prestarted sandboxes: ")
 	b.until(`document.querySelectorAll("#tasks meter").length > 0`)
 
 	// Output appears while the program runs, and Stop ends it with a proof.
@@ -360,7 +360,7 @@ func TestPageFailures(t *testing.T) {
 	}
 
 	revoked.Store(true)
-	b.shows("#state", "not known")
+	b.shows("#state", "unknown token")
 	b.until(`document.activeElement.id === "token"`)
 	b.right()
 }
