@@ -71,7 +71,7 @@ func checkDir(s step, dir string) (string, error) {
 	case err == nil && (st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid()):
 		return "", failed(s, dir+": ", errors.New("not a directory of this user's own with mode 0700"))
 	case err == nil && st.Mode&0o077 != 0:
-		return "", failure{step: s, text: fmt.Sprintf("%s: open to others: its mode is %04o, not 0700", dir, st.Mode&0o7777), open: dir}
+		return "", failure{step: s, text: fmt.Sprintf("%s: must have mode 0700, not %04o", dir, st.Mode&0o7777), open: dir}
 	case err == nil:
 		return dir, nil
 	case !errors.Is(err, fs.ErrNotExist):
