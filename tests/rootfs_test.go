@@ -1,11 +1,14 @@
 package tests
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -106,6 +109,38 @@ func TestRootfs(t *testing.T) {
 			t.Errorf("the root directory was changed: %q, %v", names, err)
 		}
 	})
+}
+
+// A hostile root directory can neither delay a run nor show a file from outside.
+func TestRootfsHostile(t *testing.T) {
+	t.Parallel()
+	const own = "root:x:0:0:root:/root:/bin/sh\nsandbox:x:1234:1234:sandbox:/home/sandbox:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"
+	for name, tt := range map[string]struct {
+		plant func(passwd string) error
+		code  int
+		want  string
+	}{
+		"pipe":      {func(passwd string) error { return unix.Mkfifo(passwd, 0o644) }, 0, own},
+		"link":      {func(passwd string) error { return os.Symlink("../../../../../../../../etc/hosts", passwd) }, 0, own},
+		"directory": {func(passwd string) error { return os.Mkdir(passwd, 0o755) }, 0, own},
+		"process":   {func(passwd string) error { return os.Symlink("/proc/self/environ", passwd) }, 0, own},
+		"large":     {func(passwd string) error { return os.WriteFile(passwd, make([]byte, 5<<20), 0o644) }, 125, "/etc/passwd: larger than 4 MiB\n"},
+		"etc": {func(passwd string) error {
+			etc := filepath.Dir(passwd)
+			return errors.Join(os.RemoveAll(etc), os.Symlink("/root", etc))
+		}, 0, own},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tree := rootTree(t)
+			harness.Must(t, os.Remove(tree+"/etc/passwd"))
+			harness.Must(t, tt.plant(tree+"/etc/passwd"))
+			r := harness.Run(t, harness.Options{}, "--cwd", "none", "--user", "1234:1234", "--rootfs", tree, "/opt/bin/cat", "/etc/passwd")
+			if got := string(r.Stdout) + string(r.Stderr); r.ExitCode != tt.code || !strings.HasSuffix(got, tt.want) {
+				t.Errorf("exit code %d, printed %q, want %q at its end", r.ExitCode, got, tt.want)
+			}
+		})
+	}
 }
 
 // The current directory is shown with a root directory, too, and a relative --rootfs starts there.

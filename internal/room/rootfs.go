@@ -123,7 +123,7 @@ func readIn(root *os.File, name string) ([]byte, error) {
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxCopy+1))
 	if err == nil && len(data) > maxCopy {
-		err = unix.EFBIG
+		err = fmt.Errorf("larger than %d MiB", maxCopy>>20)
 	}
 	return data, err
 }
