@@ -98,8 +98,10 @@ type Policy struct {
 	Network Network
 	// Alone reports that no other command will enter the room. Then the entering process creates the command's network
 	// namespace, and the room keeps the caller's, which is faster.
-	Alone    bool
-	User     *User
+	Alone bool
+	User  *User
+	// Devices are the names of devices, valid by [devices.Check]: CDI names, or paths of character devices.
+	Devices  []string
 	Hostname string
 	NoFilter bool       // no seccomp filter
 	Meminfo  []byte     // contents of /proc/meminfo; nil for the host's
@@ -285,6 +287,9 @@ func (p *Policy) validate() error {
 	}
 	if h := p.Hostname; len(h) > 64 || strings.ContainsAny(h, "\x00\n/ ") {
 		return usage("host name %q: want at most 64 bytes, without slash, space, line break or NUL", h)
+	}
+	if len(p.Devices) > 0 {
+		return usage("devices are not supported yet")
 	}
 	switch p.Cwd {
 	case "", CwdReadOnly, CwdReadWrite, CwdOverlay:

@@ -16,6 +16,14 @@ import (
 //
 // If others could have changed the program, the error is an [UntrustedError].
 func Program(path string, own bool) (real string, err error) {
+	if real, err = File(path, own); err == nil && unix.Access(real, unix.X_OK) != nil {
+		return "", &os.PathError{Op: "execute", Path: path, Err: unix.EACCES}
+	}
+	return real, err
+}
+
+// File is [Program] for a regular file that need not be executable.
+func File(path string, own bool) (real string, err error) {
 	real, todo := "/", strings.Split(path, "/")
 	if path == "" || path[0] != '/' {
 		return "", &os.PathError{Op: "stat", Path: path, Err: unix.EINVAL}
@@ -66,8 +74,8 @@ func Program(path string, own bool) (real string, err error) {
 		}
 		real, dir = next, st
 	}
-	if dir.Mode&unix.S_IFMT != unix.S_IFREG || unix.Access(real, unix.X_OK) != nil {
-		return "", &os.PathError{Op: "execute", Path: path, Err: unix.EACCES}
+	if dir.Mode&unix.S_IFMT != unix.S_IFREG {
+		return "", &os.PathError{Op: "open", Path: path, Err: unix.EACCES}
 	}
 	if dir.Mode&0o022 != 0 {
 		return "", &UntrustedError{Path: real, Reason: fmt.Sprintf("is writable by others (mode %04o)", dir.Mode&0o7777)}
