@@ -19,7 +19,7 @@ import (
 type Command struct {
 	Program *Program
 	Way     *Way
-	// Cred is the identity of both, without supplementary groups. Only root can set it; nil keeps the identity.
+	// Cred is the identity of both. Only root can set it; nil keeps the identity.
 	Cred *Cred
 	// Terminals, at most [MaxTerminals], are restored by the keeper, mainly for when sbxrun is killed.
 	Terminals []Terminal
@@ -102,7 +102,21 @@ const StageDir = "/tmp"
 const KeeperName = "sbxrun-keeper"
 
 // Cred is the identity of a command.
-type Cred struct{ UID, GID uint32 }
+type Cred struct {
+	UID, GID uint32
+	Groups   Groups // supplementary groups
+}
+
+// Groups are IDs of groups. The first 0 ends them: no sandbox gets root's group.
+type Groups [16]uint32
+
+// Len returns the number of groups.
+func (g *Groups) Len() int {
+	if n := slices.Index(g[:], 0); n >= 0 {
+		return n
+	}
+	return len(g)
+}
 
 // Usage is CPU time and memory that processes have used.
 type Usage struct {
@@ -328,7 +342,7 @@ func (k *keeperState) child(b *Block, c Command, files []*os.File) *child {
 	// files 1 is smaller than any core.
 	ch.core = unix.Rlimit{Cur: 1, Max: 1}
 	if c.Cred != nil {
-		ch.become, ch.cred = true, *c.Cred
+		ch.become, ch.cred, ch.groups = true, *c.Cred, c.Cred.Groups.Len()
 	}
 	numbers := make([]int, 0, len(files))
 	for _, f := range files {

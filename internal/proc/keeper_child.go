@@ -44,7 +44,7 @@ var stepNames = [...]string{
 	stepOOM:       "set oom_score_adj",
 	stepFiles:     "hand over descriptors",
 	stepStage:     "bind root's own paths",
-	stepGroups:    "drop supplementary groups",
+	stepGroups:    "set supplementary groups",
 	stepGID:       "change group id",
 	stepUID:       "change user id",
 	stepParent:    "tie it to the keeper",
@@ -61,6 +61,7 @@ type child struct {
 	files   []int
 	become  bool // take on cred
 	cred    Cred
+	groups  int // number of groups in cred
 	sigs    uint64
 	core    unix.Rlimit
 	slots   []*int    // destinations of descriptors received later
@@ -247,7 +248,7 @@ func (c *child) takeIdentity() {
 	syscall.RawSyscall6(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_CORE, uintptr(unsafe.Pointer(&c.core)), 0, 0, 0)
 	if c.become {
 		gid, uid := uintptr(c.cred.GID), uintptr(c.cred.UID)
-		c.must(stepGroups, unix.SYS_SETGROUPS, 0, 0, 0, 0, 0)
+		c.must(stepGroups, unix.SYS_SETGROUPS, uintptr(c.groups), uintptr(unsafe.Pointer(&c.cred.Groups)), 0, 0, 0)
 		c.must(stepGID, unix.SYS_SETRESGID, gid, gid, gid, 0, 0)
 		c.must(stepUID, unix.SYS_SETRESUID, uid, uid, uid, 0, 0)
 	}

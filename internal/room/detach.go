@@ -34,7 +34,7 @@ func (p *Plan) ownerToMap(o *op, filtered bool) (*proc.Cred, error) {
 		source = &p.ops[i]
 	}
 	owner := proc.Cred{UID: source.st.Uid, GID: source.st.Gid}
-	if owner == *p.cred {
+	if owner.UID == p.cred.UID && owner.GID == p.cred.GID {
 		return nil, nil
 	}
 	if !filtered && !o.owned {

@@ -173,7 +173,7 @@ const heldAccessName = ".access"
 
 // accessVersion changes with the fields: a process must not enter a sandbox started by
 // another version whose format it does not understand.
-const accessVersion = "3"
+const accessVersion = "4"
 
 // accessFields is the number of words before the cgroups; the last of them is the number of
 // cgroups. The variables follow.
@@ -183,6 +183,9 @@ func (a *Access) text() string {
 	uid, gid := "", ""
 	if a.Cred != nil {
 		uid, gid = strconv.FormatUint(uint64(a.Cred.UID), 10), strconv.FormatUint(uint64(a.Cred.GID), 10)
+		for _, group := range a.Cred.Groups[:a.Cred.Groups.Len()] {
+			gid += "," + strconv.FormatUint(uint64(group), 10)
+		}
 	}
 	adjustment := func(n *int) string {
 		if n == nil {
@@ -215,7 +218,15 @@ func parseAccess(text string) (a Access, err error) {
 	}
 	a.Init = proc.Identity{PID: int(number(words[1], 22)), Start: number(words[2], 64), BootID: words[3], PIDNS: number(words[4], 64)}
 	if words[5] != "" {
-		a.Cred = &proc.Cred{UID: uint32(number(words[5], 32)), GID: uint32(number(words[6], 32))}
+		gid, groups, more := strings.Cut(words[6], ",")
+		a.Cred = &proc.Cred{UID: uint32(number(words[5], 32)), GID: uint32(number(gid, 32))}
+		for i := 0; more; i++ {
+			if i == len(a.Cred.Groups) {
+				return Access{}, damaged("too many groups")
+			}
+			gid, groups, more = strings.Cut(groups, ",")
+			a.Cred.Groups[i] = uint32(number(gid, 32))
+		}
 	}
 	a.Net, a.Workdir, a.Filter = words[7], words[8], words[9]
 	adjustment := func(word string) *int {

@@ -374,7 +374,7 @@ func TestAccess(t *testing.T) {
 	want := Access{
 		Limits:  limits.Request{CPUs: 0.5, FSize: 1 << 62, NoFile: 3, Nice: &nice},
 		Init:    proc.Identity{PID: 4711, Start: 1 << 60, BootID: "boot", PIDNS: 4026531836},
-		Cred:    &proc.Cred{UID: 65534, GID: 7},
+		Cred:    &proc.Cred{UID: 65534, GID: 7, Groups: proc.Groups{44, 109}},
 		Net:     "none",
 		Workdir: "/a\xff\nb",
 		Env:     []string{"A=", "B=x=y\n", "C=\xfe"},
