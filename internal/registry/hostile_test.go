@@ -1,0 +1,262 @@
+package registry
+
+import (
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// cut sends only the first n bytes of each response with a blob, and then breaks the connection. It ignores ranges
+// unless ranges is set.
+func cut(next http.Handler, n int, ranges bool, requests *atomic.Int64) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.Contains(r.URL.Path, "/blobs/") {
+			next.ServeHTTP(w, r)
+			return
+		}
+		requests.Add(1)
+		all := httptest.NewRecorder()
+		if !ranges {
+			r.Header.Del("Range")
+		}
+		next.ServeHTTP(all, r)
+		for name, values := range all.Header() {
+			w.Header()[name] = values
+		}
+		w.WriteHeader(all.Code)
+		if all.Body.Len() <= n {
+			_, _ = w.Write(all.Body.Bytes())
+			return
+		}
+		_, _ = w.Write(all.Body.Bytes()[:n])
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	})
+}
+
+// A layer is resumed where its connection failed, but not forever.
+func TestResume(t *testing.T) {
+	s := newStock(t)
+	var requests atomic.Int64
+	harness.Must(t, read(t, host(serve(t, cut(s.handler, 40_000, true, &requests))), Options{}))
+	if n := requests.Load(); n != 9 { // 3 layers of 100 kB, which do not compress
+		t.Errorf("%d requests for layers", n)
+	}
+	wants(t, read(t, host(serve(t, cut(s.handler, 40_000, false, &requests))), Options{}), "read the layer sha256:")
+	wants(t, read(t, host(serve(t, cut(s.handler, 0, true, &requests))), Options{}), "read the layer sha256:")
+}
+
+// Errors of a registry for a moment are retried; others name the host and the status.
+func TestErrors(t *testing.T) {
+	s := newStock(t)
+	for _, test := range []struct {
+		status, times int
+		want          string
+	}{
+		{http.StatusBadGateway, 1, ""}, {http.StatusServiceUnavailable, 100, "answers with status 503: UNAVAILABLE"},
+		{http.StatusNotFound, 100, "has no such image in app"}, {http.StatusTooManyRequests, 100, "limits the rate of pulls"}, {http.StatusTeapot, 100, "answers with status 418"},
+	} {
+		var n atomic.Int64
+		server := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if strings.Contains(r.URL.Path, "/manifests/") && n.Add(1) <= int64(test.times) {
+				w.WriteHeader(test.status)
+				fmt.Fprintf(w, `{"errors":[{"code":"UNAVAILABLE","message":%q},{"code":%q}]}`, secret, secret)
+				return
+			}
+			s.handler.ServeHTTP(w, r)
+		}))
+		wants(t, read(t, host(server), Options{}), test.want)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	harness.Must(t, err)
+	l.Close()
+	wants(t, read(t, l.Addr().String(), Options{}), "connection refused")
+}
+
+// A registry that lies is found out, and cannot use up memory or time.
+func TestLies(t *testing.T) {
+	s := newStock(t)
+	endless := func(w http.ResponseWriter) {
+		for {
+			if _, err := w.Write(make([]byte, 1<<16)); err != nil {
+				return
+			}
+		}
+	}
+	changed := func(w http.ResponseWriter, r *http.Request, change func([]byte) []byte) {
+		all := httptest.NewRecorder()
+		s.handler.ServeHTTP(all, r)
+		_, _ = w.Write(change(all.Body.Bytes()))
+	}
+	for _, test := range []struct {
+		name, part string
+		handle     func(w http.ResponseWriter, r *http.Request)
+		want       string
+	}{
+		{"endless ping", "/v2/", func(w http.ResponseWriter, _ *http.Request) { endless(w) }, ""},
+		{"endless manifest", "/manifests/", func(w http.ResponseWriter, _ *http.Request) { endless(w) }, "the response is too long"},
+		{"endless error", "/manifests/", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot); endless(w) }, "unexpected response"},
+		{"endless layer", "/blobs/", func(w http.ResponseWriter, _ *http.Request) { endless(w) }, "larger than its manifest says"},
+		{"endless token", "/v2/", func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm="http://%s/token"`, r.Host))
+			w.WriteHeader(http.StatusUnauthorized)
+		}, "unexpected response"},
+		{"changed layer", "/blobs/", func(w http.ResponseWriter, r *http.Request) {
+			changed(w, r, func(b []byte) []byte { b[len(b)-1] ^= 1; return b })
+		}, "instead of sha256:"},
+		{"long layer", "/blobs/", func(w http.ResponseWriter, r *http.Request) {
+			changed(w, r, func(b []byte) []byte { return append(b, 0) })
+		}, "larger than its manifest says"},
+		{"short layer", "/blobs/", func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Range") == "" {
+				changed(w, r, func(b []byte) []byte { return b[:len(b)-1] })
+				return
+			}
+			w.WriteHeader(http.StatusPartialContent)
+		}, "another range"},
+		{"other range", "/blobs/", func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Range", "bytes 7-8/9")
+			w.WriteHeader(http.StatusPartialContent)
+		}, "another range"},
+		{"realm of a private network", "/v2/", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="http://169.254.169.254/token"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		}, "unexpected response"},
+		{"realm in plain text", "/v2/", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="http://h.example/token"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		}, "plain HTTP is only used on this machine"},
+		{"no realm", "/v2/", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("WWW-Authenticate", "Bearer x="+secret)
+			w.WriteHeader(http.StatusUnauthorized)
+		}, "unexpected response"},
+		{"no token", "/token", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintf(w, `{"refresh_token":%q}`, secret) }, "unexpected response"},
+		{"redirects in a circle", "/manifests/", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, r.URL.Path, http.StatusFound) }, "too many redirects"},
+		{"redirect in plain text", "/blobs/", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "http://h.example/?signature="+secret, http.StatusFound)
+		}, "plain HTTP is only used on this machine"},
+		{"redirect to a file", "/blobs/", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "file:///etc/passwd", http.StatusFound)
+		}, "plain HTTP"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			server := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				switch {
+				case r.URL.Path == "/token" && test.name == "endless token":
+					endless(w)
+				case test.part == "/token" && r.URL.Path == "/v2/":
+					w.Header().Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm="http://%s/token"`, r.Host))
+					w.WriteHeader(http.StatusUnauthorized)
+				case strings.Contains(r.URL.Path, test.part) && (test.part != "/v2/" || r.URL.Path == "/v2/"):
+					test.handle(w, r)
+				default:
+					s.handler.ServeHTTP(w, r)
+				}
+			}))
+			wants(t, read(t, host(server), Options{}), test.want)
+		})
+	}
+	c, err := connect(t.Context(), must(parse(host(serve(t, s.handler))+"/app:1")).Context(), Options{})
+	harness.Must(t, err)
+	wrong := "sha256:" + strings.Repeat("0", 64)
+	c.http.Transport = roundTrip(func(r *http.Request) (*http.Response, error) {
+		w := httptest.NewRecorder()
+		fmt.Fprint(w, "{}")
+		return w.Result(), nil
+	})
+	_, _, err = c.manifest(t.Context(), wrong)
+	wants(t, err, "instead of "+wrong)
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// Redirects neither carry credentials to other hosts, nor lead from HTTPS to HTTP or into private networks.
+func TestRedirects(t *testing.T) {
+	s := newStock(t)
+	store := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "" {
+			t.Error("the credentials reach another host")
+		}
+		s.handler.ServeHTTP(w, r)
+	}))
+	server := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch _, password, _ := r.BasicAuth(); {
+		case password != secret:
+			w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		case strings.Contains(r.URL.Path, "/blobs/"):
+			http.Redirect(w, r, store.URL+r.URL.Path, http.StatusTemporaryRedirect)
+		default:
+			s.handler.ServeHTTP(w, r)
+		}
+	}))
+	harness.Must(t, read(t, host(server), Options{AuthFile: authFile(t, host(server), "me", secret)}))
+	for _, test := range []struct {
+		from, to string
+		allowed  bool
+	}{
+		{"https://h.example/", "https://cdn.example/", true}, {"https://h.example/", "http://h.example/", false}, {"https://h.example/", "https://10.0.0.1/", false},
+		{"https://h.example/", "https://169.254.169.254/", false}, {"https://h.example/", "https://[::ffff:127.0.0.1]/", false}, {"https://h.example/", "https://localhost/", false},
+		{"https://10.0.0.1/", "https://10.0.0.2/", true}, {"http://127.0.0.1/", "http://127.0.0.1:81/", true},
+	} {
+		from, _ := http.NewRequest(http.MethodGet, test.from, nil)
+		to, _ := http.NewRequest(http.MethodGet, test.to, nil)
+		if err := checkRedirect(to, []*http.Request{from}); (err == nil) != test.allowed {
+			t.Errorf("%s to %s: %v", test.from, test.to, err)
+		}
+	}
+}
+
+// Requests use the proxy of the environment, and an invalid one is not quoted.
+func TestProxy(t *testing.T) {
+	s := newStock(t)
+	secure := httptest.NewTLSServer(s.handler)
+	defer secure.Close()
+	var through sync.Map
+	proxy := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		through.Store(r.Host, true)
+		up, err := net.Dial("tcp", host(secure))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		w.WriteHeader(http.StatusOK)
+		down, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		go func() {
+			_, _ = io.Copy(up, down)
+			up.Close()
+		}()
+		_, _ = io.Copy(down, up)
+		down.Close()
+	}))
+	next := base().(*http.Transport)
+	next.TLSClientConfig = &tls.Config{RootCAs: secure.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs, ServerName: "example.com"}
+	next.Proxy = func(*http.Request) (*url.URL, error) { return url.Parse(proxy.URL) } // [http.ProxyFromEnvironment] reads its variables once
+	harness.Must(t, read(t, "registry.example:4443", Options{Transport: next}))
+	if _, ok := through.Load("registry.example:4443"); !ok {
+		t.Error("the proxy was not used")
+	}
+}

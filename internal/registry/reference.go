@@ -1,0 +1,32 @@
+// Package registry reads images from registries, as the OCI distribution specification describes them. A registry is not
+// trusted: all sizes are bounded, redirects are restricted, and everything is verified by its digest. Error messages
+// contain neither credentials nor text that a registry has chosen.
+package registry
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+)
+
+// The grammar of references, which package name does not enforce: it accepts ../../etc.
+var grammar = regexp.MustCompile(`^(?:(?:[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?(?:\.[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?)*|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?/)?` + // host
+	`[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*` + // repository
+	`(?::[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?$`)
+
+const maxReference = 512 // bytes
+
+// parse parses a reference such as python:3.13, ghcr.io/owner/name:tag or name@sha256:DIGEST. A tag next to a digest
+// has no effect, as in docker.
+func parse(text string) (name.Reference, error) {
+	if len(text) <= maxReference && grammar.MatchString(text) {
+		if ref, err := name.ParseReference(text); err == nil && !strings.Contains(ref.Context().RepositoryStr(), "..") {
+			return ref, nil
+		}
+	}
+	return nil, &result.Error{Code: "usage", Message: fmt.Sprintf("invalid image reference %.100q: want [HOST[:PORT]/]NAME[:TAG][@sha256:DIGEST] in lower case", text)}
+}

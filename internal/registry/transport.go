@@ -1,0 +1,131 @@
+package registry
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+)
+
+// Bounds of requests.
+const (
+	maxManifest  = 4 << 20 // the size that the distribution specification asks registries to accept
+	maxRedirects = 5
+	handshake    = time.Minute // for authentication
+	connectTime  = 15 * time.Second
+	headerTime   = 30 * time.Second
+	stallTime    = time.Minute // without a byte of a body
+)
+
+// retries of requests that fail for a moment. Bodies are resumed by [blob].
+var retries = transport.Backoff{Duration: time.Second, Factor: 3, Jitter: 0.1, Steps: 3}
+
+// base returns a transport that uses the proxies of HTTPS_PROXY, HTTP_PROXY and NO_PROXY.
+func base() http.RoundTripper {
+	return &http.Transport{
+		Proxy: func(r *http.Request) (*url.URL, error) {
+			u, err := http.ProxyFromEnvironment(r)
+			if err != nil {
+				err = failure("invalid proxy URL in HTTPS_PROXY or HTTP_PROXY") // the URL may contain a password
+			}
+			return u, err
+		},
+		DialContext:         (&net.Dialer{Timeout: connectTime}).DialContext,
+		TLSHandshakeTimeout: connectTime, ResponseHeaderTimeout: headerTime, IdleConnTimeout: time.Minute, ForceAttemptHTTP2: true,
+		MaxResponseHeaderBytes: 1 << 20, DisableCompression: true, // digests cover the bytes as they are sent
+	}
+}
+
+// guard rejects plain HTTP except to this machine, and ends bodies that are too long or stall. [withLimit] sets the
+// size; it is maxManifest otherwise.
+type guard struct{ next http.RoundTripper }
+
+func (g guard) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.URL.Scheme != "https" && !isLocal(r.URL.Hostname()) {
+		return nil, errPlain
+	}
+	ctx, cancel := context.WithCancelCause(r.Context())
+	response, err := g.next.RoundTrip(r.WithContext(ctx))
+	if err != nil {
+		cancel(nil)
+		return nil, err
+	}
+	most, ok := r.Context().Value(limitKey{}).(int64)
+	if !ok {
+		most = maxManifest
+	}
+	response.Body = &body{ReadCloser: response.Body, ctx: ctx, cancel: cancel, left: most, stall: time.AfterFunc(stallTime, func() { cancel(errStalled) })}
+	return response, nil
+}
+
+const (
+	errPlain   = failure("plain HTTP is only used on this machine")
+	errStalled = failure("no data for a minute")
+	errTooLong = failure("the response is too long")
+)
+
+type limitKey struct{}
+
+// withLimit sets the maximum size of responses.
+func withLimit(ctx context.Context, n int64) context.Context {
+	return context.WithValue(ctx, limitKey{}, n)
+}
+
+type body struct {
+	io.ReadCloser
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	left   int64
+	stall  *time.Timer
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.stall.Reset(stallTime)
+	if b.left -= int64(n); b.left < 0 {
+		return 0, errTooLong
+	}
+	if err != nil && err != io.EOF && b.ctx.Err() != nil {
+		err = context.Cause(b.ctx)
+	}
+	return n, err
+}
+
+func (b *body) Close() error {
+	b.stall.Stop()
+	defer b.cancel(nil)
+	return b.ReadCloser.Close()
+}
+
+// isLocal reports whether a host is this machine.
+func isLocal(host string) bool {
+	a, err := netip.ParseAddr(host)
+	return err == nil && a.Unmap().IsLoopback() || host == "localhost" || strings.HasSuffix(host, ".localhost")
+}
+
+// isInternal reports whether a host is an address of this machine or of a private network.
+func isInternal(host string) bool {
+	a, err := netip.ParseAddr(host)
+	a = a.Unmap()
+	return isLocal(host) || err == nil && (a.IsPrivate() || a.IsLinkLocalUnicast() || a.IsUnspecified())
+}
+
+// checkRedirect allows a few redirects, but not from HTTPS to HTTP, and not from a public registry into a private network.
+func checkRedirect(r *http.Request, via []*http.Request) error {
+	from := via[0].URL
+	switch {
+	case len(via) > maxRedirects:
+		return failure("too many redirects")
+	case from.Scheme == "https" && r.URL.Scheme != "https":
+		return failure("a redirect leads from HTTPS to HTTP")
+	case r.URL.Host != from.Host && isInternal(r.URL.Hostname()) && !isInternal(from.Hostname()):
+		return failure("a redirect leads into a private network")
+	}
+	return nil
+}
