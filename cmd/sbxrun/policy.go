@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/devices"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/room"
@@ -38,6 +39,12 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, part
 		Network:  room.Network(f.Net),
 		Hostname: f.Hostname,
 		NoFilter: f.Seccomp == "off",
+		Devices:  f.Device,
+	}
+	for _, name := range f.Device {
+		if err := devices.Check(name); err != nil {
+			return p, parts, fmt.Errorf("--device: %w", err)
+		}
 	}
 	if f.Write {
 		if f.Cwd != "" && p.Cwd != room.CwdReadWrite {

@@ -47,6 +47,7 @@ type CLI struct {
 // View is the flags of run and start for files, network, environment and identity.
 type View struct {
 	Rootfs    Path
+	Device    []string
 	RoBind    []string
 	Bind      []string
 	RoBindTry []string

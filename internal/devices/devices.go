@@ -22,7 +22,7 @@ type Set struct {
 	Nodes  []Node
 	Mounts []Mount // read-only
 	Links  []Link
-	Env    []values.Var
+	Env    values.Environment
 	// Libraries are directories in the sandbox for LD_LIBRARY_PATH.
 	Libraries []string
 	Groups    []uint32 // supplementary groups
@@ -46,12 +46,12 @@ type Link struct{ Target, Dest string }
 func Check(name string) error {
 	if path.IsAbs(name) {
 		if path.Clean(name) == "/" || strings.IndexByte(name, 0) >= 0 {
-			return fmt.Errorf("device %q: not a device", name)
+			return fmt.Errorf("%q is not a device", name)
 		}
 		return nil
 	}
 	if _, _, ok := cut(name); !ok {
-		return fmt.Errorf("device %q: want a CDI name such as nvidia.com/gpu=all, or the absolute path of a character device", name)
+		return fmt.Errorf("%q: want a CDI name such as nvidia.com/gpu=all, or the absolute path of a character device", name)
 	}
 	return nil
 }
@@ -85,7 +85,7 @@ func Find(names []string) (*Set, error) {
 	var known *specs
 	for i, name := range names {
 		if err := Check(name); err != nil {
-			return nil, &result.Error{Code: "usage", Message: err.Error(), Err: err}
+			return nil, &result.Error{Code: "usage", Message: "device " + err.Error(), Err: err}
 		}
 		if slices.Contains(names[:i], name) {
 			continue

@@ -30,7 +30,7 @@ func (s *Set) add(name string, e *edits) error {
 		if err != nil {
 			return fmt.Errorf("env %.80q: %w", pair, err)
 		}
-		s.Env = append(s.Env, v)
+		s.Env.Put(v)
 	}
 	for i := range e.DeviceNodes {
 		n, err := e.DeviceNodes[i].node(name)

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/devices"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
@@ -44,9 +45,10 @@ type Plan struct {
 	// the policy's overlays, and their mounts for the entering process
 	overlays []*Overlay
 	mounted  []enter.Overlay
-	places   int      // number of places below enter.LayersDir
-	trees    []op     // binds in enter.LayersDir from which parts are cloned
-	builder  *builder // bwrap, if it was started ahead
+	devices  *devices.Set // nil for none
+	places   int          // number of places below enter.LayersDir
+	trees    []op         // binds in enter.LayersDir from which parts are cloned
+	builder  *builder     // bwrap, if it was started ahead
 	cred     *proc.Cred
 	// identity are bwrap's options for the payload's identity inside.
 	identity []string
@@ -152,6 +154,9 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 		o.place, root = plan.place(), &o
 		plan.ops = []op{o} // closed if layout fails
 	}
+	if err := plan.findDevices(&p, root); err != nil {
+		return nil, err
+	}
 	if plan.ops, err = layout(&p, c, user, p.Hostname, root); err != nil {
 		return nil, err
 	}
@@ -160,9 +165,13 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 			return nil, err
 		}
 	}
+	if err := plan.checkDevices(); err != nil {
+		return nil, err
+	}
 	if err := checkDests(plan.ops, plan.ops); err != nil {
 		return nil, err
 	}
+	plan.linkDevices()
 	if root == nil {
 		plan.linkPath(plan.Workdir)
 		if sameDirectory(c.Dir, ".") {
@@ -359,6 +368,7 @@ func checkIDs(inside, outside User, named bool) error {
 // empty environment, because a LD_PRELOAD for the payload must not affect bwrap, which runs outside the sandbox.
 func (p *Plan) environment(pol *Policy, sandboxPath string) {
 	p.path = sandboxPath
+	const libraries = "LD_LIBRARY_PATH"
 	var set values.Environment
 	set.Put(values.Var{Name: "PATH", Value: sandboxPath})
 	set.Put(values.Var{Name: "HOME", Value: Home})
@@ -377,6 +387,17 @@ func (p *Plan) environment(pol *Policy, sandboxPath string) {
 	for _, v := range defaults {
 		if _, given := set.Lookup(v.Name); !given {
 			set.Put(v)
+		}
+	}
+	if p.devices != nil {
+		for _, v := range p.devices.Env.Vars() {
+			if _, given := set.Lookup(v.Name); !given {
+				set.Put(v)
+			}
+		}
+		if len(p.devices.Libraries) > 0 {
+			given, _ := set.Lookup(libraries)
+			set.Put(values.Var{Name: libraries, Value: p.libraryPath(given)})
 		}
 	}
 	set.Put(values.Var{Name: "PWD", Value: p.Workdir})
@@ -467,6 +488,8 @@ func (p *Plan) options(whole bool) (words []string) {
 			}
 		case opBindRW:
 			add("--bind", src, dst)
+		case opDevice:
+			add("--dev-bind", src, dst)
 		case opCopy:
 			switch {
 			case whole && o.over:
@@ -532,9 +555,9 @@ func (p *Plan) furnishing() *enter.Furnishing {
 }
 
 // independent reports whether bwrap and the keeper can be started before the plan is complete: the policy needs no
-// lock, and no source that only root can open (stage).
+// lock, no source that only root can open (stage), and no device's group.
 func (p *Plan) independent(pol *Policy) bool {
-	return !slices.ContainsFunc(pol.Mounts, func(m Mount) bool {
+	return len(pol.Devices) == 0 && !slices.ContainsFunc(pol.Mounts, func(m Mount) bool {
 		return m.Upper != "" || p.cred != nil && (m.Kind == ReadWrite || m.Kind == Overlaid || m.Owned || m.Kind == ReadOnly && !reachable(m.Source))
 	})
 }
@@ -648,6 +671,9 @@ func (p *Plan) open(o *op) (err error) {
 		return nil
 	}
 	e := &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", o.src, err), Hint: proc.DescriptorsHint(err), Err: err}
+	if o.kind == opDevice {
+		e.Code, e.Message = "device", fmt.Sprintf("cannot show device %q: %v", o.src, err)
+	}
 	if errors.As(err, new(*safeopen.Error)) {
 		e.Hint = safeopen.Hint
 	}

@@ -41,6 +41,7 @@ const (
 	Tmpfs                      // an empty directory in memory
 	Empty                      // an empty file that covers another
 	Overlaid                   // a copy-on-write directory: see [Overlay]
+	device                     // a device node: see [Policy].Devices
 )
 
 // Mount is a mount that the user requested.
@@ -287,9 +288,6 @@ func (p *Policy) validate() error {
 	}
 	if h := p.Hostname; len(h) > 64 || strings.ContainsAny(h, "\x00\n/ ") {
 		return usage("host name %q: want at most 64 bytes, without slash, space, line break or NUL", h)
-	}
-	if len(p.Devices) > 0 {
-		return usage("devices are not supported yet")
 	}
 	switch p.Cwd {
 	case "", CwdReadOnly, CwdReadWrite, CwdOverlay:

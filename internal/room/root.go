@@ -52,7 +52,9 @@ type op struct {
 func (o *op) at() string { return cmp.Or(o.place, o.dst) }
 
 // host reports whether o shows a directory or file of the host.
-func (o *op) host() bool { return o.kind == opBind || o.kind == opBindRW || o.kind == opOverlay }
+func (o *op) host() bool {
+	return o.kind == opBind || o.kind == opBindRW || o.kind == opOverlay || o.kind == opDevice
+}
 
 // bind describes the mount for the entering process.
 func (o *op) bind() enter.Bind {
@@ -69,6 +71,7 @@ const (
 	opSymlink opKind = iota
 	opBind
 	opBindRW
+	opDevice
 	opOverlay // a read-only bind over which the entering process mounts
 	opCopy    // a copy of a small file: a bind costs about 0.13 ms, a copy next to nothing
 	opTmpfs
@@ -160,7 +163,11 @@ func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, er
 		op{kind: opTmpfs, dst: Home, size: p.TmpSize},
 		op{kind: opDir, dst: "/run"},
 	)
-	ops = append(ops, systemData()...)
+	if len(p.Devices) > 0 {
+		ops = append(ops, deviceData()...)
+	} else {
+		ops = append(ops, systemData()...)
+	}
 	if root == nil {
 		ops = append(ops, op{kind: opDir, dst: "/var/tmp"})
 		ops = append(ops, publicOps(mounts, ops, c, p.Outside(c))...)
@@ -321,6 +328,8 @@ func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 		}
 		e := &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", m.Source, err), Err: err}
 		switch {
+		case m.Kind == device:
+			e.Code, e.Message = "device", fmt.Sprintf("cannot show device %q: %v", m.Source, err)
 		case m.Kind == Overlaid:
 			e.Message, e.Hint = fmt.Sprintf("cannot lay an overlay over %q: %v", m.Source, err), "name an existing directory"
 		case err == unix.ENOENT:
@@ -332,6 +341,8 @@ func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 	switch m.Kind {
 	case ReadWrite:
 		o.kind = opBindRW
+	case device:
+		o.kind = opDevice
 	case Overlaid:
 		o.kind, o.mount, o.size = opOverlay, &m, cmp.Or(m.Size, p.TmpSize)
 	}

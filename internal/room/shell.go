@@ -24,7 +24,13 @@ import (
 func (p *Plan) ShellCommand(filter string) string {
 	var words []string
 	if p.cred != nil {
-		words = append(words, "setpriv", "--reuid", strconv.Itoa(int(p.cred.UID)), "--regid", strconv.Itoa(int(p.cred.GID)), "--clear-groups")
+		words = append(words, "setpriv", "--reuid", strconv.Itoa(int(p.cred.UID)), "--regid", strconv.Itoa(int(p.cred.GID)))
+		groups := p.groups()
+		if len(groups) == 0 {
+			words = append(words, "--clear-groups")
+		} else {
+			words = append(words, "--groups", strings.ReplaceAll(strings.Trim(fmt.Sprint(groups), "[]"), " ", ","))
+		}
 	}
 	words = append(words, "env", "-i", p.Program.Path)
 	options := p.plain()
@@ -126,7 +132,7 @@ func (p *Plan) Cmd() (*exec.Cmd, error) {
 	cmd.Env = []string{}
 	cmd.ExtraFiles = files
 	if p.cred != nil {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: p.cred.UID, Gid: p.cred.GID}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: p.cred.UID, Gid: p.cred.GID, Groups: p.groups()}}
 	}
 	return cmd, nil
 }
@@ -142,3 +148,6 @@ func shellQuote(s string) string {
 
 // ShellQuote quotes a word for sh(1).
 func ShellQuote(s string) string { return shellQuote(s) }
+
+// groups returns the supplementary groups of bwrap's identity.
+func (p *Plan) groups() []uint32 { return p.cred.Groups[:p.cred.Groups.Len()] }
