@@ -369,7 +369,7 @@ func TestZstd(t *testing.T) {
 	if _, _, err := w.Close(); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("a full disk: %v", err)
 	}
-	r, err := NewReader(strings.NewReader("no such thing"))
+	r, err := NewReader(strings.NewReader("\x28\xb5\x2f\xfd no such thing"))
 	must(t, err)
 	if _, err := io.ReadAll(r); code(err) != "damaged" {
 		t.Errorf("%v", err)

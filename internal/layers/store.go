@@ -22,7 +22,7 @@ import (
 // Write packs the upper layer of an overlay into a file, which the caller keeps and closes. leftOut is the
 // number of files that were not packed. Write returns the cause of ctx when that is done.
 func Write(ctx context.Context, file, upper *os.File, most int64) (l snapshots.Layer, leftOut int, err error) {
-	w, err := NewWriter(&bounded{to: file, left: most, full: snapshots.Full(most)})
+	w, err := NewWriter(Bounded(file, most))
 	if err != nil {
 		return l, 0, err
 	}
@@ -32,6 +32,11 @@ func Write(ctx context.Context, file, upper *os.File, most int64) (l snapshots.L
 		err = failed // the cause of Pack's error
 	}
 	return snapshots.Layer{SHA256: sum, Size: size, Bytes: count.Bytes, Entries: count.Entries}, count.LeftOut, err
+}
+
+// Bounded returns a writer of at most most bytes to a file.
+func Bounded(file *os.File, most int64) io.Writer {
+	return &bounded{to: file, left: most, full: snapshots.Full(most)}
 }
 
 // bounded writes a limited number of bytes. It starts writing them to the disk at once, so that the

@@ -52,6 +52,14 @@ type directory struct {
 
 // enter opens the parent directory of a name.
 func (t *layer) enter(name string) (dir int, base string, err error) {
+	if dir, base, err = t.open(name); err != nil {
+		err = misplaced(name, err)
+	}
+	return dir, base, err
+}
+
+// open is enter with the system call's error.
+func (t *layer) open(name string) (dir int, base string, err error) {
 	at, base := path.Split(name)
 	if at == "" {
 		return t.root, base, nil
@@ -62,7 +70,7 @@ func (t *layer) enter(name string) (dir int, base string, err error) {
 	t.leave()
 	fd, err := tree.Open(t.root, strings.TrimSuffix(at, "/"), unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
-		return -1, "", misplaced(name, err)
+		return -1, "", err
 	}
 	t.parent, t.at = fd, at
 	return fd, base, nil

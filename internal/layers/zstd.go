@@ -1,6 +1,8 @@
 package layers
 
 import (
+	"bufio"
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"hash"
@@ -8,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 
+	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 )
 
@@ -130,30 +133,84 @@ func (w *Writer) Close() (sum string, size int64, err error) {
 
 // Reader decompresses and hashes a layer.
 type Reader struct {
-	*zstd.Decoder
-	hash hash.Hash
+	from  io.Reader
+	under *failing
+	close func()
+	hash  hash.Hash
 }
 
 // maxWindow bounds the window of a frame, and so the memory that a foreign layer can use.
 const maxWindow = 16 << 20
 
-// NewReader returns a Reader, which must be closed.
+// NewReader returns a Reader, which must be closed. The layer is compressed with zstd or gzip, or a plain tar.
 func NewReader(from io.Reader) (*Reader, error) {
-	d, err := zstd.NewReader(from, zstd.WithDecoderConcurrency(2), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderMaxMemory(8*maxWindow))
-	if err != nil {
+	under := &failing{r: from}
+	in := bufio.NewReaderSize(under, 64<<10)
+	begin, err := in.Peek(4)
+	if err != nil && err != io.EOF {
 		return nil, err
 	}
-	return &Reader{d, sha256.New()}, nil
+	r := &Reader{from: in, under: under, close: func() {}, hash: sha256.New()}
+	switch kind := Compression(begin); kind {
+	case "zstd":
+		d, err := zstd.NewReader(in, zstd.WithDecoderConcurrency(2), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderMaxMemory(8*maxWindow))
+		if err != nil {
+			return nil, err
+		}
+		r.from, r.close = d, d.Close
+	case "gzip":
+		d, err := gzip.NewReader(in)
+		if err != nil {
+			return nil, r.undecoded(err)
+		}
+		r.from = d
+	}
+	return r, nil
 }
 
-func (r *Reader) Read(b []byte) (int, error) {
-	n, err := r.Decoder.Read(b)
-	r.hash.Write(b[:n])
+// Compression returns the compression of data that begins with these four bytes: "gzip", "zstd", or "" for none.
+func Compression(begin []byte) string {
+	switch {
+	case bytes.HasPrefix(begin, []byte{0x1f, 0x8b}):
+		return "gzip"
+	case bytes.HasPrefix(begin, []byte{0x28, 0xb5, 0x2f, 0xfd}), len(begin) == 4 && begin[0]&0xf0 == 0x50 && begin[1] == 0x2a && begin[2] == 0x4d && begin[3] == 0x18: // a skippable frame
+		return "zstd"
+	}
+	return ""
+}
+
+// failing remembers the error of a reader, which is then not the decompressor's.
+type failing struct {
+	r   io.Reader
+	err error
+}
+
+func (f *failing) Read(b []byte) (int, error) {
+	n, err := f.r.Read(b)
 	if err != nil && err != io.EOF {
-		err = refused("cannot decompress it: %v", err)
+		f.err = err
 	}
 	return n, err
 }
+
+func (r *Reader) undecoded(err error) error {
+	if r.under.err != nil {
+		return r.under.err
+	}
+	return refused("cannot decompress it: %v", err)
+}
+
+func (r *Reader) Read(b []byte) (int, error) {
+	n, err := r.from.Read(b)
+	r.hash.Write(b[:n])
+	if err != nil && err != io.EOF {
+		err = r.undecoded(err)
+	}
+	return n, err
+}
+
+// Close releases the decompressor.
+func (r *Reader) Close() { r.close() }
 
 // Sum returns the hash of the data read.
 func (r *Reader) Sum() string { return hex.EncodeToString(r.hash.Sum(nil)) }

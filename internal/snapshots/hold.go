@@ -20,12 +20,28 @@ import (
 // Hold holds the layers of a snapshot, by hash, unpacked for a user. If necessary, it runs sbxrund to
 // unpack them.
 func (s *Store) Hold(ctx context.Context, m *Manifest, uid, gid uint32) (map[string]*Unpacked, error) {
+	keys := map[string]string{}
+	for _, l := range m.Layers() {
+		keys[l.SHA256] = Key(l, uid, gid)
+	}
+	return s.hold("snapshot "+m.Title(), keys, func() error { return s.unpack(ctx, "snapshot "+m.Title(), UnpackWord, m.ID, uid, gid) })
+}
+
+// HoldImage is Hold for the tree of an image.
+func (s *Store) HoldImage(ctx context.Context, m *Image, uid, gid uint32) (*Unpacked, error) {
+	held, err := s.hold("image "+m.Title(), map[string]string{m.Digest: ImageKey(m.Digest, uid, gid)}, func() error {
+		return s.unpack(ctx, "image "+m.Title(), UnpackImageWord, m.Digest, uid, gid)
+	})
+	return held[m.Digest], err
+}
+
+func (s *Store) hold(title string, keys map[string]string, unpack func() error) (map[string]*Unpacked, error) {
 	there := map[string]bool{} // unpacked before
 	for i := range 3 {         // cleanup may remove one before it is held
-		held, err := s.holdAll(m, uid, gid)
+		held, err := s.holdAll(keys)
 		if err == nil && i > 0 {
-			for hash, u := range held {
-				if !there[hash] {
+			for name, u := range held {
+				if !there[name] {
 					u.made = s.path
 				}
 			}
@@ -34,21 +50,21 @@ func (s *Store) Hold(ctx context.Context, m *Manifest, uid, gid uint32) (map[str
 			return held, err
 		}
 		if i == 0 {
-			for _, l := range m.Layers() {
-				if u, err := s.Unpacked(Key(l, uid, gid)); err == nil {
-					there[l.SHA256] = true
+			for name, key := range keys {
+				if u, err := s.Unpacked(key); err == nil {
+					there[name] = true
 					u.Close()
 				}
 			}
 		}
-		if err := s.unpack(ctx, m, uid, gid); err != nil {
+		if err := unpack(); err != nil {
 			return nil, err
 		}
 	}
-	return nil, errors.New("the unpacked layers of snapshot " + m.Title() + " keep being removed")
+	return nil, errors.New("the unpacked layers of " + title + " keep being removed")
 }
 
-func (s *Store) holdAll(m *Manifest, uid, gid uint32) (_ map[string]*Unpacked, err error) {
+func (s *Store) holdAll(keys map[string]string) (_ map[string]*Unpacked, err error) {
 	held := map[string]*Unpacked{}
 	defer func() {
 		if err != nil {
@@ -57,42 +73,48 @@ func (s *Store) holdAll(m *Manifest, uid, gid uint32) (_ map[string]*Unpacked, e
 			}
 		}
 	}()
-	for _, l := range m.Layers() {
-		u, err := s.Unpacked(Key(l, uid, gid))
+	for name, key := range keys {
+		u, err := s.Unpacked(key)
 		if err != nil {
 			return nil, err
 		}
-		u.key = Key(l, uid, gid)
-		held[l.SHA256] = u
+		u.key = key
+		held[name] = u
 	}
 	return held, nil
 }
 
-// unpack runs sbxrund to unpack a snapshot.
-func (s *Store) unpack(ctx context.Context, m *Manifest, uid, gid uint32) error {
-	server, err := safeopen.Sibling()
-	if err != nil {
-		return err
-	}
-	args := []string{UnpackWord, m.ID}
+// unpack runs sbxrund to unpack a snapshot or an image.
+func (s *Store) unpack(ctx context.Context, title, word, id string, uid, gid uint32) error {
+	args := []string{word, id}
 	if os.Geteuid() == 0 {
 		args = append(args, strconv.Itoa(int(uid)), strconv.Itoa(int(gid)))
 	}
+	_, err := s.RunSibling(ctx, "unpack "+title, args...)
+	return err
+}
+
+// RunSibling runs sbxrund on this store and returns its output. what describes the task, for messages.
+func (s *Store) RunSibling(ctx context.Context, what string, args ...string) (string, error) {
+	server, err := safeopen.Sibling()
+	if err != nil {
+		return "", err
+	}
 	c := exec.CommandContext(ctx, server, args...)
 	c.Env = append(os.Environ(), "SBXRUN_DATA_DIR="+filepath.Dir(s.path)) // see Dir
-	var said bytes.Buffer
-	c.Stderr = &said
+	var out, said bytes.Buffer
+	c.Stdout, c.Stderr = &out, &said
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C reaches it only through ctx
 	err = c.Run()
 	if err != nil && ctx.Err() != nil {
-		return context.Cause(ctx)
+		return "", context.Cause(ctx)
 	}
 	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
 		text := cmp.Or(strings.TrimPrefix(strings.TrimSpace(said.String()), "sbxrun: error: "), err.Error())
-		return &result.Error{Code: "snapshot", Message: "cannot unpack snapshot " + m.Title() + ": " + text, Err: err}
+		return "", &result.Error{Code: "snapshot", Message: "cannot " + what + ": " + text, Err: err}
 	}
 	if err != nil {
-		return safeopen.SiblingError(server, err)
+		return "", safeopen.SiblingError(server, err)
 	}
-	return nil
+	return strings.TrimSpace(out.String()), nil
 }

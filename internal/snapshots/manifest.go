@@ -96,12 +96,11 @@ func (m *Manifest) Layers() (all []Layer) {
 }
 
 // Expired reports whether its time to live has passed.
-func (m *Manifest) Expired(now time.Time) bool {
-	if m.ExpiresAt == "" {
-		return false
-	}
-	at, err := time.Parse(result.TimeFormat, m.ExpiresAt)
-	return err == nil && !now.Before(at)
+func (m *Manifest) Expired(now time.Time) bool { return expired(m.ExpiresAt, now) }
+
+func expired(when string, now time.Time) bool {
+	at, err := time.Parse(result.TimeFormat, when)
+	return when != "" && err == nil && !now.Before(at)
 }
 
 // Parse reads a manifest and checks it.

@@ -69,7 +69,7 @@ func Open(path string) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range []string{manifestsDir, layersDir, treesDir, tmpDir} {
+	for _, name := range []string{manifestsDir, layersDir, treesDir, tmpDir, imagesDir, namesDir} {
 		if err := s.root.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			s.Close()
 			return nil, Failed(err)

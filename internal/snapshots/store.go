@@ -89,7 +89,7 @@ const perSnapshot = 4096
 
 // Used returns the size of all snapshots together.
 func (s *Store) Used() (n int64) {
-	n = perSnapshot * int64(len(s.names(manifestsDir)))
+	n = perSnapshot * int64(len(s.names(manifestsDir))+len(s.names(imagesDir))+len(s.names(namesDir)))
 	for _, name := range s.names(layersDir) {
 		if info, err := s.root.Lstat(filepath.Join(layersDir, name)); err == nil {
 			n += info.Size()
@@ -263,24 +263,28 @@ func (s *Store) Remove(m *Manifest) error {
 		if err := s.root.Remove(filepath.Join(manifestsDir, m.ID+manifestSuffix)); err != nil {
 			return Failed(err)
 		}
-		for _, hash := range s.orphans(time.Time{}) {
-			if err := s.root.Remove(layerPath(hash)); err != nil {
-				return Failed(err)
-			}
+		if err := s.dropOrphans(); err != nil {
+			return err
 		}
 		return Failed(s.syncDir(manifestsDir))
 	})
 }
 
-// orphans lists the layers that belong to no snapshot, or only to ones expired at then, and that no
+// orphans lists the layers that belong to no snapshot or image, or only to ones expired at then, and that no
 // sandbox uses: a snapshot may be taken of such a sandbox. If a manifest is unreadable, it lists none,
 // because that snapshot's layers are unknown. The caller holds the lock.
 func (s *Store) orphans(then time.Time) (hashes []string) {
 	list, wrong := s.List()
-	if len(wrong) > 0 {
+	images, damaged := s.Images()
+	if len(wrong)+len(damaged) > 0 {
 		return nil
 	}
 	needed := map[string]bool{}
+	for _, m := range images {
+		for _, l := range m.Layers {
+			needed[l.SHA256] = needed[l.SHA256] || m.needed(then)
+		}
+	}
 	for _, m := range list {
 		for _, l := range m.Layers() {
 			needed[l.SHA256] = needed[l.SHA256] || then.IsZero() || !m.Expired(then)

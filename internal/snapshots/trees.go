@@ -18,6 +18,9 @@ import (
 // and gid of the files follow.
 const UnpackWord = "unpack-snapshot"
 
+// UnpackImageWord is UnpackWord for an image; its digest follows.
+const UnpackImageWord = "unpack-image"
+
 // Unpacked is an unpacked layer, for use as a lower layer of overlayfs. It is not removed before it is
 // closed.
 type Unpacked struct {
@@ -61,14 +64,14 @@ func Key(l Layer, uid, gid uint32) string { return fmt.Sprintf("%s-%d-%d", l.SHA
 // Unpacked holds an unpacked layer. The error is [fs.ErrNotExist] if it was not unpacked in this boot.
 func (s *Store) Unpacked(key string) (u *Unpacked, err error) {
 	err = s.alone(func() error {
-		u, err = s.hold(key)
+		u, err = s.holdTree(key)
 		return err
 	})
 	return u, Failed(err)
 }
 
-// hold takes a shared lock of a tree. The caller holds the store's lock.
-func (s *Store) hold(key string) (*Unpacked, error) {
+// holdTree takes a shared lock of a tree. The caller holds the store's lock.
+func (s *Store) holdTree(key string) (*Unpacked, error) {
 	at := filepath.Join(treesDir, key)
 	lock, err := s.root.OpenFile(filepath.Join(at, lockName), os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -76,7 +79,7 @@ func (s *Store) hold(key string) (*Unpacked, error) {
 	}
 	made, err := io.ReadAll(io.LimitReader(lock, 64))
 	boot, bootErr := proc.BootID()
-	if err = cmp.Or(err, bootErr); err == nil && string(made) != boot {
+	if err = cmp.Or(err, bootErr); err == nil && string(made) != boot && string(made) != durable {
 		err = fs.ErrNotExist // a tree of another boot may be incomplete
 	}
 	if err == nil {
@@ -87,6 +90,39 @@ func (s *Store) hold(key string) (*Unpacked, error) {
 		return nil, err
 	}
 	return &Unpacked{Path: filepath.Join(s.path, at, rootName), lock: lock}, nil
+}
+
+// durable replaces the boot ID in the lock of a tree that is on the disk.
+const durable = "durable"
+
+// Durable syncs the file system of a store, and then marks these trees as complete, so that they stay valid after a reboot.
+func (s *Store) Durable(list ...*Unpacked) error {
+	if err := unix.Syncfs(proc.Descriptor(list[0].lock)); err != nil {
+		return Failed(err)
+	}
+	return s.alone(func() error {
+		for _, u := range list {
+			err := u.lock.Truncate(0)
+			if err == nil {
+				_, err = u.lock.WriteAt([]byte(durable), 0)
+			}
+			if err != nil {
+				return Failed(err)
+			}
+		}
+		return nil
+	})
+}
+
+// Create creates a file next to the root of a new tree.
+func (d *Draft) Create(name string) (*os.File, error) {
+	f, err := d.store.root.OpenFile(filepath.Join(d.path(), name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	return f, Failed(err)
+}
+
+// Open opens a file next to the root of an unpacked tree.
+func (u *Unpacked) Open(name string) (*os.File, error) {
+	return os.OpenFile(filepath.Join(filepath.Dir(u.Path), name), os.O_RDONLY|unix.O_NOFOLLOW, 0)
 }
 
 // NewTree creates a directory to unpack a layer to.
@@ -122,7 +158,7 @@ func (s *Store) NewTree() (*Draft, error) {
 func (d *Draft) Keep(key string) error {
 	s, old := d.store, ""
 	err := s.alone(func() (err error) {
-		if u, err := s.hold(key); err == nil {
+		if u, err := s.holdTree(key); err == nil {
 			return u.Close()
 		}
 		at := filepath.Join(treesDir, key)
@@ -138,7 +174,7 @@ func (d *Draft) Keep(key string) error {
 			return Failed(err)
 		}
 		d.name = ""
-		return nil
+		return Failed(proc.TryLock(proc.Descriptor(d.lock), unix.F_RDLCK)) // as a user of the tree, until the draft is closed
 	})
 	if old != "" {
 		_ = s.scrap(old) // Sweep reports it

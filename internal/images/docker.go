@@ -1,0 +1,128 @@
+package images
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/sbxrun/sbxrun/internal/layers"
+	"github.com/sbxrun/sbxrun/internal/snapshots"
+)
+
+// docker is an image of an archive that docker save or podman save has made. Such an archive has no manifest, so it is made
+// from the configuration: the same image always gets the same one.
+type docker struct {
+	*archive
+	raw   []byte
+	blobs map[string]string // names of members by digest
+}
+
+// newDocker selects an image of an archive.
+func newDocker(a *archive, tag string) (*docker, error) {
+	text, err := readSmall(a, "manifest.json")
+	if err != nil {
+		return nil, invalid("it has no manifest.json, so it is not made by docker save")
+	}
+	var list []struct {
+		Config   string
+		RepoTags []string
+		Layers   []string
+	}
+	if err := json.Unmarshal(text, &list); err != nil {
+		return nil, invalid("its manifest.json is not valid")
+	}
+	var tags []string
+	found := -1
+	for i, m := range list {
+		tags = append(tags, m.RepoTags...)
+		if tag == "" || slices.ContainsFunc(m.RepoTags, func(t string) bool { return sameTag(t, tag) }) {
+			if found >= 0 {
+				return nil, noTag(tag, tags)
+			}
+			found = i
+		}
+	}
+	if found < 0 {
+		return nil, noTag(tag, tags)
+	}
+	m := list[found]
+	if len(m.Layers) > snapshots.MaxImageLayers {
+		return nil, invalid("%d layers, more than %d", len(m.Layers), snapshots.MaxImageLayers)
+	}
+	d := &docker{archive: a, blobs: map[string]string{}}
+	conf, err := readSmall(a, m.Config)
+	if err != nil {
+		return nil, missing(m.Config, err)
+	}
+	var c config
+	if err := json.Unmarshal(conf, &c); err != nil || len(c.RootFS.DiffIDs) != len(m.Layers) {
+		return nil, invalid("its configuration does not describe %d layers", len(m.Layers))
+	}
+	out := Manifest{SchemaVersion: 2, MediaType: MediaTypeManifest, Config: &Descriptor{MediaType: MediaTypeConfig, Digest: Digest(conf), Size: int64(len(conf))}, Layers: []Descriptor{}}
+	d.blobs[out.Config.Digest] = m.Config
+	for i, name := range m.Layers {
+		l, err := d.layer(name, c.RootFS.DiffIDs[i])
+		if err != nil {
+			return nil, missing(name, err)
+		}
+		out.Layers = append(out.Layers, l)
+		d.blobs[l.Digest] = name
+	}
+	d.raw, err = json.Marshal(out)
+	return d, err
+}
+
+func missing(name string, err error) error {
+	if damaged(err) {
+		return err
+	}
+	return invalid("cannot read %.80q in the archive: %v", name, err)
+}
+
+// sameTag reports whether a tag of an archive is the wanted one, which may lack docker's default registry and tag.
+func sameTag(have, want string) bool {
+	full := func(name string) string {
+		name = strings.TrimPrefix(strings.TrimPrefix(name, "docker.io/"), "library/")
+		if strings.LastIndexByte(name, ':') <= strings.LastIndexByte(name, '/') {
+			name += ":latest"
+		}
+		return name
+	}
+	return full(have) == full(want)
+}
+
+// layer describes the layer in a member: a tar, whose digest is then the DiffID, or a compressed one, which is hashed.
+func (d *docker) layer(name, diff string) (Descriptor, error) {
+	m, err := d.find(name)
+	if err != nil {
+		return Descriptor{}, err
+	}
+	r := io.NewSectionReader(d.f, m.at, m.size)
+	var begin [4]byte
+	n, _ := r.ReadAt(begin[:], 0)
+	kind := layers.Compression(begin[:n])
+	out := Descriptor{MediaType: MediaTypeLayer, Digest: diff, Size: m.size}
+	if kind != "" {
+		h := sha256.New()
+		if _, err := io.Copy(h, r); err != nil {
+			return out, err
+		}
+		out.MediaType, out.Digest = MediaTypeLayer+"+"+kind, "sha256:"+hex.EncodeToString(h.Sum(nil))
+	}
+	return out, nil
+}
+
+func (d *docker) Manifest(context.Context) ([]byte, error) { return d.raw, nil }
+
+func (d *docker) Blob(_ context.Context, want Descriptor) (io.ReadCloser, error) {
+	name, ok := d.blobs[want.Digest]
+	if !ok {
+		return nil, fmt.Errorf("no blob %.19s in the archive", want.Digest)
+	}
+	return d.open(name)
+}

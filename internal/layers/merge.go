@@ -1,0 +1,262 @@
+package layers
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/tree"
+)
+
+// Merge applies a plain layer with its list of changes to the tree of an image. Files of the layer become hard links in
+// the tree, so both must be on one file system. New directories get the owner, unless that is nil.
+func Merge(root, layer *os.File, changes io.Reader, owner *proc.Cred) error {
+	list, err := io.ReadAll(io.LimitReader(changes, maxChanges+maxParents))
+	if err != nil {
+		return err
+	}
+	m := &merge{root: int(root.Fd()), owner: owner, parents: map[string]bool{}}
+	var links [][2]string
+	for len(list) > 0 {
+		kind := list[0]
+		var names [2]string
+		var ok bool
+		for i := range names {
+			if i == 1 && kind != changeLink {
+				break
+			}
+			var name []byte
+			if name, list, ok = bytes.Cut(list[min(1-i, len(list)):], []byte{0}); !ok {
+				return refused("the list of its changes is cut off")
+			}
+			names[i] = string(name)
+		}
+		switch kind {
+		case changeDeleted:
+			err = m.delete(names[0])
+		case changeOpaque:
+			err = m.empty(names[0])
+		case changeParent:
+			m.parents[names[0]] = true
+		case changeLink:
+			links = append(links, names)
+		}
+		if err != nil {
+			return misplaced(names[0], err)
+		}
+	}
+	// Reopened, because reading the names moves the offset.
+	from, err := tree.Open(int(layer.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(from)
+	if err := m.dir(from, m.root, ""); err != nil {
+		return err
+	}
+	for _, l := range links {
+		if err := m.link(int(layer.Fd()), l[0], l[1]); err != nil {
+			return misplaced(l[0], err)
+		}
+	}
+	return nil
+}
+
+type merge struct {
+	root    int
+	owner   *proc.Cred
+	parents map[string]bool // directories that the layer does not list
+}
+
+// inside opens a path in the tree. Symbolic links are resolved within the tree.
+func (m *merge) inside(name string, flags uint64) (int, error) {
+	if name == "" {
+		name = "."
+	}
+	return unix.Openat2(m.root, name, &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV})
+}
+
+// parent opens the directory of a name in the tree, or returns -1 if it does not exist.
+func (m *merge) parent(name string) (fd int, base string, err error) {
+	fd, err = m.inside(strings.TrimSuffix(path.Dir(name), "."), unix.O_RDONLY|unix.O_DIRECTORY)
+	if absent(err) {
+		return -1, "", nil
+	}
+	return fd, path.Base(name), err
+}
+
+func absent(err error) bool { return err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP }
+
+// keeping runs f, which changes a directory, and restores the time of the directory.
+func keeping(dir int, f func() error) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(dir, &st); err != nil {
+		return err
+	}
+	if err := f(); err != nil {
+		return err
+	}
+	return restamp(dir, &st)
+}
+
+func restamp(dir int, st *unix.Stat_t) error {
+	return unix.UtimesNanoAt(dir, ".", []unix.Timespec{st.Mtim, st.Mtim}, 0)
+}
+
+func (m *merge) delete(name string) error {
+	dir, base, err := m.parent(name)
+	if err != nil || dir < 0 {
+		return err
+	}
+	defer unix.Close(dir)
+	return keeping(dir, func() error { return tree.Remove(dir, base) })
+}
+
+func (m *merge) empty(name string) error {
+	dir, err := m.inside(name, unix.O_RDONLY|unix.O_DIRECTORY)
+	if absent(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	return keeping(dir, func() error { return tree.Empty(dir) })
+}
+
+// dir merges the directory from of the layer into the directory to of the tree. Both descriptors are readable.
+func (m *merge) dir(from, to int, at string) error {
+	// Its own descriptor, because the os.File closes it.
+	again, err := tree.Open(from, ".", unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	list := os.NewFile(uintptr(again), at)
+	defer list.Close()
+	for {
+		names, err := list.Readdirnames(1024)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if err := m.entry(from, to, path.Join(at, name), name); err != nil {
+				return misplaced(path.Join(at, name), err)
+			}
+		}
+	}
+}
+
+func (m *merge) entry(from, to int, at, name string) error {
+	var st unix.Stat_t
+	if err := unix.Fstatat(from, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return m.subdir(from, to, at, name, &st)
+	}
+	err := unix.Linkat(from, name, to, name, 0)
+	if err == unix.EEXIST {
+		if err = tree.Remove(to, name); err == nil {
+			err = unix.Linkat(from, name, to, name, 0)
+		}
+	}
+	return err
+}
+
+func (m *merge) subdir(from, to int, at, name string, st *unix.Stat_t) error {
+	unlisted := m.parents[at]
+	into, made, err := m.makeDir(to, at, name, unlisted)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(into)
+	var before unix.Stat_t
+	if err := unix.Fstat(into, &before); err != nil {
+		return err
+	}
+	source, err := tree.Open(from, name, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	err = m.dir(source, into, at)
+	unix.Close(source)
+	if err != nil {
+		return err
+	}
+	if unlisted && !made {
+		return restamp(into, &before)
+	}
+	if err := unix.Fchmod(into, st.Mode&0o777); err != nil {
+		return err
+	}
+	return restamp(into, st)
+}
+
+// makeDir opens a directory of the tree, and creates it if necessary. If the layer does not list it, it may also be a link
+// to a directory in the tree.
+func (m *merge) makeDir(to int, at, name string, unlisted bool) (fd int, made bool, err error) {
+	err = unix.Mkdirat(to, name, 0o700)
+	if err == unix.EEXIST {
+		fd, err = tree.Open(to, name, unix.O_RDONLY|unix.O_DIRECTORY)
+		if err == nil {
+			return fd, false, nil
+		}
+		if !absent(err) {
+			return -1, false, err
+		}
+		if unlisted {
+			if fd, err = m.inside(at, unix.O_RDONLY|unix.O_DIRECTORY); err == nil {
+				return fd, false, nil
+			}
+		}
+		if err = tree.Remove(to, name); err == nil {
+			err = unix.Mkdirat(to, name, 0o700)
+		}
+	}
+	if err == nil && m.owner != nil {
+		err = unix.Fchownat(to, name, int(m.owner.UID), int(m.owner.GID), unix.AT_SYMLINK_NOFOLLOW)
+	}
+	if err == nil {
+		fd, err = tree.Open(to, name, unix.O_RDONLY|unix.O_DIRECTORY)
+	}
+	return fd, true, err
+}
+
+// link creates another name for a file of a lower layer. A missing file is skipped, as other tools do.
+func (m *merge) link(layer int, name, first string) error {
+	if fd, err := tree.Open(layer, name, unix.O_PATH); err == nil { // a later entry of the layer has the name
+		return unix.Close(fd)
+	}
+	source, last, err := m.parent(first)
+	if err != nil || source < 0 {
+		return err
+	}
+	defer unix.Close(source)
+	dir, base, err := m.parent(name)
+	if err != nil || dir < 0 {
+		return err
+	}
+	defer unix.Close(dir)
+	var st unix.Stat_t
+	if err := unix.Fstatat(source, last, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil || st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return nil
+	}
+	return keeping(dir, func() error {
+		err := unix.Linkat(source, last, dir, base, 0)
+		if err == unix.EEXIST {
+			if err = tree.Remove(dir, base); err == nil {
+				err = unix.Linkat(source, last, dir, base, 0)
+			}
+		}
+		return err
+	})
+}
