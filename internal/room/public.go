@@ -15,20 +15,20 @@ import (
 // This file decides which entries of /etc and /var/lib a sandbox shows: the public configuration and data of
 // installed programs. An entry is shown if it belongs to root, only root can write to it, everybody can read it, and
 // neither its name nor, for a file, its text looks like a credential. A directory must also belong to a program:
-// /usr/share or /usr/lib has an entry of the same name. Nothing that denied or deniedData name is ever shown.
-// Below a shown directory the modes of files decide, as for any user of the host.
+// /usr/share or /usr/lib has an entry of the same name, or, for NAME and NAME.d in /etc, /usr/bin/NAME exists. Nothing
+// that denied or deniedData name is ever shown. Below a shown directory the modes of files decide, as for any user of
+// the host.
 //
 // A bind costs bwrap about 0.1 ms, because it reads the mount table for each. So bwrap binds /etc and /var/lib below
 // [enter.LayersDir], and the entering process clones the parts from there, in a few microseconds each.
 
 // denied reports whether a name in /etc is never shown: accounts, the identity and configuration of the machine, and the
-// configuration of services and clients that often contains credentials. Names that end in ".d" or "-" are not shown
-// either.
+// configuration of services and clients that often contains credentials. Names that end in "-" are not shown either.
 func denied(name string) bool {
 	switch name {
 	case "passwd", "group", "shadow", "gshadow", "subuid", "subgid", "sudoers", "sudo.conf", "doas.conf", "opasswd", "security", "pam.conf", "login.defs", "login.access", "securetty", "default", "skel",
 		"hostname", "machine-id", "fstab", "mtab", "crypttab", "exports", "hosts", "hosts.allow", "hosts.deny", "resolv.conf", "host.conf", "gai.conf", "issue", "issue.net", "motd", "environment", "crontab", "anacrontab",
-		"ca-certificates", "python3", "postgresql-common", "bash_completion", "ld.so.conf", "xattr.conf", "networks", "adduser.conf", "deluser.conf", "mke2fs.conf", "e2scrub.conf", "sysctl.conf", "ucf.conf", "debconf.conf", "apt-listchanges.conf", "needrestart.conf", "inittab", "systemd", "udev", "init", "kernel", "lvm", "mdadm", "grub", "dracut", "initramfs-tools",
+		"ca-certificates", "python3", "postgresql-common", "bash_completion", "ld.so.conf", "xattr.conf", "networks", "adduser.conf", "deluser.conf", "mke2fs.conf", "e2scrub.conf", "sysctl.conf", "ucf.conf", "debconf.conf", "apt-listchanges.conf", "needrestart.conf", "inittab", "systemd", "udev", "init", "kernel", "lvm", "mdadm", "grub", "dracut", "initramfs-tools", "opt",
 		"apt", "maven", "netrc", "npmrc", "pip.conf", "pip", "wgetrc", "curlrc", "yarnrc", "rclone.conf", "s3cfg", "aws", "gcloud", "azure", "boto.cfg", "msmtprc", "fetchmailrc", "docker", "containers", "containerd", "kubernetes", "rancher", "cni", "crio", "podman", "buildkit",
 		"ssh", "ssl", "pki", "ldap", "krb5", "krb5.conf", "krb5.keytab", "sssd", "samba", "cups", "ppp", "NetworkManager", "netplan", "wpa_supplicant", "wireguard", "openvpn", "ipsec", "ipsec.conf", "ipsec.secrets", "strongswan", "ipa",
 		"apache2", "httpd", "nginx", "lighttpd", "caddy", "haproxy", "traefik", "squid", "tomcat", "postfix", "exim4", "exim", "dovecot", "nullmailer", "ssmtp", "bind", "named", "unbound", "dnsmasq.conf", "freeradius", "asterisk",
@@ -115,23 +115,24 @@ func (s *public) top(dir string, denied func(name string) bool, files bool) {
 func (s *public) add(dir string, denied func(name string) bool, files bool) {
 	for _, e := range s.list(dir) {
 		name := dir + "/" + e.name
-		if denied(e.name) || strings.HasSuffix(e.name, ".d") || strings.HasSuffix(e.name, "-") || secretName(e.name) || slices.Contains(s.dests, name) {
+		program, parts := strings.CutSuffix(e.name, ".d")
+		if denied(program) || strings.HasSuffix(e.name, "-") || secretName(e.name) || slices.Contains(s.dests, name) {
 			continue
 		}
 		switch {
-		case e.kind == unix.DT_LNK && files:
+		case e.kind == unix.DT_LNK && files && !parts:
 			if target, ok := etcLink(name); ok {
 				s.ops = append(s.ops, op{kind: opSymlink, src: target, dst: name})
 			}
-		case e.kind == unix.DT_REG && files && s.publicFile(name):
+		case e.kind == unix.DT_REG && files && !parts && s.publicFile(name):
 			s.ops = append(s.ops, op{kind: opBind, src: name, dst: name, file: true})
-		case e.kind == unix.DT_DIR && ofProgram(e.name):
+		case e.kind == unix.DT_DIR && (!parts && ofProgram(program) || files && unix.Access("/usr/bin/"+program, unix.F_OK) == nil):
 			s.show(name)
 		}
 	}
 }
 
-// ofProgram reports whether an installed program has a directory of this name.
+// ofProgram reports whether an installed program has a directory of this name in /usr/share or /usr/lib.
 func ofProgram(name string) bool {
 	return unix.Access("/usr/share/"+name, unix.F_OK) == nil || unix.Access("/usr/lib/"+name, unix.F_OK) == nil
 }

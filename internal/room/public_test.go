@@ -23,7 +23,7 @@ func TestPublicAdd(t *testing.T) {
 	}
 	for name, mode := range map[string]os.FileMode{
 		"public.conf": 0o644, "closed.conf": 0o640, "open.conf": 0o646, "shadow": 0o644, "shadow-": 0o644, "npmrc": 0o644, "x.key": 0o644, "auth.conf": 0o644, "tokenizer.ini": 0o644,
-		"perl/Net/libnet.cfg": 0o644, "dpkg/origins": 0o644, "dpkg/lock": 0o640, "unknown-program/x": 0o644, "ssh/ssh_config": 0o644, "cron.d/job": 0o644,
+		"perl/Net/libnet.cfg": 0o644, "dpkg/origins": 0o644, "dpkg/lock": 0o640, "unknown-program/x": 0o644, "ssh/ssh_config": 0o644, "cron.d/job": 0o644, "env/x": 0o644, "bash.d/x": 0o644, "perl.d/x": 0o640, "ssh.d/x": 0o644, "xargs.d": 0o644,
 	} {
 		write(name, "# text\n", mode)
 	}
@@ -44,18 +44,18 @@ func TestPublicAdd(t *testing.T) {
 		slices.Sort(names)
 		return names
 	}
-	want := []string{"dpkg", "perl", "public.conf", "time", "tokenizer.ini", "url.conf"}
+	want := []string{"bash.d", "dpkg", "env", "perl", "perl.d", "public.conf", "time", "tokenizer.ini", "url.conf"}
 	if diff := cmp.Diff(want, places(public{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	t.Run("groups", func(t *testing.T) {
-		want := []string{"dpkg/origins", "perl", "public.conf", "time", "tokenizer.ini", "url.conf"}
+		want := []string{"bash.d", "dpkg/origins", "env", "perl", "public.conf", "time", "tokenizer.ini", "url.conf"}
 		if diff := cmp.Diff(want, places(public{uid: 1000, groups: []int{os.Getegid()}})); diff != "" {
 			t.Errorf("for a member of the group of dpkg/lock (-want +got):\n%s", diff)
 		}
 	})
 	t.Run("a mount of the user's", func(t *testing.T) {
-		want := []string{"dpkg", "public.conf", "time", "tokenizer.ini"}
+		want := []string{"bash.d", "dpkg", "env", "perl.d", "public.conf", "time", "tokenizer.ini"}
 		if diff := cmp.Diff(want, places(public{dests: []string{dir + "/perl/Net", dir + "/url.conf"}})); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
