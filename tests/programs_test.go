@@ -43,6 +43,15 @@ var programs = []string{
 // Programs of the distribution print the same in a sandbox as on the host, and exit with the same code.
 func TestPrograms(t *testing.T) {
 	t.Parallel()
+	if n := comparePrograms(t, programs); n < 30 {
+		t.Errorf("only %d programs are installed", n)
+	}
+}
+
+// comparePrograms runs shell commands on the host and in a sandbox with these flags, and returns how many programs are
+// installed.
+func comparePrograms(t *testing.T, lines []string, flags ...string) (installed int) {
+	t.Helper()
 	dir := harness.Dir(t)
 	env := []string{"PATH=/usr/bin:/bin:/usr/sbin:/sbin", "LANG=C.UTF-8", "TERM=dumb", "COLUMNS=80"}
 	script := filepath.Join(dir, "run.sh")
@@ -54,20 +63,24 @@ while IFS= read -r line; do
 	echo "exit code $?" >>"$1/$n"
 done <"$2"
 `), 0o644))
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "list"), []byte(strings.Join(programs, "\n")+"\n"), 0o644))
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "list"), []byte(strings.Join(lines, "\n")+"\n"), 0o644))
 	out := filepath.Join(dir, "host")
 	harness.Must(t, os.Mkdir(out, 0o755))
-	cmd := exec.Command("sh", script, out, filepath.Join(dir, "list"))
+	// A PID namespace ends processes that a program leaves behind.
+	unshare := []string{"--fork", "--pid", "--mount-proc", "--kill-child"}
+	if os.Getuid() != 0 {
+		unshare = append([]string{"--user", "--map-current-user"}, unshare...)
+	}
+	cmd := exec.Command("unshare", append(unshare, "sh", script, out, filepath.Join(dir, "list"))...)
 	cmd.Env, cmd.Dir = append(env, "HOME="+dir), dir
 	runHere(t, cmd)
-	args := []string{"--tmpfs", "/out", "--workdir", dir, "--ro-bind", dir, "--get", "/out/*:" + filepath.Join(dir, "sandbox")}
+	args := append([]string{"--tmpfs", "/out", "--workdir", dir, "--ro-bind", dir, "--get", "/out/*:" + filepath.Join(dir, "sandbox")}, flags...)
 	for _, v := range env {
 		args = append(args, "--env", v)
 	}
 	r := harness.Run(t, harness.Options{Dir: dir}, append(args, "sh", script, "/out", filepath.Join(dir, "list"))...)
 	r.Expect(t, 0, "exited")
-	compared := 0
-	for i, line := range programs {
+	for i, line := range lines {
 		name := strconv.Itoa(i + 1)
 		host, err1 := os.ReadFile(filepath.Join(out, name))
 		inside, err2 := os.ReadFile(filepath.Join(dir, "sandbox", name))
@@ -75,15 +88,13 @@ done <"$2"
 		if bytes.Contains(host, []byte("exit code 127")) {
 			t.Logf("%s: not installed", line)
 		} else {
-			compared++
+			installed++
 		}
 		if !bytes.Equal(host, inside) {
 			t.Errorf("%s:\nhost:\n%.2000s\nsandbox:\n%.2000s", line, host, inside)
 		}
 	}
-	if compared < 30 {
-		t.Errorf("only %d programs are installed", compared)
-	}
+	return installed
 }
 
 // runHere runs a command outside of a sandbox.
