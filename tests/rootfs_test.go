@@ -214,7 +214,7 @@ func TestRootfsErrors(t *testing.T) {
 		"missing":         {[]string{"--rootfs", tree + "/none", "true"}, 125, "no such file or directory"},
 		"a file":          {[]string{"--rootfs", tree + "/etc/passwd", "true"}, 125, "not a directory"},
 		"the host's":      {[]string{"--rootfs", "/usr/..", "true"}, 125, "is the host's"},
-		"empty":           {[]string{"--rootfs", "", "true"}, 125, "the path is empty"},
+		"empty":           {[]string{"--rootfs", "", "true"}, 125, "the value is empty"},
 		"overlay alone":   {[]string{"--overlay", "/", "true"}, 125, "goes with --rootfs"},
 		"apply":           {[]string{"--rootfs", tree, "--overlay", "/", "--apply", "true"}, 125, "are not applied"},
 		"print":           {[]string{"--rootfs", tree, "--print-command", "true"}, 125, "no bwrap command does the same"},

@@ -228,7 +228,7 @@ func TestSnapshotRefused(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"snapshot"}, "snapshot: got no command, want create, ls, rm, export or import"},
+		{[]string{"snapshot"}, "no snapshot command given: want create, ls, rm, export or import"},
 		{[]string{"snapshot", "box"}, "sbxrun snapshot create box"},
 		{[]string{"snapshot", "create", "none"}, "none"},
 		{[]string{"snapshot", "create", "box", "box"}, "unexpected argument box"},

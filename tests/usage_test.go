@@ -38,7 +38,7 @@ func TestUsageErrorsAsJSON(t *testing.T) {
 		{"exec --json --detach --tty box true", "--detach cannot be combined with --tty"},
 		{"exec --json --report - box true", `--report "-"`},
 		{"start --badflag --json", "unknown flag --badflag"},
-		{"start --json --net x", `--net: "x"`},
+		{"start --json --net x", `--net: invalid value "x"`},
 		{"start --json --user x true", `--user "x"`},
 		{"ps --json --badflag", "unknown flag --badflag"},
 		{"ps --tag x --json", `--tag "x"`},
@@ -243,7 +243,7 @@ func TestStateDirFlag(t *testing.T) {
 	if strings.TrimSpace(string(relative.Stdout)) != b.ID {
 		t.Errorf("a relative path: %s%s", relative.Stdout, relative.Stderr)
 	}
-	if r := other.Run("ps", "--state-dir", ""); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "--state-dir: the path is empty; want one such as /") {
+	if r := other.Run("ps", "--state-dir", ""); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "--state-dir: the value is empty") {
 		t.Errorf("an empty path: exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	}
 	for _, args := range [][]string{{"kill", b.ID}, {"logs", b.ID}, {"wait", b.ID}, {"inspect", b.ID}, {"exec", b.ID, "true"}} {

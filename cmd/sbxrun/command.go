@@ -42,7 +42,7 @@ type command struct {
 // prepare sets the deadline and opens the streams. sbxrun started at begin.
 func (c *command) prepare(begin time.Time) (err error) {
 	c.Terms = supervise.Terms{
-		Timeout: time.Duration(c.deadline.Timeout), Signal: syscall.Signal(c.deadline.Signal), Grace: c.deadline.Period(), ProofTimeout: time.Duration(c.deadline.ProofTimeout),
+		Timeout: time.Duration(c.deadline.Timeout), Signal: syscall.Signal(c.deadline.Signal), Grace: period(c.deadline.First), ProofTimeout: time.Duration(c.deadline.ProofTimeout),
 		Begin: begin, Hurry: c.signals.hurry, Confirm: caller != nil,
 	}
 	if c.deadline.Foreground && !c.printing.Quiet {
@@ -54,6 +54,14 @@ func (c *command) prepare(begin time.Time) (err error) {
 	}
 	c.Streams, err = c.openStreams()
 	return err
+}
+
+// period returns the time between the first signal and SIGKILL. Without --grace, a named signal can be handled for 5 s.
+func period(f cli.First) time.Duration {
+	if f.Grace == 0 && f.Signal != 0 && f.Signal != values.Signal(syscall.SIGKILL) {
+		return 5 * time.Second
+	}
+	return time.Duration(f.Grace)
 }
 
 // signalLog prints signals on stderr; nil prints none. It has a goroutine because a write to stderr can block, and

@@ -39,15 +39,12 @@ func enableScript(flags *cli.Doctor) (r output.Result, err error) {
 	uid, pid := os.Geteuid(), os.Getppid()
 	if flags.PID != 0 {
 		var st unix.Stat_t
-		if err := unix.Stat(fmt.Sprintf("/proc/%d", flags.PID), &st); flags.PID < 0 || err != nil {
+		if err := unix.Stat(fmt.Sprintf("/proc/%d", flags.PID), &st); err != nil {
 			return r, cli.UsageError(flags, fmt.Errorf("--pid: no process %d", flags.PID))
 		}
-		uid, pid = int(st.Uid), flags.PID
+		uid, pid = int(st.Uid), int(flags.PID)
 	}
-	if flags.UID < 0 {
-		return r, cli.UsageError(flags, fmt.Errorf("--uid: invalid user ID %d", flags.UID))
-	}
-	return output.Line(nil, strings.TrimSuffix(limits.EnableScript(cmp.Or(flags.UID, uid), pid), "\n")), nil
+	return output.Line(nil, strings.TrimSuffix(limits.EnableScript(cmp.Or(int(flags.UID), uid), pid), "\n")), nil
 }
 
 // printFindings prints a line for each check, with its fix below, and the conclusion.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"os"
 	"strings"
@@ -75,7 +76,7 @@ func (x *execution) run(name string, args []string) int {
 	if x.Place.Entry, err = x.entry(use); err != nil {
 		return x.notStarted(err)
 	}
-	if x.Limits, err = planLimits(&x.flags.Limits, use.Access); err != nil {
+	if x.Limits, err = planLimits(&x.flags.LimitFlags, use.Access); err != nil {
 		return x.notStarted(err)
 	}
 	// Its limit on tasks is within the sandbox's.
@@ -174,7 +175,7 @@ func (x *execution) entry(use *sandbox.Use) (*enter.Entry, error) {
 func (x *execution) begin(use *sandbox.Use, requests *requests) error {
 	spec := sandbox.ExecSpec{
 		Command: x.argv, Workdir: x.Place.Entry.Workdir, Begin: x.Terms.Begin, Timeout: time.Duration(x.flags.Timeout),
-		LogMax: cli.Bytes(x.flags.MaxOutput, maxLog), KillAtLogMax: x.flags.OutputLimit == outputKill,
+		LogMax: cmp.Or(int64(x.flags.MaxOutput), maxLog), KillAtLogMax: x.flags.OutputLimit == outputKill,
 	}
 	if x.Limits != nil {
 		spec.Limits = x.Limits.Limits

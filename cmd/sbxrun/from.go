@@ -34,7 +34,7 @@ func startFrom(ctx context.Context, name string, f *cli.View, parts *sandbox.Par
 	if p.Cwd == room.CwdOverlay && p.CwdRoot == "" {
 		overlayHere(p, m)
 	}
-	return parts.From(ctx, store, m, p, room.ThisCaller(), string(f.Upper))
+	return parts.From(ctx, store, m, p, room.ThisCaller(), f.Upper)
 }
 
 // overlayHere combines --cwd overlay with the snapshot's overlay of the current directory, if it has one.

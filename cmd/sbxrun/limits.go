@@ -10,7 +10,7 @@ import (
 )
 
 // requestOf turns the limit flags into a request. required means that a limit that cannot be enforced is an error.
-func requestOf(f *cli.Limits) (r limits.Request, required bool) {
+func requestOf(f *cli.LimitFlags) (r limits.Request, required bool) {
 	r = limits.Request{
 		Memory:     int64(f.Memory),
 		MemorySwap: int64(f.MemorySwap),
@@ -32,13 +32,13 @@ func requestOf(f *cli.Limits) (r limits.Request, required bool) {
 
 // planLimits returns how to enforce the limits of a sandbox or, with access to one, of an exec in it. It returns nil if
 // there are none.
-func planLimits(f *cli.Limits, in state.Access) (*limits.Plan, error) {
+func planLimits(f *cli.LimitFlags, in state.Access) (*limits.Plan, error) {
 	request, required := requestOf(f)
 	return limits.For(request, required, in.Cgroups, in.Limits)
 }
 
 // fakeMeminfo returns the text of /proc/meminfo in the sandbox, or nil for the host's.
-func fakeMeminfo(fake bool, f *cli.Limits) ([]byte, error) {
+func fakeMeminfo(fake bool, f *cli.LimitFlags) ([]byte, error) {
 	if !fake {
 		return nil, nil
 	}

@@ -114,8 +114,5 @@ func completeCommand(words []string) int {
 
 // helpCommand prints the help of the command that names name, or of sbxrun.
 func helpCommand(names []string) int {
-	if len(names) > 0 && !cli.IsCommand(names...) {
-		return cli.Finish(&cli.Run{}, output.Result{}, cli.UsageError(&cli.Run{}, fmt.Errorf("no command %q", strings.Join(names, " "))))
-	}
-	return output.Finish(false, cli.HelpOf(strings.Join(names, " ")), nil)
+	return output.Finish(false, cli.Help(names...), nil)
 }

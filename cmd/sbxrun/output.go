@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"os"
 	"sync/atomic"
@@ -9,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/stream"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
@@ -48,7 +48,7 @@ func (c *command) openStreams() (*stream.Streams, error) {
 	if err := stream.NoDirectories([3]*os.File{os.Stdin, os.Stdout, os.Stderr}); err != nil {
 		return nil, err
 	}
-	c.output.action, c.output.size = c.printing.OutputLimit, cli.Bytes(c.printing.MaxOutput, maxOutput)
+	c.output.action, c.output.size = c.printing.OutputLimit, cmp.Or(int64(c.printing.MaxOutput), maxOutput)
 	b := stream.Bound{Size: c.output.size, Limited: c.output.action != ""}
 	b.Exceeded = func() {
 		if !c.output.hit.Swap(true) && c.output.action == outputKill {

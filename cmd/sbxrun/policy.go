@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,8 +24,13 @@ import (
 )
 
 // policyOf turns flags into the policy of a sandbox and its other parts.
-func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, parts *sandbox.Parts, err error) {
+func policyOf(f *cli.View, l *cli.LimitFlags, command []string) (p room.Policy, parts *sandbox.Parts, err error) {
 	parts = new(sandbox.Parts)
+	if f.Upper != "" {
+		if f.Upper, err = filepath.Abs(f.Upper); err != nil {
+			return p, parts, err
+		}
+	}
 	net, err := networkOf(f)
 	if err != nil {
 		return p, parts, err
@@ -33,7 +39,7 @@ func policyOf(f *cli.View, l *cli.Limits, command []string) (p room.Policy, part
 		Command:  command,
 		Cwd:      room.Cwd(f.Cwd),
 		CwdRoot:  f.CwdRoot,
-		CwdUpper: string(f.Upper),
+		CwdUpper: f.Upper,
 		Workdir:  f.Workdir,
 		TmpSize:  int64(f.TmpSize),
 		Network:  room.Network(f.Net),
@@ -173,7 +179,7 @@ func mounts(f *cli.View) (list []room.Mount, err error) {
 				m.Here = path.Clean(given)
 			}
 			if kind.kind == room.Overlaid {
-				m.Upper = string(f.Upper)
+				m.Upper = f.Upper
 			}
 			list = append(list, m)
 		}
@@ -201,9 +207,9 @@ func mounts(f *cli.View) (list []room.Mount, err error) {
 
 // rootMount returns the mount that takes the place of the host's system.
 func rootMount(f *cli.View, dir string) (m room.Mount, err error) {
-	m = room.Mount{Kind: room.ReadOnly, Source: string(f.Rootfs), Dest: "/", Owned: true}
+	m = room.Mount{Kind: room.ReadOnly, Source: f.Rootfs, Dest: "/", Owned: true}
 	if slices.Contains(f.Overlay, "/") {
-		m.Kind, m.Upper = room.Overlaid, string(f.Upper)
+		m.Kind, m.Upper = room.Overlaid, f.Upper
 	}
 	if !path.IsAbs(m.Source) {
 		if dir == "" {

@@ -272,7 +272,7 @@ func (r *runner) checkFlags() error {
 
 // plan turns the flags into a policy, and that into a plan.
 func (r *runner) plan(caller room.Caller) error {
-	policy, parts, err := policyOf(&r.flags.View, &r.flags.Limits, r.argv)
+	policy, parts, err := policyOf(&r.flags.View, &r.flags.LimitFlags, r.argv)
 	r.Parts = parts
 	if err == nil && r.flags.PrintCommand && parts.Network() {
 		err = errors.New("--print-command: cannot be combined with --net allow=, --publish and --connect, which bwrap does not have")
@@ -283,11 +283,11 @@ func (r *runner) plan(caller room.Caller) error {
 	if err != nil {
 		return cli.UsageError(&r.flags, err)
 	}
-	if policy.Meminfo, err = fakeMeminfo(r.flags.FakeMeminfo, &r.flags.Limits); err != nil {
+	if policy.Meminfo, err = fakeMeminfo(r.flags.FakeMeminfo, &r.flags.LimitFlags); err != nil {
 		return err
 	}
 	policy.Terminal, policy.Alone, policy.Captured = r.flags.Tty, !parts.Network(), r.asJSON
-	if r.Limits, err = planLimits(&r.flags.Limits, state.Access{}); err != nil {
+	if r.Limits, err = planLimits(&r.flags.LimitFlags, state.Access{}); err != nil {
 		return err
 	}
 	if r.flags.Apply { // needs it for a note

@@ -49,7 +49,7 @@ func parseStart(args []string) (f startFlags, command []string, err error) {
 		return f, nil, err
 	}
 	if f.Name != "" {
-		err = state.ValidName(string(f.Name))
+		err = state.ValidName(f.Name)
 	}
 	if err == nil {
 		f.tags, err = parseTags(f.Tag)

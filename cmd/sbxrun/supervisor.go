@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"runtime/debug"
@@ -58,12 +59,12 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 		return nil, "", err
 	}
 	var policy room.Policy
-	policy, parts, err = policyOf(&flags.View, &flags.Limits, argv)
+	policy, parts, err = policyOf(&flags.View, &flags.LimitFlags, argv)
 	if err != nil {
 		return nil, "", cli.UsageError(&flags.Start, err)
 	}
 	policy.Captured = len(argv) > 0
-	if policy.Meminfo, err = fakeMeminfo(flags.FakeMeminfo, &flags.Limits); err != nil {
+	if policy.Meminfo, err = fakeMeminfo(flags.FakeMeminfo, &flags.LimitFlags); err != nil {
 		return nil, "", err
 	}
 	var leave *admission.Permit
@@ -81,10 +82,10 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	spec := sandbox.Spec{
 		Leave:   leave,
 		Command: argv, Tags: flags.tags, Parts: parts, Net: flags.Net, Hostname: flags.Hostname, Begin: begin,
-		Timeout: time.Duration(flags.Timeout), Signal: syscall.Signal(flags.Signal), Grace: flags.Period(), ProofTimeout: time.Duration(flags.ProofTimeout),
-		IdleTimeout: time.Duration(flags.IdleTimeout), Remove: flags.Rm, LogMax: cli.Bytes(flags.MaxOutput, maxLog), KillAtLogMax: flags.OutputLimit == outputKill, Probe: flags.probe,
+		Timeout: time.Duration(flags.Timeout), Signal: syscall.Signal(flags.Signal), Grace: period(flags.First), ProofTimeout: time.Duration(flags.ProofTimeout),
+		IdleTimeout: time.Duration(flags.IdleTimeout), Remove: flags.Rm, LogMax: cmp.Or(int64(flags.MaxOutput), maxLog), KillAtLogMax: flags.OutputLimit == outputKill, Probe: flags.probe,
 	}
-	if spec.Limits, err = planLimits(&flags.Limits, state.Access{}); err != nil {
+	if spec.Limits, err = planLimits(&flags.LimitFlags, state.Access{}); err != nil {
 		return nil, "", err
 	}
 	if spec.Plan, err = room.Prepare(policy, room.ThisCaller()); err != nil {
@@ -108,7 +109,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	if err := os.Chdir("/"); err != nil {
 		return nil, "", err
 	}
-	claim, err := dir.Create(safeopen.RandomName(), string(flags.Name))
+	claim, err := dir.Create(safeopen.RandomName(), flags.Name)
 	if err != nil {
 		return nil, "", err
 	}

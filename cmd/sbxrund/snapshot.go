@@ -90,7 +90,7 @@ func importSnapshot(store *snapshots.Store, flags *cli.SnapshotImport) (r output
 		defer f.Close()
 		from = f
 	}
-	m, err := layers.Import(store, from, string(flags.Name), time.Duration(flags.TTL), int64(flags.MaxSize))
+	m, err := layers.Import(store, from, flags.Name, time.Duration(flags.TTL), int64(flags.MaxSize))
 	if err != nil {
 		return r, err
 	}

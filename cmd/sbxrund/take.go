@@ -23,7 +23,7 @@ import (
 // for that, and notes it in the manifest. SIGSTOP is no substitute, because processes can continue each other (SIGCONT) and parents notice it
 // (SIGCHLD).
 func createSnapshot(store *snapshots.Store, flags *cli.SnapshotCreate) (r output.Result, err error) {
-	m, err := snapshots.NewManifest(string(flags.Name), time.Duration(flags.TTL))
+	m, err := snapshots.NewManifest(flags.Name, time.Duration(flags.TTL))
 	if err != nil {
 		return r, err
 	}

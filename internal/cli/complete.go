@@ -24,76 +24,43 @@ func Complete(words []string) []string {
 	if last < 0 {
 		return nil
 	}
-	current := words[last]
-	root := Model().Model.Node
-	n, i := find(root, []string{"run"}), 0
-	others := []string{"help\tPrint the help of a command, or of all.", "version\tPrint the version."}
-	if last == 0 && !isFlag(current) {
-		return slices.Concat([]string{"command 0"}, describe(root.Children), others)
+	k := Model()
+	n, begin, current := k.Model.Node, 0, words[last]
+	for begin < last && find(n, words[begin:begin+1]) != nil {
+		n, begin = find(n, words[begin:begin+1]), begin+1
 	}
-	if last > 0 {
-		switch child := find(root, words[:1]); {
-		case words[0] == "help" && last == 1:
-			return append([]string{"words"}, describe(root.Children)...)
-		case words[0] == "help" || words[0] == "version":
-			return nil
-		case child == nil:
-		case len(child.Children) == 0:
-			n, i = child, 1
-		case last == 1:
-			return append([]string{"words"}, describe(child.Children)...)
-		default:
-			if n, i = find(root, words[:2]), 2; n == nil {
-				return nil
-			}
-		}
+	switch {
+	case last == 0 && !isFlag(current):
+		return append(describe("command 0", n.Children), "help\tPrint the help of a command, or of all.", "version\tPrint the version.")
+	case last == 1 && words[0] == "help":
+		return describe("words", n.Children)
+	case last > 0 && (words[0] == "help" || words[0] == "version"):
+		return nil
+	case begin == 0:
+		n = n.DefaultCmd
+	case len(n.Children) > 0 && begin == last:
+		return describe("words", n.Children)
+	case len(n.Children) > 0:
+		return nil
 	}
-	var takes string // sandboxes, execs or paths; see [CLI]
-	payload, names, many := false, 0, false
-	for _, p := range n.Positional {
-		if what := p.Tag.Get("complete"); what != "" {
-			takes, many = what, p.IsCumulative()
-		}
-		payload = p.Passthrough
+	ctx, err := kong.Trace(k, slices.Concat(strings.Fields(n.Path()), words[begin:last]))
+	if err != nil || ctx.Error != nil { // probably for want of a value
+		return valuesOf(flagOf(n, words[last-1]))
 	}
-	before := 0 // names before the payload
-	if takes != "" {
-		before = 1
-	}
-	dashes := false
-	for ; i < last; i++ {
-		word := words[i]
-		switch f := flagOf(n, word); {
-		case payload && before > 0 && names == before:
-			if word == "--" {
-				i++
-			}
-			return []string{fmt.Sprintf("command %d", i)}
-		case dashes || !isFlag(word):
-			if payload && before == 0 {
-				return []string{fmt.Sprintf("command %d", i)}
-			}
-			names++
-		case word == "--":
-			dashes = true
-			if payload && before == 0 {
-				return []string{fmt.Sprintf("command %d", i+1)}
-			}
-		case f != nil && !f.IsBool():
-			if i++; i == last {
-				return valuesOf(f)
-			}
-		}
+	var next *kong.Positional
+	if i := slices.IndexFunc(n.Positional, func(p *kong.Positional) bool { return !p.Set || p.IsCumulative() }); i >= 0 {
+		next = n.Positional[i]
 	}
 	flag, _, hasValue := strings.Cut(current, "=")
-	switch f := flagOf(n, flag); {
-	case payload && before > 0 && names == before:
-		if isFlag(current) {
-			return []string{"words", "--"}
+	switch dashes := slices.Contains(words[begin:last], "--"); {
+	case next != nil && next.Passthrough && next.Set:
+		line := ctx.Value(ctx.Path[len(ctx.Path)-1]).Interface().([]string)
+		if line[0] == "--" {
+			line = line[1:]
 		}
-		return []string{fmt.Sprintf("command %d", last)}
-	case !dashes && hasValue && f != nil:
-		return valuesOf(f)
+		return []string{fmt.Sprintf("command %d", last-len(line))}
+	case !dashes && hasValue && flagOf(n, flag) != nil:
+		return valuesOf(flagOf(n, flag))
 	case !dashes && strings.HasPrefix(current, "-"):
 		lines := []string{"words"}
 		for _, f := range n.Flags {
@@ -102,58 +69,43 @@ func Complete(words []string) []string {
 			}
 		}
 		return lines
-	case takes == "paths":
-		return []string{"paths"}
-	case takes != "" && (many || names == 0):
-		action := "sandboxes"
-		if strings.HasPrefix(takes, "all") {
-			action += " --all"
-		}
-		if box, _, ok := strings.Cut(current, "/"); ok && box != "" && strings.HasSuffix(takes, "execs") {
-			action += " " + box
-		}
-		return []string{action}
-	case !payload || takes != "":
+	case next == nil:
 		return nil
+	case next.Passthrough:
+		return []string{fmt.Sprintf("command %d", last)}
 	}
-	return []string{fmt.Sprintf("command %d", last)}
+	action := map[string]string{"paths": "paths", "running": "sandboxes", "all": "sandboxes --all"}
+	what, execs := strings.CutSuffix(next.Tag.Get("complete"), " execs")
+	if sandbox, _, ok := strings.Cut(current, "/"); ok && sandbox != "" && execs {
+		return []string{action[what] + " " + sandbox}
+	}
+	return []string{action[what]}
 }
 
-func describe(nodes []*kong.Node) (lines []string) {
+// describe returns an action and the names and helps of commands.
+func describe(action string, nodes []*kong.Node) []string {
+	lines := []string{action}
 	for _, n := range nodes {
 		lines = append(lines, n.Name+"\t"+n.Help)
 	}
 	return lines
 }
 
-// flagOf returns the flag of a command with this spelling, or nil.
-func flagOf(n *kong.Node, word string) *kong.Flag {
-	i := slices.IndexFunc(n.Flags, func(f *kong.Flag) bool { return slices.Contains(Spellings(f), word) })
-	if i < 0 {
+// valuesOf describes the completion of a flag's value. It returns nil for no flag.
+func valuesOf(f *kong.Flag) []string {
+	if f == nil || f.IsBool() {
 		return nil
 	}
-	return n.Flags[i]
-}
-
-// valuesOf describes the completion of a flag's value.
-func valuesOf(f *kong.Flag) []string {
-	// The shells' own lists of signals have dozens of them and spell them differently.
-	words := []string{"TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL"}
 	if choices := Choices(f.Tag); choices != nil {
-		words = slices.DeleteFunc(choices, func(c string) bool { return strings.HasSuffix(c, "=") })
+		return append([]string{"words"}, slices.DeleteFunc(choices, func(c string) bool { return strings.HasSuffix(c, "=") })...)
 	}
-	begins := func(words ...string) bool {
-		return slices.ContainsFunc(words, func(w string) bool { return strings.HasPrefix(f.PlaceHolder, w) })
-	}
-	switch {
-	case begins("SIGNAL") || Choices(f.Tag) != nil:
-		return append([]string{"words"}, words...)
-	case begins("DIR", "DST"):
-		return []string{"directories"}
-	case begins("FILE", "PATH", "SRC", "[SRC"):
-		return []string{"files"}
-	case begins("NAME[="):
-		return []string{"variables"}
+	for placeholder, action := range map[string]string{
+		"SIGNAL": "words TERM INT HUP QUIT USR1 USR2 KILL", // the shells' own lists have dozens and spell them differently
+		"DIR":    "directories", "DST": "directories", "FILE": "files", "PATH": "files", "SRC": "files", "[SRC": "files", "NAME[=": "variables",
+	} {
+		if strings.HasPrefix(f.PlaceHolder, placeholder) {
+			return strings.Fields(action)
+		}
 	}
 	return nil
 }

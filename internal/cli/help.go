@@ -14,8 +14,8 @@ import (
 )
 
 // help.txt contains the usage, an example and a sentence for each command, a placeholder and a text for each flag,
-// and for some flags of other programs, marked with ?, what to write instead. The section "# *" applies to every
-// command without a line for the flag.
+// for some words of other programs, marked with ?, what to write instead, and the topics of flags. The section "# *"
+// applies to every command without a line for the flag.
 //
 //go:embed help.txt
 var helpText string
@@ -37,27 +37,15 @@ func texts() map[string]text {
 	return all
 }
 
-// groups are the topics of the flags, in the order of the structs.
-var groups = []kong.Group{
-	{Key: "end", Title: "Deadline and end:"},
-	{Key: "see", Title: "Files and network:"},
-	{Key: "be", Title: "Identity and environment:"},
-	{Key: "use", Title: "Limits:"},
-	{Key: "ready", Title: "Readiness:"},
-	{Key: "busy", Title: "On a busy machine:"},
-	{Key: "tell", Title: "Output:"},
-}
-
-// Model returns kong's model of the whole command line, with its texts: for help, man pages, completions and the flag reference. The usage and the
-// example of a command are in Tag.Vars.
+// Model returns kong's model of the whole command line, with its texts: for help, man pages, completions and the flag
+// reference. The usage and the example of a command are in Tag.Vars.
 func Model() *kong.Kong {
-	k, err := kong.New(new(CLI), append(options(), kong.Name("sbxrun"), kong.ExplicitGroups(groups),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: 80}))...)
+	k, err := kong.New(new(CLI), kong.Name("sbxrun"), kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoAppSummary: true, NoExpandSubcommands: true, WrapUpperBound: 80}))
 	if err != nil {
 		panic(fmt.Sprintf("cli: %v", err)) // TestModel
 	}
 	lines := texts()
-	for _, n := range append(nodes(k.Model.Node), k.Model.Node) {
+	for _, n := range slices.Concat(k.Model.Leaves(false), k.Model.Children, []*kong.Node{k.Model.Node}) {
 		path := cmp.Or(n.Path(), "sbxrun")
 		n.Help = lines[path+" help:"].help
 		n.Tag.Vars = kong.Vars{"usage": lines[path+" usage:"].help, "example": lines[path+" example:"].help}
@@ -65,22 +53,19 @@ func Model() *kong.Kong {
 			line := cmp.Or(lines[path+" --"+f.Name], lines["* --"+f.Name])
 			f.PlaceHolder, f.Help = cmp.Or(line.placeholder, strings.Join(Choices(f.Tag), "|")), line.help
 			f.Tag.Sep = -1 // no list in one word
+			if f.Group != nil {
+				f.Group.Title = lines["topics "+f.Group.Key].help
+			}
+			if f.Default != "" && !strings.Contains(f.Help, "efault") {
+				f.Help = strings.TrimSuffix(f.Help, ".") + " (default " + f.Default + ")."
+			}
 		}
 	}
 	return k
 }
 
 // Commands returns the model of each command in the order of [CLI], including the commands of snapshot and volume.
-func Commands() []*kong.Node {
-	return slices.DeleteFunc(nodes(Model().Model.Node), func(n *kong.Node) bool { return len(n.Children) > 0 })
-}
-
-func nodes(n *kong.Node) (all []*kong.Node) {
-	for _, c := range n.Children {
-		all = append(append(all, c), nodes(c)...)
-	}
-	return all
-}
+func Commands() []*kong.Node { return Model().Model.Leaves(false) }
 
 // Spellings returns all ways to type a flag: --grace, --kill-after, -k.
 func Spellings(f *kong.Flag) []string {
@@ -94,6 +79,16 @@ func Spellings(f *kong.Flag) []string {
 	return all
 }
 
+// flagOf returns the flag of a command with this spelling, or nil.
+func flagOf(n *kong.Node, word string) *kong.Flag {
+	for _, f := range n.Flags {
+		if slices.Contains(Spellings(f), word) {
+			return f
+		}
+	}
+	return nil
+}
+
 // IsCommand reports whether the words name a command, such as "snapshot", "ls".
 func IsCommand(names ...string) bool { return find(Model().Model.Node, names) != nil }
 
@@ -101,16 +96,15 @@ func IsCommand(names ...string) bool { return find(Model().Model.Node, names) !=
 func Similar(word string) string {
 	k := Model()
 	k.Model.DefaultCmd = nil
-	_, err := k.Parse([]string{word})
-	if err == nil {
+	ctx, err := kong.Trace(k, []string{word})
+	if err != nil || ctx.Error == nil {
 		return ""
 	}
-	_, question, _ := strings.Cut(err.Error(), ", did you mean ")
-	question = strings.NewReplacer(`"`, "", "one of ", "").Replace(question)
-	if question != "" {
-		question = "did you mean sbxrun " + strings.ReplaceAll(question, ", ", " or ")
+	_, names, found := strings.Cut(ctx.Error.Error(), ", did you mean ")
+	if !found {
+		return ""
 	}
-	return question
+	return "did you mean sbxrun " + strings.NewReplacer(`"`, "", "one of ", "", ", ", " or ").Replace(names)
 }
 
 // find returns the command below n that names name, or nil.
@@ -125,33 +119,21 @@ func find(n *kong.Node, names []string) *kong.Node {
 	return n
 }
 
-// HelpOf returns the help of a command, such as "snapshot ls", or of sbxrun without a name.
-func HelpOf(name string) output.Result {
-	return output.Result{Text: func(w io.Writer) error { return Help(w, strings.Fields(name)...) }}
-}
-
-// Help writes the help of a command, or of sbxrun without names.
-func Help(w io.Writer, names ...string) error {
-	k := Model()
-	n := find(k.Model.Node, names)
-	if n == nil {
-		return fmt.Errorf("no command %q", strings.Join(names, " "))
-	}
-	usage := strings.Join(append(append([]string{"Usage: sbxrun"}, names...), n.Tag.Vars["usage"]), " ")
-	n.Detail = "Example: " + n.Tag.Vars["example"]
-	for _, f := range n.Flags {
-		if f.Default != "" && f.Default != "0" && !strings.Contains(f.Help, "efault") {
-			f.Help = strings.TrimSuffix(f.Help, ".") + " (default " + f.Default + ")."
+// Help returns the help of a command, such as "snapshot", "ls", or of sbxrun without names.
+func Help(names ...string) output.Result {
+	return output.Result{Text: func(w io.Writer) error {
+		k := Model()
+		n := find(k.Model.Node, names)
+		if n == nil {
+			return UsageError(new(Run), fmt.Errorf("no command %q", strings.Join(names, " ")))
 		}
-	}
-	n.Positional = nil // the usage has them
-	var b strings.Builder
-	k.Stdout = &b
-	if err := kong.Help(kong.DefaultHelpPrinter).Apply(k); err != nil {
-		return err
-	}
-	_, _ = k.Parse(append(names, "--help")) // prints into b
-	_, rest, _ := strings.Cut(b.String(), "\n")
-	_, err := io.WriteString(w, usage+"\n"+rest)
-	return err
+		fmt.Fprintln(w, strings.Join(slices.Concat([]string{"Usage: sbxrun"}, names, []string{n.Tag.Vars["usage"]}), " "))
+		n.Detail = "Example: " + n.Tag.Vars["example"]
+		n.Positional, k.Model.DefaultCmd, k.Stdout = nil, nil, w // the usage has the arguments
+		ctx, err := kong.Trace(k, names)
+		if err != nil {
+			return err
+		}
+		return ctx.PrintUsage(false)
+	}}
 }

@@ -196,7 +196,9 @@ type place struct {
 
 func newPlace(t *testing.T) place {
 	t.Helper()
-	p := place{home: t.TempDir(), script: write(t, "completions")}
+	completions, err := filepath.Abs("completions")
+	harness.Must(t, err)
+	p := place{home: t.TempDir(), script: completions}
 	self, err := os.Executable()
 	harness.Must(t, err)
 	programs := t.TempDir()

@@ -169,6 +169,18 @@ func (z Size) String() string {
 	return strconv.FormatInt(n, 10) + unit
 }
 
+// Maximum is a size of which 0 means no limit, [math.MaxInt64].
+type Maximum int64
+
+func (m *Maximum) UnmarshalText(text []byte) error {
+	var size Size
+	err := size.UnmarshalText(text)
+	if *m = Maximum(size); size == 0 {
+		*m = math.MaxInt64
+	}
+	return err
+}
+
 // scaleSize returns a term in bytes. The error is errSyntax or errRange.
 func scaleSize(number, unit, rest string) (int64, error) {
 	if rest != "" {
