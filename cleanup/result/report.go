@@ -37,6 +37,7 @@ type Report struct {
 	Limits    []Limit        `json:"limits,omitempty"`
 	Network   *ReportNetwork `json:"network,omitempty"`
 	Copied    *ReportCopied  `json:"copied,omitempty"`
+	Devices   []string       `json:"devices,omitempty"`
 
 	Stdout          *string `json:"stdout,omitempty"`
 	StdoutBase64    *string `json:"stdout_base64,omitempty"`

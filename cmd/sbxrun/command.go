@@ -205,6 +205,9 @@ func (c *command) conclude(res result.Result) int {
 	if c.reports() {
 		rep = res.Report(c.ID, c.argv)
 		rep.Bwrap, rep.Network, rep.Changes = c.bwrap, c.used, c.changes
+		if c.Place.Plan != nil {
+			rep.Devices = c.Place.Plan.Devices
+		}
 		if c.Parts != nil {
 			rep.Copied = c.Parts.Files.Report()
 		}

@@ -207,7 +207,7 @@ func (p *Plan) checkDevice(o *op, n devices.Node) (group uint32, err error) {
 	}
 	hint := fmt.Sprintf("it belongs to uid %d and group %d, with mode %04o", o.st.Uid, o.st.Gid, o.st.Mode&0o7777)
 	if p.cred == nil && o.st.Mode>>3&(read|write) != 0 && o.st.Gid != 0 {
-		hint += fmt.Sprintf("; add yourself to the group: usermod -aG %d, and log in again", o.st.Gid)
+		hint += fmt.Sprintf("; join the group, and log in again: sudo usermod -aG %d \"$USER\"", o.st.Gid)
 	}
 	return refuse(hint, "uid %d cannot open it", uid)
 }

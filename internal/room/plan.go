@@ -33,6 +33,8 @@ type Plan struct {
 	Found, Instead string
 	// Closed are read-only binds by root that the sandbox cannot read, because only their owner can.
 	Closed []string
+	// Devices are the names of the sandbox's devices: see [Policy].
+	Devices []string
 	// Bounds apply to the command. The caller sets them.
 	Bounds proc.Bounds
 
@@ -101,7 +103,7 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if p.Hostname == "" {
 		p.Hostname = DefaultHostname
 	}
-	plan := &Plan{command: p.Command, hold: p.Hold, hostNet: p.Network == NetHost, terminal: p.Terminal}
+	plan := &Plan{command: p.Command, Devices: p.Devices, hold: p.Hold, hostNet: p.Network == NetHost, terminal: p.Terminal}
 	plan.ownNet = p.Alone && !plan.hostNet && len(p.Command) > 0
 	defer func() {
 		if err != nil {

@@ -360,7 +360,7 @@ func (s *Sandbox) finish(res result.Result) error {
 		return result.All(s.because(s.spec.Leave.Explain(res.Err)), s.claim.Remove())
 	}
 	report := res.Report(s.claim.ID, s.spec.Command)
-	report.Network = used
+	report.Network, report.Devices = used, s.spec.Plan.Devices
 	report.Bwrap = &result.ReportBwrap{Path: s.spec.Plan.Program.Path, Version: s.spec.Plan.Program.Version}
 	err := result.All(s.conclude(report), s.claim.DropAccess())
 	if s.spec.Remove && res.Verdict != result.Unproven {
