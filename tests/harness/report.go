@@ -49,7 +49,8 @@ type Report struct {
 		MemoryPeak  int64   `json:"memory_peak_bytes"`
 		PidsPeak    int64   `json:"pids_peak"`
 	} `json:"usage"`
-	Limits []Limit `json:"limits"`
+	Limits  []Limit  `json:"limits"`
+	Devices []string `json:"devices"`
 
 	Network *struct {
 		Hosts     []ReportHost `json:"hosts"`

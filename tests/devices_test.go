@@ -1,0 +1,206 @@
+package tests
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// cdiSpec creates a directory with a CDI specification of v.com/thing=all, and returns the variable that names it.
+func cdiSpec(t *testing.T, edits string) (variable string) {
+	t.Helper()
+	dir := harness.Dir(t)
+	text := "cdiVersion: 0.5.0\nkind: v.com/thing\ndevices:\n- name: all\n  containerEdits:" + strings.ReplaceAll(edits, "\n", "\n    ") + "\n"
+	harness.Must(t, os.WriteFile(dir+"/thing.yaml", []byte(text), 0o644))
+	return "SBXRUN_CDI_DIRS=" + dir
+}
+
+// node creates a node of the zero device. It returns false if this user or machine cannot.
+func node(t *testing.T, name string, gid int, mode uint32) bool {
+	t.Helper()
+	const zero = 1<<8 | 5
+	err := unix.Mknod(name, unix.S_IFCHR|0o600, zero)
+	if errors.Is(err, unix.EPERM) {
+		return false
+	}
+	harness.Must(t, err)
+	harness.Must(t, os.Chown(name, 0, gid))
+	harness.Must(t, unix.Chmod(name, mode))
+	return true
+}
+
+// roots returns the flags for the host's root and for another one.
+func roots(t *testing.T) map[string][]string {
+	t.Helper()
+	return map[string][]string{"host": nil, "rootfs": {"--rootfs", rootTree(t)}}
+}
+
+// A device can be opened by its path or as a CDI device. Nothing else of /dev is shown, and the report names it.
+func TestDevices(t *testing.T) {
+	t.Parallel()
+	spec := cdiSpec(t, `
+deviceNodes:
+- path: /dev/sub/thing
+  hostPath: /dev/zero
+- path: /dev/thing
+  hostPath: /dev/full
+env: [THING=spec, OTHER=spec, PATH=/none]`)
+	for root, flags := range roots(t) {
+		for name, tt := range map[string]struct {
+			args []string
+			want string
+		}{
+			"path":      {[]string{"--device", "/dev/full", "sh", "-c", "echo x 2>/dev/null >/dev/full || echo full; ls /dev"}, "full\ncore\nfd\nfull\nnull\nptmx\npts\nrandom\nshm\nstderr\nstdin\nstdout\ntty\nurandom\nzero\n"},
+			"CDI":       {[]string{"--device", "v.com/thing=all", "sh", "-c", "echo x >/dev/sub/thing && echo written; echo x 2>/dev/null >/dev/thing || echo full; ls /dev/sub"}, "written\nfull\nthing\n"},
+			"variables": {[]string{"--device", "v.com/thing=all", "--env", "OTHER=mine", "sh", "-c", "echo $THING $OTHER"}, "spec mine\n"},
+			"twice":     {[]string{"--device", "/dev/full", "--device", "v.com/thing=all", "--device", "v.com/thing=all", "--device", "/dev/full", "ls", "/dev/thing"}, "/dev/thing\n"},
+			"/sys":      {[]string{"--device", "/dev/full", "sh", "-c", "cd /sys/devices/system && ls -d /sys/dev/char && { mkdir /sys/devices/x 2>/dev/null || echo read-only; }"}, "/sys/dev/char\nread-only\n"},
+			"none":      {[]string{"sh", "-c", "ls /sys; ls /dev/sub 2>/dev/null; echo $THING"}, "devices\n\n"},
+		} {
+			t.Run(root+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				r := harness.Run(t, harness.Options{Env: []string{spec}}, append(append([]string{"--cwd", "none"}, flags...), tt.args...)...)
+				r.Expect(t, 0, "exited")
+				if got := string(r.Stdout); got != tt.want {
+					t.Errorf("printed %q, want %q; %s", got, tt.want, r.Stderr)
+				}
+				var want []string
+				for i, arg := range tt.args {
+					if arg == "--device" {
+						want = append(want, tt.args[i+1])
+					}
+				}
+				if !slices.Equal(r.Report.Devices, want) {
+					t.Errorf("the report has devices %q, want %q", r.Report.Devices, want)
+				}
+			})
+		}
+	}
+}
+
+// The files, links and libraries of a CDI device are shown in a root directory, without covering its links. With the
+// host's root they are there already.
+func TestDevicesFiles(t *testing.T) {
+	t.Parallel()
+	library := libraryOf(t, "sh")
+	dir := harness.Dir(t)
+	harness.Must(t, os.WriteFile(dir+"/conf", []byte("conf\n"), 0o644))
+	copyFile(t, library, dir+"/libthing.so.9.9")
+	tree := rootTree(t)
+	harness.Must(t, os.Mkdir(tree+"/opt/lib", 0o755))
+	harness.Must(t, os.Symlink("opt/lib", tree+"/linked"))
+	spec := cdiSpec(t, fmt.Sprintf(`
+deviceNodes:
+- path: /dev/zero
+mounts:
+- hostPath: %[1]s/libthing.so.9.9
+  containerPath: /linked/libthing.so.9.9
+  options: [rw]
+- hostPath: %[1]s/conf
+  containerPath: /etc/thing/conf
+- hostPath: %[2]s
+  containerPath: %[2]s
+hooks:
+- hookName: createContainer
+  path: /usr/bin/nvidia-cdi-hook
+  args: [nvidia-cdi-hook, update-ldcache, --folder, /linked, --folder, /usr/lib]
+- hookName: createContainer
+  path: /usr/bin/nvidia-cdi-hook
+  args: [nvidia-cdi-hook, create-symlinks, --link, libthing.so.9.9::/linked/libthing.so, --link, x::/usr/lib/not-on-the-host]`, dir, library))
+	r := harness.Run(t, harness.Options{Env: []string{spec}}, "--cwd", "none", "--rootfs", tree, "--device", "v.com/thing=all", "--env", "LD_LIBRARY_PATH=/mine", "sh", "-c",
+		"cat /etc/thing/conf && ls -l /linked/ && ls -d /linked/../bin && echo $LD_LIBRARY_PATH; { echo x >/opt/lib/libthing.so.9.9 || echo read-only; } 2>/dev/null")
+	r.Expect(t, 0, "exited")
+	out := string(r.Stdout)
+	for _, want := range []string{"conf\n", "libthing.so -> libthing.so.9.9\n", filepath.Base(library) + " -> libthing.so.9.9\n", "/linked/../bin\n", "/mine:/linked:/usr/lib\n", "read-only\n"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("printed %q, without %q; %s", out, want, r.Stderr)
+		}
+	}
+	r = harness.Run(t, harness.Options{Env: []string{spec}}, "--cwd", "none", "--device", "v.com/thing=all", "sh", "-c", "cat /etc/thing/conf; ls /linked; echo $LD_LIBRARY_PATH; ls /usr/lib/not-on-the-host 2>/dev/null || echo none")
+	r.Expect(t, 0, "exited")
+	if got, want := string(r.Stdout), "conf\n"+filepath.Base(library)+"\nlibthing.so\nlibthing.so.9.9\n/linked\nnone\n"; got != want {
+		t.Errorf("with the host's root, printed %q, want %q; %s", got, want, r.Stderr)
+	}
+}
+
+// libraryOf returns the path of the C library that a program of the host uses.
+func libraryOf(t *testing.T, program string) string {
+	t.Helper()
+	found, err := exec.LookPath(program)
+	harness.Must(t, err)
+	ldd, err := exec.Command("ldd", found).Output()
+	harness.Must(t, err)
+	for word := range strings.FieldsSeq(string(ldd)) {
+		if filepath.IsAbs(word) && strings.HasPrefix(filepath.Base(word), "libc.") {
+			return word
+		}
+	}
+	t.Fatalf("%s has no libc: %s", program, ldd)
+	return ""
+}
+
+// A device that a sandbox may not or could not open is an error, not a device that fails later.
+func TestDevicesErrors(t *testing.T) {
+	t.Parallel()
+	dir := harness.Dir(t)
+	harness.Must(t, unix.Mkfifo(dir+"/pipe", 0o666))
+	harness.Must(t, os.Symlink("/dev/tty", dir+"/tty"))
+	wrong := cdiSpec(t, "\ndeviceNodes:\n- path: /dev/zero\n  major: 1\n  minor: 7")
+	for name, tt := range map[string]struct {
+		device, spec, want string
+	}{
+		"unknown":    {"v.com/thing=none", wrong, "no CDI specification defines it; known devices: v.com/thing=all\n"},
+		"no specs":   {"v.com/thing=all", "SBXRUN_CDI_DIRS=/none", "no CDI specification defines it; there are none in /none"},
+		"relative":   {"zero", wrong, "want a CDI name such as nvidia.com/gpu=all, or the absolute path of a character device"},
+		"missing":    {dir + "/none", wrong, "no such file or directory\n"},
+		"a file":     {"/etc/passwd", wrong, "not a character device"},
+		"a pipe":     {dir + "/pipe", wrong, "not a character device"},
+		"a terminal": {"/dev/tty", wrong, "no sandbox may have it: it is a terminal of the host\n"},
+		"a link":     {dir + "/tty", wrong, "no sandbox may have it: it is a terminal of the host\n"},
+		"in /proc":   {"/proc/self/fd/0", wrong, "/proc/self/fd/0 of the sandbox cannot be replaced"},
+		"number":     {"v.com/thing=all", wrong, "its number is 1:5, but the specification has 1:7"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := harness.Run(t, harness.Options{Env: []string{tt.spec}}, "--cwd", "none", "--device", tt.device, "true")
+			if got := string(r.Stderr); r.ExitCode != 125 || strings.Count(got, "\n") != 1 || !strings.Contains(got, tt.want) {
+				t.Errorf("exit code %d: %s", r.ExitCode, got)
+			}
+		})
+	}
+}
+
+// Root's sandboxes get the group of a device node, also in execs, but never root's group. An ordinary user's sandboxes
+// keep the user's groups.
+func TestDevicesGroups(t *testing.T) {
+	t.Parallel()
+	dir := harness.Dir(t)
+	const group = 4321
+	if os.Geteuid() != 0 || !node(t, dir+"/group", group, 0o660) {
+		return // only root can make device nodes
+	}
+	node(t, dir+"/root", 0, 0o660)
+	node(t, dir+"/closed", group, 0o600)
+	const open = "echo x >%s/%s && echo written"
+	run := func(o harness.Options, name, want string) {
+		t.Helper()
+		r := harness.Run(t, o, "--cwd", "none", "--device", dir+"/"+name, "sh", "-c", fmt.Sprintf(open, dir, name))
+		if got := string(r.Stdout) + string(r.Stderr); !strings.Contains(got, want) {
+			t.Errorf("%s: exit code %d: %s", name, r.ExitCode, got)
+		}
+	}
+	run(harness.Options{}, "group", "written\n")
+	run(harness.Options{}, "root", "uid 65534 cannot open it; it belongs to uid 0 and group 0, with mode 0660\n")
+	run(harness.Options{}, "closed", "uid 65534 cannot open it")
+	b := harness.NewState(t).Sandbox(harness.Options{}, "--cwd", "none", "--device", dir+"/group")
+	b.Exec(harness.Options{}, nil, "sh", "-c", fmt.Sprintf(open, dir, "group")).Expect(t, 0, "exited")
+}
