@@ -55,7 +55,7 @@ const (
 const (
 	ExitOutput        = 74 // EX_IOERR of sysexits.h: done, but the output or report was lost
 	ExitBusy          = 75 // EX_TEMPFAIL of sysexits.h: try again later
-	ExitInUse         = 76 // a volume is in use: try again later
+	ExitInUse         = 76 // a volume or an image is in use: try again later
 	ExitUnproven      = 123
 	ExitTimeout       = 124
 	ExitNotStarted    = 125

@@ -72,6 +72,14 @@ func dispatch(args []string, begin time.Time) int {
 			"export": with(server[cli.SnapshotExport](args)),
 			"import": with(server[cli.SnapshotImport](args)),
 		}),
+		"image": group(&cli.Image{}, map[string]func([]string) int{
+			"import":  with(server[cli.ImageImport](args)),
+			"ls":      with(server[cli.ImageLs](args)),
+			"inspect": with(server[cli.ImageInspect](args)),
+			"rm":      with(server[cli.ImageRm](args)),
+			"export":  with(server[cli.ImageExport](args)),
+			"commit":  with(server[cli.ImageCommit](args)),
+		}),
 		cli.CompleteWord: completeCommand,
 		// Common names for flags.
 		"version": func(args []string) int { return runCommand(append([]string{"--version"}, args...), begin) },

@@ -56,6 +56,8 @@ func dispatch(args []string) int {
 		return cli.Execute(rest, mcpCommand)
 	case "snapshot":
 		return snapshotCommand(rest)
+	case "image":
+		return imageCommand(rest)
 	case "openapi": // for packages
 		var text []byte
 		if text, err = server.Document(version.Number, len(rest) > 0 && rest[0] == "3.0"); err == nil {
@@ -63,6 +65,11 @@ func dispatch(args []string) int {
 		}
 	case snapshots.UnpackWord:
 		err = unpack(rest)
+	case snapshots.UnpackImageWord:
+		err = unpackImage(rest)
+	case snapshots.EnsureImageWord:
+		r, err := ensureImage(rest)
+		return output.Finish(false, r, err)
 	case capture.PackArg:
 		err = capture.Pack(rest)
 	case capture.ThawArg:

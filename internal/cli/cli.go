@@ -26,6 +26,7 @@ type CLI struct {
 	Kill    Kill    `cmd:""`
 
 	Snapshot Snapshot `cmd:""`
+	Image    Image    `cmd:""`
 	Volume   Volume   `cmd:""`
 
 	Cleanup Cleanup `cmd:""`
@@ -269,7 +270,7 @@ type Kill struct {
 	Sandboxes    []string `arg:"" optional:"" name:"sandbox" complete:"running execs"`
 }
 
-// Snapshot and Volume have commands of their own.
+// Snapshot, Image and Volume have commands of their own.
 type Snapshot struct {
 	Create SnapshotCreate `cmd:""`
 	Ls     SnapshotLs     `cmd:""`
@@ -314,6 +315,66 @@ type SnapshotExport struct {
 type SnapshotImport struct {
 	Stored
 	File string `arg:"" optional:""`
+}
+
+type Image struct {
+	Import  ImageImport  `cmd:""`
+	Ls      ImageLs      `cmd:""`
+	Inspect ImageInspect `cmd:""`
+	Rm      ImageRm      `cmd:""`
+	Export  ImageExport  `cmd:""`
+	Commit  ImageCommit  `cmd:""`
+}
+
+// Imported is the flags of commands that add an image.
+type Imported struct {
+	TTL     values.Duration
+	MaxSize values.Size `default:"16G"`
+	JSON    bool
+	DataDir string
+}
+
+type ImageImport struct {
+	Name     string
+	Platform string
+	Imported
+
+	Source string `arg:"" name:"src"`
+}
+
+type ImageLs struct {
+	Quiet   bool `short:"q" xor:"as"`
+	JSON    bool `xor:"as"`
+	DataDir string
+}
+
+type ImageInspect struct {
+	JSON    bool
+	DataDir string
+
+	Images []string `arg:"" name:"image"`
+}
+
+type ImageRm struct {
+	JSON    bool
+	DataDir string
+
+	Images []string `arg:"" name:"image"`
+}
+
+type ImageExport struct {
+	DataDir string
+
+	Image string `arg:""`
+	File  string `arg:"" optional:""`
+}
+
+type ImageCommit struct {
+	Imported
+	StateDir string
+
+	Sandbox string `arg:"" complete:"running"`
+	Name    string `arg:""`
 }
 
 type Volume struct {

@@ -249,7 +249,7 @@ func UsageError(flags any, err error) error {
 // Name returns the name of the command that flags is a pointer to the struct of, such as "run" or "snapshot ls".
 func Name(flags any) string {
 	name := strings.ToLower(reflect.TypeOf(flags).Elem().Name())
-	for _, group := range []string{"snapshot", "volume"} {
+	for _, group := range []string{"snapshot", "image", "volume"} {
 		if command, ok := strings.CutPrefix(name, group); ok && command != "" {
 			return group + " " + command
 		}

@@ -25,7 +25,7 @@ func newFlags(args []string) (flags any, rest []string) {
 			break
 		}
 		v, args = f, args[1:]
-		if t := v.Type(); t != reflect.TypeFor[Snapshot]() && t != reflect.TypeFor[Volume]() {
+		if t := v.Type(); t != reflect.TypeFor[Snapshot]() && t != reflect.TypeFor[Image]() && t != reflect.TypeFor[Volume]() {
 			break
 		}
 	}

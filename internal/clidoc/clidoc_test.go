@@ -262,7 +262,7 @@ func parse(args []string) error {
 			break
 		}
 		v, args = f, args[1:]
-		if len(args) == 0 || !strings.Contains("Snapshot Volume", v.Type().Name()) {
+		if len(args) == 0 || !strings.Contains("Snapshot Image Volume", v.Type().Name()) {
 			break
 		}
 	}

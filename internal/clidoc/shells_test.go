@@ -22,10 +22,10 @@ import (
 // the files and programs.
 var wanted = []struct{ line, want string }{
 	// First word. Without a letter only sbxrun's commands are proposed, not all programs.
-	{"sbxrun ", "run serve start exec cp diff apply ps inspect wait logs kill snapshot cleanup volume stats gateway nodes mcp doctor help version"},
+	{"sbxrun ", "run serve start exec cp diff apply ps inspect wait logs kill snapshot image cleanup volume stats gateway nodes mcp doctor help version"},
 	{"sbxrun he", "help …"},
 	{"sbxrun ver", "version …"},
-	{"sbxrun help ", "run serve start exec cp diff apply ps inspect wait logs kill snapshot cleanup volume stats gateway nodes mcp doctor"},
+	{"sbxrun help ", "run serve start exec cp diff apply ps inspect wait logs kill snapshot image cleanup volume stats gateway nodes mcp doctor"},
 	{"sbxrun help ex", "exec"},
 	{"sbxrun help exec ", ""},
 	{"sbxrun version ", ""},

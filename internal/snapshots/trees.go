@@ -21,6 +21,10 @@ const UnpackWord = "unpack-snapshot"
 // UnpackImageWord is UnpackWord for an image; its digest follows.
 const UnpackImageWord = "unpack-image"
 
+// EnsureImageWord is the first argument with which sbxrund imports an image, unless it is in the store, and prints its
+// digest. A reference with a kind, such as oci:DIR, and the uid and gid of the files follow.
+const EnsureImageWord = "ensure-image"
+
 // Unpacked is an unpacked layer, for use as a lower layer of overlayfs. It is not removed before it is
 // closed.
 type Unpacked struct {

@@ -1,0 +1,238 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-multierror"
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/images"
+	"github.com/sbxrun/sbxrun/internal/output"
+	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/internal/tree"
+)
+
+// imageCommand runs the commands of image.
+func imageCommand(args []string) int {
+	if len(args) > 0 {
+		switch args[0] {
+		case "import":
+			return cli.Execute(args[1:], onSnapshots(snapshots.Open, importImage))
+		case "ls":
+			return cli.Execute(args[1:], onSnapshots(snapshots.Look, listImages))
+		case "inspect":
+			return cli.Execute(args[1:], onSnapshots(snapshots.Look, inspectImages))
+		case "rm":
+			return cli.Execute(args[1:], onSnapshots(snapshots.Open, removeImages))
+		case "export":
+			return cli.Execute(args[1:], onSnapshots(snapshots.Open, exportImage))
+		}
+	}
+	return output.Fail(errors.New("image: want import, ls, inspect, rm, export or commit"))
+}
+
+// imageOwner returns the user for whom images are unpacked in advance: that of sandboxes without --user.
+func imageOwner() *proc.Cred {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	user := new(room.Policy).Outside(room.ThisCaller())
+	return &proc.Cred{UID: user.UID, GID: user.GID}
+}
+
+func importImage(store *snapshots.Store, flags *cli.ImageImport) (r output.Result, err error) {
+	o := images.Options{Name: flags.Name, TTL: time.Duration(flags.TTL), MaxSize: int64(flags.MaxSize), Owner: imageOwner()}
+	if flags.Platform != "" {
+		p, err := images.ParsePlatform(flags.Platform)
+		if err != nil {
+			return r, err
+		}
+		o.Platform = &p
+	}
+	if flags.Source == "-" && term.IsTerminal(unix.Stdin) {
+		return r, &result.Error{Code: "usage", Message: "image import: stdin is a terminal", Hint: "name a directory or an archive, or read from a pipe"}
+	}
+	src, err := images.Open(store, flags.Source, int64(flags.MaxSize))
+	if err != nil {
+		return r, err
+	}
+	defer src.Close()
+	m, err := images.Import(context.Background(), store, src, o)
+	if err != nil {
+		return r, err
+	}
+	return output.Line(shownImage(m), m.Digest), nil
+}
+
+// imageInfo is the JSON of an image.
+type imageInfo struct {
+	*snapshots.Image
+	Size      int64   `json:"size"`
+	Manifest  *[]byte `json:"manifest,omitempty"` // hidden
+	RawConfig *[]byte `json:"raw_config,omitempty"`
+}
+
+func shownImage(m *snapshots.Image) imageInfo {
+	m.Names = append([]string{}, m.Names...)
+	return imageInfo{Image: m, Size: m.Size()}
+}
+
+func listImages(store *snapshots.Store, flags *cli.ImageLs) (output.Result, error) {
+	all, wrong := store.Images()
+	list := []imageInfo{}
+	for _, m := range all {
+		if !m.Pending {
+			list = append(list, shownImage(m))
+		}
+	}
+	return output.Result{Value: list, Text: func(w io.Writer) error {
+		if flags.Quiet {
+			for _, m := range list {
+				fmt.Fprintln(w, m.Digest)
+			}
+			return nil
+		}
+		if len(list) == 0 {
+			return nil
+		}
+		t := output.NewTable(w, "NAME", "DIGEST", "PLATFORM", "CREATED", "LAYERS", "SIZE", "EXPIRES")
+		for _, m := range list {
+			names := m.Names
+			if len(names) == 0 {
+				names = []string{"-"}
+			}
+			for _, name := range names {
+				t.Row(name, m.Digest[len("sha256:"):][:12], m.Platform, moment(m.CreatedAt), len(m.Layers), output.Size(m.Size), cmp.Or(moment(m.ExpiresAt), "never"))
+			}
+		}
+		return t.Flush()
+	}}, multierror.Append(nil, wrong...).ErrorOrNil()
+}
+
+// inspectImages describes as many of the images as it can.
+func inspectImages(store *snapshots.Store, flags *cli.ImageInspect) (output.Result, error) {
+	var failed *multierror.Error
+	list := []imageInfo{}
+	for _, ref := range flags.Images {
+		m, err := store.FindImage(ref)
+		if err != nil {
+			failed = multierror.Append(failed, err)
+			continue
+		}
+		list = append(list, shownImage(m))
+	}
+	return output.Result{Value: list, Text: func(w io.Writer) error {
+		for i, m := range list {
+			if i > 0 {
+				fmt.Fprintln(w)
+			}
+			line := func(name string, values ...string) {
+				if text := strings.Join(values, " "); text != "" {
+					fmt.Fprintf(w, "%-11s %s\n", name+":", output.Printable(text))
+				}
+			}
+			line("names", m.Names...)
+			line("digest", m.Digest)
+			line("index", m.Index)
+			line("platform", m.Platform)
+			line("created", moment(m.CreatedAt))
+			line("expires", moment(m.ExpiresAt))
+			line("size", output.Size(m.Size))
+			line("entrypoint", m.Config.Entrypoint...)
+			line("command", m.Config.Cmd...)
+			line("workdir", m.Config.Workdir)
+			line("user", m.Config.User)
+			for _, v := range m.Config.Env {
+				line("env", v)
+			}
+			for _, l := range m.Layers {
+				line("layer", l.Digest, output.Size(l.Size))
+			}
+		}
+		return nil
+	}}, failed.ErrorOrNil()
+}
+
+// removeImages removes as many of the images as it can.
+func removeImages(store *snapshots.Store, flags *cli.ImageRm) (r output.Result, err error) {
+	var failed *multierror.Error
+	for _, ref := range flags.Images {
+		if err := store.RemoveImage(ref); err != nil {
+			failed = multierror.Append(failed, err)
+		}
+	}
+	return r, failed.ErrorOrNil()
+}
+
+func exportImage(store *snapshots.Store, flags *cli.ImageExport) (r output.Result, err error) {
+	m, err := store.FindImage(flags.Image)
+	if err != nil {
+		return r, err
+	}
+	if flags.File != "" && flags.File != "-" {
+		return r, tree.WriteNew(flags.File, func(f *os.File) error { return images.Export(store, m, f) })
+	}
+	if term.IsTerminal(unix.Stdout) {
+		return r, &result.Error{Code: "usage", Message: "image export: stdout is a terminal", Hint: "name a file, or write to a pipe"}
+	}
+	return r, images.Export(store, m, output.Stdout)
+}
+
+// unpackImage unpacks an image, for the user with the UID and GID that may follow.
+func unpackImage(args []string) error {
+	owner, err := ownerOf(args)
+	if err != nil {
+		return err
+	}
+	if len(args) == 0 {
+		return errors.New("unpack-image: want a digest")
+	}
+	_, err = onSnapshots(snapshots.Open, func(store *snapshots.Store, ref *string) (r output.Result, err error) {
+		m, err := store.FindImage(*ref)
+		if err == nil {
+			err = images.Unpack(context.Background(), store, m, owner)
+		}
+		return r, err
+	})(&args[0])
+	return err
+}
+
+// ownerOf returns the user that args, after the first one, name by UID and GID, or nil.
+func ownerOf(args []string) (owner *proc.Cred, err error) {
+	if len(args) == 3 {
+		owner = &proc.Cred{}
+		_, err = fmt.Sscan(strings.Join(args[1:], " "), &owner.UID, &owner.GID)
+	}
+	return owner, err
+}
+
+// ensureImage imports the image with a reference that has a kind, such as oci:DIR, unless the store has it, and prints its
+// digest.
+func ensureImage(args []string) (r output.Result, err error) {
+	owner, err := ownerOf(args)
+	if err == nil && len(args) == 0 {
+		err = errors.New("ensure-image: want a reference")
+	}
+	if err != nil {
+		return r, err
+	}
+	return onSnapshots(snapshots.Open, func(store *snapshots.Store, ref *string) (r output.Result, err error) {
+		m, err := images.Ensure(context.Background(), store, *ref, owner)
+		if err != nil {
+			return r, err
+		}
+		return output.Line(nil, m.Digest), nil
+	})(&args[0])
+}
