@@ -267,7 +267,7 @@ func (s *Store) add(name string, owner *proc.Cred) (made bool, err error) {
 		err = unix.Renameat2(s.fd, hidden, s.fd, name, unix.RENAME_NOREPLACE)
 	}
 	if err != nil {
-		err = errors.Join(err, tree.Remove(s.fd, hidden))
+		_ = tree.Remove(s.fd, hidden) // otherwise cleanup does
 	}
 	if errors.Is(err, unix.EEXIST) {
 		return false, nil

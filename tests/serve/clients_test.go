@@ -454,8 +454,8 @@ func conform(t *testing.T, ca string, drive driver) {
 			if f != nil {
 				f.mu.Lock()
 				defer f.mu.Unlock()
-				if !reflect.DeepEqual(f.asked, b.asked) {
-					t.Errorf("asked %q, want %q", f.asked, b.asked)
+				if diff := cmp.Diff(b.asked, f.asked); diff != "" {
+					t.Errorf("asked (-want +got):\n%s", diff)
 				}
 			}
 		})
