@@ -13,10 +13,18 @@ import (
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 )
 
-// startFrom adds the overlays of a snapshot to a sandbox. The snapshot's layers are below the one for new changes.
-func startFrom(ctx context.Context, name string, f *cli.View, parts *sandbox.Parts, p *room.Policy) error {
-	if name == "" {
+// useStored adds the volumes and the snapshot of a sandbox, after admission, because it creates files. With create it
+// also creates missing volumes.
+func useStored(ctx context.Context, f *cli.View, parts *sandbox.Parts, p *room.Policy, create bool, admit func() error) error {
+	if f.From == "" && len(f.Volume) == 0 {
 		return nil
+	}
+	err := admit()
+	if err == nil {
+		err = useVolumes(parts, p, f.Volume, create)
+	}
+	if err != nil || f.From == "" {
+		return err
 	}
 	dir, err := snapshots.Dir()
 	if err != nil {
@@ -27,10 +35,11 @@ func startFrom(ctx context.Context, name string, f *cli.View, parts *sandbox.Par
 		return err
 	}
 	defer store.Close()
-	m, err := store.Find(name)
+	m, err := store.Find(f.From)
 	if err != nil {
 		return err
 	}
+	// The snapshot's layers are below the one for new changes.
 	if p.Cwd == room.CwdOverlay && p.CwdRoot == "" {
 		overlayHere(p, m)
 	}

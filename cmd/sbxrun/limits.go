@@ -37,11 +37,8 @@ func planLimits(f *cli.LimitFlags, in state.Access) (*limits.Plan, error) {
 	return limits.For(request, required, in.Cgroups, in.Limits)
 }
 
-// fakeMeminfo returns the text of /proc/meminfo in the sandbox, or nil for the host's.
-func fakeMeminfo(fake bool, f *cli.LimitFlags) ([]byte, error) {
-	if !fake {
-		return nil, nil
-	}
+// fakeMeminfo returns the text of /proc/meminfo in the sandbox.
+func fakeMeminfo(f *cli.LimitFlags) ([]byte, error) {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return nil, err

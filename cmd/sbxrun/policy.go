@@ -92,6 +92,11 @@ func policyOf(f *cli.View, l *cli.LimitFlags, command []string) (p room.Policy, 
 	for _, arg := range f.Put {
 		p.Put = append(p.Put, cmp.Or(strings.Join(room.SplitColon(arg)[1:], ""), "."))
 	}
+	if f.FakeMeminfo {
+		if p.Meminfo, err = fakeMeminfo(l); err != nil {
+			return p, parts, err
+		}
+	}
 	p.Env, err = environment(&f.Vars, float64(l.Cpus), vars)
 	return p, parts, err
 }

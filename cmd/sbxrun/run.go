@@ -283,9 +283,6 @@ func (r *runner) plan(caller room.Caller) error {
 	if err != nil {
 		return cli.UsageError(&r.flags, err)
 	}
-	if policy.Meminfo, err = fakeMeminfo(r.flags.FakeMeminfo, &r.flags.LimitFlags); err != nil {
-		return err
-	}
 	policy.Terminal, policy.Alone, policy.Captured = r.flags.Tty, !parts.Network(), r.asJSON
 	if r.Limits, err = planLimits(&r.flags.LimitFlags, state.Access{}); err != nil {
 		return err
@@ -295,17 +292,13 @@ func (r *runner) plan(caller room.Caller) error {
 			return err
 		}
 	}
-	if r.flags.From != "" || len(r.flags.Volume) > 0 { // these create files, so wait for admission
+	err = useStored(r.signals.ctx, &r.flags.View, parts, &policy, !r.flags.PrintCommand, func() (err error) {
 		if caller.Begin != nil {
-			if _, err = caller.Begin(); err != nil {
-				return err
-			}
+			_, err = caller.Begin()
 		}
-		if err = useVolumes(parts, &policy, r.flags.Volume, !r.flags.PrintCommand); err != nil {
-			return err
-		}
-	}
-	if err = startFrom(r.signals.ctx, r.flags.From, &r.flags.View, parts, &policy); err != nil {
+		return err
+	})
+	if err != nil {
 		if r.Streams != nil {
 			r.Streams.Restore()
 		}

@@ -64,23 +64,17 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 		return nil, "", cli.UsageError(&flags.Start, err)
 	}
 	policy.Captured = len(argv) > 0
-	if policy.Meminfo, err = fakeMeminfo(flags.FakeMeminfo, &flags.LimitFlags); err != nil {
-		return nil, "", err
-	}
 	var leave *admission.Permit
-	if flags.From != "" || len(flags.Volume) > 0 { // these create files, so wait for admission
-		if leave, err = admit(ctx, &flags.AdmissionFlags, flags.Pids, false); err != nil {
-			return nil, "", err
+	admitted := func() (err error) {
+		if leave == nil {
+			leave, err = admit(ctx, &flags.AdmissionFlags, flags.Pids, false)
 		}
+		return err
 	}
-	if err := useVolumes(parts, &policy, flags.Volume, true); err != nil {
-		return nil, "", err
-	}
-	if err := startFrom(ctx, flags.From, &flags.View, parts, &policy); err != nil {
+	if err := useStored(ctx, &flags.View, parts, &policy, true, admitted); err != nil {
 		return nil, "", err
 	}
 	spec := sandbox.Spec{
-		Leave:   leave,
 		Command: argv, Tags: flags.tags, Parts: parts, Net: flags.Net, Hostname: flags.Hostname, Begin: begin,
 		Timeout: time.Duration(flags.Timeout), Signal: syscall.Signal(flags.Signal), Grace: period(flags.First), ProofTimeout: time.Duration(flags.ProofTimeout),
 		IdleTimeout: time.Duration(flags.IdleTimeout), Remove: flags.Rm, LogMax: cmp.Or(int64(flags.MaxOutput), maxLog), KillAtLogMax: flags.OutputLimit == outputKill, Probe: flags.probe,
@@ -95,11 +89,10 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	if parts.Files, err = files.Open(flags.Put, nil, flags.FollowLinks, spec.Plan.Workdir, room.SplitColon); err != nil {
 		return nil, "", err
 	}
-	if spec.Leave == nil {
-		if spec.Leave, err = admit(ctx, &flags.AdmissionFlags, flags.Pids, false); err != nil {
-			return nil, "", err
-		}
+	if err = admitted(); err != nil {
+		return nil, "", err
 	}
+	spec.Leave = leave
 	dir, err := state.Open(state.Mine())
 	if err != nil {
 		return nil, "", err

@@ -62,6 +62,8 @@ type View struct {
 	Seccomp  string `default:"default" choices:"default|off" group:"be"`
 	User     string `group:"be"`
 	Hostname string `default:"sandbox" group:"be"`
+
+	FakeMeminfo bool `group:"use" needs:"memory"`
 }
 
 // Vars is the flags for the command's environment.
@@ -134,9 +136,7 @@ type Run struct {
 
 	Tty bool `short:"t" group:"be"`
 
-	LimitFlags  `group:"use"`
-	FakeMeminfo bool `group:"use" needs:"memory"`
-
+	LimitFlags     `group:"use"`
 	AdmissionFlags `group:"busy"`
 
 	OutputFlags  `group:"tell"`
@@ -161,7 +161,6 @@ type Start struct {
 	Tag  []string `group:"be"`
 
 	LimitFlags  `group:"use"`
-	FakeMeminfo bool   `group:"use" needs:"memory"`
 	OutputLimit string `default:"truncate" choices:"kill|truncate" group:"use"`
 
 	ReadyTCP, ReadyExec, ReadyLog string          `xor:"probe" group:"ready"`
