@@ -102,7 +102,7 @@ func Dirs() []string {
 // used.
 func Known() (names []string, err error) {
 	s := read()
-	return s.names(), errors.Join(s.broken...)
+	return s.names(), result.All(s.broken...)
 }
 
 // read reads all specifications.
@@ -231,21 +231,25 @@ func (s *specs) find(name string) (spec *spec, d *device, err error) {
 		return spec, d, nil
 	}
 	e := &result.Error{Code: "device", Message: fmt.Sprintf("device %q: no CDI specification defines it", name)}
-	if err := errors.Join(s.broken...); err != nil {
-		e.Message += "; " + strings.ReplaceAll(err.Error(), "\n", "; ")
+	if err := result.All(s.broken...); err != nil {
+		e.Message += "; " + err.Error()
 		e.Err = err
 	}
-	const most = 8 // in a line that people can read
-	names := s.names()
-	switch n := len(names); {
-	case n > most:
-		e.Hint = fmt.Sprintf("known devices: %s and %d more", strings.Join(names[:most], ", "), n-most)
-	case n > 0:
-		e.Hint = "known devices: " + strings.Join(names, ", ")
-	case len(s.broken) == 0:
+	if names := s.names(); len(names) > 0 {
+		e.Hint = "known devices: " + Listed(names)
+	} else if len(s.broken) == 0 {
 		e.Hint = "there are none in " + strings.Join(Dirs(), " and ") + "; for NVIDIA GPUs, nvidia-ctk cdi generate writes one"
 	}
 	return nil, nil, e
+}
+
+// Listed returns names for a line that people can read.
+func Listed(names []string) string {
+	const most = 8
+	if n := len(names); n > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), n-most)
+	}
+	return strings.Join(names, ", ")
 }
 
 // source returns the path of a node on the host.

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/devices"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
@@ -183,7 +184,28 @@ func (e *exam) runs() {
 		}
 		return self, checkOwner(self, e.uid, e.gid)
 	})
+	e.devices()
 	e.server()
+}
+
+// devices checks the devices with a CDI specification, if there are any.
+func (e *exam) devices() {
+	names, broken := devices.Known()
+	if len(names) == 0 && broken == nil {
+		return
+	}
+	e.warn("devices", func() (string, error) {
+		errs := []error{broken}
+		for _, name := range names {
+			plan, err := e.plan(room.Policy{Command: []string{"true"}, Cwd: room.CwdNone, Devices: []string{name}})
+			if err != nil {
+				errs = append(errs, err)
+				break // others probably have the same cause
+			}
+			plan.Close()
+		}
+		return devices.Listed(names), result.All(errs...)
+	})
 }
 
 // check performs a check, unless one that it needs has failed. do returns the observation or an error.
