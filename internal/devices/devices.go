@@ -2,8 +2,8 @@
 // device is named by the path of its node, or as in the Container Device Interface (CDI), whose specifications the
 // vendors' tools write: https://github.com/cncf-tags/container-device-interface.
 //
-// A specification describes changes to an OCI container. Its hooks are programs of the host, which are never executed;
-// those of NVIDIA that create links and update the dynamic loader's cache are translated.
+// A specification describes changes to an OCI container. Its hooks are programs of the host and are never executed.
+// NVIDIA's hooks for links and for the dynamic loader's cache are translated.
 package devices
 
 import (

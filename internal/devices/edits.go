@@ -150,7 +150,7 @@ func (s *Set) translate(h hook) error {
 	return nil
 }
 
-// options returns the values of an option; other options of the hooks only say how to execute them.
+// options returns the values of an option and skips all other options.
 func options(args []string, name string) (list []string, err error) {
 	for i := 0; i < len(args); i++ {
 		option, value, given := strings.Cut(strings.TrimLeft(args[i], "-"), "=")

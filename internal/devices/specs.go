@@ -63,7 +63,7 @@ type node struct {
 	Type        string  `json:"type"`
 	Major       uint32  `json:"major"`
 	Minor       uint32  `json:"minor"`
-	FileMode    *uint32 `json:"fileMode"` // FileMode, UID and GID stay those of the host's node
+	FileMode    *uint32 `json:"fileMode"` // FileMode, UID and GID have no effect: the node is the host's
 	Permissions string  `json:"permissions"`
 	UID         *uint32 `json:"uid"`
 	GID         *uint32 `json:"gid"`

@@ -223,7 +223,7 @@ func deviceData() (ops []op) {
 	return ops
 }
 
-// libraryPath returns LD_LIBRARY_PATH with the directories of the devices' libraries behind those of the given value.
+// libraryPath appends the directories of the devices' libraries to a value of LD_LIBRARY_PATH.
 func (p *Plan) libraryPath(given string) string {
 	dirs := slices.Clone(p.devices.Libraries)
 	if given != "" {
