@@ -18,7 +18,7 @@ func TestNoServerPackages(t *testing.T) {
 		t.Fatalf("not the packages of sbxrun: %s", out)
 	}
 	for _, p := range packages {
-		for _, server := range []string{"net/http", "crypto/", "log/slog", "danielgtaylor", "prometheus", "coreos", "toml", "modelcontextprotocol", "klauspost", "sbxrun/internal/layers", "nats-io", "sbxrun/internal/cluster", "sbxrun/internal/proxy", "sbxrun/internal/server", "sbxrun/internal/config"} {
+		for _, server := range []string{"net/http", "crypto/", "log/slog", "danielgtaylor", "prometheus", "coreos", "toml", "modelcontextprotocol", "klauspost", "sbxrun/internal/layers", "nats-io", "sbxrun/internal/cluster", "sbxrun/internal/proxy", "sbxrun/internal/server", "sbxrun/internal/config", "containerregistry", "docker", "sbxrun/internal/registry", "sbxrun/internal/images"} {
 			if strings.Contains(p, server) {
 				t.Errorf("%s is linked", p)
 			}

@@ -73,6 +73,7 @@ func dispatch(args []string, begin time.Time) int {
 			"import": with(server[cli.SnapshotImport](args)),
 		}),
 		"image": group(&cli.Image{}, map[string]func([]string) int{
+			"pull":    with(server[cli.ImagePull](args)),
 			"import":  with(server[cli.ImageImport](args)),
 			"ls":      with(server[cli.ImageLs](args)),
 			"inspect": with(server[cli.ImageInspect](args)),

@@ -28,6 +28,8 @@ import (
 func imageCommand(args []string) int {
 	if len(args) > 0 {
 		switch args[0] {
+		case "pull":
+			return cli.Execute(args[1:], onSnapshots(snapshots.Open, pullImage))
 		case "import":
 			return cli.Execute(args[1:], onSnapshots(snapshots.Open, importImage))
 		case "ls":
@@ -40,7 +42,7 @@ func imageCommand(args []string) int {
 			return cli.Execute(args[1:], onSnapshots(snapshots.Open, exportImage))
 		}
 	}
-	return output.Fail(errors.New("image: want import, ls, inspect, rm, export or commit"))
+	return output.Fail(errors.New("image: want pull, import, ls, inspect, rm, export or commit"))
 }
 
 // imageOwner returns the user for whom images are unpacked in advance: that of sandboxes without --user.
@@ -52,14 +54,22 @@ func imageOwner() *proc.Cred {
 	return &proc.Cred{UID: user.UID, GID: user.GID}
 }
 
-func importImage(store *snapshots.Store, flags *cli.ImageImport) (r output.Result, err error) {
-	o := images.Options{Name: flags.Name, TTL: time.Duration(flags.TTL), MaxSize: int64(flags.MaxSize), Owner: imageOwner()}
-	if flags.Platform != "" {
-		p, err := images.ParsePlatform(flags.Platform)
+func importOptions(flags *cli.Imported, name, platform string) (o images.Options, err error) {
+	o = images.Options{Name: name, TTL: time.Duration(flags.TTL), MaxSize: int64(flags.MaxSize), Owner: imageOwner()}
+	if platform != "" {
+		p, err := images.ParsePlatform(platform)
 		if err != nil {
-			return r, err
+			return o, err
 		}
 		o.Platform = &p
+	}
+	return o, nil
+}
+
+func importImage(store *snapshots.Store, flags *cli.ImageImport) (r output.Result, err error) {
+	o, err := importOptions(&flags.Imported, flags.Name, flags.Platform)
+	if err != nil {
+		return r, err
 	}
 	if flags.Source == "-" && term.IsTerminal(unix.Stdin) {
 		return r, &result.Error{Code: "usage", Message: "image import: stdin is a terminal", Hint: "name a directory or an archive, or read from a pipe"}

@@ -317,6 +317,7 @@ type SnapshotImport struct {
 }
 
 type Image struct {
+	Pull    ImagePull    `cmd:""`
 	Import  ImageImport  `cmd:""`
 	Ls      ImageLs      `cmd:""`
 	Inspect ImageInspect `cmd:""`
@@ -331,6 +332,15 @@ type Imported struct {
 	MaxSize values.Size `default:"16G"`
 	JSON    bool
 	DataDir string
+}
+
+type ImagePull struct {
+	Name     string
+	Platform string
+	Authfile string
+	Imported
+
+	Reference string `arg:""`
 }
 
 type ImageImport struct {

@@ -2,9 +2,7 @@ package registry
 
 import (
 	"context"
-	"crypto/sha256"
 	"crypto/tls"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -16,7 +14,6 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
-	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
@@ -149,33 +146,4 @@ func codes(e *transport.Error) string {
 		return ""
 	}
 	return ": " + strings.Join(list, ", ")
-}
-
-// manifestTypes are the accepted media types of manifests.
-var manifestTypes = []types.MediaType{types.OCIImageIndex, types.DockerManifestList, types.OCIManifestSchema1, types.DockerManifestSchema2}
-
-// manifest reads a manifest or index by tag or digest, and verifies a digest.
-func (c *client) manifest(ctx context.Context, identifier string) (text []byte, digest string, err error) {
-	header := http.Header{}
-	for _, t := range manifestTypes {
-		header.Add("Accept", string(t))
-	}
-	response, err := c.get(ctx, "manifests/"+identifier, header, http.StatusOK)
-	if err != nil {
-		return nil, "", err
-	}
-	defer response.Body.Close()
-	if text, err = io.ReadAll(response.Body); err != nil {
-		return nil, "", fmt.Errorf("read the manifest: %w", c.explain(err))
-	}
-	sum := sha256.Sum256(text)
-	digest = "sha256:" + hex.EncodeToString(sum[:])
-	if strings.HasPrefix(identifier, "sha256:") && identifier != digest {
-		return nil, "", wrongDigest("manifest", identifier, digest)
-	}
-	return text, digest, nil
-}
-
-func wrongDigest(what, want, got string) error {
-	return &result.Error{Code: "damaged", Message: fmt.Sprintf("the %s has the digest %s instead of %s", what, got, want)}
 }

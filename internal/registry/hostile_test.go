@@ -8,11 +8,20 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"path"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/sbxrun/sbxrun/internal/images"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -49,11 +58,11 @@ func TestResume(t *testing.T) {
 	s := newStock(t)
 	var requests atomic.Int64
 	harness.Must(t, read(t, host(serve(t, cut(s.handler, 40_000, true, &requests))), Options{}))
-	if n := requests.Load(); n != 9 { // 3 layers of 100 kB, which do not compress
+	if n := requests.Load(); n != 1+3*3 { // for the configuration and the layers
 		t.Errorf("%d requests for layers", n)
 	}
-	wants(t, read(t, host(serve(t, cut(s.handler, 40_000, false, &requests))), Options{}), "read the layer sha256:")
-	wants(t, read(t, host(serve(t, cut(s.handler, 0, true, &requests))), Options{}), "read the layer sha256:")
+	wants(t, read(t, host(serve(t, cut(s.handler, 40_000, false, &requests))), Options{}), "read the blob sha256:")
+	wants(t, read(t, host(serve(t, cut(s.handler, 0, true, &requests))), Options{}), "read the blob sha256:")
 }
 
 // Errors of a registry for a moment are retried; others name the host and the status.
@@ -86,6 +95,7 @@ func TestErrors(t *testing.T) {
 // A registry that lies is found out, and cannot use up memory or time.
 func TestLies(t *testing.T) {
 	s := newStock(t)
+	config := must(s.image.ConfigName()).String()
 	endless := func(w http.ResponseWriter) {
 		for {
 			if _, err := w.Write(make([]byte, 1<<16)); err != nil {
@@ -106,17 +116,17 @@ func TestLies(t *testing.T) {
 		{"endless ping", "/v2/", func(w http.ResponseWriter, _ *http.Request) { endless(w) }, ""},
 		{"endless manifest", "/manifests/", func(w http.ResponseWriter, _ *http.Request) { endless(w) }, "the response is too long"},
 		{"endless error", "/manifests/", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot); endless(w) }, "unexpected response"},
-		{"endless layer", "/blobs/", func(w http.ResponseWriter, _ *http.Request) { endless(w) }, "larger than its manifest says"},
+		{"endless layer", "/blobs/", func(w http.ResponseWriter, _ *http.Request) { endless(w) }, "is larger than its manifest says"},
 		{"endless token", "/v2/", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm="http://%s/token"`, r.Host))
 			w.WriteHeader(http.StatusUnauthorized)
 		}, "unexpected response"},
 		{"changed layer", "/blobs/", func(w http.ResponseWriter, r *http.Request) {
-			changed(w, r, func(b []byte) []byte { b[len(b)-1] ^= 1; return b })
-		}, "instead of sha256:"},
+			changed(w, r, func(b []byte) []byte { b[9] ^= 1; return b })
+		}, "has the digest sha256:"},
 		{"long layer", "/blobs/", func(w http.ResponseWriter, r *http.Request) {
 			changed(w, r, func(b []byte) []byte { return append(b, 0) })
-		}, "larger than its manifest says"},
+		}, "is larger than its manifest says"},
 		{"short layer", "/blobs/", func(w http.ResponseWriter, r *http.Request) {
 			if r.Header.Get("Range") == "" {
 				changed(w, r, func(b []byte) []byte { return b[:len(b)-1] })
@@ -157,7 +167,7 @@ func TestLies(t *testing.T) {
 				case test.part == "/token" && r.URL.Path == "/v2/":
 					w.Header().Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm="http://%s/token"`, r.Host))
 					w.WriteHeader(http.StatusUnauthorized)
-				case strings.Contains(r.URL.Path, test.part) && (test.part != "/v2/" || r.URL.Path == "/v2/"):
+				case strings.Contains(r.URL.Path, test.part) && !strings.HasSuffix(r.URL.Path, config) && (test.part != "/v2/" || r.URL.Path == "/v2/"):
 					test.handle(w, r)
 				default:
 					s.handler.ServeHTTP(w, r)
@@ -166,27 +176,6 @@ func TestLies(t *testing.T) {
 			wants(t, read(t, host(server), Options{}), test.want)
 		})
 	}
-	c, err := connect(t.Context(), must(parse(host(serve(t, s.handler))+"/app:1")).Context(), Options{})
-	harness.Must(t, err)
-	wrong := "sha256:" + strings.Repeat("0", 64)
-	c.http.Transport = roundTrip(func(r *http.Request) (*http.Response, error) {
-		w := httptest.NewRecorder()
-		fmt.Fprint(w, "{}")
-		return w.Result(), nil
-	})
-	_, _, err = c.manifest(t.Context(), wrong)
-	wants(t, err, "instead of "+wrong)
-}
-
-type roundTrip func(*http.Request) (*http.Response, error)
-
-func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
-
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
 }
 
 // Redirects neither carry credentials to other hosts, nor lead from HTTPS to HTTP or into private networks.
@@ -239,12 +228,12 @@ func TestProxy(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		w.WriteHeader(http.StatusOK)
 		down, _, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			t.Error(err)
 			return
 		}
+		fmt.Fprint(down, "HTTP/1.1 200 OK\r\n\r\n")
 		go func() {
 			_, _ = io.Copy(up, down)
 			up.Close()
@@ -258,5 +247,66 @@ func TestProxy(t *testing.T) {
 	harness.Must(t, read(t, "registry.example:4443", Options{Transport: next}))
 	if _, ok := through.Load("registry.example:4443"); !ok {
 		t.Error("the proxy was not used")
+	}
+}
+
+// A pull selects the platform from an index, by tag or digest, and accepts only what the reference's digest says.
+func TestPlatforms(t *testing.T) {
+	s := newStock(t)
+	at := host(serve(t, s.handler))
+	index := mutate.AppendManifests(empty.Index,
+		mutate.IndexAddendum{Add: imageFor(t, "s390x"), Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "s390x"}}},
+		mutate.IndexAddendum{Add: s.image, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "amd64"}}})
+	harness.Must(t, remote.WriteIndex(must(name.NewTag(at+"/app:2")), index))
+	amd64, digest := must(s.image.Digest()).String(), must(index.Digest()).String()
+	for _, test := range []struct {
+		ref, platform, digest, want string
+	}{
+		{"/app:2", "linux/amd64", amd64, ""}, {"/app:2", "linux/s390x", "", ""}, {"/app@" + digest, "linux/amd64", amd64, ""}, {"/app:2@" + amd64, "linux/amd64", amd64, ""},
+		{"/app:2", "linux/riscv64", "", "not available for linux/riscv64, but for linux/s390x, linux/amd64"}, {"/app:3", "linux/amd64", "", "has no such image in app"},
+		{"/app@sha256:" + strings.Repeat("0", 64), "linux/amd64", "", "has no such image in app"},
+	} {
+		p := must(images.ParsePlatform(test.platform))
+		m, err := pull(t, newStore(t), at+test.ref, Options{}, images.Options{Platform: &p, Packed: true})
+		if wants(t, err, test.want); err == nil && (m.Platform != test.platform || test.digest != "" && m.Digest != test.digest) {
+			t.Errorf("%s for %s: %s for %s", test.ref, test.platform, m.Digest, m.Platform)
+		}
+	}
+	liar := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.URL.Path = strings.ReplaceAll(r.URL.Path, "sha256:"+strings.Repeat("0", 64), "1")
+		s.handler.ServeHTTP(w, r)
+	}))
+	_, err := pull(t, newStore(t), host(liar)+"/app@sha256:"+strings.Repeat("0", 64), Options{}, images.Options{Packed: true})
+	wants(t, err, "its digest is "+amd64)
+}
+
+// After an interrupted pull, the next one reads only the layers that are missing.
+func TestContinue(t *testing.T) {
+	s := newStock(t)
+	store := newStore(t)
+	var read []string
+	layers := must(s.image.Layers())
+	last := must(layers[2].Digest()).String()
+	server := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if part := path.Base(r.URL.Path); strings.Contains(r.URL.Path, "/blobs/") {
+			if read = append(read, part); part == last && len(read) == 4 {
+				w.WriteHeader(http.StatusForbidden)
+				return
+			}
+		}
+		s.handler.ServeHTTP(w, r)
+	}))
+	_, err := pull(t, store, host(server)+"/app:1", Options{}, images.Options{Name: "app"})
+	wants(t, err, "denies access")
+	if _, err := store.FindImage("app"); err == nil {
+		t.Error("the image is there although its pull failed")
+	}
+	m, err := pull(t, store, host(server)+"/app:1", Options{}, images.Options{Name: "app"})
+	harness.Must(t, err)
+	if want := []string{m.ConfigID, last}; !slices.Equal(read[4:], want) {
+		t.Errorf("the second pull read %q, want %q", read[4:], want)
+	}
+	if found, err := store.FindImage("app"); err != nil || found.Digest != m.Digest {
+		t.Errorf("%+v, %v", found, err)
 	}
 }

@@ -1,6 +1,6 @@
-// Package registry reads images from registries, as the OCI distribution specification describes them. A registry is not
-// trusted: all sizes are bounded, redirects are restricted, and everything is verified by its digest. Error messages
-// contain neither credentials nor text that a registry has chosen.
+// Package registry reads images from registries (OCI distribution specification). A registry is not trusted: sizes are
+// bounded, redirects are restricted, and package images verifies all digests. Error messages contain neither credentials
+// nor text that a registry has chosen.
 package registry
 
 import (

@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -20,9 +19,12 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	library "github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
+	"github.com/sbxrun/sbxrun/internal/images"
+	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -43,13 +45,25 @@ type stock struct {
 
 func newStock(t *testing.T) *stock {
 	s := &stock{handler: library.New(library.Logger(log.New(io.Discard, "", 0)))}
-	image, err := random.Image(100_000, 3)
-	harness.Must(t, err)
-	s.image = image
-	ref, err := name.ParseReference(host(serve(t, s.handler)) + "/app:1")
-	harness.Must(t, err)
-	harness.Must(t, remote.Write(ref, image))
+	s.image = imageFor(t, "amd64")
+	ref := must(name.ParseReference(host(serve(t, s.handler)) + "/app:1"))
+	harness.Must(t, remote.Write(ref, s.image))
 	return s
+}
+
+// imageFor returns an image with three layers of 100 kB, which do not compress.
+func imageFor(t *testing.T, architecture string) v1.Image {
+	image := must(random.Image(100_000, 3))
+	c := must(image.ConfigFile()).DeepCopy()
+	c.OS, c.Architecture = "linux", architecture
+	return must(mutate.ConfigFile(image, c))
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
 }
 
 func serve(t *testing.T, h http.Handler) *httptest.Server {
@@ -63,40 +77,31 @@ func host(s *httptest.Server) string {
 	return u.Host
 }
 
-// read connects to repository app, and reads its manifest and layers.
+// read imports app:1 into a new store.
 func read(t *testing.T, host string, o Options) error {
+	t.Helper()
+	_, err := pull(t, newStore(t), host+"/app:1", o, images.Options{Packed: true})
+	return err
+}
+
+func newStore(t *testing.T) *snapshots.Store {
+	t.Helper()
+	s, err := snapshots.Open(filepath.Join(t.TempDir(), "snapshots"))
+	harness.Must(t, err)
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func pull(t *testing.T, store *snapshots.Store, ref string, o Options, how images.Options) (*snapshots.Image, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Deadline(20*time.Second))
 	defer cancel()
-	ref, err := parse(host + "/app:1")
-	harness.Must(t, err)
-	c, err := connect(ctx, ref.Context(), o)
+	src, err := Open(ctx, ref, o)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	text, _, err := c.manifest(ctx, ref.Identifier())
-	if err != nil {
-		return err
-	}
-	m, err := v1.ParseManifest(bytes.NewReader(text))
-	if err != nil {
-		return err
-	}
-	for _, l := range m.Layers {
-		b, err := c.openBlob(ctx, l.Digest.String(), l.Size)
-		if err != nil {
-			return err
-		}
-		n, err := io.Copy(io.Discard, b)
-		b.Close()
-		if err != nil {
-			return err
-		}
-		if n != l.Size {
-			t.Errorf("%d bytes of %d", n, l.Size)
-		}
-	}
-	return nil
+	how.Digest = src.Digest
+	return images.Import(ctx, store, src, how)
 }
 
 // wants fails unless the error contains text, and none of the secrets.

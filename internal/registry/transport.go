@@ -11,11 +11,13 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"github.com/sbxrun/sbxrun/internal/snapshots"
 )
 
 // Bounds of requests.
 const (
-	maxManifest  = 4 << 20 // the size that the distribution specification asks registries to accept
+	maxManifest  = snapshots.MaxImageText
 	maxRedirects = 5
 	handshake    = time.Minute // for authentication
 	connectTime  = 15 * time.Second
