@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"io"
 
-	"github.com/hashicorp/go-multierror"
-
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/output"
@@ -14,17 +12,16 @@ import (
 
 // inspectCommand describes the sandboxes that it finds, and returns errors for the others.
 func inspectCommand(flags *cli.Inspect) (r output.Result, err error) {
-	var failed *multierror.Error
 	all := []described{}
-	for _, name := range flags.Sandboxes {
-		if e, err := find(name); err != nil {
-			failed = multierror.Append(failed, err)
-		} else {
+	err = output.Each(flags.Sandboxes, func(name string) error {
+		e, err := find(name)
+		if err == nil {
 			all = append(all, describe(e))
 		}
-	}
+		return err
+	})
 	if len(all) == 0 {
-		return r, failed.ErrorOrNil()
+		return r, err
 	}
 	return output.Result{Value: all, Text: func(w io.Writer) error {
 		text, err := result.JSON(all)
@@ -36,5 +33,5 @@ func inspectCommand(flags *cli.Inspect) (r output.Result, err error) {
 			_, err = b.WriteTo(w)
 		}
 		return err
-	}}, failed.ErrorOrNil()
+	}}, err
 }

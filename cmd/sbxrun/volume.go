@@ -5,13 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 
-	"github.com/hashicorp/go-multierror"
 	"golang.org/x/sys/unix"
-	"golang.org/x/term"
 
 	"github.com/sbxrun/sbxrun/cleanup"
 	"github.com/sbxrun/sbxrun/cleanup/result"
@@ -20,7 +17,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
-	"github.com/sbxrun/sbxrun/internal/tree"
 	"github.com/sbxrun/sbxrun/internal/volumes"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
@@ -128,13 +124,7 @@ func listVolumes(store *volumes.Store, _ *cli.VolumeLs) (r output.Result, err er
 
 // removeVolumes removes as many of the volumes as it can.
 func removeVolumes(store *volumes.Store, flags *cli.VolumeRm) (r output.Result, err error) {
-	var failed *multierror.Error
-	for _, name := range flags.Names {
-		if err := store.Remove(name); err != nil {
-			failed = multierror.Append(failed, whoUses(err))
-		}
-	}
-	return r, failed.ErrorOrNil()
+	return r, output.Each(flags.Names, func(name string) error { return whoUses(store.Remove(name)) })
 }
 
 func exportVolume(store *volumes.Store, flags *cli.VolumeExport) (r output.Result, err error) {
@@ -143,24 +133,15 @@ func exportVolume(store *volumes.Store, flags *cli.VolumeExport) (r output.Resul
 		return r, whoUses(err)
 	}
 	defer v.Close()
-	if flags.File == "" || flags.File == streamWord {
-		if term.IsTerminal(int(os.Stdout.Fd())) {
-			return r, &result.Error{Code: "usage", Message: "a tar stream would go to the terminal", Hint: "name a file, or write it to a pipe"}
-		}
-		return r, pack(v, output.Stdout)
-	}
 	var packed error
-	err = tree.WriteNew(flags.File, func(f *os.File) error {
-		packed = pack(v, f)
+	err = output.Export(flags.File, func(w io.Writer) error {
+		packed = pack(v, w)
 		// The archive has the other files.
 		if isLeftOut(packed) {
 			return nil
 		}
 		return packed
 	})
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return r, &result.Error{Code: "quota-disk", Message: fmt.Sprintf("cannot write %q: no space left on device", flags.File), Err: err}
-	}
 	return r, cmp.Or(err, packed)
 }
 

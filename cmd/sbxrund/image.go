@@ -21,7 +21,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
-	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 // imageCommand runs the commands of image.
@@ -133,16 +132,14 @@ func listImages(store *snapshots.Store, flags *cli.ImageLs) (output.Result, erro
 
 // inspectImages describes as many of the images as it can.
 func inspectImages(store *snapshots.Store, flags *cli.ImageInspect) (output.Result, error) {
-	var failed *multierror.Error
 	list := []imageInfo{}
-	for _, ref := range flags.Images {
+	err := output.Each(flags.Images, func(ref string) error {
 		m, err := store.FindImage(ref)
-		if err != nil {
-			failed = multierror.Append(failed, err)
-			continue
+		if err == nil {
+			list = append(list, shownImage(m))
 		}
-		list = append(list, shownImage(m))
-	}
+		return err
+	})
 	return output.Result{Value: list, Text: func(w io.Writer) error {
 		for i, m := range list {
 			if i > 0 {
@@ -172,18 +169,12 @@ func inspectImages(store *snapshots.Store, flags *cli.ImageInspect) (output.Resu
 			}
 		}
 		return nil
-	}}, failed.ErrorOrNil()
+	}}, err
 }
 
 // removeImages removes as many of the images as it can.
 func removeImages(store *snapshots.Store, flags *cli.ImageRm) (r output.Result, err error) {
-	var failed *multierror.Error
-	for _, ref := range flags.Images {
-		if err := store.RemoveImage(ref); err != nil {
-			failed = multierror.Append(failed, err)
-		}
-	}
-	return r, failed.ErrorOrNil()
+	return r, output.Each(flags.Images, store.RemoveImage)
 }
 
 func exportImage(store *snapshots.Store, flags *cli.ImageExport) (r output.Result, err error) {
@@ -191,13 +182,7 @@ func exportImage(store *snapshots.Store, flags *cli.ImageExport) (r output.Resul
 	if err != nil {
 		return r, err
 	}
-	if flags.File != "" && flags.File != "-" {
-		return r, tree.WriteNew(flags.File, func(f *os.File) error { return images.Export(store, m, f) })
-	}
-	if term.IsTerminal(unix.Stdout) {
-		return r, &result.Error{Code: "usage", Message: "image export: stdout is a terminal", Hint: "name a file, or write to a pipe"}
-	}
-	return r, images.Export(store, m, output.Stdout)
+	return r, output.Export(flags.File, func(w io.Writer) error { return images.Export(store, m, w) })
 }
 
 // unpackImage unpacks an image, for the user with the UID and GID that may follow.

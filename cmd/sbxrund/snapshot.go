@@ -9,15 +9,12 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-multierror"
-	"golang.org/x/sys/unix"
-	"golang.org/x/term"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/layers"
 	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
-	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 // snapshotCommand runs the commands of snapshot. They are here because sbxrun must not link archives and compression.
@@ -57,13 +54,7 @@ func onSnapshots[F any](open func(string) (*snapshots.Store, error), work func(*
 
 // removeSnapshots removes as many of the snapshots as it can.
 func removeSnapshots(store *snapshots.Store, flags *cli.SnapshotRm) (r output.Result, err error) {
-	var failed *multierror.Error
-	for _, name := range flags.Snapshots {
-		if err := store.Discard(name); err != nil {
-			failed = multierror.Append(failed, err)
-		}
-	}
-	return r, failed.ErrorOrNil()
+	return r, output.Each(flags.Snapshots, store.Discard)
 }
 
 func exportSnapshot(store *snapshots.Store, flags *cli.SnapshotExport) (r output.Result, err error) {
@@ -71,13 +62,7 @@ func exportSnapshot(store *snapshots.Store, flags *cli.SnapshotExport) (r output
 	if err != nil {
 		return r, err
 	}
-	if flags.File != "" && flags.File != "-" {
-		return r, tree.WriteNew(flags.File, func(f *os.File) error { return layers.Export(store, m, f) })
-	}
-	if term.IsTerminal(unix.Stdout) {
-		return r, &result.Error{Code: "usage", Message: "snapshot export: stdout is a terminal", Hint: "name a file, or write to a pipe"}
-	}
-	return r, layers.Export(store, m, output.Stdout)
+	return r, output.Export(flags.File, func(w io.Writer) error { return layers.Export(store, m, w) })
 }
 
 func importSnapshot(store *snapshots.Store, flags *cli.SnapshotImport) (r output.Result, err error) {

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"cmp"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -13,9 +14,11 @@ import (
 	"syscall"
 
 	"github.com/hashicorp/go-multierror"
+	"golang.org/x/term"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/stream"
+	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
 // Result is the outcome of a command. A command can return both a result and an error.
@@ -169,6 +172,32 @@ func Lost(err error) error {
 		return nil
 	}
 	return &result.Error{Code: lost, ExitCode: result.ExitOutput, Message: "cannot print: " + err.Error(), Err: err}
+}
+
+// Export writes to a new file or, without a name or with "-", to stdout, unless that is a terminal.
+func Export(name string, write func(io.Writer) error) error {
+	if name != "" && name != "-" {
+		err := tree.WriteNew(name, func(f *os.File) error { return write(f) })
+		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+			return &result.Error{Code: "quota-disk", Message: fmt.Sprintf("cannot write %q: no space left on device", name), Err: err}
+		}
+		return err
+	}
+	if term.IsTerminal(int(os.Stdout.Fd())) {
+		return &result.Error{Code: "usage", Message: "a tar stream would go to the terminal", Hint: "name a file, or write it to a pipe"}
+	}
+	return write(Stdout)
+}
+
+// Each calls do for each of all, and returns the errors.
+func Each[T any](all []T, do func(T) error) error {
+	var failed *multierror.Error
+	for _, one := range all {
+		if err := do(one); err != nil {
+			failed = multierror.Append(failed, err)
+		}
+	}
+	return failed.ErrorOrNil()
 }
 
 // JSON writes a value as one line of JSON.
