@@ -60,33 +60,11 @@ func lsCommand(args []string, begin time.Time) int {
 	return code
 }
 
-// builtins are shell commands that are not programs.
-var builtins = []string{"alias", "cd", "eval", "exit", "export", "set", "source", "ulimit", "umask", "unset"}
-
 // meant returns a hint for a command that was not found: an argument of timeout(1) or docker, a file outside PATH, a
 // shell builtin, or a misspelled command of sbxrun. It returns "" for other words.
 func meant(word string, tty bool) string {
-	switch word {
-	case "stop":
-		return "use sbxrun kill to end a sandbox"
-	case "list", "status":
-		return "use sbxrun ps to list sandboxes"
-	case "prune":
-		return "use sbxrun cleanup to remove the records of ended sandboxes"
-	case "create":
-		return "use sbxrun start to start a sandbox in the background"
-	case "attach", "shell":
-		return "use sbxrun exec -t NAME sh for a shell in a sandbox"
-	case "completion":
-		return "completions are files in the packages; ./setup.sh completions creates them"
-	case "cd":
-		return "use --workdir DIR to start in another directory, or change to it first"
-	}
-	if cli.IsCommand(word) {
-		return "sbxrun's own command must be the first word: sbxrun " + word
-	}
-	if slices.Contains(builtins, word) {
-		return "use sh -c 'COMMAND' for a shell builtin"
+	if hint := cli.Instead(word); hint != "" {
+		return hint
 	}
 	if strings.ContainsAny(word, " \t\n") {
 		return "use sh -c before a command line in one word"

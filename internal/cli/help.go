@@ -89,8 +89,14 @@ func flagOf(n *kong.Node, word string) *kong.Flag {
 	return nil
 }
 
-// IsCommand reports whether the words name a command, such as "snapshot", "ls".
-func IsCommand(names ...string) bool { return find(Model().Model.Node, names) != nil }
+// Instead returns a hint for a word that is not a program: a command of sbxrun, docker or a shell. It returns "" for
+// other words.
+func Instead(word string) string {
+	if find(Model().Model.Node, []string{word}) != nil {
+		return "sbxrun's own command must be the first word: sbxrun " + word
+	}
+	return instead("sbxrun", word, "")
+}
 
 // Similar returns a question that suggests commands with a similar name, based on kong's, or "".
 func Similar(word string) string {
