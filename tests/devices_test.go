@@ -201,6 +201,17 @@ func TestDevicesGroups(t *testing.T) {
 	run(harness.Options{}, "group", "written\n")
 	run(harness.Options{}, "root", "uid 65534 cannot open it; it belongs to uid 0 and group 0, with mode 0660\n")
 	run(harness.Options{}, "closed", "uid 65534 cannot open it")
+	both := cdiSpec(t, fmt.Sprintf("\ndeviceNodes:\n- path: /dev/open\n  hostPath: /dev/zero\n- path: /dev/closed\n  hostPath: %s/closed", dir))
+	r := harness.Run(t, harness.Options{Env: []string{both}}, "--cwd", "none", "--device", "v.com/thing=all", "sh", "-c", "echo x >/dev/open; ls /dev/open /dev/closed 2>/dev/null; :")
+	r.Expect(t, 0, "exited")
+	if got, err := string(r.Stdout), string(r.Stderr); got != "/dev/open\n" || !strings.Contains(err, `left out: device "v.com/thing=all: `+dir+`/closed": uid 65534 cannot open it`) {
+		t.Errorf("with one closed node, printed %q: %s", got, err)
+	}
+	all := cdiSpec(t, fmt.Sprintf("\ndeviceNodes:\n- path: /dev/closed\n  hostPath: %s/closed", dir))
+	r = harness.Run(t, harness.Options{Env: []string{all}}, "--cwd", "none", "--device", "v.com/thing=all", "true")
+	if got := string(r.Stderr); r.ExitCode != 125 || !strings.Contains(got, "uid 65534 cannot open it") {
+		t.Errorf("with all nodes closed: exit code %d: %s", r.ExitCode, got)
+	}
 	b := harness.NewState(t).Sandbox(harness.Options{}, "--cwd", "none", "--device", dir+"/group")
 	b.Exec(harness.Options{}, nil, "sh", "-c", fmt.Sprintf(open, dir, "group")).Expect(t, 0, "exited")
 }

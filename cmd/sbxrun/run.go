@@ -326,6 +326,9 @@ func warnOf(plan *room.Plan, argv []string, rules []network.Rule) {
 	for _, name := range plan.Closed {
 		warn(fmt.Errorf("uid %[2]d in the sandbox cannot read %[1]q; copy it with --put, or use --bind, which also lets the command write", name, plan.Cred().UID))
 	}
+	for _, err := range plan.LeftOut {
+		warn(fmt.Errorf("left out: %w", err))
+	}
 	if plan.Instead != "" {
 		warn(fmt.Errorf("%s is %s in the sandbox, but %s outside; use --tools for the latter, or give the full path", argv[0], plan.Found, plan.Instead))
 	}

@@ -34,6 +34,7 @@ type Node struct {
 	Source string // absolute path on the host
 	Dest   string // absolute path in the sandbox
 	Number uint64 // expected device number; 0 for any
+	Common bool   // of all devices of a specification
 }
 
 // Mount is a file or directory of the host that the device's programs need.
@@ -104,10 +105,12 @@ func Find(names []string) (*Set, error) {
 		if err != nil {
 			return nil, err
 		}
-		for _, e := range []*edits{&spec.Edits, &device.Edits} {
-			if err := s.add(name, e); err != nil {
-				return nil, failure(name, fmt.Errorf("%s: %w", spec.path, err))
-			}
+		err = s.add(name, &spec.Edits, true)
+		if err == nil {
+			err = s.add(name, &device.Edits, false)
+		}
+		if err != nil {
+			return nil, failure(name, fmt.Errorf("%s: %w", spec.path, err))
 		}
 	}
 	if err := s.linkLibraries(); err != nil {

@@ -52,8 +52,14 @@ devices:
     deviceNodes:
     - path: /dev/nvidia0
       hostPath: TOP/nvidia0
+      major: 195
     - path: /dev/nvidiactl
       hostPath: TOP/nvidiactl
+    hooks:
+    - hookName: createContainer
+      path: /usr/bin/nvidia-cdi-hook
+      args: [nvidia-cdi-hook, create-symlinks, --link, "../card0::/dev/dri/by-path/pci-0000:00:04.0-card"]
+    additionalGids: [39]
 - name: all
   containerEdits:
     env: [NVIDIA_ALL=1]
@@ -82,6 +88,12 @@ containerEdits:
   - hookName: createContainer
     path: /usr/bin/nvidia-cdi-hook
     args: [nvidia-cdi-hook, disable-device-node-modification]
+  - hookName: createContainer
+    path: /usr/bin/nvidia-cdi-hook
+    args: [nvidia-cdi-hook, enable-cuda-compat, --host-driver-version=615.71.09]
+  - hookName: createContainer
+    path: /usr/bin/nvidia-cdi-hook
+    args: [nvidia-cdi-hook, update-application-profile]
   mounts:
   - hostPath: TOP/library
     containerPath: /usr/lib/x/libcuda.so.5
@@ -99,13 +111,14 @@ func TestFind(t *testing.T) {
 	harness.Must(t, err)
 	want := &Set{
 		Nodes: []Node{
-			{Name: "nvidia.com/gpu=0", Source: top + "/nvidiactl", Dest: "/dev/nvidiactl"},
-			{Name: "nvidia.com/gpu=0", Source: top + "/nvidia0", Dest: "/dev/nvidia0"},
+			{Name: "nvidia.com/gpu=0", Source: top + "/nvidiactl", Dest: "/dev/nvidiactl", Common: true},
+			{Name: "nvidia.com/gpu=0", Source: top + "/nvidia0", Dest: "/dev/nvidia0", Number: unix.Mkdev(195, 0)},
 			{Name: "/dev/full", Source: "/dev/full", Dest: "/dev/full"},
 		},
 		Mounts:    []Mount{{top + "/library", "/usr/lib/x/libcuda.so.5"}},
-		Links:     []Link{{"libcuda.so.1", "/usr/lib/x/libcuda.so"}, {"../a", "/usr/lib/x/b"}, {"libcuda.so.5", "/usr/lib/x/" + soname}},
+		Links:     []Link{{"libcuda.so.1", "/usr/lib/x/libcuda.so"}, {"../a", "/usr/lib/x/b"}, {"../card0", "/dev/dri/by-path/pci-0000:00:04.0-card"}, {"libcuda.so.5", "/usr/lib/x/" + soname}},
 		Libraries: []string{"/usr/lib/x", "/usr/lib/y"},
+		Groups:    []uint32{39},
 	}
 	want.Env.Put(values.Var{Name: "NVIDIA_VISIBLE_DEVICES", Value: "void"})
 	want.Env.Put(values.Var{Name: "NVIDIA_ALL", Value: "1"})

@@ -15,8 +15,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// add adds the changes of a specification for a device.
-func (s *Set) add(name string, e *edits) error {
+// add adds the changes of a specification for a device; common ones are for all devices of the specification.
+func (s *Set) add(name string, e *edits, common bool) error {
 	switch {
 	case len(e.NetDevices) > 0:
 		return errors.New("network devices are not supported: a sandbox has no interfaces of the host")
@@ -34,6 +34,7 @@ func (s *Set) add(name string, e *edits) error {
 	}
 	for i := range e.DeviceNodes {
 		n, err := e.DeviceNodes[i].node(name)
+		n.Common = common
 		if err == nil {
 			err = s.addNode(n)
 		}
@@ -100,8 +101,8 @@ func (s *Set) addMount(m mount) error {
 }
 
 // needless are hooks of NVIDIA's that a sandbox does not need: it has no privilege to create device nodes, its
-// directories are open to it, and it does not prefer the compatibility libraries of an image.
-var needless = []string{"disable-device-node-modification", "chmod", "enable-cuda-compat"}
+// directories are open to it, it does not prefer the compatibility libraries of an image, and EGL finds no other GPUs.
+var needless = []string{"disable-device-node-modification", "chmod", "enable-cuda-compat", "update-application-profile"}
 
 // translate adds the effect of a hook, which is never executed.
 func (s *Set) translate(h hook) error {

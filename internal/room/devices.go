@@ -1,6 +1,7 @@
 package room
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -17,8 +18,9 @@ import (
 
 // This file shows devices of the host: see package devices.
 
-// findDevices adds the mounts of the policy's devices to it, except files that the host's system shows anyway and
-// those with a destination that the user has chosen for another mount. root is an open root directory, or nil.
+// findDevices adds the mounts of the policy's devices to it, except files that the host's system shows anyway, perhaps
+// at another path, where its own programs find them, and files with a destination that the user has chosen for another
+// mount. root is an open root directory, or nil.
 func (p *Plan) findDevices(pol *Policy, root *op) error {
 	if len(pol.Devices) == 0 {
 		return nil
@@ -52,7 +54,7 @@ func (p *Plan) findDevices(pol *Policy, root *op) error {
 		return CleanDest(dest)
 	}
 	for _, m := range set.Mounts {
-		if m.Source == m.Dest && shown(m.Dest) {
+		if shown(m.Source) {
 			continue
 		}
 		dest, err := place(m.Dest)
@@ -117,7 +119,8 @@ func (p *Plan) linkDevices() {
 }
 
 // checkDevices checks the open device nodes, and gives the sandbox of another user the groups that it needs to open
-// them.
+// them. It leaves out nodes that the sandbox could not open, but it is an error if that is true for all nodes of a
+// device.
 func (p *Plan) checkDevices() error {
 	if p.devices == nil {
 		return nil
@@ -126,18 +129,35 @@ func (p *Plan) checkDevices() error {
 	if p.cred == nil {
 		groups = nil // the caller keeps its groups
 	}
-	for i := range p.ops {
-		o := &p.ops[i]
-		if o.kind != opDevice {
+	own := map[string]bool{} // devices with nodes of their own
+	for _, n := range p.devices.Nodes {
+		own[n.Name] = own[n.Name] || !n.Common
+	}
+	open, closed := map[string]bool{}, map[string]error{} // by device
+	for _, n := range p.devices.Nodes {
+		counts := !n.Common || !own[n.Name]
+		i := slices.IndexFunc(p.ops, func(o op) bool { return o.kind == opDevice && o.dst == n.Dest })
+		group, err := p.checkDevice(&p.ops[i], n)
+		switch {
+		case errors.As(err, new(closedError)):
+			if counts {
+				closed[n.Name] = err
+			}
+			p.LeftOut = append(p.LeftOut, err)
+			p.ops[i].from.Close() // only a path
+			p.ops = slices.Delete(p.ops, i, i+1)
 			continue
-		}
-		n := p.devices.Nodes[slices.IndexFunc(p.devices.Nodes, func(n devices.Node) bool { return n.Dest == o.dst })]
-		group, err := p.checkDevice(o, n)
-		if err != nil {
+		case err != nil:
 			return err
 		}
+		open[n.Name] = open[n.Name] || counts
 		if group != 0 {
 			groups = append(groups, group)
+		}
+	}
+	for name, err := range closed {
+		if !open[name] {
+			return err
 		}
 	}
 	slices.Sort(groups)
@@ -209,8 +229,15 @@ func (p *Plan) checkDevice(o *op, n devices.Node) (group uint32, err error) {
 	if p.cred == nil && o.st.Mode>>3&(read|write) != 0 && o.st.Gid != 0 {
 		hint += fmt.Sprintf("; join the group, and log in again: sudo usermod -aG %d \"$USER\"", o.st.Gid)
 	}
-	return refuse(hint, "uid %d cannot open it", uid)
+	_, err = refuse(hint, "uid %d cannot open it", uid)
+	err.(*result.Error).Err = closedError{}
+	return 0, err
 }
+
+// closedError is the cause if a device is all right, but the sandbox could not open it.
+type closedError struct{}
+
+func (closedError) Error() string { return "permission denied" }
 
 // deviceData shows the parts of /sys in which programs look for devices.
 func deviceData() (ops []op) {

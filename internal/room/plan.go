@@ -35,6 +35,8 @@ type Plan struct {
 	Closed []string
 	// Devices are the names of the sandbox's devices: see [Policy].
 	Devices []string
+	// LeftOut are the errors of devices' nodes that the sandbox could not open, while it can open others of the device.
+	LeftOut []error
 	// Bounds apply to the command. The caller sets them.
 	Bounds proc.Bounds
 
