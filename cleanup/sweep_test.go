@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/helper"
 	"github.com/sbxrun/sbxrun/internal/overlay"
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/tree"
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv(sweepRole); role != "" {
 		os.Exit(play(role))
 	}
-	os.Exit(harness.WithHeap(func() int { return runTests(m) }))
+	os.Exit(runTests(m))
 }
 
 func runTests(m *testing.M) int {
@@ -53,15 +53,10 @@ func runTests(m *testing.M) int {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, "stranger"), text, 0o755)
 	}
-	hold, holdErr := room.HoldFile()
-	if err == nil && holdErr == nil {
-		defer hold.Close()
-		text, err = os.ReadFile(fmt.Sprintf("/proc/self/fd/%d", proc.Descriptor(hold)))
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "hold"), []byte(helper.Program()), 0o755)
 	}
-	if err == nil && holdErr == nil {
-		err = os.WriteFile(filepath.Join(dir, "hold"), text, 0o755)
-	}
-	if err = errors.Join(err, holdErr, os.Setenv(sweepFiles, dir)); err != nil {
+	if err = errors.Join(err, os.Setenv(sweepFiles, dir)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -136,26 +131,23 @@ func actor(roles string) (*exec.Cmd, error) {
 	}
 	switch role {
 	case "room", "about to", "waits", "mapped", "other", "twin", "copy", "second", "apart":
-		hold, err := room.HoldFile()
+		hold, err := helper.File()
 		if err != nil {
 			return nil, err
 		}
 		if role == "other" || role == "twin" {
-			text, err := os.ReadFile(filepath.Join(os.Getenv(sweepFiles), "hold"))
-			if err != nil {
-				return nil, err
-			}
+			text := []byte(helper.Program())
 			if role == "other" {
 				text = append(text, 0)
 			} else { // an unused byte (elf(5), EI_PAD)
 				text[15] = 1
 			}
-			if hold, err = proc.MemoryFile("room", text, 0o555); err != nil {
+			if hold, err = helper.MemoryFile("room", string(text)); err != nil {
 				return nil, err
 			}
 		}
 		cmd.ExtraFiles = []*os.File{hold, os.Stderr}
-		cmd.Path, cmd.Args = "/proc/self/fd/3", []string{"/proc/self/fd/6"}
+		cmd.Path, cmd.Args = "/proc/self/fd/3", []string{"/proc/self/fd/6", helper.Hold}
 		if role == "copy" {
 			cmd.Path = filepath.Join(os.Getenv(sweepFiles), "hold")
 		}

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -60,8 +58,6 @@ func (r *runner) run() int {
 	caller := room.ThisCaller()
 	if r.flags.PrintCommand {
 		close(r.signals.admitted)
-	} else {
-		caller.Begin = sync.OnceValues(r.begin)
 	}
 	err = r.plan(caller)
 	unused := true
@@ -85,6 +81,9 @@ func (r *runner) run() int {
 			return r.notStarted(err)
 		}
 		return r.printCommand(plan)
+	}
+	if err = r.begin(); err != nil {
+		return r.notStarted(err)
 	}
 	if err = r.Parts.Begin(plan.Cred()); err != nil {
 		return r.notStarted(err)
@@ -133,20 +132,24 @@ func (r *runner) run() int {
 	return r.end(res, delivered)
 }
 
-// begin waits for admission and opens the streams. It returns bwrap's stderr, or nil if bwrap must not be started
-// early.
-func (r *runner) begin() (*os.File, error) {
-	if err := r.admit(&r.flags.AdmissionFlags, r.flags.Pids); err != nil {
-		return nil, err
+// begin waits for admission, if nothing else has, and opens the streams.
+func (r *runner) begin() error {
+	if err := r.admitted(); err != nil {
+		return err
 	}
 	if err := r.prepare(r.Terms.Begin); err != nil {
-		return nil, err
+		return err
 	}
 	<-r.signals.ready
-	if r.Limits.Moves() {
-		return nil, nil
+	return nil
+}
+
+// admitted waits for admission, the first time.
+func (r *runner) admitted() error {
+	if r.Leave != nil {
+		return nil
 	}
-	return r.Streams.Payload[2], nil
+	return r.admit(&r.flags.AdmissionFlags, r.flags.Pids)
 }
 
 // warnPut warns about entries that --put left out.
@@ -292,16 +295,13 @@ func (r *runner) plan(caller room.Caller) error {
 			return err
 		}
 	}
-	err = useStored(r.signals.ctx, &r.flags.View, parts, &policy, !r.flags.PrintCommand, func() (err error) {
-		if caller.Begin != nil {
-			_, err = caller.Begin()
+	err = useStored(r.signals.ctx, &r.flags.View, parts, &policy, !r.flags.PrintCommand, func() error {
+		if r.flags.PrintCommand {
+			return nil
 		}
-		return err
+		return r.admitted()
 	})
 	if err != nil {
-		if r.Streams != nil {
-			r.Streams.Restore()
-		}
 		diesOf(err)
 		return err
 	}

@@ -20,8 +20,6 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-func TestMain(m *testing.M) { harness.MainWithHeap(m) }
-
 // bound is far longer than any correct operation takes.
 const bound = 30 * time.Second
 

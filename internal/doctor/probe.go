@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/helper"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 )
@@ -73,11 +74,10 @@ func (e *exam) execute(args []string) (ws unix.WaitStatus, words string, err err
 		return 0, "", err
 	}
 	defer null.Close()
-	hold, err := room.HoldFile()
+	hold, err := helper.File()
 	if err != nil {
 		return 0, "", err
 	}
-	defer hold.Close()
 	c := proc.Command{Program: &proc.Program{Path: args[0], Args: args, Files: room.TrialFiles(null, null, stderr, hold)}}
 	if e.caller.UID == 0 {
 		c.Cred = &proc.Cred{UID: uint32(e.uid), GID: uint32(e.gid)}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/helper"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/seccomp"
 )
@@ -68,6 +69,7 @@ type Exec struct {
 	workdir string      // for errors
 	maker   *Maker      // nil if it was not made ahead
 	stdio   [3]*os.File // with a maker, to be sent with the command
+	command *os.File    // with a maker, the command's script
 	Workdir *os.File    // with a maker, the room's working directory as the command sees it
 	running chan struct{}
 	confirm bool
@@ -122,58 +124,34 @@ func (e *Entry) Prepare(stdio [3]*os.File, f *Furnishing) (*Exec, *proc.Way, err
 		return x, nil, err
 	}
 	end, gate := x.inner[0], x.inner[1]
-	launcher := gate // fills the unused number
-	way, idle := &proc.Way{Enter: enter, Bounds: e.Bounds}, len(e.Command) == 0
-	if !idle {
-		if err := x.openLauncher(); err != nil {
-			return x, nil, err
-		}
-		launcher = x.inner[2]
-	}
+	way, idle := &proc.Way{Bounds: e.Bounds}, len(e.Command) == 0
 	if idle { // gate fills the unused numbers; limits apply only to commands
 		stdio, way.Bounds = [3]*os.File{gate, gate, gate}, proc.Bounds{}
 	} else {
 		x.name = e.Command[0]
 	}
-	way.Lay = func(b *proc.Block) unsafe.Pointer {
-		n := newEntry(b, e.HostNet)
-		n.furnishing = layFurnishing(b, f)
-		if n.idle = idle; !idle {
-			n.payload.command = e.layCommand(b, true)
-			n.payload.filter = layFilter(b, e.Filter)
+	way.Lay = func(s *helper.Script) {
+		if f != nil {
+			layStart(s, 2)
+			f.lay(s, e.HostNet)
+		} else {
+			layStart(s, 1)
+			s.Do(stepSetns, unix.SYS_SETNS, slotRoom, namespaces(e.HostNet))
 		}
-		return unsafe.Pointer(n)
+		if idle {
+			s.Do("report", helper.Say, reportFurnished, 0, 0)
+			s.Do("exit", helper.Exit, 0)
+			return
+		}
+		layInside(s)
+		e.layCommand(s)
 	}
-	way.Files = []*os.File{stdio[0], stdio[1], stdio[2], end, gate, launcher}
+	way.Files = []*os.File{stdio[0], stdio[1], stdio[2], end, gate}
 	if f != nil {
 		x.expected = f.overlays()
 		way.Files = append(append(way.Files, f.Ready), f.from()...)
-	} else {
-		way.Files = append(way.Files, gate) // fills the unused number
 	}
 	return x, way, nil
-}
-
-// layFilter lays out the filter for seccomp(2). It returns nil if there is no filter.
-func layFilter(b *proc.Block, f *seccomp.Filter) *unix.SockFprog {
-	program := proc.Copy(b, f.Program())
-	if len(program) == 0 {
-		return nil
-	}
-	p := proc.New[unix.SockFprog](b)
-	p.Len, p.Filter = uint16(len(program)), &program[0]
-	return p
-}
-
-// layCommand lays out the command without the filter. With wait, the launcher waits at the gate.
-func (e *Entry) layCommand(b *proc.Block, wait bool) *command {
-	p := proc.New[command](b)
-	p.terminal = e.Terminal
-	p.rlimits = proc.Copy(b, append(keptBack(e.Bounds.Rlimits), e.Bounds.Rlimits...))
-	p.argv = unsafe.Pointer(&b.Texts(e.launchArgs(wait))[0])
-	p.envv = unsafe.Pointer(&b.Texts(e.Env)[0])
-	p.workdir = b.Text(e.Workdir)
-	return p
 }
 
 // candidates returns the possible paths of the command.
@@ -223,15 +201,15 @@ func (x *Exec) Identify(ctx context.Context, deadline time.Time) error {
 	switch {
 	case err != nil:
 		return err
-	case msg.kind == messageFurnished:
+	case msg.Kind == reportFurnished:
 		return nil
-	case msg.kind != messageReady:
-		return msg.err()
+	case msg.Kind != helper.Ready:
+		return proc.Failure(&msg)
 	}
 	x.Init, err = proc.Open(pid)
 	if err == proc.ErrGone { // it may have reported why
-		if msg, _, readErr := x.read(); readErr == nil && msg.kind == messageFailed {
-			return msg.err()
+		if msg, _, readErr := x.read(); readErr == nil && msg.Kind == helper.Failed {
+			return proc.Failure(&msg)
 		}
 	}
 	if err != nil {
@@ -243,13 +221,13 @@ func (x *Exec) Identify(ctx context.Context, deadline time.Time) error {
 	if err != nil {
 		return err
 	}
-	if st.Parent != x.Keeper.PID || msg.inside != 1 {
+	if st.Parent != x.Keeper.PID || msg.Number != 1 {
 		return fmt.Errorf("process %d is not the init that was started", pid)
 	}
 	if x.Init.Exited() {
 		return proc.ErrGone
 	}
-	x.InitNS = msg.pidNS
+	x.InitNS = uint64(msg.Value)
 	return nil
 }
 
@@ -297,34 +275,34 @@ func (x *Exec) follow(until time.Time) (ended bool) {
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return false
 		}
-		if err == nil && msg.kind != messageFailed && msg.kind != messageExited {
+		if err == nil && msg.Kind != helper.Failed && msg.Kind != helper.Exited {
 			continue
 		}
 		defer close(x.exited)
 		switch {
 		case err != nil:
 			x.err = result.ErrUnknown
-		case msg.kind == messageFailed:
+		case msg.Kind == helper.Failed:
 			x.err = x.notExecuted(msg)
 		default:
 			if !running {
 				// The command ended before this check. It was executed, because a failure would have been reported.
 				close(x.running)
 			}
-			x.payload, x.alone, x.at = new(result.FromWaitStatus(unix.WaitStatus(msg.value))), msg.alone == 1, msg.at
+			x.payload, x.alone, x.at = new(result.FromWaitStatus(unix.WaitStatus(msg.Value))), msg.Number == 1, msg.At
 		}
 		return true
 	}
 }
 
 // notExecuted returns the error of a command that was not executed.
-func (x *Exec) notExecuted(m message) error {
-	errno := syscall.Errno(m.value)
+func (x *Exec) notExecuted(m helper.Report) error {
+	errno, step := syscall.Errno(m.Value), m.Step()
 	switch {
-	case m.step == stepWorkdir:
+	case step == stepWorkdir:
 		return &result.Error{Code: "workdir", Message: fmt.Sprintf("working directory %q of the sandbox: %v", x.workdir, errno), Hint: "name one that can be entered there", Err: errno}
-	case m.step != stepExec:
-		return &result.Error{Code: "setup", Message: m.err().Error(), Err: errno}
+	case step != stepExec:
+		return &result.Error{Code: "setup", Message: proc.Failure(&m).Error(), Err: errno}
 	case errno == unix.ENOENT || errno == unix.ENOTDIR:
 		return &result.Error{Code: "not-found", ExitCode: result.ExitNotFound, Message: fmt.Sprintf("command %q not found in the sandbox", x.name), Err: errno}
 	}
@@ -382,6 +360,12 @@ func (x *Exec) Signal(sig syscall.Signal) error { return x.order(order{int32(sig
 // forking.
 func (x *Exec) SignalAll(sig syscall.Signal) error { return x.order(order{int32(sig), 0}) }
 
+// order is a signal for init to deliver. struct order of init.c has the same layout.
+type order struct {
+	signal  int32
+	payload int32 // 1 for the payload alone, 0 for all processes
+}
+
 func (x *Exec) order(o order) error {
 	conn, err := x.socket.SyscallConn()
 	if err != nil {
@@ -401,6 +385,7 @@ func (x *Exec) order(o order) error {
 // Close closes all descriptors. A keeper with processes left continues to kill them.
 func (x *Exec) Close() {
 	x.Workdir.Close() // on nil it only returns an error
+	x.command.Close()
 	x.Unmount(time.Now())
 	x.way.Close()
 }

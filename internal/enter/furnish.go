@@ -2,12 +2,10 @@ package enter
 
 import (
 	"os"
-	"syscall"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/helper"
 )
 
 // This file finishes a new room after bwrap has built it and before any other process enters it. bwrap has options for
@@ -55,52 +53,6 @@ type File struct {
 // FileMode is the mode of files that are copied into a room.
 const FileMode = 0o444
 
-// furnishing is a [Furnishing], laid out for system calls.
-type furnishing struct {
-	wanted   bool
-	noUserns bool
-	ownNet   bool
-	loopback unix.Ifreq // brings up the loopback device
-	tmpfs    []mounted
-	mounts   *mounts // nil for none
-	files    []*byte // destinations for entryFiles and the descriptors after it
-	readOnly []*byte
-	dir      *unix.OpenHow
-	create   unix.OpenHow
-}
-
-// mounted is a [Mounted].
-type mounted struct {
-	fresh
-	mode uintptr
-}
-
-// layFurnishing lays out f in the block.
-func layFurnishing(b *proc.Block, f *Furnishing) furnishing {
-	if f == nil {
-		return furnishing{}
-	}
-	list := make([]mounted, len(f.Tmpfs))
-	for i, t := range f.Tmpfs {
-		list[i] = mounted{fresh{b.Text(t.Dest), b.Text(t.Options)}, uintptr(t.Mode)}
-	}
-	files := make([]*byte, len(f.Files))
-	for i := range files {
-		files[i] = b.Text(f.Files[i].Dest)
-	}
-	dir := proc.New[unix.OpenHow](b)
-	*dir = unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
-	n := furnishing{wanted: true, noUserns: f.NoUserns, ownNet: f.OwnNet, tmpfs: proc.Copy(b, list), mounts: layMounts(b, f.Clones, f.Mounts, f.Root, dir),
-		files: proc.Copy(b, files), readOnly: b.Texts(f.ReadOnly)[:len(f.ReadOnly)],
-		dir:    dir,
-		create: unix.OpenHow{Flags: unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_CLOEXEC, Mode: FileMode, Resolve: unix.RESOLVE_NO_SYMLINKS}}
-	if lo, err := unix.NewIfreq("lo"); err == nil {
-		lo.SetUint16(unix.IFF_UP)
-		n.loopback = *lo
-	}
-	return n
-}
-
 // overlays returns the number of layers that sbxrun receives.
 func (f *Furnishing) overlays() (n int) {
 	for _, m := range f.Mounts {
@@ -122,95 +74,73 @@ func (f *Furnishing) from() (list []*os.File) {
 	return list
 }
 
-var (
-	maxUserns = [...]byte{'/', 'p', 'r', 'o', 'c', '/', 's', 'y', 's', '/', 'u', 's', 'e', 'r', '/',
-		'm', 'a', 'x', '_', 'u', 's', 'e', 'r', '_', 'n', 'a', 'm', 'e', 's', 'p', 'a', 'c', 'e', 's', 0}
-	zero = [...]byte{'0'}
-	dot  = [...]byte{'.', 0}
-)
-
-// enterNew waits until a new room is built, joins its namespaces and furnishes it; outer is the user namespace that owns
-// its mounts.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (e *entry) enterNew(room, outer uintptr) {
-	e.must(stepOuter, unix.SYS_SETNS, outer, unix.CLONE_NEWUSER, 0, 0, 0)
-	if e.furnishing.ownNet {
-		e.makeNetwork()
+// lay lays out the calls with which the entering process waits until a new room is built, joins its namespaces and
+// furnishes it. slotOuter is the user namespace that owns its mounts.
+func (f *Furnishing) lay(plain *helper.Script, hostNet bool) {
+	s := newScript(plain)
+	s.Do("join the user namespace of the room's mounts", unix.SYS_SETNS, slotOuter, unix.CLONE_NEWUSER)
+	if f.OwnNet {
+		s.network()
 	}
-	e.awaitRoom()
-	if e.furnishing.noUserns {
+	s.Do("wait for the room", helper.Await, entryReady)
+	if f.NoUserns {
 		// The limit belongs to the current user namespace and applies to all namespaces below it (user_namespaces(7)).
 		// Open the file while the host's /proc is visible, because the room's is read-only. The room's own namespaces
 		// already exist.
-		fd := e.must(stepUserns, unix.SYS_OPENAT, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(&maxUserns)), unix.O_WRONLY|unix.O_CLOEXEC, 0, 0)
-		e.must(stepUserns, unix.SYS_WRITE, fd, uintptr(unsafe.Pointer(&zero)), unsafe.Sizeof(zero), 0, 0)
-		e.must(stepUserns, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
+		s.Add(StepUserns, slotFile, unix.SYS_OPENAT, unix.AT_FDCWD, "/proc/sys/user/max_user_namespaces", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		s.Do(StepUserns, unix.SYS_WRITE, slotFile, "0", 1)
+		s.Do(StepUserns, unix.SYS_CLOSE, slotFile)
 	}
-	e.must(stepSetns, unix.SYS_SETNS, room, e.namespaces&^unix.CLONE_NEWUSER, 0, 0, 0)
-	e.furnish()
-	e.joinUser(room)
-}
-
-// joinUser joins the user namespace of the room's PID 1. EINVAL means that bwrap has made only one, which the process has
-// already joined.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (e *entry) joinUser(room uintptr) {
-	if _, _, errno := syscall.RawSyscall(unix.SYS_SETNS, room, unix.CLONE_NEWUSER, 0); errno != 0 && errno != unix.EINVAL {
-		e.fail(stepSetns, errno)
-	}
-}
-
-// makeNetwork makes a network namespace with only a loopback device.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (e *entry) makeNetwork() {
-	e.must(stepNetwork, unix.SYS_UNSHARE, unix.CLONE_NEWNET, 0, 0, 0, 0)
-	// Any socket will do (netdevice(7)). The device gets its addresses when it is brought up.
-	fd := e.must(stepLoopback, unix.SYS_SOCKET, unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0, 0, 0)
-	e.must(stepLoopback, unix.SYS_IOCTL, fd, unix.SIOCSIFFLAGS, uintptr(unsafe.Pointer(&e.furnishing.loopback)), 0, 0)
-	e.must(stepLoopback, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
-}
-
-// furnish applies the [Furnishing].
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (e *entry) furnish() {
-	f := &e.furnishing
-	list := f.tmpfs
-	for i := range list {
+	s.Do(stepSetns, unix.SYS_SETNS, slotRoom, namespaces(hostNet)&^unix.CLONE_NEWUSER)
+	for _, t := range f.Tmpfs {
+		const step = "set the size and mode of a tmpfs"
 		// The kernel checks that this is the root of a mount in the room (mount(2), MS_REMOUNT: EINVAL).
-		fd := e.must(stepTmpfs, unix.SYS_OPENAT2, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(list[i].target)), uintptr(unsafe.Pointer(f.dir)), unsafe.Sizeof(*f.dir), 0)
-		e.must(stepTmpfs, unix.SYS_FCHDIR, fd, 0, 0, 0, 0)
-		e.must(stepTmpfs, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&dot)), 0, unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV, uintptr(unsafe.Pointer(list[i].options)))
-		e.must(stepTmpfs, unix.SYS_FCHMODAT, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(&dot)), list[i].mode, 0, 0)
-		e.must(stepTmpfs, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
+		s.enter(step, t.Dest)
+		s.Do(step, unix.SYS_MOUNT, 0, ".", 0, unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV, t.Options)
+		s.Do(step, unix.SYS_FCHMODAT, unix.AT_FDCWD, ".", t.Mode)
 	}
-	files := f.files
-	for i := range files {
-		fd := e.must(stepCopy, unix.SYS_OPENAT2, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(files[i])), uintptr(unsafe.Pointer(&f.create)), unsafe.Sizeof(f.create), 0)
-		const most = 1 << 30
-		for e.must(stepCopy, unix.SYS_SENDFILE, fd, uintptr(entryFiles+i), 0, most, 0) != 0 {
-		}
-		e.must(stepCopy, unix.SYS_FCHMOD, fd, FileMode, 0, 0, 0) // regardless of the umask
-		e.must(stepCopy, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
+	create := s.Words(unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, FileMode, unix.RESOLVE_NO_SYMLINKS)
+	for i, file := range f.Files {
+		const step = "copy a file into the room"
+		s.Add(step, slotFile, unix.SYS_OPENAT2, unix.AT_FDCWD, file.Dest, create, openHowSize)
+		s.Do(step, helper.CopyAll, slotFile, entryFiles+i)
+		s.Do(step, unix.SYS_FCHMOD, slotFile, FileMode) // regardless of the umask
+		s.Do(step, unix.SYS_CLOSE, slotFile)
 	}
-	e.finishMounts()
-	mounts := f.readOnly
-	for i := range mounts {
-		fd := e.must(stepReadOnly, unix.SYS_OPENAT2, uintptr(proc.AtCWD), uintptr(unsafe.Pointer(mounts[i])), uintptr(unsafe.Pointer(f.dir)), unsafe.Sizeof(*f.dir), 0)
-		e.must(stepReadOnly, unix.SYS_FCHDIR, fd, 0, 0, 0, 0)
-		e.must(stepReadOnly, unix.SYS_MOUNT, 0, uintptr(unsafe.Pointer(&dot)), 0, unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, 0)
-		e.must(stepReadOnly, unix.SYS_CLOSE, fd, 0, 0, 0, 0)
+	s.clones(f.Clones)
+	s.all(f.Mounts, f.Root, len(f.Clones) > 0)
+	for _, dest := range f.ReadOnly {
+		const step = "make a mount read-only"
+		s.enter(step, dest)
+		s.Do(step, unix.SYS_MOUNT, 0, ".", 0, unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, 0)
 	}
-	e.must(stepSetns, unix.SYS_CHDIR, uintptr(unsafe.Pointer(&proc.Root)), 0, 0, 0, 0)
+	s.Do(stepSetns, unix.SYS_CHDIR, "/")
+	layUser(plain)
+}
+
+// enter makes a directory of the room the working directory.
+func (s *script) enter(step, dest string) {
+	s.Add(step, slotFile, unix.SYS_OPENAT2, unix.AT_FDCWD, dest, s.dir, openHowSize)
+	s.Do(step, unix.SYS_FCHDIR, slotFile)
+	s.Do(step, unix.SYS_CLOSE, slotFile)
+}
+
+// layUser joins the user namespace of the room's PID 1. EINVAL means that bwrap has made only one, which the process has
+// already joined.
+func layUser(s *helper.Script) {
+	s.Do(stepSetns, unix.SYS_SETNS, slotRoom, unix.CLONE_NEWUSER)
+	s.Allow(0, unix.EINVAL)
+}
+
+// network makes a network namespace with only a loopback device.
+func (s *script) network() {
+	const step = "bring up the loopback device"
+	up := make([]byte, 40) // struct ifreq (netdevice(7))
+	copy(up, "lo")
+	up[16] = unix.IFF_UP
+	s.Do(StepNetwork, unix.SYS_UNSHARE, unix.CLONE_NEWNET)
+	// Any socket will do. The device gets its addresses when it is brought up.
+	s.Add(step, slotFile, unix.SYS_SOCKET, unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	s.Do(step, unix.SYS_IOCTL, slotFile, unix.SIOCSIFFLAGS, s.Data(up))
+	s.Do(step, unix.SYS_CLOSE, slotFile)
 }

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/helper"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
@@ -19,18 +19,10 @@ import (
 // directories of [Entry.Fresh]. One keeper is above all of them and lasts as long as the Maker.
 type Maker struct {
 	way
-	entry  Entry
-	places [places]*proc.Block // memory for commands; the keeper's
-	made   int                 // number of requested inits
-	next   *Exec               // the last requested init, without a command yet
-	err    error               // why next is unusable
+	entry Entry
+	next  *Exec // the last requested init, without a command yet
+	err   error // why next is unusable
 }
-
-// commandSize is the maximum size of a command with its arguments and environment.
-const commandSize = 1 << 20
-
-// errTooLarge reports a command larger than commandSize.
-var errTooLarge = &result.Error{Code: "too-large", Message: "the command and its environment are too large for a warm room"}
 
 // errBroken reports that a Maker has ended.
 var errBroken = errors.New("the room's maker has ended")
@@ -42,9 +34,6 @@ func (e Entry) Make(ctx context.Context, room *proc.Process) (*Maker, error) {
 	m := &Maker{entry: e}
 	err := m.open()
 	if err == nil {
-		err = m.openLauncher()
-	}
-	if err == nil {
 		err = m.enter(room)
 	}
 	if err != nil {
@@ -55,9 +44,8 @@ func (e Entry) Make(ctx context.Context, room *proc.Process) (*Maker, error) {
 		return m, err
 	}
 	defer null.Close()
-	end, gate, launcher := m.inner[0], m.inner[1], m.inner[2]
 	m.Keeper, err = proc.Keep(proc.Command{
-		Way:  &proc.Way{Lay: m.lay, Enter: enter, Files: []*os.File{null, null, null, end, gate, launcher, gate}, Bounds: e.Bounds},
+		Way:  &proc.Way{Lay: m.lay, Files: []*os.File{null, null, null, m.inner[0], m.inner[1]}, Bounds: e.Bounds},
 		Cred: e.Cred, Remove: e.Bounds.Remove, Lasting: true,
 	})
 	m.Entered()
@@ -83,47 +71,95 @@ func (m *Maker) enter(room *proc.Process) error {
 	return m.Enter(room, outer)
 }
 
-// lay lays out the maker's memory for system calls.
-func (m *Maker) lay(b *proc.Block) unsafe.Pointer {
-	n := newEntry(b, m.entry.HostNet)
-	n.maker = proc.New[maker](b)
-	n.maker.filter = layFilter(b, m.entry.Filter)
-	o := &n.maker.order
-	o.lay(uintptr(unsafe.Pointer(&n.maker.data)), unsafe.Sizeof(n.maker.data))
-	for i := range m.places {
-		m.places[i] = b.Part(commandSize)
-		at := newEntry(b, m.entry.HostNet)
-		at.spaces |= unix.CLONE_NEWIPC
-		dirs := make([]fresh, len(m.entry.Fresh))
-		for i, t := range m.entry.Fresh {
-			dirs[i] = fresh{b.Text(t.Dest), b.Text(t.Options)}
-		}
-		at.fresh = proc.Copy(b, dirs)
-		at.ahead = proc.New[ahead](b)
-		at.payload.command = proc.New[command](m.places[i])
-		at.ahead.place, at.ahead.size = uintptr(unsafe.Pointer(at.payload.command)), commandSize
-		at.payload.letter = proc.New[letter](b)
-		at.payload.letter.lay(0, 0)
-		at.ahead.workdir = b.Text(m.entry.Workdir)
-		at.ahead.hello.lay(0, 0)
-		n.maker.places[i] = at
+// lay lays out the script of *inside*, which stays in the room as the maker, of the inits that it makes, and of their
+// payloads up to the command.
+//
+// The maker has loaded the filter for all of them. The filter allows namespaces and mounts, for which the maker has the
+// capabilities. An init drops them before it forks its payload, for which such calls therefore fail.
+func (m *Maker) lay(s *helper.Script) {
+	layStart(s, 2)
+	m.layMounts(s)
+	layInside(s)
+	layName(s, makerName)
+	s.Do("close descriptors", unix.SYS_CLOSE_RANGE, entryTimer, proc.MaxFD, 0)
+	layNoGain(s)
+	layFilter(s, m.entry.Filter)
+	init := s.Make("make a PID namespace in the room", spaces|unix.CLONE_NEWIPC)
+
+	s.Begin(init)
+	layProc(s)
+	for _, t := range m.entry.Fresh {
+		s.Do("mount a directory in memory", unix.SYS_MOUNT, "tmpfs", t.Dest, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, t.Options)
 	}
-	return unsafe.Pointer(n)
+	// Otherwise the next command would see the terminals' modes and times. The options are bwrap's.
+	s.Do("mount /dev/pts", unix.SYS_MOUNT, "devpts", "/dev/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+	layNoCapabilities(s)
+	payload := layPayload(s)
+	m.layHello(s)
+	layReaping(s, entryTimer)
+
+	s.Begin(payload)
+	s.Do("receive the command", helper.Load, entryGate)
 }
 
-func (l *letter) lay(place, size uintptr) {
-	l.iov.place, l.iov.left = place, size
-	l.msg.Iov = (*unix.Iovec)(unsafe.Pointer(&l.iov))
-	l.msg.SetIovlen(1)
-	l.msg.Control = (*byte)(unsafe.Pointer(&l.control))
+// layMounts joins the room's namespaces and takes a copy of its mounts, which each init copies in turn. It unmounts what
+// every init mounts anew. Only the user namespace that owns the mounts may do that: in any other they are locked
+// (mount_namespaces(7)).
+func (m *Maker) layMounts(s *helper.Script) {
+	s.Do("join the user namespace of the room's mounts", unix.SYS_SETNS, slotOuter, unix.CLONE_NEWUSER)
+	s.Do(stepSetns, unix.SYS_SETNS, slotRoom, namespaces(m.entry.HostNet)&^unix.CLONE_NEWUSER)
+	s.Do("make mounts private", unix.SYS_UNSHARE, unix.CLONE_NEWNS)
+	s.Do("make mounts private", unix.SYS_MOUNT, 0, "/", 0, unix.MS_REC|unix.MS_PRIVATE, 0)
+	for _, t := range slices.Backward(m.entry.Fresh) {
+		s.Do("unmount a directory in memory", unix.SYS_UMOUNT2, t.Dest, unix.MNT_DETACH)
+		s.Allow(0, helper.AnyError)
+	}
+	s.Do("unmount /dev/pts", unix.SYS_UMOUNT2, "/dev/pts", unix.MNT_DETACH)
+	s.Allow(0, helper.AnyError)
+	layUser(s)
+}
+
+// layHello makes init report that it is complete, with descriptors that identify it beyond doubt.
+func (m *Maker) layHello(s *helper.Script) {
+	const (
+		step       = "send a pidfd, the mounts and the working directory"
+		pidfdMount = 0xff03 // PIDFD_GET_MNT_NAMESPACE (linux/pidfd.h)
+		pidfdPID   = 0xff05 // PIDFD_GET_PID_NAMESPACE
+	)
+	layDeath(s)
+	layName(s, initName)
+	s.Add(step, slotOwnPID, unix.SYS_PIDFD_OPEN, 1, 0)
+	// An ioctl of the pidfd opens a namespace. Before Linux 6.11 it is opened in /proc, for which the kernel has to make four
+	// inodes.
+	for _, ns := range []struct {
+		slot    helper.Slot
+		request int
+		path    string
+	}{{slotOwnMounts, pidfdMount, "/proc/self/ns/mnt"}, {slotOwnPIDs, pidfdPID, "/proc/self/ns/pid"}} {
+		s.Add(step, ns.slot, unix.SYS_IOCTL, slotOwnPID, ns.request, 0)
+		s.Allow(0, helper.AnyError)
+		s.Over(1)
+		s.Add(step, ns.slot, unix.SYS_OPENAT, unix.AT_FDCWD, ns.path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	}
+	status := s.Space(statxSize)
+	s.Do(step, unix.SYS_STATX, slotOwnPIDs, "", unix.AT_EMPTY_PATH, unix.STATX_INO, status)
+	s.Add(step, slotPID, unix.SYS_GETPID)
+	// The policy's working directory may not exist; the command's chdir reports that. Then the pidfd is sent again.
+	s.Add(step, slotOwnDir, unix.SYS_OPENAT, unix.AT_FDCWD, m.entry.Workdir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	s.Allow(0, helper.AnyError)
+	s.Over(1)
+	s.Add(step, slotOwnDir, helper.Set, slotOwnPID)
+	s.Do(step, helper.ReportReady, status, slotPID, 3, int(slotOwnPID))
+	// These were opened last, after the descriptors that init needs.
+	s.Do(step, unix.SYS_CLOSE_RANGE, slotOwnPID, proc.MaxFD, 0)
 }
 
 // explain returns the error that the maker or the keeper has reported, or err.
 func (m *Maker) explain(err error) error {
 	m.Keeper.Kill()
 	_ = m.socket.SetReadDeadline(time.Now().Add(bound)) // a socket supports deadlines
-	if msg, _, readErr := m.read(); readErr == nil && msg.kind == messageFailed {
-		err = msg.err()
+	if msg, _, readErr := m.read(); readErr == nil && msg.Kind == helper.Failed {
+		err = proc.Failure(&msg)
 	}
 	if abandonErr := m.abandon(); abandonErr != nil {
 		err = abandonErr
@@ -141,7 +177,6 @@ func (m *Maker) prepare() {
 		return
 	}
 	m.next = x
-	m.made++
 }
 
 // openAhead makes the sockets and the timer of the next init and sends their other ends to the maker.
@@ -165,7 +200,7 @@ func (x *Exec) openAhead(m *Maker) (err error) {
 		return err
 	}
 	rights := unix.UnixRights(socket[1], gate[1], proc.Descriptor(x.Timer))
-	return unix.Sendmsg(proc.Descriptor(m.socket), []byte{byte(m.made % places)}, rights, nil, unix.MSG_NOSIGNAL)
+	return unix.Sendmsg(proc.Descriptor(m.socket), []byte{0}, rights, nil, unix.MSG_NOSIGNAL)
 }
 
 // meet is Identify for an init made ahead. The init sends its own pidfd through a socket that no other process has.
@@ -175,49 +210,43 @@ func (x *Exec) meet(ctx context.Context, deadline time.Time) error {
 	stop()
 	for i, fd := range files {
 		switch i {
-		case helloPidfd:
+		case 0:
 			x.Init = proc.Adopt(pid, fd)
-		case helloMounts:
+		case 1:
 			x.Hold(fd)
-		case helloWorkdir:
+		default:
 			x.Workdir = os.NewFile(uintptr(fd), x.maker.entry.Workdir)
 		}
 	}
 	switch {
 	case err != nil:
 		return err
-	case msg.kind != messageReady:
-		return msg.err()
-	case msg.inside != 1 || x.Workdir == nil:
+	case msg.Kind != helper.Ready:
+		return proc.Failure(&msg)
+	case msg.Number != 1 || x.Workdir == nil:
 		return fmt.Errorf("process %d is not the init that was asked for", pid)
 	}
-	x.InitNS = msg.pidNS
+	x.InitNS = uint64(msg.Value)
 	return nil
 }
 
 // Take assigns a command to the next init. The payload waits for [Exec.Release]. stdio stays the caller's and must stay
-// open until then. The previous command must have ended. After any error but errTooLarge, the Maker is unusable.
+// open until then. The previous command must have ended. After an error from the Maker, it is unusable.
 func (m *Maker) Take(ctx context.Context, e *Entry, stdio [3]*os.File) (*Exec, error) {
 	if err := m.Meet(ctx); err != nil {
 		return nil, err
 	}
 	x := m.next
-	place := m.places[(m.made-1)%places]
-	place.Renew()
-	command := e.layCommand(place, false)
-	if e.Bounds.CPUs != nil {
-		command.cpus = proc.New[unix.CPUSet](place)
-		*command.cpus = *e.Bounds.CPUs
+	command, err := e.sealed()
+	if err != nil {
+		return nil, err
 	}
-	command.size = uintptr(len(place.Bytes()))
-	if place.Err() != nil {
-		return nil, errTooLarge
-	}
+	x.command = command
 	m.Keeper.Forget()
 	if x.Init.Exited() { // by itself, or by the OOM killer
 		m.err = errBroken
-		if msg, _, err := x.read(); err == nil && msg.kind == messageFailed {
-			m.err = msg.err() // for example a lack of tasks
+		if msg, _, err := x.read(); err == nil && msg.Kind == helper.Failed {
+			m.err = proc.Failure(&msg) // for example a lack of tasks
 		}
 		return nil, m.err
 	}
@@ -256,20 +285,29 @@ func (m *Maker) Meet(ctx context.Context) error {
 // Meet. The file stays the Maker's.
 func (m *Maker) Workdir() *os.File { return m.next.Workdir }
 
+// sealed returns the script with which the payload of an init made ahead becomes the command.
+func (e *Entry) sealed() (*os.File, error) {
+	var s helper.Script
+	if e.Bounds.CPUs != nil {
+		proc.LayAffinity(&s, e.Bounds.CPUs)
+	}
+	e.layLimits(&s)
+	e.layWorkdir(&s)
+	s.Do(stepWorkdir, helper.Check, slotResult)
+	e.layExec(&s)
+	return s.Seal()
+}
+
 // send releases a command by sending it to its payload, and requests the next init.
 func (m *Maker) send(x *Exec) {
-	text := m.places[(m.made-1)%places].Bytes()
-	var fds [3]int
-	for i, f := range x.stdio {
-		fds[i] = proc.Descriptor(f)
+	var fds []int
+	for _, f := range append(x.stdio[:], x.command) {
+		fds = append(fds, proc.Descriptor(f))
 	}
-	n, err := unix.SendmsgN(proc.Descriptor(x.gate), text, unix.UnixRights(fds[:]...), nil, unix.MSG_NOSIGNAL)
-	if err == nil && n < len(text) {
-		_, err = x.gate.Write(text[n:])
+	if unix.Sendmsg(proc.Descriptor(x.gate), []byte{0}, unix.UnixRights(fds...), nil, unix.MSG_NOSIGNAL) != nil {
+		_ = x.Init.Signal(unix.SIGKILL) // otherwise its payload would wait for ever
 	}
-	if err != nil {
-		_ = x.Init.Signal(unix.SIGKILL) // otherwise its payload would wait for the rest forever
-	}
+	x.command.Close()
 	m.prepare()
 }
 

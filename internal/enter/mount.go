@@ -3,12 +3,10 @@ package enter
 import (
 	"slices"
 	"strings"
-	"syscall"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/helper"
 )
 
 // This file finishes the mounts of a new room. bwrap creates mount points only in its own
@@ -61,15 +59,15 @@ const byDescriptors = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PAT
 // clones lays out the calls for a list of clones. The calls skip a clone whose source is gone from the host.
 func (s *script) clones(list []Clone) {
 	for _, c := range list {
-		s.add(stepMount, slotMount, unix.SYS_OPEN_TREE, unix.AT_FDCWD, c.Source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE|unix.AT_SYMLINK_NOFOLLOW)
-		s.calls[len(s.calls)-1].skips = 3
+		s.Add(StepMount, slotMount, unix.SYS_OPEN_TREE, unix.AT_FDCWD, c.Source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE|unix.AT_SYMLINK_NOFOLLOW)
+		s.Allow(3, unix.ENOENT)
 		if c.File {
-			s.add(stepMount, slotNone, unix.SYS_MKNODAT, unix.AT_FDCWD, c.Dest, unix.S_IFREG|FileMode, 0)
+			s.Do(StepMount, unix.SYS_MKNODAT, unix.AT_FDCWD, c.Dest, unix.S_IFREG|FileMode, 0)
 		} else {
-			s.add(stepMount, slotNone, unix.SYS_MKDIRAT, unix.AT_FDCWD, c.Dest, 0o755)
+			s.Do(StepMount, unix.SYS_MKDIRAT, unix.AT_FDCWD, c.Dest, 0o755)
 		}
-		s.calls[len(s.calls)-1].exists = true
-		s.add(stepMount, slotNone, unix.SYS_MOVE_MOUNT, slot(slotMount), "", unix.AT_FDCWD, c.Dest, unix.MOVE_MOUNT_F_EMPTY_PATH)
+		s.Allow(0, unix.EEXIST)
+		s.Do(StepMount, unix.SYS_MOVE_MOUNT, slotMount, "", unix.AT_FDCWD, c.Dest, unix.MOVE_MOUNT_F_EMPTY_PATH)
 		s.close(slotMount)
 	}
 }
@@ -80,20 +78,20 @@ func (s *script) all(list []Mount, root *Root, staged bool) {
 	// First the mounts that bwrap made in place: later ones may lie in them.
 	for i := range list {
 		if m := &list[i]; m.Base == "" && m.Overlay == nil {
-			s.number = int64(i + 1)
+			s.Mount(i + 1)
 			s.open(slotMount, m.Dest, s.any)
 			s.check(slotMount, &m.Bind)
 			s.close(slotMount)
 		}
 	}
-	s.number = 0
+	s.Mount(0)
 	if slices.ContainsFunc(list, Mount.copied) {
 		// The clones of files in it inherit these flags.
-		s.add(stepMount, slotNone, unix.SYS_MOUNT, 0, LayersDir, 0, unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, 0)
+		s.Do(StepMount, unix.SYS_MOUNT, 0, LayersDir, 0, unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, 0)
 	}
 	for i := range list {
 		m := &list[i]
-		s.number = int64(i + 1)
+		s.Mount(i + 1)
 		switch {
 		case m.Overlay != nil:
 			s.overlay(m)
@@ -103,10 +101,10 @@ func (s *script) all(list []Mount, root *Root, staged bool) {
 		}
 		staged = staged || m.Base != ""
 	}
-	s.number = 0
+	s.Mount(0)
 	switch {
 	case root != nil:
-		s.number = int64(len(list) + 1)
+		s.Mount(len(list) + 1)
 		s.root(root)
 	case staged:
 		s.removeLayersDir()
@@ -115,8 +113,8 @@ func (s *script) all(list []Mount, root *Root, staged bool) {
 
 // removeLayersDir unmounts and removes [LayersDir].
 func (s *script) removeLayersDir() {
-	s.add(stepMount, slotNone, unix.SYS_UMOUNT2, LayersDir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-	s.add(stepMount, slotNone, unix.SYS_UNLINKAT, unix.AT_FDCWD, LayersDir, unix.AT_REMOVEDIR)
+	s.Do(StepMount, unix.SYS_UMOUNT2, LayersDir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	s.Do(StepMount, unix.SYS_UNLINKAT, unix.AT_FDCWD, LayersDir, unix.AT_REMOVEDIR)
 }
 
 // move lays out the calls that move a mount from below [LayersDir] to its destination.
@@ -130,7 +128,7 @@ func (s *script) move(m *Mount) {
 	}
 	s.check(slotMount, &m.Bind)
 	s.makePoint(m)
-	s.add(stepMount, slotNone, unix.SYS_MOVE_MOUNT, slot(slotMount), "", slot(slotTarget), "", byDescriptors)
+	s.Do(StepMount, unix.SYS_MOVE_MOUNT, slotMount, "", slotTarget, "", byDescriptors)
 	s.confirm(slotMount, m.Dest)
 	s.close(slotTarget)
 	s.close(slotMount)
@@ -140,7 +138,7 @@ func (s *script) move(m *Mount) {
 // missing components, with the sandbox's identity.
 func (s *script) makePoint(m *Mount) {
 	names := strings.Split(strings.TrimPrefix(m.Dest, m.Base+"/"), "/")
-	at, next := slot(slotTarget), slot(slotPlace)
+	at, next := slotTarget, slotPlace
 	if len(names)%2 == 1 {
 		at, next = next, at // so that the last one is slotTarget
 	}
@@ -149,92 +147,38 @@ func (s *script) makePoint(m *Mount) {
 		how := s.dir
 		if m.File && i == len(names)-1 {
 			how = s.any
-			s.add(stepMount, slotNone, unix.SYS_MKNODAT, at, name, unix.S_IFREG|FileMode, 0)
+			s.Do(StepMount, unix.SYS_MKNODAT, at, name, unix.S_IFREG|FileMode, 0)
 		} else {
-			s.add(stepMount, slotNone, unix.SYS_MKDIRAT, at, name, 0o755)
+			s.Do(StepMount, unix.SYS_MKDIRAT, at, name, 0o755)
 		}
-		s.calls[len(s.calls)-1].exists = true
-		s.add(stepMount, next, unix.SYS_OPENAT2, at, name, unsafe.Pointer(how), int(unsafe.Sizeof(*how)))
+		s.Allow(0, unix.EEXIST)
+		s.Add(StepMount, next, unix.SYS_OPENAT2, at, name, how, openHowSize)
 		s.close(at)
 		at, next = next, at
 	}
 }
 
 // check lays out the comparison of an open file with the source of a bind.
-func (s *script) check(fd slot, b *Bind) {
+func (s *script) check(fd helper.Slot, b *Bind) {
 	if b.Inode == 0 {
 		return
 	}
 	s.stat(fd, 0)
-	s.add(stepSource, slotNone, compareInode, int(unix.Major(b.Dev)), int(unix.Minor(b.Dev)), int(b.Inode))
+	s.Do(StepSource, helper.SameFile, s.stats[0], int(unix.Major(b.Dev)), int(unix.Minor(b.Dev)), int(b.Inode))
 }
 
 // confirm lays out the check that a path leads to a mount, because another process may have
 // moved the mount point at the same time.
-func (s *script) confirm(mount slot, dest string) {
+func (s *script) confirm(mount helper.Slot, dest string) {
 	s.stat(mount, 0)
 	s.open(slotDir, dest, s.any)
 	s.stat(slotDir, 1)
 	s.close(slotDir)
-	s.add(stepMount, slotNone, compareMounts)
+	s.Do(StepMount, helper.SameMount, s.stats[0], s.stats[1])
 }
 
 // stat lays out a statx(2) of a descriptor. It does not query the server of a network file system,
 // because neither the inode nor the mount can have changed.
-func (s *script) stat(fd slot, n int) {
-	s.add(stepMount, slotNone, unix.SYS_STATX, fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_INO|unix.STATX_MNT_ID, unsafe.Pointer(&s.stats[n]))
-}
-
-// finishMounts finishes the mounts. It sends sbxrun a descriptor of each new layer, which keeps
-// the layer even after the end of the room.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (e *entry) finishMounts() {
-	m := e.furnishing.mounts
-	if m == nil {
-		return
-	}
-	calls := m.calls
-	skip := uint8(0)
-	for i := range calls {
-		c := &calls[i]
-		if skip > 0 {
-			skip--
-			continue
-		}
-		for n := range c.args {
-			if c.slots&(1<<n) != 0 {
-				c.args[n] = m.slots[c.args[n]&(slotCount-1)]
-			}
-		}
-		var r uintptr
-		var errno syscall.Errno
-		switch c.number {
-		case compareInode:
-			if s := &m.stats[0]; uintptr(s.Dev_major) != c.args[0] || uintptr(s.Dev_minor) != c.args[1] || uintptr(s.Ino) != c.args[2] {
-				errno = unix.ESTALE
-			}
-		case compareMounts:
-			if m.stats[0].Mnt_id != m.stats[1].Mnt_id {
-				errno = unix.ESTALE
-			}
-		default:
-			r, _, errno = syscall.RawSyscall6(c.number, c.args[0], c.args[1], c.args[2], c.args[3], c.args[4], 0)
-		}
-		if errno == unix.ENOENT && c.skips > 0 {
-			skip = c.skips
-			continue
-		}
-		if errno != 0 && (!c.exists || errno != unix.EEXIST) {
-			e.msg = message{kind: messageFailed, step: c.step, value: int64(errno), mount: c.mount}
-			e.say()
-			proc.Exit(125)
-		}
-		m.slots[c.result&(slotCount-1)] = r
-		if c.result == slotLayer {
-			m.hello.control.fds[0] = int32(r)
-		}
-	}
+func (s *script) stat(fd helper.Slot, n int) {
+	s.Do(StepMount, unix.SYS_STATX, fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_INO|unix.STATX_MNT_ID, s.stats[n])
 }

@@ -4,11 +4,10 @@ import (
 	"path"
 	"strconv"
 	"strings"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/helper"
 )
 
 // This file mounts the overlays of a new room (overlayfs in the kernel's documentation; in a user namespace since Linux
@@ -45,28 +44,10 @@ const (
 	WorkName  = "work"
 )
 
-// call is a system call, laid out before the fork so that the entering process only has to make it. That process cannot
-// grow its stack, which is too small for the code that prepares an overlay.
-type call struct {
-	step   int64
-	number uintptr
-	args   [5]uintptr
-	slots  uint8 // bit n is set if args[n] is the number of a slot, which has the value
-	result uint8 // slot for the return value
-	exists bool  // EEXIST is not an error
-	skips  uint8 // number of calls to skip after ENOENT; if 0, ENOENT is an error
-	mount  int64 // number of its [Mount], from 1; 0 for none
-}
-
-// Pseudo system calls that compare results of statx(2).
-const (
-	compareInode  = ^uintptr(0) - iota // the first result, with a device and an inode
-	compareMounts                      // the mount IDs of both results
-)
-
 // Slots of the descriptors that calls return.
 const (
-	slotNone = iota
+	slotRoom  helper.Slot = iota + 1 // a pidfd of the room's PID 1
+	slotOuter                        // a user namespace
 	slotLayer
 	slotTarget
 	slotPlace
@@ -74,71 +55,35 @@ const (
 	slotMount
 	slotFS
 	slotDir
-	slotCount
+	slotFile
+	slotPID
+	slotPayload
+	slotSignals
+	slotResult
+	slotOwnPID    // init's pidfd, followed by the others that it sends
+	slotOwnMounts // its mount namespace
+	slotOwnDir    // its working directory
+	slotOwnPIDs   // its PID namespace
+	slotFirst     // the first of any number
 )
 
-// slot is an argument whose value an earlier call has returned.
-type slot uint8
-
-// mounts are the calls for a room's [Furnishing.Mounts].
-type mounts struct {
-	calls []call
-	slots [slotCount]uintptr
-	stats [2]unix.Statx_t
-	hello letter // sends a layer to sbxrun
-}
-
-// script lays out calls.
+// script lays out the calls that furnish a room.
 type script struct {
-	b      *proc.Block
-	dir    *unix.OpenHow
-	any    *unix.OpenHow // for a file or directory
-	stats  *[2]unix.Statx_t
-	hello  *letter
-	number int64 // number of the [Mount] of the next calls
-	calls  []call
+	*helper.Script
+	dir   helper.Ptr    // how to open a directory
+	any   helper.Ptr    // how to open a file or directory
+	stats [2]helper.Ptr // results of statx(2)
 }
 
-// add lays out a call. An argument is an int, a string, a slot, or a pointer into the Block; result is the slot for the
-// return value.
-func (s *script) add(step int64, result slot, number uintptr, args ...any) {
-	c := call{step: step, number: number, result: uint8(result), mount: s.number}
-	for i, a := range args {
-		switch a := a.(type) {
-		case int:
-			c.args[i] = uintptr(a)
-		case string:
-			c.args[i] = uintptr(unsafe.Pointer(s.b.Text(a)))
-		case slot:
-			c.args[i], c.slots = uintptr(a), c.slots|1<<i
-		case unsafe.Pointer:
-			c.args[i] = uintptr(a)
-		}
-	}
-	s.calls = append(s.calls, c)
-}
+// openHowSize is the size of struct open_how (openat2(2)).
+const openHowSize = 24
 
-// layMounts lays out, in the block, the calls that finish the mounts. It returns nil if there are none.
-func layMounts(b *proc.Block, clones []Clone, list []Mount, root *Root, dir *unix.OpenHow) *mounts {
-	if len(clones)+len(list) == 0 && root == nil {
-		return nil
-	}
-	out := proc.New[mounts](b)
-	msg := proc.New[message](b)
-	msg.kind = messageLayer
-	h := &out.hello
-	h.lay(uintptr(unsafe.Pointer(msg)), unsafe.Sizeof(*msg))
-	c := &h.control.header
-	c.Level, c.Type = unix.SOL_SOCKET, unix.SCM_RIGHTS
-	c.Len = uint64(unsafe.Sizeof(*c) + unsafe.Sizeof(h.control.fds[0]))
-	h.msg.SetControllen(unix.CmsgSpace(int(unsafe.Sizeof(h.control.fds[0]))))
-	s := &script{b: b, dir: dir, any: proc.New[unix.OpenHow](b), stats: &out.stats, hello: h}
-	*s.any = *dir
-	s.any.Flags &^= unix.O_DIRECTORY
-	s.clones(clones)
-	s.all(list, root, len(clones) > 0)
-	out.calls = proc.Copy(b, s.calls)
-	return out
+// statxSize is the size of struct statx (statx(2)).
+const statxSize = 256
+
+func newScript(s *helper.Script) *script {
+	how := func(flags uint64) helper.Ptr { return s.Words(flags|unix.O_CLOEXEC, 0, unix.RESOLVE_NO_SYMLINKS) }
+	return &script{Script: s, dir: how(unix.O_PATH | unix.O_DIRECTORY), any: how(unix.O_PATH), stats: [2]helper.Ptr{s.Space(statxSize), s.Space(statxSize)}}
 }
 
 // overlay lays out the calls that mount m.Overlay.
@@ -162,41 +107,41 @@ func (s *script) overlay(m *Mount) {
 	places = append(places, lowest)
 	s.attach(slotLowest, lowest)
 	upper, work := s.upper(o)
-	s.add(stepOverlay, slotFS, unix.SYS_FSOPEN, "overlay", unix.FSOPEN_CLOEXEC)
+	s.Add(StepOverlay, slotFS, unix.SYS_FSOPEN, "overlay", unix.FSOPEN_CLOEXEC)
 	s.option("lowerdir", strings.Join(places, ":"))
 	s.option("upperdir", upper)
 	s.option("workdir", work)
 	s.overlayOptions()
 	s.mount(slotMount)
-	s.add(stepOverlay, slotNone, unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
-	s.add(stepOverlay, slotNone, unix.SYS_MOVE_MOUNT, slot(slotMount), "", slot(slotTarget), "", byDescriptors)
-	s.add(stepOverlay, slotNone, unix.SYS_CHDIR, "/")
+	s.Do(StepOverlay, unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
+	s.Do(StepOverlay, unix.SYS_MOVE_MOUNT, slotMount, "", slotTarget, "", byDescriptors)
+	s.Do(StepOverlay, unix.SYS_CHDIR, "/")
 	s.confirm(slotMount, m.Dest)
 	s.sendLayer()
-	for _, n := range []slot{slotMount, slotPlace, slotTarget} {
+	for _, n := range []helper.Slot{slotMount, slotPlace, slotTarget} {
 		s.close(n)
 	}
 }
 
-func (s *script) close(n slot) { s.add(stepOverlay, slotNone, unix.SYS_CLOSE, n) }
+func (s *script) close(n helper.Slot) { s.Do(StepOverlay, unix.SYS_CLOSE, n) }
 
 // open opens a file or directory of the room without following links: other sandboxes may
 // write to the directory above it.
-func (s *script) open(result slot, name string, how *unix.OpenHow) {
-	s.add(stepMount, result, unix.SYS_OPENAT2, unix.AT_FDCWD, name, unsafe.Pointer(how), int(unsafe.Sizeof(*how)))
+func (s *script) open(result helper.Slot, name string, how helper.Ptr) {
+	s.Add(StepMount, result, unix.SYS_OPENAT2, unix.AT_FDCWD, name, how, openHowSize)
 }
 
 // clone creates a detached mount of the directory dir. It fails with EINVAL if mounts below dir came
 // from a more privileged namespace (mount_namespaces(7)), because a clone without them would reveal
 // what they hide.
-func (s *script) clone(result, dir slot) {
-	s.add(stepLayer, result, unix.SYS_OPEN_TREE, dir, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+func (s *script) clone(result, dir helper.Slot) {
+	s.Add(StepLayer, result, unix.SYS_OPEN_TREE, dir, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 }
 
 // attach mounts a clone at a new directory in the working directory and closes its descriptor.
-func (s *script) attach(mount slot, name string) {
-	s.add(stepOverlay, slotNone, unix.SYS_MKDIRAT, unix.AT_FDCWD, name, 0o700)
-	s.add(stepOverlay, slotNone, unix.SYS_MOVE_MOUNT, mount, "", unix.AT_FDCWD, name, unix.MOVE_MOUNT_F_EMPTY_PATH)
+func (s *script) attach(mount helper.Slot, name string) {
+	s.Do(StepOverlay, unix.SYS_MKDIRAT, unix.AT_FDCWD, name, 0o700)
+	s.Do(StepOverlay, unix.SYS_MOVE_MOUNT, mount, "", unix.AT_FDCWD, name, unix.MOVE_MOUNT_F_EMPTY_PATH)
 	s.close(mount)
 }
 
@@ -218,51 +163,51 @@ func (s *script) upper(o *Overlay) (upper, work string) {
 		s.take(*o.Upper, disk)
 		upper, work = path.Join(disk, UpperName), path.Join(disk, WorkName)
 	} else {
-		s.add(stepOverlay, slotNone, unix.SYS_MKDIRAT, unix.AT_FDCWD, upper, 0o700)
-		s.add(stepOverlay, slotNone, unix.SYS_FCHMODAT, unix.AT_FDCWD, upper, int(o.Mode)) // regardless of the umask
-		s.add(stepOverlay, slotNone, unix.SYS_MKDIRAT, unix.AT_FDCWD, work, 0o700)
+		s.Do(StepOverlay, unix.SYS_MKDIRAT, unix.AT_FDCWD, upper, 0o700)
+		s.Do(StepOverlay, unix.SYS_FCHMODAT, unix.AT_FDCWD, upper, int(o.Mode)) // regardless of the umask
+		s.Do(StepOverlay, unix.SYS_MKDIRAT, unix.AT_FDCWD, work, 0o700)
 	}
 	// Without such attributes the kernel cannot mark a directory that replaces another one, and only warns. tmpfs has them
 	// since Linux 6.6 (tmpfs(5)).
 	const trial = "user.sbxrun"
-	s.add(stepXattr, slotNone, unix.SYS_SETXATTR, work, trial, trial, len(trial), 0)
-	s.add(stepXattr, slotNone, unix.SYS_REMOVEXATTR, work, trial)
-	s.add(stepOverlay, slotLayer, unix.SYS_OPENAT, unix.AT_FDCWD, upper, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	s.Do(StepXattr, unix.SYS_SETXATTR, work, trial, trial, len(trial), 0)
+	s.Do(StepXattr, unix.SYS_REMOVEXATTR, work, trial)
+	s.Add(StepOverlay, slotLayer, unix.SYS_OPENAT, unix.AT_FDCWD, upper, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	return upper, work
 }
 
 // sendLayer sends slotLayer to sbxrun and closes it.
 func (s *script) sendLayer() {
-	s.add(stepLayer, slotNone, unix.SYS_SENDMSG, entrySocket, unsafe.Pointer(&s.hello.msg), 0)
+	s.Do(StepLayer, helper.Say, reportLayer, 1, int(slotLayer))
 	s.close(slotLayer)
 }
 
 // scratch mounts a tmpfs for the layers over slotTarget, and makes it slotPlace and the current directory.
 func (s *script) scratch(size int64) {
-	s.add(stepOverlay, slotFS, unix.SYS_FSOPEN, "tmpfs", unix.FSOPEN_CLOEXEC)
+	s.Add(StepOverlay, slotFS, unix.SYS_FSOPEN, "tmpfs", unix.FSOPEN_CLOEXEC)
 	s.option("size", strconv.FormatInt(size, 10))
 	s.option("nr_inodes", Inodes(size))
 	s.option("mode", "0700")
 	s.mount(slotPlace)
-	s.add(stepOverlay, slotNone, unix.SYS_MOVE_MOUNT, slot(slotPlace), "", slot(slotTarget), "", byDescriptors)
-	s.add(stepOverlay, slotNone, unix.SYS_FCHDIR, slot(slotPlace))
+	s.Do(StepOverlay, unix.SYS_MOVE_MOUNT, slotPlace, "", slotTarget, "", byDescriptors)
+	s.Do(StepOverlay, unix.SYS_FCHDIR, slotPlace)
 }
 
 // overlayOptions sets the options that all overlays share. With userxattr the kernel neither follows nor makes redirects
 // and metacopies, through which a layer could name files elsewhere.
 func (s *script) overlayOptions() {
-	s.add(stepOverlay, slotNone, unix.SYS_FSCONFIG, slot(slotFS), unix.FSCONFIG_SET_FLAG, "userxattr", 0, 0)
+	s.Do(StepOverlay, unix.SYS_FSCONFIG, slotFS, unix.FSCONFIG_SET_FLAG, "userxattr", 0, 0)
 	s.option("index", "off")
 	s.option("xino", "off")
 }
 
 func (s *script) option(name, value string) {
-	s.add(stepOverlay, slotNone, unix.SYS_FSCONFIG, slot(slotFS), unix.FSCONFIG_SET_STRING, name, value, 0)
+	s.Do(StepOverlay, unix.SYS_FSCONFIG, slotFS, unix.FSCONFIG_SET_STRING, name, value, 0)
 }
 
 // mount creates the file system in slotFS, whose options are set, and returns a detached mount of it as result.
-func (s *script) mount(result slot) {
-	s.add(stepOverlay, slotNone, unix.SYS_FSCONFIG, slot(slotFS), unix.FSCONFIG_CMD_CREATE, 0, 0, 0)
-	s.add(stepOverlay, result, unix.SYS_FSMOUNT, slot(slotFS), unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
+func (s *script) mount(result helper.Slot) {
+	s.Do(StepOverlay, unix.SYS_FSCONFIG, slotFS, unix.FSCONFIG_CMD_CREATE, 0, 0, 0)
+	s.Add(StepOverlay, result, unix.SYS_FSMOUNT, slotFS, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
 	s.close(slotFS)
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/helper"
 )
 
 // RootDir is where the new root of a room is mounted before it becomes the root.
@@ -27,8 +29,8 @@ func (s *script) root(r *Root) {
 	s.scratch(r.Overlay.scratchSize())
 	// bwrap's root as a layer, and above it a whiteout (overlayfs(5)) for RootDir itself.
 	const hide, made = "hide", "made"
-	s.add(stepOverlay, slotNone, unix.SYS_MKDIRAT, unix.AT_FDCWD, hide, 0o755)
-	s.add(stepOverlay, slotNone, unix.SYS_MKNODAT, unix.AT_FDCWD, hide+RootDir, unix.S_IFCHR, 0)
+	s.Do(StepOverlay, unix.SYS_MKDIRAT, unix.AT_FDCWD, hide, 0o755)
+	s.Do(StepOverlay, unix.SYS_MKNODAT, unix.AT_FDCWD, hide+RootDir, unix.S_IFCHR, 0)
 	s.open(slotDir, "/", s.dir)
 	s.clone(slotMount, slotDir)
 	s.attach(slotMount, made)
@@ -47,7 +49,7 @@ func (s *script) root(r *Root) {
 		upper, work = s.upper(r.Overlay)
 	}
 	s.removeLayersDir()
-	s.add(stepOverlay, slotFS, unix.SYS_FSOPEN, "overlay", unix.FSOPEN_CLOEXEC)
+	s.Add(StepOverlay, slotFS, unix.SYS_FSOPEN, "overlay", unix.FSOPEN_CLOEXEC)
 	s.option("lowerdir", strings.Join(layers, ":"))
 	if r.Overlay != nil {
 		s.option("upperdir", upper)
@@ -55,22 +57,22 @@ func (s *script) root(r *Root) {
 	}
 	s.overlayOptions()
 	s.mount(slotMount)
-	s.add(stepOverlay, slotNone, unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
-	s.add(stepOverlay, slotNone, unix.SYS_MOVE_MOUNT, slot(slotMount), "", slot(slotTarget), "", byDescriptors)
-	s.add(stepOverlay, slotNone, unix.SYS_FCHDIR, slot(slotMount))
+	s.Do(StepOverlay, unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
+	s.Do(StepOverlay, unix.SYS_MOVE_MOUNT, slotMount, "", slotTarget, "", byDescriptors)
+	s.Do(StepOverlay, unix.SYS_FCHDIR, slotMount)
 	for _, name := range r.Moved {
 		s.open(slotDir, name, s.any)
-		s.add(stepMount, slotNone, unix.SYS_MOVE_MOUNT, slot(slotDir), "", unix.AT_FDCWD, strings.TrimPrefix(name, "/"), unix.MOVE_MOUNT_F_EMPTY_PATH)
+		s.Do(StepMount, unix.SYS_MOVE_MOUNT, slotDir, "", unix.AT_FDCWD, strings.TrimPrefix(name, "/"), unix.MOVE_MOUNT_F_EMPTY_PATH)
 		s.close(slotDir)
 	}
 	// pivot_root(2), NOTES: the old root is then the uppermost mount at ".".
-	s.add(stepMount, slotNone, unix.SYS_PIVOT_ROOT, ".", ".")
-	s.add(stepMount, slotNone, unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
-	s.add(stepMount, slotNone, unix.SYS_CHDIR, "/")
+	s.Do(StepMount, unix.SYS_PIVOT_ROOT, ".", ".")
+	s.Do(StepMount, unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
+	s.Do(StepMount, unix.SYS_CHDIR, "/")
 	if r.Overlay != nil {
 		s.sendLayer()
 	}
-	for _, n := range []slot{slotMount, slotPlace, slotTarget} {
+	for _, n := range []helper.Slot{slotMount, slotPlace, slotTarget} {
 		s.close(n)
 	}
 }

@@ -6,10 +6,10 @@ import (
 	"os"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/helper"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
@@ -23,10 +23,14 @@ const bound = 2 * time.Second
 func Signal(room *proc.Process, cred *proc.Cred, hostNet bool, sig syscall.Signal) error {
 	var w way
 	defer w.Close()
-	err := w.send(room, cred, func(b *proc.Block) *entry {
-		n := newEntry(b, hostNet)
-		n.signal = uintptr(sig)
-		return n
+	err := w.send(room, cred, func(s *helper.Script) {
+		layStart(s, 1)
+		s.Do(stepSetns, unix.SYS_SETNS, slotRoom, namespaces(hostNet))
+		layInside(s)
+		s.Do("signal all processes of the room", unix.SYS_KILL, -1, int(sig))
+		s.Allow(0, unix.ESRCH) // there is no process
+		s.Do("report", helper.Say, reportSignaled, 0, 0)
+		s.Do("exit", helper.Exit, 0)
 	})
 	if err == nil {
 		err = w.signaled()
@@ -40,7 +44,7 @@ func Signal(room *proc.Process, cred *proc.Cred, hostNet bool, sig syscall.Signa
 
 // send forks a process that enters a room, does one thing and reports it through the socket. outer are further
 // descriptors for it.
-func (w *way) send(room *proc.Process, cred *proc.Cred, lay func(*proc.Block) *entry, outer ...*os.File) error {
+func (w *way) send(room *proc.Process, cred *proc.Cred, lay func(*helper.Script), outer ...*os.File) error {
 	if err := w.open(); err != nil {
 		return err
 	}
@@ -48,8 +52,7 @@ func (w *way) send(room *proc.Process, cred *proc.Cred, lay func(*proc.Block) *e
 		return err
 	}
 	end, gate := w.inner[0], w.inner[1]
-	way := &proc.Way{Lay: func(b *proc.Block) unsafe.Pointer { return unsafe.Pointer(lay(b)) }, Enter: enter,
-		Files: []*os.File{gate, gate, gate, end, gate, gate, gate}} // gate fills the unused numbers
+	way := &proc.Way{Lay: lay, Files: []*os.File{gate, gate, gate, end}} // gate fills the unused numbers
 	var err error
 	w.Keeper, err = proc.Keep(proc.Command{Cred: cred, Way: way})
 	w.Entered()
@@ -87,10 +90,10 @@ func (w *way) signaled() error {
 		return nil // killed by the end of the sandbox, which makes the signal unnecessary
 	case err != nil:
 		return err
-	case msg.kind == messageFailed && msg.step == stepSetns && syscall.Errno(msg.value) == unix.ESRCH:
+	case msg.Kind == helper.Failed && msg.Step() == stepSetns && syscall.Errno(msg.Value) == unix.ESRCH:
 		return proc.ErrGone
-	case msg.kind == messageFailed:
-		return msg.err()
+	case msg.Kind == helper.Failed:
+		return proc.Failure(&msg)
 	}
 	return nil
 }

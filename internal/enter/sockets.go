@@ -3,11 +3,10 @@ package enter
 import (
 	"errors"
 	"fmt"
-	"syscall"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/helper"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
@@ -17,21 +16,6 @@ import (
 // MaxSockets is the maximum number of sockets per call of [Sockets]: the descriptors that fit into one message (unix(7),
 // SCM_MAX_FD).
 const MaxSockets = 253
-
-// sockets are the requested sockets, laid out for system calls.
-type sockets struct {
-	list    []socket
-	one     int32
-	msg     unix.Msghdr
-	iov     unix.Iovec
-	control struct {
-		header unix.Cmsghdr
-		fds    [MaxSockets + 1]int32
-	}
-}
-
-// socket listens on its address if that has a port.
-type socket struct{ addr unix.RawSockaddrInet4 }
 
 // Sockets makes TCP sockets in the network namespace of a room; room is its verified PID 1. The first ones listen on
 // these ports of 127.0.0.1. The others are unconnected IPv6 sockets, or IPv4 sockets if the kernel has no IPv6. Sockets
@@ -46,11 +30,7 @@ func Sockets(room *proc.Process, cred *proc.Cred, ports []uint16, others int) (f
 	defer owner.Close()
 	var w way
 	defer w.Close()
-	err = w.send(room, cred, func(b *proc.Block) *entry {
-		n := newEntry(b, false)
-		n.sockets = n.laySockets(b, ports, others)
-		return n
-	}, owner)
+	err = w.send(room, cred, func(s *helper.Script) { laySockets(s, ports, others) }, owner)
 	if err == nil {
 		fds, err = w.receiveSockets(len(ports) + others)
 	}
@@ -67,67 +47,43 @@ func Sockets(room *proc.Process, cred *proc.Cred, ports []uint16, others int) (f
 func (w *way) receiveSockets(want int) (fds []int, err error) {
 	msg, _, fds, err := w.readFiles()
 	switch {
-	case err == nil && msg.kind == messageFailed:
-		err = msg.err()
+	case err == nil && msg.Kind == helper.Failed:
+		err = proc.Failure(&msg)
 	case err == nil && len(fds) != want:
 		err = errors.New("too few descriptors are left")
 	}
 	return fds, err
 }
 
-func (e *entry) laySockets(b *proc.Block, ports []uint16, others int) *sockets {
-	list := make([]socket, len(ports)+others)
+// laySockets lays out the calls that make the sockets. The entering process receives the user namespace that owns the
+// network namespace.
+func laySockets(s *helper.Script, ports []uint16, others int) {
+	const (
+		first  = slotOuter + 1 // of the sockets
+		step   = "make a socket in the room"
+		listen = "listen in the room"
+		stream = unix.SOCK_STREAM | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK
+	)
+	layStart(s, 2)
+	s.Do("join the user namespace of the room's network", unix.SYS_SETNS, slotOuter, unix.CLONE_NEWUSER)
+	s.Do(stepSetns, unix.SYS_SETNS, slotRoom, unix.CLONE_NEWNET)
 	for i, port := range ports {
-		be := [2]byte{byte(port >> 8), byte(port)}
-		list[i].addr = unix.RawSockaddrInet4{Family: unix.AF_INET, Port: *(*uint16)(unsafe.Pointer(&be)), Addr: [4]byte{127, 0, 0, 1}}
+		fd := first + helper.Slot(i)
+		addr := s.Data([]byte{unix.AF_INET, 0, byte(port >> 8), byte(port), 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0}) // struct sockaddr_in
+		s.Add(step, fd, unix.SYS_SOCKET, unix.AF_INET, stream, 0)
+		s.Do(step, unix.SYS_SETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, s.Words(1), 4)
+		s.Do(listen, unix.SYS_BIND, fd, addr, 16)
+		s.Do(listen, unix.SYS_LISTEN, fd, backlog)
 	}
-	s := proc.New[sockets](b)
-	s.list, s.one = proc.Copy(b, list), 1
-	s.iov.Base = (*byte)(unsafe.Pointer(&e.msg))
-	s.iov.SetLen(int(unsafe.Sizeof(e.msg)))
-	s.msg.Iov = &s.iov
-	s.msg.SetIovlen(1)
-	s.msg.Control = (*byte)(unsafe.Pointer(&s.control))
-	c := &s.control.header
-	c.Level, c.Type = unix.SOL_SOCKET, unix.SCM_RIGHTS
-	size := int(unsafe.Sizeof(*c)) + 4*len(list)
-	c.SetLen(size)
-	s.msg.SetControllen((size + 7) &^ 7)
-	return s
-}
-
-// makeSockets makes the sockets and exits; owner is the user namespace of the network namespace.
-//
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func (e *entry) makeSockets(room, owner uintptr) {
-	e.must(stepOuter, unix.SYS_SETNS, owner, unix.CLONE_NEWUSER, 0, 0, 0)
-	e.must(stepSetns, unix.SYS_SETNS, room, unix.CLONE_NEWNET, 0, 0, 0)
-	s := e.sockets
-	list := s.list
-	const stream = unix.SOCK_STREAM | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK
-	fds := unsafe.Pointer(&s.control.fds)
-	for i := range list {
-		fd := ^uintptr(0)
-		if list[i].addr.Port != 0 {
-			fd = e.must(stepSocket, unix.SYS_SOCKET, unix.AF_INET, stream, 0, 0, 0)
-			e.must(stepSocket, unix.SYS_SETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, uintptr(unsafe.Pointer(&s.one)), unsafe.Sizeof(s.one))
-			e.must(stepListen, unix.SYS_BIND, fd, uintptr(unsafe.Pointer(&list[i].addr)), unsafe.Sizeof(list[i].addr), 0, 0)
-			e.must(stepListen, unix.SYS_LISTEN, fd, backlog, 0, 0, 0)
-		} else {
-			// An IPv6 socket can connect in both families.
-			var errno syscall.Errno
-			if fd, _, errno = syscall.RawSyscall(unix.SYS_SOCKET, unix.AF_INET6, stream, 0); errno != 0 {
-				fd = e.must(stepSocket, unix.SYS_SOCKET, unix.AF_INET, stream, 0, 0, 0)
-			}
-		}
-		*(*int32)(fds) = int32(fd)
-		fds = unsafe.Add(fds, 4)
+	for i := range others {
+		fd := first + helper.Slot(len(ports)+i)
+		s.Add(step, fd, unix.SYS_SOCKET, unix.AF_INET6, stream, 0) // can connect in both families
+		s.Allow(0, helper.AnyError)
+		s.Over(1)
+		s.Add(step, fd, unix.SYS_SOCKET, unix.AF_INET, stream, 0)
 	}
-	e.msg.kind = messageSockets
-	e.must(stepSocket, unix.SYS_SENDMSG, entrySocket, uintptr(unsafe.Pointer(&s.msg)), 0, 0, 0)
-	proc.Exit(0)
+	s.Do(step, helper.Say, reportSockets, len(ports)+others, int(first))
+	s.Do("exit", helper.Exit, 0)
 }
 
 // backlog is the backlog of listening sockets.

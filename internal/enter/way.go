@@ -4,37 +4,21 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"syscall"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/helper"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
-
-// newEntry lays out an entry with the fields that every use needs.
-func newEntry(b *proc.Block, hostNet bool) *entry {
-	n := proc.New[entry](b)
-	n.namespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
-	if hostNet {
-		n.namespaces &^= unix.CLONE_NEWNET // only its owner may join the host's
-	}
-	// The command's own cgroup is the root of its cgroup namespace.
-	n.spaces = unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP
-	n.insideStack, n.initStack, n.payloadStack = b.Stack(), b.Stack(), b.Stack()
-	n.header.Version = unix.LINUX_CAPABILITY_VERSION_3
-	n.room.lay(uintptr(unsafe.Pointer(&n.buf)), 1)
-	n.room.arm()
-	return n
-}
 
 // way is the connection to processes that enter a room, with their keeper.
 type way struct {
 	proc.Kept
 	socket *os.File    // to the processes inside
 	gate   *os.File    // write end: a byte releases the payload
-	inner  [3]*os.File // the other ends and the launcher, until the fork
+	inner  [2]*os.File // the other ends, until the fork
 	// Layers are the open directories of the new layers of the room's overlays, in the overlays' order. Code that takes
 	// them over sets Layers to nil.
 	Layers   []*os.File
@@ -67,12 +51,6 @@ func (w *way) open() error {
 	return nil
 }
 
-// openLauncher makes the program that executes a command.
-func (w *way) openLauncher() (err error) {
-	w.inner[2], err = proc.MemoryFile("launcher", launcher(), 0o111)
-	return err
-}
-
 // Entered closes the inner ends after the fork. The forked processes must be the only ones with these ends, so that
 // their death ends the stream.
 func (w *way) Entered() {
@@ -91,6 +69,9 @@ func (w *way) Enter(room *proc.Process, outer ...*os.File) error {
 	}
 	err := unix.Sendmsg(proc.Descriptor(w.socket), []byte{0}, unix.UnixRights(fds...), nil, 0)
 	if err == unix.EPIPE || err == unix.ECONNRESET {
+		if msg, _, readErr := w.read(); readErr == nil && msg.Kind == helper.Failed {
+			return proc.Failure(&msg) // the waiting process could not start
+		}
 		err = ErrClosed // the keeper ends the waiting process when bwrap fails
 	}
 	if err != nil {
@@ -113,17 +94,17 @@ func (w *way) abandon() error {
 }
 
 // readNext collects the layers of overlays, which come first, and returns the next other message.
-func (w *way) readNext() (msg message, pid int, err error) {
+func (w *way) readNext() (msg helper.Report, pid int, err error) {
 	for {
 		msg, pid, files, err := w.readFiles()
 		for i, fd := range files {
-			if i > 0 || msg.kind != messageLayer || len(w.Layers) == w.expected {
+			if i > 0 || msg.Kind != reportLayer || len(w.Layers) == w.expected {
 				unix.Close(fd)
 				continue
 			}
 			w.Layers = append(w.Layers, os.NewFile(uintptr(fd), "layer"))
 		}
-		if err != nil || msg.kind != messageLayer {
+		if err != nil || msg.Kind != reportLayer {
 			return msg, pid, err
 		}
 		if len(files) == 0 {
@@ -133,7 +114,7 @@ func (w *way) readNext() (msg message, pid int, err error) {
 }
 
 // read returns one message and its sender's PID from the kernel.
-func (w *way) read() (msg message, pid int, err error) {
+func (w *way) read() (msg helper.Report, pid int, err error) {
 	msg, pid, files, err := w.readFiles()
 	for _, fd := range files {
 		unix.Close(fd) // not expected
@@ -142,7 +123,7 @@ func (w *way) read() (msg message, pid int, err error) {
 }
 
 // readFiles returns one message with its sender's PID and its descriptors.
-func (w *way) readFiles() (msg message, pid int, files []int, err error) {
+func (w *way) readFiles() (msg helper.Report, pid int, files []int, err error) {
 	conn, err := w.socket.SyscallConn()
 	if err != nil {
 		return msg, 0, nil, err
@@ -186,15 +167,6 @@ func (w *way) readFiles() (msg message, pid int, files []int, err error) {
 
 // ErrClosed reports that all processes inside have exited without a message.
 var ErrClosed = errors.New("it ended before it was ready")
-
-// err returns the error of a failed step.
-func (m message) err() error {
-	step := "enter"
-	if m.step > 0 && m.step < int64(len(stepNames)) {
-		step = stepNames[m.step]
-	}
-	return &proc.StartError{Step: step, Err: syscall.Errno(m.value), Mount: int(m.mount)}
-}
 
 // Close closes all descriptors. A keeper with processes left continues to kill them.
 func (w *way) Close() {

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/helper"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
@@ -41,7 +42,7 @@ func TestReadAfterReset(t *testing.T) {
 	if err := x.order(order{signal: int32(unix.SIGTERM)}); err != nil {
 		t.Fatal(err)
 	}
-	said := message{kind: messageExited, value: 7 << 8}
+	said := helper.Report{Kind: helper.Exited, Value: 7 << 8}
 	if _, err := w.inner[0].Write((*[unsafe.Sizeof(said)]byte)(unsafe.Pointer(&said))[:]); err != nil {
 		t.Fatal(err)
 	}

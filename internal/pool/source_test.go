@@ -71,24 +71,9 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// A command too large for a warm room, a session and a call with limits of its own get a cold slot.
+// A session and a call with limits of its own get a cold slot.
 func TestCold(t *testing.T) {
 	s := source(t, policy(t))
-	at := placeOf(t, s, slot.Policy{Policy: policy(t)})
-	var out bytes.Buffer
-	run, err := at.Start(t.Context(), slot.Command{Args: []string{"sh", "-c", "echo $0 | wc -c"}, Env: func() (env []string) {
-		for _, name := range strings.Split("ABCDEFGHIJKL", "") {
-			env = append(env, name+"="+strings.Repeat("x", 100_000))
-		}
-		return env
-	}(), Spec: job.Spec{Stdout: &out, Timeout: bound}})
-	harness.Must(t, err)
-	if res, err := run.Wait(); err != nil || res.ExitCode() != 0 || at.Kind() != slot.Cold {
-		t.Errorf("%s, %+v, %v", at.Kind(), res, err)
-	}
-	if res, err := at.Give(); err != nil || res.Verdict != result.Proven {
-		t.Errorf("%+v, %v", res, err)
-	}
 	for _, p := range []slot.Policy{{Policy: policy(t), Lifetime: bound}, {Policy: policy(t), Limits: limits.Request{NoFile: 100}}} {
 		at, err := s.Take(t.Context(), "a", p)
 		harness.Must(t, err)

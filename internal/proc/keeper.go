@@ -4,18 +4,17 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
-	"strconv"
 	"syscall"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/helper"
 )
 
-// Command describes the children of a keeper: bwrap, which builds a room, or code that enters a room, or first bwrap and
-// then, by [Keeper.Enter], that code.
+// Command describes the children of a keeper: bwrap, which builds a room, or a process that enters a room, or both.
 type Command struct {
 	Program *Program
 	Way     *Way
@@ -44,14 +43,11 @@ type Program struct {
 	Stage []*os.File
 }
 
-// Way is code that a keeper runs instead of a program.
+// Way is a child of a keeper that enters a room, by a script.
 type Way struct {
-	// Lay lays out the argument of Enter in the block and returns it.
-	Lay func(*Block) unsafe.Pointer
-	// Enter is called after the child has applied all settings of the Command. It must be a declared function that follows
-	// the rules of [bareFork] and never returns. The keeper's socket is still open, at the number after Files. All signals
-	// are blocked.
-	Enter func(unsafe.Pointer)
+	// Lay adds the calls that follow the settings of the Command. The child's descriptor 3 is a socket for reports. All
+	// signals are blocked.
+	Lay func(*helper.Script)
 	// Files become descriptors 0, 1, 2 …, with close-on-exec from 3 on; they stay the caller's.
 	Files []*os.File
 	// Bounds apply from the start, except Rlimits, which are for a payload and ignored here.
@@ -149,8 +145,8 @@ type End struct {
 // keeper has not reaped the process.
 func (e End) Usage(pid int) (u Usage) {
 	for _, r := range e.reaped {
-		if r.pid == int64(pid) {
-			u = Usage{User: time.Duration(r.user) * time.Microsecond, System: time.Duration(r.system) * time.Microsecond, MaxRSS: r.maxrss << 10}
+		if r.PID == int64(pid) {
+			u = Usage{User: time.Duration(r.User) * time.Microsecond, System: time.Duration(r.System) * time.Microsecond, MaxRSS: r.MaxRSS << 10}
 		}
 	}
 	return u
@@ -175,220 +171,12 @@ type Keeper struct {
 	socket    *os.File
 	failure   error // a StartError among the records
 	terminals []Terminal
-	// The keeper's memory; nil when nothing more will be laid out.
-	block *Block
-	state *keeperState
-}
-
-// Keep forks a keeper, which starts c, and returns at once. The program itself shows the caller that it was executed;
-// otherwise [Keeper.StartError] returns the reason. The caller owns the Keeper and must [Keeper.Reap] it. The memory that the
-// Way has laid out stays mapped until then, or until [Keeper.Enter].
-func Keep(c Command) (_ *Keeper, err error) {
-	block, err := NewBlock()
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			block.Free()
-		}
-	}()
-	if c.Cred != nil && !Capable(unix.CAP_KILL) { // sbxrun could not kill it (kill(2))
-		return nil, &StartError{Step: "kill what has another user id (CAP_KILL)", Err: unix.EPERM}
-	}
-	k := New[keeperState](block)
-	var open descriptors
-	defer open.close()
-	if err := k.lay(block, c, &open); err != nil {
-		return nil, err
-	}
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("socketpair: %w", err)
-	}
-	defer unix.Close(pair[1])
-	k.socket = pair[1]
-	if k.exec != nil {
-		k.exec.socket = pair[1]
-	}
-	if k.enter != nil {
-		k.enter.socket = pair[1]
-	}
-	// sbxrun becomes a subreaper, too, so that the children of a killed keeper are reparented to sbxrun, and not to a PID 1
-	// that may not reap.
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		unix.Close(pair[0])
-		return nil, fmt.Errorf("become a subreaper (Linux 3.4): %w", err)
-	}
-	pid, errno := bareFork(block, &k.pidfd, Code(startKeeper), unsafe.Pointer(k))
-	runtime.KeepAlive(c)
-	if errno != 0 {
-		unix.Close(pair[0])
-		return nil, &StartError{Step: "fork the keeper", Err: errno}
-	}
-	_ = unix.SetNonblock(pair[0], true) // for the poller
-	return &Keeper{Process: polled(int(pid), int(k.pidfd)), socket: os.NewFile(uintptr(pair[0]), "keeper"), terminals: c.Terminals, block: block, state: k}, nil
-}
-
-// Enter makes a keeper that was started with a program also fork the Way of c and take over c's terminals and cgroups. It
-// is called once and does not wait: the code of the Way reports whether it succeeded.
-func (k *Keeper) Enter(c Command) error {
-	defer k.giveUpBlock()
-	block, s := k.block, k.state
-	var open descriptors
-	defer open.close()
-	later, err := s.layWay(block, c, &open)
-	if err != nil {
-		return err
-	}
-	slots := later.numbers()
-	k.terminals = c.Terminals
-	for i := range c.Terminals {
-		slots = append(slots, &s.terminals[i].fd)
-	}
-	var files []int
-	for _, fd := range slots {
-		files = append(files, *fd)
-	}
-	if len(files) > maxOrdered {
-		return &StartError{Step: stepNames[stepFiles], Err: unix.E2BIG}
-	}
-	for i := range s.terminals {
-		s.terminals[i].fd = -1 // until it is received
-	}
-	later.socket, later.slots = s.socket, Copy(block, slots)
-	s.later = later
-	if err := block.Err(); err != nil {
-		return fmt.Errorf("arguments and environment: %w", err)
-	}
-	err = unix.Sendmsg(Descriptor(k.socket), []byte{0}, unix.UnixRights(files...), nil, unix.MSG_NOSIGNAL)
-	runtime.KeepAlive(c)
-	if err != nil {
-		return fmt.Errorf("tell the keeper: %w", err)
-	}
-	return nil
-}
-
-// lay lays out the keeper's state and its children for system calls.
-func (k *keeperState) lay(b *Block, c Command, open *descriptors) error {
-	k.words, k.size = words()
-	k.pidfd = -1
-	for i := range k.terminals {
-		k.terminals[i].fd = -1
-	}
-	copy(k.name[:], KeeperName)
-	copy(k.children[:], "/proc/thread-self/children")
-	k.pause.Nsec = removePause
-	k.lasting = c.Lasting
-	hold := make([]int, len(c.Hold))
-	for i, f := range c.Hold {
-		hold[i] = Descriptor(f)
-	}
-	k.hold = Copy(b, hold)
-	k.orders.lay()
-	var err error
-	if c.Program != nil {
-		k.exec, err = k.layProgram(b, c)
-	} else {
-		k.enter, err = k.layWay(b, c, open)
-		k.entering = true
-	}
-	if err == nil && b.Err() != nil {
-		err = fmt.Errorf("arguments and environment: %w", b.Err())
-	}
-	return err
-}
-
-// layWay lays out the Way and those parts of c that do not belong to the program.
-func (k *keeperState) layWay(b *Block, c Command, open *descriptors) (*child, error) {
-	for i, t := range c.Terminals {
-		k.terminals[i] = terminal{Descriptor(t.File), t.State}
-	}
-	if len(c.Remove) > 0 {
-		k.remove = b.Texts(c.Remove)[:len(c.Remove)]
-	}
-	if c.Way == nil {
-		return nil, nil
-	}
-	ch := k.child(b, c, c.Way.Files)
-	if err := ch.bounds.lay(b, c.Way.Bounds, open); err != nil {
-		return nil, err
-	}
-	ch.sharing = c.Way.Bounds.sharing()
-	ch.birth = ch.bounds.birth(ch.stack)
-	ch.arg = c.Way.Lay(b)
-	ch.enter = c.Way.Enter
-	return ch, nil
-}
-
-// numbers returns pointers to the child's descriptor numbers, in the order in which Enter sends the descriptors.
-func (c *child) numbers() (list []*int) {
-	for i := range c.files {
-		list = append(list, &c.files[i])
-	}
-	for i := range c.bounds.tasks {
-		list = append(list, &c.bounds.tasks[i])
-	}
-	if c.bounds.cgroup >= 0 {
-		list = append(list, &c.bounds.cgroup, &c.bounds.procs)
-	}
-	return list
-}
-
-func (k *keeperState) child(b *Block, c Command, files []*os.File) *child {
-	ch := New[child](b)
-	ch.keeper, ch.stack, ch.sharing = k, b.Stack(), unix.CLONE_VM
-	// The limit is 1 and not 0: if core_pattern is a pipe, the kernel ignores every limit but 1 (core(5), fs/coredump.c). For
-	// files 1 is smaller than any core.
-	ch.core = unix.Rlimit{Cur: 1, Max: 1}
-	if c.Cred != nil {
-		ch.become, ch.cred, ch.groups = true, *c.Cred, c.Cred.Groups.Len()
-	}
-	numbers := make([]int, 0, len(files))
-	for _, f := range files {
-		numbers = append(numbers, Descriptor(f))
-	}
-	ch.files = Copy(b, numbers)
-	return ch
-}
-
-func (k *keeperState) layProgram(b *Block, command Command) (*child, error) {
-	p := command.Program
-	c := k.child(b, command, p.Files)
-	c.path = unsafe.Pointer(b.Text(p.Path))
-	c.argv = unsafe.Pointer(&b.Texts(p.Args)[0])
-	c.envv = unsafe.Pointer(&b.Texts(nil)[0])
-	var stage []staged
-	for i, f := range p.Stage {
-		st, err := f.Stat()
-		if err != nil {
-			return nil, err
-		}
-		stage = append(stage, staged{uintptr(Descriptor(f)), b.Text(StageDir + "/" + strconv.Itoa(i)), st.IsDir()})
-	}
-	c.stage = Copy(b, stage)
-	return c, nil
-}
-
-// giveUpBlock unmaps the block when nothing more will be laid out.
-func (k *Keeper) giveUpBlock() {
-	if k.block != nil {
-		k.block.Free()
-		k.block, k.state = nil, nil
-	}
 }
 
 // StartError returns the failed step between the keeper's fork and the exec of its command, or nil. Call it after Empty.
 func (k *Keeper) StartError() error { return k.failure }
 
-func (r record) startError() error {
-	step := "start"
-	if r.step > 0 && r.step < int64(len(stepNames)) {
-		step = stepNames[r.step]
-	}
-	return &StartError{Step: step, Err: syscall.Errno(r.errno)}
-}
-
+// read returns the next record, or a record of kind helper.Failed after it has set failure.
 func (k *Keeper) read(deadline time.Time) (rec record, err error) {
 	// A socket supports deadlines; any error here shows in the read.
 	_ = k.socket.SetReadDeadline(deadline)
@@ -398,13 +186,22 @@ func (k *Keeper) read(deadline time.Time) (rec record, err error) {
 		// The kernel returns this once if the keeper has exited with an unread deadline. Its records are still there.
 		n, err = k.socket.Read(buf[:])
 	}
-	if err != nil {
+	var report helper.Report
+	switch {
+	case err != nil:
 		return record{}, err
-	}
-	if n != len(buf) {
+	case n == int(unsafe.Sizeof(report)) && rec.Kind == helper.Failed:
+		report = *(*helper.Report)(unsafe.Pointer(&rec))
+		k.failure = Failure(&report)
+	case n != len(buf):
 		return record{}, errors.New("short record")
 	}
 	return rec, nil
+}
+
+// Failure returns the error of a failed step.
+func Failure(r *helper.Report) *StartError {
+	return &StartError{Step: r.Step(), Err: syscall.Errno(r.Value), Mount: int(r.Number)}
 }
 
 // EndAt sets a deadline at which the keeper kills all processes, in case sbxrun is stopped. Each call replaces the
@@ -414,16 +211,15 @@ func (k *Keeper) EndAt(t time.Time) {
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		return // it cannot fail, and without a deadline the keeper still watches for sbxrun's end
 	}
-	at := now.Nano() + int64(time.Until(t))
 	// An error means that the keeper is dead or was reaped.
-	_, _ = k.socket.Write((*[8]byte)(unsafe.Pointer(&at))[:])
+	_ = k.send(&order{Kind: orderDeadline, Deadline: now.Nano() + int64(time.Until(t))}, nil, nil)
 }
 
 // Kill makes the keeper kill all its children, without waiting: see Empty. It may be called more than once.
 func (k *Keeper) Kill() {
 	if slices.ContainsFunc(k.terminals, Terminal.Background) {
 		k.terminals = nil
-		_, _ = k.socket.Write([]byte{0, 0}) // do not restore them
+		_ = k.send(&order{Kind: orderLeaveTerminals}, nil, nil)
 	}
 	// An error means that the keeper is dead.
 	_ = unix.Shutdown(Descriptor(k.socket), unix.SHUT_WR)
@@ -461,17 +257,15 @@ func (k *Keeper) Reaped(pid int, deadline time.Time) (End, error) {
 			return End{}, err
 		case err != nil:
 			return End{}, errNotEmpty // the keeper is dead
-		case rec.kind == recordFailed:
-			k.failure = rec.startError()
-		case rec.kind == recordEmpty:
-			end := End{Late: rec.late != 0, reaped: rec.ended[:min(rec.count, maxEnded)]}
-			if rec.program != 0 {
-				end.Program = new(unix.WaitStatus(rec.status))
+		case rec.Kind == recordEmpty:
+			end := End{Late: rec.Late != 0, reaped: rec.Ended[:min(rec.Count, maxEnded)]}
+			if rec.Program != 0 {
+				end.Program = new(unix.WaitStatus(rec.Status))
 			}
 			return end, nil
-		case rec.ended[0].pid == int64(pid):
-			ws := unix.WaitStatus(rec.ended[0].status)
-			return End{Late: ws.Exited() && ws.ExitStatus() == LateStatus, reaped: rec.ended[:1]}, nil
+		case rec.Kind == recordReaped && rec.Ended[0].PID == int64(pid):
+			ws := unix.WaitStatus(rec.Ended[0].Status)
+			return End{Late: ws.Exited() && ws.ExitStatus() == LateStatus, reaped: rec.Ended[:1]}, nil
 		}
 	}
 }
@@ -479,7 +273,6 @@ func (k *Keeper) Reaped(pid int, deadline time.Time) (End, error) {
 // Reap waits until the deadline for the keeper's end and reaps it.
 func (k *Keeper) Reap(deadline time.Time) error {
 	k.socket.Close() // a keeper with a terminal or cgroups waits for this
-	k.giveUpBlock()
 	if err := k.Wait(deadline); err != nil {
 		return err
 	}

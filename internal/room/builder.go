@@ -1,102 +1,69 @@
 package room
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/helper"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// builder is a bwrap below a keeper that waits for its arguments. It can be started before the plan is complete,
-// because its execve(2) and linking take a millisecond, about as long as the rest of the plan.
+// builder is a bwrap that builds a room.
 type builder struct {
-	*proc.Keeper
-	args  *os.File // write end of bwrap's arguments; bwrap begins when it is closed
-	info  *os.File // read end of bwrap's report of the room's PID 1
-	ready *os.File // read end; gets a byte when the room is built
+	program *proc.Program
+	info    *os.File   // read end of bwrap's report of the room's PID 1
+	ready   *os.File   // read end; gets a byte when the room is built
+	theirs  []*os.File // bwrap's descriptors, closed when it has been started
 }
 
-// begin forks the keeper, with bwrap below it. It uses only the program and the cred of the plan. errors is bwrap's
-// stderr.
-func (p *Plan) begin(errors *os.File, stage []*os.File) (_ *builder, err error) {
+// builder prepares a bwrap with the plan's arguments. errors is its stderr. The caller closes it, even after an error.
+func (p *Plan) builder(errors *os.File, stage []*os.File) (*builder, error) {
 	b := new(builder)
-	var theirs []*os.File
-	defer func() {
-		closeAll(theirs)
-		if err != nil {
-			b.close()
-		}
-	}()
+	// Each word ends with a NUL, the last one too: it may be empty.
+	args, err := helper.TextFile("arguments", strings.Join(append(p.words, "--chdir", "/", ""), "\x00"))
+	if err != nil {
+		return b, err
+	}
+	b.theirs = append(b.theirs, args)
 	for _, end := range []struct {
-		name     string
 		ours     **os.File
-		number   int // of our end
+		name     string
 		pollable bool
-	}{
-		{"args", &b.args, 1, true},
-		{"info", &b.info, 0, true},
-		{"ready", &b.ready, 0, false}, // the entering process reads it
-	} {
+	}{{&b.info, "info", true}, {&b.ready, "ready", false}} { // the entering process reads ready
 		var fds [2]int
 		if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
-			return nil, fmt.Errorf("pipe: %w", err)
+			return b, fmt.Errorf("pipe: %w", err)
 		}
-		_ = unix.SetNonblock(fds[end.number], end.pollable)
-		*end.ours = os.NewFile(uintptr(fds[end.number]), end.name)
-		theirs = append(theirs, os.NewFile(uintptr(fds[1-end.number]), end.name))
+		_ = unix.SetNonblock(fds[0], end.pollable)
+		*end.ours = os.NewFile(uintptr(fds[0]), end.name)
+		b.theirs = append(b.theirs, os.NewFile(uintptr(fds[1]), end.name))
 	}
-	hold, err := HoldFile()
+	hold, err := helper.File()
 	if err != nil {
-		return nil, err
+		return b, err
 	}
-	theirs = append(theirs, hold)
-	// bwrap needs only stderr.
-	files := append([]*os.File{errors, errors, errors}, theirs...)
-	b.Keeper, err = proc.Keep(proc.Command{
-		Program: &proc.Program{
-			Path:  p.Program.Path,
-			Args:  []string{"bwrap", "--args", strconv.Itoa(argsFD), "--info-fd", strconv.Itoa(infoFD), "--as-pid-1", "--", holdPath},
-			Files: files,
-			Stage: stage,
-		},
-		Cred: p.cred,
-		Hold: p.hold,
-	})
-	return b, err
-}
-
-// order sends bwrap its arguments, which starts the building of the room.
-func (b *builder) order(ctx context.Context, words []string, deadline time.Time) error {
-	_ = b.args.SetWriteDeadline(deadline) // a pipe supports deadlines
-	stop := context.AfterFunc(ctx, func() { _ = b.args.SetWriteDeadline(time.Unix(1, 0)) })
-	defer stop()
-	// Each word ends with a NUL, the last one too: it may be empty.
-	_, err := b.args.WriteString(strings.Join(words, "\x00") + "\x00--chdir\x00/\x00")
-	if err != nil {
-		return fmt.Errorf("send arguments to bwrap: %w", err)
+	b.program = &proc.Program{
+		Path: p.Program.Path,
+		Args: []string{"bwrap", "--args", strconv.Itoa(argsFD), "--info-fd", strconv.Itoa(infoFD), "--as-pid-1", "--", holdPath, helper.Hold},
+		// bwrap needs only stderr.
+		Files: append(append([]*os.File{errors, errors, errors}, b.theirs...), hold),
+		Stage: stage,
 	}
-	return b.args.Close()
+	return b, nil
 }
 
-// abandon ends a bwrap that has not got its arguments. It returns when all processes have exited, or with an error
-// after [SetupBound].
-func (b *builder) abandon() error {
-	kept := proc.Kept{Keeper: b.Keeper}
-	// Kill it before args is closed, because that would start it.
-	_, err := kept.Abandon(time.Now().Add(SetupBound))
-	b.close()
-	return err
+// started closes bwrap's ends.
+func (b *builder) started() {
+	closeAll(b.theirs)
+	b.theirs = nil
 }
 
-// close closes our ends of the pipes.
 func (b *builder) close() {
-	for _, f := range []*os.File{b.args, b.info, b.ready} {
-		f.Close() // args may already be closed, or f nil; both only return an error
-	}
+	b.started()
+	b.info.Close() // on nil they only return an error
+	b.ready.Close()
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/helper"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
@@ -159,11 +160,10 @@ func swap(a, b uint32) []syscall.SysProcIDMap {
 // userNamespace returns a descriptor of a new user namespace with these maps. It is created with a process that
 // executes the waiting program and is killed before userNamespace returns.
 func userNamespace(uids, gids []syscall.SysProcIDMap) (*os.File, error) {
-	hold, err := HoldFile()
+	hold, err := helper.File()
 	if err != nil {
 		return nil, err
 	}
-	defer hold.Close()
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return nil, err
@@ -176,7 +176,7 @@ func userNamespace(uids, gids []syscall.SysProcIDMap) (*os.File, error) {
 	// Pdeathsig follows the thread that forked (prctl(2)).
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	child, err := os.StartProcess("/proc/self/fd/3", []string{holdName}, attr)
+	child, err := os.StartProcess("/proc/self/fd/3", []string{"sbxrun-room", helper.Hold}, attr)
 	if err != nil {
 		var call *os.PathError
 		if errors.As(err, &call) {

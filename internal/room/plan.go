@@ -52,7 +52,6 @@ type Plan struct {
 	devices  *devices.Set // nil for none
 	places   int          // number of places below enter.LayersDir
 	trees    []op         // binds in enter.LayersDir from which parts are cloned
-	builder  *builder     // bwrap, if it was started ahead
 	cred     *proc.Cred
 	// identity are bwrap's options for the payload's identity inside.
 	identity []string
@@ -74,9 +73,6 @@ type Caller struct {
 	Bwrap string // the user's choice of bwrap: [ProgramVariable]
 	UID   int    // effective
 	GID   int
-	// Begin, if not nil, is called before anything is created or started, and may block. If it returns a file, bwrap is
-	// started during the preparation, with that file as stderr. Prepare returns its error.
-	Begin func() (errors *os.File, err error)
 }
 
 // ThisCaller describes this process.
@@ -93,7 +89,7 @@ const (
 	firstCopy
 )
 
-// Prepare plans a sandbox. It examines and opens files of the host, and starts bwrap only if the caller has Begin.
+// Prepare plans a sandbox. It examines and opens files of the host, and creates and starts nothing.
 // Errors are *[result.Error].
 func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	if err := p.validate(); err != nil {
@@ -129,19 +125,6 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	}
 	if plan.Program, err = Find(c, cwd, p.Mounts); err != nil {
 		return nil, err
-	}
-	if c.Begin != nil {
-		errors, err := c.Begin()
-		if err != nil {
-			return nil, err
-		}
-		if errors != nil && plan.independent(&p) {
-			b, err := plan.begin(errors, nil)
-			if err != nil {
-				return nil, err
-			}
-			plan.builder = b
-		}
 	}
 	if err := p.protect(plan.Workdir); err != nil {
 		return nil, err
@@ -291,14 +274,8 @@ func (p *Plan) Fresh() (list []enter.Tmpfs) {
 	return list
 }
 
-// Close closes the plan's descriptors, which are not needed after Start, and ends a bwrap that was started during the
-// preparation and not used.
+// Close closes the plan's descriptors, which are not needed after Start.
 func (p *Plan) Close() {
-	if p.builder != nil {
-		// It has no room and no processes yet. The keeper kills any survivor.
-		_ = p.builder.abandon()
-		p.builder = nil
-	}
 	for _, o := range p.ops {
 		o.from.Close() // Close of a nil file only returns an error
 	}
@@ -556,14 +533,6 @@ func (p *Plan) furnishing() *enter.Furnishing {
 		f.ReadOnly = []string{"/dev"}
 	}
 	return f
-}
-
-// independent reports whether bwrap and the keeper can be started before the plan is complete: the policy needs no
-// lock, no source that only root can open (stage), and no device's group.
-func (p *Plan) independent(pol *Policy) bool {
-	return len(pol.Devices) == 0 && !slices.ContainsFunc(pol.Mounts, func(m Mount) bool {
-		return m.Upper != "" || p.cred != nil && (m.Kind == ReadWrite || m.Kind == Overlaid || m.Owned || m.Kind == ReadOnly && !reachable(m.Source))
-	})
 }
 
 // maxWords is slightly below bubblewrap's limit of 9,000 arguments.

@@ -39,22 +39,9 @@ func (p *Plan) Start(ctx context.Context, stdio [3]*os.File, ttys []proc.Termina
 	if err != nil {
 		return nil, err
 	}
-	b := p.builder
-	p.builder = nil
-	if b != nil && len(mounts) > 0 { // another process has changed a path in the meantime
-		_ = b.abandon()
-		b = nil
-	}
-	if b == nil {
-		b, err = p.begin(stdio[2], mounts)
-		closeAll(mounts) // the keeper has copies
-		if err != nil {
-			return nil, (&Room{}).abandon(err)
-		}
-	}
-	defer b.close()
-	r := &Room{Kept: proc.Kept{Keeper: b.Keeper}, Cred: p.cred, HostNet: p.hostNet || p.ownNet}
-	if err = p.start(ctx, r, b, stdio, ttys, confirm); err != nil {
+	defer closeAll(mounts) // the keeper has copies
+	r := &Room{Cred: p.cred, HostNet: p.hostNet || p.ownNet}
+	if err = p.start(ctx, r, mounts, stdio, ttys, confirm); err != nil {
 		return nil, r.abandon(err)
 	}
 	return r, nil
@@ -67,9 +54,11 @@ func (p *Plan) Entry() *enter.Entry {
 }
 
 // start is the rest of Start. After an error, the caller ends the unfinished room.
-func (p *Plan) start(ctx context.Context, r *Room, b *builder, stdio [3]*os.File, ttys []proc.Terminal, confirm bool) error {
+func (p *Plan) start(ctx context.Context, r *Room, mounts []*os.File, stdio [3]*os.File, ttys []proc.Terminal, confirm bool) error {
 	deadline := time.Now().Add(SetupBound)
-	if err := b.order(ctx, p.words, deadline); err != nil {
+	b, err := p.builder(stdio[2], mounts)
+	defer b.close()
+	if err != nil {
 		return err
 	}
 	entry, furnishing := p.Entry(), p.furnishing()
@@ -83,9 +72,11 @@ func (p *Plan) start(ctx context.Context, r *Room, b *builder, stdio [3]*os.File
 	if err != nil {
 		return err
 	}
-	if err := r.Keeper.Enter(proc.Command{Way: way, Cred: p.cred, Terminals: ttys, Remove: p.Bounds.Remove}); err != nil {
+	r.Keeper, err = proc.Keep(proc.Command{Program: b.program, Way: way, Cred: p.cred, Hold: p.hold, Terminals: ttys, Remove: p.Bounds.Remove})
+	if err != nil {
 		return err
 	}
+	b.started()
 	for _, o := range p.copies() { // while bwrap builds the room
 		o.from.Close() // opened for reading, so no data can be lost
 	}

@@ -24,11 +24,9 @@ user() {
         rest=$later
         [ "$slow" != 1 ] || rest="$later|$rare"
         set -- -run "$rest" -skip "^Test($longest)\$" \
-            ./internal/barefork ./internal/cells ./internal/cli ./internal/clidoc ./internal/server ./internal/setup ./internal/state
+            ./internal/cells ./internal/cli ./internal/clidoc ./internal/helper ./internal/server ./internal/setup ./internal/state
     else
-        # Object code is the same for everybody, and to build it as somebody else would
-        # need another cache of modules.
-        step "unit tests as $who" $bounds "$suite" "as $who" $quick "$@" -skip "^Test($anyone)\$" $(echo "$units" | grep -v '/internal/barefork$')
+        step "unit tests as $who" $bounds "$suite" "as $who" $quick "$@" -skip "^Test($anyone)\$" $units
         rest=
         [ "$slow" = 1 ] || rest="$later|"
         set -- "$@" -skip "$rest^Test($longest|$anyone)\$"
@@ -39,6 +37,11 @@ user() {
 # shellcheck disable=SC2086 # lists of words
 beside "a cluster" $wide go -C tests/cluster test -count=1 $quick -timeout 30m ./... # it mostly waits
 step lint internal/setup/lint.sh
+if command -v x86_64-linux-gnu-gcc aarch64-linux-gnu-gcc >/dev/null; then
+    step "the helper, built again" internal/setup/helper.sh
+else
+    left_out "the comparison of the helper with a new build, which Debian's gcc and gcc-aarch64-linux-gnu are needed for"
+fi
 step "man pages" ./setup.sh man
 step completions ./setup.sh completions
 step "manifests of the examples" go -C tests/manifests test -count=1 $quick ./...

@@ -6,7 +6,7 @@
 #   --dry-run   only print the commands that would be run
 #   --test      also what test.sh needs
 #   --check     also what check.sh needs: shells to test completions, tools to build packages
-#               of the clients, and on Debian a browser
+#               of the clients, and on Debian a browser and the compilers of the helper
 #
 # It looks for programs in /usr/bin and similar directories, as sbxrun and the fixtures do,
 # and not in PATH: a python3 in a home directory is not visible in the sandbox. The tests set
@@ -16,12 +16,12 @@ set -eu
 root=${SETUP_ROOT:-}
 dry=
 tests=
-browser=
+debian_tests=
 for flag; do
     case $flag in
     --dry-run) dry=1 ;;
     --test) tests='curl npm' ;;
-    --check) tests='curl npm pip3 zsh fish bash-completion' browser=chromium-headless-shell ;;
+    --check) tests='curl npm pip3 zsh fish bash-completion' debian_tests='chromium-headless-shell gcc aarch64-linux-gnu-gcc' ;;
     *) echo "usage: install.sh [--dry-run] [--test | --check]" >&2; exit 2 ;;
     esac
 done
@@ -70,6 +70,8 @@ package() {
     */python3) echo python3 ;;
     */node) echo nodejs ;;
     */bash) echo bash ;;
+    */gcc) echo gcc libc6-dev ;;
+    */aarch64-linux-gnu-gcc) echo gcc-aarch64-linux-gnu libc6-dev-arm64-cross ;;
     */jq | */curl | */zsh | */fish | */bash-completion | */chromium-headless-shell) echo "$1" ;;
     fedora/npm) echo nodejs-npm ;;
     */npm) echo npm ;;
@@ -89,8 +91,8 @@ run() {
 
 family=$(family)
 # The headless browser is a package of Debian 12 and later. Elsewhere its tests are skipped.
-if [ -n "$browser" ] && grep -q '^ID=debian$' "$root/etc/os-release" 2>/dev/null && ! grep -q '^VERSION_ID="\(9\|10\|11\)"' "$root/etc/os-release"; then
-    tests="$tests $browser"
+if [ -n "$debian_tests" ] && grep -q '^ID=debian$' "$root/etc/os-release" 2>/dev/null && ! grep -q '^VERSION_ID="\(9\|10\|11\)"' "$root/etc/os-release"; then
+    tests="$tests $debian_tests"
 fi
 missing=
 for program in bwrap python3 node bash setpriv unshare setsid jq pgrep $tests; do

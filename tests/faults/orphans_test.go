@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -58,7 +57,7 @@ func breed(lasting string) int {
 		return 3
 	}
 	begin := now.Nano() + 3e8 // when all makers exist
-	m := &maker{stacks: make([]byte, atOnce*stackSize), code: proc.Code(orphan), begin: unix.NsecToTimespec(begin), end: begin + ms*1e6}
+	m := &maker{begin: unix.NsecToTimespec(begin), end: begin + ms*1e6}
 	for range makers {
 		m.fork()
 	}
@@ -73,16 +72,11 @@ func sleepUntil(at unix.Timespec) {
 	}
 }
 
-const (
-	atOnce    = 128 // children of one maker at a time
-	stackSize = 4096
-)
+const atOnce = 128 // children of one maker at a time
 
 // maker is a process that was forked without an exec, like a [warrior].
 type maker struct {
-	stacks   []byte
 	children [atOnce]uintptr // PIDs in init's namespace
-	code     uintptr
 	begin    unix.Timespec
 	end      int64
 	now      unix.Timespec
@@ -106,15 +100,13 @@ func (m *maker) fork() {
 			}
 		}
 		// CLONE_PARENT makes it a child of init.
-		child, errno := proc.Clone(unix.CLONE_PARENT, uintptr(unsafe.Pointer(&m.stacks[0]))+uintptr((i+1)*stackSize), m.code, nil)
+		child, _, errno := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD)|unix.CLONE_PARENT, 0, 0, 0, 0, 0)
+		if child == 0 {
+			syscall.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
+		}
 		if errno == 0 {
 			m.children[i], i = child, (i+1)%atOnce
 		}
 	}
 	syscall.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0)
 }
-
-//go:nosplit
-//go:norace
-//go:nocheckptr
-func orphan(unsafe.Pointer) { proc.Exit(0) }

@@ -1,0 +1,6 @@
+package helper
+
+import _ "embed"
+
+//go:embed helper_amd64
+var program string

@@ -1,0 +1,51 @@
+// What depends on the processor: the entry point, which passes the initial stack to start(), and system calls.
+
+#include "helper.h"
+
+#if defined(__x86_64__)
+
+__asm__(".globl _start\n_start:\n\txor %ebp, %ebp\n\tmov %rsp, %rdi\n\tand $-16, %rsp\n\tcall start\n");
+
+long sys(long number, long a, long b, long c, long d, long e, long f)
+{
+	register long r10 __asm__("r10") = d, r8 __asm__("r8") = e, r9 __asm__("r9") = f;
+	__asm__ volatile("syscall" : "+a"(number) : "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9) : "rcx", "r11", "memory");
+	return number;
+}
+
+#elif defined(__aarch64__)
+
+__asm__(".globl _start\n_start:\n\tmov x29, #0\n\tmov x30, #0\n\tmov x0, sp\n\tb start\n");
+
+long sys(long number, long a, long b, long c, long d, long e, long f)
+{
+	register long x8 __asm__("x8") = number, x0 __asm__("x0") = a, x1 __asm__("x1") = b, x2 __asm__("x2") = c;
+	register long x3 __asm__("x3") = d, x4 __asm__("x4") = e, x5 __asm__("x5") = f;
+	__asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5) : "memory");
+	return x0;
+}
+
+#else
+#error "unsupported processor"
+#endif
+
+// The compiler may call these.
+
+void *memset(void *to, int byte, size_t size)
+{
+	for (char *p = to; size--; p++) {
+		*p = (char)byte;
+		__asm__ volatile("" ::: "memory"); // otherwise the loop becomes a call of memset
+	}
+	return to;
+}
+
+void *memcpy(void *to, const void *from, size_t size)
+{
+	char *t = to;
+	for (const char *f = from; size--; t++, f++) {
+		*t = *f;
+		__asm__ volatile("" ::: "memory");
+	}
+	return to;
+}

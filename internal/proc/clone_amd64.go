@@ -1,8 +1,0 @@
-package proc
-
-// cloneTLS returns the last two arguments of clone(2), whose order depends on the
-// architecture: here the child's thread ID comes first.
-//
-//go:nosplit
-//go:norace
-func cloneTLS(tls uintptr) (d, e uintptr) { return 0, tls }

@@ -1,9 +1,0 @@
-package nsenter_test
-
-import (
-	"testing"
-
-	"github.com/sbxrun/sbxrun/tests/harness"
-)
-
-func TestMain(m *testing.M) { harness.MainWithHeap(m) }
