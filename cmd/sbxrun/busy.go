@@ -10,7 +10,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// busyTerms returns the conditions for starting a command on a busy machine.
 func busyTerms(f *cli.AdmissionFlags) admission.Terms {
 	return admission.Terms{OnPressure: admission.OnPressure(f.OnPressure), WaitTimeout: time.Duration(f.WaitTimeout),
 		MaxParallel: int(f.MaxParallel), Warn: float64(f.Warn), Alert: float64(f.Alert)}

@@ -82,7 +82,6 @@ func logSignals(command string) *signalLog {
 	return l
 }
 
-// close waits until all signals are printed.
 func (l *signalLog) close() {
 	if l != nil {
 		close(l.sent)
@@ -90,7 +89,6 @@ func (l *signalLog) close() {
 	}
 }
 
-// start starts the command, and reports whether it succeeded.
 func (c *command) start() bool {
 	<-c.signals.ready
 	if !c.Hold(c.signals.ctx) {
@@ -111,7 +109,6 @@ func (c *command) start() bool {
 	return true
 }
 
-// printPublished prints the free ports that were picked for --publish.
 func (c *command) printPublished() {
 	if c.printing.Quiet {
 		return
@@ -140,7 +137,6 @@ func (c *command) wait() (res result.Result, delivered bool) {
 	return res, delivered
 }
 
-// reports reports whether the command has a report.
 func (c *command) reports() bool { return c.report != nil || c.record != nil || c.asJSON }
 
 // rehearse encodes an empty report while the command runs. The first one takes package json 0.2 ms, and later ones a
@@ -150,7 +146,6 @@ func rehearse() { _, _ = result.Report{}.JSON() }
 // soon is the age of a command that makes rehearse worthwhile.
 const soon = 20 * time.Millisecond
 
-// end reports the end of the command and returns the exit code.
 func (c *command) end(res result.Result, delivered bool) int {
 	code := c.conclude(res)
 	if !delivered {

@@ -170,7 +170,6 @@ func (c *copying) one(source *workspace.Source, to *workspace.Root, dest string)
 	return c.done.Copy(context.Background(), source, dir, name)
 }
 
-// unpack unpacks stdin.
 func (c *copying) unpack(to *workspace.Root, dest string) error {
 	if term.IsTerminal(int(os.Stdin.Fd())) {
 		return &result.Error{Code: "usage", Message: "cp: a tar stream would come from the terminal", Hint: "pipe one in: tar c DIR | sbxrun cp - NAME:DST"}
@@ -183,7 +182,6 @@ func (c *copying) unpack(to *workspace.Root, dest string) error {
 	return c.done.Unpack(os.Stdin, dir)
 }
 
-// showProgress shows progress on a terminal until finish is called.
 func (c *copying) showProgress() (finish func()) {
 	if c.flags.Quiet || c.flags.JSON || !term.IsTerminal(int(os.Stderr.Fd())) {
 		return func() {}

@@ -95,7 +95,6 @@ func watchRequests() *requests {
 // made sets the target of all further signals.
 func (r *requests) made(of asked) { r.of.Store(&of) }
 
-// abandon ends a command whose caller has gone.
 func (r *requests) abandon() {
 	r.giveUp(supervise.Request{Cause: result.Killed, Signal: syscall.SIGKILL})
 }

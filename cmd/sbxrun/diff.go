@@ -74,7 +74,6 @@ type opened struct {
 	unread  []string         // selected paths that could not be read
 }
 
-// unreadable returns an error if parts of the overlays could not be read.
 func unreadable(trees []*opened) error {
 	for _, o := range trees {
 		if len(o.unread) > 0 {
@@ -179,13 +178,11 @@ func (o *opened) choose(paths []string, found map[string]bool) {
 	}
 }
 
-// comparison is the changes in some overlays.
 type comparison struct {
 	trees []*opened
 	flags *cli.Diff
 }
 
-// openDiff compares overlays with their originals, as the flags ask.
 func openDiff(ctx context.Context, list []*room.Overlay, flags *cli.Diff) (*comparison, error) {
 	trees, err := openChanges(ctx, list, flags.Paths, flags.Exclude, 0)
 	switch {
@@ -203,7 +200,6 @@ func openDiff(ctx context.Context, list []*room.Overlay, flags *cli.Diff) (*comp
 	return &comparison{trees, flags}, nil
 }
 
-// value returns the changes for --json.
 func (d *comparison) value() diffed {
 	v := diffed{Overlays: []diffedOverlay{}}
 	for _, o := range d.trees {
@@ -212,7 +208,6 @@ func (d *comparison) value() diffed {
 	return v
 }
 
-// print prints the changes as the flags ask.
 func (d *comparison) print(w io.Writer, terminal bool) (err error) {
 	if d.flags.Patch && terminal {
 		w = output.Terminal(w)
@@ -292,7 +287,6 @@ func (o *opened) line(c *overlay.Change) string {
 	return line
 }
 
-// stat prints the number of changes.
 func (o *opened) stat(to io.Writer) {
 	kinds := map[overlay.Kind]int{}
 	for _, c := range o.changes {

@@ -34,7 +34,6 @@ func doctorCommand(flags *cli.Doctor) (r output.Result, err error) {
 	return r, nil
 }
 
-// enableScript returns the script for --script.
 func enableScript(flags *cli.Doctor) (r output.Result, err error) {
 	uid, pid := os.Geteuid(), os.Getppid()
 	if flags.PID != 0 {

@@ -15,7 +15,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// environmentFile adds the variables of an --env-file.
 func environmentFile(set *values.Environment, name string) error {
 	text, err := readEnvironmentFile(name)
 	var vars []values.Var

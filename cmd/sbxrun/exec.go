@@ -139,7 +139,6 @@ func (x *execution) hint(use *sandbox.Use, before int, res result.Result, networ
 	output.Hint(what, remedy)
 }
 
-// checkFlags validates the flags independently of the sandbox.
 func (x *execution) checkFlags() error {
 	switch {
 	case x.flags.Detach && x.flags.Tty:
@@ -156,7 +155,6 @@ func (x *execution) checkFlags() error {
 	return busyTerms(&x.flags.AdmissionFlags).Check()
 }
 
-// entry returns the process to run in the sandbox and its identity.
 func (x *execution) entry(use *sandbox.Use) (*enter.Entry, error) {
 	set := use.Env()
 	if x.flags.InheritEnv {

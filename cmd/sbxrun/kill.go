@@ -230,7 +230,6 @@ type killed struct {
 	Error     *result.ReportError `json:"error,omitempty"`
 }
 
-// outcome describes the end of one sandbox.
 func (k *kill) outcome() killed {
 	e := k.sandbox
 	t := killed{ID: e.ID, Sandbox: e.Record.Sandbox, Name: e.Record.Name, Status: e.Status(), Already: k.already, Verdict: k.verdict, Survivors: []result.Survivor{}}
@@ -251,7 +250,6 @@ func (k *kill) outcome() killed {
 	return t
 }
 
-// result describes all ends, and returns the errors.
 func (k *killer) result() (output.Result, error) {
 	r := output.Result{Text: k.printLines}
 	all := []killed{}

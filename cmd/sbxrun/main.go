@@ -121,7 +121,6 @@ func completeCommand(words []string) int {
 	return output.Finish(false, output.Line(nil, strings.Join(cli.Complete(words), "\n")), nil)
 }
 
-// helpCommand prints the help of the command that names name, or of sbxrun.
 func helpCommand(names []string) int {
 	return output.Finish(false, cli.Help(names...), nil)
 }

@@ -43,7 +43,6 @@ func (c *command) broken(e *result.Error) {
 	c.signals.cancelBy(syscall.SIGPIPE)
 }
 
-// openStreams opens the command's streams as the flags ask.
 func (c *command) openStreams() (*stream.Streams, error) {
 	if err := stream.NoDirectories([3]*os.File{os.Stdin, os.Stdout, os.Stderr}); err != nil {
 		return nil, err
@@ -76,7 +75,6 @@ func stdin() *os.File {
 	return os.Stdin
 }
 
-// checkOutput validates the output flags.
 func (c *command) checkOutput() error {
 	if c.printing.JSON && c.tty {
 		return errors.New("--json cannot be combined with --tty: on a terminal stdout and stderr are one stream")
@@ -84,7 +82,6 @@ func (c *command) checkOutput() error {
 	return nil
 }
 
-// limits returns the limit for the report, if there is one.
 func (o *outputLimit) limits() []result.Limit {
 	if o.action == "" {
 		return nil

@@ -101,7 +101,6 @@ func policyOf(f *cli.View, l *cli.LimitFlags, command []string) (p room.Policy, 
 	return p, parts, err
 }
 
-// networkOf returns the allowed hosts, published ports and connected sockets.
 func networkOf(f *cli.View) (spec network.Spec, err error) {
 	list, proxied := strings.CutPrefix(f.Net, "allow=")
 	if proxied {

@@ -102,7 +102,6 @@ func age(created string, now time.Time) string {
 	return output.Age(now.Sub(at))
 }
 
-// commandLine returns a command in one line of limited length.
 func commandLine(argv []string) string {
 	const most = 60
 	if len(argv) == 0 {

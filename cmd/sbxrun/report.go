@@ -40,7 +40,6 @@ func openReport(flags any, place string) (*destination, error) {
 	return openDestination(flags, "--report", "report", place)
 }
 
-// openDestination opens PATH or fd:N for a flag.
 func openDestination(flags any, flag, what, place string) (*destination, error) {
 	d := &destination{what: what, place: place}
 	if number, ok := descriptorIn(place); ok {
@@ -216,7 +215,6 @@ func openFD(flags any, flag, number string) (*os.File, error) {
 	return os.NewFile(uintptr(n), "fd:"+number), nil
 }
 
-// error returns the error for a destination that cannot be written to.
 func (d *destination) error(err error) error {
 	e := &result.Error{Code: "report", Message: fmt.Sprintf("cannot write the %s to %q: %v", d.what, d.place, err), Err: err}
 	switch {

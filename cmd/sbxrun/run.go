@@ -152,14 +152,12 @@ func (r *runner) admitted() error {
 	return r.admit(&r.flags.AdmissionFlags, r.flags.Pids)
 }
 
-// warnPut warns about entries that --put left out.
 func warnPut(f *files.Files) {
 	if f != nil && f.Put.LeftOut.Special.Count > 0 {
 		warn(fmt.Errorf("--put: %v", special(f.Put.LeftOut.Special)))
 	}
 }
 
-// collect copies the files of --get from the sandbox.
 func (r *runner) collect(ctx context.Context, res *result.Result) {
 	if len(r.flags.Get) == 0 || !res.Started {
 		return
@@ -250,7 +248,6 @@ func (r *runner) diagnose(res *result.Result) {
 	}
 }
 
-// checkFlags validates the flags independently of the machine.
 func (r *runner) checkFlags() error {
 	r.tty = r.flags.Tty
 	if err := r.checkOutput(); err != nil {
@@ -273,7 +270,6 @@ func (r *runner) checkFlags() error {
 	return nil
 }
 
-// plan turns the flags into a policy, and that into a plan.
 func (r *runner) plan(caller room.Caller) error {
 	policy, parts, err := policyOf(&r.flags.View, &r.flags.LimitFlags, r.argv)
 	r.Parts = parts

@@ -45,7 +45,6 @@ func list(in string) (entries []*state.Entry, where string, err error) {
 	return entries, dir.Path(), nil
 }
 
-// tagged reports whether a sandbox has all of the tags.
 func tagged(e *state.Entry, tags map[string]string) bool {
 	for key, value := range tags {
 		if got, ok := e.Record.Tags[key]; !ok || got != value {

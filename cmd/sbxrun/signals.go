@@ -47,7 +47,6 @@ func watchWaiting() *signals {
 	return s
 }
 
-// cancelBy ends the run like a signal.
 func (s *signals) cancelBy(sig syscall.Signal) {
 	s.cancel(supervise.Request{Cause: result.Canceled, Signal: sig})
 }

@@ -37,7 +37,6 @@ func startCommand(args []string) int {
 	return cli.Finish(&flags.Start, r, err)
 }
 
-// startFlags are the validated flags of start.
 type startFlags struct {
 	cli.Start
 	tags  map[string]string

@@ -87,7 +87,6 @@ type sandboxUse struct {
 	Uptime       float64 `json:"uptime_ms"`
 }
 
-// gather collects the statistics.
 func gather(at admission.Thresholds) (statistics, error) {
 	now := time.Now()
 	s := statistics{At: now.UTC().Format(result.TimeFormat), Sandboxes: []sandboxUse{}}

@@ -37,7 +37,6 @@ func statisticsLines(s statistics) []string {
 	return strings.Split(text.String(), "\n")
 }
 
-// bar draws a percentage.
 func bar(percent float64) string {
 	const width = 20
 	n := min(width, int(percent*width/100+0.5))

@@ -21,7 +21,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
-// parseVolumes parses the arguments of --volume.
 func parseVolumes(args []string) (list []sandbox.Volume, err error) {
 	for _, arg := range args {
 		name, dest, readOnly, err := room.ParseVolume(arg)
@@ -63,7 +62,6 @@ func whoUses(err error) error {
 	return &result.Error{Code: "volume-busy", ExitCode: result.ExitInUse, Message: message, Hint: "only one sandbox can write to a volume; use NAME:DST:ro to share it read-only", Err: err}
 }
 
-// sandboxesOf lists the sandboxes that processes may belong to.
 func sandboxesOf(pids []int) []*state.Entry {
 	if len(pids) == 0 {
 		return nil

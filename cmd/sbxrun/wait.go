@@ -124,7 +124,6 @@ func lostError(e *state.Entry) error {
 		Hint: "use sbxrun cleanup to remove the rest"}
 }
 
-// lookInterval is the time between two reads of a record.
 const lookInterval = 20 * time.Millisecond
 
 func (w *waiter) untilReady(ctx context.Context) error {
@@ -158,7 +157,6 @@ func notReady(e *state.Entry, reason string) error {
 		Hint: fmt.Sprintf("see sbxrun logs %s, or end it with sbxrun kill %[1]s", e.Title())}
 }
 
-// endedError is the error for a sandbox that has ended too early.
 func endedError(e *state.Entry, before string) error {
 	how := e.Status()
 	if r := e.Record.Report; r != nil {

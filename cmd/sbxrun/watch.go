@@ -82,7 +82,6 @@ func frame(s statistics, columns, rows int) string {
 	return b.String()
 }
 
-// coloured colours the level at the beginning of a line.
 func coloured(line string) string {
 	const yellow, red, plain = "\x1b[33m", "\x1b[31m", "\x1b[0m"
 	for level, colour := range map[admission.Level]string{admission.Warn: yellow, admission.Alert: red} {

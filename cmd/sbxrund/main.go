@@ -80,7 +80,6 @@ func dispatch(args []string) int {
 	return output.Finish(false, output.Result{}, err)
 }
 
-// checked is the result of --check-config.
 func checked() output.Result { return output.Line(nil, "sbxrun: configuration OK") }
 
 func serve(flags *cli.Serve) (r output.Result, err error) {

@@ -15,7 +15,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/output"
 )
 
-// nodes lists the nodes and gateways of a cluster.
 func nodes(flags *cli.Nodes) (r output.Result, err error) {
 	c, err := config.Load(flags.Config)
 	if err != nil {
