@@ -36,7 +36,7 @@ func TestWords(t *testing.T) {
 		}
 	}
 	r := harness.Start(t, harness.Options{Bare: true, Dir: "/usr"}, "--workdir", ".", "true").Wait()
-	if want := "sbxrun: error: working directory \".\": must be an absolute path in the sandbox; write --workdir \"$PWD\"\n"; r.ExitCode != 125 || string(r.Stderr) != want {
+	if want := "sbxrun: error: working directory \".\": must be an absolute path in the sandbox; write --cwd ro --workdir \"$PWD\"\n"; r.ExitCode != 125 || string(r.Stderr) != want {
 		t.Errorf("--workdir .: exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	}
 	r = harness.Start(t, harness.Options{Bare: true, Env: []string{"PATH="}}, "true").Wait()

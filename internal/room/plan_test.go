@@ -460,8 +460,8 @@ func TestPrepareErrors(t *testing.T) {
 		change func(*Policy, *Caller)
 		want   result.Error
 	}{
-		{"policy", func(p *Policy, _ *Caller) { p.Workdir = "x" }, result.Error{Code: "usage", Message: `working directory "x": must be an absolute path in the sandbox`, Hint: `write --workdir "$PWD"/x`}},
-		{"current directory", func(p *Policy, _ *Caller) { p.Workdir = "./" }, result.Error{Code: "usage", Message: `working directory "./": must be an absolute path in the sandbox`, Hint: `write --workdir "$PWD"`}},
+		{"policy", func(p *Policy, _ *Caller) { p.Workdir = "x" }, result.Error{Code: "usage", Message: `working directory "x": must be an absolute path in the sandbox`, Hint: `write --cwd ro --workdir "$PWD"/x`}},
+		{"current directory", func(p *Policy, _ *Caller) { p.Workdir = "./" }, result.Error{Code: "usage", Message: `working directory "./": must be an absolute path in the sandbox`, Hint: `write --cwd ro --workdir "$PWD"`}},
 		{"no bwrap", func(_ *Policy, c *Caller) { c.Bwrap = top + "/none" },
 			result.Error{Code: "bwrap-missing", Message: "cannot use the bubblewrap that SBXRUN_BWRAP names: stat " + top + "/none: no such file or directory", Hint: "unset the variable, or name the program by its absolute path"}},
 		{"missing source", func(p *Policy, _ *Caller) { p.Mounts = []Mount{{Source: top + "/none", Dest: "/x"}} },

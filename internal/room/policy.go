@@ -1,6 +1,7 @@
 package room
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -263,6 +264,9 @@ func (p *Policy) validate() error {
 		}
 	}
 	if err := CheckWorkdir(p.Workdir); err != nil {
+		if e, ok := errors.AsType[*result.Error](err); ok && p.Cwd == "" && p.CwdRoot == "" {
+			e.Hint = strings.Replace(e.Hint, "--workdir", "--cwd ro --workdir", 1) // --workdir alone hides the current directory
+		}
 		return err
 	}
 	seen, sizes := map[string]bool{}, p.TmpSize

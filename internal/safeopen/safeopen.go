@@ -209,7 +209,13 @@ func ours(st *unix.Stat_t) bool { return st.Uid == 0 || st.Uid == uint32(os.Gete
 // or /dev, because root may have copied a command's links to its own directories.
 func Source(follow bool) func(name string, flags int) (int, error) {
 	if follow {
-		return For
+		return func(name string, flags int) (int, error) {
+			fd, err := For(name, flags)
+			if e := (*Error)(nil); errors.As(err, &e) {
+				err = &result.Error{Code: "usage", Message: e.Error(), Err: e, Hint: Hint}
+			}
+			return fd, err
+		}
 	}
 	return func(name string, flags int) (int, error) {
 		fd, err := walk(name, func(dir int, where string, st *unix.Stat_t) error {
@@ -221,7 +227,12 @@ func Source(follow bool) func(name string, flags int) (int, error) {
 			return &Error{plain: true}
 		})
 		if e := (*Error)(nil); errors.As(err, &e) {
-			return -1, &result.Error{Code: "usage", Message: e.Error(), Err: e, Hint: "name the file that it leads to, or use --follow-links"}
+			r := &result.Error{Code: "usage", Message: e.Error(), Err: e, Hint: "name the file that it leads to"}
+			if fd, err := Open(name); err == nil { // --follow-links would follow it
+				unix.Close(fd)
+				r.Hint += ", or use --follow-links"
+			}
+			return -1, r
 		}
 		if err != nil {
 			return -1, err
