@@ -129,6 +129,7 @@ func TestParse(t *testing.T) {
 		{"kill --grace 0 web --proof-timeout 1s --json", want(t, func(k *Kill) { k.Grace, k.ProofTimeout, k.JSON = 0, values.Span(second), true }), "web"},
 		{"kill web -- --signal HUP --", want[Kill](t, nil), "web --signal HUP --"},
 		{"kill - web", want[Kill](t, nil), "- web"},
+		{"kill a --json b c --all d -- -e --json", want(t, func(k *Kill) { k.JSON, k.All = true, true }), "a b c d -e --json"},
 		{"ps --status lost --status failed", want(t, func(p *Ps) { p.Status = []string{"lost", "failed"} }), ""},
 		{"wait web --timeout 1m", want(t, func(w *Wait) { w.Timeout = 60 * second }), "web"},
 	} {

@@ -175,7 +175,7 @@ type Maximum int64
 func (m *Maximum) UnmarshalText(text []byte) error {
 	var size Size
 	err := size.UnmarshalText(text)
-	if *m = Maximum(size); size == 0 {
+	if *m = Maximum(size); err == nil && size == 0 {
 		*m = math.MaxInt64
 	}
 	return err

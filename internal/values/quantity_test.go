@@ -287,3 +287,12 @@ func ceilTimes(t *testing.T, number string, unit int64) *big.Int {
 	n.Sub(n, big.NewInt(1))
 	return n.Quo(n, r.Denom())
 }
+
+func TestMaximum(t *testing.T) {
+	for text, want := range map[string]Maximum{"0": math.MaxInt64, "0K": math.MaxInt64, "1": 1, "2M": 2 << 20, "-1": 0, "": 0} {
+		var m Maximum
+		if err := m.UnmarshalText([]byte(text)); m != want || (err == nil) != (want > 0) {
+			t.Errorf("%q: %d, %v; want %d", text, m, err, want)
+		}
+	}
+}
