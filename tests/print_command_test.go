@@ -53,7 +53,7 @@ func contents(t *testing.T, top string) map[string]string {
 // bool needs none.
 func planned(dir string) map[string][]string {
 	return map[string][]string{
-		"rootfs": {"/none"}, "ro-bind": {"/etc/hostname:/mnt/h"}, "bind": {dir + ":/mnt/b"}, "ro-bind-try": {"/none"}, "bind-try": {"/none"}, "overlay": {dir + ":/mnt/o"}, "device": {"/dev/zero"},
+		"rootfs": {"/none"}, "image": {"none"}, "ro-bind": {"/etc/hostname:/mnt/h"}, "bind": {dir + ":/mnt/b"}, "ro-bind-try": {"/none"}, "bind-try": {"/none"}, "overlay": {dir + ":/mnt/o"}, "device": {"/dev/zero"},
 		"upper": {dir + "/upper", "--overlay", dir + ":/mnt/o"}, "from": {"snap"}, "data-dir": {dir + "/data"}, "state-dir": {dir + "/state"}, "volume": {"other:/mnt/v"},
 		"put": {"/etc/hostname:/tmp/h"}, "get": {"/tmp/*:" + dir}, "tmpfs": {"/mnt/t"}, "tmp-size": {"1M"}, "cwd": {"none"}, "cwd-root": {"."}, "protect": {"none"}, "get-max-size": {"1M", "--get", "x"}, "get-max-entries": {"1", "--get", "x"}, "workdir": {"/tmp"}, "net": {"allow=example.org"},
 		"publish": {"0:80"}, "connect": {"unix:/none=80"}, "env": {"A=1"}, "env-file": {"/dev/null"}, "seccomp": {"off"}, "user": {"1000"}, "hostname": {"x"},

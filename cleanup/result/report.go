@@ -38,6 +38,7 @@ type Report struct {
 	Network   *ReportNetwork `json:"network,omitempty"`
 	Copied    *ReportCopied  `json:"copied,omitempty"`
 	Devices   []string       `json:"devices,omitempty"`
+	Image     *ReportImage   `json:"image,omitempty"`
 
 	Stdout          *string `json:"stdout,omitempty"`
 	StdoutBase64    *string `json:"stdout_base64,omitempty"`
@@ -88,6 +89,14 @@ type ReportError struct {
 	Code    string `json:"code"`
 	Message string `json:"message"`
 	Hint    string `json:"hint,omitempty"`
+}
+
+// ReportImage is the image that was the root of the sandbox.
+type ReportImage struct {
+	Name     string `json:"name,omitempty"` // as it was given
+	Digest   string `json:"digest"`
+	Platform string `json:"platform"`
+	Writable bool   `json:"writable"`
 }
 
 // ReportBwrap is the bubblewrap program that was used.

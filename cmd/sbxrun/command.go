@@ -204,7 +204,7 @@ func (c *command) conclude(res result.Result) int {
 			rep.Devices = c.Place.Plan.Devices
 		}
 		if c.Parts != nil {
-			rep.Copied = c.Parts.Files.Report()
+			rep.Copied, rep.Image = c.Parts.Files.Report(), c.Parts.Image
 		}
 	}
 	if c.asJSON {

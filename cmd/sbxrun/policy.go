@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -24,7 +25,8 @@ import (
 )
 
 // policyOf turns flags into the policy of a sandbox and its other parts.
-func policyOf(f *cli.View, l *cli.LimitFlags, command []string) (p room.Policy, parts *sandbox.Parts, err error) {
+// It calls admit before it creates files.
+func policyOf(ctx context.Context, f *cli.View, l *cli.LimitFlags, command []string, admit func() error) (p room.Policy, parts *sandbox.Parts, err error) {
 	parts = new(sandbox.Parts)
 	if f.Upper != "" {
 		if f.Upper, err = filepath.Abs(f.Upper); err != nil {
@@ -73,6 +75,10 @@ func policyOf(f *cli.View, l *cli.LimitFlags, command []string) (p room.Policy, 
 	if p.Mounts, err = mounts(f); err != nil {
 		return p, parts, err
 	}
+	image, err := useImage(ctx, f, parts, &p, admit)
+	if err != nil {
+		return p, parts, err
+	}
 	if err = protect(f, &p); err != nil {
 		return p, parts, err
 	}
@@ -97,7 +103,7 @@ func policyOf(f *cli.View, l *cli.LimitFlags, command []string) (p room.Policy, 
 			return p, parts, err
 		}
 	}
-	p.Env, err = environment(&f.Vars, float64(l.Cpus), vars)
+	p.Env, err = environment(&f.Vars, float64(l.Cpus), image, vars)
 	return p, parts, err
 }
 
@@ -169,8 +175,8 @@ func mounts(f *cli.View) (list []room.Mount, err error) {
 	} {
 		for _, arg := range kind.args {
 			if kind.kind == room.Overlaid && arg == "/" {
-				if f.Rootfs == "" {
-					return nil, errors.New("--overlay /: goes with --rootfs, because the host's own system is always read-only")
+				if f.Rootfs == "" && f.Image == "" {
+					return nil, errors.New("--overlay /: goes with --image or --rootfs, because the host's own system is always read-only")
 				}
 				continue // see rootMount
 			}
@@ -252,10 +258,15 @@ var passed = []string{"LANG", "LANGUAGE", "TERM", "COLORTERM", "NO_COLOR", "TZ"}
 // sandboxVars are variables that describe the sandbox, not the host.
 var sandboxVars = []string{"PATH", "HOME", "USER", "LOGNAME", "PWD", "OLDPWD"}
 
-// environment returns the variables of the command in a new sandbox, except PATH, HOME and USER. The last value of a
-// variable wins.
-func environment(f *cli.Vars, cpus float64, tools []values.Var) (set values.Environment, err error) {
+// environment returns the variables of the command in a new sandbox, except HOME, USER, and PATH without an image. The
+// last value of a variable wins. Those of an image replace the caller's, unless the caller passes all of them.
+func environment(f *cli.Vars, cpus float64, image, tools []values.Var) (set values.Environment, err error) {
 	inherit(&set, f.InheritEnv)
+	for _, v := range image {
+		if _, given := set.Lookup(v.Name); !given || !f.InheritEnv {
+			set.Put(v)
+		}
+	}
 	for _, v := range tools {
 		set.Put(v)
 	}

@@ -108,7 +108,7 @@ func TestEnvironment(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			set, err := environment(&tt.flags, 0, nil)
+			set, err := environment(&tt.flags, 0, nil, nil)
 			if tt.err != "" {
 				if err == nil || !strings.HasPrefix(err.Error(), tt.err) {
 					t.Fatalf("got error %v, want %s", err, tt.err)

@@ -260,8 +260,8 @@ func (r *runner) checkFlags() error {
 	switch {
 	case r.flags.Apply && slices.Contains(r.flags.Overlay, "/"):
 		return errors.New("--apply: changes to a root directory are not applied; keep them with start and snapshot create")
-	case r.flags.PrintCommand && r.flags.Rootfs != "":
-		return errors.New("--print-command: no bwrap command does the same as --rootfs, which sbxrun mounts itself")
+	case r.flags.PrintCommand && r.flags.Rootfs+r.flags.Image != "":
+		return errors.New("--print-command: no bwrap command does the same as --rootfs and --image, which sbxrun mounts itself")
 	case r.flags.PrintCommand && (r.flags.From != "" || len(r.flags.Overlay) > 0 || room.Cwd(r.flags.Cwd) == room.CwdOverlay):
 		return errors.New("--print-command: cannot be combined with --overlay and --from, which sbxrun mounts itself")
 	case r.flags.PrintFilter != "" && r.flags.Seccomp == "off":
@@ -271,8 +271,18 @@ func (r *runner) checkFlags() error {
 }
 
 func (r *runner) plan(caller room.Caller) error {
-	policy, parts, err := policyOf(&r.flags.View, &r.flags.LimitFlags, r.argv)
+	admit := func() error {
+		if r.flags.PrintCommand {
+			return nil
+		}
+		return r.admitted()
+	}
+	policy, parts, err := policyOf(r.signals.ctx, &r.flags.View, &r.flags.LimitFlags, r.argv, admit)
 	r.Parts = parts
+	if len(r.argv) == 0 {
+		r.argv = parts.ImageCommand
+		policy.Command = r.argv
+	}
 	if err == nil && r.flags.PrintCommand && parts.Network() {
 		err = errors.New("--print-command: cannot be combined with --net allow=, --publish and --connect, which bwrap does not have")
 	}
@@ -280,6 +290,7 @@ func (r *runner) plan(caller room.Caller) error {
 		err = errors.New("no command given")
 	}
 	if err != nil {
+		diesOf(err)
 		return cli.UsageError(&r.flags, err)
 	}
 	policy.Terminal, policy.Alone, policy.Captured = r.flags.Tty, !parts.Network(), r.asJSON
@@ -291,12 +302,7 @@ func (r *runner) plan(caller room.Caller) error {
 			return err
 		}
 	}
-	err = useStored(r.signals.ctx, &r.flags.View, parts, &policy, !r.flags.PrintCommand, func() error {
-		if r.flags.PrintCommand {
-			return nil
-		}
-		return r.admitted()
-	})
+	err = useStored(r.signals.ctx, &r.flags.View, parts, &policy, !r.flags.PrintCommand, admit)
 	if err != nil {
 		diesOf(err)
 		return err

@@ -59,11 +59,6 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 		return nil, "", err
 	}
 	var policy room.Policy
-	policy, parts, err = policyOf(&flags.View, &flags.LimitFlags, argv)
-	if err != nil {
-		return nil, "", cli.UsageError(&flags.Start, err)
-	}
-	policy.Captured = len(argv) > 0
 	var leave *admission.Permit
 	admitted := func() (err error) {
 		if leave == nil {
@@ -71,6 +66,11 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 		}
 		return err
 	}
+	policy, parts, err = policyOf(ctx, &flags.View, &flags.LimitFlags, argv, admitted)
+	if err != nil {
+		return nil, "", cli.UsageError(&flags.Start, err)
+	}
+	policy.Captured = len(argv) > 0
 	if err := useStored(ctx, &flags.View, parts, &policy, true, admitted); err != nil {
 		return nil, "", err
 	}

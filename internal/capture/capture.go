@@ -77,7 +77,7 @@ func (p *packing) pack(ctx context.Context, from Source, left int64) error {
 		}
 		left -= l.Bytes
 		p.m.LeftOut += leftOut
-		t := snapshots.Tree{Dest: o.Dest, Source: o.Source, Since: o.Since.Format(time.RFC3339Nano), Layers: append([]snapshots.Layer(nil), from.Layers[o.Dest]...)}
+		t := snapshots.Tree{Dest: o.Dest, Source: o.Source, Image: o.Image, Since: o.Since.Format(time.RFC3339Nano), Layers: append([]snapshots.Layer(nil), from.Layers[o.Dest]...)}
 		var layer, source unix.Stat_t
 		if unix.Fstat(proc.Descriptor(o.Layer), &layer) == nil && unix.Stat(o.Source, &source) == nil && layer.Mode&0o777 != source.Mode&0o777 {
 			t.Mode = fmt.Sprintf("%04o", layer.Mode&0o777)

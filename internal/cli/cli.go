@@ -40,7 +40,7 @@ type CLI struct {
 
 // View is the flags of run and start for files, network, environment and identity.
 type View struct {
-	Rootfs                                    string
+	Rootfs, Image                             string
 	Device                                    []string
 	RoBind, Bind, RoBindTry, BindTry, Overlay []string
 	Upper                                     string `needs:"overlay from cwd=overlay"`

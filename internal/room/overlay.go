@@ -20,6 +20,8 @@ import (
 type Overlay struct {
 	Source string `json:"source"` // on the host, without links
 	Dest   string `json:"dest"`   // in the sandbox
+	// Image is the digest of the image whose tree the source is; "" for another directory.
+	Image string `json:"image,omitempty"`
 	// Since is the time when the source was first examined, before anything was written to the layer. The timestamp that
 	// a file system records for a change may be one tick (up to 10 ms) earlier than the change, but never later.
 	Since time.Time `json:"since"`
@@ -101,7 +103,7 @@ func (p *Plan) newOverlay(o *op) (*Overlay, error) {
 	if first := o.mount.Since; !first.IsZero() && first.Before(since) {
 		since, index = first, "" // the index at that time is unknown
 	}
-	return &Overlay{Source: real, Dest: o.dst, Since: since.UTC().Round(0), Base: base, Index: index, Lower: o.mount.Lower, mode: mode, size: o.size}, nil
+	return &Overlay{Source: real, Dest: o.dst, Image: o.mount.Image, Since: since.UTC().Round(0), Base: base, Index: index, Lower: o.mount.Lower, mode: mode, size: o.size}, nil
 }
 
 // identity returns the [tree.Identity] of a directory, and the digest of its git index.

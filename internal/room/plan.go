@@ -323,8 +323,12 @@ func (p *Plan) identify(pol *Policy, c Caller) (user User) {
 		p.cred = &proc.Cred{UID: user.UID, GID: user.GID}
 		p.mapOwners = pol.User == nil || pol.User.UID == 0
 	}
-	if pol.User != nil && *pol.User != user {
-		user = *pol.User
+	inside := pol.User
+	if inside == nil {
+		inside = pol.Inside
+	}
+	if inside != nil && *inside != user {
+		user = *inside
 		p.identity = []string{"--uid", strconv.Itoa(int(user.UID)), "--gid", strconv.Itoa(int(user.GID))}
 	}
 	return user

@@ -65,6 +65,7 @@ type Mount struct {
 	Since time.Time // Overlaid: the time when Source was first examined, for [Overlay]; zero for now
 	Mode  string    // Overlaid: permissions of Dest in octal; "" for Source's
 	Git   bool      // ReadWrite: see Policy.Git
+	Image string    // digest of the image whose tree is at /; "" for another directory
 	Owned bool      // ReadOnly: map the source's owner to the sandbox's identity, as for ReadWrite
 	// In is the Dest of the bind that contains Source. That bind's owner is mapped, not Source's.
 	In string
@@ -100,8 +101,9 @@ type Policy struct {
 	Network Network
 	// Alone reports that no other command will enter the room. Then the entering process creates the command's network
 	// namespace, and the room keeps the caller's, which is faster.
-	Alone bool
-	User  *User
+	Alone  bool
+	User   *User
+	Inside *User // identity inside the sandbox only, if User is nil
 	// Devices are the names of devices, valid by [devices.Check]: CDI names, or paths of character devices.
 	Devices  []string
 	Hostname string

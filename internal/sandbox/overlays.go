@@ -19,7 +19,7 @@ import (
 // onRecord returns the records of the overlays, by which other processes find the layers.
 func (s *Sandbox) onRecord() (out []state.Overlay) {
 	for _, o := range s.spec.Parts.Overlays {
-		out = append(out, state.Overlay{Source: o.Source, Dest: o.Dest, Since: o.Since.Format(time.RFC3339Nano), Base: o.Base, Index: o.Index, Upper: o.Upper, Lower: o.Lower, Layer: proc.Descriptor(o.Layer), Layers: s.spec.Parts.Layers[o.Dest]})
+		out = append(out, state.Overlay{Source: o.Source, Dest: o.Dest, Image: o.Image, Since: o.Since.Format(time.RFC3339Nano), Base: o.Base, Index: o.Index, Upper: o.Upper, Lower: o.Lower, Layer: proc.Descriptor(o.Layer), Layers: s.spec.Parts.Layers[o.Dest]})
 	}
 	return out
 }
@@ -73,7 +73,7 @@ func Overlays(e *state.Entry) (list []*room.Overlay, err error) {
 		if supervisor == nil && r.Upper == "" {
 			continue // in memory; the supervisor was killed before it could remove it
 		}
-		o := &room.Overlay{Source: r.Source, Dest: r.Dest, Base: r.Base, Index: r.Index, Upper: r.Upper, Lower: r.Lower}
+		o := &room.Overlay{Source: r.Source, Dest: r.Dest, Image: r.Image, Base: r.Base, Index: r.Index, Upper: r.Upper, Lower: r.Lower}
 		list = append(list, o)
 		if o.Since, err = time.Parse(time.RFC3339Nano, r.Since); err != nil {
 			return list, err

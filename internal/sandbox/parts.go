@@ -37,8 +37,11 @@ type Parts struct {
 	Overlays []*room.Overlay
 	// Layers are the layers of a snapshot below the writable one, the lowest first, by the destinations of
 	// overlays.
-	Layers  map[string][]state.Layer
-	Cgroups []string // directories of a long-lived sandbox's cgroups
+	Layers map[string][]state.Layer
+	// Image describes the image that is the root, or is nil.
+	Image        *result.ReportImage
+	ImageCommand []string // entry point and arguments of the image
+	Cgroups      []string // directories of a long-lived sandbox's cgroups
 
 	mu      sync.Mutex // protects the overlays, for Look and End
 	spec    network.Spec
@@ -46,6 +49,7 @@ type Parts struct {
 	volumes []*volumes.Volume
 	lost    *result.Error // error of syncing a volume
 	held    map[string]*snapshots.Unpacked
+	image   *snapshots.Unpacked // tree of the image
 }
 
 // Volume is a volume to mount in a sandbox.
@@ -117,6 +121,9 @@ func (p *Parts) From(ctx context.Context, store *snapshots.Store, m *snapshots.M
 		})
 	}
 	for _, t := range m.Trees {
+		if i := index(t); t.Dest == "/" && i >= 0 && pol.Mounts[i].Image != t.Image {
+			return otherRoot(m, t.Image, pol.Mounts[i].Image)
+		}
 		if m.Imported && index(t) < 0 {
 			flag := "--overlay " + room.ShellQuote(t.Source+":"+t.Dest)
 			if t.Dest == "/" {
@@ -139,17 +146,35 @@ func (p *Parts) From(ctx context.Context, store *snapshots.Store, m *snapshots.M
 		}
 		p.Layers[t.Dest], pol.Mounts[i].Mode = t.Layers, t.Mode
 		at := &pol.Mounts[i]
-		if at.Source == t.Source {
+		if at.Source == t.Source || t.Image != "" {
 			at.Since = t.First()
 		}
 		if at.Kind == room.ReadOnly { // a root directory, which the snapshot makes writable
 			at.Kind, at.Upper = room.Overlaid, upper
+			if p.Image != nil {
+				p.Image.Writable = true
+			}
 		}
 		for _, l := range t.Layers {
 			at.Lower = slices.Insert(at.Lower, 0, p.held[l.SHA256].Path)
 		}
 	}
 	return nil
+}
+
+// otherRoot returns the error for a snapshot over another root than the sandbox has.
+func otherRoot(m *snapshots.Manifest, want, have string) error {
+	of := func(digest string) string {
+		if digest == "" {
+			return "a root directory"
+		}
+		return "image " + digest
+	}
+	e := &result.Error{Code: "usage", Message: fmt.Sprintf("snapshot %s was taken over %s, not over %s", m.Title(), of(want), of(have))}
+	if want != "" {
+		e.Hint = "leave out --image and --rootfs: the snapshot selects its image"
+	}
+	return e
 }
 
 // Begin starts the proxy; cred is the user of the sandbox.
@@ -189,7 +214,7 @@ func (p *Parts) Look() (list []*room.Overlay, err error) {
 		if fd, err = proc.Duplicate(o.Layer); err != nil {
 			break
 		}
-		again := &room.Overlay{Source: o.Source, Dest: o.Dest, Since: o.Since, Base: o.Base, Index: o.Index, Upper: o.Upper, Lower: o.Lower, Layer: os.NewFile(uintptr(fd), "layer")}
+		again := &room.Overlay{Source: o.Source, Dest: o.Dest, Image: o.Image, Since: o.Since, Base: o.Base, Index: o.Index, Upper: o.Upper, Lower: o.Lower, Layer: os.NewFile(uintptr(fd), "layer")}
 		list = append(list, again)
 	}
 	if err != nil {
@@ -270,7 +295,10 @@ func (p *Parts) End() (used *result.ReportNetwork, lost *result.Error) {
 	for _, u := range p.held {
 		u.Close() // only read
 	}
-	p.volumes, p.held = nil, nil
+	if p.image != nil {
+		p.image.Close() // only read
+	}
+	p.volumes, p.held, p.image = nil, nil, nil
 	p.Files.Close()
 	return used, p.lost
 }

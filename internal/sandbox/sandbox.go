@@ -250,6 +250,9 @@ func (s *Sandbox) firstRecord() (state.Record, error) {
 		Workdir: s.spec.Plan.Workdir, Net: s.spec.Net, Hostname: s.spec.Hostname,
 		TimeoutMS: result.Milliseconds(s.spec.Timeout), IdleTimeoutMS: result.Milliseconds(s.spec.IdleTimeout),
 	}
+	if s.spec.Parts != nil {
+		r.Image = s.spec.Parts.Image
+	}
 	if r.Argv == nil {
 		r.Argv = []string{}
 	}
@@ -361,6 +364,9 @@ func (s *Sandbox) finish(res result.Result) error {
 	}
 	report := res.Report(s.claim.ID, s.spec.Command)
 	report.Network, report.Devices = used, s.spec.Plan.Devices
+	if s.spec.Parts != nil {
+		report.Image = s.spec.Parts.Image
+	}
 	report.Bwrap = &result.ReportBwrap{Path: s.spec.Plan.Program.Path, Version: s.spec.Plan.Program.Version}
 	err := result.All(s.conclude(report), s.claim.DropAccess())
 	if s.spec.Remove && res.Verdict != result.Unproven {

@@ -41,9 +41,10 @@ type Manifest struct {
 // Tree is the content of one mount point of a sandbox.
 type Tree struct {
 	Dest   string  `json:"dest"`
-	Source string  `json:"source"`         // host directory below the layers
-	Layers []Layer `json:"layers"`         // the lowest first
-	Mode   string  `json:"mode,omitempty"` // mode of the directory itself, in octal, if not the source's
+	Source string  `json:"source"`          // host directory below the layers
+	Image  string  `json:"image,omitempty"` // digest of the image whose tree the source is
+	Layers []Layer `json:"layers"`          // the lowest first
+	Mode   string  `json:"mode,omitempty"`  // mode of the directory itself, in octal, if not the source's
 	// Since is when the source was first compared, before the lowest layer was written: later
 	// changes of the source conflict with the layers.
 	Since string `json:"since"`
@@ -146,6 +147,9 @@ func (m *Manifest) check() error {
 			return damaged("invalid tree of %.80q at %.80q", t.Source, t.Dest)
 		}
 		seen[t.Dest] = true
+		if _, ok := Hex(t.Image); t.Image != "" && (!ok || t.Dest != "/") {
+			return damaged("%q has an invalid image %.80q", t.Dest, t.Image)
+		}
 		if mode, err := strconv.ParseUint(t.Mode, 8, 32); t.Mode != "" && (err != nil || mode > 0o777) {
 			return damaged("%q has an invalid mode %.40q", t.Dest, t.Mode)
 		}

@@ -52,7 +52,8 @@ type Record struct {
 
 	Limits []result.Limit `json:"limits,omitempty"` // without hits, which the report has
 
-	Overlays []Overlay `json:"overlays,omitempty"` // while it runs, or if the layers are on disk
+	Image    *result.ReportImage `json:"image,omitempty"`
+	Overlays []Overlay           `json:"overlays,omitempty"` // while it runs, or if the layers are on disk
 
 	Ready  *Ready         `json:"ready,omitempty"`
 	Logs   *Logs          `json:"logs,omitempty"`
@@ -69,6 +70,7 @@ type Refused struct {
 type Overlay struct {
 	Source string   `json:"source"`
 	Dest   string   `json:"dest"`
+	Image  string   `json:"image,omitempty"`      // digest of the image whose tree the source is
 	Since  string   `json:"since"`                // in the format of package room
 	Base   string   `json:"base,omitempty"`       // the source's identity
 	Index  string   `json:"index,omitempty"`      // digest of the source's git index ([hostfiles.GitIndex])

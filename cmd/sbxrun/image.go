@@ -1,0 +1,81 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
+	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/internal/values"
+)
+
+// useImage makes the image of --image, or that of the snapshot of --from, the root of a sandbox, and returns the image's
+// variables. It calls admit before it creates files.
+func useImage(ctx context.Context, f *cli.View, parts *sandbox.Parts, p *room.Policy, admit func() error) (vars []values.Var, err error) {
+	switch {
+	case f.Image == "" && (f.From == "" || f.Rootfs != ""):
+		return nil, nil
+	case f.Image != "" && f.Rootfs != "":
+		return nil, errors.New("--image and --rootfs exclude each other")
+	case f.Image != "" && f.Tools:
+		return nil, errors.New("--tools shows programs of the host, which need the host's libraries: leave it out with --image")
+	}
+	dir, err := snapshots.Dir()
+	if err != nil {
+		return nil, err
+	}
+	store, err := snapshots.Look(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer store.Close()
+	ref := f.Image
+	if ref == "" {
+		m, err := store.Find(f.From)
+		if err != nil {
+			return nil, nil // useStored reports it
+		}
+		i := slices.IndexFunc(m.Trees, func(t snapshots.Tree) bool { return t.Image != "" })
+		if i < 0 {
+			return nil, nil
+		}
+		ref = m.Trees[i].Image
+	}
+	digest := ref
+	if kind, _, _ := strings.Cut(ref, ":"); kind == "oci" || kind == "oci-archive" || kind == "docker-archive" {
+		if err := admit(); err != nil {
+			return nil, err
+		}
+		if digest, err = importImage(ctx, dir, ref, p); err != nil {
+			return nil, err
+		}
+		if store, err = snapshots.Look(dir); err != nil { // it may be new
+			return nil, err
+		}
+		defer store.Close()
+	}
+	m, err := store.FindImage(digest)
+	if err == nil {
+		err = admit()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return parts.UseImage(ctx, store, m, ref, p, room.ThisCaller(), slices.Contains(f.Overlay, "/"), f.Upper)
+}
+
+// importImage has sbxrund import an image unless the store has it, and returns its digest.
+func importImage(ctx context.Context, dir, ref string, p *room.Policy) (string, error) {
+	store, err := snapshots.Open(dir)
+	if err != nil {
+		return "", err
+	}
+	defer store.Close()
+	user := p.Outside(room.ThisCaller())
+	return store.RunSibling(ctx, "import image "+ref, snapshots.EnsureImageWord, ref, strconv.Itoa(int(user.UID)), strconv.Itoa(int(user.GID)))
+}
