@@ -216,7 +216,9 @@ func TestFindRejects(t *testing.T) {
 func TestParseRejects(t *testing.T) {
 	for text, want := range map[string]string{
 		"a: [":                         "did not find",
-		"a: &x [*x]":                   "anchor",
+		"a: &x [*x]":                   "aliases are not supported",
+		"a: b\n---\nc: d":              "text after",
+		"":                             "EOF",
 		"? [a]\n: b":                   "map",
 		"cdiVersion: 2.0.0\nkind: a/b": `unknown cdiVersion "2.0.0"`,
 		"cdiVersion: 1.0.0\nkind: a":   `invalid kind "a"`,
@@ -276,4 +278,15 @@ func TestDrivers(t *testing.T) {
 			t.Errorf("%d: %q", number, got)
 		}
 	}
+}
+
+// Hostile text does not make parse panic, and errors have one line.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(nvidia), true)
+	f.Add(fmt.Appendf(nil, thing, "x"), false)
+	f.Fuzz(func(t *testing.T, text []byte, isYAML bool) {
+		if _, err := parse(text, isYAML); err != nil && strings.Contains(err.Error(), "\n") {
+			t.Errorf("the error has several lines: %q", err)
+		}
+	})
 }

@@ -167,12 +167,8 @@ func readSpec(name string) (*spec, error) {
 // parse decodes and checks a specification.
 func parse(text []byte, isYAML bool) (*spec, error) {
 	if isYAML {
-		var v any
-		err := yaml.Unmarshal(text, &v)
-		if err == nil {
-			text, err = json.Marshal(v)
-		}
-		if err != nil {
+		var err error
+		if text, err = toJSON(text); err != nil {
 			return nil, errors.New(strings.Join(strings.Fields(err.Error()), " ")) // errors of package yaml have several lines
 		}
 	}
@@ -201,6 +197,30 @@ func parse(text []byte, isYAML bool) (*spec, error) {
 		}
 	}
 	return s, nil
+}
+
+// toJSON translates YAML. A few lines of YAML with aliases could become gigabytes, so it rejects them.
+func toJSON(text []byte) ([]byte, error) {
+	var doc, next yaml.Node
+	d := yaml.NewDecoder(bytes.NewReader(text))
+	if err := d.Decode(&doc); err != nil {
+		return nil, err
+	}
+	if err := d.Decode(&next); err != io.EOF {
+		return nil, errors.New("text after the specification")
+	}
+	if hasAlias(&doc) {
+		return nil, errors.New("YAML aliases are not supported")
+	}
+	var v any
+	if err := doc.Decode(&v); err != nil {
+		return nil, err
+	}
+	return json.Marshal(v)
+}
+
+func hasAlias(n *yaml.Node) bool {
+	return n.Kind == yaml.AliasNode || slices.ContainsFunc(n.Content, hasAlias)
 }
 
 // names returns the names of all devices, in order.
