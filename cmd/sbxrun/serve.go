@@ -1,22 +1,31 @@
 package main
 
 import (
+	"fmt"
 	"os"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
-// server returns a command that executes the server with the whole command line args. The server is a separate
-// program to keep runs fast. Only the one next to this program is trusted.
-func server[F any](args []string) func(*F) (output.Result, error) {
-	return func(*F) (output.Result, error) {
-		name, err := safeopen.Sibling()
-		if err != nil {
-			return output.Result{}, err
-		}
-		return output.Result{}, safeopen.SiblingError(name, unix.Exec(name, append([]string{name}, args...), os.Environ()))
+// serverCommand executes the server with the whole command line, if that is right. The server is a separate program to
+// keep runs fast. Only the one next to this program is trusted.
+func serverCommand(args []string) int {
+	flags, rest := cli.Flags(args)
+	err := cli.Parse(flags, rest)
+	if _, ok := flags.(*cli.Snapshot); ok && len(rest) > 0 && isSandbox(rest[0]) {
+		err = &result.Error{Code: "usage", Message: fmt.Sprintf("snapshot has no command %q, but that is a sandbox", rest[0]),
+			Hint: "use sbxrun snapshot create " + rest[0]}
 	}
+	if err == nil {
+		var name string
+		if name, err = safeopen.Sibling(); err == nil {
+			err = safeopen.SiblingError(name, unix.Exec(name, append([]string{name}, args...), os.Environ()))
+		}
+	}
+	return cli.Finish(flags, output.Result{}, err)
 }

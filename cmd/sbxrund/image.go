@@ -23,27 +23,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 )
 
-// imageCommand runs the commands of image.
-func imageCommand(args []string) int {
-	if len(args) > 0 {
-		switch args[0] {
-		case "pull":
-			return cli.Execute(args[1:], onSnapshots(snapshots.Open, pullImage))
-		case "import":
-			return cli.Execute(args[1:], onSnapshots(snapshots.Open, importImage))
-		case "ls":
-			return cli.Execute(args[1:], onSnapshots(snapshots.Look, listImages))
-		case "inspect":
-			return cli.Execute(args[1:], onSnapshots(snapshots.Look, inspectImages))
-		case "rm":
-			return cli.Execute(args[1:], onSnapshots(snapshots.Open, removeImages))
-		case "export":
-			return cli.Execute(args[1:], onSnapshots(snapshots.Open, exportImage))
-		}
-	}
-	return output.Fail(errors.New("image: want pull, import, ls, inspect, rm, export or commit"))
-}
-
 // imageOwner returns the user for whom images are unpacked in advance: that of sandboxes without --user.
 func imageOwner() *proc.Cred {
 	if os.Geteuid() != 0 {

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -38,6 +39,28 @@ import (
 func main() { os.Exit(dispatch(os.Args[1:])) }
 
 func dispatch(args []string) int {
+	commands := map[string]func(args []string) int{
+		"serve":           cli.Command(serve),
+		"gateway":         cli.Command(gateway),
+		"nodes":           cli.Command(nodes),
+		"mcp":             cli.Command(mcpCommand),
+		"snapshot create": cli.Command(onSnapshots(snapshots.Open, createSnapshot)),
+		"snapshot ls":     cli.Command(onSnapshots(snapshots.Look, listSnapshots)),
+		"snapshot rm":     cli.Command(onSnapshots(snapshots.Open, removeSnapshots)),
+		"snapshot export": cli.Command(onSnapshots(snapshots.Open, exportSnapshot)),
+		"snapshot import": cli.Command(onSnapshots(snapshots.Open, importSnapshot)),
+		"image pull":      cli.Command(onSnapshots(snapshots.Open, pullImage)),
+		"image import":    cli.Command(onSnapshots(snapshots.Open, importImage)),
+		"image ls":        cli.Command(onSnapshots(snapshots.Look, listImages)),
+		"image inspect":   cli.Command(onSnapshots(snapshots.Look, inspectImages)),
+		"image rm":        cli.Command(onSnapshots(snapshots.Open, removeImages)),
+		"image export":    cli.Command(onSnapshots(snapshots.Open, exportImage)),
+	}
+	for n := min(2, len(args)); n > 0; n-- {
+		if command := commands[strings.Join(args[:n], " ")]; command != nil {
+			return command(args[n:])
+		}
+	}
 	word, rest := "", args
 	if len(args) > 0 {
 		word, rest = args[0], args[1:]
@@ -46,18 +69,6 @@ func dispatch(args []string) int {
 	switch word {
 	case network.Role:
 		return proxy.Main()
-	case "serve":
-		return cli.Execute(rest, serve)
-	case "gateway":
-		return cli.Execute(rest, gateway)
-	case "nodes":
-		return cli.Execute(rest, nodes)
-	case "mcp":
-		return cli.Execute(rest, mcpCommand)
-	case "snapshot":
-		return snapshotCommand(rest)
-	case "image":
-		return imageCommand(rest)
 	case "openapi": // for packages
 		var text []byte
 		if text, err = server.Document(version.Number, len(rest) > 0 && rest[0] == "3.0"); err == nil {

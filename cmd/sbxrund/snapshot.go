@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -17,26 +16,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 )
 
-// snapshotCommand runs the commands of snapshot. They are here because sbxrun must not link archives and compression.
-func snapshotCommand(args []string) int {
-	if len(args) > 0 {
-		switch args[0] {
-		case "create":
-			return cli.Execute(args[1:], onSnapshots(snapshots.Open, createSnapshot))
-		case "ls":
-			return cli.Execute(args[1:], onSnapshots(snapshots.Look, listSnapshots))
-		case "rm":
-			return cli.Execute(args[1:], onSnapshots(snapshots.Open, removeSnapshots))
-		case "export":
-			return cli.Execute(args[1:], onSnapshots(snapshots.Open, exportSnapshot))
-		case "import":
-			return cli.Execute(args[1:], onSnapshots(snapshots.Open, importSnapshot))
-		}
-	}
-	return output.Fail(errors.New("snapshot: want create, ls, rm, export or import"))
-}
-
-// onSnapshots returns a command that works on the caller's snapshots.
+// onSnapshots returns a command that works on the caller's snapshots and images. These are here because sbxrun must not
+// link archives and compression.
 func onSnapshots[F any](open func(string) (*snapshots.Store, error), work func(*snapshots.Store, *F) (output.Result, error)) func(*F) (output.Result, error) {
 	return func(flags *F) (r output.Result, err error) {
 		dir, err := snapshots.Dir()

@@ -123,7 +123,7 @@ func TestExamples(t *testing.T) {
 		if c.Name == "run" {
 			args = slices.Insert(args, 0, "run")
 		}
-		flags, rest := newFlags(args)
+		flags, rest := Flags(args)
 		if err := Parse(flags, rest); err != nil || cmp.Or(Name(flags), "-") != c.Path() && len(c.Children) == 0 {
 			t.Errorf("%q: command %q, %v", args, Name(flags), err)
 		}

@@ -218,15 +218,31 @@ func asks(args []string, payload bool, words ...string) bool {
 
 func isFlag(word string) bool { return strings.HasPrefix(word, "-") && word != "-" }
 
-// Execute parses the words after a command's name, runs it, prints its result, and returns the exit code.
-func Execute[F any](args []string, command func(*F) (output.Result, error)) int {
-	flags := new(F)
-	var r output.Result
-	err := Parse(flags, args)
-	if err == nil {
-		r, err = command(flags)
+// Command returns a function that parses the words after a command's name, runs the command, prints its result, and
+// returns the exit code.
+func Command[F any](run func(*F) (output.Result, error)) func(args []string) int {
+	return func(args []string) int {
+		flags := new(F)
+		var r output.Result
+		err := Parse(flags, args)
+		if err == nil {
+			r, err = run(flags)
+		}
+		return Finish(flags, r, err)
 	}
-	return Finish(flags, r, err)
+}
+
+// Flags returns an empty struct of the command, or the group of commands, that args begin with, and the rest of args.
+func Flags(args []string) (flags any, rest []string) {
+	v := reflect.ValueOf(new(CLI)).Elem()
+	for len(args) > 0 {
+		f, ok := v.Type().FieldByNameFunc(func(name string) bool { return strings.ToLower(name) == args[0] })
+		if !ok || !strings.HasPrefix(string(f.Tag), "cmd:") {
+			break
+		}
+		v, args = v.FieldByIndex(f.Index), args[1:]
+	}
+	return v.Addr().Interface(), args
 }
 
 // Finish prints the outcome of a command with these flags, or the help that they ask for, and returns the exit code.

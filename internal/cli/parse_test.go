@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"math/rand/v2"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -16,25 +15,9 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
-// newFlags returns an empty struct of a command's flags, and the command's words.
-func newFlags(args []string) (flags any, rest []string) {
-	v := reflect.ValueOf(new(CLI)).Elem()
-	for len(args) > 0 && v.Kind() == reflect.Struct {
-		f := v.FieldByNameFunc(func(name string) bool { return strings.ToLower(name) == args[0] })
-		if !f.IsValid() || f.Kind() != reflect.Struct {
-			break
-		}
-		v, args = f, args[1:]
-		if t := v.Type(); t != reflect.TypeFor[Snapshot]() && t != reflect.TypeFor[Image]() && t != reflect.TypeFor[Volume]() {
-			break
-		}
-	}
-	return v.Addr().Interface(), args
-}
-
 // parseLine parses words separated by blanks, the first of which names the command. It returns the positional ones.
 func parseLine(line string) (flags any, words []string, err error) {
-	flags, args := newFlags(strings.Fields(line))
+	flags, args := Flags(strings.Fields(line))
 	err = Parse(flags, args)
 	k := kong.Must(flags)
 	for _, p := range k.Model.Positional {
@@ -184,8 +167,8 @@ func TestParseGiven(t *testing.T) {
 				}
 			}
 			args = append(args, []string{"web", "--", "-x", "true"}[random.IntN(4)])
-			given, rest := newFlags(args)
-			whole, _ := newFlags(args)
+			given, rest := Flags(args)
+			whole, _ := Flags(args)
 			ok := parse(given, rest, false) == nil
 			err := parse(whole, rest, true)
 			if ok != (err == nil) {

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -255,23 +254,12 @@ func shellWords(t *testing.T, line string) (calls [][]string) {
 
 // parse parses a command line, whose first words name the command.
 func parse(args []string) error {
-	v := reflect.ValueOf(new(cli.CLI)).Elem()
-	for range 2 {
-		f := v.FieldByNameFunc(func(name string) bool { return len(args) > 0 && strings.ToLower(name) == args[0] })
-		if f.Kind() != reflect.Struct {
-			break
-		}
-		v, args = f, args[1:]
-		if len(args) == 0 || !strings.Contains("Snapshot Image Volume", v.Type().Name()) {
-			break
-		}
+	flags, rest := cli.Flags(args)
+	if _, none := flags.(*cli.CLI); none {
+		flags = new(cli.Run)
 	}
-	if v.Type() == reflect.TypeFor[cli.CLI]() {
-		v = v.FieldByName("Run")
+	if err := cli.Parse(flags, rest); !errors.Is(err, cli.ErrHelp) {
+		return err
 	}
-	err := cli.Parse(v.Addr().Interface(), args)
-	if errors.Is(err, cli.ErrHelp) {
-		return nil
-	}
-	return err
+	return nil
 }
