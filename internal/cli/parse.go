@@ -340,12 +340,12 @@ func explain(command string, args []string, err error) error {
 			return fmt.Errorf("unknown flag %s, did you mean -%[1]s?", flag)
 		}
 		if flagOf(c, flag) != nil {
-			others = append(others, c.Path())
+			others = append(others, strings.Fields(c.Path())[0])
 		}
 	}
 	switch {
 	case others != nil:
-		return fmt.Errorf("unknown flag %s, which is a flag of %s", flag, strings.Join(others, ", "))
+		return fmt.Errorf("unknown flag %s, which is a flag of %s", flag, strings.Join(slices.Compact(others), ", "))
 	case similar:
 		return errors.New(message)
 	}
