@@ -335,55 +335,38 @@ type Imported struct {
 }
 
 type ImagePull struct {
-	Name     string
-	Platform string
-	Authfile string
+	Name, Platform, Authfile string
 	Imported
-
 	Reference string `arg:""`
 }
 
 type ImageImport struct {
-	Name     string
-	Platform string
+	Name, Platform string
 	Imported
-
 	Source string `arg:"" name:"src"`
 }
 
-type ImageLs struct {
-	Quiet   bool `short:"q" xor:"as"`
-	JSON    bool `xor:"as"`
-	DataDir string
-}
+type ImageLs SnapshotLs
 
 type ImageInspect struct {
 	JSON    bool
 	DataDir string
-
-	Images []string `arg:"" name:"image"`
+	Images  []string `arg:"" name:"image"`
 }
 
-type ImageRm struct {
-	JSON    bool
-	DataDir string
-
-	Images []string `arg:"" name:"image"`
-}
+type ImageRm ImageInspect
 
 type ImageExport struct {
 	DataDir string
-
-	Image string `arg:""`
-	File  string `arg:"" optional:""`
+	Image   string `arg:""`
+	File    string `arg:"" optional:""`
 }
 
 type ImageCommit struct {
 	Imported
 	StateDir string
-
-	Sandbox string `arg:"" complete:"running"`
-	Name    string `arg:""`
+	Sandbox  string `arg:"" complete:"running"`
+	Name     string `arg:""`
 }
 
 type Volume struct {
