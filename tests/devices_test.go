@@ -117,13 +117,16 @@ hooks:
   path: /usr/bin/nvidia-cdi-hook
   args: [nvidia-cdi-hook, create-symlinks, --link, libthing.so.9.9::/linked/libthing.so, --link, x::/usr/lib/not-on-the-host]`, dir, library))
 	r := harness.Run(t, harness.Options{Env: []string{spec}}, "--cwd", "none", "--rootfs", tree, "--device", "v.com/thing=all", "--env", "LD_LIBRARY_PATH=/mine", "sh", "-c",
-		"cat /etc/thing/conf && ls -l /linked/ && ls -d /linked/../bin && echo $LD_LIBRARY_PATH; { echo x >/opt/lib/libthing.so.9.9 || echo read-only; } 2>/dev/null")
+		"cat /etc/thing/conf && ls -l /linked/ && ls -ld /opt /opt/lib && ls -d /linked/../bin && echo $LD_LIBRARY_PATH; { echo x >/opt/lib/libthing.so.9.9 || echo read-only; } 2>/dev/null")
 	r.Expect(t, 0, "exited")
 	out := string(r.Stdout)
 	for _, want := range []string{"conf\n", "libthing.so -> libthing.so.9.9\n", filepath.Base(library) + " -> libthing.so.9.9\n", "/linked/../bin\n", "/mine:/linked:/usr/lib\n", "read-only\n"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("printed %q, without %q; %s", out, want, r.Stderr)
 		}
+	}
+	if strings.Contains(out, "drwx------") {
+		t.Errorf("the parents of a mount are closed: %q", out)
 	}
 	r = harness.Run(t, harness.Options{Env: []string{spec}}, "--cwd", "none", "--device", "v.com/thing=all", "sh", "-c", "cat /etc/thing/conf; ls /linked; echo $LD_LIBRARY_PATH; ls /usr/lib/not-on-the-host 2>/dev/null || echo none")
 	r.Expect(t, 0, "exited")

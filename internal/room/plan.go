@@ -451,9 +451,20 @@ func (p *Plan) options(whole bool) (words []string) {
 		}
 	}
 	staged, fd, dir := 0, firstCopy, "/"
+	made := map[string]bool{"/": true}
 	for i := range p.ops {
 		o := &p.ops[i]
 		src, dst := o.src, o.at()
+		if (o.kind == opDevice || view(p.ops).rooted()) && o.base == "" && !o.layer {
+			// bwrap gives missing parents mode 0700, which would hide that of a root directory.
+			parents := []string(nil)
+			for dir := path.Dir(dst); !made[dir]; dir = path.Dir(dir) {
+				parents, made[dir] = append(parents, dir), true
+			}
+			for _, dir := range slices.Backward(parents) {
+				add("--dir", dir)
+			}
+		}
 		if whole && !o.layer {
 			dst = o.dst
 		}
