@@ -155,6 +155,13 @@ func (c *Client) Languages(ctx context.Context) ([]Language, error) {
 	return list.Languages, err
 }
 
+// Images lists the images that calls and sessions can use.
+func (c *Client) Images(ctx context.Context) ([]Image, error) {
+	var list struct{ Images []Image }
+	err := c.json(ctx, http.MethodGet, "/v1/images", 0, nil, &list)
+	return list.Images, err
+}
+
 // Store stores a file in the content store and returns its ID.
 func (c *Client) Store(ctx context.Context, data []byte) (id string, err error) {
 	return c.store(ctx, request{body: data})

@@ -120,12 +120,15 @@ type Report struct {
 	Error      *Failure        `json:"error"` // why the command was not started
 	Bwrap      json.RawMessage `json:"bwrap"`
 	Network    json.RawMessage `json:"network"`
+	Image      json.RawMessage `json:"image"`
+	Devices    []string        `json:"devices"`
 	Room       string          `json:"room"`
 }
 
-// Parts are mounts and network access in addition to the workspace, if the server's configuration
+// Parts are an image, mounts and network access in addition to the workspace, if the server's configuration
 // permits them.
 type Parts struct {
+	Image    string   `json:"image,omitempty"` // name of one of Images
 	Overlay  *Overlay `json:"overlay,omitempty"`
 	Snapshot string   `json:"snapshot,omitempty"` // id or name of the one to begin from
 	Volumes  []Volume `json:"volumes,omitempty"`
@@ -305,6 +308,15 @@ type Language struct {
 	Command []string `json:"command"`
 	File    string   `json:"file"`
 	Cells   bool     `json:"cells"`
+	Image   string   `json:"image"` // in which it runs; "" for the server's programs
+}
+
+// Image is an image that calls and sessions can use.
+type Image struct {
+	Name     string   `json:"name"`
+	Digest   string   `json:"digest"`
+	Platform string   `json:"platform"`
+	Devices  []string `json:"devices"`
 }
 
 // UnmarshalJSON decodes output that is not UTF-8 from its base64 member.

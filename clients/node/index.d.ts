@@ -42,8 +42,10 @@ export interface Call extends Parts {
   collect?: string[];
 }
 
-/** Mounts and network access in addition to the workspace, if the server's configuration permits them. Calls in a session use the session's. */
+/** An image, mounts and network access in addition to the workspace, if the server's configuration permits them. Calls in a session use the session's. */
 export interface Parts {
+  /** Name of an image; see images(). */
+  image?: string;
   /** A directory on the server, by its name in the configuration; path defaults to /work. */
   overlay?: { name: string; path?: string };
   /** ID or name of the snapshot to start from. */
@@ -150,6 +152,8 @@ export interface Report extends Outcome {
   error?: Record<string, unknown>;
   bwrap?: Record<string, unknown>;
   network?: Record<string, unknown>;
+  image?: Record<string, unknown>;
+  devices?: string[];
   room?: "cold" | "warm";
 }
 
@@ -216,6 +220,16 @@ export interface Language {
   command: string[];
   file: string;
   cells: boolean;
+  /** Name of the image in which it runs; absent for the server's programs. */
+  image?: string;
+}
+
+/** An image that calls and sessions can use. */
+export interface Image {
+  name: string;
+  digest: string;
+  platform: string;
+  devices?: string[];
 }
 
 /** An entry of a session's workspace. */
@@ -299,6 +313,8 @@ export class Client {
   session(options?: NewSession): Promise<Session>;
   sessions(): Promise<SessionStatus[]>;
   languages(): Promise<Language[]>;
+  /** The images that calls and sessions can use. */
+  images(): Promise<Image[]>;
   snapshots(): Promise<Snapshot[]>;
   /** Remove a snapshot by its ID or name. */
   removeSnapshot(id: string): Promise<void>;

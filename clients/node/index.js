@@ -171,6 +171,10 @@ export class Client {
     return this._json("GET", "/v1/languages", undefined, ({ languages }) => list(languages));
   }
 
+  async images() {
+    return this._json("GET", "/v1/images", undefined, ({ images }) => list(images));
+  }
+
   /** Store a file in the content store and return its ID. */
   async store(data) {
     return parsed(await this._ask("POST", "/v1/files", { body: data, type: "application/octet-stream" }), identity);

@@ -26,11 +26,9 @@ import (
 	"github.com/sbxrun/sbxrun/internal/mcp"
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/output"
-	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/proxy"
 	"github.com/sbxrun/sbxrun/internal/server"
-	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/version"
@@ -123,15 +121,16 @@ func serve(flags *cli.Serve) (r output.Result, err error) {
 		return r, err
 	}
 	defer lock.Close() // nil if the directory cannot be locked, which server.New reports
-	source, free, err := places(&c, log)
+	source, err := newRooms(&c, log)
 	if err != nil {
 		return r, err
 	}
-	defer free()
+	defer source.close()
 	s, err := server.New(c, tokens, source, log, version.String())
 	if err != nil {
 		return r, err
 	}
+	source.update(c.Images, s.WarmImages())
 	s.TryLanguages()
 	agents := mcp.New(s, version.String(), log)
 	handler := s.Handler(agents)
@@ -142,6 +141,7 @@ func serve(flags *cli.Serve) (r output.Result, err error) {
 	reload := func(c config.Config, tokens config.Tokens) error {
 		err := s.Reload(c, tokens)
 		if err == nil {
+			source.update(c.Images, s.WarmImages())
 			agents.UpdateTools()
 		}
 		return err
@@ -234,16 +234,6 @@ func attend(c *config.Config, flags *cli.Listening, handler http.Handler, reload
 			}
 		}
 	}
-}
-
-// places returns the source of sandboxes for calls, to be freed at the end. It starts to create warm ones at once.
-func places(c *config.Config, log *slog.Logger) (source slot.Source, free func(), err error) {
-	policy, err := c.Policy()
-	if err != nil || c.Rooms.Max == 0 {
-		return slot.OnDemand{}, func() {}, err
-	}
-	warm := pool.NewSource(slot.OnDemand{}, policy, pool.Sizes(c.Rooms), func(err error) { log.Warn("warm sandbox", "error", err) })
-	return warm, warm.Close, nil
 }
 
 // ended closes connections after their responses.

@@ -55,15 +55,20 @@ func serveStdio(c *config.Config) error {
 	defer lock.Close()
 	// An agent usually makes one call at a time.
 	c.Rooms.Min = min(c.Rooms.Min, 1)
-	source, free, err := places(c, log)
+	for key, m := range c.Images {
+		m.Rooms.Min = min(m.Rooms.Min, 1)
+		c.Images[key] = m
+	}
+	source, err := newRooms(c, log)
 	if err != nil {
 		return err
 	}
-	defer free()
+	defer source.close()
 	s, err := server.New(*c, nil, source, log, version.String())
 	if err != nil {
 		return err
 	}
+	source.update(c.Images, s.WarmImages())
 	s.TryLanguages()
 	return mcp.New(s, version.String(), log).Serve(told, fmt.Sprintf("%s%d", config.Local, os.Getuid()), os.Stdin, os.Stdout)
 }

@@ -29,9 +29,10 @@ type Call struct {
 	Parts // for a new sandbox; a session has its own
 }
 
-// Parts are mounts and network access of a sandbox in addition to its workspace. The server's configuration
+// Parts are the image, mounts and network access of a sandbox in addition to its workspace. The server's configuration
 // determines which of them a tenant may use.
 type Parts struct {
+	Image    string   `json:"image,omitempty" maxLength:"64" doc:"Image to use instead of the server's own programs, by its name in /v1/images. Default: that of the language"`
 	Overlay  *Overlay `json:"overlay,omitempty" doc:"Copy-on-write view of a directory on the server. Not for commands of a session"`
 	Snapshot string   `json:"snapshot,omitempty" maxLength:"64" doc:"ID or name of the snapshot that the overlay starts from; overlay is optional then"`
 	Volumes  []Volume `json:"volumes,omitempty" maxItems:"16" doc:"Persistent directories"`
@@ -127,6 +128,20 @@ type Language struct {
 	Command []string `json:"command" doc:"Command that runs a program; {file} stands for its path"`
 	File    string   `json:"file" doc:"File name of the program in the workspace"`
 	Cells   bool     `json:"cells" doc:"Whether sessions can run cells in this language"`
+	Image   string   `json:"image,omitempty" doc:"Image in which it runs; a session for it must have this image"`
+}
+
+// Image describes an image that requests can name.
+type Image struct {
+	Name     string   `json:"name" doc:"Its key in the server's configuration"`
+	Digest   string   `json:"digest" doc:"Digest of its manifest"`
+	Platform string   `json:"platform" example:"linux/amd64"`
+	Devices  []string `json:"devices,omitempty" doc:"Devices of its sandboxes"`
+}
+
+// Images is a list of images.
+type Images struct {
+	Images []Image `json:"images"`
 }
 
 // State is the progress of a background command.

@@ -22,6 +22,8 @@ type Language struct {
 	// Ahead is how many interpreters are prestarted for a tenant's next programs. The interpreter must open
 	// the program only after it has started.
 	Ahead int `toml:"ahead" json:"ahead,omitempty"`
+	// Image is the key of the image in which it runs; "" for the host's programs.
+	Image string `toml:"image" json:"image,omitempty"`
 }
 
 // Languages returns the known languages by name, installed or not.

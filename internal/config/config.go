@@ -20,8 +20,10 @@ import (
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/sbxrun/sbxrun/internal/cells"
+	"github.com/sbxrun/sbxrun/internal/devices"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/tools"
@@ -57,6 +59,7 @@ type Config struct {
 	Files     Files                     `toml:"files"`
 	MCP       MCP                       `toml:"mcp"`
 	Overlays  map[string]string         `toml:"overlays"`
+	Images    map[string]Image          `toml:"images"`
 	Tenant    Tenant                    `toml:"tenant"`
 	Tenants   map[string]Tenant         `toml:"tenants"`
 	Languages map[string]cells.Language `toml:"languages"`
@@ -152,6 +155,13 @@ type Rooms struct {
 	Calls int `toml:"calls"`
 }
 
+// Image is an image of the server's user, which requests name by its key.
+type Image struct {
+	Image   string   `toml:"image"`
+	Rooms   Rooms    `toml:"rooms"` // warm ones, in addition to those without an image
+	Devices []string `toml:"devices"`
+}
+
 // Sandbox configures what calls can see.
 type Sandbox struct {
 	Network     string      `toml:"network"`
@@ -198,6 +208,7 @@ type Tenant struct {
 	// Mounts and network access in addition to the workspace. Zero means none, and an empty list overrides
 	// [tenant].
 	Overlays  []string    `toml:"overlays"`
+	Images    []string    `toml:"images"`
 	Network   []string    `toml:"network"`
 	Volumes   int         `toml:"volumes"`
 	Snapshots values.Size `toml:"snapshots"`
@@ -341,8 +352,8 @@ func (c *Config) Check() error {
 	if err := checkLimits("call", c.Call.Memory, c.Call.Pids, c.Call.CPUs); err != nil {
 		return err
 	}
-	if c.Rooms.Max != 0 && c.Rooms.Max < c.Rooms.Min {
-		return errors.New("rooms: want min from 0 to max")
+	if err := c.Rooms.check("rooms"); err != nil {
+		return err
 	}
 	if c.Call.Timeout > c.Call.MaxTimeout {
 		return errors.New("call.timeout is above call.max_timeout")
@@ -354,9 +365,20 @@ func (c *Config) Check() error {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Languages)) {
-		if err := c.Languages[name].Check(); err != nil {
+		l := c.Languages[name]
+		if err := l.Check(); err != nil {
 			return fmt.Errorf("languages.%s: %w", name, err)
 		}
+		if _, ok := c.Images[l.Image]; l.Image != "" && !ok {
+			return fmt.Errorf("languages.%s.image: no %q in [images]", name, l.Image)
+		}
+	}
+	return nil
+}
+
+func (r Rooms) check(name string) error {
+	if r.Max != 0 && r.Max < r.Min {
+		return fmt.Errorf("%s: want min from 0 to max", name)
 	}
 	return nil
 }
@@ -417,11 +439,35 @@ func (c *Config) CheckPaths() error {
 	for _, name := range slices.Sorted(maps.Keys(c.Overlays)) {
 		err = cmp.Or(err, missing("overlays."+name, c.Overlays[name]))
 	}
+	for _, key := range slices.Sorted(maps.Keys(c.Images)) {
+		if _, e := c.FindImage(key); e != nil {
+			err = cmp.Or(err, fmt.Errorf("images.%s: %w", key, e))
+		} else if _, e := devices.Find(c.Images[key].Devices); e != nil {
+			err = cmp.Or(err, fmt.Errorf("images.%s.devices: %w", key, e))
+		}
+	}
 	return err
 }
 
+// FindImage looks up the image with a key in the store of this process's user.
+func (c *Config) FindImage(key string) (*snapshots.Image, error) {
+	dir, err := snapshots.Dir()
+	if err != nil {
+		return nil, err
+	}
+	store, err := snapshots.Look(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer store.Close()
+	return store.FindImage(c.Images[key].Image)
+}
+
 // Policy returns what the sandbox of a call shows.
-func (c *Config) Policy() (p room.Policy, err error) {
+func (c *Config) Policy() (p room.Policy, err error) { return c.PolicyFor("") }
+
+// PolicyFor returns what the sandbox of a call with an image shows, by the image's key, except for the image itself.
+func (c *Config) PolicyFor(image string) (p room.Policy, err error) {
 	p = room.Policy{Cwd: room.CwdNone, Captured: true, TmpSize: int64(c.Sandbox.TmpSize), NoFilter: c.Sandbox.AllSyscalls}
 	switch c.Sandbox.Network {
 	case "", "none":
@@ -440,7 +486,7 @@ func (c *Config) Policy() (p room.Policy, err error) {
 		}
 		p.Mounts = append(p.Mounts, room.Mount{Source: source, Dest: dest})
 	}
-	if c.Sandbox.Tools {
+	if c.Sandbox.Tools && image == "" { // the host's programs need the host's libraries
 		set := tools.Find(room.ThisCaller(), os.LookupEnv, p.Shows)
 		for _, m := range set.Mounts {
 			if !slices.ContainsFunc(p.Mounts, func(own room.Mount) bool { return own.Dest == m.Dest }) {
@@ -452,6 +498,7 @@ func (c *Config) Policy() (p room.Policy, err error) {
 			p.Env.Put(v)
 		}
 	}
+	p.Devices = c.Images[image].Devices
 	p.Mounts = slices.Clip(p.Mounts) // a session appends its own mounts
 	return p, nil
 }

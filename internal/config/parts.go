@@ -9,12 +9,13 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sbxrun/sbxrun/internal/devices"
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// checkParts validates overlays, volumes, networks and tenants.
+// checkParts validates overlays, images, volumes, networks and tenants.
 func (c *Config) checkParts() error {
 	if c.DataDir != "" && !path.IsAbs(c.DataDir) {
 		return fmt.Errorf("data_dir %q: want an absolute path", c.DataDir)
@@ -24,6 +25,22 @@ func (c *Config) checkParts() error {
 			return fmt.Errorf("overlays.%s = %q: want a name of letters, digits, dots, dashes and underscores, and an absolute path other than /", name, dir)
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(c.Images)) {
+		if state.ValidName(name) != nil {
+			return fmt.Errorf("images.%s: want a name of letters, digits, dots, dashes and underscores", name)
+		}
+		if c.Images[name].Image == "" {
+			return fmt.Errorf("images.%s.image: want the name of an image", name)
+		}
+		for _, d := range c.Images[name].Devices {
+			if err := devices.Check(d); err != nil {
+				return fmt.Errorf("images.%s.devices: %w", name, err)
+			}
+		}
+		if err := c.Images[name].Rooms.check("images." + name + ".rooms"); err != nil {
+			return err
+		}
+	}
 	check := func(where string, t Tenant) error {
 		if err := checkLimits(where, t.Memory, t.Pids, t.CPUs); err != nil {
 			return err
@@ -31,6 +48,11 @@ func (c *Config) checkParts() error {
 		for _, name := range t.Overlays {
 			if c.Overlays[name] == "" {
 				return fmt.Errorf("%s.overlays: no %q in [overlays]", where, name)
+			}
+		}
+		for _, name := range t.Images {
+			if _, ok := c.Images[name]; !ok {
+				return fmt.Errorf("%s.images: no %q in [images]", where, name)
 			}
 		}
 		if len(t.Network) > 0 && c.Sandbox.Network == "host" {

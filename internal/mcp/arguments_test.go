@@ -44,7 +44,7 @@ func TestDecode(t *testing.T) {
 			continue
 		}
 		e := api.AsError(err)
-		if e.Failure.Message != tt.message || e.Started || e.Failure.Hint != "arguments are code (required), language, stdin, timeout_ms, session, files, collect" {
+		if e.Failure.Message != tt.message || e.Started || e.Failure.Hint != "arguments are code (required), language, stdin, timeout_ms, session, image, files, collect" {
 			t.Errorf("%s: %q, hint %q, want %q", tt.arguments, e.Failure.Message, e.Failure.Hint, tt.message)
 		}
 	}

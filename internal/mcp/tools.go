@@ -28,6 +28,7 @@ type common struct {
 	Stdin     string   `json:"stdin,omitempty" jsonschema:"text for its stdin"`
 	TimeoutMS float64  `json:"timeout_ms,omitempty" jsonschema:"milliseconds until everything is killed"`
 	Session   string   `json:"session,omitempty" jsonschema:"run in this session, and keep files there"`
+	Image     string   `json:"image,omitempty" jsonschema:"programs and files to run with, outside sessions"`
 	Files     []file   `json:"files,omitempty" jsonschema:"files to create first"`
 	Collect   []string `json:"collect,omitempty" jsonschema:"patterns of files to return, such as out/*.json; images by default"`
 }
@@ -54,6 +55,7 @@ type newSession struct {
 	LifetimeMS    float64 `json:"lifetime_ms,omitempty" jsonschema:"milliseconds until it ends in any case"`
 	Files         []file  `json:"files,omitempty"`
 
+	Image   string `json:"image,omitempty" jsonschema:"programs and files that the session has"`
 	Overlay *struct {
 		Name string `json:"name" jsonschema:"its name in the server's configuration"`
 		Path string `json:"path,omitempty" jsonschema:"mount point; /work by default"`
@@ -69,9 +71,9 @@ type newSession struct {
 	} `json:"network,omitempty" jsonschema:"reachable hosts; none by default"`
 }
 
-// parts returns the overlay, snapshot, volumes and network of the session.
+// parts returns the image, overlay, snapshot, volumes and network of the session.
 func (n newSession) parts() api.Parts {
-	p := api.Parts{Overlay: (*api.Overlay)(n.Overlay), Snapshot: n.Snapshot, Network: (*api.Network)(n.Network)}
+	p := api.Parts{Image: n.Image, Overlay: (*api.Overlay)(n.Overlay), Snapshot: n.Snapshot, Network: (*api.Network)(n.Network)}
 	for _, v := range n.Volumes {
 		p.Volumes = append(p.Volumes, api.Volume(v))
 	}
@@ -183,7 +185,7 @@ func call[In, Out any](f *Server, handler context.Context, req *sdk.CallToolRequ
 
 // addCode adds a tool for code in one of languages, or removes it if there are none. It passes the
 // default language to do.
-func addCode[In, Out any](f *Server, p *sdk.Server, languages []string, tool *sdk.Tool, do func(ctx context.Context, in In, language string) (*sdk.CallToolResult, Out, error)) {
+func addCode[In, Out any](f *Server, p *sdk.Server, languages []string, image func(*jsonschema.Schema), tool *sdk.Tool, do func(ctx context.Context, in In, language string) (*sdk.CallToolResult, Out, error)) {
 	if len(languages) == 0 {
 		p.RemoveTools(tool.Name)
 		return
@@ -198,13 +200,14 @@ func addCode[In, Out any](f *Server, p *sdk.Server, languages []string, tool *sd
 			l.Enum = append(l.Enum, name)
 		}
 		l.Description = "default " + language
+		image(in)
 	}, func(ctx context.Context, in In) (*sdk.CallToolResult, Out, error) { return do(ctx, in, language) })
 }
 
 // addTools adds all tools for a tenant, or replaces them.
 func (f *Server) addTools(p *sdk.Server, tenant string) {
 	var all, cells []string
-	for _, l := range f.server.Languages() {
+	for _, l := range f.server.Languages(tenant) {
 		if all = append(all, l.Name); l.Cells {
 			cells = append(cells, l.Name)
 		}
@@ -218,13 +221,27 @@ func (f *Server) addTools(p *sdk.Server, tenant string) {
 		return &sdk.ToolAnnotations{Title: title, ReadOnlyHint: true, OpenWorldHint: new(false)}
 	}
 
-	addCode(f, p, all, &sdk.Tool{
+	var offered []any
+	for _, m := range f.server.Images(tenant) {
+		offered = append(offered, m.Name)
+	}
+	// image lists the images that the tenant may use, or removes the argument if there are none.
+	image := func(in *jsonschema.Schema) {
+		if m := in.Properties["image"]; m != nil && len(offered) > 0 {
+			m.Enum = offered
+		} else {
+			delete(in.Properties, "image")
+			in.PropertyOrder = slices.DeleteFunc(in.PropertyOrder, func(name string) bool { return name == "image" })
+		}
+	}
+
+	addCode(f, p, all, image, &sdk.Tool{
 		Name: "run_code", Annotations: annotate("Run code", false, network),
 		Description: "Run a program in a sandbox, and return its output and exit code.",
 	}, func(ctx context.Context, in runCode, language string) (*sdk.CallToolResult, *api.Answer, error) {
 		return f.run(ctx, in.common, &api.Call{Language: cmp.Or(in.Language, language), Code: in.Code})
 	})
-	addCode(f, p, cells, &sdk.Tool{
+	addCode(f, p, cells, image, &sdk.Tool{
 		Name: "run_cell", Annotations: annotate("Run a cell", false, network),
 		Description: "Run a notebook cell in an interpreter that the session keeps: later cells can use its variables. Returns the value of its last expression.",
 	}, func(ctx context.Context, in runCell, language string) (*sdk.CallToolResult, *api.CellAnswer, error) {
@@ -239,13 +256,13 @@ func (f *Server) addTools(p *sdk.Server, tenant string) {
 	add(f, p, &sdk.Tool{
 		Name: "run_command", Annotations: annotate("Run a command", false, network),
 		Description: "Run a command line with " + shell + " in a sandbox, and return its output and exit code. Background processes are killed when it returns; start_process keeps one running.",
-	}, nil, func(ctx context.Context, in runCommand) (*sdk.CallToolResult, *api.Answer, error) {
+	}, image, func(ctx context.Context, in runCommand) (*sdk.CallToolResult, *api.Answer, error) {
 		return f.run(ctx, in.common, &api.Call{Argv: command(in.Command)})
 	})
 	add(f, p, &sdk.Tool{
 		Name: "create_session", Annotations: annotate("Create a session", false, false),
 		Description: "Create a sandbox that keeps its files between calls, and return its ID. It ends when it has not been used for a while.",
-	}, nil, func(ctx context.Context, in newSession) (*sdk.CallToolResult, *api.Session, error) {
+	}, image, func(ctx context.Context, in newSession) (*sdk.CallToolResult, *api.Session, error) {
 		x, err := f.server.CreateSession(ctx, &api.NewSession{IdleTimeoutMS: in.IdleTimeoutMS, LifetimeMS: in.LifetimeMS, Files: filesIn(in.Files), Parts: in.parts()})
 		if err != nil {
 			return nil, nil, err
@@ -309,7 +326,7 @@ func filesIn(files []file) (in []api.FileIn) {
 
 // run executes a call.
 func (f *Server) run(ctx context.Context, in common, c *api.Call) (*sdk.CallToolResult, *api.Answer, error) {
-	c.Stdin, c.TimeoutMS, c.Files, c.Collect = in.Stdin, in.TimeoutMS, filesIn(in.Files), in.Collect
+	c.Stdin, c.TimeoutMS, c.Image, c.Files, c.Collect = in.Stdin, in.TimeoutMS, in.Image, filesIn(in.Files), in.Collect
 	if len(c.Collect) == 0 {
 		c.Collect = images
 	}

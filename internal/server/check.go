@@ -44,6 +44,9 @@ type execution struct {
 	collect   []string
 
 	parts          *parts // nil if none
+	image          string // key; "" for the host's root
+	named          bool   // the image was named, not that of the language
+	language       cells.Language
 	timeout, grace time.Duration
 	clamped        []string
 	limits         limits.Request
@@ -108,6 +111,7 @@ func (s *Server) checkIn(w Identity, x *sessions.Session, c *api.Call) (*executi
 		if err != nil {
 			return nil, err
 		}
+		ex.language = l
 		ex.argv = l.Argv(room.Home)
 		if l.Ahead > 0 && !declaresEncoding(c.Code) {
 			ex.program = &slot.Program{Args: ex.argv, File: l.File, Ahead: l.Ahead}
@@ -124,6 +128,11 @@ func (s *Server) checkIn(w Identity, x *sessions.Session, c *api.Call) (*executi
 	sort.Strings(ex.env)
 	var err error
 	if ex.parts, err = checkParts(set, w.Tenant, ex.ceilings, c.Parts); err != nil {
+		return nil, err
+	}
+	ex.named = c.Image != ""
+	ex.image = cmp.Or(c.Image, ex.language.Image)
+	if err := set.allows(ex.ceilings, ex.image); err != nil {
 		return nil, err
 	}
 	return ex, ex.settle(set, c)

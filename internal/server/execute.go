@@ -75,14 +75,19 @@ func (s *Server) executeJoined(ctx context.Context, turn *tenants.Ticket, ex *ex
 // fresh executes a call in a new sandbox. The answer is nil if it fails to start.
 func (s *Server) fresh(ctx context.Context, ex *execution, out sink) (*api.Answer, error) {
 	set := s.settings.Load()
-	policy := set.policy
+	m, err := s.useImage(ex.ceilings, ex.image)
+	if err != nil {
+		return nil, err
+	}
+	policy := set.policyOf(m)
 	policy.Commands, policy.Program = ex.limits, ex.ahead()
 	if ex.parts != nil {
 		if err := s.addParts(ctx, set, ex.ceilings, ex.parts, &policy); err != nil {
+			m.release()
 			return nil, s.callError(ctx, err)
 		}
 	}
-	at, err := s.source.Take(ctx, ex.caller.Tenant, policy)
+	at, err := s.take(ctx, ex.caller.Tenant, m, policy)
 	if err != nil {
 		return nil, s.callError(ctx, explain(ex.admitted, err))
 	}
@@ -292,6 +297,7 @@ func (s *Server) in(ctx context.Context, at slot.Slot, ex *execution, out sink) 
 
 func (s *Server) answer(at slot.Slot, ex *execution, out sink, res *result.Result) *api.Answer {
 	a := &api.Answer{Report: res.Report(ex.id, ex.argv), Room: string(at.Kind()), TimeoutMS: result.Milliseconds(ex.timeout), Clamped: ex.clamped, RequestID: ex.caller.RequestID}
+	a.Image, a.Devices = imageOf(at)
 	out.Output(&a.Report)
 	return a
 }

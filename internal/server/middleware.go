@@ -3,8 +3,10 @@ package server
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -27,6 +29,8 @@ type Middleware struct {
 	begun    *tenants.Budget // requests in progress
 	log      *slog.Logger
 	works    func(slot.Policy, cells.Language) bool // see working
+	// open opens an image, by its key; nil at a gateway, which has none.
+	open func(c *config.Config, key string) (*image, error)
 }
 
 // settings can change while the server runs.
@@ -35,6 +39,7 @@ type settings struct {
 	tokens    config.Tokens
 	languages map[string]cells.Language // those that work in a sandbox
 	policy    slot.Policy
+	images    map[string]*image
 }
 
 // NewMiddleware creates the middleware from a checked configuration.
@@ -101,12 +106,13 @@ func rejectUncleanPaths(next http.Handler) http.Handler {
 // Settings returns the current configuration.
 func (s *Middleware) Settings() *config.Config { return &s.settings.Load().Config }
 
-// Reload applies tokens, languages and tenants' ceilings. If it returns an error, nothing has changed. All other
-// settings need a restart, because they determine the size or location of things that already exist.
+// Reload applies tokens, images, languages and tenants' ceilings, and resolves the names of images again. If it returns an
+// error, nothing has changed. All other settings need a restart, because they determine the size or location of things that
+// already exist.
 func (s *Middleware) Reload(c config.Config, tokens config.Tokens) error {
 	was := s.settings.Load().Config
 	next := was
-	next.Languages, next.Tenant, next.Tenants = c.Languages, c.Tenant, c.Tenants
+	next.Images, next.Languages, next.Tenant, next.Tenants = c.Images, c.Languages, c.Tenant, c.Tenants
 	if err := next.Check(); err != nil { // a tenant may refer to something that only the new file has
 		return fmt.Errorf("%w; restart the server to apply the whole file", err)
 	}
@@ -115,10 +121,10 @@ func (s *Middleware) Reload(c config.Config, tokens config.Tokens) error {
 	}
 	secure := (c.TLSCert == "") != (was.TLSCert == "") // listeners are not replaced
 	for _, one := range []*config.Config{&c, &was} {
-		one.Languages, one.Tenant, one.Tenants, one.TokenFile, one.TLSCert, one.TLSKey = nil, config.Tenant{}, nil, "", "", ""
+		one.Images, one.Languages, one.Tenant, one.Tenants, one.TokenFile, one.TLSCert, one.TLSKey = nil, nil, config.Tenant{}, nil, "", "", ""
 	}
 	if secure || !reflect.DeepEqual(c, was) {
-		s.log.Warn("reload", "note", "only tokens, certificates, languages and tenants were reloaded; other changes need a restart")
+		s.log.Warn("reload", "note", "only tokens, certificates, images, languages and tenants were reloaded; other changes need a restart")
 	}
 	return nil
 }
@@ -129,8 +135,17 @@ func (s *Middleware) apply(c config.Config, tokens config.Tokens) error {
 	if err != nil {
 		return err
 	}
-	next := &settings{Config: c, tokens: tokens, policy: slot.Policy{Policy: policy}}
-	next.languages = s.working(next.policy, c.Languages)
-	s.settings.Store(next)
+	next := &settings{Config: c, tokens: tokens, policy: slot.Policy{Policy: policy}, images: map[string]*image{}}
+	if s.open != nil {
+		for _, key := range slices.Sorted(maps.Keys(c.Images)) {
+			if next.images[key], err = s.open(&c, key); err != nil {
+				delete(next.images, key)
+				next.release()
+				return fmt.Errorf("images.%s: %w", key, err)
+			}
+		}
+	}
+	next.languages = s.working(next)
+	s.settings.Swap(next).release()
 	return nil
 }

@@ -20,7 +20,7 @@ func tagOf(path string) string {
 		return "calls"
 	case parts[0] == "files":
 		return "content store"
-	case parts[0] == "languages" || parts[0] == "status":
+	case parts[0] == "languages" || parts[0] == "images" || parts[0] == "status":
 		return "server"
 	case len(parts) > 2 && (parts[2] == "files" || parts[2] == "archive"):
 		return "workspace"

@@ -261,6 +261,7 @@ func (s *Server) define(mux *http.ServeMux) huma.API {
 	s.defineFiles(a)
 	s.defineParts(a)
 	s.defineLanguages(a)
+	s.defineImages(a)
 	s.defineStatus(a)
 	// "..." is the mux's syntax, not OpenAPI's.
 	for path, item := range a.OpenAPI().Paths {
@@ -535,18 +536,20 @@ func (s *Server) startOnce(q Request, key string, body []byte, start func() (*ca
 func (s *Server) defineLanguages(a huma.API) {
 	register(a, s.operation(a, huma.Operation{
 		OperationID: "languages", Method: http.MethodGet, Path: "/v1/languages", Summary: "List the languages",
-	}), func(context.Context, *struct{}) (*answer[api.Languages], error) {
-		return with(api.Languages{Languages: s.Languages()}, nil)
+	}), func(ctx context.Context, _ *struct{}) (*answer[api.Languages], error) {
+		return with(api.Languages{Languages: s.Languages(IdentityOf(ctx).Tenant)}, nil)
 	})
 }
 
-// Languages returns the available languages.
-func (s *Server) Languages() []api.Language {
+// Languages returns the languages that a tenant may use.
+func (s *Server) Languages(tenant string) []api.Language {
 	all := []api.Language{}
-	languages := s.settings.Load().languages
-	for _, name := range slices.Sorted(maps.Keys(languages)) {
-		l := languages[name]
-		all = append(all, api.Language{Name: name, Command: l.Command, File: l.File, Cells: len(l.Kept) > 0})
+	set := s.settings.Load()
+	for _, name := range slices.Sorted(maps.Keys(set.languages)) {
+		l := set.languages[name]
+		if set.allows(set.Of(tenant), l.Image) == nil {
+			all = append(all, api.Language{Name: name, Command: l.Command, File: l.File, Cells: len(l.Kept) > 0, Image: l.Image})
+		}
 	}
 	return all
 }

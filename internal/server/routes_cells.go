@@ -24,6 +24,9 @@ func (s *Server) cell(ctx context.Context, session string, ex *execution, langua
 	}
 	defer release()
 	defer func() { s.count(ex, nil, err) }()
+	if err := ex.checkImage(x); err != nil {
+		return nil, err
+	}
 	ex.buffer(cells.MaxResults)
 	if err := s.begin(); err != nil {
 		return nil, err
@@ -109,6 +112,7 @@ func (s *Server) checkCell(w Identity, c *api.Cell) (*execution, cells.Language,
 	if len(language.Kept) == 0 {
 		return nil, language, api.NewError(api.Usage, fmt.Sprintf("language %q does not support cells", c.Language), `GET /v1/languages lists those with "cells": true`)
 	}
+	ex.language = language
 	return ex, language, ex.settle(set, &api.Call{TimeoutMS: c.TimeoutMS, Limits: api.Limits{MaxOutput: c.Limits.MaxOutput}, Files: c.Files, Collect: c.Collect})
 }
 

@@ -57,6 +57,9 @@ func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Ses
 	if ex.parts, err = checkParts(set, w.Tenant, ex.ceilings, n.Parts); err != nil {
 		return nil, err
 	}
+	if err := set.allows(ex.ceilings, n.Image); err != nil {
+		return nil, err
+	}
 	lease, err := s.sessions.Reserve(w.Tenant, ex.ceilings.Sessions)
 	if err != nil {
 		return nil, err
@@ -84,14 +87,19 @@ func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Ses
 	defer ex.admitted.End()
 	// The sandbox also ends by itself, in case this process is stopped.
 	const later = 10 * time.Second
-	policy := set.policy
+	m, err := s.useImage(ex.ceilings, n.Image)
+	if err != nil {
+		return nil, err
+	}
+	policy := set.policyOf(m)
 	policy.Limits, policy.Lifetime = ex.limits, life+later
 	if ex.parts != nil {
 		if err := s.addParts(ctx, set, ex.ceilings, ex.parts, &policy); err != nil {
+			m.release()
 			return nil, s.callError(ctx, err)
 		}
 	}
-	at, err := s.source.Take(ctx, w.Tenant, policy)
+	at, err := s.take(ctx, w.Tenant, m, policy)
 	if err != nil {
 		return nil, s.callError(ctx, explain(ex.admitted, err))
 	}
@@ -112,6 +120,7 @@ func (s *Server) CreateSession(ctx context.Context, n *api.NewSession) (*api.Ses
 	if ex.parts != nil {
 		x.Parts, x.Asked = policy.Parts, ex.parts.Parts
 	}
+	x.Asked.Image = n.Image
 	s.sessions.Add(x)
 	kept = true
 	s.log.Info("session", "request", w.RequestID, "tenant", w.Tenant, "session", x.ID, "room", at.Kind())
@@ -125,7 +134,7 @@ func (ex *execution) withoutParts() error {
 	if ex.parts != nil {
 		return usage("overlay, snapshot, volumes and network belong to the session, not to a command in it")
 	}
-	return nil
+	return ex.checkImage(ex.session)
 }
 
 // lost ends a session that may have leftover processes, because it must not be used again.

@@ -68,6 +68,7 @@ type Server struct {
 // New creates a server from a checked configuration. source provides its slots.
 func New(c config.Config, tokens config.Tokens, source slot.Source, log *slog.Logger, version string) (*Server, error) {
 	s := &Server{source: source, scheduler: tenants.NewScheduler(c.Places), processes: tenants.NewScheduler(c.Processes), version: version}
+	s.open = s.openImage
 	err := s.Middleware.init(c, tokens, log)
 	if err != nil {
 		return nil, err

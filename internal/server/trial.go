@@ -19,22 +19,23 @@ import (
 func (s *Server) TryLanguages() {
 	s.works = s.runs
 	set := *s.settings.Load()
-	set.languages = s.working(set.policy, set.Config.Languages)
+	set.languages = s.working(&set)
 	s.settings.Store(&set)
 }
 
 // working returns the languages that work.
-func (s *Middleware) working(policy slot.Policy, all map[string]cells.Language) map[string]cells.Language {
+func (s *Middleware) working(set *settings) map[string]cells.Language {
+	all := set.Config.Languages
 	works := s.works
 	if works == nil {
-		works = func(_ slot.Policy, l cells.Language) bool { return inPath(l) }
+		works = func(_ slot.Policy, l cells.Language) bool { return l.Image != "" || inPath(l) }
 	}
 	found := maps.Clone(all)
 	var mu sync.Mutex
 	var trials sync.WaitGroup
 	for name, l := range all {
 		trials.Go(func() {
-			if !works(policy, l) {
+			if !works(set.policyOf(set.images[l.Image]), l) {
 				mu.Lock()
 				defer mu.Unlock()
 				delete(found, name)
@@ -51,12 +52,12 @@ func inPath(l cells.Language) bool {
 }
 
 // runs starts the command of a language in a sandbox, without arguments and input. If no sandbox can be
-// created, all languages fail in the same way, and the server's PATH decides.
+// created, all languages fail in the same way: the server's PATH decides then, and languages of images are offered.
 func (s *Server) runs(policy slot.Policy, l cells.Language) (works bool) {
 	const within = 10 * time.Second
 	ctx, cancel := context.WithTimeout(s.base, within)
 	defer cancel()
-	works = inPath(l)
+	works = l.Image != "" || inPath(l)
 	_ = s.Recover(ctx, func() error { // logged
 		at, err := s.source.Take(ctx, "", policy)
 		if err != nil {

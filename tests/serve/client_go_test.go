@@ -327,6 +327,9 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 		}
 		slices.Sort(names)
 		return object{"cells": names}, err
+	case "images":
+		all, err := d.client.Images(ctx)
+		return object{"images": len(all)}, err
 	case "sessions":
 		all, err := d.client.Sessions(ctx)
 		ids := []string{}

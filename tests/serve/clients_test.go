@@ -153,6 +153,7 @@ var behaviours = []behaviour{
 		{op: "end", args: `{"session":"$session"}`}}},
 	{name: "cells", steps: []step{
 		{op: "languages", args: `{}`, want: `{"cells":["node","python"]}`},
+		{op: "images", args: `{}`, want: `{"images":0}`},
 		{op: "session", args: `{}`},
 		{op: "cell", args: `{"session":"$session","call":{"code":"x = 6\nprint(x)\nx * 7"}}`, want: `{"cause":"done","state":"kept","stdout":"6\n","value":"42"}`},
 		{op: "cell", args: `{"session":"$session","call":{"code":"1/(x-6)"}}`, want: `{"cause":"done","exception":"ZeroDivisionError"}`},
@@ -567,6 +568,7 @@ func TestClientTypes(t *testing.T) {
 		{"Snapshot", "", reflect.TypeFor[api.Snapshot](), reflect.TypeFor[sbxrun.Snapshot]()},
 		{"SessionStatus", "", reflect.TypeFor[api.Session](), reflect.TypeFor[sbxrun.SessionStatus]()},
 		{"Language", "", reflect.TypeFor[api.Language](), reflect.TypeFor[sbxrun.Language]()},
+		{"Image", "", reflect.TypeFor[api.Image](), reflect.TypeFor[sbxrun.Image]()},
 	} {
 		want := slices.DeleteFunc(jsonNames(tt.api), func(name string) bool { return tt.node == "Report" && slices.Contains(atHome, name) })
 		if tt.node != "" {

@@ -7,9 +7,9 @@ still be running (:class:`Unproven`), or that the response did not arrive (:clas
 
 from ._asyncio import AsyncClient, AsyncProcess, AsyncSession
 from ._sync import Cancel, Client, Process, Session
-from ._wire import Cancelled, Cell, Entry, Error, Event, File, Language, Lost, Refused, Report, Status, Stored, Unproven
+from ._wire import Cancelled, Cell, Entry, Error, Event, File, Image, Language, Lost, Refused, Report, Status, Stored, Unproven
 
 __all__ = [
-    "AsyncClient", "AsyncProcess", "AsyncSession", "Cancel", "Cancelled", "Cell", "Client", "Entry", "Error", "Event", "File", "Language",
+    "AsyncClient", "AsyncProcess", "AsyncSession", "Cancel", "Cancelled", "Cell", "Client", "Entry", "Error", "Event", "File", "Image", "Language",
     "Lost", "Process", "Refused", "Report", "Session", "Status", "Stored", "Unproven",
 ]

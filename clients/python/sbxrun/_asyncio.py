@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, AsyncGenerator, BinaryIO, Coroutine, Dict, List, Optional, Sequence, Tuple, Type, Union
 
 from . import _wire
-from ._wire import Cell, Data, Entry, Event, File, Language, Lost, Refused, Report, Request, Status, Stored
+from ._wire import Cell, Data, Entry, Event, File, Image, Language, Lost, Refused, Report, Request, Status, Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -56,6 +56,9 @@ class AsyncClient:
 
     async def languages(self) -> List[Language]:
         return _wire.languages(await self._ask(Request("GET", "/v1/languages")))
+
+    async def images(self) -> List[Image]:
+        return _wire.images(await self._ask(Request("GET", "/v1/images")))
 
     async def store(self, data: Data) -> str:
         """Store a file in the content store and return its ID."""

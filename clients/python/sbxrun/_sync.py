@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Dict, Generator, List, Optional, Sequence, Set, Tuple, Type, Union
 
 from . import _wire
-from ._wire import Cancelled, Cell, Data, Entry, Event, File, Language, Lost, Refused, Report, Request, Status, Stored
+from ._wire import Cancelled, Cell, Data, Entry, Event, File, Image, Language, Lost, Refused, Report, Request, Status, Stored
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -131,6 +131,9 @@ class Client:
 
     def languages(self) -> List[Language]:
         return _wire.languages(self._ask(Request("GET", "/v1/languages")))
+
+    def images(self) -> List[Image]:
+        return _wire.images(self._ask(Request("GET", "/v1/images")))
 
     def store(self, data: Data) -> str:
         """Store a file in the content store and return its ID."""

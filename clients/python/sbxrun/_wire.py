@@ -107,6 +107,16 @@ class Language:
     command: List[str]
     file: str
     cells: bool
+    image: str = ""  # in which it runs; "" for the server's programs
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that calls and sessions can use."""
+
+    name: str
+    digest: str
+    platform: str
 
 
 # The content of a file, or a file in the content store.
@@ -117,8 +127,9 @@ Data = Union[str, bytes, BinaryIO]
 
 
 class Parts(TypedDict, total=False):
-    """Mounts and network access in addition to the workspace, if the server's configuration permits them."""
+    """An image, mounts and network access in addition to the workspace, if the server's configuration permits them."""
 
+    image: str  # name of an image
     overlay: Mapping[str, str]  # name, and path: /work
     snapshot: str  # id or name of the one to begin from
     volumes: Sequence[Mapping[str, Any]]  # name, path, read_only
@@ -434,7 +445,11 @@ def _status(data: Dict[str, Any]) -> Status:
 
 
 def languages(text: bytes) -> List[Language]:
-    return read(text, lambda data: [Language(a["name"], a["command"], a["file"], a["cells"]) for a in data["languages"]])
+    return read(text, lambda data: [Language(a["name"], a["command"], a["file"], a["cells"], a.get("image", "")) for a in data["languages"]])
+
+
+def images(text: bytes) -> List[Image]:
+    return read(text, lambda data: [Image(a["name"], a["digest"], a["platform"]) for a in data["images"]])
 
 
 def entries(text: bytes) -> List[Entry]:

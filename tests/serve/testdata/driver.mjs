@@ -113,6 +113,7 @@ const ops = {
     })())),
   fetch: async (s) => ({ text: text(await client.fetch(s.file)) }),
   languages: async () => ({ cells: (await client.languages()).filter((l) => l.cells).map((l) => l.name).sort() }),
+  images: async () => ({ images: (await client.images()).length }),
   sessions: async () => ({ ids: (await client.sessions()).map((s) => s.id) }),
 };
 

@@ -270,13 +270,17 @@ async def languages(s):
     return {"cells": sorted(a.name for a in await got(client.languages()) if a.cells)}
 
 
+async def images(s):
+    return {"images": len(await got(client.images()))}
+
+
 async def sessions(s):
     return {"ids": [x.id for x in await got(client.sessions())]}
 
 
 ops = {"new": new, "run": run, "stream": stream, "cell": cell, "leave": leave, "session": make_session, "start": start, "status": status, "wait": wait,
        "output": output, "signal": send_signal, "end": end, "write": write, "read": read, "remove": remove, "list": entries, "copy": copy,
-       "pour": pour, "pour-badly": pour_badly, "send": send, "diff": diff, "snapshot": snapshot, "snapshots": snapshots, "remove-snapshot": remove_snapshot, "store": store, "fetch": fetch, "languages": languages, "sessions": sessions}
+       "pour": pour, "pour-badly": pour_badly, "send": send, "diff": diff, "snapshot": snapshot, "snapshots": snapshots, "remove-snapshot": remove_snapshot, "store": store, "fetch": fetch, "languages": languages, "images": images, "sessions": sessions}
 
 
 def failed(e):

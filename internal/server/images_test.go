@@ -1,0 +1,107 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/internal/cells"
+	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// roots is a source without slots that records the root of each.
+type roots struct {
+	nowhere
+	list *[]string
+}
+
+func (r roots) Take(_ context.Context, _ string, p slot.Policy) (slot.Slot, error) {
+	*r.list = append(*r.list, p.Rootfs())
+	return nil, &result.Error{Code: "setup", Message: "there is no place"}
+}
+
+// Requests name images by their keys, as far as the tenant may use them; the image of a language is the default.
+func TestImages(t *testing.T) {
+	var s *Server
+	var took []string
+	h := handler(t, func(it *Server) {
+		s = it
+		s.source = roots{list: &took}
+		s.open = func(c *config.Config, key string) (*image, error) {
+			if c.Images[key].Image == "missing" {
+				return nil, errors.New("no image named missing")
+			}
+			p, err := c.Policy()
+			p.Mounts = append(p.Mounts, room.Mount{Kind: room.ReadOnly, Source: "/images/" + c.Images[key].Image, Dest: "/"})
+			return &image{Image: api.Image{Name: key, Digest: "sha256:x", Platform: "linux/amd64"}, policy: slot.Policy{Policy: p}, users: 1}, err
+		}
+	})
+	c := config.Default()
+	c.StateDir = filepath.Join(t.TempDir(), "state")
+	c.Images = map[string]config.Image{"data": {Image: "data:1"}, "other": {Image: "other:1"}}
+	c.Tenant.Images = []string{"data"}
+	c.Languages["lisp"] = cells.Language{Command: []string{"lisp"}, File: "x", Image: "data"}
+	c.Languages["cobol"] = cells.Language{Command: []string{"cobol"}, File: "x", Image: "other"}
+	harness.Must(t, s.Reload(c, nil))
+
+	for _, test := range []struct {
+		path, body string
+		code       api.Code
+		root       string
+	}{
+		{"/v1/run", `{"argv":["x"]}`, api.Setup, ""},
+		{"/v1/run", `{"argv":["x"],"image":"data"}`, api.Setup, "/images/data:1"},
+		{"/v1/run", `{"language":"lisp","code":"x"}`, api.Setup, "/images/data:1"},
+		{"/v1/sessions", `{"image":"data"}`, api.Setup, "/images/data:1"},
+		{"/v1/run", `{"argv":["x"],"image":"other"}`, api.Policy, "-"},
+		{"/v1/run", `{"argv":["x"],"image":"data:1"}`, api.Policy, "-"},
+		{"/v1/run", `{"argv":["x"],"image":"oci:/etc"}`, api.Policy, "-"},
+		{"/v1/run", `{"language":"cobol","code":"x"}`, api.Policy, "-"},
+		{"/v1/sessions", `{"image":"../data"}`, api.Policy, "-"},
+	} {
+		took = nil
+		w := ask(h, http.MethodPost, test.path, test.body)
+		var e api.Error
+		harness.Must(t, json.Unmarshal(w.Body.Bytes(), &e))
+		if e.Failure.Code != test.code {
+			t.Errorf("%s %s: %s", test.path, test.body, w.Body)
+		}
+		if test.root == "-" && len(took) > 0 || test.root != "-" && !slices.Equal(took, []string{test.root}) {
+			t.Errorf("%s %s: roots %q", test.path, test.body, took)
+		}
+	}
+	if w := ask(h, http.MethodGet, "/v1/images", ""); strings.TrimSpace(w.Body.String()) != `{"images":[{"name":"data","digest":"sha256:x","platform":"linux/amd64"}]}` {
+		t.Errorf("images: %s", w.Body)
+	}
+	if w := ask(h, http.MethodGet, "/v1/languages", ""); !strings.Contains(w.Body.String(), `"lisp"`) || strings.Contains(w.Body.String(), `"cobol"`) {
+		t.Errorf("languages: %s", w.Body)
+	}
+
+	// A reload resolves the names again, or changes nothing.
+	c.Images = map[string]config.Image{"data": {Image: "missing"}, "other": {Image: "other:1"}}
+	if err := s.Reload(c, nil); err == nil || err.Error() != "images.data: no image named missing" {
+		t.Errorf("reload: %v", err)
+	}
+	took = nil
+	ask(h, http.MethodPost, "/v1/run", `{"argv":["x"],"image":"data"}`)
+	c.Images = map[string]config.Image{"data": {Image: "data:2"}, "other": {Image: "other:1"}}
+	harness.Must(t, s.Reload(c, nil))
+	ask(h, http.MethodPost, "/v1/run", `{"argv":["x"],"image":"data"}`)
+	if !slices.Equal(took, []string{"/images/data:1", "/images/data:2"}) {
+		t.Errorf("roots around a reload: %q", took)
+	}
+	c.Images = nil
+	if err := s.Reload(c, nil); err == nil || !strings.Contains(err.Error(), `no "data" in [images]`) {
+		t.Errorf("reload: %v", err)
+	}
+}

@@ -1,0 +1,221 @@
+package serve
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/harness"
+)
+
+// importTree imports an image with the host's sh and cat, in which /opt/version has a text, and returns its digest.
+func importTree(t *testing.T, data, image, version string) string {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	seen := map[string]bool{}
+	add := func(name string, text []byte) {
+		if !seen[name] {
+			harness.Must(t, w.WriteHeader(&tar.Header{Name: strings.TrimPrefix(name, "/"), Mode: 0o755, Size: int64(len(text))}))
+			_, err := w.Write(text)
+			harness.Must(t, err)
+		}
+		seen[name] = true
+	}
+	for _, program := range []string{"sh", "cat"} {
+		path, err := exec.LookPath(program)
+		harness.Must(t, err)
+		ldd, err := exec.Command("ldd", path).Output()
+		harness.Must(t, err)
+		for i, file := range append([]string{path}, strings.Fields(string(ldd))...) {
+			if filepath.IsAbs(file) {
+				text, err := os.ReadFile(file)
+				harness.Must(t, err)
+				if i == 0 {
+					file = "/opt/bin/" + program
+				}
+				add(file, text)
+			}
+		}
+	}
+	add("/opt/version", []byte(version+"\n"))
+	harness.Must(t, w.Close())
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil })
+	harness.Must(t, err)
+	made, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{OS: "linux", Architecture: runtime.GOARCH, Config: v1.Config{
+		Env: []string{"PATH=/opt/bin", "VERSION=" + version, "HOME=/nowhere"}, WorkingDir: "/opt", Entrypoint: []string{"/opt/bin/none"},
+	}})
+	harness.Must(t, err)
+	made, err = mutate.AppendLayers(made, layer)
+	harness.Must(t, err)
+	archive := filepath.Join(harness.Dir(t), "image.tar")
+	ref, err := name.NewTag("any:1")
+	harness.Must(t, err)
+	harness.Must(t, tarball.WriteToFile(archive, ref, made))
+	out, err := combined(exec.Command(harness.Binary(t), "image", "import", "--data-dir", data, "--name", image, "docker-archive:"+archive))
+	if err != nil {
+		t.Fatalf("import: %v: %s", err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+const imagesConfig = `
+[images.tools]
+image = "tools:1"
+[images.other]
+image = "tools:1"
+[languages.tool]
+command = ["sh", "{file}"]
+file = "tool"
+image = "tools"
+[tenant]
+images = ["tools"]
+`
+
+// serveImages starts a server with the store data.
+func serveImages(t *testing.T, data, config string) *server {
+	return serveBy(t, []string{"env", "SBXRUN_DATA_DIR=" + data}, harness.Dir(t), config)
+}
+
+// Calls, sessions and languages run in images, by their keys. A reload takes up an image that has moved; sessions keep
+// theirs.
+func TestServeImages(t *testing.T) {
+	t.Parallel()
+	data := harness.SharedDir(t)
+	one := importTree(t, data, "tools:1", "one")
+	s := serveImages(t, data, imagesConfig)
+
+	_, b := s.ask(http.MethodGet, "/v1/images", nil)
+	if want := fmt.Sprintf(`{"images":[{"name":"tools","digest":%q,"platform":"linux/%s"}]}`, one, runtime.GOARCH); strings.TrimSpace(string(b)) != want {
+		t.Errorf("images: %s, want %s", b, want)
+	}
+	const show = `read v </opt/version; echo $v $VERSION $HOME $PWD; echo new >file; ls / 2>&1 || :`
+	call := func(path string, c api.Call) *api.Answer {
+		t.Helper()
+		a := s.call(path, c)
+		if a.ExitCode != 0 {
+			t.Errorf("%s: exit code %d, %s", path, a.ExitCode, text(a.Stderr))
+		}
+		return a
+	}
+	command := api.Call{Argv: []string{"sh", "-c", show}, Collect: []string{"file"}}
+	command.Image = "tools"
+	a := call("/v1/run", command)
+	if got := text(a.Stdout); !strings.HasPrefix(got, "one one /home/sandbox /home/sandbox\n") || !strings.Contains(got, "ls: not found") {
+		t.Errorf("printed %q", got)
+	}
+	if len(a.Files) != 1 || a.Files[0].Size != 4 {
+		t.Errorf("collected %+v", a.Files)
+	}
+	if got, err := json.Marshal(a.Report.Image); err != nil || string(got) != fmt.Sprintf(`{"name":"tools","digest":%q,"platform":"linux/%s","writable":false}`, one, runtime.GOARCH) {
+		t.Errorf("image of the report: %s, %v", got, err)
+	}
+	if a := s.call("/v1/run", sh("cat /opt/version; exit 0")); a.Image != nil || text(a.Stdout) != "" {
+		t.Errorf("without an image: %+v, %q", a.Image, text(a.Stdout))
+	}
+	program := api.Call{Language: "tool", Code: "cat /opt/version"}
+	if a := call("/v1/run", program); text(a.Stdout) != "one\n" {
+		t.Errorf("the language printed %q", text(a.Stdout))
+	}
+	path := s.session(`{"image":"tools"}`)
+	if a := call(path+"/exec", program); text(a.Stdout) != "one\n" || a.Image == nil || a.Image.Digest != one {
+		t.Errorf("in a session: %q, %+v", text(a.Stdout), a.Image)
+	}
+	plain := s.session(`{}`)
+	for _, test := range []struct {
+		path string
+		call api.Call
+		code api.Code
+	}{
+		{path + "/exec", command, api.Usage}, {plain + "/exec", program, api.Usage}, {plain + "/processes", program, api.Usage},
+		{"/v1/run", api.Call{Argv: []string{"sh"}, Parts: api.Parts{Image: "other"}}, api.Policy},
+		{"/v1/run", api.Call{Argv: []string{"sh"}, Parts: api.Parts{Image: "tools:1"}}, api.Policy},
+	} {
+		if _, e := s.refused(http.MethodPost, test.path, test.call); e.Failure.Code != test.code {
+			t.Errorf("%s: %+v", test.path, e)
+		}
+	}
+
+	two := importTree(t, data, "tools:1", "two")
+	if a := call("/v1/run", program); text(a.Stdout) != "one\n" {
+		t.Errorf("before the reload: %q", text(a.Stdout))
+	}
+	harness.Must(t, s.cmd.Process.Signal(unix.SIGHUP))
+	s.logs("reloaded")
+	if a := call("/v1/run", program); text(a.Stdout) != "two\n" || a.Image.Digest != two {
+		t.Errorf("after the reload: %q, %+v", text(a.Stdout), a.Image)
+	}
+	if a := call(path+"/exec", program); text(a.Stdout) != "one\n" || a.Image.Digest != one {
+		t.Errorf("in the session after the reload: %q, %+v", text(a.Stdout), a.Image)
+	}
+	// The old image cannot be removed while the session uses it.
+	remove := func() (string, error) {
+		out, err := combined(exec.Command(harness.Binary(t), "image", "rm", "--data-dir", data, one))
+		return string(out), err
+	}
+	if out, err := remove(); err == nil || !strings.Contains(out, "is in use") {
+		t.Errorf("removing the image of a session: %v, %s", err, out)
+	}
+	s.ask(http.MethodDelete, path, nil)
+	harness.Until(t, harness.Bound, "the end of the use of the old image", func() bool {
+		_, err := remove()
+		return err == nil
+	})
+}
+
+// Images have warm rooms, which a reload replaces.
+func TestServeImagesWarm(t *testing.T) {
+	t.Parallel()
+	data := harness.SharedDir(t)
+	importTree(t, data, "tools:1", "one")
+	s := serveImages(t, data, strings.Replace(imagesConfig, "image = \"tools:1\"\n", "image = \"tools:1\"\nrooms = {min = 1, max = 2, calls = 0}\n", 1))
+	program := api.Call{Language: "tool", Code: "cat /opt/version"}
+	warm := func(want string) bool {
+		a := s.call("/v1/run", program)
+		return a.Room == "warm" && text(a.Stdout) == want+"\n" && a.ExitCode == 0 && a.Image != nil
+	}
+	harness.Until(t, harness.Bound, "a warm room", func() bool { return warm("one") })
+	importTree(t, data, "tools:1", "two")
+	harness.Must(t, s.cmd.Process.Signal(unix.SIGHUP))
+	s.logs("reloaded")
+	harness.Until(t, harness.Bound, "a warm room of the new image", func() bool { return warm("two") })
+	if a := s.call("/v1/run", sh("echo host")); text(a.Stdout) != "host\n" || a.Room != "cold" {
+		t.Errorf("without an image: %q in a room that is %s", text(a.Stdout), a.Room)
+	}
+}
+
+// The configuration is refused if an image is missing, and a reload keeps what there was.
+func TestServeImagesMissing(t *testing.T) {
+	t.Parallel()
+	data := harness.SharedDir(t)
+	file := filepath.Join(harness.Dir(t), "serve.toml")
+	harness.Must(t, os.WriteFile(file, []byte("listen = [\"unix:/tmp/x.sock\"]\n"+imagesConfig), 0o600))
+	check := exec.Command(harness.Binary(t), "serve", "--check-config", "--config", file)
+	check.Env = append(os.Environ(), "SBXRUN_DATA_DIR="+data)
+	if out, err := combined(check); err == nil || !strings.Contains(string(out), `images.other: no image named "tools:1"`) {
+		t.Errorf("--check-config: %v, %s", err, out)
+	}
+	importTree(t, data, "tools:1", "one")
+	check = exec.Command(harness.Binary(t), "serve", "--check-config", "--config", file)
+	check.Env = append(os.Environ(), "SBXRUN_DATA_DIR="+data)
+	if out, err := combined(check); err != nil || string(out) != "sbxrun: configuration OK\n" {
+		t.Errorf("--check-config: %v, %s", err, out)
+	}
+}
