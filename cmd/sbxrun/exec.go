@@ -34,7 +34,7 @@ func execCommand(args []string, begin time.Time) int {
 		return x.refuse(&x.flags, err)
 	}
 	x.argv = x.flags.Command
-	return x.run(x.flags.Sandbox, args)
+	return x.run(args)
 }
 
 type execution struct {
@@ -42,7 +42,7 @@ type execution struct {
 	flags cli.Exec
 }
 
-func (x *execution) run(name string, args []string) int {
+func (x *execution) run(args []string) int {
 	x.tty = x.flags.Tty
 	err := x.checkFlags()
 	switch {
@@ -67,7 +67,7 @@ func (x *execution) run(name string, args []string) int {
 		requests = watchRequests()
 		x.signals = &signals{ctx: requests.ctx, cancel: requests.giveUp, admitted: make(chan struct{})}
 	}
-	use, err := sandbox.Find(name)
+	use, err := sandbox.Find(x.flags.Sandbox)
 	if err != nil {
 		return x.notStarted(err)
 	}

@@ -48,6 +48,7 @@ type kill struct {
 	already    bool          // had ended before
 	removed    bool          // its record was removed at its end
 	verdict    result.Verdict
+	told       killed // set by result
 }
 
 func (k *killer) check(names []string) (err error) {
@@ -254,7 +255,8 @@ func (k *killer) result() (output.Result, error) {
 	r := output.Result{Text: k.printLines}
 	all := []killed{}
 	for _, one := range k.kills {
-		all = append(all, one.outcome())
+		one.told = one.outcome()
+		all = append(all, one.told)
 		if one.verdict == result.Unproven {
 			r.Code = result.ExitUnproven
 		}
@@ -269,7 +271,7 @@ func (k *killer) result() (output.Result, error) {
 func (k *killer) printLines(w io.Writer) error {
 	gone := 0
 	for _, one := range k.kills {
-		t := one.outcome()
+		t := one.told
 		of := "in"
 		if one.sandbox.IsExec() {
 			of = "of"

@@ -16,7 +16,7 @@ import (
 )
 
 func startCommand(args []string) int {
-	flags, _, err := parseStart(args)
+	flags, err := parseStart(args)
 	var r output.Result
 	if err == nil {
 		r, err = inBackground("start", args, func(said detach.Handover) (output.Result, error) {
@@ -43,9 +43,9 @@ type startFlags struct {
 	probe sandbox.Probe
 }
 
-func parseStart(args []string) (f startFlags, command []string, err error) {
+func parseStart(args []string) (f startFlags, err error) {
 	if err = cli.Parse(&f.Start, args); err != nil {
-		return f, nil, err
+		return f, err
 	}
 	if f.Name != "" {
 		err = state.ValidName(f.Name)
@@ -62,7 +62,7 @@ func parseStart(args []string) (f startFlags, command []string, err error) {
 	if err != nil {
 		err = cli.UsageError(&f.Start, err)
 	}
-	return f, f.Command, err
+	return f, err
 }
 
 func parseProbe(f *cli.Start) (p sandbox.Probe, err error) {

@@ -54,11 +54,12 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 			parts.End()
 		}
 	}()
-	flags, argv, err := parseStart(args)
+	flags, err := parseStart(args)
 	if err != nil {
 		return nil, "", err
 	}
 	var policy room.Policy
+	argv := flags.Command
 	var leave *admission.Permit
 	admitted := func() (err error) {
 		if leave == nil {
