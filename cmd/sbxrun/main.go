@@ -12,10 +12,12 @@ import (
 	"github.com/sbxrun/sbxrun/internal/detach"
 	_ "github.com/sbxrun/sbxrun/internal/entry"
 	"github.com/sbxrun/sbxrun/internal/output"
+	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
 func main() {
 	begin := time.Now()
+	proc.SpareThreads() // sbxrun mostly waits, and threads for more processors take a twentieth of a run
 	growStack()
 	args := os.Args[1:]
 	if err := enoughDescriptors(); err != nil {

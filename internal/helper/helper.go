@@ -174,6 +174,9 @@ func (s *Script) Add(step string, result Slot, number int, args ...any) {
 			panic(fmt.Sprintf("helper: argument %d of %q is a %T", i, step, a))
 		}
 	}
+	if s.calls == nil {
+		s.calls = make([]call, 0, 256)
+	}
 	s.calls = append(s.calls, c)
 }
 
