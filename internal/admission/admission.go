@@ -38,7 +38,7 @@ const tasksToStart = 5 + 4
 // ownThreads is the maximum number of sbxrun's threads where tasks are scarce: 5 or 6 were observed in a
 // run, a few more in a supervisor. The Go runtime creates threads on demand, and crashes if the kernel
 // refuses to create one for 200 ms.
-const ownThreads = 9
+const ownThreads = 7
 
 // Needs is the number of free tasks that a command needs to start.
 const Needs = tasksToStart + ownThreads

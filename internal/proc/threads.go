@@ -1,30 +1,28 @@
 package proc
 
-import (
-	"runtime"
-	"sync"
-)
+import "runtime"
 
 // SpareThreads keeps Go from making unnecessary threads. Use it in processes that mostly wait, and where threads are scarce.
 func SpareThreads() { runtime.GOMAXPROCS(1) }
 
-// MakeThreads makes threads until there are total, counting the caller's and the runtime's monitor. The runtime keeps them
-// for later use. It uses idle threads first, and needs another thread for each goroutine that waits while locked to its
-// thread.
+// MakeThreads makes threads until there are total. The runtime keeps them for later use. It uses idle threads first, and
+// needs another thread for each goroutine that waits while locked to its thread.
 func MakeThreads(total int) {
-	var waiting sync.WaitGroup
 	enough := make(chan struct{})
-	for range max(0, total-2) {
-		waiting.Add(1)
+	defer close(enough)
+	for range total {
+		if n, _ := runtime.ThreadCreateProfile(nil); n >= total {
+			return
+		}
+		locked := make(chan struct{})
 		go func() {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			waiting.Done()
+			close(locked)
 			<-enough
 		}()
+		<-locked
 	}
-	waiting.Wait()
-	close(enough)
 }
 
 // ShedThreads ends idle threads, from eight to five, before a long wait. Go makes threads when goroutines block or can run
