@@ -21,6 +21,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/internal/state"
 )
 
 // imageOwner returns the user for whom images are unpacked in advance: that of sandboxes without --user.
@@ -162,6 +163,35 @@ func exportImage(store *snapshots.Store, flags *cli.ImageExport) (r output.Resul
 		return r, err
 	}
 	return r, output.Export(flags.File, func(w io.Writer) error { return images.Export(store, m, w) })
+}
+
+// commitImage makes an image of a sandbox's image and its changes. It keeps them as a snapshot meanwhile.
+func commitImage(store *snapshots.Store, flags *cli.ImageCommit) (r output.Result, err error) {
+	if err := snapshots.ParseImageName(flags.Name); err != nil {
+		return r, err
+	}
+	m, err := snapshots.NewManifest("", 24*time.Hour)
+	if err != nil {
+		return r, err
+	}
+	err = takeSnapshot(store, m, flags.Sandbox, int64(flags.MaxSize), func(o *room.Overlay) bool { return o.Image != "" }, func(e *state.Entry) error {
+		err := &result.Error{Code: "no-overlay", Message: "the sandbox " + e.Title() + " has no writable image", Hint: "start it with --image and --overlay /"}
+		if !e.Lives() {
+			err.Code, err.Message, err.Hint = "ended", "the sandbox "+e.Title()+" has ended without a layer on disk", "commit it while it runs, or start it with --upper"
+		}
+		return err
+	})
+	if err != nil {
+		return r, err
+	}
+	image, err := images.Commit(store, m, flags.Name, time.Duration(flags.TTL), int64(flags.MaxSize))
+	if err = result.All(err, store.Remove(m)); err != nil {
+		return r, err
+	}
+	if err := images.Unpack(context.Background(), store, image, imageOwner()); err != nil {
+		return r, err
+	}
+	return output.Line(shownImage(image), image.Digest), nil
 }
 
 // unpackImage unpacks an image, for the user with the UID and GID that may follow.

@@ -53,6 +53,7 @@ func dispatch(args []string) int {
 		"image inspect":   cli.Command(onSnapshots(snapshots.Look, inspectImages)),
 		"image rm":        cli.Command(onSnapshots(snapshots.Open, removeImages)),
 		"image export":    cli.Command(onSnapshots(snapshots.Open, exportImage)),
+		"image commit":    cli.Command(onSnapshots(snapshots.Open, commitImage)),
 	}
 	for n := min(2, len(args)); n > 0; n-- {
 		if command := commands[strings.Join(args[:n], " ")]; command != nil {

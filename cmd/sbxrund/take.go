@@ -19,57 +19,66 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// createSnapshot stores the layers of a sandbox. It freezes a running sandbox meanwhile, if the sandbox has a cgroup
-// for that, and notes it in the manifest. SIGSTOP is no substitute, because processes can continue each other (SIGCONT) and parents notice it
-// (SIGCHLD).
+// createSnapshot stores the layers of a sandbox.
 func createSnapshot(store *snapshots.Store, flags *cli.SnapshotCreate) (r output.Result, err error) {
 	m, err := snapshots.NewManifest(flags.Name, time.Duration(flags.TTL))
+	if err == nil {
+		err = takeSnapshot(store, m, flags.Sandbox, int64(flags.MaxSize), func(*room.Overlay) bool { return true }, noOverlays)
+	}
 	if err != nil {
 		return r, err
 	}
+	return output.Line(m, m.ID), nil
+}
+
+// takeSnapshot stores the wanted overlays of a sandbox; none returns the error if there are none. It freezes a running sandbox meanwhile, if the sandbox has a cgroup
+// for that, and notes it in the manifest. SIGSTOP is no substitute, because processes can continue each other (SIGCONT) and parents notice it
+// (SIGCHLD).
+func takeSnapshot(store *snapshots.Store, m *snapshots.Manifest, name string, most int64, wanted func(*room.Overlay) bool, none func(*state.Entry) error) error {
 	dir, err := state.Look(state.Mine())
 	if err != nil {
-		return r, err
+		return err
 	}
 	defer dir.Close()
-	e, err := dir.Find(flags.Sandbox)
+	e, err := dir.Find(name)
 	if err != nil {
-		return r, err
+		return err
 	}
 	overlays, err := sandbox.Overlays(e)
 	if err != nil {
-		return r, err
+		return err
 	}
 	defer func() {
 		for _, o := range overlays {
 			o.Close()
 		}
 	}()
-	if len(overlays) == 0 {
-		return r, noOverlays(e)
+	chosen := slices.DeleteFunc(slices.Clone(overlays), func(o *room.Overlay) bool { return !wanted(o) })
+	if len(chosen) == 0 {
+		return none(e)
 	}
 	m.Sandbox, m.SandboxName, m.Workdir = e.ID, e.Record.Name, e.Record.Workdir
-	from := capture.Source{Overlays: overlays, Layers: map[string][]snapshots.Layer{}}
+	from := capture.Source{Overlays: chosen, Layers: map[string][]snapshots.Layer{}}
 	for _, o := range e.Record.Overlays {
 		from.Layers[o.Dest] = o.Layers
 	}
 	if e.Lives() {
 		use, err := sandbox.Enter(e.ID) // keeps it from becoming idle
 		if err != nil {
-			return r, err
+			return err
 		}
 		defer use.Close()
 		from.Cgroups = use.Access.Cgroups
 	} else { // another sandbox may be using its layers
 		from.Ended = !slices.ContainsFunc(overlays, func(o *room.Overlay) bool { return !o.Still() })
 	}
-	if err := capture.Take(context.Background(), store, m, from, int64(flags.MaxSize)); err != nil {
-		return r, err
+	if err := capture.Take(context.Background(), store, m, from, most); err != nil {
+		return err
 	}
 	if m.LeftOut > 0 {
 		output.Warn(fmt.Errorf("left out sockets, named pipes or devices: %d", m.LeftOut))
 	}
-	return output.Line(m, m.ID), nil
+	return nil
 }
 
 func noOverlays(e *state.Entry) error {

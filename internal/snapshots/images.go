@@ -301,6 +301,9 @@ func noImage(ref string) error {
 	return &result.Error{Code: "no-such-image", Message: fmt.Sprintf("no image named %.160q", ref), Hint: "pull it: sbxrun image pull " + ref + ", or list images: sbxrun image ls"}
 }
 
+// Image returns the image with this digest, even if it has expired.
+func (s *Store) Image(digest string) (*Image, error) { return s.imageByDigest(digest, digest) }
+
 // imageByDigest returns the image whose manifest, index or configuration has this digest.
 func (s *Store) imageByDigest(digest, ref string) (*Image, error) {
 	if _, ok := Hex(digest); !ok {
