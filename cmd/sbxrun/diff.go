@@ -89,7 +89,7 @@ func unreadable(trees []*opened) error {
 func openChanges(ctx context.Context, list []*room.Overlay, paths, exclude []string, most int) (out []*opened, err error) {
 	found := map[string]bool{}
 	for _, o := range list {
-		t, err := overlay.Open(o.Layer, o.Source, o.Since, o.Lower...)
+		t, err := overlay.Open(o.Layer, o.Source, o.Compared(), o.Lower...)
 		if err != nil {
 			return nil, err
 		}

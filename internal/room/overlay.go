@@ -44,6 +44,15 @@ type Overlay struct {
 	size  int64       // size limit of a layer in memory
 }
 
+// Compared returns the time since which changes of the source conflict with the layer. The tree of an image does not change,
+// but its files get a new ctime when another image shares them.
+func (o *Overlay) Compared() time.Time {
+	if o.Image != "" {
+		return time.Now()
+	}
+	return o.Since
+}
+
 // Close closes the descriptors of the layer. A layer in memory is then lost.
 func (o *Overlay) Close() {
 	for _, f := range []*os.File{o.Layer, o.lock, o.disk} {

@@ -75,7 +75,7 @@ func (s *Server) diff(ctx context.Context, q Request, id string) error {
 		return err
 	}
 	defer leave()
-	tree, err := overlay.Open(o.Layer, o.Source, o.Since, o.Lower...)
+	tree, err := overlay.Open(o.Layer, o.Source, o.Compared(), o.Lower...)
 	if err != nil {
 		return err
 	}
