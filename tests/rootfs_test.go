@@ -215,7 +215,7 @@ func TestRootfsErrors(t *testing.T) {
 		"a file":          {[]string{"--rootfs", tree + "/etc/passwd", "true"}, 125, "not a directory"},
 		"the host's":      {[]string{"--rootfs", "/usr/..", "true"}, 125, "is the host's"},
 		"empty":           {[]string{"--rootfs", "", "true"}, 125, "the value is empty"},
-		"overlay alone":   {[]string{"--overlay", "/", "true"}, 125, "goes with --rootfs"},
+		"overlay alone":   {[]string{"--overlay", "/", "true"}, 125, "goes with --image or --rootfs"},
 		"apply":           {[]string{"--rootfs", tree, "--overlay", "/", "--apply", "true"}, 125, "are not applied"},
 		"print":           {[]string{"--rootfs", tree, "--print-command", "true"}, 125, "no bwrap command does the same"},
 		"its own layer":   {[]string{"--rootfs", tree, "--overlay", "/", "--upper", tree + "/srv", "true"}, 125, "the layer must lie elsewhere"},
