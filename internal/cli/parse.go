@@ -30,9 +30,9 @@ var ErrHelp = errors.New("help requested")
 // (see [WantsJSON]).
 func Parse(flags any, args []string) error {
 	// kong takes 5 µs for each flag, which is 0.5 ms for all of run. Only error messages need all of them.
-	err := parse(flags, args, false)
+	err := parse(flags, args, given(args))
 	if err != nil && !errors.Is(err, ErrHelp) {
-		err = parse(flags, args, true)
+		err = parse(flags, args, all)
 	}
 	if err == nil {
 		return export(flags)
@@ -47,8 +47,10 @@ func Parse(flags any, args []string) error {
 	return UsageError(flags, explain(Name(flags), args, err))
 }
 
-// parse fills flags with a grammar of all flags, or of those in args.
-func parse(flags any, args []string, all bool) error {
+func all(reflect.StructField) bool { return true }
+
+// given returns a function that reports whether args may contain the flag of a field.
+func given(args []string) func(f reflect.StructField) bool {
 	var names, letters string
 	for _, arg := range args {
 		if arg == "--" {
@@ -59,37 +61,38 @@ func parse(flags any, args []string, all bool) error {
 			letters += arg
 		}
 	}
-	options := []kong.Option{kong.Name("sbxrun"), kong.Exit(func(int) {}), kong.Help(func(kong.HelpOptions, *kong.Context) error { return ErrHelp })}
-	var fields []reflect.StructField
-	var targets []reflect.Value
-	var choose func(reflect.Value) error
-	choose = func(command reflect.Value) (err error) {
-		for f, target := range command.Fields() {
-			alias, short := f.Tag.Get("aliases"), f.Tag.Get("short")
-			group := strings.HasPrefix(string(f.Tag), "cmd:")
-			switch {
-			case f.Anonymous:
-				err = choose(target)
-			case all, group, strings.HasPrefix(string(f.Tag), "arg:"), strings.Contains(names, strings.ToLower(f.Name)),
-				alias != "" && strings.Contains(names, strings.ReplaceAll(alias, "-", "")), short != "" && strings.Contains(letters, short):
-				fields = append(fields, reflect.StructField{Name: f.Name, Type: f.Type, Tag: f.Tag})
-				targets = append(targets, target)
-				if !group && f.Type.Kind() != reflect.Bool {
-					options = append(options, kong.TypeMapper(f.Type, kong.MapperFunc(word)))
-				}
-			default:
-				if value, ok := f.Tag.Lookup("default"); ok {
-					err = decode(target, value)
-				}
-			}
-			if err != nil {
-				return err
-			}
-		}
-		return nil
+	return func(f reflect.StructField) bool {
+		alias, short := strings.ReplaceAll(f.Tag.Get("aliases"), "-", ""), f.Tag.Get("short")
+		return strings.Contains(names, strings.ToLower(f.Name)) || alias != "" && strings.Contains(names, alias) || short != "" && strings.Contains(letters, short)
 	}
-	if err := choose(reflect.ValueOf(flags).Elem()); err != nil {
-		return err
+}
+
+// choose returns the fields of a struct that are positional arguments, commands or wanted flags, with their values. It
+// sets other flags to their defaults.
+func choose(command reflect.Value, wanted func(f reflect.StructField) bool) (fields []reflect.StructField, values []reflect.Value) {
+	for f, v := range command.Fields() {
+		switch {
+		case f.Anonymous:
+			embedded, of := choose(v, wanted)
+			fields, values = append(fields, embedded...), append(values, of...)
+		case strings.HasPrefix(string(f.Tag), "arg:"), strings.HasPrefix(string(f.Tag), "cmd:"), wanted(f):
+			fields = append(fields, reflect.StructField{Name: f.Name, Type: f.Type, Tag: f.Tag})
+			values = append(values, v)
+		case f.Tag.Get("default") != "":
+			_ = decode(v, f.Tag.Get("default")) // TestParseGiven parses it
+		}
+	}
+	return fields, values
+}
+
+// parse fills flags with a grammar of the wanted flags.
+func parse(flags any, args []string, wanted func(f reflect.StructField) bool) error {
+	fields, targets := choose(reflect.ValueOf(flags).Elem(), wanted)
+	options := []kong.Option{kong.Name("sbxrun"), kong.Exit(func(int) {}), kong.Help(func(kong.HelpOptions, *kong.Context) error { return ErrHelp })}
+	for _, f := range fields {
+		if !strings.HasPrefix(string(f.Tag), "cmd:") && f.Type.Kind() != reflect.Bool {
+			options = append(options, kong.TypeMapper(f.Type, kong.MapperFunc(word)))
+		}
 	}
 	grammar := reflect.New(reflect.StructOf(fields))
 	k, err := kong.New(grammar.Interface(), options...)

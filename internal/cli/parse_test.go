@@ -167,14 +167,14 @@ func TestParseGiven(t *testing.T) {
 				}
 			}
 			args = append(args, []string{"web", "--", "-x", "true"}[random.IntN(4)])
-			given, rest := Flags(args)
+			small, rest := Flags(args)
 			whole, _ := Flags(args)
-			ok := parse(given, rest, false) == nil
-			err := parse(whole, rest, true)
+			ok := parse(small, rest, given(rest)) == nil
+			err := parse(whole, rest, all)
 			if ok != (err == nil) {
 				t.Errorf("%q: given %v, whole %v", args, ok, err)
 			}
-			if diff := gocmp.Diff(whole, given); ok && diff != "" {
+			if diff := gocmp.Diff(whole, small); ok && diff != "" {
 				t.Errorf("%q (-whole +given):\n%s", args, diff)
 			}
 			if ok {

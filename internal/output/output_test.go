@@ -3,6 +3,8 @@ package output
 import (
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -68,5 +70,24 @@ func TestErrorWrapped(t *testing.T) {
 	}
 	if got := Error(e); got != e {
 		t.Errorf("%+v", got)
+	}
+}
+
+// Export replaces no file, and Each goes on after an error.
+func TestExportEach(t *testing.T) {
+	name := t.TempDir() + "/x"
+	err := Each([]string{"first", "second"}, func(text string) error {
+		return Export(name, func(w io.Writer) error { _, err := io.WriteString(w, text); return err })
+	})
+	b, _ := os.ReadFile(name)
+	if all, ok := err.(*multierror.Error); !ok || len(all.Errors) != 1 || Error(err).Code != "exists" || string(b) != "first" {
+		t.Errorf("%q, %v", b, err)
+	}
+	failed := errors.New("no more data")
+	if err := Export(name+"2", func(io.Writer) error { return failed }); !errors.Is(err, failed) {
+		t.Errorf("%v", err)
+	}
+	if _, err := os.Lstat(name + "2"); err == nil {
+		t.Error("a failed export left a file")
 	}
 }
