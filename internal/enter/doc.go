@@ -2,9 +2,9 @@
 // a signal to all processes of all commands there at once ([Signal]). The commands of run, start and exec all enter
 // their room this way.
 //
-// A Go process has threads, so it cannot join a user namespace (setns(2): EINVAL). A bare fork has one thread and can.
-// Therefore all processes that enter are forked below a keeper (package proc), which stays outside and always kills and
-// reaps them:
+// A Go process has threads, so it cannot join a user namespace (setns(2): EINVAL). Therefore processes of the helper
+// (internal/helper) enter, by a script that this package lays out, below a keeper (package proc), which stays outside and
+// always kills and reaps them:
 //
 //	sbxrun            decides the deadline; holds pidfds of keeper and init
 //	└─ keeper         outside; parent of the processes below
@@ -14,7 +14,7 @@
 //	      └─ payload  and reports the payload's exit status
 //
 // sbxrun and init share a SOCK_SEQPACKET socket. sbxrun sends a pidfd of the room's PID 1 and signals; the processes
-// send [message]s, to which the kernel adds the sender's PID. The payload waits for a byte at a pipe, the gate, and
+// send [helper.Report]s, to which the kernel adds the sender's PID. The payload waits for a byte at a pipe, the gate, and
 // exits at end-of-file. If bwrap is still building the room, the entering process first makes the command's network
 // namespace, if it has its own, waits at a second pipe for a byte from the room's PID 1, and then furnishes the room
 // ([Furnishing]).

@@ -1,12 +1,12 @@
-// Package proc identifies processes reliably and forks the keeper.
+// Package proc identifies processes reliably and starts the keeper.
 //
 // The kernel reuses PIDs: between reading a PID and using it, the process may have ended and another may have the PID.
 // So a process is held as a [Process]: a pidfd (pidfd_open(2)) and values verified while the pidfd was open. Signals go
 // through the pidfd and never reach another process.
 //
-// The keeper is a bare fork of sbxrun: clone(2) without exec. It is a child subreaper (prctl(2),
-// PR_SET_CHILD_SUBREAPER) in its own session and the parent of bwrap ([Program]) and of the processes that enter a room
-// ([Way], package enter). All processes that these leave behind become its children:
+// The keeper is a process of the helper (internal/helper). It is a child subreaper (prctl(2), PR_SET_CHILD_SUBREAPER) in
+// its own session and the parent of bwrap ([Program]) and of the processes that enter a room ([Way], package enter). All
+// processes that these leave behind become its children:
 //
 //	sbxrun ── keeper ─┬─ bwrap's monitor ── PID 1 of the room
 //	                  └─ init ── payload
@@ -20,10 +20,6 @@
 //   - the deadline set by [Keeper.EndAt] has passed, in case sbxrun is stopped.
 //
 // After sbxrun's death it restores the caller's terminal. At its end it removes the cgroups.
-//
-// All memory of the keeper and its children is a [Block], laid out before the fork. Their code calls only nosplit
-// functions that make raw system calls, see bareFork. The children share the keeper's memory, each with its own stack,
-// until they execute a program.
 //
 // [Kept] is a keeper together with the processes whose end proves its end.
 package proc

@@ -4,7 +4,7 @@
 // From a [Policy] to a [Room]:
 //
 //	Prepare   decides everything and opens every descriptor; nothing runs yet
-//	Start     forks the keeper, which forks bwrap and, for the plan's command, the
+//	Start     starts the keeper, which starts bwrap and, for the plan's command, the
 //	          entering process. Returns when the room's PID 1 and the command's init are
 //	          verified and held by pidfds; the payload waits for its release
 //
@@ -14,7 +14,6 @@
 //	info    its report of the PID of the room's PID 1, as JSON, for --info-fd
 //	ready   gets a byte from the room's PID 1 when the room is built
 //	hold    the program of the room's PID 1, in memory, executed as /proc/self/fd/N
-//	...     one for each file that is copied into the room
 //
 // bwrap closes the descriptors that it has read. The room's PID 1 inherits the rest and closes them before it waits. It
 // is executed after the last mount, so its byte means that the room is complete. If bwrap fails, ready is closed

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Installs the package for arm64 in a machine of that kind, which qemu emulates, and
 # tries it there as root and as an ordinary user; then runs the tests of what is
-# written for the processor, the bare fork above all, and a few of the built command.
+# written for the processor, the helper above all, and a few of the built command.
 #
 # usage: arm64.sh    on Debian for amd64: ../vm/fetch.sh
 set -euo pipefail
@@ -24,7 +24,7 @@ tar -c --exclude=./.git --exclude=./bin . >"$work/tree.tar"
 
 # Each line is a directory, and a pattern of tests there.
 cat >"$work/tests" <<'LIST'
-internal/proc Keeper|MakeThreads|Heap|AsUser|Process
+internal/proc Keeper|MakeThreads|AsUser|Process
 internal/seccomp Judge|Size|Kernel
 tests TestTrees/(sleep|setsid|daemon|term-immune)|TestScripts/exit-code|TestL03
 LIST
