@@ -96,7 +96,9 @@ func insteadOf(v view, found, sandboxPath, callers string) string {
 		}
 		if host := lookHost(name, hostDir); host != "" {
 			inside, err := v.resolve(found)
-			if outside, err2 := filepath.EvalSymlinks(host); err == nil && err2 == nil && inside == outside {
+			outside, err2 := filepath.EvalSymlinks(host)
+			// In a virtual environment, a link to the same python3 has other packages.
+			if _, venv := os.Stat(path.Join(hostDir, "../pyvenv.cfg")); err == nil && err2 == nil && inside == outside && venv != nil {
 				return ""
 			}
 			return host

@@ -16,14 +16,14 @@ import (
 
 // insteadOf returns the host's program if the sandbox runs another one.
 func TestInsteadOf(t *testing.T) {
-	top := laidOut(t, "shims/", "own/", "links/")
-	for name, text := range map[string]string{"shims/cat": "#!/bin/sh\n", "own/other": "#!/bin/sh\n"} {
+	top := laidOut(t, "shims/", "own/", "links/", "venv/bin/")
+	for name, text := range map[string]string{"shims/cat": "#!/bin/sh\n", "own/other": "#!/bin/sh\n", "venv/pyvenv.cfg": ""} {
 		if err := os.WriteFile(filepath.Join(top, name), []byte(text), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	cat, err := filepath.EvalSymlinks("/usr/bin/cat")
-	if err := errors.Join(err, os.Symlink(cat, top+"/links/cat"), os.WriteFile(top+"/own/cat", nil, 0o644)); err != nil {
+	if err := errors.Join(err, os.Symlink(cat, top+"/links/cat"), os.Symlink(cat, top+"/venv/bin/cat"), os.WriteFile(top+"/own/cat", nil, 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct{ path, want string }{
@@ -32,6 +32,7 @@ func TestInsteadOf(t *testing.T) {
 		{"/usr/bin:TOP/shims", ""},
 		{"TOP/own:/usr/bin", ""},   // not executable
 		{"TOP/links:/usr/bin", ""}, // the same program
+		{"TOP/venv/bin:/usr/bin", "TOP/venv/bin/cat"},
 		{"TOP/none:relative::TOP/shims:/usr/bin", "TOP/shims/cat"},
 	} {
 		callers := strings.ReplaceAll(tt.path, "TOP", top)
