@@ -45,16 +45,19 @@ const zombiesOnALine = 5
 
 // printFound prints each finding and its outcome on a line. Zombies with the same name and parent share one.
 func printFound(w io.Writer, found []cleanup.Finding, dryRun bool) error {
-	alike := map[string][]cleanup.Finding{}
+	zombies := map[string][]int{} // PIDs
 	for _, f := range found {
 		if f.Kind == "zombie" {
-			alike[f.What] = append(alike[f.What], f)
+			zombies[f.What] = append(zombies[f.What], f.PID)
 		}
 	}
 	for _, f := range found {
-		zombies := alike[f.What]
-		if f.Kind == "zombie" && zombies[0].PID != f.PID {
-			continue
+		pids := []int{f.PID}
+		if f.Kind == "zombie" {
+			if pids = zombies[f.What]; pids == nil {
+				continue // printed already
+			}
+			delete(zombies, f.What)
 		}
 		did := "left   "
 		switch {
@@ -70,22 +73,18 @@ func printFound(w io.Writer, found []cleanup.Finding, dryRun bool) error {
 			did = "to go  "
 		}
 		line := did + "  " + f.Kind
-		if f.ID != "" {
-			line += " " + f.ID
+		for _, name := range []string{f.ID, f.Name} {
+			if name != "" {
+				line += " " + name
+			}
 		}
-		if f.Name != "" {
-			line += " " + f.Name
-		}
-		if f.PID != 0 {
-			line += fmt.Sprintf(" %d", f.PID)
-		}
-		if f.Kind == "zombie" {
-			for i, other := range zombies[1:] {
-				if i == zombiesOnALine-1 {
-					line += fmt.Sprintf(" and %d more", len(zombies)-zombiesOnALine)
-					break
-				}
-				line += fmt.Sprintf(" %d", other.PID)
+		for i, pid := range pids {
+			if i == zombiesOnALine {
+				line += fmt.Sprintf(" and %d more", len(pids)-i)
+				break
+			}
+			if pid != 0 {
+				line += fmt.Sprintf(" %d", pid)
 			}
 		}
 		line += ": " + f.What
