@@ -37,6 +37,14 @@ func TestWrong(t *testing.T) {
 		{nats + "creds = \"/no/such\"", "nats.creds: open /no/such"},
 		{"[nats]\nurl = \"http://127.0.0.1\"", "want a comma-separated list of nats://"},
 		{"[nats]\nurl = \"nats://u:secret%zz@h\"", "want a comma-separated list of nats://"},
+		{"[images.\"a b\"]\nimage = \"x\"", "images.a b: want a name"},
+		{"[images.a]\nrooms = {min = 1}", "images.a.image: want the name of an image"},
+		{"[images.a]\nimage = \"x\"\nrooms = {min = 2, max = 1}", "images.a.rooms: want min from 0 to max"},
+		{"[images.a]\nimage = \"x\"\nrooms = 2", "images.a.rooms: want"},
+		{"[images.a]\nimage = \"x\"\ndevices = [\"../x\"]", "images.a.devices: "},
+		{"[tenant]\nimages = [\"a\"]", `tenant.images: no "a" in [images]`},
+		{"[languages.x]\ncommand = [\"x\"]\nfile = \"x\"\nimage = \"a\"", `languages.x.image: no "a" in [images]`},
+		{"[images.a]\nimage = \"x\"\ndevices = [\"/dev/fuse\"]\n[tenant]\nimages = [\"a\"]", ""},
 		{nats, ""}, {"[nats]\nurl = \"a, tls://b:1\"", ""}, {"[tenant]\nrate = 0.5", ""},
 	} {
 		harness.Must(t, os.WriteFile(name, []byte(test.text), 0o600))
