@@ -252,12 +252,18 @@ func (f *Server) addTools(p *sdk.Server, tenant string) {
 	if slices.Contains(all, "bash") {
 		shell = "bash"
 	}
-	command := func(line string) []string { return []string{shell, "-c", "--", line} }
+	// An image may have no bash. The shell finds out if there may be an image.
+	command := func(line string, image bool) []string {
+		if image && len(offered) > 0 && shell == "bash" {
+			return []string{"sh", "-c", `command -v bash >/dev/null && exec bash -c -- "$0"; exec sh -c -- "$0"`, line}
+		}
+		return []string{shell, "-c", "--", line}
+	}
 	add(f, p, &sdk.Tool{
 		Name: "run_command", Annotations: annotate("Run a command", false, network),
 		Description: "Run a command line with " + shell + " in a sandbox, and return its output and exit code. Background processes are killed when it returns; start_process keeps one running.",
 	}, image, func(ctx context.Context, in runCommand) (*sdk.CallToolResult, *api.Answer, error) {
-		return f.run(ctx, in.common, &api.Call{Argv: command(in.Command)})
+		return f.run(ctx, in.common, &api.Call{Argv: command(in.Command, in.Image+in.Session != "")})
 	})
 	add(f, p, &sdk.Tool{
 		Name: "create_session", Annotations: annotate("Create a session", false, false),
@@ -297,7 +303,7 @@ func (f *Server) addTools(p *sdk.Server, tenant string) {
 		Name: "start_process", Annotations: annotate("Start a process", false, network),
 		Description: "Start a command line in the background of a session, such as a development server, and return its ID. It runs until it exits, its timeout, stop_process or the end of the session. Other calls in the session reach its ports at localhost.",
 	}, nil, func(ctx context.Context, in startProcess) (*sdk.CallToolResult, *api.CallStatus, error) {
-		return f.startProcess(ctx, in, command(in.Command))
+		return f.startProcess(ctx, in, command(in.Command, true))
 	})
 	add(f, p, &sdk.Tool{
 		Name: "list_processes", Annotations: reads("List processes"),

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/api"
@@ -178,6 +180,36 @@ func TestServeImages(t *testing.T) {
 		_, err := remove()
 		return err == nil
 	})
+}
+
+// Agents name images as clients do, and run command lines in images without bash.
+func TestServeImagesForAgents(t *testing.T) {
+	t.Parallel()
+	data := harness.SharedDir(t)
+	importTree(t, data, "tools:1", "one")
+	s := serveImages(t, data, imagesConfig)
+	a := s.agent(&mcp.StreamableClientTransport{Endpoint: "http://sbxrun/mcp", HTTPClient: &http.Client{Transport: s.client.Transport}}, "")
+	t.Cleanup(func() { _ = a.Close() }) // the server's exit is checked
+	list, err := a.ListTools(t.Context(), nil)
+	harness.Must(t, err)
+	for _, tool := range list.Tools {
+		schema, err := json.Marshal(tool.InputSchema)
+		harness.Must(t, err)
+		if want := slices.Contains([]string{"run_code", "run_command", "create_session"}, tool.Name); want != strings.Contains(string(schema), `"enum":["tools"]`) {
+			t.Errorf("%s: %s", tool.Name, schema)
+		}
+	}
+	const line = "read v </opt/version; echo version $v"
+	for name, arguments := range map[string]map[string]any{"run_command": {"command": line, "image": "tools"}, "run_code": {"code": line, "language": "tool"}} {
+		if got := said(a.use(name, arguments)); !strings.Contains(got, "version one") {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+	session := strings.Fields(said(a.use("create_session", map[string]any{"image": "tools"})))[1]
+	if got := said(a.use("run_command", map[string]any{"command": line, "session": session})); !strings.Contains(got, "version one") {
+		t.Errorf("in a session: %s", got)
+	}
+	a.use("end_session", map[string]any{"session": session})
 }
 
 // Images have warm rooms, which a reload replaces.
