@@ -56,19 +56,19 @@ func (m Mount) copied() bool { return m.File && m.Bind.Inode == 0 }
 // byDescriptors are the flags of a move_mount(2) whose paths are empty.
 const byDescriptors = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
 
-// clones lays out the calls for a list of clones. The calls skip a clone whose source is gone from the host.
+// clones lays out the calls for a list of clones. If a source is gone from the host, the mount point stays empty.
+// A mount(2) costs half as much as open_tree(2) and move_mount(2). It follows a link in the source, but that leads
+// nowhere: the host's root cannot be reached.
 func (s *script) clones(list []Clone) {
 	for _, c := range list {
-		s.Add(StepMount, slotMount, unix.SYS_OPEN_TREE, unix.AT_FDCWD, c.Source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE|unix.AT_SYMLINK_NOFOLLOW)
-		s.Allow(3, unix.ENOENT)
 		if c.File {
 			s.Do(StepMount, unix.SYS_MKNODAT, unix.AT_FDCWD, c.Dest, unix.S_IFREG|FileMode, 0)
 		} else {
 			s.Do(StepMount, unix.SYS_MKDIRAT, unix.AT_FDCWD, c.Dest, 0o755)
 		}
 		s.Allow(0, unix.EEXIST)
-		s.Do(StepMount, unix.SYS_MOVE_MOUNT, slotMount, "", unix.AT_FDCWD, c.Dest, unix.MOVE_MOUNT_F_EMPTY_PATH)
-		s.close(slotMount)
+		s.Do(StepMount, unix.SYS_MOUNT, c.Source, c.Dest, 0, unix.MS_BIND|unix.MS_REC)
+		s.Allow(0, unix.ENOENT)
 	}
 }
 

@@ -13,14 +13,15 @@ import (
 )
 
 // This file decides which entries of /etc and /var/lib a sandbox shows: the public configuration and data of
-// installed programs. An entry is shown if it belongs to root, only root can write to it, everybody can read it, and
-// neither its name nor, for a file, its text looks like a credential. A directory must also belong to a program:
-// /usr/share or /usr/lib has an entry of the same name, or, for NAME and NAME.d in /etc, /usr/bin/NAME exists. Nothing
-// that denied or deniedData name is ever shown. Below a shown directory the modes of files decide, as for any user of
-// the host.
+// installed programs. An entry is shown if it belongs to root, only root can write to it, and everybody can read it. A
+// file must be on a list of names (publicFile). The name of a directory must not look like a credential, and it must
+// belong to a program: /usr/share or /usr/lib has an entry of the same name, or, for NAME and NAME.d in /etc,
+// /usr/bin/NAME exists. Nothing that denied or deniedData name is ever shown. Below a shown directory the modes of files
+// decide, as for any user of the host.
 //
 // A bind costs bwrap about 0.1 ms, because it reads the mount table for each. So bwrap binds /etc and /var/lib below
-// [enter.LayersDir], and the entering process clones the parts from there, in a few microseconds each.
+// [enter.LayersDir], and the entering process binds the parts from there, in a few microseconds each. Every sandbox
+// pays for this search, so it makes as few system calls as possible.
 
 // denied reports whether a name in /etc is never shown: accounts, the identity and configuration of the machine, and the
 // configuration of services and clients that often contains credentials. Names that end in "-" are not shown either.
@@ -53,10 +54,24 @@ func deniedData(name string) bool {
 	return false
 }
 
+// publicFile reports whether a file in /etc is public, by its name. checked reports that an administrator may have
+// written a credential into it, so its text is checked.
+func publicFile(name string) (public, checked bool) {
+	switch name {
+	case "debian_version", "slackware-version", "locale.alias", "locale.conf", "shells", "protocols", "rpc", "magic", "magic.mime",
+		"manpath.config", "man_db.conf", "papersize", "paperspecs", "DIR_COLORS", "mailcap.order", "tidy.conf", "whois.conf":
+		return true, false
+	case "profile", "bash.bashrc", "bashrc", "csh.cshrc", "csh.login", "csh.logout", "kshrc", "mkshrc", "zshenv", "zprofile", "zshrc", "zlogin", "zlogout", "inputrc",
+		"gitconfig", "gitattributes", "gdbinit", "mailcap", "matplotlibrc", "nanorc", "vimrc", "screenrc", "tmux.conf", "octaverc", "gnuplotrc", "sbclrc", "enscript.cfg", "a2ps.cfg", "a2ps-site.cfg", "odbcinst.ini":
+		return true, true
+	}
+	return strings.HasSuffix(name, "-release"), false
+}
+
 // engineDirs are where container engines mount the file systems of containers.
 var engineDirs = []string{"docker", "containers", "containerd", "kubelet", "rancher", "lxc", "lxd", "incus", "machines", "snapd"}
 
-// Bounds of the search: the number of directory entries, and the size of a file in /etc.
+// Bounds of the search: the number of directory entries, and the size of a checked file.
 const (
 	manyPublic = 4000
 	maxPublic  = 16 << 10
@@ -75,81 +90,103 @@ type public struct {
 
 // publicOps returns the public parts of /etc and /var/lib, except where the user or known mounts something.
 func publicOps(mounts []op, known []op, c Caller, outside User) []op {
-	s := public{left: manyPublic, buf: make([]byte, maxPublic), uid: outside.UID}
+	s := public{left: manyPublic, buf: make([]byte, maxPublic), uid: outside.UID, ops: make([]op, 0, 48)}
 	if c.UID != 0 { // root drops its groups
 		s.groups, _ = unix.Getgroups() // fails only if they change at the same time
 		s.groups = slices.DeleteFunc(s.groups, func(gid int) bool { return gid == c.GID && c.GID == c.UID })
 	}
-	for _, m := range mounts {
-		s.dests = append(s.dests, m.dst)
+	for i := range mounts {
+		s.dests = append(s.dests, mounts[i].dst)
 	}
-	for _, o := range known {
-		s.dests = append(s.dests, o.dst)
+	for i := range known {
+		s.dests = append(s.dests, known[i].dst)
 	}
-	s.top("/etc", denied, true)
-	s.top("/var/lib", deniedData, false)
+	if s.enter("/etc") {
+		s.add("/etc", denied, true)
+		for i := range s.ops {
+			if s.ops[i].kind == opBind {
+				s.ops[i].tree = "/etc"
+			}
+		}
+	}
+	if etc := len(s.ops); s.enter("/var/lib") && s.add("/var/lib", deniedData, false) && len(s.ops) > etc+1 {
+		for i := range s.ops[etc:] {
+			if o := &s.ops[etc+i]; o.kind == opBind {
+				o.tree = "/var/lib"
+			}
+		}
+	}
 	return s.ops
 }
 
-// top adds the entries of a directory of the system.
-func (s *public) top(dir string, denied func(name string) bool, files bool) {
+// enter reports whether a directory of the system belongs to root.
+func (s *public) enter(dir string) bool {
 	var st unix.Stat_t
 	if unix.Stat(dir, &st) != nil || st.Uid != 0 && st.Uid != Nobody { // root is unmapped in some user namespaces
-		return
+		return false
 	}
 	s.root = st.Uid
-	ops := s.ops
-	s.ops = nil
-	s.add(dir, denied, files)
-	containers := slices.ContainsFunc(engineDirs, func(name string) bool { return unix.Access(dir+"/"+name, unix.F_OK) == nil })
-	for i := range s.ops {
-		// Containers: a bind would include their mounts, and keep the engine from unmounting them.
-		if o := &s.ops[i]; o.kind == opBind && len(s.ops) > 1 && !containers {
-			o.tree = dir
-		}
-	}
-	s.ops = append(ops, s.ops...)
+	return true
 }
 
-// add adds the entries of a directory.
-func (s *public) add(dir string, denied func(name string) bool, files bool) {
+// add adds the entries of a directory. It reports whether the directory as a whole can be bound: with the file systems
+// of containers in it, a bind would include these, and keep the engine from unmounting them.
+func (s *public) add(dir string, denied func(name string) bool, etc bool) (whole bool) {
+	whole = true
 	for _, e := range s.list(dir) {
-		name := dir + "/" + e.name
-		program, parts := strings.CutSuffix(e.name, ".d")
-		if denied(program) || strings.HasSuffix(e.name, "-") || secretName(e.name) || slices.Contains(s.dests, name) {
+		if e.kind == unix.DT_REG {
+			if public, checked := publicFile(e.name); etc && public && s.readable(dir+"/"+e.name, checked) {
+				s.bind(dir+"/"+e.name, true)
+			}
 			continue
 		}
+		whole = whole && !slices.Contains(engineDirs, e.name)
+		program, parts := strings.CutSuffix(e.name, ".d")
+		if denied(program) || strings.HasSuffix(e.name, "-") || secretName(e.name) {
+			continue
+		}
+		name := dir + "/" + e.name
 		switch {
-		case e.kind == unix.DT_LNK && files && !parts:
+		case slices.Contains(s.dests, name):
+		case e.kind == unix.DT_LNK && etc && !parts:
 			if target, ok := etcLink(name); ok {
 				s.ops = append(s.ops, op{kind: opSymlink, src: target, dst: name})
 			}
-		case e.kind == unix.DT_REG && files && !parts && s.publicFile(name):
-			s.ops = append(s.ops, op{kind: opBind, src: name, dst: name, file: true})
-		case e.kind == unix.DT_DIR && (!parts && ofProgram(program) || files && unix.Access("/usr/bin/"+program, unix.F_OK) == nil):
+		case e.kind == unix.DT_DIR && (!parts && ofProgram(program) || etc && unix.Access("/usr/bin/"+program, unix.F_OK) == nil):
 			s.show(name)
 		}
 	}
+	return whole
 }
 
-// ofProgram reports whether an installed program has a directory of this name in /usr/share or /usr/lib.
+// bind adds a file or directory.
+func (s *public) bind(name string, file bool) {
+	s.ops = append(s.ops, op{kind: opBind, src: name, dst: name, file: file})
+}
+
+// ofProgram reports whether an installed program has a directory of this name in /usr/share or /usr/lib, or whether it
+// is Debian's name for the configuration of a JVM, which does not start without its security policy.
 func ofProgram(name string) bool {
-	return unix.Access("/usr/share/"+name, unix.F_OK) == nil || unix.Access("/usr/lib/"+name, unix.F_OK) == nil
+	return strings.HasPrefix(name, "java-") && strings.HasSuffix(name, "-openjdk") || unix.Access("/usr/share/"+name, unix.F_OK) == nil || unix.Access("/usr/lib/"+name, unix.F_OK) == nil
 }
 
-// publicFile reports whether a file in /etc is public.
-func (s *public) publicFile(name string) bool {
+// readable reports whether everybody can read a file in /etc and only root can change it. If checked is true, its text
+// must not look like a credential either.
+func (s *public) readable(name string, checked bool) bool {
+	var st unix.Stat_t
+	if slices.Contains(s.dests, name) || unix.Lstat(name, &st) != nil || !s.ofRoot(&st) || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Mode&0o004 == 0 {
+		return false
+	}
+	if !checked {
+		return true
+	}
 	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return false
 	}
-	defer unix.Close(fd)
-	var st unix.Stat_t
-	if unix.Fstat(fd, &st) != nil || !s.ofRoot(&st) || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Mode&0o004 == 0 || st.Size > maxPublic {
-		return false
-	}
-	n, err := unix.Pread(fd, s.buf, 0)
-	return err == nil && !secretText(s.buf[:n])
+	n, err := unix.Read(fd, s.buf)
+	unix.Close(fd)
+	return err == nil && n < len(s.buf) && !secretText(s.buf[:n])
 }
 
 // ofRoot reports whether only root can change a file or directory.
@@ -166,7 +203,7 @@ func (s *public) show(dir string) {
 	}
 	whole := !slices.ContainsFunc(s.dests, func(dest string) bool { return len(dest) > len(dir) && Within(dest, dir) })
 	if whole && len(s.groups) == 0 {
-		s.ops = append(s.ops, op{kind: opBind, src: dir, dst: dir})
+		s.bind(dir, false)
 		return
 	}
 	parts := s.ops
@@ -229,7 +266,7 @@ func (s *public) list(dir string) (list []entry) {
 		return nil
 	}
 	defer unix.Close(fd)
-	list = []entry{}
+	list = make([]entry, 0, 160)
 	for {
 		n, err := unix.Getdents(fd, s.buf)
 		if err != nil {

@@ -14,7 +14,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// An entry is public if only root can change it, everybody can read it, and it does not look like a credential.
+// A directory is public if it belongs to a program, and a file if its name is on the list, only root can change them, and
+// everybody can read them. The text of some files must not look like a credential.
 func TestPublicAdd(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string, mode os.FileMode) {
@@ -22,17 +23,19 @@ func TestPublicAdd(t *testing.T) {
 		harness.Must(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o600), os.Chmod(name, mode)))
 	}
 	for name, mode := range map[string]os.FileMode{
-		"public.conf": 0o644, "closed.conf": 0o640, "open.conf": 0o646, "shadow": 0o644, "shadow-": 0o644, "npmrc": 0o644, "x.key": 0o644, "auth.conf": 0o644, "tokenizer.ini": 0o644,
-		"perl/Net/libnet.cfg": 0o644, "dpkg/origins": 0o644, "dpkg/lock": 0o640, "unknown-program/x": 0o644, "ssh/ssh_config": 0o644, "cron.d/job": 0o644, "env/x": 0o644, "bash.d/x": 0o644, "perl.d/x": 0o640, "ssh.d/x": 0o644, "xargs.d": 0o644,
+		"protocols": 0o644, "shells": 0o640, "magic": 0o646, "inputrc": 0o640, "bashrc": 0o646, "zshrc": 0o644, "suse-release": 0o644,
+		"public.conf": 0o644, "shadow": 0o644, "shadow-": 0o644, "npmrc": 0o644, "x.key": 0o644, "tokenizer.ini": 0o644,
+		"perl/Net/libnet.cfg": 0o644, "java-99-openjdk/security/java.policy": 0o644, "java-99-other/x": 0o644, "dpkg/origins": 0o644, "dpkg/lock": 0o640, "unknown-program/x": 0o644, "ssh/ssh_config": 0o644, "cron.d/job": 0o644, "env/x": 0o644, "bash.d/x": 0o644, "perl.d/x": 0o640, "ssh.d/x": 0o644, "xargs.d": 0o644,
 	} {
 		write(name, "# text\n", mode)
 	}
-	write("token.conf", "api-key = x\n", 0o644)
+	write("rpc", "yppasswdd 100009\n", 0o644)
+	write("profile", "export API_TOKEN=x\n", 0o644)
 	write("gitconfig", "[http]\n\textraHeader = Authorization: Basic eA==\n", 0o644)
-	write("proxy.conf", "url = https://me:x@example.org/\n", 0o644)
-	write("url.conf", "url = https://example.org/@x\n", 0o644)
-	write("large.conf", strings.Repeat("#", maxPublic+1), 0o644)
-	harness.Must(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o644))
+	write("mailcap", "url = https://me:x@example.org/\n", 0o644)
+	write("gitattributes", "url = https://example.org/@x\n", 0o644)
+	write("vimrc", strings.Repeat("#", maxPublic), 0o644)
+	harness.Must(t, unix.Mkfifo(filepath.Join(dir, "locale.alias"), 0o644))
 	harness.Must(t, os.Symlink("/usr/share/zoneinfo/UTC", filepath.Join(dir, "time")))
 	harness.Must(t, os.Symlink("../root/x", filepath.Join(dir, "elsewhere")))
 	places := func(s public) (names []string) {
@@ -44,20 +47,29 @@ func TestPublicAdd(t *testing.T) {
 		slices.Sort(names)
 		return names
 	}
-	want := []string{"bash.d", "dpkg", "env", "perl", "perl.d", "public.conf", "time", "tokenizer.ini", "url.conf"}
+	want := []string{"bash.d", "dpkg", "env", "gitattributes", "java-99-openjdk", "perl", "perl.d", "protocols", "rpc", "suse-release", "time", "zshrc"}
 	if diff := cmp.Diff(want, places(public{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	t.Run("groups", func(t *testing.T) {
-		want := []string{"bash.d", "dpkg/origins", "env", "perl", "public.conf", "time", "tokenizer.ini", "url.conf"}
+		want := []string{"bash.d", "dpkg/origins", "env", "gitattributes", "java-99-openjdk", "perl", "protocols", "rpc", "suse-release", "time", "zshrc"}
 		if diff := cmp.Diff(want, places(public{uid: 1000, groups: []int{os.Getegid()}})); diff != "" {
 			t.Errorf("for a member of the group of dpkg/lock (-want +got):\n%s", diff)
 		}
 	})
 	t.Run("a mount of the user's", func(t *testing.T) {
-		want := []string{"bash.d", "dpkg", "env", "perl.d", "public.conf", "time", "tokenizer.ini"}
-		if diff := cmp.Diff(want, places(public{dests: []string{dir + "/perl/Net", dir + "/url.conf"}})); diff != "" {
+		want := []string{"bash.d", "dpkg", "env", "gitattributes", "java-99-openjdk", "perl.d", "protocols", "suse-release", "time"}
+		if diff := cmp.Diff(want, places(public{dests: []string{dir + "/perl/Net", dir + "/zshrc", dir + "/rpc"}})); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 	})
+}
+
+// No file is both on the list of public names and on the one of names that are never shown.
+func TestPublicFileDenied(t *testing.T) {
+	for _, name := range []string{"passwd", "shadow", "hostname", "machine-id", "netrc", "npmrc", "pip.conf", "wgetrc", "my.cnf", "environment", "krb5.conf", "fstab", "odbc.ini"} {
+		if public, _ := publicFile(name); public {
+			t.Errorf("%s is public", name)
+		}
+	}
 }

@@ -85,10 +85,10 @@ const (
 // links, and the sandbox gets the same links.
 var toplevel = []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"}
 
-// etcFiles are copied from the host's /etc, whoever owns them, if everybody can read them.
+// etcFiles are shown, whoever owns them, if everybody can read them.
 var etcFiles = []string{
 	"ld.so.cache", "ld-musl-x86_64.path", "ld-musl-aarch64.path", // the dynamic loader
-	"nsswitch.conf", "services", "mime.types", "timezone", // may be links, or contain words like passwd
+	"nsswitch.conf", "services", "mime.types", "timezone",
 	"maven/m2.conf", "maven/logging/simplelogger.properties", // but not settings.xml
 	"ssl/openssl.cnf", "pki/tls/openssl.cnf",
 }
@@ -96,28 +96,12 @@ var etcFiles = []string{
 // etcLinks are links on most systems, into /usr or to certificates. They become links in the sandbox, or copies.
 var etcLinks = []string{"os-release", "localtime", "ssl/cert.pem", "pki/tls/cert.pem"}
 
-// etcDirs are always shown: alternatives has the links behind awk, java and editor; a JVM does not start without its
-// security policy; crypto-policies configures OpenSSL on Fedora; the others contain CA certificates. Only parts of ssl
-// and pki are shown, because they contain private keys, too.
+// etcDirs are always shown: alternatives has the links behind awk, java and editor; crypto-policies configures OpenSSL on
+// Fedora; the others contain CA certificates. Only parts of ssl and pki are shown, because they contain private keys, too.
 var etcDirs = []string{"alternatives", "crypto-policies", "java", "ssl/certs", "pki/ca-trust", "pki/tls/certs", "pki/java", "ca-certificates"}
 
 // etcNetFiles are for a payload that has the host's network.
 var etcNetFiles = []string{"hosts", "host.conf", "resolv.conf", "gai.conf"}
-
-// jvmDirs returns Debian's configuration directories for the installed JVMs.
-func jvmDirs() (dirs []string) {
-	installed, err := os.ReadDir("/usr/lib/jvm")
-	if err != nil {
-		return nil
-	}
-	for _, e := range installed {
-		// java-17-openjdk-amd64
-		if name, _, ok := strings.Cut(e.Name(), "-openjdk-"); ok {
-			dirs = append(dirs, name+"-openjdk")
-		}
-	}
-	return dirs
-}
 
 // smallTmpfs is the size of writable directories that programs rarely fill.
 const smallTmpfs = 64 << 20
@@ -187,24 +171,18 @@ func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, er
 
 // Within reports whether dst is dir or lies below it.
 func Within(dst, dir string) bool {
-	return dst == dir || dir == "/" || strings.HasPrefix(dst, dir+"/")
+	return dst == dir || dir == "/" || len(dst) > len(dir) && dst[len(dir)] == '/' && strings.HasPrefix(dst, dir)
 }
 
 func depth(p string) int { return strings.Count(p, "/") }
 
 func systemOps() (ops []op) {
 	for _, dir := range toplevel {
-		st, err := os.Lstat(dir)
-		if err != nil {
-			continue // this system does not have it
+		if target, err := os.Readlink(dir); err == nil {
+			ops = append(ops, op{kind: opSymlink, src: target, dst: dir})
+		} else if errors.Is(err, unix.EINVAL) { // it exists and is no link
+			ops = append(ops, op{kind: opBind, src: dir, dst: dir})
 		}
-		if st.Mode()&fs.ModeSymlink != 0 {
-			if target, err := os.Readlink(dir); err == nil {
-				ops = append(ops, op{kind: opSymlink, src: target, dst: dir})
-			}
-			continue
-		}
-		ops = append(ops, op{kind: opBind, src: dir, dst: dir})
 	}
 	return ops
 }
@@ -218,7 +196,7 @@ func systemData() (ops []op) {
 }
 
 func etcOps(p *Policy, user User, hostname string) (ops []op) {
-	files, dirs := etcFiles, append(jvmDirs(), etcDirs...)
+	files := etcFiles
 	if p.Network == NetHost {
 		files = append(slices.Clone(files), etcNetFiles...)
 	} else {
@@ -231,20 +209,30 @@ func etcOps(p *Policy, user User, hostname string) (ops []op) {
 			ops = append(ops, o)
 		}
 	}
+	var st unix.Stat_t
 	for _, name := range files {
-		if o, ok := etcFile("/etc/" + name); ok {
+		name = "/etc/" + name
+		if unix.Lstat(name, &st) != nil {
+			continue
+		}
+		if st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o004 != 0 {
+			ops = append(ops, op{kind: opBind, src: name, dst: name, tree: "/etc", file: true})
+		} else if o, ok := etcFile(name); ok { // a link: resolv.conf usually leads to a hidden directory
 			ops = append(ops, o)
 		}
 	}
-	for _, name := range dirs {
+	for _, name := range etcDirs {
 		name = "/etc/" + name
-		if target, err := os.Readlink(name); err == nil {
-			ops = append(ops, op{kind: opSymlink, src: target, dst: name})
+		if unix.Lstat(name, &st) != nil {
 			continue
 		}
-		var st unix.Stat_t
-		if err := unix.Lstat(name, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		switch st.Mode & unix.S_IFMT {
+		case unix.S_IFDIR:
 			ops = append(ops, op{kind: opBind, src: name, dst: name, tree: "/etc"})
+		case unix.S_IFLNK:
+			if target, err := os.Readlink(name); err == nil {
+				ops = append(ops, op{kind: opSymlink, src: target, dst: name})
+			}
 		}
 	}
 	passwd, group := accounts(user)
@@ -291,8 +279,7 @@ func etcLink(name string) (target string, ok bool) {
 	return target, err == nil && (Within(at, "/usr") || Within(at, "/etc/ssl/certs") || Within(at, "/etc/pki/ca-trust") || Within(at, "/etc/alternatives"))
 }
 
-// etcFile returns a copy of a file. It follows a symbolic link, because resolv.conf usually is one to a hidden
-// directory.
+// etcFile returns a copy of a file. It follows a symbolic link.
 func etcFile(name string) (op, bool) {
 	// os.Open would register the file with the poller, at five system calls.
 	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
@@ -353,8 +340,9 @@ func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 // is read-only, or if it is reached by a symbolic link. Both may change until the entering process mounts there. That
 // checks again, but its message is less specific.
 func checkDests(ops []op, v view) error {
-	for _, o := range ops {
-		if o.kind == opSymlink || o.kind == opCopy && !o.over || o.kind == opDir || o.kind == opRoot {
+	for i := range ops {
+		o := &ops[i]
+		if o.kind == opSymlink || o.kind == opCopy && !o.over || o.kind == opDir || o.kind == opRoot || o.tree != "" {
 			continue
 		}
 		refuse := func(format string, args ...any) error {

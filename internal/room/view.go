@@ -29,18 +29,22 @@ func (e *hiddenError) Unwrap() error { return errNotVisible }
 
 // mountOf returns the innermost op that contains a clean path. ok is false for bwrap's own empty root.
 func (v view) mountOf(p string) (best op, ok bool) {
-	for _, o := range v {
-		if o.kind != opSymlink && Within(p, o.dst) && (!ok || len(o.dst) >= len(best.dst)) {
-			best, ok = o, true
+	at := -1
+	for i := range v { // an op is large
+		if o := &v[i]; o.kind != opSymlink && Within(p, o.dst) && (at < 0 || len(o.dst) >= len(v[at].dst)) {
+			at = i
 		}
 	}
-	return best, ok
+	if at < 0 {
+		return op{}, false
+	}
+	return v[at], true
 }
 
 // link returns the target of a symbolic link that bwrap creates at p.
 func (v view) link(p string) (string, bool) {
-	for _, o := range v {
-		if o.kind == opSymlink && o.dst == p {
+	for i := range v {
+		if o := &v[i]; o.kind == opSymlink && o.dst == p {
 			return o.src, true
 		}
 	}
@@ -138,8 +142,8 @@ func (v view) isCopy(p string) bool {
 
 // own reports whether bwrap creates p: as a mount, or as a parent directory of one.
 func (v view) own(p string) bool {
-	for _, o := range v {
-		if Within(o.dst, p) {
+	for i := range v {
+		if Within(v[i].dst, p) {
 			return true
 		}
 	}
