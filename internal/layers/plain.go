@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -167,7 +168,10 @@ func (p *plain) vacate(name string) error {
 	if dir, base, err = p.at(name); err != nil {
 		return err
 	}
-	return tree.Remove(dir, base)
+	if err := tree.Remove(dir, base); err != nil {
+		return misplaced(name, err)
+	}
+	return nil
 }
 
 // at is enter, but creates missing directories.
@@ -287,24 +291,15 @@ func (p *plain) link(name, first string) error {
 func (p *plain) finish() error {
 	p.leave()
 	for _, d := range p.dirs { // of repeated entries the last counts
-		// A later entry may have replaced it.
-		fd, err := tree.Open(p.root, d.name, unix.O_PATH|unix.O_DIRECTORY)
-		if err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		err = tree.Chmod(fd, d.mode)
-		if err == nil {
-			err = stamp(fd, ".", d.time)
-		}
-		unix.Close(fd)
-		if err != nil {
+		if err := p.settle(d.name, d.time, func(fd int) error { return tree.Chmod(fd, d.mode) }); err != nil {
 			return err
 		}
 	}
 	for name := range p.parents {
+		// The same layer always gets the same tree.
+		if err := p.settle(name, time.Unix(0, 0), func(int) error { return nil }); err != nil {
+			return err
+		}
 		if err := p.change(changeParent, name); err != nil {
 			return err
 		}
@@ -318,4 +313,20 @@ func (p *plain) finish() error {
 		return err
 	}
 	return p.changes.Flush()
+}
+
+// settle sets the mode, with chmod, and the time of a directory, unless a later entry has replaced it.
+func (p *plain) settle(name string, at time.Time, chmod func(fd int) error) error {
+	fd, err := tree.Open(p.root, name, unix.O_PATH|unix.O_DIRECTORY)
+	if err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := chmod(fd); err != nil {
+		return err
+	}
+	return stamp(fd, ".", at)
 }

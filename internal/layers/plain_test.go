@@ -1,0 +1,102 @@
+package layers
+
+import (
+	"archive/tar"
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// again reads the same bytes again and again.
+type again struct {
+	text []byte
+	at   int
+}
+
+func (a *again) Read(p []byte) (int, error) {
+	n := copy(p, a.text[a.at:])
+	a.at = (a.at + n) % len(a.text)
+	return n, nil
+}
+
+// Endless layers are refused at the limits for entries, for bytes, and for the list of deletions.
+func TestPlainBounds(t *testing.T) {
+	entry := func(name string) []byte { return archive([]tar.Header{{Typeflag: tar.TypeReg, Name: name}})[:512] }
+	for name, tt := range map[string]struct {
+		text []byte
+		most Count
+		want string
+	}{
+		"entries":   {entry("f"), Count{Bytes: 1 << 40, Entries: 1000}, "more than 1000 entries"},
+		"bytes":     {entry("f"), Count{Bytes: 1 << 20, Entries: 1 << 30}, "more bytes"},
+		"deletions": {entry(".wh." + strings.Repeat("x", 90)), Count{Bytes: 1 << 40, Entries: 1 << 30}, "too many deletions"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := Plain(&again{text: tt.text}, open(t, t.TempDir()), io.Discard, nil, tt.most)
+			if code(err) != "damaged" || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+// FuzzPlain unpacks two layers and merges them: nothing appears outside of their directories, nothing has more rights
+// than a layer may give, and the same layers give the same tree.
+func FuzzPlain(f *testing.F) {
+	f.Add(archive([]tar.Header{{Typeflag: tar.TypeReg, Name: "a/b", Mode: 0o7777}, {Typeflag: tar.TypeSymlink, Name: "l", Linkname: ".."}, {Typeflag: tar.TypeLink, Name: "h", Linkname: "a/b"}}),
+		archive([]tar.Header{{Typeflag: tar.TypeReg, Name: "l/x"}, {Typeflag: tar.TypeReg, Name: ".wh.h"}, {Typeflag: tar.TypeReg, Name: "a/.wh..wh..opq"}, {Typeflag: tar.TypeLink, Name: "g", Linkname: "a/b"}}))
+	f.Add(archive([]tar.Header{{Typeflag: tar.TypeDir, Name: "d/"}, {Typeflag: tar.TypeSymlink, Name: "d", Linkname: "/"}}), archive([]tar.Header{{Typeflag: tar.TypeDir, Name: "d/"}, {Typeflag: tar.TypeReg, Name: "d/f"}}))
+	f.Fuzz(func(t *testing.T, lower, upper []byte) {
+		top := t.TempDir()
+		build := func(name string) (string, bool) {
+			dir := filepath.Join(top, name)
+			for _, sub := range []string{"", "/root", "/0", "/1"} {
+				must(t, os.Mkdir(dir+sub, 0o755))
+			}
+			root := open(t, dir+"/root")
+			for i, text := range [][]byte{lower, upper} {
+				layer := open(t, dir+"/"+string(rune('0'+i)))
+				var changes bytes.Buffer
+				if _, err := Plain(bytes.NewReader(text), layer, &changes, nil, Count{Bytes: 1 << 16, Entries: 64}); err != nil {
+					return "", false
+				}
+				if err := Merge(root, layer, &changes, nil); err != nil {
+					if code(err) != "damaged" {
+						t.Fatal(err)
+					}
+					return "", false
+				}
+			}
+			return dir + "/root", true
+		}
+		one, ok := build("one")
+		two, same := build("two")
+		if ok != same {
+			t.Fatal("the same layers were accepted once")
+		}
+		if names, err := filepath.Glob(top + "/*"); err != nil || len(names) != 2 {
+			t.Fatalf("outside are %v", names)
+		}
+		if !ok {
+			return
+		}
+		if a, b := listing(t, one), listing(t, two); a != b {
+			t.Fatalf("the trees differ:\n%s\n%s", a, b)
+		}
+		must(t, filepath.WalkDir(one, func(path string, _ os.DirEntry, err error) error {
+			var st unix.Stat_t
+			if err == nil {
+				err = unix.Lstat(path, &st)
+			}
+			if kind := st.Mode & unix.S_IFMT; err == nil && (st.Mode&0o7000 != 0 || kind != unix.S_IFDIR && kind != unix.S_IFREG && kind != unix.S_IFLNK || kind == unix.S_IFDIR && st.Mode&0o700 != 0o700) {
+				t.Errorf("%q has mode %o", path, st.Mode)
+			}
+			return err
+		}))
+	})
+}
