@@ -233,6 +233,31 @@ func TestServeImagesWarm(t *testing.T) {
 	}
 }
 
+// Sandboxes of an image have its devices, in warm rooms as well; others do not.
+func TestServeImagesDevices(t *testing.T) {
+	t.Parallel()
+	data, specs := harness.SharedDir(t), harness.Dir(t)
+	importTree(t, data, "tools:1", "one")
+	harness.Must(t, os.WriteFile(filepath.Join(specs, "spec.json"), []byte(`{"cdiVersion": "0.6.0", "kind": "example.com/device", "devices": [{"name": "one", "containerEdits": {"env": ["DEVICE=one"]}}]}`), 0o644))
+	config := strings.Replace(imagesConfig, "image = \"tools:1\"\n", "image = \"tools:1\"\ndevices = [\"example.com/device=one\"]\nrooms = {min = 1, max = 2, calls = 0}\n", 1)
+	config = strings.Replace(config, `images = ["tools"]`, `images = ["tools", "other"]`, 1)
+	by := []string{"env", "SBXRUN_DATA_DIR=" + data, "SBXRUN_CDI_DIRS=" + specs}
+	s := serveBy(t, by, harness.Dir(t), config)
+	for image, want := range map[string]string{"tools": "one\n", "other": "none\n", "": "none\n"} {
+		c := sh("echo ${DEVICE-none}")
+		c.Image = image
+		if a := s.call("/v1/run", c); text(a.Stdout) != want || (len(a.Devices) > 0) != (image == "tools") {
+			t.Errorf("with the image %q: %q, devices %q", image, text(a.Stdout), a.Devices)
+		}
+	}
+	file := filepath.Join(harness.Dir(t), "serve.toml")
+	harness.Must(t, os.WriteFile(file, []byte("listen = [\"unix:/tmp/x.sock\"]\n"+strings.Replace(config, "device=one", "device=two", 1)), 0o600))
+	args := append(by[1:], harness.Binary(t), "serve", "--check-config", "--config", file)
+	if out, err := combined(exec.Command("env", args...)); err == nil || !strings.Contains(string(out), "images.tools.devices: ") {
+		t.Errorf("--check-config with a missing device: %v, %s", err, out)
+	}
+}
+
 // The configuration is refused if an image is missing, and a reload keeps what there was.
 func TestServeImagesMissing(t *testing.T) {
 	t.Parallel()
