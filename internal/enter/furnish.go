@@ -50,8 +50,9 @@ type File struct {
 	From *os.File // read from its offset on; it stays the caller's
 }
 
-// FileMode is the mode of files that are copied into a room.
-const FileMode = 0o444
+// FileMode is the mode of files that are copied into a room. The owner may change them in a writable root, because
+// programs like groupadd(8) open /etc/group for writing.
+const FileMode = 0o644
 
 // overlays returns the number of layers that sbxrun receives.
 func (f *Furnishing) overlays() (n int) {

@@ -266,8 +266,8 @@ func TestPlanBuild(t *testing.T) {
 --perms 0700 --size 3 --tmpfs /home/sandbox
 --perms 0755 --size 4 --tmpfs /x
 --dir /run
---perms 0444 --file 7 /etc/hosts
---perms 0444 --file 8 /etc/localtime
+--perms 0644 --file 7 /etc/hosts
+--perms 0644 --file 8 /etc/localtime
 --ro-bind-data 9 /w/secret
 --remount-ro /dev --remount-ro /`
 	// Options that bubblewrap 0.4 does not know, that are slower than our own code, or that need files.
