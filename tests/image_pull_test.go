@@ -223,6 +223,31 @@ func TestImagePullKilled(t *testing.T) {
 	}
 }
 
+// Several pulls at once add the same image, and others, completely.
+func TestImagePullAtOnce(t *testing.T) {
+	t.Parallel()
+	reg, s := newRegistry(t), harness.NewState(t)
+	var pulls []*harness.Process
+	want := map[string]string{}
+	for i := range 3 {
+		tag := fmt.Sprintf("app:%d", i)
+		want[reg.host+"/"+tag] = reg.push(tag, noise(1, 300_000), noise(byte(i+2), 300_000))
+		for range 2 {
+			pulls = append(pulls, s.Start(harness.Options{}, "image", "pull", reg.host+"/"+tag))
+		}
+	}
+	for _, p := range pulls {
+		if r := p.Wait(); r.ExitCode != 0 {
+			t.Errorf("exit code %d, %s", r.ExitCode, r.Stderr)
+		}
+	}
+	for name, digest := range want {
+		if got := imageNamed(t, s, name); got != digest {
+			t.Errorf("%s is %q, not %s", name, got, digest)
+		}
+	}
+}
+
 // image pull shows its progress only on a terminal.
 func TestImagePullProgress(t *testing.T) {
 	t.Parallel()

@@ -29,7 +29,7 @@ func TestOpenAPI(t *testing.T) {
 		t.Errorf("version %s", doc.OpenAPI)
 	}
 	for path, methods := range map[string]string{
-		"/v1/run": "POST", "/v1/calls": "POST GET", "/v1/calls/{id}": "GET DELETE", "/v1/calls/{id}/output": "GET", "/v1/languages": "GET",
+		"/v1/run": "POST", "/v1/calls": "POST GET", "/v1/calls/{id}": "GET DELETE", "/v1/calls/{id}/output": "GET", "/v1/languages": "GET", "/v1/images": "GET",
 		"/v1/sessions": "POST GET", "/v1/sessions/{id}": "GET DELETE", "/v1/sessions/{id}/exec": "POST", "/v1/sessions/{id}/code": "POST", "/v1/sessions/{id}/processes": "POST GET",
 		"/v1/sessions/{id}/processes/{pid}": "GET DELETE", "/v1/sessions/{id}/files/{path}": "PUT GET DELETE", "/v1/sessions/{id}/archive": "GET PUT", "/v1/files": "POST", "/v1/files/{id}": "GET",
 	} {

@@ -70,7 +70,7 @@ func FuzzRun(f *testing.F) {
 		`{"argv":["true"],"limits":{"memory":1048576,"pids":4,"cpus":1.5,"max_output":1,"output":"kill"}}`, `[]`, `{`, `null`, `{"argv":null}`, `{"timeout_ms":"1"}`,
 		`{"argv":["a"],"files":[{"path":"../x","base64":"AA=="}]}`, `{"language":"python","code":"1","limits":{"max_output":1}}`, "{\"argv\":[\"\\u0000\"]}", `{"argv":["a"],"timeout_ms":-1e999}`,
 		`{"argv":["a"],"overlay":{"name":"x","path":"/w"},"volumes":[{"name":"v","path":"/v","read_only":true}],"network":{"allow":["a.example:1"]},"snapshot":"s"}`,
-		`{"name":"s","ttl_ms":1}`, `{"name":"../s","ttl_ms":-1}`, `{"argv":["a"],"keep_stdin":true}`,
+		`{"argv":["a"],"image":"x"}`, `{"name":"s","ttl_ms":1}`, `{"name":"../s","ttl_ms":-1}`, `{"argv":["a"],"keep_stdin":true}`,
 	} {
 		f.Add(body)
 	}
