@@ -140,8 +140,7 @@ func TestImagePull(t *testing.T) {
 	}
 }
 
-// image pull uses credentials of docker login, certificates of SSL_CERT_FILE, and nothing else of a registry that demands
-// them. It does not print passwords.
+// image pull uses the credentials of docker login and the certificates in SSL_CERT_FILE. It does not print passwords.
 func TestImagePullCredentials(t *testing.T) {
 	t.Parallel()
 	const password = "swordfish"

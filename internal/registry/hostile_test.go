@@ -65,7 +65,7 @@ func TestResume(t *testing.T) {
 	wants(t, read(t, host(serve(t, cut(s.handler, 0, true, &requests))), Options{}), "read the blob sha256:")
 }
 
-// Errors of a registry for a moment are retried; others name the host and the status.
+// Temporary errors of a registry are retried; others name the host and the status.
 func TestErrors(t *testing.T) {
 	s := newStock(t)
 	for _, test := range []struct {
@@ -92,7 +92,7 @@ func TestErrors(t *testing.T) {
 	wants(t, read(t, l.Addr().String(), Options{}), "connection refused")
 }
 
-// A registry that lies is found out, and cannot use up memory or time.
+// Wrong and endless responses are errors, and cannot use up memory or time.
 func TestLies(t *testing.T) {
 	s := newStock(t)
 	config := must(s.image.ConfigName()).String()
@@ -215,7 +215,7 @@ func TestRedirects(t *testing.T) {
 	}
 }
 
-// Requests use the proxy of the environment, and an invalid one is not quoted.
+// Requests go through the proxy.
 func TestProxy(t *testing.T) {
 	s := newStock(t)
 	secure := httptest.NewTLSServer(s.handler)

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
@@ -103,5 +104,51 @@ func TestImages(t *testing.T) {
 	c.Images = nil
 	if err := s.Reload(c, nil); err == nil || !strings.Contains(err.Error(), `no "data" in [images]`) {
 		t.Errorf("reload: %v", err)
+	}
+}
+
+// Calls during reloads find an image that is held, and a former image is released after its last use.
+func TestImagesReload(t *testing.T) {
+	var s *Server
+	var opened []*image
+	h := handler(t, func(it *Server) {
+		s = it
+		s.source = nowhere{}
+		s.open = func(c *config.Config, key string) (*image, error) {
+			m := &image{Image: api.Image{Name: key}, users: 1}
+			opened = append(opened, m)
+			return m, nil
+		}
+	})
+	c := config.Default()
+	c.Images = map[string]config.Image{"data": {Image: "data:1"}}
+	c.Tenant.Images = []string{"data"}
+	harness.Must(t, s.Reload(c, nil))
+	var calls sync.WaitGroup
+	done := make(chan struct{})
+	for range 4 {
+		calls.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				if w := ask(h, http.MethodPost, "/v1/run", `{"argv":["x"],"image":"data"}`); !strings.Contains(w.Body.String(), "there is no place") {
+					t.Errorf("%s", w.Body)
+					return
+				}
+			}
+		})
+	}
+	for range 50 {
+		harness.Must(t, s.Reload(c, nil))
+	}
+	close(done)
+	calls.Wait()
+	for i, m := range opened {
+		if want := i / (len(opened) - 1); m.users != want {
+			t.Errorf("image %d of %d has %d users, want %d", i, len(opened), m.users, want)
+		}
 	}
 }
