@@ -190,6 +190,20 @@ func TestImagePullCredentials(t *testing.T) {
 	}
 }
 
+// A proxy that does not work is an error without its password.
+func TestImagePullProxy(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	for proxy, want := range map[string]string{
+		"me:swordfish@%zz": "error: registry.invalid: invalid proxy URL in HTTPS_PROXY or HTTP_PROXY\n", "http://me:swordfish@127.0.0.1:1": "127.0.0.1:1: connect: connection refused\n",
+	} {
+		r := s.Start(harness.Options{Env: []string{"HTTPS_PROXY=" + proxy}}, "image", "pull", "registry.invalid/app").Wait()
+		if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), want) || strings.Contains(string(r.Stderr), "swordfish") {
+			t.Errorf("%s: exit code %d, %s", proxy, r.ExitCode, r.Stderr)
+		}
+	}
+}
+
 // A pull that is killed leaves the old image or the new one, and the next one completes it.
 func TestImagePullKilled(t *testing.T) {
 	t.Parallel()
