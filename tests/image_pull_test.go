@@ -195,7 +195,7 @@ func TestImagePullProxy(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	for proxy, want := range map[string]string{
-		"me:swordfish@%zz": "error: registry.invalid: invalid proxy URL in HTTPS_PROXY or HTTP_PROXY\n", "http://me:swordfish@127.0.0.1:1": "127.0.0.1:1: connect: connection refused\n",
+		"http://me:swordfish@%zz": "error: registry.invalid: invalid proxy URL in HTTPS_PROXY or HTTP_PROXY\n", "http://me:swordfish@127.0.0.1:1": "127.0.0.1:1: connect: connection refused\n",
 	} {
 		r := s.Start(harness.Options{Env: []string{"HTTPS_PROXY=" + proxy}}, "image", "pull", "registry.invalid/app").Wait()
 		if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), want) || strings.Contains(string(r.Stderr), "swordfish") {
