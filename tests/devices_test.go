@@ -215,6 +215,10 @@ func TestDevicesGroups(t *testing.T) {
 	if got := string(r.Stderr); r.ExitCode != 125 || !strings.Contains(got, "uid 65534 cannot open it") {
 		t.Errorf("with all nodes closed: exit code %d: %s", r.ExitCode, got)
 	}
-	b := harness.NewState(t).Sandbox(harness.Options{}, "--cwd", "none", "--device", dir+"/group")
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "--name", "box", "--cwd", "none", "--device", dir+"/group")
+	if r := s.Start(harness.Options{}, "inspect", "box", "--json").Wait(); !strings.Contains(string(r.Stdout), `"devices":["`+dir+`/group"]`) {
+		t.Errorf("inspect printed %s %s", r.Stdout, r.Stderr)
+	}
 	b.Exec(harness.Options{}, nil, "sh", "-c", fmt.Sprintf(open, dir, "group")).Expect(t, 0, "exited")
 }

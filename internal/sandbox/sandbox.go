@@ -247,7 +247,7 @@ func (s *Sandbox) firstRecord() (state.Record, error) {
 	}
 	r := state.Record{
 		Tags: s.spec.Tags, Argv: s.spec.Command, CreatedAt: s.spec.Begin.UTC().Format(result.TimeFormat), Phase: state.Starting, Supervisor: self,
-		Workdir: s.spec.Plan.Workdir, Net: s.spec.Net, Hostname: s.spec.Hostname,
+		Workdir: s.spec.Plan.Workdir, Net: s.spec.Net, Hostname: s.spec.Hostname, Devices: s.spec.Plan.Devices,
 		TimeoutMS: result.Milliseconds(s.spec.Timeout), IdleTimeoutMS: result.Milliseconds(s.spec.IdleTimeout),
 	}
 	if s.spec.Parts != nil {

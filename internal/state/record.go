@@ -53,6 +53,7 @@ type Record struct {
 	Limits []result.Limit `json:"limits,omitempty"` // without hits, which the report has
 
 	Image    *result.ReportImage `json:"image,omitempty"`
+	Devices  []string            `json:"devices,omitempty"`
 	Overlays []Overlay           `json:"overlays,omitempty"` // while it runs, or if the layers are on disk
 
 	Ready  *Ready         `json:"ready,omitempty"`
