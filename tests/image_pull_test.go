@@ -194,13 +194,9 @@ func TestImagePullCredentials(t *testing.T) {
 func TestImagePullProxy(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
-	for proxy, want := range map[string]string{
-		"http://me:swordfish@%zz": "error: registry.invalid: invalid proxy URL in HTTPS_PROXY or HTTP_PROXY\n", "http://me:swordfish@127.0.0.1:1": "127.0.0.1:1: connect: connection refused\n",
-	} {
-		r := s.Start(harness.Options{Env: []string{"HTTPS_PROXY=" + proxy}}, "image", "pull", "registry.invalid/app").Wait()
-		if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), want) || strings.Contains(string(r.Stderr), "swordfish") {
-			t.Errorf("%s: exit code %d, %s", proxy, r.ExitCode, r.Stderr)
-		}
+	r := s.Start(harness.Options{Env: []string{"HTTPS_PROXY=http://me:swordfish@127.0.0.1:1"}}, "image", "pull", "registry.invalid/app").Wait()
+	if stderr := string(r.Stderr); r.ExitCode != 125 || !strings.HasSuffix(stderr, "127.0.0.1:1: connect: connection refused\n") || strings.Contains(stderr, "swordfish") {
+		t.Errorf("exit code %d, %s", r.ExitCode, stderr)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"strings"
 	"time"
 
@@ -31,13 +30,7 @@ var retries = transport.Backoff{Duration: time.Second, Factor: 3, Jitter: 0.1, S
 // base returns a transport that uses the proxies of HTTPS_PROXY, HTTP_PROXY and NO_PROXY.
 func base() http.RoundTripper {
 	return &http.Transport{
-		Proxy: func(r *http.Request) (*url.URL, error) {
-			u, err := http.ProxyFromEnvironment(r)
-			if err != nil {
-				err = failure("invalid proxy URL in HTTPS_PROXY or HTTP_PROXY") // the URL may contain a password
-			}
-			return u, err
-		},
+		Proxy:               http.ProxyFromEnvironment,
 		DialContext:         (&net.Dialer{Timeout: connectTime}).DialContext,
 		TLSHandshakeTimeout: connectTime, ResponseHeaderTimeout: headerTime, IdleConnTimeout: time.Minute, ForceAttemptHTTP2: true,
 		MaxResponseHeaderBytes: 1 << 20, DisableCompression: true, // digests cover the bytes as they are sent
