@@ -31,12 +31,16 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
+func asError(err error) (e *result.Error) {
+	errors.As(err, &e)
+	return e
+}
+
 func code(err error) string {
-	var e *result.Error
-	if !errors.As(err, &e) {
-		return ""
+	if e := asError(err); e != nil {
+		return e.Code
 	}
-	return e.Code
+	return ""
 }
 
 func newStore(t testing.TB) *snapshots.Store {

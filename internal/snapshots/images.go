@@ -127,7 +127,7 @@ func ParseImageName(name string) error {
 	}
 	parts := strings.Split(path, "/")
 	for i, part := range parts {
-		if host, port, ok := strings.Cut(part, ":"); ok && i == 0 && len(parts) > 1 && word(port, "") { // a registry
+		if host, port, ok := strings.Cut(part, ":"); ok && i == 0 && len(parts) > 1 && port != "" && strings.Trim(port, "0123456789") == "" { // a registry
 			part = host
 		}
 		if !word(part, "_.-") || strings.HasPrefix(part, "-") || strings.HasPrefix(part, "_") {
@@ -572,7 +572,7 @@ func (s *Store) neededTrees(then time.Time) (needed func(key string) bool, wrong
 	prefixes := map[string]bool{}
 	list, wrong := s.Images()
 	for _, m := range list {
-		if !m.needed(then) {
+		if !s.keeps(m, then) {
 			continue
 		}
 		prefixes[imageKey(m.Digest)] = true
@@ -585,6 +585,11 @@ func (s *Store) neededTrees(then time.Time) (needed func(key string) bool, wrong
 		hash, _, ok := strings.Cut(rest, "-")
 		return ok && (len(wrong) > 0 && (kind == "image" || kind == "layer") || prefixes[kind+"-"+hash+"-"])
 	}, wrong
+}
+
+// keeps reports whether an image keeps its layers and trees: it is needed, or a sandbox uses it. The caller holds the lock.
+func (s *Store) keeps(m *Image, then time.Time) bool {
+	return m.needed(then) || !m.Pending && s.imageInUse(m.Digest)
 }
 
 // needed reports whether an image keeps its layers: it has not expired at then, unless that is zero, and its import is

@@ -281,8 +281,9 @@ func (s *Store) orphans(then time.Time) (hashes []string) {
 	}
 	needed := map[string]bool{}
 	for _, m := range images {
+		keeps := s.keeps(m, then)
 		for _, l := range m.Layers {
-			needed[l.SHA256] = needed[l.SHA256] || m.needed(then)
+			needed[l.SHA256] = needed[l.SHA256] || keeps
 		}
 	}
 	for _, m := range list {

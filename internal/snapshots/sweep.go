@@ -38,11 +38,7 @@ func (s *Store) Sweep(dryRun bool) (found []Leftover) {
 		for _, err := range wrong {
 			found = append(found, Leftover{Kind: "damaged", What: "record of an image; all layers are kept while it exists", Err: err})
 		}
-		busy := map[string]bool{} // digests of expired images in use
 		images, _ := s.Images()
-		for _, m := range images {
-			busy[m.Digest] = s.imageInUse(m.Digest)
-		}
 		// Layers before their manifests: a crash in between leaves an expired manifest without layers.
 		for _, hash := range s.orphans(now) {
 			do(Leftover{Kind: "layer", What: "layer without a snapshot " + hash}, layerPath(hash))
@@ -57,7 +53,7 @@ func (s *Store) Sweep(dryRun bool) (found []Leftover) {
 			if m.Pending {
 				l.What = "incomplete image"
 			}
-			if !m.needed(now) && !busy[m.Digest] {
+			if !s.keeps(m, now) {
 				for _, name := range m.Names {
 					l.Name = name
 					do(l, filepath.Join(namesDir, escape(name)))
