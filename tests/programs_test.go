@@ -66,12 +66,7 @@ done <"$2"
 	harness.Must(t, os.WriteFile(filepath.Join(dir, "list"), []byte(strings.Join(lines, "\n")+"\n"), 0o644))
 	out := filepath.Join(dir, "host")
 	harness.Must(t, os.Mkdir(out, 0o755))
-	// A PID namespace ends processes that a program leaves behind.
-	unshare := []string{"--fork", "--pid", "--mount-proc", "--kill-child"}
-	if os.Getuid() != 0 {
-		unshare = append([]string{"--user", "--map-current-user"}, unshare...)
-	}
-	cmd := exec.Command("unshare", append(unshare, "sh", script, out, filepath.Join(dir, "list"))...)
+	cmd := contained("sh", script, out, filepath.Join(dir, "list"))
 	cmd.Env, cmd.Dir = append(env, "HOME="+dir), dir
 	runHere(t, cmd)
 	args := append([]string{"--tmpfs", "/out", "--workdir", dir, "--ro-bind", dir, "--get", "/out/*:" + filepath.Join(dir, "sandbox")}, flags...)

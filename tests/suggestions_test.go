@@ -68,11 +68,7 @@ func onTerminal(t *testing.T, dir string, s suggestion) string {
 	for _, command := range []string{s.prepare, s.mistake, s.remedy} {
 		fmt.Fprintf(&script, "(%s\n)\necho \"--- $?\"\n", command+" ")
 	}
-	args := []string{"--fork", "--pid", "--mount-proc", "--kill-child", "bash", "-c", strings.ReplaceAll(script.String(), "( \n)", "true")}
-	if os.Getuid() != 0 {
-		args = append([]string{"--user", "--map-current-user"}, args...)
-	}
-	cmd := exec.Command("unshare", args...)
+	cmd := contained("bash", "-c", strings.ReplaceAll(script.String(), "( \n)", "true"))
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir+"/work", tty, tty
 	cmd.Env = []string{"PATH=" + filepath.Dir(harness.Binary(t)) + ":" + harness.Path, "HOME=" + dir, "SBXRUN_STATE_DIR=" + dir + "/state", "SBXRUN_DATA_DIR=" + dir + "/data",
 		"TERM=dumb", "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*", harness.Bwrap()}
@@ -84,6 +80,15 @@ func onTerminal(t *testing.T, dir string, s suggestion) string {
 	timer.Stop()
 	done()
 	return strings.ReplaceAll(<-read, "\r\n", "\n")
+}
+
+// contained returns a command that runs in a PID namespace, which ends processes that it leaves behind.
+func contained(command ...string) *exec.Cmd {
+	args := []string{"--fork", "--pid", "--mount-proc", "--kill-child"}
+	if os.Getuid() != 0 {
+		args = append([]string{"--user", "--map-current-user"}, args...)
+	}
+	return exec.Command("unshare", append(args, command...)...)
 }
 
 func suggestions(t *testing.T) (list []suggestion) {

@@ -7,13 +7,13 @@ later='ServeSoak|HostileCells|Languages|PythonClients|NodeClient|Examples|Page|P
 later="$later|Soak|KilledInPhases|KilledAtSystemCalls|BwrapFake|BwrapSilent|BwrapRelay|BwrapRelayStart|ExecKilledInPhases|ApplyKilled|SnapshotKilled|Races"
 later="$later|StatePlanted|StatePlantedAbove|StateGarbageRecord|StateGarbageFiles|StateTruncated|StateDescriptors|DiskFull"
 later="$later|Faults|MCPOutput|PackageManagers|Shells|RecordTruncated|NoTaskLeftAtKill|NoTaskOfUserLeft|ForkBomb"
-later="$later|OutsideHoldsExec|OutsideHoldsRun|ReaderBlocked|ReaderOfMessagesBlocked"
+later="$later|Cookbook|OutsideHoldsExec|OutsideHoldsRun|ReaderBlocked|ReaderOfMessagesBlocked"
 later="$later|FewDescriptors|SmallLimits|NoTaskLeftAtStart|BigTeardown|ManyEntries|RecycledPIDs|ExecHandlesKept|ExecVeryShortTimeout|DeadlineAtTheEnd"
 later="^Test($later)\$"
 # Sets longest to those of them that check.sh leaves to nightly.sh, and anyone to the tests that check.sh runs only as
 # the current user, because they do not depend on the user.
 longest='ManyEntries|RecycledPIDs'
-anyone='Builds|Library|LibraryTypes|Docs|DocLinks|BackendPython|PythonClients|NodeClient|AsyncioCancelled|PythonMistakes|NodeAborted|NodeConnects'
+anyone='Cookbook|Builds|Library|LibraryTypes|Docs|DocLinks|BackendPython|PythonClients|NodeClient|AsyncioCancelled|PythonMistakes|NodeAborted|NodeConnects'
 anyone="$anyone|ClientTypes|ClientTypesChecked|Examples|Page|PageFailures|PagesOfOtherSites|MCPDocs|Languages|Shells|PackageManagers"
 # Sets rare to the other tests whose number of tries depends on SBXRUN_SOAK: test.sh runs them with few tries, and
 # check.sh again with many.
