@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"os"
@@ -22,6 +23,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/cluster"
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/devices"
+	"github.com/sbxrun/sbxrun/internal/devices/cdiyaml"
 	_ "github.com/sbxrun/sbxrun/internal/entry"
 	"github.com/sbxrun/sbxrun/internal/mcp"
 	"github.com/sbxrun/sbxrun/internal/network"
@@ -34,7 +37,10 @@ import (
 	"github.com/sbxrun/sbxrun/internal/version"
 )
 
-func main() { os.Exit(dispatch(os.Args[1:])) }
+func main() {
+	devices.YAML = cdiyaml.ToJSON
+	os.Exit(dispatch(os.Args[1:]))
+}
 
 func dispatch(args []string) int {
 	commands := map[string]func(args []string) int{
@@ -80,6 +86,14 @@ func dispatch(args []string) int {
 	case snapshots.EnsureImageWord:
 		r, err := ensureImage(rest)
 		return output.Finish(false, r, err)
+	case devices.YAMLWord:
+		var text []byte
+		if text, err = io.ReadAll(os.Stdin); err == nil {
+			text, err = cdiyaml.ToJSON(text)
+		}
+		if err == nil {
+			_, err = os.Stdout.Write(text)
+		}
 	case capture.PackArg:
 		err = capture.Pack(rest)
 	case capture.ThawArg:

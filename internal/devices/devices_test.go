@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/devices/cdiyaml"
 	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -212,6 +213,8 @@ func TestFindRejects(t *testing.T) {
 		})
 	}
 }
+
+func init() { YAML = cdiyaml.ToJSON }
 
 func TestParseRejects(t *testing.T) {
 	for text, want := range map[string]string{

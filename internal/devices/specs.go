@@ -13,8 +13,6 @@ import (
 	"slices"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
-
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
@@ -164,11 +162,18 @@ func readSpec(name string) (*spec, error) {
 	return s, nil
 }
 
+// YAML translates a specification from YAML to JSON. Programs set it, to the function of package cdiyaml or to one that
+// lets sbxrund do that.
+var YAML = func([]byte) ([]byte, error) { return nil, errors.New("this program cannot read YAML") }
+
+// YAMLWord is the first argument with which sbxrund translates its stdin as [YAML] does.
+const YAMLWord = "cdi-yaml"
+
 // parse decodes and checks a specification.
 func parse(text []byte, isYAML bool) (*spec, error) {
 	if isYAML {
 		var err error
-		if text, err = toJSON(text); err != nil {
+		if text, err = YAML(text); err != nil {
 			return nil, errors.New(strings.Join(strings.Fields(err.Error()), " ")) // errors of package yaml have several lines
 		}
 	}
@@ -197,30 +202,6 @@ func parse(text []byte, isYAML bool) (*spec, error) {
 		}
 	}
 	return s, nil
-}
-
-// toJSON translates YAML. A few lines of YAML with aliases could become gigabytes, so it rejects them.
-func toJSON(text []byte) ([]byte, error) {
-	var doc, next yaml.Node
-	d := yaml.NewDecoder(bytes.NewReader(text))
-	if err := d.Decode(&doc); err != nil {
-		return nil, err
-	}
-	if err := d.Decode(&next); err != io.EOF {
-		return nil, errors.New("text after the specification")
-	}
-	if hasAlias(&doc) {
-		return nil, errors.New("YAML aliases are not supported")
-	}
-	var v any
-	if err := doc.Decode(&v); err != nil {
-		return nil, err
-	}
-	return json.Marshal(v)
-}
-
-func hasAlias(n *yaml.Node) bool {
-	return n.Kind == yaml.AliasNode || slices.ContainsFunc(n.Content, hasAlias)
 }
 
 // names returns the names of all devices, in order.
