@@ -6,7 +6,6 @@ package registry
 import (
 	"fmt"
 	"regexp"
-	"strings"
 	"sync"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -28,7 +27,7 @@ const maxReference = 512 // bytes
 // has no effect, as in docker.
 func parse(text string) (name.Reference, error) {
 	if len(text) <= maxReference && grammar().MatchString(text) {
-		if ref, err := name.ParseReference(text); err == nil && !strings.Contains(ref.Context().RepositoryStr(), "..") {
+		if ref, err := name.ParseReference(text); err == nil {
 			return ref, nil
 		}
 	}
