@@ -169,7 +169,7 @@ func TestDevicesErrors(t *testing.T) {
 		"a pipe":     {dir + "/pipe", wrong, "not a character device"},
 		"a terminal": {"/dev/tty", wrong, "no sandbox may have it: it is a terminal of the host\n"},
 		"a link":     {dir + "/tty", wrong, "no sandbox may have it: it is a terminal of the host\n"},
-		"in /proc":   {"/proc/self/fd/0", wrong, "/proc/self/fd/0 of the sandbox cannot be replaced"},
+		"in /proc":   {"/proc/self/fd/0", wrong, `cannot mount at "/proc/self/fd/0" for a device: /proc/self/fd/0 of the sandbox cannot be replaced`},
 		"number":     {"v.com/thing=all", wrong, "its number is 1:5, but the specification has 1:7"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -34,13 +34,12 @@ func (p *Plan) findDevices(pol *Policy, root *op) error {
 	refuse := func(dest string, err error) error {
 		return &result.Error{Code: "device", Message: fmt.Sprintf("cannot mount at %q for a device: %v", dest, err), Err: err}
 	}
-	for i := range set.Nodes {
-		n := &set.Nodes[i]
-		if n.Dest, err = CleanDest(n.Dest); err != nil {
+	for _, n := range set.Nodes {
+		if _, err := CleanDest(n.Dest); err != nil {
 			return refuse(n.Dest, err)
 		}
 		if slices.ContainsFunc(users, func(m Mount) bool { return m.Dest == n.Dest }) {
-			return refuse(n.Dest, fmt.Errorf("another mount is there"))
+			return refuse(n.Dest, errors.New("another mount is there"))
 		}
 		pol.Mounts = append(pol.Mounts, Mount{Kind: device, Source: n.Source, Dest: n.Dest})
 	}
@@ -66,9 +65,8 @@ func (p *Plan) findDevices(pol *Policy, root *op) error {
 		}
 	}
 	set.Links = slices.DeleteFunc(set.Links, func(l devices.Link) bool { return shown(l.Dest) })
-	for i := range set.Links {
-		l := &set.Links[i]
-		if l.Dest, err = place(l.Dest); err != nil {
+	for i, l := range set.Links {
+		if set.Links[i].Dest, err = place(l.Dest); err != nil {
 			return refuse(l.Dest, err)
 		}
 	}
