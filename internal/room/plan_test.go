@@ -436,7 +436,7 @@ func TestEtcAccounts(t *testing.T) {
 			"root:x:0:\nsandbox:x:65534:\n"},
 	}
 	for _, tt := range tests {
-		ops := etcOps(&Policy{}, tt.user, "h")
+		ops := etcOps(nil, &Policy{}, tt.user, "h")
 		got := map[string]string{}
 		for _, o := range ops {
 			if o.from != nil {

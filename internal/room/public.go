@@ -30,6 +30,7 @@ func denied(name string) bool {
 	case "passwd", "group", "shadow", "gshadow", "subuid", "subgid", "sudoers", "sudo.conf", "doas.conf", "opasswd", "security", "pam.conf", "login.defs", "login.access", "securetty", "default", "skel",
 		"hostname", "machine-id", "fstab", "mtab", "crypttab", "exports", "hosts", "hosts.allow", "hosts.deny", "resolv.conf", "host.conf", "gai.conf", "issue", "issue.net", "motd", "environment", "crontab", "anacrontab",
 		"ca-certificates", "python3", "postgresql-common", "bash_completion", "ld.so.conf", "xattr.conf", "networks", "adduser.conf", "deluser.conf", "mke2fs.conf", "e2scrub.conf", "sysctl.conf", "ucf.conf", "debconf.conf", "apt-listchanges.conf", "needrestart.conf", "inittab", "systemd", "udev", "init", "kernel", "lvm", "mdadm", "grub", "dracut", "initramfs-tools", "opt",
+		"cron", "cron.hourly", "cron.daily", "cron.weekly", "cron.monthly", "logrotate", "logcheck", "modules-load", "binfmt", "pam", "sysctl", "tmpfiles", "sensors", "update-motd", "dhcp", "gss", "debuginfod", "pulse", "profile", "rc0", "rc1", "rc2", "rc3", "rc4", "rc5", "rc6", "rcS", ".java",
 		"apt", "maven", "netrc", "npmrc", "pip.conf", "pip", "wgetrc", "curlrc", "yarnrc", "rclone.conf", "s3cfg", "aws", "gcloud", "azure", "boto.cfg", "msmtprc", "fetchmailrc", "docker", "containers", "containerd", "kubernetes", "rancher", "cni", "crio", "podman", "buildkit",
 		"ssh", "ssl", "pki", "ldap", "krb5", "krb5.conf", "krb5.keytab", "sssd", "samba", "cups", "ppp", "NetworkManager", "netplan", "wpa_supplicant", "wireguard", "openvpn", "ipsec", "ipsec.conf", "ipsec.secrets", "strongswan", "ipa",
 		"apache2", "httpd", "nginx", "lighttpd", "caddy", "haproxy", "traefik", "squid", "tomcat", "postfix", "exim4", "exim", "dovecot", "nullmailer", "ssmtp", "bind", "named", "unbound", "dnsmasq.conf", "freeradius", "asterisk",
@@ -88,9 +89,9 @@ type public struct {
 	ops    []op
 }
 
-// publicOps returns the public parts of /etc and /var/lib, except where the user or known mounts something.
+// publicOps adds the public parts of /etc and /var/lib, except where the user or known mounts something.
 func publicOps(mounts []op, known []op, c Caller, outside User) []op {
-	s := public{left: manyPublic, buf: make([]byte, maxPublic), uid: outside.UID, ops: make([]op, 0, 48)}
+	s := public{left: manyPublic, buf: make([]byte, maxPublic), uid: outside.UID, ops: known, dests: make([]string, 0, len(known)+len(mounts))}
 	if c.UID != 0 { // root drops its groups
 		s.groups, _ = unix.Getgroups() // fails only if they change at the same time
 		s.groups = slices.DeleteFunc(s.groups, func(gid int) bool { return gid == c.GID && c.GID == c.UID })
@@ -103,20 +104,21 @@ func publicOps(mounts []op, known []op, c Caller, outside User) []op {
 	}
 	if s.enter("/etc") {
 		s.add("/etc", denied, true)
-		for i := range s.ops {
-			if s.ops[i].kind == opBind {
-				s.ops[i].tree = "/etc"
-			}
-		}
+		s.cloned("/etc", len(known))
 	}
 	if etc := len(s.ops); s.enter("/var/lib") && s.add("/var/lib", deniedData, false) && len(s.ops) > etc+1 {
-		for i := range s.ops[etc:] {
-			if o := &s.ops[etc+i]; o.kind == opBind {
-				o.tree = "/var/lib"
-			}
-		}
+		s.cloned("/var/lib", etc)
 	}
 	return s.ops
+}
+
+// cloned makes the binds from the op with this number on parts of a tree.
+func (s *public) cloned(tree string, from int) {
+	for i := range s.ops[from:] {
+		if o := &s.ops[from+i]; o.kind == opBind {
+			o.tree = tree
+		}
+	}
 }
 
 // enter reports whether a directory of the system belongs to root.
@@ -164,10 +166,16 @@ func (s *public) bind(name string, file bool) {
 	s.ops = append(s.ops, op{kind: opBind, src: name, dst: name, file: file})
 }
 
-// ofProgram reports whether an installed program has a directory of this name in /usr/share or /usr/lib, or whether it
-// is Debian's name for the configuration of a JVM, which does not start without its security policy.
+// ofProgram reports whether an installed program has a directory of this name in /usr/share or /usr/lib. Common names of
+// configuration directories save the search, which is a large part of the costs. That of a JVM is only in Debian's name
+// for its directory; it does not start without its security policy.
 func ofProgram(name string) bool {
-	return strings.HasPrefix(name, "java-") && strings.HasSuffix(name, "-openjdk") || unix.Access("/usr/share/"+name, unix.F_OK) == nil || unix.Access("/usr/lib/"+name, unix.F_OK) == nil
+	switch name {
+	case "X11", "R", "dpkg", "emacs", "fish", "fonts", "gdb", "ghostscript", "glvnd", "groff", "perl", "php", "sgml", "terminfo", "texmf", "vim", "xml", "zsh":
+		return true
+	}
+	return strings.HasPrefix(name, "python3.") || strings.HasPrefix(name, "java-") && strings.HasSuffix(name, "-openjdk") ||
+		unix.Access("/usr/share/"+name, unix.F_OK) == nil || unix.Access("/usr/lib/"+name, unix.F_OK) == nil
 }
 
 // readable reports whether everybody can read a file in /etc and only root can change it. If checked is true, its text
@@ -206,7 +214,7 @@ func (s *public) show(dir string) {
 		s.bind(dir, false)
 		return
 	}
-	parts := s.ops
+	first := len(s.ops)
 	for _, e := range s.list(dir) {
 		name := dir + "/" + e.name
 		o := op{kind: opBind, src: name, dst: name, file: e.kind != unix.DT_DIR}
@@ -225,12 +233,12 @@ func (s *public) show(dir string) {
 			whole = false
 			continue
 		}
-		parts = append(parts, o)
+		s.ops = append(s.ops, o)
 	}
 	if whole {
-		parts = append(s.ops, op{kind: opBind, src: dir, dst: dir})
+		s.ops = s.ops[:first]
+		s.bind(dir, false)
 	}
-	s.ops = parts
 }
 
 // closed reports whether the kernel keeps the sandbox from reading a file or directory.

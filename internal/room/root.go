@@ -125,15 +125,15 @@ func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, er
 			mounts = append(mounts, o)
 		}
 	}
-	var ops []op
+	ops := make([]op, 0, 96) // as many as most systems have, because an op is large
 	if root != nil {
 		files, err := rootFiles(p, user, hostname, root)
 		if err != nil {
 			return nil, err
 		}
-		ops = append([]op{*root}, files...)
+		ops = append(append(ops, *root), files...)
 	} else {
-		ops = append(systemOps(), etcOps(p, user, hostname)...)
+		ops = etcOps(systemOps(ops), p, user, hostname)
 	}
 	ops = append(ops, op{kind: opProc, dst: "/proc"})
 	if p.Meminfo != nil {
@@ -154,7 +154,7 @@ func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, er
 	}
 	if root == nil {
 		ops = append(ops, op{kind: opDir, dst: "/var/tmp"})
-		ops = append(ops, publicOps(mounts, ops, c, p.Outside(c))...)
+		ops = publicOps(mounts, ops, c, p.Outside(c))
 	}
 	// A mount of the user replaces the defaults at and below its destination.
 	ops = slices.DeleteFunc(ops, func(o op) bool {
@@ -176,7 +176,7 @@ func Within(dst, dir string) bool {
 
 func depth(p string) int { return strings.Count(p, "/") }
 
-func systemOps() (ops []op) {
+func systemOps(ops []op) []op {
 	for _, dir := range toplevel {
 		if target, err := os.Readlink(dir); err == nil {
 			ops = append(ops, op{kind: opSymlink, src: target, dst: dir})
@@ -195,7 +195,7 @@ func systemData() (ops []op) {
 	return ops
 }
 
-func etcOps(p *Policy, user User, hostname string) (ops []op) {
+func etcOps(ops []op, p *Policy, user User, hostname string) []op {
 	files := etcFiles
 	if p.Network == NetHost {
 		files = append(slices.Clone(files), etcNetFiles...)
