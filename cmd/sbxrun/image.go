@@ -3,10 +3,12 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
@@ -34,7 +36,7 @@ func useImage(ctx context.Context, f *cli.View, parts *sandbox.Parts, p *room.Po
 		return nil, err
 	}
 	defer store.Close()
-	ref := f.Image
+	ref, snapshot := f.Image, ""
 	if ref == "" {
 		m, err := store.Find(f.From)
 		if err != nil {
@@ -44,7 +46,7 @@ func useImage(ctx context.Context, f *cli.View, parts *sandbox.Parts, p *room.Po
 		if i < 0 {
 			return nil, nil
 		}
-		ref = m.Trees[i].Image
+		ref, snapshot = m.Trees[i].Image, m.Title()
 	}
 	digest := ref
 	if kind, _, _ := strings.Cut(ref, ":"); kind == "oci" || kind == "oci-archive" || kind == "docker-archive" {
@@ -60,6 +62,9 @@ func useImage(ctx context.Context, f *cli.View, parts *sandbox.Parts, p *room.Po
 		defer store.Close()
 	}
 	m, err := store.FindImage(digest)
+	if err != nil && snapshot != "" {
+		err = &result.Error{Code: "no-such-image", Message: fmt.Sprintf("snapshot %s needs image %s, which is not in the store", snapshot, ref), Hint: "pull or import the image again"}
+	}
 	if err == nil {
 		err = admit()
 	}

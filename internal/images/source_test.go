@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -353,4 +354,33 @@ func FuzzArchive(f *testing.F) {
 			t.Fatalf("left over: %v, %v", names, err)
 		}
 	})
+}
+
+// Several imports of one image at once succeed, and leave one image.
+func TestConcurrent(t *testing.T) {
+	s := newStore(t)
+	im := newImage(t, imageOptions{compression: "gzip"}, tarOf(t, entry{name: "a", body: "1"}), tarOf(t, entry{name: "b", body: "2"}))
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			m, err := Import(context.Background(), s, memory{im.raw(), im.blobs}, Options{Name: "x"})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			u, err := s.Unpacked(snapshots.ImageKey(m.Digest, uint32(os.Getuid()), uint32(os.Getgid())))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if got := listing(t, u.Path); got != "\"a\" 100755 \"1\"\n\"b\" 100755 \"2\"\n" {
+				t.Errorf("the tree is %s", got)
+			}
+			u.Close()
+		})
+	}
+	all.Wait()
+	if found := s.Sweep(false); len(found) > 0 {
+		t.Errorf("left over: %+v", found)
+	}
 }
