@@ -166,9 +166,9 @@ func (s *public) bind(name string, file bool) {
 	s.ops = append(s.ops, op{kind: opBind, src: name, dst: name, file: file})
 }
 
-// ofProgram reports whether an installed program has a directory of this name in /usr/share or /usr/lib. Common names of
-// configuration directories save the search, which is a large part of the costs. That of a JVM is only in Debian's name
-// for its directory; it does not start without its security policy.
+// ofProgram reports whether an installed program has a directory of this name in /usr/share or /usr/lib. It knows some
+// common names, because the lookups cost as much as the rest of the search. java-*-openjdk is Debian's directory of a
+// JVM, which does not start without its security policy.
 func ofProgram(name string) bool {
 	switch name {
 	case "X11", "R", "dpkg", "emacs", "fish", "fonts", "gdb", "ghostscript", "glvnd", "groff", "perl", "php", "sgml", "terminfo", "texmf", "vim", "xml", "zsh":
