@@ -245,7 +245,7 @@ func TestBomb(t *testing.T) {
 	for _, kind := range []string{"gzip", "zstd"} {
 		im := newImage(t, imageOptions{compression: kind}, b.Bytes())
 		s := newStore(t)
-		if _, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: size / 2}); code(err) != "damaged" {
+		if _, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: size / 2}); code(err) != "too-large" {
 			t.Errorf("%s: %v", kind, err)
 		}
 		empty(t, s)

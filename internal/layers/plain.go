@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
@@ -57,7 +58,8 @@ type plain struct {
 }
 
 func (p *plain) read(from io.Reader, most Count) (c Count, err error) {
-	in := &limited{r: from, left: most.Bytes}
+	over := &result.Error{Code: "too-large", Message: "the image has more bytes unpacked than allowed", Hint: "raise --max-size"}
+	in := &limited{r: from, left: most.Bytes, over: over}
 	archive := tar.NewReader(in)
 	var content int64
 	for {
@@ -74,7 +76,7 @@ func (p *plain) read(from io.Reader, most Count) (c Count, err error) {
 			return c, refused("more than %d entries", most.Entries)
 		}
 		if content += h.Size; h.Size < 0 || content < 0 || content > most.Bytes {
-			return c, refused("files of more than %d bytes", most.Bytes)
+			return c, over
 		}
 		if err := p.entry(h, archive); err != nil {
 			return c, err

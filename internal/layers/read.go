@@ -100,12 +100,16 @@ func entry(h *tar.Header, content io.Reader, to maker) error {
 type limited struct {
 	r       io.Reader
 	n, left int64
+	over    error // for more; nil for the default
 }
 
 func (l *limited) Read(b []byte) (int, error) {
 	n, err := l.r.Read(b)
 	l.n += int64(n)
 	if l.left -= int64(n); l.left < 0 {
+		if l.over != nil {
+			return 0, l.over
+		}
 		return 0, refused("more bytes than announced")
 	}
 	return n, err

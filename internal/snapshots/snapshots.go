@@ -266,7 +266,7 @@ func Failed(err error) error {
 	switch {
 	case e.Hint != "":
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		e.Code, e.Hint = "quota-disk", "free disk space there, or remove snapshots: sbxrun snapshot rm"
+		e.Code, e.Hint = "quota-disk", "free disk space there, or remove snapshots or images: sbxrun snapshot rm, sbxrun image rm"
 	case errors.Is(err, unix.EAGAIN):
 		e.Hint = "another sbxrun holds it; check whether that is stopped (SIGSTOP)"
 	default:

@@ -217,8 +217,8 @@ func (s *Store) take(hashes []string, drafts map[string]*Draft) error {
 
 // Full returns the error for an exceeded quota.
 func Full(most int64) error {
-	return &result.Error{Code: "quota-disk", Message: fmt.Sprintf("the snapshots would exceed %d bytes in total", most),
-		Hint: "remove snapshots (sbxrun snapshot rm, or sbxrun cleanup for expired ones) or raise --max-size"}
+	return &result.Error{Code: "quota-disk", Message: fmt.Sprintf("the snapshots and images would exceed %d bytes in total", most),
+		Hint: "remove some (sbxrun snapshot rm, image rm, or cleanup for expired ones) or raise --max-size"}
 }
 
 // publish writes the manifest and names it. named is true after an error if the name could not be removed

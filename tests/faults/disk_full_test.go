@@ -51,7 +51,7 @@ head -c 3000000 /dev/zero >$disk/other # 3 MB packed, and 3 MB more are needed
 try sbxrun start --from s --name again
 find $disk/data/snapshots/tmp $disk/data/snapshots/trees -mindepth 1
 sbxrun kill --all --grace 0 >/dev/null; sbxrun cleanup >/dev/null; sbxrun cleanup | grep -v 'zombie\|init' || true`,
-			[]string{`125 sbxrun: error: snapshots: .*no space left on device; free disk space there, or remove snapshots: sbxrun snapshot rm`, "lock", "0", `125 sbxrun: error: cannot unpack snapshot s: .*no space left on device.*`}},
+			[]string{`125 sbxrun: error: snapshots: .*no space left on device; free disk space there, or remove snapshots or images: sbxrun snapshot rm, sbxrun image rm`, "lock", "0", `125 sbxrun: error: cannot unpack snapshot s: .*no space left on device.*`}},
 		{"volume", `
 export SBXRUN_DATA_DIR=$disk
 try sbxrun --cwd none --volume v:/v sh -c 'head -c 20000000 /dev/zero >/v/big'
