@@ -171,10 +171,16 @@ type Keeper struct {
 	socket    *os.File
 	failure   error // a StartError among the records
 	terminals []Terminal
+	args      *spawnArgs // in use until the keeper executes the helper
 }
 
 // StartError returns the failed step between the keeper's fork and the exec of its command, or nil. Call it after Empty.
-func (k *Keeper) StartError() error { return k.failure }
+func (k *Keeper) StartError() error {
+	if k.failure == nil {
+		return k.args.failure()
+	}
+	return k.failure
+}
 
 // read returns the next record, or a record of kind helper.Failed after it has set failure.
 func (k *Keeper) read(deadline time.Time) (rec record, err error) {

@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -9,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -112,7 +112,7 @@ func Keep(c Command) (*Keeper, error) {
 		k.socket.Close() // then it ends its children, if any, and itself
 		_ = reap(k.PID)
 		k.Close()
-		return nil, err
+		return nil, cmp.Or(k.args.failure(), err)
 	}
 	k.terminals = c.Terminals
 	return k, nil
@@ -135,17 +135,22 @@ func startKeeper() (*Keeper, error) {
 		unix.Close(pair[0])
 		return nil, fmt.Errorf("become a subreaper (Linux 3.4): %w", err)
 	}
-	pidfd := -1
-	// In a session of its own the caller's Ctrl-C and kill(0, …) do not reach the keeper, and the keeper's kill never
-	// reaches the caller's group.
-	attr := &syscall.ProcAttr{Files: []uintptr{uintptr(pair[1])}, Env: []string{}, Sys: &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd}}
-	pid, err := syscall.ForkExec("/proc/self/fd/"+strconv.Itoa(Descriptor(program)), []string{KeeperName, helper.Keep}, attr)
+	// The child's socket must not be 0, which it becomes.
+	theirs, err := unix.FcntlInt(uintptr(pair[1]), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
 		unix.Close(pair[0])
-		return nil, &StartError{Step: "start the keeper", Err: err}
+		return nil, fmt.Errorf("duplicate a descriptor: %w", err)
+	}
+	defer unix.Close(theirs)
+	// In a session of its own the caller's Ctrl-C and kill(0, …) do not reach the keeper, and the keeper's kill never
+	// reaches the caller's group.
+	args, pid, err := spawnKeeper(program, theirs)
+	if err != nil {
+		unix.Close(pair[0])
+		return nil, &StartError{Step: "fork the keeper", Err: err}
 	}
 	_ = unix.SetNonblock(pair[0], true) // for the poller
-	return &Keeper{Process: polled(pid, pidfd), socket: os.NewFile(uintptr(pair[0]), "keeper")}, nil
+	return &Keeper{Process: polled(pid, int(args.fd)), socket: os.NewFile(uintptr(pair[0]), "keeper"), args: args}, nil
 }
 
 // send sends an order with its descriptors. It does not block.
