@@ -79,11 +79,9 @@ func layStart(s *helper.Script, descriptors int) {
 	s.Do("receive a pidfd of the room", helper.Receive, entrySocket, descriptors, int(slotRoom))
 }
 
-// layInside forks the process in the room's PID namespace and lays out its start.
+// layInside continues in a process in the room's PID namespace.
 func layInside(s *helper.Script) {
-	child := s.Fork("fork into the room", 0, unix.CLONE_PARENT)
-	s.Do("exit", helper.Exit, 0)
-	s.Begin(child)
+	s.Do("fork into the room", helper.Become, unix.CLONE_PARENT)
 	// Another sbxrun may stop all processes in the room now (kill --signal STOP). Without this, a keeper killed after that
 	// would leave this process behind.
 	layDeath(s)
@@ -99,9 +97,7 @@ const spaces = unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP
 
 // layCommand lays out, from inside on, init and the payload of a command.
 func (e *Entry) layCommand(s *helper.Script) {
-	child := s.Fork("make a PID namespace in the room", 0, unix.CLONE_PARENT|spaces)
-	s.Do("exit", helper.Exit, 0)
-	s.Begin(child)
+	s.Do("make a PID namespace in the room", helper.Become, unix.CLONE_PARENT|spaces)
 	// sbxrun would find this process in the keeper's session, but may be dead, too. If both died before this line, the gate
 	// and the socket are closed, and the payload and init exit.
 	layDeath(s)

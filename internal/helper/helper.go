@@ -109,6 +109,7 @@ const (
 	Init                    // signalfd, the payload's PID, timerfd or -1
 	make_                   // see [Script.Make]
 	Load                    // socket: receives stdin, stdout, stderr and a script, and runs it
+	Become                  // clone flags: the script continues in a new process, and this one exits
 )
 
 // Slot is the number of a variable of a script, for the result of a call. Slot 0 is for results that are not used.

@@ -78,6 +78,9 @@ func Start(spec Spec, cred *proc.Cred) (p *Proxy, err error) {
 		return p, err
 	}
 	defer null.Close()
+	if cred != nil { // the proxy opens no devices
+		cred = &proc.Cred{UID: cred.UID, GID: cred.GID}
+	}
 	// By descriptor, because cred may lack access to the path.
 	const programFD = ControlFD + 1
 	p.kept.Keeper, err = proc.Keep(proc.Command{Cred: cred, Program: &proc.Program{

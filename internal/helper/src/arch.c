@@ -13,6 +13,17 @@ long sys(long number, long a, long b, long c, long d, long e, long f)
 	return number;
 }
 
+long become(unsigned long flags)
+{
+	register long r10 __asm__("r10") = 0, r8 __asm__("r8") = 0;
+	long pid = __NR_clone;
+	__asm__ volatile("syscall\n\ttest %%rax, %%rax\n\tjle 1f\n\txor %%edi, %%edi\n\tmov %[exit], %%eax\n\tsyscall\n1:"
+			 : "+a"(pid)
+			 : "D"(flags | CLONE_VM), "S"(0), "d"(0), "r"(r10), "r"(r8), [exit] "i"(__NR_exit_group)
+			 : "rcx", "r11", "memory");
+	return pid;
+}
+
 #elif defined(__aarch64__)
 
 __asm__(".globl _start\n_start:\n\tmov x29, #0\n\tmov x30, #0\n\tmov x0, sp\n\tb start\n");
@@ -22,6 +33,17 @@ long sys(long number, long a, long b, long c, long d, long e, long f)
 	register long x8 __asm__("x8") = number, x0 __asm__("x0") = a, x1 __asm__("x1") = b, x2 __asm__("x2") = c;
 	register long x3 __asm__("x3") = d, x4 __asm__("x4") = e, x5 __asm__("x5") = f;
 	__asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5) : "memory");
+	return x0;
+}
+
+long become(unsigned long flags)
+{
+	register long x8 __asm__("x8") = __NR_clone, x0 __asm__("x0") = (long)(flags | CLONE_VM), x1 __asm__("x1") = 0, x2 __asm__("x2") = 0;
+	register long x3 __asm__("x3") = 0, x4 __asm__("x4") = 0;
+	__asm__ volatile("svc 0\n\tcmp x0, #0\n\tb.le 1f\n\tmov x0, #0\n\tmov x8, %[exit]\n\tsvc 0\n1:"
+			 : "+r"(x0)
+			 : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), [exit] "i"(__NR_exit_group)
+			 : "memory", "cc");
 	return x0;
 }
 

@@ -23,6 +23,7 @@
 #define POLLIN 1
 #define POLLHUP 16
 #define WNOHANG 1
+#define CLONE_VM 0x100
 #define CLONE_PARENT 0x8000
 #define CLONE_INTO_CGROUP 0x200000000ull
 #define PR_SET_PDEATHSIG 1
@@ -79,6 +80,10 @@ struct rights {
 // A system call with its raw result: an error is a number from -4095 to -1.
 long sys(long number, long a, long b, long c, long d, long e, long f);
 #define SYS(name, a, b, c, d, e) sys(__NR_##name, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), 0)
+
+// Continues in a new process, made by clone(2) with flags, and exits in this one. It returns an error, or 0 in the new
+// process, which shares the memory and the stack: this one does not use them any more.
+long become(unsigned long flags);
 
 static inline int failed(long result)
 {
@@ -157,6 +162,7 @@ enum {
 	OP_INIT = -14,       // signalfd, the payload's PID, timerfd or -1
 	OP_MAKE = -15,       // clone flags, index of an init's first call
 	OP_LOAD = -16,       // socket: receives stdin, stdout, stderr and a script, and runs it
+	OP_BECOME = -17,     // clone flags: the script continues in a new process, and this one exits
 };
 
 // Maps a script. Exits if it is malformed.

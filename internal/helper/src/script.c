@@ -100,7 +100,6 @@ static int fit(uint64_t count, uint64_t first, uint64_t most)
 	return count <= most && first < SLOTS && count <= SLOTS - first;
 }
 
-// A process made with CLONE_PARENT is the keeper's child, too, so that the keeper reaps it.
 static long fork_at(const struct script *s, uint64_t flags, uint32_t at)
 {
 	long pid = sys(__NR_clone, (long)(flags | SIGCHLD), 0, 0, 0, 0, 0);
@@ -177,6 +176,8 @@ static long operate(const struct script *s, const struct call *c, const uint64_t
 		return (long)a[0];
 	case OP_FORK:
 		return a[1] < s->calls ? fork_at(s, a[0], (uint32_t)a[1]) : -EINVAL;
+	case OP_BECOME:
+		return become(a[0] | SIGCHLD);
 	case OP_PARENT:
 		return SYS(getppid, 0, 0, 0, 0, 0) == keeper_pid ? 0 : -ESRCH;
 	case OP_RECEIVE:
