@@ -2,10 +2,11 @@ package layers
 
 import (
 	"bytes"
-	"errors"
 	"io"
 	"os"
 	"path"
+	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -22,50 +23,77 @@ func Merge(root, layer *os.File, changes io.Reader, owner *proc.Cred) error {
 		return err
 	}
 	m := &merge{root: int(root.Fd()), owner: owner, parents: map[string]bool{}}
-	var links [][2]string
-	for len(list) > 0 {
-		kind := list[0]
-		var names [2]string
-		var ok bool
-		for i := range names {
-			if i == 1 && kind != changeLink {
-				break
-			}
-			var name []byte
-			if name, list, ok = bytes.Cut(list[min(1-i, len(list)):], []byte{0}); !ok {
-				return refused("the list of its changes is cut off")
-			}
-			names[i] = string(name)
-		}
-		switch kind {
-		case changeDeleted:
-			err = m.delete(names[0])
-		case changeOpaque:
-			err = m.empty(names[0])
-		case changeParent:
-			m.parents[names[0]] = true
-		case changeLink:
-			links = append(links, names)
-		}
-		if err != nil {
-			return misplaced(names[0], err)
-		}
-	}
-	// Reopened, because reading the names moves the offset.
-	from, err := tree.Open(int(layer.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY)
+	all, err := parseChanges(list)
 	if err != nil {
 		return err
 	}
-	defer unix.Close(from)
-	if err := m.dir(from, m.root, ""); err != nil {
-		return err
+	// The layer may delete a file that it links to, so the links begin before the deletions.
+	saved := tree.Hidden()
+	defer func() { _ = tree.Remove(m.root, saved) }() // after an error, the caller removes the tree
+	links := map[string]int{}
+	for i, c := range all {
+		if c.kind != changeLink {
+			continue
+		}
+		first := c.target
+		if before, ok := links[first]; ok { // a link to a link
+			first = path.Join(saved, strconv.Itoa(before))
+		}
+		if err := m.save(first, saved, strconv.Itoa(i)); err != nil {
+			return misplaced(c.name, err)
+		}
+		links[c.name] = i
 	}
-	for _, l := range links {
-		if err := m.link(int(layer.Fd()), l[0], l[1]); err != nil {
-			return misplaced(l[0], err)
+	for _, c := range all {
+		switch c.kind {
+		case changeDeleted:
+			err = m.delete(c.name)
+		case changeOpaque:
+			err = m.empty(c.name, saved)
+		case changeParent:
+			m.parents[c.name] = true
+		}
+		if err != nil {
+			return misplaced(c.name, err)
 		}
 	}
-	return nil
+	if err := m.dir(int(layer.Fd()), m.root, ""); err != nil {
+		return err
+	}
+	for i, c := range all {
+		if c.kind == changeLink {
+			if err := m.link(int(layer.Fd()), c.name, path.Join(saved, strconv.Itoa(i))); err != nil {
+				return misplaced(c.name, err)
+			}
+		}
+	}
+	return tree.Remove(m.root, saved)
+}
+
+// change is an item of the list of changes.
+type change struct {
+	kind         byte
+	name, target string // target of a link
+}
+
+func parseChanges(list []byte) (all []change, err error) {
+	next := func() (text string) {
+		word, rest, ok := bytes.Cut(list, []byte{0})
+		if !ok {
+			err = refused("the list of its changes is cut off")
+		}
+		list = rest
+		return string(word)
+	}
+	for len(list) > 0 && err == nil {
+		c := change{kind: list[0]}
+		list = list[1:]
+		if c.name = next(); c.kind == changeLink {
+			c.target = next()
+		}
+		all = append(all, c)
+	}
+	return all, err
 }
 
 type merge struct {
@@ -118,7 +146,8 @@ func (m *merge) delete(name string) error {
 	return keeping(dir, func() error { return tree.Remove(dir, base) })
 }
 
-func (m *merge) empty(name string) error {
+// empty removes everything in a directory but one name.
+func (m *merge) empty(name, except string) error {
 	dir, err := m.inside(name, unix.O_RDONLY|unix.O_DIRECTORY)
 	if absent(err) {
 		return nil
@@ -127,32 +156,45 @@ func (m *merge) empty(name string) error {
 		return err
 	}
 	defer unix.Close(dir)
-	return keeping(dir, func() error { return tree.Empty(dir) })
+	return keeping(dir, func() error {
+		for {
+			names, err := namesIn(dir, name)
+			names = slices.DeleteFunc(names, func(name string) bool { return name == except })
+			if err != nil || len(names) == 0 {
+				return err
+			}
+			for _, name := range names {
+				if err := tree.Remove(dir, name); err != nil {
+					return err
+				}
+			}
+		}
+	})
+}
+
+// namesIn lists the names in an open directory.
+func namesIn(dir int, name string) ([]string, error) {
+	again, err := tree.Open(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY) // the os.File closes it
+	if err != nil {
+		return nil, err
+	}
+	list := os.NewFile(uintptr(again), name)
+	defer list.Close()
+	return list.Readdirnames(-1)
 }
 
 // dir merges the directory from of the layer into the directory to of the tree. Both descriptors are readable.
 func (m *merge) dir(from, to int, at string) error {
-	// Its own descriptor, because the os.File closes it.
-	again, err := tree.Open(from, ".", unix.O_RDONLY|unix.O_DIRECTORY)
+	names, err := namesIn(from, at)
 	if err != nil {
 		return err
 	}
-	list := os.NewFile(uintptr(again), at)
-	defer list.Close()
-	for {
-		names, err := list.Readdirnames(1024)
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		for _, name := range names {
-			if err := m.entry(from, to, path.Join(at, name), name); err != nil {
-				return misplaced(path.Join(at, name), err)
-			}
+	for _, name := range names {
+		if err := m.entry(from, to, path.Join(at, name), name); err != nil {
+			return misplaced(path.Join(at, name), err)
 		}
 	}
+	return nil
 }
 
 func (m *merge) entry(from, to int, at, name string) error {
@@ -231,31 +273,43 @@ func (m *merge) makeDir(to int, at, name string, unlisted bool) (fd int, made bo
 	return fd, true, err
 }
 
-// link creates another name for a file of a lower layer. A missing file is skipped, as other tools do.
-func (m *merge) link(layer int, name, first string) error {
-	if fd, err := tree.Open(layer, name, unix.O_PATH); err == nil { // a later entry of the layer has the name
-		return unix.Close(fd)
-	}
+// save links a file of a lower layer into a directory of the tree, which it creates if necessary. A missing file is
+// skipped, as other tools do.
+func (m *merge) save(first, dir, as string) error {
 	source, last, err := m.parent(first)
 	if err != nil || source < 0 {
 		return err
 	}
 	defer unix.Close(source)
+	var st unix.Stat_t
+	if err := unix.Fstatat(source, last, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil || st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return nil
+	}
+	if err := unix.Mkdirat(m.root, dir, 0o700); err != nil && err != unix.EEXIST {
+		return err
+	}
+	return unix.Linkat(source, last, m.root, path.Join(dir, as), 0)
+}
+
+// link creates another name for a saved file.
+func (m *merge) link(layer int, name, saved string) error {
+	if fd, err := tree.Open(layer, name, unix.O_PATH); err == nil { // a later entry of the layer has the name
+		return unix.Close(fd)
+	}
 	dir, base, err := m.parent(name)
 	if err != nil || dir < 0 {
 		return err
 	}
 	defer unix.Close(dir)
-	var st unix.Stat_t
-	if err := unix.Fstatat(source, last, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil || st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		return nil
-	}
 	return keeping(dir, func() error {
-		err := unix.Linkat(source, last, dir, base, 0)
+		err := unix.Linkat(m.root, saved, dir, base, 0)
 		if err == unix.EEXIST {
 			if err = tree.Remove(dir, base); err == nil {
-				err = unix.Linkat(source, last, dir, base, 0)
+				err = unix.Linkat(m.root, saved, dir, base, 0)
 			}
+		}
+		if err == unix.ENOENT { // not saved
+			err = nil
 		}
 		return err
 	})
