@@ -111,7 +111,11 @@ func (s *Store) RunSibling(ctx context.Context, what string, args ...string) (st
 	}
 	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
 		text := cmp.Or(strings.TrimPrefix(strings.TrimSpace(said.String()), "sbxrun: error: "), err.Error())
-		return "", &result.Error{Code: "snapshot", Message: "cannot " + what + ": " + text, Err: err}
+		code := "image"
+		if args[0] == UnpackWord {
+			code = "snapshot"
+		}
+		return "", &result.Error{Code: code, Message: "cannot " + what + ": " + text, Err: err}
 	}
 	if err != nil {
 		return "", safeopen.SiblingError(server, err)

@@ -16,12 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 )
 
-// This file keeps images, in the same store as snapshots:
-//
-//	DIR/images/HEX.json  [Image]; HEX is the digest of its manifest
-//	DIR/names/NAME       the digest of the image that has this name
-//
-// A name moves to another image by a rename. Layers are shared by all images and snapshots.
+// This file keeps images. A name moves to another image by a rename. Package images imports and unpacks them.
 
 const (
 	imagesDir = "images"

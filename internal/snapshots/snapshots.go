@@ -1,18 +1,21 @@
-// Package snapshots stores snapshots: the packed upper layers of overlays, with a manifest each, in a
-// directory of the user.
+// Package snapshots stores snapshots, which are the packed upper layers of overlays with a manifest each, and container
+// images, in a directory of the user.
 //
 //	DIR/lock                   held while a name is added or removed
 //	DIR/manifests/ID.json      [Manifest]
-//	DIR/layers/SHA256.tar.zst  a layer, named by the hash of its tar
-//	DIR/trees/KEY/root         an unpacked layer; KEY contains the user that it was unpacked for
-//	DIR/trees/KEY/lock         held, shared, by every sandbox that uses it; contains the boot ID
+//	DIR/images/HEX.json        [Image]
+//	DIR/names/NAME             digest of the image with this name
+//	DIR/layers/SHA256.tar.zst  a layer, named by the hash of its tar; gzip if an image has it so
+//	DIR/trees/KEY/root         an unpacked layer or image; KEY contains the user that it was unpacked for
+//	DIR/trees/KEY/changes      what an unpacked layer of an image deletes
+//	DIR/trees/KEY/lock         held, shared, by every sandbox that uses it; contains the boot ID, or says durable
 //	DIR/tmp/ID                 a file that is being written, locked; or a directory with root and lock
 //
 // A layer or a manifest is written below tmp, synced (fsync(2)), and renamed under DIR/lock, a layer
 // before the manifest that names it. After a crash a snapshot is therefore complete or has no
 // name. [Store.Sweep] removes leftovers: unlocked files below tmp, and layers that no manifest names.
 //
-// Trees are a cache: they are not synced, and not used after a reboot.
+// Trees are a cache. Those of images are synced ([Store.Durable]); the others are not used after a reboot.
 //
 // The directory is private to its owner (0700). Commands see only the trees, read-only. This package
 // neither packs nor unpacks (see package layers), so that sbxrun need not initialise a compressor.
