@@ -9,6 +9,7 @@ import (
 	"hash"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -60,18 +61,19 @@ func fetch(ctx context.Context, store *snapshots.Store, src Source, m *snapshots
 	for i := range m.Layers {
 		l := &m.Layers[i]
 		p := Progress{Layer: i + 1, Layers: len(m.Layers), Digest: l.Digest, Size: list[i].Size}
+		var size int64
 		if known, ok := there[l.SHA256]; ok {
-			l.Layer = known
+			l.Layer, size = known, known.Bytes
 			p.Bytes, p.Done, p.Present = p.Size, true, true
 		} else {
-			got, err := fetchLayer(ctx, store, src, m, list[i], l.SHA256, layers.Count{Bytes: o.MaxSize - total, Entries: min(snapshots.MaxEntries, maxEntries-entries)}, o, p)
+			got, content, err := fetchLayer(ctx, store, src, m, list[i], l.SHA256, layers.Count{Bytes: o.MaxSize - total, Entries: min(snapshots.MaxEntries, maxEntries-entries)}, o, p)
 			if err != nil {
 				return err
 			}
-			there[l.SHA256] = got
+			there[l.SHA256], size = got, max(got.Bytes, content)
 			p.Bytes, p.Done = p.Size, true
 		}
-		if total, entries = total+l.Bytes, entries+l.Entries; total > o.MaxSize || entries > maxEntries {
+		if total, entries = total+size, entries+l.Entries; total > o.MaxSize || entries > maxEntries {
 			return invalid("its layers have more than %d bytes or %d entries in total", o.MaxSize, maxEntries)
 		}
 		if o.Progress != nil {
@@ -112,16 +114,16 @@ func (b *blob) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// fetchLayer reads a layer once: it stores it, verifies it, and unpacks it for the owner.
-func fetchLayer(ctx context.Context, store *snapshots.Store, src Source, m *snapshots.Image, d Descriptor, diff string, most layers.Count, o *Options, p Progress) (l snapshots.Layer, err error) {
+// fetchLayer reads a layer once: it stores it, verifies it, and unpacks it for the owner. content is the size of its files.
+func fetchLayer(ctx context.Context, store *snapshots.Store, src Source, m *snapshots.Image, d Descriptor, diff string, most layers.Count, o *Options, p Progress) (l snapshots.Layer, content int64, err error) {
 	rc, err := src.Blob(ctx, d)
 	if err != nil {
-		return l, err
+		return l, 0, err
 	}
 	defer rc.Close()
 	draft, err := store.NewFile()
 	if err != nil {
-		return l, err
+		return l, 0, err
 	}
 	defer draft.Close()
 	to := layers.Bounded(draft.File, o.MaxSize)
@@ -139,13 +141,13 @@ func fetchLayer(ctx context.Context, store *snapshots.Store, src Source, m *snap
 	begin := make([]byte, 4)
 	n, err := io.ReadFull(in, begin)
 	if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
-		return l, err
+		return l, 0, err
 	}
 	var packer *layers.Writer
 	in.also = to
 	if layers.Compression(begin[:n]) == "" {
 		if packer, err = layers.NewWriter(to); err != nil {
-			return l, err
+			return l, 0, err
 		}
 		in.also = packer
 	}
@@ -172,10 +174,10 @@ func fetchLayer(ctx context.Context, store *snapshots.Store, src Source, m *snap
 		}
 	}
 	if failed != nil {
-		return l, snapshots.Failed(failed)
+		return l, 0, snapshots.Failed(failed)
 	}
 	l = snapshots.Layer{SHA256: sum, Bytes: count.Bytes, Entries: count.Entries}
-	return l, store.AddLayer(m, &l, draft, o.MaxSize)
+	return l, count.Content, store.AddLayer(m, &l, draft, o.MaxSize)
 }
 
 // unpackLayer unpacks a layer to a plain tree, which it keeps if check accepts the layer's hash.
@@ -296,7 +298,7 @@ func holdLayer(store *snapshots.Store, l snapshots.Layer, owner *proc.Cred) (*sn
 		if err != nil {
 			return nil, err
 		}
-		_, _, err = unpackLayer(store, from, l.SHA256, owner, layers.Count{Bytes: l.Bytes, Entries: l.Entries}, func(sum string) error {
+		_, _, err = unpackLayer(store, from, l.SHA256, owner, layers.Count{Bytes: math.MaxInt64, Entries: l.Entries}, func(sum string) error {
 			if sum != l.SHA256 {
 				return invalid("layer %.12s has the hash %.12s in the store", l.SHA256, sum)
 			}

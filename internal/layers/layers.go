@@ -25,7 +25,8 @@ import (
 type Count struct {
 	Bytes   int64 // size of the tar
 	Entries int
-	LeftOut int // sockets, named pipes and devices that were not packed
+	Content int64 // size of all files, which is more if some are sparse; set by Plain
+	LeftOut int   // sockets, named pipes and devices that were not packed
 }
 
 const (

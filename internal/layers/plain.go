@@ -61,7 +61,6 @@ func (p *plain) read(from io.Reader, most Count) (c Count, err error) {
 	over := &result.Error{Code: "too-large", Message: "the image has more bytes unpacked than allowed", Hint: "raise --max-size"}
 	in := &limited{r: from, left: most.Bytes, over: over}
 	archive := tar.NewReader(in)
-	var content int64
 	for {
 		h, err := archive.Next()
 		if err == io.EOF {
@@ -75,7 +74,7 @@ func (p *plain) read(from io.Reader, most Count) (c Count, err error) {
 		if c.Entries++; c.Entries > most.Entries {
 			return c, refused("more than %d entries", most.Entries)
 		}
-		if content += h.Size; h.Size < 0 || content < 0 || content > most.Bytes {
+		if c.Content += h.Size; h.Size < 0 || c.Content < 0 || c.Content > most.Bytes {
 			return c, over
 		}
 		if err := p.entry(h, archive); err != nil {

@@ -462,15 +462,40 @@ func (s *Store) AddImage(m *Image, name string) error {
 
 // DropImage forgets a pending image, whose layers turned out to be invalid.
 func (s *Store) DropImage(m *Image) error {
-	return s.alone(func() error {
+	var trees []string
+	err := s.alone(func() error {
 		if old, err := s.loadImage(imageFile(m.Digest)); err != nil || !old.Pending {
 			return nil
 		}
 		if err := s.root.Remove(filepath.Join(imagesDir, imageFile(m.Digest))); err != nil {
 			return Failed(err)
 		}
+		trees = s.retireTrees()
 		return s.dropOrphans()
 	})
+	s.scrapAll(trees)
+	return err
+}
+
+// retireTrees retires the trees that no image needs and no sandbox uses. The caller holds the lock, and then passes them
+// to scrapAll without it.
+func (s *Store) retireTrees() (list []string) {
+	needed, _ := s.neededTrees(time.Time{})
+	for _, key := range s.names(treesDir) {
+		ours := strings.HasPrefix(key, "image-") || strings.HasPrefix(key, "layer-")
+		if at := filepath.Join(treesDir, key); ours && !needed(key) && s.idle(at) {
+			if as, err := s.retire(at); err == nil {
+				list = append(list, as)
+			}
+		}
+	}
+	return list
+}
+
+func (s *Store) scrapAll(list []string) {
+	for _, name := range list {
+		_ = s.scrap(name) // Sweep reports it
+	}
 }
 
 // dropOrphans removes the layers that are not needed. The caller holds the lock.
@@ -524,9 +549,7 @@ func (s *Store) RemoveImage(ref string) error {
 		old, err = s.removeImage(m, names)
 		return err
 	})
-	for _, name := range old {
-		_ = s.scrap(name) // Sweep reports it
-	}
+	s.scrapAll(old)
 	return err
 }
 
@@ -542,15 +565,7 @@ func (s *Store) removeImage(m *Image, names []string) (old []string, err error) 
 	for _, name := range names {
 		err = result.All(err, s.root.Remove(filepath.Join(namesDir, escape(name))))
 	}
-	needed, _ := s.neededTrees(time.Time{})
-	for _, key := range s.names(treesDir) {
-		ours := strings.HasPrefix(key, "image-") || strings.HasPrefix(key, "layer-")
-		if at := filepath.Join(treesDir, key); ours && !needed(key) && s.idle(at) {
-			if as, err := s.retire(at); err == nil {
-				old = append(old, as)
-			}
-		}
-	}
+	old = s.retireTrees()
 	return old, Failed(result.All(err, s.dropOrphans(), s.syncDir(imagesDir)))
 }
 

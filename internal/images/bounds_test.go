@@ -1,0 +1,66 @@
+package images
+
+import (
+	"archive/tar"
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/snapshots"
+)
+
+// sparse returns a tar of about 2 KiB with a file of size bytes, of which one byte is not in a hole (GNU tar, PAX format 1.0).
+func sparse(t testing.TB, name string, size int64) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	data := make([]byte, 513)
+	copy(data, fmt.Sprintf("1\n%d\n1\n", size-1))
+	data[512] = 'x'
+	must(t, w.WriteHeader(&tar.Header{Name: "GNUSparseFile.0/" + name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(data)), ModTime: when, Format: tar.FormatPAX,
+		PAXRecords: map[string]string{"GNU.sparsX.major": "1", "GNU.sparsX.minor": "0", "GNU.sparsX.name": name, "GNU.sparsX.realsize": fmt.Sprint(size)}}))
+	_, err := w.Write(data)
+	must(t, err, w.Close())
+	return bytes.ReplaceAll(b.Bytes(), []byte("GNU.sparsX."), []byte("GNU.sparse.")) // package tar writes no sparse files
+}
+
+// A sparse file counts with its size, and can be unpacked again from the store.
+func TestSparse(t *testing.T) {
+	const size = 1 << 20
+	im := newImage(t, imageOptions{}, sparse(t, "a", size), sparse(t, "b", size), sparse(t, "c", size))
+	dir := filepath.Join(t.TempDir(), "snapshots")
+	s, err := snapshots.Open(dir)
+	must(t, err)
+	defer s.Close()
+	if _, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: 2 * size}); code(err) != "too-large" {
+		t.Errorf("%v", err)
+	}
+	empty(t, s)
+	m, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: 4 * size})
+	must(t, err, os.RemoveAll(filepath.Join(dir, "trees")), os.Mkdir(filepath.Join(dir, "trees"), 0o700))
+	must(t, Unpack(t.Context(), s, m, nil))
+	var st unix.Stat_t
+	must(t, unix.Stat(treeOf(t, s, m)+"/c", &st))
+	if st.Size != size {
+		t.Errorf("the file has %d bytes", st.Size)
+	}
+}
+
+// An invalid image leaves no unpacked layers.
+func TestDroppedTrees(t *testing.T) {
+	im := newImage(t, imageOptions{}, tarOf(t, entry{name: "f", body: "x"}), tarOf(t, entry{name: "../f", body: "x"}))
+	dir := filepath.Join(t.TempDir(), "snapshots")
+	s, err := snapshots.Open(dir)
+	must(t, err)
+	defer s.Close()
+	if _, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{}); code(err) != "damaged" {
+		t.Fatalf("%v", err)
+	}
+	if left, err := os.ReadDir(filepath.Join(dir, "trees")); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
