@@ -43,7 +43,7 @@ func connect(ctx context.Context, repo name.Repository, o Options) (*client, err
 		next = base()
 	}
 	c := &client{repo: repo, scheme: repo.Scheme()}
-	next = transport.NewRetry(guard{transport.NewUserAgent(next, "sbxrun/"+version.Number)}, transport.WithRetryBackoff(retries), transport.WithRetryStatusCodes(http.StatusRequestTimeout,
+	next = transport.NewRetry(guard{transport.NewUserAgent(next, "sbxrun/"+version.Number), isInternal((&url.URL{Host: repo.RegistryStr()}).Hostname())}, transport.WithRetryBackoff(retries), transport.WithRetryStatusCodes(http.StatusRequestTimeout,
 		http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout))
 	ctx, cancel := context.WithTimeoutCause(ctx, handshake, errStalled)
 	defer cancel()

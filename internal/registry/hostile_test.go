@@ -199,6 +199,7 @@ func TestRedirects(t *testing.T) {
 		}
 	}))
 	harness.Must(t, read(t, host(server), Options{AuthFile: authFile(t, host(server), "me", secret)}))
+	reached := trip(func(*http.Request) (*http.Response, error) { return &http.Response{Body: http.NoBody}, nil })
 	for _, test := range []struct {
 		from, to string
 		allowed  bool
@@ -209,11 +210,25 @@ func TestRedirects(t *testing.T) {
 	} {
 		from, _ := http.NewRequest(http.MethodGet, test.from, nil)
 		to, _ := http.NewRequest(http.MethodGet, test.to, nil)
-		if err := checkRedirect(to, []*http.Request{from}); (err == nil) != test.allowed {
+		err := checkRedirect(to, []*http.Request{from})
+		if err == nil {
+			_, err = guard{reached, isInternal(from.URL.Hostname())}.RoundTrip(to)
+		}
+		if (err == nil) != test.allowed {
 			t.Errorf("%s to %s: %v", test.from, test.to, err)
 		}
 	}
+	wants(t, read(t, "registry.example", Options{Transport: trip(func(r *http.Request) (*http.Response, error) { // of the first request
+		if r.URL.Host != "registry.example" {
+			t.Errorf("a redirect leads to %s", r.URL)
+		}
+		return &http.Response{StatusCode: http.StatusTemporaryRedirect, Header: http.Header{"Location": {"http://127.0.0.1:1/"}}, Body: http.NoBody, Request: r}, nil
+	})}), "leads into a private network")
 }
+
+type trip func(*http.Request) (*http.Response, error)
+
+func (t trip) RoundTrip(r *http.Request) (*http.Response, error) { return t(r) }
 
 // Requests go through the proxy.
 func TestProxy(t *testing.T) {

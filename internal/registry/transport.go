@@ -37,13 +37,19 @@ func base() http.RoundTripper {
 	}
 }
 
-// guard rejects plain HTTP except to this machine, and ends bodies that are too long or stall. [withLimit] sets the
-// size; it is maxManifest otherwise.
-type guard struct{ next http.RoundTripper }
+// guard rejects plain HTTP except to this machine, and requests of a public registry, such as its redirects, to private
+// networks. It ends bodies that are too long or stall. [withLimit] sets the size; it is maxManifest otherwise.
+type guard struct {
+	next     http.RoundTripper
+	internal bool // the registry is in a private network
+}
 
 func (g guard) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Scheme != "https" && !isLocal(r.URL.Hostname()) {
 		return nil, errPlain
+	}
+	if !g.internal && isInternal(r.URL.Hostname()) {
+		return nil, errPrivate
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	response, err := g.next.RoundTrip(r.WithContext(ctx))
@@ -61,6 +67,7 @@ func (g guard) RoundTrip(r *http.Request) (*http.Response, error) {
 
 const (
 	errPlain   = failure("plain HTTP is only used on this machine")
+	errPrivate = failure("a public registry leads into a private network")
 	errStalled = failure("no data for a minute")
 	errTooLong = failure("the response is too long")
 )
@@ -111,7 +118,7 @@ func isInternal(host string) bool {
 	return isLocal(host) || err == nil && (a.IsPrivate() || a.IsLinkLocalUnicast() || a.IsUnspecified())
 }
 
-// checkRedirect allows a few redirects, but not from HTTPS to HTTP, and not from a public registry into a private network.
+// checkRedirect allows a few redirects, but not from HTTPS to HTTP.
 func checkRedirect(r *http.Request, via []*http.Request) error {
 	from := via[0].URL
 	switch {
@@ -119,8 +126,6 @@ func checkRedirect(r *http.Request, via []*http.Request) error {
 		return failure("too many redirects")
 	case from.Scheme == "https" && r.URL.Scheme != "https":
 		return failure("a redirect leads from HTTPS to HTTP")
-	case r.URL.Host != from.Host && isInternal(r.URL.Hostname()) && !isInternal(from.Hostname()):
-		return failure("a redirect leads into a private network")
 	}
 	return nil
 }
