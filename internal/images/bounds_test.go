@@ -3,7 +3,9 @@ package images
 import (
 	"archive/tar"
 	"bytes"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"testing"
@@ -62,5 +64,30 @@ func TestDroppedTrees(t *testing.T) {
 	}
 	if left, err := os.ReadDir(filepath.Join(dir, "trees")); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// The digest of an index means the image for this machine.
+func TestPlatformsOfIndex(t *testing.T) {
+	other := Platform{OS: "linux", Architecture: "s390x"}
+	here := Host()
+	all := Manifest{SchemaVersion: 2, MediaType: MediaTypeIndex}
+	blobs := map[string][]byte{}
+	for _, p := range []Platform{other, here} {
+		im := newImage(t, imageOptions{platform: p}, tarOf(t, entry{name: "f", body: "x"}))
+		d := im.add(MediaTypeManifest, im.raw())
+		d.Platform = &p
+		all.Manifests = append(all.Manifests, d)
+		maps.Copy(blobs, im.blobs)
+	}
+	raw, err := json.Marshal(all)
+	must(t, err)
+	s := newStore(t)
+	for _, p := range []*Platform{&other, nil} {
+		_, err := Import(t.Context(), s, memory{raw, blobs}, Options{Platform: p})
+		must(t, err)
+	}
+	if m, err := s.FindImage(Digest(raw)); err != nil || m.Platform != here.String() {
+		t.Errorf("found %+v, %v", m, err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -299,7 +300,8 @@ func noImage(ref string) error {
 // Image returns the image with this digest, even if it has expired.
 func (s *Store) Image(digest string) (*Image, error) { return s.imageByDigest(digest, digest) }
 
-// imageByDigest returns the image whose manifest, index or configuration has this digest.
+// imageByDigest returns the image whose manifest, index or configuration has this digest. Of several images of an index it
+// prefers one that has not expired, and one for this machine.
 func (s *Store) imageByDigest(digest, ref string) (*Image, error) {
 	if _, ok := Hex(digest); !ok {
 		return nil, &result.Error{Code: "usage", Message: fmt.Sprintf("invalid digest %.80q: want sha256: and 64 hexadecimal digits", digest)}
@@ -311,12 +313,27 @@ func (s *Store) imageByDigest(digest, ref string) (*Image, error) {
 		}
 	}
 	list, _ := s.Images()
+	var best *Image
+	most := -1
 	for _, m := range list {
-		if !m.Pending && (m.Index == digest || m.ConfigID == digest) {
-			return m, nil
+		if m.Pending || m.Index != digest && m.ConfigID != digest {
+			continue
+		}
+		points := 0
+		if !m.Expired(time.Now()) {
+			points = 2
+		}
+		if strings.HasPrefix(m.Platform+"/", "linux/"+runtime.GOARCH+"/") {
+			points++
+		}
+		if points > most {
+			best, most = m, points
 		}
 	}
-	return nil, noImage(ref)
+	if best == nil {
+		return nil, noImage(ref)
+	}
+	return best, nil
 }
 
 // BeginImage records that an image is being imported, so that the layers of an interrupted import are kept for a while.
