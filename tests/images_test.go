@@ -315,3 +315,20 @@ func TestImageImportKilled(t *testing.T) {
 		t.Errorf("left over: %q, %v", left, err)
 	}
 }
+
+// A signal ends sbxrun while it imports an image.
+func TestImageSignal(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	// An sbxrund that never ends, beside a copy of sbxrun.
+	dir := harness.Dir(t)
+	begun := filepath.Join(dir, "begun")
+	harness.Must(t, os.WriteFile(filepath.Join(dir, "sbxrund"), []byte("#!/bin/sh\n>"+begun+"; exec sleep 300"), 0o755))
+	there := harness.Options{Bare: true, Dir: s.Work, Wrap: []string{"sh", "-c", `cp "$1" "$0"; shift; exec "$0/sbxrun" "$@"`, dir}}
+	p := harness.Start(t, there, "--cwd", "none", "--data-dir", s.Dir+"-data", "--image", "oci:"+dir, "true")
+	harness.Until(t, harness.Bound, "an import", func() bool { return os.Remove(begun) == nil })
+	p.Signal(unix.SIGTERM)
+	if r := p.Wait(); r.Signal != unix.SIGTERM || len(r.Stderr) > 0 {
+		t.Errorf("exit code %d, %v: %s", r.ExitCode, r.Signal, r.Stderr)
+	}
+}

@@ -275,6 +275,7 @@ func (r *runner) plan(caller room.Caller) error {
 		if r.flags.PrintCommand {
 			return nil
 		}
+		<-r.signals.ready // before this starts anything
 		return r.admitted()
 	}
 	policy, parts, err := policyOf(r.signals.ctx, &r.flags.View, &r.flags.LimitFlags, r.argv, admit)
