@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -40,6 +41,7 @@ const (
 	orderChild = iota + 1
 	orderDeadline
 	orderLeaveTerminals
+	orderFiles // descriptors of the next orderChild
 )
 
 // record is what a keeper reports besides failures. struct record of keeper.c has the same layout.
@@ -109,13 +111,18 @@ func Keep(c Command) (*Keeper, error) {
 		}
 	}
 	if err != nil {
-		k.socket.Close() // then it ends its children, if any, and itself
-		_ = reap(k.PID)
-		k.Close()
+		k.discard()
 		return nil, cmp.Or(k.args.failure(), err)
 	}
 	k.terminals = c.Terminals
 	return k, nil
+}
+
+// discard ends a keeper that could not get its orders, with its children. It waits a few seconds at most: the keeper may be
+// stopped (SIGSTOP), and its child may wait for a file system.
+func (k *Keeper) discard() {
+	_, _ = (&Kept{Keeper: k}).Abandon(time.Now().Add(instead)) // the caller has a more important error
+	k.Close()
 }
 
 // startKeeper executes the helper as a keeper without an order.
@@ -162,25 +169,37 @@ func (k *Keeper) send(o *order, files []*os.File, remove []string) error {
 	if o.RemoveSize = uint32(paths.Len()); o.RemoveSize > maxRemove {
 		return &StartError{Step: stepCgroup, Err: unix.ENAMETOOLONG}
 	}
+	if len(files) > maxFiles {
+		return &StartError{Step: stepFiles, Err: unix.E2BIG}
+	}
+	for ; len(files) > maxRights; files = files[maxRights:] {
+		if err := k.sendMessage(&order{Kind: orderFiles}, files[:maxRights], ""); err != nil {
+			return err
+		}
+	}
+	return k.sendMessage(o, files, paths.String())
+}
+
+func (k *Keeper) sendMessage(o *order, files []*os.File, paths string) error {
 	var rights []byte
 	if len(files) > 0 {
 		fds := make([]int, len(files))
 		for i, f := range files {
 			fds[i] = Descriptor(f)
 		}
-		if rights = unix.UnixRights(fds...); len(fds) > maxRights {
-			return &StartError{Step: stepFiles, Err: unix.E2BIG}
-		}
+		rights = unix.UnixRights(fds...)
 	}
-	text := append((*[unsafe.Sizeof(*o)]byte)(unsafe.Pointer(o))[:], paths.String()...)
+	text := append((*[unsafe.Sizeof(*o)]byte)(unsafe.Pointer(o))[:], paths...)
 	if err := unix.Sendmsg(Descriptor(k.socket), text, rights, nil, unix.MSG_NOSIGNAL); err != nil {
 		return fmt.Errorf("send to the keeper: %w", err)
 	}
 	return nil
 }
 
-// maxRights is the maximum number of descriptors in one message (unix(7), SCM_MAX_FD).
-const maxRights = 253
+const (
+	maxRights = 253  // descriptors in one message (unix(7), SCM_MAX_FD)
+	maxFiles  = 4096 // descriptors of an order; keeper.c has the same number
+)
 
 // laidOut is an order with its descriptors.
 type laidOut struct {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -71,6 +72,70 @@ func start(t *testing.T, args ...string) (*Keeper, *os.File) {
 	k := keep(t, Command{Program: &Program{Path: path, Args: args, Files: []*os.File{null, w, null}}})
 	t.Cleanup(func() { r.Close() })
 	return k, r
+}
+
+// A program gets more files than fit into one message.
+func TestKeeperManyFiles(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	for _, last := range []int{252, 253, 600} {
+		files := append(slices.Repeat([]*os.File{null}, last), w)
+		way := &Way{Files: files, Lay: func(s *helper.Script) {
+			s.Do("write", unix.SYS_WRITE, last, "way\n", 4)
+			s.Do("exit", helper.Exit, 0)
+		}}
+		for _, c := range []Command{
+			{Program: &Program{Path: "/bin/sh", Args: []string{"sh", "-c", "echo sh >/proc/self/fd/" + strconv.Itoa(last)}, Files: files}},
+			{Way: way},
+			{Program: &Program{Path: "/bin/sleep", Args: []string{"sleep", "100"}, Files: files}, Way: way},
+		} {
+			k := keep(t, c)
+			_ = r.SetReadDeadline(time.Now().Add(10 * time.Second))
+			if n, err := r.Read(make([]byte, 10)); n == 0 {
+				t.Errorf("%d files: %v, %v", len(files), err, k.StartError())
+			}
+			k.Kill()
+			finish(t, k)
+			if err := k.StartError(); err != nil {
+				t.Errorf("%d files: %v", len(files), err)
+			}
+		}
+	}
+	w.Close()
+}
+
+// A keeper that cannot get its orders does not block sbxrun, even if it is stopped.
+func TestKeeperDiscarded(t *testing.T) {
+	k, out := start(t, "sh", "-c", "echo up; sleep 100")
+	if _, err := out.Read(make([]byte, 3)); err != nil {
+		t.Fatal(err)
+	}
+	child := Descendants(k.PID, 1)[0]
+	if err := k.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		k.discard()
+	}()
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		_ = unix.Kill(k.PID, unix.SIGKILL)
+		t.Fatal("it waits for a stopped keeper")
+	}
+	if st, err := ReadStat(child.PID); err == nil && st.Start == child.Start {
+		t.Errorf("a child is left: %+v", st)
+	}
 }
 
 func TestKeeperReapsOrphans(t *testing.T) {

@@ -7,11 +7,12 @@
 // descriptors later it could not end a running command.
 enum { SOCKET, LIST, SIGNALS };
 
-enum { ORDER_CHILD = 1, ORDER_DEADLINE, ORDER_LEAVE_TERMINALS };
+enum { ORDER_CHILD = 1, ORDER_DEADLINE, ORDER_LEAVE_TERMINALS, ORDER_FILES };
 
-enum { MAX_TERMINALS = 3, TERMIOS = 44, MAX_HELD = 64, REMOVE_SIZE = 8192, MAX_ENDED = 8 };
+enum { MAX_TERMINALS = 3, TERMIOS = 44, MAX_FILES = 4096, REMOVE_SIZE = 8192, MAX_ENDED = 8 };
 
-// What sbxrun sends. The descriptors of ORDER_CHILD are the child's script and files, terminals, and files to hold.
+// What sbxrun sends. The descriptors of ORDER_CHILD are the child's script and files, terminals, and files to hold. The
+// first of them come with ORDER_FILES if there are more than fit into one message.
 // internal/proc has the same layout.
 struct order {
 	uint32_t kind;
@@ -51,6 +52,8 @@ struct usage { // struct rusage (getrusage(2)), up to the last member used
 
 static struct order order;
 static struct record record;
+static int received[MAX_FILES]; // descriptors for ORDER_CHILD
+static uint32_t received_count;
 static int terminals[MAX_TERMINALS];
 static uint32_t terminal_count;
 static uint8_t states[MAX_TERMINALS][TERMIOS];
@@ -145,33 +148,42 @@ static long spawn(const int *fds)
 	return pid;
 }
 
-static void start_child(const struct rights *rights, int count)
+static void keep_files(const struct rights *rights, int count)
+{
+	if (count < 0 || (uint32_t)count > MAX_FILES - received_count)
+		fail(files_step, -EMFILE, 0); // the kernel drops those for which there is no number
+	for (int i = 0; i < count; i++)
+		received[received_count++] = rights->fds[i];
+}
+
+static void start_child(void)
 {
 	uint32_t files = order.child ? order.files + 1 : 0;
-	if (order.terminals > MAX_TERMINALS || order.held > MAX_RIGHTS || order.files > MAX_RIGHTS ||
+	if (order.terminals > MAX_TERMINALS || order.held > MAX_FILES || order.files > MAX_FILES ||
 	    (order.remove_size > 0 && order.remove[order.remove_size - 1] != 0))
 		fail(files_step, -EINVAL, 0);
-	if (count != (int)(files + order.terminals + order.held))
-		fail(files_step, -EMFILE, 0); // the kernel drops those for which there is no number
+	if (received_count != files + order.terminals + order.held)
+		fail(files_step, -EMFILE, 0);
+	received_count = 0;
 	if (order.oom[0])
 		write_file("/proc/self/oom_score_adj", order.oom);
 	lasting = (int)order.lasting;
 	terminal_count = order.terminals;
 	for (uint32_t i = 0; i < order.terminals; i++) {
-		terminals[i] = rights->fds[files + i];
+		terminals[i] = received[files + i];
 		memcpy(states[i], order.states[i], TERMIOS);
 	}
 	memcpy(cgroups, order.remove, order.remove_size);
 	cgroups_size = order.remove_size;
 	if (!order.child)
 		return;
-	long pid = spawn(rights->fds);
+	long pid = spawn(received);
 	if (order.program)
 		monitor = (int)pid;
 	else // not earlier: an undumpable process may not write to its own /proc/self/oom_score_adj
 		SYS(prctl, PR_SET_DUMPABLE, 0, 0, 0, 0);
 	for (uint32_t i = 0; i < files; i++)
-		SYS(close, rights->fds[i], 0, 0, 0, 0);
+		SYS(close, received[i], 0, 0, 0, 0);
 }
 
 // Whether n bytes of order were received and are an order.
@@ -194,8 +206,12 @@ static void take_order(int flags)
 		return;
 	}
 	switch (order.kind) {
+	case ORDER_FILES:
+		keep_files(&rights, count);
+		break;
 	case ORDER_CHILD:
-		start_child(&rights, count);
+		keep_files(&rights, count);
+		start_child();
 		break;
 	case ORDER_DEADLINE:
 		deadline = order.deadline;
@@ -360,7 +376,9 @@ static void wait_for_events(void)
 _Noreturn void keep(void)
 {
 	set_up();
-	take_order(0);
+	do
+		take_order(0);
+	while (!ending && order.kind == ORDER_FILES);
 	for (;;) {
 		reap();
 		if (ending)
