@@ -94,10 +94,10 @@ static int within_list(const struct script *s, uint64_t at)
 	return 0;
 }
 
-// Slots for count descriptors.
-static int fit(uint64_t count, uint64_t first, uint64_t most)
+// Whether there are slots for count descriptors, and a message can have them.
+static int fit(uint64_t count, uint64_t first)
 {
-	return count <= most && first < SLOTS && count <= SLOTS - first;
+	return count <= MAX_RIGHTS && first < SLOTS && count <= SLOTS - first;
 }
 
 static long fork_at(const struct script *s, uint64_t flags, uint32_t at)
@@ -181,7 +181,7 @@ static long operate(const struct script *s, const struct call *c, const uint64_t
 	case OP_PARENT:
 		return SYS(getppid, 0, 0, 0, 0, 0) == keeper_pid ? 0 : -ESRCH;
 	case OP_RECEIVE:
-		return fit(a[1], a[2], SLOTS) ? receive_into((int)a[0], a[1], a[2]) : -EINVAL;
+		return fit(a[1], a[2]) ? receive_into((int)a[0], a[1], a[2]) : -EINVAL;
 	case OP_AWAIT:
 		return await_byte((int)a[0]);
 	case OP_COPY:
@@ -195,12 +195,12 @@ static long operate(const struct script *s, const struct call *c, const uint64_t
 			return -EINVAL;
 		return x->mnt_id == y->mnt_id ? 0 : -ESTALE;
 	case OP_READY:
-		if (!within(s, a[0], sizeof *x) || !fit(a[2], a[3], SLOTS))
+		if (!within(s, a[0], sizeof *x) || !fit(a[2], a[3]))
 			return -EINVAL;
 		r = (struct report){.kind = REPORT_READY, .value = (int64_t)x->ino, .number = (int64_t)a[1]};
 		return say_with(&r, a[2], a[3]);
 	case OP_SAY:
-		if (!fit(a[1], a[2], SLOTS))
+		if (!fit(a[1], a[2]))
 			return -EINVAL;
 		r.kind = (int64_t)a[0];
 		return say_with(&r, a[1], a[2]);
