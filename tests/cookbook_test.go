@@ -85,7 +85,13 @@ var (
 func TestCookbook(t *testing.T) {
 	t.Parallel()
 	documented := map[string]bool{}
-	for _, block := range shellFence.FindAllStringSubmatch(readFile(t, "../docs/guides/cookbook.md"), -1) {
+	var text strings.Builder
+	for _, section := range strings.SplitAfter(readFile(t, "../docs/guides/cookbook.md"), "\n## ") {
+		if !strings.HasPrefix(section, "pandas") && !strings.HasPrefix(section, "CUDA") { // need an image from a registry, or a GPU
+			text.WriteString(section)
+		}
+	}
+	for _, block := range shellFence.FindAllStringSubmatch(text.String(), -1) {
 		for line := range strings.Lines(block[1]) {
 			line = shellComments.ReplaceAllString(strings.TrimSpace(line), "")
 			documented[line] = true
