@@ -28,8 +28,21 @@ const (
 	Hold = "hold" // be a room's PID 1: report with a byte to descriptor 5 and wait for ever
 )
 
-// File returns the program as a sealed file in memory. It stays open as long as this process.
-var File = sync.OnceValues(func() (*os.File, error) { return MemoryFile("helper", Program()) })
+// File returns the program as a sealed file in memory. It stays open as long as this process. After an error, for example
+// for lack of descriptors, the next call tries again.
+func File() (_ *os.File, err error) {
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.file == nil {
+		shared.file, err = MemoryFile("helper", Program())
+	}
+	return shared.file, err
+}
+
+var shared struct {
+	sync.Mutex
+	file *os.File
+}
 
 // MemoryFile returns a program as a sealed file in memory (memfd_create(2)), which everybody may execute.
 func MemoryFile(name, program string) (*os.File, error) {

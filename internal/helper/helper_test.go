@@ -1,6 +1,7 @@
 package helper
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -56,6 +57,31 @@ func keeper(t *testing.T) (socket int, cmd *exec.Cmd) {
 		_ = cmd.Wait() // the exit code is not checked
 	})
 	return pair[0], cmd
+}
+
+// A lack of descriptors is not remembered.
+func TestFileAgain(t *testing.T) {
+	if file := shared.file; file != nil {
+		shared.file = nil
+		t.Cleanup(func() { file.Close() })
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := File()
+	if restoreErr := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); restoreErr != nil {
+		t.Fatal(restoreErr)
+	}
+	if !errors.Is(err, unix.EMFILE) {
+		t.Errorf("without descriptors: %v", err)
+	}
+	if _, err := File(); err != nil {
+		t.Error(err)
+	}
 }
 
 // Without a role, or with more arguments, the program refuses to run: a command has executed /proc/self/exe.
