@@ -189,7 +189,7 @@ func (s *Script) Add(step string, result Slot, number int, args ...any) {
 		}
 	}
 	if s.calls == nil {
-		s.calls = make([]call, 0, 256)
+		s.calls = make([]call, 0, 32)
 	}
 	s.calls = append(s.calls, c)
 }
@@ -250,8 +250,8 @@ func (s *Script) step(text string) uint32 {
 
 // Data adds bytes, aligned for any structure.
 func (s *Script) Data(b []byte) Ptr {
-	at := s.Space(0)
-	s.data = append(s.data, b...)
+	at := s.Space(len(b))
+	copy(s.data[at:], b)
 	return at
 }
 
@@ -261,7 +261,7 @@ func (s *Script) Space(size int) Ptr {
 		s.data = append(s.data, 0)
 	}
 	at := len(s.data)
-	if size > maxData || at > maxData {
+	if size > maxData-min(at, maxData) {
 		s.fail(unix.E2BIG)
 		size = 0
 	}
@@ -284,7 +284,7 @@ func (s *Script) Text(text string) Ptr {
 		s.fail(errors.New("a string contains a NUL byte"))
 	}
 	at := len(s.data)
-	if len(text) > maxData || at > maxData {
+	if len(text) > maxData-min(at, maxData) {
 		s.fail(unix.E2BIG)
 		return 0
 	}

@@ -24,6 +24,18 @@ long become(unsigned long flags)
 	return pid;
 }
 
+long clone_on(unsigned long flags, void *stack, void (*run)(void *), void *arg)
+{
+	register long r10 __asm__("r10") = 0, r8 __asm__("r8") = 0;
+	register void *r12 __asm__("r12") = (void *)run, *r13 __asm__("r13") = arg;
+	long pid = __NR_clone;
+	__asm__ volatile("syscall\n\ttest %%rax, %%rax\n\tjnz 1f\n\txor %%ebp, %%ebp\n\tmov %%r13, %%rdi\n\tcall *%%r12\n\tud2\n1:"
+			 : "+a"(pid)
+			 : "D"(flags | CLONE_VM), "S"(stack), "d"(0), "r"(r10), "r"(r8), "r"(r12), "r"(r13)
+			 : "rcx", "r11", "memory");
+	return pid;
+}
+
 #elif defined(__aarch64__)
 
 __asm__(".globl _start\n_start:\n\tmov x29, #0\n\tmov x30, #0\n\tmov x0, sp\n\tb start\n");
@@ -44,6 +56,18 @@ long become(unsigned long flags)
 			 : "+r"(x0)
 			 : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), [exit] "i"(__NR_exit_group)
 			 : "memory", "cc");
+	return x0;
+}
+
+long clone_on(unsigned long flags, void *stack, void (*run)(void *), void *arg)
+{
+	register long x8 __asm__("x8") = __NR_clone, x0 __asm__("x0") = (long)(flags | CLONE_VM), x1 __asm__("x1") = (long)stack;
+	register long x2 __asm__("x2") = 0, x3 __asm__("x3") = 0, x4 __asm__("x4") = 0;
+	register void *x19 __asm__("x19") = (void *)run, *x20 __asm__("x20") = arg;
+	__asm__ volatile("svc 0\n\tcbnz x0, 1f\n\tmov x29, #0\n\tmov x0, x20\n\tblr x19\n\tbrk #0\n1:"
+			 : "+r"(x0)
+			 : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x19), "r"(x20)
+			 : "memory", "cc", "x30");
 	return x0;
 }
 

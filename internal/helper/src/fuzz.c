@@ -49,6 +49,15 @@ long become(unsigned long flags)
 	return sys(__NR_clone, (long)flags, 0, 0, 0, 0, 0);
 }
 
+long clone_on(unsigned long flags, void *stack, void (*run)(void *), void *arg)
+{
+	(void)stack;
+	long pid = sys(__NR_clone, (long)flags, 0, 0, 0, 0, 0);
+	if (pid == 0)
+		run(arg);
+	return pid;
+}
+
 static void mutate(char *text, size_t size)
 {
 	static const uint64_t odd[] = {0, 1, 7, 8, 0x7f, 0xff, 0xffff, 0x7fffffff, 0xffffffff, 0xfffffffffffffff8, ~0ull};
@@ -87,12 +96,12 @@ int main(int argc, char **argv)
 				memcpy(script, &right, sizeof right);
 			}
 			budget = 2000;
-			memset(slots, 0, sizeof slots);
 			volatile int loaded = 0;
 			if (!setjmp(over)) {
-				const struct script *s = load(0);
+				static struct process p;
+				const struct script *s = load(0, 0);
 				loaded = 1;
-				run(s, 0);
+				run(&p, s, 0);
 			}
 			accepted += (unsigned long)loaded;
 			free(script);

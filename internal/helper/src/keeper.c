@@ -108,7 +108,8 @@ static void set_up(void)
 // Received descriptors are in ascending order above the keeper's, so no dup3 replaces one that is still needed.
 static _Noreturn void be_child(const int *fds)
 {
-	const struct script *s = load(fds[0]);
+	static struct process p;
+	const struct script *s = load(fds[0], 0);
 	int count = (int)order.files;
 	long socket = 0;
 	if (order.program)
@@ -124,7 +125,7 @@ static _Noreturn void be_child(const int *fds)
 		SYS(dup3, socket, count++, O_CLOEXEC, 0, 0);
 	}
 	SYS(close_range, count, ~0u, 0, 0, 0);
-	run(s, 0);
+	run(&p, s, 0);
 }
 
 // Forks the child, into its cgroup if it has one (clone3(2), CLONE_INTO_CGROUP, Linux 5.7). Where the kernel has no

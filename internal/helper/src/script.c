@@ -5,7 +5,6 @@
 
 #include <linux/sched.h>
 
-uint64_t slots[SLOTS];
 int born_in_cgroup;
 int keeper_pid;
 
@@ -67,12 +66,14 @@ int relocate(struct script *s, size_t size)
 	return 1;
 }
 
-const struct script *load(int fd)
+const struct script *load(int fd, uintptr_t at)
 {
 	static const char step[] = "read a script";
 	enum { SEEK_END = 2 };
 	long size = must(step, SYS(lseek, fd, 0, SEEK_END, 0, 0));
-	struct script *s = (struct script *)must(step, sys(__NR_mmap, 0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0));
+	if (size > MAX_SCRIPT)
+		fail(step, -E2BIG, 0);
+	struct script *s = (struct script *)must(step, sys(__NR_mmap, (long)at, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | (at ? MAP_FIXED : 0), fd, 0));
 	if (!relocate(s, (size_t)size))
 		fail(step, -EINVAL, 0);
 	return s;
@@ -100,21 +101,28 @@ static int fit(uint64_t count, uint64_t first)
 	return count <= MAX_RIGHTS && first < SLOTS && count <= SLOTS - first;
 }
 
-static long fork_at(const struct script *s, uint64_t flags, uint32_t at)
+static void begin(void *arg)
 {
-	long pid = sys(__NR_clone, (long)(flags | SIGCHLD), 0, 0, 0, 0, 0);
-	if (pid == 0)
-		run(s, at);
-	return pid;
+	const struct beginning *b = arg;
+	struct process p = {.place = b->parent->place};
+	memcpy(p.slots, b->parent->slots, sizeof p.slots);
+	run(&p, b->script, b->at);
+}
+
+// Forks a child that begins elsewhere in the script. The parent must not fork again.
+static long fork_at(struct process *p, const struct script *s, uint64_t flags, uint32_t at)
+{
+	static char stacks[PLACES][STACK_SIZE] __attribute__((aligned(16)));
+	p->child = (struct beginning){p, s, at};
+	return clone_on(flags | SIGCHLD, stacks[p->place] + STACK_SIZE, begin, &p->child);
 }
 
 // Receives exactly count descriptors into slots.
-static long receive_into(int socket, uint64_t count, uint64_t first)
+static long receive_into(struct process *p, int socket, uint64_t count, uint64_t first)
 {
-	static struct rights rights;
 	char byte;
 	int got;
-	long n = receive(socket, &byte, 1, 0, &rights, &got);
+	long n = receive(socket, &byte, 1, 0, &p->rights, &got);
 	if (failed(n))
 		return n;
 	if (n == 0)
@@ -122,7 +130,7 @@ static long receive_into(int socket, uint64_t count, uint64_t first)
 	if (got != (int)count)
 		return -EMFILE; // the kernel drops those for which there is no number
 	for (uint64_t i = 0; i < count; i++)
-		slots[first + i] = (uint64_t)rights.fds[i];
+		p->slots[first + i] = (uint64_t)p->rights.fds[i];
 	return 0;
 }
 
@@ -148,23 +156,24 @@ static long copy(int to, int from)
 }
 
 // Sends a report with the descriptors in count slots.
-static long say_with(struct report *r, uint64_t count, uint64_t first)
+static long say_with(struct process *p, struct report *r, uint64_t count, uint64_t first)
 {
-	static struct rights rights;
 	struct iovec iov = {r, sizeof *r};
 	struct msghdr msg = {.iov = &iov, .iov_count = 1};
 	if (count > 0) {
-		rights = (struct rights){.size = RIGHTS_HEADER + count * sizeof(int), .level = SOL_SOCKET, .type = SCM_RIGHTS};
+		p->rights.size = RIGHTS_HEADER + count * sizeof(int);
+		p->rights.level = SOL_SOCKET;
+		p->rights.type = SCM_RIGHTS;
 		for (uint64_t i = 0; i < count; i++)
-			rights.fds[i] = (int)slots[first + i];
-		msg.control = &rights;
-		msg.control_size = (rights.size + 7) & ~(size_t)7;
+			p->rights.fds[i] = (int)p->slots[first + i];
+		msg.control = &p->rights;
+		msg.control_size = (p->rights.size + 7) & ~(size_t)7;
 	}
 	long n = SYS(sendmsg, report_fd, &msg, 0, 0, 0);
 	return failed(n) ? n : 0;
 }
 
-static long operate(const struct script *s, const struct call *c, const uint64_t *a)
+static long operate(struct process *p, const struct script *s, const struct call *c, const uint64_t *a)
 {
 	const struct statx_start *x = (const struct statx_start *)(uintptr_t)a[0], *y = (const struct statx_start *)(uintptr_t)a[1];
 	struct report r = {0};
@@ -175,13 +184,13 @@ static long operate(const struct script *s, const struct call *c, const uint64_t
 	case OP_CHECK:
 		return (long)a[0];
 	case OP_FORK:
-		return a[1] < s->calls ? fork_at(s, a[0], (uint32_t)a[1]) : -EINVAL;
+		return a[1] < s->calls ? fork_at(p, s, a[0], (uint32_t)a[1]) : -EINVAL;
 	case OP_BECOME:
 		return become(a[0] | SIGCHLD);
 	case OP_PARENT:
 		return SYS(getppid, 0, 0, 0, 0, 0) == keeper_pid ? 0 : -ESRCH;
 	case OP_RECEIVE:
-		return fit(a[1], a[2]) ? receive_into((int)a[0], a[1], a[2]) : -EINVAL;
+		return fit(a[1], a[2]) ? receive_into(p, (int)a[0], a[1], a[2]) : -EINVAL;
 	case OP_AWAIT:
 		return await_byte((int)a[0]);
 	case OP_COPY:
@@ -198,12 +207,12 @@ static long operate(const struct script *s, const struct call *c, const uint64_t
 		if (!within(s, a[0], sizeof *x) || !fit(a[2], a[3]))
 			return -EINVAL;
 		r = (struct report){.kind = REPORT_READY, .value = (int64_t)x->ino, .number = (int64_t)a[1]};
-		return say_with(&r, a[2], a[3]);
+		return say_with(p, &r, a[2], a[3]);
 	case OP_SAY:
 		if (!fit(a[1], a[2]))
 			return -EINVAL;
 		r.kind = (int64_t)a[0];
-		return say_with(&r, a[1], a[2]);
+		return say_with(p, &r, a[1], a[2]);
 	case OP_EXEC:
 		if (!within_list(s, a[0]) || !within(s, a[1] - sizeof(char *), sizeof(char *)) || !within_list(s, a[1]) || !within_list(s, a[2]))
 			return -EINVAL;
@@ -213,9 +222,9 @@ static long operate(const struct script *s, const struct call *c, const uint64_t
 	case OP_MAKE:
 		if (a[1] >= s->calls)
 			return -EINVAL;
-		make(s, a[0], (uint32_t)a[1]);
+		make(p, s, a[0], (uint32_t)a[1]);
 	case OP_LOAD:
-		take_command((int)a[0]);
+		take_command(p, (int)a[0]);
 	}
 	return -ENOSYS;
 }
@@ -228,7 +237,7 @@ static int allows(const struct call *c, long error)
 	return 0;
 }
 
-_Noreturn void run(const struct script *s, uint32_t at)
+_Noreturn void run(struct process *p, const struct script *s, uint32_t at)
 {
 	const struct call *calls = (const struct call *)(s + 1);
 	for (; at < s->calls; at++) {
@@ -239,12 +248,12 @@ _Noreturn void run(const struct script *s, uint32_t at)
 		for (int n = 0; n < 6; n++) {
 			a[n] = c->args[n];
 			if (c->slots & 1 << n)
-				a[n] = slots[a[n]];
+				a[n] = p->slots[a[n]];
 			else if (c->pointers & 1 << n)
 				a[n] += (uint64_t)(uintptr_t)data(s);
 		}
-		long r = c->number < 0 ? operate(s, c, a) : sys(c->number, (long)a[0], (long)a[1], (long)a[2], (long)a[3], (long)a[4], (long)a[5]);
-		slots[c->result] = (uint64_t)r;
+		long r = c->number < 0 ? operate(p, s, c, a) : sys(c->number, (long)a[0], (long)a[1], (long)a[2], (long)a[3], (long)a[4], (long)a[5]);
+		p->slots[c->result] = (uint64_t)r;
 		if (!failed(r))
 			at += c->over;
 		else if (allows(c, r))
