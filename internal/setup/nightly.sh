@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the checks that take too long for every commit: other versions of bubblewrap, packages, programs of the
-# distribution, a virtual machine with another kernel, 10,000 random signals, the longest tests, other architectures, and
-# fuzzing.
+# distribution, test suites of other projects, a virtual machine with another kernel, 10,000 random signals, the longest
+# tests, other architectures, and fuzzing.
 set -eu
 cd "$(dirname "$0")/../.."
 . internal/setup/steps.sh
@@ -29,6 +29,11 @@ fi
 # shellcheck disable=SC2086 # lists of words
 step "10,000 signals" $bounds SBXRUN_SOAK=2000 "$suite" "10,000 signals" $quick -run '^TestSoak$' ./tests/faults
 step "the longest tests" $wide SBXRUN_SOAK=50 "$suite" "the longest tests" $quick -parallel 4 -run "^Test($longest)\$" ./tests/faults ./tests
+if [ -n "$machine" ] && command -v npm >/dev/null; then
+    step "test suites of other projects" internal/setup/projects.sh
+else
+    left_out "test suites of other projects, which npm and Debian's apt fetch"
+fi
 step "other architectures" env SBXRUN_SOAK=1 go test -count=1 ./internal/arch
 step fuzzing internal/setup/fuzz.sh 50000x
 if [ "$machine" = amd64 ]; then
