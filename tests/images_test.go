@@ -182,9 +182,15 @@ func TestImageErrors(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	_, dir := imageOf(t, s, "app:1")
-	foreign, broken := harness.SharedDir(t), harness.SharedDir(t)
+	foreign, broken, large := harness.SharedDir(t), harness.SharedDir(t), harness.SharedDir(t)
 	ociLayout(t, foreign, "s390x", nil)
 	ociLayout(t, broken, runtime.GOARCH, nil, []byte("no tar"))
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	harness.Must(t, w.WriteHeader(&tar.Header{Name: "etc/passwd", Typeflag: tar.TypeReg, Mode: 0o644, Size: 5 << 20}))
+	_, err := w.Write(make([]byte, 5<<20))
+	harness.Must(t, errors.Join(err, w.Close()))
+	accounts := ociLayout(t, large, runtime.GOARCH, nil, b.Bytes())
 	for name, tt := range map[string]struct {
 		args []string
 		want string
@@ -197,6 +203,7 @@ func TestImageErrors(t *testing.T) {
 		"print":            {[]string{"--image", "app:1", "--print-command"}, "no bwrap command does the same"},
 		"platform":         {[]string{"--image", "oci:" + foreign}, "but this machine is linux/" + runtime.GOARCH},
 		"broken":           {[]string{"--image", "oci:" + broken}, "not a tar"},
+		"large accounts":   {[]string{"--image", "oci:" + large}, "error: image " + accounts[:len("sha256:")+12] + ": /etc/passwd: larger than 4 MiB"},
 		"no such tag":      {[]string{"--image", "oci:" + dir + ":v2"}, `no image with the tag "v2"; add one of its tags after a colon: "v1"`},
 		"no layout":        {[]string{"--image", "oci:" + filepath.Dir(dir)}, "not in OCI layout"},
 		"no such path":     {[]string{"--image", "oci:/none"}, "no such file"},

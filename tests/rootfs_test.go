@@ -123,6 +123,7 @@ func TestRootfsHostile(t *testing.T) {
 		"pipe":      {func(passwd string) error { return unix.Mkfifo(passwd, 0o644) }, 0, own},
 		"link":      {func(passwd string) error { return os.Symlink("../../../../../../../../etc/hosts", passwd) }, 0, own},
 		"directory": {func(passwd string) error { return os.Mkdir(passwd, 0o755) }, 0, own},
+		"loop":      {func(passwd string) error { return os.Symlink("passwd", passwd) }, 0, own},
 		"process":   {func(passwd string) error { return os.Symlink("/proc/self/environ", passwd) }, 0, own},
 		"large":     {func(passwd string) error { return os.WriteFile(passwd, make([]byte, 5<<20), 0o644) }, 125, "/etc/passwd: larger than 4 MiB\n"},
 		"etc": {func(passwd string) error {

@@ -43,6 +43,7 @@ type op struct {
 	mount  *Mount // of an overlay
 	owned  bool   // Mount.Owned
 	in     string // Mount.In
+	image  string // Mount.Image
 	// owner, if not nil, is the owner of the source on disk. The mount is idmapped (mount_setattr(2), Linux 5.12): the
 	// owner's files belong to the sandbox's uid inside, and new files belong to the owner on disk.
 	owner *proc.Cred

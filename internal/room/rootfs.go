@@ -39,7 +39,7 @@ func (p *Policy) rootMount() *Mount {
 
 // rootOp returns the op for a root directory.
 func rootOp(p *Policy, m *Mount) (op, error) {
-	o := op{kind: opRoot, src: m.Source, dst: "/", here: m.Here, users: true, owned: true}
+	o := op{kind: opRoot, src: m.Source, dst: "/", here: m.Here, users: true, owned: true, image: m.Image}
 	if m.Kind == Overlaid {
 		o.mount, o.size = m, cmp.Or(m.Size, p.TmpSize)
 	}
@@ -51,11 +51,11 @@ func rootOp(p *Policy, m *Mount) (op, error) {
 	case err == nil:
 		var host unix.Stat_t
 		if unix.Stat("/", &host) == nil && host.Dev == st.Dev && host.Ino == st.Ino {
-			return o, &result.Error{Code: "rootfs", Message: fmt.Sprintf("root directory %q is the host's", m.Source), Hint: "leave out --rootfs: a sandbox shows the host's system by default"}
+			return o, &result.Error{Code: "rootfs", Message: o.title() + " is the host's", Hint: "leave out --rootfs: a sandbox shows the host's system by default"}
 		}
 		return o, nil
 	}
-	return o, &result.Error{Code: "rootfs", Message: fmt.Sprintf("root directory %q: %v", m.Source, err), Hint: "name a directory with a system in it, such as one made by debootstrap", Err: err}
+	return o, &result.Error{Code: "rootfs", Message: fmt.Sprintf("%s: %v", o.title(), err), Hint: "name a directory with a system in it, such as one made by debootstrap", Err: err}
 }
 
 // rootFiles returns the files of /etc that sbxrun mounts over those of an open root directory.
@@ -67,7 +67,7 @@ func rootFiles(p *Policy, user User, hostname string, root *op) (ops []op, err e
 	}{{"/etc/passwd", passwd}, {"/etc/group", group}} {
 		data, err := readIn(root.from, f.name)
 		if err != nil {
-			return nil, &result.Error{Code: "rootfs", Message: fmt.Sprintf("root directory %q: %s: %v", root.src, f.name, err), Err: err}
+			return nil, &result.Error{Code: "rootfs", Message: fmt.Sprintf("%s: %s: %v", root.title(), f.name, err), Err: err}
 		}
 		if user.UID == 0 { // the root directory's own name for it, which package managers expect
 			f.first, data = data, f.first
@@ -111,7 +111,7 @@ func readIn(root *os.File, name string) ([]byte, error) {
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
 	switch err {
 	case nil:
-	case unix.ENOENT, unix.ENOTDIR, unix.EACCES:
+	case unix.ENOENT, unix.ENOTDIR, unix.EACCES, unix.ELOOP:
 		return nil, nil
 	default:
 		return nil, err
@@ -160,18 +160,27 @@ func (o *op) below(p string) string {
 
 // rootError explains why the root directory could not be mounted.
 func (p *Plan) rootError(step *proc.StartError) error {
-	e := &result.Error{Code: "rootfs", Message: fmt.Sprintf("cannot mount root directory %q: %v", p.ops[0].src, step), Err: step}
+	title := p.ops[0].title()
+	e := &result.Error{Code: "rootfs", Message: fmt.Sprintf("cannot mount %s: %v", title, step), Err: step}
 	switch {
 	case step.Step == enter.StepSource:
-		e.Message = fmt.Sprintf("cannot mount root directory %q: it was replaced while the sandbox was set up", p.ops[0].src)
+		e.Message = fmt.Sprintf("cannot mount %s: it was replaced while the sandbox was set up", title)
 	case step.Step == enter.StepLayer && step.Err == unix.EINVAL:
-		e.Message = fmt.Sprintf("cannot mount root directory %q: another file system is mounted within it", p.ops[0].src)
+		e.Message = fmt.Sprintf("cannot mount %s: another file system is mounted within it", title)
 	case step.Step == enter.StepOverlay && step.Err == unix.ENODEV:
 		e.Hint = "this kernel has no overlayfs: modprobe overlay"
 	case step.Step == enter.StepOverlay && (step.Err == unix.EPERM || step.Err == unix.ENOSYS):
 		e.Hint = "root directories of ordinary users need Linux 5.11"
 	}
 	return e
+}
+
+// title returns the name of a root for messages. A user of a server may not know the path of an image.
+func (o *op) title() string {
+	if o.image != "" {
+		return fmt.Sprintf("image %.19s", o.image)
+	}
+	return fmt.Sprintf("root directory %q", o.src)
 }
 
 // source returns the path for opening the source of o.
