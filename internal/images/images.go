@@ -318,10 +318,4 @@ func damaged(err error) bool {
 	return errors.As(err, &e) && (e.Code == "damaged" || e.Code == "too-large")
 }
 
-// readCloser combines a reader with a closer.
-type readCloser struct {
-	io.Reader
-	io.Closer
-}
-
 func blobOf(data []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(data)) }
