@@ -248,6 +248,11 @@ func (c *Command) layProgram() (*laidOut, error) {
 		return nil, err
 	}
 	c.layIdentity(&s)
+	if os.Geteuid() != 0 { // they would otherwise survive the exec, see handDownCapabilities
+		const step = "drop capabilities"
+		s.Do(step, unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+		s.Do(step, unix.SYS_CAPSET, s.Words(unix.LINUX_CAPABILITY_VERSION_3), s.Space(24))
+	}
 	name := path.Base(p.Args[0])
 	s.Do("set up signals", unix.SYS_RT_SIGPROCMASK, SigSetmask, s.Words(0), 0, 8)
 	s.Do("exec "+name[:min(len(name), 40)], unix.SYS_EXECVE, p.Path, s.Texts(p.Args), s.Texts(nil))

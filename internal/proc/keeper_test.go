@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"testing"
@@ -110,6 +111,75 @@ func TestKeeperManyFiles(t *testing.T) {
 		}
 	}
 	w.Close()
+}
+
+// The entering process has the capabilities of an ordinary user's sbxrun, and a program has none.
+func TestKeeperCapabilities(t *testing.T) {
+	if os.Geteuid() != 0 {
+		return // only root can give itself some
+	}
+	if _, err := helper.File(); err != nil { // stays root's
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() { // its thread ends with it
+		defer close(done)
+		runtime.LockOSThread()
+		const uid = 61000
+		if err := unix.Prctl(unix.PR_SET_KEEPCAPS, 1, 0, 0, 0); err != nil {
+			t.Error(err)
+			return
+		}
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid); errno != 0 {
+			t.Error(errno)
+			return
+		}
+		hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		own := [2]unix.CapUserData{{Permitted: 1 << unix.CAP_SYS_NICE, Effective: 1 << unix.CAP_SYS_NICE}}
+		if err := unix.Capset(&hdr, &own[0]); err != nil {
+			t.Error(err)
+			return
+		}
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer r.Close()
+		defer w.Close()
+		way := &Way{Files: []*os.File{w, w, w, w}, Lay: func(s *helper.Script) {
+			s.Do("nice", unix.SYS_SETPRIORITY, unix.PRIO_PROCESS, 0, -5)
+			s.Do("write", unix.SYS_WRITE, 0, "done", 4)
+			s.Do("exit", helper.Exit, 0)
+		}}
+		for _, c := range []struct {
+			Command
+			want string
+		}{
+			{Command{Way: way}, "done"},
+			{Command{Program: &Program{Path: "/bin/grep", Args: []string{"grep", "-c", "^Cap[IPEA].*:.0*$", "/proc/self/status"}, Files: []*os.File{w, w, w}}}, "4\n"},
+		} {
+			k, err := Keep(c.Command)
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			buf := make([]byte, 100)
+			_ = r.SetReadDeadline(time.Now().Add(10 * time.Second))
+			if n, err := r.Read(buf); string(buf[:n]) != c.want {
+				t.Errorf("%q, %v, want %q", buf[:n], err, c.want)
+			}
+			finish(t, k)
+		}
+		var after [2]unix.CapUserData
+		if err := unix.Capget(&hdr, &after[0]); err != nil || after != own {
+			t.Errorf("capabilities afterwards: %+v, %v", after, err)
+		}
+		if set, err := unix.PrctlRetInt(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_IS_SET, unix.CAP_SYS_NICE, 0, 0); set != 0 || err != nil {
+			t.Errorf("ambient afterwards: %d, %v", set, err)
+		}
+	}()
+	<-done
 }
 
 // A keeper that cannot get its orders does not block sbxrun, even if it is stopped.

@@ -54,9 +54,11 @@ func spawnKeeper(program *os.File, socket int) (a *spawnArgs, pid int, err error
 		a.args[i] = unsafe.StringData(word)
 	}
 	a.pidfd, a.path, a.argv, a.envp = &a.fd, &a.empty[0], unsafe.Pointer(&a.args), unsafe.Pointer(&a.env)
+	restore := handDownCapabilities()
 	syscall.ForkLock.Lock()
 	pid = spawnNow(a)
 	syscall.ForkLock.Unlock()
+	restore()
 	runtime.KeepAlive(program)
 	if pid < 0 {
 		return nil, 0, syscall.Errno(-pid)
@@ -82,4 +84,49 @@ func (a *spawnArgs) failure() error {
 		return &StartError{Step: "execute the keeper", Err: unix.Errno(errno)}
 	}
 	return nil
+}
+
+// handDownCapabilities makes a child of this thread keep an ordinary user's effective capabilities at an exec, if possible,
+// until restore: sbxrun may have them from its file (capabilities(7)). A keeper's programs do not get them.
+func handDownCapabilities() (restore func()) {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var own [2]unix.CapUserData
+	if os.Geteuid() == 0 || unix.Capget(&hdr, &own[0]) != nil || own[0].Effective|own[1].Effective == 0 {
+		return func() {}
+	}
+	runtime.LockOSThread() // capabilities are the thread's
+	wide := own
+	for i := range wide {
+		wide[i].Inheritable |= wide[i].Effective
+	}
+	if unix.Capset(&hdr, &wide[0]) != nil {
+		runtime.UnlockOSThread()
+		return func() {}
+	}
+	ambient := func(operation, c int) (int, error) {
+		return unix.PrctlRetInt(unix.PR_CAP_AMBIENT, uintptr(operation), uintptr(c), 0, 0)
+	}
+	var raised []int
+	for c := range 64 {
+		if own[c/32].Effective&(1<<(c%32)) == 0 {
+			continue
+		}
+		if set, err := ambient(unix.PR_CAP_AMBIENT_IS_SET, c); err != nil || set != 0 {
+			continue
+		}
+		if _, err := ambient(unix.PR_CAP_AMBIENT_RAISE, c); err == nil {
+			raised = append(raised, c)
+		}
+	}
+	return func() {
+		err := unix.Capset(&hdr, &own[0])
+		for _, c := range raised {
+			if _, lowerErr := ambient(unix.PR_CAP_AMBIENT_LOWER, c); lowerErr != nil {
+				err = lowerErr
+			}
+		}
+		if err == nil { // otherwise the thread ends with its goroutine
+			runtime.UnlockOSThread()
+		}
+	}
 }
