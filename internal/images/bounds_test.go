@@ -3,6 +3,7 @@ package images
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -89,5 +90,26 @@ func TestPlatformsOfIndex(t *testing.T) {
 	}
 	if m, err := s.FindImage(Digest(raw)); err != nil || m.Platform != here.String() {
 		t.Errorf("found %+v, %v", m, err)
+	}
+}
+
+// An image that cannot be unpacked does not take the name of an older one.
+func TestNameOfUnpacked(t *testing.T) {
+	s := newStore(t)
+	old := newImage(t, imageOptions{}, tarOf(t, entry{name: "f", body: "old"}))
+	m, err := Import(t.Context(), s, memory{old.raw(), old.blobs}, Options{Name: "app:1"})
+	must(t, err)
+	im := newImage(t, imageOptions{}, tarOf(t, entry{name: "f", body: "new"}))
+	ctx, cancel := context.WithCancel(t.Context())
+	o := Options{Name: "app:1", Progress: func(p Progress) {
+		if p.Done {
+			cancel()
+		}
+	}}
+	if _, err := Import(ctx, s, memory{im.raw(), im.blobs}, o); err == nil {
+		t.Error("no error")
+	}
+	if now, err := s.FindImage("app:1"); err != nil || now.Digest != m.Digest {
+		t.Errorf("app:1 has another image, %v", err)
 	}
 }

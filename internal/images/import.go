@@ -39,7 +39,11 @@ func Import(ctx context.Context, store *snapshots.Store, src Source, o Options) 
 	if err != nil {
 		return nil, err
 	}
-	if err := fetch(ctx, store, src, m, list, there, &o); err != nil {
+	err = fetch(ctx, store, src, m, list, there, &o)
+	if err == nil && !o.Packed { // before it gets the name of an older one
+		err = Unpack(ctx, store, m, o.Owner)
+	}
+	if err != nil {
 		if damaged(err) {
 			err = result.All(err, store.DropImage(m))
 		}
@@ -48,10 +52,7 @@ func Import(ctx context.Context, store *snapshots.Store, src Source, o Options) 
 	if err := store.AddImage(m, o.Name); err != nil {
 		return nil, err
 	}
-	if o.Packed {
-		return m, nil
-	}
-	return m, Unpack(ctx, store, m, o.Owner)
+	return m, nil
 }
 
 // fetch adds the missing layers to the store.
