@@ -269,7 +269,7 @@ type Kill struct {
 	Sandboxes    []string `arg:"" optional:"" name:"sandbox" complete:"running execs"`
 }
 
-// Snapshot, Image and Volume have commands of their own.
+// Snapshot has commands of its own, as Image and Volume have.
 type Snapshot struct {
 	Create SnapshotCreate `cmd:""`
 	Ls     SnapshotLs     `cmd:""`
