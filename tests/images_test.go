@@ -197,6 +197,7 @@ func TestImageErrors(t *testing.T) {
 	}{
 		"missing":          {[]string{"--image", "none"}, `no image named "none"; pull it: sbxrun image pull none`},
 		"missing digest":   {[]string{"--image", "app@" + digestOf(nil)}, "no image named"},
+		"only a digest":    {[]string{"--image", digestOf(nil)}, `"; list images: sbxrun image ls`},
 		"invalid name":     {[]string{"--image", "../../etc"}, "invalid image name"},
 		"with a root":      {[]string{"--image", "app:1", "--rootfs", "/srv"}, "exclude each other"},
 		"with tools":       {[]string{"--image", "app:1", "--tools"}, "leave it out with --image"},

@@ -294,7 +294,11 @@ func (s *Store) anyImage(ref string) (*Image, error) {
 }
 
 func noImage(ref string) error {
-	return &result.Error{Code: "no-such-image", Message: fmt.Sprintf("no image named %.160q", ref), Hint: "pull it: sbxrun image pull " + ref + ", or list images: sbxrun image ls"}
+	hint := "list images: sbxrun image ls"
+	if !strings.HasPrefix(ref, "sha256:") {
+		hint = "pull it: sbxrun image pull " + ref + ", or " + hint
+	}
+	return &result.Error{Code: "no-such-image", Message: fmt.Sprintf("no image named %.160q", ref), Hint: hint}
 }
 
 // Image returns the image with this digest, even if it has expired.
