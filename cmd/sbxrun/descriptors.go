@@ -13,7 +13,7 @@ import (
 // process with a trace and exit code 2. All later failures to open files are ordinary errors.
 func enoughDescriptors() error {
 	// epoll, its eventfd, and files that may be open before the first is polled.
-	const few = 8
+	const few = 12
 	var fds [few]int
 	n := 0
 	var err error
