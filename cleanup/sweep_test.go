@@ -54,7 +54,7 @@ func runTests(m *testing.M) int {
 		err = os.WriteFile(filepath.Join(dir, "stranger"), text, 0o755)
 	}
 	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, "hold"), []byte(helper.Program()), 0o755)
+		err = os.WriteFile(filepath.Join(dir, "hold"), []byte(helper.HoldProgram()), 0o755)
 	}
 	if err = errors.Join(err, os.Setenv(sweepFiles, dir)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -131,12 +131,12 @@ func actor(roles string) (*exec.Cmd, error) {
 	}
 	switch role {
 	case "room", "about to", "waits", "mapped", "other", "twin", "copy", "second", "apart":
-		hold, err := helper.File()
+		hold, err := helper.HoldFile()
 		if err != nil {
 			return nil, err
 		}
 		if role == "other" || role == "twin" {
-			text := []byte(helper.Program())
+			text := []byte(helper.HoldProgram())
 			if role == "other" {
 				text = append(text, 0)
 			} else { // an unused byte (elf(5), EI_PAD)
@@ -147,7 +147,7 @@ func actor(roles string) (*exec.Cmd, error) {
 			}
 		}
 		cmd.ExtraFiles = []*os.File{hold, os.Stderr}
-		cmd.Path, cmd.Args = "/proc/self/fd/3", []string{"/proc/self/fd/6", helper.Hold}
+		cmd.Path, cmd.Args = "/proc/self/fd/3", []string{"/proc/self/fd/6"}
 		if role == "copy" {
 			cmd.Path = filepath.Join(os.Getenv(sweepFiles), "hold")
 		}

@@ -74,7 +74,7 @@ func (e *exam) execute(args []string) (ws unix.WaitStatus, words string, err err
 		return 0, "", err
 	}
 	defer null.Close()
-	hold, err := helper.File()
+	hold, err := helper.HoldFile()
 	if err != nil {
 		return 0, "", err
 	}

@@ -49,7 +49,7 @@ func TestRoomForRun(t *testing.T) {
 		want   string // of the error, "" for none
 	}{
 		{admission.Bound{Path: "/c/pids.max", Current: 8, Max: 100}, ""},
-		{admission.Bound{Path: "/c/pids.max", Current: 8, Max: 15}, "8 of 15 tasks in use, by /c/pids.max: a run needs about 18"},
+		{admission.Bound{Path: "/c/pids.max", Current: 8, Max: 15}, "8 of 15 tasks in use, by /c/pids.max: a run needs about 16"},
 		{admission.Bound{Path: "/c/pids.max", Current: 900, Max: 1000}, "900 of 1000 tasks in use, by /c/pids.max: runs are refused from 80 %"},
 	} {
 		detail, err := roomForRun(admission.Reading{Bounds: []admission.Bound{tt.cgroup, machine}})

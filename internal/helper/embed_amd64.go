@@ -4,3 +4,6 @@ import _ "embed"
 
 //go:embed helper_amd64
 var program string
+
+//go:embed hold_amd64
+var holdProgram string

@@ -19,29 +19,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Program returns the program, an ELF file.
-func Program() string { return program }
+// HoldProgram returns the program of a room's PID 1, an ELF file. It reports with a byte to descriptor 5 that bwrap has
+// built the room, and waits for ever.
+func HoldProgram() string { return holdProgram }
 
-// The arguments that choose the program's role.
-const (
-	Keep = "keep" // be a keeper, with sbxrun's socket as descriptor 0
-	Hold = "hold" // be a room's PID 1: report with a byte to descriptor 5 and wait for ever
-)
+// Keep is the argument with which the helper becomes a keeper. Its descriptor 0 is sbxrun's socket.
+const Keep = "keep"
 
-// File returns the program as a sealed file in memory. It stays open as long as this process. After an error, for example
+// File returns the helper as a sealed file in memory. It stays open as long as this process. After an error, for example
 // for lack of descriptors, the next call tries again.
-func File() (_ *os.File, err error) {
-	shared.Lock()
-	defer shared.Unlock()
-	if shared.file == nil {
-		shared.file, err = MemoryFile("helper", Program())
-	}
-	return shared.file, err
-}
+func File() (*os.File, error) { return theHelper.open("helper", program) }
 
-var shared struct {
+// HoldFile is [File] for the program of a room's PID 1.
+func HoldFile() (*os.File, error) { return theHold.open("room", holdProgram) }
+
+var theHelper, theHold shared
+
+type shared struct {
 	sync.Mutex
 	file *os.File
+}
+
+func (s *shared) open(name, program string) (_ *os.File, err error) {
+	s.Lock()
+	defer s.Unlock()
+	if s.file == nil {
+		s.file, err = MemoryFile(name, program)
+	}
+	return s.file, err
 }
 
 // MemoryFile returns a program as a sealed file in memory (memfd_create(2)), which everybody may execute.

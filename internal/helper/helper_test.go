@@ -61,8 +61,8 @@ func keeper(t *testing.T) (socket int, cmd *exec.Cmd) {
 
 // A lack of descriptors is not remembered.
 func TestFileAgain(t *testing.T) {
-	if file := shared.file; file != nil {
-		shared.file = nil
+	if file := theHelper.file; file != nil {
+		theHelper.file = nil
 		t.Cleanup(func() { file.Close() })
 	}
 	var limit unix.Rlimit
@@ -90,7 +90,7 @@ func TestNoRole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range [][]string{{"x"}, {"x", "y"}, {"x", Keep, ""}, {"x", Hold, "y"}} {
+	for _, args := range [][]string{{"x"}, {"x", "y"}, {"x", Keep, ""}} {
 		cmd := &exec.Cmd{Path: "/proc/self/fd/3", Args: args, ExtraFiles: []*os.File{program}}
 		out, _ := cmd.CombinedOutput()
 		if cmd.ProcessState.ExitCode() != 126 || !strings.Contains(string(out), "cannot be executed here") {
@@ -169,7 +169,7 @@ func TestMalformedScripts(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !compiled(t, "gcc", "-std=gnu11", "-g", "-O1", "-fno-builtin", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror",
-		"-o", fuzz, "fuzz.c", "main.c", "script.c", "keeper.c", "enter.c", "init.c", "hold.c") {
+		"-o", fuzz, "fuzz.c", "main.c", "script.c", "keeper.c", "enter.c", "init.c") {
 		return
 	}
 	seconds := 1

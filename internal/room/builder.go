@@ -42,13 +42,13 @@ func (p *Plan) builder(errors *os.File, stage []*os.File) (*builder, error) {
 		*end.ours = os.NewFile(uintptr(fds[0]), end.name)
 		b.theirs = append(b.theirs, os.NewFile(uintptr(fds[1]), end.name))
 	}
-	hold, err := helper.File()
+	hold, err := helper.HoldFile()
 	if err != nil {
 		return b, err
 	}
 	b.program = &proc.Program{
 		Path: p.Program.Path,
-		Args: []string{"bwrap", "--args", strconv.Itoa(argsFD), "--info-fd", strconv.Itoa(infoFD), "--as-pid-1", "--", holdPath, helper.Hold},
+		Args: []string{"bwrap", "--args", strconv.Itoa(argsFD), "--info-fd", strconv.Itoa(infoFD), "--as-pid-1", "--", holdPath},
 		// bwrap needs only stderr.
 		Files: append(append([]*os.File{errors, errors, errors}, b.theirs...), hold),
 		Stage: stage,

@@ -160,7 +160,7 @@ func swap(a, b uint32) []syscall.SysProcIDMap {
 // userNamespace returns a descriptor of a new user namespace with these maps. It is created with a process that
 // executes the waiting program and is killed before userNamespace returns.
 func userNamespace(uids, gids []syscall.SysProcIDMap) (*os.File, error) {
-	hold, err := helper.File()
+	hold, err := helper.HoldFile()
 	if err != nil {
 		return nil, err
 	}
@@ -176,7 +176,7 @@ func userNamespace(uids, gids []syscall.SysProcIDMap) (*os.File, error) {
 	// Pdeathsig follows the thread that forked (prctl(2)).
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	child, err := os.StartProcess("/proc/self/fd/3", []string{"sbxrun-room", helper.Hold}, attr)
+	child, err := os.StartProcess("/proc/self/fd/3", []string{"sbxrun-room"}, attr)
 	if err != nil {
 		var call *os.PathError
 		if errors.As(err, &call) {

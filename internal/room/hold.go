@@ -10,13 +10,13 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// A room's PID 1 is the helper ([helper.Hold]). bwrap executes it from memory, by its descriptor.
+// The program of a room's PID 1 ([helper.HoldProgram]) has no file. bwrap executes it from memory, by its descriptor.
 
 // holdPath is the program's path in the sandbox.
 var holdPath = "/proc/self/fd/" + strconv.Itoa(holdFD)
 
 // TrialFiles returns the descriptors, in order, of a bwrap that tries something and builds no room.
-// [Holds] recognizes its child by hold, which is [helper.File].
+// [Holds] recognizes its child by hold, which is [helper.HoldFile].
 func TrialFiles(stdin, stdout, stderr, hold *os.File) []*os.File {
 	files := []*os.File{stdin, stdout, stderr}
 	for len(files) <= holdFD {
@@ -29,7 +29,7 @@ func TrialFiles(stdin, stdout, stderr, hold *os.File) []*os.File {
 // the program open as descriptor holdFD. It compares the files byte by byte and does not rely on names. It does not
 // block, whatever the process executes or has open. The caller verifies that the PID still belongs to the process.
 func Holds(pid int) bool {
-	own, err := helper.File()
+	own, err := helper.HoldFile()
 	if err != nil {
 		return false
 	}
@@ -61,5 +61,5 @@ func isHold(path int, want *unix.Statx_t) bool {
 		return false
 	}
 	text, err := proc.ReadFile("/proc/self/fd/" + strconv.Itoa(path))
-	return err == nil && string(text) == helper.Program()
+	return err == nil && string(text) == helper.HoldProgram()
 }

@@ -1,6 +1,6 @@
-// The helper is the program of every process that sbxrun runs besides itself and bwrap: the keeper, the processes that
-// enter a room, a command's init, and a room's PID 1. It makes no decisions. sbxrun sends it scripts (script.c), and
-// the rest of this code waits, reaps and kills.
+// The helper is the program of the keeper, of the processes that enter a room, and of a command's init. A room's PID 1 is
+// a second program (hold.c). The helper makes no decisions: sbxrun sends it scripts (script.c), and the rest of this code
+// waits, reaps and kills.
 //
 // It is one static program without a library. It allocates nothing: all memory is static, or the mapping of a script.
 
@@ -201,7 +201,6 @@ enum { ENTRY_SOCKET = 3, ENTRY_GATE, ENTRY_TIMER, ENTRY_FILES };
 
 // Roles. They do not return.
 _Noreturn void keep(void);
-_Noreturn void hold(void);
 _Noreturn void be_init(int signals, int payload, int timer);
 _Noreturn void make(struct process *p, const struct script *s, uint64_t flags, uint32_t init);
 _Noreturn void take_command(struct process *p, int gate);

@@ -64,16 +64,13 @@ static void wipe(char **argv)
 			*p = 0;
 }
 
-// The role is the first argument. Without one, a command has executed /proc/self/exe, which is this file until it
-// executes its own program.
+// Without the argument, a command has executed /proc/self/exe, which is this file until it executes its own program.
 _Noreturn void start(long *stack)
 {
 	static const char refusal[] = "sbxrun: /proc/self/exe cannot be executed here\n";
 	char **argv = (char **)(stack + 1);
 	if (stack[0] == 2 && same(argv[1], "keep"))
 		wipe(argv), keep();
-	if (stack[0] == 2 && same(argv[1], "hold"))
-		wipe(argv), hold();
 	SYS(write, 2, refusal, sizeof refusal - 1, 0, 0);
 	quit(126);
 }
