@@ -62,7 +62,7 @@ exit 7`
 1777 /dev/shm
 700 /home/sandbox
 755 /mnt
-444 /etc/passwd
+644 /etc/passwd
 1048576
 67108864
 65536

@@ -59,7 +59,11 @@ func (r *runner) run() int {
 	if r.flags.PrintCommand {
 		close(r.signals.admitted)
 	}
-	err = r.plan(caller)
+	if err = r.plan(caller); err != nil {
+		if visible := state.CheckVisible(); visible != nil {
+			err = visible // the cause of all others
+		}
+	}
 	unused := true
 	defer func() {
 		if unused {

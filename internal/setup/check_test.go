@@ -42,7 +42,7 @@ func newFakes(t *testing.T, goTest string) *fakes {
 		harness.Must(t, err)
 		put(t, filepath.Join(f.dir, "tree/internal/setup", name), string(text))
 	}
-	for _, name := range []string{"vm/test.sh", "dist/test.sh", "bwraps/test.sh", "mcp.sh", "openapi.sh"} {
+	for _, name := range []string{"vm/test.sh", "dist/test.sh", "bwraps/test.sh", "mcp.sh", "openapi.sh", "helper.sh", "distribution.sh", "projects.sh"} {
 		put(t, filepath.Join(f.dir, "tree/internal/setup", name), "#!/bin/sh\n")
 	}
 	put(t, filepath.Join(f.dir, "tree/tests/manifests/go.mod"), "")
@@ -227,7 +227,7 @@ func reaches(calls map[string][]string, from, to string, seen map[string]bool) b
 // check.sh and nightly.sh report what failed and what could not run.
 func TestCheck(t *testing.T) {
 	const (
-		first  = "ok: lint\nok: man pages\nok: completions\nok: manifests of the examples\nok: a cluster\n"
+		first  = "ok: lint\nok: the helper, built again\nok: man pages\nok: completions\nok: manifests of the examples\nok: a cluster\n"
 		root   = "ok: unit tests as uid 0\nok: tests of the command as uid 0\n"
 		nobody = "ok: unit tests as uid 61002\nok: tests of the command as uid 61002\n"
 		user   = "ok: unit tests as uid 1000\nok: tests of the command as uid 1000\n"
@@ -235,14 +235,16 @@ func TestCheck(t *testing.T) {
 		noSudo = "NOT RUN: the tests as root: sudo is not here, or asks for a password\n"
 		noCC   = "NOT RUN: the race detector, there is no C compiler\n"
 
-		bwraps  = "ok: other versions of bubblewrap\n"
-		noApt   = "NOT RUN: other versions of bubblewrap, which a C compiler and Debian's apt are needed for\n"
-		noRoot  = "NOT RUN: packages, which root installs: sudo is not here, or asks for a password\n"
-		signals = "ok: 10,000 signals\n"
-		longest = "ok: the longest tests\n"
-		fuzz    = "ok: other architectures\nok: fuzzing\n"
-		vm      = "ok: the virtual machine\n"
-		nightly = bwraps + "ok: packages\n" + signals + longest + fuzz + vm
+		bwraps   = "ok: other versions of bubblewrap\n"
+		noApt    = "NOT RUN: other versions of bubblewrap, which a C compiler and Debian's apt are needed for\n"
+		noRoot   = "NOT RUN: packages, and programs of the distribution, which root installs: sudo is not here, or asks for a password\n"
+		signals  = "ok: 10,000 signals\n"
+		longest  = "ok: the longest tests\n"
+		others   = "ok: test suites of other projects\n"
+		fuzz     = "ok: other architectures\nok: fuzzing\n"
+		vm       = "ok: the virtual machine\n"
+		packages = "ok: packages\nok: programs of the distribution\n"
+		nightly  = bwraps + packages + signals + longest + others + fuzz + vm
 	)
 	failed := func(summary string) string { return strings.ReplaceAll(summary, "ok: ", "FAILED: ") }
 	passed := func(summary string, names ...string) string { // these steps run no go test
@@ -266,7 +268,7 @@ func TestCheck(t *testing.T) {
 		{script: "check.sh", name: "root", uid: "0", output: passes, want: first + root + mcp + nobody},
 		{script: "check.sh", name: "root in CI", uid: "0", output: passes, strict: true, want: first + root + mcp + nobody},
 		{script: "check.sh", name: "failure", uid: "0", output: fails, code: 1,
-			want: passed(failed(first+root+mcp+nobody), "lint", "man pages", "completions", "official", "OpenAPI")},
+			want: passed(failed(first+root+mcp+nobody), "lint", "the helper", "man pages", "completions", "official", "OpenAPI")},
 		{script: "check.sh", name: "skip in CI", uid: "0", output: skips, strict: true, code: 1,
 			want: first + failed(root) + mcp + failed(nobody)},
 		{script: "check.sh", name: "user with sudo", uid: "1000", output: passes, sudo: true, want: first + user + mcp + root},
@@ -277,14 +279,14 @@ func TestCheck(t *testing.T) {
 
 		{script: "nightly.sh", name: "root", uid: "0", output: passes, want: nightly},
 		{script: "nightly.sh", name: "failure", uid: "0", output: fails, code: 1,
-			want: passed(failed(nightly), "other versions", "packages", "the virtual machine")},
+			want: passed(failed(nightly), "other versions", "packages", "programs", "test suites", "the virtual machine")},
 		{script: "nightly.sh", name: "skip in CI", uid: "0", output: skips, strict: true, code: 1,
 			want: strings.Replace(nightly, signals+longest, failed(signals+longest), 1)},
-		{script: "nightly.sh", name: "user without sudo", uid: "1000", output: passes, want: bwraps + noRoot + signals + longest + fuzz + vm},
-		{script: "nightly.sh", name: "user without sudo in CI", uid: "1000", output: passes, strict: true, code: 1, want: bwraps + noRoot + signals + longest + fuzz + vm},
-		{script: "nightly.sh", name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noApt + "ok: packages\n" + signals + longest + fuzz + vm},
+		{script: "nightly.sh", name: "user without sudo", uid: "1000", output: passes, want: bwraps + noRoot + signals + longest + others + fuzz + vm},
+		{script: "nightly.sh", name: "user without sudo in CI", uid: "1000", output: passes, strict: true, code: 1, want: bwraps + noRoot + signals + longest + others + fuzz + vm},
+		{script: "nightly.sh", name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noApt + packages + signals + longest + others + fuzz + vm},
 		{script: "nightly.sh", name: "elsewhere", uid: "0", output: passes, foreign: true,
-			want: noApt + "NOT RUN: packages, which Debian's own programs install\n" + signals + longest + fuzz + "NOT RUN: the virtual machine, which comes from Debian for amd64\n"},
+			want: noApt + "NOT RUN: packages, and programs of the distribution, which Debian's own programs install\n" + signals + longest + "NOT RUN: test suites of other projects, which npm and Debian's apt fetch\n" + fuzz + "NOT RUN: the virtual machine, which comes from Debian for amd64\n"},
 	} {
 		t.Run(tt.script+" "+tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -298,6 +300,8 @@ func TestCheck(t *testing.T) {
 				f.env = append(f.env, "SBXRUN_TESTS_NO_SKIP=1")
 			}
 			f.program("a-compiler", "")
+			f.program("x86_64-linux-gnu-gcc", "")
+			f.program("aarch64-linux-gnu-gcc", "")
 			f.program("id", "echo "+tt.uid)
 			f.program("getent", `case $2 in 61000|61001) exit 0 ;; esac; exit 2`)
 			f.program("chown", "")

@@ -3,7 +3,7 @@
 # mostly run other languages' programs or a browser, wait for ten
 # seconds several times, or repeat one thing: a kill at each step, each kind of planted file, each limit, hundreds of
 # processes.
-later='ServeSoak|HostileCells|Languages|PythonClients|NodeClient|Examples|Page|PagesOfOtherSites|Builds|Library|Install'
+later='ServeSoak|HostileCells|Languages|PythonClients|NodeClient|Examples|Page|PagesOfOtherSites|Builds|Library|Install|MalformedScripts'
 later="$later|Soak|KilledInPhases|KilledAtSystemCalls|BwrapFake|BwrapSilent|BwrapRelay|BwrapRelayStart|ExecKilledInPhases|ApplyKilled|SnapshotKilled|Races"
 later="$later|StatePlanted|StatePlantedAbove|StateGarbageRecord|StateGarbageFiles|StateTruncated|StateDescriptors|DiskFull"
 later="$later|Faults|MCPOutput|PackageManagers|Shells|RecordTruncated|NoTaskLeftAtKill|NoTaskOfUserLeft|ForkBomb"
@@ -17,7 +17,7 @@ anyone='Cookbook|Builds|Library|LibraryTypes|Docs|DocLinks|BackendPython|PythonC
 anyone="$anyone|ClientTypes|ClientTypesChecked|Examples|Page|PageFailures|PagesOfOtherSites|MCPDocs|Languages|Shells|PackageManagers"
 # Sets rare to the other tests whose number of tries depends on SBXRUN_SOAK: test.sh runs them with few tries, and
 # check.sh again with many.
-rare='CurrentDirectoryExchanged|MountRace|ExecSoak|KillMany|KillsItself|NeverReaped|VolumeKilled|CleanupWhileStarting'
+rare='CurrentDirectoryExchanged|ImagePullKilled|MountRace|ExecSoak|KillMany|KillsItself|NeverReaped|VolumeKilled|CleanupWhileStarting'
 rare="$rare|ExecDetachedRandom|ExecHandleKilled|ExecKilledRandomly|ExecWhileKilled|SandboxesKilledRandomly|SandboxKilledRunning|QuitCalls|KilledAfterDelays"
 rare="$rare|KilledRandomly|KilledRandomlyIdmapped|KilledRandomlyCapturing|KilledRandomlyAtEnd|KilledRandomlyTerminal|StoppedEarly|ThreadChurn|StartClientKilled"
 rare="$rare|StartClientKilledRandom|Together|UnprovenGoes|Slow|MCPKilled"
