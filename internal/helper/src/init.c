@@ -43,7 +43,7 @@ static int reap(int *payload)
 			let_run((int)pid, status);
 		} else if (pid == *payload) {
 			*payload = 0;
-			timespec now;
+			timespec now = {0, 0};
 			SYS(clock_gettime, CLOCK_MONOTONIC, &now, 0, 0, 0);
 			r.kind = REPORT_EXITED;
 			r.value = status;

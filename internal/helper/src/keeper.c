@@ -338,7 +338,7 @@ static void kill_children(void)
 static void wait_for_events(void)
 {
 	struct pollfd poll[] = {{SIGNALS, POLLIN, 0}, {SOCKET, POLLIN, 0}};
-	timespec now;
+	timespec now = {0, 0};
 	const timespec *timeout = 0;
 	if (ending) {
 		poll[1].events = 0; // the socket stays readable; POLLHUP is always reported
