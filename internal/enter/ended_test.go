@@ -25,6 +25,7 @@ func TestEnded(t *testing.T) {
 		{fmt.Errorf("fork: %w", unix.EAGAIN), true, false},
 		{os.NewSyscallError("pipe2", unix.EMFILE), true, false},
 		{os.ErrDeadlineExceeded, true, false},
+		{&proc.StartError{Step: "set the niceness", Err: unix.EACCES}, true, false},
 		{unix.EAGAIN, false, false},
 		{other, false, false},
 		{other, true, true},

@@ -89,7 +89,7 @@ func layInside(s *helper.Script) {
 
 // layDeath makes the process die with the keeper.
 func layDeath(s *helper.Script) {
-	s.Do("tie it to the keeper", unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, int(unix.SIGKILL))
+	s.Do("die with the keeper", unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, int(unix.SIGKILL))
 }
 
 // spaces are the new namespaces of a command. Its own cgroup is the root of its cgroup namespace.

@@ -77,7 +77,8 @@ func (w *way) over(room *proc.Process, err error) error {
 // ended waits for its end if the error came from inside. It does not wait if the fork failed for lack of tasks or
 // descriptors, because that says nothing about the room, and waiting would delay a kill.
 func ended(room *proc.Process, err error, inside bool) bool {
-	if !inside || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EMFILE) || errors.Is(err, os.ErrDeadlineExceeded) {
+	step, failed := errors.AsType[*proc.StartError](err)
+	if !inside || failed && step.Outside() || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EMFILE) || errors.Is(err, os.ErrDeadlineExceeded) {
 		return room.Exited()
 	}
 	return room.Wait(time.Now().Add(Dying)) == nil

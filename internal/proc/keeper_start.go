@@ -237,7 +237,19 @@ const (
 	stepCgroup = "join the cgroup"
 	stepFiles  = "hand over descriptors"
 	stepStage  = "bind root's own paths"
+
+	stepNice   = "set the niceness"
+	stepOOM    = "set oom_score_adj"
+	stepGroups = "set supplementary groups"
+	stepGID    = "change group id"
+	stepUID    = "change user id"
+	stepParent = "tie it to the keeper"
 )
+
+// Outside reports whether a process failed before it entered a room, so that the error says nothing about the room.
+func (e *StartError) Outside() bool {
+	return slices.Contains([]string{stepCgroup, stepFiles, stepNice, stepOOM, stepGroups, stepGID, stepUID, stepParent}, e.Step)
+}
 
 // layProgram lays out the order to execute the program. The caller closes it when it is sent.
 func (c *Command) layProgram() (*laidOut, error) {
@@ -361,15 +373,14 @@ func (o *laidOut) layBounds(s *helper.Script, b *Bounds) error {
 		s.Do(stepFiles, unix.SYS_CLOSE_RANGE, first, len(o.files)-1, 0)
 	}
 	if b.Nice != nil {
-		s.Do("set the niceness", unix.SYS_SETPRIORITY, unix.PRIO_PROCESS, 0, *b.Nice)
+		s.Do(stepNice, unix.SYS_SETPRIORITY, unix.PRIO_PROCESS, 0, *b.Nice)
 	}
 	if b.OOMScoreAdj != nil {
-		const step = "set oom_score_adj"
 		const slot helper.Slot = 1
 		text := strconv.Itoa(*b.OOMScoreAdj)
-		s.Add(step, slot, unix.SYS_OPENAT, unix.AT_FDCWD, "/proc/self/oom_score_adj", unix.O_WRONLY|unix.O_CLOEXEC, 0)
-		s.Do(step, unix.SYS_WRITE, slot, text, len(text))
-		s.Do(step, unix.SYS_CLOSE, slot)
+		s.Add(stepOOM, slot, unix.SYS_OPENAT, unix.AT_FDCWD, "/proc/self/oom_score_adj", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		s.Do(stepOOM, unix.SYS_WRITE, slot, text, len(text))
+		s.Do(stepOOM, unix.SYS_CLOSE, slot)
 	}
 	if b.CPUs != nil {
 		LayAffinity(s, b.CPUs)
@@ -392,13 +403,13 @@ func (c *Command) layIdentity(s *helper.Script) {
 	s.Allow(0, helper.AnyError)
 	if c.Cred != nil {
 		uid, gid, groups := c.Cred.UID, c.Cred.GID, &c.Cred.Groups
-		s.Do("set supplementary groups", unix.SYS_SETGROUPS, groups.Len(), s.Data((*[unsafe.Sizeof(*groups)]byte)(unsafe.Pointer(groups))[:]))
-		s.Do("change group id", unix.SYS_SETRESGID, gid, gid, gid)
-		s.Do("change user id", unix.SYS_SETRESUID, uid, uid, uid)
+		s.Do(stepGroups, unix.SYS_SETGROUPS, groups.Len(), s.Data((*[unsafe.Sizeof(*groups)]byte)(unsafe.Pointer(groups))[:]))
+		s.Do(stepGID, unix.SYS_SETRESGID, gid, gid, gid)
+		s.Do(stepUID, unix.SYS_SETRESUID, uid, uid, uid)
 	}
 	// After the change of UID, which clears the death signal (prctl(2)). The keeper may have died before.
-	s.Do("tie it to the keeper", unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, int(unix.SIGKILL), 0, 0, 0)
-	s.Do("tie it to the keeper", helper.Parent)
+	s.Do(stepParent, unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, int(unix.SIGKILL), 0, 0, 0)
+	s.Do(stepParent, helper.Parent)
 }
 
 // SigSetmask is SIG_SETMASK of sigprocmask(2), which package unix lacks.
