@@ -297,12 +297,12 @@ func (c *Command) Watch(ctx context.Context) {
 	}
 	c.kept.HoldMounts()
 	// The timers are monotonic: setting the clock does not affect them.
-	var deadline <-chan time.Time
+	var deadline <-chan struct{}
 	if !c.deadline.IsZero() {
 		left := time.Until(c.deadline)
-		timer := time.NewTimer(left)
-		defer timer.Stop()
-		deadline = timer.C
+		var stop func()
+		deadline, stop = alarm(left)
+		defer stop()
 		c.look(max(0, left-lookAhead), c.sum)
 	}
 	unkept, stop := c.watchKept()

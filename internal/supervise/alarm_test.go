@@ -1,0 +1,65 @@
+package supervise
+
+import (
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// rings waits for an alarm and returns the elapsed time.
+func rings(t *testing.T, begin time.Time, rung <-chan struct{}) time.Duration {
+	t.Helper()
+	select {
+	case <-rung:
+	case <-time.After(10 * time.Second):
+		t.Fatal("it does not ring")
+	}
+	return time.Since(begin)
+}
+
+func TestAlarm(t *testing.T) {
+	for _, d := range []time.Duration{-time.Second, 0, 1500 * time.Microsecond, 20 * time.Millisecond} {
+		begin := time.Now()
+		rung, stop := alarm(d)
+		if took := rings(t, begin, rung); took < d {
+			t.Errorf("%v after %v", took, d)
+		}
+		stop() // after the alarm has rung
+	}
+}
+
+func TestAlarmStopped(t *testing.T) {
+	rung, stop := alarm(10 * time.Millisecond)
+	stop()
+	begin := time.Now()
+	later, stopLater := alarm(30 * time.Millisecond)
+	defer stopLater()
+	rings(t, begin, later)
+	select {
+	case <-rung:
+		t.Error("it rings after its stop")
+	default:
+	}
+}
+
+// An alarm rings even if the process is out of descriptors.
+func TestAlarmWithoutDescriptor(t *testing.T) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	none := unix.Rlimit{Cur: 0, Max: limit.Max}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	rung, stop := alarm(5 * time.Millisecond)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if took := rings(t, begin, rung); took < 5*time.Millisecond {
+		t.Errorf("%v", took)
+	}
+	stop()
+}
