@@ -380,8 +380,12 @@ func TestCanceled(t *testing.T) {
 	for _, language := range installed(t, room) {
 		k := open(t, Spec{Room: In(room), Language: Languages()[language]})
 		do(t, k, "1")
-		for _, given := range []bool{true, false} { // whether it has begun
+		for _, when := range []string{"before", "begun", "soon"} {
+			given := when == "begun"
 			ctx, cancel := context.WithCancel(t.Context())
+			if when == "before" {
+				cancel()
+			}
 			go func() {
 				defer cancel()
 				if given {
@@ -393,7 +397,7 @@ func TestCanceled(t *testing.T) {
 			a, err := k.Run(ctx, Cell{Code: loops[language]})
 			// node may lose a signal that arrives when a script begins.
 			if err != nil || a.Cause != result.Canceled || a.State != Kept && (given || language == "python") {
-				t.Errorf("%s: %+v, %v", language, a, err)
+				t.Errorf("%s, %s: %+v, %v", language, when, a, err)
 			}
 			if a := do(t, k, "x"); given && !cmp.Equal(see(a), done("", "value text/plain=5")) {
 				t.Errorf("%s: %+v", language, see(a))

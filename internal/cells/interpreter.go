@@ -207,9 +207,14 @@ func (i *interpreter) converse(ctx context.Context, t *turn, number int, deadlin
 		return result.Lost // impossible
 	}
 	// A waiting driver reads the cell at once, so this blocks only if the end of the previous cell was
-	// forged. A truncated line is useless, but the interpreter is ended in that case.
-	stop := context.AfterFunc(ctx, func() { _ = i.socket.SetWriteDeadline(time.Unix(1, 0)) })
-	_ = i.socket.SetWriteDeadline(deadline)
+	// forged. A truncated line is useless, but the interpreter is ended in that case. A driver that waits gets
+	// the cell even if ctx has ended: only then can it end the cell and keep the state.
+	var by time.Time
+	if !deadline.IsZero() {
+		by = deadline.Add(interruptBound)
+	}
+	_ = i.socket.SetWriteDeadline(by)
+	stop := context.AfterFunc(ctx, func() { _ = i.socket.SetWriteDeadline(time.Now().Add(interruptBound)) })
 	_, err = i.socket.Write(append(line, '\n'))
 	stop()
 	if err != nil && !os.IsTimeout(err) {
