@@ -28,7 +28,6 @@ const (
 	entrySocket = iota + 3 // to sbxrun, which sends a pidfd of the room's PID 1
 	entryGate              // a byte releases the payload; end-of-file makes it exit
 	entryReady             // a byte reports that the room is built; end-of-file means that bwrap failed
-	entryFiles             // the first of the files to copy into a new room
 	// An init made ahead has this instead of entryReady: a timerfd that ends it.
 	entryTimer = entryReady
 )

@@ -149,7 +149,7 @@ func (e *Entry) Prepare(stdio [3]*os.File, f *Furnishing) (*Exec, *proc.Way, err
 	way.Files = []*os.File{stdio[0], stdio[1], stdio[2], end, gate}
 	if f != nil {
 		x.expected = f.overlays()
-		way.Files = append(append(way.Files, f.Ready), f.from()...)
+		way.Files = append(way.Files, f.Ready)
 	}
 	return x, way, nil
 }

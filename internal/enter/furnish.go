@@ -10,8 +10,7 @@ import (
 
 // This file finishes a new room after bwrap has built it and before any other process enters it. bwrap has options for
 // all of this, but older versions lack those for sizes (added in 0.7), modes (0.5) and user namespaces (0.8). Because the
-// same code runs with all versions, no version makes a weaker room than another. Also, a bwrap that copies nothing needs
-// no descriptors, so it can start before the files to copy are known.
+// same code runs with all versions, no version makes a weaker room than another.
 //
 // The code needs the user namespace in which bwrap has made all mounts. Unless the uid inside is 0, bwrap then makes
 // another one below it for the room's PID 1. No process in the room has a capability in either.
@@ -44,13 +43,13 @@ type Mounted struct {
 	Mode uint32
 }
 
-// File is a file to copy into one of bwrap's directories in a room.
+// File is a new file in one of bwrap's directories in a room.
 type File struct {
 	Dest string
-	From *os.File // read from its offset on; it stays the caller's
+	Data []byte
 }
 
-// FileMode is the mode of files that are copied into a room. The owner may change them in a writable root, because
+// FileMode is the mode of new files in a room. The owner may change them in a writable root, because
 // programs like groupadd(8) open /etc/group for writing.
 const FileMode = 0o644
 
@@ -65,14 +64,6 @@ func (f *Furnishing) overlays() (n int) {
 		n++
 	}
 	return n
-}
-
-// from returns the files to copy, which become descriptors of the entering process.
-func (f *Furnishing) from() (list []*os.File) {
-	for _, file := range f.Files {
-		list = append(list, file.From)
-	}
-	return list
 }
 
 // lay lays out the calls with which the entering process waits until a new room is built, joins its namespaces and
@@ -101,10 +92,10 @@ func (f *Furnishing) lay(plain *helper.Script, hostNet bool) {
 		s.Do(step, unix.SYS_FCHMODAT, unix.AT_FDCWD, ".", t.Mode)
 	}
 	create := s.Words(unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, FileMode, unix.RESOLVE_NO_SYMLINKS)
-	for i, file := range f.Files {
+	for _, file := range f.Files {
 		const step = "copy a file into the room"
 		s.Add(step, slotFile, unix.SYS_OPENAT2, unix.AT_FDCWD, file.Dest, create, openHowSize)
-		s.Do(step, helper.CopyAll, slotFile, entryFiles+i)
+		s.Do(step, unix.SYS_WRITE, slotFile, s.Data(file.Data), len(file.Data))
 		s.Do(step, unix.SYS_FCHMOD, slotFile, FileMode) // regardless of the umask
 		s.Do(step, unix.SYS_CLOSE, slotFile)
 	}

@@ -285,7 +285,7 @@ func (p *Plan) Close() {
 	p.ops, p.overlays = nil, nil
 }
 
-// copies returns the files that are copied in. They are open after build.
+// copies returns the files that are copied in.
 func (p *Plan) copies() []*op { return p.those(func(o *op) bool { return o.kind == opCopy }) }
 
 // staged returns the user's binds, if the keeper has to stage them.
@@ -389,18 +389,9 @@ func (p *Plan) environment(pol *Policy, sandboxPath string) {
 	p.env = set.Vars()
 }
 
-// build creates the copied files and bwrap's options.
+// build creates bwrap's options.
 func (p *Plan) build(pol *Policy) error {
 	p.hostname, p.noUserns = pol.Hostname, !readOnlySysctl()
-	for _, o := range p.copies() {
-		if o.from != nil {
-			continue
-		}
-		var err error
-		if o.from, err = memory(path.Base(o.dst), o.data); err != nil {
-			return err
-		}
-	}
 	for i := range p.trees {
 		// Without other mounts in it, there is no need for a tmpfs at LayersDir.
 		if p.trees[i].dst = enter.LayersDir; p.places > 0 || len(p.trees) > 1 {
@@ -530,7 +521,7 @@ func (p *Plan) furnishing() *enter.Furnishing {
 			t.Dest = o.at()
 			f.Tmpfs = append(f.Tmpfs, enter.Mounted{Tmpfs: t, Mode: tmpfsMode(o.dst)})
 		case opCopy:
-			f.Files = append(f.Files, enter.File{Dest: o.at(), From: o.from})
+			f.Files = append(f.Files, enter.File{Dest: o.at(), Data: o.data})
 		}
 		m := enter.Mount{Dest: o.dst, Base: o.base, File: o.kind == opCopy || o.st != nil && o.st.Mode&unix.S_IFMT != unix.S_IFDIR, Bind: o.bind()}
 		if o.kind == opOverlay {
@@ -567,23 +558,6 @@ func tmpfsMode(dst string) uint32 {
 		return 0o700
 	}
 	return 0o755
-}
-
-// memory returns an open file with these contents.
-func memory(name string, data []byte) (*os.File, error) {
-	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("memfd_create (Linux 3.17): %w", err)
-	}
-	f := os.NewFile(uintptr(fd), name)
-	if _, err = f.Write(data); err == nil {
-		_, err = f.Seek(0, 0)
-	}
-	if err != nil {
-		f.Close()
-		return nil, fmt.Errorf("memfd %s: %w", name, err)
-	}
-	return f, nil
 }
 
 // readOnlySysctl reports whether user.max_user_namespaces cannot be written to disable user namespaces: container

@@ -77,9 +77,6 @@ func (p *Plan) start(ctx context.Context, r *Room, mounts []*os.File, stdio [3]*
 		return err
 	}
 	b.started()
-	for _, o := range p.copies() { // while bwrap builds the room
-		o.from.Close() // opened for reading, so no data can be lost
-	}
 	if err := r.identify(ctx, b.info, deadline); err != nil {
 		return err
 	}

@@ -24,10 +24,10 @@ type op struct {
 	dst  string
 	src  string // binds: path on the host; symlinks: the target; copies of a host file: its path
 	size int64  // tmpfs
-	data []byte // copies of generated text: the contents
+	data []byte // contents of a copy
 	over bool   // a copy that is mounted over an existing file
-	// from is an open file: the contents of a copy, or the source (O_PATH) of a user's bind. The source stays open until
-	// the room is built, so that its inode number is not reused. st is its status.
+	// from is the open source (O_PATH) of a user's bind. It stays open until the room is built, so that its inode number
+	// is not reused. st is its status.
 	from *os.File
 	st   *unix.Stat_t
 	here string // Mount.Here
@@ -113,7 +113,7 @@ const maxCopy = 4 << 20
 // layout returns all parts of the sandbox's file tree: the default root and the user's mounts, parents before their
 // children. root, if not nil, is an open [opRoot].
 func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, error) {
-	var mounts []op // first, because they can fail, and the copies of /etc are open files
+	var mounts []op
 	for _, m := range p.Mounts {
 		if m.Dest == "/" {
 			continue
@@ -159,11 +159,7 @@ func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, er
 	}
 	// A mount of the user replaces the defaults at and below its destination.
 	ops = slices.DeleteFunc(ops, func(o op) bool {
-		replaced := slices.ContainsFunc(mounts, func(m op) bool { return Within(o.dst, m.dst) })
-		if replaced {
-			o.from.Close() // Close of a nil file only returns an error
-		}
-		return replaced
+		return slices.ContainsFunc(mounts, func(m op) bool { return Within(o.dst, m.dst) })
 	})
 	ops = append(ops, mounts...)
 	slices.SortStableFunc(ops, func(a, b op) int { return depth(a.dst) - depth(b.dst) })
@@ -287,14 +283,15 @@ func etcFile(name string) (op, bool) {
 	if err != nil {
 		return op{}, false
 	}
+	defer unix.Close(fd)
 	var st unix.Stat_t
 	err = unix.Fstat(fd, &st)
 	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Mode&0o004 == 0 || st.Size > maxCopy {
-		// Root must not pass on files that its payload could not read.
-		unix.Close(fd)
-		return op{}, false
+		return op{}, false // root must not pass on files that its payload could not read
 	}
-	return op{kind: opCopy, dst: name, src: name, from: os.NewFile(uintptr(fd), name)}, true
+	data := make([]byte, max(st.Size, 4096))
+	n, err := unix.Read(fd, data)
+	return op{kind: opCopy, dst: name, src: name, data: data[:max(n, 0)]}, err == nil
 }
 
 // mountOp checks one of the user's mounts against the host.

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/helper"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
@@ -109,24 +110,27 @@ func (p *Plan) FilterBytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(&program[0])), len(program)*unix.SizeofSockFilter)
 }
 
-// Cmd is ShellCommand without a shell, for benchmarks. Its files belong to the plan and can be read once. It fails for
+// Cmd is ShellCommand without a shell, for benchmarks. Its files can be read once. It fails for
 // a plan that stages sources.
 func (p *Plan) Cmd() (*exec.Cmd, error) {
 	if len(p.staged()) > 0 {
 		return nil, errors.New("a plan with sources that only root can reach has no plain command")
 	}
 	options := p.plain()
-	// Start uses the numbers below firstCopy.
-	files := make([]*os.File, firstCopy-argsFD)
+	var texts []string
 	for _, o := range p.copies() {
-		files = append(files, o.from)
+		texts = append(texts, string(o.data))
 	}
 	if filter := p.FilterBytes(); filter != nil {
-		f, err := memory("seccomp", filter)
+		options, texts = append(options, p.seccomp()...), append(texts, string(filter))
+	}
+	files := make([]*os.File, firstCopy-argsFD) // Start uses the numbers below firstCopy
+	for _, text := range texts {
+		f, err := helper.TextFile("copy", text)
 		if err != nil {
 			return nil, err
 		}
-		options, files = append(options, p.seccomp()...), append(files, f)
+		files = append(files, f)
 	}
 	cmd := exec.Command(p.Program.Path, append(append(options, "--"), p.command...)...)
 	cmd.Env = []string{}
