@@ -65,7 +65,7 @@ var recipes = map[string]recipe{
 	`sbxrun ./script.sh arg`:                                   {prepare: `printf '#!/bin/sh\necho "$1"\n' >script.sh && chmod +x script.sh`, check: `grep -qx arg "$OUT"`},
 	`sbxrun sh -c 'sort input | uniq -c'`:                      {prepare: `printf 'a\nb\na\n' >input`, check: `grep -q '2 a' "$OUT"`},
 	`cat data | sbxrun ./filter | wc -l`:                       {prepare: `printf 'a\nb\n' >data && printf '#!/bin/sh\ncat\n' >filter && chmod +x filter`, check: `grep -qx 2 "$OUT"`},
-	`sbxrun -t bash`:                                           {}, // waits for its user
+	`sbxrun -t bash`:                                           {prepare: `true`, check: `grep -q exit "$OUT"`},
 	`sudo sbxrun --timeout 60 make check`:                      {}, // sudo
 	`sudo sbxrun -w make install DESTDIR="$PWD/out"`:           {},
 	`sudo sbxrun --user 1000:1000 --bind /srv/data ./job`:      {},

@@ -444,6 +444,27 @@ func TestTerminalOutputComplete(t *testing.T) {
 	}
 }
 
+// Every reader of the terminal gets the end of stdin: one that makes it raw, such as bash with readline, and each of
+// several.
+func TestTerminalEndOfInput(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		stdin, output string
+		command       []string
+	}{
+		{"", "exit", []string{"bash", "--norc", "-i"}},
+		{"echo $((6 * 7))\n", "42\r\n", []string{"bash", "--norc", "-i"}},
+		{"", "all of it\r\n", []string{"sh", "-c", "cat; cat; cat; echo all of it"}},
+		{"no newline", "no newline>", []string{"sh", "-c", "cat; echo '>'"}},
+	} {
+		r := harness.Run(t, harness.Options{Stdin: strings.NewReader(tt.stdin)}, append([]string{"--tty"}, tt.command...)...)
+		r.Expect(t, 0, "exited")
+		if !strings.Contains(string(r.Stdout), tt.output) {
+			t.Errorf("%q printed %q", tt.command, r.Stdout)
+		}
+	}
+}
+
 // --tty works when stdin is not a terminal: the command has one, and the end of stdin becomes
 // Ctrl-D.
 func TestTerminalFromPipe(t *testing.T) {

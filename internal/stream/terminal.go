@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
@@ -45,10 +46,28 @@ func OpenTerminal(b Bound, broken func(*result.Error)) (*Streams, error) {
 	go func() {
 		// With read and write: the kernel cannot copy between terminals.
 		_, _ = io.CopyBuffer(struct{ io.Writer }{ptmx}, struct{ io.Reader }{os.Stdin}, make([]byte, 4096)) // until either fails
-		// Our stdin has ended, so end the command's as a person would: with Ctrl-D.
-		_, _ = ptmx.Write([]byte{4})
+		endInput(ptmx)
 	}()
 	return s, nil
+}
+
+// endInput ends the command's input as a person would: with Ctrl-D. It repeats it when the command has read the last
+// one: a program that makes the terminal raw after that was typed (readline) reads another byte instead, and each
+// reader needs one of its own. It returns when ptmx is closed.
+func endInput(ptmx *os.File) {
+	const flags = unix.O_RDONLY | unix.O_NOCTTY | unix.O_CLOEXEC
+	tty, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(proc.Descriptor(ptmx)), unix.TIOCGPTPEER, flags)
+	if errno == 0 {
+		defer unix.Close(int(tty))
+	}
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		if _, err := ptmx.Write([]byte{4}); err != nil || errno != 0 {
+			return
+		}
+		for unread := int16(unix.POLLIN); unread == unix.POLLIN; unread = proc.Await(int(tty), unix.POLLIN, 0) {
+			time.Sleep(pause)
+		}
+	}
 }
 
 // makeRaw passes every key to the command's terminal and keeps its size equal to ours,
