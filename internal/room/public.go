@@ -109,7 +109,18 @@ func publicOps(mounts []op, known []op, c Caller, outside User) []op {
 	if etc := len(s.ops); s.enter("/var/lib") && s.add("/var/lib", deniedData, false) && len(s.ops) > etc+1 {
 		s.cloned("/var/lib", etc)
 	}
+	s.manPages()
 	return s.ops
+}
+
+// manPages adds the index of man pages, for whatis(1) and apropos(1). It belongs to the account that makes it.
+func (s *public) manPages() {
+	const dir, accounts = "/var/cache/man", 1000 // accounts below this number are the system's
+	var st unix.Stat_t
+	if unix.Lstat(dir, &st) == nil && st.Mode&(unix.S_IFMT|0o007) == unix.S_IFDIR|0o005 && (st.Uid < accounts || st.Uid == s.root) &&
+		!slices.ContainsFunc(s.dests, func(dest string) bool { return Within(dest, dir) }) {
+		s.bind(dir, false)
+	}
 }
 
 // cloned makes the binds from the op with this number on parts of a tree.
