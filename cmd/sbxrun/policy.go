@@ -96,7 +96,7 @@ func policyOf(ctx context.Context, f *cli.View, l *cli.LimitFlags, command []str
 	terminal, described := tools.Terminal(room.ThisCaller(), os.LookupEnv, p.Shows)
 	p.Mounts, vars = append(p.Mounts, terminal...), append(vars, described...)
 	for _, arg := range f.Put {
-		p.Put = append(p.Put, cmp.Or(strings.Join(room.SplitColon(arg)[1:], ""), "."))
+		p.Put = append(p.Put, cmp.Or(strings.Join(values.SplitColon(arg)[1:], ""), "."))
 	}
 	if f.FakeMeminfo {
 		if p.Meminfo, err = fakeMeminfo(l); err != nil {
@@ -185,7 +185,7 @@ func mounts(f *cli.View) (list []room.Mount, err error) {
 				return nil, err
 			}
 			m := room.Mount{Kind: kind.kind, Source: source, Dest: dest, Try: kind.try}
-			if given := room.SplitColon(arg)[0]; !path.IsAbs(given) {
+			if given := values.SplitColon(arg)[0]; !path.IsAbs(given) {
 				m.Here = path.Clean(given)
 			}
 			if kind.kind == room.Overlaid {

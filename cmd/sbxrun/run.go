@@ -22,6 +22,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/internal/version"
 )
 
@@ -79,7 +80,7 @@ func (r *runner) run() int {
 	if r.flags.PrintCommand {
 		if err = plan.Program.Whole(); err == nil {
 			// Check the sources only, because --get would create its directory.
-			r.Parts.Files, err = files.Open(r.flags.Put, nil, r.flags.FollowLinks, plan.Workdir, room.SplitColon)
+			r.Parts.Files, err = files.Open(r.flags.Put, nil, r.flags.FollowLinks, plan.Workdir, values.SplitColon)
 		}
 		if err != nil {
 			return r.notStarted(err)
@@ -92,7 +93,7 @@ func (r *runner) run() int {
 	if err = r.Parts.Begin(plan.Cred()); err != nil {
 		return r.notStarted(err)
 	}
-	if r.Parts.Files, err = files.Open(r.flags.Put, r.flags.Get, r.flags.FollowLinks, plan.Workdir, room.SplitColon); err != nil {
+	if r.Parts.Files, err = files.Open(r.flags.Put, r.flags.Get, r.flags.FollowLinks, plan.Workdir, values.SplitColon); err != nil {
 		return r.notStarted(err)
 	}
 	if f := r.Parts.Files; f != nil {

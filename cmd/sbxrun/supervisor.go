@@ -16,6 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // superviseSandbox runs as long as a started sandbox. Requests arrive as SIGTERM, with details in the sandbox's record.
@@ -87,7 +88,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 		return nil, "", err
 	}
 	warnOf(spec.Plan, argv, parts.Allowed())
-	if parts.Files, err = files.Open(flags.Put, nil, flags.FollowLinks, spec.Plan.Workdir, room.SplitColon); err != nil {
+	if parts.Files, err = files.Open(flags.Put, nil, flags.FollowLinks, spec.Plan.Workdir, values.SplitColon); err != nil {
 		return nil, "", err
 	}
 	if err = admitted(); err != nil {

@@ -9,9 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/sbxrun/sbxrun/internal/values"
 	"golang.org/x/sys/unix"
-
-	"github.com/sbxrun/sbxrun/internal/room"
 )
 
 // machine reads properties of this machine, to find the cause of a failure. Tests replace it.
@@ -50,7 +49,7 @@ func sameRootAsInit() (same, known bool) {
 // facts returns the known properties of this machine by name: the words of the table of remedies that apply, with the
 // values for {name}.
 func (m machine) facts() map[string]string {
-	known := map[string]string{"uid": strconv.Itoa(m.uid), "gid": strconv.Itoa(m.gid), "bwrap": room.ShellQuote(m.bwrap), "profile": printed(m.bwrap), "sudo": "sudo ", "by": "", "host": ""}
+	known := map[string]string{"uid": strconv.Itoa(m.uid), "gid": strconv.Itoa(m.gid), "bwrap": values.ShellQuote(m.bwrap), "profile": printed(m.bwrap), "sudo": "sudo ", "by": "", "host": ""}
 	note := func(holds bool, name, value string) {
 		if holds {
 			known[name] = value

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // remedy is a row of the table: the symptoms, the cause, and the smallest change that helps. Each further line of fix is
@@ -40,7 +40,7 @@ func explain(f failure, m machine) (cause, fix string, confined bool) {
 	}
 	known["name"], _, _ = strings.Cut(f.text, ": ")
 	if f.open != "" {
-		known["open"] = room.ShellQuote(f.open)
+		known["open"] = values.ShellQuote(f.open)
 	}
 	i := slices.IndexFunc(remedies, func(r remedy) bool { return holds(r.seen, known) })
 	r := remedies[i] // the last row matches everything

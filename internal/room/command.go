@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // defaultPath is the PATH of a sandbox that shows no directory of the caller's PATH.
@@ -75,14 +76,14 @@ func checkCommand(v view, name, workdir, sandboxPath string, c Caller) (found st
 	if sandboxPath != sandboxPathOf(v, c.Path) {
 		e.Message += ", which --env or --env-file sets"
 	}
-	e.Hint = "name it by its path: " + shellQuote(host)
+	e.Hint = "name it by its path: " + values.ShellQuote(host)
 	return "", e
 }
 
 // puts reports whether a command may be a file that is copied in, which is not there yet.
 func (p *Policy) puts(name, workdir string) bool {
 	return strings.Contains(name, "/") && slices.ContainsFunc(p.Put, func(dest string) bool {
-		return Within(path.Clean(inDir(workdir, name)), path.Clean(inDir(workdir, dest)))
+		return values.Within(path.Clean(inDir(workdir, name)), path.Clean(inDir(workdir, dest)))
 	})
 }
 
@@ -194,7 +195,7 @@ func checkFile(v view, name, p, home string) error {
 		if v.inRoot(host) {
 			return notExecutable(name, "permission denied", "")
 		}
-		return notExecutable(name, "permission denied", "chmod +x "+shellQuote(host))
+		return notExecutable(name, "permission denied", "chmod +x "+values.ShellQuote(host))
 	}
 	interpreter := Interpreter(host)
 	if interpreter == "" {
@@ -207,7 +208,7 @@ func checkFile(v view, name, p, home string) error {
 		e := notExecutable(name, fmt.Sprintf("its interpreter %q does not exist in the sandbox", interpreter), "")
 		// In a venv, the interpreter is a link, often to a hidden file.
 		if strings.HasSuffix(interpreter, "\r") {
-			e.Hint = "its lines end as on Windows: sed -i 's/\\r$//' " + shellQuote(host)
+			e.Hint = "its lines end as on Windows: sed -i 's/\\r$//' " + values.ShellQuote(host)
 		} else {
 			e.Hint = v.showing(interpreter, err, home)
 		}
@@ -228,11 +229,11 @@ func (v view) showing(p string, err error, home string) string {
 	if h := (*hiddenError)(nil); errors.As(err, &h) && h.path != real && !Private(h.path) {
 		dirs = append(dirs, bindFor(h.path, home))
 	}
-	if dir := bindFor(real, home); v.hostPath(real) == "" && !slices.ContainsFunc(dirs, func(shown string) bool { return Within(dir, shown) }) {
-		dirs = append(slices.DeleteFunc(dirs, func(shown string) bool { return Within(shown, dir) }), dir)
+	if dir := bindFor(real, home); v.hostPath(real) == "" && !slices.ContainsFunc(dirs, func(shown string) bool { return values.Within(dir, shown) }) {
+		dirs = append(slices.DeleteFunc(dirs, func(shown string) bool { return values.Within(shown, dir) }), dir)
 	}
 	for i, dir := range dirs {
-		dirs[i] = "--ro-bind " + shellQuote(dir)
+		dirs[i] = "--ro-bind " + values.ShellQuote(dir)
 	}
 	return strings.Join(dirs, " ")
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/helper"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // ownerToMap returns the owner of a writable bind's source, or of the bind that contains it, if the sandbox runs with
@@ -88,10 +89,10 @@ func (p *Plan) withoutMap(o *op) string {
 		return fmt.Sprintf("--user %d:%d runs the sandbox as the owner", o.owner.UID, o.owner.GID)
 	}
 	// Do not suggest to change the owner of system directories.
-	if name := o.src; path.Dir(name) == "/" || slices.ContainsFunc([]string{"/proc", "/sys", "/dev"}, func(kernel string) bool { return Within(name, kernel) }) {
+	if name := o.src; path.Dir(name) == "/" || slices.ContainsFunc([]string{"/proc", "/sys", "/dev"}, func(kernel string) bool { return values.Within(name, kernel) }) {
 		return "name a directory below it that the sandbox is to write to; or show it read-only: --ro-bind"
 	}
-	return fmt.Sprintf("give it to the sandbox: chown %d:%d %s; or use a directory on another file system", p.cred.UID, p.cred.GID, shellQuote(o.src))
+	return fmt.Sprintf("give it to the sandbox: chown %d:%d %s; or use a directory on another file system", p.cred.UID, p.cred.GID, values.ShellQuote(o.src))
 }
 
 // idmapReason explains an error of mount_setattr(2) or of creating a user namespace.

@@ -14,6 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/devices"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // This file shows devices of the host: see package devices.
@@ -44,10 +45,10 @@ func (p *Plan) findDevices(pol *Policy, root *op) error {
 		pol.Mounts = append(pol.Mounts, Mount{Kind: device, Source: n.Source, Dest: n.Dest})
 	}
 	shown := func(dest string) bool {
-		return root == nil && slices.ContainsFunc(toplevel, func(top string) bool { return Within(dest, top) })
+		return root == nil && slices.ContainsFunc(toplevel, func(top string) bool { return values.Within(dest, top) })
 	}
 	place := func(dest string) (string, error) {
-		if root != nil && !slices.ContainsFunc(users, func(m Mount) bool { return m.Dest != "/" && Within(dest, m.Dest) }) {
+		if root != nil && !slices.ContainsFunc(users, func(m Mount) bool { return m.Dest != "/" && values.Within(dest, m.Dest) }) {
 			dest = inRoot(root, dest)
 		}
 		return CleanDest(dest)
@@ -78,7 +79,7 @@ func (p *Plan) findDevices(pol *Policy, root *op) error {
 // it, may be missing. Without it, a mount in a directory that is a link, such as /lib, would cover the link.
 func inRoot(root *op, name string) string {
 	for _, own := range []string{"/proc", "/dev", "/sys", "/tmp", "/run", Home} {
-		if Within(name, own) {
+		if values.Within(name, own) {
 			return name
 		}
 	}
@@ -95,7 +96,7 @@ func inRoot(root *op, name string) string {
 		f := os.NewFile(uintptr(fd), dir)
 		real, err := realPath(f)
 		f.Close()
-		if err == nil && Within(real, top) {
+		if err == nil && values.Within(real, top) {
 			return path.Join("/", strings.TrimPrefix(real, top), strings.TrimPrefix(name, dir))
 		}
 	}

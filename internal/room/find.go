@@ -15,6 +15,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // Program is a bubblewrap executable.
@@ -94,7 +95,7 @@ func Find(c Caller, cwd string, mounts []Mount) (p Program, err error) {
 		return Program{}, &result.Error{
 			Code:    "bwrap-setuid",
 			Message: fmt.Sprintf("%s is setuid: sbxrun could not end its processes", p.Path),
-			Hint:    "chmod u-s,g-s " + shellQuote(p.Path) + ", and allow user namespaces (see sbxrun doctor)",
+			Hint:    "chmod u-s,g-s " + values.ShellQuote(p.Path) + ", and allow user namespaces (see sbxrun doctor)",
 		}
 	}
 	p.Version = readVersion(p.Path)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // Failure describes a failed command.
@@ -103,7 +104,7 @@ func (e entered) readOnly(dir string) bool {
 	}
 	defer unix.Close(fd)
 	var st unix.Statfs_t
-	return unix.Fstatfs(fd, &st) == nil && st.Flags&unix.ST_RDONLY != 0 && !slices.ContainsFunc(toplevel, func(system string) bool { return Within(dir, system) })
+	return unix.Fstatfs(fd, &st) == nil && st.Flags&unix.ST_RDONLY != 0 && !slices.ContainsFunc(toplevel, func(system string) bool { return values.Within(dir, system) })
 }
 
 func (e entered) overlaid(dir string) bool {
@@ -141,7 +142,7 @@ func (s scene) obstacle(f Failure, c Caller) (what, remedy string) {
 	case name == "git" && f.Code == gitFails && s.linkedGit(c.Home) != "":
 		return "the repository of this working tree or submodule is not shown", s.linkedGit(c.Home) + " shows it"
 	case name == "git" && f.Code == gitFails && s.repository(c.Home) != "":
-		return "the repository begins above the current directory, and is not shown", "--cwd-root " + shellQuote(s.repository(c.Home)) + " shows all of it"
+		return "the repository begins above the current directory, and is not shown", "--cwd-root " + values.ShellQuote(s.repository(c.Home)) + " shows all of it"
 	case f.Code == 1 && slices.Contains(answers, name):
 		return "", ""
 	case f.Code == notFound || f.Code == notExecutable:
@@ -178,25 +179,25 @@ func (s scene) hidden(arg, home string) (what, remedy string) {
 	if !s.sight.hides(name) {
 		return "", ""
 	}
-	if _, err := os.Lstat(name); err != nil || Within(name, "/proc") || Within(name, "/sys") || Within(name, "/dev") {
+	if _, err := os.Lstat(name); err != nil || values.Within(name, "/proc") || values.Within(name, "/sys") || values.Within(name, "/dev") {
 		return "", ""
 	}
 	what = fmt.Sprintf("%q is not shown in the sandbox", name)
 	switch {
 	case HomeWithin(name, home) != "":
 		return what + ": it is or holds a home directory", "--ro-bind NAME shows a file or a directory of it"
-	case strings.Contains(name, "/.") || Within(name, "/etc") || Within(name, "/run"):
+	case strings.Contains(name, "/.") || values.Within(name, "/etc") || values.Within(name, "/run"):
 		return what, "" // it could be a secret
 	case !path.IsAbs(arg):
 		top := s.workdir
-		for !Within(name, top) {
+		for !values.Within(name, top) {
 			top = path.Dir(top)
 		}
 		if top != "/" && HomeWithin(top, home) == "" {
-			return what, "--cwd-root " + shellQuote(top) + " shows it and the current directory"
+			return what, "--cwd-root " + values.ShellQuote(top) + " shows it and the current directory"
 		}
 	}
-	return what, "--ro-bind " + shellQuote(name) + " shows it"
+	return what, "--ro-bind " + values.ShellQuote(name) + " shows it"
 }
 
 // writes reports whether a command probably tried to write to the current directory: it is one of writers, or inline
@@ -240,10 +241,10 @@ func (s scene) linkedGit(home string) string {
 		switch st, err := os.Lstat(git); {
 		case err != nil || !st.IsDir() || !s.sight.hides(git) || HomeWithin(git, home) != "":
 			return ""
-		case Within(dir, top) && HomeWithin(top, home) == "":
-			return "--cwd-root " + shellQuote(top)
+		case values.Within(dir, top) && HomeWithin(top, home) == "":
+			return "--cwd-root " + values.ShellQuote(top)
 		}
-		return "--ro-bind " + shellQuote(git)
+		return "--ro-bind " + values.ShellQuote(git)
 	}
 	return ""
 }

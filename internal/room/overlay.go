@@ -14,6 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/hostfiles"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/tree"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // Overlay is a copy-on-write view of a host directory: changes go to a separate layer.
@@ -89,7 +90,7 @@ func (p *Plan) newOverlay(o *op) (*Overlay, error) {
 		return nil, &result.Error{Code: "overlay", Message: fmt.Sprintf("cannot lay an overlay over %q: ", o.src) + fmt.Sprintf(format, args...)}
 	}
 	for _, other := range p.ops {
-		if o.kind == opOverlay && other.dst != o.dst && Within(other.dst, o.dst) {
+		if o.kind == opOverlay && other.dst != o.dst && values.Within(other.dst, o.dst) {
 			return refuse("%s is mounted within, and would be hidden", other.dst)
 		}
 	}

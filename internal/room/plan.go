@@ -262,7 +262,7 @@ func (p *Plan) Fresh() (list []enter.Tmpfs) {
 			continue
 		}
 		for _, other := range p.ops {
-			if other.kind != opTmpfs && Within(other.dst, o.dst) {
+			if other.kind != opTmpfs && values.Within(other.dst, o.dst) {
 				return nil
 			}
 		}
@@ -590,7 +590,7 @@ func (p *Plan) stage(filtered bool) error {
 	if !need {
 		return nil
 	}
-	if Within(p.Program.Path, proc.StageDir) {
+	if values.Within(p.Program.Path, proc.StageDir) {
 		return &result.Error{Code: "bwrap-unusable", Message: fmt.Sprintf("%s: bubblewrap must not lie below %s, where root's own paths are bound", p.Program.Path, proc.StageDir),
 			Hint: "install it elsewhere"}
 	}
@@ -660,7 +660,7 @@ func (p *Plan) placeMounts() {
 			if o.kind == opRoot {
 				continue
 			}
-			if n := slices.IndexFunc(hosts, func(dir string) bool { return Within(o.dst, dir) }); n >= 0 {
+			if n := slices.IndexFunc(hosts, func(dir string) bool { return values.Within(o.dst, dir) }); n >= 0 {
 				o.base, o.place = hosts[n], p.place()
 			}
 		}
@@ -750,18 +750,18 @@ func currentDirectory(p *Policy, home string) (workdir string, err error) {
 		}
 	}
 	for _, m := range p.Mounts {
-		if Within(shown, m.Dest) && !asked && m.Dest != "/" {
+		if values.Within(shown, m.Dest) && !asked && m.Dest != "/" {
 			return workdir, nil
 		}
 	}
 	for _, own := range []string{"/proc", "/dev", "/sys", "/run", "/var/run", "/etc"} {
-		if Within(shown, own) {
+		if values.Within(shown, own) {
 			return "", cwdError("", "%s %q is not shown by default", what, shown)
 		}
 	}
 	for _, top := range toplevel {
 		switch {
-		case p.rootMount() != nil, !Within(shown, top):
+		case p.rootMount() != nil, !values.Within(shown, top):
 		case p.Cwd == CwdOverlay:
 			return "", cwdError("--overlay DIR shows a writable view anyway", "%s %q belongs to the system, which is read-only in a sandbox", what, shown)
 		case p.Cwd == CwdReadWrite:
@@ -818,7 +818,7 @@ func aboveDirectory(root, dir string) (string, error) {
 		root = path.Join(dir, root)
 	}
 	real, err := filepath.EvalSymlinks(root)
-	if err == nil && !Within(dir, real) {
+	if err == nil && !values.Within(dir, real) {
 		err = fmt.Errorf("the current directory %q is not below it", dir)
 	}
 	if err != nil {
@@ -851,12 +851,12 @@ func HomeWithin(dir, home string) string {
 		}
 	}
 	for _, h := range homes {
-		if h = path.Clean(h); h != "/" && path.IsAbs(h) && Within(h, dir) {
+		if h = path.Clean(h); h != "/" && path.IsAbs(h) && values.Within(h, dir) {
 			return h
 		}
 	}
 	for _, top := range tops {
-		if dir == top || path.Dir(dir) == top || Within(top, dir) {
+		if dir == top || path.Dir(dir) == top || values.Within(top, dir) {
 			return dir
 		}
 	}

@@ -151,7 +151,7 @@ func TestPlanOptions(t *testing.T) {
 
 			for i, p := range places {
 				for _, q := range places[i+1:] {
-					if Within(p, q) {
+					if values.Within(p, q) {
 						t.Errorf("%s comes before %s, which hides it", p, q)
 					}
 				}
@@ -178,11 +178,11 @@ func checkSources(t *testing.T, plan *Plan, list []option) {
 			}
 		case "--ro-bind", "--symlink":
 			dst := o.Args[1]
-			if !slices.Contains(toplevel, dst) && !Within(dst, "/etc") && !Within(dst, "/var/lib") && dst != "/sys/devices/system" {
+			if !slices.Contains(toplevel, dst) && !values.Within(dst, "/etc") && !values.Within(dst, "/var/lib") && dst != "/sys/devices/system" {
 				t.Errorf("shown: %q", o.Args)
 			}
 		case "--file":
-			if !Within(o.Args[1], "/etc") {
+			if !values.Within(o.Args[1], "/etc") {
 				t.Errorf("copied: %q", o.Args)
 			}
 		case "--tmpfs":
@@ -193,14 +193,14 @@ func checkSources(t *testing.T, plan *Plan, list []option) {
 		if dst := o.place(); dst != "" {
 			for _, secret := range []string{"shadow", "gshadow", "ssh", "sudoers", "sudoers.d", "apt", "docker", "kubernetes", "krb5.keytab", "machine-id",
 				"ssl/private", "pki/tls/private", "npmrc", "pip.conf", "wgetrc", "environment", "maven/settings.xml", "netrc"} {
-				if Within(dst, "/etc/"+secret) || Within("/etc/"+secret, dst) || dst == "/etc" || dst == "/" || Within(dst, "/root") || Within(dst, "/var/run") {
+				if values.Within(dst, "/etc/"+secret) || values.Within("/etc/"+secret, dst) || dst == "/etc" || dst == "/" || values.Within(dst, "/root") || values.Within(dst, "/var/run") {
 					t.Errorf("%s is in the sandbox", dst)
 				}
 			}
 		}
 	}
 	for _, c := range plan.copies() {
-		if !Within(c.dst, "/etc") {
+		if !values.Within(c.dst, "/etc") {
 			t.Errorf("copied: %q", c.dst)
 		}
 		if strings.Contains(c.dst, "passwd") {

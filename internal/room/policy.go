@@ -127,7 +127,7 @@ const (
 // belongs to a path is written \: or \\. DST must be absolute; without it the
 // source appears at its own path.
 func ParseBind(arg, dir string) (source, dest string, err error) {
-	parts := SplitColon(arg)
+	parts := values.SplitColon(arg)
 	switch {
 	case len(parts) > 2:
 		return "", "", fmt.Errorf("bind %q: want SRC or SRC:DST, with \\: for a colon in a path", arg)
@@ -158,7 +158,7 @@ func ParseBind(arg, dir string) (source, dest string, err error) {
 
 // ParseTmpfs parses DST[:SIZE]; size is left to the caller's parser.
 func ParseTmpfs(arg string) (dest, size string, err error) {
-	parts := SplitColon(arg)
+	parts := values.SplitColon(arg)
 	if len(parts) > 2 {
 		return "", "", fmt.Errorf("tmpfs %q: want DST or DST:SIZE, with \\: for a colon in a path", arg)
 	}
@@ -173,7 +173,7 @@ func ParseTmpfs(arg string) (dest, size string, err error) {
 
 // ParseVolume parses NAME:DST[:ro].
 func ParseVolume(arg string) (name, dest string, readOnly bool, err error) {
-	parts := SplitColon(arg)
+	parts := values.SplitColon(arg)
 	switch {
 	case len(parts) == 3 && parts[2] == "ro":
 		readOnly = true
@@ -193,32 +193,16 @@ func CleanDest(dest string) (string, error) {
 		return "", fmt.Errorf("the path in the sandbox, %q, must be absolute", dest)
 	}
 	dest = path.Clean(dest)
-	if dest == "/" || dest == "/dev" || Within(dest, "/proc") || Within(dest, enter.LayersDir) || Within(dest, enter.RootDir) {
+	if dest == "/" || dest == "/dev" || values.Within(dest, "/proc") || values.Within(dest, enter.LayersDir) || values.Within(dest, enter.RootDir) {
 		return "", fmt.Errorf("%s of the sandbox cannot be replaced", dest)
 	}
 	// Links into /proc that bwrap creates in /dev.
 	for _, link := range []string{"/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/core", "/dev/ptmx"} {
-		if Within(dest, link) {
+		if values.Within(dest, link) {
 			return "", fmt.Errorf("%s of the sandbox is a symbolic link", link)
 		}
 	}
 	return dest, nil
-}
-
-// SplitColon splits at unescaped colons and removes the escapes.
-func SplitColon(s string) []string {
-	parts := []string{""}
-	for i := 0; i < len(s); i++ {
-		switch c := s[i]; {
-		case c == ':':
-			parts = append(parts, "")
-			continue
-		case c == '\\' && i+1 < len(s) && (s[i+1] == ':' || s[i+1] == '\\'):
-			i++
-		}
-		parts[len(parts)-1] += s[i : i+1]
-	}
-	return parts
 }
 
 // CheckWorkdir rejects a relative working directory. "" is valid.
@@ -228,7 +212,7 @@ func CheckWorkdir(dir string) error {
 	}
 	e := &result.Error{Code: "usage", Message: fmt.Sprintf("working directory %q: must be an absolute path in the sandbox", dir)}
 	if e.Hint = `write --workdir "$PWD"`; path.Clean(dir) != "." {
-		e.Hint += "/" + shellQuote(dir)
+		e.Hint += "/" + values.ShellQuote(dir)
 	}
 	return e
 }
@@ -236,12 +220,12 @@ func CheckWorkdir(dir string) error {
 // Shows reports whether the payload sees a host path, which must not contain links, at the same path.
 func (p *Policy) Shows(name string) bool {
 	for _, top := range toplevel {
-		if p.rootMount() == nil && Within(name, top) {
+		if p.rootMount() == nil && values.Within(name, top) {
 			return true
 		}
 	}
 	for _, m := range p.Mounts {
-		if m.Source == m.Dest && Within(name, m.Dest) {
+		if m.Source == m.Dest && values.Within(name, m.Dest) {
 			return true
 		}
 	}
@@ -252,7 +236,7 @@ func (p *Policy) Shows(name string) bool {
 	if err == nil && p.CwdRoot != "" {
 		dir, err = aboveDirectory(p.CwdRoot, dir)
 	}
-	return err == nil && dir != "/" && Within(name, dir)
+	return err == nil && dir != "/" && values.Within(name, dir)
 }
 
 // validate rejects policies that are invalid on every machine.

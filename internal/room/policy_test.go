@@ -8,30 +8,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestSplitColon(t *testing.T) {
-	tests := []struct {
-		in   string
-		want []string
-	}{
-		{"", []string{""}},
-		{":", []string{"", ""}},
-		{"::", []string{"", "", ""}},
-		{"a:b", []string{"a", "b"}},
-		{`a\:b`, []string{"a:b"}},
-		{`a\\:b`, []string{`a\`, "b"}},
-		{`a\\\:b`, []string{`a\:b`}},
-		{`a\`, []string{`a\`}},
-		{`\`, []string{`\`}},
-		{`\n:\ `, []string{`\n`, `\ `}}, // a backslash before anything else stands for itself
-		{"\xff:\xfe", []string{"\xff", "\xfe"}},
-	}
-	for _, tt := range tests {
-		if diff := cmp.Diff(tt.want, SplitColon(tt.in)); diff != "" {
-			t.Errorf("SplitColon(%q) (-want +got):\n%s", tt.in, diff)
-		}
-	}
-}
-
 func TestParseBind(t *testing.T) {
 	type bind struct{ Source, Dest, Err string }
 	tests := []struct {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // protect adds the mounts that keep paths in writable binds read-only: Policy.Protect, and the hooks
@@ -41,7 +42,7 @@ func (p *Policy) protect(workdir string) error {
 func (p *Policy) protectPath(binds []Mount, dest string) error {
 	var in *Mount // the innermost one
 	for i := range binds {
-		if m := &binds[i]; Within(dest, m.Dest) && (in == nil || len(m.Dest) > len(in.Dest)) {
+		if m := &binds[i]; values.Within(dest, m.Dest) && (in == nil || len(m.Dest) > len(in.Dest)) {
 			in = m
 		}
 	}
@@ -67,7 +68,7 @@ var gitConfig = []string{"config", "config.worktree"}
 // directory. A bind of a git directory itself counts, too.
 func (p *Policy) protectGit(m *Mount, workdir string) error {
 	dirs := []string{"."}
-	for dir := workdir; dir != m.Dest && Within(dir, m.Dest); dir = path.Dir(dir) {
+	for dir := workdir; dir != m.Dest && values.Within(dir, m.Dest); dir = path.Dir(dir) {
 		dirs = append(dirs, strings.TrimPrefix(dir, m.Dest+"/"))
 	}
 	for _, dir := range dirs {
@@ -143,7 +144,7 @@ func (p *Policy) protectNamed(m *Mount, git string) error {
 func (m *Mount) named(dir, file, prefix string) (name string, ok bool) {
 	at := m.below(file)
 	name, ok = gitFile(cmp.Or(at.Here, at.Source), path.Join(m.Source, dir), prefix)
-	if !ok || name == m.Source || !Within(name, m.Source) {
+	if !ok || name == m.Source || !values.Within(name, m.Source) {
 		return "", false
 	}
 	return strings.TrimPrefix(name, strings.TrimSuffix(m.Source, "/")+"/"), true

@@ -9,6 +9,7 @@ import (
 	"unicode"
 	"unsafe"
 
+	"github.com/sbxrun/sbxrun/internal/values"
 	"golang.org/x/sys/unix"
 )
 
@@ -118,7 +119,7 @@ func (s *public) manPages() {
 	const dir, accounts = "/var/cache/man", 1000 // accounts below this number are the system's
 	var st unix.Stat_t
 	if unix.Lstat(dir, &st) == nil && st.Mode&(unix.S_IFMT|0o007) == unix.S_IFDIR|0o005 && (st.Uid < accounts || st.Uid == s.root) &&
-		!slices.ContainsFunc(s.dests, func(dest string) bool { return Within(dest, dir) }) {
+		!slices.ContainsFunc(s.dests, func(dest string) bool { return values.Within(dest, dir) }) {
 		s.bind(dir, false)
 	}
 }
@@ -220,7 +221,7 @@ func (s *public) show(dir string) {
 	if unix.Lstat(dir, &st) != nil || !s.ofRoot(&st) || st.Mode&0o005 != 0o005 {
 		return
 	}
-	whole := !slices.ContainsFunc(s.dests, func(dest string) bool { return len(dest) > len(dir) && Within(dest, dir) })
+	whole := !slices.ContainsFunc(s.dests, func(dest string) bool { return len(dest) > len(dir) && values.Within(dest, dir) })
 	if whole && len(s.groups) == 0 {
 		s.bind(dir, false)
 		return

@@ -16,6 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // op is a step of bwrap's set-up, in the order of its arguments, and an entry of the [view].
@@ -159,16 +160,11 @@ func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, er
 	}
 	// A mount of the user replaces the defaults at and below its destination.
 	ops = slices.DeleteFunc(ops, func(o op) bool {
-		return slices.ContainsFunc(mounts, func(m op) bool { return Within(o.dst, m.dst) })
+		return slices.ContainsFunc(mounts, func(m op) bool { return values.Within(o.dst, m.dst) })
 	})
 	ops = append(ops, mounts...)
 	slices.SortStableFunc(ops, func(a, b op) int { return depth(a.dst) - depth(b.dst) })
 	return ops, nil
-}
-
-// Within reports whether dst is dir or lies below it.
-func Within(dst, dir string) bool {
-	return dst == dir || dir == "/" || len(dst) > len(dir) && dst[len(dir)] == '/' && strings.HasPrefix(dst, dir)
 }
 
 func depth(p string) int { return strings.Count(p, "/") }
@@ -273,7 +269,7 @@ func etcLink(name string) (target string, ok bool) {
 		at = path.Join(path.Dir(name), at)
 	}
 	at = path.Clean(at)
-	return target, err == nil && (Within(at, "/usr") || Within(at, "/etc/ssl/certs") || Within(at, "/etc/pki/ca-trust") || Within(at, "/etc/alternatives"))
+	return target, err == nil && (values.Within(at, "/usr") || values.Within(at, "/etc/ssl/certs") || values.Within(at, "/etc/pki/ca-trust") || values.Within(at, "/etc/alternatives"))
 }
 
 // etcFile returns a copy of a file. It follows a symbolic link.

@@ -16,6 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // This file implements root directories: a [Mount] at / that replaces the host's system. bwrap builds the usual file
@@ -140,7 +141,7 @@ func (p *Plan) root() *enter.Root {
 			}
 		case r == nil, o.layer, o.base != "": // the root comes first; the others are not mounts in bwrap's root
 		case o.kind == opSymlink, o.kind == opDir, o.kind == opCopy:
-		case !slices.ContainsFunc(r.Moved, func(above string) bool { return Within(o.dst, above) }):
+		case !slices.ContainsFunc(r.Moved, func(above string) bool { return values.Within(o.dst, above) }):
 			r.Moved = append(r.Moved, o.dst)
 		}
 	}
@@ -151,7 +152,7 @@ func (p *Plan) root() *enter.Root {
 func (v view) rooted() bool { return len(v) > 0 && v[0].kind == opRoot }
 
 // inRoot reports whether a path on the host belongs to the root directory.
-func (v view) inRoot(host string) bool { return v.rooted() && Within(host, v[0].src) }
+func (v view) inRoot(host string) bool { return v.rooted() && values.Within(host, v[0].src) }
 
 // below returns the path on the host of a sandbox path whose innermost mount is o.
 func (o *op) below(p string) string {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/helper"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // ShellCommand returns an equivalent command for bash(1) that does not need sbxrun. It has no deadline and does not
@@ -43,7 +44,7 @@ func (p *Plan) ShellCommand(filter string) string {
 	default:
 		options = append(options, p.seccomp()...)
 		if !strings.HasPrefix(filter, "&") {
-			filter = shellQuote(filter)
+			filter = values.ShellQuote(filter)
 		}
 		filter = fmt.Sprintf(" %d<%s", firstCopy+len(p.copies()), filter)
 	}
@@ -54,7 +55,7 @@ func (p *Plan) ShellCommand(filter string) string {
 	words = append(words, "--")
 	words = append(words, p.command...)
 	for i, w := range words {
-		words[i] = shellQuote(w)
+		words[i] = values.ShellQuote(w)
 	}
 	line := strings.Join(words, " ")
 	// bwrap's copies come from descriptors.
@@ -62,7 +63,7 @@ func (p *Plan) ShellCommand(filter string) string {
 	for i, o := range p.copies() {
 		fd := firstCopy + i
 		if o.src != "" {
-			line += fmt.Sprintf(" %d<%s", fd, shellQuote(o.src))
+			line += fmt.Sprintf(" %d<%s", fd, values.ShellQuote(o.src))
 			continue
 		}
 		end := fmt.Sprintf("END%d", fd)
@@ -79,12 +80,12 @@ func (p *Plan) ShellCommand(filter string) string {
 	for i, o := range staged {
 		how := "--rbind"
 		if o.owner != nil {
-			how += " -o " + shellQuote(p.idmapOption(o.owner))
+			how += " -o " + values.ShellQuote(p.idmapOption(o.owner))
 		}
-		script += fmt.Sprintf("if [ -d %[1]s ]; then mkdir \"$stage/%[2]d\"; else : >\"$stage/%[2]d\"; fi\nmount %[3]s %[1]s \"$stage/%[2]d\"\n", shellQuote(o.src), i, how)
+		script += fmt.Sprintf("if [ -d %[1]s ]; then mkdir \"$stage/%[2]d\"; else : >\"$stage/%[2]d\"; fi\nmount %[3]s %[1]s \"$stage/%[2]d\"\n", values.ShellQuote(o.src), i, how)
 	}
 	script += "mount --move \"$stage\" " + path.Clean(proc.StageDir) + "\nexec " + line + "\n"
-	return comment + "unshare --mount --propagation slave bash -c " + shellQuote(script)
+	return comment + "unshare --mount --propagation slave bash -c " + values.ShellQuote(script)
 }
 
 // plain returns the options for a bwrap that runs the payload itself, without the filter.
@@ -140,18 +141,6 @@ func (p *Plan) Cmd() (*exec.Cmd, error) {
 	}
 	return cmd, nil
 }
-
-// shellQuote quotes a word for sh(1).
-func shellQuote(s string) string {
-	const safe = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./_-"
-	if s != "" && strings.Trim(s, safe) == "" {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
-}
-
-// ShellQuote quotes a word for sh(1).
-func ShellQuote(s string) string { return shellQuote(s) }
 
 // groups returns the supplementary groups of bwrap's identity.
 func (p *Plan) groups() []uint32 { return p.cred.Groups[:p.cred.Groups.Len()] }

@@ -16,6 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/tree"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // upperFile records the overlays that use a directory for layers on disk. It is locked while the directory is in use.
@@ -49,7 +50,7 @@ func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
 		if o.from != nil {
 			src, err = realPath(o.from)
 		}
-		if err == nil && (Within(real, src) || Within(src, real)) {
+		if err == nil && (values.Within(real, src) || values.Within(src, real)) {
 			return fmt.Errorf("the sandbox shows %s: the layer must lie elsewhere", o.src)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // view maps paths in a planned sandbox to paths on the host. It follows symbolic links as the payload would: the target
@@ -31,7 +32,7 @@ func (e *hiddenError) Unwrap() error { return errNotVisible }
 func (v view) mountOf(p string) (best op, ok bool) {
 	at := -1
 	for i := range v { // an op is large
-		if o := &v[i]; o.kind != opSymlink && Within(p, o.dst) && (at < 0 || len(o.dst) >= len(v[at].dst)) {
+		if o := &v[i]; o.kind != opSymlink && values.Within(p, o.dst) && (at < 0 || len(o.dst) >= len(v[at].dst)) {
 			at = i
 		}
 	}
@@ -143,7 +144,7 @@ func (v view) isCopy(p string) bool {
 // own reports whether bwrap creates p: as a mount, or as a parent directory of one.
 func (v view) own(p string) bool {
 	for i := range v {
-		if Within(v[i].dst, p) {
+		if values.Within(v[i].dst, p) {
 			return true
 		}
 	}
@@ -168,7 +169,7 @@ func (v view) visible(p string) bool {
 // mapped to cred.
 func (v view) identity(host string, cred *proc.Cred) *proc.Cred {
 	for _, o := range v {
-		if o.owner != nil && Within(host, o.src) {
+		if o.owner != nil && values.Within(host, o.src) {
 			return o.owner
 		}
 	}

@@ -125,9 +125,9 @@ func (p *Parts) From(ctx context.Context, store *snapshots.Store, m *snapshots.M
 			return otherRoot(m, t.Image, pol.Mounts[i].Image)
 		}
 		if m.Imported && index(t) < 0 {
-			flag := "--overlay " + room.ShellQuote(t.Source+":"+t.Dest)
+			flag := "--overlay " + values.ShellQuote(t.Source+":"+t.Dest)
 			if t.Dest == "/" {
-				flag = "--rootfs " + room.ShellQuote(t.Source)
+				flag = "--rootfs " + values.ShellQuote(t.Source)
 			}
 			return &result.Error{Code: "usage", Message: fmt.Sprintf("the snapshot %s was imported, so its archive would decide that the sandbox sees %q", m.Title(), t.Source),
 				Hint: "name the directory: " + flag + ", or another directory instead"}

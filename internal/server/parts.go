@@ -16,6 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/internal/volumes"
 )
 
@@ -68,7 +69,7 @@ func checkParts(set *settings, tenant string, t config.Tenant, asked api.Parts) 
 		if err != nil {
 			return nil, err
 		}
-		if p.Overlay != nil && (room.Within(dest, p.Overlay.Path) || room.Within(p.Overlay.Path, dest)) {
+		if p.Overlay != nil && (values.Within(dest, p.Overlay.Path) || values.Within(p.Overlay.Path, dest)) {
 			return nil, usage("volume: %s and the overlay overlap", dest)
 		}
 		p.volumes = append(p.volumes, sandbox.Volume{Name: v.Name, Dest: dest, ReadOnly: v.ReadOnly})
@@ -107,7 +108,7 @@ func notAllowed(key, what string) error {
 // destination checks a mount point. The workspace is not allowed, because it belongs to the file operations.
 func destination(what, at string) (string, error) {
 	dest, err := room.CleanDest(at)
-	if err == nil && (room.Within(dest, room.Home) || room.Within(room.Home, dest)) {
+	if err == nil && (values.Within(dest, room.Home) || values.Within(room.Home, dest)) {
 		err = fmt.Errorf("%s is in the workspace", dest)
 	}
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // secretIn are names that count only in directories of some names.
@@ -114,7 +115,7 @@ type coverer struct {
 // hide covers a file or directory. The name may be a link, whose target counts if it is shown.
 func (c *coverer) hide(name string) {
 	name = real(name)
-	at := slices.IndexFunc(c.tops, func(top string) bool { return room.Within(name, top) })
+	at := slices.IndexFunc(c.tops, func(top string) bool { return values.Within(name, top) })
 	if name == "" || at < 0 || c.hidden(name) {
 		return
 	}
@@ -137,7 +138,7 @@ func (c *coverer) hide(name string) {
 		c.mounts = append(c.mounts, room.Mount{Kind: room.Empty, Dest: name})
 		return
 	}
-	c.mounts = slices.DeleteFunc(c.mounts, func(m room.Mount) bool { return room.Within(m.Dest, name) })
+	c.mounts = slices.DeleteFunc(c.mounts, func(m room.Mount) bool { return values.Within(m.Dest, name) })
 	c.mounts = append(c.mounts, room.Mount{Kind: room.Tmpfs, Dest: name, Size: 4096})
 }
 

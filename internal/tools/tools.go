@@ -249,7 +249,7 @@ func (f *finder) target(name string) {
 // exposed reports whether the sandbox shows a directory anyway that is not the distribution's, such as a project. Earlier
 // sandboxes or strangers may have written to it, so a link in it must not select which of the user's files are shown.
 func (f *finder) exposed(dir string) bool {
-	return f.shown(dir) && !room.Within(dir, "/usr") && !slices.Contains([]string{"/bin", "/sbin"}, dir)
+	return f.shown(dir) && !values.Within(dir, "/usr") && !slices.Contains([]string{"/bin", "/sbin"}, dir)
 }
 
 // ledOut reports whether a link in an exposed directory leads to an outside directory that is not known to belong to a
@@ -279,12 +279,12 @@ func (f *finder) known(name string) bool {
 			return true
 		}
 	}
-	return store(name) != "" || room.Within(name, "/opt") || strings.HasPrefix(filepath.Base(name), "python") && slices.Contains(programDirs, filepath.Base(filepath.Dir(name)))
+	return store(name) != "" || values.Within(name, "/opt") || strings.HasPrefix(filepath.Base(name), "python") && slices.Contains(programDirs, filepath.Base(filepath.Dir(name)))
 }
 
 // system reports whether a directory belongs to the distribution. Its links lead to visible files.
 func system(dir string) bool {
-	return room.Within(dir, "/usr") && !room.Within(dir, "/usr/local") || dir == "/bin" || dir == "/sbin"
+	return values.Within(dir, "/usr") && !values.Within(dir, "/usr/local") || dir == "/bin" || dir == "/sbin"
 }
 
 // venvBase returns the directory of a Python venv's base interpreter.
@@ -427,7 +427,7 @@ func (f *finder) visible(name string) bool {
 func (f *finder) outermost() (list []string) {
 	slices.Sort(f.dirs)
 	for _, dir := range f.dirs {
-		if !slices.ContainsFunc(list, func(other string) bool { return room.Within(dir, other) }) {
+		if !slices.ContainsFunc(list, func(other string) bool { return values.Within(dir, other) }) {
 			list = append(list, dir)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -128,7 +129,7 @@ func TestFind(t *testing.T) {
 				return full(value), ok
 			}
 			shown := func(dir string) bool {
-				return strings.HasPrefix(dir, "/usr") || tt.shown != "" && room.Within(dir, filepath.Join(top, tt.shown))
+				return strings.HasPrefix(dir, "/usr") || tt.shown != "" && values.Within(dir, filepath.Join(top, tt.shown))
 			}
 			set := Find(c, lookup, shown)
 			var got, vars []string
@@ -180,7 +181,7 @@ func TestFindBounded(t *testing.T) {
 	covered := func(name string) bool {
 		visible := false
 		for _, m := range set.Mounts {
-			if room.Within(name, m.Dest) {
+			if values.Within(name, m.Dest) {
 				visible = m.Kind == room.ReadOnly
 			}
 		}

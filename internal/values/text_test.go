@@ -1,4 +1,4 @@
-package room
+package values
 
 import (
 	"os/exec"
@@ -28,15 +28,15 @@ func readBack(t *testing.T, line string) []string {
 func TestShellQuote(t *testing.T) {
 	var line []string
 	for _, word := range hostile {
-		line = append(line, shellQuote(word))
+		line = append(line, ShellQuote(word))
 	}
 	if diff := cmp.Diff(hostile, readBack(t, strings.Join(line, " "))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	// Words that need no quotes stay readable.
 	for _, word := range []string{"/usr/bin/env", "--ro-bind", "A=b", "1.5"} {
-		if got := shellQuote(word); got != word {
-			t.Errorf("shellQuote(%q) = %s", word, got)
+		if got := ShellQuote(word); got != word {
+			t.Errorf("ShellQuote(%q) = %s", word, got)
 		}
 	}
 }
@@ -49,8 +49,32 @@ func FuzzShellQuote(f *testing.F) {
 		if strings.Contains(word, "\x00") || len(word) > 100_000 {
 			return // cannot be an argument
 		}
-		if diff := cmp.Diff([]string{word, "x"}, readBack(t, shellQuote(word)+" x")); diff != "" {
-			t.Errorf("shellQuote(%q) (-want +got):\n%s", word, diff)
+		if diff := cmp.Diff([]string{word, "x"}, readBack(t, ShellQuote(word)+" x")); diff != "" {
+			t.Errorf("ShellQuote(%q) (-want +got):\n%s", word, diff)
 		}
 	})
+}
+
+func TestSplitColon(t *testing.T) {
+	tests := []struct {
+		in   string
+		want []string
+	}{
+		{"", []string{""}},
+		{":", []string{"", ""}},
+		{"::", []string{"", "", ""}},
+		{"a:b", []string{"a", "b"}},
+		{`a\:b`, []string{"a:b"}},
+		{`a\\:b`, []string{`a\`, "b"}},
+		{`a\\\:b`, []string{`a\:b`}},
+		{`a\`, []string{`a\`}},
+		{`\`, []string{`\`}},
+		{`\n:\ `, []string{`\n`, `\ `}}, // a backslash before anything else stands for itself
+		{"\xff:\xfe", []string{"\xff", "\xfe"}},
+	}
+	for _, tt := range tests {
+		if diff := cmp.Diff(tt.want, SplitColon(tt.in)); diff != "" {
+			t.Errorf("SplitColon(%q) (-want +got):\n%s", tt.in, diff)
+		}
+	}
 }
