@@ -233,7 +233,7 @@ func TestImportTree(t *testing.T) {
 		entry{name: "twice", body: "1"}, entry{name: "twice", body: "22"}, entry{name: "su", body: "s", mode: 0o4755}, entry{name: "closed/", mode: 0o1000}, entry{name: "closed/f", mode: 0o1000, body: "f"},
 		entry{name: "new\nline", body: "n"}, entry{name: "bad\xff\xfe", body: "b"}, entry{name: "turned", body: "file"}, entry{name: "emptied/sub/deep", body: "d"})
 	app := tarOf(t, entry{name: "opt/app/bin", body: "#!"}, entry{name: "etc/.wh.motd"}, entry{name: "usr/share/doc/.wh..wh..opq"}, entry{name: "usr/share/doc/"}, entry{name: "usr/share/doc/README", body: "r"},
-		entry{name: "lib/b", body: "b"}, entry{name: "linked", link: "etc/hostname", kind: tar.TypeLink}, entry{name: "turned/"}, entry{name: "turned/inside", body: "i"},
+		entry{name: "lib/b", body: "b"}, entry{name: "linked", link: "etc/hostname", kind: tar.TypeLink}, entry{name: "made/for/link", link: "usr/lib/a", kind: tar.TypeLink}, entry{name: "turned/"}, entry{name: "turned/inside", body: "i"},
 		entry{name: "etc/.wh.second", link: "opt/app/bin", kind: tar.TypeLink}, entry{name: "lib/.wh.none"}, entry{name: "emptied", body: "a file now"}, entry{name: ".wh..wh.plnk/x", body: "aufs"})
 	const want = `"abs" 40755
 "abs/olute" 100755 "abs"
@@ -245,6 +245,9 @@ func TestImportTree(t *testing.T) {
 "etc/hostname" 100644 "base\n"
 "lib" 120777 -> "usr/lib"
 "linked" 100644 "base\n"
+"made" 40755
+"made/for" 40755
+"made/for/link" 100755 "a"
 "new\nline" 100755 "n"
 "opt" 40755
 "opt/app" 40755

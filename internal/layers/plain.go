@@ -261,7 +261,10 @@ func (p *plain) link(name, first string) error {
 		return refused("%.80q is a hard link to a directory", name)
 	}
 	fd, err := tree.Open(p.root, first, unix.O_PATH)
-	if err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP {
+	if absent(err) {
+		if err := p.vacate(name); err != nil { // which creates its directory
+			return err
+		}
 		return p.change(changeLink, name, first)
 	}
 	if err != nil {
@@ -319,7 +322,7 @@ func (p *plain) finish() error {
 // settle sets the mode, with chmod, and the time of a directory, unless a later entry has replaced it.
 func (p *plain) settle(name string, at time.Time, chmod func(fd int) error) error {
 	fd, err := tree.Open(p.root, name, unix.O_PATH|unix.O_DIRECTORY)
-	if err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP {
+	if absent(err) {
 		return nil
 	}
 	if err != nil {
