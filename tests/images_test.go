@@ -284,8 +284,7 @@ func TestImageImportKilled(t *testing.T) {
 	before, _ := imageOf(t, s, "app")
 	dir := harness.SharedDir(t)
 	rng := rand.New(rand.NewPCG(1, uint64(time.Now().UnixNano())))
-	rounds := 12
-	for i := range rounds {
+	for i := range 4 * harness.Soak(t) {
 		var layers [][]byte
 		for range 3 {
 			var b bytes.Buffer

@@ -17,7 +17,7 @@ anyone='Cookbook|Builds|Library|LibraryTypes|Docs|DocLinks|BackendPython|PythonC
 anyone="$anyone|ClientTypes|ClientTypesChecked|Examples|Page|PageFailures|PagesOfOtherSites|MCPDocs|Languages|Shells|PackageManagers"
 # Sets rare to the other tests whose number of tries depends on SBXRUN_SOAK: test.sh runs them with few tries, and
 # check.sh again with many.
-rare='CurrentDirectoryExchanged|ImagePullKilled|MountRace|ExecSoak|KillMany|KillsItself|NeverReaped|VolumeKilled|CleanupWhileStarting'
+rare='CurrentDirectoryExchanged|ImagePullKilled|ImageImportKilled|MountRace|ExecSoak|KillMany|KillsItself|NeverReaped|VolumeKilled|CleanupWhileStarting'
 rare="$rare|ExecDetachedRandom|ExecHandleKilled|ExecKilledRandomly|ExecWhileKilled|SandboxesKilledRandomly|SandboxKilledRunning|QuitCalls|KilledAfterDelays"
 rare="$rare|KilledRandomly|KilledRandomlyIdmapped|KilledRandomlyCapturing|KilledRandomlyAtEnd|KilledRandomlyTerminal|StoppedEarly|ThreadChurn|StartClientKilled"
 rare="$rare|StartClientKilledRandom|Together|UnprovenGoes|Slow|MCPKilled"

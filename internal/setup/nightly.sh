@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the checks that take too long for every commit: other versions of bubblewrap, packages, programs of the
-# distribution, test suites of other projects, a virtual machine with another kernel, 10,000 random signals, the longest
-# tests, other architectures, and fuzzing.
+# distribution, test suites of other projects, images of other programs, a virtual machine with another kernel, 10,000
+# random signals, the longest tests, other architectures, and fuzzing.
 set -eu
 cd "$(dirname "$0")/../.."
 . internal/setup/steps.sh
@@ -33,6 +33,11 @@ if [ -n "$machine" ] && command -v npm >/dev/null; then
     step "test suites of other projects" internal/setup/projects.sh
 else
     left_out "test suites of other projects, which npm and Debian's apt fetch"
+fi
+if [ -n "$machine" ]; then
+    step "images of other programs" $wide internal/setup/images.sh
+else
+    left_out "images of other programs, which Debian's apt fetches"
 fi
 step "other architectures" env SBXRUN_SOAK=1 go test -count=1 ./internal/arch
 step fuzzing internal/setup/fuzz.sh 50000x
