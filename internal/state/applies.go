@@ -25,7 +25,7 @@ func (d *Dir) NoteApply() (*ApplyNote, error) {
 	name := applyPrefix + safeopen.RandomName()
 	var file *os.File
 	err := d.alone(func() error { // otherwise a sweep could remove it before it is locked
-		fd, err := d.root.lock(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, unix.F_WRLCK, 0)
+		fd, err := d.root.Lock(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, unix.F_WRLCK, 0)
 		if err != nil {
 			return err
 		}
@@ -41,21 +41,21 @@ func (d *Dir) NoteApply() (*ApplyNote, error) {
 // Write sets the text, which must not be shorter than the previous one.
 func (n *ApplyNote) Write(text []byte) error {
 	if _, err := n.file.WriteAt(text, 0); err != nil {
-		return failed(n.dir.root.fail("write", n.file.Name(), err))
+		return failed(n.dir.root.Fail("write", n.file.Name(), err))
 	}
 	return nil
 }
 
 // Remove removes the note.
 func (n *ApplyNote) Remove() {
-	_ = n.dir.root.unlink(n.file.Name()) // otherwise the next cleanup removes it
+	_ = n.dir.root.Unlink(n.file.Name()) // otherwise the next cleanup removes it
 	n.file.Close()
 }
 
 // Applies calls each for the notes of killed processes, and removes a note if each returns nil,
 // unless keep is set.
 func (d *Dir) Applies(keep bool, each func(text []byte) error) error {
-	if d.root.fd < 0 {
+	if d.root.FD < 0 {
 		return nil
 	}
 	names, err := d.list()
@@ -68,16 +68,16 @@ func (d *Dir) Applies(keep bool, each func(text []byte) error) error {
 		}
 		fd := -1
 		err := d.alone(func() (err error) {
-			fd, err = d.root.lock(name, unix.O_RDWR, unix.F_WRLCK, 0)
+			fd, err = d.root.Lock(name, unix.O_RDWR, unix.F_WRLCK, 0)
 			return err
 		})
 		if err != nil {
 			continue // in use, or already removed
 		}
 		file := os.NewFile(uintptr(fd), name)
-		text, err := readAll(file)
+		text, err := safeopen.ReadAll(file)
 		if err == nil && (len(text) == 0 || each(text) == nil) && !keep {
-			err = d.root.unlink(name)
+			err = d.root.Unlink(name)
 		}
 		file.Close()
 		if err != nil {

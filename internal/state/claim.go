@@ -12,6 +12,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
 // Claim is a supervisor's hold on the record of its sandbox: the sandbox is alive until
@@ -20,7 +21,7 @@ type Claim struct {
 	ID, Name string
 
 	dir      *Dir
-	folder   folder
+	folder   safeopen.Folder
 	lock     int // descriptor; locked
 	activity int // descriptor
 
@@ -34,14 +35,14 @@ type Claim struct {
 // error nothing is left behind. Others see the sandbox once its first record is written.
 func (d *Dir) Create(id, name string) (*Claim, error) {
 	if !ValidID(id) {
-		return nil, failed(damage("sandbox ID " + strconv.Quote(id)))
+		return nil, failed(safeopen.Damage("sandbox ID " + strconv.Quote(id)))
 	}
 	if name != "" {
 		if err := ValidName(name); err != nil {
 			return nil, err
 		}
 	}
-	o := &Claim{ID: id, Name: name, dir: d, folder: folder{fd: -1}, lock: -1, activity: -1}
+	o := &Claim{ID: id, Name: name, dir: d, folder: safeopen.Folder{FD: -1}, lock: -1, activity: -1}
 	if err := d.alone(o.create); err != nil {
 		return nil, failed(err)
 	}
@@ -50,43 +51,43 @@ func (d *Dir) Create(id, name string) (*Claim, error) {
 
 func (o *Claim) create() (err error) {
 	root, hidden := o.dir.root, "."+o.ID
-	if err := unix.Mkdirat(root.fd, hidden, 0o700); err != nil {
-		return root.fail("mkdir", hidden, err)
+	if err := root.Mkdir(hidden); err != nil {
+		return err
 	}
 	defer func() {
 		if err != nil {
-			err = result.All(err, o.dir.release(o.Name, o.ID), root.rmdir(hidden, o.folder)) // see also Sweep
+			err = result.All(err, o.dir.release(o.Name, o.ID), rmdir(root, hidden, o.folder)) // see also Sweep
 			o.giveUp()
 		}
 	}()
-	if o.folder, err = root.sub(hidden); err != nil {
+	if o.folder, err = root.Sub(hidden); err != nil {
 		return err
 	}
 	const flags = unix.O_RDWR | unix.O_CREAT | unix.O_EXCL
-	if o.lock, err = o.folder.lock(lockName, flags, unix.F_WRLCK, 0); err != nil {
+	if o.lock, err = o.folder.Lock(lockName, flags, unix.F_WRLCK, 0); err != nil {
 		return err
 	}
-	if o.activity, err = o.folder.open(activityName, flags); err != nil {
+	if o.activity, err = o.folder.Open(activityName, flags); err != nil {
 		return err
 	}
 	if err := touch(o.activity, o.dir.clock()); err != nil {
-		return o.folder.fail("touch", activityName, err)
+		return o.folder.Fail("touch", activityName, err)
 	}
 	if o.Name != "" {
 		if err := o.dir.claim(o.Name, o.ID); err != nil {
 			return err
 		}
 	}
-	if err := root.rename(hidden, o.ID); err != nil {
+	if err := root.Rename(hidden, o.ID); err != nil {
 		return err
 	}
-	o.folder.path = root.path + "/" + o.ID
+	o.folder.Path = root.Path + "/" + o.ID
 	return nil
 }
 
 // giveUp closes all descriptors, the lock last.
 func (o *Claim) giveUp() {
-	for _, fd := range []*int{&o.activity, &o.folder.fd, &o.lock} {
+	for _, fd := range []*int{&o.activity, &o.folder.FD, &o.lock} {
 		if *fd >= 0 {
 			_ = unix.Close(*fd) // no writes to lose
 		}
@@ -97,7 +98,7 @@ func (o *Claim) giveUp() {
 // Write publishes the record. It sets Version, ID, Sandbox and Name.
 func (o *Claim) Write(r Record) error {
 	r = o.complete(r)
-	return failed(o.folder.writeJSON(recordName, &r))
+	return failed(writeJSON(o.folder, recordName, &r))
 }
 
 func (o *Claim) complete(r Record) Record {
@@ -111,14 +112,14 @@ func (o *Claim) complete(r Record) Record {
 // OpenFile opens a private file of the sandbox, such as a log; flags are as in
 // [os.OpenFile]. The caller closes it.
 func (o *Claim) OpenFile(name string, flags int) (*os.File, error) {
-	file, err := o.folder.openFile(name, flags)
+	file, err := o.folder.OpenFile(name, flags)
 	return file, failed(err)
 }
 
 // ReadKill reads the request of [Entry.WriteKill]; nil without one.
 func (o *Claim) ReadKill() (*Kill, error) {
 	k := new(Kill)
-	err := o.folder.readJSON(killName, k)
+	err := readJSON(o.folder, killName, k)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
@@ -131,20 +132,20 @@ func (o *Claim) ReadKill() (*Kill, error) {
 // WriteAccess writes the access file for [Claim.GrantAccess], so that a full disk is
 // reported before the command runs.
 func (o *Claim) WriteAccess(a Access) error {
-	return failed(o.folder.write(heldAccessName, []byte(a.text())))
+	return failed(o.folder.Write(heldAccessName, []byte(a.text())))
 }
 
 // GrantAccess lets other processes enter the sandbox. It needs no disk space.
-func (o *Claim) GrantAccess() error { return failed(o.folder.rename(heldAccessName, accessName)) }
+func (o *Claim) GrantAccess() error { return failed(o.folder.Rename(heldAccessName, accessName)) }
 
 // DropAccess revokes the access, granted or not, and removes the variables in it.
 func (o *Claim) DropAccess() error {
-	return failed(result.All(o.folder.unlink(heldAccessName), o.folder.unlink(accessName)))
+	return failed(result.All(o.folder.Unlink(heldAccessName), o.folder.Unlink(accessName)))
 }
 
 // MarkEnding records that the sandbox is about to end, before anything in it is signalled.
 // An exec killed by that signal then knows that it ended with its sandbox.
-func (o *Claim) MarkEnding() error { return failed(o.folder.write(endingName, nil)) }
+func (o *Claim) MarkEnding() error { return failed(o.folder.Write(endingName, nil)) }
 
 // Close frees the name and releases the lock: for others the sandbox has now ended. The
 // record stays.
@@ -179,44 +180,29 @@ func (o *Claim) end(remove func() error) error {
 }
 
 // claim gives the name to the sandbox id, unless a living sandbox has it. The caller holds
-// STATE/lock.
+// STATE/lock, so nobody else gives the name to a sandbox meanwhile.
 func (d *Dir) claim(name, id string) error {
-	if err := unix.Mkdirat(d.root.fd, namesName, 0o700); err != nil && err != unix.EEXIST {
-		return d.root.fail("mkdir", namesName, err)
-	}
-	names, err := d.names()
+	names, err := d.root.Make(namesName)
 	if err != nil {
 		return err
 	}
-	defer names.close()
-	// A second attempt follows the removal of a dead sandbox's link. STATE/lock keeps others out.
-	for range 2 {
-		if err = unix.Symlinkat(id, names.fd, name); err != unix.EEXIST {
-			break
-		}
-		other, err := owner(names, name)
-		if errors.Is(err, unix.ENOENT) {
-			continue // just freed by its owner, who does not need STATE/lock for that
-		}
-		if err != nil {
-			return err
-		}
-		alive, err := d.alive(other)
-		if err != nil {
-			return err
-		}
-		if alive {
-			return &result.Error{Code: "name-in-use", Message: fmt.Sprintf("the name %q is in use by sandbox %s", name, other),
-				Hint: "choose another name, or end that sandbox first"}
-		}
-		if err := names.unlink(name); err != nil {
-			return err
-		}
+	defer names.Close()
+	other, err := owner(names, name)
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
 	}
+	alive, err := d.alive(other)
 	if err != nil {
-		return names.fail("symlink", name, err)
+		return err
 	}
-	return nil
+	if alive {
+		return &result.Error{Code: "name-in-use", Message: fmt.Sprintf("the name %q is in use by sandbox %s", name, other),
+			Hint: "choose another name, or end that sandbox first"}
+	}
+	if err := names.Unlink(name); err != nil {
+		return err
+	}
+	return names.Fail("symlink", name, unix.Symlinkat(id, names.FD, name))
 }
 
 // release frees the name if it still belongs to id. The caller is the supervisor of id, or
@@ -227,10 +213,10 @@ func (d *Dir) release(name, id string) error {
 	}
 	names, err := d.names()
 	if err == nil {
-		defer names.close()
+		defer names.Close()
 		var other string
 		if other, err = owner(names, name); err == nil && other == id {
-			err = names.unlink(name)
+			err = names.Unlink(name)
 		}
 	}
 	if errors.Is(err, unix.ENOENT) {
@@ -252,7 +238,7 @@ func (o *Claim) EndIfIdle(timeout time.Duration) (wait time.Duration, err error)
 		o.busy, o.busyAt = true, now
 		return timeout, nil
 	case err != nil:
-		return 0, failed(o.folder.fail("lock", activityName, err))
+		return 0, failed(o.folder.Fail("lock", activityName, err))
 	}
 	last, err := touched(o.activity)
 	if err == nil && o.busy && last <= o.busyAt {
@@ -266,7 +252,7 @@ func (o *Claim) EndIfIdle(timeout time.Duration) (wait time.Duration, err error)
 		return 0, nil // the lock is kept
 	}
 	if err := result.All(err, proc.TryLock(o.activity, unix.F_UNLCK)); err != nil {
-		return 0, failed(o.folder.fail("ask", activityName, err))
+		return 0, failed(o.folder.Fail("ask", activityName, err))
 	}
 	return wait, nil
 }

@@ -52,7 +52,7 @@ func endIfIdle(t *testing.T, age time.Duration) {
 	e := found(t, d, testID(1))
 
 	// Killed at the very instant at which it was seen.
-	fd, err := o.folder.open(activityName, os.O_RDONLY)
+	fd, err := o.folder.Open(activityName, os.O_RDONLY)
 	must(t, err)
 	must(t, proc.TryLock(fd, unix.F_RDLCK))
 	wantWait(t, "used at once", o, time.Hour, time.Hour)
@@ -83,7 +83,7 @@ func endIfIdle(t *testing.T, age time.Duration) {
 	wantWait(t, "came and went", o, time.Hour, time.Hour)
 
 	// A user that is killed does not record the end of its use.
-	fd, err = o.folder.open(activityName, os.O_RDONLY)
+	fd, err = o.folder.Open(activityName, os.O_RDONLY)
 	must(t, err)
 	must(t, proc.TryLock(fd, unix.F_RDLCK))
 	c.pass(2 * time.Hour)

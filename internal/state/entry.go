@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
 // Entry is a sandbox, or a detached exec in one, as other processes than its supervisor see
@@ -64,46 +65,46 @@ func (d *Dir) kind() string {
 // load reads one record. The error is [unix.ENOENT] if it is missing: because it was not yet
 // written, is already removed, or its supervisor was killed before writing it.
 func (d *Dir) load(id string) (*Entry, error) {
-	f, err := d.root.sub(id)
+	f, err := d.root.Sub(id)
 	if err != nil {
 		return nil, err
 	}
-	defer f.close()
+	defer f.Close()
 	// Check for life before reading the record: the last record is written before the lock is
 	// released, so that the record of a dead sandbox is final.
-	alive, err := f.alive()
+	alive, err := alive(f)
 	if err != nil {
 		return nil, err
 	}
 	var r Record
-	if err := f.readJSON(recordName, &r); err != nil {
+	if err := readJSON(f, recordName, &r); err != nil {
 		return nil, err
 	}
 	if r.ID != id {
-		return nil, f.fail("read", recordName, damage("id "+r.ID))
+		return nil, f.Fail("read", recordName, safeopen.Damage("id "+r.ID))
 	}
 	return &Entry{ID: id, Record: r, Alive: alive, dir: d}, nil
 }
 
 // alive reports whether the supervisor holds the lock.
-func (f folder) alive() (bool, error) {
-	held, err := f.locked(lockName)
-	if isDamaged(err) {
+func alive(f safeopen.Folder) (bool, error) {
+	held, err := f.Locked(lockName)
+	if safeopen.IsDamaged(err) {
 		return false, nil // not a lock file, so no supervisor holds it
 	}
 	return held, err
 }
 
 func (d *Dir) alive(id string) (bool, error) {
-	f, err := d.root.sub(id)
-	if errors.Is(err, unix.ENOENT) || isDamaged(err) {
+	f, err := d.root.Sub(id)
+	if errors.Is(err, unix.ENOENT) || safeopen.IsDamaged(err) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	defer f.close()
-	return f.alive()
+	defer f.Close()
+	return alive(f)
 }
 
 // Status returns one word for lists: starting, running, how it ended ([result.Status]), or
@@ -131,7 +132,7 @@ func (e *Entry) Refresh() error {
 	now, err := e.dir.load(e.ID)
 	if errors.Is(err, unix.ENOENT) && e.last != nil {
 		var r Record
-		if data, readErr := readAll(e.last); readErr == nil && parse(data, &r) == nil && r.ID == e.ID {
+		if data, readErr := safeopen.ReadAll(e.last); readErr == nil && parse(data, &r) == nil && r.ID == e.ID {
 			now, err = &Entry{ID: e.ID, Record: r, dir: e.dir}, nil
 		}
 	}
@@ -147,22 +148,22 @@ func (e *Entry) Refresh() error {
 }
 
 // in calls f with the sandbox's directory.
-func (e *Entry) in(f func(folder) error) error {
-	sub, err := e.dir.root.sub(e.ID)
+func (e *Entry) in(f func(safeopen.Folder) error) error {
+	sub, err := e.dir.root.Sub(e.ID)
 	if errors.Is(err, unix.ENOENT) {
 		return e.dir.unknown(e.ID)
 	}
 	if err != nil {
 		return failed(err)
 	}
-	defer sub.close()
+	defer sub.Close()
 	return failed(f(sub))
 }
 
 // OpenFile opens one of the sandbox's files for reading. The caller closes it.
 func (e *Entry) OpenFile(name string) (file *os.File, err error) {
-	err = e.in(func(f folder) (err error) {
-		file, err = f.openFile(name, os.O_RDONLY)
+	err = e.in(func(f safeopen.Folder) (err error) {
+		file, err = f.OpenFile(name, os.O_RDONLY)
 		return err
 	})
 	return file, err
@@ -180,7 +181,7 @@ func (e *Entry) Ending() bool {
 
 // WriteKill leaves a request to the supervisor and replaces an earlier one.
 func (e *Entry) WriteKill(k Kill) error {
-	return e.in(func(f folder) error { return f.writeJSON(killName, &k) })
+	return e.in(func(f safeopen.Folder) error { return writeJSON(f, killName, &k) })
 }
 
 // lookPatience is how long HoldActivity waits for the supervisor's check for idleness. If the
@@ -191,8 +192,8 @@ const lookPatience = 500 * time.Millisecond
 // the sandbox has been idle for too long, the error's code is "ending".
 func (e *Entry) HoldActivity() (release func(), err error) {
 	fd := -1
-	err = e.in(func(f folder) (err error) {
-		fd, err = f.lock(activityName, unix.O_RDONLY, unix.F_RDLCK, lookPatience)
+	err = e.in(func(f safeopen.Folder) (err error) {
+		fd, err = f.Lock(activityName, unix.O_RDONLY, unix.F_RDLCK, lookPatience)
 		if errors.Is(err, unix.EAGAIN) {
 			return &result.Error{Code: "ending", Message: "sandbox " + e.ID + " is ending", Hint: "start it again"}
 		}
@@ -202,7 +203,7 @@ func (e *Entry) HoldActivity() (release func(), err error) {
 		// A killed user cannot record the end of its use. On EROFS nothing can be recorded anyway.
 		if err = touch(fd, e.dir.clock()); err != nil && err != unix.EROFS {
 			_ = unix.Close(fd)
-			return f.fail("touch", activityName, err)
+			return f.Fail("touch", activityName, err)
 		}
 		return nil
 	})
@@ -223,15 +224,15 @@ func (e *Entry) HoldActivity() (release func(), err error) {
 func (e *Entry) Remove() error {
 	e.awaitExecs()
 	return failed(e.dir.alone(func() error {
-		f, err := e.dir.root.sub(e.ID)
+		f, err := e.dir.root.Sub(e.ID)
 		if errors.Is(err, unix.ENOENT) {
 			return nil // already removed
 		}
 		if err != nil {
 			return err
 		}
-		defer f.close()
-		alive, err := f.alive()
+		defer f.Close()
+		alive, err := alive(f)
 		if err != nil {
 			return err
 		}
@@ -244,21 +245,21 @@ func (e *Entry) Remove() error {
 
 // remove hides a sandbox's directory and then removes it. If the directory contains
 // anything that cannot be removed, the directory and its record remain.
-func (d *Dir) remove(id string, f folder) error {
-	if err := f.clear(lockName, recordName); err != nil {
+func (d *Dir) remove(id string, f safeopen.Folder) error {
+	if err := empty(f, false, lockName, recordName); err != nil {
 		return err
 	}
 	hidden := "." + id
-	if err := d.root.rename(id, hidden); err != nil {
+	if err := d.root.Rename(id, hidden); err != nil {
 		return err
 	}
-	return d.root.rmdir(hidden, f)
+	return rmdir(d.root, hidden, f)
 }
 
 // List reads all entries, the oldest first. It skips unreadable entries and returns
 // warnings for them.
 func (d *Dir) List() (entries []*Entry, warnings []error) {
-	if d.root.fd < 0 {
+	if d.root.FD < 0 {
 		return nil, nil
 	}
 	ids, err := d.list()
@@ -283,12 +284,12 @@ func (d *Dir) List() (entries []*Entry, warnings []error) {
 
 // list returns all names in the state directory.
 func (d *Dir) list() ([]string, error) {
-	f, err := d.root.sub(".") // with its own offset
+	f, err := d.root.Sub(".") // with its own offset
 	if err != nil {
 		return nil, err
 	}
-	defer f.close()
-	return f.names()
+	defer f.Close()
+	return f.Names()
 }
 
 // Find finds a sandbox by its ID, by name (the living one, or else the last one that had the
@@ -310,7 +311,7 @@ func (d *Dir) Find(word string) (*Entry, error) {
 		d.mu.Unlock()
 		return execs.Find(exec)
 	}
-	if d.root.fd < 0 || !validName(word) { // prefixes of IDs are valid names, too
+	if d.root.FD < 0 || !validName(word) { // prefixes of IDs are valid names, too
 		return nil, d.unknown(word)
 	}
 	if ValidID(word) {
@@ -356,7 +357,7 @@ func (d *Dir) named(name string) (id string) {
 	if err != nil {
 		return ""
 	}
-	defer names.close()
+	defer names.Close()
 	id, _ = owner(names, name) // "" with an error
 	return id
 }
@@ -380,11 +381,11 @@ func (d *Dir) Access(word string) (e *Entry, a Access, ok bool) {
 	if id != word {
 		e.Record.Name = word
 	}
-	err := e.in(func(f folder) error {
-		if alive, err := f.alive(); err != nil || !alive {
+	err := e.in(func(f safeopen.Folder) error {
+		if alive, err := alive(f); err != nil || !alive {
 			return d.unknown(id) // its init may still exist, but is about to end
 		}
-		data, err := f.read(accessName)
+		data, err := f.Read(accessName)
 		if err == nil {
 			a, err = parseAccess(string(data))
 		}
@@ -423,14 +424,14 @@ func ValidID(id string) bool { return len(id) == idDigits && IsHex(id) }
 func IsHex(s string) bool { return strings.Trim(s, "0123456789abcdef") == "" }
 
 // names opens the directory of names. The error is ENOENT if no sandbox has had a name yet.
-func (d *Dir) names() (folder, error) { return d.root.sub(namesName) }
+func (d *Dir) names() (safeopen.Folder, error) { return d.root.Sub(namesName) }
 
 // owner returns the ID in the name's link, or "" if that is not a valid ID.
-func owner(names folder, name string) (string, error) {
+func owner(names safeopen.Folder, name string) (string, error) {
 	var buf [idDigits + 1]byte
-	n, err := unix.Readlinkat(names.fd, name, buf[:])
+	n, err := unix.Readlinkat(names.FD, name, buf[:])
 	if err != nil && err != unix.EINVAL { // EINVAL: not a symbolic link
-		return "", names.fail("readlink", name, err)
+		return "", names.Fail("readlink", name, err)
 	}
 	if id := string(buf[:max(n, 0)]); ValidID(id) {
 		return id, nil

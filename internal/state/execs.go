@@ -9,14 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
 // Execs opens the records of the detached execs in a sandbox. If there never was one, the
 // directory is empty, as with [Look].
 func (e *Entry) Execs() (*Dir, error) {
-	d := &Dir{root: folder{-1, filepath.Join(e.dir.root.path, e.ID, execsName)}, clock: e.dir.clock, sandbox: e}
-	err := e.in(func(f folder) error {
-		root, err := f.sub(execsName)
+	d := &Dir{root: safeopen.Folder{FD: -1, Path: filepath.Join(e.dir.root.Path, e.ID, execsName)}, clock: e.dir.clock, sandbox: e}
+	err := e.in(func(f safeopen.Folder) error {
+		root, err := f.Sub(execsName)
 		if err == nil {
 			d.root = root
 		}
@@ -33,11 +34,10 @@ const keptExecs = 32
 
 // MakeExecs is like Execs but creates the directory, for a new exec.
 func (e *Entry) MakeExecs() (*Dir, error) {
-	err := e.in(func(f folder) error {
-		if err := unix.Mkdirat(f.fd, execsName, 0o700); err != nil && err != unix.EEXIST {
-			return f.fail("mkdir", execsName, err)
-		}
-		return nil
+	err := e.in(func(f safeopen.Folder) error {
+		execs, err := f.Make(execsName)
+		execs.Close()
+		return err
 	})
 	if err != nil {
 		return nil, err

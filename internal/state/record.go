@@ -9,6 +9,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
 // recordVersion changes only when old readers would misread a record: they ignore unknown
@@ -107,29 +108,29 @@ type Logs struct {
 func (r *Record) check() error {
 	switch {
 	case r.Version != recordVersion:
-		return damaged("version %d, not %d", r.Version, recordVersion)
+		return safeopen.Damaged("version %d, not %d", r.Version, recordVersion)
 	case !ValidID(r.ID):
-		return damaged("id %.80q", r.ID)
+		return safeopen.Damaged("id %.80q", r.ID)
 	case r.Sandbox != "" && !ValidID(r.Sandbox):
-		return damaged("sandbox %.80q", r.Sandbox)
+		return safeopen.Damaged("sandbox %.80q", r.Sandbox)
 	case r.Name != "" && !validName(r.Name):
-		return damaged("name %.80q", r.Name)
+		return safeopen.Damaged("name %.80q", r.Name)
 	case r.Phase != Starting && r.Phase != Running && r.Phase != Ended:
-		return damaged("phase %.80q", string(r.Phase))
+		return safeopen.Damaged("phase %.80q", string(r.Phase))
 	case (r.Phase == Ended) != (r.Report != nil):
-		return damaged("phase %q contradicts the report", string(r.Phase))
+		return safeopen.Damaged("phase %q contradicts the report", string(r.Phase))
 	}
 	for _, id := range []*proc.Identity{&r.Supervisor, r.Init} {
 		// PID_MAX_LIMIT is 1<<22 (proc_sys_kernel(5)). PIDs up to 1 never belong to a sandbox.
 		if id != nil && (id.PID <= 1 || id.PID > 1<<22) {
-			return damaged("pid %d", id.PID)
+			return safeopen.Damaged("pid %d", id.PID)
 		}
 	}
 	if r.Report != nil {
 		switch r.Report.Status {
 		case result.StatusCompleted, result.StatusFailed, result.StatusKilled, result.StatusError:
 		default:
-			return damaged("status %.80q", string(r.Report.Status))
+			return safeopen.Damaged("status %.80q", string(r.Report.Status))
 		}
 	}
 	return nil
@@ -148,10 +149,10 @@ const LongestGrace = 1e12
 func (k *Kill) check() error {
 	number, err := strconv.ParseUint(k.Signal, 10, 8)
 	if k.Signal != "" && unix.SignalNum("SIG"+k.Signal) == 0 && (err != nil || number < 1 || number > 64) {
-		return damaged("signal %.80q", k.Signal)
+		return safeopen.Damaged("signal %.80q", k.Signal)
 	}
 	if !(k.GraceMS >= 0 && k.GraceMS <= LongestGrace) {
-		return damaged("grace period of %g ms", k.GraceMS)
+		return safeopen.Damaged("grace period of %g ms", k.GraceMS)
 	}
 	return nil
 }
@@ -210,12 +211,12 @@ func parseAccess(text string) (a Access, err error) {
 	text, whole := strings.CutSuffix(text, "\x00\n")
 	words := strings.Split(text, "\x00")
 	if !whole || len(words) < accessFields || words[0] != accessVersion {
-		return Access{}, damaged("access is incomplete or of another version")
+		return Access{}, safeopen.Damaged("access is incomplete or of another version")
 	}
 	number := func(word string, bits int) uint64 {
 		n, numberErr := strconv.ParseUint(word, 10, bits)
 		if numberErr != nil {
-			err = damaged("number %.80q", word)
+			err = safeopen.Damaged("number %.80q", word)
 		}
 		return n
 	}
@@ -225,7 +226,7 @@ func parseAccess(text string) (a Access, err error) {
 		a.Cred = &proc.Cred{UID: uint32(number(words[5], 32)), GID: uint32(number(gid, 32))}
 		for i := 0; more; i++ {
 			if i == len(a.Cred.Groups) {
-				return Access{}, damaged("too many groups")
+				return Access{}, safeopen.Damaged("too many groups")
 			}
 			gid, groups, more = strings.Cut(groups, ",")
 			a.Cred.Groups[i] = uint32(number(gid, 32))
@@ -238,7 +239,7 @@ func parseAccess(text string) (a Access, err error) {
 			return nil
 		}
 		if numberErr != nil {
-			err = damaged("number %.80q", word)
+			err = safeopen.Damaged("number %.80q", word)
 		}
 		return &n
 	}
@@ -246,19 +247,19 @@ func parseAccess(text string) (a Access, err error) {
 		Nice: adjustment(words[13]), OOMScoreAdj: adjustment(words[14])}
 	var cpusErr error
 	if a.Limits.CPUs, cpusErr = strconv.ParseFloat(words[15], 64); cpusErr != nil {
-		err = damaged("number %.80q", words[15])
+		err = safeopen.Damaged("number %.80q", words[15])
 	}
 	rest := words[accessFields:]
 	cgroups := int(number(words[accessFields-1], 8))
 	if cgroups > len(rest) {
-		return Access{}, damaged("%d cgroups", cgroups)
+		return Access{}, safeopen.Damaged("%d cgroups", cgroups)
 	}
 	if cgroups > 0 {
 		a.Cgroups = rest[:cgroups]
 	}
 	a.Env = rest[cgroups:]
 	if err == nil && a.Init.PID <= 1 {
-		err = damaged("pid %d", a.Init.PID)
+		err = safeopen.Damaged("pid %d", a.Init.PID)
 	}
 	if err != nil {
 		return Access{}, err

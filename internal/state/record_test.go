@@ -15,6 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -81,7 +82,7 @@ func TestRecordTruncated(t *testing.T) {
 	data := encoded(t, &r)
 	path := filepath.Join(d.Path(), testID(1), recordName)
 	for n := range len(data) - 1 {
-		if _, err := parseRecord(data[:n]); !isDamaged(err) {
+		if _, err := parseRecord(data[:n]); !safeopen.IsDamaged(err) {
 			t.Fatalf("%d bytes: %v", n, err)
 		}
 		must(t, os.WriteFile(path, data[:n], 0o600))
@@ -172,7 +173,7 @@ func TestRecordRefused(t *testing.T) {
 		{"status unknown", change(endedText, `"killed"`, `"\u001b[2J"`)},
 	}
 	for _, tt := range tests {
-		if got, err := parseRecord([]byte(tt.in)); !isDamaged(err) {
+		if got, err := parseRecord([]byte(tt.in)); !safeopen.IsDamaged(err) {
 			t.Errorf("%s: %+v, %v; want an error", tt.name, got, err)
 		}
 	}
@@ -233,10 +234,10 @@ func TestWriteRefused(t *testing.T) {
 	bad.Supervisor.PID = 1
 	wantCode(t, "pid 1", o.Write(bad), "state")
 	long := record("2", Running)
-	long.Argv = []string{strings.Repeat("x", maxFile)}
+	long.Argv = []string{strings.Repeat("x", safeopen.MaxFile)}
 	wantCode(t, "too long", o.Write(long), "state")
-	wantCode(t, "too long a file", writeFile(o, "env", make([]byte, maxFile+1)), "state")
-	must(t, writeFile(o, "env", make([]byte, maxFile)))
+	wantCode(t, "too long a file", writeFile(o, "env", make([]byte, safeopen.MaxFile+1)), "state")
+	must(t, writeFile(o, "env", make([]byte, safeopen.MaxFile)))
 	if e := found(t, d, testID(1)); e.Record.CreatedAt == "2" {
 		t.Error("the record was replaced")
 	}
@@ -393,7 +394,7 @@ func TestAccess(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", word, diff)
 		}
 	}
-	text, err := o.folder.read(accessName)
+	text, err := o.folder.Read(accessName)
 	must(t, err)
 	for n := range len(text) {
 		if _, err := parseAccess(string(text[:n])); err == nil {

@@ -19,7 +19,7 @@ var ErrFull = errors.New("all slots are taken")
 // moment of looking for a slot, which does not mean that all are taken. TakeSlot then
 // queries the slots without taking one, and tries again.
 func (d *Dir) TakeSlot(n int) (release func(), err error) {
-	queue, err := d.root.open(queueName, unix.O_RDWR|unix.O_CREAT)
+	queue, err := d.root.Open(queueName, unix.O_RDWR|unix.O_CREAT)
 	if err != nil {
 		return nil, failed(err)
 	}
@@ -31,7 +31,7 @@ func (d *Dir) TakeSlot(n int) (release func(), err error) {
 		case err == unix.EINTR:
 			continue
 		case err != unix.EWOULDBLOCK:
-			return nil, failed(d.root.fail("lock", queueName, err))
+			return nil, failed(d.root.Fail("lock", queueName, err))
 		}
 		if full, err := d.full(n); err != nil {
 			return nil, failed(err)
@@ -65,7 +65,7 @@ func (d *Dir) standing(n int) bool {
 //
 // The process should exit after such an error, because a thread may still wait in the queue.
 func (d *Dir) WaitSlot(ctx context.Context, n int) (release func(), err error) {
-	queue, err := d.root.open(queueName, unix.O_RDWR|unix.O_CREAT)
+	queue, err := d.root.Open(queueName, unix.O_RDWR|unix.O_CREAT)
 	if err != nil {
 		return nil, failed(err)
 	}
@@ -96,7 +96,7 @@ func (d *Dir) WaitSlot(ctx context.Context, n int) (release func(), err error) {
 	}
 	defer unix.Close(queue)
 	if err != nil {
-		return nil, failed(d.root.fail("lock", queueName, err))
+		return nil, failed(d.root.Fail("lock", queueName, err))
 	}
 	for pause := time.Millisecond; ; pause = min(2*pause, slotPause) {
 		release, err := d.freeSlot(n)
@@ -135,7 +135,7 @@ func (d *Dir) freeSlot(n int) (release func(), err error) {
 // full reports whether all slots are taken.
 func (d *Dir) full(n int) (bool, error) {
 	for i := range n {
-		if taken, err := d.root.locked(slotPrefix + strconv.Itoa(i)); err != nil || !taken {
+		if taken, err := d.root.Locked(slotPrefix + strconv.Itoa(i)); err != nil || !taken {
 			return false, err
 		}
 	}
@@ -149,7 +149,7 @@ func (d *Dir) TryAdmission() (release func(), ok bool, err error) { return d.try
 
 // try takes a lock of the state directory if it is free.
 func (d *Dir) try(name string) (release func(), ok bool, err error) {
-	fd, err := d.root.lock(name, unix.O_RDWR|unix.O_CREAT, unix.F_WRLCK, 0)
+	fd, err := d.root.Lock(name, unix.O_RDWR|unix.O_CREAT, unix.F_WRLCK, 0)
 	if errors.Is(err, unix.EAGAIN) {
 		return nil, false, nil
 	}

@@ -45,7 +45,7 @@ func TestTakeSlot(t *testing.T) {
 func TestTakeSlotBehindQueue(t *testing.T) {
 	d := opened(t)
 	release := take(t, d, 1)
-	queue, err := d.root.open(queueName, unix.O_RDWR|unix.O_CREAT)
+	queue, err := d.root.Open(queueName, unix.O_RDWR|unix.O_CREAT)
 	must(t, err)
 	defer unix.Close(queue)
 	must(t, unix.Flock(queue, unix.LOCK_EX))
@@ -80,7 +80,7 @@ func TestTakeSlotBehindQueue(t *testing.T) {
 func TestSlotBehindStopped(t *testing.T) {
 	t.Parallel()
 	d := opened(t)
-	queue, err := d.root.open(queueName, unix.O_RDWR|unix.O_CREAT)
+	queue, err := d.root.Open(queueName, unix.O_RDWR|unix.O_CREAT)
 	must(t, err)
 	defer unix.Close(queue)
 	must(t, unix.Flock(queue, unix.LOCK_EX))
@@ -142,11 +142,11 @@ func TestWaitSlotOrder(t *testing.T) {
 func blocked(t *testing.T, d *Dir, n int) {
 	t.Helper()
 	var st unix.Stat_t
-	if err := unix.Fstatat(d.root.fd, queueName, &st, 0); err != nil && err != unix.ENOENT {
+	if err := unix.Fstatat(d.root.FD, queueName, &st, 0); err != nil && err != unix.ENOENT {
 		t.Fatal(err)
 	}
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-		if err := unix.Fstatat(d.root.fd, queueName, &st, 0); err == nil && inQueue(t, st.Ino) == n {
+		if err := unix.Fstatat(d.root.FD, queueName, &st, 0); err == nil && inQueue(t, st.Ino) == n {
 			return
 		}
 		if time.Now().After(end) {

@@ -59,6 +59,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
 // Cached results of [CheckProc] and [CheckVisible].
@@ -156,7 +157,7 @@ func ServerDir() string {
 // Dir is a state directory, or the directory of the detached execs in a sandbox, which has
 // the same layout. Its methods are safe for concurrent use.
 type Dir struct {
-	root    folder
+	root    safeopen.Folder
 	clock   func() time.Duration // monotonic; measures activity
 	sandbox *Entry               // the sandbox of the execs; nil for a directory of sandboxes
 
@@ -199,8 +200,8 @@ func CheckUsable(c Caller) error {
 		return err
 	}
 	defer d.Close()
-	dir := d.root.path
-	if d.root.fd < 0 {
+	dir := d.root.Path
+	if d.root.FD < 0 {
 		for dir = filepath.Dir(dir); c.StateDir == "" && dir != "/" && unix.Access(dir, unix.F_OK) == unix.ENOENT; {
 			dir = filepath.Dir(dir) // Open creates the parents
 		}
@@ -245,7 +246,7 @@ func openAt(path string, c Caller, create bool) (*Dir, error) {
 	fd, err := unix.Open(path, flags, 0)
 	if err == unix.ENOENT {
 		if !create {
-			return &Dir{root: folder{-1, path}, clock: monotonic}, nil
+			return &Dir{root: safeopen.Folder{FD: -1, Path: path}, clock: monotonic}, nil
 		}
 		if c.StateDir == "" {
 			_ = os.MkdirAll(filepath.Dir(path), 0o700) // Mkdir returns the error
@@ -268,7 +269,7 @@ func openAt(path string, c Caller, create bool) (*Dir, error) {
 		_ = unix.Close(fd)
 		return nil, err
 	}
-	return &Dir{root: folder{fd, path}, clock: monotonic}, nil
+	return &Dir{root: safeopen.Folder{FD: fd, Path: path}, clock: monotonic}, nil
 }
 
 // private checks that only the caller can use the directory.
@@ -290,7 +291,7 @@ func private(fd int, path string, uid int) error {
 }
 
 // Path returns the path under which the directory was opened, for messages.
-func (d *Dir) Path() string { return d.root.path }
+func (d *Dir) Path() string { return d.root.Path }
 
 // Close closes the directory. Claims and entries of it must not be used any more.
 func (d *Dir) Close() error {
@@ -299,10 +300,10 @@ func (d *Dir) Close() error {
 	for _, execs := range d.execs {
 		execs.Close()
 	}
-	if d.root.fd < 0 {
+	if d.root.FD < 0 {
 		return nil
 	}
-	return unix.Close(d.root.fd)
+	return unix.Close(d.root.FD)
 }
 
 // stoppedAfter is the timeout for STATE/lock, which is normally held for about ten
@@ -311,7 +312,7 @@ const stoppedAfter = 10 * time.Second
 
 // alone runs f with STATE/lock held.
 func (d *Dir) alone(f func() error) error {
-	fd, err := d.root.lock(lockName, unix.O_RDWR|unix.O_CREAT, unix.F_WRLCK, stoppedAfter)
+	fd, err := d.root.Lock(lockName, unix.O_RDWR|unix.O_CREAT, unix.F_WRLCK, stoppedAfter)
 	if err != nil {
 		return err
 	}
@@ -323,7 +324,7 @@ func (d *Dir) alone(f func() error) error {
 // interrupted, and damaged ones. Then it removes the names of all dead sandboxes. It leaves
 // unknown directories alone.
 func (d *Dir) Sweep() (warnings []error) {
-	if d.root.fd < 0 {
+	if d.root.FD < 0 {
 		return nil
 	}
 	warn := func(err error) {
@@ -335,7 +336,7 @@ func (d *Dir) Sweep() (warnings []error) {
 		left, err := d.list()
 		for _, name := range left {
 			if d.removable(name) {
-				warn(d.root.scrap(name))
+				warn(scrap(d.root, name))
 			}
 		}
 		return result.All(err, d.sweepNames())
@@ -357,7 +358,7 @@ func (d *Dir) removable(name string) bool {
 		return false
 	}
 	_, err = d.load(name)
-	return errors.Is(err, unix.ENOENT) || isDamaged(err)
+	return errors.Is(err, unix.ENOENT) || safeopen.IsDamaged(err)
 }
 
 // sweepNames removes the names of dead sandboxes. The caller holds STATE/lock.
@@ -369,13 +370,13 @@ func (d *Dir) sweepNames() error {
 	if err != nil {
 		return err
 	}
-	defer names.close()
-	all, err := names.names()
+	defer names.Close()
+	all, err := names.Names()
 	for _, name := range all {
 		// An unreadable name can stay: it is taken over once it is readable.
 		if id, err := owner(names, name); err == nil {
 			if alive, err := d.alive(id); err == nil && !alive {
-				_ = names.unlink(name)
+				_ = names.Unlink(name)
 			}
 		}
 	}
@@ -397,7 +398,7 @@ func failed(err error) error {
 		e.Hint = "free disk space or inodes there (df, df -i), or " + ownDirHint
 	case errors.Is(err, unix.EAGAIN):
 		e.Hint = "another sbxrun holds it; check whether that is stopped (SIGSTOP)"
-	case isDamaged(err):
+	case safeopen.IsDamaged(err):
 		e.Hint = "remove ended sandboxes: sbxrun cleanup"
 	default:
 		e.Hint = ownDirHint

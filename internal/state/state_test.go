@@ -80,7 +80,7 @@ func written(t *testing.T, d *Dir, n int, name string) *Claim {
 	return o
 }
 
-func writeFile(o *Claim, name string, data []byte) error { return failed(o.folder.write(name, data)) }
+func writeFile(o *Claim, name string, data []byte) error { return failed(o.folder.Write(name, data)) }
 
 func record(createdAt string, phase Phase) Record {
 	r := Record{Argv: []string{"true"}, CreatedAt: createdAt, Phase: phase, Supervisor: proc.Identity{PID: 4711, Start: 1, BootID: "b", PIDNS: 1}}
@@ -290,10 +290,10 @@ func TestKilledSupervisor(t *testing.T) {
 // A process stopped with a lock held blocks others only for a while.
 func TestLockPatience(t *testing.T) {
 	d := opened(t)
-	_, err := d.root.lock("x", os.O_RDWR|os.O_CREATE, unix.F_WRLCK, 0)
+	_, err := d.root.Lock("x", os.O_RDWR|os.O_CREATE, unix.F_WRLCK, 0)
 	must(t, err)
 	begin := time.Now()
-	_, err = d.root.lock("x", os.O_RDWR, unix.F_WRLCK, 20*time.Millisecond)
+	_, err = d.root.Lock("x", os.O_RDWR, unix.F_WRLCK, 20*time.Millisecond)
 	wantCode(t, "a lock that is held", failed(err), "state")
 	if took := time.Since(begin); took < 20*time.Millisecond || took > 5*time.Second {
 		t.Errorf("took %v", took)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strconv"
 
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"golang.org/x/sys/unix"
 )
 
@@ -76,7 +77,7 @@ func dissolve(top int, name string) error {
 // empty removes everything but directories from a directory. It moves directories to top, unless that
 // is -1, and returns their names.
 func empty(dir, top int) (dirs []string, err error) {
-	for name, err := range readNames(dir) {
+	for name, err := range safeopen.ReadNames(dir) {
 		if err != nil {
 			return nil, err
 		}

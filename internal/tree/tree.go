@@ -14,7 +14,6 @@ package tree
 import (
 	"errors"
 	"fmt"
-	"iter"
 	"path"
 	"slices"
 	"strings"
@@ -31,23 +30,7 @@ func Open(dir int, name string, flags int) (int, error) { return Create(dir, nam
 
 // Create is [Open] for O_CREAT, which needs a mode.
 func Create(dir int, name string, flags int, mode uint32) (int, error) {
-	return open(dir, name, flags, mode, unix.RESOLVE_NO_XDEV)
-}
-
-func open(dir int, name string, flags int, mode uint32, resolve uint64) (int, error) {
-	flags |= unix.O_NOFOLLOW | unix.O_CLOEXEC
-	if flags&unix.O_PATH == 0 { // which allows no other flags
-		flags |= unix.O_NONBLOCK | unix.O_NOCTTY
-	}
-	how := unix.OpenHow{Flags: uint64(flags), Mode: uint64(mode), Resolve: resolve | unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS}
-	for {
-		// Do not retry on EAGAIN: without "..", only a lease causes it, and its owner can take it again
-		// as often as we retry.
-		fd, err := unix.Openat2(dir, name, &how)
-		if err != unix.EINTR {
-			return fd, err
-		}
-	}
+	return safeopen.Beneath(dir, name, flags, mode, unix.RESOLVE_NO_XDEV)
 }
 
 // OpenFile opens a regular file for reading. The error is [unix.ENOENT] if it is not a regular file.
@@ -158,38 +141,10 @@ func LeadsOut(depth int, target string) bool {
 // Hidden returns a random name for a temporary file.
 func Hidden() string { return ".sbxrun-" + safeopen.RandomName() }
 
-// readNames iterates over the names in a directory. If the directory was removed, it has no names.
-func readNames(dir int) iter.Seq2[string, error] {
-	return func(yield func(string, error) bool) {
-		if _, err := unix.Seek(dir, 0, unix.SEEK_SET); err != nil {
-			yield("", err)
-			return
-		}
-		for buf := make([]byte, 32<<10); ; {
-			n, err := unix.ReadDirent(dir, buf)
-			switch {
-			case err == unix.EINTR:
-				continue
-			case err == unix.ENOENT, err == nil && n == 0:
-				return
-			case err != nil:
-				yield("", err)
-				return
-			}
-			_, _, found := unix.ParseDirent(buf[:n], -1, nil)
-			for _, name := range found {
-				if !yield(name, nil) {
-					return
-				}
-			}
-		}
-	}
-}
-
 // names returns the sorted names in a directory, or nil if there are more than most.
 func names(dir, most int) ([]string, error) {
 	list := []string{}
-	for name, err := range readNames(dir) {
+	for name, err := range safeopen.ReadNames(dir) {
 		if err != nil {
 			return nil, err
 		}

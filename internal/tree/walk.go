@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"golang.org/x/sys/unix"
 )
 
@@ -171,7 +172,7 @@ func (w *Walk) open(dir int, name string, flags int) (int, error) {
 	if w.Mounts {
 		resolve = 0
 	}
-	return open(dir, name, flags, 0, resolve)
+	return safeopen.Beneath(dir, name, flags, 0, resolve)
 }
 
 func (w *Walk) as(f func() error) error {

@@ -80,7 +80,7 @@ func (s *Store) marked(name string, how int, patience time.Duration) (*os.File, 
 
 // open opens a directory of the store. The file is nil after an error.
 func (s *Store) open(name string) (*os.File, error) {
-	fd, err := unix.Openat2(s.fd, name, beneath(unix.O_RDONLY|unix.O_DIRECTORY))
+	fd, err := s.beneath(name, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return nil, err
 	}

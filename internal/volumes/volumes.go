@@ -167,7 +167,7 @@ func (s *Store) lock(name string, write bool, patience time.Duration) (*Volume, 
 		if s.fd < 0 {
 			return nil, unix.ENOENT
 		}
-		fd, err := unix.Openat2(s.fd, name+"/"+lockName, beneath(unix.O_RDONLY))
+		fd, err := s.beneath(name+"/"+lockName, unix.O_RDONLY)
 		if err != nil {
 			return nil, err
 		}
@@ -187,7 +187,7 @@ func (s *Store) lock(name string, write bool, patience time.Duration) (*Volume, 
 		var mine, now unix.Stat_t
 		err = unix.Fstat(fd, &mine)
 		if err == nil && unix.Fstatat(s.fd, name+"/"+lockName, &now, unix.AT_SYMLINK_NOFOLLOW) == nil && now.Ino == mine.Ino {
-			data, err := unix.Openat2(s.fd, name+"/"+dataName, beneath(unix.O_RDONLY|unix.O_DIRECTORY))
+			data, err := s.beneath(name+"/"+dataName, unix.O_RDONLY|unix.O_DIRECTORY)
 			if err == unix.EACCES { // a sandbox may have closed it to its owner
 				data, err = tree.OpenOwn(s.fd, name+"/"+dataName)
 			}
@@ -201,9 +201,8 @@ func (s *Store) lock(name string, write bool, patience time.Duration) (*Volume, 
 	}
 }
 
-// beneath returns how to open files of the store: beneath it, and without links.
-func beneath(flags uint64) *unix.OpenHow {
-	return &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
+func (s *Store) beneath(name string, flags int) (int, error) {
+	return safeopen.Beneath(s.fd, name, flags, 0, 0)
 }
 
 // Discard removes a volume created by Use, and the directories created for it, unless another process uses

@@ -22,6 +22,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
@@ -46,9 +47,7 @@ func Open(root int, name string, user *proc.Cred) (*Dir, error) {
 	defer unix.Close(root)
 	d := &Dir{user: user}
 	err := proc.AsUser(user, func() error {
-		fd, err := unix.Openat2(root, strings.TrimPrefix(path.Clean(name), "/"), &unix.OpenHow{
-			Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
-		})
+		fd, err := safeopen.Beneath(root, strings.TrimPrefix(path.Clean(name), "/"), unix.O_PATH|unix.O_DIRECTORY, 0, 0)
 		if err == nil {
 			d.file = os.NewFile(uintptr(fd), name)
 		}

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
@@ -29,21 +30,13 @@ func Inside(root int, user *proc.Cred) (*Root, error) {
 	return &Root{fd: root, user: user}, nil
 }
 
-// open opens a path as the user. In a sandbox it retries a path with "..", or behind a link, because openat2(2)
-// returns EAGAIN for such a path when anything on the machine is renamed or mounted at the same time. A
-// file with a lease also gives EAGAIN, so the number of attempts is bounded.
+// open opens a path as the user.
 func (r *Root) open(name string, flags int, resolve uint64) (fd int, err error) {
 	err = proc.AsUser(r.user, func() (err error) {
 		if r.fd < 0 {
 			fd, err = r.host(name, flags)
-			return err
-		}
-		const tries = 1000 // of about a microsecond each
-		for range tries {
-			fd, err = unix.Openat2(r.fd, name, &unix.OpenHow{Flags: uint64(flags), Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS | resolve})
-			if err != unix.EAGAIN && err != unix.EINTR {
-				break
-			}
+		} else {
+			fd, err = safeopen.InRoot(r.fd, name, flags, resolve)
 		}
 		return err
 	})
