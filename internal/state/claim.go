@@ -132,7 +132,7 @@ func (o *Claim) ReadKill() (*Kill, error) {
 // WriteAccess writes the access file for [Claim.GrantAccess], so that a full disk is
 // reported before the command runs.
 func (o *Claim) WriteAccess(a Access) error {
-	return failed(o.folder.Write(heldAccessName, []byte(a.text())))
+	return failed(writeJSON(o.folder, heldAccessName, a.file()))
 }
 
 // GrantAccess lets other processes enter the sandbox. It needs no disk space.

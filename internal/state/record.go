@@ -1,8 +1,9 @@
 package state
 
 import (
+	"bytes"
+	"slices"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -121,8 +122,7 @@ func (r *Record) check() error {
 		return safeopen.Damaged("phase %q contradicts the report", string(r.Phase))
 	}
 	for _, id := range []*proc.Identity{&r.Supervisor, r.Init} {
-		// PID_MAX_LIMIT is 1<<22 (proc_sys_kernel(5)). PIDs up to 1 never belong to a sandbox.
-		if id != nil && (id.PID <= 1 || id.PID > 1<<22) {
+		if id != nil && !validPID(id.PID) {
 			return safeopen.Damaged("pid %d", id.PID)
 		}
 	}
@@ -135,6 +135,9 @@ func (r *Record) check() error {
 	}
 	return nil
 }
+
+// validPID reports whether a PID may belong to a sandbox. PID_MAX_LIMIT is 1<<22 (proc_sys_kernel(5)).
+func validPID(pid int) bool { return pid > 1 && pid <= 1<<22 }
 
 // Kill asks the supervisor to end its sandbox. After writing it, the writer sends the
 // supervisor a signal.
@@ -159,110 +162,63 @@ func (k *Kill) check() error {
 
 // Access describes how to enter a sandbox. It exists while the command runs, because only
 // then the sandbox is complete, and never changes. It has its own file because the
-// variables may be secrets, which no command may print, and because an exec is faster
-// without JSON.
+// variables may be secrets, which no command may print.
 type Access struct {
-	Init    proc.Identity
-	Cred    *proc.Cred // credentials of the sandbox, if not sbxrun's
-	Net     string
-	Workdir string
-	Filter  string         // name of the system call filter
-	Cgroups []string       // directories of the sandbox's cgroups
-	Limits  limits.Request // limits for each process
-	Env     []string       // NAME=VALUE
+	Init   proc.Identity  `json:"init"`
+	Cred   *proc.Cred     `json:"cred,omitempty"` // credentials of the sandbox, if not sbxrun's
+	Net    string         `json:"net"`
+	Filter string         `json:"filter"` // name of the system call filter
+	Limits limits.Request `json:"limits"` // limits for each process
+
+	Workdir string   `json:"-"`
+	Cgroups []string `json:"-"` // directories of the sandbox's cgroups
+	Env     []string `json:"-"` // NAME=VALUE
+}
+
+// accessFile is an Access with its version. Paths and variables are in base64, because they may have any bytes.
+type accessFile struct {
+	Version int `json:"version"`
+	Access
+	Workdir []byte   `json:"workdir"`
+	Cgroups [][]byte `json:"cgroups,omitempty"`
+	Env     [][]byte `json:"env,omitempty"`
 }
 
 // heldAccessName is the file's name before the command runs.
-const heldAccessName = ".access"
+const heldAccessName = "." + accessName
 
 // accessVersion changes with the fields: a process must not enter a sandbox started by
 // another version whose format it does not understand.
-const accessVersion = "4"
+const accessVersion = 5
 
-// accessFields is the number of words before the cgroups; the last of them is the number of
-// cgroups. The variables follow.
-const accessFields = 17
-
-func (a *Access) text() string {
-	uid, gid := "", ""
-	if a.Cred != nil {
-		uid, gid = strconv.FormatUint(uint64(a.Cred.UID), 10), strconv.FormatUint(uint64(a.Cred.GID), 10)
-		for _, group := range a.Cred.Groups[:a.Cred.Groups.Len()] {
-			gid += "," + strconv.FormatUint(uint64(group), 10)
-		}
-	}
-	adjustment := func(n *int) string {
-		if n == nil {
-			return ""
-		}
-		return strconv.Itoa(*n)
-	}
-	size := func(n int64) string { return strconv.FormatInt(n, 10) }
-	words := []string{accessVersion, strconv.Itoa(a.Init.PID), strconv.FormatUint(a.Init.Start, 10), a.Init.BootID, strconv.FormatUint(a.Init.PIDNS, 10),
-		uid, gid, a.Net, a.Workdir, a.Filter,
-		size(a.Limits.FSize), size(a.Limits.NoFile), size(a.Limits.Stack), adjustment(a.Limits.Nice), adjustment(a.Limits.OOMScoreAdj),
-		strconv.FormatFloat(a.Limits.CPUs, 'g', -1, 64), strconv.Itoa(len(a.Cgroups))}
-	words = append(words, a.Cgroups...)
-	// Each word ends with NUL, which no word can contain, so that truncation is detected.
-	return strings.Join(append(words, a.Env...), "\x00") + "\x00\n"
+func (a Access) file() *accessFile {
+	return &accessFile{accessVersion, a, []byte(a.Workdir), convert[[]byte](a.Cgroups), convert[[]byte](a.Env)}
 }
 
-func parseAccess(text string) (a Access, err error) {
-	text, whole := strings.CutSuffix(text, "\x00\n")
-	words := strings.Split(text, "\x00")
-	if !whole || len(words) < accessFields || words[0] != accessVersion {
-		return Access{}, safeopen.Damaged("access is incomplete or of another version")
+func (f *accessFile) access() Access {
+	a := f.Access
+	a.Workdir, a.Cgroups, a.Env = string(f.Workdir), convert[string](f.Cgroups), convert[string](f.Env)
+	return a
+}
+
+func convert[To, From string | []byte](list []From) (to []To) {
+	for _, s := range list {
+		to = append(to, To(s))
 	}
-	number := func(word string, bits int) uint64 {
-		n, numberErr := strconv.ParseUint(word, 10, bits)
-		if numberErr != nil {
-			err = safeopen.Damaged("number %.80q", word)
-		}
-		return n
+	return to
+}
+
+func (f *accessFile) check() error {
+	l := &f.Limits
+	switch {
+	case f.Version != accessVersion:
+		return safeopen.Damaged("version %d, not %d", f.Version, accessVersion)
+	case !validPID(f.Init.PID):
+		return safeopen.Damaged("pid %d", f.Init.PID)
+	case l.FSize < 0 || l.NoFile < 0 || l.Stack < 0:
+		return safeopen.Damaged("negative limits")
+	case slices.ContainsFunc(slices.Concat(f.Cgroups, f.Env, [][]byte{f.Workdir}), func(b []byte) bool { return bytes.IndexByte(b, 0) >= 0 }):
+		return safeopen.Damaged("NUL bytes")
 	}
-	a.Init = proc.Identity{PID: int(number(words[1], 22)), Start: number(words[2], 64), BootID: words[3], PIDNS: number(words[4], 64)}
-	if words[5] != "" {
-		gid, groups, more := strings.Cut(words[6], ",")
-		a.Cred = &proc.Cred{UID: uint32(number(words[5], 32)), GID: uint32(number(gid, 32))}
-		for i := 0; more; i++ {
-			if i == len(a.Cred.Groups) {
-				return Access{}, safeopen.Damaged("too many groups")
-			}
-			gid, groups, more = strings.Cut(groups, ",")
-			a.Cred.Groups[i] = uint32(number(gid, 32))
-		}
-	}
-	a.Net, a.Workdir, a.Filter = words[7], words[8], words[9]
-	adjustment := func(word string) *int {
-		n, numberErr := strconv.Atoi(word)
-		if word == "" {
-			return nil
-		}
-		if numberErr != nil {
-			err = safeopen.Damaged("number %.80q", word)
-		}
-		return &n
-	}
-	a.Limits = limits.Request{FSize: int64(number(words[10], 63)), NoFile: int64(number(words[11], 63)), Stack: int64(number(words[12], 63)),
-		Nice: adjustment(words[13]), OOMScoreAdj: adjustment(words[14])}
-	var cpusErr error
-	if a.Limits.CPUs, cpusErr = strconv.ParseFloat(words[15], 64); cpusErr != nil {
-		err = safeopen.Damaged("number %.80q", words[15])
-	}
-	rest := words[accessFields:]
-	cgroups := int(number(words[accessFields-1], 8))
-	if cgroups > len(rest) {
-		return Access{}, safeopen.Damaged("%d cgroups", cgroups)
-	}
-	if cgroups > 0 {
-		a.Cgroups = rest[:cgroups]
-	}
-	a.Env = rest[cgroups:]
-	if err == nil && a.Init.PID <= 1 {
-		err = safeopen.Damaged("pid %d", a.Init.PID)
-	}
-	if err != nil {
-		return Access{}, err
-	}
-	return a, nil
+	return nil
 }

@@ -343,15 +343,21 @@ func TestFilesAreDocumented(t *testing.T) {
 	}
 }
 
+func parseAccess(text []byte) (Access, error) {
+	var f accessFile
+	err := parse(text, &f)
+	return f.access(), err
+}
+
 func FuzzAccess(f *testing.F) {
-	f.Add("1\x007\x0042\x00boot\x0099\x00\x00\x00none\x00/\x00A=b\x00\n")
-	f.Add("1\x007\x0042\x00boot\x0099\x0065534\x00100\x00host\x00/tmp\x00\n")
-	f.Fuzz(func(t *testing.T, text string) {
+	f.Add([]byte(`{"version":5,"init":{"pid":7,"start_time":42,"boot_id":"boot","pid_namespace":99},"net":"none","workdir":"Lw==","env":["QT1i"]}`))
+	f.Add([]byte(`{"version":5,"init":{"pid":7},"cred":{"UID":65534,"GID":100,"Groups":[1,2]},"net":"host","limits":{"Nice":-5},"cgroups":["L3g="]}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
 		a, err := parseAccess(text)
 		if err != nil {
 			return
 		}
-		if a.Init.PID <= 1 || a.Init.PID >= 1<<22 {
+		if a.Init.PID <= 1 || a.Init.PID > 1<<22 {
 			t.Errorf("%q: pid %d", text, a.Init.PID)
 		}
 		for _, pair := range a.Env {
@@ -378,6 +384,7 @@ func TestAccess(t *testing.T) {
 		Cred:    &proc.Cred{UID: 65534, GID: 7, Groups: proc.Groups{44, 109}},
 		Net:     "none",
 		Workdir: "/a\xff\nb",
+		Cgroups: []string{"/sys/fs/cgroup/a", "/b\xff"},
 		Env:     []string{"A=", "B=x=y\n", "C=\xfe"},
 	}
 	must(t, o.WriteAccess(want))
@@ -396,16 +403,21 @@ func TestAccess(t *testing.T) {
 	}
 	text, err := o.folder.Read(accessName)
 	must(t, err)
-	for n := range len(text) {
-		if _, err := parseAccess(string(text[:n])); err == nil {
-			t.Errorf("accepted when truncated to %d bytes", n)
+	for n := range len(text) - 1 {
+		if _, err := parseAccess(text[:n]); !safeopen.IsDamaged(err) {
+			t.Errorf("truncated to %d bytes: %v", n, err)
 		}
 	}
-	words := strings.Split(string(text), "\x00")
-	for n := range accessFields {
-		if _, err := parseAccess(strings.Join(words[:n], "\x00") + "\x00\n"); err == nil {
-			t.Errorf("accepted with %d words", n)
+	for _, refused := range []Access{{}, {Init: proc.Identity{PID: 1 << 23}}, {Init: want.Init, Workdir: "\x00"}, {Init: want.Init, Env: []string{"A=\x00"}},
+		{Init: want.Init, Limits: limits.Request{NoFile: -1}}} {
+		if err := o.WriteAccess(refused); err == nil {
+			t.Errorf("accepted %+v", refused)
 		}
+	}
+	other := want.file()
+	other.Version++
+	if err := other.check(); err == nil {
+		t.Error("accepted another version")
 	}
 	for _, word := range []string{"", "nobody", o.ID[:6], "../" + o.ID, testID(2)} {
 		if _, _, ok := d.Access(word); ok {
@@ -413,7 +425,7 @@ func TestAccess(t *testing.T) {
 		}
 	}
 	must(t, o.DropAccess())
-	must(t, o.WriteAccess(Access{}))
+	must(t, o.WriteAccess(want))
 	must(t, o.DropAccess()) // before it was granted: it may contain secrets
 	wantFiles(t, d, testID(1), testID(1)+"/activity", testID(1)+"/lock", "lock", "names", "names/box")
 	if _, _, ok := d.Access("box"); ok {

@@ -8,7 +8,7 @@
 //	STATE/ID/record.json  [Record]
 //	STATE/ID/kill.json    [Kill], a request to the supervisor
 //	STATE/ID/ending       exists once the supervisor has begun to end the sandbox
-//	STATE/ID/access       [Access], while the sandbox can be entered
+//	STATE/ID/access.json  [Access], while the sandbox can be entered
 //	STATE/ID/...          files of the supervisor: the logs
 //	STATE/ID/execs/       the detached execs in the sandbox, each like a STATE/ID; see [Entry.Execs]
 //	STATE/queue           the queue for slots; see [Dir.WaitSlot]
@@ -72,7 +72,7 @@ const (
 	activityName  = "activity"
 	recordName    = "record.json"
 	killName      = "kill.json"
-	accessName    = "access"
+	accessName    = "access.json"
 	endingName    = "ending"
 	execsName     = "execs"
 	queueName     = "queue"

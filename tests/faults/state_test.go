@@ -562,7 +562,7 @@ func TestStateGarbageFiles(t *testing.T) {
 	for what, text := range garbage() {
 		e := newEnv(t)
 		b := e.start([]string{"--name", "box"}, stays...)
-		for _, file := range []string{"activity", "kill.json", "access", "lock"} {
+		for _, file := range []string{"activity", "kill.json", "access.json", "lock"} {
 			harness.Must(t, os.WriteFile(b.path(file), []byte(text), 0o600))
 		}
 		for _, args := range [][]string{{"ps"}, {"inspect", "box"}, {"logs", "box"}, {"exec", "--timeout", lifetime, "box", "/bin/true"}, {"cleanup"}} {
