@@ -7,11 +7,7 @@ import (
 
 // applies removes the temporary files of killed applies.
 func (s *sweep) applies(dir *state.Dir) {
-	err := dir.Applies(s.DryRun, func(note []byte) error {
-		left, err := overlay.ReadStaging(note)
-		if err != nil {
-			return nil // an older version's note, or an incomplete one
-		}
+	err := overlay.SweepNotes(dir, s.DryRun, func(left overlay.Staging) (err error) {
 		s.do(Finding{Kind: "apply", What: "note of a killed apply and its temporary files in " + string(left.Source)}, func() error {
 			err = left.Sweep()
 			return err

@@ -159,9 +159,8 @@ func (o *opened) apply(ctx context.Context, flags *cli.Apply) (a overlay.Applied
 		return a, err
 	}
 	defer dir.Close()
-	err = dir.Applies(false, func(text []byte) error {
-		left, err := overlay.ReadStaging(text)
-		if err != nil || string(left.Source) != o.tree.Source.Name() {
+	err = overlay.SweepNotes(dir, false, func(left overlay.Staging) error {
+		if string(left.Source) != o.tree.Source.Name() {
 			return errors.New("left to cleanup")
 		}
 		return left.Sweep()
@@ -169,17 +168,11 @@ func (o *opened) apply(ctx context.Context, flags *cli.Apply) (a overlay.Applied
 	if err != nil {
 		return a, err
 	}
-	note, err := dir.NoteApply()
+	note, err := overlay.NewNote(dir)
 	if err != nil {
 		return a, err
 	}
-	a, err = o.tree.Apply(ctx, o.changes, overlay.Options{Delete: flags.Delete, All: flags.All, Force: flags.Force, Note: func(s overlay.Staging) error {
-		text, err := result.JSON(s)
-		if err != nil {
-			return err
-		}
-		return note.Write(text)
-	}})
+	a, err = o.tree.Apply(ctx, o.changes, overlay.Options{Delete: flags.Delete, All: flags.All, Force: flags.Force, Note: note.Write})
 	if !a.Litter {
 		note.Remove()
 	}

@@ -156,22 +156,22 @@ func (a *Permit) takeSlot() error {
 		a.spareThreads()
 		ctx, cancel := context.WithDeadline(a.ctx, a.by)
 		defer cancel()
-		a.slot, err = dir.WaitSlot(ctx, n)
+		a.slot, err = waitSlot(ctx, dir.Folder(), n)
 	} else {
-		a.slot, err = dir.TakeSlot(n)
+		a.slot, err = takeSlot(dir.Folder(), n)
 	}
 	switch {
 	case err == nil:
 		return nil
 	case a.ctx.Err() != nil:
 		return context.Cause(a.ctx)
-	case errors.Is(err, state.ErrFull), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, errFull), errors.Is(err, context.DeadlineExceeded):
 		if n == 1 {
 			return a.busy("--max-parallel 1: another command is running", err)
 		}
 		return a.busy(fmt.Sprintf("all %d slots of --max-parallel are in use", n), err)
 	}
-	return err
+	return state.Failed(err)
 }
 
 // findRoom checks whether enough tasks are free.
@@ -287,8 +287,9 @@ func (a *Permit) note(r Reading) {
 	}
 }
 
-// takeLock takes the admission lock. It continues without the lock if there is no state directory: the lock
-// only narrows a race.
+// takeLock takes the admission lock, which is held from the check of scarce resources until the command runs, so
+// that two commands do not both use resources that suffice for one. It continues without the lock if there is no
+// state directory: the lock only narrows a race.
 func (a *Permit) takeLock() error {
 	dir, err := state.Open(state.Mine())
 	if err != nil {
@@ -296,7 +297,7 @@ func (a *Permit) takeLock() error {
 	}
 	defer dir.Close()
 	for end := time.Now().Add(lockTimeout); time.Now().Before(end); {
-		release, ok, err := dir.TryAdmission()
+		release, ok, err := try(dir.Folder(), admissionName)
 		if err != nil {
 			return nil
 		}

@@ -35,7 +35,7 @@ type Claim struct {
 // error nothing is left behind. Others see the sandbox once its first record is written.
 func (d *Dir) Create(id, name string) (*Claim, error) {
 	if !ValidID(id) {
-		return nil, failed(safeopen.Damage("sandbox ID " + strconv.Quote(id)))
+		return nil, Failed(safeopen.Damage("sandbox ID " + strconv.Quote(id)))
 	}
 	if name != "" {
 		if err := ValidName(name); err != nil {
@@ -43,8 +43,8 @@ func (d *Dir) Create(id, name string) (*Claim, error) {
 		}
 	}
 	o := &Claim{ID: id, Name: name, dir: d, folder: safeopen.Folder{FD: -1}, lock: -1, activity: -1}
-	if err := d.alone(o.create); err != nil {
-		return nil, failed(err)
+	if err := d.Alone(o.create); err != nil {
+		return nil, err
 	}
 	return o, nil
 }
@@ -98,7 +98,7 @@ func (o *Claim) giveUp() {
 // Write publishes the record. It sets Version, ID, Sandbox and Name.
 func (o *Claim) Write(r Record) error {
 	r = o.complete(r)
-	return failed(writeJSON(o.folder, recordName, &r))
+	return Failed(writeJSON(o.folder, recordName, &r))
 }
 
 func (o *Claim) complete(r Record) Record {
@@ -113,7 +113,7 @@ func (o *Claim) complete(r Record) Record {
 // [os.OpenFile]. The caller closes it.
 func (o *Claim) OpenFile(name string, flags int) (*os.File, error) {
 	file, err := o.folder.OpenFile(name, flags)
-	return file, failed(err)
+	return file, Failed(err)
 }
 
 // ReadKill reads the request of [Entry.WriteKill]; nil without one.
@@ -124,7 +124,7 @@ func (o *Claim) ReadKill() (*Kill, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, failed(err)
+		return nil, Failed(err)
 	}
 	return k, nil
 }
@@ -132,20 +132,20 @@ func (o *Claim) ReadKill() (*Kill, error) {
 // WriteAccess writes the access file for [Claim.GrantAccess], so that a full disk is
 // reported before the command runs.
 func (o *Claim) WriteAccess(a Access) error {
-	return failed(writeJSON(o.folder, heldAccessName, a.file()))
+	return Failed(writeJSON(o.folder, heldAccessName, a.file()))
 }
 
 // GrantAccess lets other processes enter the sandbox. It needs no disk space.
-func (o *Claim) GrantAccess() error { return failed(o.folder.Rename(heldAccessName, accessName)) }
+func (o *Claim) GrantAccess() error { return Failed(o.folder.Rename(heldAccessName, accessName)) }
 
 // DropAccess revokes the access, granted or not, and removes the variables in it.
 func (o *Claim) DropAccess() error {
-	return failed(result.All(o.folder.Unlink(heldAccessName), o.folder.Unlink(accessName)))
+	return Failed(result.All(o.folder.Unlink(heldAccessName), o.folder.Unlink(accessName)))
 }
 
 // MarkEnding records that the sandbox is about to end, before anything in it is signalled.
 // An exec killed by that signal then knows that it ended with its sandbox.
-func (o *Claim) MarkEnding() error { return failed(o.folder.Write(endingName, nil)) }
+func (o *Claim) MarkEnding() error { return Failed(o.folder.Write(endingName, nil)) }
 
 // Close frees the name and releases the lock: for others the sandbox has now ended. The
 // record stays.
@@ -158,7 +158,7 @@ func (o *Claim) Leave(last Record) error {
 	if err == nil {
 		_, err = unix.Pwrite(o.lock, data, 0)
 	}
-	return result.All(failed(err), o.Remove())
+	return result.All(Failed(err), o.Remove())
 }
 
 // Remove is Close that also removes the directory, for a failed start. It opens no more
@@ -176,7 +176,7 @@ func (o *Claim) end(remove func() error) error {
 	o.activity = -1
 	err := result.All(o.dir.release(o.Name, o.ID), remove())
 	o.giveUp()
-	return failed(err)
+	return Failed(err)
 }
 
 // claim gives the name to the sandbox id, unless a living sandbox has it. The caller holds
@@ -238,7 +238,7 @@ func (o *Claim) EndIfIdle(timeout time.Duration) (wait time.Duration, err error)
 		o.busy, o.busyAt = true, now
 		return timeout, nil
 	case err != nil:
-		return 0, failed(o.folder.Fail("lock", activityName, err))
+		return 0, Failed(o.folder.Fail("lock", activityName, err))
 	}
 	last, err := touched(o.activity)
 	if err == nil && o.busy && last <= o.busyAt {
@@ -252,7 +252,7 @@ func (o *Claim) EndIfIdle(timeout time.Duration) (wait time.Duration, err error)
 		return 0, nil // the lock is kept
 	}
 	if err := result.All(err, proc.TryLock(o.activity, unix.F_UNLCK)); err != nil {
-		return 0, failed(o.folder.Fail("ask", activityName, err))
+		return 0, Failed(o.folder.Fail("ask", activityName, err))
 	}
 	return wait, nil
 }

@@ -140,7 +140,7 @@ func (e *Entry) Refresh() error {
 		return e.dir.unknown(e.ID)
 	}
 	if err != nil {
-		return failed(err)
+		return Failed(err)
 	}
 	now.last = e.last
 	*e = *now
@@ -154,10 +154,10 @@ func (e *Entry) in(f func(safeopen.Folder) error) error {
 		return e.dir.unknown(e.ID)
 	}
 	if err != nil {
-		return failed(err)
+		return Failed(err)
 	}
 	defer sub.Close()
-	return failed(f(sub))
+	return Failed(f(sub))
 }
 
 // OpenFile opens one of the sandbox's files for reading. The caller closes it.
@@ -223,7 +223,7 @@ func (e *Entry) HoldActivity() (release func(), err error) {
 // Remove removes the files of a dead sandbox.
 func (e *Entry) Remove() error {
 	e.awaitExecs()
-	return failed(e.dir.alone(func() error {
+	return e.dir.Alone(func() error {
 		f, err := e.dir.root.Sub(e.ID)
 		if errors.Is(err, unix.ENOENT) {
 			return nil // already removed
@@ -240,7 +240,7 @@ func (e *Entry) Remove() error {
 			return &result.Error{Code: "still-alive", Message: e.What() + " is alive", Hint: "end it first"}
 		}
 		return result.All(e.dir.remove(e.ID, f), e.dir.release(e.Record.Name, e.ID))
-	}))
+	})
 }
 
 // remove hides a sandbox's directory and then removes it. If the directory contains
@@ -259,12 +259,9 @@ func (d *Dir) remove(id string, f safeopen.Folder) error {
 // List reads all entries, the oldest first. It skips unreadable entries and returns
 // warnings for them.
 func (d *Dir) List() (entries []*Entry, warnings []error) {
-	if d.root.FD < 0 {
-		return nil, nil
-	}
-	ids, err := d.list()
+	ids, err := d.Names()
 	if err != nil {
-		return nil, []error{failed(err)}
+		return nil, []error{err}
 	}
 	for _, id := range ids {
 		if !ValidID(id) {
@@ -273,7 +270,7 @@ func (d *Dir) List() (entries []*Entry, warnings []error) {
 		if e, err := d.load(id); err == nil {
 			entries = append(entries, e)
 		} else if !errors.Is(err, unix.ENOENT) {
-			warnings = append(warnings, failed(err))
+			warnings = append(warnings, Failed(err))
 		}
 	}
 	slices.SortFunc(entries, func(a, b *Entry) int {
@@ -282,14 +279,18 @@ func (d *Dir) List() (entries []*Entry, warnings []error) {
 	return entries, warnings
 }
 
-// list returns all names in the state directory.
-func (d *Dir) list() ([]string, error) {
+// Names returns all names in the directory, including those of other packages' files.
+func (d *Dir) Names() ([]string, error) {
+	if d.root.FD < 0 {
+		return nil, nil
+	}
 	f, err := d.root.Sub(".") // with its own offset
 	if err != nil {
-		return nil, err
+		return nil, Failed(err)
 	}
 	defer f.Close()
-	return f.Names()
+	names, err := f.Names()
+	return names, Failed(err)
 }
 
 // Find finds a sandbox by its ID, by name (the living one, or else the last one that had the
@@ -316,7 +317,7 @@ func (d *Dir) Find(word string) (*Entry, error) {
 	}
 	if ValidID(word) {
 		if e, err := d.load(word); !errors.Is(err, unix.ENOENT) {
-			return e, failed(err)
+			return e, Failed(err)
 		}
 	}
 	if id := d.named(word); id != "" {

@@ -333,11 +333,6 @@ func TestFilesAreDocumented(t *testing.T) {
 			t.Errorf("docs/reference/state.md does not have ID/%s", name)
 		}
 	}
-	for _, name := range []string{queueName, slotPrefix + "N", admissionName} {
-		if !strings.Contains(string(doc), "`"+name+"`") {
-			t.Errorf("docs/reference/state.md does not have %s", name)
-		}
-	}
 	if !strings.Contains(string(doc), "`"+namesName+"/NAME`") {
 		t.Errorf("docs/reference/state.md does not have %s/NAME", namesName)
 	}

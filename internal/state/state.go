@@ -11,9 +11,6 @@
 //	STATE/ID/access.json  [Access], while the sandbox can be entered
 //	STATE/ID/...          files of the supervisor: the logs
 //	STATE/ID/execs/       the detached execs in the sandbox, each like a STATE/ID; see [Entry.Execs]
-//	STATE/queue           the queue for slots; see [Dir.WaitSlot]
-//	STATE/slot-N          held by a command of --max-parallel while it runs
-//	STATE/admission       held while a command that may exceed a limit starts; see [Dir.TryAdmission]
 //	STATE/.ID             the directory of a sandbox that is being made or removed
 //
 // The state directory is private to its owner (0700), so only the same user or root can have
@@ -67,17 +64,14 @@ var procChecked, procVisible atomic.Bool
 
 // The package's own files; see above.
 const (
-	lockName      = "lock"
-	namesName     = "names"
-	activityName  = "activity"
-	recordName    = "record.json"
-	killName      = "kill.json"
-	accessName    = "access.json"
-	endingName    = "ending"
-	execsName     = "execs"
-	queueName     = "queue"
-	slotPrefix    = "slot-"
-	admissionName = "admission"
+	lockName     = "lock"
+	namesName    = "names"
+	activityName = "activity"
+	recordName   = "record.json"
+	killName     = "kill.json"
+	accessName   = "access.json"
+	endingName   = "ending"
+	execsName    = "execs"
 )
 
 const ownDirHint = "set SBXRUN_STATE_DIR or --state-dir to a directory of your own"
@@ -207,7 +201,7 @@ func CheckUsable(c Caller) error {
 		}
 	}
 	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
-		return failed(&fs.PathError{Op: "write to", Path: dir, Err: err})
+		return Failed(&fs.PathError{Op: "write to", Path: dir, Err: err})
 	}
 	return nil
 }
@@ -263,7 +257,7 @@ func openAt(path string, c Caller, create bool) (*Dir, error) {
 		return nil, &result.Error{Code: "state", Message: fmt.Sprintf("cannot create the state directory %q: %v", path, err), Hint: fmt.Sprintf("create %q first", filepath.Dir(path)), Err: err}
 	}
 	if err != nil {
-		return nil, failed(&fs.PathError{Op: "open state directory", Path: path, Err: err})
+		return nil, Failed(&fs.PathError{Op: "open state directory", Path: path, Err: err})
 	}
 	if err := private(fd, path, c.UID); err != nil {
 		_ = unix.Close(fd)
@@ -276,7 +270,7 @@ func openAt(path string, c Caller, create bool) (*Dir, error) {
 func private(fd int, path string, uid int) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return failed(&fs.PathError{Op: "stat", Path: path, Err: err})
+		return Failed(&fs.PathError{Op: "stat", Path: path, Err: err})
 	}
 	if int(st.Uid) != uid {
 		return &result.Error{Code: "state", Message: fmt.Sprintf("state directory %q belongs to uid %d, not to uid %d", path, st.Uid, uid), Hint: ownDirHint}
@@ -292,6 +286,9 @@ func private(fd int, path string, uid int) error {
 
 // Path returns the path under which the directory was opened, for messages.
 func (d *Dir) Path() string { return d.root.Path }
+
+// Folder returns the open directory, for other packages that keep files in it. It is valid until Close.
+func (d *Dir) Folder() safeopen.Folder { return d.root }
 
 // Close closes the directory. Claims and entries of it must not be used any more.
 func (d *Dir) Close() error {
@@ -310,14 +307,14 @@ func (d *Dir) Close() error {
 // system calls.
 const stoppedAfter = 10 * time.Second
 
-// alone runs f with STATE/lock held.
-func (d *Dir) alone(f func() error) error {
+// Alone runs f with STATE/lock held.
+func (d *Dir) Alone(f func() error) error {
 	fd, err := d.root.Lock(lockName, unix.O_RDWR|unix.O_CREAT, unix.F_WRLCK, stoppedAfter)
 	if err != nil {
-		return err
+		return Failed(err)
 	}
 	defer unix.Close(fd)
-	return f()
+	return Failed(f())
 }
 
 // Sweep removes dead sandboxes without a usable record: those whose creation or removal was
@@ -329,11 +326,11 @@ func (d *Dir) Sweep() (warnings []error) {
 	}
 	warn := func(err error) {
 		if err != nil {
-			warnings = append(warnings, failed(err))
+			warnings = append(warnings, Failed(err))
 		}
 	}
-	warn(d.alone(func() error {
-		left, err := d.list()
+	warn(d.Alone(func() error {
+		left, err := d.Names()
 		for _, name := range left {
 			if d.removable(name) {
 				warn(scrap(d.root, name))
@@ -383,8 +380,8 @@ func (d *Dir) sweepNames() error {
 	return err
 }
 
-// failed converts an error to a [*result.Error].
-func failed(err error) error {
+// Failed converts an error to a [*result.Error].
+func Failed(err error) error {
 	if err == nil {
 		return nil
 	}

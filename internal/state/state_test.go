@@ -35,14 +35,6 @@ func TestMain(m *testing.M) {
 		_, _ = os.Stdin.Read(make([]byte, 1))
 		os.Exit(0)
 	}
-	if os.Getenv(roleVar) == "slot" { // the process that TestKilledHolder kills
-		d, err := Open(Caller{StateDir: os.Args[1], UID: os.Geteuid()})
-		if err == nil {
-			_, err = d.TakeSlot(1)
-		}
-		fmt.Println(err)
-		_ = unix.Pause()
-	}
 	os.Exit(m.Run())
 }
 
@@ -80,7 +72,7 @@ func written(t *testing.T, d *Dir, n int, name string) *Claim {
 	return o
 }
 
-func writeFile(o *Claim, name string, data []byte) error { return failed(o.folder.Write(name, data)) }
+func writeFile(o *Claim, name string, data []byte) error { return Failed(o.folder.Write(name, data)) }
 
 func record(createdAt string, phase Phase) Record {
 	r := Record{Argv: []string{"true"}, CreatedAt: createdAt, Phase: phase, Supervisor: proc.Identity{PID: 4711, Start: 1, BootID: "b", PIDNS: 1}}
@@ -294,7 +286,7 @@ func TestLockPatience(t *testing.T) {
 	must(t, err)
 	begin := time.Now()
 	_, err = d.root.Lock("x", os.O_RDWR, unix.F_WRLCK, 20*time.Millisecond)
-	wantCode(t, "a lock that is held", failed(err), "state")
+	wantCode(t, "a lock that is held", Failed(err), "state")
 	if took := time.Since(begin); took < 20*time.Millisecond || took > 5*time.Second {
 		t.Errorf("took %v", took)
 	}

@@ -1,4 +1,4 @@
-package state
+package admission
 
 import (
 	"context"
@@ -7,39 +7,48 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
-// ErrFull means that all slots are taken.
-var ErrFull = errors.New("all slots are taken")
+// Files in the state directory.
+const (
+	queueName     = "queue"     // the queue for slots; see waitSlot
+	slotPrefix    = "slot-"     // followed by the slot's number; locked while its command runs
+	admissionName = "admission" // locked while a command that may exceed a limit starts
+)
 
-// TakeSlot takes one of the slots 0 to n-1 without waiting. It returns [ErrFull] if none is
+// errFull means that all slots are taken.
+var errFull = errors.New("all slots are taken")
+
+// takeSlot takes one of the slots 0 to n-1 without waiting. It returns [errFull] if none is
 // free or other processes wait. release frees the slot, as does the end of the process.
 //
 // Only the holder of the queue takes slots. Another process may hold the queue for the
-// moment of looking for a slot, which does not mean that all are taken. TakeSlot then
+// moment of looking for a slot, which does not mean that all are taken. takeSlot then
 // queries the slots without taking one, and tries again.
-func (d *Dir) TakeSlot(n int) (release func(), err error) {
-	queue, err := d.root.Open(queueName, unix.O_RDWR|unix.O_CREAT)
+func takeSlot(d safeopen.Folder, n int) (release func(), err error) {
+	queue, err := d.Open(queueName, unix.O_RDWR|unix.O_CREAT)
 	if err != nil {
-		return nil, failed(err)
+		return nil, err
 	}
 	defer unix.Close(queue)
 	for end := time.Now().Add(queueMoment); ; time.Sleep(time.Millisecond) {
 		switch err := unix.Flock(queue, unix.LOCK_EX|unix.LOCK_NB); {
 		case err == nil:
-			return d.freeSlot(n)
+			return freeSlot(d, n)
 		case err == unix.EINTR:
 			continue
 		case err != unix.EWOULDBLOCK:
-			return nil, failed(d.root.Fail("lock", queueName, err))
+			return nil, d.Fail("lock", queueName, err)
 		}
-		if full, err := d.full(n); err != nil {
-			return nil, failed(err)
+		if full, err := full(d, n); err != nil {
+			return nil, err
 		} else if full {
-			return nil, ErrFull
+			return nil, errFull
 		}
 		if time.Now().After(end) {
-			return d.freeSlot(n)
+			return freeSlot(d, n)
 		}
 	}
 }
@@ -50,24 +59,24 @@ func (d *Dir) TakeSlot(n int) (release func(), err error) {
 const queueMoment = 4 * time.Second
 
 // standing reports whether a slot stays free for all of queueMoment, so that the queue does not move.
-func (d *Dir) standing(n int) bool {
+func standing(d safeopen.Folder, n int) bool {
 	for end := time.Now().Add(queueMoment); time.Now().Before(end); time.Sleep(slotPause) {
-		if full, err := d.full(n); full || err != nil {
+		if full, err := full(d, n); full || err != nil {
 			return false
 		}
 	}
 	return true
 }
 
-// WaitSlot is TakeSlot with waiting, in the order of arrival: all processes block on the queue
+// waitSlot is takeSlot with waiting, in the order of arrival: all processes block on the queue
 // (flock(2); since Linux 5.0 waiters get a lock in order), and only its head looks for a free
-// slot. A stopped head is passed over. WaitSlot returns the cause of ctx when that is done.
+// slot. A stopped head is passed over. waitSlot returns the cause of ctx when that is done.
 //
 // The process should exit after such an error, because a thread may still wait in the queue.
-func (d *Dir) WaitSlot(ctx context.Context, n int) (release func(), err error) {
-	queue, err := d.root.Open(queueName, unix.O_RDWR|unix.O_CREAT)
+func waitSlot(ctx context.Context, d safeopen.Folder, n int) (release func(), err error) {
+	queue, err := d.Open(queueName, unix.O_RDWR|unix.O_CREAT)
 	if err != nil {
-		return nil, failed(err)
+		return nil, err
 	}
 	locked := make(chan error)
 	waiting, stop := context.WithCancel(ctx)
@@ -85,8 +94,8 @@ func (d *Dir) WaitSlot(ctx context.Context, n int) (release func(), err error) {
 		case err = <-locked:
 			behind = false
 		case <-time.After(queueMoment):
-			if d.standing(n) {
-				if release, err := d.freeSlot(n); err != ErrFull {
+			if standing(d, n) {
+				if release, err := freeSlot(d, n); err != errFull {
 					return release, err
 				}
 			}
@@ -96,11 +105,11 @@ func (d *Dir) WaitSlot(ctx context.Context, n int) (release func(), err error) {
 	}
 	defer unix.Close(queue)
 	if err != nil {
-		return nil, failed(d.root.Fail("lock", queueName, err))
+		return nil, d.Fail("lock", queueName, err)
 	}
 	for pause := time.Millisecond; ; pause = min(2*pause, slotPause) {
-		release, err := d.freeSlot(n)
-		if err != ErrFull {
+		release, err := freeSlot(d, n)
+		if err != errFull {
 			return release, err
 		}
 		select {
@@ -123,38 +132,33 @@ func flock(fd int) error {
 }
 
 // freeSlot takes the first free slot. The caller holds the queue.
-func (d *Dir) freeSlot(n int) (release func(), err error) {
+func freeSlot(d safeopen.Folder, n int) (release func(), err error) {
 	for i := range n {
-		if release, ok, err := d.try(slotPrefix + strconv.Itoa(i)); ok || err != nil {
+		if release, ok, err := try(d, slotPrefix+strconv.Itoa(i)); ok || err != nil {
 			return release, err
 		}
 	}
-	return nil, ErrFull
+	return nil, errFull
 }
 
 // full reports whether all slots are taken.
-func (d *Dir) full(n int) (bool, error) {
+func full(d safeopen.Folder, n int) (bool, error) {
 	for i := range n {
-		if taken, err := d.root.Locked(slotPrefix + strconv.Itoa(i)); err != nil || !taken {
+		if taken, err := d.Locked(slotPrefix + strconv.Itoa(i)); err != nil || !taken {
 			return false, err
 		}
 	}
 	return true, nil
 }
 
-// TryAdmission takes the lock that is held from the check of scarce resources until the
-// command runs, so that two commands do not both use resources that suffice for one. ok is false if
-// another process has it.
-func (d *Dir) TryAdmission() (release func(), ok bool, err error) { return d.try(admissionName) }
-
-// try takes a lock of the state directory if it is free.
-func (d *Dir) try(name string) (release func(), ok bool, err error) {
-	fd, err := d.root.Lock(name, unix.O_RDWR|unix.O_CREAT, unix.F_WRLCK, 0)
+// try takes a lock if it is free.
+func try(d safeopen.Folder, name string) (release func(), ok bool, err error) {
+	fd, err := d.Lock(name, unix.O_RDWR|unix.O_CREAT, unix.F_WRLCK, 0)
 	if errors.Is(err, unix.EAGAIN) {
 		return nil, false, nil
 	}
 	if err != nil {
-		return nil, false, failed(err)
+		return nil, false, err
 	}
 	return func() { _ = unix.Close(fd) }, true, nil
 }

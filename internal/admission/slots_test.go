@@ -1,4 +1,4 @@
-package state
+package admission
 
 import (
 	"bufio"
@@ -7,18 +7,46 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// take takes a slot, which must be free.
-func take(t *testing.T, d *Dir, n int) (release func()) {
+// roleVar makes a child process take a slot and wait to be killed, for TestKilledHolder.
+const roleVar = "SBXRUN_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(roleVar) == "slot" {
+		d, err := state.Open(state.Caller{StateDir: os.Args[1], UID: os.Geteuid()})
+		if err == nil {
+			_, err = takeSlot(d.Folder(), 1)
+		}
+		fmt.Println(err)
+		_ = unix.Pause()
+	}
+	os.Exit(m.Run())
+}
+
+// opened returns a new state directory.
+func opened(t *testing.T) *state.Dir {
 	t.Helper()
-	release, err := d.TakeSlot(n)
+	d, err := state.Open(state.Caller{StateDir: filepath.Join(t.TempDir(), "state"), UID: os.Geteuid()})
+	harness.Must(t, err)
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
+// take takes a slot, which must be free.
+func take(t *testing.T, d *state.Dir, n int) (release func()) {
+	t.Helper()
+	release, err := takeSlot(d.Folder(), n)
 	if err != nil {
 		t.Fatalf("one of %d slots: %v", n, err)
 	}
@@ -29,7 +57,7 @@ func TestTakeSlot(t *testing.T) {
 	d := opened(t)
 	first := take(t, d, 2)
 	second := take(t, d, 2)
-	if _, err := d.TakeSlot(2); err != ErrFull {
+	if _, err := takeSlot(d.Folder(), 2); err != errFull {
 		t.Errorf("a third of two: %v", err)
 	}
 	third := take(t, d, 3)
@@ -41,16 +69,16 @@ func TestTakeSlot(t *testing.T) {
 	take(t, d, 1)()
 }
 
-// TakeSlot fails if another process waits in the queue, but not if one only looks at it.
+// takeSlot fails if another process waits in the queue, but not if one only looks at it.
 func TestTakeSlotBehindQueue(t *testing.T) {
 	d := opened(t)
 	release := take(t, d, 1)
-	queue, err := d.root.Open(queueName, unix.O_RDWR|unix.O_CREAT)
-	must(t, err)
+	queue, err := d.Folder().Open(queueName, unix.O_RDWR|unix.O_CREAT)
+	harness.Must(t, err)
 	defer unix.Close(queue)
-	must(t, unix.Flock(queue, unix.LOCK_EX))
+	harness.Must(t, unix.Flock(queue, unix.LOCK_EX))
 	begin := time.Now()
-	if _, err := d.TakeSlot(1); err != ErrFull {
+	if _, err := takeSlot(d.Folder(), 1); err != errFull {
 		t.Errorf("with all slots taken:  %v", err)
 	}
 	if took := time.Since(begin); took > queueMoment/2 {
@@ -59,7 +87,7 @@ func TestTakeSlotBehindQueue(t *testing.T) {
 	release()
 	taken := make(chan error)
 	go func() {
-		release, err := d.TakeSlot(1)
+		release, err := takeSlot(d.Folder(), 1)
 		if err == nil {
 			release()
 		}
@@ -70,7 +98,7 @@ func TestTakeSlotBehindQueue(t *testing.T) {
 		t.Errorf("overtook the head of the queue:  %v", err)
 	case <-time.After(50 * time.Millisecond): // time for an attempt
 	}
-	must(t, unix.Flock(queue, unix.LOCK_UN))
+	harness.Must(t, unix.Flock(queue, unix.LOCK_UN))
 	if err := <-taken; err != nil {
 		t.Errorf("with a free slot and no waiters:  %v", err)
 	}
@@ -80,17 +108,17 @@ func TestTakeSlotBehindQueue(t *testing.T) {
 func TestSlotBehindStopped(t *testing.T) {
 	t.Parallel()
 	d := opened(t)
-	queue, err := d.root.Open(queueName, unix.O_RDWR|unix.O_CREAT)
-	must(t, err)
+	queue, err := d.Folder().Open(queueName, unix.O_RDWR|unix.O_CREAT)
+	harness.Must(t, err)
 	defer unix.Close(queue)
-	must(t, unix.Flock(queue, unix.LOCK_EX))
+	harness.Must(t, unix.Flock(queue, unix.LOCK_EX))
 	taken := make(chan error, 2)
 	go func() {
-		_, err := d.TakeSlot(2)
+		_, err := takeSlot(d.Folder(), 2)
 		taken <- err
 	}()
 	go func() {
-		_, err := d.WaitSlot(t.Context(), 2)
+		_, err := waitSlot(t.Context(), d.Folder(), 2)
 		taken <- err
 	}()
 	for range 2 {
@@ -113,7 +141,7 @@ func TestWaitSlotOrder(t *testing.T) {
 	order := make(chan int, waiters)
 	for i := range waiters {
 		go func() {
-			release, err := d.WaitSlot(t.Context(), 1)
+			release, err := waitSlot(t.Context(), d.Folder(), 1)
 			if err != nil {
 				t.Errorf("waiter %d: %v", i, err)
 			}
@@ -139,14 +167,14 @@ func TestWaitSlotOrder(t *testing.T) {
 
 // blocked waits until the queue has n processes: the head holds it, and the others are
 // in /proc/locks with an arrow before them.
-func blocked(t *testing.T, d *Dir, n int) {
+func blocked(t *testing.T, d *state.Dir, n int) {
 	t.Helper()
 	var st unix.Stat_t
-	if err := unix.Fstatat(d.root.FD, queueName, &st, 0); err != nil && err != unix.ENOENT {
+	if err := unix.Fstatat(d.Folder().FD, queueName, &st, 0); err != nil && err != unix.ENOENT {
 		t.Fatal(err)
 	}
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-		if err := unix.Fstatat(d.root.FD, queueName, &st, 0); err == nil && inQueue(t, st.Ino) == n {
+		if err := unix.Fstatat(d.Folder().FD, queueName, &st, 0); err == nil && inQueue(t, st.Ino) == n {
 			return
 		}
 		if time.Now().After(end) {
@@ -158,7 +186,7 @@ func blocked(t *testing.T, d *Dir, n int) {
 func inQueue(t *testing.T, inode uint64) (n int) {
 	t.Helper()
 	f, err := os.Open("/proc/locks")
-	must(t, err)
+	harness.Must(t, err)
 	defer f.Close()
 	for s := bufio.NewScanner(f); s.Scan(); {
 		var kind, access, rw, device string
@@ -199,7 +227,7 @@ func TestWaitSlotCanceled(t *testing.T) {
 	ended := make(chan error, 2)
 	for i, ctx := range []context.Context{headCtx, lastCtx} {
 		go func() {
-			_, err := d.WaitSlot(ctx, 1)
+			_, err := waitSlot(ctx, d.Folder(), 1)
 			ended <- err
 		}()
 		blocked(t, d, i+1)
@@ -225,48 +253,48 @@ func TestKilledHolder(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe", d.Path())
 	cmd.Env = append(os.Environ(), roleVar+"=slot")
 	out, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
+	harness.Must(t, err)
+	harness.Must(t, cmd.Start())
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "<nil>\n" {
 		t.Fatalf("the holder says %q, %v", line, err)
 	}
-	if _, err := d.TakeSlot(1); err != ErrFull {
+	if _, err := takeSlot(d.Folder(), 1); err != errFull {
 		t.Fatalf("with a holder: %v", err)
 	}
-	must(t, cmd.Process.Kill())
+	harness.Must(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	take(t, d, 1)()
 }
 
 func TestAdmission(t *testing.T) {
 	d := opened(t)
-	release, ok, err := d.TryAdmission()
+	release, ok, err := try(d.Folder(), admissionName)
 	if !ok || err != nil {
 		t.Fatalf("%v, %v", ok, err)
 	}
-	if _, ok, err := d.TryAdmission(); ok || err != nil {
+	if _, ok, err := try(d.Folder(), admissionName); ok || err != nil {
 		t.Errorf("twice: %v, %v", ok, err)
 	}
 	release()
-	release, ok, err = d.TryAdmission()
+	release, ok, err = try(d.Folder(), admissionName)
 	if !ok || err != nil {
 		t.Fatalf("after the release: %v, %v", ok, err)
 	}
 	release()
 }
 
-// If the locks cannot be taken, TakeSlot, WaitSlot and TryAdmission fail.
+// If the locks cannot be taken, takeSlot, waitSlot and try fail.
 func TestSlotsFail(t *testing.T) {
 	d := opened(t)
-	must(t, d.Close())
-	if release, err := d.TakeSlot(1); err == nil || err == ErrFull {
+	harness.Must(t, d.Close())
+	if release, err := takeSlot(d.Folder(), 1); err == nil || err == errFull {
 		t.Errorf("a slot: %v, %v", release != nil, err)
 	}
-	if release, err := d.WaitSlot(t.Context(), 1); err == nil || err == ErrFull {
+	if release, err := waitSlot(t.Context(), d.Folder(), 1); err == nil || err == errFull {
 		t.Errorf("a slot, waited for: %v, %v", release != nil, err)
 	}
-	if release, ok, err := d.TryAdmission(); ok || err == nil {
+	if release, ok, err := try(d.Folder(), admissionName); ok || err == nil {
 		t.Errorf("admission: %v, %v, %v", release != nil, ok, err)
 	}
 }
@@ -275,12 +303,12 @@ func TestSlotsFail(t *testing.T) {
 func TestLocksCloseOnExec(t *testing.T) {
 	d := opened(t)
 	defer take(t, d, 1)()
-	release, _, err := d.TryAdmission()
-	must(t, err)
+	release, _, err := try(d.Folder(), admissionName)
+	harness.Must(t, err)
 	defer release()
 	found := 0
 	entries, err := os.ReadDir("/proc/self/fd")
-	must(t, err)
+	harness.Must(t, err)
 	for _, e := range entries {
 		target, err := os.Readlink("/proc/self/fd/" + e.Name())
 		if err != nil || target != d.Path()+"/slot-0" && target != d.Path()+"/admission" && target != d.Path()+"/queue" {
@@ -288,7 +316,7 @@ func TestLocksCloseOnExec(t *testing.T) {
 		}
 		found++
 		data, err := proc.ReadFile("/proc/self/fdinfo/" + e.Name())
-		must(t, err)
+		harness.Must(t, err)
 		var pos, flags int
 		if _, err := fmt.Sscanf(string(data), "pos: %d flags: %o", &pos, &flags); err != nil {
 			_, err = fmt.Sscanf(string(data), "pos:\t%d\nflags:\t%o\n", &pos, &flags)
@@ -302,5 +330,15 @@ func TestLocksCloseOnExec(t *testing.T) {
 	}
 	if found != 2 {
 		t.Errorf("%d locks are open, want the slot and the admission", found)
+	}
+}
+
+func TestSlotFilesAreDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/reference/state.md")
+	harness.Must(t, err)
+	for _, name := range []string{queueName, slotPrefix + "N", admissionName} {
+		if !strings.Contains(string(doc), "`"+name+"`") {
+			t.Errorf("docs/reference/state.md does not have %s", name)
+		}
 	}
 }
