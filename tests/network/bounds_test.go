@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -57,15 +58,12 @@ endless hello: True
 odd: 400
 at last: 200
 `)
-	if n := len(r.Report.Network.Hosts); n > 101 {
-		t.Errorf("%d hosts in the report", n)
-	}
-	if h := hostOf(r, "www.example.org:7"); h == nil || h.Connections != 1 {
-		t.Errorf("after all that was refused: %+v", h)
-	}
-	if h := hostOf(r, "(others)"); h == nil || h.Refused < 99 {
-		t.Errorf("others: %+v", h)
-	}
+	n := len(r.Report.Network.Hosts)
+	check.That(t, n <= 101, "%d hosts in the report", n)
+	h := hostOf(r, "www.example.org:7")
+	check.That(t, h != nil && h.Connections == 1, "after all that was refused: %+v", h)
+	h = hostOf(r, "(others)")
+	check.That(t, h != nil && h.Refused >= 99, "others: %+v", h)
 }
 
 // The same at a published port, and at a port forwarded to a Unix socket, with no more memory than
@@ -112,9 +110,7 @@ async def main():
 asyncio.run(main())
 `)
 	address := published(t, p)
-	if got := p.Output(); got != "fields {'431'}\nafterwards: the socket got x\nlistening\n" {
-		t.Errorf("%q", got)
-	}
+	check.Equal(t, p.Output(), "fields {'431'}\nafterwards: the socket got x\nlistening\n")
 	closed := make(chan struct{}, 600)
 	var many []net.Conn
 	for range cap(closed) {
@@ -181,22 +177,15 @@ func TestStarted(t *testing.T) {
 	b := s.Sandbox(harness.Options{}, "--cwd", "none", "--net", "allow=www.example.org", "--publish", "0:8000", "--ready-tcp", "8000", "--wait-ready", "/usr/bin/python3", "-c", overV4)
 	r := b.Exec(harness.Options{}, nil, "curl", "-sS", "http://www.example.org/e")
 	r.Expect(t, 0, "exited")
-	if want := "host www.example.org sni  path /e body 0\n"; string(r.Stdout) != want {
-		t.Errorf("%q", r.Stdout)
-	}
+	want := "host www.example.org sni  path /e body 0\n"
+	check.That(t, string(r.Stdout) == want, "%q", r.Stdout)
 	address, port := publishedOf(t, b)
-	if port != 8000 {
-		t.Errorf("port %d", port)
-	}
-	if got, err := get(address, "hello\n"); got != "got hello\n" {
-		t.Errorf("%q, %v", got, err)
-	}
+	check.That(t, port == 8000, "port %d", port)
+	got, err := get(address, "hello\n")
+	check.That(t, got == "got hello\n", "%q, %v", got, err)
 	s.Run("kill", b.ID)
-	if got, err := get(address, "hello\n"); err == nil {
-		t.Errorf("afterwards: %q", got)
-	}
+	got, err = get(address, "hello\n")
+	check.That(t, err != nil, "afterwards: %q", got)
 	out := string(s.Run("inspect", b.ID).Stdout)
-	if !strings.Contains(out, `"host": "published port 8000"`) || !strings.Contains(out, `"host": "www.example.org:80"`) {
-		t.Errorf("record: %s", out)
-	}
+	check.That(t, strings.Contains(out, `"host": "published port 8000"`) && strings.Contains(out, `"host": "www.example.org:80"`), "record: %s", out)
 }

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -70,9 +71,7 @@ func publishedOf(t *testing.T, b *harness.Sandbox) (address string, port int) {
 		} `json:"published"`
 	}
 	harness.Must(t, json.Unmarshal(b.State.Run("inspect", b.ID).Stdout, &records))
-	if len(records) != 1 || records[0].Net != "allow=www.example.org" || len(records[0].Published) != 1 {
-		t.Fatalf("%+v", records)
-	}
+	check.Require(t, len(records) == 1 && records[0].Net == "allow=www.example.org" && len(records[0].Published) == 1, "%+v", records)
 	return records[0].Published[0].Address, records[0].Published[0].Port
 }
 
@@ -84,25 +83,19 @@ func TestPublish(t *testing.T) {
 			t.Parallel()
 			p := harness.Start(t, harness.Options{}, "--cwd", "none", "--publish", strings.TrimPrefix(tt.at+":0:8000", "127.0.0.1:"), "/usr/bin/python3", "-c", tt.server)
 			address := published(t, p)
-			if !strings.HasPrefix(address, tt.at+":") {
-				t.Errorf("it is published at %s", address)
-			}
+			check.That(t, strings.HasPrefix(address, tt.at+":"), "it is published at %s", address)
 			for range 70 { // more than the prepared ones
-				if got, err := get(address, "hello\n"); got != "got hello\n" {
-					t.Fatalf("%q, %v", got, err)
-				}
+				got, err := get(address, "hello\n")
+				check.Require(t, got == "got hello\n", "%q, %v", got, err)
 			}
 			p.Signal(syscall.SIGTERM)
 			r := p.Wait()
-			if n := r.Report.Network; n == nil || len(n.Published) != 1 || n.Published[0].Address != address || n.Published[0].Port != 8000 {
-				t.Errorf("report: %+v", n)
-			}
-			if h := hostOf(r, "published port 8000"); h == nil || h.Connections != 70 || h.Sent != 70*10 || h.Received != 70*6 {
-				t.Errorf("report: %+v", h)
-			}
-			if got, err := get(address, "hello\n"); err == nil {
-				t.Errorf("afterwards: %q", got)
-			}
+			n := r.Report.Network
+			check.That(t, n != nil && len(n.Published) == 1 && n.Published[0].Address == address && n.Published[0].Port == 8000, "report: %+v", n)
+			h := hostOf(r, "published port 8000")
+			check.That(t, h != nil && h.Connections == 70 && h.Sent == 70*10 && h.Received == 70*6, "report: %+v", h)
+			got, err := get(address, "hello\n")
+			check.That(t, err != nil, "afterwards: %q", got)
 		})
 	}
 }
@@ -113,17 +106,14 @@ func TestPublishRefuses(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{}, "--cwd", "none", "--publish", "0:8001", "/usr/bin/python3", "-c", overV4)
 	address := published(t, p)
-	if got, err := get(address, "hello\n"); got != "" || err == nil {
-		t.Errorf("%q, %v", got, err)
-	}
+	got, err := get(address, "hello\n")
+	check.That(t, got == "" && err != nil, "%q, %v", got, err)
 	r := harness.Run(t, harness.Options{}, "--cwd", "none", "--publish", address+":80", "true")
-	if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "address already in use; another program uses the port; 0 picks a free one") {
-		t.Errorf("exit code %d, %s", r.ExitCode, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "address already in use; another program uses the port; 0 picks a free one"),
+		"exit code %d, %s", r.ExitCode, r.Stderr)
 	p.Signal(syscall.SIGTERM)
-	if h := hostOf(p.Wait(), "published port 8001"); h == nil || h.Refused != 1 || h.Reason != "connection refused" {
-		t.Errorf("report: %+v", h)
-	}
+	h := hostOf(p.Wait(), "published port 8001")
+	check.That(t, h != nil && h.Refused == 1 && h.Reason == "connection refused", "report: %+v", h)
 }
 
 // listenUnix returns a Unix socket that echoes lines. The channel has room for one client that has
@@ -173,9 +163,8 @@ for i in range(3):
 	harness.Must(t, os.Rename(other, socket))
 	r := p.Wait()
 	r.Expect(t, 0, "exited")
-	if want := "begun\n" + strings.Repeat("the socket got x\n", 3); string(r.Stdout) != want {
-		t.Errorf("%q", r.Stdout)
-	}
+	want := "begun\n" + strings.Repeat("the socket got x\n", 3)
+	check.That(t, string(r.Stdout) == want, "%q", r.Stdout)
 	if h := hostOf(r, "unix socket 1"); h == nil || h.Connections != 3 || h.Sent != 6 {
 		t.Errorf("report: %+v", r.Report.Network)
 	}
@@ -188,9 +177,7 @@ for i in range(3):
 	}
 	for path, want := range refused {
 		r := harness.Run(t, harness.Options{}, "--cwd", "none", "--connect", "unix:"+path+"=543", "true")
-		if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), want) {
-			t.Errorf("%s: %d, %s", path, r.ExitCode, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), want), "%s: %d, %s", path, r.ExitCode, r.Stderr)
 	}
 }
 
@@ -220,16 +207,12 @@ func TestKilled(t *testing.T) {
 				proxy, kill = proxyOf(t, b.Supervisor.PID), b.KillSupervisor
 			}
 			before, ok := harness.ReadProc(proxy)
-			if !ok {
-				t.Fatal("there is no proxy")
-			}
+			check.Require(t, ok, "there is no proxy")
 			kill()
-			if now, there := harness.ReadProc(proxy); there && now.Start == before.Start {
-				t.Error("the proxy is there")
-			}
-			if got, err := get(address, "hello\n"); err == nil {
-				t.Errorf("afterwards: %q", got)
-			}
+			now, there := harness.ReadProc(proxy)
+			check.That(t, !there || now.Start != before.Start, "the proxy is there")
+			got, err := get(address, "hello\n")
+			check.That(t, err != nil, "afterwards: %q", got)
 			select {
 			case <-gone:
 			case <-time.After(harness.Scaled(10 * time.Second)):
@@ -257,15 +240,11 @@ func TestProxyKilled(t *testing.T) {
 	out.Close()
 	r := p.Wait()
 	r.Expect(t, 0, "exited")
-	if want := "host www.example.org sni  path / body 0\nbegun\n7\n"; string(r.Stdout) != want {
-		t.Errorf("%q, want %q", r.Stdout, want)
-	}
-	if n := r.Report.Network; n == nil || !n.Incomplete {
-		t.Errorf("report: %+v", n)
-	}
-	if !strings.Contains(string(r.Stderr), "sbxrun: warning: the sandbox's network proxy ended before the command") {
-		t.Errorf("it is not said: %s", r.Stderr)
-	}
+	want := "host www.example.org sni  path / body 0\nbegun\n7\n"
+	check.That(t, string(r.Stdout) == want, "%q, want %q", r.Stdout, want)
+	n := r.Report.Network
+	check.That(t, n != nil && n.Incomplete, "report: %+v", n)
+	check.That(t, strings.Contains(string(r.Stderr), "sbxrun: warning: the sandbox's network proxy ended before the command"), "it is not said: %s", r.Stderr)
 }
 
 // proxyOf returns the PID of a run's proxy.

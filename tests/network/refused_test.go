@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -90,9 +91,7 @@ func expectLines(t *testing.T, r *harness.Result, want string) {
 	t.Helper()
 	r.Expect(t, 0, "exited")
 	got := strings.TrimSpace(string(r.Stdout))
-	if got != strings.TrimSpace(want) {
-		t.Errorf("got:\n%s\nwant:\n%s\nstderr: %s", got, strings.TrimSpace(want), r.Stderr)
-	}
+	check.That(t, got == strings.TrimSpace(want), "got:\n%s\nwant:\n%s\nstderr: %s", got, strings.TrimSpace(want), r.Stderr)
 }
 
 // Listed hosts are reachable in every way that programs use.
@@ -176,22 +175,16 @@ attempt("other", lambda: tunnel("www.example.org:80")[1])
 	for i, line := range lines {
 		switch {
 		case i == len(lines)-1:
-			if line != "other: 200" {
-				t.Errorf("what is listed: %s", line)
-			}
+			check.That(t, line == "other: 200", "what is listed: %s", line)
 		case !strings.HasSuffix(line, " 403") && !strings.HasSuffix(line, " 400") && !strings.HasSuffix(line, ": 2"):
 			t.Errorf("reached: %s", line)
 		}
 	}
-	if len(lines) != 32 {
-		t.Errorf("%d lines: %s\n%s", len(lines), r.Stdout, r.Stderr)
-	}
+	check.That(t, len(lines) == 32, "%d lines: %s\n%s", len(lines), r.Stdout, r.Stderr)
 	// Each of them can be listed.
 	r = inLab(t, "127.0.0.0/8:"+port+",[::1]:"+port+",93.184.0.1:"+port, code)
 	for _, want := range []string{"tunnel 127.0.0.1: 200", "tunnel [::ffff:127.0.0.1]: 200", "tunnel [::1]: 200", "tunnel 93.184.0.1: 200", "socks 1 127.0.0.1: 0"} {
-		if !strings.Contains(string(r.Stdout), want) {
-			t.Errorf("no %q in:\n%s", want, r.Stdout)
-		}
+		check.That(t, strings.Contains(string(r.Stdout), want), "no %q in:\n%s", want, r.Stdout)
 	}
 }
 
@@ -201,9 +194,8 @@ func TestTopLevelDomain(t *testing.T) {
 	const want = `the network rule "*.com" allows every host below the top-level domain com`
 	for list, warns := range map[string]bool{"*.com": true, "*.example.com": false, "com": false} {
 		r := harness.Run(t, harness.Options{}, "--cwd", "none", "--net", "allow="+list, "true")
-		if r.Expect(t, 0, "exited"); strings.Contains(string(r.Stderr), want) != warns {
-			t.Errorf("%s: %s", list, r.Stderr)
-		}
+		r.Expect(t, 0, "exited")
+		check.That(t, strings.Contains(string(r.Stderr), want) == warns, "%s: %s", list, r.Stderr)
 	}
 }
 
@@ -312,9 +304,8 @@ no proxy request: HTTP/1.1 400 Bad Request
 		"private.example.org:443": "it resolves to 10.99.0.2, a private address, which is not listed itself",
 		"own.example.org:443":     "it resolves to 93.184.0.1, an address of this host, which is not listed itself",
 	} {
-		if h := hostOf(r, host); h == nil || h.Refused == 0 || h.Reason != reason || h.Connections != 0 {
-			t.Errorf("%s in the report: %+v", host, h)
-		}
+		h := hostOf(r, host)
+		check.That(t, h != nil && h.Refused != 0 && h.Reason == reason && h.Connections == 0, "%s in the report: %+v", host, h)
 	}
 }
 
@@ -424,16 +415,14 @@ func TestNamed(t *testing.T) {
 		{"in an exec that asks for no other", inside("curl -s http://third.example.org/", "third.example.org"), 0, ""},
 	} {
 		r, text := harness.Said(t, tt.start)
-		if got := strings.Join(harness.Ours(text), "\n"); r.ExitCode != tt.code || got != tt.want {
-			t.Errorf("%s: exit code %d, %q, want %q\n%s", tt.name, r.ExitCode, got, tt.want, text)
-		}
+		got := strings.Join(harness.Ours(text), "\n")
+		check.That(t, r.ExitCode == tt.code && got == tt.want, "%s: exit code %d, %q, want %q\n%s", tt.name, r.ExitCode, got, tt.want, text)
 	}
 	var seen []struct {
 		Refused []struct{ Host, Reason string }
 	}
-	if err := json.Unmarshal(b.State.Run("inspect", b.ID).Stdout, &seen); err != nil || len(seen) != 1 || fmt.Sprint(seen[0].Refused) != "[{other.example.org:80 not listed} {third.example.org:80 not listed}]" {
-		t.Errorf("inspect: %+v, %v", seen, err)
-	}
+	err := json.Unmarshal(b.State.Run("inspect", b.ID).Stdout, &seen)
+	check.That(t, err == nil && len(seen) == 1 && fmt.Sprint(seen[0].Refused) == "[{other.example.org:80 not listed} {third.example.org:80 not listed}]", "inspect: %+v, %v", seen, err)
 }
 
 // A client that connects to a published port before the server listens is not mentioned when the
@@ -457,7 +446,6 @@ func TestEarlyClient(t *testing.T) {
 		out.Close()
 		return p
 	})
-	if lines := harness.Ours(text); r.ExitCode != 3 || len(lines) > 0 {
-		t.Errorf("exit code %d, %q", r.ExitCode, lines)
-	}
+	lines := harness.Ours(text)
+	check.That(t, r.ExitCode == 3 && len(lines) == 0, "exit code %d, %q", r.ExitCode, lines)
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -41,16 +42,13 @@ func TestPackageManagers(t *testing.T) {
 			}
 			r := harness.Run(t, harness.Options{}, append(args, "--net", "allow="+tt.hosts, "sh", "-c", tt.script)...)
 			r.Expect(t, 0, "exited")
-			if !strings.HasPrefix(string(r.Stdout), strings.TrimSuffix(tt.want, "\n")) {
-				t.Errorf("%q\n%s", r.Stdout, r.Stderr)
-			}
+			check.That(t, strings.HasPrefix(string(r.Stdout), strings.TrimSuffix(tt.want, "\n")), "%q\n%s", r.Stdout, r.Stderr)
 			r, text := harness.Said(t, func(o harness.Options) *harness.Process {
 				return harness.Start(t, o, append(args, "--env", harness.MarkerName, "--net", "allow=www.example.org", "sh", "-c", tt.script)...)
 			})
 			want := "hint: the list of --net does not have " + tt.refused + "; --net allow=" + tt.refused + " has"
-			if lines := harness.Ours(text); r.ExitCode == 0 || len(lines) != 1 || lines[0] != want {
-				t.Errorf("without its hosts: exit code %d, %q, want %q\n%s", r.ExitCode, lines, want, text)
-			}
+			lines := harness.Ours(text)
+			check.That(t, r.ExitCode != 0 && len(lines) == 1 && lines[0] == want, "without its hosts: exit code %d, %q, want %q\n%s", r.ExitCode, lines, want, text)
 		})
 	}
 }

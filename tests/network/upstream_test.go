@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -39,19 +40,15 @@ print([name for name, value in os.environ.items() if "password" in value])
 	r := harness.Run(t, harness.Options{Env: []string{"http_proxy=" + url, "https_proxy=" + url}},
 		"--cwd", "none", "--timeout", harness.Deadline(time.Minute).String(), "--net", "allow=inside.example.org", "/usr/bin/python3", "-c", code)
 	r.Expect(t, 0, "exited")
-	if got, want := string(r.Stdout), "through the proxy\n403\n[]\n"; got != want {
-		t.Errorf("%q, want %q; %s", got, want, r.Stderr)
-	}
-	if want := "GET http://inside.example.org/x me:password-of-the-proxy"; len(asked) != 1 || asked[0] != want {
-		t.Errorf("the proxy was asked for %q, want %q", asked, want)
-	}
-	if n := r.Report.Network; n == nil || len(n.Hosts) != 2 || n.Hosts[0].Connections != 1 || n.Hosts[1].Refused != 1 {
-		t.Errorf("report: %+v", n)
-	}
+	got, want := string(r.Stdout), "through the proxy\n403\n[]\n"
+	check.That(t, got == want, "%q, want %q; %s", got, want, r.Stderr)
+	want = "GET http://inside.example.org/x me:password-of-the-proxy"
+	check.That(t, len(asked) == 1 && asked[0] == want, "the proxy was asked for %q, want %q", asked, want)
+	n := r.Report.Network
+	check.That(t, n != nil && len(n.Hosts) == 2 && n.Hosts[0].Connections == 1 && n.Hosts[1].Refused == 1, "report: %+v", n)
 
 	r = harness.Run(t, harness.Options{Env: []string{"https_proxy=socks5://user:password-of-the-proxy@127.0.0.1:1"}}, "--cwd", "none", "--net", "allow=inside.example.org", "true")
 	r.Expect(t, 125, "start-failed")
-	if text := string(r.Stderr); !strings.Contains(text, "https_proxy is not the URL of an HTTP proxy") || strings.Contains(text, "password") {
-		t.Errorf("%s", text)
-	}
+	text := string(r.Stderr)
+	check.That(t, strings.Contains(text, "https_proxy is not the URL of an HTTP proxy") && !strings.Contains(text, "password"), "%s", text)
 }
