@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // Adopted is a process that becomes a child of the test process because its parent exits first: a
@@ -54,9 +56,7 @@ func killAdopting(victim *Target) (children []*Adopted, err error) {
 func awaitReaped(t T, whose string, all []*Adopted) {
 	t.Helper()
 	for _, a := range all {
-		if !a.endsIn(settle) {
-			t.Errorf("process %d of %s still runs %v after it was killed", a.PID, whose, settle)
-		}
+		check.That(t, a.endsIn(settle), "process %d of %s still runs %v after it was killed", a.PID, whose, settle)
 		a.Close()
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 type Detached struct {
@@ -48,14 +50,11 @@ func (b *Sandbox) Detach(flags []string, command ...string) *Detached {
 		}
 		d.ID, d.Handle = said.ID, said.Handle
 		var err error
-		if d.Supervisor, err = Adopt(said.SupervisorPID); err != nil {
-			t.Fatalf("the supervisor of the detached command: %v", err)
-		}
+		d.Supervisor, err = Adopt(said.SupervisorPID)
+		check.Require(t, err == nil, "the supervisor of the detached command: %v", err)
 	}
 	r := Start(t, o, append(append(args, b.ID, "--"), command...)...).Wait()
-	if r.ExitCode != 0 || d.ID == "" || d.Supervisor == nil {
-		t.Fatalf("exec --detach: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	check.Require(t, r.ExitCode == 0 && d.ID != "" && d.Supervisor != nil, "exec --detach: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	b.State.mu.Lock()
 	b.State.detached = append(b.State.detached, d)
 	b.State.mu.Unlock()
@@ -74,9 +73,7 @@ func (d *Detached) Ended() *Report {
 	for _, wrong := range r.check() {
 		d.t.Errorf("report: %s; it is %.2000s", wrong, data)
 	}
-	if r.ID != d.ID {
-		d.t.Errorf("exec --detach has printed the id %q, and the report says %q", d.ID, r.ID)
-	}
+	check.That(d.t, r.ID == d.ID, "exec --detach has printed the id %q, and the report says %q", d.ID, r.ID)
 	return r
 }
 
@@ -89,8 +86,6 @@ func (d *Detached) Kill() {
 
 func (d *Detached) gone() {
 	d.t.Helper()
-	if !d.Supervisor.endsIn(Bound) {
-		d.t.Fatalf("the detached command still runs after %v", Bound)
-	}
+	check.Require(d.t, d.Supervisor.endsIn(Bound), "the detached command still runs after %v", Bound)
 	goneBy(d.t, d.Marker, 0, time.Now())
 }

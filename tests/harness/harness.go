@@ -31,6 +31,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // T is the part of *testing.T that the harness needs. Scripts have an adapter for it.
@@ -149,9 +151,7 @@ func Soak(t T) int {
 		return 4
 	}
 	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		t.Fatalf("SBXRUN_SOAK=%q: want a number of runs", text)
-	}
+	check.Require(t, err == nil && n >= 1, "SBXRUN_SOAK=%q: want a number of runs", text)
 	return n
 }
 
@@ -161,9 +161,7 @@ const noSkip = "SBXRUN_TESTS_NO_SKIP"
 // Skip is the only way to skip a test. With SBXRUN_TESTS_NO_SKIP=1 it fails the test.
 func Skip(t testing.TB, why string) {
 	t.Helper()
-	if os.Getenv(noSkip) == "1" {
-		t.Fatalf("%s=1, but this test cannot run here: %s", noSkip, why)
-	}
+	check.Require(t, os.Getenv(noSkip) != "1", "%s=1, but this test cannot run here: %s", noSkip, why)
 	t.Skip(why)
 }
 
@@ -177,9 +175,7 @@ var (
 func Binary(t T) string {
 	t.Helper()
 	binary, err := built()
-	if err != nil {
-		t.Fatalf("no sbxrun to test: %v", err)
-	}
+	check.Require(t, err == nil, "no sbxrun to test: %v", err)
 	return binary
 }
 
@@ -231,9 +227,7 @@ func repository() (string, error) {
 func FixturesDir(t T) string {
 	t.Helper()
 	root, err := repository()
-	if err != nil {
-		t.Fatalf("fixtures: %v", err)
-	}
+	check.Require(t, err == nil, "fixtures: %v", err)
 	return filepath.Join(root, "fixtures")
 }
 
@@ -244,9 +238,7 @@ func Dir(t T) string {
 	dir, err := os.MkdirTemp("", "sbxrun-test-")
 	Must(t, err)
 	t.Cleanup(func() {
-		if err := removeAll(dir); err != nil {
-			t.Errorf("remove what the test made: %v", err)
-		}
+		check.OK(t, removeAll(dir), "remove what the test made")
 	})
 	Must(t, os.Chmod(dir, 0o755))
 	return dir
@@ -286,9 +278,7 @@ func newMarker() string {
 // "waited in vain for".
 func Until(t T, bound time.Duration, what string, holds func() bool) {
 	t.Helper()
-	if !holdsBy(time.Now().Add(bound), holds) {
-		t.Fatalf("waited %v in vain for %s", bound, what)
-	}
+	check.Require(t, holdsBy(time.Now().Add(bound), holds), "waited %v in vain for %s", bound, what)
 }
 
 func holdsBy(deadline time.Time, holds func() bool) bool {

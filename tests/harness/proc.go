@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // Proc is a process as /proc shows it.
@@ -575,9 +577,8 @@ func Identify(t T, pid int) (start, ns uint64) {
 	t.Helper()
 	p, ok := ReadProc(pid)
 	start, err := strconv.ParseUint(p.Start, 10, 64)
-	if ns = Namespace(pid); !ok || err != nil || ns == 0 {
-		t.Fatalf("process %d cannot be identified", pid)
-	}
+	ns = Namespace(pid)
+	check.Require(t, ok && err == nil && ns != 0, "process %d cannot be identified", pid)
 	return start, ns
 }
 

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // MarkerName is the variable that holds a run's marker.
@@ -102,9 +104,7 @@ func Run(t T, o Options, args ...string) *Result {
 func Start(t T, o Options, args ...string) *Process {
 	t.Helper()
 	p, err := TryStart(t, o, args...)
-	if err != nil {
-		t.Fatalf("start sbxrun: %v", err)
-	}
+	check.Require(t, err == nil, "start sbxrun: %v", err)
 	return p
 }
 
@@ -271,18 +271,15 @@ func (p *Process) watch() {
 func (p *Process) Namespace() uint64 {
 	p.t.Helper()
 	<-p.watched
-	if p.ns == 0 {
-		p.t.Fatalf("sbxrun ended before its sandbox was seen")
-	}
+	check.Require(p.t, p.ns != 0, "sbxrun ended before its sandbox was seen")
 	return p.ns
 }
 
 // Signal signals the process that was started: sbxrun, or Wrap.
 func (p *Process) Signal(sig syscall.Signal) {
 	p.t.Helper()
-	if err := p.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		p.t.Errorf("signal %v: %v", sig, err)
-	}
+	err := p.cmd.Process.Signal(sig)
+	check.That(p.t, err == nil || errors.Is(err, os.ErrProcessDone), "signal %v: %v", sig, err)
 }
 
 // Kill kills sbxrun itself. From then on nobody waits for the sandbox: its processes may take a
@@ -298,9 +295,7 @@ func (p *Process) Kill() {
 		return // it has exited, and another process may have the PID
 	}
 	keepers, err := killAdopting(target)
-	if err != nil {
-		p.t.Errorf("kill sbxrun: %v", err)
-	}
+	check.That(p.t, err == nil, "kill sbxrun: %v", err)
 	p.keepers = append(p.keepers, keepers...)
 }
 
@@ -544,9 +539,7 @@ func (p *Process) checkFiles() {
 		}
 		return err
 	})
-	if err != nil {
-		p.t.Errorf("look for files: %v", err)
-	}
+	check.That(p.t, err == nil, "look for files: %v", err)
 }
 
 func (p *Process) readReport(r *Result) {
@@ -556,9 +549,7 @@ func (p *Process) readReport(r *Result) {
 	}
 	data, err := os.ReadFile(p.reportPath())
 	if err != nil {
-		if r.ExitCode != 125 && r.Signal == 0 && len(p.o.Wrap) == 0 {
-			p.t.Errorf("exit code %d without a report; stderr: %.2000s", r.ExitCode, r.Stderr)
-		}
+		check.That(p.t, r.ExitCode == 125 || r.Signal != 0 || len(p.o.Wrap) != 0, "exit code %d without a report; stderr: %.2000s", r.ExitCode, r.Stderr)
 		return // a usage error, which tests see by the exit code
 	}
 	if r.Report, err = ParseReport(data); err != nil {
@@ -568,20 +559,14 @@ func (p *Process) readReport(r *Result) {
 	for _, wrong := range r.Report.check() {
 		p.t.Errorf("report: %s; it is %.2000s", wrong, data)
 	}
-	if r.Report.ExitCode != r.ExitCode && len(p.o.Wrap) == 0 {
-		p.t.Errorf("exit code %d, but %d in the report", r.ExitCode, r.Report.ExitCode)
-	}
-	if r.Report.Started && r.Report.Teardown.Verdict != "proven" {
-		p.t.Errorf("the end is not proven: %.2000s", data)
-	}
+	check.That(p.t, r.Report.ExitCode == r.ExitCode || len(p.o.Wrap) != 0, "exit code %d, but %d in the report", r.ExitCode, r.Report.ExitCode)
+	check.That(p.t, !r.Report.Started || r.Report.Teardown.Verdict == "proven", "the end is not proven: %.2000s", data)
 }
 
 // Expect asserts how the run has ended.
 func (r *Result) Expect(t T, code int, cause string) {
 	t.Helper()
-	if r.ExitCode != code {
-		t.Errorf("exit code %d (signal %v), want %d; stdout %.500q; stderr %.500q", r.ExitCode, r.Signal, code, r.Stdout, r.Stderr)
-	}
+	check.That(t, r.ExitCode == code, "exit code %d (signal %v), want %d; stdout %.500q; stderr %.500q", r.ExitCode, r.Signal, code, r.Stdout, r.Stderr)
 	switch {
 	case r.Report == nil:
 		t.Fatalf("there is no report; stderr %.500q", r.Stderr)
@@ -593,9 +578,7 @@ func (r *Result) Expect(t T, code int, cause string) {
 // Within asserts that a measured time is at least low, and at most high plus Slack.
 func Within(t T, what string, got, low, high time.Duration) {
 	t.Helper()
-	if got < low || got > high+Slack {
-		t.Errorf("%s took %v, want %v to %v (and %v of slack)", what, got, low, high, Slack)
-	}
+	check.That(t, got >= low && got <= high+Slack, "%s took %v, want %v to %v (and %v of slack)", what, got, low, high, Slack)
 }
 
 // PeakRSS returns sbxrun's peak of resident memory so far in bytes, 0 if it has exited.
@@ -657,18 +640,15 @@ func (o *output) waitFor(text string, deadline time.Time) (found bool) {
 func HostFork(t T) time.Duration {
 	t.Helper()
 	begin := time.Now()
-	if _, err := Command(t, exec.Command("/bin/true"), Bound); err != nil {
-		t.Errorf("the host cannot fork: %v", err)
-	}
+	_, err := Command(t, exec.Command("/bin/true"), Bound)
+	check.That(t, err == nil, "the host cannot fork: %v", err)
 	return time.Since(begin)
 }
 
 // Must fails the test on an error.
 func Must(t T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatalf("%v", err)
-	}
+	check.Require(t, err == nil, "%v", err)
 }
 
 // Root reports whether the tests run as root; some expect more then.

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 type Sandbox struct {
@@ -65,9 +67,7 @@ type Identity struct {
 // know opens handles for the processes in the record.
 func (b *Sandbox) know() {
 	rec := b.Inspect()
-	if rec.Supervisor.PID != b.Supervisor.PID {
-		b.State.T.Errorf("start --json says that the supervisor is %d, inspect %d", b.Supervisor.PID, rec.Supervisor.PID)
-	}
+	check.That(b.State.T, rec.Supervisor.PID == b.Supervisor.PID, "start --json says that the supervisor is %d, inspect %d", b.Supervisor.PID, rec.Supervisor.PID)
 	if rec.Init == nil || !rec.Alive {
 		return
 	}
@@ -105,9 +105,8 @@ func (b *Sandbox) Inspect() Record {
 	b.State.T.Helper()
 	r := b.State.Run("inspect", b.ID)
 	var recs []Record
-	if err := json.Unmarshal(r.Stdout, &recs); err != nil || len(recs) != 1 || recs[0].ID != b.ID {
-		b.State.T.Fatalf("inspect %s: exit code %d, %v: %.2000s%s", b.ID, r.ExitCode, err, r.Stdout, r.Stderr)
-	}
+	err := json.Unmarshal(r.Stdout, &recs)
+	check.Require(b.State.T, err == nil && len(recs) == 1 && recs[0].ID == b.ID, "inspect %s: exit code %d, %v: %.2000s%s", b.ID, r.ExitCode, err, r.Stdout, r.Stderr)
 	return recs[0]
 }
 
@@ -130,9 +129,7 @@ func (b *Sandbox) Ended() Record {
 // AwaitEnd is Ended for a sandbox whose record is removed at its end.
 func (b *Sandbox) AwaitEnd() {
 	b.State.T.Helper()
-	if !b.Supervisor.endsIn(Bound) {
-		b.State.T.Fatalf("the supervisor of %s still runs after %v", b.ID, Bound)
-	}
+	check.Require(b.State.T, b.Supervisor.endsIn(Bound), "the supervisor of %s still runs after %v", b.ID, Bound)
 	b.gone()
 }
 
@@ -208,13 +205,9 @@ func killSupervisor(t T, of string, supervisor *Adopted) {
 	t.Helper()
 	keepers, err := killAdopting(supervisor.Target)
 	Must(t, err)
-	if len(keepers) == 0 {
-		t.Errorf("the supervisor of %s had no keeper", of)
-	}
+	check.That(t, len(keepers) != 0, "the supervisor of %s had no keeper", of)
 	awaitReaped(t, of, keepers)
-	if !supervisor.endsIn(settle) {
-		t.Fatalf("the supervisor of %s still runs %v after it was killed", of, settle)
-	}
+	check.Require(t, supervisor.endsIn(settle), "the supervisor of %s still runs %v after it was killed", of, settle)
 }
 
 // AdoptAll adopts all processes of the sandbox, for a supervisor that gives up and leaves them.
@@ -266,9 +259,8 @@ func (b *Sandbox) finish() {
 		_ = b.Supervisor.Signal(unix.SIGKILL) // the test has failed already
 		return
 	}
-	if ws := b.Supervisor.Status; !b.ends && (!ws.Exited() || ws.ExitStatus() != 0) {
-		t.Errorf("the supervisor of %s has ended with wait status %#x", b.ID, ws)
-	}
+	ws := b.Supervisor.Status
+	check.That(t, b.ends || ws.Exited() && ws.ExitStatus() == 0, "the supervisor of %s has ended with wait status %#x", b.ID, ws)
 	b.gone()
 	b.Supervisor.Close()
 	if b.Init != nil {

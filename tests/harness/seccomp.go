@@ -1,6 +1,10 @@
 package harness
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/sbxrun/sbxrun/tests/check"
+)
 
 // SystemCalls is a Python program that makes system calls and prints the results for [Filtered]:
 // some that the filter refuses, and some that debuggers and sanitizers need.
@@ -48,7 +52,5 @@ func Filtered(t T, what, out string) {
 	t.Helper()
 	const want = "keyctl EPERM io_uring_setup ENOSYS unshare EPERM seize-exit EPERM seize ok interrupt ok options-exit EPERM options ok ptrace ok sync EPERM syncfs ENOSYS fsync ok lease EPERM prlimit64 EPERM core 1 1 " +
 		"setpriority EPERM of-a-user EPERM sched_setparam EPERM sched_setscheduler EPERM sched_setaffinity EPERM sched_setattr EPERM its-own ok"
-	if got := strings.Replace(strings.Join(strings.Fields(out), " "), "unshare ENOSPC", "unshare EPERM", 1); got != want {
-		t.Errorf("%s: %q", what, out)
-	}
+	check.Equal(t, strings.Replace(strings.Join(strings.Fields(out), " "), "unshare ENOSPC", "unshare EPERM", 1), want, "%s: %q", what, out)
 }

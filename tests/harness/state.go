@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // State is a state directory of one test. At the end of the test it kills all its sandboxes, and
@@ -66,9 +68,7 @@ func (s *State) options(o Options) Options {
 func (s *State) Sandbox(o Options, args ...string) *Sandbox {
 	s.T.Helper()
 	b, r := s.TrySandbox(o, args...)
-	if b == nil || r.ExitCode != 0 {
-		s.T.Fatalf("start %q: exit code %d: %s", args, r.ExitCode, r.Stderr)
-	}
+	check.Require(s.T, b != nil && r.ExitCode == 0, "start %q: exit code %d: %s", args, r.ExitCode, r.Stderr)
 	return b
 }
 
@@ -112,9 +112,8 @@ func (s *State) TrySandbox(o Options, args ...string) (b *Sandbox, r *Result) {
 func (s *State) finish() {
 	s.T.Helper()
 	if slices.ContainsFunc(s.sandboxes, func(b *Sandbox) bool { return !b.Supervisor.Ended() }) {
-		if r := s.Run("kill", "--all", "--grace", "0"); r.ExitCode != 0 {
-			s.T.Errorf("kill --all: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-		}
+		r := s.Run("kill", "--all", "--grace", "0")
+		check.That(s.T, r.ExitCode == 0, "kill --all: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
 	for _, b := range s.sandboxes {
 		b.finish()
@@ -123,9 +122,8 @@ func (s *State) finish() {
 		d.gone()
 		d.Supervisor.Close()
 	}
-	if r := s.Run("cleanup"); r.ExitCode != 0 {
-		s.T.Errorf("cleanup: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	r := s.Run("cleanup")
+	check.That(s.T, r.ExitCode == 0, "cleanup: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	s.empty()
 }
 
@@ -145,12 +143,8 @@ func (s *State) empty() {
 		}
 		return nil
 	})
-	if err != nil && !os.IsNotExist(err) {
-		s.T.Errorf("state directory: %v", err)
-	}
-	if len(found) > 0 {
-		s.T.Errorf("left in the state directory after cleanup: %q", found)
-	}
+	check.That(s.T, err == nil || os.IsNotExist(err), "state directory: %v", err)
+	check.That(s.T, len(found) == 0, "left in the state directory after cleanup: %q", found)
 }
 
 // As returns a command for Wrap that runs another as an unprivileged user. It needs root.
