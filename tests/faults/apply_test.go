@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -154,13 +155,11 @@ cd ..; for d in *; do [ $d = 0 ] || { rm -r $d/gone $d/swap1 $d/swap2; cp -dR --
 				return c, time.Now()
 			}
 			c, staged := begin("0")
-			if s := e.wait(c); s.code != 0 {
-				t.Fatal(s)
-			}
+			s := e.wait(c)
+			check.Require(t, s.code == 0, "%v", s)
 			compared, applied := staged.Sub(c.begin), c.end.Sub(staged)
-			if old, _ := applyLook(t, filepath.Join(top, "0")); old != 0 {
-				t.Fatalf("%d paths were not applied", old)
-			}
+			old, _ := applyLook(t, filepath.Join(top, "0"))
+			check.Require(t, old == 0, "%d paths were not applied", old)
 			cut := 0
 			for i := range tries {
 				name := dirs[(i+1)%len(dirs)]
@@ -188,24 +187,20 @@ cd ..; for d in *; do [ $d = 0 ] || { rm -r $d/gone $d/swap1 $d/swap2; cp -dR --
 				}
 				s := e.wait(c)
 				old, now := applyLook(t, dir)
-				if s.code == 0 && old > 0 {
-					t.Errorf("try %d: it says that all is applied, and %d paths are old", i, old)
-				}
+				check.That(t, s.code != 0 || old == 0, "try %d: it says that all is applied, and %d paths are old", i, old)
 				if old > 0 && now > 0 {
 					cut++
 				}
 				if i%2 == 0 && old > 0 { // the next apply removes temporary files as cleanup does
 					e.ok(apply(name)...)
-					if old, _ := applyLook(t, dir); old > 0 {
-						t.Errorf("try %d: %d paths are old after another apply", i, old)
-					}
+					old, _ := applyLook(t, dir)
+					check.That(t, old == 0, "try %d: %d paths are old after another apply", i, old)
 					applyClear(t, top)
 				}
 				e.ok("cleanup")
 				applyClear(t, top)
-				if notes, _ := filepath.Glob(filepath.Join(e.state, "apply-*")); len(notes) > 0 {
-					t.Errorf("try %d: notes are left: %q", i, notes)
-				}
+				notes, _ := filepath.Glob(filepath.Join(e.state, "apply-*"))
+				check.That(t, len(notes) == 0, "try %d: notes are left: %q", i, notes)
 				if t.Failed() {
 					break
 				}
@@ -224,9 +219,8 @@ func applyClear(t *testing.T, dir string) {
 	left, err := filepath.Glob(dir + "/.*")
 	harness.Must(t, err)
 	for _, name := range left {
-		if base := filepath.Base(name); base != "." && base != ".." {
-			t.Errorf("%s is left", name)
-		}
+		base := filepath.Base(name)
+		check.That(t, base == "." || base == "..", "%s is left", name)
 	}
 }
 
@@ -245,8 +239,6 @@ cat $disk/a; ls -A $disk; echo $code; cat $top/said
 sbxrun cleanup | grep -v 'zombie\|init\|cgroup' || true; sbxrun kill --grace 0 box >/dev/null; sbxrun cleanup >/dev/null`)
 	_, rest, _ := strings.Cut(s.stdout, "new\n") // after the sandbox's ID and the contents of a, which was applied
 	want := "a\n125\nM a\nsbxrun: error: cannot apply \"b\": no space left on device\n"
-	if s.code != 0 || rest != want {
-		t.Errorf("%v, want %q at the end", s, want)
-	}
+	check.That(t, s.code == 0 && rest == want, "%v, want %q at the end", s, want)
 	e.cleared()
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -132,13 +133,9 @@ func TestBwrapFake(t *testing.T) {
 				script := prologue + fmt.Sprintf(f.script+"\n: %[1]s %[2]s\n", strconv.Itoa(victim.id.PID), strconv.FormatUint(victim.id.Namespace, 10))
 				r := start(t, options{env: pose(t, script)}, "--timeout", "2", "sh", "-c", ": >/out/ran")
 				o := r.wait()
-				if o.code != 125 || o.report == nil || o.report.Started || o.report.Teardown.Verdict != "not_applicable" {
-					t.Errorf("%s: want 125 and never started: %v", victim.name, o)
-				}
+				check.That(t, o.code == 125 && o.report != nil && !o.report.Started && o.report.Teardown.Verdict == "not_applicable", "%s: want 125 and never started: %v", victim.name, o)
 				o.oneLine(t)
-				if !victim.unharmed() {
-					t.Fatalf("%s was signalled: %v", victim.name, o)
-				}
+				check.Require(t, victim.unharmed(), "%s was signalled: %v", victim.name, o)
 				harness.Within(t, "the run", r.end.Sub(r.begin), 0, 2*time.Second)
 				if t.Failed() {
 					return
@@ -218,15 +215,11 @@ func silent(t *testing.T, env []string) {
 		from := time.Now()
 		r.signal(sig)
 		o := r.wait()
-		if r.wrote("ran") {
-			t.Errorf("signal %v: the command has run: %v", sig, o)
-		}
+		check.That(t, !r.wrote("ran"), "signal %v: the command has run: %v", sig, o)
 		if sig == unix.SIGKILL {
 			continue
 		}
-		if o.code != 128+int(sig) || o.report == nil || o.report.Cause != "canceled" || o.report.Started {
-			t.Errorf("signal %v: want canceled: %v", sig, o)
-		}
+		check.That(t, o.code == 128+int(sig) && o.report != nil && o.report.Cause == "canceled" && !o.report.Started, "signal %v: want canceled: %v", sig, o)
 		harness.Within(t, "the end", r.end.Sub(from), 0, 500*time.Millisecond)
 	}
 	if soak(t) < 1000 {
@@ -249,9 +242,8 @@ func silent(t *testing.T, env []string) {
 // The same for a bwrap that the kernel cannot execute.
 func TestBwrapNotExecutable(t *testing.T) {
 	r := start(t, options{env: pose(t, "\x7fELF nonsense")}, "true")
-	if o := r.wait(); o.code != 125 {
-		t.Errorf("want 125: %v", o)
-	}
+	o := r.wait()
+	check.That(t, o.code == 125, "want 125: %v", o)
 }
 
 // relay executes the real bwrap with a process in between, which reads what bwrap and the room
@@ -405,8 +397,6 @@ func TestBwrapRelayStart(t *testing.T) {
 func (e *env) only() string {
 	e.t.Helper()
 	boxes := e.running()
-	if len(boxes) != 1 {
-		e.t.Fatalf("%d sandboxes, want one", len(boxes))
-	}
+	check.Require(e.t, len(boxes) == 1, "%d sandboxes, want one", len(boxes))
 	return boxes[0].ID
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -92,9 +93,8 @@ ls -A $disk`,
 			harness.Must(t, os.Mkdir(disk, 0o700))
 			s := e.small(8<<20, disk, `try() { code=0; "$@" >$top/said 2>&1 || code=$?; echo "$code $(cat $top/said)" | sed 's/ $//'; }
 `+tt.script)
-			if ok, err := regexp.MatchString("^"+strings.Join(tt.want, "\n")+"\n?$", s.stdout); !ok || err != nil || s.code != 0 {
-				t.Errorf("code %d, stderr %s, stdout\n%s\nwant\n%s", s.code, s.stderr, s.stdout, strings.Join(tt.want, "\n"))
-			}
+			ok, err := regexp.MatchString("^"+strings.Join(tt.want, "\n")+"\n?$", s.stdout)
+			check.That(t, ok && err == nil && s.code == 0, "code %d, stderr %s, stdout\n%s\nwant\n%s", s.code, s.stderr, s.stdout, strings.Join(tt.want, "\n"))
 			e.cleared()
 		})
 	}
@@ -143,16 +143,12 @@ func TestManyEntries(t *testing.T) {
 				if peak.Maxrss > most {
 					t.Errorf("%s: it took %d KiB of memory", verb.args[0], peak.Maxrss)
 				}
-				if verb.refused && (s.code != 125 || !strings.Contains(s.stderr, "too long in total")) || !verb.refused && s.code != 0 {
-					t.Errorf("%v", s)
-				}
+				check.That(t, (!verb.refused || s.code == 125 && strings.Contains(s.stderr, "too long in total")) && (verb.refused || s.code == 0), "%v", s)
 			}
 			for _, dir := range []string{copied, filepath.Join(got, "data")} {
 				files := -1 // the directory itself
 				err := filepath.WalkDir(dir, func(string, os.DirEntry, error) error { files++; return nil })
-				if soak(t) >= 400 && (err != nil || files != n+tt.levels) {
-					t.Errorf("%s: %d entries, %v, want %d", dir, files, err, n+tt.levels)
-				}
+				check.That(t, soak(t) < 400 || err == nil && files == n+tt.levels, "%s: %d entries, %v, want %d", dir, files, err, n+tt.levels)
 			}
 			e.do("kill", "--all", "--grace", "0")
 			e.ok("cleanup")

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -86,18 +87,14 @@ func (e *env) do(args ...string) result {
 func (e *env) ok(args ...string) result {
 	e.t.Helper()
 	s := e.do(args...)
-	if s.code != 0 {
-		e.t.Fatalf("want 0: %v", s)
-	}
+	check.Require(e.t, s.code == 0, "want 0: %v", s)
 	return s
 }
 
 // refused asserts that sbxrun has failed with one of the codes and one line.
 func (e *env) refused(s result, codes ...int) {
 	e.t.Helper()
-	if !slices.Contains(codes, s.code) {
-		e.t.Errorf("want %v: %v", codes, s)
-	}
+	check.That(e.t, slices.Contains(codes, s.code), "want %v: %v", codes, s)
 	s.oneLine(e.t)
 }
 
@@ -128,13 +125,10 @@ func (e *env) start(flags []string, payload ...string) *sandbox {
 	}
 	s := e.ok(args...)
 	box := &sandbox{e: e}
-	if err := json.Unmarshal([]byte(s.stdout), box); err != nil || box.PID <= 1 {
-		e.t.Fatalf("no sandbox in %q: %v", s.stdout, err)
-	}
+	err := json.Unmarshal([]byte(s.stdout), box)
+	check.Require(e.t, err == nil && box.PID > 1, "no sandbox in %q: %v", s.stdout, err)
 	r := box.record()
-	if r.Init == nil {
-		e.t.Fatalf("started, but without an init in its record")
-	}
+	check.Require(e.t, r.Init != nil, "started, but without an init in its record")
 	box.init = *r.Init
 	e.ns.Remember(box.init.PID)
 	return box
@@ -177,9 +171,8 @@ func (e *env) until(within time.Duration, what string, holds func() bool) bool {
 // alive asserts that a command can be run in the sandbox.
 func (b *sandbox) alive() {
 	b.e.t.Helper()
-	if s := b.e.do("exec", "--timeout", lifetime, b.ID, "true"); s.code != 0 {
-		b.e.t.Errorf("the sandbox has ended: %v", s)
-	}
+	s := b.e.do("exec", "--timeout", lifetime, b.ID, "true")
+	check.That(b.e.t, s.code == 0, "the sandbox has ended: %v", s)
 }
 
 // wrote reports whether a payload has created a file.
@@ -276,12 +269,9 @@ func (e *env) cleared() {
 		}
 		return err
 	})
-	if err != nil {
-		e.t.Errorf("%v", err)
-	}
-	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(mounts), e.top) {
-		e.t.Errorf("mounted: %s, %v", mounts, err)
-	}
+	check.That(e.t, err == nil, "%v", err)
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	check.That(e.t, err == nil && !strings.Contains(string(mounts), e.top), "mounted: %s, %v", mounts, err)
 }
 
 // clean ends all sandboxes and removes their records with sbxrun's own commands.

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -65,9 +66,8 @@ func (x *execution) finish(living ...*sandbox) result {
 		within = settle
 	}
 	x.e.gone(within, living...)
-	if o.readReport(x.e.t, x.report); o.report == nil && o.signal == 0 {
-		x.e.t.Errorf("no report: %v", o)
-	}
+	o.readReport(x.e.t, x.report)
+	check.That(x.e.t, o.report != nil || o.signal != 0, "no report: %v", o)
 	reapZombies(living...)
 	return o
 }
@@ -208,9 +208,8 @@ func TestExecWhileKilled(t *testing.T) {
 				}
 				kill := way.end(b)
 				o := e.wait(x.call)
-				if o.readReport(t, x.report); o.report == nil {
-					t.Fatalf("no report: %v", o)
-				}
+				o.readReport(t, x.report)
+				check.Require(t, o.report != nil, "no report: %v", o)
 				report := o.report
 				switch {
 				case o.code == 137 && report.Cause == "killed" && report.Teardown.Verdict == "proven":
@@ -225,9 +224,8 @@ func TestExecWhileKilled(t *testing.T) {
 					begun++
 				}
 				if kill != nil {
-					if s := e.wait(kill); s.code != 0 {
-						t.Errorf("want 0: %v", s)
-					}
+					s := e.wait(kill)
+					check.That(t, s.code == 0, "want 0: %v", s)
 				}
 				b.ended(3 * time.Second)
 				e.gone(settle)
@@ -281,16 +279,13 @@ func TestStoppedExec(t *testing.T) {
 			harness.Must(t, json.Unmarshal([]byte(s.stdout), &told))
 			// Only the keeper can reap its init, and the kernel waits for that.
 			if victim == roleKeeper {
-				if s.code != 123 || told[0].Verdict != "unproven" || len(told[0].Survivors) == 0 {
-					t.Errorf("want 123, unproven, and what is left: %v", s)
-				}
+				check.That(t, s.code == 123 && told[0].Verdict == "unproven" && len(told[0].Survivors) != 0, "want 123, unproven, and what is left: %v", s)
 			} else if s.code != 0 || told[0].Verdict != "proven" {
 				t.Errorf("want 0 and proven: %v", s)
 			}
 			harness.Must(t, target.Signal(unix.SIGCONT))
-			if s := e.wait(x.call); s.code != 137 {
-				t.Errorf("the exec: want 137: %v", s)
-			}
+			s = e.wait(x.call)
+			check.That(t, s.code == 137, "the exec: want 137: %v", s)
 			b.ended(3 * time.Second)
 			e.ok("cleanup")
 			e.cleared()
@@ -421,9 +416,8 @@ func TestExecHandleKilled(t *testing.T) {
 			return len(harness.Find(marker, func(uint64) bool { return false })) == 0
 		})
 		if hit && handle != "" {
-			if w := e.do("wait", handle); w.code != 137 || !strings.Contains(w.stderr, "was killed") {
-				t.Errorf("wait %s: want 137: %v", handle, w)
-			}
+			w := e.do("wait", handle)
+			check.That(t, w.code == 137 && strings.Contains(w.stderr, "was killed"), "wait %s: want 137: %v", handle, w)
 		}
 		var all []struct {
 			Status string `json:"status"`
@@ -439,13 +433,9 @@ func TestExecHandleKilled(t *testing.T) {
 			}
 		}
 		e.ok("cleanup")
-		if left := e.ok("ps", "--status", "lost", "--quiet", b.ID).stdout; left != "" {
-			t.Errorf("after cleanup: %s", left)
-		}
+		check.Equal(t, e.ok("ps", "--status", "lost", "--quiet", b.ID).stdout, "", "after cleanup")
 	}
-	if lost == 0 {
-		t.Error("none was killed when there was a record")
-	}
+	check.That(t, lost != 0, "none was killed when there was a record")
 	b.alive()
 	e.clean()
 }

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -67,9 +68,7 @@ func TestFewProcesses(t *testing.T) {
 			continue
 		}
 		// The command's own forks may fail; then the code is the shell's.
-		if o.report == nil || o.report.Cause != "exited" {
-			t.Errorf("%d processes more: %v", more, o)
-		}
+		check.That(t, o.report != nil && o.report.Cause == "exited", "%d processes more: %v", more, o)
 	}
 }
 
@@ -95,9 +94,7 @@ func TestFullStdout(t *testing.T) {
 			go func() { _, _ = io.Copy(io.Discard, reader) }() // ends with the pipe
 		}
 		o := r.wait()
-		if o.code != 124 || o.report == nil || o.report.Cause != "timeout" || o.report.Teardown.Verdict != "proven" {
-			t.Errorf("tty %v: want a proven timeout: %v", tty, o)
-		}
+		check.That(t, o.code == 124 && o.report != nil && o.report.Cause == "timeout" && o.report.Teardown.Verdict == "proven", "tty %v: want a proven timeout: %v", tty, o)
 		if !tty {
 			harness.Within(t, "the run", r.end.Sub(r.begin), deadline, deadline+200*time.Millisecond)
 		}
@@ -132,22 +129,18 @@ func TestFullStdoutJSON(t *testing.T) {
 		_, err := os.Stat(r.report)
 		return err == nil
 	})
-	if left := harness.Below(r.pid); len(left) > 0 {
-		t.Errorf("left while sbxrun waits for its reader:\n%s", harness.List(left))
-	}
+	left := harness.Below(r.pid)
+	check.That(t, len(left) == 0, "left while sbxrun waits for its reader:\n%s", harness.List(left))
 	read := make(chan []byte)
 	go func() {
 		data, _ := io.ReadAll(reader) // a shorter text fails below
 		read <- data
 	}()
 	o := r.wait()
-	if o.code != 124 {
-		t.Errorf("want a timeout: %v", o)
-	}
+	check.That(t, o.code == 124, "want a timeout: %v", o)
 	var doc map[string]any
-	if err := json.Unmarshal(bytes.TrimLeft(<-read, "\x00"), &doc); err != nil || doc["cause"] != "timeout" {
-		t.Errorf("what was printed: %v, %v", err, doc["cause"])
-	}
+	err := json.Unmarshal(bytes.TrimLeft(<-read, "\x00"), &doc)
+	check.That(t, err == nil && doc["cause"] == "timeout", "what was printed: %v, %v", err, doc["cause"])
 }
 
 // When the reader of stdout closes it, all processes exit.
@@ -185,9 +178,8 @@ func TestReadOnlyTmp(t *testing.T) {
 	dir := harness.SharedDir(t) // for the report: everything else is read-only
 	wrap := []string{"bwrap", "--dev-bind", "/", "/", "--ro-bind", "/tmp", "/tmp", "--bind", dir, dir}
 	r = start(t, options{wrap: wrap, report: filepath.Join(dir, "report.json"), dir: "/usr"}, "--timeout", lifetime, "sh", "-c", "setsid sleep 600 & exit 7")
-	if o := r.wait(); o.code != 7 || o.report == nil || o.report.Teardown.Verdict != "proven" {
-		t.Errorf("want 7 and proven: %v", o)
-	}
+	o := r.wait()
+	check.That(t, o.code == 7 && o.report != nil && o.report.Teardown.Verdict == "proven", "want 7 and proven: %v", o)
 }
 
 // When the report's directory is removed during the run, sbxrun passes on the command's exit code
@@ -203,9 +195,7 @@ func TestReportVanishes(t *testing.T) {
 		harness.Must(t, os.WriteFile(filepath.Join(r.out, "go"), nil, 0o644))
 		o := r.wait()
 		o.oneLine(t)
-		if o.code != code && (code != 0 || o.code == 125) || o.code == 0 {
-			t.Errorf("want the command's %d, but not 0, and not 125 for a command that ran: %v", code, o)
-		}
+		check.That(t, (o.code == code || code == 0 && o.code != 125) && o.code != 0, "want the command's %d, but not 0, and not 125 for a command that ran: %v", code, o)
 	}
 }
 
@@ -216,9 +206,8 @@ func TestReportUnread(t *testing.T) {
 	r := start(t, options{stdout: writer, report: "fd:1"}, "--timeout", lifetime, "sh", "-c", ": >/out/ran; setsid sleep 600 & sleep 0.05; exit 7")
 	writer.Close()
 	reader.Close()
-	if o := r.wait(); !r.wrote("ran") || o.code == 0 || o.code == 125 {
-		t.Errorf("%v", o)
-	}
+	o := r.wait()
+	check.That(t, r.wrote("ran") && o.code != 0 && o.code != 125, "%v", o)
 }
 
 // empty reports whether no process below sbxrun is alive. The keeper may be a zombie until the

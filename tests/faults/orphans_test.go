@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -19,12 +20,9 @@ func TestOrphansWithoutEnd(t *testing.T) {
 	lasting := harness.Scaled(4 * time.Second)
 	r := start(t, options{}, "--env", actEnv+"=breed", "--ro-bind", actor(t)+":/actor", "--seccomp", "off", "--timeout", (2 * lasting).String(), "--", "/actor", strconv.FormatInt(lasting.Milliseconds(), 10))
 	o := r.wait()
-	if o.code != 7 {
-		t.Errorf("want 7: %v", o)
-	}
-	if took := r.end.Sub(r.begin); took > lasting*3/4 {
-		t.Errorf("its end was told after %v; for %v there were orphans", took, lasting)
-	}
+	check.That(t, o.code == 7, "want 7: %v", o)
+	took := r.end.Sub(r.begin)
+	check.That(t, took <= lasting*3/4, "its end was told after %v; for %v there were orphans", took, lasting)
 }
 
 // breed is a payload that exits soon and leaves processes. These create children of init without

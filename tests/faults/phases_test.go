@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -142,9 +143,7 @@ func (ph phase) strike(t *testing.T, victim int) bool {
 func judge(t testing.TB, o result, victim int, ran bool) {
 	t.Helper()
 	if victim == roleSbxrun {
-		if o.signal != unix.SIGKILL {
-			t.Errorf("sbxrun was killed: %v", o)
-		}
+		check.That(t, o.signal == unix.SIGKILL, "sbxrun was killed: %v", o)
 		return
 	}
 	if o.report == nil {
@@ -158,9 +157,7 @@ func judge(t testing.TB, o result, victim int, ran bool) {
 		if o.stderr != "" {
 			o.errorLine(t) // the victim may be the keeper
 		}
-		if ran {
-			t.Errorf("the command has run: %v", o)
-		}
+		check.That(t, !ran, "the command has run: %v", o)
 	case 137:
 		want = "lost"
 		if victim == rolePayload {
@@ -173,9 +170,7 @@ func judge(t testing.TB, o result, victim int, ran bool) {
 	case 7:
 		want = "exited"
 	case 123:
-		if o.report.Teardown.Verdict != "unproven" || o.report.Error == nil {
-			t.Errorf("123 means unproven: %v", o)
-		}
+		check.That(t, o.report.Teardown.Verdict == "unproven" && o.report.Error != nil, "123 means unproven: %v", o)
 		return
 	default:
 		t.Errorf("the %s was killed: %v", roleNames[victim], o)
@@ -184,9 +179,7 @@ func judge(t testing.TB, o result, victim int, ran bool) {
 	if o.report.Cause != want {
 		t.Errorf("the %s was killed: cause %q, want %q: %v", roleNames[victim], o.report.Cause, want, o)
 	}
-	if o.report.Started && o.report.Teardown.Verdict != "proven" {
-		t.Errorf("not proven, and not said by the exit code: %v", o)
-	}
+	check.That(t, !o.report.Started || o.report.Teardown.Verdict == "proven", "not proven, and not said by the exit code: %v", o)
 }
 
 // The same when sbxrun is killed a fixed time after its start.

@@ -10,6 +10,7 @@ import (
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -132,8 +133,6 @@ func TestThreadChurn(t *testing.T) {
 			t.Errorf("GOMAXPROCS=%s: want 7: %v", procs, o)
 			continue
 		}
-		if *o.report.StdoutBytes <= 1<<20 {
-			t.Errorf("only %d bytes of output", *o.report.StdoutBytes)
-		}
+		check.That(t, *o.report.StdoutBytes > 1<<20, "only %d bytes of output", *o.report.StdoutBytes)
 	}
 }

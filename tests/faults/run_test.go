@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -146,9 +147,7 @@ func (c *call) wait(t testing.TB, idle func()) result {
 func (o result) unpanicked(t testing.TB) {
 	t.Helper()
 	for _, what := range []string{"panic:", "goroutine ", "fatal error:", "runtime: "} {
-		if strings.Contains(o.stderr, what) {
-			t.Errorf("it panicked: %v", o)
-		}
+		check.That(t, !strings.Contains(o.stderr, what), "it panicked: %v", o)
 	}
 }
 
@@ -156,9 +155,7 @@ func (o result) unpanicked(t testing.TB) {
 func (o result) oneLine(t testing.TB) {
 	t.Helper()
 	o.errorLine(t)
-	if strings.Contains(o.stderr, "keeper was killed") {
-		t.Errorf("nobody has killed the keeper: %v", o)
-	}
+	check.That(t, !strings.Contains(o.stderr, "keeper was killed"), "nobody has killed the keeper: %v", o)
 }
 
 // errorLine asserts that sbxrun has printed one line, an error message for people.
@@ -173,20 +170,14 @@ func (o result) errorLine(t testing.TB) {
 	}
 	lines = slices.DeleteFunc(lines, func(line string) bool { return strings.HasPrefix(line, "bwrap: ") })
 	text := strings.Join(lines, "\n")
-	if !strings.HasPrefix(text, "sbxrun: error: ") || strings.Contains(text, "\n") {
-		t.Errorf("want one line of sbxrun's: %v", o)
-	}
-	if strings.Contains(text, "Go value") || strings.Contains(text, "Go struct") {
-		t.Errorf("this is a message of encoding/json: %v", o)
-	}
+	check.That(t, strings.HasPrefix(text, "sbxrun: error: ") && !strings.Contains(text, "\n"), "want one line of sbxrun's: %v", o)
+	check.That(t, !strings.Contains(text, "Go value") && !strings.Contains(text, "Go struct"), "this is a message of encoding/json: %v", o)
 }
 
 func text(t testing.TB, name string) string {
 	t.Helper()
 	data, err := os.ReadFile(name)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%v", err)
-	}
+	check.That(t, err == nil || errors.Is(err, fs.ErrNotExist), "%v", err)
 	return string(data)
 }
 
@@ -348,12 +339,8 @@ func (r *run) result() result {
 	if o.report == nil {
 		return o
 	}
-	if r.wrote("ran") && !o.report.Started {
-		r.t.Errorf("the command has run, and the report says that it was not started: %v", o)
-	}
-	if o.report.Teardown.Verdict == "not_applicable" && o.report.Started {
-		r.t.Errorf("started, and nothing to prove: %v", o)
-	}
+	check.That(r.t, !r.wrote("ran") || o.report.Started, "the command has run, and the report says that it was not started: %v", o)
+	check.That(r.t, o.report.Teardown.Verdict != "not_applicable" || !o.report.Started, "started, and nothing to prove: %v", o)
 	return o
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -59,18 +60,15 @@ func TestSandboxesKilledRandomly(t *testing.T) {
 		work.Wait()
 		running.Add(int64(e.killSupervisors()))
 		s := e.ok("cleanup")
-		if found := e.members(); len(found) > 0 {
-			t.Errorf("alive when cleanup had ended:\n%s%v", harness.List(found), s)
-		}
+		found := e.members()
+		check.That(t, len(found) == 0, "alive when cleanup had ended:\n%s%v", harness.List(found), s)
 		e.cleared()
 		e.gone(settle)
 		stranger.unharmed()
 		e.finish()
 	}
 	t.Logf("%d were hit alive, %d supervisors were killed in the end", hits.Load(), running.Load())
-	if soak(t) >= enough && (hits.Load() == 0 || running.Load() == 0) {
-		t.Errorf("the moments are all wrong")
-	}
+	check.That(t, soak(t) < enough || hits.Load() != 0 && running.Load() != 0, "the moments are all wrong")
 }
 
 // strikeOne starts a sandbox and kills one of its processes at a random moment. It reports whether
@@ -230,12 +228,8 @@ func TestRecordRecycled(t *testing.T) {
 					release := e.forge(forgedID, "forged", "running", other.id, other.id, alive)
 					s := e.do(args...)
 					release()
-					if !stranger.unharmed() {
-						t.Fatalf("by %v", s)
-					}
-					if args[0] == "exec" && s.code != 125 {
-						t.Errorf("entered a stranger: %v", s)
-					}
+					check.Require(t, stranger.unharmed(), "by %v", s)
+					check.That(t, args[0] != "exec" || s.code == 125, "entered a stranger: %v", s)
 					// cleanup may report failures for rooms of other tests on stdout.
 					if s.code != 0 && args[0] != "cleanup" {
 						e.refused(s, s.code)
@@ -250,9 +244,7 @@ func TestRecordRecycled(t *testing.T) {
 		mortal := newInit(t)
 		defer e.forge(forgedID, "forged", "running", change(func(id *harness.Identity) { id.Start++ }), mortal.id, false)()
 		e.ok("cleanup")
-		if !harness.Exited(mortal.id.PID) {
-			t.Errorf("a process that matches its record was not ended")
-		}
+		check.That(t, harness.Exited(mortal.id.PID), "a process that matches its record was not ended")
 		e.cleared()
 	})
 }
@@ -285,21 +277,17 @@ func TestSandboxKilledRunning(t *testing.T) {
 				e.gone(settle)
 				if victim == roleSbxrun {
 					e.refused(e.do("wait", b.ID), 137)
-					if s := e.ok("ps", "--all"); !strings.Contains(s.stdout, "lost") {
-						t.Errorf("want lost: %v", s)
-					}
+					s := e.ok("ps", "--all")
+					check.That(t, strings.Contains(s.stdout, "lost"), "want lost: %v", s)
 				} else {
 					r := b.record()
 					want := "lost"
 					if victim == rolePayload {
 						want = "signaled"
 					}
-					if r.Report == nil || r.Report.Cause != want || r.Report.ExitCode != 137 {
-						t.Errorf("want %s and 137: %+v", want, r.Report)
-					}
-					if s := e.do("wait", b.ID); s.code != 137 {
-						t.Errorf("want 137: %v", s)
-					}
+					check.That(t, r.Report != nil && r.Report.Cause == want && r.Report.ExitCode == 137, "want %s and 137: %+v", want, r.Report)
+					s := e.do("wait", b.ID)
+					check.That(t, s.code == 137, "want 137: %v", s)
 				}
 				e.ok("cleanup")
 				e.cleared()
@@ -402,17 +390,14 @@ func TestStoppedSupervisor(t *testing.T) {
 	b := e.start(nil, deaf...)
 	e.until(settle, "the payload", func() bool { return e.wrote("ran") })
 	target, hit := b.strikeSupervisor(unix.SIGSTOP)
-	if !hit {
-		t.Fatal("there is no supervisor")
-	}
+	check.Require(t, hit, "there is no supervisor")
 	defer target.Close()
 	s := e.do("kill", "--grace", "0", "--json", b.ID)
 	var told []struct {
 		Verdict string `json:"verdict"`
 	}
-	if err := json.Unmarshal([]byte(s.stdout), &told); err != nil || s.code != 0 || len(told) != 1 || told[0].Verdict != "proven" {
-		t.Errorf("want 0 and proven: %v", s)
-	}
+	err := json.Unmarshal([]byte(s.stdout), &told)
+	check.That(t, err == nil && s.code == 0 && len(told) == 1 && told[0].Verdict == "proven", "want 0 and proven: %v", s)
 	harness.Within(t, "kill", s.took, 0, 4*time.Second)
 	var inside []harness.Proc
 	for _, p := range e.members() {
@@ -420,14 +405,11 @@ func TestStoppedSupervisor(t *testing.T) {
 			inside = append(inside, p)
 		}
 	}
-	if len(inside) > 0 {
-		t.Errorf("kill has ended, and these live:\n%s", harness.List(inside))
-	}
+	check.That(t, len(inside) == 0, "kill has ended, and these live:\n%s", harness.List(inside))
 	harness.Must(t, target.Signal(unix.SIGCONT))
 	b.ended(3 * time.Second)
-	if r := b.record(); r.Report == nil || r.Report.Cause != "killed" {
-		t.Errorf("want killed: %+v", r.Report)
-	}
+	r := b.record()
+	check.That(t, r.Report != nil && r.Report.Cause == "killed", "want killed: %+v", r.Report)
 	e.ok("cleanup")
 	e.cleared()
 }
@@ -448,9 +430,7 @@ func TestStoppedBelowSupervisor(t *testing.T) {
 			s := e.do("kill", "--grace", "0", "--proof-timeout", proof.String(), b.ID)
 			harness.Within(t, "kill", s.took, 0, 2500*time.Millisecond+2*proof)
 			// A stopped keeper cannot give its proof; kill may find one itself.
-			if s.code != 0 && (victim != roleKeeper || s.code != 123) {
-				t.Errorf("want 0: %v", s)
-			}
+			check.That(t, s.code == 0 || victim == roleKeeper && s.code == 123, "want 0: %v", s)
 			harness.Must(t, target.Signal(unix.SIGCONT))
 			b.ended(3 * time.Second)
 			e.ok("cleanup")
@@ -466,9 +446,7 @@ func TestSignalledSupervisor(t *testing.T) {
 			e := newEnv(t)
 			b := e.start(nil, busy...)
 			target, hit := b.strikeSupervisor(sig)
-			if !hit {
-				t.Fatal("there is no supervisor")
-			}
+			check.Require(t, hit, "there is no supervisor")
 			target.Close()
 			if sig == unix.SIGHUP { // from a terminal that is not its own
 				b.alive()
@@ -477,12 +455,10 @@ func TestSignalledSupervisor(t *testing.T) {
 			}
 			b.ended(3 * time.Second)
 			r := b.record()
-			if r.Report == nil || r.Report.Cause != "canceled" || r.Report.ExitCode != 128+int(sig) || r.Report.Teardown.Verdict != "proven" {
-				t.Errorf("want canceled, %d, proven: %+v", 128+int(sig), r.Report)
-			}
-			if s := e.do("wait", b.ID); s.code != 128+int(sig) {
-				t.Errorf("want %d: %v", 128+int(sig), s)
-			}
+			check.That(t, r.Report != nil && r.Report.Cause == "canceled" && r.Report.ExitCode == 128+int(sig) && r.Report.Teardown.Verdict == "proven",
+				"want canceled, %d, proven: %+v", 128+int(sig), r.Report)
+			s := e.do("wait", b.ID)
+			check.That(t, s.code == 128+int(sig), "want %d: %v", 128+int(sig), s)
 			e.clean()
 		})
 	}
@@ -510,9 +486,7 @@ func entries(t testing.TB, dir string) (list []string) {
 		list = append(list, fmt.Sprintf("%s %v %d %v %q", path, info.Mode(), info.Size(), info.ModTime().UnixNano(), text))
 		return nil
 	})
-	if err != nil {
-		t.Errorf("%v", err)
-	}
+	check.That(t, err == nil, "%v", err)
 	return list
 }
 
@@ -539,23 +513,16 @@ func TestCleanupDryRun(t *testing.T) {
 	harness.Must(t, os.Mkdir(filepath.Join(e.state, ".0123456789abcdef"), 0o700))
 	before := entries(t, e.state)
 	s := e.ok("cleanup", "--dry-run")
-	if after := entries(t, e.state); !slices.Equal(before, after) {
-		t.Errorf("it changed something: %q, %q: %v", before, after, s)
-	}
+	after := entries(t, e.state)
+	check.That(t, slices.Equal(before, after), "it changed something: %q, %q: %v", before, after, s)
 	mortal.unharmed()
 	for _, what := range []string{lost.ID, forgedID, "damaged"} {
-		if !strings.Contains(s.stdout, what) {
-			t.Errorf("%s is not listed: %v", what, s)
-		}
+		check.That(t, strings.Contains(s.stdout, what), "%s is not listed: %v", what, s)
 	}
-	if strings.Contains(s.stdout, living.ID) {
-		t.Errorf("a living sandbox is listed: %v", s)
-	}
+	check.That(t, !strings.Contains(s.stdout, living.ID), "a living sandbox is listed: %v", s)
 	living.alive()
 	e.ok("cleanup")
-	if !harness.Exited(mortal.id.PID) {
-		t.Errorf("cleanup did not end the init that is left")
-	}
+	check.That(t, harness.Exited(mortal.id.PID), "cleanup did not end the init that is left")
 	living.alive()
 	e.clean()
 }
@@ -577,9 +544,8 @@ func TestCleanupWhileStarting(t *testing.T) {
 				t.Errorf("%v", err)
 				return
 			}
-			if s := e.wait(c); s.code != 0 {
-				t.Errorf("want 0: %v", s)
-			}
+			s := e.wait(c)
+			check.That(t, s.code == 0, "want 0: %v", s)
 		}
 	})
 	defer sweeper.Wait()
@@ -609,17 +575,13 @@ func TestCleanupWhileStarting(t *testing.T) {
 				t.Errorf("a sandbox has ended: %v; %s", s, harness.List(e.members()))
 			}
 			r := b.record()
-			if r.Init == nil || harness.Exited(r.Init.PID) || r.Phase != "running" {
-				t.Errorf("a sandbox is not whole: %+v", r)
-			}
+			check.That(t, r.Init != nil && !harness.Exited(r.Init.PID) && r.Phase == "running", "a sandbox is not whole: %+v", r)
 		}
 		// The same for a run, which has no record.
-		if s := e.do("run", "--env", harness.MarkerName+"="+e.marker, "sh", "-c", "exit 7"); s.code != 7 {
-			t.Errorf("want 7: %v", s)
-		}
-		if s := e.ok("kill", "--all", "--grace", "0"); !strings.Contains(s.stdout, "10 killed") && !t.Failed() {
-			t.Errorf("want 10 killed: %v", s)
-		}
+		s := e.do("run", "--env", harness.MarkerName+"="+e.marker, "sh", "-c", "exit 7")
+		check.That(t, s.code == 7, "want 7: %v", s)
+		s = e.ok("kill", "--all", "--grace", "0")
+		check.That(t, strings.Contains(s.stdout, "10 killed") || t.Failed(), "want 10 killed: %v", s)
 		reapZombies()
 	}
 	e.clean()

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -118,9 +119,8 @@ func (sh *shell) run(line string) result {
 	sh.n++
 	name := filepath.Join(sh.e.top, fmt.Sprintf("shell-%d", sh.n))
 	begin := time.Now()
-	if _, err := fmt.Fprintf(sh.in, "{ %s\n} >%s.out 2>%s.err; echo done $?\n", line, name, name); err != nil {
-		sh.e.t.Fatalf("the shell is gone: %v", err)
-	}
+	_, err := fmt.Fprintf(sh.in, "{ %s\n} >%s.out 2>%s.err; echo done $?\n", line, name, name)
+	check.Require(sh.e.t, err == nil, "the shell is gone: %v", err)
 	type answer struct {
 		line string
 		err  error

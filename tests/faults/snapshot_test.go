@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -82,14 +83,12 @@ func TestSnapshotKilled(t *testing.T) {
 	e.do("kill", "--all", "--grace", "0")
 	e.ok("cleanup")
 	for _, left := range []string{"tmp", "trees"} {
-		if files, err := os.ReadDir(filepath.Join(e.top, "data/snapshots", left)); err != nil || len(files) != 0 {
-			t.Errorf("left in %s: %v, %v", left, files, err)
-		}
+		files, err := os.ReadDir(filepath.Join(e.top, "data/snapshots", left))
+		check.That(t, err == nil && len(files) == 0, "left in %s: %v, %v", left, files, err)
 	}
 	e.cleared()
-	if s := e.ok("cleanup"); strings.Contains(s.stdout, "layer") || strings.Contains(s.stdout, "draft") || strings.Contains(s.stdout, "tree") {
-		t.Errorf("left: %s", s.stdout)
-	}
+	s := e.ok("cleanup")
+	check.That(t, !strings.Contains(s.stdout, "layer") && !strings.Contains(s.stdout, "draft") && !strings.Contains(s.stdout, "tree"), "left: %s", s.stdout)
 }
 
 // strikeWithin kills a command or one of its descendants.
@@ -131,7 +130,5 @@ func (e *env) verify(names []string, dir, sum string) {
 	}
 	last := names[len(names)-1]
 	e.start([]string{"--name", "restored", "--from", last, "--overlay", dir + ":/data"}) // it may have been imported
-	if got := e.ok("exec", "restored", "sh", "-c", "cat /data/big /data/d/* | sha256sum").stdout; got != sum {
-		e.t.Errorf("%s has %s, want %s", last, got, sum)
-	}
+	check.Equal(e.t, e.ok("exec", "restored", "sh", "-c", "cat /data/big /data/d/* | sha256sum").stdout, sum, "%s has", last)
 }

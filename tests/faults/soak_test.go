@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -57,9 +58,8 @@ func TestSoak(t *testing.T) {
 		var seed uint64
 		var n int64
 		var engine bool
-		if _, err := fmt.Sscan(part, &seed, &n, &engine); err != nil {
-			t.Fatalf("%s=%q: %v", soakPart, part, err)
-		}
+		_, err := fmt.Sscan(part, &seed, &n, &engine)
+		check.Require(t, err == nil, "%s=%q: %v", soakPart, part, err)
 		newSoak(t, seed, engine).run(n)
 		return
 	}
@@ -85,9 +85,7 @@ func TestSoak(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			all.add(count)
-			if err != nil {
-				t.Errorf("part %d: %v\n%s", i, err, out)
-			}
+			check.That(t, err == nil, "part %d: %v\n%s", i, err, out)
 		})
 	}
 	work.Wait()
@@ -129,9 +127,7 @@ func startPart(t *testing.T, part string) (count soakCount, out string, err erro
 	done()
 	for line := range strings.Lines(buf.String()) {
 		if text, ok := strings.CutPrefix(strings.TrimSpace(line), soakSays); ok {
-			if err := json.Unmarshal([]byte(text), &count); err != nil {
-				t.Errorf("%q: %v", line, err)
-			}
+			check.OK(t, json.Unmarshal([]byte(text), &count), "%q", line)
 		}
 	}
 	return count, buf.String(), err
@@ -244,25 +240,17 @@ func (c soakCount) String() string {
 
 // judge asserts that the soak has hit what it should.
 func (c soakCount) judge(t *testing.T) {
-	if c.Ran == 0 {
-		t.Errorf("no command has begun")
-	}
+	check.That(t, c.Ran != 0, "no command has begun")
 	// A busy machine may need longer than the half second that sbxrun gives a stopped keeper.
 	// Everything has exited in the end nevertheless.
-	if c.Unproven > 2+c.Tries/200 {
-		t.Errorf("too often unproven")
-	}
+	check.That(t, c.Unproven <= 2+c.Tries/200, "too often unproven")
 	if c.Hits < 500 {
 		return
 	}
-	if c.Recycled == 0 {
-		t.Errorf("no pid was given to a stranger")
-	}
+	check.That(t, c.Recycled != 0, "no pid was given to a stranger")
 	verbs, roles, phases := c.sums(0), c.sums(1), c.sums(2)
 	for _, v := range soakVerbs {
-		if verbs[v.name] == 0 {
-			t.Errorf("nobody was hit in %s", v.name)
-		}
+		check.That(t, verbs[v.name] != 0, "nobody was hit in %s", v.name)
 		for _, role := range v.roles {
 			n := int64(0)
 			for _, phase := range phaseNames {
@@ -274,14 +262,10 @@ func (c soakCount) judge(t *testing.T) {
 		}
 	}
 	for _, name := range soakNames {
-		if roles[name] == 0 {
-			t.Errorf("no %s was hit", name)
-		}
+		check.That(t, roles[name] != 0, "no %s was hit", name)
 	}
 	for _, name := range phaseNames {
-		if phases[name] == 0 {
-			t.Errorf("nobody was hit while %s", name)
-		}
+		check.That(t, phases[name] != 0, "nobody was hit while %s", name)
 	}
 }
 

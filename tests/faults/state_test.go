@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -30,35 +31,25 @@ func (sh *shell) startOrError(what string, payload ...string) (started bool) {
 	_ = os.Remove(filepath.Join(e.out, "ran"))
 	s := sh.do(slices.Concat(e.startFlags("--name", "box"), []string{"--"}, payload)...)
 	if s.code == 0 {
-		if list := sh.do("ps"); !strings.Contains(list.stdout, "box") {
-			e.t.Errorf("%s: it runs and is not listed: %v", what, list)
-		}
-		if x := sh.do("exec", "--timeout", lifetime, "box", "true"); x.code != 0 {
-			e.t.Errorf("%s: an exec in it: %v", what, x)
-		}
-		if k := sh.do("kill", "--grace", "0", "box"); k.code != 0 {
-			e.t.Errorf("%s: %v", what, k)
-		}
+		list := sh.do("ps")
+		check.That(e.t, strings.Contains(list.stdout, "box"), "%s: it runs and is not listed: %v", what, list)
+		x := sh.do("exec", "--timeout", lifetime, "box", "true")
+		check.That(e.t, x.code == 0, "%s: an exec in it: %v", what, x)
+		k := sh.do("kill", "--grace", "0", "box")
+		check.That(e.t, k.code == 0, "%s: %v", what, k)
 	} else {
 		e.refused(s, 125)
-		if strings.Contains(s.stderr, "exited before reporting") {
-			e.t.Errorf("%s: that says nothing: %v", what, s)
-		}
-		if e.wrote("ran") {
-			e.t.Errorf("%s: refused, and the command has run: %v", what, s)
-		}
-		if left := sh.listing(); len(left) > 0 {
-			e.t.Errorf("%s: refused, and left %q: %v", what, left, s)
-		}
+		check.That(e.t, !strings.Contains(s.stderr, "exited before reporting"), "%s: that says nothing: %v", what, s)
+		check.That(e.t, !e.wrote("ran"), "%s: refused, and the command has run: %v", what, s)
+		left := sh.listing()
+		check.That(e.t, len(left) == 0, "%s: refused, and left %q: %v", what, left, s)
 	}
 	e.gone(settle)
 	reapZombies()
-	if c := sh.do("cleanup"); c.code != 0 {
-		e.t.Errorf("%s: %v", what, c)
-	}
-	if left := sh.listing(); len(left) > 0 {
-		e.t.Errorf("%s: cleanup has left %q", what, left)
-	}
+	c := sh.do("cleanup")
+	check.That(e.t, c.code == 0, "%s: %v", what, c)
+	left := sh.listing()
+	check.That(e.t, len(left) == 0, "%s: cleanup has left %q", what, left)
 	return s.code == 0
 }
 
@@ -72,9 +63,7 @@ func TestStateFull(t *testing.T) {
 		worked = sh.startOrError(fmt.Sprintf("%d free pages", free), stays...)
 		sh.empty()
 	}
-	if !worked {
-		t.Errorf("32 KiB are not enough for a sandbox")
-	}
+	check.That(t, worked, "32 KiB are not enough for a sandbox")
 }
 
 // The same without inodes.
@@ -85,9 +74,7 @@ func TestStateInodes(t *testing.T) {
 		sh := e.mounted(fmt.Sprintf("size=1m,nr_inodes=%d,mode=700", n))
 		worked = sh.startOrError(fmt.Sprintf("%d inodes", n), stays...)
 	}
-	if !worked {
-		t.Errorf("14 inodes are not enough for a sandbox")
-	}
+	check.That(t, worked, "14 inodes are not enough for a sandbox")
 }
 
 // When the state directory fills up while a busy sandbox runs, its deadline holds, and kill and
@@ -102,12 +89,10 @@ func TestStateFillsUp(t *testing.T) {
 		{"grace", []string{"--timeout", "0.7", "--grace", "0.1"}, nil},
 		{"idle", []string{"--timeout", lifetime, "--idle-timeout", "0.7"}, nil},
 		{"kill", nil, func(sh *shell, b *sandbox) {
-			if s := sh.do("exec", "--timeout", lifetime, b.ID, "true"); s.code != 0 {
-				t.Errorf("exec: %v", s)
-			}
-			if s := sh.do("kill", "--grace", "0", b.ID); s.code != 0 {
-				t.Errorf("kill: %v", s)
-			}
+			s := sh.do("exec", "--timeout", lifetime, b.ID, "true")
+			check.That(t, s.code == 0, "exec: %v", s)
+			s = sh.do("kill", "--grace", "0", b.ID)
+			check.That(t, s.code == 0, "kill: %v", s)
 		}},
 		{"signal", nil, func(_ *shell, b *sandbox) {
 			if target, ok := b.strikeSupervisor(unix.SIGTERM); ok {
@@ -121,9 +106,8 @@ func TestStateFillsUp(t *testing.T) {
 			begin := time.Now()
 			s := sh.do(slices.Concat(e.startFlags(end.flags...), []string{"--", "sh", "-c", ": >/out/ran; setsid sleep 600 & while [ ! -e /out/full ]; do sleep 0.01; done; exec yes"})...)
 			b := &sandbox{e: e}
-			if err := json.Unmarshal([]byte(s.stdout), b); s.code != 0 || err != nil {
-				t.Fatalf("no sandbox: %v", s)
-			}
+			err := json.Unmarshal([]byte(s.stdout), b)
+			check.Require(t, s.code == 0 && err == nil, "no sandbox: %v", s)
 			e.rememberAll(family(b.PID))
 			sh.fill(0)
 			harness.Must(t, os.WriteFile(filepath.Join(e.out, "full"), nil, 0o644))
@@ -136,18 +120,14 @@ func TestStateFillsUp(t *testing.T) {
 			}
 			e.gone(settle)
 			// Commands report what they can, and cleanup removes everything.
-			if s := sh.do("ps", "--all"); s.code != 0 || !strings.Contains(s.stdout, b.ID) {
-				t.Errorf("%v", s)
-			}
-			if s := sh.do("wait", b.ID); s.code != 137 && s.code != 124 && s.code != 143 {
-				t.Errorf("%v", s)
-			}
-			if s := sh.do("cleanup"); s.code != 0 {
-				t.Errorf("%v", s)
-			}
-			if left := sh.listing(); len(left) > 0 {
-				t.Errorf("cleanup has left %q", left)
-			}
+			s = sh.do("ps", "--all")
+			check.That(t, s.code == 0 && strings.Contains(s.stdout, b.ID), "%v", s)
+			s = sh.do("wait", b.ID)
+			check.That(t, s.code == 137 || s.code == 124 || s.code == 143, "%v", s)
+			s = sh.do("cleanup")
+			check.That(t, s.code == 0, "%v", s)
+			left := sh.listing()
+			check.That(t, len(left) == 0, "cleanup has left %q", left)
 		})
 	}
 }
@@ -158,20 +138,16 @@ func TestStateReadOnly(t *testing.T) {
 	sh := e.mounted("ro,size=64k,mode=700")
 	s := sh.do(slices.Concat(e.startFlags(), []string{"--"}, stays)...)
 	e.refused(s, 125)
-	if !strings.Contains(s.stderr, "read-only") || !strings.Contains(s.stderr, e.state) || e.wrote("ran") {
-		t.Errorf("want the reason and the place, and nothing run: %v", s)
-	}
+	check.That(t, strings.Contains(s.stderr, "read-only") && strings.Contains(s.stderr, e.state) && !e.wrote("ran"), "want the reason and the place, and nothing run: %v", s)
 	for _, args := range [][]string{{"ps", "--all"}, {"ps", "--json"}, {"kill", "--all"}} {
-		if s := sh.do(args...); s.code != 0 || s.stderr != "" {
-			t.Errorf("want 0, in silence: %v", s)
-		}
+		s := sh.do(args...)
+		check.That(t, s.code == 0 && s.stderr == "", "want 0, in silence: %v", s)
 	}
 	for _, args := range [][]string{{"inspect", "x"}, {"logs", "x"}, {"exec", "x", "true"}, {"wait", "x"}, {"kill", "x"}} {
 		e.refused(sh.do(args...), 125)
 	}
-	if s := sh.do("cleanup", "--dry-run"); s.code != 0 || s.stderr != "" {
-		t.Errorf("%v", s)
-	}
+	s = sh.do("cleanup", "--dry-run")
+	check.That(t, s.code == 0 && s.stderr == "", "%v", s)
 	e.gone(settle)
 }
 
@@ -185,13 +161,9 @@ func TestStateDenied(t *testing.T) {
 			{"wait", b.ID}, {"kill", b.ID}, {"kill", "--all"}, {"cleanup"}} {
 			s := e.do(args...)
 			e.refused(s, 125)
-			if !strings.Contains(s.stderr, e.state) {
-				t.Errorf("%s: want the place: %v", what, s)
-			}
+			check.That(t, strings.Contains(s.stderr, e.state), "%s: want the place: %v", what, s)
 		}
-		if harness.Exited(b.PID) {
-			t.Errorf("%s: the sandbox has ended", what)
-		}
+		check.That(t, !harness.Exited(b.PID), "%s: the sandbox has ended", what)
 	}
 	for _, mode := range []os.FileMode{0o755, 0o770, 0o701, 0o777} {
 		harness.Must(t, os.Chmod(e.state, mode))
@@ -209,9 +181,8 @@ func TestStateDenied(t *testing.T) {
 		// With a read-only directory of the sandbox, everything that does not write works.
 		harness.Must(t, os.Chmod(b.path(""), 0o500))
 		b.alive()
-		if s := e.do("kill", "--grace", "0", b.ID); s.code != 0 {
-			t.Errorf("want 0: %v", s)
-		}
+		s := e.do("kill", "--grace", "0", b.ID)
+		check.That(t, s.code == 0, "want 0: %v", s)
 		b.ended(3 * time.Second)
 		harness.Must(t, os.Chmod(b.path(""), 0o700))
 	}
@@ -241,23 +212,17 @@ func TestStateDescriptors(t *testing.T) {
 			if enough == 0 {
 				enough = n
 			}
-			if s := e.do("kill", "--grace", "0", "box"); s.code != 0 {
-				t.Errorf("%d descriptors: %v", n, s)
-			}
+			s := e.do("kill", "--grace", "0", "box")
+			check.That(t, s.code == 0, "%d descriptors: %v", n, s)
 			e.until(settle, "its end", func() bool { return len(e.left(b)) == 0 })
 			e.ok("cleanup")
 		default:
 			e.refused(s, 125)
-			if strings.Contains(s.stderr, "exited before reporting") {
-				t.Errorf("%d descriptors: %v", n, s)
-			}
+			check.That(t, !strings.Contains(s.stderr, "exited before reporting"), "%d descriptors: %v", n, s)
 			e.gone(settle, b)
-			if list := e.ok("ps", "--all"); strings.Contains(list.stdout, "box") {
-				t.Errorf("%d descriptors: refused, and there is a record: %v", n, list)
-			}
-			if e.wrote("ran") {
-				t.Errorf("%d descriptors: refused, and the command has run: %v", n, s)
-			}
+			list := e.ok("ps", "--all")
+			check.That(t, !strings.Contains(list.stdout, "box"), "%d descriptors: refused, and there is a record: %v", n, list)
+			check.That(t, !e.wrote("ran"), "%d descriptors: refused, and the command has run: %v", n, s)
 		}
 		reapZombies(b)
 		for _, args := range [][]string{{"exec", "--timeout", lifetime, "other", "true"}, {"ps", "--all"}, {"inspect", "other"}, {"logs", "other"}, {"cleanup"}} {
@@ -272,19 +237,14 @@ func TestStateDescriptors(t *testing.T) {
 			e.refused(s, 125)
 		}
 		e.gone(0, b)
-		if t.Failed() {
-			t.Fatalf("that was with %d", n)
-		}
+		check.Require(t, !t.Failed(), "that was with %d", n)
 	}
-	if enough == 0 {
-		t.Errorf("72 descriptors are not enough for start")
-	}
+	check.That(t, enough != 0, "72 descriptors are not enough for start")
 	t.Logf("start works with %d", enough)
 	for n := 10; !harness.Exited(b.PID) && n <= 72; n++ {
 		// It may fail to write a warning.
-		if s := with(n, "kill", "--grace", "0", "other"); s.code != 0 && s.code != 125 {
-			t.Errorf("%v", s)
-		}
+		s := with(n, "kill", "--grace", "0", "other")
+		check.That(t, s.code == 0 || s.code == 125, "%v", s)
 	}
 	e.clean()
 }
@@ -311,9 +271,8 @@ func (p *trap) path(name string) string { return filepath.Join(p.dir, name) }
 
 func (p *trap) untouched(s result) {
 	p.t.Helper()
-	if after := entries(p.t, p.dir); !slices.Equal(p.before, after) {
-		p.t.Errorf("a link was followed by %v:\n%q\n%q", s, p.before, after)
-	}
+	after := entries(p.t, p.dir)
+	check.That(p.t, slices.Equal(p.before, after), "a link was followed by %v:\n%q\n%q", s, p.before, after)
 }
 
 // plants replace a file with something else.
@@ -344,9 +303,8 @@ func TestStatePlanted(t *testing.T) {
 				e := newEnv(t)
 				p := newTrap(t)
 				b := e.start([]string{"--name", "box"}, stays...)
-				if err := os.Remove(b.path(file)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-					t.Fatal(err)
-				}
+				err := os.Remove(b.path(file))
+				check.Require(t, err == nil || errors.Is(err, fs.ErrNotExist), "%v", err)
 				harness.Must(t, plant.plant(b.path(file), p))
 				what := file + ": " + plant.name
 				for _, args := range [][]string{{"ps", "--all"}, {"inspect", b.ID}, {"logs", "box"}, {"exec", "--timeout", lifetime, b.ID, "true"},
@@ -355,18 +313,14 @@ func TestStatePlanted(t *testing.T) {
 					p.untouched(s)
 					// Without its lock a sandbox counts as lost, and its own supervisor ends it
 					// 300 ms after the start.
-					if harness.Exited(b.PID) && file != "lock" {
-						t.Fatalf("%s: the sandbox was ended by %v", what, s)
-					}
+					check.Require(t, !harness.Exited(b.PID) || file == "lock", "%s: the sandbox was ended by %v", what, s)
 					if s.code != 0 && !(file == "lock" && s.code == 137) { // 137 is its own code then
 						e.refused(s, 124, 125, 137)
 					}
 				}
 				s := e.do("kill", "--grace", "0", b.ID)
 				p.untouched(s)
-				if s.code != 0 && file != "record.json" && file != "lock" {
-					t.Errorf("%s: want 0: %v", what, s)
-				}
+				check.That(t, s.code == 0 || file == "record.json" || file == "lock", "%s: want 0: %v", what, s)
 				if !harness.Exited(b.PID) {
 					if target, ok := b.strikeSupervisor(unix.SIGTERM); ok {
 						target.Close()
@@ -383,13 +337,9 @@ func TestStatePlanted(t *testing.T) {
 					_ = os.Remove(filepath.Join(e.state, "."+b.ID, file))
 					s = e.do("cleanup")
 				}
-				if s.code != 0 {
-					t.Errorf("%s: %v", what, s)
-				}
+				check.That(t, s.code == 0, "%s: %v", what, s)
 				e.cleared()
-				if t.Failed() {
-					t.Fatalf("that was %s", what)
-				}
+				check.Require(t, !t.Failed(), "that was %s", what)
 			}
 		})
 	}
@@ -432,9 +382,7 @@ func TestStatePlantedAbove(t *testing.T) {
 				}
 				e.gone(settle)
 				reapZombies()
-				if t.Failed() {
-					t.Fatalf("that was %s: %s", place, plant.name)
-				}
+				check.Require(t, !t.Failed(), "that was %s: %s", place, plant.name)
 			}
 		})
 	}
@@ -459,17 +407,13 @@ func TestStateTruncated(t *testing.T) {
 			harness.Must(t, os.WriteFile(name, whole[:n], 0o600))
 			s := e.do(args...)
 			release()
-			if !stranger.unharmed() {
-				t.Fatalf("by %v", s)
-			}
+			check.Require(t, stranger.unharmed(), "by %v", s)
 			if s.code != 0 {
 				e.refused(s, 125)
 			} else if slices.Contains([]string{"inspect", "exec", "wait"}, args[0]) {
 				t.Errorf("%d of %d bytes: %v", n, len(whole), s)
 			}
-			if t.Failed() {
-				t.Fatalf("that was %d of %d bytes", n, len(whole))
-			}
+			check.Require(t, !t.Failed(), "that was %d of %d bytes", n, len(whole))
 		}
 	}
 	e.ok("cleanup")
@@ -538,18 +482,12 @@ func TestStateGarbageRecord(t *testing.T) {
 			harness.Must(t, os.WriteFile(filepath.Join(e.state, forgedID, "record.json"), []byte(text), 0o600))
 			s := e.do(args...)
 			release()
-			if !stranger.unharmed() {
-				t.Fatalf("%s: by %v", what, s)
-			}
+			check.Require(t, stranger.unharmed(), "%s: by %v", what, s)
 			if s.code != 0 {
 				e.refused(s, 125, 137)
 			}
-			if strings.ContainsAny(s.stdout+s.stderr, "\x1b\x07\r") {
-				t.Errorf("%s: a terminal would obey that: %v", what, s)
-			}
-			if t.Failed() {
-				t.Fatalf("that was %s", what)
-			}
+			check.That(t, !strings.ContainsAny(s.stdout+s.stderr, "\x1b\x07\r"), "%s: a terminal would obey that: %v", what, s)
+			check.Require(t, !t.Failed(), "that was %s", what)
 		}
 	}
 	e.ok("cleanup")
@@ -571,13 +509,9 @@ func TestStateGarbageFiles(t *testing.T) {
 			if args[0] == "exec" {
 				want = 125 // the PID namespace to enter is unknown
 			}
-			if s.code != want {
-				t.Errorf("%s: want %d: %v", what, want, s)
-			}
+			check.That(t, s.code == want, "%s: want %d: %v", what, want, s)
 		}
-		if harness.Exited(b.PID) {
-			t.Errorf("%s: the sandbox has ended", what)
-		}
+		check.That(t, !harness.Exited(b.PID), "%s: the sandbox has ended", what)
 		// As a user does who cannot reach the sandbox otherwise.
 		if target, ok := b.strikeSupervisor(unix.SIGTERM); ok {
 			target.Close()
@@ -587,13 +521,10 @@ func TestStateGarbageFiles(t *testing.T) {
 		if what == "null" || what == "object" {
 			want = 137 // an empty request is valid
 		}
-		if r := b.record(); r.Report == nil || r.Report.ExitCode != want || r.Report.Teardown.Verdict != "proven" {
-			t.Errorf("%s: want %d and proven: %+v", what, want, r.Report)
-		}
+		r := b.record()
+		check.That(t, r.Report != nil && r.Report.ExitCode == want && r.Report.Teardown.Verdict == "proven", "%s: want %d and proven: %+v", what, want, r.Report)
 		e.clean()
-		if t.Failed() {
-			t.Fatalf("that was %s", what)
-		}
+		check.Require(t, !t.Failed(), "that was %s", what)
 	}
 }
 
@@ -607,13 +538,10 @@ func TestStateGarbageNames(t *testing.T) {
 		_ = os.Remove(filepath.Join(names, "box"))
 		harness.Must(t, os.Symlink(text, filepath.Join(names, "box")))
 		e.refused(e.do("inspect", "box"), 0, 125)
-		if s := e.do("kill", "--grace", "0", "box"); s.code != 125 || harness.Exited(b.PID) {
-			t.Fatalf("link to %q: a sandbox without a name was killed by one: %v", text, s)
-		}
-		s := e.do(append(e.startFlags("--name", "box"), "true")...)
-		if s.code != 0 && text != b.ID {
-			t.Errorf("link to %q: the name cannot be had: %v", text, s)
-		}
+		s := e.do("kill", "--grace", "0", "box")
+		check.Require(t, s.code == 125 && !harness.Exited(b.PID), "link to %q: a sandbox without a name was killed by one: %v", text, s)
+		s = e.do(append(e.startFlags("--name", "box"), "true")...)
+		check.That(t, s.code == 0 || text == b.ID, "link to %q: the name cannot be had: %v", text, s)
 		e.gone(settle, b)
 		reapZombies(b)
 		e.ok("cleanup")
@@ -637,9 +565,8 @@ func TestStateRemoved(t *testing.T) {
 				e.refused(e.do(args...), 125)
 			}
 			for _, args := range [][]string{{"ps"}, {"cleanup"}, {"kill", "--all"}} {
-				if s := e.do(args...); s.code != 0 {
-					t.Errorf("want 0: %v", s)
-				}
+				s := e.do(args...)
+				check.That(t, s.code == 0, "want 0: %v", s)
 			}
 			b.ended(3 * time.Second)
 			e.gone(settle)
@@ -668,11 +595,9 @@ func TestStateOfAnother(t *testing.T) {
 		}
 		c, err := e.command(adjust, harness.Binary(t), "ps", "--all")
 		harness.Must(t, err)
-		if s := e.wait(c); s.code != want {
-			t.Errorf("user %v: want %d: %v", user, want, s)
-		}
+		s := e.wait(c)
+		check.That(t, s.code == want, "user %v: want %d: %v", user, want, s)
 	}
-	if after := entries(t, e.state); !slices.Equal(before, after) {
-		t.Errorf("it was changed")
-	}
+	after := entries(t, e.state)
+	check.That(t, slices.Equal(before, after), "it was changed")
 }

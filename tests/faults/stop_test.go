@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -64,9 +65,7 @@ func TestStoppedBelow(t *testing.T) {
 			t.Run(roleNames[victim]+" "+strings.Join(flags, " "), func(t *testing.T) {
 				r, _, deadline := stoppedBefore(t, harness.Deadline(300*time.Millisecond), victim, flags...)
 				o := r.wait()
-				if o.code != 124 || o.report == nil || o.report.Cause != "timeout" || o.report.Teardown.Verdict != "proven" {
-					t.Errorf("want a proven timeout: %v", o)
-				}
+				check.That(t, o.code == 124 && o.report != nil && o.report.Cause == "timeout" && o.report.Teardown.Verdict == "proven", "want a proven timeout: %v", o)
 				harness.Within(t, "the run", r.end.Sub(r.begin), deadline, deadline+400*time.Millisecond)
 			})
 		}
@@ -92,9 +91,7 @@ func TestStoppedEarly(t *testing.T) {
 				// soon after.
 				r.killed = r.killed || r.cmd.ProcessState.ExitCode() < 0
 				o := r.wait()
-				if o.code != 128+15 && o.signal != unix.SIGTERM {
-					t.Errorf("want canceled: %v", o)
-				}
+				check.That(t, o.code == 128+15 || o.signal == unix.SIGTERM, "want canceled: %v", o)
 				within := 300 * time.Millisecond
 				if victim == roleKeeper {
 					within += 500 * time.Millisecond
@@ -120,21 +117,17 @@ func TestStoppedSelf(t *testing.T) {
 		}
 		harness.Within(t, "the command", time.Since(r.begin), low, low+300*time.Millisecond)
 		r.signal(unix.SIGCONT)
-		if o := r.wait(); o.code != 124 || o.report == nil || o.report.Cause != "timeout" || o.report.Teardown.Verdict != "proven" {
-			t.Errorf("%v: want a proven timeout: %v", flags, o)
-		}
+		o := r.wait()
+		check.That(t, o.code == 124 && o.report != nil && o.report.Cause == "timeout" && o.report.Teardown.Verdict == "proven", "%v: want a proven timeout: %v", flags, o)
 	}
 
 	// It continues before that, but after the deadline.
 	r, pids, deadline := stoppedBefore(t, harness.Deadline(500*time.Millisecond), roleSbxrun)
 	r.until("the deadline", func() bool { return time.Since(r.begin) > deadline+100*time.Millisecond })
-	if harness.Exited(pids[rolePayload]) && time.Since(r.begin) < deadline+500*time.Millisecond {
-		t.Errorf("the command was killed while sbxrun was stopped")
-	}
+	check.That(t, !harness.Exited(pids[rolePayload]) || time.Since(r.begin) >= deadline+500*time.Millisecond, "the command was killed while sbxrun was stopped")
 	r.signal(unix.SIGCONT)
-	if o := r.wait(); o.code != 124 {
-		t.Errorf("want a timeout: %v", o)
-	}
+	o := r.wait()
+	check.That(t, o.code == 124, "want a timeout: %v", o)
 
 	// It is killed while stopped.
 	r, _ = begun(t, nil, busy)
@@ -175,9 +168,7 @@ func TestStoppedKeeper(t *testing.T) {
 			}
 			if end.sig != unix.SIGKILL {
 				o := r.result()
-				if o.code != end.code || o.report == nil || o.report.Teardown.Verdict != "proven" {
-					t.Errorf("want %d, proven: %v", end.code, o)
-				}
+				check.That(t, o.code == end.code && o.report != nil && o.report.Teardown.Verdict == "proven", "want %d, proven: %v", end.code, o)
 			} else {
 				r.killed = true
 			}
@@ -202,9 +193,7 @@ func lost(t *testing.T, victim int, flags []string) {
 			t.Fatalf("there is no %s", roleNames[victim])
 		}
 		o := r.wait()
-		if o.code != 137 || o.report == nil || o.report.Cause != "lost" || o.report.Teardown.Verdict != "proven" || !o.report.Started {
-			t.Errorf("want lost and proven: %v", o)
-		}
+		check.That(t, o.code == 137 && o.report != nil && o.report.Cause == "lost" && o.report.Teardown.Verdict == "proven" && o.report.Started, "want lost and proven: %v", o)
 	})
 }
 
@@ -212,16 +201,10 @@ func lost(t *testing.T, victim int, flags []string) {
 func TestKilledPayload(t *testing.T) {
 	r, pids := begun(t, nil, busy)
 	r.until("a process that it will leave behind", func() bool { return len(harness.Below(pids[rolePayload])) > 0 })
-	if !r.hit(pids, rolePayload, unix.SIGKILL) {
-		t.Fatal("there is no command")
-	}
+	check.Require(t, r.hit(pids, rolePayload, unix.SIGKILL), "there is no command")
 	o := r.wait()
-	if o.code != 137 || o.report == nil || o.report.Cause != "signaled" || o.report.Payload == nil || o.report.Payload.Signal != "KILL" {
-		t.Errorf("want signaled: %v", o)
-	}
-	if o.report != nil && o.report.Teardown.Strays == 0 {
-		t.Errorf("it had left a process behind: %v", o)
-	}
+	check.That(t, o.code == 137 && o.report != nil && o.report.Cause == "signaled" && o.report.Payload != nil && o.report.Payload.Signal == "KILL", "want signaled: %v", o)
+	check.That(t, o.report == nil || o.report.Teardown.Strays != 0, "it had left a process behind: %v", o)
 }
 
 // The run is lost or unproven when the keeper is killed while stopped, also with 500 processes.
@@ -229,20 +212,13 @@ func TestKilledKeeper(t *testing.T) {
 	timeout := harness.Scaled(10 * time.Second) // includes the start of the crowd
 	for _, payload := range [][]string{busy, deaf, crowd} {
 		r, pids := begun(t, []string{"--timeout", timeout.String()}, payload)
-		if !r.hit(pids, roleKeeper, unix.SIGSTOP) || !r.hit(pids, roleKeeper, unix.SIGKILL) {
-			t.Fatal("there is no keeper")
-		}
+		check.Require(t, r.hit(pids, roleKeeper, unix.SIGSTOP) && r.hit(pids, roleKeeper, unix.SIGKILL), "there is no keeper")
 		o := r.wait()
 		judge(t, o, roleKeeper, r.wrote("ran"))
-		if o.code != 123 && o.code != 137 {
-			t.Errorf("want lost or unproven: %v", o)
-		}
-		if o.report != nil && !o.report.Started {
-			t.Errorf("it had been started: %v", o)
-		}
-		if took := r.end.Sub(r.begin); took > timeout-2*time.Second {
-			t.Errorf("the keeper's death was noticed only at the deadline, after %v: %v", took, o)
-		}
+		check.That(t, o.code == 123 || o.code == 137, "want lost or unproven: %v", o)
+		check.That(t, o.report == nil || o.report.Started, "it had been started: %v", o)
+		took := r.end.Sub(r.begin)
+		check.That(t, took <= timeout-2*time.Second, "the keeper's death was noticed only at the deadline, after %v: %v", took, o)
 	}
 }
 
@@ -254,9 +230,8 @@ func TestUnprovenGoes(t *testing.T) {
 		r, _ := begun(t, []string{"--proof-timeout", "0.001"}, tree)
 		r.signal(unix.SIGTERM)
 		r.killed = true // the rest may take a moment to exit
-		if o := r.wait(); o.code != 123 && o.code != 128+15 {
-			t.Errorf("want unproven, or in time: %v", o)
-		}
+		o := r.wait()
+		check.That(t, o.code == 123 || o.code == 128+15, "want unproven, or in time: %v", o)
 	}
 }
 
@@ -275,9 +250,8 @@ func TestEndedLate(t *testing.T) {
 		})
 		r.signal(unix.SIGCONT)
 		if o := r.wait(); early {
-			if o.code != 124 || o.report == nil || o.report.Cause != "timeout" || o.report.Payload == nil || o.report.Payload.ExitCode == nil || *o.report.Payload.ExitCode != 7 {
-				t.Errorf("want a timeout, and what the command has returned: %v", o)
-			}
+			check.That(t, o.code == 124 && o.report != nil && o.report.Cause == "timeout" && o.report.Payload != nil && o.report.Payload.ExitCode != nil && *o.report.Payload.ExitCode == 7,
+				"want a timeout, and what the command has returned: %v", o)
 			return
 		}
 	}
@@ -299,14 +273,9 @@ func TestUnprovenReturns(t *testing.T) {
 	begin := time.Now()
 	r.until("the end", r.over)
 	took := time.Since(begin)
-	if err := unix.PtraceDetach(pids[rolePayload]); err != nil {
-		t.Errorf("let the command end: %v", err)
-	}
+	check.OK(t, unix.PtraceDetach(pids[rolePayload]), "let the command end")
 	r.killed = true // the rest may take a moment to exit
-	if o := r.wait(); o.code != 123 || strings.Contains(o.stderr, "keeper") && strings.Contains(o.stderr, "warning") {
-		t.Errorf("want unproven, said once: %v", o)
-	}
-	if took < patience || took > patience*3/2 {
-		t.Errorf("sbxrun ended %v after it was told, with a proof timeout of %v", took, patience)
-	}
+	o := r.wait()
+	check.That(t, o.code == 123 && (!strings.Contains(o.stderr, "keeper") || !strings.Contains(o.stderr, "warning")), "want unproven, said once: %v", o)
+	check.That(t, took >= patience && took <= patience*3/2, "sbxrun ended %v after it was told, with a proof timeout of %v", took, patience)
 }

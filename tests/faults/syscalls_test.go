@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -31,9 +32,7 @@ func TestKilledAtSystemCalls(t *testing.T) {
 		t.Run(victim.name, func(t *testing.T) {
 			victim, least := victim.role, victim.least
 			total := traced(t, victim, 0)
-			if total < least {
-				t.Fatalf("only %d stops were seen", total)
-			}
+			check.Require(t, total >= least, "only %d stops were seen", total)
 			samples := scaled(t, 40)
 			if soak(t) >= 1000 {
 				samples = total
@@ -44,9 +43,7 @@ func TestKilledAtSystemCalls(t *testing.T) {
 				low, high := i*total/samples, (i+1)*total/samples
 				at := 1 + low + rand.IntN(high-low)
 				traced(t, victim, at)
-				if t.Failed() {
-					t.Fatalf("that was at stop %d of %d", at, total)
-				}
+				check.Require(t, !t.Failed(), "that was at stop %d of %d", at, total)
 			}
 			t.Logf("%d of %d stops", samples, total)
 		})
@@ -68,21 +65,16 @@ func traced(t *testing.T, victim, at int) (stops int) {
 	if t.Failed() {
 		return 0
 	}
-	if o.code >= 200 {
-		t.Fatalf("the tracer failed: %v", o)
-	}
+	check.Require(t, o.code < 200, "the tracer failed: %v", o)
 	text, err := os.ReadFile(count)
 	harness.Must(t, err)
-	if stops, err = strconv.Atoi(string(text)); err != nil {
-		t.Fatal(err)
-	}
+	stops, err = strconv.Atoi(string(text))
+	check.Require(t, err == nil, "%v", err)
 	switch {
 	case at == 0 && o.code != 7:
 		t.Fatalf("traced, and left alone: %v", o)
 	case at == 0 || stops < at:
-		if o.code != 7 {
-			t.Errorf("nobody was killed at %d of %d: %v", at, stops, o)
-		}
+		check.That(t, o.code == 7, "nobody was killed at %d of %d: %v", at, stops, o)
 	default:
 		judge(t, o, victim, r.wrote("ran"))
 	}
@@ -97,9 +89,7 @@ func TestQuitCalls(t *testing.T) {
 		t.Run(verb, func(t *testing.T) {
 			e := newEnv(t)
 			total := e.quit(verb, 0)
-			if total < 50 {
-				t.Fatalf("only %d stops were seen", total)
-			}
+			check.Require(t, total >= 50, "only %d stops were seen", total)
 			quit := 0
 			for range scaled(t, 10) {
 				if at := 1 + rand.IntN(total); e.quit(verb, at) < 0 {
@@ -140,9 +130,7 @@ func (e *env) quit(verb string, at int) int {
 	harness.Must(e.t, err)
 	stops, err := strconv.Atoi(string(text))
 	harness.Must(e.t, err)
-	if s.signal != 0 || s.stderr != "" || s.code != 0 && (s.code != 131 || at == 0) {
-		e.t.Errorf("at stop %d of %d: want 131 without a word, or 0: %v", at, stops, s)
-	}
+	check.That(e.t, s.signal == 0 && s.stderr == "" && (s.code == 0 || s.code == 131 && at != 0), "at stop %d of %d: want 131 without a word, or 0: %v", at, stops, s)
 	if s.code == 131 {
 		return -1
 	}

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -62,15 +63,9 @@ func killTogether(t *testing.T, how pair) {
 		}
 	}
 	t.Logf("%d of %d keepers met; %d rooms were left, and %d commands ran on", met, tries, rooms, commands)
-	if commands > 0 {
-		t.Errorf("%d commands ran on, with nobody to end them", commands)
-	}
-	if soak(t) >= enough && met == 0 {
-		t.Errorf("no keeper was met")
-	}
-	if how.stop == roleRoom && rooms == 0 && soak(t) >= enough {
-		t.Errorf("no room was left: the test does not meet what it is about")
-	}
+	check.That(t, commands == 0, "%d commands ran on, with nobody to end them", commands)
+	check.That(t, soak(t) < enough || met != 0, "no keeper was met")
+	check.That(t, how.stop != roleRoom || rooms != 0 || soak(t) < enough, "no room was left: the test does not meet what it is about")
 }
 
 // strikeTogether starts a run or a sandbox, and kills sbxrun and keeper after a time. It returns 1
@@ -154,14 +149,10 @@ func (e *env) abandoned(commands *int) int {
 			*commands++
 		}
 	}
-	if len(found) > 0 {
-		e.t.Errorf("%d processes are left beside the rooms:\n%s", len(found), harness.List(found))
-	}
+	check.That(e.t, len(found) == 0, "%d processes are left beside the rooms:\n%s", len(found), harness.List(found))
 	before := e.logged()
 	s := e.ok("cleanup")
-	if strings.Contains(s.stdout, "failed") {
-		e.t.Errorf("%v", s)
-	}
+	check.That(e.t, !strings.Contains(s.stdout, "failed"), "%v", s)
 	// An abandoned room does not exit by itself.
 	e.gone(settle)
 	reapZombies()
@@ -237,20 +228,14 @@ time.sleep(600)
 	for range 3 {
 		if s := e.ok("cleanup"); strings.Contains(s.stdout, "held-init") {
 			for _, pid := range slices.Concat(living.family(), stopped.family()) {
-				if strings.Contains(s.stdout, fmt.Sprint(pid)) && pid > 1 {
-					t.Errorf("a living sandbox was taken for an abandoned one: %v", s)
-				}
+				check.That(t, !strings.Contains(s.stdout, fmt.Sprint(pid)) || pid <= 1, "a living sandbox was taken for an abandoned one: %v", s)
 			}
 		}
 	}
-	if after := count(); after != before {
-		t.Errorf("%d processes lived, and %d do", before, after)
-	}
+	check.Equal(t, count(), before)
 	living.alive()
 	for i, target := range targets {
-		if target.Ended() {
-			t.Errorf("process %d of a stopped sandbox was ended", i)
-		}
+		check.That(t, !target.Ended(), "process %d of a stopped sandbox was ended", i)
 		harness.Must(t, target.Signal(unix.SIGCONT))
 	}
 	stopped.alive()
