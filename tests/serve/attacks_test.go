@@ -19,6 +19,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/tests/budget"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -107,9 +108,8 @@ func TestAttacks(t *testing.T) {
 				threads = max(threads, s.threads())
 			}
 			t.Logf("%d threads", threads)
-			if most := 90 + 4*runtime.NumCPU(); threads > most { // 64 of them are spare
-				t.Errorf("the server has %d threads, want at most %d", threads, most)
-			}
+			most := 90 + 4*runtime.NumCPU()
+			check.That(t, threads <= most, "the server has %d threads, want at most %d", threads, most) // 64 of them are spare
 		})
 	}
 }
@@ -141,9 +141,7 @@ func (s *server) served(token []string) {
 			q.path = "/v1/sessions/" + x.ID + q.path
 		}
 		status, b, _, err := s.try(s.t.Context(), q.method, q.path, q.body, token...)
-		if err != nil || status != q.want {
-			s.t.Fatalf("%s %s: %d %.300s %v", q.method, q.path, status, b, err)
-		}
+		check.Require(s.t, err == nil && status == q.want, "%s %s: %d %.300s %v", q.method, q.path, status, b, err)
 		if status == 201 && x.ID == "" {
 			harness.Must(s.t, json.Unmarshal(b, &x))
 		}
@@ -189,9 +187,8 @@ func TestNoTasks(t *testing.T) {
 	}
 	all.Wait()
 	b.Limit(most)
-	if a := s.run(sh("echo ok")); a.ExitCode != 0 {
-		t.Errorf("%+v", a)
-	}
+	a := s.run(sh("echo ok"))
+	check.That(t, a.ExitCode == 0, "%+v", a)
 }
 
 // When memory runs out, the kernel kills sandboxes before the server, including warm rooms and
@@ -210,9 +207,8 @@ func TestExpendable(t *testing.T) {
 	session := s.session(`{}`)
 	for _, path := range []string{"/v1/run", session + "/exec"} {
 		for _, file := range []string{"/proc/self/oom_score_adj", "/proc/1/oom_score_adj"} {
-			if a := s.call(path, sh("cat "+file)); a.Stdout == nil || adjustment(*a.Stdout) != want {
-				t.Errorf("%s: %s: %+v, want %d", path, file, a.Stdout, want)
-			}
+			a := s.call(path, sh("cat "+file))
+			check.That(t, a.Stdout != nil && adjustment(*a.Stdout) == want, "%s: %s: %+v, want %d", path, file, a.Stdout, want)
 		}
 	}
 }
@@ -303,12 +299,10 @@ func TestCollectTime(t *testing.T) {
 	s := serve(t, "")
 	before := s.cpuTime()
 	a := s.run(hostileCollect())
-	if n := len(a.Files); n != 1 || a.Files[0].Path != "." || !strings.Contains(a.Files[0].Error, "patterns") {
-		t.Errorf("%d files: %+v", n, a.Files)
-	}
-	if took := s.cpuTime() - before; took > harness.Scaled(4*time.Second) {
-		t.Errorf("the server took %v", took)
-	}
+	n := len(a.Files)
+	check.That(t, n == 1 && a.Files[0].Path == "." && strings.Contains(a.Files[0].Error, "patterns"), "%d files: %+v", n, a.Files)
+	took := s.cpuTime() - before
+	check.That(t, took <= harness.Scaled(4*time.Second), "the server took %v", took)
 }
 
 // The cost of writing a small file does not depend on the number of files.
@@ -318,20 +312,16 @@ func TestPutTime(t *testing.T) {
 	var took [2]time.Duration
 	for i, files := range []int{1, 9_900} {
 		path := s.session(`{}`)
-		if a := s.call(path+"/exec", sh(fmt.Sprintf("seq %d | xargs touch", files))); a.ExitCode != 0 {
-			t.Fatal(text(a.Stderr))
-		}
+		a := s.call(path+"/exec", sh(fmt.Sprintf("seq %d | xargs touch", files)))
+		check.Require(t, a.ExitCode == 0, "%v", text(a.Stderr))
 		before := s.cpuTime()
 		for range 100 {
-			if status, b := s.ask(http.MethodPut, path+"/files/small", "12345"); status != 201 {
-				t.Fatalf("%d %s", status, b)
-			}
+			status, b := s.ask(http.MethodPut, path+"/files/small", "12345")
+			check.Require(t, status == 201, "%d %s", status, b)
 		}
 		took[i] = s.cpuTime() - before
 	}
-	if took[1] > 3*took[0]+300*time.Millisecond {
-		t.Errorf("%v", took)
-	}
+	check.That(t, took[1] <= 3*took[0]+300*time.Millisecond, "%v", took)
 }
 
 // cpuTime returns the CPU time of the server process alone.

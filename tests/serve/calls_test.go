@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -18,9 +19,8 @@ import (
 func (s *server) status(method, path string, body any, want int) (c api.CallStatus) {
 	s.t.Helper()
 	status, b := s.ask(method, path, body)
-	if err := json.Unmarshal(b, &c); status != want || err != nil {
-		s.t.Fatalf("%s %s: %d %s", method, path, status, b)
-	}
+	err := json.Unmarshal(b, &c)
+	check.Require(s.t, status == want && err == nil, "%s %s: %d %s", method, path, status, b)
 	return c
 }
 
@@ -31,35 +31,26 @@ func testCallOutput(t *testing.T) {
 	c := s.status(http.MethodPost, "/v1/calls", sh("echo one; echo err >&2; read x </dev/null; sleep 1; echo two"), http.StatusAccepted)
 	path := "/v1/calls/" + c.ID
 	harness.Until(t, harness.Bound, "the first line", func() bool { return s.status(http.MethodGet, path, nil, 200).StdoutBytes == 4 })
-	if _, b := s.ask(http.MethodGet, path+"/output?from=1", nil); string(b) != "ne\n" {
-		t.Errorf("%q", b)
-	}
+	_, b := s.ask(http.MethodGet, path+"/output?from=1", nil)
+	check.That(t, string(b) == "ne\n", "%q", b)
 	// Two clients follow it, one from the middle, and get everything that is still to come.
 	var all sync.WaitGroup
 	for from, want := range map[int]string{0: "one\ntwo\n", 2: "e\ntwo\n"} {
 		all.Go(func() {
 			status, b, _, err := s.try(t.Context(), http.MethodGet, fmt.Sprintf("%s/output?follow=1&from=%d", path, from), nil)
-			if status != 200 || string(b) != want || err != nil {
-				t.Errorf("from %d: %d %q %v", from, status, b, err)
-			}
+			check.That(t, status == 200 && string(b) == want && err == nil, "from %d: %d %q %v", from, status, b, err)
 		})
 	}
 	all.Wait()
 	c = s.status(http.MethodGet, path+"?wait_ms=60000", nil, 200)
-	if c.State != api.Over || c.Report == nil || c.Report.Cause != "exited" || *c.Report.StdoutBytes != 8 || c.Report.Stdout != nil {
-		t.Errorf("%+v", c)
-	}
-	if _, b := s.ask(http.MethodGet, path+"/output?stream=stderr", nil); string(b) != "err\n" {
-		t.Errorf("%q", b)
-	}
-	if _, b := s.ask(http.MethodGet, path+"/output?from=100", nil); string(b) != "" {
-		t.Errorf("%q", b)
-	}
+	check.That(t, c.State == api.Over && c.Report != nil && c.Report.Cause == "exited" && *c.Report.StdoutBytes == 8 && c.Report.Stdout == nil, "%+v", c)
+	_, b = s.ask(http.MethodGet, path+"/output?stream=stderr", nil)
+	check.That(t, string(b) == "err\n", "%q", b)
+	_, b = s.ask(http.MethodGet, path+"/output?from=100", nil)
+	check.That(t, string(b) == "", "%q", b)
 	s.status(http.MethodDelete, path, nil, 200)
 	for _, gone := range []string{path, path + "/output", "/v1/calls/nonsense"} {
-		if _, e := s.refused(http.MethodGet, gone, nil); e.Failure.Code != api.NoSuchCall {
-			t.Errorf("%s: %+v", gone, e)
-		}
+		s.refuses(api.NoSuchCall, http.MethodGet, gone, nil)
 	}
 }
 
@@ -69,16 +60,13 @@ func TestCallEnded(t *testing.T) {
 	first := s.status(http.MethodPost, "/v1/calls", sh("trap '' TERM; setsid sleep 2345 & sleep 2345"), http.StatusAccepted)
 	s.busy(2, "sleep 2345")
 	second := s.status(http.MethodPost, "/v1/calls", sh("echo never"), http.StatusAccepted)
-	if c := s.status(http.MethodDelete, "/v1/calls/"+second.ID, nil, 200); c.State != api.Over || c.Failure == nil {
-		t.Errorf("one that waited: %+v", c)
-	}
+	c := s.status(http.MethodDelete, "/v1/calls/"+second.ID, nil, 200)
+	check.That(t, c.State == api.Over && c.Failure != nil, "one that waited: %+v", c)
 	var list struct{ Calls []api.CallStatus }
-	if _, b := s.ask(http.MethodGet, "/v1/calls", nil); json.Unmarshal(b, &list) != nil || len(list.Calls) != 1 || list.Calls[0].State != api.Running {
-		t.Errorf("%s", b)
-	}
-	if c := s.status(http.MethodDelete, "/v1/calls/"+first.ID, nil, 200); c.Report == nil || c.Report.Cause != "canceled" || c.Report.Teardown.Verdict != "proven" {
-		t.Errorf("%+v", c)
-	}
+	_, b := s.ask(http.MethodGet, "/v1/calls", nil)
+	check.That(t, json.Unmarshal(b, &list) == nil && len(list.Calls) == 1 && list.Calls[0].State == api.Running, "%s", b)
+	c = s.status(http.MethodDelete, "/v1/calls/"+first.ID, nil, 200)
+	check.That(t, c.Report != nil && c.Report.Cause == "canceled" && c.Report.Teardown.Verdict == "proven", "%+v", c)
 	s.idle()
 }
 
@@ -93,39 +81,27 @@ func TestIdempotency(t *testing.T) {
 	for i := range answers {
 		all.Go(func() {
 			_, b, _, err := s.try(t.Context(), http.MethodPost, "/v1/run", call, key...)
-			if err != nil {
-				t.Error(err)
-			}
+			check.That(t, err == nil, "%v", err)
 			answers[i] = string(b)
 		})
 	}
 	all.Wait()
-	if answers[0] != answers[1] || answers[1] != answers[2] || !strings.Contains(answers[0], `"cause":"exited"`) {
-		t.Errorf("%q", answers)
-	}
-	if _, e := s.refused(http.MethodPost, "/v1/run", sh("true"), key...); e.Failure.Code != api.Idempotency {
-		t.Errorf("another body: %+v", e)
-	}
+	check.That(t, answers[0] == answers[1] && answers[1] == answers[2] && strings.Contains(answers[0], `"cause":"exited"`), "%q", answers)
+	s.refuses(api.Idempotency, http.MethodPost, "/v1/run", sh("true"), key...)
 	// A call is counted before it is answered.
 	_, b := s.ask(http.MethodGet, "/metrics", nil)
-	if n := regexp.MustCompile(`(?m)^sbxrun_calls_total\{.*\} 1$`).FindAll(b, -1); len(n) != 1 || strings.Count(string(b), "\nsbxrun_calls_total{") != 1 {
-		t.Errorf("%s", b)
-	}
+	n := regexp.MustCompile(`(?m)^sbxrun_calls_total\{.*\} 1$`).FindAll(b, -1)
+	check.That(t, len(n) == 1 && strings.Count(string(b), "\nsbxrun_calls_total{") == 1, "%s", b)
 	// A call that failed to start can be retried with the same key.
 	wrong := api.Call{Argv: []string{"true"}, Workdir: "/no/such"}
 	for range 2 {
 		s.refused(http.MethodPost, "/v1/run", wrong, "Idempotency-Key", "k2")
 	}
 	one := s.statusKey(call, "k3")
-	if two := s.statusKey(call, "k3"); one != two {
-		t.Errorf("calls %s and %s", one, two)
-	}
-	if _, e := s.refused(http.MethodPost, "/v1/run?stream=1", call, "Idempotency-Key", "k4"); e.Failure.Code != api.Usage {
-		t.Errorf("%+v", e)
-	}
-	if _, e := s.refused(http.MethodPost, "/v1/sessions", api.NewSession{}, "Idempotency-Key", "k5"); e.Failure.Code != api.Usage {
-		t.Errorf("%+v", e)
-	}
+	two := s.statusKey(call, "k3")
+	check.That(t, one == two, "calls %s and %s", one, two)
+	s.refuses(api.Usage, http.MethodPost, "/v1/run?stream=1", call, "Idempotency-Key", "k4")
+	s.refuses(api.Usage, http.MethodPost, "/v1/sessions", api.NewSession{}, "Idempotency-Key", "k5")
 }
 
 // A call in a session is answered by its key even after the session has ended, so that the client
@@ -136,31 +112,22 @@ func TestIdempotencySessionEnded(t *testing.T) {
 	path := s.session(`{}`)
 	key := []string{"Idempotency-Key", "k"}
 	status, first := s.ask(http.MethodPost, path+"/exec", sh("echo once"), key...)
-	if status != http.StatusOK {
-		t.Fatalf("%d %s", status, first)
-	}
+	check.Require(t, status == http.StatusOK, "%d %s", status, first)
 	status, begun := s.ask(http.MethodPost, path+"/processes", sh("sleep 60"), key...)
 	var process api.CallStatus
-	if err := json.Unmarshal(begun, &process); status != http.StatusAccepted || err != nil {
-		t.Fatalf("%d %s", status, begun)
-	}
+	err := json.Unmarshal(begun, &process)
+	check.Require(t, status == http.StatusAccepted && err == nil, "%d %s", status, begun)
 	harness.Until(t, harness.Bound, "the process to run", func() bool {
 		return s.status(http.MethodGet, path+"/processes/"+process.ID, nil, 200).Started
 	})
-	if status, b := s.ask(http.MethodDelete, path, nil); status != http.StatusOK {
-		t.Fatalf("%d %s", status, b)
-	}
-	if status, b := s.ask(http.MethodPost, path+"/processes", sh("sleep 60"), key...); status != http.StatusAccepted ||
-		!strings.Contains(string(b), process.ID) || !strings.Contains(string(b), `"started":true`) {
-		t.Errorf("a process: %d %s", status, b)
-	}
-	if status, again := s.ask(http.MethodPost, path+"/exec", sh("echo once"), key...); status != http.StatusOK || string(again) != string(first) {
-		t.Errorf("%d %s, and it was %s", status, again, first)
-	}
+	status, b := s.ask(http.MethodDelete, path, nil)
+	check.Require(t, status == http.StatusOK, "%d %s", status, b)
+	status, b = s.ask(http.MethodPost, path+"/processes", sh("sleep 60"), key...)
+	check.That(t, status == http.StatusAccepted && strings.Contains(string(b), process.ID) && strings.Contains(string(b), `"started":true`), "a process: %d %s", status, b)
+	status, again := s.ask(http.MethodPost, path+"/exec", sh("echo once"), key...)
+	check.That(t, status == http.StatusOK && string(again) == string(first), "%d %s, and it was %s", status, again, first)
 	for _, way := range []string{"/exec", "/processes"} {
-		if _, e := s.refused(http.MethodPost, path+way, sh("echo once"), "Idempotency-Key", "another"); e.Failure.Code != api.Ended || e.Started {
-			t.Errorf("%s: %+v", way, e)
-		}
+		s.refuses(api.Ended, http.MethodPost, path+way, sh("echo once"), "Idempotency-Key", "another")
 	}
 }
 
@@ -173,18 +140,13 @@ func TestCollectedNames(t *testing.T) {
 	call.Collect = []string{"*/*/*/*"}
 	c := s.statusOf(call)
 	r := c.Report
-	if r == nil || len(r.Files) < 80 || len(r.Files) > 90 || !strings.Contains(r.Files[len(r.Files)-1].Error, "names") {
-		t.Fatalf("%+v", c)
-	}
+	check.Require(t, r != nil && len(r.Files) >= 80 && len(r.Files) <= 90 && strings.Contains(r.Files[len(r.Files)-1].Error, "names"), "%+v", c)
 	many := sh("touch $(seq 257)")
 	many.Collect = []string{"*"}
-	if r := s.statusOf(many).Report; r == nil || len(r.Files) != 257 || r.Files[255].Error != "" || !strings.Contains(r.Files[256].Error, "more than 256 files") {
-		t.Errorf("%+v", r)
-	}
+	r = s.statusOf(many).Report
+	check.That(t, r != nil && len(r.Files) == 257 && r.Files[255].Error == "" && strings.Contains(r.Files[256].Error, "more than 256 files"), "%+v", r)
 	_, b := s.ask(http.MethodGet, "/v1/calls", nil)
-	if len(b) > 8<<10 || !strings.Contains(string(b), c.ID) {
-		t.Errorf("%d bytes: %.1000s", len(b), b)
-	}
+	check.That(t, len(b) <= 8<<10 && strings.Contains(string(b), c.ID), "%d bytes: %.1000s", len(b), b)
 }
 
 // statusOf queues a call and waits until it ends.
@@ -206,9 +168,7 @@ func (s *server) statusKey(call api.Call, key string) string {
 	s.t.Helper()
 	status, b := s.ask(http.MethodPost, "/v1/calls", call, "Idempotency-Key", key)
 	var c api.CallStatus
-	if json.Unmarshal(b, &c) != nil || status != http.StatusAccepted {
-		s.t.Fatalf("%d %s", status, b)
-	}
+	check.Require(s.t, json.Unmarshal(b, &c) == nil && status == http.StatusAccepted, "%d %s", status, b)
 	return c.ID
 }
 
@@ -218,31 +178,22 @@ func TestContentStore(t *testing.T) {
 	s := serve(t, "[tenant]\nfiles = \"1M\"\n")
 	status, b := s.ask(http.MethodPost, "/v1/files", strings.NewReader("hello"), "Content-Type", "application/octet-stream")
 	var f api.Stored
-	if err := json.Unmarshal(b, &f); status != http.StatusCreated || err != nil || f.Size != 5 || f.ID != "sha256:2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824" {
-		t.Fatalf("%d %s", status, b)
-	}
-	if status, b := s.ask(http.MethodGet, "/v1/files/"+f.ID, nil); status != 200 || string(b) != "hello" {
-		t.Errorf("%d %s", status, b)
-	}
+	err := json.Unmarshal(b, &f)
+	check.Require(t, status == http.StatusCreated && err == nil && f.Size == 5 && f.ID == "sha256:2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824", "%d %s", status, b)
+	status, b = s.ask(http.MethodGet, "/v1/files/"+f.ID, nil)
+	check.That(t, status == 200 && string(b) == "hello", "%d %s", status, b)
 	call := sh("cat in")
 	call.Files = []api.FileIn{{Path: "in", ID: f.ID}}
-	if a := s.run(call); text(a.Stdout) != "hello" {
-		t.Errorf("%q", text(a.Stdout))
-	}
+	s.prints("/v1/run", call, "hello")
 	for _, id := range []string{"sha256:00", "nonsense", "sha256:" + strings.Repeat("0", 64), "sha256:..%2f..%2fsecret"} {
-		if _, e := s.refused(http.MethodGet, "/v1/files/"+id, nil); e.Failure.Code != api.NoSuchFile {
-			t.Errorf("%s: %+v", id, e)
-		}
+		s.refuses(api.NoSuchFile, http.MethodGet, "/v1/files/"+id, nil)
 	}
-	if _, e := s.refused(http.MethodPost, "/v1/files", io.LimitReader(zeros{}, 2<<20), "Content-Type", "application/octet-stream"); e.Failure.Code != api.QuotaDisk {
-		t.Errorf("%+v", e)
-	}
+	s.refuses(api.QuotaDisk, http.MethodPost, "/v1/files", io.LimitReader(zeros{}, 2<<20), "Content-Type", "application/octet-stream")
 	for i := range 3 { // 400 KB each: there is no room for the third
 		b := append(make([]byte, 400<<10), byte(i))
 		status, answer := s.ask(http.MethodPost, "/v1/files", b, "Content-Type", "application/octet-stream")
-		if want := map[bool]int{true: 507, false: 201}[i == 2]; status != want {
-			t.Errorf("%d: %d %s", i, status, answer)
-		}
+		want := map[bool]int{true: 507, false: 201}[i == 2]
+		check.That(t, status == want, "%d: %d %s", i, status, answer)
 	}
 }
 
@@ -264,24 +215,18 @@ func TestKeptOutput(t *testing.T) {
 		call.Limits.MaxOutput = max
 		status, b := s.ask(http.MethodPost, path, call)
 		var c api.CallStatus
-		if err := json.Unmarshal(b, &c); err != nil {
-			t.Fatalf("%v: %s", err, b)
-		}
-		if status != http.StatusAccepted && !strings.Contains(string(b), `"started":false`) {
-			t.Errorf("%s", b)
-		}
+		err := json.Unmarshal(b, &c)
+		check.Require(t, err == nil, "%v: %s", err, b)
+		check.That(t, status == http.StatusAccepted || strings.Contains(string(b), `"started":false`), "%s", b)
 		return status, c.ID
 	}
 	status, b := s.ask(http.MethodPost, "/v1/sessions", api.NewSession{})
 	var session api.Session
-	if err := json.Unmarshal(b, &session); err != nil || status != http.StatusCreated {
-		t.Fatalf("%d %s", status, b)
-	}
+	err := json.Unmarshal(b, &session)
+	check.Require(t, err == nil && status == http.StatusCreated, "%d %s", status, b)
 	processes := "/v1/sessions/" + session.ID + "/processes"
 	status, first := begin("/v1/calls", "sleep 1234", 2<<20)
-	if status != http.StatusAccepted {
-		t.Fatal(status)
-	}
+	check.Require(t, status == http.StatusAccepted, "%v", status)
 	if status, _ := begin(processes, "sleep 1234", 1<<20); status != http.StatusConflict {
 		t.Errorf("more output than may be kept: %d", status)
 	}
@@ -289,28 +234,18 @@ func TestKeptOutput(t *testing.T) {
 		t.Error(status)
 	}
 	// A call that has ended counts with the output that it has written.
-	if status, b := s.ask(http.MethodDelete, "/v1/calls/"+first, nil); status != http.StatusOK {
-		t.Errorf("%d %s", status, b)
-	}
-	if status, first = begin("/v1/calls", "head -c 3M /dev/zero", 2<<20); status != http.StatusAccepted {
-		t.Error(status)
-	}
-	if status, b := s.ask(http.MethodGet, "/v1/calls/"+first+"?wait_ms=60000", nil); status != http.StatusOK || !strings.Contains(string(b), `"state":"ended"`) {
-		t.Errorf("%d %s", status, b)
-	}
-	if status, _ := begin(processes, "sleep 1234", 1<<20); status != http.StatusAccepted {
-		t.Error(status)
-	}
-	if status, _ := begin("/v1/calls", "true", 1000); status != http.StatusConflict {
-		t.Errorf("more calls than may be kept: %d", status)
-	}
+	s.answers(http.StatusOK, "", http.MethodDelete, "/v1/calls/"+first, nil)
+	status, first = begin("/v1/calls", "head -c 3M /dev/zero", 2<<20)
+	check.That(t, status == http.StatusAccepted, "%v", status)
+	s.answers(http.StatusOK, `"state":"ended"`, http.MethodGet, "/v1/calls/"+first+"?wait_ms=60000", nil)
+	status, _ = begin(processes, "sleep 1234", 1<<20)
+	check.That(t, status == http.StatusAccepted, "%v", status)
+	status, _ = begin("/v1/calls", "true", 1000)
+	check.That(t, status == http.StatusConflict, "more calls than may be kept: %d", status)
 	// The session's end removes its processes.
-	if status, b := s.ask(http.MethodDelete, "/v1/sessions/"+session.ID, nil); status != http.StatusOK {
-		t.Errorf("%d %s", status, b)
-	}
-	if status, _ := begin("/v1/calls", "true", 1000); status != http.StatusAccepted {
-		t.Error(status)
-	}
+	s.answers(http.StatusOK, "", http.MethodDelete, "/v1/sessions/"+session.ID, nil)
+	status, _ = begin("/v1/calls", "true", 1000)
+	check.That(t, status == http.StatusAccepted, "%v", status)
 }
 
 // Sparse files, which cost a program nothing, are not all read; and a list does not contain all
@@ -328,21 +263,16 @@ func TestLargeForNothing(t *testing.T) {
 			refused += f.Path + " "
 		}
 	}
-	if kept != "1 2 small " || refused != "3 4 5 huge " {
-		t.Errorf("kept %q, refused %q", kept, refused)
-	}
+	check.That(t, kept == "1 2 small " && refused == "3 4 5 huge ", "kept %q, refused %q", kept, refused)
 	long := api.Call{Argv: []string{"true", strings.Repeat("x", 100_000)}}
 	status, b := s.ask(http.MethodPost, "/v1/calls", long)
 	var c api.CallStatus
-	if err := json.Unmarshal(b, &c); err != nil || status != http.StatusAccepted {
-		t.Fatalf("%d %s", status, b)
-	}
-	if status, b := s.ask(http.MethodGet, "/v1/calls/"+c.ID+"?wait_ms=60000", nil); status != 200 || len(b) < 100_000 {
-		t.Errorf("%d, %d bytes", status, len(b))
-	}
-	if status, b := s.ask(http.MethodGet, "/v1/calls", nil); status != 200 || len(b) > 10_000 || !strings.Contains(string(b), `"exit_code":0`) {
-		t.Errorf("%d %.300s", status, b)
-	}
+	err := json.Unmarshal(b, &c)
+	check.Require(t, err == nil && status == http.StatusAccepted, "%d %s", status, b)
+	status, b = s.ask(http.MethodGet, "/v1/calls/"+c.ID+"?wait_ms=60000", nil)
+	check.That(t, status == 200 && len(b) >= 100_000, "%d, %d bytes", status, len(b))
+	status, b = s.ask(http.MethodGet, "/v1/calls", nil)
+	check.That(t, status == 200 && len(b) <= 10_000 && strings.Contains(string(b), `"exit_code":0`), "%d %.300s", status, b)
 }
 
 // A process that has ended in a session is kept as long as a detached call, independently of the
@@ -351,17 +281,14 @@ func TestProcessesKept(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[calls]\nmost = 1\nkeep = \"1ms\"\n")
 	var session api.Session
-	if status, b := s.ask(http.MethodPost, "/v1/sessions", api.NewSession{}); status != http.StatusCreated || json.Unmarshal(b, &session) != nil {
-		t.Fatalf("%d %s", status, b)
-	}
+	status, b := s.ask(http.MethodPost, "/v1/sessions", api.NewSession{})
+	check.Require(t, status == http.StatusCreated && json.Unmarshal(b, &session) == nil, "%d %s", status, b)
 	processes := "/v1/sessions/" + session.ID + "/processes"
 	for range 3 {
 		// The previous process expires when the next one comes.
 		harness.Until(t, harness.Bound, "a place", func() bool {
 			status, b := s.ask(http.MethodPost, processes, sh("true"))
-			if status != http.StatusAccepted && status != http.StatusConflict {
-				t.Fatalf("%d %s", status, b)
-			}
+			check.Require(t, status == http.StatusAccepted || status == http.StatusConflict, "%d %s", status, b)
 			return status == http.StatusAccepted
 		})
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -24,20 +25,15 @@ func (s *server) cell(path string, c api.Cell) *api.CellAnswer {
 	s.t.Helper()
 	began := time.Now()
 	status, b := s.ask(http.MethodPost, path+"/code", c)
-	if status != http.StatusOK {
-		s.t.Fatalf("%.100q: %d %s\n%s", c.Code, status, b, s.log)
-	}
+	check.Require(s.t, status == http.StatusOK, "%.100q: %d %s\n%s", c.Code, status, b, s.log)
 	a := &api.CellAnswer{}
-	if err := json.Unmarshal(b, a); err != nil {
-		s.t.Fatalf("%v: %s", err, b)
-	}
+	err := json.Unmarshal(b, a)
+	check.Require(s.t, err == nil, "%v: %s", err, b)
 	// The deadline, one second after SIGINT, and the proof.
-	if took := time.Since(began); c.TimeoutMS > 0 && took > time.Duration(c.TimeoutMS)*time.Millisecond+time.Second+harness.Slack {
-		s.t.Errorf("%.100q took %v", c.Code, took)
-	}
-	if (a.State == "lost") != (a.Interpreter != nil) || a.Interpreter != nil && a.Interpreter.Teardown.Verdict != "proven" {
-		s.t.Errorf("%.100q: %s, %+v", c.Code, a.State, a.Interpreter)
-	}
+	took := time.Since(began)
+	check.That(s.t, c.TimeoutMS <= 0 || took <= time.Duration(c.TimeoutMS)*time.Millisecond+time.Second+harness.Slack, "%.100q took %v", c.Code, took)
+	check.That(s.t, (a.State == "lost") == (a.Interpreter != nil) && (a.Interpreter == nil || a.Interpreter.Teardown.Verdict == "proven"),
+		"%.100q: %s, %+v", c.Code, a.State, a.Interpreter)
 	return a
 }
 
@@ -61,19 +57,15 @@ func TestCode(t *testing.T) {
 	s := serve(t, "")
 	path := s.session(`{"files":[{"path":"given","text":"here"}]}`)
 	a := s.cell(path, python("import sys\nx = 41\nprint('out')\nprint('err', file=sys.stderr)"))
-	if a.Cause != "done" || a.State != "kept" || a.Number != 1 || a.TimedOut || text(a.Stdout) != "out\n" || text(a.Stderr) != "err\n" || *a.StdoutBytes != 4 || len(a.Results) != 0 || a.Exception != nil {
-		t.Errorf("%+v", a)
-	}
-	if a.ID == "" || a.RequestID == "" || a.StartedAt == "" || a.TimeoutMS != 30_000 {
-		t.Errorf("%+v", a)
-	}
+	check.That(t, a.Cause == "done" && a.State == "kept" && a.Number == 1 && !a.TimedOut && text(a.Stdout) == "out\n" && text(a.Stderr) == "err\n" && *a.StdoutBytes == 4 && len(a.Results) == 0 && a.Exception == nil,
+		"%+v", a)
+	check.That(t, a.ID != "" && a.RequestID != "" && a.StartedAt != "" && a.TimeoutMS == 30_000, "%+v", a)
 	if a := s.cell(path, python("x += 1\nx")); a.Number != 2 || shown(a) != "42" || text(a.Stdout) != "" {
 		t.Errorf("%+v", a)
 	}
 	a = s.cell(path, python("print('before')\ny = 5\n1/0"))
-	if a.Cause != "done" || a.State != "kept" || a.Exception == nil || a.Exception.Name != "ZeroDivisionError" || !strings.Contains(a.Exception.Traceback, "line 3") || text(a.Stdout) != "before\n" {
-		t.Errorf("%+v %+v", a, a.Exception)
-	}
+	check.That(t, a.Cause == "done" && a.State == "kept" && a.Exception != nil && a.Exception.Name == "ZeroDivisionError" && strings.Contains(a.Exception.Traceback, "line 3") && text(a.Stdout) == "before\n",
+		"%+v %+v", a, a.Exception)
 	if a := s.cell(path, python("x + y")); shown(a) != "47" || a.Exception != nil {
 		t.Errorf("%+v", a)
 	}
@@ -82,34 +74,26 @@ func TestCode(t *testing.T) {
 	c.Files, c.Collect = []api.FileIn{{Path: "more", Text: new(string)}}, []string{"*.txt"}
 	*c.Files[0].Text = " and there"
 	a = s.cell(path, c)
-	if len(a.Files) != 1 || a.Files[0].Path != "plot.txt" || a.Files[0].MediaType != "text/plain; charset=utf-8" {
-		t.Fatalf("%+v", a)
-	}
-	if _, b := s.ask(http.MethodGet, "/v1/files/"+a.Files[0].ID, nil); string(b) != "here and there" {
-		t.Errorf("%q", b)
-	}
+	check.Require(t, len(a.Files) == 1 && a.Files[0].Path == "plot.txt" && a.Files[0].MediaType == "text/plain; charset=utf-8", "%+v", a)
+	_, b := s.ask(http.MethodGet, "/v1/files/"+a.Files[0].ID, nil)
+	check.That(t, string(b) == "here and there", "%q", b)
 	if a := s.call(path+"/exec", sh("cat plot.txt; pgrep -c python3 || :")); !strings.HasPrefix(text(a.Stdout), "here and there") {
 		t.Errorf("%q", text(a.Stdout))
 	}
 	other := s.session(`{}`)
-	if a := s.cell(other, python("x")); a.Number != 1 || a.Exception == nil || a.Exception.Name != "NameError" {
-		t.Errorf("another session: %+v", a)
-	}
+	a = s.cell(other, python("x"))
+	check.That(t, a.Number == 1 && a.Exception != nil && a.Exception.Name == "NameError", "another session: %+v", a)
 	node := api.Cell{Language: "node", Code: "globalThis.z = (globalThis.z ?? 0) + 1"}
 	if _, err := exec.LookPath("node"); err == nil {
-		if a := s.cell(path, node); a.Number != 1 || shown(a) != "1" {
-			t.Errorf("%+v", a)
-		}
-		if a := s.cell(path, node); a.Number != 2 || shown(a) != "2" {
-			t.Errorf("%+v", a)
-		}
+		a := s.cell(path, node)
+		check.That(t, a.Number == 1 && shown(a) == "1", "%+v", a)
+		a = s.cell(path, node)
+		check.That(t, a.Number == 2 && shown(a) == "2", "%+v", a)
 	}
-	if a := s.cell(path, python("x")); shown(a) != "42" {
-		t.Errorf("beside node: %+v", a)
-	}
-	if _, e := s.refused(http.MethodPost, path+"/code", api.Cell{Language: "bash", Code: "x"}); e.Failure.Code != api.Usage || !strings.Contains(e.Failure.Hint, "GET /v1/languages") {
-		t.Errorf("%+v", e)
-	}
+	a = s.cell(path, python("x"))
+	check.That(t, shown(a) == "42", "beside node: %+v", a)
+	_, e := s.refused(http.MethodPost, path+"/code", api.Cell{Language: "bash", Code: "x"})
+	check.That(t, e.Failure.Code == api.Usage && strings.Contains(e.Failure.Hint, "GET /v1/languages"), "%+v", e)
 	c = python("import matplotlib.pyplot as plt\nplt.figure(1)\nNone")
 	pyplot := harness.Pyplot
 	c.Files = []api.FileIn{{Path: "matplotlib/__init__.py", Text: new(string)}, {Path: "matplotlib/pyplot.py", Text: &pyplot}}
@@ -119,19 +103,13 @@ func TestCode(t *testing.T) {
 		t.Errorf("%q", b)
 	}
 	s.logs(`"msg":"cell"`)
-	if log := s.log.String(); strings.Contains(log, "before") || strings.Contains(log, "ZeroDivision") {
-		t.Errorf("%s", log)
-	}
-	if _, b := s.ask(http.MethodGet, "/metrics", nil); !strings.Contains(string(b), fmt.Sprintf(`sbxrun_cells_total{cause="done",state="kept",tenant="uid-%d"}`, os.Geteuid())) {
-		t.Errorf("no cells in %s", b)
-	}
-	if _, b := s.ask(http.MethodGet, "/v1/languages", nil); !strings.Contains(string(b), `"file":"main.py","cells":true`) || !strings.Contains(string(b), `"file":"main.sh","cells":false`) {
-		t.Errorf("%s", b)
-	}
+	log := s.log.String()
+	check.That(t, !strings.Contains(log, "before") && !strings.Contains(log, "ZeroDivision"), "%s", log)
+	s.answers(http.StatusOK, fmt.Sprintf(`sbxrun_cells_total{cause="done",state="kept",tenant="uid-%d"}`, os.Geteuid()), http.MethodGet, "/metrics", nil)
+	_, b = s.ask(http.MethodGet, "/v1/languages", nil)
+	check.That(t, strings.Contains(string(b), `"file":"main.py","cells":true`) && strings.Contains(string(b), `"file":"main.sh","cells":false`), "%s", b)
 	for _, p := range []string{path, other} {
-		if status, b := s.ask(http.MethodDelete, p, nil); status != 200 || !strings.Contains(string(b), `"verdict":"proven"`) {
-			t.Errorf("%d %s", status, b)
-		}
+		s.answers(200, `"verdict":"proven"`, http.MethodDelete, p, nil)
 	}
 	s.idle()
 }
@@ -143,33 +121,24 @@ func TestCodeMedia(t *testing.T) {
 	path := s.session(`{}`)
 	const class = "class P:\n def __init__(self, n): self.n = n\n def _repr_png_(self): return b'\\x89PNG' + b'\\0' * self.n\n def _repr_html_(self): return '<b>p</b>'\n def __repr__(self): return 'P'\n"
 	a := s.cell(path, python(class+"display(P(1))\nP(6)"))
-	if len(a.Results) != 2 || a.Results[0].Kind != "display" || a.Results[1].Kind != "value" {
-		t.Fatalf("%+v", a)
-	}
+	check.Require(t, len(a.Results) == 2 && a.Results[0].Kind == "display" && a.Results[1].Kind == "value", "%+v", a)
 	kinds := map[string]api.Medium{}
 	for _, m := range a.Results[1].Media {
 		kinds[m.MediaType] = m
 	}
-	if m := kinds["text/plain"]; text(m.Text) != "P" || a.Results[1].Media[0].MediaType != "text/plain" {
-		t.Errorf("%+v", a.Results[1].Media)
-	}
-	if m := kinds["text/html"]; text(m.Text) != "<b>p</b>" || m.Size != 8 || m.ID != "" {
-		t.Errorf("%+v", m)
-	}
+	m := kinds["text/plain"]
+	check.That(t, text(m.Text) == "P" && a.Results[1].Media[0].MediaType == "text/plain", "%+v", a.Results[1].Media)
+	m = kinds["text/html"]
+	check.That(t, text(m.Text) == "<b>p</b>" && m.Size == 8 && m.ID == "", "%+v", m)
 	png := kinds["image/png"]
-	if _, b := s.ask(http.MethodGet, "/v1/files/"+png.ID, nil); png.Text != nil || png.Size != 10 || string(b) != "\x89PNG\x00\x00\x00\x00\x00\x00" {
-		t.Errorf("%+v: %q", png, b)
-	}
+	_, b := s.ask(http.MethodGet, "/v1/files/"+png.ID, nil)
+	check.That(t, png.Text == nil && png.Size == 10 && string(b) == "\x89PNG\x00\x00\x00\x00\x00\x00", "%+v: %q", png, b)
 	// The answer reports results without room in the store, and the cell has run.
 	a = s.cell(path, python("P(20000)"))
 	for _, m := range a.Results[0].Media {
-		if m.MediaType == "image/png" && (m.Error == "" || m.ID != "") {
-			t.Errorf("%+v", m)
-		}
+		check.That(t, m.MediaType != "image/png" || m.Error != "" && m.ID == "", "%+v", m)
 	}
-	if shown(a) != "P" {
-		t.Errorf("%+v", a)
-	}
+	check.That(t, shown(a) == "P", "%+v", a)
 }
 
 // A cell ends at its deadline whatever it does, and the next one works.
@@ -181,9 +150,8 @@ func TestCodeTimeout(t *testing.T) {
 	loop := python("import time\nprint('began')\nwhile True: time.sleep(0.01)")
 	loop.TimeoutMS = result.Milliseconds(harness.Deadline(300 * time.Millisecond))
 	a := s.cell(path, loop)
-	if a.Cause != "timeout" || !a.TimedOut || a.State != "kept" || text(a.Stdout) != "began\n" || a.Exception == nil || a.Exception.Name != "KeyboardInterrupt" {
-		t.Errorf("%+v %+v", a, a.Exception)
-	}
+	check.That(t, a.Cause == "timeout" && a.TimedOut && a.State == "kept" && text(a.Stdout) == "began\n" && a.Exception != nil && a.Exception.Name == "KeyboardInterrupt",
+		"%+v %+v", a, a.Exception)
 	if a := s.cell(path, python("x")); a.Number != 3 || shown(a) != "1" {
 		t.Errorf("kept: %+v", a)
 	}
@@ -191,32 +159,26 @@ func TestCodeTimeout(t *testing.T) {
 	hard := python("import subprocess\np = subprocess.Popen(['sleep', '7531'])\nprint('began', flush=True)\nsum(range(10**13))")
 	hard.TimeoutMS = loop.TimeoutMS
 	a = s.cell(path, hard)
-	if a.Cause != "timeout" || a.State != "lost" || text(a.Stdout) != "began\n" || a.Interpreter == nil || a.Interpreter.Usage == nil {
-		t.Errorf("%+v", a)
-	}
+	check.That(t, a.Cause == "timeout" && a.State == "lost" && text(a.Stdout) == "began\n" && a.Interpreter != nil && a.Interpreter.Usage != nil, "%+v", a)
 	if a := s.call(path+"/exec", sh("pgrep -f 'sleep 753[1]' && echo there")); strings.Contains(text(a.Stdout), "there") {
 		t.Errorf("a process of the lost interpreter: %q", text(a.Stdout))
 	}
-	if a := s.cell(path, python("'x' in globals()")); a.Number != 1 || shown(a) != "False" || a.Earlier != nil {
-		t.Errorf("after it was lost: %+v", a)
-	}
+	a = s.cell(path, python("'x' in globals()"))
+	check.That(t, a.Number == 1 && shown(a) == "False" && a.Earlier == nil, "after it was lost: %+v", a)
 	// Start-up files of the session count towards the cell's time.
 	slow := s.session(`{}`)
 	s.call(slow+"/exec", sh(`d=$(python3 -m site --user-site); mkdir -p "$d"; echo "import time; time.sleep(600)" >"$d/usercustomize.py"`))
 	late := python("1")
 	late.TimeoutMS = 300
-	if a := s.cell(slow, late); a.Cause != "timeout" || !a.TimedOut || a.State != "lost" || a.Number != 1 {
-		t.Errorf("a start that takes long: %+v", a)
-	}
+	a = s.cell(slow, late)
+	check.That(t, a.Cause == "timeout" && a.TimedOut && a.State == "lost" && a.Number == 1, "a start that takes long: %+v", a)
 	s.call(slow+"/exec", sh("rm -r .local"))
-	if a := s.cell(slow, python("1")); shown(a) != "1" || a.Number != 1 {
-		t.Errorf("after a start that took long: %+v", a)
-	}
+	a = s.cell(slow, python("1"))
+	check.That(t, shown(a) == "1" && a.Number == 1, "after a start that took long: %+v", a)
 	long := python("1")
 	long.TimeoutMS = 60_000
-	if a := s.cell(path, long); len(a.Clamped) != 1 || a.Clamped[0] != "timeout_ms" || a.TimeoutMS != 31_000 {
-		t.Errorf("%+v", a)
-	}
+	a = s.cell(path, long)
+	check.That(t, len(a.Clamped) == 1 && a.Clamped[0] == "timeout_ms" && a.TimeoutMS == 31_000, "%+v", a)
 }
 
 // A call does not hang while the interpreter is idle, when its message that the cell is over, or
@@ -239,22 +201,17 @@ func testIdleInterpreter(t *testing.T) {
 		c.TimeoutMS = 60_000
 		began := time.Now()
 		a := s.cell(path, c)
-		if took := time.Since(began); took > harness.Slack {
-			t.Errorf("%s: answered after %v", test.name, took)
-		}
-		if string(a.Cause) != test.cause || test.state != "" && a.State != test.state {
-			t.Errorf("%s: %s, %s", test.name, a.Cause, a.State)
-		}
-		if a := s.cell(path, python("6*7")); shown(a) != "42" {
-			t.Errorf("after %s: %+v", test.name, a)
-		}
+		took := time.Since(began)
+		check.That(t, took <= harness.Slack, "%s: answered after %v", test.name, took)
+		check.That(t, string(a.Cause) == test.cause && (test.state == "" || a.State == test.state), "%s: %s, %s", test.name, a.Cause, a.State)
+		a = s.cell(path, python("6*7"))
+		check.That(t, shown(a) == "42", "after %s: %+v", test.name, a)
 	}
 	// Short ones in quick succession.
 	first := s.cell(path, python("0")).Number
 	for n := range 200 {
-		if a := s.cell(path, python(itoa(n))); shown(a) != itoa(n) || a.Number != first+n+1 {
-			t.Fatalf("%d: %+v", n, a)
-		}
+		a := s.cell(path, python(itoa(n)))
+		check.Require(t, shown(a) == itoa(n) && a.Number == first+n+1, "%d: %+v", n, a)
 	}
 	// An interpreter that exits between two cells is reported with the next one, even if its end
 	// is proven only then.
@@ -266,9 +223,8 @@ func testIdleInterpreter(t *testing.T) {
 		})
 	})
 	a := s.cell(path, python("1"))
-	if end := cmp.Or(a.Earlier, a.Interpreter); end == nil || end.ExitCode != 9 || end.Teardown.Verdict != "proven" || a.Earlier != nil && a.Number != 1 {
-		t.Errorf("%+v", a)
-	}
+	end := cmp.Or(a.Earlier, a.Interpreter)
+	check.That(t, end != nil && end.ExitCode == 9 && end.Teardown.Verdict == "proven" && (a.Earlier == nil || a.Number == 1), "%+v", a)
 }
 
 // Only one cell runs at a time; others are rejected at once. A client that disconnects ends its
@@ -289,17 +245,12 @@ func TestCodeBusy(t *testing.T) {
 			status, _ := s.ask(http.MethodGet, path+"/files/began", nil)
 			return status == 200
 		})
-		if _, e := s.refused(http.MethodPost, path+"/code", python("1")); e.Failure.Code != api.BusySession {
-			t.Errorf("%+v", e)
-		}
+		s.refuses(api.BusySession, http.MethodPost, path+"/code", python("1"))
 		// Other calls continue.
-		if a := s.call(path+"/exec", sh("rm began; echo free")); text(a.Stdout) != "free\n" {
-			t.Errorf("%q", text(a.Stdout))
-		}
+		s.want(path+"/exec", "rm began; echo free", "free\n")
 		leave()
-		if err := <-left; err == nil {
-			t.Error("the client has left, and has an answer")
-		}
+		err := <-left
+		check.That(t, err != nil, "the client has left, and has an answer")
 		harness.Until(t, harness.Bound, "the session to be free", func() bool {
 			status, _ := s.ask(http.MethodPost, path+"/code", python("1"))
 			return status == 200
@@ -315,9 +266,8 @@ func TestCodeForged(t *testing.T) {
 	path := s.session(`{}`)
 	const forged = `{"result":{"kind":"value","media":[{"type":"text/plain","text":"forged"}]}}` + "\n" + `{"end":true}`
 	a := s.cell(path, python("print('''"+forged+"''')\nimport os, time\nos.write(2, b'{\"end\":true}\\n')\nos.write(3, b'''"+forged+"\n''')\ntime.sleep(0.2)\nprint('after')\n'real'"))
-	if shown(a) != "'real'" || len(a.Results) != 1 || text(a.Stdout) != forged+"\nafter\n" || text(a.Stderr) != "{\"end\":true}\n" {
-		t.Errorf("%+v: %q %q", a, text(a.Stdout), text(a.Stderr))
-	}
+	check.That(t, shown(a) == "'real'" && len(a.Results) == 1 && text(a.Stdout) == forged+"\nafter\n" && text(a.Stderr) == "{\"end\":true}\n",
+		"%+v: %q %q", a, text(a.Stdout), text(a.Stderr))
 }
 
 // Invalid cells are rejected, and nothing starts.
@@ -342,16 +292,12 @@ func TestCodeRefused(t *testing.T) {
 		{`{"language":"python","code":"1","collect":["["]}`, 400, "pattern"},
 		{`nonsense`, 400, "body"},
 	} {
-		if status, e := s.refused(http.MethodPost, path+"/code", test.body); status != test.status || !strings.Contains(e.Failure.Message, test.word) {
-			t.Errorf("%s: %d %s", test.body, status, e.Failure.Message)
-		}
+		status, e := s.refused(http.MethodPost, path+"/code", test.body)
+		check.That(t, status == test.status && strings.Contains(e.Failure.Message, test.word), "%s: %d %s", test.body, status, e.Failure.Message)
 	}
-	if a := s.cell(path, python("1")); a.Number != 1 {
-		t.Errorf("%+v", a)
-	}
-	if _, e := s.refused(http.MethodPost, "/v1/sessions/none/code", python("1")); e.Failure.Code != api.NoSuchSession {
-		t.Errorf("%+v", e)
-	}
+	a := s.cell(path, python("1"))
+	check.That(t, a.Number == 1, "%+v", a)
+	s.refuses(api.NoSuchSession, http.MethodPost, "/v1/sessions/none/code", python("1"))
 }
 
 // The end of a session ends its interpreters and a running cell.
@@ -368,16 +314,11 @@ func TestCodeSessionEnds(t *testing.T) {
 		status, _ := s.ask(http.MethodGet, path+"/files/began", nil)
 		return status == 200
 	})
-	if status, b := s.ask(http.MethodDelete, path, nil); status != 200 || !strings.Contains(string(b), `"verdict":"proven"`) {
-		t.Errorf("%d %s", status, b)
-	}
-	if a := <-answer; !strings.Contains(a, `"cause":"canceled"`) || !strings.Contains(a, `"state":"lost"`) {
-		t.Errorf("%s", a)
-	}
+	s.answers(200, `"verdict":"proven"`, http.MethodDelete, path, nil)
+	a := <-answer
+	check.That(t, strings.Contains(a, `"cause":"canceled"`) && strings.Contains(a, `"state":"lost"`), "%s", a)
 	status, e := s.refused(http.MethodPost, path+"/code", python("1"))
-	if status != http.StatusGone || e.Failure.Code != api.Ended || !strings.Contains(e.Failure.Message, "killed") {
-		t.Errorf("%d %+v", status, e)
-	}
+	check.That(t, status == http.StatusGone && e.Failure.Code == api.Ended && strings.Contains(e.Failure.Message, "killed"), "%d %+v", status, e)
 	s.idle()
 	// While its interpreter starts, or before.
 	for range 5 {
@@ -386,12 +327,9 @@ func TestCodeSessionEnds(t *testing.T) {
 			_, b, _, err := s.try(t.Context(), http.MethodPost, path+"/code", python("import time\ntime.sleep(600)"))
 			answer <- fmt.Sprint(err, string(b))
 		}()
-		if status, b := s.ask(http.MethodDelete, path, nil); status != 200 {
-			t.Errorf("%d %s", status, b)
-		}
-		if a := <-answer; !strings.Contains(a, `"code":"ended"`) && !strings.Contains(a, `"state":"lost"`) {
-			t.Errorf("%s", a)
-		}
+		s.answers(200, "", http.MethodDelete, path, nil)
+		a := <-answer
+		check.That(t, strings.Contains(a, `"code":"ended"`) || strings.Contains(a, `"state":"lost"`), "%s", a)
 	}
 	s.idle()
 }
@@ -402,27 +340,18 @@ func TestCellOnce(t *testing.T) {
 	s := serve(t, "")
 	status, b := s.ask(http.MethodPost, "/v1/sessions", api.NewSession{})
 	var session api.Session
-	if err := json.Unmarshal(b, &session); err != nil || status != http.StatusCreated {
-		t.Fatalf("%d %s", status, b)
-	}
+	err := json.Unmarshal(b, &session)
+	check.Require(t, err == nil && status == http.StatusCreated, "%d %s", status, b)
 	path := "/v1/sessions/" + session.ID + "/code"
 	cell := api.Cell{Language: "python", Code: "n = globals().get('n', 0) + 1\nn"}
 	var answers []string
 	for range 2 {
 		status, b := s.ask(http.MethodPost, path, cell, "Idempotency-Key", "k")
-		if status != 200 || !strings.Contains(string(b), `"text":"1"`) {
-			t.Errorf("%d %s", status, b)
-		}
+		check.That(t, status == 200 && strings.Contains(string(b), `"text":"1"`), "%d %s", status, b)
 		answers = append(answers, string(b))
 	}
-	if answers[0] != answers[1] {
-		t.Errorf("%s\n%s", answers[0], answers[1])
-	}
-	if status, b := s.ask(http.MethodPost, path, cell); status != 200 || !strings.Contains(string(b), `"text":"2"`) {
-		t.Errorf("without a key: %d %s", status, b)
-	}
+	check.That(t, answers[0] == answers[1], "%s\n%s", answers[0], answers[1])
+	s.answers(200, `"text":"2"`, http.MethodPost, path, cell)
 	cell.Code = "0"
-	if status, e := s.refused(http.MethodPost, path, cell, "Idempotency-Key", "k"); status != 409 || e.Failure.Code != api.Idempotency {
-		t.Errorf("%d %+v", status, e)
-	}
+	s.refuses(api.Idempotency, http.MethodPost, path, cell, "Idempotency-Key", "k")
 }

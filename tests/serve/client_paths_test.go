@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/clients/go"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -96,19 +97,14 @@ func TestClientPaths(t *testing.T) {
 		harness.Must(t, err)
 		harness.Must(t, session.Write(t.Context(), "a\xff", []byte("1"), ""))
 		list, err := session.List(t.Context())
-		if err != nil || len(list) != 2 || list[0].Path != "a\xfe" || list[1].Path != "a\xff" || list[0].Mode != "0644" || list[0].ModTime.IsZero() {
-			t.Fatalf("%+v, %v", list, err)
-		}
+		check.Require(t, err == nil && len(list) == 2 && list[0].Path == "a\xfe" && list[1].Path == "a\xff" && list[0].Mode == "0644" && !list[0].ModTime.IsZero(), "%+v, %v", list, err)
 		if b, err := session.Read(t.Context(), list[1].Path); !bytes.Equal(b, []byte("1")) || err != nil {
 			t.Errorf("%q, %v", b, err)
 		}
 		report, err := session.Run(t.Context(), sbxrun.Call{Argv: []string{"true"}, Files: []sbxrun.File{{Path: "b\xfd"}}, Collect: []string{"b*", "*.none"}})
-		if err != nil || len(report.Files) != 1 || report.Files[0].Path != "b\xfd" || len(report.Unmatched) != 1 {
-			t.Fatalf("%+v, %v", report, err)
-		}
-		if all, err := client.Files(t.Context()); err != nil || len(all) != 1 || all[0].ID != report.Files[0].ID || all[0].ExpiresAt.IsZero() {
-			t.Errorf("%+v, %v", all, err)
-		}
+		check.Require(t, err == nil && len(report.Files) == 1 && report.Files[0].Path == "b\xfd" && len(report.Unmatched) == 1, "%+v, %v", report, err)
+		all, err := client.Files(t.Context())
+		check.That(t, err == nil && len(all) == 1 && all[0].ID == report.Files[0].ID && !all[0].ExpiresAt.IsZero(), "%+v, %v", all, err)
 		harness.Must(t, client.RemoveFile(t.Context(), report.Files[0].ID))
 		harness.Must(t, session.End(t.Context()))
 	})

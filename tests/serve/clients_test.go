@@ -26,6 +26,7 @@ import (
 	sbxrun "github.com/sbxrun/sbxrun/clients/go"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/overlay"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -307,9 +308,8 @@ func program(t *testing.T, ca, dir, name string, args ...string) driver {
 		in.Close()
 		hung := time.AfterFunc(harness.Bound, func() { _ = c.Process.Kill() }) // fails only if it has exited
 		defer hung.Stop()
-		if err := c.Wait(); err != nil || log.String() != "" {
-			t.Errorf("the driver: %v\n%s", err, log)
-		}
+		err := c.Wait()
+		check.That(t, err == nil && log.String() == "", "the driver: %v\n%s", err, log)
 		done()
 	})
 	lines := bufio.NewReader(out)
@@ -351,9 +351,7 @@ func newFake(t *testing.T, answers []string) *fake {
 			if err == nil {
 				body, err = io.ReadAll(r.Body)
 			}
-			if err != nil {
-				t.Error(err)
-			}
+			check.That(t, err == nil, "%v", err)
 			asked := strings.TrimSpace(r.Method + " " + r.RequestURI + " " + r.Header.Get("Authorization") + " " + r.Header.Get("Sbxrun-Node"))
 			if r.Method == http.MethodPost && regexp.MustCompile(`/(calls|processes)$`).MatchString(r.RequestURI) {
 				var of api.Call
@@ -397,24 +395,19 @@ func conform(t *testing.T, ca string, drive driver) {
 				}
 				line := fmt.Appendf(nil, `{"op":%q%s}`, op, strings.TrimSuffix(","+strings.TrimPrefix(strings.TrimSuffix(args, "}"), "{"), ","))
 				out, err := drive(line)
-				if err != nil {
-					t.Fatalf("%s: %v", line, err)
-				}
+				check.Require(t, err == nil, "%s: %v", line, err)
 				var got struct {
 					ID    string
 					Files []struct{ ID string }
 				}
 				var all, wanted any
-				if err := json.Unmarshal(out, &got); err != nil {
-					t.Fatalf("%s: %s", line, out)
-				}
+				err = json.Unmarshal(out, &got)
+				check.Require(t, err == nil, "%s: %s", line, out)
 				if want == "" { // no error
 					want = `{"error":null}`
 				}
 				_, _ = json.Unmarshal(out, &all), json.Unmarshal([]byte(want), &wanted)
-				if !within(wanted, all) {
-					t.Errorf("%s\n got %s\nwant %s", line, out, want)
-				}
+				check.That(t, within(wanted, all), "%s\n got %s\nwant %s", line, out, want)
 				ids[op] = got.ID
 				if len(got.Files) > 0 {
 					ids["file"] = got.Files[0].ID
@@ -448,16 +441,13 @@ func conform(t *testing.T, ca string, drive driver) {
 				default:
 					do(st.op, st.args, st.want)
 				}
-				if took := time.Since(began); took < st.least {
-					t.Errorf("%s took %v", st.op, took)
-				}
+				took := time.Since(began)
+				check.That(t, took >= st.least, "%s took %v", st.op, took)
 			}
 			if f != nil {
 				f.mu.Lock()
 				defer f.mu.Unlock()
-				if diff := cmp.Diff(b.asked, f.asked); diff != "" {
-					t.Errorf("asked (-want +got):\n%s", diff)
-				}
+				check.Equal(t, cmp.Diff(b.asked, f.asked), "", "asked (-want +got):\n")
 			}
 		})
 	}
@@ -498,9 +488,8 @@ func made(t *testing.T, dir, name string, args ...string) {
 	c := exec.Command(name, args...)
 	c.Dir = dir
 	c.Env = append(os.Environ(), "HOME="+t.TempDir(), "PIP_DISABLE_PIP_VERSION_CHECK=1", "npm_config_offline=true", "npm_config_update_notifier=false")
-	if out, err := combined(c); err != nil {
-		t.Fatalf("%v: %v\n%s", c.Args, err, out)
-	}
+	out, err := combined(c)
+	check.Require(t, err == nil, "%v: %v\n%s", c.Args, err, out)
 }
 
 // clients returns the directory of a client.
@@ -572,17 +561,13 @@ func TestClientTypes(t *testing.T) {
 	} {
 		want := slices.DeleteFunc(jsonNames(tt.api), func(name string) bool { return tt.node == "Report" && slices.Contains(atHome, name) })
 		if tt.node != "" {
-			if diff := cmp.Diff(want, node[tt.node], cmpopts.SortSlices(strings.Compare)); diff != "" {
-				t.Errorf("%s (-api +index.d.ts):\n%s", tt.node, diff)
-			}
+			check.Equal(t, cmp.Diff(want, node[tt.node], cmpopts.SortSlices(strings.Compare)), "", "%s (-api +index.d.ts):\n", tt.node)
 		}
 		if tt.ours == nil {
 			continue
 		}
 		want = slices.DeleteFunc(want, func(name string) bool { return slices.Contains(strings.Fields(tt.without), name) })
-		if diff := cmp.Diff(want, jsonNames(tt.ours), cmpopts.SortSlices(strings.Compare)); diff != "" {
-			t.Errorf("%v (-api +clients/go):\n%s", tt.ours, diff)
-		}
+		check.Equal(t, cmp.Diff(want, jsonNames(tt.ours), cmpopts.SortSlices(strings.Compare)), "", "%v (-api +clients/go):\n", tt.ours)
 	}
 }
 
@@ -645,9 +630,7 @@ func pythonProject(t *testing.T) string {
 	made(t, dir, "/usr/bin/python3", "-m", "venv", "--without-pip", "venv")
 	python := filepath.Join(dir, "venv", "bin", "python3")
 	wheels, err := filepath.Glob(filepath.Join(dir, "sbxrun-*-py3-none-any.whl"))
-	if err != nil || len(wheels) != 1 {
-		t.Fatal(wheels, err)
-	}
+	check.Require(t, err == nil && len(wheels) == 1, "%v %v", wheels, err)
 	made(t, dir, "/usr/bin/python3", "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps", wheels[0])
 	return python
 }

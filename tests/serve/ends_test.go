@@ -7,11 +7,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -55,15 +55,11 @@ func TestSessionEndsDiff(t *testing.T) {
 	t.Parallel()
 	s, path, status := slowDiff(t)
 	begun := time.Now()
-	if status, b := s.ask(http.MethodDelete, path, nil); status != 200 || !strings.Contains(string(b), `"verdict":"proven"`) {
-		t.Errorf("%d %s", status, b)
-	}
-	if got := <-status; got != http.StatusGone {
-		t.Errorf("the diff: %d", got)
-	}
-	if took := time.Since(begun); took > endsBy {
-		t.Errorf("the end took %v", took)
-	}
+	s.answers(200, `"verdict":"proven"`, http.MethodDelete, path, nil)
+	got := <-status
+	check.That(t, got == http.StatusGone, "the diff: %d", got)
+	took := time.Since(begun)
+	check.That(t, took <= endsBy, "the end took %v", took)
 }
 
 // A server that is shutting down cancels what still runs after drain_timeout: a diff, and a grace
@@ -75,9 +71,8 @@ func TestDrainEnds(t *testing.T) {
 		s, _, _ := slowDiff(t)
 		begun := time.Now()
 		s.end()
-		if took := time.Since(begun); took > endsBy {
-			t.Errorf("the end took %v", took)
-		}
+		took := time.Since(begun)
+		check.That(t, took <= endsBy, "the end took %v", took)
 	})
 	t.Run("grace period", func(t *testing.T) {
 		t.Parallel()
@@ -89,9 +84,8 @@ func TestDrainEnds(t *testing.T) {
 		harness.Until(t, harness.Bound, "the trap", func() bool { return s.status(http.MethodGet, "/v1/calls/"+id, nil, 200).StdoutBytes > 0 })
 		begun := time.Now()
 		s.end()
-		if took := time.Since(begun); took > endsBy {
-			t.Errorf("the end took %v", took)
-		}
+		took := time.Since(begun)
+		check.That(t, took <= endsBy, "the end took %v", took)
 	})
 }
 
@@ -149,24 +143,16 @@ os.wait()`
 		c = s.status(http.MethodGet, "/v1/calls/"+id, nil, 200)
 		return c.State == api.Over
 	})
-	if c.Failure == nil || c.Failure.Code != api.Unproven {
-		t.Errorf("%+v", c)
-	}
+	check.That(t, c.Failure != nil && c.Failure.Code == api.Unproven, "%+v", c)
 	kept := func() int {
 		var st api.Status
 		_, b := s.ask(http.MethodGet, "/v1/status", nil)
 		harness.Must(t, json.Unmarshal(b, &st))
 		return st.Machine.Kept
 	}
-	if n := kept(); n != 1 {
-		t.Errorf("%d places are kept", n)
-	}
-	if _, e := s.refused(http.MethodPost, "/v1/run", sh("true")); e.Failure.Code != api.Busy {
-		t.Errorf("a second call: %+v", e)
-	}
+	check.Equal(t, kept(), 1)
+	s.refuses(api.Busy, http.MethodPost, "/v1/run", sh("true"))
 	reap()
 	harness.Until(t, harness.Bound, "the place", func() bool { return kept() == 0 })
-	if a := s.run(sh("echo again")); text(a.Stdout) != "again\n" {
-		t.Errorf("%+v", a)
-	}
+	s.want("/v1/run", "echo again", "again\n")
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -54,9 +55,7 @@ func readmeCode(t *testing.T, document, language string) (text string) {
 	for _, block := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(string(b), -1) {
 		text += block[1]
 	}
-	if !strings.Contains(text, "unix:/run/sbxrund.sock") {
-		t.Fatalf("%s shows %q", document, text)
-	}
+	check.Require(t, strings.Contains(text, "unix:/run/sbxrund.sock"), "%s shows %q", document, text)
 	return text
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -45,9 +46,7 @@ func testDeadlineEndsTree(t *testing.T) {
 		t.Errorf("%s %d after %v, %q", a.Cause, a.ExitCode, took, text(a.Stdout))
 	}
 	s.idle()
-	if a := s.run(sh("echo next")); text(a.Stdout) != "next\n" {
-		t.Errorf("%q", text(a.Stdout))
-	}
+	s.want("/v1/run", "echo next", "next\n")
 }
 
 // A deadline takes effect once and in time, without waiting for what does not end by itself.
@@ -59,9 +58,8 @@ func testDeadlineInTime(t *testing.T) {
 	call.TimeoutMS = result.Milliseconds(n)
 	began := time.Now()
 	a := s.run(call)
-	if took := time.Since(began); a.Cause != "timeout" || a.Duration < call.TimeoutMS || a.Duration >= 2*call.TimeoutMS || took >= 2*n {
-		t.Errorf("%s after %v ms, answered after %v", a.Cause, a.Duration, took)
-	}
+	took := time.Since(began)
+	check.That(t, a.Cause == "timeout" && a.Duration >= call.TimeoutMS && a.Duration < 2*call.TimeoutMS && took < 2*n, "%s after %v ms, answered after %v", a.Cause, a.Duration, took)
 }
 
 // A session works after a timeout.
@@ -71,12 +69,8 @@ func testSessionAfterTimeout(t *testing.T) {
 	path := s.session(`{}`)
 	call := sh("echo kept >a; sleep 1000 & sleep 1000")
 	call.TimeoutMS = result.Milliseconds(harness.Deadline(time.Second))
-	if a := s.call(path+"/exec", call); a.Cause != "timeout" {
-		t.Errorf("%s", a.Cause)
-	}
-	if a := s.call(path+"/exec", api.Call{Language: "python", Code: "print(open('a').read())"}); text(a.Stdout) != "kept\n\n" {
-		t.Errorf("%q", text(a.Stdout))
-	}
+	check.Equal(t, s.call(path+"/exec", call).Cause, "timeout")
+	check.Equal(t, text(s.call(path+"/exec", api.Call{Language: "python", Code: "print(open('a').read())"}).Stdout), "kept\n\n")
 }
 
 // A killed call reports the cause. Where a limit cannot be enforced, nothing runs.
@@ -101,19 +95,13 @@ func testKilledSaysWhy(t *testing.T) {
 		test.call.Limits = test.limits
 		l := test.limits
 		if _, err := machine.Plan(limits.Request{Memory: l.Memory, Pids: l.Pids, CPUTime: time.Duration(l.CPUTimeMS) * time.Millisecond, FSize: l.FSize}, true); err != nil {
-			if _, e := s.refused(http.MethodPost, "/v1/run", test.call); e.Failure.Code != api.Limit {
-				t.Errorf("%+v: %+v", l, e)
-			}
+			s.refuses(api.Limit, http.MethodPost, "/v1/run", test.call)
 			continue
 		}
 		a := s.run(test.call)
-		if a.Cause != test.cause || a.ExitCode != test.code {
-			t.Errorf("%+v: %s %d", l, a.Cause, a.ExitCode)
-		}
+		check.That(t, a.Cause == test.cause && a.ExitCode == test.code, "%+v: %s %d", l, a.Cause, a.ExitCode)
 		for _, limit := range a.Limits {
-			if limit.Name == test.hit && !limit.Hit {
-				t.Errorf("%+v: %+v", l, limit)
-			}
+			check.That(t, limit.Name != test.hit || limit.Hit, "%+v: %+v", l, limit)
 		}
 	}
 }
@@ -128,12 +116,9 @@ func testOthersLive(t *testing.T) {
 		sessions = append(sessions, path)
 		processes = append(processes, path+"/processes/"+s.status(http.MethodPost, path+"/processes", sh("while [ ! -e go ]; do sleep 0.01; done; echo lived"), http.StatusAccepted).ID)
 	}
-	if status, b := s.ask(http.MethodDelete, sessions[0], nil); status != http.StatusOK {
-		t.Errorf("%d %s", status, b)
-	}
+	s.answers(http.StatusOK, "", http.MethodDelete, sessions[0], nil)
 	s.call(sessions[1]+"/exec", sh("touch go"))
 	c := s.status(http.MethodGet, processes[1]+"?wait_ms=60000", nil, http.StatusOK)
-	if _, out := s.ask(http.MethodGet, processes[1]+"/output", nil); c.Report == nil || c.Report.Cause != result.Exited || string(out) != "lived\n" {
-		t.Errorf("%+v, %q", c, out)
-	}
+	_, out := s.ask(http.MethodGet, processes[1]+"/output", nil)
+	check.That(t, c.Report != nil && c.Report.Cause == result.Exited && string(out) == "lived\n", "%+v, %q", c, out)
 }

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -25,9 +26,8 @@ func (s *server) behindGateway(url, config string, flags []string) (own string) 
 	ended := harness.Serve(s.t, c)
 	s.t.Cleanup(func() {
 		_ = c.Process.Signal(unix.SIGTERM) // fails only if it has exited
-		if code := harness.Ended(s.t, c, ended, log); code != 0 {
-			s.t.Errorf("the gateway has ended with %d: %s", code, log)
-		}
+		code := harness.Ended(s.t, c, ended, log)
+		check.That(s.t, code == 0, "the gateway has ended with %d: %s", code, log)
 		if s.t.Failed() {
 			s.t.Logf("the gateway: %s", log)
 		}

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -72,9 +73,7 @@ func importTree(t *testing.T, data, image, version string) string {
 	harness.Must(t, err)
 	harness.Must(t, tarball.WriteToFile(archive, ref, made))
 	out, err := combined(exec.Command(harness.Binary(t), "image", "import", "--data-dir", data, "--name", image, "docker-archive:"+archive))
-	if err != nil {
-		t.Fatalf("import: %v: %s", err, out)
-	}
+	check.Require(t, err == nil, "import: %v: %s", err, out)
 	return strings.TrimSpace(string(out))
 }
 
@@ -105,41 +104,31 @@ func TestServeImages(t *testing.T) {
 	s := serveImages(t, data, imagesConfig)
 
 	_, b := s.ask(http.MethodGet, "/v1/images", nil)
-	if want := fmt.Sprintf(`{"images":[{"name":"tools","digest":%q,"platform":"linux/%s"}]}`, one, runtime.GOARCH); strings.TrimSpace(string(b)) != want {
-		t.Errorf("images: %s, want %s", b, want)
-	}
+	want := fmt.Sprintf(`{"images":[{"name":"tools","digest":%q,"platform":"linux/%s"}]}`, one, runtime.GOARCH)
+	check.That(t, strings.TrimSpace(string(b)) == want, "images: %s, want %s", b, want)
 	const show = `read v </opt/version; echo $v $VERSION $HOME $PWD; echo new >file; ls / 2>&1 || :`
 	call := func(path string, c api.Call) *api.Answer {
 		t.Helper()
 		a := s.call(path, c)
-		if a.ExitCode != 0 {
-			t.Errorf("%s: exit code %d, %s", path, a.ExitCode, text(a.Stderr))
-		}
+		check.That(t, a.ExitCode == 0, "%s: exit code %d, %s", path, a.ExitCode, text(a.Stderr))
 		return a
 	}
 	command := api.Call{Argv: []string{"sh", "-c", show}, Collect: []string{"file"}}
 	command.Image = "tools"
 	a := call("/v1/run", command)
-	if got := text(a.Stdout); !strings.HasPrefix(got, "one one /home/sandbox /home/sandbox\n") || !strings.Contains(got, "ls: not found") {
-		t.Errorf("printed %q", got)
-	}
-	if len(a.Files) != 1 || a.Files[0].Size != 4 {
-		t.Errorf("collected %+v", a.Files)
-	}
+	got := text(a.Stdout)
+	check.That(t, strings.HasPrefix(got, "one one /home/sandbox /home/sandbox\n") && strings.Contains(got, "ls: not found"), "printed %q", got)
+	check.That(t, len(a.Files) == 1 && a.Files[0].Size == 4, "collected %+v", a.Files)
 	if got, err := json.Marshal(a.Report.Image); err != nil || string(got) != fmt.Sprintf(`{"name":"tools","digest":%q,"platform":"linux/%s","writable":false}`, one, runtime.GOARCH) {
 		t.Errorf("image of the report: %s, %v", got, err)
 	}
-	if a := s.call("/v1/run", sh("cat /opt/version; exit 0")); a.Image != nil || text(a.Stdout) != "" {
-		t.Errorf("without an image: %+v, %q", a.Image, text(a.Stdout))
-	}
+	a = s.call("/v1/run", sh("cat /opt/version; exit 0"))
+	check.That(t, a.Image == nil && text(a.Stdout) == "", "without an image: %+v, %q", a.Image, text(a.Stdout))
 	program := api.Call{Language: "tool", Code: "cat /opt/version"}
-	if a := call("/v1/run", program); text(a.Stdout) != "one\n" {
-		t.Errorf("the language printed %q", text(a.Stdout))
-	}
+	check.Equal(t, text(call("/v1/run", program).Stdout), "one\n", "the language printed")
 	path := s.session(`{"image":"tools"}`)
-	if a := call(path+"/exec", program); text(a.Stdout) != "one\n" || a.Image == nil || a.Image.Digest != one {
-		t.Errorf("in a session: %q, %+v", text(a.Stdout), a.Image)
-	}
+	a = call(path+"/exec", program)
+	check.That(t, text(a.Stdout) == "one\n" && a.Image != nil && a.Image.Digest == one, "in a session: %q, %+v", text(a.Stdout), a.Image)
 	plain := s.session(`{}`)
 	for _, test := range []struct {
 		path string
@@ -150,31 +139,24 @@ func TestServeImages(t *testing.T) {
 		{"/v1/run", api.Call{Argv: []string{"sh"}, Parts: api.Parts{Image: "other"}}, api.Policy},
 		{"/v1/run", api.Call{Argv: []string{"sh"}, Parts: api.Parts{Image: "tools:1"}}, api.Policy},
 	} {
-		if _, e := s.refused(http.MethodPost, test.path, test.call); e.Failure.Code != test.code {
-			t.Errorf("%s: %+v", test.path, e)
-		}
+		s.refuses(test.code, http.MethodPost, test.path, test.call)
 	}
 
 	two := importTree(t, data, "tools:1", "two")
-	if a := call("/v1/run", program); text(a.Stdout) != "one\n" {
-		t.Errorf("before the reload: %q", text(a.Stdout))
-	}
+	check.Equal(t, text(call("/v1/run", program).Stdout), "one\n", "before the reload")
 	harness.Must(t, s.cmd.Process.Signal(unix.SIGHUP))
 	s.logs("reloaded")
-	if a := call("/v1/run", program); text(a.Stdout) != "two\n" || a.Image.Digest != two {
-		t.Errorf("after the reload: %q, %+v", text(a.Stdout), a.Image)
-	}
-	if a := call(path+"/exec", program); text(a.Stdout) != "one\n" || a.Image.Digest != one {
-		t.Errorf("in the session after the reload: %q, %+v", text(a.Stdout), a.Image)
-	}
+	a = call("/v1/run", program)
+	check.That(t, text(a.Stdout) == "two\n" && a.Image.Digest == two, "after the reload: %q, %+v", text(a.Stdout), a.Image)
+	a = call(path+"/exec", program)
+	check.That(t, text(a.Stdout) == "one\n" && a.Image.Digest == one, "in the session after the reload: %q, %+v", text(a.Stdout), a.Image)
 	// The old image cannot be removed while the session uses it.
 	remove := func() (string, error) {
 		out, err := combined(exec.Command(harness.Binary(t), "image", "rm", "--data-dir", data, one))
 		return string(out), err
 	}
-	if out, err := remove(); err == nil || !strings.Contains(out, "is in use") {
-		t.Errorf("removing the image of a session: %v, %s", err, out)
-	}
+	out, err := remove()
+	check.That(t, err != nil && strings.Contains(out, "is in use"), "removing the image of a session: %v, %s", err, out)
 	s.ask(http.MethodDelete, path, nil)
 	harness.Until(t, harness.Bound, "the end of the use of the old image", func() bool {
 		_, err := remove()
@@ -201,14 +183,12 @@ func TestServeImagesForAgents(t *testing.T) {
 	}
 	const line = "read v </opt/version; echo version $v"
 	for name, arguments := range map[string]map[string]any{"run_command": {"command": line, "image": "tools"}, "run_code": {"code": line, "language": "tool"}} {
-		if got := said(a.use(name, arguments)); !strings.Contains(got, "version one") {
-			t.Errorf("%s: %s", name, got)
-		}
+		got := said(a.use(name, arguments))
+		check.That(t, strings.Contains(got, "version one"), "%s: %s", name, got)
 	}
 	session := strings.Fields(said(a.use("create_session", map[string]any{"image": "tools"})))[1]
-	if got := said(a.use("run_command", map[string]any{"command": line, "session": session})); !strings.Contains(got, "version one") {
-		t.Errorf("in a session: %s", got)
-	}
+	got := said(a.use("run_command", map[string]any{"command": line, "session": session}))
+	check.That(t, strings.Contains(got, "version one"), "in a session: %s", got)
 	a.use("end_session", map[string]any{"session": session})
 }
 
@@ -228,9 +208,8 @@ func TestServeImagesWarm(t *testing.T) {
 	harness.Must(t, s.cmd.Process.Signal(unix.SIGHUP))
 	s.logs("reloaded")
 	harness.Until(t, harness.Bound, "a warm room of the new image", func() bool { return warm("two") })
-	if a := s.call("/v1/run", sh("echo host")); text(a.Stdout) != "host\n" || a.Room != "cold" {
-		t.Errorf("without an image: %q in a room that is %s", text(a.Stdout), a.Room)
-	}
+	a := s.call("/v1/run", sh("echo host"))
+	check.That(t, text(a.Stdout) == "host\n" && a.Room == "cold", "without an image: %q in a room that is %s", text(a.Stdout), a.Room)
 }
 
 // Sandboxes of an image have its devices, in warm rooms as well; others do not.
@@ -246,16 +225,14 @@ func TestServeImagesDevices(t *testing.T) {
 	for image, want := range map[string]string{"tools": "one\n", "other": "none\n", "": "none\n"} {
 		c := sh("echo ${DEVICE-none}")
 		c.Image = image
-		if a := s.call("/v1/run", c); text(a.Stdout) != want || (len(a.Devices) > 0) != (image == "tools") {
-			t.Errorf("with the image %q: %q, devices %q", image, text(a.Stdout), a.Devices)
-		}
+		a := s.call("/v1/run", c)
+		check.That(t, text(a.Stdout) == want && (len(a.Devices) > 0) == (image == "tools"), "with the image %q: %q, devices %q", image, text(a.Stdout), a.Devices)
 	}
 	file := filepath.Join(harness.Dir(t), "serve.toml")
 	harness.Must(t, os.WriteFile(file, []byte("listen = [\"unix:/tmp/x.sock\"]\n"+strings.Replace(config, "device=one", "device=two", 1)), 0o600))
 	args := append(by[1:], harness.Binary(t), "serve", "--check-config", "--config", file)
-	if out, err := combined(exec.Command("env", args...)); err == nil || !strings.Contains(string(out), "images.tools.devices: ") {
-		t.Errorf("--check-config with a missing device: %v, %s", err, out)
-	}
+	out, err := combined(exec.Command("env", args...))
+	check.That(t, err != nil && strings.Contains(string(out), "images.tools.devices: "), "--check-config with a missing device: %v, %s", err, out)
 }
 
 // The configuration is refused if an image is missing, and a reload keeps what there was.

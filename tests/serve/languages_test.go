@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -28,14 +29,11 @@ func TestLanguagesThatWork(t *testing.T) {
 		s := serve(t, fmt.Sprintf("[sandbox]\ntools = %v\n%s", tools, languages))
 		_, b := s.ask(http.MethodGet, "/v1/languages", nil)
 		for name, want := range map[string]bool{"sh": true, "python": true, "own": tools, "broken": false} {
-			if got := strings.Contains(string(b), fmt.Sprintf(`"name":%q`, name)); got != want {
-				t.Errorf("tools %v: %s: %v, want %v: %s", tools, name, got, want, b)
-			}
+			got := strings.Contains(string(b), fmt.Sprintf(`"name":%q`, name))
+			check.That(t, got == want, "tools %v: %s: %v, want %v: %s", tools, name, got, want, b)
 		}
 		if tools {
-			if status, b := s.ask(http.MethodPost, "/v1/run", `{"language":"own","code":"echo $((6*7))"}`); status != http.StatusOK || !strings.Contains(string(b), `"stdout":"42\n"`) {
-				t.Errorf("%d %s", status, b)
-			}
+			s.answers(http.StatusOK, `"stdout":"42\n"`, http.MethodPost, "/v1/run", `{"language":"own","code":"echo $((6*7))"}`)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -30,27 +31,19 @@ func TestMCPProcesses(t *testing.T) {
 			r := a.use("run_code", in(map[string]any{"code": "import urllib.request\ntry: print(urllib.request.urlopen('http://localhost:8000/').status)\nexcept OSError: pass"}))
 			return strings.Contains(said(r), "200")
 		})
-		if r := a.use("list_processes", in(map[string]any{})); !strings.Contains(said(r), "process "+id+": running") {
-			t.Errorf("%s", said(r))
-		}
-		r := a.use("read_process", in(map[string]any{"process": id}))
-		if !strings.Contains(said(r), "running") || !strings.Contains(said(r), "stdout:\nstarted\n") || !strings.Contains(said(r), `"GET / HTTP/1.1" 200`) {
-			t.Errorf("%s", said(r))
-		}
-		if r := a.use("read_process", in(map[string]any{"process": id, "stream": "stdout", "offset": 6})); !strings.Contains(said(r), "stdout from byte 6:\nd\n") {
-			t.Errorf("%s", said(r))
-		}
-		if r := a.use("stop_process", in(map[string]any{"process": id})); !strings.Contains(said(r), "process "+id+": ended") || !strings.Contains(said(r), "started") {
-			t.Errorf("%s", said(r))
-		}
+		r := a.use("list_processes", in(map[string]any{}))
+		check.That(t, strings.Contains(said(r), "process "+id+": running"), "%s", said(r))
+		r = a.use("read_process", in(map[string]any{"process": id}))
+		check.That(t, strings.Contains(said(r), "running") && strings.Contains(said(r), "stdout:\nstarted\n") && strings.Contains(said(r), `"GET / HTTP/1.1" 200`), "%s", said(r))
+		r = a.use("read_process", in(map[string]any{"process": id, "stream": "stdout", "offset": 6}))
+		check.That(t, strings.Contains(said(r), "stdout from byte 6:\nd\n"), "%s", said(r))
+		r = a.use("stop_process", in(map[string]any{"process": id}))
+		check.That(t, strings.Contains(said(r), "process "+id+": ended") && strings.Contains(said(r), "started"), "%s", said(r))
 		failed := metaReport[api.CallStatus](t, a.use("start_process", in(map[string]any{"command": "exit 3"}))).ID
-		if r := a.use("read_process", in(map[string]any{"process": failed, "wait_ms": 60_000})); !strings.Contains(said(r), "process "+failed+": ended (exited, exit code 3)") {
-			t.Errorf("%s", said(r))
-		}
+		r = a.use("read_process", in(map[string]any{"process": failed, "wait_ms": 60_000}))
+		check.That(t, strings.Contains(said(r), "process "+failed+": ended (exited, exit code 3)"), "%s", said(r))
 		none, err := a.CallTool(t.Context(), &mcp.CallToolParams{Name: "read_process", Arguments: in(map[string]any{"process": "none"})})
-		if err != nil || !none.IsError || !strings.Contains(said(none), "list_processes") {
-			t.Errorf("%v %+v", err, none)
-		}
+		check.That(t, err == nil && none.IsError && strings.Contains(said(none), "list_processes"), "%v %+v", err, none)
 	})
 }
 
@@ -71,9 +64,7 @@ func TestMCPStructured(t *testing.T) {
 		if err == nil {
 			err = json.Unmarshal(text, &got)
 		}
-		if err != nil || got.Stdout == nil || *got.Stdout != "42\n" || r.Meta["sbxrun/report"] != nil || !strings.Contains(said(r), "42") {
-			t.Errorf("%v: %s", err, text)
-		}
+		check.That(t, err == nil && got.Stdout != nil && *got.Stdout == "42\n" && r.Meta["sbxrun/report"] == nil && strings.Contains(said(r), "42"), "%v: %s", err, text)
 	})
 }
 
@@ -87,9 +78,7 @@ func TestMCPPerTenant(t *testing.T) {
 		a := s.agent(&mcp.StreamableClientTransport{Endpoint: "http://" + address + "/mcp", HTTPClient: client}, "")
 		list, err := a.ListTools(t.Context(), nil)
 		harness.Must(t, err)
-		if list.CacheScope != "private" {
-			t.Errorf("tools/list has the cache scope %q", list.CacheScope)
-		}
+		check.That(t, list.CacheScope == "private", "tools/list has the cache scope %q", list.CacheScope)
 		for _, tool := range list.Tools {
 			want := open && strings.HasPrefix(tool.Name, "run_") || open && tool.Name == "start_process"
 			if got := tool.Annotations.OpenWorldHint; got == nil || *got != want {
@@ -98,9 +87,7 @@ func TestMCPPerTenant(t *testing.T) {
 		}
 		session := metaReport[api.Session](t, a.use("create_session", map[string]any{"files": []any{map[string]any{"path": "a", "text": "x"}}})).ID
 		file, err := a.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: "sbxrun://sessions/" + session + "/files/a"})
-		if err != nil || file.CacheScope != "private" {
-			t.Errorf("%v, %+v", err, file)
-		}
+		check.That(t, err == nil && file.CacheScope == "private", "%v, %+v", err, file)
 		a.use("end_session", map[string]any{"session": session})
 		_ = a.Close()
 	}
@@ -133,8 +120,6 @@ func TestMCPOrigin(t *testing.T) {
 		harness.Must(t, err)
 		_, _ = io.Copy(io.Discard, r.Body)
 		r.Body.Close()
-		if r.StatusCode != want {
-			t.Errorf("origin %q: %s, want %d", origin, r.Status, want)
-		}
+		check.That(t, r.StatusCode == want, "origin %q: %s, want %d", origin, r.Status, want)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -37,12 +38,10 @@ func stdio(t *testing.T, config string) (s *server, in io.WriteCloser, out io.Re
 	var far [2]*os.File
 	var err error
 	var near [2]*os.File
-	if far[0], near[0], err = os.Pipe(); err != nil {
-		t.Fatal(err)
-	}
-	if near[1], far[1], err = os.Pipe(); err != nil {
-		t.Fatal(err)
-	}
+	far[0], near[0], err = os.Pipe()
+	check.Require(t, err == nil, "%v", err)
+	near[1], far[1], err = os.Pipe()
+	check.Require(t, err == nil, "%v", err)
 	s.cmd.Stdin, s.cmd.Stdout = far[0], far[1]
 	s.ended = harness.Serve(t, s.cmd)
 	far[0].Close()
@@ -61,12 +60,10 @@ func stdio(t *testing.T, config string) (s *server, in io.WriteCloser, out io.Re
 func (s *server) over() {
 	s.t.Helper()
 	s.killed = true
-	if code := harness.Ended(s.t, s.cmd, s.ended, s.log); code != 0 {
-		s.t.Errorf("it has ended with %d: %s", code, s.log)
-	}
-	if left, _ := filepath.Glob(filepath.Join(s.dir, "state*")); len(left) > 0 {
-		s.t.Errorf("left: %v", left)
-	}
+	code := harness.Ended(s.t, s.cmd, s.ended, s.log)
+	check.That(s.t, code == 0, "it has ended with %d: %s", code, s.log)
+	left, _ := filepath.Glob(filepath.Join(s.dir, "state*"))
+	check.That(s.t, len(left) == 0, "left: %v", left)
 }
 
 // agent is a client of the protocol.
@@ -90,9 +87,7 @@ func (s *server) agent(transport mcp.Transport, version string) *agent {
 		default:
 		}
 	}}).Connect(s.t.Context(), transport, &mcp.ClientSessionOptions{ProtocolVersion: version})
-	if err != nil {
-		s.t.Fatalf("%v\n%s", err, s.log)
-	}
+	check.Require(s.t, err == nil, "%v\n%s", err, s.log)
 	return &agent{s, x, progress}
 }
 
@@ -123,9 +118,7 @@ func (a *agent) use(tool string, arguments map[string]any) *mcp.CallToolResult {
 	if err != nil {
 		a.t.Fatalf("%s: %v\n%s", tool, err, a.log)
 	}
-	if r.IsError {
-		a.t.Fatalf("%s %v: %s", tool, arguments, said(r))
-	}
+	check.Require(a.t, !r.IsError, "%s %v: %s", tool, arguments, said(r))
 	return r
 }
 
@@ -142,9 +135,7 @@ func said(r *mcp.CallToolResult) (text string) {
 // metaReport returns the report in a result's _meta.
 func metaReport[T any](t *testing.T, r *mcp.CallToolResult) (v T) {
 	t.Helper()
-	if r.StructuredContent != nil {
-		t.Error("the result has structured content")
-	}
+	check.That(t, r.StructuredContent == nil, "the result has structured content")
 	b, err := json.Marshal(r.Meta["sbxrun/report"])
 	if err == nil {
 		err = json.Unmarshal(b, &v)
@@ -159,9 +150,7 @@ func TestMCPTools(t *testing.T) {
 		list, err := a.ListTools(t.Context(), nil)
 		harness.Must(t, err)
 		size, err := json.Marshal(list.Tools)
-		if err != nil || len(size) > 10_000 {
-			t.Errorf("%v: %d bytes of tools", err, len(size))
-		}
+		check.That(t, err == nil && len(size) <= 10_000, "%v: %d bytes of tools", err, len(size))
 		var names []string
 		for _, tool := range list.Tools {
 			names = append(names, tool.Name)
@@ -171,13 +160,10 @@ func TestMCPTools(t *testing.T) {
 			if h == nil || h.Title == "" || h.ReadOnlyHint != reads || !reads && (h.DestructiveHint == nil || *h.DestructiveHint != destroys) || h.OpenWorldHint == nil || *h.OpenWorldHint {
 				t.Errorf("%s: %+v", tool.Name, h)
 			}
-			if tool.OutputSchema != nil {
-				t.Errorf("%s has an output schema", tool.Name)
-			}
+			check.That(t, tool.OutputSchema == nil, "%s has an output schema", tool.Name)
 		}
-		if want := []string{"create_session", "end_session", "list_files", "list_processes", "read_file", "read_process", "run_cell", "run_code", "run_command", "start_process", "stop_process", "write_file"}; !slices.Equal(names, want) {
-			t.Errorf("%v", names)
-		}
+		want := []string{"create_session", "end_session", "list_files", "list_processes", "read_file", "read_process", "run_cell", "run_code", "run_command", "start_process", "stop_process", "write_file"}
+		check.That(t, slices.Equal(names, want), "%v", names)
 		for _, test := range []struct {
 			tool      string
 			arguments map[string]any
@@ -195,13 +181,9 @@ func TestMCPTools(t *testing.T) {
 		} {
 			r := a.use(test.tool, test.arguments)
 			got := metaReport[api.Answer](t, r)
-			if string(got.Cause) != test.cause || got.ExitCode != test.code || text(got.Stdout) != test.stdout || got.Teardown.Verdict != "proven" {
-				t.Errorf("%v: %+v", test.arguments, got)
-			}
+			check.That(t, string(got.Cause) == test.cause && got.ExitCode == test.code && text(got.Stdout) == test.stdout && got.Teardown.Verdict == "proven", "%v: %+v", test.arguments, got)
 			for _, word := range test.words {
-				if !strings.Contains(said(r), word) {
-					t.Errorf("%v: %q says nothing of %q", test.arguments, said(r), word)
-				}
+				check.That(t, strings.Contains(said(r), word), "%v: %q says nothing of %q", test.arguments, said(r), word)
 			}
 		}
 	})
@@ -227,15 +209,13 @@ func TestMCPFiles(t *testing.T) {
 			}
 			given := []any{map[string]any{"path": "old.png", "base64": pixel}}
 			r := a.use("run_command", with(map[string]any{"command": "cp old.png new.png; echo x >b.csv", "files": given}))
-			if n := len(r.Content); n != 3 {
-				t.Fatalf("%d pieces: %s", n, said(r))
-			}
+			n := len(r.Content)
+			check.Require(t, n == 3, "%d pieces: %s", n, said(r))
 			if c, ok := r.Content[1].(*mcp.ImageContent); !ok || c.MIMEType != "image/png" || !bytes.Equal(c.Data, image) {
 				t.Errorf("%+v", r.Content[1])
 			}
-			if got := metaReport[api.Answer](t, r).Files; len(got) != 1 || got[0].Path != "new.png" {
-				t.Errorf("%+v", got)
-			}
+			got := metaReport[api.Answer](t, r).Files
+			check.That(t, len(got) == 1 && got[0].Path == "new.png", "%+v", got)
 			all := a.use("run_command", with(map[string]any{"command": "mkdir -p 'ü d'; echo x >'ü d/b%c.csv'; sleep 0.1", "collect": []string{"*/*.csv"}}))
 			for _, want := range []struct {
 				link mcp.Content
@@ -243,9 +223,7 @@ func TestMCPFiles(t *testing.T) {
 				blob []byte
 			}{{r.Content[2], "", image}, {all.Content[len(all.Content)-1], "x\n", nil}} {
 				link, ok := want.link.(*mcp.ResourceLink)
-				if !ok || strings.HasPrefix(link.URI, "sbxrun://sessions/"+session+"/files/") != (session != "") {
-					t.Fatalf("session %q: %+v", session, want.link)
-				}
+				check.Require(t, ok && strings.HasPrefix(link.URI, "sbxrun://sessions/"+session+"/files/") == (session != ""), "session %q: %+v", session, want.link)
 				got, err := a.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: link.URI})
 				if err != nil {
 					t.Fatalf("%s: %v", link.URI, err)
@@ -256,18 +234,14 @@ func TestMCPFiles(t *testing.T) {
 			}
 			// Nothing is new, so nothing comes back. Earlier files are older than the kernel's
 			// clock tick.
-			if r := a.use("run_command", with(map[string]any{"command": "ls"})); len(r.Content) != 1 {
-				t.Errorf("%d pieces: %s", len(r.Content), said(r))
-			}
+			r = a.use("run_command", with(map[string]any{"command": "ls"}))
+			check.That(t, len(r.Content) == 1, "%d pieces: %s", len(r.Content), said(r))
 		}
 		templates, err := a.ListResourceTemplates(t.Context(), nil)
-		if err != nil || len(templates.ResourceTemplates) != 2 {
-			t.Errorf("%v %+v", err, templates)
-		}
+		check.That(t, err == nil && len(templates.ResourceTemplates) == 2, "%v %+v", err, templates)
 		for _, uri := range []string{"sbxrun://sessions/" + session + "/files/none", "sbxrun://sessions/none/files/a", "sbxrun://files/none", "file:///etc/passwd", "sbxrun://sessions/" + session + "/files/../../etc/passwd"} {
-			if r, err := a.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri}); err == nil {
-				t.Errorf("%s: %+v", uri, r)
-			}
+			r, err := a.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri})
+			check.That(t, err != nil, "%s: %+v", uri, r)
 		}
 	})
 }
@@ -287,16 +261,14 @@ func TestMCPCells(t *testing.T) {
 			r := a.use("run_cell", arguments)
 			return r, metaReport[api.CellAnswer](t, r)
 		}
-		if r, c := cell("x = 6\nprint('in', 'print')\nx * 7"); c.Cause != "done" || c.State != "kept" || c.Number != 1 || said(r) != "cell 1: done\nstdout:\nin print\n\nvalue:\n42" {
-			t.Errorf("%q %+v", said(r), c)
-		}
+		r, c := cell("x = 6\nprint('in', 'print')\nx * 7")
+		check.That(t, c.Cause == "done" && c.State == "kept" && c.Number == 1 && said(r) == "cell 1: done\nstdout:\nin print\n\nvalue:\n42", "%q %+v", said(r), c)
 		if r, c := cell("1/0"); c.Exception == nil || c.State != "kept" || !strings.HasPrefix(said(r), "cell 2 failed: ZeroDivisionError: ") || !strings.Contains(said(r), "Traceback") {
 			t.Errorf("%q %+v", said(r), c)
 		}
-		if r, c := cell("'a' * 1_000_000"); len(said(r)) > 80<<10 || !c.Results[0].Truncated {
-			t.Errorf("%d characters", len(said(r)))
-		}
-		r, _ := cell(`import base64
+		r, c = cell("'a' * 1_000_000")
+		check.That(t, len(said(r)) <= 80<<10 && c.Results[0].Truncated, "%d characters", len(said(r)))
+		r, _ = cell(`import base64
 class Picture:
     def _repr_png_(self): return base64.b64decode("` + pixel + `")
 open("new.png", "wb").write(Picture()._repr_png_())
@@ -305,38 +277,29 @@ Picture()`)
 		for _, c := range r.Content {
 			switch c := c.(type) {
 			case *mcp.ImageContent:
-				if pictures++; c.MIMEType != "image/png" || !bytes.Equal(c.Data, image) {
-					t.Errorf("%+v", c)
-				}
+				pictures++
+				check.That(t, c.MIMEType == "image/png" && bytes.Equal(c.Data, image), "%+v", c)
 			case *mcp.ResourceLink:
 				links++
 			}
 		}
-		if pictures != 2 || links != 1 {
-			t.Errorf("%d images and %d links: %s", pictures, links, said(r))
-		}
-		if r, c := cell("while True: pass", "timeout_ms", 200); !c.TimedOut || !strings.Contains(said(r), "timed out after 200 ms") {
-			t.Errorf("%q", said(r))
-		}
-		if r, c := cell("import os; os._exit(3)"); c.State != "lost" || !strings.Contains(said(r), "all variables are lost") {
-			t.Errorf("%q", said(r))
-		}
-		if r, c := cell("x"); c.Number != 1 || c.Exception == nil {
-			t.Errorf("%q", said(r))
-		}
+		check.That(t, pictures == 2 && links == 1, "%d images and %d links: %s", pictures, links, said(r))
+		r, c = cell("while True: pass", "timeout_ms", 200)
+		check.That(t, c.TimedOut && strings.Contains(said(r), "timed out after 200 ms"), "%q", said(r))
+		r, c = cell("import os; os._exit(3)")
+		check.That(t, c.State == "lost" && strings.Contains(said(r), "all variables are lost"), "%q", said(r))
+		r, c = cell("x")
+		check.That(t, c.Number == 1 && c.Exception != nil, "%q", said(r))
 		for word, arguments := range map[string]map[string]any{
 			"language":        {"session": session, "code": "1", "language": "sh"},
 			"no such session": {"session": "none", "code": "1"},
 			"session":         {"code": "1"},
 		} {
 			r, err := a.CallTool(t.Context(), &mcp.CallToolParams{Name: "run_cell", Arguments: arguments})
-			if err == nil && (!r.IsError || !strings.Contains(said(r), word)) {
-				t.Errorf("%v: %+v", arguments, r)
-			}
+			check.That(t, err != nil || r.IsError && strings.Contains(said(r), word), "%v: %+v", arguments, r)
 		}
-		if r := a.use("end_session", map[string]any{"session": session}); !strings.Contains(said(r), "proven") {
-			t.Errorf("%s", said(r))
-		}
+		r = a.use("end_session", map[string]any{"session": session})
+		check.That(t, strings.Contains(said(r), "proven"), "%s", said(r))
 	})
 }
 
@@ -351,12 +314,10 @@ func TestMCPSession(t *testing.T) {
 		long := strings.Repeat("é", 40<<10)
 		a.use("write_file", in(map[string]any{"path": "d/b", "text": long}))
 		a.use("write_file", in(map[string]any{"path": "c", "base64": "/wA="}))
-		if r := a.use("run_code", in(map[string]any{"language": "sh", "code": "cat a; wc -c <d/b; echo new >e"})); metaReport[api.Answer](t, r).Stdout == nil || !strings.Contains(said(r), "181920") {
-			t.Errorf("%s", said(r))
-		}
-		if r := a.use("list_files", in(map[string]any{})); !strings.Contains(said(r), "d/b\tfile\t81920 bytes\n") || !strings.Contains(said(r), "e\tfile\t4 bytes\n") {
-			t.Errorf("%s", said(r))
-		}
+		r := a.use("run_code", in(map[string]any{"language": "sh", "code": "cat a; wc -c <d/b; echo new >e"}))
+		check.That(t, metaReport[api.Answer](t, r).Stdout != nil && strings.Contains(said(r), "181920"), "%s", said(r))
+		r = a.use("list_files", in(map[string]any{}))
+		check.That(t, strings.Contains(said(r), "d/b\tfile\t81920 bytes\n") && strings.Contains(said(r), "e\tfile\t4 bytes\n"), "%s", said(r))
 		type content struct {
 			Text, Base64 string
 			Next         *int64 `json:"next_offset"`
@@ -370,23 +331,16 @@ func TestMCPSession(t *testing.T) {
 			}
 			from = *got.Next
 		}
-		if whole != long {
-			t.Errorf("%d bytes of %d", len(whole), len(long))
-		}
-		if got := metaReport[content](t, a.use("read_file", in(map[string]any{"path": "c"}))); got.Base64 != "/wA=" {
-			t.Errorf("%+v", got)
-		}
+		check.That(t, whole == long, "%d bytes of %d", len(whole), len(long))
+		got := metaReport[content](t, a.use("read_file", in(map[string]any{"path": "c"})))
+		check.That(t, got.Base64 == "/wA=", "%+v", got)
 		a.use("write_file", in(map[string]any{"path": "f", "base64": "YcM="})) // an a, and half an é
-		if got := metaReport[content](t, a.use("read_file", in(map[string]any{"path": "f"}))); got.Base64 != "YcM=" || got.Next != nil {
-			t.Errorf("%+v", got)
-		}
-		if r := a.use("end_session", in(map[string]any{})); !strings.Contains(said(r), "proven") {
-			t.Errorf("%s", said(r))
-		}
+		got = metaReport[content](t, a.use("read_file", in(map[string]any{"path": "f"})))
+		check.That(t, got.Base64 == "YcM=" && got.Next == nil, "%+v", got)
+		r = a.use("end_session", in(map[string]any{}))
+		check.That(t, strings.Contains(said(r), "proven"), "%s", said(r))
 		r, err := a.CallTool(t.Context(), &mcp.CallToolParams{Name: "run_command", Arguments: in(map[string]any{"command": "true"})})
-		if err != nil || !r.IsError || !strings.Contains(said(r), "has ended") {
-			t.Errorf("%v %+v", err, r)
-		}
+		check.That(t, err == nil && r.IsError && strings.Contains(said(r), "has ended"), "%v %+v", err, r)
 	})
 }
 
@@ -420,16 +374,11 @@ func TestMCPUsage(t *testing.T) {
 			{"list_files", map[string]any{}, "session"},
 		} {
 			r, err := a.CallTool(t.Context(), &mcp.CallToolParams{Name: test.tool, Arguments: test.arguments})
-			if err != nil || !r.IsError || !strings.Contains(said(r), test.word) || !strings.HasSuffix(said(r), " (nothing was run)") {
-				t.Errorf("%s %v: %v %+v", test.tool, test.arguments, err, r)
-			}
+			check.That(t, err == nil && r.IsError && strings.Contains(said(r), test.word) && strings.HasSuffix(said(r), " (nothing was run)"), "%s %v: %v %+v", test.tool, test.arguments, err, r)
 		}
-		if _, err := a.CallTool(t.Context(), &mcp.CallToolParams{Name: "none"}); err == nil {
-			t.Error("there is a tool none")
-		}
-		if strings.Contains(a.log.String(), `"msg":"call"`) {
-			t.Errorf("something was run: %s", a.log)
-		}
+		_, err := a.CallTool(t.Context(), &mcp.CallToolParams{Name: "none"})
+		check.That(t, err != nil, "there is a tool none")
+		check.That(t, !strings.Contains(a.log.String(), `"msg":"call"`), "something was run: %s", a.log)
 	})
 }
 
@@ -449,9 +398,8 @@ func TestMCPCanceled(t *testing.T) {
 		a.idle()
 		harness.Until(t, harness.Bound, "the log", func() bool { return strings.Contains(a.log.String(), `"cause":"canceled"`) })
 		// And the server keeps serving.
-		if r := a.use("run_command", map[string]any{"command": "echo next"}); !strings.Contains(said(r), "next") {
-			t.Errorf("%s", said(r))
-		}
+		r := a.use("run_command", map[string]any{"command": "echo next"})
+		check.That(t, strings.Contains(said(r), "next"), "%s", said(r))
 	})
 }
 
@@ -469,9 +417,7 @@ func TestMCPProgress(t *testing.T) {
 		}()
 		select {
 		case p := <-a.progress:
-			if p.ProgressToken != "token" || p.Progress <= 0 {
-				t.Errorf("%+v", p)
-			}
+			check.That(t, p.ProgressToken == "token" && p.Progress > 0, "%+v", p)
 		case <-time.After(harness.Bound):
 			t.Error("no progress is told")
 		}
@@ -499,9 +445,7 @@ func TestMCPLeaves(t *testing.T) {
 		go func() {
 			defer close(gone)
 			status, b, _, err := s.try(ctx, http.MethodPost, "/mcp", `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_command","arguments":{"command":"setsid sleep 4322 & sleep 4322; true"}`+meta+`}}`, headers...)
-			if ctx.Err() == nil {
-				t.Errorf("%d %s %v", status, b, err)
-			}
+			check.That(t, ctx.Err() != nil, "%d %s %v", status, b, err)
 		}()
 		s.busy(2, "sleep 4322")
 		cancel()
@@ -519,19 +463,14 @@ func TestMCPCanceledByMessage(t *testing.T) {
 	answered := make(chan string)
 	go func() {
 		status, b, _, err := s.try(t.Context(), http.MethodPost, "/mcp", `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"run_command","arguments":{"command":"setsid sleep 4325 & sleep 4325; true"}}}`, headers...)
-		if err != nil || status != http.StatusOK {
-			t.Errorf("%d %v", status, err)
-		}
+		check.That(t, err == nil && status == http.StatusOK, "%d %v", status, err)
 		answered <- string(b)
 	}()
 	s.busy(2, "sleep 4325")
-	if status, b := s.ask(http.MethodPost, "/mcp", `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}`, headers...); status != http.StatusAccepted {
-		t.Errorf("%d %s", status, b)
-	}
+	s.answers(http.StatusAccepted, "", http.MethodPost, "/mcp", `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}`, headers...)
 	s.idle()
-	if b := <-answered; strings.Contains(b, `"id"`) {
-		t.Errorf("a response to a canceled request: %s", b)
-	}
+	b := <-answered
+	check.That(t, !strings.Contains(b, `"id"`), "a response to a canceled request: %s", b)
 	harness.Until(t, harness.Bound, "the log", func() bool { return strings.Contains(s.log.String(), `"cause":"canceled"`) })
 }
 
@@ -549,9 +488,7 @@ func TestMCPConnections(t *testing.T) {
 		status, _ := s.ask(http.MethodPost, "/mcp", list, first...)
 		return status == http.StatusNotFound
 	})
-	if status, b := s.ask(http.MethodPost, "/mcp", list, last...); status != http.StatusOK {
-		t.Errorf("%d %s", status, b)
-	}
+	s.answers(http.StatusOK, "", http.MethodPost, "/mcp", list, last...)
 }
 
 // hello opens a connection of the older protocol, and returns the headers for later requests.
@@ -559,13 +496,10 @@ func (s *server) hello() []string {
 	s.t.Helper()
 	const accept = "application/json, text/event-stream"
 	_, _, h, err := s.try(s.t.Context(), http.MethodPost, "/mcp", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"`+legacy+`","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`, "Accept", accept)
-	if err != nil || h.Get("Mcp-Session-Id") == "" {
-		s.t.Fatalf("%v %v", err, h)
-	}
+	check.Require(s.t, err == nil && h.Get("Mcp-Session-Id") != "", "%v %v", err, h)
 	headers := []string{"Accept", accept, "Mcp-Protocol-Version", legacy, "Mcp-Session-Id", h.Get("Mcp-Session-Id")}
-	if status, b := s.ask(http.MethodPost, "/mcp", `{"jsonrpc":"2.0","method":"notifications/initialized"}`, headers...); status != http.StatusAccepted {
-		s.t.Fatalf("%d %s", status, b)
-	}
+	status, b := s.ask(http.MethodPost, "/mcp", `{"jsonrpc":"2.0","method":"notifications/initialized"}`, headers...)
+	check.Require(s.t, status == http.StatusAccepted, "%d %s", status, b)
 	return headers
 }
 
@@ -574,9 +508,8 @@ func TestMCPRequests(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "max_body = \"100k\"\n"+cold)
 	headers := s.hello()
-	if status, e := s.refused(http.MethodPost, "/mcp", strings.Repeat("x", 200<<10), headers...); status != http.StatusRequestEntityTooLarge {
-		t.Errorf("%d %v", status, e)
-	}
+	status, e := s.refused(http.MethodPost, "/mcp", strings.Repeat("x", 200<<10), headers...)
+	check.That(t, status == http.StatusRequestEntityTooLarge, "%d %v", status, e)
 	for _, test := range []struct {
 		method, body string
 		headers      []string
@@ -587,9 +520,7 @@ func TestMCPRequests(t *testing.T) {
 		{http.MethodPost, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, append(slices.Clone(headers[:4]), "Mcp-Session-Id", "none"), http.StatusNotFound},
 		{http.MethodPut, "", headers, http.StatusMethodNotAllowed},
 	} {
-		if status, b := s.ask(test.method, "/mcp", test.body, test.headers...); status != test.status {
-			t.Errorf("%s %s: %d %s, want %d", test.method, test.body, status, b, test.status)
-		}
+		s.answers(test.status, "", test.method, "/mcp", test.body, test.headers...)
 	}
 	// A request without the version header is one of 2025-03-26, which allows batches.
 	var old []string
@@ -599,12 +530,8 @@ func TestMCPRequests(t *testing.T) {
 		}
 	}
 	const batch = ` [{"jsonrpc":"2.0","id":1,"method":"ping"},{"jsonrpc":"2.0","id":2,"method":"ping"}]`
-	if status, e := s.refused(http.MethodPost, "/mcp", batch, old...); status != http.StatusBadRequest || e.Failure.Code != api.Usage {
-		t.Errorf("several messages: %d %+v", status, e)
-	}
-	if status, b := s.ask(http.MethodPost, "/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, headers...); status != http.StatusOK {
-		t.Errorf("%d %s", status, b)
-	}
+	s.refuses(api.Usage, http.MethodPost, "/mcp", batch, old...)
+	s.answers(http.StatusOK, "", http.MethodPost, "/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, headers...)
 }
 
 // A message counts eight times against the tenant's memory for requests, because the protocol's
@@ -615,9 +542,7 @@ func TestMCPMemory(t *testing.T) {
 	headers := s.hello()
 	for size, want := range map[int]int{100 << 10: http.StatusOK, 200 << 10: http.StatusForbidden} {
 		body := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"` + strings.Repeat("x", size) + `"}}`
-		if status, b := s.ask(http.MethodPost, "/mcp", body, headers...); status != want {
-			t.Errorf("%d bytes: %d %.300s, want %d", size, status, b, want)
-		}
+		s.answers(want, "", http.MethodPost, "/mcp", body, headers...)
 	}
 }
 
@@ -632,9 +557,7 @@ func TestMCPDrain(t *testing.T) {
 		q.Header.Set(headers[i], headers[i+1])
 	}
 	r, err := s.client.Do(q)
-	if err != nil || r.StatusCode != http.StatusOK {
-		t.Fatalf("%v %v", err, r)
-	}
+	check.Require(t, err == nil && r.StatusCode == http.StatusOK, "%v %v", err, r)
 	defer r.Body.Close()
 	began := time.Now()
 	s.end()
@@ -659,9 +582,8 @@ func TestMCPUnread(t *testing.T) {
 			for id := range 40 { // more answers than a pipe holds
 				lines = append(lines, `{"jsonrpc":"2.0","id":`+itoa(10+id)+`,"method":"tools/list"}`)
 			}
-			if _, err := io.WriteString(in, strings.Join(lines, "\n")+"\n"); err != nil {
-				t.Fatal(err)
-			}
+			_, err := io.WriteString(in, strings.Join(lines, "\n")+"\n")
+			check.Require(t, err == nil, "%v", err)
 			s.busy(2, "sleep 4326")
 			harness.Must(t, end(s, in))
 			s.over()
@@ -690,9 +612,8 @@ func TestMCPStdinCloses(t *testing.T) {
 		in.Close()
 		s.over()
 		for _, p := range below {
-			if now, there := harness.ReadProc(p.PID); there && now.Start == p.Start {
-				t.Errorf("process %d is left", p.PID)
-			}
+			now, there := harness.ReadProc(p.PID)
+			check.That(t, !there || now.Start != p.Start, "process %d is left", p.PID)
 		}
 	}
 }
@@ -709,18 +630,15 @@ func TestMCPKilled(t *testing.T) {
 		s.busy(2, "sleep 4324")
 		s.kill()
 		left, _ := filepath.Glob(filepath.Join(s.dir, "state-mcp-*"))
-		if len(left) != 1 {
-			t.Fatalf("%v", left)
-		}
+		check.Require(t, len(left) == 1, "%v", left)
 		old := time.Now().Add(-time.Hour)
 		harness.Must(t, os.Chtimes(left[0], old, old))
 		next := exec.Command(harness.Binary(t), "mcp", "--config", filepath.Join(s.dir, "config.toml"))
 		if out, err := combined(next); err != nil { // stdin is empty
 			t.Fatalf("%v: %s", err, out)
 		}
-		if left, _ := filepath.Glob(filepath.Join(s.dir, "state*")); len(left) > 0 {
-			t.Errorf("left: %v", left)
-		}
+		left, _ = filepath.Glob(filepath.Join(s.dir, "state*"))
+		check.That(t, len(left) == 0, "left: %v", left)
 	}
 }
 
@@ -731,18 +649,13 @@ func TestMCPOutput(t *testing.T) {
 		const size = 1 << 30
 		r := a.use("run_command", map[string]any{"command": "head -c 1073741824 /dev/zero | tr '\\0' x; echo end", "timeout_ms": 120_000})
 		got := metaReport[api.Answer](t, r)
-		if got.StdoutBytes == nil || *got.StdoutBytes != size+4 || got.StdoutTruncated == nil || !*got.StdoutTruncated {
-			t.Errorf("%v bytes", got.StdoutBytes)
-		}
+		check.That(t, got.StdoutBytes != nil && *got.StdoutBytes == size+4 && got.StdoutTruncated != nil && *got.StdoutTruncated, "%v bytes", got.StdoutBytes)
 		b, err := json.Marshal(r)
 		const most = 128 << 10
-		if err != nil || len(b) > most || !strings.HasSuffix(said(r), "end\n") || !strings.Contains(said(r), "bytes left out") {
-			t.Errorf("%d bytes of answer: %v", len(b), err)
-		}
+		check.That(t, err == nil && len(b) <= most && strings.HasSuffix(said(r), "end\n") && strings.Contains(said(r), "bytes left out"), "%d bytes of answer: %v", len(b), err)
 		const memory = 100 << 20
-		if peak := (&harness.Process{PID: a.cmd.Process.Pid}).PeakRSS(); peak == 0 || peak > memory {
-			t.Errorf("it has had %d bytes of memory", peak)
-		}
+		peak := (&harness.Process{PID: a.cmd.Process.Pid}).PeakRSS()
+		check.That(t, peak != 0 && peak <= memory, "it has had %d bytes of memory", peak)
 	})
 }
 
@@ -756,9 +669,8 @@ func TestMCPStdout(t *testing.T) {
 		`{"jsonrpc":"2.0","method":"notifications/initialized"}`,
 		`{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_command","arguments":{"command":"echo out; echo err >&2; echo tty >/dev/tty; ls -l /proc/self/fd"}}}`,
 	}
-	if _, err := io.WriteString(in, strings.Join(lines, "\n")+"\n"); err != nil {
-		t.Fatal(err)
-	}
+	_, err := io.WriteString(in, strings.Join(lines, "\n")+"\n")
+	check.Require(t, err == nil, "%v", err)
 	dec := json.NewDecoder(out)
 	for id := 1; id <= 2; id++ {
 		var m struct {
@@ -766,13 +678,11 @@ func TestMCPStdout(t *testing.T) {
 			ID      int
 			Result  json.RawMessage
 		}
-		if err := dec.Decode(&m); err != nil || m.JSONRPC != "2.0" || m.ID != id || len(m.Result) == 0 {
-			t.Fatalf("%v %+v", err, m)
-		}
+		err := dec.Decode(&m)
+		check.Require(t, err == nil && m.JSONRPC == "2.0" && m.ID == id && len(m.Result) != 0, "%v %+v", err, m)
 	}
-	if _, err := io.WriteString(in, "no protocol\n{\"foo\":1}\n[1\n[]\n[1]\n"+`[{"jsonrpc":"2.0","id":4,"method":"ping"}]`+"\n\n"+`{"jsonrpc":"2.0","id":3,"method":"ping"}`+"\n"); err != nil {
-		t.Fatal(err)
-	}
+	_, err = io.WriteString(in, "no protocol\n{\"foo\":1}\n[1\n[]\n[1]\n"+`[{"jsonrpc":"2.0","id":4,"method":"ping"}]`+"\n\n"+`{"jsonrpc":"2.0","id":3,"method":"ping"}`+"\n")
+	check.Require(t, err == nil, "%v", err)
 	// Errors may come between answers.
 	codes := map[int]int{}
 	for range 7 {
@@ -780,18 +690,15 @@ func TestMCPStdout(t *testing.T) {
 			ID    *int
 			Error *struct{ Code int }
 		}
-		if err := dec.Decode(&m); err != nil || (m.ID == nil) == (m.Error == nil) {
-			t.Fatalf("%v %+v", err, m)
-		}
+		err := dec.Decode(&m)
+		check.Require(t, err == nil && (m.ID == nil) != (m.Error == nil), "%v %+v", err, m)
 		if m.Error != nil {
 			codes[m.Error.Code]++
 		} else if codes[0]++; *m.ID != 3 {
 			t.Errorf("an answer to %d", *m.ID)
 		}
 	}
-	if codes[-32700] != 2 || codes[-32600] != 4 || codes[0] != 1 {
-		t.Errorf("%v", codes)
-	}
+	check.That(t, codes[-32700] == 2 && codes[-32600] == 4 && codes[0] == 1, "%v", codes)
 }
 
 // TCP requires a token, and no tenant reaches another's connection or sessions.
@@ -811,38 +718,29 @@ func TestMCPTenants(t *testing.T) {
 			q.Header.Set(headers[i], headers[i+1])
 		}
 		r, err := http.DefaultClient.Do(q)
-		if err != nil {
-			t.Fatalf("%v\n%s", err, s.log)
-		}
+		check.Require(t, err == nil, "%v\n%s", err, s.log)
 		defer r.Body.Close()
 		b, _ := io.ReadAll(r.Body)
 		return r.StatusCode, string(b), r.Header
 	}
 	const hello = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"` + legacy + `","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`
 	const list = `{"jsonrpc":"2.0","id":2,"method":"tools/list"}`
-	if status, b, _ := ask("", hello); status != http.StatusUnauthorized {
-		t.Errorf("%d %s", status, b)
-	}
+	status, b, _ := ask("", hello)
+	check.That(t, status == http.StatusUnauthorized, "%d %s", status, b)
 	_, _, h := ask("one-token", hello)
 	id := h.Get("Mcp-Session-Id")
-	if id == "" {
-		t.Fatalf("%v", h)
-	}
+	check.Require(t, id != "", "%v", h)
 	ask("one-token", `{"jsonrpc":"2.0","method":"notifications/initialized"}`, "Mcp-Session-Id", id)
-	if status, b, _ := ask("one-token", list, "Mcp-Session-Id", id); status != http.StatusOK || !strings.Contains(b, "run_code") {
-		t.Errorf("%d %s", status, b)
-	}
-	if status, b, _ := ask("two-token", list, "Mcp-Session-Id", id); status != http.StatusNotFound {
-		t.Errorf("%d %s", status, b)
-	}
-	_, b, _ := ask("one-token", `{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"create_session","arguments":{}}}`, "Mcp-Session-Id", id)
+	status, b, _ = ask("one-token", list, "Mcp-Session-Id", id)
+	check.That(t, status == http.StatusOK && strings.Contains(b, "run_code"), "%d %s", status, b)
+	status, b, _ = ask("two-token", list, "Mcp-Session-Id", id)
+	check.That(t, status == http.StatusNotFound, "%d %s", status, b)
+	_, b, _ = ask("one-token", `{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"create_session","arguments":{}}}`, "Mcp-Session-Id", id)
 	session := b[strings.Index(b, "session ")+len("session "):][:16]
 	_, _, h = ask("two-token", hello)
 	ask("two-token", `{"jsonrpc":"2.0","method":"notifications/initialized"}`, "Mcp-Session-Id", h.Get("Mcp-Session-Id"))
 	_, b, _ = ask("two-token", `{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"end_session","arguments":{"session":"`+session+`"}}}`, "Mcp-Session-Id", h.Get("Mcp-Session-Id"))
-	if !strings.Contains(b, "no such session") {
-		t.Errorf("%s", b)
-	}
+	check.That(t, strings.Contains(b, "no such session"), "%s", b)
 }
 
 // The command lines for agents in docs/guides/agents.md are correct, and it names each tool.
@@ -851,14 +749,10 @@ func TestMCPDocs(t *testing.T) {
 	text, err := os.ReadFile("../../docs/guides/agents.md")
 	harness.Must(t, err)
 	for _, tool := range []string{"run_code", "run_command", "run_cell", "create_session", "end_session", "write_file", "read_file", "list_files", "start_process", "list_processes", "read_process", "stop_process"} {
-		if !strings.Contains(string(text), "| `"+tool+"` |") {
-			t.Errorf("nothing of %s", tool)
-		}
+		check.That(t, strings.Contains(string(text), "| `"+tool+"` |"), "nothing of %s", tool)
 	}
 	blocks := strings.Split(string(text), "\n```")
-	if len(blocks) < 2 {
-		t.Error("there are no blocks")
-	}
+	check.That(t, len(blocks) >= 2, "there are no blocks")
 	for i := 1; i < len(blocks); i += 2 {
 		kind, block, _ := strings.Cut(blocks[i], "\n")
 		var v map[string]any
@@ -870,8 +764,6 @@ func TestMCPDocs(t *testing.T) {
 		default:
 			t.Errorf("block of %q", kind)
 		}
-		if err != nil {
-			t.Errorf("%s: %v", block, err)
-		}
+		check.That(t, err == nil, "%s: %v", block, err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -70,9 +71,7 @@ func TestHeld(t *testing.T) {
 			}
 			for range 5 {
 				status, answer := askOnce(t, http.MethodPost, url+"/v1/run", "victim-token", sh("echo served"))
-				if status != http.StatusOK || !strings.Contains(answer, "served") {
-					t.Fatalf("%d %s\n%s", status, answer, s.log)
-				}
+				check.Require(t, status == http.StatusOK && strings.Contains(answer, "served"), "%d %s\n%s", status, answer, s.log)
 			}
 		})
 	}
@@ -158,18 +157,16 @@ func processes(t *testing.T, url, token string, _ net.IP) {
 		return
 	}
 	for range 10 {
-		if status, answer := askOnce(t, http.MethodPost, url+"/v1/sessions/"+x.ID+"/processes", token, sh("sleep 1000")); status != http.StatusAccepted && status != http.StatusTooManyRequests {
-			t.Errorf("%d %s", status, answer)
-		}
+		status, answer := askOnce(t, http.MethodPost, url+"/v1/sessions/"+x.ID+"/processes", token, sh("sleep 1000"))
+		check.That(t, status == http.StatusAccepted || status == http.StatusTooManyRequests, "%d %s", status, answer)
 	}
 }
 
 // longCalls starts more long calls than the tenant may run at once.
 func longCalls(t *testing.T, url, token string, _ net.IP) {
 	for range 16 {
-		if status, answer := askOnce(t, http.MethodPost, url+"/v1/calls", token, api.Call{Argv: []string{"sleep", "1000"}, TimeoutMS: 600_000}); status != http.StatusAccepted && status != http.StatusTooManyRequests && status != http.StatusServiceUnavailable {
-			t.Errorf("%d %s", status, answer)
-		}
+		status, answer := askOnce(t, http.MethodPost, url+"/v1/calls", token, api.Call{Argv: []string{"sleep", "1000"}, TimeoutMS: 600_000})
+		check.That(t, status == http.StatusAccepted || status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable, "%d %s", status, answer)
 	}
 	running := func() bool {
 		_, answer := askOnce(t, http.MethodGet, url+"/v1/calls", token, struct{}{})

@@ -29,6 +29,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -80,9 +81,8 @@ func startBrowser(t *testing.T) string {
 		return ended || address.MatchString(p.Output())
 	})
 	if ended {
-		if r := p.Wait(); r.ExitCode < 128 {
-			t.Fatalf("the browser has ended: %d, %q, %q", r.ExitCode, r.Stdout, r.Stderr)
-		}
+		r := p.Wait()
+		check.Require(t, r.ExitCode >= 128, "the browser has ended: %d, %q, %q", r.ExitCode, r.Stdout, r.Stderr)
 		return ""
 	}
 	return address.FindString(p.Output())
@@ -232,9 +232,8 @@ func TestPage(t *testing.T) {
 	b.shows("#state", "unknown token")
 	b.press("me-token" + kb.Enter)
 	b.shows("#state", "ready")
-	if got := b.text("#who"); !strings.HasSuffix(got, ", me") {
-		t.Errorf("the page is %q's", got)
-	}
+	got := b.text("#who")
+	check.That(t, strings.HasSuffix(got, ", me"), "the page is %q's", got)
 
 	// A program's output and the names of its files are shown as text.
 	b.set("#timeout", "200") // the machine may be busy
@@ -252,13 +251,9 @@ func TestPage(t *testing.T) {
 		"#recent details pre":     hostile,
 		"#recent td:nth-child(4)": "proven",
 	} {
-		if got := b.text(selector); got != want {
-			t.Errorf("%s: %q", selector, got)
-		}
+		check.Equal(t, b.text(selector), want, "%s", selector)
 	}
-	if widths := is[string](b, `[...document.images].map(i => i.alt + " " + i.naturalWidth).sort().join()`); widths != "dot.png 1,none.png 0" {
-		t.Errorf("images: %s", widths)
-	}
+	check.Equal(t, is[string](b, `[...document.images].map(i => i.alt + " " + i.naturalWidth).sort().join()`), "dot.png 1,none.png 0", "images")
 	b.shows("#rooms", "Prestarted sandboxes: ")
 	b.until(`document.querySelectorAll("#tasks meter").length > 0`)
 
@@ -266,9 +261,7 @@ func TestPage(t *testing.T) {
 	b.focus("#code")
 	b.program("import time\nprint('first', flush=True)\ntime.sleep(1000)")
 	b.shows("#output", "first")
-	if got := b.text("#verdict"); got != "Running …" {
-		t.Errorf("%q", got)
-	}
+	check.Equal(t, b.text("#verdict"), "Running …")
 	b.focus("#stop")
 	b.press(kb.Enter)
 	b.shows("#verdict", "canceled, exit code")
@@ -355,9 +348,7 @@ func TestPageFailures(t *testing.T) {
 	b.program("x")
 	b.shows("#files p", "a.png: there are too many /v1/files/1")
 	b.shows("#verdict", "exited, exit code 0")
-	if n := is[int](b, `document.querySelectorAll("#files figure").length`); n != 2 {
-		t.Errorf("%d files", n)
-	}
+	check.Equal(t, is[int](b, `document.querySelectorAll("#files figure").length`), 2)
 
 	revoked.Store(true)
 	b.shows("#state", "unknown token")
@@ -378,14 +369,10 @@ func readable(b *tab) {
 		switch role := string(node.Role.Value); role {
 		case `"button"`, `"textbox"`, `"combobox"`, `"spinbutton"`, `"meter"`, `"image"`, `"table"`, `"region"`:
 			named++
-			if role != `"table"` && (node.Name == nil || string(node.Name.Value) == `""`) {
-				b.Errorf("a %s has no name", role)
-			}
+			check.That(b, role == `"table"` || node.Name != nil && string(node.Name.Value) != `""`, "a %s has no name", role)
 		}
 	}
-	if named < 10 {
-		b.Errorf("%d elements, of %d", named, len(nodes))
-	}
+	check.That(b, named >= 10, "%d elements, of %d", named, len(nodes))
 	for _, scheme := range []string{"light", "dark"} {
 		b.scheme(scheme)
 		low := is[[]string](b, `(() => {
@@ -508,9 +495,8 @@ func TestPagesOfOtherSites(t *testing.T) {
 		return out;
 	})()`, port)
 	for i, got := range is[[]string](other, tries) {
-		if want := []string{"opaque ", "opaque ", "opaque ", "refused", "refused"}[i]; got != want {
-			t.Errorf("try %d: %q, want %q", i, got, want)
-		}
+		want := []string{"opaque ", "opaque ", "opaque ", "refused", "refused"}[i]
+		check.That(t, got == want, "try %d: %q, want %q", i, got, want)
 	}
 	harness.Until(t, harness.Bound, "the browser's word that our page is in no frame", func() bool {
 		other.mu.Lock()
@@ -520,17 +506,13 @@ func TestPagesOfOtherSites(t *testing.T) {
 
 	// The same with its own name for this address, which makes it same-origin.
 	rebound := newTab(t, b, "http://"+foreign+":"+port+"/")
-	if got := rebound.text("body"); !strings.Contains(got, `"code":"policy"`) {
-		t.Errorf("%q", got)
-	}
-	got := is[string](rebound, `fetch("/v1/calls", {method: "POST", headers: {"Content-Type": "application/json"}, body: '{"argv":["true"]}'}).then(a => a.text())`)
-	if !strings.Contains(got, `"code":"policy"`) {
-		t.Errorf("%q", got)
-	}
+	got := rebound.text("body")
+	check.That(t, strings.Contains(got, `"code":"policy"`), "%q", got)
+	got = is[string](rebound, `fetch("/v1/calls", {method: "POST", headers: {"Content-Type": "application/json"}, body: '{"argv":["true"]}'}).then(a => a.text())`)
+	check.That(t, strings.Contains(got, `"code":"policy"`), "%q", got)
 
 	for path, want := range map[string]string{"/v1/calls": `{"calls":[]}`, "/v1/sessions": `{"sessions":[]}`} {
-		if _, b := s.ask(http.MethodGet, path, nil); strings.TrimSpace(string(b)) != want {
-			t.Errorf("another site's page has begun %s", b)
-		}
+		_, b := s.ask(http.MethodGet, path, nil)
+		check.That(t, strings.TrimSpace(string(b)) == want, "another site's page has begun %s", b)
 	}
 }

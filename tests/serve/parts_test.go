@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -47,21 +48,11 @@ func port(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// want runs a command line in a session, or without one, and compares its output.
-func (s *server) want(path, line, out string) {
-	s.t.Helper()
-	a := s.call(path, sh(line))
-	if text(a.Stdout) != out || a.ExitCode != 0 {
-		s.t.Errorf("%s: %d %q %q, want %q", line, a.ExitCode, text(a.Stdout), text(a.Stderr), out)
-	}
-}
-
 func (s *server) diffOf(path string) (d api.Diff) {
 	s.t.Helper()
 	status, b := s.ask(http.MethodGet, path+"/diff", nil)
-	if err := json.Unmarshal(b, &d); status != 200 || err != nil {
-		s.t.Fatalf("%d %s", status, b)
-	}
+	err := json.Unmarshal(b, &d)
+	check.Require(s.t, status == 200 && err == nil, "%d %s", status, b)
 	return d
 }
 
@@ -74,18 +65,15 @@ func TestOverlay(t *testing.T) {
 	s.want(path+"/exec", "cd /work && cat list && sed -i s/two/three/ list && rm -r sub && echo new >added && ln -s list link && cat list", "one\ntwo\none\nthree\n")
 	b, err := os.ReadFile(filepath.Join(dir, "list"))
 	harness.Must(t, err)
-	if _, err := os.Stat(filepath.Join(dir, "sub/deep")); string(b) != "one\ntwo\n" || err != nil {
-		t.Errorf("the original was changed: %q %v", b, err)
-	}
+	_, err = os.Stat(filepath.Join(dir, "sub/deep"))
+	check.That(t, string(b) == "one\ntwo\n" && err == nil, "the original was changed: %q %v", b, err)
 	d := s.diffOf(path)
 	var got []string
 	for _, c := range d.Changes {
 		got = append(got, fmt.Sprint(c.Kind, " ", c.Type, " ", c.Path))
 	}
 	want := []string{"added file added", "added link link", "changed file list", "deleted directory sub"}
-	if !slices.Equal(got, want) || d.Path != "/work" || d.Count != 4 || d.Bytes != int64(len("new\n")+len("one\nthree\n")) {
-		t.Errorf("%q %+v, want %q", got, d, want)
-	}
+	check.That(t, slices.Equal(got, want) && d.Path == "/work" && d.Count == 4 && d.Bytes == int64(len("new\n")+len("one\nthree\n")), "%q %+v, want %q", got, d, want)
 	status, b := s.ask(http.MethodGet, path+"/diff", nil, "Accept", "application/x-tar")
 	names := map[string]string{}
 	for r := tar.NewReader(bytes.NewReader(b)); ; {
@@ -98,33 +86,22 @@ func TestOverlay(t *testing.T) {
 		harness.Must(t, err)
 		names[h.Name] = string(body)
 	}
-	if status != 200 || len(names) != 4 || names["list"] != "one\nthree\n" || names["added"] != "new\n" {
-		t.Errorf("%d %q", status, names)
-	}
+	check.That(t, status == 200 && len(names) == 4 && names["list"] == "one\nthree\n" && names["added"] == "new\n", "%d %q", status, names)
 	// Another session starts with the original. Requested properties are reported.
 	other := s.session(`{"overlay":{"name":"app","path":"/srv/app"}}`)
 	s.want(other+"/exec", "cat /srv/app/list", "one\ntwo\n")
-	if _, b := s.ask(http.MethodGet, other, nil); !strings.Contains(string(b), `"overlay":{"name":"app","path":"/srv/app"}`) {
-		t.Errorf("%s", b)
-	}
+	s.answers(http.StatusOK, `"overlay":{"name":"app","path":"/srv/app"}`, http.MethodGet, other, nil)
 	plain := s.session(`{}`)
-	if _, e := s.refused(http.MethodGet, plain+"/diff", nil); e.Failure.Code != api.Usage {
-		t.Errorf("%+v", e)
-	}
+	s.refuses(api.Usage, http.MethodGet, plain+"/diff", nil)
 	s.want("/v1/run", "ls /work 2>/dev/null | wc -l", "0\n")
 	call := sh("cat /work/list; echo x >/work/list")
 	call.Overlay = &api.Overlay{Name: "app"}
-	if a := s.run(call); text(a.Stdout) != "one\ntwo\n" || a.ExitCode != 0 || a.Room != "cold" {
-		t.Errorf("%+v", a)
-	}
+	a := s.run(call)
+	check.That(t, text(a.Stdout) == "one\ntwo\n" && a.ExitCode == 0 && a.Room == "cold", "%+v", a)
 	for _, path := range []string{path, other, plain} {
-		if status, b := s.ask(http.MethodDelete, path, nil); status != 200 {
-			t.Errorf("%d %s", status, b)
-		}
+		s.answers(200, "", http.MethodDelete, path, nil)
 	}
-	if _, e := s.refused(http.MethodGet, path+"/diff", nil); e.Failure.Code != api.Ended {
-		t.Errorf("%+v", e)
-	}
+	s.refuses(api.Ended, http.MethodGet, path+"/diff", nil)
 	s.idle()
 }
 
@@ -172,9 +149,7 @@ func TestHostileFiles(t *testing.T) {
 	ask := func(method, path string, body any, headers ...string) (int, []byte) {
 		t.Helper()
 		status, b, _, err := s.try(t.Context(), method, path, body, headers...) // an archive may break off
-		if status >= 500 || bytes.Contains(b, []byte("host's")) {
-			t.Errorf("%s %s: %d %.1000s %v", method, path, status, b, err)
-		}
+		check.That(t, status < 500 && !bytes.Contains(b, []byte("host's")), "%s %s: %d %.1000s %v", method, path, status, b, err)
 		return status, b
 	}
 	octet := []string{"Content-Type", "application/octet-stream"}
@@ -194,18 +169,15 @@ func TestHostileFiles(t *testing.T) {
 		}
 		call := sh("grep -rs \"host's\" /work; ls -A /work | wc -l")
 		call.Snapshot = name
-		if a := s.run(call); strings.Contains(text(a.Stdout), "host's") || a.ExitCode != 0 {
-			t.Errorf("%+v", a)
-		}
+		a := s.run(call)
+		check.That(t, !strings.Contains(text(a.Stdout), "host's") && a.ExitCode == 0, "%+v", a)
 	}
 	ask(http.MethodDelete, path, nil)
-	if b, err := os.ReadFile(filepath.Join(outside, "secret")); string(b) != "host's" || err != nil {
-		t.Errorf("outside: %q %v", b, err)
-	}
+	b, err := os.ReadFile(filepath.Join(outside, "secret"))
+	check.That(t, string(b) == "host's" && err == nil, "outside: %q %v", b, err)
 	for at, want := range map[string]int{outside: 1, dir: 2, filepath.Join(dir, "sub"): 1} {
-		if names, err := os.ReadDir(at); len(names) != want || err != nil {
-			t.Errorf("%s: %v %v", at, names, err)
-		}
+		names, err := os.ReadDir(at)
+		check.That(t, len(names) == want && err == nil, "%s: %v %v", at, names, err)
 	}
 	s.idle()
 }
@@ -264,9 +236,8 @@ func TestPartsRefused(t *testing.T) {
 			path += "/exec"
 		}
 		status, e := tt.on.refused(http.MethodPost, path, tt.body)
-		if status != tt.status || e.Failure.Code != tt.code || e.Started || strings.Contains(e.Failure.Message+e.Failure.Hint, "--") || strings.Contains(e.Failure.Message, dir) {
-			t.Errorf("%s %s: %d %+v, want %d %s", path, tt.body, status, e.Failure, tt.status, tt.code)
-		}
+		check.That(t, status == tt.status && e.Failure.Code == tt.code && !e.Started && !strings.Contains(e.Failure.Message+e.Failure.Hint, "--") && !strings.Contains(e.Failure.Message, dir),
+			"%s %s: %d %+v, want %d %s", path, tt.body, status, e.Failure, tt.status, tt.code)
 	}
 	s.ask(http.MethodDelete, session, nil)
 	s.idle()
@@ -282,50 +253,34 @@ func TestVolumes(t *testing.T) {
 	path := s.session(writes)
 	s.want(path+"/exec", "echo kept >/cache/file; cat /cache/file", "kept\n")
 	for _, body := range []string{writes, reads} {
-		if status, e := s.refused(http.MethodPost, "/v1/sessions", body); status != 409 || e.Failure.Code != api.BusyVolume {
-			t.Errorf("%d %+v", status, e)
-		}
+		s.refuses(api.BusyVolume, http.MethodPost, "/v1/sessions", body)
 	}
-	if status, e := s.refused(http.MethodDelete, "/v1/volumes/cache", nil); status != 409 || e.Failure.Code != api.BusyVolume {
-		t.Errorf("%d %+v", status, e)
-	}
-	if status, b := s.ask(http.MethodDelete, path, nil); status != 200 {
-		t.Errorf("%d %s", status, b)
-	}
+	s.refuses(api.BusyVolume, http.MethodDelete, "/v1/volumes/cache", nil)
+	s.answers(200, "", http.MethodDelete, path, nil)
 	one, two := s.session(reads), s.session(reads)
 	for _, path := range []string{one, two} {
 		s.want(path+"/exec", "cat /cache/file; echo x 2>/dev/null >/cache/file || echo no", "kept\nno\n")
 	}
 	call := sh("cat /cache/file")
 	call.Volumes = []api.Volume{{Name: "cache", Path: "/cache", ReadOnly: true}}
-	if a := s.run(call); text(a.Stdout) != "kept\n" {
-		t.Errorf("%+v", a)
-	}
+	s.prints("/v1/run", call, "kept\n")
 	call.Volumes[0].ReadOnly = false
-	if status, e := s.refused(http.MethodPost, "/v1/run", call); status != 409 {
-		t.Errorf("%d %+v", status, e)
-	}
-	if _, b := s.ask(http.MethodGet, "/v1/volumes", nil); !strings.Contains(string(b), `{"volumes":[{"name":"cache"}]}`) {
-		t.Errorf("%s", b)
-	}
+	status, e := s.refused(http.MethodPost, "/v1/run", call)
+	check.That(t, status == 409, "%d %+v", status, e)
+	s.answers(http.StatusOK, `{"volumes":[{"name":"cache"}]}`, http.MethodGet, "/v1/volumes", nil)
 	for _, path := range []string{one, two} {
 		s.ask(http.MethodDelete, path, nil)
 	}
-	if status, b := s.ask(http.MethodDelete, "/v1/volumes/cache", nil); status != 204 {
-		t.Errorf("%d %s", status, b)
-	}
-	if status, e := s.refused(http.MethodDelete, "/v1/volumes/cache", nil); status != 404 || e.Failure.Code != api.NoSuchVolume {
-		t.Errorf("%d %+v", status, e)
-	}
+	s.answers(204, "", http.MethodDelete, "/v1/volumes/cache", nil)
+	s.refuses(api.NoSuchVolume, http.MethodDelete, "/v1/volumes/cache", nil)
 	s.idle()
 }
 
 func (s *server) snapshot(path, body string) (x api.Snapshot) {
 	s.t.Helper()
 	status, b := s.ask(http.MethodPost, path+"/snapshot", body)
-	if err := json.Unmarshal(b, &x); status != http.StatusCreated || err != nil {
-		s.t.Fatalf("%d %s", status, b)
-	}
+	err := json.Unmarshal(b, &x)
+	check.Require(s.t, status == http.StatusCreated && err == nil, "%d %s", status, b)
 	return x
 }
 
@@ -337,12 +292,8 @@ func TestSnapshots(t *testing.T) {
 	path := s.session(`{"overlay":{"name":"app","path":"/srv"}}`)
 	s.want(path+"/exec", "rm /srv/list; echo first >/srv/added; echo", "\n")
 	first := s.snapshot(path, `{"name":"first"}`)
-	if first.Name != "first" || first.Path != "/srv" || first.Layers != 1 || first.Size <= 0 || !strings.HasSuffix(path, first.Session) {
-		t.Errorf("%+v", first)
-	}
-	if status, e := s.refused(http.MethodPost, path+"/snapshot", `{"name":"first"}`); status != 409 || e.Failure.Code != api.NameInUse {
-		t.Errorf("%d %+v", status, e)
-	}
+	check.That(t, first.Name == "first" && first.Path == "/srv" && first.Layers == 1 && first.Size > 0 && strings.HasSuffix(path, first.Session), "%+v", first)
+	s.refuses(api.NameInUse, http.MethodPost, path+"/snapshot", `{"name":"first"}`)
 	// A session takes one snapshot at a time: the second request is rejected while the store's
 	// lock delays the first.
 	lock, err := os.OpenFile(filepath.Join(filepath.Dir(dir), "data", fmt.Sprintf("uid-%d", os.Getuid()), "snapshots/lock"), os.O_RDWR, 0)
@@ -355,16 +306,12 @@ func TestSnapshots(t *testing.T) {
 			told <- fmt.Sprint(status, err, string(b))
 		}()
 	}
-	if refused := <-told; !strings.HasPrefix(refused, "409") || !strings.Contains(refused, string(api.BusySession)) {
-		t.Error(refused)
-	}
+	refused := <-told
+	check.That(t, strings.HasPrefix(refused, "409") && strings.Contains(refused, string(api.BusySession)), "%v", refused)
 	lock.Close()
-	if kept := <-told; !strings.HasPrefix(kept, "201") {
-		t.Error(kept)
-	}
-	if status, _ := s.ask(http.MethodDelete, "/v1/snapshots/one", nil); status != http.StatusNoContent {
-		t.Error(status)
-	}
+	kept := <-told
+	check.That(t, strings.HasPrefix(kept, "201"), "%v", kept)
+	s.answers(http.StatusNoContent, "", http.MethodDelete, "/v1/snapshots/one", nil)
 	s.want(path+"/exec", "echo later >/srv/added; echo", "\n")
 	s.ask(http.MethodDelete, path, nil)
 	again := s.session(`{"snapshot":"first"}`)
@@ -373,39 +320,27 @@ func TestSnapshots(t *testing.T) {
 	for _, c := range s.diffOf(again).Changes {
 		got = append(got, fmt.Sprint(c.Kind, " ", c.Path))
 	}
-	if want := []string{"added added", "deleted list", "added more"}; !slices.Equal(got, want) { // including the changes in the snapshot
-		t.Errorf("%q, want %q", got, want)
-	}
+	want := []string{"added added", "deleted list", "added more"}
+	check.That(t, slices.Equal(got, want), "%q, want %q", got, want) // including the changes in the snapshot
 	second := s.snapshot(again, `{}`)
-	if second.Layers != 2 {
-		t.Errorf("%+v", second)
-	}
+	check.That(t, second.Layers == 2, "%+v", second)
 	call := sh("cat /srv/added /srv/more")
 	call.Snapshot = second.ID
-	if a := s.run(call); text(a.Stdout) != "first\nsecond\n" {
-		t.Errorf("%+v %s", a, text(a.Stderr))
-	}
+	s.prints("/v1/run", call, "first\nsecond\n")
 	var list api.Snapshots
-	if _, b := s.ask(http.MethodGet, "/v1/snapshots", nil); json.Unmarshal(b, &list) != nil || len(list.Snapshots) != 2 || list.Snapshots[0].ID != first.ID || strings.Contains(string(b), dir) {
-		t.Errorf("%s", b)
-	}
-	if status, e := s.refused(http.MethodPost, "/v1/sessions", `{"snapshot":"first","overlay":{"name":"app"}}`); status != 400 {
-		t.Errorf("%d %+v", status, e)
-	}
+	_, b := s.ask(http.MethodGet, "/v1/snapshots", nil)
+	check.That(t, json.Unmarshal(b, &list) == nil && len(list.Snapshots) == 2 && list.Snapshots[0].ID == first.ID && !strings.Contains(string(b), dir), "%s", b)
+	status, e := s.refused(http.MethodPost, "/v1/sessions", `{"snapshot":"first","overlay":{"name":"app"}}`)
+	check.That(t, status == 400, "%d %+v", status, e)
 	for _, id := range []string{"first", second.ID} {
-		if status, b := s.ask(http.MethodDelete, "/v1/snapshots/"+id, nil); status != 204 {
-			t.Errorf("%d %s", status, b)
-		}
+		s.answers(204, "", http.MethodDelete, "/v1/snapshots/"+id, nil)
 	}
 	s.want(again+"/exec", "cat /srv/added /srv/more", "first\nsecond\n") // it goes on
-	if status, e := s.refused(http.MethodPost, "/v1/sessions", `{"snapshot":"first"}`); status != 404 || e.Failure.Code != api.NoSuchSnap {
-		t.Errorf("%d %+v", status, e)
-	}
+	s.refuses(api.NoSuchSnap, http.MethodPost, "/v1/sessions", `{"snapshot":"first"}`)
 	// More than the tenant's quota.
 	s.want(again+"/exec", "head -c 100M /dev/urandom >/srv/big; stat -c %s /srv/big", "104857600\n")
-	if status, e := s.refused(http.MethodPost, again+"/snapshot", `{}`); status != 507 && status != 413 {
-		t.Errorf("%d %+v", status, e)
-	}
+	status, e = s.refused(http.MethodPost, again+"/snapshot", `{}`)
+	check.That(t, status == 507 || status == 413, "%d %+v", status, e)
 	s.ask(http.MethodDelete, again, nil)
 	s.idle()
 }
@@ -428,23 +363,17 @@ except Exception as e:
 		return text(s.call(path+"/exec", api.Call{Argv: []string{"python3", "-c", get, url}}).Stdout)
 	}
 	path := s.session(`{"network":{"allow":["host.sbxrun.internal:` + port + `","a.example.org","10.1.2.3:5432"]}}`)
-	if got := ask(path, "http://host.sbxrun.internal:"+port+"/"); got != "hello from outside\n" {
-		t.Errorf("%q", got)
-	}
-	if got := ask(path, "http://example.com/"); got != "HTTPError 403\n" {
-		t.Errorf("%q", got)
-	}
+	check.Equal(t, ask(path, "http://host.sbxrun.internal:"+port+"/"), "hello from outside\n")
+	check.Equal(t, ask(path, "http://example.com/"), "HTTPError 403\n")
 	s.want(path+"/exec", "echo $https_proxy", "http://127.0.0.1:3128\n")
 	plain := s.session(`{}`)
-	if got := ask(plain, "http://host.sbxrun.internal:"+port+"/"); !strings.HasPrefix(got, "URLError") {
-		t.Errorf("%q", got)
-	}
+	got := ask(plain, "http://host.sbxrun.internal:"+port+"/")
+	check.That(t, strings.HasPrefix(got, "URLError"), "%q", got)
 	call := api.Call{Argv: []string{"python3", "-c", get, "http://host.sbxrun.internal:" + port + "/"}}
 	call.Network = &api.Network{Allow: []string{"host.sbxrun.internal:" + port}}
 	a := s.run(call)
-	if text(a.Stdout) != "hello from outside\n" || a.Network == nil || len(a.Network.Hosts) != 1 || a.Network.Hosts[0].Connections != 1 || a.Room != "cold" {
-		t.Errorf("%q %+v", text(a.Stdout), a.Network)
-	}
+	check.That(t, text(a.Stdout) == "hello from outside\n" && a.Network != nil && len(a.Network.Hosts) == 1 && a.Network.Hosts[0].Connections == 1 && a.Room == "cold",
+		"%q %+v", text(a.Stdout), a.Network)
 	for _, path := range []string{path, plain} {
 		s.ask(http.MethodDelete, path, nil)
 	}
@@ -465,9 +394,8 @@ func TestTenantsApart(t *testing.T) {
 		t.Helper()
 		status, b := as(tenant, http.MethodPost, "/v1/sessions", body)
 		var x api.Session
-		if err := json.Unmarshal([]byte(b), &x); status != 201 || err != nil {
-			t.Fatalf("%s: %d %s", tenant, status, b)
-		}
+		err := json.Unmarshal([]byte(b), &x)
+		check.Require(t, status == 201 && err == nil, "%s: %d %s", tenant, status, b)
 		return "/v1/sessions/" + x.ID
 	}
 	run := func(tenant, path, line string) string {
@@ -487,9 +415,7 @@ func TestTenantsApart(t *testing.T) {
 	harness.Must(t, json.Unmarshal([]byte(text), &snap))
 	// Another tenant's volumes of the same names are not busy, and empty.
 	b := make("b", body)
-	if got := run("b", b, "ls /cache; ls /work"); got != "list\nsub\n" {
-		t.Errorf("%q", got)
-	}
+	check.Equal(t, run("b", b, "ls /cache; ls /work"), "list\nsub\n")
 	for _, tt := range []struct{ method, path, body, want string }{
 		{http.MethodGet, "/v1/snapshots", "", `{"snapshots":[]}`},
 		{http.MethodPost, "/v1/sessions", `{"snapshot":"state"}`, string(api.NoSuchSnap)},
@@ -500,18 +426,15 @@ func TestTenantsApart(t *testing.T) {
 		{http.MethodGet, a + "/diff", "", string(api.NoSuchSession)},
 		{http.MethodPost, a + "/snapshot", "{}", string(api.NoSuchSession)},
 	} {
-		if status, got := as("b", tt.method, tt.path, tt.body); !strings.Contains(got, tt.want) || strings.Contains(got, "secret") {
-			t.Errorf("%s %s: %d %s, want %s", tt.method, tt.path, status, got, tt.want)
-		}
+		status, got := as("b", tt.method, tt.path, tt.body)
+		check.That(t, strings.Contains(got, tt.want) && !strings.Contains(got, "secret"), "%s %s: %d %s, want %s", tt.method, tt.path, status, got, tt.want)
 	}
-	if _, got := as("c", http.MethodGet, "/v1/volumes", ""); !strings.Contains(got, `"volumes":[]`) {
-		t.Errorf("%s", got)
-	}
+	_, got := as("c", http.MethodGet, "/v1/volumes", "")
+	check.That(t, strings.Contains(got, `"volumes":[]`), "%s", got)
 	// An empty list allows nothing.
 	for _, body := range []string{`{"overlay":{"name":"app"}}`, `{"network":{"allow":["a.example.org"]}}`} {
-		if status, got := as("c", http.MethodPost, "/v1/sessions", body); status != 403 {
-			t.Errorf("%s: %d %s", body, status, got)
-		}
+		status, got := as("c", http.MethodPost, "/v1/sessions", body)
+		check.That(t, status == 403, "%s: %d %s", body, status, got)
 	}
 	// A snapshot of a directory that the tenant may no longer use.
 	for tenant, path := range map[string]string{"a": a, "b": b} {
@@ -556,16 +479,13 @@ func TestPartsKilled(t *testing.T) {
 		<-broken
 		s = serveIn(t, dir, config)
 		left, err := filepath.Glob(data + "/*/snapshots/tmp/*")
-		if harness.Must(t, err); len(left) > 0 {
-			t.Errorf("round %d: %q is left", round, left)
-		}
+		harness.Must(t, err)
+		check.That(t, len(left) == 0, "round %d: %q is left", round, left)
 		left, err = filepath.Glob(data + "/*/volumes/.*")
-		if harness.Must(t, err); len(left) > 0 {
-			t.Errorf("round %d: %q is left", round, left)
-		}
-		if n := mounts(); n > 0 {
-			t.Errorf("round %d: %d mounts are left", round, n)
-		}
+		harness.Must(t, err)
+		check.That(t, len(left) == 0, "round %d: %q is left", round, left)
+		n := mounts()
+		check.That(t, n == 0, "round %d: %d mounts are left", round, n)
 		path = s.session(body) // its volume is free
 		s.want(path+"/exec", "cat /cache/file; ls /work", "kept\nlist\nsub\n")
 	}
@@ -581,21 +501,14 @@ func TestMCPParts(t *testing.T) {
 		x := metaReport[api.Session](t, a.use("create_session", map[string]any{
 			"overlay": map[string]any{"name": "app"}, "network": map[string]any{"allow": []string{"a.example.org"}},
 		}))
-		if x.Overlay == nil || x.Overlay.Path != "/work" {
-			t.Errorf("%+v", x)
-		}
+		check.That(t, x.Overlay != nil && x.Overlay.Path == "/work", "%+v", x)
 		r := a.use("run_command", map[string]any{"session": x.ID, "command": "echo more >>/work/list; cat /work/list; echo $http_proxy"})
-		if !strings.Contains(said(r), "one\ntwo\nmore\nhttp://127.0.0.1:3128\n") {
-			t.Errorf("%s", said(r))
-		}
+		check.That(t, strings.Contains(said(r), "one\ntwo\nmore\nhttp://127.0.0.1:3128\n"), "%s", said(r))
 		a.use("end_session", map[string]any{"session": x.ID})
 		b, err := os.ReadFile(filepath.Join(dir, "list"))
-		if harness.Must(t, err); string(b) != "one\ntwo\n" {
-			t.Errorf("the original was changed: %q", b)
-		}
+		harness.Must(t, err)
+		check.That(t, string(b) == "one\ntwo\n", "the original was changed: %q", b)
 		bad, err := a.CallTool(t.Context(), &mcp.CallToolParams{Name: "create_session", Arguments: map[string]any{"overlay": map[string]any{"name": "other"}}})
-		if err == nil && (!bad.IsError || !strings.Contains(said(bad), "may not")) {
-			t.Errorf("%+v", bad)
-		}
+		check.That(t, err != nil || bad.IsError && strings.Contains(said(bad), "may not"), "%+v", bad)
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -70,9 +71,8 @@ func TestRefusedStart(t *testing.T) {
 				if text := log.ReplaceAllString(string(said), ""); c.ProcessState.ExitCode() != test.code || strings.Count(text, "\n") != 1 || !strings.HasPrefix(text, "sbxrun: error: ") || !strings.Contains(text, test.word) {
 					t.Errorf("%q: exit code %d: %s", args, c.ProcessState.ExitCode(), text)
 				}
-				if _, err := os.Lstat(filepath.Join(dir, "socket")); err == nil {
-					t.Error("a socket is left")
-				}
+				_, err = os.Lstat(filepath.Join(dir, "socket"))
+				check.That(t, err != nil, "a socket is left")
 			}
 		})
 	}
@@ -95,9 +95,8 @@ func TestDiskGetsFull(t *testing.T) {
 		status, _, _, err := s.try(t.Context(), http.MethodGet, "/readyz", nil)
 		return err == nil && status == 200
 	})
-	if status, e := s.refused(http.MethodPost, "/v1/files", strings.Repeat("x", 2<<20)); status != 507 || e.Failure.Code != api.QuotaDisk || strings.Contains(e.Failure.Message, dir) {
-		t.Errorf("%d %+v", status, e)
-	}
+	status, e := s.refused(http.MethodPost, "/v1/files", strings.Repeat("x", 2<<20))
+	check.That(t, status == 507 && e.Failure.Code == api.QuotaDisk && !strings.Contains(e.Failure.Message, dir), "%d %+v", status, e)
 	for n := 0; ; n++ { // empty files, until there is no inode
 		if status, b := s.ask(http.MethodPost, "/v1/files", fmt.Sprint(n)); status == 507 && strings.Contains(string(b), `"quota-disk"`) {
 			break
@@ -108,14 +107,10 @@ func TestDiskGetsFull(t *testing.T) {
 	collected := sh("echo x >f")
 	collected.Collect = []string{"f"}
 	if os.Geteuid() == 0 { // in an ordinary user's namespace with its own disk, there can be no sandbox
-		if a := s.run(collected); len(a.Files) != 1 || !strings.Contains(a.Files[0].Error, "full") || strings.Contains(a.Files[0].Error, dir) {
-			t.Errorf("%+v", a.Files)
-		}
+		a := s.run(collected)
+		check.That(t, len(a.Files) == 1 && strings.Contains(a.Files[0].Error, "full") && !strings.Contains(a.Files[0].Error, dir), "%+v", a.Files)
 	}
-	if status, e := s.refused(http.MethodPost, "/v1/calls", sh("true")); status != 507 || e.Failure.Code != api.QuotaDisk {
-		t.Errorf("%d %+v", status, e)
-	}
-	if status, b := s.ask(http.MethodGet, "/v1/calls", nil); status != 200 || string(b) != "{\"calls\":[]}\n" {
-		t.Errorf("%d %s", status, b)
-	}
+	s.refuses(api.QuotaDisk, http.MethodPost, "/v1/calls", sh("true"))
+	status, b := s.ask(http.MethodGet, "/v1/calls", nil)
+	check.That(t, status == 200 && string(b) == "{\"calls\":[]}\n", "%d %s", status, b)
 }

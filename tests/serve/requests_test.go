@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -31,12 +32,10 @@ func TestKeyOutlivesConnection(t *testing.T) {
 		<-done
 		status, b := s.ask(http.MethodPost, path, call, "Idempotency-Key", key)
 		var a api.Answer
-		if err := json.Unmarshal(b, &a); err != nil || status != http.StatusOK || a.Cause != "exited" || len(text(a.Stdout)) != 37 {
-			t.Errorf("%s: %d %s", path, status, b)
-		}
-		if _, again := s.ask(http.MethodPost, path, call, "Idempotency-Key", key); string(again) != string(b) {
-			t.Errorf("%s, and then %s", b, again)
-		}
+		err := json.Unmarshal(b, &a)
+		check.That(t, err == nil && status == http.StatusOK && a.Cause == "exited" && len(text(a.Stdout)) == 37, "%s: %d %s", path, status, b)
+		_, again := s.ask(http.MethodPost, path, call, "Idempotency-Key", key)
+		check.That(t, string(again) == string(b), "%s, and then %s", b, again)
 	}
 }
 
@@ -46,13 +45,11 @@ func TestStoredAnswersUseNoBuffers(t *testing.T) {
 	s := serve(t, "[tenant]\nbuffers = \"6M\"\n")
 	call := sh("head -c 1M /dev/zero | tr '\\0' x")
 	for _, key := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
-		if status, b := s.ask(http.MethodPost, "/v1/run", call, "Idempotency-Key", key); status != http.StatusOK {
-			t.Fatalf("%s: %d %.300s", key, status, b)
-		}
+		status, b := s.ask(http.MethodPost, "/v1/run", call, "Idempotency-Key", key)
+		check.Require(t, status == http.StatusOK, "%s: %d %.300s", key, status, b)
 	}
-	if status, b := s.ask(http.MethodPost, "/v1/run", call, "Idempotency-Key", "a"); status != http.StatusOK || len(b) < 1<<20 {
-		t.Errorf("%d %.300s", status, b)
-	}
+	status, b := s.ask(http.MethodPost, "/v1/run", call, "Idempotency-Key", "a")
+	check.That(t, status == http.StatusOK && len(b) >= 1<<20, "%d %.300s", status, b)
 }
 
 // A working directory that does not exist, or is none, is an error of the request in every kind of sandbox.
@@ -66,9 +63,8 @@ func TestWrongWorkdir(t *testing.T) {
 		code := api.Call{Code: "1", Workdir: dir}
 		for _, path := range []string{"/v1/run", session + "/exec"} {
 			for _, body := range []api.Call{call, code} {
-				if status, e := s.refused(http.MethodPost, path, body); status != http.StatusBadRequest || e.Failure.Code != api.Usage || e.Started || !strings.Contains(e.Failure.Message, dir) {
-					t.Errorf("%s, %s: %d %+v", path, dir, status, e)
-				}
+				status, e := s.refused(http.MethodPost, path, body)
+				check.That(t, status == http.StatusBadRequest && e.Failure.Code == api.Usage && !e.Started && strings.Contains(e.Failure.Message, dir), "%s, %s: %d %+v", path, dir, status, e)
 			}
 		}
 	}
@@ -80,13 +76,9 @@ func TestNullAndDefaults(t *testing.T) {
 	s := serve(t, "")
 	status, b := s.ask(http.MethodPost, "/v1/run", `{"argv":null,"language":null,"code":"print(6*7)","stdin":null,"env":null,"workdir":null,"timeout_ms":null,"grace_ms":null,
 		"limits":{"memory":null,"output":null},"files":[{"path":"a","path_base64":null,"text":"","id":null,"base64":null,"mode":null}],"collect":null,"overlay":null,"volumes":null,"network":null}`)
-	if status != http.StatusOK || !strings.Contains(string(b), `"stdout":"42\n"`) {
-		t.Errorf("%d %s", status, b)
-	}
+	check.That(t, status == http.StatusOK && strings.Contains(string(b), `"stdout":"42\n"`), "%d %s", status, b)
 	path := s.session(`{"limits":null,"idle_timeout_ms":null,"files":null}`)
-	if status, b := s.ask(http.MethodPost, path+"/code", `{"code":"6*7","language":null,"limits":null}`); status != http.StatusOK || !strings.Contains(string(b), `"text":"42"`) {
-		t.Errorf("%d %s", status, b)
-	}
+	s.answers(http.StatusOK, `"text":"42"`, http.MethodPost, path+"/code", `{"code":"6*7","language":null,"limits":null}`)
 }
 
 // Stored files can be listed and removed by their tenant.
@@ -98,23 +90,16 @@ func TestListContentStore(t *testing.T) {
 	harness.Must(t, json.Unmarshal(b, &stored))
 	list := func() (all api.StoredFiles) {
 		status, b := s.ask(http.MethodGet, "/v1/files", nil)
-		if err := json.Unmarshal(b, &all); err != nil || status != http.StatusOK {
-			t.Fatalf("%d %s", status, b)
-		}
+		err := json.Unmarshal(b, &all)
+		check.Require(t, err == nil && status == http.StatusOK, "%d %s", status, b)
 		return all
 	}
-	if all := list(); len(all.Files) != 1 || all.Files[0].ID != stored.ID || all.Files[0].Size != 4 || all.Files[0].Expires == nil {
-		t.Errorf("%+v", all)
-	}
-	if status, b := s.ask(http.MethodDelete, "/v1/files/"+stored.ID, nil); status != http.StatusNoContent {
-		t.Errorf("%d %s", status, b)
-	}
-	if status, e := s.refused(http.MethodDelete, "/v1/files/"+stored.ID, nil); status != http.StatusNotFound || e.Failure.Code != api.NoSuchFile {
-		t.Errorf("%d %+v", status, e)
-	}
-	if all := list(); len(all.Files) != 0 {
-		t.Errorf("%+v", all)
-	}
+	all := list()
+	check.That(t, len(all.Files) == 1 && all.Files[0].ID == stored.ID && all.Files[0].Size == 4 && all.Files[0].Expires != nil, "%+v", all)
+	s.answers(http.StatusNoContent, "", http.MethodDelete, "/v1/files/"+stored.ID, nil)
+	s.refuses(api.NoSuchFile, http.MethodDelete, "/v1/files/"+stored.ID, nil)
+	all = list()
+	check.That(t, len(all.Files) == 0, "%+v", all)
 }
 
 // collect descends into directories and with **, and reports patterns that match nothing.
@@ -134,9 +119,7 @@ func TestCollectDirectories(t *testing.T) {
 			got = append(got, f.Path+f.Error)
 		}
 		slices.Sort(got)
-		if !slices.Equal(got, test.want) || !slices.Equal(a.Unmatched, test.unmatched) {
-			t.Errorf("%q: %q, unmatched %q", test.patterns, got, a.Unmatched)
-		}
+		check.That(t, slices.Equal(got, test.want) && slices.Equal(a.Unmatched, test.unmatched), "%q: %q, unmatched %q", test.patterns, got, a.Unmatched)
 	}
 }
 
@@ -148,9 +131,7 @@ func TestNamesNotUTF8(t *testing.T) {
 	call := sh("printf 1 >\"$(printf 'a\\377')\"; printf 2 >\"$(printf 'a\\376')\"; printf 3 >plain")
 	call.Collect = []string{"a*"}
 	a := s.call(path+"/exec", call)
-	if len(a.Files) != 2 || string(a.Files[0].PathBase64) != "a\xfe" || string(a.Files[1].PathBase64) != "a\xff" {
-		t.Errorf("%+v", a.Files)
-	}
+	check.That(t, len(a.Files) == 2 && string(a.Files[0].PathBase64) == "a\xfe" && string(a.Files[1].PathBase64) == "a\xff", "%+v", a.Files)
 	var list struct {
 		Files []struct {
 			Path       string
@@ -159,15 +140,11 @@ func TestNamesNotUTF8(t *testing.T) {
 	}
 	_, b := s.ask(http.MethodGet, path+"/files", nil)
 	harness.Must(t, json.Unmarshal(b, &list))
-	if len(list.Files) != 3 || string(list.Files[0].PathBase64) != "a\xfe" || string(list.Files[1].PathBase64) != "a\xff" || list.Files[2].Path != "plain" || list.Files[2].PathBase64 != nil {
-		t.Errorf("%s", b)
-	}
-	if status, b := s.ask(http.MethodGet, path+"/files/a%ff", nil); status != http.StatusOK || string(b) != "1" {
-		t.Errorf("%d %s", status, b)
-	}
-	if status, b := s.ask(http.MethodPut, path+"/files/b%fd", []byte("4")); status != http.StatusCreated {
-		t.Errorf("%d %s", status, b)
-	}
+	check.That(t, len(list.Files) == 3 && string(list.Files[0].PathBase64) == "a\xfe" && string(list.Files[1].PathBase64) == "a\xff" && list.Files[2].Path == "plain" && list.Files[2].PathBase64 == nil,
+		"%s", b)
+	status, b := s.ask(http.MethodGet, path+"/files/a%ff", nil)
+	check.That(t, status == http.StatusOK && string(b) == "1", "%d %s", status, b)
+	s.answers(http.StatusCreated, "", http.MethodPut, path+"/files/b%fd", []byte("4"))
 	text := "5"
 	put := sh("cat \"$(printf 'b\\375')\" \"$(printf 'c\\374')\"")
 	put.Files = []api.FileIn{{PathBase64: []byte("c\xfc"), Text: &text}}

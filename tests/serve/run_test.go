@@ -26,6 +26,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/tests/budget"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -43,13 +44,11 @@ func TestMethods(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
 	for path, want := range map[string]api.Code{"/v1/run": api.NoSuchMethod, "/v1/sessions/x/files/a": api.NoSuchMethod, "/run": api.NoSuchPath, "/v1/run/x": api.NoSuchPath} {
-		if _, e := s.refused(http.MethodPatch, path, nil); e.Failure.Code != want || !strings.Contains(e.Failure.Message, path) {
-			t.Errorf("%s: %+v", path, e)
-		}
+		_, e := s.refused(http.MethodPatch, path, nil)
+		check.That(t, e.Failure.Code == want && strings.Contains(e.Failure.Message, path), "%s: %+v", path, e)
 	}
-	if _, e := s.refused(http.MethodGet, "/v1/run", nil); e.Failure.Message != "/v1/run supports POST, not GET" {
-		t.Errorf("%+v", e)
-	}
+	_, e := s.refused(http.MethodGet, "/v1/run", nil)
+	check.That(t, e.Failure.Message == "/v1/run supports POST, not GET", "%+v", e)
 }
 
 func testRun(t *testing.T, config, room string) {
@@ -81,12 +80,9 @@ func testRun(t *testing.T, config, room string) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			a := s.run(test.call)
-			if string(a.Cause) != test.cause || a.ExitCode != test.code || text(a.Stdout) != test.stdout || text(a.Stderr) != test.stderr {
-				t.Errorf("%s %d, stdout %q, stderr %q", a.Cause, a.ExitCode, text(a.Stdout), text(a.Stderr))
-			}
-			if a.Room != room || a.ID == "" || a.RequestID == "" {
-				t.Errorf("room %q, id %q, request %q", a.Room, a.ID, a.RequestID)
-			}
+			check.That(t, string(a.Cause) == test.cause && a.ExitCode == test.code && text(a.Stdout) == test.stdout && text(a.Stderr) == test.stderr,
+				"%s %d, stdout %q, stderr %q", a.Cause, a.ExitCode, text(a.Stdout), text(a.Stderr))
+			check.That(t, a.Room == room && a.ID != "" && a.RequestID != "", "room %q, id %q, request %q", a.Room, a.ID, a.RequestID)
 		})
 	}
 	if room == "warm" { // after the first, a second Python program gets a prestarted interpreter
@@ -103,9 +99,8 @@ func testRun(t *testing.T, config, room string) {
 	}
 	call := sh("mkdir d; echo x >d/a")
 	call.Collect = []string{"d/*"}
-	if a := s.run(call); len(a.Files) != 1 || a.Files[0].Path != "d/a" {
-		t.Errorf("collected %+v", a.Files)
-	}
+	a := s.run(call)
+	check.That(t, len(a.Files) == 1 && a.Files[0].Path == "d/a", "collected %+v", a.Files)
 	if room == "cold" {
 		s.idle()
 	}
@@ -117,13 +112,9 @@ func TestCallsApart(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[rooms]\nmin = 1\nmax = 1\n")
 	s.warm(1)
-	if a := s.run(sh("true")); a.Room != "warm" {
-		t.Errorf("the first call's room is %s", a.Room)
-	}
+	check.Equal(t, s.run(sh("true")).Room, "warm", "the first call's room")
 	s.run(sh("echo secret >/tmp/a; echo secret >~/b; sleep 1000 & echo"))
-	if a := s.run(sh("ls /tmp ~; set -- /proc/[0-9]*; echo $#")); text(a.Stdout) != "/home/sandbox:\n\n/tmp:\n2\n" { // init and the shell
-		t.Errorf("%q", text(a.Stdout))
-	}
+	check.Equal(t, text(s.run(sh("ls /tmp ~; set -- /proc/[0-9]*; echo $#")).Stdout), "/home/sandbox:\n\n/tmp:\n2\n") // init and the shell
 }
 
 // An invalid request is rejected, and nothing starts.
@@ -170,23 +161,17 @@ func TestUsage(t *testing.T) {
 		{`{"argv":["echo","\udc80"]}`, 400, "/argv/1"},
 	} {
 		status, e := s.refused(http.MethodPost, "/v1/run", test.body)
-		if status != test.status || !strings.Contains(e.Failure.Message, test.word) {
-			t.Errorf("%.100s: %d %s", test.body, status, e.Failure.Message)
-		}
+		check.That(t, status == test.status && strings.Contains(e.Failure.Message, test.word), "%.100s: %d %s", test.body, status, e.Failure.Message)
 	}
-	if status, _ := s.refused(http.MethodPost, "/v1/run", "a=b", "Content-Type", "application/x-www-form-urlencoded"); status != 415 {
-		t.Errorf("a form: %d", status)
-	}
-	if status, _ := s.refused(http.MethodGet, "/no/such", nil); status != 404 {
-		t.Errorf("no such path: %d", status)
-	}
+	status, _ := s.refused(http.MethodPost, "/v1/run", "a=b", "Content-Type", "application/x-www-form-urlencoded")
+	check.That(t, status == 415, "a form: %d", status)
+	status, _ = s.refused(http.MethodGet, "/no/such", nil)
+	check.That(t, status == 404, "no such path: %d", status)
 	small := serve(t, "[tenant]\nmemory = \"64M\"\n")
-	if status, e := small.refused(http.MethodPost, "/v1/run", `{"argv":["true"],"limits":{"memory":1000000000}}`); status != 403 || !strings.Contains(e.Failure.Message, "ceiling") {
-		t.Errorf("above the ceiling: %d %+v", status, e)
-	}
-	if log := s.log.String() + small.log.String(); strings.Contains(log, `"call"`) {
-		t.Errorf("something was started: %s", log)
-	}
+	status, e := small.refused(http.MethodPost, "/v1/run", `{"argv":["true"],"limits":{"memory":1000000000}}`)
+	check.That(t, status == 403 && strings.Contains(e.Failure.Message, "ceiling"), "above the ceiling: %d %+v", status, e)
+	log := s.log.String() + small.log.String()
+	check.That(t, !strings.Contains(log, `"call"`), "something was started: %s", log)
 }
 
 // Calls have few descriptors, with and without warm rooms.
@@ -200,9 +185,8 @@ func TestFewFiles(t *testing.T) {
 		if warm {
 			s.warm(1)
 		}
-		if a := s.run(sh("ulimit -Sn; ulimit -Hn")); *a.Stdout != want+"\n"+want+"\n" || warm != (a.Room == "warm") {
-			t.Errorf("%q: %q in a %s room", config, *a.Stdout, a.Room)
-		}
+		a := s.run(sh("ulimit -Sn; ulimit -Hn"))
+		check.That(t, *a.Stdout == want+"\n"+want+"\n" && warm == (a.Room == "warm"), "%q: %q in a %s room", config, *a.Stdout, a.Room)
 	}
 }
 
@@ -215,22 +199,19 @@ func TestLogHoldsNoSecrets(t *testing.T) {
 	s.refused(http.MethodPost, "/v1/run", `{"argv":["hush-wrong"],"x":"hush-wrong"}`)
 	s.refused(http.MethodPost, "/v1/run", `{"argv":["true"]}`, "Authorization", "Bearer hush-token")
 	s.end() // makes the log complete
-	if log := s.log.String(); strings.Contains(log, "hush") || !strings.Contains(log, `"cause":"exited"`) {
-		t.Error(log)
-	}
+	log := s.log.String()
+	check.That(t, !strings.Contains(log, "hush") && strings.Contains(log, `"cause":"exited"`), "%v", log)
 }
 
 func TestTimeoutClamped(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[call]\ntimeout = \"200ms\"\nmax_timeout = \"400ms\"\n")
 	call := sh("sleep 1000")
-	if a := s.run(call); a.TimeoutMS != 200 || a.Clamped != nil || a.Cause != "timeout" {
-		t.Errorf("%v %v %s", a.TimeoutMS, a.Clamped, a.Cause)
-	}
+	a := s.run(call)
+	check.That(t, a.TimeoutMS == 200 && a.Clamped == nil && a.Cause == "timeout", "%v %v %s", a.TimeoutMS, a.Clamped, a.Cause)
 	call.TimeoutMS = 1e300
-	if a := s.run(call); a.TimeoutMS != 400 || fmt.Sprint(a.Clamped) != "[timeout_ms]" || a.Cause != "timeout" {
-		t.Errorf("%v %v %s", a.TimeoutMS, a.Clamped, a.Cause)
-	}
+	a = s.run(call)
+	check.That(t, a.TimeoutMS == 400 && fmt.Sprint(a.Clamped) == "[timeout_ms]" && a.Cause == "timeout", "%v %v %s", a.TimeoutMS, a.Clamped, a.Cause)
 }
 
 func TestOutputTruncated(t *testing.T) {
@@ -239,12 +220,10 @@ func TestOutputTruncated(t *testing.T) {
 	call := sh("seq 100000; echo end")
 	call.Limits.MaxOutput = 1000
 	a := s.run(call)
-	if !*a.StdoutTruncated || len(*a.Stdout) > 1100 || !strings.HasPrefix(*a.Stdout, "1\n2\n") || !strings.HasSuffix(*a.Stdout, "\nend\n") || a.ExitCode != 0 {
-		t.Errorf("%v %d %.80q", *a.StdoutTruncated, len(*a.Stdout), *a.Stdout)
-	}
-	if a := s.run(sh(`printf '\377\000'`)); a.Stdout != nil || text(a.StdoutBase64) != "/wA=" {
-		t.Errorf("%v %v", text(a.Stdout), text(a.StdoutBase64))
-	}
+	check.That(t, *a.StdoutTruncated && len(*a.Stdout) <= 1100 && strings.HasPrefix(*a.Stdout, "1\n2\n") && strings.HasSuffix(*a.Stdout, "\nend\n") && a.ExitCode == 0,
+		"%v %d %.80q", *a.StdoutTruncated, len(*a.Stdout), *a.Stdout)
+	a = s.run(sh(`printf '\377\000'`))
+	check.That(t, a.Stdout == nil && text(a.StdoutBase64) == "/wA=", "%v %v", text(a.Stdout), text(a.StdoutBase64))
 }
 
 func TestFilesInAndOut(t *testing.T) {
@@ -255,18 +234,13 @@ func TestFilesInAndOut(t *testing.T) {
 	call.Files = []api.FileIn{{Path: "a", Text: &in}, {Path: "b/c", Base64: &encoded}, {Path: "run", Text: ptr("#!/bin/sh\necho ran"), Mode: "755"}}
 	call.Collect = []string{"*.txt", "d/*.csv"}
 	a := s.run(call)
-	if text(a.Stdout) != "4\n3\nran\n" {
-		t.Errorf("%q %q", text(a.Stdout), text(a.Stderr))
-	}
-	if len(a.Files) != 2 || a.Files[0].Path != "d/e.csv" || a.Files[1].Path != "out.txt" || a.Files[1].Size != 5 || !strings.HasPrefix(a.Files[1].MediaType, "text/plain") {
-		t.Fatalf("%+v", a.Files)
-	}
+	check.That(t, text(a.Stdout) == "4\n3\nran\n", "%q %q", text(a.Stdout), text(a.Stderr))
+	check.Require(t, len(a.Files) == 2 && a.Files[0].Path == "d/e.csv" && a.Files[1].Path == "out.txt" && a.Files[1].Size == 5 && strings.HasPrefix(a.Files[1].MediaType, "text/plain"),
+		"%+v", a.Files)
 	// Collected files can be passed to the next call.
 	next := sh("cat again")
 	next.Files = []api.FileIn{{Path: "again", ID: a.Files[1].ID}}
-	if a := s.run(next); text(a.Stdout) != "made\n" {
-		t.Errorf("%q", text(a.Stdout))
-	}
+	s.prints("/v1/run", next, "made\n")
 }
 
 // Directories that no pattern leads to are not searched, however large.
@@ -275,13 +249,11 @@ func TestCollectShallow(t *testing.T) {
 	s := serve(t, "")
 	call := sh("mkdir d; seq 10001 | (cd d && xargs touch); echo x >a.txt")
 	call.Collect = []string{"*.txt"}
-	if a := s.run(call); len(a.Files) != 1 || a.Files[0].Path != "a.txt" {
-		t.Errorf("%+v", a.Files)
-	}
+	a := s.run(call)
+	check.That(t, len(a.Files) == 1 && a.Files[0].Path == "a.txt", "%+v", a.Files)
 	call.Collect = []string{"*/*.txt"}
-	if a := s.run(call); len(a.Files) != 1 || a.Files[0].Error == "" {
-		t.Errorf("%+v", a.Files)
-	}
+	a = s.run(call)
+	check.That(t, len(a.Files) == 1 && a.Files[0].Error != "", "%+v", a.Files)
 }
 
 func ptr[T any](v T) *T { return &v }
@@ -300,9 +272,8 @@ func read(t *testing.T, r *http.Response) (all []api.Event) {
 			}
 		}
 		var e api.Event
-		if err := json.Unmarshal(line, &e); err != nil {
-			t.Fatalf("%v: %s", err, line)
-		}
+		err := json.Unmarshal(line, &e)
+		check.Require(t, err == nil, "%v: %s", err, line)
 		all = append(all, e)
 	}
 	return all
@@ -333,9 +304,8 @@ func TestStreams(t *testing.T) {
 		})
 	}
 	// A call that fails to start is not answered with a stream.
-	if status, e := s.refused(http.MethodPost, "/v1/run?stream=1", api.Call{Argv: []string{"true"}, Workdir: "/no/such"}); status != 400 {
-		t.Errorf("%d %+v", status, e)
-	}
+	status, e := s.refused(http.MethodPost, "/v1/run?stream=1", api.Call{Argv: []string{"true"}, Workdir: "/no/such"})
+	check.That(t, status == 400, "%d %+v", status, e)
 }
 
 // testStream: characters are never split, and other bytes come as Base64. The call is long enough
@@ -344,9 +314,7 @@ func testStream(t *testing.T, s *server, accept string) {
 	t.Helper()
 	call := sh(`printf 'a\303'; sleep 0.2; printf '\244b'; echo err >&2; sleep 5.5; printf '\377'`)
 	r := s.stream(t.Context(), call, "Accept", accept)
-	if kind := r.Header.Get("Content-Type"); kind != accept {
-		t.Errorf("%s, want %s", kind, accept)
-	}
+	check.Equal(t, r.Header.Get("Content-Type"), accept)
 	all := read(t, r)
 	r.Body.Close()
 	var out, err string
@@ -363,12 +331,9 @@ func testStream(t *testing.T, s *server, accept string) {
 	}
 	all = slices.DeleteFunc(all, func(e api.Event) bool { return e.Event == "keepalive" }) // the first one may come before the start
 	last := all[len(all)-1]
-	if out != "aäb" || err != "err\n" || string(binary) != "\xff" || kinds["keepalive"] == 0 || all[0].Event != "start" || all[0].ID == "" {
-		t.Errorf("%q %q %q %v", out, err, binary, kinds)
-	}
-	if last.Event != "report" || last.Report == nil || last.Report.Cause != "exited" || *last.Report.StdoutBytes != 5 || last.Report.ID != all[0].ID {
-		t.Errorf("%+v", last)
-	}
+	check.That(t, out == "aäb" && err == "err\n" && string(binary) == "\xff" && kinds["keepalive"] != 0 && all[0].Event == "start" && all[0].ID != "",
+		"%q %q %q %v", out, err, binary, kinds)
+	check.That(t, last.Event == "report" && last.Report != nil && last.Report.Cause == "exited" && *last.Report.StdoutBytes == 5 && last.Report.ID == all[0].ID, "%+v", last)
 }
 
 // A stream also respects the output limit.
@@ -384,9 +349,8 @@ func TestStreamBound(t *testing.T) {
 	for _, e := range all {
 		n += len(e.Text)
 	}
-	if rep := all[len(all)-1].Report; n != 100_000 || rep == nil || *rep.StdoutBytes != 1_000_000 || !*rep.StdoutTruncated {
-		t.Errorf("%d bytes, %+v", n, rep)
-	}
+	rep := all[len(all)-1].Report
+	check.That(t, n == 100_000 && rep != nil && *rep.StdoutBytes == 1_000_000 && *rep.StdoutTruncated, "%d bytes, %+v", n, rep)
 }
 
 // A client that disconnects ends its call, with and without a stream.
@@ -398,9 +362,8 @@ func testClientLeaves(t *testing.T) {
 		gone := make(chan struct{})
 		go func() {
 			defer close(gone)
-			if code, body, _, err := s.try(ctx, http.MethodPost, path, sh("setsid sleep 1234 & trap '' TERM; sleep 1234; sleep 1234")); ctx.Err() == nil {
-				t.Errorf("%s has ended before it was left: %d %s, %v", path, code, body, err)
-			}
+			code, body, _, err := s.try(ctx, http.MethodPost, path, sh("setsid sleep 1234 & trap '' TERM; sleep 1234; sleep 1234"))
+			check.That(t, ctx.Err() != nil, "%s has ended before it was left: %d %s, %v", path, code, body, err)
 		}()
 		s.busy(2, "sleep 1234")
 		cancel()
@@ -420,9 +383,7 @@ func TestSlowReader(t *testing.T) {
 	r := s.stream(ctx, call, "Accept", "application/x-ndjson")
 	defer r.Body.Close()
 	for range 20 {
-		if a := s.run(sh("echo quick")); text(a.Stdout) != "quick\n" {
-			t.Errorf("%q", text(a.Stdout))
-		}
+		s.want("/v1/run", "echo quick", "quick\n")
 	}
 	cancel()
 	s.idle()
@@ -434,13 +395,11 @@ func TestOutputCeiling(t *testing.T) {
 	s := serve(t, "[tenant]\nmax_output = \"64K\"\n")
 	call := sh("head -c 1M /dev/zero | tr '\\0' x")
 	const most = 64<<10 + 100 // with the event around it
-	if a := s.run(call); len(text(a.Stdout)) > most || len(a.Clamped) > 0 {
-		t.Errorf("%d bytes, clamped %q", len(text(a.Stdout)), a.Clamped)
-	}
+	a := s.run(call)
+	check.That(t, len(text(a.Stdout)) <= most && len(a.Clamped) == 0, "%d bytes, clamped %q", len(text(a.Stdout)), a.Clamped)
 	call.Limits.MaxOutput = 65 << 10
-	if a := s.run(call); len(text(a.Stdout)) > most || !slices.Equal(a.Clamped, []string{"limits.max_output"}) {
-		t.Errorf("%d bytes, clamped %q", len(text(a.Stdout)), a.Clamped)
-	}
+	a = s.run(call)
+	check.That(t, len(text(a.Stdout)) <= most && slices.Equal(a.Clamped, []string{"limits.max_output"}), "%d bytes, clamped %q", len(text(a.Stdout)), a.Clamped)
 }
 
 // Output that JSON escapes completely costs the server little memory, and is truncated to the size
@@ -452,30 +411,24 @@ func TestAnswerMemory(t *testing.T) {
 		call := sh("head -c 32M /dev/zero; head -c 32M /dev/zero >&2")
 		call.Limits.MaxOutput = 64 << 20
 		a := s.run(call)
-		if *a.StdoutBytes != 32<<20 || !*a.StdoutTruncated || a.StdoutBase64 == nil || a.Stdout != nil || !slices.Equal(a.Clamped, []string{"limits.max_output"}) {
-			t.Errorf("%d bytes, %d as text, clamped %q", *a.StdoutBytes, len(text(a.Stdout)), a.Clamped)
-		}
+		check.That(t, *a.StdoutBytes == 32<<20 && *a.StdoutTruncated && a.StdoutBase64 != nil && a.Stdout == nil && slices.Equal(a.Clamped, []string{"limits.max_output"}),
+			"%d bytes, %d as text, clamped %q", *a.StdoutBytes, len(text(a.Stdout)), a.Clamped)
 		if a.StdoutBase64 != nil {
 			b, err := base64.StdEncoding.DecodeString(*a.StdoutBase64)
-			if err != nil || len(b) < 8<<20 || len(b) > 8<<20+100 {
-				t.Errorf("%d bytes, %v", len(b), err)
-			}
+			check.That(t, err == nil && len(b) >= 8<<20 && len(b) <= 8<<20+100, "%d bytes, %v", len(b), err)
 		}
 	}
 	status, err := os.ReadFile(filepath.Join("/proc", itoa(s.cmd.Process.Pid), "status"))
 	harness.Must(t, err)
 	_, peak, _ := strings.Cut(string(status), "VmHWM:")
 	kib, err := strconv.Atoi(strings.Fields(peak)[0])
-	if err != nil || kib > 400<<10 {
-		t.Errorf("the server had %d KiB, %v", kib, err)
-	}
+	check.That(t, err == nil && kib <= 400<<10, "the server had %d KiB, %v", kib, err)
 	// Text arrives unchanged, however it is split into pieces.
 	want := strings.Repeat("\n<ä€😀>\"\\\t", 20_000)
 	call := sh("cat")
 	call.Stdin = want
-	if a := s.run(call); text(a.Stdout) != want {
-		t.Errorf("%d bytes of %d", len(text(a.Stdout)), len(want))
-	}
+	a := s.run(call)
+	check.That(t, text(a.Stdout) == want, "%d bytes of %d", len(text(a.Stdout)), len(want))
 }
 
 // An answer's maximum memory is reserved before the call starts, and released with the answer.
@@ -489,14 +442,10 @@ func TestBuffers(t *testing.T) {
 		_, _, _, _ = s.try(ctx, http.MethodPost, "/v1/run", sh("exec sleep 1234"))
 	}()
 	s.busy(1, "sleep 1234")
-	if status, e := s.refused(http.MethodPost, "/v1/run", sh("true")); status != 429 || e.Failure.Code != api.Quota {
-		t.Errorf("%d %+v", status, e)
-	}
+	s.refuses(api.Quota, http.MethodPost, "/v1/run", sh("true"))
 	small := sh("echo small")
 	small.Limits.MaxOutput = 1000
-	if a := s.run(small); text(a.Stdout) != "small\n" {
-		t.Errorf("%q", text(a.Stdout))
-	}
+	s.prints("/v1/run", small, "small\n")
 	cancel()
 	<-gone
 	s.idle()
@@ -507,13 +456,9 @@ func TestBuffers(t *testing.T) {
 		status, b = s.ask(http.MethodPost, "/v1/run", sh("head -c 1M /dev/zero | tr '\\0' x; head -c 1M /dev/zero | tr '\\0' x >&2"), "Idempotency-Key", "k")
 		return status != 429
 	})
-	if status != 200 {
-		t.Errorf("%d %.300s", status, b)
-	}
+	check.That(t, status == 200, "%d %.300s", status, b)
 	// The stored answer is on disk.
-	if status, b := s.ask(http.MethodPost, "/v1/run", sh("true")); status != 200 {
-		t.Errorf("%d %.300s", status, b)
-	}
+	s.answers(200, "", http.MethodPost, "/v1/run", sh("true"))
 }
 
 // The same for a status, of which each reader gets a copy. A call can still be removed.
@@ -530,16 +475,11 @@ func TestBuffersOfWhatIsTold(t *testing.T) {
 		t.Errorf("%.1000v", c)
 	}
 	path := s.session(`{}`)
-	if a := s.call(path+"/exec", sh("d=$(printf 'x%.0s' $(seq 250)); for i in $(seq 31); do mkdir $d; cd $d; done; touch $(seq 200)")); a.ExitCode != 0 {
-		t.Fatal(text(a.Stderr))
-	}
-	if status, e := s.refused(http.MethodGet, path+"/files", nil); status != 403 || e.Failure.Code != api.Policy {
-		t.Errorf("%d %+v", status, e)
-	}
+	a := s.call(path+"/exec", sh("d=$(printf 'x%.0s' $(seq 250)); for i in $(seq 31); do mkdir $d; cd $d; done; touch $(seq 200)"))
+	check.Require(t, a.ExitCode == 0, "%v", text(a.Stderr))
+	s.refuses(api.Policy, http.MethodGet, path+"/files", nil)
 	s.call(path+"/exec", sh("rm -r x*; touch a"))
-	if status, b := s.ask(http.MethodGet, path+"/files", nil); status != http.StatusOK || !strings.Contains(string(b), `"path":"a"`) {
-		t.Errorf("%d %s", status, b)
-	}
+	s.answers(http.StatusOK, `"path":"a"`, http.MethodGet, path+"/files", nil)
 }
 
 // Concurrent calls each get their own answer.
@@ -565,9 +505,7 @@ func testManyAtOnce(t *testing.T) {
 				t.Errorf("%d: %v %d %s", i, err, status, body)
 				return
 			}
-			if text(a.Stdout) != fmt.Sprintln(i) || a.TimedOut != (i%4 == 0) {
-				t.Errorf("%d: %s", i, body)
-			}
+			check.That(t, text(a.Stdout) == fmt.Sprintln(i) && a.TimedOut == (i%4 == 0), "%d: %s", i, body)
 		})
 	}
 	all.Wait()
@@ -587,9 +525,7 @@ func TestBusy(t *testing.T) {
 		}()
 		s.busy(1, "sleep 4321")
 		status, b, h, err := s.try(t.Context(), http.MethodPost, "/v1/run", sh("true"))
-		if err != nil || status != want || h.Get("Retry-After") == "" || !strings.Contains(string(b), `"started":false`) {
-			t.Errorf("%d %s %v, want %d", status, b, err, want)
-		}
+		check.That(t, err == nil && status == want && h.Get("Retry-After") != "" && strings.Contains(string(b), `"started":false`), "%d %s %v, want %d", status, b, err, want)
 		cancel()
 		<-gone
 		s.idle()
@@ -612,20 +548,16 @@ func TestScrape(t *testing.T) {
 		`sbxrun_calls_total{cause="exited",room="cold",` + own + `} 2`, `sbxrun_calls_total{cause="timeout",room="cold",` + own + `} 1`,
 		`sbxrun_call_duration_seconds_count{room="cold"} 3`, `sbxrun_call_duration_seconds_bucket{room="cold",le="300"} 3`, `sbxrun_call_teardown_seconds_count 3`, `sbxrun_unproven_total 0`,
 	} {
-		if !strings.Contains(string(m), line+"\n") {
-			t.Errorf("no %s", line)
-		}
+		check.That(t, strings.Contains(string(m), line+"\n"), "no %s", line)
 	}
 	var sum float64
 	if _, rest, _ := strings.Cut(string(m), "sbxrun_call_duration_seconds_sum{room=\"cold\"} "); rest != "" {
 		sum, _ = strconv.ParseFloat(strings.Fields(rest)[0], 64) // must be above 0
 	}
-	if bound := 3 * (0.3 + harness.Slack.Seconds()); sum < 0.3 || sum > bound {
-		t.Errorf("%v seconds", sum)
-	}
-	if _, b := s.ask(http.MethodGet, "/v1/status", nil); strings.Contains(string(b), "hush") || strings.Count(string(b), `"verdict":"proven"`) != 3 {
-		t.Errorf("%s", b)
-	}
+	bound := 3 * (0.3 + harness.Slack.Seconds())
+	check.That(t, sum >= 0.3 && sum <= bound, "%v seconds", sum)
+	_, b := s.ask(http.MethodGet, "/v1/status", nil)
+	check.That(t, !strings.Contains(string(b), "hush") && strings.Count(string(b), `"verdict":"proven"`) == 3, "%s", b)
 }
 
 // When the machine is near its task limit, requests that start something are rejected with
@@ -651,26 +583,22 @@ func TestTaskBudget(t *testing.T) {
 		if err == nil {
 			err = json.Unmarshal(answer, &e)
 		}
-		if err != nil || status != http.StatusServiceUnavailable || e.Failure.Code != api.Busy || e.Started || h.Get("Retry-After") == "" || !strings.Contains(e.Failure.Message, b.Dir) {
-			t.Errorf("%s: %d %s %v, %v", q.path, status, answer, h, err)
-		}
+		check.That(t, err == nil && status == http.StatusServiceUnavailable && e.Failure.Code == api.Busy && !e.Started && h.Get("Retry-After") != "" && strings.Contains(e.Failure.Message, b.Dir),
+			"%s: %d %s %v, %v", q.path, status, answer, h, err)
 		if q.path != "/v1/sessions" {
 			busy++
 		}
 	}
 	c := s.status(http.MethodPost, "/v1/calls", sh("true"), http.StatusAccepted)
-	if c := s.status(http.MethodGet, "/v1/calls/"+c.ID+"?wait_ms=60000", nil, http.StatusOK); c.Failure == nil || c.Failure.Code != api.Busy || c.Started {
-		t.Errorf("%+v", c)
-	}
-	if _, m := s.ask(http.MethodGet, "/metrics", nil); !strings.Contains(string(m), fmt.Sprintf("sbxrun_refused_total{code=\"busy\",tenant=\"uid-%d\"} %d\n", os.Geteuid(), busy+1)) {
-		t.Errorf("%s", m)
-	}
+	c = s.status(http.MethodGet, "/v1/calls/"+c.ID+"?wait_ms=60000", nil, http.StatusOK)
+	check.That(t, c.Failure != nil && c.Failure.Code == api.Busy && !c.Started, "%+v", c)
+	_, m := s.ask(http.MethodGet, "/metrics", nil)
+	check.That(t, strings.Contains(string(m), fmt.Sprintf("sbxrun_refused_total{code=\"busy\",tenant=\"uid-%d\"} %d\n", os.Geteuid(), busy+1)), "%s", m)
 	b.Limit(1000)
 	s.run(sh("true"))
 	s.call(path+"/exec", sh("true"))
-	if a := s.cell(path, python("1")); a.Number != 1 {
-		t.Errorf("%+v", a)
-	}
+	a := s.cell(path, python("1"))
+	check.That(t, a.Number == 1, "%+v", a)
 }
 
 // A server that is shutting down starts nothing, lets calls end, and cancels those that take too
@@ -705,24 +633,16 @@ func TestDrain(t *testing.T) {
 		r.Body.Close()
 		return r.StatusCode == 503
 	})
-	if _, e := s.refused(http.MethodPost, "/v1/run", sh("true")); e.Failure.Code != api.Draining {
-		t.Errorf("%+v", e)
-	}
+	s.refuses(api.Draining, http.MethodPost, "/v1/run", sh("true"))
 	first, second := <-answers, <-answers
-	if first != "200 <nil> exited 7\n" || !strings.HasPrefix(second, "200 <nil> canceled 143") {
-		t.Errorf("%s, %s", first, second)
-	}
-	if end := <-told; !strings.Contains(end, `"cause":"canceled"`) {
-		t.Errorf("who waits for a detached call: %s", end)
-	}
+	check.That(t, first == "200 <nil> exited 7\n" && strings.HasPrefix(second, "200 <nil> canceled 143"), "%s, %s", first, second)
+	end := <-told
+	check.That(t, strings.Contains(end, `"cause":"canceled"`), "who waits for a detached call: %s", end)
 	<-s.ended
-	if s.cmd.ProcessState.ExitCode() != 0 {
-		t.Errorf("%v", s.cmd.ProcessState)
-	}
+	check.That(t, s.cmd.ProcessState.ExitCode() == 0, "%v", s.cmd.ProcessState)
 	s.killed = true
-	if _, err := os.Stat(s.socket()); err == nil {
-		t.Error("the socket is left")
-	}
+	_, err := os.Stat(s.socket())
+	check.That(t, err != nil, "the socket is left")
 }
 
 // SIGKILL of the server during 50 calls and a session leaves no process, and the next server
@@ -762,13 +682,10 @@ func testServerKilled(t *testing.T) {
 	t.Logf("cgroups left: %v", left)
 	s := serveIn(t, dir, "")
 	for _, l := range left {
-		if _, err := os.Stat(l.Dir); err == nil {
-			t.Errorf("%s is left", l.Dir)
-		}
+		_, err := os.Stat(l.Dir)
+		check.That(t, err != nil, "%s is left", l.Dir)
 	}
-	if a := s.run(sh("echo again")); text(a.Stdout) != "again\n" {
-		t.Errorf("%q", text(a.Stdout))
-	}
+	s.want("/v1/run", "echo again", "again\n")
 }
 
 // amid starts 50 calls, each followed by others as long as the server lives, and a session with a
@@ -886,9 +803,7 @@ func TestSocket(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
 	st, err := os.Stat(s.socket())
-	if err != nil || st.Mode().Perm() != 0o600 {
-		t.Errorf("%v %v", st.Mode(), err)
-	}
+	check.That(t, err == nil && st.Mode().Perm() == 0o600, "%v %v", st.Mode(), err)
 	other := harness.Dir(t)
 	for _, test := range []struct{ word, socket, state string }{
 		{"listen ", s.dir, other},
@@ -896,9 +811,8 @@ func TestSocket(t *testing.T) {
 	} {
 		config := filepath.Join(other, "config.toml")
 		harness.Must(t, os.WriteFile(config, fmt.Appendf(nil, "listen = [%q]\nstate_dir = %q\n[rooms]\nmin = 0\nmax = 0\n", "unix:"+filepath.Join(test.socket, filepath.Base(s.socket())), filepath.Join(test.state, "state")), 0o600))
-		if out, code := fails(t, "--config", config); code != 125 || !strings.Contains(out, test.word) || !strings.Contains(out, "in use by another server") {
-			t.Errorf("%d %s", code, out)
-		}
+		out, code := fails(t, "--config", config)
+		check.That(t, code == 125 && strings.Contains(out, test.word) && strings.Contains(out, "in use by another server"), "%d %s", code, out)
 	}
 	s.run(sh("true"))
 }
@@ -944,27 +858,21 @@ func TestConfig(t *testing.T) {
 		{"listen = [\"unix:/a\"]\ntoken_file = \"/no/such\"", "/no/such"},
 	} {
 		harness.Must(t, os.WriteFile(file, []byte(test.config), 0o600))
-		if out, code := fails(t, "--check-config", "--config", file); code != 125 || !strings.Contains(out, test.word) {
-			t.Errorf("%s: %d %s", test.config, code, out)
-		}
+		out, code := fails(t, "--check-config", "--config", file)
+		check.That(t, code == 125 && strings.Contains(out, test.word), "%s: %d %s", test.config, code, out)
 	}
-	if out, code := fails(t, "--check-config", "--listen", "unix:/tmp/x"); code != 0 || !strings.Contains(out, "configuration OK") {
-		t.Errorf("%d %s", code, out)
-	}
+	out, code := fails(t, "--check-config", "--listen", "unix:/tmp/x")
+	check.That(t, code == 0 && strings.Contains(out, "configuration OK"), "%d %s", code, out)
 	for flag, word := range map[string]string{"--config=/no/such": "no such file", "--listen=unix:/proc/x/y": "in a directory that this user can write to", "--listen=unix:" + dir: "is not a socket"} {
-		if out, code := fails(t, flag); code != 125 || !strings.Contains(out, word) || strings.Count(out, "sbxrun: ") != 1 {
-			t.Errorf("%s: %d %s", flag, code, out)
-		}
+		out, code := fails(t, flag)
+		check.That(t, code == 125 && strings.Contains(out, word) && strings.Count(out, "sbxrun: ") == 1, "%s: %d %s", flag, code, out)
 	}
-	if _, err := os.Lstat(dir + ".lock"); err == nil {
-		t.Error("a lock is left beside what is not a socket")
-	}
-	if out, code := fails(t, "--listen", "unix:"+filepath.Join(dir, "no", "such", "socket")); code != 125 || !strings.Contains(out, "no/such: no such file") {
-		t.Errorf("%d %s", code, out)
-	}
-	if out, code := fails(t, "--nonsense"); code != 125 || !strings.Contains(out, "sbxrun serve --help") {
-		t.Errorf("%d %s", code, out)
-	}
+	_, err := os.Lstat(dir + ".lock")
+	check.That(t, err != nil, "a lock is left beside what is not a socket")
+	out, code = fails(t, "--listen", "unix:"+filepath.Join(dir, "no", "such", "socket"))
+	check.That(t, code == 125 && strings.Contains(out, "no/such: no such file"), "%d %s", code, out)
+	out, code = fails(t, "--nonsense")
+	check.That(t, code == 125 && strings.Contains(out, "sbxrun serve --help"), "%d %s", code, out)
 }
 
 // sbxrun serve executes the sbxrund in its own directory, wherever else there is one.
@@ -983,9 +891,7 @@ func TestServerBeside(t *testing.T) {
 		cmd := exec.Command("env", "PATH="+dir+":/usr/bin:/bin", alone, "serve", "--listen", "unix:/tmp/x")
 		cmd.Dir = dir
 		out, err := combined(cmd)
-		if cmd.ProcessState.ExitCode() != 125 || !strings.Contains(string(out), filepath.Join(dir, "bin", "sbxrund")) || !strings.Contains(string(out), remedy) {
-			t.Errorf("%v %s", err, out)
-		}
+		check.That(t, cmd.ProcessState.ExitCode() == 125 && strings.Contains(string(out), filepath.Join(dir, "bin", "sbxrund")) && strings.Contains(string(out), remedy), "%v %s", err, out)
 	}
 	refused("; install sbxrund in the same directory as sbxrun")
 	// In the source tree, as after ./setup.sh demo.

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // A call cannot execute the server's own file through /proc/self/exe, with or without a warm room
@@ -19,9 +20,8 @@ func TestSelfExe(t *testing.T) {
 		}
 		for _, argv := range [][]string{{"/proc/self/exe", "--version"}, {"/proc/self/exe"}} {
 			a := s.run(api.Call{Argv: argv})
-			if a.ExitCode != 126 || text(a.Stdout) != "" || !strings.Contains(text(a.Stderr), refusal) {
-				t.Errorf("room %q, %q: exit code %d, stdout %q, stderr %q", a.Room, argv, a.ExitCode, text(a.Stdout), text(a.Stderr))
-			}
+			check.That(t, a.ExitCode == 126 && text(a.Stdout) == "" && strings.Contains(text(a.Stderr), refusal),
+				"room %q, %q: exit code %d, stdout %q, stderr %q", a.Room, argv, a.ExitCode, text(a.Stdout), text(a.Stderr))
 		}
 	}
 }

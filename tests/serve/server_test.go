@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -126,9 +127,8 @@ func (s *server) end() {
 	s.killed = true
 	s.client.CloseIdleConnections()
 	_ = s.cmd.Process.Signal(unix.SIGTERM) // fails only if it has exited
-	if code := harness.Ended(s.t, s.cmd, s.ended, s.log); code != 0 {
-		s.t.Errorf("the server has ended with %d: %s", code, s.log)
-	}
+	code := harness.Ended(s.t, s.cmd, s.ended, s.log)
+	check.That(s.t, code == 0, "the server has ended with %d: %s", code, s.log)
 }
 
 // kill kills the server, and returns when all its processes have exited.
@@ -169,10 +169,15 @@ func (s *server) count(text string) (found int) {
 func (s *server) ask(method, path string, body any, headers ...string) (int, []byte) {
 	s.t.Helper()
 	status, answer, _, err := s.try(s.t.Context(), method, path, body, headers...)
-	if err != nil {
-		s.t.Fatalf("%s %s: %v\n%s", method, path, err, s.log)
-	}
+	check.Require(s.t, err == nil, "%s %s: %v\n%s", method, path, err, s.log)
 	return status, answer
+}
+
+// answers sends a request, whose answer must have the status and contain the text.
+func (s *server) answers(want int, contains, method, path string, body any, headers ...string) {
+	s.t.Helper()
+	status, b := s.ask(method, path, body, headers...)
+	check.That(s.t, status == want && strings.Contains(string(b), contains), "%s %s: %d %.2000s, want %d and %q", method, path, status, b, want, contains)
 }
 
 func (s *server) try(ctx context.Context, method, path string, body any, headers ...string) (int, []byte, http.Header, error) {
@@ -220,16 +225,11 @@ func (s *server) run(call api.Call) *api.Answer {
 func (s *server) call(path string, call api.Call) *api.Answer {
 	s.t.Helper()
 	status, b := s.ask(http.MethodPost, path, call)
-	if status != http.StatusOK {
-		s.t.Fatalf("%d %s\n%s", status, b, s.log)
-	}
+	check.Require(s.t, status == http.StatusOK, "%d %s\n%s", status, b, s.log)
 	a := &api.Answer{}
-	if err := json.Unmarshal(b, a); err != nil {
-		s.t.Fatalf("%v: %s", err, b)
-	}
-	if a.Started && a.Teardown.Verdict != "proven" {
-		s.t.Errorf("verdict %s: %s", a.Teardown.Verdict, b)
-	}
+	err := json.Unmarshal(b, a)
+	check.Require(s.t, err == nil, "%v: %s", err, b)
+	check.That(s.t, !a.Started || a.Teardown.Verdict == "proven", "verdict %s: %s", a.Teardown.Verdict, b)
 	return a
 }
 
@@ -238,19 +238,34 @@ func (s *server) refused(method, path string, body any, headers ...string) (int,
 	s.t.Helper()
 	status, b := s.ask(method, path, body, headers...)
 	e := &api.Error{}
-	if err := json.Unmarshal(b, e); err != nil || e.Failure.Code == "" || e.Failure.Message == "" {
-		s.t.Fatalf("%s %s %.200s: %d, no error: %.300s", method, path, body, status, b)
-	}
+	err := json.Unmarshal(b, e)
+	check.Require(s.t, err == nil && e.Failure.Code != "" && e.Failure.Message != "", "%s %s %.200s: %d, no error: %.300s", method, path, body, status, b)
 	if want := api.Codes()[e.Failure.Code]; want != status {
 		s.t.Errorf("%s %s: %s with status %d, want %d", method, path, e.Failure.Code, status, want)
 	}
-	if status == http.StatusBadRequest && e.Failure.Hint == "" {
-		s.t.Errorf("%s %s: no hint: %s", method, path, b)
-	}
-	if e.Started {
-		s.t.Errorf("%s %s: started: %s", method, path, b)
-	}
+	check.That(s.t, status != http.StatusBadRequest || e.Failure.Hint != "", "%s %s: no hint: %s", method, path, b)
+	check.That(s.t, !e.Started, "%s %s: started: %s", method, path, b)
 	return status, e
+}
+
+// refuses makes a request that must fail with the code.
+func (s *server) refuses(code api.Code, method, path string, body any, headers ...string) {
+	s.t.Helper()
+	_, e := s.refused(method, path, body, headers...)
+	check.That(s.t, e.Failure.Code == code, "%s %s: %+v, want %s", method, path, e, code)
+}
+
+// prints makes a call, and compares its output.
+func (s *server) prints(path string, call api.Call, out string) {
+	s.t.Helper()
+	a := s.call(path, call)
+	check.That(s.t, text(a.Stdout) == out && a.ExitCode == 0, "%q: %d %q %q, want %q", call.Argv, a.ExitCode, text(a.Stdout), text(a.Stderr), out)
+}
+
+// want runs a command line in a session, or without one, and compares its output.
+func (s *server) want(path, line, out string) {
+	s.t.Helper()
+	s.prints(path, sh(line), out)
 }
 
 func sh(script string) api.Call { return api.Call{Argv: []string{"sh", "-c", script}} }

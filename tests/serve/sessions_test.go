@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -25,9 +26,8 @@ func (s *server) session(body string) string {
 	s.t.Helper()
 	status, b := s.ask(http.MethodPost, "/v1/sessions", body)
 	var x api.Session
-	if err := json.Unmarshal(b, &x); status != http.StatusCreated || err != nil {
-		s.t.Fatalf("%d %s", status, b)
-	}
+	err := json.Unmarshal(b, &x)
+	check.Require(s.t, status == http.StatusCreated && err == nil, "%d %s", status, b)
 	return "/v1/sessions/" + x.ID
 }
 
@@ -35,38 +35,24 @@ func TestSession(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
 	path := s.session(`{"files":[{"path":"given","text":"here"}]}`)
-	if a := s.call(path+"/exec", sh("cat given; echo kept >a")); text(a.Stdout) != "here" {
-		t.Errorf("%q", text(a.Stdout))
-	}
-	if a := s.call(path+"/exec", sh("cat a; sleep 1000 & echo")); text(a.Stdout) != "kept\n\n" {
-		t.Errorf("%q", text(a.Stdout))
-	}
+	s.want(path+"/exec", "cat given; echo kept >a", "here")
+	s.want(path+"/exec", "cat a; sleep 1000 & echo", "kept\n\n")
 	for _, p := range []string{"/v1/sessions", path + "/snapshot"} {
-		if _, e := s.refused(http.MethodPost, p, nil); e.Failure.Code != api.Usage || e.Failure.Hint != "send {} for an empty request" {
-			t.Errorf("%s without a body: %+v", p, e)
-		}
+		_, e := s.refused(http.MethodPost, p, nil)
+		check.That(t, e.Failure.Code == api.Usage && e.Failure.Hint == "send {} for an empty request", "%s without a body: %+v", p, e)
 	}
-	if status, b := s.ask(http.MethodPut, path+"/files/empty", nil, "Content-Type", "application/octet-stream"); status >= 300 {
-		t.Errorf("an empty file: %d %s", status, b)
-	}
+	status, b := s.ask(http.MethodPut, path+"/files/empty", nil, "Content-Type", "application/octet-stream")
+	check.That(t, status < 300, "an empty file: %d %s", status, b)
 	other := s.session(`{}`)
-	if a := s.call(other+"/exec", sh("ls")); text(a.Stdout) != "" {
-		t.Errorf("another session sees %q", text(a.Stdout))
-	}
-	status, b := s.ask(http.MethodDelete, path, nil)
-	if status != 200 || !strings.Contains(string(b), `"verdict":"proven"`) {
-		t.Errorf("%d %s", status, b)
-	}
-	if _, e := s.refused(http.MethodPost, path+"/exec", sh("true")); e.Failure.Code != api.Ended || !strings.Contains(e.Failure.Message, "killed") {
-		t.Errorf("%+v", e)
-	}
-	if _, e := s.refused(http.MethodGet, "/v1/sessions/none", nil); e.Failure.Code != api.NoSuchSession {
-		t.Errorf("%+v", e)
-	}
+	s.want(other+"/exec", "ls", "")
+	status, b = s.ask(http.MethodDelete, path, nil)
+	check.That(t, status == 200 && strings.Contains(string(b), `"verdict":"proven"`), "%d %s", status, b)
+	_, e := s.refused(http.MethodPost, path+"/exec", sh("true"))
+	check.That(t, e.Failure.Code == api.Ended && strings.Contains(e.Failure.Message, "killed"), "%+v", e)
+	s.refuses(api.NoSuchSession, http.MethodGet, "/v1/sessions/none", nil)
 	var list struct{ Sessions []api.Session }
-	if _, b := s.ask(http.MethodGet, "/v1/sessions", nil); json.Unmarshal(b, &list) != nil || len(list.Sessions) != 1 || !strings.HasSuffix(other, list.Sessions[0].ID) {
-		t.Errorf("%s", b)
-	}
+	_, b = s.ask(http.MethodGet, "/v1/sessions", nil)
+	check.That(t, json.Unmarshal(b, &list) == nil && len(list.Sessions) == 1 && strings.HasSuffix(other, list.Sessions[0].ID), "%s", b)
 }
 
 // A session ends when it is unused, and at the end of its lifetime, whatever runs.
@@ -79,17 +65,15 @@ func TestSessionEnds(t *testing.T) {
 			status, _ := s.ask(http.MethodGet, path, nil)
 			return status != 200
 		})
-		if _, e := s.refused(http.MethodGet, path, nil); e.Failure.Code != api.Ended || !strings.Contains(e.Failure.Message, cause) {
-			t.Errorf("%+v, want %s", e, cause)
-		}
+		_, e := s.refused(http.MethodGet, path, nil)
+		check.That(t, e.Failure.Code == api.Ended && strings.Contains(e.Failure.Message, cause), "%+v, want %s", e, cause)
 	}
 	idle := s.session(`{"idle_timeout_ms":500}`)
 	began := time.Now()
 	s.call(idle+"/exec", sh("sleep 1"))
 	gone(idle, "idle-timeout")
-	if took := time.Since(began); took < 1500*time.Millisecond {
-		t.Errorf("idle after %v, while it was used", took)
-	}
+	took := time.Since(began)
+	check.That(t, took >= 1500*time.Millisecond, "idle after %v, while it was used", took)
 	short := s.session(`{"lifetime_ms":700}`)
 	s.status(http.MethodPost, short+"/processes", sh("sleep 3456"), http.StatusAccepted)
 	gone(short, "timeout")
@@ -108,30 +92,18 @@ func TestProcesses(t *testing.T) {
 		return s.status(http.MethodGet, at, nil, 200).StdoutBytes == 3 && s.status(http.MethodGet, path+"/processes/"+other.ID, nil, 200).State == api.Running
 	})
 	s.call(path+"/exec", sh("true"))
-	if c := s.status(http.MethodGet, at, nil, 200); c.State != api.Running {
-		t.Errorf("%+v", c)
-	}
-	if status, b := s.ask(http.MethodPost, at+"/signal", api.Signal{Signal: "INT"}); status != 204 {
-		t.Errorf("%d %s", status, b)
-	}
-	if c := s.status(http.MethodGet, at+"?wait_ms=60000", nil, 200); c.Report == nil || c.Report.ExitCode != 5 || c.Report.TimeoutMS < 3600e3 { // the session's lifetime
-		t.Errorf("%+v", c)
-	}
-	if _, b := s.ask(http.MethodGet, at+"/output", nil); string(b) != "up\ntold\n" {
-		t.Errorf("%q", b)
-	}
-	if c := s.status(http.MethodGet, path+"/processes/"+other.ID, nil, 200); c.State != api.Running {
-		t.Errorf("the other one: %+v", c)
-	}
-	if _, e := s.refused(http.MethodPost, at+"/signal", api.Signal{Signal: "INT"}); e.Failure.Code != api.Ended {
-		t.Errorf("%+v", e)
-	}
-	if _, e := s.refused(http.MethodPost, at+"/signal", api.Signal{Signal: "nonsense"}); e.Failure.Code != api.Usage {
-		t.Errorf("%+v", e)
-	}
-	if _, e := s.refused(http.MethodGet, path+"/processes/none", nil); e.Failure.Code != api.NoSuchProcess {
-		t.Errorf("%+v", e)
-	}
+	c := s.status(http.MethodGet, at, nil, 200)
+	check.That(t, c.State == api.Running, "%+v", c)
+	s.answers(204, "", http.MethodPost, at+"/signal", api.Signal{Signal: "INT"})
+	c = s.status(http.MethodGet, at+"?wait_ms=60000", nil, 200)
+	check.That(t, c.Report != nil && c.Report.ExitCode == 5 && c.Report.TimeoutMS >= 3600e3, "%+v", c) // the session's lifetime
+	_, b := s.ask(http.MethodGet, at+"/output", nil)
+	check.That(t, string(b) == "up\ntold\n", "%q", b)
+	c = s.status(http.MethodGet, path+"/processes/"+other.ID, nil, 200)
+	check.That(t, c.State == api.Running, "the other one: %+v", c)
+	s.refuses(api.Ended, http.MethodPost, at+"/signal", api.Signal{Signal: "INT"})
+	s.refuses(api.Usage, http.MethodPost, at+"/signal", api.Signal{Signal: "nonsense"})
+	s.refuses(api.NoSuchProcess, http.MethodGet, path+"/processes/none", nil)
 	s.ask(http.MethodDelete, path, nil)
 	s.idle()
 }
@@ -143,12 +115,9 @@ func TestSignalAtOnce(t *testing.T) {
 	path := s.session(`{}`) + "/processes"
 	for range 10 {
 		at := path + "/" + s.status(http.MethodPost, path, sh("sleep 4568"), http.StatusAccepted).ID
-		if status, b := s.ask(http.MethodPost, at+"/signal", api.Signal{Signal: "TERM"}); status != http.StatusNoContent {
-			t.Errorf("%d %s", status, b)
-		}
-		if c := s.status(http.MethodGet, at+"?wait_ms=60000", nil, 200); c.Report == nil || c.Report.Cause != "signaled" {
-			t.Errorf("%+v", c)
-		}
+		s.answers(http.StatusNoContent, "", http.MethodPost, at+"/signal", api.Signal{Signal: "TERM"})
+		c := s.status(http.MethodGet, at+"?wait_ms=60000", nil, 200)
+		check.That(t, c.Report != nil && c.Report.Cause == "signaled", "%+v", c)
 	}
 	s.ask(http.MethodDelete, strings.TrimSuffix(path, "/processes"), nil)
 	s.idle()
@@ -173,33 +142,27 @@ func TestProcessStdin(t *testing.T) {
 		})
 	}
 	wrote("got one\n")
-	if status, b := s.ask(http.MethodPost, at+"/stdin", "two\nthr", octet...); status != http.StatusNoContent {
-		t.Fatalf("%d %s", status, b)
-	}
+	status, b := s.ask(http.MethodPost, at+"/stdin", "two\nthr", octet...)
+	check.Require(t, status == http.StatusNoContent, "%d %s", status, b)
 	wrote("got one\ngot two\n")
-	if status, b := s.ask(http.MethodPost, at+"/stdin?end=1", "ee\n", octet...); status != http.StatusNoContent {
-		t.Fatalf("%d %s", status, b)
-	}
+	status, b = s.ask(http.MethodPost, at+"/stdin?end=1", "ee\n", octet...)
+	check.Require(t, status == http.StatusNoContent, "%d %s", status, b)
 	wrote("got one\ngot two\ngot three\n0\nover\n")
 	for _, end := range []string{"", "?end=1"} {
-		if status, e := s.refused(http.MethodPost, at+"/stdin"+end, "x", octet...); status != http.StatusGone || e.Started {
-			t.Errorf("%d %+v", status, e)
-		}
+		status, e := s.refused(http.MethodPost, at+"/stdin"+end, "x", octet...)
+		check.That(t, status == http.StatusGone && !e.Started, "%d %+v", status, e)
 	}
 
 	// More than a pipe holds arrives completely, and unchanged.
 	at = begin(api.Call{Argv: []string{"sha256sum"}})
 	big := bytes.Repeat([]byte("0123456789\x00\xff"), 100_000)
-	if status, b := s.ask(http.MethodPost, at+"/stdin?end=1", big, octet...); status != http.StatusNoContent {
-		t.Fatalf("%d %s", status, b)
-	}
+	status, b = s.ask(http.MethodPost, at+"/stdin?end=1", big, octet...)
+	check.Require(t, status == http.StatusNoContent, "%d %s", status, b)
 	wrote(fmt.Sprintf("%x  -\n", sha256.Sum256(big)))
 
 	// A process without kept stdin reads nothing.
 	at = path + "/processes/" + s.status(http.MethodPost, path+"/processes", sh("cat; sleep 1000"), http.StatusAccepted).ID
-	if status, e := s.refused(http.MethodPost, at+"/stdin", "x", octet...); status != http.StatusBadRequest || e.Failure.Code != api.Usage {
-		t.Errorf("%d %+v", status, e)
-	}
+	s.refuses(api.Usage, http.MethodPost, at+"/stdin", "x", octet...)
 
 	// When a client disconnects while the process does not read, the next one gets its turn.
 	at = begin(sh("echo up; sleep 1000"))
@@ -209,18 +172,16 @@ func TestProcessStdin(t *testing.T) {
 	left := make(chan struct{})
 	go func() {
 		defer close(left)
-		if _, _, _, err := s.try(sends, http.MethodPost, at+"/stdin", io.Reader(sent), octet...); err == nil {
-			t.Error("it was answered")
-		}
+		_, _, _, err := s.try(sends, http.MethodPost, at+"/stdin", io.Reader(sent), octet...)
+		check.That(t, err != nil, "it was answered")
 	}()
 	harness.Until(t, harness.Bound, "more than fits into a pipe", func() bool { return sent.n.Load() > 150<<10 })
 	leave()
 	<-left
 	soon, cancel := context.WithTimeout(t.Context(), harness.Scaled(20*time.Second))
 	defer cancel()
-	if status, b, _, err := s.try(soon, http.MethodPost, at+"/stdin?end=1", nil, octet...); status != http.StatusNoContent {
-		t.Errorf("after a client that has left: %d %s %v", status, b, err)
-	}
+	status, b, _, err := s.try(soon, http.MethodPost, at+"/stdin?end=1", nil, octet...)
+	check.That(t, status == http.StatusNoContent, "after a client that has left: %d %s %v", status, b, err)
 
 	// A client that sends to a process that does not read is released by the process's end, and
 	// told that part of the data may have been read.
@@ -238,12 +199,9 @@ func TestProcessStdin(t *testing.T) {
 		told <- &e
 	}()
 	wrote(string(big[:10]))
-	if status, b := s.ask(http.MethodDelete, path, nil); status != http.StatusOK {
-		t.Errorf("%d %s", status, b)
-	}
-	if e := <-told; e.Failure.Code != api.Ended {
-		t.Errorf("%+v", e)
-	}
+	s.answers(http.StatusOK, "", http.MethodDelete, path, nil)
+	e := <-told
+	check.That(t, e.Failure.Code == api.Ended, "%+v", e)
 	s.idle()
 }
 
@@ -264,74 +222,50 @@ func TestSessionFiles(t *testing.T) {
 	s := serve(t, "[sandbox]\ntmp_size = \"1M\"\n[sessions]\nmax_entries = 20\n")
 	path := s.session(`{}`)
 	octet := []string{"Content-Type", "application/octet-stream"}
-	if status, b := s.ask(http.MethodPut, path+"/files/d/e/f.txt?mode=755", strings.NewReader("#!/bin/sh\necho ran\n"), octet...); status != http.StatusCreated {
-		t.Fatalf("%d %s", status, b)
-	}
+	status, b := s.ask(http.MethodPut, path+"/files/d/e/f.txt?mode=755", strings.NewReader("#!/bin/sh\necho ran\n"), octet...)
+	check.Require(t, status == http.StatusCreated, "%d %s", status, b)
 	// The file belongs to the sandbox's user, who may run, change and remove it.
-	if a := s.call(path+"/exec", sh("d/e/f.txt; echo more >>d/e/f.txt; stat -c %U d d/e/f.txt; ln -s /etc/passwd link; ln -s d dirlink; mkfifo fifo")); text(a.Stdout) != "ran\nsandbox\nsandbox\n" {
-		t.Errorf("%q %q", text(a.Stdout), text(a.Stderr))
-	}
-	if status, b := s.ask(http.MethodGet, path+"/files/d/e/f.txt", nil); status != 200 || !strings.HasSuffix(string(b), "more\n") {
-		t.Errorf("%d %s", status, b)
-	}
+	s.want(path+"/exec", "d/e/f.txt; echo more >>d/e/f.txt; stat -c %U d d/e/f.txt; ln -s /etc/passwd link; ln -s d dirlink; mkfifo fifo", "ran\nsandbox\nsandbox\n")
+	status, b = s.ask(http.MethodGet, path+"/files/d/e/f.txt", nil)
+	check.That(t, status == 200 && strings.HasSuffix(string(b), "more\n"), "%d %s", status, b)
 	for _, name := range []string{"link", "dirlink/e/f.txt", "fifo", "d", "%2e%2e/%2e%2e/etc/passwd", "d/%2e%2e/%2e%2e/%2e%2e/etc/passwd", "%2fetc/passwd"} {
 		status, b := s.ask(http.MethodGet, path+"/files/"+name, nil)
-		if status == 200 || strings.Contains(string(b), "root:") {
-			t.Errorf("GET %s: %d %s", name, status, b)
-		}
+		check.That(t, status != 200 && !strings.Contains(string(b), "root:"), "GET %s: %d %s", name, status, b)
 		if name == "d" {
 			continue
 		}
 		status, b = s.ask(http.MethodPut, path+"/files/"+name, strings.NewReader("x"), octet...)
-		if status < 300 {
-			t.Errorf("PUT %s: %d %s", name, status, b)
-		}
+		check.That(t, status >= 300, "PUT %s: %d %s", name, status, b)
 	}
 	var list struct {
 		Files []struct{ Path, Type string }
 	}
-	_, b := s.ask(http.MethodGet, path+"/files", nil)
-	if err := json.Unmarshal(b, &list); err != nil || fmt.Sprint(list.Files) != "[{d directory} {d/e directory} {d/e/f.txt file} {dirlink link} {fifo other} {link link}]" {
-		t.Errorf("%v", list.Files)
-	}
-	if status, b := s.ask(http.MethodDelete, path+"/files/link", nil); status != 204 {
-		t.Errorf("%d %s", status, b)
-	}
-	if _, e := s.refused(http.MethodGet, path+"/files/none", nil); e.Failure.Code != api.NoSuchFile {
-		t.Errorf("%+v", e)
-	}
+	_, b = s.ask(http.MethodGet, path+"/files", nil)
+	err := json.Unmarshal(b, &list)
+	check.That(t, err == nil && fmt.Sprint(list.Files) == "[{d directory} {d/e directory} {d/e/f.txt file} {dirlink link} {fifo other} {link link}]", "%v", list.Files)
+	s.answers(204, "", http.MethodDelete, path+"/files/link", nil)
+	s.refuses(api.NoSuchFile, http.MethodGet, path+"/files/none", nil)
 	// More than there is room for, at once and step by step.
-	if _, e := s.refused(http.MethodPut, path+"/files/big", io.LimitReader(zeros{}, 2<<20), octet...); e.Failure.Code != api.TooLarge && e.Failure.Code != api.QuotaDisk {
-		t.Errorf("%+v", e)
-	}
+	_, e := s.refused(http.MethodPut, path+"/files/big", io.LimitReader(zeros{}, 2<<20), octet...)
+	check.That(t, e.Failure.Code == api.TooLarge || e.Failure.Code == api.QuotaDisk, "%+v", e)
 	// Commands may create more entries than the API does, which then creates none and says so.
 	s.call(path+"/exec", sh("rm -f big; for i in $(seq 30); do : >n$i; done"))
 	for _, name := range []string{"more", "d/more", "new/more"} {
-		if status, e := s.refused(http.MethodPut, path+"/files/"+name, strings.NewReader("x"), octet...); status != http.StatusInsufficientStorage || e.Failure.Code != api.QuotaDisk {
-			t.Errorf("%s: %d %+v", name, status, e)
-		}
+		s.refuses(api.QuotaDisk, http.MethodPut, path+"/files/"+name, strings.NewReader("x"), octet...)
 	}
-	if status, b := s.ask(http.MethodPut, path+"/files/n1", strings.NewReader("x"), octet...); status != http.StatusCreated {
-		t.Errorf("in place of one: %d %s", status, b)
-	}
+	s.answers(http.StatusCreated, "", http.MethodPut, path+"/files/n1", strings.NewReader("x"), octet...)
 	for _, all := range []string{"/files", "/archive"} {
-		if _, e := s.refused(http.MethodGet, path+all, nil); e.Failure.Code != api.TooLarge {
-			t.Errorf("%s: %+v", all, e)
-		}
+		s.refuses(api.TooLarge, http.MethodGet, path+all, nil)
 	}
 	// Sparse files and hard links cost a command nothing, but are expensive to read into memory.
 	for _, script := range []string{"rm -rf * && truncate -s 7E huge", "rm -rf * && head -c 200000 /dev/zero >a && for i in $(seq 12); do ln a a$i; done"} {
 		s.call(path+"/exec", sh(script))
-		if _, e := s.refused(http.MethodGet, path+"/archive", nil); e.Failure.Code != api.TooLarge {
-			t.Errorf("%s: %+v", script, e)
-		}
-		if status, _ := s.ask(http.MethodHead, path+"/files/huge", nil); status == http.StatusOK {
-			t.Error("a file of holes is sent")
-		}
+		s.refuses(api.TooLarge, http.MethodGet, path+"/archive", nil)
+		status, _ := s.ask(http.MethodHead, path+"/files/huge", nil)
+		check.That(t, status != http.StatusOK, "a file of holes is sent")
 	}
-	if status, b := s.ask(http.MethodGet, path+"/files/a", nil); status != http.StatusOK || len(b) != 200_000 {
-		t.Errorf("%d, %d bytes", status, len(b))
-	}
+	status, b = s.ask(http.MethodGet, path+"/files/a", nil)
+	check.That(t, status == http.StatusOK && len(b) == 200_000, "%d, %d bytes", status, len(b))
 }
 
 // archive creates a tar stream; each file contains its name.
@@ -346,9 +280,8 @@ func archive(t *testing.T, all ...tar.Header) []byte {
 		h.Mode = 0o644
 		harness.Must(t, w.WriteHeader(&h))
 		if h.Typeflag == tar.TypeReg {
-			if _, err := w.Write([]byte(h.Name)); err != nil {
-				t.Fatal(err)
-			}
+			_, err := w.Write([]byte(h.Name))
+			check.Require(t, err == nil, "%v", err)
 		}
 	}
 	harness.Must(t, w.Close())
@@ -361,13 +294,10 @@ func TestArchive(t *testing.T) {
 	path := s.session(`{}`)
 	kind := []string{"Content-Type", "application/x-tar"}
 	good := archive(t, tar.Header{Typeflag: tar.TypeDir, Name: "./d/"}, tar.Header{Typeflag: tar.TypeReg, Name: "d/a"}, tar.Header{Typeflag: tar.TypeReg, Name: "b"})
-	if status, b := s.ask(http.MethodPut, path+"/archive", good, kind...); status != 204 {
-		t.Fatalf("%d %s", status, b)
-	}
-	if a := s.call(path+"/exec", sh("cat d/a b; ln -s /etc/passwd l")); text(a.Stdout) != "d/ab" {
-		t.Errorf("%q", text(a.Stdout))
-	}
-	_, b := s.ask(http.MethodGet, path+"/archive", nil)
+	status, b := s.ask(http.MethodPut, path+"/archive", good, kind...)
+	check.Require(t, status == 204, "%d %s", status, b)
+	s.want(path+"/exec", "cat d/a b; ln -s /etc/passwd l", "d/ab")
+	_, b = s.ask(http.MethodGet, path+"/archive", nil)
 	var names []string
 	for r := tar.NewReader(bytes.NewReader(b)); ; {
 		h, err := r.Next()
@@ -377,9 +307,7 @@ func TestArchive(t *testing.T) {
 		harness.Must(t, err)
 		names = append(names, h.Name)
 	}
-	if fmt.Sprint(names) != "[b d/ d/a]" {
-		t.Errorf("%v", names)
-	}
+	check.That(t, fmt.Sprint(names) == "[b d/ d/a]", "%v", names)
 	many := make([]tar.Header, 200)
 	for i := range many {
 		many[i] = tar.Header{Typeflag: tar.TypeReg, Name: fmt.Sprint("n", i)}
@@ -408,18 +336,15 @@ func TestArchive(t *testing.T) {
 		{"too many", 413, archive(t, many...)},
 		{"into a full one", 507, good},
 	} {
-		if status, e := s.refused(http.MethodPut, path+"/archive", bad.stream, kind...); status != bad.status {
-			t.Errorf("%s: %d %+v", bad.name, status, e)
-		}
+		status, e := s.refused(http.MethodPut, path+"/archive", bad.stream, kind...)
+		check.That(t, status == bad.status, "%s: %d %+v", bad.name, status, e)
 	}
 	want := []string{"/home/sandbox", "/home/sandbox/b", "/home/sandbox/d", "/home/sandbox/d/a", "/home/sandbox/l"}
 	for i := range 96 {
 		want = append(want, fmt.Sprint("/home/sandbox/n", i))
 	}
 	slices.Sort(want)
-	if a := s.call(path+"/exec", sh("find /home /tmp -mindepth 1 | LC_ALL=C sort")); text(a.Stdout) != strings.Join(want, "\n")+"\n" {
-		t.Errorf("%q", text(a.Stdout))
-	}
+	check.Equal(t, text(s.call(path+"/exec", sh("find /home /tmp -mindepth 1 | LC_ALL=C sort")).Stdout), strings.Join(want, "\n")+"\n")
 }
 
 // The session's quotas apply to everything in it together.
@@ -428,9 +353,7 @@ func TestSessionQuota(t *testing.T) {
 	s := serve(t, "[tenant]\nsessions = 1\n")
 	path := s.session(`{}`)
 	status, b, header, err := s.try(t.Context(), http.MethodPost, "/v1/sessions", `{}`)
-	if status != 409 || header.Get("Retry-After") != "" || err != nil || !strings.Contains(string(b), `"quota-kept"`) { // waiting does not help
-		t.Errorf("%d %v %s %v", status, header, b, err)
-	}
+	check.That(t, status == 409 && header.Get("Retry-After") == "" && err == nil && strings.Contains(string(b), `"quota-kept"`), "%d %v %s %v", status, header, b, err) // waiting does not help
 	s.ask(http.MethodDelete, path, nil)
 	s.session(`{}`)
 }
@@ -451,13 +374,11 @@ func TestSessionEndsDuringTransfers(t *testing.T) {
 		if strings.HasPrefix(request, "PUT") {
 			length = "Content-Length: 1000000\r\n"
 		}
-		if _, err := io.WriteString(c, request+" HTTP/1.1\r\nHost: sbxrun\r\n"+length+"\r\n"); err != nil {
-			t.Fatal(err)
-		}
+		_, err = io.WriteString(c, request+" HTTP/1.1\r\nHost: sbxrun\r\n"+length+"\r\n")
+		check.Require(t, err == nil, "%v", err)
 		if length == "" { // the answer has started
-			if _, err := c.Read(make([]byte, 1)); err != nil {
-				t.Fatal(err)
-			}
+			_, err := c.Read(make([]byte, 1))
+			check.Require(t, err == nil, "%v", err)
 		}
 		all = append(all, c)
 	}
@@ -483,9 +404,7 @@ func TestSessionEndsDuringTransfers(t *testing.T) {
 		status, _ := s.ask(http.MethodGet, path+"/files/made", nil)
 		return status != http.StatusNotFound
 	})
-	if status, b := s.ask(http.MethodDelete, path, nil); status != http.StatusOK {
-		t.Errorf("%d %s", status, b)
-	}
+	s.answers(http.StatusOK, "", http.MethodDelete, path, nil)
 }
 
 // Clients that stall in the middle of a transfer do not delay the session's end by the time that
@@ -495,9 +414,8 @@ func TestStandingStill(t *testing.T) {
 	s := serve(t, "")
 	status, b := s.ask(http.MethodPost, "/v1/sessions", api.NewSession{})
 	var session api.Session
-	if err := json.Unmarshal(b, &session); err != nil || status != http.StatusCreated {
-		t.Fatalf("%d %s", status, b)
-	}
+	err := json.Unmarshal(b, &session)
+	check.Require(t, err == nil && status == http.StatusCreated, "%d %s", status, b)
 	path := "/v1/sessions/" + session.ID
 	s.call(path+"/exec", sh("head -c 64M /dev/zero >large"))
 	for _, head := range []string{
@@ -507,14 +425,12 @@ func TestStandingStill(t *testing.T) {
 		c, err := net.Dial("unix", s.socket())
 		harness.Must(t, err)
 		defer c.Close()
-		if _, err := io.WriteString(c, head); err != nil {
-			t.Fatal(err)
-		}
+		_, err = io.WriteString(c, head)
+		check.Require(t, err == nil, "%v", err)
 		_ = c.SetReadDeadline(time.Now().Add(harness.Bound)) // of sockets
 		if strings.HasPrefix(head, "GET") {
-			if _, err := io.ReadFull(c, make([]byte, 1000)); err != nil {
-				t.Error(err)
-			}
+			_, err := io.ReadFull(c, make([]byte, 1000))
+			check.That(t, err == nil, "%v", err)
 		} else {
 			harness.Until(t, harness.Bound, "the file's directory", func() bool {
 				status, _ := s.ask(http.MethodGet, path+"/files/made", nil)
@@ -523,10 +439,7 @@ func TestStandingStill(t *testing.T) {
 		}
 	}
 	begin := time.Now()
-	if status, b := s.ask(http.MethodDelete, path, nil); status != 200 {
-		t.Errorf("%d %s", status, b)
-	}
-	if took := time.Since(begin); took > 20*time.Second { // the server waits 30 s for a client
-		t.Errorf("the end took %v", took)
-	}
+	s.answers(200, "", http.MethodDelete, path, nil)
+	took := time.Since(begin)
+	check.That(t, took <= 20*time.Second, "the end took %v", took) // the server waits 30 s for a client
 }

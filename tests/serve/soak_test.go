@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -88,9 +89,8 @@ func (s *soak) client(tenant string, r *rand.Rand) {
 		s.kinds[kind]++
 		switch {
 		case wrong != "":
-			if s.failed++; s.failed < 10 {
-				s.t.Errorf("%s, %s: %s", tenant, c.kind, wrong)
-			}
+			s.failed++
+			check.That(s.t, s.failed >= 10, "%s, %s: %s", tenant, c.kind, wrong)
 		case kind == "refused":
 			s.begun-- // to be repeated
 		default:
@@ -137,17 +137,13 @@ func (s *soak) logged() {
 		got := its[id]
 		if cause == "" {
 			left, canceled = left+1, canceled+len(got)
-			if len(got) > 1 || len(got) == 1 && got[0] != "canceled" { // with none, nothing was started
-				s.t.Errorf("%s: its client has left, and the log has %v", id, got)
-			}
+			check.That(s.t, len(got) <= 1 && (len(got) != 1 || got[0] == "canceled"), "%s: its client has left, and the log has %v", id, got) // with none, nothing was started
 		} else if !slices.Equal(got, []string{cause}) {
 			s.t.Errorf("%s: its client was told of %q, and the log has %v", id, cause, got)
 		}
 	}
 	s.t.Logf("%d clients have left, and %d calls were canceled", left, canceled)
-	if left > 100 && canceled == 0 {
-		s.t.Error("no call was canceled")
-	}
+	check.That(s.t, left <= 100 || canceled != 0, "no call was canceled")
 }
 
 // one makes a call, and returns what is wrong with its answer, and its kind.
@@ -285,21 +281,17 @@ queue = 8
 		sum += n
 	}
 	for tenant, n := range s.of {
-		if share := 3 * float64(n) / float64(sum); sum >= 400 && share < 0.7 { // with fewer calls it is chance
-			t.Errorf("%s has %.2f of its share", tenant, share)
-		}
+		share := 3 * float64(n) / float64(sum)
+		check.That(t, sum < 400 || share >= 0.7, "%s has %.2f of its share", tenant, share) // with fewer calls it is chance
 	}
 	t.Logf("%d calls in %v: %v; answers of each tenant: %v; the server's memory each tenth: %v bytes; load %s", sum, took, s.kinds, s.of, s.marks, load)
-	if len(s.kinds) < 6 || s.kinds["refused"] == 0 {
-		t.Errorf("not everything has happened: %v", s.kinds)
-	}
+	check.That(t, len(s.kinds) >= 6 && s.kinds["refused"] != 0, "not everything has happened: %v", s.kinds)
 	harness.Until(t, harness.Bound, "as many processes as before", func() bool {
 		now, _ := s.below()
 		return now <= processes
 	})
-	if after, more := s.below(); after > processes || more > tasks {
-		t.Errorf("%d processes and %d tasks are below the server, and were %d and %d", after, more, processes, tasks)
-	}
+	after, more := s.below()
+	check.That(t, after <= processes && more <= tasks, "%d processes and %d tasks are below the server, and were %d and %d", after, more, processes, tasks)
 	harness.Until(t, harness.Bound, fmt.Sprintf("no more descriptors than %d", descriptors), func() bool { return s.descriptors() <= descriptors })
 	if k := len(s.marks); k > 5 {
 		early, late := slices.Max(s.marks[:k/2]), slices.Max(s.marks[k/2:])

@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -74,9 +75,8 @@ func post(t *testing.T, client *http.Client, url, token string, call api.Call) (
 	harness.Must(t, err)
 	defer r.Body.Close()
 	var answer bytes.Buffer
-	if _, err := answer.ReadFrom(r.Body); err != nil {
-		t.Fatal(err)
-	}
+	_, err = answer.ReadFrom(r.Body)
+	check.Require(t, err == nil, "%v", err)
 	return r.StatusCode, answer.Bytes()
 }
 
@@ -87,20 +87,14 @@ func TestTokens(t *testing.T) {
 	defer client.CloseIdleConnections()
 	for token, want := range map[string]int{"": 401, "wrong": 401, "big": 401, "big-token": 200, "small-token": 200} {
 		status, b := post(t, client, "http://"+address, token, sh("sleep 0.2"))
-		if status != want || status == 401 && !strings.Contains(string(b), `"code":"auth"`) {
-			t.Errorf("%q: %d %s", token, status, b)
-		}
-		if status == 200 && strings.Contains(string(b), `"cause":"timeout"`) != (token == "small-token") {
-			t.Errorf("%q: %s", token, b)
-		}
+		check.That(t, status == want && (status != 401 || strings.Contains(string(b), `"code":"auth"`)), "%q: %d %s", token, status, b)
+		check.That(t, status != 200 || strings.Contains(string(b), `"cause":"timeout"`) == (token == "small-token"), "%q: %s", token, b)
 	}
 	for _, path := range []string{"/v1/languages", "/v1/calls", "/openapi.json", "/metrics"} {
 		r, err := client.Get("http://" + address + path)
 		harness.Must(t, err)
 		r.Body.Close()
-		if r.StatusCode != 401 {
-			t.Errorf("%s: %d", path, r.StatusCode)
-		}
+		check.That(t, r.StatusCode == 401, "%s: %d", path, r.StatusCode)
 	}
 	// Tenants don't see each other's resources.
 	b, err := json.Marshal(sh("sleep 1000"))
@@ -113,15 +107,10 @@ func TestTokens(t *testing.T) {
 	harness.Must(t, err)
 	defer r.Body.Close()
 	var c api.CallStatus
-	if err := json.NewDecoder(r.Body).Decode(&c); err != nil || c.ID == "" {
-		t.Fatalf("%+v %v", c, err)
-	}
-	if _, e := s.refused(http.MethodGet, "/v1/calls/"+c.ID, nil, "Authorization", "Bearer small-token"); e.Failure.Code != api.NoSuchCall {
-		t.Errorf("%+v", e)
-	}
-	if status, b := s.ask(http.MethodDelete, "/v1/calls/"+c.ID, nil, "Authorization", "Bearer big-token"); status != 200 {
-		t.Errorf("%d %s", status, b)
-	}
+	err = json.NewDecoder(r.Body).Decode(&c)
+	check.Require(t, err == nil && c.ID != "", "%+v %v", c, err)
+	s.refuses(api.NoSuchCall, http.MethodGet, "/v1/calls/"+c.ID, nil, "Authorization", "Bearer small-token")
+	s.answers(200, "", http.MethodDelete, "/v1/calls/"+c.ID, nil, "Authorization", "Bearer big-token")
 	// SIGHUP rereads the tokens: a removed one is no longer accepted, and an invalid file changes
 	// nothing.
 	tokens(t, filepath.Join(s.dir, "tokens"), "small")
@@ -133,9 +122,8 @@ func TestTokens(t *testing.T) {
 	harness.Must(t, os.WriteFile(filepath.Join(s.dir, "tokens"), []byte("nonsense"), 0o600))
 	_ = s.cmd.Process.Signal(unix.SIGHUP)
 	s.logs(`"msg":"reload"`)
-	if status, b := post(t, client, "http://"+address, "small-token", sh("true")); status != 200 {
-		t.Errorf("%d %s", status, b)
-	}
+	status, b := post(t, client, "http://"+address, "small-token", sh("true"))
+	check.That(t, status == 200, "%d %s", status, b)
 }
 
 // certificates creates a certificate authority and a certificate for 127.0.0.1: the files ca, cert
@@ -192,15 +180,12 @@ func TestTLS(t *testing.T) {
 		return client
 	}
 	client := trusting(dir)
-	if status, b := post(t, client, "https://"+address, "me-token", sh("echo secure")); status != 200 || !strings.Contains(string(b), "secure") {
-		t.Errorf("%d %s", status, b)
-	}
+	status, b := post(t, client, "https://"+address, "me-token", sh("echo secure"))
+	check.That(t, status == 200 && strings.Contains(string(b), "secure"), "%d %s", status, b)
 	r, err := client.Get("https://" + address + "/healthz")
 	harness.Must(t, err)
 	r.Body.Close()
-	if r.ProtoMajor != 1 {
-		t.Errorf("%s, where a reset is easily lost", r.Proto)
-	}
+	check.That(t, r.ProtoMajor == 1, "%s, where a reset is easily lost", r.Proto)
 	// SIGHUP loads a renewed certificate. An incomplete one changes nothing.
 	renewed := certificates(t)
 	replace := func(name string) {
@@ -209,9 +194,8 @@ func TestTLS(t *testing.T) {
 	}
 	replace("cert")
 	s.logs("tls_cert " + filepath.Join(dir, "cert"))
-	if status, b := post(t, trusting(dir), "https://"+address, "me-token", sh("true")); status != 200 {
-		t.Errorf("%d %s", status, b)
-	}
+	status, b = post(t, trusting(dir), "https://"+address, "me-token", sh("true"))
+	check.That(t, status == 200, "%d %s", status, b)
 	// Nor does one beside another invalid setting.
 	config := filepath.Join(s.dir, "config.toml")
 	right, err := os.ReadFile(config)
@@ -219,15 +203,13 @@ func TestTLS(t *testing.T) {
 	harness.Must(t, os.WriteFile(config, append(bytes.Clone(right), "\n[overlays]\nnew = \"/usr\"\n[tenants.me]\noverlays = [\"new\"]\n"...), 0o600))
 	replace("key")
 	s.logs("no \\\"new\\\" in [overlays]")
-	if status, b := post(t, trusting(dir), "https://"+address, "me-token", sh("true")); status != 200 {
-		t.Errorf("%d %s", status, b)
-	}
+	status, b = post(t, trusting(dir), "https://"+address, "me-token", sh("true"))
+	check.That(t, status == 200, "%d %s", status, b)
 	harness.Must(t, os.WriteFile(config, right, 0o600))
 	_ = s.cmd.Process.Signal(unix.SIGHUP)
 	s.logs(`"msg":"reloaded"`)
-	if status, b := post(t, trusting(renewed), "https://"+address, "me-token", sh("true")); status != 200 {
-		t.Errorf("%d %s", status, b)
-	}
+	status, b = post(t, trusting(renewed), "https://"+address, "me-token", sh("true"))
+	check.That(t, status == 200, "%d %s", status, b)
 }
 
 // SIGHUP reloads languages, also for agents, and limits. Everything else needs a restart, because
@@ -249,31 +231,22 @@ func TestReload(t *testing.T) {
 	harness.Must(t, os.WriteFile(file, []byte(text), 0o600))
 	_ = s.cmd.Process.Signal(unix.SIGHUP)
 	s.logs(`"msg":"reloaded"`, "other changes need a restart")
-	if _, b := s.ask(http.MethodGet, "/v1/languages", nil); !strings.Contains(string(b), `"name":"extra"`) {
-		t.Errorf("%s", b)
-	}
+	s.answers(http.StatusOK, `"name":"extra"`, http.MethodGet, "/v1/languages", nil)
 	for _, a := range agents {
-		if r := a.use("run_code", map[string]any{"language": "extra", "code": "echo $((6*7))"}); !strings.Contains(r.Content[0].(*mcp.TextContent).Text, "42") {
-			t.Errorf("%+v", r)
-		}
+		r := a.use("run_code", map[string]any{"language": "extra", "code": "echo $((6*7))"})
+		check.That(t, strings.Contains(r.Content[0].(*mcp.TextContent).Text, "42"), "%+v", r)
 		harness.Must(t, a.Close())
 	}
-	if _, e := s.refused(http.MethodPost, "/v1/sessions", `{}`); e.Failure.Code != api.QuotaKept {
-		t.Errorf("%+v", e)
-	}
+	s.refuses(api.QuotaKept, http.MethodPost, "/v1/sessions", `{}`)
 	c := s.status(http.MethodPost, path+"/processes", sh("echo out"), http.StatusAccepted)
 	s.status(http.MethodGet, path+"/processes/"+c.ID+"?wait_ms=60000", nil, http.StatusOK)
-	if _, b := s.ask(http.MethodGet, path+"/processes/"+c.ID+"/output", nil); string(b) != "out\n" {
-		t.Errorf("%q", b)
-	}
+	_, b := s.ask(http.MethodGet, path+"/processes/"+c.ID+"/output", nil)
+	check.That(t, string(b) == "out\n", "%q", b)
 	s.ask(http.MethodDelete, path, nil)
 	s.session(`{}`)
-	if _, b := s.ask(http.MethodGet, "/v1/status", nil); !strings.Contains(string(b), `"places":64`) {
-		t.Errorf("%s", b)
-	}
-	if _, err := os.Lstat(other); err == nil {
-		t.Error("the new directory is used")
-	}
+	s.answers(http.StatusOK, `"places":64`, http.MethodGet, "/v1/status", nil)
+	_, err = os.Lstat(other)
+	check.That(t, err != nil, "the new directory is used")
 }
 
 // With systemd's socket activation, the server gets its socket on descriptor 3, and notifies
@@ -304,24 +277,17 @@ func TestSocketActivation(t *testing.T) {
 	s.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+filepath.Join(dir, "notify"))
 	s.cmd.ExtraFiles, s.cmd.Stderr = []*os.File{file}, s.log
 	s.start()
-	if got := note(); got != "READY=1" {
-		t.Errorf("%q", got)
-	}
+	check.Equal(t, note(), "READY=1")
 	_ = s.cmd.Process.Signal(unix.SIGHUP) // the environment no longer mentions sockets
 	harness.Until(t, harness.Bound, "the reload", func() bool { return strings.Contains(s.log.String(), `"msg":"reload`) })
-	if log := s.log.String(); !strings.Contains(log, `"msg":"reloaded"`) || strings.Contains(log, "other changes need a restart") {
-		t.Error(log)
-	}
-	if a := s.run(sh("ls /proc/self/fd | wc -l")); text(a.Stdout) != "4\n" { // 0, 1, 2 and that of ls
-		t.Errorf("%q descriptors", text(a.Stdout))
-	}
+	log := s.log.String()
+	check.That(t, strings.Contains(log, `"msg":"reloaded"`) && !strings.Contains(log, "other changes need a restart"), "%v", log)
+	check.Equal(t, text(s.run(sh("ls /proc/self/fd | wc -l")).Stdout), "4\n") // 0, 1, 2 and that of ls
 	if os.Getuid() == 0 {
 		s.group()
 	}
 	s.end()
-	if got := note(); got != "STOPPING=1" {
-		t.Errorf("%q", got)
-	}
+	check.Equal(t, note(), "STOPPING=1")
 }
 
 // group lets the socket's group call, each user as its own tenant, and nobody else.
@@ -336,16 +302,11 @@ func (s *server) group() {
 		return fmt.Sprintf("%s %v", out, err)
 	}
 	for _, uid := range []uint32{61001, 61002} {
-		if out := curl(uid, group, "http://sbxrun/v1/sessions"); out != `{"sessions":[]}`+"\n <nil>" {
-			s.t.Errorf("uid %d: %s", uid, out)
-		}
-		if out := curl(uid, group, "http://sbxrun/v1/sessions", "--data", "{}"); !strings.HasPrefix(out, `{"id":`) {
-			s.t.Errorf("uid %d: %s", uid, out)
-		}
+		check.Equal(s.t, curl(uid, group, "http://sbxrun/v1/sessions"), `{"sessions":[]}`+"\n <nil>", "uid %d", uid)
+		out := curl(uid, group, "http://sbxrun/v1/sessions", "--data", "{}")
+		check.That(s.t, strings.HasPrefix(out, `{"id":`), "uid %d: %s", uid, out)
 		curl(uid, group, "http://sbxrun/v1/run", "--data", `{"argv":["true"]}`)
 		s.logs(fmt.Sprintf(`"tenant":"uid-%d"`, uid))
 	}
-	if out := curl(61003, 61003, "http://sbxrun/readyz"); out != " exit status 7" {
-		s.t.Errorf("of another group: %s", out)
-	}
+	check.Equal(s.t, curl(61003, 61003, "http://sbxrun/readyz"), " exit status 7", "of another group")
 }
