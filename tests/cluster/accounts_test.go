@@ -26,6 +26,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -46,12 +47,9 @@ func example(t *testing.T) (o *server.Options, ca string) {
 	for name, word := range passwords {
 		t.Setenv(name, word)
 	}
-	if o, err = server.ProcessConfigFile(file); err != nil {
-		t.Fatal(err)
-	}
-	if !o.JetStream || o.TLSConfig == nil || len(o.Routes) != 3 || o.Cluster.Name == "" || o.Cluster.TLSConfig == nil {
-		t.Errorf("the example lacks JetStream, TLS or other servers")
-	}
+	o, err = server.ProcessConfigFile(file)
+	check.Require(t, err == nil, "%v", err)
+	check.That(t, o.JetStream && o.TLSConfig != nil && len(o.Routes) == 3 && o.Cluster.Name != "" && o.Cluster.TLSConfig != nil, "the example lacks JetStream, TLS or other servers")
 	o.Host, o.Port, o.NoLog, o.NoSigs = "127.0.0.1", freePort(), true, true
 	o.Cluster, o.Routes = server.ClusterOpts{}, nil // a single server
 	return o, filepath.Join(dir, "ca.pem")
@@ -114,17 +112,12 @@ func stolenNode(t *testing.T, o *server.Options, ca string) {
 		t.Fatal(status, text, err)
 	}
 	call := g.begin(t, "true")
-	if x := g.end(t, call.ID); x.Report == nil { // with only these rights
-		t.Fatalf("%+v", x)
-	}
+	x := g.end(t, call.ID)
+	check.Require(t, x.Report != nil, "%+v", x) // with only these rights
 	status, stored := g.store(t, "of a tenant")
-	if status != http.StatusCreated {
-		t.Fatal(status)
-	}
+	check.Require(t, status == http.StatusCreated, "%v", status)
 	for _, p := range []*process{node, g.process} {
-		if strings.Contains(p.log.String(), "iolation") {
-			t.Errorf("%s", p.log)
-		}
+		check.That(t, !strings.Contains(p.log.String(), "iolation"), "%s", p.log)
 	}
 	refused := make(chan string, 16)
 	stolen, err := nats.Connect(as("node1", "NODE_1"), nats.RootCAs(ca), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err.Error() }))
@@ -138,14 +131,12 @@ func stolenNode(t *testing.T, o *server.Options, ca string) {
 		denied(t, refused, subject)
 	}
 	for _, subject := range []string{"sbxrun.>", "sbxrun.node.>", "sbxrun.node.node2.>", "sbxrun.gateway.>", "sbxrun.beat.node.*", "$KV.>", "sbxrun-queue.>", "_INBOX.>", "sbxrun.node.node2.inbox.>", ">"} {
-		if _, err := stolen.SubscribeSync(subject); err != nil {
-			t.Fatal(err)
-		}
+		_, err := stolen.SubscribeSync(subject)
+		check.Require(t, err == nil, "%v", err)
 		denied(t, refused, subject)
 	}
-	if _, err := nats.Connect(fmt.Sprintf("tls://127.0.0.1:%d", o.Port), nats.RootCAs(ca)); err == nil {
-		t.Error("anybody may connect")
-	}
+	_, err = nats.Connect(fmt.Sprintf("tls://127.0.0.1:%d", o.Port), nats.RootCAs(ca))
+	check.That(t, err != nil, "anybody may connect")
 	canDo(t, g, js, stolen, call.ID, stored.ID)
 }
 
@@ -172,19 +163,16 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 		if rollup != "" {
 			m.Header.Set("Nats-Rollup", rollup)
 		}
-		if text := ask(m); strings.Contains(text, "rollup not permitted") != (rollup != "") {
-			t.Errorf("%q: %s", rollup, text)
-		}
+		text := ask(m)
+		check.That(t, strings.Contains(text, "rollup not permitted") == (rollup != ""), "%q: %s", rollup, text)
 	}
 	// JetStream responds to any reply subject, even if the node may not publish there. Such a response must
 	// not become a request to JetStream or a record.
 	for _, at := range []string{"$JS.API.STREAM.PURGE.KV_sbxrun-calls", "$JS.API.STREAM.DELETE.KV_sbxrun-calls", "$JS.API.STREAM.DELETE.sbxrun-queue", "$KV.sbxrun-shares." + tenant, "sbxrun-queue.x"} {
-		if err := stolen.PublishRequest("$KV.sbxrun-calls.x.y", at, nil); err != nil { // with text in the response
-			t.Fatal(err)
-		}
-		if err := stolen.PublishRequest("$JS.API.CONSUMER.MSG.NEXT.sbxrun-queue.nodes", at, []byte(`{"batch":1,"no_wait":true}`)); err != nil { // with an empty response
-			t.Fatal(err)
-		}
+		err := stolen.PublishRequest("$KV.sbxrun-calls.x.y", at, nil)
+		check.Require(t, err == nil, "%v", err) // with text in the response
+		err = stolen.PublishRequest("$JS.API.CONSUMER.MSG.NEXT.sbxrun-queue.nodes", at, []byte(`{"batch":1,"no_wait":true}`))
+		check.Require(t, err == nil, "%v", err) // with an empty response
 	}
 	ask(&nats.Msg{Subject: "$KV.sbxrun-calls.x.y"}) // now both have a response
 	if queue, err := js.Stream(t.Context(), "sbxrun-queue"); err != nil || queue.CachedInfo().State.Msgs != 0 {
@@ -195,9 +183,8 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 	if entry, err := record.Get(t.Context(), tenant); err != nil || !strings.Contains(string(entry.Value()), `"held":`) {
 		t.Errorf("%v", err)
 	}
-	if x := g.end(t, call); x.Report == nil {
-		t.Errorf("%+v", x)
-	}
+	x := g.end(t, call)
+	check.That(t, x.Report != nil, "%+v", x)
 	tell := func(places, running int) {
 		text := fmt.Sprintf(`{"kind":"node","name":"node1","instance":"00000000","places":%d,"running":%d}`, places, running)
 		harness.Must(t, stolen.Publish("sbxrun.beat.node.node1", []byte(text)))
@@ -208,16 +195,12 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 	tell(1, 1000)
 	beat, err := beats.NextMsg(harness.Bound)
 	var to struct{ Instance string }
-	if err != nil || json.Unmarshal(beat.Data, &to) != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil && json.Unmarshal(beat.Data, &to) == nil, "%v", err)
 	until := func(text string) {
 		t.Helper()
 		for all := ""; !strings.Contains(all, text); {
 			m, err := get.NextMsg(harness.Bound)
-			if err != nil {
-				t.Fatalf("%v: %q", err, all)
-			}
+			check.Require(t, err == nil, "%v: %q", err, all)
 			all += string(m.Data)
 		}
 	}
@@ -241,9 +224,8 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 			harness.Must(t, m.Respond([]byte("-NAK")))
 		}
 	}
-	if x := g.end(t, taken); x.Report == nil {
-		t.Errorf("%+v", x)
-	}
+	x = g.end(t, taken)
+	check.That(t, x.Report != nil, "%+v", x)
 	// By announcing slots, it gets requests.
 	tell(1_000_000, 0)
 	harness.Until(t, harness.Bound, "the gateway to use its heartbeat", func() bool {
@@ -280,9 +262,7 @@ func denied(t *testing.T, refused <-chan string, subject string) {
 	t.Helper()
 	select {
 	case text := <-refused:
-		if !strings.Contains(text, subject) || !strings.Contains(strings.ToLower(text), "permissions violation") {
-			t.Errorf("%s: %s", subject, text)
-		}
+		check.That(t, strings.Contains(text, subject) && strings.Contains(strings.ToLower(text), "permissions violation"), "%s: %s", subject, text)
 	case <-time.After(harness.Bound):
 		t.Errorf("%s is allowed", subject)
 	}
@@ -295,9 +275,8 @@ func TestNoFiles(t *testing.T) {
 	s := startNATS(t, o)
 	defer s.Shutdown()
 	g := newCluster(t, url(o), 1, 1, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nfiles = \"0\"\n").gateways[0]
-	if status, x := g.store(t, "stored"); status != http.StatusInsufficientStorage {
-		t.Errorf("%d %+v", status, x)
-	}
+	status, x := g.store(t, "stored")
+	check.That(t, status == http.StatusInsufficientStorage, "%d %+v", status, x)
 }
 
 // All gateways and nodes find a file, even if the gateway of its upload is lost, and the collected files of
@@ -313,9 +292,8 @@ func TestFiles(t *testing.T) {
 	}
 	large := strings.Repeat("0123456789abcdef", 1<<16) // larger than a message
 	for _, text := range []string{"stored", large, "stored", ""} {
-		if status, id := put(c.gateways[0], text); status != http.StatusCreated || id != sum(text) {
-			t.Fatal(status, id)
-		}
+		status, id := put(c.gateways[0], text)
+		check.Require(t, status == http.StatusCreated && id == sum(text), "%v %v", status, id)
 	}
 	c.gateways[0].kill()
 	g := c.gateways[1]
@@ -328,24 +306,17 @@ func TestFiles(t *testing.T) {
 	nodes := map[string]bool{}
 	for range 12 {
 		a, e := run(sum(large))
-		if e != nil || *a.Stdout != large {
-			t.Fatalf("%+v", e)
-		}
+		check.Require(t, e == nil && *a.Stdout == large, "%+v", e)
 		nodes[a.ID[:2]] = true
-		if a, e = run(sum("stored")); e != nil || *a.Stdout != "stored" {
-			t.Fatalf("%+v", e)
-		}
+		a, e = run(sum("stored"))
+		check.Require(t, e == nil && *a.Stdout == "stored", "%+v", e)
 	}
-	if len(nodes) < 2 {
-		t.Errorf("it only ran on %v", nodes)
-	}
+	check.That(t, len(nodes) >= 2, "it only ran on %v", nodes)
 	var queued api.CallStatus
-	if _, e, err := g.call(t.Context(), "/v1/calls", api.Call{Argv: []string{"cat", "f"}, Files: []api.FileIn{{Path: "f", ID: sum("stored")}}}, &queued); e != nil || err != nil {
-		t.Fatal(e, err)
-	}
-	if x := g.end(t, queued.ID); x.Report == nil || x.Report.ExitCode != 0 {
-		t.Errorf("%+v", x)
-	}
+	_, e, err := g.call(t.Context(), "/v1/calls", api.Call{Argv: []string{"cat", "f"}, Files: []api.FileIn{{Path: "f", ID: sum("stored")}}}, &queued)
+	check.Require(t, e == nil && err == nil, "%v %v", e, err)
+	x := g.end(t, queued.ID)
+	check.That(t, x.Report != nil && x.Report.ExitCode == 0, "%+v", x)
 	if status, text := g.ask(t, http.MethodGet, "/v1/files/"+sum(large), nil); status != http.StatusOK || text != large {
 		t.Error(status, len(text))
 	}
@@ -353,38 +324,30 @@ func TestFiles(t *testing.T) {
 	if status, text := g.ask(t, http.MethodGet, "/v1/files/sha256:..%2f..%2fsecret", nil); status != http.StatusNotFound {
 		t.Error(status, text)
 	}
-	if _, e := run("../secret"); e == nil || e.Failure.Code != api.NoSuchFile {
-		t.Errorf("%+v", e)
-	}
+	_, e = run("../secret")
+	check.That(t, e != nil && e.Failure.Code == api.NoSuchFile, "%+v", e)
 	// The files of a call are on its node.
 	var a api.Answer
-	if _, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"sh", "-c", "echo made >out"}, Collect: []string{"out"}}, &a); e != nil || err != nil {
-		t.Fatal(e, err)
-	}
+	_, e, err = g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"sh", "-c", "echo made >out"}, Collect: []string{"out"}}, &a)
+	check.Require(t, e == nil && err == nil, "%v %v", e, err)
 	for range 8 {
-		if b, e := run(a.Files[0].ID); e != nil || *b.Stdout != "made\n" {
-			t.Fatalf("%+v", e)
-		}
+		b, e := run(a.Files[0].ID)
+		check.Require(t, e == nil && *b.Stdout == "made\n", "%+v", e)
 	}
 	for _, id := range []string{sum("another"), "sha256:9f2f", "part-x", "x"} {
-		if status, text := g.ask(t, http.MethodGet, "/v1/files/"+id, nil); status != http.StatusNotFound {
-			t.Error(id, status, text)
-		}
-		if _, e := run(id); e == nil || e.Started || e.Failure.Code != api.NoSuchFile {
-			t.Errorf("%s: %+v", id, e)
-		}
+		status, text := g.ask(t, http.MethodGet, "/v1/files/"+id, nil)
+		check.That(t, status == http.StatusNotFound, "%v %v %v", id, status, text)
+		_, e := run(id)
+		check.That(t, e != nil && !e.Started && e.Failure.Code == api.NoSuchFile, "%s: %+v", id, e)
 	}
 	c.gateways[0].start()
 	c.ready(c.gateways[0], 3)
-	if status, _ := put(c.gateways[0], strings.Repeat("x", 2<<20)); status != http.StatusCreated {
-		t.Error(status)
-	}
-	if status, _ := put(g, strings.Repeat("y", 2<<20)); status != http.StatusInsufficientStorage {
-		t.Error(status)
-	}
-	if status, id := put(g, "still room"); status != http.StatusCreated || id != sum("still room") {
-		t.Error(status, id) // a rejected upload uses no room
-	}
+	status, _ := put(c.gateways[0], strings.Repeat("x", 2<<20))
+	check.That(t, status == http.StatusCreated, "%v", status)
+	status, _ = put(g, strings.Repeat("y", 2<<20))
+	check.That(t, status == http.StatusInsufficientStorage, "%v", status)
+	status, id := put(g, "still room")
+	check.That(t, status == http.StatusCreated && id == sum("still room"), "%v %v", status, id) // a rejected upload uses no room
 	// An incomplete upload leaves nothing behind.
 	half, err := net.Dial("unix", g.socket)
 	harness.Must(t, err)
@@ -394,21 +357,16 @@ func TestFiles(t *testing.T) {
 	_ = half.(*net.UnixConn).CloseWrite()
 	_ = half.SetDeadline(time.Now().Add(harness.Bound))
 	broken, err := http.ReadResponse(bufio.NewReader(half), nil)
-	if err != nil || broken.StatusCode != http.StatusBadRequest {
-		t.Error(broken, err)
-	}
+	check.That(t, err == nil && broken.StatusCode == http.StatusBadRequest, "%v %v", broken, err)
 	if status, text := g.ask(t, http.MethodGet, "/v1/files/"+sum(strings.Repeat("h", room)), nil); status != http.StatusNotFound {
 		t.Error(status, len(text))
 	}
-	if status, _ := put(g, strings.Repeat("w", room)); status != http.StatusCreated {
-		t.Error(status)
-	}
+	status, _ = put(g, strings.Repeat("w", room))
+	check.That(t, status == http.StatusCreated, "%v", status)
 	res, err := g.client.Get("http://sbxrun/metrics")
 	harness.Must(t, err)
 	defer res.Body.Close()
 	text := make([]byte, 1<<16)
 	n, _ := res.Body.Read(text)
-	if !strings.Contains(string(text[:n]), `sbxrun_node_ready{node="n2"} 1`) {
-		t.Errorf("%s", text[:n])
-	}
+	check.That(t, strings.Contains(string(text[:n]), `sbxrun_node_ready{node="n2"} 1`), "%s", text[:n])
 }

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -168,9 +169,7 @@ func number(t *testing.T, name string, usual int) int {
 		return usual
 	}
 	n, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatal(name, err)
-	}
+	check.Require(t, err == nil, "%v %v", name, err)
 	return n
 }
 
@@ -218,9 +217,7 @@ func TestChaos(t *testing.T) {
 						how, text = refused, "gateway away"
 					case err != nil:
 						text = "connection broke"
-						if late {
-							t.Errorf("%s: no answer", word)
-						}
+						check.That(t, !late, "%s: no answer", word)
 					case e == nil:
 						how, text = ran, "ran"
 						if a.ExitCode != 0 {
@@ -308,9 +305,8 @@ func TestChaos(t *testing.T) {
 		}
 	}
 	// Each death ends the calls in progress on a part of the cluster, and a slow machine has more deaths.
-	if lost := calls - tally["ran"]; lost > deaths*clients/3 || lost == calls {
-		t.Errorf("only %d have run: %v", tally["ran"], tally)
-	}
+	lost := calls - tally["ran"]
+	check.That(t, lost <= deaths*clients/3 && lost != calls, "only %d have run: %v", tally["ran"], tally)
 }
 
 // The sessions of a killed node are gone within eight seconds; others continue. The sessions of a
@@ -328,9 +324,8 @@ func TestNodeLost(t *testing.T) {
 	byNode := map[string]string{}
 	harness.Until(t, harness.Bound, "a session on each node", func() bool {
 		var x api.Session
-		if _, e, err := c.gateways[0].call(t.Context(), "/v1/sessions", struct{}{}, &x); err != nil || e != nil {
-			t.Fatal(e, err)
-		}
+		_, e, err := c.gateways[0].call(t.Context(), "/v1/sessions", struct{}{}, &x)
+		check.Require(t, err == nil && e == nil, "%v %v", e, err)
 		byNode[x.ID[:2]] = x.ID
 		return len(byNode) == 3
 	})
@@ -351,9 +346,7 @@ func TestNodeLost(t *testing.T) {
 	harness.Until(t, harness.Bound, "the commands", func() bool { return sleeps(c.nodes[0]) && sleeps(c.nodes[1]) && sleeps(c.nodes[2]) })
 	try := func(g *gateway, name string) int {
 		status, e, err := g.call(t.Context(), "/v1/sessions/"+byNode[name]+"/exec", api.Call{Argv: []string{"true"}}, nil)
-		if err != nil {
-			t.Fatal(e, err)
-		}
+		check.Require(t, err == nil, "%v %v", e, err)
 		return status
 	}
 	r.cut()
@@ -375,16 +368,12 @@ func TestNodeLost(t *testing.T) {
 		}
 		t.Logf("410 after %v", time.Since(began).Round(10*time.Millisecond))
 		harness.Until(t, 8*time.Second+harness.Slack-time.Since(began), "the end of what the killed gateway has asked for", func() bool { return !sleeps(c.nodes[1]) })
-		if status := try(g, "n1"); status != http.StatusOK {
-			t.Error(status)
-		}
+		check.Equal(t, try(g, "n1"), http.StatusOK)
 	}
 	for range 2 {
 		select {
 		case e := <-lost:
-			if e == nil || e.Failure.Code != api.Lost || !e.Started {
-				t.Errorf("%+v", e)
-			}
+			check.That(t, e != nil && e.Failure.Code == api.Lost && e.Started, "%+v", e)
 		case <-time.After(harness.Bound):
 			t.Error("the caller waits for ever")
 		}
@@ -492,9 +481,7 @@ func TestRollingRestart(t *testing.T) {
 					t.Error(err)
 				case e != nil:
 					text += " " + string(e.Failure.Code)
-					if status != http.StatusServiceUnavailable || e.Started {
-						t.Errorf("%d %+v", status, e)
-					}
+					check.That(t, status == http.StatusServiceUnavailable && !e.Started, "%d %+v", status, e)
 				case a.ExitCode != 0:
 					t.Errorf("ended by %s", a.Cause)
 				}
@@ -513,9 +500,7 @@ func TestRollingRestart(t *testing.T) {
 	close(stop)
 	all.Wait()
 	t.Logf("%v", tally)
-	if tally["200"] == 0 {
-		t.Error("nothing ran")
-	}
+	check.That(t, tally["200"] != 0, "nothing ran")
 }
 
 // Without a majority of NATS servers, calls that need JetStream are refused before they start, and others work.
@@ -544,9 +529,7 @@ func TestMajority(t *testing.T) {
 	c.ready(g, 2)
 	keyed := func(key string) (int, string) {
 		status, text, err := g.keyed(t.Context(), key, api.Call{Argv: []string{"true"}})
-		if err != nil {
-			t.Error(err)
-		}
+		check.That(t, err == nil, "%v", err)
 		return status, text
 	}
 	harness.Until(t, harness.Bound, "JetStream", func() bool {
@@ -559,32 +542,25 @@ func TestMajority(t *testing.T) {
 	}
 	harness.Until(t, harness.Bound, "calls by the server that is left", func() bool {
 		status, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}}, nil)
-		if err != nil || e != nil && e.Started && e.Failure.Code != api.Lost {
-			t.Fatal(status, e, err)
-		}
+		check.Require(t, err == nil && (e == nil || !e.Started || e.Failure.Code == api.Lost), "%v %v %v", status, e, err)
 		return status == http.StatusOK
 	})
 	var all sync.WaitGroup // each waits for a response
 	all.Go(func() {
-		if status, text := keyed("second"); status != http.StatusServiceUnavailable || !strings.Contains(text, `"started":false`) {
-			t.Error(status, text)
-		}
+		status, text := keyed("second")
+		check.That(t, status == http.StatusServiceUnavailable && strings.Contains(text, `"started":false`), "%v %v", status, text)
 	})
 	all.Go(func() {
-		if status, e, err := g.call(t.Context(), "/v1/calls", api.Call{Argv: []string{"true"}}, nil); err != nil || status != http.StatusServiceUnavailable || e.Started {
-			t.Error(status, e, err)
-		}
+		status, e, err := g.call(t.Context(), "/v1/calls", api.Call{Argv: []string{"true"}}, nil)
+		check.That(t, err == nil && status == http.StatusServiceUnavailable && !e.Started, "%v %v %v", status, e, err)
 	})
 	all.Go(func() {
-		if status, _ := g.store(t, "a file"); status != http.StatusServiceUnavailable {
-			t.Error(status)
-		}
+		status, _ := g.store(t, "a file")
+		check.That(t, status == http.StatusServiceUnavailable, "%v", status)
 	})
 	harness.Until(t, harness.Bound, "a call of a tenant with a ceiling to be refused", func() bool { // its allotment may admit one
 		status, e, err := bounded.call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}}, nil)
-		if err != nil || e != nil && (status != http.StatusServiceUnavailable || e.Started) {
-			t.Fatal(status, e, err)
-		}
+		check.Require(t, err == nil && (e == nil || status == http.StatusServiceUnavailable && !e.Started), "%v %v %v", status, e, err)
 		return status == http.StatusServiceUnavailable
 	})
 	all.Wait()
@@ -607,9 +583,8 @@ func TestNATSAway(t *testing.T) {
 	away := time.Duration(number(t, "SBXRUN_CLUSTER_AWAY", 10)) * time.Second
 	g := c.gateways[0]
 	var session api.Session
-	if _, e, err := g.call(t.Context(), "/v1/sessions", struct{}{}, &session); err != nil || e != nil {
-		t.Fatal(e, err)
-	}
+	_, e, err := g.call(t.Context(), "/v1/sessions", struct{}{}, &session)
+	check.Require(t, err == nil && e == nil, "%v %v", e, err)
 	type end struct {
 		a   api.Answer
 		e   *api.Error
@@ -657,9 +632,7 @@ func TestNATSAway(t *testing.T) {
 	for range 2 {
 		select {
 		case x := <-ends:
-			if x.err != nil || x.e != nil || x.a.ExitCode != 0 || len(*x.a.Stdout) != 588895 {
-				t.Errorf("%+v %v", x.e, x.err)
-			}
+			check.That(t, x.err == nil && x.e == nil && x.a.ExitCode == 0 && len(*x.a.Stdout) == 588895, "%+v %v", x.e, x.err)
 		case <-time.After(harness.Bound):
 			t.Fatal("no answer")
 		}
@@ -672,9 +645,7 @@ func TestNATSAway(t *testing.T) {
 	}
 	harness.Until(t, harness.Bound, "the session", func() bool {
 		status, _, err := g.call(t.Context(), "/v1/sessions/"+session.ID+"/exec", api.Call{Argv: []string{"true"}}, nil)
-		if err != nil || status != http.StatusOK && status != http.StatusServiceUnavailable {
-			t.Fatal(status, err)
-		}
+		check.Require(t, err == nil && (status == http.StatusOK || status == http.StatusServiceUnavailable), "%v %v", status, err)
 		return status == http.StatusOK
 	})
 }
@@ -691,14 +662,11 @@ func TestNATSEmpty(t *testing.T) {
 		t.Helper()
 		harness.Until(t, harness.Bound, "calls "+key, func() bool {
 			status, _, err := g.keyed(t.Context(), key, api.Call{Argv: []string{"true"}})
-			if err != nil || status != http.StatusOK && status != http.StatusServiceUnavailable {
-				t.Fatal(status, err)
-			}
+			check.Require(t, err == nil && (status == http.StatusOK || status == http.StatusServiceUnavailable), "%v %v", status, err)
 			return status == http.StatusOK
 		})
-		if x := g.end(t, g.begin(t, "true").ID); x.Report == nil || x.Report.ExitCode != 0 {
-			t.Errorf("%s: %+v", key, x)
-		}
+		x := g.end(t, g.begin(t, "true").ID)
+		check.That(t, x.Report != nil && x.Report.ExitCode == 0, "%s: %+v", key, x)
 	}
 	works("before")
 	s.Shutdown()
@@ -724,9 +692,8 @@ func TestNATSSilent(t *testing.T) {
 	var ids []string
 	for range 3 {
 		var x api.Session
-		if _, e, err := g.call(t.Context(), "/v1/sessions", struct{}{}, &x); err != nil || e != nil {
-			t.Fatal(e, err)
-		}
+		_, e, err := g.call(t.Context(), "/v1/sessions", struct{}{}, &x)
+		check.Require(t, err == nil && e == nil, "%v %v", e, err)
 		ids = append(ids, x.ID)
 	}
 	const away = 2 * 6 * time.Second // twice the time until a member is lost
@@ -734,9 +701,8 @@ func TestNATSSilent(t *testing.T) {
 	for _, id := range ids {
 		calls.Go(func() {
 			var a api.Answer
-			if _, e, err := g.call(t.Context(), "/v1/sessions/"+id+"/exec", api.Call{Argv: []string{"sleep", fmt.Sprint(away.Seconds())}, TimeoutMS: 200_000}, &a); err != nil || e != nil || a.ExitCode != 0 {
-				t.Errorf("%s: %+v %v %+v", id, e, err, a)
-			}
+			_, e, err := g.call(t.Context(), "/v1/sessions/"+id+"/exec", api.Call{Argv: []string{"sleep", fmt.Sprint(away.Seconds())}, TimeoutMS: 200_000}, &a)
+			check.That(t, err == nil && e == nil && a.ExitCode == 0, "%s: %+v %v %+v", id, e, err, a)
 		})
 	}
 	harness.Until(t, harness.Bound, "the commands", func() bool {

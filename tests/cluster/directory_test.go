@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -30,9 +31,8 @@ func TestNamedNode(t *testing.T) {
 		}
 	}
 	c.ready(own, 0)
-	if status, e, err := own.call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}}, nil); err != nil || status != http.StatusServiceUnavailable || e.Started || !strings.Contains(e.Failure.Message, "no gateway") {
-		t.Errorf("%d %+v %v", status, e, err)
-	}
+	status, e, err := own.call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}}, nil)
+	check.That(t, err == nil && status == http.StatusServiceUnavailable && !e.Started && strings.Contains(e.Failure.Message, "no gateway"), "%d %+v %v", status, e, err)
 	g := &gateway{socket: filepath.Join(c.dir, "g.sock")}
 	g.process = c.process("gateway", "g", url(o), "listen = [\"unix:"+g.socket+"\"]\n")
 	g.client = unixClient(g.socket)
@@ -72,9 +72,8 @@ func TestNamedNode(t *testing.T) {
 		{"DELETE", "/v1/volumes/v", "", nil, 400},
 		{"GET", "/v1/volumes", "n2", nil, 503},
 	} {
-		if status, e := ask(tt.method, tt.path, tt.node, tt.body, nil); status != tt.status || e.Started {
-			t.Errorf("%s %s: %d %+v", tt.method, tt.path, status, e)
-		}
+		status, e := ask(tt.method, tt.path, tt.node, tt.body, nil)
+		check.That(t, status == tt.status && !e.Started, "%s %s: %d %+v", tt.method, tt.path, status, e)
 	}
 	harness.Until(t, harness.Bound, "both nodes", func() bool {
 		n, _ := ask("GET", "/v1/volumes", "n0", nil, nil)
@@ -83,20 +82,15 @@ func TestNamedNode(t *testing.T) {
 	})
 	var a api.Answer
 	for range 4 {
-		if status, e := ask("POST", "/v1/run", "n0", run("echo x >>/v/f; wc -l </v/f"), &a); status != http.StatusOK || !strings.HasPrefix(a.ID, "n0.") {
-			t.Fatalf("%d %+v", status, e)
-		}
+		status, e := ask("POST", "/v1/run", "n0", run("echo x >>/v/f; wc -l </v/f"), &a)
+		check.Require(t, status == http.StatusOK && strings.HasPrefix(a.ID, "n0."), "%d %+v", status, e)
 	}
-	if strings.TrimSpace(*a.Stdout) != "4" {
-		t.Errorf("%q", *a.Stdout)
-	}
+	check.That(t, strings.TrimSpace(*a.Stdout) == "4", "%q", *a.Stdout)
 	for node, want := range map[string]int{"n0": 1, "n1": 0} {
 		var list api.Volumes
-		if status, e := ask("GET", "/v1/volumes", node, nil, &list); status != http.StatusOK || len(list.Volumes) != want {
-			t.Errorf("%s: %d %+v %+v", node, status, e, list)
-		}
+		status, e := ask("GET", "/v1/volumes", node, nil, &list)
+		check.That(t, status == http.StatusOK && len(list.Volumes) == want, "%s: %d %+v %+v", node, status, e, list)
 	}
-	if status, e := ask("DELETE", "/v1/volumes/v", "n0", nil, nil); status != http.StatusNoContent && status != http.StatusOK {
-		t.Errorf("%d %+v", status, e)
-	}
+	status, e = ask("DELETE", "/v1/volumes/v", "n0", nil, nil)
+	check.That(t, status == http.StatusNoContent || status == http.StatusOK, "%d %+v", status, e)
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -50,20 +51,16 @@ func TestManyTenants(t *testing.T) {
 	}
 	for i := range tenants {
 		text := fmt.Sprintf("file %d", i)
-		if status, answer := request(i, http.MethodPost, "/v1/files", text, "Content-Type", "application/octet-stream"); status != http.StatusCreated {
-			t.Fatalf("tenant %d: %d %s", i, status, answer)
-		}
-		if status, answer := request(i, http.MethodGet, "/v1/files/"+sum(text), ""); status != http.StatusOK || answer != text {
-			t.Fatalf("tenant %d: %d %s", i, status, answer)
-		}
+		status, answer := request(i, http.MethodPost, "/v1/files", text, "Content-Type", "application/octet-stream")
+		check.Require(t, status == http.StatusCreated, "tenant %d: %d %s", i, status, answer)
+		status, answer = request(i, http.MethodGet, "/v1/files/"+sum(text), "")
+		check.Require(t, status == http.StatusOK && answer == text, "tenant %d: %d %s", i, status, answer)
 	}
-	if status, _ := request(0, http.MethodGet, "/v1/files/"+sum("file 1"), ""); status != http.StatusNotFound {
-		t.Errorf("the file of another tenant: %d", status)
-	}
+	status, _ := request(0, http.MethodGet, "/v1/files/"+sum("file 1"), "")
+	check.That(t, status == http.StatusNotFound, "the file of another tenant: %d", status)
 	for range 2 {
-		if status, answer := request(tenants-1, http.MethodPost, "/v1/run", `{"argv":["echo","x"]}`, "Idempotency-Key", "k"); status != http.StatusOK {
-			t.Errorf("with a key: %d %s", status, answer)
-		}
+		status, answer := request(tenants-1, http.MethodPost, "/v1/run", `{"argv":["echo","x"]}`, "Idempotency-Key", "k")
+		check.That(t, status == http.StatusOK, "with a key: %d %s", status, answer)
 	}
 }
 
@@ -75,13 +72,11 @@ func TestMCPFiles(t *testing.T) {
 	defer s.Shutdown()
 	g := newCluster(t, url(o), 3, 1, "[rooms]\nmin = 0\nmax = 0\n").gateways[0]
 	var a api.Answer
-	if _, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"sh", "-c", "echo made >out"}, Collect: []string{"out"}}, &a); e != nil || err != nil {
-		t.Fatal(e, err)
-	}
+	_, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"sh", "-c", "echo made >out"}, Collect: []string{"out"}}, &a)
+	check.Require(t, e == nil && err == nil, "%v %v", e, err)
 	uploaded := "uploaded"
-	if status, _ := g.store(t, uploaded); status != http.StatusCreated {
-		t.Fatal(status)
-	}
+	status, _ := g.store(t, uploaded)
+	check.Require(t, status == http.StatusCreated, "%v", status)
 	const version = "2026-07-28"
 	for i := range 12 {
 		for id, want := range map[string]string{a.Files[0].ID: "made\n", sum(uploaded): uploaded} {
@@ -103,9 +98,8 @@ func TestMCPFiles(t *testing.T) {
 			res.Body.Close()
 			quoted, err := json.Marshal(want)
 			harness.Must(t, err)
-			if !strings.Contains(string(text), `"text":`+string(quoted)) && !strings.Contains(string(text), base64.StdEncoding.EncodeToString([]byte(want))) {
-				t.Fatalf("request %d, %s: %s", i, id, text)
-			}
+			check.Require(t, strings.Contains(string(text), `"text":`+string(quoted)) || strings.Contains(string(text), base64.StdEncoding.EncodeToString([]byte(want))),
+				"request %d, %s: %s", i, id, text)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -24,13 +25,9 @@ func TestInterface(t *testing.T) {
 	c.Dir = "../.."
 	c.Env = append(os.Environ(), "SBXRUN_BIN="+harness.Binary(t), "SBXRUN_TESTS_NATS="+url(o))
 	out, err := c.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	check.Require(t, err == nil, "%v\n%s", err, out)
 	for word := range strings.SplitSeq(run, "|") {
-		if !regexp.MustCompile(`(?m)^--- PASS: .*` + word).Match(out) {
-			t.Errorf("no test of %q has passed: %s", word, out)
-		}
+		check.That(t, regexp.MustCompile(`(?m)^--- PASS: .*`+word).Match(out), "no test of %q has passed: %s", word, out)
 	}
 	if bytes.Contains(out, []byte("--- SKIP")) {
 		harness.Skip(t, string(out))

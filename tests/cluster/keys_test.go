@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -51,39 +52,27 @@ func TestKeys(t *testing.T) {
 	for i := range answers {
 		all.Go(func() {
 			status, text, err := c.gateways[i%2].keyed(t.Context(), "k", call)
-			if status != http.StatusOK || err != nil {
-				t.Error(status, text, err)
-			}
+			check.That(t, status == http.StatusOK && err == nil, "%v %v %v", status, text, err)
 			var a api.Answer
-			if err := json.Unmarshal([]byte(text), &a); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, json.Unmarshal([]byte(text), &a))
 			answers[i] = a.ID
 		})
 	}
 	all.Wait()
 	for _, id := range answers {
-		if id == "" || id != answers[0] {
-			t.Errorf("%q", answers)
-		}
+		check.That(t, id != "" && id == answers[0], "%q", answers)
 	}
-	if n := m.count("once"); n != 1 {
-		t.Errorf("it ran %d times", n)
-	}
-	if status, text, err := c.gateways[0].keyed(t.Context(), "k", api.Call{Argv: []string{"true"}}); status != http.StatusConflict || err != nil {
-		t.Error(status, text, err)
-	}
+	check.Equal(t, m.count("once"), 1, "it ran")
+	status, text, err := c.gateways[0].keyed(t.Context(), "k", api.Call{Argv: []string{"true"}})
+	check.That(t, status == http.StatusConflict && err == nil, "%v %v %v", status, text, err)
 	for i, p := range c.nodes {
 		if strings.HasPrefix(answers[0], fmt.Sprintf("n%d.", i)) {
 			p.kill()
 		}
 	}
-	if status, text, err := c.gateways[1].keyed(t.Context(), "k", call); status != http.StatusOK || err != nil || !strings.Contains(text, answers[0]) {
-		t.Error(status, text, err)
-	}
-	if n := m.count("once"); n != 1 {
-		t.Errorf("it ran %d times", n)
-	}
+	status, text, err = c.gateways[1].keyed(t.Context(), "k", call)
+	check.That(t, status == http.StatusOK && err == nil && strings.Contains(text, answers[0]), "%v %v %v", status, text, err)
+	check.Equal(t, m.count("once"), 1, "it ran")
 }
 
 // The command nodes, the status of a gateway and its metrics list nodes, lost nodes and gateways.
@@ -100,9 +89,7 @@ func TestNodes(t *testing.T) {
 	}
 	list := func() map[string]api.NodeState {
 		out, err := exec.Command(harness.Binary(t), "nodes", "--nats", url(o), "--json").Output()
-		if err != nil || json.Unmarshal(out, &got) != nil || len(got.Gateways) != 1 {
-			t.Fatalf("%v %s", err, out)
-		}
+		check.Require(t, err == nil && json.Unmarshal(out, &got) == nil && len(got.Gateways) == 1, "%v %s", err, out)
 		states := map[string]api.NodeState{}
 		for _, n := range got.Nodes {
 			states[n.Name] = n.State
@@ -141,13 +128,9 @@ func TestNodes(t *testing.T) {
 	waiting := 0
 	for _, n := range got.Nodes {
 		waiting += n.Waiting
-		if n.Running != 1 || n.Places != 1 || (n.Waiting > 0) != (n.Oldest > 0) {
-			t.Errorf("%+v", n)
-		}
+		check.That(t, n.Running == 1 && n.Places == 1 && (n.Waiting > 0) == (n.Oldest > 0), "%+v", n)
 	}
-	if waiting != 1 {
-		t.Errorf("%d wait", waiting)
-	}
+	check.That(t, waiting == 1, "%d wait", waiting)
 
 	c.nodes[0].kill()
 	cancel()
@@ -165,14 +148,10 @@ func TestNodes(t *testing.T) {
 	}
 	text := series()
 	for _, want := range []string{`sbxrun_node_gone{node="n0",state="lost"} 1`, `sbxrun_node_gone{node="n1",state="left"} 1`, `sbxrun_node_ready{node="n2"} 1`, "sbxrun_cluster_nodes 1"} {
-		if !strings.Contains(text, want+"\n") {
-			t.Errorf("no %s", want)
-		}
+		check.That(t, strings.Contains(text, want+"\n"), "no %s", want)
 	}
 	out, err := exec.Command(harness.Binary(t), "nodes", "--nats", url(o)).Output()
-	if err != nil || strings.Count(string(out), "\n") != 5 || !strings.Contains(string(out), "lost ") {
-		t.Errorf("%v %s", err, out)
-	}
+	check.That(t, err == nil && strings.Count(string(out), "\n") == 5 && strings.Contains(string(out), "lost "), "%v %s", err, out)
 	c.nodes[0].start()
 	c.nodes[1].start()
 	harness.Until(t, harness.Bound, "all nodes again", func() bool {

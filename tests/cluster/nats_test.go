@@ -16,6 +16,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -89,9 +90,7 @@ func startNATS(t *testing.T, o *server.Options) *server.Server {
 	s, err := server.NewServer(o)
 	harness.Must(t, err)
 	s.Start()
-	if !s.ReadyForConnections(harness.Bound) {
-		t.Fatal("NATS is not ready")
-	}
+	check.Require(t, s.ReadyForConnections(harness.Bound), "NATS is not ready")
 	return s
 }
 
@@ -104,9 +103,8 @@ func oldestNATS(t *testing.T, o *server.Options) {
 	dir := harness.Dir(t)
 	install := exec.Command("go", "install", "github.com/nats-io/nats-server/v2@"+oldest)
 	install.Env = append(os.Environ(), "GOBIN="+dir)
-	if out, err := install.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	out, err := install.CombinedOutput()
+	check.Require(t, err == nil, "%v: %s", err, out)
 	text, err := os.ReadFile(o.ConfigFile)
 	harness.Must(t, err)
 	alone := regexp.MustCompile(`(?ms)^cluster \{.*?^\}$`).ReplaceAll(text, nil)

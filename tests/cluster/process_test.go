@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -101,9 +102,8 @@ func (c *cluster) process(command, name, url, config string) *process {
 		config += "\n[nats]\n"
 	}
 	config += "url = \"" + url + "\"\nnode = \"" + name + "\"\n" + c.nats
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		c.t.Fatal(err)
-	}
+	err := os.WriteFile(file, []byte(config), 0o600)
+	check.Require(c.t, err == nil, "%v", err)
 	p := &process{t: c.t, program: harness.Binary(c.t), args: []string{command, "--config", file}, log: &harness.Log{}}
 	p.start()
 	c.t.Cleanup(func() {

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -34,9 +35,7 @@ func (g *gateway) ask(t *testing.T, method, path string, into any) (status int, 
 	if err == nil && into != nil && res.StatusCode/100 == 2 {
 		err = json.Unmarshal(b, into)
 	}
-	if err != nil {
-		t.Fatalf("%v: %.200s", err, b)
-	}
+	check.Require(t, err == nil, "%v: %.200s", err, b)
 	return res.StatusCode, string(b)
 }
 
@@ -44,9 +43,7 @@ func (g *gateway) ask(t *testing.T, method, path string, into any) (status int, 
 func (g *gateway) begin(t *testing.T, argv ...string) (s api.CallStatus) {
 	t.Helper()
 	status, e, err := g.call(t.Context(), "/v1/calls", api.Call{Argv: argv, TimeoutMS: 200_000}, &s)
-	if status != http.StatusAccepted || err != nil {
-		t.Fatalf("%d %+v %v", status, e, err)
-	}
+	check.Require(t, status == http.StatusAccepted && err == nil, "%d %+v %v", status, e, err)
 	return s
 }
 
@@ -54,9 +51,8 @@ func (g *gateway) begin(t *testing.T, argv ...string) (s api.CallStatus) {
 func (g *gateway) end(t *testing.T, id string) (s api.CallStatus) {
 	t.Helper()
 	harness.Until(t, 2*harness.Bound, "the end of "+id, func() bool {
-		if status, text := g.ask(t, http.MethodGet, "/v1/calls/"+id+"?wait_ms=5000", &s); status != http.StatusOK && status != http.StatusServiceUnavailable {
-			t.Fatal(status, text)
-		}
+		status, text := g.ask(t, http.MethodGet, "/v1/calls/"+id+"?wait_ms=5000", &s)
+		check.Require(t, status == http.StatusOK || status == http.StatusServiceUnavailable, "%v %v", status, text)
 		return s.State == api.Over
 	})
 	return s
@@ -76,63 +72,47 @@ func TestQueue(t *testing.T) {
 	c := newCluster(t, url(o), 2, 2, "places = 2\n"+hostNetwork+"[rooms]\nmin = 0\nmax = 0\n")
 	m := newMarks(t)
 	g, other := c.gateways[0], c.gateways[1]
-	if status, e, err := g.call(t.Context(), "/v1/calls", api.Call{Language: "none", Code: "x"}, nil); status != http.StatusBadRequest || err != nil {
-		t.Error(status, e, err)
-	}
+	status, e, err := g.call(t.Context(), "/v1/calls", api.Call{Language: "none", Code: "x"}, nil)
+	check.That(t, status == http.StatusBadRequest && err == nil, "%v %v %v", status, e, err)
 	var all []string
 	for i := range 24 {
 		all = append(all, g.begin(t, "bash", "-c", fmt.Sprintf("echo w%d >/dev/tcp/127.0.0.1/%d; echo out%d; sleep 0.1", i, m.port, i)).ID)
 	}
 	last := g.begin(t, m.command("never")...) // cannot have started: 24 are ahead
 	var ended api.CallStatus
-	if status, text := other.ask(t, http.MethodDelete, "/v1/calls/"+last.ID, &ended); status != http.StatusOK || ended.State != api.Over || ended.Started {
-		t.Error(status, text)
-	}
-	if status, _ := g.ask(t, http.MethodGet, "/v1/calls/"+last.ID, nil); status != http.StatusNotFound {
-		t.Error(status)
-	}
+	status, text := other.ask(t, http.MethodDelete, "/v1/calls/"+last.ID, &ended)
+	check.That(t, status == http.StatusOK && ended.State == api.Over && !ended.Started, "%v %v", status, text)
+	status, _ = g.ask(t, http.MethodGet, "/v1/calls/"+last.ID, nil)
+	check.That(t, status == http.StatusNotFound, "%v", status)
 	var list api.Calls
-	if g.ask(t, http.MethodGet, "/v1/calls", &list); len(list.Calls) != len(all) {
-		t.Errorf("%d calls are listed", len(list.Calls))
-	}
+	g.ask(t, http.MethodGet, "/v1/calls", &list)
+	check.That(t, len(list.Calls) == len(all), "%d calls are listed", len(list.Calls))
 	for i, id := range all {
 		x := other.end(t, id)
-		if x.Report == nil || x.Report.ExitCode != 0 || !x.Started {
-			t.Fatalf("%+v", x)
-		}
-		if _, text := other.ask(t, http.MethodGet, "/v1/calls/"+id+"/output?from=2", nil); text != fmt.Sprintf("t%d\n", i) {
-			t.Errorf("%q", text)
-		}
-		if n := m.count(fmt.Sprintf("w%d", i)); n != 1 {
-			t.Errorf("%d ran %d times", i, n)
-		}
+		check.Require(t, x.Report != nil && x.Report.ExitCode == 0 && x.Started, "%+v", x)
+		_, text := other.ask(t, http.MethodGet, "/v1/calls/"+id+"/output?from=2", nil)
+		check.That(t, text == fmt.Sprintf("t%d\n", i), "%q", text)
+		check.Equal(t, m.count(fmt.Sprintf("w%d", i)), 1, "%d ran", i)
 	}
-	if m.count("never") != 0 {
-		t.Error("what was deleted has run")
-	}
-	if status, text := g.ask(t, http.MethodDelete, "/v1/calls/"+all[0], nil); status != http.StatusOK || !strings.Contains(text, all[0]) {
-		t.Error(status, text)
-	}
-	if status, _ := other.ask(t, http.MethodGet, "/v1/calls/"+all[0], nil); status != http.StatusNotFound {
-		t.Error(status)
-	}
+	check.That(t, m.count("never") == 0, "what was deleted has run")
+	status, text = g.ask(t, http.MethodDelete, "/v1/calls/"+all[0], nil)
+	check.That(t, status == http.StatusOK && strings.Contains(text, all[0]), "%v %v", status, text)
+	status, _ = other.ask(t, http.MethodGet, "/v1/calls/"+all[0], nil)
+	check.That(t, status == http.StatusNotFound, "%v", status)
 	for _, at := range []string{"/v1/calls/" + all[1], "/v1/calls/" + all[1] + "/output"} {
-		if status, text := g.ask(t, http.MethodPut, at, nil); status != http.StatusMethodNotAllowed {
-			t.Errorf("PUT %s: %d %s", at, status, text)
-		}
+		status, text := g.ask(t, http.MethodPut, at, nil)
+		check.That(t, status == http.StatusMethodNotAllowed, "PUT %s: %d %s", at, status, text)
 	}
 	// Deleting a running call ends it.
 	long := g.begin(t, "sh", "-c", "echo begun; sleep 1000")
-	if _, text := other.ask(t, http.MethodGet, "/v1/calls/"+long.ID+"/output?follow=0", nil); text != "" && text != "begun\n" {
-		t.Error(text)
-	}
+	_, text = other.ask(t, http.MethodGet, "/v1/calls/"+long.ID+"/output?follow=0", nil)
+	check.That(t, text == "" || text == "begun\n", "%v", text)
 	harness.Until(t, harness.Bound, "its output", func() bool {
 		_, text := other.ask(t, http.MethodGet, "/v1/calls/"+long.ID+"/output", nil)
 		return text == "begun\n"
 	})
-	if status, text := g.ask(t, http.MethodDelete, "/v1/calls/"+long.ID, &ended); status != http.StatusOK || ended.Report == nil || ended.Report.Cause != "canceled" {
-		t.Error(status, text)
-	}
+	status, text = g.ask(t, http.MethodDelete, "/v1/calls/"+long.ID, &ended)
+	check.That(t, status == http.StatusOK && ended.Report != nil && ended.Report.Cause == "canceled", "%v %v", status, text)
 }
 
 // The status of a call lists its collected files, however long the command line and names are. Lists omit both.
@@ -145,17 +125,14 @@ func TestQueueCollected(t *testing.T) {
 	g := c.gateways[0]
 	call := api.Call{Argv: []string{"sh", "-c", `touch $(seq -f "%0200g" 256)`, "sh", strings.Repeat("x", 100_000)}, Collect: []string{"*"}}
 	var x api.CallStatus
-	if status, e, err := g.call(t.Context(), "/v1/calls", call, &x); status != http.StatusAccepted || err != nil {
-		t.Fatalf("%d %+v %v", status, e, err)
-	}
-	if x = g.end(t, x.ID); x.Report == nil || len(x.Report.Files) != 256 || x.Report.Files[255].ID == "" {
-		t.Errorf("%+v", x)
-	}
+	status, e, err := g.call(t.Context(), "/v1/calls", call, &x)
+	check.Require(t, status == http.StatusAccepted && err == nil, "%d %+v %v", status, e, err)
+	x = g.end(t, x.ID)
+	check.That(t, x.Report != nil && len(x.Report.Files) == 256 && x.Report.Files[255].ID != "", "%+v", x)
 	listed := func() {
 		t.Helper()
-		if _, text := g.ask(t, http.MethodGet, "/v1/calls", nil); len(text) > api.MaxListed || !strings.Contains(text, x.ID) {
-			t.Errorf("%d bytes: %.1000s", len(text), text)
-		}
+		_, text := g.ask(t, http.MethodGet, "/v1/calls", nil)
+		check.That(t, len(text) <= api.MaxListed && strings.Contains(text, x.ID), "%d bytes: %.1000s", len(text), text)
 	}
 	listed()
 	c.nodes[0].kill() // another node lists nothing of it
@@ -178,9 +155,7 @@ func TestQueueKeys(t *testing.T) {
 	post := func(g *gateway, call api.Call) (int, api.CallStatus) {
 		var s api.CallStatus
 		status, text, err := g.post(t.Context(), "/v1/calls", "k", call)
-		if err != nil {
-			t.Error(err)
-		}
+		check.That(t, err == nil, "%v", err)
 		if json.Unmarshal([]byte(text), &s) != nil || s.ID == "" {
 			t.Log(text)
 		}
@@ -194,26 +169,20 @@ func TestQueueKeys(t *testing.T) {
 			status, s := post(c.gateways[i%2], call)
 			mu.Lock()
 			defer mu.Unlock()
-			if ids[s.ID] = true; status != http.StatusAccepted {
-				t.Error(status)
-			}
+			ids[s.ID] = true
+			check.That(t, status == http.StatusAccepted, "%v", status)
 		})
 	}
 	all.Wait()
-	if len(ids) != 1 {
-		t.Fatal(ids)
-	}
+	check.Require(t, len(ids) == 1, "%v", ids)
 	c.gateways[0].kill()
 	_, same := post(c.gateways[1], call)
-	if !ids[same.ID] {
-		t.Error(same)
-	}
+	check.That(t, ids[same.ID], "%v", same)
 	if x := c.gateways[1].end(t, same.ID); x.Report == nil || x.Report.ExitCode != 0 || m.count("once") != 1 {
 		t.Errorf("%+v, it ran %d times", x, m.count("once"))
 	}
-	if status, _ := post(c.gateways[1], api.Call{Argv: []string{"true"}}); status != http.StatusConflict {
-		t.Error(status)
-	}
+	status, _ := post(c.gateways[1], api.Call{Argv: []string{"true"}})
+	check.That(t, status == http.StatusConflict, "%v", status)
 }
 
 // A call that the queue has lost ends as not started, and may be tried again with the same key.
@@ -229,9 +198,7 @@ func TestQueueLoses(t *testing.T) {
 	harness.Until(t, harness.Bound, "the command", func() bool { return m.count("long") == 1 })
 	keyed := func() (s api.CallStatus) {
 		status, text, err := g.post(t.Context(), "/v1/calls", "k", api.Call{Argv: m.command("lost")})
-		if err != nil || status != http.StatusAccepted || json.Unmarshal([]byte(text), &s) != nil {
-			t.Fatal(status, text, err)
-		}
+		check.Require(t, err == nil && status == http.StatusAccepted && json.Unmarshal([]byte(text), &s) == nil, "%v %v %v", status, text, err)
 		return s
 	}
 	lost := keyed()
@@ -239,28 +206,21 @@ func TestQueueLoses(t *testing.T) {
 	queue, err := js.Stream(t.Context(), "sbxrun-queue")
 	harness.Must(t, err)
 	harness.Must(t, queue.Purge(t.Context()))
-	if x := g.end(t, lost.ID); x.Started || x.Failure == nil || x.Failure.Code != api.Busy {
-		t.Errorf("%+v", x)
-	}
-	if x := keyed(); x.ID != lost.ID || x.State != api.Queued {
-		t.Errorf("%+v", x)
-	}
+	x := g.end(t, lost.ID)
+	check.That(t, !x.Started && x.Failure != nil && x.Failure.Code == api.Busy, "%+v", x)
+	x = keyed()
+	check.That(t, x.ID == lost.ID && x.State == api.Queued, "%+v", x)
 	kept := g.begin(t, m.command("kept")...)
-	if status, e, err := g.call(t.Context(), "/v1/calls", api.Call{Argv: []string{"true"}}, nil); err != nil || status != http.StatusTooManyRequests || e.Started {
-		t.Errorf("a third call in the queue: %d %+v %v", status, e, err)
-	}
-	if err := queue.DeleteConsumer(t.Context(), "nodes"); err != nil { // a gateway creates it again
-		t.Fatal(err)
-	}
-	if status, text := g.ask(t, http.MethodDelete, "/v1/calls/"+long.ID, nil); status != http.StatusOK {
-		t.Error(status, text)
-	}
-	if x := g.end(t, kept.ID); x.Report == nil || x.Report.ExitCode != 0 || m.count("kept") != 1 {
-		t.Errorf("%+v", x)
-	}
-	if x := g.end(t, lost.ID); x.Report == nil || m.count("lost") != 1 {
-		t.Errorf("%+v", x)
-	}
+	status, e, err := g.call(t.Context(), "/v1/calls", api.Call{Argv: []string{"true"}}, nil)
+	check.That(t, err == nil && status == http.StatusTooManyRequests && !e.Started, "a third call in the queue: %d %+v %v", status, e, err)
+	err = queue.DeleteConsumer(t.Context(), "nodes")
+	check.Require(t, err == nil, "%v", err) // a gateway creates it again
+	status, text := g.ask(t, http.MethodDelete, "/v1/calls/"+long.ID, nil)
+	check.That(t, status == http.StatusOK, "%v %v", status, text)
+	x = g.end(t, kept.ID)
+	check.That(t, x.Report != nil && x.Report.ExitCode == 0 && m.count("kept") == 1, "%+v", x)
+	x = g.end(t, lost.ID)
+	check.That(t, x.Report != nil && m.count("lost") == 1, "%+v", x)
 }
 
 // A call whose node is killed is lost, and does not run elsewhere. Earlier ends stay.
@@ -280,19 +240,15 @@ func TestQueueNodeKilledAfter(t *testing.T) {
 		p.kill()
 		p.start()
 	}
-	if x = g.end(t, x.ID); !x.Started || x.Failure == nil || x.Failure.Code != api.Lost {
-		t.Errorf("%+v", x)
-	}
-	if over = g.end(t, over.ID); over.Report == nil || over.Report.ExitCode != 0 {
-		t.Errorf("%+v", over)
-	}
-	if status, text := g.ask(t, http.MethodGet, "/v1/calls/"+over.ID+"/output", nil); status != http.StatusGone {
-		t.Error(status, text)
-	}
+	x = g.end(t, x.ID)
+	check.That(t, x.Started && x.Failure != nil && x.Failure.Code == api.Lost, "%+v", x)
+	over = g.end(t, over.ID)
+	check.That(t, over.Report != nil && over.Report.ExitCode == 0, "%+v", over)
+	status, text := g.ask(t, http.MethodGet, "/v1/calls/"+over.ID+"/output", nil)
+	check.That(t, status == http.StatusGone, "%v %v", status, text)
 	// The queue does not deliver an acknowledged call to another node.
-	if left := consumer(t, jetStream(t, o)); left.NumAckPending+int(left.NumPending) != 0 {
-		t.Errorf("%+v", left)
-	}
+	left := consumer(t, jetStream(t, o))
+	check.That(t, left.NumAckPending+int(left.NumPending) == 0, "%+v", left)
 	if m.count("begun") != 1 || m.count("over") != 1 {
 		t.Errorf("they ran %d and %d times", m.count("begun"), m.count("over"))
 	}
@@ -342,9 +298,7 @@ func TestQueueNodeKilledBefore(t *testing.T) {
 		if pending() == 1 && ran() == words-1 {
 			break // it has received one
 		}
-		if try == 10 {
-			t.Fatal("the stopped node gets none")
-		}
+		check.Require(t, try != 10, "the stopped node gets none")
 		harness.Must(t, unix.Kill(doomed.cmd.Process.Pid, unix.SIGCONT))
 		time.Sleep(500 * time.Millisecond) // it requests another one
 	}
@@ -384,17 +338,15 @@ func TestQueueClaimed(t *testing.T) {
 		body, err := json.Marshal(api.Call{Argv: m.command(word)})
 		harness.Must(t, err)
 		message := fmt.Sprintf(`{"record":%s,"key":%q,"revision":%d,"tenant":"uid-%d","request_id":"r","body":%s}`, record, key, revision, os.Getuid(), body)
-		if _, err := js.Publish(t.Context(), "sbxrun-queue."+tenant, []byte(message)); err != nil {
-			t.Fatal(err)
-		}
+		_, err = js.Publish(t.Context(), "sbxrun-queue."+tenant, []byte(message))
+		check.Require(t, err == nil, "%v", err)
 	}
 	harness.Until(t, harness.Bound, "the stopped node to have one", func() bool {
 		left := consumer(t, js)
 		return left.NumAckPending == 1 && left.NumPending == 1
 	})
-	if _, err := records.PutString(t.Context(), tenant+".q-changed", `{"id":"q-changed","gone":true}`); err != nil {
-		t.Fatal(err)
-	}
+	_, err = records.PutString(t.Context(), tenant+".q-changed", `{"id":"q-changed","gone":true}`)
+	check.Require(t, err == nil, "%v", err)
 	harness.Must(t, unix.Kill(node.cmd.Process.Pid, unix.SIGCONT))
 	harness.Until(t, harness.Bound, "the call that is as it was", func() bool { return m.count("same") == 1 })
 	harness.Until(t, harness.Bound, "the other one once more", func() bool { return consumer(t, js).Delivered.Consumer >= 5 }) // three calls

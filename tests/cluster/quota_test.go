@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -132,9 +133,7 @@ func TestConcurrency(t *testing.T) {
 	all.Wait()
 	n, most := people.counts()
 	t.Logf("%d calls, %d at once at most: %v", n, most, tally)
-	if most != bound {
-		t.Errorf("%d ran at once", most)
-	}
+	check.That(t, most == bound, "%d ran at once", most)
 }
 
 // When a reload removes a tenant's limit, no call waits for an allotment that nobody requests any more. A
@@ -148,9 +147,7 @@ func TestNoMoreCeiling(t *testing.T) {
 	g, n := c.gateways[0], c.nodes[0]
 	run := func(argv ...string) (int, *api.Error) {
 		status, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: argv}, nil)
-		if err != nil {
-			t.Error(err)
-		}
+		check.That(t, err == nil, "%v", err)
 		return status, e
 	}
 	harness.Until(t, harness.Bound, "a call", func() bool { status, _ := run("true"); return status == http.StatusOK })
@@ -164,9 +161,8 @@ func TestNoMoreCeiling(t *testing.T) {
 		var all sync.WaitGroup
 		for range 6 {
 			all.Go(func() {
-				if status, e := run("sleep", "1.5"); status != http.StatusOK {
-					t.Errorf("%s: %d %+v", file, status, e)
-				}
+				status, e := run("sleep", "1.5")
+				check.That(t, status == http.StatusOK, "%s: %d %+v", file, status, e)
 			})
 		}
 		all.Wait()
@@ -180,14 +176,12 @@ func TestRequests(t *testing.T) {
 	s := startNATS(t, o)
 	defer s.Shutdown()
 	g := newCluster(t, url(o), 1, 1, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nrequests = 1\n").gateways[0]
-	if _, x := g.store(t, "stored"); x.ID != sum("stored") {
-		t.Fatalf("%+v", x)
-	}
+	_, x := g.store(t, "stored")
+	check.Require(t, x.ID == sum("stored"), "%+v", x)
 	var a api.Answer
 	call := api.Call{Argv: []string{"cat", "f"}, Files: []api.FileIn{{Path: "f", ID: sum("stored")}}}
-	if status, e, err := g.call(t.Context(), "/v1/run", call, &a); status != http.StatusOK || err != nil || *a.Stdout != "stored" {
-		t.Errorf("%d %+v %v", status, e, err)
-	}
+	status, e, err := g.call(t.Context(), "/v1/run", call, &a)
+	check.That(t, status == http.StatusOK && err == nil && *a.Stdout == "stored", "%d %+v %v", status, e, err)
 }
 
 // A tenant's rate holds for all nodes together.
@@ -211,9 +205,7 @@ func TestRate(t *testing.T) {
 		case status != http.StatusTooManyRequests || e.Started || !strings.Contains(e.Failure.Message, "rate"):
 			t.Fatalf("%d %+v", status, e)
 		}
-		if time.Since(began) > harness.Bound {
-			t.Fatal("nothing runs")
-		}
+		check.Require(t, time.Since(began) <= harness.Bound, "nothing runs")
 	}
 	took := time.Since(began).Seconds()
 	t.Logf("%d in %.1f s", ran, took)
@@ -235,9 +227,8 @@ func TestBusy(t *testing.T) {
 	harness.Must(t, err)
 	s := startNATS(t, o)
 	defer s.Shutdown()
-	if _, err := nats.Connect(url(o), nats.RootCAs(ca)); err == nil {
-		t.Error("NATS asks for no certificate")
-	}
+	_, err = nats.Connect(url(o), nats.RootCAs(ca))
+	check.That(t, err != nil, "NATS asks for no certificate")
 	c := newCluster(t, url(o), 2, 1, "places = 1\n[rooms]\nmin = 0\nmax = 0\n[tenant]\nqueue = 0\n"+
 		fmt.Sprintf("[nats]\nca = %q\ncert = %q\nkey = %q\n", ca, filepath.Join(dir, "server.pem"), filepath.Join(dir, "server.key")))
 	g := c.gateways[0]
@@ -261,18 +252,13 @@ func TestBusy(t *testing.T) {
 		harness.Must(t, err)
 		return status, e
 	}
-	if status, e := run(); status != http.StatusServiceUnavailable || e.Started || e.Failure.Code != api.Busy {
-		t.Errorf("%d %+v", status, e)
-	}
+	status, e := run()
+	check.That(t, status == http.StatusServiceUnavailable && !e.Started && e.Failure.Code == api.Busy, "%d %+v", status, e)
 	free()
 	harness.Until(t, harness.Bound, "a call on the node that is free", func() bool {
 		status, e := run()
-		if status != http.StatusOK && (status != http.StatusServiceUnavailable || e.Started) {
-			t.Fatalf("%d %+v", status, e)
-		}
+		check.Require(t, status == http.StatusOK || status == http.StatusServiceUnavailable && !e.Started, "%d %+v", status, e)
 		return status == http.StatusOK
 	})
-	if sleeps(c.nodes[0])+sleeps(c.nodes[1]) == 0 {
-		t.Error("no node is full any more")
-	}
+	check.That(t, sleeps(c.nodes[0])+sleeps(c.nodes[1]) != 0, "no node is full any more")
 }

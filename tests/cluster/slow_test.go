@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -35,19 +36,15 @@ func TestHalfClosed(t *testing.T) {
 		"GET /v1/calls/" + waits.ID + "?wait_ms=60000 HTTP/1.1\r\nHost: sbxrun\r\n\r\n",
 	} {
 		conn, err := net.Dial("unix", g.socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Require(t, err == nil, "%v", err)
 		defer conn.Close()
 		_ = conn.SetDeadline(time.Now().Add(harness.Bound))
-		if _, err := io.WriteString(conn, request); err != nil {
-			t.Fatal(err)
-		}
+		_, err = io.WriteString(conn, request)
+		check.Require(t, err == nil, "%v", err)
 		time.Sleep(300 * time.Millisecond) // so that it is in progress
 		_ = conn.(*net.UnixConn).CloseWrite()
-		if b, err := io.ReadAll(conn); len(b) > 0 || err != nil {
-			t.Errorf("%q is answered with %q, %v", request, b, err)
-		}
+		b, err := io.ReadAll(conn)
+		check.That(t, len(b) == 0 && err == nil, "%q is answered with %q, %v", request, b, err)
 	}
 }
 
@@ -66,9 +63,8 @@ func TestSlowClient(t *testing.T) {
 	})
 	c := newCluster(t, urls, 1, 1, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = 0\n[nats]\nreplicas = 3\n")
 	g := c.gateways[0]
-	if status, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}}, nil); err != nil || status != http.StatusOK {
-		t.Fatal(status, e, err)
-	}
+	status, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}}, nil)
+	check.Require(t, err == nil && status == http.StatusOK, "%v %v %v", status, e, err)
 	rss := func(p *process) int64 {
 		target, err := harness.Open(p.cmd.Process.Pid)
 		harness.Must(t, err)
@@ -116,13 +112,11 @@ func TestSlowClient(t *testing.T) {
 		report = e.Report
 		rest = append(rest, e.Text...)
 		for len(rest) >= width {
-			if want := fmt.Sprintf("%d\n", first+n); string(rest[:width]) != want {
-				t.Fatalf("%q, want %q", rest[:width], want)
-			}
+			want := fmt.Sprintf("%d\n", first+n)
+			check.Require(t, string(rest[:width]) == want, "%q, want %q", rest[:width], want)
 			n, rest = n+1, rest[width:]
 		}
 	}
-	if err := in.Err(); err != nil || n != lines || len(rest) != 0 || report == nil || report.Cause != "exited" {
-		t.Errorf("%d lines, %+v, %v", n, report, err)
-	}
+	err = in.Err()
+	check.That(t, err == nil && n == lines && len(rest) == 0 && report != nil && report.Cause == "exited", "%d lines, %+v, %v", n, report, err)
 }
