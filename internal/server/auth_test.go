@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -28,9 +29,8 @@ func TestRequestID(t *testing.T) {
 		r := httptest.NewRequest(http.MethodGet, "http://sbxrun/healthz", nil)
 		r.Header["X-Request-Id"] = []string{id}
 		h.ServeHTTP(w, r)
-		if got := w.Header().Get("X-Request-Id"); (got == id) != kept || !validID(got) || w.Code != 200 {
-			t.Errorf("%q: %q, %d", id, got, w.Code)
-		}
+		got := w.Header().Get("X-Request-Id")
+		check.That(t, (got == id) == kept && validID(got) && w.Code == 200, "%q: %q, %d", id, got, w.Code)
 	}
 }
 
@@ -48,8 +48,6 @@ func TestTokenUnknown(t *testing.T) {
 			r.Header.Set("Authorization", header)
 		}
 		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
-		if w.Code != want {
-			t.Errorf("%q: %d %s", header, w.Code, w.Body)
-		}
+		check.That(t, w.Code == want, "%q: %d %s", header, w.Code, w.Body)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/sessions"
 	"github.com/sbxrun/sbxrun/internal/values"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -25,16 +26,11 @@ func TestEndlessOutput(t *testing.T) {
 	for _, size := range []int64{math.MaxInt64/2 + 1, math.MaxInt64} {
 		ex, err := s.check(Identity{Tenant: "uid-1"}, &api.Call{Argv: []string{"true"}, Limits: api.Limits{MaxOutput: size}})
 		harness.Must(t, err)
-		if ex.maxOutput != outputCap || len(ex.clamped) != 1 {
-			t.Errorf("%d bytes, %v", ex.maxOutput, ex.clamped)
-		}
-		if _, err := s.launch(t.Context(), s.jobs, ex, func() {}); err == nil || api.AsError(err).Failure.Code != api.Busy {
-			t.Errorf("%v", err)
-		}
+		check.That(t, ex.maxOutput == outputCap && len(ex.clamped) == 1, "%d bytes, %v", ex.maxOutput, ex.clamped)
+		_, err = s.launch(t.Context(), s.jobs, ex, func() {})
+		check.That(t, err != nil && api.AsError(err).Failure.Code == api.Busy, "%v", err)
 	}
-	if used := s.quota.Output.Used("uid-1"); used != 0 {
-		t.Errorf("%d bytes are taken", used)
-	}
+	check.Equal(t, s.quota.Output.Used("uid-1"), 0)
 }
 
 // The tenant's max_timeout limits all executions. In addition call.max_timeout limits calls and cells, and the
@@ -81,9 +77,7 @@ func TestTimeouts(t *testing.T) {
 		{"a process", "bound", process, hour, 2 * time.Minute, true},
 	} {
 		ex, err := test.check(Identity{Tenant: test.tenant}, test.asked)
-		if err != nil {
-			t.Fatalf("%s: %v", test.what, err)
-		}
+		check.Require(t, err == nil, "%s: %v", test.what, err)
 		if late := test.want - ex.timeout; late < 0 || late > time.Minute || late > 0 && test.want < 3*time.Hour || slices.Contains(ex.clamped, "timeout_ms") != test.clamped {
 			t.Errorf("%s of %s that asks for %v ms: %v, clamped %v; want %v", test.what, test.tenant, test.asked, ex.timeout, ex.clamped, test.want)
 		}

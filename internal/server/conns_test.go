@@ -24,6 +24,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -38,16 +39,13 @@ func TestConnectionsScarce(t *testing.T) {
 	harness.Must(t, err)
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // always supported
-	if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
-		t.Fatal(err)
-	}
-	if r, err := http.ReadResponse(bufio.NewReader(c), nil); err != nil || r.StatusCode != http.StatusNotFound {
-		t.Errorf("%+v, %v", r, err)
-	}
+	_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+	check.Require(t, err == nil, "%v", err)
+	r, err := http.ReadResponse(bufio.NewReader(c), nil)
+	check.That(t, err == nil && r.StatusCode == http.StatusNotFound, "%+v, %v", r, err)
 	web.Close()
-	if err := <-ended; err != http.ErrServerClosed {
-		t.Error(err)
-	}
+	err = <-ended
+	check.That(t, err == http.ErrServerClosed, "%v", err)
 }
 
 // failing is a listener whose first calls fail.
@@ -89,9 +87,8 @@ func TestConnectionsOfPeer(t *testing.T) {
 				harness.Must(t, err)
 				t.Cleanup(func() { c.Close() })
 				_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // always supported
-				if _, err := io.WriteString(c, "POST "+path+" HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"); err != nil {
-					t.Fatal(err)
-				}
+				_, err = io.WriteString(c, "POST "+path+" HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx")
+				check.Require(t, err == nil, "%v", err)
 				return bufio.NewReader(c), c
 			}
 			answered := func(in *bufio.Reader) *http.Response {
@@ -99,21 +96,16 @@ func TestConnectionsOfPeer(t *testing.T) {
 				r, err := http.ReadResponse(in, nil)
 				harness.Must(t, err)
 				b, err := io.ReadAll(r.Body)
-				if r.StatusCode == 200 && (err != nil || strings.HasPrefix(string(b), "uid-") != (network == "unix")) {
-					t.Errorf("%d %q %v", r.StatusCode, b, err)
-				}
+				check.That(t, r.StatusCode != 200 || err == nil && strings.HasPrefix(string(b), "uid-") == (network == "unix"), "%d %q %v", r.StatusCode, b, err)
 				r.Body = io.NopCloser(bytes.NewReader(b))
 				return r
 			}
 			idle, _ := ask("/")
-			if r := answered(idle); r.StatusCode != 200 {
-				t.Error(r.StatusCode)
-			}
+			check.Equal(t, answered(idle).StatusCode, 200)
 			first, _ := ask("/wait")
 			second, _ := ask("/wait")
-			if _, err := idle.ReadByte(); err != io.EOF {
-				t.Errorf("the idle connection: %v", err)
-			}
+			_, err = idle.ReadByte()
+			check.That(t, err == io.EOF, "the idle connection: %v", err)
 			// Their requests may not have been read yet; the third one would replace one of them.
 			for !busy(l.(*bounds).Connections, 2) {
 				time.Sleep(time.Millisecond)
@@ -125,14 +117,10 @@ func TestConnectionsOfPeer(t *testing.T) {
 			}
 			close(answer)
 			for _, in := range []*bufio.Reader{first, second} {
-				if r := answered(in); r.StatusCode != 200 {
-					t.Error(r.StatusCode)
-				}
+				check.Equal(t, answered(in).StatusCode, 200)
 			}
 			fourth, _ := ask("/")
-			if r := answered(fourth); r.StatusCode != 200 {
-				t.Error(r.StatusCode)
-			}
+			check.Equal(t, answered(fourth).StatusCode, 200)
 		})
 	}
 }
@@ -159,9 +147,8 @@ func TestConnectionsReplaced(t *testing.T) {
 	}
 	add := func(c, want *conn) {
 		t.Helper()
-		if replaced, err := s.add(c); err != nil || replaced != want {
-			t.Fatalf("%+v, %v; want %+v", replaced, err, want)
-		}
+		replaced, err := s.add(c)
+		check.Require(t, err == nil && replaced == want, "%+v, %v; want %+v", replaced, err, want)
 	}
 	a1, a2, a3, b1 := at("a", 1), at("a", 2), at("a", 3), at("b", 0)
 	for _, c := range []*conn{a1, a2, a3, b1} {
@@ -185,15 +172,12 @@ func TestConnectionsReplaced(t *testing.T) {
 		c.setKnown(true)
 		c.active = true
 	}
-	if replaced, err := s.add(at("d", 10)); replaced != nil || err == nil || err.Failure.Code != api.Busy {
-		t.Errorf("with all in use: %+v, %v", replaced, err)
-	}
+	replaced, err := s.add(at("d", 10))
+	check.That(t, replaced == nil && err != nil && err.Failure.Code == api.Busy, "with all in use: %+v, %v", replaced, err)
 	c2.active = false
 	add(at("d", 11), c2)
 	s.remove(c2) // the server closes it later, too
-	if len(s.all) != 8 || s.peers["c"].all != 2 || s.unknown != 1 {
-		t.Errorf("%d in all, %d of c, %d not authenticated", len(s.all), s.peers["c"].all, s.unknown)
-	}
+	check.That(t, len(s.all) == 8 && s.peers["c"].all == 2 && s.unknown == 1, "%d in all, %d of c, %d not authenticated", len(s.all), s.peers["c"].all, s.unknown)
 }
 
 // A client with many addresses, one connection each, does not replace the new connections of a proxy whose
@@ -206,9 +190,8 @@ func TestConnectionsOfManyAddresses(t *testing.T) {
 		t.Helper()
 		n++
 		c := &conn{peer: peer, of: s, since: now.Add(time.Duration(n) * time.Second)}
-		if _, err := s.add(c); err != nil {
-			t.Fatal(err)
-		}
+		_, err := s.add(c)
+		check.Require(t, err == nil, "%v", err)
 		return c
 	}
 	for range 8 {
@@ -220,14 +203,11 @@ func TestConnectionsOfManyAddresses(t *testing.T) {
 	next := add("proxy")
 	for range most/2 - 1 {
 		add(fmt.Sprint("address ", n))
-		if _, open := s.all[next]; !open {
-			t.Fatal("the proxy's new connection was replaced")
-		}
+		_, open := s.all[next]
+		check.Require(t, open, "the proxy's new connection was replaced")
 	}
 	next.setKnown(true)
-	if s.unknown != most/2-1 || s.peers["proxy"] != (count{all: 9}) {
-		t.Errorf("%d not authenticated; of the proxy %+v", s.unknown, s.peers["proxy"])
-	}
+	check.That(t, s.unknown == most/2-1 && s.peers["proxy"] == (count{all: 9}), "%d not authenticated; of the proxy %+v", s.unknown, s.peers["proxy"])
 }
 
 // Addresses of one IPv6 /64 are one peer.
@@ -237,9 +217,7 @@ func TestPeerOf(t *testing.T) {
 	} {
 		a, err := netip.ParseAddrPort(address)
 		harness.Must(t, err)
-		if got := peerOf(net.TCPAddrFromAddrPort(a)); got != want {
-			t.Errorf("%s: %q, want %q", address, got, want)
-		}
+		check.Equal(t, peerOf(net.TCPAddrFromAddrPort(a)), want, "%s", address)
 	}
 }
 
@@ -281,9 +259,8 @@ func TestWhileThere(t *testing.T) {
 			if network == "tls" {
 				c = tls.Client(c, &tls.Config{InsecureSkipVerify: true})
 			}
-			if _, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"+strings.Repeat("x", 30_000)); err != nil {
-				t.Fatal(err)
-			}
+			_, err = io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"+strings.Repeat("x", 30_000))
+			check.Require(t, err == nil, "%v", err)
 			select {
 			case <-ended:
 				t.Error("it has ended while the client is there")
@@ -301,16 +278,13 @@ func TestManyValues(t *testing.T) {
 	for _, body := range []string{
 		`{"argv":[` + strings.Repeat(`"",`, 1<<17) + `""]}`, `[` + strings.Repeat(`{},`, 1<<17) + `{}]`, `{"env":` + strings.Repeat(`{"a":`, 1<<17) + `1` + strings.Repeat(`}`, 1<<17) + `}`,
 	} {
-		if w := ask(h, http.MethodPost, "/v1/run", body); w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), "values") {
-			t.Errorf("%d %.300s", w.Code, w.Body)
-		}
+		w := ask(h, http.MethodPost, "/v1/run", body)
+		check.That(t, w.Code == http.StatusBadRequest && strings.Contains(w.Body.String(), "values"), "%d %.300s", w.Code, w.Body)
 	}
-	if w := ask(h, http.MethodPost, "/v1/run", `{"language":"sh","code":"`+strings.Repeat(`,[{\"`, 1<<16)+`"}`); strings.Contains(w.Body.String(), "values") {
-		t.Errorf("in a text: %d %.300s", w.Code, w.Body)
-	}
-	if err := checkValueCount([]byte(`"\\"` + strings.Repeat(",", 1<<17))); err == nil {
-		t.Error("behind a text that ends with a backslash")
-	}
+	w := ask(h, http.MethodPost, "/v1/run", `{"language":"sh","code":"`+strings.Repeat(`,[{\"`, 1<<16)+`"}`)
+	check.That(t, !strings.Contains(w.Body.String(), "values"), "in a text: %d %.300s", w.Code, w.Body)
+	err := checkValueCount([]byte(`"\\"` + strings.Repeat(",", 1<<17)))
+	check.That(t, err != nil, "behind a text that ends with a backslash")
 }
 
 // Validation errors stay short, however long the invalid text is.
@@ -325,9 +299,8 @@ func TestLongErrors(t *testing.T) {
 		"/v1/sessions": {`{"limits":{"` + long + `":1}}`},
 	} {
 		for _, body := range bodies {
-			if w := ask(h, http.MethodPost, path, body); w.Code != http.StatusBadRequest || w.Body.Len() > 16<<10 {
-				t.Errorf("%.40s: %d, %d bytes: %.300s", body, w.Code, w.Body.Len(), w.Body)
-			}
+			w := ask(h, http.MethodPost, path, body)
+			check.That(t, w.Code == http.StatusBadRequest && w.Body.Len() <= 16<<10, "%.40s: %d, %d bytes: %.300s", body, w.Code, w.Body.Len(), w.Body)
 		}
 	}
 }
@@ -347,9 +320,8 @@ func TestBodiesAtOnce(t *testing.T) {
 		harness.Must(t, err)
 		t.Cleanup(func() { c.Close() })
 		_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // always supported
-		if _, err := io.WriteString(c, "POST /v1/run HTTP/1.1\r\nHost: sbxrun\r\nContent-Type: application/json\r\nContent-Length: 200000\r\n\r\n"+strings.Repeat(" ", 190_000)); err != nil {
-			t.Fatal(err)
-		}
+		_, err = io.WriteString(c, "POST /v1/run HTTP/1.1\r\nHost: sbxrun\r\nContent-Type: application/json\r\nContent-Length: 200000\r\n\r\n"+strings.Repeat(" ", 190_000))
+		check.Require(t, err == nil, "%v", err)
 		return c
 	}
 	first := begin()
@@ -359,20 +331,16 @@ func TestBodiesAtOnce(t *testing.T) {
 		r, err := http.ReadResponse(bufio.NewReader(c), nil)
 		if err == nil {
 			var e api.Error
-			if err := json.NewDecoder(r.Body).Decode(&e); err != nil || r.StatusCode != 429 || e.Failure.Code != api.Quota || e.Started {
-				t.Errorf("%d %+v %v", r.StatusCode, e, err)
-			}
+			err := json.NewDecoder(r.Body).Decode(&e)
+			check.That(t, err == nil && r.StatusCode == 429 && e.Failure.Code == api.Quota && !e.Started, "%d %+v %v", r.StatusCode, e, err)
 			break
 		}
-		if time.Now().After(end) {
-			t.Fatal("no second body is refused")
-		}
+		check.Require(t, !time.Now().After(end), "no second body is refused")
 		first.Close()
 		first = c
 	}
-	if w := ask(h, http.MethodGet, "/v1/calls", ""); w.Code != 200 {
-		t.Errorf("a request without a body: %d %s", w.Code, w.Body)
-	}
+	w := ask(h, http.MethodGet, "/v1/calls", "")
+	check.That(t, w.Code == 200, "a request without a body: %d %s", w.Code, w.Body)
 	first.Close()
 	for end := time.Now().Add(20 * time.Second); ; {
 		if w := ask(h, http.MethodPost, "/v1/run", `{"argv":["true"],"limits":{"max_output":1000},"stdin":"`+strings.Repeat("x", 200_000)+`"}`); w.Code != 429 {
@@ -399,9 +367,7 @@ func TestBodyHolds(t *testing.T) {
 			used = s.memory.Used("uid-1")
 			return used > 0
 		})
-		if used > 10_000 {
-			t.Errorf("%d bytes for a body of 100: %q", used, length)
-		}
+		check.That(t, used <= 10_000, "%d bytes for a body of 100: %q", used, length)
 		c.Close()
 		harness.Until(t, harness.Bound, "the end of the request", func() bool { return s.memory.Used("uid-1") == 0 })
 	}
@@ -416,21 +382,16 @@ func TestHold(t *testing.T) {
 	defer s.Drain(t.Context())
 	h := s.authenticated(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for _, want := range []api.Code{"", api.Policy} {
-			if err := s.Hold(r.Context(), 600); want == "" && err != nil || want != "" && api.AsError(err).Failure.Code != want {
-				t.Errorf("%v, want %q", err, want)
-			}
+			err := s.Hold(r.Context(), 600)
+			check.That(t, (want != "" || err == nil) && (want == "" || api.AsError(err).Failure.Code == want), "%v, want %q", err, want)
 		}
 	}))
 	for range 2 {
 		r := httptest.NewRequest(http.MethodGet, "http://sbxrun/", nil)
 		h.ServeHTTP(httptest.NewRecorder(), r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
 	}
-	if n := s.memory.Used("uid-1"); n != 0 {
-		t.Errorf("%d bytes", n)
-	}
-	if err := s.Hold(As(t.Context(), "uid-1", ""), 1<<30); err != nil {
-		t.Errorf("without HTTP: %v", err)
-	}
+	check.Equal(t, s.memory.Used("uid-1"), 0)
+	check.OK(t, s.Hold(As(t.Context(), "uid-1", ""), 1<<30), "without HTTP")
 }
 
 // The number of concurrent requests per tenant is limited, so one tenant cannot use up a proxy's connections.
@@ -445,9 +406,7 @@ func TestRequestsAtOnce(t *testing.T) {
 		w := httptest.NewRecorder()
 		r := httptest.NewRequest(http.MethodGet, "http://sbxrun"+path, nil)
 		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, peer)))
-		if w.Code == 429 && !strings.Contains(w.Body.String(), `"started":false`) {
-			t.Errorf("%s", w.Body)
-		}
+		check.That(t, w.Code != 429 || strings.Contains(w.Body.String(), `"started":false`), "%s", w.Body)
 		return w.Code
 	}
 	h = s.authenticated(s.limited(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -456,15 +415,11 @@ func TestRequestsAtOnce(t *testing.T) {
 		}
 		for path, want := range map[string]int{"/second uid-1": 429, "/second uid-2": 200, "/readyz uid-1": 200} {
 			path, peer, _ := strings.Cut(path, " ")
-			if got := ask(path, peer); got != want {
-				t.Errorf("%s of %s: %d, want %d", path, peer, got, want)
-			}
+			check.Equal(t, ask(path, peer), want, "%s of %s", path, peer)
 		}
 	})))
 	for range 2 {
-		if got := ask("/first", "uid-1"); got != 200 {
-			t.Errorf("%d", got)
-		}
+		check.Equal(t, ask("/first", "uid-1"), 200)
 	}
 }
 
@@ -474,7 +429,5 @@ func TestShown(t *testing.T) {
 	set.ShowCode = true
 	code := strings.Repeat("x", 2*maxShown)
 	shown := set.shown(nil, code)
-	if len(shown) != maxShown || unsafe.StringData(shown) == unsafe.StringData(code) {
-		t.Errorf("%d bytes", len(shown))
-	}
+	check.That(t, len(shown) == maxShown && unsafe.StringData(shown) != unsafe.StringData(code), "%d bytes", len(shown))
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -20,19 +21,12 @@ func TestHoldAfterEnd(t *testing.T) {
 	var ctx context.Context
 	h := door.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		ctx = r.Context()
-		if err := door.Hold(ctx, 1000); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, door.Hold(ctx, 1000))
 	}))
 	r := httptest.NewRequest(http.MethodGet, "http://sbxrun/x", nil)
 	h.ServeHTTP(httptest.NewRecorder(), r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
-	if ctx == nil {
-		t.Fatal("the request was refused")
-	}
-	if err := door.Hold(ctx, 1000); err == nil || api.AsError(err).Failure.Code != api.Ended {
-		t.Errorf("%v", err)
-	}
-	if used := door.memory.Used("uid-1"); used != 0 {
-		t.Errorf("%d bytes are taken", used)
-	}
+	check.Require(t, ctx != nil, "the request was refused")
+	err = door.Hold(ctx, 1000)
+	check.That(t, err != nil && api.AsError(err).Failure.Code == api.Ended, "%v", err)
+	check.Equal(t, door.memory.Used("uid-1"), 0)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/workspace"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -33,9 +34,8 @@ func TestLimitsOfPlace(t *testing.T) {
 	source := seen{policies: make(chan slot.Policy, 1)}
 	h := handler(t, func(s *Server) { s.source = source })
 	ask(h, http.MethodPost, "/v1/run", `{"argv":["true"],"limits":{"memory":1000000000}}`)
-	if p := <-source.policies; p.Commands.Memory != 1_000_000_000 {
-		t.Errorf("%+v", p)
-	}
+	p := <-source.policies
+	check.That(t, p.Commands.Memory == 1_000_000_000, "%+v", p)
 }
 
 // Copying a call's files stops when the client has disconnected.
@@ -51,9 +51,8 @@ func TestBringEnds(t *testing.T) {
 	harness.Must(t, s.writeFile(ctx, dir, &execution{}, file))
 	cancel()
 	file.text = strings.NewReader("x")
-	if err := s.writeFile(ctx, dir, &execution{}, file); !errors.Is(err, errEnded) {
-		t.Error(err)
-	}
+	err = s.writeFile(ctx, dir, &execution{}, file)
+	check.That(t, errors.Is(err, errEnded), "%v", err)
 }
 
 type filesPlace struct {
@@ -75,9 +74,7 @@ func TestCollectEnds(t *testing.T) {
 	cancel()
 	s := &Server{walking: tenants.NewScheduler(1)}
 	files, _ := s.collect(ctx, filesPlace{dir: dir}, &execution{collect: []string{"*"}})
-	if len(files) != 1 || files[0].Path != "." || files[0].Error != errEnded.Error() {
-		t.Errorf("%+v", files)
-	}
+	check.That(t, len(files) == 1 && files[0].Path == "." && files[0].Error == errEnded.Error(), "%+v", files)
 }
 
 // Matching that would take minutes ends with an error; usual patterns and names need few steps.
@@ -89,9 +86,8 @@ func TestMatcher(t *testing.T) {
 	usual := newMatcher([]string{"*.png", "*.csv", "out/*.png", "out/*/*.csv", "report.html", "out/[a-f]*/*", "**/*.html", deepest + "*"})
 	for i := range maxEntries {
 		name := fmt.Sprintf("%s%06d.log", deepest, i)
-		if ok, _, err := usual.any(name); !ok || err != nil {
-			t.Fatalf("%s: %v %v", name, ok, err)
-		}
+		ok, _, err := usual.any(name)
+		check.Require(t, ok && err == nil, "%s: %v %v", name, ok, err)
 	}
 	hostile := newMatcher(slices.Repeat([]string{strings.Repeat(bad, 2)}, 64))
 	name := strings.Repeat("a", 250)
@@ -121,15 +117,13 @@ func TestPatterns(t *testing.T) {
 		{"out/**", "out", false, true}, {"out/**", "out/a", true, true}, {"out/**", "out/a/b", true, true}, {"out/**", "other", false, false},
 		{"a/**/z/*", "a/z/f", true, true}, {"a/**/z/*", "a/b/c/z/f", true, true}, {"a/**/z/*", "a/b/f", false, true},
 	} {
-		if matches, below, err := newMatcher([]string{test.pattern}).any(test.name); matches != test.matches || below != test.below || err != nil {
-			t.Errorf("%s and %s: %v, below %v, %v", test.pattern, test.name, matches, below, err)
-		}
+		matches, below, err := newMatcher([]string{test.pattern}).any(test.name)
+		check.That(t, matches == test.matches && below == test.below && err == nil, "%s and %s: %v, below %v, %v", test.pattern, test.name, matches, below, err)
 	}
 	m := newMatcher([]string{"a", "b*", "*.c", "**/x"})
 	for _, name := range []string{"a", "bb", "d/y"} {
 		_, _, _ = m.any(name)
 	}
-	if got := m.unmatched(); !slices.Equal(got, []string{"*.c", "**/x"}) {
-		t.Errorf("%q", got)
-	}
+	got := m.unmatched()
+	check.That(t, slices.Equal(got, []string{"*.c", "**/x"}), "%q", got)
 }

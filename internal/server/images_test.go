@@ -17,6 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -74,37 +75,27 @@ func TestImages(t *testing.T) {
 		w := ask(h, http.MethodPost, test.path, test.body)
 		var e api.Error
 		harness.Must(t, json.Unmarshal(w.Body.Bytes(), &e))
-		if e.Failure.Code != test.code {
-			t.Errorf("%s %s: %s", test.path, test.body, w.Body)
-		}
-		if test.root == "-" && len(took) > 0 || test.root != "-" && !slices.Equal(took, []string{test.root}) {
-			t.Errorf("%s %s: roots %q", test.path, test.body, took)
-		}
+		check.That(t, e.Failure.Code == test.code, "%s %s: %s", test.path, test.body, w.Body)
+		check.That(t, (test.root != "-" || len(took) == 0) && (test.root == "-" || slices.Equal(took, []string{test.root})), "%s %s: roots %q", test.path, test.body, took)
 	}
-	if w := ask(h, http.MethodGet, "/v1/images", ""); strings.TrimSpace(w.Body.String()) != `{"images":[{"name":"data","digest":"sha256:x","platform":"linux/amd64"}]}` {
-		t.Errorf("images: %s", w.Body)
-	}
-	if w := ask(h, http.MethodGet, "/v1/languages", ""); !strings.Contains(w.Body.String(), `"lisp"`) || strings.Contains(w.Body.String(), `"cobol"`) {
-		t.Errorf("languages: %s", w.Body)
-	}
+	w := ask(h, http.MethodGet, "/v1/images", "")
+	check.That(t, strings.TrimSpace(w.Body.String()) == `{"images":[{"name":"data","digest":"sha256:x","platform":"linux/amd64"}]}`, "images: %s", w.Body)
+	w = ask(h, http.MethodGet, "/v1/languages", "")
+	check.That(t, strings.Contains(w.Body.String(), `"lisp"`) && !strings.Contains(w.Body.String(), `"cobol"`), "languages: %s", w.Body)
 
 	// A reload resolves the names again, or changes nothing.
 	c.Images = map[string]config.Image{"data": {Image: "missing"}, "other": {Image: "other:1"}}
-	if err := s.Reload(c, nil); err == nil || err.Error() != "images.data: no image named missing" {
-		t.Errorf("reload: %v", err)
-	}
+	err := s.Reload(c, nil)
+	check.That(t, err != nil && err.Error() == "images.data: no image named missing", "reload: %v", err)
 	took = nil
 	ask(h, http.MethodPost, "/v1/run", `{"argv":["x"],"image":"data"}`)
 	c.Images = map[string]config.Image{"data": {Image: "data:2"}, "other": {Image: "other:1"}}
 	harness.Must(t, s.Reload(c, nil))
 	ask(h, http.MethodPost, "/v1/run", `{"argv":["x"],"image":"data"}`)
-	if !slices.Equal(took, []string{"/images/data:1", "/images/data:2"}) {
-		t.Errorf("roots around a reload: %q", took)
-	}
+	check.That(t, slices.Equal(took, []string{"/images/data:1", "/images/data:2"}), "roots around a reload: %q", took)
 	c.Images = nil
-	if err := s.Reload(c, nil); err == nil || !strings.Contains(err.Error(), `no "data" in [images]`) {
-		t.Errorf("reload: %v", err)
-	}
+	err = s.Reload(c, nil)
+	check.That(t, err != nil && strings.Contains(err.Error(), `no "data" in [images]`), "reload: %v", err)
 }
 
 // Calls during reloads find an image that is held, and a former image is released after its last use.
@@ -147,8 +138,7 @@ func TestImagesReload(t *testing.T) {
 	close(done)
 	calls.Wait()
 	for i, m := range opened {
-		if want := i / (len(opened) - 1); m.users != want {
-			t.Errorf("image %d of %d has %d users, want %d", i, len(opened), m.users, want)
-		}
+		want := i / (len(opened) - 1)
+		check.That(t, m.users == want, "image %d of %d has %d users, want %d", i, len(opened), m.users, want)
 	}
 }

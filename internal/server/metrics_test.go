@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -33,9 +34,7 @@ func TestSeesAll(t *testing.T) {
 			if sees {
 				status = http.StatusOK
 			}
-			if w.Code != status || path == "/v1/status" && strings.Contains(w.Body.String(), `"machine"`) != sees {
-				t.Errorf("%s of %s: %d %s", path, peer, w.Code, w.Body)
-			}
+			check.That(t, w.Code == status && (path != "/v1/status" || strings.Contains(w.Body.String(), `"machine"`) == sees), "%s of %s: %d %s", path, peer, w.Code, w.Body)
 		}
 	}
 }
@@ -45,9 +44,7 @@ func TestDashboard(t *testing.T) {
 	h := handler(t)
 	ask(h, http.MethodPost, "/v1/run", `{"argv":["true"]}`)
 	w := ask(h, http.MethodGet, "/metrics", "")
-	if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), `sbxrun_refused_total{code="setup",tenant="uid-1"} 1`) {
-		t.Fatalf("%d %s", w.Code, w.Body)
-	}
+	check.Require(t, w.Code == http.StatusOK && strings.Contains(w.Body.String(), `sbxrun_refused_total{code="setup",tenant="uid-1"} 1`), "%d %s", w.Code, w.Body)
 	source, err := os.ReadFile("metrics.go")
 	harness.Must(t, err)
 	name := regexp.MustCompile(`sbxrun_[a-z_]+`)
@@ -55,20 +52,14 @@ func TestDashboard(t *testing.T) {
 	for _, file := range []string{"../../docs/grafana.json", "../../docs/guides/server.md"} {
 		text, err := os.ReadFile(file)
 		harness.Must(t, err)
-		if strings.HasSuffix(file, "json") && !json.Valid(text) {
-			t.Errorf("%s is no JSON", file)
-		}
+		check.That(t, !strings.HasSuffix(file, "json") || json.Valid(text), "%s is no JSON", file)
 		used := name.FindAllString(string(text), -1)
 		for i := range used {
 			used[i] = strings.TrimSuffix(used[i], "_bucket")
-			if !slices.Contains(all, used[i]) {
-				t.Errorf("%s: there is no metric %s", file, used[i])
-			}
+			check.That(t, slices.Contains(all, used[i]), "%s: there is no metric %s", file, used[i])
 		}
 		for _, each := range all {
-			if !slices.Contains(used, each) {
-				t.Errorf("%s lacks %s", file, each)
-			}
+			check.That(t, slices.Contains(used, each), "%s lacks %s", file, each)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -35,15 +36,12 @@ func TestDocuments(t *testing.T) {
 		}
 		for path, operations := range doc.Paths {
 			for method, o := range operations {
-				if len(o.Tags) != 1 || o.Summary == "" || o.Description == "" {
-					t.Errorf("%s: %s %s: %+v", name, method, path, o)
-				}
+				check.That(t, len(o.Tags) == 1 && o.Summary != "" && o.Description != "", "%s: %s %s: %+v", name, method, path, o)
 			}
 		}
 		for _, response := range []string{"Answer", "CellAnswer", "CallStatus", "Session", "Error", "Report", "StoredFiles"} {
-			if s, ok := doc.Components.Schemas[response]; !ok || s.AdditionalProperties == false {
-				t.Errorf("%s: %s: %+v", name, response, s)
-			}
+			s, ok := doc.Components.Schemas[response]
+			check.That(t, ok && s.AdditionalProperties != false, "%s: %s: %+v", name, response, s)
 		}
 		if s := doc.Components.Schemas["Call"]; s.AdditionalProperties != false {
 			t.Errorf("%s: requests are checked: %+v", name, s)

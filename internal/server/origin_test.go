@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // CheckOrigin accepts pages of this server and programs, and nobody else, with a token or without.
@@ -26,8 +28,7 @@ func TestCheckOrigin(t *testing.T) {
 		if tt.origin != "" {
 			r.Header.Set("Origin", tt.origin)
 		}
-		if err := CheckOrigin(r, []string{"agents.example.com"}); (err == nil) != tt.ok {
-			t.Errorf("%s from %q: %v", tt.host, tt.origin, err)
-		}
+		err := CheckOrigin(r, []string{"agents.example.com"})
+		check.That(t, (err == nil) == tt.ok, "%s from %q: %v", tt.host, tt.origin, err)
 	}
 }

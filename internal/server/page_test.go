@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // The client of a Unix socket may be a forwarder with a browser behind it. Requests that another site's page
@@ -45,9 +46,8 @@ func TestPagesOfOthers(t *testing.T) {
 			}
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, r)
-			if refused := w.Code == api.Codes()[api.Policy] && strings.Contains(w.Body.String(), `"started":false`); refused != test.refused {
-				t.Errorf("%s: %s %s: %d %s", test.name, test.method, path, w.Code, w.Body)
-			}
+			refused := w.Code == api.Codes()[api.Policy] && strings.Contains(w.Body.String(), `"started":false`)
+			check.That(t, refused == test.refused, "%s: %s %s: %d %s", test.name, test.method, path, w.Code, w.Body)
 		}
 	}
 }
@@ -57,53 +57,38 @@ func TestPagesOfOthers(t *testing.T) {
 func TestPage(t *testing.T) {
 	h := handler(t)
 	w := ask(h, http.MethodGet, "/", "")
-	if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "<title>sbxrun</title>") {
-		t.Fatalf("%d %.100s", w.Code, w.Body)
-	}
+	check.Require(t, w.Code == http.StatusOK && strings.Contains(w.Body.String(), "<title>sbxrun</title>"), "%d %.100s", w.Code, w.Body)
 	for name, want := range map[string]string{
 		"Content-Type": "text/html", "Content-Security-Policy": "frame-ancestors 'none'", "X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff",
 		"Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
 	} {
-		if got := w.Header().Get(name); !strings.Contains(got, want) {
-			t.Errorf("%s: %q, want %q", name, got, want)
-		}
+		got := w.Header().Get(name)
+		check.That(t, strings.Contains(got, want), "%s: %q, want %q", name, got, want)
 	}
-	if policy := w.Header().Get("Content-Security-Policy"); !strings.HasPrefix(policy, "default-src 'none'; ") || strings.Contains(policy, "unsafe") {
-		t.Error(policy)
-	}
+	policy := w.Header().Get("Content-Security-Policy")
+	check.That(t, strings.HasPrefix(policy, "default-src 'none'; ") && !strings.Contains(policy, "unsafe"), "%v", policy)
 	for _, bad := range []string{"innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "http:", "https:", " style=", " onclick="} {
-		if strings.Contains(w.Body.String(), bad) {
-			t.Errorf("the page has %q", bad)
-		}
+		check.That(t, !strings.Contains(w.Body.String(), bad), "the page has %q", bad)
 	}
-	if w := ask(h, http.MethodGet, "/other", ""); w.Code != http.StatusNotFound {
-		t.Errorf("%d", w.Code)
-	}
-	if w := ask(h, http.MethodPost, "/", ""); w.Code != http.StatusNotFound && w.Code != http.StatusMethodNotAllowed {
-		t.Errorf("%d", w.Code)
-	}
+	check.Equal(t, ask(h, http.MethodGet, "/other", "").Code, http.StatusNotFound)
+	w = ask(h, http.MethodPost, "/", "")
+	check.That(t, w.Code == http.StatusNotFound || w.Code == http.StatusMethodNotAllowed, "%d", w.Code)
 }
 
 // The number of recent calls and the number of tenants with recent calls are limited.
 func TestRecent(t *testing.T) {
 	var r recents
-	if got := r.list("a"); got == nil || len(got) != 0 {
-		t.Errorf("%v", got)
-	}
+	got := r.list("a")
+	check.That(t, got != nil && len(got) == 0, "%v", got)
 	for i := range 1000 {
 		r.add("a", api.Recent{Duration: float64(i)})
 		got := r.list("a")
-		if len(got) != min(i+1, api.MaxRecent) || got[0].Duration != float64(i) || got[len(got)-1].Duration != float64(i+1-len(got)) {
-			t.Fatalf("after %d: %v", i, got)
-		}
+		check.Require(t, len(got) == min(i+1, api.MaxRecent) && got[0].Duration == float64(i) && got[len(got)-1].Duration == float64(i+1-len(got)), "after %d: %v", i, got)
 	}
-	if got := r.list("b"); len(got) != 0 {
-		t.Errorf("another tenant's: %v", got)
-	}
+	got = r.list("b")
+	check.That(t, len(got) == 0, "another tenant's: %v", got)
 	for i := range 2 * maxTenants {
 		r.add(string(rune('a'+i)), api.Recent{})
 	}
-	if len(r.of) != maxTenants {
-		t.Errorf("%d tenants", len(r.of))
-	}
+	check.That(t, len(r.of) == maxTenants, "%d tenants", len(r.of))
 }

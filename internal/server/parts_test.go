@@ -11,6 +11,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // Concurrent sessions of a tenant cannot exceed its limit on volumes; those of other tenants are not counted.
@@ -41,8 +42,7 @@ func TestVolumesAtOnce(t *testing.T) {
 	close(begin)
 	all.Wait()
 	for i := range made {
-		if n := made[i].Load(); n != most {
-			t.Errorf("%d volumes of tenant %d", n, i)
-		}
+		n := made[i].Load()
+		check.That(t, n == most, "%d volumes of tenant %d", n, i)
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/workspace"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -171,9 +172,7 @@ func TestSurvivorsKeepPlace(t *testing.T) {
 				}
 			}
 			until("the unproven end", func() bool { return s.kept.Load() > 0 })
-			if test.free(s) == nil {
-				t.Error("it is free while something survives")
-			}
+			check.That(t, test.free(s) != nil, "it is free while something survives")
 			close(source.gone)
 			until("the end of what has survived", func() bool { return s.kept.Load() == 0 && test.free(s) == nil })
 		})
@@ -201,17 +200,14 @@ func TestUnproven(t *testing.T) {
 	}
 	told := func(what string, e *api.Error) {
 		t.Helper()
-		if e == nil || e.Failure.Code != api.Unproven || !e.Started || e.Report == nil || e.Report.ExitCode != result.ExitUnproven || e.Report.Cause != result.Timeout ||
-			e.Report.Teardown.Verdict != result.Unproven || len(e.Report.Teardown.Survivors) != 1 || e.Report.Teardown.Survivors[0].Comm != "left" {
-			t.Errorf("%s: %+v", what, e)
-		}
+		check.That(t, e != nil && e.Failure.Code == api.Unproven && e.Started && e.Report != nil && e.Report.ExitCode == result.ExitUnproven && e.Report.Cause == result.Timeout && e.Report.Teardown.Verdict == result.Unproven && len(e.Report.Teardown.Survivors) == 1 && e.Report.Teardown.Survivors[0].Comm == "left",
+			"%s: %+v", what, e)
 	}
 	answered := func(what string, w *httptest.ResponseRecorder) {
 		t.Helper()
 		var e api.Error
-		if err := json.Unmarshal(w.Body.Bytes(), &e); err != nil || w.Code != http.StatusInternalServerError {
-			t.Errorf("%s: %d %s", what, w.Code, w.Body)
-		}
+		err := json.Unmarshal(w.Body.Bytes(), &e)
+		check.That(t, err == nil && w.Code == http.StatusInternalServerError, "%s: %d %s", what, w.Code, w.Body)
 		told(what, &e)
 	}
 	const run = `{"argv":["true"]}`
@@ -226,22 +222,18 @@ func TestUnproven(t *testing.T) {
 		w := ask(http.MethodPost, "/v1/run?stream=1", run)
 		lines := strings.Split(strings.TrimSpace(w.Body.String()), "\n")
 		var last api.Event
-		if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil || w.Code != http.StatusOK || last.Event != "error" {
-			t.Errorf("%d %s", w.Code, w.Body)
-		}
+		err := json.Unmarshal([]byte(lines[len(lines)-1]), &last)
+		check.That(t, err == nil && w.Code == http.StatusOK && last.Event == "error", "%d %s", w.Code, w.Body)
 		told("a stream", last.Error)
 		var status api.CallStatus
 		harness.Must(t, json.Unmarshal(ask(http.MethodPost, "/v1/calls", run).Body.Bytes(), &status))
 		w = ask(http.MethodGet, "/v1/calls/"+status.ID+"?wait_ms=60000", "")
-		if err := json.Unmarshal(w.Body.Bytes(), &status); err != nil || status.State != api.Over || status.Failure == nil {
-			t.Fatalf("%d %s", w.Code, w.Body)
-		}
+		err = json.Unmarshal(w.Body.Bytes(), &status)
+		check.Require(t, err == nil && status.State == api.Over && status.Failure != nil, "%d %s", w.Code, w.Body)
 		told("detached", &api.Error{Failure: *status.Failure, Started: status.Started, Report: status.Report})
 		calls += 4
 	}
-	if n := int(source.taken.Load()); n != calls {
-		t.Errorf("%d commands, want %d", n, calls)
-	}
+	check.Equal(t, int(source.taken.Load()), calls)
 
 	source.command = result.Unproven
 	var session api.Session
@@ -253,9 +245,7 @@ func TestUnproven(t *testing.T) {
 			if w.Code == http.StatusGone && begun && strings.Contains(w.Body.String(), "lost") {
 				break
 			}
-			if w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), `"started":true`) || time.Now().After(end) {
-				t.Fatalf("%s: %d %s", path, w.Code, w.Body)
-			}
+			check.Require(t, w.Code == http.StatusInternalServerError && strings.Contains(w.Body.String(), `"started":true`) && !time.Now().After(end), "%s: %d %s", path, w.Code, w.Body)
 			if begun = true; body == run { // a cell's interpreter did not start
 				answered("in a session", w)
 				calls++
@@ -274,9 +264,7 @@ func TestUnproven(t *testing.T) {
 		if strings.Contains(w.Body.String(), want) {
 			break
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%d commands and %d sessions: %s", calls, sessions, w.Body)
-		}
+		check.Require(t, !time.Now().After(end), "%d commands and %d sessions: %s", calls, sessions, w.Body)
 	}
 }
 
@@ -319,31 +307,24 @@ func TestMistakes(t *testing.T) {
 	for range 2 {
 		w := ask(http.MethodPost, "/v1/calls", run)
 		var status api.CallStatus
-		if err := json.Unmarshal(w.Body.Bytes(), &status); err != nil || w.Code != 202 {
-			t.Fatalf("%d %s", w.Code, w.Body)
-		}
-		if w = ask(http.MethodGet, "/v1/calls/"+status.ID+"?wait_ms=60000", ""); !strings.Contains(w.Body.String(), `"ended"`) || !strings.Contains(w.Body.String(), `"internal"`) || !strings.Contains(w.Body.String(), `"started":true`) {
-			t.Errorf("%s", w.Body)
-		}
-		if w = ask(http.MethodDelete, "/v1/calls/"+status.ID, ""); w.Code != 200 {
-			t.Errorf("%d %s", w.Code, w.Body)
-		}
+		err := json.Unmarshal(w.Body.Bytes(), &status)
+		check.Require(t, err == nil && w.Code == 202, "%d %s", w.Code, w.Body)
+		w = ask(http.MethodGet, "/v1/calls/"+status.ID+"?wait_ms=60000", "")
+		check.That(t, strings.Contains(w.Body.String(), `"ended"`) && strings.Contains(w.Body.String(), `"internal"`) && strings.Contains(w.Body.String(), `"started":true`), "%s", w.Body)
+		w = ask(http.MethodDelete, "/v1/calls/"+status.ID, "")
+		check.That(t, w.Code == 200, "%d %s", w.Code, w.Body)
 	}
-	if n, u, m := source.taken.Load(), s.scheduler.Uses()["uid-1"], s.memory.Used("uid-1"); n != 0 || u.Running != 0 || u.Waiting != 0 || m > 2*answerRest { // the key's memory
-		t.Errorf("%d rooms, %+v calls, %d bytes stay taken", n, u, m)
-	}
-	if !strings.Contains(log.String(), "a mistake at the start") || !strings.Contains(log.String(), `"request":"the-request"`) {
-		t.Error(log.String())
-	}
+	n, u, m := source.taken.Load(), s.scheduler.Uses()["uid-1"], s.memory.Used("uid-1")
+	check.That(t, n == 0 && u.Running == 0 && u.Waiting == 0 && m <= 2*answerRest, "%d rooms, %+v calls, %d bytes stay taken", n, u, m) // the key's memory
+	check.That(t, strings.Contains(log.String(), "a mistake at the start") && strings.Contains(log.String(), `"request":"the-request"`), "%v", log.String())
 
 	// A panic in a goroutine of the engine.
 	source.output = true
 	ex, err := s.check(Identity{Tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
 	harness.Must(t, err)
 	_, err = s.execute(t.Context(), ex, brokenSink{})
-	if e := (*api.Error)(nil); !errors.As(err, &e) || e.Failure.Code != api.Internal || source.taken.Load() != 0 {
-		t.Errorf("%v, %d rooms", err, source.taken.Load())
-	}
+	e := (*api.Error)(nil)
+	check.That(t, errors.As(err, &e) && e.Failure.Code == api.Internal && source.taken.Load() == 0, "%v, %d rooms", err, source.taken.Load())
 	done := make(chan struct{})
 	s.spawn(func() {
 		defer close(done)
@@ -353,9 +334,7 @@ func TestMistakes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	s.Drain(ctx)
-	if ctx.Err() != nil {
-		t.Error("the server has something running")
-	}
+	check.That(t, ctx.Err() == nil, "the server has something running")
 }
 
 // brokenSink panics on output.

@@ -16,6 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/calls"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/values"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -38,13 +39,11 @@ func TestFollowedUntilStop(t *testing.T) {
 	r, err := http.Get(web.URL + "/v1/calls/one/output?follow=1")
 	harness.Must(t, err)
 	defer r.Body.Close()
-	if _, err := io.ReadFull(r.Body, make([]byte, len("part"))); err != nil {
-		t.Fatal(err)
-	}
+	_, err = io.ReadFull(r.Body, make([]byte, len("part")))
+	check.Require(t, err == nil, "%v", err)
 	s.end(errDraining)
-	if rest, err := io.ReadAll(r.Body); len(rest) > 0 || !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("%q, %v", rest, err)
-	}
+	rest, err := io.ReadAll(r.Body)
+	check.That(t, len(rest) == 0 && errors.Is(err, io.ErrUnexpectedEOF), "%q, %v", rest, err)
 	call.End(nil, 0, draining())
 }
 
@@ -60,13 +59,10 @@ func TestListHolds(t *testing.T) {
 		call.End(&api.Answer{Report: result.Report{ID: id, Argv: argv}}, 0, nil)
 	}
 	w := ask(h, http.MethodGet, "/v1/calls", "")
-	if w.Code != http.StatusOK || strings.Contains(w.Body.String(), `"",""`) {
-		t.Errorf("%d, %d bytes", w.Code, w.Body.Len())
-	}
+	check.That(t, w.Code == http.StatusOK && !strings.Contains(w.Body.String(), `"",""`), "%d, %d bytes", w.Code, w.Body.Len())
 	set := *s.settings.Load()
 	set.Tenant.Buffers = values.Size(100*answerRest - 1)
 	s.settings.Store(&set)
-	if w = ask(h, http.MethodGet, "/v1/calls", ""); w.Code != http.StatusForbidden || w.Body.Len() > 1000 {
-		t.Errorf("%d, %d bytes", w.Code, w.Body.Len())
-	}
+	w = ask(h, http.MethodGet, "/v1/calls", "")
+	check.That(t, w.Code == http.StatusForbidden && w.Body.Len() <= 1000, "%d, %d bytes", w.Code, w.Body.Len())
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/calls"
 	"github.com/sbxrun/sbxrun/internal/sessions"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // A background process with parts is rejected, because parts belong to the session.
@@ -23,7 +24,5 @@ func TestProcessWithParts(t *testing.T) {
 		Processes: calls.NewStore(t.TempDir(), time.Hour, s.quota),
 	})
 	w := ask(h, http.MethodPost, "/v1/sessions/one/processes", `{"argv":["true"],"network":{"allow":["example.org"]}}`)
-	if w.Code != http.StatusBadRequest {
-		t.Errorf("%d %s", w.Code, w.Body)
-	}
+	check.That(t, w.Code == http.StatusBadRequest, "%d %s", w.Code, w.Body)
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -83,9 +84,7 @@ func FuzzRun(f *testing.F) {
 			if path == "/v1/calls" && w.Code == http.StatusAccepted && err == nil && !e.Started {
 				continue // the error is in the status of the call
 			}
-			if err != nil || e.Failure.Code == "" || e.Started || api.Codes()[e.Failure.Code] != w.Code {
-				t.Errorf("%s: %d %s", path, w.Code, w.Body)
-			}
+			check.That(t, err == nil && e.Failure.Code != "" && !e.Started && api.Codes()[e.Failure.Code] == w.Code, "%s: %d %s", path, w.Code, w.Body)
 		}
 	})
 }
@@ -103,9 +102,8 @@ func FuzzPieces(f *testing.F) {
 		stdout, _ := e.Writers()
 		for rest := text; len(rest) > 0; {
 			n := min(size, len(rest))
-			if k, err := stdout.Write(rest[:n]); k != n || err != nil {
-				t.Fatal(k, err)
-			}
+			k, err := stdout.Write(rest[:n])
+			check.Require(t, k == n && err == nil, "%v %v", k, err)
 			rest = rest[n:]
 		}
 		var a api.Answer
@@ -117,9 +115,7 @@ func FuzzPieces(f *testing.F) {
 			harness.Must(t, json.Unmarshal(line, &event))
 			got = append(append(got, event.Text...), event.Base64...)
 		}
-		if !bytes.Equal(got, text) || *a.StdoutBytes != int64(len(text)) {
-			t.Errorf("%q, want %q", got, text)
-		}
+		check.That(t, bytes.Equal(got, text) && *a.StdoutBytes == int64(len(text)), "%q, want %q", got, text)
 	})
 }
 
@@ -137,23 +133,17 @@ func FuzzAnswer(f *testing.F) {
 		setOutput(&a.Report, result.Stream{Text: stdout, UTF8: utf8.ValidString(stdout)}, result.Stream{Text: stderr, UTF8: utf8.ValidString(stderr)})
 		w := httptest.NewRecorder()
 		writeAnswer(w, a)
-		if w.Body.Len() > 3*(len(stdout)+len(stderr))+50<<10 {
-			t.Errorf("%d bytes for %d", w.Body.Len(), len(stdout)+len(stderr))
-		}
+		check.That(t, w.Body.Len() <= 3*(len(stdout)+len(stderr))+50<<10, "%d bytes for %d", w.Body.Len(), len(stdout)+len(stderr))
 		var got api.Answer
 		harness.Must(t, json.Unmarshal(w.Body.Bytes(), &got))
-		if diff := cmp.Diff(a, &got); diff != "" {
-			t.Error(diff)
-		}
+		check.Equal(t, cmp.Diff(a, &got), "")
 	})
 }
 
 // Even the shortest requested time sets a deadline.
 func TestShortTimes(t *testing.T) {
 	for ms, want := range map[float64]time.Duration{0: 0, 1e-9: 1, 5e-324: 1, 1.5: 1500 * time.Microsecond} {
-		if got := milliseconds(ms); got != want {
-			t.Errorf("%g ms: %v, want %v", ms, got, want)
-		}
+		check.Equal(t, milliseconds(ms), want, "%g ms", ms)
 	}
 }
 
@@ -164,13 +154,11 @@ func TestIdleParts(t *testing.T) {
 		r := httptest.NewRequest(http.MethodDelete, "http://sbxrun/", nil)
 		r.URL.Path = path
 		w := httptest.NewRecorder()
-		if h.ServeHTTP(w, r); w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), `"usage"`) {
-			t.Errorf("%s: %d %s", path, w.Code, w.Body)
-		}
+		h.ServeHTTP(w, r)
+		check.That(t, w.Code == http.StatusBadRequest && strings.Contains(w.Body.String(), `"usage"`), "%s: %d %s", path, w.Code, w.Body)
 	}
-	if w := ask(h, http.MethodGet, "/v1/sessions/x/files/a%2F..%2Fb", ""); w.Code != http.StatusNotFound {
-		t.Errorf("%d %s", w.Code, w.Body)
-	}
+	w := ask(h, http.MethodGet, "/v1/sessions/x/files/a%2F..%2Fb", "")
+	check.That(t, w.Code == http.StatusNotFound, "%d %s", w.Code, w.Body)
 }
 
 // Queued calls leave the queue when their clients disconnect.
@@ -187,13 +175,11 @@ func TestLeavesQueue(t *testing.T) {
 	defer cancel()
 	ex, err := s.check(Identity{Tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
 	harness.Must(t, err)
-	if _, err := s.execute(ctx, ex, newBuffered(ex)); api.AsError(err).Failure.Code != api.Ended {
-		t.Errorf("%v", err)
-	}
+	_, err = s.execute(ctx, ex, newBuffered(ex))
+	check.That(t, api.AsError(err).Failure.Code == api.Ended, "%v", err)
 	turn.Leave()
-	if u := s.scheduler.Uses()["uid-1"]; u.Running != 0 || u.Waiting != 0 {
-		t.Errorf("%+v", u)
-	}
+	u := s.scheduler.Uses()["uid-1"]
+	check.That(t, u.Running == 0 && u.Waiting == 0, "%+v", u)
 }
 
 // A stream sends keepalive events while its call is queued, and reports a later rejection in its last event.
@@ -223,9 +209,8 @@ func TestQueuedStream(t *testing.T) {
 			turn.Leave()
 		}
 	}
-	if r.StatusCode != http.StatusOK || len(events) < 4 || slices.Contains(events, "start") || last.Event != "error" || last.Error.Failure.Code != api.Setup || last.Error.Started {
-		t.Errorf("%d %v, %+v", r.StatusCode, events, last.Error)
-	}
+	check.That(t, r.StatusCode == http.StatusOK && len(events) >= 4 && !slices.Contains(events, "start") && last.Event == "error" && last.Error.Failure.Code == api.Setup && !last.Error.Started,
+		"%d %v, %+v", r.StatusCode, events, last.Error)
 }
 
 // patientSource delays Take and records whether the request was canceled.
@@ -272,12 +257,10 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 		defer conn.Close()
 		_ = conn.SetDeadline(time.Now().Add(10 * time.Second)) // always supported
 		all.Go(func() {
-			if _, err := io.WriteString(conn, request+"Host: sbxrun\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"); err != nil {
-				t.Error(err)
-			}
-			if answer, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 ") {
-				t.Errorf("%q: %q %v", request, answer, err)
-			}
+			_, err := io.WriteString(conn, request+"Host: sbxrun\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n")
+			check.That(t, err == nil, "%v", err)
+			answer, err := io.ReadAll(conn)
+			check.That(t, err == nil && strings.HasPrefix(string(answer), "HTTP/1.1 "), "%q: %q %v", request, answer, err)
 		})
 	}
 	defer all.Wait()
@@ -288,7 +271,5 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 	answer, err := http.DefaultClient.Do(q)
 	harness.Must(t, err)
 	answer.Body.Close()
-	if <-source.canceled {
-		t.Error("a request that has come was canceled for the time that its body may take")
-	}
+	check.That(t, !<-source.canceled, "a request that has come was canceled for the time that its body may take")
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -110,9 +111,8 @@ func TestPatience(t *testing.T) {
 				}
 				err = <-ended
 				took := time.Since(began)
-				if (got >= size) != test.whole || (err == nil) != test.whole || took < test.takes || test.still == 0 && !test.whole && took > 2*test.takes {
-					t.Errorf("%d bytes after %v, %v", got, took, err)
-				}
+				check.That(t, (got >= size) == test.whole && (err == nil) == test.whole && took >= test.takes && (test.still != 0 || test.whole || took <= 2*test.takes),
+					"%d bytes after %v, %v", got, took, err)
 				client.Close()
 				<-sent
 				close(l.conns)
@@ -148,9 +148,8 @@ func TestLinger(t *testing.T) {
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	send := func(text string) {
 		t.Helper()
-		if _, err := io.WriteString(c, text); err != nil {
-			t.Fatal(err)
-		}
+		_, err := io.WriteString(c, text)
+		check.Require(t, err == nil, "%v", err)
 	}
 	send("PUT /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
 	in := bufio.NewReader(c)
@@ -161,10 +160,8 @@ func TestLinger(t *testing.T) {
 		time.Sleep(10 * time.Millisecond) // the pace of this client
 	}
 	send("0\r\n\r\n")
-	if text, err := io.ReadAll(res.Body); string(text) != "early" || err != nil {
-		t.Errorf("%q, %v", text, err)
-	}
-	if text, err := io.ReadAll(in); len(text) > 0 || err != nil {
-		t.Errorf("%q, %v", text, err)
-	}
+	text, err := io.ReadAll(res.Body)
+	check.That(t, string(text) == "early" && err == nil, "%q, %v", text, err)
+	text, err = io.ReadAll(in)
+	check.That(t, len(text) == 0 && err == nil, "%q, %v", text, err)
 }
