@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 const testToken = "TOKEN"
@@ -54,9 +56,8 @@ func TestAnswers(t *testing.T) {
 	for _, test := range tests {
 		for _, piece := range []int{1, 2, 7, 1000} {
 			list, _, alien := readAll([]byte(test.text), piece)
-			if diff := cmp.Diff(test.want, list); diff != "" || alien != test.alien {
-				t.Errorf("%s, by %d: alien %d, (-want +got)\n%s", test.name, piece, alien, diff)
-			}
+			diff := cmp.Diff(test.want, list)
+			check.That(t, diff == "" && alien == test.alien, "%s, by %d: alien %d, (-want +got)\n%s", test.name, piece, alien, diff)
 		}
 	}
 }
@@ -72,9 +73,7 @@ func TestManyMedia(t *testing.T) {
 		if len(all) == 1 {
 			got = len(all[0].Result.Media)
 		}
-		if got != want || want >= 0 && all[0].Result.Truncated != (len(list) > 10_000) {
-			t.Errorf("%.60s: %d media, want %d: %+v", list, got, want, all)
-		}
+		check.That(t, got == want && (want < 0 || all[0].Result.Truncated == (len(list) > 10_000)), "%.60s: %d media, want %d: %+v", list, got, want, all)
 	}
 }
 
@@ -83,9 +82,7 @@ func TestMediaTypes(t *testing.T) {
 		"text/plain": true, "image/svg+xml": true, "application/vnd.plotly.v1+json": true,
 		"": false, "text": false, "/": false, "text/": false, "/plain": false, "a/b/c": false, "a/b\n": false, "a/ b": false, "a/.b": false, "a/" + strings.Repeat("b", 126): false,
 	} {
-		if isMediaType(name) != want {
-			t.Errorf("%q: want %v", name, want)
-		}
+		check.That(t, isMediaType(name) == want, "%q: want %v", name, want)
 	}
 }
 
@@ -101,21 +98,14 @@ func FuzzAnswers(f *testing.F) {
 		}
 		list, sizes, alien := readAll(text, len(text)+1)
 		again, againSizes, _ := readAll(text, piece)
-		if diff := cmp.Diff(list, again); diff != "" || !cmp.Equal(sizes, againSizes) {
-			t.Errorf("by %d: %s", piece, diff)
-		}
-		if len(list) > bytes.Count(text, []byte(testToken)) || len(list) != len(sizes) {
-			t.Errorf("%d messages", len(list))
-		}
+		diff := cmp.Diff(list, again)
+		check.That(t, diff == "" && cmp.Equal(sizes, againSizes), "by %d: %s", piece, diff)
+		check.That(t, len(list) <= bytes.Count(text, []byte(testToken)) && len(list) == len(sizes), "%d messages", len(list))
 		total := alien
 		for _, n := range sizes {
-			if n > 100+len(testToken)+1 {
-				t.Errorf("a message of %d bytes", n)
-			}
+			check.That(t, n <= 100+len(testToken)+1, "a message of %d bytes", n)
 			total += int64(n)
 		}
-		if total > int64(len(text)) {
-			t.Errorf("%d of %d bytes", total, len(text))
-		}
+		check.That(t, total <= int64(len(text)), "%d of %d bytes", total, len(text))
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -35,9 +36,7 @@ var prints = map[string]string{"python": "print(1)", "node": "console.log(1)"}
 func one(b *testing.B, k *Kernel) {
 	code := prints[k.spec.Language.Driver]
 	a, err := k.Run(b.Context(), Cell{Code: code, Timeout: bound})
-	if err != nil || a.Stdout.Text != "1\n" {
-		b.Fatalf("%+v, %v", a, err)
-	}
+	check.Require(b, err == nil && a.Stdout.Text == "1\n", "%+v, %v", a, err)
 }
 
 // A cell in a running interpreter.

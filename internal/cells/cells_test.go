@@ -17,6 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -29,9 +30,8 @@ func newRoom(t testing.TB) *bwrap.Room {
 	room := &bwrap.Room{}
 	harness.Must(t, room.Start(t.Context()))
 	t.Cleanup(func() {
-		if res, err := room.Close(); err != nil || res.Verdict != result.Proven {
-			t.Errorf("the room: %+v, %v", res, err)
-		}
+		res, err := room.Close()
+		check.That(t, err == nil && res.Verdict == result.Proven, "the room: %+v, %v", res, err)
 	})
 	return room
 }
@@ -44,9 +44,7 @@ func installed(t testing.TB, room *bwrap.Room) (names []string) {
 			names = append(names, name)
 		}
 	}
-	if !slices.Contains(names, "python") {
-		t.Fatal("these tests need a python3 of the system's")
-	}
+	check.Require(t, slices.Contains(names, "python"), "these tests need a python3 of the system's")
 	return names
 }
 
@@ -64,9 +62,7 @@ func open(t testing.TB, spec Spec) *Kernel {
 	t.Helper()
 	k := New(spec)
 	t.Cleanup(func() {
-		if err := k.Close(); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, k.Close())
 	})
 	return k
 }
@@ -85,16 +81,11 @@ func within(t testing.TB, k *Kernel, code string, timeout time.Duration) *Answer
 	t.Helper()
 	begin := time.Now()
 	a, err := k.Run(t.Context(), Cell{Code: code, Timeout: timeout})
-	if err != nil {
-		t.Fatalf("%q: %v", code, err)
-	}
+	check.Require(t, err == nil, "%q: %v", code, err)
 	// The deadline, one second after SIGINT, and the teardown.
-	if took := time.Since(begin); took > timeout+interruptBound+harness.Slack {
-		t.Errorf("%q took %v", code, took)
-	}
-	if (a.State == Lost) != (a.Ended != nil) || a.Ended != nil && a.Ended.Verdict != result.Proven {
-		t.Errorf("%q: %s, and %+v", code, a.State, a.Ended)
-	}
+	took := time.Since(begin)
+	check.That(t, took <= timeout+interruptBound+harness.Slack, "%q took %v", code, took)
+	check.That(t, (a.State == Lost) == (a.Ended != nil) && (a.Ended == nil || a.Ended.Verdict == result.Proven), "%q: %s, and %+v", code, a.State, a.Ended)
 	return a
 }
 
@@ -103,9 +94,8 @@ func inside(t testing.TB, k *Kernel, script string) {
 	t.Helper()
 	c := k.spec.Room.(in).room.Command("sh", "-c", script)
 	c.Timeout = bound
-	if res, err := c.Run(t.Context()); err != nil || res.ExitCode() != 0 {
-		t.Fatalf("%q: %+v, %v", script, res, err)
-	}
+	res, err := c.Run(t.Context())
+	check.Require(t, err == nil && res.ExitCode() == 0, "%q: %+v, %v", script, res, err)
 }
 
 // seen is the part of an answer that most tests check.
@@ -212,12 +202,8 @@ func TestCells(t *testing.T) {
 		k := open(t, Spec{Room: In(room), Language: Languages()[language]})
 		for i, test := range tests[language] {
 			a := do(t, k, test.code)
-			if diff := cmp.Diff(test.want, see(a)); diff != "" {
-				t.Errorf("%s: %s: (-want +got)\n%s", language, test.name, diff)
-			}
-			if a.Number != i+1 || a.Earlier != nil {
-				t.Errorf("%s: %s: number %d, %+v", language, test.name, a.Number, a.Earlier)
-			}
+			check.Equal(t, cmp.Diff(test.want, see(a)), "", "%s: %s: (-want +got)\n", language, test.name)
+			check.That(t, a.Number == i+1 && a.Earlier == nil, "%s: %s: number %d, %+v", language, test.name, a.Number, a.Earlier)
 		}
 	}
 }
@@ -235,9 +221,8 @@ func TestTraceback(t *testing.T) {
 		text := do(t, k, codes[language][0]).Error.Traceback
 		lines := strings.SplitAfter(text, "\n")
 		lines = slices.DeleteFunc(lines, func(l string) bool { return strings.Trim(l, " ^~\n") == "" }) // in later versions of Python
-		if text = strings.Join(lines, ""); !strings.HasPrefix(text, codes[language][1]) || strings.Contains(text, "driver") {
-			t.Errorf("%s", text)
-		}
+		text = strings.Join(lines, "")
+		check.That(t, strings.HasPrefix(text, codes[language][1]) && !strings.Contains(text, "driver"), "%s", text)
 	}
 }
 
@@ -254,9 +239,7 @@ open("matplotlib/pyplot.py", "w").write('''
 import matplotlib.pyplot as plt
 plt.figure(1), plt.figure(2)
 None`)
-	if diff := cmp.Diff(done("", "figure image/png=png by A", "figure image/png=png by A"), see(a)); diff != "" {
-		t.Error(diff)
-	}
+	check.Equal(t, cmp.Diff(done("", "figure image/png=png by A", "figure image/png=png by A"), see(a)), "")
 	if a := do(t, k, "plt.figure(3)\n1/0"); len(a.Results) != 1 || a.Results[0].Kind != "figure" || a.Error == nil {
 		t.Errorf("with an exception: %+v", see(a))
 	}
@@ -285,9 +268,8 @@ func TestCommandLine(t *testing.T) {
 	for _, language := range installed(t, room) {
 		k := open(t, Spec{Room: In(room), Language: Languages()[language]})
 		code := map[string]string{"python": "print(open('/proc/self/cmdline').read(), 'secret')", "node": "console.log(require('fs').readFileSync('/proc/self/cmdline', 'utf8'), 'secret')"}[language]
-		if a := do(t, k, code); strings.Count(a.Stdout.Text, "secret") != 1 || len(a.Stdout.Text) > 1000 {
-			t.Errorf("%s: %q", language, a.Stdout.Text)
-		}
+		a := do(t, k, code)
+		check.That(t, strings.Count(a.Stdout.Text, "secret") == 1 && len(a.Stdout.Text) <= 1000, "%s: %q", language, a.Stdout.Text)
 	}
 }
 
@@ -310,12 +292,10 @@ func TestStartFails(t *testing.T) {
 	} {
 		begin := time.Now()
 		_, err := New(Spec{Room: In(room), Language: test.language}).Run(test.ctx, Cell{})
-		if e, ok := errors.AsType[*result.Error](err); !ok || e.Code != test.code || !strings.Contains(e.Message, test.says) {
-			t.Errorf("%s: %v", name, err)
-		}
-		if took := time.Since(begin); took > startBound/2 { // the exit was noticed at once
-			t.Errorf("%s: took %v", name, took)
-		}
+		e, ok := errors.AsType[*result.Error](err)
+		check.That(t, ok && e.Code == test.code && strings.Contains(e.Message, test.says), "%s: %v", name, err)
+		took := time.Since(begin)
+		check.That(t, took <= startBound/2, "%s: took %v", name, took) // the exit was noticed at once
 	}
 }
 
@@ -326,14 +306,12 @@ func TestLateStart(t *testing.T) {
 	late := Language{Kept: []string{"sh", "-c", `[ -e go ] || sleep 1000; exec python3 "$@"`, "sh"}, Driver: "python"}
 	k := open(t, Spec{Room: In(room), Language: late})
 	for _, timeout := range []time.Duration{1, 200 * time.Millisecond} {
-		if a := within(t, k, "1", timeout); a.Cause != result.Timeout || a.State != Lost || a.Number != 1 || a.Duration < timeout {
-			t.Errorf("%v: %+v", timeout, a)
-		}
+		a := within(t, k, "1", timeout)
+		check.That(t, a.Cause == result.Timeout && a.State == Lost && a.Number == 1 && a.Duration >= timeout, "%v: %+v", timeout, a)
 	}
 	inside(t, k, "touch go")
-	if a := do(t, k, "1"); !cmp.Equal(see(a), done("", "value text/plain=1")) || a.Number != 1 || a.Earlier != nil {
-		t.Errorf("%+v", a)
-	}
+	a := do(t, k, "1")
+	check.That(t, cmp.Equal(see(a), done("", "value text/plain=1")) && a.Number == 1 && a.Earlier == nil, "%+v", a)
 }
 
 // Only one cell runs at a time. Close ends it, and no cell runs after that.
@@ -355,21 +333,14 @@ func TestBusyAndClosed(t *testing.T) {
 		ran <- outcome{a, err}
 	}()
 	inside(t, k, "while [ ! -e begun ]; do sleep 0.01; done")
-	if _, err := k.Run(t.Context(), Cell{Code: "1"}); err == nil || code(err) != "busy-session" {
-		t.Error(err)
-	}
-	if err := k.Close(); err != nil {
-		t.Error(err)
-	}
-	if o := <-ran; o.err != nil || o.answer.Cause != result.Canceled || o.answer.State != Lost {
-		t.Errorf("%+v, %v", o.answer, o.err)
-	}
-	if _, err := k.Run(t.Context(), Cell{Code: "1"}); err == nil || code(err) != "ended" {
-		t.Error(err)
-	}
-	if err := k.Close(); err != nil {
-		t.Error(err)
-	}
+	_, err := k.Run(t.Context(), Cell{Code: "1"})
+	check.That(t, err != nil && code(err) == "busy-session", "%v", err)
+	check.OK(t, k.Close())
+	o := <-ran
+	check.That(t, o.err == nil && o.answer.Cause == result.Canceled && o.answer.State == Lost, "%+v, %v", o.answer, o.err)
+	_, err = k.Run(t.Context(), Cell{Code: "1"})
+	check.That(t, err != nil && code(err) == "ended", "%v", err)
+	check.OK(t, k.Close())
 }
 
 // A client that disconnects ends its cell but not the state.
@@ -396,9 +367,7 @@ func TestCanceled(t *testing.T) {
 			}()
 			a, err := k.Run(ctx, Cell{Code: loops[language]})
 			// node may lose a signal that arrives when a script begins.
-			if err != nil || a.Cause != result.Canceled || a.State != Kept && (given || language == "python") {
-				t.Errorf("%s, %s: %+v, %v", language, when, a, err)
-			}
+			check.That(t, err == nil && a.Cause == result.Canceled && (a.State == Kept || !given && language != "python"), "%s, %s: %+v, %v", language, when, a, err)
 			if a := do(t, k, "x"); given && !cmp.Equal(see(a), done("", "value text/plain=5")) {
 				t.Errorf("%s: %+v", language, see(a))
 			}
@@ -420,16 +389,12 @@ func TestRoomEnds(t *testing.T) {
 		_, err := room.Close()
 		ended <- err
 	}()
-	if a := do(t, k, "open('/tmp/begun', 'w').close()\nwhile True: pass"); a.State != Lost || a.Cause != result.Killed && a.Cause != result.Lost {
-		t.Errorf("%+v", a)
-	}
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	a := do(t, k, "open('/tmp/begun', 'w').close()\nwhile True: pass")
+	check.That(t, a.State == Lost && (a.Cause == result.Killed || a.Cause == result.Lost), "%+v", a)
+	check.OK(t, <-ended)
 	_, err := k.Run(t.Context(), Cell{Code: "1"})
-	if e, ok := errors.AsType[*result.Error](err); !ok || e.Code != "ended" {
-		t.Error(err)
-	}
+	e, ok := errors.AsType[*result.Error](err)
+	check.That(t, ok && e.Code == "ended", "%v", err)
 }
 
 // In adapts a room of package bwrap.
@@ -458,12 +423,8 @@ func TestLanguages(t *testing.T) {
 	harness.Must(t, room.Start(t.Context()))
 	defer room.Close()
 	for name, language := range Languages() {
-		if err := language.Check(); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-		if programs[name] == "" {
-			t.Errorf("%s has no program here", name)
-		}
+		check.OK(t, language.Check(), "%s", name)
+		check.That(t, programs[name] != "", "%s has no program here", name)
 		harness.Must(t, os.WriteFile(path.Join(dir, language.File), []byte(programs[name]), 0o644))
 		if !has(t, room, language.Command[0]) {
 			continue
@@ -471,9 +432,8 @@ func TestLanguages(t *testing.T) {
 		c := room.Command(language.Argv("/code")...)
 		var out strings.Builder
 		c.Stdout, c.Stderr, c.Timeout, c.MaxOutput = &out, &out, 2*bound, 1<<20
-		if res, err := c.Run(t.Context()); err != nil || res.ExitCode() != 0 || out.String() != "42\n" {
-			t.Errorf("%s: %+v, %v, %s", name, res, err, &out)
-		}
+		res, err := c.Run(t.Context())
+		check.That(t, err == nil && res.ExitCode() == 0 && out.String() == "42\n", "%s: %+v, %v, %s", name, res, err, &out)
 	}
 	for name, l := range map[string]Language{
 		"nothing":          {},
@@ -483,9 +443,7 @@ func TestLanguages(t *testing.T) {
 		"an unknown one":   {Command: []string{"x"}, File: "a", Kept: []string{"x"}, Driver: "x"},
 		"nothing to drive": {Command: []string{"x"}, File: "a", Driver: "node"},
 	} {
-		if l.Check() == nil {
-			t.Errorf("%s: no error", name)
-		}
+		check.That(t, l.Check() != nil, "%s: no error", name)
 	}
 }
 
@@ -494,9 +452,7 @@ func TestNotInSbxrun(t *testing.T) {
 	t.Parallel()
 	binary, err := os.ReadFile(harness.Binary(t))
 	harness.Must(t, err)
-	if !bytes.Contains(binary, []byte("internal/job")) || bytes.Contains(binary, []byte("internal/cells")) {
-		t.Error("cmd/sbxrun imports internal/cells")
-	}
+	check.That(t, bytes.Contains(binary, []byte("internal/job")) && !bytes.Contains(binary, []byte("internal/cells")), "cmd/sbxrun imports internal/cells")
 }
 
 // A cell that exceeds the interpreter's memory limit ends it, where the limit can be enforced.
@@ -512,12 +468,9 @@ func TestOutOfMemory(t *testing.T) {
 	}
 	harness.Must(t, err)
 	a := do(t, k, "x = bytearray(1 << 30)")
-	if a.Cause != result.OOM || a.State != Lost {
-		t.Errorf("%+v", a)
-	}
-	if a := do(t, k, "1"); a.Cause != Done || a.Number != 1 {
-		t.Errorf("%+v", a)
-	}
+	check.That(t, a.Cause == result.OOM && a.State == Lost, "%+v", a)
+	a = do(t, k, "1")
+	check.That(t, a.Cause == Done && a.Number == 1, "%+v", a)
 }
 
 // signalOf returns the signal that ended an interpreter.
@@ -532,12 +485,10 @@ func signalOf(a *Answer) unix.Signal {
 func TestMagics(t *testing.T) {
 	t.Parallel()
 	k := open(t, Spec{Room: In(newRoom(t)), Language: Languages()["python"]})
-	if a := do(t, k, "%%time\nx = 6 * 7\nx"); a.Error != nil || len(a.Results) != 1 || !strings.HasPrefix(a.Stdout.Text, "Wall time: ") {
-		t.Errorf("%+v", a)
-	}
+	a := do(t, k, "%%time\nx = 6 * 7\nx")
+	check.That(t, a.Error == nil && len(a.Results) == 1 && strings.HasPrefix(a.Stdout.Text, "Wall time: "), "%+v", a)
 	for _, code := range []string{"%%html\n<b>", "%prun f()"} {
-		if a := do(t, k, code); a.Error == nil || !strings.Contains(a.Error.Message, "is not supported; cells support %cd DIR") || strings.Contains(a.Error.Message, "\n") {
-			t.Errorf("%s: %+v", code, a.Error)
-		}
+		a := do(t, k, code)
+		check.That(t, a.Error != nil && strings.Contains(a.Error.Message, "is not supported; cells support %cd DIR") && !strings.Contains(a.Error.Message, "\n"), "%s: %+v", code, a.Error)
 	}
 }

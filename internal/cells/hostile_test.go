@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -34,9 +35,7 @@ func TestHostileCells(t *testing.T) {
 	interrupted := func(name, code string) test { return test{name, code, result.Timeout, Kept, nil} }
 	raises := func(name string) func(*testing.T, *Answer) {
 		return func(t *testing.T, a *Answer) {
-			if a.Error == nil || a.Error.Name != name {
-				t.Errorf("%+v", a.Error)
-			}
+			check.That(t, a.Error != nil && a.Error.Name == name, "%+v", a.Error)
 		}
 	}
 	// lingering leaves a socket with SO_LINGER among the descriptors sent: whoever closes it last waits for
@@ -58,9 +57,7 @@ c.close()`
 	tests := map[string][]test{
 		"python": {
 			kept_("sends a socket whose close would wait", lingering, func(t *testing.T, a *Answer) {
-				if a.Stdout.Text != "0 0\n" || a.Error != nil {
-					t.Errorf("%+v", a)
-				}
+				check.That(t, a.Stdout.Text == "0 0\n" && a.Error == nil, "%+v", a)
 			}),
 			lost("closes all descriptors", "import os; os.closerange(0, 256)", result.Exited),
 			lost("closes all descriptors, and goes on", "import os; os.closerange(0, 256)"+loop, result.Lost),
@@ -69,9 +66,7 @@ c.close()`
 			kept("forks, and both go on", "import os; os.fork()"),
 			kept("leaves a process with all descriptors", "import subprocess; subprocess.Popen(['sleep', '1000'], close_fds=False)"),
 			{"os._exit", "import os; print('last'); os._exit(3)", result.Exited, Lost, func(t *testing.T, a *Answer) {
-				if a.Ended.ExitCode() != 3 || a.Stdout.Text != "last\n" {
-					t.Errorf("%+v", a)
-				}
+				check.That(t, a.Ended.ExitCode() == 3 && a.Stdout.Text == "last\n", "%+v", a)
 			}},
 			{"kills itself", "import os; os.kill(os.getpid(), 9)", result.Signaled, Lost, func(t *testing.T, a *Answer) {
 				if signalOf(a) != unix.SIGKILL {
@@ -82,9 +77,8 @@ c.close()`
 			lost("another program in its place", "import os; os.execvp('sleep', ['sleep', '1000'])", result.Lost),
 			lost("stops itself", "import os; os.kill(os.getpid(), 19)", result.Timeout),
 			kept_("100 MB of output", "import sys\nfor _ in range(1600): sys.stdout.write('x' * 65536)", func(t *testing.T, a *Answer) {
-				if a.Stdout.Bytes != 1600<<16 || !a.Stdout.Truncated || len(a.Stdout.Text) > maxOutput+100 {
-					t.Errorf("%d bytes, %v, %d kept", a.Stdout.Bytes, a.Stdout.Truncated, len(a.Stdout.Text))
-				}
+				check.That(t, a.Stdout.Bytes == 1600<<16 && a.Stdout.Truncated && len(a.Stdout.Text) <= maxOutput+100,
+					"%d bytes, %v, %d kept", a.Stdout.Bytes, a.Stdout.Truncated, len(a.Stdout.Text))
 			}),
 			interrupted("output without an end", "while True: print('x' * 65536)"),
 			kept("garbage in the socket", "import os; os.write(3, os.urandom(1 << 20))"),
@@ -92,14 +86,10 @@ c.close()`
 			lost("garbage without an end", "import os\nwhile True: os.write(3, b'x' * 65536)", result.Lost),
 			kept("answers with another token", `import os; os.write(3, b'\nAAAAAAAAAAAAAAAAAAAAAAAAAA {"end":true}\n'); x = 1`),
 			kept_("output that looks like an answer", `import os; os.write(1, b'\nAAAAAAAAAAAAAAAAAAAAAAAAAA {"end":true}\n'); os.write(2, b'{"end":true}\n')`, func(t *testing.T, a *Answer) {
-				if !strings.Contains(a.Stdout.Text, "AAAA") || a.Stderr.Text != "{\"end\":true}\n" {
-					t.Errorf("%+v", a)
-				}
+				check.That(t, strings.Contains(a.Stdout.Text, "AAAA") && a.Stderr.Text == "{\"end\":true}\n", "%+v", a)
 			}),
 			kept_("results that are none", token+`for x in (b'{', b'[]', b'{"result": 5}', b'{"result": {"kind": "x"}}', b'{"result": {"kind": "value", "media": [{"type": "a\\nb"}]}}', b'null', b'{"end": 5}'): os.write(3, b'\n' + mine + b' ' + x + b'\n')`, func(t *testing.T, a *Answer) {
-				if len(a.Results) != 0 {
-					t.Errorf("%+v", a.Results)
-				}
+				check.That(t, len(a.Results) == 0, "%+v", a.Results)
 			}),
 			kept("tells its own end, and goes on", token+`os.write(3, b'\n' + mine + b' {"end": true}\n'); time.sleep(0.2); print('late')`),
 			lost("lines of its own without an end", token+"line = (b'\\n' + mine + b' {}\\n') * 8192\nos.fork()\nwhile True:\n  try: os.write(3, line)\n  except BaseException: pass", result.Timeout),
@@ -128,34 +118,24 @@ c.close()`
 			kept("no modules", "import sys; sys.modules.clear()"),
 			kept("another __main__", "import sys; sys.modules['__main__'] = None; del sys.path[:]"),
 			kept_("a huge value", "'x' * 50_000_000", func(t *testing.T, a *Answer) {
-				if len(a.Results) != 1 || !a.Results[0].Truncated || a.Truncated || len(a.Results[0].Media[0].Text) != MaxResults/8 {
-					t.Errorf("%d results, %v", len(a.Results), a.Truncated)
-				}
+				check.That(t, len(a.Results) == 1 && a.Results[0].Truncated && !a.Truncated && len(a.Results[0].Media[0].Text) == MaxResults/8, "%d results, %v", len(a.Results), a.Truncated)
 			}),
 			kept_("many values", "for n in range(20_000): display(n)", func(t *testing.T, a *Answer) {
-				if len(a.Results) != maxCount || !a.Truncated {
-					t.Errorf("%d results, %v", len(a.Results), a.Truncated)
-				}
+				check.That(t, len(a.Results) == maxCount && a.Truncated, "%d results, %v", len(a.Results), a.Truncated)
 			}),
 			kept_("large values", "for n in range(30): display('\\0' * 100_000)", func(t *testing.T, a *Answer) {
-				if n := len(a.Results); n < 5 || n > 20 || !a.Truncated {
-					t.Errorf("%d results, %v", n, a.Truncated)
-				}
+				n := len(a.Results)
+				check.That(t, n >= 5 && n <= 20 && a.Truncated, "%d results, %v", n, a.Truncated)
 			}),
 			kept_("a huge exception", "raise ValueError('x' * 50_000_000)", func(t *testing.T, a *Answer) {
-				if e := a.Error; e == nil || len(e.Message) != 32<<10 || len(e.Traceback) != 32<<10 {
-					t.Errorf("%+v", e)
-				}
+				e := a.Error
+				check.That(t, e != nil && len(e.Message) == 32<<10 && len(e.Traceback) == 32<<10, "%+v", e)
 			}),
 			kept_("no UTF-8", "import os; os.write(1, b'\\xff\\xfe'); print('\\udcff'); '\\udcff'", func(t *testing.T, a *Answer) {
-				if a.Stdout.UTF8 || a.Stdout.Text != "\xff\xfe\\udcff\n" || a.Results[0].Media[0].Text != `'\udcff'` {
-					t.Errorf("%+v", a)
-				}
+				check.That(t, !a.Stdout.UTF8 && a.Stdout.Text == "\xff\xfe\\udcff\n" && a.Results[0].Media[0].Text == `'\udcff'`, "%+v", a)
 			}),
 			kept_("surrogates in a result", "class R:\n  def __repr__(self): return '\\udcff'\nR()", func(t *testing.T, a *Answer) {
-				if a.Results[0].Media[0].Text != "\uFFFD" {
-					t.Errorf("%+v", a)
-				}
+				check.That(t, a.Results[0].Media[0].Text == "\uFFFD", "%+v", a)
 			}),
 			kept_("recursion", "def f(): f()\nf()", raises("RecursionError")),
 			kept_("no address space", "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 28, 1 << 28)); bytearray(1 << 30)", raises("MemoryError")),
@@ -164,9 +144,7 @@ c.close()`
 		},
 		"node": {
 			{"process.exit", "console.log('last'); process.exit(3)", result.Exited, Lost, func(t *testing.T, a *Answer) {
-				if a.Ended.ExitCode() != 3 || a.Stdout.Text != "last\n" {
-					t.Errorf("%+v", a)
-				}
+				check.That(t, a.Ended.ExitCode() == 3 && a.Stdout.Text == "last\n", "%+v", a)
 			}},
 			lost("kills itself", "process.kill(process.pid, 9)", result.Signaled),
 			lost("aborts", "process.abort()", result.Signaled),
@@ -179,18 +157,15 @@ c.close()`
 			interrupted("a regular expression", "/(a+)+$/.test('a'.repeat(64) + 'b')"),
 			interrupted("an endless inspect", "({[require('util').inspect.custom]() { while (true); }})"),
 			kept_("100 MB of output", "for (let i = 0; i < 1600; i++) process.stdout.write('x'.repeat(65536))", func(t *testing.T, a *Answer) {
-				if a.Stdout.Bytes != 1600<<16 || !a.Stdout.Truncated {
-					t.Errorf("%d bytes, %v", a.Stdout.Bytes, a.Stdout.Truncated)
-				}
+				check.That(t, a.Stdout.Bytes == 1600<<16 && a.Stdout.Truncated, "%d bytes, %v", a.Stdout.Bytes, a.Stdout.Truncated)
 			}),
 			kept("garbage in the socket", "for (let i = 0; i < 10; i++) try { require('fs').writeSync(3, 'x'.repeat(1000)) } catch {}"),
 			kept("no globals", "for (const n of ['JSON', 'Buffer', 'Symbol', 'Object', 'Promise', 'console', 'process']) globalThis[n] = null"),
 			lost("no such process", "process = null; require('process').exit(0)", result.Exited),
 			kept("a timer that goes on", "setInterval(() => console.log('late'), 1); setInterval(() => display(1), 1)"),
 			kept_("a huge value", "display('x'.repeat(50_000_000))", func(t *testing.T, a *Answer) {
-				if n := len(a.Results); n == 0 || !a.Results[n-1].Truncated || len(a.Results[n-1].Media[0].Text) != MaxResults/8 {
-					t.Errorf("%d results", n)
-				}
+				n := len(a.Results)
+				check.That(t, n != 0 && a.Results[n-1].Truncated && len(a.Results[n-1].Media[0].Text) == MaxResults/8, "%d results", n)
 			}),
 			kept_("recursion", "(function f() { f() })()", raises("RangeError")),
 		},
@@ -221,12 +196,9 @@ c.close()`
 				for _, r := range b.Results {
 					values = append(values, r.Media[0].Text)
 				}
-				if b.Cause != Done || b.Error != nil || !strings.Contains(b.Stdout.Text, "so 2\n") || !strings.Contains(strings.Join(values, " ")+" ", "2 ") {
-					t.Errorf("%s: the cell after %q: %s %s, %+v, %+v, %q", language, test.name, b.Cause, b.State, b.Error, values, b.Stderr.Text)
-				}
-				if (a.State == Lost) != (b.Number == 1) {
-					t.Errorf("%s: the cell after %q is number %d", language, test.name, b.Number)
-				}
+				check.That(t, b.Cause == Done && b.Error == nil && strings.Contains(b.Stdout.Text, "so 2\n") && strings.Contains(strings.Join(values, " ")+" ", "2 "),
+					"%s: the cell after %q: %s %s, %+v, %+v, %q", language, test.name, b.Cause, b.State, b.Error, values, b.Stderr.Text)
+				check.That(t, (a.State == Lost) == (b.Number == 1), "%s: the cell after %q is number %d", language, test.name, b.Number)
 			}
 		})
 	}
@@ -236,18 +208,14 @@ c.close()`
 func TestBetweenCells(t *testing.T) {
 	t.Parallel()
 	k := python(t)
-	if a := do(t, k, "import os, subprocess\nbackground = subprocess.Popen(['sh', '-c', 'while [ ! -e go ]; do sleep 0.01; done; echo between; echo between >&2; touch written; while [ ! -e on ]; do sleep 0.01; done; echo in; touch over; sleep 1000'])\nprint('first')"); a.Stdout.Text != "first\n" || a.Dropped != 0 {
-		t.Errorf("%+v", a)
-	}
+	a := do(t, k, "import os, subprocess\nbackground = subprocess.Popen(['sh', '-c', 'while [ ! -e go ]; do sleep 0.01; done; echo between; echo between >&2; touch written; while [ ! -e on ]; do sleep 0.01; done; echo in; touch over; sleep 1000'])\nprint('first')")
+	check.That(t, a.Stdout.Text == "first\n" && a.Dropped == 0, "%+v", a)
 	inside(t, k, "touch go; while [ ! -e written ]; do sleep 0.01; done")
-	a := do(t, k, "import time\nprint('second')\nopen('on', 'w').close()\nwhile not os.path.exists('over'): time.sleep(0.01)")
-	if a.Stdout.Text != "second\nin\n" || a.Stderr.Text != "" || a.Dropped != 2*int64(len("between\n")) {
-		t.Errorf("%+v", a)
-	}
+	a = do(t, k, "import time\nprint('second')\nopen('on', 'w').close()\nwhile not os.path.exists('over'): time.sleep(0.01)")
+	check.That(t, a.Stdout.Text == "second\nin\n" && a.Stderr.Text == "" && a.Dropped == 2*int64(len("between\n")), "%+v", a)
 	// The process is still alive.
-	if a := do(t, k, "print(background.poll())"); a.Stdout.Text != "None\n" {
-		t.Errorf("%+v", a)
-	}
+	a = do(t, k, "print(background.poll())")
+	check.That(t, a.Stdout.Text == "None\n", "%+v", a)
 }
 
 // If the interpreter ends between two cells, the next one starts a new one and reports the end.
@@ -262,12 +230,9 @@ func TestEndsBetweenCells(t *testing.T) {
 		t.Fatal("it lives")
 	}
 	a := do(t, k, "1")
-	if a.Cause != Done || a.Number != 1 || a.Earlier == nil || a.Earlier.ExitCode() != 7 {
-		t.Errorf("%+v", a)
-	}
-	if a := do(t, k, "1"); a.Earlier != nil || a.Number != 2 {
-		t.Errorf("%+v", a)
-	}
+	check.That(t, a.Cause == Done && a.Number == 1 && a.Earlier != nil && a.Earlier.ExitCode() == 7, "%+v", a)
+	a = do(t, k, "1")
+	check.That(t, a.Earlier == nil && a.Number == 2, "%+v", a)
 }
 
 // A deadline at the end of a cell leaves no SIGINT for the next one. node may lose one, and is ended then.
@@ -297,9 +262,8 @@ func TestStrayHoldsAll(t *testing.T) {
 	k := python(t)
 	begin := time.Now()
 	a := do(t, k, "import os, time\nif not os.fork():\n  os.setsid()\n  time.sleep(1000)\nprint('parent')")
-	if took := time.Since(begin); a.Cause != Done || a.Stdout.Text != "parent\n" || took > harness.Slack {
-		t.Errorf("%v, %+v", took, a)
-	}
+	took := time.Since(begin)
+	check.That(t, a.Cause == Done && a.Stdout.Text == "parent\n" && took <= harness.Slack, "%v, %+v", took, a)
 }
 
 // An interpreter leaves no descriptors and goroutines behind, however it ends. Must not run in parallel with
@@ -320,14 +284,11 @@ func TestNothingLeft(t *testing.T) {
 		inside(t, k, "touch go")
 		<-k.live.ended.Done()
 		do(t, k, "1")
-		if err := k.Close(); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, k.Close())
 		broken := spec
 		broken.Language.Kept = []string{"false"}
-		if _, err := New(broken).Run(t.Context(), Cell{}); err == nil {
-			t.Error("no error")
-		}
+		_, err := New(broken).Run(t.Context(), Cell{})
+		check.That(t, err != nil, "no error")
 	}
 	use()
 	before := held()
@@ -339,8 +300,6 @@ func TestNothingLeft(t *testing.T) {
 		if after[0] <= before[0] && after[1] <= before[1] {
 			return
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%d descriptors and %d goroutines, %d and %d before", after[0], after[1], before[0], before[1])
-		}
+		check.Require(t, !time.Now().After(end), "%d descriptors and %d goroutines, %d and %d before", after[0], after[1], before[0], before[1])
 	}
 }
