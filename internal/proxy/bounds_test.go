@@ -15,6 +15,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -65,9 +66,8 @@ func TestIdle(t *testing.T) {
 		harness.Must(t, err)
 		t.Cleanup(func() { up.Close() })
 		_ = up.SetDeadline(time.Now().Add(time.Minute))
-		if _, err := io.ReadFull(up, make([]byte, 1)); err != nil {
-			t.Fatal(err)
-		}
+		_, err = io.ReadFull(up, make([]byte, 1))
+		check.Require(t, err == nil, "%v", err)
 		return conn.(*net.TCPConn), up.(*net.TCPConn)
 	}
 	fill := func(c net.Conn) {
@@ -99,12 +99,10 @@ func TestIdle(t *testing.T) {
 	}
 	harness.Until(t, time.Minute, "the idle connections to be closed", func() bool {
 		for _, way := range busy {
-			if _, err := way[0].Write([]byte("x")); err != nil {
-				t.Fatalf("an active connection was closed: %v", err)
-			}
-			if _, err := io.ReadFull(way[1], make([]byte, 1)); err != nil {
-				t.Fatalf("an active connection was closed: %v", err)
-			}
+			_, err := way[0].Write([]byte("x"))
+			check.Require(t, err == nil, "an active connection was closed: %v", err)
+			_, err = io.ReadFull(way[1], make([]byte, 1))
+			check.Require(t, err == nil, "an active connection was closed: %v", err)
 		}
 		if left() < 10 && time.Since(begin) < idle/2 {
 			t.Fatalf("a connection was closed after %v", time.Since(begin))
@@ -127,9 +125,7 @@ func TestGivenUp(t *testing.T) {
 	c, _ := get(t, serving(t, r), "GET http://slow.example.org/ HTTP/1.1\r\nHost: slow.example.org\r\n\r\n")
 	<-asked
 	c.Close()
-	if !<-over {
-		t.Error("it continued until the timeout")
-	}
+	check.That(t, <-over, "it continued until the timeout")
 }
 
 // A connection whose peer is gone counts as idle.
@@ -150,9 +146,7 @@ func TestGone(t *testing.T) {
 		return conn.SetDeadline(time.Time{}) != nil
 	})
 	for _, conn := range []*net.TCPConn{there, waiting} {
-		if err := conn.SetDeadline(time.Time{}); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, conn.SetDeadline(time.Time{}))
 	}
 }
 
@@ -161,9 +155,8 @@ func TestDialBound(t *testing.T) {
 	t.Parallel()
 	r := listing(t, "slow.example.org", nil)
 	r.resolve = func(ctx context.Context, _ string) ([]netip.Addr, error) {
-		if until, ok := ctx.Deadline(); !ok || time.Until(until) > dialBound {
-			t.Errorf("the deadline is %v", until)
-		}
+		until, ok := ctx.Deadline()
+		check.That(t, ok && time.Until(until) <= dialBound, "the deadline is %v", until)
 		return nil, context.DeadlineExceeded
 	}
 	get(t, serving(t, r), "GET http://slow.example.org/ HTTP/1.1\r\nHost: slow.example.org\r\n\r\n", http.StatusGatewayTimeout)
@@ -235,23 +228,18 @@ func TestEnd(t *testing.T) {
 		return len(p.ask.pool) == 0
 	})
 	get(t, published, "") // waits for a socket
-	if m, _, err := network.Receive(ours); err != nil || m.Sockets == 0 {
-		t.Fatalf("%+v, %v", m, err)
-	}
+	m, _, err := network.Receive(ours)
+	check.Require(t, err == nil && m.Sockets != 0, "%+v, %v", m, err)
 	over := make(chan int, 1)
 	go func() { over <- p.work() }()
 	_ = unix.Shutdown(proc.Descriptor(ours), unix.SHUT_WR) // otherwise the proxy keeps running
 	begin := time.Now()
-	m, _, err := network.Receive(ours)
-	if took := time.Since(begin); err != nil || m.Report == nil || took > endBound*3/4 {
-		t.Fatalf("after %v: %+v, %v", took, m, err)
-	}
+	m, _, err = network.Receive(ours)
+	took := time.Since(begin)
+	check.Require(t, err == nil && m.Report != nil && took <= endBound*3/4, "after %v: %+v, %v", took, m, err)
 	for _, h := range m.Report.Hosts {
-		if h.Refused > 0 {
-			t.Errorf("%+v", h)
-		}
+		check.That(t, h.Refused == 0, "%+v", h)
 	}
-	if code := <-over; code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	code := <-over
+	check.That(t, code == 0, "exit code %d", code)
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/network"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // Every report fits into a message, whatever the sandbox requests.
@@ -46,9 +47,8 @@ func TestLongReport(t *testing.T) {
 			t.Errorf("%q: %v, %+v", odd, err, m.Report)
 			continue
 		}
-		if why := m.Report.Hosts[1].Reason; !strings.HasSuffix(why, "...") || len(why) > 300 {
-			t.Errorf("%q: that it goes on is not said: %s", odd, why)
-		}
+		why := m.Report.Hosts[1].Reason
+		check.That(t, strings.HasSuffix(why, "...") && len(why) <= 300, "%q: that it goes on is not said: %s", odd, why)
 	}
 }
 
@@ -76,8 +76,6 @@ func TestNamed(t *testing.T) {
 			got[kind]++
 		}
 		want := map[string]int{"true.example.org:443": network.MaxHosts, "false.example.org:443": network.MaxHosts, "": 2}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("refused first: %v: %s", refusedFirst, diff)
-		}
+		check.Equal(t, cmp.Diff(want, got), "", "refused first: %v", refusedFirst)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -29,9 +30,8 @@ func TestRestrictLinks(t *testing.T) {
 		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
 	}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%v: %s", err, out)
-	}
+	out, err := cmd.CombinedOutput()
+	check.That(t, err == nil, "%v: %s", err, out)
 }
 
 func tryLinks(etc string) error {
@@ -70,9 +70,7 @@ func TestRestrict(t *testing.T) {
 	dir := t.TempDir()
 	harness.Must(t, os.WriteFile(dir+"/file", []byte("secret"), 0o600))
 	out, err := exec.Command("/proc/self/exe", "shut", dir).CombinedOutput()
-	if err != nil {
-		t.Errorf("%v: %s", err, out)
-	}
+	check.That(t, err == nil, "%v: %s", err, out)
 }
 
 func tryShut(dir string) error {

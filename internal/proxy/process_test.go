@@ -10,6 +10,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -38,9 +39,8 @@ func noFiles(t *testing.T) (restore func()) {
 	var all []int
 	for fd := -1; fd < most; all = append(all, fd) {
 		var err error
-		if fd, err = unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0); err != nil {
-			t.Fatal(err)
-		}
+		fd, err = unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
+		check.Require(t, err == nil, "%v", err)
 	}
 	set(unix.Rlimit{Cur: most, Max: before.Max})
 	return func() {
@@ -68,31 +68,26 @@ func TestFullTable(t *testing.T) {
 			}
 			asked <- err
 		}()
-		if m, _, err := network.Receive(ours); err != nil || m.Dial == nil {
-			t.Fatalf("%+v, %v", m, err)
-		}
+		m, _, err := network.Receive(ours)
+		check.Require(t, err == nil && m.Dial != nil, "%+v, %v", m, err)
 		restore := func() {}
 		if want != nil {
 			restore = noFiles(t)
 		}
-		err := network.Send(ours, network.Message{}, pair[0])
+		err = network.Send(ours, network.Message{}, pair[0])
 		if err != nil {
 			restore()
 			t.Fatal(err)
 		}
 		got := <-asked
 		restore()
-		if got != want {
-			t.Errorf("%v, want %v", got, want)
-		}
+		check.That(t, got == want, "%v, want %v", got, want)
 	}
 	_ = unix.Shutdown(proc.Descriptor(ours), unix.SHUT_WR) // its exit is checked below
-	if m, _, err := network.Receive(ours); err != nil || m.Report == nil {
-		t.Errorf("%+v, %v", m, err)
-	}
-	if code := <-over; code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	m, _, err := network.Receive(ours)
+	check.That(t, err == nil && m.Report != nil, "%+v, %v", m, err)
+	code := <-over
+	check.That(t, code == 0, "exit code %d", code)
 }
 
 // Clients that connect to a published port before the proxy is ready cause no request before its Ready
@@ -128,19 +123,14 @@ func TestEarlyClients(t *testing.T) {
 		harness.Must(t, network.Send(ours, m, fds...))
 	}
 	send(network.Message{})
-	if m := receive(); !m.Checked {
-		t.Fatalf("%+v", m)
-	}
+	m := receive()
+	check.Require(t, m.Checked, "%+v", m)
 	send(network.Message{Listeners: ports}, fds...)
-	if m := receive(); !m.Ready {
-		t.Errorf("not ready: %+v", m)
-	}
-	if m := receive(); m.Sockets == 0 {
-		t.Errorf("not asked: %+v", m)
-	}
-	if err := <-begun; err != nil {
-		t.Error(err)
-	}
+	m = receive()
+	check.That(t, m.Ready, "not ready: %+v", m)
+	m = receive()
+	check.That(t, m.Sockets != 0, "not asked: %+v", m)
+	check.OK(t, <-begun)
 	for _, l := range p.listeners {
 		l.Close()
 	}

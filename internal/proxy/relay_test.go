@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -47,21 +48,18 @@ func TestRelayPieces(t *testing.T) {
 		for _, way := range [][2]*net.TCPConn{{inside, host}, {host, inside}} {
 			from, to := way[0], way[1]
 			both.Go(func() {
-				if _, err := from.Write(data); err != nil {
-					t.Error(err)
-				}
+				_, err := from.Write(data)
+				check.That(t, err == nil, "%v", err)
 				_ = from.CloseWrite() // the other end notices a failure
 			})
 			both.Go(func() {
-				if got, err := io.ReadAll(to); err != nil || !bytes.Equal(got, data) {
-					t.Errorf("%d bytes, %v", len(got), err)
-				}
+				got, err := io.ReadAll(to)
+				check.That(t, err == nil && bytes.Equal(got, data), "%d bytes, %v", len(got), err)
 			})
 		}
 		both.Wait()
-		if sent, received := n.sent.Load(), n.received.Load(); sent != int64(len(data)) || received != sent {
-			t.Errorf("counted: %d and %d", sent, received)
-		}
+		sent, received := n.sent.Load(), n.received.Load()
+		check.That(t, sent == int64(len(data)) && received == sent, "counted: %d and %d", sent, received)
 	}
 	for _, c := range still {
 		c.Close()
@@ -93,13 +91,11 @@ func TestReset(t *testing.T) {
 		go relay(inner, outer, nil, new(counter))
 		for _, way := range [][2]*net.TCPConn{{inside, host}, {host, inside}} {
 			_, writeErr := way[0].Write([]byte("part"))
-			if _, err := io.ReadFull(way[1], make([]byte, 4)); err != nil || writeErr != nil {
-				t.Fatal(err, writeErr)
-			}
+			_, err := io.ReadFull(way[1], make([]byte, 4))
+			check.Require(t, err == nil && writeErr == nil, "%v %v", err, writeErr)
 		}
-		if _, err := end(inside, host, &c).Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
-			t.Errorf("%s: %v", what, err)
-		}
+		_, err := end(inside, host, &c).Read(make([]byte, 1))
+		check.That(t, errors.Is(err, unix.ECONNRESET), "%s: %v", what, err)
 	}
 }
 
@@ -109,14 +105,12 @@ func TestWriteBound(t *testing.T) {
 	outer, host := tcpPair(t)
 	c := &counted{noting{outer, make(chan time.Time, 2)}, new(counter)}
 	begin := time.Now()
-	if _, err := c.Write([]byte("x")); err != nil {
-		t.Error(err)
-	}
+	_, err := c.Write([]byte("x"))
+	check.That(t, err == nil, "%v", err)
 	select {
 	case until := <-c.Conn.(noting).until:
-		if bound := until.Sub(begin); bound < idleBound || bound > idleBound+time.Minute {
-			t.Errorf("it may take %v", bound)
-		}
+		bound := until.Sub(begin)
+		check.That(t, bound >= idleBound && bound <= idleBound+time.Minute, "it may take %v", bound)
 	default:
 		t.Error("it may take for ever")
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/network"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -40,9 +41,7 @@ func TestOwnUnknown(t *testing.T) {
 	restore := noFiles(t)
 	got, err := r.permits(t.Context(), target{host: "own.example.org", port: 443})
 	restore()
-	if len(got) > 0 || !errors.Is(err, unix.EMFILE) {
-		t.Errorf("%v, %v", got, err)
-	}
+	check.That(t, len(got) == 0 && errors.Is(err, unix.EMFILE), "%v, %v", got, err)
 }
 
 // The proxy connects to the address that it checked, even if the name changes meanwhile.
@@ -62,13 +61,11 @@ func TestResolvedOnce(t *testing.T) {
 	c, _, err := s.connect(t.Context(), target{host: "moves.example.org", port: port})
 	harness.Must(t, err)
 	defer c.Close()
-	if to := c.RemoteAddr().String(); asked != 1 || to != l.Addr().String() {
-		t.Errorf("asked %d times, connected to %s", asked, to)
-	}
+	to := c.RemoteAddr().String()
+	check.That(t, asked == 1 && to == l.Addr().String(), "asked %d times, connected to %s", asked, to)
 	c, _, err = s.connect(t.Context(), target{host: "moves.example.org", port: port})
-	if _, refused := errors.AsType[refusal](err); !refused {
-		t.Errorf("the second answer: %v, %v", c, err)
-	}
+	_, refused := errors.AsType[refusal](err)
+	check.That(t, refused, "the second answer: %v, %v", c, err)
 }
 
 func TestPermits(t *testing.T) {
@@ -135,9 +132,7 @@ func TestPermits(t *testing.T) {
 		for _, a := range addrs {
 			got = append(got, a.String())
 		}
-		if err != nil && !strings.Contains(err.Error(), tt.want) || err == nil && strings.Join(got, ",") != tt.want {
-			t.Errorf("%s: %v, %v, want %s", tt.ask, got, err, tt.want)
-		}
+		check.That(t, (err == nil || strings.Contains(err.Error(), tt.want)) && (err != nil || strings.Join(got, ",") == tt.want), "%s: %v, %v, want %s", tt.ask, got, err, tt.want)
 	}
 }
 
@@ -166,25 +161,22 @@ func TestSpecialRanges(t *testing.T) {
 			{"*.example.org," + alone, target{host: "a.example.org", port: 443}, true},
 		} {
 			r := listing(t, tt.list, name)
-			if got, err := r.permits(t.Context(), tt.ask); (err == nil) != tt.want {
-				t.Errorf("allow=%s, %s: %v, %v", tt.list, tt.ask, got, err)
-			}
+			got, err := r.permits(t.Context(), tt.ask)
+			check.That(t, (err == nil) == tt.want, "allow=%s, %s: %v, %v", tt.list, tt.ask, got, err)
 		}
 	}
 	r := listing(t, "0.0.0.0/0,[::/0],127.0.0.0/8:8000", nil)
 	for ask, want := range map[string]bool{"93.184.215.14:443": true, "[2606:4700::1]:80": true, "127.0.0.1:80": false, "127.9.9.9:8000": true} {
 		target, _ := parseTarget(ask, 0)
-		if got, err := r.permits(t.Context(), target); (err == nil) != want {
-			t.Errorf("%s: %v, %v", ask, got, err)
-		}
+		got, err := r.permits(t.Context(), target)
+		check.That(t, (err == nil) == want, "%s: %v, %v", ask, got, err)
 	}
 }
 
 func TestTargets(t *testing.T) {
 	for _, bad := range []string{"", "host", ":443", "host:0", "host:65536", "a b:80", "h\x00:80", "host\n:80", "[fe80::1%eth0]:80", "hö.example:80", "\u212a.example:80", "a/b:80", "a@b:80", strings.Repeat("a", 254) + ":80"} {
-		if got, ok := parseTarget(bad, 0); ok {
-			t.Errorf("%q is %v", bad, got)
-		}
+		got, ok := parseTarget(bad, 0)
+		check.That(t, !ok, "%q is %v", bad, got)
 	}
 }
 
@@ -251,17 +243,15 @@ func TestClassify(t *testing.T) {
 		{"\r\n\r\n\x00\r\nQUIT\n!\x11\x00\x0c", kindHTTP, true},
 		{"OPTIONS rtsp://www.example.org/ RTSP/1.0\r\n", kindOther, true},
 	} {
-		if kind, sure := classify([]byte(tt.text)); sure != tt.sure || sure && kind != tt.kind {
-			t.Errorf("%q: kind %d, %v", tt.text, kind, sure)
-		}
+		kind, sure := classify([]byte(tt.text))
+		check.That(t, sure == tt.sure && (!sure || kind == tt.kind), "%q: kind %d, %v", tt.text, kind, sure)
 	}
 }
 
 // A host that looks like an address must be a valid one.
 func TestCompile(t *testing.T) {
 	for _, bad := range []string{"1.2.3", "1.2.3.4.5", "a.b:80:81", "a/b", "10.0.0.0/33", "::ffff:10.1.2.0/120", "::ffff:a01:200/120", "1.2.3.4/x", "::1::", "256.1.1.1"} {
-		if _, err := compile([]network.Rule{{Host: bad}}); err == nil {
-			t.Errorf("%q is taken", bad)
-		}
+		_, err := compile([]network.Rule{{Host: bad}})
+		check.That(t, err != nil, "%q is taken", bad)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -39,9 +40,7 @@ func TestSocksTarget(t *testing.T) {
 		if code != socksOK {
 			got = fmt.Sprint("code ", code)
 		}
-		if got != test.want {
-			t.Errorf("%q: %s, want %s", test.request, got, test.want)
-		}
+		check.That(t, got == test.want, "%q: %s, want %s", test.request, got, test.want)
 		client.Close()
 		server.Close()
 	}

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -64,16 +65,11 @@ func TestHello(t *testing.T) {
 		to, _ := parseTarget(tt.to, 0)
 		read, err := checkHello(server, to)
 		_, refused := errors.AsType[refusal](err)
-		if err == nil && tt.want != "" || err != nil && (tt.want == "" || !refused || !strings.Contains(err.Error(), tt.want)) {
-			t.Errorf("%+v: %v", tt, err)
-		}
-		if kind, sure := classify(read); err == nil && (kind != kindTLS || !sure) {
-			t.Errorf("%+v: classified as %d, %v", tt, kind, sure)
-		}
+		check.That(t, (err != nil || tt.want == "") && (err == nil || tt.want != "" && refused && strings.Contains(err.Error(), tt.want)), "%+v: %v", tt, err)
+		kind, sure := classify(read)
+		check.That(t, err != nil || kind == kindTLS && sure, "%+v: classified as %d, %v", tt, kind, sure)
 		server.Close()
-		if <-over == nil {
-			t.Errorf("%+v: there was a server", tt)
-		}
+		check.That(t, <-over != nil, "%+v: there was a server", tt)
 	}
 }
 
@@ -150,36 +146,29 @@ func TestSecondHello(t *testing.T) {
 		harness.Must(t, err)
 		_ = up.SetDeadline(time.Now().Add(time.Minute))
 		first := make([]byte, len(good))
-		if _, err := io.ReadFull(up, first); err != nil || !bytes.Equal(first, good) {
-			t.Errorf("%s: the first is %x, %v", tt.what, first, err)
-		}
-		if _, err := up.Write(tt.answer); err != nil {
-			t.Error(err)
-		}
+		_, err = io.ReadFull(up, first)
+		check.That(t, err == nil && bytes.Equal(first, good), "%s: the first is %x, %v", tt.what, first, err)
+		_, err = up.Write(tt.answer)
+		check.That(t, err == nil, "%v", err)
 		got := make([]byte, len(tt.answer))
-		if _, err := io.ReadFull(b, got); err != nil || !bytes.Equal(got, tt.answer) {
-			t.Errorf("%s: the answer is %x, %v", tt.what, got, err)
-		}
-		if _, err := c.Write(tt.other); err != nil {
-			t.Error(err)
-		}
+		_, err = io.ReadFull(b, got)
+		check.That(t, err == nil && bytes.Equal(got, tt.answer), "%s: the answer is %x, %v", tt.what, got, err)
+		_, err = c.Write(tt.other)
+		check.That(t, err == nil, "%v", err)
 		_ = c.(*net.TCPConn).CloseWrite() // fails if it is closed
-		if got, _ := io.ReadAll(up); !bytes.Equal(got, tt.want) {
-			t.Errorf("%s: the host got %x", tt.what, got)
-		}
+		got, _ = io.ReadAll(up)
+		check.That(t, bytes.Equal(got, tt.want), "%s: the host got %x", tt.what, got)
 		up.Close()
-		if refused := s.counts.of(ofHost, name).refused.Load() > before; refused != tt.refused {
-			t.Errorf("%s: refused: %v", tt.what, refused)
-		}
+		refused := s.counts.of(ofHost, name).refused.Load() > before
+		check.That(t, refused == tt.refused, "%s: refused: %v", tt.what, refused)
 	}
 	get(t, proxy.Addr().String(), "CONNECT "+name+" HTTP/1.1\r\n\r\n"+string(both), http.StatusOK)
 	up, err := host.Accept()
 	harness.Must(t, err)
 	defer up.Close()
 	_ = up.SetDeadline(time.Now().Add(time.Minute))
-	if got, _ := io.ReadAll(up); len(got) > 0 {
-		t.Errorf("two in the first record: the host got %x", got)
-	}
+	got, _ := io.ReadAll(up)
+	check.That(t, len(got) == 0, "two in the first record: the host got %x", got)
 }
 
 // Data that a host sends first reaches the client, however short it is, except for HTTP/2, where a request
@@ -213,17 +202,15 @@ func TestSpeaksFirst(t *testing.T) {
 		c, b := get(t, proxy.Addr().String(), "CONNECT "+tt.to+" HTTP/1.1\r\n\r\n"+tt.begin, http.StatusOK)
 		up, err := host.Accept()
 		harness.Must(t, err)
-		if _, err := io.WriteString(up, tt.says); err != nil {
-			t.Fatal(err)
-		}
+		_, err = io.WriteString(up, tt.says)
+		check.Require(t, err == nil, "%v", err)
 		got := make([]byte, len(tt.says))
 		n, _ := io.ReadFull(b, got) // fails if it is closed
 		if refused := n == 0; refused != tt.refused || !refused && string(got) != tt.says {
 			t.Errorf("%q to %s: the client got %q", tt.says, tt.to, got[:n])
 		}
-		if refused := s.counts.of(ofHost, tt.to).refused.Load() > before; refused != tt.refused {
-			t.Errorf("%q to %s: refused: %v", tt.says, tt.to, refused)
-		}
+		refused := s.counts.of(ofHost, tt.to).refused.Load() > before
+		check.That(t, refused == tt.refused, "%q to %s: refused: %v", tt.says, tt.to, refused)
 		c.Close()
 		up.Close()
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/network"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -90,33 +91,22 @@ func TestUpstream(t *testing.T) {
 	}
 	at := serve(network.Upstream{HTTP: url, HTTPS: url})
 	_, b := get(t, at, "CONNECT a.example.org:443 HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\nHost: a.example.org\r\n\r\n", http.StatusOK)
-	if got := body(b); got != "from a.example.org" {
-		t.Errorf("in a tunnel: %q", got)
-	}
+	check.Equal(t, body(b), "from a.example.org", "in a tunnel")
 	_, b = get(t, at, "GET http://a.example.org/x HTTP/1.1\r\nHost: a.example.org\r\n\r\n")
-	if got := body(b); got != "from the proxy" {
-		t.Errorf("plain: %q", got)
-	}
+	check.Equal(t, body(b), "from the proxy", "plain")
 	get(t, at, "CONNECT a.example.org:80 HTTP/1.1\r\n\r\n", http.StatusBadGateway)
 	get(t, at, "CONNECT b.example.org:443 HTTP/1.1\r\n\r\n", http.StatusForbidden)
 	get(t, at, "GET http://b.example.org/ HTTP/1.1\r\nHost: b.example.org\r\n\r\n", http.StatusForbidden)
 	want := "CONNECT a.example.org:443,GET http://a.example.org/x,CONNECT a.example.org:80"
-	if got := strings.Join(upstream.asked, ","); got != want {
-		t.Errorf("the proxy was asked for %s, want %s", got, want)
-	}
+	check.Equal(t, strings.Join(upstream.asked, ","), want, "the proxy was asked for")
 	direct := strings.Replace(address, "127.0.0.1", "direct.example.org", 1)
 	at = serve(network.Upstream{HTTP: url, HTTPS: url, No: "direct.example.org"})
 	_, b = get(t, at, "GET http://"+direct+"/ HTTP/1.1\r\nHost: "+direct+"\r\n\r\n")
-	if got := body(b); got != "from "+direct {
-		t.Errorf("in no_proxy: %q", got)
-	}
-	if len(upstream.asked) != 3 {
-		t.Errorf("the proxy was asked for a host in no_proxy")
-	}
+	check.Equal(t, body(b), "from "+direct, "in no_proxy")
+	check.That(t, len(upstream.asked) == 3, "the proxy was asked for a host in no_proxy")
 	for _, bad := range []network.Upstream{{HTTPS: "socks5://p:1"}, {HTTP: "http://"}, {HTTP: "https://p"}} {
-		if _, err := newUpstream(&bad); err == nil || strings.Contains(err.Error(), "p:1") {
-			t.Errorf("%+v: %v", bad, err)
-		}
+		_, err := newUpstream(&bad)
+		check.That(t, err != nil && !strings.Contains(err.Error(), "p:1"), "%+v: %v", bad, err)
 	}
 }
 
@@ -143,9 +133,8 @@ func TestHappyEyeballs(t *testing.T) {
 	c, err := s.dial(ctx, []netip.Addr{silent, silent, silent, netip.MustParseAddr("127.0.0.1")}, port)
 	harness.Must(t, err)
 	c.Close()
-	if took := time.Since(begin); took > dialBound/2 {
-		t.Errorf("connected after %v", took)
-	}
+	took := time.Since(begin)
+	check.That(t, took <= dialBound/2, "connected after %v", took)
 	// A failed attempt starts the next one at once, and the first error is the result.
 	failed := errors.New("failed")
 	s = newServer(listing(t, "example.org", nil)) // attempts of the other one may still be ending
@@ -153,11 +142,8 @@ func TestHappyEyeballs(t *testing.T) {
 	s.dial1 = func(_ context.Context, address string) (net.Conn, error) {
 		return nil, fmt.Errorf("%w: %s", failed, address)
 	}
-	if _, err := s.dial(ctx, []netip.Addr{silent, netip.MustParseAddr("127.0.0.1")}, 80); !errors.Is(err, failed) || !strings.Contains(err.Error(), "[2001:db8::1]:80") {
-		t.Errorf("%v", err)
-	}
+	_, err = s.dial(ctx, []netip.Addr{silent, netip.MustParseAddr("127.0.0.1")}, 80)
+	check.That(t, errors.Is(err, failed) && strings.Contains(err.Error(), "[2001:db8::1]:80"), "%v", err)
 	got := alternate([]netip.Addr{silent, silent.Next(), netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("127.0.0.3")})
-	if fmt.Sprint(got) != "[2001:db8::1 127.0.0.1 2001:db8::2 127.0.0.2 127.0.0.3]" {
-		t.Errorf("%v", got)
-	}
+	check.That(t, fmt.Sprint(got) == "[2001:db8::1 127.0.0.1 2001:db8::2 127.0.0.2 127.0.0.3]", "%v", got)
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -36,18 +37,15 @@ func get(t *testing.T, proxy, requests string, status ...int) (net.Conn, *bufio.
 	harness.Must(t, err)
 	t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(time.Minute))
-	if _, err := io.WriteString(c, requests); err != nil {
-		t.Fatal(err)
-	}
+	_, err = io.WriteString(c, requests)
+	check.Require(t, err == nil, "%v", err)
 	b := bufio.NewReader(c)
 	for _, want := range status {
 		method, rest, _ := strings.Cut(requests, " ")
 		_, requests, _ = strings.Cut(rest, "\r\n\r\n")
 		answer, err := http.ReadResponse(b, &http.Request{Method: method})
 		harness.Must(t, err)
-		if answer.StatusCode != want {
-			t.Errorf("%s, want %d", answer.Status, want)
-		}
+		check.That(t, answer.StatusCode == want, "%s, want %d", answer.Status, want)
 		if want != http.StatusSwitchingProtocols && method != http.MethodConnect { // which have no body
 			_, _ = io.Copy(io.Discard, answer.Body)
 		}
@@ -76,12 +74,9 @@ func TestUnchanged(t *testing.T) {
 			answer, err := http.ReadResponse(b, nil)
 			harness.Must(t, err)
 			body, err := io.ReadAll(answer.Body)
-			if err != nil || string(body) != "<html>"+query {
-				t.Errorf("%s: %s, %v", what, body, err)
-			}
-			if got := answer.Header["Content-Type"]; !slices.Equal(got, want) {
-				t.Errorf("%s: the type of %s is %q", what, path, got)
-			}
+			check.That(t, err == nil && string(body) == "<html>"+query, "%s: %s, %v", what, body, err)
+			got := answer.Header["Content-Type"]
+			check.That(t, slices.Equal(got, want), "%s: the type of %s is %q", what, path, got)
 		}
 	}
 }
@@ -90,9 +85,7 @@ func TestUnchanged(t *testing.T) {
 func TestOptions(t *testing.T) {
 	t.Parallel()
 	host := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodOptions || r.RequestURI != "*" {
-			t.Errorf("%s %s", r.Method, r.RequestURI)
-		}
+		check.That(t, r.Method == http.MethodOptions && r.RequestURI == "*", "%s %s", r.Method, r.RequestURI)
 		rw.WriteHeader(http.StatusNoContent)
 	}))
 	host.Config.DisableGeneralOptionsHandler = true
@@ -125,9 +118,8 @@ func TestFields(t *testing.T) {
 		get(t, proxy, request("CONNECT", address, 0)+request("GET", "/", n), http.StatusOK, want)
 	}
 	_, b := get(t, proxy, request("GET", "http://"+address+"/", maxFields+1), http.StatusRequestHeaderFieldsTooLarge)
-	if n, err := b.Read(make([]byte, 1)); n != 0 || err != io.EOF {
-		t.Errorf("the connection is still open: %d, %v", n, err)
-	}
+	n, err := b.Read(make([]byte, 1))
+	check.That(t, n == 0 && err == io.EOF, "the connection is still open: %d, %v", n, err)
 	get(t, proxy, request("GET", "http://"+address+"/many", 0), http.StatusBadGateway)
 }
 
@@ -156,9 +148,8 @@ func TestUpgrade(t *testing.T) {
 			plain, b := get(t, proxy, "GET http://"+address+"/ HTTP/1.1\r\n"+headers, want)
 			if want == 101 {
 				_, err := io.WriteString(plain, "ping\n")
-				if line, readErr := b.ReadString('\n'); line != "ping\n" {
-					t.Errorf("%q, %v, %v", line, err, readErr)
-				}
+				line, readErr := b.ReadString('\n')
+				check.That(t, line == "ping\n", "%q, %v, %v", line, err, readErr)
 			}
 			get(t, proxy, "CONNECT "+address+" HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n"+headers, 200, want)
 		})
@@ -187,11 +178,9 @@ func TestNoVersion(t *testing.T) {
 			up.Close()
 			reached <- first[:n]
 		}()
-		if answer, err := http.ReadResponse(b, nil); err != nil || answer.StatusCode != http.StatusBadRequest {
-			t.Errorf("%q: %v, %v", line, answer, err)
-		}
-		if got := <-reached; len(got) > 0 {
-			t.Errorf("%q: the host received %q", line, got)
-		}
+		answer, err := http.ReadResponse(b, nil)
+		check.That(t, err == nil && answer.StatusCode == http.StatusBadRequest, "%q: %v, %v", line, answer, err)
+		got := <-reached
+		check.That(t, len(got) == 0, "%q: the host received %q", line, got)
 	}
 }
