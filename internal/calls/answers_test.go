@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -42,25 +43,16 @@ func TestAnswers(t *testing.T) {
 		all = append(all, put("t", fmt.Sprint(i)))
 	}
 	for i, want := range []string{dropped, dropped, "202 2", "202 3", "202 4"} {
-		if got := read(all[i]); got != want {
-			t.Errorf("answer %d: %s, want %s", i, got, want)
-		}
+		check.Equal(t, read(all[i]), want, "answer %d", i)
 	}
-	if got := read(other); got != "202 x" {
-		t.Error(got)
-	}
-	if got := read(put("t", strings.Repeat("x", 4*blockSize))); got != dropped {
-		t.Errorf("an answer above the limit: %s", got)
-	}
-	if got := read(all[4]); got != "202 4" {
-		t.Errorf("after it: %s", got)
-	}
+	check.Equal(t, read(other), "202 x")
+	check.Equal(t, read(put("t", strings.Repeat("x", 4*blockSize))), dropped, "an answer above the limit")
+	check.Equal(t, read(all[4]), "202 4", "after it")
 	for _, one := range all {
 		a.Drop(one)
 	}
 	a.Drop(other)
 	a.Drop(other)
-	if files, err := os.ReadDir(dir); len(files) > 0 || err != nil || a.disk.Used("t") != 0 || a.disk.Used("other") != 0 {
-		t.Errorf("%v, %v", files, err)
-	}
+	files, err := os.ReadDir(dir)
+	check.That(t, len(files) == 0 && err == nil && a.disk.Used("t") == 0 && a.disk.Used("other") == 0, "%v, %v", files, err)
 }

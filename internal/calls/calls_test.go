@@ -10,6 +10,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/tenants"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -34,34 +35,27 @@ func TestSpool(t *testing.T) {
 				var kept int64
 				kept, ended = s.Wait(t.Context(), at)
 				b, err := io.ReadAll(s.Section(at, kept))
-				if err != nil {
-					t.Error(err)
-				}
+				check.That(t, err == nil, "%v", err)
 				got, at = append(got, b...), at+int64(len(b))
 			}
-			if string(got) != want {
-				t.Errorf("from %d: %q, want %q", from, got, want)
-			}
+			check.That(t, string(got) == want, "from %d: %q, want %q", from, got, want)
 		})
 	}
 	for _, piece := range []string{"ab", "cde", "fgh", "i"} {
-		if n, err := s.Write([]byte(piece)); n != len(piece) || err != nil {
-			t.Errorf("%d %v", n, err)
-		}
+		n, err := s.Write([]byte(piece))
+		check.That(t, n == len(piece) && err == nil, "%d %v", n, err)
 	}
 	s.End()
 	all.Wait()
-	if kept, total, ended := s.Size(); kept != 6 || total != 9 || !ended {
-		t.Errorf("%d %d %v", kept, total, ended)
-	}
+	kept, total, ended := s.Size()
+	check.That(t, kept == 6 && total == 9 && ended, "%d %d %v", kept, total, ended)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	other, err := NewSpool(t.TempDir(), 6)
 	harness.Must(t, err)
 	defer other.Close()
-	if kept, ended := other.Wait(ctx, 0); kept != 0 || ended {
-		t.Errorf("%d %v", kept, ended)
-	}
+	kept, ended = other.Wait(ctx, 0)
+	check.That(t, kept == 0 && !ended, "%d %v", kept, ended)
 }
 
 func TestBook(t *testing.T) {
@@ -87,31 +81,21 @@ func TestBook(t *testing.T) {
 		t.Errorf("more calls than a tenant may have: %v", err)
 	}
 	_, unbegun, err := b.Add(t.Context(), "4", "b", nil, 10, share, nil)
-	if err != nil || b.Get("a", "4") != nil || b.Get("b", "4") != unbegun {
-		t.Fatalf("%v", err)
-	}
+	check.Require(t, err == nil && b.Get("a", "4") == nil && b.Get("b", "4") == unbegun, "%v", err)
 	b.Drop(unbegun)
 	<-unbegun.Ended() // as seen by a waiting client
 	c.Cancel()
 	<-ctx.Done()
-	if _, err := c.out.Write([]byte("abc")); err != nil {
-		t.Error(err)
-	}
+	_, err = c.out.Write([]byte("abc"))
+	check.That(t, err == nil, "%v", err)
 	c.End(nil, 0, api.NewError(api.Setup, "x", ""))
-	if used := shelf.Output.Used("a"); used != 3+20 {
-		t.Errorf("%d bytes count of output", used)
-	}
-	if s := c.Status(); s.State != api.Over || s.Failure == nil {
-		t.Errorf("%+v", s)
-	}
+	check.Equal(t, shelf.Output.Used("a"), 3+20)
+	s := c.Status()
+	check.That(t, s.State == api.Over && s.Failure != nil, "%+v", s)
 	b.Expire(time.Now().Add(time.Second))
-	if b.Get("a", "1") != c {
-		t.Error("it went too early")
-	}
+	check.That(t, b.Get("a", "1") == c, "it went too early")
 	b.Expire(time.Now().Add(2 * time.Minute))
-	if b.Get("a", "1") != nil || shelf.Calls.Used("a") != 1 || shelf.Output.Used("a") != 20 {
-		t.Error("it stays")
-	}
+	check.That(t, b.Get("a", "1") == nil && shelf.Calls.Used("a") == 1 && shelf.Output.Used("a") == 20, "it stays")
 }
 
 // A repeated request with a key does not run again, and tenants have separate limits.
@@ -121,9 +105,7 @@ func TestKeys(t *testing.T) {
 	lease, err := memory.Take("t", 10, 0)
 	harness.Must(t, err)
 	key, first, err := k.Begin("t", "a", []byte("1"))
-	if !first || err != nil {
-		t.Fatal(first, err)
-	}
+	check.Require(t, first && err == nil, "%v %v", first, err)
 	if again, first, err := k.Begin("t", "a", []byte("1")); again != key || first || err != nil {
 		t.Error(first, err)
 	}
@@ -139,27 +121,18 @@ func TestKeys(t *testing.T) {
 	// A dropped answer allows a retry.
 	b, _, _ := k.Begin("t", "b", nil)
 	k.Settle("t", "b", b, nil, false, nil)
-	if _, first, err = k.Begin("t", "b", nil); !first || err != nil {
-		t.Error(first, err)
-	}
-	if _, _, err := k.Begin("t", "c", nil); code(err) != api.QuotaKept {
-		t.Errorf("a third one: %v", err)
-	}
-	if _, first, err := k.Begin("other", "a", []byte("2")); !first || err != nil {
-		t.Errorf("another tenant: %v %v", first, err)
-	}
+	_, first, err = k.Begin("t", "b", nil)
+	check.That(t, first && err == nil, "%v %v", first, err)
+	_, _, err = k.Begin("t", "c", nil)
+	check.That(t, code(err) == api.QuotaKept, "a third one: %v", err)
+	_, first, err = k.Begin("other", "a", []byte("2"))
+	check.That(t, first && err == nil, "another tenant: %v %v", first, err)
 	// Expired answers make room; pending ones stay.
-	if used := memory.Used("t"); used != 10 {
-		t.Errorf("%d bytes", used)
-	}
+	check.Equal(t, memory.Used("t"), 10)
 	k.Expire(time.Now().Add(2 * time.Minute))
-	if used := memory.Used("t"); used != 0 {
-		t.Errorf("%d bytes", used)
-	}
-	if _, first, err := k.Begin("t", "c", nil); !first || err != nil {
-		t.Errorf("%v %v", first, err)
-	}
-	if _, first, err := k.Begin("t", "b", nil); first || err != nil {
-		t.Errorf("%v %v", first, err)
-	}
+	check.Equal(t, memory.Used("t"), 0)
+	_, first, err = k.Begin("t", "c", nil)
+	check.That(t, first && err == nil, "%v %v", first, err)
+	_, first, err = k.Begin("t", "b", nil)
+	check.That(t, !first && err == nil, "%v %v", first, err)
 }

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // Pieces arrive whole and in order, and none after the end.
@@ -27,15 +28,10 @@ func TestInput(t *testing.T) {
 		failed <- nil
 	}()
 	b, err := io.ReadAll(in)
-	if err != nil || string(b) != "a"+big+"z" {
-		t.Errorf("%d bytes, %v", len(b), err)
-	}
-	if err := <-failed; err != nil {
-		t.Error(err)
-	}
-	if _, err := in.Send(t.Context(), strings.NewReader("x")); api.AsError(err).Failure.Code != api.Ended {
-		t.Errorf("after the end: %v", err)
-	}
+	check.That(t, err == nil && string(b) == "a"+big+"z", "%d bytes, %v", len(b), err)
+	check.OK(t, <-failed)
+	_, err = in.Send(t.Context(), strings.NewReader("x"))
+	check.That(t, api.AsError(err).Failure.Code == api.Ended, "after the end: %v", err)
 }
 
 // closed is a command that has closed its stdin.
@@ -49,15 +45,12 @@ func TestInputNotRead(t *testing.T) {
 	in := NewInput()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := in.Send(ctx, strings.NewReader("x")); err != context.Canceled {
-		t.Errorf("%v", err)
-	}
+	_, err := in.Send(ctx, strings.NewReader("x"))
+	check.That(t, err == context.Canceled, "%v", err)
 	go func() { _, _ = io.Copy(closed{}, in) }() // fails intentionally
-	if _, err := in.Send(t.Context(), strings.NewReader("taken, and lost as in a pipe")); err != nil {
-		t.Error(err)
-	}
+	_, err = in.Send(t.Context(), strings.NewReader("taken, and lost as in a pipe"))
+	check.That(t, err == nil, "%v", err)
 	<-in.over
-	if _, err := in.Send(t.Context(), strings.NewReader("x")); api.AsError(err).Failure.Code != api.Ended {
-		t.Errorf("%v", err)
-	}
+	_, err = in.Send(t.Context(), strings.NewReader("x"))
+	check.That(t, api.AsError(err).Failure.Code == api.Ended, "%v", err)
 }
