@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -30,21 +31,16 @@ func TestBudget(t *testing.T) {
 	a.Free()
 	a.Free()
 	other.Free()
-	if b.sum != 0 || len(b.used) != 0 {
-		t.Errorf("%d is left: %v", b.sum, b.used)
-	}
+	check.That(t, b.sum == 0 && len(b.used) == 0, "%d is left: %v", b.sum, b.used)
 	(*Lease)(nil).Free()
 	// Sums do not overflow, and negative amounts are rejected.
-	if _, err := b.Take("b", 1, 0); err != nil {
-		t.Fatal(err)
-	}
+	_, err = b.Take("b", 1, 0)
+	check.Require(t, err == nil, "%v", err)
 	for _, n := range []int64{math.MaxInt64, -1} {
-		if _, err := b.Take("b", n, 9); code(err) != api.Policy {
-			t.Errorf("%d: %v", n, err)
-		}
-		if _, err := b.Take("b", n, 0); err == nil {
-			t.Errorf("%d was taken of 10 bytes", n)
-		}
+		_, err := b.Take("b", n, 9)
+		check.That(t, code(err) == api.Policy, "%d: %v", n, err)
+		_, err = b.Take("b", n, 0)
+		check.That(t, err != nil, "%d was taken of 10 bytes", n)
 	}
 }
 
@@ -52,20 +48,15 @@ func TestBudget(t *testing.T) {
 func TestBudgetForGood(t *testing.T) {
 	b := NewBudget("sessions", 0)
 	b.Kept = true
-	if _, err := b.Take("a", 3, 2); code(err) != api.Policy {
-		t.Errorf("more than ever: %v", err)
-	}
+	_, err := b.Take("a", 3, 2)
+	check.That(t, code(err) == api.Policy, "more than ever: %v", err)
 	l, err := b.Take("a", 1, 2)
 	harness.Must(t, err)
-	if err := l.Grow(1, 2); err != nil {
-		t.Error(err)
-	}
-	if err := l.Grow(1, 2); code(err) != api.Policy {
-		t.Errorf("one lease with more than ever: %v", err)
-	}
-	if _, err := b.Take("a", 1, 2); code(err) != api.QuotaKept {
-		t.Errorf("more than it may keep: %v", err)
-	}
+	check.OK(t, l.Grow(1, 2))
+	err = l.Grow(1, 2)
+	check.That(t, code(err) == api.Policy, "one lease with more than ever: %v", err)
+	_, err = b.Take("a", 1, 2)
+	check.That(t, code(err) == api.QuotaKept, "more than it may keep: %v", err)
 	l.Free()
 	if b.Used("a") != 0 {
 		t.Errorf("%d is left", b.Used("a"))
@@ -79,19 +70,15 @@ func TestBudgetShared(t *testing.T) {
 	b.Shared = true
 	for n := range 6 {
 		tenant := fmt.Sprint(n)
-		if _, err := b.Take(tenant, total/200, 0); err != nil {
-			t.Fatalf("after %d tenants: %v", n, err)
-		}
+		_, err := b.Take(tenant, total/200, 0)
+		check.Require(t, err == nil, "after %d tenants: %v", n, err)
 		for size := int64(total); size > 0; {
 			if _, err := b.Take(tenant, size, 0); err != nil {
 				size /= 2
 			}
 		}
-		if used := b.Used("0"); n == 0 && used < total*49/100 {
-			t.Errorf("a tenant alone gets %d of %d", used, total)
-		}
+		used := b.Used("0")
+		check.That(t, n != 0 || used >= total*49/100, "a tenant alone gets %d of %d", used, total)
 	}
-	if b.sum > total {
-		t.Errorf("%d of %d", b.sum, total)
-	}
+	check.That(t, b.sum <= total, "%d of %d", b.sum, total)
 }

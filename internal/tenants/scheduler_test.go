@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -73,12 +74,9 @@ func TestTurns(t *testing.T) {
 	come("few", 2)
 	hold()
 	calls.Wait()
-	if want := []string{"many", "few", "many", "few", "many", "many"}; !slices.Equal(order, want) {
-		t.Errorf("%v, want %v", order, want)
-	}
-	if u := g.Uses()["many"]; u != (Use{}) {
-		t.Errorf("%+v is left", u)
-	}
+	want := []string{"many", "few", "many", "few", "many", "many"}
+	check.That(t, slices.Equal(order, want), "%v, want %v", order, want)
+	check.Equal(t, g.Uses()["many"], (Use{}))
 }
 
 func TestCeilings(t *testing.T) {
@@ -91,17 +89,14 @@ func TestCeilings(t *testing.T) {
 	}
 	other, err := enter(t.Context(), g, "b", one)
 	harness.Must(t, err)
-	if _, err := enter(t.Context(), g, "c", one); code(err) != api.Busy {
-		t.Errorf("a third call: %v", err)
-	}
+	_, err = enter(t.Context(), g, "c", one)
+	check.That(t, code(err) == api.Busy, "a third call: %v", err)
 	leave()
 	leave() // does nothing
-	if _, err := enter(t.Context(), g, "c", one); err != nil {
-		t.Error(err)
-	}
-	if _, err := enter(t.Context(), g, "d", one); code(err) != api.Busy {
-		t.Errorf("a place was given up twice: %v", err)
-	}
+	_, err = enter(t.Context(), g, "c", one)
+	check.That(t, err == nil, "%v", err)
+	_, err = enter(t.Context(), g, "d", one)
+	check.That(t, code(err) == api.Busy, "a place was given up twice: %v", err)
 	other()
 }
 
@@ -124,9 +119,7 @@ func TestLongCalls(t *testing.T) {
 	long[0]()
 	long[1]()
 	for i, want := range []bool{false, false, true, true} {
-		if got := isIn(waiting[i]); got != want {
-			t.Errorf("call %d: %v", i, got)
-		}
+		check.Equal(t, isIn(waiting[i]), want, "call %d", i)
 	}
 }
 
@@ -168,9 +161,7 @@ func TestReserve(t *testing.T) {
 	for _, u := range []*Ticket{many[0], many[1], many[2]} {
 		u.Leave()
 	}
-	if !isIn(waits) {
-		t.Error("places that are not reserved are free")
-	}
+	check.That(t, isIn(waits), "places that are not reserved are free")
 }
 
 // A tenant at its own ceiling does not keep others from free places.
@@ -186,27 +177,21 @@ func TestBoundKeepsNobody(t *testing.T) {
 	harness.Must(t, err)
 	other()
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
+	err = <-ended
+	check.That(t, errors.Is(err, context.Canceled), "%v", err)
 	leave()
-	if u := g.Uses()["a"]; u != (Use{}) {
-		t.Errorf("%+v is left", u)
-	}
+	check.Equal(t, g.Uses()["a"], (Use{}))
 }
 
 func TestRate(t *testing.T) {
 	g := NewScheduler(10)
 	slow := Ceilings{Rate: 0.001}
-	if _, err := enter(t.Context(), g, "a", slow); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := enter(t.Context(), g, "a", slow); code(err) != api.Quota {
-		t.Errorf("%v", err)
-	}
-	if _, err := enter(t.Context(), g, "b", slow); err != nil {
-		t.Errorf("another tenant: %v", err)
-	}
+	_, err := enter(t.Context(), g, "a", slow)
+	check.Require(t, err == nil, "%v", err)
+	_, err = enter(t.Context(), g, "a", slow)
+	check.That(t, code(err) == api.Quota, "%v", err)
+	_, err = enter(t.Context(), g, "b", slow)
+	check.That(t, err == nil, "another tenant: %v", err)
 }
 
 // Only idle tenants, and their rates, are forgotten.
@@ -217,17 +202,14 @@ func TestForget(t *testing.T) {
 	turn, err := g.Join("waits", Ceilings{Queue: 1})
 	harness.Must(t, err)
 	for i := range maxIdleTenants {
-		if _, err := g.Join(fmt.Sprint(i), Ceilings{}); code(err) != api.Busy || len(g.tenants) > maxIdleTenants {
-			t.Fatalf("%d, with %d tenants: %v", i, len(g.tenants), err)
-		}
+		_, err := g.Join(fmt.Sprint(i), Ceilings{})
+		check.Require(t, code(err) == api.Busy && len(g.tenants) <= maxIdleTenants, "%d, with %d tenants: %v", i, len(g.tenants), err)
 	}
-	if runs, waits := g.Use("runs"), g.Use("waits"); runs.Running != 1 || waits.Waiting != 1 {
-		t.Errorf("%+v, %+v", runs, waits)
-	}
+	runs, waits := g.Use("runs"), g.Use("waits")
+	check.That(t, runs.Running == 1 && waits.Waiting == 1, "%+v, %+v", runs, waits)
 	leave()
-	if err := turn.Wait(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	err = turn.Wait(t.Context())
+	check.Require(t, err == nil, "%v", err)
 	turn.Leave()
 }
 
@@ -248,11 +230,7 @@ func TestManyAtOnce(t *testing.T) {
 	}
 	all.Wait()
 	for name, u := range g.Uses() {
-		if u != (Use{}) {
-			t.Errorf("%s: %+v", name, u)
-		}
+		check.That(t, u == (Use{}), "%s: %+v", name, u)
 	}
-	if g.places != 3 || len(g.turns) != 0 {
-		t.Errorf("%d places, %d in turn", g.places, len(g.turns))
-	}
+	check.That(t, g.places == 3 && len(g.turns) == 0, "%d places, %d in turn", g.places, len(g.turns))
 }
