@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -52,9 +53,7 @@ func TestWrong(t *testing.T) {
 		if c.NATS.Node = "n"; err == nil {
 			err = c.Check()
 		}
-		if (err == nil) != (test.says == "") || err != nil && (!strings.Contains(err.Error(), test.says) || strings.Contains(err.Error(), "secret")) {
-			t.Errorf("%s: %v", test.text, err)
-		}
+		check.That(t, (err == nil) == (test.says == "") && (err == nil || strings.Contains(err.Error(), test.says) && !strings.Contains(err.Error(), "secret")), "%s: %v", test.text, err)
 	}
 }
 
@@ -66,17 +65,11 @@ func TestTenants(t *testing.T) {
 		for _, text := range []string{text, own + "\n" + text[:strings.Index(text, own)]} {
 			harness.Must(t, os.WriteFile(name, []byte(text), 0o600))
 			c, err := Load(name)
-			if err != nil {
-				t.Fatalf("%s: %v", text, err)
-			}
+			check.Require(t, err == nil, "%s: %v", text, err)
 			want := c.Tenant
-			if want.Queue != 7 || want.Sessions == 0 || len(want.Network) != 1 || want.Network[0] != "a.example" {
-				t.Errorf("%+v", want)
-			}
+			check.That(t, want.Queue == 7 && want.Sessions != 0 && len(want.Network) == 1 && want.Network[0] == "a.example", "%+v", want)
 			want.Sessions, want.MaxTimeout, want.Overlays = 0, 0, []string{}
-			if diff := cmp.Diff(want, c.Of("guest")); diff != "" {
-				t.Errorf("%s\n(-want +got)\n%s", text, diff)
-			}
+			check.Equal(t, cmp.Diff(want, c.Of("guest")), "", "%s\n(-want +got)\n", text)
 		}
 	}
 }
@@ -88,7 +81,5 @@ func TestTopLevelDomains(t *testing.T) {
 	c, err := Load(name)
 	harness.Must(t, err)
 	got := strings.Join(c.Warnings(), "\n")
-	if strings.Count(got, "\n") != 1 || !strings.Contains(got, `tenant.network: the network rule "*.com"`) || !strings.Contains(got, "tenants.b.network") {
-		t.Errorf("warnings: %s", got)
-	}
+	check.That(t, strings.Count(got, "\n") == 1 && strings.Contains(got, `tenant.network: the network rule "*.com"`) && strings.Contains(got, "tenants.b.network"), "warnings: %s", got)
 }

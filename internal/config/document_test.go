@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -21,18 +22,14 @@ func TestDefaultsAreDocumented(t *testing.T) {
 	_, block, _ := strings.Cut(string(document), "```toml\n")
 	block, _, _ = strings.Cut(block, "```\n")
 	defaults, _, found := strings.Cut(block, "# Examples:\n")
-	if !found {
-		t.Fatal("configuration.md has no block of defaults followed by examples")
-	}
+	check.Require(t, found, "configuration.md has no block of defaults followed by examples")
 	file := filepath.Join(t.TempDir(), "serve.toml")
 	harness.Must(t, os.WriteFile(file, []byte(defaults), 0o600))
 	documented, err := Load(file)
 	harness.Must(t, err)
 	want := Default()
 	documented.StateDir, documented.DataDir = want.StateDir, want.DataDir // depends on the user
-	if diff := cmp.Diff(flat(reflect.ValueOf(want)), flat(reflect.ValueOf(documented))); diff != "" {
-		t.Errorf("defaults in the code, against configuration.md (-code +doc):\n%s", diff)
-	}
+	check.Equal(t, cmp.Diff(flat(reflect.ValueOf(want)), flat(reflect.ValueOf(documented))), "", "defaults in the code, against configuration.md (-code +doc):\n")
 	tables := regexp.MustCompile(`(?m)^\[([a-z]+)`)
 	have := map[string]bool{}
 	table := ""
@@ -44,9 +41,7 @@ func TestDefaultsAreDocumented(t *testing.T) {
 		}
 	}
 	for key := range flat(reflect.ValueOf(Config{})) {
-		if !have[key] {
-			t.Errorf("configuration.md lacks %s", key)
-		}
+		check.That(t, have[key], "configuration.md lacks %s", key)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -34,20 +35,16 @@ func TestLoadTokens(t *testing.T) {
 			defer os.Remove(name)
 			harness.Must(t, os.Chmod(name, test.mode))
 			_, err := LoadTokens(name)
-			if test.word == "" && err != nil || test.word != "" && (err == nil || !strings.Contains(err.Error(), test.word)) {
-				t.Errorf("%v, want %q", err, test.word)
-			}
+			check.That(t, (test.word != "" || err == nil) && (test.word == "" || err != nil && strings.Contains(err.Error(), test.word)), "%v, want %q", err, test.word)
 		})
 	}
-	if _, err := LoadTokens(filepath.Dir(name)); err == nil {
-		t.Error("a directory")
-	}
+	_, err := LoadTokens(filepath.Dir(name))
+	check.That(t, err != nil, "a directory")
 	harness.Must(t, os.WriteFile(name, nil, 0o600))
 	st, err := os.Stat(name)
 	harness.Must(t, err)
-	if err := checkTokenFile(name, others{st}); err == nil || !strings.Contains(err.Error(), "chown") {
-		t.Errorf("another user's: %v", err)
-	}
+	err = checkTokenFile(name, others{st})
+	check.That(t, err != nil && strings.Contains(err.Error(), "chown"), "another user's: %v", err)
 }
 
 // others is a file of another user.
