@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -59,15 +60,13 @@ M .git/ (1 change of git's data)
 	if got, _ := text(t, s, 0, "diff", "agent"); got != marked {
 		t.Errorf("diff: %s", cmp.Diff(marked, got))
 	}
-	if got, _ := text(t, s, 0, "diff", "--json", "agent", ".git/hooks", "tool", "out"); strings.Count(got, `"executable":true`) != 2 || strings.Count(got, `"outside":true`) != 1 || strings.Contains(got, "held_back") {
-		t.Errorf("diff --json: %s", got)
-	}
+	got, _ := text(t, s, 0, "diff", "--json", "agent", ".git/hooks", "tool", "out")
+	check.That(t, strings.Count(got, `"executable":true`) == 2 && strings.Count(got, `"outside":true`) == 1 && !strings.Contains(got, "held_back"), "diff --json: %s", got)
 	const held = "A .GIT/hooks/ (held back)\nA .claude/ (held back)\nA .envrc (held back)\nM .git/config (held back)\nA .git/hooks/pre-commit (held back)\nA .mcp.json (held back)\nA .vscode/ (held back)\n" +
 		"A conftest.py (held back)\nA evil/HEAD (held back)\nA nested/.git (held back)\nA package.json (held back)\nA sub/package.json (held back)\n" +
 		"sbxrun: error: 12 paths, such as \".GIT/hooks\", are held back because programs on the host execute or trust them; see sbxrun diff -p; --all applies them, and naming a path applies that one\n"
-	if _, stderr := text(t, s, 1, "apply", "agent", "--check"); !strings.HasSuffix(stderr, held) {
-		t.Errorf("apply --check: %s", stderr)
-	}
+	_, stderr := text(t, s, 1, "apply", "agent", "--check")
+	check.That(t, strings.HasSuffix(stderr, held), "apply --check: %s", stderr)
 	if _, stderr := text(t, s, 1, "apply", "agent"); stderr != held {
 		t.Errorf("apply: %s", cmp.Diff(held, stderr))
 	}
@@ -75,25 +74,22 @@ M .git/ (1 change of git's data)
 	holds(t, dir+"/.git/index", "data\n")
 	holds(t, dir+"/.git/config", "[core]\n")
 	for _, name := range []string{".vscode", "package.json", ".git/hooks/pre-commit", "sub/package.json", ".GIT/hooks", "nested/.git", "evil/HEAD"} {
-		if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
-			t.Errorf("%s was applied", name)
-		}
+		_, err := os.Lstat(filepath.Join(dir, name))
+		check.That(t, err != nil, "%s was applied", name)
 	}
 	// Naming a directory releases its other files, but not those that are held back.
 	text(t, s, 1, "apply", "agent", "sub")
 	stdout, _ := text(t, s, 1, "apply", "agent", "sub", "--json")
-	if want := `{"changes":0,"left":0,"held_back":["sub/package.json"],"error":{"code":"held-back",`; !strings.HasPrefix(stdout, want) {
-		t.Errorf("apply --json: %s", stdout)
-	}
+	want := `{"changes":0,"left":0,"held_back":["sub/package.json"],"error":{"code":"held-back",`
+	check.That(t, strings.HasPrefix(stdout, want), "apply --json: %s", stdout)
 	text(t, s, 0, "apply", "agent", "package.json", ".vscode", filepath.Join(dir, ".git/hooks"))
 	holds(t, dir+"/.vscode/tasks.json", "x\n")
 	holds(t, dir+"/package.json", "x\n")
 	holds(t, dir+"/.git/hooks/pre-commit", "x\n")
 	text(t, s, 0, "apply", "agent", "--all")
 	holds(t, dir+"/.envrc", "x\n")
-	if got, _ := text(t, s, 0, "diff", "agent"); got != "" {
-		t.Errorf("after --all: %s", got)
-	}
+	got, _ = text(t, s, 0, "diff", "agent")
+	check.That(t, got == "", "after --all: %s", got)
 }
 
 // run --apply holds back the same files and then turns exit code 0 into another; --apply-all does
@@ -108,9 +104,8 @@ func TestRunApplyHeldBack(t *testing.T) {
 		t.Errorf("%s %s", r.Report.Value("error.code"), r.Stderr)
 	}
 	holds(t, dir+"/file", "new\n")
-	if _, err := os.Lstat(dir + "/.git/hooks"); err == nil {
-		t.Error("the hook was applied")
-	}
+	_, err := os.Lstat(dir + "/.git/hooks")
+	check.That(t, err != nil, "the hook was applied")
 	harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply-all", "sh", "-c", plants)...).Expect(t, 0, "exited")
 	holds(t, dir+"/.git/hooks/pre-commit", "x\n")
 	holds(t, dir+"/sub/deep", "deep\n")
@@ -125,14 +120,11 @@ func TestApplyHeldBackGitLinks(t *testing.T) {
 	r := harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c",
 		"ln -sf ../../file .git/logs/HEAD; ln -s ../file .git/FETCH_HEAD; ln -s ../.. .git/objects; ln -s file link; echo data >.git/index")...)
 	r.Expect(t, 74, "exited")
-	if !strings.Contains(string(r.Stderr), `3 paths, such as ".git/FETCH_HEAD", are held back`) {
-		t.Errorf("%s", r.Stderr)
-	}
+	check.That(t, strings.Contains(string(r.Stderr), `3 paths, such as ".git/FETCH_HEAD", are held back`), "%s", r.Stderr)
 	for name, want := range map[string]bool{".git/logs/HEAD": false, ".git/FETCH_HEAD": false, ".git/objects": false, "link": true} {
 		st, err := os.Lstat(filepath.Join(dir, name))
-		if link := err == nil && st.Mode()&os.ModeSymlink != 0; link != want {
-			t.Errorf("%s is a link: %v", name, link)
-		}
+		link := err == nil && st.Mode()&os.ModeSymlink != 0
+		check.That(t, link == want, "%s is a link: %v", name, link)
 	}
 	holds(t, dir+"/.git/index", "data\n")
 }
@@ -154,8 +146,7 @@ func TestApplyHeldBackTop(t *testing.T) {
 		}
 		r := harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c", tt.script)...)
 		r.Expect(t, 74, "exited")
-		if _, err := os.Lstat(filepath.Join(dir, tt.held)); err == nil {
-			t.Errorf("%s: %s was applied", tt.dir, tt.held)
-		}
+		_, err := os.Lstat(filepath.Join(dir, tt.held))
+		check.That(t, err != nil, "%s: %s was applied", tt.dir, tt.held)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -23,9 +24,7 @@ func TestArgumentsLong(t *testing.T) {
 	expect := func(r *harness.Result, want string) {
 		t.Helper()
 		r.Expect(t, 0, "exited")
-		if got := string(r.Stdout); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
+		check.Equal(t, string(r.Stdout), want)
 	}
 	// 130,000 bytes in one argument and in many, and the longest possible argument.
 	expect(count(strings.Repeat("x", 130000)), "1 130000\n")
@@ -42,9 +41,7 @@ func TestArgumentsLong(t *testing.T) {
 	if err == nil {
 		p.Wait()
 	}
-	if !errors.Is(err, syscall.E2BIG) {
-		t.Errorf("an argument of 131072 bytes: %v", err)
-	}
+	check.That(t, errors.Is(err, syscall.E2BIG), "an argument of 131072 bytes: %v", err)
 }
 
 // The command can get as many arguments as sbxrun can; those of bwrap don't count.
@@ -76,9 +73,7 @@ func TestArgumentsMany(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, append([]string{"sh", "-c", "echo $#", "sh"}, make([]string, 20000)...)...)
 	r.Expect(t, 0, "exited")
-	if string(r.Stdout) != "20000\n" {
-		t.Errorf("%q", r.Stdout)
-	}
+	check.That(t, string(r.Stdout) == "20000\n", "%q", r.Stdout)
 }
 
 // The same limit applies to the command's environment, where it shows only at its exec.
@@ -91,14 +86,10 @@ func TestEnvironmentLong(t *testing.T) {
 	write(128<<10 - 1 - len("LONG="))
 	r := harness.Run(t, harness.Options{}, "--env-file", file, "sh", "-c", "echo ${#LONG}")
 	r.Expect(t, 0, "exited")
-	if string(r.Stdout) != "131066\n" {
-		t.Errorf("%q", r.Stdout)
-	}
+	check.That(t, string(r.Stdout) == "131066\n", "%q", r.Stdout)
 	write(128 << 10)
 	r = harness.Run(t, harness.Options{}, "--env-file", file, "true")
-	if r.Report == nil || r.Report.Started || r.ExitCode < 125 || r.ExitCode > 126 || len(r.Stderr) == 0 {
-		t.Errorf("exit code %d, stderr %.500q", r.ExitCode, r.Stderr)
-	}
+	check.That(t, r.Report != nil && !r.Report.Started && r.ExitCode >= 125 && r.ExitCode <= 126 && len(r.Stderr) != 0, "exit code %d, stderr %.500q", r.ExitCode, r.Stderr)
 }
 
 // Values with line breaks, empty values and odd text arrive unchanged.
@@ -108,9 +99,8 @@ func TestEnvironmentValues(t *testing.T) {
 		"--env", "A=one\ntwo", "--env", "EMPTY=", "--env", "PASSED", "--env", `ODD=a=b $(c) "d" \`,
 		"sh", "-c", `printf '<%s>' "$A" "$EMPTY" "$PASSED" "$ODD"`)
 	r.Expect(t, 0, "exited")
-	if want := "<one\ntwo><><three\nlines\n>" + `<a=b $(c) "d" \>`; string(r.Stdout) != want {
-		t.Errorf("%q, want %q", r.Stdout, want)
-	}
+	want := "<one\ntwo><><three\nlines\n>" + `<a=b $(c) "d" \>`
+	check.That(t, string(r.Stdout) == want, "%q, want %q", r.Stdout, want)
 }
 
 // An argument that is not UTF-8 arrives, and the report is valid JSON.
@@ -118,7 +108,5 @@ func TestArgumentBytes(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "printf", "%s", "\xff\x01\n")
 	r.Expect(t, 0, "exited")
-	if string(r.Stdout) != "\xff\x01\n" {
-		t.Errorf("%q", r.Stdout)
-	}
+	check.That(t, string(r.Stdout) == "\xff\x01\n", "%q", r.Stdout)
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -44,14 +45,11 @@ func TestOlderBwrap(t *testing.T) {
 	s := harness.NewState(t)
 	env := harness.Options{Env: []string{"SBXRUN_BWRAP=" + olderBwrap(t)}}
 	r := harness.Run(t, harness.Options{Env: env.Env, Bare: true, Dir: "/usr"}, "--print-command", "true")
-	if r.ExitCode != 125 || len(r.Stdout) != 0 || !strings.Contains(string(r.Stderr), "a command without sbxrun takes bubblewrap 0.8") {
-		t.Errorf("--print-command: exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 125 && len(r.Stdout) == 0 && strings.Contains(string(r.Stderr), "a command without sbxrun takes bubblewrap 0.8"),
+		"--print-command: exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
 	// doctor objects to a bwrap below /tmp as root.
 	r = harness.Run(t, harness.Options{Env: env.Env, Bare: true, Dir: "/usr"}, "doctor")
-	if !strings.Contains(string(r.Stdout), "/bwrap, version 0.4.1, too old for --print-command") {
-		t.Errorf("doctor: exit code %d, stdout %s, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	check.That(t, strings.Contains(string(r.Stdout), "/bwrap, version 0.4.1, too old for --print-command"), "doctor: exit code %d, stdout %s, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
 	const script = `stat -c '%a %n' / /tmp /dev/shm $HOME /mnt /etc/passwd
 for dir in /tmp /dev/shm /mnt; do set -- $(stat -f -c '%b %S' $dir); echo $(($1 * $2)); done
 for file in /x /dev/x /etc/passwd; do ! echo x 2>/dev/null >$file || echo written: $file; done
@@ -72,23 +70,18 @@ exit 7`
 		flags := append(flags, user...)
 		r = harness.Run(t, env, append(flags, "sh", "-c", script)...)
 		r.Expect(t, 7, "exited")
-		if string(r.Stdout) != want {
-			t.Errorf("run %v: %s%s", user, r.Stdout, r.Stderr)
-		}
+		check.That(t, string(r.Stdout) == want, "run %v: %s%s", user, r.Stdout, r.Stderr)
 		b := s.Sandbox(env, flags...)
 		r = b.Exec(harness.Options{}, nil, "sh", "-c", script)
 		r.Expect(t, 7, "exited")
-		if string(r.Stdout) != want {
-			t.Errorf("exec %v: %s%s", user, r.Stdout, r.Stderr)
-		}
+		check.That(t, string(r.Stdout) == want, "exec %v: %s%s", user, r.Stdout, r.Stderr)
 		r = b.Exec(harness.Options{}, []string{"--timeout", "1"}, "/fixtures/tree-setsid")
 		r.Expect(t, 124, "timeout")
 		harness.Within(t, "the deadline", r.Elapsed, time.Second, 2*time.Second)
 		b.Alive()
 		// kill enters the sandbox too, to signal its processes.
-		if k := s.Run("kill", "--grace", "1", b.ID); k.ExitCode != 0 {
-			t.Errorf("kill: %d, %s", k.ExitCode, k.Stderr)
-		}
+		k := s.Run("kill", "--grace", "1", b.ID)
+		check.That(t, k.ExitCode == 0, "kill: %d, %s", k.ExitCode, k.Stderr)
 		b.Ended()
 	}
 }
@@ -111,13 +104,10 @@ func TestPlantedProgramsInPath(t *testing.T) {
 	o.Bare = true
 	for _, args := range [][]string{{"doctor"}, {"--print-command", "/bin/true"}} {
 		r := harness.Start(t, o, args...).Wait()
-		if r.ExitCode != 0 && !strings.Contains(string(r.Stderr), "a command without sbxrun takes bubblewrap 0.8") {
-			t.Errorf("%q: exit code %d, stderr %s", args, r.ExitCode, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 0 || strings.Contains(string(r.Stderr), "a command without sbxrun takes bubblewrap 0.8"), "%q: exit code %d, stderr %s", args, r.ExitCode, r.Stderr)
 	}
-	if found, _ := filepath.Glob(marker + "*"); len(found) > 0 {
-		t.Errorf("executed: %q", found)
-	}
+	found, _ := filepath.Glob(marker + "*")
+	check.That(t, len(found) == 0, "executed: %q", found)
 }
 
 // sbxrun refuses a named bwrap that a sandbox could replace.
@@ -156,9 +146,7 @@ func TestLargeIDs(t *testing.T) {
 			_, large, _ := strings.Cut("1000:"+id, ":")
 			large = large[strings.LastIndex(large, ":")+1:]
 			want := fmt.Sprintf("sbxrun: error: bubblewrap cannot set up a sandbox for uid or gid %s: ids must be below 2147483648; name other ids with --user\n", large)
-			if r.ExitCode != 125 || string(r.Stderr) != want {
-				t.Errorf("%s --user %s: exit code %d, stderr %s, want %s", command, id, r.ExitCode, r.Stderr, want)
-			}
+			check.That(t, r.ExitCode == 125 && string(r.Stderr) == want, "%s --user %s: exit code %d, stderr %s, want %s", command, id, r.ExitCode, r.Stderr, want)
 		}
 	}
 	if !harness.Root() {
@@ -167,13 +155,11 @@ func TestLargeIDs(t *testing.T) {
 	const large = 1<<31 + 5
 	o := harness.Options{Bare: true, Dir: "/usr", Attr: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: large, Gid: large}}}
 	r := harness.Start(t, o, "true").Wait()
-	if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), fmt.Sprintf("for uid or gid %d: ids must be below", large)) {
-		t.Errorf("run: exit code %d, stderr %s", r.ExitCode, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), fmt.Sprintf("for uid or gid %d: ids must be below", large)),
+		"run: exit code %d, stderr %s", r.ExitCode, r.Stderr)
 	r = harness.Start(t, o, "doctor").Wait()
-	if r.ExitCode != 125 || !strings.Contains(string(r.Stdout), fmt.Sprintf("bubblewrap cannot handle uid %d: ids must be below 2147483648: setting up", large)) || strings.Contains(string(r.Stdout), "dmesg") {
-		t.Errorf("doctor: exit code %d, stdout %s", r.ExitCode, r.Stdout)
-	}
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stdout), fmt.Sprintf("bubblewrap cannot handle uid %d: ids must be below 2147483648: setting up", large)) && !strings.Contains(string(r.Stdout), "dmesg"),
+		"doctor: exit code %d, stdout %s", r.ExitCode, r.Stdout)
 }
 
 // The error names a missing /tmp, which bubblewrap needs, as the cause.
@@ -187,9 +173,8 @@ func TestRootWithoutTmp(t *testing.T) {
 		o.Attr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 61000, Gid: 61000}}
 	}
 	r := harness.Start(t, o, "true").Wait()
-	if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "bubblewrap needs a directory /tmp: ") || !strings.Contains(string(r.Stderr), "mkdir -m 1777 /tmp") {
-		t.Errorf("exit code %d, stderr %s", r.ExitCode, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "bubblewrap needs a directory /tmp: ") && strings.Contains(string(r.Stderr), "mkdir -m 1777 /tmp"),
+		"exit code %d, stderr %s", r.ExitCode, r.Stderr)
 }
 
 // Without a known cause, sbxrun passes on bubblewrap's own message.
@@ -198,7 +183,6 @@ func TestUnknownEarlyFailure(t *testing.T) {
 	dir := harness.Dir(t)
 	harness.Must(t, os.WriteFile(dir+"/bwrap", []byte("#!/bin/sh\ncase $1 in --version) echo bubblewrap 0.8.0; exit;; esac\necho 'bwrap: no luck today' >&2; exit 1"), 0o755))
 	r := harness.Start(t, harness.Options{Bare: true, Dir: "/usr", Env: []string{"SBXRUN_BWRAP=" + dir + "/bwrap"}}, "true").Wait()
-	if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "no luck today") || strings.Contains(string(r.Stderr), "kernel refuses") || strings.Contains(string(r.Stderr), "user namespace:") {
-		t.Errorf("exit code %d, stderr %s", r.ExitCode, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "no luck today") && !strings.Contains(string(r.Stderr), "kernel refuses") && !strings.Contains(string(r.Stderr), "user namespace:"),
+		"exit code %d, stderr %s", r.ExitCode, r.Stderr)
 }

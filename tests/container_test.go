@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -21,9 +22,8 @@ func TestRootWithoutKill(t *testing.T) {
 		return // an ordinary user's processes are its own
 	}
 	r := harness.Start(t, harness.Options{Wrap: []string{"setpriv", "--bounding-set=-kill"}}, "sh", "-c", "echo it runs").Wait()
-	if r.Expect(t, 125, "start-failed"); !strings.Contains(string(r.Stderr), "may not kill processes of another uid") {
-		t.Errorf("%s", r.Stderr)
-	}
+	r.Expect(t, 125, "start-failed")
+	check.That(t, strings.Contains(string(r.Stderr), "may not kill processes of another uid"), "%s", r.Stderr)
 }
 
 // Everything works as an engine's root, which lacks capabilities to inspect other users'
@@ -39,33 +39,27 @@ func TestEngineRoot(t *testing.T) {
 	limits := []string{"--nofile", "64", "--fsize", "1M", "--stack", "1M"}
 	r := harness.Run(t, harness.Options{Wrap: harness.EngineRoot()}, append(limits, "sh", "-c", "echo $(ulimit -n) $(ulimit -f) $(ulimit -s)")...)
 	r.Expect(t, 0, "exited")
-	if got := string(r.Stdout); got != "64 2048 1024\n" {
-		t.Errorf("limits %s", got)
-	}
+	check.Equal(t, string(r.Stdout), "64 2048 1024\n", "limits")
 
 	s := harness.NewState(t)
 	s.Wrap = harness.EngineRoot()
 	limited := s.Sandbox(harness.Options{}, append(limits, "sh", "-c", "sleep 0.2; exit 3")...)
-	if r := s.Run("wait", limited.ID); r.ExitCode != 3 {
-		t.Errorf("wait: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
+	r = s.Run("wait", limited.ID)
+	check.That(t, r.ExitCode == 3, "wait: exit code %d: %s", r.ExitCode, r.Stderr)
 	limited.Ended()
 	b := s.Sandbox(harness.Options{}, "--name", "box")
 	b.Exec(harness.Options{}, []string{"--timeout", second, "--grace", "0.1"}, "/fixtures/tree-setsid").Expect(t, 124, "timeout")
 	p := b.StartExec(harness.Options{}, nil, "sh", "-c", "sleep 60 & echo up; wait")
 	p.WaitOutput("up\n")
 	// PID 1 of the room; the exec's init, shell and sleep.
-	if got := statsOf(t, s, harness.Options{}); len(got.Sandboxes) != 1 || got.Sandboxes[0].Tasks != 4 {
-		t.Errorf("%+v", got)
-	}
+	got := statsOf(t, s, harness.Options{})
+	check.That(t, len(got.Sandboxes) == 1 && got.Sandboxes[0].Tasks == 4, "%+v", got)
 	p.Signal(unix.SIGTERM)
 	p.Wait().Expect(t, 143, "canceled")
-	if r := s.Run("kill", "box"); r.ExitCode != 0 {
-		t.Errorf("kill: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
-	if rec := b.Ended(); rec.Status != "killed" || rec.Report.Cause != "killed" {
-		t.Errorf("status %q, cause %q, want killed", rec.Status, rec.Report.Cause)
-	}
+	r = s.Run("kill", "box")
+	check.That(t, r.ExitCode == 0, "kill: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	rec := b.Ended()
+	check.That(t, rec.Status == "killed" && rec.Report.Cause == "killed", "status %q, cause %q, want killed", rec.Status, rec.Report.Cause)
 }
 
 // Engines mount cgroups read-only. Limits cannot be enforced then, and the hint names the engine's
@@ -79,13 +73,10 @@ func TestReadOnlyCgroups(t *testing.T) {
 	const readOnly = `awk '$5 ~ "^/sys/fs/cgroup" {print $5}' /proc/self/mountinfo | while read -r dir; do mount -o remount,bind,ro "$dir" || exit 3; done || exit 3; exec setpriv --ambient-caps=-all --inh-caps=-all "$@"`
 	o := harness.Options{Bare: true, Wrap: append(wrap, "bash", "-c", readOnly, "-")}
 	r := harness.Run(t, o, "--memory", "64M", "true")
-	if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "read-only file system") || !strings.Contains(string(r.Stderr), "give this container writable cgroups") {
-		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "read-only file system") && strings.Contains(string(r.Stderr), "give this container writable cgroups"),
+		"exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	r = harness.Run(t, o, "--memory", "64M", "--limits", "best-effort", "true")
-	if r.ExitCode != 0 {
-		t.Errorf("best-effort: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 0, "best-effort: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 }
 
 // If nobody may create a network namespace, run and doctor report that.
@@ -99,13 +90,10 @@ func TestNoNetworkNamespaces(t *testing.T) {
 	wrap = append(wrap, "unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", none, "sh")
 	o := harness.Options{Bare: true, Wrap: wrap, Dir: "/usr"}
 	r := harness.Run(t, o, "true")
-	if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "network namespace: user.max_net_namespaces is 0") || !strings.Contains(string(r.Stderr), "sysctl -w user.max_net_namespaces=") {
-		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "network namespace: user.max_net_namespaces is 0") && strings.Contains(string(r.Stderr), "sysctl -w user.max_net_namespaces="),
+		"exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	r = harness.Run(t, o, "--net", "host", "true")
-	if r.ExitCode != 0 {
-		t.Errorf("--net host: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 0, "--net host: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 }
 
 // doctor's check of root's own paths agrees with a run: an engine's root may not bind them.
@@ -122,21 +110,17 @@ func TestDoctorRootsPaths(t *testing.T) {
 		code    int
 	}{{nil, "ok", 0}, {harness.EngineRoot(), "warning", 125}} {
 		o := harness.Options{Bare: true, Wrap: tt.wrap, Dir: dir}
-		if r := harness.Run(t, o, "-w", "true"); r.ExitCode != tt.code {
-			t.Errorf("%q: a run: exit code %d: %s", tt.wrap, r.ExitCode, r.Stderr)
-		}
+		r := harness.Run(t, o, "-w", "true")
+		check.That(t, r.ExitCode == tt.code, "%q: a run: exit code %d: %s", tt.wrap, r.ExitCode, r.Stderr)
 		o.Dir = "/usr"
-		r := harness.Run(t, o, "doctor", "--json")
+		r = harness.Run(t, o, "doctor", "--json")
 		var report struct {
 			Checks []struct{ Name, Verdict, Fix string }
 		}
-		if err := stdjson.Unmarshal(r.Stdout, &report); err != nil {
-			t.Fatalf("%v: %s%s", err, r.Stdout, r.Stderr)
-		}
+		err := stdjson.Unmarshal(r.Stdout, &report)
+		check.Require(t, err == nil, "%v: %s%s", err, r.Stdout, r.Stderr)
 		i := slices.IndexFunc(report.Checks, func(c struct{ Name, Verdict, Fix string }) bool { return c.Name == "root's own paths" })
-		if i < 0 || report.Checks[i].Verdict != tt.verdict || tt.code != 0 && !strings.Contains(report.Checks[i].Fix, "as an ordinary user") {
-			t.Errorf("%q: %s", tt.wrap, r.Stdout)
-		}
+		check.That(t, i >= 0 && report.Checks[i].Verdict == tt.verdict && (tt.code == 0 || strings.Contains(report.Checks[i].Fix, "as an ordinary user")), "%q: %s", tt.wrap, r.Stdout)
 	}
 }
 
@@ -149,9 +133,8 @@ func TestDoctorInContainer(t *testing.T) {
 	container := harness.Options{Bare: true, Wrap: []string{"unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"}}
 	const start = "start this container like this: podman run --init --cgroupns private --security-opt seccomp=unconfined --security-opt unmask=ALL …"
 	r := harness.Start(t, container, "doctor").Wait()
-	if want := "\n" + start + "\nor in a compose file: init: true, cgroup: private, security_opt: [seccomp=unconfined, unmask=ALL]\n"; r.ExitCode != 125 || !strings.HasSuffix(string(r.Stdout), want) {
-		t.Errorf("doctor: exit code %d: %s%s\nwant %s", r.ExitCode, r.Stdout, r.Stderr, want)
-	}
+	want := "\n" + start + "\nor in a compose file: init: true, cgroup: private, security_opt: [seccomp=unconfined, unmask=ALL]\n"
+	check.That(t, r.ExitCode == 125 && strings.HasSuffix(string(r.Stdout), want), "doctor: exit code %d: %s%s\nwant %s", r.ExitCode, r.Stdout, r.Stderr, want)
 	for range 5 {
 		r = harness.Start(t, container, "true").Wait()
 		if r.ExitCode == 125 && strings.HasSuffix(string(r.Stderr), "; "+start+"\n") {

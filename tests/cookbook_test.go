@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -96,9 +97,7 @@ func TestCookbook(t *testing.T) {
 			line = shellComments.ReplaceAllString(strings.TrimSpace(line), "")
 			documented[line] = true
 			how, ok := recipes[line]
-			if !ok {
-				t.Errorf("no test of: %s", line)
-			}
+			check.That(t, ok, "no test of: %s", line)
 			if how.check == "" || how.online && os.Getenv("SBXRUN_TESTS_ONLINE") != "1" {
 				continue
 			}
@@ -112,9 +111,7 @@ func TestCookbook(t *testing.T) {
 		}
 	}
 	for line := range recipes {
-		if !documented[line] {
-			t.Errorf("not in the cookbook: %s", line)
-		}
+		check.That(t, documented[line], "not in the cookbook: %s", line)
 	}
 }
 
@@ -144,9 +141,7 @@ func TestGrader(t *testing.T) {
 	_, text, _ := strings.Cut(readFile(t, "../docs/guides/ci.md"), "## Grading a submission")
 	block := shellFence.FindStringSubmatch(text)
 	const limited = "--memory 256M --pids 64 "
-	if block == nil || !strings.Contains(block[1], limited) {
-		t.Fatalf("no grader in ci.md: %q", block)
-	}
+	check.Require(t, block != nil && strings.Contains(block[1], limited), "no grader in ci.md: %q", block)
 	grader := strings.Replace(block[1], "--timeout 5", "--timeout "+strings.TrimSuffix(harness.Deadline(harness.Scaled(1e9)).String(), "s"), 1)
 	unlimited := strings.Replace(grader, limited, "", 1)
 	for _, tt := range []struct{ submission, verdict string }{

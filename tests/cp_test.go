@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -44,9 +45,8 @@ func (c *copier) put(name, text string) {
 
 func (c *copier) has(name, text string) {
 	c.Helper()
-	if b, err := os.ReadFile(filepath.Join(c.dir, name)); string(b) != text || err != nil {
-		c.Errorf("%s: %q, %v; want %q", name, b, err, text)
-	}
+	b, err := os.ReadFile(filepath.Join(c.dir, name))
+	check.That(c, string(b) == text && err == nil, "%s: %q, %v; want %q", name, b, err, text)
 }
 
 // Copies end up in the right place with the right owner, in both directions.
@@ -69,14 +69,11 @@ func TestCp(t *testing.T) {
 	c.cp(125, "no sandbox", "src/a", "other:/tmp")
 	c.cp(125, "sbxrun -- cp src/a x runs cp(1)", "src/a", "x")
 	r := b.Exec(harness.Options{}, nil, "sh", "-c", `cd; cat a d/b /tmp/a /tmp/b /tmp/new/d/b /tmp/src/a && readlink link && test -O a -a -O /tmp/src/d -a -x a -a ! -u a && echo mine`)
-	if string(r.Stdout) != "121221/etc/passwd\nmine\n" {
-		t.Errorf("in the sandbox: %q %s", r.Stdout, r.Stderr)
-	}
+	check.That(t, string(r.Stdout) == "121221/etc/passwd\nmine\n", "in the sandbox: %q %s", r.Stdout, r.Stderr)
 	c.cp(0, `1 symbolic link was copied that leads elsewhere: "/tmp/new/link" leads to "/etc/passwd"`, "-r", "box:/tmp/new", "back")
 	c.has("back/d/b", "2")
-	if target, err := os.Readlink(c.dir + "/back/link"); target != "/etc/passwd" || err != nil {
-		t.Errorf("%q %v", target, err)
-	}
+	target, err := os.Readlink(c.dir + "/back/link")
+	check.That(t, target == "/etc/passwd" && err == nil, "%q %v", target, err)
 	c.put("old", "old")
 	c.cp(0, "", "box:a", "old")
 	c.has("old", "1")
@@ -87,13 +84,11 @@ func TestCp(t *testing.T) {
 	r = c.s.Start(harness.Options{Dir: c.dir}, "cp", "box:/tmp/new", "-").Wait()
 	unpack := exec.Command("tar", "xC", c.dir)
 	unpack.Stdin = bytes.NewReader(r.Stdout)
-	if out, err := unpack.CombinedOutput(); err != nil {
-		t.Errorf("tar: %v %s", err, out)
-	}
+	out, err := unpack.CombinedOutput()
+	check.That(t, err == nil, "tar: %v %s", err, out)
 	c.has("new/d/b", "2")
-	if r := c.s.Start(harness.Options{Stdin: bytes.NewReader(r.Stdout)}, "cp", "-", "box:/home/sandbox").Wait(); r.ExitCode != 0 {
-		t.Errorf("cp -: %s", r.Stderr)
-	}
+	r = c.s.Start(harness.Options{Stdin: bytes.NewReader(r.Stdout)}, "cp", "-", "box:/home/sandbox").Wait()
+	check.That(t, r.ExitCode == 0, "cp -: %s", r.Stderr)
 	c.cp(0, "", "box:new/d/b", "unpacked")
 	c.has("unpacked", "2")
 }
@@ -115,28 +110,24 @@ for i in range(400): os.mkdir("d"); os.chdir("d")
 func TestCpHostile(t *testing.T) {
 	t.Parallel()
 	c, b := newCopier(t)
-	if r := b.Exec(harness.Options{}, nil, "sh", "-c", hostileTree); r.ExitCode != 0 {
-		t.Fatalf("%s", r.Stderr)
-	}
+	r := b.Exec(harness.Options{}, nil, "sh", "-c", hostileTree)
+	check.Require(t, r.ExitCode == 0, "%s", r.Stderr)
 	c.put("victim", "kept")
 	c.cp(125, "cannot be read", "-r", "box:/tmp/t", "out")
 	for name, text := range map[string]string{"one": "x\n", "two": "x\n", "new\nline": "n", "\xff\xfe": "b", strings.Repeat("a", 255): "l"} {
 		c.has("out/"+name, text)
 	}
 	for _, name := range []string{"abs", "rel", "self", "root"} {
-		if st, err := os.Lstat(filepath.Join(c.dir, "out", name)); err != nil || st.Mode()&os.ModeSymlink == 0 {
-			t.Errorf("%s: %v %v", name, st, err)
-		}
+		st, err := os.Lstat(filepath.Join(c.dir, "out", name))
+		check.That(t, err == nil && st.Mode()&os.ModeSymlink != 0, "%s: %v %v", name, st, err)
 	}
 	for _, name := range []string{"fifo", "socket", "closed"} {
-		if _, err := os.Lstat(filepath.Join(c.dir, "out", name)); err == nil {
-			t.Errorf("%s was copied", name)
-		}
+		_, err := os.Lstat(filepath.Join(c.dir, "out", name))
+		check.That(t, err != nil, "%s was copied", name)
 	}
 	var st unix.Stat_t
-	if err := unix.Stat(c.dir+"/out/one", &st); err != nil || st.Nlink != 1 || int(st.Uid) != os.Geteuid() {
-		t.Errorf("%+v %v", st, err)
-	}
+	err := unix.Stat(c.dir+"/out/one", &st)
+	check.That(t, err == nil && st.Nlink == 1 && int(st.Uid) == os.Geteuid(), "%+v %v", st, err)
 	// Again, over links that lead out: they are replaced or refused, not followed.
 	harness.Must(t, os.Remove(c.dir+"/out/one"))
 	harness.Must(t, os.Symlink(c.dir+"/victim", c.dir+"/out/one"))
@@ -146,9 +137,8 @@ func TestCpHostile(t *testing.T) {
 	harness.Must(t, os.Symlink(c.dir, c.dir+"/out/deep"))
 	c.cp(125, "is not a directory", "-r", "box:/tmp/t/deep", "out")
 	c.has("victim", "kept")
-	if _, err := os.Lstat(c.dir + "/d"); err == nil {
-		t.Error("a link on the host was followed")
-	}
+	_, err = os.Lstat(c.dir + "/d")
+	check.That(t, err != nil, "a link on the host was followed")
 	// Into the sandbox, through its links.
 	c.cp(125, "read-only file system", "victim", "box:/tmp/t/abs/new")
 	c.cp(125, "", "victim", "box:/tmp/t/self/new")
@@ -184,12 +174,10 @@ signal.pause()`)
 	c.cp(125, "F_SETLEASE", "box:d/leased", "never")
 	c.cp(125, "cannot be read", "-r", "box:d", "out")
 	c.has("out/other", "x")
-	if st, err := os.Stat(c.dir + "/out/grows"); err != nil || st.Size() < 1000000 {
-		t.Errorf("%v %v", st, err)
-	}
-	if took := time.Since(begin); took > harness.Scaled(10*time.Second) {
-		t.Errorf("it took %v", took)
-	}
+	st, err := os.Stat(c.dir + "/out/grows")
+	check.That(t, err == nil && st.Size() >= 1000000, "%v %v", st, err)
+	took := time.Since(begin)
+	check.That(t, took <= harness.Scaled(10*time.Second), "it took %v", took)
 }
 
 // On a terminal cp shows its progress when it takes a while, and removes that line at the end.
@@ -218,7 +206,6 @@ func TestCpProgress(t *testing.T) {
 		t.Errorf("exit code %d: %q", r.ExitCode, on.shows())
 	}
 	on.waitFor("/s\r\x1b[K")
-	if shown := on.shows(); !strings.HasPrefix(shown, "\r\x1b[K") || !strings.HasSuffix(shown, "\r\x1b[K") || strings.Contains(shown, "\n") {
-		t.Errorf("%q", shown)
-	}
+	shown := on.shows()
+	check.That(t, strings.HasPrefix(shown, "\r\x1b[K") && strings.HasSuffix(shown, "\r\x1b[K") && !strings.Contains(shown, "\n"), "%q", shown)
 }

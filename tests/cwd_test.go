@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -30,16 +31,13 @@ func TestCurrentDirectoryNames(t *testing.T) {
 			harness.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("content"), 0o644))
 			r := harness.Run(t, harness.Options{Dir: dir}, "sh", "-c", "pwd; cat file; touch new 2>/dev/null && echo writable")
 			r.Expect(t, 1, "exited")
-			if got, want := string(r.Stdout), dir+"\ncontent"; got != want {
-				t.Errorf("%q, want %q", got, want)
-			}
+			got, want := string(r.Stdout), dir+"\ncontent"
+			check.That(t, got == want, "%q, want %q", got, want)
 			// The same when it is bound by name.
 			escaped := strings.NewReplacer(`\`, `\\`, ":", `\:`).Replace(dir)
 			r = harness.Run(t, harness.Options{Dir: "/usr"}, "--ro-bind="+escaped+":/mnt/it", "cat", "/mnt/it/file")
 			r.Expect(t, 0, "exited")
-			if string(r.Stdout) != "content" {
-				t.Errorf("bound: %q", r.Stdout)
-			}
+			check.That(t, string(r.Stdout) == "content", "bound: %q", r.Stdout)
 		})
 	}
 }
@@ -52,9 +50,7 @@ func TestCurrentDirectoryDeleted(t *testing.T) {
 	deleted := []string{"sh", "-c", `rmdir "$PWD" && exec "$@"`, "-"}
 	r := harness.Run(t, harness.Options{Dir: dir, Wrap: deleted}, "true")
 	r.Expect(t, 125, "start-failed")
-	if r.Report.Error.Code != "workdir" || !strings.Contains(string(r.Stderr), "current directory") || !strings.Contains(string(r.Stderr), "--cwd none") {
-		t.Errorf("%s", r.Stderr)
-	}
+	check.That(t, r.Report.Error.Code == "workdir" && strings.Contains(string(r.Stderr), "current directory") && strings.Contains(string(r.Stderr), "--cwd none"), "%s", r.Stderr)
 	harness.Must(t, os.Mkdir(dir, 0o755))
 	r = harness.Run(t, harness.Options{Dir: dir, Wrap: deleted}, "--workdir", "/tmp", "pwd")
 	r.Expect(t, 0, "exited")
@@ -75,15 +71,11 @@ func TestCurrentDirectoryPrivate(t *testing.T) {
 	}
 	r := harness.Run(t, harness.Options{Dir: dir}, "sh", "-c", "pwd; cat file")
 	r.Expect(t, 0, "exited")
-	if got := string(r.Stdout); got != dir+"\ncontent" {
-		t.Errorf("%q", got)
-	}
+	check.Equal(t, string(r.Stdout), dir+"\ncontent")
 	// Also with binds of the directory and of a file in it, next to a path that everybody can reach.
 	r = harness.Run(t, harness.Options{Dir: "/usr"}, "--ro-bind", dir+":/mnt/d", "--ro-bind", dir+"/file:/mnt/f", "cat", "/mnt/d/file", "/mnt/f", "/fixtures/README.md")
 	r.Expect(t, 0, "exited")
-	if !strings.HasPrefix(string(r.Stdout), "contentcontent# Fixtures") {
-		t.Errorf("%.100q", r.Stdout)
-	}
+	check.That(t, strings.HasPrefix(string(r.Stdout), "contentcontent# Fixtures"), "%.100q", r.Stdout)
 
 	// Root's mounts for these binds appear nowhere else, even if mounts are shared between namespaces, as under systemd.
 	if harness.Root() {
@@ -91,9 +83,8 @@ func TestCurrentDirectoryPrivate(t *testing.T) {
 			[ "$(wc -l </proc/self/mountinfo)" = "$before" ] || cat /proc/self/mountinfo; exit $code`
 		o := harness.Options{Dir: dir, Wrap: []string{"unshare", "--mount", "--propagation", "private", "sh", "-c", shared, "sh"}}
 		r = harness.Run(t, o, "cat", "file")
-		if r.Expect(t, 0, "exited"); string(r.Stdout) != "content" {
-			t.Errorf("%.2000q", r.Stdout)
-		}
+		r.Expect(t, 0, "exited")
+		check.That(t, string(r.Stdout) == "content", "%.2000q", r.Stdout)
 	}
 
 	// When the directory itself is closed, the command starts in it or an error names it.
@@ -117,9 +108,7 @@ func TestCurrentDirectoryClosed(t *testing.T) {
 		return
 	}
 	r.Expect(t, 125, "start-failed")
-	if !strings.Contains(string(r.Stderr), "current directory") && !strings.Contains(string(r.Stderr), dir) {
-		t.Errorf("%s", r.Stderr)
-	}
+	check.That(t, strings.Contains(string(r.Stderr), "current directory") || strings.Contains(string(r.Stderr), dir), "%s", r.Stderr)
 }
 
 // Root's -w in a file system without ID maps (mount_setattr(2)) is refused before anything starts:
@@ -147,26 +136,21 @@ func TestIdmapRefused(t *testing.T) {
 			}
 			r := write("0:0")
 			if fs.name == "tmpfs" && r.ExitCode == 0 {
-				if !strings.HasPrefix(string(r.Stdout), "0:0\n") {
-					t.Errorf("idmapped, and the file is %s", r.Stdout)
-				}
+				check.That(t, strings.HasPrefix(string(r.Stdout), "0:0\n"), "idmapped, and the file is %s", r.Stdout)
 				return
 			}
 			place := filepath.Join(dir, "it")
 			for _, want := range []string{"sbxrun: error: cannot let the sandbox, which runs as uid 65534, write to \"" + place + "\" as its owner: ", fs.named, "chown 65534:65534 " + place + ";"} {
-				if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), want) || len(r.Stdout) > 0 {
-					t.Errorf("exit code %d, stdout %q, stderr %q; want %q", r.ExitCode, r.Stdout, r.Stderr, want)
-				}
+				check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), want) && len(r.Stdout) == 0,
+					"exit code %d, stdout %q, stderr %q; want %q", r.ExitCode, r.Stdout, r.Stderr, want)
 			}
 			if r := write("1234:1235"); r.ExitCode != 125 || !strings.HasSuffix(string(r.Stderr), "; --user 1234:1235 runs the sandbox as the owner\n") {
 				t.Errorf("another owner: exit code %d, stderr %q", r.ExitCode, r.Stderr)
 			}
-			if r := write("1234:1235", "--user", "1234:1235"); r.ExitCode != 0 || string(r.Stdout) != "1234:1235\n" {
-				t.Errorf("as the owner: exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
-			}
-			if r := write("65534:65534"); r.ExitCode != 0 || string(r.Stdout) != "65534:65534\n" {
-				t.Errorf("given to the sandbox: exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
-			}
+			r = write("1234:1235", "--user", "1234:1235")
+			check.That(t, r.ExitCode == 0 && string(r.Stdout) == "1234:1235\n", "as the owner: exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
+			r = write("65534:65534")
+			check.That(t, r.ExitCode == 0 && string(r.Stdout) == "65534:65534\n", "given to the sandbox: exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
 		})
 	}
 }

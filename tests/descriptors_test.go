@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -31,9 +32,7 @@ func TestDescriptors(t *testing.T) {
 	}
 	for _, mode := range [][]string{nil, {"--json"}, {"--tty"}, {"--timeout", "30", "--grace", "1"}} {
 		r := harness.Run(t, harness.Options{ExtraFiles: extra}, append(mode, "/fixtures/probe-fds")...)
-		if r.ExitCode != 0 {
-			t.Errorf("%v: %s", mode, r.Stdout)
-		}
+		check.That(t, r.ExitCode == 0, "%v: %s", mode, r.Stdout)
 	}
 }
 
@@ -48,9 +47,8 @@ func TestDescriptorsNotHeld(t *testing.T) {
 	write.Close()
 	p.WaitOutput("up\n")
 	p.Wait().Expect(t, 1, "exited") // reading from /dev/null fails
-	if n, err := read.Read(make([]byte, 1)); n != 0 || err == nil {
-		t.Errorf("%d, %v", n, err)
-	}
+	n, err := read.Read(make([]byte, 1))
+	check.That(t, n == 0 && err != nil, "%d, %v", n, err)
 }
 
 // With too few descriptors, at any limit, sbxrun prints one line with a hint and does not crash
@@ -63,18 +61,14 @@ func TestFewDescriptors(t *testing.T) {
 	for limit := 3; limit <= enough; limit++ {
 		wrap := []string{"sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$@"`, limit), "sh"}
 		run := harness.Run(t, harness.Options{Wrap: wrap}, "sh", "-c", "setsid sleep 60 & exit 7")
-		if run.ExitCode != 7 && (run.ExitCode != 125 || limit == enough) {
-			t.Errorf("%d descriptors: exit code %d, stderr %.300q", limit, run.ExitCode, run.Stderr)
-		}
+		check.That(t, run.ExitCode == 7 || run.ExitCode == 125 && limit != enough, "%d descriptors: exit code %d, stderr %.300q", limit, run.ExitCode, run.Stderr)
 		if limit > 24 {
 			continue // enough for the others
 		}
 		for _, args := range [][]string{{"true"}, {"ps"}, {"exec", b.ID, "true"}} {
 			r := s.Start(harness.Options{Wrap: wrap}, args...).Wait()
 			clear := bytes.Count(r.Stderr, []byte("\n")) == 1 && bytes.Contains(r.Stderr, []byte("ulimit -n"))
-			if r.ExitCode != 0 && (r.ExitCode != 125 || !clear) {
-				t.Errorf("%d descriptors, %q: exit code %d, stderr %.300q", limit, args, r.ExitCode, r.Stderr)
-			}
+			check.That(t, r.ExitCode == 0 || r.ExitCode == 125 && clear, "%d descriptors, %q: exit code %d, stderr %.300q", limit, args, r.ExitCode, r.Stderr)
 		}
 	}
 }
@@ -94,9 +88,7 @@ func TestUserExhausted(t *testing.T) {
 		for _, args := range [][]string{{"true"}, {"exec", idle.ID, "true"}} {
 			r := s.Start(few, args...).Wait()
 			clear := bytes.Count(r.Stderr, []byte("\n")) == 1 && bytes.Contains(r.Stderr, []byte("sysctl fs.epoll.max_user_watches"))
-			if !scarce && r.ExitCode != 0 || scarce && (r.ExitCode != 125 || !clear) {
-				t.Errorf("%s, %q: exit code %d, stderr %.300q", kind, args, r.ExitCode, r.Stderr)
-			}
+			check.That(t, (scarce || r.ExitCode == 0) && (!scarce || r.ExitCode == 125 && clear), "%s, %q: exit code %d, stderr %.300q", kind, args, r.ExitCode, r.Stderr)
 		}
 		// What started before ends as usual.
 		hostile.Signal(unix.SIGTERM)
@@ -118,8 +110,7 @@ func TestFewBytes(t *testing.T) {
 	for _, blocks := range []int{0, 1, 8, 64} { // of 512 bytes
 		wrap := []string{"sh", "-c", fmt.Sprintf(`ulimit -f %d && exec "$@"`, blocks), "sh"}
 		r := harness.Start(t, harness.Options{Bare: true, Wrap: wrap}, "--cwd", "none", "true").Wait()
-		if r.ExitCode != 0 && (r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 || !strings.Contains(string(r.Stderr), "ulimit -f")) {
-			t.Errorf("%d blocks: exit code %d: %q", blocks, r.ExitCode, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 0 || r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1 && strings.Contains(string(r.Stderr), "ulimit -f"),
+			"%d blocks: exit code %d: %q", blocks, r.ExitCode, r.Stderr)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -70,18 +71,15 @@ env: [THING=spec, OTHER=spec, PATH=/none]`)
 				t.Parallel()
 				r := harness.Run(t, harness.Options{Env: []string{spec}}, append(append([]string{"--cwd", "none"}, flags...), tt.args...)...)
 				r.Expect(t, 0, "exited")
-				if got := string(r.Stdout); got != tt.want {
-					t.Errorf("printed %q, want %q; %s", got, tt.want, r.Stderr)
-				}
+				got := string(r.Stdout)
+				check.That(t, got == tt.want, "printed %q, want %q; %s", got, tt.want, r.Stderr)
 				var want []string
 				for i, arg := range tt.args {
 					if arg == "--device" {
 						want = append(want, tt.args[i+1])
 					}
 				}
-				if !slices.Equal(r.Report.Devices, want) {
-					t.Errorf("the report has devices %q, want %q", r.Report.Devices, want)
-				}
+				check.That(t, slices.Equal(r.Report.Devices, want), "the report has devices %q, want %q", r.Report.Devices, want)
 			})
 		}
 	}
@@ -121,18 +119,13 @@ hooks:
 	r.Expect(t, 0, "exited")
 	out := string(r.Stdout)
 	for _, want := range []string{"conf\n", "libthing.so -> libthing.so.9.9\n", filepath.Base(library) + " -> libthing.so.9.9\n", "/linked/../bin\n", "/mine:/linked:/usr/lib\n", "read-only\n"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("printed %q, without %q; %s", out, want, r.Stderr)
-		}
+		check.That(t, strings.Contains(out, want), "printed %q, without %q; %s", out, want, r.Stderr)
 	}
-	if strings.Contains(out, "drwx------") {
-		t.Errorf("the parents of a mount are closed: %q", out)
-	}
+	check.That(t, !strings.Contains(out, "drwx------"), "the parents of a mount are closed: %q", out)
 	r = harness.Run(t, harness.Options{Env: []string{spec}}, "--cwd", "none", "--device", "v.com/thing=all", "sh", "-c", "cat /etc/thing/conf; ls /linked; echo $LD_LIBRARY_PATH; ls /usr/lib/not-on-the-host 2>/dev/null || echo none")
 	r.Expect(t, 0, "exited")
-	if got, want := string(r.Stdout), "conf\n"+filepath.Base(library)+"\nlibthing.so\nlibthing.so.9.9\n/linked\nnone\n"; got != want {
-		t.Errorf("with the host's root, printed %q, want %q; %s", got, want, r.Stderr)
-	}
+	got, want := string(r.Stdout), "conf\n"+filepath.Base(library)+"\nlibthing.so\nlibthing.so.9.9\n/linked\nnone\n"
+	check.That(t, got == want, "with the host's root, printed %q, want %q; %s", got, want, r.Stderr)
 }
 
 // libraryOf returns the path of the C library that a program of the host uses.
@@ -175,9 +168,8 @@ func TestDevicesErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := harness.Run(t, harness.Options{Env: []string{tt.spec}}, "--cwd", "none", "--device", tt.device, "true")
-			if got := string(r.Stderr); r.ExitCode != 125 || strings.Count(got, "\n") != 1 || !strings.Contains(got, tt.want) {
-				t.Errorf("exit code %d: %s", r.ExitCode, got)
-			}
+			got := string(r.Stderr)
+			check.That(t, r.ExitCode == 125 && strings.Count(got, "\n") == 1 && strings.Contains(got, tt.want), "exit code %d: %s", r.ExitCode, got)
 		})
 	}
 }
@@ -197,9 +189,8 @@ func TestDevicesGroups(t *testing.T) {
 	run := func(o harness.Options, name, want string) {
 		t.Helper()
 		r := harness.Run(t, o, "--cwd", "none", "--device", dir+"/"+name, "sh", "-c", fmt.Sprintf(open, dir, name))
-		if got := string(r.Stdout) + string(r.Stderr); !strings.Contains(got, want) {
-			t.Errorf("%s: exit code %d: %s", name, r.ExitCode, got)
-		}
+		got := string(r.Stdout) + string(r.Stderr)
+		check.That(t, strings.Contains(got, want), "%s: exit code %d: %s", name, r.ExitCode, got)
 	}
 	run(harness.Options{}, "group", "written\n")
 	run(harness.Options{}, "root", "uid 65534 cannot open it; it belongs to uid 0 and group 0, with mode 0660\n")
@@ -212,14 +203,12 @@ func TestDevicesGroups(t *testing.T) {
 	}
 	all := cdiSpec(t, fmt.Sprintf("\ndeviceNodes:\n- path: /dev/closed\n  hostPath: %s/closed", dir))
 	r = harness.Run(t, harness.Options{Env: []string{all}}, "--cwd", "none", "--device", "v.com/thing=all", "true")
-	if got := string(r.Stderr); r.ExitCode != 125 || !strings.Contains(got, "uid 65534 cannot open it") {
-		t.Errorf("with all nodes closed: exit code %d: %s", r.ExitCode, got)
-	}
+	got := string(r.Stderr)
+	check.That(t, r.ExitCode == 125 && strings.Contains(got, "uid 65534 cannot open it"), "with all nodes closed: exit code %d: %s", r.ExitCode, got)
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "--name", "box", "--cwd", "none", "--device", dir+"/group")
-	if r := s.Start(harness.Options{}, "inspect", "box", "--json").Wait(); !strings.Contains(string(r.Stdout), `"devices":["`+dir+`/group"]`) {
-		t.Errorf("inspect printed %s %s", r.Stdout, r.Stderr)
-	}
+	r = s.Start(harness.Options{}, "inspect", "box", "--json").Wait()
+	check.That(t, strings.Contains(string(r.Stdout), `"devices":["`+dir+`/group"]`), "inspect printed %s %s", r.Stdout, r.Stderr)
 	b.Exec(harness.Options{}, nil, "sh", "-c", fmt.Sprintf(open, dir, "group")).Expect(t, 0, "exited")
 }
 

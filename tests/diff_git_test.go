@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -34,38 +35,29 @@ func TestDiffApplyGit(t *testing.T) {
 	dir, b := project(t, s)
 	execOut(t, b, commit+`echo new >file; git add file; git commit -qm second; echo x >.git/hooks/pre-commit`)
 	got, _ := text(t, s, 0, "diff", "agent")
-	if !strings.HasPrefix(got, "A .git/hooks/pre-commit (held back)\nM file\nM .git/ (") || !strings.HasSuffix(got, " changes of git's data)\n") || strings.Count(got, "\n") != 3 {
-		t.Errorf("diff: %q", got)
-	}
-	if got, _ := text(t, s, 0, "diff", "agent", ".git/refs"); got != "M .git/refs/heads/main\n" {
-		t.Errorf("diff .git/refs: %q", got)
-	}
-	if got, _ := text(t, s, 0, "diff", "agent", "--json"); !strings.Contains(got, `"path":".git/index"`) {
-		t.Errorf("diff --json: %s", got)
-	}
+	check.That(t, strings.HasPrefix(got, "A .git/hooks/pre-commit (held back)\nM file\nM .git/ (") && strings.HasSuffix(got, " changes of git's data)\n") && strings.Count(got, "\n") == 3,
+		"diff: %q", got)
+	got, _ = text(t, s, 0, "diff", "agent", ".git/refs")
+	check.That(t, got == "M .git/refs/heads/main\n", "diff .git/refs: %q", got)
+	got, _ = text(t, s, 0, "diff", "agent", "--json")
+	check.That(t, strings.Contains(got, `"path":".git/index"`), "diff --json: %s", got)
 	patch, note := text(t, s, 0, "diff", "agent", "-p")
-	if !strings.HasPrefix(patch, "# held back: programs on the host execute or trust this file\ndiff --git a/.git/hooks/pre-commit") || strings.Contains(patch, ".git/index") || !strings.Contains(note, "changes of git's data in .git; name it to see them") {
-		t.Errorf("diff -p: %s%s", patch, note)
-	}
+	check.That(t, strings.HasPrefix(patch, "# held back: programs on the host execute or trust this file\ndiff --git a/.git/hooks/pre-commit") && !strings.Contains(patch, ".git/index") && strings.Contains(note, "changes of git's data in .git; name it to see them"),
+		"diff -p: %s%s", patch, note)
 
 	// The status of a file on the host changes, so git status writes the index.
 	before, err := os.ReadFile(filepath.Join(dir, ".git/index"))
 	harness.Must(t, err)
 	harness.Must(t, os.Chtimes(filepath.Join(dir, "other"), time.Unix(1, 0), time.Unix(1, 0)))
 	git(t, dir, "status")
-	if now, _ := os.ReadFile(filepath.Join(dir, ".git/index")); string(now) == string(before) {
-		t.Fatal("git status did not write the index")
-	}
+	now, _ := os.ReadFile(filepath.Join(dir, ".git/index"))
+	check.Require(t, string(now) != string(before), "git status did not write the index")
 	stdout, _ := text(t, s, 1, "apply", "agent", "--delete")
-	if !strings.HasPrefix(stdout, "M file\nM .git/ (") {
-		t.Errorf("apply: %q", stdout)
-	}
-	if got := git(t, dir, "status", "--porcelain") + git(t, dir, "log", "--format=%s"); got != "second\nfiles\nfirst\n" {
-		t.Errorf("after the apply: %q", got)
-	}
-	if got, _ := text(t, s, 0, "diff", "agent"); got != "A .git/hooks/pre-commit (held back)\n" {
-		t.Errorf("after the apply: %q", got)
-	}
+	check.That(t, strings.HasPrefix(stdout, "M file\nM .git/ ("), "apply: %q", stdout)
+	got = git(t, dir, "status", "--porcelain") + git(t, dir, "log", "--format=%s")
+	check.That(t, got == "second\nfiles\nfirst\n", "after the apply: %q", got)
+	got, _ = text(t, s, 0, "diff", "agent")
+	check.That(t, got == "A .git/hooks/pre-commit (held back)\n", "after the apply: %q", got)
 }
 
 // Commits can be fetched from the sandbox as a bundle, as docs/concepts/files.md shows.
@@ -76,9 +68,7 @@ func TestFetchBundle(t *testing.T) {
 	execOut(t, b, commit+`echo new >file; git commit -qam second; git bundle create -q /tmp/work.bundle HEAD`)
 	text(t, s, 0, "cp", "agent:/tmp/work.bundle", dir)
 	git(t, dir, "fetch", "-q", "./work.bundle", "HEAD")
-	if got := git(t, dir, "log", "--format=%s", "..FETCH_HEAD"); got != "second\n" {
-		t.Errorf("fetched %q", got)
-	}
+	check.Equal(t, git(t, dir, "log", "--format=%s", "..FETCH_HEAD"), "second\n", "fetched")
 }
 
 // A file that was staged on the host is a conflict, and git status in the sandbox is no change.
@@ -87,18 +77,15 @@ func TestApplyGitIndexConflict(t *testing.T) {
 	s := harness.NewState(t)
 	dir, b := project(t, s)
 	execOut(t, b, commit+`touch -d 2001-01-01 other; git status >&2`)
-	if got, _ := text(t, s, 0, "diff", "agent"); got != "" {
-		t.Errorf("after git status in the sandbox: %q", got)
-	}
+	got, _ := text(t, s, 0, "diff", "agent")
+	check.That(t, got == "", "after git status in the sandbox: %q", got)
 	execOut(t, b, commit+`echo new >file; git add file`)
 	harness.Must(t, os.WriteFile(filepath.Join(dir, "staged"), []byte("changed\n"), 0o644))
 	git(t, dir, "add", "staged")
-	if _, stderr := text(t, s, 1, "apply", "agent"); !strings.Contains(stderr, `".git/index" has changed on the host`) {
-		t.Errorf("apply: %s", stderr)
-	}
-	if stdout, _ := text(t, s, 0, "apply", "agent", "--exclude", ".git"); stdout != "M file\n" {
-		t.Errorf("apply --exclude .git: %q", stdout)
-	}
+	_, stderr := text(t, s, 1, "apply", "agent")
+	check.That(t, strings.Contains(stderr, `".git/index" has changed on the host`), "apply: %s", stderr)
+	stdout, _ := text(t, s, 0, "apply", "agent", "--exclude", ".git")
+	check.That(t, stdout == "M file\n", "apply --exclude .git: %q", stdout)
 }
 
 // --exclude leaves out names at any depth and paths, with everything below them.
@@ -118,16 +105,13 @@ func TestDiffExclude(t *testing.T) {
 		for _, p := range strings.Fields(args) {
 			flags = append(flags, "--exclude", p)
 		}
-		if got, _ := text(t, s, 0, flags...); got != want {
-			t.Errorf("--exclude %s: %q, want %q", args, got, want)
-		}
+		got, _ := text(t, s, 0, flags...)
+		check.That(t, got == want, "--exclude %s: %q, want %q", args, got, want)
 	}
-	if _, stderr := text(t, s, 125, "diff", "agent", "--exclude", "[x"); !strings.Contains(stderr, "--exclude") {
-		t.Errorf("a bad pattern: %s", stderr)
-	}
-	if stdout, _ := text(t, s, 0, "apply", "agent", "--exclude", "sub", "--exclude", "build"); stdout != "A keep\n" {
-		t.Errorf("apply: %q", stdout)
-	}
+	_, stderr := text(t, s, 125, "diff", "agent", "--exclude", "[x")
+	check.That(t, strings.Contains(stderr, "--exclude"), "a bad pattern: %s", stderr)
+	stdout, _ := text(t, s, 0, "apply", "agent", "--exclude", "sub", "--exclude", "build")
+	check.That(t, stdout == "A keep\n", "apply: %q", stdout)
 }
 
 // A patch does not contain the text of binary files.
@@ -137,7 +121,5 @@ func TestDiffBinary(t *testing.T) {
 	b := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "agent", "--cwd", "overlay")...)
 	execOut(t, b, `printf 'a\001b\n' >control; printf 'a\000b\n' >zero; printf 'caf\351\t\033[0m\r\n' >latin1`)
 	patch, _ := text(t, s, 0, "diff", "agent", "-p")
-	if strings.Count(patch, "\nBinary files /dev/null and b/") != 2 || !strings.Contains(patch, "\n+caf\xe9\t\x1b[0m\r\n") {
-		t.Errorf("%q", patch)
-	}
+	check.That(t, strings.Count(patch, "\nBinary files /dev/null and b/") == 2 && strings.Contains(patch, "\n+caf\xe9\t\x1b[0m\r\n"), "%q", patch)
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -148,9 +149,8 @@ func (c *console) try(t *testing.T, step consoleStep) {
 			t.Fatalf("$ %s\nprinted only %q, want %q", step.command, c.got, step.want)
 		}
 	}
-	if diff := cmp.Diff(want, comparable(c.got)); diff != "" {
-		t.Fatalf("$ %s\nprints another text than the document has (-document +printed):\n%s", step.command, diff)
-	}
+	diff := cmp.Diff(want, comparable(c.got))
+	check.Require(t, diff == "", "$ %s\nprints another text than the document has (-document +printed):\n%s", step.command, diff)
 	c.got = nil
 }
 
@@ -237,9 +237,7 @@ func TestBackendPython(t *testing.T) {
 	_, code, _ := strings.Cut(string(text), "```python\n")
 	code, _, found := strings.Cut(code, "```\n")
 	const limited = `"--memory", "256M", "--pids", "64", `
-	if !found || !strings.Contains(code, limited) {
-		t.Fatalf("backend.md has no such block: %s", code)
-	}
+	check.Require(t, found && strings.Contains(code, limited), "backend.md has no such block: %s", code)
 	run := func(code string) string {
 		t.Helper()
 		second := fmt.Sprint(harness.Deadline(time.Second).Seconds())
@@ -257,7 +255,6 @@ print(execute_code("import os; os.write(1, b'a\\xff')", timeout=60))
 	if strings.Contains(got, "RuntimeError: {'code': 'limit'") { // this machine cannot enforce limits
 		got = run(strings.Replace(code, limited, "", 1))
 	}
-	if want := "('exited', 0, '42\\n', '')\n('timeout', 124, 'begun\\n', '')\n('exited', 3, '[]\\n')\n('exited', 0, 'a\ufffd', '')\n"; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
+	want := "('exited', 0, '42\\n', '')\n('timeout', 124, 'begun\\n', '')\n('exited', 3, '[]\\n')\n('exited', 0, 'a\ufffd', '')\n"
+	check.That(t, got == want, "got %s, want %s", got, want)
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -162,9 +163,7 @@ func TestEveryday(t *testing.T) {
 	}
 	// The programs that README's set-up installs are enough for these.
 	const least = 52
-	if tried < least {
-		t.Errorf("%d of %d commands could be tried, want at least %d", tried, len(tests), least)
-	}
+	check.That(t, tried >= least, "%d of %d commands could be tried, want at least %d", tried, len(tests), least)
 }
 
 // onThisMachine reports whether everything that a row needs is installed.
@@ -193,9 +192,8 @@ func (tt everyday) try(t *testing.T) {
 		setup := exec.Command("sh", "-c", "set -e; umask 022; "+tt.setup)
 		setup.Dir = here
 		setup.Env = []string{"PATH=" + harness.Path, "HOME=" + home}
-		if out, err := harness.Command(t, setup, harness.Bound); err != nil {
-			t.Fatalf("setup: %v\n%s", err, out)
-		}
+		out, err := harness.Command(t, setup, harness.Bound)
+		check.Require(t, err == nil, "setup: %v\n%s", err, out)
 	}
 	o := harness.Options{Bare: true, Dir: filepath.Join(here, tt.dir), Env: []string{"HOME=" + home, "PATH=" + harness.Path}}
 	if filepath.IsAbs(tt.dir) {
@@ -212,22 +210,17 @@ func (tt everyday) try(t *testing.T) {
 		o.Stderr = at.Stderr
 		return harness.Start(t, o, args...)
 	})
-	if r.ExitCode != tt.code {
-		t.Errorf("exit code %d, want %d", r.ExitCode, tt.code)
-	}
-	if want := pattern(tt.stdout); !regexp.MustCompile(`(?m)` + want).Match(r.Stdout) {
-		t.Errorf("stdout %q, want %s", r.Stdout, want)
-	}
-	want := pattern(tt.line)
-	if got := strings.Join(harness.Ours(text), "\n"); !regexp.MustCompile(`^(` + want + `)$`).MatchString(got) {
-		t.Errorf("sbxrun said %q, want %s\nstderr: %s\nstdout: %s", got, want, text, r.Stdout)
-	}
+	check.That(t, r.ExitCode == tt.code, "exit code %d, want %d", r.ExitCode, tt.code)
+	want := pattern(tt.stdout)
+	check.That(t, regexp.MustCompile(`(?m)`+want).Match(r.Stdout), "stdout %q, want %s", r.Stdout, want)
+	want = pattern(tt.line)
+	got := strings.Join(harness.Ours(text), "\n")
+	check.That(t, regexp.MustCompile(`^(`+want+`)$`).MatchString(got), "sbxrun said %q, want %s\nstderr: %s\nstdout: %s", got, want, text, r.Stdout)
 	// No hint is written to a pipe.
 	if strings.HasPrefix(tt.line, "hint: ") && !strings.Contains(tt.line, "network") {
 		o.Stderr = nil
-		if r := harness.Run(t, o, args...); r.ExitCode != tt.code || strings.Contains(string(r.Stderr), "sbxrun: ") {
-			t.Errorf("into a pipe: exit code %d, %s", r.ExitCode, r.Stderr)
-		}
+		r := harness.Run(t, o, args...)
+		check.That(t, r.ExitCode == tt.code && !strings.Contains(string(r.Stderr), "sbxrun: "), "into a pipe: exit code %d, %s", r.ExitCode, r.Stderr)
 	}
 }
 
@@ -260,14 +253,12 @@ func TestEverydayExecHint(t *testing.T) {
 		argv := strings.Fields(strings.Replace(c.argv, "import(", "__import__(", 1))
 		r, text := harness.Said(t, func(o harness.Options) *harness.Process { return c.in.StartExec(o, nil, argv...) })
 		_, hint, _ := strings.Cut(text, "sbxrun: hint: ")
-		if strings.TrimSuffix(hint, "\n") != c.want || (r.ExitCode == 0) != (c.argv == "cat f" && c.in == b) {
-			t.Errorf("%q: exit code %d, hint %q, want %q: %s", argv, r.ExitCode, hint, c.want, text)
-		}
+		check.That(t, strings.TrimSuffix(hint, "\n") == c.want && (r.ExitCode == 0) == (c.argv == "cat f" && c.in == b),
+			"%q: exit code %d, hint %q, want %q: %s", argv, r.ExitCode, hint, c.want, text)
 	}
 	// No hint into a pipe.
-	if r := b.Exec(harness.Options{}, nil, "touch", "new"); r.ExitCode == 0 || strings.Contains(string(r.Stderr), "hint") {
-		t.Errorf("into a pipe: exit code %d, %s", r.ExitCode, r.Stderr)
-	}
+	r := b.Exec(harness.Options{}, nil, "touch", "new")
+	check.That(t, r.ExitCode != 0 && !strings.Contains(string(r.Stderr), "hint"), "into a pipe: exit code %d, %s", r.ExitCode, r.Stderr)
 }
 
 // start warns too.
@@ -277,9 +268,8 @@ func TestEverydayStartWarns(t *testing.T) {
 	dir := harness.Dir(t)
 	harness.Must(t, os.WriteFile(filepath.Join(dir, "sleep"), []byte("#!/bin/sh\n"), 0o755))
 	_, r := s.TrySandbox(harness.Options{Env: []string{"PATH=" + dir + ":" + harness.Path}}, "sleep", "60")
-	if want := "sleep is /usr/bin/sleep in the sandbox, but " + dir + "/sleep outside"; r.ExitCode != 0 || !strings.Contains(string(r.Stderr), want) {
-		t.Errorf("exit code %d, stderr %q, want %s", r.ExitCode, r.Stderr, want)
-	}
+	want := "sleep is /usr/bin/sleep in the sandbox, but " + dir + "/sleep outside"
+	check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stderr), want), "exit code %d, stderr %q, want %s", r.ExitCode, r.Stderr, want)
 }
 
 // A reached limit gives a hint, where one can be set.
@@ -292,9 +282,8 @@ func TestEverydayTasks(t *testing.T) {
 		o.Bare = true
 		return harness.Start(t, o, "--env", harness.MarkerName, "--pids", "6", "sh", "-c", "for i in 1 2 3 4 5 6 7 8; do sleep 0.1 & done; wait")
 	})
-	if want := "hint: the limit on tasks was reached (--pids 6); a larger one lets it start more"; r.ExitCode != 2 || !strings.Contains(text, want) {
-		t.Errorf("exit code %d, %q, want %s", r.ExitCode, text, want)
-	}
+	want := "hint: the limit on tasks was reached (--pids 6); a larger one lets it start more"
+	check.That(t, r.ExitCode == 2 && strings.Contains(text, want), "exit code %d, %q, want %s", r.ExitCode, text, want)
 }
 
 // Root gets a hint for a bind that its command, another user, cannot read.
@@ -304,9 +293,8 @@ func TestEverydayClosed(t *testing.T) {
 	harness.Must(t, os.WriteFile(name, []byte("text\n"), 0o600))
 	r := harness.Run(t, harness.Options{Bare: true}, "--env", harness.MarkerName, "--cwd", "none", "--ro-bind", name, "cat", name)
 	warned := strings.Contains(string(r.Stderr), " in the sandbox cannot read \""+name+"\"; copy it with --put, ")
-	if root := os.Getuid() == 0; warned != root || (r.ExitCode == 0) == root {
-		t.Errorf("exit code %d, stderr %q", r.ExitCode, r.Stderr)
-	}
+	root := os.Getuid() == 0
+	check.That(t, warned == root && (r.ExitCode == 0) != root, "exit code %d, stderr %q", r.ExitCode, r.Stderr)
 }
 
 // There is no hint with --quiet or beside a report.
@@ -316,8 +304,6 @@ func TestEverydayNoHint(t *testing.T) {
 		r, text := harness.Said(t, func(o harness.Options) *harness.Process {
 			return harness.Start(t, o, append(flags, "--env", harness.MarkerName, "touch", "new")...)
 		})
-		if r.ExitCode != 1 || strings.Contains(text, "hint") {
-			t.Errorf("%v: exit code %d, %q", flags, r.ExitCode, text)
-		}
+		check.That(t, r.ExitCode == 1 && !strings.Contains(text, "hint"), "%v: exit code %d, %q", flags, r.ExitCode, text)
 	}
 }

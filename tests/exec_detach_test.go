@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -21,31 +22,22 @@ func TestExecDetach(t *testing.T) {
 	b := s.Sandbox(harness.Options{})
 	deadline := harness.Deadline(time.Second)
 	d := b.Detach([]string{"--timeout", deadline.String()}, "sh", "-c", "echo up >/tmp/up; setsid sleep 60 & sleep 60")
-	if d.Supervisor.Ended() {
-		t.Errorf("it has ended")
-	}
+	check.That(t, !d.Supervisor.Ended(), "it has ended")
 	r := d.Ended()
-	if r.Cause != "timeout" || r.ExitCode != 124 || r.Teardown.Verdict != "proven" {
-		t.Errorf("%s", r.Raw())
-	}
+	check.That(t, r.Cause == "timeout" && r.ExitCode == 124 && r.Teardown.Verdict == "proven", "%s", r.Raw())
 	harness.Within(t, "the command", time.Duration(r.DurationMS*float64(time.Millisecond)), deadline, deadline+300*time.Millisecond)
-	if r := b.Exec(harness.Options{}, nil, "cat", "/tmp/up"); string(r.Stdout) != "up\n" {
-		t.Errorf("%q", r.Stdout)
-	}
+	check.Equal(t, string(b.Exec(harness.Options{}, nil, "cat", "/tmp/up").Stdout), "up\n")
 	// It keeps the sandbox from being idle.
 	b = s.Sandbox(harness.Options{}, "--idle-timeout", harness.Deadline(1500*time.Millisecond).String())
 	d = b.Detach(nil, "sleep", strconv.FormatFloat(harness.Deadline(2500*time.Millisecond).Seconds(), 'f', -1, 64))
 	rep := d.Ended()
 	b.Ended()
-	if rep.Cause != "exited" || rep.ExitCode != 0 {
-		t.Errorf("%s", rep.Raw())
-	}
+	check.That(t, rep.Cause == "exited" && rep.ExitCode == 0, "%s", rep.Raw())
 	// A command that cannot start is reported at once.
 	b = s.Sandbox(harness.Options{})
 	for _, args := range [][]string{{"exec", "-d", "nobody", "true"}, {"exec", "-d", b.ID, "nosuch-command"}, {"exec", "-d", "-t", b.ID, "true"}} {
-		if r := s.Run(args...); r.ExitCode != 125 && r.ExitCode != 127 || len(harness.Lines(r.Stderr)) != 1 {
-			t.Errorf("%q: exit code %d: %s", args, r.ExitCode, r.Stderr)
-		}
+		r := s.Run(args...)
+		check.That(t, (r.ExitCode == 125 || r.ExitCode == 127) && len(harness.Lines(r.Stderr)) == 1, "%q: exit code %d: %s", args, r.ExitCode, r.Stderr)
 	}
 }
 
@@ -58,9 +50,8 @@ func TestExecDetachEndsWithSandbox(t *testing.T) {
 	e := b.Detach(nil, "/fixtures/tree-term-immune")
 	kill(t, s, 0, "--grace", "0", b.ID)
 	for _, d := range []*harness.Detached{d, e} {
-		if r := d.Ended(); r.Cause != "killed" || r.ExitCode != 137 || r.Teardown.Verdict != "proven" {
-			t.Errorf("%s", r.Raw())
-		}
+		r := d.Ended()
+		check.That(t, r.Cause == "killed" && r.ExitCode == 137 && r.Teardown.Verdict == "proven", "%s", r.Raw())
 	}
 }
 
@@ -106,9 +97,8 @@ func TestExecTerminal(t *testing.T) {
 	s.waitFor("on\r\n")
 	s.typeIn("exit 6\r")
 	s.p.Wait().Expect(t, 6, "exited")
-	if got := s.shows(); strings.Contains(got, "no job control") {
-		t.Errorf("%q", got)
-	}
+	got := s.shows()
+	check.That(t, !strings.Contains(got, "no job control"), "%q", got)
 	s.restored()
 
 	// The sandbox ends while it is in use.
@@ -139,52 +129,40 @@ func TestExecHandle(t *testing.T) {
 		decode(t, r, &found)
 		return found
 	}
-	if r := s.Run("ps", "-aq", "web"); r.ExitCode != 0 || len(r.Stdout) != 0 {
-		t.Errorf("before there is one: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	r := s.Run("ps", "-aq", "web")
+	check.That(t, r.ExitCode == 0 && len(r.Stdout) == 0, "before there is one: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	one := b.Detach(nil, "sh", "-c", "echo out; echo err >&2; while [ ! -e /go/on ]; do sleep 0.02; done; printf '\\0end'; exit 7")
 	two := b.Detach([]string{"--json"}, "/fixtures/tree-term-immune")
-	if one.Handle != "web/"+one.ID && one.Handle != b.ID+"/"+one.ID || two.Handle != b.ID+"/"+two.ID {
-		t.Errorf("handles %q and %q", one.Handle, two.Handle)
-	}
-	if r := s.Run("ps"); len(harness.Lines(r.Stdout)) != 2 {
-		t.Errorf("sandboxes and execs in one list:\n%s", r.Stdout)
-	}
+	check.That(t, (one.Handle == "web/"+one.ID || one.Handle == b.ID+"/"+one.ID) && two.Handle == b.ID+"/"+two.ID, "handles %q and %q", one.Handle, two.Handle)
+	r = s.Run("ps")
+	check.That(t, len(harness.Lines(r.Stdout)) == 2, "sandboxes and execs in one list:\n%s", r.Stdout)
 	if all := ps(); len(all) != 2 || all[0].ID != one.ID || all[0].Sandbox != b.ID || all[0].Status != "running" || !all[0].Alive || all[0].Argv[0] != "sh" || all[1].ID != two.ID {
 		t.Errorf("ps: %+v", all)
 	}
-	if r := s.Run("ps", "web"); !strings.Contains(string(r.Stdout), "web/"+two.ID+"  running  ") {
-		t.Errorf("ps:\n%s", r.Stdout)
-	}
+	r = s.Run("ps", "web")
+	check.That(t, strings.Contains(string(r.Stdout), "web/"+two.ID+"  running  "), "ps:\n%s", r.Stdout)
 	follower := s.Start(harness.Options{}, "logs", "-f", "web/"+one.ID[:8])
 	follower.WaitOutput("out\n")
 	follower.WaitStderr("err\n")
 	waiter := s.Start(harness.Options{}, "wait", one.Handle)
-	if r := s.Run("wait", "--log", "^out$", one.Handle); r.ExitCode != 0 {
-		t.Errorf("wait --log: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
+	r = s.Run("wait", "--log", "^out$", one.Handle)
+	check.That(t, r.ExitCode == 0, "wait --log: exit code %d: %s", r.ExitCode, r.Stderr)
 	if r := s.Run("wait", "--timeout", "0.01", one.Handle); r.ExitCode != 124 || !strings.Contains(string(r.Stderr), "the exec web/"+one.ID+" keeps running") && !strings.Contains(string(r.Stderr), one.Handle+" keeps running") {
 		t.Errorf("wait --timeout: exit code %d: %s", r.ExitCode, r.Stderr)
 	}
 	harness.Must(t, os.WriteFile(dir+"/on", nil, 0o644))
-	if r := waiter.Wait(); r.ExitCode != 7 {
-		t.Errorf("wait: exit code %d, want 7: %s", r.ExitCode, r.Stderr)
-	}
-	if r := follower.Wait(); r.ExitCode != 0 || string(r.Stdout) != "out\n\x00end" || string(r.Stderr) != "err\n" {
-		t.Errorf("logs -f: exit code %d: %q %q", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	r = waiter.Wait()
+	check.That(t, r.ExitCode == 7, "wait: exit code %d, want 7: %s", r.ExitCode, r.Stderr)
+	r = follower.Wait()
+	check.That(t, r.ExitCode == 0 && string(r.Stdout) == "out\n\x00end" && string(r.Stderr) == "err\n", "logs -f: exit code %d: %q %q", r.ExitCode, r.Stdout, r.Stderr)
 	one.Ended()
-	if all := ps(); len(all) != 1 || all[0].ID != two.ID {
-		t.Errorf("ps when one has ended: %+v", all)
-	}
-	if all := ps("--all"); len(all) != 2 || all[0].Status != "failed" || *all[0].ExitCode != 7 || all[0].Report.Teardown.Verdict != "proven" {
-		t.Errorf("ps --all: %+v", all)
-	}
+	all := ps()
+	check.That(t, len(all) == 1 && all[0].ID == two.ID, "ps when one has ended: %+v", all)
+	all = ps("--all")
+	check.That(t, len(all) == 2 && all[0].Status == "failed" && *all[0].ExitCode == 7 && all[0].Report.Teardown.Verdict == "proven", "ps --all: %+v", all)
 	var inspected []execRecord
 	decode(t, s.Run("inspect", b.ID+"/"+one.ID), &inspected)
-	if len(inspected) != 1 || inspected[0].Report.ID != one.ID || inspected[0].Logs.StdoutBytes != 8 {
-		t.Errorf("inspect: %+v", inspected)
-	}
+	check.That(t, len(inspected) == 1 && inspected[0].Report.ID == one.ID && inspected[0].Logs.StdoutBytes == 8, "inspect: %+v", inspected)
 
 	// kill ends only this one. A second kill succeeds and reports how it ended.
 	three := b.Detach(nil, "sleep", "60")
@@ -198,37 +176,29 @@ func TestExecHandle(t *testing.T) {
 		t.Errorf("kill again: %+v", all)
 	}
 	b.Alive()
-	if three.Supervisor.Ended() {
-		t.Error("another one has ended as well")
-	}
-	if r := s.Run("kill", "--signal", "INT", three.Handle); r.ExitCode != 0 || string(r.Stdout) != "web/"+three.ID+" killed, everything of it is gone (proven)\n" {
-		t.Errorf("kill: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
-	if r := s.Run("wait", three.Handle); r.ExitCode != 137 {
-		t.Errorf("wait for one that was killed: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
+	check.That(t, !three.Supervisor.Ended(), "another one has ended as well")
+	r = s.Run("kill", "--signal", "INT", three.Handle)
+	check.That(t, r.ExitCode == 0 && string(r.Stdout) == "web/"+three.ID+" killed, everything of it is gone (proven)\n", "kill: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	r = s.Run("wait", three.Handle)
+	check.That(t, r.ExitCode == 137, "wait for one that was killed: exit code %d: %s", r.ExitCode, r.Stderr)
 	three.Ended()
 
 	// Invalid handles.
 	for _, args := range []string{"wait web/0000", "logs web/", "inspect web/" + b.ID, "kill nobody/" + one.ID, "ps nobody", "exec " + one.Handle + " true", "wait --ready " + one.Handle, "ps web web", "logs web/../" + b.ID} {
-		if r := s.Run(strings.Fields(args)...); r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 {
-			t.Errorf("%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
-		}
+		r := s.Run(strings.Fields(args)...)
+		check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1, "%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
 	}
 
 	// cleanup keeps them while the sandbox runs, and removes them with it.
 	s.Run("cleanup")
-	if all := ps("--all"); len(all) != 3 {
-		t.Errorf("after cleanup: %+v", all)
-	}
+	all = ps("--all")
+	check.That(t, len(all) == 3, "after cleanup: %+v", all)
 	kill(t, s, 0, "--grace", "0", "web")
-	if all := ps("--all"); len(all) != 3 {
-		t.Errorf("after the sandbox has ended: %+v", all)
-	}
+	all = ps("--all")
+	check.That(t, len(all) == 3, "after the sandbox has ended: %+v", all)
 	s.Run("cleanup")
-	if r := s.Run("inspect", one.Handle); r.ExitCode != 125 {
-		t.Errorf("after cleanup: exit code %d: %s", r.ExitCode, r.Stdout)
-	}
+	r = s.Run("inspect", one.Handle)
+	check.That(t, r.ExitCode == 125, "after cleanup: exit code %d: %s", r.ExitCode, r.Stdout)
 }
 
 // --max-output limits an exec's log as a sandbox's.
@@ -241,16 +211,13 @@ func TestExecHandleLogMax(t *testing.T) {
 		t.Errorf("%s", r.Raw())
 	}
 	r := s.Run("logs", d.Handle)
-	if string(r.Stdout) != "0123456789" || !strings.HasPrefix(string(r.Stderr), "short\nsbxrun: stdout is incomplete: the command wrote 17 bytes") {
-		t.Errorf("%q %q", r.Stdout, r.Stderr)
-	}
+	check.That(t, string(r.Stdout) == "0123456789" && strings.HasPrefix(string(r.Stderr), "short\nsbxrun: stdout is incomplete: the command wrote 17 bytes"), "%q %q", r.Stdout, r.Stderr)
 	d = b.Detach([]string{"--max-output", "10", "--output-limit", "kill"}, "sh", "-c", "echo 0123456789abcdef; exec sleep 60")
 	if r := d.Ended(); r.Cause != "output-limit" || r.ExitCode != 153 {
 		t.Errorf("%s", r.Raw())
 	}
-	if r := s.Run("wait", d.Handle); r.ExitCode != 153 {
-		t.Errorf("wait: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
+	r = s.Run("wait", d.Handle)
+	check.That(t, r.ExitCode == 153, "wait: exit code %d: %s", r.ExitCode, r.Stderr)
 }
 
 // The records of the last 32 execs are kept.
@@ -272,9 +239,8 @@ func TestExecHandlesKept(t *testing.T) {
 		got = harness.Lines(s.Run("ps", "--all", "--quiet", b.ID).Stdout)
 		return len(got) <= kept+1
 	})
-	if len(got) != kept+1 || got[0] != living.Handle || got[1] != all[2].Handle {
-		t.Errorf("%d are known: %q; want %d, and the first of those that ended to be %s", len(got), got, kept+1, all[2].Handle)
-	}
+	check.That(t, len(got) == kept+1 && got[0] == living.Handle && got[1] == all[2].Handle,
+		"%d are known: %q; want %d, and the first of those that ended to be %s", len(got), got, kept+1, all[2].Handle)
 	kill(t, s, 0, "--grace", "0", living.Handle)
 }
 
@@ -288,20 +254,14 @@ func TestExecHandleLost(t *testing.T) {
 	kept := b.Detach(nil, "true")
 	kept.Ended()
 	d.Kill()
-	if r := s.Run("wait", d.Handle); r.ExitCode != 137 || !strings.Contains(string(r.Stderr), "the supervisor of the exec "+d.Handle+" was killed") {
-		t.Errorf("wait: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
-	if all := kill(t, s, 0, d.Handle); !all[0].Already || all[0].Status != "lost" || all[0].Verdict != "proven" {
-		t.Errorf("kill: %+v", all)
-	}
+	r := s.Run("wait", d.Handle)
+	check.That(t, r.ExitCode == 137 && strings.Contains(string(r.Stderr), "the supervisor of the exec "+d.Handle+" was killed"), "wait: exit code %d: %s", r.ExitCode, r.Stderr)
+	all := kill(t, s, 0, d.Handle)
+	check.That(t, all[0].Already && all[0].Status == "lost" && all[0].Verdict == "proven", "kill: %+v", all)
 	b.Alive()
-	r := s.Run("cleanup")
-	if !strings.Contains(string(r.Stdout), "removed  record "+d.ID+": record, logs and name: lost\n") {
-		t.Errorf("cleanup: %s", r.Stdout)
-	}
-	if r := s.Run("ps", "--all", "--quiet", b.ID); string(r.Stdout) != kept.Handle+"\n" {
-		t.Errorf("after cleanup: %s", r.Stdout)
-	}
+	r = s.Run("cleanup")
+	check.That(t, strings.Contains(string(r.Stdout), "removed  record "+d.ID+": record, logs and name: lost\n"), "cleanup: %s", r.Stdout)
+	check.Equal(t, string(s.Run("ps", "--all", "--quiet", b.ID).Stdout), kept.Handle+"\n", "after cleanup")
 }
 
 // kill ends an exec whose supervisor is stopped.
@@ -312,13 +272,10 @@ func TestExecHandleStopped(t *testing.T) {
 	d := b.Detach(nil, "/fixtures/tree-daemon")
 	harness.Must(t, d.Supervisor.Signal(unix.SIGSTOP))
 	all := kill(t, s, 0, "--grace", "0", d.Handle)
-	if all[0].Status != "killed" || all[0].Verdict != "proven" || all[0].Error != nil {
-		t.Errorf("kill: %+v", all)
-	}
+	check.That(t, all[0].Status == "killed" && all[0].Verdict == "proven" && all[0].Error == nil, "kill: %+v", all)
 	harness.Must(t, d.Supervisor.Signal(unix.SIGCONT))
-	if r := d.Ended(); r.Cause != "killed" || r.ExitCode != 137 {
-		t.Errorf("%s", r.Raw())
-	}
+	r := d.Ended()
+	check.That(t, r.Cause == "killed" && r.ExitCode == 137, "%s", r.Raw())
 	b.Alive()
 }
 
@@ -335,13 +292,11 @@ func TestSlowExecve(t *testing.T) {
 	lease, err := os.OpenFile(program, os.O_RDWR, 0)
 	harness.Must(t, err)
 	// The kernel breaks the lease after 45 s (fcntl(2), lease-break-time).
-	if _, err := unix.FcntlInt(lease.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
-		t.Fatal(err)
-	}
+	_, err = unix.FcntlInt(lease.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+	check.Require(t, err == nil, "%v", err)
 	time.AfterFunc(11*time.Second, func() { lease.Close() })
 	d := b.Detach(nil, "/work/program")
 	s.Run("kill", d.Handle)
-	if r := d.Ended(); r.Cause != "killed" || !r.Started {
-		t.Errorf("%s", r.Raw())
-	}
+	r := d.Ended()
+	check.That(t, r.Cause == "killed" && r.Started, "%s", r.Raw())
 }

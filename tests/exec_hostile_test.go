@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -55,14 +56,10 @@ print("saw", len(seen), flush=True)
 	b.Ended()
 	out := string(s.Run("logs", b.ID).Stdout)
 	// It does not even see the execs.
-	if out != "looking\nsaw 0\n" {
-		t.Errorf("%.2000s", out)
-	}
+	check.That(t, out == "looking\nsaw 0\n", "%.2000s", out)
 	// Nor are they in the sandbox's own processes or the supervisor's.
 	for _, file := range b.Files("cmdline", "environ") {
-		if strings.Contains(file, key) {
-			t.Errorf("%.500q", file)
-		}
+		check.That(t, !strings.Contains(file, key), "%.500q", file)
 	}
 }
 
@@ -91,9 +88,7 @@ for pid in range(1, 3000):
             pass
 print(sorted(int(p) for p in os.listdir("/proc") if p.isdigit()))`)
 	r.Expect(t, 0, "exited")
-	if string(r.Stdout) != "[1, 2]\n" {
-		t.Errorf("%q", r.Stdout)
-	}
+	check.That(t, string(r.Stdout) == "[1, 2]\n", "%q", r.Stdout)
 	// kill(-1) reaches only itself.
 	b.Exec(harness.Options{}, []string{"--timeout", "1"}, "/fixtures/signal-all", "kill-all").Expect(t, 124, "timeout")
 	w.end(t)
@@ -157,9 +152,7 @@ func TestExecHostileMain(t *testing.T) {
 			wg.Wait()
 			k, took := timedKill(t, s, 0, "--grace", "0", b.ID)
 			harness.Within(t, "kill", took, 0, 300*time.Millisecond)
-			if k[0].Verdict != "proven" {
-				t.Errorf("%+v", k)
-			}
+			check.That(t, k[0].Verdict == "proven", "%+v", k)
 		})
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -34,9 +35,7 @@ func TestExecSignal(t *testing.T) {
 	p.Signal(syscall.SIGTERM)
 	r := p.Wait()
 	r.Expect(t, 128+15, "canceled")
-	if !strings.HasSuffix(string(r.Stdout), "cleaned\n") {
-		t.Errorf("stdout %q", r.Stdout)
-	}
+	check.That(t, strings.HasSuffix(string(r.Stdout), "cleaned\n"), "stdout %q", r.Stdout)
 	p = b.StartExec(harness.Options{}, []string{"--grace", "50"}, "/fixtures/term-swallow")
 	p.WaitOutput("ready 1\n")
 	p.Signal(syscall.SIGINT)
@@ -47,9 +46,7 @@ func TestExecSignal(t *testing.T) {
 	r.Expect(t, 128+2, "canceled")
 	harness.Within(t, "the end by a second signal", r.Ended.Sub(sent), 0, 200*time.Millisecond)
 	w.end(t)
-	if out := b.State.Run("logs", b.ID).Stdout; string(out) != "ready 1\n" {
-		t.Errorf("the sandbox's own command has noticed: %q", out)
-	}
+	check.Equal(t, string(b.State.Run("logs", b.ID).Stdout), "ready 1\n", "the sandbox's own command has noticed")
 }
 
 // The same at many moments while the exec enters.
@@ -144,9 +141,7 @@ func TestExecParallel(t *testing.T) {
 		} else {
 			r.Expect(t, i, "exited")
 		}
-		if string(r.Stdout) != "number "+strconv.Itoa(i)+"\n" {
-			t.Errorf("%d: stdout %q", i, r.Stdout)
-		}
+		check.That(t, string(r.Stdout) == "number "+strconv.Itoa(i)+"\n", "%d: stdout %q", i, r.Stdout)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -20,15 +21,12 @@ func TestExecNothingLeft(t *testing.T) {
 		r.Expect(t, 5, "exited")
 		harness.Within(t, "the exec", r.Elapsed, 0, 100*time.Millisecond)
 		r = b.Exec(harness.Options{}, nil, "sh", "-c", `cat /proc/[0-9]*/comm`)
-		if got := string(r.Stdout); strings.Contains(got, "sleep") || strings.Count(got, "\n") > 3 {
-			t.Errorf("after %q the next exec sees %q", leave, got)
-		}
+		got := string(r.Stdout)
+		check.That(t, !strings.Contains(got, "sleep") && strings.Count(got, "\n") <= 3, "after %q the next exec sees %q", leave, got)
 	}
 	r := b.Exec(harness.Options{}, nil, "/fixtures/leave-stdout", "7")
 	r.Expect(t, 7, "exited")
-	if r.Report.Teardown.Strays != 1 {
-		t.Errorf("%d strays, want 1", r.Report.Teardown.Strays)
-	}
+	check.That(t, r.Report.Teardown.Strays == 1, "%d strays, want 1", r.Report.Teardown.Strays)
 }
 
 // Two concurrent execs take as long as one, and have separate outputs.
@@ -43,15 +41,11 @@ func TestExecConcurrent(t *testing.T) {
 	for i, word := range []string{"one\n", "two\n"} {
 		r := ps[i].Wait()
 		r.Expect(t, 0, "exited")
-		if string(r.Stdout) != word {
-			t.Errorf("stdout %q, want %q", r.Stdout, word)
-		}
+		check.That(t, string(r.Stdout) == word, "stdout %q, want %q", r.Stdout, word)
 	}
 	harness.Within(t, "both", time.Since(begin), 2*time.Second, 2300*time.Millisecond)
 	r := b.Exec(harness.Options{}, nil, "sort", "/tmp/both")
-	if string(r.Stdout) != "one\ntwo\n" {
-		t.Errorf("written to the one /tmp: %q", r.Stdout)
-	}
+	check.That(t, string(r.Stdout) == "one\ntwo\n", "written to the one /tmp: %q", r.Stdout)
 }
 
 // exec passes on exit codes and stdin, and reports a command that does not exist or is not
@@ -83,17 +77,13 @@ func TestExecCodes(t *testing.T) {
 	} {
 		r := b.Exec(harness.Options{}, nil, c.command...)
 		r.Expect(t, c.code, c.cause)
-		if r.Report.Started != (c.cause != "start-failed") {
-			t.Errorf("%q: started is %v", c.command, r.Report.Started)
-		}
-		if n := len(harness.Lines(r.Stderr)); c.cause == "start-failed" && n != 1 || !strings.Contains(string(r.Stderr), c.says) {
-			t.Errorf("%q: stderr %q", c.command, r.Stderr)
-		}
+		check.That(t, r.Report.Started == (c.cause != "start-failed"), "%q: started is %v", c.command, r.Report.Started)
+		n := len(harness.Lines(r.Stderr))
+		check.That(t, (c.cause != "start-failed" || n == 1) && strings.Contains(string(r.Stderr), c.says), "%q: stderr %q", c.command, r.Stderr)
 	}
 	// A script with a missing interpreter is not executable, as for run.
-	if r := b.Exec(harness.Options{}, nil, "/tmp/bad"); r.ExitCode != 126 && r.ExitCode != 127 {
-		t.Errorf("bad interpreter: exit code %d", r.ExitCode)
-	}
+	r := b.Exec(harness.Options{}, nil, "/tmp/bad")
+	check.That(t, r.ExitCode == 126 || r.ExitCode == 127, "bad interpreter: exit code %d", r.ExitCode)
 }
 
 // The exit status comes from the kernel on every version, because init is the payload's parent.
@@ -115,16 +105,12 @@ func TestExecStdin(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
 	r := b.Exec(harness.Options{}, nil, "bash", "-c", "read -t 20 x; echo $?")
-	if string(r.Stdout) != "1\n" {
-		t.Errorf("read from /dev/null: %q", r.Stdout)
-	}
+	check.That(t, string(r.Stdout) == "1\n", "read from /dev/null: %q", r.Stdout)
 	harness.Within(t, "end of file", r.Elapsed, 0, 100*time.Millisecond)
 	data := strings.Repeat("0123456789abcde\n", 3<<16)
 	r = b.Exec(harness.Options{Stdin: strings.NewReader(data)}, nil, "cat")
 	r.Expect(t, 0, "exited")
-	if string(r.Stdout) != data {
-		t.Errorf("cat: %d bytes of %d", len(r.Stdout), len(data))
-	}
+	check.That(t, string(r.Stdout) == data, "cat: %d bytes of %d", len(r.Stdout), len(data))
 	b.Exec(harness.Options{Stdin: strings.NewReader(data)}, nil, "true").Expect(t, 0, "exited")
 }
 
@@ -151,36 +137,25 @@ echo $$ $PPID; echo x 2>/dev/null >/usr/file || echo read-only`)
 	r.Expect(t, 0, "exited")
 	lines := harness.Lines(r.Stdout)
 	want := []string{"of main", "hello from main", "inside", "1234", "4321", "/work", "red 2", "can write", "", "proc is ours", "2 1", "read-only"}
-	if len(lines) != len(want) {
-		t.Fatalf("%q, want %q; stderr %q", lines, want, r.Stderr)
-	}
+	check.Require(t, len(lines) == len(want), "%q, want %q; stderr %q", lines, want, r.Stderr)
 	for i := range want {
 		switch {
 		case i == 6:
-			if !strings.HasPrefix(lines[i], want[i]) {
-				t.Errorf("%q, want %q", lines[i], want[i])
-			}
+			check.That(t, strings.HasPrefix(lines[i], want[i]), "%q, want %q", lines[i], want[i])
 		case i == 8: // init, bash, ls, grep and perhaps a subshell
-			if lines[i] > "5" || len(lines[i]) != 1 {
-				t.Errorf("%s processes in /proc", lines[i])
-			}
+			check.That(t, lines[i] <= "5" && len(lines[i]) == 1, "%s processes in /proc", lines[i])
 		case lines[i] != want[i]:
 			t.Errorf("%q, want %q", lines[i], want[i])
 		}
 	}
-	if _, err := os.Stat(dir + "/file"); err != nil {
-		t.Errorf("written in the sandbox's directory: %v", err)
-	}
+	_, err := os.Stat(dir + "/file")
+	check.That(t, err == nil, "written in the sandbox's directory: %v", err)
 	// Another directory, and a missing one.
 	r = b.Exec(harness.Options{}, []string{"--workdir", "/usr"}, "pwd")
-	if string(r.Stdout) != "/usr\n" {
-		t.Errorf("--workdir: %q", r.Stdout)
-	}
+	check.That(t, string(r.Stdout) == "/usr\n", "--workdir: %q", r.Stdout)
 	r = b.Exec(harness.Options{}, []string{"--workdir", "/no/such"}, "pwd")
 	r.Expect(t, 125, "start-failed")
-	if r.Report.Error.Code != "workdir" || !strings.Contains(string(r.Stderr), "/no/such") {
-		t.Errorf("%s: %s", r.Report.Error.Code, r.Stderr)
-	}
+	check.That(t, r.Report.Error.Code == "workdir" && strings.Contains(string(r.Stderr), "/no/such"), "%s: %s", r.Report.Error.Code, r.Stderr)
 }
 
 // With --net host an exec is in the host's network, like its sandbox.
@@ -192,9 +167,8 @@ func TestExecNetHost(t *testing.T) {
 		b := harness.NewState(t).Sandbox(harness.Options{}, "--net", net)
 		r := b.Exec(harness.Options{}, nil, "readlink", "/proc/self/ns/net")
 		r.Expect(t, 0, "exited")
-		if got := strings.TrimSpace(string(r.Stdout)); (got == host) != (net == "host") {
-			t.Errorf("--net %s: %s, and the host has %s", net, got, host)
-		}
+		got := strings.TrimSpace(string(r.Stdout))
+		check.That(t, (got == host) == (net == "host"), "--net %s: %s, and the host has %s", net, got, host)
 	}
 }
 
@@ -203,9 +177,7 @@ func TestExecPrivileges(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
 	r := b.Exec(harness.Options{}, nil, "/fixtures/probe-privileges")
-	if r.ExitCode != 0 {
-		t.Errorf("%s", r.Stdout)
-	}
+	check.That(t, r.ExitCode == 0, "%s", r.Stdout)
 	var extra []*os.File
 	for range 7 {
 		f, err := os.Open("/")
@@ -220,19 +192,16 @@ func TestExecPrivileges(t *testing.T) {
 			harness.Must(t, err)
 			defer f.Close()
 			p := b.State.Start(harness.Options{ExtraFiles: append([]*os.File{f}, extra...)}, "exec", "--report", "fd:3", b.ID, "/fixtures/probe-fds")
-			if r := p.Wait(); r.ExitCode != 0 {
-				t.Errorf("%v: %s", flags, r.Stdout)
-			}
+			r := p.Wait()
+			check.That(t, r.ExitCode == 0, "%v: %s", flags, r.Stdout)
 			data, err := os.ReadFile(f.Name())
 			harness.Must(t, err)
-			if rep, err := harness.ParseReport(data); err != nil || rep.Cause != "exited" {
-				t.Errorf("report to a descriptor: %v: %s", err, data)
-			}
+			rep, err := harness.ParseReport(data)
+			check.That(t, err == nil && rep.Cause == "exited", "report to a descriptor: %v: %s", err, data)
 			continue
 		}
-		if r := b.Exec(o, flags, "/fixtures/probe-fds"); r.ExitCode != 0 {
-			t.Errorf("%v: %s", flags, r.Stdout)
-		}
+		r := b.Exec(o, flags, "/fixtures/probe-fds")
+		check.That(t, r.ExitCode == 0, "%v: %s", flags, r.Stdout)
 	}
 	// The same as the sandbox's own command, including limits and masks.
 	same := `grep -E '^(Cap|NoNewPrivs|Seccomp|Groups|Uid|Gid|Sig(Blk|Ign|Cgt)|Umask)' /proc/self/status; ulimit -a`
@@ -240,9 +209,7 @@ func TestExecPrivileges(t *testing.T) {
 	own.Ended()
 	want := own.State.Run("logs", own.ID).Stdout
 	got := b.Exec(harness.Options{}, nil, "sh", "-c", same).Stdout
-	if string(want) != string(got) || len(want) == 0 {
-		t.Errorf("of the sandbox's command:\n%s\nof an exec:\n%s", want, got)
-	}
+	check.That(t, string(want) == string(got) && len(want) != 0, "of the sandbox's command:\n%s\nof an exec:\n%s", want, got)
 }
 
 // exec --json prints one object with both streams.
@@ -252,16 +219,12 @@ func TestExecJSON(t *testing.T) {
 	r := b.Exec(harness.Options{}, []string{"--json", "--timeout", harness.Deadline(time.Second).String()}, "sh", "-c", `printf 'to \001 out'; echo to err >&2; sleep 60`)
 	rep, err := harness.ParseReport(r.Stdout)
 	harness.Must(t, err)
-	if r.ExitCode != 124 || rep.Cause != "timeout" || rep.Stdout == nil || *rep.Stdout != "to \x01 out" || *rep.Stderr != "to err\n" {
-		t.Errorf("exit code %d: %s", r.ExitCode, r.Stdout)
-	}
+	check.That(t, r.ExitCode == 124 && rep.Cause == "timeout" && rep.Stdout != nil && *rep.Stdout == "to \x01 out" && *rep.Stderr == "to err\n", "exit code %d: %s", r.ExitCode, r.Stdout)
 	// Errors are JSON too.
 	r = b.State.Run("exec", "--json", "nobody", "true")
 	rep, err = harness.ParseReport(r.Stdout)
 	harness.Must(t, err)
-	if r.ExitCode != 125 || rep.Cause != "start-failed" || rep.Error.Code != "no-such-sandbox" {
-		t.Errorf("exit code %d: %s", r.ExitCode, r.Stdout)
-	}
+	check.That(t, r.ExitCode == 125 && rep.Cause == "start-failed" && rep.Error.Code == "no-such-sandbox", "exit code %d: %s", r.ExitCode, r.Stdout)
 }
 
 // exec accepts a name, an ID or an ID prefix, with and without --; all other arguments are the
@@ -273,21 +236,15 @@ func TestExecWords(t *testing.T) {
 	for _, word := range []string{"box", b.ID, b.ID[:8]} {
 		for _, command := range [][]string{{"echo", "--timeout", "x"}, {"--", "echo", "--timeout", "x"}} {
 			r := s.Run(append([]string{"exec", word}, command...)...)
-			if r.ExitCode != 0 || string(r.Stdout) != "--timeout x\n" {
-				t.Errorf("exec %s %q: exit code %d: %s%s", word, command, r.ExitCode, r.Stdout, r.Stderr)
-			}
+			check.That(t, r.ExitCode == 0 && string(r.Stdout) == "--timeout x\n", "exec %s %q: exit code %d: %s%s", word, command, r.ExitCode, r.Stdout, r.Stderr)
 		}
 	}
 	for _, args := range [][]string{{}, {"box"}, {"box", "--"}, {"--timeout", "-1", "box", "true"}, {"nobody", "true"}, {"--no-such-flag", "box", "true"}, {"../box", "true"}} {
 		r := s.Run(append([]string{"exec"}, args...)...)
-		if r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 {
-			t.Errorf("exec %q: exit code %d: %s", args, r.ExitCode, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1, "exec %q: exit code %d: %s", args, r.ExitCode, r.Stderr)
 	}
 	long := strings.Repeat("x", 100_000)
-	if r := b.Exec(harness.Options{}, nil, "sh", "-c", `echo ${#1} "<$2>" "$3"`, "-", long, "", "a\nb"); string(r.Stdout) != fmt.Sprintf("%d <> a\nb\n", len(long)) {
-		t.Errorf("%.200q", r.Stdout)
-	}
+	check.Equal(t, string(b.Exec(harness.Options{}, nil, "sh", "-c", `echo ${#1} "<$2>" "$3"`, "-", long, "", "a\nb").Stdout), fmt.Sprintf("%d <> a\nb\n", len(long)))
 }
 
 // An exec that comes while bubblewrap still builds the sandbox, when its init sees the host's
@@ -314,9 +271,8 @@ func TestExecWhileStarting(t *testing.T) {
 			entered <- r
 		}()
 		b := s.Sandbox(harness.Options{}, append(slow, "--name", name)...)
-		if r := <-entered; r.ExitCode != 0 || string(r.Stdout) != "inside\n" {
-			t.Errorf("exit code %d: %q, %q", r.ExitCode, r.Stdout, r.Stderr)
-		}
+		r := <-entered
+		check.That(t, r.ExitCode == 0 && string(r.Stdout) == "inside\n", "exit code %d: %q, %q", r.ExitCode, r.Stdout, r.Stderr)
 		b.Alive()
 	}
 }

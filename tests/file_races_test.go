@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -63,9 +64,7 @@ exec python3 -c "$2" own`, "sh", outside, swaps)
 		if done++; r.ExitCode != code {
 			failed[args[0]]++
 		}
-		if bytes.Contains(append(r.Stdout, r.Stderr...), []byte("secret")) {
-			t.Errorf("%q: what is outside was read: %s%s", args, r.Stdout, r.Stderr)
-		}
+		check.That(t, !bytes.Contains(append(r.Stdout, r.Stderr...), []byte("secret")), "%q: what is outside was read: %s%s", args, r.Stdout, r.Stderr)
 	}
 	round := func(n int, apply ...string) {
 		do(0, "diff", "box", "-p")
@@ -81,9 +80,7 @@ exec python3 -c "$2" own`, "sh", outside, swaps)
 		do(1, append([]string{"run"}, layer(t, "--from", fmt.Sprint("s", n), "grep", "-rs", "secret", ".")...)...) // 1: no match
 	}
 	round(0, "d/1", "d/2")
-	if len(failed) > 0 {
-		t.Errorf("with nobody in its way: %v", failed)
-	}
+	check.That(t, len(failed) == 0, "with nobody in its way: %v", failed)
 
 	racer := exec.Command("python3", "-c", swaps, original, original+"/own", put, out)
 	said, err := racer.StdoutPipe()
@@ -98,9 +95,8 @@ exec python3 -c "$2" own`, "sh", outside, swaps)
 		}
 	}
 	t.Cleanup(halt)
-	if _, err := said.Read(make([]byte, 6)); err != nil {
-		t.Fatal(err)
-	}
+	_, err = said.Read(make([]byte, 6))
+	check.Require(t, err == nil, "%v", err)
 	do(0, "exec", "box", "sh", "-c", "echo >/tmp/go")
 	do(0, "wait", "--log", "begun", "box")
 	done = 0
@@ -112,23 +108,17 @@ exec python3 -c "$2" own`, "sh", outside, swaps)
 	for _, n := range failed {
 		total += n
 	}
-	if total > done*3/4 {
-		t.Error("nearly everything fails, and so nothing is shown")
-	}
+	check.That(t, total <= done*3/4, "nearly everything fails, and so nothing is shown")
 	halt()
 	do(1, "exec", "box", "grep", "-rs", "secret", "/tmp", "own")
 	do(0, "kill", "--grace", "0", "box")
 	do(0, "cleanup")
-	if text := treeText(t, out); strings.Contains(text, "secret") {
-		t.Errorf("what is outside was brought: %s", text)
-	}
-	if after := treeText(t, outside); after != before {
-		t.Errorf("what is outside was changed:\n%s\nfrom:\n%s", after, before)
-	}
+	text := treeText(t, out)
+	check.That(t, !strings.Contains(text, "secret"), "what is outside was brought: %s", text)
+	check.Equal(t, treeText(t, outside), before, "what is outside was changed:\n")
 	for _, dir := range []string{original, put, out} {
-		if left, err := filepath.Glob(dir + "/.sbxrun*"); err != nil || len(left) > 0 {
-			t.Errorf("left: %v %v", left, err)
-		}
+		left, err := filepath.Glob(dir + "/.sbxrun*")
+		check.That(t, err == nil && len(left) == 0, "left: %v %v", left, err)
 	}
 }
 

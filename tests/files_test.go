@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -23,9 +24,8 @@ func carrier(t *testing.T) (dir string, o harness.Options) {
 
 func holds(t *testing.T, name, want string) {
 	t.Helper()
-	if b, err := os.ReadFile(name); string(b) != want || err != nil {
-		t.Errorf("%s: %q, %v; want %q", name, b, err, want)
-	}
+	b, err := os.ReadFile(name)
+	check.That(t, string(b) == want && err == nil, "%s: %q, %v; want %q", name, b, err, want)
 }
 
 // --put copies files before the command starts and gives them to the sandbox. --get copies them at
@@ -39,44 +39,36 @@ func TestPutGet(t *testing.T) {
 	r := harness.Run(t, o, "--cwd", "none", "--put", "job", "--put", "src:/tmp", "--get", "o?t/*.txt:got", "--get", "/tmp/src", "--get", "/tmp:mount", "--get", "/home:mount", "--get", "none", "sh", "-c",
 		`umask 022; cat job /tmp/src/d/f && test -O job && mkdir out && echo 1 > out/a.txt && echo 2 > out/.b.txt && echo 3 > out/c && rm -r /tmp/src && mkdir /tmp/src && echo new > /tmp/src/n`)
 	r.Expect(t, 0, "exited")
-	if string(r.Stdout) != "putdeep" || !strings.Contains(string(r.Stderr), "--get none: no such file") || !strings.Contains(string(r.Stderr), `"/home/sandbox" is another mount`) {
-		t.Errorf("%s %s", r.Stdout, r.Stderr)
-	}
+	check.That(t, string(r.Stdout) == "putdeep" && strings.Contains(string(r.Stderr), "--get none: no such file") && strings.Contains(string(r.Stderr), `"/home/sandbox" is another mount`),
+		"%s %s", r.Stdout, r.Stderr)
 	holds(t, dir+"/got/a.txt", "1\n")
 	holds(t, dir+"/src/n", "new\n")
 	holds(t, dir+"/mount/tmp/src/n", "new\n")
-	if names, err := os.ReadDir(dir + "/got"); err != nil || len(names) != 1 {
-		t.Errorf("%v %v", names, err)
-	}
+	names, err := os.ReadDir(dir + "/got")
+	check.That(t, err == nil && len(names) == 1, "%v %v", names, err)
 	r = harness.Run(t, o, "--cwd", "none", "--timeout", harness.Deadline(300*time.Millisecond).String(), "--get", "/tmp/part", "sh", "-c", "echo part > /tmp/part; sleep 60 & sleep 60")
 	r.Expect(t, 124, "timeout")
 	holds(t, dir+"/part", "part\n")
 
 	for _, wrong := range [][]string{{"--put", "nothing"}, {"--put", "job:/usr/x"}, {"--put", "job:/none/x"}, {"--put", "a:b:c"}, {"--put", ""}, {"--get", "["}, {"--get", "a:none/none"}} {
 		r := harness.Run(t, o, append(append([]string{"--cwd", "none"}, wrong...), "sh", "-c", "echo ran")...)
-		if r.ExitCode != 125 || len(r.Stdout) > 0 {
-			t.Errorf("%q: exit code %d, %q %s", wrong, r.ExitCode, r.Stdout, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 125 && len(r.Stdout) == 0, "%q: exit code %d, %q %s", wrong, r.ExitCode, r.Stdout, r.Stderr)
 	}
 	// With a read-only working directory.
-	if r := harness.Run(t, o, "--put", "job", "true"); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "read-only file system; name a place") {
-		t.Errorf("%d %s", r.ExitCode, r.Stderr)
-	}
+	r = harness.Run(t, o, "--put", "job", "true")
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "read-only file system; name a place"), "%d %s", r.ExitCode, r.Stderr)
 
 	// Special files are left out and reported.
 	harness.Must(t, unix.Mkfifo(dir+"/src/pipe", 0o600))
 	const told = `--put: 1 entry is left out: "src/pipe"`
-	if r := harness.Run(t, o, "--cwd", "none", "--put", "src", "true"); r.ExitCode != 0 || strings.Count(string(r.Stderr), told) != 1 {
-		t.Errorf("%d %s", r.ExitCode, r.Stderr)
-	}
+	r = harness.Run(t, o, "--cwd", "none", "--put", "src", "true")
+	check.That(t, r.ExitCode == 0 && strings.Count(string(r.Stderr), told) == 1, "%d %s", r.ExitCode, r.Stderr)
 	s := harness.NewState(t)
-	if _, r := s.TrySandbox(harness.Options{Dir: dir}, "--cwd", "none", "--put", "src"); r.ExitCode != 0 || strings.Count(string(r.Stderr), told) != 1 {
-		t.Errorf("start: %d %s", r.ExitCode, r.Stderr)
-	}
+	_, r = s.TrySandbox(harness.Options{Dir: dir}, "--cwd", "none", "--put", "src")
+	check.That(t, r.ExitCode == 0 && strings.Count(string(r.Stderr), told) == 1, "start: %d %s", r.ExitCode, r.Stderr)
 	b := s.Sandbox(harness.Options{Dir: dir}, "--cwd", "none", "--put", "job:/tmp")
-	if r := b.Exec(harness.Options{}, nil, "cat", "/tmp/job"); string(r.Stdout) != "put" {
-		t.Errorf("%s%s", r.Stdout, r.Stderr)
-	}
+	r = b.Exec(harness.Options{}, nil, "cat", "/tmp/job")
+	check.That(t, string(r.Stdout) == "put", "%s%s", r.Stdout, r.Stderr)
 }
 
 // Flags raise the bounds of --get. With --quiet its errors show only in the exit code and the
@@ -104,15 +96,12 @@ func TestGetBounds(t *testing.T) {
 		args := append(append([]string{"--cwd", "none", "--tmp-size", "512M", "--get", "d"}, tt.flags...), "sh", "-c", tt.script)
 		r := harness.Run(t, o, args...)
 		got := string(r.Stderr)
-		if r.ExitCode != tt.code || tt.says != "" && !strings.Contains(got, tt.says) || tt.says == "" && got != "" {
-			t.Errorf("%q: exit code %d, %s", tt.flags, r.ExitCode, got)
-		}
+		check.That(t, r.ExitCode == tt.code && (tt.says == "" || strings.Contains(got, tt.says)) && (tt.says != "" || got == ""), "%q: exit code %d, %s", tt.flags, r.ExitCode, got)
 		if tt.code != 0 && (r.Report.Error == nil || r.Report.Error.Code != "get") {
 			t.Errorf("%q: %s", tt.flags, r.Report.Raw())
 		}
-		if entries, err := os.ReadDir(dir + "/d"); err == nil && tt.flags == nil && len(entries) > 10_000 {
-			t.Errorf("%q: %d entries", tt.flags, len(entries))
-		}
+		entries, err := os.ReadDir(dir + "/d")
+		check.That(t, err != nil || tt.flags != nil || len(entries) <= 10_000, "%q: %d entries", tt.flags, len(entries))
 	}
 }
 
@@ -127,23 +116,17 @@ func TestSignalAfterEnd(t *testing.T) {
 		p := harness.Start(t, o, append(flags, "sh", "-c", make)...)
 		made := func() int {
 			names, err := os.ReadDir(dir + "/d")
-			if err != nil && !os.IsNotExist(err) {
-				t.Fatal(err)
-			}
+			check.Require(t, err == nil || os.IsNotExist(err), "%v", err)
 			return len(names)
 		}
 		harness.Until(t, harness.Bound, "the first file is there", func() bool { return made() > 0 })
 		p.Signal(syscall.SIGINT)
 		r := p.Wait()
-		if n := made(); r.ExitCode != 74 || n == 0 || n >= many || !strings.Contains(string(r.Stderr), "interrupted by SIGINT") {
-			t.Errorf("%q: exit code %d, %d files, %s", flags, r.ExitCode, n, r.Stderr)
-		}
-		if r.Report.Cause != "exited" || r.Report.Error == nil {
-			t.Errorf("%q: %s", flags, r.Report.Raw())
-		}
-		if left, _ := filepath.Glob(dir + "/.sbxrun-*"); len(left) > 0 {
-			t.Errorf("%q: left: %q", flags, left)
-		}
+		n := made()
+		check.That(t, r.ExitCode == 74 && n != 0 && n < many && strings.Contains(string(r.Stderr), "interrupted by SIGINT"), "%q: exit code %d, %d files, %s", flags, r.ExitCode, n, r.Stderr)
+		check.That(t, r.Report.Cause == "exited" && r.Report.Error != nil, "%q: %s", flags, r.Report.Raw())
+		left, _ := filepath.Glob(dir + "/.sbxrun-*")
+		check.That(t, len(left) == 0, "%q: left: %q", flags, left)
 	}
 }
 
@@ -156,45 +139,31 @@ func TestPutFollowsNoLinks(t *testing.T) {
 	harness.Must(t, os.Mkdir(dir+"/private", 0o700))
 	harness.Must(t, os.WriteFile(dir+"/private/key", []byte("key"), 0o600))
 	r := harness.Run(t, o, "--cwd", "none", "--get", "*:out", "sh", "-c", "ln -s "+dir+"/secret s; ln -s ../private p; mkdir d; ln -s ../../secret d/up; ln -s x d/in; touch d/x")
-	if want := "--get: 3 symbolic links were copied that lead elsewhere; the first: "; r.ExitCode != 0 || !strings.Contains(string(r.Stderr), want) {
-		t.Errorf("%d %s, want %s", r.ExitCode, r.Stderr, want)
-	}
-	if links := r.Report.Value("copied.got.links"); links != "4" {
-		t.Errorf("%s links", links)
-	}
-	if r := harness.Run(t, o, "--quiet", "--cwd", "none", "--get", "s:quiet", "ln", "-s", "/etc", "s"); len(r.Stderr) > 0 {
-		t.Errorf("--quiet: %s", r.Stderr)
-	}
+	want := "--get: 3 symbolic links were copied that lead elsewhere; the first: "
+	check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stderr), want), "%d %s, want %s", r.ExitCode, r.Stderr, want)
+	check.Equal(t, r.Report.Value("copied.got.links"), "4")
+	r = harness.Run(t, o, "--quiet", "--cwd", "none", "--get", "s:quiet", "ln", "-s", "/etc", "s")
+	check.That(t, len(r.Stderr) == 0, "--quiet: %s", r.Stderr)
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{Dir: dir}, "--name", "box", "--cwd", "none")
 	for _, source := range []string{"out/s", "out/p/key", "out/p", "out/p/", dir + "/out/p/key"} {
 		want := "is a symbolic link; name the file that it leads to, or use --follow-links\n"
-		if r := harness.Run(t, o, "--cwd", "none", "--put", source, "true"); r.ExitCode != 125 || !strings.HasSuffix(string(r.Stderr), want) {
-			t.Errorf("--put %s: %d %s", source, r.ExitCode, r.Stderr)
-		}
-		if _, r := s.TrySandbox(harness.Options{Dir: dir}, "--cwd", "none", "--put", source); r.ExitCode != 125 || !strings.HasSuffix(string(r.Stderr), want) {
-			t.Errorf("start --put %s: %d %s", source, r.ExitCode, r.Stderr)
-		}
-		if r := s.Start(harness.Options{Dir: dir}, "cp", "-r", source, "box:/tmp").Wait(); r.ExitCode != 125 || !strings.HasSuffix(string(r.Stderr), want) {
-			t.Errorf("cp %s: %d %s", source, r.ExitCode, r.Stderr)
-		}
+		r := harness.Run(t, o, "--cwd", "none", "--put", source, "true")
+		check.That(t, r.ExitCode == 125 && strings.HasSuffix(string(r.Stderr), want), "--put %s: %d %s", source, r.ExitCode, r.Stderr)
+		_, r = s.TrySandbox(harness.Options{Dir: dir}, "--cwd", "none", "--put", source)
+		check.That(t, r.ExitCode == 125 && strings.HasSuffix(string(r.Stderr), want), "start --put %s: %d %s", source, r.ExitCode, r.Stderr)
+		r = s.Start(harness.Options{Dir: dir}, "cp", "-r", source, "box:/tmp").Wait()
+		check.That(t, r.ExitCode == 125 && strings.HasSuffix(string(r.Stderr), want), "cp %s: %d %s", source, r.ExitCode, r.Stderr)
 	}
-	if r := harness.Run(t, o, "--cwd", "none", "--put", "out", "sh", "-c", "readlink out/s out/p; cat out/s"); string(r.Stdout) != dir+"/secret\n../private\n" {
-		t.Errorf("a tree: %s", r.Stdout)
-	}
-	if r := harness.Run(t, o, "--cwd", "none", "--follow-links", "--put", "out/s", "--put", "out/p/key", "cat", "s", "key"); string(r.Stdout) != "secretkey" {
-		t.Errorf("--follow-links: %s%s", r.Stdout, r.Stderr)
-	}
-	if r := s.Start(harness.Options{Dir: dir}, "cp", "-H", "out/s", "box:/tmp/s").Wait(); r.ExitCode != 0 {
-		t.Errorf("cp -H: %s", r.Stderr)
-	}
-	if r := b.Exec(harness.Options{}, nil, "sh", "-c", "cat /tmp/*"); string(r.Stdout) != "secret" {
-		t.Errorf("in the sandbox: %s", r.Stdout)
-	}
+	check.Equal(t, string(harness.Run(t, o, "--cwd", "none", "--put", "out", "sh", "-c", "readlink out/s out/p; cat out/s").Stdout), dir+"/secret\n../private\n", "a tree")
+	r = harness.Run(t, o, "--cwd", "none", "--follow-links", "--put", "out/s", "--put", "out/p/key", "cat", "s", "key")
+	check.That(t, string(r.Stdout) == "secretkey", "--follow-links: %s%s", r.Stdout, r.Stderr)
+	r = s.Start(harness.Options{Dir: dir}, "cp", "-H", "out/s", "box:/tmp/s").Wait()
+	check.That(t, r.ExitCode == 0, "cp -H: %s", r.Stderr)
+	check.Equal(t, string(b.Exec(harness.Options{}, nil, "sh", "-c", "cat /tmp/*").Stdout), "secret", "in the sandbox")
 	for _, args := range [][]string{{"run", "--follow-links", "true"}, {"cp", "-H", "box:/tmp/s", "."}} {
-		if r := s.Start(harness.Options{Dir: dir}, args...).Wait(); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "--follow-links: ") {
-			t.Errorf("%q: %d %s", args, r.ExitCode, r.Stderr)
-		}
+		r := s.Start(harness.Options{Dir: dir}, args...).Wait()
+		check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "--follow-links: "), "%q: %d %s", args, r.ExitCode, r.Stderr)
 	}
 }
 
@@ -204,35 +173,28 @@ func TestGetHostile(t *testing.T) {
 	dir, o := carrier(t)
 	harness.Must(t, os.WriteFile(dir+"/victim", []byte("kept"), 0o644))
 	r := harness.Run(t, o, "--cwd", "none", "--get", "/tmp/t:out", "--get", "/tmp/t/abs/hostname:way", "--get", "/tmp/t/*/passwd:way", "--get", "/tmp/t/root/etc/passwd:way", "sh", "-c", hostileTree)
-	if r.ExitCode != 74 || r.Report.Error.Code != "get" || !strings.Contains(string(r.Stderr), "cannot be read") {
-		t.Errorf("%d %s", r.ExitCode, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 74 && r.Report.Error.Code == "get" && strings.Contains(string(r.Stderr), "cannot be read"), "%d %s", r.ExitCode, r.Stderr)
 	holds(t, dir+"/out/t/one", "x\n")
 	holds(t, dir+"/out/t/new\nline", "n")
 	holds(t, dir+"/victim", "kept")
-	if names, err := os.ReadDir(dir + "/way"); err != nil || len(names) != 0 {
-		t.Errorf("by a link: %v %v", names, err)
-	}
+	names, err := os.ReadDir(dir + "/way")
+	check.That(t, err == nil && len(names) == 0, "by a link: %v %v", names, err)
 	// It does not follow a link that an earlier command has left, also to another mount.
 	harness.Must(t, os.Mkdir(dir+"/links", 0o755))
 	harness.Must(t, os.Symlink("/etc", dir+"/links/etc"))
 	harness.Must(t, os.Symlink("/tmp", dir+"/links/tmp"))
 	harness.Run(t, harness.Options{Dir: dir + "/links"}, "--get", "etc/passw*:"+dir+"/way", "--get", "tmp/*:"+dir+"/way", "sh", "-c", "echo x >/tmp/f")
-	if names, err := os.ReadDir(dir + "/way"); err != nil || len(names) != 0 {
-		t.Errorf("by an earlier link: %v %v", names, err)
-	}
+	names, err = os.ReadDir(dir + "/way")
+	check.That(t, err == nil && len(names) == 0, "by an earlier link: %v %v", names, err)
 	// The command has put links into the target directory.
 	harness.Must(t, os.Mkdir(dir+"/work", 0o777))
 	harness.Must(t, os.Chmod(dir+"/work", 0o777))
 	r = harness.Run(t, harness.Options{Dir: dir + "/work"}, "-w", "--get", "/tmp/*", "sh", "-c", "echo x > /tmp/f; mkdir /tmp/d; echo y > /tmp/d/g; ln -s "+dir+"/victim f; ln -s "+dir+" d")
-	if r.ExitCode != 74 {
-		t.Errorf("%d %s", r.ExitCode, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 74, "%d %s", r.ExitCode, r.Stderr)
 	holds(t, dir+"/victim", "kept")
 	for _, name := range []string{"f", "g"} {
-		if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
-			t.Errorf("%s was written outside", name)
-		}
+		_, err := os.Lstat(filepath.Join(dir, name))
+		check.That(t, err != nil, "%s was written outside", name)
 	}
 }
 
@@ -274,14 +236,11 @@ func TestEmptyFiles(t *testing.T) {
 		for _, line := range harness.Lines(r.Stdout) {
 			var in, errno string
 			var n int
-			if _, err := fmt.Sscan(line, &in, &errno, &n); err != nil || errno != "ENOSPC" || n > most[in] || n < most[in]-64 {
-				t.Errorf("%s: %s", what, line)
-			}
+			_, err := fmt.Sscan(line, &in, &errno, &n)
+			check.That(t, err == nil && errno == "ENOSPC" && n <= most[in] && n >= most[in]-64, "%s: %s", what, line)
 			delete(most, in)
 		}
-		if len(most) != 0 {
-			t.Errorf("%s: no limit in %v", what, most)
-		}
+		check.That(t, len(most) == 0, "%s: no limit in %v", what, most)
 	}
 	limited("run", harness.Run(t, harness.Options{}, append(flags, command...)...))
 	b := harness.NewState(t).Sandbox(harness.Options{}, flags...)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -31,22 +32,16 @@ func TestWords(t *testing.T) {
 		{[]string{"exec", "--net", "host", "box", "true"}, "unknown flag --net, which is a flag of run, start; see sbxrun exec --help"},
 	} {
 		r := harness.Start(t, harness.Options{Bare: true}, c.args...).Wait()
-		if r.ExitCode != 125 || !strings.HasPrefix(string(r.Stderr), "sbxrun: error: "+c.want) {
-			t.Errorf("%q: exit code %d, stderr %q", c.args, r.ExitCode, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 125 && strings.HasPrefix(string(r.Stderr), "sbxrun: error: "+c.want), "%q: exit code %d, stderr %q", c.args, r.ExitCode, r.Stderr)
 	}
 	r := harness.Start(t, harness.Options{Bare: true, Dir: "/usr"}, "--workdir", ".", "true").Wait()
-	if want := "sbxrun: error: working directory \".\": must be an absolute path in the sandbox; write --cwd ro --workdir \"$PWD\"\n"; r.ExitCode != 125 || string(r.Stderr) != want {
-		t.Errorf("--workdir .: exit code %d, stderr %q", r.ExitCode, r.Stderr)
-	}
+	want := "sbxrun: error: working directory \".\": must be an absolute path in the sandbox; write --cwd ro --workdir \"$PWD\"\n"
+	check.That(t, r.ExitCode == 125 && string(r.Stderr) == want, "--workdir .: exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	r = harness.Start(t, harness.Options{Bare: true, Env: []string{"PATH="}}, "true").Wait()
-	if r.ExitCode != 0 || len(r.Stderr) != 0 { // does not look for bubblewrap
-		t.Errorf("without PATH: exit code %d, stderr %q", r.ExitCode, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 0 && len(r.Stderr) == 0, "without PATH: exit code %d, stderr %q", r.ExitCode, r.Stderr) // does not look for bubblewrap
 	// A negative number is a value.
-	if r := harness.Start(t, harness.Options{Bare: true}, "--oom-score-adj", "-1", "--print-command", "true").Wait(); strings.Contains(string(r.Stderr), "looks like a flag") {
-		t.Errorf("stderr %q", r.Stderr)
-	}
+	r = harness.Start(t, harness.Options{Bare: true}, "--oom-score-adj", "-1", "--print-command", "true").Wait()
+	check.That(t, !strings.Contains(string(r.Stderr), "looks like a flag"), "stderr %q", r.Stderr)
 }
 
 // If a missing command looks like an argument of timeout(1) or docker, a hint names sbxrun's
@@ -90,9 +85,8 @@ func TestTimeoutHint(t *testing.T) {
 		{[]string{"sh", "-c", "exit 127"}, 127, ""},
 	} {
 		r := harness.Start(t, harness.Options{Bare: true, Dir: dir, Env: []string{"PATH=/usr/bin:/bin"}}, c.args...).Wait()
-		if r.ExitCode != c.code || !strings.HasSuffix(string(r.Stderr), c.want) || c.want == "" && len(r.Stderr) > 0 {
-			t.Errorf("%q: exit code %d, stderr %q", c.args, r.ExitCode, r.Stderr)
-		}
+		check.That(t, r.ExitCode == c.code && strings.HasSuffix(string(r.Stderr), c.want) && (c.want != "" || len(r.Stderr) == 0),
+			"%q: exit code %d, stderr %q", c.args, r.ExitCode, r.Stderr)
 	}
 }
 
@@ -110,9 +104,8 @@ func TestDockerWords(t *testing.T) {
 		})
 	}
 	const lsHint = "sbxrun: hint: ls lists files; use sbxrun ps to list sandboxes"
-	if r, text := run("ls"); r.ExitCode != 0 || text != "" {
-		t.Errorf("ls without sandboxes: exit code %d, %q", r.ExitCode, text)
-	}
+	r, text := run("ls")
+	check.That(t, r.ExitCode == 0 && text == "", "ls without sandboxes: exit code %d, %q", r.ExitCode, text)
 	b := s.Sandbox(harness.Options{}, "--name", "web")
 	s.Sandbox(harness.Options{}, "--name", "file")
 	refused := func(word string) string {
@@ -137,17 +130,14 @@ func TestDockerWords(t *testing.T) {
 		{"-- ls", 0, ""},
 	} {
 		r, text := run(strings.Fields(c.line)...)
-		if r.ExitCode != c.code || !strings.HasPrefix(text, c.want) || c.want == "" && text != "" || strings.Contains(c.line, "ls") && c.line != "ls" && strings.Contains(text, lsHint) {
-			t.Errorf("%s: exit code %d, %q, want %q", c.line, r.ExitCode, text, c.want)
-		}
+		check.That(t, r.ExitCode == c.code && strings.HasPrefix(text, c.want) && (c.want != "" || text == "") && (!strings.Contains(c.line, "ls") || c.line == "ls" || !strings.Contains(text, lsHint)),
+			"%s: exit code %d, %q, want %q", c.line, r.ExitCode, text, c.want)
 	}
-	if r := s.Start(harness.Options{Bare: true, Dir: dir}, "ls").Wait(); r.ExitCode != 0 || string(r.Stdout) != "file\n" || len(r.Stderr) > 0 {
-		t.Errorf("ls into a pipe: exit code %d, %q, %q", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	r = s.Start(harness.Options{Bare: true, Dir: dir}, "ls").Wait()
+	check.That(t, r.ExitCode == 0 && string(r.Stdout) == "file\n" && len(r.Stderr) == 0, "ls into a pipe: exit code %d, %q, %q", r.ExitCode, r.Stdout, r.Stderr)
 	s.Run("kill", "--all")
-	if r, text := run("rm", "-f", "web"); r.ExitCode != 125 || !strings.HasPrefix(text, refused("web")) {
-		t.Errorf("rm of one that has ended: exit code %d, %q", r.ExitCode, text)
-	}
+	r, text = run("rm", "-f", "web")
+	check.That(t, r.ExitCode == 125 && strings.HasPrefix(text, refused("web")), "rm of one that has ended: exit code %d, %q", r.ExitCode, text)
 }
 
 // help and version work like the flags. A program of that name runs after --.
@@ -161,18 +151,16 @@ func TestHelpCommand(t *testing.T) {
 		{{"help", "run"}, {"run", "--help"}}, {{"help", "exec"}, {"exec", "--help"}}, {{"help", "doctor"}, {"doctor", "--help"}},
 	} {
 		got, want := run(c[0]...), run(c[1]...)
-		if got.ExitCode != 0 || string(got.Stdout) != string(want.Stdout) || len(got.Stdout) == 0 || len(got.Stderr) > 0 {
-			t.Errorf("%q: exit code %d, stdout %.100q, stderr %q; want as %q", c[0], got.ExitCode, got.Stdout, got.Stderr, c[1])
-		}
+		check.That(t, got.ExitCode == 0 && string(got.Stdout) == string(want.Stdout) && len(got.Stdout) != 0 && len(got.Stderr) == 0,
+			"%q: exit code %d, stdout %.100q, stderr %q; want as %q", c[0], got.ExitCode, got.Stdout, got.Stderr, c[1])
 	}
 	for _, args := range [][]string{{"help", "nosuch"}, {"help", "run", "exec"}, {"help", "help"}} {
 		if r := run(args...); r.ExitCode != 125 || len(r.Stdout) > 0 || !strings.HasSuffix(string(r.Stderr), "; see sbxrun --help\n") {
 			t.Errorf("%q: exit code %d, stdout %.100q, stderr %q", args, r.ExitCode, r.Stdout, r.Stderr)
 		}
 	}
-	if r := run("--", "help"); r.ExitCode != 127 {
-		t.Errorf("-- help: exit code %d: %s", r.ExitCode, r.Stdout)
-	}
+	r := run("--", "help")
+	check.That(t, r.ExitCode == 127, "-- help: exit code %d: %s", r.ExitCode, r.Stdout)
 }
 
 // With a removed current directory, relative paths are errors: --bind .:/x once showed all of the
@@ -193,8 +181,7 @@ func TestRemovedDirectory(t *testing.T) {
 		t.Cleanup(func() { os.Remove(dir) }) // if a failure has left it
 		wrap := []string{"sh", "-c", `rmdir "$PWD" && exec "$@"`, "sh"}
 		r := harness.Start(t, harness.Options{Bare: true, Dir: dir, Wrap: wrap}, c.args...).Wait()
-		if r.ExitCode != 125 || len(r.Stdout) != 0 || !strings.HasPrefix(string(r.Stderr), "sbxrun: error: "+c.want) {
-			t.Errorf("%q: exit code %d, stdout %.100q, stderr %q; want %q", c.args, r.ExitCode, r.Stdout, r.Stderr, c.want)
-		}
+		check.That(t, r.ExitCode == 125 && len(r.Stdout) == 0 && strings.HasPrefix(string(r.Stderr), "sbxrun: error: "+c.want),
+			"%q: exit code %d, stdout %.100q, stderr %q; want %q", c.args, r.ExitCode, r.Stdout, r.Stderr, c.want)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -45,9 +46,7 @@ func TestSignalsEverybody(t *testing.T) {
 			}
 			r.Expect(t, c.code, cause)
 			for _, want := range []string{"bystander lives\n", "caller lives\n"} {
-				if !strings.Contains(string(r.Stdout), want) {
-					t.Errorf("no %q in %q", want, r.Stdout)
-				}
+				check.That(t, strings.Contains(string(r.Stdout), want), "no %q in %q", want, r.Stdout)
 			}
 			if c.code == 124 {
 				harness.Within(t, "the run", r.Elapsed, timeout, timeout+300*time.Millisecond)
@@ -66,9 +65,8 @@ func TestForkBomb(t *testing.T) {
 			})
 			forks := 0
 			for running := true; running; forks++ {
-				if took := harness.HostFork(t); took > time.Second+harness.Slack {
-					t.Errorf("a fork on the host took %v", took)
-				}
+				took := harness.HostFork(t)
+				check.That(t, took <= time.Second+harness.Slack, "a fork on the host took %v", took)
 				select {
 				case <-p.Exited():
 					running = false
@@ -77,9 +75,7 @@ func TestForkBomb(t *testing.T) {
 			}
 			r := p.Wait()
 			r.Expect(t, 124, "timeout")
-			if forks < 2 {
-				t.Errorf("the host could fork only %d times meanwhile", forks)
-			}
+			check.That(t, forks >= 2, "the host could fork only %d times meanwhile", forks)
 			// With 100 spinning processes sbxrun is scheduled late.
 			harness.Within(t, "the run", r.Elapsed, timeout, timeout+time.Second)
 		})
@@ -130,9 +126,8 @@ func TestMemoryIsReported(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "python3", "-c", "x = b'x' * (200 << 20)")
 	r.Expect(t, 0, "exited")
-	if got := r.Report.Usage.MaxRSSBytes >> 20; got < 200 || got > 260 {
-		t.Errorf("%d MiB reported, want a little more than 200", got)
-	}
+	got := r.Report.Usage.MaxRSSBytes >> 20
+	check.That(t, got >= 200 && got <= 260, "%d MiB reported, want a little more than 200", got)
 }
 
 // A nested sandbox dies with the outer one, or fails cleanly.
@@ -190,9 +185,7 @@ func TestTraceMe(t *testing.T) {
 			"run":  harness.Run(t, harness.Options{}, "python3", "-c", begin+c.then),
 			"exec": b.Exec(harness.Options{}, nil, "python3", "-c", begin+c.then),
 		} {
-			if r.ExitCode != c.code || r.Report == nil || string(r.Report.Cause) != c.cause {
-				t.Errorf("%s, %s: exit code %d, %+v: %s", name, c.name, r.ExitCode, r.Report, r.Stderr)
-			}
+			check.That(t, r.ExitCode == c.code && r.Report != nil && string(r.Report.Cause) == c.cause, "%s, %s: exit code %d, %+v: %s", name, c.name, r.ExitCode, r.Report, r.Stderr)
 		}
 	}
 	r := harness.Run(t, harness.Options{}, "--timeout", harness.Deadline(time.Second).String(), "python3", "-c", begin+"os.kill(os.getpid(), signal.SIGSTOP)")

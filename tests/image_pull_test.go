@@ -30,6 +30,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -88,9 +89,8 @@ func imageNamed(t *testing.T, s *harness.State, name string) string {
 		Names  []string
 		Digest string
 	}
-	if err := stdjson.Unmarshal(r.Stdout, &list); err != nil || r.ExitCode != 0 {
-		t.Fatalf("image ls: exit code %d, %v: %s", r.ExitCode, err, r.Stderr)
-	}
+	err := stdjson.Unmarshal(r.Stdout, &list)
+	check.Require(t, err == nil && r.ExitCode == 0, "image ls: exit code %d, %v: %s", r.ExitCode, err, r.Stderr)
 	for _, m := range list {
 		if slices.Contains(m.Names, name) {
 			return m.Digest
@@ -107,23 +107,19 @@ func TestImagePull(t *testing.T) {
 	ref := reg.host + "/app:1"
 	pull := func(want string, args ...string) {
 		t.Helper()
-		if r := s.Run(append([]string{"image", "pull"}, args...)...); r.ExitCode != 0 || string(r.Stdout) != want+"\n" || len(r.Stderr) > 0 {
-			t.Errorf("pull %q: exit code %d, %q, %s", args, r.ExitCode, r.Stdout, r.Stderr)
-		}
+		r := s.Run(append([]string{"image", "pull"}, args...)...)
+		check.That(t, r.ExitCode == 0 && string(r.Stdout) == want+"\n" && len(r.Stderr) == 0, "pull %q: exit code %d, %q, %s", args, r.ExitCode, r.Stdout, r.Stderr)
 	}
 	pull(one, ref)
 	pull(one, ref, "--name", "other", "--ttl", "1h")
 	pull(one, reg.host+"/app@"+one)
 	for _, name := range []string{ref, "other", reg.host + "/app"} {
-		if got := imageNamed(t, s, name); got != one {
-			t.Errorf("%s is %s, not %s", name, got, one)
-		}
+		check.Equal(t, imageNamed(t, s, name), one, "%s", name)
 	}
 	two := reg.push("app:1", noise(1, 1000), noise(3, 1000))
 	pull(two, ref)
-	if got := []string{imageNamed(t, s, ref), imageNamed(t, s, "other")}; !slices.Equal(got, []string{two, one}) {
-		t.Errorf("after the tag has moved: %q", got)
-	}
+	got := []string{imageNamed(t, s, ref), imageNamed(t, s, "other")}
+	check.That(t, slices.Equal(got, []string{two, one}), "after the tag has moved: %q", got)
 	for _, test := range []struct {
 		args []string
 		want string
@@ -134,9 +130,8 @@ func TestImagePull(t *testing.T) {
 		{[]string{ref, "--authfile", "/nosuch"}, "error: read credentials: open /nosuch: no such file or directory\n"},
 		{[]string{ref, "--max-size", "1K"}, "error: "},
 	} {
-		if r := s.Run(append([]string{"image", "pull"}, test.args...)...); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), test.want) {
-			t.Errorf("pull %q: exit code %d, %s", test.args, r.ExitCode, r.Stderr)
-		}
+		r := s.Run(append([]string{"image", "pull"}, test.args...)...)
+		check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), test.want), "pull %q: exit code %d, %s", test.args, r.ExitCode, r.Stderr)
 	}
 }
 
@@ -181,9 +176,7 @@ func TestImagePullCredentials(t *testing.T) {
 	} {
 		r := s.Start(harness.Options{Env: test.env}, append([]string{"image", "pull", host + "/app:1"}, test.args...)...).Wait()
 		if test.want == "" {
-			if r.ExitCode != 0 || string(r.Stdout) != digest+"\n" {
-				t.Errorf("%q %q: exit code %d, %s", test.env, test.args, r.ExitCode, r.Stderr)
-			}
+			check.That(t, r.ExitCode == 0 && string(r.Stdout) == digest+"\n", "%q %q: exit code %d, %s", test.env, test.args, r.ExitCode, r.Stderr)
 		} else if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), test.want) || strings.Contains(string(r.Stderr), password) {
 			t.Errorf("%q %q: exit code %d, %s", test.env, test.args, r.ExitCode, r.Stderr)
 		}
@@ -218,16 +211,13 @@ func TestImagePullKilled(t *testing.T) {
 		case <-time.After(rand.N(harness.Scaled(60 * time.Millisecond))):
 			p.Signal(sig)
 		}
-		if r := p.Wait(); r.ExitCode != 0 && r.Signal != sig {
-			t.Errorf("exit code %d, signal %v: %s", r.ExitCode, r.Signal, r.Stderr)
-		}
-		if got := imageNamed(t, s, ref); got != old && got != digest {
-			t.Errorf("the image is %q, neither the old %q nor the new %q", got, old, digest)
-		}
+		r := p.Wait()
+		check.That(t, r.ExitCode == 0 || r.Signal == sig, "exit code %d, signal %v: %s", r.ExitCode, r.Signal, r.Stderr)
+		got := imageNamed(t, s, ref)
+		check.That(t, got == old || got == digest, "the image is %q, neither the old %q nor the new %q", got, old, digest)
 		if i%4 == 3 {
-			if r := s.Run("image", "pull", ref); r.ExitCode != 0 || string(r.Stdout) != digest+"\n" {
-				t.Errorf("after %d kills: exit code %d, %q, %s", i+1, r.ExitCode, r.Stdout, r.Stderr)
-			}
+			r := s.Run("image", "pull", ref)
+			check.That(t, r.ExitCode == 0 && string(r.Stdout) == digest+"\n", "after %d kills: exit code %d, %q, %s", i+1, r.ExitCode, r.Stdout, r.Stderr)
 		}
 	}
 }
@@ -246,14 +236,11 @@ func TestImagePullAtOnce(t *testing.T) {
 		}
 	}
 	for _, p := range pulls {
-		if r := p.Wait(); r.ExitCode != 0 {
-			t.Errorf("exit code %d, %s", r.ExitCode, r.Stderr)
-		}
+		r := p.Wait()
+		check.That(t, r.ExitCode == 0, "exit code %d, %s", r.ExitCode, r.Stderr)
 	}
 	for name, digest := range want {
-		if got := imageNamed(t, s, name); got != digest {
-			t.Errorf("%s is %q, not %s", name, got, digest)
-		}
+		check.Equal(t, imageNamed(t, s, name), digest, "%s", name)
 	}
 }
 
@@ -266,7 +253,5 @@ func TestImagePullProgress(t *testing.T) {
 		o.Env = []string{"TERM=xterm"}
 		return s.Start(o, "image", "pull", reg.host+"/app:1")
 	})
-	if r.ExitCode != 0 || !strings.Contains(shown, "/app:1: layer 1 of 1, ") || !strings.HasSuffix(shown, "\r\x1b[K") {
-		t.Errorf("exit code %d, %q", r.ExitCode, shown)
-	}
+	check.That(t, r.ExitCode == 0 && strings.Contains(shown, "/app:1: layer 1 of 1, ") && strings.HasSuffix(shown, "\r\x1b[K"), "exit code %d, %q", r.ExitCode, shown)
 }

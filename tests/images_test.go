@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -113,9 +114,8 @@ func imageOf(t *testing.T, s *harness.State, name string) (digest, dir string) {
 	digest = ociLayout(t, dir+"/oci", runtime.GOARCH, imageConfig, treeTar(t, rootTree(t)), b.Bytes())
 	if name != "" {
 		r := s.Run("image", "import", "oci:"+dir+"/oci", "--name", name)
-		if got := strings.TrimSpace(string(r.Stdout)); r.ExitCode != 0 || got != digest {
-			t.Fatalf("import: exit code %d, %q, want %s: %s", r.ExitCode, got, digest, r.Stderr)
-		}
+		got := strings.TrimSpace(string(r.Stdout))
+		check.Require(t, r.ExitCode == 0 && got == digest, "import: exit code %d, %q, want %s: %s", r.ExitCode, got, digest, r.Stderr)
 	}
 	return digest, dir + "/oci"
 }
@@ -126,9 +126,8 @@ func TestImageRun(t *testing.T) {
 	s := harness.NewState(t)
 	digest, dir := imageOf(t, s, "app:1")
 	archive := filepath.Dir(dir) + "/app.tar"
-	if r := s.Run("image", "export", "app:1", archive); r.ExitCode != 0 {
-		t.Fatalf("export: %s", r.Stderr)
-	}
+	r := s.Run("image", "export", "app:1", archive)
+	check.Require(t, r.ExitCode == 0, "export: %s", r.Stderr)
 	for name, tt := range map[string]struct {
 		image string
 		args  []string
@@ -159,9 +158,8 @@ func TestImageRun(t *testing.T) {
 				args = append(layer(t), args...)
 			}
 			r := s.Start(harness.Options{}, args...).Wait()
-			if got := string(r.Stdout); r.ExitCode != 0 || got != tt.want {
-				t.Errorf("exit code %d, printed %q, want %q; %s", r.ExitCode, got, tt.want, r.Stderr)
-			}
+			got := string(r.Stdout)
+			check.That(t, r.ExitCode == 0 && got == tt.want, "exit code %d, printed %q, want %q; %s", r.ExitCode, got, tt.want, r.Stderr)
 		})
 	}
 	t.Run("report", func(t *testing.T) {
@@ -171,9 +169,8 @@ func TestImageRun(t *testing.T) {
 			Image struct{ Name, Digest, Platform string }
 		}
 		harness.Must(t, stdjson.Unmarshal(r.Stdout, &got))
-		if i := got.Image; i.Name != "app:1" || i.Digest != digest || i.Platform != "linux/"+runtime.GOARCH {
-			t.Errorf("%s", r.Stdout)
-		}
+		i := got.Image
+		check.That(t, i.Name == "app:1" && i.Digest == digest && i.Platform == "linux/"+runtime.GOARCH, "%s", r.Stdout)
 	})
 }
 
@@ -213,9 +210,7 @@ func TestImageErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := s.Run(append(append([]string{"--cwd", "none"}, tt.args...), "true")...)
-			if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), tt.want) {
-				t.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
-			}
+			check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), tt.want), "exit code %d: %s", r.ExitCode, r.Stderr)
 		})
 	}
 }
@@ -228,36 +223,26 @@ func TestImageWritable(t *testing.T) {
 	digest, _ := imageOf(t, s, "app:1")
 	b := s.Sandbox(harness.Options{}, layer(t, "--name", "box", "--cwd", "none", "--image", "app:1", "--overlay", "/")...)
 	execOut(t, b, "echo x >/srv/new && rm /srv/data && mkdir /made && mv /opt/bin/env /opt/bin/env2")
-	if got := execOut(t, b, "pwd; echo $APP"); got != "/srv\n1\n" {
-		t.Errorf("an exec has %q", got)
-	}
+	check.Equal(t, execOut(t, b, "pwd; echo $APP"), "/srv\n1\n", "an exec has")
 	file := harness.SharedDir(t) + "/file"
 	harness.Must(t, os.WriteFile(file, []byte("copied\n"), 0o644))
 	for _, args := range [][]string{{"cp", file, "box:/srv/copied"}, {"cp", "box:/srv/new", file + "2"}, {"snapshot", "create", "box", "--name", "snap"}, {"image", "commit", "box", "app:2"}} {
-		if r := s.Run(args...); r.ExitCode != 0 {
-			t.Fatalf("%q: %s", args, r.Stderr)
-		}
+		r := s.Run(args...)
+		check.Require(t, r.ExitCode == 0, "%q: %s", args, r.Stderr)
 	}
-	if got := readFile(t, file+"2"); got != "x\n" {
-		t.Errorf("copied %q", got)
-	}
-	if r := s.Run("diff", "box"); string(r.Stdout) != "A made/\nD opt/bin/env\nA opt/bin/env2 (executable)\nA srv/copied\nD srv/data\nA srv/new\n" {
-		t.Errorf("diff printed %q; %s", r.Stdout, r.Stderr)
-	}
-	if r := s.Run("image", "rm", "app:1"); r.ExitCode != 76 || !strings.Contains(string(r.Stderr), `image "app:1" is in use`) {
-		t.Errorf("rm: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
-	if r := s.Run("cleanup", "-n"); strings.Contains(string(r.Stdout), digest[7:]) {
-		t.Errorf("cleanup would remove the image: %s", r.Stdout)
-	}
+	check.Equal(t, readFile(t, file+"2"), "x\n", "copied")
+	r := s.Run("diff", "box")
+	check.That(t, string(r.Stdout) == "A made/\nD opt/bin/env\nA opt/bin/env2 (executable)\nA srv/copied\nD srv/data\nA srv/new\n", "diff printed %q; %s", r.Stdout, r.Stderr)
+	r = s.Run("image", "rm", "app:1")
+	check.That(t, r.ExitCode == 76 && strings.Contains(string(r.Stderr), `image "app:1" is in use`), "rm: exit code %d: %s", r.ExitCode, r.Stderr)
+	r = s.Run("cleanup", "-n")
+	check.That(t, !strings.Contains(string(r.Stdout), digest[7:]), "cleanup would remove the image: %s", r.Stdout)
 	archive := file + ".tar"
-	if r := s.Run("image", "export", "app:2", archive); r.ExitCode != 0 {
-		t.Fatalf("export: %s", r.Stderr)
-	}
+	r = s.Run("image", "export", "app:2", archive)
+	check.Require(t, r.ExitCode == 0, "export: %s", r.Stderr)
 	other := harness.NewState(t)
-	if r := other.Run("image", "import", archive, "--name", "there"); r.ExitCode != 0 {
-		t.Fatalf("import: %s", r.Stderr)
-	}
+	r = other.Run("image", "import", archive, "--name", "there")
+	check.Require(t, r.ExitCode == 0, "import: %s", r.Stderr)
 	const script = "cat /srv/copied /srv/new; ls /srv /opt/bin/env /made 2>/dev/null; pwd"
 	const want = "copied\nx\n/made:\n\n/srv:\ncopied\nnew\n/srv\n"
 	for name, r := range map[string]*harness.Result{
@@ -265,16 +250,13 @@ func TestImageWritable(t *testing.T) {
 		"committed": s.Run("--cwd", "none", "--image", "app:2", "sh", "-c", script),
 		"imported":  other.Run("--cwd", "none", "--image", "there", "sh", "-c", script),
 	} {
-		if got := string(r.Stdout); r.ExitCode != 0 || got != want {
-			t.Errorf("%s: exit code %d, %q; %s", name, r.ExitCode, got, r.Stderr)
-		}
+		got := string(r.Stdout)
+		check.That(t, r.ExitCode == 0 && got == want, "%s: exit code %d, %q; %s", name, r.ExitCode, got, r.Stderr)
 	}
-	if r := s.Run(layer(t, "--from", "snap", "--image", "app:2", "true")...); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "was taken over image "+digest) {
-		t.Errorf("another image: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
-	if r := s.Run("--cwd", "none", "--image", "app:1", "sh", "-c", "ls /srv /opt/bin/env"); string(r.Stdout) != "/opt/bin/env\n\n/srv:\ndata\n" {
-		t.Errorf("the image was changed: %q; %s", r.Stdout, r.Stderr)
-	}
+	r = s.Run(layer(t, "--from", "snap", "--image", "app:2", "true")...)
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "was taken over image "+digest), "another image: exit code %d: %s", r.ExitCode, r.Stderr)
+	r = s.Run("--cwd", "none", "--image", "app:1", "sh", "-c", "ls /srv /opt/bin/env")
+	check.That(t, string(r.Stdout) == "/opt/bin/env\n\n/srv:\ndata\n", "the image was changed: %q; %s", r.Stdout, r.Stderr)
 }
 
 // An import that is killed leaves the old image or the new one, and the next import succeeds.
@@ -309,18 +291,15 @@ func TestImageImportKilled(t *testing.T) {
 		p.Wait()
 		r := s.Run("image", "inspect", "app", "--json")
 		var got []struct{ Digest string }
-		if stdjson.Unmarshal(r.Stdout, &got) != nil || len(got) != 1 || got[0].Digest != before && got[0].Digest != after {
-			t.Fatalf("after a kill: %s%s; want %s or %s", r.Stdout, r.Stderr, before, after)
-		}
-		if r := s.Run("image", "import", "oci:"+layout, "--name", "app"); strings.TrimSpace(string(r.Stdout)) != after {
-			t.Fatalf("the next import: %d, %s", r.ExitCode, r.Stderr)
-		}
+		check.Require(t, stdjson.Unmarshal(r.Stdout, &got) == nil && len(got) == 1 && (got[0].Digest == before || got[0].Digest == after),
+			"after a kill: %s%s; want %s or %s", r.Stdout, r.Stderr, before, after)
+		r = s.Run("image", "import", "oci:"+layout, "--name", "app")
+		check.Require(t, strings.TrimSpace(string(r.Stdout)) == after, "the next import: %d, %s", r.ExitCode, r.Stderr)
 		before = after
 	}
 	s.Run("cleanup")
-	if left, err := os.ReadDir(s.Dir + "-data/snapshots/tmp"); err != nil || len(left) > 0 {
-		t.Errorf("left over: %q, %v", left, err)
-	}
+	left, err := os.ReadDir(s.Dir + "-data/snapshots/tmp")
+	check.That(t, err == nil && len(left) == 0, "left over: %q, %v", left, err)
 }
 
 // A signal ends sbxrun while it imports an image.
@@ -335,7 +314,6 @@ func TestImageSignal(t *testing.T) {
 	p := harness.Start(t, there, "--cwd", "none", "--data-dir", s.Dir+"-data", "--image", "oci:"+dir, "true")
 	harness.Until(t, harness.Bound, "an import", func() bool { return os.Remove(begun) == nil })
 	p.Signal(unix.SIGTERM)
-	if r := p.Wait(); r.Signal != unix.SIGTERM || len(r.Stderr) > 0 {
-		t.Errorf("exit code %d, %v: %s", r.ExitCode, r.Signal, r.Stderr)
-	}
+	r := p.Wait()
+	check.That(t, r.Signal == unix.SIGTERM && len(r.Stderr) == 0, "exit code %d, %v: %s", r.ExitCode, r.Signal, r.Stderr)
 }

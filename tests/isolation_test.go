@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -29,9 +30,7 @@ func TestPayloadTakesOverNothing(t *testing.T) {
 		})
 		kill.end(p)
 		r := p.Wait()
-		if out := string(r.Stdout); out != "done\n" {
-			t.Errorf("%s: it could %s", kill.name, out)
-		}
+		check.Equal(t, string(r.Stdout), "done\n", "%s: it could", kill.name)
 	}
 }
 
@@ -45,9 +44,8 @@ func TestInitIsHidden(t *testing.T) {
 	}
 	for _, flags := range [][]string{nil, {"--oom-score-adj", "500"}} {
 		args := append(flags, "--cwd", "none", "sh", "-c", "ls /proc/1/fd; cat /proc/1/environ; readlink /proc/1/exe; exit 7")
-		if r := harness.Start(t, o, args...).Wait(); r.ExitCode != 7 || len(r.Stdout) > 0 {
-			t.Errorf("%q: exit code %d, it could see %q; %s", flags, r.ExitCode, r.Stdout, r.Stderr)
-		}
+		r := harness.Start(t, o, args...).Wait()
+		check.That(t, r.ExitCode == 7 && len(r.Stdout) == 0, "%q: exit code %d, it could see %q; %s", flags, r.ExitCode, r.Stdout, r.Stderr)
 	}
 }
 
@@ -62,19 +60,15 @@ func TestCommandsOfASandboxApart(t *testing.T) {
 	for range 4 {
 		wg.Go(func() {
 			r := b.Exec(harness.Options{}, nil, "sh", "-c", "echo /proc/[0-9]* $(cat /proc/1/comm)")
-			if out := string(r.Stdout); out != "/proc/1 /proc/2 /proc/3 sbxrun-init\n" && out != "/proc/1 /proc/2 sbxrun-init\n" {
-				t.Errorf("an exec sees %s", out)
-			}
+			out := string(r.Stdout)
+			check.That(t, out == "/proc/1 /proc/2 /proc/3 sbxrun-init\n" || out == "/proc/1 /proc/2 sbxrun-init\n", "an exec sees %s", out)
 			r = b.Exec(harness.Options{}, []string{"--timeout", "1"}, "/fixtures/takeover")
-			if out := string(r.Stdout); out != "done\n" && out != "" {
-				t.Errorf("an exec could %s", out)
-			}
+			out = string(r.Stdout)
+			check.That(t, out == "done\n" || out == "", "an exec could %s", out)
 		})
 	}
 	wg.Wait()
-	if out := string(s.Run("logs", b.ID).Stdout); out != "done\n" {
-		t.Errorf("the sandbox's own command could %s", out)
-	}
+	check.Equal(t, string(s.Run("logs", b.ID).Stdout), "done\n", "the sandbox's own command could")
 }
 
 // Limits that bubblewrap could not work under apply only to the payload.
@@ -82,9 +76,7 @@ func TestSmallLimits(t *testing.T) {
 	t.Parallel()
 	for range 20 {
 		r := harness.Run(t, harness.Options{}, "--nofile", "3", "--fsize", "1", "--stack", "64K", "/bin/true")
-		if r.ExitCode != 0 && r.ExitCode != 127 { // the loader may need another descriptor
-			t.Errorf("exit code %d, %s", r.ExitCode, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 0 || r.ExitCode == 127, "exit code %d, %s", r.ExitCode, r.Stderr) // the loader may need another descriptor
 		harness.Run(t, harness.Options{}, "--fsize", "1K", "sh", "-c", "ulimit -f").Expect(t, 0, "exited")
 	}
 }
@@ -174,7 +166,6 @@ func TestStoppedRoomDeadline(t *testing.T) {
 	harness.Must(t, b.Supervisor.Signal(unix.SIGSTOP))
 	harness.Until(t, harness.Bound, "the room's end", func() bool { return len(harness.Members(b.NS)) == 0 })
 	harness.Must(t, b.Supervisor.Signal(unix.SIGCONT))
-	if r := b.Ended().Report; r == nil || r.Cause != "timeout" || r.ExitCode != 124 {
-		t.Errorf("%+v", r)
-	}
+	r := b.Ended().Report
+	check.That(t, r != nil && r.Cause == "timeout" && r.ExitCode == 124, "%+v", r)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -45,15 +46,10 @@ func TestJSONErrors(t *testing.T) {
 			t.Errorf("%s: exit code %d, %v, stdout %q, stderr %q", what, r.ExitCode, err, r.Stdout, r.Stderr)
 			return
 		}
-		if !strings.HasPrefix(string(r.Stdout), "[") && (one.Error == nil || one.Error.Code == "" || one.Error.Message == "") {
-			t.Errorf("%s: no error in %s", what, r.Stdout)
-		}
-		if one.ExitCode != nil && *one.ExitCode != r.ExitCode {
-			t.Errorf("%s: exit code %d, but %s", what, r.ExitCode, r.Stdout)
-		}
-		if n := len(harness.Lines(r.Stderr)); n > 2 {
-			t.Errorf("%s: %d lines on stderr: %s", what, n, r.Stderr)
-		}
+		check.That(t, strings.HasPrefix(string(r.Stdout), "[") || one.Error != nil && one.Error.Code != "" && one.Error.Message != "", "%s: no error in %s", what, r.Stdout)
+		check.That(t, one.ExitCode == nil || *one.ExitCode == r.ExitCode, "%s: exit code %d, but %s", what, r.ExitCode, r.Stdout)
+		n := len(harness.Lines(r.Stderr))
+		check.That(t, n <= 2, "%s: %d lines on stderr: %s", what, n, r.Stderr)
 	}
 	tried := 0
 	for _, c := range cli.Commands() {

@@ -10,15 +10,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // decode parses the JSON output of a command.
 func decode(t *testing.T, r *harness.Result, into any) {
 	t.Helper()
-	if err := stdjson.Unmarshal(r.Stdout, into); err != nil {
-		t.Fatalf("%v: %.2000s%s", err, r.Stdout, r.Stderr)
-	}
+	err := stdjson.Unmarshal(r.Stdout, into)
+	check.Require(t, err == nil, "%v: %.2000s%s", err, r.Stdout, r.Stderr)
 }
 
 // killed is an element of the output of kill --json.
@@ -47,9 +47,7 @@ func kill(t *testing.T, s *harness.State, code int, args ...string) []killed {
 func timedKill(t *testing.T, s *harness.State, code int, args ...string) ([]killed, time.Duration) {
 	t.Helper()
 	r := s.Run(append([]string{"kill", "--json"}, args...)...)
-	if r.ExitCode != code {
-		t.Errorf("kill %q: exit code %d, want %d: %s%s", args, r.ExitCode, code, r.Stdout, r.Stderr)
-	}
+	check.That(t, r.ExitCode == code, "kill %q: exit code %d, want %d: %s%s", args, r.ExitCode, code, r.Stdout, r.Stderr)
 	var all []killed
 	decode(t, r, &all)
 	return all, r.Elapsed
@@ -60,39 +58,30 @@ func timedKill(t *testing.T, s *harness.State, code int, args ...string) ([]kill
 func TestKill(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
-	if r := s.Run("kill", "nobody"); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), `"nobody"`) {
-		t.Errorf("unknown: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
+	r := s.Run("kill", "nobody")
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), `"nobody"`), "unknown: exit code %d: %s", r.ExitCode, r.Stderr)
 	ended := s.Sandbox(harness.Options{}, "sh", "-c", "exit 42")
 	ended.Ended()
-	if k := kill(t, s, 0, ended.ID); len(k) != 1 || !k[0].Already || k[0].Status != "failed" || k[0].ExitCode == nil || *k[0].ExitCode != 42 {
-		t.Errorf("ended before: %+v", k)
-	}
-	if r := s.Run("kill", ended.ID); r.ExitCode != 0 || !strings.Contains(string(r.Stdout), "failed") {
-		t.Errorf("ended before: exit code %d: %s", r.ExitCode, r.Stdout)
-	}
+	k := kill(t, s, 0, ended.ID)
+	check.That(t, len(k) == 1 && k[0].Already && k[0].Status == "failed" && k[0].ExitCode != nil && *k[0].ExitCode == 42, "ended before: %+v", k)
+	r = s.Run("kill", ended.ID)
+	check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stdout), "failed"), "ended before: exit code %d: %s", r.ExitCode, r.Stdout)
 	b := s.Sandbox(harness.Options{}, "--name", "b")
-	if k := kill(t, s, 0, "b"); len(k) != 1 || k[0].Already || k[0].Status != "killed" || k[0].Verdict != "proven" || k[0].ExitCode == nil || *k[0].ExitCode != 137 {
-		t.Errorf("alive: %+v", k)
-	}
-	if rec := b.Ended(); rec.Report.Cause != "killed" || rec.Report.ExitCode != 137 || rec.Status != "killed" {
-		t.Errorf("%+v", rec)
-	}
-	if k := kill(t, s, 0, "b"); len(k) != 1 || !k[0].Already || k[0].Status != "killed" {
-		t.Errorf("twice: %+v", k)
-	}
+	k = kill(t, s, 0, "b")
+	check.That(t, len(k) == 1 && !k[0].Already && k[0].Status == "killed" && k[0].Verdict == "proven" && k[0].ExitCode != nil && *k[0].ExitCode == 137, "alive: %+v", k)
+	rec := b.Ended()
+	check.That(t, rec.Report.Cause == "killed" && rec.Report.ExitCode == 137 && rec.Status == "killed", "%+v", rec)
+	k = kill(t, s, 0, "b")
+	check.That(t, len(k) == 1 && k[0].Already && k[0].Status == "killed", "twice: %+v", k)
 	// One of three does not exist: the others end, and kill fails.
 	one, two := s.Sandbox(harness.Options{}), s.Sandbox(harness.Options{})
-	r := s.Run("kill", "--grace", "0", one.ID, "nobody", two.ID, "nobody-else", one.ID)
-	if r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 2 || len(harness.Lines(r.Stdout)) != 2 {
-		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	r = s.Run("kill", "--grace", "0", one.ID, "nobody", two.ID, "nobody-else", one.ID)
+	check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 2 && len(harness.Lines(r.Stdout)) == 2, "exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	one.Ended()
 	two.Ended()
 	for _, args := range [][]string{{}, {"--all", "b"}, {"--tag", "a=b", "b"}, {"--tag", "a"}, {"--signal", "NONE", "b"}, {"--grace", "-1", "b"}} {
-		if r := s.Run(append([]string{"kill"}, args...)...); r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 {
-			t.Errorf("kill %q: exit code %d: %s", args, r.ExitCode, r.Stderr)
-		}
+		r := s.Run(append([]string{"kill"}, args...)...)
+		check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1, "kill %q: exit code %d: %s", args, r.ExitCode, r.Stderr)
 	}
 }
 
@@ -108,9 +97,8 @@ func TestKillDuringExec(t *testing.T) {
 			p.WaitOutput("ready ")
 			ps = append(ps, p)
 		}
-		if k := kill(t, b.State, 0, "--grace", grace, "box"); k[0].Verdict != "proven" {
-			t.Errorf("%+v", k)
-		}
+		k := kill(t, b.State, 0, "--grace", grace, "box")
+		check.That(t, k[0].Verdict == "proven", "%+v", k)
 		killedAt := time.Now()
 		for _, p := range ps {
 			r := p.Wait()
@@ -119,9 +107,7 @@ func TestKillDuringExec(t *testing.T) {
 		}
 		b.Ended()
 		r := b.State.Run("exec", "box", "true")
-		if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "ended") {
-			t.Errorf("exec after the end: exit code %d: %s", r.ExitCode, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "ended"), "exec after the end: exit code %d: %s", r.ExitCode, r.Stderr)
 	}
 }
 
@@ -131,24 +117,19 @@ func TestKillSignal(t *testing.T) {
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "sh", "-c", "trap 'echo main got USR1; exit 0' USR1; echo up; while :; do sleep 0.05; done")
 	b.Busy, b.Dying = true, true
-	if r := s.Run("wait", "--log", "up", b.ID); r.ExitCode != 0 {
-		t.Fatalf("%s", r.Stderr)
-	}
+	r := s.Run("wait", "--log", "up", b.ID)
+	check.Require(t, r.ExitCode == 0, "%s", r.Stderr)
 	p := b.StartExec(harness.Options{}, nil, "bash", "-c", "trap 'echo exec got USR1; exit 3' USR1; echo up; while :; do sleep 0.05; done")
 	p.WaitOutput("up\n")
 	_, took := timedKill(t, s, 0, "--signal", "USR1", "--grace", "20", b.ID)
 	harness.Within(t, "the end", took, 0, 300*time.Millisecond)
-	if rec := b.Ended(); rec.Report.Cause != "killed" || rec.Status != "killed" {
-		t.Errorf("%+v", rec)
-	}
-	if out := s.Run("logs", b.ID).Stdout; !strings.HasSuffix(string(out), "main got USR1\n") {
-		t.Errorf("main: %q", out)
-	}
-	r := p.Wait()
+	rec := b.Ended()
+	check.That(t, rec.Report.Cause == "killed" && rec.Status == "killed", "%+v", rec)
+	out := s.Run("logs", b.ID).Stdout
+	check.That(t, strings.HasSuffix(string(out), "main got USR1\n"), "main: %q", out)
+	r = p.Wait()
 	r.Expect(t, 137, "killed") // however it handled the signal
-	if r.Report.Payload != nil && r.Report.Payload.ExitCode != nil && !strings.HasSuffix(string(r.Stdout), "exec got USR1\n") {
-		t.Errorf("exec: %q", r.Stdout)
-	}
+	check.That(t, r.Report.Payload == nil || r.Report.Payload.ExitCode == nil || strings.HasSuffix(string(r.Stdout), "exec got USR1\n"), "exec: %q", r.Stdout)
 }
 
 // A command that ignores SIGTERM dies after the default grace period.
@@ -159,9 +140,7 @@ func TestKillTermIgnored(t *testing.T) {
 	s.Run("wait", "--log", "up", b.ID)
 	k, took := timedKill(t, s, 0, b.ID)
 	harness.Within(t, "kill", took, 5*time.Second, 5500*time.Millisecond)
-	if k[0].Status != "killed" || k[0].ExitCode == nil || *k[0].ExitCode != 137 || k[0].Verdict != "proven" {
-		t.Errorf("%+v", k)
-	}
+	check.That(t, k[0].Status == "killed" && k[0].ExitCode != nil && *k[0].ExitCode == 137 && k[0].Verdict == "proven", "%+v", k)
 	b.Ended()
 }
 
@@ -174,12 +153,10 @@ func TestKillIdle(t *testing.T) {
 	p := b.StartExec(harness.Options{}, nil, "sh", "-c", fmt.Sprintf("trap 'sleep %f; echo cleaned; exit' TERM; echo up; while :; do sleep 0.02; done", timeout.Seconds()+1))
 	p.WaitOutput("up\n")
 	kill(t, b.State, 0, "--grace", "60", b.ID)
-	if r := p.Wait(); !strings.HasSuffix(string(r.Stdout), "cleaned\n") {
-		t.Errorf("exec: %q", r.Stdout)
-	}
-	if rec := b.Ended(); rec.Report.Cause != "killed" {
-		t.Errorf("%+v", rec)
-	}
+	r := p.Wait()
+	check.That(t, strings.HasSuffix(string(r.Stdout), "cleaned\n"), "exec: %q", r.Stdout)
+	rec := b.Ended()
+	check.That(t, rec.Report.Cause == "killed", "%+v", rec)
 }
 
 // A later kill with a shorter grace period takes effect.
@@ -189,14 +166,12 @@ func TestKillTwice(t *testing.T) {
 	b := s.Sandbox(harness.Options{}, "/fixtures/term-swallow")
 	s.Run("wait", "--log", "ready 1", b.ID)
 	patient := s.Start(harness.Options{}, "kill", "--grace", "50", b.ID)
-	if r := s.Run("wait", "--log", "got SIGTERM", "--timeout", "20", b.ID); r.ExitCode != 0 {
-		t.Errorf("%s", r.Stderr)
-	}
+	r := s.Run("wait", "--log", "got SIGTERM", "--timeout", "20", b.ID)
+	check.That(t, r.ExitCode == 0, "%s", r.Stderr)
 	_, took := timedKill(t, s, 0, "--grace", "0", b.ID)
 	harness.Within(t, "the second kill", took, 0, 200*time.Millisecond)
-	if r := patient.Wait(); r.ExitCode != 0 {
-		t.Errorf("the first kill: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
+	r = patient.Wait()
+	check.That(t, r.ExitCode == 0, "the first kill: exit code %d: %s", r.ExitCode, r.Stderr)
 	b.Ended()
 }
 
@@ -217,19 +192,15 @@ func TestKillAll(t *testing.T) {
 	other := s.Sandbox(harness.Options{}, "--tag", "job=8")
 	r := s.Run("kill", "--all", "--tag", "job=7", "--grace", "1")
 	harness.Within(t, "kill --all", r.Elapsed, time.Second, 1300*time.Millisecond)
-	if r.ExitCode != 0 || !strings.Contains(string(r.Stdout), "6 killed\n") {
-		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stdout), "6 killed\n"), "exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	for _, b := range all {
 		b.Ended()
 	}
 	other.Alive()
-	if r := s.Run("kill", "--all"); r.ExitCode != 0 || !strings.Contains(string(r.Stdout), "1 killed\n") {
-		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
-	if r := s.Run("kill", "--all"); r.ExitCode != 0 || string(r.Stdout) != "0 killed, looked in "+s.Dir+"\n" {
-		t.Errorf("none left: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	r = s.Run("kill", "--all")
+	check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stdout), "1 killed\n"), "exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	r = s.Run("kill", "--all")
+	check.That(t, r.ExitCode == 0 && string(r.Stdout) == "0 killed, looked in "+s.Dir+"\n", "none left: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 }
 
 // kill ends many sandboxes at once; SBXRUN_SOAK=100 makes 200.
@@ -248,9 +219,7 @@ func TestKillMany(t *testing.T) {
 	wg.Wait()
 	r := s.Run("ps", "--names")
 	harness.Within(t, "ps", r.Elapsed, 0, 50*time.Millisecond)
-	if n := len(harness.Lines(r.Stdout)); n != sandboxes {
-		t.Errorf("ps shows %d", n)
-	}
+	check.Equal(t, len(harness.Lines(r.Stdout)), sandboxes, "ps shows")
 	r = s.Run("kill", "--all", "--grace", "0")
 	harness.Within(t, "kill --all", r.Elapsed, 0, time.Second)
 	if want := fmt.Sprintf("%d killed\n", sandboxes); r.ExitCode != 0 || !strings.Contains(string(r.Stdout), want) || strings.Count(string(r.Stdout), "(proven)") != sandboxes {
@@ -302,25 +271,21 @@ sys.stdin.read()`
 	harness.Must(t, err)
 	done, err := harness.StartCommand(cmd)
 	harness.Must(t, err)
-	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "entered\n" {
-		t.Errorf("could not enter: %q, %v", line, err)
-	}
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	check.That(t, line == "entered\n", "could not enter: %q, %v", line, err)
 	harness.Until(t, harness.Bound, "the process", func() bool { return len(b.Members()) == 2 })
 	// When its parent exits it becomes our child; so does the keeper if the supervisor gives up.
 	b.AdoptAll()
 
 	k, took := timedKill(t, s, 123, "--grace", "0", "--proof-timeout", "1", b.ID)
 	harness.Within(t, "kill", took, 500*time.Millisecond, 3500*time.Millisecond)
-	if len(k) != 1 || k[0].Verdict != "unproven" || len(k[0].Survivors) == 0 {
-		t.Errorf("%+v", k)
-	}
+	check.That(t, len(k) == 1 && k[0].Verdict == "unproven" && len(k[0].Survivors) != 0, "%+v", k)
 	stdin.Close()
 	_ = cmd.Wait() // it was told to end
 	done()
 	harness.Until(t, harness.Bound, "init's end", b.Init.Ended)
 	harness.Until(t, harness.Bound, "init to be reaped", func() bool { return len(b.Members()) == 0 })
 	b.Ended()
-	if k := kill(t, s, 0, b.ID); len(k) != 1 || !k[0].Already || k[0].Verdict != "proven" || len(k[0].Survivors) != 0 {
-		t.Errorf("after all: %+v", k)
-	}
+	k = kill(t, s, 0, b.ID)
+	check.That(t, len(k) == 1 && k[0].Already && k[0].Verdict == "proven" && len(k[0].Survivors) == 0, "after all: %+v", k)
 }

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -23,20 +24,13 @@ func TestExecReportsLeftoverProcesses(t *testing.T) {
 		{[]string{"--", "sh", "-c", "sleep 60 >/dev/null 2>&1 & exit 3"}, "sbxrun: killed 1 leftover process" + hint},
 	} {
 		r := s.Start(harness.Options{}, append([]string{"exec", b.ID}, c.args...)...).Wait()
-		if string(r.Stderr) != c.want {
-			t.Errorf("%q: stderr %q, want %q", c.args, r.Stderr, c.want)
-		}
+		check.That(t, string(r.Stderr) == c.want, "%q: stderr %q, want %q", c.args, r.Stderr, c.want)
 		for _, flag := range []string{"--quiet", "--json"} {
 			r := s.Start(harness.Options{}, append([]string{"exec", flag, b.ID}, c.args...)...).Wait()
-			if len(r.Stderr) > 0 {
-				t.Errorf("%s %q: stderr %q", flag, c.args, r.Stderr)
-			}
-			if flag == "--json" && strings.Contains(string(r.Stdout), `"strays":0`) == (c.want != "") {
-				t.Errorf("%q: report %s", c.args, r.Stdout)
-			}
+			check.That(t, len(r.Stderr) == 0, "%s %q: stderr %q", flag, c.args, r.Stderr)
+			check.That(t, flag != "--json" || strings.Contains(string(r.Stdout), `"strays":0`) != (c.want != ""), "%q: report %s", c.args, r.Stdout)
 		}
 	}
-	if r := s.Start(harness.Options{}, "sh", "-c", "sleep 60 >/dev/null 2>&1 &").Wait(); len(r.Stderr) > 0 {
-		t.Errorf("run: stderr %q", r.Stderr)
-	}
+	r := s.Start(harness.Options{}, "sh", "-c", "sleep 60 >/dev/null 2>&1 &").Wait()
+	check.That(t, len(r.Stderr) == 0, "run: stderr %q", r.Stderr)
 }

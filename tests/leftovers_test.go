@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -16,9 +17,7 @@ func TestStdoutHeldByChild(t *testing.T) {
 	p.WaitOutput("left 1\n")
 	r := p.Wait()
 	r.Expect(t, 7, "exited")
-	if r.Report.Teardown.Strays != 1 {
-		t.Errorf("%d strays, want 1", r.Report.Teardown.Strays)
-	}
+	check.That(t, r.Report.Teardown.Strays == 1, "%d strays, want 1", r.Report.Teardown.Strays)
 	// sbxrun measures from the command's exit to the proof, and the test from there to
 	// end-of-file.
 	teardown := time.Duration(*r.Report.TeardownMS * float64(time.Millisecond))
@@ -38,9 +37,7 @@ while open("/proc/" + child + "/stat").read().split()[2] != "Z":
     time.sleep(0.01)
 `)
 	r.Expect(t, 0, "exited")
-	if r.Report.Teardown.Strays != 1 {
-		t.Errorf("%d strays, want 1", r.Report.Teardown.Strays)
-	}
+	check.That(t, r.Report.Teardown.Strays == 1, "%d strays, want 1", r.Report.Teardown.Strays)
 }
 
 // Not a byte is written after sbxrun has returned.
@@ -54,13 +51,10 @@ func TestWriterIsStopped(t *testing.T) {
 		r := harness.Run(t, harness.Options{}, "--bind", dir+":/out", "/fixtures/leave-writer", "/out/file")
 		size := fileSize(t, file)
 		r.Expect(t, 0, "exited")
-		if size == 0 {
-			t.Fatalf("the writer has not written")
-		}
+		check.Require(t, size != 0, "the writer has not written")
 		for over := time.Now().Add(watch); time.Now().Before(over); time.Sleep(time.Millisecond) {
-			if now := fileSize(t, file); now != size {
-				t.Fatalf("the file has grown from %d to %d bytes after sbxrun had returned", size, now)
-			}
+			now := fileSize(t, file)
+			check.Require(t, now == size, "the file has grown from %d to %d bytes after sbxrun had returned", size, now)
 		}
 	}
 }
@@ -79,7 +73,6 @@ func TestLitter(t *testing.T) {
 	r := harness.Run(t, harness.Options{}, "--timeout", "600", "--tmp-size", "512M", "/fixtures/litter", "100000")
 	r.Expect(t, 0, "exited")
 	proof := *r.Report.TeardownMS
-	if rest := float64(r.Elapsed.Milliseconds()) - r.Report.DurationMS; proof > rest {
-		t.Errorf("the proof took %v ms, and what comes after it %v ms", proof, rest)
-	}
+	rest := float64(r.Elapsed.Milliseconds()) - r.Report.DurationMS
+	check.That(t, proof <= rest, "the proof took %v ms, and what comes after it %v ms", proof, rest)
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -39,16 +40,12 @@ func TestLimitsScriptForCommand(t *testing.T) {
 		t.Logf("root cannot set limits here either: %s", out)
 		return
 	}
-	if out, err := run(`sbxrun doctor --script --pid $$ --uid 47112 | sh >&2 && ` + as); err != nil || !strings.Contains(out, `"stdout":"47112\n"`) {
-		t.Errorf("with limits: %v, %s", err, out)
-	}
+	out, err := run(`sbxrun doctor --script --pid $$ --uid 47112 | sh >&2 && ` + as)
+	check.That(t, err == nil && strings.Contains(out, `"stdout":"47112\n"`), "with limits: %v, %s", err, out)
 
-	if out, _ := text(t, s, 0, "doctor", "--script", "--pid", "1"); !strings.Contains(out, "\nuid=0 shell=1\n") {
-		t.Errorf("--pid 1: %.60q", out)
-	}
+	out, _ = text(t, s, 0, "doctor", "--script", "--pid", "1")
+	check.That(t, strings.Contains(out, "\nuid=0 shell=1\n"), "--pid 1: %.60q", out)
 	for _, flags := range []string{"--script --pid -1", "--script --pid 4194305", "--pid 1", "--script --uid -1"} {
-		if r := s.Run(append([]string{"doctor"}, strings.Fields(flags)...)...); r.ExitCode != 125 {
-			t.Errorf("%s: exit code %d", flags, r.ExitCode)
-		}
+		check.Equal(t, s.Run(append([]string{"doctor"}, strings.Fields(flags)...)...).ExitCode, 125, "%s: exit code", flags)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -24,9 +25,8 @@ func TestLimitsScript(t *testing.T) {
 	if !harness.Root() {
 		script := harness.Start(t, harness.Options{Bare: true}, "doctor", "--script").Wait()
 		out, err := exec.Command("sh", "-c", string(script.Stdout)).CombinedOutput()
-		if want := "sbxrun: error: this is for root: sbxrun doctor --script | sudo sh\n"; script.ExitCode != 0 || err == nil || string(out) != want {
-			t.Errorf("exit code %d, %v: %s", script.ExitCode, err, out)
-		}
+		want := "sbxrun: error: this is for root: sbxrun doctor --script | sudo sh\n"
+		check.That(t, script.ExitCode == 0 && err != nil && string(out) == want, "exit code %d, %v: %s", script.ExitCode, err, out)
 		return
 	}
 	t.Run("mounted by its user", limitsScriptOwnMounts)
@@ -72,13 +72,10 @@ func limitsScript(t *testing.T, wrap []string) {
 	report, err := harness.ParseReport(first)
 	harness.Must(t, err)
 	e := report.Error
-	if report.ExitCode != 125 || e == nil || e.Code != "limit" || e.Hint != "to enable limits in this shell: sbxrun doctor --script | sudo sh; or run without it: --limits best-effort" {
-		t.Fatalf("refused with %s", first)
-	}
+	check.Require(t, report.ExitCode == 125 && e != nil && e.Code == "limit" && e.Hint == "to enable limits in this shell: sbxrun doctor --script | sudo sh; or run without it: --limits best-effort",
+		"refused with %s", first)
 	for _, name := range []string{"memory", "pids", "cpus", "cpu-time"} {
-		if !strings.Contains(e.Message, name) {
-			t.Errorf("the refusal has no %s: %s", name, e.Message)
-		}
+		check.That(t, strings.Contains(e.Message, name), "the refusal has no %s: %s", name, e.Message)
 	}
 	script := ""
 	for !strings.HasSuffix(script, "\nready\n") {
@@ -90,14 +87,11 @@ func limitsScript(t *testing.T, wrap []string) {
 	cmd.Stdin = strings.NewReader(strings.TrimSuffix(script, "ready\n"))
 	out, err := cmd.CombinedOutput()
 	if machine, detected := limits.Detect(); detected != nil || !can(machine) {
-		if err == nil {
-			t.Errorf("where root cannot set limits either: %s", out)
-		}
+		check.That(t, err != nil, "where root cannot set limits either: %s", out)
 		return
 	}
-	if want := fmt.Sprintf("sbxrun: user %d may set limits in process %d, and in what that starts\n", uid, shell.Process.Pid); err != nil || string(out) != want {
-		t.Fatalf("the script: %v: %s", err, out)
-	}
+	want := fmt.Sprintf("sbxrun: user %d may set limits in process %d, and in what that starts\n", uid, shell.Process.Pid)
+	check.Require(t, err == nil && string(out) == want, "the script: %v: %s", err, out)
 	// Running it again changes nothing and succeeds.
 	cmd = exec.Command("sh")
 	cmd.Stdin = strings.NewReader(strings.TrimSuffix(script, "ready\n"))
@@ -110,9 +104,8 @@ func limitsScript(t *testing.T, wrap []string) {
 	harness.Must(t, err)
 	report, err = harness.ParseReport(second)
 	harness.Must(t, err)
-	if report.ExitCode != 0 || len(report.Limits) != 5 || slices.ContainsFunc(report.Limits, func(l harness.Limit) bool { return !l.Enforced }) {
-		t.Errorf("after the script: %s", second)
-	}
+	check.That(t, report.ExitCode == 0 && len(report.Limits) == 5 && !slices.ContainsFunc(report.Limits, func(l harness.Limit) bool { return !l.Enforced }),
+		"after the script: %s", second)
 }
 
 // can reports whether the test process can set all limits.
@@ -177,13 +170,9 @@ func limitsScriptOwnMounts(t *testing.T) {
 	cmd := exec.Command("sh")
 	cmd.Stdin = strings.NewReader(script)
 	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "may set limits") {
-		t.Errorf("the script: %v: %s", err, out)
-	}
+	check.That(t, err == nil && strings.Contains(string(out), "may set limits"), "the script: %v: %s", err, out)
 	_ = filepath.WalkDir(fake, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.Name() == fmt.Sprintf("user-%d", uid) {
-			t.Errorf("the script has made %s", path)
-		}
+		check.That(t, err != nil || d.Name() != fmt.Sprintf("user-%d", uid), "the script has made %s", path)
 		return nil
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -27,9 +28,8 @@ func enforced(t *testing.T, r limits.Request, flags ...string) bool {
 	}
 	run := harness.Run(t, harness.Options{}, append(flags, "touch", "/tmp/it-ran")...)
 	run.Expect(t, 125, "start-failed")
-	if e := run.Report.Error; run.Report.Started || e == nil || e.Code != "limit" || e.Hint == "" || !strings.Contains(e.Message, "cannot be enforced here: ") {
-		t.Errorf("refused with %s", run.Report.Raw())
-	}
+	e := run.Report.Error
+	check.That(t, !run.Report.Started && e != nil && e.Code == "limit" && e.Hint != "" && strings.Contains(e.Message, "cannot be enforced here: "), "refused with %s", run.Report.Raw())
 	run = harness.Run(t, harness.Options{}, append(flags, "--limits", "best-effort", "echo", "ran")...)
 	run.Expect(t, 0, "exited")
 	left := 0
@@ -77,9 +77,8 @@ func TestLimitMemory(t *testing.T) {
 		if !hit(t, r.Report, "memory") || len(r.Stdout) != 0 || !strings.Contains(string(r.Stderr), "out of memory (--memory 64M)") {
 			t.Errorf("stdout %q, stderr %q, %s", r.Stdout, r.Stderr, r.Report.Raw())
 		}
-		if peak := r.Report.Usage.MemoryPeak; peak > 64<<20 || peak != 0 && peak < 60<<20 {
-			t.Errorf("memory_peak_bytes is %d", peak)
-		}
+		peak := r.Report.Usage.MemoryPeak
+		check.That(t, peak <= 64<<20 && (peak == 0 || peak >= 60<<20), "memory_peak_bytes is %d", peak)
 	}
 	// A command that stays below its limit ends normally.
 	r := harness.Run(t, harness.Options{}, "--memory", "256M", "python3", "-c", "x = bytearray(100 << 20); print(len(x))")
@@ -89,9 +88,7 @@ func TestLimitMemory(t *testing.T) {
 	}
 	// So does one that gets SIGKILL for another reason.
 	r = harness.Run(t, harness.Options{}, "--memory", "256M", "sh", "-c", "kill -9 $$")
-	if r.ExitCode != 137 || r.Report.Cause == "oom" || hit(t, r.Report, "memory") {
-		t.Errorf("%s", r.Report.Raw())
-	}
+	check.That(t, r.ExitCode == 137 && r.Report.Cause != "oom" && !hit(t, r.Report, "memory"), "%s", r.Report.Raw())
 }
 
 // Data waiting in connections counts as memory, also with cgroup v1, which counts it separately.
@@ -115,9 +112,8 @@ print(sent >> 20)
 `
 	r := harness.Run(t, harness.Options{}, "--memory", "64M", "--timeout", "60", "python3", "-c", fill)
 	r.Expect(t, 0, "exited")
-	if sent, err := strconv.Atoi(strings.TrimSpace(string(r.Stdout))); err != nil || sent > 70 {
-		t.Errorf("MiB on their way: %s", r.Stdout)
-	}
+	sent, err := strconv.Atoi(strings.TrimSpace(string(r.Stdout)))
+	check.That(t, err == nil && sent <= 70, "MiB on their way: %s", r.Stdout)
 }
 
 // A fork bomb gets EAGAIN, and ends at the deadline.
@@ -131,9 +127,8 @@ func TestLimitForkBomb(t *testing.T) {
 	if !hit(t, r.Report, "pids") || !strings.Contains(string(r.Stderr), "Resource temporarily unavailable") {
 		t.Errorf("%s; stderr %.300q", r.Report.Raw(), r.Stderr)
 	}
-	if peak := r.Report.Usage.PidsPeak; peak > 32 {
-		t.Errorf("pids_peak is %d", peak)
-	}
+	peak := r.Report.Usage.PidsPeak
+	check.That(t, peak <= 32, "pids_peak is %d", peak)
 	harness.Within(t, "the teardown", time.Duration(*r.Report.TeardownMS*1e6), 0, time.Second)
 	// Exactly as many processes as allowed; two are the sandbox's own.
 	r = harness.Run(t, harness.Options{}, "--pids", "10", "bash", "-c", "for i in 1 2 3 4 5 6 7; do sleep 60 & done; jobs -p")
@@ -151,17 +146,13 @@ func TestLimitRefused(t *testing.T) {
 	} {
 		r := harness.Run(t, harness.Options{}, append(flags, "true")...)
 		r.Expect(t, 125, "start-failed")
-		if r.Report.Error.Code != "limit" || r.Report.Error.Hint == "" {
-			t.Errorf("%q: %s", flags, r.Report.Raw())
-		}
+		check.That(t, r.Report.Error.Code == "limit" && r.Report.Error.Hint != "", "%q: %s", flags, r.Report.Raw())
 		// Best effort does not accept invalid values.
 		r = harness.Run(t, harness.Options{}, append(append([]string{"--limits", "best-effort"}, flags...), "true")...)
 		r.Expect(t, 125, "start-failed")
 	}
 	for _, flags := range [][]string{{"--limits", "maybe"}, {"--output-limit", "some"}, {"--pids", "many"}, {"--cpus", "-1"}, {"--memory", "lots"}, {"--fake-meminfo"}} {
-		if r := harness.Run(t, harness.Options{}, append(flags, "true")...); r.ExitCode != 125 {
-			t.Errorf("%q: exit code %d", flags, r.ExitCode)
-		}
+		check.Equal(t, harness.Run(t, harness.Options{}, append(flags, "true")...).ExitCode, 125, "%q: exit code", flags)
 	}
 	// A hard limit above the caller's own.
 	var own unix.Rlimit
@@ -213,9 +204,7 @@ func TestLimitTmpSize(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "--tmp-size", "10M", "sh", "-c", "head -c 20M /dev/zero >/tmp/x; stat -c %s /tmp/x")
 	r.Expect(t, 0, "exited")
-	if string(r.Stdout) != "10485760\n" || !strings.Contains(string(r.Stderr), "No space left") {
-		t.Errorf("stdout %q, stderr %q", r.Stdout, r.Stderr)
-	}
+	check.That(t, string(r.Stdout) == "10485760\n" && strings.Contains(string(r.Stderr), "No space left"), "stdout %q, stderr %q", r.Stdout, r.Stderr)
 }
 
 // A file that gets too large causes SIGXFSZ, and the cause names the limit.
@@ -226,9 +215,7 @@ func TestLimitFileSize(t *testing.T) {
 	// head does not ignore the signal, and writes to an inherited file.
 	r = harness.Run(t, harness.Options{}, "--fsize", "10M", "sh", "-c", "exec head -c 11M /dev/zero >/tmp/x")
 	r.Expect(t, 153, "fsize")
-	if !hit(t, r.Report, "fsize") || r.Report.Payload.Signal != "XFSZ" {
-		t.Errorf("%s", r.Report.Raw())
-	}
+	check.That(t, hit(t, r.Report, "fsize") && r.Report.Payload.Signal == "XFSZ", "%s", r.Report.Raw())
 	r = harness.Run(t, harness.Options{}, "--fsize", "10M", "sh", "-c", "kill -XFSZ $$")
 	r.Expect(t, 153, "fsize") // the kernel does not distinguish the two
 	r = harness.Run(t, harness.Options{}, "sh", "-c", "kill -XFSZ $$")
@@ -246,9 +233,8 @@ func TestUsageOnce(t *testing.T) {
 		r := harness.Run(t, harness.Options{}, "--cpus", "0.5", "--timeout", "0.5", "sh", "-c", "while :; do :; done & while :; do :; done")
 		r.Expect(t, 124, "timeout")
 		// Counted twice, it would be up to three quarters of the time.
-		if used := r.Report.Usage.CPUUserMS + r.Report.Usage.CPUSystemMS; used > 0.65*r.Report.DurationMS {
-			t.Errorf("%.0f ms of CPU in %.0f ms", used, r.Report.DurationMS)
-		}
+		used := r.Report.Usage.CPUUserMS + r.Report.Usage.CPUSystemMS
+		check.That(t, used <= 0.65*r.Report.DurationMS, "%.0f ms of CPU in %.0f ms", used, r.Report.DurationMS)
 	}
 }
 
@@ -257,9 +243,8 @@ func TestInitWaits(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "--timeout", harness.Deadline(2*time.Second).String(), "sh", "-c", "(sleep 0.1 &); sleep 600")
 	r.Expect(t, 124, "timeout")
-	if used := r.Report.Usage.CPUUserMS + r.Report.Usage.CPUSystemMS; used > 0.5*r.Report.DurationMS {
-		t.Errorf("%.0f ms of CPU in %.0f ms", used, r.Report.DurationMS)
-	}
+	used := r.Report.Usage.CPUUserMS + r.Report.Usage.CPUSystemMS
+	check.That(t, used <= 0.5*r.Report.DurationMS, "%.0f ms of CPU in %.0f ms", used, r.Report.DurationMS)
 }
 
 // The kernel's OOM killer chooses the command before the keeper, which has to end everything.
@@ -269,9 +254,8 @@ func TestOOMScoreOfTheCommand(t *testing.T) {
 	p.WaitOutput("up\n")
 	for role, want := range map[int]string{harness.RoleKeeper: "0", harness.RoleRoom: "0", harness.RoleInit: "700", harness.RolePayload: "700"} {
 		score, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.Role(role).PID))
-		if got := strings.TrimSpace(string(score)); err != nil || got != want {
-			t.Errorf("role %d: %s, want %s, %v", role, got, want, err)
-		}
+		got := strings.TrimSpace(string(score))
+		check.That(t, err == nil && got == want, "role %d: %s, want %s, %v", role, got, want, err)
 	}
 	p.Signal(unix.SIGTERM)
 	p.Wait().Expect(t, 143, "canceled")
@@ -290,18 +274,16 @@ func TestLimitCPUs(t *testing.T) {
 		t.Errorf("stdout %q, %s", r.Stdout, r.Report.Raw())
 	}
 	// An upper bound, because a busy machine may grant less.
-	if used := r.Report.Usage.CPUUserMS + r.Report.Usage.CPUSystemMS; used > 0.65*r.Report.DurationMS {
-		t.Errorf("%.0f ms of CPU in %v", used, deadline)
-	}
+	used := r.Report.Usage.CPUUserMS + r.Report.Usage.CPUSystemMS
+	check.That(t, used <= 0.65*r.Report.DurationMS, "%.0f ms of CPU in %v", used, deadline)
 	// Even a busy machine would grant more than this.
 	r = harness.Run(t, harness.Options{}, "--cpus", "0.02", "--timeout", deadline.String(), "bash", "-c", "while :; do :; done")
 	if r.Expect(t, 124, "timeout"); !hit(t, r.Report, "cpus") {
 		t.Errorf("%s", r.Report.Raw())
 	}
 	r = harness.Run(t, harness.Options{}, "--cpus", "1.5", "--env", "OMP_NUM_THREADS=7", "sh", "-c", "echo $OMP_NUM_THREADS $MKL_NUM_THREADS")
-	if r.Expect(t, 0, "exited"); string(r.Stdout) != "7 2\n" {
-		t.Errorf("%q", r.Stdout)
-	}
+	r.Expect(t, 0, "exited")
+	check.That(t, string(r.Stdout) == "7 2\n", "%q", r.Stdout)
 }
 
 // --cpu-time counts the whole tree.
@@ -333,9 +315,8 @@ func TestMemoryFiles(t *testing.T) {
 	show := []string{"sh", "-c", "ulimit -Sn; ulimit -Hn"}
 	expect := func(what string, r *harness.Result, want string) {
 		t.Helper()
-		if r.Expect(t, 0, "exited"); string(r.Stdout) != want+"\n"+want+"\n" {
-			t.Errorf("%s: %q", what, r.Stdout)
-		}
+		r.Expect(t, 0, "exited")
+		check.That(t, string(r.Stdout) == want+"\n"+want+"\n", "%s: %q", what, r.Stdout)
 		hit(t, r.Report, "nofile")
 	}
 	expect("run", harness.Run(t, harness.Options{}, append(memory, show...)...), few)
@@ -359,14 +340,11 @@ func TestLimitProcess(t *testing.T) {
 	r := harness.Run(t, harness.Options{}, append(flags, "sh", "-c", show)...)
 	r.Expect(t, 0, "exited")
 	want := nice + "\n500\n77\n77\n4096\n20480\n"
-	if string(r.Stdout) != want {
-		t.Errorf("run: %q", r.Stdout)
-	}
+	check.That(t, string(r.Stdout) == want, "run: %q", r.Stdout)
 	b := harness.NewState(t).Sandbox(harness.Options{})
 	x := b.Exec(harness.Options{}, flags, "sh", "-c", show)
-	if x.Expect(t, 0, "exited"); string(x.Stdout) != want {
-		t.Errorf("exec: %q", x.Stdout)
-	}
+	x.Expect(t, 0, "exited")
+	check.That(t, string(x.Stdout) == want, "exec: %q", x.Stdout)
 	for _, name := range []string{"nice", "oom-score-adj", "nofile", "stack", "fsize"} {
 		hit(t, x.Report, name)
 	}
@@ -391,14 +369,11 @@ func TestLimitOutput(t *testing.T) {
 		t.Errorf("%d bytes, %q, %s", len(r.Stdout), r.Stderr, r.Report.Raw())
 	}
 	_, rep := captured(t, "--output-limit", "kill", "--max-output", "64K", "yes")
-	if rep.Cause != "output-limit" || !*rep.StdoutTruncated || len(*rep.Stdout) > 65<<10 {
-		t.Errorf("%.500s", rep.Raw())
-	}
+	check.That(t, rep.Cause == "output-limit" && *rep.StdoutTruncated && len(*rep.Stdout) <= 65<<10, "%.500s", rep.Raw())
 	// For a started sandbox the log counts.
 	b := harness.NewState(t).Sandbox(harness.Options{}, "--max-output", "64K", "--output-limit", "kill", "yes")
-	if rec := b.Ended(); rec.Report == nil || rec.Report.Cause != "output-limit" {
-		t.Errorf("%+v", rec.Report)
-	}
+	rec := b.Ended()
+	check.That(t, rec.Report != nil && rec.Report.Cause == "output-limit", "%+v", rec.Report)
 }
 
 // --fake-meminfo shows the limit to a run, a sandbox and its execs.
@@ -410,14 +385,12 @@ func TestLimitFakeMeminfo(t *testing.T) {
 	}
 	show := []string{"sed", "-n", "s/^MemTotal: *//p", "/proc/meminfo"}
 	r := harness.Run(t, harness.Options{}, append(flags, show...)...)
-	if r.Expect(t, 0, "exited"); string(r.Stdout) != "262144 kB\n" {
-		t.Errorf("run: %q", r.Stdout)
-	}
+	r.Expect(t, 0, "exited")
+	check.That(t, string(r.Stdout) == "262144 kB\n", "run: %q", r.Stdout)
 	b := harness.NewState(t).Sandbox(harness.Options{}, flags...)
 	x := b.Exec(harness.Options{}, nil, show...)
-	if x.Expect(t, 0, "exited"); string(x.Stdout) != "262144 kB\n" {
-		t.Errorf("exec: %q", x.Stdout)
-	}
+	x.Expect(t, 0, "exited")
+	check.That(t, string(x.Stdout) == "262144 kB\n", "exec: %q", x.Stdout)
 }
 
 // A sandbox's limits apply to all its execs together, and an exec's own limits within them. An
@@ -437,22 +410,17 @@ func TestLimitSandbox(t *testing.T) {
 	}
 	x = b.Exec(harness.Options{}, []string{"--pids", "8", "--timeout", harness.Deadline(time.Second).String()}, "bash", "-c", "for i in 1 2 3 4 5 6 7 8 9; do sleep 60 & done; wait")
 	x.Expect(t, 124, "timeout")
-	if !hit(t, x.Report, "pids") || x.Report.Usage.PidsPeak > 8 {
-		t.Errorf("%s", x.Report.Raw())
-	}
+	check.That(t, hit(t, x.Report, "pids") && x.Report.Usage.PidsPeak <= 8, "%s", x.Report.Raw())
 	x = b.Exec(harness.Options{}, []string{"--cpu-time", "0.3"}, "sh", "-c", "while :; do :; done")
 	x.Expect(t, 152, "cpu-time")
 	b.Alive()
 	id := b.Inspect().ID
-	if len(harness.Cgroups(id)) == 0 {
-		t.Error("the sandbox has no cgroup")
-	}
+	check.That(t, len(harness.Cgroups(id)) != 0, "the sandbox has no cgroup")
 	// While the sandbox is full an exec fails with an error, and leaves nothing.
 	full := b.StartExec(harness.Options{}, []string{"--timeout", "60"}, "bash", "-c", "for i in $(seq 40); do sleep 60 & done; wait")
 	full.WaitStderr("Resource temporarily unavailable")
-	if x = b.Exec(harness.Options{}, nil, "true"); x.ExitCode == 0 || x.Report == nil || x.Report.Started {
-		t.Errorf("exit code %d, stderr %q", x.ExitCode, x.Stderr)
-	}
+	x = b.Exec(harness.Options{}, nil, "true")
+	check.That(t, x.ExitCode != 0 && x.Report != nil && !x.Report.Started, "exit code %d, stderr %q", x.ExitCode, x.Stderr)
 	full.Signal(unix.SIGTERM)
 	full.Wait()
 	b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
@@ -466,21 +434,18 @@ func TestLimitSandboxProcesses(t *testing.T) {
 	b := s.Sandbox(harness.Options{}, "--nice", "7", "--oom-score-adj", "500", "--nofile", "77", "--stack", "4M", "--fsize", "10M")
 	for _, flags := range [][]string{nil, {"--nice", "3", "--oom-score-adj", "400", "--nofile", "500", "--stack", "16M", "--fsize", "1G"}} {
 		x := b.Exec(harness.Options{}, flags, "bash", "-c", show)
-		if x.Expect(t, 0, "exited"); string(x.Stdout) != "7\n500\n77\n4096\n10240\n" {
-			t.Errorf("exec with %q: %q", flags, x.Stdout)
-		}
+		x.Expect(t, 0, "exited")
+		check.That(t, string(x.Stdout) == "7\n500\n77\n4096\n10240\n", "exec with %q: %q", flags, x.Stdout)
 	}
 	x := b.Exec(harness.Options{}, []string{"--nice", "9", "--nofile", "60"}, "bash", "-c", show)
-	if x.Expect(t, 0, "exited"); string(x.Stdout) != "9\n500\n60\n4096\n10240\n" {
-		t.Errorf("an exec with less: %q", x.Stdout)
-	}
+	x.Expect(t, 0, "exited")
+	check.That(t, string(x.Stdout) == "9\n500\n60\n4096\n10240\n", "an exec with less: %q", x.Stdout)
 	b.Exec(harness.Options{}, nil, "sh", "-c", "exec head -c 11M /dev/zero >/tmp/x").Expect(t, 153, "fsize")
 	if enforced(t, limits.Request{CPUs: 1}, "--cpus", "1") {
 		b := s.Sandbox(harness.Options{}, "--cpus", "1")
 		x := b.Exec(harness.Options{}, nil, "env", "-u", "OMP_NUM_THREADS", "nproc")
-		if x.Expect(t, 0, "exited"); string(x.Stdout) != "1\n" {
-			t.Errorf("an exec sees %s CPUs", x.Stdout)
-		}
+		x.Expect(t, 0, "exited")
+		check.That(t, string(x.Stdout) == "1\n", "an exec sees %s CPUs", x.Stdout)
 	}
 	s.Sandbox(harness.Options{}, "--nofile", "77", "--ready-exec", `test "$(ulimit -n)" = 77`, "--wait-ready")
 }
@@ -512,12 +477,10 @@ func TestLimitSandboxCommand(t *testing.T) {
 		return
 	}
 	b := harness.NewState(t).Sandbox(harness.Options{}, "--memory", "64M", "python3", "-c", hog)
-	if rec := b.Ended(); rec.Report == nil || rec.Report.Cause != "oom" || rec.Report.ExitCode != 137 {
-		t.Errorf("%+v", rec.Report)
-	}
-	if left := harness.Cgroups(b.ID); len(left) > 0 {
-		t.Errorf("left %q", left)
-	}
+	rec := b.Ended()
+	check.That(t, rec.Report != nil && rec.Report.Cause == "oom" && rec.Report.ExitCode == 137, "%+v", rec.Report)
+	left := harness.Cgroups(b.ID)
+	check.That(t, len(left) == 0, "left %q", left)
 }
 
 // When sbxrun is killed, the keeper removes the cgroup; when the keeper is killed too, cleanup
@@ -531,9 +494,7 @@ func TestLimitKilled(t *testing.T) {
 	p := harness.Start(t, harness.Options{}, "--memory", "64M", "--pids", "32", "/fixtures/tree-sleep")
 	p.WaitOutput("ready 2\n")
 	dirs := cgroupsOf(t, p.Role(harness.RoleInit).PID)
-	if len(dirs) == 0 {
-		t.Fatal("it has no cgroup")
-	}
+	check.Require(t, len(dirs) != 0, "it has no cgroup")
 	p.Kill()
 	p.Wait()
 	harness.Until(t, harness.Bound, "the cgroups to be gone", func() bool { return !anyExists(dirs) })
@@ -663,9 +624,7 @@ for f in (lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))), (
 `
 	r := harness.Run(t, o, "python3", "-c", use)
 	r.Expect(t, 0, "exited")
-	if string(r.Stdout) != "(0, 0) (0, 0)\nrefused\nrefused\n" {
-		t.Errorf("%q", r.Stdout)
-	}
+	check.That(t, string(r.Stdout) == "(0, 0) (0, 0)\nrefused\nrefused\n", "%q", r.Stdout)
 }
 
 // A hard limit of 0 on core dumps, common on hardened machines, does not prevent a run, although
@@ -675,9 +634,8 @@ func TestCoreDumpsForbidden(t *testing.T) {
 	none := harness.Options{Wrap: []string{"sh", "-c", `ulimit -c 0; exec "$@"`, "sh"}}
 	harness.Start(t, none, "sh", "-c", "exit 3").Wait().Expect(t, 3, "exited")
 	b := harness.NewState(t).Sandbox(none)
-	if r := b.Exec(none, nil, "sh", "-c", "exit 4"); r.ExitCode != 4 {
-		t.Errorf("exec: exit code %d, %s", r.ExitCode, r.Stderr)
-	}
+	r := b.Exec(none, nil, "sh", "-c", "exit 4")
+	check.That(t, r.ExitCode == 4, "exec: exit code %d, %s", r.ExitCode, r.Stderr)
 }
 
 // With a limit on address space or data a command either runs or is refused in one line with 125, and Go's
@@ -690,9 +648,7 @@ func TestAddressSpace(t *testing.T) {
 			r := harness.Run(t, limit, args...)
 			lines := harness.Lines(r.Stderr)
 			refused := r.ExitCode == 125 && len(lines) == 1 && strings.HasPrefix(lines[0], "sbxrun: error: ") && len(r.Stdout) == 0
-			if r.ExitCode != 0 && (!refused || mib >= enough) {
-				t.Errorf("ulimit %s %d MiB, %q: exit code %d, stdout %.100q, stderr %.500q", option, mib, args, r.ExitCode, r.Stdout, r.Stderr)
-			}
+			check.That(t, r.ExitCode == 0 || refused && mib < enough, "ulimit %s %d MiB, %q: exit code %d, stdout %.100q, stderr %.500q", option, mib, args, r.ExitCode, r.Stdout, r.Stderr)
 		}
 	}
 	for _, mib := range []int{50, 300, 600, 700, 750, 800, 1000, 1100, 1150, 1200, 1250, 1500, 1600, 2000} {

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -50,9 +51,8 @@ func TestLogFollowers(t *testing.T) {
 			if i == 1 && j < 2 { // one is signalled, one killed
 				sig := []unix.Signal{unix.SIGINT, unix.SIGKILL}[j]
 				p.Signal(sig)
-				if r := p.Wait(); sig == unix.SIGINT && r.ExitCode != 128+2 {
-					t.Errorf("a follower that got SIGINT: exit code %d", r.ExitCode)
-				}
+				r := p.Wait()
+				check.That(t, sig != unix.SIGINT || r.ExitCode == 128+2, "a follower that got SIGINT: exit code %d", r.ExitCode)
 			}
 		}
 		if i == 1 {
@@ -62,16 +62,14 @@ func TestLogFollowers(t *testing.T) {
 	}
 	for _, p := range followers {
 		r := p.Wait()
-		if r.ExitCode != 0 || string(r.Stdout) != "line 1\nline 2\nline 3\n" || string(r.Stderr) != "error 1\nerror 2\nerror 3\n" {
-			t.Errorf("exit code %d: %q %q", r.ExitCode, r.Stdout, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 0 && string(r.Stdout) == "line 1\nline 2\nline 3\n" && string(r.Stderr) == "error 1\nerror 2\nerror 3\n",
+			"exit code %d: %q %q", r.ExitCode, r.Stdout, r.Stderr)
 	}
 	b.Ended()
 	// The same after the end, with and without --follow.
 	for _, args := range [][]string{{"logs", "talker"}, {"logs", "-f", "talker"}} {
-		if r := s.Run(args...); r.ExitCode != 0 || string(r.Stdout) != "line 1\nline 2\nline 3\n" {
-			t.Errorf("%q: exit code %d: %q", args, r.ExitCode, r.Stdout)
-		}
+		r := s.Run(args...)
+		check.That(t, r.ExitCode == 0 && string(r.Stdout) == "line 1\nline 2\nline 3\n", "%q: exit code %d: %q", args, r.ExitCode, r.Stdout)
 	}
 	for _, c := range []struct{ args, stdout, stderr string }{
 		{"--stream stdout", "line 1\nline 2\nline 3\n", ""},
@@ -82,14 +80,11 @@ func TestLogFollowers(t *testing.T) {
 		{"--tail 100", "line 1\nline 2\nline 3\n", "error 1\nerror 2\nerror 3\n"},
 	} {
 		r := s.Run(append(strings.Fields("logs talker "), strings.Fields(c.args)...)...)
-		if r.ExitCode != 0 || string(r.Stdout) != c.stdout || string(r.Stderr) != c.stderr {
-			t.Errorf("logs %s: exit code %d: %q %q", c.args, r.ExitCode, r.Stdout, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 0 && string(r.Stdout) == c.stdout && string(r.Stderr) == c.stderr, "logs %s: exit code %d: %q %q", c.args, r.ExitCode, r.Stdout, r.Stderr)
 	}
 	for _, args := range []string{"logs", "logs a b", "logs nobody", "logs --tail -1 talker", "logs --tail x talker", "logs --stream stdin talker"} {
-		if r := s.Run(strings.Fields(args)...); r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 {
-			t.Errorf("%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
-		}
+		r := s.Run(strings.Fields(args)...)
+		check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1, "%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
 	}
 }
 
@@ -104,24 +99,17 @@ func TestLogBinary(t *testing.T) {
 	for i := range want {
 		want[i] = byte(i)
 	}
-	if !bytes.Equal(r.Stdout, want) || string(r.Stderr) != "\x00\xff\n" {
-		t.Errorf("%q %q", r.Stdout, r.Stderr)
-	}
+	check.That(t, bytes.Equal(r.Stdout, want) && string(r.Stderr) == "\x00\xff\n", "%q %q", r.Stdout, r.Stderr)
 	r = s.Run("logs", "--json", "--stream", "stderr", b.ID)
-	if string(r.Stdout) != `{"stream":"stderr","base64":"AP8K"}`+"\n" {
-		t.Errorf("--json: %q", r.Stdout)
-	}
+	check.That(t, string(r.Stdout) == `{"stream":"stderr","base64":"AP8K"}`+"\n", "--json: %q", r.Stdout)
 	// Large output on both streams at once.
 	b = s.Sandbox(harness.Options{}, "/fixtures/out-bulk")
 	rec := b.Ended()
 	r = s.Run("logs", b.ID)
 	own := harness.Run(t, harness.Options{}, "/fixtures/out-bulk")
-	if !bytes.Equal(r.Stdout, own.Stdout) || !bytes.Equal(r.Stderr, own.Stderr) || len(r.Stdout) == 0 {
-		t.Errorf("%d and %d bytes, want %d and %d", len(r.Stdout), len(r.Stderr), len(own.Stdout), len(own.Stderr))
-	}
-	if rec.Logs.StdoutBytes != int64(len(r.Stdout)) || rec.Logs.StdoutTruncated {
-		t.Errorf("%+v", rec.Logs)
-	}
+	check.That(t, bytes.Equal(r.Stdout, own.Stdout) && bytes.Equal(r.Stderr, own.Stderr) && len(r.Stdout) != 0,
+		"%d and %d bytes, want %d and %d", len(r.Stdout), len(r.Stderr), len(own.Stdout), len(own.Stderr))
+	check.That(t, rec.Logs.StdoutBytes == int64(len(r.Stdout)) && !rec.Logs.StdoutTruncated, "%+v", rec.Logs)
 }
 
 // --max-output keeps the beginning of each stream, reports the total, and does not stop the
@@ -133,20 +121,15 @@ func TestLogMax(t *testing.T) {
 	b := s.Sandbox(harness.Options{}, "--max-output", "64K", "sh", "-c", "seq 1000000; echo short >&2; exit 3")
 	follower := s.Start(harness.Options{}, "logs", "-f", b.ID)
 	rec := b.Ended()
-	if *rec.ExitCode != 3 || rec.Logs.StdoutBytes != 6888896 || !rec.Logs.StdoutTruncated || rec.Logs.StderrTruncated || rec.Logs.StderrBytes != 6 {
-		t.Errorf("%+v", rec.Logs)
-	}
+	check.That(t, *rec.ExitCode == 3 && rec.Logs.StdoutBytes == 6888896 && rec.Logs.StdoutTruncated && !rec.Logs.StderrTruncated && rec.Logs.StderrBytes == 6, "%+v", rec.Logs)
 	var want bytes.Buffer
 	for i := 1; want.Len() < limit; i++ {
 		fmt.Fprintln(&want, i)
 	}
 	for _, r := range []*harness.Result{s.Run("logs", b.ID), follower.Wait()} {
-		if r.ExitCode != 0 || !bytes.Equal(r.Stdout, want.Bytes()[:limit]) {
-			t.Errorf("exit code %d: %d bytes, and not the head", r.ExitCode, len(r.Stdout))
-		}
-		if !strings.Contains(string(r.Stderr), "short\n") || !strings.Contains(string(r.Stderr), "stdout is incomplete") || !strings.Contains(string(r.Stderr), "6888896") {
-			t.Errorf("stderr %q", r.Stderr)
-		}
+		check.That(t, r.ExitCode == 0 && bytes.Equal(r.Stdout, want.Bytes()[:limit]), "exit code %d: %d bytes, and not the head", r.ExitCode, len(r.Stdout))
+		check.That(t, strings.Contains(string(r.Stderr), "short\n") && strings.Contains(string(r.Stderr), "stdout is incomplete") && strings.Contains(string(r.Stderr), "6888896"),
+			"stderr %q", r.Stderr)
 	}
 	// The file does not exceed it while the command runs either.
 	flood := s.Sandbox(harness.Options{}, "--max-output", "64K", "/fixtures/out-flood")
@@ -155,7 +138,6 @@ func TestLogMax(t *testing.T) {
 		return err == nil && st.Size() >= limit
 	})
 	flood.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
-	if st, err := os.Stat(s.Dir + "/" + flood.ID + "/stdout.log"); err != nil || st.Size() > limit {
-		t.Errorf("%v, %v", st, err)
-	}
+	st, err := os.Stat(s.Dir + "/" + flood.ID + "/stdout.log")
+	check.That(t, err == nil && st.Size() <= limit, "%v, %v", st, err)
 }

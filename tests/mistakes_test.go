@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -35,14 +36,8 @@ func TestMistakes(t *testing.T) {
 		}
 		r := s.Start(harness.Options{Dir: dir, Env: []string{"PATH=/usr/bin:/bin"}}, args...).Wait()
 		fmt.Fprintf(&got, "$ sbxrun%s\n%s%d\n", words, strings.NewReplacer(s.Dir, "STATE", dir, "DIR").Replace(string(r.Stderr)), r.ExitCode)
-		if strings.Count(string(r.Stderr), "\n") != 1 {
-			t.Errorf("%s: want one line on stderr, got %q", words, r.Stderr)
-		}
+		check.That(t, strings.Count(string(r.Stderr), "\n") == 1, "%s: want one line on stderr, got %q", words, r.Stderr)
 	}
-	if n != 40 {
-		t.Errorf("%s has %d mistakes, want 40", golden, n)
-	}
-	if diff := cmp.Diff(string(text), got.String()); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", golden, diff)
-	}
+	check.That(t, n == 40, "%s has %d mistakes, want 40", golden, n)
+	check.Equal(t, cmp.Diff(string(text), got.String()), "", "%s (-want +got):\n", golden)
 }

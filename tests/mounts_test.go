@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -87,9 +88,8 @@ func TestMountRace(t *testing.T) {
 			run := func() *harness.Result {
 				return harness.Run(t, harness.Options{Dir: project, Env: []string{state, "XDG_DATA_HOME=" + top + "/data"}}, args...)
 			}
-			if r := run(); r.ExitCode != 0 {
-				t.Fatalf("with nobody in its way: %d, %s", r.ExitCode, r.Stderr)
-			}
+			r := run()
+			check.Require(t, r.ExitCode == 0, "with nobody in its way: %d, %s", r.ExitCode, r.Stderr)
 			stop := exchange(t, project+"/cache", project+"/link")
 			failed := 0
 			for range max(20, harness.Soak(t)) {
@@ -97,12 +97,9 @@ func TestMountRace(t *testing.T) {
 				if r.ExitCode != 0 {
 					failed++
 				}
-				if r.ExitCode != 0 && r.ExitCode != 125 || bytes.Count(r.Stderr, []byte("\n")) > 2 {
-					t.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
-				}
-				if names, _ := filepath.Glob(outside + "/*"); len(names) > 0 {
-					t.Fatalf("made outside of the sandbox: %q", names)
-				}
+				check.That(t, (r.ExitCode == 0 || r.ExitCode == 125) && bytes.Count(r.Stderr, []byte("\n")) <= 2, "exit code %d: %s", r.ExitCode, r.Stderr)
+				names, _ := filepath.Glob(outside + "/*")
+				check.Require(t, len(names) == 0, "made outside of the sandbox: %q", names)
 			}
 			t.Logf("%d failed", failed)
 			stop()

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -15,24 +16,18 @@ func TestNames(t *testing.T) {
 	s := harness.NewState(t)
 	first := s.Sandbox(harness.Options{}, "--name", "web.1_a-b")
 	b, r := s.TrySandbox(harness.Options{}, "--name", "web.1_a-b")
-	if b != nil || r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 || !strings.Contains(string(r.Stderr), "web.1_a-b") {
-		t.Errorf("a name in use: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
+	check.That(t, b == nil && r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1 && strings.Contains(string(r.Stderr), "web.1_a-b"),
+		"a name in use: exit code %d: %s", r.ExitCode, r.Stderr)
 	first.Alive()
-	if r := s.Run("kill", "--grace", "0", "web.1_a-b"); r.ExitCode != 0 {
-		t.Fatalf("kill: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
+	r = s.Run("kill", "--grace", "0", "web.1_a-b")
+	check.Require(t, r.ExitCode == 0, "kill: exit code %d: %s", r.ExitCode, r.Stderr)
 	first.Ended()
 	second := s.Sandbox(harness.Options{}, "--name", "web.1_a-b")
-	if r := s.Run("ps", "--names"); string(r.Stdout) != "web.1_a-b\n" {
-		t.Errorf("ps --names: %q", r.Stdout)
-	}
+	check.Equal(t, string(s.Run("ps", "--names").Stdout), "web.1_a-b\n", "ps --names")
 	// The name refers to the running one; the other keeps its ID.
 	var recs []harness.Record
 	decode(t, s.Run("inspect", "web.1_a-b", first.ID), &recs)
-	if len(recs) != 2 || recs[0].ID != second.ID || recs[1].ID != first.ID || recs[1].Status != "killed" {
-		t.Errorf("inspect: %+v", recs)
-	}
+	check.That(t, len(recs) == 2 && recs[0].ID == second.ID && recs[1].ID == first.ID && recs[1].Status == "killed", "inspect: %+v", recs)
 }
 
 // When many want a name at once, one gets it.
@@ -59,9 +54,7 @@ func TestNameRace(t *testing.T) {
 			t.Errorf("exit codes %v", codes)
 		}
 	}
-	if got != 1 {
-		t.Errorf("%d sandboxes have got one name: exit codes %v", got, codes)
-	}
+	check.That(t, got == 1, "%d sandboxes have got one name: exit codes %v", got, codes)
 }
 
 // An invalid name is a usage error, and nothing starts.
@@ -70,13 +63,10 @@ func TestNamesBad(t *testing.T) {
 	s := harness.NewState(t)
 	for _, name := range []string{strings.Repeat("x", 65), strings.Repeat("x", 64), "a/b", "..", ".", "", "-a", ".a", "a b", "a\nb", "ä", "a\x00"[:1] + "*"} {
 		b, r := s.TrySandbox(harness.Options{}, "--name="+name)
-		if b != nil || r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 {
-			t.Errorf("--name %q: exit code %d: %q", name, r.ExitCode, r.Stderr)
-		}
+		check.That(t, b == nil && r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1, "--name %q: exit code %d: %q", name, r.ExitCode, r.Stderr)
 	}
-	if r := s.Run("ps", "--all", "--names"); len(r.Stdout) > 0 {
-		t.Errorf("there is a sandbox: %s", r.Stdout)
-	}
+	r := s.Run("ps", "--all", "--names")
+	check.That(t, len(r.Stdout) == 0, "there is a sandbox: %s", r.Stdout)
 	s.Sandbox(harness.Options{}, "--name", strings.Repeat("x", 63))
 }
 
@@ -103,32 +93,25 @@ func TestPsSelects(t *testing.T) {
 		{"--status lost", ""},
 	} {
 		r := s.Run(append([]string{"ps", "--names"}, strings.Fields(c.flags)...)...)
-		if got := strings.Join(strings.Fields(string(r.Stdout)), " "); r.ExitCode != 0 || got != c.want {
-			t.Errorf("ps %s: exit code %d: %q, want %q; %s", c.flags, r.ExitCode, got, c.want, r.Stderr)
-		}
+		got := strings.Join(strings.Fields(string(r.Stdout)), " ")
+		check.That(t, r.ExitCode == 0 && got == c.want, "ps %s: exit code %d: %q, want %q; %s", c.flags, r.ExitCode, got, c.want, r.Stderr)
 		var recs []harness.Record
 		decode(t, s.Run(append([]string{"ps", "--json"}, strings.Fields(c.flags)...)...), &recs)
-		if len(recs) != len(strings.Fields(c.want)) {
-			t.Errorf("ps --json %s: %d sandboxes, want %q", c.flags, len(recs), c.want)
-		}
+		check.That(t, len(recs) == len(strings.Fields(c.want)), "ps --json %s: %d sandboxes, want %q", c.flags, len(recs), c.want)
 		ids := ""
 		for _, rec := range recs {
 			ids += rec.ID + "\n"
 		}
-		if r := s.Run(append([]string{"ps", "-q"}, strings.Fields(c.flags)...)...); r.ExitCode != 0 || string(r.Stdout) != ids {
-			t.Errorf("ps -q %s: exit code %d: %q, want %q; %s", c.flags, r.ExitCode, r.Stdout, ids, r.Stderr)
-		}
+		r = s.Run(append([]string{"ps", "-q"}, strings.Fields(c.flags)...)...)
+		check.That(t, r.ExitCode == 0 && string(r.Stdout) == ids, "ps -q %s: exit code %d: %q, want %q; %s", c.flags, r.ExitCode, r.Stdout, ids, r.Stderr)
 	}
 	table := string(s.Run("ps", "--all").Stdout)
 	for _, want := range []string{"ID", "STATUS", unnamed.ID, "running", "completed", "failed (1)", "sleep 60", "(idle)"} {
-		if !strings.Contains(table, want) {
-			t.Errorf("no %q in\n%s", want, table)
-		}
+		check.That(t, strings.Contains(table, want), "no %q in\n%s", want, table)
 	}
 	for _, args := range []string{"ps --status dead", "ps --tag job", "ps word", "ps --json --names", "inspect", "inspect nobody", "start --tag job", "start --no-such-flag"} {
-		if r := s.Run(strings.Fields(args)...); r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 {
-			t.Errorf("%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
-		}
+		r := s.Run(strings.Fields(args)...)
+		check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1, "%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
 	}
 }
 
@@ -138,9 +121,7 @@ func TestPsPrintable(t *testing.T) {
 	s := harness.NewState(t)
 	s.Sandbox(harness.Options{}, "sh", "-c", "exec sleep 60 # \x1b[31m\nsecond line")
 	r := s.Run("ps")
-	if strings.ContainsAny(string(r.Stdout), "\x1b") || len(harness.Lines(r.Stdout)) != 2 {
-		t.Errorf("%q", r.Stdout)
-	}
+	check.That(t, !strings.ContainsAny(string(r.Stdout), "\x1b") && len(harness.Lines(r.Stdout)) == 2, "%q", r.Stdout)
 }
 
 // The record of a started sandbox has its name and status. A sandbox without a name uses its ID as the name.
@@ -150,14 +131,10 @@ func TestStartPrints(t *testing.T) {
 	for _, name := range []string{"", "named"} {
 		b := s.Sandbox(harness.Options{}, "--name", "x"+name)
 		rec := b.Inspect()
-		if rec.Name != "x"+name || rec.Status != "running" || !rec.Alive || rec.ExitCode != nil {
-			t.Errorf("%+v", rec)
-		}
+		check.That(t, rec.Name == "x"+name && rec.Status == "running" && rec.Alive && rec.ExitCode == nil, "%+v", rec)
 	}
 	b := s.Sandbox(harness.Options{})
-	if b.Name != b.ID {
-		t.Errorf("id %q, name %q", b.ID, b.Name)
-	}
+	check.That(t, b.Name == b.ID, "id %q, name %q", b.ID, b.Name)
 }
 
 // A start that fails leaves nothing, not even a zombie.
@@ -179,18 +156,14 @@ func TestStartFails(t *testing.T) {
 		{[]string{"--wait-ready"}, 125},
 	} {
 		b, r := s.TrySandbox(harness.Options{}, c.args...)
-		if b != nil || r.ExitCode != c.code || len(harness.Lines(r.Stderr)) != 1 {
-			t.Errorf("start %q: exit code %d, want %d: %q", c.args, r.ExitCode, c.code, r.Stderr)
-		}
+		check.That(t, b == nil && r.ExitCode == c.code && len(harness.Lines(r.Stderr)) == 1, "start %q: exit code %d, want %d: %q", c.args, r.ExitCode, c.code, r.Stderr)
 	}
-	if r := s.Run("ps", "--all", "--names"); len(r.Stdout) > 0 {
-		t.Errorf("there is a sandbox: %s", r.Stdout)
-	}
+	r := s.Run("ps", "--all", "--names")
+	check.That(t, len(r.Stdout) == 0, "there is a sandbox: %s", r.Stdout)
 	// A command that exits at once counts as started.
 	for code := range 3 {
 		b := s.Sandbox(harness.Options{}, "sh", "-c", fmt.Sprintf("exit %d", code))
-		if rec := b.Ended(); rec.ExitCode == nil || *rec.ExitCode != code {
-			t.Errorf("%+v", rec)
-		}
+		rec := b.Ended()
+		check.That(t, rec.ExitCode != nil && *rec.ExitCode == code, "%+v", rec)
 	}
 }

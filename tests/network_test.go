@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -43,17 +44,14 @@ func TestNoNetwork(t *testing.T) {
 	box := harness.NewState(t).Sandbox(harness.Options{})
 	for what, r := range map[string]*harness.Result{"run": harness.Run(t, harness.Options{}, probe...), "exec": box.Exec(harness.Options{}, nil, probe...)} {
 		r.Expect(t, 0, "exited")
-		if n := strings.Count(string(r.Stdout), ": unreachable ("); n != len(targets) {
-			t.Errorf("%s: %d of %d unreachable:\n%s", what, n, len(targets), r.Stdout)
-		}
+		n := strings.Count(string(r.Stdout), ": unreachable (")
+		check.That(t, n == len(targets), "%s: %d of %d unreachable:\n%s", what, n, len(targets), r.Stdout)
 	}
 
 	// With --net host the probe finds them, but still no socket below /run.
 	r := harness.Run(t, harness.Options{}, append([]string{"--net", "host", "/fixtures/probe-net"}, targets...)...)
 	for _, want := range []string{strconv.Itoa(tcp.Port) + ": reachable\n", abstract + ": reachable\n", socket + ": unreachable"} {
-		if !strings.Contains(string(r.Stdout), want) {
-			t.Errorf("--net host: no %q in:\n%s", want, r.Stdout)
-		}
+		check.That(t, strings.Contains(string(r.Stdout), want), "--net host: no %q in:\n%s", want, r.Stdout)
 	}
 }
 
@@ -67,7 +65,5 @@ s = socket.create_server(("127.0.0.1", 0))
 c = socket.create_connection(s.getsockname())
 print("connected", os.listdir("/run"))`)
 	r.Expect(t, 0, "exited")
-	if got := string(r.Stdout); got != " ['lo']\nconnected []\n" {
-		t.Errorf("%q", got)
-	}
+	check.Equal(t, string(r.Stdout), " ['lo']\nconnected []\n")
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -164,9 +165,8 @@ func TestOutsideHoldsExec(t *testing.T) {
 		}
 		d := b.Detach([]string{"--output-limit", "truncate", "--max-output", "1M", "--timeout", "1"}, sends("/shared/"+name, "wait", 0)...)
 		begin := time.Now()
-		if rep := d.Ended(); rep.Cause != "timeout" {
-			t.Errorf("exec --detach: %s", rep.Raw())
-		}
+		rep := d.Ended()
+		check.That(t, rep.Cause == "timeout", "exec --detach: %s", rep.Raw())
 		harness.Within(t, "exec --detach", time.Since(begin), 0, time.Second+soon)
 	}
 }
@@ -186,25 +186,18 @@ func TestOutsideHoldsSandbox(t *testing.T) {
 		b := start("3", 0)
 		<-received
 		r := s.Run("wait", "held")
-		if r.ExitCode != 3 {
-			t.Errorf("wait: exit code %d: %s", r.ExitCode, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 3, "wait: exit code %d: %s", r.ExitCode, r.Stderr)
 		harness.Within(t, "wait", r.Elapsed, 0, soon)
-		if rec := b.Ended(); rec.Report.Cause != "exited" {
-			t.Errorf("%s", rec.Status)
-		}
-		if out := string(s.Run("logs", b.ID).Stdout); !floods && out != "sent 0\n" {
-			t.Errorf("logs: %q", out)
-		}
+		rec := b.Ended()
+		check.That(t, rec.Report.Cause == "exited", "%s", rec.Status)
+		out := string(s.Run("logs", b.ID).Stdout)
+		check.That(t, floods || out == "sent 0\n", "logs: %q", out)
 
 		b = start("wait", 0)
 		<-received
-		if all := kill(t, s, 0, "--grace", "0", "held"); len(all) != 1 {
-			t.Errorf("kill: %v", all)
-		}
-		if rec := b.Ended(); rec.Status != "killed" {
-			t.Errorf("%s", rec.Status)
-		}
+		all := kill(t, s, 0, "--grace", "0", "held")
+		check.That(t, len(all) == 1, "kill: %v", all)
+		check.Equal(t, b.Ended().Status, "killed")
 		r = s.Run("wait", b.ID)
 		harness.Within(t, "wait", r.Elapsed, 0, soon)
 	}

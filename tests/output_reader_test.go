@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -57,9 +58,7 @@ func TestReaderBlocked(t *testing.T) {
 			res := p.Wait()
 			res.Expect(t, 124, "timeout")
 			harness.Within(t, "sbxrun", res.Elapsed, least, most)
-			if !strings.Contains(string(res.Stderr), "its reader has stopped reading") {
-				t.Errorf("stderr %q", res.Stderr)
-			}
+			check.That(t, strings.Contains(string(res.Stderr), "its reader has stopped reading"), "stderr %q", res.Stderr)
 		})
 	}
 }
@@ -95,9 +94,8 @@ func TestReaderLate(t *testing.T) {
 			got, err := io.ReadAll(r)
 			harness.Must(t, err)
 			p.Wait().Expect(t, 3, "exited")
-			if got = bytes.ReplaceAll(got, []byte("\r"), nil); !bytes.Equal(got, want) {
-				t.Errorf("%d bytes of %d, or others", len(got), len(want))
-			}
+			got = bytes.ReplaceAll(got, []byte("\r"), nil)
+			check.That(t, bytes.Equal(got, want), "%d bytes of %d, or others", len(got), len(want))
 		})
 	}
 }
@@ -126,9 +124,7 @@ func TestReaderOfMessagesBlocked(t *testing.T) {
 			p := harness.Start(t, o, append(append([]string{"--timeout", "1"}, c.flags...), "sh", "-c", c.command)...)
 			w.Close()
 			res := p.Wait()
-			if res.ExitCode != 124 {
-				t.Errorf("exit code %d", res.ExitCode)
-			}
+			check.That(t, res.ExitCode == 124, "exit code %d", res.ExitCode)
 			harness.Within(t, "sbxrun", res.Elapsed, time.Second, 2*time.Second+handover+busy)
 		})
 	}

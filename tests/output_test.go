@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -28,16 +29,10 @@ func captured(t *testing.T, args ...string) (*harness.Result, *harness.Report) {
 		}
 	}
 	r := p.Wait()
-	if peak > maxRSS {
-		t.Errorf("sbxrun had %d bytes resident, more than %d", peak, maxRSS)
-	}
+	check.That(t, peak <= maxRSS, "sbxrun had %d bytes resident, more than %d", peak, maxRSS)
 	rep, err := harness.ParseReport(r.Stdout)
-	if err != nil {
-		t.Fatalf("--json: %v; stderr %.2000s", err, r.Stderr)
-	}
-	if rep.StdoutBytes == nil || rep.StderrBytes == nil || rep.StdoutTruncated == nil || rep.StderrTruncated == nil {
-		t.Fatalf("stream members are missing: %.2000s", rep.Raw())
-	}
+	check.Require(t, err == nil, "--json: %v; stderr %.2000s", err, r.Stderr)
+	check.Require(t, rep.StdoutBytes != nil && rep.StderrBytes != nil && rep.StdoutTruncated != nil && rep.StderrTruncated != nil, "stream members are missing: %.2000s", rep.Raw())
 	return r, rep
 }
 
@@ -55,17 +50,14 @@ func TestPassThrough(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "/fixtures/out-bulk")
 	r.Expect(t, 0, "exited")
-	if !bytes.Equal(r.Stdout, bulk("o", 500000)) || !bytes.Equal(r.Stderr, bulk("e", 300000)) {
-		t.Errorf("stdout (%d bytes) or stderr (%d bytes) is not what was printed", len(r.Stdout), len(r.Stderr))
-	}
+	check.That(t, bytes.Equal(r.Stdout, bulk("o", 500000)) && bytes.Equal(r.Stderr, bulk("e", 300000)),
+		"stdout (%d bytes) or stderr (%d bytes) is not what was printed", len(r.Stdout), len(r.Stderr))
 	every := make([]byte, 256)
 	for i := range every {
 		every[i] = byte(i)
 	}
 	r = harness.Run(t, harness.Options{}, "/fixtures/out-bytes")
-	if !bytes.Equal(r.Stdout, every) {
-		t.Errorf("all 256 bytes became %q", r.Stdout)
-	}
+	check.That(t, bytes.Equal(r.Stdout, every), "all 256 bytes became %q", r.Stdout)
 }
 
 // Output goes directly to the caller's descriptor, without a copy through sbxrun.
@@ -77,9 +69,7 @@ func TestPassThroughFile(t *testing.T) {
 	harness.Run(t, harness.Options{Stdout: file}, "/fixtures/out-bulk").Expect(t, 0, "exited")
 	got, err := os.ReadFile(file.Name())
 	harness.Must(t, err)
-	if !bytes.Equal(got, bulk("o", 500000)) {
-		t.Errorf("%d bytes in the file are not what was printed", len(got))
-	}
+	check.That(t, bytes.Equal(got, bulk("o", 500000)), "%d bytes in the file are not what was printed", len(got))
 }
 
 // Captured streams are truncated, counted to their end, and drained.
@@ -87,26 +77,20 @@ func TestCaptureBulk(t *testing.T) {
 	t.Parallel()
 	r, rep := captured(t, "--max-output", "100k", "/fixtures/out-bulk")
 	r.Expect(t, 0, "exited")
-	if *rep.StdoutBytes != 5000000 || *rep.StderrBytes != 3000000 {
-		t.Errorf("%d and %d bytes", *rep.StdoutBytes, *rep.StderrBytes)
-	}
+	check.That(t, *rep.StdoutBytes == 5000000 && *rep.StderrBytes == 3000000, "%d and %d bytes", *rep.StdoutBytes, *rep.StderrBytes)
 	for name, text := range map[string]*string{"stdout": rep.Stdout, "stderr": rep.Stderr} {
 		if text == nil {
 			t.Errorf("%s: not there as text", name)
 			continue
 		}
-		if len(*text) > 100<<10+100 || len(*text) < 99<<10 {
-			t.Errorf("%s: %d bytes kept of 100k", name, len(*text))
-		}
+		check.That(t, len(*text) <= 100<<10+100 && len(*text) >= 99<<10, "%s: %d bytes kept of 100k", name, len(*text))
 		tag := name[3:4] // o of stdout, e of stderr
 		last := map[string]string{"o": "o00499999\n", "e": "e00299999\n"}[tag]
 		if !strings.HasPrefix(*text, tag+"00000000\n") || !strings.HasSuffix(*text, last) || !strings.Contains(*text, "bytes left out") {
 			t.Errorf("%s: head or tail is missing: %.30q … %q", name, *text, (*text)[len(*text)-30:])
 		}
 	}
-	if !*rep.StdoutTruncated || !*rep.StderrTruncated {
-		t.Errorf("not said to be truncated")
-	}
+	check.That(t, *rep.StdoutTruncated && *rep.StderrTruncated, "not said to be truncated")
 }
 
 // Endless output is captured until the deadline.
@@ -117,12 +101,9 @@ func TestCaptureFlood(t *testing.T) {
 	r.Expect(t, 124, "timeout")
 	harness.Within(t, "the run", r.Elapsed, deadline, deadline+300*time.Millisecond)
 	// Hundreds of MiB on an idle machine, and less on a slower one.
-	if least := int64(10 << 20 * time.Second / harness.Scaled(time.Second)); !*rep.StdoutTruncated || int64(*rep.StdoutBytes) < least {
-		t.Errorf("%d bytes, truncated: %v: the command was held up", *rep.StdoutBytes, *rep.StdoutTruncated)
-	}
-	if rep.Stdout == nil || len(*rep.Stdout) > 1<<20+100 {
-		t.Errorf("more than 1 MiB kept, or no text")
-	}
+	least := int64(10 << 20 * time.Second / harness.Scaled(time.Second))
+	check.That(t, *rep.StdoutTruncated && int64(*rep.StdoutBytes) >= least, "%d bytes, truncated: %v: the command was held up", *rep.StdoutBytes, *rep.StdoutTruncated)
+	check.That(t, rep.Stdout != nil && len(*rep.Stdout) <= 1<<20+100, "more than 1 MiB kept, or no text")
 }
 
 // A line of 1 GiB is captured within the memory limit.
@@ -130,12 +111,9 @@ func TestCaptureLine(t *testing.T) {
 	// Not in parallel: it keeps a CPU busy.
 	r, rep := captured(t, "/fixtures/out-line", "1024")
 	r.Expect(t, 0, "exited")
-	if want := int64(1<<30 + 1); *rep.StdoutBytes != want {
-		t.Errorf("%d bytes, want %d", *rep.StdoutBytes, want)
-	}
-	if rep.Stdout == nil || !strings.HasSuffix(*rep.Stdout, "xxx\n") || len(*rep.Stdout) > 1<<20+100 {
-		t.Errorf("not the head and tail of the line")
-	}
+	want := int64(1<<30 + 1)
+	check.That(t, *rep.StdoutBytes == want, "%d bytes, want %d", *rep.StdoutBytes, want)
+	check.That(t, rep.Stdout != nil && strings.HasSuffix(*rep.Stdout, "xxx\n") && len(*rep.Stdout) <= 1<<20+100, "not the head and tail of the line")
 }
 
 // A character that two reads or the limit split stays valid.
@@ -143,15 +121,12 @@ func TestCaptureSplitCharacter(t *testing.T) {
 	t.Parallel()
 	r, rep := captured(t, "/fixtures/out-split", "65536")
 	r.Expect(t, 0, "exited")
-	if want := strings.Repeat("a", 65535) + "€\n"; rep.Stdout == nil || *rep.Stdout != want || *rep.StdoutTruncated {
-		t.Errorf("the character was not kept whole")
-	}
+	want := strings.Repeat("a", 65535) + "€\n"
+	check.That(t, rep.Stdout != nil && *rep.Stdout == want && !*rep.StdoutTruncated, "the character was not kept whole")
 	// Every position of the limit.
 	for limit := 98; limit <= 106; limit++ {
 		_, rep := captured(t, "--max-output", fmt.Sprint(limit), "printf", "€%.0s", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "")
-		if rep.Stdout == nil || strings.ContainsRune(*rep.Stdout, '\uFFFD') || *rep.StdoutBytes != 41*3 || !*rep.StdoutTruncated {
-			t.Errorf("limit %d: %s", limit, rep.Raw())
-		}
+		check.That(t, rep.Stdout != nil && !strings.ContainsRune(*rep.Stdout, '\uFFFD') && *rep.StdoutBytes == 41*3 && *rep.StdoutTruncated, "limit %d: %s", limit, rep.Raw())
 	}
 }
 
@@ -159,17 +134,11 @@ func TestCaptureSplitCharacter(t *testing.T) {
 func TestCaptureBytes(t *testing.T) {
 	t.Parallel()
 	_, rep := captured(t, "/fixtures/out-bytes", "010203")
-	if rep.Stdout == nil || *rep.Stdout != "\x01\x02\x03" || rep.StdoutBase64 != nil {
-		t.Errorf("control characters: %s", rep.Raw())
-	}
+	check.That(t, rep.Stdout != nil && *rep.Stdout == "\x01\x02\x03" && rep.StdoutBase64 == nil, "control characters: %s", rep.Raw())
 	_, rep = captured(t, "/fixtures/out-bytes")
-	if rep.Stdout != nil || len(rep.StdoutBase64) != 256 || rep.StdoutBase64[255] != 255 {
-		t.Errorf("all bytes: %s", rep.Raw())
-	}
+	check.That(t, rep.Stdout == nil && len(rep.StdoutBase64) == 256 && rep.StdoutBase64[255] == 255, "all bytes: %s", rep.Raw())
 	_, rep = captured(t, "true")
-	if rep.Stdout == nil || *rep.Stdout != "" || *rep.StdoutBytes != 0 || *rep.StdoutTruncated {
-		t.Errorf("no output: %s", rep.Raw())
-	}
+	check.That(t, rep.Stdout != nil && *rep.Stdout == "" && *rep.StdoutBytes == 0 && !*rep.StdoutTruncated, "no output: %s", rep.Raw())
 }
 
 // --json and --report describe the same run.
@@ -177,15 +146,12 @@ func TestCaptureAndReport(t *testing.T) {
 	t.Parallel()
 	r, rep := captured(t, "sh", "-c", "echo out; echo err >&2; exit 3")
 	r.Expect(t, 3, "exited")
-	if *rep.Stdout != "out\n" || *rep.Stderr != "err\n" || rep.ID != r.Report.ID || len(r.Stderr) != 0 {
-		t.Errorf("printed %s, reported %s, stderr %q", rep.Raw(), r.Report.Raw(), r.Stderr)
-	}
+	check.That(t, *rep.Stdout == "out\n" && *rep.Stderr == "err\n" && rep.ID == r.Report.ID && len(r.Stderr) == 0,
+		"printed %s, reported %s, stderr %q", rep.Raw(), r.Report.Raw(), r.Stderr)
 	// Also for a failed start.
 	r, rep = captured(t, "no-such-command")
 	r.Expect(t, 127, "start-failed")
-	if rep.Started || *rep.StdoutBytes != 0 {
-		t.Errorf("printed %s", rep.Raw())
-	}
+	check.That(t, !rep.Started && *rep.StdoutBytes == 0, "printed %s", rep.Raw())
 }
 
 // --report writes to a descriptor in one write.
@@ -237,20 +203,16 @@ func TestOutputFull(t *testing.T) {
 		{"kill", "full"}, {"kill", "--json", "full"},
 	} {
 		r := s.Start(harness.Options{Stdout: full(t)}, args...).Wait()
-		if r.ExitCode != 74 || bytes.Count(r.Stderr, []byte("\n")) != 1 || !bytes.HasSuffix(r.Stderr, []byte(": no space left on device\n")) {
-			t.Errorf("%q: exit code %d, stderr %.300q", args, r.ExitCode, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 74 && bytes.Count(r.Stderr, []byte("\n")) == 1 && bytes.HasSuffix(r.Stderr, []byte(": no space left on device\n")),
+			"%q: exit code %d, stderr %.300q", args, r.ExitCode, r.Stderr)
 	}
 	b.Ended()
 
 	// The command's own failure takes precedence.
 	r := s.Start(harness.Options{Stdout: full(t)}, "--json", "sh", "-c", "exit 3").Wait()
-	if r.ExitCode != 3 || !bytes.HasSuffix(r.Stderr, []byte(": no space left on device\n")) {
-		t.Errorf("exit code %d, stderr %q", r.ExitCode, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 3 && bytes.HasSuffix(r.Stderr, []byte(": no space left on device\n")), "exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	// The report has the error if it can be written.
 	r = harness.Run(t, harness.Options{Stdout: full(t)}, "--output-limit", "truncate", "--max-output", "1M", "sh", "-c", "echo x; sleep 60")
-	if e := r.Report.Error; r.ExitCode != 74 || r.Report.ExitCode != 74 || e == nil || e.Code != "output" {
-		t.Errorf("exit code %d, report %s", r.ExitCode, r.Report.Raw())
-	}
+	e := r.Report.Error
+	check.That(t, r.ExitCode == 74 && r.Report.ExitCode == 74 && e != nil && e.Code == "output", "exit code %d, report %s", r.ExitCode, r.Report.Raw())
 }

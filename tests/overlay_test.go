@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -33,9 +34,7 @@ func wantOriginal(t *testing.T, dir string) {
 	harness.Must(t, err)
 	deep, err := os.ReadFile(filepath.Join(dir, "sub/deep"))
 	harness.Must(t, err)
-	if len(names) != 2 || string(text) != "old\n" || string(deep) != "deep\n" {
-		t.Errorf("the original was changed: %q, %q, %q", names, text, deep)
-	}
+	check.That(t, len(names) == 2 && string(text) == "old\n" && string(deep) == "deep\n", "the original was changed: %q, %q, %q", names, text, deep)
 }
 
 // changes modifies a directory in all ways: changed files, a replaced directory, a removed file.
@@ -60,9 +59,7 @@ func TestOverlay(t *testing.T) {
 			dir := original(t)
 			r := harness.Run(t, harness.Options{Dir: dir}, append(flags(dir), "sh", "-ec", changes+"; ls -A / | grep layers || true")...)
 			r.Expect(t, 0, "exited")
-			if got := string(r.Stdout); got != changed {
-				t.Errorf("%q, want %q", got, changed)
-			}
+			check.Equal(t, string(r.Stdout), changed)
 			wantOriginal(t, dir)
 		})
 	}
@@ -76,9 +73,8 @@ func TestOverlayUpper(t *testing.T) {
 	flags := []string{"--cwd", "overlay", "--upper", upper}
 	harness.Run(t, harness.Options{Dir: dir}, append(flags, "sh", "-c", changes)...).Expect(t, 0, "exited")
 	r := harness.Run(t, harness.Options{Dir: dir}, append(flags, "sh", "-c", "cat file sub/other; ls")...)
-	if r.Expect(t, 0, "exited"); string(r.Stdout) != changed {
-		t.Errorf("%q, want %q", r.Stdout, changed)
-	}
+	r.Expect(t, 0, "exited")
+	check.That(t, string(r.Stdout) == changed, "%q, want %q", r.Stdout, changed)
 	for _, tt := range []struct {
 		dir, upper, want string
 	}{
@@ -89,9 +85,8 @@ func TestOverlayUpper(t *testing.T) {
 		{dir, filepath.Join(upper, "none", "own"), fmt.Sprintf("no such file or directory; make %q first", filepath.Join(upper, "none"))},
 	} {
 		r := harness.Run(t, harness.Options{Dir: tt.dir}, "--cwd", "overlay", "--upper", tt.upper, "true")
-		if r.Expect(t, 125, "start-failed"); !strings.Contains(string(r.Stderr), tt.want) {
-			t.Errorf("%s: %s", tt.upper, r.Stderr)
-		}
+		r.Expect(t, 125, "start-failed")
+		check.That(t, strings.Contains(string(r.Stderr), tt.want), "%s: %s", tt.upper, r.Stderr)
 	}
 	wantOriginal(t, dir)
 }
@@ -109,9 +104,8 @@ func TestUpperHeld(t *testing.T) {
 	p.Kill()
 	<-p.Exited()
 	r := harness.Run(t, harness.Options{Dir: dir}, append(flags, "true")...)
-	if r.Expect(t, 125, "start-failed"); !strings.Contains(string(r.Stderr), "another sandbox uses it") {
-		t.Errorf("%s", r.Stderr)
-	}
+	r.Expect(t, 125, "start-failed")
+	check.That(t, strings.Contains(string(r.Stderr), "another sandbox uses it"), "%s", r.Stderr)
 	harness.Must(t, keeper.Signal(unix.SIGCONT))
 	p.Wait()
 	harness.Run(t, harness.Options{Dir: dir}, append(flags, "cat", "file", "log")...).Expect(t, 0, "exited")
@@ -122,18 +116,15 @@ func TestOverlayRefused(t *testing.T) {
 	t.Parallel()
 	dir := original(t)
 	r := harness.Run(t, harness.Options{}, layer(t, "--cwd", "none", "--overlay", dir+":/mnt", "--tmpfs", "/mnt/sub", "true")...)
-	if r.Expect(t, 125, "start-failed"); !strings.Contains(string(r.Stderr), "/mnt/sub is mounted within, and would be hidden") {
-		t.Errorf("a mount of ours: %s", r.Stderr)
-	}
+	r.Expect(t, 125, "start-failed")
+	check.That(t, strings.Contains(string(r.Stderr), "/mnt/sub is mounted within, and would be hidden"), "a mount of ours: %s", r.Stderr)
 	wrap := []string{"unshare", "--mount"}
 	if !harness.Root() {
 		wrap = append(wrap, "--user", "--map-current-user", "--keep-caps")
 	}
 	o := harness.Options{Bare: true, Wrap: append(wrap, "sh", "-c", `mount --bind "$0" "$0/sub" && exec setpriv --ambient-caps=-all --inh-caps=-all "$@"`, dir)}
 	r = harness.Run(t, o, layer(t, "--cwd", "none", "--overlay", dir+":/mnt", "true")...)
-	if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "another file system is mounted within the directory") {
-		t.Errorf("one of the host's: %d, %s", r.ExitCode, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "another file system is mounted within the directory"), "one of the host's: %d, %s", r.ExitCode, r.Stderr)
 	wantOriginal(t, dir)
 }
 
@@ -152,9 +143,7 @@ func overlaid(t *testing.T, s *harness.State, dir, name string, flags ...string)
 func text(t *testing.T, s *harness.State, code int, args ...string) (stdout, stderr string) {
 	t.Helper()
 	r := s.Run(args...)
-	if r.ExitCode != code {
-		t.Errorf("%q: exit code %d, want %d; stderr %s", args, r.ExitCode, code, r.Stderr)
-	}
+	check.That(t, r.ExitCode == code, "%q: exit code %d, want %d; stderr %s", args, r.ExitCode, code, r.Stderr)
 	return string(r.Stdout), string(r.Stderr)
 }
 
@@ -164,37 +153,29 @@ func TestOverlayApply(t *testing.T) {
 	dir, s := original(t), harness.NewState(t)
 	overlaid(t, s, dir, "agent")
 	want := "M file\nA link -> file\nA made/\nD sub/deep\nA sub/other\n"
-	if got, _ := text(t, s, 0, "diff", "agent"); got != want {
-		t.Errorf("diff: %q, want %q", got, want)
-	}
-	if got, _ := text(t, s, 0, "diff", "agent", "--stat"); !strings.HasSuffix(got, ": 3 added, 1 changed, 1 deleted, 0 with another mode; 6 bytes\n") {
-		t.Errorf("diff --stat: %q", got)
-	}
-	if got, _ := text(t, s, 0, "diff", "-p", "agent", filepath.Join(dir, "file")); !strings.HasSuffix(got, "@@ -1,1 +1,1 @@\n-old\n+new\n") {
-		t.Errorf("diff -p: %q", got)
-	}
+	got, _ := text(t, s, 0, "diff", "agent")
+	check.That(t, got == want, "diff: %q, want %q", got, want)
+	got, _ = text(t, s, 0, "diff", "agent", "--stat")
+	check.That(t, strings.HasSuffix(got, ": 3 added, 1 changed, 1 deleted, 0 with another mode; 6 bytes\n"), "diff --stat: %q", got)
+	got, _ = text(t, s, 0, "diff", "-p", "agent", filepath.Join(dir, "file"))
+	check.That(t, strings.HasSuffix(got, "@@ -1,1 +1,1 @@\n-old\n+new\n"), "diff -p: %q", got)
 	text(t, s, 0, "apply", "agent", "--check")
 	wantOriginal(t, dir)
-	if _, stderr := text(t, s, 0, "apply", "agent"); !strings.HasPrefix(stderr, "D sub/deep\n") {
-		t.Errorf("the deletion is not shown: %q", stderr)
-	}
-	if got, _ := text(t, s, 0, "diff", "agent"); got != "D sub/deep\n" {
-		t.Errorf("after an apply without --delete: %q", got)
-	}
+	_, stderr := text(t, s, 0, "apply", "agent")
+	check.That(t, strings.HasPrefix(stderr, "D sub/deep\n"), "the deletion is not shown: %q", stderr)
+	got, _ = text(t, s, 0, "diff", "agent")
+	check.That(t, got == "D sub/deep\n", "after an apply without --delete: %q", got)
 	text(t, s, 0, "apply", "agent", "--delete")
-	if got, _ := text(t, s, 0, "diff", "agent"); got != "" {
-		t.Errorf("after the apply: %q", got)
-	}
-	if names, _ := filepath.Glob(dir + "/*/*"); len(names) != 1 || names[0] != filepath.Join(dir, "sub/other") {
-		t.Errorf("applied: %q", names)
-	}
+	got, _ = text(t, s, 0, "diff", "agent")
+	check.That(t, got == "", "after the apply: %q", got)
+	names, _ := filepath.Glob(dir + "/*/*")
+	check.That(t, len(names) == 1 && names[0] == filepath.Join(dir, "sub/other"), "applied: %q", names)
 	text(t, s, 0, "kill", "--grace", "0", "agent")
 	if len(layer(t)) > 0 {
 		return // a layer on disk still exists
 	}
-	if _, stderr := text(t, s, 125, "diff", "agent"); !strings.Contains(stderr, "--upper DIR") {
-		t.Errorf("a layer that is gone: %s", stderr)
-	}
+	_, stderr = text(t, s, 125, "diff", "agent")
+	check.That(t, strings.Contains(stderr, "--upper DIR"), "a layer that is gone: %s", stderr)
 }
 
 // apply does not replace files that have changed on the host since the start.
@@ -211,25 +192,20 @@ func TestOverlayConflict(t *testing.T) {
 	for _, name := range []string{"lost", "gone"} {
 		harness.Must(t, os.RemoveAll(filepath.Join(dir, name)))
 	}
-	if got, _ := text(t, s, 0, "diff", "agent", "lost", "gone", "new"); got != "A gone/ (changed on the host, too)\nA gone/f\nA lost (changed on the host, too)\nA new\n" {
-		t.Errorf("diff: %q", got)
-	}
+	got, _ := text(t, s, 0, "diff", "agent", "lost", "gone", "new")
+	check.That(t, got == "A gone/ (changed on the host, too)\nA gone/f\nA lost (changed on the host, too)\nA new\n", "diff: %q", got)
 	text(t, s, 0, "kill", "--grace", "0", "agent")
 	// The layer on disk also stores its original.
-	if got, _ := text(t, s, 0, "diff", "agent", "file"); got != "M file (changed on the host, too)\n" {
-		t.Errorf("diff: %q", got)
-	}
-	if _, stderr := text(t, s, 1, "apply", "agent"); !strings.Contains(stderr, `"file" has changed on the host`) {
-		t.Errorf("apply: %s", stderr)
-	}
+	got, _ = text(t, s, 0, "diff", "agent", "file")
+	check.That(t, got == "M file (changed on the host, too)\n", "diff: %q", got)
+	_, stderr := text(t, s, 1, "apply", "agent")
+	check.That(t, strings.Contains(stderr, `"file" has changed on the host`), "apply: %s", stderr)
 	text(t, s, 0, "apply", "agent", "made", "link")
-	if now, _ := os.ReadFile(filepath.Join(dir, "file")); string(now) != "theirs\n" {
-		t.Errorf("replaced by %q", now)
-	}
+	now, _ := os.ReadFile(filepath.Join(dir, "file"))
+	check.That(t, string(now) == "theirs\n", "replaced by %q", now)
 	text(t, s, 0, "apply", "agent", "--force", "file")
-	if now, _ := os.ReadFile(filepath.Join(dir, "file")); string(now) != "new\n" {
-		t.Errorf("with --force: %q", now)
-	}
+	now, _ = os.ReadFile(filepath.Join(dir, "file"))
+	check.That(t, string(now) == "new\n", "with --force: %q", now)
 }
 
 // apply reports a conflict if a directory was replaced on the host, even if its files are old. As
@@ -269,12 +245,9 @@ func TestOverlayReplaced(t *testing.T) {
 			if got, _ := text(t, s, 0, "diff", "agent"); strings.TrimPrefix(got, "P cur/ (mode 0700 to 0755) (changed on the host, too)\n") != "M cur/f (changed on the host, too)\nA cur/made (changed on the host, too)\n" {
 				t.Errorf("diff: %q", got)
 			}
-			if _, stderr := text(t, s, 1, "apply", "agent"); !strings.Contains(stderr, tt.want) {
-				t.Errorf("apply: %s", stderr)
-			}
-			if after := treeText(t, dir); after != before {
-				t.Errorf("%s\nwant\n%s", after, before)
-			}
+			_, stderr := text(t, s, 1, "apply", "agent")
+			check.That(t, strings.Contains(stderr, tt.want), "apply: %s", stderr)
+			check.Equal(t, treeText(t, dir), before)
 			text(t, s, 0, "apply", "agent", "--force")
 			holds(t, dir+"/cur/f", "new\n")
 		})
@@ -303,28 +276,22 @@ func TestOverlayRun(t *testing.T) {
 	flags := []string{"--cwd", "overlay", "--diff", "--apply-delete", "sh", "-ec"}
 	r := harness.Run(t, harness.Options{Dir: dir}, layer(t, append(flags, changes+"; exit 3")...)...)
 	r.Expect(t, 3, "exited")
-	if got := string(r.Stderr); !strings.HasPrefix(got, "M file\nA link -> file\n") {
-		t.Errorf("--diff: %q", got)
-	}
-	if count, bytes := r.Report.Value("changes.count"), r.Report.Value("changes.bytes"); count != "5" || bytes != "6" {
-		t.Errorf("the report counts %s changes and %s bytes", count, bytes)
-	}
+	got := string(r.Stderr)
+	check.That(t, strings.HasPrefix(got, "M file\nA link -> file\n"), "--diff: %q", got)
+	count, bytes := r.Report.Value("changes.count"), r.Report.Value("changes.bytes")
+	check.That(t, count == "5" && bytes == "6", "the report counts %s changes and %s bytes", count, bytes)
 	wantOriginal(t, dir)
 	r = harness.Run(t, harness.Options{Dir: dir}, layer(t, append(flags, changes)...)...)
 	r.Expect(t, 0, "exited")
-	if names, _ := filepath.Glob(dir + "/*/*"); len(names) != 1 {
-		t.Errorf("applied: %q", names)
-	}
+	names, _ := filepath.Glob(dir + "/*/*")
+	check.That(t, len(names) == 1, "applied: %q", names)
 	// The original changes late enough for the kernel's coarse clock.
 	dir = original(t)
 	r = harness.Run(t, harness.Options{Dir: dir}, layer(t, "--bind", dir+":/host", "--cwd", "overlay", "--apply", "sh", "-ec", "echo new >file; sleep 0.1; echo theirs >/host/file")...)
 	r.Expect(t, 74, "exited")
-	if r.Report.Value("error.code") == "" || !strings.Contains(string(r.Stderr), "has changed on the host") {
-		t.Errorf("the original has changed: %s", r.Stderr)
-	}
-	if now, _ := os.ReadFile(filepath.Join(dir, "file")); string(now) != "theirs\n" {
-		t.Errorf("replaced by %q", now)
-	}
+	check.That(t, r.Report.Value("error.code") != "" && strings.Contains(string(r.Stderr), "has changed on the host"), "the original has changed: %s", r.Stderr)
+	now, _ := os.ReadFile(filepath.Join(dir, "file"))
+	check.That(t, string(now) == "theirs\n", "replaced by %q", now)
 }
 
 // A manipulated layer on disk is shown and applied, or parts are left out; nothing outside is read
@@ -388,9 +355,8 @@ func TestHostileLayer(t *testing.T) {
 	}
 	text(t, s, 0, "apply", "box")
 	for _, name := range []string{"gone", "opaque/old", "part/gone", "later/gone", "to-link/f"} {
-		if b, err := os.ReadFile(filepath.Join(original, name)); string(b) != "old" || err != nil {
-			t.Errorf("without --delete: %s: %q, %v", name, b, err)
-		}
+		b, err := os.ReadFile(filepath.Join(original, name))
+		check.That(t, string(b) == "old" && err == nil, "without --delete: %s: %q, %v", name, b, err)
 	}
 	text(t, s, 0, "apply", "box", "--delete")
 	want := map[string]string{
@@ -421,19 +387,13 @@ func TestHostileLayer(t *testing.T) {
 		}
 		return nil
 	}))
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Equal(t, cmp.Diff(want, got), "", "-want +got:\n")
 	one, errOne := os.Stat(original + "/one")
 	two, errTwo := os.Stat(original + "/two")
 	linked, errLinked := os.Stat(original + "/linked")
 	secret, errSecret := os.Stat(outside + "/secret")
-	if errors.Join(errOne, errTwo, errLinked, errSecret) != nil || !os.SameFile(one, two) || os.SameFile(linked, secret) {
-		t.Error("of names of one file, those outside are others")
-	}
-	if after := treeText(t, outside); after != before {
-		t.Errorf("what is outside was changed:\n%s\nfrom:\n%s", after, before)
-	}
+	check.That(t, errors.Join(errOne, errTwo, errLinked, errSecret) == nil && os.SameFile(one, two) && !os.SameFile(linked, secret), "of names of one file, those outside are others")
+	check.Equal(t, treeText(t, outside), before, "what is outside was changed:\n")
 }
 
 // kernel reports whether the kernel has at least this version.
@@ -441,9 +401,8 @@ func kernel(t *testing.T, wantMajor, wantMinor int) bool {
 	var uts unix.Utsname
 	harness.Must(t, unix.Uname(&uts))
 	var major, minor int
-	if _, err := fmt.Sscanf(unix.ByteSliceToString(uts.Release[:]), "%d.%d", &major, &minor); err != nil {
-		t.Fatal(err)
-	}
+	_, err := fmt.Sscanf(unix.ByteSliceToString(uts.Release[:]), "%d.%d", &major, &minor)
+	check.Require(t, err == nil, "%v", err)
 	return major > wantMajor || major == wantMajor && minor >= wantMinor
 }
 
@@ -469,13 +428,11 @@ func TestOverlayLost(t *testing.T) {
 	}
 	for name, want := range lost {
 		for _, command := range []string{"diff", "apply"} {
-			if _, stderr := text(t, s, 125, command, name); !strings.Contains(stderr, want) {
-				t.Errorf("%s %s: %s", command, name, stderr)
-			}
+			_, stderr := text(t, s, 125, command, name)
+			check.That(t, strings.Contains(stderr, want), "%s %s: %s", command, name, stderr)
 		}
-		if _, stderr := text(t, s, 125, "snapshot", "create", name); !strings.Contains(stderr, "has ended without a layer on disk") {
-			t.Errorf("snapshot %s: %s", name, stderr)
-		}
+		_, stderr := text(t, s, 125, "snapshot", "create", name)
+		check.That(t, strings.Contains(stderr, "has ended without a layer on disk"), "snapshot %s: %s", name, stderr)
 	}
 }
 
@@ -488,18 +445,15 @@ func TestLayerInMemory(t *testing.T) {
 	if kernel(t, 6, 6) {
 		r.Expect(t, 0, "exited")
 		r = harness.Run(t, harness.Options{Dir: dir}, "--cwd", "overlay", "--tmp-size", "1M", "sh", "-c", "head -c 900K /dev/zero >small && head -c 200K /dev/zero >large")
-		if r.Expect(t, 1, "exited"); !strings.Contains(string(r.Stderr), "No space left on device") {
-			t.Errorf("more than --tmp-size: %s", r.Stderr)
-		}
+		r.Expect(t, 1, "exited")
+		check.That(t, strings.Contains(string(r.Stderr), "No space left on device"), "more than --tmp-size: %s", r.Stderr)
 	} else {
 		r.Expect(t, 125, "start-failed")
 		want := "extended attributes, which directories in memory have from Linux 6.6 on; --upper DIR keeps the layer on disk"
 		if os.Getuid() == 0 && !kernel(t, 6, 3) && strings.Contains(string(r.Stderr), "idmapped") { // the original is in memory as well
 			want = "tmpfs, which can from Linux 6.3 on"
 		}
-		if !strings.Contains(string(r.Stderr), want) {
-			t.Errorf("stderr %q", r.Stderr)
-		}
+		check.That(t, strings.Contains(string(r.Stderr), want), "stderr %q", r.Stderr)
 	}
 	wantOriginal(t, dir)
 }
@@ -512,20 +466,17 @@ func TestApplyClosedDirectories(t *testing.T) {
 	const closes = `mkdir -p mod/deep empty; echo x >mod/file; echo y >mod/deep/file; echo z >sub/new; echo last >z; chmod 555 mod/deep mod empty sub .`
 	r := harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c", closes)...)
 	defer exec.Command("chmod", "-R", "u+w", dir).Run() // an ordinary user could not remove it otherwise
-	if r.Expect(t, 0, "exited"); len(r.Stderr) != 0 {
-		t.Errorf("%s", r.Stderr)
-	}
+	r.Expect(t, 0, "exited")
+	check.That(t, len(r.Stderr) == 0, "%s", r.Stderr)
 	for name, want := range map[string]string{"mod/file": "x\n", "mod/deep/file": "y\n", "sub/new": "z\n", "z": "last\n"} {
 		holds(t, filepath.Join(dir, name), want)
 	}
 	for _, name := range []string{"mod/deep", "mod", "empty", "sub", "."} {
-		if st, err := os.Stat(filepath.Join(dir, name)); err != nil || st.Mode().Perm() != 0o555 {
-			t.Errorf("%s: %v %v", name, st.Mode(), err)
-		}
+		st, err := os.Stat(filepath.Join(dir, name))
+		check.That(t, err == nil && st.Mode().Perm() == 0o555, "%s: %v %v", name, st.Mode(), err)
 	}
-	if left, _ := filepath.Glob(dir + "/.sbxrun-*"); len(left) > 0 {
-		t.Errorf("left: %q", left)
-	}
+	left, _ := filepath.Glob(dir + "/.sbxrun-*")
+	check.That(t, len(left) == 0, "left: %q", left)
 }
 
 // When a command has made files unreadable for its own user, apply makes the other changes, and its exit code reports
@@ -543,9 +494,7 @@ func TestApplyUnread(t *testing.T) {
 		return
 	}
 	r.Expect(t, 74, "exited")
-	if r.Report.Error == nil || r.Report.Error.Code != "left-out" || !strings.Contains(string(r.Stderr), `cannot read "closed"`) {
-		t.Errorf("%v; %s", r.Report.Error, r.Stderr)
-	}
+	check.That(t, r.Report.Error != nil && r.Report.Error.Code == "left-out" && strings.Contains(string(r.Stderr), `cannot read "closed"`), "%v; %s", r.Report.Error, r.Stderr)
 	holds(t, filepath.Join(dir, "file"), "old\n")
 	s := harness.NewState(t)
 	box := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "box", "--cwd", "overlay")...)
@@ -554,9 +503,8 @@ func TestApplyUnread(t *testing.T) {
 		want int
 		args []string
 	}{{125, []string{"diff", "box"}}, {125, []string{"diff", "box", "--json"}}, {0, []string{"diff", "box", "other"}}, {0, []string{"apply", "box", "other"}}, {125, []string{"apply", "box", "closed/file"}}, {125, []string{"apply", "--json", "box", "closed/file"}}} {
-		if r := s.Run(c.args...); r.ExitCode != c.want || len(r.Stdout) == 0 && (c.args[0] == "diff" || c.args[1] == "--json") {
-			t.Errorf("%v: %d, want %d; %q, %s", c.args, r.ExitCode, c.want, r.Stdout, r.Stderr)
-		}
+		r := s.Run(c.args...)
+		check.That(t, r.ExitCode == c.want && (len(r.Stdout) != 0 || c.args[0] != "diff" && c.args[1] != "--json"), "%v: %d, want %d; %q, %s", c.args, r.ExitCode, c.want, r.Stdout, r.Stderr)
 	}
 	holds(t, filepath.Join(dir, "other"), "new\n")
 }
@@ -571,9 +519,7 @@ func TestOverlayNotUTF8(t *testing.T) {
 	harness.Must(t, os.Mkdir(dir, 0o755))
 	harness.Must(t, os.Mkdir(other, 0o755))
 	b, r := s.TrySandbox(harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--name", "agent")...)
-	if b != nil || r.ExitCode != 125 || !strings.Contains(string(r.Stdout)+string(r.Stderr), "is not UTF-8") {
-		t.Errorf("%d %s %s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	check.That(t, b == nil && r.ExitCode == 125 && strings.Contains(string(r.Stdout)+string(r.Stderr), "is not UTF-8"), "%d %s %s", r.ExitCode, r.Stdout, r.Stderr)
 	harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c", "echo new >file")...).Expect(t, 0, "exited")
 	holds(t, dir+"/file", "new\n")
 }
@@ -596,24 +542,20 @@ func TestOverlayAttributes(t *testing.T) {
 		b := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "agent", "--cwd", "overlay")...)
 		r := b.Exec(harness.Options{}, nil, "sh", "-c", "ls . sub; cat file sub/deep; echo new >sub/new; rm -r sub/deep; mkdir made")
 		got := string(r.Stdout)
-		if !strings.HasPrefix(got, ".:\nfile\nsub\n\nsub:\ndeep\n") || !strings.HasSuffix(got, "old\ndeep\n") && (name != "metacopy" || !strings.Contains(string(r.Stderr), "Operation not permitted")) {
-			t.Errorf("%s: %q, %s", name, got, r.Stderr)
-		}
+		check.That(t, strings.HasPrefix(got, ".:\nfile\nsub\n\nsub:\ndeep\n") && (strings.HasSuffix(got, "old\ndeep\n") || name == "metacopy" && strings.Contains(string(r.Stderr), "Operation not permitted")),
+			"%s: %q, %s", name, got, r.Stderr)
 		want := "A made/\nD sub/deep\nA sub/new\n"
 		if name == "metacopy" && strings.Contains(string(r.Stderr), "cannot remove") {
 			want = "A made/\nA sub/new\n"
 		}
-		if got, _ := text(t, s, 0, "diff", "agent"); got != want {
-			t.Errorf("%s: diff: %q, want %q", name, got, want)
-		}
+		got, _ = text(t, s, 0, "diff", "agent")
+		check.That(t, got == want, "%s: diff: %q, want %q", name, got, want)
 		text(t, s, 0, "apply", "agent", "--delete")
 		holds(t, dir+"/file", "old\n")
 		holds(t, dir+"/sub/new", "new\n")
-		if _, err := os.Stat(dir + "/sub/deep"); (err == nil) != (want != "A made/\nD sub/deep\nA sub/new\n") {
-			t.Errorf("%s: %v", name, err)
-		}
-		if n, err := unix.Getxattr(dir+"/sub/new", "user.overlay."+name, nil); err == nil {
-			t.Errorf("%s: the applied file has the attribute, of %d bytes", name, n)
-		}
+		_, err := os.Stat(dir + "/sub/deep")
+		check.That(t, (err == nil) == (want != "A made/\nD sub/deep\nA sub/new\n"), "%s: %v", name, err)
+		n, err := unix.Getxattr(dir+"/sub/new", "user.overlay."+name, nil)
+		check.That(t, err != nil, "%s: the applied file has the attribute, of %d bytes", name, n)
 	}
 }

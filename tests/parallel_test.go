@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -29,21 +30,17 @@ func TestConcurrentRuns(t *testing.T) {
 			p := harness.Start(t, harness.Options{Dir: dir}, append(args, "--bind", dir, "sh", "-c", script)...)
 			r := p.Wait()
 			r.Expect(t, code, cause)
-			if want := fmt.Sprintf("run %d\n", i); string(r.Stdout) != want {
-				t.Errorf("run %d printed %q", i, r.Stdout)
-			}
-			if got, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("file-%d", i))); err != nil || string(got) != fmt.Sprintf("%d\n", i) {
-				t.Errorf("run %d wrote %q, %v", i, got, err)
-			}
+			want := fmt.Sprintf("run %d\n", i)
+			check.That(t, string(r.Stdout) == want, "run %d printed %q", i, r.Stdout)
+			got, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("file-%d", i)))
+			check.That(t, err == nil && string(got) == fmt.Sprintf("%d\n", i), "run %d wrote %q, %v", i, got, err)
 			ids[i] = r.Report.ID
 		})
 	}
 	wg.Wait()
 	seen := map[string]bool{}
 	for i, id := range ids {
-		if id == "" || seen[id] {
-			t.Errorf("run %d has the id %q, which is empty or another's", i, id)
-		}
+		check.That(t, id != "" && !seen[id], "run %d has the id %q, which is empty or another's", i, id)
 		seen[id] = true
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/tests/budget"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -19,15 +20,11 @@ import (
 func refused(t *testing.T, r *harness.Result) {
 	t.Helper()
 	r.Expect(t, 75, "start-failed")
-	if e := r.Report.Error; e == nil || e.Code != "busy" || e.Hint == "" || !strings.Contains(e.Message, " of ") {
-		t.Errorf("error %+v", e)
-	}
-	if r.Report.Started || r.Report.Teardown.Verdict != "not_applicable" {
-		t.Errorf("%s", r.Report.Raw())
-	}
-	if lines := harness.Lines(r.Stderr); len(lines) != 1 || !strings.HasPrefix(lines[0], "sbxrun: error: busy: ") {
-		t.Errorf("stderr %q", r.Stderr)
-	}
+	e := r.Report.Error
+	check.That(t, e != nil && e.Code == "busy" && e.Hint != "" && strings.Contains(e.Message, " of "), "error %+v", e)
+	check.That(t, !r.Report.Started && r.Report.Teardown.Verdict == "not_applicable", "%s", r.Report.Raw())
+	lines := harness.Lines(r.Stderr)
+	check.That(t, len(lines) == 1 && strings.HasPrefix(lines[0], "sbxrun: error: busy: "), "stderr %q", r.Stderr)
 }
 
 // With growing use of tasks sbxrun is silent, then warns, then refuses: with a real pids.max where
@@ -40,17 +37,14 @@ func TestPressure(t *testing.T) {
 		t.Helper()
 		r := harness.Run(t, o, append(flags, "echo", "hi")...)
 		r.Expect(t, 0, "exited")
-		if len(r.Stderr) > 0 || string(r.Stdout) != "hi\n" {
-			t.Errorf("%q, %q", r.Stdout, r.Stderr)
-		}
+		check.That(t, len(r.Stderr) == 0 && string(r.Stdout) == "hi\n", "%q, %q", r.Stdout, r.Stderr)
 	}
 	warned := func(o harness.Options, flags ...string) {
 		t.Helper()
 		r := harness.Run(t, o, append(flags, "echo", "hi")...)
 		r.Expect(t, 0, "exited")
-		if lines := harness.Lines(r.Stderr); len(lines) != 1 || !strings.HasPrefix(lines[0], "sbxrun: warning: ") || string(r.Stdout) != "hi\n" {
-			t.Errorf("%q, %q", r.Stdout, r.Stderr)
-		}
+		lines := harness.Lines(r.Stderr)
+		check.That(t, len(lines) == 1 && strings.HasPrefix(lines[0], "sbxrun: warning: ") && string(r.Stdout) == "hi\n", "%q, %q", r.Stdout, r.Stderr)
 		silent(o, append(flags, "--quiet")...)
 	}
 	t.Run("thresholds", func(t *testing.T) {
@@ -68,9 +62,8 @@ func TestPressure(t *testing.T) {
 		b := s.Sandbox(harness.Options{})
 		refused(t, b.Exec(harness.Options{}, []string{"--alert", "0"}, "echo", "hi"))
 		x := b.Exec(harness.Options{}, []string{"--warn", "0"}, "echo", "hi")
-		if x.Expect(t, 0, "exited"); !bytes.HasPrefix(x.Stderr, []byte("sbxrun: warning: ")) {
-			t.Errorf("exec: stderr %q", x.Stderr)
-		}
+		x.Expect(t, 0, "exited")
+		check.That(t, bytes.HasPrefix(x.Stderr, []byte("sbxrun: warning: ")), "exec: stderr %q", x.Stderr)
 		for _, args := range [][]string{{"start", "--json", "--alert", "0"}, {"exec", "--detach", "--json", "--alert", "0", b.ID, "true"}} {
 			r := s.Run(args...)
 			var said struct {
@@ -78,19 +71,13 @@ func TestPressure(t *testing.T) {
 				Error    struct{ Code string }
 				ExitCode int `json:"exit_code"`
 			}
-			if err := stdjson.Unmarshal(r.Stdout, &said); err != nil || r.ExitCode != 75 || said.ExitCode != 75 || said.Error.Code != "busy" || said.ID != "" {
-				t.Errorf("%q: exit code %d, %v: %s", args, r.ExitCode, err, r.Stdout)
-			}
+			err := stdjson.Unmarshal(r.Stdout, &said)
+			check.That(t, err == nil && r.ExitCode == 75 && said.ExitCode == 75 && said.Error.Code == "busy" && said.ID == "", "%q: exit code %d, %v: %s", args, r.ExitCode, err, r.Stdout)
 		}
-		if b, r := s.TrySandbox(harness.Options{}, "--warn", "0"); b == nil || !bytes.HasPrefix(r.Stderr, []byte("sbxrun: warning: ")) {
-			t.Errorf("start: %q", r.Stderr)
-		}
-		if r := s.Run("--on-pressure", "ignore", "--max-parallel", "1", "true"); r.ExitCode != 125 {
-			t.Errorf("a bound that is ignored: exit code %d", r.ExitCode)
-		}
-		if r := s.Run("--on-pressure", "sometimes", "true"); r.ExitCode != 125 {
-			t.Errorf("--on-pressure sometimes: exit code %d", r.ExitCode)
-		}
+		b, r = s.TrySandbox(harness.Options{}, "--warn", "0")
+		check.That(t, b != nil && bytes.HasPrefix(r.Stderr, []byte("sbxrun: warning: ")), "start: %q", r.Stderr)
+		check.Equal(t, s.Run("--on-pressure", "ignore", "--max-parallel", "1", "true").ExitCode, 125, "a bound that is ignored: exit code")
+		check.Equal(t, s.Run("--on-pressure", "sometimes", "true").ExitCode, 125, "--on-pressure sometimes: exit code")
 	})
 	t.Run("pids.max", func(t *testing.T) {
 		b := budget.New(t, 200)
@@ -106,9 +93,7 @@ func TestPressure(t *testing.T) {
 		b.Fill(40)
 		r := harness.Run(t, o, "echo", "hi")
 		refused(t, r)
-		if !strings.Contains(r.Report.Error.Message, b.Dir+"/pids.max") {
-			t.Errorf("%s does not name %s", r.Report.Error.Message, b.Dir)
-		}
+		check.That(t, strings.Contains(r.Report.Error.Message, b.Dir+"/pids.max"), "%s does not name %s", r.Report.Error.Message, b.Dir)
 		b.Settled(170)
 
 		// A waiting run starts as soon as there is room.
@@ -128,20 +113,16 @@ func TestPressureSweep(t *testing.T) {
 	ended := s.Sandbox(harness.Options{}, "true")
 	ended.Ended()
 	if b == nil {
-		if r := s.Run("--alert", "0", "true"); r.ExitCode != 75 {
-			t.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
-		}
+		r := s.Run("--alert", "0", "true")
+		check.That(t, r.ExitCode == 75, "exit code %d: %s", r.ExitCode, r.Stderr)
 	} else {
 		b.Fill(180)
 		b.Limit(200)
 		r := s.Start(harness.Options{Wrap: b.Wrap()}, "true").Wait()
-		if r.ExitCode != 75 {
-			t.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 75, "exit code %d: %s", r.ExitCode, r.Stderr)
 	}
-	if rec := ended.Inspect(); rec.Status != "completed" {
-		t.Errorf("the record of what has ended: %+v", rec)
-	}
+	rec := ended.Inspect()
+	check.That(t, rec.Status == "completed", "the record of what has ended: %+v", rec)
 }
 
 // A signal ends a waiting run at once.
@@ -152,9 +133,8 @@ func TestPressureWaitSignal(t *testing.T) {
 		env := []string{"SBXRUN_STATE_DIR=" + s.Dir}
 		holder := harness.Start(t, harness.Options{Env: env}, "--max-parallel", "1", "sh", "-c", "echo up; sleep 60")
 		holder.WaitOutput("up\n")
-		if r := harness.Run(t, harness.Options{Env: env}, "--max-parallel", "1", "true"); r.ExitCode != 75 || !strings.Contains(string(r.Stderr), "busy: --max-parallel 1: another command is running; ") {
-			t.Errorf("exit code %d, stderr %s", r.ExitCode, r.Stderr)
-		}
+		r := harness.Run(t, harness.Options{Env: env}, "--max-parallel", "1", "true")
+		check.That(t, r.ExitCode == 75 && strings.Contains(string(r.Stderr), "busy: --max-parallel 1: another command is running; "), "exit code %d, stderr %s", r.ExitCode, r.Stderr)
 		p := harness.Start(t, harness.Options{Env: env}, append(flags, "--on-pressure", "wait", "echo", "hi")...)
 		harness.Until(t, harness.Bound, "somebody who waits", func() bool {
 			if flags[0] == "--max-parallel" {
@@ -164,9 +144,8 @@ func TestPressureWaitSignal(t *testing.T) {
 			return err == nil
 		})
 		p.Signal(syscall.SIGTERM)
-		if r := p.Wait(); r.Signal != syscall.SIGTERM || r.Report != nil || len(r.Stdout) > 0 {
-			t.Errorf("exit code %d, signal %v, stdout %q", r.ExitCode, r.Signal, r.Stdout)
-		}
+		r = p.Wait()
+		check.That(t, r.Signal == syscall.SIGTERM && r.Report == nil && len(r.Stdout) == 0, "exit code %d, signal %v, stdout %q", r.ExitCode, r.Signal, r.Stdout)
 		holder.Signal(syscall.SIGTERM)
 		holder.Wait().Expect(t, 143, "canceled")
 	}
@@ -198,19 +177,16 @@ func TestPressureWaitIdle(t *testing.T) {
 		if !over {
 			break
 		}
-		if r := x.Wait(); r.ExitCode != 125 || idle > harness.Bound/2 {
-			t.Fatalf("exit code %d, %q: %s", r.ExitCode, r.Stdout, r.Stderr)
-		}
+		r := x.Wait()
+		check.Require(t, r.ExitCode == 125 && idle <= harness.Bound/2, "exit code %d, %q: %s", r.ExitCode, r.Stdout, r.Stderr)
 		b.Ended()
 	}
-	if rec := b.Ended(); rec.Report == nil || rec.Report.Cause != "idle-timeout" {
-		t.Errorf("%+v", rec)
-	}
+	rec := b.Ended()
+	check.That(t, rec.Report != nil && rec.Report.Cause == "idle-timeout", "%+v", rec)
 	holder.Signal(syscall.SIGTERM)
 	holder.Wait().Expect(t, 143, "canceled")
-	if r := x.Wait(); r.ExitCode != 125 || len(r.Stdout) > 0 || !strings.Contains(string(r.Stderr), "ended") {
-		t.Errorf("exit code %d, %q: %s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	r := x.Wait()
+	check.That(t, r.ExitCode == 125 && len(r.Stdout) == 0 && strings.Contains(string(r.Stderr), "ended"), "exit code %d, %q: %s", r.ExitCode, r.Stdout, r.Stderr)
 }
 
 // Near pids.max, a run is refused before anything starts, or has enough tasks.
@@ -246,17 +222,14 @@ func TestNoTaskLeftAtStart(t *testing.T) {
 		case 75:
 			// Usually refused early, but a later fork may fail.
 			r.Expect(t, 75, "start-failed")
-			if e := r.Report.Error; e == nil || e.Code != "busy" || e.Hint == "" || r.Report.Started {
-				t.Errorf("room for %d of %d: %s", room, all, r.Report.Raw())
-			}
+			e := r.Report.Error
+			check.That(t, e != nil && e.Code == "busy" && e.Hint != "" && !r.Report.Started, "room for %d of %d: %s", room, all, r.Report.Raw())
 		default:
 			t.Errorf("room for %d of %d: exit code %d: %.1000s", room, all, r.ExitCode, r.Stderr)
 		}
 		b.Settled(others)
 	}
-	if seen[0] == 0 || seen[75] == 0 {
-		t.Errorf("exit codes %v: want both 0 and 75", seen)
-	}
+	check.That(t, seen[0] != 0 && seen[75] != 0, "exit codes %v: want both 0 and 75", seen)
 }
 
 // Killing needs no new process.
@@ -283,17 +256,14 @@ func TestNoTaskLeftAtKill(t *testing.T) {
 	}
 	r := p.Wait()
 	r.Expect(t, 124, "timeout")
-	if r.Report.Teardown.Verdict != "proven" {
-		t.Errorf("%s", r.Report.Raw())
-	}
+	check.That(t, r.Report.Teardown.Verdict == "proven", "%s", r.Report.Raw())
 	if b != nil {
 		b.Settled(0)
 	}
 	box := s.Sandbox(onStart, "--env", "FIXTURE_COUNT="+count, "/fixtures/fork-bomb", "sleep")
 	harness.Until(t, harness.Bound, "the bomb", func() bool { return bytes.Contains(s.Run("logs", box.ID).Stdout, []byte(full)) })
-	if r := s.Run("kill", "--grace", "0", box.ID); r.ExitCode != 0 || !bytes.Contains(r.Stdout, []byte("proven")) {
-		t.Errorf("kill: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	r = s.Run("kill", "--grace", "0", box.ID)
+	check.That(t, r.ExitCode == 0 && bytes.Contains(r.Stdout, []byte("proven")), "kill: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	box.Ended()
 	if b != nil {
 		b.Settled(0)
@@ -317,9 +287,7 @@ func TestNoTaskOfUserLeft(t *testing.T) {
 				return false
 			}
 			r.Expect(t, 124, "timeout")
-			if r.Report.Teardown.Verdict != "proven" {
-				t.Errorf("%s", r.Report.Raw())
-			}
+			check.That(t, r.Report.Teardown.Verdict == "proven", "%s", r.Report.Raw())
 			return !bytes.Contains(r.Stdout, []byte("ready"))
 		})
 	}
@@ -351,9 +319,8 @@ func TestMaxParallel(t *testing.T) {
 	}
 	harness.Within(t, "a refusal", full(), 0, 500*time.Millisecond)
 	harness.Within(t, "waiting in vain", full("--on-pressure", "wait", "--wait-timeout", "0.3"), 300*time.Millisecond, time.Second)
-	if r := harness.Run(t, o, "--max-parallel", "3", "true"); r.ExitCode != 0 {
-		t.Errorf("one of three: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
+	r := harness.Run(t, o, "--max-parallel", "3", "true")
+	check.That(t, r.ExitCode == 0, "one of three: exit code %d: %s", r.ExitCode, r.Stderr)
 
 	// Waiting runs start in order, one at a time, because the other slot stays taken.
 	const waiters = 5
@@ -368,28 +335,24 @@ func TestMaxParallel(t *testing.T) {
 	first.Kill()
 	first.Wait()
 	for i, p := range waiting {
-		if r := p.Wait(); r.ExitCode != 0 {
-			t.Errorf("waiter %d: exit code %d: %s", i, r.ExitCode, r.Stderr)
-		}
+		r := p.Wait()
+		check.That(t, r.ExitCode == 0, "waiter %d: exit code %d: %s", i, r.ExitCode, r.Stderr)
 	}
-	if order, err := os.ReadFile(filepath.Join(dir, "order")); err != nil || string(order) != "0\n1\n2\n3\n4\n" {
-		t.Errorf("they came in as %q, %v", order, err)
-	}
+	order, err := os.ReadFile(filepath.Join(dir, "order"))
+	check.That(t, err == nil && string(order) == "0\n1\n2\n3\n4\n", "they came in as %q, %v", order, err)
 
 	// A sandbox keeps its slot until it ends, and an exec in it has its own.
 	b := s.Sandbox(harness.Options{}, "--max-parallel", "2")
 	full()
-	if r := b.Exec(harness.Options{}, []string{"--max-parallel", "2"}, "true"); r.ExitCode != 75 {
-		t.Errorf("an exec: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
+	r = b.Exec(harness.Options{}, []string{"--max-parallel", "2"}, "true")
+	check.That(t, r.ExitCode == 75, "an exec: exit code %d: %s", r.ExitCode, r.Stderr)
 	b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
 	kill(t, s, 0, "--grace", "0", b.ID)
 	b.Ended()
 	// No payload holds a lock or a descriptor of the state directory.
 	fds := harness.Run(t, o, "--max-parallel", "2", "--warn", "0", "sh", "-c", "ls -l /proc/self/fd; ls -l /proc/1/fd 2>/dev/null || true") // init has closed its own already
-	if bytes.Contains(fds.Stdout, []byte("slot-")) || bytes.Contains(fds.Stdout, []byte("admission")) || fds.ExitCode != 0 {
-		t.Errorf("exit code %d: %s%s", fds.ExitCode, fds.Stdout, fds.Stderr)
-	}
+	check.That(t, !bytes.Contains(fds.Stdout, []byte("slot-")) && !bytes.Contains(fds.Stdout, []byte("admission")) && fds.ExitCode == 0,
+		"exit code %d: %s%s", fds.ExitCode, fds.Stdout, fds.Stderr)
 	second.Signal(syscall.SIGTERM)
 	second.Wait().Expect(t, 143, "canceled")
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -94,23 +95,16 @@ func TestPlanningHasNoEffects(t *testing.T) {
 	try := func(what string, want int, args ...string) {
 		t.Helper()
 		r := s.Start(harness.Options{Dir: "/usr", Stdin: strings.NewReader("")}, args...).Wait()
-		if want >= 0 && r.ExitCode != want {
-			t.Errorf("%s: exit code %d, want %d: %s", what, r.ExitCode, want, r.Stderr)
-		}
-		if !slices.Contains([]int{0, 75, 125, 126, 127}, r.ExitCode) {
-			t.Errorf("%s: exit code %d: %s", what, r.ExitCode, r.Stderr)
-		}
+		check.That(t, want < 0 || r.ExitCode == want, "%s: exit code %d, want %d: %s", what, r.ExitCode, want, r.Stderr)
+		check.That(t, slices.Contains([]int{0, 75, 125, 126, 127}, r.ExitCode), "%s: exit code %d: %s", what, r.ExitCode, r.Stderr)
 		for i, top := range []string{s.Dir, data} {
 			if now := contents(t, top); !maps.Equal(now, before[i]) {
 				for name := range now {
-					if now[name] != before[i][name] {
-						t.Errorf("%s (exit code %d): %s has changed", what, r.ExitCode, filepath.Join(top, name))
-					}
+					check.That(t, now[name] == before[i][name], "%s (exit code %d): %s has changed", what, r.ExitCode, filepath.Join(top, name))
 				}
 				for name := range before[i] {
-					if _, ok := now[name]; !ok {
-						t.Errorf("%s (exit code %d): %s is gone", what, r.ExitCode, filepath.Join(top, name))
-					}
+					_, ok := now[name]
+					check.That(t, ok, "%s (exit code %d): %s is gone", what, r.ExitCode, filepath.Join(top, name))
 				}
 				before[i] = now
 			}
@@ -153,9 +147,8 @@ func TestPlanningMakesNoDirectories(t *testing.T) {
 	harness.Must(t, os.Mkdir(filepath.Dir(dir), 0o700))
 	for _, c := range []string{"run", "start"} {
 		r := s.Start(harness.Options{Dir: "/usr"}, c, "--data-dir", dir, "--volume", "x:/mnt/x", "no-such-command").Wait()
-		if _, err := os.Stat(dir); r.ExitCode != 127 || !os.IsNotExist(err) {
-			t.Errorf("%s: exit code %d, stderr %s; %s: %v", c, r.ExitCode, r.Stderr, dir, err)
-		}
+		_, err := os.Stat(dir)
+		check.That(t, r.ExitCode == 127 && os.IsNotExist(err), "%s: exit code %d, stderr %s; %s: %v", c, r.ExitCode, r.Stderr, dir, err)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -29,27 +30,22 @@ func TestOtherNamespace(t *testing.T) {
 	b := s.Sandbox(harness.Options{})
 	there := harness.Options{Wrap: otherNamespace("--mount-proc")}
 	r := s.Start(there, "kill", "--json", "--grace", "0", b.ID).Wait()
-	if !strings.Contains(string(r.Stdout), `"verdict":"unproven"`) || !strings.Contains(string(r.Stdout), "another PID namespace") || r.ExitCode != 123 {
-		t.Errorf("kill: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	check.That(t, strings.Contains(string(r.Stdout), `"verdict":"unproven"`) && strings.Contains(string(r.Stdout), "another PID namespace") && r.ExitCode == 123,
+		"kill: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	s.Start(there, "cleanup").Wait()
 	b.Alive()
-	if rec := b.Inspect(); rec.Status != "running" {
-		t.Errorf("%+v", rec)
-	}
+	rec := b.Inspect()
+	check.That(t, rec.Status == "running", "%+v", rec)
 	for _, args := range [][]string{{"wait", "--timeout", "0.3", b.ID}, {"wait", "--timeout", "0.3", "--log", "x", b.ID}} {
-		if r := s.Start(there, args...).Wait(); r.ExitCode != 124 {
-			t.Errorf("%q: exit code %d: %s", args, r.ExitCode, r.Stderr)
-		}
+		r := s.Start(there, args...).Wait()
+		check.That(t, r.ExitCode == 124, "%q: exit code %d: %s", args, r.ExitCode, r.Stderr)
 	}
 	follow, waiter := s.Start(there, "logs", "-f", b.ID), s.Start(there, "wait", "--json", b.ID)
 	s.Run("kill", b.ID)
-	if r := waiter.Wait(); r.ExitCode != 137 || !strings.Contains(string(r.Stdout), `"status":"killed"`) {
-		t.Errorf("wait: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
-	if r := follow.Wait(); r.ExitCode != 0 {
-		t.Errorf("logs -f: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
+	r = waiter.Wait()
+	check.That(t, r.ExitCode == 137 && strings.Contains(string(r.Stdout), `"status":"killed"`), "wait: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	r = follow.Wait()
+	check.That(t, r.ExitCode == 0, "logs -f: exit code %d: %s", r.ExitCode, r.Stderr)
 }
 
 // A sandbox that has ended there and left something does not count as proven here, where its
@@ -63,18 +59,13 @@ func TestOtherNamespaceUnproven(t *testing.T) {
 	text, err := os.ReadFile(record)
 	harness.Must(t, err)
 	left := bytes.Replace(text, []byte(`"verdict":"proven"`), []byte(`"verdict":"unproven"`), 1)
-	if bytes.Equal(left, text) {
-		t.Fatalf("%s", text)
-	}
+	check.Require(t, !bytes.Equal(left, text), "%s", text)
 	harness.Must(t, os.WriteFile(record, left, 0o600))
 	r := s.Start(harness.Options{Wrap: otherNamespace("--mount-proc")}, "kill", "--json", b.ID).Wait()
-	if !strings.Contains(string(r.Stdout), `"verdict":"unproven"`) || r.ExitCode != 123 {
-		t.Errorf("there: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	check.That(t, strings.Contains(string(r.Stdout), `"verdict":"unproven"`) && r.ExitCode == 123, "there: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	// In its own namespace, kill can look for its init, which is gone.
-	if r := s.Run("kill", "--json", b.ID); !strings.Contains(string(r.Stdout), `"verdict":"proven"`) || r.ExitCode != 0 {
-		t.Errorf("here: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	r = s.Run("kill", "--json", b.ID)
+	check.That(t, strings.Contains(string(r.Stdout), `"verdict":"proven"`) && r.ExitCode == 0, "here: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 }
 
 // foreignProc returns ways to get a /proc of another PID namespace, with the resulting error.
@@ -93,33 +84,27 @@ func TestForeignProc(t *testing.T) {
 		for _, args := range []string{"true", "run true", "exec box true", "exec -d box true", "start", "ps", "inspect box", "wait box", "logs box", "kill --all", "cleanup", "stats"} {
 			r := harness.Run(t, harness.Options{Bare: true, Wrap: wrap, Env: []string{state}}, strings.Fields(args)...)
 			stderr := string(r.Stderr)
-			if r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 || !strings.Contains(stderr, said) || !strings.Contains(stderr, "mount -t proc proc /proc") || !strings.Contains(stderr, "--mount-proc") {
-				t.Errorf("%s: exit code %d: %s%s", args, r.ExitCode, r.Stdout, stderr)
-			}
+			check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1 && strings.Contains(stderr, said) && strings.Contains(stderr, "mount -t proc proc /proc") && strings.Contains(stderr, "--mount-proc"),
+				"%s: exit code %d: %s%s", args, r.ExitCode, r.Stdout, stderr)
 			harness.Within(t, args, r.Elapsed, 0, 100*time.Millisecond)
 		}
 		for _, args := range []string{"--json true", "start --json"} {
 			r := harness.Run(t, harness.Options{Bare: true, Wrap: wrap, Env: []string{state}}, strings.Fields(args)...)
-			if r.ExitCode != 125 || !strings.Contains(string(r.Stdout), `"error":{"code":"proc"`) {
-				t.Errorf("%s: exit code %d: %s%s", args, r.ExitCode, r.Stdout, r.Stderr)
-			}
+			check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stdout), `"error":{"code":"proc"`), "%s: exit code %d: %s%s", args, r.ExitCode, r.Stdout, r.Stderr)
 		}
 		r := harness.Run(t, harness.Options{Bare: true, Wrap: wrap}, "doctor")
-		if r.ExitCode != 125 || !strings.Contains(string(r.Stdout), "process table        "+said) || !strings.Contains(string(r.Stdout), "--mount-proc") {
-			t.Errorf("doctor: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stdout), "process table        "+said) && strings.Contains(string(r.Stdout), "--mount-proc"),
+			"doctor: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 		// Commands that don't need /proc.
 		for _, args := range []string{"--help", "exec --help", "--version"} {
-			if r := harness.Run(t, harness.Options{Bare: true, Wrap: wrap}, strings.Fields(args)...); r.ExitCode != 0 {
-				t.Errorf("%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
-			}
+			r := harness.Run(t, harness.Options{Bare: true, Wrap: wrap}, strings.Fields(args)...)
+			check.That(t, r.ExitCode == 0, "%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
 		}
 	}
 	// With the suggested change it works.
 	r := harness.Run(t, harness.Options{Bare: true, Wrap: otherNamespace("--mount-proc")}, "sh", "-c", "exit 7")
-	if want := 7; r.ExitCode != want && harness.Root() { // an ordinary user's sandbox in the namespace needs a second UID
-		t.Errorf("--mount-proc: exit code %d, want %d: %s", r.ExitCode, want, r.Stderr)
-	}
+	want := 7
+	check.That(t, r.ExitCode == want || !harness.Root(), "--mount-proc: exit code %d, want %d: %s", r.ExitCode, want, r.Stderr) // an ordinary user's sandbox in the namespace needs a second UID
 }
 
 // doctor, and every command that handles processes of a sandbox, report a /proc that hides
@@ -139,13 +124,10 @@ func TestHiddenProc(t *testing.T) {
 	const message = "sbxrun: error: /proc hides the processes of others (hidepid); mount -o remount,hidepid=0 /proc; or, for one group, with gid=ITS-ID instead\n"
 	for _, args := range []string{"true", "start", "start true", "exec box true", "exec -d box true", "--json true"} {
 		r := harness.Run(t, o, strings.Fields(args)...)
-		if r.ExitCode != 125 || string(r.Stderr) != message {
-			t.Errorf("%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 125 && string(r.Stderr) == message, "%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
 	}
-	if _, err := os.Stat(state); !os.IsNotExist(err) {
-		t.Errorf("%s: %v", state, err)
-	}
+	_, err := os.Stat(state)
+	check.That(t, os.IsNotExist(err), "%s: %v", state, err)
 }
 
 // When /proc belongs to another namespace, sbxrun does not signal processes that have, in its own
@@ -168,9 +150,7 @@ kill -9 $(jobs -p)
 	out, err := harness.Command(t, exec.Command(words[0], words[1:]...), harness.Bound)
 	harness.Must(t, err)
 	harness.Within(t, "it", time.Since(begin), 0, 10*time.Second) // with its decoys; a regression took 30 s
-	if !strings.Contains(out, "code 125\n") || !strings.Contains(out, fmt.Sprintf("all %d\n", decoys)) {
-		t.Errorf("%s", out)
-	}
+	check.That(t, strings.Contains(out, "code 125\n") && strings.Contains(out, fmt.Sprintf("all %d\n", decoys)), "%s", out)
 }
 
 // hiddenFiles prints the readable contents of hidden files of /proc, and the sysctls that are
@@ -202,9 +182,7 @@ func TestProcMasked(t *testing.T) {
 	t.Parallel()
 	hidden := func(what string, out []byte) {
 		t.Helper()
-		if string(out) != "end\n" {
-			t.Errorf("%s: %s", what, out)
-		}
+		check.That(t, string(out) == "end\n", "%s: %s", what, out)
 	}
 	r := harness.Run(t, harness.Options{}, "python3", "-c", hiddenFiles)
 	r.Expect(t, 0, "exited")

@@ -23,6 +23,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -43,9 +44,8 @@ var programs = []string{
 // Programs of the distribution print the same in a sandbox as on the host, and exit with the same code.
 func TestPrograms(t *testing.T) {
 	t.Parallel()
-	if n := comparePrograms(t, programs); n < 30 {
-		t.Errorf("only %d programs are installed", n)
-	}
+	n := comparePrograms(t, programs)
+	check.That(t, n >= 30, "only %d programs are installed", n)
 }
 
 // comparePrograms runs shell commands on the host and in a sandbox with these flags, and returns how many programs are
@@ -85,9 +85,7 @@ done <"$2"
 		} else {
 			installed++
 		}
-		if !bytes.Equal(host, inside) {
-			t.Errorf("%s:\nhost:\n%.2000s\nsandbox:\n%.2000s", line, host, inside)
-		}
+		check.That(t, bytes.Equal(host, inside), "%s:\nhost:\n%.2000s\nsandbox:\n%.2000s", line, host, inside)
 	}
 	return installed
 }
@@ -159,9 +157,8 @@ python3 -c 'import os, urllib.request; print(urllib.request.urlopen(os.environ["
 git ls-remote "$URL/x" 2>&1 | grep -i certificate && echo "git failed"
 ls /etc/ssl/openssl.cnf`)
 	r.Expect(t, 0, "exited")
-	if want := "trusted\ntrusted\ntrusted\n/etc/ssl/openssl.cnf\n"; string(r.Stdout) != want {
-		t.Errorf("got %s%s", r.Stdout, r.Stderr)
-	}
+	want := "trusted\ntrusted\ntrusted\n/etc/ssl/openssl.cnf\n"
+	check.That(t, string(r.Stdout) == want, "got %s%s", r.Stdout, r.Stderr)
 }
 
 // Private files of /etc and /var/lib are hidden, whatever their modes are.
@@ -175,9 +172,7 @@ touch /etc/x /etc/dpkg/x /var/lib/x /var/lib/dpkg/x /sys/devices/system/x 2>/dev
 ls /var/lib/private /var/lib/systemd /var/lib/docker 2>/dev/null
 exit 0`)
 	r.Expect(t, 0, "exited")
-	if len(r.Stdout) > 0 {
-		t.Errorf("visible: %s", r.Stdout)
-	}
+	check.That(t, len(r.Stdout) == 0, "visible: %s", r.Stdout)
 }
 
 // Output that Python has printed before the deadline is in the report of a run and of an exec.
@@ -185,18 +180,14 @@ func TestPrintedBeforeTheDeadline(t *testing.T) {
 	t.Parallel()
 	const script = "import time; print('step 1'); time.sleep(60)"
 	r := harness.Run(t, harness.Options{Bare: true}, "--quiet", "--json", "--timeout", "2", "python3", "-c", script)
-	if got := string(r.Stdout); r.ExitCode != 124 || !strings.Contains(got, `"stdout":"step 1\n"`) && !strings.Contains(got, `"stdout": "step 1\n"`) {
-		t.Errorf("exit code %d: %s%s", r.ExitCode, got, r.Stderr)
-	}
+	got := string(r.Stdout)
+	check.That(t, r.ExitCode == 124 && (strings.Contains(got, `"stdout":"step 1\n"`) || strings.Contains(got, `"stdout": "step 1\n"`)), "exit code %d: %s%s", r.ExitCode, got, r.Stderr)
 	r = harness.Run(t, harness.Options{Bare: true}, "--json", "--env", "PYTHONUNBUFFERED=", "sh", "-c", "echo $PYTHONUNBUFFERED")
-	if got := string(r.Stdout); !strings.Contains(got, `"stdout":"\n"`) && !strings.Contains(got, `"stdout": "\n"`) {
-		t.Errorf("a variable of the user's: %s", got)
-	}
+	got = string(r.Stdout)
+	check.That(t, strings.Contains(got, `"stdout":"\n"`) || strings.Contains(got, `"stdout": "\n"`), "a variable of the user's: %s", got)
 	r = harness.Run(t, harness.Options{}, "sh", "-c", "echo $PYTHONUNBUFFERED")
 	r.Expect(t, 0, "exited")
-	if string(r.Stdout) != "\n" {
-		t.Errorf("not collected: %s", r.Stdout)
-	}
+	check.That(t, string(r.Stdout) == "\n", "not collected: %s", r.Stdout)
 }
 
 // The environment of a command has a UTF-8 locale, the variables for a terminal and, on request, all of the caller's
@@ -210,31 +201,19 @@ func TestProgramEnvironment(t *testing.T) {
 		return strings.TrimSpace(string(r.Stdout))
 	}
 	unset := []string{"env", "-u", "LANG", "-u", "LC_ALL", "-u", "LC_CTYPE"}
-	if got := run(harness.Options{Wrap: unset}, "sh", "-c", "echo $LANG; locale charmap"); got != "C.UTF-8\nUTF-8" {
-		t.Errorf("without LANG: %s", got)
-	}
-	if got := run(harness.Options{Wrap: append(unset, "LC_ALL=C")}, "sh", "-c", "echo $LANG$LC_ALL"); got != "C" {
-		t.Errorf("with LC_ALL: %s", got)
-	}
-	if got := run(harness.Options{Env: []string{"COLORTERM=truecolor", "NO_COLOR=1"}}, "sh", "-c", "echo $COLORTERM $NO_COLOR"); got != "truecolor 1" {
-		t.Errorf("colours: %s", got)
-	}
+	check.Equal(t, run(harness.Options{Wrap: unset}, "sh", "-c", "echo $LANG; locale charmap"), "C.UTF-8\nUTF-8", "without LANG")
+	check.Equal(t, run(harness.Options{Wrap: append(unset, "LC_ALL=C")}, "sh", "-c", "echo $LANG$LC_ALL"), "C", "with LC_ALL")
+	check.Equal(t, run(harness.Options{Env: []string{"COLORTERM=truecolor", "NO_COLOR=1"}}, "sh", "-c", "echo $COLORTERM $NO_COLOR"), "truecolor 1", "colours")
 	wrap := []string{"bash", "-c", `f() { echo of the caller; }; export -f f; exec env a.b=dotted "$@"`, "bash"}
-	if got := run(harness.Options{Wrap: wrap}, "--inherit-env", "bash", "-c", "f; printenv a.b"); got != "of the caller\ndotted" {
-		t.Errorf("--inherit-env: %s", got)
-	}
+	check.Equal(t, run(harness.Options{Wrap: wrap}, "--inherit-env", "bash", "-c", "f; printenv a.b"), "of the caller\ndotted", "--inherit-env")
 
 	dir := harness.SharedDir(t)
 	source := filepath.Join(dir, "source")
 	harness.Must(t, os.WriteFile(source, []byte("sbxrun-test|a terminal,\n\tcols#77, clear=\\E[H,\n"), 0o644))
 	runHere(t, exec.Command("tic", "-x", "-o", filepath.Join(dir, "terminfo"), source))
 	terminal := harness.Options{Dir: dir, Env: []string{"TERM=sbxrun-test", "TERMINFO=" + filepath.Join(dir, "terminfo")}}
-	if got := run(terminal, "tput", "cols"); got != "77" {
-		t.Errorf("a terminal whose description is shown: %s", got)
-	}
-	if got := run(terminal, "--cwd", "none", "tput", "cols"); got != "77" {
-		t.Errorf("a terminal whose description is hidden: %s", got)
-	}
+	check.Equal(t, run(terminal, "tput", "cols"), "77", "a terminal whose description is shown")
+	check.Equal(t, run(terminal, "--cwd", "none", "tput", "cols"), "77", "a terminal whose description is hidden")
 }
 
 // --tools passes on the directories of LD_LIBRARY_PATH that the sandbox shows.
@@ -245,9 +224,7 @@ func TestToolsLibraryPath(t *testing.T) {
 	o := harness.Options{Dir: dir, Env: []string{"LD_LIBRARY_PATH=" + dir + "/lib:/nonexistent:/root"}}
 	r := harness.Run(t, o, "--tools", "sh", "-c", "echo $LD_LIBRARY_PATH")
 	r.Expect(t, 0, "exited")
-	if got := strings.TrimSpace(string(r.Stdout)); got != dir+"/lib" {
-		t.Errorf("got %s", got)
-	}
+	check.Equal(t, strings.TrimSpace(string(r.Stdout)), dir+"/lib")
 }
 
 // A command that --put brings is found in the sandbox, by a relative path or an absolute one.
@@ -262,14 +239,10 @@ func TestPutCommand(t *testing.T) {
 	} {
 		r := harness.Run(t, harness.Options{}, args...)
 		r.Expect(t, 0, "exited")
-		if string(r.Stdout) != "ran 1\n" {
-			t.Errorf("%q: %s%s", args, r.Stdout, r.Stderr)
-		}
+		check.That(t, string(r.Stdout) == "ran 1\n", "%q: %s%s", args, r.Stdout, r.Stderr)
 	}
 	r := harness.Run(t, harness.Options{Bare: true}, "--cwd", "none", "--put", program+":prog", "./other")
-	if r.ExitCode != 127 || !strings.Contains(string(r.Stderr), `command "./other": no such file`) {
-		t.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 127 && strings.Contains(string(r.Stderr), `command "./other": no such file`), "exit code %d: %s", r.ExitCode, r.Stderr)
 }
 
 // In a linked working tree and in a submodule of git, the hint names the flag that shows the repository, and with that
@@ -293,14 +266,10 @@ git -c protocol.file.allow=always submodule --quiet add ../repo sub; git commit 
 			return harness.Start(t, o, command()...)
 		})
 		want := "sbxrun: hint: the repository of this working tree or submodule is not shown; " + tt.flag + " " + tt.value + " shows it\n"
-		if r.ExitCode != 128 || !strings.HasSuffix(text, want) {
-			t.Errorf("%s: exit code %d, %q; want %q", tt.in, r.ExitCode, text, want)
-		}
+		check.That(t, r.ExitCode == 128 && strings.HasSuffix(text, want), "%s: exit code %d, %q; want %q", tt.in, r.ExitCode, text, want)
 		r = harness.Run(t, harness.Options{Dir: filepath.Join(dir, tt.in)}, command(tt.flag, tt.value)...)
 		r.Expect(t, 0, "exited")
-		if string(r.Stdout) != "first\n" {
-			t.Errorf("%s with %s: %s%s", tt.in, tt.flag, r.Stdout, r.Stderr)
-		}
+		check.That(t, string(r.Stdout) == "first\n", "%s with %s: %s%s", tt.in, tt.flag, r.Stdout, r.Stderr)
 	}
 }
 
@@ -315,9 +284,8 @@ func TestLinkedWorkdir(t *testing.T) {
 		for _, flags := range [][]string{nil, {"--cwd", "ro", "--workdir", at}, {"--cwd", "overlay"}} {
 			r := harness.Run(t, o, append(flags, "sh", "-c", `cd "$0" && pwd -P`, at)...)
 			r.Expect(t, 0, "exited")
-			if got := strings.TrimSpace(string(r.Stdout)); got != dir+"/var/home/me/project" {
-				t.Errorf("%s, %q: %s%s", name, flags, got, r.Stderr)
-			}
+			got := strings.TrimSpace(string(r.Stdout))
+			check.That(t, got == dir+"/var/home/me/project", "%s, %q: %s%s", name, flags, got, r.Stderr)
 		}
 	}
 }
@@ -347,9 +315,7 @@ git -c user.name=me -c user.email=me@example.org commit -q -m first; cd ..; mkdi
 			at.Dir = o.Dir
 			return harness.Start(t, at, append(tt.flags[:len(tt.flags):len(tt.flags)], tt.fails...)...)
 		})
-		if r.ExitCode == 0 || !strings.HasSuffix(text, tt.hint+"\n") {
-			t.Errorf("%q: exit code %d, %q", tt.fails, r.ExitCode, text)
-		}
+		check.That(t, r.ExitCode != 0 && strings.HasSuffix(text, tt.hint+"\n"), "%q: exit code %d, %q", tt.fails, r.ExitCode, text)
 		r = harness.Run(t, o, append(tt.flags[:len(tt.flags):len(tt.flags)], "sh", "-c", tt.instead)...)
 		r.Expect(t, 0, "exited")
 	}
@@ -377,8 +343,6 @@ printf '#!%s/opt/venv/bin/python\n' "$PWD" >project/script; chmod 755 project/sc
 		}
 		flags := strings.Fields("--ro-bind " + hint)
 		r = harness.Run(t, o, append(flags, name)...)
-		if r.ExitCode != 0 || string(r.Stdout) != "ran\n" {
-			t.Errorf("%s with %q: exit code %d, %s%s", name, flags, r.ExitCode, r.Stdout, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 0 && string(r.Stdout) == "ran\n", "%s with %q: exit code %d, %s%s", name, flags, r.ExitCode, r.Stdout, r.Stderr)
 	}
 }

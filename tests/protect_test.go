@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -30,9 +31,7 @@ func git(t *testing.T, dir string, args ...string) string {
 	cmd.Dir = dir
 	cmd.Env = []string{"PATH=" + harness.Path, "HOME=/nonexistent", "GIT_CONFIG_NOSYSTEM=1"}
 	out, err := harness.Command(t, cmd, harness.Bound)
-	if err != nil {
-		t.Fatalf("git %q: %v, %s", args, err, out)
-	}
+	check.Require(t, err == nil, "git %q: %v, %s", args, err, out)
 	return out
 }
 
@@ -84,20 +83,15 @@ func TestProtectGit(t *testing.T) {
 			script := `cd "$1"; git config --get user.name || exit 3; echo 1 >f; git add f && git commit -qm second && git checkout -qb other && git status --short && git log --oneline | wc -l;` + plant
 			r := harness.Run(t, harness.Options{Dir: filepath.Join(dir, tt.below)}, append(tt.flags, "--env", "GIT_CONFIG_NOSYSTEM=1", "sh", "-c", script, "sh", dir)...)
 			r.Expect(t, 0, "exited")
-			if got := string(r.Stdout); !strings.HasPrefix(got, "me\n2\n") {
-				t.Errorf("git in the sandbox: %s%s", got, r.Stderr)
-			}
-			if got := readFile(t, dir+"/.git/config"); got != config {
-				t.Errorf("the configuration is now:\n%s", got)
-			}
-			if hooks, _ := filepath.Glob(dir + "/.git/hooks/*"); len(hooks) > 0 && !strings.HasSuffix(strings.Join(hooks, " "), ".sample") {
-				t.Errorf("hooks: %q", hooks)
-			}
+			got := string(r.Stdout)
+			check.That(t, strings.HasPrefix(got, "me\n2\n"), "git in the sandbox: %s%s", got, r.Stderr)
+			check.Equal(t, readFile(t, dir+"/.git/config"), config, "the configuration is now:\n")
+			hooks, _ := filepath.Glob(dir + "/.git/hooks/*")
+			check.That(t, len(hooks) == 0 || strings.HasSuffix(strings.Join(hooks, " "), ".sample"), "hooks: %q", hooks)
 			git(t, dir, "status", "--short")
 			git(t, dir, "commit", "-q", "--allow-empty", "-m", "third")
-			if _, err := os.Lstat(dir + "/PLANTED"); err == nil {
-				t.Error("git on the host has executed a planted program")
-			}
+			_, err := os.Lstat(dir + "/PLANTED")
+			check.That(t, err != nil, "git on the host has executed a planted program")
 		})
 	}
 }
@@ -116,9 +110,8 @@ cp evil/config .git/config; cp ../linked/planted .git/hooks/post-commit; echo ..
 	r.Expect(t, 0, "exited")
 	git(t, linked, "status", "--short")
 	git(t, linked, "commit", "-q", "--allow-empty", "-m", "third")
-	if _, err := os.Lstat(linked + "/PLANTED"); err == nil {
-		t.Error("git on the host has executed a planted program")
-	}
+	_, err := os.Lstat(linked + "/PLANTED")
+	check.That(t, err != nil, "git on the host has executed a planted program")
 }
 
 // With --protect none the command can change them.
@@ -126,9 +119,7 @@ func TestProtectNone(t *testing.T) {
 	t.Parallel()
 	dir := repository(t)
 	harness.Run(t, harness.Options{Dir: dir}, "-w", "--protect", "none", "--env", "GIT_CONFIG_NOSYSTEM=1", "git", "config", "a.b", "c").Expect(t, 0, "exited")
-	if got := git(t, dir, "config", "a.b"); got != "c\n" {
-		t.Errorf("a.b is %q", got)
-	}
+	check.Equal(t, git(t, dir, "config", "a.b"), "c\n", "a.b")
 }
 
 // --protect keeps a path unchanged, and its parents cannot be renamed. A path that is missing, a
@@ -146,21 +137,17 @@ for f in a/b/file .envrc; do echo new >$f; rm -f $f; mv $f $f.old && echo new >$
 touch a/b/c/new; mv a x; mv a/b a/x; mv a/b/c a/b/x; echo new >a/other; echo new >b`)
 	r.Expect(t, 0, "exited")
 	for name, want := range map[string]string{"a/b/file": "old", ".envrc": "old", "a/other": "new\n", "b": "new\n"} {
-		if got := readFile(t, dir+"/"+name); got != want {
-			t.Errorf("%s is %q, want %q", name, got, want)
-		}
+		check.Equal(t, readFile(t, dir+"/"+name), want, "%s", name)
 	}
-	if names, _ := filepath.Glob(dir + "/a/b/c/*"); len(names) > 0 {
-		t.Errorf("made in a protected directory: %q", names)
-	}
+	names, _ := filepath.Glob(dir + "/a/b/c/*")
+	check.That(t, len(names) == 0, "made in a protected directory: %q", names)
 	for path, want := range map[string]string{
 		"none/at/all": "no such file or directory; create it", "missing": "no such file or directory; create it",
 		"link": "it is a symbolic link", "/etc/hostname": "not below a directory of the host that the command may write to", ".": "not below a directory",
 	} {
 		r := harness.Run(t, o, "-w", "--protect", path, "true")
-		if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), want) || strings.Count(string(r.Stderr), "\n") != 1 {
-			t.Errorf("--protect %s: exit code %d, %s", path, r.ExitCode, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), want) && strings.Count(string(r.Stderr), "\n") == 1,
+			"--protect %s: exit code %d, %s", path, r.ExitCode, r.Stderr)
 	}
 }
 
@@ -181,9 +168,7 @@ func TestProtectOwner(t *testing.T) {
 	for _, flags := range [][]string{{"-w"}, {"-w", "--protect", "none"}, {"-w", "--protect", "a/secret"}, {"--bind", "."}} {
 		r := harness.Run(t, harness.Options{Dir: dir}, append(flags, "sh", "-c", `cd "$1"; touch ours
 cat a/secret .git/config .git/config.worktree; touch a/new .git/new .git/HEAD; chmod 777 a .git; rm -f .git/HEAD`, "sh", dir)...)
-		if len(r.Stdout) > 0 {
-			t.Errorf("%q: it has read %s", flags, r.Stdout)
-		}
+		check.That(t, len(r.Stdout) == 0, "%q: it has read %s", flags, r.Stdout)
 		for _, name := range []string{"a/new", ".git/new"} {
 			if _, err := os.Lstat(dir + "/" + name); err == nil {
 				t.Errorf("%q: it has made %s", flags, name)
@@ -191,9 +176,8 @@ cat a/secret .git/config .git/config.worktree; touch a/new .git/new .git/HEAD; c
 			}
 		}
 		for _, name := range []string{"ours", ".git/HEAD"} {
-			if _, err := os.Lstat(dir + "/" + name); err != nil {
-				t.Errorf("%q: %v", flags, err)
-			}
+			_, err := os.Lstat(dir + "/" + name)
+			check.That(t, err == nil, "%q: %v", flags, err)
 		}
 	}
 }
@@ -210,18 +194,14 @@ func TestProtectFromCopies(t *testing.T) {
 	harness.Must(t, os.WriteFile(source, []byte("copied\n"), 0o644))
 	b := harness.NewState(t).Sandbox(harness.Options{Dir: dir}, "-w", "--protect", "kept")
 	for name, code := range map[string]int{"kept": 125, "other": 0} {
-		if r := b.State.Start(harness.Options{}, "cp", source, b.ID+":"+dir+"/"+name).Wait(); r.ExitCode != code {
-			t.Errorf("cp to %s: exit code %d, want %d: %s", name, r.ExitCode, code, r.Stderr)
-		}
+		r := b.State.Start(harness.Options{}, "cp", source, b.ID+":"+dir+"/"+name).Wait()
+		check.That(t, r.ExitCode == code, "cp to %s: exit code %d, want %d: %s", name, r.ExitCode, code, r.Stderr)
 	}
 	b.Exec(harness.Options{}, nil, "sh", "-c", "echo new >kept || test -s other").Expect(t, 0, "exited")
-	if r := harness.Start(t, harness.Options{Dir: dir}, "-w", "--protect", "kept", "--put", source+":"+dir, "true").Wait(); r.ExitCode != 125 {
-		t.Errorf("--put: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
+	r := harness.Start(t, harness.Options{Dir: dir}, "-w", "--protect", "kept", "--put", source+":"+dir, "true").Wait()
+	check.That(t, r.ExitCode == 125, "--put: exit code %d: %s", r.ExitCode, r.Stderr)
 	for name, want := range map[string]string{"kept": "kept\n", "other": "copied\n"} {
-		if got := readFile(t, dir+"/"+name); got != want {
-			t.Errorf("%s is %q, want %q", name, got, want)
-		}
+		check.Equal(t, readFile(t, dir+"/"+name), want, "%s", name)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -39,22 +40,17 @@ time.sleep(60)`
 			p := s.Start(harness.Options{}, "wait", "--ready", "web")
 			q := s.Start(harness.Options{}, "wait", "--ready", "--timeout", "20", "web")
 			for _, p := range []*harness.Process{p, q} {
-				if r := p.Wait(); r.ExitCode != 0 {
-					t.Errorf("wait --ready: exit code %d: %s", r.ExitCode, r.Stderr)
-				}
+				r := p.Wait()
+				check.That(t, r.ExitCode == 0, "wait --ready: exit code %d: %s", r.ExitCode, r.Stderr)
 			}
 			harness.Within(t, "ready", time.Since(begin), 500*time.Millisecond, 900*time.Millisecond)
 			r := s.Run("wait", "--ready", "--json", "web")
-			if r.ExitCode != 0 || !strings.Contains(string(r.Stdout), `"ready_at":"2`) {
-				t.Errorf("asked again: exit code %d: %s", r.ExitCode, r.Stdout)
-			}
+			check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stdout), `"ready_at":"2`), "asked again: exit code %d: %s", r.ExitCode, r.Stdout)
 			harness.Within(t, "asked again", r.Elapsed, 0, 50*time.Millisecond)
-			if rec := b.Inspect(); rec.Ready == nil || rec.Ready.ReadyAt == "" || rec.Ready.Error != "" {
-				t.Errorf("%+v", rec.Ready)
-			}
-			if table := s.Run("ps").Stdout; !strings.Contains(string(table), " ready ") {
-				t.Errorf("ps: %s", table)
-			}
+			rec := b.Inspect()
+			check.That(t, rec.Ready != nil && rec.Ready.ReadyAt != "" && rec.Ready.Error == "", "%+v", rec.Ready)
+			table := s.Run("ps").Stdout
+			check.That(t, strings.Contains(string(table), " ready "), "ps: %s", table)
 			b.Alive()
 		})
 	}
@@ -66,12 +62,10 @@ func TestReadyNotTheHosts(t *testing.T) {
 	s := harness.NewState(t)
 	port := listenSomewhere(t)
 	b := s.Sandbox(harness.Options{}, "--ready-tcp", port)
-	if r := s.Run("wait", "--ready", "--timeout", "0.5", b.ID); r.ExitCode != 124 {
-		t.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
-	}
-	if _, r := s.TrySandbox(harness.Options{}, "--ready-tcp", port, "--net", "host"); r.ExitCode != 125 {
-		t.Errorf("--net host: exit code %d", r.ExitCode)
-	}
+	r := s.Run("wait", "--ready", "--timeout", "0.5", b.ID)
+	check.That(t, r.ExitCode == 124, "exit code %d: %s", r.ExitCode, r.Stderr)
+	_, r = s.TrySandbox(harness.Options{}, "--ready-tcp", port, "--net", "host")
+	check.That(t, r.ExitCode == 125, "--net host: exit code %d", r.ExitCode)
 }
 
 func listenSomewhere(t *testing.T) (port string) {
@@ -90,46 +84,32 @@ func TestReadyNever(t *testing.T) {
 	never := s.Sandbox(harness.Options{}, "--name", "never", "--ready-exec", "false", "--ready-interval", "0.2")
 	never.Busy = true
 	r := s.Run("wait", "--ready", "--timeout", "1", "--json", "never")
-	if r.ExitCode != 124 || !strings.Contains(string(r.Stdout), `"wait-timeout"`) {
-		t.Errorf("never: exit code %d: %s", r.ExitCode, r.Stdout)
-	}
+	check.That(t, r.ExitCode == 124 && strings.Contains(string(r.Stdout), `"wait-timeout"`), "never: exit code %d: %s", r.ExitCode, r.Stdout)
 	harness.Within(t, "never", r.Elapsed, time.Second, 1200*time.Millisecond)
 	never.Alive()
 
 	late, r := s.TrySandbox(harness.Options{}, "--ready-log", "x", "--ready-timeout", "0.5", "--wait-ready")
-	if late == nil || r.ExitCode != 124 || len(harness.Lines(r.Stderr)) != 1 {
-		t.Fatalf("--wait-ready: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
+	check.Require(t, late != nil && r.ExitCode == 124 && len(harness.Lines(r.Stderr)) == 1, "--wait-ready: exit code %d: %s", r.ExitCode, r.Stderr)
 	late.Alive()
 	told := "sbxrun: error: the sandbox " + late.ID + " was not ready within 500ms, and keeps running; see sbxrun logs " + late.ID + ", or end it with sbxrun kill " + late.ID + "\n"
-	if string(r.Stderr) != told {
-		t.Errorf("--wait-ready: %s, want %s", r.Stderr, told)
-	}
+	check.That(t, string(r.Stderr) == told, "--wait-ready: %s, want %s", r.Stderr, told)
 	r = s.Run("wait", "--ready", "--json", late.ID)
-	if r.ExitCode != 124 || !strings.Contains(string(r.Stdout), `"not-ready"`) || string(r.Stderr) != told {
-		t.Errorf("asked after: exit code %d: %s", r.ExitCode, r.Stdout)
-	}
+	check.That(t, r.ExitCode == 124 && strings.Contains(string(r.Stdout), `"not-ready"`) && string(r.Stderr) == told, "asked after: exit code %d: %s", r.ExitCode, r.Stdout)
 
 	ends, r := s.TrySandbox(harness.Options{}, "--ready-tcp", "80", "--wait-ready", "sh", "-c", "sleep 0.3; exit 42")
-	if ends == nil || r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "42") {
-		t.Errorf("ends first, --wait-ready: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
+	check.That(t, ends != nil && r.ExitCode == 125 && strings.Contains(string(r.Stderr), "42"), "ends first, --wait-ready: exit code %d: %s", r.ExitCode, r.Stderr)
 	ends = s.Sandbox(harness.Options{}, "--ready-log", "x", "sh", "-c", "sleep 0.3; exit 42")
 	for range 2 {
 		r = s.Run("wait", "--ready", "--json", ends.ID)
-		if r.ExitCode != 125 || !strings.Contains(string(r.Stdout), `"ended"`) || !strings.Contains(string(r.Stderr), "42") {
-			t.Errorf("ends first: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stdout), `"ended"`) && strings.Contains(string(r.Stderr), "42"),
+			"ends first: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
 	r = s.Run("wait", "--log", "x", "--json", ends.ID)
-	if r.ExitCode != 125 || !strings.Contains(string(r.Stdout), `"ended"`) || !strings.Contains(string(r.Stderr), "42") {
-		t.Errorf("ends without the line: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stdout), `"ended"`) && strings.Contains(string(r.Stderr), "42"),
+		"ends without the line: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	none := s.Sandbox(harness.Options{})
 	r = s.Run("wait", "--ready", "--json", none.ID)
-	if r.ExitCode != 125 || !strings.Contains(string(r.Stdout), `"no-probe"`) {
-		t.Errorf("no probe: exit code %d: %s", r.ExitCode, r.Stdout)
-	}
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stdout), `"no-probe"`), "no probe: exit code %d: %s", r.ExitCode, r.Stdout)
 }
 
 // A log probe finds a line whenever and however it was written.
@@ -140,19 +120,16 @@ func TestReadyLog(t *testing.T) {
 	b := s.Sandbox(harness.Options{}, "--bind", dir+":/go", "sh", "-c",
 		`echo early; printf 'in two pie'; while [ ! -e /go/on ]; do sleep 0.02; done; printf 'ces\n'; echo complaint >&2; printf 'no line break'; sleep 60`)
 	b.Busy = true
-	if r := s.Run("wait", "--log", "^early$", b.ID); r.ExitCode != 0 {
-		t.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
-	}
+	r := s.Run("wait", "--log", "^early$", b.ID)
+	check.That(t, r.ExitCode == 0, "exit code %d: %s", r.ExitCode, r.Stderr)
 	p := s.Start(harness.Options{}, "wait", "--log", "^in two pieces$", b.ID)
 	q := s.Start(harness.Options{}, "wait", "--log", "complaint", b.ID)
 	harness.Must(t, os.WriteFile(dir+"/on", nil, 0o644))
 	for _, p := range []*harness.Process{p, q} {
-		if r := p.Wait(); r.ExitCode != 0 {
-			t.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
-		}
+		r := p.Wait()
+		check.That(t, r.ExitCode == 0, "exit code %d: %s", r.ExitCode, r.Stderr)
 	}
-	if r := s.Run("wait", "--log", "^never$", "--timeout", "0.3", b.ID); r.ExitCode != 124 {
-		t.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
-	}
+	r = s.Run("wait", "--log", "^never$", "--timeout", "0.3", b.ID)
+	check.That(t, r.ExitCode == 124, "exit code %d: %s", r.ExitCode, r.Stderr)
 	b.Alive()
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -52,9 +53,7 @@ func TestNeverReaped(t *testing.T) {
 	runs := harness.Soak(t)
 	bound := harness.Deadline(time.Minute) + time.Duration(runs)*time.Second
 	out := asPID1(t, bound, nil, pid1, harness.Binary(t), strconv.Itoa(runs))
-	if !strings.HasPrefix(out, "tasks ") {
-		t.Fatal(out)
-	}
+	check.Require(t, strings.HasPrefix(out, "tasks "), "%v", out)
 }
 
 // asPID1 runs a Python program as PID 1 of a namespace, and returns its output. For an ordinary
@@ -69,9 +68,7 @@ func asPID1(t *testing.T, bound time.Duration, user []string, program string, ar
 	cmd.Dir = harness.Dir(t)
 	cmd.Env = append(cmd.Environ(), "SBXRUN_STATE_DIR="+harness.Dir(t)+"/state")
 	out, err := harness.Command(t, cmd, bound)
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	check.Require(t, err == nil, "%v: %s", err, out)
 	return out
 }
 
@@ -182,8 +179,6 @@ func TestRecycledPIDs(t *testing.T) {
 	moment := strconv.Itoa(int(harness.Scaled(10 * time.Second).Seconds()))
 	bound := time.Minute + time.Duration(rounds)*5*time.Second
 	out := asPID1(t, bound, []string{"--keep-caps"}, recycler, harness.Binary(t), strconv.Itoa(rounds), moment)
-	if !strings.HasPrefix(out, "strangers ") {
-		t.Fatal(out)
-	}
+	check.Require(t, strings.HasPrefix(out, "strangers "), "%v", out)
 	t.Log(out)
 }

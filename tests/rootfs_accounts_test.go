@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -12,7 +13,6 @@ func TestRootfsAccounts(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, layer(t, "--cwd", "none", "--user", "0:0", "--rootfs", rootTree(t), "--overlay", "/", "sh", "-c", "echo new:x:9: >>/etc/group && cat /etc/group")...)
 	r.Expect(t, 0, "exited")
-	if got := string(r.Stdout); !strings.HasSuffix(got, "\nnew:x:9:\n") {
-		t.Errorf("printed %q", got)
-	}
+	got := string(r.Stdout)
+	check.That(t, strings.HasSuffix(got, "\nnew:x:9:\n"), "printed %q", got)
 }

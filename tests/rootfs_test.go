@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -98,16 +99,13 @@ func TestRootfs(t *testing.T) {
 			}
 			r := harness.Run(t, harness.Options{}, args...)
 			r.Expect(t, 0, "exited")
-			if got := string(r.Stdout); got != tt.want {
-				t.Errorf("printed %q, want %q; %s", got, tt.want, r.Stderr)
-			}
+			got := string(r.Stdout)
+			check.That(t, got == tt.want, "printed %q, want %q; %s", got, tt.want, r.Stderr)
 		})
 	}
 	t.Run("unchanged", func(t *testing.T) {
 		names, err := filepath.Glob(tree + "/var/home/*")
-		if err != nil || len(names) > 0 {
-			t.Errorf("the root directory was changed: %q, %v", names, err)
-		}
+		check.That(t, err == nil && len(names) == 0, "the root directory was changed: %q, %v", names, err)
 	})
 }
 
@@ -137,9 +135,8 @@ func TestRootfsHostile(t *testing.T) {
 			harness.Must(t, os.Remove(tree+"/etc/passwd"))
 			harness.Must(t, tt.plant(tree+"/etc/passwd"))
 			r := harness.Run(t, harness.Options{}, "--cwd", "none", "--user", "1234:1234", "--rootfs", tree, "/opt/bin/cat", "/etc/passwd")
-			if got := string(r.Stdout) + string(r.Stderr); r.ExitCode != tt.code || !strings.HasSuffix(got, tt.want) {
-				t.Errorf("exit code %d, printed %q, want %q at its end", r.ExitCode, got, tt.want)
-			}
+			got := string(r.Stdout) + string(r.Stderr)
+			check.That(t, r.ExitCode == tt.code && strings.HasSuffix(got, tt.want), "exit code %d, printed %q, want %q at its end", r.ExitCode, got, tt.want)
 		})
 	}
 }
@@ -152,9 +149,8 @@ func TestRootfsWorkingDirectory(t *testing.T) {
 	harness.Must(t, os.Mkdir(work, 0o755))
 	r := harness.Run(t, harness.Options{Dir: work}, "--rootfs", "../tree", "-w", "sh", "-c", "echo x >out; ls; cat /etc/os-release")
 	r.Expect(t, 0, "exited")
-	if got := string(r.Stdout); got != "out\nNAME=tree\n" || readFile(t, work+"/out") != "x\n" {
-		t.Errorf("printed %q", got)
-	}
+	got := string(r.Stdout)
+	check.That(t, got == "out\nNAME=tree\n" && readFile(t, work+"/out") == "x\n", "printed %q", got)
 }
 
 // Execs in a started sandbox use its root directory.
@@ -163,9 +159,7 @@ func TestRootfsExec(t *testing.T) {
 	b := harness.NewState(t).Sandbox(harness.Options{}, "--cwd", "none", "--rootfs", rootTree(t))
 	r := b.Exec(harness.Options{}, nil, "script", "again")
 	r.Expect(t, 0, "exited")
-	if got := string(r.Stdout); got != "script again\n" {
-		t.Errorf("printed %q", got)
-	}
+	check.Equal(t, string(r.Stdout), "script again\n", "printed")
 }
 
 // With --overlay / the root is writable, the root directory stays as it is, and diff, snapshot and --from
@@ -179,26 +173,21 @@ func TestRootfsWritable(t *testing.T) {
 	const change = "echo x >/opt/bin/new && rm /etc/os-release && mkdir /made && mv /srv /moved && mkdir /home/dir && cat /etc/hosts >/etc/copy && echo 1.2.3.4 x >/etc/hosts.new && mv /etc/hosts.new /etc/hosts && ls /"
 	r := b.Exec(harness.Options{}, nil, "sh", "-c", change)
 	r.Expect(t, 0, "exited")
-	if got := string(r.Stdout); got != "bin\ndev\netc\nfixtures\nhome\nlib\nlib64\nmade\nmoved\nopt\nproc\nrun\nsys\ntmp\nvar\n" {
-		t.Errorf("printed %q; %s", got, r.Stderr)
-	}
-	if names, err := filepath.Glob(tree + "/*/*/new"); err != nil || len(names) > 0 {
-		t.Errorf("the root directory was changed: %q, %v", names, err)
-	}
+	got := string(r.Stdout)
+	check.That(t, got == "bin\ndev\netc\nfixtures\nhome\nlib\nlib64\nmade\nmoved\nopt\nproc\nrun\nsys\ntmp\nvar\n", "printed %q; %s", got, r.Stderr)
+	names, err := filepath.Glob(tree + "/*/*/new")
+	check.That(t, err == nil && len(names) == 0, "the root directory was changed: %q, %v", names, err)
 	r = s.Start(harness.Options{}, "diff", "box").Wait()
-	if got := string(r.Stdout); got != "A etc/copy\nA etc/hosts\nD etc/os-release\nM home/ (was a link)\nA home/dir/\nA made/\nA moved/\nA opt/bin/new\nD srv/\n" {
-		t.Errorf("diff printed %q; %s", got, r.Stderr)
-	}
-	if r = s.Start(harness.Options{}, "apply", "box").Wait(); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "changes to a root directory cannot be applied") {
-		t.Errorf("apply: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
+	got = string(r.Stdout)
+	check.That(t, got == "A etc/copy\nA etc/hosts\nD etc/os-release\nM home/ (was a link)\nA home/dir/\nA made/\nA moved/\nA opt/bin/new\nD srv/\n", "diff printed %q; %s", got, r.Stderr)
+	r = s.Start(harness.Options{}, "apply", "box").Wait()
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "changes to a root directory cannot be applied"), "apply: exit code %d: %s", r.ExitCode, r.Stderr)
 	snapshot(t, s, "box", "--name", "snap")
 	for _, again := range [][]string{{"--rootfs", tree}, nil} {
 		args := append(layer(t, "--cwd", "none", "--from", "snap"), again...)
 		r = s.Start(harness.Options{}, append(args, "cat", "/opt/bin/new")...).Wait()
-		if got := string(r.Stdout); r.ExitCode != 0 || got != "x\n" {
-			t.Errorf("from the snapshot with %q: exit code %d, %q; %s", again, r.ExitCode, got, r.Stderr)
-		}
+		got := string(r.Stdout)
+		check.That(t, r.ExitCode == 0 && got == "x\n", "from the snapshot with %q: exit code %d, %q; %s", again, r.ExitCode, got, r.Stderr)
 	}
 }
 
@@ -231,9 +220,7 @@ func TestRootfsErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := harness.Run(t, harness.Options{}, append([]string{"--cwd", "none"}, tt.args...)...)
-			if r.ExitCode != tt.code || !strings.Contains(string(r.Stderr), tt.want) {
-				t.Errorf("exit code %d, want %d: %s", r.ExitCode, tt.code, r.Stderr)
-			}
+			check.That(t, r.ExitCode == tt.code && strings.Contains(string(r.Stderr), tt.want), "exit code %d, want %d: %s", r.ExitCode, tt.code, r.Stderr)
 		})
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/creack/pty"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -28,17 +29,14 @@ func TestSeccomp(t *testing.T) {
 
 	// With --seccomp off there is no filter, so the results are the kernel's.
 	r = harness.Run(t, harness.Options{}, append([]string{"--seccomp", "off"}, "grep", "Seccomp:", "/proc/self/status")...)
-	if r.Expect(t, 0, "exited"); string(r.Stdout) != "Seccomp:\t0\n" {
-		t.Errorf("off: %q", r.Stdout)
-	}
+	r.Expect(t, 0, "exited")
+	check.That(t, string(r.Stdout) == "Seccomp:\t0\n", "off: %q", r.Stdout)
 	b = harness.NewState(t).Sandbox(harness.Options{}, "--seccomp", "off")
 	x = b.Exec(harness.Options{}, nil, "grep", "Seccomp:", "/proc/self/status")
-	if x.Expect(t, 0, "exited"); string(x.Stdout) != "Seccomp:\t0\n" {
-		t.Errorf("exec, off: %q", x.Stdout)
-	}
-	if r = harness.Run(t, harness.Options{}, "--seccomp", "strict", "true"); r.ExitCode != 125 {
-		t.Errorf("strict: exit code %d", r.ExitCode)
-	}
+	x.Expect(t, 0, "exited")
+	check.That(t, string(x.Stdout) == "Seccomp:\t0\n", "exec, off: %q", x.Stdout)
+	r = harness.Run(t, harness.Options{}, "--seccomp", "strict", "true")
+	check.That(t, r.ExitCode == 125, "strict: exit code %d", r.ExitCode)
 }
 
 // modes tries every call that can set S_ISUID or S_ISGID, and prints those that don't fail as they
@@ -90,14 +88,12 @@ func TestSeccompSetID(t *testing.T) {
 	harness.Must(t, os.Mkdir(dir+"/inherit", 0o777))
 	harness.Must(t, os.Chmod(dir+"/inherit", 0o777|os.ModeSetgid))
 	r := harness.Run(t, harness.Options{}, "--bind", dir+":/out", "python3", "-c", modes)
-	if r.Expect(t, 0, "exited"); strings.Replace(string(r.Stdout), "made: inherit\n", "", 1) != "end\n" {
-		t.Errorf("%s", r.Stdout)
-	}
+	r.Expect(t, 0, "exited")
+	check.That(t, strings.Replace(string(r.Stdout), "made: inherit\n", "", 1) == "end\n", "%s", r.Stdout)
 	// A directory may pass on its setgid bit, which the host has set.
 	r = harness.Run(t, harness.Options{}, "--bind", dir+":/out", "sh", "-c", "mkdir /out/inherit/sub && stat -c %A /out/inherit/sub")
-	if r.Expect(t, 0, "exited"); len(r.Stdout) < 7 || r.Stdout[6] != 's' {
-		t.Errorf("in a directory with S_ISGID: %q", r.Stdout)
-	}
+	r.Expect(t, 0, "exited")
+	check.That(t, len(r.Stdout) >= 7 && r.Stdout[6] == 's', "in a directory with S_ISGID: %q", r.Stdout)
 }
 
 // setid tries to get privileges for files in /out by existing files, archives, attributes and
@@ -177,14 +173,11 @@ func TestPrivilegesOfWrittenFiles(t *testing.T) {
 			harness.Must(t, unix.Setxattr(filepath.Join(dir, "capable"), "security.capability", []byte("\x01\x00\x00\x02\x00\x20\x00\x00"+strings.Repeat("\x00", 12)), 0))
 		}
 		r := harness.Run(t, harness.Options{Dir: dir}, "--bind", dir+":/out", "/usr/bin/python3", "-c", setid)
-		if r.Expect(t, 0, "exited"); string(r.Stdout) != "end\n" {
-			t.Errorf("owner %d: %s%s", owner, r.Stdout, r.Stderr)
-		}
+		r.Expect(t, 0, "exited")
+		check.That(t, string(r.Stdout) == "end\n", "owner %d: %s%s", owner, r.Stdout, r.Stderr)
 		entries, err := os.ReadDir(dir)
 		harness.Must(t, err)
-		if len(entries) < 8 {
-			t.Errorf("owner %d: %v", owner, entries)
-		}
+		check.That(t, len(entries) >= 8, "owner %d: %v", owner, entries)
 		for _, e := range entries {
 			var st unix.Stat_t
 			name := filepath.Join(dir, e.Name())
@@ -236,9 +229,8 @@ func TestSeccompSockets(t *testing.T) {
 	t.Parallel()
 	for _, network := range []string{"none", "host"} {
 		r := harness.Run(t, harness.Options{}, "--net", network, "python3", "-c", sockets)
-		if r.Expect(t, 0, "exited"); string(r.Stdout) != "end\n" {
-			t.Errorf("--net %s: %s", network, r.Stdout)
-		}
+		r.Expect(t, 0, "exited")
+		check.That(t, string(r.Stdout) == "end\n", "--net %s: %s", network, r.Stdout)
 	}
 }
 
@@ -302,9 +294,8 @@ print("end")
 func TestSeccompProtocols(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "--net", "host", "python3", "-c", protocols)
-	if r.Expect(t, 0, "exited"); string(r.Stdout) != "end\n" {
-		t.Errorf("%s", r.Stdout)
-	}
+	r.Expect(t, 0, "exited")
+	check.That(t, string(r.Stdout) == "end\n", "%s", r.Stdout)
 }
 
 // ioctls tries those that would outlast the command on the caller's terminal, and those that
@@ -330,7 +321,6 @@ func TestSeccompTerminal(t *testing.T) {
 	defer master.Close()
 	defer terminal.Close()
 	r := harness.Run(t, harness.Options{Stdin: terminal}, "python3", "-c", ioctls)
-	if r.Expect(t, 0, "exited"); string(r.Stdout) != "end\n" {
-		t.Errorf("%s", r.Stdout)
-	}
+	r.Expect(t, 0, "exited")
+	check.That(t, string(r.Stdout) == "end\n", "%s", r.Stdout)
 }

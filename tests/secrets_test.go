@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -19,17 +20,11 @@ func TestSecretStaysOutside(t *testing.T) {
 	t.Parallel()
 	env := []string{"API_KEY=" + secret, "LD_LIBRARY_PATH=/tmp/" + secret}
 	r := harness.Run(t, harness.Options{Env: env}, "/fixtures/probe-env", secret[:3], secret[3:])
-	if r.ExitCode != 0 {
-		t.Errorf("exit code %d: %s", r.ExitCode, r.Stdout)
-	}
+	check.That(t, r.ExitCode == 0, "exit code %d: %s", r.ExitCode, r.Stdout)
 	// The probe finds an existing secret.
 	r = harness.Run(t, harness.Options{Env: env}, "--env", "API_KEY", "/fixtures/probe-env", secret[:3], secret[3:])
-	if r.ExitCode != 1 || !bytes.Contains(r.Stdout, []byte("found in env\n")) {
-		t.Errorf("the probe is blind: exit code %d: %s", r.ExitCode, r.Stdout)
-	}
-	if bytes.Contains(r.Stdout, []byte("found in /proc/1/")) {
-		t.Errorf("passed through for the command, but init shows it: %s", r.Stdout)
-	}
+	check.That(t, r.ExitCode == 1 && bytes.Contains(r.Stdout, []byte("found in env\n")), "the probe is blind: exit code %d: %s", r.ExitCode, r.Stdout)
+	check.That(t, !bytes.Contains(r.Stdout, []byte("found in /proc/1/")), "passed through for the command, but init shows it: %s", r.Stdout)
 }
 
 // A variable for the command appears in no command line on the host, because ps(1) shows these to everybody. It appears
@@ -48,19 +43,15 @@ func TestSecretNotInCommandLines(t *testing.T) {
 	pids, err := filepath.Glob("/proc/[0-9]*")
 	harness.Must(t, err)
 	for _, dir := range pids {
-		if line, err := os.ReadFile(dir + "/cmdline"); err == nil && bytes.Contains(line, []byte(secret)) {
-			t.Errorf("%s/cmdline: %q", dir, line)
-		}
+		line, err := os.ReadFile(dir + "/cmdline")
+		check.That(t, err != nil || !bytes.Contains(line, []byte(secret)), "%s/cmdline: %q", dir, line)
 	}
 	for _, role := range []int{harness.RoleMonitor, harness.RoleInit} {
 		pid := p.Role(role).PID
-		if env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ"); err == nil && bytes.Contains(env, []byte(secret)) {
-			t.Errorf("environ of bwrap, process %d", pid)
-		}
+		env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+		check.That(t, err != nil || !bytes.Contains(env, []byte(secret)), "environ of bwrap, process %d", pid)
 	}
-	if payload == keeper {
-		t.Errorf("the harness is blind")
-	}
+	check.That(t, payload != keeper, "the harness is blind")
 	p.Signal(15)
 	p.Wait().Expect(t, 128+15, "canceled")
 }
@@ -75,13 +66,9 @@ func TestCleanEnvironment(t *testing.T) {
 		got[string(name)] = true
 	}
 	for _, name := range []string{"PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_TIME", "TERM", "TZ"} {
-		if !got[name] {
-			t.Errorf("%s is not set", name)
-		}
+		check.That(t, got[name], "%s is not set", name)
 		delete(got, name)
 	}
 	delete(got, "PWD") // set by bwrap with --chdir
-	if len(got) > 0 {
-		t.Errorf("also set: %v", got)
-	}
+	check.That(t, len(got) == 0, "also set: %v", got)
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -52,30 +53,25 @@ func TestSelfExe(t *testing.T) {
 				launchRefused(t, b.Exec(harness.Options{}, nil, command))
 			}
 			for _, command := range append(commands, "./direct", "./link", "/proc/self/exe") {
-				if r := b.Detach(nil, command).Ended(); r.ExitCode != 126 {
-					t.Errorf("%s: %s", command, r.Raw())
-				}
+				r := b.Detach(nil, command).Ended()
+				check.That(t, r.ExitCode == 126, "%s: %s", command, r.Raw())
 			}
 			launchRefused(t, b.Exec(harness.Options{}, nil, "./link"))
 			// Init, the only other process, is a fork of sbxrun.
-			if r := b.Exec(harness.Options{}, nil, "cat", "/proc/1/exe"); r.ExitCode != 1 || len(r.Stdout) > 0 {
-				t.Errorf("/proc/1/exe can be read: exit code %d", r.ExitCode)
-			}
+			r := b.Exec(harness.Options{}, nil, "cat", "/proc/1/exe")
+			check.That(t, r.ExitCode == 1 && len(r.Stdout) == 0, "/proc/1/exe can be read: exit code %d", r.ExitCode)
 			launchRefused(t, b.Exec(harness.Options{}, nil, "/proc/self/exe", "wait", "--version"))
 			started := s.Sandbox(harness.Options{}, append(flags, "--bind", dir+":"+dir, "--workdir", dir, "./nested")...)
 			started.Ended()
-			if r := s.Run("logs", started.ID); !strings.Contains(string(r.Stderr), refusal) || len(r.Stdout) > 0 {
-				t.Errorf("start: stdout %q, stderr %q", r.Stdout, r.Stderr)
-			}
+			r = s.Run("logs", started.ID)
+			check.That(t, strings.Contains(string(r.Stderr), refusal) && len(r.Stdout) == 0, "start: stdout %q, stderr %q", r.Stdout, r.Stderr)
 		})
 	}
 }
 
 func launchRefused(t *testing.T, r *harness.Result) {
 	t.Helper()
-	if r.ExitCode != 126 || len(r.Stdout) > 0 || !strings.Contains(string(r.Stderr), refusal) {
-		t.Errorf("exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 126 && len(r.Stdout) == 0 && strings.Contains(string(r.Stderr), refusal), "exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
 }
 
 // sbxrun does not execute an sbxrund that more users can change than sbxrun itself.

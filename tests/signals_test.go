@@ -13,6 +13,7 @@ import (
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -44,9 +45,7 @@ func TestSignalForwarded(t *testing.T) {
 	p.Signal(syscall.SIGTERM)
 	r := p.Wait()
 	r.Expect(t, 128+15, "canceled")
-	if !strings.HasSuffix(string(r.Stdout), "cleaned\n") {
-		t.Errorf("stdout %q", r.Stdout)
-	}
+	check.That(t, strings.HasSuffix(string(r.Stdout), "cleaned\n"), "stdout %q", r.Stdout)
 	harness.Within(t, "the end", r.Ended.Sub(sent), 0, 300*time.Millisecond)
 }
 
@@ -126,9 +125,7 @@ func TestOutputClosed(t *testing.T) {
 	r := harness.Run(t, harness.Options{Wrap: closing}, "--timeout", harness.Deadline(20*time.Second).String(), "/fixtures/out-flood")
 	r.Expect(t, 128+13, "signaled") // the command's own SIGPIPE
 	harness.Within(t, "the run", r.Elapsed, 0, 2*time.Second)
-	if string(r.Stdout) != "y\n" {
-		t.Errorf("stdout %q", r.Stdout)
-	}
+	check.That(t, string(r.Stdout) == "y\n", "stdout %q", r.Stdout)
 }
 
 // The same when sbxrun writes the output: it must not die of SIGPIPE before the sandbox has ended
@@ -137,9 +134,7 @@ func TestOutputClosedTerminal(t *testing.T) {
 	// Not in parallel, so that an orphan is not blamed on another test.
 	closing := []string{"bash", "-c", `"$@" | head -1; exit ${PIPESTATUS[0]}`, "-"}
 	r := harness.Run(t, harness.Options{Wrap: closing}, "--tty", "--timeout", "1", "/fixtures/out-flood")
-	if r.Report == nil {
-		t.Fatalf("exit code %d without a report", r.ExitCode)
-	}
+	check.Require(t, r.Report != nil, "exit code %d without a report", r.ExitCode)
 	harness.Within(t, "the run", r.Elapsed, 0, 1500*time.Millisecond)
 }
 
@@ -178,9 +173,7 @@ func TestKillsItself(t *testing.T) {
 		all.Go(func() {
 			for range harness.Soak(t)*2/atOnce + 1 {
 				r := harness.Run(t, harness.Options{}, "sh", "-c", "kill -9 $$")
-				if r.ExitCode != 137 || r.Report == nil || r.Report.Cause != "signaled" {
-					t.Errorf("exit code %d: %s", r.ExitCode, r.Report.Raw())
-				}
+				check.That(t, r.ExitCode == 137 && r.Report != nil && r.Report.Cause == "signaled", "exit code %d: %s", r.ExitCode, r.Report.Raw())
 			}
 		})
 	}
@@ -192,9 +185,8 @@ func TestQuit(t *testing.T) {
 	quit := func(p *harness.Process) {
 		t.Helper()
 		p.Signal(syscall.SIGQUIT)
-		if r := p.Wait(); r.ExitCode != 131 || len(r.Stderr) != 0 {
-			t.Errorf("exit code %d, signal %d, stderr %.300q", r.ExitCode, r.Signal, r.Stderr)
-		}
+		r := p.Wait()
+		check.That(t, r.ExitCode == 131 && len(r.Stderr) == 0, "exit code %d, signal %d, stderr %.300q", r.ExitCode, r.Signal, r.Stderr)
 	}
 	// A run that waits for a slot does not handle signals yet.
 	s := harness.NewState(t)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -19,18 +20,14 @@ import (
 func snapshot(t *testing.T, s *harness.State, args ...string) string {
 	t.Helper()
 	r := s.Run(append([]string{"snapshot", "create"}, args...)...)
-	if r.ExitCode != 0 {
-		t.Fatalf("snapshot %q: %d, %s", args, r.ExitCode, r.Stderr)
-	}
+	check.Require(t, r.ExitCode == 0, "snapshot %q: %d, %s", args, r.ExitCode, r.Stderr)
 	return strings.TrimSpace(string(r.Stdout))
 }
 
 func execOut(t *testing.T, b *harness.Sandbox, script string) string {
 	t.Helper()
 	r := b.Exec(harness.Options{}, nil, "sh", "-ec", script)
-	if r.ExitCode != 0 {
-		t.Errorf("%s: %d, %s", script, r.ExitCode, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 0, "%s: %d, %s", script, r.ExitCode, r.Stderr)
 	return string(r.Stdout)
 }
 
@@ -54,9 +51,8 @@ func TestSnapshotUnpackSignal(t *testing.T) {
 		} else {
 			p.Signal(sig)
 		}
-		if r := p.Wait(); r.Signal != sig || len(r.Stderr) > 0 {
-			t.Errorf("%v: exit code %d, %v: %s", sig, r.ExitCode, r.Signal, r.Stderr)
-		}
+		r := p.Wait()
+		check.That(t, r.Signal == sig && len(r.Stderr) == 0, "%v: exit code %d, %v: %s", sig, r.ExitCode, r.Signal, r.Stderr)
 	}
 }
 
@@ -66,44 +62,31 @@ func TestSnapshot(t *testing.T) {
 	s := harness.NewState(t)
 	dir := original(t)
 	one := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "one", "--cwd", "overlay")...)
-	if got := execOut(t, one, changes); got != changed {
-		t.Errorf("%q", got)
-	}
+	check.Equal(t, execOut(t, one, changes), changed)
 	snapshot(t, s, "one", "--name", "first")
 	two := s.Sandbox(harness.Options{}, layer(t, "--name", "two", "--from", "first")...)
-	if got := execOut(t, two, "cat file sub/other; ls; test ! -e sub/deep; readlink link"); got != changed+"file\n" {
-		t.Errorf("%q", got)
-	}
+	check.Equal(t, execOut(t, two, "cat file sub/other; ls; test ! -e sub/deep; readlink link"), changed+"file\n")
 	execOut(t, two, "rm file; echo third >third; echo y >sub/other; rmdir made; touch made; chmod 700 .")
 	snapshot(t, s, "two", "--name", "second", "--ttl", "1h")
-	if got := execOut(t, one, "cat file sub/other; ls"); got != changed {
-		t.Errorf("the first has changed: %q", got)
-	}
+	check.Equal(t, execOut(t, one, "cat file sub/other; ls"), changed, "the first has changed")
 	for _, name := range []string{"first", "second"} {
 		r := s.Run("snapshot", "export", name, filepath.Join(s.Work, name))
-		if r.ExitCode != 0 {
-			t.Fatalf("export: %s", r.Stderr)
-		}
-		if r := s.Run("snapshot", "rm", name); r.ExitCode != 0 {
-			t.Errorf("rm: %s", r.Stderr)
-		}
+		check.Require(t, r.ExitCode == 0, "export: %s", r.Stderr)
+		r = s.Run("snapshot", "rm", name)
+		check.That(t, r.ExitCode == 0, "rm: %s", r.Stderr)
 	}
-	if r := s.Run("start", "--from", "second"); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), `no snapshot named "second"`) {
-		t.Errorf("removed: %d, %s", r.ExitCode, r.Stderr)
-	}
-	if r := s.Run("snapshot", "import", filepath.Join(s.Work, "second")); r.ExitCode != 0 {
-		t.Fatalf("import: %s", r.Stderr)
-	}
+	r := s.Run("start", "--from", "second")
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), `no snapshot named "second"`), "removed: %d, %s", r.ExitCode, r.Stderr)
+	r = s.Run("snapshot", "import", filepath.Join(s.Work, "second"))
+	check.Require(t, r.ExitCode == 0, "import: %s", r.Stderr)
 	// The archive does not decide which directories are visible. On another machine they are
 	// elsewhere.
-	if r := s.Run("start", "--from", "second"); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "--overlay "+dir+":"+dir) {
-		t.Errorf("imported: %d, %s", r.ExitCode, r.Stderr)
-	}
+	r = s.Run("start", "--from", "second")
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "--overlay "+dir+":"+dir), "imported: %d, %s", r.ExitCode, r.Stderr)
 	other := original(t)
 	three := s.Sandbox(harness.Options{Dir: s.Work}, layer(t, "--name", "three", "--from", "second", "--overlay", other+":"+dir, "--workdir", dir)...)
-	if got, want := execOut(t, three, "cat third sub/other; ls; stat -c %a ."), "third\ny\nlink\nmade\nsub\nthird\n700\n"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
+	got, want := execOut(t, three, "cat third sub/other; ls; stat -c %a ."), "third\ny\nlink\nmade\nsub\nthird\n700\n"
+	check.That(t, got == want, "%q, want %q", got, want)
 	var list []struct {
 		Name  string
 		Trees []struct {
@@ -112,7 +95,7 @@ func TestSnapshot(t *testing.T) {
 		}
 		ExpiresAt string `json:"expires_at"`
 	}
-	r := s.Run("snapshot", "ls", "--json")
+	r = s.Run("snapshot", "ls", "--json")
 	if err := stdjson.Unmarshal(r.Stdout, &list); err != nil || len(list) != 1 || list[0].Name != "second" || len(list[0].Trees) != 1 || len(list[0].Trees[0].Layers) != 2 || list[0].ExpiresAt != "" {
 		t.Errorf("%s, %v", r.Stdout, err)
 	}
@@ -128,27 +111,19 @@ func TestSnapshotFrozen(t *testing.T) {
 	limited := true
 	b, r := s.TrySandbox(harness.Options{Dir: dir}, layer(t, "--name", "box", "--cwd", "overlay", "--pids", "50")...)
 	if b == nil {
-		if !strings.Contains(string(r.Stderr), "limit pids cannot be enforced here") {
-			t.Fatalf("%s", r.Stderr)
-		}
+		check.Require(t, strings.Contains(string(r.Stderr), "limit pids cannot be enforced here"), "%s", r.Stderr)
 		limited, b = false, s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "box", "--cwd", "overlay")...)
 	}
 	execOut(t, b, "echo new >file")
 	got := s.Run("snapshot", "create", "box", "--json")
-	if got.ExitCode != 0 {
-		t.Fatalf("%s", got.Stderr)
-	}
+	check.Require(t, got.ExitCode == 0, "%s", got.Stderr)
 	var m struct{ Frozen bool }
 	harness.Must(t, stdjson.Unmarshal(got.Stdout, &m))
-	if m.Frozen != limited || len(got.Stderr) > 0 {
-		t.Errorf("frozen %v, limits %v, %s", m.Frozen, limited, got.Stderr)
-	}
+	check.That(t, m.Frozen == limited && len(got.Stderr) == 0, "frozen %v, limits %v, %s", m.Frozen, limited, got.Stderr)
 	if m.Frozen {
 		thawed(t, s, b)
 	}
-	if out := execOut(t, b, "cat file"); out != "new\n" {
-		t.Errorf("%q", out)
-	}
+	check.Equal(t, execOut(t, b, "cat file"), "new\n")
 }
 
 // The layer of a sandbox that has ended can be taken unless another sandbox uses it.
@@ -161,16 +136,14 @@ func TestSnapshotUpper(t *testing.T) {
 		b := s.Sandbox(harness.Options{Dir: dir}, "--name", fmt.Sprint("box", i), "--cwd", "overlay", "--upper", upper)
 		if i == 0 {
 			execOut(t, b, "echo new >file")
-			if r := s.Run("kill", "--grace", "0", b.ID); r.ExitCode != 0 {
-				t.Fatalf("%s", r.Stderr)
-			}
+			r := s.Run("kill", "--grace", "0", b.ID)
+			check.Require(t, r.ExitCode == 0, "%s", r.Stderr)
 			b.AwaitEnd()
 		}
 		r := s.Run("snapshot", "create", "box0", "--json")
 		var m struct{ Frozen bool }
-		if err := stdjson.Unmarshal(r.Stdout, &m); err != nil || m.Frozen != want {
-			t.Errorf("%d: %v, want %v; %v, %s", i, m.Frozen, want, err, r.Stderr)
-		}
+		err := stdjson.Unmarshal(r.Stdout, &m)
+		check.That(t, err == nil && m.Frozen == want, "%d: %v, want %v; %v, %s", i, m.Frozen, want, err, r.Stderr)
 	}
 }
 
@@ -192,9 +165,7 @@ func thawed(t *testing.T, s *harness.State, b *harness.Sandbox) {
 		})
 		p.Signal(unix.SIGSTOP)
 		r := s.Run("cleanup")
-		if strings.Contains(string(r.Stdout), "frozen") {
-			t.Errorf("while a snapshot is taken: %s", r.Stdout)
-		}
+		check.That(t, !strings.Contains(string(r.Stdout), "frozen"), "while a snapshot is taken: %s", r.Stdout)
 		if !limits.Frozen(dirs) { // already thawed
 			p.Signal(unix.SIGCONT)
 			p.Wait()
@@ -206,9 +177,8 @@ func thawed(t *testing.T, s *harness.State, b *harness.Sandbox) {
 		p.Kill()
 		p.Wait()
 		r = s.Run("cleanup")
-		if want := "thawed   frozen " + b.ID + " box: "; r.ExitCode != 0 || !strings.HasPrefix(string(r.Stdout), want) || limits.Frozen(dirs) {
-			t.Errorf("%d, %q, %s, want %q", r.ExitCode, r.Stdout, r.Stderr, want)
-		}
+		want := "thawed   frozen " + b.ID + " box: "
+		check.That(t, r.ExitCode == 0 && strings.HasPrefix(string(r.Stdout), want) && !limits.Frozen(dirs), "%d, %q, %s, want %q", r.ExitCode, r.Stdout, r.Stderr, want)
 		return
 	}
 	t.Error("no snapshot was met while the sandbox stood still")
@@ -245,16 +215,13 @@ func TestSnapshotRefused(t *testing.T) {
 		{[]string{"run", "--from", "none", "true"}, `no snapshot named "none"`},
 	} {
 		r := s.Run(tt.args...)
-		if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), tt.want) || strings.Count(string(r.Stderr), "\n") != 1 || !strings.HasPrefix(string(r.Stderr), "sbxrun: error: ") {
-			t.Errorf("%q: %d, %q, want %q", tt.args, r.ExitCode, r.Stderr, tt.want)
-		}
+		check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), tt.want) && strings.Count(string(r.Stderr), "\n") == 1 && strings.HasPrefix(string(r.Stderr), "sbxrun: error: "),
+			"%q: %d, %q, want %q", tt.args, r.ExitCode, r.Stderr, tt.want)
 	}
-	if r := s.Run("snapshot", "ls", "-q"); strings.Count(string(r.Stdout), "\n") != 1 {
-		t.Errorf("%s", r.Stdout)
-	}
-	if left, err := os.ReadDir(s.Dir + "-data/snapshots/tmp"); err != nil || len(left) != 0 {
-		t.Errorf("left: %v, %v", left, err)
-	}
+	r := s.Run("snapshot", "ls", "-q")
+	check.That(t, strings.Count(string(r.Stdout), "\n") == 1, "%s", r.Stdout)
+	left, err := os.ReadDir(s.Dir + "-data/snapshots/tmp")
+	check.That(t, err == nil && len(left) == 0, "left: %v, %v", left, err)
 }
 
 // run and start --cwd overlay take a snapshot's directory as the current one.
@@ -266,19 +233,14 @@ func TestSnapshotHere(t *testing.T) {
 	execOut(t, b, changes)
 	snapshot(t, s, "box", "--name", "s")
 	two := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "two", "--from", "s", "--cwd", "overlay")...)
-	if got := execOut(t, two, "pwd; cat file sub/other; ls"); got != dir+"\n"+changed {
-		t.Errorf("%q", got)
-	}
+	check.Equal(t, execOut(t, two, "pwd; cat file sub/other; ls"), dir+"\n"+changed)
 	// Elsewhere the current directory is one more.
 	other := original(t)
 	three := s.Sandbox(harness.Options{Dir: other}, layer(t, "--name", "three", "--from", "s", "--cwd", "overlay")...)
-	if got := execOut(t, three, "pwd; cat file; cat "+dir+"/file; echo x >file"); got != other+"\nold\nnew\n" {
-		t.Errorf("%q", got)
-	}
+	check.Equal(t, execOut(t, three, "pwd; cat file; cat "+dir+"/file; echo x >file"), other+"\nold\nnew\n")
 	r := harness.Run(t, harness.Options{Dir: s.Work}, layer(t, "--from", "s", "--data-dir", s.Dir+"-data", "sh", "-ec", "pwd; cat file sub/other; ls; echo y >file")...)
-	if r.Expect(t, 0, "exited"); string(r.Stdout) != dir+"\n"+changed {
-		t.Errorf("%q", r.Stdout)
-	}
+	r.Expect(t, 0, "exited")
+	check.That(t, string(r.Stdout) == dir+"\n"+changed, "%q", r.Stdout)
 	wantOriginal(t, dir)
 	wantOriginal(t, other)
 }
@@ -291,9 +253,8 @@ func TestSnapshotClosed(t *testing.T) {
 	execOut(t, b, "echo closed >f; mkdir d; echo in >d/f; chmod 0 f d; truncate -s 100M sparse; echo end >>sparse")
 	snapshot(t, s, "box", "--name", "s")
 	two := s.Sandbox(harness.Options{}, "--name", "two", "--from", "s", "--upper", filepath.Join(s.Work, "second"))
-	if got, want := execOut(t, two, "stat -c %a f d; tail -c 4 sparse; [ $(du -k sparse | cut -f1) -lt 1000 ]; chmod 700 f d; cat f d/f"), "0\n0\nend\nclosed\nin\n"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
+	got, want := execOut(t, two, "stat -c %a f d; tail -c 4 sparse; [ $(du -k sparse | cut -f1) -lt 1000 ]; chmod 700 f d; cat f d/f"), "0\n0\nend\nclosed\nin\n"
+	check.That(t, got == want, "%q, want %q", got, want)
 	execOut(t, b, "chmod 700 d") // so that the test can remove it
 }
 
@@ -311,22 +272,18 @@ func TestSnapshotApplied(t *testing.T) {
 	snapshot(t, s, first.ID, "--name", "mine")
 	second := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--from", "mine")...)
 	execOut(t, second, "echo 22 >two; echo b >sub/b; rm sub/a")
-	if r := s.Run("diff", second.ID); string(r.Stdout) != "D gone\nM one\nA sub/\nA sub/b\nM two\n" {
-		t.Errorf("diff: %d, %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	r := s.Run("diff", second.ID)
+	check.That(t, string(r.Stdout) == "D gone\nM one\nA sub/\nA sub/b\nM two\n", "diff: %d, %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	harness.Must(t, os.WriteFile(filepath.Join(dir, "one"), []byte("mine\n"), 0o644))
 	third := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--from", "mine")...)
 	for _, b := range []*harness.Sandbox{second, third} {
-		if r := s.Run("apply", "--delete", b.ID); r.ExitCode != 1 || !strings.Contains(string(r.Stderr), `"one" has changed on the host`) {
-			t.Errorf("apply: %d, %s%s", r.ExitCode, r.Stdout, r.Stderr)
-		}
+		r := s.Run("apply", "--delete", b.ID)
+		check.That(t, r.ExitCode == 1 && strings.Contains(string(r.Stderr), `"one" has changed on the host`), "apply: %d, %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
-	if r := s.Run("apply", "--delete", "--force", second.ID); r.ExitCode != 0 {
-		t.Errorf("apply --force: %d, %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	r = s.Run("apply", "--delete", "--force", second.ID)
+	check.That(t, r.ExitCode == 0, "apply --force: %d, %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	for name, want := range map[string]string{"one": "11\n", "two": "22\n", "sub/b": "b\n", "gone": "", "sub/a": ""} {
-		if b, _ := os.ReadFile(filepath.Join(dir, name)); string(b) != want {
-			t.Errorf("%s: %q", name, b)
-		}
+		b, _ := os.ReadFile(filepath.Join(dir, name))
+		check.That(t, string(b) == want, "%s: %q", name, b)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -43,9 +44,8 @@ func TestReportPlantedLink(t *testing.T) {
 			t.Parallel()
 			dir, _, reader := planted(t, script)
 			p := harness.Start(t, harness.Options{Bare: true}, "--report", dir+"/r.json", "true")
-			if r := p.Wait(); r.ExitCode != 0 || len(r.Stderr) != 0 {
-				t.Errorf("exit code %d, stderr %q", r.ExitCode, r.Stderr)
-			}
+			r := p.Wait()
+			check.That(t, r.ExitCode == 0 && len(r.Stderr) == 0, "exit code %d, stderr %q", r.ExitCode, r.Stderr)
 			if st, err := os.Lstat(dir + "/r.json"); err != nil || !st.Mode().IsRegular() {
 				t.Errorf("in its place: %v, %v", st.Mode(), err)
 			} else if text, err := os.ReadFile(dir + "/r.json"); err != nil {
@@ -53,9 +53,8 @@ func TestReportPlantedLink(t *testing.T) {
 			} else if _, err := harness.ParseReport(text); err != nil {
 				t.Errorf("the report: %q, %v", text, err)
 			}
-			if got, err := io.ReadAll(reader); len(got) != 0 || err != nil {
-				t.Errorf("written to what the link led to: %q, %v", got, err)
-			}
+			got, err := io.ReadAll(reader)
+			check.That(t, len(got) == 0 && err == nil, "written to what the link led to: %q, %v", got, err)
 		})
 	}
 }
@@ -72,12 +71,9 @@ func TestReportPlantedPipe(t *testing.T) {
 	defer reader.Close()
 	r := harness.Start(t, harness.Options{Bare: true}, "--report", dir+"/r.json", "true").Wait()
 	want := fmt.Sprintf("sbxrun: error: cannot write the report to %q: it is not a regular file, and others could have put it there; ", dir+"/r.json")
-	if r.ExitCode != 125 || !strings.HasPrefix(string(r.Stderr), want) {
-		t.Errorf("exit code %d, stderr %q; want %q", r.ExitCode, r.Stderr, want)
-	}
-	if got, err := io.ReadAll(reader); len(got) != 0 || err != nil {
-		t.Errorf("written to the pipe: %q, %v", got, err)
-	}
+	check.That(t, r.ExitCode == 125 && strings.HasPrefix(string(r.Stderr), want), "exit code %d, stderr %q; want %q", r.ExitCode, r.Stderr, want)
+	got, err := io.ReadAll(reader)
+	check.That(t, len(got) == 0 && err == nil, "written to the pipe: %q, %v", got, err)
 }
 
 // As root, sbxrun does not follow a link that a payload has left on the way to the report's
@@ -90,26 +86,20 @@ func TestReportPlantedDirectory(t *testing.T) {
 	dir, target, _ := planted(t, `ln -s "${1%/*}" /out/sub`)
 	r := harness.Start(t, harness.Options{Bare: true}, "--report", dir+"/sub/r.json", "true").Wait()
 	want := fmt.Sprintf("%q is a symbolic link that others could have put there; name the path that the link leads to\n", dir+"/sub")
-	if r.ExitCode != 125 || !strings.HasSuffix(string(r.Stderr), want) {
-		t.Errorf("exit code %d, stderr %q; want %q", r.ExitCode, r.Stderr, want)
-	}
-	if _, err := os.Lstat(filepath.Join(filepath.Dir(target), "r.json")); err == nil {
-		t.Error("the report was written where the link leads")
-	}
+	check.That(t, r.ExitCode == 125 && strings.HasSuffix(string(r.Stderr), want), "exit code %d, stderr %q; want %q", r.ExitCode, r.Stderr, want)
+	_, err := os.Lstat(filepath.Join(filepath.Dir(target), "r.json"))
+	check.That(t, err != nil, "the report was written where the link leads")
 }
 
 // Special files that the caller names still work: a device, and descriptors.
 func TestReportSpecial(t *testing.T) {
 	t.Parallel()
 	r := harness.Start(t, harness.Options{Bare: true}, "--report", "/dev/null", "true").Wait()
-	if r.ExitCode != 0 || len(r.Stderr) != 0 {
-		t.Errorf("/dev/null: exit code %d, stderr %q", r.ExitCode, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 0 && len(r.Stderr) == 0, "/dev/null: exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	for _, place := range []string{"/dev/stderr", "/dev/fd/2", "/proc/self/fd/2", "fd:2"} {
 		r := harness.Start(t, harness.Options{Bare: true}, "--report", place, "true").Wait()
-		if _, err := harness.ParseReport(r.Stderr); r.ExitCode != 0 || err != nil {
-			t.Errorf("%s: exit code %d, stderr %q, %v", place, r.ExitCode, r.Stderr, err)
-		}
+		_, err := harness.ParseReport(r.Stderr)
+		check.That(t, r.ExitCode == 0 && err == nil, "%s: exit code %d, stderr %q, %v", place, r.ExitCode, r.Stderr, err)
 	}
 }
 
@@ -123,9 +113,7 @@ func TestEnvFileSpecial(t *testing.T) {
 		for _, command := range []string{"run", "start"} {
 			r := s.Run(command, "--env-file", place, "true")
 			want := fmt.Sprintf("sbxrun: error: --env-file: %q is not a regular file; give a file", place)
-			if r.ExitCode != 125 || !strings.HasPrefix(string(r.Stderr), want) {
-				t.Errorf("%s, %s: exit code %d, stderr %q; want %q", command, place, r.ExitCode, r.Stderr, want)
-			}
+			check.That(t, r.ExitCode == 125 && strings.HasPrefix(string(r.Stderr), want), "%s, %s: exit code %d, stderr %q; want %q", command, place, r.ExitCode, r.Stderr, want)
 		}
 	}
 }
@@ -138,19 +126,16 @@ func TestEnvFilePlantedLink(t *testing.T) {
 	harness.Must(t, os.WriteFile(secret, []byte("SECRET=1\n"), 0o600))
 	own := filepath.Join(harness.Dir(t), "link")
 	harness.Must(t, os.Symlink(secret, own))
-	if r := harness.Run(t, harness.Options{}, "--env-file", own, "sh", "-c", "echo $SECRET"); string(r.Stdout) != "1\n" {
-		t.Errorf("by a link of the caller's: %q, stderr %q", r.Stdout, r.Stderr)
-	}
+	r := harness.Run(t, harness.Options{}, "--env-file", own, "sh", "-c", "echo $SECRET")
+	check.That(t, string(r.Stdout) == "1\n", "by a link of the caller's: %q, stderr %q", r.Stdout, r.Stderr)
 	if !harness.Root() {
 		return // files from a sandbox of an ordinary user belong to that user
 	}
 	dir := harness.SharedDir(t)
 	harness.Run(t, harness.Options{}, "--bind", dir+":/out", "ln", "-s", secret, "/out/env").Expect(t, 0, "exited")
-	r := harness.Start(t, harness.Options{Bare: true}, "--env-file", dir+"/env", "sh", "-c", "echo $SECRET").Wait()
+	r = harness.Start(t, harness.Options{Bare: true}, "--env-file", dir+"/env", "sh", "-c", "echo $SECRET").Wait()
 	want := fmt.Sprintf("sbxrun: error: --env-file: %q is a symbolic link that others could have put there; name the path that the link leads to\n", dir+"/env")
-	if r.ExitCode != 125 || len(r.Stdout) != 0 || string(r.Stderr) != want {
-		t.Errorf("exit code %d, stdout %q, stderr %q; want %q", r.ExitCode, r.Stdout, r.Stderr, want)
-	}
+	check.That(t, r.ExitCode == 125 && len(r.Stdout) == 0 && string(r.Stderr) == want, "exit code %d, stdout %q, stderr %q; want %q", r.ExitCode, r.Stdout, r.Stderr, want)
 }
 
 // --env-file reads a descriptor that is a pipe, as the shell creates for <(command). A signal ends
@@ -164,9 +149,8 @@ func TestEnvFileDescriptor(t *testing.T) {
 	harness.Must(t, err)
 	p := harness.Start(t, harness.Options{Bare: true, ExtraFiles: []*os.File{read}}, "--env-file", "/dev/fd/3", "sh", "-c", "echo $A")
 	write.Close()
-	if r := p.Wait(); r.ExitCode != 0 || string(r.Stdout) != "1\n" {
-		t.Errorf("exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	r := p.Wait()
+	check.That(t, r.ExitCode == 0 && string(r.Stdout) == "1\n", "exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
 
 	read, write, err = os.Pipe()
 	harness.Must(t, err)
@@ -183,9 +167,8 @@ func TestEnvFileDescriptor(t *testing.T) {
 		}
 	})
 	// The signal may come before sbxrun handles it.
-	if r := p.Wait(); r.Signal != unix.SIGINT && (r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "interrupted by a signal")) {
-		t.Errorf("exit code %d, stderr %q", r.ExitCode, r.Stderr)
-	}
+	r = p.Wait()
+	check.That(t, r.Signal == unix.SIGINT || r.ExitCode == 125 && strings.Contains(string(r.Stderr), "interrupted by a signal"), "exit code %d, stderr %q", r.ExitCode, r.Stderr)
 }
 
 // A directory as a standard stream would lead out of the sandbox, and is refused.
@@ -199,14 +182,10 @@ func TestDirectoryAsStream(t *testing.T) {
 	for _, args := range [][]string{{"ls", "/proc/self/fd/0/.."}, {"--json", "ls", "/proc/self/fd/0/.."}, {"exec", b.ID, "ls", "/proc/self/fd/0/.."}} {
 		r := s.Start(harness.Options{Stdin: dir}, args...).Wait()
 		want := "sbxrun: error: stdin is a directory, from which the command could reach all files of the host; "
-		if r.ExitCode != 125 || !strings.HasPrefix(string(r.Stderr), want) {
-			t.Errorf("%q: exit code %d, stdout %.100q, stderr %q", args, r.ExitCode, r.Stdout, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 125 && strings.HasPrefix(string(r.Stderr), want), "%q: exit code %d, stdout %.100q, stderr %q", args, r.ExitCode, r.Stdout, r.Stderr)
 	}
 	r := s.Start(harness.Options{Stderr: dir}, "ls", "/proc/self/fd/2/..").Wait()
-	if r.ExitCode != 125 || len(r.Stdout) != 0 {
-		t.Errorf("stderr: exit code %d, stdout %.100q", r.ExitCode, r.Stdout)
-	}
+	check.That(t, r.ExitCode == 125 && len(r.Stdout) == 0, "stderr: exit code %d, stdout %.100q", r.ExitCode, r.Stdout)
 }
 
 // long is a process that claims 64 MiB of its memory as arguments.
@@ -241,9 +220,8 @@ func TestCleanupLongCommandLine(t *testing.T) {
 			peak = max(peak, c.PeakRSS())
 		}
 	}
-	if r := c.Wait(); r.ExitCode != 0 || peak > maxRSS {
-		t.Errorf("exit code %d, %d bytes resident", r.ExitCode, peak)
-	}
+	r := c.Wait()
+	check.That(t, r.ExitCode == 0 && peak <= maxRSS, "exit code %d, %d bytes resident", r.ExitCode, peak)
 	p.Signal(unix.SIGTERM)
 	p.Wait()
 }
@@ -267,9 +245,8 @@ func TestForgedZombies(t *testing.T) {
 	p := harness.Start(t, harness.Options{}, "python3", "-c", forger)
 	p.WaitOutput("up\n")
 	r := harness.NewState(t).Run("cleanup", "--dry-run")
-	if needle := fmt.Sprintf("only its parent %d ", p.Role(harness.RolePayload).PID); r.ExitCode != 0 || strings.Contains(string(r.Stdout), needle) {
-		t.Errorf("exit code %d, %s", r.ExitCode, r.Stdout)
-	}
+	needle := fmt.Sprintf("only its parent %d ", p.Role(harness.RolePayload).PID)
+	check.That(t, r.ExitCode == 0 && !strings.Contains(string(r.Stdout), needle), "exit code %d, %s", r.ExitCode, r.Stdout)
 	p.Signal(unix.SIGTERM)
 	p.Wait()
 }

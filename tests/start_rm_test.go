@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -22,12 +23,10 @@ func TestStartRm(t *testing.T) {
 	gone := func(b *harness.Sandbox) {
 		t.Helper()
 		b.AwaitEnd()
-		if _, err := os.Stat(s.Dir + "/" + b.ID); !os.IsNotExist(err) {
-			t.Errorf("its record is still there: %v", err)
-		}
-		if r := s.Run("ps", "--all"); len(harness.Lines(r.Stdout)) != 1 {
-			t.Errorf("ps: %s", r.Stdout)
-		}
+		_, err := os.Stat(s.Dir + "/" + b.ID)
+		check.That(t, os.IsNotExist(err), "its record is still there: %v", err)
+		r := s.Run("ps", "--all")
+		check.That(t, len(harness.Lines(r.Stdout)) == 1, "ps: %s", r.Stdout)
 	}
 
 	b := s.Sandbox(harness.Options{}, "--rm", "--name", "job", "--bind", dir+":/go", "sh", "-c", "echo begun; while [ ! -e /go/on ]; do sleep 0.02; done; echo done; exit 5")
@@ -45,12 +44,9 @@ func TestStartRm(t *testing.T) {
 	}
 	r := waiter.Wait()
 	decode(t, r, &said)
-	if r.ExitCode != 5 || said.ExitCode != 5 || said.Status != "failed" || said.Report == nil {
-		t.Errorf("wait: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
-	if r := follower.Wait(); r.ExitCode != 0 || string(r.Stdout) != "begun\ndone\n" {
-		t.Errorf("logs -f: exit code %d: %q %s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 5 && said.ExitCode == 5 && said.Status == "failed" && said.Report != nil, "wait: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	r = follower.Wait()
+	check.That(t, r.ExitCode == 0 && string(r.Stdout) == "begun\ndone\n", "logs -f: exit code %d: %q %s", r.ExitCode, r.Stdout, r.Stderr)
 	if r := ready.Wait(); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "has ended without such a line: failed, with exit code 5") {
 		t.Errorf("wait --log: exit code %d: %s", r.ExitCode, r.Stderr)
 	}
@@ -60,9 +56,8 @@ func TestStartRm(t *testing.T) {
 	b = s.Sandbox(harness.Options{}, "--rm")
 	d := b.Detach(nil, "/fixtures/tree-daemon")
 	b.Dying = true
-	if all := kill(t, s, 0, "--grace", "0", b.ID); len(all) != 1 || all[0].Status != "killed" || all[0].Verdict != "proven" || all[0].ExitCode == nil || *all[0].ExitCode != 137 {
-		t.Errorf("kill: %+v", all)
-	}
+	all := kill(t, s, 0, "--grace", "0", b.ID)
+	check.That(t, len(all) == 1 && all[0].Status == "killed" && all[0].Verdict == "proven" && all[0].ExitCode != nil && *all[0].ExitCode == 137, "kill: %+v", all)
 	if r := d.Ended(); r.Cause != "killed" {
 		t.Errorf("the exec: %s", r.Raw())
 	}
@@ -75,9 +70,8 @@ func TestStartRm(t *testing.T) {
 	// Lost, with a record that stays.
 	b = s.Sandbox(harness.Options{}, "--rm")
 	b.KillSupervisor()
-	if rec := b.Inspect(); rec.Status != "lost" {
-		t.Errorf("its supervisor was killed: %+v", rec)
-	}
+	rec := b.Inspect()
+	check.That(t, rec.Status == "lost", "its supervisor was killed: %+v", rec)
 }
 
 // held waits until a process has a file open.
@@ -107,9 +101,8 @@ func TestStartRmUnproven(t *testing.T) {
 	kill(t, s, 123, "--grace", "0", "--proof-timeout", "0.2", b.ID)
 	harness.Must(t, keeper.Signal(unix.SIGCONT))
 	x.Wait()
-	if rec := b.Ended(); rec.Report == nil || rec.Report.Teardown.Verdict != "unproven" {
-		t.Errorf("%+v", rec)
-	}
+	rec := b.Ended()
+	check.That(t, rec.Report != nil && rec.Report.Teardown.Verdict == "unproven", "%+v", rec)
 }
 
 // cleanup with names removes only these records, and no running sandbox.
@@ -123,20 +116,14 @@ func TestCleanupNames(t *testing.T) {
 	e.Ended()
 	kill(t, s, 0, "--grace", "0", one.ID, two.ID)
 	r := s.Run("cleanup", "one", three.ID+"/"+d.ID)
-	if r.ExitCode != 0 || string(r.Stdout) != "removed  record "+one.ID+" one: record, logs and name: killed\nremoved  record "+d.ID+": record, logs and name: completed\n" {
-		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 0 && string(r.Stdout) == "removed  record "+one.ID+" one: record, logs and name: killed\nremoved  record "+d.ID+": record, logs and name: completed\n",
+		"exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	r = s.Run("cleanup", "three", "nobody")
-	if r.ExitCode != 125 || !strings.HasPrefix(string(r.Stdout), "failed   record "+three.ID+" three: the sandbox three: still running") || string(r.Stderr) != "sbxrun: error: no sandbox named \"nobody\" in "+s.Dir+"; list them: sbxrun ps --all\n" || strings.Contains(string(r.Stdout), "nobody") {
-		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 125 && strings.HasPrefix(string(r.Stdout), "failed   record "+three.ID+" three: the sandbox three: still running") && string(r.Stderr) == "sbxrun: error: no sandbox named \"nobody\" in "+s.Dir+"; list them: sbxrun ps --all\n" && !strings.Contains(string(r.Stdout), "nobody"),
+		"exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	three.Alive()
-	if r := s.Run("ps", "-aq"); string(r.Stdout) != two.ID+"\n"+three.ID+"\n" {
-		t.Errorf("sandboxes: %s", r.Stdout)
-	}
-	if r := s.Run("ps", "-aq", "three"); string(r.Stdout) != three.ID+"/"+e.ID+"\n" {
-		t.Errorf("execs: %s", r.Stdout)
-	}
+	check.Equal(t, string(s.Run("ps", "-aq").Stdout), two.ID+"\n"+three.ID+"\n", "sandboxes")
+	check.Equal(t, string(s.Run("ps", "-aq", "three").Stdout), three.ID+"/"+e.ID+"\n", "execs")
 }
 
 // start gives up on a supervisor that was stopped, and leaves nothing.
@@ -154,9 +141,8 @@ func TestStartStopped(t *testing.T) {
 	if r := p.Wait(); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "exited before reporting") || !strings.Contains(string(r.Stdout), `"error":{"code":"detach"`) || !strings.Contains(string(r.Stdout), `"exit_code":125`) {
 		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
-	if r := s.Run("ps", "-aq"); len(r.Stdout) > 0 {
-		t.Errorf("left: %s", r.Stdout)
-	}
+	r := s.Run("ps", "-aq")
+	check.That(t, len(r.Stdout) == 0, "left: %s", r.Stdout)
 	holder.Signal(unix.SIGTERM)
 	holder.Wait()
 }

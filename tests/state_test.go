@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -30,35 +31,26 @@ func TestSupervisorKilled(t *testing.T) {
 	b.KillSupervisor()
 	p.Wait().Expect(t, 137, "killed")
 	harness.Within(t, "the end", time.Since(begin), 0, 300*time.Millisecond)
-	if rec := b.Ended(); rec.Status != "lost" || rec.Alive || rec.Report != nil {
-		t.Errorf("%+v", rec)
-	}
-	if r := waiter.Wait(); r.ExitCode != 137 && r.ExitCode != 125 {
-		t.Errorf("wait: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
-	if r := follower.Wait(); r.ExitCode != 0 {
-		t.Errorf("logs -f: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
-	if r := s.Run("ps", "--names"); len(r.Stdout) > 0 {
-		t.Errorf("ps: %s", r.Stdout)
-	}
-	if r := s.Run("ps", "--all"); !strings.Contains(string(r.Stdout), "lost") {
-		t.Errorf("ps --all: %s", r.Stdout)
-	}
-	if r := s.Run("exec", "orphan", "true"); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "lost") {
-		t.Errorf("exec: exit code %d: %s", r.ExitCode, r.Stderr)
-	}
-	if k := kill(t, s, 0, "orphan"); !k[0].Already || k[0].Status != "lost" || k[0].Verdict != "proven" {
-		t.Errorf("%+v", k)
-	}
+	rec := b.Ended()
+	check.That(t, rec.Status == "lost" && !rec.Alive && rec.Report == nil, "%+v", rec)
+	r := waiter.Wait()
+	check.That(t, r.ExitCode == 137 || r.ExitCode == 125, "wait: exit code %d: %s", r.ExitCode, r.Stderr)
+	r = follower.Wait()
+	check.That(t, r.ExitCode == 0, "logs -f: exit code %d: %s", r.ExitCode, r.Stderr)
+	r = s.Run("ps", "--names")
+	check.That(t, len(r.Stdout) == 0, "ps: %s", r.Stdout)
+	r = s.Run("ps", "--all")
+	check.That(t, strings.Contains(string(r.Stdout), "lost"), "ps --all: %s", r.Stdout)
+	r = s.Run("exec", "orphan", "true")
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "lost"), "exec: exit code %d: %s", r.ExitCode, r.Stderr)
+	k := kill(t, s, 0, "orphan")
+	check.That(t, k[0].Already && k[0].Status == "lost" && k[0].Verdict == "proven", "%+v", k)
 	again := s.Sandbox(harness.Options{}, "--name", "orphan") // the name is free
-	if r := s.Run("cleanup"); r.ExitCode != 0 || !strings.Contains(string(r.Stdout), b.ID) || strings.Contains(string(r.Stdout), again.ID) {
-		t.Errorf("cleanup: exit code %d: %s", r.ExitCode, r.Stdout)
-	}
+	r = s.Run("cleanup")
+	check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stdout), b.ID) && !strings.Contains(string(r.Stdout), again.ID), "cleanup: exit code %d: %s", r.ExitCode, r.Stdout)
 	again.Alive()
-	if r := s.Run("inspect", b.ID); r.ExitCode != 125 {
-		t.Errorf("inspect: exit code %d: %s", r.ExitCode, r.Stdout)
-	}
+	r = s.Run("inspect", b.ID)
+	check.That(t, r.ExitCode == 125, "inspect: exit code %d: %s", r.ExitCode, r.Stdout)
 }
 
 // An idle sandbox ends with its room, even if its keeper still has cgroups to remove.
@@ -71,9 +63,8 @@ func TestIdleRoomKilled(t *testing.T) {
 		b := harness.NewState(t).Sandbox(harness.Options{}, flags...)
 		b.Dying = true
 		harness.Must(t, b.Init.Signal(unix.SIGKILL))
-		if rec := b.Ended(); rec.Alive || rec.Report == nil || rec.Report.Cause != "lost" || rec.Report.Teardown.Verdict != "proven" {
-			t.Errorf("%q: %+v", flags, rec)
-		}
+		rec := b.Ended()
+		check.That(t, !rec.Alive && rec.Report != nil && rec.Report.Cause == "lost" && rec.Report.Teardown.Verdict == "proven", "%q: %+v", flags, rec)
 	}
 }
 
@@ -102,21 +93,17 @@ func TestRecordDamaged(t *testing.T) {
 			harness.Must(t, os.Truncate(file, int64(cut*float64(len(data)))))
 		}
 		r := s.Run("ps", "--all", "--names")
-		if r.ExitCode != 0 || string(r.Stdout) != "live\n" || cut >= 0 && len(harness.Lines(r.Stderr)) != 1 {
-			t.Errorf("cut at %v: ps: exit code %d: %q %q", cut, r.ExitCode, r.Stdout, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 0 && string(r.Stdout) == "live\n" && (cut < 0 || len(harness.Lines(r.Stderr)) == 1),
+			"cut at %v: ps: exit code %d: %q %q", cut, r.ExitCode, r.Stdout, r.Stderr)
 		for _, args := range [][]string{{"kill", b.ID}, {"exec", b.ID, "true"}, {"inspect", b.ID}, {"wait", b.ID}, {"logs", b.ID}} {
-			if r := s.Run(args...); r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 {
-				t.Errorf("cut at %v: %q: exit code %d: %s", cut, args, r.ExitCode, r.Stderr)
-			}
+			r := s.Run(args...)
+			check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1, "cut at %v: %q: exit code %d: %s", cut, args, r.ExitCode, r.Stderr)
 		}
 		b.Forget()
-		if r := s.Run("cleanup"); r.ExitCode != 0 {
-			t.Errorf("cut at %v: cleanup: exit code %d: %s%s", cut, r.ExitCode, r.Stdout, r.Stderr)
-		}
-		if _, err := os.Lstat(dir); err == nil {
-			t.Errorf("cut at %v: cleanup has left it", cut)
-		}
+		r = s.Run("cleanup")
+		check.That(t, r.ExitCode == 0, "cut at %v: cleanup: exit code %d: %s%s", cut, r.ExitCode, r.Stdout, r.Stderr)
+		_, err = os.Lstat(dir)
+		check.That(t, err != nil, "cut at %v: cleanup has left it", cut)
 	}
 	live.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
 }
@@ -140,18 +127,15 @@ func TestStateLinks(t *testing.T) {
 	harness.Must(t, os.Symlink("../"+filepath.Base(outside), filepath.Join(s.Dir, "names", "planted")))
 	b.Forget()
 	for _, args := range [][]string{{"ps", "--all"}, {"inspect", b.ID}, {"inspect", "0123456789abcdef"}, {"inspect", "planted"}, {"logs", b.ID}, {"kill", "--all"}} {
-		if r := s.Run(args...); strings.Contains(string(r.Stdout), "root:") || strings.Contains(string(r.Stdout), "boot_id") {
-			t.Errorf("%q has followed a link: %s", args, r.Stdout)
-		}
+		r := s.Run(args...)
+		check.That(t, !strings.Contains(string(r.Stdout), "root:") && !strings.Contains(string(r.Stdout), "boot_id"), "%q has followed a link: %s", args, r.Stdout)
 	}
-	if r := s.Run("cleanup"); r.ExitCode != 0 {
-		t.Errorf("cleanup: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	r := s.Run("cleanup")
+	check.That(t, r.ExitCode == 0, "cleanup: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	entries, err := os.ReadDir(outside)
 	harness.Must(t, err)
-	if now, err := os.ReadFile(treasure); err != nil || string(now) != string(data) || len(entries) != 2 {
-		t.Errorf("what a link led to was touched: %v, %v", entries, err)
-	}
+	now, err := os.ReadFile(treasure)
+	check.That(t, err == nil && string(now) == string(data) && len(entries) == 2, "what a link led to was touched: %v, %v", entries, err)
 }
 
 // No user, not even root, sees or changes another user's sandboxes.
@@ -161,9 +145,8 @@ func TestAnotherUser(t *testing.T) {
 	refused := func(s *harness.State, wrap []string) {
 		for _, args := range commands {
 			r := s.Start(harness.Options{Wrap: wrap}, args...).Wait()
-			if r.ExitCode != 125 || strings.Contains(string(r.Stdout), "box") || len(harness.Lines(r.Stderr)) != 1 || !strings.Contains(string(r.Stderr), s.Dir) {
-				t.Errorf("%q %q: exit code %d: %s%s", wrap, args, r.ExitCode, r.Stdout, r.Stderr)
-			}
+			check.That(t, r.ExitCode == 125 && !strings.Contains(string(r.Stdout), "box") && len(harness.Lines(r.Stderr)) == 1 && strings.Contains(string(r.Stderr), s.Dir),
+				"%q %q: exit code %d: %s%s", wrap, args, r.ExitCode, r.Stdout, r.Stderr)
 		}
 	}
 	if !harness.Root() {
@@ -174,9 +157,8 @@ func TestAnotherUser(t *testing.T) {
 	s := harness.NewState(t)
 	s.Wrap = harness.As(23456)
 	b := s.Sandbox(harness.Options{}, "--name", "box")
-	if r := s.Run("exec", "box", "id", "-u"); string(r.Stdout) != "23456\n" {
-		t.Errorf("its owner: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	r := s.Run("exec", "box", "id", "-u")
+	check.That(t, string(r.Stdout) == "23456\n", "its owner: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	others := harness.Shared(s)
 	refused(others, nil)
 	refused(others, harness.As(34567))
@@ -194,9 +176,8 @@ func TestStateDirectoryRefused(t *testing.T) {
 	harness.Must(t, os.WriteFile(file, nil, 0o600))
 	for _, place := range []string{dir, link, file, "relative", filepath.Join(dir, "no", "such")} {
 		s := &harness.State{Dir: place, Work: harness.Dir(t), T: t}
-		if r := s.Run("start"); r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 || !strings.Contains(string(r.Stderr), place) {
-			t.Errorf("%s: exit code %d: %s", place, r.ExitCode, r.Stderr)
-		}
+		r := s.Run("start")
+		check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1 && strings.Contains(string(r.Stderr), place), "%s: exit code %d: %s", place, r.ExitCode, r.Stderr)
 	}
 }
 
@@ -240,8 +221,7 @@ ls -A /tmp/sbxrun-$uid/ /tmp/other 2>/dev/null | grep -v : || true
 	for _, kind := range kinds {
 		args := append(wrap[1:len(wrap):len(wrap)], "bash", "-c", script, "bash", filepath.Dir(harness.Binary(t)), kind, alone)
 		out, err := exec.Command(wrap[0], args...).CombinedOutput()
-		if got := strings.TrimRight(string(out), "\n") + "\n"; err != nil || got != want {
-			t.Errorf("%s: %v\n%s", kind, err, got)
-		}
+		got := strings.TrimRight(string(out), "\n") + "\n"
+		check.That(t, err == nil && got == want, "%s: %v\n%s", kind, err, got)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/tests/budget"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -40,9 +41,8 @@ type stats struct {
 func statsOf(t *testing.T, s *harness.State, o harness.Options, flags ...string) (got stats) {
 	t.Helper()
 	r := s.Start(o, append([]string{"stats", "--json"}, flags...)...).Wait()
-	if err := stdjson.Unmarshal(r.Stdout, &got); err != nil || r.ExitCode != 0 {
-		t.Fatalf("exit code %d, %v: %s%s", r.ExitCode, err, r.Stdout, r.Stderr)
-	}
+	err := stdjson.Unmarshal(r.Stdout, &got)
+	check.Require(t, err == nil && r.ExitCode == 0, "exit code %d, %v: %s%s", r.ExitCode, err, r.Stdout, r.Stderr)
 	return got
 }
 
@@ -51,9 +51,8 @@ func statsOf(t *testing.T, s *harness.State, o harness.Options, flags ...string)
 func TestStats(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
-	if got := statsOf(t, s, harness.Options{}); len(got.Sandboxes) != 0 || got.Tightest.Tasks < 1 || got.Tightest.Max < got.Tightest.Tasks {
-		t.Errorf("with no sandbox: %+v", got)
-	}
+	got := statsOf(t, s, harness.Options{})
+	check.That(t, len(got.Sandboxes) == 0 && got.Tightest.Tasks >= 1 && got.Tightest.Max >= got.Tightest.Tasks, "with no sandbox: %+v", got)
 	box := s.Sandbox(harness.Options{}, "--name", "box")
 	web := s.Sandbox(harness.Options{}, "python3", "-c", "import os,time\nif os.fork() == 0: os._exit(0)\ntime.sleep(60)")
 	want := func(tasks ...int) {
@@ -72,13 +71,9 @@ func TestStats(t *testing.T) {
 			return true
 		})
 		for _, b := range got.Sandboxes {
-			if b.Status != "running" || b.Uptime <= 0 {
-				t.Errorf("%+v", b)
-			}
+			check.That(t, b.Status == "running" && b.Uptime > 0, "%+v", b)
 		}
-		if got.Sandboxes[0].ID != box.ID || got.Sandboxes[0].Name != "box" || got.Sandboxes[1].ID != web.ID {
-			t.Errorf("%+v", got)
-		}
+		check.That(t, got.Sandboxes[0].ID == box.ID && got.Sandboxes[0].Name == "box" && got.Sandboxes[1].ID == web.ID, "%+v", got)
 	}
 	want(1, 4)
 	x := box.StartExec(harness.Options{}, nil, "sh", "-c", "sleep 60 & echo up; wait")
@@ -89,27 +84,20 @@ func TestStats(t *testing.T) {
 	want(1, 4)
 
 	for level, flags := range map[string][]string{"ok": {"--warn", "100", "--alert", "100"}, "warn": {"--warn", "0", "--alert", "100"}, "alert": {"--alert", "0"}} {
-		if got := statsOf(t, s, harness.Options{}, flags...); got.Level != level {
-			t.Errorf("%q: level %s, want %s", flags, got.Level, level)
-		}
+		check.Equal(t, statsOf(t, s, harness.Options{}, flags...).Level, level, "%q: level", flags)
 		if r := s.Run(append([]string{"stats"}, flags...)...); r.ExitCode != 0 || !strings.Contains(string(r.Stdout), "\n"+level+" ") || !strings.Contains(string(r.Stdout), " box ") {
 			t.Errorf("%q: exit code %d: %s", flags, r.ExitCode, r.Stdout)
 		}
 	}
-	if r := s.Run("stats", "--prometheus"); !strings.Contains(string(r.Stdout), "\nsbxrun_sandbox_tasks{id=\""+box.ID+"\",name=\"box\"} 1\n") {
-		t.Errorf("%s", r.Stdout)
-	}
+	r := s.Run("stats", "--prometheus")
+	check.That(t, strings.Contains(string(r.Stdout), "\nsbxrun_sandbox_tasks{id=\""+box.ID+"\",name=\"box\"} 1\n"), "%s", r.Stdout)
 	for _, args := range [][]string{{"x"}, {"--json", "--prometheus"}, {"--interval", "0"}, {"--warn", "120"}} {
-		if r := s.Run(append([]string{"stats"}, args...)...); r.ExitCode != 125 {
-			t.Errorf("%q: exit code %d", args, r.ExitCode)
-		}
+		check.Equal(t, s.Run(append([]string{"stats"}, args...)...).ExitCode, 125, "%q: exit code", args)
 	}
 	if b := budget.New(t, 50); b != nil {
 		b.Fill(30)
 		got := statsOf(t, s, harness.Options{Wrap: b.Wrap()})
-		if got.Tightest.Path != b.Dir+"/pids.max" || got.Tightest.Max != 50 || got.Tightest.Tasks <= 30 || got.Level == "ok" {
-			t.Errorf("in a cgroup of 50: %+v", got)
-		}
+		check.That(t, got.Tightest.Path == b.Dir+"/pids.max" && got.Tightest.Max == 50 && got.Tightest.Tasks > 30 && got.Level != "ok", "in a cgroup of 50: %+v", got)
 	}
 }
 
@@ -124,9 +112,7 @@ func TestStatsMemory(t *testing.T) {
 	x := b.StartExec(harness.Options{}, []string{"--timeout", "60"}, "sh", "-c", "head -c 40M /dev/zero >/tmp/x; echo up; sleep 60")
 	x.WaitOutput("up")
 	got := statsOf(t, s, harness.Options{})
-	if len(got.Sandboxes) != 1 || got.Sandboxes[0].Source != "cgroup" || got.Sandboxes[0].Memory < 40<<20 || got.Sandboxes[0].Memory > 128<<20 {
-		t.Errorf("%+v", got.Sandboxes)
-	}
+	check.That(t, len(got.Sandboxes) == 1 && got.Sandboxes[0].Source == "cgroup" && got.Sandboxes[0].Memory >= 40<<20 && got.Sandboxes[0].Memory <= 128<<20, "%+v", got.Sandboxes)
 	x.Signal(syscall.SIGTERM)
 	x.Wait()
 }
@@ -137,9 +123,8 @@ func TestStatsAfterCrash(t *testing.T) {
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{})
 	b.KillSupervisor()
-	if got := statsOf(t, s, harness.Options{}); len(got.Sandboxes) != 0 {
-		t.Errorf("%+v", got)
-	}
+	got := statsOf(t, s, harness.Options{})
+	check.That(t, len(got.Sandboxes) == 0, "%+v", got)
 	// Orphans of other tests may be visible for a moment.
 	harness.Until(t, harness.Bound, "no orphan", func() bool { return statsOf(t, s, harness.Options{}).Orphans == 0 })
 }
@@ -153,9 +138,7 @@ func TestStatsWatchPipe(t *testing.T) {
 	p.Signal(syscall.SIGTERM)
 	p.Wait()
 	for line := range strings.Lines(p.Output()) {
-		if !stdjson.Valid([]byte(line)) || strings.Contains(line, "\x1b") {
-			t.Errorf("%q", line)
-		}
+		check.That(t, stdjson.Valid([]byte(line)) && !strings.Contains(line, "\x1b"), "%q", line)
 	}
 }
 
@@ -213,9 +196,8 @@ func TestStatsWatchScreen(t *testing.T) {
 	err = cmd.Wait()
 	timer.Stop()
 	<-ended
-	if code := cmd.ProcessState.ExitCode(); code != 130 {
-		t.Errorf("exit code %d (%v), want 130", code, err)
-	}
+	code := cmd.ProcessState.ExitCode()
+	check.That(t, code == 130, "exit code %d (%v), want 130", code, err)
 	if !strings.HasSuffix(screen(), "\x1b[?25h\x1b[?1049l") {
 		t.Errorf("the screen was not left: %q", screen()[max(0, len(screen())-200):])
 	}

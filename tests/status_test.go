@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -39,13 +40,10 @@ func TestStatus(t *testing.T) {
 		if rec.Status != c.status || rec.Report.Cause != c.cause || *rec.ExitCode != c.code {
 			t.Errorf("%s: status %s, cause %s, code %d: %.2000s", c.script, rec.Status, rec.Report.Cause, *rec.ExitCode, s.Run("inspect", b.ID).Stdout)
 		}
-		if r := s.Run("wait", b.ID); r.ExitCode != c.code {
-			t.Errorf("%s: wait exits with %d", c.script, r.ExitCode)
-		}
+		check.Equal(t, s.Run("wait", b.ID).ExitCode, c.code, "%s: wait exits with", c.script)
 	}
-	if r := s.Run("ps", "--names", "--status", "completed"); len(harness.Lines(r.Stdout)) != 1 {
-		t.Errorf("completed: %s", r.Stdout)
-	}
+	r := s.Run("ps", "--names", "--status", "completed")
+	check.That(t, len(harness.Lines(r.Stdout)) == 1, "completed: %s", r.Stdout)
 }
 
 // Every client can read the exit code from the end until cleanup.
@@ -54,43 +52,32 @@ func TestWait(t *testing.T) {
 	s := harness.NewState(t)
 	dir := harness.SharedDir(t)
 	b := s.Sandbox(harness.Options{}, "--name", "job", "--bind", dir+":/out", "sh", "-c", "while [ ! -e /out/go ]; do sleep 0.02; done; exit 42")
-	if rec := b.Inspect(); rec.Status != "running" || rec.ExitCode != nil || rec.Report != nil {
-		t.Errorf("%+v", rec)
-	}
+	rec := b.Inspect()
+	check.That(t, rec.Status == "running" && rec.ExitCode == nil && rec.Report == nil, "%+v", rec)
 	one, two := s.Start(harness.Options{}, "wait", "job"), s.Start(harness.Options{}, "wait", "--json", b.ID)
 	harness.Must(t, os.WriteFile(filepath.Join(dir, "go"), nil, 0o644))
 	ended := time.Now()
 	for _, p := range []*harness.Process{one, two} {
 		r := p.Wait()
-		if r.ExitCode != 42 {
-			t.Errorf("wait: exit code %d: %s", r.ExitCode, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 42, "wait: exit code %d: %s", r.ExitCode, r.Stderr)
 		harness.Within(t, "wait", r.Ended.Sub(ended), 0, 200*time.Millisecond)
 	}
-	if rec := b.Ended(); rec.Status != "failed" || *rec.ExitCode != 42 {
-		t.Errorf("%+v", rec)
-	}
+	rec = b.Ended()
+	check.That(t, rec.Status == "failed" && *rec.ExitCode == 42, "%+v", rec)
 	for range 2 {
 		r := s.Run("wait", "job")
-		if r.ExitCode != 42 {
-			t.Errorf("after the end: exit code %d: %s", r.ExitCode, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 42, "after the end: exit code %d: %s", r.ExitCode, r.Stderr)
 	}
-	if r := s.Run("cleanup", "--dry-run"); r.ExitCode != 0 || !strings.Contains(string(r.Stdout), b.ID) {
-		t.Errorf("cleanup --dry-run: exit code %d: %s", r.ExitCode, r.Stdout)
-	}
-	if r := s.Run("cleanup", "--older-than", "1h"); r.ExitCode != 0 || s.Run("wait", "job").ExitCode != 42 {
-		t.Errorf("cleanup --older-than: exit code %d: %s", r.ExitCode, r.Stdout)
-	}
+	r := s.Run("cleanup", "--dry-run")
+	check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stdout), b.ID), "cleanup --dry-run: exit code %d: %s", r.ExitCode, r.Stdout)
+	r = s.Run("cleanup", "--older-than", "1h")
+	check.That(t, r.ExitCode == 0 && s.Run("wait", "job").ExitCode == 42, "cleanup --older-than: exit code %d: %s", r.ExitCode, r.Stdout)
 	live := s.Sandbox(harness.Options{}, "--name", "live")
-	if r := s.Run("cleanup"); r.ExitCode != 0 || !strings.Contains(string(r.Stdout), b.ID) || strings.Contains(string(r.Stdout), live.ID) {
-		t.Errorf("cleanup: exit code %d: %s", r.ExitCode, r.Stdout)
-	}
+	r = s.Run("cleanup")
+	check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stdout), b.ID) && !strings.Contains(string(r.Stdout), live.ID), "cleanup: exit code %d: %s", r.ExitCode, r.Stdout)
 	live.Alive()
-	r := s.Run("wait", "--json", "job")
-	if r.ExitCode != 125 || !strings.Contains(string(r.Stdout), `"no-such-sandbox"`) {
-		t.Errorf("after cleanup: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	r = s.Run("wait", "--json", "job")
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stdout), `"no-such-sandbox"`), "after cleanup: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 }
 
 // wait --timeout gives up and leaves the sandbox alone.
@@ -99,9 +86,7 @@ func TestWaitTimeout(t *testing.T) {
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "--name", "box")
 	r := s.Run("wait", "--json", "--timeout", "0.5", "box")
-	if r.ExitCode != 124 || !strings.Contains(string(r.Stdout), `"wait-timeout"`) || len(harness.Lines(r.Stderr)) != 1 {
-		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	check.That(t, r.ExitCode == 124 && strings.Contains(string(r.Stdout), `"wait-timeout"`) && len(harness.Lines(r.Stderr)) == 1, "exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	harness.Within(t, "wait", r.Elapsed, 500*time.Millisecond, 700*time.Millisecond)
 	b.Alive()
 	// A waiting client that exits disturbs nothing.
@@ -110,9 +95,8 @@ func TestWaitTimeout(t *testing.T) {
 	p.Wait()
 	b.Alive()
 	for _, args := range [][]string{{"wait"}, {"wait", "a", "b"}, {"wait", "nobody"}, {"wait", "--ready", "box"}, {"wait", "--log", "(", "box"}} {
-		if r := s.Run(args...); r.ExitCode != 125 || len(harness.Lines(r.Stderr)) != 1 {
-			t.Errorf("%q: exit code %d: %s", args, r.ExitCode, r.Stderr)
-		}
+		r := s.Run(args...)
+		check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1, "%q: exit code %d: %s", args, r.ExitCode, r.Stderr)
 	}
 }
 
@@ -130,17 +114,12 @@ func TestLifetime(t *testing.T) {
 	r.Expect(t, 137, "killed")
 	rec := b.Ended()
 	harness.Within(t, "the sandbox", time.Since(begin), lifetime, lifetime+300*time.Millisecond)
-	if rec.Report.Cause != "timeout" || rec.Status != "killed" || *rec.ExitCode != 124 || !rec.Report.TimedOut {
-		t.Errorf("%+v", rec.Report)
-	}
-	if r := s.Run("wait", b.ID); r.ExitCode != 124 {
-		t.Errorf("wait: exit code %d", r.ExitCode)
-	}
+	check.That(t, rec.Report.Cause == "timeout" && rec.Status == "killed" && *rec.ExitCode == 124 && rec.Report.TimedOut, "%+v", rec.Report)
+	check.Equal(t, s.Run("wait", b.ID).ExitCode, 124, "wait: exit code")
 	b = s.Sandbox(harness.Options{}, "--timeout", harness.Deadline(500*time.Millisecond).String(), "--grace", "20", "/fixtures/term-handler")
 	rec = b.Ended()
-	if out := s.Run("logs", b.ID).Stdout; rec.Report.Cause != "timeout" || string(out) != "ready 1\ncleaned\n" {
-		t.Errorf("cause %s, logs %q", rec.Report.Cause, out)
-	}
+	out := s.Run("logs", b.ID).Stdout
+	check.That(t, rec.Report.Cause == "timeout" && string(out) == "ready 1\ncleaned\n", "cause %s, logs %q", rec.Report.Cause, out)
 }
 
 // A sandbox with a running exec is not idle. It ends when none has run for the idle timeout.
@@ -157,9 +136,7 @@ func TestIdleTimeout(t *testing.T) {
 	r.Expect(t, 0, "exited")
 	rec := b.Ended()
 	harness.Within(t, "the sandbox", time.Since(begin), use+idle, r.Ended.Sub(begin)+idle+300*time.Millisecond)
-	if rec.Report.Cause != "idle-timeout" || rec.Status != "killed" {
-		t.Errorf("%+v", rec.Report)
-	}
+	check.That(t, rec.Report.Cause == "idle-timeout" && rec.Status == "killed", "%+v", rec.Report)
 	// The last of overlapping execs counts; logs and ps don't.
 	b = s.Sandbox(harness.Options{}, "--idle-timeout", idle.String())
 	b.Dying = true
@@ -178,9 +155,7 @@ func TestIdleTimeout(t *testing.T) {
 	begin = time.Now()
 	rec = s.Sandbox(harness.Options{}, "--idle-timeout", "0.5", "sleep", "60").Ended()
 	harness.Within(t, "idle", time.Since(begin), 500*time.Millisecond, 800*time.Millisecond)
-	if rec.Report.Cause != "idle-timeout" {
-		t.Errorf("%+v", rec.Report)
-	}
+	check.That(t, rec.Report.Cause == "idle-timeout", "%+v", rec.Report)
 }
 
 // Sandboxes do not see each other's files.
@@ -189,12 +164,9 @@ func TestSandboxesSeparate(t *testing.T) {
 	s := harness.NewState(t)
 	one, two := s.Sandbox(harness.Options{}), s.Sandbox(harness.Options{})
 	one.Exec(harness.Options{}, nil, "sh", "-c", "head -c 44040192 /dev/zero >/tmp/data; echo x >/tmp/$(hostname)").Expect(t, 0, "exited")
-	if r := two.Exec(harness.Options{}, nil, "sh", "-c", "ls /tmp/data; df --output=used /tmp | tail -1"); strings.TrimSpace(string(r.Stdout)) != "0" {
-		t.Errorf("the other one's /tmp: %q", r.Stdout)
-	}
-	if r := one.Exec(harness.Options{}, nil, "stat", "-c", "%s", "/tmp/data"); string(r.Stdout) != "44040192\n" {
-		t.Errorf("its own: %q", r.Stdout)
-	}
+	r := two.Exec(harness.Options{}, nil, "sh", "-c", "ls /tmp/data; df --output=used /tmp | tail -1")
+	check.That(t, strings.TrimSpace(string(r.Stdout)) == "0", "the other one's /tmp: %q", r.Stdout)
+	check.Equal(t, string(one.Exec(harness.Options{}, nil, "stat", "-c", "%s", "/tmp/data").Stdout), "44040192\n", "its own")
 }
 
 // Files have every byte that was written before a kill.
@@ -210,9 +182,8 @@ func TestWrittenIsKept(t *testing.T) {
 		kill(t, s, 0, "--grace", grace, b.ID)
 		r := p.Wait()
 		r.Expect(t, 137, "killed")
-		if sum := sha256File(t, dir+"/data"); fmt.Sprintf("%s  -\n", sum) != string(r.Stdout) {
-			t.Errorf("written %s, found %s", r.Stdout, sum)
-		}
+		sum := sha256File(t, dir+"/data")
+		check.That(t, fmt.Sprintf("%s  -\n", sum) == string(r.Stdout), "written %s, found %s", r.Stdout, sum)
 	}
 }
 
@@ -234,9 +205,8 @@ func TestNobodyAttached(t *testing.T) {
 	b.Alive()
 	b.Dying = true
 	b.Exec(harness.Options{}, nil, "touch", "/tmp/go")
-	if rec := b.Ended(); *rec.ExitCode != 7 || string(s.Run("logs", b.ID).Stdout) != "done\n" {
-		t.Errorf("%+v", rec)
-	}
+	rec := b.Ended()
+	check.That(t, *rec.ExitCode == 7 && string(s.Run("logs", b.ID).Stdout) == "done\n", "%+v", rec)
 	// A run dies with its client.
 	p = harness.Start(t, harness.Options{}, "yes")
 	p.WaitOutput("y\ny\n")

@@ -13,6 +13,7 @@ import (
 	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -22,9 +23,8 @@ func TestStdinPipe(t *testing.T) {
 	data := bytes.Repeat([]byte("0123456789\n"), 10<<20/11)
 	r := harness.Run(t, harness.Options{Stdin: bytes.NewReader(data)}, "/fixtures/in-count")
 	r.Expect(t, 0, "exited")
-	if want := fmt.Sprintf("bytes %d\nsha256 %x\n", len(data), sha256.Sum256(data)); string(r.Stdout) != want {
-		t.Errorf("%q, want %q", r.Stdout, want)
-	}
+	want := fmt.Sprintf("bytes %d\nsha256 %x\n", len(data), sha256.Sum256(data))
+	check.That(t, string(r.Stdout) == want, "%q, want %q", r.Stdout, want)
 }
 
 // Stdin that is never read, or not completely, delays nothing.
@@ -64,15 +64,11 @@ func TestStdinClosed(t *testing.T) {
 		for name, want := range map[string][]string{"stdin": {"bytes 0\n", "closed\n"}, "fds": {"none\n"}} {
 			got, err := os.ReadFile(dir + "/" + name)
 			harness.Must(t, err)
-			if !bytes.HasPrefix(got, []byte(want[0])) && string(got) != want[len(want)-1] {
-				t.Errorf("%s: %s is %q", closed, name, got)
-			}
+			check.That(t, bytes.HasPrefix(got, []byte(want[0])) || string(got) == want[len(want)-1], "%s: %s is %q", closed, name, got)
 		}
 		list, _ := os.ReadFile(dir + "/list")
 		for _, own := range []string{"memfd", "report", "args"} {
-			if bytes.Contains(list, []byte(own)) {
-				t.Errorf("%s: the command has a descriptor of sbxrun's:\n%s", closed, list)
-			}
+			check.That(t, !bytes.Contains(list, []byte(own)), "%s: the command has a descriptor of sbxrun's:\n%s", closed, list)
 		}
 	}
 }
@@ -117,9 +113,7 @@ func TestStdinTerminal(t *testing.T) {
 	harness.Must(t, err)
 	r := p.Wait()
 	r.Expect(t, 0, "exited")
-	if string(r.Stdout) != "terminal\ngot typed\n" {
-		t.Errorf("%q", r.Stdout)
-	}
+	check.That(t, string(r.Stdout) == "terminal\ngot typed\n", "%q", r.Stdout)
 }
 
 // The command shares its stdin, an open file, with sbxrun and its caller. On a terminal or a
@@ -162,10 +156,6 @@ time.sleep(600)
 	r.Expect(t, 124, "timeout")
 	text := <-read
 	report, err := harness.ParseReport(text[max(0, bytes.IndexByte(text, '{')):])
-	if err != nil || report.StdoutBytes == nil || *report.StdoutBytes != 16*30000 {
-		t.Errorf("the report is not whole, of %d bytes: %v", len(text), err)
-	}
-	if before != after {
-		t.Errorf("the flags of stdin are %#x, and were %#x", after, before)
-	}
+	check.That(t, err == nil && report.StdoutBytes != nil && *report.StdoutBytes == 16*30000, "the report is not whole, of %d bytes: %v", len(text), err)
+	check.That(t, before == after, "the flags of stdin are %#x, and were %#x", after, before)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/creack/pty"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -34,20 +35,14 @@ func TestSuggestions(t *testing.T) {
 			}
 			out := onTerminal(t, dir, s)
 			parts := regexp.MustCompile(`(?m)^--- (\d+)\n`).FindAllStringSubmatchIndex(out, -1)
-			if len(parts) != 3 {
-				t.Fatalf("printed %q", out)
-			}
+			check.Require(t, len(parts) == 3, "printed %q", out)
 			code := func(i int) string { return out[parts[i][2]:parts[i][3]] }
 			mistake, remedy := out[parts[0][1]:parts[1][0]], out[parts[1][1]:parts[2][0]]
 			if code(0) != "0" {
 				t.Errorf("$ %s\n%s", s.prepare, out[:parts[0][0]])
 			}
-			if code(1) == "0" || !strings.Contains(mistake, s.message) {
-				t.Errorf("$ %s\nexit code %s, want a message with %q:\n%s", s.mistake, code(1), s.message, mistake)
-			}
-			if code(2) != "0" {
-				t.Errorf("$ %s\nexit code %s:\n%s", s.remedy, code(2), remedy)
-			}
+			check.That(t, code(1) != "0" && strings.Contains(mistake, s.message), "$ %s\nexit code %s, want a message with %q:\n%s", s.mistake, code(1), s.message, mistake)
+			check.That(t, code(2) == "0", "$ %s\nexit code %s:\n%s", s.remedy, code(2), remedy)
 		})
 	}
 }
@@ -111,9 +106,7 @@ func suggestions(t *testing.T) (list []suggestion) {
 				s.remedy = text
 			}
 		}
-		if s.mistake == "" || s.message == "" || s.remedy == "" {
-			t.Fatalf("incomplete block:\n%s", block)
-		}
+		check.Require(t, s.mistake != "" && s.message != "" && s.remedy != "", "incomplete block:\n%s", block)
 		list = append(list, s)
 	}
 	return list

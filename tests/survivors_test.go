@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -53,15 +54,13 @@ func TestUnprovenQuota(t *testing.T) {
 	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	harness.Must(t, err)
 	id := regexp.MustCompile(`/sbxrun-([0-9a-f]+)`).FindStringSubmatch(string(groups))
-	if _, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(pid), 0, unix.PTRACE_O_TRACEEXIT, 0, 0); errno != 0 || id == nil {
-		t.Fatalf("trace %d in %s: %v", pid, groups, errno)
-	}
+	_, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(pid), 0, unix.PTRACE_O_TRACEEXIT, 0, 0)
+	check.Require(t, errno == 0 && id != nil, "trace %d in %s: %v", pid, groups, errno)
 	harness.Must(t, cmd.Process.Signal(unix.SIGTERM))
 	stdin.Close()
 	err = <-exited
-	if e := (*exec.ExitError)(nil); !errors.As(err, &e) || e.ExitCode() != 123 {
-		t.Errorf("want unproven: %v", err)
-	}
+	e := (*exec.ExitError)(nil)
+	check.That(t, errors.As(err, &e) && e.ExitCode() == 123, "want unproven: %v", err)
 	quotas := 0
 	for _, dir := range harness.Cgroups(id[1]) {
 		for file, want := range map[string]string{"cpu.max": "25000 100000", "cpu.cfs_quota_us": "25000"} {
@@ -69,9 +68,8 @@ func TestUnprovenQuota(t *testing.T) {
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
-			if harness.Must(t, err); strings.TrimSpace(string(quota)) != want {
-				t.Errorf("%s of the survivor: %s", file, quota)
-			}
+			harness.Must(t, err)
+			check.That(t, strings.TrimSpace(string(quota)) == want, "%s of the survivor: %s", file, quota)
 			quotas++
 		}
 	}
@@ -81,12 +79,10 @@ func TestUnprovenQuota(t *testing.T) {
 	var status unix.WaitStatus
 	_, err = unix.Wait4(pid, &status, unix.WALL, nil)
 	harness.Must(t, err)
-	if _, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_CONT, uintptr(pid), 0, 0, 0, 0); errno != 0 {
-		t.Error(errno)
-	}
+	_, _, errno = unix.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_CONT, uintptr(pid), 0, 0, 0, 0)
+	check.That(t, errno == 0, "%v", errno)
 	_, _ = unix.Wait4(pid, &status, unix.WALL, nil) // its end
 	<-keeper.Reaped()
-	if left := harness.Cgroups(id[1]); len(left) > 0 {
-		t.Errorf("left: %q", left)
-	}
+	left := harness.Cgroups(id[1])
+	check.That(t, len(left) == 0, "left: %q", left)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -117,9 +118,7 @@ func (s *screen) typeIn(text string) {
 // restored asserts that the terminal is as before sbxrun.
 func (s *screen) restored() {
 	s.t.Helper()
-	if diff := cmp.Diff(s.before, s.state()); diff != "" {
-		s.t.Errorf("the terminal's state was not restored (-before +after):\n%s", diff)
-	}
+	check.Equal(s.t, cmp.Diff(s.before, s.state()), "", "the terminal's state was not restored (-before +after):\n")
 }
 
 // The command has a controlling terminal on descriptors 0, 1 and 2. Meanwhile the outer terminal is in raw mode, and it
@@ -128,9 +127,7 @@ func TestTerminalIsReal(t *testing.T) {
 	t.Parallel()
 	s := newScreen(t, nil, "sh", "-c", `test -t 0 && test -t 1 && test -t 2 && (: </dev/tty) && echo all of it; read line; echo "<$line>"; exit 3`)
 	s.waitFor("all of it\r\n")
-	if s.state().Lflag&(unix.ICANON|unix.ECHO|unix.ISIG) != 0 {
-		t.Errorf("the outer terminal is not in raw mode")
-	}
+	check.That(t, s.state().Lflag&(unix.ICANON|unix.ECHO|unix.ISIG) == 0, "the outer terminal is not in raw mode")
 	s.typeIn("word\r")
 	s.p.Wait().Expect(t, 3, "exited")
 	s.waitFor("<word>\r\n")
@@ -267,9 +264,7 @@ wait("/over")
 			s.p.Wait()
 			want := *s.before
 			want.Lflag &^= unix.ECHO
-			if diff := cmp.Diff(&want, s.state()); diff != "" {
-				t.Errorf("the terminal was changed (-want +got):\n%s", diff)
-			}
+			check.Equal(t, cmp.Diff(&want, s.state()), "", "the terminal was changed (-want +got):\n")
 		})
 	}
 }
@@ -296,9 +291,7 @@ func TestTerminalRestoredOnce(t *testing.T) {
 	theirs := *s.before
 	theirs.Lflag &^= unix.ECHO
 	harness.Must(t, unix.IoctlSetTermios(int(s.tty.Fd()), unix.TCSETS, &theirs))
-	if keeper.Ended() {
-		t.Error("the keeper has ended before")
-	}
+	check.That(t, !keeper.Ended(), "the keeper has ended before")
 	// A stop may come first: the inner terminal hangs up at the same time, and a traced process
 	// stops for SIGHUP.
 	for status := unix.WaitStatus(0x7f); status.Stopped(); {
@@ -306,9 +299,7 @@ func TestTerminalRestoredOnce(t *testing.T) {
 		harness.Must(t, err)
 	}
 	s.p.Wait() // for the keeper too
-	if diff := cmp.Diff(&theirs, s.state()); diff != "" {
-		t.Errorf("the terminal was restored again (-theirs +now):\n%s", diff)
-	}
+	check.Equal(t, cmp.Diff(&theirs, s.state()), "", "the terminal was restored again (-theirs +now):\n")
 }
 
 // sbxrun's messages appear after the terminal was restored: their lines start at the left.
@@ -387,9 +378,7 @@ func TestTerminalJobControl(t *testing.T) {
 			break
 		}
 	}
-	if !stopped {
-		t.Errorf("Ctrl-Z did not stop the job")
-	}
+	check.That(t, stopped, "Ctrl-Z did not stop the job")
 	// Use its number: if the key comes as the job starts, bash does not call it the current one.
 	s.typeIn("jobs | grep -c Stopped | sed s/^/count=/; kill %1; fg %1; exit 6\r")
 	s.p.Wait().Expect(t, 6, "exited")
@@ -416,15 +405,11 @@ except OSError as e:
 `)
 	s.p.Wait()
 	s.typeIn("end\n")
-	if s.before.Lflag&unix.ICANON == 0 {
-		t.Fatalf("the outer terminal does not collect lines")
-	}
+	check.Require(t, s.before.Lflag&unix.ICANON != 0, "the outer terminal does not collect lines")
 	buf := make([]byte, 100)
 	n, err := s.tty.Read(buf)
 	harness.Must(t, err)
-	if got := string(buf[:n]); got != "end\n" {
-		t.Errorf("the outer terminal has got %q", got)
-	}
+	check.Equal(t, string(buf[:n]), "end\n", "the outer terminal has")
 }
 
 // Output of any size arrives on the terminal to the last byte, despite the command's exit.
@@ -435,13 +420,11 @@ func TestTerminalOutputComplete(t *testing.T) {
 	// terminal's undelivered output when its session leader exits (tty_vhangup_session).
 	s := newScreen(t, nil, "sh", "-c", fmt.Sprintf("seq -f 'line %%.0f' %d; read -r x", lines))
 	s.waitFor(fmt.Sprintf("line %d\r\n", lines))
-	if _, err := s.ptmx.Write([]byte("\r")); err != nil {
-		t.Fatal(err)
-	}
+	_, err := s.ptmx.Write([]byte("\r"))
+	check.Require(t, err == nil, "%v", err)
 	s.p.Wait().Expect(t, 0, "exited")
-	if n := strings.Count(s.shows(), "\r\n"); n < lines {
-		t.Errorf("%d lines, want %d", n, lines)
-	}
+	n := strings.Count(s.shows(), "\r\n")
+	check.That(t, n >= lines, "%d lines, want %d", n, lines)
 }
 
 // Every reader of the terminal gets the end of stdin: one that makes it raw, such as bash with readline, and each of
@@ -472,9 +455,7 @@ func TestTerminalFromPipe(t *testing.T) {
 	r := harness.Run(t, harness.Options{Stdin: strings.NewReader("one\ntwo\n")}, "--tty", "sh", "-c", "test -t 0 && cat -n")
 	r.Expect(t, 0, "exited")
 	for _, want := range []string{"1\tone\r\n", "2\ttwo\r\n"} {
-		if !strings.Contains(string(r.Stdout), want) {
-			t.Errorf("no %q in %q", want, r.Stdout)
-		}
+		check.That(t, strings.Contains(string(r.Stdout), want), "no %q in %q", want, r.Stdout)
 	}
 }
 
@@ -496,7 +477,5 @@ func TestTerminalBlocks(t *testing.T) {
 	s := newScreen(t, nil, "python3", "-c", "import os; print([os.get_blocking(fd) for fd in range(3)])")
 	s.p.Wait().Expect(t, 0, "exited")
 	s.waitFor("]\r\n")
-	if got := s.shows(); got != "[True, True, True]\r\n" {
-		t.Errorf("%q", got)
-	}
+	check.Equal(t, s.shows(), "[True, True, True]\r\n")
 }

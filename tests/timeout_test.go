@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -108,9 +109,7 @@ func TestTimeoutWords(t *testing.T) {
 			} else if r.ExitCode != c.code || r.Report != nil || len(harness.Lines(r.Stderr)) != 1 {
 				t.Errorf("exit code %d, want %d; report %v; stderr %q", r.ExitCode, c.code, r.Report != nil, r.Stderr)
 			}
-			if !strings.HasSuffix(string(r.Stdout), c.stdout) {
-				t.Errorf("stdout %q, want %q at its end", r.Stdout, c.stdout)
-			}
+			check.That(t, strings.HasSuffix(string(r.Stdout), c.stdout), "stdout %q, want %q at its end", r.Stdout, c.stdout)
 		})
 	}
 }
@@ -135,9 +134,8 @@ func TestTimeoutSignaled(t *testing.T) {
 	p.Signal(syscall.SIGTERM)
 	r := p.Wait()
 	r.Expect(t, 143, "canceled")
-	if got := string(r.Stderr); !strings.HasPrefix(got, "sbxrun: sending signal TERM to the command \"sh\"\n") {
-		t.Errorf("stderr %q", got)
-	}
+	got := string(r.Stderr)
+	check.That(t, strings.HasPrefix(got, "sbxrun: sending signal TERM to the command \"sh\"\n"), "stderr %q", got)
 }
 
 // --verbose names the signals that were sent, and no others.
@@ -159,9 +157,8 @@ func TestTimeoutVerbose(t *testing.T) {
 			r := harness.Run(t, harness.Options{}, append(strings.Fields(c.flags), "sh", "-c", c.script)...)
 			got := string(r.Stderr)
 			// On a busy machine the keeper may kill first, and then sbxrun has not sent one.
-			if late := strings.Replace(c.want, kill, "", 1); got != c.want && (harness.Slack == time.Second || got != late) {
-				t.Errorf("stderr %q, want %q", got, c.want)
-			}
+			late := strings.Replace(c.want, kill, "", 1)
+			check.That(t, got == c.want || harness.Slack != time.Second && got == late, "stderr %q, want %q", got, c.want)
 		})
 	}
 }
@@ -173,15 +170,13 @@ func TestTimeoutSandboxes(t *testing.T) {
 	box := state.Sandbox(harness.Options{})
 	r := box.Exec(harness.Options{}, []string{"-v", "-s", "INT", "--preserve-status", "--timeout", "0.5"}, "sleep", "100")
 	r.Expect(t, 130, "timeout")
-	if want := "sbxrun: sending signal INT to the command \"sleep\"\nsbxrun: timeout after 500ms; everything of the command is gone (proven)\n"; string(r.Stderr) != want {
-		t.Errorf("stderr %q", r.Stderr)
-	}
+	want := "sbxrun: sending signal INT to the command \"sleep\"\nsbxrun: timeout after 500ms; everything of the command is gone (proven)\n"
+	check.That(t, string(r.Stderr) == want, "stderr %q", r.Stderr)
 	timed := state.Sandbox(harness.Options{}, "-s", "HUP", "-k", "50", "--timeout", harness.Deadline(500*time.Millisecond).String(), "sh", "-c", `trap "echo got; exit 3" HUP; while :; do sleep 0.02; done`)
 	record := timed.Ended()
 	if r := record.Report; r == nil || r.Cause != "timeout" || r.ExitCode != 124 {
 		t.Errorf("the record: %+v", record)
 	}
-	if logs := state.Run("logs", timed.ID); string(logs.Stdout) != "got\n" {
-		t.Errorf("logs: %q, %q", logs.Stdout, logs.Stderr)
-	}
+	logs := state.Run("logs", timed.ID)
+	check.That(t, string(logs.Stdout) == "got\n", "logs: %q, %q", logs.Stdout, logs.Stderr)
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -102,9 +103,7 @@ func TestExecTrees(t *testing.T) {
 	})
 	before := len(b.Members())
 	execTrees(t, b, 0)
-	if after := len(b.Members()); after != before {
-		t.Errorf("%d processes in the sandbox before, %d after", before, after)
-	}
+	check.Equal(t, len(b.Members()), before)
 }
 
 // The same with a grace period. SIGTERM reaches only that exec.
@@ -112,9 +111,8 @@ func TestExecTreesGrace(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{}, "/fixtures/term-handler")
 	execTrees(t, b, harness.Deadline(500*time.Millisecond))
-	if r := b.State.Run("logs", b.ID); strings.Contains(string(r.Stdout), "cleaned") {
-		t.Errorf("SIGTERM has reached the sandbox's own command: %q", r.Stdout)
-	}
+	r := b.State.Run("logs", b.ID)
+	check.That(t, !strings.Contains(string(r.Stdout), "cleaned"), "SIGTERM has reached the sandbox's own command: %q", r.Stdout)
 }
 
 func execTrees(t *testing.T, b *harness.Sandbox, grace time.Duration) {
@@ -137,9 +135,8 @@ func TestDeepTree(t *testing.T) {
 	p, _ := harness.InTime(t, time.Second, "deep\n", func(timeout string) *harness.Process {
 		return b.StartExec(harness.Options{}, []string{"--timeout", timeout}, "bash", "-c", script)
 	})
-	if n := len(p.Members()); n < depth {
-		t.Errorf("%d processes, want %d at least", n, depth)
-	}
+	n := len(p.Members())
+	check.That(t, n >= depth, "%d processes, want %d at least", n, depth)
 	p.Wait().Expect(t, 124, "timeout")
 	p = b.StartExec(harness.Options{}, nil, "bash", "-c", script)
 	p.WaitOutput("deep\n")

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -71,13 +72,9 @@ func TestUsageErrorsAsJSON(t *testing.T) {
 		{"--report - true", ""},
 	} {
 		r := s.Start(harness.Options{}, strings.Fields(c.line)...).Wait()
-		if r.ExitCode != 125 || !strings.HasPrefix(string(r.Stderr), "sbxrun: error: "+c.want) {
-			t.Errorf("%s: exit code %d, stderr %q", c.line, r.ExitCode, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 125 && strings.HasPrefix(string(r.Stderr), "sbxrun: error: "+c.want), "%s: exit code %d, stderr %q", c.line, r.ExitCode, r.Stderr)
 		if c.want == "" {
-			if len(r.Stdout) > 0 {
-				t.Errorf("%s: stdout %q", c.line, r.Stdout)
-			}
+			check.That(t, len(r.Stdout) == 0, "%s: stdout %q", c.line, r.Stdout)
 			continue
 		}
 		var said struct {
@@ -89,14 +86,11 @@ func TestUsageErrorsAsJSON(t *testing.T) {
 			t.Errorf("%s: %v: stdout %q", c.line, err, r.Stdout)
 			continue
 		}
-		if said.ExitCode != 125 || !strings.HasPrefix(said.Error.Message, c.want) {
-			t.Errorf("%s: stdout %s", c.line, r.Stdout)
-		}
+		check.That(t, said.ExitCode == 125 && strings.HasPrefix(said.Error.Message, c.want), "%s: stdout %s", c.line, r.Stdout)
 		command, _, _ := strings.Cut(c.line, " ")
 		report := strings.HasPrefix(command, "-") || command == "run" || command == "exec" && !strings.Contains(c.line, "--detach")
-		if got := said.Cause != nil; got != report {
-			t.Errorf("%s: a report: %v, want %v: %s", c.line, got, report, r.Stdout)
-		}
+		got := said.Cause != nil
+		check.That(t, got == report, "%s: a report: %v, want %v: %s", c.line, got, report, r.Stdout)
 	}
 }
 
@@ -118,9 +112,8 @@ func TestExamplesInErrors(t *testing.T) {
 		{"--report -", "use --report /dev/stdout for stdout, or ./- for a file of that name"},
 	} {
 		r := harness.Start(t, harness.Options{Bare: true}, append(strings.Fields(c.line), "true")...).Wait()
-		if r.ExitCode != 125 || !strings.Contains(string(r.Stderr), c.want) || strings.Contains(string(r.Stderr), "nothing like") {
-			t.Errorf("%s: exit code %d, stderr %q", c.line, r.ExitCode, r.Stderr)
-		}
+		check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), c.want) && !strings.Contains(string(r.Stderr), "nothing like"),
+			"%s: exit code %d, stderr %q", c.line, r.ExitCode, r.Stderr)
 	}
 }
 
@@ -129,20 +122,16 @@ func TestJSONUnescaped(t *testing.T) {
 	t.Parallel()
 	const text = "<a & b>"
 	r := harness.Start(t, harness.Options{Bare: true}, "--json", "echo", text).Wait()
-	if strings.Count(string(r.Stdout), text) != 2 {
-		t.Errorf("run --json: %s", r.Stdout)
-	}
+	check.That(t, strings.Count(string(r.Stdout), text) == 2, "run --json: %s", r.Stdout)
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "--tag", "text="+text, "--", "sh", "-c", `echo "$0"; exec sleep 60`, text)
 	for _, args := range [][]string{{"ps", "--json"}, {"inspect", b.ID}, {"exec", "--json", b.ID, "echo", text}, {"kill", "--json", text}} {
-		if r := s.Run(args...); !strings.Contains(string(r.Stdout), text) {
-			t.Errorf("%q: %s", args, r.Stdout)
-		}
+		r := s.Run(args...)
+		check.That(t, strings.Contains(string(r.Stdout), text), "%q: %s", args, r.Stdout)
 	}
 	record, err := os.ReadFile(filepath.Join(s.Dir, b.ID, "record.json"))
-	if harness.Must(t, err); !strings.Contains(string(record), text) {
-		t.Errorf("record: %s", record)
-	}
+	harness.Must(t, err)
+	check.That(t, strings.Contains(string(record), text), "record: %s", record)
 }
 
 // reaper runs a command for bash and reaps its orphans, which a plain bwrap leaves.
@@ -165,48 +154,34 @@ func TestPrintCommand(t *testing.T) {
 		t.Helper()
 		o.Bare, o.Dir = true, "/usr"
 		r := harness.Start(t, o, append(append([]string{"--print-command"}, flags...), "sh", "-c", script)...).Wait()
-		if r.ExitCode != 0 || len(r.Stderr) > 0 {
-			t.Fatalf("%q: exit code %d, stderr %s", flags, r.ExitCode, r.Stderr)
-		}
+		check.Require(t, r.ExitCode == 0 && len(r.Stderr) == 0, "%q: exit code %d, stderr %s", flags, r.ExitCode, r.Stderr)
 		return string(r.Stdout)
 	}
 	carryOut := func(command string) string {
 		t.Helper()
 		out, err := exec.Command("python3", "-c", reaper, command).CombinedOutput()
-		if err != nil {
-			t.Fatalf("%v: %s\n%s", err, out, command)
-		}
+		check.Require(t, err == nil, "%v: %s\n%s", err, out, command)
 		return strings.Join(strings.Fields(string(out)), " ")
 	}
 	without := print(harness.Options{})
 	comment, rest, _ := strings.Cut(without, "\n")
-	if strings.Contains(rest, "--seccomp") || len(without) > 6000 {
-		t.Errorf("the filter is in it: %s", without)
-	}
-	if got := carryOut(without); got != "Seccomp: 0" {
-		t.Errorf("without the filter: %q", got)
-	}
+	check.That(t, !strings.Contains(rest, "--seccomp") && len(without) <= 6000, "the filter is in it: %s", without)
+	check.Equal(t, carryOut(without), "Seccomp: 0", "without the filter")
 	with := print(harness.Options{}, "--print-filter", file)
 	filter, err := os.ReadFile(file)
 	harness.Must(t, err)
-	if want := "# without its seccomp filter of " + strconv.Itoa(len(filter)) + " bytes, which --print-filter FILE writes"; comment != want || len(filter) == 0 || len(filter)%8 != 0 {
-		t.Errorf("comment %q, want %q", comment, want)
-	}
-	if got := carryOut(with); strings.HasPrefix(with, "#") || got != "Seccomp: 2" {
-		t.Errorf("with the filter: %q: %s", got, with)
-	}
+	want := "# without its seccomp filter of " + strconv.Itoa(len(filter)) + " bytes, which --print-filter FILE writes"
+	check.That(t, comment == want && len(filter) != 0 && len(filter)%8 == 0, "comment %q, want %q", comment, want)
+	got := carryOut(with)
+	check.That(t, !strings.HasPrefix(with, "#") && got == "Seccomp: 2", "with the filter: %q: %s", got, with)
 	// To a descriptor, from which the command reads it.
 	open := []string{"bash", "-c", `exec "$@" 5>"$0"`, file}
 	with = print(harness.Options{Wrap: open}, "--print-filter", "fd:5")
-	if again, err := os.ReadFile(file); err != nil || string(again) != string(filter) {
-		t.Errorf("another filter by a descriptor: %v", err)
-	}
-	if got := carryOut("exec 5<'" + file + "'\n" + with); got != "Seccomp: 2" {
-		t.Errorf("by a descriptor: %q", got)
-	}
-	if off := print(harness.Options{}, "--seccomp", "off"); strings.Contains(off, "#") || carryOut(off) != "Seccomp: 0" {
-		t.Errorf("--seccomp off: %s", off)
-	}
+	again, err := os.ReadFile(file)
+	check.That(t, err == nil && string(again) == string(filter), "another filter by a descriptor: %v", err)
+	check.Equal(t, carryOut("exec 5<'"+file+"'\n"+with), "Seccomp: 2", "by a descriptor")
+	off := print(harness.Options{}, "--seccomp", "off")
+	check.That(t, !strings.Contains(off, "#") && carryOut(off) == "Seccomp: 0", "--seccomp off: %s", off)
 }
 
 // --state-dir replaces the variable, also for background processes, and a not-found error names
@@ -232,30 +207,21 @@ func TestStateDirFlag(t *testing.T) {
 		{run("logs", b.ID), "said"},
 		{run("stats", "--json"), b.ID},
 	} {
-		if c.r.ExitCode != 0 || !strings.Contains(string(c.r.Stdout), c.want) {
-			t.Errorf("exit code %d, stdout %s, stderr %s", c.r.ExitCode, c.r.Stdout, c.r.Stderr)
-		}
+		check.That(t, c.r.ExitCode == 0 && strings.Contains(string(c.r.Stdout), c.want), "exit code %d, stdout %s, stderr %s", c.r.ExitCode, c.r.Stdout, c.r.Stderr)
 	}
-	if r := run("cleanup", b.ID); r.ExitCode != 125 || !strings.Contains(string(r.Stdout), "still running") {
-		t.Errorf("cleanup: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	r := run("cleanup", b.ID)
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stdout), "still running"), "cleanup: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	relative := other.Start(harness.Options{Dir: filepath.Dir(s.Dir)}, "ps", "--quiet", "--state-dir", filepath.Base(s.Dir)).Wait()
-	if strings.TrimSpace(string(relative.Stdout)) != b.ID {
-		t.Errorf("a relative path: %s%s", relative.Stdout, relative.Stderr)
-	}
-	if r := other.Run("ps", "--state-dir", ""); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "--state-dir: the value is empty") {
-		t.Errorf("an empty path: exit code %d, stderr %q", r.ExitCode, r.Stderr)
-	}
+	check.That(t, strings.TrimSpace(string(relative.Stdout)) == b.ID, "a relative path: %s%s", relative.Stdout, relative.Stderr)
+	r = other.Run("ps", "--state-dir", "")
+	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "--state-dir: the value is empty"), "an empty path: exit code %d, stderr %q", r.ExitCode, r.Stderr)
 	for _, args := range [][]string{{"kill", b.ID}, {"logs", b.ID}, {"wait", b.ID}, {"inspect", b.ID}, {"exec", b.ID, "true"}} {
 		want := "no sandbox named \"" + b.ID + "\" in " + other.Dir + ";"
-		if r := other.Run(args...); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), want) {
-			t.Errorf("%q: exit code %d, stderr %q, want %q", args, r.ExitCode, r.Stderr, want)
-		}
+		r := other.Run(args...)
+		check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), want), "%q: exit code %d, stderr %q, want %q", args, r.ExitCode, r.Stderr, want)
 	}
-	if r := other.Run("kill", "--all"); r.ExitCode != 0 || string(r.Stdout) != "0 killed, looked in "+other.Dir+"\n" {
-		t.Errorf("kill --all: exit code %d, %s", r.ExitCode, r.Stdout)
-	}
-	if r := run("kill", "--all"); r.ExitCode != 0 || !strings.HasSuffix(string(r.Stdout), "\n1 killed\n") {
-		t.Errorf("kill --all: exit code %d, %s", r.ExitCode, r.Stdout)
-	}
+	r = other.Run("kill", "--all")
+	check.That(t, r.ExitCode == 0 && string(r.Stdout) == "0 killed, looked in "+other.Dir+"\n", "kill --all: exit code %d, %s", r.ExitCode, r.Stdout)
+	r = run("kill", "--all")
+	check.That(t, r.ExitCode == 0 && strings.HasSuffix(string(r.Stdout), "\n1 killed\n"), "kill --all: exit code %d, %s", r.ExitCode, r.Stdout)
 }

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -41,9 +42,7 @@ func (v *volumeUser) run(volume, command string) *harness.Result {
 func (v *volumeUser) sbxrun(code int, message string, args ...string) []byte {
 	v.Helper()
 	r := v.s.Start(v.o, args...).Wait()
-	if r.ExitCode != code || !strings.Contains(string(r.Stderr), message) {
-		v.Errorf("%q: exit code %d, want %d: %s, want %q", args, r.ExitCode, code, r.Stderr, message)
-	}
+	check.That(v, r.ExitCode == code && strings.Contains(string(r.Stderr), message), "%q: exit code %d, want %d: %s, want %q", args, r.ExitCode, code, r.Stderr, message)
 	return r.Stdout
 }
 
@@ -52,50 +51,41 @@ func TestVolume(t *testing.T) {
 	t.Parallel()
 	v := newVolumeUser(t)
 	v.run("one:/data", "umask 022; echo kept > /data/file; mkdir /data/closed; chmod 0 /data/closed").Expect(t, 0, "exited")
-	if r := v.run("one:/data:ro", "cat /data/file; test -O /data/file && ! touch /data/new 2>/dev/null"); string(r.Stdout) != "kept\n" || r.ExitCode != 0 {
-		t.Errorf("%d %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	}
+	r := v.run("one:/data:ro", "cat /data/file; test -O /data/file && ! touch /data/new 2>/dev/null")
+	check.That(t, string(r.Stdout) == "kept\n" && r.ExitCode == 0, "%d %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	// A volume whose root is closed to its owner can still be used and removed.
 	v.run("shut:/data", "chmod 0 /data").Expect(t, 0, "exited")
 	v.run("shut:/data", "chmod 700 /data && touch /data/x && chmod 0 /data").Expect(t, 0, "exited")
 	v.sbxrun(0, "", "volume", "rm", "shut")
 	b := v.s.Sandbox(v.o, "--name", "writer", "--cwd", "none", "--volume", "one:/data")
-	if r := v.run("one:/data:ro", "true"); r.ExitCode != 76 || r.Report.Error.Code != "volume-busy" || !strings.Contains(string(r.Stderr), "in use by ") {
-		t.Errorf("%d %s", r.ExitCode, r.Stderr)
-	}
+	r = v.run("one:/data:ro", "true")
+	check.That(t, r.ExitCode == 76 && r.Report.Error.Code == "volume-busy" && strings.Contains(string(r.Stderr), "in use by "), "%d %s", r.ExitCode, r.Stderr)
 	v.sbxrun(76, "in use by the sandbox writer", "volume", "rm", "one")
 	v.sbxrun(76, "in use", "volume", "export", "one")
 	var list []struct{ Name, Status string }
 	decode(t, v.s.Start(v.o, "volume", "ls", "--json").Wait(), &list)
-	if len(list) != 1 || list[0].Name != "one" || list[0].Status != "written" {
-		t.Errorf("%v", list)
-	}
+	check.That(t, len(list) == 1 && list[0].Name == "one" && list[0].Status == "written", "%v", list)
 	v.s.Run("kill", "--grace", "0", "writer")
 	b.AwaitEnd()
 	// Several may read.
 	v.s.Sandbox(v.o, "--name", "reader", "--cwd", "none", "--volume", "one:/data:ro")
 	v.run("one:/data:ro", "test -f /data/file").Expect(t, 0, "exited")
-	if r := v.run("one:/data", "true"); r.ExitCode != 76 {
-		t.Errorf("%d %s", r.ExitCode, r.Stderr)
-	}
+	r = v.run("one:/data", "true")
+	check.That(t, r.ExitCode == 76, "%d %s", r.ExitCode, r.Stderr)
 	v.s.Run("kill", "--grace", "0", "reader")
 	v.run("one:/data", "chmod 700 /data/closed; ln -s /etc /data/link; mkfifo /data/fifo").Expect(t, 0, "exited")
 	v.sbxrun(0, "left out", "volume", "export", "one", v.dir+"/one.tar")
 	out, err := exec.Command("tar", "tf", v.dir+"/one.tar").CombinedOutput()
-	if err != nil || !bytes.Contains(out, []byte("file\n")) || !bytes.Contains(out, []byte("link\n")) || bytes.Contains(out, []byte("fifo")) {
-		t.Errorf("%s %v", out, err)
-	}
+	check.That(t, err == nil && bytes.Contains(out, []byte("file\n")) && bytes.Contains(out, []byte("link\n")) && !bytes.Contains(out, []byte("fifo")), "%s %v", out, err)
 	v.sbxrun(0, "", "volume", "rm", "one")
 	v.sbxrun(125, "no volume named", "volume", "rm", "one")
 	v.sbxrun(125, "invalid volume name", "volume", "rm", "../volumes")
 	for _, wrong := range []string{"../x:/data", ".x:/data", "a", "a:relative", "a:/data:rw", "a:/proc/x"} {
-		if r := v.run(wrong, "true"); r.ExitCode != 125 {
-			t.Errorf("%s: %d %s", wrong, r.ExitCode, r.Stderr)
-		}
+		r := v.run(wrong, "true")
+		check.That(t, r.ExitCode == 125, "%s: %d %s", wrong, r.ExitCode, r.Stderr)
 	}
-	if names, err := os.ReadDir(v.dir + "/volumes"); err != nil || len(names) != 0 {
-		t.Errorf("left: %v %v", names, err)
-	}
+	names, err := os.ReadDir(v.dir + "/volumes")
+	check.That(t, err == nil && len(names) == 0, "left: %v %v", names, err)
 }
 
 // volume ls reads the records of sandboxes once, if a volume is in use.
@@ -107,14 +97,12 @@ func TestVolumeList(t *testing.T) {
 	harness.Must(t, os.Mkdir(damaged, 0o700))
 	harness.Must(t, os.WriteFile(filepath.Join(damaged, "record.json"), []byte("{"), 0o600))
 	r := v.s.Start(v.o, "volume", "ls").Wait()
-	if warned, named := strings.Count(string(r.Stderr), "warning"), strings.Count(string(r.Stdout), "written by the sandbox writer"); warned != 1 || named != 2 {
-		t.Errorf("in use: %s%s", r.Stdout, r.Stderr)
-	}
+	warned, named := strings.Count(string(r.Stderr), "warning"), strings.Count(string(r.Stdout), "written by the sandbox writer")
+	check.That(t, warned == 1 && named == 2, "in use: %s%s", r.Stdout, r.Stderr)
 	v.s.Run("kill", "--grace", "0", "writer")
 	b.AwaitEnd()
-	if r := v.s.Start(v.o, "volume", "ls").Wait(); len(r.Stderr) > 0 || strings.Count(string(r.Stdout), "free") != 2 {
-		t.Errorf("free: %s%s", r.Stdout, r.Stderr)
-	}
+	r = v.s.Start(v.o, "volume", "ls").Wait()
+	check.That(t, len(r.Stderr) == 0 && strings.Count(string(r.Stdout), "free") == 2, "free: %s%s", r.Stdout, r.Stderr)
 	harness.Must(t, os.RemoveAll(damaged))
 }
 
@@ -141,9 +129,8 @@ func TestVolumeUnsynced(t *testing.T) {
 	}
 	v.run("one:/data:ro", "true").Expect(t, 0, "exited")
 	rec := v.s.Sandbox(v.o, "--cwd", "none", "--volume", "one:/data", "true").Ended()
-	if r := rec.Report; r == nil || r.ExitCode != 74 || r.Error == nil || r.Error.Code != "volume" {
-		t.Errorf("%+v", r)
-	}
+	r := rec.Report
+	check.That(t, r != nil && r.ExitCode == 74 && r.Error != nil && r.Error.Code == "volume", "%+v", r)
 }
 
 // volume rm removes whatever a command has left in a volume, and nothing outside.
@@ -161,16 +148,14 @@ os.makedirs("c/c"); open("c/c/f", "w"); os.chmod("c/c", 0); os.chmod("c", 0)
 	// Terabytes of holes don't fill the disk with zeros.
 	v.run("bad:/tmp", "truncate -s 4T /tmp/holes").Expect(t, 0, "exited")
 	v.sbxrun(125, "consists mostly of holes", "volume", "export", "bad", v.dir+"/out.tar")
-	if names, _ := filepath.Glob(v.dir + "/*.tar"); len(names) != 0 {
-		t.Errorf("left: %q", names)
-	}
+	names, _ := filepath.Glob(v.dir + "/*.tar")
+	check.That(t, len(names) == 0, "left: %q", names)
 	v.sbxrun(0, "", "volume", "rm", "bad")
 	if names, err := os.ReadDir(v.dir + "/volumes"); err != nil || len(names) != 0 {
 		t.Errorf("left: %v %v", names, err)
 	}
-	if b, err := os.ReadFile(v.dir + "/victim"); string(b) != "kept" {
-		t.Errorf("%q %v", b, err)
-	}
+	b, err := os.ReadFile(v.dir + "/victim")
+	check.That(t, string(b) == "kept", "%q %v", b, err)
 }
 
 // When sbxrun is killed at a random moment, no other sandbox gets the volume, which may be new, as
@@ -208,9 +193,8 @@ func TestVolumeKilled(t *testing.T) {
 		time.Sleep(rand.N(6 * time.Millisecond)) // as above
 		rm.Kill()
 		rm.Wait()
-		if r := v.run("r:/data:ro", "ls /data | wc -l"); strings.TrimSpace(string(r.Stdout)) != "10" && strings.TrimSpace(string(r.Stdout)) != "0" {
-			t.Fatalf("%d: a part is left: %s %s", i, r.Stdout, r.Stderr)
-		}
+		r := v.run("r:/data:ro", "ls /data | wc -l")
+		check.Require(t, strings.TrimSpace(string(r.Stdout)) == "10" || strings.TrimSpace(string(r.Stdout)) == "0", "%d: a part is left: %s %s", i, r.Stdout, r.Stderr)
 	}
 	v.sbxrun(0, "", "cleanup")
 	names, err := os.ReadDir(v.dir + "/volumes")
@@ -221,7 +205,5 @@ func TestVolumeKilled(t *testing.T) {
 	}
 	v.sbxrun(0, "", rm...)
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil || strings.Contains(string(mounts), v.dir) {
-		t.Errorf("a mount is left: %s %v", mounts, err)
-	}
+	check.That(t, err == nil && !strings.Contains(string(mounts), v.dir), "a mount is left: %s %v", mounts, err)
 }
