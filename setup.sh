@@ -54,9 +54,13 @@ test | check | nightly)
     exec "$setup/$command.sh"
     ;;
 install | build | lint | fuzz) exec "$setup/$command.sh" "$@" ;;
-man) exec go run ./internal/clidoc man "${1:-bin/share/man/man1}" ;;
-reference) exec go run ./internal/clidoc reference "${1:-docs/reference}" ;;
-completions) exec go run ./internal/clidoc completions "${1:-bin/share/completions}" ;;
+man) exec go run ./internal/clidoc . man "${1:-bin/share/man/man1}" ;;
+reference) exec go run ./internal/clidoc . reference "${1:-docs/reference}" ;;
+completions)
+    dir=${1:-bin/share/completions}
+    mkdir -p "$dir"
+    exec cp internal/clidoc/completions/* "$dir"
+    ;;
 test-arm64) exec "$setup/dist/arm64.sh" ;;
 dist) exec "$setup/dist/make.sh" "$@" ;;
 bwraps)

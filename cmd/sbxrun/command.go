@@ -21,8 +21,7 @@ import (
 // command is the part that run and exec share: a command that runs to its end and is reported.
 type command struct {
 	job.Job
-	deadline *cli.DeadlineFlags
-	printing *cli.OutputFlags
+	shared   *cli.ForegroundFlags
 	asJSON   bool // print the report on stdout
 	tty      bool
 	where    string // the scope of the teardown in messages, such as "in the sandbox"
@@ -42,13 +41,13 @@ type command struct {
 // prepare sets the deadline and opens the streams. sbxrun started at begin.
 func (c *command) prepare(begin time.Time) (err error) {
 	c.Terms = supervise.Terms{
-		Timeout: time.Duration(c.deadline.Timeout), Signal: syscall.Signal(c.deadline.Signal), Grace: period(c.deadline.First), ProofTimeout: time.Duration(c.deadline.ProofTimeout),
+		Timeout: time.Duration(c.shared.Timeout), Signal: syscall.Signal(c.shared.Signal), Grace: period(&c.shared.DeadlineFlags), ProofTimeout: time.Duration(c.shared.ProofTimeout),
 		Begin: begin, Hurry: c.signals.hurry, Confirm: caller != nil,
 	}
-	if c.deadline.Foreground && !c.printing.Quiet {
+	if c.shared.Foreground && !c.shared.Quiet {
 		warn(errors.New("--foreground has no effect: all processes end with the command; use --tty for a terminal"))
 	}
-	if c.printing.Verbose {
+	if c.shared.Verbose {
 		c.signaled = logSignals(c.argv[0])
 		c.Terms.Sending = c.signaled.sent
 	}
@@ -57,7 +56,7 @@ func (c *command) prepare(begin time.Time) (err error) {
 }
 
 // period returns the time between the first signal and SIGKILL. Without --grace, a named signal can be handled for 5 s.
-func period(f cli.First) time.Duration {
+func period(f *cli.DeadlineFlags) time.Duration {
 	if f.Grace == 0 && f.Signal != 0 && f.Signal != values.Signal(syscall.SIGKILL) {
 		return 5 * time.Second
 	}
@@ -110,7 +109,7 @@ func (c *command) start() bool {
 }
 
 func (c *command) printPublished() {
-	if c.printing.Quiet {
+	if c.shared.Quiet {
 		return
 	}
 	for _, p := range c.Parts.Picked() {
@@ -125,7 +124,7 @@ func (c *command) wait() (res result.Result, delivered bool) {
 	}
 	res, delivered, left := c.Wait(c.signals.ctx, signaled)
 	c.signaled.close()
-	res.PreserveStatus = c.deadline.PreserveStatus
+	res.PreserveStatus = c.shared.PreserveStatus
 	for _, err := range left {
 		warn(err)
 	}
@@ -182,7 +181,7 @@ func (c *command) notStarted(err error) int {
 func (c *command) refuse(flags any, err error) int {
 	if !errors.Is(err, cli.ErrHelp) {
 		err = cli.UsageError(flags, err)
-		if c.printing.JSON {
+		if c.shared.JSON {
 			c.asJSON = true
 			return c.notStarted(err)
 		}
@@ -224,10 +223,10 @@ func (c *command) conclude(res result.Result) int {
 	// Write the report first, because a message may have to wait for the reader of stderr.
 	unwritten := c.report.report(rep)
 	if res.Err != nil {
-		if !c.printing.Quiet || res.Err.Code != "get" { // the exit code and the report show it
+		if !c.shared.Quiet || res.Err.Code != "get" { // the exit code and the report show it
 			fail(res.Err)
 		}
-	} else if !c.printing.Quiet {
+	} else if !c.shared.Quiet {
 		c.note(res)
 	}
 	if unwritten != nil {
@@ -254,7 +253,7 @@ func (c *command) note(res result.Result) {
 	cause := ""
 	switch res.Cause {
 	case result.Timeout:
-		cause = "timeout after " + c.deadline.Timeout.String()
+		cause = "timeout after " + c.shared.Timeout.String()
 	case result.Lost:
 		cause = "the sandbox was killed from outside"
 	case result.Killed:

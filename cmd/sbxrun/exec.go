@@ -24,7 +24,7 @@ import (
 
 func execCommand(args []string, begin time.Time) int {
 	var x execution
-	x.command = command{Job: job.Job{ID: safeopen.RandomName()}, where: "of the command", leftover: "use exec --detach to keep one running", deadline: &x.flags.DeadlineFlags, printing: &x.flags.OutputFlags}
+	x.command = command{Job: job.Job{ID: safeopen.RandomName()}, where: "of the command", leftover: "use exec --detach to keep one running", shared: &x.flags.ForegroundFlags}
 	x.Terms.Begin = begin
 	err := cli.Parse(&x.flags, args)
 	if err == nil && len(x.flags.Command) == 0 {

@@ -91,5 +91,5 @@ func completeCommand(words []string) int {
 }
 
 func helpCommand(names []string) int {
-	return output.Finish(false, cli.Help(names...), nil)
+	return output.Finish(false, cli.Help(strings.Join(names, " ")), nil)
 }

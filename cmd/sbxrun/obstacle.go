@@ -17,7 +17,7 @@ import (
 
 // advises reports whether hints are wanted: on a terminal, without a report or --quiet.
 func (c *command) advises() bool {
-	return !c.printing.Quiet && !c.printing.JSON && c.printing.Report == "" && term.IsTerminal(int(os.Stderr.Fd()))
+	return !c.shared.Quiet && !c.shared.JSON && c.shared.Report == "" && term.IsTerminal(int(os.Stderr.Fd()))
 }
 
 // counters are the network counters of a sandbox, for all processes in it. They stay readable after its end, because

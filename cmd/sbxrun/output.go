@@ -47,7 +47,7 @@ func (c *command) openStreams() (*stream.Streams, error) {
 	if err := stream.NoDirectories([3]*os.File{os.Stdin, os.Stdout, os.Stderr}); err != nil {
 		return nil, err
 	}
-	c.output.action, c.output.size = c.printing.OutputLimit, cmp.Or(int64(c.printing.MaxOutput), maxOutput)
+	c.output.action, c.output.size = c.shared.OutputLimit, cmp.Or(int64(c.shared.MaxOutput), maxOutput)
 	b := stream.Bound{Size: c.output.size, Limited: c.output.action != ""}
 	b.Exceeded = func() {
 		if !c.output.hit.Swap(true) && c.output.action == outputKill {
@@ -76,7 +76,7 @@ func stdin() *os.File {
 }
 
 func (c *command) checkOutput() error {
-	if c.printing.JSON && c.tty {
+	if c.shared.JSON && c.tty {
 		return errors.New("--json cannot be combined with --tty: on a terminal stdout and stderr are one stream")
 	}
 	return nil

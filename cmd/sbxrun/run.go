@@ -28,7 +28,7 @@ import (
 
 func runCommand(args []string, begin time.Time) int {
 	r := runner{}
-	r.command = command{Job: job.Job{ID: safeopen.RandomName()}, where: "in the sandbox", deadline: &r.flags.DeadlineFlags, printing: &r.flags.OutputFlags}
+	r.command = command{Job: job.Job{ID: safeopen.RandomName()}, where: "in the sandbox", shared: &r.flags.ForegroundFlags}
 	r.Terms.Begin = begin
 	if err := cli.Parse(&r.flags, args); err != nil {
 		return r.refuse(&r.flags, err)

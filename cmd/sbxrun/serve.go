@@ -17,9 +17,9 @@ import (
 func serverCommand(args []string) int {
 	flags, rest := cli.Flags(args)
 	err := cli.Parse(flags, rest)
-	if _, ok := flags.(*cli.Snapshot); ok && len(rest) > 0 && isSandbox(rest[0]) {
-		err = &result.Error{Code: "usage", Message: fmt.Sprintf("snapshot has no command %q, but that is a sandbox", rest[0]),
-			Hint: "use sbxrun snapshot create " + rest[0]}
+	if err != nil && args[0] == "snapshot" && len(args) > 1 && isSandbox(args[1]) {
+		err = &result.Error{Code: "usage", Message: fmt.Sprintf("snapshot has no command %q, but that is a sandbox", args[1]),
+			Hint: "use sbxrun snapshot create " + args[1]}
 	}
 	if err == nil {
 		var name string

@@ -78,7 +78,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	}
 	spec := sandbox.Spec{
 		Command: argv, Tags: flags.tags, Parts: parts, Net: flags.Net, Hostname: flags.Hostname, Begin: begin,
-		Timeout: time.Duration(flags.Timeout), Signal: syscall.Signal(flags.Signal), Grace: period(flags.First), ProofTimeout: time.Duration(flags.ProofTimeout),
+		Timeout: time.Duration(flags.Timeout), Signal: syscall.Signal(flags.Signal), Grace: period(&flags.DeadlineFlags), ProofTimeout: time.Duration(flags.ProofTimeout),
 		IdleTimeout: time.Duration(flags.IdleTimeout), Remove: flags.Rm, LogMax: cmp.Or(int64(flags.MaxOutput), maxLog), KillAtLogMax: flags.OutputLimit == outputKill, Probe: flags.probe,
 	}
 	if spec.Limits, err = planLimits(&flags.LimitFlags, state.Access{}); err != nil {

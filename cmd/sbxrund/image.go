@@ -33,7 +33,7 @@ func imageOwner() *proc.Cred {
 	return &proc.Cred{UID: user.UID, GID: user.GID}
 }
 
-func importOptions(flags *cli.Imported, name, platform string) (o images.Options, err error) {
+func importOptions(flags *cli.Stored, name, platform string) (o images.Options, err error) {
 	o = images.Options{Name: name, TTL: time.Duration(flags.TTL), MaxSize: int64(flags.MaxSize), Owner: imageOwner()}
 	if platform != "" {
 		p, err := images.ParsePlatform(platform)
@@ -46,7 +46,7 @@ func importOptions(flags *cli.Imported, name, platform string) (o images.Options
 }
 
 func importImage(store *snapshots.Store, flags *cli.ImageImport) (r output.Result, err error) {
-	o, err := importOptions(&flags.Imported, flags.Name, flags.Platform)
+	o, err := importOptions(&flags.Stored, flags.Name, flags.Platform)
 	if err != nil {
 		return r, err
 	}
@@ -113,7 +113,7 @@ func listImages(store *snapshots.Store, flags *cli.ImageLs) (output.Result, erro
 // inspectImages describes as many of the images as it can.
 func inspectImages(store *snapshots.Store, flags *cli.ImageInspect) (output.Result, error) {
 	list := []imageInfo{}
-	err := output.Each(flags.Images, func(ref string) error {
+	err := output.Each(flags.Names, func(ref string) error {
 		m, err := store.FindImage(ref)
 		if err == nil {
 			list = append(list, shownImage(m))
@@ -154,11 +154,11 @@ func inspectImages(store *snapshots.Store, flags *cli.ImageInspect) (output.Resu
 
 // removeImages removes as many of the images as it can.
 func removeImages(store *snapshots.Store, flags *cli.ImageRm) (r output.Result, err error) {
-	return r, output.Each(flags.Images, store.RemoveImage)
+	return r, output.Each(flags.Names, store.RemoveImage)
 }
 
 func exportImage(store *snapshots.Store, flags *cli.ImageExport) (r output.Result, err error) {
-	m, err := store.FindImage(flags.Image)
+	m, err := store.FindImage(flags.Name)
 	if err != nil {
 		return r, err
 	}

@@ -27,7 +27,7 @@ func pullImage(store *snapshots.Store, flags *cli.ImagePull) (r output.Result, e
 	if flags.Name == "" && snapshots.ParseImageName(name) != nil {
 		return r, &result.Error{Code: "usage", Message: fmt.Sprintf("%.160q cannot be the name of an image", name), Hint: "choose one with --name"}
 	}
-	o, err := importOptions(&flags.Imported, cmp.Or(flags.Name, name), flags.Platform)
+	o, err := importOptions(&flags.Stored, cmp.Or(flags.Name, name), flags.Platform)
 	if err == nil {
 		err = snapshots.ParseImageName(o.Name)
 	}

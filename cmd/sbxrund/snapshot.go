@@ -35,11 +35,11 @@ func onSnapshots[F any](open func(string) (*snapshots.Store, error), work func(*
 
 // removeSnapshots removes as many of the snapshots as it can.
 func removeSnapshots(store *snapshots.Store, flags *cli.SnapshotRm) (r output.Result, err error) {
-	return r, output.Each(flags.Snapshots, store.Discard)
+	return r, output.Each(flags.Names, store.Discard)
 }
 
 func exportSnapshot(store *snapshots.Store, flags *cli.SnapshotExport) (r output.Result, err error) {
-	m, err := store.Find(flags.Snapshot)
+	m, err := store.Find(flags.Name)
 	if err != nil {
 		return r, err
 	}

@@ -7,28 +7,44 @@ import "github.com/sbxrun/sbxrun/internal/values"
 
 // CLI is the whole command line; the command is Run if none is named. [Parse] builds only the grammar of the flags that
 // are given, and help texts and placeholders are in help.txt, because a run starts in milliseconds and kong's time grows
-// with the number and the length of tags. The type of a command's struct is named like the command. Tags of our own:
+// with the number and the length of tags. Tags of our own:
 //
 //	choices     the values of a flag; one that ends with = may be followed by anything
 //	needs       flags, or values of flags, without one of which this flag is an error, because it would have no effect
 //	complete    completion of a positional argument: running or all sandboxes, with execs, or paths
 type CLI struct {
-	Run     Run     `cmd:"" default:"withargs"`
-	Start   Start   `cmd:""`
-	Exec    Exec    `cmd:""`
-	Cp      Cp      `cmd:""`
-	Diff    Diff    `cmd:""`
-	Apply   Apply   `cmd:""`
-	Ps      Ps      `cmd:""`
-	Inspect Inspect `cmd:""`
-	Wait    Wait    `cmd:""`
-	Logs    Logs    `cmd:""`
-	Kill    Kill    `cmd:""`
-
-	Snapshot Snapshot `cmd:""`
-	Image    Image    `cmd:""`
-	Volume   Volume   `cmd:""`
-
+	Run      Run     `cmd:"" default:"withargs"`
+	Start    Start   `cmd:""`
+	Exec     Exec    `cmd:""`
+	Cp       Cp      `cmd:""`
+	Diff     Diff    `cmd:""`
+	Apply    Apply   `cmd:""`
+	Ps       Ps      `cmd:""`
+	Inspect  Inspect `cmd:""`
+	Wait     Wait    `cmd:""`
+	Logs     Logs    `cmd:""`
+	Kill     Kill    `cmd:""`
+	Snapshot struct {
+		Create SnapshotCreate `cmd:""`
+		Ls     SnapshotLs     `cmd:""`
+		Rm     SnapshotRm     `cmd:""`
+		Export SnapshotExport `cmd:""`
+		Import SnapshotImport `cmd:""`
+	} `cmd:""`
+	Image struct {
+		Pull    ImagePull    `cmd:""`
+		Import  ImageImport  `cmd:""`
+		Ls      ImageLs      `cmd:""`
+		Inspect ImageInspect `cmd:""`
+		Rm      ImageRm      `cmd:""`
+		Export  ImageExport  `cmd:""`
+		Commit  ImageCommit  `cmd:""`
+	} `cmd:""`
+	Volume struct {
+		Ls     VolumeLs     `cmd:""`
+		Rm     VolumeRm     `cmd:""`
+		Export VolumeExport `cmd:""`
+	} `cmd:""`
 	Cleanup Cleanup `cmd:""`
 	Stats   Stats   `cmd:""`
 	Doctor  Doctor  `cmd:""`
@@ -58,12 +74,11 @@ type View struct {
 	Net                                       string `default:"none" choices:"none|host|allow="`
 	Publish, Connect                          []string
 
-	Vars     `group:"be"`
-	Seccomp  string `default:"default" choices:"default|off" group:"be"`
-	User     string `group:"be"`
-	Hostname string `default:"sandbox" group:"be"`
-
-	FakeMeminfo bool `group:"use" needs:"memory"`
+	Vars        `group:"be"`
+	Seccomp     string `default:"default" choices:"default|off" group:"be"`
+	User        string `group:"be"`
+	Hostname    string `default:"sandbox" group:"be"`
+	FakeMeminfo bool   `group:"use" needs:"memory"`
 }
 
 // Vars is the flags for the command's environment.
@@ -72,21 +87,15 @@ type Vars struct {
 	InheritEnv   bool
 }
 
-// DeadlineFlags control when and how run and exec end a command.
+// DeadlineFlags control when and how a command ends.
 type DeadlineFlags struct {
-	Timeout values.Duration
-	First
-	ProofTimeout               values.Span `default:"5s"`
-	PreserveStatus, Foreground bool
+	Timeout      values.Duration
+	Signal       values.Signal   `short:"s"`
+	Grace        values.Duration `short:"k" aliases:"kill-after"`
+	ProofTimeout values.Span     `default:"5s"`
 }
 
-// First is the flags of run, start and exec for the time between the deadline and SIGKILL.
-type First struct {
-	Signal values.Signal   `short:"s"`
-	Grace  values.Duration `short:"k" aliases:"kill-after"`
-}
-
-// LimitFlags are the resource limits of run, start and exec.
+// LimitFlags are resource limits.
 type LimitFlags struct {
 	Memory            values.Size
 	MemorySwap        values.Swap `needs:"memory"`
@@ -100,98 +109,80 @@ type LimitFlags struct {
 	Limits            string `default:"required" choices:"required|best-effort"`
 }
 
-// OutputFlags control what run and exec report about a command, and where.
-type OutputFlags struct {
-	Report      string
-	JSON        bool
-	MaxOutput   values.Maximum `needs:"json output-limit detach"`
-	OutputLimit string         `choices:"kill|truncate"`
-	Verbose     bool           `short:"v"`
-	Quiet       bool           `short:"q"`
-}
-
-// AdmissionFlags control what run, start and exec do on a busy machine.
+// AdmissionFlags control what happens on a busy machine.
 type AdmissionFlags struct {
 	OnPressure  string          `default:"refuse" choices:"refuse|wait|ignore"`
 	WaitTimeout values.Duration `default:"1m" needs:"on-pressure=wait max-parallel"`
 	MaxParallel values.Number
-	Levels
+	Warn        values.Percent `default:"60"`
+	Alert       values.Percent `default:"80"`
 }
 
-// Levels are the percentages of a limit on tasks that have consequences.
-type Levels struct {
-	Warn  values.Percent `default:"60"`
-	Alert values.Percent `default:"80"`
+// CommandFlags are the flags that run, start and exec share.
+type CommandFlags struct {
+	DeadlineFlags  `group:"end"`
+	LimitFlags     `group:"use"`
+	AdmissionFlags `group:"busy"`
+	JSON           bool   `group:"tell"`
+	StateDir       string `group:"tell"`
+}
+
+// ForegroundFlags are the flags that run and exec share.
+type ForegroundFlags struct {
+	CommandFlags
+	PreserveStatus, Foreground bool           `group:"end"`
+	Tty                        bool           `short:"t" group:"be"`
+	Report                     string         `group:"tell"`
+	MaxOutput                  values.Maximum `group:"tell" needs:"json output-limit detach"`
+	OutputLimit                string         `group:"tell" choices:"kill|truncate"`
+	Verbose                    bool           `short:"v" group:"tell"`
+	Quiet                      bool           `short:"q" group:"tell"`
 }
 
 // Run is sbxrun run, and sbxrun without a command.
 type Run struct {
-	DeadlineFlags `group:"end"`
-
+	ForegroundFlags
 	View                         `group:"see"`
 	Get                          []string      `group:"see"`
 	GetMaxSize                   values.Size   `default:"256M" group:"see" needs:"get"`
 	GetMaxEntries                values.Number `default:"10000" group:"see" needs:"get"`
 	Apply, ApplyDelete, ApplyAll bool          `group:"see" needs:"overlay from cwd=overlay"`
-
-	Tty bool `short:"t" group:"be"`
-
-	LimitFlags     `group:"use"`
-	AdmissionFlags `group:"busy"`
-
-	OutputFlags  `group:"tell"`
-	Diff         bool   `group:"tell" needs:"overlay from cwd=overlay"`
-	PrintCommand bool   `group:"tell"`
-	PrintFilter  string `group:"tell" needs:"print-command"`
-	Version      bool   `group:"tell"`
-	StateDir     string `group:"tell"`
-
-	Command []string `arg:"" optional:"" passthrough:"partial"`
+	Diff                         bool          `group:"tell" needs:"overlay from cwd=overlay"`
+	PrintCommand                 bool          `group:"tell"`
+	PrintFilter                  string        `group:"tell" needs:"print-command"`
+	Version                      bool          `group:"tell"`
+	Command                      []string      `arg:"" optional:"" passthrough:"partial"`
 }
 
 type Start struct {
-	Timeout, IdleTimeout values.Duration `group:"end"`
-	First                `group:"end"`
-	ProofTimeout         values.Span `default:"5s" group:"end"`
-	Rm                   bool        `group:"end"`
-
-	View `group:"see"`
-
-	Name string   `group:"be"`
-	Tag  []string `group:"be"`
-
-	LimitFlags  `group:"use"`
-	OutputLimit string `default:"truncate" choices:"kill|truncate" group:"use"`
-
+	CommandFlags
+	View                          `group:"see"`
+	IdleTimeout                   values.Duration `group:"end"`
+	Rm                            bool            `group:"end"`
+	Name                          string          `group:"be"`
+	Tag                           []string        `group:"be"`
 	ReadyTCP, ReadyExec, ReadyLog string          `xor:"probe" group:"ready"`
 	ReadyInterval                 values.Span     `default:"100ms" group:"ready" needs:"ready-tcp ready-exec ready-log"`
 	ReadyTimeout                  values.Duration `default:"5m" group:"ready" needs:"ready-tcp ready-exec ready-log"`
 	WaitReady                     bool            `group:"ready" needs:"ready-tcp ready-exec ready-log"`
-
-	AdmissionFlags `group:"busy"`
-
-	MaxOutput values.Maximum `group:"tell"`
-	JSON      bool           `group:"tell"`
-	StateDir  string         `group:"tell"`
-
-	Command []string `arg:"" optional:"" passthrough:"partial"`
+	OutputLimit                   string          `default:"truncate" choices:"kill|truncate" group:"tell"`
+	MaxOutput                     values.Maximum  `group:"tell"`
+	Command                       []string        `arg:"" optional:"" passthrough:"partial"`
 }
 
 type Exec struct {
-	DeadlineFlags `group:"end"`
-	Detach        bool `short:"d" group:"end"`
-
+	ForegroundFlags
+	Detach  bool   `short:"d" group:"end"`
 	Workdir string `group:"be"`
 	Vars    `group:"be"`
-	Tty     bool `short:"t" group:"be"`
-
-	LimitFlags     `group:"use"`
-	AdmissionFlags `group:"busy"`
-	OutputFlags    `group:"tell"`
-	StateDir       string `group:"tell"`
-
 	Sandbox string   `arg:"" complete:"running"`
 	Command []string `arg:"" optional:"" passthrough:"partial"`
+}
+
+// Records is the flags of commands that work with the records of sandboxes.
+type Records struct {
+	JSON     bool
+	StateDir string
 }
 
 type Cp struct {
@@ -199,9 +190,8 @@ type Cp struct {
 	FollowLinks bool        `short:"H"`
 	MaxSize     values.Size `default:"1G"`
 	Quiet       bool        `short:"q"`
-	JSON        bool
-	StateDir    string
-	Paths       []string `arg:"" name:"path" complete:"paths"`
+	Records
+	Paths []string `arg:"" name:"path" complete:"paths"`
 }
 
 type Diff struct {
@@ -216,11 +206,10 @@ type Diff struct {
 type Apply struct {
 	Check, Delete, All, Force bool
 	Quiet                     bool `short:"q"`
-	JSON                      bool
 	Exclude                   []string
-	StateDir                  string
-	Sandbox                   string   `arg:"" complete:"all"`
-	Paths                     []string `arg:"" optional:"" name:"path"`
+	Records
+	Sandbox string   `arg:"" complete:"all"`
+	Paths   []string `arg:"" optional:"" name:"path"`
 }
 
 type Ps struct {
@@ -235,27 +224,24 @@ type Ps struct {
 }
 
 type Inspect struct {
-	JSON      bool
-	StateDir  string
+	Records
 	Sandboxes []string `arg:"" name:"sandbox" complete:"all execs"`
 }
 
 type Wait struct {
-	Ready    bool   `xor:"for"`
-	Log      string `xor:"for"`
-	Timeout  values.Duration
-	JSON     bool
-	StateDir string
-	Sandbox  string `arg:"" complete:"all execs"`
+	Ready   bool   `xor:"for"`
+	Log     string `xor:"for"`
+	Timeout values.Duration
+	Records
+	Sandbox string `arg:"" complete:"all execs"`
 }
 
 type Logs struct {
-	Follow   bool   `short:"f"`
-	Stream   string `choices:"stdout|stderr"`
-	Tail     string
-	JSON     bool
-	StateDir string
-	Sandbox  string `arg:"" complete:"all execs"`
+	Follow bool   `short:"f"`
+	Stream string `choices:"stdout|stderr"`
+	Tail   string
+	Records
+	Sandbox string `arg:"" complete:"all execs"`
 }
 
 type Kill struct {
@@ -264,116 +250,88 @@ type Kill struct {
 	ProofTimeout values.Span     `default:"5s"`
 	All          bool            `short:"a"`
 	Tag          []string
-	JSON         bool
-	StateDir     string
-	Sandboxes    []string `arg:"" optional:"" name:"sandbox" complete:"running execs"`
+	Records
+	Sandboxes []string `arg:"" optional:"" name:"sandbox" complete:"running execs"`
 }
 
-// Snapshot has commands of its own, as Image and Volume have.
-type Snapshot struct {
-	Create SnapshotCreate `cmd:""`
-	Ls     SnapshotLs     `cmd:""`
-	Rm     SnapshotRm     `cmd:""`
-	Export SnapshotExport `cmd:""`
-	Import SnapshotImport `cmd:""`
+type Cleanup struct {
+	OlderThan values.Duration
+	DryRun    bool `short:"n"`
+	DataDir   string
+	Records
+	Sandboxes []string `arg:"" optional:"" name:"sandbox" complete:"all execs"`
 }
 
-// Stored is the flags of snapshot create and snapshot import.
+// Stored is the flags of commands that add a snapshot or an image.
 type Stored struct {
-	Name    string
 	TTL     values.Duration
 	MaxSize values.Size `default:"16G"`
 	JSON    bool
 	DataDir string
 }
 
-type SnapshotCreate struct {
-	Stored
-	StateDir string
-	Sandbox  string `arg:"" complete:"running"`
-}
-
-type SnapshotLs struct {
+// Listed is the flags of commands that list snapshots or images.
+type Listed struct {
 	Quiet   bool `short:"q" xor:"as"`
 	JSON    bool `xor:"as"`
 	DataDir string
 }
 
-type SnapshotRm struct {
-	JSON      bool
-	DataDir   string
-	Snapshots []string `arg:"" name:"snapshot"`
+// Named is the flags and arguments of commands for some of the stored things.
+type Named struct {
+	JSON    bool
+	DataDir string
+	Names   []string `arg:"" name:"name"`
 }
 
-type SnapshotExport struct {
-	DataDir  string
-	Snapshot string `arg:""`
-	File     string `arg:"" optional:""`
+// Exported is the flags and arguments of commands that write a file.
+type Exported struct {
+	DataDir string
+	Name    string `arg:""`
+	File    string `arg:"" optional:""`
+}
+
+type SnapshotCreate struct {
+	Name string
+	Stored
+	StateDir string
+	Sandbox  string `arg:"" complete:"running"`
 }
 
 type SnapshotImport struct {
+	Name string
 	Stored
 	File string `arg:"" optional:""`
 }
 
-type Image struct {
-	Pull    ImagePull    `cmd:""`
-	Import  ImageImport  `cmd:""`
-	Ls      ImageLs      `cmd:""`
-	Inspect ImageInspect `cmd:""`
-	Rm      ImageRm      `cmd:""`
-	Export  ImageExport  `cmd:""`
-	Commit  ImageCommit  `cmd:""`
-}
-
-// Imported is the flags of commands that add an image.
-type Imported struct {
-	TTL     values.Duration
-	MaxSize values.Size `default:"16G"`
-	JSON    bool
-	DataDir string
-}
-
 type ImagePull struct {
 	Name, Platform, Authfile string
-	Imported
+	Stored
 	Reference string `arg:""`
 }
 
 type ImageImport struct {
 	Name, Platform string
-	Imported
+	Stored
 	Source string `arg:"" name:"src"`
 }
 
-type ImageLs SnapshotLs
-
-type ImageInspect struct {
-	JSON    bool
-	DataDir string
-	Images  []string `arg:"" name:"image"`
-}
-
-type ImageRm ImageInspect
-
-type ImageExport struct {
-	DataDir string
-	Image   string `arg:""`
-	File    string `arg:"" optional:""`
-}
-
 type ImageCommit struct {
-	Imported
+	Stored
 	StateDir string
 	Sandbox  string `arg:"" complete:"running"`
 	Name     string `arg:""`
 }
 
-type Volume struct {
-	Ls     VolumeLs     `cmd:""`
-	Rm     VolumeRm     `cmd:""`
-	Export VolumeExport `cmd:""`
-}
+type (
+	SnapshotLs     struct{ Listed }
+	SnapshotRm     struct{ Named }
+	SnapshotExport struct{ Exported }
+	ImageLs        struct{ Listed }
+	ImageInspect   struct{ Named }
+	ImageRm        struct{ Named }
+	ImageExport    struct{ Exported }
+)
 
 type VolumeLs struct {
 	JSON              bool
@@ -381,31 +339,22 @@ type VolumeLs struct {
 }
 
 type VolumeRm struct {
-	JSON              bool
-	DataDir, StateDir string
-	Names             []string `arg:"" name:"name"`
+	Named
+	StateDir string
 }
 
 type VolumeExport struct {
-	DataDir, StateDir string
-	Name              string `arg:""`
-	File              string `arg:"" optional:""`
-}
-
-type Cleanup struct {
-	OlderThan         values.Duration
-	DryRun            bool `short:"n"`
-	JSON              bool
-	DataDir, StateDir string
-	Sandboxes         []string `arg:"" optional:"" name:"sandbox" complete:"all execs"`
+	Exported
+	StateDir string
 }
 
 type Stats struct {
-	JSON, Prometheus bool        `xor:"as"`
-	Watch            bool        `short:"w"`
-	Interval         values.Span `default:"2s" needs:"watch"`
-	Levels
-	StateDir string
+	JSON, Prometheus bool           `xor:"as"`
+	Watch            bool           `short:"w"`
+	Interval         values.Span    `default:"2s" needs:"watch"`
+	Warn             values.Percent `default:"60"`
+	Alert            values.Percent `default:"80"`
+	StateDir         string
 }
 
 type Serve struct{ Listening }
@@ -418,18 +367,13 @@ type Listening struct {
 	Listen                     []string
 	TokenFile, TLSCert, TLSKey string
 	DrainTimeout               values.Duration
-	Cluster
-	Node        string
-	CheckConfig bool
+	NATS, NATSCreds, Node      string
+	CheckConfig                bool
 }
 
-// Cluster is the flags of commands that use NATS.
-type Cluster struct{ NATS, NATSCreds string }
-
 type Nodes struct {
-	Config string
-	Cluster
-	JSON bool
+	Config, NATS, NATSCreds string
+	JSON                    bool
 }
 
 type MCP struct {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -24,36 +25,29 @@ func Complete(words []string) []string {
 	if last < 0 {
 		return nil
 	}
-	k := Model()
-	n, begin, current := k.Model.Node, 0, words[last]
-	for begin < last && find(n, words[begin:begin+1]) != nil {
-		n, begin = find(n, words[begin:begin+1]), begin+1
+	k, begin, current := Model(), min(2, last), words[last]
+	for find(k, strings.Join(words[:begin], " ")) == nil {
+		begin--
 	}
+	n := find(k, strings.Join(words[:begin], " "))
 	switch {
 	case last == 0 && !isFlag(current):
 		return append(describe("command 0", n.Children), "help\tPrint the help of a command, or of all.", "version\tPrint the version.")
-	case last == 1 && words[0] == "help":
+	case last == 1 && words[0] == "help", len(n.Children) > 0 && begin > 0 && begin == last:
 		return describe("words", n.Children)
-	case last > 0 && (words[0] == "help" || words[0] == "version"):
+	case last > 0 && (words[0] == "help" || words[0] == "version"), len(n.Children) > 0 && begin > 0:
 		return nil
 	case begin == 0:
 		n = n.DefaultCmd
-	case len(n.Children) > 0 && begin == last:
-		return describe("words", n.Children)
-	case len(n.Children) > 0:
-		return nil
 	}
 	ctx, err := kong.Trace(k, slices.Concat(strings.Fields(n.Path()), words[begin:last]))
 	if err != nil || ctx.Error != nil { // probably for want of a value
 		return valuesOf(flagOf(n, words[last-1]))
 	}
-	var next *kong.Positional
-	if i := slices.IndexFunc(n.Positional, func(p *kong.Positional) bool { return !p.Set || p.IsCumulative() }); i >= 0 {
-		next = n.Positional[i]
-	}
 	flag, _, hasValue := strings.Cut(current, "=")
+	i := slices.IndexFunc(n.Positional, func(p *kong.Positional) bool { return !p.Set || p.IsCumulative() })
 	switch dashes := slices.Contains(words[begin:last], "--"); {
-	case next != nil && next.Passthrough && next.Set:
+	case i >= 0 && n.Positional[i].Passthrough && n.Positional[i].Set:
 		line := ctx.Value(ctx.Path[len(ctx.Path)-1]).Interface().([]string)
 		if line[0] == "--" {
 			line = line[1:]
@@ -69,17 +63,17 @@ func Complete(words []string) []string {
 			}
 		}
 		return lines
-	case next == nil:
+	case i < 0:
 		return nil
-	case next.Passthrough:
+	case n.Positional[i].Passthrough:
 		return []string{fmt.Sprintf("command %d", last)}
 	}
-	action := map[string]string{"paths": "paths", "running": "sandboxes", "all": "sandboxes --all"}
-	what, execs := strings.CutSuffix(next.Tag.Get("complete"), " execs")
+	what, execs := strings.CutSuffix(n.Positional[i].Tag.Get("complete"), " execs")
+	action := map[string]string{"paths": "paths", "running": "sandboxes", "all": "sandboxes --all"}[what]
 	if sandbox, _, ok := strings.Cut(current, "/"); ok && sandbox != "" && execs {
-		return []string{action[what] + " " + sandbox}
+		action += " " + sandbox
 	}
-	return []string{action[what]}
+	return []string{action}
 }
 
 // describe returns an action and the names and helps of commands.
@@ -93,19 +87,15 @@ func describe(action string, nodes []*kong.Node) []string {
 
 // valuesOf describes the completion of a flag's value. It returns nil for no flag.
 func valuesOf(f *kong.Flag) []string {
-	if f == nil || f.IsBool() {
+	switch {
+	case f == nil || f.IsBool():
 		return nil
+	case Choices(f.Tag) != nil:
+		return append([]string{"words"}, slices.DeleteFunc(Choices(f.Tag), func(c string) bool { return strings.HasSuffix(c, "=") })...)
 	}
-	if choices := Choices(f.Tag); choices != nil {
-		return append([]string{"words"}, slices.DeleteFunc(choices, func(c string) bool { return strings.HasSuffix(c, "=") })...)
-	}
-	for placeholder, action := range map[string]string{
+	what := regexp.MustCompile(`^\[?[A-Z]*(\[=)?`).FindString(f.PlaceHolder)
+	return strings.Fields(map[string]string{
 		"SIGNAL": "words TERM INT HUP QUIT USR1 USR2 KILL", // the shells' own lists have dozens and spell them differently
 		"DIR":    "directories", "DST": "directories", "FILE": "files", "PATH": "files", "SRC": "files", "[SRC": "files", "NAME[=": "variables",
-	} {
-		if strings.HasPrefix(f.PlaceHolder, placeholder) {
-			return strings.Fields(action)
-		}
-	}
-	return nil
+	}[what])
 }

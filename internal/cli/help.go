@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -45,7 +46,7 @@ func Model() *kong.Kong {
 		panic(fmt.Sprintf("cli: %v", err)) // TestModel
 	}
 	lines := texts()
-	for _, n := range slices.Concat(k.Model.Leaves(false), k.Model.Children, []*kong.Node{k.Model.Node}) {
+	for _, n := range nodes(k) {
 		path := cmp.Or(n.Path(), "sbxrun")
 		n.Help = lines[path+" help:"].help
 		n.Tag.Vars = kong.Vars{"usage": lines[path+" usage:"].help, "example": lines[path+" example:"].help}
@@ -60,8 +61,56 @@ func Model() *kong.Kong {
 				f.Help = strings.TrimSuffix(f.Help, ".") + " (default " + f.Default + ")."
 			}
 		}
+		slices.SortStableFunc(n.Flags, func(a, b *kong.Flag) int { return cmp.Compare(topic(a), topic(b)) })
 	}
 	return k
+}
+
+// topic returns the place of a flag's topic in help.txt, which is the order in the help.
+func topic(f *kong.Flag) int {
+	if f.Group == nil {
+		return 0
+	}
+	return strings.Index(helpText, "\n"+f.Group.Key+" "+f.Group.Title)
+}
+
+// nodes returns the models of all commands, of groups of commands, and of sbxrun without a command.
+func nodes(k *kong.Kong) []*kong.Node {
+	return slices.Concat(k.Model.Leaves(false), k.Model.Children, []*kong.Node{k.Model.Node})
+}
+
+// find returns the model of a command, or of a group, with this name, such as "run" or "snapshot ls". It returns nil if
+// there is none, and sbxrun itself for "".
+func find(k *kong.Kong, name string) *kong.Node {
+	for _, n := range nodes(k) {
+		if n.Path() == name {
+			return n
+		}
+	}
+	return nil
+}
+
+// Name returns the name of the command that flags is a pointer to the struct of.
+func Name(flags any) string {
+	for _, n := range nodes(Model()) {
+		if n.Target.Type() == reflect.TypeOf(flags).Elem() {
+			return n.Path()
+		}
+	}
+	panic(fmt.Sprintf("cli: %T is not in CLI", flags))
+}
+
+// Flags returns an empty struct of the command, or the group of commands, that args begin with, and the rest of args.
+func Flags(args []string) (flags any, rest []string) {
+	v := reflect.ValueOf(new(CLI)).Elem()
+	for len(args) > 0 {
+		f, ok := v.Type().FieldByNameFunc(func(name string) bool { return strings.ToLower(name) == args[0] })
+		if !ok || !strings.HasPrefix(string(f.Tag), "cmd:") {
+			break
+		}
+		v, args = v.FieldByIndex(f.Index), args[1:]
+	}
+	return v.Addr().Interface(), args
 }
 
 // Commands returns the model of each command in the order of [CLI], including the commands of snapshot and volume.
@@ -92,7 +141,7 @@ func flagOf(n *kong.Node, word string) *kong.Flag {
 // Instead returns a hint for a word that is not a program: a command of sbxrun, docker or a shell. It returns "" for
 // other words.
 func Instead(word string) string {
-	if find(Model().Model.Node, []string{word}) != nil {
+	if find(Model(), word) != nil {
 		return "sbxrun's own command must be the first word: sbxrun " + word
 	}
 	return instead("sbxrun", word, "")
@@ -102,41 +151,26 @@ func Instead(word string) string {
 func Similar(word string) string {
 	k := Model()
 	k.Model.DefaultCmd = nil
-	ctx, err := kong.Trace(k, []string{word})
-	if err != nil || ctx.Error == nil {
-		return ""
-	}
-	_, names, found := strings.Cut(ctx.Error.Error(), ", did you mean ")
+	ctx, _ := kong.Trace(k, []string{word}) // its error is in ctx
+	_, names, found := strings.Cut(fmt.Sprint(ctx.Error), ", did you mean ")
 	if !found {
 		return ""
 	}
 	return "did you mean sbxrun " + strings.NewReplacer(`"`, "", "one of ", "", ", ", " or ").Replace(names)
 }
 
-// find returns the command below n that names name, or nil.
-func find(n *kong.Node, names []string) *kong.Node {
-	for _, name := range names {
-		i := slices.IndexFunc(n.Children, func(c *kong.Node) bool { return c.Name == name })
-		if i < 0 {
-			return nil
-		}
-		n = n.Children[i]
-	}
-	return n
-}
-
-// Help returns the help of a command, such as "snapshot", "ls", or of sbxrun without names.
-func Help(names ...string) output.Result {
+// Help returns the help of a command or a group, such as "snapshot ls", or of sbxrun for "".
+func Help(name string) output.Result {
 	return output.Result{Text: func(w io.Writer) error {
 		k := Model()
-		n := find(k.Model.Node, names)
+		n := find(k, name)
 		if n == nil {
-			return UsageError(new(Run), fmt.Errorf("no command %q", strings.Join(names, " ")))
+			return UsageError(new(Run), fmt.Errorf("no command %q", name))
 		}
-		fmt.Fprintln(w, strings.Join(slices.Concat([]string{"Usage: sbxrun"}, names, []string{n.Tag.Vars["usage"]}), " "))
+		fmt.Fprintln(w, strings.Join(strings.Fields("Usage: sbxrun "+name+" "+n.Tag.Vars["usage"]), " "))
 		n.Detail = "Example: " + n.Tag.Vars["example"]
 		n.Positional, k.Model.DefaultCmd, k.Stdout = nil, nil, w // the usage has the arguments
-		ctx, err := kong.Trace(k, names)
+		ctx, err := kong.Trace(k, strings.Fields(name))
 		if err != nil {
 			return err
 		}

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"regexp"
 	"slices"
 	"strings"
@@ -10,17 +9,17 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// nodes returns the commands and groups of commands.
-func nodes() []*kong.Node {
+// commands returns the commands and groups of commands.
+func commands() []*kong.Node {
 	groups := slices.DeleteFunc(Model().Model.Children, func(n *kong.Node) bool { return n.Leaf() })
 	return append(Commands(), groups...)
 }
 
-func help(t *testing.T, names ...string) string {
+func help(t *testing.T, name string) string {
 	t.Helper()
 	var text strings.Builder
-	if err := Help(names...).Text(&text); err != nil {
-		t.Fatalf("help of %q: %v", names, err)
+	if err := Help(name).Text(&text); err != nil {
+		t.Fatalf("help of %q: %v", name, err)
 	}
 	return text.String()
 }
@@ -29,7 +28,7 @@ func help(t *testing.T, names ...string) string {
 // flags of a command are typed alike.
 func TestModel(t *testing.T) {
 	used := map[string]bool{"sbxrun --help": true}
-	for _, c := range nodes() {
+	for _, c := range commands() {
 		if c.Help == "" || c.Tag.Vars["usage"] == "" || c.Tag.Vars["example"] == "" {
 			t.Errorf("%s: help %q, %q", c.Path(), c.Help, c.Tag.Vars)
 		}
@@ -63,7 +62,7 @@ func TestModel(t *testing.T) {
 // TestHelp checks that the help of a command has its usage, an example, a sentence and its flags, that the help of sbxrun lists all
 // commands on one screen, and that lines fit a terminal.
 func TestHelp(t *testing.T) {
-	all := help(t)
+	all := help(t, "")
 	for _, want := range []string{"Usage: sbxrun [run] [flags] [--] COMMAND [ARG...]\n", "\n\nExample: sbxrun --timeout 5 "} {
 		if !strings.Contains(all, want) {
 			t.Errorf("no %q in the help:\n%s", want, all)
@@ -77,8 +76,8 @@ func TestHelp(t *testing.T) {
 			t.Errorf("no %q in the help of run:\n%s", want, text)
 		}
 	}
-	for _, c := range nodes() {
-		text := help(t, strings.Fields(c.Path())...)
+	for _, c := range commands() {
+		text := help(t, c.Path())
 		for _, line := range strings.Split(text, "\n") {
 			if len(line) > 80 && !strings.HasPrefix(line, "Usage:") && !strings.HasPrefix(line, "Example:") {
 				t.Errorf("longer than a terminal's line: %s", line)
@@ -118,13 +117,13 @@ func TestHelpOrder(t *testing.T) {
 
 // TestExamples parses the examples of the help.
 func TestExamples(t *testing.T) {
-	for _, c := range nodes() {
+	for _, c := range commands() {
 		args := strings.Fields(c.Tag.Vars["example"])[1:]
 		if c.Name == "run" {
 			args = slices.Insert(args, 0, "run")
 		}
 		flags, rest := Flags(args)
-		if err := Parse(flags, rest); err != nil || cmp.Or(Name(flags), "-") != c.Path() && len(c.Children) == 0 {
+		if err := Parse(flags, rest); err != nil || Name(flags) != c.Path() && len(c.Children) == 0 {
 			t.Errorf("%q: command %q, %v", args, Name(flags), err)
 		}
 	}

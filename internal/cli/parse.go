@@ -26,13 +26,12 @@ var ErrHelp = errors.New("help requested")
 // Parse fills flags, a pointer to the struct of a command in [CLI], from the words after the command's name. The command
 // line of run, start and exec begins at the first positional word, or after --, and is taken verbatim. Other commands
 // accept flags and names in any order. Parse exports --state-dir and --data-dir as environment variables, so that
-// processes started in the background inherit them. The error is a usage error, or [ErrHelp]; --json is set even then
-// (see [WantsJSON]).
+// processes started in the background inherit them. The error is a usage error, or [ErrHelp]; --json is set even then.
 func Parse(flags any, args []string) error {
 	// kong takes 5 µs for each flag, which is 0.5 ms for all of run. Only error messages need all of them.
 	err := parse(flags, args, given(args))
 	if err != nil && !errors.Is(err, ErrHelp) {
-		err = parse(flags, args, all)
+		err = parse(flags, args, func(reflect.StructField) bool { return true })
 	}
 	if err == nil {
 		return export(flags)
@@ -44,10 +43,8 @@ func Parse(flags any, args []string) error {
 	if errors.Is(err, ErrHelp) || asks(args, payload, "--help", "-h") {
 		return ErrHelp
 	}
-	return UsageError(flags, explain(Name(flags), args, err))
+	return UsageError(flags, explain(find(Model(), Name(flags)), args, err))
 }
-
-func all(reflect.StructField) bool { return true }
 
 // given returns a function that reports whether args may contain the flag of a field.
 func given(args []string) func(f reflect.StructField) bool {
@@ -67,17 +64,23 @@ func given(args []string) func(f reflect.StructField) bool {
 	}
 }
 
-// choose returns the fields of a struct that are positional arguments, commands or wanted flags, with their values. It
-// sets other flags to their defaults.
-func choose(command reflect.Value, wanted func(f reflect.StructField) bool) (fields []reflect.StructField, values []reflect.Value) {
+// choose returns the positional arguments, commands and wanted flags of a struct, with their values. It sets other flags
+// to their defaults. Names, which may come before and after flags, become n arguments of one word, because kong expects
+// all words of an argument together.
+func choose(command reflect.Value, n int, wanted func(f reflect.StructField) bool) (fields []reflect.StructField, values []reflect.Value) {
 	for f, v := range command.Fields() {
 		switch {
 		case f.Anonymous:
-			embedded, of := choose(v, wanted)
+			embedded, of := choose(v, n, wanted)
 			fields, values = append(fields, embedded...), append(values, of...)
+		case strings.HasPrefix(string(f.Tag), "arg:") && f.Type.Kind() == reflect.Slice && f.Tag.Get("passthrough") == "":
+			for i := range max(n, 1) {
+				fields = append(fields, reflect.StructField{Name: fmt.Sprint(f.Name, i), Type: reflect.PointerTo(f.Type.Elem()), Tag: f.Tag})
+				values = append(values, v)
+				f.Tag = `arg:"" optional:""`
+			}
 		case strings.HasPrefix(string(f.Tag), "arg:"), strings.HasPrefix(string(f.Tag), "cmd:"), wanted(f):
-			fields = append(fields, reflect.StructField{Name: f.Name, Type: f.Type, Tag: f.Tag})
-			values = append(values, v)
+			fields, values = append(fields, reflect.StructField{Name: f.Name, Type: f.Type, Tag: f.Tag}), append(values, v)
 		case f.Tag.Get("default") != "":
 			_ = decode(v, f.Tag.Get("default")) // TestParseGiven parses it
 		}
@@ -87,7 +90,7 @@ func choose(command reflect.Value, wanted func(f reflect.StructField) bool) (fie
 
 // parse fills flags with a grammar of the wanted flags.
 func parse(flags any, args []string, wanted func(f reflect.StructField) bool) error {
-	fields, targets := choose(reflect.ValueOf(flags).Elem(), wanted)
+	fields, targets := choose(reflect.ValueOf(flags).Elem(), len(args), wanted)
 	options := []kong.Option{kong.Name("sbxrun"), kong.Exit(func(int) {}), kong.Help(func(kong.HelpOptions, *kong.Context) error { return ErrHelp })}
 	for _, f := range fields {
 		if !strings.HasPrefix(string(f.Tag), "cmd:") && f.Type.Kind() != reflect.Bool {
@@ -100,33 +103,15 @@ func parse(flags any, args []string, wanted func(f reflect.StructField) bool) er
 		panic(fmt.Sprintf("cli: %T: %v", flags, err)) // TestParseGiven builds all of them
 	}
 	ctx, err := k.Parse(args)
-	var line *[]string // the words of the last argument
-	if n := len(k.Model.Positional); n > 0 {
-		line, _ = k.Model.Positional[n-1].Target.Addr().Interface().(*[]string)
-	}
-	// kong expects all names on one side of the flags: in kill A --grace 0 B it does not expect B.
-	var late []string
-	for line != nil && err != nil && strings.HasPrefix(err.Error(), "unexpected argument") {
-		wrong, _ := errors.AsType[*kong.ParseError](err)
-		path := wrong.Context.Path
-		i := len(args) - len(path[len(path)-1].Remainder())
-		if args[i] == "--" {
-			i++
-		}
-		late, args = append(late, args[i]), slices.Concat(args[:i], args[i+1:])
-		ctx, err = k.Parse(args)
-	}
 	if err != nil {
 		return err
 	}
-	if line != nil {
-		*line = append(*line, late...)
-		if field(flags, "Command").IsValid() && len(*line) > 0 && (*line)[0] == "--" {
-			*line = (*line)[1:]
-		}
-	}
 	for i, target := range targets {
-		target.Set(grammar.Elem().Field(i))
+		if v := grammar.Elem().Field(i); v.Kind() != reflect.Pointer {
+			target.Set(v)
+		} else if !v.IsNil() {
+			target.Set(reflect.Append(target, v.Elem()))
+		}
 	}
 	return useless(ctx)
 }
@@ -152,45 +137,43 @@ func useless(ctx *kong.Context) error {
 	return nil
 }
 
-// word decodes one value of a flag or a positional argument, and all consecutive words of a repeated argument. Unlike
-// kong's own mappers it accepts negative numbers, does not split lists at commas, keeps bytes that are not UTF-8, and
-// refuses empty values.
+// word decodes the value of a flag, a positional argument, or the words of a command line. Unlike kong's own mappers it
+// accepts negative numbers, does not split lists at commas, keeps bytes that are not UTF-8, and refuses empty values.
 func word(ctx *kong.DecodeContext, target reflect.Value) error {
-	token := ctx.Scan.Pop()
+	token, choices := ctx.Scan.Pop(), Choices(ctx.Value.Tag)
 	text := token.String()
-	if ctx.Value.Flag != nil {
-		choices := Choices(ctx.Value.Tag)
-		switch {
-		case token.IsEOL():
-			return errors.New("needs a value")
-		case token.InferredType().IsAny(kong.FlagToken, kong.ShortFlagToken) && strings.Trim(text[1:2], "0123456789.") != "":
-			return fmt.Errorf("needs a value, and %q looks like a flag; if it is the value, write --%s=%[1]s", text, ctx.Value.Name)
-		case text == "" && target.Kind() == reflect.String: // usually an unset shell variable
-			return errors.New("the value is empty")
-		case choices != nil && !slices.ContainsFunc(choices, func(c string) bool {
-			return text == c || strings.HasSuffix(c, "=") && strings.HasPrefix(text, c)
-		}):
-			return fmt.Errorf("invalid value %q: want %s", text, strings.ReplaceAll(or(choices), "=", "=HOST[:PORT],..."))
+	switch {
+	case ctx.Value.Passthrough:
+		line := target.Addr().Interface().(*[]string)
+		for ; !token.IsEOL(); token = ctx.Scan.Pop() {
+			*line = append(*line, token.String())
 		}
-	}
-	if err := decode(target, text); err != nil {
-		return err
-	}
-	if line, ok := target.Addr().Interface().(*[]string); ok && ctx.Value.Flag == nil {
-		for !ctx.Scan.Peek().IsEOL() && (ctx.Value.Passthrough || ctx.Scan.Peek().IsValue()) {
-			*line = append(*line, ctx.Scan.Pop().String())
+		if text == "--" {
+			*line = (*line)[1:]
 		}
+		return nil
+	case ctx.Value.Flag == nil:
+	case token.IsEOL():
+		return errors.New("needs a value")
+	case token.InferredType().IsAny(kong.FlagToken, kong.ShortFlagToken) && strings.Trim(text[1:2], "0123456789.") != "":
+		return fmt.Errorf("needs a value, and %q looks like a flag; if it is the value, write --%s=%[1]s", text, ctx.Value.Name)
+	case text == "" && target.Kind() == reflect.String: // usually an unset shell variable
+		return errors.New("the value is empty")
+	case choices != nil && !slices.ContainsFunc(choices, func(c string) bool { return text == c || strings.HasSuffix(c, "=") && strings.HasPrefix(text, c) }):
+		return fmt.Errorf("invalid value %q: want %s", text, strings.ReplaceAll(or(choices), "=", "=HOST[:PORT],..."))
 	}
-	return nil
+	return decode(target, text)
 }
 
-// decode sets a value from its text.
+// decode sets a value from its text, or appends to it.
 func decode(target reflect.Value, text string) error {
 	switch v := target.Addr().Interface().(type) {
 	case encoding.TextUnmarshaler:
 		return v.UnmarshalText([]byte(text))
 	case *[]string:
 		*v = append(*v, text)
+	case **string:
+		*v = &text
 	case *string:
 		*v = text
 	}
@@ -235,25 +218,13 @@ func Command[F any](run func(*F) (output.Result, error)) func(args []string) int
 	}
 }
 
-// Flags returns an empty struct of the command, or the group of commands, that args begin with, and the rest of args.
-func Flags(args []string) (flags any, rest []string) {
-	v := reflect.ValueOf(new(CLI)).Elem()
-	for len(args) > 0 {
-		f, ok := v.Type().FieldByNameFunc(func(name string) bool { return strings.ToLower(name) == args[0] })
-		if !ok || !strings.HasPrefix(string(f.Tag), "cmd:") {
-			break
-		}
-		v, args = v.FieldByIndex(f.Index), args[1:]
-	}
-	return v.Addr().Interface(), args
-}
-
 // Finish prints the outcome of a command with these flags, or the help that they ask for, and returns the exit code.
 func Finish(flags any, r output.Result, err error) int {
 	if errors.Is(err, ErrHelp) {
-		return output.Finish(false, Help(strings.Fields(Name(flags))...), nil)
+		r, err = Help(Name(flags)), nil
 	}
-	return output.Finish(WantsJSON(flags), r, err)
+	f := field(flags, "JSON")
+	return output.Finish(f.IsValid() && f.Bool(), r, err)
 }
 
 // UsageError returns err as a usage error with a hint to the help of the command. An error with a hint or another code
@@ -265,32 +236,12 @@ func UsageError(flags any, err error) error {
 	return &result.Error{Code: "usage", Message: err.Error(), Hint: "see sbxrun " + strings.TrimPrefix(Name(flags)+" --help", "run "), Err: err}
 }
 
-// Name returns the name of the command that flags is a pointer to the struct of, such as "run" or "snapshot ls".
-func Name(flags any) string {
-	name := strings.ToLower(reflect.TypeOf(flags).Elem().Name())
-	for _, group := range []string{"snapshot", "image", "volume"} {
-		if command, ok := strings.CutPrefix(name, group); ok && command != "" {
-			return group + " " + command
-		}
-	}
-	return name
-}
-
-// WantsJSON reports whether flags, a pointer to the struct of a command, have --json set, even after an error of [Parse].
-func WantsJSON(flags any) bool {
-	f := field(flags, "JSON")
-	return f.IsValid() && f.Bool()
-}
-
 // export sets the variables of --state-dir and --data-dir.
 func export(flags any) error {
 	for name, variable := range map[string]string{"StateDir": "SBXRUN_STATE_DIR", "DataDir": "SBXRUN_DATA_DIR"} {
 		if f := field(flags, name); f.IsValid() && f.String() != "" {
 			dir, err := filepath.Abs(f.String())
-			if err == nil {
-				err = os.Setenv(variable, dir)
-			}
-			if err != nil {
+			if err = cmp.Or(err, os.Setenv(variable, dir)); err != nil {
 				return err
 			}
 		}
@@ -302,57 +253,52 @@ func field(flags any, name string) reflect.Value {
 	return reflect.ValueOf(flags).Elem().FieldByName(name)
 }
 
-// explain rewords kong's error. For an unknown flag it adds a replacement, the other commands with the flag, or kong's
-// question about a similar one.
-func explain(command string, args []string, err error) error {
-	if n := find(Model().Model.Node, strings.Fields(command)); len(n.Children) > 0 {
+// explain rewords kong's error about the words after a command. For an unknown flag it adds a replacement, the other
+// commands with the flag, or kong's question about a similar one.
+func explain(n *kong.Node, args []string, err error) error {
+	if len(n.Children) > 0 {
 		var names []string
 		for _, c := range n.Children {
 			names = append(names, c.Name)
 		}
 		if len(args) == 0 {
-			return fmt.Errorf("no %s command given: want %s", command, or(names))
+			return fmt.Errorf("no %s command given: want %s", n.Name, or(names))
 		}
-		return fmt.Errorf("no %s command %q: want %s%s", command, args[0], or(names), instead(command, args[0], "; "))
+		return fmt.Errorf("no %s command %q: want %s%s", n.Name, args[0], or(names), instead(n.Name, args[0], "; "))
 	}
 	message := strings.ReplaceAll(err.Error(), `"`, "")
 	if missing, ok := strings.CutPrefix(message, "expected "); ok {
 		return fmt.Errorf("no %s given", strings.Trim(missing, "<> ."))
 	}
-	unknown, ok := strings.CutPrefix(message, "unknown flag ")
-	if !ok {
+	wrong, ok := errors.AsType[*kong.ParseError](err)
+	flag, similar, _ := strings.Cut(strings.TrimPrefix(message, "unknown flag "), ", did you mean ")
+	if !ok || !strings.HasPrefix(message, "unknown flag ") {
 		return err
 	}
-	flag, _, similar := strings.Cut(unknown, ", did you mean ")
-	if len(flag) == len("-x") {
-		// kong names one letter, or a byte of it, and finds all other letters similar.
-		similar = false
-		for _, arg := range args {
-			if isFlag(arg) && arg[1] != '-' && strings.Contains(arg, flag[1:]) && (len(arg) > len("-it") || arg[1] == flag[1]) {
-				flag = arg
-				break
-			}
+	if len(flag) == len("-x") { // kong names one letter, or a byte of it, and finds all other letters similar
+		path := wrong.Context.Path
+		word := args[len(args)-len(path[len(path)-1].Remainder())]
+		if similar = ""; len(word) > len("-it") || word[1] == flag[1] {
+			flag = word
 		}
 	}
-	if hint := instead(command, flag, ": "); hint != "" {
-		return fmt.Errorf("unknown flag %s%s", flag, hint)
-	}
+	hint := instead(n.Path(), flag, ": ")
 	var others []string
 	for _, c := range Commands() {
-		if c.Path() == command && flagOf(c, "-"+flag) != nil {
-			return fmt.Errorf("unknown flag %s, did you mean -%[1]s?", flag)
-		}
 		if flagOf(c, flag) != nil {
 			others = append(others, strings.Fields(c.Path())[0])
 		}
 	}
 	switch {
+	case hint != "":
+	case flagOf(n, "-"+flag) != nil:
+		hint = ", did you mean -" + flag + "?"
 	case others != nil:
-		return fmt.Errorf("unknown flag %s, which is a flag of %s", flag, strings.Join(slices.Compact(others), ", "))
-	case similar:
-		return errors.New(message)
+		hint = ", which is a flag of " + strings.Join(slices.Compact(others), ", ")
+	case similar != "":
+		hint = ", did you mean " + similar
 	}
-	return fmt.Errorf("unknown flag %s", flag)
+	return fmt.Errorf("unknown flag %s%s", flag, hint)
 }
 
 // instead returns a hint for a word of another program, such as timeout(1), docker or kill(1), after a separator, or "".
@@ -372,9 +318,9 @@ func instead(command, word, separator string) string {
 
 // or lists words: a, b or c.
 func or(words []string) string {
-	last := len(words) - 1
-	if last <= 0 {
-		return strings.Join(words, "")
+	list := strings.Join(words, ", ")
+	if i := strings.LastIndex(list, ", "); i >= 0 {
+		list = list[:i] + " or" + list[i+1:]
 	}
-	return strings.Join(words[:last], ", ") + " or " + words[last]
+	return list
 }

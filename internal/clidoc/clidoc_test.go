@@ -117,7 +117,7 @@ func TestManPages(t *testing.T) {
 		if !strings.HasPrefix(text, title+" 1 ") || !strings.Contains(text, "# NAME\n\n"+title+" - ") {
 			t.Errorf("%s does not begin as the page of %s", source, title)
 		}
-		if command, found := strings.CutPrefix(title, "sbxrun-"); found && !strings.Contains(text, `{{synopsis "`+command+`"}}`) {
+		if command, found := strings.CutPrefix(title, "sbxrun-"); found && !strings.Contains(text, `{{template "synopsis" commands "`+command+`"}}`) {
 			t.Errorf("%s: no synopsis of %s", source, command)
 		}
 		for _, m := range regexp.MustCompile(`\*\*(sbxrun[a-z-]*)\*\*\(1\)`).FindAllStringSubmatch(text, -1) {

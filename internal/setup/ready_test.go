@@ -42,7 +42,7 @@ func TestRelativeDirectory(t *testing.T) {
 	f.program("go", `echo "$@"`)
 	t.Chdir(f.dir)
 	for _, tt := range []struct{ dir, want string }{{"out/man", f.dir + "/out/man"}, {"/out", "/out"}, {"", "bin/share/man/man1"}} {
-		if code, out := f.run("../../setup.sh", "man", tt.dir); code != 0 || out != "run ./internal/clidoc man "+tt.want+"\n" {
+		if code, out := f.run("../../setup.sh", "man", tt.dir); code != 0 || out != "run ./internal/clidoc . man "+tt.want+"\n" {
 			t.Errorf("%q: exit code %d, printed %q", tt.dir, code, out)
 		}
 	}
