@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/hostfiles"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
@@ -124,26 +125,10 @@ func bindFor(host, home string) string {
 	if base := path.Base(dir); base == "bin" || base == "shims" {
 		dir = path.Dir(dir)
 	}
-	if dir == "/" || HomeWithin(dir, home) != "" {
+	if dir == "/" || hostfiles.HomeWithin(dir, home) != "" {
 		return host
 	}
 	return dir
-}
-
-// PrivateDirs are the names of directories that hold credentials.
-var PrivateDirs = map[string]bool{
-	".git": true, ".config": true, ".ssh": true, ".aws": true, ".azure": true, ".docker": true, ".gnupg": true, ".kube": true, ".aspnet": true, ".password-store": true,
-	"x509stores": true, // of .NET
-}
-
-// Private reports whether a path leads through a directory that holds credentials.
-func Private(name string) bool {
-	for ; name != "/" && name != "."; name = path.Dir(name) {
-		if PrivateDirs[path.Base(name)] {
-			return true
-		}
-	}
-	return false
 }
 
 // lookHost looks a program up in a PATH on the host; "" for none. It ignores relative directories.
@@ -222,11 +207,11 @@ func checkFile(v view, name, p, home string) error {
 // parts of a chain of links.
 func (v view) showing(p string, err error, home string) string {
 	real, linkErr := filepath.EvalSymlinks(p)
-	if v.rooted() || linkErr != nil || !isFile(real) || Private(real) || unix.Access(real, unix.X_OK) != nil {
+	if v.rooted() || linkErr != nil || !isFile(real) || hostfiles.Private(real) || unix.Access(real, unix.X_OK) != nil {
 		return ""
 	}
 	var dirs []string
-	if h := (*hiddenError)(nil); errors.As(err, &h) && h.path != real && !Private(h.path) {
+	if h := (*hiddenError)(nil); errors.As(err, &h) && h.path != real && !hostfiles.Private(h.path) {
 		dirs = append(dirs, bindFor(h.path, home))
 	}
 	if dir := bindFor(real, home); v.hostPath(real) == "" && !slices.ContainsFunc(dirs, func(shown string) bool { return values.Within(dir, shown) }) {

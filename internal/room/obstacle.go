@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/enter"
+	"github.com/sbxrun/sbxrun/internal/hostfiles"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
@@ -184,7 +185,7 @@ func (s scene) hidden(arg, home string) (what, remedy string) {
 	}
 	what = fmt.Sprintf("%q is not shown in the sandbox", name)
 	switch {
-	case HomeWithin(name, home) != "":
+	case hostfiles.HomeWithin(name, home) != "":
 		return what + ": it is or holds a home directory", "--ro-bind NAME shows a file or a directory of it"
 	case strings.Contains(name, "/.") || values.Within(name, "/etc") || values.Within(name, "/run"):
 		return what, "" // it could be a secret
@@ -193,7 +194,7 @@ func (s scene) hidden(arg, home string) (what, remedy string) {
 		for !values.Within(name, top) {
 			top = path.Dir(top)
 		}
-		if top != "/" && HomeWithin(top, home) == "" {
+		if top != "/" && hostfiles.HomeWithin(top, home) == "" {
 			return what, "--cwd-root " + values.ShellQuote(top) + " shows it and the current directory"
 		}
 	}
@@ -239,9 +240,9 @@ func (s scene) linkedGit(home string) string {
 		}
 		git := path.Join(top, ".git")
 		switch st, err := os.Lstat(git); {
-		case err != nil || !st.IsDir() || !s.sight.hides(git) || HomeWithin(git, home) != "":
+		case err != nil || !st.IsDir() || !s.sight.hides(git) || hostfiles.HomeWithin(git, home) != "":
 			return ""
-		case values.Within(dir, top) && HomeWithin(top, home) == "":
+		case values.Within(dir, top) && hostfiles.HomeWithin(top, home) == "":
 			return "--cwd-root " + values.ShellQuote(top)
 		}
 		return "--ro-bind " + values.ShellQuote(git)
@@ -265,7 +266,7 @@ func (s scene) repository(home string) string {
 	for dir := s.workdir; dir != "/"; dir = path.Dir(dir) {
 		git := path.Join(dir, ".git")
 		if _, err := os.Lstat(git); err == nil {
-			if !s.sight.hides(git) || HomeWithin(dir, home) != "" {
+			if !s.sight.hides(git) || hostfiles.HomeWithin(dir, home) != "" {
 				return ""
 			}
 			return dir

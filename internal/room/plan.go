@@ -18,6 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/devices"
 	"github.com/sbxrun/sbxrun/internal/enter"
+	"github.com/sbxrun/sbxrun/internal/hostfiles"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/seccomp"
@@ -776,7 +777,7 @@ func currentDirectory(p *Policy, home string) (workdir string, err error) {
 	case "/":
 		return "", cwdError("--ro-bind NAME shows a file or a directory", "%s is /, which contains the whole host", what)
 	}
-	if h := HomeWithin(shown, home); h != "" {
+	if h := hostfiles.HomeWithin(shown, home); h != "" {
 		const some = "--ro-bind NAME shows a file or a directory of it"
 		if h == shown {
 			return "", cwdError(some, "%s %q is a home directory, with its keys and tokens", what, shown)
@@ -825,42 +826,6 @@ func aboveDirectory(root, dir string) (string, error) {
 		return "", &result.Error{Code: "usage", Message: fmt.Sprintf("--cwd-root %q: %v", root, err), Hint: "name a directory above the current one, such as --cwd-root ..", Err: err}
 	}
 	return real, nil
-}
-
-// HomeWithin returns a home directory at or below dir, or "". It knows the caller's and root's, those in /home, and the
-// homes of login accounts.
-func HomeWithin(dir, home string) string {
-	// The path of the current directory has no links, but HOME and /home may have some.
-	homes := []string{home, "/root"}
-	if real, err := filepath.EvalSymlinks(home); err == nil {
-		homes = append(homes, real)
-	}
-	tops := []string{"/home"}
-	if real, err := filepath.EvalSymlinks("/home"); err == nil && real != "/home" {
-		tops = append(tops, real)
-	}
-	// If it is unreadable, check only the well-known directories.
-	passwd, _ := proc.ReadFile("/etc/passwd")
-	for line := range strings.SplitSeq(string(passwd), "\n") {
-		f := strings.Split(line, ":")
-		if len(f) < 7 {
-			continue
-		}
-		if uid, err := strconv.Atoi(f[2]); err == nil && (uid >= 1000 && uid != Nobody) {
-			homes = append(homes, f[5])
-		}
-	}
-	for _, h := range homes {
-		if h = path.Clean(h); h != "/" && path.IsAbs(h) && values.Within(h, dir) {
-			return h
-		}
-	}
-	for _, top := range tops {
-		if dir == top || path.Dir(dir) == top || values.Within(top, dir) {
-			return dir
-		}
-	}
-	return ""
 }
 
 // checkWorkdir checks, as far as possible from outside, that the payload can enter its working directory.

@@ -16,6 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/public"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
@@ -87,29 +88,8 @@ const (
 // links, and the sandbox gets the same links.
 var toplevel = []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"}
 
-// etcFiles are shown, whoever owns them, if everybody can read them.
-var etcFiles = []string{
-	"ld.so.cache", "ld-musl-x86_64.path", "ld-musl-aarch64.path", // the dynamic loader
-	"nsswitch.conf", "services", "mime.types", "timezone",
-	"maven/m2.conf", "maven/logging/simplelogger.properties", // but not settings.xml
-	"ssl/openssl.cnf", "pki/tls/openssl.cnf",
-}
-
-// etcLinks are links on most systems, into /usr or to certificates. They become links in the sandbox, or copies.
-var etcLinks = []string{"os-release", "localtime", "ssl/cert.pem", "pki/tls/cert.pem"}
-
-// etcDirs are always shown: alternatives has the links behind awk, java and editor; crypto-policies configures OpenSSL on
-// Fedora; the others contain CA certificates. Only parts of ssl and pki are shown, because they contain private keys, too.
-var etcDirs = []string{"alternatives", "crypto-policies", "java", "ssl/certs", "pki/ca-trust", "pki/tls/certs", "pki/java", "ca-certificates"}
-
-// etcNetFiles are for a payload that has the host's network.
-var etcNetFiles = []string{"hosts", "host.conf", "resolv.conf", "gai.conf"}
-
 // smallTmpfs is the size of writable directories that programs rarely fill.
 const smallTmpfs = 64 << 20
-
-// maxCopy limits the size of a copied file of /etc.
-const maxCopy = 4 << 20
 
 // layout returns all parts of the sandbox's file tree: the default root and the user's mounts, parents before their
 // children. root, if not nil, is an open [opRoot].
@@ -135,7 +115,7 @@ func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, er
 		}
 		ops = append(append(ops, *root), files...)
 	} else {
-		ops = etcOps(systemOps(ops), p, user, hostname)
+		ops = append(systemOps(ops), accountOps(p, user, hostname)...)
 	}
 	ops = append(ops, op{kind: opProc, dst: "/proc"})
 	if p.Meminfo != nil {
@@ -156,7 +136,7 @@ func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, er
 	}
 	if root == nil {
 		ops = append(ops, op{kind: opDir, dst: "/var/tmp"})
-		ops = publicOps(mounts, ops, c, p.Outside(c))
+		ops = systemParts(mounts, ops, p, c)
 	}
 	// A mount of the user replaces the defaults at and below its destination.
 	ops = slices.DeleteFunc(ops, func(o op) bool {
@@ -188,51 +168,44 @@ func systemData() (ops []op) {
 	return ops
 }
 
-func etcOps(ops []op, p *Policy, user User, hostname string) []op {
-	files := etcFiles
-	if p.Network == NetHost {
-		files = append(slices.Clone(files), etcNetFiles...)
-	} else {
+// systemParts are the parts of /etc and /var/lib that the sandbox shows, with the mounts of the user and known.
+func systemParts(mounts, known []op, p *Policy, c Caller) (ops []op) {
+	parts := public.Etc(p.Network == NetHost)
+	var groups []int
+	if c.UID != 0 { // root drops its groups
+		groups, _ = unix.Getgroups() // fails only if they change at the same time
+		groups = slices.DeleteFunc(groups, func(gid int) bool { return gid == c.GID && c.GID == c.UID })
+	}
+	dests := make([]string, 0, len(mounts)+len(known)+len(parts))
+	for i := range mounts {
+		dests = append(dests, mounts[i].dst)
+	}
+	for i := range known {
+		dests = append(dests, known[i].dst)
+	}
+	for i := range parts {
+		dests = append(dests, parts[i].Name)
+	}
+	for _, part := range append(parts, public.Programs(p.Outside(c).UID, groups, dests)...) {
+		o := op{kind: opBind, src: part.Name, dst: part.Name, tree: part.Tree, file: part.File}
+		switch {
+		case part.Target != "":
+			o = op{kind: opSymlink, src: part.Target, dst: part.Name}
+		case part.Data != nil:
+			o = op{kind: opCopy, src: part.Name, dst: part.Name, data: part.Data}
+		}
+		known = append(known, o)
+	}
+	return known
+}
+
+// accountOps are the sandbox's own accounts and host names. With the host's network, it sees those of the host.
+func accountOps(p *Policy, user User, hostname string) []op {
+	passwd, group := accounts(user)
+	ops := []op{{kind: opCopy, dst: "/etc/passwd", data: passwd}, {kind: opCopy, dst: "/etc/group", data: group}}
+	if p.Network != NetHost {
 		ops = append(ops, hostsOp(hostname))
 	}
-	for _, name := range etcLinks {
-		if target, ok := etcLink("/etc/" + name); ok {
-			ops = append(ops, op{kind: opSymlink, src: target, dst: "/etc/" + name})
-		} else if o, ok := etcFile("/etc/" + name); ok {
-			ops = append(ops, o)
-		}
-	}
-	var st unix.Stat_t
-	for _, name := range files {
-		name = "/etc/" + name
-		if unix.Lstat(name, &st) != nil {
-			continue
-		}
-		if st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o004 != 0 {
-			ops = append(ops, op{kind: opBind, src: name, dst: name, tree: "/etc", file: true})
-		} else if o, ok := etcFile(name); ok { // a link: resolv.conf usually leads to a hidden directory
-			ops = append(ops, o)
-		}
-	}
-	for _, name := range etcDirs {
-		name = "/etc/" + name
-		if unix.Lstat(name, &st) != nil {
-			continue
-		}
-		switch st.Mode & unix.S_IFMT {
-		case unix.S_IFDIR:
-			ops = append(ops, op{kind: opBind, src: name, dst: name, tree: "/etc"})
-		case unix.S_IFLNK:
-			if target, err := os.Readlink(name); err == nil {
-				ops = append(ops, op{kind: opSymlink, src: target, dst: name})
-			}
-		}
-	}
-	passwd, group := accounts(user)
-	ops = append(ops,
-		op{kind: opCopy, dst: "/etc/passwd", data: passwd},
-		op{kind: opCopy, dst: "/etc/group", data: group},
-	)
 	return ops
 }
 
@@ -259,35 +232,6 @@ func accounts(user User) ([]byte, []byte) {
 		fmt.Fprintf(&group, "nogroup:x:%d:\n", Nobody)
 	}
 	return passwd.Bytes(), group.Bytes()
-}
-
-// etcLink returns the target of a symbolic link that leads to /usr, to certificates or to alternatives.
-func etcLink(name string) (target string, ok bool) {
-	target, err := os.Readlink(name)
-	at := target
-	if !path.IsAbs(at) {
-		at = path.Join(path.Dir(name), at)
-	}
-	at = path.Clean(at)
-	return target, err == nil && (values.Within(at, "/usr") || values.Within(at, "/etc/ssl/certs") || values.Within(at, "/etc/pki/ca-trust") || values.Within(at, "/etc/alternatives"))
-}
-
-// etcFile returns a copy of a file. It follows a symbolic link.
-func etcFile(name string) (op, bool) {
-	// os.Open would register the file with the poller, at five system calls.
-	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return op{}, false
-	}
-	defer unix.Close(fd)
-	var st unix.Stat_t
-	err = unix.Fstat(fd, &st)
-	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Mode&0o004 == 0 || st.Size > maxCopy {
-		return op{}, false // root must not pass on files that its payload could not read
-	}
-	data := make([]byte, max(st.Size, 4096))
-	n, err := unix.Read(fd, data)
-	return op{kind: opCopy, dst: name, src: name, data: data[:max(n, 0)]}, err == nil
 }
 
 // mountOp checks one of the user's mounts against the host.

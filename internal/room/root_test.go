@@ -8,10 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A link that a payload leaves in a writable bind is not followed when the next run mounts something there. Otherwise
@@ -113,24 +110,4 @@ func filesBelow(t *testing.T, dir string) string {
 		t.Fatal(err)
 	}
 	return strings.Join(names, " ")
-}
-
-// Only files of limited size that everybody can read are copied from /etc.
-func TestEtcFile(t *testing.T) {
-	dir := t.TempDir()
-	write := func(name string, mode os.FileMode, size int64) string {
-		name = filepath.Join(dir, name)
-		harness.Must(t, errors.Join(os.WriteFile(name, nil, 0o600), os.Truncate(name, size), os.Chmod(name, mode)))
-		return name
-	}
-	harness.Must(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o644))
-	harness.Must(t, os.Symlink("public", filepath.Join(dir, "link")))
-	for name, want := range map[string]bool{
-		write("public", 0o644, 5): true, write("largest", 0o644, maxCopy): true, filepath.Join(dir, "link"): true,
-		write("secret", 0o600, 5): false, write("group", 0o640, 5): false, write("large", 0o644, maxCopy+1): false, dir: false, filepath.Join(dir, "fifo"): false, dir + "/none": false,
-	} {
-		if _, ok := etcFile(name); ok != want {
-			t.Errorf("%s: %v", name, ok)
-		}
-	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/public"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
@@ -79,8 +80,8 @@ func rootFiles(p *Policy, user User, hostname string, root *op) (ops []op, err e
 		return append(ops, hostsOp(hostname)), nil
 	}
 	for _, name := range []string{"/etc/hosts", "/etc/resolv.conf"} {
-		if o, ok := etcFile(name); ok {
-			ops = append(ops, o)
+		if data, ok := public.Copy(name); ok {
+			ops = append(ops, op{kind: opCopy, src: name, dst: name, data: data})
 		}
 	}
 	return ops, nil
@@ -105,6 +106,9 @@ func merge(first, second []byte) []byte {
 	return out
 }
 
+// maxAccounts limits the size of a root directory's passwd and group.
+const maxAccounts = 4 << 20
+
 // readIn reads a small regular file of a root directory. Symbolic links are resolved within that directory. It returns
 // nil if there is no such file.
 func readIn(root *os.File, name string) ([]byte, error) {
@@ -122,9 +126,9 @@ func readIn(root *os.File, name string) ([]byte, error) {
 	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
 		return nil, err
 	}
-	data, err := io.ReadAll(io.LimitReader(f, maxCopy+1))
-	if err == nil && len(data) > maxCopy {
-		err = fmt.Errorf("larger than %d MiB", maxCopy>>20)
+	data, err := io.ReadAll(io.LimitReader(f, maxAccounts+1))
+	if err == nil && len(data) > maxAccounts {
+		err = fmt.Errorf("larger than %d MiB", maxAccounts>>20)
 	}
 	return data, err
 }

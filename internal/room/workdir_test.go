@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/hostfiles"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
@@ -180,8 +181,8 @@ func TestHomeWithinHomeIsALink(t *testing.T) {
 		for dir, want := range map[string]string{
 			"/var/homes/me": "/var/homes/me", "/var/homes": "/var/homes", "/var": "/var", "/var/homes/me/project": "", "/var/other": "", "/home": "/home",
 		} {
-			if got := HomeWithin(dir, "/nonexistent"); got != want {
-				t.Errorf("HomeWithin(%q) = %q, want %q", dir, got, want)
+			if got := hostfiles.HomeWithin(dir, "/nonexistent"); got != want {
+				t.Errorf("hostfiles.HomeWithin(%q) = %q, want %q", dir, got, want)
 			}
 		}
 		return
@@ -211,8 +212,8 @@ func TestHomeWithin(t *testing.T) {
 		{"/home/somebody-who-is-not-here/x", "", ""},
 	}
 	for _, tt := range tests {
-		if got := HomeWithin(tt.dir, tt.home); got != tt.want {
-			t.Errorf("HomeWithin(%q, %q) = %q, want %q", tt.dir, tt.home, got, tt.want)
+		if got := hostfiles.HomeWithin(tt.dir, tt.home); got != tt.want {
+			t.Errorf("hostfiles.HomeWithin(%q, %q) = %q, want %q", tt.dir, tt.home, got, tt.want)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/hostfiles"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
@@ -19,7 +20,7 @@ var secretIn = map[string][]string{"config": {".cargo"}, "config.toml": {".cargo
 func secret(path string) bool {
 	name := strings.ToLower(filepath.Base(path))
 	switch {
-	case room.SecretFile(name):
+	case hostfiles.SecretFile(name):
 		return true
 	case slices.Contains(secretIn[name], filepath.Base(filepath.Dir(path))):
 		return true
@@ -177,7 +178,7 @@ func (c *coverer) search(top string, plain bool) {
 		for _, e := range entries {
 			name := filepath.Join(dir, e.Name())
 			switch link := e.Type()&os.ModeSymlink != 0; {
-			case (e.IsDir() || link) && room.PrivateDirs[e.Name()]:
+			case (e.IsDir() || link) && hostfiles.PrivateDirs[e.Name()]:
 				if st, err := os.Stat(name); err == nil && (st.IsDir() || secret(name)) {
 					c.hide(name)
 				}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/hostfiles"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
@@ -240,7 +241,7 @@ func (f *finder) target(name string) {
 		f.programs(filepath.Dir(name))
 	default:
 		file := real(name)
-		if st, err := os.Stat(file); err == nil && st.Mode().IsRegular() && len(f.files) < manyPrefixes && !room.Private(file) && !secret(file) {
+		if st, err := os.Stat(file); err == nil && st.Mode().IsRegular() && len(f.files) < manyPrefixes && !hostfiles.Private(file) && !secret(file) {
 			f.files = append(f.files, file)
 		}
 	}
@@ -332,12 +333,12 @@ func (f *finder) prefix(dir string) {
 		return
 	}
 	top := filepath.Dir(dir)
-	if room.HomeWithin(top, f.home) == "" && f.toolchain(top) {
+	if hostfiles.HomeWithin(top, f.home) == "" && f.toolchain(top) {
 		f.show(top)
 		return
 	}
 	f.show(dir)
-	if room.HomeWithin(top, f.home) != "" {
+	if hostfiles.HomeWithin(top, f.home) != "" {
 		return // ~/bin: its neighbours are the user's
 	}
 	show := parts
@@ -364,7 +365,7 @@ func (f *finder) toolchain(top string) bool {
 
 // recognised is toolchain without the cache.
 func (f *finder) recognised(top string) bool {
-	for dir := top; dir != "/" && room.HomeWithin(dir, f.home) == ""; dir = filepath.Dir(dir) {
+	for dir := top; dir != "/" && hostfiles.HomeWithin(dir, f.home) == ""; dir = filepath.Dir(dir) {
 		if slices.Contains(whole, filepath.Base(dir)) {
 			return true
 		}
@@ -390,7 +391,7 @@ func (f *finder) recognised(top string) bool {
 // ownWork reports whether a directory is in a repository of git: it or one above it, below the home
 // directories, has a .git.
 func (f *finder) ownWork(dir string) bool {
-	for ; dir != "/" && room.HomeWithin(dir, f.home) == ""; dir = filepath.Dir(dir) {
+	for ; dir != "/" && hostfiles.HomeWithin(dir, f.home) == ""; dir = filepath.Dir(dir) {
 		if _, err := os.Lstat(filepath.Join(dir, ".git")); err == nil {
 			return true
 		}
@@ -401,7 +402,7 @@ func (f *finder) ownWork(dir string) bool {
 // show adds a directory, if it is one, but never a home directory or one above it.
 func (f *finder) show(dir string) {
 	dir = real(dir)
-	if dir == "" || f.visible(dir) || len(f.dirs) > manyPrefixes || room.HomeWithin(dir, f.home) != "" || room.Private(dir) {
+	if dir == "" || f.visible(dir) || len(f.dirs) > manyPrefixes || hostfiles.HomeWithin(dir, f.home) != "" || hostfiles.Private(dir) {
 		return
 	}
 	if st, err := os.Stat(dir); err != nil || !st.IsDir() {

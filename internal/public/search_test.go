@@ -1,4 +1,4 @@
-package room
+package public
 
 import (
 	"errors"
@@ -38,28 +38,28 @@ func TestPublicAdd(t *testing.T) {
 	harness.Must(t, unix.Mkfifo(filepath.Join(dir, "locale.alias"), 0o644))
 	harness.Must(t, os.Symlink("/usr/share/zoneinfo/UTC", filepath.Join(dir, "time")))
 	harness.Must(t, os.Symlink("../root/x", filepath.Join(dir, "elsewhere")))
-	places := func(s public) (names []string) {
+	places := func(s search) (names []string) {
 		s.root, s.left, s.buf = uint32(os.Geteuid()), manyPublic, make([]byte, maxPublic)
 		s.add(dir, denied, true)
-		for _, o := range s.ops {
-			names = append(names, strings.TrimPrefix(o.dst, dir+"/"))
+		for _, o := range s.parts {
+			names = append(names, strings.TrimPrefix(o.Name, dir+"/"))
 		}
 		slices.Sort(names)
 		return names
 	}
 	want := []string{"bash.d", "dpkg", "env", "gitattributes", "java-99-openjdk", "perl", "perl.d", "protocols", "rpc", "suse-release", "time", "zshrc"}
-	if diff := cmp.Diff(want, places(public{})); diff != "" {
+	if diff := cmp.Diff(want, places(search{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	t.Run("groups", func(t *testing.T) {
 		want := []string{"bash.d", "dpkg/origins", "env", "gitattributes", "java-99-openjdk", "perl", "protocols", "rpc", "suse-release", "time", "zshrc"}
-		if diff := cmp.Diff(want, places(public{uid: 1000, groups: []int{os.Getegid()}})); diff != "" {
+		if diff := cmp.Diff(want, places(search{uid: 1000, groups: []int{os.Getegid()}})); diff != "" {
 			t.Errorf("for a member of the group of dpkg/lock (-want +got):\n%s", diff)
 		}
 	})
 	t.Run("a mount of the user's", func(t *testing.T) {
 		want := []string{"bash.d", "dpkg", "env", "gitattributes", "java-99-openjdk", "perl.d", "protocols", "suse-release", "time"}
-		if diff := cmp.Diff(want, places(public{dests: []string{dir + "/perl/Net", dir + "/zshrc", dir + "/rpc"}})); diff != "" {
+		if diff := cmp.Diff(want, places(search{dests: []string{dir + "/perl/Net", dir + "/zshrc", dir + "/rpc"}})); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 	})
