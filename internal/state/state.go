@@ -297,10 +297,8 @@ func (d *Dir) Close() error {
 	for _, execs := range d.execs {
 		execs.Close()
 	}
-	if d.root.FD < 0 {
-		return nil
-	}
-	return unix.Close(d.root.FD)
+	d.root.Close()
+	return nil
 }
 
 // stoppedAfter is the timeout for STATE/lock, which is normally held for about ten

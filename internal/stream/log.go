@@ -2,7 +2,7 @@ package stream
 
 import (
 	"os"
-	"sync"
+	"sync/atomic"
 )
 
 // A Log keeps the beginning of a stream in a file, exact up to a limit, and counts the rest.
@@ -10,16 +10,10 @@ import (
 // slow or many followers cost the program nothing. Only one goroutine may write; any may
 // call the other methods.
 type Log struct {
-	file *os.File // closed by the caller
-	max  int64
-
-	mu sync.Mutex // protects s; not held during writes to the file
-	s  logState
-}
-
-type logState struct {
-	len, kept int64
-	err       error
+	file      *os.File // closed by the caller
+	max       int64
+	len, kept atomic.Int64
+	err       error // used only by Write
 }
 
 // NewLog returns a Log that keeps at most max bytes in f, or none if max is not positive.
@@ -30,30 +24,23 @@ func NewLog(f *os.File, max int64) *Log { return &Log{file: f, max: max} }
 // with SIGPIPE. After an error nothing more is kept, even if there is space again, because
 // the log would have an invisible gap.
 func (w *Log) Write(p []byte) (int, error) {
-	s := w.s // only Write changes it
-	s.len += int64(len(p))
-	if room := w.max - s.kept; room > 0 && s.err == nil {
+	if room := w.max - w.kept.Load(); room > 0 && w.err == nil {
 		var n int
-		n, s.err = w.file.Write(p[:min(int64(len(p)), room)])
-		s.kept += int64(n)
+		n, w.err = w.file.Write(p[:min(int64(len(p)), room)])
+		w.kept.Add(int64(n))
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.s = s
+	w.len.Add(int64(len(p)))
 	return len(p), nil
 }
 
-func (w *Log) state() logState {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.s
-}
-
 // Len returns the length of the whole stream so far, including dropped output.
-func (w *Log) Len() int64 { return w.state().len }
+func (w *Log) Len() int64 { return w.len.Load() }
 
 // Truncated reports whether anything was left out.
-func (w *Log) Truncated() bool { s := w.state(); return s.len > s.kept }
+func (w *Log) Truncated() bool {
+	n := w.len.Load() // before kept, which Write increases first
+	return n > w.kept.Load()
+}
 
 // Close closes the file; later writes are only counted. It does nothing on a nil Log.
 func (w *Log) Close() {

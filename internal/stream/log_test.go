@@ -41,9 +41,9 @@ func write(t *testing.T, w io.Writer, s string) {
 
 func check(t *testing.T, w *Log, length, kept int64, wantErr error) {
 	t.Helper()
-	if s := w.state(); s.len != length || s.kept != kept || w.Truncated() != (kept < length) || !errors.Is(s.err, wantErr) {
+	if w.Len() != length || w.kept.Load() != kept || w.Truncated() != (kept < length) || !errors.Is(w.err, wantErr) {
 		t.Errorf("length %d, kept %d, truncated %t, error %v; want %d, %d, %t, %v",
-			s.len, s.kept, w.Truncated(), s.err, length, kept, kept < length, wantErr)
+			w.Len(), w.kept.Load(), w.Truncated(), w.err, length, kept, kept < length, wantErr)
 	}
 }
 
@@ -118,7 +118,7 @@ func TestLogCounters(t *testing.T) {
 			over = true
 		default:
 		}
-		kept, length := w.state().kept, w.Len()
+		kept, length := w.kept.Load(), w.Len()
 		if info, err := f.Stat(); err != nil || info.Size() < kept || length < kept {
 			t.Fatalf("size %d, %v, of which %d kept, of %d", info.Size(), err, kept, length)
 		}

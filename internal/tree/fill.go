@@ -9,9 +9,9 @@ import (
 )
 
 const (
-	cloneFrom = 64 << 10 // below this size, read and write are as fast
-	step      = 32 << 20
-	window    = 512 << 10
+	small  = 64 << 10 // below this size, read and write are as fast
+	step   = 32 << 20
+	window = 512 << 10
 )
 
 // Fill copies a file, whose status is st, to a new file. It copies at most st.Size bytes, keeps holes,
@@ -19,17 +19,6 @@ const (
 // of ctx when that is done.
 func Fill(ctx context.Context, out, in int, st *unix.Stat_t, moved *atomic.Int64) error {
 	size := st.Size
-	if size >= cloneFrom && unix.IoctlFileClone(out, in) == nil {
-		var now unix.Stat_t
-		if err := unix.Fstat(out, &now); err != nil {
-			return err
-		}
-		moved.Add(min(size, now.Size))
-		if now.Size > size {
-			return unix.Ftruncate(out, size)
-		}
-		return nil
-	}
 	if st.Blocks*512 >= size {
 		_, err := span(ctx, out, in, 0, size, moved)
 		return err
@@ -79,7 +68,7 @@ const (
 // span copies the bytes from at to end, and returns the last way it used. It may move the offset of
 // out.
 func span(ctx context.Context, out, in int, at, end int64, moved *atomic.Int64) (way int, err error) {
-	if end-at < cloneFrom {
+	if end-at < small {
 		way = byUs
 	}
 	var buf []byte

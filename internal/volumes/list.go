@@ -2,7 +2,6 @@ package volumes
 
 import (
 	"errors"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -10,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
@@ -32,10 +30,10 @@ func (s *Store) List() (list []Info, err error) {
 	}
 	for _, name := range names {
 		var st unix.Stat_t
-		if unix.Fstatat(s.fd, name+"/"+dataName, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+		if unix.Fstatat(s.dir.FD, name+"/"+dataName, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
 			continue // removed since, or not a volume
 		}
-		i := Info{Name: name, Path: filepath.Join(s.path, name, dataName), Status: "free", PIDs: []int{}, ModTime: tree.ModTime(&st)}
+		i := Info{Name: name, Path: filepath.Join(s.dir.Path, name, dataName), Status: "free", PIDs: []int{}, ModTime: tree.ModTime(&st)}
 		if pids, busy := s.look(name, false); busy {
 			i.Status, i.PIDs = "written", append(i.PIDs, pids...)
 		} else if pids, busy = s.look(name, true); busy {
@@ -66,25 +64,15 @@ func (s *Store) look(name string, write bool) (pids []int, busy bool) {
 // marked locks a directory: that of a volume, for processes that hold its lock only for a moment; or the store's own,
 // ".", shared by processes that create volumes and exclusive for one that looks for leftovers of killed
 // ones.
-func (s *Store) marked(name string, how int, patience time.Duration) (*os.File, error) {
-	dir, err := s.open(name)
-	if err == nil {
-		err = flock(proc.Descriptor(dir), how, patience)
-	}
+func (s *Store) marked(name string, how int, patience time.Duration) (safeopen.Folder, error) {
+	dir, err := s.dir.Sub(name)
 	if err != nil {
+		return dir, err
+	}
+	if err = flock(dir.FD, how, patience); err != nil {
 		dir.Close()
-		return nil, err
 	}
-	return dir, nil
-}
-
-// open opens a directory of the store. The file is nil after an error.
-func (s *Store) open(name string) (*os.File, error) {
-	fd, err := s.beneath(name, unix.O_RDONLY|unix.O_DIRECTORY)
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), name), nil
+	return dir, err
 }
 
 // listed reports whether a process is looking at a volume, and so may hold its lock for a moment.
@@ -103,15 +91,15 @@ func (s *Store) Names() ([]string, error) {
 }
 
 func (s *Store) names() ([]string, error) {
-	if s.fd < 0 {
+	dir, err := s.dir.Sub(".") // with its own offset
+	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
-	dir, err := s.open(".") // with its own offset
 	if err != nil {
 		return nil, err
 	}
 	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
+	names, err := dir.Names()
 	slices.Sort(names)
 	return names, err
 }
@@ -139,11 +127,16 @@ func (s *Store) Remove(name string) error {
 		return err
 	}
 	defer v.Close()
+	return s.remove(name)
+}
+
+// remove removes a volume that the caller has locked.
+func (s *Store) remove(name string) error {
 	hidden := removePrefix + safeopen.RandomName()
-	if err := unix.Renameat(s.fd, name, s.fd, hidden); err != nil {
+	if err := s.dir.Rename(name, hidden); err != nil {
 		return explain(name, err)
 	}
-	if err := tree.Remove(s.fd, hidden); err != nil {
+	if err := tree.Remove(s.dir.FD, hidden); err != nil {
 		return wrong("the volume %q is removed, but not all of its files: %v", name, err)
 	}
 	return nil
@@ -152,9 +145,6 @@ func (s *Store) Remove(name string) error {
 // Leftovers returns the leftovers of crashes, for [Store.Discard]. It leaves out volumes being created, whose
 // process holds the store's lock.
 func (s *Store) Leftovers() (list []string, err error) {
-	if s.fd < 0 {
-		return nil, nil
-	}
 	lock, busy := s.marked(".", unix.LOCK_EX, glance)
 	if busy == nil {
 		defer lock.Close()
@@ -168,4 +158,4 @@ func (s *Store) Leftovers() (list []string, err error) {
 	return list, err
 }
 
-func (s *Store) Discard(leftover string) error { return tree.Remove(s.fd, leftover) }
+func (s *Store) Discard(leftover string) error { return tree.Remove(s.dir.FD, leftover) }

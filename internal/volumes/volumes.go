@@ -37,8 +37,7 @@ const (
 
 // Store is a directory with volumes.
 type Store struct {
-	fd     int // -1 if it does not exist
-	path   string
+	dir    safeopen.Folder
 	create bool     // whether Use creates volumes
 	made   []string // directories created for the store, the innermost first
 }
@@ -62,7 +61,7 @@ func OpenAt(path string, create bool) (*Store, error) {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Open(path, flags, 0)
 	if err == unix.ENOENT && !create {
-		return &Store{fd: -1, path: path}, nil
+		return &Store{dir: safeopen.Folder{FD: -1, Path: path}}, nil
 	}
 	var made []string
 	if err == unix.ENOENT {
@@ -85,14 +84,10 @@ func OpenAt(path string, create bool) (*Store, error) {
 		return nil, &result.Error{Code: "volume", Message: fmt.Sprintf("the volume directory %q must be private to you (mode 0700)", path),
 			Hint: fmt.Sprintf("chmod 700 %q, or ", path) + state.DataHint}
 	}
-	return &Store{fd: fd, path: path, create: create, made: made}, nil
+	return &Store{dir: safeopen.Folder{FD: fd, Path: path}, create: create, made: made}, nil
 }
 
-func (s *Store) Close() {
-	if s.fd >= 0 {
-		unix.Close(s.fd)
-	}
-}
+func (s *Store) Close() { s.dir.Close() }
 
 // Volume is a locked volume.
 type Volume struct {
@@ -158,51 +153,54 @@ func flock(fd, how int, patience time.Duration) (err error) {
 }
 
 // lock opens and locks a volume. The error is ENOENT if it does not exist.
-func (s *Store) lock(name string, write bool, patience time.Duration) (*Volume, error) {
+func (s *Store) lock(name string, write bool, patience time.Duration) (_ *Volume, err error) {
 	how := unix.LOCK_SH
 	if write {
 		how = unix.LOCK_EX
 	}
 	for {
-		if s.fd < 0 {
-			return nil, unix.ENOENT
+		v := &Volume{Name: name, Path: filepath.Join(s.dir.Path, name, dataName), data: -1, rw: write}
+		if v.Lock, err = s.dir.OpenFile(name+"/"+lockName, unix.O_RDONLY); err != nil {
+			return nil, err
 		}
-		fd, err := s.beneath(name+"/"+lockName, unix.O_RDONLY)
+		again, err := s.fill(v, how, patience)
+		if err == nil && !again {
+			return v, nil
+		}
+		v.Close()
 		if err != nil {
 			return nil, err
 		}
-		file := os.NewFile(uintptr(fd), name)
-		err = flock(fd, how, patience)
-		if err == unix.EWOULDBLOCK && patience > glance && s.listed(name) {
-			err = flock(fd, how, longer)
-		}
-		if err != nil {
-			if err == unix.EWOULDBLOCK {
-				err = &BusyError{Name: name, PIDs: holders(fd)}
-			}
-			file.Close()
-			return nil, err
-		}
-		// Another process may have removed it since, and created a new one.
-		var mine, now unix.Stat_t
-		err = unix.Fstat(fd, &mine)
-		if err == nil && unix.Fstatat(s.fd, name+"/"+lockName, &now, unix.AT_SYMLINK_NOFOLLOW) == nil && now.Ino == mine.Ino {
-			data, err := s.beneath(name+"/"+dataName, unix.O_RDONLY|unix.O_DIRECTORY)
-			if err == unix.EACCES { // a sandbox may have closed it to its owner
-				data, err = tree.OpenOwn(s.fd, name+"/"+dataName)
-			}
-			if err == nil {
-				return &Volume{Name: name, Path: filepath.Join(s.path, name, dataName), Lock: file, data: data, rw: write}, nil
-			}
-			file.Close()
-			return nil, err
-		}
-		file.Close()
 	}
 }
 
-func (s *Store) beneath(name string, flags int) (int, error) {
-	return safeopen.Beneath(s.fd, name, flags, 0, 0)
+// fill locks a volume and opens its data. again is true if the volume was removed meanwhile; another one may have its
+// name now.
+func (s *Store) fill(v *Volume, how int, patience time.Duration) (again bool, err error) {
+	fd := proc.Descriptor(v.Lock)
+	err = flock(fd, how, patience)
+	if err == unix.EWOULDBLOCK && patience > glance && s.listed(v.Name) {
+		err = flock(fd, how, longer)
+	}
+	var mine, now unix.Stat_t
+	switch {
+	case err == unix.EWOULDBLOCK:
+		return false, &BusyError{Name: v.Name, PIDs: holders(fd)}
+	case err == nil:
+		err = unix.Fstat(fd, &mine)
+	}
+	if err != nil {
+		return false, err
+	}
+	if unix.Fstatat(s.dir.FD, v.Name+"/"+lockName, &now, unix.AT_SYMLINK_NOFOLLOW) != nil || now.Ino != mine.Ino {
+		return true, nil
+	}
+	data := v.Name + "/" + dataName
+	v.data, err = safeopen.Beneath(s.dir.FD, data, unix.O_RDONLY|unix.O_DIRECTORY, 0, 0)
+	if err == unix.EACCES { // a sandbox may have closed it to its owner
+		v.data, err = tree.OpenOwn(s.dir.FD, data)
+	}
+	return false, err
 }
 
 // Discard removes a volume created by Use, and the directories created for it, unless another process uses
@@ -217,15 +215,11 @@ func (v *Volume) Discard() error {
 	}
 	defer s.Close()
 	// Processes waiting for this lock look up the volume again when they get it.
-	if err := unix.Flock(proc.Descriptor(v.Lock), unix.LOCK_EX|unix.LOCK_NB); err != nil || s.fd < 0 || !v.empty() {
+	if err := unix.Flock(proc.Descriptor(v.Lock), unix.LOCK_EX|unix.LOCK_NB); err != nil || !v.empty() {
 		return nil
 	}
 	v.made = false
-	hidden := removePrefix + safeopen.RandomName()
-	if err := unix.Renameat(s.fd, v.Name, s.fd, hidden); err != nil {
-		return explain(v.Name, err)
-	}
-	err = tree.Remove(s.fd, hidden)
+	err = s.remove(v.Name)
 	for _, dir := range v.dirs {
 		_ = unix.Rmdir(dir) // fails if it is in use by now
 	}
@@ -252,21 +246,21 @@ func (s *Store) add(name string, owner *proc.Cred) (made bool, err error) {
 	}
 	defer lock.Close()
 	hidden := newPrefix + safeopen.RandomName()
-	if err := unix.Mkdirat(s.fd, hidden, 0o700); err != nil {
+	if err := s.dir.Mkdir(hidden); err != nil {
 		return false, err
 	}
-	err = unix.Mkdirat(s.fd, hidden+"/"+dataName, 0o700)
+	err = s.dir.Mkdir(hidden + "/" + dataName)
 	if err == nil && owner != nil {
-		err = unix.Fchownat(s.fd, hidden+"/"+dataName, int(owner.UID), int(owner.GID), unix.AT_SYMLINK_NOFOLLOW)
+		err = unix.Fchownat(s.dir.FD, hidden+"/"+dataName, int(owner.UID), int(owner.GID), unix.AT_SYMLINK_NOFOLLOW)
 	}
 	if err == nil {
-		err = unix.Mknodat(s.fd, hidden+"/"+lockName, unix.S_IFREG|0o600, 0)
+		err = unix.Mknodat(s.dir.FD, hidden+"/"+lockName, unix.S_IFREG|0o600, 0)
 	}
 	if err == nil {
-		err = unix.Renameat2(s.fd, hidden, s.fd, name, unix.RENAME_NOREPLACE)
+		err = unix.Renameat2(s.dir.FD, hidden, s.dir.FD, name, unix.RENAME_NOREPLACE)
 	}
 	if err != nil {
-		_ = tree.Remove(s.fd, hidden) // otherwise cleanup does
+		_ = tree.Remove(s.dir.FD, hidden) // otherwise cleanup does
 	}
 	if errors.Is(err, unix.EEXIST) {
 		return false, nil

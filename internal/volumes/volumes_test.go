@@ -215,7 +215,7 @@ func TestListedSlowly(t *testing.T) {
 func TestLeftovers(t *testing.T) {
 	s := open(t)
 	for _, name := range []string{".rm-1/d/e", ".new-1", "v/data"} {
-		if err := os.MkdirAll(filepath.Join(s.path, name), 0o700); err != nil {
+		if err := os.MkdirAll(filepath.Join(s.dir.Path, name), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
