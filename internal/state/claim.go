@@ -188,7 +188,7 @@ func (d *Dir) claim(name, id string) error {
 	}
 	defer names.Close()
 	other, err := owner(names, name)
-	if err != nil && !errors.Is(err, unix.ENOENT) {
+	if err != nil {
 		return err
 	}
 	alive, err := d.alive(other)
@@ -211,18 +211,12 @@ func (d *Dir) release(name, id string) error {
 	if name == "" {
 		return nil
 	}
-	names, err := d.names()
-	if err == nil {
-		defer names.Close()
-		var other string
-		if other, err = owner(names, name); err == nil && other == id {
-			err = names.Unlink(name)
+	return d.inNames(func(names safeopen.Folder) error {
+		if other, err := owner(names, name); err != nil || other != id {
+			return err
 		}
-	}
-	if errors.Is(err, unix.ENOENT) {
-		return nil // no such name
-	}
-	return err
+		return names.Unlink(name)
+	})
 }
 
 // EndIfIdle returns how long to wait before the next call: the sandbox cannot have been idle

@@ -354,12 +354,10 @@ func (d *Dir) named(name string) (id string) {
 	if !validName(name) {
 		return ""
 	}
-	names, err := d.names()
-	if err != nil {
-		return ""
-	}
-	defer names.Close()
-	id, _ = owner(names, name) // "" with an error
+	_ = d.inNames(func(names safeopen.Folder) (err error) {
+		id, err = owner(names, name) // "" with an error
+		return err
+	})
 	return id
 }
 
@@ -421,14 +419,24 @@ func ValidID(id string) bool { return len(id) == idDigits && IsHex(id) }
 // IsHex reports whether s consists of lower-case hexadecimal digits.
 func IsHex(s string) bool { return strings.Trim(s, "0123456789abcdef") == "" }
 
-// names opens the directory of names. The error is ENOENT if no sandbox has had a name yet.
-func (d *Dir) names() (safeopen.Folder, error) { return d.root.Sub(namesName) }
+// inNames calls f with the directory of names, unless no sandbox has had a name yet.
+func (d *Dir) inNames(f func(names safeopen.Folder) error) error {
+	names, err := d.root.Sub(namesName)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer names.Close()
+	return f(names)
+}
 
-// owner returns the ID in the name's link, or "" if that is not a valid ID.
+// owner returns the ID in the name's link, or "" if there is no link or it contains no valid ID.
 func owner(names safeopen.Folder, name string) (string, error) {
 	var buf [idDigits + 1]byte
 	n, err := unix.Readlinkat(names.FD, name, buf[:])
-	if err != nil && err != unix.EINVAL { // EINVAL: not a symbolic link
+	if err != nil && err != unix.EINVAL && err != unix.ENOENT { // EINVAL: not a symbolic link
 		return "", names.Fail("readlink", name, err)
 	}
 	if id := string(buf[:max(n, 0)]); ValidID(id) {

@@ -358,24 +358,18 @@ func (d *Dir) removable(name string) bool {
 
 // sweepNames removes the names of dead sandboxes. The caller holds STATE/lock.
 func (d *Dir) sweepNames() error {
-	names, err := d.names()
-	if errors.Is(err, unix.ENOENT) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer names.Close()
-	all, err := names.Names()
-	for _, name := range all {
-		// An unreadable name can stay: it is taken over once it is readable.
-		if id, err := owner(names, name); err == nil {
-			if alive, err := d.alive(id); err == nil && !alive {
-				_ = names.Unlink(name)
+	return d.inNames(func(names safeopen.Folder) error {
+		all, err := names.Names()
+		for _, name := range all {
+			// An unreadable name can stay: it is taken over once it is readable.
+			if id, err := owner(names, name); err == nil {
+				if alive, err := d.alive(id); err == nil && !alive {
+					_ = names.Unlink(name)
+				}
 			}
 		}
-	}
-	return err
+		return err
+	})
 }
 
 // Failed converts an error to a [*result.Error].
