@@ -45,8 +45,7 @@ type Finding struct {
 
 // Options restrict a sweep. The zero value does everything that `sbxrun cleanup` does.
 type Options struct {
-	// StateDir is the state directory; "" means $SBXRUN_STATE_DIR, or the caller's own
-	// (docs/reference/state.md).
+	// StateDir is the state directory; "" means $SBXRUN_STATE_DIR, or the caller's own (docs/reference/state.md).
 	StateDir string
 	// Names, if any, are the only sandboxes, or execs by their handles, to examine. One that does not exist
 	// or is alive gives a Finding with Err.
@@ -211,8 +210,7 @@ func (s *sweep) execs(sandbox *state.Entry) {
 	}
 }
 
-// frozen thaws a sandbox that was frozen for a snapshot, if the snapshot and its guard were killed at the same
-// time.
+// frozen thaws a sandbox that was frozen for a snapshot, if the snapshot and its guard were killed at the same time.
 func (s *sweep) frozen(dir *state.Dir, e *state.Entry) {
 	_, a, ok := dir.Access(e.ID)
 	if s.KeepRecords || !ok || !limits.Frozen(a.Cgroups) {
@@ -314,8 +312,7 @@ func (s *sweep) process(pid int) {
 		s.zombie(st)
 		return
 	}
-	// Open the pidfd first: all checks are about its process, provided that it is still alive at the
-	// end.
+	// Open the pidfd first: all checks are about its process, provided that it is still alive at the end.
 	init, err := proc.Open(pid)
 	if err != nil {
 		return

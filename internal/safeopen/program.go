@@ -96,8 +96,7 @@ func ownedBy(path string, st *unix.Stat_t, own bool) bool {
 	case st.Uid == 0, own && st.Uid == uint32(os.Geteuid()):
 		return true
 	case st.Uid == overflow && !mapped(overflow):
-		// If the namespace does not map the caller either, no sandbox can be made there. A later
-		// check reports that.
+		// If the namespace does not map the caller either, no sandbox can be made there. A later check reports that.
 		return os.Geteuid() == overflow || st.Mode&unix.S_IFMT == unix.S_IFLNK || unix.Access(path, unix.W_OK) != nil
 	}
 	return false

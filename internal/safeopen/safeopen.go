@@ -1,11 +1,9 @@
-// Package safeopen opens paths on the host without following symbolic links that other
-// users could have made.
+// Package safeopen opens paths on the host without following symbolic links that other users could have made.
 //
-// A command with a writable bind can leave a link there: to a file that only root may read
-// or write, to a device, or to a descriptor of the process that follows the link. If the
-// caller later names a path in that directory, the kernel would follow the link with the
-// caller's rights. This package checks each link on the way: who owns it, and who could
-// replace it.
+// A command with a writable bind can leave a link there: to a file that only root may read or write, to a device, or
+// to a descriptor of the process that follows the link. If the caller later names a path in that directory, the
+// kernel would follow the link with the caller's rights. This package checks each link on the way: who owns it, and
+// who could replace it.
 //
 //   - For root, a link counts only if root owns it and no other user can change its directory.
 //     Files that root's sandboxes leave in a writable bind belong to the bind's owner, so in
@@ -13,8 +11,7 @@
 //   - For an ordinary user, a link counts if the user or root owns it. Sandboxes of the user
 //     run with the same uid, so their files cannot be distinguished from the user's.
 //
-// Paths are opened component by component, by descriptors, so that nothing changes between
-// the check and the use.
+// Paths are opened component by component, by descriptors, so that nothing changes between the check and the use.
 //
 // The package also checks who can change a program before it is executed.
 package safeopen
@@ -85,9 +82,8 @@ func Dir(path string) (int, error) {
 	return fd, nil
 }
 
-// Reopen opens the file that the O_PATH descriptor fd refers to with the given flags, whatever
-// its path refers to by now. It does not wait for the other end of a named pipe and does not
-// acquire a controlling terminal.
+// Reopen opens the file that the O_PATH descriptor fd refers to with the given flags, whatever its path refers to by
+// now. It does not wait for the other end of a named pipe and does not acquire a controlling terminal.
 func Reopen(fd, flags int) (int, error) {
 	return unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), flags|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 }
@@ -189,10 +185,9 @@ func trusted(dir int, st *unix.Stat_t) bool {
 	return ours(st) && (uid != 0 || Placed(dir, st))
 }
 
-// Placed reports whether only the caller and root could have put the file with status st
-// into dir. The owner of the file itself does not matter, because a container engine may
-// bind a device of another user, except in a sticky directory, where everyone can put
-// files of their own (unlink(2)).
+// Placed reports whether only the caller and root could have put the file with status st into dir. The owner of the
+// file itself does not matter, because a container engine may bind a device of another user, except in a sticky
+// directory, where everyone can put files of their own (unlink(2)).
 func Placed(dir int, st *unix.Stat_t) bool {
 	var d unix.Stat_t
 	if err := unix.Fstatat(dir, "", &d, unix.AT_EMPTY_PATH); err != nil || !ours(&d) {
@@ -242,8 +237,7 @@ func Source(follow bool) func(name string, flags int) (int, error) {
 	}
 }
 
-// For opens a file on the host for copying or, with O_DIRECTORY, a directory to copy to, by the
-// rules of [Open].
+// For opens a file on the host for copying or, with O_DIRECTORY, a directory to copy to, by the rules of [Open].
 func For(name string, flags int) (int, error) {
 	if flags&unix.O_DIRECTORY != 0 {
 		return Dir(name)

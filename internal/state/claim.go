@@ -109,8 +109,7 @@ func (o *Claim) complete(r Record) Record {
 	return r
 }
 
-// OpenFile opens a private file of the sandbox, such as a log; flags are as in
-// [os.OpenFile]. The caller closes it.
+// OpenFile opens a private file of the sandbox, such as a log; flags are as in [os.OpenFile]. The caller closes it.
 func (o *Claim) OpenFile(name string, flags int) (*os.File, error) {
 	file, err := o.folder.OpenFile(name, flags)
 	return file, Failed(err)
@@ -147,8 +146,7 @@ func (o *Claim) DropAccess() error {
 // An exec killed by that signal then knows that it ended with its sandbox.
 func (o *Claim) MarkEnding() error { return Failed(o.folder.Write(endingName, nil)) }
 
-// Close frees the name and releases the lock: for others the sandbox has now ended. The
-// record stays.
+// Close frees the name and releases the lock: for others the sandbox has now ended. The record stays.
 func (o *Claim) Close() error { return o.end(func() error { return nil }) }
 
 // Leave is Remove for a sandbox whose record no process would clean up. It leaves the last record
@@ -205,8 +203,7 @@ func (d *Dir) claim(name, id string) error {
 	return names.Fail("symlink", name, unix.Symlinkat(id, names.FD, name))
 }
 
-// release frees the name if it still belongs to id. The caller is the supervisor of id, or
-// holds STATE/lock.
+// release frees the name if it still belongs to id. The caller is the supervisor of id, or holds STATE/lock.
 func (d *Dir) release(name, id string) error {
 	if name == "" {
 		return nil
@@ -219,10 +216,9 @@ func (d *Dir) release(name, id string) error {
 	})
 }
 
-// EndIfIdle returns how long to wait before the next call: the sandbox cannot have been idle
-// for the timeout before then. Idle time counts from the creation and from the end of each
-// use. 0 means that the sandbox is idle and that no use can begin any more: from now on
-// [Entry.HoldActivity] fails.
+// EndIfIdle returns how long to wait before the next call: the sandbox cannot have been idle for the timeout before
+// then. Idle time counts from the creation and from the end of each use. 0 means that the sandbox is idle and that no
+// use can begin any more: from now on [Entry.HoldActivity] fails.
 func (o *Claim) EndIfIdle(timeout time.Duration) (wait time.Duration, err error) {
 	now := o.dir.clock()
 	// HoldActivity waits for the moment in which this lock is held.
@@ -236,8 +232,7 @@ func (o *Claim) EndIfIdle(timeout time.Duration) (wait time.Duration, err error)
 	}
 	last, err := touched(o.activity)
 	if err == nil && o.busy && last <= o.busyAt {
-		// The user seen at busyAt has not recorded the end of its use: it was killed, perhaps
-		// just now.
+		// The user seen at busyAt has not recorded the end of its use: it was killed, perhaps just now.
 		last, o.busy = now, false
 		err = touch(o.activity, now)
 	}
@@ -268,9 +263,8 @@ func touched(fd int) (time.Duration, error) {
 	return time.Duration(st.Mtim.Nano()), err
 }
 
-// monotonic returns CLOCK_MONOTONIC, the clock of every [Dir] outside of tests. The wall
-// clock may be set by an administrator or NTP, which must not end a sandbox. It starts at
-// boot, so it may be close to 0.
+// monotonic returns CLOCK_MONOTONIC, the clock of every [Dir] outside of tests. The wall clock may be set by an
+// administrator or NTP, which must not end a sandbox. It starts at boot, so it may be close to 0.
 func monotonic() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // the clock always exists

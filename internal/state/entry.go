@@ -20,8 +20,7 @@ import (
 type Entry struct {
 	ID     string
 	Record Record
-	// Alive reports whether the supervisor is alive. Once it is dead, the entry does not
-	// change any more.
+	// Alive reports whether the supervisor is alive. Once it is dead, the entry does not change any more.
 	Alive bool
 
 	dir  *Dir
@@ -169,8 +168,7 @@ func (e *Entry) OpenFile(name string) (file *os.File, err error) {
 	return file, err
 }
 
-// Ending reports whether the supervisor has begun to end the sandbox; false if that is
-// unknown.
+// Ending reports whether the supervisor has begun to end the sandbox; false if that is unknown.
 func (e *Entry) Ending() bool {
 	file, err := e.OpenFile(endingName)
 	if err == nil {
@@ -256,8 +254,7 @@ func (d *Dir) remove(id string, f safeopen.Folder) error {
 	return rmdir(d.root, hidden, f)
 }
 
-// List reads all entries, the oldest first. It skips unreadable entries and returns
-// warnings for them.
+// List reads all entries, the oldest first. It skips unreadable entries and returns warnings for them.
 func (d *Dir) List() (entries []*Entry, warnings []error) {
 	ids, err := d.Names()
 	if err != nil {
@@ -293,10 +290,9 @@ func (d *Dir) Names() ([]string, error) {
 	return names, Failed(err)
 }
 
-// Find finds a sandbox by its ID, by name (the living one, or else the last one that had the
-// name) or by a prefix of its ID of at least 4 digits. The error's code is "no-such-sandbox"
-// if none matches, and "ambiguous" if several IDs have the prefix. SANDBOX/EXEC finds a
-// detached exec by its ID or a prefix; its code is "no-such-exec".
+// Find finds a sandbox by its ID, by name (the living one, or else the last one that had the name) or by a prefix of
+// its ID of at least 4 digits. The error's code is "no-such-sandbox" if none matches, and "ambiguous" if several IDs
+// have the prefix. SANDBOX/EXEC finds a detached exec by its ID or a prefix; its code is "no-such-exec".
 func (d *Dir) Find(word string) (*Entry, error) {
 	if sandbox, exec, ok := strings.Cut(word, "/"); ok && d.sandbox == nil {
 		e, err := d.Find(sandbox)
@@ -368,9 +364,8 @@ func (d *Dir) unknown(word string) error {
 	return &result.Error{Code: "no-such-sandbox", Message: fmt.Sprintf("no sandbox named %.80q in %s", word, d.Path()), Hint: "list them: sbxrun ps --all", Err: unix.ENOENT}
 }
 
-// Access reads how to enter the living sandbox with this ID or name, without reading its record:
-// the entry has no more than the name. ok is false if there is no access, or none yet; [Dir.Find]
-// returns the reason.
+// Access reads how to enter the living sandbox with this ID or name, without reading its record: the entry has no
+// more than the name. ok is false if there is no access, or none yet; [Dir.Find] returns the reason.
 func (d *Dir) Access(word string) (e *Entry, _ Access, ok bool) {
 	id := word
 	if !ValidID(id) {

@@ -55,8 +55,7 @@ func (d *Dir) Forget() (err error) {
 	return err
 }
 
-// awaitExecs waits a moment for the supervisors of execs in a sandbox that has ended to record
-// that end.
+// awaitExecs waits a moment for the supervisors of execs in a sandbox that has ended to record that end.
 func (e *Entry) awaitExecs() {
 	const moment, look = time.Second, 2 * time.Millisecond
 	execs, err := e.Execs()

@@ -65,8 +65,7 @@ func empty(f safeopen.Folder, dirs bool, keep ...string) error {
 	return err
 }
 
-// scrap removes a directory in f with the files in it, or a file of that name. A missing
-// name is no error.
+// scrap removes a directory in f with the files in it, or a file of that name. A missing name is no error.
 func scrap(f safeopen.Folder, name string) error {
 	sub, err := f.Sub(name)
 	if safeopen.IsDamaged(err) || errors.Is(err, unix.ENOENT) {

@@ -13,8 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
-// recordVersion changes only when old readers would misread a record: they ignore unknown
-// members.
+// recordVersion changes only when old readers would misread a record: they ignore unknown members.
 const recordVersion = 1
 
 // Phase is the phase of a sandbox's life.
@@ -139,8 +138,7 @@ func (r *Record) check() error {
 // validPID reports whether a PID may belong to a sandbox. PID_MAX_LIMIT is 1<<22 (proc_sys_kernel(5)).
 func validPID(pid int) bool { return pid > 1 && pid <= 1<<22 }
 
-// Kill asks the supervisor to end its sandbox. After writing it, the writer sends the
-// supervisor a signal.
+// Kill asks the supervisor to end its sandbox. After writing it, the writer sends the supervisor a signal.
 type Kill struct {
 	Signal  string  `json:"signal,omitempty"` // as in [result.SignalName], or empty
 	GraceMS float64 `json:"grace_ms"`
@@ -160,9 +158,8 @@ func (k *Kill) check() error {
 	return nil
 }
 
-// Access describes how to enter a sandbox. It exists while the command runs, because only
-// then the sandbox is complete, and never changes. It has its own file because the
-// variables may be secrets, which no command may print.
+// Access describes how to enter a sandbox. It exists while the command runs, because only then the sandbox is
+// complete, and never changes. It has its own file because the variables may be secrets, which no command may print.
 type Access struct {
 	Init   proc.Identity  `json:"init"`
 	Cred   *proc.Cred     `json:"cred,omitempty"` // credentials of the sandbox, if not sbxrun's

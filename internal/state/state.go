@@ -13,31 +13,25 @@
 //	STATE/ID/execs/       the detached execs in the sandbox, each like a STATE/ID; see [Entry.Execs]
 //	STATE/.ID             the directory of a sandbox that is being made or removed
 //
-// The state directory is private to its owner (0700), so only the same user or root can have
-// put files there. Nothing in it is trusted nevertheless: symbolic links are not followed,
-// only regular files are opened, reads are bounded, and a record names processes by
-// [proc.Identity], which is compared before a signal is sent. Paths are looked up once;
-// everything else is relative to descriptors, so later changes of the path have no effect.
+// The state directory is private to its owner (0700), so only the same user or root can have put files there. Nothing
+// in it is trusted nevertheless: symbolic links are not followed, only regular files are opened, reads are bounded,
+// and a record names processes by [proc.Identity], which is compared before a signal is sent. Paths are looked up
+// once; everything else is relative to descriptors, so later changes of the path have no effect.
 //
-// Liveness. The supervisor holds ID/lock, which the kernel releases when the supervisor
-// dies. The lock is taken before the directory gets its name and never again, because IDs
-// are not reused. A process that sees ID with a free lock therefore knows that the sandbox
-// has ended for good, and needs no lock to act on that. The locks belong to open file
-// descriptions (fcntl_locking(2), F_OFD_SETLK, Linux 3.15) because these can be queried
-// without being taken: ps is never mistaken for a supervisor, and its query does not make
-// a dead sandbox look alive.
+// Liveness. The supervisor holds ID/lock, which the kernel releases when the supervisor dies. The lock is taken
+// before the directory gets its name and never again, because IDs are not reused. A process that sees ID with a free
+// lock therefore knows that the sandbox has ended for good, and needs no lock to act on that. The locks belong to
+// open file descriptions (fcntl_locking(2), F_OFD_SETLK, Linux 3.15) because these can be queried without being
+// taken: ps is never mistaken for a supervisor, and its query does not make a dead sandbox look alive.
 //
-// Incomplete directories. A process can be killed between mkdir(2) and taking the lock, and
-// cleanup must tell it from one that is about to take the lock. A directory is therefore
-// made as .ID under STATE/lock and renamed when it is complete. A process that holds
-// STATE/lock and sees a .ID has found a leftover.
+// Incomplete directories. A process can be killed between mkdir(2) and taking the lock, and cleanup must tell it from
+// one that is about to take the lock. A directory is therefore made as .ID under STATE/lock and renamed when it is
+// complete. A process that holds STATE/lock and sees a .ID has found a leftover.
 //
-// Names. symlink(2) is atomic and decides who gets a name. The link of a dead sandbox is
-// replaced under STATE/lock: of two processes that find it dead, neither may remove the
-// link that the other has put there.
+// Names. A link is made under STATE/lock, in place of the link of a dead sandbox: of two processes that find a sandbox
+// dead, neither may replace the link of the other. A supervisor removes its own link without the lock.
 //
-// Nothing is synced to disk: a crash of the machine ends the sandboxes too, and records of
-// another boot are ignored.
+// Nothing is synced to disk: a crash of the machine ends the sandboxes too, and records of another boot are ignored.
 package state
 
 import (
@@ -103,10 +97,9 @@ func (c Caller) Path() (string, error) {
 // sharedDir is a world-writable directory; tests change it.
 var sharedDir = "/tmp"
 
-// volatile returns the default path of a directory for files that need not survive a reboot. Without a
-// runtime directory of the user it is in a shared directory. If another user has taken the name there, it
-// is in the home directory, and stays there while that directory exists, so that later commands find the
-// sandboxes of earlier ones.
+// volatile returns the default path of a directory for files that need not survive a reboot. Without a runtime
+// directory of the user it is in a shared directory. If another user has taken the name there, it is in the home
+// directory, and stays there while that directory exists, so that later commands find the sandboxes of earlier ones.
 func (c Caller) volatile(name, shared string) string {
 	// After sudo and su the variable may still name another user's directory. Relative paths
 	// must be ignored (XDG Base Directory Specification).
@@ -163,8 +156,7 @@ type Dir struct {
 // this package is a [*result.Error].
 func Open(c Caller) (*Dir, error) { return open(c, true) }
 
-// Look is like Open for readers: it creates nothing, and a missing state directory has no
-// sandboxes.
+// Look is like Open for readers: it creates nothing, and a missing state directory has no sandboxes.
 func Look(c Caller) (*Dir, error) { return open(c, false) }
 
 // CheckProc returns an error if /proc shows another PID namespace. Recorded processes would
@@ -276,8 +268,7 @@ func private(fd int, path string, uid int) error {
 		return &result.Error{Code: "state", Message: fmt.Sprintf("state directory %q belongs to uid %d, not to uid %d", path, st.Uid, uid), Hint: ownDirHint}
 	}
 	if st.Mode&0o077 != 0 {
-		// Do not fix the mode silently: others may already have files in it, or it may have
-		// another purpose.
+		// Do not fix the mode silently: others may already have files in it, or it may have another purpose.
 		return &result.Error{Code: "state", Message: fmt.Sprintf("state directory %q is accessible to other users (mode %04o)", path, st.Mode&0o7777),
 			Hint: fmt.Sprintf("if only sbxrun uses it: chmod 700 %q; otherwise %s", path, ownDirHint)}
 	}
@@ -301,8 +292,7 @@ func (d *Dir) Close() error {
 	return nil
 }
 
-// stoppedAfter is the timeout for STATE/lock, which is normally held for about ten
-// system calls.
+// stoppedAfter is the timeout for STATE/lock, which is normally held for about ten system calls.
 const stoppedAfter = 10 * time.Second
 
 // Alone runs f with STATE/lock held.
@@ -315,9 +305,8 @@ func (d *Dir) Alone(f func() error) error {
 	return Failed(f())
 }
 
-// Sweep removes dead sandboxes without a usable record: those whose creation or removal was
-// interrupted, and damaged ones. Then it removes the names of all dead sandboxes. It leaves
-// unknown directories alone.
+// Sweep removes dead sandboxes without a usable record: those whose creation or removal was interrupted, and damaged
+// ones. Then it removes the names of all dead sandboxes. It leaves unknown directories alone.
 func (d *Dir) Sweep() (warnings []error) {
 	if d.root.FD < 0 {
 		return nil
@@ -339,8 +328,7 @@ func (d *Dir) Sweep() (warnings []error) {
 	return warnings
 }
 
-// removable reports whether a name in the state directory is a leftover. The caller holds
-// STATE/lock.
+// removable reports whether a name in the state directory is a leftover. The caller holds STATE/lock.
 func (d *Dir) removable(name string) bool {
 	if hidden, found := strings.CutPrefix(name, "."); found {
 		return ValidID(hidden)

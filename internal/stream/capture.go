@@ -10,14 +10,12 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 )
 
-// A Buffer is an [io.Writer] that keeps the beginning and the end of a stream of any
-// length in a bounded amount of memory. It is not safe for concurrent use: wait for the
-// writer before reading.
+// A Buffer is an [io.Writer] that keeps the beginning and the end of a stream of any length in a bounded amount of
+// memory. It is not safe for concurrent use: wait for the writer before reading.
 //
-// The first output of a program shows its purpose, the last how it ended, and there
-// may be gigabytes between. Half of the limit is therefore for the head, which is filled
-// once. The other half is for the tail, a ring that is then overwritten. All bytes are
-// counted, so that the omission can be reported.
+// The first output of a program shows its purpose, the last how it ended, and there may be gigabytes between. Half of
+// the limit is therefore for the head, which is filled once. The other half is for the tail, a ring that is then
+// overwritten. All bytes are counted, so that the omission can be reported.
 type Buffer struct {
 	headMax, tailMax int
 	total            int64
@@ -131,8 +129,7 @@ func Partial(p []byte) int {
 	return 0
 }
 
-// trimStart returns p without the continuation bytes at its start that can
-// belong to a single character.
+// trimStart returns p without the continuation bytes at its start that can belong to a single character.
 func trimStart(p []byte) []byte {
 	i := 0
 	for i < min(len(p), utf8.UTFMax-1) && !utf8.RuneStart(p[i]) {

@@ -18,9 +18,8 @@ const chunk = 32 << 10
 // pollInterval is the delay of a follower that inotify cannot wake.
 const pollInterval = 100 * time.Millisecond
 
-// A LogFile is a log to follow. File is read from its current offset and must not be
-// shared with another follower, because the offset is shared, too. Emit gets every byte
-// once and in order; its argument is valid until it returns.
+// A LogFile is a log to follow. File is read from its current offset and must not be shared with another follower,
+// because the offset is shared, too. Emit gets every byte once and in order; its argument is valid until it returns.
 type LogFile struct {
 	File *os.File
 	Emit func([]byte) error
@@ -33,8 +32,7 @@ type LogFile struct {
 // Within a stream the order is kept; between streams it is unknown, but they are read in
 // turns, so that none waits for another's end. Emit is called by this goroutine only.
 func Follow(ctx context.Context, ended <-chan struct{}, streams ...LogFile) error {
-	// Watch before the first read. Otherwise a write between that read and the watch would
-	// wake no follower.
+	// Watch before the first read. Otherwise a write between that read and the watch would wake no follower.
 	changed, stop, err := watch(streams)
 	var tick <-chan time.Time
 	if err != nil {

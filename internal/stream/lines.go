@@ -6,9 +6,8 @@ import (
 	"regexp"
 )
 
-// Tail returns the offset in f at which the last n lines begin: the size if n is not
-// positive, 0 if there are no more than n. An unfinished last line counts. Tail reads f
-// backwards in chunks and does not move its offset.
+// Tail returns the offset in f at which the last n lines begin: the size if n is not positive, 0 if there are no more
+// than n. An unfinished last line counts. Tail reads f backwards in chunks and does not move its offset.
 func Tail(f *os.File, n int) (int64, error) {
 	info, err := f.Stat()
 	if err != nil {

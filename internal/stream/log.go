@@ -5,10 +5,9 @@ import (
 	"sync/atomic"
 )
 
-// A Log keeps the beginning of a stream in a file, exact up to a limit, and counts the rest.
-// Followers open the file themselves and are woken by the kernel (inotify(7)), so that
-// slow or many followers cost the program nothing. Only one goroutine may write; any may
-// call the other methods.
+// A Log keeps the beginning of a stream in a file, exact up to a limit, and counts the rest. Followers open the file
+// themselves and are woken by the kernel (inotify(7)), so that slow or many followers cost the program nothing. Only
+// one goroutine may write; any may call the other methods.
 type Log struct {
 	file      *os.File // closed by the caller
 	max       int64
@@ -16,13 +15,11 @@ type Log struct {
 	err       error // used only by Write
 }
 
-// NewLog returns a Log that keeps at most max bytes in f, or none if max is not positive.
-// f must be empty.
+// NewLog returns a Log that keeps at most max bytes in f, or none if max is not positive. f must be empty.
 func NewLog(f *os.File, max int64) *Log { return &Log{file: f, max: max} }
 
-// Write takes all of p and never fails: a full disk must not stop the program or kill it
-// with SIGPIPE. After an error nothing more is kept, even if there is space again, because
-// the log would have an invisible gap.
+// Write takes all of p and never fails: a full disk must not stop the program or kill it with SIGPIPE. After an error
+// nothing more is kept, even if there is space again, because the log would have an invisible gap.
 func (w *Log) Write(p []byte) (int, error) {
 	if room := w.max - w.kept.Load(); room > 0 && w.err == nil {
 		var n int

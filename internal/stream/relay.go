@@ -15,12 +15,10 @@ import (
 // Relays forward a command's output to pipes or to its terminal, in the background.
 // run, exec and start use them alike.
 //
-// While the command runs, each source is read as far as possible. After the command has
-// ended, a relay does not read to the end of file, because that comes only when the last
-// write end is closed, and a process outside the sandbox may hold one forever: the command
-// can send its descriptors to anyone (SCM_RIGHTS, unix(7)), and others can open
-// /proc/PID/fd/1. The output of ended processes is in the pipe already, so Finish reads
-// its contents and no more.
+// While the command runs, each source is read as far as possible. After the command has ended, a relay does not read
+// to the end of file, because that comes only when the last write end is closed, and a process outside the sandbox
+// may hold one forever: the command can send its descriptors to anyone (SCM_RIGHTS, unix(7)), and others can open
+// /proc/PID/fd/1. The output of ended processes is in the pipe already, so Finish reads its contents and no more.
 type Relays struct {
 	sources []*os.File
 	late    []late
@@ -43,9 +41,8 @@ const Stalled = 10 * time.Second
 // hurried is how long the remaining output may take after a signal has told sbxrun to end.
 const hurried = 500 * time.Millisecond
 
-// Add reads src until its end or Finish, and calls take with each piece. take may block;
-// the command then blocks too, once its pipe is full. src must support deadlines; Add
-// closes it at the end.
+// Add reads src until its end or Finish, and calls take with each piece. take may block; the command then blocks too,
+// once its pipe is full. src must support deadlines; Add closes it at the end.
 func (r *Relays) Add(src *os.File, take func([]byte)) {
 	if r.passed == nil {
 		r.passed = make(chan struct{}, 1)
@@ -134,10 +131,9 @@ func (r *Relays) rest(fd, least int, buf []byte, take func([]byte)) {
 	}
 }
 
-// Finish forwards the contents of the sources, and reports whether everything was taken. The
-// command must have ended. If it is still alive (the verdict is unproven), only its output
-// so far is forwarded. told is closed when a signal tells sbxrun to end; nil means never.
-// After false a take may still be called.
+// Finish forwards the contents of the sources, and reports whether everything was taken. The command must have ended.
+// If it is still alive (the verdict is unproven), only its output so far is forwarded. told is closed when a signal
+// tells sbxrun to end; nil means never. After false a take may still be called.
 func (r *Relays) Finish(told <-chan struct{}) (complete bool) {
 	r.takeLate()
 	if r.ongoing.Load() == 0 {

@@ -41,11 +41,10 @@ type Bound struct {
 	Exceeded func() // called for every piece beyond Size
 }
 
-// Open makes the streams of a command that reads stdin and writes to stdout and stderr. The
-// command gets a file as it is, unless its output is bounded; nil means /dev/null. A reader
-// is read in the background until the command closes its stdin or ends; a Read that does not
-// return delays nothing. If stdout and stderr are the same writer, only one goroutine at a
-// time writes to it, as in os/exec.
+// Open makes the streams of a command that reads stdin and writes to stdout and stderr. The command gets a file as it
+// is, unless its output is bounded; nil means /dev/null. A reader is read in the background until the command closes
+// its stdin or ends; a Read that does not return delays nothing. If stdout and stderr are the same writer, only one
+// goroutine at a time writes to it, as in os/exec.
 //
 // Open arranges for broken to be called when a writer fails, after which the rest of its
 // stream is dropped, and when the reader fails before its end, so that the command got only
@@ -149,9 +148,8 @@ func (s *Streams) give(i int, f *os.File, flag int) (err error) {
 	return nil
 }
 
-// lent is a file of the caller and its original status flags: O_NONBLOCK, O_APPEND and
-// others belong to the open file description (fcntl(2)), which the caller shares with the
-// command and with later writers.
+// lent is a file of the caller and its original status flags: O_NONBLOCK, O_APPEND and others belong to the open file
+// description (fcntl(2)), which the caller shares with the command and with later writers.
 type lent struct {
 	file  *os.File
 	flags int
@@ -202,8 +200,7 @@ func (s *Streams) feed(src io.Reader) error {
 	return nil
 }
 
-// take makes stdout or stderr a pipe and reads it to the end, because a full pipe would stop
-// the command.
+// take makes stdout or stderr a pipe and reads it to the end, because a full pipe would stop the command.
 func (s *Streams) take(i int, dst io.Writer) error {
 	fds, err := pipe(reading)
 	if err != nil {
@@ -227,8 +224,7 @@ func (s *Streams) take(i int, dst io.Writer) error {
 // largePipe is four times the default capacity of a pipe.
 const largePipe = 256 << 10
 
-// Pipe is like os.Pipe, but the write end, for the command, blocks, as programs expect of
-// stdout.
+// Pipe is like os.Pipe, but the write end, for the command, blocks, as programs expect of stdout.
 func Pipe() (r, w *os.File, err error) {
 	fds, err := pipe(reading)
 	if err != nil {

@@ -16,9 +16,8 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// OpenTerminal gives the command its own terminal and connects it with ours, which is
-// stdin and stdout of this process. If the command shared ours, it could type into it
-// (TIOCSTI).
+// OpenTerminal gives the command its own terminal and connects it with ours, which is stdin and stdout of this
+// process. If the command shared ours, it could type into it (TIOCSTI).
 func OpenTerminal(b Bound, broken func(*result.Error)) (*Streams, error) {
 	s := &Streams{bound: b, broken: broken, raw: func() {}, undo: func() {}}
 	ptmx, tty, err := pty.Open()
@@ -26,9 +25,8 @@ func OpenTerminal(b Bound, broken func(*result.Error)) (*Streams, error) {
 		return nil, fmt.Errorf("open a terminal: %w", err)
 	}
 	s.Payload, s.own = [3]*os.File{tty, tty, tty}, []*os.File{tty}
-	// Package os made both non-blocking, for its poller, and package pty made ptmx blocking
-	// again. Programs expect a blocking terminal, but deadlines for ptmx need a non-blocking
-	// one.
+	// Package os made both non-blocking, for its poller, and package pty made ptmx blocking again. Programs expect a
+	// blocking terminal, but deadlines for ptmx need a non-blocking one.
 	err = unix.SetNonblock(proc.Descriptor(tty), false)
 	if err == nil {
 		err = unix.SetNonblock(proc.Descriptor(ptmx), true)
@@ -70,8 +68,7 @@ func endInput(ptmx *os.File) {
 	}
 }
 
-// makeRaw passes every key to the command's terminal and keeps its size equal to ours,
-// until Restore.
+// makeRaw passes every key to the command's terminal and keeps its size equal to ours, until Restore.
 func (s *Streams) makeRaw(in int, ptmx *os.File) error {
 	before, err := unix.IoctlGetTermios(in, unix.TCGETS)
 	if err != nil {

@@ -119,8 +119,7 @@ func (a *Archive) Opaque(dir string) error {
 	return a.write(a.header(tar.TypeReg, path.Join(dir, OpaqueMarker), nil))
 }
 
-// File writes a file with the status st: at most st.Size bytes, padded with zeros if the file was
-// truncated.
+// File writes a file with the status st: at most st.Size bytes, padded with zeros if the file was truncated.
 func (a *Archive) File(name string, fd int, st *unix.Stat_t) error {
 	h := a.header(tar.TypeReg, name, st)
 	if a.files != nil {
@@ -201,9 +200,8 @@ func (e *Entry) Copied() bool {
 // CopiedXattr is the attribute of a file that was copied up.
 const CopiedXattr = "user.overlay.origin"
 
-// Deletes reports whether an entry of an overlay's layer stands for a deletion: a character device
-// 0/0, or, since Linux 6.7, an empty file with an attribute. If e.FD is -1, an empty file is opened
-// for that.
+// Deletes reports whether an entry of an overlay's layer stands for a deletion: a character device 0/0, or, since
+// Linux 6.7, an empty file with an attribute. If e.FD is -1, an empty file is opened for that.
 func (e *Entry) Deletes() bool {
 	switch {
 	case Type(&e.Stat) == unix.S_IFCHR:

@@ -14,9 +14,8 @@ const (
 	window = 512 << 10
 )
 
-// Fill copies a file, whose status is st, to a new file. It copies at most st.Size bytes, keeps holes,
-// and copies less if the file was truncated. It adds to moved as it progresses, and returns the cause
-// of ctx when that is done.
+// Fill copies a file, whose status is st, to a new file. It copies at most st.Size bytes, keeps holes, and copies
+// less if the file was truncated. It adds to moved as it progresses, and returns the cause of ctx when that is done.
 func Fill(ctx context.Context, out, in int, st *unix.Stat_t, moved *atomic.Int64) error {
 	size := st.Size
 	if st.Blocks*512 >= size {
@@ -65,8 +64,7 @@ const (
 	byUs
 )
 
-// span copies the bytes from at to end, and returns the last way it used. It may move the offset of
-// out.
+// span copies the bytes from at to end, and returns the last way it used. It may move the offset of out.
 func span(ctx context.Context, out, in int, at, end int64, moved *atomic.Int64) (way int, err error) {
 	if end-at < small {
 		way = byUs

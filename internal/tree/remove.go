@@ -8,10 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Remove removes a name with everything in it, whatever its depth, and including directories closed to
-// their owner. It follows no link and does not leave the file system. It moves nested directories
-// up, so that three descriptors suffice for any depth. Concurrent calls for the same name do no
-// harm. A missing name is no error.
+// Remove removes a name with everything in it, whatever its depth, and including directories closed to their owner.
+// It follows no link and does not leave the file system. It moves nested directories up, so that three descriptors
+// suffice for any depth. Concurrent calls for the same name do no harm. A missing name is no error.
 func Remove(dir int, name string) error {
 	err := unix.Unlinkat(dir, name, 0)
 	if err != unix.EISDIR && err != unix.EPERM { // EPERM is POSIX's error for a directory
@@ -99,8 +98,7 @@ func empty(dir, top int) (dirs []string, err error) {
 	return dirs, nil
 }
 
-// moveUp moves a directory to top. rename(2) needs write permission for the directory, to change
-// its "..".
+// moveUp moves a directory to top. rename(2) needs write permission for the directory, to change its "..".
 func moveUp(dir int, name string, top int) error {
 	fd, err := OpenOwn(dir, name)
 	if err != nil {
@@ -135,8 +133,7 @@ func Chmod(place int, mode uint32) error {
 	return unix.Chmod("/proc/self/fd/"+strconv.Itoa(place), mode)
 }
 
-// Link creates a name for an open file. It uses /proc, because AT_EMPTY_PATH needs a capability
-// (linkat(2)).
+// Link creates a name for an open file. It uses /proc, because AT_EMPTY_PATH needs a capability (linkat(2)).
 func Link(file, dir int, name string) error {
 	return unix.Linkat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(file), dir, name, unix.AT_SYMLINK_FOLLOW)
 }

@@ -1,11 +1,9 @@
-// Package tree reads and removes directories that a hostile command may be changing at the
-// same time.
+// Package tree reads and removes directories that a hostile command may be changing at the same time.
 //
-// One rule covers everything: a name is opened beneath the descriptor of the directory in which
-// it was found, in one step that follows no link (openat2(2)), and fstat(2) of the opened file
-// gives its type. Whatever is renamed or replaced in between, a walk therefore reads only files
-// of the tree. It never blocks: a FIFO is opened with O_NONBLOCK, and opening a file with a lease
-// (fcntl(2), F_SETLEASE) fails with EAGAIN.
+// One rule covers everything: a name is opened beneath the descriptor of the directory in which it was found, in one
+// step that follows no link (openat2(2)), and fstat(2) of the opened file gives its type. Whatever is renamed or
+// replaced in between, a walk therefore reads only files of the tree. It never blocks: a FIFO is opened with
+// O_NONBLOCK, and opening a file with a lease (fcntl(2), F_SETLEASE) fails with EAGAIN.
 //
 // Everything that the command can multiply is bounded: entries, levels, the length of a path,
 // and the length of all paths together.

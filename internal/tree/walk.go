@@ -44,8 +44,7 @@ type Entry struct {
 	FD     int    // of a directory, and of a file with Walk.Files; otherwise -1. Closed by the walk
 	Target string // of a link
 
-	// Err is the error of looking at it or opening it as a directory. Entries that were just
-	// removed are skipped.
+	// Err is the error of looking at it or opening it as a directory. Entries that were just removed are skipped.
 	Err error
 
 	Skip bool // may be set to skip the contents
@@ -54,9 +53,8 @@ type Entry struct {
 // ErrDeep is the Err of a directory that is too deep or whose path is too long.
 var ErrDeep error = unix.ENAMETOOLONG
 
-// Below iterates over everything below dir, whose path is at: parents first, in the order of
-// names. An error ends the iteration: an exceeded bound, an open directory that cannot be read, or
-// the cause of ctx.
+// Below iterates over everything below dir, whose path is at: parents first, in the order of names. An error ends the
+// iteration: an exceeded bound, an open directory that cannot be read, or the cause of ctx.
 func (w *Walk) Below(ctx context.Context, dir int, at string) iter.Seq2[*Entry, error] {
 	return func(yield func(*Entry, error) bool) {
 		fd := -1

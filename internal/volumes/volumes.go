@@ -1,13 +1,11 @@
 // Package volumes keeps named directories that outlive sandboxes.
 //
-// A volume is a directory of the store with a file "lock" and a directory "data", which sandboxes
-// mount. A sandbox holds a lock on the file: a shared one to read, an exclusive one to write
-// (flock(2)). The lock belongs to the open file description, which sbxrun and the sandbox's
-// keeper share. It is released when both have ended, and the keeper ends only after it has reaped
-// everything in the sandbox. A crash therefore leaves no stale lock.
+// A volume is a directory of the store with a file "lock" and a directory "data", which sandboxes mount. A sandbox
+// holds a lock on the file: a shared one to read, an exclusive one to write (flock(2)). The lock belongs to the open
+// file description, which sbxrun and the sandbox's keeper share. It is released when both have ended, and the keeper
+// ends only after it has reaped everything in the sandbox. A crash therefore leaves no stale lock.
 //
-// Commands have written the data directory. No path through it is resolved, and no link in it is
-// followed.
+// Commands have written the data directory. No path through it is resolved, and no link in it is followed.
 package volumes
 
 import (
@@ -55,8 +53,7 @@ func Open(create bool) (*Store, error) {
 	return OpenAt(filepath.Join(data, "volumes"), create)
 }
 
-// OpenAt opens a store. With create it creates a missing one; otherwise a missing one is empty. The
-// caller closes it.
+// OpenAt opens a store. With create it creates a missing one; otherwise a missing one is empty. The caller closes it.
 func OpenAt(path string, create bool) (*Store, error) {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Open(path, flags, 0)

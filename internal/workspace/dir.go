@@ -1,11 +1,9 @@
-// Package workspace reads and writes files of a sandbox from outside, while hostile commands may be
-// running there.
+// Package workspace reads and writes files of a sandbox from outside, while hostile commands may be running there.
 //
-// Nothing there is trusted. The kernel resolves every path beneath the directory, in one step and without
-// following symbolic links (openat2(2), RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS), so there is no race between
-// check and use. Only regular files are read and written, as checked with fstat(2) after opening; a FIFO does
-// not block (O_NONBLOCK). New files belong to the sandbox's user, and are created with that user's rights
-// (see [proc.AsUser]).
+// Nothing there is trusted. The kernel resolves every path beneath the directory, in one step and without following
+// symbolic links (openat2(2), RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS), so there is no race between check and use.
+// Only regular files are read and written, as checked with fstat(2) after opening; a FIFO does not block
+// (O_NONBLOCK). New files belong to the sandbox's user, and are created with that user's rights (see [proc.AsUser]).
 package workspace
 
 import (
@@ -176,8 +174,7 @@ func (d *Dir) Link(name, target string, hard bool) error {
 	return nil
 }
 
-// Fifo creates a FIFO that every user who can reach it may open, and returns an O_PATH descriptor of
-// it.
+// Fifo creates a FIFO that every user who can reach it may open, and returns an O_PATH descriptor of it.
 func (d *Dir) Fifo(name string) (*os.File, error) {
 	err := d.as(func() error {
 		if err := unix.Mknodat(d.fd(), name, unix.S_IFIFO|0o600, 0); err != nil {
@@ -191,9 +188,8 @@ func (d *Dir) Fifo(name string) (*os.File, error) {
 	return d.open(name, unix.O_PATH)
 }
 
-// Put writes a file and creates its parent directories. It replaces a file of that name and keeps its
-// permissions. It is an error if r has more than size bytes. After an error the old file is still
-// there.
+// Put writes a file and creates its parent directories. It replaces a file of that name and keeps its permissions. It
+// is an error if r has more than size bytes. After an error the old file is still there.
 func (d *Dir) Put(name string, r io.Reader, size int64, mode fs.FileMode) (written int64, err error) {
 	if name, err = d.clean(name); err != nil {
 		return 0, err

@@ -18,8 +18,7 @@ const (
 	maxDepth = 32
 )
 
-// Clean checks a name relative to the directory, and returns it in its shortest form. "." is the directory
-// itself.
+// Clean checks a name relative to the directory, and returns it in its shortest form. "." is the directory itself.
 func Clean(name string) (string, error) { return clean(name, maxName, maxDepth) }
 
 // clean is Clean with the directory's bounds.

@@ -76,8 +76,7 @@ type sink interface {
 	close()
 }
 
-// Copy copies source to the name in the directory. When ctx is done it returns the cause; completed files
-// stay.
+// Copy copies source to the name in the directory. When ctx is done it returns the cause; completed files stay.
 func (t *Transfer) Copy(ctx context.Context, source *Source, to *Dir, name string) error {
 	return t.into(ctx, source, &directory{side: to, fd: to.fd()}, name)
 }
@@ -102,8 +101,7 @@ func (t *Transfer) walk(from *Dir) *tree.Walk {
 
 func (t *Transfer) maxEntries() int { return cmp.Or(t.Max.Entries, maxEntries) }
 
-// below copies the entries of a walk from level first on. above is the number of copied directories above that
-// level.
+// below copies the entries of a walk from level first on. above is the number of copied directories above that level.
 func (t *Transfer) below(ctx context.Context, entries iter.Seq2[*tree.Entry, error], to sink, first, above int) error {
 	sinks := []sink{to} // sinks from the top to the entry's directory
 	leave := func(depth int) {
@@ -128,8 +126,7 @@ func (t *Transfer) below(ctx context.Context, entries iter.Seq2[*tree.Entry, err
 	return nil
 }
 
-// entry copies an entry and returns the sink for its contents. above is the number of copied directories above
-// it.
+// entry copies an entry and returns the sink for its contents. above is the number of copied directories above it.
 func (t *Transfer) entry(ctx context.Context, e *tree.Entry, to sink, above int) (below sink, err error) {
 	if t.entries.Add(1) > int64(t.maxEntries()) {
 		return nil, tree.TooLarge("more than %d files and directories", t.maxEntries())

@@ -34,8 +34,7 @@ func (t *directory) file(ctx context.Context, in int, st *unix.Stat_t, name stri
 	})
 }
 
-// finish gives a complete file its name, replacing a file or link of that name. After an error it leaves no
-// file.
+// finish gives a complete file its name, replacing a file or link of that name. After an error it leaves no file.
 func (t *directory) finish(out int, temporary, name string, err error) error {
 	if err == nil && temporary == "" {
 		err = tree.Link(out, t.fd, name)
@@ -48,8 +47,7 @@ func (t *directory) finish(out int, temporary, name string, err error) error {
 	return t.rename(temporary, name, err)
 }
 
-// regular returns the status of the file to replace, or nil. It returns an error for links and
-// other types.
+// regular returns the status of the file to replace, or nil. It returns an error for links and other types.
 func (t *directory) regular(name string) (*unix.Stat_t, error) {
 	var st unix.Stat_t
 	err := unix.Fstatat(t.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
