@@ -22,7 +22,9 @@ import (
 )
 
 // bound is far longer than any correct operation takes.
-const bound = 30 * time.Second
+var bound = harness.Scaled(30 * time.Second)
+
+func init() { interruptBound = harness.Deadline(interruptBound) }
 
 // newRoom returns a room that ends with the test.
 func newRoom(t testing.TB) *bwrap.Room {
