@@ -71,9 +71,7 @@ func TestArgumentsInAll(t *testing.T) {
 // bubblewrap accepts 9,000 arguments, but does not see those of the command.
 func TestArgumentsMany(t *testing.T) {
 	t.Parallel()
-	r := harness.Run(t, harness.Options{}, append([]string{"sh", "-c", "echo $#", "sh"}, make([]string, 20000)...)...)
-	r.Expect(t, 0, "exited")
-	check.That(t, string(r.Stdout) == "20000\n", "%q", r.Stdout)
+	harness.Run(t, harness.Options{}, append([]string{"sh", "-c", "echo $#", "sh"}, make([]string, 20000)...)...).Expect(t, 0, "exited").Out(t, "20000\n")
 }
 
 // The same limit applies to the command's environment, where it shows only at its exec.
@@ -84,11 +82,9 @@ func TestEnvironmentLong(t *testing.T) {
 		harness.Must(t, os.WriteFile(file, []byte("LONG="+strings.Repeat("x", n)+"\n"), 0o600))
 	}
 	write(128<<10 - 1 - len("LONG="))
-	r := harness.Run(t, harness.Options{}, "--env-file", file, "sh", "-c", "echo ${#LONG}")
-	r.Expect(t, 0, "exited")
-	check.That(t, string(r.Stdout) == "131066\n", "%q", r.Stdout)
+	harness.Run(t, harness.Options{}, "--env-file", file, "sh", "-c", "echo ${#LONG}").Expect(t, 0, "exited").Out(t, "131066\n")
 	write(128 << 10)
-	r = harness.Run(t, harness.Options{}, "--env-file", file, "true")
+	r := harness.Run(t, harness.Options{}, "--env-file", file, "true")
 	check.That(t, r.Report != nil && !r.Report.Started && r.ExitCode >= 125 && r.ExitCode <= 126 && len(r.Stderr) != 0, "exit code %d, stderr %.500q", r.ExitCode, r.Stderr)
 }
 
@@ -106,7 +102,5 @@ func TestEnvironmentValues(t *testing.T) {
 // An argument that is not UTF-8 arrives, and the report is valid JSON.
 func TestArgumentBytes(t *testing.T) {
 	t.Parallel()
-	r := harness.Run(t, harness.Options{}, "printf", "%s", "\xff\x01\n")
-	r.Expect(t, 0, "exited")
-	check.That(t, string(r.Stdout) == "\xff\x01\n", "%q", r.Stdout)
+	harness.Run(t, harness.Options{}, "printf", "%s", "\xff\x01\n").Expect(t, 0, "exited").Out(t, "\xff\x01\n")
 }

@@ -44,11 +44,9 @@ func TestOlderBwrap(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	env := harness.Options{Env: []string{"SBXRUN_BWRAP=" + olderBwrap(t)}}
-	r := harness.Run(t, harness.Options{Env: env.Env, Bare: true, Dir: "/usr"}, "--print-command", "true")
-	check.That(t, r.ExitCode == 125 && len(r.Stdout) == 0 && strings.Contains(string(r.Stderr), "a command without sbxrun takes bubblewrap 0.8"),
-		"--print-command: exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
+	harness.Run(t, harness.Options{Env: env.Env, Bare: true, Dir: "/usr"}, "--print-command", "true").Exits(t, 125).Out(t, "").ErrHas(t, "a command without sbxrun takes bubblewrap 0.8")
 	// doctor objects to a bwrap below /tmp as root.
-	r = harness.Run(t, harness.Options{Env: env.Env, Bare: true, Dir: "/usr"}, "doctor")
+	r := harness.Run(t, harness.Options{Env: env.Env, Bare: true, Dir: "/usr"}, "doctor")
 	check.That(t, strings.Contains(string(r.Stdout), "/bwrap, version 0.4.1, too old for --print-command"), "doctor: exit code %d, stdout %s, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
 	const script = `stat -c '%a %n' / /tmp /dev/shm $HOME /mnt /etc/passwd
 for dir in /tmp /dev/shm /mnt; do set -- $(stat -f -c '%b %S' $dir); echo $(($1 * $2)); done
@@ -80,8 +78,7 @@ exit 7`
 		harness.Within(t, "the deadline", r.Elapsed, time.Second, 2*time.Second)
 		b.Alive()
 		// kill enters the sandbox too, to signal its processes.
-		k := s.Run("kill", "--grace", "1", b.ID)
-		check.That(t, k.ExitCode == 0, "kill: %d, %s", k.ExitCode, k.Stderr)
+		s.Run("kill", "--grace", "1", b.ID).Exits(t, 0)
 		b.Ended()
 	}
 }
@@ -154,10 +151,8 @@ func TestLargeIDs(t *testing.T) {
 	}
 	const large = 1<<31 + 5
 	o := harness.Options{Bare: true, Dir: "/usr", Attr: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: large, Gid: large}}}
-	r := harness.Start(t, o, "true").Wait()
-	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), fmt.Sprintf("for uid or gid %d: ids must be below", large)),
-		"run: exit code %d, stderr %s", r.ExitCode, r.Stderr)
-	r = harness.Start(t, o, "doctor").Wait()
+	harness.Start(t, o, "true").Wait().Exits(t, 125).ErrHas(t, fmt.Sprintf("for uid or gid %d: ids must be below", large))
+	r := harness.Start(t, o, "doctor").Wait()
 	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stdout), fmt.Sprintf("bubblewrap cannot handle uid %d: ids must be below 2147483648: setting up", large)) && !strings.Contains(string(r.Stdout), "dmesg"),
 		"doctor: exit code %d, stdout %s", r.ExitCode, r.Stdout)
 }
@@ -172,9 +167,7 @@ func TestRootWithoutTmp(t *testing.T) {
 	if harness.Root() {
 		o.Attr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 61000, Gid: 61000}}
 	}
-	r := harness.Start(t, o, "true").Wait()
-	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "bubblewrap needs a directory /tmp: ") && strings.Contains(string(r.Stderr), "mkdir -m 1777 /tmp"),
-		"exit code %d, stderr %s", r.ExitCode, r.Stderr)
+	harness.Start(t, o, "true").Wait().Exits(t, 125).ErrHas(t, "bubblewrap needs a directory /tmp: ").ErrHas(t, "mkdir -m 1777 /tmp")
 }
 
 // Without a known cause, sbxrun passes on bubblewrap's own message.

@@ -21,9 +21,7 @@ func TestRootWithoutKill(t *testing.T) {
 	if os.Getuid() != 0 {
 		return // an ordinary user's processes are its own
 	}
-	r := harness.Start(t, harness.Options{Wrap: []string{"setpriv", "--bounding-set=-kill"}}, "sh", "-c", "echo it runs").Wait()
-	r.Expect(t, 125, "start-failed")
-	check.That(t, strings.Contains(string(r.Stderr), "may not kill processes of another uid"), "%s", r.Stderr)
+	harness.Start(t, harness.Options{Wrap: []string{"setpriv", "--bounding-set=-kill"}}, "sh", "-c", "echo it runs").Wait().Expect(t, 125, "start-failed").ErrHas(t, "may not kill processes of another uid")
 }
 
 // Everything works as an engine's root, which lacks capabilities to inspect other users'
@@ -44,8 +42,7 @@ func TestEngineRoot(t *testing.T) {
 	s := harness.NewState(t)
 	s.Wrap = harness.EngineRoot()
 	limited := s.Sandbox(harness.Options{}, append(limits, "sh", "-c", "sleep 0.2; exit 3")...)
-	r = s.Run("wait", limited.ID)
-	check.That(t, r.ExitCode == 3, "wait: exit code %d: %s", r.ExitCode, r.Stderr)
+	s.Run("wait", limited.ID).Exits(t, 3)
 	limited.Ended()
 	b := s.Sandbox(harness.Options{}, "--name", "box")
 	b.Exec(harness.Options{}, []string{"--timeout", second, "--grace", "0.1"}, "/fixtures/tree-setsid").Expect(t, 124, "timeout")
@@ -56,8 +53,7 @@ func TestEngineRoot(t *testing.T) {
 	check.That(t, len(got.Sandboxes) == 1 && got.Sandboxes[0].Tasks == 4, "%+v", got)
 	p.Signal(unix.SIGTERM)
 	p.Wait().Expect(t, 143, "canceled")
-	r = s.Run("kill", "box")
-	check.That(t, r.ExitCode == 0, "kill: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	s.Run("kill", "box").Exits(t, 0)
 	rec := b.Ended()
 	check.That(t, rec.Status == "killed" && rec.Report.Cause == "killed", "status %q, cause %q, want killed", rec.Status, rec.Report.Cause)
 }
@@ -72,11 +68,8 @@ func TestReadOnlyCgroups(t *testing.T) {
 	}
 	const readOnly = `awk '$5 ~ "^/sys/fs/cgroup" {print $5}' /proc/self/mountinfo | while read -r dir; do mount -o remount,bind,ro "$dir" || exit 3; done || exit 3; exec setpriv --ambient-caps=-all --inh-caps=-all "$@"`
 	o := harness.Options{Bare: true, Wrap: append(wrap, "bash", "-c", readOnly, "-")}
-	r := harness.Run(t, o, "--memory", "64M", "true")
-	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "read-only file system") && strings.Contains(string(r.Stderr), "give this container writable cgroups"),
-		"exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	r = harness.Run(t, o, "--memory", "64M", "--limits", "best-effort", "true")
-	check.That(t, r.ExitCode == 0, "best-effort: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	harness.Run(t, o, "--memory", "64M", "true").Exits(t, 125).ErrHas(t, "read-only file system").ErrHas(t, "give this container writable cgroups")
+	harness.Run(t, o, "--memory", "64M", "--limits", "best-effort", "true").Exits(t, 0)
 }
 
 // If nobody may create a network namespace, run and doctor report that.
@@ -89,11 +82,8 @@ func TestNoNetworkNamespaces(t *testing.T) {
 	}
 	wrap = append(wrap, "unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", none, "sh")
 	o := harness.Options{Bare: true, Wrap: wrap, Dir: "/usr"}
-	r := harness.Run(t, o, "true")
-	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "network namespace: user.max_net_namespaces is 0") && strings.Contains(string(r.Stderr), "sysctl -w user.max_net_namespaces="),
-		"exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	r = harness.Run(t, o, "--net", "host", "true")
-	check.That(t, r.ExitCode == 0, "--net host: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	harness.Run(t, o, "true").Exits(t, 125).ErrHas(t, "network namespace: user.max_net_namespaces is 0").ErrHas(t, "sysctl -w user.max_net_namespaces=")
+	harness.Run(t, o, "--net", "host", "true").Exits(t, 0)
 }
 
 // doctor's check of root's own paths agrees with a run: an engine's root may not bind them.
@@ -110,10 +100,9 @@ func TestDoctorRootsPaths(t *testing.T) {
 		code    int
 	}{{nil, "ok", 0}, {harness.EngineRoot(), "warning", 125}} {
 		o := harness.Options{Bare: true, Wrap: tt.wrap, Dir: dir}
-		r := harness.Run(t, o, "-w", "true")
-		check.That(t, r.ExitCode == tt.code, "%q: a run: exit code %d: %s", tt.wrap, r.ExitCode, r.Stderr)
+		harness.Run(t, o, "-w", "true").Exits(t, tt.code)
 		o.Dir = "/usr"
-		r = harness.Run(t, o, "doctor", "--json")
+		r := harness.Run(t, o, "doctor", "--json")
 		var report struct {
 			Checks []struct{ Name, Verdict, Fix string }
 		}

@@ -35,9 +35,7 @@ func TestCurrentDirectoryNames(t *testing.T) {
 			check.That(t, got == want, "%q, want %q", got, want)
 			// The same when it is bound by name.
 			escaped := strings.NewReplacer(`\`, `\\`, ":", `\:`).Replace(dir)
-			r = harness.Run(t, harness.Options{Dir: "/usr"}, "--ro-bind="+escaped+":/mnt/it", "cat", "/mnt/it/file")
-			r.Expect(t, 0, "exited")
-			check.That(t, string(r.Stdout) == "content", "bound: %q", r.Stdout)
+			harness.Run(t, harness.Options{Dir: "/usr"}, "--ro-bind="+escaped+":/mnt/it", "cat", "/mnt/it/file").Expect(t, 0, "exited").Out(t, "content")
 		})
 	}
 }
@@ -147,10 +145,8 @@ func TestIdmapRefused(t *testing.T) {
 			if r := write("1234:1235"); r.ExitCode != 125 || !strings.HasSuffix(string(r.Stderr), "; --user 1234:1235 runs the sandbox as the owner\n") {
 				t.Errorf("another owner: exit code %d, stderr %q", r.ExitCode, r.Stderr)
 			}
-			r = write("1234:1235", "--user", "1234:1235")
-			check.That(t, r.ExitCode == 0 && string(r.Stdout) == "1234:1235\n", "as the owner: exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
-			r = write("65534:65534")
-			check.That(t, r.ExitCode == 0 && string(r.Stdout) == "65534:65534\n", "given to the sandbox: exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
+			write("1234:1235", "--user", "1234:1235").Exits(t, 0).Out(t, "1234:1235\n")
+			write("65534:65534").Exits(t, 0).Out(t, "65534:65534\n")
 		})
 	}
 }

@@ -31,8 +31,7 @@ func TestDescriptors(t *testing.T) {
 		open(os.Open(name))
 	}
 	for _, mode := range [][]string{nil, {"--json"}, {"--tty"}, {"--timeout", "30", "--grace", "1"}} {
-		r := harness.Run(t, harness.Options{ExtraFiles: extra}, append(mode, "/fixtures/probe-fds")...)
-		check.That(t, r.ExitCode == 0, "%v: %s", mode, r.Stdout)
+		harness.Run(t, harness.Options{ExtraFiles: extra}, append(mode, "/fixtures/probe-fds")...).Exits(t, 0)
 	}
 }
 

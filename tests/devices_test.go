@@ -207,8 +207,7 @@ func TestDevicesGroups(t *testing.T) {
 	check.That(t, r.ExitCode == 125 && strings.Contains(got, "uid 65534 cannot open it"), "with all nodes closed: exit code %d: %s", r.ExitCode, got)
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "--name", "box", "--cwd", "none", "--device", dir+"/group")
-	r = s.Start(harness.Options{}, "inspect", "box", "--json").Wait()
-	check.That(t, strings.Contains(string(r.Stdout), `"devices":["`+dir+`/group"]`), "inspect printed %s %s", r.Stdout, r.Stderr)
+	s.Start(harness.Options{}, "inspect", "box", "--json").Wait().OutHas(t, `"devices":["`+dir+`/group"]`)
 	b.Exec(harness.Options{}, nil, "sh", "-c", fmt.Sprintf(open, dir, "group")).Expect(t, 0, "exited")
 }
 

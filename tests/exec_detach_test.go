@@ -129,32 +129,27 @@ func TestExecHandle(t *testing.T) {
 		decode(t, r, &found)
 		return found
 	}
-	r := s.Run("ps", "-aq", "web")
-	check.That(t, r.ExitCode == 0 && len(r.Stdout) == 0, "before there is one: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	s.Run("ps", "-aq", "web").Exits(t, 0).Out(t, "")
 	one := b.Detach(nil, "sh", "-c", "echo out; echo err >&2; while [ ! -e /go/on ]; do sleep 0.02; done; printf '\\0end'; exit 7")
 	two := b.Detach([]string{"--json"}, "/fixtures/tree-term-immune")
 	check.That(t, (one.Handle == "web/"+one.ID || one.Handle == b.ID+"/"+one.ID) && two.Handle == b.ID+"/"+two.ID, "handles %q and %q", one.Handle, two.Handle)
-	r = s.Run("ps")
+	r := s.Run("ps")
 	check.That(t, len(harness.Lines(r.Stdout)) == 2, "sandboxes and execs in one list:\n%s", r.Stdout)
 	if all := ps(); len(all) != 2 || all[0].ID != one.ID || all[0].Sandbox != b.ID || all[0].Status != "running" || !all[0].Alive || all[0].Argv[0] != "sh" || all[1].ID != two.ID {
 		t.Errorf("ps: %+v", all)
 	}
-	r = s.Run("ps", "web")
-	check.That(t, strings.Contains(string(r.Stdout), "web/"+two.ID+"  running  "), "ps:\n%s", r.Stdout)
+	s.Run("ps", "web").OutHas(t, "web/"+two.ID+"  running  ")
 	follower := s.Start(harness.Options{}, "logs", "-f", "web/"+one.ID[:8])
 	follower.WaitOutput("out\n")
 	follower.WaitStderr("err\n")
 	waiter := s.Start(harness.Options{}, "wait", one.Handle)
-	r = s.Run("wait", "--log", "^out$", one.Handle)
-	check.That(t, r.ExitCode == 0, "wait --log: exit code %d: %s", r.ExitCode, r.Stderr)
+	s.Run("wait", "--log", "^out$", one.Handle).Exits(t, 0)
 	if r := s.Run("wait", "--timeout", "0.01", one.Handle); r.ExitCode != 124 || !strings.Contains(string(r.Stderr), "the exec web/"+one.ID+" keeps running") && !strings.Contains(string(r.Stderr), one.Handle+" keeps running") {
 		t.Errorf("wait --timeout: exit code %d: %s", r.ExitCode, r.Stderr)
 	}
 	harness.Must(t, os.WriteFile(dir+"/on", nil, 0o644))
-	r = waiter.Wait()
-	check.That(t, r.ExitCode == 7, "wait: exit code %d, want 7: %s", r.ExitCode, r.Stderr)
-	r = follower.Wait()
-	check.That(t, r.ExitCode == 0 && string(r.Stdout) == "out\n\x00end" && string(r.Stderr) == "err\n", "logs -f: exit code %d: %q %q", r.ExitCode, r.Stdout, r.Stderr)
+	waiter.Wait().Exits(t, 7)
+	follower.Wait().Exits(t, 0).Out(t, "out\n\x00end").Err(t, "err\n")
 	one.Ended()
 	all := ps()
 	check.That(t, len(all) == 1 && all[0].ID == two.ID, "ps when one has ended: %+v", all)
@@ -177,16 +172,13 @@ func TestExecHandle(t *testing.T) {
 	}
 	b.Alive()
 	check.That(t, !three.Supervisor.Ended(), "another one has ended as well")
-	r = s.Run("kill", "--signal", "INT", three.Handle)
-	check.That(t, r.ExitCode == 0 && string(r.Stdout) == "web/"+three.ID+" killed, everything of it is gone (proven)\n", "kill: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	r = s.Run("wait", three.Handle)
-	check.That(t, r.ExitCode == 137, "wait for one that was killed: exit code %d: %s", r.ExitCode, r.Stderr)
+	s.Run("kill", "--signal", "INT", three.Handle).Exits(t, 0).Out(t, "web/"+three.ID+" killed, everything of it is gone (proven)\n")
+	s.Run("wait", three.Handle).Exits(t, 137)
 	three.Ended()
 
 	// Invalid handles.
 	for _, args := range []string{"wait web/0000", "logs web/", "inspect web/" + b.ID, "kill nobody/" + one.ID, "ps nobody", "exec " + one.Handle + " true", "wait --ready " + one.Handle, "ps web web", "logs web/../" + b.ID} {
-		r := s.Run(strings.Fields(args)...)
-		check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1, "%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
+		s.Run(strings.Fields(args)...).Exits(t, 125).ErrLines(t, 1)
 	}
 
 	// cleanup keeps them while the sandbox runs, and removes them with it.
@@ -197,8 +189,7 @@ func TestExecHandle(t *testing.T) {
 	all = ps("--all")
 	check.That(t, len(all) == 3, "after the sandbox has ended: %+v", all)
 	s.Run("cleanup")
-	r = s.Run("inspect", one.Handle)
-	check.That(t, r.ExitCode == 125, "after cleanup: exit code %d: %s", r.ExitCode, r.Stdout)
+	s.Run("inspect", one.Handle).Exits(t, 125)
 }
 
 // --max-output limits an exec's log as a sandbox's.
@@ -216,8 +207,7 @@ func TestExecHandleLogMax(t *testing.T) {
 	if r := d.Ended(); r.Cause != "output-limit" || r.ExitCode != 153 {
 		t.Errorf("%s", r.Raw())
 	}
-	r = s.Run("wait", d.Handle)
-	check.That(t, r.ExitCode == 153, "wait: exit code %d: %s", r.ExitCode, r.Stderr)
+	s.Run("wait", d.Handle).Exits(t, 153)
 }
 
 // The records of the last 32 execs are kept.
@@ -254,13 +244,11 @@ func TestExecHandleLost(t *testing.T) {
 	kept := b.Detach(nil, "true")
 	kept.Ended()
 	d.Kill()
-	r := s.Run("wait", d.Handle)
-	check.That(t, r.ExitCode == 137 && strings.Contains(string(r.Stderr), "the supervisor of the exec "+d.Handle+" was killed"), "wait: exit code %d: %s", r.ExitCode, r.Stderr)
+	s.Run("wait", d.Handle).Exits(t, 137).ErrHas(t, "the supervisor of the exec "+d.Handle+" was killed")
 	all := kill(t, s, 0, d.Handle)
 	check.That(t, all[0].Already && all[0].Status == "lost" && all[0].Verdict == "proven", "kill: %+v", all)
 	b.Alive()
-	r = s.Run("cleanup")
-	check.That(t, strings.Contains(string(r.Stdout), "removed  record "+d.ID+": record, logs and name: lost\n"), "cleanup: %s", r.Stdout)
+	s.Run("cleanup").OutHas(t, "removed  record "+d.ID+": record, logs and name: lost\n")
 	check.Equal(t, string(s.Run("ps", "--all", "--quiet", b.ID).Stdout), kept.Handle+"\n", "after cleanup")
 }
 

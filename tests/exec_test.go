@@ -39,13 +39,10 @@ func TestExecConcurrent(t *testing.T) {
 		ps = append(ps, b.StartExec(harness.Options{}, nil, "sh", "-c", "sleep 2 && echo "+word+"; echo "+word+" >>/tmp/both"))
 	}
 	for i, word := range []string{"one\n", "two\n"} {
-		r := ps[i].Wait()
-		r.Expect(t, 0, "exited")
-		check.That(t, string(r.Stdout) == word, "stdout %q, want %q", r.Stdout, word)
+		ps[i].Wait().Expect(t, 0, "exited").Out(t, word)
 	}
 	harness.Within(t, "both", time.Since(begin), 2*time.Second, 2300*time.Millisecond)
-	r := b.Exec(harness.Options{}, nil, "sort", "/tmp/both")
-	check.That(t, string(r.Stdout) == "one\ntwo\n", "written to the one /tmp: %q", r.Stdout)
+	b.Exec(harness.Options{}, nil, "sort", "/tmp/both").Out(t, "one\ntwo\n")
 }
 
 // exec passes on exit codes and stdin, and reports a command that does not exist or is not
@@ -108,9 +105,7 @@ func TestExecStdin(t *testing.T) {
 	check.That(t, string(r.Stdout) == "1\n", "read from /dev/null: %q", r.Stdout)
 	harness.Within(t, "end of file", r.Elapsed, 0, 100*time.Millisecond)
 	data := strings.Repeat("0123456789abcde\n", 3<<16)
-	r = b.Exec(harness.Options{Stdin: strings.NewReader(data)}, nil, "cat")
-	r.Expect(t, 0, "exited")
-	check.That(t, string(r.Stdout) == data, "cat: %d bytes of %d", len(r.Stdout), len(data))
+	b.Exec(harness.Options{Stdin: strings.NewReader(data)}, nil, "cat").Expect(t, 0, "exited").Out(t, data)
 	b.Exec(harness.Options{Stdin: strings.NewReader(data)}, nil, "true").Expect(t, 0, "exited")
 }
 
@@ -151,8 +146,7 @@ echo $$ $PPID; echo x 2>/dev/null >/usr/file || echo read-only`)
 	_, err := os.Stat(dir + "/file")
 	check.That(t, err == nil, "written in the sandbox's directory: %v", err)
 	// Another directory, and a missing one.
-	r = b.Exec(harness.Options{}, []string{"--workdir", "/usr"}, "pwd")
-	check.That(t, string(r.Stdout) == "/usr\n", "--workdir: %q", r.Stdout)
+	b.Exec(harness.Options{}, []string{"--workdir", "/usr"}, "pwd").Out(t, "/usr\n")
 	r = b.Exec(harness.Options{}, []string{"--workdir", "/no/such"}, "pwd")
 	r.Expect(t, 125, "start-failed")
 	check.That(t, r.Report.Error.Code == "workdir" && strings.Contains(string(r.Stderr), "/no/such"), "%s: %s", r.Report.Error.Code, r.Stderr)
@@ -176,8 +170,7 @@ func TestExecNetHost(t *testing.T) {
 func TestExecPrivileges(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
-	r := b.Exec(harness.Options{}, nil, "/fixtures/probe-privileges")
-	check.That(t, r.ExitCode == 0, "%s", r.Stdout)
+	b.Exec(harness.Options{}, nil, "/fixtures/probe-privileges").Exits(t, 0)
 	var extra []*os.File
 	for range 7 {
 		f, err := os.Open("/")
@@ -192,16 +185,14 @@ func TestExecPrivileges(t *testing.T) {
 			harness.Must(t, err)
 			defer f.Close()
 			p := b.State.Start(harness.Options{ExtraFiles: append([]*os.File{f}, extra...)}, "exec", "--report", "fd:3", b.ID, "/fixtures/probe-fds")
-			r := p.Wait()
-			check.That(t, r.ExitCode == 0, "%v: %s", flags, r.Stdout)
+			p.Wait().Exits(t, 0)
 			data, err := os.ReadFile(f.Name())
 			harness.Must(t, err)
 			rep, err := harness.ParseReport(data)
 			check.That(t, err == nil && rep.Cause == "exited", "report to a descriptor: %v: %s", err, data)
 			continue
 		}
-		r := b.Exec(o, flags, "/fixtures/probe-fds")
-		check.That(t, r.ExitCode == 0, "%v: %s", flags, r.Stdout)
+		b.Exec(o, flags, "/fixtures/probe-fds").Exits(t, 0)
 	}
 	// The same as the sandbox's own command, including limits and masks.
 	same := `grep -E '^(Cap|NoNewPrivs|Seccomp|Groups|Uid|Gid|Sig(Blk|Ign|Cgt)|Umask)' /proc/self/status; ulimit -a`
@@ -235,13 +226,11 @@ func TestExecWords(t *testing.T) {
 	b := s.Sandbox(harness.Options{}, "--name", "box")
 	for _, word := range []string{"box", b.ID, b.ID[:8]} {
 		for _, command := range [][]string{{"echo", "--timeout", "x"}, {"--", "echo", "--timeout", "x"}} {
-			r := s.Run(append([]string{"exec", word}, command...)...)
-			check.That(t, r.ExitCode == 0 && string(r.Stdout) == "--timeout x\n", "exec %s %q: exit code %d: %s%s", word, command, r.ExitCode, r.Stdout, r.Stderr)
+			s.Run(append([]string{"exec", word}, command...)...).Exits(t, 0).Out(t, "--timeout x\n")
 		}
 	}
 	for _, args := range [][]string{{}, {"box"}, {"box", "--"}, {"--timeout", "-1", "box", "true"}, {"nobody", "true"}, {"--no-such-flag", "box", "true"}, {"../box", "true"}} {
-		r := s.Run(append([]string{"exec"}, args...)...)
-		check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1, "exec %q: exit code %d: %s", args, r.ExitCode, r.Stderr)
+		s.Run(append([]string{"exec"}, args...)...).Exits(t, 125).ErrLines(t, 1)
 	}
 	long := strings.Repeat("x", 100_000)
 	check.Equal(t, string(b.Exec(harness.Options{}, nil, "sh", "-c", `echo ${#1} "<$2>" "$3"`, "-", long, "", "a\nb").Stdout), fmt.Sprintf("%d <> a\nb\n", len(long)))

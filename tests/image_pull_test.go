@@ -107,8 +107,7 @@ func TestImagePull(t *testing.T) {
 	ref := reg.host + "/app:1"
 	pull := func(want string, args ...string) {
 		t.Helper()
-		r := s.Run(append([]string{"image", "pull"}, args...)...)
-		check.That(t, r.ExitCode == 0 && string(r.Stdout) == want+"\n" && len(r.Stderr) == 0, "pull %q: exit code %d, %q, %s", args, r.ExitCode, r.Stdout, r.Stderr)
+		s.Run(append([]string{"image", "pull"}, args...)...).Exits(t, 0).Out(t, want+"\n").Err(t, "")
 	}
 	pull(one, ref)
 	pull(one, ref, "--name", "other", "--ttl", "1h")
@@ -130,8 +129,7 @@ func TestImagePull(t *testing.T) {
 		{[]string{ref, "--authfile", "/nosuch"}, "error: read credentials: open /nosuch: no such file or directory\n"},
 		{[]string{ref, "--max-size", "1K"}, "error: "},
 	} {
-		r := s.Run(append([]string{"image", "pull"}, test.args...)...)
-		check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), test.want), "pull %q: exit code %d, %s", test.args, r.ExitCode, r.Stderr)
+		s.Run(append([]string{"image", "pull"}, test.args...)...).Exits(t, 125).ErrHas(t, test.want)
 	}
 }
 
@@ -216,8 +214,7 @@ func TestImagePullKilled(t *testing.T) {
 		got := imageNamed(t, s, ref)
 		check.That(t, got == old || got == digest, "the image is %q, neither the old %q nor the new %q", got, old, digest)
 		if i%4 == 3 {
-			r := s.Run("image", "pull", ref)
-			check.That(t, r.ExitCode == 0 && string(r.Stdout) == digest+"\n", "after %d kills: exit code %d, %q, %s", i+1, r.ExitCode, r.Stdout, r.Stderr)
+			s.Run("image", "pull", ref).Exits(t, 0).Out(t, digest+"\n")
 		}
 	}
 }
@@ -236,8 +233,7 @@ func TestImagePullAtOnce(t *testing.T) {
 		}
 	}
 	for _, p := range pulls {
-		r := p.Wait()
-		check.That(t, r.ExitCode == 0, "exit code %d, %s", r.ExitCode, r.Stderr)
+		p.Wait().Exits(t, 0)
 	}
 	for name, digest := range want {
 		check.Equal(t, imageNamed(t, s, name), digest, "%s", name)

@@ -209,8 +209,7 @@ func TestImageErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := s.Run(append(append([]string{"--cwd", "none"}, tt.args...), "true")...)
-			check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), tt.want), "exit code %d: %s", r.ExitCode, r.Stderr)
+			s.Run(append(append([]string{"--cwd", "none"}, tt.args...), "true")...).Exits(t, 125).ErrHas(t, tt.want)
 		})
 	}
 }
@@ -231,11 +230,9 @@ func TestImageWritable(t *testing.T) {
 		check.Require(t, r.ExitCode == 0, "%q: %s", args, r.Stderr)
 	}
 	check.Equal(t, readFile(t, file+"2"), "x\n", "copied")
-	r := s.Run("diff", "box")
-	check.That(t, string(r.Stdout) == "A made/\nD opt/bin/env\nA opt/bin/env2 (executable)\nA srv/copied\nD srv/data\nA srv/new\n", "diff printed %q; %s", r.Stdout, r.Stderr)
-	r = s.Run("image", "rm", "app:1")
-	check.That(t, r.ExitCode == 76 && strings.Contains(string(r.Stderr), `image "app:1" is in use`), "rm: exit code %d: %s", r.ExitCode, r.Stderr)
-	r = s.Run("cleanup", "-n")
+	s.Run("diff", "box").Out(t, "A made/\nD opt/bin/env\nA opt/bin/env2 (executable)\nA srv/copied\nD srv/data\nA srv/new\n")
+	s.Run("image", "rm", "app:1").Exits(t, 76).ErrHas(t, `image "app:1" is in use`)
+	r := s.Run("cleanup", "-n")
 	check.That(t, !strings.Contains(string(r.Stdout), digest[7:]), "cleanup would remove the image: %s", r.Stdout)
 	archive := file + ".tar"
 	r = s.Run("image", "export", "app:2", archive)
@@ -253,10 +250,8 @@ func TestImageWritable(t *testing.T) {
 		got := string(r.Stdout)
 		check.That(t, r.ExitCode == 0 && got == want, "%s: exit code %d, %q; %s", name, r.ExitCode, got, r.Stderr)
 	}
-	r = s.Run(layer(t, "--from", "snap", "--image", "app:2", "true")...)
-	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "was taken over image "+digest), "another image: exit code %d: %s", r.ExitCode, r.Stderr)
-	r = s.Run("--cwd", "none", "--image", "app:1", "sh", "-c", "ls /srv /opt/bin/env")
-	check.That(t, string(r.Stdout) == "/opt/bin/env\n\n/srv:\ndata\n", "the image was changed: %q; %s", r.Stdout, r.Stderr)
+	s.Run(layer(t, "--from", "snap", "--image", "app:2", "true")...).Exits(t, 125).ErrHas(t, "was taken over image "+digest)
+	s.Run("--cwd", "none", "--image", "app:1", "sh", "-c", "ls /srv /opt/bin/env").Out(t, "/opt/bin/env\n\n/srv:\ndata\n")
 }
 
 // An import that is killed leaves the old image or the new one, and the next import succeeds.

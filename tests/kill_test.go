@@ -58,14 +58,12 @@ func timedKill(t *testing.T, s *harness.State, code int, args ...string) ([]kill
 func TestKill(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
-	r := s.Run("kill", "nobody")
-	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), `"nobody"`), "unknown: exit code %d: %s", r.ExitCode, r.Stderr)
+	s.Run("kill", "nobody").Exits(t, 125).ErrHas(t, `"nobody"`)
 	ended := s.Sandbox(harness.Options{}, "sh", "-c", "exit 42")
 	ended.Ended()
 	k := kill(t, s, 0, ended.ID)
 	check.That(t, len(k) == 1 && k[0].Already && k[0].Status == "failed" && k[0].ExitCode != nil && *k[0].ExitCode == 42, "ended before: %+v", k)
-	r = s.Run("kill", ended.ID)
-	check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stdout), "failed"), "ended before: exit code %d: %s", r.ExitCode, r.Stdout)
+	s.Run("kill", ended.ID).Exits(t, 0).OutHas(t, "failed")
 	b := s.Sandbox(harness.Options{}, "--name", "b")
 	k = kill(t, s, 0, "b")
 	check.That(t, len(k) == 1 && !k[0].Already && k[0].Status == "killed" && k[0].Verdict == "proven" && k[0].ExitCode != nil && *k[0].ExitCode == 137, "alive: %+v", k)
@@ -75,13 +73,12 @@ func TestKill(t *testing.T) {
 	check.That(t, len(k) == 1 && k[0].Already && k[0].Status == "killed", "twice: %+v", k)
 	// One of three does not exist: the others end, and kill fails.
 	one, two := s.Sandbox(harness.Options{}), s.Sandbox(harness.Options{})
-	r = s.Run("kill", "--grace", "0", one.ID, "nobody", two.ID, "nobody-else", one.ID)
+	r := s.Run("kill", "--grace", "0", one.ID, "nobody", two.ID, "nobody-else", one.ID)
 	check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 2 && len(harness.Lines(r.Stdout)) == 2, "exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	one.Ended()
 	two.Ended()
 	for _, args := range [][]string{{}, {"--all", "b"}, {"--tag", "a=b", "b"}, {"--tag", "a"}, {"--signal", "NONE", "b"}, {"--grace", "-1", "b"}} {
-		r := s.Run(append([]string{"kill"}, args...)...)
-		check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1, "kill %q: exit code %d: %s", args, r.ExitCode, r.Stderr)
+		s.Run(append([]string{"kill"}, args...)...).Exits(t, 125).ErrLines(t, 1)
 	}
 }
 
@@ -106,8 +103,7 @@ func TestKillDuringExec(t *testing.T) {
 			harness.Within(t, "the exec's end", max(0, r.Ended.Sub(killedAt)), 0, 100*time.Millisecond)
 		}
 		b.Ended()
-		r := b.State.Run("exec", "box", "true")
-		check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "ended"), "exec after the end: exit code %d: %s", r.ExitCode, r.Stderr)
+		b.State.Run("exec", "box", "true").Exits(t, 125).ErrHas(t, "ended")
 	}
 }
 
@@ -166,12 +162,10 @@ func TestKillTwice(t *testing.T) {
 	b := s.Sandbox(harness.Options{}, "/fixtures/term-swallow")
 	s.Run("wait", "--log", "ready 1", b.ID)
 	patient := s.Start(harness.Options{}, "kill", "--grace", "50", b.ID)
-	r := s.Run("wait", "--log", "got SIGTERM", "--timeout", "20", b.ID)
-	check.That(t, r.ExitCode == 0, "%s", r.Stderr)
+	s.Run("wait", "--log", "got SIGTERM", "--timeout", "20", b.ID).Exits(t, 0)
 	_, took := timedKill(t, s, 0, "--grace", "0", b.ID)
 	harness.Within(t, "the second kill", took, 0, 200*time.Millisecond)
-	r = patient.Wait()
-	check.That(t, r.ExitCode == 0, "the first kill: exit code %d: %s", r.ExitCode, r.Stderr)
+	patient.Wait().Exits(t, 0)
 	b.Ended()
 }
 
@@ -197,10 +191,8 @@ func TestKillAll(t *testing.T) {
 		b.Ended()
 	}
 	other.Alive()
-	r = s.Run("kill", "--all")
-	check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stdout), "1 killed\n"), "exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	r = s.Run("kill", "--all")
-	check.That(t, r.ExitCode == 0 && string(r.Stdout) == "0 killed, looked in "+s.Dir+"\n", "none left: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	s.Run("kill", "--all").Exits(t, 0).OutHas(t, "1 killed\n")
+	s.Run("kill", "--all").Exits(t, 0).Out(t, "0 killed, looked in "+s.Dir+"\n")
 }
 
 // kill ends many sandboxes at once; SBXRUN_SOAK=100 makes 200.

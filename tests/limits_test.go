@@ -202,9 +202,7 @@ func lookPath(name string) (string, error) {
 // /tmp is full at exactly its size.
 func TestLimitTmpSize(t *testing.T) {
 	t.Parallel()
-	r := harness.Run(t, harness.Options{}, "--tmp-size", "10M", "sh", "-c", "head -c 20M /dev/zero >/tmp/x; stat -c %s /tmp/x")
-	r.Expect(t, 0, "exited")
-	check.That(t, string(r.Stdout) == "10485760\n" && strings.Contains(string(r.Stderr), "No space left"), "stdout %q, stderr %q", r.Stdout, r.Stderr)
+	harness.Run(t, harness.Options{}, "--tmp-size", "10M", "sh", "-c", "head -c 20M /dev/zero >/tmp/x; stat -c %s /tmp/x").Expect(t, 0, "exited").Out(t, "10485760\n").ErrHas(t, "No space left")
 }
 
 // A file that gets too large causes SIGXFSZ, and the cause names the limit.
@@ -281,9 +279,7 @@ func TestLimitCPUs(t *testing.T) {
 	if r.Expect(t, 124, "timeout"); !hit(t, r.Report, "cpus") {
 		t.Errorf("%s", r.Report.Raw())
 	}
-	r = harness.Run(t, harness.Options{}, "--cpus", "1.5", "--env", "OMP_NUM_THREADS=7", "sh", "-c", "echo $OMP_NUM_THREADS $MKL_NUM_THREADS")
-	r.Expect(t, 0, "exited")
-	check.That(t, string(r.Stdout) == "7 2\n", "%q", r.Stdout)
+	harness.Run(t, harness.Options{}, "--cpus", "1.5", "--env", "OMP_NUM_THREADS=7", "sh", "-c", "echo $OMP_NUM_THREADS $MKL_NUM_THREADS").Expect(t, 0, "exited").Out(t, "7 2\n")
 }
 
 // --cpu-time counts the whole tree.
@@ -384,13 +380,9 @@ func TestLimitFakeMeminfo(t *testing.T) {
 		flags = append(flags, "--limits", "best-effort")
 	}
 	show := []string{"sed", "-n", "s/^MemTotal: *//p", "/proc/meminfo"}
-	r := harness.Run(t, harness.Options{}, append(flags, show...)...)
-	r.Expect(t, 0, "exited")
-	check.That(t, string(r.Stdout) == "262144 kB\n", "run: %q", r.Stdout)
+	harness.Run(t, harness.Options{}, append(flags, show...)...).Expect(t, 0, "exited").Out(t, "262144 kB\n")
 	b := harness.NewState(t).Sandbox(harness.Options{}, flags...)
-	x := b.Exec(harness.Options{}, nil, show...)
-	x.Expect(t, 0, "exited")
-	check.That(t, string(x.Stdout) == "262144 kB\n", "exec: %q", x.Stdout)
+	b.Exec(harness.Options{}, nil, show...).Expect(t, 0, "exited").Out(t, "262144 kB\n")
 }
 
 // A sandbox's limits apply to all its execs together, and an exec's own limits within them. An
@@ -433,19 +425,13 @@ func TestLimitSandboxProcesses(t *testing.T) {
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "--nice", "7", "--oom-score-adj", "500", "--nofile", "77", "--stack", "4M", "--fsize", "10M")
 	for _, flags := range [][]string{nil, {"--nice", "3", "--oom-score-adj", "400", "--nofile", "500", "--stack", "16M", "--fsize", "1G"}} {
-		x := b.Exec(harness.Options{}, flags, "bash", "-c", show)
-		x.Expect(t, 0, "exited")
-		check.That(t, string(x.Stdout) == "7\n500\n77\n4096\n10240\n", "exec with %q: %q", flags, x.Stdout)
+		b.Exec(harness.Options{}, flags, "bash", "-c", show).Expect(t, 0, "exited").Out(t, "7\n500\n77\n4096\n10240\n")
 	}
-	x := b.Exec(harness.Options{}, []string{"--nice", "9", "--nofile", "60"}, "bash", "-c", show)
-	x.Expect(t, 0, "exited")
-	check.That(t, string(x.Stdout) == "9\n500\n60\n4096\n10240\n", "an exec with less: %q", x.Stdout)
+	b.Exec(harness.Options{}, []string{"--nice", "9", "--nofile", "60"}, "bash", "-c", show).Expect(t, 0, "exited").Out(t, "9\n500\n60\n4096\n10240\n")
 	b.Exec(harness.Options{}, nil, "sh", "-c", "exec head -c 11M /dev/zero >/tmp/x").Expect(t, 153, "fsize")
 	if enforced(t, limits.Request{CPUs: 1}, "--cpus", "1") {
 		b := s.Sandbox(harness.Options{}, "--cpus", "1")
-		x := b.Exec(harness.Options{}, nil, "env", "-u", "OMP_NUM_THREADS", "nproc")
-		x.Expect(t, 0, "exited")
-		check.That(t, string(x.Stdout) == "1\n", "an exec sees %s CPUs", x.Stdout)
+		b.Exec(harness.Options{}, nil, "env", "-u", "OMP_NUM_THREADS", "nproc").Expect(t, 0, "exited").Out(t, "1\n")
 	}
 	s.Sandbox(harness.Options{}, "--nofile", "77", "--ready-exec", `test "$(ulimit -n)" = 77`, "--wait-ready")
 }
@@ -622,9 +608,7 @@ for f in (lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))), (
     try: f()
     except PermissionError: print("refused")
 `
-	r := harness.Run(t, o, "python3", "-c", use)
-	r.Expect(t, 0, "exited")
-	check.That(t, string(r.Stdout) == "(0, 0) (0, 0)\nrefused\nrefused\n", "%q", r.Stdout)
+	harness.Run(t, o, "python3", "-c", use).Expect(t, 0, "exited").Out(t, "(0, 0) (0, 0)\nrefused\nrefused\n")
 }
 
 // A hard limit of 0 on core dumps, common on hardened machines, does not prevent a run, although
@@ -634,8 +618,7 @@ func TestCoreDumpsForbidden(t *testing.T) {
 	none := harness.Options{Wrap: []string{"sh", "-c", `ulimit -c 0; exec "$@"`, "sh"}}
 	harness.Start(t, none, "sh", "-c", "exit 3").Wait().Expect(t, 3, "exited")
 	b := harness.NewState(t).Sandbox(none)
-	r := b.Exec(none, nil, "sh", "-c", "exit 4")
-	check.That(t, r.ExitCode == 4, "exec: exit code %d, %s", r.ExitCode, r.Stderr)
+	b.Exec(none, nil, "sh", "-c", "exit 4").Exits(t, 4)
 }
 
 // With a limit on address space or data a command either runs or is refused in one line with 125, and Go's

@@ -61,15 +61,12 @@ func TestLogFollowers(t *testing.T) {
 		}
 	}
 	for _, p := range followers {
-		r := p.Wait()
-		check.That(t, r.ExitCode == 0 && string(r.Stdout) == "line 1\nline 2\nline 3\n" && string(r.Stderr) == "error 1\nerror 2\nerror 3\n",
-			"exit code %d: %q %q", r.ExitCode, r.Stdout, r.Stderr)
+		p.Wait().Exits(t, 0).Out(t, "line 1\nline 2\nline 3\n").Err(t, "error 1\nerror 2\nerror 3\n")
 	}
 	b.Ended()
 	// The same after the end, with and without --follow.
 	for _, args := range [][]string{{"logs", "talker"}, {"logs", "-f", "talker"}} {
-		r := s.Run(args...)
-		check.That(t, r.ExitCode == 0 && string(r.Stdout) == "line 1\nline 2\nline 3\n", "%q: exit code %d: %q", args, r.ExitCode, r.Stdout)
+		s.Run(args...).Exits(t, 0).Out(t, "line 1\nline 2\nline 3\n")
 	}
 	for _, c := range []struct{ args, stdout, stderr string }{
 		{"--stream stdout", "line 1\nline 2\nline 3\n", ""},
@@ -79,12 +76,10 @@ func TestLogFollowers(t *testing.T) {
 		{"--tail 0", "", ""},
 		{"--tail 100", "line 1\nline 2\nline 3\n", "error 1\nerror 2\nerror 3\n"},
 	} {
-		r := s.Run(append(strings.Fields("logs talker "), strings.Fields(c.args)...)...)
-		check.That(t, r.ExitCode == 0 && string(r.Stdout) == c.stdout && string(r.Stderr) == c.stderr, "logs %s: exit code %d: %q %q", c.args, r.ExitCode, r.Stdout, r.Stderr)
+		s.Run(append(strings.Fields("logs talker "), strings.Fields(c.args)...)...).Exits(t, 0).Out(t, c.stdout).Err(t, c.stderr)
 	}
 	for _, args := range []string{"logs", "logs a b", "logs nobody", "logs --tail -1 talker", "logs --tail x talker", "logs --stream stdin talker"} {
-		r := s.Run(strings.Fields(args)...)
-		check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1, "%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
+		s.Run(strings.Fields(args)...).Exits(t, 125).ErrLines(t, 1)
 	}
 }
 
@@ -100,8 +95,7 @@ func TestLogBinary(t *testing.T) {
 		want[i] = byte(i)
 	}
 	check.That(t, bytes.Equal(r.Stdout, want) && string(r.Stderr) == "\x00\xff\n", "%q %q", r.Stdout, r.Stderr)
-	r = s.Run("logs", "--json", "--stream", "stderr", b.ID)
-	check.That(t, string(r.Stdout) == `{"stream":"stderr","base64":"AP8K"}`+"\n", "--json: %q", r.Stdout)
+	s.Run("logs", "--json", "--stream", "stderr", b.ID).Out(t, `{"stream":"stderr","base64":"AP8K"}`+"\n")
 	// Large output on both streams at once.
 	b = s.Sandbox(harness.Options{}, "/fixtures/out-bulk")
 	rec := b.Ended()

@@ -65,8 +65,7 @@ func TestNamesBad(t *testing.T) {
 		b, r := s.TrySandbox(harness.Options{}, "--name="+name)
 		check.That(t, b == nil && r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1, "--name %q: exit code %d: %q", name, r.ExitCode, r.Stderr)
 	}
-	r := s.Run("ps", "--all", "--names")
-	check.That(t, len(r.Stdout) == 0, "there is a sandbox: %s", r.Stdout)
+	s.Run("ps", "--all", "--names").Out(t, "")
 	s.Sandbox(harness.Options{}, "--name", strings.Repeat("x", 63))
 }
 
@@ -102,16 +101,14 @@ func TestPsSelects(t *testing.T) {
 		for _, rec := range recs {
 			ids += rec.ID + "\n"
 		}
-		r = s.Run(append([]string{"ps", "-q"}, strings.Fields(c.flags)...)...)
-		check.That(t, r.ExitCode == 0 && string(r.Stdout) == ids, "ps -q %s: exit code %d: %q, want %q; %s", c.flags, r.ExitCode, r.Stdout, ids, r.Stderr)
+		s.Run(append([]string{"ps", "-q"}, strings.Fields(c.flags)...)...).Exits(t, 0).Out(t, ids)
 	}
 	table := string(s.Run("ps", "--all").Stdout)
 	for _, want := range []string{"ID", "STATUS", unnamed.ID, "running", "completed", "failed (1)", "sleep 60", "(idle)"} {
 		check.That(t, strings.Contains(table, want), "no %q in\n%s", want, table)
 	}
 	for _, args := range []string{"ps --status dead", "ps --tag job", "ps word", "ps --json --names", "inspect", "inspect nobody", "start --tag job", "start --no-such-flag"} {
-		r := s.Run(strings.Fields(args)...)
-		check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1, "%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
+		s.Run(strings.Fields(args)...).Exits(t, 125).ErrLines(t, 1)
 	}
 }
 
@@ -158,8 +155,7 @@ func TestStartFails(t *testing.T) {
 		b, r := s.TrySandbox(harness.Options{}, c.args...)
 		check.That(t, b == nil && r.ExitCode == c.code && len(harness.Lines(r.Stderr)) == 1, "start %q: exit code %d, want %d: %q", c.args, r.ExitCode, c.code, r.Stderr)
 	}
-	r := s.Run("ps", "--all", "--names")
-	check.That(t, len(r.Stdout) == 0, "there is a sandbox: %s", r.Stdout)
+	s.Run("ps", "--all", "--names").Out(t, "")
 	// A command that exits at once counts as started.
 	for code := range 3 {
 		b := s.Sandbox(harness.Options{}, "sh", "-c", fmt.Sprintf("exit %d", code))

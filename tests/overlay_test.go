@@ -72,9 +72,7 @@ func TestOverlayUpper(t *testing.T) {
 	upper := filepath.Join(filepath.Dir(dir), "upper")
 	flags := []string{"--cwd", "overlay", "--upper", upper}
 	harness.Run(t, harness.Options{Dir: dir}, append(flags, "sh", "-c", changes)...).Expect(t, 0, "exited")
-	r := harness.Run(t, harness.Options{Dir: dir}, append(flags, "sh", "-c", "cat file sub/other; ls")...)
-	r.Expect(t, 0, "exited")
-	check.That(t, string(r.Stdout) == changed, "%q, want %q", r.Stdout, changed)
+	harness.Run(t, harness.Options{Dir: dir}, append(flags, "sh", "-c", "cat file sub/other; ls")...).Expect(t, 0, "exited").Out(t, changed)
 	for _, tt := range []struct {
 		dir, upper, want string
 	}{
@@ -84,9 +82,7 @@ func TestOverlayUpper(t *testing.T) {
 		{dir, "/usr", "--upper"},
 		{dir, filepath.Join(upper, "none", "own"), fmt.Sprintf("no such file or directory; make %q first", filepath.Join(upper, "none"))},
 	} {
-		r := harness.Run(t, harness.Options{Dir: tt.dir}, "--cwd", "overlay", "--upper", tt.upper, "true")
-		r.Expect(t, 125, "start-failed")
-		check.That(t, strings.Contains(string(r.Stderr), tt.want), "%s: %s", tt.upper, r.Stderr)
+		harness.Run(t, harness.Options{Dir: tt.dir}, "--cwd", "overlay", "--upper", tt.upper, "true").Expect(t, 125, "start-failed").ErrHas(t, tt.want)
 	}
 	wantOriginal(t, dir)
 }
@@ -103,9 +99,7 @@ func TestUpperHeld(t *testing.T) {
 	harness.Must(t, keeper.Signal(unix.SIGSTOP))
 	p.Kill()
 	<-p.Exited()
-	r := harness.Run(t, harness.Options{Dir: dir}, append(flags, "true")...)
-	r.Expect(t, 125, "start-failed")
-	check.That(t, strings.Contains(string(r.Stderr), "another sandbox uses it"), "%s", r.Stderr)
+	harness.Run(t, harness.Options{Dir: dir}, append(flags, "true")...).Expect(t, 125, "start-failed").ErrHas(t, "another sandbox uses it")
 	harness.Must(t, keeper.Signal(unix.SIGCONT))
 	p.Wait()
 	harness.Run(t, harness.Options{Dir: dir}, append(flags, "cat", "file", "log")...).Expect(t, 0, "exited")
@@ -115,16 +109,13 @@ func TestUpperHeld(t *testing.T) {
 func TestOverlayRefused(t *testing.T) {
 	t.Parallel()
 	dir := original(t)
-	r := harness.Run(t, harness.Options{}, layer(t, "--cwd", "none", "--overlay", dir+":/mnt", "--tmpfs", "/mnt/sub", "true")...)
-	r.Expect(t, 125, "start-failed")
-	check.That(t, strings.Contains(string(r.Stderr), "/mnt/sub is mounted within, and would be hidden"), "a mount of ours: %s", r.Stderr)
+	harness.Run(t, harness.Options{}, layer(t, "--cwd", "none", "--overlay", dir+":/mnt", "--tmpfs", "/mnt/sub", "true")...).Expect(t, 125, "start-failed").ErrHas(t, "/mnt/sub is mounted within, and would be hidden")
 	wrap := []string{"unshare", "--mount"}
 	if !harness.Root() {
 		wrap = append(wrap, "--user", "--map-current-user", "--keep-caps")
 	}
 	o := harness.Options{Bare: true, Wrap: append(wrap, "sh", "-c", `mount --bind "$0" "$0/sub" && exec setpriv --ambient-caps=-all --inh-caps=-all "$@"`, dir)}
-	r = harness.Run(t, o, layer(t, "--cwd", "none", "--overlay", dir+":/mnt", "true")...)
-	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "another file system is mounted within the directory"), "one of the host's: %d, %s", r.ExitCode, r.Stderr)
+	harness.Run(t, o, layer(t, "--cwd", "none", "--overlay", dir+":/mnt", "true")...).Exits(t, 125).ErrHas(t, "another file system is mounted within the directory")
 	wantOriginal(t, dir)
 }
 

@@ -35,9 +35,7 @@ func TestPressure(t *testing.T) {
 	env := []string{"SBXRUN_STATE_DIR=" + s.Dir}
 	silent := func(o harness.Options, flags ...string) {
 		t.Helper()
-		r := harness.Run(t, o, append(flags, "echo", "hi")...)
-		r.Expect(t, 0, "exited")
-		check.That(t, len(r.Stderr) == 0 && string(r.Stdout) == "hi\n", "%q, %q", r.Stdout, r.Stderr)
+		harness.Run(t, o, append(flags, "echo", "hi")...).Expect(t, 0, "exited").Err(t, "").Out(t, "hi\n")
 	}
 	warned := func(o harness.Options, flags ...string) {
 		t.Helper()
@@ -113,13 +111,11 @@ func TestPressureSweep(t *testing.T) {
 	ended := s.Sandbox(harness.Options{}, "true")
 	ended.Ended()
 	if b == nil {
-		r := s.Run("--alert", "0", "true")
-		check.That(t, r.ExitCode == 75, "exit code %d: %s", r.ExitCode, r.Stderr)
+		s.Run("--alert", "0", "true").Exits(t, 75)
 	} else {
 		b.Fill(180)
 		b.Limit(200)
-		r := s.Start(harness.Options{Wrap: b.Wrap()}, "true").Wait()
-		check.That(t, r.ExitCode == 75, "exit code %d: %s", r.ExitCode, r.Stderr)
+		s.Start(harness.Options{Wrap: b.Wrap()}, "true").Wait().Exits(t, 75)
 	}
 	rec := ended.Inspect()
 	check.That(t, rec.Status == "completed", "the record of what has ended: %+v", rec)
@@ -133,8 +129,7 @@ func TestPressureWaitSignal(t *testing.T) {
 		env := []string{"SBXRUN_STATE_DIR=" + s.Dir}
 		holder := harness.Start(t, harness.Options{Env: env}, "--max-parallel", "1", "sh", "-c", "echo up; sleep 60")
 		holder.WaitOutput("up\n")
-		r := harness.Run(t, harness.Options{Env: env}, "--max-parallel", "1", "true")
-		check.That(t, r.ExitCode == 75 && strings.Contains(string(r.Stderr), "busy: --max-parallel 1: another command is running; "), "exit code %d, stderr %s", r.ExitCode, r.Stderr)
+		harness.Run(t, harness.Options{Env: env}, "--max-parallel", "1", "true").Exits(t, 75).ErrHas(t, "busy: --max-parallel 1: another command is running; ")
 		p := harness.Start(t, harness.Options{Env: env}, append(flags, "--on-pressure", "wait", "echo", "hi")...)
 		harness.Until(t, harness.Bound, "somebody who waits", func() bool {
 			if flags[0] == "--max-parallel" {
@@ -144,7 +139,7 @@ func TestPressureWaitSignal(t *testing.T) {
 			return err == nil
 		})
 		p.Signal(syscall.SIGTERM)
-		r = p.Wait()
+		r := p.Wait()
 		check.That(t, r.Signal == syscall.SIGTERM && r.Report == nil && len(r.Stdout) == 0, "exit code %d, signal %v, stdout %q", r.ExitCode, r.Signal, r.Stdout)
 		holder.Signal(syscall.SIGTERM)
 		holder.Wait().Expect(t, 143, "canceled")
@@ -185,8 +180,7 @@ func TestPressureWaitIdle(t *testing.T) {
 	check.That(t, rec.Report != nil && rec.Report.Cause == "idle-timeout", "%+v", rec)
 	holder.Signal(syscall.SIGTERM)
 	holder.Wait().Expect(t, 143, "canceled")
-	r := x.Wait()
-	check.That(t, r.ExitCode == 125 && len(r.Stdout) == 0 && strings.Contains(string(r.Stderr), "ended"), "exit code %d, %q: %s", r.ExitCode, r.Stdout, r.Stderr)
+	x.Wait().Exits(t, 125).Out(t, "").ErrHas(t, "ended")
 }
 
 // Near pids.max, a run is refused before anything starts, or has enough tasks.
@@ -262,8 +256,7 @@ func TestNoTaskLeftAtKill(t *testing.T) {
 	}
 	box := s.Sandbox(onStart, "--env", "FIXTURE_COUNT="+count, "/fixtures/fork-bomb", "sleep")
 	harness.Until(t, harness.Bound, "the bomb", func() bool { return bytes.Contains(s.Run("logs", box.ID).Stdout, []byte(full)) })
-	r = s.Run("kill", "--grace", "0", box.ID)
-	check.That(t, r.ExitCode == 0 && bytes.Contains(r.Stdout, []byte("proven")), "kill: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	s.Run("kill", "--grace", "0", box.ID).Exits(t, 0).OutHas(t, "proven")
 	box.Ended()
 	if b != nil {
 		b.Settled(0)
@@ -319,8 +312,7 @@ func TestMaxParallel(t *testing.T) {
 	}
 	harness.Within(t, "a refusal", full(), 0, 500*time.Millisecond)
 	harness.Within(t, "waiting in vain", full("--on-pressure", "wait", "--wait-timeout", "0.3"), 300*time.Millisecond, time.Second)
-	r := harness.Run(t, o, "--max-parallel", "3", "true")
-	check.That(t, r.ExitCode == 0, "one of three: exit code %d: %s", r.ExitCode, r.Stderr)
+	harness.Run(t, o, "--max-parallel", "3", "true").Exits(t, 0)
 
 	// Waiting runs start in order, one at a time, because the other slot stays taken.
 	const waiters = 5
@@ -334,9 +326,8 @@ func TestMaxParallel(t *testing.T) {
 	full()
 	first.Kill()
 	first.Wait()
-	for i, p := range waiting {
-		r := p.Wait()
-		check.That(t, r.ExitCode == 0, "waiter %d: exit code %d: %s", i, r.ExitCode, r.Stderr)
+	for _, p := range waiting {
+		p.Wait().Exits(t, 0)
 	}
 	order, err := os.ReadFile(filepath.Join(dir, "order"))
 	check.That(t, err == nil && string(order) == "0\n1\n2\n3\n4\n", "they came in as %q, %v", order, err)
@@ -344,8 +335,7 @@ func TestMaxParallel(t *testing.T) {
 	// A sandbox keeps its slot until it ends, and an exec in it has its own.
 	b := s.Sandbox(harness.Options{}, "--max-parallel", "2")
 	full()
-	r = b.Exec(harness.Options{}, []string{"--max-parallel", "2"}, "true")
-	check.That(t, r.ExitCode == 75, "an exec: exit code %d: %s", r.ExitCode, r.Stderr)
+	b.Exec(harness.Options{}, []string{"--max-parallel", "2"}, "true").Exits(t, 75)
 	b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
 	kill(t, s, 0, "--grace", "0", b.ID)
 	b.Ended()

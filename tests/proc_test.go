@@ -29,23 +29,18 @@ func TestOtherNamespace(t *testing.T) {
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{})
 	there := harness.Options{Wrap: otherNamespace("--mount-proc")}
-	r := s.Start(there, "kill", "--json", "--grace", "0", b.ID).Wait()
-	check.That(t, strings.Contains(string(r.Stdout), `"verdict":"unproven"`) && strings.Contains(string(r.Stdout), "another PID namespace") && r.ExitCode == 123,
-		"kill: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	s.Start(there, "kill", "--json", "--grace", "0", b.ID).Wait().OutHas(t, `"verdict":"unproven"`).OutHas(t, "another PID namespace").Exits(t, 123)
 	s.Start(there, "cleanup").Wait()
 	b.Alive()
 	rec := b.Inspect()
 	check.That(t, rec.Status == "running", "%+v", rec)
 	for _, args := range [][]string{{"wait", "--timeout", "0.3", b.ID}, {"wait", "--timeout", "0.3", "--log", "x", b.ID}} {
-		r := s.Start(there, args...).Wait()
-		check.That(t, r.ExitCode == 124, "%q: exit code %d: %s", args, r.ExitCode, r.Stderr)
+		s.Start(there, args...).Wait().Exits(t, 124)
 	}
 	follow, waiter := s.Start(there, "logs", "-f", b.ID), s.Start(there, "wait", "--json", b.ID)
 	s.Run("kill", b.ID)
-	r = waiter.Wait()
-	check.That(t, r.ExitCode == 137 && strings.Contains(string(r.Stdout), `"status":"killed"`), "wait: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	r = follow.Wait()
-	check.That(t, r.ExitCode == 0, "logs -f: exit code %d: %s", r.ExitCode, r.Stderr)
+	waiter.Wait().Exits(t, 137).OutHas(t, `"status":"killed"`)
+	follow.Wait().Exits(t, 0)
 }
 
 // A sandbox that has ended there and left something does not count as proven here, where its
@@ -61,11 +56,9 @@ func TestOtherNamespaceUnproven(t *testing.T) {
 	left := bytes.Replace(text, []byte(`"verdict":"proven"`), []byte(`"verdict":"unproven"`), 1)
 	check.Require(t, !bytes.Equal(left, text), "%s", text)
 	harness.Must(t, os.WriteFile(record, left, 0o600))
-	r := s.Start(harness.Options{Wrap: otherNamespace("--mount-proc")}, "kill", "--json", b.ID).Wait()
-	check.That(t, strings.Contains(string(r.Stdout), `"verdict":"unproven"`) && r.ExitCode == 123, "there: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	s.Start(harness.Options{Wrap: otherNamespace("--mount-proc")}, "kill", "--json", b.ID).Wait().OutHas(t, `"verdict":"unproven"`).Exits(t, 123)
 	// In its own namespace, kill can look for its init, which is gone.
-	r = s.Run("kill", "--json", b.ID)
-	check.That(t, strings.Contains(string(r.Stdout), `"verdict":"proven"`) && r.ExitCode == 0, "here: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	s.Run("kill", "--json", b.ID).OutHas(t, `"verdict":"proven"`).Exits(t, 0)
 }
 
 // foreignProc returns ways to get a /proc of another PID namespace, with the resulting error.
@@ -89,16 +82,12 @@ func TestForeignProc(t *testing.T) {
 			harness.Within(t, args, r.Elapsed, 0, 100*time.Millisecond)
 		}
 		for _, args := range []string{"--json true", "start --json"} {
-			r := harness.Run(t, harness.Options{Bare: true, Wrap: wrap, Env: []string{state}}, strings.Fields(args)...)
-			check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stdout), `"error":{"code":"proc"`), "%s: exit code %d: %s%s", args, r.ExitCode, r.Stdout, r.Stderr)
+			harness.Run(t, harness.Options{Bare: true, Wrap: wrap, Env: []string{state}}, strings.Fields(args)...).Exits(t, 125).OutHas(t, `"error":{"code":"proc"`)
 		}
-		r := harness.Run(t, harness.Options{Bare: true, Wrap: wrap}, "doctor")
-		check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stdout), "process table        "+said) && strings.Contains(string(r.Stdout), "--mount-proc"),
-			"doctor: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+		harness.Run(t, harness.Options{Bare: true, Wrap: wrap}, "doctor").Exits(t, 125).OutHas(t, "process table        "+said).OutHas(t, "--mount-proc")
 		// Commands that don't need /proc.
 		for _, args := range []string{"--help", "exec --help", "--version"} {
-			r := harness.Run(t, harness.Options{Bare: true, Wrap: wrap}, strings.Fields(args)...)
-			check.That(t, r.ExitCode == 0, "%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
+			harness.Run(t, harness.Options{Bare: true, Wrap: wrap}, strings.Fields(args)...).Exits(t, 0)
 		}
 	}
 	// With the suggested change it works.
@@ -123,8 +112,7 @@ func TestHiddenProc(t *testing.T) {
 	o.Env = []string{"SBXRUN_STATE_DIR=" + state}
 	const message = "sbxrun: error: /proc hides the processes of others (hidepid); mount -o remount,hidepid=0 /proc; or, for one group, with gid=ITS-ID instead\n"
 	for _, args := range []string{"true", "start", "start true", "exec box true", "exec -d box true", "--json true"} {
-		r := harness.Run(t, o, strings.Fields(args)...)
-		check.That(t, r.ExitCode == 125 && string(r.Stderr) == message, "%s: exit code %d: %s", args, r.ExitCode, r.Stderr)
+		harness.Run(t, o, strings.Fields(args)...).Exits(t, 125).Err(t, message)
 	}
 	_, err := os.Stat(state)
 	check.That(t, os.IsNotExist(err), "%s: %v", state, err)

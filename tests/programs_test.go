@@ -185,9 +185,7 @@ func TestPrintedBeforeTheDeadline(t *testing.T) {
 	r = harness.Run(t, harness.Options{Bare: true}, "--json", "--env", "PYTHONUNBUFFERED=", "sh", "-c", "echo $PYTHONUNBUFFERED")
 	got = string(r.Stdout)
 	check.That(t, strings.Contains(got, `"stdout":"\n"`) || strings.Contains(got, `"stdout": "\n"`), "a variable of the user's: %s", got)
-	r = harness.Run(t, harness.Options{}, "sh", "-c", "echo $PYTHONUNBUFFERED")
-	r.Expect(t, 0, "exited")
-	check.That(t, string(r.Stdout) == "\n", "not collected: %s", r.Stdout)
+	harness.Run(t, harness.Options{}, "sh", "-c", "echo $PYTHONUNBUFFERED").Expect(t, 0, "exited").Out(t, "\n")
 }
 
 // The environment of a command has a UTF-8 locale, the variables for a terminal and, on request, all of the caller's
@@ -237,12 +235,9 @@ func TestPutCommand(t *testing.T) {
 		{"--cwd", "none", "--put", program + ":prog", "./prog", "1"}, {"--cwd", "none", "--put", program, "./prog", "1"}, {"--put", program + ":/tmp/x", "/tmp/x", "1"},
 		{"--cwd", "none", "--put", dir + ":d", "d/prog", "1"},
 	} {
-		r := harness.Run(t, harness.Options{}, args...)
-		r.Expect(t, 0, "exited")
-		check.That(t, string(r.Stdout) == "ran 1\n", "%q: %s%s", args, r.Stdout, r.Stderr)
+		harness.Run(t, harness.Options{}, args...).Expect(t, 0, "exited").Out(t, "ran 1\n")
 	}
-	r := harness.Run(t, harness.Options{Bare: true}, "--cwd", "none", "--put", program+":prog", "./other")
-	check.That(t, r.ExitCode == 127 && strings.Contains(string(r.Stderr), `command "./other": no such file`), "exit code %d: %s", r.ExitCode, r.Stderr)
+	harness.Run(t, harness.Options{Bare: true}, "--cwd", "none", "--put", program+":prog", "./other").Exits(t, 127).ErrHas(t, `command "./other": no such file`)
 }
 
 // In a linked working tree and in a submodule of git, the hint names the flag that shows the repository, and with that
@@ -267,9 +262,7 @@ git -c protocol.file.allow=always submodule --quiet add ../repo sub; git commit 
 		})
 		want := "sbxrun: hint: the repository of this working tree or submodule is not shown; " + tt.flag + " " + tt.value + " shows it\n"
 		check.That(t, r.ExitCode == 128 && strings.HasSuffix(text, want), "%s: exit code %d, %q; want %q", tt.in, r.ExitCode, text, want)
-		r = harness.Run(t, harness.Options{Dir: filepath.Join(dir, tt.in)}, command(tt.flag, tt.value)...)
-		r.Expect(t, 0, "exited")
-		check.That(t, string(r.Stdout) == "first\n", "%s with %s: %s%s", tt.in, tt.flag, r.Stdout, r.Stderr)
+		harness.Run(t, harness.Options{Dir: filepath.Join(dir, tt.in)}, command(tt.flag, tt.value)...).Expect(t, 0, "exited").Out(t, "first\n")
 	}
 }
 
@@ -342,7 +335,6 @@ printf '#!%s/opt/venv/bin/python\n' "$PWD" >project/script; chmod 755 project/sc
 			continue
 		}
 		flags := strings.Fields("--ro-bind " + hint)
-		r = harness.Run(t, o, append(flags, name)...)
-		check.That(t, r.ExitCode == 0 && string(r.Stdout) == "ran\n", "%s with %q: exit code %d, %s%s", name, flags, r.ExitCode, r.Stdout, r.Stderr)
+		harness.Run(t, o, append(flags, name)...).Exits(t, 0).Out(t, "ran\n")
 	}
 }

@@ -40,8 +40,7 @@ time.sleep(60)`
 			p := s.Start(harness.Options{}, "wait", "--ready", "web")
 			q := s.Start(harness.Options{}, "wait", "--ready", "--timeout", "20", "web")
 			for _, p := range []*harness.Process{p, q} {
-				r := p.Wait()
-				check.That(t, r.ExitCode == 0, "wait --ready: exit code %d: %s", r.ExitCode, r.Stderr)
+				p.Wait().Exits(t, 0)
 			}
 			harness.Within(t, "ready", time.Since(begin), 500*time.Millisecond, 900*time.Millisecond)
 			r := s.Run("wait", "--ready", "--json", "web")
@@ -104,12 +103,9 @@ func TestReadyNever(t *testing.T) {
 		check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stdout), `"ended"`) && strings.Contains(string(r.Stderr), "42"),
 			"ends first: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
-	r = s.Run("wait", "--log", "x", "--json", ends.ID)
-	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stdout), `"ended"`) && strings.Contains(string(r.Stderr), "42"),
-		"ends without the line: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	s.Run("wait", "--log", "x", "--json", ends.ID).Exits(t, 125).OutHas(t, `"ended"`).ErrHas(t, "42")
 	none := s.Sandbox(harness.Options{})
-	r = s.Run("wait", "--ready", "--json", none.ID)
-	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stdout), `"no-probe"`), "no probe: exit code %d: %s", r.ExitCode, r.Stdout)
+	s.Run("wait", "--ready", "--json", none.ID).Exits(t, 125).OutHas(t, `"no-probe"`)
 }
 
 // A log probe finds a line whenever and however it was written.
@@ -120,16 +116,13 @@ func TestReadyLog(t *testing.T) {
 	b := s.Sandbox(harness.Options{}, "--bind", dir+":/go", "sh", "-c",
 		`echo early; printf 'in two pie'; while [ ! -e /go/on ]; do sleep 0.02; done; printf 'ces\n'; echo complaint >&2; printf 'no line break'; sleep 60`)
 	b.Busy = true
-	r := s.Run("wait", "--log", "^early$", b.ID)
-	check.That(t, r.ExitCode == 0, "exit code %d: %s", r.ExitCode, r.Stderr)
+	s.Run("wait", "--log", "^early$", b.ID).Exits(t, 0)
 	p := s.Start(harness.Options{}, "wait", "--log", "^in two pieces$", b.ID)
 	q := s.Start(harness.Options{}, "wait", "--log", "complaint", b.ID)
 	harness.Must(t, os.WriteFile(dir+"/on", nil, 0o644))
 	for _, p := range []*harness.Process{p, q} {
-		r := p.Wait()
-		check.That(t, r.ExitCode == 0, "exit code %d: %s", r.ExitCode, r.Stderr)
+		p.Wait().Exits(t, 0)
 	}
-	r = s.Run("wait", "--log", "^never$", "--timeout", "0.3", b.ID)
-	check.That(t, r.ExitCode == 124, "exit code %d: %s", r.ExitCode, r.Stderr)
+	s.Run("wait", "--log", "^never$", "--timeout", "0.3", b.ID).Exits(t, 124)
 	b.Alive()
 }

@@ -219,8 +219,7 @@ func TestRootfsErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := harness.Run(t, harness.Options{}, append([]string{"--cwd", "none"}, tt.args...)...)
-			check.That(t, r.ExitCode == tt.code && strings.Contains(string(r.Stderr), tt.want), "exit code %d, want %d: %s", r.ExitCode, tt.code, r.Stderr)
+			harness.Run(t, harness.Options{}, append([]string{"--cwd", "none"}, tt.args...)...).Exits(t, tt.code).ErrHas(t, tt.want)
 		})
 	}
 }

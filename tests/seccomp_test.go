@@ -28,15 +28,10 @@ func TestSeccomp(t *testing.T) {
 	harness.Filtered(t, "exec", string(x.Stdout))
 
 	// With --seccomp off there is no filter, so the results are the kernel's.
-	r = harness.Run(t, harness.Options{}, append([]string{"--seccomp", "off"}, "grep", "Seccomp:", "/proc/self/status")...)
-	r.Expect(t, 0, "exited")
-	check.That(t, string(r.Stdout) == "Seccomp:\t0\n", "off: %q", r.Stdout)
+	harness.Run(t, harness.Options{}, append([]string{"--seccomp", "off"}, "grep", "Seccomp:", "/proc/self/status")...).Expect(t, 0, "exited").Out(t, "Seccomp:\t0\n")
 	b = harness.NewState(t).Sandbox(harness.Options{}, "--seccomp", "off")
-	x = b.Exec(harness.Options{}, nil, "grep", "Seccomp:", "/proc/self/status")
-	x.Expect(t, 0, "exited")
-	check.That(t, string(x.Stdout) == "Seccomp:\t0\n", "exec, off: %q", x.Stdout)
-	r = harness.Run(t, harness.Options{}, "--seccomp", "strict", "true")
-	check.That(t, r.ExitCode == 125, "strict: exit code %d", r.ExitCode)
+	b.Exec(harness.Options{}, nil, "grep", "Seccomp:", "/proc/self/status").Expect(t, 0, "exited").Out(t, "Seccomp:\t0\n")
+	harness.Run(t, harness.Options{}, "--seccomp", "strict", "true").Exits(t, 125)
 }
 
 // modes tries every call that can set S_ISUID or S_ISGID, and prints those that don't fail as they
@@ -172,9 +167,7 @@ func TestPrivilegesOfWrittenFiles(t *testing.T) {
 		if harness.Root() {
 			harness.Must(t, unix.Setxattr(filepath.Join(dir, "capable"), "security.capability", []byte("\x01\x00\x00\x02\x00\x20\x00\x00"+strings.Repeat("\x00", 12)), 0))
 		}
-		r := harness.Run(t, harness.Options{Dir: dir}, "--bind", dir+":/out", "/usr/bin/python3", "-c", setid)
-		r.Expect(t, 0, "exited")
-		check.That(t, string(r.Stdout) == "end\n", "owner %d: %s%s", owner, r.Stdout, r.Stderr)
+		harness.Run(t, harness.Options{Dir: dir}, "--bind", dir+":/out", "/usr/bin/python3", "-c", setid).Expect(t, 0, "exited").Out(t, "end\n")
 		entries, err := os.ReadDir(dir)
 		harness.Must(t, err)
 		check.That(t, len(entries) >= 8, "owner %d: %v", owner, entries)
@@ -228,9 +221,7 @@ print("end")
 func TestSeccompSockets(t *testing.T) {
 	t.Parallel()
 	for _, network := range []string{"none", "host"} {
-		r := harness.Run(t, harness.Options{}, "--net", network, "python3", "-c", sockets)
-		r.Expect(t, 0, "exited")
-		check.That(t, string(r.Stdout) == "end\n", "--net %s: %s", network, r.Stdout)
+		harness.Run(t, harness.Options{}, "--net", network, "python3", "-c", sockets).Expect(t, 0, "exited").Out(t, "end\n")
 	}
 }
 
@@ -293,9 +284,7 @@ print("end")
 // kernel without them, and don't make the kernel load a module.
 func TestSeccompProtocols(t *testing.T) {
 	t.Parallel()
-	r := harness.Run(t, harness.Options{}, "--net", "host", "python3", "-c", protocols)
-	r.Expect(t, 0, "exited")
-	check.That(t, string(r.Stdout) == "end\n", "%s", r.Stdout)
+	harness.Run(t, harness.Options{}, "--net", "host", "python3", "-c", protocols).Expect(t, 0, "exited").Out(t, "end\n")
 }
 
 // ioctls tries those that would outlast the command on the caller's terminal, and those that
@@ -320,7 +309,5 @@ func TestSeccompTerminal(t *testing.T) {
 	harness.Must(t, err)
 	defer master.Close()
 	defer terminal.Close()
-	r := harness.Run(t, harness.Options{Stdin: terminal}, "python3", "-c", ioctls)
-	r.Expect(t, 0, "exited")
-	check.That(t, string(r.Stdout) == "end\n", "%s", r.Stdout)
+	harness.Run(t, harness.Options{Stdin: terminal}, "python3", "-c", ioctls).Expect(t, 0, "exited").Out(t, "end\n")
 }

@@ -19,10 +19,9 @@ var secret = "s3cr3t" + strconv.Itoa(os.Getpid())
 func TestSecretStaysOutside(t *testing.T) {
 	t.Parallel()
 	env := []string{"API_KEY=" + secret, "LD_LIBRARY_PATH=/tmp/" + secret}
-	r := harness.Run(t, harness.Options{Env: env}, "/fixtures/probe-env", secret[:3], secret[3:])
-	check.That(t, r.ExitCode == 0, "exit code %d: %s", r.ExitCode, r.Stdout)
+	harness.Run(t, harness.Options{Env: env}, "/fixtures/probe-env", secret[:3], secret[3:]).Exits(t, 0)
 	// The probe finds an existing secret.
-	r = harness.Run(t, harness.Options{Env: env}, "--env", "API_KEY", "/fixtures/probe-env", secret[:3], secret[3:])
+	r := harness.Run(t, harness.Options{Env: env}, "--env", "API_KEY", "/fixtures/probe-env", secret[:3], secret[3:])
 	check.That(t, r.ExitCode == 1 && bytes.Contains(r.Stdout, []byte("found in env\n")), "the probe is blind: exit code %d: %s", r.ExitCode, r.Stdout)
 	check.That(t, !bytes.Contains(r.Stdout, []byte("found in /proc/1/")), "passed through for the command, but init shows it: %s", r.Stdout)
 }

@@ -58,13 +58,11 @@ func TestSelfExe(t *testing.T) {
 			}
 			launchRefused(t, b.Exec(harness.Options{}, nil, "./link"))
 			// Init, the only other process, is a fork of sbxrun.
-			r := b.Exec(harness.Options{}, nil, "cat", "/proc/1/exe")
-			check.That(t, r.ExitCode == 1 && len(r.Stdout) == 0, "/proc/1/exe can be read: exit code %d", r.ExitCode)
+			b.Exec(harness.Options{}, nil, "cat", "/proc/1/exe").Exits(t, 1).Out(t, "")
 			launchRefused(t, b.Exec(harness.Options{}, nil, "/proc/self/exe", "wait", "--version"))
 			started := s.Sandbox(harness.Options{}, append(flags, "--bind", dir+":"+dir, "--workdir", dir, "./nested")...)
 			started.Ended()
-			r = s.Run("logs", started.ID)
-			check.That(t, strings.Contains(string(r.Stderr), refusal) && len(r.Stdout) == 0, "start: stdout %q, stderr %q", r.Stdout, r.Stderr)
+			s.Run("logs", started.ID).ErrHas(t, refusal).Out(t, "")
 		})
 	}
 }

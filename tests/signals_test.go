@@ -185,8 +185,7 @@ func TestQuit(t *testing.T) {
 	quit := func(p *harness.Process) {
 		t.Helper()
 		p.Signal(syscall.SIGQUIT)
-		r := p.Wait()
-		check.That(t, r.ExitCode == 131 && len(r.Stderr) == 0, "exit code %d, signal %d, stderr %.300q", r.ExitCode, r.Signal, r.Stderr)
+		p.Wait().Exits(t, 131).Err(t, "")
 	}
 	// A run that waits for a slot does not handle signals yet.
 	s := harness.NewState(t)

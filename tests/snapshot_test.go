@@ -72,17 +72,14 @@ func TestSnapshot(t *testing.T) {
 	for _, name := range []string{"first", "second"} {
 		r := s.Run("snapshot", "export", name, filepath.Join(s.Work, name))
 		check.Require(t, r.ExitCode == 0, "export: %s", r.Stderr)
-		r = s.Run("snapshot", "rm", name)
-		check.That(t, r.ExitCode == 0, "rm: %s", r.Stderr)
+		s.Run("snapshot", "rm", name).Exits(t, 0)
 	}
-	r := s.Run("start", "--from", "second")
-	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), `no snapshot named "second"`), "removed: %d, %s", r.ExitCode, r.Stderr)
-	r = s.Run("snapshot", "import", filepath.Join(s.Work, "second"))
+	s.Run("start", "--from", "second").Exits(t, 125).ErrHas(t, `no snapshot named "second"`)
+	r := s.Run("snapshot", "import", filepath.Join(s.Work, "second"))
 	check.Require(t, r.ExitCode == 0, "import: %s", r.Stderr)
 	// The archive does not decide which directories are visible. On another machine they are
 	// elsewhere.
-	r = s.Run("start", "--from", "second")
-	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "--overlay "+dir+":"+dir), "imported: %d, %s", r.ExitCode, r.Stderr)
+	s.Run("start", "--from", "second").Exits(t, 125).ErrHas(t, "--overlay "+dir+":"+dir)
 	other := original(t)
 	three := s.Sandbox(harness.Options{Dir: s.Work}, layer(t, "--name", "three", "--from", "second", "--overlay", other+":"+dir, "--workdir", dir)...)
 	got, want := execOut(t, three, "cat third sub/other; ls; stat -c %a ."), "third\ny\nlink\nmade\nsub\nthird\n700\n"
@@ -238,9 +235,7 @@ func TestSnapshotHere(t *testing.T) {
 	other := original(t)
 	three := s.Sandbox(harness.Options{Dir: other}, layer(t, "--name", "three", "--from", "s", "--cwd", "overlay")...)
 	check.Equal(t, execOut(t, three, "pwd; cat file; cat "+dir+"/file; echo x >file"), other+"\nold\nnew\n")
-	r := harness.Run(t, harness.Options{Dir: s.Work}, layer(t, "--from", "s", "--data-dir", s.Dir+"-data", "sh", "-ec", "pwd; cat file sub/other; ls; echo y >file")...)
-	r.Expect(t, 0, "exited")
-	check.That(t, string(r.Stdout) == dir+"\n"+changed, "%q", r.Stdout)
+	harness.Run(t, harness.Options{Dir: s.Work}, layer(t, "--from", "s", "--data-dir", s.Dir+"-data", "sh", "-ec", "pwd; cat file sub/other; ls; echo y >file")...).Expect(t, 0, "exited").Out(t, dir+"\n"+changed)
 	wantOriginal(t, dir)
 	wantOriginal(t, other)
 }
@@ -272,16 +267,13 @@ func TestSnapshotApplied(t *testing.T) {
 	snapshot(t, s, first.ID, "--name", "mine")
 	second := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--from", "mine")...)
 	execOut(t, second, "echo 22 >two; echo b >sub/b; rm sub/a")
-	r := s.Run("diff", second.ID)
-	check.That(t, string(r.Stdout) == "D gone\nM one\nA sub/\nA sub/b\nM two\n", "diff: %d, %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	s.Run("diff", second.ID).Out(t, "D gone\nM one\nA sub/\nA sub/b\nM two\n")
 	harness.Must(t, os.WriteFile(filepath.Join(dir, "one"), []byte("mine\n"), 0o644))
 	third := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--from", "mine")...)
 	for _, b := range []*harness.Sandbox{second, third} {
-		r := s.Run("apply", "--delete", b.ID)
-		check.That(t, r.ExitCode == 1 && strings.Contains(string(r.Stderr), `"one" has changed on the host`), "apply: %d, %s%s", r.ExitCode, r.Stdout, r.Stderr)
+		s.Run("apply", "--delete", b.ID).Exits(t, 1).ErrHas(t, `"one" has changed on the host`)
 	}
-	r = s.Run("apply", "--delete", "--force", second.ID)
-	check.That(t, r.ExitCode == 0, "apply --force: %d, %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	s.Run("apply", "--delete", "--force", second.ID).Exits(t, 0)
 	for name, want := range map[string]string{"one": "11\n", "two": "22\n", "sub/b": "b\n", "gone": "", "sub/a": ""} {
 		b, _ := os.ReadFile(filepath.Join(dir, name))
 		check.That(t, string(b) == want, "%s: %q", name, b)

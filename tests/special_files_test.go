@@ -44,8 +44,7 @@ func TestReportPlantedLink(t *testing.T) {
 			t.Parallel()
 			dir, _, reader := planted(t, script)
 			p := harness.Start(t, harness.Options{Bare: true}, "--report", dir+"/r.json", "true")
-			r := p.Wait()
-			check.That(t, r.ExitCode == 0 && len(r.Stderr) == 0, "exit code %d, stderr %q", r.ExitCode, r.Stderr)
+			p.Wait().Exits(t, 0).Err(t, "")
 			if st, err := os.Lstat(dir + "/r.json"); err != nil || !st.Mode().IsRegular() {
 				t.Errorf("in its place: %v, %v", st.Mode(), err)
 			} else if text, err := os.ReadFile(dir + "/r.json"); err != nil {
@@ -94,8 +93,7 @@ func TestReportPlantedDirectory(t *testing.T) {
 // Special files that the caller names still work: a device, and descriptors.
 func TestReportSpecial(t *testing.T) {
 	t.Parallel()
-	r := harness.Start(t, harness.Options{Bare: true}, "--report", "/dev/null", "true").Wait()
-	check.That(t, r.ExitCode == 0 && len(r.Stderr) == 0, "/dev/null: exit code %d, stderr %q", r.ExitCode, r.Stderr)
+	harness.Start(t, harness.Options{Bare: true}, "--report", "/dev/null", "true").Wait().Exits(t, 0).Err(t, "")
 	for _, place := range []string{"/dev/stderr", "/dev/fd/2", "/proc/self/fd/2", "fd:2"} {
 		r := harness.Start(t, harness.Options{Bare: true}, "--report", place, "true").Wait()
 		_, err := harness.ParseReport(r.Stderr)
@@ -126,14 +124,13 @@ func TestEnvFilePlantedLink(t *testing.T) {
 	harness.Must(t, os.WriteFile(secret, []byte("SECRET=1\n"), 0o600))
 	own := filepath.Join(harness.Dir(t), "link")
 	harness.Must(t, os.Symlink(secret, own))
-	r := harness.Run(t, harness.Options{}, "--env-file", own, "sh", "-c", "echo $SECRET")
-	check.That(t, string(r.Stdout) == "1\n", "by a link of the caller's: %q, stderr %q", r.Stdout, r.Stderr)
+	harness.Run(t, harness.Options{}, "--env-file", own, "sh", "-c", "echo $SECRET").Out(t, "1\n")
 	if !harness.Root() {
 		return // files from a sandbox of an ordinary user belong to that user
 	}
 	dir := harness.SharedDir(t)
 	harness.Run(t, harness.Options{}, "--bind", dir+":/out", "ln", "-s", secret, "/out/env").Expect(t, 0, "exited")
-	r = harness.Start(t, harness.Options{Bare: true}, "--env-file", dir+"/env", "sh", "-c", "echo $SECRET").Wait()
+	r := harness.Start(t, harness.Options{Bare: true}, "--env-file", dir+"/env", "sh", "-c", "echo $SECRET").Wait()
 	want := fmt.Sprintf("sbxrun: error: --env-file: %q is a symbolic link that others could have put there; name the path that the link leads to\n", dir+"/env")
 	check.That(t, r.ExitCode == 125 && len(r.Stdout) == 0 && string(r.Stderr) == want, "exit code %d, stdout %q, stderr %q; want %q", r.ExitCode, r.Stdout, r.Stderr, want)
 }
@@ -149,8 +146,7 @@ func TestEnvFileDescriptor(t *testing.T) {
 	harness.Must(t, err)
 	p := harness.Start(t, harness.Options{Bare: true, ExtraFiles: []*os.File{read}}, "--env-file", "/dev/fd/3", "sh", "-c", "echo $A")
 	write.Close()
-	r := p.Wait()
-	check.That(t, r.ExitCode == 0 && string(r.Stdout) == "1\n", "exit code %d, stdout %q, stderr %q", r.ExitCode, r.Stdout, r.Stderr)
+	p.Wait().Exits(t, 0).Out(t, "1\n")
 
 	read, write, err = os.Pipe()
 	harness.Must(t, err)
@@ -167,7 +163,7 @@ func TestEnvFileDescriptor(t *testing.T) {
 		}
 	})
 	// The signal may come before sbxrun handles it.
-	r = p.Wait()
+	r := p.Wait()
 	check.That(t, r.Signal == unix.SIGINT || r.ExitCode == 125 && strings.Contains(string(r.Stderr), "interrupted by a signal"), "exit code %d, stderr %q", r.ExitCode, r.Stderr)
 }
 
@@ -184,8 +180,7 @@ func TestDirectoryAsStream(t *testing.T) {
 		want := "sbxrun: error: stdin is a directory, from which the command could reach all files of the host; "
 		check.That(t, r.ExitCode == 125 && strings.HasPrefix(string(r.Stderr), want), "%q: exit code %d, stdout %.100q, stderr %q", args, r.ExitCode, r.Stdout, r.Stderr)
 	}
-	r := s.Start(harness.Options{Stderr: dir}, "ls", "/proc/self/fd/2/..").Wait()
-	check.That(t, r.ExitCode == 125 && len(r.Stdout) == 0, "stderr: exit code %d, stdout %.100q", r.ExitCode, r.Stdout)
+	s.Start(harness.Options{Stderr: dir}, "ls", "/proc/self/fd/2/..").Wait().Exits(t, 125).Out(t, "")
 }
 
 // long is a process that claims 64 MiB of its memory as arguments.

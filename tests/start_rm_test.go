@@ -45,8 +45,7 @@ func TestStartRm(t *testing.T) {
 	r := waiter.Wait()
 	decode(t, r, &said)
 	check.That(t, r.ExitCode == 5 && said.ExitCode == 5 && said.Status == "failed" && said.Report != nil, "wait: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	r = follower.Wait()
-	check.That(t, r.ExitCode == 0 && string(r.Stdout) == "begun\ndone\n", "logs -f: exit code %d: %q %s", r.ExitCode, r.Stdout, r.Stderr)
+	follower.Wait().Exits(t, 0).Out(t, "begun\ndone\n")
 	if r := ready.Wait(); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "has ended without such a line: failed, with exit code 5") {
 		t.Errorf("wait --log: exit code %d: %s", r.ExitCode, r.Stderr)
 	}
@@ -115,10 +114,8 @@ func TestCleanupNames(t *testing.T) {
 	d.Ended()
 	e.Ended()
 	kill(t, s, 0, "--grace", "0", one.ID, two.ID)
-	r := s.Run("cleanup", "one", three.ID+"/"+d.ID)
-	check.That(t, r.ExitCode == 0 && string(r.Stdout) == "removed  record "+one.ID+" one: record, logs and name: killed\nremoved  record "+d.ID+": record, logs and name: completed\n",
-		"exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
-	r = s.Run("cleanup", "three", "nobody")
+	s.Run("cleanup", "one", three.ID+"/"+d.ID).Exits(t, 0).Out(t, "removed  record "+one.ID+" one: record, logs and name: killed\nremoved  record "+d.ID+": record, logs and name: completed\n")
+	r := s.Run("cleanup", "three", "nobody")
 	check.That(t, r.ExitCode == 125 && strings.HasPrefix(string(r.Stdout), "failed   record "+three.ID+" three: the sandbox three: still running") && string(r.Stderr) == "sbxrun: error: no sandbox named \"nobody\" in "+s.Dir+"; list them: sbxrun ps --all\n" && !strings.Contains(string(r.Stdout), "nobody"),
 		"exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	three.Alive()
@@ -141,8 +138,7 @@ func TestStartStopped(t *testing.T) {
 	if r := p.Wait(); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "exited before reporting") || !strings.Contains(string(r.Stdout), `"error":{"code":"detach"`) || !strings.Contains(string(r.Stdout), `"exit_code":125`) {
 		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}
-	r := s.Run("ps", "-aq")
-	check.That(t, len(r.Stdout) == 0, "left: %s", r.Stdout)
+	s.Run("ps", "-aq").Out(t, "")
 	holder.Signal(unix.SIGTERM)
 	holder.Wait()
 }

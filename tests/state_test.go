@@ -35,22 +35,17 @@ func TestSupervisorKilled(t *testing.T) {
 	check.That(t, rec.Status == "lost" && !rec.Alive && rec.Report == nil, "%+v", rec)
 	r := waiter.Wait()
 	check.That(t, r.ExitCode == 137 || r.ExitCode == 125, "wait: exit code %d: %s", r.ExitCode, r.Stderr)
-	r = follower.Wait()
-	check.That(t, r.ExitCode == 0, "logs -f: exit code %d: %s", r.ExitCode, r.Stderr)
-	r = s.Run("ps", "--names")
-	check.That(t, len(r.Stdout) == 0, "ps: %s", r.Stdout)
-	r = s.Run("ps", "--all")
-	check.That(t, strings.Contains(string(r.Stdout), "lost"), "ps --all: %s", r.Stdout)
-	r = s.Run("exec", "orphan", "true")
-	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "lost"), "exec: exit code %d: %s", r.ExitCode, r.Stderr)
+	follower.Wait().Exits(t, 0)
+	s.Run("ps", "--names").Out(t, "")
+	s.Run("ps", "--all").OutHas(t, "lost")
+	s.Run("exec", "orphan", "true").Exits(t, 125).ErrHas(t, "lost")
 	k := kill(t, s, 0, "orphan")
 	check.That(t, k[0].Already && k[0].Status == "lost" && k[0].Verdict == "proven", "%+v", k)
 	again := s.Sandbox(harness.Options{}, "--name", "orphan") // the name is free
 	r = s.Run("cleanup")
 	check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stdout), b.ID) && !strings.Contains(string(r.Stdout), again.ID), "cleanup: exit code %d: %s", r.ExitCode, r.Stdout)
 	again.Alive()
-	r = s.Run("inspect", b.ID)
-	check.That(t, r.ExitCode == 125, "inspect: exit code %d: %s", r.ExitCode, r.Stdout)
+	s.Run("inspect", b.ID).Exits(t, 125)
 }
 
 // An idle sandbox ends with its room, even if its keeper still has cgroups to remove.
@@ -96,12 +91,10 @@ func TestRecordDamaged(t *testing.T) {
 		check.That(t, r.ExitCode == 0 && string(r.Stdout) == "live\n" && (cut < 0 || len(harness.Lines(r.Stderr)) == 1),
 			"cut at %v: ps: exit code %d: %q %q", cut, r.ExitCode, r.Stdout, r.Stderr)
 		for _, args := range [][]string{{"kill", b.ID}, {"exec", b.ID, "true"}, {"inspect", b.ID}, {"wait", b.ID}, {"logs", b.ID}} {
-			r := s.Run(args...)
-			check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1, "cut at %v: %q: exit code %d: %s", cut, args, r.ExitCode, r.Stderr)
+			s.Run(args...).Exits(t, 125).ErrLines(t, 1)
 		}
 		b.Forget()
-		r = s.Run("cleanup")
-		check.That(t, r.ExitCode == 0, "cut at %v: cleanup: exit code %d: %s%s", cut, r.ExitCode, r.Stdout, r.Stderr)
+		s.Run("cleanup").Exits(t, 0)
 		_, err = os.Lstat(dir)
 		check.That(t, err != nil, "cut at %v: cleanup has left it", cut)
 	}
@@ -130,8 +123,7 @@ func TestStateLinks(t *testing.T) {
 		r := s.Run(args...)
 		check.That(t, !strings.Contains(string(r.Stdout), "root:") && !strings.Contains(string(r.Stdout), "boot_id"), "%q has followed a link: %s", args, r.Stdout)
 	}
-	r := s.Run("cleanup")
-	check.That(t, r.ExitCode == 0, "cleanup: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	s.Run("cleanup").Exits(t, 0)
 	entries, err := os.ReadDir(outside)
 	harness.Must(t, err)
 	now, err := os.ReadFile(treasure)
@@ -157,8 +149,7 @@ func TestAnotherUser(t *testing.T) {
 	s := harness.NewState(t)
 	s.Wrap = harness.As(23456)
 	b := s.Sandbox(harness.Options{}, "--name", "box")
-	r := s.Run("exec", "box", "id", "-u")
-	check.That(t, string(r.Stdout) == "23456\n", "its owner: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	s.Run("exec", "box", "id", "-u").Out(t, "23456\n")
 	others := harness.Shared(s)
 	refused(others, nil)
 	refused(others, harness.As(34567))
@@ -176,8 +167,7 @@ func TestStateDirectoryRefused(t *testing.T) {
 	harness.Must(t, os.WriteFile(file, nil, 0o600))
 	for _, place := range []string{dir, link, file, "relative", filepath.Join(dir, "no", "such")} {
 		s := &harness.State{Dir: place, Work: harness.Dir(t), T: t}
-		r := s.Run("start")
-		check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1 && strings.Contains(string(r.Stderr), place), "%s: exit code %d: %s", place, r.ExitCode, r.Stderr)
+		s.Run("start").Exits(t, 125).ErrLines(t, 1).ErrHas(t, place)
 	}
 }
 

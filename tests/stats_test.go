@@ -89,8 +89,7 @@ func TestStats(t *testing.T) {
 			t.Errorf("%q: exit code %d: %s", flags, r.ExitCode, r.Stdout)
 		}
 	}
-	r := s.Run("stats", "--prometheus")
-	check.That(t, strings.Contains(string(r.Stdout), "\nsbxrun_sandbox_tasks{id=\""+box.ID+"\",name=\"box\"} 1\n"), "%s", r.Stdout)
+	s.Run("stats", "--prometheus").OutHas(t, "\nsbxrun_sandbox_tasks{id=\""+box.ID+"\",name=\"box\"} 1\n")
 	for _, args := range [][]string{{"x"}, {"--json", "--prometheus"}, {"--interval", "0"}, {"--warn", "120"}} {
 		check.Equal(t, s.Run(append([]string{"stats"}, args...)...).ExitCode, 125, "%q: exit code", args)
 	}

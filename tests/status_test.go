@@ -65,19 +65,16 @@ func TestWait(t *testing.T) {
 	rec = b.Ended()
 	check.That(t, rec.Status == "failed" && *rec.ExitCode == 42, "%+v", rec)
 	for range 2 {
-		r := s.Run("wait", "job")
-		check.That(t, r.ExitCode == 42, "after the end: exit code %d: %s", r.ExitCode, r.Stderr)
+		s.Run("wait", "job").Exits(t, 42)
 	}
-	r := s.Run("cleanup", "--dry-run")
-	check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stdout), b.ID), "cleanup --dry-run: exit code %d: %s", r.ExitCode, r.Stdout)
-	r = s.Run("cleanup", "--older-than", "1h")
+	s.Run("cleanup", "--dry-run").Exits(t, 0).OutHas(t, b.ID)
+	r := s.Run("cleanup", "--older-than", "1h")
 	check.That(t, r.ExitCode == 0 && s.Run("wait", "job").ExitCode == 42, "cleanup --older-than: exit code %d: %s", r.ExitCode, r.Stdout)
 	live := s.Sandbox(harness.Options{}, "--name", "live")
 	r = s.Run("cleanup")
 	check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stdout), b.ID) && !strings.Contains(string(r.Stdout), live.ID), "cleanup: exit code %d: %s", r.ExitCode, r.Stdout)
 	live.Alive()
-	r = s.Run("wait", "--json", "job")
-	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stdout), `"no-such-sandbox"`), "after cleanup: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	s.Run("wait", "--json", "job").Exits(t, 125).OutHas(t, `"no-such-sandbox"`)
 }
 
 // wait --timeout gives up and leaves the sandbox alone.
@@ -95,8 +92,7 @@ func TestWaitTimeout(t *testing.T) {
 	p.Wait()
 	b.Alive()
 	for _, args := range [][]string{{"wait"}, {"wait", "a", "b"}, {"wait", "nobody"}, {"wait", "--ready", "box"}, {"wait", "--log", "(", "box"}} {
-		r := s.Run(args...)
-		check.That(t, r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1, "%q: exit code %d: %s", args, r.ExitCode, r.Stderr)
+		s.Run(args...).Exits(t, 125).ErrLines(t, 1)
 	}
 }
 

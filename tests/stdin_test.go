@@ -111,9 +111,7 @@ func TestStdinTerminal(t *testing.T) {
 	p.WaitOutput("terminal\n")
 	_, err = io.WriteString(ptmx, "typed\n")
 	harness.Must(t, err)
-	r := p.Wait()
-	r.Expect(t, 0, "exited")
-	check.That(t, string(r.Stdout) == "terminal\ngot typed\n", "%q", r.Stdout)
+	p.Wait().Expect(t, 0, "exited").Out(t, "terminal\ngot typed\n")
 }
 
 // The command shares its stdin, an open file, with sbxrun and its caller. On a terminal or a

@@ -177,6 +177,5 @@ func TestTimeoutSandboxes(t *testing.T) {
 	if r := record.Report; r == nil || r.Cause != "timeout" || r.ExitCode != 124 {
 		t.Errorf("the record: %+v", record)
 	}
-	logs := state.Run("logs", timed.ID)
-	check.That(t, string(logs.Stdout) == "got\n", "logs: %q, %q", logs.Stdout, logs.Stderr)
+	state.Run("logs", timed.ID).Out(t, "got\n")
 }

@@ -126,8 +126,7 @@ func TestJSONUnescaped(t *testing.T) {
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "--tag", "text="+text, "--", "sh", "-c", `echo "$0"; exec sleep 60`, text)
 	for _, args := range [][]string{{"ps", "--json"}, {"inspect", b.ID}, {"exec", "--json", b.ID, "echo", text}, {"kill", "--json", text}} {
-		r := s.Run(args...)
-		check.That(t, strings.Contains(string(r.Stdout), text), "%q: %s", args, r.Stdout)
+		s.Run(args...).OutHas(t, text)
 	}
 	record, err := os.ReadFile(filepath.Join(s.Dir, b.ID, "record.json"))
 	harness.Must(t, err)
@@ -209,19 +208,15 @@ func TestStateDirFlag(t *testing.T) {
 	} {
 		check.That(t, c.r.ExitCode == 0 && strings.Contains(string(c.r.Stdout), c.want), "exit code %d, stdout %s, stderr %s", c.r.ExitCode, c.r.Stdout, c.r.Stderr)
 	}
-	r := run("cleanup", b.ID)
-	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stdout), "still running"), "cleanup: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	run("cleanup", b.ID).Exits(t, 125).OutHas(t, "still running")
 	relative := other.Start(harness.Options{Dir: filepath.Dir(s.Dir)}, "ps", "--quiet", "--state-dir", filepath.Base(s.Dir)).Wait()
 	check.That(t, strings.TrimSpace(string(relative.Stdout)) == b.ID, "a relative path: %s%s", relative.Stdout, relative.Stderr)
-	r = other.Run("ps", "--state-dir", "")
-	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "--state-dir: the value is empty"), "an empty path: exit code %d, stderr %q", r.ExitCode, r.Stderr)
+	other.Run("ps", "--state-dir", "").Exits(t, 125).ErrHas(t, "--state-dir: the value is empty")
 	for _, args := range [][]string{{"kill", b.ID}, {"logs", b.ID}, {"wait", b.ID}, {"inspect", b.ID}, {"exec", b.ID, "true"}} {
 		want := "no sandbox named \"" + b.ID + "\" in " + other.Dir + ";"
-		r := other.Run(args...)
-		check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), want), "%q: exit code %d, stderr %q, want %q", args, r.ExitCode, r.Stderr, want)
+		other.Run(args...).Exits(t, 125).ErrHas(t, want)
 	}
-	r = other.Run("kill", "--all")
-	check.That(t, r.ExitCode == 0 && string(r.Stdout) == "0 killed, looked in "+other.Dir+"\n", "kill --all: exit code %d, %s", r.ExitCode, r.Stdout)
-	r = run("kill", "--all")
+	other.Run("kill", "--all").Exits(t, 0).Out(t, "0 killed, looked in "+other.Dir+"\n")
+	r := run("kill", "--all")
 	check.That(t, r.ExitCode == 0 && strings.HasSuffix(string(r.Stdout), "\n1 killed\n"), "kill --all: exit code %d, %s", r.ExitCode, r.Stdout)
 }

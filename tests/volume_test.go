@@ -51,14 +51,13 @@ func TestVolume(t *testing.T) {
 	t.Parallel()
 	v := newVolumeUser(t)
 	v.run("one:/data", "umask 022; echo kept > /data/file; mkdir /data/closed; chmod 0 /data/closed").Expect(t, 0, "exited")
-	r := v.run("one:/data:ro", "cat /data/file; test -O /data/file && ! touch /data/new 2>/dev/null")
-	check.That(t, string(r.Stdout) == "kept\n" && r.ExitCode == 0, "%d %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	v.run("one:/data:ro", "cat /data/file; test -O /data/file && ! touch /data/new 2>/dev/null").Out(t, "kept\n").Exits(t, 0)
 	// A volume whose root is closed to its owner can still be used and removed.
 	v.run("shut:/data", "chmod 0 /data").Expect(t, 0, "exited")
 	v.run("shut:/data", "chmod 700 /data && touch /data/x && chmod 0 /data").Expect(t, 0, "exited")
 	v.sbxrun(0, "", "volume", "rm", "shut")
 	b := v.s.Sandbox(v.o, "--name", "writer", "--cwd", "none", "--volume", "one:/data")
-	r = v.run("one:/data:ro", "true")
+	r := v.run("one:/data:ro", "true")
 	check.That(t, r.ExitCode == 76 && r.Report.Error.Code == "volume-busy" && strings.Contains(string(r.Stderr), "in use by "), "%d %s", r.ExitCode, r.Stderr)
 	v.sbxrun(76, "in use by the sandbox writer", "volume", "rm", "one")
 	v.sbxrun(76, "in use", "volume", "export", "one")
@@ -70,8 +69,7 @@ func TestVolume(t *testing.T) {
 	// Several may read.
 	v.s.Sandbox(v.o, "--name", "reader", "--cwd", "none", "--volume", "one:/data:ro")
 	v.run("one:/data:ro", "test -f /data/file").Expect(t, 0, "exited")
-	r = v.run("one:/data", "true")
-	check.That(t, r.ExitCode == 76, "%d %s", r.ExitCode, r.Stderr)
+	v.run("one:/data", "true").Exits(t, 76)
 	v.s.Run("kill", "--grace", "0", "reader")
 	v.run("one:/data", "chmod 700 /data/closed; ln -s /etc /data/link; mkfifo /data/fifo").Expect(t, 0, "exited")
 	v.sbxrun(0, "left out", "volume", "export", "one", v.dir+"/one.tar")
@@ -81,8 +79,7 @@ func TestVolume(t *testing.T) {
 	v.sbxrun(125, "no volume named", "volume", "rm", "one")
 	v.sbxrun(125, "invalid volume name", "volume", "rm", "../volumes")
 	for _, wrong := range []string{"../x:/data", ".x:/data", "a", "a:relative", "a:/data:rw", "a:/proc/x"} {
-		r := v.run(wrong, "true")
-		check.That(t, r.ExitCode == 125, "%s: %d %s", wrong, r.ExitCode, r.Stderr)
+		v.run(wrong, "true").Exits(t, 125)
 	}
 	names, err := os.ReadDir(v.dir + "/volumes")
 	check.That(t, err == nil && len(names) == 0, "left: %v %v", names, err)

@@ -67,6 +67,8 @@ type Result struct {
 	Ended    time.Time     // when sbxrun exited
 	// EOF is the time from sbxrun's exit to the end of both outputs.
 	EOF time.Duration
+
+	args []string // the command line
 }
 
 // Process is a run in progress.
@@ -386,8 +388,8 @@ func (p *Process) waitOutput(i int, text string) {
 	p.t.Helper()
 	if !p.outputs[i].waitFor(text, time.Now().Add(p.bound())) {
 		p.t.Errorf("no %q in the output %.2000q", text, p.outputs[i].String())
-		p.Wait()
-		p.t.Fatalf("gave up")
+		r := p.Wait()
+		p.t.Fatalf("gave up; exit code %d, stderr %.2000q", r.ExitCode, r.Stderr)
 	}
 }
 
@@ -476,7 +478,7 @@ func (p *Process) Wait() *Result {
 	if p.o.inside != nil {
 		p.o.inside.unchanged(p.before)
 	}
-	r := &Result{Elapsed: p.exit.Sub(p.begin), Ended: p.exit}
+	r := &Result{Elapsed: p.exit.Sub(p.begin), Ended: p.exit, args: p.cmd.Args}
 	state := p.cmd.ProcessState
 	r.ExitCode = state.ExitCode()
 	if ws, ok := state.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
@@ -564,15 +566,54 @@ func (p *Process) readReport(r *Result) {
 }
 
 // Expect asserts how the run has ended.
-func (r *Result) Expect(t T, code int, cause string) {
+func (r *Result) Expect(t T, code int, cause string) *Result {
 	t.Helper()
-	check.That(t, r.ExitCode == code, "exit code %d (signal %v), want %d; stdout %.500q; stderr %.500q", r.ExitCode, r.Signal, code, r.Stdout, r.Stderr)
-	switch {
-	case r.Report == nil:
-		t.Fatalf("there is no report; stderr %.500q", r.Stderr)
-	case r.Report.Cause != cause:
-		t.Errorf("cause %q, want %q; report %.2000s", r.Report.Cause, cause, r.Report.Raw())
-	}
+	r.Exits(t, code)
+	check.Require(t, r.Report != nil, "there is no report; stderr %.500q", r.Stderr)
+	check.That(t, r.Report.Cause == cause, "cause %q, want %q; report %.2000s", r.Report.Cause, cause, r.Report.Raw())
+	return r
+}
+
+// Exits asserts the exit code.
+func (r *Result) Exits(t T, code int) *Result {
+	t.Helper()
+	return r.assert(t, r.ExitCode == code, "exit code %d", code)
+}
+
+// Out asserts what was printed on stdout.
+func (r *Result) Out(t T, text string) *Result {
+	t.Helper()
+	return r.assert(t, string(r.Stdout) == text, "stdout %q", text)
+}
+
+// OutHas asserts that stdout contains a text.
+func (r *Result) OutHas(t T, text string) *Result {
+	t.Helper()
+	return r.assert(t, strings.Contains(string(r.Stdout), text), "%q in stdout", text)
+}
+
+// Err asserts what was printed on stderr.
+func (r *Result) Err(t T, text string) *Result {
+	t.Helper()
+	return r.assert(t, string(r.Stderr) == text, "stderr %q", text)
+}
+
+// ErrHas asserts that stderr contains a text.
+func (r *Result) ErrHas(t T, text string) *Result {
+	t.Helper()
+	return r.assert(t, strings.Contains(string(r.Stderr), text), "%q in stderr", text)
+}
+
+// ErrLines asserts the number of lines on stderr.
+func (r *Result) ErrLines(t T, n int) *Result {
+	t.Helper()
+	return r.assert(t, len(Lines(r.Stderr)) == n, "%d lines on stderr", n)
+}
+
+func (r *Result) assert(t T, ok bool, want string, args ...any) *Result {
+	t.Helper()
+	check.That(t, ok, "%.500q: want %s; exit code %d (signal %v), stdout %.500q, stderr %.2000q", r.args, fmt.Sprintf(want, args...), r.ExitCode, r.Signal, r.Stdout, r.Stderr)
+	return r
 }
 
 // Within asserts that a measured time is at least low, and at most high plus Slack.

@@ -108,9 +108,7 @@ func TestPublishRefuses(t *testing.T) {
 	address := published(t, p)
 	got, err := get(address, "hello\n")
 	check.That(t, got == "" && err != nil, "%q, %v", got, err)
-	r := harness.Run(t, harness.Options{}, "--cwd", "none", "--publish", address+":80", "true")
-	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "address already in use; another program uses the port; 0 picks a free one"),
-		"exit code %d, %s", r.ExitCode, r.Stderr)
+	harness.Run(t, harness.Options{}, "--cwd", "none", "--publish", address+":80", "true").Exits(t, 125).ErrHas(t, "address already in use; another program uses the port; 0 picks a free one")
 	p.Signal(syscall.SIGTERM)
 	h := hostOf(p.Wait(), "published port 8001")
 	check.That(t, h != nil && h.Refused == 1 && h.Reason == "connection refused", "report: %+v", h)
@@ -176,8 +174,7 @@ for i in range(3):
 		refused[planted] = "could have put there"
 	}
 	for path, want := range refused {
-		r := harness.Run(t, harness.Options{}, "--cwd", "none", "--connect", "unix:"+path+"=543", "true")
-		check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), want), "%s: %d, %s", path, r.ExitCode, r.Stderr)
+		harness.Run(t, harness.Options{}, "--cwd", "none", "--connect", "unix:"+path+"=543", "true").Exits(t, 125).ErrHas(t, want)
 	}
 }
 

@@ -43,7 +43,7 @@ func inLab(t *testing.T, list, program string) *harness.Result {
 const prelude = `
 import os, socket, ssl, struct, sys, urllib.request
 def proxy():
-    s = socket.create_connection(("127.0.0.1", 3128)); s.settimeout(20); return s
+    s = socket.create_connection(("127.0.0.1", 3128)); s.settimeout(float(os.environ["FIXTURE_SECONDS"]) / 3); return s
 def line(s):
     b = b""
     while not b.endswith(b"\n"):
