@@ -9,6 +9,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -36,14 +37,10 @@ func TestExplain(t *testing.T) {
 		{"no such command, no task is free", &Permit{refused: -1, need: 1 << 40}, &result.Error{Code: "not-found", Message: "m", ExitCode: result.ExitNotFound}, false},
 	} {
 		e := tt.a.Explain(tt.err)
-		if busy := e.Code == "busy" && e.ExitCode == result.ExitBusy && e.Hint != ""; busy != tt.busy {
-			t.Errorf("%s: %+v", tt.name, e)
-		}
-		if !errors.Is(e, tt.err) {
-			t.Errorf("%s: the cause is lost: %v", tt.name, e)
-		}
+		busy := e.Code == "busy" && e.ExitCode == result.ExitBusy && e.Hint != ""
+		check.That(t, busy == tt.busy, "%s: %+v", tt.name, e)
+		check.That(t, errors.Is(e, tt.err), "%s: the cause is lost: %v", tt.name, e)
 	}
-	if e := unpressed.Explain(nil); e != nil {
-		t.Errorf("no error is %v", e)
-	}
+	e := unpressed.Explain(nil)
+	check.That(t, e == nil, "no error is %v", e)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -54,9 +55,7 @@ func TestCensus(t *testing.T) {
 		{"another process has the number", proc.Identity{PID: 13, Start: 4, PIDNS: 700}, Count{}},
 		{"gone", proc.Identity{PID: 99, Start: 4, PIDNS: 700}, Count{}},
 	} {
-		if diff := cmp.Diff(tt.want, c.Sandbox(tt.init)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
-		}
+		check.Equal(t, cmp.Diff(tt.want, c.Sandbox(tt.init)), "", "%s (-want +got):\n", tt.name)
 	}
 }
 
@@ -76,13 +75,10 @@ func TestCensusHere(t *testing.T) {
 		if n.Tasks == 1 && n.Zombies == 0 && n.RSS > 0 {
 			break
 		}
-		if n.Tasks != 1 || n.Zombies != 0 || time.Now().After(end) {
-			t.Fatalf("sleep: %+v", n)
-		}
+		check.Require(t, n.Tasks == 1 && n.Zombies == 0 && !time.Now().After(end), "sleep: %+v", n)
 	}
-	if _, ok := parentNS(os.Getpid()); ok {
-		t.Error("our own PID namespace has a parent that we can see")
-	}
+	_, ok := parentNS(os.Getpid())
+	check.That(t, !ok, "our own PID namespace has a parent that we can see")
 }
 
 // BenchmarkSandboxes counts 200 sandboxes with two execs each, after reading the processes.
@@ -104,8 +100,6 @@ func BenchmarkSandboxes(b *testing.B) {
 		for _, init := range inits {
 			tasks += c.Sandbox(init).Tasks
 		}
-		if tasks != 800 {
-			b.Fatal(fmt.Sprint("counted ", tasks))
-		}
+		check.Require(b, tasks == 800, "%v", fmt.Sprint("counted ", tasks))
 	}
 }

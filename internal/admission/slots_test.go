@@ -16,6 +16,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -47,9 +48,7 @@ func opened(t *testing.T) *state.Dir {
 func take(t *testing.T, d *state.Dir, n int) (release func()) {
 	t.Helper()
 	release, err := takeSlot(d.Folder(), n)
-	if err != nil {
-		t.Fatalf("one of %d slots: %v", n, err)
-	}
+	check.Require(t, err == nil, "one of %d slots: %v", n, err)
 	return release
 }
 
@@ -57,9 +56,8 @@ func TestTakeSlot(t *testing.T) {
 	d := opened(t)
 	first := take(t, d, 2)
 	second := take(t, d, 2)
-	if _, err := takeSlot(d.Folder(), 2); err != errFull {
-		t.Errorf("a third of two: %v", err)
-	}
+	_, err := takeSlot(d.Folder(), 2)
+	check.That(t, err == errFull, "a third of two: %v", err)
 	third := take(t, d, 3)
 	first()
 	again := take(t, d, 2)
@@ -78,12 +76,10 @@ func TestTakeSlotBehindQueue(t *testing.T) {
 	defer unix.Close(queue)
 	harness.Must(t, unix.Flock(queue, unix.LOCK_EX))
 	begin := time.Now()
-	if _, err := takeSlot(d.Folder(), 1); err != errFull {
-		t.Errorf("with all slots taken:  %v", err)
-	}
-	if took := time.Since(begin); took > queueMoment/2 {
-		t.Errorf("that took %v", took)
-	}
+	_, err = takeSlot(d.Folder(), 1)
+	check.That(t, err == errFull, "with all slots taken:  %v", err)
+	took := time.Since(begin)
+	check.That(t, took <= queueMoment/2, "that took %v", took)
 	release()
 	taken := make(chan error)
 	go func() {
@@ -99,9 +95,7 @@ func TestTakeSlotBehindQueue(t *testing.T) {
 	case <-time.After(50 * time.Millisecond): // time for an attempt
 	}
 	harness.Must(t, unix.Flock(queue, unix.LOCK_UN))
-	if err := <-taken; err != nil {
-		t.Errorf("with a free slot and no waiters:  %v", err)
-	}
+	check.OK(t, <-taken, "with a free slot and no waiters")
 }
 
 // A stopped head of the queue does not keep others from a free slot.
@@ -124,9 +118,7 @@ func TestSlotBehindStopped(t *testing.T) {
 	for range 2 {
 		select {
 		case err := <-taken:
-			if err != nil {
-				t.Error(err)
-			}
+			check.That(t, err == nil, "%v", err)
 		case <-time.After(20 * queueMoment):
 			t.Fatal("a waiter got no slot")
 		}
@@ -142,9 +134,7 @@ func TestWaitSlotOrder(t *testing.T) {
 	for i := range waiters {
 		go func() {
 			release, err := waitSlot(t.Context(), d.Folder(), 1)
-			if err != nil {
-				t.Errorf("waiter %d: %v", i, err)
-			}
+			check.That(t, err == nil, "waiter %d: %v", i, err)
 			order <- i
 			if err == nil {
 				release()
@@ -156,9 +146,7 @@ func TestWaitSlotOrder(t *testing.T) {
 	for want := range waiters {
 		select {
 		case got := <-order:
-			if got != want {
-				t.Errorf("%d came instead of %d", got, want)
-			}
+			check.That(t, got == want, "%d came instead of %d", got, want)
 		case <-time.After(10 * time.Second):
 			t.Fatalf("waiter %d was not let in", want)
 		}
@@ -170,9 +158,8 @@ func TestWaitSlotOrder(t *testing.T) {
 func blocked(t *testing.T, d *state.Dir, n int) {
 	t.Helper()
 	var st unix.Stat_t
-	if err := unix.Fstatat(d.Folder().FD, queueName, &st, 0); err != nil && err != unix.ENOENT {
-		t.Fatal(err)
-	}
+	err := unix.Fstatat(d.Folder().FD, queueName, &st, 0)
+	check.Require(t, err == nil || err == unix.ENOENT, "%v", err)
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		if err := unix.Fstatat(d.Folder().FD, queueName, &st, 0); err == nil && inQueue(t, st.Ino) == n {
 			return
@@ -236,9 +223,7 @@ func TestWaitSlotCanceled(t *testing.T) {
 		giveUp(gaveUp)
 		select {
 		case err := <-ended:
-			if err != gaveUp {
-				t.Errorf("who gave up got %v", err)
-			}
+			check.That(t, err == gaveUp, "who gave up got %v", err)
 		case <-time.After(10 * time.Second):
 			t.Fatal("it does not end")
 		}
@@ -256,12 +241,10 @@ func TestKilledHolder(t *testing.T) {
 	harness.Must(t, err)
 	harness.Must(t, cmd.Start())
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "<nil>\n" {
-		t.Fatalf("the holder says %q, %v", line, err)
-	}
-	if _, err := takeSlot(d.Folder(), 1); err != errFull {
-		t.Fatalf("with a holder: %v", err)
-	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	check.Require(t, err == nil && line == "<nil>\n", "the holder says %q, %v", line, err)
+	_, err = takeSlot(d.Folder(), 1)
+	check.Require(t, err == errFull, "with a holder: %v", err)
 	harness.Must(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	take(t, d, 1)()
@@ -270,17 +253,13 @@ func TestKilledHolder(t *testing.T) {
 func TestAdmission(t *testing.T) {
 	d := opened(t)
 	release, ok, err := try(d.Folder(), admissionName)
-	if !ok || err != nil {
-		t.Fatalf("%v, %v", ok, err)
-	}
+	check.Require(t, ok && err == nil, "%v, %v", ok, err)
 	if _, ok, err := try(d.Folder(), admissionName); ok || err != nil {
 		t.Errorf("twice: %v, %v", ok, err)
 	}
 	release()
 	release, ok, err = try(d.Folder(), admissionName)
-	if !ok || err != nil {
-		t.Fatalf("after the release: %v, %v", ok, err)
-	}
+	check.Require(t, ok && err == nil, "after the release: %v, %v", ok, err)
 	release()
 }
 
@@ -288,15 +267,12 @@ func TestAdmission(t *testing.T) {
 func TestSlotsFail(t *testing.T) {
 	d := opened(t)
 	harness.Must(t, d.Close())
-	if release, err := takeSlot(d.Folder(), 1); err == nil || err == errFull {
-		t.Errorf("a slot: %v, %v", release != nil, err)
-	}
-	if release, err := waitSlot(t.Context(), d.Folder(), 1); err == nil || err == errFull {
-		t.Errorf("a slot, waited for: %v, %v", release != nil, err)
-	}
-	if release, ok, err := try(d.Folder(), admissionName); ok || err == nil {
-		t.Errorf("admission: %v, %v, %v", release != nil, ok, err)
-	}
+	release, err := takeSlot(d.Folder(), 1)
+	check.That(t, err != nil && err != errFull, "a slot: %v, %v", release != nil, err)
+	release, err = waitSlot(t.Context(), d.Folder(), 1)
+	check.That(t, err != nil && err != errFull, "a slot, waited for: %v, %v", release != nil, err)
+	release, ok, err := try(d.Folder(), admissionName)
+	check.That(t, !ok && err != nil, "admission: %v, %v, %v", release != nil, ok, err)
 }
 
 // Executed programs do not inherit the locks.
@@ -320,25 +296,17 @@ func TestLocksCloseOnExec(t *testing.T) {
 		var pos, flags int
 		if _, err := fmt.Sscanf(string(data), "pos: %d flags: %o", &pos, &flags); err != nil {
 			_, err = fmt.Sscanf(string(data), "pos:\t%d\nflags:\t%o\n", &pos, &flags)
-			if err != nil {
-				t.Fatalf("%q: %v", data, err)
-			}
+			check.Require(t, err == nil, "%q: %v", data, err)
 		}
-		if flags&unix.O_CLOEXEC == 0 {
-			t.Errorf("%s stays open over an exec", target)
-		}
+		check.That(t, flags&unix.O_CLOEXEC != 0, "%s stays open over an exec", target)
 	}
-	if found != 2 {
-		t.Errorf("%d locks are open, want the slot and the admission", found)
-	}
+	check.That(t, found == 2, "%d locks are open, want the slot and the admission", found)
 }
 
 func TestSlotFilesAreDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/reference/state.md")
 	harness.Must(t, err)
 	for _, name := range []string{queueName, slotPrefix + "N", admissionName} {
-		if !strings.Contains(string(doc), "`"+name+"`") {
-			t.Errorf("docs/reference/state.md does not have %s", name)
-		}
+		check.That(t, strings.Contains(string(doc), "`"+name+"`"), "docs/reference/state.md does not have %s", name)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -94,15 +95,9 @@ func TestLook(t *testing.T) {
 			for i := range r.Bounds {
 				r.Bounds[i].Path = strings.TrimPrefix(r.Bounds[i].Path, root)
 			}
-			if diff := cmp.Diff(tt.want, r.Bounds); diff != "" {
-				t.Errorf("bounds (-want +got):\n%s", diff)
-			}
-			if got := r.Tightest().Path; got != tt.tightest {
-				t.Errorf("tightest is %s, want %s", got, tt.tightest)
-			}
-			if r.Refused != tt.refused {
-				t.Errorf("%d forks refused, want %d", r.Refused, tt.refused)
-			}
+			check.Equal(t, cmp.Diff(tt.want, r.Bounds), "", "bounds (-want +got):\n")
+			check.Equal(t, r.Tightest().Path, tt.tightest, "tightest")
+			check.That(t, r.Refused == tt.refused, "%d forks refused, want %d", r.Refused, tt.refused)
 		})
 	}
 }
@@ -116,9 +111,8 @@ func TestLookFails(t *testing.T) {
 		"invalid pids.max":     {"/proc/self/cgroup": "0::/a\n", "/proc/self/mountinfo": mountV2, "/cg/a/pids.max": "x\n"},
 		"invalid pids.current": {"/proc/self/cgroup": "0::/a\n", "/proc/self/mountinfo": mountV2, "/cg/a/pids.max": "9\n", "/cg/a/pids.current": "\n"},
 	} {
-		if r, err := look(fake(t, machine("1", "2", "3", more))); err == nil {
-			t.Errorf("%s: %+v", name, r)
-		}
+		r, err := look(fake(t, machine("1", "2", "3", more)))
+		check.That(t, err != nil, "%s: %+v", name, r)
 	}
 }
 
@@ -126,13 +120,9 @@ func TestLookFails(t *testing.T) {
 func TestLookHere(t *testing.T) {
 	r, err := Look()
 	harness.Must(t, err)
-	if len(r.Bounds) < 2 {
-		t.Fatalf("%+v", r)
-	}
+	check.Require(t, len(r.Bounds) >= 2, "%+v", r)
 	for _, b := range r.Bounds {
-		if b.Current < 1 || b.Max < b.Current {
-			t.Errorf("%+v", b)
-		}
+		check.That(t, b.Current >= 1 && b.Max >= b.Current, "%+v", b)
 	}
 }
 
@@ -143,42 +133,34 @@ func TestUsual(t *testing.T) {
 	mounts, err := limits.Mounts("")
 	harness.Must(t, err)
 	wantTop, wantOwn := hierarchy(mounts, paths)
-	if top, own, ok := usual(paths); ok && (top != wantTop || own != wantOwn) {
-		t.Errorf("%s %s, want %s %s", top, own, wantTop, wantOwn)
-	}
+	top, own, ok := usual(paths)
+	check.That(t, !ok || top == wantTop && own == wantOwn, "%s %s, want %s %s", top, own, wantTop, wantOwn)
 	for _, paths := range []map[string]string{{}, {"pids": "/not/there"}, {"": "/not/there"}} {
-		if top, own, ok := usual(paths); ok {
-			t.Errorf("%v: %s %s", paths, top, own)
-		}
+		top, own, ok := usual(paths)
+		check.That(t, !ok, "%v: %s %s", paths, top, own)
 	}
 }
 
 func TestLevel(t *testing.T) {
 	at := Thresholds{Warn: 0.6, Alert: 0.8}
 	for ratio, want := range map[float64]Level{0: OK, 0.5: OK, 0.599: OK, 0.6: Warn, 0.65: Warn, 0.799: Warn, 0.8: Alert, 0.85: Alert, 1: Alert, 7: Alert} {
-		if got := at.Level(ratio); got != want {
-			t.Errorf("%v is %s, want %s", ratio, got, want)
-		}
+		check.Equal(t, at.Level(ratio), want, "%v", ratio)
 	}
-	if got := (Thresholds{Warn: 0.9, Alert: 0.5}).Level(0.7); got != Alert {
-		t.Errorf("an alert below the warning is %s", got)
-	}
+	check.Equal(t, (Thresholds{Warn: 0.9, Alert: 0.5}).Level(0.7), Alert, "an alert below the warning")
 }
 
 func TestLacking(t *testing.T) {
 	r := Reading{Bounds: []Bound{{Path: "a", Current: 10, Max: 100}, {Path: "b", Current: 95, Max: 100}, {Path: "c", Current: 120, Max: 100}}}
 	for need, want := range map[int64]string{0: "", 1: "c", 5: "c", 6: "b", 91: "a"} {
-		if b, lacks := r.Lacking(need); b.Path != want || lacks != (want != "") {
-			t.Errorf("%d more: %q, %v, want %q", need, b.Path, lacks, want)
-		}
+		b, lacks := r.Lacking(need)
+		check.That(t, b.Path == want && lacks == (want != ""), "%d more: %q, %v, want %q", need, b.Path, lacks, want)
 	}
 }
 
 func BenchmarkLook(b *testing.B) {
 	for b.Loop() {
-		if _, err := Look(); err != nil {
-			b.Fatal(err)
-		}
+		_, err := Look()
+		check.Require(b, err == nil, "%v", err)
 	}
 }
 
@@ -200,9 +182,7 @@ func TestPromises(t *testing.T) {
 		"/cg/a/sbxrun-6/pids.max": "8\n", "/cg/a/sbxrun-6/pids.current": "3\n",
 	}))
 	owner, err := os.Open(root + "/cg/a/b/sbxrun-8")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer owner.Close()
 	if err := unix.Flock(int(owner.Fd()), unix.LOCK_SH); err != nil {
 		t.Fatal(err)
@@ -222,10 +202,6 @@ func TestPromises(t *testing.T) {
 	for i := range r.Bounds {
 		r.Bounds[i].Path = strings.TrimPrefix(r.Bounds[i].Path, root)
 	}
-	if diff := cmp.Diff(want, r.Bounds); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if room := r.Bounds[1].Room(); room != 200-40-140 {
-		t.Errorf("room %d", room)
-	}
+	check.Equal(t, cmp.Diff(want, r.Bounds), "", "(-want +got):\n")
+	check.Equal(t, r.Bounds[1].Room(), 200-40-140, "room")
 }

@@ -10,15 +10,14 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // A full disk is reported without its path.
 func TestDiskFull(t *testing.T) {
 	for _, no := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT} {
 		e := AsError(fmt.Errorf("store: %w", &fs.PathError{Op: "write", Path: "/srv/files/1", Err: no}))
-		if e.Failure.Code != QuotaDisk || e.Failure.Message != "the server's disk is full: "+no.Error() {
-			t.Errorf("%+v", e.Failure)
-		}
+		check.That(t, e.Failure.Code == QuotaDisk && e.Failure.Message == "the server's disk is full: "+no.Error(), "%+v", e.Failure)
 	}
 }
 
@@ -28,22 +27,17 @@ func TestFilesUsedUp(t *testing.T) {
 	full := &fs.PathError{Op: "open", Path: "/srv/files/1", Err: syscall.EMFILE}
 	for _, err := range []error{full, &result.Error{Code: "bwrap-unusable", Message: "cannot use bwrap: " + full.Error(), Err: full}} {
 		e := AsError(err)
-		if e.Failure.Code != Busy || e.GetHeaders().Get("Retry-After") == "" || strings.Contains(e.Failure.Message, "/srv") || e.Started {
-			t.Errorf("%+v", e)
-		}
+		check.That(t, e.Failure.Code == Busy && e.GetHeaders().Get("Retry-After") != "" && !strings.Contains(e.Failure.Message, "/srv") && !e.Started, "%+v", e)
 	}
-	if e := AsError(&result.Error{Code: "unproven", Err: full}); e.Failure.Code != Unproven || !e.Started {
-		t.Errorf("%+v", e)
-	}
+	e := AsError(&result.Error{Code: "unproven", Err: full})
+	check.That(t, e.Failure.Code == Unproven && e.Started, "%+v", e)
 }
 
 // Errors are readable for people, and browsers do not treat them as HTML.
 func TestWrite(t *testing.T) {
 	w := httptest.NewRecorder()
 	NewError(Usage, "unknown language <b> & so on", "").Write(w)
-	if !strings.Contains(w.Body.String(), `"hint":"see GET /openapi.json`) {
-		t.Errorf("no hint: %s", w.Body)
-	}
+	check.That(t, strings.Contains(w.Body.String(), `"hint":"see GET /openapi.json`), "no hint: %s", w.Body)
 	if w.Code != 400 || !strings.Contains(w.Body.String(), "language <b> & so on") || w.Header().Get("Content-Type") != "application/json" {
 		t.Errorf("%d %v %s", w.Code, w.Header(), w.Body)
 	}
@@ -53,8 +47,6 @@ func TestWrite(t *testing.T) {
 func TestRetryAfter(t *testing.T) {
 	for code, status := range Codes() {
 		again := NewError(code, "", "").GetHeaders().Get("Retry-After") != ""
-		if again != (status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable) {
-			t.Errorf("%s, status %d: %v", code, status, again)
-		}
+		check.That(t, again == (status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable), "%s, status %d: %v", code, status, again)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 const refusal = "# github.com/sbxrun/sbxrun/internal/arch\n" +
@@ -24,9 +26,8 @@ func tool(t *testing.T, machine string, args ...string) (string, error) {
 // The message is the same, and the only one, wherever sbxrun does not run.
 func TestRefused(t *testing.T) {
 	for _, machine := range []string{"linux/386", "linux/arm", "linux/riscv64", "linux/mips64le", "darwin/arm64"} {
-		if out, err := tool(t, machine, "build", "./internal/arch"); err == nil || out != refusal {
-			t.Errorf("%s: %v, and it says:\n%s", machine, err, out)
-		}
+		out, err := tool(t, machine, "build", "./internal/arch")
+		check.That(t, err != nil && out == refusal, "%s: %v, and it says:\n%s", machine, err, out)
 	}
 }
 
@@ -39,7 +40,6 @@ func TestRefusedAsAWhole(t *testing.T) {
 		return
 	}
 	const machine = "linux/386" // where numbers, too, are smaller
-	if out, err := tool(t, machine, "build", "./..."); err == nil || out != refusal {
-		t.Errorf("%s: %v, and it says:\n%s", machine, err, out)
-	}
+	out, err := tool(t, machine, "build", "./...")
+	check.That(t, err != nil && out == refusal, "%s: %v, and it says:\n%s", machine, err, out)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func code(err error) string {
@@ -23,13 +24,9 @@ func code(err error) string {
 func TestStore(t *testing.T) {
 	dir := t.TempDir()
 	s, err := Open(dir, time.Hour, 2*perFile+100)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	id, n, err := s.Put("a", strings.NewReader("hello"), 50, perFile+50)
-	if n != 5 || err != nil {
-		t.Fatal(n, err)
-	}
+	check.Require(t, n == 5 && err == nil, "%v %v", n, err)
 	if again, _, err := s.Put("a", strings.NewReader("hello"), 50, 2*perFile+50); again != id || err != nil || s.used["a"] != perFile+5 {
 		t.Errorf("%s %v, %d bytes", again, err, s.used["a"])
 	}
@@ -37,9 +34,8 @@ func TestStore(t *testing.T) {
 		t.Errorf("another tenant: %v", err)
 	}
 	for _, wrong := range []string{"", "sha256:", "sha256:../a", id + "0", strings.ToUpper(id), strings.TrimPrefix(id, "sha256:")} {
-		if _, _, err := s.Get("a", wrong); code(err) != "no-such-file" {
-			t.Errorf("%q: %v", wrong, err)
-		}
+		_, _, err := s.Get("a", wrong)
+		check.That(t, code(err) == "no-such-file", "%q: %v", wrong, err)
 	}
 	if _, _, err := s.Put("a", strings.NewReader(strings.Repeat("x", 46)), 50, 2*perFile+50); code(err) != "quota-disk" {
 		t.Errorf("above the tenant's quota: %v", err)
@@ -50,9 +46,7 @@ func TestStore(t *testing.T) {
 	if _, _, err := s.Put("b", strings.NewReader("12345"), 4, perFile+50); code(err) != "too-large" {
 		t.Errorf("%v", err)
 	}
-	if s.sum != perFile+5 || s.used["b"] != 0 {
-		t.Errorf("%d bytes, %v", s.sum, s.used)
-	}
+	check.That(t, s.sum == perFile+5 && s.used["b"] == 0, "%d bytes, %v", s.sum, s.used)
 	if _, _, err := s.Put("a", strings.NewReader("1"), 50, perFile+50); code(err) != "quota-disk" {
 		t.Errorf("a second file, however small: %v", err)
 	}
@@ -61,9 +55,8 @@ func TestStore(t *testing.T) {
 	if err := os.WriteFile(part, []byte("half"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if s, err = Open(dir, time.Hour, 2*perFile+100); err != nil || s.sum != perFile+5 {
-		t.Fatalf("%v, %d bytes", err, s.sum)
-	}
+	s, err = Open(dir, time.Hour, 2*perFile+100)
+	check.Require(t, err == nil && s.sum == perFile+5, "%v, %d bytes", err, s.sum)
 	if _, err := os.Stat(part); err == nil {
 		t.Error("half a file is left")
 	}
@@ -72,31 +65,22 @@ func TestStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	f, size, err := s.Get("a", id) // restarts its time to live
-	if err != nil || size != 5 {
-		t.Fatal(size, err)
-	}
+	check.Require(t, err == nil && size == 5, "%v %v", size, err)
 	b, _ := io.ReadAll(f)
 	f.Close()
-	if string(b) != "hello" {
-		t.Errorf("%q", b)
-	}
-	if err := s.Expire(time.Now().Add(30 * time.Minute)); err != nil || s.sum != perFile+5 {
-		t.Errorf("too early: %v, %d bytes", err, s.sum)
-	}
-	if err := s.Expire(time.Now().Add(2 * time.Hour)); err != nil || s.sum != 0 {
-		t.Errorf("%v, %d bytes", err, s.sum)
-	}
-	if _, _, err := s.Get("a", id); code(err) != "no-such-file" {
-		t.Errorf("%v", err)
-	}
+	check.That(t, string(b) == "hello", "%q", b)
+	err = s.Expire(time.Now().Add(30 * time.Minute))
+	check.That(t, err == nil && s.sum == perFile+5, "too early: %v, %d bytes", err, s.sum)
+	err = s.Expire(time.Now().Add(2 * time.Hour))
+	check.That(t, err == nil && s.sum == 0, "%v, %d bytes", err, s.sum)
+	_, _, err = s.Get("a", id)
+	check.That(t, code(err) == "no-such-file", "%v", err)
 }
 
 // A file that is written during an expiry is counted once, and not at all if writing fails.
 func TestExpireMeanwhile(t *testing.T) {
 	s, err := Open(t.TempDir(), time.Hour, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	for _, failing := range []bool{true, false} {
 		r, w := io.Pipe()
 		done := make(chan error)
@@ -104,12 +88,9 @@ func TestExpireMeanwhile(t *testing.T) {
 			_, _, err := s.Put("a", r, 100, 1<<20)
 			done <- err
 		}()
-		if _, err := w.Write([]byte("half")); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Expire(time.Now().Add(2 * time.Hour)); err != nil {
-			t.Error(err)
-		}
+		_, err := w.Write([]byte("half"))
+		check.Require(t, err == nil, "%v", err)
+		check.OK(t, s.Expire(time.Now().Add(2*time.Hour)))
 		want := int64(0)
 		if failing {
 			w.CloseWithError(errors.New("the client has disconnected"))
@@ -117,9 +98,8 @@ func TestExpireMeanwhile(t *testing.T) {
 			w.Close()
 			want = perFile + 4
 		}
-		if err := <-done; (err != nil) != failing {
-			t.Error(err)
-		}
+		err = <-done
+		check.That(t, (err != nil) == failing, "%v", err)
 		if s.Used()["a"] != want || s.sum != want {
 			t.Errorf("%d bytes, want %d", s.Used()["a"], want)
 		}
@@ -129,72 +109,50 @@ func TestExpireMeanwhile(t *testing.T) {
 // Expire works while the store is used, and keeps files used since.
 func TestExpireAside(t *testing.T) {
 	s, err := Open(t.TempDir(), time.Hour, 2*perFile+100)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	id, _, err := s.Put("a", strings.NewReader("hello"), 50, perFile+50)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	s.mu.Lock()
 	looked := make(chan error, 1)
 	go func() { looked <- s.Expire(time.Now()) }()
 	select {
 	case err := <-looked:
-		if err != nil {
-			t.Error(err)
-		}
+		check.That(t, err == nil, "%v", err)
 	case <-time.After(10 * time.Second):
 		t.Error("it waits for who uses the store")
 	}
 	s.mu.Unlock()
 	s.expire(filepath.Join(s.dir, "a", strings.TrimPrefix(id, Prefix)), time.Now())
 	f, _, err := s.Get("a", id)
-	if err != nil || s.used["a"] != perFile+5 {
-		t.Fatalf("%v, %d bytes", err, s.used["a"])
-	}
+	check.Require(t, err == nil && s.used["a"] == perFile+5, "%v, %d bytes", err, s.used["a"])
 	f.Close()
 }
 
 // Files can be listed and removed by their tenant alone. Reading a file makes it the last one used.
 func TestListAndRemove(t *testing.T) {
 	s, err := Open(t.TempDir(), time.Hour, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	var ids []string
 	for _, text := range []string{"one", "three"} {
 		id, _, err := s.Put("a", strings.NewReader(text), 50, 1<<20)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Require(t, err == nil, "%v", err)
 		ids = append(ids, id)
 		old := time.Now().Add(-time.Minute)
-		if err := os.Chtimes(filepath.Join(s.dir, "a", strings.TrimPrefix(id, Prefix)), old, old); err != nil {
-			t.Fatal(err)
-		}
+		err = os.Chtimes(filepath.Join(s.dir, "a", strings.TrimPrefix(id, Prefix)), old, old)
+		check.Require(t, err == nil, "%v", err)
 	}
 	f, _, err := s.Get("a", ids[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	f.Close()
 	list, err := s.List("a")
-	if err != nil || len(list) != 2 || list[0].ID != ids[1] || list[0].Size != 5 || list[1].ID != ids[0] || !list[1].Used.After(list[0].Used) {
-		t.Errorf("%v, %v", list, err)
-	}
-	if list, err := s.List("b"); len(list) > 0 || err != nil {
-		t.Errorf("%v, %v", list, err)
-	}
-	if err := s.Remove("b", ids[0]); code(err) != "no-such-file" {
-		t.Errorf("another tenant: %v", err)
-	}
+	check.That(t, err == nil && len(list) == 2 && list[0].ID == ids[1] && list[0].Size == 5 && list[1].ID == ids[0] && list[1].Used.After(list[0].Used), "%v, %v", list, err)
+	list, err = s.List("b")
+	check.That(t, len(list) == 0 && err == nil, "%v, %v", list, err)
+	err = s.Remove("b", ids[0])
+	check.That(t, code(err) == "no-such-file", "another tenant: %v", err)
 	for _, id := range ids {
-		if err := s.Remove("a", id); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, s.Remove("a", id))
 	}
-	if err := s.Remove("a", ids[0]); code(err) != "no-such-file" || s.sum != 0 {
-		t.Errorf("%v, %d bytes", err, s.sum)
-	}
+	err = s.Remove("a", ids[0])
+	check.That(t, code(err) == "no-such-file" && s.sum == 0, "%v, %d bytes", err, s.sum)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -35,8 +36,7 @@ func TestTakeEnds(t *testing.T) {
 		m.Workdir = "/work"
 		err = Take(ctx, store, m, from, 1<<20)
 		cancel(nil)
-		if all, wrong := store.List(); err != cause || len(wrong) > 0 || len(all) != map[bool]int{false: 1}[cause != nil] {
-			t.Errorf("%v, %d snapshots, %v; want %v", err, len(all), wrong, cause)
-		}
+		all, wrong := store.List()
+		check.That(t, err == cause && len(wrong) == 0 && len(all) == map[bool]int{false: 1}[cause != nil], "%v, %d snapshots, %v; want %v", err, len(all), wrong, cause)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -153,25 +154,17 @@ func TestConn(t *testing.T) {
 						return
 					}
 					text, err := io.ReadAll(c)
-					if err != nil || !bytes.Equal(text, sent) {
-						t.Errorf("%d of %d bytes arrive, or others: %v", len(text), len(sent), err)
-					}
-					if _, err := c.Write(text); err != nil {
-						t.Error(err)
-					}
+					check.That(t, err == nil && bytes.Equal(text, sent), "%d of %d bytes arrive, or others: %v", len(text), len(sent), err)
+					_, err = c.Write(text)
+					check.That(t, err == nil, "%v", err)
 					c.Close()
 				}()
 				c := dials.Dial("node.n.1")
-				if _, err := c.Write(sent); err != nil {
-					t.Error(err)
-				}
-				if err := c.CloseWrite(); err != nil {
-					t.Error(err)
-				}
+				_, err := c.Write(sent)
+				check.That(t, err == nil, "%v", err)
+				check.OK(t, c.CloseWrite())
 				text, err := io.ReadAll(c)
-				if err != nil || !bytes.Equal(text, sent) {
-					t.Errorf("%d of %d bytes come back, or others: %v", len(text), len(sent), err)
-				}
+				check.That(t, err == nil && bytes.Equal(text, sent), "%d of %d bytes come back, or others: %v", len(text), len(sent), err)
 				c.Close()
 				empty(t, dials)
 				empty(t, accepts)
@@ -207,17 +200,13 @@ func TestSlowReader(t *testing.T) {
 		_ = c.SetWriteDeadline(time.Now().Add(200 * time.Millisecond)) // no more may be written in that time
 	}()
 	n, err := c.Write(make([]byte, 10*window))
-	if n != window || !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("%d bytes, %v", n, err)
-	}
+	check.That(t, n == window && errors.Is(err, os.ErrDeadlineExceeded), "%d bytes, %v", n, err)
 	other, err := accepts.Accept()
 	harness.Must(t, err)
 	late := other.(*Conn)
 	late.mu.Lock()
 	defer late.mu.Unlock()
-	if len(late.in) > window {
-		t.Errorf("%d bytes are waiting", len(late.in))
-	}
+	check.That(t, len(late.in) <= window, "%d bytes are waiting", len(late.in))
 }
 
 // If nobody receives the first frame, the error says that nothing was delivered; after a response, it does not.
@@ -227,29 +216,24 @@ func TestNobody(t *testing.T) {
 	dials, accepts, alive := pair(t, bus)
 	c := dials.Dial("node.other.1")
 	_, _ = c.Write([]byte("x")) // delivered or not is not known yet
-	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, ErrUnreachable) {
-		t.Error(err)
-	}
+	_, err := c.Read(make([]byte, 1))
+	check.That(t, errors.Is(err, ErrUnreachable), "%v", err)
 	heard := dials.Dial("node.n.1")
-	if _, err := heard.Write([]byte("x")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := accepts.Accept(); err != nil {
-		t.Fatal(err)
-	}
+	_, err = heard.Write([]byte("x"))
+	check.Require(t, err == nil, "%v", err)
+	_, err = accepts.Accept()
+	check.Require(t, err == nil, "%v", err)
 	alive.Store("node.n.1", true) // is gone
 	bounded(t, func() {
-		if _, err := heard.Read(make([]byte, 1)); !errors.Is(err, ErrLost) {
-			t.Error(err)
-		}
+		_, err := heard.Read(make([]byte, 1))
+		check.That(t, errors.Is(err, ErrLost), "%v", err)
 	})
 	bus.mu.Lock()
 	bus.away = true
 	bus.mu.Unlock()
 	away := dials.Dial("node.n.1")
-	if _, err := away.Write([]byte("x")); !errors.Is(err, ErrUnreachable) {
-		t.Error(err)
-	}
+	_, err = away.Write([]byte("x"))
+	check.That(t, errors.Is(err, ErrUnreachable), "%v", err)
 }
 
 // A transport that is closing refuses new connections, and those that nobody has accepted. The peer learns
@@ -259,17 +243,15 @@ func TestRefused(t *testing.T) {
 	dials, accepts, _ := pair(t, &fakeBus{})
 	for range 2 {
 		c := dials.Dial("node.n.1")
-		if _, err := c.Write([]byte("x")); err != nil {
-			t.Fatal(err)
-		}
+		_, err := c.Write([]byte("x"))
+		check.Require(t, err == nil, "%v", err)
 		for end := time.Now().Add(time.Minute); len(accepts.accepted) == 0 && accepts.open.Err() == nil && time.Now().Before(end); {
 			time.Sleep(time.Millisecond)
 		}
 		harness.Must(t, accepts.Close())
 		bounded(t, func() {
-			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, ErrUnreachable) {
-				t.Error(err)
-			}
+			_, err := c.Read(make([]byte, 1))
+			check.That(t, errors.Is(err, ErrUnreachable), "%v", err)
 		})
 	}
 	empty(t, accepts)
@@ -280,23 +262,19 @@ func TestLeaving(t *testing.T) {
 	t.Parallel()
 	dials, accepts, _ := pair(t, &fakeBus{})
 	c := dials.Dial("node.n.1")
-	if _, err := c.Write([]byte("x")); err != nil {
-		t.Fatal(err)
-	}
+	_, err := c.Write([]byte("x"))
+	check.Require(t, err == nil, "%v", err)
 	other, err := accepts.Accept()
 	harness.Must(t, err)
-	if _, err := other.Read(make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
+	_, err = other.Read(make([]byte, 1))
+	check.Require(t, err == nil, "%v", err)
 	c.Abort(context.Canceled)
 	bounded(t, func() {
-		if n, err := other.Read(make([]byte, 1)); err == nil {
-			t.Errorf("%d bytes", n)
-		}
+		n, err := other.Read(make([]byte, 1))
+		check.That(t, err != nil, "%d bytes", n)
 	})
-	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
+	_, err = c.Read(make([]byte, 1))
+	check.That(t, errors.Is(err, context.Canceled), "%v", err)
 }
 
 // A frame from another sender than the peer is ignored even if it has the right ID. Nobody can open a
@@ -306,9 +284,8 @@ func TestName(t *testing.T) {
 	bus := &fakeBus{}
 	dials, accepts, _ := pair(t, bus)
 	c := dials.Dial("node.n.1")
-	if _, err := c.Write([]byte("x")); err != nil {
-		t.Fatal(err)
-	}
+	_, err := c.Write([]byte("x"))
+	check.Require(t, err == nil, "%v", err)
 	other, err := accepts.Accept()
 	harness.Must(t, err)
 	for _, forged := range []struct{ subject, reply string }{
@@ -320,18 +297,14 @@ func TestName(t *testing.T) {
 			harness.Must(t, bus.Publish(forged.subject, forged.reply, f.append(nil)))
 		}
 	}
-	if _, err := c.Write([]byte("y")); err != nil {
-		t.Fatal(err)
-	}
+	_, err = c.Write([]byte("y"))
+	check.Require(t, err == nil, "%v", err)
 	bounded(t, func() {
 		text := make([]byte, 2)
-		if _, err := io.ReadFull(other, text); err != nil || string(text) != "xy" {
-			t.Errorf("%q, %v", text, err)
-		}
+		_, err := io.ReadFull(other, text)
+		check.That(t, err == nil && string(text) == "xy", "%q, %v", text, err)
 	})
-	if n := len(accepts.accepted); n != 0 {
-		t.Errorf("%d connections were accepted", n)
-	}
+	check.Equal(t, len(accepts.accepted), 0)
 }
 
 // If NATS has lost the message about the end of a connection, the peer asks after a silence.
@@ -341,17 +314,15 @@ func TestLeavingUnheard(t *testing.T) {
 	bus := &fakeBus{lose: func(data []byte) bool { return data[0]&resets != 0 && lost.CompareAndSwap(false, true) }}
 	dials, accepts, _ := pair(t, bus)
 	c := dials.Dial("node.n.1")
-	if _, err := c.Write([]byte("x")); err != nil {
-		t.Fatal(err)
-	}
+	_, err := c.Write([]byte("x"))
+	check.Require(t, err == nil, "%v", err)
 	other, err := accepts.Accept()
 	harness.Must(t, err)
 	c.Abort(context.Canceled)
 	other.(*Conn).tick(time.Now().Add(2*lostAfter), true)
 	bounded(t, func() {
-		if text, err := io.ReadAll(other); err == nil {
-			t.Errorf("%q", text)
-		}
+		text, err := io.ReadAll(other)
+		check.That(t, err != nil, "%q", text)
 	})
 }
 
@@ -381,9 +352,7 @@ func TestCutOff(t *testing.T) {
 		c.mu.Lock()
 		heard, err := c.heard, c.err
 		c.mu.Unlock()
-		if err != nil || time.Now().After(end) {
-			t.Fatal("an open connection does not continue: ", err)
-		}
+		check.Require(t, err == nil && !time.Now().After(end), "an open connection does not continue: : %v", err)
 		if heard {
 			break
 		}
@@ -395,13 +364,10 @@ func TestCutOff(t *testing.T) {
 	accepts.expire(time.Now().Add(3 * time.Minute))
 	cut.Store(false)
 	bounded(t, func() {
-		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, ErrLost) {
-			t.Error(err)
-		}
+		_, err := c.Read(make([]byte, 1))
+		check.That(t, errors.Is(err, ErrLost), "%v", err)
 	})
-	if n := len(accepts.accepted); n != 0 {
-		t.Errorf("%d connections were opened again", n)
-	}
+	check.Equal(t, len(accepts.accepted), 0)
 }
 
 func FuzzParse(f *testing.F) {
@@ -411,14 +377,11 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if again := x.append(nil); !bytes.Equal(again, b) {
-			t.Errorf("%x, then %x", b, again)
-		}
+		again := x.append(nil)
+		check.That(t, bytes.Equal(again, b), "%x, then %x", b, again)
 		l := &Transport{bus: &fakeBus{}, self: "a", all: map[string]*Conn{}, over: map[string]time.Time{}, open: t.Context()}
 		c := newConn(l, "c", "b", true)
 		c.receive(&x)
-		if len(c.in) > window {
-			t.Errorf("%d bytes are waiting", len(c.in))
-		}
+		check.That(t, len(c.in) <= window, "%d bytes are waiting", len(c.in))
 	})
 }

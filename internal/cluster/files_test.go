@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // fullReader fills each buffer, and reports an incomplete body as an error.
@@ -18,9 +20,8 @@ func TestFullReader(t *testing.T) {
 			text string
 			err  error
 		}{{"abc", nil}, {"de", end}} {
-			if n, err := (fullReader{body}).Read(b); string(b[:n]) != want.text || !errors.Is(err, want.err) {
-				t.Errorf("%q, %v; want %q, %v", b[:n], err, want.text, want.err)
-			}
+			n, err := (fullReader{body}).Read(b)
+			check.That(t, string(b[:n]) == want.text && errors.Is(err, want.err), "%q, %v; want %q, %v", b[:n], err, want.text, want.err)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -36,23 +37,15 @@ func TestReconnected(t *testing.T) {
 	t.Parallel()
 	bus := &fakeBus{}
 	m, at := watched(t, bus)
-	if m.looks(at, tick, lostAfter+time.Second) {
-		t.Error("a silent node is not lost")
-	}
+	check.That(t, !m.looks(at, tick, lostAfter+time.Second), "a silent node is not lost")
 	m, at = watched(t, bus)
 	m.looks(at, tick, lostAfter-time.Second)
 	bus.mu.Lock()
 	bus.made++
 	bus.mu.Unlock()
-	if !m.looks(at, lostAfter-tick, 2*lostAfter-time.Second) {
-		t.Error("a node is lost before its heartbeat had time to arrive")
-	}
-	if len(m.kick) == 0 {
-		t.Error("no heartbeat is sent")
-	}
-	if m.looks(at, 2*lostAfter-time.Second, 2*lostAfter+time.Second) {
-		t.Error("a node that stays silent is not lost")
-	}
+	check.That(t, m.looks(at, lostAfter-tick, 2*lostAfter-time.Second), "a node is lost before its heartbeat had time to arrive")
+	check.That(t, len(m.kick) != 0, "no heartbeat is sent")
+	check.That(t, !m.looks(at, 2*lostAfter-time.Second, 2*lostAfter+time.Second), "a node that stays silent is not lost")
 }
 
 // After this process was stopped, others have time for a heartbeat before they count as lost.
@@ -60,13 +53,7 @@ func TestStopped(t *testing.T) {
 	t.Parallel()
 	m, at := watched(t, &fakeBus{})
 	m.looks(at, tick, time.Second)
-	if !m.looks(at, 5*lostAfter, 6*lostAfter-tick) {
-		t.Error("a node is lost before its heartbeat had time to arrive")
-	}
-	if len(m.kick) == 0 {
-		t.Error("no heartbeat is sent")
-	}
-	if m.looks(at, 6*lostAfter-tick, 6*lostAfter+time.Second) {
-		t.Error("a node that stays silent is not lost")
-	}
+	check.That(t, m.looks(at, 5*lostAfter, 6*lostAfter-tick), "a node is lost before its heartbeat had time to arrive")
+	check.That(t, len(m.kick) != 0, "no heartbeat is sent")
+	check.That(t, !m.looks(at, 6*lostAfter-tick, 6*lostAfter+time.Second), "a node that stays silent is not lost")
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // stream accepts writes. It returns the next revision, or an error every other time.
@@ -43,7 +45,6 @@ func TestRenew(t *testing.T) {
 		}
 	}()
 	defer close(s.tries)
-	if revision := stop(); revision < 9 || revision != s.written {
-		t.Errorf("the last revision is %d, written was %d", revision, s.written)
-	}
+	revision := stop()
+	check.That(t, revision >= 9 && revision == s.written, "the last revision is %d, written was %d", revision, s.written)
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -39,9 +40,7 @@ func TestUnreachable(t *testing.T) {
 	}
 	bus.Close()
 	for _, text := range []string{line, bus.Why().Error()} {
-		if !strings.Contains(text, "connection refused") || !strings.Contains(text, "me:xxxxx@"+l.Addr().String()) || strings.Contains(text, "secret") {
-			t.Errorf("%q", text)
-		}
+		check.That(t, strings.Contains(text, "connection refused") && strings.Contains(text, "me:xxxxx@"+l.Addr().String()) && !strings.Contains(text, "secret"), "%q", text)
 	}
 }
 
@@ -84,13 +83,10 @@ func TestSilent(t *testing.T) {
 	defer bus.Conn.Close()
 	const most = lostAfter - heartbeatInterval // since the last beat
 	first := <-came
-	if after := (<-came).Sub(first); after >= most {
-		t.Errorf("after %v", after)
-	}
+	after := (<-came).Sub(first)
+	check.That(t, after < most, "after %v", after)
 	for end := time.Now().Add(time.Minute); bus.Reconnects() == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the reconnect is not counted")
-		}
+		check.Require(t, !time.Now().After(end), "the reconnect is not counted")
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -51,9 +52,8 @@ func TestNodeEnds(t *testing.T) {
 			return
 		}
 		defer res.Body.Close()
-		if text, err := io.ReadAll(res.Body); err != nil || string(text) != "answer" {
-			t.Errorf("%q, %v", text, err)
-		}
+		text, err := io.ReadAll(res.Body)
+		check.That(t, err == nil && string(text) == "answer", "%q, %v", text, err)
 		for others.Has(at) { // it has left
 			time.Sleep(time.Millisecond)
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/tenants"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -31,35 +32,26 @@ func TestGrant(t *testing.T) {
 		for _, has := range h.Held {
 			sum += has.Calls
 		}
-		if sum > c.Concurrency || given.Calls > a.Calls || h.Held[node].Calls != given.Calls {
-			t.Fatalf("%+v is granted of %+v: %+v", given, a, h)
-		}
-		if _, is := h.Held[node]; is != (given.Calls > 0) {
-			t.Fatalf("%+v is granted of %+v", given, h)
-		}
+		check.Require(t, sum <= c.Concurrency && given.Calls <= a.Calls && h.Held[node].Calls == given.Calls, "%+v is granted of %+v: %+v", given, a, h)
+		_, is := h.Held[node]
+		check.Require(t, is == (given.Calls > 0), "%+v is granted of %+v", given, h)
 		if given.Calls == 0 {
 			continue
 		}
-		if late := h.grant(node, quotaMessage{Seq: a.Seq - 1, Calls: 9}, c, now, func(string) bool { return true }); late != (quotaMessage{}) || h.Held[node].Calls != given.Calls {
-			t.Fatalf("a late request has changed it: %+v", h)
-		}
+		late := h.grant(node, quotaMessage{Seq: a.Seq - 1, Calls: 9}, c, now, func(string) bool { return true })
+		check.Require(t, late == (quotaMessage{}) && h.Held[node].Calls == given.Calls, "a late request has changed it: %+v", h)
 	}
-	if most := c.Rate + c.Rate*(now.Sub(began).Seconds()+1); float64(tokens) > most {
-		t.Errorf("%d calls were granted, the maximum is %.0f", tokens, most)
-	}
-	if given := h.grant("node.a.1", quotaMessage{Seq: 20_000, Calls: 9, Tokens: 50}, tenants.Ceilings{}, now, func(string) bool { return false }); given.Calls != 9 || given.Tokens != 50 {
-		t.Errorf("%+v without a limit", given)
-	}
+	most := c.Rate + c.Rate*(now.Sub(began).Seconds()+1)
+	check.That(t, float64(tokens) <= most, "%d calls were granted, the maximum is %.0f", tokens, most)
+	given := h.grant("node.a.1", quotaMessage{Seq: 20_000, Calls: 9, Tokens: 50}, tenants.Ceilings{}, now, func(string) bool { return false })
+	check.That(t, given.Calls == 9 && given.Tokens == 50, "%+v without a limit", given)
 	now = now.Add(2 * wantedFor)
-	if given := h.grant("node.e.1", quotaMessage{Calls: 7}, c, now, func(string) bool { return true }); given.Calls != 7 {
-		t.Errorf("%+v when all others are lost", given)
-	}
-	if given := h.grant("node.f.1", quotaMessage{Calls: 1}, c, now, func(string) bool { return false }); given.Calls != 0 {
-		t.Errorf("%+v when none is left", given)
-	}
-	if given := h.grant("node.e.1", quotaMessage{Calls: 7}, c, now, func(string) bool { return false }); given.Others != 1 {
-		t.Errorf("%+v, while another node wants some", given)
-	}
+	given = h.grant("node.e.1", quotaMessage{Calls: 7}, c, now, func(string) bool { return true })
+	check.That(t, given.Calls == 7, "%+v when all others are lost", given)
+	given = h.grant("node.f.1", quotaMessage{Calls: 1}, c, now, func(string) bool { return false })
+	check.That(t, given.Calls == 0, "%+v when none is left", given)
+	given = h.grant("node.e.1", quotaMessage{Calls: 7}, c, now, func(string) bool { return false })
+	check.That(t, given.Others == 1, "%+v, while another node wants some", given)
 }
 
 // With a thousand nodes that all want more, the record stays within its maximum size. A request without
@@ -81,13 +73,11 @@ func TestGrantToMany(t *testing.T) {
 		}
 	}
 	all := size()
-	if t.Logf("%d bytes", all); all > maxQuotaRecord {
-		t.Errorf("%d bytes are more than %d", all, maxQuotaRecord)
-	}
+	t.Logf("%d bytes", all)
+	check.That(t, all <= maxQuotaRecord, "%d bytes are more than %d", all, maxQuotaRecord)
 	before := fmt.Sprint(h)
-	if given := h.grant(node(1), quotaMessage{Seq: 1<<20 + 1, Calls: 2}, c, now.Add(wantedFor/4), here); given.Calls != 1 || fmt.Sprint(h) != before {
-		t.Errorf("%+v, and the record has changed: %v", given, fmt.Sprint(h) != before)
-	}
+	given := h.grant(node(1), quotaMessage{Seq: 1<<20 + 1, Calls: 2}, c, now.Add(wantedFor/4), here)
+	check.That(t, given.Calls == 1 && fmt.Sprint(h) == before, "%+v, and the record has changed: %v", given, fmt.Sprint(h) != before)
 	for i := range 1000 {
 		h.grant(node(i), quotaMessage{Seq: 1<<20 + 2}, c, now.Add(2*wantedFor), here)
 	}

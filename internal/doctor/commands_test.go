@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -47,18 +48,14 @@ func TestCommandsOfRemedies(t *testing.T) {
 					continue
 				}
 				commands++
-				if prose.MatchString(quoted.ReplaceAllString(m[1], "")) {
-					t.Errorf("%q: there is more than a command in %q", r.seen, m[1])
-				}
+				check.That(t, !prose.MatchString(quoted.ReplaceAllString(m[1], "")), "%q: there is more than a command in %q", r.seen, m[1])
 				if out, err := exec.Command("sh", "-nc", m[1]).CombinedOutput(); err != nil {
 					t.Errorf("%q: %q: %v: %s", r.seen, m[1], err, out)
 				}
 			}
 		}
 	}
-	if commands < 20 {
-		t.Errorf("only %d commands found", commands)
-	}
+	check.That(t, commands >= 20, "only %d commands found", commands)
 }
 
 // The remedy for a state directory that others can enter is a working chmod command. The remedy for an unusable
@@ -77,23 +74,19 @@ func TestStateDirRemedy(t *testing.T) {
 	if !ok {
 		t.Fatalf("%q", fix(dir))
 	}
-	if out, err := exec.Command("sh", "-c", line).CombinedOutput(); err != nil {
-		t.Errorf("%s: %v: %s", line, err, out)
-	}
-	if _, err := checkStateDir(); err != nil {
-		t.Errorf("after %s: %v", line, err)
-	}
+	out, err := exec.Command("sh", "-c", line).CombinedOutput()
+	check.That(t, err == nil, "%s: %v: %s", line, err, out)
+	_, err = checkStateDir()
+	check.That(t, err == nil, "after %s: %v", line, err)
 	file := filepath.Join(top, "file")
 	harness.Must(t, os.WriteFile(file, nil, 0o600))
 	harness.Must(t, os.Mkdir(filepath.Join(top, "closed"), 0o500))
 	for _, bad := range []string{file, filepath.Join(file, "x"), filepath.Join(top, "closed/x")} {
-		if got := fix(bad); strings.Contains(got, "chmod") || os.Geteuid() != 0 && !strings.HasPrefix(got, "set SBXRUN_STATE_DIR") {
-			t.Errorf("%s: %q", bad, got)
-		}
+		got := fix(bad)
+		check.That(t, !strings.Contains(got, "chmod") && (os.Geteuid() == 0 || strings.HasPrefix(got, "set SBXRUN_STATE_DIR")), "%s: %q", bad, got)
 	}
 	// A message is not used as a path either.
 	seen := failure{step: stepStateDir, errno: unix.EACCES, text: "/run/sbxrun cannot be created: /run: permission denied"}
-	if _, got, _ := explain(seen, other(nil)); got != "set SBXRUN_STATE_DIR to a directory of your own" {
-		t.Errorf("%q", got)
-	}
+	_, got, _ := explain(seen, other(nil))
+	check.That(t, got == "set SBXRUN_STATE_DIR to a directory of your own", "%q", got)
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/devices"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -18,9 +19,8 @@ func TestDevices(t *testing.T) {
 		e.devices()
 		return e.Checks
 	}
-	if got := examine(); len(got) > 0 {
-		t.Errorf("without specifications: %v", got)
-	}
+	got := examine()
+	check.That(t, len(got) == 0, "without specifications: %v", got)
 	spec := `{"cdiVersion": "1.0.0", "kind": "v.com/c", "devices": [{"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/PATH"}]}}]}`
 	for device, want := range map[string]Finding{
 		"zero": {Name: "devices", Verdict: OK, Detail: "v.com/c=0"},
@@ -28,8 +28,7 @@ func TestDevices(t *testing.T) {
 	} {
 		harness.Must(t, os.WriteFile(dir+"/a.json", []byte(strings.Replace(spec, "PATH", device, 1)), 0o644))
 		got := examine()
-		if len(got) != 1 || got[0].Name != want.Name || got[0].Verdict != want.Verdict || got[0].Detail != want.Detail || !strings.Contains(got[0].Cause, want.Cause) {
-			t.Errorf("%s: %+v, want %+v", device, got, want)
-		}
+		check.That(t, len(got) == 1 && got[0].Name == want.Name && got[0].Verdict == want.Verdict && got[0].Detail == want.Detail && strings.Contains(got[0].Cause, want.Cause),
+			"%s: %+v, want %+v", device, got, want)
 	}
 }

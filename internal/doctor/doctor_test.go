@@ -21,6 +21,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -98,20 +99,15 @@ func TestDiagnoseBroken(t *testing.T) {
 			cmd.Env = append(os.Environ(), "SBXRUN_TEST_BREAK="+tt.name)
 			cmd.SysProcAttr = tt.attr
 			out, err := cmd.CombinedOutput()
-			if err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
+			check.Require(t, err == nil, "%v: %s", err, out)
 			rest := string(out)
 			for _, part := range tt.want {
 				_, after, ok := strings.Cut(rest, part)
-				if !ok {
-					t.Fatalf("got %swant a part %q", out, part)
-				}
+				check.Require(t, ok, "got %swant a part %q", out, part)
 				rest = after
 			}
-			if n := strings.Count(string(out), "\n"); n != 2 {
-				t.Errorf("%d lines, want message and hint: %s", n, out)
-			}
+			n := strings.Count(string(out), "\n")
+			check.That(t, n == 2, "%d lines, want message and hint: %s", n, out)
 		})
 	}
 }
@@ -123,15 +119,10 @@ func TestExamine(t *testing.T) {
 	for _, f := range r.Checks {
 		t.Logf("%-8s %-20s %s%s", f.Verdict, f.Name, f.Detail, f.Cause)
 	}
-	if !r.OK || r.Failed() != nil || r.RoundTrip == nil || r.Bwrap == nil || r.Kernel == "" {
-		t.Errorf("not everything works, or is told: %+v", r)
-	}
-	if diff := cmp.Diff(before, children(t)); diff != "" {
-		t.Errorf("processes left behind (-before +after):\n%s", diff)
-	}
-	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "sbxrun-doctor-*")); len(left) > 0 {
-		t.Errorf("files left behind: %q", left)
-	}
+	check.That(t, r.OK && r.Failed() == nil && r.RoundTrip != nil && r.Bwrap != nil && r.Kernel != "", "not everything works, or is told: %+v", r)
+	check.Equal(t, cmp.Diff(before, children(t)), "", "processes left behind (-before +after):\n")
+	left, _ := filepath.Glob(filepath.Join(os.TempDir(), "sbxrun-doctor-*"))
+	check.That(t, len(left) == 0, "files left behind: %q", left)
 }
 
 // children returns the PIDs of this process's children, including zombies, for all threads.
@@ -152,9 +143,7 @@ func TestReportJSON(t *testing.T) {
 	b, err := json.Marshal(r)
 	harness.Must(t, err)
 	want := `{"version":1,"ok":true,"checks":[{"name":"kernel","verdict":"ok","detail":"Linux 6.1.0"},{"name":"run","verdict":"skipped","cause":"needs: bwrap"}],"round_trip_ms":6.5,"kernel":"6.1.0"}`
-	if diff := cmp.Diff(want, string(b)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, cmp.Diff(want, string(b)), "", "(-want +got):\n")
 }
 
 func TestGround(t *testing.T) {
@@ -194,17 +183,15 @@ func TestGround(t *testing.T) {
 func TestFinding(t *testing.T) {
 	step := &proc.StartError{Step: "set the size of a tmpfs", Err: unix.ENOSYS}
 	wrapped := fmt.Errorf("cannot set up the sandbox: %w", &result.Error{Code: "setup", Message: "x", Err: step})
-	if f, ok := ownStep(wrapped); !ok || f != (failure{step: stepCall, errno: unix.ENOSYS, text: "set the size of a tmpfs: function not implemented"}) {
-		t.Errorf("%+v %v", f, ok)
-	}
+	f, ok := ownStep(wrapped)
+	check.That(t, ok && f == (failure{step: stepCall, errno: unix.ENOSYS, text: "set the size of a tmpfs: function not implemented"}), "%+v %v", f, ok)
 	e := newExam(t.Context(), caller())
 	if f := e.finding("", wrapped); f.Verdict != Failed || f.Fix == "" || !strings.Contains(f.Cause, "set the size of a tmpfs") {
 		t.Errorf("%+v", f)
 	}
 	for _, err := range []error{&os.PathError{Op: "open", Path: "/dev/null", Err: unix.EMFILE}, failed(stepCall, "pidfd_open: ", unix.EMFILE), warning{step, ""}, &proc.StartError{Step: "x", Err: unix.ENFILE}} {
-		if f := e.finding("", err); (strings.Contains(f.Fix, "open files") || strings.Contains(f.Fix, "file-max")) != (err != error(warning{step, ""})) {
-			t.Errorf("%v: %+v", err, f)
-		}
+		f := e.finding("", err)
+		check.That(t, (strings.Contains(f.Fix, "open files") || strings.Contains(f.Fix, "file-max")) == (err != error(warning{step, ""})), "%v: %+v", err, f)
 	}
 }
 
@@ -239,12 +226,9 @@ func fakeBwrap(t *testing.T, script string) *exam {
 func ended(t *testing.T, words string) {
 	t.Helper()
 	pid, err := strconv.Atoi(strings.TrimSpace(words))
-	if err != nil || pid <= 1 {
-		t.Fatalf("the script printed %q, want a pid", words)
-	}
-	if err := unix.Kill(pid, 0); err != unix.ESRCH {
-		t.Errorf("process %d is left: %v", pid, err)
-	}
+	check.Require(t, err == nil && pid > 1, "the script printed %q, want a pid", words)
+	err = unix.Kill(pid, 0)
+	check.That(t, err == unix.ESRCH, "process %d is left: %v", pid, err)
 }
 
 func TestExecuteLeavesNothing(t *testing.T) {
@@ -261,9 +245,7 @@ func TestExecuteLeavesNothing(t *testing.T) {
 			if words != "" { // the orphan may have been killed before it could print
 				ended(t, words)
 			}
-			if diff := cmp.Diff(before, children(t)); diff != "" {
-				t.Errorf("(-before +after):\n%s", diff)
-			}
+			check.Equal(t, cmp.Diff(before, children(t)), "", "(-before +after):\n")
 		})
 	}
 }
@@ -272,13 +254,10 @@ func TestExecuteHangs(t *testing.T) {
 	e := fakeBwrap(t, `sleep 100 & echo $! >&2; wait`)
 	e.bound = 2 * time.Second // the script has to print before
 	_, words, err := e.execute([]string{e.program.Path})
-	if !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Error(err)
-	}
+	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "%v", err)
 	ended(t, words)
-	if err := e.tryBwrap(e.program.Path); err == nil || !strings.Contains(err.Error(), "within 2s") {
-		t.Error(err)
-	}
+	err = e.tryBwrap(e.program.Path)
+	check.That(t, err != nil && strings.Contains(err.Error(), "within 2s"), "%v", err)
 }
 
 // A stopped keeper does not delay an interrupted check.
@@ -303,23 +282,19 @@ func TestExecuteStopped(t *testing.T) {
 	}()
 	begin := time.Now()
 	_, words, err := e.execute([]string{e.program.Path})
-	if took := time.Since(begin); !errors.Is(err, os.ErrDeadlineExceeded) || took > probeBound {
-		t.Errorf("%v, after %v", err, took)
-	}
+	took := time.Since(begin)
+	check.That(t, errors.Is(err, os.ErrDeadlineExceeded) && took <= probeBound, "%v, after %v", err, took)
 	if words != "" {
 		ended(t, words)
 	}
-	if diff := cmp.Diff(before, children(t)); diff != "" {
-		t.Errorf("(-before +after):\n%s", diff)
-	}
+	check.Equal(t, cmp.Diff(before, children(t)), "", "(-before +after):\n")
 }
 
 func TestExecuteFloods(t *testing.T) {
 	e := fakeBwrap(t, `head -c 3000000 /dev/zero | tr '\0' x >&2; echo >&2; echo "bwrap: setting up uid map: Permission denied" >&2; exit 1`)
 	err := e.tryBwrap(e.program.Path)
-	if want := (failure{step: stepSetup, errno: unix.EACCES, text: "setting up uid map: Permission denied"}); err != want {
-		t.Errorf("%+v, want %+v", err, want)
-	}
+	want := (failure{step: stepSetup, errno: unix.EACCES, text: "setting up uid map: Permission denied"})
+	check.That(t, err == want, "%+v, want %+v", err, want)
 }
 
 func TestTryBwrap(t *testing.T) {
@@ -334,54 +309,40 @@ func TestTryBwrap(t *testing.T) {
 	}
 	for _, tt := range tests {
 		e := fakeBwrap(t, "ulimit -c 0; "+tt.script)
-		if err := e.tryBwrap(e.program.Path); err != tt.want {
-			t.Errorf("%s: %+v; want %+v", tt.script, err, tt.want)
-		}
+		check.Equal(t, e.tryBwrap(e.program.Path), tt.want, "%s", tt.script)
 	}
 	e := fakeBwrap(t, "")
-	if err, want := e.tryBwrap("/nonexistent"), (failure{step: stepStart, errno: unix.ENOENT, text: "no such file or directory"}); err != want {
-		t.Errorf("not there: %+v", err)
-	}
+	err, want := e.tryBwrap("/nonexistent"), (failure{step: stepStart, errno: unix.ENOENT, text: "no such file or directory"})
+	check.That(t, err == want, "not there: %+v", err)
 	// A missing command shows that the sandbox works.
 	e = fakeBwrap(t, `echo "bwrap: execvp true: No such file or directory" >&2; exit 1`)
-	if err := e.trySandbox("--unshare-user"); err != nil {
-		t.Errorf("%+v", err)
-	}
+	check.OK(t, e.trySandbox("--unshare-user"))
 }
 
 func TestDiagnoseMissing(t *testing.T) {
 	c := caller()
 	c.Bwrap = filepath.Join(t.TempDir(), "bwrap")
 	d := Diagnose(context.Background(), c)
-	if d == nil || !strings.Contains(d.Message, "cannot use the bubblewrap that SBXRUN_BWRAP names") || d.Code != "setup" {
-		t.Fatalf("%+v", d)
-	}
-	if strings.ContainsAny(d.Message+d.Hint, "\n") || d.Hint == "" {
-		t.Errorf("want one line and a hint: %+v", d)
-	}
+	check.Require(t, d != nil && strings.Contains(d.Message, "cannot use the bubblewrap that SBXRUN_BWRAP names") && d.Code == "setup", "%+v", d)
+	check.That(t, !strings.ContainsAny(d.Message+d.Hint, "\n") && d.Hint != "", "want one line and a hint: %+v", d)
 }
 
 func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if r := Examine(ctx, caller()); r.OK {
-		t.Error("ok, although nothing was tried")
-	}
-	if d := Diagnose(ctx, caller()); d != nil {
-		t.Errorf("%v", d)
-	}
+	r := Examine(ctx, caller())
+	check.That(t, !r.OK, "ok, although nothing was tried")
+	d := Diagnose(ctx, caller())
+	check.That(t, d == nil, "%v", d)
 }
 
 func TestReadFrom(t *testing.T) {
 	f, err := memoryFile()
 	harness.Must(t, err)
 	defer f.Close()
-	if got := readFrom(f); got != "" {
-		t.Errorf("%q", got)
-	}
-	if _, err := f.Write(append(bytes.Repeat([]byte("x"), 10000), "end"...)); err != nil {
-		t.Fatal(err)
-	}
+	check.Equal(t, readFrom(f), "")
+	_, err = f.Write(append(bytes.Repeat([]byte("x"), 10000), "end"...))
+	check.Require(t, err == nil, "%v", err)
 	if got := readFrom(f); len(got) != 4096 || !strings.HasSuffix(got, "xend") {
 		t.Errorf("%d bytes, …%q", len(got), got[len(got)-4:])
 	}

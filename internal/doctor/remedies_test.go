@@ -12,6 +12,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -290,23 +291,15 @@ func TestExplain(t *testing.T) {
 				seen = understand(tt.words)
 			}
 			cause, fix, _ := explain(seen, m)
-			if !strings.Contains(cause, tt.cause) {
-				t.Errorf("cause %q, want a part %q", cause, tt.cause)
-			}
+			check.That(t, strings.Contains(cause, tt.cause), "cause %q, want a part %q", cause, tt.cause)
 			rest := fix
 			for _, part := range tt.fix {
 				_, after, ok := strings.Cut(rest, part)
-				if !ok {
-					t.Fatalf("fix %q, want a part %q", fix, part)
-				}
+				check.Require(t, ok, "fix %q, want a part %q", fix, part)
 				rest = after
 			}
-			if tt.not != "" && strings.Contains(fix, tt.not) {
-				t.Errorf("fix %q, must not say %q", fix, tt.not)
-			}
-			if strings.ContainsAny(cause, "\n") {
-				t.Errorf("cause %q has more than one line", cause)
-			}
+			check.That(t, tt.not == "" || !strings.Contains(fix, tt.not), "fix %q, must not say %q", fix, tt.not)
+			check.That(t, !strings.ContainsAny(cause, "\n"), "cause %q has more than one line", cause)
 		})
 	}
 }
@@ -318,9 +311,7 @@ func TestExplainedInDocs(t *testing.T) {
 	m := other(map[string]string{"/proc/sys/kernel/unprivileged_userns_clone": "0\n", "/proc/self/uid_map": wholeMap})
 	cause, fix, _ := explain(understand(noPermissions), m)
 	for _, line := range append(strings.Split(fix, "\n"), "sbxrun does not work here: user namespace: "+cause) {
-		if !strings.Contains(string(doc), line+"\n") {
-			t.Errorf("docs/reference/doctor.md lacks %q", line)
-		}
+		check.That(t, strings.Contains(string(doc), line+"\n"), "docs/reference/doctor.md lacks %q", line)
 	}
 }
 
@@ -357,9 +348,7 @@ func TestExplainStart(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			cause, fix, _ := explain(tt.f, other(tt.files))
-			if !strings.Contains(cause, tt.cause) || !strings.Contains(fix, tt.fix) {
-				t.Errorf("%q, %q\nwant cause %q, fix %q", cause, fix, tt.cause, tt.fix)
-			}
+			check.That(t, strings.Contains(cause, tt.cause) && strings.Contains(fix, tt.fix), "%q, %q\nwant cause %q, fix %q", cause, fix, tt.cause, tt.fix)
 		})
 	}
 }
@@ -376,9 +365,7 @@ func TestUnderstand(t *testing.T) {
 		{"bwrap: Creating new namespace failed: Cannot allocate memory", failure{step: stepCreate, errno: unix.ENOMEM, text: "Creating new namespace failed: Cannot allocate memory"}},
 	}
 	for _, tt := range tests {
-		if got := understand(tt.words); got != tt.want {
-			t.Errorf("understand(%q) = %+v, want %+v", tt.words, got, tt.want)
-		}
+		check.Equal(t, understand(tt.words), tt.want, "understand(%q)", tt.words)
 	}
 }
 
@@ -388,9 +375,7 @@ func FuzzUnderstand(f *testing.F) {
 	f.Add("bwrap: \xff: " + strings.Repeat("é", 400))
 	f.Fuzz(func(t *testing.T, words string) {
 		cause, _, _ := explain(understand(words), other(nil))
-		if strings.Contains(cause, "\n") || len(cause) > 1000 {
-			t.Errorf("cause %q", cause)
-		}
+		check.That(t, !strings.Contains(cause, "\n") && len(cause) <= 1000, "cause %q", cause)
 	})
 }
 
@@ -400,9 +385,8 @@ func FuzzMachine(f *testing.F) {
 	f.Fuzz(func(t *testing.T, table, ids, status string) {
 		m := other(map[string]string{"/proc/self/mountinfo": table, "/proc/self/uid_map": ids, "/proc/self/status": status})
 		for _, words := range []string{noPermissions, exceeded, "bwrap: Can't mount proc on /newroot/proc: Operation not permitted"} {
-			if cause, fix, _ := explain(understand(words), m); cause == "" || fix == "" {
-				t.Errorf("%q, %q", cause, fix)
-			}
+			cause, fix, _ := explain(understand(words), m)
+			check.That(t, cause != "" && fix != "", "%q, %q", cause, fix)
 		}
 	})
 }
@@ -411,9 +395,7 @@ func TestKernel(t *testing.T) {
 	for release, want := range map[string]Verdict{
 		"6.18.44-fc-v669": OK, "5.11.0": OK, "5.10.0-30-amd64": Warning, "4.18.0-553.el8": Warning, "7.0-rc1": OK, "strange": Warning, "": Warning,
 	} {
-		if got := newExam(t.Context(), room.Caller{}).finding(checkKernel(release)).Verdict; got != want {
-			t.Errorf("%q: %s, want %s", release, got, want)
-		}
+		check.Equal(t, newExam(t.Context(), room.Caller{}).finding(checkKernel(release)).Verdict, want, "%q", release)
 	}
 }
 
@@ -426,9 +408,8 @@ func TestReadOnlyCgroups(t *testing.T) {
 		"/nothing": limits.WritableCgroups,
 	} {
 		const refused = "limit memory cannot be enforced here"
-		if cause, fix, _ := explain(failure{step: stepCgroups, text: refused}, other(map[string]string{file: ""})); cause != refused || !strings.Contains(fix, want) {
-			t.Errorf("%s: %q, %q", file, cause, fix)
-		}
+		cause, fix, _ := explain(failure{step: stepCgroups, text: refused}, other(map[string]string{file: ""}))
+		check.That(t, cause == refused && strings.Contains(fix, want), "%s: %q, %q", file, cause, fix)
 	}
 }
 
@@ -448,17 +429,13 @@ func TestStart(t *testing.T) {
 	} {
 		m := other(map[string]string{tt.file: tt.text, "/proc/self/mountinfo": maskedTable})
 		for _, f := range []failure{{step: stepProc, errno: unix.EPERM}, {step: stepSysctl, errno: unix.EROFS}} {
-			if _, fix, confined := explain(f, m); confined != (tt.want != "") {
-				t.Errorf("%s: the container confines: %v; fix %q", tt.name, confined, fix)
-			}
+			_, fix, confined := explain(f, m)
+			check.That(t, confined == (tt.want != ""), "%s: the container confines: %v; fix %q", tt.name, confined, fix)
 		}
-		if _, _, confined := explain(failure{step: stepStart, errno: unix.EACCES}, m); confined {
-			t.Errorf("%s: bwrap that cannot be executed is the container's", tt.name)
-		}
+		_, _, confined := explain(failure{step: stepStart, errno: unix.EACCES}, m)
+		check.That(t, !confined, "%s: bwrap that cannot be executed is the container's", tt.name)
 		got := m.start(false)
-		if !strings.HasPrefix(got, tt.want) || tt.want == "" && got != "" || strings.Contains(got, "{writable") {
-			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
-		}
+		check.That(t, strings.HasPrefix(got, tt.want) && (tt.want != "" || got == "") && !strings.Contains(got, "{writable"), "%s: %q, want %q", tt.name, got, tt.want)
 		if with := m.start(true); strings.Replace(strings.Replace(with, option, "", 1), ", writable-cgroups=true", "", 1) != got || strings.Contains(with, option) != (tt.name == "docker") {
 			t.Errorf("%s: with cgroups: %q", tt.name, with)
 		}
@@ -475,20 +452,15 @@ func TestProfile(t *testing.T) {
 	_, fix, _ := explain(f, m)
 	command, _, _ := strings.Cut(fix, " | ")
 	out, err := exec.Command("sh", "-c", command).Output()
-	if err != nil {
-		t.Fatalf("%s: %v", command, err)
-	}
+	check.Require(t, err == nil, "%s: %v", command, err)
 	file, err := os.ReadFile("sbxrun-bwrap")
 	harness.Must(t, err)
 	want := strings.ReplaceAll(regexp.MustCompile("(?m)^#.*\n").ReplaceAllString(string(file), ""), "/usr/bin/bwrap", "/opt/bwrap")
-	if string(out) != want || !strings.Contains(want, "profile sbxrun-bwrap /opt/bwrap flags=(unconfined) {\n  userns,\n}\n") {
-		t.Errorf("printed:\n%s\nwant:\n%s", out, want)
-	}
+	check.That(t, string(out) == want && strings.Contains(want, "profile sbxrun-bwrap /opt/bwrap flags=(unconfined) {\n  userns,\n}\n"), "printed:\n%s\nwant:\n%s", out, want)
 	files["/etc/apparmor.d/sbxrun-bwrap"] = want
 	_, fix, _ = explain(f, m)
-	if want := "sudo apparmor_parser -r /etc/apparmor.d/sbxrun-bwrap\nor, for every program: sudo " + unrestrict; fix != want {
-		t.Errorf("installed: fix %q, want %q", fix, want)
-	}
+	want = "sudo apparmor_parser -r /etc/apparmor.d/sbxrun-bwrap\nor, for every program: sudo " + unrestrict
+	check.That(t, fix == want, "installed: fix %q, want %q", fix, want)
 }
 
 // TestTable checks that every fact in the table is a known fact about machines, and that the last row matches
@@ -507,27 +479,19 @@ func TestTable(t *testing.T) {
 	}
 	steps := []step{stepOther, stepStart, stepIdentity, stepCaps, stepCreate, stepSetup, stepPivot, stepProc, stepNetlink, stepSysctl, stepPayload, stepKernel, stepChildren, stepProcSys, stepCall, stepStaged, stepMapped, stepCgroups, stepTasks, stepStateDir, stepServer, stepServerDir, stepServerTasks, stepServerFiles}
 	for _, s := range steps {
-		if known[string(s)] {
-			t.Errorf("%q is a step, and known of every machine", s)
-		}
+		check.That(t, !known[string(s)], "%q is a step, and known of every machine", s)
 		known[string(s)] = true
 	}
 	for i, r := range remedies {
 		for _, word := range strings.FieldsFunc(r.seen, func(c rune) bool { return c == ' ' || c == '|' || c == '!' }) {
-			if !known[word] && unix.SignalNum(word) == 0 && !strings.HasPrefix(word, "E") {
-				t.Errorf("row %d, %q: what is %q?", i, r.seen, word)
-			}
+			check.That(t, known[word] || unix.SignalNum(word) != 0 || strings.HasPrefix(word, "E"), "row %d, %q: what is %q?", i, r.seen, word)
 		}
 		for _, m := range regexp.MustCompile(`{([a-z-]+)}`).FindAllStringSubmatch(fmt.Sprint(r), -1) {
 			if !known[m[1]] {
 				t.Errorf("row %d, %q: what is %s?", i, r.seen, m[0])
 			}
 		}
-		if r.cause == "" || r.seen == "" && i < len(remedies)-1 {
-			t.Errorf("row %d, %q: cause %q", i, r.seen, r.cause)
-		}
+		check.That(t, r.cause != "" && (r.seen != "" || i >= len(remedies)-1), "row %d, %q: cause %q", i, r.seen, r.cause)
 	}
-	if last := remedies[len(remedies)-1]; last.seen != "" {
-		t.Errorf("the last row is for %q only", last.seen)
-	}
+	check.Equal(t, remedies[len(remedies)-1].seen, "", "the last row is for")
 }

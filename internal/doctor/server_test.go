@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/admission"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -19,9 +20,8 @@ func TestServerDir(t *testing.T) {
 	open := filepath.Join(dir, "open")
 	for name, mode := range map[string]os.FileMode{own: 0o700, open: 0o755} {
 		harness.Must(t, os.Mkdir(name, mode))
-		if err := os.Chmod(name, mode); err != nil { // regardless of the umask
-			t.Fatal(err)
-		}
+		err := os.Chmod(name, mode)
+		check.Require(t, err == nil, "%v", err) // regardless of the umask
 	}
 	file := filepath.Join(dir, "file")
 	harness.Must(t, os.WriteFile(file, nil, 0o600))
@@ -29,16 +29,12 @@ func TestServerDir(t *testing.T) {
 	harness.Must(t, os.Symlink(own, link))
 	for name, want := range map[string]string{own: "", filepath.Join(own, "a", "b"): "", open: "mode 0700", link: "mode 0700", filepath.Join(file, "x"): "not a directory"} {
 		_, err := checkDir(stepServerDir, name)
-		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
-			t.Errorf("%s: %v", name, err)
-		}
-		if f := (failure{}); err != nil && (!errors.As(err, &f) || f.step != stepServerDir) {
-			t.Errorf("%s: %#v", name, err)
-		}
+		check.That(t, (want != "" || err == nil) && (want == "" || err != nil && strings.Contains(err.Error(), want)), "%s: %v", name, err)
+		f := (failure{})
+		check.That(t, err == nil || errors.As(err, &f) && f.step == stepServerDir, "%s: %#v", name, err)
 	}
-	if _, err := os.Lstat(filepath.Join(own, "a")); err == nil {
-		t.Error("something was made")
-	}
+	_, err := os.Lstat(filepath.Join(own, "a"))
+	check.That(t, err != nil, "something was made")
 }
 
 // A run is refused if too few tasks are left, or if most are in use.
@@ -53,9 +49,8 @@ func TestRoomForRun(t *testing.T) {
 		{admission.Bound{Path: "/c/pids.max", Current: 900, Max: 1000}, "900 of 1000 tasks in use, by /c/pids.max: runs are refused from 80 %"},
 	} {
 		detail, err := roomForRun(admission.Reading{Bounds: []admission.Bound{tt.cgroup, machine}})
-		if tt.want == "" && (err != nil || !strings.HasPrefix(detail, "8 of 100 tasks")) || tt.want != "" && (err == nil || err.Error() != tt.want) {
-			t.Errorf("%+v: %q, %v", tt.cgroup, detail, err)
-		}
+		check.That(t, (tt.want != "" || err == nil && strings.HasPrefix(detail, "8 of 100 tasks")) && (tt.want == "" || err != nil && err.Error() == tt.want),
+			"%+v: %q, %v", tt.cgroup, detail, err)
 	}
 }
 
@@ -63,15 +58,11 @@ func TestRoomForRun(t *testing.T) {
 func TestServerWarnings(t *testing.T) {
 	var before unix.Rlimit
 	harness.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
-	if _, err := checkServerDescriptors(); (err != nil) != (before.Max < serverDescriptors) {
-		t.Errorf("%d: %v", before.Max, err)
-	}
+	_, err := checkServerDescriptors()
+	check.That(t, (err != nil) == (before.Max < serverDescriptors), "%d: %v", before.Max, err)
 	e := newExam(t.Context(), caller())
 	e.server() // the test binary has no sibling sbxrund
-	if len(e.Checks) != 4 || e.Failed() != nil {
-		t.Fatalf("%+v", e.Checks)
-	}
-	if f := e.Checks[0]; f.Verdict != Warning || !strings.Contains(f.Cause, "sbxrund: no such file") || !strings.Contains(f.Fix, "beside sbxrun") {
-		t.Errorf("%+v", f)
-	}
+	check.Require(t, len(e.Checks) == 4 && e.Failed() == nil, "%+v", e.Checks)
+	f := e.Checks[0]
+	check.That(t, f.Verdict == Warning && strings.Contains(f.Cause, "sbxrund: no such file") && strings.Contains(f.Fix, "beside sbxrun"), "%+v", f)
 }

@@ -1,6 +1,10 @@
 package files
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/check"
+)
 
 func TestOther(t *testing.T) {
 	const mounts = `1 0 0:1 / / rw - tmpfs tmpfs rw
@@ -13,8 +17,6 @@ damaged`
 		{"/tmp", "/tmp", ""}, {"/tmp/*", "/tmp", ""}, {"/tmp/d", "/tmp", ""}, {"/home", "/", "/home/sandbox"}, {"/*", "/", "/tmp"}, {"/h*", "/", "/home/sandbox"},
 		{"/home/*", "/", "/home/sandbox"}, {"/home/sandbox/a*", "/home/sandbox", ""}, {"/data/with space", "/data/with space", ""}, {"/data", "/", "/data/with space"}, {"/etc", "/", ""}, {"/.l*", "/", "/.layers"},
 	} {
-		if got := other(mounts, tt.pattern, tt.begin); got != tt.want {
-			t.Errorf("%s: %q, want %q", tt.pattern, got, tt.want)
-		}
+		check.Equal(t, other(mounts, tt.pattern, tt.begin), tt.want, "%s", tt.pattern)
 	}
 }

@@ -1,6 +1,10 @@
 package hostfiles
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/check"
+)
 
 func TestTrusted(t *testing.T) {
 	for _, name := range []string{
@@ -12,27 +16,19 @@ func TestTrusted(t *testing.T) {
 		// as other file systems have them
 		".GIT/config", ".Git/hooks/x", ".g\u200cit/config", ".git./config", ".git /config", "git~1/config", ".vſcode/tasks.json", "PACKAGE.JSON", ".\u00admcp.json",
 	} {
-		if !Trusted(name, File) {
-			t.Errorf("%q is not trusted", name)
-		}
+		check.That(t, Trusted(name, File), "%q is not trusted", name)
 	}
 	for _, name := range []string{
 		"main.go", "Makefile", "src/config", "hooks/x", ".gitignore", ".gitattributes", ".github/workflows/ci.yml", "git/config", "package-lock.json", "x.git",
 		".git/HEAD", ".git/index", ".git/objects/ab/cdef", ".git/refs/heads/HEAD", ".git/logs/HEAD", ".git/info/exclude", ".git/worktrees/w/HEAD", ".git/worktrees/w/index", ".config/other", ".hg/store/x", ".venv/lib/x", "bin/x", "",
 	} {
-		if Trusted(name, File) {
-			t.Errorf("%q is trusted", name)
-		}
+		check.That(t, !Trusted(name, File), "%q is trusted", name)
 	}
 	for name, want := range map[string]bool{".git": false, "sub/.git": false, ".git/hooks": true, ".git/info": false, ".git/worktrees": false, ".git/worktrees/w": false, ".vscode": true, "src": false} {
-		if Trusted(name, Directory) != want {
-			t.Errorf("directory %q: want %v", name, want)
-		}
+		check.That(t, Trusted(name, Directory) == want, "directory %q: want %v", name, want)
 	}
 	for name, want := range map[string]bool{".git/FETCH_HEAD": true, ".git/logs/HEAD": true, ".git/objects/ab": true, ".git/info": true, "x.git/COMMIT_EDITMSG": true, ".git": true, "src": false, ".hg": true, "sub/.venv": true, ".hg/store": false} {
-		if Trusted(name, Link) != want {
-			t.Errorf("link %q: want %v", name, want)
-		}
+		check.That(t, Trusted(name, Link) == want, "link %q: want %v", name, want)
 	}
 }
 
@@ -41,11 +37,7 @@ func TestTop(t *testing.T) {
 		"/u/p": "", "/u/p/.git": ".git", "/u/p/.git/hooks": ".git/hooks", "/u/p/.vscode": ".vscode", "/u/.config/git": ".config/git", "/u/.config": "",
 		"/u/p.git": "", "/u/p.git/main": "", "/u/p/.claude/worktrees/w": "", "/": "",
 	} {
-		if got := Top(dir, false); got != want {
-			t.Errorf("%s: %q, want %q", dir, got, want)
-		}
+		check.Equal(t, Top(dir, false), want, "%s", dir)
 	}
-	if got := Top("/u/p.git", true); got != ".git" {
-		t.Errorf("a repository: %q", got)
-	}
+	check.Equal(t, Top("/u/p.git", true), ".git", "a repository")
 }

@@ -5,6 +5,8 @@ import (
 	"bytes"
 	"encoding/binary"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // removed is a signal as sent by systemd.
@@ -41,24 +43,19 @@ func received(data []byte) (*message, error) {
 
 func TestMessage(t *testing.T) {
 	m, err := received(removed())
-	if err != nil || m.kind != messageSignal || m.iface != iface || m.member != "JobRemoved" || m.signature != "uoss" {
-		t.Fatalf("%+v, %v", m, err)
-	}
-	if n, job, unit, result := m.body.u32(), m.body.text(), m.body.text(), m.body.text(); n != 7 || job != object+"/job/7" || unit != "x.scope" || result != "done" || m.body.err != nil {
-		t.Errorf("%d %q %q %q, %v", n, job, unit, result, m.body.err)
-	}
-	if text := m.body.text(); text != "" || m.body.err == nil {
-		t.Errorf("behind its end: %q, %v", text, m.body.err)
-	}
+	check.Require(t, err == nil && m.kind == messageSignal && m.iface == iface && m.member == "JobRemoved" && m.signature == "uoss", "%+v, %v", m, err)
+	n, job, unit, result := m.body.u32(), m.body.text(), m.body.text(), m.body.text()
+	check.That(t, n == 7 && job == object+"/job/7" && unit == "x.scope" && result == "done" && m.body.err == nil, "%d %q %q %q, %v", n, job, unit, result, m.body.err)
+	text := m.body.text()
+	check.That(t, text == "" && m.body.err != nil, "behind its end: %q, %v", text, m.body.err)
 }
 
 // Any message of a manager is read or rejected; lengths in it are bounded.
 func TestMessageDamaged(t *testing.T) {
 	whole := removed()
 	for n := range whole {
-		if m, err := received(whole[:n]); err == nil {
-			t.Errorf("%d bytes of %d: %+v", n, len(whole), m)
-		}
+		m, err := received(whole[:n])
+		check.That(t, err != nil, "%d bytes of %d: %+v", n, len(whole), m)
 	}
 	for at := range whole {
 		for _, b := range []byte{0, 1, 0x7f, 0x80, 0xff, whole[at] + 1} {
@@ -76,8 +73,7 @@ func TestMessageDamaged(t *testing.T) {
 	for _, at := range []int{4, 12} { // lengths of body and fields
 		huge := bytes.Clone(whole)
 		binary.LittleEndian.PutUint32(huge[at:], 1<<31)
-		if _, err := received(huge); err != errMessage {
-			t.Errorf("a length of 2 GiB: %v", err)
-		}
+		_, err := received(huge)
+		check.That(t, err == errMessage, "a length of 2 GiB: %v", err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -60,26 +61,20 @@ func TestDelegated(t *testing.T) {
 				m.manager = func() (manager, error) { return f, tt.none }
 				p, err := m.Plan(tt.request, required)
 				if required && tt.want != "" {
-					if e, ok := errors.AsType[*result.Error](err); !ok || !strings.Contains(e.Message, tt.want) || e.Hint == "" {
-						t.Fatalf("%#v", err)
-					}
+					e, ok := errors.AsType[*result.Error](err)
+					check.Require(t, ok && strings.Contains(e.Message, tt.want) && e.Hint != "", "%#v", err)
 					continue
 				}
 				harness.Must(t, err)
-				if len(f.asked) != 0 {
-					t.Error("Plan has entered")
-				}
+				check.That(t, len(f.asked) == 0, "Plan has entered")
 				// These are ordinary directories without a cgroup's files, so a required limit always fails.
 				_, err = p.Make("x", false)
-				if !required && err != nil {
-					t.Error(err)
-				}
+				check.That(t, required || err == nil, "%v", err)
 				if entered := len(f.asked) == 1 && f.asked[0] == "sbxrun-x.scope"; tt.want == "" && entered != tt.asked {
 					t.Errorf("asked %q", f.asked)
 				}
-				if l := p.Limits[0]; !required && tt.refuses != nil && (l.Enforced || !strings.Contains(l.Reason, "systemd is silent")) {
-					t.Errorf("%+v", l)
-				}
+				l := p.Limits[0]
+				check.That(t, required || tt.refuses == nil || !l.Enforced && strings.Contains(l.Reason, "systemd is silent"), "%+v", l)
 			}
 		})
 	}
@@ -92,7 +87,6 @@ func TestOwnRemedy(t *testing.T) {
 		return nil, &result.Error{Code: "limit", Message: "systemd is silent", Hint: "wake it"}
 	}
 	_, err := m.Plan(Request{Pids: 5}, true)
-	if e, ok := errors.AsType[*result.Error](err); !ok || strings.Contains(e.Message, "systemd") || !strings.HasPrefix(e.Hint, "d="+root+"/cg/c; mkdir $d/leaf") {
-		t.Errorf("%#v", err)
-	}
+	e, ok := errors.AsType[*result.Error](err)
+	check.That(t, ok && !strings.Contains(e.Message, "systemd") && strings.HasPrefix(e.Hint, "d="+root+"/cg/c; mkdir $d/leaf"), "%#v", err)
 }

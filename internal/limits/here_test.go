@@ -20,6 +20,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -41,9 +42,8 @@ func hold(t *testing.T, script string) *held {
 	}
 	h.cmd.Dir, h.cmd.Stdout, h.cmd.Stderr, h.cmd.WaitDelay = "/", &h.output, &h.output, 100*time.Millisecond
 	var err error
-	if h.gate, err = h.cmd.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
+	h.gate, err = h.cmd.StdinPipe()
+	check.Require(t, err == nil, "%v", err)
 	ready, end, err := os.Pipe()
 	harness.Must(t, err)
 	defer ready.Close()
@@ -52,21 +52,18 @@ func hold(t *testing.T, script string) *held {
 	end.Close()
 	harness.Must(t, err)
 	t.Cleanup(func() { _ = h.Signal(unix.SIGKILL); _ = h.cmd.Wait(); h.Close() })
-	if h.Process, err = proc.Open(h.cmd.Process.Pid); err != nil {
-		t.Fatal(err)
-	}
+	h.Process, err = proc.Open(h.cmd.Process.Pid)
+	check.Require(t, err == nil, "%v", err)
 	// During exec the kernel restores the old stack limit (finalize_exec); init is past that.
-	if _, err := ready.Read(make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
+	_, err = ready.Read(make([]byte, 1))
+	check.Require(t, err == nil, "%v", err)
 	return h
 }
 
 func (h *held) release(t *testing.T) {
 	t.Helper()
-	if _, err := io.WriteString(h.gate, "\n"); err != nil {
-		t.Fatal(err)
-	}
+	_, err := io.WriteString(h.gate, "\n")
+	check.Require(t, err == nil, "%v", err)
 }
 
 // end returns how the shell ended; it is killed at the deadline.
@@ -112,19 +109,14 @@ func made(t *testing.T, nest bool, r Request, controllers ...string) *Group {
 	p, err := m.Plan(r, true)
 	if !can(m, controllers...) {
 		var refused *result.Error
-		if !errors.As(err, &refused) || refused.Code != "limit" || refused.Hint == "" || strings.Contains(refused.Message, "\n") {
-			t.Fatalf("nothing can be made here, and Plan says %#v", err)
-		}
+		check.Require(t, errors.As(err, &refused) && refused.Code == "limit" && refused.Hint != "" && !strings.Contains(refused.Message, "\n"),
+			"nothing can be made here, and Plan says %#v", err)
 		t.Logf("refused: %s; hint: %s", refused.Message, refused.Hint)
 		p, err = m.Plan(r, false)
-		if err != nil {
-			t.Fatalf("best effort is refused: %v", err)
-		}
+		check.Require(t, err == nil, "best effort is refused: %v", err)
 		left := 0
 		for _, l := range p.Limits {
-			if l.Enforced != (l.Reason == "") || l.Enforced != (l.Mechanism != "") {
-				t.Errorf("best effort claims %+v", l)
-			}
+			check.That(t, l.Enforced == (l.Reason == "") && l.Enforced == (l.Mechanism != ""), "best effort claims %+v", l)
 			if !l.Enforced {
 				left++
 			}
@@ -143,13 +135,9 @@ func made(t *testing.T, nest bool, r Request, controllers ...string) *Group {
 	dirs := g.Dirs()
 	t.Cleanup(func() {
 		empty(t, dirs)
-		if err := g.Remove(time.Now().Add(5 * time.Second)); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, g.Remove(time.Now().Add(5*time.Second)))
 		for _, dir := range dirs {
-			if exists(dir) {
-				t.Errorf("%s is left", dir)
-			}
+			check.That(t, !exists(dir), "%s is left", dir)
 		}
 	})
 	return g
@@ -175,9 +163,7 @@ func empty(t *testing.T, dirs []string) {
 		if left == 0 {
 			return
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%d processes do not die in %v", left, dirs)
-		}
+		check.Require(t, !time.Now().After(end), "%d processes do not die in %v", left, dirs)
 	}
 }
 
@@ -217,16 +203,12 @@ func TestMemoryHog(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	events := g.Watch(ctx)
-	if g.OOMKilled() || limit(t, g.Limits(0), "memory").Hit {
-		t.Error("hit before anything ran")
-	}
+	check.That(t, !g.OOMKilled() && !limit(t, g.Limits(0), "memory").Hit, "hit before anything ran")
 	h.release(t)
 	start := time.Now()
 	select {
 	case e := <-events:
-		if e != OOM {
-			t.Errorf("event %q", e)
-		}
+		check.That(t, e == OOM, "event %q", e)
 	case <-time.After(20 * time.Second * slower()):
 		t.Fatal("nobody tells of the kill")
 	}
@@ -235,9 +217,8 @@ func TestMemoryHog(t *testing.T) {
 	if !g.OOMKilled() || !limit(t, g.Limits(0), "memory").Hit {
 		t.Errorf("not hit: %+v", g.Limits(0))
 	}
-	if known := g.number("memory", "memory.peak", "", "memory.max_usage_in_bytes", "") > 0; known && (peak < 50<<20 || peak > 64<<20) {
-		t.Errorf("peak %d", peak)
-	}
+	known := g.number("memory", "memory.peak", "", "memory.max_usage_in_bytes", "") > 0
+	check.That(t, !known || peak >= 50<<20 && peak <= 64<<20, "peak %d", peak)
 	t.Logf("usage %+v", g.Usage())
 }
 
@@ -259,12 +240,9 @@ func TestMemoryKillsBelowWhatWaits(t *testing.T) {
 	h := hold(t, "exec tail -n 1 /dev/zero")
 	add(t, g, h)
 	h.release(t)
-	if ws := h.end(5 * time.Second); !g.OOMKilled() {
-		t.Errorf("ended with %v, none was killed for want of memory", ws)
-	}
-	if err := g.Remove(time.Now().Add(5 * time.Second)); err != nil {
-		t.Error(err)
-	}
+	ws := h.end(5 * time.Second)
+	check.That(t, g.OOMKilled(), "ended with %v, none was killed for want of memory", ws)
+	check.OK(t, g.Remove(time.Now().Add(5*time.Second)))
 }
 
 // OOMKilled reports the OOM kill of the command itself without an event.
@@ -279,9 +257,8 @@ func TestMemoryKillIsCounted(t *testing.T) {
 	if ws := h.end(20 * time.Second); ws.Signal() != unix.SIGKILL || !g.OOMKilled() {
 		t.Errorf("ended with %v, counted %v, %s", ws, g.OOMKilled(), h.output.String())
 	}
-	if l := g.Limits(unix.SIGKILL); !limit(t, l, "memory").Hit || !limit(t, l, "memory-swap").Hit {
-		t.Errorf("%+v", l)
-	}
+	l := g.Limits(unix.SIGKILL)
+	check.That(t, limit(t, l, "memory").Hit && limit(t, l, "memory-swap").Hit, "%+v", l)
 }
 
 // Dropping page cache to stay below a memory limit is not a hit.
@@ -298,16 +275,13 @@ func TestMemoryWithin(t *testing.T) {
 	f, err := os.Open(file)
 	harness.Must(t, err)
 	defer f.Close()
-	if _, err := io.Copy(h.gate, f); err != nil {
-		t.Fatal(err)
-	}
+	_, err = io.Copy(h.gate, f)
+	check.Require(t, err == nil, "%v", err)
 	h.gate.Close()
-	if ws := h.end(20 * time.Second); ws != 0 || strings.TrimSpace(h.output.String()) != strconv.Itoa(48<<20) {
-		t.Errorf("ended with %v: %s", ws, h.output.String())
-	}
-	if l := limit(t, g.Limits(0), "memory"); l.Hit {
-		t.Errorf("%+v", l)
-	}
+	ws := h.end(20 * time.Second)
+	check.That(t, ws == 0 && strings.TrimSpace(h.output.String()) == strconv.Itoa(48<<20), "ended with %v: %s", ws, h.output.String())
+	l := limit(t, g.Limits(0), "memory")
+	check.That(t, !l.Hit, "%+v", l)
 }
 
 func TestForkBomb(t *testing.T) {
@@ -323,20 +297,15 @@ func forkBomb(t *testing.T, nest bool) {
 	}
 	h := hold(t, "i=0; while [ $i -lt 100 ]; do sleep 60 & i=$((i+1)); done; echo all")
 	add(t, g, h)
-	if limit(t, g.Limits(0), "pids").Hit {
-		t.Error("hit before anything ran")
-	}
+	check.That(t, !limit(t, g.Limits(0), "pids").Hit, "hit before anything ran")
 	h.release(t)
 	h.end(10 * time.Second)
-	if out := h.output.String(); strings.Contains(out, "all") || !strings.Contains(strings.ToLower(out), "fork") {
-		t.Errorf("the bomb says %q", out)
-	}
-	if l := limit(t, g.Limits(0), "pids"); !l.Hit || g.Watch(t.Context()) != nil {
-		t.Errorf("%+v", l)
-	}
-	if peak := g.Usage().PidsPeak; peak != 32 && peak != 0 || peak == 0 && exists(g.read["pids"]+"/pids.peak") {
-		t.Errorf("peak %d", peak)
-	}
+	out := h.output.String()
+	check.That(t, !strings.Contains(out, "all") && strings.Contains(strings.ToLower(out), "fork"), "the bomb says %q", out)
+	l := limit(t, g.Limits(0), "pids")
+	check.That(t, l.Hit && g.Watch(t.Context()) == nil, "%+v", l)
+	peak := g.Usage().PidsPeak
+	check.That(t, (peak == 32 || peak == 0) && (peak != 0 || !exists(g.read["pids"]+"/pids.peak")), "peak %d", peak)
 }
 
 func TestCPUQuota(t *testing.T) {
@@ -366,12 +335,9 @@ func TestCPUQuota(t *testing.T) {
 	}
 	ratio := used.Seconds() / wall.Seconds()
 	t.Logf("%v of CPU in %v: %.2f", used, wall, ratio)
-	if ratio > 0.075 {
-		t.Errorf("used %.2f of a CPU", ratio)
-	}
-	if cpus := g.Bounds().CPUs; cpus == nil || cpus.Count() != 1 {
-		t.Errorf("CPUs %v", cpus)
-	}
+	check.That(t, ratio <= 0.075, "used %.2f of a CPU", ratio)
+	cpus := g.Bounds().CPUs
+	check.That(t, cpus != nil && cpus.Count() == 1, "CPUs %v", cpus)
 }
 
 // With a quota of 0.1 % of a CPU, Loosen removes it and a killed process dies.
@@ -425,25 +391,18 @@ func TestKill(t *testing.T) {
 	add(t, g, h)
 	h.release(t)
 	if g.v2 == "" {
-		if err := g.Kill(); !errors.Is(err, errors.ErrUnsupported) {
-			t.Error(err)
-		}
+		err := g.Kill()
+		check.That(t, errors.Is(err, errors.ErrUnsupported), "%v", err)
 		return
 	}
 	harness.Must(t, write(g.v2+"/cgroup.freeze", "1"))
-	if err := g.Loosen(); err != nil {
-		t.Error(err)
-	}
-	if data, _ := proc.ReadFile(g.v2 + "/cgroup.freeze"); string(data) != "0\n" {
-		t.Errorf("still frozen: %q", data)
-	}
-	if err := g.Remove(time.Now().Add(20 * time.Millisecond)); !errors.Is(err, unix.EBUSY) {
-		t.Errorf("removed with processes inside: %v", err)
-	}
+	check.OK(t, g.Loosen())
+	data, _ := proc.ReadFile(g.v2 + "/cgroup.freeze")
+	check.That(t, string(data) == "0\n", "still frozen: %q", data)
+	err := g.Remove(time.Now().Add(20 * time.Millisecond))
+	check.That(t, errors.Is(err, unix.EBUSY), "removed with processes inside: %v", err)
 	harness.Must(t, g.Kill())
-	if err := h.Wait(time.Now().Add(5 * time.Second * slower())); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, h.Wait(time.Now().Add(5*time.Second*slower())))
 }
 
 // A process frozen by another program's v1 freezer dies only after Thaw.
@@ -451,9 +410,7 @@ func TestFrozenV1(t *testing.T) {
 	m := here(t)
 	own := m.v1["freezer"]
 	if own == "" {
-		if err := m.Thaw(os.Getpid()); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, m.Thaw(os.Getpid()))
 		return
 	}
 	dir := own + "/" + Prefix + id(t)
@@ -463,9 +420,7 @@ func TestFrozenV1(t *testing.T) {
 		_ = write(dir+"/freezer.state", "THAWED")
 		_ = h.Signal(unix.SIGKILL)
 		_ = h.Wait(time.Now().Add(5 * time.Second))
-		if err := RemoveDirs([]string{dir}, time.Now().Add(5*time.Second)); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, RemoveDirs([]string{dir}, time.Now().Add(5*time.Second)))
 	})
 	harness.Must(t, write(dir+"/cgroup.procs", strconv.Itoa(h.PID)))
 	harness.Must(t, write(dir+"/freezer.state", "FROZEN"))
@@ -476,15 +431,10 @@ func TestFrozenV1(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	_ = h.Signal(unix.SIGKILL)
-	if err := h.Wait(time.Now().Add(50 * time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("a frozen process died: %v", err)
-	}
-	if err := m.Thaw(h.PID); err != nil {
-		t.Error(err)
-	}
-	if err := h.Wait(time.Now().Add(2 * time.Second)); err != nil {
-		t.Error(err)
-	}
+	err := h.Wait(time.Now().Add(50 * time.Millisecond))
+	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "a frozen process died: %v", err)
+	check.OK(t, m.Thaw(h.PID))
+	check.OK(t, h.Wait(time.Now().Add(2*time.Second)))
 }
 
 // The limits of single processes are set before the command is executed, and its children inherit them.
@@ -496,12 +446,10 @@ func TestProcessLimits(t *testing.T) {
 		t.Fatal(err, g.Dirs())
 	}
 	seen, end := inRoom(t, g, "ulimit -n; ulimit -f; ulimit -s; ulimit -Hn; exec head -c 11M /dev/zero >/tmp/f")
-	if got := strings.Join(strings.Fields(seen), " "); got != "64 20480 4096 64" || end == nil || end.Signal != unix.SIGXFSZ {
-		t.Errorf("%s, %+v", got, end)
-	}
-	if l := g.Limits(unix.SIGXFSZ); !limit(t, l, "fsize").Hit || limit(t, l, "nofile").Hit {
-		t.Errorf("%+v", l)
-	}
+	got := strings.Join(strings.Fields(seen), " ")
+	check.That(t, got == "64 20480 4096 64" && end != nil && end.Signal == unix.SIGXFSZ, "%s, %+v", got, end)
+	l := g.Limits(unix.SIGXFSZ)
+	check.That(t, limit(t, l, "fsize").Hit && !limit(t, l, "nofile").Hit, "%+v", l)
 }
 
 // A limit that only root may set is rejected before the command runs.
@@ -512,20 +460,17 @@ func TestMayNotBeSet(t *testing.T) {
 	nice, adj := -5, -500
 	for _, r := range []Request{{Nice: &nice}, {OOMScoreAdj: &adj}} {
 		_, err := here(t).Plan(r, true)
-		if refused, ok := errors.AsType[*result.Error](err); !ok || refused.Code != "limit" {
-			t.Errorf("required: %v", err)
-		}
+		refused, ok := errors.AsType[*result.Error](err)
+		check.That(t, ok && refused.Code == "limit", "required: %v", err)
 		p, err := here(t).Plan(r, false)
 		harness.Must(t, err)
-		if l := p.Limits[0]; l.Enforced || l.Reason == "" {
-			t.Errorf("best effort: %+v", l)
-		}
+		l := p.Limits[0]
+		check.That(t, !l.Enforced && l.Reason != "", "best effort: %+v", l)
 	}
 	hard := unix.Rlimit{}
 	harness.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &hard))
-	if _, err := here(t).Plan(Request{NoFile: int64(hard.Max) + 1}, true); err == nil || !strings.Contains(err.Error(), "hard limit") {
-		t.Error(err)
-	}
+	_, err := here(t).Plan(Request{NoFile: int64(hard.Max) + 1}, true)
+	check.That(t, err != nil && strings.Contains(err.Error(), "hard limit"), "%v", err)
 }
 
 // inRoom runs a script with the group's bounds and returns its output and how it ended. All its processes
@@ -560,12 +505,9 @@ func inRoom(t *testing.T, g *Group, script string) (string, *result.Payload) {
 	if _, err := room.Keeper.Empty(limit); err != nil {
 		t.Errorf("%v: %v", err, room.Keeper.StartError())
 	}
-	if peak := g.Usage().PidsPeak; peak > 5 { // the parent of init, init, sh and cat; 0 if unknown
-		t.Errorf("%d tasks", peak)
-	}
-	if err := room.Keeper.Reap(limit); err != nil {
-		t.Error(err)
-	}
+	peak := g.Usage().PidsPeak
+	check.That(t, peak <= 5, "%d tasks", peak) // the parent of init, init, sh and cat; 0 if unknown
+	check.OK(t, room.Keeper.Reap(limit))
 	seen, err := io.ReadAll(out)
 	harness.Must(t, err)
 	return string(seen), payload
@@ -580,16 +522,10 @@ func TestBounds(t *testing.T) {
 		return
 	}
 	seen, _ := inRoom(t, g, "cat /proc/self/cgroup /proc/self/oom_score_adj; nice; nproc")
-	if strings.Contains(seen, id(t)) {
-		t.Errorf("inside, it sees where it is: %s", seen)
-	}
-	if !strings.HasSuffix(seen, "\n500\n7\n1\n") {
-		t.Errorf("oom_score_adj, niceness and CPUs are not 500, 7 and 1: %s", seen)
-	}
+	check.That(t, !strings.Contains(seen, id(t)), "inside, it sees where it is: %s", seen)
+	check.That(t, strings.HasSuffix(seen, "\n500\n7\n1\n"), "oom_score_adj, niceness and CPUs are not 500, 7 and 1: %s", seen)
 	for _, dir := range g.Dirs() {
-		if exists(dir) {
-			t.Errorf("%s is still there", dir)
-		}
+		check.That(t, !exists(dir), "%s is still there", dir)
 	}
 }
 
@@ -606,9 +542,7 @@ func TestExecWithin(t *testing.T) {
 		g, err := p.Make(id, nest)
 		harness.Must(t, err)
 		t.Cleanup(func() {
-			if err := g.Remove(time.Now().Add(5 * time.Second)); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, g.Remove(time.Now().Add(5*time.Second)))
 		})
 		return g
 	}
@@ -623,9 +557,7 @@ func TestExecWithin(t *testing.T) {
 		y, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", b.PID))
 		return bytes.Equal(x, y)
 	}
-	if !same(first, second) || len(joins.Dirs()) != 0 {
-		t.Errorf("an exec without limits is not where the sandbox is")
-	}
+	check.That(t, same(first, second) && len(joins.Dirs()) == 0, "an exec without limits is not where the sandbox is")
 	limited := make(m.Within(sandbox.Dirs()), Request{Pids: 5}, "exec-2", false)
 	third := hold(t, "i=0; while [ $i -lt 10 ]; do sleep 60 & i=$((i+1)); done")
 	add(t, limited, third)
@@ -636,9 +568,7 @@ func TestExecWithin(t *testing.T) {
 		}
 	}
 	for _, dir := range limited.Dirs() {
-		if !strings.Contains(dir, Prefix+id(t)+"/"+Prefix+"exec-2") {
-			t.Errorf("%s is not within the sandbox's", dir)
-		}
+		check.That(t, strings.Contains(dir, Prefix+id(t)+"/"+Prefix+"exec-2"), "%s is not within the sandbox's", dir)
 	}
 	dirs := append(limited.Dirs(), sandbox.Dirs()...)
 	_ = first.Signal(unix.SIGKILL)
@@ -661,17 +591,13 @@ func TestLeftovers(t *testing.T) {
 		}
 		return n
 	}
-	if n := find(); n != 0 {
-		t.Errorf("%d with an owner", n)
-	}
+	check.Equal(t, find(), 0)
 	for _, n := range g.nodes {
 		unix.Close(n.lock) // as after a crash
 	}
 	h := hold(t, "sleep 60")
 	add(t, g, h)
-	if n := find(); n != 0 {
-		t.Errorf("%d with a process", n)
-	}
+	check.Equal(t, find(), 0)
 	h.end(0)
 	// A concurrent cleanup may remove them first.
 	removed := func() bool {
@@ -682,12 +608,8 @@ func TestLeftovers(t *testing.T) {
 			t.Fatalf("found %d of %d", find(), len(g.nodes))
 		}
 	}
-	if err := RemoveDirs(g.Dirs(), time.Now().Add(5*time.Second)); err != nil {
-		t.Error(err)
-	}
-	if n := find(); n != 0 {
-		t.Errorf("%d after removal", n)
-	}
+	check.OK(t, RemoveDirs(g.Dirs(), time.Now().Add(5*time.Second)))
+	check.Equal(t, find(), 0)
 	g.nodes = nil
 }
 
@@ -701,22 +623,16 @@ func TestRemoveInVain(t *testing.T) {
 	h := hold(t, "sleep 60")
 	add(t, g, h)
 	for _, n := range g.nodes {
-		if !Owned(n.dir) {
-			t.Errorf("nobody owns %s", n.dir)
-		}
+		check.That(t, Owned(n.dir), "nobody owns %s", n.dir)
 	}
 	before := descriptors(t)
-	if err := g.Remove(time.Now().Add(20 * time.Millisecond)); !errors.Is(err, unix.EBUSY) {
-		t.Fatalf("want EBUSY, got %v", err)
-	}
+	err := g.Remove(time.Now().Add(20 * time.Millisecond))
+	check.Require(t, errors.Is(err, unix.EBUSY), "want EBUSY, got %v", err)
 	for _, n := range g.nodes {
-		if Owned(n.dir) {
-			t.Errorf("somebody owns %s", n.dir)
-		}
+		check.That(t, !Owned(n.dir), "somebody owns %s", n.dir)
 	}
-	if after := descriptors(t); after != before-len(g.nodes) {
-		t.Errorf("%d descriptors of %d, with %d cgroups", after, before, len(g.nodes))
-	}
+	after := descriptors(t)
+	check.That(t, after == before-len(g.nodes), "%d descriptors of %d, with %d cgroups", after, before, len(g.nodes))
 }
 
 // descriptors returns the number of open descriptors of this process.

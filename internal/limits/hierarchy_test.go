@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func TestParseMounts(t *testing.T) {
@@ -24,9 +26,7 @@ func TestParseMounts(t *testing.T) {
 		{"root", "32 31 0:29 / / rw - cgroup2 cgroup2 rw\n", nil},
 	}
 	for _, tt := range tests {
-		if diff := cmp.Diff(tt.want, parseMounts([]byte(tt.in))); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
-		}
+		check.Equal(t, cmp.Diff(tt.want, parseMounts([]byte(tt.in))), "", "%s (-want +got):\n", tt.name)
 	}
 }
 
@@ -40,9 +40,7 @@ func TestParseMembership(t *testing.T) {
 		{"the first counts, no newline", "1:pids:/a\n2:pids:/b\n0::/c", map[string]string{"pids": "/a", "": "/c"}},
 	}
 	for _, tt := range tests {
-		if diff := cmp.Diff(tt.want, parseMembership([]byte(tt.in))); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
-		}
+		check.Equal(t, cmp.Diff(tt.want, parseMembership([]byte(tt.in))), "", "%s (-want +got):\n", tt.name)
 	}
 }
 
@@ -62,9 +60,8 @@ func TestOwn(t *testing.T) {
 		{"/", "", ""},
 	}
 	for _, tt := range tests {
-		if got, ok := (Mount{Root: tt.root, Point: "/cg"}).Own(tt.path); got != tt.want || ok != (tt.want != "") {
-			t.Errorf("%s below %s: %q, %v; want %q", tt.path, tt.root, got, ok, tt.want)
-		}
+		got, ok := (Mount{Root: tt.root, Point: "/cg"}).Own(tt.path)
+		check.That(t, got == tt.want && ok == (tt.want != ""), "%s below %s: %q, %v; want %q", tt.path, tt.root, got, ok, tt.want)
 	}
 }
 
@@ -88,9 +85,8 @@ func TestRow(t *testing.T) {
 		{"1 2\n", "", 0, false},
 	}
 	for _, tt := range tests {
-		if got, ok := Row([]byte(tt.in), tt.key); got != tt.want || ok != tt.ok {
-			t.Errorf("Row(%q, %q) = %d, %v; want %d, %v", tt.in, tt.key, got, ok, tt.want, tt.ok)
-		}
+		got, ok := Row([]byte(tt.in), tt.key)
+		check.That(t, got == tt.want && ok == tt.ok, "Row(%q, %q) = %d, %v; want %d, %v", tt.in, tt.key, got, ok, tt.want, tt.ok)
 	}
 }
 
@@ -100,23 +96,18 @@ func FuzzParsers(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte, path string, size int64) {
 		for _, mt := range parseMounts(data) {
-			if dir, ok := mt.Own(path); ok && !strings.HasPrefix(dir, mt.Point) {
-				t.Fatalf("%q of %+v is %q", path, mt, dir)
-			}
+			dir, ok := mt.Own(path)
+			check.Require(t, !ok || strings.HasPrefix(dir, mt.Point), "%q of %+v is %q", path, mt, dir)
 		}
 		for c, p := range parseMembership(data) {
-			if p[0] != '/' {
-				t.Fatalf("%q: %q", c, p)
-			}
+			check.Require(t, p[0] == '/', "%q: %q", c, p)
 		}
 		for _, key := range []string{"", "oom_kill", "max"} {
-			if n, ok := Row(data, key); n < 0 || !ok && n != 0 {
-				t.Fatalf("row %q of %q is %d, %v", key, data, n, ok)
-			}
+			n, ok := Row(data, key)
+			check.Require(t, n >= 0 && (ok || n == 0), "row %q of %q is %d, %v", key, data, n, ok)
 		}
 		once := FakeMeminfo(data, size, size)
-		if again := FakeMeminfo(once, size, size); string(once) != string(again) {
-			t.Fatalf("%q becomes %q and then %q", data, once, again)
-		}
+		again := FakeMeminfo(once, size, size)
+		check.Require(t, string(once) == string(again), "%q becomes %q and then %q", data, once, again)
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -78,15 +79,12 @@ func TestLayouts(t *testing.T) {
 			m, root := fake(t, tt.own, tt.dirs...)
 			p, err := m.Plan(asked, true)
 			if tt.want == "" {
-				if e, ok := errors.AsType[*result.Error](err); !ok || e.Code != "limit" || !strings.Contains(e.Message, tt.refused) || e.Hint == "" || strings.Contains(e.Message, "\n") {
-					t.Fatalf("%+v, %#v", p, err)
-				}
+				e, ok := errors.AsType[*result.Error](err)
+				check.Require(t, ok && e.Code == "limit" && strings.Contains(e.Message, tt.refused) && e.Hint != "" && !strings.Contains(e.Message, "\n"), "%+v, %#v", p, err)
 				return
 			}
 			harness.Must(t, err)
-			if p.v2.dir != root+tt.want {
-				t.Errorf("below %s, want %s", p.v2.dir, tt.want)
-			}
+			check.That(t, p.v2.dir == root+tt.want, "below %s, want %s", p.v2.dir, tt.want)
 		})
 	}
 }
@@ -96,9 +94,7 @@ func TestNotWritable(t *testing.T) {
 	m, _ := fake(t, "/a/leaf", layout{"", all, all, "1\n", 0o555}, layout{"/a", all, all, "", 0o555}, layout{"/a/leaf", all, "", "2\n", 0o555})
 	p, err := m.Plan(Request{Pids: 10}, true)
 	if os.Geteuid() == 0 { // modes do not restrict root
-		if err != nil {
-			t.Error(err)
-		}
+		check.That(t, err == nil, "%v", err)
 		return
 	}
 	if e, ok := errors.AsType[*result.Error](err); !ok || !strings.Contains(e.Message, "permission denied") || !strings.HasPrefix(e.Hint, "to enable limits in this shell: sbxrun doctor --script | sudo sh; ") {
@@ -111,17 +107,12 @@ func TestRefusedAtOnce(t *testing.T) {
 	m, root := fake(t, "/a/leaf", layout{"/a", "pids", "pids", "", 0}, layout{"/a/leaf", "pids", "", "2\n", 0})
 	low := -21
 	_, err := m.Plan(Request{Memory: 64 << 20, MemorySwap: -1, Pids: 10, CPUs: 1, CPUTime: time.Second, Nice: &low}, true)
-	if !errors.As(err, new(*result.Error)) || strings.Contains(err.Error(), "cannot be enforced") {
-		t.Errorf("what no machine can enforce comes first: %v", err)
-	}
+	check.That(t, errors.As(err, new(*result.Error)) && !strings.Contains(err.Error(), "cannot be enforced"), "what no machine can enforce comes first: %v", err)
 	_, err = m.Plan(Request{Memory: 64 << 20, MemorySwap: -1, Pids: 10, CPUs: 1, CPUTime: time.Second}, true)
 	var e *result.Error
-	if want := "limits cannot be enforced here: memory, memory-swap: no writable cgroup has the controller memory; cpus: no writable cgroup has the controller cpu"; !errors.As(err, &e) || e.Message != want {
-		t.Errorf("%v\nwant %s (%s)", err, want, root)
-	}
-	if strings.Count(e.Hint, OrWithout) != 1 || !strings.Contains(e.Hint, "cgroup_disable=memory") || !strings.Contains(e.Hint, "cgroup_disable=cpu") {
-		t.Errorf("hint %q", e.Hint)
-	}
+	want := "limits cannot be enforced here: memory, memory-swap: no writable cgroup has the controller memory; cpus: no writable cgroup has the controller cpu"
+	check.That(t, errors.As(err, &e) && e.Message == want, "%v\nwant %s (%s)", err, want, root)
+	check.That(t, strings.Count(e.Hint, OrWithout) == 1 && strings.Contains(e.Hint, "cgroup_disable=memory") && strings.Contains(e.Hint, "cgroup_disable=cpu"), "hint %q", e.Hint)
 }
 
 // If cgroup files are missing, Make fails and leaves nothing for a required limit, and marks the limit for best
@@ -139,29 +130,21 @@ func TestMakeFails(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil || !exists(dir) {
-			t.Fatal(err)
-		}
+		check.Require(t, err == nil && exists(dir), "%v", err)
 		for _, l := range g.Limits(0) {
-			if l.Enforced || l.Reason == "" {
-				t.Errorf("%+v", l)
-			}
+			check.That(t, !l.Enforced && l.Reason != "", "%+v", l)
 		}
 	}
 }
 
 func TestRemoveDirs(t *testing.T) {
 	dir := t.TempDir()
-	if err := RemoveDirs([]string{dir}, deadline()); err == nil || !exists(dir) {
-		t.Errorf("what is not sbxrun's was removed: %v", err)
-	}
-	if err := RemoveDirs([]string{dir + "/sbxrun-gone"}, deadline()); err != nil {
-		t.Error(err)
-	}
+	err := RemoveDirs([]string{dir}, deadline())
+	check.That(t, err != nil && exists(dir), "what is not sbxrun's was removed: %v", err)
+	check.OK(t, RemoveDirs([]string{dir + "/sbxrun-gone"}, deadline()))
 	harness.Must(t, os.MkdirAll(dir+"/sbxrun-a/main/x", 0o755))
-	if err := RemoveDirs([]string{dir + "/sbxrun-a"}, deadline()); err != nil || exists(dir+"/sbxrun-a") {
-		t.Error(err)
-	}
+	err = RemoveDirs([]string{dir + "/sbxrun-a"}, deadline())
+	check.That(t, err == nil && !exists(dir+"/sbxrun-a"), "%v", err)
 }
 
 // MemoryOf uses whichever of a sandbox's cgroups counts memory.
@@ -180,8 +163,7 @@ func TestMemoryOf(t *testing.T) {
 		{[]string{dir + "/pids", dir + "/gone"}, 0},
 		{nil, 0},
 	} {
-		if got, ok := MemoryOf(tt.dirs); got != tt.want || ok != (tt.want != 0) {
-			t.Errorf("%q: %d, %v", tt.dirs, got, ok)
-		}
+		got, ok := MemoryOf(tt.dirs)
+		check.That(t, got == tt.want && ok == (tt.want != 0), "%q: %d, %v", tt.dirs, got, ok)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -22,14 +23,11 @@ func TestFakeMeminfo(t *testing.T) {
 		"SwapTotal:       1000000 kB\nSwapFree:       1000000 kB\nHugePages_Total:       0\nMemTotal: junk\nDirectMap1G:    20971520 kB"
 	want := "MemTotal:          65536 kB\nMemFree:             100 kB\nMemAvailable:      65536 kB\nBuffers:               0 kB\nCached:                0 kB\n" +
 		"SwapTotal:             0 kB\nSwapFree:              0 kB\nHugePages_Total:       0\nMemTotal: junk\nDirectMap1G:    20971520 kB"
-	if diff := cmp.Diff(want, string(FakeMeminfo([]byte(in), 64<<20, 0))); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, cmp.Diff(want, string(FakeMeminfo([]byte(in), 64<<20, 0))), "", "(-want +got):\n")
 	real, err := proc.ReadFile("/proc/meminfo")
 	harness.Must(t, err)
-	if got := FakeMeminfo(real, math.MaxInt64, math.MaxInt64); strings.Count(string(got), "\n") != strings.Count(string(real), "\n") || len(got) != len(real) {
-		t.Errorf("the layout differs:\n%s", got)
-	}
+	got := FakeMeminfo(real, math.MaxInt64, math.MaxInt64)
+	check.That(t, strings.Count(string(got), "\n") == strings.Count(string(real), "\n") && len(got) == len(real), "the layout differs:\n%s", got)
 }
 
 func TestChoose(t *testing.T) {
@@ -49,28 +47,24 @@ func TestChoose(t *testing.T) {
 		{1, -3, []int{1}},
 	}
 	for _, tt := range tests {
-		if got := choose(own, tt.cpus, tt.seed); !slices.Equal(got, tt.want) {
-			t.Errorf("%v from %d: %v, want %v", tt.cpus, tt.seed, got, tt.want)
-		}
+		got := choose(own, tt.cpus, tt.seed)
+		check.That(t, slices.Equal(got, tt.want), "%v from %d: %v, want %v", tt.cpus, tt.seed, got, tt.want)
 	}
-	if got := CPUSet(0.1, 1); len(got) != 1 {
-		t.Errorf("%v", got)
-	}
+	got := CPUSet(0.1, 1)
+	check.That(t, len(got) == 1, "%v", got)
 }
 
 func TestEnvironment(t *testing.T) {
 	own := len(ownCPUs())
 	env, want := Environment(1.5), strconv.Itoa(min(2, own))
-	if !slices.Contains(env, "OMP_NUM_THREADS="+want) || !slices.Contains(env, "OPENBLAS_NUM_THREADS="+want) || !slices.Contains(Environment(1000), "GOMAXPROCS="+strconv.Itoa(own)) || Environment(0) != nil || Environment(math.NaN()) != nil {
-		t.Errorf("%q", env)
-	}
+	check.That(t, slices.Contains(env, "OMP_NUM_THREADS="+want) && slices.Contains(env, "OPENBLAS_NUM_THREADS="+want) && slices.Contains(Environment(1000), "GOMAXPROCS="+strconv.Itoa(own)) && Environment(0) == nil && Environment(math.NaN()) == nil,
+		"%q", env)
 }
 
 func TestQuota(t *testing.T) {
 	for cpus, want := range map[float64][2]int64{0.5: {50_000, 100_000}, 0.01: {1000, 100_000}, 0.001: {1000, 1_000_000}, 0.0099: {9900, 1_000_000}, 64: {6_400_000, 100_000}} {
-		if q, p := quota(cpus); q != want[0] || p != want[1] {
-			t.Errorf("%v: %d of %d, want %v", cpus, q, p, want)
-		}
+		q, p := quota(cpus)
+		check.That(t, q == want[0] && p == want[1], "%v: %d of %d, want %v", cpus, q, p, want)
 	}
 }
 
@@ -90,13 +84,11 @@ func TestRequestRefused(t *testing.T) {
 		"limit nice: 20":              {Nice: n(20)},
 		"limit oom-score-adj: 1001":   {OOMScoreAdj: n(1001)},
 	} {
-		if _, err := (&Machine{}).Plan(r, false); err == nil || !strings.HasPrefix(err.Error(), want) {
-			t.Errorf("%+v: %v, want %s", r, err, want)
-		}
+		_, err := (&Machine{}).Plan(r, false)
+		check.That(t, err != nil && strings.HasPrefix(err.Error(), want), "%+v: %v, want %s", r, err, want)
 	}
-	if p, err := (&Machine{}).Plan(Request{}, true); err != nil || len(p.Limits) != 0 {
-		t.Errorf("%+v, %v", p, err)
-	}
+	p, err := (&Machine{}).Plan(Request{}, true)
+	check.That(t, err == nil && len(p.Limits) == 0, "%+v, %v", p, err)
 }
 
 // If a mechanism fails, so do its limits, and everything if they are required.
@@ -107,16 +99,11 @@ func TestFailAll(t *testing.T) {
 			{Name: "cpus", Enforced: false, Mechanism: "cgroup v2 cpu.max"},
 			{Name: "pids", Enforced: true, Mechanism: "cgroup v1 pids.max"},
 		}}}
-		if err := g.failAll("none", unix.EAGAIN); err != nil {
-			t.Errorf("required: %v, nothing fails: %v", required, err)
-		}
+		check.OK(t, g.failAll("none", unix.EAGAIN), "required: %v, nothing fails", required)
 		err := g.failAll("cgroup v2", unix.EAGAIN)
-		if (err != nil) != required || required && !errors.Is(err, unix.EAGAIN) {
-			t.Errorf("required: %v, %v", required, err)
-		}
-		if p := g.plan; p.enforced("memory") || p.enforced("cpus") || !p.enforced("pids") {
-			t.Errorf("required: %v, %+v", required, p.Limits)
-		}
+		check.That(t, (err != nil) == required && (!required || errors.Is(err, unix.EAGAIN)), "required: %v, %v", required, err)
+		p := g.plan
+		check.That(t, !p.enforced("memory") && !p.enforced("cpus") && p.enforced("pids"), "required: %v, %+v", required, p.Limits)
 	}
 }
 
@@ -124,8 +111,7 @@ func TestFailAll(t *testing.T) {
 func TestRenewWithout(t *testing.T) {
 	l := &lasting{plan: &Plan{Limits: []result.Limit{{Name: "memory", Enforced: true}, {Name: "pids"}}}}
 	for r, want := range map[Request]error{{Memory: 1 << 20}: nil, {Pids: 5}: ErrRenew, {Memory: 1 << 20, MemorySwap: 1}: ErrRenew} {
-		if p, err := l.renewed(r); err != want || err == nil && (len(p.Limits) != 1 || !p.enforced("memory") || !p.required) {
-			t.Errorf("%+v: %+v, %v", r, p, err)
-		}
+		p, err := l.renewed(r)
+		check.That(t, err == want && (err != nil || len(p.Limits) == 1 && p.enforced("memory") && p.required), "%+v: %+v, %v", r, p, err)
 	}
 }

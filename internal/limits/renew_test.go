@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -26,9 +27,7 @@ func lastingGroup(t *testing.T) *Group {
 	dirs := g.Dirs()
 	t.Cleanup(func() {
 		empty(t, dirs)
-		if err := g.Remove(time.Now().Add(5 * time.Second)); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, g.Remove(time.Now().Add(5*time.Second)))
 	})
 	return g
 }
@@ -48,9 +47,7 @@ func TestRenewedQuota(t *testing.T) {
 		}
 		harness.Must(t, err)
 		harness.Must(t, g.Throttle())
-		if got := quotaOf(t, g); got != cpus {
-			t.Errorf("asked for %v CPUs, the kernel gives %v", cpus, got)
-		}
+		check.Equal(t, quotaOf(t, g), cpus, "asked for")
 		g.Unthrottle(cpus == 1) // as at the end of a command
 	}
 }
@@ -76,15 +73,10 @@ func TestIdle(t *testing.T) {
 			return
 		}
 		harness.Must(t, err)
-		if got := limit(); got != strconv.Itoa(10+Spare) {
-			t.Errorf("pids.max is %s for a command", got)
-		}
-		if err := g.Idle(); err != nil {
-			t.Error(err)
-		}
-		if got, want := limit(), strconv.FormatInt(widest().Pids, 10); got != want {
-			t.Errorf("pids.max is %s between two commands, want %s", got, want)
-		}
+		check.Equal(t, limit(), strconv.Itoa(10+Spare), "pids.max")
+		check.OK(t, g.Idle())
+		got, want := limit(), strconv.FormatInt(widest().Pids, 10)
+		check.That(t, got == want, "pids.max is %s between two commands, want %s", got, want)
 	}
 }
 
@@ -111,22 +103,16 @@ func TestThrottleV1(t *testing.T) {
 		var got []string
 		for _, s := range g.throttle() {
 			name, ok := strings.CutPrefix(s.path, dir+"/")
-			if err := os.WriteFile(s.path, nil, 0o600); !ok || s.limit != "cpus" || s.optional || err != nil {
-				t.Errorf("%+v, %v", s, err)
-			}
+			err := os.WriteFile(s.path, nil, 0o600)
+			check.That(t, ok && s.limit == "cpus" && !s.optional && err == nil, "%+v, %v", s, err)
 			got = append(got, name+"="+s.value)
 		}
-		if !slices.Equal(got, c.want) {
-			t.Errorf("%v, lasting %v: %q, want %q", c.cpus, c.lasting, got, c.want)
-		}
-		if err := g.Throttle(); err != nil {
-			t.Error(err)
-		}
+		check.That(t, slices.Equal(got, c.want), "%v, lasting %v: %q, want %q", c.cpus, c.lasting, got, c.want)
+		check.OK(t, g.Throttle())
 		for _, file := range c.want {
 			name, value, _ := strings.Cut(file, "=")
-			if b, err := os.ReadFile(dir + "/" + name); string(b) != value || err != nil {
-				t.Errorf("%s: %q, %v", file, b, err)
-			}
+			b, err := os.ReadFile(dir + "/" + name)
+			check.That(t, string(b) == value && err == nil, "%s: %q, %v", file, b, err)
 		}
 	}
 }
@@ -149,9 +135,7 @@ func quotaOf(t *testing.T, g *Group) float64 {
 			numbers = append(numbers, n)
 		}
 	}
-	if len(numbers) != 2 {
-		t.Fatalf("%s: %v", dir, numbers)
-	}
+	check.Require(t, len(numbers) == 2, "%s: %v", dir, numbers)
 	return numbers[0] / numbers[1]
 }
 
@@ -162,20 +146,15 @@ func TestOpenFiles(t *testing.T) {
 	for _, want := range []string{"oom_kill 0\n", "oom_kill 12\n"} {
 		harness.Must(t, os.WriteFile(path, []byte(want), 0o600))
 		got, err := o.read(path)
-		if err != nil || string(got) != want {
-			t.Errorf("read %q, %v; want %q", got, err, want)
-		}
+		check.That(t, err == nil && string(got) == want, "read %q, %v; want %q", got, err, want)
 	}
 	f, err := o.open(path)
 	harness.Must(t, err)
-	if _, err := o.read(path + "none"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a file that is not there: %v", err)
-	}
+	_, err = o.read(path + "none")
+	check.That(t, errors.Is(err, os.ErrNotExist), "a file that is not there: %v", err)
 	o.close()
-	if _, err := f.Stat(); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("after close the file is open: %v", err)
-	}
-	if got, err := o.read(path); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("after close: %q, %v", got, err)
-	}
+	_, err = f.Stat()
+	check.That(t, errors.Is(err, os.ErrClosed), "after close the file is open: %v", err)
+	got, err := o.read(path)
+	check.That(t, errors.Is(err, os.ErrClosed), "after close: %q, %v", got, err)
 }

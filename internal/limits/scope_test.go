@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -207,16 +208,11 @@ func TestScopeEnter(t *testing.T) {
 				t.Errorf("%q", m.Cgroup())
 			}
 			cgroup, err := m.Enter("sbxrun-x.scope")
-			if err != nil || cgroup != "/user.slice/user@1.service/app.slice/sbxrun-x.scope" {
-				t.Fatal(cgroup, err)
-			}
+			check.Require(t, err == nil && cgroup == "/user.slice/user@1.service/app.slice/sbxrun-x.scope", "%v %v", cgroup, err)
 			want := map[string]any{"Delegate": true, "PIDs": []uint32{0}, "CollectMode": "inactive-or-failed", "TasksMax": ^uint64(0), "Description": "sandbox of sbxrun"}
-			if diff := cmp.Diff(want, f.properties); diff != "" || f.name != "sbxrun-x.scope" || f.mode != "fail" {
-				t.Errorf("%s %s (-want +got)\n%s", f.name, f.mode, diff)
-			}
-			if diff := cmp.Diff(asked(bus), f.calls); diff != "" {
-				t.Errorf("(-want +got)\n%s", diff)
-			}
+			diff := cmp.Diff(want, f.properties)
+			check.That(t, diff == "" && f.name == "sbxrun-x.scope" && f.mode == "fail", "%s %s (-want +got)\n%s", f.name, f.mode, diff)
+			check.Equal(t, cmp.Diff(asked(bus), f.calls), "", "(-want +got)\n")
 		})
 	}
 }
@@ -248,9 +244,7 @@ func TestScopeEnterRefused(t *testing.T) {
 			m, err := findSystemd(c)
 			harness.Must(t, err)
 			cgroup, err := m.Enter("sbxrun-x.scope")
-			if cgroup != "" {
-				t.Errorf("%q", cgroup)
-			}
+			check.That(t, cgroup == "", "%q", cgroup)
 			refused(t, err, tt.want, "")
 		})
 	}
@@ -264,9 +258,8 @@ func TestScopeSilence(t *testing.T) {
 	start := time.Now()
 	_, err := findSystemd(c)
 	refused(t, err, "did not answer within 50ms", "systemctl")
-	if d := time.Since(start); !errors.Is(err, os.ErrDeadlineExceeded) || d < c.patience || d > 5*time.Second {
-		t.Errorf("%v after %v", err, d)
-	}
+	d := time.Since(start)
+	check.That(t, errors.Is(err, os.ErrDeadlineExceeded) && d >= c.patience && d <= 5*time.Second, "%v after %v", err, d)
 
 	c = callerAt(t, moved)
 	f := &fakeSystemd{} // its job never ends
@@ -274,9 +267,8 @@ func TestScopeSilence(t *testing.T) {
 	m, err := findSystemd(c)
 	harness.Must(t, err)
 	m.caller.patience = 50 * time.Millisecond
-	if _, err = m.Enter("sbxrun-x.scope"); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Error(err)
-	}
+	_, err = m.Enter("sbxrun-x.scope")
+	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "%v", err)
 	refused(t, err, "did not answer", "systemctl")
 }
 
@@ -313,9 +305,7 @@ func TestScopeRefused(t *testing.T) {
 		c.uid, c.env = stranger, func(name string) string { return map[string]string{"XDG_RUNTIME_DIR": home}[name] }
 		_, err := findSystemd(c)
 		refused(t, err, "belongs to uid", "systemctl")
-		if f.calls != nil {
-			t.Errorf("it was asked %q", f.calls)
-		}
+		check.That(t, f.calls == nil, "it was asked %q", f.calls)
 	})
 	t.Run("another's bus", func(t *testing.T) {
 		c := callerAt(t, moved)
@@ -328,14 +318,11 @@ func TestScopeRefused(t *testing.T) {
 		}
 		_, err := findSystemd(c)
 		if os.Geteuid() == 0 { // root's listener is always trusted
-			if err != nil || len(f.calls) == 0 {
-				t.Error(err)
-			}
+			check.That(t, err == nil && len(f.calls) != 0, "%v", err)
 			return
 		}
-		if refused(t, err, "belongs to a process of uid", ""); !errors.As(err, &w) || f.calls != nil {
-			t.Errorf("it was asked %q", f.calls)
-		}
+		refused(t, err, "belongs to a process of uid", "")
+		check.That(t, errors.As(err, &w) && f.calls == nil, "it was asked %q", f.calls)
 	})
 }
 
@@ -353,9 +340,7 @@ func TestScopeHere(t *testing.T) {
 		}
 		dir := "/sys/fs/cgroup" + cgroup
 		for _, path := range []string{dir, dir + "/cgroup.procs", dir + "/cgroup.subtree_control"} {
-			if err := unix.Access(path, unix.W_OK); err != nil {
-				t.Errorf("%s: %v", path, err)
-			}
+			check.OK(t, unix.Access(path, unix.W_OK), "%s", path)
 		}
 		os.Stdout.WriteString("dir=" + dir + "\n")
 		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
@@ -364,9 +349,7 @@ func TestScopeHere(t *testing.T) {
 	m, err := machine.manager()
 	if err != nil {
 		var e *result.Error
-		if !errors.As(err, &e) || e.Code != "limit" || e.Hint == "" {
-			t.Errorf("%#v", err)
-		}
+		check.That(t, errors.As(err, &e) && e.Code == "limit" && e.Hint != "", "%#v", err)
 		t.Logf("refused: %v; %s", err, e.Hint)
 		return
 	}
@@ -376,16 +359,12 @@ func TestScopeHere(t *testing.T) {
 	cmd.Env = append(os.Environ(), "SCOPE_TEST_ENTER="+name)
 	out, err := cmd.CombinedOutput()
 	_, dir, ok := strings.Cut(string(out), "dir=")
-	if err == nil || err.Error() != "signal: killed" || !ok {
-		t.Fatalf("%v: %s", err, out)
-	}
+	check.Require(t, err != nil && err.Error() == "signal: killed" && ok, "%v: %s", err, out)
 	dir, _, _ = strings.Cut(dir, "\n")
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		if _, err := os.Stat(dir); errors.Is(err, unix.ENOENT) {
 			break
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%s is left", dir)
-		}
+		check.Require(t, !time.Now().After(end), "%s is left", dir)
 	}
 }

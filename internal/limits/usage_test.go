@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -54,9 +55,8 @@ func TestWatchOOMUnifiedDoesNotPoll(t *testing.T) {
 		cancel()
 		<-over
 	}()
-	if _, err := unix.InotifyAddWatch(watch, file, unix.IN_OPEN); err != nil {
-		t.Fatal(err)
-	}
+	_, err = unix.InotifyAddWatch(watch, file, unix.IN_OPEN)
+	check.Require(t, err == nil, "%v", err)
 	// Each of our own writes opens the file once and truncates it, which may notify twice.
 	const rounds, most = 10, 5
 	begin, n := time.Now(), 0
@@ -91,7 +91,6 @@ func TestMostCPUs(t *testing.T) {
 	harness.Must(t, unix.SchedSetaffinity(0, &one))
 	c := exec.Command(os.Args[0], "-test.run=^TestMostCPUs$")
 	c.Env = append(os.Environ(), "LIMITS_TEST_PINNED=1")
-	if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), fmt.Sprintf("most: %d\n", mostCPUs())) {
-		t.Errorf("pinned to one: %s, %v", out, err)
-	}
+	out, err := c.CombinedOutput()
+	check.That(t, err == nil && strings.Contains(string(out), fmt.Sprintf("most: %d\n", mostCPUs())), "pinned to one: %s, %v", out, err)
 }

@@ -25,14 +25,13 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	tr "github.com/sbxrun/sbxrun/internal/tree"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func must(t testing.TB, errs ...error) {
 	t.Helper()
 	for _, err := range errs {
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Require(t, err == nil, "%v", err)
 	}
 }
 
@@ -96,12 +95,9 @@ func nothingOutside(t testing.TB, source string) {
 	must(t, err)
 	info, err := os.Stat(outside)
 	must(t, err)
-	if len(entries) != 1 || string(text) != "secret" || info.Mode().Perm() != 0o755 {
-		t.Fatalf("outside: %v, %q, %v", entries, text, info.Mode())
-	}
-	if left, _ := filepath.Glob(source + "/.sbxrun-*"); len(left) > 0 {
-		t.Fatalf("left: %q", left)
-	}
+	check.Require(t, len(entries) == 1 && string(text) == "secret" && info.Mode().Perm() == 0o755, "outside: %v, %q, %v", entries, text, info.Mode())
+	left, _ := filepath.Glob(source + "/.sbxrun-*")
+	check.Require(t, len(left) == 0, "left: %q", left)
 }
 
 func TestChanges(t *testing.T) {
@@ -144,26 +140,20 @@ changed file "text"
 added file "twin" same as text
 added other "zfifo"
 `
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Fatalf("-want +got:\n%s", diff)
-	}
+	diff := cmp.Diff(want, got)
+	check.Require(t, diff == "", "-want +got:\n%s", diff)
 	a, err := tree.Apply(context.Background(), list, Options{})
 	must(t, err)
-	if len(a.Left) != 4 || len(a.Made) != len(list)-4 {
-		t.Errorf("%d made, left %v", len(a.Made), a.Left)
-	}
+	check.That(t, len(a.Left) == 4 && len(a.Made) == len(list)-4, "%d made, left %v", len(a.Made), a.Left)
 	// The remaining changes, with the current contents.
 	list, _ = lines(t, tree)
 	_, err = tree.Apply(context.Background(), list, Options{Delete: true, Force: true})
 	must(t, err)
-	if _, got := lines(t, tree); got != "added other \"zfifo\"\n" {
-		t.Errorf("after the apply:\n%s", got)
-	}
+	_, got = lines(t, tree)
+	check.That(t, got == "added other \"zfifo\"\n", "after the apply:\n%s", got)
 	var one, two unix.Stat_t
 	must(t, unix.Stat(filepath.Join(source, "text"), &one), unix.Stat(filepath.Join(source, "twin"), &two))
-	if one.Ino != two.Ino {
-		t.Error("two names of a file have become two files")
-	}
+	check.That(t, one.Ino == two.Ino, "two names of a file have become two files")
 	nothingOutside(t, source)
 }
 
@@ -176,15 +166,12 @@ func TestConflict(t *testing.T) {
 	wipe(t, layer, "dir")
 	tree.Since = time.Now().Add(-time.Minute)
 	list, got := lines(t, tree)
-	if want := "deleted directory \"dir\" conflict\nchanged file \"text\" conflict\n"; got != want {
-		t.Errorf("%s, want %s", got, want)
-	}
-	if _, err := tree.Apply(context.Background(), list, Options{Delete: true}); err == nil || !strings.Contains(err.Error(), "has changed on the host") {
-		t.Errorf("applied: %v", err)
-	}
-	if _, err := tree.Apply(context.Background(), list, Options{Delete: true, Force: true}); err != nil {
-		t.Error(err)
-	}
+	want := "deleted directory \"dir\" conflict\nchanged file \"text\" conflict\n"
+	check.That(t, got == want, "%s, want %s", got, want)
+	_, err := tree.Apply(context.Background(), list, Options{Delete: true})
+	check.That(t, err != nil && strings.Contains(err.Error(), "has changed on the host"), "applied: %v", err)
+	_, err = tree.Apply(context.Background(), list, Options{Delete: true, Force: true})
+	check.That(t, err == nil, "%v", err)
 	// A removed file is a conflict only if the layer's is a copy of the original's.
 	for _, name := range []string{"copy", "dir2/file", "new", "sub/moved"} {
 		put(t, layer, name, "mine")
@@ -193,9 +180,8 @@ func TestConflict(t *testing.T) {
 	for _, name := range []string{"copy", "dir2", "dir2/file", "sub/moved"} {
 		must(t, unix.Setxattr(filepath.Join(layer, name), tr.CopiedXattr, nil, 0))
 	}
-	if _, got := lines(t, tree); got != "added file \"copy\" conflict\nadded directory \"dir2\" conflict\nadded file \"dir2/file\"\nadded file \"new\"\nadded file \"sub/moved\" conflict\n" {
-		t.Error(got)
-	}
+	_, got = lines(t, tree)
+	check.That(t, got == "added file \"copy\" conflict\nadded directory \"dir2\" conflict\nadded file \"dir2/file\"\nadded file \"new\"\nadded file \"sub/moved\" conflict\n", "%v", got)
 	must(t, os.RemoveAll(filepath.Join(layer, "sub")), os.RemoveAll(filepath.Join(layer, "dir2")), os.RemoveAll(filepath.Join(layer, "copy")))
 	// Changes of the original after the comparison.
 	put(t, source, "text", "old")
@@ -203,17 +189,15 @@ func TestConflict(t *testing.T) {
 	tree.Since = time.Now().Add(time.Minute)
 	list, _ = lines(t, tree)
 	must(t, os.Remove(filepath.Join(source, "text")))
-	if _, err := tree.Apply(context.Background(), Select(list, []string{"text"}), Options{}); err == nil {
-		t.Error("made anew, although somebody has removed it")
-	}
+	_, err = tree.Apply(context.Background(), Select(list, []string{"text"}), Options{})
+	check.That(t, err != nil, "made anew, although somebody has removed it")
 	tree.Since = time.Now().Add(time.Minute)
 	put(t, layer, "another", "mine")
 	list, _ = lines(t, tree)
 	tree.Since = time.Now().Add(-time.Minute)
 	put(t, source, "another", "theirs")
-	if _, err := tree.Apply(context.Background(), list, Options{}); err == nil {
-		t.Error("applied over a file of somebody else's")
-	}
+	_, err = tree.Apply(context.Background(), list, Options{})
+	check.That(t, err != nil, "applied over a file of somebody else's")
 	nothingOutside(t, source)
 }
 
@@ -233,18 +217,12 @@ func TestApplyModes(t *testing.T) {
 	must(t, err)
 	var st unix.Stat_t
 	must(t, unix.Stat(filepath.Join(source, "setuid"), &st))
-	if st.Mode&0o7777 != 0o755 {
-		t.Errorf("mode %o", st.Mode)
-	}
-	if n, err := unix.Getxattr(filepath.Join(source, "setuid"), "user.attribute", nil); err == nil {
-		t.Errorf("an attribute of %d bytes", n)
-	}
-	if os.Geteuid() == 0 && st.Uid != 1234 {
-		t.Errorf("owner %d", st.Uid)
-	}
-	if _, err := os.Lstat(filepath.Join(source, "null")); err == nil {
-		t.Error("a device was made")
-	}
+	check.That(t, st.Mode&0o7777 == 0o755, "mode %o", st.Mode)
+	n, err := unix.Getxattr(filepath.Join(source, "setuid"), "user.attribute", nil)
+	check.That(t, err != nil, "an attribute of %d bytes", n)
+	check.That(t, os.Geteuid() != 0 || st.Uid == 1234, "owner %d", st.Uid)
+	_, err = os.Lstat(filepath.Join(source, "null"))
+	check.That(t, err != nil, "a device was made")
 }
 
 // Apply stays in the original while another process exchanges directories of layer and original with
@@ -336,9 +314,8 @@ func TestApplyTheirs(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 			_, gone := os.Lstat(theirs)
-			if b, err := os.ReadFile(at + below); gone != nil && string(b) != "theirs" {
-				t.Fatalf("%s, try %d: there is %.40q, %v", name, n, b, err)
-			}
+			b, err := os.ReadFile(at + below)
+			check.Require(t, gone == nil || string(b) == "theirs", "%s, try %d: there is %.40q, %v", name, n, b, err)
 			_ = os.Remove(theirs) // it may have been moved
 			nothingOutside(t, source)
 		}
@@ -396,9 +373,7 @@ func TestApplyHardLinks(t *testing.T) {
 			must(t, os.WriteFile(filepath.Join(source, "last"), []byte("theirs"), 0o600))
 		}
 		_, err = tree.Apply(context.Background(), last, Options{})
-		if (err != nil) != (theirs != "") {
-			t.Errorf("%q: %v", theirs, err)
-		}
+		check.That(t, (err != nil) == (theirs != ""), "%q: %v", theirs, err)
 		nothingOutside(t, source)
 	}
 }
@@ -429,22 +404,18 @@ func TestSweep(t *testing.T) {
 			must(t, s.Sweep())
 		}
 	})})
-	if err == nil || len(notes) != 2 || notes[0].Identity != "" || notes[0].Name != notes[1].Name {
-		t.Fatalf("%v: %+v", err, notes)
-	}
+	check.Require(t, err != nil && len(notes) == 2 && notes[0].Identity == "" && notes[0].Name == notes[1].Name, "%v: %+v", err, notes)
 	nothingOutside(t, source)
 	for _, s := range append(notes, Staging{Source: []byte(source), Name: ".sbxrun-apply"}) {
 		put(t, victim, "kept", "kept")
 		must(t, os.Chmod(victim, 0o700), os.Rename(victim, filepath.Join(source, s.Name)), s.Sweep())
-		if got := held(t, source); got[s.Name+"/kept"] != "kept" {
-			t.Errorf("%+v: %v", s, got)
-		}
+		got := held(t, source)
+		check.That(t, got[s.Name+"/kept"] == "kept", "%+v: %v", s, got)
 		must(t, os.RemoveAll(filepath.Join(source, s.Name)))
 	}
 	for _, note := range []string{"", "/some/path", "{}", `{"name": "../x"}`} {
-		if s, err := ReadStaging([]byte(note)); err == nil {
-			t.Errorf("%q: %+v", note, s)
-		}
+		s, err := ReadStaging([]byte(note))
+		check.That(t, err != nil, "%q: %+v", note, s)
 	}
 }
 
@@ -462,9 +433,8 @@ func TestStagingExchanged(t *testing.T) {
 		}
 	})})
 	must(t, err)
-	if got := held(t, source); !maps.Equal(got, map[string]string{"file": "new", notes[0].Name + "/kept": "kept"}) {
-		t.Errorf("%v", got)
-	}
+	got := held(t, source)
+	check.That(t, maps.Equal(got, map[string]string{"file": "new", notes[0].Name + "/kept": "kept"}), "%v", got)
 }
 
 // replaceDir creates a tree with a directory that the layer has a copy of, replaces it, and returns the
@@ -513,22 +483,17 @@ func TestReplacedDirectory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, source, tree, list, text := replaceDir(t, replace)
-			if !strings.Contains(text, "file \"cur/f\" conflict\n") || !strings.Contains(text, "\"cur/deep/g\" conflict\n") || !strings.Contains(text, "changed file \"other/h\"\n") {
-				t.Errorf("%s", text)
-			}
+			check.That(t, strings.Contains(text, "file \"cur/f\" conflict\n") && strings.Contains(text, "\"cur/deep/g\" conflict\n") && strings.Contains(text, "changed file \"other/h\"\n"),
+				"%s", text)
 			before := held(t, source)
-			if _, err := tree.Apply(context.Background(), list, Options{Delete: true}); err == nil || !strings.Contains(err.Error(), `directory "cur" was replaced`) {
-				t.Errorf("%v", err)
-			}
-			if got := held(t, source); !maps.Equal(got, before) {
-				t.Errorf("%v, want %v", got, before)
-			}
-			if _, err := tree.Apply(context.Background(), list, Options{Delete: true, Force: true}); err != nil {
-				t.Error(err)
-			}
-			if got := held(t, source); got["cur/f"] != "new" || got["cur/deep/g"] != "new" {
-				t.Errorf("with Force: %v", got)
-			}
+			_, err := tree.Apply(context.Background(), list, Options{Delete: true})
+			check.That(t, err != nil && strings.Contains(err.Error(), `directory "cur" was replaced`), "%v", err)
+			got := held(t, source)
+			check.That(t, maps.Equal(got, before), "%v, want %v", got, before)
+			_, err = tree.Apply(context.Background(), list, Options{Delete: true, Force: true})
+			check.That(t, err == nil, "%v", err)
+			got = held(t, source)
+			check.That(t, got["cur/f"] == "new" && got["cur/deep/g"] == "new", "with Force: %v", got)
 		})
 	}
 	// Files added by other processes, and the changes of an apply, are no conflicts.
@@ -537,15 +502,12 @@ func TestReplacedDirectory(t *testing.T) {
 		put(t, source, "cur/theirs", "theirs")
 		put(t, source, "other/theirs", "theirs")
 	})
-	if strings.Contains(text, "conflict") {
-		t.Errorf("%s", text)
-	}
+	check.That(t, !strings.Contains(text, "conflict"), "%s", text)
 	list = slices.DeleteFunc(list, func(c Change) bool { return c.Path == "other/h" })
 	_, err := tree.Apply(context.Background(), list, Options{Delete: true})
 	must(t, err)
-	if list, text = lines(t, tree); strings.Contains(text, "conflict") || len(list) == 0 {
-		t.Errorf("after an apply: %s", text)
-	}
+	list, text = lines(t, tree)
+	check.That(t, !strings.Contains(text, "conflict") && len(list) != 0, "after an apply: %s", text)
 	_, err = tree.Apply(context.Background(), list, Options{Delete: true})
 	must(t, err)
 	nothingOutside(t, source)
@@ -570,14 +532,12 @@ func TestApplyTwice(t *testing.T) {
 			put(t, layer, name, "new")
 		}
 		list, text := lines(t, tree)
-		if _, err := tree.Apply(context.Background(), list, Options{}); err != nil {
-			t.Errorf("%s: %v\n%s", name, err, text)
-		}
+		_, err := tree.Apply(context.Background(), list, Options{})
+		check.That(t, err == nil, "%s: %v\n%s", name, err, text)
 		tick(t)
 	}
-	if got := held(t, source); len(got) != 7 {
-		t.Errorf("%v", got)
-	}
+	got := held(t, source)
+	check.That(t, len(got) == 7, "%v", got)
 }
 
 // A directory that is replaced after the comparison is a conflict, too.
@@ -591,16 +551,13 @@ func TestReplacedMeanwhile(t *testing.T) {
 	put(t, layer, "made/x/f", "new")
 	list, _ := lines(t, tree)
 	must(t, os.Rename(source+"/cur", source+"/v1"), os.Rename(source+"/v2", source+"/cur"))
-	if _, err := tree.Apply(context.Background(), Select(list, []string{"cur"}), Options{}); err == nil || !strings.Contains(err.Error(), "was replaced") {
-		t.Errorf("%v", err)
-	}
+	_, err := tree.Apply(context.Background(), Select(list, []string{"cur"}), Options{})
+	check.That(t, err != nil && strings.Contains(err.Error(), "was replaced"), "%v", err)
 	put(t, source, "made/x/theirs", "theirs")
-	if _, err := tree.Apply(context.Background(), Select(list, []string{"made/x/f"})[2:], Options{}); err == nil || !strings.Contains(err.Error(), "was replaced") {
-		t.Errorf("a directory that another process has made: %v", err)
-	}
-	if got := held(t, source); !maps.Equal(got, map[string]string{"cur/deep/g": "old", "v1/deep/g": "old", "made/x/theirs": "theirs"}) {
-		t.Errorf("%v", got)
-	}
+	_, err = tree.Apply(context.Background(), Select(list, []string{"made/x/f"})[2:], Options{})
+	check.That(t, err != nil && strings.Contains(err.Error(), "was replaced"), "a directory that another process has made: %v", err)
+	got := held(t, source)
+	check.That(t, maps.Equal(got, map[string]string{"cur/deep/g": "old", "v1/deep/g": "old", "made/x/theirs": "theirs"}), "%v", got)
 	nothingOutside(t, source)
 }
 
@@ -628,15 +585,13 @@ func TestApplyExchange(t *testing.T) {
 		}
 	}()
 	for range 100 {
-		if _, err := tree.Apply(context.Background(), list, Options{}); err != nil && !strings.Contains(err.Error(), "was replaced") {
-			t.Error(err)
-		}
+		_, err := tree.Apply(context.Background(), list, Options{})
+		check.That(t, err == nil || strings.Contains(err.Error(), "was replaced"), "%v", err)
 	}
 	over.Store(true)
 	<-stopped
-	if names, err := keep.Readdirnames(-1); err != nil || len(names) > 0 {
-		t.Errorf("written to another directory: %q, %v", names, err)
-	}
+	names, err := keep.Readdirnames(-1)
+	check.That(t, err == nil && len(names) == 0, "written to another directory: %q, %v", names, err)
 	nothingOutside(t, source)
 }
 
@@ -668,9 +623,7 @@ func TestMark(t *testing.T) {
 			got = append(got, c.Path)
 		}
 	}
-	if diff := cmp.Diff([]string{"became", "chmod", "closed", "group", "new", "script"}, got); diff != "" {
-		t.Error(diff)
-	}
+	check.Equal(t, cmp.Diff([]string{"became", "chmod", "closed", "group", "new", "script"}, got), "")
 }
 
 // Changes compares the original's directory with the one that the sandbox saw.
@@ -681,9 +634,8 @@ func TestReplacedBase(t *testing.T) {
 	base, err := tr.Identity(proc.Descriptor(tree.Source))
 	must(t, err)
 	tree.Expect("", "")
-	if _, text := lines(t, tree); strings.Contains(text, "conflict") {
-		t.Error(text)
-	}
+	_, text := lines(t, tree)
+	check.That(t, !strings.Contains(text, "conflict"), "%v", text)
 	must(t, os.Rename(source, source+".old"), os.Mkdir(source, 0o755))
 	upper, err := os.Open(layer)
 	must(t, err)
@@ -693,9 +645,8 @@ func TestReplacedBase(t *testing.T) {
 	defer other.Close()
 	for tree, want := range map[*Tree]bool{tree: false, other: true} {
 		tree.Expect(base, "")
-		if _, text := lines(t, tree); strings.Contains(text, "conflict") != want {
-			t.Errorf("conflict %v, want %v", !want, want)
-		}
+		_, text := lines(t, tree)
+		check.That(t, strings.Contains(text, "conflict") == want, "conflict %v, want %v", !want, want)
 	}
 }
 
@@ -723,15 +674,13 @@ func TestForeignDirectory(t *testing.T) {
 		must(t, err)
 		defer tree.Close()
 		list, text := lines(t, tree)
-		if want := "changed file \"d/f\" conflict\nadded file \"d/g\" conflict\ndeleted directory \"x\" conflict\n"; text != want {
-			t.Errorf("%s, want %s", text, want)
-		}
+		want := "changed file \"d/f\" conflict\nadded file \"d/g\" conflict\ndeleted directory \"x\" conflict\n"
+		check.That(t, text == want, "%s, want %s", text, want)
 		if _, err := tree.Apply(context.Background(), list, Options{Delete: true}); err == nil || !strings.Contains(err.Error(), "belongs to uid") {
 			t.Errorf("%v", err)
 		}
-		if got := held(t, source); !maps.Equal(got, map[string]string{"d/f": "old", "x/y/f": "old"}) {
-			t.Errorf("%v", got)
-		}
+		got := held(t, source)
+		check.That(t, maps.Equal(got, map[string]string{"d/f": "old", "x/y/f": "old"}), "%v", got)
 		_, err = tree.Apply(context.Background(), list, Options{Delete: true, Force: true})
 		must(t, err)
 	}
@@ -759,9 +708,8 @@ func TestTar(t *testing.T) {
 		must(t, err)
 		got += fmt.Sprintf("%s %q %s %s\n", h.Name, h.Linkname, text, h.PAXRecords["SBXRUN.kind"])
 	}
-	if want := ".wh.kept \"\"  file\nsecond \"\" text \nthird \"second\"  \n"; got != want {
-		t.Errorf("%s, want %s", got, want)
-	}
+	want := ".wh.kept \"\"  file\nsecond \"\" text \nthird \"second\"  \n"
+	check.That(t, got == want, "%s, want %s", got, want)
 }
 
 // A deletion of more files than the bound is a conflict, and reading is bounded.
@@ -775,12 +723,8 @@ func TestManyDeleted(t *testing.T) {
 	put(t, layer, "later/file", "")
 	w := tr.comparison(context.Background())
 	w.walk.Entries = 20
-	if !w.laterBelow(proc.Descriptor(tr.Source), "gone") {
-		t.Error("not in conflict")
-	}
-	if w.walk.Entries < 0 || w.walk.Entries > 20 {
-		t.Errorf("%d entries are left", w.walk.Entries)
-	}
+	check.That(t, w.laterBelow(proc.Descriptor(tr.Source), "gone"), "not in conflict")
+	check.That(t, w.walk.Entries >= 0 && w.walk.Entries <= 20, "%d entries are left", w.walk.Entries)
 }
 
 func TestSelect(t *testing.T) {
@@ -798,9 +742,7 @@ func TestSelect(t *testing.T) {
 		got = append(got, strings.TrimPrefix(p, source))
 		return err
 	}))
-	if diff := cmp.Diff([]string{"", "/a", "/a/b", "/a/b/c"}, got); diff != "" {
-		t.Error(diff)
-	}
+	check.Equal(t, cmp.Diff([]string{"", "/a", "/a/b", "/a/b/c"}, got), "")
 }
 
 // Apply of random layers gives the same result as a model of overlayfs, which is in part compared with
@@ -842,26 +784,20 @@ func TestLayers(t *testing.T) {
 		}
 		slices.Reverse(dirs)
 		if seed%3 == 0 {
-			if diff := cmp.Diff(mounted(t, dirs), shown); diff != "" {
-				t.Errorf("seed %d: -overlayfs +model:\n%s", seed, diff)
-			}
+			check.Equal(t, cmp.Diff(mounted(t, dirs), shown), "", "seed %d: -overlayfs +model:\n", seed)
 		}
 		upper, err := os.Open(dirs[0])
 		must(t, err)
 		tree, err := Open(upper, dir+"/original", time.Now().Add(time.Minute), dirs[1:len(dirs)-1]...)
 		must(t, err)
 		list, text := lines(t, tree)
-		if !slices.IsSortedFunc(list, func(a, b Change) int { return comparePaths(a.Path, b.Path) }) && len(dirs) > 2 {
-			t.Errorf("seed %d: not in order:\n%s", seed, text)
-		}
-		if _, err := tree.Apply(context.Background(), list, Options{Delete: true}); err != nil {
-			t.Errorf("seed %d: %v", seed, err)
-		}
+		check.That(t, slices.IsSortedFunc(list, func(a, b Change) int { return comparePaths(a.Path, b.Path) }) || len(dirs) <= 2, "seed %d: not in order:\n%s", seed, text)
+		_, err = tree.Apply(context.Background(), list, Options{Delete: true})
+		check.That(t, err == nil, "seed %d: %v", seed, err)
 		made := map[string]string{}
 		merge(t, made, dir+"/original", ".")
-		if diff := cmp.Diff(shown, made); diff != "" {
-			t.Errorf("seed %d:\n%s\nof:\n%s", seed, diff, text)
-		}
+		diff := cmp.Diff(shown, made)
+		check.That(t, diff == "", "seed %d:\n%s\nof:\n%s", seed, diff, text)
 		tree.Close()
 		upper.Close()
 	}
@@ -874,9 +810,7 @@ func mounted(t testing.TB, dirs []string) map[string]string {
 	must(t, os.Mkdir(at, 0o755))
 	script := `mount -t overlay -o userxattr,lowerdir="$1" overlay "$2" && cd "$2" && find . -type d -printf '%P=directory\0' -o -type l -printf '%P=link %l\0' -o -type f -printf '%P=file ' -exec cat {} \; -printf '\0'`
 	out, err := exec.Command("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh", strings.Join(dirs, ":"), at).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v %s", err, out)
-	}
+	check.Require(t, err == nil, "%v %s", err, out)
 	found := map[string]string{}
 	for text := range strings.SplitSeq(strings.TrimSuffix(string(out), "\x00"), "\x00") {
 		name, what, _ := strings.Cut(text, "=")
@@ -963,13 +897,11 @@ func TestApplyReadOnly(t *testing.T) {
 	}()
 	must(t, <-done)
 	want := map[string]string{"replaced": "new", "kept/f": "new", "kept/new": "new"}
-	if got := held(t, source); !maps.Equal(got, want) {
-		t.Errorf("%v", got)
-	}
+	got := held(t, source)
+	check.That(t, maps.Equal(got, want), "%v", got)
 	for _, name := range []string{".", "kept"} {
-		if st, err := os.Stat(filepath.Join(source, name)); err != nil || st.Mode().Perm() != 0o555 {
-			t.Errorf("%s: %v %v", name, st.Mode(), err)
-		}
+		st, err := os.Stat(filepath.Join(source, name))
+		check.That(t, err == nil && st.Mode().Perm() == 0o555, "%s: %v %v", name, st.Mode(), err)
 	}
 	nothingOutside(t, source)
 }
@@ -987,14 +919,12 @@ func TestGoneMeanwhile(t *testing.T) {
 	must(t, tree.Tar(&b, list))
 	r := tar.NewReader(&b)
 	for _, want := range []string{"c", "d/"} {
-		if h, err := r.Next(); err != nil || h.Name != want {
-			t.Fatalf("%v, %v, want %s", h, err, want)
-		}
+		h, err := r.Next()
+		check.Require(t, err == nil && h.Name == want, "%v, %v, want %s", h, err, want)
 	}
 	a, err := tree.Apply(context.Background(), list, Options{})
-	if got := held(t, source); err != nil || len(a.Made) != 2 || !maps.Equal(got, map[string]string{"c": "new"}) {
-		t.Errorf("%v, %v, %v", got, a, err)
-	}
+	got := held(t, source)
+	check.That(t, err == nil && len(a.Made) == 2 && maps.Equal(got, map[string]string{"c": "new"}), "%v, %v, %v", got, a, err)
 	nothingOutside(t, source)
 }
 
@@ -1048,11 +978,9 @@ func TestApplyOnOverlay(t *testing.T) {
 		must(t, err)
 		defer tree.Close()
 		list, _ := lines(t, tree)
-		if _, err = tree.Apply(context.Background(), list, Options{Delete: true, Force: force}); err != nil {
-			t.Errorf("force %v: %v", force, err)
-		}
-		if got := held(t, source); !maps.Equal(got, map[string]string{"replaced": "new", "kept": "old"}) {
-			t.Errorf("force %v: %v", force, got)
-		}
+		_, err = tree.Apply(context.Background(), list, Options{Delete: true, Force: force})
+		check.That(t, err == nil, "force %v: %v", force, err)
+		got := held(t, source)
+		check.That(t, maps.Equal(got, map[string]string{"replaced": "new", "kept": "old"}), "force %v: %v", force, got)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -68,9 +69,7 @@ func benchWarm(b *testing.B, l limits.Request) {
 			return err
 		}
 		res, err := run.Wait()
-		if err == nil && res.Verdict != result.Proven {
-			b.Errorf("%+v", res)
-		}
+		check.That(b, err != nil || res.Verdict == result.Proven, "%+v", res)
 		return err
 	})
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -79,9 +80,8 @@ func server(t *testing.T, timeout time.Duration) (*exec.Cmd, *bufio.Reader) {
 	harness.Must(t, err)
 	harness.Must(t, cmd.Start())
 	lines := bufio.NewReader(out)
-	if line, err := lines.ReadString('\n'); line != "ready\n" {
-		t.Fatalf("%q, %v", line, err)
-	}
+	line, err := lines.ReadString('\n')
+	check.Require(t, line == "ready\n", "%q, %v", line, err)
 	return cmd, lines
 }
 
@@ -102,9 +102,7 @@ func TestKilled(t *testing.T) {
 	for range max(2, harness.Soak(t)/5) {
 		cmd, _ := server(t, time.Hour)
 		list := proc.Descendants(cmd.Process.Pid, 1000)
-		if len(list) < 3*8 {
-			t.Errorf("%+v", list)
-		}
+		check.That(t, len(list) >= 3*8, "%+v", list)
 		harness.Must(t, cmd.Process.Kill())
 		_ = cmd.Wait() // it was killed
 		gone(t, list)
@@ -122,17 +120,12 @@ func TestStopped(t *testing.T) {
 			list = append(list, st)
 		}
 	}
-	if len(list) < 6 {
-		t.Errorf("%+v", list)
-	}
+	check.That(t, len(list) >= 6, "%+v", list)
 	gone(t, list)
 	harness.Must(t, cmd.Process.Signal(unix.SIGCONT))
 	for range 3 {
-		if line, err := lines.ReadString('\n'); line != "timeout proven\n" {
-			t.Errorf("%q, %v", line, err)
-		}
+		line, err := lines.ReadString('\n')
+		check.That(t, line == "timeout proven\n", "%q, %v", line, err)
 	}
-	if err := cmd.Wait(); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, cmd.Wait())
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -50,9 +51,8 @@ func warm(t *testing.T, policy room.Policy, sizes pool.Sizes) *pool.Pool {
 	p := pool.New(policy, sizes, func(err error) { t.Error(err) })
 	t.Cleanup(func() {
 		p.Close()
-		if left := below(t); len(left) > 0 {
-			t.Errorf("left: %+v", left)
-		}
+		left := below(t)
+		check.That(t, len(left) == 0, "left: %+v", left)
 	})
 	return p
 }
@@ -70,9 +70,7 @@ func take(t *testing.T, p *pool.Pool, tenant string) *pool.Room {
 		if r := p.Take(tenant, limits.Request{}); r != nil {
 			return r
 		}
-		if time.Now().After(end) {
-			t.Fatal("no room is ready")
-		}
+		check.Require(t, !time.Now().After(end), "no room is ready")
 	}
 }
 
@@ -88,9 +86,7 @@ func in(t *testing.T, r *pool.Room, spec job.Spec, args ...string) (*result.Resu
 	run, err := r.Start(t.Context(), slot.Command{Args: args, Spec: spec})
 	harness.Must(t, err)
 	res, err := run.Wait()
-	if res == nil || res.Verdict != result.Proven {
-		t.Fatalf("%q: %+v, %v", args, res, err)
-	}
+	check.Require(t, res != nil && res.Verdict == result.Proven, "%q: %+v, %v", args, res, err)
 	return res, out.String()
 }
 
@@ -121,21 +117,18 @@ func TestCloseWhileBuilding(t *testing.T) {
 	})
 	begun := time.Now()
 	p.Close()
-	if took := time.Since(begun); took > room.SetupBound/2 {
-		t.Errorf("it took %v", took)
-	}
+	took := time.Since(begun)
+	check.That(t, took <= room.SetupBound/2, "it took %v", took)
 }
 
 // A call finds no trace of the call before it.
 func TestCallsAreIsolated(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	for range 3 {
-		if _, text := in(t, take(t, p, "a"), job.Spec{}, "sh", "-c", look); text != nothing {
-			t.Errorf("%q", text)
-		}
-		if res, text := in(t, take(t, p, "a"), job.Spec{}, "sh", "-c", leave); res.ExitCode() != 0 || res.Strays != 2 {
-			t.Errorf("%+v, %q", res, text)
-		}
+		_, text := in(t, take(t, p, "a"), job.Spec{}, "sh", "-c", look)
+		check.That(t, text == nothing, "%q", text)
+		res, text := in(t, take(t, p, "a"), job.Spec{}, "sh", "-c", leave)
+		check.That(t, res.ExitCode() == 0 && res.Strays == 2, "%+v, %q", res, text)
 	}
 }
 
@@ -151,9 +144,8 @@ func TestInitSleeps(t *testing.T) {
 		Args: []string{"sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo done; read x"}, Spec: job.Spec{Stdin: in, Stdout: w, Timeout: bound},
 	})
 	harness.Must(t, err)
-	if line, err := bufio.NewReader(out).ReadString('\n'); line != "done\n" {
-		t.Fatalf("%q, %v", line, err)
-	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	check.Require(t, line == "done\n", "%q, %v", line, err)
 	var init, payload proc.Stat
 	// A list of children that changes during the read may be incomplete (proc(5)).
 	harness.Until(t, bound, "the command among what is below", func() bool {
@@ -168,13 +160,11 @@ func TestInitSleeps(t *testing.T) {
 		init = of(func(st proc.Stat) bool { return st.PID == payload.Parent })
 		return init.PID != 0
 	})
-	if own, its := init.CPU.User+init.CPU.System, payload.CPU.User+payload.CPU.System; its == 0 || own > its/4 {
-		t.Errorf("init has used %v while its command used %v", own, its)
-	}
+	own, its := init.CPU.User+init.CPU.System, payload.CPU.User+payload.CPU.System
+	check.That(t, its != 0 && own <= its/4, "init has used %v while its command used %v", own, its)
 	hold.Close()
-	if res, err := run.Wait(); err != nil || res.Verdict != result.Proven {
-		t.Errorf("%+v, %v", res, err)
-	}
+	res, err := run.Wait()
+	check.That(t, err == nil && res.Verdict == result.Proven, "%+v, %v", res, err)
 }
 
 // one identifies a process even after its PID is reused.
@@ -190,9 +180,7 @@ func theRoom(t *testing.T) (room one) {
 		if st.Comm != "sbxrun-room" || st.State == "Z" {
 			continue
 		}
-		if room.pid != 0 {
-			t.Errorf("more than one room: %d, %d", room.pid, st.PID)
-		}
+		check.That(t, room.pid == 0, "more than one room: %d, %d", room.pid, st.PID)
 		room = one{st.PID, st.Start}
 	}
 	return room
@@ -208,16 +196,10 @@ func TestRoomServesOneTenant(t *testing.T) {
 		return room
 	}
 	a := of("a")
-	if again := of("a"); again != a {
-		t.Errorf("%v, then %v", a, again)
-	}
+	check.Equal(t, of("a"), a)
 	b := of("b")
-	if b == a {
-		t.Errorf("two tenants have had one room: %v", a)
-	}
-	if again := of("b"); again != b {
-		t.Errorf("%v, then %v", b, again)
-	}
+	check.That(t, b != a, "two tenants have had one room: %v", a)
+	check.Equal(t, of("b"), b)
 }
 
 // A room is replaced after Sizes.Calls calls.
@@ -230,9 +212,7 @@ func TestRoomIsReplacedAfterCalls(t *testing.T) {
 		in(t, r, job.Spec{}, "true")
 	}
 	for i, room := range rooms {
-		if i > 0 && (room == rooms[i-1]) != (i%2 == 1) {
-			t.Errorf("%v", rooms)
-		}
+		check.That(t, i <= 0 || (room == rooms[i-1]) == (i%2 == 1), "%v", rooms)
 	}
 }
 
@@ -303,23 +283,19 @@ s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(("127.1.2.3", 0)); 
 	of := func(script string) (room one) {
 		r := take(t, p, "a")
 		room = theRoom(t)
-		if _, text := in(t, r, job.Spec{}, "python3", "-c", script); text != "2\n" {
-			t.Errorf("%q", text)
-		}
+		_, text := in(t, r, job.Spec{}, "python3", "-c", script)
+		check.That(t, text == "2\n", "%q", text)
 		return room
 	}
 	var last one
 	for _, script := range []string{fmt.Sprintf(talk, "socket.AF_INET, '127.0.0.1'", "a.close()"), fmt.Sprintf(talk, "socket.AF_INET6, '::1'", ""), fmt.Sprintf(talk, "socket.AF_INET, '127.0.0.1'", "c.close()"), datagram, datagram} {
 		room := of(script)
-		if room == last {
-			t.Error("the room is used again")
-		}
+		check.That(t, room != last, "the room is used again")
 		last = room
 	}
 	const quiet = "import asyncio, socket\nsocket.getaddrinfo('localhost', 80)\nasyncio.run(asyncio.sleep(0))\nsocket.socketpair()\nprint(2)"
-	if a, b := of(quiet), of(quiet); a == last || a != b {
-		t.Errorf("%v, %v, then %v", last, a, b)
-	}
+	a, b := of(quiet), of(quiet)
+	check.That(t, a != last && a == b, "%v, %v, then %v", last, a, b)
 }
 
 // A call has its own terminals and its own /dev/pts, whose mode and times the next call does not see.
@@ -327,12 +303,11 @@ func TestTerminals(t *testing.T) {
 	p := warm(t, bare, pool.Sizes{Min: 1, Max: 1})
 	for range 2 {
 		r := take(t, p, "a")
-		if _, text := in(t, r, job.Spec{}, "python3", "-c", `import os
+		_, text := in(t, r, job.Spec{}, "python3", "-c", `import os
 a, b = os.openpty()
 print(os.ttyname(b), os.stat("/dev/pts").st_mode & 0o777)
-os.chmod("/dev/pts/ptmx", 0)`); text != "/dev/pts/0 493\n" {
-			t.Errorf("%q", text)
-		}
+os.chmod("/dev/pts/ptmx", 0)`)
+		check.That(t, text == "/dev/pts/0 493\n", "%q", text)
 	}
 }
 
@@ -345,14 +320,11 @@ func TestUnproven(t *testing.T) {
 		Args: []string{"sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do setsid sleep 1000 & done; wait"}, Spec: job.Spec{Timeout: 200 * time.Millisecond, ProofTimeout: 1},
 	})
 	harness.Must(t, err)
-	if res, _ := run.Wait(); res == nil || res.Verdict != result.Unproven {
-		t.Fatalf("%+v", res)
-	}
+	res, _ := run.Wait()
+	check.Require(t, res != nil && res.Verdict == result.Unproven, "%+v", res)
 	r.Give()
 	r = take(t, p, "a")
-	if theRoom(t) == room {
-		t.Error("the room is used again")
-	}
+	check.That(t, theRoom(t) != room, "the room is used again")
 	in(t, r, job.Spec{}, "true")
 }
 
@@ -381,25 +353,21 @@ func TestHostile(t *testing.T) {
 			harness.Must(t, err)
 			text := ""
 			for lines := bufio.NewReader(out); !strings.HasPrefix(text, "ready ") && !strings.HasPrefix(text, "sent "); {
-				if text, err = lines.ReadString('\n'); err != nil {
-					t.Fatal(err)
-				}
+				text, err = lines.ReadString('\n')
+				check.Require(t, err == nil, "%v", err)
 			}
 			go func() { _, _ = io.Copy(io.Discard, out) }()
-			if _, text := in(t, take(t, p, "b"), job.Spec{}, "sh", "-c", look); text != nothing {
-				t.Errorf("meanwhile: %q", text)
-			}
+			_, text = in(t, take(t, p, "b"), job.Spec{}, "sh", "-c", look)
+			check.That(t, text == nothing, "meanwhile: %q", text)
 			cancel()
 			begun := time.Now()
-			if res, err := run.Wait(); err != nil || res.Cause != result.Canceled || res.Verdict != result.Proven {
-				t.Errorf("%+v, %v", res, err)
-			}
+			res, err := run.Wait()
+			check.That(t, err == nil && res.Cause == result.Canceled && res.Verdict == result.Proven, "%+v, %v", res, err)
 			harness.Within(t, "the end", time.Since(begun), 0, time.Second)
 			out.Close()
 			r.Give()
-			if _, text := in(t, take(t, p, "a"), job.Spec{}, "sh", "-c", look); text != nothing {
-				t.Errorf("afterwards: %q", text)
-			}
+			_, text = in(t, take(t, p, "a"), job.Spec{}, "sh", "-c", look)
+			check.That(t, text == nothing, "afterwards: %q", text)
 		})
 	}
 }
@@ -431,9 +399,7 @@ func stranger(t *testing.T, address string) {
 			return
 		}
 		fds, err := unix.ParseUnixRights(&messages[0])
-		if err != nil {
-			t.Error(err)
-		}
+		check.That(t, err == nil, "%v", err)
 		_, _ = conn.Write(b)
 		<-t.Context().Done()
 		for _, fd := range fds {
@@ -481,9 +447,8 @@ for path in ("/proc/1/environ", "/proc/1/mem", "/proc/1/fd", "/proc/1/root"):
 os.setpriority(os.PRIO_PROCESS, 0, 5)
 `)
 	zero := strings.Repeat("0", 16)
-	if want := strings.Repeat(zero+"\n", 5) + "1\n2\n"; text != want {
-		t.Errorf("%q, want %q", text, want)
-	}
+	want := strings.Repeat(zero+"\n", 5) + "1\n2\n"
+	check.That(t, text == want, "%q, want %q", text, want)
 }
 
 // A call's own /tmp, /dev/shm and /dev/pts are not mounted over those of the room: the kernel would copy the room's
@@ -492,9 +457,8 @@ func TestOneMountEach(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	_, text := in(t, take(t, p, "a"), job.Spec{}, "cat", "/proc/self/mountinfo")
 	for _, dir := range []string{"/tmp", "/dev/shm", "/dev/pts"} {
-		if n := strings.Count(text, " / "+dir+" "); n != 1 {
-			t.Errorf("%d mounts at %s, want 1: %s", n, dir, text)
-		}
+		n := strings.Count(text, " / "+dir+" ")
+		check.That(t, n == 1, "%d mounts at %s, want 1: %s", n, dir, text)
 	}
 }
 
@@ -503,9 +467,7 @@ func TestTakeover(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	for range 2 {
 		res, text := in(t, take(t, p, "a"), job.Spec{Timeout: harness.Deadline(2 * time.Second)}, "/fixtures/takeover")
-		if res.Cause == result.Lost {
-			t.Errorf("%+v, %q", res, text)
-		}
+		check.That(t, res.Cause != result.Lost, "%+v, %q", res, text)
 	}
 }
 
@@ -517,18 +479,15 @@ func TestCanceled(t *testing.T) {
 	run, err := r.Start(ctx, slot.Command{Args: []string{"sleep", "1000"}})
 	harness.Must(t, err)
 	cancel()
-	if res, err := run.Wait(); err != nil || res.Cause != result.Canceled || res.Verdict != result.Proven {
-		t.Errorf("%+v, %v", res, err)
-	}
+	res, err := run.Wait()
+	check.That(t, err == nil && res.Cause == result.Canceled && res.Verdict == result.Proven, "%+v, %v", res, err)
 	r.Give()
 	r = take(t, p, "a")
-	if _, err := r.Start(ctx, slot.Command{Args: []string{"true"}}); err == nil {
-		t.Error("a context that is done has started a command")
-	}
+	_, err = r.Start(ctx, slot.Command{Args: []string{"true"}})
+	check.That(t, err != nil, "a context that is done has started a command")
 	r.Give()
-	if _, text := in(t, take(t, p, "a"), job.Spec{}, "echo", "here"); text != "here\n" {
-		t.Errorf("%q", text)
-	}
+	_, text := in(t, take(t, p, "a"), job.Spec{}, "echo", "here")
+	check.That(t, text == "here\n", "%q", text)
 }
 
 // If a room's process is killed from outside, only one call fails; the next gets another room.
@@ -547,9 +506,7 @@ func TestKilledProcessReplacesRoom(t *testing.T) {
 					kill(t, name)
 				}
 				res, err := run.Wait()
-				if res == nil || res.Verdict != result.Proven {
-					t.Errorf("%s, %v: %+v, %v", name, running, res, err)
-				}
+				check.That(t, res != nil && res.Verdict == result.Proven, "%s, %v: %+v, %v", name, running, res, err)
 			}
 			r.Give()
 			// The killed process may belong to the next call, which then fails to start.
@@ -557,9 +514,8 @@ func TestKilledProcessReplacesRoom(t *testing.T) {
 			if _, err := r.Start(t.Context(), slot.Command{Args: []string{"true"}}); err != nil {
 				r.Give()
 				r = take(t, p, "a")
-				if _, err := r.Start(t.Context(), slot.Command{Args: []string{"true"}}); err != nil {
-					t.Errorf("%s, %v: %v", name, running, err)
-				}
+				_, err := r.Start(t.Context(), slot.Command{Args: []string{"true"}})
+				check.That(t, err == nil, "%s, %v: %v", name, running, err)
 			}
 			r.Give()
 		}
@@ -592,9 +548,8 @@ func TestLargeCommand(t *testing.T) {
 	var out bytes.Buffer
 	run, err := r.Start(t.Context(), slot.Command{Args: []string{"sh", "-c", "echo ${#V0} ${#V8} $PWD $X"}, Env: append(env, "X=1", "X=2"), Dir: "/usr", Spec: job.Spec{Stdout: &out}})
 	harness.Must(t, err)
-	if res, err := run.Wait(); err != nil || out.String() != "100000 100000 /usr 2\n" {
-		t.Errorf("%+v, %v, %q", res, err, &out)
-	}
+	res, err := run.Wait()
+	check.That(t, err == nil && out.String() == "100000 100000 /usr 2\n", "%+v, %v, %q", res, err, &out)
 }
 
 // Concurrent calls of several tenants end with the right results.
@@ -610,9 +565,8 @@ func TestConcurrentCalls(t *testing.T) {
 				if i%3 == 0 {
 					script, spec.Timeout = script+"; setsid sleep 1000 & sleep 1000", harness.Deadline(50*time.Millisecond)
 				}
-				if res, text := in(t, r, spec, "sh", "-c", script); text != want+"\n" && res.Cause != result.Timeout {
-					t.Errorf("%s: %+v, %q", want, res, text)
-				}
+				res, text := in(t, r, spec, "sh", "-c", script)
+				check.That(t, text == want+"\n" || res.Cause == result.Timeout, "%s: %+v, %q", want, res, text)
 			}
 		})
 	}
@@ -634,56 +588,44 @@ func TestLimits(t *testing.T) {
 		r := take(t, p, "a")
 		defer r.Give()
 		var e *result.Error
-		if _, err := r.Start(t.Context(), slot.Command{Args: []string{"true"}, Spec: job.Spec{Limits: limits.Request{Pids: 10}}}); !errors.As(err, &e) || e.Code != "limit" {
-			t.Errorf("%v", err)
-		}
+		_, err := r.Start(t.Context(), slot.Command{Args: []string{"true"}, Spec: job.Spec{Limits: limits.Request{Pids: 10}}})
+		check.That(t, errors.As(err, &e) && e.Code == "limit", "%v", err)
 		return
 	}
 	for range 2 {
 		res, text := in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{Pids: 10}}, "sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1000 & done; exit 5")
-		if told, pids := hit(res, "pids"); !told || !pids {
-			t.Errorf("%+v, %q", res, text)
-		}
+		told, pids := hit(res, "pids")
+		check.That(t, told && pids, "%+v, %q", res, text)
 		res, text = in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{Pids: 10, FSize: 1000}}, "sh", "-c", "for i in 1 2 3 4; do sleep 1000 & done; ulimit -f; exit 5")
-		if told, pids := hit(res, "pids"); !told || pids || res.ExitCode() != 5 {
-			t.Errorf("%+v, %q", res, text)
-		}
+		told, pids = hit(res, "pids")
+		check.That(t, told && !pids && res.ExitCode() == 5, "%+v, %q", res, text)
 		res, text = in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{Memory: 64 << 20}}, "python3", "-c", "x = bytearray(500 << 20)")
-		if told, memory := hit(res, "memory"); !told || !memory || res.Cause != result.OOM {
-			t.Errorf("%+v, %q", res, text)
-		}
+		told, memory := hit(res, "memory")
+		check.That(t, told && memory && res.Cause == result.OOM, "%+v, %q", res, text)
 		res, text = in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{Memory: 128 << 20}}, "python3", "-c", "x = bytearray(30 << 20)")
-		if told, memory := hit(res, "memory"); !told || memory || res.ExitCode() != 0 {
-			t.Errorf("%+v, %q", res, text)
-		}
+		told, memory = hit(res, "memory")
+		check.That(t, told && !memory && res.ExitCode() == 0, "%+v, %q", res, text)
 		res, text = in(t, take(t, p, "a"), job.Spec{}, "python3", "-c", "import os; x = bytearray(200 << 20); print(len(os.sched_getaffinity(0)))")
-		if res.ExitCode() != 0 || len(res.Limits) != 0 || res.MemoryPeak != 0 || text != strconv.Itoa(runtime.NumCPU())+"\n" {
-			t.Errorf("%+v, %q", res, text)
-		}
+		check.That(t, res.ExitCode() == 0 && len(res.Limits) == 0 && res.MemoryPeak == 0 && text == strconv.Itoa(runtime.NumCPU())+"\n", "%+v, %q", res, text)
 		// Not python, which takes up to half a minute to start with a fraction of a CPU.
 		res, text = in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{CPUs: 0.1}}, "sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; nproc")
-		if told, cpus := hit(res, "cpus"); !told || !cpus || text != "1\n" {
-			t.Errorf("%+v, %q", res, text)
-		}
-		if used := res.CPUUser + res.CPUSystem; used < 10*time.Millisecond || used > res.Duration/2 {
-			t.Errorf("%v of CPU time in %v", used, res.Duration)
-		}
+		told, cpus := hit(res, "cpus")
+		check.That(t, told && cpus && text == "1\n", "%+v, %q", res, text)
+		used := res.CPUUser + res.CPUSystem
+		check.That(t, used >= 10*time.Millisecond && used <= res.Duration/2, "%v of CPU time in %v", used, res.Duration)
 	}
 	for range 2 {
 		res, text := in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{CPUTime: 300 * time.Millisecond}}, "sh", "-c", "while :; do :; done")
-		if told, cpu := hit(res, "cpu-time"); !told || !cpu || res.Cause != result.CPUTime {
-			t.Errorf("%+v, %q", res, text)
-		}
+		told, cpu := hit(res, "cpu-time")
+		check.That(t, told && cpu && res.Cause == result.CPUTime, "%+v, %q", res, text)
 		// The room's cgroup also counts the CPU time for making the next init.
-		if used := res.CPUUser + res.CPUSystem; used < 100*time.Millisecond {
-			t.Errorf("ended after %v", used)
-		}
+		used := res.CPUUser + res.CPUSystem
+		check.That(t, used >= 100*time.Millisecond, "ended after %v", used)
 	}
 	r := take(t, p, "a")
 	defer r.Give()
-	if _, err := r.Start(t.Context(), slot.Command{Args: []string{"true"}, Spec: job.Spec{Limits: limits.Request{Memory: 1 << 20, MemorySwap: 2 << 20}}}); !errors.Is(err, limits.ErrRenew) {
-		t.Errorf("%v", err)
-	}
+	_, err := r.Start(t.Context(), slot.Command{Args: []string{"true"}, Spec: job.Spec{Limits: limits.Request{Memory: 1 << 20, MemorySwap: 2 << 20}}})
+	check.That(t, errors.Is(err, limits.ErrRenew), "%v", err)
 }
 
 // The CPU quota of a command stays in place only for a next command with the same limit.
@@ -706,9 +648,8 @@ func TestQuotaStays(t *testing.T) {
 		if want := strconv.Itoa(int(cpus * 100_000)); cpus > 0 && !strings.HasPrefix(quota, want) || cpus == 0 && (len(quota) < 2 || strings.HasPrefix(quota, "50000") || strings.HasPrefix(quota, "25000")) {
 			t.Errorf("call %d, of %v CPUs, has the quota %q", i, cpus, quota)
 		}
-		if _, err := run.Wait(); err != nil {
-			t.Error(err)
-		}
+		_, err = run.Wait()
+		check.That(t, err == nil, "%v", err)
 		r.Give()
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -32,12 +33,9 @@ func placeOf(t *testing.T, s *pool.Source, p slot.Policy) slot.Slot {
 		if at.Kind() == slot.Warm {
 			return at
 		}
-		if _, err := at.Give(); err != nil {
-			t.Fatal(err)
-		}
-		if time.Now().After(end) {
-			t.Fatal("no place is warm")
-		}
+		_, err = at.Give()
+		check.Require(t, err == nil, "%v", err)
+		check.Require(t, !time.Now().After(end), "no place is warm")
 	}
 }
 
@@ -62,12 +60,9 @@ func TestFiles(t *testing.T) {
 		text := new(bytes.Buffer)
 		_, _ = text.ReadFrom(f)
 		f.Close()
-		if text.String() != "textmore\n" {
-			t.Errorf("%q", text)
-		}
-		if res, err := at.Give(); err != nil || res.Verdict != result.Proven {
-			t.Errorf("%+v, %v", res, err)
-		}
+		check.That(t, text.String() == "textmore\n", "%q", text)
+		res, err := at.Give()
+		check.That(t, err == nil && res.Verdict == result.Proven, "%+v, %v", res, err)
 	}
 }
 
@@ -80,9 +75,8 @@ func TestCold(t *testing.T) {
 		if at.Kind() != slot.Cold {
 			t.Errorf("%+v is %s", p, at.Kind())
 		}
-		if _, err := at.Give(); err != nil {
-			t.Error(err)
-		}
+		_, err = at.Give()
+		check.That(t, err == nil, "%v", err)
 	}
 }
 
@@ -104,9 +98,8 @@ func TestMemoryLeft(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if res, err := run.Wait(); err != nil || res.ExitCode() != 0 {
-			t.Errorf("%+v, %v", res, err)
-		}
+		res, err := run.Wait()
+		check.That(t, err == nil && res.ExitCode() == 0, "%+v, %v", res, err)
 		return nil
 	}
 	if err := run(placeOf(t, s, slot.Policy{Policy: roomy}), large, "true"); errors.Is(err, limits.ErrRenew) {
@@ -127,13 +120,11 @@ func TestMemoryLeft(t *testing.T) {
 func TestGivenBack(t *testing.T) {
 	s := source(t, policy(t))
 	at := placeOf(t, s, slot.Policy{Policy: policy(t)})
-	if _, err := at.Start(t.Context(), slot.Command{Args: []string{"sleep", "1000"}}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := at.Start(t.Context(), slot.Command{Args: []string{"sleep", "1000"}})
+	check.Require(t, err == nil, "%v", err)
 	begin := time.Now()
-	if res, err := at.Give(); err != nil || res.Verdict != result.Proven || res.Cause != result.Killed {
-		t.Errorf("%+v, %v", res, err)
-	}
+	res, err := at.Give()
+	check.That(t, err == nil && res.Verdict == result.Proven && res.Cause == result.Killed, "%+v, %v", res, err)
 	harness.Within(t, "the end", time.Since(begin), 0, 5*time.Second)
 }
 
@@ -142,9 +133,8 @@ func TestAhead(t *testing.T) {
 	s := pool.NewSource(slot.OnDemand{}, bare, pool.Sizes{Min: 2, Max: 8}, func(err error) { t.Error(err) })
 	defer func() {
 		s.Close()
-		if left := below(t); len(left) > 0 {
-			t.Errorf("left: %+v", left)
-		}
+		left := below(t)
+		check.That(t, len(left) == 0, "left: %+v", left)
 	}()
 	harness.Until(t, bound, "a warm room", func() bool {
 		at, err := s.Take(t.Context(), "a", slot.Policy{Policy: bare})
@@ -166,24 +156,19 @@ func TestAhead(t *testing.T) {
 		running, err := at.Start(t.Context(), slot.Command{Args: policy.Program.Args, Program: code, Spec: job.Spec{Stdout: &out, Stderr: &out, Timeout: timeout, Attended: true}})
 		harness.Must(t, err)
 		res, err := running.Wait()
-		if err != nil || res.Verdict != result.Proven {
-			t.Errorf("%+v, %v", res, err)
-		}
+		check.That(t, err == nil && res.Verdict == result.Proven, "%+v, %v", res, err)
 		return res, out.String()
 	}
 	const code = "import os, sys; print(__file__, sys.argv, sys.path[0], os.listdir('.'), os.listdir('/tmp')); open('/tmp/left', 'w'); sys.exit(3)"
 	for range 3 {
 		res, text := run(code, bound)
-		if want := "/home/sandbox/main.py ['/home/sandbox/main.py'] /home/sandbox ['main.py'] []\n"; text != want || res.ExitCode() != 3 || res.Duration < 0 {
-			t.Errorf("%+v, %q", res, text)
-		}
+		want := "/home/sandbox/main.py ['/home/sandbox/main.py'] /home/sandbox ['main.py'] []\n"
+		check.That(t, text == want && res.ExitCode() == 3 && res.Duration >= 0, "%+v, %q", res, text)
 		harness.Until(t, bound, "an interpreter that was started ahead", func() bool { return s.Ahead() == 1 })
 	}
-	if res, _ := run("import time; time.sleep(1000)", harness.Deadline(100*time.Millisecond)); res.Cause != result.Timeout {
-		t.Errorf("%+v", res)
-	}
+	res, _ := run("import time; time.sleep(1000)", harness.Deadline(100*time.Millisecond))
+	check.That(t, res.Cause == result.Timeout, "%+v", res)
 	harness.Until(t, bound, "an interpreter that was started ahead", func() bool { return s.Ahead() == 1 })
-	if _, text := run("print('x' * 300000)\n#"+strings.Repeat("y", 200_000), bound); len(text) != 300_001 {
-		t.Errorf("%d bytes", len(text))
-	}
+	_, text := run("print('x' * 300000)\n#"+strings.Repeat("y", 200_000), bound)
+	check.That(t, len(text) == 300_001, "%d bytes", len(text))
 }

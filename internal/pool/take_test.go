@@ -8,6 +8,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // Take does not return, and keeps, a room without cgroups for a command with limits.
@@ -16,14 +17,12 @@ func TestTakeWithLimits(t *testing.T) {
 	cancel() // no room is built
 	p := &Pool{sizes: Sizes{Max: 1}, ctx: ctx, idle: []*Room{{group: limits.Without()}}, rooms: 1}
 	for _, l := range []limits.Request{{Memory: 1 << 30}, {Pids: 10, NoFile: 64}} {
-		if r := p.Take("a", l); r != nil || len(p.idle) != 1 {
-			t.Errorf("%+v: %v, %d idle", l, r, len(p.idle))
-		}
+		r := p.Take("a", l)
+		check.That(t, r == nil && len(p.idle) == 1, "%+v: %v, %d idle", l, r, len(p.idle))
 	}
 	// A resource limit of processes needs no cgroup.
-	if l := (limits.Request{NoFile: 64}); !p.idle[0].group.Takes(l) || p.idle[0].group.Renew(l) != nil {
-		t.Errorf("%+v: refused", l)
-	}
+	l := (limits.Request{NoFile: 64})
+	check.That(t, p.idle[0].group.Takes(l) && p.idle[0].group.Renew(l) == nil, "%+v: refused", l)
 }
 
 // A command with limits gets a room that supports them even if others come first; one without gets any room.
@@ -36,9 +35,7 @@ func TestTakeOfBothKinds(t *testing.T) {
 		return len(p.idle)
 	}
 	for end := time.Now().Add(time.Minute); idle() < 2; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("no two rooms are ready")
-		}
+		check.Require(t, !time.Now().After(end), "no two rooms are ready")
 	}
 	limited := limits.Request{Pids: 10}
 	can, cannot := p.idle[0], p.idle[1] // Take tries the last one first
@@ -50,15 +47,12 @@ func TestTakeOfBothKinds(t *testing.T) {
 	cannot.group = limits.Without()
 	defer func() { cannot.group = group }() // to be removed
 	for range 2 {                           // first unassigned, then the tenant's
-		if got := p.Take("a", limited); got != can {
-			t.Fatalf("with limits: %p of %p and %p", got, can, cannot)
-		}
-		if got := p.Take("a", limited); got != nil {
-			t.Fatal("the other one was taken for limits")
-		}
-		if got := p.Take("a", limits.Request{}); got != cannot {
-			t.Fatalf("without limits: %p of %p and %p", got, can, cannot)
-		}
+		got := p.Take("a", limited)
+		check.Require(t, got == can, "with limits: %p of %p and %p", got, can, cannot)
+		got = p.Take("a", limited)
+		check.Require(t, got == nil, "the other one was taken for limits")
+		got = p.Take("a", limits.Request{})
+		check.Require(t, got == cannot, "without limits: %p of %p and %p", got, can, cannot)
 		p.give(can, true)
 		p.give(cannot, true)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/values"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -145,16 +146,12 @@ func TestFind(t *testing.T) {
 			for _, v := range set.Vars {
 				vars = append(vars, v.Name+"="+v.Value)
 			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("shown (-want +got):\n%s", diff)
-			}
+			check.Equal(t, cmp.Diff(tt.want, got), "", "shown (-want +got):\n")
 			var want []string
 			for _, v := range tt.vars {
 				want = append(want, full(v))
 			}
-			if diff := cmp.Diff(want, vars); diff != "" {
-				t.Errorf("variables (-want +got):\n%s", diff)
-			}
+			check.Equal(t, cmp.Diff(want, vars), "", "variables (-want +got):\n")
 			dirs := tt.dirs
 			if dirs == "" {
 				dirs = tt.path
@@ -188,14 +185,8 @@ func TestFindBounded(t *testing.T) {
 		return !visible
 	}
 	for _, name := range files {
-		if !covered(filepath.Join(top, name)) {
-			t.Fatalf("%s is shown", name)
-		}
+		check.Require(t, covered(filepath.Join(top, name)), "%s is shown", name)
 	}
-	if len(set.Mounts) > manyCovers+10 {
-		t.Errorf("%d mounts", len(set.Mounts))
-	}
-	if covered(top + "/me/.volta/bin/node") {
-		t.Error("a program is not shown")
-	}
+	check.That(t, len(set.Mounts) <= manyCovers+10, "%d mounts", len(set.Mounts))
+	check.That(t, !covered(top+"/me/.volta/bin/node"), "a program is not shown")
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func duration(s string) (time.Duration, error) {
@@ -66,9 +68,7 @@ func TestDuration(t *testing.T) {
 	}
 	for _, tt := range tests {
 		got, err := duration(tt.in)
-		if err != nil || got != tt.want {
-			t.Errorf("duration(%.40q) = %d, %v; want %d", tt.in, got, err, tt.want)
-		}
+		check.That(t, err == nil && got == tt.want, "duration(%.40q) = %d, %v; want %d", tt.in, got, err, tt.want)
 	}
 }
 
@@ -80,9 +80,7 @@ func TestDurationErrors(t *testing.T) {
 	}
 	for _, in := range syntax {
 		got, err := duration(in)
-		if err == nil || !strings.Contains(err.Error(), "want seconds") || got != 0 {
-			t.Errorf("duration(%q) = %v, %v; want a syntax error", in, got, err)
-		}
+		check.That(t, err != nil && strings.Contains(err.Error(), "want seconds") && got == 0, "duration(%q) = %v, %v; want a syntax error", in, got, err)
 	}
 
 	tooLong := []string{
@@ -98,26 +96,20 @@ func TestDurationErrors(t *testing.T) {
 	}
 	for _, in := range tooLong {
 		got, err := duration(in)
-		if err == nil || !strings.Contains(err.Error(), "want at most") || got != 0 {
-			t.Errorf("duration(%q) = %v, %v; want a range error", in, got, err)
-		}
+		check.That(t, err != nil && strings.Contains(err.Error(), "want at most") && got == 0, "duration(%q) = %v, %v; want a range error", in, got, err)
 	}
 
 	_, err := duration("1.5x")
 	want := `invalid duration "1.5x": want seconds (5, 0.5) or a value with a unit (1500ms, 5m, 1h, 1d)`
-	if err == nil || err.Error() != want {
-		t.Errorf("got error %v, want %s", err, want)
-	}
+	check.That(t, err != nil && err.Error() == want, "got error %v, want %s", err, want)
 }
 
 func TestDurationUnmarshalText(t *testing.T) {
 	d := Duration(time.Minute)
-	if err := d.UnmarshalText([]byte("nonsense")); err == nil || d != Duration(time.Minute) {
-		t.Errorf("after nonsense: %v, %v; want 1m0s and an error", d, err)
-	}
-	if err := d.UnmarshalText([]byte("90")); err != nil || d.String() != "1m30s" {
-		t.Errorf("after 90: %v, %v; want 1m30s", d, err)
-	}
+	err := d.UnmarshalText([]byte("nonsense"))
+	check.That(t, err != nil && d == Duration(time.Minute), "after nonsense: %v, %v; want 1m0s and an error", d, err)
+	err = d.UnmarshalText([]byte("90"))
+	check.That(t, err == nil && d.String() == "1m30s", "after 90: %v, %v; want 1m30s", d, err)
 }
 
 func FuzzDuration(f *testing.F) {
@@ -129,17 +121,12 @@ func FuzzDuration(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if got < 0 {
-			t.Fatalf("duration(%q) = %v, which is negative", s, got)
-		}
+		check.Require(t, got >= 0, "duration(%q) = %v, which is negative", s, got)
 		again, err := duration(Duration(got).String())
-		if err != nil || again != got {
-			t.Fatalf("duration(%q) = %v, but its String gives %v, %v", s, got, again, err)
-		}
+		check.Require(t, err == nil && again == got, "duration(%q) = %v, but its String gives %v, %v", s, got, again, err)
 		if strings.Trim(s, numeric) == "" {
-			if want := ceilTimes(t, s, int64(time.Second)); want.Cmp(big.NewInt(int64(got))) != 0 {
-				t.Fatalf("duration(%q) = %d, want %v", s, got, want)
-			}
+			want := ceilTimes(t, s, int64(time.Second))
+			check.Require(t, want.Cmp(big.NewInt(int64(got))) == 0, "duration(%q) = %d, want %v", s, got, want)
 		}
 	})
 }
@@ -184,9 +171,7 @@ func TestSize(t *testing.T) {
 	}
 	for _, tt := range tests {
 		got, err := size(tt.in)
-		if err != nil || got != tt.want {
-			t.Errorf("size(%q) = %d, %v; want %d", tt.in, got, err, tt.want)
-		}
+		check.That(t, err == nil && got == tt.want, "size(%q) = %d, %v; want %d", tt.in, got, err, tt.want)
 	}
 }
 
@@ -198,23 +183,17 @@ func TestSizeErrors(t *testing.T) {
 	}
 	for _, in := range syntax {
 		got, err := size(in)
-		if err == nil || !strings.Contains(err.Error(), "want bytes") || got != 0 {
-			t.Errorf("size(%q) = %v, %v; want a syntax error", in, got, err)
-		}
+		check.That(t, err != nil && strings.Contains(err.Error(), "want bytes") && got == 0, "size(%q) = %v, %v; want a syntax error", in, got, err)
 	}
 
 	for _, in := range []string{"9223372036854775808", "8388608T", "8388607.99999999999999T", "99999999999999999999999G"} {
 		got, err := size(in)
-		if err == nil || !strings.Contains(err.Error(), "want less than") || got != 0 {
-			t.Errorf("size(%q) = %v, %v; want a range error", in, got, err)
-		}
+		check.That(t, err != nil && strings.Contains(err.Error(), "want less than") && got == 0, "size(%q) = %v, %v; want a range error", in, got, err)
 	}
 
 	_, err := size("64 megs")
 	want := `invalid size "64 megs": want bytes (4096) or a value with a unit (512K, 64M, 1.5G, 1T)`
-	if err == nil || err.Error() != want {
-		t.Errorf("got error %v, want %s", err, want)
-	}
+	check.That(t, err != nil && err.Error() == want, "got error %v, want %s", err, want)
 }
 
 func TestSizeString(t *testing.T) {
@@ -235,20 +214,16 @@ func TestSizeString(t *testing.T) {
 		{math.MaxInt64, "9223372036854775807"},
 	}
 	for _, tt := range tests {
-		if got := tt.size.String(); got != tt.want {
-			t.Errorf("Size(%d).String() = %q, want %q", int64(tt.size), got, tt.want)
-		}
+		check.Equal(t, tt.size.String(), tt.want, "Size(%d).String()", int64(tt.size))
 	}
 }
 
 func TestSizeUnmarshalText(t *testing.T) {
 	z := Size(7)
-	if err := z.UnmarshalText([]byte("nonsense")); err == nil || z != 7 {
-		t.Errorf("after nonsense: %v, %v; want 7 and an error", z, err)
-	}
-	if err := z.UnmarshalText([]byte("1.5G")); err != nil || z != 3<<29 {
-		t.Errorf("after 1.5G: %v, %v; want 1536M", z, err)
-	}
+	err := z.UnmarshalText([]byte("nonsense"))
+	check.That(t, err != nil && z == 7, "after nonsense: %v, %v; want 7 and an error", z, err)
+	err = z.UnmarshalText([]byte("1.5G"))
+	check.That(t, err == nil && z == 3<<29, "after 1.5G: %v, %v; want 1536M", z, err)
 }
 
 func FuzzSize(f *testing.F) {
@@ -260,17 +235,12 @@ func FuzzSize(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if got < 0 {
-			t.Fatalf("size(%q) = %v, which is negative", s, got)
-		}
+		check.Require(t, got >= 0, "size(%q) = %v, which is negative", s, got)
 		again, err := size(Size(got).String())
-		if err != nil || again != got {
-			t.Fatalf("size(%q) = %v, but its String gives %v, %v", s, got, again, err)
-		}
+		check.Require(t, err == nil && again == got, "size(%q) = %v, but its String gives %v, %v", s, got, again, err)
 		if number, ok := strings.CutSuffix(s, "G"); ok {
-			if want := ceilTimes(t, number, 1<<30); want.Cmp(big.NewInt(got)) != 0 {
-				t.Fatalf("size(%q) = %d, want %v", s, got, want)
-			}
+			want := ceilTimes(t, number, 1<<30)
+			check.Require(t, want.Cmp(big.NewInt(got)) == 0, "size(%q) = %d, want %v", s, got, want)
 		}
 	})
 }
@@ -279,9 +249,7 @@ func FuzzSize(f *testing.F) {
 func ceilTimes(t *testing.T, number string, unit int64) *big.Int {
 	t.Helper()
 	r, ok := new(big.Rat).SetString(number)
-	if !ok {
-		t.Fatalf("%q is not a number to package big", number)
-	}
+	check.Require(t, ok, "%q is not a number to package big", number)
 	r.Mul(r, new(big.Rat).SetInt64(unit))
 	n := new(big.Int).Add(r.Num(), r.Denom())
 	n.Sub(n, big.NewInt(1))
@@ -291,8 +259,7 @@ func ceilTimes(t *testing.T, number string, unit int64) *big.Int {
 func TestMaximum(t *testing.T) {
 	for text, want := range map[string]Maximum{"0": math.MaxInt64, "0K": math.MaxInt64, "1": 1, "2M": 2 << 20, "-1": 0, "": 0} {
 		var m Maximum
-		if err := m.UnmarshalText([]byte(text)); m != want || (err == nil) != (want > 0) {
-			t.Errorf("%q: %d, %v; want %d", text, m, err, want)
-		}
+		err := m.UnmarshalText([]byte(text))
+		check.That(t, m == want && (err == nil) == (want > 0), "%q: %d, %v; want %d", text, m, err, want)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func TestSignal(t *testing.T) {
@@ -12,14 +14,12 @@ func TestSignal(t *testing.T) {
 		"KILL": syscall.SIGKILL, "09": syscall.SIGKILL, "1": syscall.SIGHUP, "34": 34, "64": 64,
 	} {
 		var s Signal
-		if err := s.UnmarshalText([]byte(word)); err != nil || s != Signal(want) {
-			t.Errorf("%q: %d, %v", word, s, err)
-		}
+		err := s.UnmarshalText([]byte(word))
+		check.That(t, err == nil && s == Signal(want), "%q: %d, %v", word, s, err)
 	}
 	for _, word := range []string{"", "0", "-1", "65", "+2", "1.0", "SIG", "NOSUCH", "SIGSIGINT", "INT ", "2x", "99999999999999999999"} {
 		s := Signal(syscall.SIGUSR1)
-		if err := s.UnmarshalText([]byte(word)); err == nil || !strings.Contains(err.Error(), "no such signal") || s != Signal(syscall.SIGUSR1) {
-			t.Errorf("%q: %d, %v", word, s, err)
-		}
+		err := s.UnmarshalText([]byte(word))
+		check.That(t, err != nil && strings.Contains(err.Error(), "no such signal") && s == Signal(syscall.SIGUSR1), "%q: %d, %v", word, s, err)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // hostile are words that are special to a shell.
@@ -19,9 +21,7 @@ var hostile = []string{
 func readBack(t *testing.T, line string) []string {
 	t.Helper()
 	out, err := exec.Command("sh", "-c", `printf '%s\0' `+line).Output()
-	if err != nil {
-		t.Fatalf("%s: %v", line, err)
-	}
+	check.Require(t, err == nil, "%s: %v", line, err)
 	return strings.Split(strings.TrimSuffix(string(out), "\x00"), "\x00")
 }
 
@@ -30,14 +30,10 @@ func TestShellQuote(t *testing.T) {
 	for _, word := range hostile {
 		line = append(line, ShellQuote(word))
 	}
-	if diff := cmp.Diff(hostile, readBack(t, strings.Join(line, " "))); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, cmp.Diff(hostile, readBack(t, strings.Join(line, " "))), "", "(-want +got):\n")
 	// Words that need no quotes stay readable.
 	for _, word := range []string{"/usr/bin/env", "--ro-bind", "A=b", "1.5"} {
-		if got := ShellQuote(word); got != word {
-			t.Errorf("ShellQuote(%q) = %s", word, got)
-		}
+		check.Equal(t, ShellQuote(word), word, "ShellQuote")
 	}
 }
 
@@ -49,9 +45,7 @@ func FuzzShellQuote(f *testing.F) {
 		if strings.Contains(word, "\x00") || len(word) > 100_000 {
 			return // cannot be an argument
 		}
-		if diff := cmp.Diff([]string{word, "x"}, readBack(t, ShellQuote(word)+" x")); diff != "" {
-			t.Errorf("ShellQuote(%q) (-want +got):\n%s", word, diff)
-		}
+		check.Equal(t, cmp.Diff([]string{word, "x"}, readBack(t, ShellQuote(word)+" x")), "", "ShellQuote(%q) (-want +got):\n", word)
 	})
 }
 
@@ -73,8 +67,6 @@ func TestSplitColon(t *testing.T) {
 		{"\xff:\xfe", []string{"\xff", "\xfe"}},
 	}
 	for _, tt := range tests {
-		if diff := cmp.Diff(tt.want, SplitColon(tt.in)); diff != "" {
-			t.Errorf("SplitColon(%q) (-want +got):\n%s", tt.in, diff)
-		}
+		check.Equal(t, cmp.Diff(tt.want, SplitColon(tt.in)), "", "SplitColon(%q) (-want +got):\n", tt.in)
 	}
 }

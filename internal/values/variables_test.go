@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -43,9 +44,7 @@ func TestParseVar(t *testing.T) {
 	}
 	for _, tt := range tests {
 		got, ok, err := ParseVar(tt.arg)
-		if err != nil || ok != tt.ok || got != tt.want {
-			t.Errorf("ParseVar(%q) = %q, %v, %v; want %q, %v", tt.arg, got, ok, err, tt.want, tt.ok)
-		}
+		check.That(t, err == nil && ok == tt.ok && got == tt.want, "ParseVar(%q) = %q, %v, %v; want %q, %v", tt.arg, got, ok, err, tt.want, tt.ok)
 	}
 }
 
@@ -65,9 +64,7 @@ func TestParseVarRefused(t *testing.T) {
 	}
 	for _, tt := range tests {
 		got, ok, err := ParseVar(tt.arg)
-		if err == nil || err.Error() != tt.wantErr || ok || got != (Var{}) {
-			t.Errorf("ParseVar(%q) = %q, %v, %v; want error %s", tt.arg, got, ok, err, tt.wantErr)
-		}
+		check.That(t, err != nil && err.Error() == tt.wantErr && !ok && got == (Var{}), "ParseVar(%q) = %q, %v, %v; want error %s", tt.arg, got, ok, err, tt.wantErr)
 	}
 }
 
@@ -99,9 +96,7 @@ func TestParseVars(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := ParseVars([]byte(tt.in), "f")
 			harness.Must(t, err)
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, cmp.Diff(tt.want, got), "", "(-want +got):\n")
 		})
 	}
 }
@@ -128,9 +123,7 @@ func TestParseVarsRefused(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := ParseVars([]byte(tt.in), "my env")
-			if err == nil || err.Error() != tt.wantErr || got != nil {
-				t.Errorf("got %q, error %v\nwant error %s", got, err, tt.wantErr)
-			}
+			check.That(t, err != nil && err.Error() == tt.wantErr && got == nil, "got %q, error %v\nwant error %s", got, err, tt.wantErr)
 		})
 	}
 }
@@ -144,16 +137,12 @@ func TestEnvironment(t *testing.T) {
 		s.Put(v)
 	}
 	want := []Var{{"B", "3"}, {"A", "2"}, {"C", ""}}
-	if diff := cmp.Diff(want, s.Vars()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, cmp.Diff(want, s.Vars()), "", "(-want +got):\n")
 	s.Vars()[0].Value = "changed"
-	if got, ok := s.Lookup("B"); got != "3" || !ok {
-		t.Errorf("Lookup(B) = %q, %v; want 3", got, ok)
-	}
-	if got, ok := s.Lookup("D"); got != "" || ok {
-		t.Errorf("Lookup(D) = %q, %v; want none", got, ok)
-	}
+	got, ok := s.Lookup("B")
+	check.That(t, got == "3" && ok, "Lookup(B) = %q, %v; want 3", got, ok)
+	got, ok = s.Lookup("D")
+	check.That(t, got == "" && !ok, "Lookup(D) = %q, %v; want none", got, ok)
 }
 
 func FuzzParseVars(f *testing.F) {
@@ -166,29 +155,21 @@ func FuzzParseVars(f *testing.F) {
 		if err != nil {
 			// The text of an error depends only on the line number.
 			var line int
-			if _, scanErr := fmt.Sscanf(err.Error(), `read environment file "f": line %d:`, &line); scanErr != nil {
-				t.Fatalf("unexpected error: %v", err)
-			}
-			if lines := strings.Count(in, "\n") + 1; line < 1 || line > lines {
-				t.Fatalf("line %d of %d: %v", line, lines, err)
-			}
-			if reason := errors.Unwrap(err); reason != errName && reason != errNUL {
-				t.Fatalf("unexpected reason: %v", err)
-			}
+			_, scanErr := fmt.Sscanf(err.Error(), `read environment file "f": line %d:`, &line)
+			check.Require(t, scanErr == nil, "unexpected error: %v", err)
+			lines := strings.Count(in, "\n") + 1
+			check.Require(t, line >= 1 && line <= lines, "line %d of %d: %v", line, lines, err)
+			reason := errors.Unwrap(err)
+			check.Require(t, reason == errName || reason == errNUL, "unexpected reason: %v", err)
 			return
 		}
-		if len(vars) > strings.Count(in, "\n")+1 {
-			t.Fatalf("%d variables from %q", len(vars), in)
-		}
+		check.Require(t, len(vars) <= strings.Count(in, "\n")+1, "%d variables from %q", len(vars), in)
 		for _, v := range vars {
 			pair := v.Name + "=" + v.Value
 			got, ok, err := ParseVar(pair)
-			if err != nil || !ok || got != v {
-				t.Fatalf("%q gives %q, which parses to %q, %v, %v", in, v, got, ok, err)
-			}
-			if passed, ok := os.LookupEnv(v.Name); !strings.Contains(in, pair) && !(ok && passed == v.Value) {
-				t.Fatalf("%q gives %q, which is not in it", in, v)
-			}
+			check.Require(t, err == nil && ok && got == v, "%q gives %q, which parses to %q, %v, %v", in, v, got, ok, err)
+			passed, ok := os.LookupEnv(v.Name)
+			check.Require(t, strings.Contains(in, pair) || ok && passed == v.Value, "%q gives %q, which is not in it", in, v)
 		}
 	})
 }

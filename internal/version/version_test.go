@@ -3,6 +3,8 @@ package version
 import (
 	"runtime/debug"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func TestOf(t *testing.T) {
@@ -24,9 +26,7 @@ func TestOf(t *testing.T) {
 		{name: "no modules", want: Number},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := of(tt.stamp, tt.info); got != tt.want {
-				t.Errorf("got %q, want %q", got, tt.want)
-			}
+			check.Equal(t, of(tt.stamp, tt.info), tt.want)
 		})
 	}
 }
