@@ -444,7 +444,7 @@ for path in ("/proc/1/environ", "/proc/1/mem", "/proc/1/fd", "/proc/1/root"):
         os.listdir(path) if path.endswith(("fd", "root")) else open(path, "rb").read(1)
         print(path)
     except PermissionError: pass
-os.setpriority(os.PRIO_PROCESS, 0, 5)
+os.nice(1) # setpriority(2)
 `)
 	zero := strings.Repeat("0", 16)
 	want := strings.Repeat(zero+"\n", 5) + "1\n2\n"
