@@ -13,6 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/detach"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/job"
+	"github.com/sbxrun/sbxrun/internal/obstacle"
 	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
@@ -131,7 +132,7 @@ func (x *execution) hint(use *sandbox.Use, before int, res result.Result, networ
 	}
 	what, remedy := refusedHosts(&used)
 	if what == "" && failed {
-		what, remedy = room.ObstacleIn(use.Room, x.Place.Entry, f, room.ThisCaller())
+		what, remedy = obstacle.Find(x.Place.Entry, obstacle.Inside{Process: use.Room}, f, room.ThisCaller())
 	}
 	if strings.HasPrefix(remedy, "-") {
 		remedy = "at sbxrun start, " + remedy

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/network"
+	"github.com/sbxrun/sbxrun/internal/obstacle"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 )
@@ -71,12 +72,12 @@ func (n *counters) read() int {
 
 // failure describes a command that has failed by itself. ok is false if it has not failed or hints are not wanted. Only
 // the first call includes the network.
-func (c *command) failure(res result.Result, n *counters) (f room.Failure, ok bool) {
+func (c *command) failure(res result.Result, n *counters) (f obstacle.Failure, ok bool) {
 	tried := n.grew()
 	if res.Cause != result.Exited || res.Payload.Code() == 0 || !c.advises() {
 		return f, false
 	}
-	f = room.Failure{Code: res.Payload.Code(), Network: tried, Listed: tried && n.listed}
+	f = obstacle.Failure{Code: res.Payload.Code(), Network: tried, Listed: tried && n.listed}
 	for _, l := range res.Limits {
 		if l.Name == "pids" && l.Hit {
 			f.Tasks = int(l.Requested)

@@ -17,6 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/files"
 	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/network"
+	"github.com/sbxrun/sbxrun/internal/obstacle"
 	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
@@ -130,7 +131,7 @@ func (r *runner) run() int {
 	if what, remedy := refusedHosts(r.used); what != "" && r.advises() {
 		output.Hint(what, remedy)
 	} else if failed {
-		output.Hint(plan.Obstacle(f, room.ThisCaller()))
+		output.Hint(obstacle.Find(plan.Entry(), plan, f, room.ThisCaller()))
 	}
 	plan.Close() // diagnose needs descriptors
 	r.diagnose(&res)

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/sbxrun/sbxrun/internal/tree"
+	"golang.org/x/sys/unix"
 )
 
 // GitIndexName is the path of a repository's index in its working tree.
@@ -144,4 +145,23 @@ func GitDir(name string) string {
 		}
 	}
 	return ""
+}
+
+// GitFile reads a path after a prefix in the first line of a file of git(1), which may be relative to dir.
+func GitFile(file, dir, prefix string) (name string, ok bool) {
+	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", false
+	}
+	defer unix.Close(fd)
+	buf := make([]byte, unix.PathMax)
+	n, _ := unix.Read(fd, buf)
+	line, _, _ := strings.Cut(string(buf[:max(n, 0)]), "\n")
+	if name, ok = strings.CutPrefix(line, prefix); !ok || name == "" {
+		return "", false
+	}
+	if !path.IsAbs(name) {
+		name = path.Join(dir, name)
+	}
+	return path.Clean(name), true
 }

@@ -109,15 +109,6 @@ func insteadOf(v view, found, sandboxPath, callers string) string {
 	return ""
 }
 
-// inDir joins dir and name, unless name is absolute. It does not clean the path, because dir/link/.. depends on
-// the target of the link.
-func inDir(dir, name string) string {
-	if path.IsAbs(name) {
-		return name
-	}
-	return dir + "/" + name
-}
-
 // bindFor returns the directory to bind for the program at host: for prefix/bin/name the prefix, because it contains
 // the libraries. It returns the program itself if the directory contains a home directory.
 func bindFor(host, home string) string {
@@ -211,8 +202,13 @@ func (v view) showing(p string, err error, home string) string {
 		return ""
 	}
 	var dirs []string
-	if h := (*hiddenError)(nil); errors.As(err, &h) && h.path != real && !hostfiles.Private(h.path) {
-		dirs = append(dirs, bindFor(h.path, home))
+	if h := (*hiddenError)(nil); errors.As(err, &h) && h.path != real {
+		if _, err := CleanDest(h.path); err != nil {
+			return "" // a link of /proc or /dev
+		}
+		if !hostfiles.Private(h.path) {
+			dirs = append(dirs, bindFor(h.path, home))
+		}
 	}
 	if dir := bindFor(real, home); v.hostPath(real) == "" && !slices.ContainsFunc(dirs, func(shown string) bool { return values.Within(dir, shown) }) {
 		dirs = append(slices.DeleteFunc(dirs, func(shown string) bool { return values.Within(shown, dir) }), dir)

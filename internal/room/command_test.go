@@ -163,6 +163,7 @@ func TestCheckCommand(t *testing.T) {
 		{name: "not executable on the host", command: "notool", want: notFound(`command "notool" not found in the sandbox's PATH /usr/bin`, "")},
 		{name: "only on the host, absolute", command: "TOOLS/lib/python/bin/tool3",
 			want: notFound(`command "TOOLS/lib/python/bin/tool3" is not visible in the sandbox`, "show it with: --ro-bind TOOLS/lib/python")},
+		{name: "a link of /proc", command: "/proc/self/exe", want: notFound(`command "/proc/self/exe" is not visible in the sandbox`, "")},
 		{name: "link to what is only on the host", command: "/usr/bin/hidden", want: notFound(`command "/usr/bin/hidden": no such file`, "")},
 
 		{name: "not executable", command: "./plain",

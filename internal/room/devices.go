@@ -45,7 +45,7 @@ func (p *Plan) findDevices(pol *Policy, root *op) error {
 		pol.Mounts = append(pol.Mounts, Mount{Kind: device, Source: n.Source, Dest: n.Dest})
 	}
 	shown := func(dest string) bool {
-		return root == nil && slices.ContainsFunc(toplevel, func(top string) bool { return values.Within(dest, top) })
+		return root == nil && OfSystem(dest)
 	}
 	place := func(dest string) (string, error) {
 		if root != nil && !slices.ContainsFunc(users, func(m Mount) bool { return m.Dest != "/" && values.Within(dest, m.Dest) }) {

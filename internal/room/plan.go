@@ -760,16 +760,14 @@ func currentDirectory(p *Policy, home string) (workdir string, err error) {
 			return "", cwdError("", "%s %q is not shown by default", what, shown)
 		}
 	}
-	for _, top := range toplevel {
-		switch {
-		case p.rootMount() != nil, !values.Within(shown, top):
-		case p.Cwd == CwdOverlay:
+	if p.rootMount() == nil && OfSystem(shown) {
+		switch p.Cwd {
+		case CwdOverlay:
 			return "", cwdError("--overlay DIR shows a writable view anyway", "%s %q belongs to the system, which is read-only in a sandbox", what, shown)
-		case p.Cwd == CwdReadWrite:
+		case CwdReadWrite:
 			return "", cwdError("--bind DIR makes it writable anyway", "%s %q belongs to the system, which is read-only in a sandbox", what, shown)
-		default:
-			return workdir, nil // visible anyway
 		}
+		return workdir, nil // visible anyway
 	}
 	switch shown {
 	case "/tmp", "/var/tmp":

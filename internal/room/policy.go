@@ -219,10 +219,8 @@ func CheckWorkdir(dir string) error {
 
 // Shows reports whether the payload sees a host path, which must not contain links, at the same path.
 func (p *Policy) Shows(name string) bool {
-	for _, top := range toplevel {
-		if p.rootMount() == nil && values.Within(name, top) {
-			return true
-		}
+	if p.rootMount() == nil && OfSystem(name) {
+		return true
 	}
 	for _, m := range p.Mounts {
 		if m.Source == m.Dest && values.Within(name, m.Dest) {

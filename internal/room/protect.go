@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/hostfiles"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
@@ -140,30 +141,14 @@ func (p *Policy) protectNamed(m *Mount, git string) error {
 	return p.protectGitDir(m, common)
 }
 
-// named reads a path from a file of git(1), see gitFile. The result is relative to m; not ok if it is not below that.
+// named reads a path from a file of git(1), see [hostfiles.GitFile]. The result is relative to m; not ok if it is not below that.
 func (m *Mount) named(dir, file, prefix string) (name string, ok bool) {
 	at := m.below(file)
-	name, ok = gitFile(cmp.Or(at.Here, at.Source), path.Join(m.Source, dir), prefix)
+	name, ok = hostfiles.GitFile(cmp.Or(at.Here, at.Source), path.Join(m.Source, dir), prefix)
 	if !ok || name == m.Source || !values.Within(name, m.Source) {
 		return "", false
 	}
 	return strings.TrimPrefix(name, strings.TrimSuffix(m.Source, "/")+"/"), true
-}
-
-// gitFile reads a path after a prefix in the first line of a file of git(1), which may be relative to dir.
-func gitFile(file, dir, prefix string) (name string, ok bool) {
-	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return "", false
-	}
-	defer unix.Close(fd)
-	buf := make([]byte, unix.PathMax)
-	n, _ := unix.Read(fd, buf)
-	line, _, _ := strings.Cut(string(buf[:max(n, 0)]), "\n")
-	if name, ok = strings.CutPrefix(line, prefix); !ok || name == "" {
-		return "", false
-	}
-	return path.Clean(inDir(dir, name)), true
 }
 
 // has reports whether there is something at a path below m.

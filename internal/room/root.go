@@ -88,6 +88,11 @@ const (
 // links, and the sandbox gets the same links.
 var toplevel = []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"}
 
+// OfSystem reports whether a path belongs to the host's system.
+func OfSystem(name string) bool {
+	return slices.ContainsFunc(toplevel, func(top string) bool { return values.Within(name, top) })
+}
+
 // smallTmpfs is the size of writable directories that programs rarely fill.
 const smallTmpfs = 64 << 20
 

@@ -124,6 +124,24 @@ func (v view) resolve(p string) (host string, err error) {
 	return v.hostPath(done), nil
 }
 
+// Hides reports whether a path, with links followed, does not lead to a file that the sandbox shows.
+func (p *Plan) Hides(name string) bool {
+	_, err := view(p.ops).resolve(name)
+	return errors.Is(err, errNotVisible)
+}
+
+// ReadOnly reports whether a clean path is in one of the user's binds that is read-only.
+func (p *Plan) ReadOnly(name string) bool {
+	mount, ok := view(p.ops).mountOf(name)
+	return ok && mount.users && mount.kind == opBind
+}
+
+// Overlaid reports whether a clean path is in an overlay.
+func (p *Plan) Overlaid(name string) bool {
+	mount, ok := view(p.ops).mountOf(name)
+	return ok && mount.kind == opOverlay
+}
+
 // opened returns a path to the open source that had this path on the host, because the path may lead
 // elsewhere by now. Other paths are returned unchanged.
 func (v view) opened(host string) string {
@@ -174,4 +192,13 @@ func (v view) identity(host string, cred *proc.Cred) *proc.Cred {
 		}
 	}
 	return cred
+}
+
+// inDir joins dir and name, unless name is absolute. It does not clean the path, because dir/link/.. depends on
+// the target of the link.
+func inDir(dir, name string) string {
+	if path.IsAbs(name) {
+		return name
+	}
+	return dir + "/" + name
 }

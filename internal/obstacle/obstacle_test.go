@@ -1,11 +1,13 @@
-package room
+package obstacle
 
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -13,21 +15,21 @@ import (
 func TestObstacle(t *testing.T) {
 	top := laidOut(t, "repo/.git/", "repo/sub/", "repo/lib/file", "repo/.secret", "plain/", "homes/me/work/", "homes/me/.git/", "homes/me/.ssh/key", "homes/me/data")
 	harness.Must(t, errors.Join(os.Mkdir(top+"/setgid", 0o755), os.Chmod(top+"/setgid", 0o755|os.ModeSetgid)))
-	caller := Caller{Path: "/usr/bin:/bin", Home: top + "/homes/me", UID: 1000, GID: 1000}
+	caller := room.Caller{Path: "/usr/bin:/bin", Home: top + "/homes/me", UID: 1000, GID: 1000}
 	const write, none = "-w lets it write there", "--ro-bind NAME shows"
 	for _, tt := range []struct {
 		name, dir string
-		policy    Policy
+		policy    room.Policy
 		command   string
 		failure   Failure
 		path      string
 		want      string // substring; "" for no hint
 	}{
 		{name: "read-only", dir: "plain", command: "make", failure: Failure{Code: 2}, want: write},
-		{name: "writable", dir: "plain", policy: Policy{Cwd: CwdReadWrite}, command: "make", failure: Failure{Code: 2}},
+		{name: "writable", dir: "plain", policy: room.Policy{Cwd: room.CwdReadWrite}, command: "make", failure: Failure{Code: 2}},
 		{name: "an answer", dir: "plain", command: "grep x y", failure: Failure{Code: 1}},
 		{name: "what never writes", dir: "plain", command: "grep x y", failure: Failure{Code: 2}},
-		{name: "what never writes, and cannot see anything", dir: "plain", policy: Policy{Cwd: CwdNone}, command: "cat x", failure: Failure{Code: 1}, want: none},
+		{name: "what never writes, and cannot see anything", dir: "plain", policy: room.Policy{Cwd: room.CwdNone}, command: "cat x", failure: Failure{Code: 1}, want: none},
 		{name: "a script that is nowhere", dir: "plain", command: "python3 none.py", failure: Failure{Code: 2}},
 		{name: "a script that is there", dir: "repo/lib", command: "python3 file", failure: Failure{Code: 1}},
 		{name: "a script from stdin", dir: "plain", command: "python3 -", failure: Failure{Code: 1}},
@@ -37,16 +39,16 @@ func TestObstacle(t *testing.T) {
 		{name: "a redirection to /dev/null", dir: "plain", command: "sh -c false>/dev/null", failure: Failure{Code: 1}},
 		{name: "process substitution", dir: "plain", command: "diff /dev/fd/63 /dev/fd/62", failure: Failure{Code: 2}, want: "/dev/fd/63, as of <(COMMAND), is not passed"},
 		{name: "standard descriptors", dir: "plain", command: "cat /dev/fd/0", failure: Failure{Code: 1}},
-		{name: "git mv in an overlay", dir: "plain", policy: Policy{Cwd: CwdOverlay}, command: "git mv a b", failure: Failure{Code: 128}, want: "mv OLD NEW && git add -A"},
-		{name: "git mv in a writable directory", dir: "plain", policy: Policy{Cwd: CwdReadWrite}, command: "git mv a b", failure: Failure{Code: 128}},
-		{name: "cp in a setgid directory", dir: "setgid", policy: Policy{Cwd: CwdReadWrite}, command: "cp -a a b", failure: Failure{Code: 1}, want: "cp -a --no-preserve=mode"},
-		{name: "cp elsewhere", dir: "plain", policy: Policy{Cwd: CwdReadWrite}, command: "cp -a a b", failure: Failure{Code: 1}},
+		{name: "git mv in an overlay", dir: "plain", policy: room.Policy{Cwd: room.CwdOverlay}, command: "git mv a b", failure: Failure{Code: 128}, want: "mv OLD NEW && git add -A"},
+		{name: "git mv in a writable directory", dir: "plain", policy: room.Policy{Cwd: room.CwdReadWrite}, command: "git mv a b", failure: Failure{Code: 128}},
+		{name: "cp in a setgid directory", dir: "setgid", policy: room.Policy{Cwd: room.CwdReadWrite}, command: "cp -a a b", failure: Failure{Code: 1}, want: "cp -a --no-preserve=mode"},
+		{name: "cp elsewhere", dir: "plain", policy: room.Policy{Cwd: room.CwdReadWrite}, command: "cp -a a b", failure: Failure{Code: 1}},
 		{name: "the system", dir: "/usr/share", command: "make", failure: Failure{Code: 2}},
 		{name: "no network", dir: "plain", command: "make", failure: Failure{Code: 2, Network: true}, want: "--net allow=HOST"},
 		{name: "no network but by a proxy", dir: "plain", command: "make", failure: Failure{Code: 2, Network: true, Listed: true}, want: "without the proxy"},
 		{name: "tasks", dir: "plain", command: "sh", failure: Failure{Code: 2, Tasks: 4}, want: "the limit on tasks was reached (--pids 4); a larger one lets it start more"},
-		{name: "nothing shown", dir: "plain", policy: Policy{Cwd: CwdNone}, command: "make", failure: Failure{Code: 2}, want: none},
-		{name: "started elsewhere", dir: "plain", policy: Policy{Workdir: "/tmp"}, command: "make", failure: Failure{Code: 2}},
+		{name: "nothing shown", dir: "plain", policy: room.Policy{Cwd: room.CwdNone}, command: "make", failure: Failure{Code: 2}, want: none},
+		{name: "started elsewhere", dir: "plain", policy: room.Policy{Workdir: "/tmp"}, command: "make", failure: Failure{Code: 2}},
 		{name: "PATH", dir: "plain", command: "sh", failure: Failure{Code: 127}, path: "TOP/repo/lib", want: "--tools"},
 		{name: "PATH, all shown", dir: "plain", command: "sh", failure: Failure{Code: 127}, want: ""},
 		{name: "PATH, nothing there", dir: "plain", command: "sh", failure: Failure{Code: 127}, path: "TOP/none", want: ""},
@@ -78,13 +80,14 @@ func TestObstacle(t *testing.T) {
 			if tt.path != "" {
 				real.Path += ":" + full(tt.path)
 			}
-			plan, err := Prepare(tt.policy, real)
+			plan, err := room.Prepare(tt.policy, real)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer plan.Close()
-			plan.command[0] = strings.Fields(tt.command)[0]
-			what, remedy := plan.Obstacle(tt.failure, c)
+			entry := plan.Entry()
+			entry.Command[0] = strings.Fields(tt.command)[0]
+			what, remedy := Find(entry, plan, tt.failure, c)
 			got, want := strings.TrimSuffix(what+"; "+remedy, "; "), full(tt.want)
 			if want == "" && got != "" || !strings.Contains(got, want) {
 				t.Errorf("got %q, want %q", got, want)
@@ -97,4 +100,21 @@ func TestObstacle(t *testing.T) {
 			}
 		})
 	}
+}
+
+// laidOut returns a directory with these empty files and, with a slash at the end, directories.
+func laidOut(t *testing.T, names ...string) string {
+	t.Helper()
+	top, err := filepath.EvalSymlinks(t.TempDir())
+	harness.Must(t, err)
+	for _, name := range names {
+		p := filepath.Join(top, name)
+		harness.Must(t, os.MkdirAll(filepath.Dir(p), 0o755))
+		if strings.HasSuffix(name, "/") {
+			harness.Must(t, os.MkdirAll(p, 0o755))
+		} else {
+			harness.Must(t, os.WriteFile(p, nil, 0o755))
+		}
+	}
+	return top
 }

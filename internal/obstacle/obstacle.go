@@ -1,7 +1,7 @@
-package room
+// Package obstacle suggests why a command in a sandbox failed, and what to do about it.
+package obstacle
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -14,6 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/hostfiles"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
@@ -35,99 +36,72 @@ var writers = []string{"ant", "ar", "bundle", "c++", "cargo", "cc", "chmod", "cl
 // shells are programs whose scripts can redirect output to a file.
 var shells = []string{"bash", "dash", "sh", "zsh"}
 
-// Obstacle returns the restriction that most likely made a command fail, and the flag that removes it, if there is one;
-// "" if nothing is likely. It knows only how the command ended. c is the caller of [Prepare]. Call it before Close.
-func (p *Plan) Obstacle(f Failure, c Caller) (what, remedy string) {
-	return scene{p.command, p.Workdir, p.path, view(p.ops)}.obstacle(f, c)
+// Sight answers questions about clean absolute paths in a sandbox.
+type Sight interface {
+	Hides(name string) bool   // the path, with links followed, does not lead to a visible host file
+	ReadOnly(dir string) bool // it is a directory of the user that is mounted read-only
+	Overlaid(dir string) bool // it is in an overlay, as far as is known
 }
 
-// ObstacleIn is [Plan.Obstacle] for a command in an existing room with the PID 1 room. The room would have to be built
-// with the flag.
-func ObstacleIn(room *proc.Process, e *enter.Entry, f Failure, c Caller) (what, remedy string) {
-	root, err := room.OpenRoot()
-	if err != nil {
-		return "", "" // it has ended, or is not accessible
-	}
-	defer unix.Close(root)
-	return scene{e.Command, e.Workdir, e.Path, entered(root)}.obstacle(f, c)
-}
-
-// scene is the environment of a failed command.
+// scene is a failed command and what it sees.
 type scene struct {
-	command []string
-	workdir string
-	path    string // PATH
-	sight   sight
+	*enter.Entry
+	sight Sight
 }
 
-// sight answers questions about clean absolute paths in a sandbox.
-type sight interface {
-	hides(name string) bool   // the path, with links followed, does not lead to a visible host file
-	readOnly(dir string) bool // it is a directory of the user that is mounted read-only
-	overlaid(dir string) bool // it is in an overlay, as far as is known
+// Find returns the restriction that most likely made a command fail, and the flag that removes it, if there is one; ""
+// if nothing is likely. It knows only how the command ended. sight is the command's [room.Plan], before Close, or
+// [Inside] an existing room, which would have to be built with the flag.
+func Find(e *enter.Entry, sight Sight, f Failure, c room.Caller) (what, remedy string) {
+	return scene{e, sight}.obstacle(f, c)
 }
 
-func (v view) hides(name string) bool {
-	_, err := v.resolve(name)
-	return errors.Is(err, errNotVisible)
-}
-
-func (v view) readOnly(dir string) bool {
-	mount, ok := v.mountOf(dir)
-	return ok && mount.users && mount.kind == opBind
-}
-
-func (v view) overlaid(dir string) bool {
-	mount, ok := v.mountOf(dir)
-	return ok && mount.kind == opOverlay
-}
-
-// entered is the sight of an existing room, a descriptor of its root.
-type entered int
+// Inside is the sight of an existing room with the PID 1 process.
+type Inside struct{ *proc.Process }
 
 // open opens a path (O_PATH). Links are resolved within the room (openat2(2)).
-func (e entered) open(name string) (fd int, err error) {
-	return unix.Openat2(int(e), name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+func (in Inside) open(name string) (fd int, err error) {
+	root, err := in.OpenRoot()
+	if err != nil {
+		return -1, err // it has ended, or is not accessible
+	}
+	defer unix.Close(root)
+	return unix.Openat2(root, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
 }
 
-func (e entered) hides(name string) bool {
-	fd, err := e.open(name)
+// statfs returns the status of the file system at a path; zero for unknown.
+func (in Inside) statfs(name string) (st unix.Statfs_t) {
+	if fd, err := in.open(name); err == nil {
+		_ = unix.Fstatfs(fd, &st)
+		unix.Close(fd)
+	}
+	return st
+}
+
+func (in Inside) Hides(name string) bool {
+	fd, err := in.open(name)
 	if err == nil {
 		_ = unix.Close(fd)
 	}
 	return err == unix.ENOENT
 }
 
-func (e entered) readOnly(dir string) bool {
-	fd, err := e.open(dir)
-	if err != nil {
-		return false
-	}
-	defer unix.Close(fd)
-	var st unix.Statfs_t
-	return unix.Fstatfs(fd, &st) == nil && st.Flags&unix.ST_RDONLY != 0 && !slices.ContainsFunc(toplevel, func(system string) bool { return values.Within(dir, system) })
+func (in Inside) ReadOnly(dir string) bool {
+	return in.statfs(dir).Flags&unix.ST_RDONLY != 0 && !room.OfSystem(dir)
 }
 
-func (e entered) overlaid(dir string) bool {
-	fd, err := e.open(dir)
-	if err != nil {
-		return false
-	}
-	defer unix.Close(fd)
-	var st unix.Statfs_t
-	return unix.Fstatfs(fd, &st) == nil && st.Type == unix.OVERLAYFS_SUPER_MAGIC
-}
+func (in Inside) Overlaid(dir string) bool { return in.statfs(dir).Type == unix.OVERLAYFS_SUPER_MAGIC }
 
 // obstacle returns the likely restriction and the flag that removes it; "" for unknown.
-func (s scene) obstacle(f Failure, c Caller) (what, remedy string) {
+func (s scene) obstacle(f Failure, c room.Caller) (what, remedy string) {
 	if f.Tasks > 0 { // certain; everything else is a guess
 		return fmt.Sprintf("the limit on tasks was reached (--pids %d)", f.Tasks), "a larger one lets it start more"
 	}
 	name := ""
-	if len(s.command) > 0 {
-		name = path.Base(s.command[0])
+	if len(s.Command) > 0 {
+		name = path.Base(s.Command[0])
 	}
-	for _, arg := range s.command[min(1, len(s.command)):] {
+	for _, arg := range s.Command[min(1, len(s.Command)):] {
 		if what, remedy = s.hidden(arg, c.Home); what != "" {
 			return what, remedy
 		}
@@ -148,17 +122,17 @@ func (s scene) obstacle(f Failure, c Caller) (what, remedy string) {
 		return "", ""
 	case f.Code == notFound || f.Code == notExecutable:
 		return "", ""
-	case name == "git" && slices.Contains(s.command, "mv") && s.sight.overlaid(s.workdir):
+	case name == "git" && slices.Contains(s.Command, "mv") && s.sight.Overlaid(s.Workdir):
 		return "a directory cannot be renamed in an overlay (EXDEV)", "mv OLD NEW && git add -A copies it instead"
-	case name == "cp" && !s.sight.readOnly(s.workdir) && s.setgid():
+	case name == "cp" && !s.sight.ReadOnly(s.Workdir) && s.setgid():
 		return "setuid and setgid bits cannot be set in a sandbox, and directories here have one", "cp -a --no-preserve=mode copies without it"
-	case (name == "chmod" || name == "tar" || name == "rsync" || name == "install") && !s.sight.readOnly(s.workdir) && s.setgid():
+	case (name == "chmod" || name == "tar" || name == "rsync" || name == "install") && !s.sight.ReadOnly(s.Workdir) && s.setgid():
 		return "setuid and setgid bits cannot be set in a sandbox, and directories here have one", ""
-	case s.sight.readOnly(s.workdir) && s.writes(name):
+	case s.sight.ReadOnly(s.Workdir) && s.writes(name):
 		return "if it was to write to the current directory, it could not", "-w lets it write there"
-	case s.sight.readOnly(s.workdir):
+	case s.sight.ReadOnly(s.Workdir):
 		return "", ""
-	case s.workdir == Home:
+	case s.Workdir == room.Home:
 		return "if it was to read the current directory, it could not: its home is empty", "--ro-bind NAME shows a file or a directory"
 	}
 	return "", ""
@@ -176,8 +150,11 @@ func (s scene) hidden(arg, home string) (what, remedy string) {
 	if n, err := strconv.Atoi(strings.TrimPrefix(arg, "/dev/fd/")); err == nil && n > 2 {
 		return fmt.Sprintf("the shell's descriptor %s, as of <(COMMAND), is not passed to the sandbox", arg), "a file in the current directory is"
 	}
-	name := path.Clean(inDir(s.workdir, arg))
-	if !s.sight.hides(name) {
+	name := path.Clean(arg)
+	if !path.IsAbs(arg) {
+		name = path.Join(s.Workdir, arg)
+	}
+	if !s.sight.Hides(name) {
 		return "", ""
 	}
 	if _, err := os.Lstat(name); err != nil || values.Within(name, "/proc") || values.Within(name, "/sys") || values.Within(name, "/dev") {
@@ -190,7 +167,7 @@ func (s scene) hidden(arg, home string) (what, remedy string) {
 	case strings.Contains(name, "/.") || values.Within(name, "/etc") || values.Within(name, "/run"):
 		return what, "" // it could be a secret
 	case !path.IsAbs(arg):
-		top := s.workdir
+		top := s.Workdir
 		for !values.Within(name, top) {
 			top = path.Dir(top)
 		}
@@ -207,8 +184,8 @@ func (s scene) writes(name string) bool {
 	if slices.Contains(writers, name) {
 		return true
 	}
-	for i, arg := range s.command {
-		if flag := s.command[max(i-1, 0)]; i < 2 || !strings.HasPrefix(flag, "-") || !strings.HasSuffix(flag, "c") && !strings.HasSuffix(flag, "e") {
+	for i, arg := range s.Command {
+		if flag := s.Command[max(i-1, 0)]; i < 2 || !strings.HasPrefix(flag, "-") || !strings.HasSuffix(flag, "c") && !strings.HasSuffix(flag, "e") {
 			continue
 		}
 		words := strings.FieldsFunc(arg, func(r rune) bool { return strings.ContainsRune(" \t\n;&|()", r) })
@@ -226,21 +203,21 @@ func (s scene) writes(name string) bool {
 // setgid reports whether the working directory has the setgid bit, which new directories in it get as well.
 func (s scene) setgid() bool {
 	var st unix.Stat_t
-	return unix.Stat(s.workdir, &st) == nil && st.Mode&unix.S_ISGID != 0
+	return unix.Stat(s.Workdir, &st) == nil && st.Mode&unix.S_ISGID != 0
 }
 
 // linkedGit returns the flag that shows the repository of a linked working tree or a submodule, if its file .git names
 // one that is hidden; otherwise "".
 func (s scene) linkedGit(home string) string {
-	for dir := s.workdir; dir != "/"; dir = path.Dir(dir) {
-		target, ok := gitFile(path.Join(dir, ".git"), dir, "gitdir: ")
+	for dir := s.Workdir; dir != "/"; dir = path.Dir(dir) {
+		target, ok := hostfiles.GitFile(path.Join(dir, ".git"), dir, "gitdir: ")
 		top, _, linked := strings.Cut(target, "/.git/")
 		if !ok || !linked {
 			continue
 		}
 		git := path.Join(top, ".git")
 		switch st, err := os.Lstat(git); {
-		case err != nil || !st.IsDir() || !s.sight.hides(git) || hostfiles.HomeWithin(git, home) != "":
+		case err != nil || !st.IsDir() || !s.sight.Hides(git) || hostfiles.HomeWithin(git, home) != "":
 			return ""
 		case values.Within(dir, top) && hostfiles.HomeWithin(top, home) == "":
 			return "--cwd-root " + values.ShellQuote(top)
@@ -253,7 +230,7 @@ func (s scene) linkedGit(home string) string {
 // hidesPath reports whether the sandbox hides a directory of the caller's PATH.
 func (s scene) hidesPath(callers string) bool {
 	for _, dir := range strings.Split(callers, ":") {
-		if st, err := os.Stat(dir); path.IsAbs(dir) && err == nil && st.IsDir() && !slices.Contains(strings.Split(s.path, ":"), dir) {
+		if st, err := os.Stat(dir); path.IsAbs(dir) && err == nil && st.IsDir() && !slices.Contains(strings.Split(s.Path, ":"), dir) {
 			return true
 		}
 	}
@@ -263,10 +240,10 @@ func (s scene) hidesPath(callers string) bool {
 // repository returns the top directory of the repository that contains the working directory, if the sandbox hides it
 // and it is not a home directory.
 func (s scene) repository(home string) string {
-	for dir := s.workdir; dir != "/"; dir = path.Dir(dir) {
+	for dir := s.Workdir; dir != "/"; dir = path.Dir(dir) {
 		git := path.Join(dir, ".git")
 		if _, err := os.Lstat(git); err == nil {
-			if !s.sight.hides(git) || hostfiles.HomeWithin(dir, home) != "" {
+			if !s.sight.Hides(git) || hostfiles.HomeWithin(dir, home) != "" {
 				return ""
 			}
 			return dir
