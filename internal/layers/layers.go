@@ -25,7 +25,7 @@ import (
 type Count struct {
 	Bytes   int64 // size of the tar
 	Entries int
-	Content int64 // size of all files, which is more if some are sparse; set by Plain
+	Content int64 // size of all files, which is more if some are sparse
 	LeftOut int   // sockets, named pipes and devices that were not packed
 }
 

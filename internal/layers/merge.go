@@ -1,6 +1,7 @@
 package layers
 
 import (
+	"archive/tar"
 	"bytes"
 	"io"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,7 +24,8 @@ func Merge(root, layer *os.File, changes io.Reader, owner *proc.Cred) error {
 	if err != nil {
 		return err
 	}
-	m := &merge{root: int(root.Fd()), owner: owner, parents: map[string]bool{}}
+	m := &merge{root: int(root.Fd()), owner: owner, parents: map[string]bool{}, copies: map[uint64]int{}}
+	defer m.forget()
 	all, err := parseChanges(list)
 	if err != nil {
 		return err
@@ -100,6 +103,7 @@ type merge struct {
 	root    int
 	owner   *proc.Cred
 	parents map[string]bool // directories that the layer does not list
+	copies  map[uint64]int  // descriptors of copies, by the inode that has no more links
 }
 
 // inside opens a path in the tree. Symbolic links are resolved within the tree.
@@ -205,13 +209,81 @@ func (m *merge) entry(from, to int, at, name string) error {
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		return m.subdir(from, to, at, name, &st)
 	}
-	err := unix.Linkat(from, name, to, name, 0)
+	return m.replace(from, name, to, name)
+}
+
+// replace links a file in place of another one.
+func (m *merge) replace(from int, name string, to int, base string) error {
+	err := m.place(from, name, to, base)
 	if err == unix.EEXIST {
-		if err = tree.Remove(to, name); err == nil {
-			err = unix.Linkat(from, name, to, name, 0)
+		if err = tree.Remove(to, base); err == nil {
+			err = m.place(from, name, to, base)
 		}
 	}
 	return err
+}
+
+// maxCopies bounds the descriptors of copies. One layer has fewer files with so many links.
+const maxCopies = 64
+
+// place links a file. Each file system bounds the links of a file; beyond that, further names share a copy of it.
+func (m *merge) place(from int, name string, to int, base string) error {
+	err := unix.Linkat(from, name, to, base, 0)
+	if err != unix.EMLINK {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstatat(from, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	if fd, ok := m.copies[st.Ino]; ok {
+		if err := tree.Link(fd, to, base); err != unix.EMLINK {
+			return err
+		}
+		unix.Close(fd)
+		delete(m.copies, st.Ino)
+	}
+	if err := m.copy(from, name, to, base, &st); err != nil {
+		return err
+	}
+	if len(m.copies) >= maxCopies {
+		m.forget()
+	}
+	fd, err := tree.Open(to, base, unix.O_PATH)
+	if err == nil {
+		m.copies[st.Ino] = fd
+	}
+	return err
+}
+
+// forget closes the copies.
+func (m *merge) forget() {
+	for _, fd := range m.copies {
+		unix.Close(fd)
+	}
+	clear(m.copies)
+}
+
+// copy copies a file or a symbolic link.
+func (m *merge) copy(from int, name string, to int, base string, st *unix.Stat_t) error {
+	l := layer{root: to, owner: m.owner, parent: -1}
+	h := &tar.Header{Mode: int64(st.Mode & 0o777), ModTime: time.Unix(st.Mtim.Unix())}
+	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		target := make([]byte, unix.PathMax)
+		n, err := unix.Readlinkat(from, name, target)
+		if err != nil {
+			return err
+		}
+		h.Linkname = string(target[:n])
+		return l.symlink(base, h)
+	}
+	fd, err := tree.Open(from, name, unix.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	source := os.NewFile(uintptr(fd), name)
+	defer source.Close()
+	return l.file(base, h, source)
 }
 
 func (m *merge) subdir(from, to int, at, name string, st *unix.Stat_t) error {
@@ -288,7 +360,7 @@ func (m *merge) save(first, dir, as string) error {
 	if err := unix.Mkdirat(m.root, dir, 0o700); err != nil && err != unix.EEXIST {
 		return err
 	}
-	return unix.Linkat(source, last, m.root, path.Join(dir, as), 0)
+	return m.place(source, last, m.root, path.Join(dir, as))
 }
 
 // link creates another name for a saved file.
@@ -302,12 +374,7 @@ func (m *merge) link(layer int, name, saved string) error {
 	}
 	defer unix.Close(dir)
 	return keeping(dir, func() error {
-		err := unix.Linkat(m.root, saved, dir, base, 0)
-		if err == unix.EEXIST {
-			if err = tree.Remove(dir, base); err == nil {
-				err = unix.Linkat(m.root, saved, dir, base, 0)
-			}
-		}
+		err := m.replace(m.root, saved, dir, base)
 		if err == unix.ENOENT { // not saved
 			err = nil
 		}

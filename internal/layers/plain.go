@@ -40,7 +40,8 @@ const (
 func Plain(from io.Reader, root *os.File, changes io.Writer, owner *proc.Cred, most Count) (Count, error) {
 	p := &plain{layer: layer{root: int(root.Fd()), owner: owner, parent: -1}, changes: bufio.NewWriter(changes), parents: map[string]bool{}}
 	defer p.leave()
-	c, err := p.read(from, most)
+	over := &result.Error{Code: "too-large", Message: "the image has more bytes unpacked than allowed", Hint: "raise --max-size"}
+	c, err := read(from, most, over, p.entry)
 	if err == nil {
 		err = p.finish()
 	}
@@ -55,32 +56,6 @@ type plain struct {
 	parents map[string]bool // unlisted directories
 	text    int             // bytes of parents
 	leftOut int
-}
-
-func (p *plain) read(from io.Reader, most Count) (c Count, err error) {
-	over := &result.Error{Code: "too-large", Message: "the image has more bytes unpacked than allowed", Hint: "raise --max-size"}
-	in := &limited{r: from, left: most.Bytes, over: over}
-	archive := tar.NewReader(in)
-	for {
-		h, err := archive.Next()
-		if err == io.EOF {
-			_, err := io.Copy(io.Discard, in)
-			c.Bytes = in.n
-			return c, err
-		}
-		if err != nil {
-			return c, broken(err)
-		}
-		if c.Entries++; c.Entries > most.Entries {
-			return c, refused("more than %d entries", most.Entries)
-		}
-		if c.Content += h.Size; h.Size < 0 || c.Content < 0 || c.Content > most.Bytes {
-			return c, over
-		}
-		if err := p.entry(h, archive); err != nil {
-			return c, err
-		}
-	}
 }
 
 // plainName cleans the name of an entry, which may be absolute. It returns "" for the top directory.
@@ -109,8 +84,8 @@ func (p *plain) entry(h *tar.Header, content io.Reader) error {
 			return nil // aufs's own files
 		}
 		if hidden, ok := strings.CutPrefix(base, tree.Whiteout); ok {
-			if hidden == "" || hidden == "." || hidden == ".." {
-				return refused("%.80q is a deletion without a name", name)
+			if err := checkHidden(name, hidden); err != nil {
+				return err
 			}
 			return p.change(changeDeleted, dir+hidden)
 		}
@@ -121,9 +96,6 @@ func (p *plain) entry(h *tar.Header, content io.Reader) error {
 	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
 		return p.file(name, h, content)
 	case tar.TypeSymlink:
-		if h.Linkname == "" || len(h.Linkname) >= unix.PathMax || strings.ContainsRune(h.Linkname, 0) {
-			return refused("link %.80q has an invalid target %.80q", name, h.Linkname)
-		}
 		if err := p.vacate(name); err != nil {
 			return err
 		}
@@ -225,7 +197,8 @@ func (p *plain) dir(name string, h *tar.Header) error {
 			return err
 		}
 	}
-	return p.layer.dir(name, dirHeader(h))
+	h.Mode |= 0o700
+	return p.layer.dir(name, h)
 }
 
 // remember sets the mode and time of a directory at the end.
@@ -237,19 +210,12 @@ func (p *plain) remember(name string, h *tar.Header) error {
 	return nil
 }
 
-func dirHeader(h *tar.Header) *tar.Header {
-	c := *h
-	c.Mode |= 0o700
-	return &c
-}
-
 func (p *plain) file(name string, h *tar.Header, content io.Reader) error {
 	if err := p.vacate(name); err != nil {
 		return err
 	}
-	c := *h
-	c.Mode |= 0o400
-	return p.layer.file(name, &c, content)
+	h.Mode |= 0o400
+	return p.layer.file(name, h, content)
 }
 
 // link creates another name for an unpacked file or symbolic link, or notes that its first name is in a lower layer.

@@ -3,6 +3,7 @@ package layers
 import (
 	"archive/tar"
 	"bytes"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -99,4 +100,29 @@ func FuzzPlain(f *testing.F) {
 			return err
 		}))
 	})
+}
+
+// A file of a layer can have as many names as its file system allows: the tree of an image has copies of it then.
+func TestManyLinks(t *testing.T) {
+	const links = 33_000 // ext4 allows 65,000
+	layer, root := t.TempDir(), t.TempDir()
+	must(t, os.WriteFile(layer+"/0", []byte("x"), 0o640))
+	for i := 1; i < links; i++ {
+		must(t, os.Link(layer+"/0", fmt.Sprint(layer, "/", i)))
+	}
+	must(t, Merge(open(t, root), open(t, layer), strings.NewReader(""), nil))
+	names, err := os.ReadDir(root)
+	must(t, err)
+	files := map[uint64]int{}
+	for _, name := range names {
+		var st unix.Stat_t
+		must(t, unix.Lstat(filepath.Join(root, name.Name()), &st))
+		if st.Mode != unix.S_IFREG|0o640 || st.Size != 1 {
+			t.Fatalf("%s has mode %o and %d bytes", name.Name(), st.Mode, st.Size)
+		}
+		files[st.Ino]++
+	}
+	if len(names) != links || len(files) > 2 {
+		t.Errorf("%d names of %d files", len(names), len(files))
+	}
 }

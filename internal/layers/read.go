@@ -14,7 +14,7 @@ import (
 
 // Check reads a tar as Unpack does, without unpacking it. Only Unpack detects duplicate and
 // missing names.
-func Check(from io.Reader, most Count) (Count, error) { return read(from, nothing{}, most) }
+func Check(from io.Reader, most Count) (Count, error) { return readPacked(from, nothing{}, most) }
 
 // maker handles the entries of a tar. Names are clean; file must read the content to its end.
 type maker interface {
@@ -26,11 +26,15 @@ type maker interface {
 	opaque(dir string) error
 }
 
-// read reads a tar to its end.
-func read(from io.Reader, to maker, most Count) (c Count, err error) {
-	in := &limited{r: from, left: most.Bytes}
+func readPacked(from io.Reader, to maker, most Count) (Count, error) {
+	return read(from, most, refused("more than the announced %d bytes", most.Bytes), func(h *tar.Header, content io.Reader) error { return entry(h, content, to) })
+}
+
+// read reads a tar to its end. over is the error for more bytes than allowed, in the tar or in its files, which can be larger
+// if they are sparse.
+func read(from io.Reader, most Count, over error, entry func(*tar.Header, io.Reader) error) (c Count, err error) {
+	in := &limited{r: from, left: most.Bytes, over: over}
 	archive := tar.NewReader(in)
-	var content int64 // sparse files can be larger than the tar
 	for {
 		h, err := archive.Next()
 		if err == io.EOF {
@@ -45,10 +49,10 @@ func read(from io.Reader, to maker, most Count) (c Count, err error) {
 		if c.Entries++; c.Entries > most.Entries {
 			return c, refused("more than %d entries", most.Entries)
 		}
-		if content += h.Size; h.Size < 0 || content < 0 || content > most.Bytes {
-			return c, refused("files of more than %d bytes", most.Bytes)
+		if c.Content += h.Size; h.Size < 0 || c.Content < 0 || c.Content > most.Bytes {
+			return c, over
 		}
-		if err := entry(h, archive, to); err != nil {
+		if err := entry(h, archive); err != nil {
 			return c, err
 		}
 	}
@@ -68,9 +72,6 @@ func entry(h *tar.Header, content io.Reader, to maker) error {
 	case tar.TypeDir:
 		return to.dir(name, h)
 	case tar.TypeSymlink:
-		if h.Linkname == "" || len(h.Linkname) >= unix.PathMax || strings.ContainsRune(h.Linkname, 0) {
-			return refused("link %.80q has an invalid target %.80q", name, h.Linkname)
-		}
 		return to.symlink(name, h)
 	case tar.TypeLink:
 		first, err := cleanName(h.Linkname)
@@ -90,27 +91,41 @@ func entry(h *tar.Header, content io.Reader, to maker) error {
 		return refused("%.80q is a deletion with content", name)
 	case base == tree.OpaqueMarker && h.PAXRecords[tree.Kind] == "":
 		return to.opaque(strings.TrimSuffix(dir, "/"))
-	case hidden == "" || hidden == "." || hidden == "..":
-		return refused("%.80q is a deletion without a name", name)
+	}
+	if err := checkHidden(name, hidden); err != nil {
+		return err
 	}
 	return to.deleted(dir + hidden)
+}
+
+// checkHidden checks the name that a deletion hides.
+func checkHidden(name, hidden string) error {
+	if hidden == "" || hidden == "." || hidden == ".." {
+		return refused("%.80q is a deletion without a name", name)
+	}
+	return nil
+}
+
+// checkTarget checks the target of a symbolic link.
+func checkTarget(name string, h *tar.Header) error {
+	if h.Linkname == "" || len(h.Linkname) >= unix.PathMax || strings.ContainsRune(h.Linkname, 0) {
+		return refused("link %.80q has an invalid target %.80q", name, h.Linkname)
+	}
+	return nil
 }
 
 // limited returns an error when there is more to read than allowed.
 type limited struct {
 	r       io.Reader
 	n, left int64
-	over    error // for more; nil for the default
+	over    error
 }
 
 func (l *limited) Read(b []byte) (int, error) {
 	n, err := l.r.Read(b)
 	l.n += int64(n)
 	if l.left -= int64(n); l.left < 0 {
-		if l.over != nil {
-			return 0, l.over
-		}
-		return 0, refused("more bytes than announced")
+		return 0, l.over
 	}
 	return n, err
 }
@@ -124,11 +139,11 @@ func broken(err error) error {
 
 type nothing struct{}
 
-func (nothing) dir(string, *tar.Header) error     { return nil }
-func (nothing) symlink(string, *tar.Header) error { return nil }
-func (nothing) link(string, string) error         { return nil }
-func (nothing) deleted(string) error              { return nil }
-func (nothing) opaque(string) error               { return nil }
+func (nothing) dir(string, *tar.Header) error            { return nil }
+func (nothing) symlink(name string, h *tar.Header) error { return checkTarget(name, h) }
+func (nothing) link(string, string) error                { return nil }
+func (nothing) deleted(string) error                     { return nil }
+func (nothing) opaque(string) error                      { return nil }
 func (nothing) file(_ string, _ *tar.Header, r io.Reader) error {
 	_, err := io.Copy(io.Discard, r)
 	return broken(err)

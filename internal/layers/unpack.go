@@ -22,7 +22,7 @@ import (
 func Unpack(from io.Reader, root *os.File, owner *proc.Cred, most Count) (Count, error) {
 	t := &layer{root: int(root.Fd()), owner: owner, parent: -1}
 	defer t.leave()
-	c, err := read(from, t, most)
+	c, err := readPacked(from, t, most)
 	if err == nil {
 		err = t.finish()
 	}
@@ -166,6 +166,9 @@ func (t *layer) fill(f *os.File, content io.Reader) error {
 }
 
 func (t *layer) symlink(name string, h *tar.Header) error {
+	if err := checkTarget(name, h); err != nil {
+		return err
+	}
 	dir, base, err := t.enter(name)
 	if err != nil {
 		return err
