@@ -171,6 +171,7 @@ func (e *exam) runs() {
 	e.ground()
 	e.check("grace period", e.checkGrace)
 	e.check("exec", e.checkExec)
+	e.check("images", e.checkImages)
 	// Only limits with requirements; the others work everywhere.
 	e.limit("limit on memory", limits.Request{Memory: 256 << 20})
 	e.limit("limit on tasks", limits.Request{Pids: 64})

@@ -188,6 +188,28 @@ func (e *exam) checkStaged() (string, error) {
 	return "", warning{failed(stepMapped, "", mapped), "-w and --bind do not work for root's files"}
 }
 
+// checkImages starts a sandbox in a root directory that has only an empty program, which cannot be executed: that is an
+// error after all mounts.
+func (e *exam) checkImages() (string, error) {
+	dir, err := os.MkdirTemp("", "sbxrun-doctor-")
+	if err == nil {
+		defer os.RemoveAll(dir) // best effort
+		err = errors.Join(os.Chmod(dir, 0o755), os.Chown(dir, e.uid, e.gid), os.WriteFile(dir+"/true", nil, 0o755))
+	}
+	if err != nil {
+		return "", warning{error: fmt.Errorf("not tried, for lack of a directory: %w", err)}
+	}
+	res, err := e.run(result.StartFailed, supervise.Terms{Timeout: probeBound},
+		room.Policy{Command: []string{"/true"}, Cwd: room.CwdNone, Mounts: []room.Mount{{Kind: room.ReadOnly, Source: dir, Dest: "/", Owned: true}}})
+	if err == nil && res.Err != nil && res.Err.Code != "not-found" && res.Err.Code != "not-executable" {
+		err = res.Err
+	}
+	if err != nil {
+		err = warning{err, "--image and --rootfs do not work"}
+	}
+	return "a root directory of its own, by overlayfs", err
+}
+
 // limit checks a run with one limit. Where the limit cannot be enforced, the finding is the refusal.
 func (e *exam) limit(name string, request limits.Request) {
 	e.warn(name, func() (string, error) {
