@@ -53,9 +53,10 @@ fi
 
 if command -v npm >/dev/null; then
     step "official MCP clients" internal/setup/mcp.sh
+    step "agents with a stub model" $bounds internal/setup/agents.sh
     step "OpenAPI documents" internal/setup/openapi.sh
 else
-    left_out "official MCP clients, and linters of OpenAPI, which npm installs"
+    left_out "official MCP clients, agents, and linters of OpenAPI, which npm installs"
 fi
 
 # The other user.

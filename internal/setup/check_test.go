@@ -42,7 +42,7 @@ func newFakes(t *testing.T, goTest string) *fakes {
 		harness.Must(t, err)
 		put(t, filepath.Join(f.dir, "tree/internal/setup", name), string(text))
 	}
-	for _, name := range []string{"vm/test.sh", "dist/test.sh", "bwraps/test.sh", "mcp.sh", "openapi.sh", "helper.sh", "distribution.sh", "projects.sh", "images.sh"} {
+	for _, name := range []string{"vm/test.sh", "dist/test.sh", "bwraps/test.sh", "mcp.sh", "agents.sh", "openapi.sh", "helper.sh", "distribution.sh", "projects.sh", "images.sh"} {
 		put(t, filepath.Join(f.dir, "tree/internal/setup", name), "#!/bin/sh\n")
 	}
 	put(t, filepath.Join(f.dir, "tree/tests/manifests/go.mod"), "")
@@ -231,7 +231,7 @@ func TestCheck(t *testing.T) {
 		root   = "ok: unit tests as uid 0\nok: tests of the command as uid 0\n"
 		nobody = "ok: unit tests as uid 61002\nok: tests of the command as uid 61002\n"
 		user   = "ok: unit tests as uid 1000\nok: tests of the command as uid 1000\n"
-		mcp    = "ok: official MCP clients\nok: OpenAPI documents\n"
+		mcp    = "ok: official MCP clients\nok: agents with a stub model\nok: OpenAPI documents\n"
 		noSudo = "NOT RUN: the tests as root: sudo is not here, or asks for a password\n"
 		noCC   = "NOT RUN: the race detector, there is no C compiler\n"
 
@@ -268,7 +268,7 @@ func TestCheck(t *testing.T) {
 		{script: "check.sh", name: "root", uid: "0", output: passes, want: first + root + mcp + nobody},
 		{script: "check.sh", name: "root in CI", uid: "0", output: passes, strict: true, want: first + root + mcp + nobody},
 		{script: "check.sh", name: "failure", uid: "0", output: fails, code: 1,
-			want: passed(failed(first+root+mcp+nobody), "lint", "the helper", "man pages", "completions", "official", "OpenAPI")},
+			want: passed(failed(first+root+mcp+nobody), "lint", "the helper", "man pages", "completions", "official", "agents", "OpenAPI")},
 		{script: "check.sh", name: "skip in CI", uid: "0", output: skips, strict: true, code: 1,
 			want: first + failed(root) + mcp + failed(nobody)},
 		{script: "check.sh", name: "user with sudo", uid: "1000", output: passes, sudo: true, want: first + user + mcp + root},
