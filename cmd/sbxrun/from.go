@@ -26,11 +26,7 @@ func useStored(ctx context.Context, f *cli.View, parts *sandbox.Parts, p *room.P
 	if err != nil || f.From == "" {
 		return err
 	}
-	dir, err := snapshots.Dir()
-	if err != nil {
-		return err
-	}
-	store, err := snapshots.Look(dir)
+	store, err := snapshots.Mine(snapshots.Look)
 	if err != nil {
 		return err
 	}

@@ -27,11 +27,7 @@ func useImage(ctx context.Context, f *cli.View, parts *sandbox.Parts, p *room.Po
 	case f.Image != "" && f.Tools:
 		return nil, errors.New("--tools shows programs of the host, which need the host's libraries: leave it out with --image")
 	}
-	dir, err := snapshots.Dir()
-	if err != nil {
-		return nil, err
-	}
-	store, err := snapshots.Look(dir)
+	store, err := snapshots.Mine(snapshots.Look)
 	if err != nil {
 		return nil, err
 	}
@@ -53,10 +49,10 @@ func useImage(ctx context.Context, f *cli.View, parts *sandbox.Parts, p *room.Po
 		if err := admit(); err != nil {
 			return nil, err
 		}
-		if digest, err = importImage(ctx, dir, ref, p); err != nil {
+		if digest, err = importImage(ctx, ref, p); err != nil {
 			return nil, err
 		}
-		if store, err = snapshots.Look(dir); err != nil { // it may be new
+		if store, err = snapshots.Mine(snapshots.Look); err != nil { // it may be new
 			return nil, err
 		}
 		defer store.Close()
@@ -75,8 +71,8 @@ func useImage(ctx context.Context, f *cli.View, parts *sandbox.Parts, p *room.Po
 }
 
 // importImage has sbxrund import an image unless the store has it, and returns its digest.
-func importImage(ctx context.Context, dir, ref string, p *room.Policy) (string, error) {
-	store, err := snapshots.Open(dir)
+func importImage(ctx context.Context, ref string, p *room.Policy) (string, error) {
+	store, err := snapshots.Mine(snapshots.Open)
 	if err != nil {
 		return "", err
 	}

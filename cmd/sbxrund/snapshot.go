@@ -20,11 +20,7 @@ import (
 // link archives and compression.
 func onSnapshots[F any](open func(string) (*snapshots.Store, error), work func(*snapshots.Store, *F) (output.Result, error)) func(*F) (output.Result, error) {
 	return func(flags *F) (r output.Result, err error) {
-		dir, err := snapshots.Dir()
-		if err != nil {
-			return r, err
-		}
-		store, err := open(dir)
+		store, err := snapshots.Mine(open)
 		if err != nil {
 			return r, err
 		}

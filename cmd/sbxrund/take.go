@@ -98,11 +98,7 @@ func unpack(args []string) error {
 			return err
 		}
 	}
-	dir, err := snapshots.Dir()
-	if err != nil {
-		return err
-	}
-	store, err := snapshots.Open(dir)
+	store, err := snapshots.Mine(snapshots.Open)
 	if err != nil {
 		return err
 	}

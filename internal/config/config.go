@@ -451,11 +451,7 @@ func (c *Config) CheckPaths() error {
 
 // FindImage looks up the image with a key in the store of this process's user.
 func (c *Config) FindImage(key string) (*snapshots.Image, error) {
-	dir, err := snapshots.Dir()
-	if err != nil {
-		return nil, err
-	}
-	store, err := snapshots.Look(dir)
+	store, err := snapshots.Mine(snapshots.Look)
 	if err != nil {
 		return nil, err
 	}

@@ -69,11 +69,7 @@ func (s *Server) openImage(c *config.Config, key string) (*image, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := snapshots.Dir()
-	if err != nil {
-		return nil, err
-	}
-	store, err := snapshots.Look(dir)
+	store, err := snapshots.Mine(snapshots.Look)
 	if err != nil {
 		return nil, err
 	}

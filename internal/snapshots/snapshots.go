@@ -63,6 +63,15 @@ func Dir() (string, error) {
 	return filepath.Join(data, "snapshots"), err
 }
 
+// Mine returns the caller's store, opened with [Open] or [Look].
+func Mine(open func(path string) (*Store, error)) (*Store, error) {
+	dir, err := Dir()
+	if err != nil {
+		return nil, err
+	}
+	return open(dir)
+}
+
 // Open opens a store and creates it if necessary.
 func Open(path string) (*Store, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
