@@ -26,7 +26,8 @@ func TestJSONErrors(t *testing.T) {
 	words := map[string][]string{
 		"run": {"no-such-command"}, "start": {"no-such-command"}, "exec": {"nosuch", "true"}, "cp": {"nosuch:/x", dir}, "diff": {"nosuch"}, "apply": {"nosuch"},
 		"ps": {"nosuch"}, "inspect": {"nosuch"}, "wait": {"nosuch"}, "logs": {"nosuch"}, "kill": {"nosuch"}, "cleanup": {"nosuch"},
-		"snapshot create": {"nosuch"}, "snapshot rm": {"nosuch"}, "snapshot import": {filepath.Join(dir, "nosuch")}, "volume rm": {"nosuch"},
+		"image pull": {"127.0.0.1:1/nosuch"}, "image import": {filepath.Join(dir, "nosuch")}, "image inspect": {"nosuch"}, "image rm": {"nosuch"}, "image commit": {"nosuch", "x:1"},
+		"nodes": {"--nats", "nats://127.0.0.1:1"}, "snapshot create": {"nosuch"}, "snapshot rm": {"nosuch"}, "snapshot import": {filepath.Join(dir, "nosuch")}, "volume rm": {"nosuch"},
 	}
 	check := func(class string, c *kong.Node, args ...string) {
 		t.Helper()

@@ -319,7 +319,7 @@ func TestMaxParallel(t *testing.T) {
 	var waiting []*harness.Process
 	for i := range waiters {
 		script := fmt.Sprintf("echo %d >>/out/order", i)
-		waiting = append(waiting, harness.Start(t, o, "--max-parallel", "2", "--on-pressure", "wait", "--bind", dir+":/out", "sh", "-c", script))
+		waiting = append(waiting, harness.Start(t, o, "--max-parallel", "2", "--on-pressure", "wait", "--wait-timeout", "0", "--bind", dir+":/out", "sh", "-c", script))
 		harness.Until(t, harness.Bound, "the waiter in the queue", func() bool { return queued(t, s.Dir) == i+1 })
 	}
 	// A run that does not wait does not overtake the queue.

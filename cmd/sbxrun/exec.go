@@ -144,6 +144,8 @@ func (x *execution) checkFlags() error {
 	switch {
 	case x.flags.Detach && x.flags.Tty:
 		return errors.New("--detach cannot be combined with --tty: the terminal would have no reader")
+	case x.flags.Detach && x.flags.Verbose:
+		return errors.New("--verbose: has no effect with --detach, because nobody reads stderr at the end")
 	case x.flags.Detach && (strings.HasPrefix(x.flags.Report, "fd:") || descriptor(x.flags.Report) != ""):
 		return errors.New("--detach: the report cannot go to a descriptor of the caller; name a file")
 	}

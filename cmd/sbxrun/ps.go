@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -16,6 +17,9 @@ import (
 
 func psCommand(flags *cli.Ps) (r output.Result, err error) {
 	tags, err := parseTags(flags.Tag)
+	if err == nil && flags.Sandbox != "" && len(tags) > 0 {
+		err = errors.New("--tag: execs have no tags")
+	}
 	if err != nil {
 		return r, cli.UsageError(flags, err)
 	}

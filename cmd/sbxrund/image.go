@@ -111,15 +111,18 @@ func listImages(store *snapshots.Store, flags *cli.ImageLs) (output.Result, erro
 }
 
 // inspectImages describes as many of the images as it can.
-func inspectImages(store *snapshots.Store, flags *cli.ImageInspect) (output.Result, error) {
-	list := []imageInfo{}
-	err := output.Each(flags.Names, func(ref string) error {
+func inspectImages(store *snapshots.Store, flags *cli.ImageInspect) (r output.Result, err error) {
+	var list []imageInfo
+	err = output.Each(flags.Names, func(ref string) error {
 		m, err := store.FindImage(ref)
 		if err == nil {
 			list = append(list, shownImage(m))
 		}
 		return err
 	})
+	if list == nil {
+		return r, err
+	}
 	return output.Result{Value: list, Text: func(w io.Writer) error {
 		for i, m := range list {
 			if i > 0 {

@@ -34,6 +34,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/server"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/internal/version"
 )
 
@@ -285,7 +286,7 @@ func settings(flags *cli.Listening, reload func(config.Config, config.Tokens) er
 		}
 	}
 	if flags.DrainTimeout != 0 {
-		c.DrainTimeout = flags.DrainTimeout
+		c.DrainTimeout = values.Duration(flags.DrainTimeout)
 	}
 	if reload == nil && len(c.Listen) == 0 && !activated() && c.NATS.URL == "" {
 		return c, nil, errNoListen

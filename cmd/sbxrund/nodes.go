@@ -37,7 +37,10 @@ func nodes(flags *cli.Nodes) (r output.Result, err error) {
 	}
 	defer bus.Close()
 	found, err := cluster.QueryStatus(ctx, bus)
-	return output.Result{Value: found, Text: func(w io.Writer) error { return printNodes(w, found) }}, err
+	if err != nil {
+		return r, err
+	}
+	return output.Result{Value: found, Text: func(w io.Writer) error { return printNodes(w, found) }}, nil
 }
 
 func printNodes(w io.Writer, found *cluster.Status) error {

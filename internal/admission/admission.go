@@ -14,9 +14,11 @@
 package admission
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"sync/atomic"
@@ -75,9 +77,9 @@ const (
 // Terms are the conditions for starting a command.
 type Terms struct {
 	OnPressure  OnPressure
-	WaitTimeout time.Duration
-	MaxParallel int     // maximum number of commands with this flag at a time; 0 is no limit
-	Warn, Alert float64 // percentages of a task limit
+	WaitTimeout time.Duration // with Wait; 0 means no limit
+	MaxParallel int           // maximum number of commands with this flag at a time; 0 is no limit
+	Warn, Alert float64       // percentages of a task limit
 	// Promised is the command's own task limit, 0 for none. Where tasks are scarce, the whole limit must
 	// fit next to those of other sandboxes, so that every admitted command can use its own.
 	Promised int64
@@ -113,7 +115,7 @@ func Ask(ctx context.Context, t Terms) (*Permit, error) {
 		a.need += int64(max(0, ownThreads-threads))
 	}
 	if t.OnPressure == Wait {
-		a.by = a.by.Add(t.WaitTimeout)
+		a.by = a.by.Add(cmp.Or(t.WaitTimeout, math.MaxInt64)) // centuries without a limit
 	}
 	if err := a.takeSlot(); err != nil {
 		return nil, err

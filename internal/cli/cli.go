@@ -112,7 +112,7 @@ type LimitFlags struct {
 // AdmissionFlags control what happens on a busy machine.
 type AdmissionFlags struct {
 	OnPressure  string          `default:"refuse" choices:"refuse|wait|ignore"`
-	WaitTimeout values.Duration `default:"1m" needs:"on-pressure=wait max-parallel"`
+	WaitTimeout values.Duration `default:"1m" needs:"on-pressure=wait"`
 	MaxParallel values.Number
 	Warn        values.Percent `default:"60"`
 	Alert       values.Percent `default:"80"`
@@ -366,7 +366,7 @@ type Listening struct {
 	Config                     string
 	Listen                     []string
 	TokenFile, TLSCert, TLSKey string
-	DrainTimeout               values.Duration
+	DrainTimeout               values.Span
 	NATS, NATSCreds, Node      string
 	CheckConfig                bool
 }
