@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
 
@@ -107,11 +108,11 @@ type merge struct {
 }
 
 // inside opens a path in the tree. Symbolic links are resolved within the tree.
-func (m *merge) inside(name string, flags uint64) (int, error) {
+func (m *merge) inside(name string, flags int) (int, error) {
 	if name == "" {
 		name = "."
 	}
-	return unix.Openat2(m.root, name, &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV})
+	return safeopen.InRoot(m.root, name, flags, unix.RESOLVE_NO_XDEV)
 }
 
 // parent opens the directory of a name in the tree, or returns -1 if it does not exist.

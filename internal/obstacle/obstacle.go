@@ -15,6 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/hostfiles"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
@@ -66,7 +67,7 @@ func (in Inside) open(name string) (fd int, err error) {
 		return -1, err // it has ended, or is not accessible
 	}
 	defer unix.Close(root)
-	return unix.Openat2(root, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+	return safeopen.InRoot(root, name, unix.O_PATH, 0)
 }
 
 // statfs returns the status of the file system at a path; zero for unknown.

@@ -14,6 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/devices"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
@@ -88,8 +89,7 @@ func inRoot(root *op, name string) string {
 		return name
 	}
 	for dir := path.Dir(name); dir != "/"; dir = path.Dir(dir) {
-		fd, err := unix.Openat2(proc.Descriptor(root.from), dir, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
-			Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+		fd, err := safeopen.InRoot(proc.Descriptor(root.from), dir, unix.O_PATH|unix.O_DIRECTORY, 0)
 		if err != nil {
 			continue
 		}

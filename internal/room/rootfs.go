@@ -17,6 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/public"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
@@ -112,8 +113,7 @@ const maxAccounts = 4 << 20
 // readIn reads a small regular file of a root directory. Symbolic links are resolved within that directory. It returns
 // nil if there is no such file.
 func readIn(root *os.File, name string) ([]byte, error) {
-	fd, err := unix.Openat2(proc.Descriptor(root), name, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+	fd, err := safeopen.InRoot(proc.Descriptor(root), name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	switch err {
 	case nil:
 	case unix.ENOENT, unix.ENOTDIR, unix.EACCES, unix.ELOOP:

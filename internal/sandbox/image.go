@@ -14,6 +14,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
@@ -82,7 +83,7 @@ func isDir(tree, dir string) bool {
 		return false
 	}
 	defer root.Close()
-	fd, err := unix.Openat2(int(root.Fd()), dir, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+	fd, err := safeopen.InRoot(int(root.Fd()), dir, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return false
 	}
