@@ -79,7 +79,7 @@ func certificates(t *testing.T, dir string) {
 func TestStolenNode(t *testing.T) {
 	t.Run("newest", func(t *testing.T) {
 		o, ca := example(t)
-		defer startNATS(t, o).Shutdown()
+		startNATS(t, o)
 		stolenNode(t, o, ca)
 	})
 	t.Run("oldest", func(t *testing.T) {
@@ -104,9 +104,7 @@ func stolenNode(t *testing.T, o *server.Options, ca string) {
 		t.Fatal(err)
 	}
 	node := c.process("serve", "node2", as("node2", "NODE_2"), "state_dir = \""+filepath.Join(c.dir, "node2")+"\"\n[rooms]\nmin = 0\nmax = 0\n")
-	g := &gateway{socket: filepath.Join(c.dir, "g.sock")}
-	g.process = c.process("gateway", "g", as("gateway", "GATEWAY"), "listen = [\"unix:"+g.socket+"\"]\n")
-	g.client = unixClient(g.socket)
+	g := c.gateway("g", as("gateway", "GATEWAY"), "")
 	c.ready(g, 1)
 	if status, text, err := g.keyed(t.Context(), "k", api.Call{Argv: []string{"true"}}); status != http.StatusOK || err != nil {
 		t.Fatal(status, text, err)
@@ -271,9 +269,7 @@ func denied(t *testing.T, refused <-chan string, subject string) {
 // A tenant without a quota for files cannot store any at a gateway: 0 does not mean unlimited.
 func TestNoFiles(t *testing.T) {
 	t.Parallel()
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	g := newCluster(t, url(o), 1, 1, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nfiles = \"0\"\n").gateways[0]
 	status, x := g.store(t, "stored")
 	check.That(t, status == http.StatusInsufficientStorage, "%d %+v", status, x)
@@ -282,9 +278,7 @@ func TestNoFiles(t *testing.T) {
 // All gateways and nodes find a file, even if the gateway of its upload is lost, and the collected files of
 // a call as long as its node is there. A tenant's quota holds for all gateways together.
 func TestFiles(t *testing.T) {
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	c := newCluster(t, url(o), 3, 2, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nfiles = \"4M\"\n")
 	put := func(g *gateway, text string) (int, string) {
 		status, x := g.store(t, text)

@@ -178,11 +178,6 @@ func TestChaos(t *testing.T) {
 	options, urls := threeNATS(t)
 	doomed := natsProcess(t, options[0]) // the others are shut down regularly
 	servers := []*server.Server{nil, startNATS(t, options[1]), startNATS(t, options[2])}
-	t.Cleanup(func() {
-		for _, s := range servers[1:] {
-			s.Shutdown()
-		}
-	})
 	c := newCluster(t, urls, 4, 2, "[sandbox]\nnetwork = \"host\"\n[rooms]\nmin = 1\nmax = 4\n[tenant]\nconcurrency = 32\nqueue = 1000\n[nats]\nreplicas = 3\n")
 	m := newMarks(t)
 	calls := 60 * harness.Soak(t)
@@ -314,9 +309,7 @@ func TestChaos(t *testing.T) {
 // of a killed gateway end as fast, and their session stays.
 func TestNodeLost(t *testing.T) {
 	t.Parallel()
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	const config = "[rooms]\nmin = 0\nmax = 0\n"
 	c := newCluster(t, url(o), 2, 3, config)
 	r := newRelay(t, o.Port)
@@ -457,9 +450,7 @@ func (r *relay) mend() {
 // While all nodes are restarted in turn, calls get a response or are refused before they start.
 func TestRollingRestart(t *testing.T) {
 	t.Parallel()
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	c := newCluster(t, url(o), 3, 1, "[rooms]\nmin = 1\nmax = 4\n")
 	stop := make(chan struct{})
 	var mu sync.Mutex
@@ -511,11 +502,6 @@ func TestMajority(t *testing.T) {
 	for i, o := range options {
 		servers[i] = startNATS(t, o)
 	}
-	t.Cleanup(func() {
-		for _, s := range servers {
-			s.Shutdown()
-		}
-	})
 	const config = "[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = %d\n[nats]\nreplicas = 3\n"
 	c := newCluster(t, urls, 2, 0, fmt.Sprintf(config, 0))
 	node := func(command, name string, concurrency int) *gateway {
@@ -578,7 +564,6 @@ func TestNATSAway(t *testing.T) {
 	t.Parallel()
 	o := options(t)
 	s := startNATS(t, o)
-	defer func() { s.Shutdown() }()
 	c := newCluster(t, url(o), 2, 1, "places = 4\n"+hostNetwork+"[rooms]\nmin = 0\nmax = 0\n")
 	away := time.Duration(number(t, "SBXRUN_CLUSTER_AWAY", 10)) * time.Second
 	g := c.gateways[0]
@@ -655,7 +640,6 @@ func TestNATSEmpty(t *testing.T) {
 	t.Parallel()
 	o := options(t)
 	s := startNATS(t, o)
-	defer func() { s.Shutdown() }()
 	c := newCluster(t, url(o), 1, 1, "places = 4\n[rooms]\nmin = 0\nmax = 0\n")
 	g := c.gateways[0]
 	works := func(key string) {
@@ -682,12 +666,11 @@ func TestNATSSilent(t *testing.T) {
 	options, _ := threeNATS(t)
 	silent := natsProcess(t, options[0])
 	for _, o := range options[1:] {
-		defer startNATS(t, o).Shutdown()
+		startNATS(t, o)
 	}
 	// All nodes are connected to the server that will hang, and learn about the others from it.
 	c := newCluster(t, url(options[0]), 3, 0, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = 0\n")
-	socket := filepath.Join(c.dir, "g.sock")
-	g := &gateway{socket: socket, client: unixClient(socket), process: c.process("gateway", "g", url(options[1]), "listen = [\"unix:"+socket+"\"]\n[tenant]\nconcurrency = 0\n")}
+	g := c.gateway("g", url(options[1]), "[tenant]\nconcurrency = 0\n")
 	c.ready(g, 3)
 	var ids []string
 	for range 3 {

@@ -17,9 +17,7 @@ import (
 // volumes must name a node.
 func TestNamedNode(t *testing.T) {
 	t.Parallel()
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	c := &cluster{t: t, dir: harness.Dir(t)}
 	const config = "data_dir = %q\n[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = 8\nvolumes = 4\n"
 	var own *gateway // listens on n0 itself
@@ -33,9 +31,7 @@ func TestNamedNode(t *testing.T) {
 	c.ready(own, 0)
 	status, e, err := own.call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}}, nil)
 	check.That(t, err == nil && status == http.StatusServiceUnavailable && !e.Started && strings.Contains(e.Failure.Message, "no gateway"), "%d %+v %v", status, e, err)
-	g := &gateway{socket: filepath.Join(c.dir, "g.sock")}
-	g.process = c.process("gateway", "g", url(o), "listen = [\"unix:"+g.socket+"\"]\n")
-	g.client = unixClient(g.socket)
+	g := c.gateway("g", url(o), "")
 	c.ready(g, 2)
 	harness.Until(t, harness.Bound, "a call by the node's own listener", func() bool {
 		status, _, err := own.call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}}, nil)

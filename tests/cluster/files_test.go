@@ -25,8 +25,7 @@ func TestManyTenants(t *testing.T) {
 	const tenants = 100
 	o := options(t)
 	o.JetStreamMaxStore = 64 << 20
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	startNATS(t, o)
 	tokens := filepath.Join(harness.Dir(t), "tokens")
 	var lines strings.Builder
 	for i := range tenants {
@@ -67,9 +66,7 @@ func TestManyTenants(t *testing.T) {
 // An agent reads a file that a call returned, whichever node gets the request.
 func TestMCPFiles(t *testing.T) {
 	t.Parallel()
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	g := newCluster(t, url(o), 3, 1, "[rooms]\nmin = 0\nmax = 0\n").gateways[0]
 	var a api.Answer
 	_, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"sh", "-c", "echo made >out"}, Collect: []string{"out"}}, &a)

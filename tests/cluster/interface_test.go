@@ -14,9 +14,7 @@ import (
 
 // The tests of the server and its clients pass through a gateway, too.
 func TestInterface(t *testing.T) {
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	run := os.Getenv("SBXRUN_TESTS_RUN")
 	if run == "" {
 		run = "Client|MCPTools|MCPSession|MCPLeaves|ProcessStdin|SessionFiles|Streams|SlowReader"

@@ -41,9 +41,7 @@ func (g *gateway) post(ctx context.Context, path, key string, c api.Call) (statu
 
 // Requests with the same key are one call, through any gateway, and its response outlives its node.
 func TestKeys(t *testing.T) {
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	c := newCluster(t, url(o), 3, 2, "[sandbox]\nnetwork = \"host\"\n[rooms]\nmin = 0\nmax = 0\n")
 	m := newMarks(t)
 	call := api.Call{Argv: []string{"bash", "-c", fmt.Sprintf("echo once >/dev/tcp/127.0.0.1/%d; sleep 0.2", m.port)}}
@@ -78,9 +76,7 @@ func TestKeys(t *testing.T) {
 // The command nodes, the status of a gateway and its metrics list nodes, lost nodes and gateways.
 func TestNodes(t *testing.T) {
 	t.Parallel()
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	c := newCluster(t, url(o), 3, 1, "places = 1\n[rooms]\nmin = 0\nmax = 0\n")
 	g := c.gateways[0]
 	var got struct {

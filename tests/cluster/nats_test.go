@@ -85,11 +85,20 @@ func freePort() int {
 }
 
 // startNATS starts a NATS server in this process.
+// runNATS starts a NATS server until the end of the test.
+func runNATS(t *testing.T) *server.Options {
+	t.Helper()
+	o := options(t)
+	startNATS(t, o)
+	return o
+}
+
 func startNATS(t *testing.T, o *server.Options) *server.Server {
 	t.Helper()
 	s, err := server.NewServer(o)
 	harness.Must(t, err)
 	s.Start()
+	t.Cleanup(s.Shutdown)
 	check.Require(t, s.ReadyForConnections(harness.Bound), "NATS is not ready")
 	return s
 }

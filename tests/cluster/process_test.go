@@ -70,16 +70,18 @@ func newCluster(t *testing.T, url string, nodes, gateways int, config string) *c
 		c.nodes = append(c.nodes, c.process("serve", name, url, "state_dir = \""+filepath.Join(c.dir, name)+"\"\n"+config))
 	}
 	for i := range gateways {
-		name := fmt.Sprintf("g%d", i)
-		socket := filepath.Join(c.dir, name+".sock")
-		g := &gateway{socket: socket, process: c.process("gateway", name, url, "listen = [\"unix:"+socket+"\"]\n"+config)}
-		g.client = unixClient(socket)
-		c.gateways = append(c.gateways, g)
+		c.gateways = append(c.gateways, c.gateway(fmt.Sprintf("g%d", i), url, config))
 	}
 	for _, g := range c.gateways {
 		c.ready(g, nodes)
 	}
 	return c
+}
+
+func (c *cluster) gateway(name, url, config string) *gateway {
+	c.t.Helper()
+	socket := filepath.Join(c.dir, name+".sock")
+	return &gateway{socket: socket, client: unixClient(socket), process: c.process("gateway", name, url, "listen = [\"unix:"+socket+"\"]\n"+config)}
 }
 
 // unixClient returns a client with a timeout, so that a test fails with details instead of hanging.

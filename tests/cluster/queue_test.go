@@ -66,9 +66,7 @@ const hostNetwork = "[sandbox]\nnetwork = \"host\"\n"
 
 // Detached calls wait for a slot, run once, and are visible through every gateway.
 func TestQueue(t *testing.T) {
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	c := newCluster(t, url(o), 2, 2, "places = 2\n"+hostNetwork+"[rooms]\nmin = 0\nmax = 0\n")
 	m := newMarks(t)
 	g, other := c.gateways[0], c.gateways[1]
@@ -118,9 +116,7 @@ func TestQueue(t *testing.T) {
 // The status of a call lists its collected files, however long the command line and names are. Lists omit both.
 func TestQueueCollected(t *testing.T) {
 	t.Parallel()
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	c := newCluster(t, url(o), 1, 1, "[rooms]\nmin = 0\nmax = 0\n")
 	g := c.gateways[0]
 	call := api.Call{Argv: []string{"sh", "-c", `touch $(seq -f "%0200g" 256)`, "sh", strings.Repeat("x", 100_000)}, Collect: []string{"*"}}
@@ -146,9 +142,7 @@ func TestQueueCollected(t *testing.T) {
 
 // Requests with the same key are one call, through any gateway, even if the first one is killed.
 func TestQueueKeys(t *testing.T) {
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	c := newCluster(t, url(o), 2, 2, hostNetwork+"[rooms]\nmin = 0\nmax = 0\n")
 	m := newMarks(t)
 	call := api.Call{Argv: m.command("once")}
@@ -188,9 +182,7 @@ func TestQueueKeys(t *testing.T) {
 // A call that the queue has lost ends as not started, and may be tried again with the same key.
 func TestQueueLoses(t *testing.T) {
 	t.Parallel()
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	c := newCluster(t, url(o), 1, 1, "places = 1\n"+hostNetwork+"[rooms]\nmin = 0\nmax = 0\n[tenant]\nqueue = 2\n")
 	m := newMarks(t)
 	g := c.gateways[0]
@@ -226,9 +218,7 @@ func TestQueueLoses(t *testing.T) {
 // A call whose node is killed is lost, and does not run elsewhere. Earlier ends stay.
 func TestQueueNodeKilledAfter(t *testing.T) {
 	t.Parallel()
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	c := newCluster(t, url(o), 2, 1, hostNetwork+"[rooms]\nmin = 0\nmax = 0\n")
 	m := newMarks(t)
 	g := c.gateways[0]
@@ -257,16 +247,12 @@ func TestQueueNodeKilledAfter(t *testing.T) {
 // If a node is killed before it starts a call that it has received, another node starts it.
 func TestQueueNodeKilledBefore(t *testing.T) {
 	t.Parallel()
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	c := &cluster{t: t, dir: harness.Dir(t)}
 	node := func(name string, places int) *process {
 		return c.process("serve", name, url(o), fmt.Sprintf("places = %d\nstate_dir = %q\n%s[rooms]\nmin = 0\nmax = 0\n", places, filepath.Join(c.dir, name), hostNetwork))
 	}
-	g := &gateway{socket: filepath.Join(c.dir, "g.sock")}
-	g.process = c.process("gateway", "g", url(o), "listen = [\"unix:"+g.socket+"\"]\n")
-	g.client = unixClient(g.socket)
+	g := c.gateway("g", url(o), "")
 	doomed := node("n0", 8)
 	c.ready(g, 1)
 	m := newMarks(t)
@@ -313,9 +299,7 @@ func TestQueueNodeKilledBefore(t *testing.T) {
 // A node does not start a call whose record has changed before the node claims it.
 func TestQueueClaimed(t *testing.T) {
 	t.Parallel()
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	c := newCluster(t, url(o), 1, 1, "places = 1\n"+hostNetwork+"[rooms]\nmin = 0\nmax = 0\n")
 	m := newMarks(t)
 	g, node := c.gateways[0], c.nodes[0]

@@ -81,9 +81,7 @@ func (c *crowd) call() api.Call {
 // A tenant's concurrency holds for all nodes together, for all gateways and kinds of calls, even when a node
 // and a gateway are killed; and the tenant can use all of it.
 func TestConcurrency(t *testing.T) {
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	const bound = 5
 	c := newCluster(t, url(o), 4, 2, fmt.Sprintf("places = 16\n%s[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = %d\nqueue = 100\n", hostNetwork, bound))
 	people := newCrowd(t)
@@ -140,9 +138,7 @@ func TestConcurrency(t *testing.T) {
 // gateway that reloads first grants what nodes request.
 func TestNoMoreCeiling(t *testing.T) {
 	t.Parallel()
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	c := newCluster(t, url(o), 1, 1, "places = 2\n[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = 2\nqueue = 100\n")
 	g, n := c.gateways[0], c.nodes[0]
 	run := func(argv ...string) (int, *api.Error) {
@@ -172,9 +168,7 @@ func TestNoMoreCeiling(t *testing.T) {
 // Quota requests of nodes do not count as requests of the tenant, all of which may be calls that wait for them.
 func TestRequests(t *testing.T) {
 	t.Parallel()
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	g := newCluster(t, url(o), 1, 1, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nrequests = 1\n").gateways[0]
 	_, x := g.store(t, "stored")
 	check.Require(t, x.ID == sum("stored"), "%+v", x)
@@ -187,9 +181,7 @@ func TestRequests(t *testing.T) {
 // A tenant's rate holds for all nodes together.
 func TestRate(t *testing.T) {
 	t.Parallel()
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	const rate = 4
 	c := newCluster(t, url(o), 4, 2, hostNetwork+"[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = 0\nrate = 4.0\n")
 	m := newMarks(t)
@@ -225,8 +217,7 @@ func TestBusy(t *testing.T) {
 	var err error
 	o.TLSConfig, err = server.GenTLSConfig(&server.TLSConfigOpts{CertFile: filepath.Join(dir, "server.pem"), KeyFile: filepath.Join(dir, "server.key"), CaFile: ca, Verify: true})
 	harness.Must(t, err)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	startNATS(t, o)
 	_, err = nats.Connect(url(o), nats.RootCAs(ca))
 	check.That(t, err != nil, "NATS asks for no certificate")
 	c := newCluster(t, url(o), 2, 1, "places = 1\n[rooms]\nmin = 0\nmax = 0\n[tenant]\nqueue = 0\n"+

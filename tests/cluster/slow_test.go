@@ -21,9 +21,7 @@ import (
 // A client that has closed its half of the connection counts as gone, as on a server, and gets no response.
 func TestHalfClosed(t *testing.T) {
 	t.Parallel()
-	o := options(t)
-	s := startNATS(t, o)
-	defer s.Shutdown()
+	o := runNATS(t)
 	c := newCluster(t, url(o), 1, 1, "places = 1\n[rooms]\nmin = 0\nmax = 0\n")
 	g := c.gateways[0]
 	g.end(t, g.begin(t, "true").ID)
@@ -56,11 +54,6 @@ func TestSlowClient(t *testing.T) {
 	for _, o := range options {
 		servers = append(servers, startNATS(t, o))
 	}
-	t.Cleanup(func() {
-		for _, s := range servers {
-			s.Shutdown()
-		}
-	})
 	c := newCluster(t, urls, 1, 1, "[rooms]\nmin = 0\nmax = 0\n[tenant]\nconcurrency = 0\n[nats]\nreplicas = 3\n")
 	g := c.gateways[0]
 	status, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}}, nil)
