@@ -4,9 +4,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -263,5 +268,290 @@ func TestExecWhileStarting(t *testing.T) {
 		r := <-entered
 		check.That(t, r.ExitCode == 0 && string(r.Stdout) == "inside\n", "exit code %d: %q, %q", r.ExitCode, r.Stdout, r.Stderr)
 		b.Alive()
+	}
+}
+
+// A signal to sbxrun exec ends that exec completely, and nothing else.
+func TestExecSignal(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{}, "/fixtures/term-handler")
+	w := newWitness(b)
+	for _, sig := range endSignals {
+		p := b.StartExec(harness.Options{}, nil, "/fixtures/tree-daemon")
+		p.WaitOutput("ready 2\n")
+		sent := time.Now()
+		p.Signal(sig)
+		r := p.Wait()
+		r.Expect(t, 128+int(sig), "canceled")
+		harness.Within(t, "the end by "+unix.SignalName(sig), r.Ended.Sub(sent), 0, 200*time.Millisecond)
+		w.lives(t, unix.SignalName(sig))
+	}
+	// With a grace period the command gets the signal, and a second one kills it.
+	p := b.StartExec(harness.Options{}, []string{"--grace", "20"}, "/fixtures/term-handler")
+	p.WaitOutput("ready 1\n")
+	p.Signal(syscall.SIGTERM)
+	r := p.Wait()
+	r.Expect(t, 128+15, "canceled")
+	check.That(t, strings.HasSuffix(string(r.Stdout), "cleaned\n"), "stdout %q", r.Stdout)
+	p = b.StartExec(harness.Options{}, []string{"--grace", "50"}, "/fixtures/term-swallow")
+	p.WaitOutput("ready 1\n")
+	p.Signal(syscall.SIGINT)
+	p.WaitOutput("got SIGINT\n")
+	sent := time.Now()
+	p.Signal(syscall.SIGINT)
+	r = p.Wait()
+	r.Expect(t, 128+2, "canceled")
+	harness.Within(t, "the end by a second signal", r.Ended.Sub(sent), 0, 200*time.Millisecond)
+	w.end(t)
+	check.Equal(t, string(b.State.Run("logs", b.ID).Stdout), "ready 1\n", "the sandbox's own command has noticed")
+}
+
+// The same at many moments while the exec enters.
+func TestExecSignalEarly(t *testing.T) {
+	// Not in parallel, so that an orphan is not blamed on another test.
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	for i := range 40 {
+		p := b.StartExec(harness.Options{}, nil, "/fixtures/tree-sleep")
+		// Vary the moment.
+		time.Sleep(time.Duration(i) * 200 * time.Microsecond)
+		p.Signal(syscall.SIGTERM)
+		r := p.Wait()
+		if r.Signal == syscall.SIGTERM {
+			continue // no handler yet, and no processes
+		}
+		r.Expect(t, 128+15, "canceled")
+	}
+}
+
+// A stopped init or payload does not delay an exec's deadline; a stopped keeper delays only the
+// proof.
+func TestExecDeadlineStopped(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	for _, role := range []int{harness.RoleKeeper, harness.RoleInit, harness.RolePayload} {
+		p, low := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
+			return b.StartExec(harness.Options{}, []string{"--timeout", timeout, "--proof-timeout", timeout}, "/fixtures/tree-setsid")
+		})
+		target := p.Role(role)
+		harness.Must(t, target.Signal(unix.SIGSTOP))
+		r := p.Wait()
+		r.Expect(t, 124, "timeout")
+		if role == harness.RoleKeeper {
+			low *= 2
+		}
+		harness.Within(t, "the exec", r.Elapsed, low, low+500*time.Millisecond)
+	}
+}
+
+// After many execs in a row the sandbox has as many tasks, and its supervisor as many descriptors
+// and as much memory, as before. SBXRUN_SOAK=100 makes 500.
+func TestExecSoak(t *testing.T) {
+	// Not in parallel: it keeps a CPU busy.
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	measure := func() (tasks, fds int, rss int64) {
+		for _, p := range b.Members() {
+			tasks += countDir(t, "/proc/%d/task", p.PID)
+		}
+		return tasks, countDir(t, "/proc/%d/fd", b.Supervisor.PID), b.Supervisor.RSS()
+	}
+	// Until the supervisor has opened everything that it keeps open.
+	for begin := time.Now(); time.Since(begin) < 500*time.Millisecond; {
+		b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
+	}
+	tasks, fds, rss := measure()
+	for i := range harness.Soak(t) {
+		switch i % 4 {
+		case 0:
+			b.Exec(harness.Options{}, nil, "sh", "-c", "setsid sleep 60 & exit 3").Expect(t, 3, "exited")
+		case 1:
+			b.Exec(harness.Options{}, []string{"--timeout", harness.Deadline(150 * time.Millisecond).String()}, "sh", "-c", "setsid sleep 60 & sleep 60").Expect(t, 124, "timeout")
+		case 2:
+			b.Exec(harness.Options{}, nil, "no-such-command").Expect(t, 127, "start-failed")
+		default:
+			b.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
+		}
+		if t.Failed() {
+			return
+		}
+	}
+	nowTasks, nowFDs, nowRSS := measure()
+	if nowTasks != tasks || nowFDs != fds || nowRSS > rss+1<<20 {
+		t.Errorf("before: %d tasks, %d descriptors, %d bytes; after %d execs: %d, %d, %d", tasks, fds, rss, harness.Soak(t), nowTasks, nowFDs, nowRSS)
+	}
+}
+
+// Fifty execs at once don't disturb each other.
+func TestExecParallel(t *testing.T) {
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	var ps []*harness.Process
+	for i := range 50 {
+		flags := []string{"--timeout", "50"}
+		if i%2 == 1 {
+			flags = []string{"--timeout", harness.Deadline(2 * time.Second).String()}
+		}
+		ps = append(ps, b.StartExec(harness.Options{}, flags, "sh", "-c", `setsid sleep 60 & echo "number $1"; [ $(($1 % 2)) = 1 ] && sleep 60; exit $1`, "-", strconv.Itoa(i)))
+	}
+	for i, p := range ps {
+		r := p.Wait()
+		if i%2 == 1 {
+			r.Expect(t, 124, "timeout")
+		} else {
+			r.Expect(t, i, "exited")
+		}
+		check.That(t, string(r.Stdout) == "number "+strconv.Itoa(i)+"\n", "%d: stdout %q", i, r.Stdout)
+	}
+}
+
+func countDir(t *testing.T, format string, pid int) int {
+	t.Helper()
+	entries, err := os.ReadDir(strings.Replace(format, "%d", strconv.Itoa(pid), 1))
+	harness.Must(t, err)
+	return len(entries)
+}
+
+// The command line and environment of sbxrun exec are never visible in the sandbox, however fast
+// its command looks while 50 execs enter.
+func TestExecSecrets(t *testing.T) {
+	t.Parallel()
+	const scanner = `
+import os, sys
+key, token = sys.argv[1][::-1].encode(), sys.argv[2][::-1].encode()
+me, seen, rounds = str(os.getpid()), set(), 0
+while not os.path.exists("/tmp/stop"):
+    for pid in os.listdir("/proc"):
+        if not pid.isdigit() or pid == me:
+            continue
+        for name in ("cmdline", "environ"):
+            try:
+                data = open(f"/proc/{pid}/{name}", "rb").read()
+            except OSError:
+                continue
+            if key in data or token in data and name == "cmdline":
+                print("found in", name, "of", pid, repr(data[:300]), flush=True)
+            if token in data and name == "environ":
+                seen.add(pid)
+    rounds += 1
+    if rounds == 1:
+        print("looking", flush=True)
+print("saw", len(seen), flush=True)
+`
+	// The token is in command lines, where TestSecretNotInCommandLines looks for secret.
+	key, token := "k3y"+secret, "t0ken"+reversed(secret)
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{Env: []string{"API_KEY=" + key}}, "--max-output", "64K", "python3", "-c", scanner, reversed(key), reversed(token))
+	s.Run("wait", "--log", "looking", b.ID)
+	var wg sync.WaitGroup
+	for range 5 {
+		wg.Go(func() {
+			for range 10 {
+				p := b.StartExec(harness.Options{Env: []string{"API_KEY=" + key}}, []string{"--env", "TOKEN=" + token}, "true")
+				p.Wait().Expect(t, 0, "exited")
+			}
+		})
+	}
+	wg.Wait()
+	b.Dying = true
+	b.Exec(harness.Options{}, nil, "touch", "/tmp/stop")
+	b.Ended()
+	out := string(s.Run("logs", b.ID).Stdout)
+	// It does not even see the execs.
+	check.That(t, out == "looking\nsaw 0\n", "%.2000s", out)
+	// Nor are they in the sandbox's own processes or the supervisor's.
+	for _, file := range b.Files("cmdline", "environ") {
+		check.That(t, !strings.Contains(file, key), "%.500q", file)
+	}
+}
+
+func reversed(s string) string {
+	b := []byte(s)
+	for i, j := 0, len(b)-1; i < j; i, j = i+1, j-1 {
+		b[i], b[j] = b[j], b[i]
+	}
+	return string(b)
+}
+
+// Execs of one sandbox neither see nor reach each other's processes, although they have the same
+// user.
+func TestExecsApart(t *testing.T) {
+	t.Parallel()
+	b := harness.NewState(t).Sandbox(harness.Options{}, "sleep", "60")
+	w := newWitness(b)
+	r := b.Exec(harness.Options{}, nil, "python3", "-c", `
+import os
+for pid in range(1, 3000):
+    if pid not in (1, os.getpid()):
+        try:
+            os.kill(pid, 9)
+            print("could signal", pid)
+        except ProcessLookupError:
+            pass
+print(sorted(int(p) for p in os.listdir("/proc") if p.isdigit()))`)
+	r.Expect(t, 0, "exited")
+	check.That(t, string(r.Stdout) == "[1, 2]\n", "%q", r.Stdout)
+	// kill(-1) reaches only itself.
+	b.Exec(harness.Options{}, []string{"--timeout", "1"}, "/fixtures/signal-all", "kill-all").Expect(t, 124, "timeout")
+	w.end(t)
+	b.Alive()
+}
+
+// hostileMain attacks every process that appears in the sandbox, as fast as it can.
+const hostileMain = `
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+what, me = sys.argv[1], os.getpid()
+PTRACE_ATTACH, PTRACE_SEIZE, PTRACE_DETACH = 16, 0x4206, 17
+print("at it", flush=True)
+known = set()
+while True:
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) in (1, me):
+            continue
+        pid = int(name)
+        try:
+            if what == "kill":
+                os.kill(pid, 9)
+            elif what == "stop":
+                os.kill(pid, 19)
+            elif what == "trace-wait":
+                if libc.ptrace(PTRACE_ATTACH, pid, None, None) == 0:
+                    os.waitpid(pid, 0x40000000)
+            elif what == "trace" and libc.ptrace(PTRACE_SEIZE, pid, None, None) == 0:
+                print("traces", pid, flush=True)
+        except OSError:
+            pass
+    if what == "trace-wait":
+        try:
+            while os.waitpid(-1, 1 | 0x40000000)[0]:
+                pass
+        except OSError:
+            pass
+`
+
+// A sandbox whose own command attacks every visible process does not see the execs, although it
+// has the same user.
+func TestExecHostileMain(t *testing.T) {
+	t.Parallel()
+	for _, what := range []string{"kill", "stop", "trace-wait"} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			s := harness.NewState(t)
+			b := s.Sandbox(harness.Options{}, "python3", "-c", hostileMain, what)
+			s.Run("wait", "--log", "at it", b.ID)
+			var wg sync.WaitGroup
+			for range 3 {
+				wg.Go(func() {
+					for range 2 {
+						p := b.StartExec(harness.Options{}, []string{"--timeout", harness.Deadline(500 * time.Millisecond).String()}, "/fixtures/tree-setsid")
+						r := p.Wait() // asserts the proof, and that all processes have exited
+						harness.Within(t, "the exec", r.Elapsed, 500*time.Millisecond, time.Second)
+						r.Expect(t, 124, "timeout")
+					}
+				})
+			}
+			wg.Wait()
+			k, took := timedKill(t, s, 0, "--grace", "0", b.ID)
+			harness.Within(t, "kill", took, 0, 300*time.Millisecond)
+			check.That(t, k[0].Verdict == "proven", "%+v", k)
+		})
 	}
 }

@@ -1,10 +1,14 @@
 package tests
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -213,5 +217,288 @@ ls -A /tmp/sbxrun-$uid/ /tmp/other 2>/dev/null | grep -v : || true
 		out, err := exec.Command(wrap[0], args...).CombinedOutput()
 		got := strings.TrimRight(string(out), "\n") + "\n"
 		check.That(t, err == nil && got == want, "%s: %v\n%s", kind, err, got)
+	}
+}
+
+// start --rm leaves no record, however the sandbox ends, and clients that already wait still get
+// its result.
+func TestStartRm(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	dir := harness.SharedDir(t)
+	gone := func(b *harness.Sandbox) {
+		t.Helper()
+		b.AwaitEnd()
+		_, err := os.Stat(s.Dir + "/" + b.ID)
+		check.That(t, os.IsNotExist(err), "its record is still there: %v", err)
+		r := s.Run("ps", "--all")
+		check.That(t, len(harness.Lines(r.Stdout)) == 1, "ps: %s", r.Stdout)
+	}
+
+	b := s.Sandbox(harness.Options{}, "--rm", "--name", "job", "--bind", dir+":/go", "sh", "-c", "echo begun; while [ ! -e /go/on ]; do sleep 0.02; done; echo done; exit 5")
+	b.Busy = true
+	waiter, follower := s.Start(harness.Options{}, "wait", "--json", "job"), s.Start(harness.Options{}, "logs", "-f", "job")
+	follower.WaitOutput("begun\n")
+	ready := s.Start(harness.Options{}, "wait", "--log", "nosuch", "job")
+	held(t, waiter, s.Dir+"/"+b.ID+"/lock")
+	held(t, ready, s.Dir+"/"+b.ID+"/lock")
+	harness.Must(t, os.WriteFile(dir+"/on", nil, 0o644))
+	var said struct {
+		Status   string          `json:"status"`
+		ExitCode int             `json:"exit_code"`
+		Report   *harness.Report `json:"report"`
+	}
+	r := waiter.Wait()
+	decode(t, r, &said)
+	check.That(t, r.ExitCode == 5 && said.ExitCode == 5 && said.Status == "failed" && said.Report != nil, "wait: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	follower.Wait().Exits(t, 0).Out(t, "begun\ndone\n")
+	if r := ready.Wait(); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "has ended without such a line: failed, with exit code 5") {
+		t.Errorf("wait --log: exit code %d: %s", r.ExitCode, r.Stderr)
+	}
+	gone(b)
+
+	// Killed, with a detached exec whose record is removed too.
+	b = s.Sandbox(harness.Options{}, "--rm")
+	d := b.Detach(nil, "/fixtures/tree-daemon")
+	b.Dying = true
+	all := kill(t, s, 0, "--grace", "0", b.ID)
+	check.That(t, len(all) == 1 && all[0].Status == "killed" && all[0].Verdict == "proven" && all[0].ExitCode != nil && *all[0].ExitCode == 137, "kill: %+v", all)
+	if r := d.Ended(); r.Cause != "killed" {
+		t.Errorf("the exec: %s", r.Raw())
+	}
+	gone(b)
+
+	// At its deadline, late enough to look at it before.
+	b = s.Sandbox(harness.Options{}, "--rm", "--timeout", "3")
+	gone(b)
+
+	// Lost, with a record that stays.
+	b = s.Sandbox(harness.Options{}, "--rm")
+	b.KillSupervisor()
+	rec := b.Inspect()
+	check.That(t, rec.Status == "lost", "its supervisor was killed: %+v", rec)
+}
+
+// held waits until a process has a file open.
+func held(t *testing.T, p *harness.Process, name string) {
+	t.Helper()
+	dir := "/proc/" + strconv.Itoa(p.PID) + "/fd/"
+	harness.Until(t, time.Minute, "a descriptor of "+name, func() bool {
+		fds, _ := os.ReadDir(dir)
+		return slices.ContainsFunc(fds, func(fd os.DirEntry) bool {
+			target, _ := os.Readlink(dir + fd.Name())
+			return target == name
+		})
+	})
+}
+
+// An unproven sandbox keeps its record, which lists the survivors.
+func TestStartRmUnproven(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "--rm", "--proof-timeout", "0.2")
+	x := b.StartExec(harness.Options{}, nil, "/fixtures/tree-daemon")
+	b.Dying = true
+	x.WaitOutput("ready 2\n") // so that there is something to reap
+	keeper := x.Role(1)
+	b.AdoptAll()
+	harness.Must(t, keeper.Signal(unix.SIGSTOP))
+	kill(t, s, 123, "--grace", "0", "--proof-timeout", "0.2", b.ID)
+	harness.Must(t, keeper.Signal(unix.SIGCONT))
+	x.Wait()
+	rec := b.Ended()
+	check.That(t, rec.Report != nil && rec.Report.Teardown.Verdict == "unproven", "%+v", rec)
+}
+
+// cleanup with names removes only these records, and no running sandbox.
+func TestCleanupNames(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	one, two, three := s.Sandbox(harness.Options{}, "--name", "one"), s.Sandbox(harness.Options{}), s.Sandbox(harness.Options{}, "--name", "three")
+	d := three.Detach(nil, "true")
+	e := three.Detach(nil, "true")
+	d.Ended()
+	e.Ended()
+	kill(t, s, 0, "--grace", "0", one.ID, two.ID)
+	s.Run("cleanup", "one", three.ID+"/"+d.ID).Exits(t, 0).Out(t, "removed  record "+one.ID+" one: record, logs and name: killed\nremoved  record "+d.ID+": record, logs and name: completed\n")
+	r := s.Run("cleanup", "three", "nobody")
+	check.That(t, r.ExitCode == 125 && strings.HasPrefix(string(r.Stdout), "failed   record "+three.ID+" three: the sandbox three: still running") && string(r.Stderr) == "sbxrun: error: no sandbox named \"nobody\" in "+s.Dir+"; list them: sbxrun ps --all\n" && !strings.Contains(string(r.Stdout), "nobody"),
+		"exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	three.Alive()
+	check.Equal(t, string(s.Run("ps", "-aq").Stdout), two.ID+"\n"+three.ID+"\n", "sandboxes")
+	check.Equal(t, string(s.Run("ps", "-aq", "three").Stdout), three.ID+"/"+e.ID+"\n", "execs")
+}
+
+// start gives up on a supervisor that was stopped, and leaves nothing.
+func TestStartStopped(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	holder := s.Start(harness.Options{}, "run", "--max-parallel", "1", "sh", "-c", "echo up; sleep 300")
+	holder.WaitOutput("up\n")
+	p := s.Start(harness.Options{}, "start", "--json", "--max-parallel", "1", "--on-pressure", "wait", "sleep", "60")
+	harness.Until(t, harness.Bound, "somebody who waits", func() bool { return queued(t, s.Dir) == 1 })
+	supervisor, err := harness.Open(harness.Descendants(p.PID)[0])
+	harness.Must(t, err)
+	defer supervisor.Close()
+	harness.Must(t, supervisor.Signal(unix.SIGSTOP))
+	if r := p.Wait(); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "exited before reporting") || !strings.Contains(string(r.Stdout), `"error":{"code":"detach"`) || !strings.Contains(string(r.Stdout), `"exit_code":125`) {
+		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	s.Run("ps", "-aq").Out(t, "")
+	holder.Signal(unix.SIGTERM)
+	holder.Wait()
+}
+
+// A name belongs to one running sandbox, and is free after its end.
+func TestNames(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	first := s.Sandbox(harness.Options{}, "--name", "web.1_a-b")
+	b, r := s.TrySandbox(harness.Options{}, "--name", "web.1_a-b")
+	check.That(t, b == nil && r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1 && strings.Contains(string(r.Stderr), "web.1_a-b"),
+		"a name in use: exit code %d: %s", r.ExitCode, r.Stderr)
+	first.Alive()
+	r = s.Run("kill", "--grace", "0", "web.1_a-b")
+	check.Require(t, r.ExitCode == 0, "kill: exit code %d: %s", r.ExitCode, r.Stderr)
+	first.Ended()
+	second := s.Sandbox(harness.Options{}, "--name", "web.1_a-b")
+	check.Equal(t, string(s.Run("ps", "--names").Stdout), "web.1_a-b\n", "ps --names")
+	// The name refers to the running one; the other keeps its ID.
+	var recs []harness.Record
+	decode(t, s.Run("inspect", "web.1_a-b", first.ID), &recs)
+	check.That(t, len(recs) == 2 && recs[0].ID == second.ID && recs[1].ID == first.ID && recs[1].Status == "killed", "inspect: %+v", recs)
+}
+
+// When many want a name at once, one gets it.
+func TestNameRace(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	const starts = 12
+	var wg sync.WaitGroup
+	codes := make([]int, starts)
+	for i := range starts {
+		wg.Go(func() {
+			_, r := s.TrySandbox(harness.Options{}, "--name", "one")
+			codes[i] = r.ExitCode
+		})
+	}
+	wg.Wait()
+	got := 0
+	for _, code := range codes {
+		switch code {
+		case 0:
+			got++
+		case 125:
+		default:
+			t.Errorf("exit codes %v", codes)
+		}
+	}
+	check.That(t, got == 1, "%d sandboxes have got one name: exit codes %v", got, codes)
+}
+
+// An invalid name is a usage error, and nothing starts.
+func TestNamesBad(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	for _, name := range []string{strings.Repeat("x", 65), strings.Repeat("x", 64), "a/b", "..", ".", "", "-a", ".a", "a b", "a\nb", "ä", "a\x00"[:1] + "*"} {
+		b, r := s.TrySandbox(harness.Options{}, "--name="+name)
+		check.That(t, b == nil && r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1, "--name %q: exit code %d: %q", name, r.ExitCode, r.Stderr)
+	}
+	s.Run("ps", "--all", "--names").Out(t, "")
+	s.Sandbox(harness.Options{}, "--name", strings.Repeat("x", 63))
+}
+
+// ps selects by tags and status; all conditions must match.
+func TestPsSelects(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	s.Sandbox(harness.Options{}, "--name", "a", "--tag", "job=7", "--tag", "who=me")
+	s.Sandbox(harness.Options{}, "--name", "b", "--tag", "job=7")
+	s.Sandbox(harness.Options{}, "--name", "c", "--tag", "job=8", "true").Ended()
+	s.Sandbox(harness.Options{}, "--name", "d", "false").Ended()
+	unnamed := s.Sandbox(harness.Options{}, "sleep", "60")
+	for _, c := range []struct{ flags, want string }{
+		{"", "a b " + unnamed.ID},
+		{"--all", "a b c d " + unnamed.ID},
+		{"--tag job=7", "a b"},
+		{"--tag job=7 --tag who=me", "a"},
+		{"--tag job=8", ""},
+		{"--tag job=8 --all", "c"},
+		{"--tag job=", ""},
+		{"--status completed", "c"},
+		{"--status failed --status completed", "c d"},
+		{"--status running --tag who=me", "a"},
+		{"--status lost", ""},
+	} {
+		r := s.Run(append([]string{"ps", "--names"}, strings.Fields(c.flags)...)...)
+		got := strings.Join(strings.Fields(string(r.Stdout)), " ")
+		check.That(t, r.ExitCode == 0 && got == c.want, "ps %s: exit code %d: %q, want %q; %s", c.flags, r.ExitCode, got, c.want, r.Stderr)
+		var recs []harness.Record
+		decode(t, s.Run(append([]string{"ps", "--json"}, strings.Fields(c.flags)...)...), &recs)
+		check.That(t, len(recs) == len(strings.Fields(c.want)), "ps --json %s: %d sandboxes, want %q", c.flags, len(recs), c.want)
+		ids := ""
+		for _, rec := range recs {
+			ids += rec.ID + "\n"
+		}
+		s.Run(append([]string{"ps", "-q"}, strings.Fields(c.flags)...)...).Exits(t, 0).Out(t, ids)
+	}
+	table := string(s.Run("ps", "--all").Stdout)
+	for _, want := range []string{"ID", "STATUS", unnamed.ID, "running", "completed", "failed (1)", "sleep 60", "(idle)"} {
+		check.That(t, strings.Contains(table, want), "no %q in\n%s", want, table)
+	}
+	for _, args := range []string{"ps --status dead", "ps --tag job", "ps word", "ps --json --names", "inspect", "inspect nobody", "start --tag job", "start --no-such-flag"} {
+		s.Run(strings.Fields(args)...).Exits(t, 125).ErrLines(t, 1)
+	}
+}
+
+// Control characters in a command line don't reach the terminal.
+func TestPsPrintable(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	s.Sandbox(harness.Options{}, "sh", "-c", "exec sleep 60 # \x1b[31m\nsecond line")
+	r := s.Run("ps")
+	check.That(t, !strings.ContainsAny(string(r.Stdout), "\x1b") && len(harness.Lines(r.Stdout)) == 2, "%q", r.Stdout)
+}
+
+// The record of a started sandbox has its name and status. A sandbox without a name uses its ID as the name.
+func TestStartPrints(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	for _, name := range []string{"", "named"} {
+		b := s.Sandbox(harness.Options{}, "--name", "x"+name)
+		rec := b.Inspect()
+		check.That(t, rec.Name == "x"+name && rec.Status == "running" && rec.Alive && rec.ExitCode == nil, "%+v", rec)
+	}
+	b := s.Sandbox(harness.Options{})
+	check.That(t, b.Name == b.ID, "id %q, name %q", b.ID, b.Name)
+}
+
+// A start that fails leaves nothing, not even a zombie.
+func TestStartFails(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	for _, c := range []struct {
+		args []string
+		code int
+	}{
+		{[]string{"no-such-command"}, 127},
+		{[]string{"/etc/passwd"}, 126},
+		{[]string{"--bind", "/no/such", "true"}, 125},
+		{[]string{"--workdir", "/no/such", "true"}, 125},
+		{[]string{"--timeout", "-1", "true"}, 125},
+		{[]string{"--ready-tcp", "0"}, 125},
+		{[]string{"--ready-tcp", "80", "--ready-log", "x"}, 125},
+		{[]string{"--ready-log", "("}, 125},
+		{[]string{"--wait-ready"}, 125},
+	} {
+		b, r := s.TrySandbox(harness.Options{}, c.args...)
+		check.That(t, b == nil && r.ExitCode == c.code && len(harness.Lines(r.Stderr)) == 1, "start %q: exit code %d, want %d: %q", c.args, r.ExitCode, c.code, r.Stderr)
+	}
+	s.Run("ps", "--all", "--names").Out(t, "")
+	// A command that exits at once counts as started.
+	for code := range 3 {
+		b := s.Sandbox(harness.Options{}, "sh", "-c", fmt.Sprintf("exit %d", code))
+		rec := b.Ended()
+		check.That(t, rec.ExitCode != nil && *rec.ExitCode == code, "%+v", rec)
 	}
 }

@@ -1,7 +1,12 @@
 package tests
 
 import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -208,4 +213,238 @@ func TestNobodyAttached(t *testing.T) {
 	p.WaitOutput("y\ny\n")
 	p.Kill()
 	p.Wait()
+}
+
+// Each of the three probes notices after 500 ms that the sandbox is ready, for all that wait, and
+// answers later ones at once.
+func TestReady(t *testing.T) {
+	t.Parallel()
+	const server = `
+import socket, time
+time.sleep(0.5)
+s = socket.create_server(("127.0.0.1", 8123))
+open("/tmp/up", "w").close()
+print("listening on 8123", flush=True)
+time.sleep(60)`
+	for _, c := range []struct {
+		name  string
+		flags []string
+	}{
+		{"tcp", []string{"--ready-tcp", "8123"}},
+		{"exec", []string{"--ready-exec", "test -e /tmp/up"}},
+		{"log", []string{"--ready-log", "^listening on [0-9]+$"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := harness.NewState(t)
+			begin := time.Now()
+			b := s.Sandbox(harness.Options{}, append(c.flags, "--name", "web", "--ready-interval", "0.05", "python3", "-c", server)...)
+			b.Busy = true // the probe runs commands
+			p := s.Start(harness.Options{}, "wait", "--ready", "web")
+			q := s.Start(harness.Options{}, "wait", "--ready", "--timeout", "20", "web")
+			for _, p := range []*harness.Process{p, q} {
+				p.Wait().Exits(t, 0)
+			}
+			harness.Within(t, "ready", time.Since(begin), 500*time.Millisecond, 900*time.Millisecond)
+			r := s.Run("wait", "--ready", "--json", "web")
+			check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stdout), `"ready_at":"2`), "asked again: exit code %d: %s", r.ExitCode, r.Stdout)
+			harness.Within(t, "asked again", r.Elapsed, 0, 50*time.Millisecond)
+			rec := b.Inspect()
+			check.That(t, rec.Ready != nil && rec.Ready.ReadyAt != "" && rec.Ready.Error == "", "%+v", rec.Ready)
+			table := s.Run("ps").Stdout
+			check.That(t, strings.Contains(string(table), " ready "), "ps: %s", table)
+			b.Alive()
+		})
+	}
+}
+
+// A TCP probe checks the sandbox's ports, not the host's.
+func TestReadyNotTheHosts(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	port := listenSomewhere(t)
+	b := s.Sandbox(harness.Options{}, "--ready-tcp", port)
+	r := s.Run("wait", "--ready", "--timeout", "0.5", b.ID)
+	check.That(t, r.ExitCode == 124, "exit code %d: %s", r.ExitCode, r.Stderr)
+	_, r = s.TrySandbox(harness.Options{}, "--ready-tcp", port, "--net", "host")
+	check.That(t, r.ExitCode == 125, "--net host: exit code %d", r.ExitCode)
+}
+
+func listenSomewhere(t *testing.T) (port string) {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	harness.Must(t, err)
+	t.Cleanup(func() { l.Close() })
+	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+}
+
+// A sandbox that is never ready, ends first, has no probe or never prints the line is an error.
+func TestReadyNever(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	s.Sandbox(harness.Options{}, "--ready-exec=-x 2>/dev/null; true", "--ready-timeout", "20", "--wait-ready") // sh has no such option
+	never := s.Sandbox(harness.Options{}, "--name", "never", "--ready-exec", "false", "--ready-interval", "0.2")
+	never.Busy = true
+	r := s.Run("wait", "--ready", "--timeout", "1", "--json", "never")
+	check.That(t, r.ExitCode == 124 && strings.Contains(string(r.Stdout), `"wait-timeout"`), "never: exit code %d: %s", r.ExitCode, r.Stdout)
+	harness.Within(t, "never", r.Elapsed, time.Second, 1200*time.Millisecond)
+	never.Alive()
+
+	late, r := s.TrySandbox(harness.Options{}, "--ready-log", "x", "--ready-timeout", "0.5", "--wait-ready")
+	check.Require(t, late != nil && r.ExitCode == 124 && len(harness.Lines(r.Stderr)) == 1, "--wait-ready: exit code %d: %s", r.ExitCode, r.Stderr)
+	late.Alive()
+	told := "sbxrun: error: the sandbox " + late.ID + " was not ready within 500ms, and keeps running; see sbxrun logs " + late.ID + ", or end it with sbxrun kill " + late.ID + "\n"
+	check.That(t, string(r.Stderr) == told, "--wait-ready: %s, want %s", r.Stderr, told)
+	r = s.Run("wait", "--ready", "--json", late.ID)
+	check.That(t, r.ExitCode == 124 && strings.Contains(string(r.Stdout), `"not-ready"`) && string(r.Stderr) == told, "asked after: exit code %d: %s", r.ExitCode, r.Stdout)
+
+	ends, r := s.TrySandbox(harness.Options{}, "--ready-tcp", "80", "--wait-ready", "sh", "-c", "sleep 0.3; exit 42")
+	check.That(t, ends != nil && r.ExitCode == 125 && strings.Contains(string(r.Stderr), "42"), "ends first, --wait-ready: exit code %d: %s", r.ExitCode, r.Stderr)
+	ends = s.Sandbox(harness.Options{}, "--ready-log", "x", "sh", "-c", "sleep 0.3; exit 42")
+	for range 2 {
+		r = s.Run("wait", "--ready", "--json", ends.ID)
+		check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stdout), `"ended"`) && strings.Contains(string(r.Stderr), "42"),
+			"ends first: exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
+	}
+	s.Run("wait", "--log", "x", "--json", ends.ID).Exits(t, 125).OutHas(t, `"ended"`).ErrHas(t, "42")
+	none := s.Sandbox(harness.Options{})
+	s.Run("wait", "--ready", "--json", none.ID).Exits(t, 125).OutHas(t, `"no-probe"`)
+}
+
+// A log probe finds a line whenever and however it was written.
+func TestReadyLog(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	dir := harness.SharedDir(t)
+	b := s.Sandbox(harness.Options{}, "--bind", dir+":/go", "sh", "-c",
+		`echo early; printf 'in two pie'; while [ ! -e /go/on ]; do sleep 0.02; done; printf 'ces\n'; echo complaint >&2; printf 'no line break'; sleep 60`)
+	b.Busy = true
+	s.Run("wait", "--log", "^early$", b.ID).Exits(t, 0)
+	p := s.Start(harness.Options{}, "wait", "--log", "^in two pieces$", b.ID)
+	q := s.Start(harness.Options{}, "wait", "--log", "complaint", b.ID)
+	harness.Must(t, os.WriteFile(dir+"/on", nil, 0o644))
+	for _, p := range []*harness.Process{p, q} {
+		p.Wait().Exits(t, 0)
+	}
+	s.Run("wait", "--log", "^never$", "--timeout", "0.3", b.ID).Exits(t, 124)
+	b.Alive()
+}
+
+func sha256File(t *testing.T, name string) string {
+	t.Helper()
+	f, err := os.Open(name)
+	harness.Must(t, err)
+	defer f.Close()
+	h := sha256.New()
+	_, err = io.Copy(h, f)
+	harness.Must(t, err)
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// Eight followers see each line when it is written, in order, and end with the sandbox. Followers
+// that exit earlier disturb nothing.
+func TestLogFollowers(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	dir := harness.SharedDir(t)
+	b := s.Sandbox(harness.Options{}, "--bind", dir+":/go", "--name", "talker", "sh", "-c",
+		`for i in 1 2 3; do while [ ! -e /go/$i ]; do sleep 0.02; done; echo line $i; echo error $i >&2; done; exit 4`)
+	b.Busy = true
+	var followers []*harness.Process
+	for range 8 {
+		followers = append(followers, s.Start(harness.Options{}, "logs", "-f", "talker"))
+	}
+	for i := 1; i <= 3; i++ {
+		harness.Must(t, os.WriteFile(fmt.Sprintf("%s/%d", dir, i), nil, 0o644))
+		written := time.Now()
+		for j, p := range followers {
+			p.WaitOutput(fmt.Sprintf("line %d\n", i))
+			p.WaitStderr(fmt.Sprintf("error %d\n", i))
+			harness.Within(t, "the line", time.Since(written), 0, 200*time.Millisecond)
+			if i == 1 && j < 2 { // one is signalled, one killed
+				sig := []unix.Signal{unix.SIGINT, unix.SIGKILL}[j]
+				p.Signal(sig)
+				r := p.Wait()
+				check.That(t, sig != unix.SIGINT || r.ExitCode == 128+2, "a follower that got SIGINT: exit code %d", r.ExitCode)
+			}
+		}
+		if i == 1 {
+			followers = followers[2:]
+			b.Alive()
+		}
+	}
+	for _, p := range followers {
+		p.Wait().Exits(t, 0).Out(t, "line 1\nline 2\nline 3\n").Err(t, "error 1\nerror 2\nerror 3\n")
+	}
+	b.Ended()
+	// The same after the end, with and without --follow.
+	for _, args := range [][]string{{"logs", "talker"}, {"logs", "-f", "talker"}} {
+		s.Run(args...).Exits(t, 0).Out(t, "line 1\nline 2\nline 3\n")
+	}
+	for _, c := range []struct{ args, stdout, stderr string }{
+		{"--stream stdout", "line 1\nline 2\nline 3\n", ""},
+		{"--stream stderr", "", "error 1\nerror 2\nerror 3\n"},
+		{"--tail 1", "line 3\n", "error 3\n"},
+		{"--tail 2 --stream stdout", "line 2\nline 3\n", ""},
+		{"--tail 0", "", ""},
+		{"--tail 100", "line 1\nline 2\nline 3\n", "error 1\nerror 2\nerror 3\n"},
+	} {
+		s.Run(append(strings.Fields("logs talker "), strings.Fields(c.args)...)...).Exits(t, 0).Out(t, c.stdout).Err(t, c.stderr)
+	}
+	for _, args := range []string{"logs", "logs a b", "logs nobody", "logs --tail -1 talker", "logs --tail x talker", "logs --stream stdin talker"} {
+		s.Run(strings.Fields(args)...).Exits(t, 125).ErrLines(t, 1)
+	}
+}
+
+// logs prints the exact bytes of each stream, also as JSON.
+func TestLogBinary(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	b := s.Sandbox(harness.Options{}, "sh", "-c", "/fixtures/out-bytes; /fixtures/out-bytes 00ff0a >&2")
+	b.Ended()
+	r := s.Run("logs", b.ID)
+	want := make([]byte, 256)
+	for i := range want {
+		want[i] = byte(i)
+	}
+	check.That(t, bytes.Equal(r.Stdout, want) && string(r.Stderr) == "\x00\xff\n", "%q %q", r.Stdout, r.Stderr)
+	s.Run("logs", "--json", "--stream", "stderr", b.ID).Out(t, `{"stream":"stderr","base64":"AP8K"}`+"\n")
+	// Large output on both streams at once.
+	b = s.Sandbox(harness.Options{}, "/fixtures/out-bulk")
+	rec := b.Ended()
+	r = s.Run("logs", b.ID)
+	own := harness.Run(t, harness.Options{}, "/fixtures/out-bulk")
+	check.That(t, bytes.Equal(r.Stdout, own.Stdout) && bytes.Equal(r.Stderr, own.Stderr) && len(r.Stdout) != 0,
+		"%d and %d bytes, want %d and %d", len(r.Stdout), len(r.Stderr), len(own.Stdout), len(own.Stderr))
+	check.That(t, rec.Logs.StdoutBytes == int64(len(r.Stdout)) && !rec.Logs.StdoutTruncated, "%+v", rec.Logs)
+}
+
+// --max-output keeps the beginning of each stream, reports the total, and does not stop the
+// command.
+func TestLogMax(t *testing.T) {
+	t.Parallel()
+	s := harness.NewState(t)
+	const limit = 64 << 10
+	b := s.Sandbox(harness.Options{}, "--max-output", "64K", "sh", "-c", "seq 1000000; echo short >&2; exit 3")
+	follower := s.Start(harness.Options{}, "logs", "-f", b.ID)
+	rec := b.Ended()
+	check.That(t, *rec.ExitCode == 3 && rec.Logs.StdoutBytes == 6888896 && rec.Logs.StdoutTruncated && !rec.Logs.StderrTruncated && rec.Logs.StderrBytes == 6, "%+v", rec.Logs)
+	var want bytes.Buffer
+	for i := 1; want.Len() < limit; i++ {
+		fmt.Fprintln(&want, i)
+	}
+	for _, r := range []*harness.Result{s.Run("logs", b.ID), follower.Wait()} {
+		check.That(t, r.ExitCode == 0 && bytes.Equal(r.Stdout, want.Bytes()[:limit]), "exit code %d: %d bytes, and not the head", r.ExitCode, len(r.Stdout))
+		check.That(t, strings.Contains(string(r.Stderr), "short\n") && strings.Contains(string(r.Stderr), "stdout is incomplete") && strings.Contains(string(r.Stderr), "6888896"),
+			"stderr %q", r.Stderr)
+	}
+	// The file does not exceed it while the command runs either.
+	flood := s.Sandbox(harness.Options{}, "--max-output", "64K", "/fixtures/out-flood")
+	harness.Until(t, harness.Bound, "the full log", func() bool {
+		st, err := os.Stat(s.Dir + "/" + flood.ID + "/stdout.log")
+		return err == nil && st.Size() >= limit
+	})
+	flood.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
+	st, err := os.Stat(s.Dir + "/" + flood.ID + "/stdout.log")
+	check.That(t, err == nil && st.Size() <= limit, "%v, %v", st, err)
 }

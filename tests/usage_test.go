@@ -2,13 +2,26 @@ package tests
 
 import (
 	stdjson "encoding/json"
+	"errors"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
+	"github.com/alecthomas/kong"
+	"github.com/creack/pty"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -222,4 +235,281 @@ func TestStateDirFlag(t *testing.T) {
 	other.Run("kill", "--all").Exits(t, 0).Out(t, "0 killed, looked in "+other.Dir+"\n")
 	r := run("kill", "--all")
 	check.That(t, r.ExitCode == 0 && strings.HasSuffix(string(r.Stdout), "\n1 killed\n"), "kill --all: exit code %d, %s", r.ExitCode, r.Stdout)
+}
+
+// The 40 most common mistakes on the command line get the messages in mistakes.txt: one line with the cause and, where
+// there is one, the remedy. Each line after a command is its stderr, and the last one its exit code.
+func TestMistakes(t *testing.T) {
+	t.Parallel()
+	const golden = "mistakes.txt"
+	text, err := os.ReadFile(golden)
+	harness.Must(t, err)
+	s := harness.NewState(t)
+	s.Sandbox(harness.Options{}, "--name", "web")
+	dir := harness.Dir(t)
+	var got strings.Builder
+	n := 0
+	for line := range strings.Lines(string(text)) {
+		words, ok := strings.CutPrefix(strings.TrimSpace(line), "$ sbxrun")
+		if !ok {
+			continue
+		}
+		n++
+		args := strings.Fields(words)
+		if before, quoted, ok := strings.Cut(words, "'"); ok { // one quoted word at the end
+			args = append(strings.Fields(before), strings.Trim(quoted, "'"))
+		}
+		r := s.Start(harness.Options{Dir: dir, Env: []string{"PATH=/usr/bin:/bin"}}, args...).Wait()
+		fmt.Fprintf(&got, "$ sbxrun%s\n%s%d\n", words, strings.NewReplacer(s.Dir, "STATE", dir, "DIR").Replace(string(r.Stderr)), r.ExitCode)
+		check.That(t, strings.Count(string(r.Stderr), "\n") == 1, "%s: want one line on stderr, got %q", words, r.Stderr)
+	}
+	check.That(t, n == 40, "%s has %d mistakes, want 40", golden, n)
+	check.Equal(t, cmp.Diff(string(text), got.String()), "", "%s (-want +got):\n", golden)
+}
+
+// Every failing command with --json prints one JSON value: an object with its exit code and an error with code and
+// message, or a list with such an object for each name.
+func TestJSONErrors(t *testing.T) {
+	t.Parallel()
+	s, dir := harness.NewState(t), harness.SharedDir(t)
+	file := filepath.Join(dir, "file")
+	harness.Must(t, os.WriteFile(file, nil, 0o644))
+	// Arguments of each command, for a sandbox or snapshot that does not exist.
+	words := map[string][]string{
+		"run": {"no-such-command"}, "start": {"no-such-command"}, "exec": {"nosuch", "true"}, "cp": {"nosuch:/x", dir}, "diff": {"nosuch"}, "apply": {"nosuch"},
+		"ps": {"nosuch"}, "inspect": {"nosuch"}, "wait": {"nosuch"}, "logs": {"nosuch"}, "kill": {"nosuch"}, "cleanup": {"nosuch"},
+		"image pull": {"127.0.0.1:1/nosuch"}, "image import": {filepath.Join(dir, "nosuch")}, "image inspect": {"nosuch"}, "image rm": {"nosuch"}, "image commit": {"nosuch", "x:1"},
+		"nodes": {"--nats", "nats://127.0.0.1:1"}, "snapshot create": {"nosuch"}, "snapshot rm": {"nosuch"}, "snapshot import": {filepath.Join(dir, "nosuch")}, "volume rm": {"nosuch"},
+	}
+	check := func(class string, c *kong.Node, args ...string) {
+		t.Helper()
+		what := class + ": sbxrun " + strings.Join(args, " ")
+		r := s.Start(harness.Options{Dir: "/usr", Stdin: strings.NewReader("")}, args...).Wait()
+		var one struct {
+			ExitCode *int `json:"exit_code"`
+			Error    *struct{ Code, Message string }
+		}
+		err := stdjson.Unmarshal(r.Stdout, &one)
+		if c.Name == "kill" || c.Name == "cleanup" {
+			if strings.HasPrefix(string(r.Stdout), "[") {
+				one.ExitCode, err = &r.ExitCode, nil // each element has its own error
+			}
+		}
+		if r.ExitCode == 0 || err != nil {
+			t.Errorf("%s: exit code %d, %v, stdout %q, stderr %q", what, r.ExitCode, err, r.Stdout, r.Stderr)
+			return
+		}
+		check.That(t, strings.HasPrefix(string(r.Stdout), "[") || one.Error != nil && one.Error.Code != "" && one.Error.Message != "", "%s: no error in %s", what, r.Stdout)
+		check.That(t, one.ExitCode == nil || *one.ExitCode == r.ExitCode, "%s: exit code %d, but %s", what, r.ExitCode, r.Stdout)
+		n := len(harness.Lines(r.Stderr))
+		check.That(t, n <= 2, "%s: %d lines on stderr: %s", what, n, r.Stderr)
+	}
+	tried := 0
+	for _, c := range cli.Commands() {
+		has := func(name string) bool {
+			return slices.ContainsFunc(c.Flags, func(f *kong.Flag) bool { return f.Name == name })
+		}
+		if !has("json") {
+			continue
+		}
+		path := strings.Fields(c.Path())
+		with := func(flags ...string) []string { return slices.Concat(path, []string{"--json"}, flags, words[c.Path()]) }
+		check("usage", c, with("--nosuch-flag")...)
+		if words[c.Path()] != nil {
+			check("not found", c, with()...)
+			tried++
+		}
+		if has("state-dir") && len(path) == 1 { // the others read it only to name sandboxes
+			check("state directory", c, with("--state-dir", file+"/x")...)
+		}
+	}
+	if tried != len(words) {
+		t.Errorf("%d commands were tried without what they need, want %d", tried, len(words))
+	}
+}
+
+// suggestion is a block of suggestions.txt.
+type suggestion struct {
+	prepare, mistake, message, remedy string
+}
+
+// Commands that follow the messages for mistakes succeed. stderr is a terminal, because some hints are only for people.
+func TestSuggestions(t *testing.T) {
+	t.Parallel()
+	for i, s := range suggestions(t) {
+		t.Run(fmt.Sprintf("%d %s", i+1, s.mistake), func(t *testing.T) {
+			t.Parallel()
+			dir := harness.SharedDir(t)
+			harness.Must(t, os.Mkdir(dir+"/work", 0o777))
+			if os.Getuid() == 0 {
+				harness.Must(t, os.Chown(dir+"/work", 65534, 65534))
+			}
+			out := onTerminal(t, dir, s)
+			parts := regexp.MustCompile(`(?m)^--- (\d+)\n`).FindAllStringSubmatchIndex(out, -1)
+			check.Require(t, len(parts) == 3, "printed %q", out)
+			code := func(i int) string { return out[parts[i][2]:parts[i][3]] }
+			mistake, remedy := out[parts[0][1]:parts[1][0]], out[parts[1][1]:parts[2][0]]
+			if code(0) != "0" {
+				t.Errorf("$ %s\n%s", s.prepare, out[:parts[0][0]])
+			}
+			check.That(t, code(1) != "0" && strings.Contains(mistake, s.message), "$ %s\nexit code %s, want a message with %q:\n%s", s.mistake, code(1), s.message, mistake)
+			check.That(t, code(2) == "0", "$ %s\nexit code %s:\n%s", s.remedy, code(2), remedy)
+		})
+	}
+}
+
+// onTerminal runs the commands of a block in a directory of their own, with a terminal as stdout and stderr. After each
+// command there is a line with its exit code.
+func onTerminal(t *testing.T, dir string, s suggestion) string {
+	t.Helper()
+	ptmx, tty, err := pty.Open()
+	harness.Must(t, err)
+	defer ptmx.Close()
+	read := make(chan string)
+	go func() {
+		text, _ := io.ReadAll(ptmx) // EIO: all have closed the terminal
+		read <- string(text)
+	}()
+	var script strings.Builder
+	for _, command := range []string{s.prepare, s.mistake, s.remedy} {
+		fmt.Fprintf(&script, "(%s\n)\necho \"--- $?\"\n", command+" ")
+	}
+	cmd := contained("bash", "-c", strings.ReplaceAll(script.String(), "( \n)", "true"))
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir+"/work", tty, tty
+	cmd.Env = []string{"PATH=" + filepath.Dir(harness.Binary(t)) + ":" + harness.Path, "HOME=" + dir, "SBXRUN_STATE_DIR=" + dir + "/state", "SBXRUN_DATA_DIR=" + dir + "/data",
+		"TERM=dumb", "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*", harness.Bwrap()}
+	done, err := harness.StartCommand(cmd)
+	tty.Close()
+	harness.Must(t, err)
+	timer := time.AfterFunc(harness.Bound, func() { _ = cmd.Process.Kill() }) // fails only if it has just exited
+	harness.Must(t, cmd.Wait())
+	timer.Stop()
+	done()
+	return strings.ReplaceAll(<-read, "\r\n", "\n")
+}
+
+// contained returns a command that runs in a PID namespace, which ends processes that it leaves behind.
+func contained(command ...string) *exec.Cmd {
+	args := []string{"--fork", "--pid", "--mount-proc", "--kill-child"}
+	if os.Getuid() != 0 {
+		args = append([]string{"--user", "--map-current-user"}, args...)
+	}
+	return exec.Command("unshare", append(args, command...)...)
+}
+
+func suggestions(t *testing.T) (list []suggestion) {
+	t.Helper()
+	for i, block := range strings.Split(readFile(t, "suggestions.txt"), "\n\n") {
+		if i == 0 {
+			continue // explains the format
+		}
+		var s suggestion
+		for line := range strings.Lines(block) {
+			text := strings.TrimSuffix(line[2:], "\n")
+			switch {
+			case line[0] == '>':
+				s.prepare = text
+			case line[0] == ':':
+				s.message = text
+			case s.mistake == "":
+				s.mistake = text
+			default:
+				s.remedy = text
+			}
+		}
+		check.Require(t, s.mistake != "" && s.message != "" && s.remedy != "", "incomplete block:\n%s", block)
+		list = append(list, s)
+	}
+	return list
+}
+
+// Arguments up to the kernel's limits (execve(2)) arrive unchanged.
+func TestArgumentsLong(t *testing.T) {
+	t.Parallel()
+	count := func(args ...string) *harness.Result {
+		t.Helper()
+		return harness.Run(t, harness.Options{}, append([]string{"python3", "-c", "import sys; print(len(sys.argv) - 1, sum(map(len, sys.argv[1:])))"}, args...)...)
+	}
+	expect := func(r *harness.Result, want string) {
+		t.Helper()
+		r.Expect(t, 0, "exited")
+		check.Equal(t, string(r.Stdout), want)
+	}
+	// 130,000 bytes in one argument and in many, and the longest possible argument.
+	expect(count(strings.Repeat("x", 130000)), "1 130000\n")
+	many := make([]string, 8000)
+	for i := range many {
+		many[i] = "0123456789abcdef"
+	}
+	expect(count(many...), "8000 128000\n")
+	const longest = 128<<10 - 1
+	expect(count(strings.Repeat("x", longest)), "1 131071\n")
+
+	// With one byte more the kernel refuses to start sbxrun itself.
+	p, err := harness.TryStart(t, harness.Options{}, "echo", strings.Repeat("x", longest+1))
+	if err == nil {
+		p.Wait()
+	}
+	check.That(t, errors.Is(err, syscall.E2BIG), "an argument of 131072 bytes: %v", err)
+}
+
+// The command can get as many arguments as sbxrun can; those of bwrap don't count.
+func TestArgumentsInAll(t *testing.T) {
+	// Not in parallel: it keeps a CPU busy.
+	//
+	// Strings and pointers share a quarter of the stack limit, at most 6 MiB (execve(2)). Find the
+	// largest list that the kernel accepts.
+	var stack unix.Rlimit
+	harness.Must(t, unix.Getrlimit(unix.RLIMIT_STACK, &stack))
+	size := int(min(stack.Cur/4, 6<<20))
+	for started := 0; started < 2; size -= 1000 {
+		args := []string{"true"}
+		for left := size; left > 0; left -= 100 << 10 {
+			args = append(args, strings.Repeat("x", min(left, 100<<10)))
+		}
+		p, err := harness.TryStart(t, harness.Options{}, args...)
+		if errors.Is(err, syscall.E2BIG) {
+			continue
+		}
+		harness.Must(t, err)
+		started++
+		p.Wait().Expect(t, 0, "exited")
+	}
+}
+
+// bubblewrap accepts 9,000 arguments, but does not see those of the command.
+func TestArgumentsMany(t *testing.T) {
+	t.Parallel()
+	harness.Run(t, harness.Options{}, append([]string{"sh", "-c", "echo $#", "sh"}, make([]string, 20000)...)...).Expect(t, 0, "exited").Out(t, "20000\n")
+}
+
+// The same limit applies to the command's environment, where it shows only at its exec.
+func TestEnvironmentLong(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(harness.Dir(t), "env")
+	write := func(n int) {
+		harness.Must(t, os.WriteFile(file, []byte("LONG="+strings.Repeat("x", n)+"\n"), 0o600))
+	}
+	write(128<<10 - 1 - len("LONG="))
+	harness.Run(t, harness.Options{}, "--env-file", file, "sh", "-c", "echo ${#LONG}").Expect(t, 0, "exited").Out(t, "131066\n")
+	write(128 << 10)
+	r := harness.Run(t, harness.Options{}, "--env-file", file, "true")
+	check.That(t, r.Report != nil && !r.Report.Started && r.ExitCode >= 125 && r.ExitCode <= 126 && len(r.Stderr) != 0, "exit code %d, stderr %.500q", r.ExitCode, r.Stderr)
+}
+
+// Values with line breaks, empty values and odd text arrive unchanged.
+func TestEnvironmentValues(t *testing.T) {
+	t.Parallel()
+	r := harness.Run(t, harness.Options{Env: []string{"PASSED=three\nlines\n"}},
+		"--env", "A=one\ntwo", "--env", "EMPTY=", "--env", "PASSED", "--env", `ODD=a=b $(c) "d" \`,
+		"sh", "-c", `printf '<%s>' "$A" "$EMPTY" "$PASSED" "$ODD"`)
+	r.Expect(t, 0, "exited")
+	want := "<one\ntwo><><three\nlines\n>" + `<a=b $(c) "d" \>`
+	check.That(t, string(r.Stdout) == want, "%q, want %q", r.Stdout, want)
+}
+
+// An argument that is not UTF-8 arrives, and the report is valid JSON.
+func TestArgumentBytes(t *testing.T) {
+	t.Parallel()
+	harness.Run(t, harness.Options{}, "printf", "%s", "\xff\x01\n").Expect(t, 0, "exited").Out(t, "\xff\x01\n")
 }
