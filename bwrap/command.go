@@ -7,7 +7,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/nsenter"
@@ -49,7 +48,7 @@ type Command struct {
 	// ProofTimeout limits the wait for the proof that all processes have exited; 0 for 5 s.
 	ProofTimeout time.Duration
 
-	run *job.Run
+	run *supervise.Command
 }
 
 // Run starts the command and waits for its end. See Wait for the error.
@@ -78,13 +77,14 @@ func (c *Command) Start(ctx context.Context) error {
 		return supervise.AsError(err)
 	}
 	defer plan.Close()
-	c.run, err = job.NewRun(ctx, supervise.Place{Plan: plan}, job.Spec{
+	run := &supervise.Command{Place: supervise.Place{Plan: plan}, Confirm: true, Options: supervise.Options{
 		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, MaxOutput: c.MaxOutput,
 		Limits: limits.Request(c.Limits), Timeout: c.Timeout, Grace: c.Grace, ProofTimeout: c.ProofTimeout,
-	})
-	if err != nil {
+	}}
+	if err := run.Start(ctx); err != nil {
 		return supervise.AsError(err)
 	}
+	c.run = run
 	return nil
 }
 

@@ -6,9 +6,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/nsenter"
 )
@@ -21,8 +21,8 @@ type Room struct {
 	Timeout      time.Duration // lifetime of the room; 0 for no limit
 	ProofTimeout time.Duration // limits the wait for the proof that all processes have exited; 0 for 5 s
 
-	run  *job.Run
-	room *job.Room // the same, after Start
+	run  *supervise.Command
+	room *sandbox.Room // the same, after Start
 	way  nsenter.Room
 }
 
@@ -39,7 +39,7 @@ func (r *Room) Start(ctx context.Context) error {
 		return supervise.AsError(err)
 	}
 	defer plan.Close()
-	built, err := job.NewRoom(ctx, plan, job.Spec{Limits: limits.Request(r.Limits), Timeout: r.Timeout, ProofTimeout: r.ProofTimeout})
+	built, err := sandbox.NewRoom(ctx, plan, nil, supervise.Options{Limits: limits.Request(r.Limits), Timeout: r.Timeout, ProofTimeout: r.ProofTimeout})
 	if err != nil {
 		return supervise.AsError(err)
 	}
@@ -50,7 +50,7 @@ func (r *Room) Start(ctx context.Context) error {
 	if c := a.Cred; c != nil {
 		r.way.User, r.way.Group = int(c.UID), int(c.GID)
 	}
-	r.run, r.room = built.Run, built
+	r.run, r.room = built.Command, built
 	return nil
 }
 

@@ -11,12 +11,12 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
 // Command runs one command in an existing room. It cannot be reused. After Start has returned,
@@ -53,7 +53,7 @@ type Command struct {
 	// ProofTimeout limits the wait for the proof that all processes have exited; 0 for 5 s.
 	ProofTimeout time.Duration
 
-	run *job.Run
+	run *supervise.Command
 }
 
 // Limits bound the resources of a command. A zero field is no limit. Start fails if this machine cannot enforce a limit;
@@ -128,7 +128,7 @@ func (c *Command) Start(ctx context.Context) error {
 	if err != nil {
 		return result.AsError(err, "enter", cannotEnter)
 	}
-	c.run, err = job.Enter(ctx, use, c.Args, c.Env, c.Dir, job.Spec{
+	c.run, err = use.Start(ctx, c.Args, c.Env, c.Dir, supervise.Options{
 		Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, MaxOutput: c.MaxOutput,
 		Limits: limits.Request(c.Limits), Timeout: c.Timeout, Grace: c.Grace, ProofTimeout: c.ProofTimeout,
 	})

@@ -27,7 +27,7 @@ func admit(ctx context.Context, f *cli.AdmissionFlags, promised values.Number, q
 
 // admit waits for admission. If a signal ends the wait, sbxrun dies of the signal.
 func (c *command) admit(f *cli.AdmissionFlags, promised values.Number) (err error) {
-	if c.Leave, err = admit(c.signals.ctx, f, promised, c.shared.Quiet); err != nil {
+	if c.Permit, err = admit(c.signals.ctx, f, promised, c.shared.Quiet); err != nil {
 		diesOf(err)
 		return err
 	}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/stream"
@@ -20,7 +19,8 @@ import (
 
 // command is the part that run and exec share: a command that runs to its end and is reported.
 type command struct {
-	job.Job
+	*supervise.Command
+	Parts    *sandbox.Parts // of a new sandbox
 	shared   *cli.ForegroundFlags
 	asJSON   bool // print the report on stdout
 	tty      bool
@@ -38,18 +38,19 @@ type command struct {
 	changes  *result.ReportChanges
 }
 
-// prepare sets the deadline and opens the streams. sbxrun started at begin.
-func (c *command) prepare(begin time.Time) (err error) {
-	c.Terms = supervise.Terms{
+// prepare sets the deadline and opens the streams.
+func (c *command) prepare() (err error) {
+	c.Options = supervise.Options{
 		Timeout: time.Duration(c.shared.Timeout), Signal: syscall.Signal(c.shared.Signal), Grace: period(&c.shared.DeadlineFlags), ProofTimeout: time.Duration(c.shared.ProofTimeout),
-		Begin: begin, Hurry: c.signals.hurry, Confirm: caller != nil,
+		Hurry: c.signals.hurry, Attended: true,
 	}
+	c.Confirm, c.Cut = caller != nil, signaled
 	if c.shared.Foreground && !c.shared.Quiet {
 		warn(errors.New("--foreground has no effect: all processes end with the command; use --tty for a terminal"))
 	}
 	if c.shared.Verbose {
 		c.signaled = logSignals(c.argv[0])
-		c.Terms.Sending = c.signaled.sent
+		c.Sending = c.signaled.sent
 	}
 	c.Streams, err = c.openStreams()
 	return err
@@ -90,19 +91,11 @@ func (l *signalLog) close() {
 
 func (c *command) start() bool {
 	<-c.signals.ready
-	if !c.Hold(c.signals.ctx) {
-		return false
-	}
-	if c.record != nil {
-		if err := c.record.Held(c.Kept()); err != nil {
-			c.Refuse(err)
-		}
-	}
-	if !c.Release(c.signals.ctx) {
+	if c.Start(c.signals.ctx) != nil {
 		return false
 	}
 	if c.record == nil {
-		c.signals.suspends(&c.Job)
+		c.signals.suspends(c.Command)
 		c.printPublished()
 	}
 	return true
@@ -122,10 +115,11 @@ func (c *command) wait() (res result.Result, delivered bool) {
 	if c.reports() {
 		defer time.AfterFunc(soon, rehearse).Stop()
 	}
-	res, delivered, left := c.Wait(c.signals.ctx, signaled)
+	r, _ := c.Wait()
+	res, delivered = *r, !c.Undelivered
 	c.signaled.close()
 	res.PreserveStatus = c.shared.PreserveStatus
-	for _, err := range left {
+	for _, err := range c.Left {
 		warn(err)
 	}
 	if c.record != nil {
@@ -164,7 +158,7 @@ func (c *command) notStarted(err error) int {
 	if !errors.As(err, &e) {
 		e = &result.Error{Code: "setup", Message: err.Error(), Err: err}
 	}
-	e = c.Leave.Explain(e)
+	e = c.Permit.Explain(e)
 	if c.Streams != nil {
 		c.Streams.Drain(signaled)
 		c.Streams.Restore()
@@ -173,7 +167,7 @@ func (c *command) notStarted(err error) int {
 		c.signals = watchWaiting()
 		close(c.signals.admitted)
 	}
-	return c.conclude(result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable, StartedAt: c.Terms.Begin, Duration: time.Since(c.Terms.Begin), Err: e})
+	return c.conclude(result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable, StartedAt: c.Begin, Duration: time.Since(c.Begin), Err: e})
 }
 
 // refuse reports a wrong command line, in the report if stdout is for that, and returns the exit code. flags is the

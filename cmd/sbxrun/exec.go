@@ -12,7 +12,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/detach"
 	"github.com/sbxrun/sbxrun/internal/enter"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/obstacle"
 	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/room"
@@ -25,8 +24,7 @@ import (
 
 func execCommand(args []string, begin time.Time) int {
 	var x execution
-	x.command = command{Job: job.Job{ID: safeopen.RandomName()}, where: "of the command", leftover: "use exec --detach to keep one running", shared: &x.flags.ForegroundFlags}
-	x.Terms.Begin = begin
+	x.command = command{Command: &supervise.Command{ID: safeopen.RandomName(), Begin: begin}, where: "of the command", leftover: "use exec --detach to keep one running", shared: &x.flags.ForegroundFlags}
 	err := cli.Parse(&x.flags, args)
 	if err == nil && len(x.flags.Command) == 0 {
 		err = errors.New("no command given")
@@ -77,7 +75,7 @@ func (x *execution) run(args []string) int {
 	if x.Place.Entry, err = x.entry(use); err != nil {
 		return x.notStarted(err)
 	}
-	if x.Limits, err = planLimits(&x.flags.LimitFlags, use.Access); err != nil {
+	if x.Planned, err = planLimits(&x.flags.LimitFlags, use.Access); err != nil {
 		return x.notStarted(err)
 	}
 	// Its limit on tasks is within the sandbox's.
@@ -96,7 +94,7 @@ func (x *execution) run(args []string) int {
 			return x.notStarted(err)
 		}
 	}
-	if err = x.prepare(x.Terms.Begin); err != nil {
+	if err = x.prepare(); err != nil {
 		return x.notStarted(err)
 	}
 	network := x.openCounters(use.Access.Net, use.Room).begin()
@@ -175,17 +173,17 @@ func (x *execution) entry(use *sandbox.Use) (*enter.Entry, error) {
 // begin creates the record of a detached command before anything is started, so that a full disk is an error.
 func (x *execution) begin(use *sandbox.Use, requests *requests) error {
 	spec := sandbox.ExecSpec{
-		Command: x.argv, Workdir: x.Place.Entry.Workdir, Begin: x.Terms.Begin, Timeout: time.Duration(x.flags.Timeout),
+		Command: x.argv, Workdir: x.Place.Entry.Workdir, Begin: x.Begin, Timeout: time.Duration(x.flags.Timeout),
 		LogMax: cmp.Or(int64(x.flags.MaxOutput), maxLog), KillAtLogMax: x.flags.OutputLimit == outputKill,
 	}
-	if x.Limits != nil {
-		spec.Limits = x.Limits.Limits
+	if x.Planned != nil {
+		spec.Limits = x.Planned.Limits
 	}
 	record, err := use.NewExec(requests.ctx, x.ID, spec)
 	if err != nil {
 		return err
 	}
-	x.record = record
+	x.record, x.Held = record, record.Held
 	requests.made(record)
 	ready := make(chan struct{})
 	close(ready)

@@ -14,7 +14,7 @@ func TestNoServerPackages(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	harness.Must(t, err)
 	packages := strings.Fields(string(out))
-	if !slices.Contains(packages, "github.com/sbxrun/sbxrun/internal/job") {
+	if !slices.Contains(packages, "github.com/sbxrun/sbxrun/internal/supervise") {
 		t.Fatalf("not the packages of sbxrun: %s", out)
 	}
 	for _, p := range packages {

@@ -15,7 +15,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/doctor"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/files"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/obstacle"
 	"github.com/sbxrun/sbxrun/internal/output"
@@ -23,14 +22,14 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/internal/version"
 )
 
 func runCommand(args []string, begin time.Time) int {
 	r := runner{}
-	r.command = command{Job: job.Job{ID: safeopen.RandomName()}, where: "in the sandbox", shared: &r.flags.ForegroundFlags}
-	r.Terms.Begin = begin
+	r.command = command{Command: &supervise.Command{ID: safeopen.RandomName(), Begin: begin}, where: "in the sandbox", shared: &r.flags.ForegroundFlags}
 	if err := cli.Parse(&r.flags, args); err != nil {
 		return r.refuse(&r.flags, err)
 	}
@@ -143,7 +142,7 @@ func (r *runner) begin() error {
 	if err := r.admitted(); err != nil {
 		return err
 	}
-	if err := r.prepare(r.Terms.Begin); err != nil {
+	if err := r.prepare(); err != nil {
 		return err
 	}
 	<-r.signals.ready
@@ -152,7 +151,7 @@ func (r *runner) begin() error {
 
 // admitted waits for admission, the first time.
 func (r *runner) admitted() error {
-	if r.Leave != nil {
+	if r.Permit != nil {
 		return nil
 	}
 	return r.admit(&r.flags.AdmissionFlags, r.flags.Pids)
@@ -285,7 +284,7 @@ func (r *runner) plan(caller room.Caller) error {
 		return r.admitted()
 	}
 	policy, parts, err := policyOf(r.signals.ctx, &r.flags.View, &r.flags.LimitFlags, r.argv, admit)
-	r.Parts = parts
+	r.Parts, r.Held = parts, parts.Held
 	if len(r.argv) == 0 {
 		r.argv = parts.ImageCommand
 		policy.Command = r.argv
@@ -301,7 +300,7 @@ func (r *runner) plan(caller room.Caller) error {
 		return cli.UsageError(&r.flags, err)
 	}
 	policy.Terminal, policy.Alone, policy.Captured = r.flags.Tty, !parts.Network(), r.asJSON
-	if r.Limits, err = planLimits(&r.flags.LimitFlags, state.Access{}); err != nil {
+	if r.Planned, err = planLimits(&r.flags.LimitFlags, state.Access{}); err != nil {
 		return err
 	}
 	if r.flags.Apply { // needs it for a note

@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/quit"
 	"github.com/sbxrun/sbxrun/internal/supervise"
@@ -107,7 +106,7 @@ func (s *signals) after() (ctx context.Context, stop func()) {
 
 // suspends stops the command together with sbxrun at Ctrl-Z, and continues both at fg, like any job of a shell. The
 // deadline stays the same.
-func (s *signals) suspends(command *job.Job) {
+func (s *signals) suspends(command *supervise.Command) {
 	go func() {
 		for range s.stop {
 			if orphaned() {

@@ -16,6 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
@@ -30,7 +31,7 @@ func superviseSandbox(args []string, begin time.Time) int {
 	if err := box.Start(); err != nil {
 		return fail(err)
 	}
-	warnPut(box.Parts().Files)
+	warnPut(box.Parts.Files)
 	if caller.Tell(detach.Handover{ID: box.ID(), Name: box.Name(), Status: string(state.Running)}) != nil {
 		requests.abandon()
 	}
@@ -76,25 +77,27 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 	if err := useStored(ctx, &flags.View, parts, &policy, true, admitted); err != nil {
 		return nil, "", err
 	}
-	spec := sandbox.Spec{
-		Command: argv, Tags: flags.tags, Parts: parts, Net: flags.Net, Hostname: flags.Hostname, Begin: begin,
+	command := &supervise.Command{Begin: begin, Options: supervise.Options{
 		Timeout: time.Duration(flags.Timeout), Signal: syscall.Signal(flags.Signal), Grace: period(&flags.DeadlineFlags), ProofTimeout: time.Duration(flags.ProofTimeout),
+	}}
+	spec := sandbox.Spec{
+		Command: command, Argv: argv, Tags: flags.tags, Parts: parts, Net: flags.Net, Hostname: flags.Hostname,
 		IdleTimeout: time.Duration(flags.IdleTimeout), Remove: flags.Rm, LogMax: cmp.Or(int64(flags.MaxOutput), maxLog), KillAtLogMax: flags.OutputLimit == outputKill, Probe: flags.probe,
 	}
-	if spec.Limits, err = planLimits(&flags.LimitFlags, state.Access{}); err != nil {
+	if command.Planned, err = planLimits(&flags.LimitFlags, state.Access{}); err != nil {
 		return nil, "", err
 	}
-	if spec.Plan, err = room.Prepare(policy, room.ThisCaller()); err != nil {
+	if command.Place.Plan, err = room.Prepare(policy, room.ThisCaller()); err != nil {
 		return nil, "", err
 	}
-	warnOf(spec.Plan, argv, parts.Allowed())
-	if parts.Files, err = files.Open(flags.Put, nil, flags.FollowLinks, spec.Plan.Workdir, values.SplitColon); err != nil {
+	warnOf(command.Place.Plan, argv, parts.Allowed())
+	if parts.Files, err = files.Open(flags.Put, nil, flags.FollowLinks, command.Place.Plan.Workdir, values.SplitColon); err != nil {
 		return nil, "", err
 	}
 	if err = admitted(); err != nil {
 		return nil, "", err
 	}
-	spec.Leave = leave
+	command.Permit = leave
 	dir, err := state.Open(state.Mine())
 	if err != nil {
 		return nil, "", err

@@ -454,7 +454,7 @@ func TestNotInSbxrun(t *testing.T) {
 	t.Parallel()
 	binary, err := os.ReadFile(harness.Binary(t))
 	harness.Must(t, err)
-	check.That(t, bytes.Contains(binary, []byte("internal/job")) && !bytes.Contains(binary, []byte("internal/cells")), "cmd/sbxrun imports internal/cells")
+	check.That(t, bytes.Contains(binary, []byte("internal/supervise")) && !bytes.Contains(binary, []byte("internal/cells")), "cmd/sbxrun imports internal/cells")
 }
 
 // A cell that exceeds the interpreter's memory limit ends it, where the limit can be enforced.

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/stream"
+	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
 const (
@@ -82,7 +82,7 @@ func (s *Spec) launch(life, ctx context.Context, deadline time.Time) (_ *interpr
 	own, cancel := context.WithCancel(life)
 	i.cancel = cancel
 	defer context.AfterFunc(ctx, cancel)()
-	i.command, err = s.Room.Start(own, slot.Command{Args: argv, Spec: job.Spec{Limits: s.Limits, Stdin: files[0], Stdout: files[1], Stderr: files[2]}})
+	i.command, err = s.Room.Start(own, slot.Command{Args: argv, Options: supervise.Options{Limits: s.Limits, Stdin: files[0], Stdout: files[1], Stderr: files[2]}})
 	for _, f := range files {
 		f.Close() // otherwise reads would never end
 	}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -154,7 +153,7 @@ func (e *exam) checkNested() (string, error) {
 		return "", warning{failure{step: stepSysctl, errno: unix.EROFS, text: "/proc/sys is mounted read-only"},
 			"with --seccomp off, the command can create user namespaces and reach more of the kernel"}
 	}
-	_, err = e.carryOut(plan, supervise.Terms{Timeout: probeBound, Begin: time.Now()}, result.Exited)
+	_, err = e.carryOut(plan, &supervise.Command{Options: supervise.Options{Timeout: probeBound}}, result.Exited)
 	if step, ok := errors.AsType[*proc.StartError](err); ok && step.Step == enter.StepUserns {
 		err = failed(stepSysctl, "", step.Err)
 	}

@@ -28,22 +28,22 @@ func (e *exam) plan(policy room.Policy) (*room.Plan, error) {
 const runBound = 10 * time.Second
 
 // carryOut executes a plan as the run command does. It is an error if the run ends with another cause than want.
-func (e *exam) carryOut(plan *room.Plan, terms supervise.Terms, want result.Cause) (res result.Result, err error) {
+func (e *exam) carryOut(plan *room.Plan, c *supervise.Command, want result.Cause) (res result.Result, err error) {
 	stderr, err := memoryFile()
 	if err != nil {
 		return res, err
 	}
 	defer stderr.Close()
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return res, err
-	}
-	defer null.Close()
-	ctx, cancel := context.WithTimeout(e.ctx, runBound)
+	ctx, cancel := e.withinBound()
 	defer cancel()
-	terms.ProofTimeout = probeBound
-	res = supervise.Run(ctx, supervise.Place{Plan: plan}, [3]*os.File{null, null, stderr}, terms)
+	c.Place.Plan, c.Stderr, c.ProofTimeout = plan, stderr, probeBound
+	res = *c.Run(ctx)
 	return res, judge(res, readFrom(stderr), want)
+}
+
+// withinBound returns a context in which a run is canceled after runBound.
+func (e *exam) withinBound() (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(e.ctx, runBound, supervise.Request{Cause: result.Canceled, Signal: unix.SIGTERM})
 }
 
 // judge checks the result of a run. words is bwrap's stderr.
@@ -72,19 +72,19 @@ func judge(res result.Result, words string, want result.Cause) error {
 }
 
 // run prepares a policy and executes it with carryOut.
-func (e *exam) run(want result.Cause, terms supervise.Terms, policy room.Policy) (res result.Result, err error) {
-	terms.Begin = time.Now()
+func (e *exam) run(want result.Cause, o supervise.Options, group *limits.Group, policy room.Policy) (res result.Result, err error) {
+	begin := time.Now()
 	plan, err := e.plan(policy)
 	if err != nil {
 		return res, err
 	}
 	defer plan.Close()
-	return e.carryOut(plan, terms, want)
+	return e.carryOut(plan, &supervise.Command{Options: o, Group: group, Begin: begin}, want)
 }
 
 // checkRun measures a run from start to end.
 func (e *exam) checkRun() (string, error) {
-	res, err := e.run(result.Exited, supervise.Terms{Timeout: probeBound}, room.Policy{Command: []string{"true"}})
+	res, err := e.run(result.Exited, supervise.Options{Timeout: probeBound}, nil, room.Policy{Command: []string{"true"}})
 	if err != nil {
 		return "", err
 	}
@@ -100,13 +100,13 @@ func (e *exam) checkRun() (string, error) {
 const trialTimeout = 20 * time.Millisecond
 
 func (e *exam) checkDeadline() (string, error) {
-	res, err := e.run(result.Timeout, supervise.Terms{Timeout: trialTimeout}, room.Policy{Command: []string{"sleep", "60"}})
+	res, err := e.run(result.Timeout, supervise.Options{Timeout: trialTimeout}, nil, room.Policy{Command: []string{"sleep", "60"}})
 	return fmt.Sprintf("killed after %v; all processes had exited %.1f ms later, %s", trialTimeout, result.Milliseconds(res.Teardown), res.Verdict), err
 }
 
 // checkGrace lets init send SIGTERM to all processes of a command.
 func (e *exam) checkGrace() (string, error) {
-	res, err := e.run(result.Timeout, supervise.Terms{Timeout: trialTimeout, Grace: probeBound}, room.Policy{Command: []string{"sleep", "60"}})
+	res, err := e.run(result.Timeout, supervise.Options{Timeout: trialTimeout, Grace: probeBound}, nil, room.Policy{Command: []string{"sleep", "60"}})
 	if err == nil && res.Err != nil {
 		err = warning{failure{step: stepCall, text: res.Err.Message}, "--grace does not work"}
 	}
@@ -120,30 +120,19 @@ func (e *exam) checkExec() (string, error) {
 		return "", err
 	}
 	defer plan.Close()
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return "", err
-	}
-	defer null.Close()
-	stdio := [3]*os.File{null, null, null}
-	ctx, cancel := context.WithTimeout(e.ctx, runBound)
+	ctx, cancel := e.withinBound()
 	defer cancel()
-	terms := supervise.Terms{Timeout: probeBound, ProofTimeout: probeBound, Begin: time.Now()}
-	sandbox, err := supervise.Hold(ctx, supervise.Place{Plan: plan}, stdio, nil, terms)
-	if err != nil {
+	bounds := supervise.Options{Timeout: probeBound, ProofTimeout: probeBound, Attended: true}
+	sandbox := &supervise.Command{Options: bounds, Place: supervise.Place{Plan: plan}}
+	if err := sandbox.Start(ctx); err != nil {
 		return "", err
 	}
-	defer sandbox.Close()
-	sandbox.Release(ctx)
 	entry := plan.Entry()
 	entry.Command = []string{"/bin/true"}
-	terms.Begin = time.Now()
-	inside := supervise.Run(ctx, supervise.Place{Entry: entry, Room: sandbox.Kept().Room}, stdio, terms)
-	over, end := context.WithCancelCause(ctx)
-	end(supervise.Request{Cause: result.Killed, Signal: unix.SIGKILL})
-	sandbox.Watch(over)
-	outside := sandbox.End(over)
-	_ = sandbox.Collect() // the verdict shows survivors
+	command := &supervise.Command{Options: bounds, Place: supervise.Place{Entry: entry, Room: sandbox.Kept().Room}}
+	inside := command.Run(ctx)
+	sandbox.Kill()
+	outside, _ := sandbox.Wait()
 	text := fmt.Sprintf("`true` ended with cause %q", inside.Cause)
 	switch {
 	case inside.Cause == result.Exited && inside.ExitCode() == 0:
@@ -170,7 +159,7 @@ func (e *exam) checkStaged() (string, error) {
 		return "", warning{error: fmt.Errorf("not tried, for lack of a directory: %w", err)}
 	}
 	bind := func(kind room.MountKind) error {
-		_, err := e.run(result.Exited, supervise.Terms{Timeout: probeBound},
+		_, err := e.run(result.Exited, supervise.Options{Timeout: probeBound}, nil,
 			room.Policy{Command: []string{"true"}, Mounts: []room.Mount{{Kind: kind, Source: inner, Dest: "/mnt/bound"}}})
 		return err
 	}
@@ -235,7 +224,7 @@ func (e *exam) tryLimit(request limits.Request) (mechanism string, err error) {
 		return "", err
 	}
 	defer func() { _ = group.Remove(time.Now().Add(probeBound)) }() // best effort: usually the keeper has removed it
-	if _, err = e.run(result.Exited, supervise.Terms{Timeout: probeBound, Limits: group}, room.Policy{Command: []string{"true"}}); err != nil {
+	if _, err = e.run(result.Exited, supervise.Options{Timeout: probeBound}, group, room.Policy{Command: []string{"true"}}); err != nil {
 		err = warning{err, "a run with this limit does not work"}
 	}
 	return plan.Limits[0].Mechanism, err

@@ -1,6 +1,7 @@
 package enter_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -90,33 +91,26 @@ func open(t *testing.T) *streams {
 }
 
 // run runs an entry to its end and checks the proof.
-func run(t *testing.T, sb *room.Room, e *enter.Entry, terms supervise.Terms) (string, result.Result) {
+func run(t *testing.T, sb *room.Room, e *enter.Entry, o supervise.Options) (string, result.Result) {
 	t.Helper()
-	return runHeld(t, sb, e, terms, func(*proc.Kept) {})
+	return runHeld(t, sb, e, o, func(*proc.Kept) {})
 }
 
 // runHeld calls held before the release.
-func runHeld(t *testing.T, sb *room.Room, e *enter.Entry, terms supervise.Terms, held func(*proc.Kept)) (string, result.Result) {
+func runHeld(t *testing.T, sb *room.Room, e *enter.Entry, o supervise.Options, held func(*proc.Kept)) (string, result.Result) {
 	t.Helper()
 	s := open(t)
-	terms.ProofTimeout, terms.Begin = 10*time.Second, time.Now()
 	room, err := proc.Open(sb.Room.PID) // a separate pidfd: one wait at a time
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer room.Close()
-	var res result.Result
-	c, err := supervise.Hold(t.Context(), supervise.Place{Entry: e, Room: room}, s.stdio, nil, terms)
-	if err == nil {
-		defer c.Close()
+	o.ProofTimeout, o.Stdout, o.Stderr = 10*time.Second, s.stdio[1], s.stdio[2]
+	c := supervise.Command{Options: o, Place: supervise.Place{Entry: e, Room: room}, Held: func(_ context.Context, c *supervise.Command) error {
 		held(c.Kept())
-		c.Release(t.Context())
-		c.Watch(t.Context())
-		res = c.End(t.Context())
-		_ = c.Collect() // remaining processes show in the verdict
-	} else {
-		res = supervise.NotStarted(t.Context(), err, terms)
-	}
+		return nil
+	}}
+	res := *c.Run(t.Context())
 	s.w.Close()
 	if want := result.Proven; res.Verdict != want {
 		t.Errorf("%q: verdict %s, want %s: %v", e.Command, res.Verdict, want, res.Err)
@@ -144,7 +138,7 @@ func TestExecEnd(t *testing.T) {
 		{"umount /proc 2>/dev/null || echo refused", "refused\n", 0, result.Exited, 0},
 		{"tr -d '\\0' </proc/1/cmdline; cat /proc/1/environ 2>/dev/null || echo hidden", "hidden\n", 0, result.Exited, 0},
 	} {
-		text, res := run(t, sb, shell(sb, tt.script), supervise.Terms{})
+		text, res := run(t, sb, shell(sb, tt.script), supervise.Options{})
 		if text != tt.want || res.ExitCode() != tt.code || res.Cause != tt.cause || res.Strays != tt.strays {
 			t.Errorf("%q: %q, %+v, payload %+v", tt.script, text, res, res.Payload)
 		}
@@ -157,7 +151,7 @@ func TestExecVerbatim(t *testing.T) {
 	sb := idle(t)
 	e := entry(sb, "sh", "-c", `printf '%s|' "$@" "$V" "$PWD"`, "sh", "", "a b", "\xff\n", "$HOME")
 	e.Env = append(e.Env, "V=\xfe=\n")
-	if text, _ := run(t, sb, e, supervise.Terms{}); text != "|a b|\xff\n|$HOME|\xfe=\n|/tmp|" {
+	if text, _ := run(t, sb, e, supervise.Options{}); text != "|a b|\xff\n|$HOME|\xfe=\n|/tmp|" {
 		t.Errorf("%q", text)
 	}
 	unharmed(t, sb)
@@ -167,7 +161,7 @@ func TestExecVerbatim(t *testing.T) {
 func TestExecFinds(t *testing.T) {
 	sb := idle(t)
 	prepare := `mkdir -p /tmp/a /tmp/b; echo 'echo "script $0 $1"' >/tmp/b/tool; chmod +x /tmp/b/tool; echo x >/tmp/a/tool; echo x >/tmp/a/data; ln -s loop /tmp/a/loop`
-	if _, res := run(t, sb, shell(sb, prepare), supervise.Terms{}); res.ExitCode() != 0 {
+	if _, res := run(t, sb, shell(sb, prepare), supervise.Options{}); res.ExitCode() != 0 {
 		t.Fatalf("%+v", res)
 	}
 	for _, tt := range []struct {
@@ -185,7 +179,7 @@ func TestExecFinds(t *testing.T) {
 	} {
 		e := entry(sb, tt.command, "arg")
 		e.Path = tt.path
-		text, res := run(t, sb, e, supervise.Terms{})
+		text, res := run(t, sb, e, supervise.Options{})
 		code := ""
 		if res.Err != nil {
 			code = res.Err.Code
@@ -196,7 +190,7 @@ func TestExecFinds(t *testing.T) {
 	}
 	e := entry(sb, "true")
 	e.Workdir = "/nonexistent"
-	if _, res := run(t, sb, e, supervise.Terms{}); res.ExitCode() != 125 || res.Started || res.Err == nil || res.Err.Code != "workdir" {
+	if _, res := run(t, sb, e, supervise.Options{}); res.ExitCode() != 125 || res.Started || res.Err == nil || res.Err.Code != "workdir" {
 		t.Errorf("missing working directory: %+v %v", res, res.Err)
 	}
 	unharmed(t, sb)
@@ -314,7 +308,7 @@ func TestExecDeadline(t *testing.T) {
 		// The signal reaches the payload and a process in another session.
 		{`trap 'echo got; exit 3' TERM; setsid sh -c "trap 'echo got; exit' TERM; while :; do sleep 0.05; done" & while :; do sleep 0.05; done`, 20 * time.Second, "got\ngot\n", 0},
 	} {
-		text, res := run(t, sb, shell(sb, tt.script), supervise.Terms{Timeout: timeout, Grace: tt.grace})
+		text, res := run(t, sb, shell(sb, tt.script), supervise.Options{Timeout: timeout, Grace: tt.grace})
 		if text != tt.want || res.Cause != result.Timeout || res.ExitCode() != 124 || res.Duration < timeout+tt.atLeast || res.Duration > timeout+15*time.Second {
 			t.Errorf("%q: %q, %+v", tt.script, text, res)
 		}
@@ -338,7 +332,7 @@ func TestExecKilled(t *testing.T) {
 	}
 	for name, kill := range kills {
 		killed := make(chan error, 1)
-		_, res := runHeld(t, sb, shell(sb, "setsid sleep 100 & sleep 100"), supervise.Terms{}, func(k *proc.Kept) {
+		_, res := runHeld(t, sb, shell(sb, "setsid sleep 100 & sleep 100"), supervise.Options{}, func(k *proc.Kept) {
 			go func() {
 				begun(k)
 				killed <- kill(k)
@@ -354,7 +348,7 @@ func TestExecKilled(t *testing.T) {
 // Execs end with their sandbox.
 func TestExecSandboxEnds(t *testing.T) {
 	sb := idle(t)
-	_, res := runHeld(t, sb, shell(sb, "setsid sleep 100 & sleep 100"), supervise.Terms{}, func(k *proc.Kept) {
+	_, res := runHeld(t, sb, shell(sb, "setsid sleep 100 & sleep 100"), supervise.Options{}, func(k *proc.Kept) {
 		go func() {
 			begun(k)
 			_ = sb.Room.Signal(unix.SIGKILL) // the checks below notice a failure
@@ -379,7 +373,7 @@ func TestExecConcurrently(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range 20 {
 		all.Go(func() {
-			text, res := run(t, sb, shell(sb, fmt.Sprintf("echo %d; setsid sleep 100 & exit %d", i, i)), supervise.Terms{})
+			text, res := run(t, sb, shell(sb, fmt.Sprintf("echo %d; setsid sleep 100 & exit %d", i, i)), supervise.Options{})
 			if text != fmt.Sprintln(i) || res.ExitCode() != i || res.Strays != 1 {
 				t.Errorf("%d: %q, %+v", i, text, res)
 			}
@@ -395,7 +389,7 @@ func TestExecHidden(t *testing.T) {
 	sb, lines := sandbox(t, `echo up; while :; do for p in /proc/[0-9]*; do cat $p/cmdline $p/environ 2>/dev/null | tr '\0' '\n' | grep -a -o -E 'hidden[-]secret|[.]test$'; done; done`)
 	read(t, lines, 1)
 	for range 30 {
-		if _, res := run(t, sb, entry(sb, "true"), supervise.Terms{}); res.ExitCode() != 0 {
+		if _, res := run(t, sb, entry(sb, "true"), supervise.Options{}); res.ExitCode() != 0 {
 			t.Errorf("%+v", res)
 		}
 	}
@@ -431,11 +425,11 @@ func TestSignalsStoppedInit(t *testing.T) {
 func TestDeafInit(t *testing.T) {
 	sb := idle(t)
 	deafen := shell(sb, "prlimit --pid 1 --nofile=0:0 || exit; (true &); sleep 1000")
-	terms := supervise.Terms{Timeout: 10 * time.Second}
-	if _, r := run(t, sb, deafen, terms); r.Cause != result.Lost {
+	o := supervise.Options{Timeout: 10 * time.Second}
+	if _, r := run(t, sb, deafen, o); r.Cause != result.Lost {
 		t.Errorf("%+v", r)
 	}
-	if r, _ := call(t, maker(t, sb), deafen, terms); r.Cause != result.Lost {
+	if r, _ := call(t, maker(t, sb), deafen, o); r.Cause != result.Lost {
 		t.Errorf("in a warm room: %+v", r)
 	}
 }

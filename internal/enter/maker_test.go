@@ -29,22 +29,13 @@ func maker(t *testing.T, sb *room.Room) *enter.Maker {
 	return m
 }
 
-func call(t *testing.T, m *enter.Maker, e *enter.Entry, terms supervise.Terms) (result.Result, string) {
+func call(t *testing.T, m *enter.Maker, e *enter.Entry, o supervise.Options) (result.Result, string) {
 	t.Helper()
 	s := open(t)
-	terms.Begin, terms.ProofTimeout = time.Now(), 5*time.Second
-	c, err := supervise.Hold(t.Context(), supervise.Place{Entry: e, Maker: m}, s.stdio, nil, terms)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	c.Release(t.Context())
+	o.ProofTimeout, o.Stdout, o.Stderr = 5*time.Second, s.stdio[1], s.stdio[2]
+	c := supervise.Command{Options: o, Place: supervise.Place{Entry: e, Maker: m}}
+	r := *c.Run(t.Context())
 	s.w.Close()
-	c.Watch(t.Context())
-	r := c.End(t.Context())
-	if err := c.Collect(); err != nil {
-		t.Error(err)
-	}
 	if r.Verdict != result.Proven {
 		t.Errorf("%+v", r)
 	}
@@ -55,24 +46,24 @@ func TestMaker(t *testing.T) {
 	sb := idle(t)
 	m := maker(t, sb)
 	for range 20 {
-		r, text := call(t, m, shell(sb, "ls -A /tmp; set -- /proc/[0-9]*; echo $#; ls /proc/self/fd | wc -l; echo x >/tmp/x; exit 7"), supervise.Terms{})
+		r, text := call(t, m, shell(sb, "ls -A /tmp; set -- /proc/[0-9]*; echo $#; ls /proc/self/fd | wc -l; echo x >/tmp/x; exit 7"), supervise.Options{})
 		if r.Cause != result.Exited || r.Payload.Code() != 7 || text != "2\n4\n" {
 			t.Errorf("%+v, %q", r, text)
 		}
 	}
-	r, _ := call(t, m, shell(sb, "trap '' TERM; sleep 1000 & setsid sleep 1000 & sleep 1000"), supervise.Terms{Timeout: 200 * time.Millisecond})
+	r, _ := call(t, m, shell(sb, "trap '' TERM; sleep 1000 & setsid sleep 1000 & sleep 1000"), supervise.Options{Timeout: 200 * time.Millisecond})
 	if r.Cause != result.Timeout {
 		t.Errorf("%+v", r)
 	}
-	r, _ = call(t, m, shell(sb, "setsid sleep 1000 & exit 0"), supervise.Terms{})
+	r, _ = call(t, m, shell(sb, "setsid sleep 1000 & exit 0"), supervise.Options{})
 	if r.Cause != result.Exited || r.Strays != 1 {
 		t.Errorf("%+v", r)
 	}
-	r, _ = call(t, m, shell(sb, "kill -9 $$"), supervise.Terms{})
+	r, _ = call(t, m, shell(sb, "kill -9 $$"), supervise.Options{})
 	if r.Cause != result.Signaled {
 		t.Errorf("%+v", r)
 	}
-	r, _ = call(t, m, entry(sb, "nothing-there"), supervise.Terms{})
+	r, _ = call(t, m, entry(sb, "nothing-there"), supervise.Options{})
 	if r.Cause != result.StartFailed || r.Err.Code != "not-found" {
 		t.Errorf("%+v", r)
 	}
@@ -80,7 +71,7 @@ func TestMaker(t *testing.T) {
 	for _, name := range []string{"A", "B", "C", "D", "E"} {
 		large.Env = append(large.Env, name+"="+strings.Repeat("y", 120_000))
 	}
-	r, text := call(t, m, large, supervise.Terms{})
+	r, text := call(t, m, large, supervise.Options{})
 	if text != "120000\n100000\n" {
 		t.Errorf("%+v, %q", r, text)
 	}

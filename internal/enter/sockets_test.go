@@ -37,7 +37,7 @@ func TestSockets(t *testing.T) {
 			c.Close()
 		}
 	}()
-	text, _ := run(t, sb, entry(sb, "bash", "-c", `exec 3<>/dev/tcp/127.0.0.1/80; cat <&3`), supervise.Terms{})
+	text, _ := run(t, sb, entry(sb, "bash", "-c", `exec 3<>/dev/tcp/127.0.0.1/80; cat <&3`), supervise.Options{})
 	if text != "from outside\n" {
 		t.Errorf("%q", text)
 	}

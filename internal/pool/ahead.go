@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
@@ -30,7 +30,7 @@ type ahead struct {
 	tenant  string
 	policy  slot.Policy
 	room    *Room
-	run     *job.Run
+	run     *supervise.Command
 	files   *workspace.Dir
 	fifo    *os.File
 	out     [2]later
@@ -195,7 +195,7 @@ func (s *Source) start(tenant string, p slot.Policy) (_ *ahead, err error) {
 		return nil, err
 	}
 	defer fifo.Close()
-	a.run, err = r.Start(context.Background(), slot.Command{Args: p.Program.Args, Spec: job.Spec{
+	a.run, err = r.Start(context.Background(), slot.Command{Args: p.Program.Args, Options: supervise.Options{
 		Stdout: &a.out[0], Stderr: &a.out[1], Limits: p.Program.Limits,
 	}})
 	if err != nil {
@@ -208,7 +208,7 @@ func (s *Source) start(tenant string, p slot.Policy) (_ *ahead, err error) {
 }
 
 // opened returns the write end of a FIFO after the command has opened the read end.
-func opened(fifo *os.File, run *job.Run) (*os.File, error) {
+func opened(fifo *os.File, run *supervise.Command) (*os.File, error) {
 	name := fmt.Sprintf("/proc/self/fd/%d", fifo.Fd())
 	over := make(chan struct{})
 	var release sync.WaitGroup
@@ -217,7 +217,7 @@ func opened(fifo *os.File, run *job.Run) (*os.File, error) {
 		case <-over:
 		case <-run.Ended():
 		case <-time.After(startBound):
-			run.End()
+			run.Kill()
 			_, _ = run.Wait() // only the end matters
 		}
 		// Without a reader the open below blocks forever. This open is retried because descriptors may run out.
@@ -292,7 +292,7 @@ func (a *ahead) Give() (res *result.Result, err error) {
 		a.files.Close()
 	}
 	if a.run != nil {
-		a.run.End() // no effect if it has ended
+		a.run.Kill() // no effect if it has ended
 		res, err = a.run.Wait()
 	}
 	a.room.Give()
@@ -304,12 +304,12 @@ func (a *ahead) Give() (res *result.Result, err error) {
 
 // aheadRun is the run of an interpreter started ahead. Its result counts from when it got its program.
 type aheadRun struct {
-	*job.Run
+	*supervise.Command
 	began time.Time
 }
 
 func (r *aheadRun) Wait() (*result.Result, error) {
-	res, err := r.Run.Wait()
+	res, err := r.Command.Wait()
 	if res == nil {
 		return nil, err
 	}

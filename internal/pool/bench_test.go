@@ -10,10 +10,10 @@ import (
 
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -64,7 +64,7 @@ func benchWarm(b *testing.B, l limits.Request) {
 			time.Sleep(time.Millisecond)
 		}
 		defer r.Give()
-		run, err := r.Start(b.Context(), slot.Command{Args: []string{"/bin/true"}, Spec: job.Spec{Stdout: &out, Stderr: &out, Timeout: time.Minute, Limits: l}})
+		run, err := r.Start(b.Context(), slot.Command{Args: []string{"/bin/true"}, Options: supervise.Options{Stdout: &out, Stderr: &out, Timeout: time.Minute, Limits: l}})
 		if err != nil {
 			return err
 		}

@@ -12,11 +12,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 func serve(timeout time.Duration) error {
 	p := pool.New(bare, pool.Sizes{Min: 1, Max: 3}, func(err error) { fmt.Println(err) })
 	defer p.Close()
-	var runs []*job.Run
+	var runs []*supervise.Command
 	for len(runs) < 3 {
 		r := p.Take("a", limits.Request{})
 		if r == nil {
@@ -50,7 +50,7 @@ func serve(timeout time.Duration) error {
 		defer r.Give()
 		out, w := io.Pipe()
 		run, err := r.Start(context.Background(), slot.Command{
-			Args: []string{"sh", "-c", "trap '' TERM; setsid sleep 1000 & echo ready; sleep 1000"}, Spec: job.Spec{Stdout: w, Timeout: timeout},
+			Args: []string{"sh", "-c", "trap '' TERM; setsid sleep 1000 & echo ready; sleep 1000"}, Options: supervise.Options{Stdout: w, Timeout: timeout},
 		})
 		if err != nil {
 			return err

@@ -21,12 +21,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -75,7 +75,7 @@ func take(t *testing.T, p *pool.Pool, tenant string) *pool.Room {
 }
 
 // in runs a command in a taken room and gives the room back.
-func in(t *testing.T, r *pool.Room, spec job.Spec, args ...string) (*result.Result, string) {
+func in(t *testing.T, r *pool.Room, spec supervise.Options, args ...string) (*result.Result, string) {
 	t.Helper()
 	defer r.Give()
 	var out bytes.Buffer
@@ -83,7 +83,7 @@ func in(t *testing.T, r *pool.Room, spec job.Spec, args ...string) (*result.Resu
 	if spec.Timeout == 0 {
 		spec.Timeout = bound
 	}
-	run, err := r.Start(t.Context(), slot.Command{Args: args, Spec: spec})
+	run, err := r.Start(t.Context(), slot.Command{Args: args, Options: spec})
 	harness.Must(t, err)
 	res, err := run.Wait()
 	check.Require(t, res != nil && res.Verdict == result.Proven, "%q: %+v, %v", args, res, err)
@@ -125,9 +125,9 @@ func TestCloseWhileBuilding(t *testing.T) {
 func TestCallsAreIsolated(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	for range 3 {
-		_, text := in(t, take(t, p, "a"), job.Spec{}, "sh", "-c", look)
+		_, text := in(t, take(t, p, "a"), supervise.Options{}, "sh", "-c", look)
 		check.That(t, text == nothing, "%q", text)
-		res, text := in(t, take(t, p, "a"), job.Spec{}, "sh", "-c", leave)
+		res, text := in(t, take(t, p, "a"), supervise.Options{}, "sh", "-c", leave)
 		check.That(t, res.ExitCode() == 0 && res.Strays == 2, "%+v, %q", res, text)
 	}
 }
@@ -141,7 +141,7 @@ func TestInitSleeps(t *testing.T) {
 	defer hold.Close()
 	out, w := io.Pipe()
 	run, err := r.Start(t.Context(), slot.Command{
-		Args: []string{"sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo done; read x"}, Spec: job.Spec{Stdin: in, Stdout: w, Timeout: bound},
+		Args: []string{"sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo done; read x"}, Options: supervise.Options{Stdin: in, Stdout: w, Timeout: bound},
 	})
 	harness.Must(t, err)
 	line, err := bufio.NewReader(out).ReadString('\n')
@@ -192,7 +192,7 @@ func TestRoomServesOneTenant(t *testing.T) {
 	of := func(tenant string) one {
 		r := take(t, p, tenant)
 		room := theRoom(t)
-		in(t, r, job.Spec{}, "true")
+		in(t, r, supervise.Options{}, "true")
 		return room
 	}
 	a := of("a")
@@ -209,7 +209,7 @@ func TestRoomIsReplacedAfterCalls(t *testing.T) {
 	for range 6 {
 		r := take(t, p, "a")
 		rooms = append(rooms, theRoom(t))
-		in(t, r, job.Spec{}, "true")
+		in(t, r, supervise.Options{}, "true")
 	}
 	for i, room := range rooms {
 		check.That(t, i <= 0 || (room == rooms[i-1]) == (i%2 == 1), "%v", rooms)
@@ -222,29 +222,29 @@ func TestResultOfEachEnd(t *testing.T) {
 	short := harness.Deadline(300 * time.Millisecond)
 	for _, c := range []struct {
 		name  string
-		spec  job.Spec
+		spec  supervise.Options
 		args  []string
 		cause result.Cause
 		code  int
 	}{
-		{"exit", job.Spec{}, []string{"/fixtures/exit-code", "7"}, result.Exited, 7},
-		{"signal", job.Spec{}, []string{"sh", "-c", "kill -9 $$"}, result.Signaled, 137},
-		{"not found", job.Spec{}, []string{"nothing-there"}, result.StartFailed, 127},
-		{"not executable", job.Spec{}, []string{"/etc/passwd"}, result.StartFailed, 126},
-		{"a script without an interpreter line", job.Spec{}, []string{"sh", "-c", "echo exit 5 >x; chmod +x x; exec env ./x"}, result.Exited, 5},
-		{"input", job.Spec{Stdin: strings.NewReader("exit 3")}, []string{"sh"}, result.Exited, 3},
-		{"output", job.Spec{MaxOutput: 1000}, []string{"yes"}, result.OutputLimit, 153},
-		{"daemon", job.Spec{Timeout: short}, []string{"/fixtures/tree-daemon"}, result.Timeout, 124},
-		{"session", job.Spec{Timeout: short}, []string{"/fixtures/tree-setsid"}, result.Timeout, 124},
-		{"immune", job.Spec{Timeout: short, Grace: short}, []string{"/fixtures/tree-term-immune"}, result.Timeout, 124},
-		{"stopped", job.Spec{Timeout: short}, []string{"/fixtures/tree-stopped"}, result.Timeout, 124},
-		{"signal to all", job.Spec{Timeout: short}, []string{"/fixtures/signal-all", "kill-init"}, result.Timeout, 124},
-		{"stopped init", job.Spec{Timeout: short}, []string{"/fixtures/signal-all", "stop-parent"}, result.Timeout, 124},
-		{"fork bomb", job.Spec{Timeout: short}, []string{"/fixtures/fork-bomb", "sleep"}, result.Timeout, 124},
-		{"nested namespaces", job.Spec{}, []string{"/fixtures/nested", "unshare"}, result.Exited, 1},
-		{"nested sandbox", job.Spec{}, []string{"/fixtures/nested", "bwrap"}, result.Exited, 1},
-		{"zombies", job.Spec{Timeout: short}, []string{"/fixtures/leave-zombies"}, "", -1},
-		{"writer left", job.Spec{Timeout: short}, []string{"/fixtures/leave-writer"}, "", -1},
+		{"exit", supervise.Options{}, []string{"/fixtures/exit-code", "7"}, result.Exited, 7},
+		{"signal", supervise.Options{}, []string{"sh", "-c", "kill -9 $$"}, result.Signaled, 137},
+		{"not found", supervise.Options{}, []string{"nothing-there"}, result.StartFailed, 127},
+		{"not executable", supervise.Options{}, []string{"/etc/passwd"}, result.StartFailed, 126},
+		{"a script without an interpreter line", supervise.Options{}, []string{"sh", "-c", "echo exit 5 >x; chmod +x x; exec env ./x"}, result.Exited, 5},
+		{"input", supervise.Options{Stdin: strings.NewReader("exit 3")}, []string{"sh"}, result.Exited, 3},
+		{"output", supervise.Options{MaxOutput: 1000}, []string{"yes"}, result.OutputLimit, 153},
+		{"daemon", supervise.Options{Timeout: short}, []string{"/fixtures/tree-daemon"}, result.Timeout, 124},
+		{"session", supervise.Options{Timeout: short}, []string{"/fixtures/tree-setsid"}, result.Timeout, 124},
+		{"immune", supervise.Options{Timeout: short, Grace: short}, []string{"/fixtures/tree-term-immune"}, result.Timeout, 124},
+		{"stopped", supervise.Options{Timeout: short}, []string{"/fixtures/tree-stopped"}, result.Timeout, 124},
+		{"signal to all", supervise.Options{Timeout: short}, []string{"/fixtures/signal-all", "kill-init"}, result.Timeout, 124},
+		{"stopped init", supervise.Options{Timeout: short}, []string{"/fixtures/signal-all", "stop-parent"}, result.Timeout, 124},
+		{"fork bomb", supervise.Options{Timeout: short}, []string{"/fixtures/fork-bomb", "sleep"}, result.Timeout, 124},
+		{"nested namespaces", supervise.Options{}, []string{"/fixtures/nested", "unshare"}, result.Exited, 1},
+		{"nested sandbox", supervise.Options{}, []string{"/fixtures/nested", "bwrap"}, result.Exited, 1},
+		{"zombies", supervise.Options{Timeout: short}, []string{"/fixtures/leave-zombies"}, "", -1},
+		{"writer left", supervise.Options{Timeout: short}, []string{"/fixtures/leave-writer"}, "", -1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -283,7 +283,7 @@ s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(("127.1.2.3", 0)); 
 	of := func(script string) (room one) {
 		r := take(t, p, "a")
 		room = theRoom(t)
-		_, text := in(t, r, job.Spec{}, "python3", "-c", script)
+		_, text := in(t, r, supervise.Options{}, "python3", "-c", script)
 		check.That(t, text == "2\n", "%q", text)
 		return room
 	}
@@ -303,7 +303,7 @@ func TestTerminals(t *testing.T) {
 	p := warm(t, bare, pool.Sizes{Min: 1, Max: 1})
 	for range 2 {
 		r := take(t, p, "a")
-		_, text := in(t, r, job.Spec{}, "python3", "-c", `import os
+		_, text := in(t, r, supervise.Options{}, "python3", "-c", `import os
 a, b = os.openpty()
 print(os.ttyname(b), os.stat("/dev/pts").st_mode & 0o777)
 os.chmod("/dev/pts/ptmx", 0)`)
@@ -317,7 +317,7 @@ func TestUnproven(t *testing.T) {
 	r := take(t, p, "a")
 	room := theRoom(t)
 	run, err := r.Start(t.Context(), slot.Command{
-		Args: []string{"sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do setsid sleep 1000 & done; wait"}, Spec: job.Spec{Timeout: 200 * time.Millisecond, ProofTimeout: 1},
+		Args: []string{"sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do setsid sleep 1000 & done; wait"}, Options: supervise.Options{Timeout: 200 * time.Millisecond, ProofTimeout: 1},
 	})
 	harness.Must(t, err)
 	res, _ := run.Wait()
@@ -325,7 +325,7 @@ func TestUnproven(t *testing.T) {
 	r.Give()
 	r = take(t, p, "a")
 	check.That(t, theRoom(t) != room, "the room is used again")
-	in(t, r, job.Spec{}, "true")
+	in(t, r, supervise.Options{}, "true")
 }
 
 // A hostile command affects neither a concurrent command in another room nor the next one in its own.
@@ -349,7 +349,7 @@ func TestHostile(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			out, w := io.Pipe()
-			run, err := r.Start(ctx, slot.Command{Args: args, Spec: job.Spec{Stdout: w, Stderr: w, Timeout: bound}})
+			run, err := r.Start(ctx, slot.Command{Args: args, Options: supervise.Options{Stdout: w, Stderr: w, Timeout: bound}})
 			harness.Must(t, err)
 			text := ""
 			for lines := bufio.NewReader(out); !strings.HasPrefix(text, "ready ") && !strings.HasPrefix(text, "sent "); {
@@ -357,7 +357,7 @@ func TestHostile(t *testing.T) {
 				check.Require(t, err == nil, "%v", err)
 			}
 			go func() { _, _ = io.Copy(io.Discard, out) }()
-			_, text = in(t, take(t, p, "b"), job.Spec{}, "sh", "-c", look)
+			_, text = in(t, take(t, p, "b"), supervise.Options{}, "sh", "-c", look)
 			check.That(t, text == nothing, "meanwhile: %q", text)
 			cancel()
 			begun := time.Now()
@@ -366,7 +366,7 @@ func TestHostile(t *testing.T) {
 			harness.Within(t, "the end", time.Since(begun), 0, time.Second)
 			out.Close()
 			r.Give()
-			_, text = in(t, take(t, p, "a"), job.Spec{}, "sh", "-c", look)
+			_, text = in(t, take(t, p, "a"), supervise.Options{}, "sh", "-c", look)
 			check.That(t, text == nothing, "afterwards: %q", text)
 		})
 	}
@@ -411,7 +411,7 @@ func stranger(t *testing.T, address string) {
 // A payload in a warm room has the same system call filter as in any other sandbox.
 func TestSeccomp(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
-	_, text := in(t, take(t, p, "a"), job.Spec{}, "python3", "-c", harness.SystemCalls)
+	_, text := in(t, take(t, p, "a"), supervise.Options{}, "python3", "-c", harness.SystemCalls)
 	harness.Filtered(t, "a warm room", text)
 }
 
@@ -419,7 +419,7 @@ func TestSeccomp(t *testing.T) {
 // neither.
 func TestPrivileges(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
-	_, text := in(t, take(t, p, "a"), job.Spec{}, "python3", "-c", `
+	_, text := in(t, take(t, p, "a"), supervise.Options{}, "python3", "-c", `
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
 def refused(name, *args):
@@ -455,7 +455,7 @@ os.nice(1) # setpriority(2)
 // mounts for every call.
 func TestOneMountEach(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
-	_, text := in(t, take(t, p, "a"), job.Spec{}, "cat", "/proc/self/mountinfo")
+	_, text := in(t, take(t, p, "a"), supervise.Options{}, "cat", "/proc/self/mountinfo")
 	for _, dir := range []string{"/tmp", "/dev/shm", "/dev/pts"} {
 		n := strings.Count(text, " / "+dir+" ")
 		check.That(t, n == 1, "%d mounts at %s, want 1: %s", n, dir, text)
@@ -466,7 +466,7 @@ func TestOneMountEach(t *testing.T) {
 func TestTakeover(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	for range 2 {
-		res, text := in(t, take(t, p, "a"), job.Spec{Timeout: harness.Deadline(2 * time.Second)}, "/fixtures/takeover")
+		res, text := in(t, take(t, p, "a"), supervise.Options{Timeout: harness.Deadline(2 * time.Second)}, "/fixtures/takeover")
 		check.That(t, res.Cause != result.Lost, "%+v, %q", res, text)
 	}
 }
@@ -486,7 +486,7 @@ func TestCanceled(t *testing.T) {
 	_, err = r.Start(ctx, slot.Command{Args: []string{"true"}})
 	check.That(t, err != nil, "a context that is done has started a command")
 	r.Give()
-	_, text := in(t, take(t, p, "a"), job.Spec{}, "echo", "here")
+	_, text := in(t, take(t, p, "a"), supervise.Options{}, "echo", "here")
 	check.That(t, text == "here\n", "%q", text)
 }
 
@@ -546,7 +546,7 @@ func TestLargeCommand(t *testing.T) {
 	r := take(t, p, "a")
 	defer r.Give()
 	var out bytes.Buffer
-	run, err := r.Start(t.Context(), slot.Command{Args: []string{"sh", "-c", "echo ${#V0} ${#V8} $PWD $X"}, Env: append(env, "X=1", "X=2"), Dir: "/usr", Spec: job.Spec{Stdout: &out}})
+	run, err := r.Start(t.Context(), slot.Command{Args: []string{"sh", "-c", "echo ${#V0} ${#V8} $PWD $X"}, Env: append(env, "X=1", "X=2"), Dir: "/usr", Options: supervise.Options{Stdout: &out}})
 	harness.Must(t, err)
 	res, err := run.Wait()
 	check.That(t, err == nil && out.String() == "100000 100000 /usr 2\n", "%+v, %v, %q", res, err, &out)
@@ -561,7 +561,7 @@ func TestConcurrentCalls(t *testing.T) {
 			for i := range 25 {
 				r := take(t, p, "tenant "+strconv.Itoa(client%3))
 				want := strconv.Itoa(client) + " " + strconv.Itoa(i)
-				script, spec := "echo "+want, job.Spec{}
+				script, spec := "echo "+want, supervise.Options{}
 				if i%3 == 0 {
 					script, spec.Timeout = script+"; setsid sleep 1000 & sleep 1000", harness.Deadline(50*time.Millisecond)
 				}
@@ -588,34 +588,34 @@ func TestLimits(t *testing.T) {
 		r := take(t, p, "a")
 		defer r.Give()
 		var e *result.Error
-		_, err := r.Start(t.Context(), slot.Command{Args: []string{"true"}, Spec: job.Spec{Limits: limits.Request{Pids: 10}}})
+		_, err := r.Start(t.Context(), slot.Command{Args: []string{"true"}, Options: supervise.Options{Limits: limits.Request{Pids: 10}}})
 		check.That(t, errors.As(err, &e) && e.Code == "limit", "%v", err)
 		return
 	}
 	for range 2 {
-		res, text := in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{Pids: 10}}, "sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1000 & done; exit 5")
+		res, text := in(t, take(t, p, "a"), supervise.Options{Limits: limits.Request{Pids: 10}}, "sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1000 & done; exit 5")
 		told, pids := hit(res, "pids")
 		check.That(t, told && pids, "%+v, %q", res, text)
-		res, text = in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{Pids: 10, FSize: 1000}}, "sh", "-c", "for i in 1 2 3 4; do sleep 1000 & done; ulimit -f; exit 5")
+		res, text = in(t, take(t, p, "a"), supervise.Options{Limits: limits.Request{Pids: 10, FSize: 1000}}, "sh", "-c", "for i in 1 2 3 4; do sleep 1000 & done; ulimit -f; exit 5")
 		told, pids = hit(res, "pids")
 		check.That(t, told && !pids && res.ExitCode() == 5, "%+v, %q", res, text)
-		res, text = in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{Memory: 64 << 20}}, "python3", "-c", "x = bytearray(500 << 20)")
+		res, text = in(t, take(t, p, "a"), supervise.Options{Limits: limits.Request{Memory: 64 << 20}}, "python3", "-c", "x = bytearray(500 << 20)")
 		told, memory := hit(res, "memory")
 		check.That(t, told && memory && res.Cause == result.OOM, "%+v, %q", res, text)
-		res, text = in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{Memory: 128 << 20}}, "python3", "-c", "x = bytearray(30 << 20)")
+		res, text = in(t, take(t, p, "a"), supervise.Options{Limits: limits.Request{Memory: 128 << 20}}, "python3", "-c", "x = bytearray(30 << 20)")
 		told, memory = hit(res, "memory")
 		check.That(t, told && !memory && res.ExitCode() == 0, "%+v, %q", res, text)
-		res, text = in(t, take(t, p, "a"), job.Spec{}, "python3", "-c", "import os; x = bytearray(200 << 20); print(len(os.sched_getaffinity(0)))")
+		res, text = in(t, take(t, p, "a"), supervise.Options{}, "python3", "-c", "import os; x = bytearray(200 << 20); print(len(os.sched_getaffinity(0)))")
 		check.That(t, res.ExitCode() == 0 && len(res.Limits) == 0 && res.MemoryPeak == 0 && text == strconv.Itoa(runtime.NumCPU())+"\n", "%+v, %q", res, text)
 		// Not python, which takes up to half a minute to start with a fraction of a CPU.
-		res, text = in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{CPUs: 0.1}}, "sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; nproc")
+		res, text = in(t, take(t, p, "a"), supervise.Options{Limits: limits.Request{CPUs: 0.1}}, "sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; nproc")
 		told, cpus := hit(res, "cpus")
 		check.That(t, told && cpus && text == "1\n", "%+v, %q", res, text)
 		used := res.CPUUser + res.CPUSystem
 		check.That(t, used >= 10*time.Millisecond && used <= res.Duration/2, "%v of CPU time in %v", used, res.Duration)
 	}
 	for range 2 {
-		res, text := in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{CPUTime: 300 * time.Millisecond}}, "sh", "-c", "while :; do :; done")
+		res, text := in(t, take(t, p, "a"), supervise.Options{Limits: limits.Request{CPUTime: 300 * time.Millisecond}}, "sh", "-c", "while :; do :; done")
 		told, cpu := hit(res, "cpu-time")
 		check.That(t, told && cpu && res.Cause == result.CPUTime, "%+v, %q", res, text)
 		// The room's cgroup also counts the CPU time for making the next init.
@@ -624,7 +624,7 @@ func TestLimits(t *testing.T) {
 	}
 	r := take(t, p, "a")
 	defer r.Give()
-	_, err := r.Start(t.Context(), slot.Command{Args: []string{"true"}, Spec: job.Spec{Limits: limits.Request{Memory: 1 << 20, MemorySwap: 2 << 20}}})
+	_, err := r.Start(t.Context(), slot.Command{Args: []string{"true"}, Options: supervise.Options{Limits: limits.Request{Memory: 1 << 20, MemorySwap: 2 << 20}}})
 	check.That(t, errors.Is(err, limits.ErrRenew), "%v", err)
 }
 
@@ -636,10 +636,10 @@ func TestQuotaStays(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	for i, cpus := range []float64{0.5, 0.5, 0, 0.5, 0.25, 0} {
 		r := take(t, p, "a")
-		run, err := r.Start(t.Context(), slot.Command{Args: []string{"sleep", "0.1"}, Spec: job.Spec{Limits: limits.Request{CPUs: cpus}, Timeout: bound}})
+		run, err := r.Start(t.Context(), slot.Command{Args: []string{"sleep", "0.1"}, Options: supervise.Options{Limits: limits.Request{CPUs: cpus}, Timeout: bound}})
 		harness.Must(t, err)
 		quota := ""
-		for _, dir := range run.Cgroups {
+		for _, dir := range run.Group.Dirs() {
 			for _, name := range []string{"cpu.max", "cpu.cfs_quota_us"} {
 				text, _ := os.ReadFile(dir + "/" + name) // only one of the v1 and v2 files exists
 				quota += strings.TrimSpace(string(text))
@@ -662,7 +662,7 @@ func TestCPUsSpread(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
 	seen := map[string]bool{}
 	for range runtime.NumCPU() {
-		_, text := in(t, take(t, p, "a"), job.Spec{Limits: limits.Request{CPUs: 1}}, "sh", "-c", "grep Cpus_allowed_list /proc/self/status")
+		_, text := in(t, take(t, p, "a"), supervise.Options{Limits: limits.Request{CPUs: 1}}, "sh", "-c", "grep Cpus_allowed_list /proc/self/status")
 		seen[text] = true
 	}
 	if len(seen) != runtime.NumCPU() {

@@ -12,11 +12,11 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/internal/values"
@@ -28,14 +28,14 @@ type Room struct {
 	tenant string
 	used   int // calls
 
-	room  *job.Room
+	room  *sandbox.Room
 	init  *proc.Process // PID 1 of the room
 	maker *enter.Maker
 	group *limits.Group // limits of its calls; without cgroups on some machines
 	user  *proc.Cred    // identity of its commands; nil for this process's
 	env   []string
 	dir   string
-	run   *job.Run // the current call
+	run   *supervise.Command // the current call
 
 	// /proc/PID/net/sockstat and /proc/PID/net/dev; nil if the room has the host's network.
 	sockets, devices *os.File
@@ -54,7 +54,8 @@ func build(ctx context.Context, policy room.Policy) (_ *Room, err error) {
 		return nil, &result.Error{Code: "usage", Message: "a warm room must have nothing mounted within a directory in memory"}
 	}
 	r := &Room{env: e.Env, dir: e.Workdir, user: e.Cred}
-	if r.room, err = job.NewRoom(ctx, plan, job.Spec{}); err != nil {
+	own, release := supervise.Outlive(ctx)
+	if r.room, err = sandbox.NewRoom(own, plan, nil, supervise.Options{}); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -62,7 +63,7 @@ func build(ctx context.Context, policy room.Policy) (_ *Room, err error) {
 			_ = r.end() // the error says more
 		}
 	}()
-	if !r.room.Outlive() { // end ends the room, after the processes in it
+	if !release() { // end ends the room, after the processes in it
 		return nil, ctx.Err()
 	}
 	if r.init, err = proc.FromPidfd(r.room.Init); err != nil {
@@ -151,7 +152,7 @@ func text(f *os.File) string {
 
 // Start starts the call's command. It does not wait for the execve(2): if that fails, the Run's Wait returns
 // the error. It is called once for each Take.
-func (r *Room) Start(ctx context.Context, c slot.Command) (*job.Run, error) {
+func (r *Room) Start(ctx context.Context, c slot.Command) (*supervise.Command, error) {
 	if r.run != nil {
 		return nil, &result.Error{Code: "usage", Message: "a warm room runs one command for each time that it is taken"}
 	}
@@ -171,10 +172,12 @@ func (r *Room) Start(ctx context.Context, c slot.Command) (*job.Run, error) {
 	if err := r.group.Renew(c.Limits); err != nil {
 		return nil, err
 	}
-	c.Group = r.group
-	var err error
-	r.run, err = job.NewRun(ctx, supervise.Place{Entry: e, Maker: r.maker}, c.Spec)
-	return r.run, err
+	run := &supervise.Command{Options: c.Options, Place: supervise.Place{Entry: e, Maker: r.maker}, Group: r.group}
+	if err := run.Start(ctx); err != nil {
+		return nil, err
+	}
+	r.run = run
+	return run, nil
 }
 
 // Give returns the room to the pool. If a command was started, Give first waits for its end.

@@ -8,11 +8,11 @@ import (
 	"sync"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
@@ -82,7 +82,7 @@ func (s *Source) Close() {
 // warm is a slot for one command.
 type warm struct {
 	room  *Room
-	run   *job.Run
+	run   *supervise.Command
 	files *workspace.Dir
 
 	again   func(context.Context) (slot.Slot, error)
@@ -140,7 +140,7 @@ func (w *warm) Give() (res *result.Result, err error) {
 		w.files.Close()
 	}
 	if w.run != nil {
-		w.run.End() // no effect if it has ended
+		w.run.Kill() // no effect if it has ended
 		res, err = w.run.Wait()
 	}
 	w.room.Give()

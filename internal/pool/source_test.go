@@ -8,11 +8,11 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/pool"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -50,7 +50,7 @@ func TestFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
-		run, err := at.Start(t.Context(), slot.Command{Args: []string{"sh", "-c", "ls; cat dir/in; stat -c %U dir/in; echo more >>dir/in; mv dir/in out"}, Spec: job.Spec{Stdout: &out, Stderr: &out, Timeout: bound}})
+		run, err := at.Start(t.Context(), slot.Command{Args: []string{"sh", "-c", "ls; cat dir/in; stat -c %U dir/in; echo more >>dir/in; mv dir/in out"}, Options: supervise.Options{Stdout: &out, Stderr: &out, Timeout: bound}})
 		harness.Must(t, err)
 		if res, err := run.Wait(); err != nil || res.ExitCode() != 0 || out.String() != "dir\ntextsandbox\n" {
 			t.Errorf("%+v, %v, %q", res, err, &out)
@@ -94,7 +94,7 @@ func TestMemoryLeft(t *testing.T) {
 		if _, err := dir.Put("in", strings.NewReader("text"), 100, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		run, err := at.Start(t.Context(), slot.Command{Args: []string{"sh", "-c", script}, Spec: job.Spec{Limits: l, Timeout: bound}})
+		run, err := at.Start(t.Context(), slot.Command{Args: []string{"sh", "-c", script}, Options: supervise.Options{Limits: l, Timeout: bound}})
 		if err != nil {
 			return err
 		}
@@ -153,7 +153,7 @@ func TestAhead(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
-		running, err := at.Start(t.Context(), slot.Command{Args: policy.Program.Args, Program: code, Spec: job.Spec{Stdout: &out, Stderr: &out, Timeout: timeout, Attended: true}})
+		running, err := at.Start(t.Context(), slot.Command{Args: policy.Program.Args, Program: code, Options: supervise.Options{Stdout: &out, Stderr: &out, Timeout: timeout, Attended: true}})
 		harness.Must(t, err)
 		res, err := running.Wait()
 		check.That(t, err == nil && res.Verdict == result.Proven, "%+v, %v", res, err)

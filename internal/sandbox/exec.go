@@ -9,6 +9,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
 // ExecSpec describes a detached exec for its record.
@@ -92,8 +93,8 @@ func (t taker) Write(b []byte) (int, error) {
 }
 
 // Held records its init before the command may start.
-func (e *Exec) Held(kept *proc.Kept) error {
-	init, err := identity(kept.Init, kept.InitNS)
+func (e *Exec) Held(_ context.Context, c *supervise.Command) error {
+	init, err := identity(c.Kept().Init, c.Kept().InitNS)
 	if err != nil {
 		return err
 	}

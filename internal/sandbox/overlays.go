@@ -18,8 +18,8 @@ import (
 
 // onRecord returns the records of the overlays, by which other processes find the layers.
 func (s *Sandbox) onRecord() (out []state.Overlay) {
-	for _, o := range s.spec.Parts.Overlays {
-		out = append(out, state.Overlay{Source: o.Source, Dest: o.Dest, Image: o.Image, Since: o.Since.Format(time.RFC3339Nano), Base: o.Base, Index: o.Index, Upper: o.Upper, Lower: o.Lower, Layer: proc.Descriptor(o.Layer), Layers: s.spec.Parts.Layers[o.Dest]})
+	for _, o := range s.Parts.Overlays {
+		out = append(out, state.Overlay{Source: o.Source, Dest: o.Dest, Image: o.Image, Since: o.Since.Format(time.RFC3339Nano), Base: o.Base, Index: o.Index, Upper: o.Upper, Lower: o.Lower, Layer: proc.Descriptor(o.Layer), Layers: s.Parts.Layers[o.Dest]})
 	}
 	return out
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/internal/volumes"
 )
@@ -185,18 +186,16 @@ func (p *Parts) Begin(cred *proc.Cred) (err error) {
 	return err
 }
 
-// Held connects the parts with a sandbox that is built, and whose overlays are set. The caller keeps init.
-func (p *Parts) Held(ctx context.Context, init *proc.Process, cred *proc.Cred) error {
-	if p == nil {
-		return nil
-	}
+// Held connects the parts with the new sandbox of a command, for [supervise.Command.Held].
+func (p *Parts) Held(ctx context.Context, c *supervise.Command) error {
+	p.Overlays = append(p.Overlays, c.TakeOverlays()...)
 	if p.proxy != nil {
-		if err := p.proxy.Serve(ctx, init); err != nil {
+		if err := p.proxy.Serve(ctx, c.Kept().Room); err != nil {
 			return err
 		}
 	}
 	if p.Files != nil {
-		return p.Files.Held(ctx, init, cred)
+		return p.Files.Held(ctx, c.Kept().Room, c.Place.Plan.Cred())
 	}
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"regexp"
 	"strconv"
 	"time"
@@ -54,7 +53,7 @@ func Within(ctx context.Context, timeout time.Duration) (context.Context, contex
 
 // becomeReady waits until the sandbox is ready, and records that.
 func (s *Sandbox) becomeReady() {
-	ctx, cancel := Within(s.ctx, s.spec.Probe.Timeout)
+	ctx, cancel := Within(s.ctx, s.Probe.Timeout)
 	defer cancel()
 	err := s.awaitReady(ctx)
 	if err != nil && s.ctx.Err() != nil || errors.Is(err, proc.ErrGone) {
@@ -65,7 +64,7 @@ func (s *Sandbox) becomeReady() {
 		case err == nil:
 			r.Ready.ReadyAt = time.Now().UTC().Format(result.TimeFormat)
 		case errors.Is(err, context.DeadlineExceeded):
-			r.Ready.Error = fmt.Sprintf("not ready within %v", values.Duration(s.spec.Probe.Timeout))
+			r.Ready.Error = fmt.Sprintf("not ready within %v", values.Duration(s.Probe.Timeout))
 		default:
 			r.Ready.Error = err.Error()
 		}
@@ -73,7 +72,7 @@ func (s *Sandbox) becomeReady() {
 }
 
 func (s *Sandbox) awaitReady(ctx context.Context) error {
-	probe := s.spec.Probe
+	probe := s.Probe
 	if probe.Log != nil {
 		select {
 		case <-s.matched:
@@ -86,13 +85,13 @@ func (s *Sandbox) awaitReady(ctx context.Context) error {
 	if probe.Port != 0 {
 		try = s.tryPort
 	}
-	return Poll(ctx, s.spec.Probe.Interval, try)
+	return Poll(ctx, s.Probe.Interval, try)
 }
 
 // tryPort checks the tables of the sandbox's own network namespace.
 func (s *Sandbox) tryPort(context.Context) (bool, error) {
-	found, err := listensOn(s.room.PID, s.spec.Probe.Port)
-	if s.room.Exited() || errors.Is(err, fs.ErrNotExist) {
+	found, err := listensOn(s.Kept().Room.PID, s.Probe.Port)
+	if s.Kept().Room.Exited() || errors.Is(err, fs.ErrNotExist) {
 		// It has ended, so the tables may be another process's; or it is about to end and has released
 		// its tables.
 		return false, proc.ErrGone
@@ -108,11 +107,6 @@ const probeBound = 30 * time.Second
 
 // tryExec runs the command in the sandbox as exec does, without counting as a use.
 func (s *Sandbox) tryExec(ctx context.Context) (bool, error) {
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return false, nil // try again
-	}
-	defer null.Close()
 	// With its own pidfd: the other one is for waiting for the sandbox's end, and allows one wait at a
 	// time.
 	room, err := s.record.Init.OpenInit()
@@ -120,13 +114,14 @@ func (s *Sandbox) tryExec(ctx context.Context) (bool, error) {
 		return false, nil // try again, unless it is ending
 	}
 	defer room.Close()
-	terms := supervise.Terms{Timeout: probeBound, ProofTimeout: s.spec.ProofTimeout, Begin: time.Now()}
-	if terms.Limits, err = s.within(); err != nil {
-		return false, nil // try again
+	c := supervise.Command{Options: supervise.Options{Timeout: probeBound, ProofTimeout: s.ProofTimeout}, Place: supervise.Place{Entry: s.Place.Plan.Entry(), Room: room}}
+	c.Place.Entry.Command = []string{"/bin/sh", "-c", "--", s.Probe.Exec}
+	if s.Group != nil { // join the sandbox's cgroups and limits
+		if c.Planned, err = limits.For(limits.Request{}, true, s.Group.Dirs(), s.Planned.OfProcesses()); err != nil {
+			return false, nil // try again
+		}
 	}
-	entry := s.spec.Plan.Entry()
-	entry.Command = []string{"/bin/sh", "-c", "--", s.spec.Probe.Exec}
-	res := supervise.Run(ctx, supervise.Place{Entry: entry, Room: room}, [3]*os.File{null, null, null}, terms)
+	res := c.Run(ctx)
 	return res.Cause == result.Exited && res.ExitCode() == 0, nil
 }
 
@@ -134,26 +129,14 @@ func (s *Sandbox) tryExec(ctx context.Context) (bool, error) {
 // that.
 func (s *Sandbox) reading(i int) func([]byte) {
 	log := s.log(i)
-	if s.spec.Probe.Log == nil {
+	if s.Probe.Log == nil {
 		return log
 	}
-	m := stream.NewMatcher(s.spec.Probe.Log)
+	m := stream.NewMatcher(s.Probe.Log)
 	return func(p []byte) {
 		log(p)
 		if m.Feed(p) {
 			s.match()
 		}
 	}
-}
-
-// within returns a group by which a probe joins the sandbox's cgroups and limits, or nil.
-func (s *Sandbox) within() (*limits.Group, error) {
-	if s.group == nil {
-		return nil, nil
-	}
-	plan, err := limits.For(limits.Request{}, true, s.group.Dirs(), s.spec.Limits.OfProcesses())
-	if err != nil {
-		return nil, err
-	}
-	return plan.Make("", false) // it creates no cgroup
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/api"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
@@ -253,7 +253,7 @@ func (s *Server) in(ctx context.Context, at slot.Slot, ex *execution, out sink) 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stdout, stderr, failed := s.writersOf(out, ex, cancel)
-	command := slot.Command{Args: ex.argv, Env: ex.env, Dir: ex.dir, Program: ex.code, Spec: job.Spec{
+	command := slot.Command{Args: ex.argv, Env: ex.env, Dir: ex.dir, Program: ex.code, Options: supervise.Options{
 		Stdout: stdout, Stderr: stderr, Limits: ex.limits, Timeout: ex.timeout, Grace: ex.grace, Attended: true, Hurry: s.base.Done(),
 	}}
 	switch {

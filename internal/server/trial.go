@@ -10,8 +10,8 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cells"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
 // TryLanguages offers only languages whose command runs in a sandbox, now and after each reload. Before it is
@@ -64,7 +64,7 @@ func (s *Server) runs(policy slot.Policy, l cells.Language) (works bool) {
 			return nil
 		}
 		defer at.Give() // the command's verdict does not matter here
-		run, err := at.Start(ctx, slot.Command{Args: l.Command[:1], Spec: job.Spec{Timeout: within}})
+		run, err := at.Start(ctx, slot.Command{Args: l.Command[:1], Options: supervise.Options{Timeout: within}})
 		if e := (*result.Error)(nil); errors.As(err, &e) {
 			works = works && e.Code != "not-found" && e.Code != "not-executable"
 		}

@@ -5,9 +5,10 @@ import (
 	"sync"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
+	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
@@ -28,10 +29,11 @@ func (OnDemand) Take(ctx context.Context, _ string, p Policy) (_ Slot, err error
 	}
 	defer plan.Close()
 	c := &cold{dir: p.Workdir}
-	if c.room, err = job.NewRoom(ctx, plan, job.Spec{Limits: p.Limits, Timeout: p.Lifetime, Parts: p.Parts}); err != nil {
+	own, release := supervise.Outlive(ctx)
+	if c.room, err = sandbox.NewRoom(own, plan, p.Parts, supervise.Options{Limits: p.Limits, Timeout: p.Lifetime}); err != nil {
 		return nil, err
 	}
-	if !c.room.Outlive() {
+	if !release() {
 		_, _ = c.room.Close() // the caller is gone
 		return nil, &result.Error{Code: "ended", Message: "the call was canceled before it started", Err: context.Cause(ctx)}
 	}
@@ -43,7 +45,7 @@ func (OnDemand) Rooms() (idle, all, left int) { return 0, 0, 0 }
 
 // cold is a slot with its own sandbox.
 type cold struct {
-	room *job.Room
+	room *sandbox.Room
 	dir  string
 
 	mu    sync.Mutex
@@ -54,7 +56,7 @@ func (c *cold) Kind() Kind { return Cold }
 
 func (c *cold) Start(ctx context.Context, command Command) (Running, error) {
 	command.Attended = false // the deadline holds even if Wait is called late
-	run, err := c.room.Start(ctx, command.Args, command.Env, command.Dir, command.Spec)
+	run, err := c.room.Exec(ctx, command.Args, command.Env, command.Dir, command.Options)
 	if err != nil {
 		return nil, err
 	}

@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/job"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
+	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 )
 
@@ -87,5 +87,5 @@ type Command struct {
 	Env     []string // additional variables, NAME=VALUE
 	Dir     string   // "" for the default
 	Program string   // content of the file, in a slot with a program
-	job.Spec
+	supervise.Options
 }

@@ -1,80 +1,136 @@
-// Package supervise runs the steps of one command and decides what ended it. run, start, exec, readiness probes
-// and doctor use the same steps in this order:
+// Package supervise runs commands and decides what ended them. All callers use a [Command], which is modelled on
+// os/exec's Cmd: the command line, the library, the server, readiness probes and doctor.
 //
-//	Hold     sets up a command in a new or an existing room: its init is verified, and the command waits
-//	Release  starts the command and its deadline
-//	Watch    waits for the command's end, the deadline, a limit or a [Request]. The first of them is the cause,
-//	         decided before anything is killed
-//	End      grants the grace period, if any, kills the command and proves its end
-//	Collect  ends the keeper after the caller has forwarded the last output
+// Start sets up the command in a new or an existing room, where its init is verified and the command waits, and then
+// starts it and its deadline. Wait performs the other steps in this order:
 //
-// [Run] performs all steps for a caller that does nothing in between.
+//	Watch  waits for the command's end, the deadline, a limit or a [Request]. The first of them is the cause,
+//	       decided before anything is killed
+//	End    grants the grace period, if any, kills the command and proves its end
+//	       Then the last output is forwarded, and the keeper is reaped.
 package supervise
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
+	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/internal/stream"
 )
 
-// Terms describes how a command is supervised.
-type Terms struct {
+// Options are what a caller chooses for a command. The zero value is a command without input, output and bounds.
+type Options struct {
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	MaxOutput      int64 // bytes per stream, after which the command is killed; 0 for no limit
+
+	Limits       limits.Request
 	Timeout      time.Duration  // from the release; 0 for none
 	Signal       syscall.Signal // first signal at the deadline; 0 for SIGTERM
 	Grace        time.Duration  // from Signal to SIGKILL; 0 for SIGKILL at once
-	ProofTimeout time.Duration  // bound for the proof
-	Begin        time.Time      // when sbxrun, or this call of the library, began
+	ProofTimeout time.Duration  // bound for the proof; 0 for 5 s
 	// Hurry cuts a grace period short when it is closed.
 	Hurry <-chan struct{}
-	// Sending, if not nil, receives each signal just before it is sent. If the channel is full, the signal is
-	// dropped: nothing may delay the end.
-	Sending chan<- syscall.Signal
-	// Limits, if not nil, is the command's cgroup. It stays the caller's.
-	Limits *limits.Group
-	// SpareOOM lets the command continue if the OOM killer killed a process other than the payload.
-	SpareOOM bool
-	// Shared allows other commands to run in the room. They end with it.
-	Shared bool
-	// Confirm makes Release wait for the command's execve(2), for up to room.SetupBound.
-	Confirm bool
+	// Attended is set if the caller calls Wait at once. Otherwise another goroutine does, so that deadline, context and
+	// limits apply.
+	Attended bool
 }
+
+// proofTimeout is the default of Options and of the flag.
+const proofTimeout = 5 * time.Second
 
 // A Request ends a command. It is the cause of the context's cancellation.
 type Request struct {
 	Cause  result.Cause // Canceled, Killed, IdleTimeout, OutputLimit
 	Signal syscall.Signal
 	// Grace is the time between Signal, which goes to all processes of the sandbox, and SIGKILL. Canceled does not use it:
-	// its signal goes to the payload alone, and its grace period is [Terms.Grace].
+	// its signal goes to the payload alone, and its grace period is [Options.Grace].
 	Grace time.Duration
 }
 
 func (r Request) Error() string { return string(r.Cause) + " by " + result.SignalName(r.Signal) }
 
-// requestOf returns the request that a context was cancelled with.
-func requestOf(ctx context.Context) Request {
+// requestOf returns the request in the cause of a cancellation, or else the one that ctx stands for.
+func requestOf(ctx context.Context, cause error) Request {
 	request := Request{Cause: result.Canceled, Signal: unix.SIGTERM}
-	errors.As(context.Cause(ctx), &request)
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		request.Cause = result.Timeout
+	}
+	errors.As(cause, &request)
 	return request
 }
 
-// Command is a command from Hold to its proven end, or an idle room, which never ends by itself.
+// asked returns the request that has ended the command's context.
+func (c *Command) asked() Request { return requestOf(c.given, context.Cause(c.ctx)) }
+
+// Outlive returns a context for the start of a command or room that outlives ctx. It is done with ctx until release is
+// called, which returns false if ctx was done before.
+func Outlive(ctx context.Context) (own context.Context, release func() bool) {
+	own, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	return own, context.AfterFunc(ctx, func() { cancel(requestOf(ctx, context.Cause(ctx))) })
+}
+
+// Command is a command, or an idle room, which never ends by itself. It is started once. After Start has returned, any
+// goroutine may call Signal, Kill and Wait.
 type Command struct {
-	Terms
+	Options
+	Place Place
+	ID    string    // of its cgroups; "" for a random one
+	Begin time.Time // when sbxrun, or this call of the library, began; zero for the start
+	// Planned are limits in place of Options.Limits.
+	Planned *limits.Plan
+	// Group is the command's cgroup, or nil. It is made, and in the end removed, by the command if it was nil before.
+	Group   *limits.Group
+	Streams *stream.Streams   // in place of the Options; nil for those
+	Permit  *admission.Permit // nil if none was requested
+	// Shared allows other commands to run in the room. They end with it, and the OOM killer may kill one without ending it.
+	Shared bool
+	// Confirm makes Start wait for the command's execve(2), for up to room.SetupBound.
+	Confirm bool
+	// Sending, if not nil, receives each signal just before it is sent. If the channel is full, the signal is
+	// dropped: nothing may delay the end.
+	Sending chan<- syscall.Signal
+	// Cut, if not nil, cuts the forwarding of the last output short when it is closed.
+	Cut <-chan struct{}
+	// Held, if not nil, is called when the command is set up but not released. An error means that it does not start.
+	Held func(context.Context, *Command) error
+	// Settle, if not nil, may change the result before Wait returns it.
+	Settle func(*result.Result)
+
+	// These are set by Wait.
+	Undelivered bool    // not all output was forwarded
+	Left        []error // of the cleanup after the command's end
+
+	given  context.Context // of the start
+	ctx    context.Context // ends with it, and by Kill
+	cancel context.CancelCauseFunc
 	kept   *proc.Kept
 	room   *room.Room  // nil if the command entered an existing room
 	exec   *enter.Exec // nil for an idle room
 	result result.Result
+	made   bool // the Group was made here
+	opened bool // the Streams were opened here
+	hit    atomic.Bool
+	broken atomic.Pointer[result.Error]
+	waited sync.Once
+	over   chan struct{} // closed by Wait
 
 	cause    result.Cause // "" until it is decided
 	deadline time.Time    // zero for none
@@ -83,7 +139,8 @@ type Command struct {
 	looks    []*look
 	startErr error // why the command never ran
 	oom      bool  // the OOM killer killed a process of the command
-	asked    bool  // Soon was called
+	brief    bool  // soon was called
+	ended    bool  // End was called
 
 	oomAround bool // the OOM killer killed a process of the surrounding sandbox
 }
@@ -99,75 +156,144 @@ type Place struct {
 	Maker *enter.Maker
 }
 
-// Hold sets up a command, within the limits of its terms, without starting it. Its errors are *[result.Error]; after
-// one, all processes have exited. stdio stays the caller's and may be closed, with a Maker only after Release.
-func Hold(ctx context.Context, p Place, stdio [3]*os.File, ttys []proc.Terminal, t Terms) (*Command, error) {
+// Errors caused by the calling program.
+var (
+	errStarted    = &result.Error{Code: "usage", Message: "it was started before"}
+	errNotStarted = &result.Error{Code: "usage", Message: "it was not started"}
+	errNegative   = &result.Error{Code: "usage", Message: "a timeout, a grace period or a bound is negative; 0 is for none"}
+)
+
+// Start sets up the command, within its limits, and starts it. The command ends when ctx is done: with the [Request] that
+// is the cause, or else with the cause timeout if ctx's deadline has passed, or canceled. After an error the command has
+// not run and all its processes have exited; the plan, Room and Maker stay the caller's. Wait then returns the result of
+// a failed start.
+func (c *Command) Start(ctx context.Context) error {
+	c.over = make(chan struct{})
+	c.given = ctx
+	c.ctx, c.cancel = context.WithCancelCause(ctx)
+	err := c.prepare()
+	if c.startErr == nil {
+		c.startErr = err
+	}
+	if c.hold() && c.release() {
+		if !c.Attended {
+			go c.Wait()
+		}
+		return nil
+	}
+	res, failed := c.Wait()
+	switch {
+	case err != nil:
+		return err
+	case res.Started: // it was ended before the start was confirmed
+		return nil
+	case failed != nil:
+		return failed
+	}
+	e := &result.Error{Code: "ended", Message: "the command was ended before it began", Err: context.Cause(ctx)}
+	if e.Err != nil {
+		e.Message += ": " + e.Err.Error()
+	}
+	return e
+}
+
+// prepare checks the options, makes a plan of the limits and opens the streams.
+func (c *Command) prepare() (err error) {
+	if c.Begin.IsZero() {
+		c.Begin = time.Now()
+	}
+	c.result = result.Result{StartedAt: c.Begin, Verdict: result.NotApplicable, Cause: result.StartFailed}
+	if c.Timeout < 0 || c.Grace < 0 || c.ProofTimeout < 0 || c.MaxOutput < 0 {
+		return errNegative
+	}
+	if c.ProofTimeout == 0 {
+		c.ProofTimeout = proofTimeout
+	}
+	if c.ctx.Err() != nil || c.startErr != nil || c.Streams != nil {
+		return nil
+	}
+	if err := state.CheckVisible(); err != nil {
+		return err
+	}
+	if c.Planned == nil && c.Group == nil {
+		if c.Planned, err = limits.For(c.Limits, true, nil, limits.Request{}); err != nil {
+			return err
+		}
+	}
+	c.opened = true
+	bound := stream.Bound{Size: c.MaxOutput, Limited: c.MaxOutput > 0, Exceeded: func() {
+		if !c.hit.Swap(true) {
+			c.cancel(Request{Cause: result.OutputLimit, Signal: unix.SIGKILL})
+		}
+	}}
+	c.Streams, err = stream.Open(c.Stdin, c.Stdout, c.Stderr, bound, func(e *result.Error) {
+		// End the command as SIGPIPE would.
+		c.broken.CompareAndSwap(nil, e)
+		c.cancel(Request{Cause: result.Canceled, Signal: unix.SIGPIPE})
+	})
+	return err
+}
+
+// hold makes the cgroups and sets up the command without starting it. It reports whether that succeeded.
+func (c *Command) hold() bool {
+	if c.startErr == nil && c.Planned != nil && c.Group == nil {
+		c.Group, c.startErr = c.Planned.Make(cmp.Or(c.ID, safeopen.RandomName()), c.Shared)
+		c.made = c.Group != nil
+	}
+	if c.startErr == nil {
+		c.Permit.Reserved()
+		c.startErr = c.ctx.Err()
+	}
+	if c.startErr == nil {
+		c.startErr = c.place()
+	}
+	if c.Streams != nil && (c.startErr != nil || c.Place.Maker == nil) {
+		c.Streams.Started()
+	}
+	if c.startErr != nil {
+		return false
+	}
+	if c.Held != nil {
+		if err := c.Held(c.ctx, c); err != nil && c.ctx.Err() == nil { // after a request, release decides
+			c.cause, c.startErr = result.StartFailed, err
+		}
+	}
+	return true
+}
+
+// place makes init and the waiting payload, or an idle room. Its errors are *[result.Error]; after one, all processes
+// have exited.
+func (c *Command) place() (err error) {
+	p := c.Place
 	var bounds proc.Bounds
 	switch {
-	case t.Limits == nil:
+	case c.Group == nil:
 	case p.Maker != nil:
-		bounds = t.Limits.Own() // the maker is in the cgroups already
+		bounds = c.Group.Own() // the maker is in the cgroups already
 	default:
-		bounds = t.Limits.Bounds()
+		bounds = c.Group.Bounds()
 	}
+	stdio, ttys := c.Streams.Payload, c.Streams.Terminals
 	if p.Plan == nil {
-		p.Entry.Bounds, p.Entry.Confirm = bounds, t.Confirm
-		var x *enter.Exec
-		var err error
+		p.Entry.Bounds, p.Entry.Confirm = bounds, c.Confirm
 		if p.Maker != nil {
-			x, err = p.Maker.Take(ctx, p.Entry, stdio)
+			c.exec, err = p.Maker.Take(c.ctx, p.Entry, stdio)
 		} else {
-			x, err = p.Entry.Start(ctx, p.Room, stdio, ttys)
+			c.exec, err = p.Entry.Start(c.ctx, p.Room, stdio, ttys)
 		}
-		if err != nil {
-			return nil, err
+		if err == nil {
+			c.kept = &c.exec.Kept
 		}
-		return &Command{Terms: t, kept: &x.Kept, exec: x, result: begun(t)}, nil
+		return err
 	}
-	if t.Shared && p.Plan.Alone() { // other commands would enter the room's network, which is the caller's
-		return nil, &result.Error{Code: "setup", Message: "others may not enter a room that was planned for one command"}
+	if c.Shared && p.Plan.Alone() { // other commands would enter the room's network, which is the caller's
+		return &result.Error{Code: "setup", Message: "others may not enter a room that was planned for one command"}
 	}
 	p.Plan.Bounds = bounds
-	room, err := p.Plan.Start(ctx, stdio, ttys, t.Confirm)
-	if err != nil {
-		return nil, err
+	if c.room, err = p.Plan.Start(c.ctx, stdio, ttys, c.Confirm); err == nil {
+		c.kept, c.exec = &c.room.Kept, c.room.Exec
 	}
-	return &Command{Terms: t, kept: &room.Kept, room: room, exec: room.Exec, result: begun(t)}, nil
-}
-
-func begun(t Terms) result.Result {
-	return result.Result{StartedAt: t.Begin, Verdict: result.NotApplicable, Cause: result.StartFailed}
-}
-
-// NotStarted returns the result of a command that failed before Hold.
-func NotStarted(ctx context.Context, err error, t Terms) result.Result {
-	r := begun(t)
-	r.Duration = time.Since(t.Begin)
-	if ctx.Err() != nil {
-		request := requestOf(ctx)
-		r.Cause, r.Signal = request.Cause, request.Signal
-		return r
-	}
-	r.Err = AsError(err)
-	return r
-}
-
-// Run performs all steps in order.
-func Run(ctx context.Context, p Place, stdio [3]*os.File, t Terms) result.Result {
-	err := ctx.Err()
-	var c *Command
-	if err == nil {
-		c, err = Hold(ctx, p, stdio, nil, t)
-	}
-	if err != nil {
-		return NotStarted(ctx, err, t)
-	}
-	defer c.Close()
-	c.Release(ctx)
-	c.Watch(ctx)
-	r := c.End(ctx)
-	c.Collect()
-	return r
+	return err
 }
 
 // Kept returns the processes whose end is the command's end.
@@ -183,57 +309,61 @@ func (c *Command) TakeOverlays() []*room.Overlay {
 	return list
 }
 
-// Refuse decides that the command does not start.
-func (c *Command) Refuse(err error) { c.cause, c.startErr = result.StartFailed, err }
+// Refuse makes Start fail.
+func (c *Command) Refuse(err error) { c.startErr = err }
 
-// Release starts the command and reports whether it started. With [Terms.Confirm] it waits for the execve(2). If the
-// command did not start, the cause is decided.
-func (c *Command) Release(ctx context.Context) bool {
-	if c.cause != "" {
-		return false
+// release starts the command and reports whether it started. With Confirm it waits for the execve(2). If the command did
+// not start, the cause is decided.
+func (c *Command) release() bool {
+	if c.cause == "" && c.ctx.Err() != nil {
+		c.requested() // it never ran
 	}
-	if ctx.Err() != nil {
-		c.requested(ctx) // it never ran
-		return false
-	}
-	if g := c.Limits; g != nil {
+	if c.cause == "" && c.Group != nil {
 		// Throttle only now, because building and entering the room are not part of the command.
-		if err := g.Throttle(); err != nil {
-			c.Refuse(err)
-			return false
+		if err := c.Group.Throttle(); err != nil {
+			c.cause, c.startErr = result.StartFailed, err
 		}
 	}
-	c.result.Started = true // or is about to start
-	c.result.Setup = time.Since(c.Begin)
-	if t := c.Timeout; t > 0 {
-		c.deadline = time.Now().Add(t)
-		// The keeper's deadline matters only while sbxrun is stopped, so it is later.
-		c.kept.EndAt(c.deadline.Add(c.Grace).Add(Lateness)) // the sum of two durations can overflow
-	}
-	if c.exec != nil {
-		c.exec.Release()
-		if c.Confirm && !c.confirmed(ctx) {
-			return false
+	running := c.cause == ""
+	if running {
+		c.result.Started = true // or is about to start
+		c.result.Setup = time.Since(c.Begin)
+		if t := c.Timeout; t > 0 {
+			c.deadline = time.Now().Add(t)
+			// The keeper's deadline matters only while sbxrun is stopped, so it is later.
+			c.kept.EndAt(c.deadline.Add(c.Grace).Add(lateness)) // the sum of two durations can overflow
+		}
+		if c.exec != nil {
+			c.exec.Release()
+			running = !c.Confirm || c.confirmed()
 		}
 	}
-	return true
+	c.Streams.Started()
+	switch {
+	case !running:
+	case c.exec != nil:
+		c.Permit.Running()
+	default:
+		c.Permit.Idling()
+	}
+	return running
 }
 
 // confirmBound is a variable for tests.
 var confirmBound = room.SetupBound
 
-// Lateness is the time from sbxrun's own deadline to the keeper's.
-const Lateness = 500 * time.Millisecond
+// lateness is the time from sbxrun's own deadline to the keeper's.
+const lateness = 500 * time.Millisecond
 
 // confirmed waits until the command's execve(2) has succeeded or failed. If it takes longer than confirmBound, for
 // example on a network file system, the command counts as started, and its deadline applies.
-func (c *Command) confirmed(ctx context.Context) bool {
+func (c *Command) confirmed() bool {
 	late := time.After(confirmBound)
 	var deadline <-chan time.Time // execve(2) may hang in a file system
 	if !c.deadline.IsZero() {
 		deadline = time.After(time.Until(c.deadline))
 	}
-	for asked := ctx.Done(); ; {
+	for asked := c.ctx.Done(); ; {
 		select {
 		case <-c.exec.Running():
 			return true
@@ -245,11 +375,11 @@ func (c *Command) confirmed(ctx context.Context) bool {
 			}
 			c.cause = result.Exited // End determines why
 		case <-asked:
-			if requestOf(ctx).Cause == result.OutputLimit {
+			if c.asked().Cause == result.OutputLimit {
 				asked = nil // it has written output, so it is running, and the confirmation will follow
 				continue
 			}
-			c.requested(ctx)
+			c.requested()
 		case <-deadline:
 			c.cause = result.Timeout
 		case <-late:
@@ -259,38 +389,39 @@ func (c *Command) confirmed(ctx context.Context) bool {
 	}
 }
 
-// requested makes the request of ctx the cause.
-func (c *Command) requested(ctx context.Context) {
-	c.request = requestOf(ctx)
+// requested makes the request that has ended the context the cause.
+func (c *Command) requested() {
+	c.request = c.asked()
 	c.cause = c.request.Cause
 }
 
-// Soon waits briefly for the end of a command in a warm room and reports whether it has ended. This saves the cost of
+// soon waits briefly for the end of a command in a warm room and reports whether it has ended. This saves the cost of
 // Watch for a short command. Limits and requests wait until Watch. Only the first call waits.
-func (c *Command) Soon() (ended bool) {
-	if c.asked || c.cause != "" || !c.kept.Lasting {
+func (c *Command) soon() (ended bool) {
+	if c.brief || c.cause != "" || !c.kept.Lasting {
 		return false
 	}
-	c.asked = true
-	soon := short
+	c.brief = true
+	wait := short
 	if !c.deadline.IsZero() {
-		soon = min(soon, time.Until(c.deadline)/2)
+		wait = min(wait, time.Until(c.deadline)/2)
 	}
-	if !c.exec.Follow(soon) {
+	if !c.exec.Follow(wait) {
 		return false
 	}
 	c.cause = c.inTime()
 	return true
 }
 
-// short is the time that Soon waits.
+// short is the time that soon waits.
 const short = 5 * time.Millisecond
 
 // Watch waits for the first event that ends a running command.
-func (c *Command) Watch(ctx context.Context) {
-	if c.cause != "" || c.Soon() {
+func (c *Command) Watch() {
+	if c.kept == nil || c.cause != "" || c.soon() {
 		return
 	}
+	c.Streams.Begin()
 	var exited <-chan struct{}
 	if c.exec != nil {
 		exited = c.exec.Exited()
@@ -309,7 +440,7 @@ func (c *Command) Watch(ctx context.Context) {
 	defer stop()
 	var keeperLost <-chan time.Time
 	var exceeded <-chan limits.Event
-	if g := c.Limits; g != nil {
+	if g := c.Group; g != nil {
 		watching, stop := context.WithCancel(context.Background())
 		defer stop()
 		exceeded = g.Watch(watching)
@@ -329,7 +460,7 @@ func (c *Command) Watch(ctx context.Context) {
 		case event := <-exceeded:
 			if event == limits.CPUTime {
 				c.cause = result.CPUTime
-			} else if !c.SpareOOM {
+			} else if !c.Shared {
 				c.cause = result.OOM
 			}
 		case <-deadline:
@@ -342,8 +473,8 @@ func (c *Command) Watch(ctx context.Context) {
 				c.cause = c.inTime()
 			default:
 			}
-		case <-ctx.Done():
-			c.requested(ctx)
+		case <-c.ctx.Done():
+			c.requested()
 		}
 	}
 }
@@ -395,28 +526,155 @@ func (c *Command) Cause() result.Cause { return c.cause }
 // Request returns the request that ended the command, if any.
 func (c *Command) Request() Request { return c.request }
 
-// Signal sends a signal to all processes of the command, and with [Terms.Shared] to all commands in the room. It is
-// safe for concurrent use at any time.
+// Signal sends a signal to all processes of the command, and in a shared room to all commands. An error means that the
+// command has ended or that the signal does not exist. It is safe for concurrent use at any time.
 func (c *Command) Signal(sig syscall.Signal) error {
-	if c.Shared {
-		// Use a separate pidfd, because a concurrent teardown may use the other one.
-		room, err := c.room.Room.Dup()
-		if errors.Is(err, os.ErrClosed) {
-			return proc.ErrGone
-		}
-		if err != nil {
-			return err
-		}
-		defer room.Close()
-		return enter.Signal(room, c.room.Cred, c.room.HostNet, sig)
+	switch {
+	case c == nil:
+		return errNotStarted
+	case sig < 0 || sig > lastSignal: // init does not report an error of kill(2)
+		return unix.EINVAL
+	case !c.Shared:
+		return c.exec.SignalAll(sig)
 	}
-	return c.exec.SignalAll(sig)
+	// Use a separate pidfd, because a concurrent teardown may use the other one.
+	room, err := c.room.Room.Dup()
+	if errors.Is(err, os.ErrClosed) {
+		return proc.ErrGone
+	}
+	if err != nil {
+		return err
+	}
+	defer room.Close()
+	return enter.Signal(room, c.room.Cred, c.room.HostNet, sig)
 }
 
-// Collect ends and reaps the keeper, which first restores the terminal and removes the cgroups. The caller must have
-// forwarded the last output before. Collect is not part of the proof. After an error the keeper still has children
-// and continues on its own.
-func (c *Command) Collect() error {
+// lastSignal is the last real-time signal (signal(7)).
+const lastSignal = 64
+
+// SignalAlone sends a signal to the command's own process only. The signal is generated before SignalAlone returns
+// (pidfd_send_signal(2)).
+func (c *Command) SignalAlone(sig syscall.Signal) error {
+	if c == nil {
+		return errNotStarted
+	}
+	p, err := c.kept.Payload()
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	return p.Signal(sig)
+}
+
+// Kill ends the command or room at once.
+func (c *Command) Kill() { c.cancel(Request{Cause: result.Killed, Signal: unix.SIGKILL}) }
+
+// Bind gives a command that was started ahead of its call the context and timeout that Start would have set. It is
+// called once.
+func (c *Command) Bind(ctx context.Context, timeout time.Duration) {
+	stops := []func() bool{context.AfterFunc(ctx, func() { c.cancel(Request{Cause: result.Canceled, Signal: unix.SIGTERM}) })}
+	if timeout > 0 {
+		c.kept.EndAt(time.Now().Add(timeout).Add(lateness))
+		t := time.AfterFunc(timeout, func() { c.cancel(Request{Cause: result.Timeout, Signal: unix.SIGTERM}) })
+		stops = append(stops, t.Stop)
+	}
+	go func() {
+		<-c.over
+		for _, stop := range stops {
+			stop()
+		}
+	}()
+}
+
+// Started returns an error if the command was already started.
+func (c *Command) Started() error {
+	if c != nil {
+		return errStarted
+	}
+	return nil
+}
+
+// Ended returns a channel that is closed when Wait no longer blocks, or nil before the start.
+func (c *Command) Ended() <-chan struct{} {
+	if c == nil {
+		return nil
+	}
+	return c.over
+}
+
+// Run starts the command and waits for its end.
+func (c *Command) Run(ctx context.Context) *result.Result {
+	c.Attended = true
+	_ = c.Start(ctx) // the result has the error
+	res, _ := c.Wait()
+	return res
+}
+
+// Wait waits until all processes of the command have exited, its output is forwarded and the terminal is restored. The
+// error is the result's Err; it does not describe how the command ended. Wait may be called again.
+func (c *Command) Wait() (*result.Result, error) {
+	if c == nil {
+		return nil, errNotStarted
+	}
+	c.waited.Do(func() {
+		defer close(c.over)
+		c.Watch()
+		c.End()
+		c.finish()
+		if c.Settle != nil {
+			c.Settle(&c.result)
+		}
+		c.cancel(nil)
+	})
+	if c.result.Err != nil {
+		return &c.result, c.result.Err
+	}
+	return &c.result, nil
+}
+
+// removeBound is how long an empty cgroup may stay busy.
+const removeBound = time.Second
+
+// finish releases everything after the end.
+func (c *Command) finish() {
+	res := &c.result
+	c.Permit.End()
+	if res.Cause == result.StartFailed {
+		res.Err = c.Permit.Explain(res.Err)
+	}
+	if c.Streams != nil { // drain first: the output expects a raw terminal
+		c.Undelivered = !c.Streams.Drain(c.Cut)
+		c.Streams.Restore()
+	}
+	if c.kept != nil {
+		if res.Verdict == result.Unproven {
+			res.Gone = c.kept.Gone()
+		}
+		if err := c.collect(); err != nil {
+			c.Left = append(c.Left, err)
+		}
+		defer c.close()
+	}
+	if c.made { // the keeper may have removed it
+		if err := c.Group.Remove(time.Now().Add(removeBound)); err != nil {
+			c.Left = append(c.Left, fmt.Errorf("%w; sbxrun cleanup removes it when it is empty", err))
+		}
+	}
+	lost := c.broken.Load()
+	switch {
+	case !c.opened || res.Err != nil: // Undelivered and Left are the caller's to report
+	case lost != nil:
+		res.Err = lost
+	case c.Undelivered:
+		res.Err = &result.Error{Code: "output", ExitCode: result.ExitOutput, Message: "the rest of the output is lost: its writer does not return", Err: os.ErrDeadlineExceeded}
+	case len(c.Left) > 0:
+		res.Err = &result.Error{Code: "left", Message: "the command is gone, but something else was left behind: " + c.Left[0].Error(), Err: c.Left[0]}
+	}
+}
+
+// collect ends and reaps the keeper, which first restores the terminal and removes the cgroups. It is not part of the
+// proof. After an error the keeper still has children and continues on its own.
+func (c *Command) collect() error {
 	if c.result.Verdict == result.Unproven { // the verdict reports it, and the proof timeout has passed
 		_ = c.kept.Collect(time.Now().Add(moment))
 		return nil
@@ -427,13 +685,13 @@ func (c *Command) Collect() error {
 	return nil
 }
 
-// Close closes all descriptors. A keeper with processes left continues to kill them.
-func (c *Command) Close() {
+// close closes all descriptors. A keeper with processes left continues to kill them.
+func (c *Command) close() {
 	if c.room != nil {
 		c.room.Close()
-		return
+	} else {
+		c.exec.Close()
 	}
-	c.exec.Close()
 }
 
 // AsError returns err as a *[result.Error].

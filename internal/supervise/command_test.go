@@ -1,4 +1,4 @@
-package supervise_test
+package supervise
 
 import (
 	"context"
@@ -14,7 +14,6 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/room"
-	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
 // A failure to set the CPU quota, here because its cgroup is gone, is reported before the command starts, so that the
@@ -33,28 +32,20 @@ func TestQuotaFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := group.Remove(soon()); err != nil {
+	if err := group.Remove(time.Now().Add(20 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	c, stdout := hold(t, supervise.Terms{}, "echo", "ran")
-	c.Limits = group
-	if c.Release(t.Context()) {
+	c, stdout := command(t, Options{}, "echo", "ran")
+	c.Held = func(context.Context, *Command) error {
+		c.Group = group
+		return nil
+	}
+	if c.Start(t.Context()) == nil {
 		t.Error("it was released")
 	}
-	// A command that was released nevertheless would write within milliseconds.
-	if err := stdout.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
-	if n, err := stdout.Read(make([]byte, 1)); n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("the command has run: %v", err)
-	}
-	if err := stdout.SetReadDeadline(soon()); err != nil {
-		t.Fatal(err)
-	}
-	c.Watch(t.Context())
-	r := c.End(t.Context())
-	if err := c.Collect(); err != nil {
-		t.Error(err)
+	r, _ := c.Wait()
+	if c.Left != nil {
+		t.Error(c.Left)
 	}
 	if r.Started || r.Cause != result.StartFailed || r.Verdict != result.Proven || r.Err == nil || r.Err.Code != "limit" || r.ExitCode() != 125 {
 		t.Errorf("want start-failed for want of the limit, 125: %+v", r)
@@ -73,61 +64,47 @@ func TestSharedAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer plan.Close()
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer null.Close()
-	c, err := supervise.Hold(t.Context(), supervise.Place{Plan: plan}, [3]*os.File{null, null, null}, nil, supervise.Terms{Shared: true, ProofTimeout: 20 * time.Second})
-	if err == nil {
+	c := Command{Place: Place{Plan: plan}, Shared: true, Options: Options{ProofTimeout: 20 * time.Second}}
+	if c.Start(t.Context()) == nil {
 		t.Error("others may enter it")
-		c.End(t.Context())
-		_ = c.Collect()
-		c.Close()
+		c.Kill()
 	}
+	_, _ = c.Wait()
 }
 
-// hold returns a held command and its output.
-func hold(t *testing.T, terms supervise.Terms, command ...string) (c *supervise.Command, stdout *os.File) {
+// command returns a command and its output. The caller starts it and waits for it.
+func command(t *testing.T, o Options, argv ...string) (c *Command, stdout *os.File) {
 	t.Helper()
-	plan, err := room.Prepare(room.Policy{Command: command, Workdir: "/tmp"},
+	plan, err := room.Prepare(room.Policy{Command: argv, Workdir: "/tmp"},
 		room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer plan.Close()
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer null.Close()
+	t.Cleanup(plan.Close)
 	stdout, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { stdout.Close() })
-	terms.ProofTimeout, terms.Begin = 20*time.Second, time.Now()
-	c, err = supervise.Hold(t.Context(), supervise.Place{Plan: plan}, [3]*os.File{null, w, os.Stderr}, nil, terms)
-	w.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
-	return c, stdout
+	o.Stdout, o.Stderr, o.ProofTimeout, o.Attended = w, os.Stderr, 20*time.Second, true
+	return &Command{Options: o, Place: Place{Plan: plan}, Settle: func(*result.Result) { w.Close() }}, stdout
 }
 
 // A command that exceeds its output limit before its execve(2) is confirmed counts as started.
 func TestFloodBeforeConfirmed(t *testing.T) {
-	c, _ := hold(t, supervise.Terms{Confirm: true}, "sleep", "600")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(supervise.Request{Cause: result.OutputLimit, Signal: unix.SIGKILL})
-	if !c.Release(afterRelease{ctx, new(atomic.Bool)}) {
-		t.Error("it was not confirmed")
+	c, _ := command(t, Options{}, "sleep", "600")
+	c.Confirm = true
+	c.Held = func(ctx context.Context, _ *Command) error {
+		c.ctx = afterRelease{ctx, new(atomic.Bool)}
+		c.cancel(Request{Cause: result.OutputLimit, Signal: unix.SIGKILL})
+		return nil
 	}
-	c.Watch(ctx)
-	r := c.End(ctx)
-	if err := c.Collect(); err != nil {
-		t.Error(err)
+	if err := c.Start(t.Context()); err != nil || c.cause != "" {
+		t.Errorf("it was not confirmed: %v", err)
+	}
+	r, _ := c.Wait()
+	if c.Left != nil {
+		t.Error(c.Left)
 	}
 	if !r.Started || r.Cause != result.OutputLimit || r.Verdict != result.Proven {
 		t.Errorf("%+v", r)

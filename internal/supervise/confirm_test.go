@@ -36,20 +36,15 @@ func TestSlowExecve(t *testing.T) {
 			harness.Must(t, err)
 			defer plan.Close()
 			harness.Must(t, os.WriteFile(program, []byte(test.text), 0o755))
-			null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-			harness.Must(t, err)
-			defer null.Close()
-			c, err := Hold(t.Context(), Place{Plan: plan}, [3]*os.File{null, null, os.Stderr}, nil, Terms{Confirm: true, Timeout: time.Hour, ProofTimeout: 20 * time.Second, Begin: time.Now()})
-			harness.Must(t, err)
-			t.Cleanup(c.Close)
+			c := &Command{Place: Place{Plan: plan}, Confirm: true, Options: Options{Timeout: time.Hour, ProofTimeout: 20 * time.Second, Attended: true}}
 			// An open(2) of the program waits for the release of the lease, at most 45 s (fcntl(2)).
 			lease, err := os.OpenFile(program, os.O_RDWR, 0)
 			harness.Must(t, err)
 			if _, err := unix.FcntlInt(lease.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
 				t.Fatal(err)
 			}
-			if !c.Release(t.Context()) {
-				t.Errorf("not released: %v", c.startErr)
+			if err := c.Start(t.Context()); err != nil {
+				t.Errorf("not released: %v", err)
 			}
 			select {
 			case <-c.exec.Running():
@@ -57,10 +52,9 @@ func TestSlowExecve(t *testing.T) {
 			default:
 			}
 			harness.Must(t, lease.Close())
-			c.Watch(t.Context())
-			r := c.End(t.Context())
-			if err := c.Collect(); err != nil {
-				t.Error(err)
+			r, _ := c.Wait()
+			if c.Left != nil {
+				t.Error(c.Left)
 			}
 			if r.Cause != test.want || r.Started != test.started || r.Verdict != result.Proven || test.started && r.ExitCode() != 7 {
 				t.Errorf("%+v", r)

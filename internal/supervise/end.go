@@ -16,13 +16,20 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
-// End ends the command on every path. It returns the result when all processes have exited, or after the proof
-// timeout. ctx carries requests: a second one can only shorten a grace period.
-func (c *Command) End(ctx context.Context) result.Result {
-	decided := time.Now()
+// End ends the command on every path. It returns when all processes have exited, or after the proof timeout.
+func (c *Command) End() {
+	if c.ended {
+		return
+	}
+	c.ended = true
 	res := &c.result
+	if c.kept == nil {
+		c.notStarted()
+		return
+	}
+	decided := time.Now()
 	res.Cause = c.cause
-	graceErr := c.beforeKill(ctx)
+	graceErr := c.beforeKill()
 	out := c.teardown()
 	c.seen()
 	res.Verdict, res.Survivors = out.Verdict, out.Survivors
@@ -54,7 +61,18 @@ func (c *Command) End(ctx context.Context) result.Result {
 			Message: fmt.Sprintf("no grace period, the sandbox was killed at once: %v", graceErr)}
 	}
 	res.Teardown, res.Duration = out.At.Sub(decided), time.Since(c.Begin)
-	return *res
+}
+
+// notStarted sets the result of a command that could not be set up.
+func (c *Command) notStarted() {
+	res := &c.result
+	res.Duration = time.Since(c.Begin)
+	if c.ctx.Err() != nil {
+		c.requested()
+		res.Cause, res.Signal = c.request.Cause, c.request.Signal
+		return
+	}
+	res.Err = AsError(c.startErr)
 }
 
 // overdue reports whether the command's own deadline is the cause. A requested timeout, for example by the context
@@ -79,7 +97,7 @@ func (c *Command) heardLate() bool {
 
 // beforeKill counts the processes that the payload left behind or grants a grace period, and reads the resource
 // usage, which the kernel discards with the kill. The error comes from the grace period.
-func (c *Command) beforeKill(ctx context.Context) (err error) {
+func (c *Command) beforeKill() (err error) {
 	res := &c.result
 	switch c.cause {
 	case result.Exited:
@@ -99,7 +117,7 @@ func (c *Command) beforeKill(ctx context.Context) (err error) {
 		res.Signal = c.request.Signal
 	}
 	if c.exec != nil && res.Started {
-		err = c.grace(ctx)
+		err = c.grace()
 		if c.Sending != nil && !c.kept.Init.Exited() {
 			c.tell(unix.SIGKILL)
 		}
@@ -127,18 +145,15 @@ func (c *Command) countStrays() {
 }
 
 // grace signals the sandbox and waits, if the cause has a grace period.
-func (c *Command) grace(ctx context.Context) error {
+func (c *Command) grace() error {
 	switch c.cause {
 	case result.Timeout:
-		if !c.overdue() {
-			ctx = nil // its request is the cause
-		}
-		return c.wait(c.Grace, cmp.Or(c.Terms.Signal, unix.SIGTERM), c.Signal, nil, ctx)
+		return c.wait(c.Grace, cmp.Or(c.Options.Signal, unix.SIGTERM), c.Signal, nil)
 	case result.Canceled:
 		// Only the payload gets the signal, so wait only for the payload.
-		return c.wait(c.Grace, c.request.Signal, c.exec.Signal, c.exec.Exited(), nil)
+		return c.wait(c.Grace, c.request.Signal, c.exec.Signal, c.exec.Exited())
 	case result.Killed, result.IdleTimeout, result.OutputLimit:
-		return c.wait(c.request.Grace, c.request.Signal, c.Signal, nil, nil)
+		return c.wait(c.request.Grace, c.request.Signal, c.Signal, nil)
 	}
 	return nil
 }
@@ -152,9 +167,9 @@ func (c *Command) tell(sig syscall.Signal) {
 }
 
 // wait sends a signal and waits for the end of the grace period, but no longer than until init has exited (init exits
-// when it has no children), until or Hurry is closed, or the grace period of a later request by ctx is over. Without a
-// grace period it does nothing.
-func (c *Command) wait(period time.Duration, sig syscall.Signal, send func(syscall.Signal) error, until <-chan struct{}, ctx context.Context) error {
+// when it has no children), until or Hurry is closed, or the grace period of a later request is over. Without a grace
+// period it does nothing.
+func (c *Command) wait(period time.Duration, sig syscall.Signal, send func(syscall.Signal) error, until <-chan struct{}) error {
 	if period <= 0 {
 		return nil
 	}
@@ -171,8 +186,8 @@ func (c *Command) wait(period time.Duration, sig syscall.Signal, send func(sysca
 		_ = c.kept.Init.WaitContext(waiting, over) // it fails only at the end of the grace period
 	}()
 	var request <-chan struct{}
-	if ctx != nil {
-		request = ctx.Done()
+	if c.overdue() { // otherwise the context's end is the cause
+		request = c.ctx.Done()
 	}
 	select {
 	case <-waited:
@@ -182,7 +197,7 @@ func (c *Command) wait(period time.Duration, sig syscall.Signal, send func(sysca
 		// The second request may have a shorter grace period.
 		select {
 		case <-waited:
-		case <-time.After(requestOf(ctx).Grace):
+		case <-time.After(c.asked().Grace):
 		case <-c.Hurry:
 		}
 	}
@@ -194,13 +209,13 @@ func (c *Command) wait(period time.Duration, sig syscall.Signal, send func(sysca
 // Spare moves the keeper's own deadline past the end of a grace period.
 func (c *Command) Spare(over time.Time) {
 	if !c.deadline.IsZero() {
-		c.kept.EndAt(over.Add(Lateness))
+		c.kept.EndAt(over.Add(lateness))
 	}
 }
 
 // teardown kills the command, and calls rescue if this takes long.
 func (c *Command) teardown() Outcome {
-	if g := c.Limits; g != nil {
+	if g := c.Group; g != nil {
 		g.Unthrottle(c.result.Payload != nil && c.result.Strays == 0)
 	}
 	rescued := make(chan struct{})
@@ -212,7 +227,7 @@ func (c *Command) teardown() Outcome {
 	if !rescue.Stop() {
 		<-rescued
 	}
-	if g := c.Limits; g != nil && out.Verdict == result.Unproven {
+	if g := c.Group; g != nil && out.Verdict == result.Unproven {
 		_ = g.Throttle() // for the survivors; it fails if the cgroup is gone
 	}
 	return out
@@ -232,7 +247,7 @@ func (c *Command) rescue() {
 			}
 		}
 	}
-	if g := c.Limits; g != nil {
+	if g := c.Group; g != nil {
 		_ = g.Loosen()
 		if !c.kept.Lasting { // this would also kill the next command's init
 			_ = g.Kill()
@@ -242,7 +257,7 @@ func (c *Command) rescue() {
 
 // readLimits reads the cgroups' counters before the keeper removes the cgroups.
 func (c *Command) readLimits() {
-	g := c.Limits
+	g := c.Group
 	if g == nil {
 		return
 	}
@@ -274,7 +289,7 @@ func (c *Command) settle(out Outcome) {
 	killed := res.Cause == result.Lost || res.Payload != nil && res.Payload.Signal == unix.SIGKILL
 	switch {
 	case res.Err != nil:
-	case c.oom && !c.SpareOOM, killed && (c.oom || c.oomAround):
+	case c.oom && !c.Shared, killed && (c.oom || c.oomAround):
 		res.Cause = result.OOM
 	case res.Cause == result.Signaled && res.Payload.Signal == unix.SIGXFSZ && hit(res.Limits, "fsize"):
 		res.Cause = result.FileSize

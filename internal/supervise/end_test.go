@@ -1,12 +1,10 @@
 package supervise
 
 import (
-	"os"
 	"testing"
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/room"
 )
 
 // The result is right if a payload ends just before the deadline but init reports this just after it, when Watch has
@@ -29,13 +27,13 @@ func TestHeardLate(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			c := begin(t, Terms{Grace: tt.grace, ProofTimeout: 20 * time.Second, Begin: time.Now()}, tt.script)
+			c := begin(t, Options{Grace: tt.grace}, tt.script)
 			<-c.exec.Exited()
 			c.deadline = c.Begin.Add(tt.deadline)
 			c.cause = result.Timeout // as Watch decides without a report of the end
-			r := c.End(t.Context())
-			if err := c.Collect(); err != nil {
-				t.Error(err)
+			r, _ := c.Wait()
+			if c.Left != nil {
+				t.Error(c.Left)
 			}
 			if r.Cause != tt.want || r.ExitCode() != tt.code || r.Strays != tt.strays || r.Verdict != result.Proven || r.Err != nil || r.Payload == nil {
 				t.Errorf("want %s, %d, strays %d: %+v, %d", tt.want, tt.code, tt.strays, r, r.ExitCode())
@@ -44,27 +42,13 @@ func TestHeardLate(t *testing.T) {
 	}
 }
 
-// begin releases a shell script.
-func begin(t *testing.T, terms Terms, script string) *Command {
+// begin starts a shell script.
+func begin(t *testing.T, o Options, script string) *Command {
 	t.Helper()
-	plan, err := room.Prepare(room.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"},
-		room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
-	if err != nil {
+	c, stdout := command(t, o, "sh", "-c", script)
+	stdout.Close()
+	if err := c.Start(t.Context()); err != nil {
 		t.Fatal(err)
-	}
-	defer plan.Close()
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer null.Close()
-	c, err := Hold(t.Context(), Place{Plan: plan}, [3]*os.File{null, null, os.Stderr}, nil, terms)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.Close)
-	if !c.Release(t.Context()) {
-		t.Fatal("it was not released")
 	}
 	return c
 }

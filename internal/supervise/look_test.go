@@ -1,7 +1,6 @@
 package supervise
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -39,16 +38,14 @@ func TestKillWaitsForNoLook(t *testing.T) {
 		{"kill", 0, 0, result.Killed, result.Killed},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			c := begin(t, Terms{Timeout: test.timeout, Grace: test.grace, ProofTimeout: 20 * time.Second, Begin: time.Now()}, "trap '' TERM; while :; do sleep 600; done")
-			ctx, cancel := context.WithCancelCause(t.Context())
-			defer cancel(nil)
+			c := begin(t, Options{Timeout: test.timeout, Grace: test.grace}, "trap '' TERM; while :; do sleep 600; done")
 			if test.request != "" {
-				cancel(Request{Cause: test.request, Signal: unix.SIGKILL})
+				c.cancel(Request{Cause: test.request, Signal: unix.SIGKILL})
 			}
-			ended := make(chan result.Result, 1)
+			ended := make(chan *result.Result, 1)
 			go func() {
-				c.Watch(ctx)
-				ended <- c.End(ctx)
+				r, _ := c.Wait()
+				ended <- r
 			}()
 			select {
 			case r := <-ended:
@@ -58,9 +55,6 @@ func TestKillWaitsForNoLook(t *testing.T) {
 			case <-time.After(30 * time.Second):
 				t.Error("it waits for the look")
 				_ = c.kept.Init.Signal(unix.SIGKILL)
-			}
-			if err := c.Collect(); err != nil {
-				t.Error(err)
 			}
 			looks = append(looks, c.looks...)
 		})

@@ -26,7 +26,7 @@ const maxSurvivors = 100
 // bwrap's processes and zombies.
 
 // Teardown kills all processes of a keeper and waits for the proof until the deadline. A failed step does not stop
-// the others. The keeper stays alive; [Command.Collect] ends it.
+// the others. The keeper stays alive; [Command.Wait] ends it.
 func Teardown(k *proc.Kept, deadline time.Time) Outcome {
 	killErr := k.KillInits()
 	k.Kill() // all other children of the keeper
