@@ -188,7 +188,7 @@ func (e *exam) checkImages() (string, error) {
 	if err != nil {
 		return "", warning{error: fmt.Errorf("not tried, for lack of a directory: %w", err)}
 	}
-	res, err := e.run(result.StartFailed, supervise.Terms{Timeout: probeBound},
+	res, err := e.run(result.StartFailed, supervise.Options{Timeout: probeBound}, nil,
 		room.Policy{Command: []string{"/true"}, Cwd: room.CwdNone, Mounts: []room.Mount{{Kind: room.ReadOnly, Source: dir, Dest: "/", Owned: true}}})
 	if err == nil && res.Err != nil && res.Err.Code != "not-found" && res.Err.Code != "not-executable" {
 		err = res.Err
