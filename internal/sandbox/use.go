@@ -90,7 +90,7 @@ func cannotEnter(e *state.Entry) error {
 	case e.Record.Phase == state.Starting:
 		return &result.Error{Code: "starting", Message: "sandbox " + e.Title() + " is still being set up", Hint: "try again in a moment"}
 	}
-	return &result.Error{Code: "enter", Message: "cannot enter sandbox " + e.Title() + ": its access file is damaged"}
+	return &result.Error{Code: "enter", Message: "cannot enter sandbox " + e.Title() + ": its access file is damaged or of another version"}
 }
 
 // Root opens the sandbox's root for copying files, with the rights of the sandbox's own user. The caller
