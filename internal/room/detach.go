@@ -62,13 +62,10 @@ func (p *Plan) detach() (mounts []*os.File, err error) {
 	for _, o := range p.staged() {
 		fd, err := unix.OpenTree(proc.Descriptor(o.from), "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 		if err != nil {
-			e := &result.Error{Code: "stage", Message: fmt.Sprintf("cannot bind %q: open_tree: %v", o.src, err), Err: err}
-			if e.Hint = proc.DescriptorsHint(err); err == unix.EPERM {
-				e.Hint = fmt.Sprintf("root needs CAP_SYS_ADMIN to bind %q, which only root can reach; make it reachable for everybody, or run sbxrun as its owner", o.src)
-				if o.owner != nil {
-					e.Hint = p.withoutMap(o)
-				}
+			if err == unix.EPERM {
+				return mounts, p.notPermitted(o)
 			}
+			e := &result.Error{Code: "stage", Message: fmt.Sprintf("cannot bind %q: open_tree: %v", o.src, err), Hint: proc.DescriptorsHint(err), Err: err}
 			return mounts, e
 		}
 		mounts = append(mounts, os.NewFile(uintptr(fd), o.src))
@@ -81,6 +78,25 @@ func (p *Plan) detach() (mounts []*os.File, err error) {
 		}
 	}
 	return mounts, nil
+}
+
+// notPermitted returns the error for root that lacks CAP_SYS_ADMIN, as in a container. It names a source that must be
+// staged; the others are staged only because of that one.
+func (p *Plan) notPermitted(o *op) error {
+	for _, other := range p.staged() {
+		if !reachable(other.src) {
+			return &result.Error{Code: "stage", Message: fmt.Sprintf("cannot bind %q: only root can reach it, and this root lacks CAP_SYS_ADMIN", other.src), Err: unix.EPERM,
+				Hint: "run sbxrun as an ordinary user, or give this container CAP_SYS_ADMIN"}
+		}
+		if other.owner != nil {
+			o = other
+		}
+	}
+	e := &result.Error{Code: "stage", Message: fmt.Sprintf("cannot bind %q: open_tree: %v", o.src, unix.EPERM), Err: unix.EPERM}
+	if o.owner != nil {
+		e.Hint, _, _ = strings.Cut(p.withoutMap(o), "; or use")
+	}
+	return e
 }
 
 // withoutMap returns a hint for a source that cannot be idmapped.

@@ -42,9 +42,10 @@ func newFakes(t *testing.T, goTest string) *fakes {
 		harness.Must(t, err)
 		put(t, filepath.Join(f.dir, "tree/internal/setup", name), string(text))
 	}
-	for _, name := range []string{"vm/test.sh", "dist/test.sh", "bwraps/test.sh", "mcp.sh", "agents.sh", "openapi.sh", "helper.sh", "distribution.sh", "projects.sh", "images.sh"} {
+	for _, name := range []string{"vm/test.sh", "dist/test.sh", "bwraps/test.sh", "mcp.sh", "agents.sh", "openapi.sh", "helper.sh", "distribution.sh", "podman.sh", "projects.sh", "images.sh"} {
 		put(t, filepath.Join(f.dir, "tree/internal/setup", name), "#!/bin/sh\n")
 	}
+	put(t, filepath.Join(f.dir, "tree/internal/clidoc/completions/sbxrun.bash"), "")
 	put(t, filepath.Join(f.dir, "tree/tests/manifests/go.mod"), "")
 	put(t, filepath.Join(f.dir, "tree/tests/bench/go.mod"), "")
 	put(t, filepath.Join(f.dir, "tree/tests/cluster/go.mod"), "")
@@ -237,13 +238,13 @@ func TestCheck(t *testing.T) {
 
 		bwraps   = "ok: other versions of bubblewrap\n"
 		noApt    = "NOT RUN: other versions of bubblewrap, which a C compiler and Debian's apt are needed for\n"
-		noRoot   = "NOT RUN: packages, and programs of the distribution, which root installs: sudo is not here, or asks for a password\n"
+		noRoot   = "NOT RUN: packages, programs of the distribution, and a container of podman, which root installs: sudo is not here, or asks for a password\n"
 		signals  = "ok: 10,000 signals\n"
 		longest  = "ok: the longest tests\n"
 		others   = "ok: test suites of other projects\nok: images of other programs\n"
 		fuzz     = "ok: other architectures\nok: fuzzing\n"
 		vm       = "ok: the virtual machine\n"
-		packages = "ok: packages\nok: programs of the distribution\n"
+		packages = "ok: packages\nok: programs of the distribution\nok: a container of podman\n"
 		nightly  = bwraps + packages + signals + longest + others + fuzz + vm
 	)
 	failed := func(summary string) string { return strings.ReplaceAll(summary, "ok: ", "FAILED: ") }
@@ -279,14 +280,14 @@ func TestCheck(t *testing.T) {
 
 		{script: "nightly.sh", name: "root", uid: "0", output: passes, want: nightly},
 		{script: "nightly.sh", name: "failure", uid: "0", output: fails, code: 1,
-			want: passed(failed(nightly), "other versions", "packages", "programs", "test suites", "images", "the virtual machine")},
+			want: passed(failed(nightly), "other versions", "packages", "programs", "a container", "test suites", "images", "the virtual machine")},
 		{script: "nightly.sh", name: "skip in CI", uid: "0", output: skips, strict: true, code: 1,
 			want: strings.Replace(nightly, signals+longest, failed(signals+longest), 1)},
 		{script: "nightly.sh", name: "user without sudo", uid: "1000", output: passes, want: bwraps + noRoot + signals + longest + others + fuzz + vm},
 		{script: "nightly.sh", name: "user without sudo in CI", uid: "1000", output: passes, strict: true, code: 1, want: bwraps + noRoot + signals + longest + others + fuzz + vm},
 		{script: "nightly.sh", name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noApt + packages + signals + longest + others + fuzz + vm},
 		{script: "nightly.sh", name: "elsewhere", uid: "0", output: passes, foreign: true,
-			want: noApt + "NOT RUN: packages, and programs of the distribution, which Debian's own programs install\n" + signals + longest + "NOT RUN: test suites of other projects, which npm and Debian's apt fetch\nNOT RUN: images of other programs, which Debian's apt fetches\n" + fuzz + "NOT RUN: the virtual machine, which comes from Debian for amd64\n"},
+			want: noApt + "NOT RUN: packages, programs of the distribution, and a container of podman, which Debian's own programs install\n" + signals + longest + "NOT RUN: test suites of other projects, which npm and Debian's apt fetch\nNOT RUN: images of other programs, which Debian's apt fetches\n" + fuzz + "NOT RUN: the virtual machine, which comes from Debian for amd64\n"},
 	} {
 		t.Run(tt.script+" "+tt.name, func(t *testing.T) {
 			t.Parallel()

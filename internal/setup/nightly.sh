@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the checks that take too long for every commit: other versions of bubblewrap, packages, programs of the
-# distribution, test suites of other projects, images of other programs, a virtual machine with another kernel, 10,000
-# random signals, the longest tests, other architectures, and fuzzing.
+# distribution, a container of podman, test suites of other projects, images of other programs, a virtual machine with
+# another kernel, 10,000 random signals, the longest tests, other architectures, and fuzzing.
 set -eu
 cd "$(dirname "$0")/../.."
 . internal/setup/steps.sh
@@ -19,12 +19,13 @@ else
     left_out "other versions of bubblewrap, which a C compiler and Debian's apt are needed for"
 fi
 if [ -z "$machine" ]; then
-    left_out "packages, and programs of the distribution, which Debian's own programs install"
+    left_out "packages, programs of the distribution, and a container of podman, which Debian's own programs install"
 elif [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; then
     step packages internal/setup/dist/test.sh
     step "programs of the distribution" $wide internal/setup/distribution.sh
+    step "a container of podman" internal/setup/podman.sh
 else
-    left_out "packages, and programs of the distribution, which root installs: sudo is not here, or asks for a password"
+    left_out "packages, programs of the distribution, and a container of podman, which root installs: sudo is not here, or asks for a password"
 fi
 # shellcheck disable=SC2086 # lists of words
 step "10,000 signals" $bounds SBXRUN_SOAK=2000 "$suite" "10,000 signals" $quick -run '^TestSoak$' ./tests/faults
