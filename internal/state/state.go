@@ -53,7 +53,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
 
-// Cached results of [CheckProc] and [CheckVisible].
+// Whether the checks of [CheckProc] and [CheckVisible] have succeeded.
 var procChecked, procVisible atomic.Bool
 
 // The package's own files; see above.
@@ -159,20 +159,26 @@ func Open(c Caller) (*Dir, error) { return open(c, true) }
 // Look is like Open for readers: it creates nothing, and a missing state directory has no sandboxes.
 func Look(c Caller) (*Dir, error) { return open(c, false) }
 
-// CheckProc returns an error if /proc shows another PID namespace. Recorded processes would
-// then be compared with unrelated ones, which would be signalled. Callers that use PIDs
-// without opening a state directory call it first. Success is cached.
-func CheckProc() error {
-	if procChecked.Load() {
-		return nil
+// CheckProc returns an error if /proc shows another PID namespace. Recorded processes would then be compared with
+// unrelated ones, which would be signalled. Callers that use PIDs without opening a state directory call it first.
+func CheckProc() error { return checkOnce(&procChecked, proc.CheckMount) }
+
+// CheckVisible is [CheckProc] for commands that use the processes of sandboxes: it also rejects a /proc that hides
+// them.
+func CheckVisible() error {
+	if err := CheckProc(); err != nil {
+		return err
 	}
-	err := proc.CheckMount()
-	procChecked.Store(err == nil)
-	return mountError(err)
+	return checkOnce(&procVisible, proc.CheckHidden)
 }
 
-// mountError adds the hint of a [proc.MountError].
-func mountError(err error) error {
+// checkOnce runs a check of /proc unless it has succeeded before.
+func checkOnce(succeeded *atomic.Bool, check func() error) error {
+	if succeeded.Load() {
+		return nil
+	}
+	err := check()
+	succeeded.Store(err == nil)
 	if mount := (*proc.MountError)(nil); errors.As(err, &mount) {
 		return &result.Error{Code: "proc", Message: mount.Cause, Hint: mount.Remedy, Err: err}
 	}
@@ -196,17 +202,6 @@ func CheckUsable(c Caller) error {
 		return Failed(&fs.PathError{Op: "write to", Path: dir, Err: err})
 	}
 	return nil
-}
-
-// CheckVisible is [CheckProc] for commands that use the processes of sandboxes: it also rejects
-// a /proc that hides them.
-func CheckVisible() error {
-	err := CheckProc()
-	if err == nil && !procVisible.Load() {
-		err = mountError(proc.CheckHidden())
-		procVisible.Store(err == nil)
-	}
-	return err
 }
 
 func open(c Caller, create bool) (*Dir, error) {

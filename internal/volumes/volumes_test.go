@@ -263,7 +263,7 @@ func TestStoreRefused(t *testing.T) {
 	}
 }
 
-func TestAppendHolder(t *testing.T) {
+func TestHoldersIn(t *testing.T) {
 	const device = "fe:00:5678"
 	for line, want := range map[string]int{
 		"1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF": 1, "1: FLOCK  ADVISORY  READ  1234 fe:00:5678 0 EOF": 1,
@@ -271,7 +271,7 @@ func TestAppendHolder(t *testing.T) {
 		"1: FLOCK  ADVISORY  WRITE 0 fe:00:5678 0 EOF": 0, "1: FLOCK  ADVISORY  WRITE -1 fe:00:5678 0 EOF": 0,
 		"1: -> FLOCK  ADVISORY  WRITE 9 fe:00:5678 0 EOF": 0, "": 0, "x": 0,
 	} {
-		if got := appendHolder(nil, line, device); len(got) != want {
+		if got := holdersIn(line, device); len(got) != want {
 			t.Errorf("%q: %v", line, got)
 		}
 	}
