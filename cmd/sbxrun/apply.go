@@ -30,7 +30,7 @@ func applyCommand(flags *cli.Apply) (r output.Result, err error) {
 	switch {
 	case err == nil:
 		r.Value = done
-	case isLeftOut(err) || isHeldBack(err): // the rest is applied
+	case output.Is(err, leftOut) || output.Is(err, heldBack): // the rest is applied
 		done.Error = output.Error(err).Report()
 		r.Value = done
 	}
@@ -109,11 +109,6 @@ func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *
 
 // heldBack is the code of the error after an apply that held files back, and applied the others.
 const heldBack = "held-back"
-
-func isHeldBack(err error) bool {
-	e, ok := errors.AsType[*result.Error](err)
-	return ok && e.Code == heldBack
-}
 
 // holdsBack reports whether the only reason to skip a change is that it is held back.
 func holdsBack(c *overlay.Change, flags *cli.Apply) bool {

@@ -115,10 +115,7 @@ func (c *copying) run() error {
 		return &result.Error{Code: "usage", Message: fmt.Sprintf("cannot write %q in the sandbox %s: %v", inside(c.dest), c.sandbox, unix.EROFS), Err: err,
 			Hint: fmt.Sprintf("choose a writable directory, such as %s:/tmp", c.sandbox)}
 	}
-	if e := (*result.Error)(nil); errors.As(err, &e) && e.Code == "too-large" && e.Hint == "" {
-		e.Hint = "raise --max-size"
-	}
-	return err
+	return output.Advise(err, "too-large", "raise --max-size")
 }
 
 func (c *copying) copy(from *workspace.Root, fromPath func(string) string, to *workspace.Root, toPath func(string) string) error {

@@ -179,8 +179,7 @@ func (r *runner) collect(ctx context.Context, res *result.Result) {
 	}
 	if err != nil {
 		e := &result.Error{Code: "get", Message: err.Error(), Err: err}
-		var bound *result.Error
-		if errors.As(err, &bound) && bound.Code == "too-large" {
+		if output.Is(err, "too-large") {
 			e.Hint = "raise --get-max-size or --get-max-entries"
 		}
 		if res.Err == nil || !r.flags.Quiet { // the report has room for one error

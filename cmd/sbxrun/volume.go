@@ -135,7 +135,7 @@ func exportVolume(store *volumes.Store, flags *cli.VolumeExport) (r output.Resul
 	err = output.Export(flags.File, func(w io.Writer) error {
 		packed = pack(v, w)
 		// The archive has the other files.
-		if isLeftOut(packed) {
+		if output.Is(packed, leftOut) {
 			return nil
 		}
 		return packed
@@ -145,11 +145,6 @@ func exportVolume(store *volumes.Store, flags *cli.VolumeExport) (r output.Resul
 
 // leftOut is the code of an error after which the rest was copied.
 const leftOut = "left-out"
-
-func isLeftOut(err error) bool {
-	e, ok := errors.AsType[*result.Error](err)
-	return ok && e.Code == leftOut
-}
 
 func pack(v *volumes.Volume, w io.Writer) error {
 	fd, err := v.Data()

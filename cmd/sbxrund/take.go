@@ -73,7 +73,7 @@ func takeSnapshot(store *snapshots.Store, m *snapshots.Manifest, name string, mo
 		from.Ended = !slices.ContainsFunc(overlays, func(o *room.Overlay) bool { return !o.Still() })
 	}
 	if err := capture.Take(context.Background(), store, m, from, most); err != nil {
-		return err
+		return output.Advise(err, "too-large", "raise --max-size")
 	}
 	if m.LeftOut > 0 {
 		output.Warn(fmt.Errorf("left out sockets, named pipes or devices: %d", m.LeftOut))

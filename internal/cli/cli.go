@@ -265,7 +265,7 @@ type Cleanup struct {
 // Stored is the flags of commands that add a snapshot or an image.
 type Stored struct {
 	TTL     values.Duration
-	MaxSize values.Size `default:"16G"`
+	MaxSize values.Maximum `default:"16G"`
 	JSON    bool
 	DataDir string
 }

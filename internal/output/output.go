@@ -81,6 +81,20 @@ func Error(err error) *result.Error {
 	return &wrapped
 }
 
+// Is reports whether err is, or wraps, an error with this code.
+func Is(err error, code string) bool {
+	e, ok := errors.AsType[*result.Error](err)
+	return ok && e.Code == code
+}
+
+// Advise adds a hint to an error with this code that has none.
+func Advise(err error, code, hint string) error {
+	if e, ok := errors.AsType[*result.Error](err); ok && e.Code == code {
+		e.Hint = cmp.Or(e.Hint, hint)
+	}
+	return err
+}
+
 // closedPipe is the exit code after the reader of stdout has closed it, as a shell reports SIGPIPE.
 const closedPipe = 128 + int(syscall.SIGPIPE)
 

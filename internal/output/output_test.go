@@ -91,3 +91,19 @@ func TestExportEach(t *testing.T) {
 		t.Error("a failed export left a file")
 	}
 }
+
+// Advise adds a hint where there is none, also to a wrapped error, and only to errors with the code.
+func TestAdvise(t *testing.T) {
+	for _, tt := range []struct{ code, hint, want string }{{"big", "", "shrink it"}, {"big", "own", "own"}, {"other", "", ""}} {
+		err := fmt.Errorf("x: %w", &result.Error{Code: tt.code, Hint: tt.hint})
+		if got := Error(Advise(err, "big", "shrink it")).Hint; got != tt.want {
+			t.Errorf("%+v: %q", tt, got)
+		}
+		if Is(err, "big") != (tt.code == "big") {
+			t.Errorf("%+v: Is", tt)
+		}
+	}
+	if Advise(nil, "big", "shrink it") != nil || Is(nil, "big") {
+		t.Error("nil is an error")
+	}
+}
