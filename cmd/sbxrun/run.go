@@ -18,6 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/obstacle"
 	"github.com/sbxrun/sbxrun/internal/output"
+	"github.com/sbxrun/sbxrun/internal/plain"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
@@ -216,11 +217,11 @@ func (r *runner) printCommand(plan *room.Plan) int {
 	from, place := "", r.flags.PrintFilter
 	if place != "" {
 		var err error
-		if from, err = writeFilter(&r.flags, place, plan.FilterBytes()); err != nil {
+		if from, err = writeFilter(&r.flags, place, plan.Plain().Filter); err != nil {
 			return fail(err)
 		}
 	}
-	return output.Finish(false, output.Line(nil, plan.ShellCommand(from)), nil)
+	return output.Finish(false, output.Line(nil, plain.ShellCommand(plan, from)), nil)
 }
 
 // diagnose replaces the error of a failed setup if the machine is the cause.

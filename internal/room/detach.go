@@ -214,16 +214,13 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// idmapOption returns the equivalent option of mount(8) of util-linux 2.39.
-func (p *Plan) idmapOption(owner *proc.Cred) string {
+// idmap describes the maps for an owner as extents of mount(8).
+func (p *Plan) idmap(owner *proc.Cred) string {
 	var words []string
-	for _, m := range []struct {
-		kind    string
-		extents []syscall.SysProcIDMap
-	}{{"u", swap(owner.UID, p.cred.UID)}, {"g", swap(owner.GID, p.cred.GID)}} {
-		for _, e := range m.extents {
-			words = append(words, fmt.Sprintf("%s:%d:%d:%d", m.kind, e.ContainerID, e.HostID, e.Size))
+	for i, extents := range [][]syscall.SysProcIDMap{swap(owner.UID, p.cred.UID), swap(owner.GID, p.cred.GID)} {
+		for _, e := range extents {
+			words = append(words, fmt.Sprintf("%c:%d:%d:%d", "ug"[i], e.ContainerID, e.HostID, e.Size))
 		}
 	}
-	return "X-mount.idmap=" + strings.Join(words, " ")
+	return strings.Join(words, " ")
 }

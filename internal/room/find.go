@@ -204,8 +204,7 @@ func (p Program) older(minor int) bool {
 // (CVE-2026-87766). Distributions may have the fix in an older version.
 func (p Program) FollowsLinks() bool { return p.older(linksMinor) }
 
-// Whole returns nil if this bubblewrap can build a room without sbxrun's help, which the command from
-// [Plan.ShellCommand] requires. Otherwise it returns a *[result.Error].
+// Whole returns nil if this bubblewrap can build a room without sbxrun's help, as for [Plan.Plain]. Otherwise it returns a *[result.Error].
 func (p Program) Whole() error {
 	if !p.older(wholeMinor) {
 		return nil

@@ -83,11 +83,11 @@ func ThisCaller() Caller {
 
 // Descriptors of bwrap next to 0, 1 and 2.
 const (
-	argsFD  = iota + 3 // its arguments
-	infoFD             // its report of the room's PID 1
-	readyFD            // the signal of the room's PID 1 that the room is built
-	holdFD             // the program of the room's PID 1
-	firstCopy
+	argsFD    = iota + 3 // its arguments
+	infoFD               // its report of the room's PID 1
+	readyFD              // the signal of the room's PID 1 that the room is built
+	holdFD               // the program of the room's PID 1
+	FirstCopy            // the next ones, for a [Plain] bwrap
 )
 
 // Prepare plans a sandbox. It examines and opens files of the host, and creates and starts nothing.
@@ -286,9 +286,6 @@ func (p *Plan) Close() {
 	p.ops, p.overlays = nil, nil
 }
 
-// copies returns the files that are copied in.
-func (p *Plan) copies() []*op { return p.those(func(o *op) bool { return o.kind == opCopy }) }
-
 // staged returns the user's binds, if the keeper has to stage them.
 func (p *Plan) staged() []*op { return p.those(func(o *op) bool { return o.staged }) }
 
@@ -442,7 +439,7 @@ func (p *Plan) options(whole bool) (words []string) {
 			add("--ro-bind", tree.src, tree.dst)
 		}
 	}
-	staged, fd, dir := 0, firstCopy, "/"
+	staged, fd, dir := 0, FirstCopy, "/"
 	made := map[string]bool{"/": true}
 	for i := range p.ops {
 		o := &p.ops[i]

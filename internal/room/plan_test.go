@@ -199,7 +199,7 @@ func checkSources(t *testing.T, plan *Plan, list []option) {
 			}
 		}
 	}
-	for _, c := range plan.copies() {
+	for _, c := range plan.those(func(o *op) bool { return o.kind == opCopy }) {
 		if !values.Within(c.dst, "/etc") {
 			t.Errorf("copied: %q", c.dst)
 		}

@@ -11,10 +11,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/internal/helper"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/tests/bench/measure"
@@ -27,15 +29,29 @@ func plain(command ...string) (*exec.Cmd, *room.Plan, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	cmd, err := plan.Cmd()
-	if err != nil {
+	p := plan.Plain()
+	if len(p.Staged) > 0 {
 		plan.Close()
-		return nil, nil, err
+		return nil, nil, errors.New("a plan with sources that only root can reach has no plain command")
 	}
-	bound := exec.CommandContext(ctx, cmd.Path)
-	bound.Args, bound.Env, bound.ExtraFiles, bound.SysProcAttr = cmd.Args, cmd.Env, cmd.ExtraFiles, cmd.SysProcAttr
-	bound.Stderr = os.Stderr
-	return bound, plan, nil
+	if p.Filter != nil {
+		p.Options = append(p.Options, "--seccomp", strconv.Itoa(room.FirstCopy+len(p.Copies)))
+		p.Copies = append(p.Copies, room.Copy{Data: p.Filter})
+	}
+	cmd := exec.CommandContext(ctx, plan.Program.Path, append(append(p.Options, "--"), command...)...)
+	cmd.Env, cmd.Stderr, cmd.ExtraFiles = []string{}, os.Stderr, make([]*os.File, room.FirstCopy-3)
+	for _, c := range p.Copies {
+		f, err := helper.TextFile("copy", string(c.Data))
+		if err != nil {
+			plan.Close()
+			return nil, nil, err
+		}
+		cmd.ExtraFiles = append(cmd.ExtraFiles, f)
+	}
+	if cred := plan.Cred(); cred != nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: cred.UID, Gid: cred.GID}}
+	}
+	return cmd, plan, nil
 }
 
 // inPlain measures such a command.
