@@ -26,7 +26,7 @@ var (
 	old       = flag.String("old", "", "another build of it, to compare with")
 	oldCommit = flag.String("old-commit", "", "build that from a commit of the repository in the current directory")
 	pairs     = flag.Int("n", 0, "how many rounds to measure; 0: each program's default")
-	only      = flag.String("only", "startup,exec,teardown,idle,fork", "which programs to run, of these and limits, hogs, budget, network, http, stream, snapshot, python, density, cp, overlay; all for all")
+	only      = flag.String("only", "startup,exec,teardown,idle,fork", "which programs to run, of these and limits, hogs, budget, network, http, stream, snapshot, python, density, cp, overlay, image; all for all")
 	trees     = flag.String("trees", "1,100,1000", "teardown: how many processes the trees have")
 	sandboxes = flag.Int("sandboxes", 200, "idle: how many sandboxes there are at once")
 	sessions  = flag.Int("sessions", 1000, "density: how many sessions there are at once")
@@ -44,7 +44,7 @@ type program struct {
 var programs = []program{
 	{"startup", startup}, {"exec", execs}, {"teardown", teardown}, {"idle", idle}, {"fork", forkCost},
 	{"limits", limitsCost}, {"hogs", hogs}, {"budget", budget},
-	{"network", networks}, {"http", httpCalls}, {"stream", streams}, {"snapshot", snapshotted}, {"python", interpreters}, {"density", density}, {"cp", copies}, {"overlay", overlays},
+	{"network", networks}, {"http", httpCalls}, {"stream", streams}, {"snapshot", snapshotted}, {"python", interpreters}, {"density", density}, {"cp", copies}, {"overlay", overlays}, {"image", images},
 }
 
 // ctx ends with SIGINT or SIGTERM. That kills every command with all its descendants, because of
