@@ -90,14 +90,24 @@ func find(k *kong.Kong, name string) *kong.Node {
 	return nil
 }
 
-// Name returns the name of the command that flags is a pointer to the struct of.
+// Name returns the name of the command that flags is a pointer to the struct of. It is "" for [CLI].
 func Name(flags any) string {
-	for _, n := range nodes(Model()) {
-		if n.Target.Type() == reflect.TypeOf(flags).Elem() {
-			return n.Path()
+	name, _ := nameIn(reflect.TypeFor[CLI](), reflect.TypeOf(flags).Elem())
+	return name
+}
+
+func nameIn(group, command reflect.Type) (name string, found bool) {
+	if found = group == command; found {
+		return "", true
+	}
+	for f := range group.Fields() {
+		if strings.HasPrefix(string(f.Tag), "cmd:") {
+			if name, found = nameIn(f.Type, command); found {
+				return strings.TrimSuffix(strings.ToLower(f.Name)+" "+name, " "), true
+			}
 		}
 	}
-	panic(fmt.Sprintf("cli: %T is not in CLI", flags))
+	return "", false
 }
 
 // Flags returns an empty struct of the command, or the group of commands, that args begin with, and the rest of args.

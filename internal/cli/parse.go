@@ -43,7 +43,7 @@ func Parse(flags any, args []string) error {
 	if errors.Is(err, ErrHelp) || asks(args, payload, "--help", "-h") {
 		return ErrHelp
 	}
-	return UsageError(flags, explain(find(Model(), Name(flags)), args, err))
+	return UsageError(flags, explain(Name(flags), args, err))
 }
 
 // given returns a function that reports whether args may contain the flag of a field.
@@ -253,9 +253,11 @@ func field(flags any, name string) reflect.Value {
 	return reflect.ValueOf(flags).Elem().FieldByName(name)
 }
 
-// explain rewords kong's error about the words after a command. For an unknown flag it adds a replacement, the other
+// explain rewords kong's error about the words after the name of a command. For an unknown flag it adds a replacement, the other
 // commands with the flag, or kong's question about a similar one.
-func explain(n *kong.Node, args []string, err error) error {
+func explain(command string, args []string, err error) error {
+	k := Model()
+	n := find(k, command)
 	if len(n.Children) > 0 {
 		var names []string
 		for _, c := range n.Children {
@@ -282,9 +284,9 @@ func explain(n *kong.Node, args []string, err error) error {
 			flag = word
 		}
 	}
-	hint := instead(n.Path(), flag, ": ")
+	hint := instead(command, flag, ": ")
 	var others []string
-	for _, c := range Commands() {
+	for _, c := range k.Model.Leaves(false) {
 		if flagOf(c, flag) != nil {
 			others = append(others, strings.Fields(c.Path())[0])
 		}
