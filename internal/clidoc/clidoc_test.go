@@ -245,6 +245,7 @@ func TestCommandLines(t *testing.T) {
 func shellWords(t *testing.T, line string) (calls [][]string) {
 	t.Helper()
 	cmd := exec.Command("bash", "-c", `sbxrun() { printf '%s\0' "$@" $'\1' >&3; }; command_not_found_handle() { echo value; }; exec 3>&1 >/dev/null 2>&1; PATH=/dev/null; eval "$0"`, line)
+	cmd.Dir = t.TempDir()  // for redirections
 	out, _ := cmd.Output() // the exit code is that of another command
 	for _, call := range strings.Split(strings.TrimSuffix(string(out), "\x01\x00"), "\x01\x00") {
 		calls = append(calls, strings.Split(strings.TrimSuffix(call, "\x00"), "\x00"))
