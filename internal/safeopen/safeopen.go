@@ -13,7 +13,8 @@
 //
 // Paths are opened component by component, by descriptors, so that nothing changes between the check and the use.
 //
-// The package also checks who can change a program before it is executed.
+// [Beneath], [InRoot] and [Folder] open paths below a directory that other processes may be changing. The package also
+// checks who can change a program before it is executed.
 package safeopen
 
 import (
