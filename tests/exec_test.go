@@ -95,9 +95,7 @@ func TestExecStatusFromKernel(t *testing.T) {
 	for _, script := range []string{"exit 137", "kill -KILL $$"} {
 		r := b.Exec(harness.Options{}, nil, "sh", "-c", script)
 		p := r.Report.Payload
-		if r.ExitCode != 137 || p == nil || (p.Signal == "KILL") != strings.HasPrefix(script, "kill") {
-			t.Errorf("%s: %.2000s", script, r.Report.Raw())
-		}
+		check.That(t, r.ExitCode == 137 && p != nil && (p.Signal == "KILL") == strings.HasPrefix(script, "kill"), "%s: %.2000s", script, r.Report.Raw())
 	}
 }
 

@@ -97,9 +97,7 @@ func TestGetBounds(t *testing.T) {
 		r := harness.Run(t, o, args...)
 		got := string(r.Stderr)
 		check.That(t, r.ExitCode == tt.code && (tt.says == "" || strings.Contains(got, tt.says)) && (tt.says != "" || got == ""), "%q: exit code %d, %s", tt.flags, r.ExitCode, got)
-		if tt.code != 0 && (r.Report.Error == nil || r.Report.Error.Code != "get") {
-			t.Errorf("%q: %s", tt.flags, r.Report.Raw())
-		}
+		check.That(t, tt.code == 0 || r.Report.Error != nil && r.Report.Error.Code == "get", "%q: %s", tt.flags, r.Report.Raw())
 		entries, err := os.ReadDir(dir + "/d")
 		check.That(t, err != nil || tt.flags != nil || len(entries) <= 10_000, "%q: %d entries", tt.flags, len(entries))
 	}

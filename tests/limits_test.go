@@ -38,9 +38,7 @@ func enforced(t *testing.T, r limits.Request, flags ...string) bool {
 			left++
 		}
 	}
-	if left == 0 || string(run.Stdout) != "ran\n" {
-		t.Errorf("best effort: stdout %q, report %s", run.Stdout, run.Report.Raw())
-	}
+	check.That(t, left != 0 && string(run.Stdout) == "ran\n", "best effort: stdout %q, report %s", run.Stdout, run.Report.Raw())
 	return false
 }
 
@@ -49,9 +47,7 @@ func hit(t *testing.T, r *harness.Report, name string) bool {
 	t.Helper()
 	for _, l := range r.Limits {
 		if l.Name == name {
-			if !l.Enforced {
-				t.Errorf("%s is not enforced: %s", name, r.Raw())
-			}
+			check.That(t, l.Enforced, "%s is not enforced: %s", name, r.Raw())
 			return l.Hit
 		}
 	}
@@ -74,18 +70,15 @@ func TestLimitMemory(t *testing.T) {
 	} {
 		r := harness.Run(t, harness.Options{}, append([]string{"--memory", "64M", "--tmp-size", "1G", "--timeout", "60"}, command...)...)
 		r.Expect(t, 137, "oom")
-		if !hit(t, r.Report, "memory") || len(r.Stdout) != 0 || !strings.Contains(string(r.Stderr), "out of memory (--memory 64M)") {
-			t.Errorf("stdout %q, stderr %q, %s", r.Stdout, r.Stderr, r.Report.Raw())
-		}
+		check.That(t, hit(t, r.Report, "memory") && len(r.Stdout) == 0 && strings.Contains(string(r.Stderr), "out of memory (--memory 64M)"),
+			"stdout %q, stderr %q, %s", r.Stdout, r.Stderr, r.Report.Raw())
 		peak := r.Report.Usage.MemoryPeak
 		check.That(t, peak <= 64<<20 && (peak == 0 || peak >= 60<<20), "memory_peak_bytes is %d", peak)
 	}
 	// A command that stays below its limit ends normally.
 	r := harness.Run(t, harness.Options{}, "--memory", "256M", "python3", "-c", "x = bytearray(100 << 20); print(len(x))")
 	r.Expect(t, 0, "exited")
-	if hit(t, r.Report, "memory") {
-		t.Errorf("%s", r.Report.Raw())
-	}
+	check.That(t, !hit(t, r.Report, "memory"), "%s", r.Report.Raw())
 	// So does one that gets SIGKILL for another reason.
 	r = harness.Run(t, harness.Options{}, "--memory", "256M", "sh", "-c", "kill -9 $$")
 	check.That(t, r.ExitCode == 137 && r.Report.Cause != "oom" && !hit(t, r.Report, "memory"), "%s", r.Report.Raw())
@@ -124,18 +117,14 @@ func TestLimitForkBomb(t *testing.T) {
 	}
 	r := harness.Run(t, harness.Options{}, "--pids", "32", "--timeout", harness.Deadline(2*time.Second).String(), "bash", "-c", ":(){ :|:& };: ; sleep 60")
 	r.Expect(t, 124, "timeout")
-	if !hit(t, r.Report, "pids") || !strings.Contains(string(r.Stderr), "Resource temporarily unavailable") {
-		t.Errorf("%s; stderr %.300q", r.Report.Raw(), r.Stderr)
-	}
+	check.That(t, hit(t, r.Report, "pids") && strings.Contains(string(r.Stderr), "Resource temporarily unavailable"), "%s; stderr %.300q", r.Report.Raw(), r.Stderr)
 	peak := r.Report.Usage.PidsPeak
 	check.That(t, peak <= 32, "pids_peak is %d", peak)
 	harness.Within(t, "the teardown", time.Duration(*r.Report.TeardownMS*1e6), 0, time.Second)
 	// Exactly as many processes as allowed; two are the sandbox's own.
 	r = harness.Run(t, harness.Options{}, "--pids", "10", "bash", "-c", "for i in 1 2 3 4 5 6 7; do sleep 60 & done; jobs -p")
 	r.Expect(t, 0, "exited")
-	if hit(t, r.Report, "pids") {
-		t.Errorf("%s", r.Report.Raw())
-	}
+	check.That(t, !hit(t, r.Report, "pids"), "%s", r.Report.Raw())
 }
 
 // Limits that no machine can enforce, or this caller may not set, are refused.
@@ -268,17 +257,14 @@ func TestLimitCPUs(t *testing.T) {
 	deadline := harness.Deadline(2 * time.Second)
 	r := harness.Run(t, harness.Options{}, "--cpus", "0.5", "--timeout", deadline.String(), "bash", "-c", "nproc; echo $OMP_NUM_THREADS $GOMAXPROCS; while :; do :; done & while :; do :; done")
 	r.Expect(t, 124, "timeout")
-	if string(r.Stdout) != "1\n1 1\n" {
-		t.Errorf("stdout %q, %s", r.Stdout, r.Report.Raw())
-	}
+	check.That(t, string(r.Stdout) == "1\n1 1\n", "stdout %q, %s", r.Stdout, r.Report.Raw())
 	// An upper bound, because a busy machine may grant less.
 	used := r.Report.Usage.CPUUserMS + r.Report.Usage.CPUSystemMS
 	check.That(t, used <= 0.65*r.Report.DurationMS, "%.0f ms of CPU in %v", used, deadline)
 	// Even a busy machine would grant more than this.
 	r = harness.Run(t, harness.Options{}, "--cpus", "0.02", "--timeout", deadline.String(), "bash", "-c", "while :; do :; done")
-	if r.Expect(t, 124, "timeout"); !hit(t, r.Report, "cpus") {
-		t.Errorf("%s", r.Report.Raw())
-	}
+	r.Expect(t, 124, "timeout")
+	check.That(t, hit(t, r.Report, "cpus"), "%s", r.Report.Raw())
 	harness.Run(t, harness.Options{}, "--cpus", "1.5", "--env", "OMP_NUM_THREADS=7", "sh", "-c", "echo $OMP_NUM_THREADS $MKL_NUM_THREADS").Expect(t, 0, "exited").Out(t, "7 2\n")
 }
 
@@ -290,13 +276,10 @@ func TestLimitCPUTime(t *testing.T) {
 	}
 	r := harness.Run(t, harness.Options{}, "--cpu-time", "0.5", "--timeout", "60", "bash", "-c", "while :; do :; done & while :; do :; done")
 	r.Expect(t, 152, "cpu-time")
-	if !hit(t, r.Report, "cpu-time") || !strings.Contains(string(r.Stderr), "--cpu-time") {
-		t.Errorf("stderr %q, %s", r.Stderr, r.Report.Raw())
-	}
+	check.That(t, hit(t, r.Report, "cpu-time") && strings.Contains(string(r.Stderr), "--cpu-time"), "stderr %q, %s", r.Stderr, r.Report.Raw())
 	r = harness.Run(t, harness.Options{}, "--cpu-time", "30", "sh", "-c", "exit 3")
-	if r.Expect(t, 3, "exited"); hit(t, r.Report, "cpu-time") {
-		t.Errorf("%s", r.Report.Raw())
-	}
+	r.Expect(t, 3, "exited")
+	check.That(t, !hit(t, r.Report, "cpu-time"), "%s", r.Report.Raw())
 }
 
 // A command with a memory limit has few descriptors, 1,024 or as many as requested, because the
@@ -351,19 +334,13 @@ func TestLimitOutput(t *testing.T) {
 	t.Parallel()
 	r := harness.Run(t, harness.Options{}, "--output-limit", "kill", "--max-output", "64K", "--timeout", "60", "yes")
 	r.Expect(t, 153, "output-limit")
-	if len(r.Stdout) != 64<<10 || !hit(t, r.Report, "max-output") {
-		t.Errorf("%d bytes, %s", len(r.Stdout), r.Report.Raw())
-	}
+	check.That(t, len(r.Stdout) == 64<<10 && hit(t, r.Report, "max-output"), "%d bytes, %s", len(r.Stdout), r.Report.Raw())
 	r = harness.Run(t, harness.Options{}, "--output-limit", "truncate", "--max-output", "1000", "sh", "-c", "yes | head -c 1M; yes n | head -c 1M >&2; exit 4")
 	r.Expect(t, 4, "exited")
-	if len(r.Stdout) != 1000 || len(r.Stderr) != 1000 || !hit(t, r.Report, "max-output") {
-		t.Errorf("%d and %d bytes, %s", len(r.Stdout), len(r.Stderr), r.Report.Raw())
-	}
+	check.That(t, len(r.Stdout) == 1000 && len(r.Stderr) == 1000 && hit(t, r.Report, "max-output"), "%d and %d bytes, %s", len(r.Stdout), len(r.Stderr), r.Report.Raw())
 	r = harness.Run(t, harness.Options{}, "--output-limit", "truncate", "--max-output", "1000", "sh", "-c", "echo out; echo err >&2; exec head -c 990 /dev/zero")
 	r.Expect(t, 0, "exited")
-	if len(r.Stdout) != 994 || string(r.Stderr) != "err\n" || hit(t, r.Report, "max-output") {
-		t.Errorf("%d bytes, %q, %s", len(r.Stdout), r.Stderr, r.Report.Raw())
-	}
+	check.That(t, len(r.Stdout) == 994 && string(r.Stderr) == "err\n" && !hit(t, r.Report, "max-output"), "%d bytes, %q, %s", len(r.Stdout), r.Stderr, r.Report.Raw())
 	_, rep := captured(t, "--output-limit", "kill", "--max-output", "64K", "yes")
 	check.That(t, rep.Cause == "output-limit" && *rep.StdoutTruncated && len(*rep.Stdout) <= 65<<10, "%.500s", rep.Raw())
 	// For a started sandbox the log counts.
@@ -397,9 +374,7 @@ func TestLimitSandbox(t *testing.T) {
 	x.Expect(t, 137, "oom")
 	x = b.Exec(harness.Options{}, []string{"--memory", "32M"}, "sh", "-c", `python3 -c "$1"; sleep 60`, "sh", "x = bytearray(64 << 20)")
 	x.Expect(t, 137, "oom")
-	if !hit(t, x.Report, "memory") {
-		t.Errorf("%s", x.Report.Raw())
-	}
+	check.That(t, hit(t, x.Report, "memory"), "%s", x.Report.Raw())
 	x = b.Exec(harness.Options{}, []string{"--pids", "8", "--timeout", harness.Deadline(time.Second).String()}, "bash", "-c", "for i in 1 2 3 4 5 6 7 8 9; do sleep 60 & done; wait")
 	x.Expect(t, 124, "timeout")
 	check.That(t, hit(t, x.Report, "pids") && x.Report.Usage.PidsPeak <= 8, "%s", x.Report.Raw())

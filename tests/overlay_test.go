@@ -710,19 +710,17 @@ A up -> ../../x (leads outside)
 A up2 -> sub/../../y (leads outside)
 M .git/ (1 change of git's data)
 `
-	if got, _ := text(t, s, 0, "diff", "agent"); got != marked {
-		t.Errorf("diff: %s", cmp.Diff(marked, got))
-	}
-	got, _ := text(t, s, 0, "diff", "--json", "agent", ".git/hooks", "tool", "out")
+	got, _ := text(t, s, 0, "diff", "agent")
+	check.That(t, got == marked, "diff: %s", cmp.Diff(marked, got))
+	got, _ = text(t, s, 0, "diff", "--json", "agent", ".git/hooks", "tool", "out")
 	check.That(t, strings.Count(got, `"executable":true`) == 2 && strings.Count(got, `"outside":true`) == 1 && !strings.Contains(got, "held_back"), "diff --json: %s", got)
 	const held = "A .GIT/hooks/ (held back)\nA .claude/ (held back)\nA .envrc (held back)\nM .git/config (held back)\nA .git/hooks/pre-commit (held back)\nA .mcp.json (held back)\nA .vscode/ (held back)\n" +
 		"A conftest.py (held back)\nA evil/HEAD (held back)\nA nested/.git (held back)\nA package.json (held back)\nA sub/package.json (held back)\n" +
 		"sbxrun: error: 12 paths, such as \".GIT/hooks\", are held back because programs on the host execute or trust them; see sbxrun diff -p; --all applies them, and naming a path applies that one\n"
 	_, stderr := text(t, s, 1, "apply", "agent", "--check")
 	check.That(t, strings.HasSuffix(stderr, held), "apply --check: %s", stderr)
-	if _, stderr := text(t, s, 1, "apply", "agent"); stderr != held {
-		t.Errorf("apply: %s", cmp.Diff(held, stderr))
-	}
+	_, stderr = text(t, s, 1, "apply", "agent")
+	check.That(t, stderr == held, "apply: %s", cmp.Diff(held, stderr))
 	holds(t, dir+"/file", "new\n")
 	holds(t, dir+"/.git/index", "data\n")
 	holds(t, dir+"/.git/config", "[core]\n")

@@ -306,9 +306,8 @@ func TestMaxParallel(t *testing.T) {
 		begin := time.Now()
 		r := harness.Run(t, o, append(flags, "--max-parallel", "2", "true")...)
 		r.Expect(t, 75, "start-failed")
-		if e := r.Report.Error; e == nil || e.Code != "busy" || !strings.Contains(e.Message, "all 2 slots of --max-parallel") {
-			t.Errorf("%s", r.Report.Raw())
-		}
+		e := r.Report.Error
+		check.That(t, e != nil && e.Code == "busy" && strings.Contains(e.Message, "all 2 slots of --max-parallel"), "%s", r.Report.Raw())
 		return time.Since(begin)
 	}
 	harness.Within(t, "a refusal", full(), 0, 500*time.Millisecond)

@@ -208,7 +208,7 @@ func TestSnapshotRefused(t *testing.T) {
 		{[]string{"snapshot", "create", "box", "--name", "taken"}, "already"},
 		{[]string{"snapshot", "create", "box", "--name", "a/b"}, "invalid snapshot name"},
 		{[]string{"snapshot", "create", "box", "--max-size", "100"}, "exceed"},
-		{[]string{"snapshot", "rm"}, "no snapshot given"},
+		{[]string{"snapshot", "rm"}, "no name given"},
 		{[]string{"snapshot", "rm", "none"}, `no snapshot named "none"`},
 		{[]string{"snapshot", "export", "none", "-"}, `no snapshot named "none"`},
 		{[]string{"snapshot", "export", "taken", bad}, "already exists"},

@@ -178,9 +178,7 @@ func TestTerminalRestored(t *testing.T) {
 		s := newScreen(t, nil, "no-such-command")
 		s.p.Wait().Expect(t, 127, "start-failed")
 		s.restored()
-		if strings.Contains(strings.ReplaceAll(s.shows(), "\r\n", ""), "\n") {
-			t.Errorf("a message was printed in raw mode: %q", s.shows())
-		}
+		check.That(t, !strings.Contains(strings.ReplaceAll(s.shows(), "\r\n", ""), "\n"), "a message was printed in raw mode: %q", s.shows())
 	})
 }
 
@@ -309,9 +307,7 @@ func TestTerminalMessages(t *testing.T) {
 	s.p.Wait().Expect(t, 124, "timeout")
 	s.waitFor("sbxrun: timeout")
 	s.waitFor("\r\n")
-	if strings.Contains(strings.ReplaceAll(s.shows(), "\r\n", ""), "\n") {
-		t.Errorf("printed in raw mode: %q", s.shows())
-	}
+	check.That(t, !strings.Contains(strings.ReplaceAll(s.shows(), "\r\n", ""), "\n"), "printed in raw mode: %q", s.shows())
 }
 
 // The inner terminal has the outer one's size and follows it. The command blocks the signals and
@@ -384,9 +380,7 @@ func TestTerminalJobControl(t *testing.T) {
 	s.p.Wait().Expect(t, 6, "exited")
 	s.waitFor("count=1\r")
 	for _, complaint := range []string{"no job control", "cannot set terminal"} {
-		if strings.Contains(s.shows(), complaint) {
-			t.Errorf("%q", s.shows())
-		}
+		check.That(t, !strings.Contains(s.shows(), complaint), "%q", s.shows())
 	}
 	s.restored()
 }
@@ -442,9 +436,7 @@ func TestTerminalEndOfInput(t *testing.T) {
 	} {
 		r := harness.Run(t, harness.Options{Stdin: strings.NewReader(tt.stdin)}, append([]string{"--tty"}, tt.command...)...)
 		r.Expect(t, 0, "exited")
-		if !strings.Contains(string(r.Stdout), tt.output) {
-			t.Errorf("%q printed %q", tt.command, r.Stdout)
-		}
+		check.That(t, strings.Contains(string(r.Stdout), tt.output), "%q printed %q", tt.command, r.Stdout)
 	}
 }
 

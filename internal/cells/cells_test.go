@@ -242,12 +242,10 @@ import matplotlib.pyplot as plt
 plt.figure(1), plt.figure(2)
 None`)
 	check.Equal(t, cmp.Diff(done("", "figure image/png=png by A", "figure image/png=png by A"), see(a)), "")
-	if a := do(t, k, "plt.figure(3)\n1/0"); len(a.Results) != 1 || a.Results[0].Kind != "figure" || a.Error == nil {
-		t.Errorf("with an exception: %+v", see(a))
-	}
-	if a := do(t, k, "1"); len(a.Results) != 1 {
-		t.Errorf("then: %+v", see(a))
-	}
+	a = do(t, k, "plt.figure(3)\n1/0")
+	check.That(t, len(a.Results) == 1 && a.Results[0].Kind == "figure" && a.Error != nil, "with an exception: %+v", see(a))
+	a = do(t, k, "1")
+	check.That(t, len(a.Results) == 1, "then: %+v", see(a))
 }
 
 // The driver uses the system's modules, whatever is in the directory. Cells may import modules of the
@@ -258,9 +256,8 @@ func TestShadowedModules(t *testing.T) {
 	spec := Spec{Room: In(room), Language: Languages()["python"]}
 	k := open(t, spec)
 	do(t, k, "for n in ('json', 'ast', 'os', 'mine'): open(n + '.py', 'w').write('x = 42')")
-	if a := do(t, open(t, spec), "import mine; mine.x"); !cmp.Equal(see(a), done("", "value text/plain=42")) {
-		t.Errorf("%+v", see(a))
-	}
+	a := do(t, open(t, spec), "import mine; mine.x")
+	check.That(t, cmp.Equal(see(a), done("", "value text/plain=42")), "%+v", see(a))
 }
 
 // Code is not visible in the command line.
@@ -370,9 +367,8 @@ func TestCanceled(t *testing.T) {
 			a, err := k.Run(ctx, Cell{Code: loops[language]})
 			// node may lose a signal that arrives when a script begins.
 			check.That(t, err == nil && a.Cause == result.Canceled && (a.State == Kept || !given && language != "python"), "%s, %s: %+v, %v", language, when, a, err)
-			if a := do(t, k, "x"); given && !cmp.Equal(see(a), done("", "value text/plain=5")) {
-				t.Errorf("%s: %+v", language, see(a))
-			}
+			a = do(t, k, "x")
+			check.That(t, !given || cmp.Equal(see(a), done("", "value text/plain=5")), "%s: %+v", language, see(a))
 		}
 	}
 }

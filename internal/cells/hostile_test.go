@@ -182,9 +182,8 @@ c.close()`
 				}
 				begin := time.Now()
 				a := within(t, k, test.code, timeout)
-				if a.Cause != test.cause || a.State != test.state {
-					t.Errorf("%s: %s: %s and %s after %v; %+v, %q, %+v", language, test.name, a.Cause, a.State, time.Since(begin), a.Error, a.Stderr.Text, a.Ended)
-				}
+				check.That(t, a.Cause == test.cause && a.State == test.state,
+					"%s: %s: %s and %s after %v; %+v, %q, %+v", language, test.name, a.Cause, a.State, time.Since(begin), a.Error, a.Stderr.Text, a.Ended)
 				if strings.HasPrefix(test.code, token) && a.Error != nil && a.Error.Name == "IndexError" {
 					t.Errorf("%s: it has not found the token: %+v", test.name, a.Error)
 				}

@@ -68,16 +68,10 @@ func (h *held) release(t *testing.T) {
 
 // end returns how the shell ended; it is killed at the deadline.
 func (h *held) end(d time.Duration) syscall.WaitStatus {
-	_ = h.Wait(time.Now().Add(d * slower()))
+	_ = h.Wait(time.Now().Add(harness.Scaled(d)))
 	_ = h.Signal(unix.SIGKILL)
 	_ = h.cmd.Wait()
 	return h.cmd.ProcessState.Sys().(syscall.WaitStatus)
-}
-
-// slower returns the factor by which this machine is slower than usual, as in tests/harness.
-func slower() time.Duration {
-	n, _ := strconv.Atoi(os.Getenv("SBXRUN_TESTS_SLOW")) // 0 if unset
-	return time.Duration(max(1, n))
 }
 
 func here(t *testing.T) *Machine {
@@ -209,14 +203,12 @@ func TestMemoryHog(t *testing.T) {
 	select {
 	case e := <-events:
 		check.That(t, e == OOM, "event %q", e)
-	case <-time.After(20 * time.Second * slower()):
+	case <-time.After(harness.Scaled(20 * time.Second)):
 		t.Fatal("nobody tells of the kill")
 	}
 	t.Logf("told after %v", time.Since(start))
 	peak := g.Usage().MemoryPeak
-	if !g.OOMKilled() || !limit(t, g.Limits(0), "memory").Hit {
-		t.Errorf("not hit: %+v", g.Limits(0))
-	}
+	check.That(t, g.OOMKilled() && limit(t, g.Limits(0), "memory").Hit, "not hit: %+v", g.Limits(0))
 	known := g.number("memory", "memory.peak", "", "memory.max_usage_in_bytes", "") > 0
 	check.That(t, !known || peak >= 50<<20 && peak <= 64<<20, "peak %d", peak)
 	t.Logf("usage %+v", g.Usage())
@@ -319,7 +311,7 @@ func TestCPUQuota(t *testing.T) {
 	h.release(t)
 	start := time.Now()
 	// On a busy machine the process may have to wait before it has used anything.
-	for end := start.Add(20 * time.Second * slower()); !limit(t, g.Limits(0), "cpus").Hit; time.Sleep(time.Millisecond) {
+	for end := start.Add(harness.Scaled(20 * time.Second)); !limit(t, g.Limits(0), "cpus").Hit; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%+v", g.Limits(0))
 		}
@@ -349,16 +341,15 @@ func TestTinyQuota(t *testing.T) {
 	h := hold(t, "while :; do :; done")
 	add(t, g, h)
 	h.release(t)
-	for end := time.Now().Add(20 * time.Second * slower()); !limit(t, g.Limits(0), "cpus").Hit; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(harness.Scaled(20 * time.Second)); !limit(t, g.Limits(0), "cpus").Hit; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%+v", g.Limits(0)) // never throttled
 		}
 	}
 	start := time.Now()
 	harness.Must(t, g.Loosen())
-	if ws := h.end(0); ws.Signal() != unix.SIGKILL || time.Since(start) > time.Second*slower() {
-		t.Errorf("ended with %v after %v", ws, time.Since(start))
-	}
+	ws := h.end(0)
+	check.That(t, ws.Signal() == unix.SIGKILL && time.Since(start) <= harness.Scaled(time.Second), "ended with %v after %v", ws, time.Since(start))
 }
 
 func TestCPUTime(t *testing.T) {
@@ -374,10 +365,8 @@ func TestCPUTime(t *testing.T) {
 	case e := <-events:
 		used := g.cpu()
 		t.Logf("told at %v", used)
-		if e != CPUTime || used < 200*time.Millisecond || used > 400*time.Millisecond*slower() || !limit(t, g.Limits(0), "cpu-time").Hit {
-			t.Errorf("%q at %v: %+v", e, used, g.Limits(0))
-		}
-	case <-time.After(10 * time.Second * slower()):
+		check.That(t, e == CPUTime && used >= 200*time.Millisecond && used <= harness.Scaled(400*time.Millisecond) && limit(t, g.Limits(0), "cpu-time").Hit, "%q at %v: %+v", e, used, g.Limits(0))
+	case <-time.After(harness.Scaled(10 * time.Second)):
 		t.Fatal("never told")
 	}
 }
@@ -402,7 +391,7 @@ func TestKill(t *testing.T) {
 	err := g.Remove(time.Now().Add(20 * time.Millisecond))
 	check.That(t, errors.Is(err, unix.EBUSY), "removed with processes inside: %v", err)
 	harness.Must(t, g.Kill())
-	check.OK(t, h.Wait(time.Now().Add(5*time.Second*slower())))
+	check.OK(t, h.Wait(time.Now().Add(harness.Scaled(5*time.Second))))
 }
 
 // A process frozen by another program's v1 freezer dies only after Thaw.
@@ -442,9 +431,7 @@ func TestProcessLimits(t *testing.T) {
 	p, err := here(t).Plan(Request{FSize: 10 << 20, NoFile: 64, Stack: 4 << 20}, true)
 	harness.Must(t, err)
 	g, err := p.Make(id(t), false)
-	if err != nil || len(g.Dirs()) != 0 {
-		t.Fatal(err, g.Dirs())
-	}
+	check.Require(t, err == nil && len(g.Dirs()) == 0, "%v %v", err, g.Dirs())
 	seen, end := inRoom(t, g, "ulimit -n; ulimit -f; ulimit -s; ulimit -Hn; exec head -c 11M /dev/zero >/tmp/f")
 	got := strings.Join(strings.Fields(seen), " ")
 	check.That(t, got == "64 20480 4096 64" && end != nil && end.Signal == unix.SIGXFSZ, "%s, %+v", got, end)
@@ -490,11 +477,10 @@ func inRoom(t *testing.T, g *Group, script string) (string, *result.Payload) {
 	defer room.Close()
 	own, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", room.Init.PID))
 	harness.Must(t, err)
-	if n := bytes.Count(own, []byte(id(t))); n != len(g.Dirs()) {
-		t.Errorf("it is in %d of %v: %s", n, g.Dirs(), own)
-	}
+	n := bytes.Count(own, []byte(id(t)))
+	check.That(t, n == len(g.Dirs()), "it is in %d of %v: %s", n, g.Dirs(), own)
 	room.Exec.Release()
-	limit := time.Now().Add(10 * time.Second * slower())
+	limit := time.Now().Add(harness.Scaled(10 * time.Second))
 	select {
 	case <-room.Exec.Exited():
 	case <-time.After(time.Until(limit)):
@@ -562,7 +548,7 @@ func TestExecWithin(t *testing.T) {
 	third := hold(t, "i=0; while [ $i -lt 10 ]; do sleep 60 & i=$((i+1)); done")
 	add(t, limited, third)
 	third.release(t)
-	for end := time.Now().Add(5 * time.Second * slower()); !limit(t, limited.Limits(0), "pids").Hit; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(harness.Scaled(5 * time.Second)); !limit(t, limited.Limits(0), "pids").Hit; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%+v", limited.Limits(0))
 		}
@@ -603,7 +589,7 @@ func TestLeftovers(t *testing.T) {
 	removed := func() bool {
 		return !slices.ContainsFunc(g.Dirs(), func(dir string) bool { _, err := os.Lstat(dir); return err == nil })
 	}
-	for end := time.Now().Add(young + 10*time.Second*slower()); find() != len(g.nodes) && !removed(); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(young + harness.Scaled(10*time.Second)); find() != len(g.nodes) && !removed(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("found %d of %d", find(), len(g.nodes))
 		}

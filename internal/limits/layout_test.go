@@ -125,9 +125,8 @@ func TestMakeFails(t *testing.T) {
 		g, err := p.Make("x", false)
 		dir := root + "/cg/a/sbxrun-x"
 		if required {
-			if _, ok := errors.AsType[*result.Error](err); !ok || !errors.Is(err, unix.ENOENT) || exists(dir) {
-				t.Errorf("%v, left: %v", err, exists(dir))
-			}
+			_, ok := errors.AsType[*result.Error](err)
+			check.That(t, ok && errors.Is(err, unix.ENOENT) && !exists(dir), "%v, left: %v", err, exists(dir))
 			continue
 		}
 		check.Require(t, err == nil && exists(dir), "%v", err)

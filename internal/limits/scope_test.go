@@ -204,9 +204,7 @@ func TestScopeEnter(t *testing.T) {
 			f.serve(t, path, bus)
 			m, err := findSystemd(c)
 			harness.Must(t, err)
-			if m.Cgroup() != "/user.slice/user@1.service" {
-				t.Errorf("%q", m.Cgroup())
-			}
+			check.That(t, m.Cgroup() == "/user.slice/user@1.service", "%q", m.Cgroup())
 			cgroup, err := m.Enter("sbxrun-x.scope")
 			check.Require(t, err == nil && cgroup == "/user.slice/user@1.service/app.slice/sbxrun-x.scope", "%v %v", cgroup, err)
 			want := map[string]any{"Delegate": true, "PIDs": []uint32{0}, "CollectMode": "inactive-or-failed", "TasksMax": ^uint64(0), "Description": "sandbox of sbxrun"}
@@ -335,9 +333,7 @@ func TestScopeHere(t *testing.T) {
 		harness.Must(t, err)
 		cgroup, err := m.Enter(os.Getenv("SCOPE_TEST_ENTER"))
 		harness.Must(t, err)
-		if !strings.HasPrefix(cgroup, m.Cgroup()) {
-			t.Errorf("%s is not below %s", cgroup, m.Cgroup())
-		}
+		check.That(t, strings.HasPrefix(cgroup, m.Cgroup()), "%s is not below %s", cgroup, m.Cgroup())
 		dir := "/sys/fs/cgroup" + cgroup
 		for _, path := range []string{dir, dir + "/cgroup.procs", dir + "/cgroup.subtree_control"} {
 			check.OK(t, unix.Access(path, unix.W_OK), "%s", path)

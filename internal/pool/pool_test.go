@@ -665,7 +665,5 @@ func TestCPUsSpread(t *testing.T) {
 		_, text := in(t, take(t, p, "a"), supervise.Options{Limits: limits.Request{CPUs: 1}}, "sh", "-c", "grep Cpus_allowed_list /proc/self/status")
 		seen[text] = true
 	}
-	if len(seen) != runtime.NumCPU() {
-		t.Errorf("%d CPUs for as many commands as there are of them, which is %d: %v", len(seen), runtime.NumCPU(), seen)
-	}
+	check.That(t, len(seen) == runtime.NumCPU(), "%d CPUs for as many commands as there are of them, which is %d: %v", len(seen), runtime.NumCPU(), seen)
 }

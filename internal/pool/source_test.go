@@ -72,9 +72,7 @@ func TestCold(t *testing.T) {
 	for _, p := range []slot.Policy{{Policy: policy(t), Lifetime: bound}, {Policy: policy(t), Limits: limits.Request{NoFile: 100}}} {
 		at, err := s.Take(t.Context(), "a", p)
 		harness.Must(t, err)
-		if at.Kind() != slot.Cold {
-			t.Errorf("%+v is %s", p, at.Kind())
-		}
+		check.That(t, at.Kind() == slot.Cold, "%+v is %s", p, at.Kind())
 		_, err = at.Give()
 		check.That(t, err == nil, "%v", err)
 	}

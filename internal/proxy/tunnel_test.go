@@ -224,9 +224,7 @@ func TestAnswerBound(t *testing.T) {
 	to, _ := parseTarget("www.example.org:443", 0)
 	begin := time.Now()
 	_, err := beginTLS(inner, helloFor("www.example.org"), hurried{up, begin.Add(2 * answerBound)}, to)
-	if !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(begin) > answerBound/2 {
-		t.Errorf("after %v: %v", time.Since(begin), err)
-	}
+	check.That(t, errors.Is(err, os.ErrDeadlineExceeded) && time.Since(begin) <= answerBound/2, "after %v: %v", time.Since(begin), err)
 }
 
 // hurried is a connection whose reads time out at once if they have a deadline within most.

@@ -38,7 +38,7 @@ func TestConnectionsScarce(t *testing.T) {
 	c, err := net.Dial("unix", raw.Addr().String())
 	harness.Must(t, err)
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // always supported
+	_ = c.SetDeadline(time.Now().Add(harness.Scaled(20 * time.Second))) // always supported
 	_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 	check.Require(t, err == nil, "%v", err)
 	r, err := http.ReadResponse(bufio.NewReader(c), nil)
@@ -86,7 +86,7 @@ func TestConnectionsOfPeer(t *testing.T) {
 				c, err := net.Dial(network, raw.Addr().String())
 				harness.Must(t, err)
 				t.Cleanup(func() { c.Close() })
-				_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // always supported
+				_ = c.SetDeadline(time.Now().Add(harness.Scaled(20 * time.Second))) // always supported
 				_, err = io.WriteString(c, "POST "+path+" HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx")
 				check.Require(t, err == nil, "%v", err)
 				return bufio.NewReader(c), c
@@ -239,7 +239,7 @@ func TestWhileThere(t *testing.T) {
 				defer leave()
 				select {
 				case <-there.Done():
-				case <-time.After(20 * time.Second):
+				case <-time.After(harness.Scaled(20 * time.Second)):
 					t.Error("nobody has seen that the client has left")
 				}
 				close(ended)
@@ -319,13 +319,13 @@ func TestBodiesAtOnce(t *testing.T) {
 		c, err := net.Dial("tcp", web.Listener.Addr().String())
 		harness.Must(t, err)
 		t.Cleanup(func() { c.Close() })
-		_ = c.SetDeadline(time.Now().Add(20 * time.Second)) // always supported
+		_ = c.SetDeadline(time.Now().Add(harness.Scaled(20 * time.Second))) // always supported
 		_, err = io.WriteString(c, "POST /v1/run HTTP/1.1\r\nHost: sbxrun\r\nContent-Type: application/json\r\nContent-Length: 200000\r\n\r\n"+strings.Repeat(" ", 190_000))
 		check.Require(t, err == nil, "%v", err)
 		return c
 	}
 	first := begin()
-	for end := time.Now().Add(20 * time.Second); ; { // the server may not have received the first one yet
+	for end := time.Now().Add(harness.Scaled(20 * time.Second)); ; { // the server may not have received the first one yet
 		c := begin()
 		_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 		r, err := http.ReadResponse(bufio.NewReader(c), nil)
@@ -342,7 +342,7 @@ func TestBodiesAtOnce(t *testing.T) {
 	w := ask(h, http.MethodGet, "/v1/calls", "")
 	check.That(t, w.Code == 200, "a request without a body: %d %s", w.Code, w.Body)
 	first.Close()
-	for end := time.Now().Add(20 * time.Second); ; {
+	for end := time.Now().Add(harness.Scaled(20 * time.Second)); ; {
 		if w := ask(h, http.MethodPost, "/v1/run", `{"argv":["true"],"limits":{"max_output":1000},"stdin":"`+strings.Repeat("x", 200_000)+`"}`); w.Code != 429 {
 			break
 		} else if time.Now().After(end) {

@@ -165,7 +165,7 @@ func TestSurvivorsKeepPlace(t *testing.T) {
 			}
 			until := func(what string, holds func() bool) {
 				t.Helper()
-				for end := time.Now().Add(20 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+				for end := time.Now().Add(harness.Scaled(20 * time.Second)); !holds(); time.Sleep(time.Millisecond) {
 					if time.Now().After(end) {
 						t.Fatalf("%s: %d kept, %v", what, s.kept.Load(), test.free(s))
 					}
@@ -240,7 +240,7 @@ func TestUnproven(t *testing.T) {
 	for path, body := range map[string]string{"/exec": run, "/code": `{"language":"python","code":"1"}`} {
 		harness.Must(t, json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session))
 		path = "/v1/sessions/" + session.ID + path
-		for begun, end := false, time.Now().Add(20*time.Second); ; time.Sleep(time.Millisecond) {
+		for begun, end := false, time.Now().Add(harness.Scaled(20*time.Second)); ; time.Sleep(time.Millisecond) {
 			w := ask(http.MethodPost, path, body)
 			if w.Code == http.StatusGone && begun && strings.Contains(w.Body.String(), "lost") {
 				break
@@ -259,7 +259,7 @@ func TestUnproven(t *testing.T) {
 	const sessions = 3
 	want := fmt.Sprintf("\nsbxrun_unproven_total %d\n", calls+sessions+doubtfulRooms)
 	// Lost sessions are counted after the first rejected request.
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(harness.Scaled(20 * time.Second)); ; time.Sleep(time.Millisecond) {
 		w := ask(http.MethodGet, "/metrics", "")
 		if strings.Contains(w.Body.String(), want) {
 			break

@@ -232,7 +232,7 @@ func (p patientSource) Take(ctx context.Context, _ string, _ slot.Policy) (slot.
 // has sent its body may wait as long as it likes.
 func TestBodyThatDoesNotCome(t *testing.T) {
 	defer func(before time.Duration) { pieceBound = before }(pieceBound)
-	pieceBound = 500 * time.Millisecond // also enough for responses on a busy machine
+	pieceBound = harness.Deadline(500 * time.Millisecond) // also enough for responses on a busy machine
 	c := config.Default()
 	c.StateDir = filepath.Join(t.TempDir(), "state")
 	source := patientSource{canceled: make(chan bool, 1)}
@@ -255,7 +255,7 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 		conn, err := net.Dial("tcp", web.Listener.Addr().String())
 		harness.Must(t, err)
 		defer conn.Close()
-		_ = conn.SetDeadline(time.Now().Add(10 * time.Second)) // always supported
+		_ = conn.SetDeadline(time.Now().Add(harness.Scaled(10 * time.Second))) // always supported
 		all.Go(func() {
 			_, err := io.WriteString(conn, request+"Host: sbxrun\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n")
 			check.That(t, err == nil, "%v", err)

@@ -145,7 +145,7 @@ func TestLinger(t *testing.T) {
 	c, err := net.Dial("unix", l.Addr().String())
 	harness.Must(t, err)
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(harness.Scaled(20 * time.Second)))
 	send := func(text string) {
 		t.Helper()
 		_, err := io.WriteString(c, text)

@@ -111,7 +111,13 @@ func ParseReport(data []byte) (*Report, error) {
 	return r, nil
 }
 
-func (r *Report) Raw() []byte { return r.raw }
+// Raw returns the JSON, nil without a report.
+func (r *Report) Raw() []byte {
+	if r == nil {
+		return nil
+	}
+	return r.raw
+}
 
 // Value returns the member at a path such as payload.signal or argv.0 as JSON, a string without
 // quotes, or "absent".
