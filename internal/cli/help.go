@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"fmt"
 	"io"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -90,37 +91,34 @@ func find(k *kong.Kong, name string) *kong.Node {
 	return nil
 }
 
-// Name returns the name of the command that flags is a pointer to the struct of. It is "" for [CLI].
-func Name(flags any) string {
-	name, _ := nameIn(reflect.TypeFor[CLI](), reflect.TypeOf(flags).Elem())
-	return name
-}
-
-func nameIn(group, command reflect.Type) (name string, found bool) {
-	if found = group == command; found {
-		return "", true
-	}
+// structs returns the types of the structs of all commands and groups below a group, by name.
+func structs(group reflect.Type, name string) map[string]reflect.Type {
+	all := map[string]reflect.Type{name: group}
 	for f := range group.Fields() {
 		if strings.HasPrefix(string(f.Tag), "cmd:") {
-			if name, found = nameIn(f.Type, command); found {
-				return strings.TrimSuffix(strings.ToLower(f.Name)+" "+name, " "), true
-			}
+			maps.Copy(all, structs(f.Type, strings.TrimSpace(name+" "+strings.ToLower(f.Name))))
 		}
 	}
-	return "", false
+	return all
+}
+
+// Name returns the name of the command that flags is a pointer to the struct of. It is "" for [CLI].
+func Name(flags any) string {
+	for name, t := range structs(reflect.TypeFor[CLI](), "") {
+		if t == reflect.TypeOf(flags).Elem() {
+			return name
+		}
+	}
+	panic(fmt.Sprintf("cli: %T is not in CLI", flags))
 }
 
 // Flags returns an empty struct of the command, or the group of commands, that args begin with, and the rest of args.
 func Flags(args []string) (flags any, rest []string) {
-	v := reflect.ValueOf(new(CLI)).Elem()
-	for len(args) > 0 {
-		f, ok := v.Type().FieldByNameFunc(func(name string) bool { return strings.ToLower(name) == args[0] })
-		if !ok || !strings.HasPrefix(string(f.Tag), "cmd:") {
-			break
-		}
-		v, args = v.FieldByIndex(f.Index), args[1:]
+	all, n := structs(reflect.TypeFor[CLI](), ""), min(2, len(args))
+	for all[strings.Join(args[:n], " ")] == nil {
+		n--
 	}
-	return v.Addr().Interface(), args
+	return reflect.New(all[strings.Join(args[:n], " ")]).Interface(), args[n:]
 }
 
 // Commands returns the model of each command in the order of [CLI], including the commands of snapshot and volume.
