@@ -5,8 +5,9 @@ import (
 	"strings"
 	"unicode"
 
-	"github.com/sbxrun/sbxrun/internal/hostfiles"
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/hostfiles"
 )
 
 // denied reports whether a name in /etc is never shown: accounts, the identity and configuration of the machine, and the

@@ -17,8 +17,9 @@ import (
 	"strings"
 	"unsafe"
 
-	"github.com/sbxrun/sbxrun/internal/values"
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/internal/values"
 )
 
 // Bounds of the search: the number of directory entries, and the size of a checked file.

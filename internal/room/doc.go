@@ -1,12 +1,24 @@
 // Package room turns a policy into bubblewrap's arguments and lets it build a room: the namespaces and mounts of a
 // sandbox, with a PID 1 that only waits. Package enter runs the command in it.
 //
-// From a [Policy] to a [Room]:
+// From a [Policy] to a [Room], each step in files of its own:
 //
-//	Prepare   decides everything and opens every descriptor; nothing runs yet
-//	Start     starts the keeper, which starts bwrap and, for the plan's command, the
-//	          entering process. Returns when the room's PID 1 and the command's init are
-//	          verified and held by pidfds; the payload waits for its release
+//	policy.go     what the user wants, checked by itself
+//	plan.go       Prepare: decides everything and opens every source; nothing runs yet
+//	  find.go       bwrap
+//	  identity.go   the command's uid and environment
+//	  workdir.go    its current and working directories
+//	  protect.go, rootfs.go, devices.go, overlay.go, upper.go
+//	                further mounts of the policy
+//	  mounts.go     all mounts as one list of operations, parents first
+//	  view.go       what is where in the sandbox, for checks of the plan
+//	  sources.go    opens and stages the sources of binds
+//	  command.go    whether the command can be executed
+//	  options.go    the operations as bwrap's arguments
+//	  furnishing.go the operations as work of the entering process
+//	room.go       Start: starts the keeper, which starts bwrap (builder.go) and, for the plan's
+//	              command, the entering process. Returns when the room's PID 1 and the command's
+//	              init are verified and held by pidfds; the payload waits for its release
 //
 // Descriptors of bwrap, after 0, 1 and 2, which are all the command's stderr:
 //

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/helper"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/safeopen"
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
@@ -223,4 +225,104 @@ func (p *Plan) idmap(owner *proc.Cred) string {
 		}
 	}
 	return strings.Join(words, " ")
+}
+
+// staged returns the user's binds, if the keeper has to stage them.
+func (p *Plan) staged() []*op { return p.those(func(o *op) bool { return o.staged }) }
+
+// stage lets the keeper bind the sources of the user's binds if the unprivileged uid cannot reach one of them, or one
+// must be idmapped. bwrap resolves the path behind a descriptor (resolve_symlinks_in_ops), so passing descriptors is
+// not enough. The keeper binds the sources to reachable paths in a mount namespace that only bwrap uses. It stages all
+// of them: the staging directory hides /tmp, and a source that bwrap looked up by its path could become a link into
+// that directory.
+func (p *Plan) stage(filtered bool) error {
+	need := false
+	for i := range p.ops {
+		if o := &p.ops[i]; o.users {
+			var err error
+			if o.owner, err = p.ownerToMap(o, filtered); err != nil {
+				return err
+			}
+			need = need || o.owner != nil || !reachable(o.src)
+			if o.kind == opBind && !o.layer && !o.owned && closed(o.st, p.cred) {
+				p.Closed = append(p.Closed, o.src)
+			}
+		}
+	}
+	if !need {
+		return nil
+	}
+	if values.Within(p.Program.Path, proc.StageDir) {
+		return &result.Error{Code: "bwrap-unusable", Message: fmt.Sprintf("%s: bubblewrap must not lie below %s, where root's own paths are bound", p.Program.Path, proc.StageDir),
+			Hint: "install it elsewhere"}
+	}
+	for i := range p.ops {
+		p.ops[i].staged = p.ops[i].users
+	}
+	return nil
+}
+
+// closed reports whether an identity certainly cannot access a file or directory, because only another owner has
+// permissions. Then no ACL grants any, because the group bits are the mask of the ACL (acl(5)).
+func closed(st *unix.Stat_t, cred *proc.Cred) bool { return st.Uid != cred.UID && st.Mode&0o077 == 0 }
+
+// open opens the source of one of the user's binds, once: wherever its path leads later, the sandbox gets this file or
+// directory, or does not start. For root, it follows no link that others could have created (package links), because an
+// earlier payload may have left one in a directory that it could write to.
+func (p *Plan) open(o *op) (err error) {
+	if !o.users {
+		return nil
+	}
+	if o.from == nil {
+		fd, name := -1, cmp.Or(o.here, o.src)
+		if p.cred != nil {
+			fd, err = safeopen.Open(name)
+		} else {
+			fd, err = unix.Open(name, unix.O_PATH|unix.O_CLOEXEC, 0)
+		}
+		if err == nil {
+			o.from = os.NewFile(uintptr(fd), o.src)
+		}
+	}
+	if err == nil {
+		o.st = new(unix.Stat_t)
+		err = unix.Fstat(proc.Descriptor(o.from), o.st)
+	}
+	if err == nil && p.cred != nil {
+		o.src, err = realPath(o.from)
+	}
+	if err == nil {
+		return nil
+	}
+	e := &result.Error{Code: "bind-source", Message: fmt.Sprintf("cannot bind %q: %v", o.src, err), Hint: proc.DescriptorsHint(err), Err: err}
+	if o.kind == opDevice {
+		e.Code, e.Message = "device", fmt.Sprintf("cannot show device %q: %v", o.src, err)
+	}
+	if errors.As(err, new(*safeopen.Error)) {
+		e.Hint = safeopen.Hint
+	}
+	return e
+}
+
+// realPath returns the path of an open file, without links.
+func realPath(f *os.File) (string, error) {
+	return os.Readlink("/proc/self/fd/" + strconv.Itoa(proc.Descriptor(f)))
+}
+
+// reachable reports whether everybody can search all directories of a path. It ignores groups and ACLs, because false
+// is always a safe answer.
+func reachable(name string) bool {
+	real, err := filepath.EvalSymlinks(name)
+	if err != nil {
+		return false
+	}
+	for dir := path.Dir(real); ; dir = path.Dir(dir) {
+		st, err := os.Stat(dir)
+		if err != nil || st.Mode().Perm()&0o001 == 0 {
+			return false
+		}
+		if dir == "/" {
+			return true
+		}
+	}
 }

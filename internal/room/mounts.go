@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -352,4 +353,43 @@ func (p *Plan) mountError(err error, mounts []enter.Mount) error {
 			Hint: "mount it at another place, such as " + path.Join("/mnt", path.Base(dest)), Err: err}
 	}
 	return err
+}
+
+// placeMounts decides which mounts bwrap creates below [enter.LayersDir]: those with a destination in a directory of
+// the host, and the trees of clones.
+func (p *Plan) placeMounts() {
+	var hosts []string // parents first
+	for i := range p.ops {
+		o := &p.ops[i]
+		if o.tree != "" && !slices.ContainsFunc(p.trees, func(tree op) bool { return tree.src == o.tree }) {
+			p.trees = append(p.trees, op{src: o.tree})
+		}
+		if o.kind != opSymlink && o.kind != opDir {
+			if o.kind == opRoot {
+				continue
+			}
+			if n := slices.IndexFunc(hosts, func(dir string) bool { return values.Within(o.dst, dir) }); n >= 0 {
+				o.base, o.place = hosts[n], p.place()
+			}
+		}
+		if o.host() && o.base == "" {
+			hosts = append(hosts, o.dst)
+		}
+	}
+}
+
+// tree returns where the tree of a part is bound.
+func (p *Plan) tree(o *op) string {
+	for _, tree := range p.trees {
+		if tree.src == o.tree {
+			return tree.dst
+		}
+	}
+	return ""
+}
+
+// place returns a new path below [enter.LayersDir].
+func (p *Plan) place() string {
+	p.places++
+	return path.Join(enter.LayersDir, strconv.Itoa(p.places-1))
 }
