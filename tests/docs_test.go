@@ -260,22 +260,20 @@ print(execute_code("import os; os.write(1, b'a\\xff')", timeout=60))
 }
 
 // recipe is how to try a line of the cookbook: commands that prepare the directory, and commands that check the result.
-// needs is a program without which it cannot run; online recipes need a network.
+// needs is a program without which it cannot run. REGISTRIES is the address of [registries]. Recipes with limited set are
+// tried only where limits can be enforced.
 type recipe struct {
 	prepare, check, needs string
-	online                bool
+	limited               bool
 }
 
 const (
 	pythonJob = `echo 'print(6 * 7)' >job.py`
 	committed = `git init -q -b main && echo text >file && git add file && git -c user.name=n -c user.email=e commit -q -m first`
 	goModule  = `printf 'module example.org/x\ngo 1.21\n' >go.mod; printf 'package main\nfunc main() { println(42) }\n' >main.go; printf 'package main\nimport "testing"\nfunc TestX(*testing.T) {}\n' >x_test.go`
-	wheel     = `python3 -c 'import zipfile
-z = zipfile.ZipFile("lab-1.0-py3-none-any.whl", "w")
-for name, text in ("lab.py", ""), ("lab-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: lab\nVersion: 1.0\n"), ("lab-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n"), ("lab-1.0.dist-info/RECORD", ""): z.writestr(name, text)
-z.close()'`
-	gnuMake = `printf 'all:\n\techo built >out\n' >Makefile`
-	answer  = `grep -qx 42 "$OUT"`
+	gnuMake   = `printf 'all:\n\techo built >out\n' >Makefile`
+	answer    = `grep -qx 42 "$OUT"`
+	sudo      = `[ "$(id -u)" = 0 ] || exit 0; mkdir "$HOME/bin"; printf '#!/bin/sh\nexec "$@"\n' >"$HOME/bin/sudo"; chmod +x "$HOME/bin/sudo"; PATH=$HOME/bin:$PATH; `
 )
 
 // recipes has every command of the cookbook's shell blocks. A recipe without prepare and check is not tried.
@@ -287,23 +285,23 @@ var recipes = map[string]recipe{
 	`sbxrun -w --tools python3 -m pytest`:     {}, // not a package of every distribution
 	`sbxrun -w --tools python3 -m venv .venv`: {prepare: `python3 -c 'import ensurepip'`, check: `.venv/bin/python -m pip --version`, needs: "pip3"},
 	`sbxrun -w --tools --net host pip install -r requirements.txt`: {
-		prepare: `python3 -m venv .venv && export PATH=$PWD/.venv/bin:$PATH && echo ./lab-1.0-py3-none-any.whl >requirements.txt && ` + wheel, check: `.venv/bin/python -c 'import lab'`, needs: "pip3"},
+		prepare: `python3 -m venv .venv && export PATH=$PWD/.venv/bin:$PATH && printf -- "--index-url $REGISTRIES/simple/\nlab\n" >requirements.txt`, check: `.venv/bin/python -c 'import lab'`, needs: "pip3"},
 	`sbxrun node app.js`:                            {prepare: `echo 'console.log(6 * 7)' >app.js`, check: answer, needs: "node"},
 	`sbxrun --tools node app.js`:                    {prepare: `echo 'console.log(6 * 7)' >app.js`, check: answer, needs: "node"},
-	`sbxrun -w --net host npm ci`:                   {prepare: `echo '{"dependencies": {"minimist": "1.2.8"}}' >package.json && npm install --package-lock-only`, check: `test -d node_modules/minimist`, needs: "npm", online: true},
+	`sbxrun -w --net host npm ci`:                   {prepare: `echo '{"dependencies": {"lab": "1.0.0"}}' >package.json && echo "registry=$REGISTRIES/npm/" >.npmrc && npm install --package-lock-only`, check: `test -d node_modules/lab`, needs: "npm"},
 	`sbxrun -w --tools npm test`:                    {prepare: `echo '{"scripts": {"test": "node -p 6*7"}}' >package.json`, check: answer, needs: "npm"},
-	`sbxrun --memory 1G --fake-meminfo node app.js`: {}, // needs limits
+	`sbxrun --memory 1G --fake-meminfo node app.js`: {prepare: `echo 'console.log(6 * 7)' >app.js`, check: answer, needs: "node", limited: true},
 	`sbxrun -w --tools go build ./...`:              {prepare: goModule, check: `echo built`, needs: "go"},
 	`sbxrun --tools go test ./...`:                  {prepare: goModule, check: `grep -q ^ok "$OUT"`, needs: "go"},
 	`sbxrun -w --net host --env GOPROXY --env GOMODCACHE="$PWD/.modcache" --tools go mod download`: {
-		prepare: `printf 'module x\ngo 1.21\nrequire github.com/google/go-cmp v0.6.0\n' >go.mod && export GOPROXY="$(go env GOPROXY)"`, check: `test -d .modcache/github.com/google/go-cmp@v0.6.0; chmod -R u+w .modcache`, needs: "go", online: true},
+		prepare: `printf 'module x\ngo 1.21\n' >go.mod && export GOPROXY="$REGISTRIES/go" && GOMODCACHE=$HOME/cache GONOSUMDB='*' GOFLAGS=-modcacherw go get example.org/lab@v1.0.0`, check: `test -d .modcache/example.org/lab@v1.0.0; chmod -R u+w .modcache`, needs: "go"},
 	`sbxrun -w --tools cargo build --offline`:                                                  {prepare: `cargo init -q --vcs none --name x`, check: `test -e target/debug/x`, needs: "cargo"},
 	`sbxrun -w --tools --net host --env CARGO_HOME="$PWD/.cargo-home" cargo fetch`:             {}, // crates.io
 	`sbxrun java Main.java`:                                                                    {prepare: `echo 'class Main { public static void main(String[] a) { System.out.println(42); } }' >Main.java`, check: answer, needs: "javac"},
 	`sbxrun --memory 1G java -Xmx700m -jar app.jar`:                                            {}, // needs limits
 	`sbxrun -w --bind "$HOME/.m2-untrusted:/m2" --net host mvn -Dmaven.repo.local=/m2 package`: {}, // Maven Central
 	`sbxrun -w --timeout 600 make -j4`:                                                         {prepare: gnuMake, check: `grep -q built out`, needs: "make"},
-	`sbxrun -w --memory 4G --pids 256 --cpus 2 make -j4`:                                       {}, // needs limits
+	`sbxrun -w --memory 4G --pids 256 --cpus 2 make -j4`:                                       {prepare: gnuMake, check: `grep -q built out`, needs: "make", limited: true},
 	`sbxrun --bind "$PWD/build" cmake --build build`:                                           {prepare: `printf 'cmake_minimum_required(VERSION 3.10)\nproject(a NONE)\nadd_custom_target(x ALL COMMAND echo done >out)\n' >CMakeLists.txt && cmake -B build`, check: `test -e build/out`, needs: "cmake"},
 	`sbxrun git log`: {prepare: committed, check: `grep -q first "$OUT"`, needs: "git"},
 	`sbxrun --cwd-root "$(git rev-parse --show-toplevel)" git log`: {prepare: committed + ` && mkdir d && cd d`, check: `grep -q first "$OUT"`, needs: "git"},
@@ -314,9 +312,9 @@ var recipes = map[string]recipe{
 	`sbxrun sh -c 'sort input | uniq -c'`:                      {prepare: `printf 'a\nb\na\n' >input`, check: `grep -q '2 a' "$OUT"`},
 	`cat data | sbxrun ./filter | wc -l`:                       {prepare: `printf 'a\nb\n' >data && printf '#!/bin/sh\ncat\n' >filter && chmod +x filter`, check: `grep -qx 2 "$OUT"`},
 	`sbxrun -t bash`:                                           {prepare: `true`, check: `grep -q exit "$OUT"`},
-	`sudo sbxrun --timeout 60 make check`:                      {}, // sudo
-	`sudo sbxrun -w make install DESTDIR="$PWD/out"`:           {},
-	`sudo sbxrun --user 1000:1000 --bind /srv/data ./job`:      {},
+	`sudo sbxrun --timeout 60 make check`:                      {prepare: sudo + `printf 'check:\n\tid -u\n' >Makefile`, check: `grep -qx 65534 "$OUT"`, needs: "make"},
+	`sudo sbxrun -w make install DESTDIR="$PWD/out"`:           {prepare: sudo + `printf 'install:\n\tmkdir $(DESTDIR)\n' >Makefile`, check: `test -d out`, needs: "make"},
+	`sudo sbxrun --user 1000:1000 --bind /srv/data ./job`:      {}, // would need a directory in /srv
 	`sbxrun start --name web --ready-tcp 8000 --wait-ready python3 -m http.server`: {prepare: `true`, check: `echo 'import urllib.request as r; print(r.urlopen("http://localhost:8000").status)' >client.py
 sbxrun exec --timeout 10 web python3 client.py | grep -qx 200 && sbxrun kill web`},
 	`sbxrun exec --timeout 10 web python3 client.py`: {}, // with the one before
@@ -328,11 +326,10 @@ var (
 	shellComments = regexp.MustCompile(` +# .*`)
 )
 
-// Every command of the cookbook's shell blocks works as printed, unless recipes says why it is not tried. With
-// SBXRUN_TESTS_ONLINE=1 that includes those that download packages.
+// Every command of the cookbook's shell blocks works as printed, unless recipes says why it is not tried.
 func TestCookbook(t *testing.T) {
 	t.Parallel()
-	documented := map[string]bool{}
+	documented, prepare := map[string]bool{}, "export REGISTRIES="+registries(t)+"\n"
 	var text strings.Builder
 	for _, section := range strings.SplitAfter(readFile(t, "../docs/guides/cookbook.md"), "\n## ") {
 		if !strings.HasPrefix(section, "pandas") && !strings.HasPrefix(section, "CUDA") { // need an image from a registry, or a GPU
@@ -345,7 +342,7 @@ func TestCookbook(t *testing.T) {
 			documented[line] = true
 			how, ok := recipes[line]
 			check.That(t, ok, "no test of: %s", line)
-			if how.check == "" || how.online && os.Getenv("SBXRUN_TESTS_ONLINE") != "1" {
+			if how.check == "" {
 				continue
 			}
 			t.Run(line, func(t *testing.T) {
@@ -353,7 +350,10 @@ func TestCookbook(t *testing.T) {
 				if how.needs != "" {
 					how.prepare = "command -v " + how.needs + " || exit 0\n" + how.prepare
 				}
-				follow(t, how.prepare, line, how.check)
+				if how.limited {
+					how.prepare = "sbxrun --cwd none --memory 1G --pids 64 --cpus 1 true || exit 0\n" + how.prepare
+				}
+				follow(t, prepare+how.prepare, line, how.check)
 			})
 		}
 	}
@@ -380,6 +380,16 @@ func follow(t *testing.T, prepare, documented, check string) {
 		out, _ := os.ReadFile(dir + "/out")
 		t.Errorf("%v\n%s%s", err, text, out)
 	}
+}
+
+// The command in the guide to CI runs tests that use the network, and writes a report.
+func TestContinuousIntegration(t *testing.T) {
+	t.Parallel()
+	_, line, ok := strings.Cut(readFile(t, "../docs/guides/ci.md"), "\n- run: ")
+	line, _, _ = strings.Cut(line, "\n")
+	check.Require(t, ok, "no command in ci.md")
+	follow(t, "command -v make || exit 0\nprintf 'test:\\n\\tpython3 -c \"import urllib.request as r; print(r.urlopen(\\047"+registries(t)+"/npm/lab\\047).status)\"\\n' >Makefile", line,
+		`grep -qx 200 "$OUT" && [ "$(jq -r .cause report.json)" = exited ]`)
 }
 
 // The grader in the guide to CI gives each submission its verdict.
