@@ -123,7 +123,6 @@ func (c *command) wait() (res result.Result, delivered bool) {
 		warn(err)
 	}
 	if c.record != nil {
-		c.record.Settle(&res)
 		c.output.hit.Store(c.record.Cut())
 	}
 	res.Limits = append(res.Limits, c.output.limits()...)

@@ -12,14 +12,14 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/admission"
-	"github.com/sbxrun/sbxrun/internal/detach"
 	"github.com/sbxrun/sbxrun/internal/output"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
 // caller is the sbxrun process that waits for this one to start a command in the background; nil in the foreground.
-var caller *detach.Caller
+var caller *sandbox.Caller
 
 // fail prints an error, or reports it to the caller of a detached command, and returns the exit code.
 func fail(err error) int {
@@ -40,11 +40,11 @@ func warn(err error) {
 }
 
 // inBackground runs a command in the background. describe returns the result once it runs.
-func inBackground(command string, args []string, describe func(detach.Handover) (output.Result, error)) (output.Result, error) {
-	var said detach.Handover
+func inBackground(command string, args []string, describe func(sandbox.Handover) (output.Result, error)) (output.Result, error) {
+	var said sandbox.Handover
 	err := state.CheckVisible()
 	if err == nil {
-		if said, err = detach.Spawn(command, args); err != nil {
+		if said, err = sandbox.Spawn(command, args); err != nil {
 			var none *admission.Permit
 			err = none.Explain(&result.Error{Code: "detach", Message: "cannot start the supervisor: " + err.Error(), Err: err})
 		}
@@ -104,7 +104,7 @@ func background(begin time.Time) int {
 	var command string
 	var args []string
 	var err error
-	if caller, command, args, err = detach.Receive(); err != nil {
+	if caller, command, args, err = sandbox.Receive(); err != nil {
 		return result.ExitNotStarted // there is no caller to report to
 	}
 	switch command {

@@ -10,7 +10,6 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
-	"github.com/sbxrun/sbxrun/internal/detach"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/obstacle"
 	"github.com/sbxrun/sbxrun/internal/output"
@@ -50,7 +49,7 @@ func (x *execution) run(args []string) int {
 	case err != nil:
 		return x.refuse(&x.flags, err)
 	case x.flags.Detach && caller == nil:
-		r, err := inBackground("exec", args, func(said detach.Handover) (output.Result, error) {
+		r, err := inBackground("exec", args, func(said sandbox.Handover) (output.Result, error) {
 			return output.Line(said, said.Handle), nil
 		})
 		return output.Finish(x.flags.JSON, r, err)
@@ -172,18 +171,12 @@ func (x *execution) entry(use *sandbox.Use) (*enter.Entry, error) {
 
 // begin creates the record of a detached command before anything is started, so that a full disk is an error.
 func (x *execution) begin(use *sandbox.Use, requests *requests) error {
-	spec := sandbox.ExecSpec{
-		Command: x.argv, Workdir: x.Place.Entry.Workdir, Begin: x.Begin, Timeout: time.Duration(x.flags.Timeout),
-		LogMax: cmp.Or(int64(x.flags.MaxOutput), maxLog), KillAtLogMax: x.flags.OutputLimit == outputKill,
-	}
-	if x.Planned != nil {
-		spec.Limits = x.Planned.Limits
-	}
-	record, err := use.NewExec(requests.ctx, x.ID, spec)
+	x.Timeout = time.Duration(x.flags.Timeout)
+	record, err := use.NewExec(requests.ctx, x.Command, cmp.Or(int64(x.flags.MaxOutput), maxLog), x.flags.OutputLimit == outputKill)
 	if err != nil {
 		return err
 	}
-	x.record, x.Held = record, record.Held
+	x.record = record
 	requests.made(record)
 	ready := make(chan struct{})
 	close(ready)
@@ -196,7 +189,7 @@ func (x *execution) released() {
 	if caller == nil {
 		return
 	}
-	if caller.Tell(detach.Handover{ID: x.ID, Handle: x.record.Handle(), Status: string(state.Running)}) != nil {
+	if caller.Tell(sandbox.Handover{ID: x.ID, Handle: x.record.Handle(), Status: string(state.Running)}) != nil {
 		x.signals.cancel(supervise.Request{Cause: result.Killed, Signal: syscall.SIGKILL})
 	}
 }

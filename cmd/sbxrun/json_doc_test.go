@@ -12,7 +12,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup"
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/detach"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -33,7 +33,7 @@ func TestJSONIsDocumented(t *testing.T) {
 	}
 	for heading, of := range map[string]reflect.Type{
 		"ps, inspect":          reflect.TypeFor[described](),
-		"start, exec --detach": reflect.TypeFor[detach.Handover](),
+		"start, exec --detach": reflect.TypeFor[sandbox.Handover](),
 		"wait":                 reflect.TypeFor[waited](),
 		"kill":                 reflect.TypeFor[killed](),
 		"cleanup":              reflect.TypeFor[cleanup.Finding](),

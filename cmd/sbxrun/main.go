@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
-	"github.com/sbxrun/sbxrun/internal/detach"
 	_ "github.com/sbxrun/sbxrun/internal/entry"
 	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/sandbox"
 )
 
 func main() {
@@ -23,7 +23,7 @@ func main() {
 	if err := enoughDescriptors(); err != nil {
 		os.Exit(output.Fail(err))
 	}
-	if len(args) == 1 && args[0] == detach.Argument {
+	if len(args) == 1 && args[0] == sandbox.BackgroundArgument {
 		os.Exit(background(begin))
 	}
 	os.Exit(dispatch(args, begin))

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
-	"github.com/sbxrun/sbxrun/internal/detach"
 	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
@@ -19,7 +18,7 @@ func startCommand(args []string) int {
 	flags, err := parseStart(args)
 	var r output.Result
 	if err == nil {
-		r, err = inBackground("start", args, func(said detach.Handover) (output.Result, error) {
+		r, err = inBackground("start", args, func(said sandbox.Handover) (output.Result, error) {
 			var err error
 			if flags.WaitReady {
 				if err = waitReady(said.ID, time.Duration(flags.ReadyTimeout)); err != nil {

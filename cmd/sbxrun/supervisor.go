@@ -10,7 +10,6 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/internal/cli"
-	"github.com/sbxrun/sbxrun/internal/detach"
 	"github.com/sbxrun/sbxrun/internal/files"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
@@ -32,7 +31,7 @@ func superviseSandbox(args []string, begin time.Time) int {
 		return fail(err)
 	}
 	warnPut(box.Parts.Files)
-	if caller.Tell(detach.Handover{ID: box.ID(), Name: box.Name(), Status: string(state.Running)}) != nil {
+	if caller.Tell(sandbox.Handover{ID: box.ID(), Name: box.Name(), Status: string(state.Running)}) != nil {
 		requests.abandon()
 	}
 	time.AfterFunc(soonSwept, func() {

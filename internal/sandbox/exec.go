@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"os"
-	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
@@ -12,41 +11,31 @@ import (
 	"github.com/sbxrun/sbxrun/internal/supervise"
 )
 
-// ExecSpec describes a detached exec for its record.
-type ExecSpec struct {
-	Command []string
-	Workdir string
-	Limits  []result.Limit
-	Begin   time.Time // time of the request
-	Timeout time.Duration
-
-	LogMax       int64 // maximum bytes of each log
-	KillAtLogMax bool  // whether to end it at more output
-}
-
 // Exec is a detached exec: a command in a sandbox, with its own record and logs. Other processes know it and
 // request its end as for a [Sandbox].
 type Exec struct {
 	*recorded
-	spec ExecSpec
-	use  *Use
-	dir  *state.Dir
+	command *supervise.Command
+	use     *Use
+	dir     *state.Dir
 
 	running bool // its caller has its handle
 }
 
-// NewExec creates the directory for the record of a detached exec in the sandbox. Other processes see it after
-// [Exec.Begin]. The exec ends when ctx is done.
-func (u *Use) NewExec(ctx context.Context, id string, spec ExecSpec) (*Exec, error) {
+// NewExec creates the directory for the record of a detached exec in the sandbox, which runs c. Other processes see it
+// after [Exec.Begin]. The exec ends when ctx is done. See [recorded] for the other parameters.
+func (u *Use) NewExec(ctx context.Context, c *supervise.Command, logMax int64, killAtLogMax bool) (*Exec, error) {
 	dir, err := u.entry.MakeExecs()
 	if err != nil {
 		return nil, err
 	}
-	claim, err := dir.Create(id, "")
+	claim, err := dir.Create(c.ID, "")
 	if err != nil {
 		return nil, result.All(err, dir.Close())
 	}
-	return &Exec{recorded: newRecorded(ctx, claim, spec.LogMax, spec.KillAtLogMax), spec: spec, use: u, dir: dir}, nil
+	e := &Exec{recorded: newRecorded(ctx, claim, logMax, killAtLogMax), command: c, use: u, dir: dir}
+	c.Held, c.Settle = e.held, e.settle
+	return e, nil
 }
 
 // Handle returns the name that other processes use for it.
@@ -70,10 +59,14 @@ func (e *Exec) Begin() error {
 	if err := e.openLogs(); err != nil {
 		return err
 	}
+	c := e.command
 	return e.write(func(r *state.Record) {
 		*r = state.Record{
-			Argv: e.spec.Command, CreatedAt: e.spec.Begin.UTC().Format(result.TimeFormat), Phase: state.Starting, Supervisor: self,
-			Workdir: e.spec.Workdir, Net: e.use.Access.Net, TimeoutMS: result.Milliseconds(e.spec.Timeout), Limits: e.spec.Limits,
+			Argv: c.Place.Entry.Command, CreatedAt: c.Begin.UTC().Format(result.TimeFormat), Phase: state.Starting, Supervisor: self,
+			Workdir: c.Place.Entry.Workdir, Net: e.use.Access.Net, TimeoutMS: result.Milliseconds(c.Timeout),
+		}
+		if c.Planned != nil {
+			r.Limits = c.Planned.Limits
 		}
 		if cred := e.use.Access.Cred; cred != nil {
 			r.UID, r.GID = &cred.UID, &cred.GID
@@ -92,8 +85,8 @@ func (t taker) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Held records its init before the command may start.
-func (e *Exec) Held(_ context.Context, c *supervise.Command) error {
+// held records its init before the command may start.
+func (e *Exec) held(_ context.Context, c *supervise.Command) error {
 	init, err := identity(c.Kept().Init, c.Kept().InitNS)
 	if err != nil {
 		return err
@@ -110,8 +103,8 @@ func (e *Exec) Running() {
 // Cut reports whether it has written more than its logs hold.
 func (e *Exec) Cut() bool { return e.logs[0].Truncated() || e.logs[1].Truncated() }
 
-// Settle corrects the cause if another process has killed the exec.
-func (e *Exec) Settle(res *result.Result) {
+// settle corrects the cause if another process has killed the exec.
+func (e *Exec) settle(res *result.Result) {
 	if res.Cause == result.Lost && e.doomed() {
 		res.Cause = result.Killed
 	}

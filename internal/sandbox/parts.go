@@ -213,8 +213,9 @@ func (p *Parts) Look() (list []*room.Overlay, err error) {
 		if fd, err = proc.Duplicate(o.Layer); err != nil {
 			break
 		}
-		again := &room.Overlay{Source: o.Source, Dest: o.Dest, Image: o.Image, Since: o.Since, Base: o.Base, Index: o.Index, Upper: o.Upper, Lower: o.Lower, Layer: os.NewFile(uintptr(fd), "layer")}
-		list = append(list, again)
+		again := *o
+		again.Layer = os.NewFile(uintptr(fd), "layer")
+		list = append(list, &again)
 	}
 	if err != nil {
 		closeOverlays(list)

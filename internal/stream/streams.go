@@ -215,8 +215,11 @@ func (s *Streams) take(i int, dst io.Writer) error {
 		return nil
 	}
 	// A larger pipe means fewer context switches for a command that writes much. An ordinary user is
-	// limited by pipe-user-pages-soft (pipe(7)); the default size stays then.
-	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, largePipe)
+	// limited by pipe-user-pages-soft (pipe(7)); the default size stays then. Logs have no Exceeded: their
+	// commands may be many and live long.
+	if s.bound.Exceeded != nil {
+		_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, largePipe)
+	}
 	s.relays.Add(os.NewFile(uintptr(fds[0]), "pipe"), take)
 	return nil
 }

@@ -1,4 +1,4 @@
-package detach
+package sandbox
 
 import (
 	"os"
@@ -11,7 +11,7 @@ import (
 
 // As a background process this program stops before it reads anything.
 func TestMain(m *testing.M) {
-	if len(os.Args) == 2 && os.Args[1] == Argument {
+	if len(os.Args) == 2 && os.Args[1] == BackgroundArgument {
 		_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
 		select {}
 	}

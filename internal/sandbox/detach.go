@@ -1,6 +1,4 @@
-// Package detach starts a background process of the same program that runs a command, and waits for its
-// report.
-package detach
+package sandbox
 
 import (
 	"encoding/json"
@@ -28,8 +26,8 @@ import (
 //
 // If the caller dies first, the background process sees the socket close and gives up.
 
-// Argument is the only argument of a background process.
-const Argument = "supervise-detached"
+// BackgroundArgument is the only argument of a background process.
+const BackgroundArgument = "supervise-detached"
 
 // backgroundSocket is the background process's descriptor of the socket.
 const backgroundSocket = 3
@@ -81,7 +79,7 @@ func Spawn(command string, args []string) (said Handover, err error) {
 	}
 	ours, theirs := os.NewFile(uintptr(pair[0]), "supervisor"), os.NewFile(uintptr(pair[1]), "supervisor")
 	defer ours.Close()
-	cmd := exec.Command("/proc/self/exe", Argument)
+	cmd := exec.Command("/proc/self/exe", BackgroundArgument)
 	cmd.Args[0] = "sbxrun"
 	// A single processor saves threads while it waits.
 	cmd.Env = []string{"GOMAXPROCS=1"}
