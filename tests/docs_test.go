@@ -25,8 +25,7 @@ func TestDocs(t *testing.T) {
 	documents, err := filepath.Glob("../docs/[^m]*/*.md")
 	harness.Must(t, err)
 	for _, document := range append(documents, "../README.md") {
-		text, err := os.ReadFile(document)
-		harness.Must(t, err)
+		text := harness.ReadFile(t, document)
 		blocks := consoleBlocks(string(text))
 		if len(blocks) == 0 {
 			continue
@@ -215,8 +214,7 @@ var (
 
 // prose returns a document without its code blocks.
 func prose(t *testing.T, document string) string {
-	text, err := os.ReadFile(document)
-	harness.Must(t, err)
+	text := harness.ReadFile(t, document)
 	return codeBlocks.ReplaceAllString(string(text), "")
 }
 
@@ -232,8 +230,7 @@ func anchors(t *testing.T, document string) (names []string) {
 // The Python function in the guide to back ends returns the documented values.
 func TestBackendPython(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../docs/guides/backend.md")
-	harness.Must(t, err)
+	text := harness.ReadFile(t, "../docs/guides/backend.md")
 	_, code, _ := strings.Cut(string(text), "```python\n")
 	code, _, found := strings.Cut(code, "```\n")
 	const limited = `"--memory", "256M", "--pids", "64", `

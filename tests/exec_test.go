@@ -189,8 +189,7 @@ func TestExecPrivileges(t *testing.T) {
 			defer f.Close()
 			p := b.State.Start(harness.Options{ExtraFiles: append([]*os.File{f}, extra...)}, "exec", "--report", "fd:3", b.ID, "/fixtures/probe-fds")
 			p.Wait().Exits(t, 0)
-			data, err := os.ReadFile(f.Name())
-			harness.Must(t, err)
+			data := harness.ReadFile(t, f.Name())
 			rep, err := harness.ParseReport(data)
 			check.That(t, err == nil && rep.Cause == "exited", "report to a descriptor: %v: %s", err, data)
 			continue
@@ -402,8 +401,7 @@ func TestExecParallel(t *testing.T) {
 
 func countDir(t *testing.T, format string, pid int) int {
 	t.Helper()
-	entries, err := os.ReadDir(strings.Replace(format, "%d", strconv.Itoa(pid), 1))
-	harness.Must(t, err)
+	entries := harness.ReadDir(t, strings.Replace(format, "%d", strconv.Itoa(pid), 1))
 	return len(entries)
 }
 

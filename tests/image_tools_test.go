@@ -308,8 +308,7 @@ func TestImageToolsApt(t *testing.T) {
 		return // only root can run debootstrap
 	}
 	s, other := harness.NewState(t), harness.NewState(t)
-	layer, err := os.ReadFile(archive)
-	harness.Must(t, err)
+	layer := harness.ReadFile(t, archive)
 	dir := harness.SharedDir(t)
 	ociLayout(t, dir+"/oci", runtime.GOARCH, nil, layer)
 	run := func(s *harness.State, args ...string) string {

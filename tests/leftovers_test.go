@@ -144,8 +144,7 @@ func TestUnprovenQuota(t *testing.T) {
 	keeper, err := harness.Adopt(harness.Descendants(cmd.Process.Pid)[0]) // the parent of the command's init; it outlives sbxrun
 	harness.Must(t, err)
 	defer keeper.Close()
-	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	harness.Must(t, err)
+	groups := harness.ReadFile(t, fmt.Sprintf("/proc/%d/cgroup", pid))
 	id := regexp.MustCompile(`/sbxrun-([0-9a-f]+)`).FindStringSubmatch(string(groups))
 	_, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(pid), 0, unix.PTRACE_O_TRACEEXIT, 0, 0)
 	check.Require(t, errno == 0 && id != nil, "trace %d in %s: %v", pid, groups, errno)

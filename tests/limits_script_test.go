@@ -31,8 +31,7 @@ func TestLimitsScript(t *testing.T) {
 	}
 	t.Run("mounted by its user", limitsScriptOwnMounts)
 	t.Run("as mounted", func(t *testing.T) { limitsScript(t, nil) })
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	harness.Must(t, err)
+	mounts := harness.ReadFile(t, "/proc/self/mountinfo")
 	if bytes.Contains(mounts, []byte(" - cgroup ")) && bytes.Contains(mounts, []byte(" - cgroup2 ")) {
 		const without = `awk '/ - cgroup2 / {print $5}' /proc/self/mountinfo | while read -r dir; do umount "$dir" || exit 3; done && exec "$@"`
 		t.Run("v1 alone", func(t *testing.T) { limitsScript(t, []string{"unshare", "--mount", "sh", "-c", without, "-"}) })
@@ -157,8 +156,7 @@ func limitsScriptOwnMounts(t *testing.T) {
 		script += line
 	}
 	script = strings.Replace(strings.TrimSuffix(script, "ready\n"), "uid=0 ", fmt.Sprintf("uid=%d ", uid), 1)
-	cgroups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", shell.Process.Pid))
-	harness.Must(t, err)
+	cgroups := harness.ReadFile(t, fmt.Sprintf("/proc/%d/cgroup", shell.Process.Pid))
 	for line := range strings.Lines(string(cgroups)) { // the script would use these directories as the shell's cgroups
 		own := strings.TrimSpace(strings.SplitN(line, ":", 3)[2])
 		dirs, err := filepath.Glob(fake + "/*")

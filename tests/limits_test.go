@@ -492,8 +492,7 @@ func TestLimitKilled(t *testing.T) {
 // cgroupsOf returns sbxrun's cgroups that a process is in.
 func cgroupsOf(t *testing.T, pid int) (dirs []string) {
 	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	harness.Must(t, err)
+	data := harness.ReadFile(t, fmt.Sprintf("/proc/%d/cgroup", pid))
 	seen := map[string]bool{}
 	for _, line := range strings.Split(string(data), "\n") {
 		_, name, ok := strings.Cut(line, "/sbxrun-")

@@ -37,7 +37,6 @@ func TestLocksOfOverlay(t *testing.T) {
 
 func locks(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile("/proc/locks")
-	harness.Must(t, err)
+	text := harness.ReadFile(t, "/proc/locks")
 	return string(text)
 }

@@ -291,8 +291,7 @@ func TestUserExhausted(t *testing.T) {
 }
 
 func maxWatches(t *testing.T) int {
-	text, err := os.ReadFile("/proc/sys/fs/epoll/max_user_watches")
-	harness.Must(t, err)
+	text := harness.ReadFile(t, "/proc/sys/fs/epoll/max_user_watches")
 	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	harness.Must(t, err)
 	return n

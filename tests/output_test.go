@@ -3,7 +3,6 @@ package tests
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 	"testing"
@@ -70,8 +69,7 @@ func TestPassThroughFile(t *testing.T) {
 	harness.Must(t, err)
 	defer file.Close()
 	harness.Run(t, harness.Options{Stdout: file}, "/fixtures/out-bulk").Expect(t, 0, "exited")
-	got, err := os.ReadFile(file.Name())
-	harness.Must(t, err)
+	got := harness.ReadFile(t, file.Name())
 	check.That(t, bytes.Equal(got, bulk("o", 500000)), "%d bytes in the file are not what was printed", len(got))
 }
 
@@ -297,8 +295,7 @@ func TestReaderLate(t *testing.T) {
 			ns := p.Namespace()
 			harness.Must(t, os.WriteFile(dir+"/go", nil, 0o644))
 			harness.Until(t, harness.Bound, "the sandbox's end", func() bool { return len(harness.Members(ns)) == 0 })
-			got, err := io.ReadAll(r)
-			harness.Must(t, err)
+			got := harness.ReadAll(t, r)
 			p.Wait().Expect(t, 3, "exited")
 			got = bytes.ReplaceAll(got, []byte("\r"), nil)
 			check.That(t, bytes.Equal(got, want), "%d bytes of %d, or others", len(got), len(want))

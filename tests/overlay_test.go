@@ -31,10 +31,8 @@ func wantOriginal(t *testing.T, dir string) {
 	t.Helper()
 	names, err := filepath.Glob(dir + "/*")
 	harness.Must(t, err)
-	text, err := os.ReadFile(filepath.Join(dir, "file"))
-	harness.Must(t, err)
-	deep, err := os.ReadFile(filepath.Join(dir, "sub/deep"))
-	harness.Must(t, err)
+	text := harness.ReadFile(t, filepath.Join(dir, "file"))
+	deep := harness.ReadFile(t, filepath.Join(dir, "sub/deep"))
 	check.That(t, len(names) == 2 && string(text) == "old\n" && string(deep) == "deep\n", "the original was changed: %q, %q, %q", names, text, deep)
 }
 
@@ -365,8 +363,7 @@ func TestHostileLayer(t *testing.T) {
 		harness.Must(t, err)
 		switch info.Mode() &^ 0o777 {
 		case 0:
-			b, err := os.ReadFile(name)
-			harness.Must(t, err)
+			b := harness.ReadFile(t, name)
 			got[below] = "file " + string(b)
 		case os.ModeDir:
 			got[below] = "dir"
@@ -587,8 +584,7 @@ func TestDiffApplyGit(t *testing.T) {
 		"diff -p: %s%s", patch, note)
 
 	// The status of a file on the host changes, so git status writes the index.
-	before, err := os.ReadFile(filepath.Join(dir, ".git/index"))
-	harness.Must(t, err)
+	before := harness.ReadFile(t, filepath.Join(dir, ".git/index"))
 	harness.Must(t, os.Chtimes(filepath.Join(dir, "other"), time.Unix(1, 0), time.Unix(1, 0)))
 	git(t, dir, "status")
 	now, _ := os.ReadFile(filepath.Join(dir, ".git/index"))

@@ -354,8 +354,7 @@ func queued(t *testing.T, dir string) (n int) {
 	if err != nil {
 		return 0
 	}
-	locks, err := os.ReadFile("/proc/locks")
-	harness.Must(t, err)
+	locks := harness.ReadFile(t, "/proc/locks")
 	inode := fmt.Sprintf(":%d ", st.Sys().(*syscall.Stat_t).Ino)
 	for line := range strings.Lines(string(locks)) {
 		if strings.Contains(line, "FLOCK") && strings.Contains(line, inode) {

@@ -205,7 +205,6 @@ func TestProtectFromCopies(t *testing.T) {
 
 func readFile(t *testing.T, name string) string {
 	t.Helper()
-	data, err := os.ReadFile(name)
-	harness.Must(t, err)
+	data := harness.ReadFile(t, name)
 	return string(data)
 }

@@ -57,8 +57,7 @@ func copyProgram(t *testing.T, dir, from, to string) {
 
 func copyFile(t *testing.T, from, to string) {
 	t.Helper()
-	data, err := os.ReadFile(from)
-	harness.Must(t, err)
+	data := harness.ReadFile(t, from)
 	harness.Must(t, os.MkdirAll(filepath.Dir(to), 0o755))
 	harness.Must(t, os.WriteFile(to, data, 0o755))
 }

@@ -168,8 +168,7 @@ func TestPrivilegesOfWrittenFiles(t *testing.T) {
 			harness.Must(t, unix.Setxattr(filepath.Join(dir, "capable"), "security.capability", []byte("\x01\x00\x00\x02\x00\x20\x00\x00"+strings.Repeat("\x00", 12)), 0))
 		}
 		harness.Run(t, harness.Options{Dir: dir}, "--bind", dir+":/out", "/usr/bin/python3", "-c", setid).Expect(t, 0, "exited").Out(t, "end\n")
-		entries, err := os.ReadDir(dir)
-		harness.Must(t, err)
+		entries := harness.ReadDir(t, dir)
 		check.That(t, len(entries) >= 8, "owner %d: %v", owner, entries)
 		for _, e := range entries {
 			var st unix.Stat_t

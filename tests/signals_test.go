@@ -273,8 +273,7 @@ func TestStdinClosed(t *testing.T) {
 			"--bind", dir+":/out", "sh", "-c", "/fixtures/in-count >/out/stdin; /fixtures/probe-fds >/out/fds; ls -l /proc/self/fd >/out/list; exit 5")
 		r.Expect(t, 5, "exited")
 		for name, want := range map[string][]string{"stdin": {"bytes 0\n", "closed\n"}, "fds": {"none\n"}} {
-			got, err := os.ReadFile(dir + "/" + name)
-			harness.Must(t, err)
+			got := harness.ReadFile(t, dir+"/"+name)
 			check.That(t, bytes.HasPrefix(got, []byte(want[0])) || string(got) == want[len(want)-1], "%s: %s is %q", closed, name, got)
 		}
 		list, _ := os.ReadFile(dir + "/list")

@@ -461,8 +461,7 @@ func TestVolumeKilled(t *testing.T) {
 		check.Require(t, strings.TrimSpace(string(r.Stdout)) == "10" || strings.TrimSpace(string(r.Stdout)) == "0", "%d: a part is left: %s %s", i, r.Stdout, r.Stderr)
 	}
 	v.sbxrun(0, "", "cleanup")
-	names, err := os.ReadDir(v.dir + "/volumes")
-	harness.Must(t, err)
+	names := harness.ReadDir(t, v.dir+"/volumes")
 	rm := []string{"volume", "rm"}
 	for _, name := range names { // nothing half-made or half-removed, and no lock
 		rm = append(rm, name.Name())

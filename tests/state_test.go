@@ -84,8 +84,7 @@ func TestRecordDamaged(t *testing.T) {
 	for _, cut := range []float64{0, 0.01, 0.5, 0.99, -1} {
 		b, dir := crashed(t, s)
 		file := filepath.Join(dir, "record.json")
-		data, err := os.ReadFile(file)
-		harness.Must(t, err)
+		data := harness.ReadFile(t, file)
 		if cut < 0 {
 			harness.Must(t, os.Remove(file))
 		} else {
@@ -99,7 +98,7 @@ func TestRecordDamaged(t *testing.T) {
 		}
 		b.Forget()
 		s.Run("cleanup").Exits(t, 0)
-		_, err = os.Lstat(dir)
+		_, err := os.Lstat(dir)
 		check.That(t, err != nil, "cut at %v: cleanup has left it", cut)
 	}
 	live.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
@@ -112,8 +111,7 @@ func TestStateLinks(t *testing.T) {
 	outside := harness.Dir(t)
 	treasure := filepath.Join(outside, "record.json")
 	b, dir := crashed(t, s)
-	data, err := os.ReadFile(filepath.Join(dir, "record.json"))
-	harness.Must(t, err)
+	data := harness.ReadFile(t, filepath.Join(dir, "record.json"))
 	harness.Must(t, os.WriteFile(treasure, data, 0o600))
 	harness.Must(t, os.WriteFile(filepath.Join(outside, "lock"), nil, 0o600))
 	harness.Must(t, os.Remove(filepath.Join(dir, "record.json")))
@@ -128,8 +126,7 @@ func TestStateLinks(t *testing.T) {
 		check.That(t, !strings.Contains(string(r.Stdout), "root:") && !strings.Contains(string(r.Stdout), "boot_id"), "%q has followed a link: %s", args, r.Stdout)
 	}
 	s.Run("cleanup").Exits(t, 0)
-	entries, err := os.ReadDir(outside)
-	harness.Must(t, err)
+	entries := harness.ReadDir(t, outside)
 	now, err := os.ReadFile(treasure)
 	check.That(t, err == nil && string(now) == string(data) && len(entries) == 2, "what a link led to was touched: %v, %v", entries, err)
 }

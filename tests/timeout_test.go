@@ -210,8 +210,7 @@ func TestClockMonotonic(t *testing.T) {
 		pids = append(pids, p.Role(harness.RoleKeeper).PID) // not dumpable, so only root can inspect it
 	}
 	for _, pid := range pids {
-		infos, err := os.ReadDir(fmt.Sprintf("/proc/%d/fdinfo", pid))
-		harness.Must(t, err)
+		infos := harness.ReadDir(t, fmt.Sprintf("/proc/%d/fdinfo", pid))
 		for _, info := range infos {
 			data, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, info.Name()))
 			check.That(t, err != nil || !strings.Contains(string(data), "clockid: 0"), "process %d has a timer on CLOCK_REALTIME:\n%s", pid, data)

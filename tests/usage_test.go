@@ -144,8 +144,7 @@ func TestJSONUnescaped(t *testing.T) {
 	for _, args := range [][]string{{"ps", "--json"}, {"inspect", b.ID}, {"exec", "--json", b.ID, "echo", text}, {"kill", "--json", text}} {
 		s.Run(args...).OutHas(t, text)
 	}
-	record, err := os.ReadFile(filepath.Join(s.Dir, b.ID, "record.json"))
-	harness.Must(t, err)
+	record := harness.ReadFile(t, filepath.Join(s.Dir, b.ID, "record.json"))
 	check.That(t, strings.Contains(string(record), text), "record: %s", record)
 }
 
@@ -183,8 +182,7 @@ func TestPrintCommand(t *testing.T) {
 	check.That(t, !strings.Contains(rest, "--seccomp") && len(without) <= 6000, "the filter is in it: %s", without)
 	check.Equal(t, carryOut(without), "Seccomp: 0", "without the filter")
 	with := print(harness.Options{}, "--print-filter", file)
-	filter, err := os.ReadFile(file)
-	harness.Must(t, err)
+	filter := harness.ReadFile(t, file)
 	want := "# without its seccomp filter of " + strconv.Itoa(len(filter)) + " bytes, which --print-filter FILE writes"
 	check.That(t, comment == want && len(filter) != 0 && len(filter)%8 == 0, "comment %q, want %q", comment, want)
 	got := carryOut(with)
@@ -242,8 +240,7 @@ func TestStateDirFlag(t *testing.T) {
 func TestMistakes(t *testing.T) {
 	t.Parallel()
 	const golden = "mistakes.txt"
-	text, err := os.ReadFile(golden)
-	harness.Must(t, err)
+	text := harness.ReadFile(t, golden)
 	s := harness.NewState(t)
 	s.Sandbox(harness.Options{}, "--name", "web")
 	dir := harness.Dir(t)

@@ -283,8 +283,7 @@ func TestLocksCloseOnExec(t *testing.T) {
 	harness.Must(t, err)
 	defer release()
 	found := 0
-	entries, err := os.ReadDir("/proc/self/fd")
-	harness.Must(t, err)
+	entries := harness.ReadDir(t, "/proc/self/fd")
 	for _, e := range entries {
 		target, err := os.Readlink("/proc/self/fd/" + e.Name())
 		if err != nil || target != d.Path()+"/slot-0" && target != d.Path()+"/admission" && target != d.Path()+"/queue" {
@@ -304,8 +303,7 @@ func TestLocksCloseOnExec(t *testing.T) {
 }
 
 func TestSlotFilesAreDocumented(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/reference/state.md")
-	harness.Must(t, err)
+	doc := harness.ReadFile(t, "../../docs/reference/state.md")
 	for _, name := range []string{queueName, slotPrefix + "N", admissionName} {
 		check.That(t, strings.Contains(string(doc), "`"+name+"`"), "docs/reference/state.md does not have %s", name)
 	}

@@ -448,8 +448,7 @@ func TestLanguages(t *testing.T) {
 // sbxrun's own binary does not contain the drivers.
 func TestNotInSbxrun(t *testing.T) {
 	t.Parallel()
-	binary, err := os.ReadFile(harness.Binary(t))
-	harness.Must(t, err)
+	binary := harness.ReadFile(t, harness.Binary(t))
 	check.That(t, bytes.Contains(binary, []byte("internal/supervise")) && !bytes.Contains(binary, []byte("internal/cells")), "cmd/sbxrun imports internal/cells")
 }
 

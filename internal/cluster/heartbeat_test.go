@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"encoding/json"
 	"testing"
 	"time"
 
@@ -17,8 +16,7 @@ func watched(t *testing.T, bus *fakeBus) (m *Members, at time.Time) {
 	m.check(at)
 	<-m.kick
 	b := Heartbeat{Kind: NodeKind, Name: "n", Instance: NewInstance()}
-	text, err := json.Marshal(b)
-	harness.Must(t, err)
+	text := harness.JSON(t, b)
 	m.receive(heartbeats+NodeKind+".n", "", text, false)
 	return m, at
 }

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -62,8 +61,7 @@ func TestGrantToMany(t *testing.T) {
 	var h quotaRecord
 	here := func(string) bool { return false }
 	size := func() int {
-		text, err := json.Marshal(h)
-		harness.Must(t, err)
+		text := harness.JSON(t, h)
 		return len(text)
 	}
 	node := func(i int) string { return fmt.Sprintf("node.%032d.00000000", i) } // the longest name

@@ -17,8 +17,7 @@ import (
 
 // The configuration reference lists every key with its default.
 func TestDefaultsAreDocumented(t *testing.T) {
-	document, err := os.ReadFile("../../docs/reference/configuration.md")
-	harness.Must(t, err)
+	document := harness.ReadFile(t, "../../docs/reference/configuration.md")
 	_, block, _ := strings.Cut(string(document), "```toml\n")
 	block, _, _ = strings.Cut(block, "```\n")
 	defaults, _, found := strings.Cut(block, "# Examples:\n")

@@ -3,7 +3,6 @@ package doctor
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -140,8 +139,7 @@ func children(t *testing.T) (pids []string) {
 func TestReportJSON(t *testing.T) {
 	ms := 6.5
 	r := Report{Version: 1, OK: true, RoundTrip: &ms, Kernel: "6.1.0", Checks: []Finding{{Name: "kernel", Verdict: OK, Detail: "Linux 6.1.0"}, {Name: "run", Verdict: Skipped, Cause: "needs: bwrap"}}}
-	b, err := json.Marshal(r)
-	harness.Must(t, err)
+	b := harness.JSON(t, r)
 	want := `{"version":1,"ok":true,"checks":[{"name":"kernel","verdict":"ok","detail":"Linux 6.1.0"},{"name":"run","verdict":"skipped","cause":"needs: bwrap"}],"round_trip_ms":6.5,"kernel":"6.1.0"}`
 	check.Equal(t, cmp.Diff(want, string(b)), "", "(-want +got):\n")
 }
@@ -198,8 +196,7 @@ func TestFinding(t *testing.T) {
 // Every check is documented, in order.
 func TestChecksAreDocumented(t *testing.T) {
 	works(t)
-	doc, err := os.ReadFile("../../docs/reference/doctor.md")
-	harness.Must(t, err)
+	doc := harness.ReadFile(t, "../../docs/reference/doctor.md")
 	_, table, _ := strings.Cut(string(doc), "| check | ")
 	for _, f := range Examine(context.Background(), caller()).Checks {
 		_, after, ok := strings.Cut(table, "`"+f.Name+"`")

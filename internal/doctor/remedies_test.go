@@ -306,8 +306,7 @@ func TestExplain(t *testing.T) {
 
 // The transcript in docs/reference/doctor.md contains the actual cause and fix.
 func TestExplainedInDocs(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/reference/doctor.md")
-	harness.Must(t, err)
+	doc := harness.ReadFile(t, "../../docs/reference/doctor.md")
 	m := other(map[string]string{"/proc/sys/kernel/unprivileged_userns_clone": "0\n", "/proc/self/uid_map": wholeMap})
 	cause, fix, _ := explain(understand(noPermissions), m)
 	for _, line := range append(strings.Split(fix, "\n"), "sbxrun does not work here: user namespace: "+cause) {
@@ -453,8 +452,7 @@ func TestProfile(t *testing.T) {
 	command, _, _ := strings.Cut(fix, " | ")
 	out, err := exec.Command("sh", "-c", command).Output()
 	check.Require(t, err == nil, "%s: %v", command, err)
-	file, err := os.ReadFile("sbxrun-bwrap")
-	harness.Must(t, err)
+	file := harness.ReadFile(t, "sbxrun-bwrap")
 	want := strings.ReplaceAll(regexp.MustCompile("(?m)^#.*\n").ReplaceAllString(string(file), ""), "/usr/bin/bwrap", "/opt/bwrap")
 	check.That(t, string(out) == want && strings.Contains(want, "profile sbxrun-bwrap /opt/bwrap flags=(unconfined) {\n  userns,\n}\n"), "printed:\n%s\nwant:\n%s", out, want)
 	files["/etc/apparmor.d/sbxrun-bwrap"] = want

@@ -475,8 +475,7 @@ func inRoom(t *testing.T, g *Group, script string) (string, *result.Payload) {
 	in.Close()
 	harness.Must(t, err)
 	defer room.Close()
-	own, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", room.Init.PID))
-	harness.Must(t, err)
+	own := harness.ReadFile(t, fmt.Sprintf("/proc/%d/cgroup", room.Init.PID))
 	n := bytes.Count(own, []byte(id(t)))
 	check.That(t, n == len(g.Dirs()), "it is in %d of %v: %s", n, g.Dirs(), own)
 	room.Exec.Release()
@@ -494,8 +493,7 @@ func inRoom(t *testing.T, g *Group, script string) (string, *result.Payload) {
 	peak := g.Usage().PidsPeak
 	check.That(t, peak <= 5, "%d tasks", peak) // the parent of init, init, sh and cat; 0 if unknown
 	check.OK(t, room.Keeper.Reap(limit))
-	seen, err := io.ReadAll(out)
-	harness.Must(t, err)
+	seen := harness.ReadAll(t, out)
 	return string(seen), payload
 }
 
@@ -624,8 +622,7 @@ func TestRemoveInVain(t *testing.T) {
 // descriptors returns the number of open descriptors of this process.
 func descriptors(t *testing.T) int {
 	t.Helper()
-	list, err := os.ReadDir("/proc/self/fd")
-	harness.Must(t, err)
+	list := harness.ReadDir(t, "/proc/self/fd")
 	return len(list)
 }
 

@@ -127,8 +127,7 @@ func quotaOf(t *testing.T, g *Group) float64 {
 	}
 	var numbers []float64 // quota and period
 	for _, file := range files {
-		text, err := os.ReadFile(dir + file)
-		harness.Must(t, err)
+		text := harness.ReadFile(t, dir+file)
 		for _, word := range strings.Fields(string(text)) {
 			n, err := strconv.ParseFloat(word, 64)
 			harness.Must(t, err)

@@ -85,8 +85,7 @@ func TestUpstream(t *testing.T) {
 		t.Helper()
 		r, err := http.ReadResponse(b, nil)
 		harness.Must(t, err)
-		text, err := io.ReadAll(r.Body)
-		harness.Must(t, err)
+		text := harness.ReadAll(t, r.Body)
 		return string(text)
 	}
 	at := serve(network.Upstream{HTTP: url, HTTPS: url})

@@ -45,13 +45,11 @@ func TestDashboard(t *testing.T) {
 	ask(h, http.MethodPost, "/v1/run", `{"argv":["true"]}`)
 	w := ask(h, http.MethodGet, "/metrics", "")
 	check.Require(t, w.Code == http.StatusOK && strings.Contains(w.Body.String(), `sbxrun_refused_total{code="setup",tenant="uid-1"} 1`), "%d %s", w.Code, w.Body)
-	source, err := os.ReadFile("metrics.go")
-	harness.Must(t, err)
+	source := harness.ReadFile(t, "metrics.go")
 	name := regexp.MustCompile(`sbxrun_[a-z_]+`)
 	all := name.FindAllString(string(source), -1)
 	for _, file := range []string{"../../docs/grafana.json", "../../docs/guides/server.md"} {
-		text, err := os.ReadFile(file)
-		harness.Must(t, err)
+		text := harness.ReadFile(t, file)
 		check.That(t, !strings.HasSuffix(file, "json") || json.Valid(text), "%s is no JSON", file)
 		used := name.FindAllString(string(text), -1)
 		for i := range used {

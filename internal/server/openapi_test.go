@@ -5,7 +5,6 @@ package server
 import (
 	"fmt"
 	"net/http"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -53,8 +52,7 @@ func TestOpenAPI(t *testing.T) {
 func TestDocument(t *testing.T) {
 	doc, err := openapi3.NewLoader().LoadFromData(ask(handler(t), http.MethodGet, "/openapi.json", "").Body.Bytes())
 	harness.Must(t, err)
-	file, err := os.ReadFile("../../docs/reference/http-api.md")
-	harness.Must(t, err)
+	file := harness.ReadFile(t, "../../docs/reference/http-api.md")
 	text := string(file)
 	named := func(name string) bool {
 		return regexp.MustCompile("[ `\"]" + regexp.QuoteMeta(name) + "[ `?\"]").MatchString(text)

@@ -39,15 +39,14 @@ func example(t *testing.T) (o *server.Options, ca string) {
 	t.Helper()
 	dir := harness.Dir(t)
 	certificates(t, dir)
-	text, err := os.ReadFile("../../clients/examples/cluster/nats.conf")
-	harness.Must(t, err)
+	text := harness.ReadFile(t, "../../clients/examples/cluster/nats.conf")
 	file := filepath.Join(dir, "nats.conf")
 	harness.Must(t, os.WriteFile(file, []byte(strings.NewReplacer("/etc/nats-server", dir, "/var/lib/nats-server", dir+"/store").Replace(string(text))), 0o600))
 	t.Setenv("NATS_NAME", "nats1")
 	for name, word := range passwords {
 		t.Setenv(name, word)
 	}
-	o, err = server.ProcessConfigFile(file)
+	o, err := server.ProcessConfigFile(file)
 	check.Require(t, err == nil, "%v", err)
 	check.That(t, o.JetStream && o.TLSConfig != nil && len(o.Routes) == 3 && o.Cluster.Name != "" && o.Cluster.TLSConfig != nil, "the example lacks JetStream, TLS or other servers")
 	o.Host, o.Port, o.NoLog, o.NoSigs = "127.0.0.1", freePort(), true, true

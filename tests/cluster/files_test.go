@@ -6,7 +6,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -44,8 +43,7 @@ func TestManyTenants(t *testing.T) {
 		res, err := g.client.Do(q)
 		harness.Must(t, err)
 		defer res.Body.Close()
-		text, err := io.ReadAll(res.Body)
-		harness.Must(t, err)
+		text := harness.ReadAll(t, res.Body)
 		return res.StatusCode, string(text)
 	}
 	for i := range tenants {
@@ -90,11 +88,9 @@ func TestMCPFiles(t *testing.T) {
 			}
 			res, err := g.client.Do(q)
 			harness.Must(t, err)
-			text, err := io.ReadAll(res.Body)
-			harness.Must(t, err)
+			text := harness.ReadAll(t, res.Body)
 			res.Body.Close()
-			quoted, err := json.Marshal(want)
-			harness.Must(t, err)
+			quoted := harness.JSON(t, want)
 			check.Require(t, strings.Contains(string(text), `"text":`+string(quoted)) || strings.Contains(string(text), base64.StdEncoding.EncodeToString([]byte(want))),
 				"request %d, %s: %s", i, id, text)
 		}

@@ -93,8 +93,7 @@ func TestSlowClient(t *testing.T) {
 	const first, lines, width = 1_000_000_000_000_00, 4 << 20, 16 // 64 MiB
 	call := api.Call{Argv: []string{"seq", fmt.Sprint(first), fmt.Sprint(first + lines - 1)}, TimeoutMS: 200_000}
 	call.Limits.MaxOutput = lines * width
-	body, err := json.Marshal(call)
-	harness.Must(t, err)
+	body := harness.JSON(t, call)
 	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://sbxrun/v1/run?stream=1", bytes.NewReader(body))
 	harness.Must(t, err)
 	q.Header.Set("Content-Type", "application/json")

@@ -320,8 +320,7 @@ func TestQueueClaimed(t *testing.T) {
 		key := tenant + ".q-" + word
 		revision, err := records.Create(t.Context(), key, []byte(record))
 		harness.Must(t, err)
-		body, err := json.Marshal(api.Call{Argv: m.command(word)})
-		harness.Must(t, err)
+		body := harness.JSON(t, api.Call{Argv: m.command(word)})
 		message := fmt.Sprintf(`{"record":%s,"key":%q,"revision":%d,"tenant":"uid-%d","request_id":"r","body":%s}`, record, key, revision, os.Getuid(), body)
 		_, err = js.Publish(t.Context(), "sbxrun-queue."+tenant, []byte(message))
 		check.Require(t, err == nil, "%v", err)
@@ -452,8 +451,7 @@ func TestNodes(t *testing.T) {
 		res, err := g.client.Get("http://sbxrun/metrics")
 		harness.Must(t, err)
 		defer res.Body.Close()
-		text, err := io.ReadAll(res.Body)
-		harness.Must(t, err)
+		text := harness.ReadAll(t, res.Body)
 		return string(text)
 	}
 	harness.Until(t, harness.Bound, "three calls that run and one that waits", func() bool {

@@ -149,8 +149,7 @@ func TestNoMoreCeiling(t *testing.T) {
 	harness.Until(t, harness.Bound, "a call", func() bool { status, _ := run("true"); return status == http.StatusOK })
 	for _, p := range []*process{g.process, n} {
 		file := p.args[len(p.args)-1]
-		text, err := os.ReadFile(file)
-		harness.Must(t, err)
+		text := harness.ReadFile(t, file)
 		harness.Must(t, os.WriteFile(file, bytes.Replace(text, []byte("concurrency = 2"), []byte("concurrency = 0"), 1), 0o600))
 		_ = p.cmd.Process.Signal(unix.SIGHUP) // it is running
 		harness.Until(t, harness.Bound, "the reload", func() bool { return strings.Contains(p.log.String(), "reloaded") })

@@ -138,8 +138,7 @@ func (b *sandbox) path(name string) string { return filepath.Join(b.e.state, b.I
 
 func (b *sandbox) record() (r harness.Record) {
 	b.e.t.Helper()
-	data, err := os.ReadFile(b.path("record.json"))
-	harness.Must(b.e.t, err)
+	data := harness.ReadFile(b.e.t, b.path("record.json"))
 	harness.Must(b.e.t, json.Unmarshal(data, &r))
 	return r
 }
@@ -319,8 +318,7 @@ func newBystanderBy(t testing.TB, cmd *exec.Cmd) *bystander {
 		_ = b.cmd.Wait()
 		done()
 	})
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	harness.Must(t, err)
+	boot := harness.ReadFile(t, "/proc/sys/kernel/random/boot_id")
 	start, ns := harness.Identify(t, cmd.Process.Pid)
 	b.id = harness.Identity{PID: cmd.Process.Pid, Start: start, BootID: strings.TrimSpace(string(boot)), Namespace: ns}
 	return b

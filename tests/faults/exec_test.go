@@ -378,8 +378,7 @@ func TestExecHandleKilled(t *testing.T) {
 	b := e.start(nil)
 	recorded := func(handle string) int { // PID of an exec's supervisor
 		var r harness.Record
-		data, err := os.ReadFile(filepath.Join(b.path("execs"), filepath.Base(handle), "record.json"))
-		harness.Must(t, err)
+		data := harness.ReadFile(t, filepath.Join(b.path("execs"), filepath.Base(handle), "record.json"))
 		harness.Must(t, json.Unmarshal(data, &r))
 		return r.Supervisor.PID
 	}

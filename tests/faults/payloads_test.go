@@ -162,8 +162,7 @@ func actor(t testing.TB) string {
 	t.Helper()
 	self, err := os.Executable()
 	harness.Must(t, err)
-	program, err := os.ReadFile(self)
-	harness.Must(t, err)
+	program := harness.ReadFile(t, self)
 	path := filepath.Join(harness.Dir(t), "actor")
 	harness.Must(t, os.WriteFile(path, program, 0o755))
 	return path

@@ -510,8 +510,7 @@ func traced(t *testing.T, victim, at int) (stops int) {
 		return 0
 	}
 	check.Require(t, o.code < 200, "the tracer failed: %v", o)
-	text, err := os.ReadFile(count)
-	harness.Must(t, err)
+	text := harness.ReadFile(t, count)
 	stops, err = strconv.Atoi(string(text))
 	check.Require(t, err == nil, "%v", err)
 	switch {
@@ -570,8 +569,7 @@ func (e *env) quit(verb string, at int) int {
 	}, slices.Concat([]string{self, harness.Binary(e.t)}, args)...)
 	harness.Must(e.t, err)
 	s := e.wait(c)
-	text, err := os.ReadFile(count)
-	harness.Must(e.t, err)
+	text := harness.ReadFile(e.t, count)
 	stops, err := strconv.Atoi(string(text))
 	harness.Must(e.t, err)
 	check.That(e.t, s.signal == 0 && s.stderr == "" && (s.code == 0 || s.code == 131 && at != 0), "at stop %d of %d: want 131 without a word, or 0: %v", at, stops, s)

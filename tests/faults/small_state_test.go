@@ -141,10 +141,8 @@ func (sh *shell) run(line string) result {
 		sh.e.t.Fatalf("%q still runs after %v", line, bound)
 	}
 	s.took = time.Since(begin)
-	stdout, err := os.ReadFile(name + ".out")
-	harness.Must(sh.e.t, err)
-	stderr, err := os.ReadFile(name + ".err")
-	harness.Must(sh.e.t, err)
+	stdout := harness.ReadFile(sh.e.t, name+".out")
+	stderr := harness.ReadFile(sh.e.t, name+".err")
 	s.stdout, s.stderr = string(stdout), string(stderr)
 	s.unpanicked(sh.e.t)
 	return s
@@ -187,8 +185,7 @@ func (sh *shell) empty() {
 // listing returns the entries of the state directory, without those that are always there.
 func (sh *shell) listing() (names []string) {
 	sh.e.t.Helper()
-	entries, err := os.ReadDir(sh.inside())
-	harness.Must(sh.e.t, err)
+	entries := harness.ReadDir(sh.e.t, sh.inside())
 	for _, entry := range entries {
 		switch entry.Name() {
 		case "lock", "names", "filler":

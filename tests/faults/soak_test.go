@@ -338,8 +338,7 @@ func (s *soaking) run(n int64) {
 		d.end()
 	}
 	s.clean()
-	text, err := json.Marshal(s.count)
-	harness.Must(s.t, err)
+	text := harness.JSON(s.t, s.count)
 	fmt.Printf("\n%s%s\n", soakSays, text)
 }
 
@@ -1023,8 +1022,7 @@ func (y *soakTry) ask() bool {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(y.s.top, "serve-"+y.id, "socket"))
 	}}}
 	send := func(call api.Call) (answer result) {
-		body, err := json.Marshal(call)
-		harness.Must(y.s.t, err)
+		body := harness.JSON(y.s.t, call)
 		begin := time.Now()
 		defer func() { answer.took = time.Since(begin) }()
 		answer.args = []string{"POST", string(body)}

@@ -398,8 +398,7 @@ func TestStateTruncated(t *testing.T) {
 	all := everyCommand(forgedID)
 	e.forge(forgedID, "forged", "running", stranger.id, stranger.id, false)()
 	name := filepath.Join(e.state, forgedID, "record.json")
-	whole, err := os.ReadFile(name)
-	harness.Must(t, err)
+	whole := harness.ReadFile(t, name)
 	for n := range len(whole) {
 		for i, args := range all {
 			if i != n%len(all) && soak(t) < 1000 {
@@ -467,8 +466,7 @@ func TestStateGarbageRecord(t *testing.T) {
 	stranger := newBystander(t)
 	texts := garbage()
 	for name, r := range badRecords(stranger.id) {
-		data, err := json.Marshal(r)
-		harness.Must(t, err)
+		data := harness.JSON(t, r)
 		texts[name] = string(data)
 	}
 	all := everyCommand(forgedID)
@@ -659,8 +657,7 @@ func TestSnapshotKilled(t *testing.T) {
 		}
 	}
 	e.verify(names, dir, sum)
-	files, err := os.ReadDir(exports)
-	harness.Must(t, err)
+	files := harness.ReadDir(t, exports)
 	for _, f := range files {
 		if info, err := f.Info(); err != nil || info.Size() != whole.Size() {
 			t.Errorf("%s is not all of it: %v, %v", f.Name(), info, err)

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -151,8 +150,7 @@ func (s *server) served(token []string) {
 // threads returns the number of the server's threads.
 func (s *server) threads() int {
 	s.t.Helper()
-	list, err := os.ReadDir(filepath.Join("/proc", itoa(s.cmd.Process.Pid), "task"))
-	harness.Must(s.t, err)
+	list := harness.ReadDir(s.t, filepath.Join("/proc", itoa(s.cmd.Process.Pid), "task"))
 	return len(list)
 }
 
@@ -201,8 +199,7 @@ func TestExpendable(t *testing.T) {
 		harness.Must(t, err)
 		return n
 	}
-	own, err := os.ReadFile(filepath.Join("/proc", itoa(s.cmd.Process.Pid), "oom_score_adj"))
-	harness.Must(t, err)
+	own := harness.ReadFile(t, filepath.Join("/proc", itoa(s.cmd.Process.Pid), "oom_score_adj"))
 	want := min(1000, max(0, adjustment(string(own)))+500)
 	session := s.session(`{}`)
 	for _, path := range []string{"/v1/run", session + "/exec"} {
@@ -327,8 +324,7 @@ func TestPutTime(t *testing.T) {
 // cpuTime returns the CPU time of the server process alone.
 func (s *server) cpuTime() time.Duration {
 	s.t.Helper()
-	b, err := os.ReadFile(filepath.Join("/proc", itoa(s.cmd.Process.Pid), "stat"))
-	harness.Must(s.t, err)
+	b := harness.ReadFile(s.t, filepath.Join("/proc", itoa(s.cmd.Process.Pid), "stat"))
 	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 	user, err1 := strconv.Atoi(fields[11])
 	system, err2 := strconv.Atoi(fields[12])

@@ -521,8 +521,7 @@ func copied(t *testing.T, dir, name string) {
 
 // The hand-written types, in TypeScript and in Go, have the members of the API.
 func TestClientTypes(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(clients(t, "node"), "index.d.ts"))
-	harness.Must(t, err)
+	text := harness.ReadFile(t, filepath.Join(clients(t, "node"), "index.d.ts"))
 	node := map[string][]string{}
 	for _, x := range regexp.MustCompile(`(?s)export interface (\w+)[^{]*\{\n(.*?)\n\}`).FindAllStringSubmatch(string(text), -1) {
 		for _, m := range regexp.MustCompile(`(?m)^  (\w+)\??: `).FindAllStringSubmatch(x[2], -1) {

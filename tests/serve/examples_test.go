@@ -50,8 +50,7 @@ func TestExamples(t *testing.T) {
 // readmeCode returns the program in a document.
 func readmeCode(t *testing.T, document, language string) (text string) {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join("../..", document))
-	harness.Must(t, err)
+	b := harness.ReadFile(t, filepath.Join("../..", document))
 	for _, block := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(string(b), -1) {
 		text += block[1]
 	}

@@ -49,8 +49,7 @@ func importTree(t *testing.T, data, image, version string) string {
 		harness.Must(t, err)
 		for i, file := range append([]string{path}, strings.Fields(string(ldd))...) {
 			if filepath.IsAbs(file) {
-				text, err := os.ReadFile(file)
-				harness.Must(t, err)
+				text := harness.ReadFile(t, file)
 				if i == 0 {
 					file = "/opt/bin/" + program
 				}
@@ -175,8 +174,7 @@ func TestServeImagesForAgents(t *testing.T) {
 	list, err := a.ListTools(t.Context(), nil)
 	harness.Must(t, err)
 	for _, tool := range list.Tools {
-		schema, err := json.Marshal(tool.InputSchema)
-		harness.Must(t, err)
+		schema := harness.JSON(t, tool.InputSchema)
 		if want := slices.Contains([]string{"run_code", "run_command", "create_session"}, tool.Name); want != strings.Contains(string(schema), `"enum":["tools"]`) {
 			t.Errorf("%s: %s", tool.Name, schema)
 		}

@@ -746,8 +746,7 @@ func TestMCPTenants(t *testing.T) {
 // The command lines for agents in docs/guides/agents.md are correct, and it names each tool.
 func TestMCPDocs(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/guides/agents.md")
-	harness.Must(t, err)
+	text := harness.ReadFile(t, "../../docs/guides/agents.md")
 	for _, tool := range []string{"run_code", "run_command", "run_cell", "create_session", "end_session", "write_file", "read_file", "list_files", "start_process", "list_processes", "read_process", "stop_process"} {
 		check.That(t, strings.Contains(string(text), "| `"+tool+"` |"), "nothing of %s", tool)
 	}
@@ -756,6 +755,7 @@ func TestMCPDocs(t *testing.T) {
 	for i := 1; i < len(blocks); i += 2 {
 		kind, block, _ := strings.Cut(blocks[i], "\n")
 		var v map[string]any
+		var err error
 		switch kind {
 		case "json":
 			err = json.Unmarshal([]byte(block), &v)

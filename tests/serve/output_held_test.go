@@ -80,8 +80,7 @@ func TestHeld(t *testing.T) {
 // askOnce sends a request on a new connection.
 func askOnce(t *testing.T, method, url, token string, body any) (int, string) {
 	t.Helper()
-	text, err := json.Marshal(body)
-	harness.Must(t, err)
+	text := harness.JSON(t, body)
 	q, err := http.NewRequest(method, url, bytes.NewReader(text))
 	harness.Must(t, err)
 	q.Close = true

@@ -63,9 +63,8 @@ func TestOverlay(t *testing.T) {
 	s := serve(t, config)
 	path := s.session(`{"overlay":{"name":"app"}}`)
 	s.want(path+"/exec", "cd /work && cat list && sed -i s/two/three/ list && rm -r sub && echo new >added && ln -s list link && cat list", "one\ntwo\none\nthree\n")
-	b, err := os.ReadFile(filepath.Join(dir, "list"))
-	harness.Must(t, err)
-	_, err = os.Stat(filepath.Join(dir, "sub/deep"))
+	b := harness.ReadFile(t, filepath.Join(dir, "list"))
+	_, err := os.Stat(filepath.Join(dir, "sub/deep"))
 	check.That(t, string(b) == "one\ntwo\n" && err == nil, "the original was changed: %q %v", b, err)
 	d := s.diffOf(path)
 	var got []string
@@ -82,8 +81,7 @@ func TestOverlay(t *testing.T) {
 			break
 		}
 		harness.Must(t, err)
-		body, err := io.ReadAll(r)
-		harness.Must(t, err)
+		body := harness.ReadAll(t, r)
 		names[h.Name] = string(body)
 	}
 	check.That(t, status == 200 && len(names) == 4 && names["list"] == "one\nthree\n" && names["added"] == "new\n", "%d %q", status, names)
@@ -400,8 +398,7 @@ func TestTenantsApart(t *testing.T) {
 	}
 	run := func(tenant, path, line string) string {
 		t.Helper()
-		b, err := json.Marshal(sh(line))
-		harness.Must(t, err)
+		b := harness.JSON(t, sh(line))
 		_, text := as(tenant, http.MethodPost, path+"/exec", string(b))
 		var a api.Answer
 		harness.Must(t, json.Unmarshal([]byte(text), &a))
@@ -452,8 +449,7 @@ func TestPartsKilled(t *testing.T) {
 	_, rest, _ := strings.Cut(config, "data_dir = \"")
 	data, _, _ := strings.Cut(rest, "\"")
 	mounts := func() (n int) {
-		b, err := os.ReadFile("/proc/self/mountinfo")
-		harness.Must(t, err)
+		b := harness.ReadFile(t, "/proc/self/mountinfo")
 		return strings.Count(string(b), data) + strings.Count(string(b), dir)
 	}
 	const body = `{"overlay":{"name":"app"},"volumes":[{"name":"cache","path":"/cache"}],"network":{"allow":["a.example.org"]}}`
@@ -505,8 +501,7 @@ func TestMCPParts(t *testing.T) {
 		r := a.use("run_command", map[string]any{"session": x.ID, "command": "echo more >>/work/list; cat /work/list; echo $http_proxy"})
 		check.That(t, strings.Contains(said(r), "one\ntwo\nmore\nhttp://127.0.0.1:3128\n"), "%s", said(r))
 		a.use("end_session", map[string]any{"session": x.ID})
-		b, err := os.ReadFile(filepath.Join(dir, "list"))
-		harness.Must(t, err)
+		b := harness.ReadFile(t, filepath.Join(dir, "list"))
 		check.That(t, string(b) == "one\ntwo\n", "the original was changed: %q", b)
 		bad, err := a.CallTool(t.Context(), &mcp.CallToolParams{Name: "create_session", Arguments: map[string]any{"overlay": map[string]any{"name": "other"}}})
 		check.That(t, err != nil || bad.IsError && strings.Contains(said(bad), "may not"), "%+v", bad)

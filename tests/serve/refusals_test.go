@@ -2,7 +2,6 @@ package serve
 
 import (
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -63,8 +62,7 @@ func TestRefusedStart(t *testing.T) {
 				harness.Must(t, err)
 				done, err := harness.StartCommand(c)
 				harness.Must(t, err)
-				said, err := io.ReadAll(stderr)
-				harness.Must(t, err)
+				said := harness.ReadAll(t, stderr)
 				_ = c.Wait() // the test checks ProcessState
 				done()
 				log := regexp.MustCompile(`(?m)^\{.*\n`) // of sandboxes that were being started

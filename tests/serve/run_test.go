@@ -281,8 +281,7 @@ func read(t *testing.T, r *http.Response) (all []api.Event) {
 
 func (s *server) stream(ctx context.Context, call api.Call, headers ...string) *http.Response {
 	s.t.Helper()
-	b, err := json.Marshal(call)
-	harness.Must(s.t, err)
+	b := harness.JSON(s.t, call)
 	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sbxrun/v1/run", bytes.NewReader(b))
 	harness.Must(s.t, err)
 	q.Header.Set("Content-Type", "application/json")
@@ -418,8 +417,7 @@ func TestAnswerMemory(t *testing.T) {
 			check.That(t, err == nil && len(b) >= 8<<20 && len(b) <= 8<<20+100, "%d bytes, %v", len(b), err)
 		}
 	}
-	status, err := os.ReadFile(filepath.Join("/proc", itoa(s.cmd.Process.Pid), "status"))
-	harness.Must(t, err)
+	status := harness.ReadFile(t, filepath.Join("/proc", itoa(s.cmd.Process.Pid), "status"))
 	_, peak, _ := strings.Cut(string(status), "VmHWM:")
 	kib, err := strconv.Atoi(strings.Fields(peak)[0])
 	check.That(t, err == nil && kib <= 400<<10, "the server had %d KiB, %v", kib, err)
@@ -879,8 +877,7 @@ func TestConfig(t *testing.T) {
 func TestServerBeside(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
-	program, err := os.ReadFile(harness.Binary(t))
-	harness.Must(t, err)
+	program := harness.ReadFile(t, harness.Binary(t))
 	alone := filepath.Join(dir, "bin", "sbxrun")
 	for name, text := range map[string][]byte{alone: program, filepath.Join(dir, "sbxrund"): []byte("#!/bin/sh\necho wrong\n")} {
 		harness.Must(t, os.MkdirAll(filepath.Dir(name), 0o755))

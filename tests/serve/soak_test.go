@@ -220,8 +220,7 @@ func (s *soak) below() (processes, tasks int) {
 
 // descriptors returns the number of the server's descriptors.
 func (s *soak) descriptors() int {
-	list, err := os.ReadDir(filepath.Join("/proc", itoa(s.cmd.Process.Pid), "fd"))
-	harness.Must(s.t, err)
+	list := harness.ReadDir(s.t, filepath.Join("/proc", itoa(s.cmd.Process.Pid), "fd"))
 	return len(list)
 }
 

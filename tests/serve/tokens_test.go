@@ -63,8 +63,7 @@ func overTCP(t *testing.T, config string, tenants ...string) (*server, string) {
 
 func post(t *testing.T, client *http.Client, url, token string, call api.Call) (int, []byte) {
 	t.Helper()
-	b, err := json.Marshal(call)
-	harness.Must(t, err)
+	b := harness.JSON(t, call)
 	q, err := http.NewRequest(http.MethodPost, url+"/v1/run", bytes.NewReader(b))
 	harness.Must(t, err)
 	q.Header.Set("Content-Type", "application/json")
@@ -97,8 +96,7 @@ func TestTokens(t *testing.T) {
 		check.That(t, r.StatusCode == 401, "%s: %d", path, r.StatusCode)
 	}
 	// Tenants don't see each other's resources.
-	b, err := json.Marshal(sh("sleep 1000"))
-	harness.Must(t, err)
+	b := harness.JSON(t, sh("sleep 1000"))
 	q, err := http.NewRequest(http.MethodPost, "http://"+address+"/v1/calls", bytes.NewReader(b))
 	harness.Must(t, err)
 	q.Header.Set("Content-Type", "application/json")
@@ -157,8 +155,7 @@ func certificates(t *testing.T) (dir string) {
 // roots returns a pool with the authority's certificate.
 func roots(t *testing.T, dir string) *x509.CertPool {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(dir, "ca"))
-	harness.Must(t, err)
+	text := harness.ReadFile(t, filepath.Join(dir, "ca"))
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(text)
 	return pool
@@ -198,8 +195,7 @@ func TestTLS(t *testing.T) {
 	check.That(t, status == 200, "%d %s", status, b)
 	// Nor does one beside another invalid setting.
 	config := filepath.Join(s.dir, "config.toml")
-	right, err := os.ReadFile(config)
-	harness.Must(t, err)
+	right := harness.ReadFile(t, config)
 	harness.Must(t, os.WriteFile(config, append(bytes.Clone(right), "\n[overlays]\nnew = \"/usr\"\n[tenants.me]\noverlays = [\"new\"]\n"...), 0o600))
 	replace("key")
 	s.logs("no \\\"new\\\" in [overlays]")
@@ -219,8 +215,7 @@ func TestReload(t *testing.T) {
 	dir := harness.Dir(t)
 	s := serveIn(t, dir, "")
 	file, other := filepath.Join(dir, "config.toml"), filepath.Join(dir, "other")
-	was, err := os.ReadFile(file)
-	harness.Must(t, err)
+	was := harness.ReadFile(t, file)
 	path := s.session(`{}`)
 	var agents []*agent
 	for _, version := range []string{legacy, ""} {
@@ -245,7 +240,7 @@ func TestReload(t *testing.T) {
 	s.ask(http.MethodDelete, path, nil)
 	s.session(`{}`)
 	s.answers(http.StatusOK, `"places":64`, http.MethodGet, "/v1/status", nil)
-	_, err = os.Lstat(other)
+	_, err := os.Lstat(other)
 	check.That(t, err != nil, "the new directory is used")
 }
 

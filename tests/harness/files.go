@@ -1,0 +1,39 @@
+package harness
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+)
+
+// ReadFile returns the contents of a file.
+func ReadFile(t T, name string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(name)
+	Must(t, err)
+	return b
+}
+
+// ReadAll returns the rest of a stream.
+func ReadAll(t T, r io.Reader) []byte {
+	t.Helper()
+	b, err := io.ReadAll(r)
+	Must(t, err)
+	return b
+}
+
+// ReadDir returns the entries of a directory.
+func ReadDir(t T, name string) []os.DirEntry {
+	t.Helper()
+	list, err := os.ReadDir(name)
+	Must(t, err)
+	return list
+}
+
+// JSON encodes a value.
+func JSON(t T, v any) []byte {
+	t.Helper()
+	b, err := json.Marshal(v)
+	Must(t, err)
+	return b
+}
