@@ -283,6 +283,18 @@ func TestDrivers(t *testing.T) {
 	}
 }
 
+// Drivers that this machine may lack are refused, too.
+func TestReason(t *testing.T) {
+	for name, want := range map[string]string{
+		"dax": "memory", "xen/privcmd": "memory", "i2c": "power", "spi": "power", "nvme-fabrics": "disks", "st": "disks", "zfs": "disks", "megaraid_sas_ioctl": "disks", "mpt3ctl": "disks",
+		"nvidia": "", "kvm": "", "ttyUSB": "",
+	} {
+		if got := reason([]string{"other", name}); want == "" && got != "" || !strings.Contains(got, want) {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
 // Hostile text does not make parse panic, and errors have one line.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(nvidia), true)

@@ -16,10 +16,11 @@ var refused = []struct {
 	reason  string
 	drivers []string
 }{
-	{"it leads to the host's memory, I/O ports or kernel log", []string{"mem", "snapshot"}},
-	{"it controls the host's processors, firmware or power", []string{"cpu/msr", "nvram", "mei", "ipmidev", "watchdog"}},
+	{"it leads to the host's memory, I/O ports or kernel log", []string{"mem", "snapshot", "dax", "uio", "xen/privcmd", "xen/hypercall", "xen/gntdev"}},
+	{"it controls the host's processors, firmware or power", []string{"cpu/msr", "nvram", "mei", "ipmidev", "watchdog", "i2c", "spi"}},
 	{"it uses the host's keys", []string{"tpm"}},
-	{"it leads to the host's disks", []string{"sg", "bsg", "nvme", "nvme-generic", "raw", "mtd", "btrfs-control"}},
+	{"it leads to the host's disks", []string{"sg", "bsg", "st", "osst", "ch", "nvme", "nvme-generic", "nvme-fabrics", "raw", "mtd", "ubi_ctrl", "ndctl", "dimmctl", "btrfs-control", "zfs",
+		"megaraid_sas_ioctl", "megadev_legacy", "mpt2ctl", "mpt3ctl", "aac", "pmcraid", "twa", "twe", "twl"}},
 	{"it reads the keyboard or screen of the host, or types on it", []string{"input", "hidraw", "uhid", "uinput", "vcs", "fb"}},
 	{"it is a terminal of the host", []string{"tty", "/dev/tty", "/dev/vc/0", "/dev/console", "/dev/ptmx", "ptm", "pts"}},
 	{"it creates devices or mounts on the host", []string{"loop-control", "device-mapper", "cuse", "autofs"}},
@@ -31,7 +32,7 @@ var refused = []struct {
 var harmless = []uint32{3, 5, 7, 8, 9}
 
 // Refused returns the reason why no sandbox may have the character device with this number, or "".
-func Refused(number uint64) (reason string, err error) {
+func Refused(number uint64) (why string, err error) {
 	const mem, misc = 1, 10
 	major, minor := unix.Major(number), unix.Minor(number)
 	list, wanted := "/proc/devices", major
@@ -53,12 +54,17 @@ func Refused(number uint64) (reason string, err error) {
 	if slices.Contains(names, "ttyS") && minor >= serial {
 		return "", nil
 	}
+	return reason(names), nil
+}
+
+// reason returns the reason why a device with one of these drivers is refused, or "".
+func reason(names []string) string {
 	for _, r := range refused {
 		if slices.ContainsFunc(names, func(name string) bool { return slices.Contains(r.drivers, name) }) {
-			return r.reason, nil
+			return r.reason
 		}
 	}
-	return "", nil
+	return ""
 }
 
 // drivers returns the names for a number in /proc/misc, or for character devices in /proc/devices.
