@@ -190,6 +190,17 @@ func TestRootfsWritable(t *testing.T) {
 	}
 }
 
+// A sandbox of root's does not get a root directory by a link that an earlier command may have created.
+func TestRootfsPlantedLink(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		return // only root's sandboxes have another identity
+	}
+	dir := harness.SharedDir(t)
+	harness.Must(t, errors.Join(os.Mkdir(dir+"/open", 0o755), os.Symlink(rootTree(t), dir+"/open/link"), os.Chown(dir+"/open", 65534, 65534), os.Lchown(dir+"/open/link", 65534, 65534)))
+	harness.Run(t, harness.Options{}, "--cwd", "none", "--rootfs", dir+"/open/link", "true").Exits(t, 125).ErrHas(t, "is a symbolic link that others could have put there")
+}
+
 // The errors for an unusable root directory, and for a command that is not in it, name the cause and give no advice about
 // the host's programs.
 func TestRootfsErrors(t *testing.T) {
@@ -203,6 +214,7 @@ func TestRootfsErrors(t *testing.T) {
 		"missing":         {[]string{"--rootfs", tree + "/none", "true"}, 125, "no such file or directory"},
 		"a file":          {[]string{"--rootfs", tree + "/etc/passwd", "true"}, 125, "not a directory"},
 		"the host's":      {[]string{"--rootfs", "/usr/..", "true"}, 125, "is the host's"},
+		"a home":          {[]string{"--rootfs", "/root", "true"}, 125, `root directory "/root" holds the home directory "/root", with its keys and tokens`},
 		"empty":           {[]string{"--rootfs", "", "true"}, 125, "the value is empty"},
 		"overlay alone":   {[]string{"--overlay", "/", "true"}, 125, "goes with --image or --rootfs"},
 		"apply":           {[]string{"--rootfs", tree, "--overlay", "/", "--apply", "true"}, 125, "are not applied"},

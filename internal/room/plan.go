@@ -108,7 +108,7 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	}
 	var root *op
 	if m := p.rootMount(); m != nil {
-		o, err := rootOp(&p, m)
+		o, err := rootOp(&p, m, c.Home)
 		if err != nil {
 			return nil, err
 		}

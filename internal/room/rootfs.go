@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -15,6 +16,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
+	"github.com/sbxrun/sbxrun/internal/hostfiles"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/public"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
@@ -41,7 +43,7 @@ func (p *Policy) rootMount() *Mount {
 }
 
 // rootOp returns the op for a root directory.
-func rootOp(p *Policy, m *Mount) (op, error) {
+func rootOp(p *Policy, m *Mount, home string) (op, error) {
 	o := op{kind: opRoot, src: m.Source, dst: "/", here: m.Here, users: true, owned: true, image: m.Image}
 	if m.Kind == Overlaid {
 		o.mount, o.size = m, cmp.Or(m.Size, p.TmpSize)
@@ -55,6 +57,11 @@ func rootOp(p *Policy, m *Mount) (op, error) {
 		var host unix.Stat_t
 		if unix.Stat("/", &host) == nil && host.Dev == st.Dev && host.Ino == st.Ino {
 			return o, &result.Error{Code: "rootfs", Message: o.title() + " is the host's", Hint: "leave out --rootfs: a sandbox shows the host's system by default"}
+		}
+		if real, err := filepath.EvalSymlinks(m.Source); m.Image == "" && err == nil {
+			if h := hostfiles.HomeWithin(real, home); h != "" {
+				return o, &result.Error{Code: "rootfs", Message: fmt.Sprintf("%s holds the home directory %q, with its keys and tokens", o.title(), h), Hint: "name a directory with a system in it"}
+			}
 		}
 		return o, nil
 	}
