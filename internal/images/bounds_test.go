@@ -113,3 +113,22 @@ func TestNameOfUnpacked(t *testing.T) {
 		t.Errorf("app:1 has another image, %v", err)
 	}
 }
+
+// A known image of docker save is found without reading its layers again.
+func TestKnownArchive(t *testing.T) {
+	s, file := newStore(t), t.TempDir()+"/app.tar"
+	im := newImage(t, imageOptions{config: map[string]any{"Entrypoint": []string{""}}}, tarOf(t, entry{name: "f", body: "x"}))
+	data := dockerArchive(t, "gzip", saved{[]string{"app:1"}, []string{"1"}, im})
+	must(t, os.WriteFile(file, data, 0o600))
+	m, err := Ensure(t.Context(), s, "docker-archive:"+file, nil)
+	must(t, err)
+	if len(m.Config.Entrypoint) > 0 {
+		t.Errorf("the removed entrypoint is %q", m.Config.Entrypoint)
+	}
+	layer := compress(t, "gzip", im.tars[0])
+	must(t, os.WriteFile(file, bytes.Replace(data, layer, make([]byte, len(layer)), 1), 0o600))
+	again, err := Ensure(t.Context(), s, "docker-archive:"+file, nil)
+	if err != nil || again.Digest != m.Digest {
+		t.Errorf("%+v, %v", again, err)
+	}
+}

@@ -18,8 +18,11 @@ import (
 // from the configuration: the same image always gets the same one.
 type docker struct {
 	*archive
-	raw   []byte
-	blobs map[string]string // names of members by digest
+	config Descriptor
+	layers []string // names of members
+	diffs  []string
+	raw    []byte
+	blobs  map[string]string // names of members by digest
 }
 
 // newDocker selects an image of an archive.
@@ -54,7 +57,6 @@ func newDocker(a *archive, tag string) (*docker, error) {
 	if len(m.Layers) > snapshots.MaxImageLayers {
 		return nil, invalid("%d layers, more than %d", len(m.Layers), snapshots.MaxImageLayers)
 	}
-	d := &docker{archive: a, blobs: map[string]string{}}
 	conf, err := readSmall(a, m.Config)
 	if err != nil {
 		return nil, missing(m.Config, err)
@@ -63,18 +65,10 @@ func newDocker(a *archive, tag string) (*docker, error) {
 	if err := json.Unmarshal(conf, &c); err != nil || len(c.RootFS.DiffIDs) != len(m.Layers) {
 		return nil, invalid("its configuration does not describe %d layers", len(m.Layers))
 	}
-	out := Manifest{SchemaVersion: 2, MediaType: MediaTypeManifest, Config: &Descriptor{MediaType: MediaTypeConfig, Digest: Digest(conf), Size: int64(len(conf))}, Layers: []Descriptor{}}
-	d.blobs[out.Config.Digest] = m.Config
-	for i, name := range m.Layers {
-		l, err := d.layer(name, c.RootFS.DiffIDs[i])
-		if err != nil {
-			return nil, missing(name, err)
-		}
-		out.Layers = append(out.Layers, l)
-		d.blobs[l.Digest] = name
-	}
-	d.raw, err = json.Marshal(out)
-	return d, err
+	d := &docker{archive: a, layers: m.Layers, diffs: c.RootFS.DiffIDs, blobs: map[string]string{}}
+	d.config = Descriptor{MediaType: MediaTypeConfig, Digest: Digest(conf), Size: int64(len(conf))}
+	d.blobs[d.config.Digest] = m.Config
+	return d, nil
 }
 
 func missing(name string, err error) error {
@@ -117,7 +111,23 @@ func (d *docker) layer(name, diff string) (Descriptor, error) {
 	return out, nil
 }
 
-func (d *docker) Manifest(context.Context) ([]byte, error) { return d.raw, nil }
+func (d *docker) Manifest(context.Context) ([]byte, error) {
+	if d.raw != nil {
+		return d.raw, nil
+	}
+	out := Manifest{SchemaVersion: 2, MediaType: MediaTypeManifest, Config: &d.config, Layers: []Descriptor{}}
+	for i, name := range d.layers {
+		l, err := d.layer(name, d.diffs[i])
+		if err != nil {
+			return nil, missing(name, err)
+		}
+		out.Layers = append(out.Layers, l)
+		d.blobs[l.Digest] = name
+	}
+	raw, err := json.Marshal(out)
+	d.raw = raw
+	return raw, err
+}
 
 func (d *docker) Blob(_ context.Context, want Descriptor) (io.ReadCloser, error) {
 	name, ok := d.blobs[want.Digest]

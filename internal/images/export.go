@@ -25,11 +25,15 @@ func Ensure(ctx context.Context, store *snapshots.Store, ref string, owner *proc
 		return nil, err
 	}
 	defer src.Close()
-	raw, err := src.Manifest(ctx)
-	if err != nil {
+	var known string // digest of the manifest, or of the configuration where compressed layers would have to be hashed first
+	if d, ok := src.(*docker); ok {
+		known = d.config.Digest
+	} else if raw, err := src.Manifest(ctx); err != nil {
 		return nil, err
+	} else {
+		known = Digest(raw)
 	}
-	if m, err := store.FindImage(Digest(raw)); err == nil {
+	if m, err := store.FindImage(known); err == nil {
 		return m, Unpack(ctx, store, m, owner)
 	}
 	return Import(ctx, store, src, Options{TTL: ttl, Owner: owner})

@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -286,6 +287,9 @@ func describe(ctx context.Context, src Source, o *Options) (*snapshots.Image, []
 	}
 	if len(c.RootFS.DiffIDs) != len(m.Layers) {
 		return nil, nil, invalid("%d layers, but %d DiffIDs", len(m.Layers), len(c.RootFS.DiffIDs))
+	}
+	if slices.Equal(c.Config.Entrypoint, []string{""}) { // how a Dockerfile removes that of its base image
+		c.Config.Entrypoint = nil
 	}
 	now := time.Now().UTC()
 	image := &snapshots.Image{Digest: Digest(raw), Index: index, ConfigID: m.Config.Digest, Platform: Platform{c.OS, c.Architecture, c.Variant}.String(),

@@ -308,7 +308,7 @@ func (s *Store) orphans(then time.Time) (hashes []string) {
 func (s *Store) Layer(l Layer) (io.ReadCloser, error) {
 	f, err := s.root.Open(layerPath(l.SHA256))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, damaged("missing layer %.12s", l.SHA256)
+		return nil, &result.Error{Code: "damaged", Message: fmt.Sprintf("missing layer %.12s in the store", l.SHA256), Hint: "remove the image or snapshot, and import it again"}
 	}
 	return f, Failed(err)
 }
