@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"math"
 	"path"
 	"slices"
@@ -167,7 +168,7 @@ const defaultLanguage = "python"
 func (set *settings) language(name string) (cells.Language, error) {
 	l, ok := set.languages[name]
 	if !ok {
-		return l, api.NewError(api.Usage, fmt.Sprintf("unknown language %.64q", name), "GET /v1/languages lists them")
+		return l, api.NewError(api.Usage, fmt.Sprintf("unknown language %.64q", name), "use one of "+strings.Join(slices.Sorted(maps.Keys(set.languages)), ", "))
 	}
 	return l, nil
 }

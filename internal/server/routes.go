@@ -26,6 +26,17 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tenants"
 )
 
+// usual has hints for members as other services name or write them.
+var usual = map[string]string{
+	"argv": argvHint, "command": argvHint, "cmd": argvHint,
+	"timeout": "use timeout_ms, in milliseconds",
+	"content": "use text or base64",
+	"memory":  "limits.memory is a number of bytes",
+	"stdin":   "stdin is text; encode JSON as a string",
+}
+
+const argvHint = `use argv, a list of strings: ["sh", "-c", "COMMAND"]`
+
 func init() {
 	huma.ValidateStrictCasing = true // otherwise Argv would be accepted for argv without its checks
 	// Numbers without an exponent: 1048576, not 1.048576e+06.
@@ -57,6 +68,9 @@ func init() {
 			if len(words) == most {
 				words = append(words, "and more")
 				break
+			}
+			if hint := usual[detail.Location[strings.LastIndexByte(detail.Location, '.')+1:]]; hint != "" {
+				e.Failure.Hint = hint
 			}
 			words = append(words, strings.TrimSpace(fmt.Sprintf("%.*s: %.*s", longest, detail.Location, longest, strings.ReplaceAll(detail.Message, "\n", " "))))
 		}
