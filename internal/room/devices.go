@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -109,11 +108,9 @@ func (p *Plan) linkDevices() {
 		return
 	}
 	for _, l := range p.devices.Links {
-		o, ok := view(p.ops).mountOf(l.Dest)
-		if ok && o.kind != opRoot && o.src != "" || view(p.ops).own(l.Dest) {
-			continue
+		if o := view(p.ops).mountOf(l.Dest); (o.kind == opRoot || o.src == "") && !view(p.ops).own(l.Dest) {
+			p.ops = append(p.ops, op{kind: opSymlink, src: l.Target, dst: l.Dest})
 		}
-		p.ops = append(p.ops, op{kind: opSymlink, src: l.Target, dst: l.Dest})
 	}
 }
 
@@ -237,17 +234,6 @@ func (p *Plan) checkDevice(o *op, n devices.Node) (group uint32, err error) {
 type closedError struct{}
 
 func (closedError) Error() string { return "permission denied" }
-
-// deviceData shows the parts of /sys in which programs look for devices.
-func deviceData() (ops []op) {
-	names, _ := filepath.Glob("/sys/module/nvidia*") // the pattern is valid
-	for _, name := range append(names, "/sys/bus/pci", "/sys/class/drm", "/sys/dev/char", "/sys/devices") {
-		if unix.Access(name, unix.F_OK) == nil {
-			ops = append(ops, op{kind: opBind, src: name, dst: name})
-		}
-	}
-	return ops
-}
 
 // libraryPath appends the directories of the devices' libraries to a value of LD_LIBRARY_PATH.
 func (p *Plan) libraryPath(given string) string {

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -135,11 +136,7 @@ func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, er
 		op{kind: opTmpfs, dst: Home, size: p.TmpSize},
 		op{kind: opDir, dst: "/run"},
 	)
-	if len(p.Devices) > 0 {
-		ops = append(ops, deviceData()...)
-	} else {
-		ops = append(ops, systemData()...)
-	}
+	ops = append(ops, systemData(len(p.Devices) > 0)...)
 	if root == nil {
 		ops = append(ops, op{kind: opDir, dst: "/var/tmp"})
 		ops = systemParts(mounts, ops, p, c)
@@ -166,10 +163,18 @@ func systemOps(ops []op) []op {
 	return ops
 }
 
-// systemData shows the processors of the machine, for programs that ask how many there are.
-func systemData() (ops []op) {
-	if name := "/sys/devices/system"; unix.Access(name, unix.F_OK) == nil {
-		ops = append(ops, op{kind: opBind, src: name, dst: name})
+// systemData shows the processors of the machine, for programs that ask how many there are, and the parts of /sys in
+// which programs look for devices.
+func systemData(devices bool) (ops []op) {
+	names := []string{"/sys/devices/system"}
+	if devices {
+		names, _ = filepath.Glob("/sys/module/nvidia*") // the pattern is valid
+		names = append(names, "/sys/bus/pci", "/sys/class/drm", "/sys/dev/char", "/sys/devices")
+	}
+	for _, name := range names {
+		if unix.Access(name, unix.F_OK) == nil {
+			ops = append(ops, op{kind: opBind, src: name, dst: name})
+		}
 	}
 	return ops
 }
@@ -298,14 +303,14 @@ func checkDests(ops []op, v view) error {
 				return refuse("%s is a symbolic link in the sandbox", dir)
 			}
 		}
-		parent, ok := v.mountOf(path.Dir(o.dst))
-		if ok && parent.kind == opRoot { // bwrap's own directories cover the root's
+		parent := v.mountOf(path.Dir(o.dst))
+		if parent.kind == opRoot { // bwrap's own directories cover the root's
 			continue
 		}
-		if ok && parent.kind == opCopy {
+		if parent.kind == opCopy {
 			return refuse("%s is a file", parent.dst)
 		}
-		if !ok || parent.src == "" {
+		if parent.src == "" {
 			continue
 		}
 		host := parent.src

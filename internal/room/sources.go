@@ -274,7 +274,7 @@ func (p *Plan) open(o *op) (err error) {
 		return nil
 	}
 	if o.from == nil {
-		fd, name := -1, cmp.Or(o.here, o.src)
+		fd, name := -1, o.source()
 		if p.cred != nil {
 			fd, err = safeopen.Open(name)
 		} else {

@@ -28,18 +28,18 @@ type hiddenError struct{ path string }
 func (e *hiddenError) Error() string { return errNotVisible.Error() }
 func (e *hiddenError) Unwrap() error { return errNotVisible }
 
-// mountOf returns the innermost op that contains a clean path. ok is false for bwrap's own empty root.
-func (v view) mountOf(p string) (best op, ok bool) {
-	at := -1
+// bwrapRoot stands for bwrap's own empty root.
+var bwrapRoot op
+
+// mountOf returns the innermost op that contains a clean path.
+func (v view) mountOf(p string) *op {
+	best := &bwrapRoot
 	for i := range v { // an op is large
-		if o := &v[i]; o.kind != opSymlink && values.Within(p, o.dst) && (at < 0 || len(o.dst) >= len(v[at].dst)) {
-			at = i
+		if o := &v[i]; o.kind != opSymlink && len(o.dst) >= len(best.dst) && values.Within(p, o.dst) {
+			best = o
 		}
 	}
-	if at < 0 {
-		return op{}, false
-	}
-	return v[at], true
+	return best
 }
 
 // link returns the target of a symbolic link that bwrap creates at p.
@@ -55,11 +55,10 @@ func (v view) link(p string) (string, bool) {
 // hostPath returns the host path of a clean sandbox path that is not a link created by bwrap; "" if it is not from the
 // host.
 func (v view) hostPath(p string) string {
-	o, ok := v.mountOf(p)
-	if !ok || o.src == "" {
-		return ""
+	if o := v.mountOf(p); o.src != "" {
+		return o.below(p)
 	}
-	return o.below(p)
+	return ""
 }
 
 // resolve follows every symbolic link of an absolute sandbox path and returns the host path of the final file. It
@@ -82,7 +81,7 @@ func (v view) resolve(p string) (host string, err error) {
 		next := path.Join(done, name)
 		target, isLink := v.link(next)
 		if !isLink {
-			if o, ok := v.mountOf(next); ok && o.kind == opRoot && v.own(next) {
+			if v.mountOf(next).kind == opRoot && v.own(next) {
 				done = next // bwrap's directory covers whatever the root has there
 				continue
 			}
@@ -132,14 +131,13 @@ func (p *Plan) Hides(name string) bool {
 
 // ReadOnly reports whether a clean path is in one of the user's binds that is read-only.
 func (p *Plan) ReadOnly(name string) bool {
-	mount, ok := view(p.ops).mountOf(name)
-	return ok && mount.users && mount.kind == opBind
+	mount := view(p.ops).mountOf(name)
+	return mount.users && mount.kind == opBind
 }
 
 // Overlaid reports whether a clean path is in an overlay.
 func (p *Plan) Overlaid(name string) bool {
-	mount, ok := view(p.ops).mountOf(name)
-	return ok && mount.kind == opOverlay
+	return view(p.ops).mountOf(name).kind == opOverlay
 }
 
 // opened returns a path to the open source that had this path on the host, because the path may lead
@@ -155,8 +153,7 @@ func (v view) opened(host string) string {
 
 // isCopy reports whether a clean path is a file that is copied into the sandbox.
 func (v view) isCopy(p string) bool {
-	o, ok := v.mountOf(path.Clean(p))
-	return ok && o.kind == opCopy
+	return v.mountOf(path.Clean(p)).kind == opCopy
 }
 
 // own reports whether bwrap creates p: as a mount, or as a parent directory of one.
