@@ -3,7 +3,7 @@
 //
 // From a [Policy] to a [Room], each step in files of its own:
 //
-//	policy.go     what the user wants, checked by itself
+//	policy.go     the requested sandbox, and checks that need no host
 //	plan.go       Prepare: decides everything and opens every source; nothing runs yet
 //	  find.go       bwrap
 //	  identity.go   the command's uid and environment
@@ -11,7 +11,7 @@
 //	  protect.go, rootfs.go, devices.go, overlay.go, upper.go
 //	                further mounts of the policy
 //	  mounts.go     all mounts as one list of operations, parents first
-//	  view.go       what is where in the sandbox, for checks of the plan
+//	  view.go       maps paths in the sandbox to the host, for checks of the plan
 //	  sources.go    opens and stages the sources of binds
 //	  command.go    whether the command can be executed
 //	  options.go    the operations as bwrap's arguments
