@@ -64,9 +64,12 @@ func given(args []string) func(f reflect.StructField) bool {
 	}
 }
 
+// names is some of the names among the arguments. For kong, a type with a name is not cumulative.
+type names []string
+
 // choose returns the positional arguments, commands and wanted flags of a struct, with their values. It sets other flags
-// to their defaults. Names, which may come before and after flags, become n arguments of one word, because kong expects
-// all words of an argument together.
+// to their defaults. Names, which may come before and after flags, become n arguments, because kong expects all words of
+// an argument together.
 func choose(command reflect.Value, n int, wanted func(f reflect.StructField) bool) (fields []reflect.StructField, values []reflect.Value) {
 	for f, v := range command.Fields() {
 		switch {
@@ -74,8 +77,8 @@ func choose(command reflect.Value, n int, wanted func(f reflect.StructField) boo
 			embedded, of := choose(v, n, wanted)
 			fields, values = append(fields, embedded...), append(values, of...)
 		case strings.HasPrefix(string(f.Tag), "arg:") && f.Type.Kind() == reflect.Slice && f.Tag.Get("passthrough") == "":
-			for i := range max(n, 1) {
-				fields = append(fields, reflect.StructField{Name: fmt.Sprint(f.Name, i), Type: reflect.PointerTo(f.Type.Elem()), Tag: f.Tag})
+			for i := range n {
+				fields = append(fields, reflect.StructField{Name: fmt.Sprint(f.Name, i), Type: reflect.TypeFor[names](), Tag: f.Tag})
 				values = append(values, v)
 				f.Tag = `arg:"" optional:""`
 			}
@@ -90,7 +93,15 @@ func choose(command reflect.Value, n int, wanted func(f reflect.StructField) boo
 
 // parse fills flags with a grammar of the wanted flags.
 func parse(flags any, args []string, wanted func(f reflect.StructField) bool) error {
-	fields, targets := choose(reflect.ValueOf(flags).Elem(), len(args), wanted)
+	n := 1
+	for _, arg := range args {
+		if arg == "--" {
+			break
+		} else if isFlag(arg) {
+			n++
+		}
+	}
+	fields, targets := choose(reflect.ValueOf(flags).Elem(), n+1, wanted)
 	options := []kong.Option{kong.Name("sbxrun"), kong.Exit(func(int) {}), kong.Help(func(kong.HelpOptions, *kong.Context) error { return ErrHelp })}
 	for _, f := range fields {
 		if !strings.HasPrefix(string(f.Tag), "cmd:") && f.Type.Kind() != reflect.Bool {
@@ -107,10 +118,10 @@ func parse(flags any, args []string, wanted func(f reflect.StructField) bool) er
 		return err
 	}
 	for i, target := range targets {
-		if v := grammar.Elem().Field(i); v.Kind() != reflect.Pointer {
+		if v := grammar.Elem().Field(i); v.Type() == target.Type() {
 			target.Set(v)
-		} else if !v.IsNil() {
-			target.Set(reflect.Append(target, v.Elem()))
+		} else {
+			target.Set(reflect.AppendSlice(target, v.Convert(target.Type())))
 		}
 	}
 	return useless(ctx)
@@ -137,19 +148,18 @@ func useless(ctx *kong.Context) error {
 	return nil
 }
 
-// word decodes the value of a flag, a positional argument, or the words of a command line. Unlike kong's own mappers it
+// word decodes the value of a flag, a positional argument, names, or the words of a command line. Unlike kong's own mappers it
 // accepts negative numbers, does not split lists at commas, keeps bytes that are not UTF-8, and refuses empty values.
 func word(ctx *kong.DecodeContext, target reflect.Value) error {
 	token, choices := ctx.Scan.Pop(), Choices(ctx.Value.Tag)
 	text := token.String()
 	switch {
-	case ctx.Value.Passthrough:
-		line := target.Addr().Interface().(*[]string)
-		for ; !token.IsEOL(); token = ctx.Scan.Pop() {
-			*line = append(*line, token.String())
+	case ctx.Value.Flag == nil && target.Kind() == reflect.Slice:
+		if text != "--" || !ctx.Value.Passthrough {
+			target.Set(reflect.Append(target, reflect.ValueOf(text)))
 		}
-		if text == "--" {
-			*line = (*line)[1:]
+		for next := ctx.Scan.Peek(); !next.IsEOL() && (ctx.Value.Passthrough || next.IsValue()); next = ctx.Scan.Peek() {
+			target.Set(reflect.Append(target, reflect.ValueOf(ctx.Scan.Pop().String())))
 		}
 		return nil
 	case ctx.Value.Flag == nil:
@@ -172,8 +182,6 @@ func decode(target reflect.Value, text string) error {
 		return v.UnmarshalText([]byte(text))
 	case *[]string:
 		*v = append(*v, text)
-	case **string:
-		*v = &text
 	case *string:
 		*v = text
 	}

@@ -149,6 +149,16 @@ func TestParseBytes(t *testing.T) {
 	}
 }
 
+// Many names take no longer than their number suggests: the grammar has an argument for each flag, not for each name.
+func TestParseManyNames(t *testing.T) {
+	const many = 20_000
+	var k Kill
+	args := slices.Concat(slices.Repeat([]string{"web"}, many), []string{"--json"}, slices.Repeat([]string{"db"}, many))
+	if err := Parse(&k, args); err != nil || len(k.Sandboxes) != 2*many || k.Sandboxes[many] != "db" || !k.JSON {
+		t.Errorf("%d names, %v", len(k.Sandboxes), err)
+	}
+}
+
 // Parsing with only the given flags has the same result as parsing with the whole grammar, and fails where that fails.
 func TestParseGiven(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
