@@ -118,7 +118,6 @@ const (
 	Parent                  // fails unless the parent is the keeper
 	Receive                 // socket, number of descriptors, first slot; exits at end-of-file
 	Await                   // file: waits for a byte; exits at end-of-file
-	CopyAll                 // to, from: copies a file up to its end
 	SameFile                // statx, major and minor device, inode
 	SameMount               // statx, statx
 	ReportReady             // statx of the PID namespace, result of getpid(2), number of descriptors, first slot

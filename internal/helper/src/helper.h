@@ -158,16 +158,15 @@ enum {
 	OP_PARENT = -5,      // fails unless the parent is the keeper
 	OP_RECEIVE = -6,     // socket, number of descriptors, first slot; exits at end-of-file
 	OP_AWAIT = -7,       // file: waits for a byte; exits at end-of-file
-	OP_COPY = -8,        // to, from: copies a file up to its end
-	OP_SAME_FILE = -9,   // statx, major and minor device, inode
-	OP_SAME_MOUNT = -10, // statx, statx
-	OP_READY = -11,      // statx of the PID namespace, result of getpid(2), number of descriptors, first slot
-	OP_SAY = -12,        // kind, number of descriptors, first slot
-	OP_EXEC = -13,       // paths, argv, envp
-	OP_INIT = -14,       // signalfd, the payload's PID, timerfd or -1
-	OP_MAKE = -15,       // clone flags, index of an init's first call
-	OP_LOAD = -16,       // socket: receives stdin, stdout, stderr and a script, and runs it
-	OP_BECOME = -17,     // clone flags: the script continues in a new process, and this one exits
+	OP_SAME_FILE = -8,   // statx, major and minor device, inode
+	OP_SAME_MOUNT = -9,  // statx, statx
+	OP_READY = -10,      // statx of the PID namespace, result of getpid(2), number of descriptors, first slot
+	OP_SAY = -11,        // kind, number of descriptors, first slot
+	OP_EXEC = -12,       // paths, argv, envp
+	OP_INIT = -13,       // signalfd, the payload's PID, timerfd or -1
+	OP_MAKE = -14,       // clone flags, index of an init's first call
+	OP_LOAD = -15,       // socket: receives stdin, stdout, stderr and a script, and runs it
+	OP_BECOME = -16,     // clone flags: the script continues in a new process, and this one exits
 };
 
 // Maps a script at an address, 0 for any. Exits if it is malformed.

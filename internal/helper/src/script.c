@@ -146,15 +146,6 @@ static long await_byte(int fd)
 	return n;
 }
 
-static long copy(int to, int from)
-{
-	long n;
-	do
-		n = SYS(sendfile, to, from, 0, 1 << 30, 0);
-	while (n > 0);
-	return n;
-}
-
 // Sends a report with the descriptors in count slots.
 static long say_with(struct process *p, struct report *r, uint64_t count, uint64_t first)
 {
@@ -193,8 +184,6 @@ static long operate(struct process *p, const struct script *s, const struct call
 		return fit(a[1], a[2]) ? receive_into(p, (int)a[0], a[1], a[2]) : -EINVAL;
 	case OP_AWAIT:
 		return await_byte((int)a[0]);
-	case OP_COPY:
-		return copy((int)a[0], (int)a[1]);
 	case OP_SAME_FILE:
 		if (!within(s, a[0], sizeof *x))
 			return -EINVAL;
