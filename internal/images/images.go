@@ -288,7 +288,7 @@ func describe(ctx context.Context, src Source, o *Options) (*snapshots.Image, []
 	if len(c.RootFS.DiffIDs) != len(m.Layers) {
 		return nil, nil, invalid("%d layers, but %d DiffIDs", len(m.Layers), len(c.RootFS.DiffIDs))
 	}
-	if slices.Equal(c.Config.Entrypoint, []string{""}) { // how a Dockerfile removes that of its base image
+	if slices.Equal(c.Config.Entrypoint, []string{""}) { // a Dockerfile removes the base image's so
 		c.Config.Entrypoint = nil
 	}
 	now := time.Now().UTC()

@@ -208,7 +208,7 @@ func unpackLayer(store *snapshots.Store, from io.Reader, diff string, owner *pro
 	return c, r.Sum(), tree.Keep(snapshots.LayerKey(diff, uid, gid))
 }
 
-// changesName is the file beside a layer's tree with its list of changes.
+// changesName is the file of a layer's list of changes, next to its tree.
 const changesName = "changes"
 
 // user returns the IDs of an owner, or this process's for nil.

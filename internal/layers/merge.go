@@ -213,7 +213,7 @@ func (m *merge) entry(from, to int, at, name string) error {
 	return m.replace(from, name, to, name)
 }
 
-// replace links a file in place of another one.
+// replace links a file, and removes the previous file of that name.
 func (m *merge) replace(from int, name string, to int, base string) error {
 	err := m.place(from, name, to, base)
 	if err == unix.EEXIST {

@@ -18,8 +18,8 @@ import (
 
 // This file unpacks layers of foreign images. Unlike Unpack, which reads only layers that this package packed, it accepts
 // what other tools write: absolute and repeated names, missing directories, devices (which it skips), deletions of any file
-// type. It creates no whiteouts, because overlayfs refuses them on an overlay: what the layer changes below it is a list
-// beside the tree, for Merge.
+// type. It creates no whiteouts, because overlayfs refuses them on an overlay. Instead, a list next to the tree
+// records the changes to lower layers, for Merge.
 
 // Kinds of changes. In the list of changes each is one byte, followed by a path and NUL.
 const (
@@ -128,7 +128,7 @@ func (p *plain) change(kind byte, names ...string) error {
 	return nil
 }
 
-// vacate makes sure that the parent of a name exists, and removes what an earlier entry has put at the name.
+// vacate makes sure that the parent of a name exists, and removes the file of an earlier entry.
 func (p *plain) vacate(name string) error {
 	dir, base, err := p.at(name)
 	if err != nil {

@@ -12,6 +12,7 @@
 //	as.sh          runs a test binary as the other user
 //	lint.sh        runs go vet and staticcheck
 //	fuzz.sh        runs every fuzz target
+//	images.sh      compares images with those of umoci, podman, buildah and skopeo
 //	dist/make.sh   makes archives and packages
 //	dist/test.sh   makes them twice, and installs them
 //	dist/arm64.sh  tries the package for arm64
