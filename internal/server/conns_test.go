@@ -100,16 +100,19 @@ func TestConnectionsOfPeer(t *testing.T) {
 				r.Body = io.NopCloser(bytes.NewReader(b))
 				return r
 			}
+			// The server learns of a request, and counts its end, at other times than the client.
+			active := func(n int) {
+				t.Helper()
+				harness.Until(t, harness.Scaled(20*time.Second), "requests", func() bool { return active(l.(*bounds).Connections) == n })
+			}
 			idle, _ := ask("/")
 			check.Equal(t, answered(idle).StatusCode, 200)
+			active(0)
 			first, _ := ask("/wait")
 			second, _ := ask("/wait")
 			_, err = idle.ReadByte()
 			check.That(t, err == io.EOF, "the idle connection: %v", err)
-			// Their requests may not have been read yet; the third one would replace one of them.
-			for !busy(l.(*bounds).Connections, 2) {
-				time.Sleep(time.Millisecond)
-			}
+			active(2)
 			third, _ := ask("/")
 			var e api.Error
 			if r := answered(third); json.NewDecoder(r.Body).Decode(&e) != nil || r.StatusCode != 429 || e.Failure.Code != api.Quota || e.Started || r.Header.Get("Retry-After") == "" {
@@ -119,22 +122,23 @@ func TestConnectionsOfPeer(t *testing.T) {
 			for _, in := range []*bufio.Reader{first, second} {
 				check.Equal(t, answered(in).StatusCode, 200)
 			}
+			active(0)
 			fourth, _ := ask("/")
 			check.Equal(t, answered(fourth).StatusCode, 200)
 		})
 	}
 }
 
-// busy reports whether requests of authenticated clients are being answered on n connections.
-func busy(s *Connections, n int) bool {
+// active counts the connections on which requests of authenticated clients are being answered.
+func active(s *Connections) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c := range s.all {
 		if c.known && c.active {
-			n--
+			n++
 		}
 	}
-	return n == 0
+	return n
 }
 
 // Among unauthenticated connections, the longest idle one of the peer with the most is replaced. Half of all
