@@ -13,6 +13,8 @@
 //	lint.sh        runs go vet and staticcheck
 //	fuzz.sh        runs every fuzz target
 //	images.sh      compares images with those of umoci, podman, buildah and skopeo
+//	mcp.sh         runs official MCP clients from npm, agents.sh coding agents with a stub model
+//	podman.sh      tries the flags for files in a container
 //	dist/make.sh   makes archives and packages
 //	dist/test.sh   makes them twice, and installs them
 //	dist/arm64.sh  tries the package for arm64
