@@ -613,7 +613,7 @@ func TestNATSAway(t *testing.T) {
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	s = startNATS(t, o)
+	startNATS(t, o)
 	for range 2 {
 		select {
 		case x := <-ends:
@@ -655,7 +655,7 @@ func TestNATSEmpty(t *testing.T) {
 	works("before")
 	s.Shutdown()
 	o.StoreDir = t.TempDir()
-	s = startNATS(t, o)
+	startNATS(t, o)
 	works("after")
 }
 
