@@ -45,6 +45,7 @@ type Conn struct {
 	owed     bool   // the peer waits for an acknowledgement
 	heard    bool   // received anything
 	lastIn   time.Time
+	alone    time.Time // since when the peer has not been alive; zero if it is
 	readBy   time.Time
 	readWake *time.Timer
 
@@ -312,7 +313,14 @@ func (c *Conn) tick(now time.Time, alive bool) {
 	if c.err != nil {
 		return
 	}
-	if !alive && now.Sub(c.lastIn) > again { // its first heartbeat may be under way
+	switch {
+	case alive:
+		c.alone = time.Time{}
+	case c.alone.IsZero():
+		c.alone = now
+	}
+	// Its first heartbeat may be under way, or be received before its last response.
+	if !alive && now.Sub(c.lastIn) > again && now.Sub(c.alone) > again {
 		c.fail(ErrLost, false)
 		return
 	}

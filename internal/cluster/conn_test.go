@@ -326,6 +326,33 @@ func TestLeavingUnheard(t *testing.T) {
 	})
 }
 
+// The last heartbeat of a node may be received before its last response, which has a second then, however long the
+// connection was silent before.
+func TestLastResponse(t *testing.T) {
+	t.Parallel()
+	dials, accepts, alive := pair(t, &fakeBus{})
+	c := dials.Dial("node.n.1")
+	_, err := c.Write([]byte("x"))
+	check.Require(t, err == nil, "%v", err)
+	other, err := accepts.Accept()
+	harness.Must(t, err)
+	gone := time.Now().Add(time.Minute)
+	c.tick(gone, false)
+	alive.Store("node.n.1", true) // is gone, also for the transport's own ticks
+	_, err = other.Write([]byte("y"))
+	check.Require(t, err == nil, "%v", err)
+	bounded(t, func() {
+		text := make([]byte, 1)
+		_, err := io.ReadFull(c, text)
+		check.That(t, err == nil && string(text) == "y", "%q, %v", text, err)
+	})
+	c.tick(gone.Add(again+tick), false)
+	bounded(t, func() {
+		_, err := c.Read(make([]byte, 1))
+		check.That(t, errors.Is(err, ErrLost), "%v", err)
+	})
+}
+
 // A client that was disconnected for longer than the peer remembers finished connections starts nothing
 // twice. Unfinished connections continue.
 func TestCutOff(t *testing.T) {
