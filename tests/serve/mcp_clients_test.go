@@ -117,7 +117,15 @@ func TestMCPInspector(t *testing.T) {
 			t.Parallel()
 			inspect := func(args ...string) string {
 				t.Helper()
-				out, err := exec.Command(inspector, append([]string{"--cli", target}, args...)...).CombinedOutput()
+				run := func() ([]byte, error) {
+					return exec.Command(inspector, append([]string{"--cli", target}, args...)...).CombinedOutput()
+				}
+				out, err := run()
+				// Once, a response over HTTP did not arrive within the Inspector's minute; the cause is unknown.
+				if err != nil && strings.Contains(string(out), "Request timed out") {
+					t.Logf("tried again after %s", out)
+					out, err = run()
+				}
 				if err != nil {
 					t.Errorf("%v: %s", err, out)
 				}
