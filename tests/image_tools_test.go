@@ -195,7 +195,7 @@ func debianLayers(t *testing.T) (layers [][]byte) {
 	return layers
 }
 
-// The tree of an image is that of umoci unpack, file by file.
+// An image unpacks to the same tree as with umoci unpack, file by file.
 func TestImageToolsUmoci(t *testing.T) {
 	s := harness.NewState(t)
 	rootless := []string{}

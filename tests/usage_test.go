@@ -450,7 +450,7 @@ func TestArgumentsLong(t *testing.T) {
 	check.That(t, errors.Is(err, syscall.E2BIG), "an argument of 131072 bytes: %v", err)
 }
 
-// The command can get as many arguments as sbxrun can; those of bwrap don't count.
+// The command can have as many arguments as sbxrun itself; bwrap adds none.
 func TestArgumentsInAll(t *testing.T) {
 	// Not in parallel: it keeps a CPU busy.
 	//

@@ -592,7 +592,7 @@ func (r *Result) OutHas(t T, text string) *Result {
 	return r.assert(t, strings.Contains(string(r.Stdout), text), "%q in stdout", text)
 }
 
-// Err asserts what was printed on stderr.
+// Err asserts the text on stderr.
 func (r *Result) Err(t T, text string) *Result {
 	t.Helper()
 	return r.assert(t, string(r.Stderr) == text, "stderr %q", text)

@@ -960,7 +960,7 @@ func TestStoredAnswersUseNoBuffers(t *testing.T) {
 	check.That(t, status == http.StatusOK && len(b) >= 1<<20, "%d %.300s", status, b)
 }
 
-// A working directory that does not exist, or is none, is an error of the request in every kind of sandbox.
+// A working directory that does not exist, or is not a directory, is a usage error in every kind of sandbox.
 func TestWrongWorkdir(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
