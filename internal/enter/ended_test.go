@@ -60,7 +60,7 @@ func TestEnded(t *testing.T) {
 	}
 }
 
-// Release kills init when the gate has no reader.
+// Release kills init when nothing can be written to the gate.
 func TestNotReleased(t *testing.T) {
 	held := exec.Command("sleep", "100")
 	if err := held.Start(); err != nil {
@@ -76,7 +76,8 @@ func TestNotReleased(t *testing.T) {
 		t.Fatal(err)
 	}
 	x.Init = init
-	x.Entered() // closes the gate's read end
+	x.Entered()
+	x.gate.Close()
 	x.Release()
 	if err := init.Wait(time.Now().Add(20 * time.Second)); err != nil {
 		t.Error(err)

@@ -237,14 +237,21 @@ func (x *Exec) Release() {
 	if x.maker != nil {
 		x.maker.send(x)
 	} else if _, err := x.gate.Write([]byte{0}); err != nil {
-		// No process is left, or the kernel has no memory for the byte, for which the payload would wait forever.
-		_ = x.Init.Signal(unix.SIGKILL)
+		x.unreleased(err)
 	}
 	if !x.confirm {
 		close(x.running)
 	}
 	if x.maker == nil {
 		go x.follow(time.Time{}) // until the end of init
+	}
+}
+
+// unreleased ends a command that could not be released: the kernel has no memory for the message, for which the payload
+// would wait forever. A payload that was killed (EPIPE) has ended, which init reports.
+func (x *Exec) unreleased(err error) {
+	if !errors.Is(err, unix.EPIPE) {
+		_ = x.Init.Signal(unix.SIGKILL)
 	}
 }
 

@@ -293,6 +293,42 @@ func TestPayloadEnded(t *testing.T) {
 	unharmed(t, sb)
 }
 
+// A payload that is killed before its release has ended by a signal, even if init reports that after the release.
+func TestPayloadKilledBeforeRelease(t *testing.T) {
+	sb := idle(t)
+	s := open(t)
+	x, err := shell(sb, "echo ran").Start(t.Context(), sb.Room, s.stdio, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	s.w.Close()
+	var payload *proc.Process
+	harness.Until(t, harness.Bound, "the payload", func() bool {
+		payload, err = x.Payload()
+		return err == nil
+	})
+	defer payload.Close()
+	harness.Must(t, x.Init.Signal(unix.SIGSTOP))
+	harness.Until(t, harness.Bound, "the stop", func() bool {
+		st, err := proc.ReadStat(x.Init.PID)
+		return err == nil && st.State == "T"
+	})
+	harness.Must(t, payload.Signal(unix.SIGKILL))
+	harness.Must(t, payload.Wait(soon()))
+	x.Release()
+	harness.Must(t, x.Init.Signal(unix.SIGCONT))
+	<-x.Exited()
+	if p, _, err := x.ExitStatus(); err != nil || p.Signal != unix.SIGKILL {
+		t.Errorf("%+v, %v", p, err)
+	}
+	harness.Must(t, x.Kept.Collect(soon()))
+	if text := <-s.text; text != "" {
+		t.Errorf("it ran: %q", text)
+	}
+	unharmed(t, sb)
+}
+
 func TestExecDeadline(t *testing.T) {
 	sb := idle(t)
 	timeout := harness.Deadline(time.Second) // all processes must be up before it

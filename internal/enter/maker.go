@@ -304,8 +304,8 @@ func (m *Maker) send(x *Exec) {
 	for _, f := range append(x.stdio[:], x.command) {
 		fds = append(fds, proc.Descriptor(f))
 	}
-	if unix.Sendmsg(proc.Descriptor(x.gate), []byte{0}, unix.UnixRights(fds...), nil, unix.MSG_NOSIGNAL) != nil {
-		_ = x.Init.Signal(unix.SIGKILL) // otherwise its payload would wait for ever
+	if err := unix.Sendmsg(proc.Descriptor(x.gate), []byte{0}, unix.UnixRights(fds...), nil, unix.MSG_NOSIGNAL); err != nil {
+		x.unreleased(err)
 	}
 	x.command.Close()
 	m.prepare()
