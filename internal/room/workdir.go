@@ -38,8 +38,8 @@ func (p *Plan) linkPath(name string) {
 		if n++; n > maxLinks {
 			return
 		}
-		if !v.own(next) && v.hostPath(next) == "" {
-			links = append(links, op{kind: opSymlink, src: target, dst: next})
+		if src, dst := v.linkBelow(target, next, todo[1:]); dst != "" {
+			links = append(links, op{kind: opSymlink, src: src, dst: dst})
 		}
 		if path.IsAbs(target) {
 			done = "/"
@@ -49,6 +49,26 @@ func (p *Plan) linkPath(name string) {
 	if v.hostPath(done) != "" {
 		p.ops = append(p.ops, links...)
 	}
+}
+
+// linkBelow returns the link that leads from dst to target, a link's target on the host. If bwrap creates dst, such as
+// /home as the parent of the sandbox's home, the link is below it, on the way to rest. It returns no dst if something
+// else is there.
+func (v view) linkBelow(target, dst string, rest []string) (src, at string) {
+	src, at = target, dst
+	if v.own(at) && !path.IsAbs(src) {
+		src = path.Dir(dst) + "/" + target
+	}
+	for ; v.own(at); rest = rest[1:] {
+		if _, linked := v.link(at); linked || len(rest) == 0 || rest[0] == ".." {
+			return "", ""
+		}
+		src, at = src+"/"+rest[0], path.Join(at, rest[0])
+	}
+	if v.hostPath(at) != "" {
+		return "", ""
+	}
+	return src, at
 }
 
 // sameDirectory reports whether two paths lead to the same directory; a relative one starts at the current directory.
@@ -187,6 +207,9 @@ func checkWorkdir(v view, dir string, cred *proc.Cred) error {
 	case err != nil:
 		e.Message = fmt.Sprintf("working directory %q does not exist in the sandbox", dir)
 		e.Err = err
+		if now, wdErr := unix.Getwd(); wdErr == nil && !v.rooted() && (sameDirectory(dir, ".") || values.Within(dir, now)) {
+			e.Hint = "--cwd ro shows the current directory"
+		}
 	case host == "" && !v.isCopy(dir):
 		return nil // the sandbox's own
 	case host == "":
