@@ -211,7 +211,7 @@ func TestDevicesGroups(t *testing.T) {
 	b.Exec(harness.Options{}, nil, "sh", "-c", fmt.Sprintf(open, dir, "group")).Expect(t, 0, "exited")
 }
 
-// Devices work in an image, read-only or writable. Variables of the image take precedence.
+// Devices work in an image, read-only or writable. Their variables replace those of the image, and --env replaces both.
 func TestDevicesImage(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -220,7 +220,7 @@ func TestDevicesImage(t *testing.T) {
 deviceNodes:
 - path: /dev/thing
   hostPath: /dev/zero
-env: [APP=spec, THING=spec]
+env: [APP=spec, THING=spec, LANG=spec, PATH=/none]
 mounts:
 - hostPath: /etc/hosts
   containerPath: /bin/../opt/bin/hosts
@@ -231,10 +231,10 @@ hooks:
 	for name, flags := range map[string][]string{"read-only": nil, "writable": layer(t, "--overlay", "/")} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			args := append(append([]string{}, flags...), "--cwd", "none", "--image", "app:1", "--device", "v.com/thing=all", "sh", "-c",
-				"echo x >/dev/thing && echo $APP $THING && cat /opt/bin/link >/dev/null && ls /bin/ls && ls -ld /bin/link")
+			args := append(append([]string{}, flags...), "--cwd", "none", "--image", "app:1", "--device", "v.com/thing=all", "--env", "THING=mine", "sh", "-c",
+				"echo x >/dev/thing && echo $APP $THING $LANG && cat /opt/bin/link >/dev/null && ls /bin/ls && ls -ld /bin/link")
 			r := s.Start(harness.Options{Env: []string{spec}}, args...).Wait()
-			if got := string(r.Stdout); r.ExitCode != 0 || !strings.HasPrefix(got, "1 spec\n/bin/ls\n") || !strings.HasSuffix(got, "/bin/link -> hosts\n") {
+			if got := string(r.Stdout); r.ExitCode != 0 || !strings.HasPrefix(got, "spec mine spec\n/bin/ls\n") || !strings.HasSuffix(got, "/bin/link -> hosts\n") {
 				t.Errorf("exit code %d, printed %q; %s", r.ExitCode, got, r.Stderr)
 			}
 		})

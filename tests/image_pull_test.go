@@ -197,7 +197,7 @@ func TestImagePullKilled(t *testing.T) {
 	reg, s := newRegistry(t), harness.NewState(t)
 	ref := reg.host + "/app:1"
 	digests := map[string]bool{}
-	rounds := 12 * harness.Soak(t)
+	rounds, interrupted, kept := 12*harness.Soak(t), 0, 0
 	for i := range rounds {
 		old := imageNamed(t, s, ref)
 		digest := reg.push("app:1", noise(1, 500_000), noise(byte(i+2), 500_000), noise(byte(i+3), 500_000))
@@ -213,10 +213,17 @@ func TestImagePullKilled(t *testing.T) {
 		check.That(t, r.ExitCode == 0 || r.Signal == sig, "exit code %d, signal %v: %s", r.ExitCode, r.Signal, r.Stderr)
 		got := imageNamed(t, s, ref)
 		check.That(t, got == old || got == digest, "the image is %q, neither the old %q nor the new %q", got, old, digest)
+		if r.Signal == sig {
+			interrupted++
+		}
+		if got == old {
+			kept++
+		}
 		if i%4 == 3 {
 			s.Run("image", "pull", ref).Exits(t, 0).Out(t, digest+"\n")
 		}
 	}
+	t.Logf("%d of %d pulls were interrupted; %d left the old image", interrupted, rounds, kept)
 }
 
 // Several pulls at once add the same image, and others, completely.

@@ -261,7 +261,8 @@ func TestImageImportKilled(t *testing.T) {
 	before, _ := imageOf(t, s, "app")
 	dir := harness.SharedDir(t)
 	rng := rand.New(rand.NewPCG(1, uint64(time.Now().UnixNano())))
-	for i := range 4 * harness.Soak(t) {
+	rounds, killed, kept := 4*harness.Soak(t), 0, 0
+	for i := range rounds {
 		var layers [][]byte
 		for range 3 {
 			var b bytes.Buffer
@@ -283,15 +284,21 @@ func TestImageImportKilled(t *testing.T) {
 		p := s.Start(harness.Options{}, "image", "import", "oci:"+layout, "--name", "app")
 		time.Sleep(time.Duration(rng.Int64N(int64(150 * time.Millisecond)))) // a random instant
 		_ = unix.Kill(p.PID, unix.SIGKILL)
-		p.Wait()
+		if p.Wait().Signal == unix.SIGKILL {
+			killed++
+		}
 		r := s.Run("image", "inspect", "app", "--json")
 		var got []struct{ Digest string }
 		check.Require(t, stdjson.Unmarshal(r.Stdout, &got) == nil && len(got) == 1 && (got[0].Digest == before || got[0].Digest == after),
 			"after a kill: %s%s; want %s or %s", r.Stdout, r.Stderr, before, after)
+		if got[0].Digest == before {
+			kept++
+		}
 		r = s.Run("image", "import", "oci:"+layout, "--name", "app")
 		check.Require(t, strings.TrimSpace(string(r.Stdout)) == after, "the next import: %d, %s", r.ExitCode, r.Stderr)
 		before = after
 	}
+	t.Logf("%d of %d imports were killed before they ended; %d left the old image", killed, rounds, kept)
 	s.Run("cleanup")
 	left, err := os.ReadDir(s.Dir + "-data/snapshots/tmp")
 	check.That(t, err == nil && len(left) == 0, "left over: %q, %v", left, err)

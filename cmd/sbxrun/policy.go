@@ -103,7 +103,7 @@ func policyOf(ctx context.Context, f *cli.View, l *cli.LimitFlags, command []str
 			return p, parts, err
 		}
 	}
-	p.Env, err = environment(&f.Vars, float64(l.Cpus), image, vars)
+	p.Base, p.Env, err = environment(&f.Vars, float64(l.Cpus), image, vars)
 	return p, parts, err
 }
 
@@ -258,19 +258,21 @@ var passed = []string{"LANG", "LANGUAGE", "TERM", "COLORTERM", "NO_COLOR", "TZ"}
 // sandboxVars are variables that describe the sandbox, not the host.
 var sandboxVars = []string{"PATH", "HOME", "USER", "LOGNAME", "PWD", "OLDPWD"}
 
-// environment returns the variables of the command in a new sandbox, except HOME, USER, and PATH without an image. The
-// last value of a variable wins. Those of an image replace the caller's, unless the caller passes all of them.
-func environment(f *cli.Vars, cpus float64, image, tools []values.Var) (set values.Environment, err error) {
-	inherit(&set, f.InheritEnv)
+// environment returns the variables of the command in a new sandbox, except HOME, USER, and PATH without an image, as in
+// [room.Policy]. Those of an image replace the caller's, unless the caller passes all of them.
+func environment(f *cli.Vars, cpus float64, image, tools []values.Var) (base, set values.Environment, err error) {
+	if f.InheritEnv {
+		inherit(&set, true)
+	} else {
+		inherit(&base, false)
+	}
 	for _, v := range image {
-		if _, given := set.Lookup(v.Name); !given || !f.InheritEnv {
-			set.Put(v)
-		}
+		base.Put(v)
 	}
 	for _, v := range tools {
 		set.Put(v)
 	}
-	return set, addVariables(&set, f, cpus)
+	return base, set, addVariables(&set, f, cpus)
 }
 
 // inherit adds the caller's variables: all, or those that every command gets.

@@ -108,7 +108,7 @@ func TestEnvironment(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			set, err := environment(&tt.flags, 0, nil, nil)
+			base, set, err := environment(&tt.flags, 0, nil, nil)
 			if tt.err != "" {
 				if err == nil || !strings.HasPrefix(err.Error(), tt.err) {
 					t.Fatalf("got error %v, want %s", err, tt.err)
@@ -120,7 +120,7 @@ func TestEnvironment(t *testing.T) {
 			}
 			harness.Must(t, err)
 			got := map[string]string{}
-			for _, v := range set.Vars() {
+			for _, v := range append(base.Vars(), set.Vars()...) {
 				got[v.Name] = v.Value
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" {

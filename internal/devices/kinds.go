@@ -17,7 +17,8 @@ var refused = []struct {
 	drivers []string
 }{
 	{"it leads to the host's memory, I/O ports or kernel log", []string{"mem", "snapshot", "dax", "uio", "xen/privcmd", "xen/hypercall", "xen/gntdev"}},
-	{"it controls the host's processors, firmware or power", []string{"cpu/msr", "nvram", "mei", "ipmidev", "watchdog", "i2c", "spi"}},
+	{"it controls the host's processors, firmware or power", []string{"cpu/msr", "nvram", "mei", "ipmidev", "watchdog"}},
+	{"its bus also leads to the host's firmware, memory modules and power supply", []string{"i2c", "spi"}},
 	{"it uses the host's keys", []string{"tpm"}},
 	{"it leads to the host's disks", []string{"sg", "bsg", "st", "osst", "ch", "nvme", "nvme-generic", "nvme-fabrics", "raw", "mtd", "ubi_ctrl", "ndctl", "dimmctl", "btrfs-control", "zfs",
 		"megaraid_sas_ioctl", "megadev_legacy", "mpt2ctl", "mpt3ctl", "aac", "pmcraid", "twa", "twe", "twl"}},

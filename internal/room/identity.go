@@ -65,13 +65,17 @@ func (p *Plan) environment(pol *Policy, sandboxPath string) {
 	p.path = sandboxPath
 	const libraries = "LD_LIBRARY_PATH"
 	var set values.Environment
-	set.Put(values.Var{Name: "PATH", Value: sandboxPath})
-	set.Put(values.Var{Name: "HOME", Value: Home})
-	set.Put(values.Var{Name: "USER", Value: UserName})
-	set.Put(values.Var{Name: "LOGNAME", Value: UserName})
-	for _, v := range pol.Env.Vars() {
-		set.Put(v)
+	put := func(list []values.Var) {
+		for _, v := range list {
+			set.Put(v)
+		}
 	}
+	put(pol.Base.Vars())
+	if p.devices != nil {
+		put(p.devices.Env.Vars())
+	}
+	put([]values.Var{{Name: "PATH", Value: sandboxPath}, {Name: "HOME", Value: Home}, {Name: "USER", Value: UserName}, {Name: "LOGNAME", Value: UserName}})
+	put(pol.Env.Vars())
 	defaults := []values.Var{{Name: "PYTHONUNBUFFERED", Value: "1"}}
 	if !pol.Captured {
 		defaults = nil
@@ -84,16 +88,9 @@ func (p *Plan) environment(pol *Policy, sandboxPath string) {
 			set.Put(v)
 		}
 	}
-	if p.devices != nil {
-		for _, v := range p.devices.Env.Vars() {
-			if _, given := set.Lookup(v.Name); !given {
-				set.Put(v)
-			}
-		}
-		if len(p.devices.Libraries) > 0 {
-			given, _ := set.Lookup(libraries)
-			set.Put(values.Var{Name: libraries, Value: p.libraryPath(given)})
-		}
+	if p.devices != nil && len(p.devices.Libraries) > 0 {
+		given, _ := set.Lookup(libraries)
+		set.Put(values.Var{Name: libraries, Value: p.libraryPath(given)})
 	}
 	set.Put(values.Var{Name: "PWD", Value: p.Workdir})
 	p.env = set.Vars()

@@ -156,6 +156,9 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 		return nil, err
 	}
 	sandboxPath, given := p.Env.Lookup("PATH")
+	if !given {
+		sandboxPath, given = p.Base.Lookup("PATH")
+	}
 	switch {
 	case given:
 	case v.rooted():

@@ -92,7 +92,8 @@ type Policy struct {
 	Git     bool
 	Tools   string // replaces the caller's PATH if not ""
 	TmpSize int64  // bytes, of /tmp and of each other writable directory in memory
-	Env     values.Environment
+	// Base are variables of the caller and of the image. Those of devices replace them, and those of Env both.
+	Base, Env values.Environment
 	// Captured reports that sbxrun collects the command's output. Python then runs unbuffered, because buffered output
 	// is lost at a deadline.
 	Captured bool

@@ -82,7 +82,7 @@ func (s *Server) openImage(c *config.Config, key string) (*image, error) {
 		return nil, err
 	}
 	for _, v := range vars {
-		policy.Env.Put(v)
+		policy.Base.Put(v)
 	}
 	policy.Mounts = slices.Clip(policy.Mounts)
 	out.policy.Policy = policy
