@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/tree"
 )
@@ -212,10 +213,19 @@ func (t *layer) deleted(name string) error {
 	if err != nil {
 		return err
 	}
-	if err := unix.Mknodat(dir, base, unix.S_IFCHR, 0); err != nil {
+	if err := unix.Mknodat(dir, base, unix.S_IFCHR, 0); err == unix.EPERM {
+		return unsuitable(err)
+	} else if err != nil {
 		return misplaced(name, err)
 	}
 	return t.own(dir, base)
+}
+
+// unsuitable is the error if a file system cannot record changes to lower layers: overlayfs has no whiteouts of its own,
+// and tmpfs has no extended attributes before Linux 6.6.
+func unsuitable(err error) error {
+	return &result.Error{Code: "data", Message: fmt.Sprintf("the file system of the data directory cannot hold the layers of snapshots (%v)", err),
+		Hint: "set SBXRUN_DATA_DIR or --data-dir to a directory on another file system, such as ext4 or XFS", Err: err}
 }
 
 // opaque hides everything below a directory.
@@ -228,7 +238,9 @@ func (t *layer) opaque(name string) error {
 		}
 		defer unix.Close(fd)
 	}
-	if err := unix.Fsetxattr(fd, tree.OpaqueXattr, []byte{'y'}, 0); err != nil {
+	if err := unix.Fsetxattr(fd, tree.OpaqueXattr, []byte{'y'}, 0); err == unix.EOPNOTSUPP {
+		return unsuitable(err)
+	} else if err != nil {
 		return fmt.Errorf("mark %.200q as opaque: %w", name, err)
 	}
 	return nil

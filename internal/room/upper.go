@@ -22,6 +22,8 @@ import (
 // upperFile records the overlays that use a directory for layers on disk. It is locked while the directory is in use.
 const upperFile = "overlays.json"
 
+var errFileSystem = errors.New("its file system cannot have a layer")
+
 // openUpper opens or creates a directory for the layers of these overlays. It contains a directory for each layer, named
 // by its number.
 func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
@@ -31,6 +33,8 @@ func (p *Plan) openUpper(name string, list []*Overlay) (err error) {
 			switch {
 			case errors.As(err, new(*safeopen.Error)):
 				e.Hint = safeopen.Hint
+			case errors.Is(err, errFileSystem):
+				e.Hint = "name a directory on another file system, such as ext4, XFS or tmpfs"
 			case errors.Is(err, unix.ENOENT): // a parent is missing; name itself would have been created
 				e.Hint = fmt.Sprintf("make %q first", path.Dir(name))
 			}
@@ -96,7 +100,7 @@ func (p *Plan) ownDirectory(name string) (dir int, real string, err error) {
 	case int(st.Uid) != os.Geteuid() || st.Mode&0o022 != 0:
 		err = errors.New("it must belong to the caller, and others must not be able to write to it")
 	case fs.Type == unix.OVERLAYFS_SUPER_MAGIC || fs.Type == unix.NFS_SUPER_MAGIC || fs.Type == unix.FUSE_SUPER_MAGIC:
-		err = errors.New("its file system cannot have a layer" + fileSystem(dir))
+		err = fmt.Errorf("%w%s", errFileSystem, fileSystem(dir))
 	}
 	if err != nil {
 		unix.Close(dir)
