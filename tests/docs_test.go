@@ -269,6 +269,7 @@ const (
 	committed = `git init -q -b main && echo text >file && git add file && git -c user.name=n -c user.email=e commit -q -m first`
 	goModule  = `printf 'module example.org/x\ngo 1.21\n' >go.mod; printf 'package main\nfunc main() { println(42) }\n' >main.go; printf 'package main\nimport "testing"\nfunc TestX(*testing.T) {}\n' >x_test.go`
 	gnuMake   = `printf 'all:\n\techo built >out\n' >Makefile`
+	cargoLab  = `cargo init -q --vcs none --name x && echo 'lab = "1"' >>Cargo.toml && mkdir .cargo && printf "[source.crates-io]\nreplace-with = 'lab'\n[source.lab]\nregistry = 'sparse+$REGISTRIES/cargo/'\n" >.cargo/config.toml`
 	answer    = `grep -qx 42 "$OUT"`
 	sudo      = `[ "$(id -u)" = 0 ] || exit 0; mkdir "$HOME/bin"; printf '#!/bin/sh\nexec "$@"\n' >"$HOME/bin/sudo"; chmod +x "$HOME/bin/sudo"; PATH=$HOME/bin:$PATH; `
 )
@@ -279,7 +280,8 @@ var recipes = map[string]recipe{
 	`sbxrun --tools python3 job.py`:      {prepare: pythonJob, check: answer},
 	`sbxrun --tools .venv/bin/python job.py`: {
 		prepare: pythonJob + `; python3 -m venv --without-pip .venv`, check: answer},
-	`sbxrun -w --tools python3 -m pytest`:     {}, // not a package of every distribution
+	`sbxrun -w --tools python3 -m pytest`: {
+		prepare: `python3 -c 'import pytest' || exit 0; echo 'def test(): pass' >test_x.py`, check: `grep -q '1 passed' "$OUT" && test -d .pytest_cache`},
 	`sbxrun -w --tools python3 -m venv .venv`: {prepare: `python3 -c 'import ensurepip'`, check: `.venv/bin/python -m pip --version`, needs: "pip3"},
 	`sbxrun -w --tools --net host pip install -r requirements.txt`: {
 		prepare: `python3 -m venv .venv && export PATH=$PWD/.venv/bin:$PATH && printf -- "--index-url $REGISTRIES/simple/\nlab\n" >requirements.txt`, check: `.venv/bin/python -c 'import lab'`, needs: "pip3"},
@@ -292,19 +294,27 @@ var recipes = map[string]recipe{
 	`sbxrun --tools go test ./...`:                  {prepare: goModule, check: `grep -q ^ok "$OUT"`, needs: "go"},
 	`sbxrun -w --net host --env GOPROXY --env GOMODCACHE="$PWD/.modcache" --tools go mod download`: {
 		prepare: `printf 'module x\ngo 1.21\n' >go.mod && export GOPROXY="$REGISTRIES/go" && GOMODCACHE=$HOME/cache GONOSUMDB='*' GOFLAGS=-modcacherw go get example.org/lab@v1.0.0`, check: `test -d .modcache/example.org/lab@v1.0.0; chmod -R u+w .modcache`, needs: "go"},
-	`sbxrun -w --tools cargo build --offline`:                                                  {prepare: `cargo init -q --vcs none --name x`, check: `test -e target/debug/x`, needs: "cargo"},
-	`sbxrun -w --tools --net host --env CARGO_HOME="$PWD/.cargo-home" cargo fetch`:             {}, // crates.io
-	`sbxrun java Main.java`:                                                                    {prepare: `echo 'class Main { public static void main(String[] a) { System.out.println(42); } }' >Main.java`, check: answer, needs: "javac"},
-	`sbxrun --memory 1G java -Xmx700m -jar app.jar`:                                            {}, // needs limits
-	`sbxrun -w --bind "$HOME/.m2-untrusted:/m2" --net host mvn -Dmaven.repo.local=/m2 package`: {}, // Maven Central
-	`sbxrun -w --timeout 600 make -j4`:                                                         {prepare: gnuMake, check: `grep -q built out`, needs: "make"},
-	`sbxrun -w --memory 4G --pids 256 --cpus 2 make -j4`:                                       {prepare: gnuMake, check: `grep -q built out`, needs: "make", limited: true},
-	`sbxrun --bind "$PWD/build" cmake --build build`:                                           {prepare: `printf 'cmake_minimum_required(VERSION 3.10)\nproject(a NONE)\nadd_custom_target(x ALL COMMAND echo done >out)\n' >CMakeLists.txt && cmake -B build`, check: `test -e build/out`, needs: "cmake"},
+	`sbxrun -w --tools cargo build --offline`: {prepare: `cargo init -q --vcs none --name x`, check: `test -e target/debug/x`, needs: "cargo"},
+	`sbxrun -w --tools --net host --env CARGO_HOME="$PWD/.cargo-home" cargo fetch`: {
+		prepare: cargoLab, check: `CARGO_HOME=$PWD/.cargo-home cargo metadata --offline --format-version 1 | grep -q lab-1.0.0`, needs: "cargo"},
+	`sbxrun -w --tools --env CARGO_HOME="$PWD/.cargo-home" cargo build --offline`: {
+		prepare: cargoLab + ` && CARGO_HOME=$PWD/.cargo-home cargo fetch`, check: `test -e target/debug/x`, needs: "cargo"},
+	`sbxrun java Main.java`: {prepare: `echo 'class Main { public static void main(String[] a) { System.out.println(42); } }' >Main.java`, check: answer, needs: "javac"},
+	`sbxrun --memory 1G java -Xmx700m -jar app.jar`: {
+		prepare: `echo 'class Main { public static void main(String[] a) { System.out.println(Runtime.getRuntime().maxMemory() >> 20); } }' >Main.java && javac Main.java && echo 'Main-Class: Main' >manifest && jar cfm app.jar manifest Main.class`,
+		check:   `grep -qx 700 "$OUT"`, needs: "javac", limited: true},
+	`sbxrun -w --bind "$HOME/.m2-untrusted:/m2" --net host mvn -Dmaven.repo.local=/m2 package`: { // without a plugin, which would come from Maven Central
+		prepare: `mkdir "$HOME/.m2-untrusted" && echo "<project><modelVersion>4.0.0</modelVersion><parent><groupId>org.example</groupId><artifactId>lab</artifactId><version>1</version></parent><artifactId>a</artifactId>
+<packaging>pom</packaging><repositories><repository><id>lab</id><url>$REGISTRIES/maven</url></repository></repositories></project>" >pom.xml`,
+		check: `test -e "$HOME/.m2-untrusted/org/example/lab/1/lab-1.pom"`, needs: "mvn"},
+	`sbxrun -w --timeout 600 make -j4`:                   {prepare: gnuMake, check: `grep -q built out`, needs: "make"},
+	`sbxrun -w --memory 4G --pids 256 --cpus 2 make -j4`: {prepare: gnuMake, check: `grep -q built out`, needs: "make", limited: true},
+	`sbxrun --bind "$PWD/build" cmake --build build`:     {prepare: `printf 'cmake_minimum_required(VERSION 3.10)\nproject(a NONE)\nadd_custom_target(x ALL COMMAND echo done >out)\n' >CMakeLists.txt && cmake -B build`, check: `test -e build/out`, needs: "cmake"},
 	`sbxrun git log`: {prepare: committed, check: `grep -q first "$OUT"`, needs: "git"},
 	`sbxrun --cwd-root "$(git rev-parse --show-toplevel)" git log`: {prepare: committed + ` && mkdir d && cd d`, check: `grep -q first "$OUT"`, needs: "git"},
 	`sbxrun -w --ro-bind "$HOME/.gitconfig:/home/sandbox/.gitconfig" git commit -m message`: {
 		prepare: committed + ` && echo more >>file && git add file && git config --global user.name n && git config --global user.email e`, check: `git log | grep -q message`, needs: "git"},
-	`sbxrun -w --net host git clone https://example.org/x.git`: {},
+	`sbxrun -w --net host git clone https://example.org/x.git`: {}, // with the network tests
 	`sbxrun ./script.sh arg`:                                   {prepare: `printf '#!/bin/sh\necho "$1"\n' >script.sh && chmod +x script.sh`, check: `grep -qx arg "$OUT"`},
 	`sbxrun sh -c 'sort input | uniq -c'`:                      {prepare: `printf 'a\nb\na\n' >input`, check: `grep -q '2 a' "$OUT"`},
 	`cat data | sbxrun ./filter | wc -l`:                       {prepare: `printf 'a\nb\n' >data && printf '#!/bin/sh\ncat\n' >filter && chmod +x filter`, check: `grep -qx 2 "$OUT"`},

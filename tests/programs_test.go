@@ -73,7 +73,7 @@ done <"$2"
 	for _, v := range env {
 		args = append(args, "--env", v)
 	}
-	r := harness.Run(t, harness.Options{Dir: dir}, append(args, "sh", script, "/out", filepath.Join(dir, "list"))...)
+	r := harness.Run(t, harness.Options{Dir: dir, Bound: 5 * time.Minute}, append(args, "sh", script, "/out", filepath.Join(dir, "list"))...)
 	r.Expect(t, 0, "exited")
 	for i, line := range lines {
 		name := strconv.Itoa(i + 1)

@@ -5,6 +5,7 @@ import (
 	"archive/zip"
 	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
 	"crypto/sha512"
 	"encoding/base64"
 	stdjson "encoding/json"
@@ -18,7 +19,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// registries serves one package each to pip (/simple/), npm (/npm/) and Go (/go/) on loopback. It returns the address.
+// registries serves one package each to pip (/simple/), npm (/npm/), Go (/go/), cargo (/cargo/) and Maven (/maven/) on
+// loopback. It returns the address.
 func registries(t *testing.T) string {
 	t.Helper()
 	const (
@@ -26,13 +28,17 @@ func registries(t *testing.T) string {
 		wheel   = "lab-1.0-py3-none-any.whl"
 		tarball = "lab-1.0.0.tgz"
 	)
+	crate := tarred(t, "lab-1.0.0/Cargo.toml", "[package]\nname = \"lab\"\nversion = \"1.0.0\"\nedition = \"2021\"\n", "lab-1.0.0/src/lib.rs", "")
 	files := map[string][]byte{
 		"/simple/lab/":                       []byte(`<a href="` + wheel + `">` + wheel + `</a>`),
 		"/simple/lab/" + wheel:               zipped(t, "lab.py", "", "lab-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: lab\nVersion: 1.0\n", "lab-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n", "lab-1.0.dist-info/RECORD", ""),
-		"/npm/lab/" + tarball:                npmPackage(t),
+		"/npm/lab/" + tarball:                tarred(t, "package/package.json", `{"name": "lab", "version": "1.0.0"}`),
 		"/go/example.org/lab/@v/v1.0.0.info": []byte(`{"Version": "v1.0.0"}`),
 		"/go/example.org/lab/@v/v1.0.0.mod":  []byte("module example.org/lab\n"),
 		"/go/example.org/lab/@v/v1.0.0.zip":  zipped(t, module+"go.mod", "module example.org/lab\n", module+"lab.go", "package lab\n"),
+		"/cargo/crates/lab/1.0.0/download":   crate,
+		"/cargo/3/l/lab":                     fmt.Appendf(nil, `{"name": "lab", "vers": "1.0.0", "deps": [], "cksum": "%x", "features": {}, "yanked": false}`, sha256.Sum256(crate)),
+		"/maven/org/example/lab/1/lab-1.pom": []byte(`<project><modelVersion>4.0.0</modelVersion><groupId>org.example</groupId><artifactId>lab</artifactId><version>1</version><packaging>pom</packaging></project>`),
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if file, ok := files[r.URL.Path]; ok {
@@ -40,6 +46,10 @@ func registries(t *testing.T) string {
 				w.Header().Set("Content-Type", "text/html")
 			}
 			_, _ = w.Write(file)
+			return
+		}
+		if r.URL.Path == "/cargo/config.json" {
+			fmt.Fprintf(w, `{"dl": "http://%s/cargo/crates"}`, r.Host)
 			return
 		}
 		if r.URL.Path != "/npm/lab" {
@@ -71,15 +81,17 @@ func zipped(t *testing.T, files ...string) []byte {
 	return b.Bytes()
 }
 
-func npmPackage(t *testing.T) []byte {
+// tarred returns a compressed archive of files, given as names and texts.
+func tarred(t *testing.T, files ...string) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
 	w := tar.NewWriter(z)
-	const text = `{"name": "lab", "version": "1.0.0"}`
-	harness.Must(t, w.WriteHeader(&tar.Header{Name: "package/package.json", Mode: 0o644, Size: int64(len(text))}))
-	_, err := fmt.Fprint(w, text)
-	harness.Must(t, err)
+	for i := 0; i+1 < len(files); i += 2 {
+		harness.Must(t, w.WriteHeader(&tar.Header{Name: files[i], Mode: 0o644, Size: int64(len(files[i+1]))}))
+		_, err := io.WriteString(w, files[i+1])
+		harness.Must(t, err)
+	}
 	harness.Must(t, w.Close())
 	harness.Must(t, z.Close())
 	return b.Bytes()

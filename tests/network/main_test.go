@@ -46,7 +46,7 @@ const (
 const hosts = `127.0.0.1 localhost local.example.org
 ::1 localhost
 93.184.0.1 own.example.org
-93.184.0.2 www.example.org index.example.org files.example.org registry.example.org git.example.org proxy.example.org
+93.184.0.2 example.org www.example.org index.example.org files.example.org registry.example.org git.example.org proxy.example.org
 93.184.0.3 other.example.org
 10.99.0.2 private.example.org
 `

@@ -102,7 +102,7 @@ func makeCA(name string) (c tls.Certificate, err error) {
 		return c, err
 	}
 	leaf := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "servers"}, NotBefore: ca.NotBefore, NotAfter: ca.NotAfter,
-		DNSNames: []string{"*.example.org"}, IPAddresses: []net.IP{net.ParseIP(worldAddr), net.ParseIP(privateAddr)}, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+		DNSNames: []string{"*.example.org", "example.org"}, IPAddresses: []net.IP{net.ParseIP(worldAddr), net.ParseIP(privateAddr)}, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	server, err := x509.CreateCertificate(rand.Reader, leaf, ca, &key.PublicKey, key)
 	if err != nil {
 		return c, err
@@ -140,6 +140,8 @@ func serveWeb(w http.ResponseWriter, r *http.Request) {
 		serveNPM(w, r)
 	case "git.example.org":
 		http.StripPrefix("/repository.git/", http.FileServer(http.Dir(shared("repository.git")))).ServeHTTP(w, r)
+	case "example.org":
+		http.StripPrefix("/x.git/", http.FileServer(http.Dir(shared("repository.git")))).ServeHTTP(w, r)
 	case "proxy.example.org":
 		serveGo(w, r)
 	default:
