@@ -57,7 +57,7 @@ func dispatch(args []string, begin time.Time) int {
 		"volume ls":     cli.Command(onVolumes(listVolumes)),
 		"volume rm":     cli.Command(onVolumes(removeVolumes)),
 		"volume export": cli.Command(onVolumes(exportVolume)),
-		"volume":        served, // which reports what is missing
+		"volume":        func([]string) int { return cli.Group(args) },
 		"cleanup":       cli.Command(cleanupCommand),
 		"stats":         cli.Command(statsCommand),
 		"doctor":        cli.Command(doctorCommand),

@@ -63,7 +63,8 @@ func lsCommand(args []string, begin time.Time) int {
 // meant returns a hint for a command that was not found: an argument of timeout(1) or docker, a file outside PATH, a
 // shell builtin, or a misspelled command of sbxrun. It returns "" for other words.
 func meant(word string, tty bool) string {
-	if hint := cli.Instead(word); hint != "" {
+	hint, similar := cli.Instead(word)
+	if hint != "" {
 		return hint
 	}
 	if strings.ContainsAny(word, " \t\n") {
@@ -88,5 +89,5 @@ func meant(word string, tty bool) string {
 	if st, err := os.Stat(word); err == nil && !strings.Contains(word, "/") && st.Mode().IsRegular() {
 		return "use ./" + word + " for a file in the current directory"
 	}
-	return cli.Similar(word)
+	return similar
 }

@@ -73,6 +73,10 @@ func dispatch(args []string) int {
 	}
 	var err error
 	switch word {
+	case "snapshot":
+		return snapshotGroup(args)
+	case "image":
+		return cli.Group(args)
 	case network.Role:
 		return proxy.Main()
 	case "openapi": // for packages

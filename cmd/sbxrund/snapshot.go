@@ -14,6 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/layers"
 	"github.com/sbxrun/sbxrun/internal/output"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/internal/state"
 )
 
 // onSnapshots returns a command that works on the caller's snapshots and images. These are here because sbxrun must not
@@ -27,6 +28,17 @@ func onSnapshots[F any](open func(string) (*snapshots.Store, error), work func(*
 		defer store.Close()
 		return work(store, flags)
 	}
+}
+
+// snapshotGroup reports a missing or unknown word after snapshot, which may be the name of a sandbox.
+func snapshotGroup(args []string) int {
+	if dir, err := state.Look(state.Mine()); err == nil && len(args) > 1 {
+		if _, err = dir.Find(args[1]); err == nil {
+			return output.Fail(&result.Error{Code: "usage", Message: fmt.Sprintf("snapshot has no command %q, but that is a sandbox", args[1]),
+				Hint: "use sbxrun snapshot create " + args[1]})
+		}
+	}
+	return cli.Group(args)
 }
 
 // removeSnapshots removes as many of the snapshots as it can.

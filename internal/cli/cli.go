@@ -13,7 +13,7 @@ import "github.com/sbxrun/sbxrun/internal/values"
 //	needs       flags, or values of flags, without one of which this flag is an error, because it would have no effect
 //	complete    completion of a positional argument: running or all sandboxes, with execs, or paths
 type CLI struct {
-	Run      Run     `cmd:"" default:"withargs"`
+	Run      Run     `cmd:""`
 	Start    Start   `cmd:""`
 	Exec     Exec    `cmd:""`
 	Cp       Cp      `cmd:""`
@@ -71,7 +71,7 @@ type View struct {
 	Protect                                   []string
 	Workdir                                   string
 	Tools                                     bool
-	Net                                       string `default:"none" choices:"none|host|allow="`
+	Net                                       string `default:"none" choices:"none|host|allow=HOST[:PORT],..."`
 	Publish, Connect                          []string
 
 	Vars        `group:"be"`

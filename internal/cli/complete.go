@@ -25,36 +25,33 @@ func Complete(words []string) []string {
 	if last < 0 {
 		return nil
 	}
-	k, begin, current := Model(), min(2, last), words[last]
-	for find(k, strings.Join(words[:begin], " ")) == nil {
-		begin--
-	}
-	n := find(k, strings.Join(words[:begin], " "))
-	switch {
+	k, given, current := Model(), words[:last], words[last]
+	switch names := k.Model.Children; {
 	case last == 0 && !isFlag(current):
-		return append(describe("command 0", n.Children), "help\tPrint the help of a command, or of all.", "version\tPrint the version.")
-	case last == 1 && words[0] == "help", len(n.Children) > 0 && begin > 0 && begin == last:
-		return describe("words", n.Children)
-	case last > 0 && (words[0] == "help" || words[0] == "version"), len(n.Children) > 0 && begin > 0:
+		return append(describe("command 0", names), "help\tPrint the help of a command, or of all.", "version\tPrint the version.")
+	case words[0] == "help" && last == 1:
+		return describe("words", names)
+	case words[0] == "help" || words[0] == "version":
 		return nil
-	case begin == 0:
-		n = n.DefaultCmd
+	case !slices.ContainsFunc(names, func(n *kong.Node) bool { return n.Name == words[0] }):
+		given = append([]string{"run"}, given...)
 	}
-	ctx, err := kong.Trace(k, slices.Concat(strings.Fields(n.Path()), words[begin:last]))
+	ctx, _ := kong.Trace(k, given) // its error is in ctx
+	_, err := ctx.Apply()
+	n := ctx.Selected()
 	if err != nil || ctx.Error != nil { // probably for want of a value
-		return valuesOf(flagOf(n, words[last-1]))
+		return valuesOf(flagOf(n.Flags, words[last-1]))
 	}
-	flag, _, hasValue := strings.Cut(current, "=")
+	if len(n.Children) > 0 {
+		return describe("words", n.Children)
+	}
 	i := slices.IndexFunc(n.Positional, func(p *kong.Positional) bool { return !p.Set || p.IsCumulative() })
-	switch dashes := slices.Contains(words[begin:last], "--"); {
-	case i >= 0 && n.Positional[i].Passthrough && n.Positional[i].Set:
-		line := ctx.Value(ctx.Path[len(ctx.Path)-1]).Interface().([]string)
-		if line[0] == "--" {
-			line = line[1:]
-		}
-		return []string{fmt.Sprintf("command %d", last-len(line))}
-	case !dashes && hasValue && flagOf(n, flag) != nil:
-		return valuesOf(flagOf(n, flag))
+	flag, _, hasValue := strings.Cut(current, "=")
+	switch dashes := slices.Contains(given, "--"); {
+	case i >= 0 && n.Positional[i].Passthrough && (n.Positional[i].Set || dashes || !strings.HasPrefix(current, "-")):
+		return []string{fmt.Sprintf("command %d", last-n.Positional[i].Target.Len())}
+	case !dashes && hasValue && flagOf(n.Flags, flag) != nil:
+		return valuesOf(flagOf(n.Flags, flag))
 	case !dashes && strings.HasPrefix(current, "-"):
 		lines := []string{"words"}
 		for _, f := range n.Flags {
@@ -65,8 +62,6 @@ func Complete(words []string) []string {
 		return lines
 	case i < 0:
 		return nil
-	case n.Positional[i].Passthrough:
-		return []string{fmt.Sprintf("command %d", last)}
 	}
 	what, execs := strings.CutSuffix(n.Positional[i].Tag.Get("complete"), " execs")
 	action := map[string]string{"paths": "paths", "running": "sandboxes", "all": "sandboxes --all"}[what]
@@ -87,11 +82,11 @@ func describe(action string, nodes []*kong.Node) []string {
 
 // valuesOf describes the completion of a flag's value. It returns nil for no flag.
 func valuesOf(f *kong.Flag) []string {
-	switch {
-	case f == nil || f.IsBool():
+	if f == nil || f.IsBool() {
 		return nil
-	case Choices(f.Tag) != nil:
-		return append([]string{"words"}, slices.DeleteFunc(Choices(f.Tag), func(c string) bool { return strings.HasSuffix(c, "=") })...)
+	}
+	if choices := f.Tag.Get("choices"); choices != "" {
+		return slices.DeleteFunc(strings.Split("words|"+choices, "|"), func(c string) bool { return strings.Contains(c, "=") })
 	}
 	what := regexp.MustCompile(`^\[?[A-Z]*(\[=)?`).FindString(f.PlaceHolder)
 	return strings.Fields(map[string]string{

@@ -29,8 +29,11 @@ func help(t *testing.T, name string) string {
 func TestModel(t *testing.T) {
 	used := map[string]bool{"sbxrun --help": true}
 	for _, c := range commands() {
-		if c.Help == "" || c.Tag.Vars["usage"] == "" || c.Tag.Vars["example"] == "" {
-			t.Errorf("%s: help %q, %q", c.Path(), c.Help, c.Tag.Vars)
+		if c.Help == "" || c.Tag.Vars["usage"] == "" || c.Detail == "Example: " {
+			t.Errorf("%s: help %q, %q, %q", c.Path(), c.Help, c.Tag.Vars, c.Detail)
+		}
+		if flags := c.Target.Addr().Interface(); c.Leaf() && Name(flags) != c.Path() {
+			t.Errorf("%T is the struct of %s, want that of %s", flags, c.Path(), Name(flags))
 		}
 		var typed []string
 		for _, f := range c.Flags {
@@ -105,7 +108,7 @@ func TestHelpOrder(t *testing.T) {
 	for _, name := range []string{"run", "start", "exec"} {
 		text, at := help(t, name), 0
 		for _, topic := range []string{"end", "see", "be", "use", "ready", "busy", "tell"} {
-			title := texts()["topics "+topic].help
+			title := texts()["topics "+topic]
 			i := strings.Index(text, "\n"+title+"\n")
 			if i >= 0 && i < at {
 				t.Errorf("%s: %q is out of order:\n%s", name, title, text)
@@ -118,11 +121,11 @@ func TestHelpOrder(t *testing.T) {
 // TestExamples parses the examples of the help.
 func TestExamples(t *testing.T) {
 	for _, c := range commands() {
-		args := strings.Fields(c.Tag.Vars["example"])[1:]
+		args := strings.Fields(c.Detail)[2:]
 		if c.Name == "run" {
 			args = slices.Insert(args, 0, "run")
 		}
-		flags, rest := Flags(args)
+		flags, rest := empty(args)
 		if err := Parse(flags, rest); err != nil || Name(flags) != c.Path() && len(c.Children) == 0 {
 			t.Errorf("%q: command %q, %v", args, Name(flags), err)
 		}
@@ -131,7 +134,7 @@ func TestExamples(t *testing.T) {
 
 func TestSimilar(t *testing.T) {
 	for word, want := range map[string]string{"rnu": "did you mean sbxrun run?", "snapshots": "did you mean sbxrun snapshot?", "strat": "did you mean sbxrun start or stats?", "python3": ""} {
-		if got := Similar(word); got != want {
+		if _, got := Instead(word); got != want {
 			t.Errorf("%s: %q, want %q", word, got, want)
 		}
 	}

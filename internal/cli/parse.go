@@ -9,11 +9,10 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/alecthomas/kong"
-	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/output"
@@ -28,11 +27,7 @@ var ErrHelp = errors.New("help requested")
 // accept flags and names in any order. Parse exports --state-dir and --data-dir as environment variables, so that
 // processes started in the background inherit them. The error is a usage error, or [ErrHelp]; --json is set even then.
 func Parse(flags any, args []string) error {
-	// kong takes 5 µs for each flag, which is 0.5 ms for all of run. Only error messages need all of them.
-	err := parse(flags, args, given(args))
-	if err != nil && !errors.Is(err, ErrHelp) {
-		err = parse(flags, args, func(reflect.StructField) bool { return true })
-	}
+	err := parseGiven(flags, args)
 	if err == nil {
 		return export(flags)
 	}
@@ -43,88 +38,75 @@ func Parse(flags any, args []string) error {
 	if errors.Is(err, ErrHelp) || asks(args, payload, "--help", "-h") {
 		return ErrHelp
 	}
-	return UsageError(flags, explain(Name(flags), args, err))
+	k := Model() // the message for an unknown flag needs all flags
+	err = parse(k, append(strings.Fields(Name(flags)), args...))
+	return UsageError(flags, explain(k, err))
 }
 
-// given returns a function that reports whether args may contain the flag of a field.
-func given(args []string) func(f reflect.StructField) bool {
-	var names, letters string
-	for _, arg := range args {
-		if arg == "--" {
-			break
-		} else if name, long := strings.CutPrefix(arg, "--"); long {
-			names += strings.ReplaceAll(name, "-", "") + " "
-		} else if isFlag(arg) {
-			letters += arg
-		}
-	}
-	return func(f reflect.StructField) bool {
-		alias, short := strings.ReplaceAll(f.Tag.Get("aliases"), "-", ""), f.Tag.Get("short")
-		return strings.Contains(names, strings.ToLower(f.Name)) || alias != "" && strings.Contains(names, alias) || short != "" && strings.Contains(letters, short)
-	}
-}
-
-// names is some of the names among the arguments. For kong, a type with a name is not cumulative.
-type names []string
-
-// choose returns the positional arguments, commands and wanted flags of a struct, with their values. It sets other flags
-// to their defaults. Names, which may come before and after flags, become n arguments, because kong expects all words of
-// an argument together.
-func choose(command reflect.Value, n int, wanted func(f reflect.StructField) bool) (fields []reflect.StructField, values []reflect.Value) {
-	for f, v := range command.Fields() {
+// parseGiven fills flags. Its grammar has only the flags in args, because kong takes 5 µs for each, which is 0.5 ms for
+// all of run.
+func parseGiven(flags any, args []string) error {
+	target := reflect.ValueOf(flags).Elem()
+	words := slices.DeleteFunc(slices.Clone(args), func(word string) bool { return !isFlag(word) || word == "--" })
+	var fields []reflect.StructField
+	for _, f := range reflect.VisibleFields(target.Type()) {
 		switch {
 		case f.Anonymous:
-			embedded, of := choose(v, n, wanted)
-			fields, values = append(fields, embedded...), append(values, of...)
-		case strings.HasPrefix(string(f.Tag), "arg:") && f.Type.Kind() == reflect.Slice && f.Tag.Get("passthrough") == "":
-			for i := range n {
-				fields = append(fields, reflect.StructField{Name: fmt.Sprint(f.Name, i), Type: reflect.TypeFor[names](), Tag: f.Tag})
-				values = append(values, v)
-				f.Tag = `arg:"" optional:""`
-			}
-		case strings.HasPrefix(string(f.Tag), "arg:"), strings.HasPrefix(string(f.Tag), "cmd:"), wanted(f):
-			fields, values = append(fields, reflect.StructField{Name: f.Name, Type: f.Type, Tag: f.Tag}), append(values, v)
+		case strings.HasPrefix(string(f.Tag), "arg:"), mayBeIn(words, f):
+			fields = append(fields, f)
 		case f.Tag.Get("default") != "":
-			_ = decode(v, f.Tag.Get("default")) // TestParseGiven parses it
-		}
-	}
-	return fields, values
-}
-
-// parse fills flags with a grammar of the wanted flags.
-func parse(flags any, args []string, wanted func(f reflect.StructField) bool) error {
-	n := 1
-	for _, arg := range args {
-		if arg == "--" {
-			break
-		} else if isFlag(arg) {
-			n++
-		}
-	}
-	fields, targets := choose(reflect.ValueOf(flags).Elem(), n+1, wanted)
-	options := []kong.Option{kong.Name("sbxrun"), kong.Exit(func(int) {}), kong.Help(func(kong.HelpOptions, *kong.Context) error { return ErrHelp })}
-	for _, f := range fields {
-		if !strings.HasPrefix(string(f.Tag), "cmd:") && f.Type.Kind() != reflect.Bool {
-			options = append(options, kong.TypeMapper(f.Type, kong.MapperFunc(word)))
+			_ = decode(target.FieldByIndex(f.Index), f.Tag.Get("default")) // TestParseGiven parses it
 		}
 	}
 	grammar := reflect.New(reflect.StructOf(fields))
-	k, err := kong.New(grammar.Interface(), options...)
-	if err != nil {
-		panic(fmt.Sprintf("cli: %T: %v", flags, err)) // TestParseGiven builds all of them
-	}
-	ctx, err := k.Parse(args)
-	if err != nil {
+	if err := parse(build(grammar.Interface()), args); err != nil {
 		return err
 	}
-	for i, target := range targets {
-		if v := grammar.Elem().Field(i); v.Type() == target.Type() {
-			target.Set(v)
-		} else {
-			target.Set(reflect.AppendSlice(target, v.Convert(target.Type())))
-		}
+	for i, f := range fields {
+		target.FieldByIndex(f.Index).Set(grammar.Elem().Field(i))
 	}
-	return useless(ctx)
+	return nil
+}
+
+// mayBeIn reports whether words may contain the flag of a field.
+func mayBeIn(words []string, f reflect.StructField) bool {
+	short, alias := f.Tag.Get("short"), f.Tag.Get("aliases")
+	return slices.ContainsFunc(words, func(word string) bool {
+		name, long := strings.CutPrefix(word, "--")
+		if !long {
+			return short != "" && strings.Contains(word, short)
+		}
+		name, _, _ = strings.Cut(name, "=")
+		return name == alias || strings.EqualFold(strings.ReplaceAll(name, "-", ""), f.Name)
+	})
+}
+
+// build returns kong's parser for a grammar.
+func build(grammar any) (k *kong.Kong) {
+	help := func(kong.HelpOptions, *kong.Context) error { return ErrHelp }
+	mapper := func(ctx *kong.DecodeContext, target reflect.Value) error {
+		if ctx.Value.Flag == nil && ctx.Value.IsCumulative() {
+			// kong expects all words of an argument together. Repeat the argument for more after flags.
+			ctx.Value.Required = false
+			for _, n := range nodes(k) {
+				if slices.Contains(n.Positional, ctx.Value) {
+					n.Positional = append(n.Positional, ctx.Value)
+				}
+			}
+		}
+		return word(ctx, target)
+	}
+	// The name "" stands for all values without a type tag.
+	k = kong.Must(grammar, kong.Name("sbxrun"), kong.Help(help), kong.NamedMapper("", kong.MapperFunc(mapper)))
+	return k
+}
+
+func parse(k *kong.Kong, args []string) error {
+	ctx, err := k.Parse(args)
+	if err == nil {
+		err = useless(ctx)
+	}
+	return err
 }
 
 // useless returns an error for a flag that has no effect without another one.
@@ -136,7 +118,7 @@ func useless(ctx *kong.Context) error {
 		missing, met := []string{}, false
 		for need := range strings.FieldsSeq(path.Flag.Tag.Get("needs")) {
 			name, value, _ := strings.Cut(need, "=")
-			if f := flagOf(ctx.Model.Node, "--"+name); f != nil {
+			if f := flagOf(ctx.Flags(), "--"+name); f != nil {
 				met = met || value != "" && f.Target.String() == value || value == "" && !f.Target.IsZero()
 				missing = append(missing, "--"+strings.Replace(need, "=", " ", 1))
 			}
@@ -151,7 +133,10 @@ func useless(ctx *kong.Context) error {
 // word decodes the value of a flag, a positional argument, names, or the words of a command line. Unlike kong's own mappers it
 // accepts negative numbers, does not split lists at commas, keeps bytes that are not UTF-8, and refuses empty values.
 func word(ctx *kong.DecodeContext, target reflect.Value) error {
-	token, choices := ctx.Scan.Pop(), Choices(ctx.Value.Tag)
+	if target.Kind() == reflect.Bool {
+		return kong.NewRegistry().RegisterDefaults().ForValue(target).Decode(ctx, target)
+	}
+	token, choices := ctx.Scan.Pop(), strings.Split(ctx.Value.Tag.Get("choices"), "|")
 	text := token.String()
 	switch {
 	case ctx.Value.Flag == nil && target.Kind() == reflect.Slice:
@@ -169,8 +154,11 @@ func word(ctx *kong.DecodeContext, target reflect.Value) error {
 		return fmt.Errorf("needs a value, and %q looks like a flag; if it is the value, write --%s=%[1]s", text, ctx.Value.Name)
 	case text == "" && target.Kind() == reflect.String: // usually an unset shell variable
 		return errors.New("the value is empty")
-	case choices != nil && !slices.ContainsFunc(choices, func(c string) bool { return text == c || strings.HasSuffix(c, "=") && strings.HasPrefix(text, c) }):
-		return fmt.Errorf("invalid value %q: want %s", text, strings.ReplaceAll(or(choices), "=", "=HOST[:PORT],..."))
+	case choices[0] != "" && !slices.ContainsFunc(choices, func(c string) bool {
+		begin := c[:strings.Index(c, "=")+1]
+		return text == c || begin != "" && strings.HasPrefix(text, begin)
+	}):
+		return fmt.Errorf("invalid value %q: want %s", text, or(choices))
 	}
 	return decode(target, text)
 }
@@ -186,14 +174,6 @@ func decode(target reflect.Value, text string) error {
 		*v = text
 	}
 	return nil
-}
-
-// Choices returns the values of a flag, or nil if it takes any. Anything may follow one that ends with =.
-func Choices(tag *kong.Tag) []string {
-	if !tag.Has("choices") {
-		return nil
-	}
-	return strings.Split(tag.Get("choices"), "|")
 }
 
 // asks reports whether one of the words is among the flags in args, which could not be parsed. The word after an
@@ -237,11 +217,27 @@ func Finish(flags any, r output.Result, err error) int {
 
 // UsageError returns err as a usage error with a hint to the help of the command. An error with a hint or another code
 // stays the same.
-func UsageError(flags any, err error) error {
+func UsageError(flags any, err error) error { return usage(Name(flags), err) }
+
+func usage(command string, err error) error {
 	if e, ok := errors.AsType[*result.Error](err); ok && (e.Code != "usage" || e.Hint != "") {
 		return err
 	}
-	return &result.Error{Code: "usage", Message: err.Error(), Hint: "see sbxrun " + strings.TrimPrefix(Name(flags)+" --help", "run "), Err: err}
+	return &result.Error{Code: "usage", Message: err.Error(), Hint: "see sbxrun " + strings.TrimPrefix(command+" --help", "run "), Err: err}
+}
+
+// Group reports a missing or unknown word after the name of a group of commands, which is the first of args, or prints
+// the group's help.
+func Group(args []string) int {
+	name, given, hint := args[0], "given", ""
+	if asks(args, false, "--help", "-h") {
+		return output.Finish(false, Help(name), nil)
+	}
+	if len(args) > 1 {
+		given, hint = strconv.Quote(args[1]), instead(name, args[1])
+	}
+	want := or(strings.Split(strings.TrimSuffix(texts()[name+" usage:"], " ..."), "|"))
+	return output.Fail(usage(name, &result.Error{Code: "usage", Message: fmt.Sprintf("no %s command %s: want %s", name, given, want), Hint: hint}))
 }
 
 // export sets the variables of --state-dir and --data-dir.
@@ -261,47 +257,36 @@ func field(flags any, name string) reflect.Value {
 	return reflect.ValueOf(flags).Elem().FieldByName(name)
 }
 
-// explain rewords kong's error about the words after the name of a command. For an unknown flag it adds a replacement, the other
-// commands with the flag, or kong's question about a similar one.
-func explain(command string, args []string, err error) error {
-	k := Model()
-	n := find(k, command)
-	if len(n.Children) > 0 {
-		var names []string
-		for _, c := range n.Children {
-			names = append(names, c.Name)
-		}
-		if len(args) == 0 {
-			return fmt.Errorf("no %s command given: want %s", n.Name, or(names))
-		}
-		return fmt.Errorf("no %s command %q: want %s%s", n.Name, args[0], or(names), instead(n.Name, args[0], "; "))
-	}
+// explain rewords the error of [Model]'s parser. For an unknown flag it adds a replacement, the other commands with the
+// flag, or kong's question about a similar one.
+func explain(k *kong.Kong, err error) error {
+	wrong, ok := errors.AsType[*kong.ParseError](err)
 	message := strings.ReplaceAll(err.Error(), `"`, "")
 	if missing, ok := strings.CutPrefix(message, "expected "); ok {
 		return fmt.Errorf("no %s given", strings.Trim(missing, "<> ."))
 	}
-	wrong, ok := errors.AsType[*kong.ParseError](err)
 	flag, similar, _ := strings.Cut(strings.TrimPrefix(message, "unknown flag "), ", did you mean ")
 	if !ok || !strings.HasPrefix(message, "unknown flag ") {
 		return err
 	}
+	args, path, n := wrong.Context.Args, wrong.Context.Path, wrong.Context.Selected()
 	if len(flag) == len("-x") { // kong names one letter, or a byte of it, and finds all other letters similar
-		path := wrong.Context.Path
-		word := args[len(args)-len(path[len(path)-1].Remainder())]
-		if similar = ""; len(word) > len("-it") || word[1] == flag[1] {
+		similar = ""
+		if word := args[len(args)-len(path[len(path)-1].Remainder())]; len(word) > len("-it") || strings.HasPrefix(word, flag) {
 			flag = word
 		}
 	}
-	hint := instead(command, flag, ": ")
+	hint := instead(n.Path(), flag)
 	var others []string
 	for _, c := range k.Model.Leaves(false) {
-		if flagOf(c, flag) != nil {
+		if flagOf(c.Flags, flag) != nil {
 			others = append(others, strings.Fields(c.Path())[0])
 		}
 	}
 	switch {
 	case hint != "":
-	case flagOf(n, "-"+flag) != nil:
+		hint = ": " + hint
+	case flagOf(n.Flags, "-"+flag) != nil:
 		hint = ", did you mean -" + flag + "?"
 	case others != nil:
 		hint = ", which is a flag of " + strings.Join(slices.Compact(others), ", ")
@@ -311,19 +296,13 @@ func explain(command string, args []string, err error) error {
 	return fmt.Errorf("unknown flag %s%s", flag, hint)
 }
 
-// instead returns a hint for a word of another program, such as timeout(1), docker or kill(1), after a separator, or "".
-func instead(command, word, separator string) string {
+// instead returns a hint for a word of another program, such as timeout(1), docker or kill(1), or "".
+func instead(command, word string) string {
+	if command == "kill" && new(values.Signal).UnmarshalText([]byte(word[1:])) == nil {
+		return "use -s " + word[1:] + " to send a signal, or --grace 0 to kill at once"
+	}
 	lines := texts()
-	hint := cmp.Or(lines[command+" ?"+word], lines["* ?"+word]).help
-	var s values.Signal
-	if command == "kill" && s.UnmarshalText([]byte(word[1:])) == nil {
-		name := strings.TrimPrefix(unix.SignalName(syscall.Signal(s)), "SIG")
-		hint = "use -s " + cmp.Or(name, word[1:]) + " to send a signal, or --grace 0 to kill at once" // real-time signals have no name
-	}
-	if hint != "" {
-		hint = separator + hint
-	}
-	return hint
+	return cmp.Or(lines[command+" ?"+word], lines["* ?"+word])
 }
 
 // or lists words: a, b or c.

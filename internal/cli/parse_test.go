@@ -16,9 +16,18 @@ import (
 	"github.com/sbxrun/sbxrun/internal/values"
 )
 
+// empty returns an empty struct of the command that args begin with, and the rest of args.
+func empty(args []string) (flags any, rest []string) {
+	n := Model().Model.Node
+	for rest = args; len(n.Children) > 0 && len(rest) > 0; rest = rest[1:] {
+		n = n.Children[slices.IndexFunc(n.Children, func(c *kong.Node) bool { return c.Name == rest[0] })]
+	}
+	return n.Target.Addr().Interface(), rest
+}
+
 // parseLine parses words separated by blanks, the first of which names the command. It returns the positional ones.
 func parseLine(line string) (flags any, words []string, err error) {
-	flags, args := Flags(strings.Fields(line))
+	flags, args := empty(strings.Fields(line))
 	err = Parse(flags, args)
 	k := kong.Must(flags)
 	for _, p := range k.Model.Positional {
@@ -170,7 +179,7 @@ func TestParseGiven(t *testing.T) {
 			spellings = append(spellings, Spellings(f)...)
 		}
 		for range 60 {
-			args := strings.Fields(c.Path())
+			var args []string
 			for range random.IntN(4) {
 				args = append(args, spellings[random.IntN(len(spellings))])
 				if random.IntN(2) > 0 {
@@ -178,15 +187,14 @@ func TestParseGiven(t *testing.T) {
 				}
 			}
 			args = append(args, []string{"web", "--", "-x", "true"}[random.IntN(4)])
-			small, rest := Flags(args)
-			whole, _ := Flags(args)
-			ok := parse(small, rest, given(rest)) == nil
-			err := parse(whole, rest, func(reflect.StructField) bool { return true })
+			small, whole := reflect.New(c.Target.Type()).Interface(), reflect.New(c.Target.Type()).Interface()
+			ok := parseGiven(small, args) == nil
+			err := parse(build(whole), args)
 			if ok != (err == nil) {
-				t.Errorf("%q: given %v, whole %v", args, ok, err)
+				t.Errorf("%s %q: given %v, whole %v", c.Path(), args, ok, err)
 			}
 			if diff := gocmp.Diff(whole, small); ok && diff != "" {
-				t.Errorf("%q (-whole +given):\n%s", args, diff)
+				t.Errorf("%s %q (-whole +given):\n%s", c.Path(), args, diff)
 			}
 			if ok {
 				succeeded++
@@ -252,9 +260,9 @@ func TestParseErrors(t *testing.T) {
 		{"run --ulimit nofile=5 x", "unknown flag --ulimit: use --nofile, --fsize or --stack"},
 		{"run --pids-limit 5 x", "unknown flag --pids-limit: use --pids"},
 		{"start --time_limit 5 x", "unknown flag --time_limit: use --timeout"},
-		{"kill -9 web", "unknown flag -9: use -s KILL to send a signal, or --grace 0 to kill at once"},
+		{"kill -9 web", "unknown flag -9: use -s 9 to send a signal, or --grace 0 to kill at once"},
 		{"kill -KILL web", "unknown flag -KILL: use -s KILL to send a signal, or --grace 0 to kill at once"},
-		{"kill -SIGKILL web", "unknown flag -SIGKILL: use -s KILL to send a signal, or --grace 0 to kill at once"},
+		{"kill -SIGKILL web", "unknown flag -SIGKILL: use -s SIGKILL to send a signal, or --grace 0 to kill at once"},
 		{"kill -TERM web", "unknown flag -TERM: use -s TERM to send a signal, or --grace 0 to kill at once"},
 		{"kill -40 web", "unknown flag -40: use -s 40 to send a signal, or --grace 0 to kill at once"},
 		{"kill --nosuch web", "unknown flag --nosuch"},

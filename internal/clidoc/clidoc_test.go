@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/alecthomas/kong"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
@@ -255,11 +256,13 @@ func shellWords(t *testing.T, line string) (calls [][]string) {
 
 // parse parses a command line, whose first words name the command.
 func parse(args []string) error {
-	flags, rest := cli.Flags(args)
-	if _, none := flags.(*cli.CLI); none {
-		flags = new(cli.Run)
+	commands := cli.Commands()
+	i := slices.IndexFunc(commands, func(c *kong.Node) bool { return strings.HasPrefix(strings.Join(args, " ")+" ", c.Path()+" ") })
+	n := len(strings.Fields(commands[max(i, 0)].Path()))
+	if i < 0 {
+		i, n = 0, 0 // run
 	}
-	if err := cli.Parse(flags, rest); !errors.Is(err, cli.ErrHelp) {
+	if err := cli.Parse(commands[i].Target.Addr().Interface(), args[n:]); !errors.Is(err, cli.ErrHelp) {
 		return err
 	}
 	return nil
