@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -130,5 +131,32 @@ func TestKnownArchive(t *testing.T) {
 	again, err := Ensure(t.Context(), s, "docker-archive:"+file, nil)
 	if err != nil || again.Digest != m.Digest {
 		t.Errorf("%+v, %v", again, err)
+	}
+}
+
+// The compressed layers of a docker archive are hashed once, however many names they have, and only if they are small enough.
+func TestHashedArchive(t *testing.T) {
+	const layers = 100
+	var names, diffs []string
+	entries := []entry{{name: "l", body: string(compress(t, "gzip", tarOf(t, entry{name: "f", body: "x"})))}}
+	for i := range layers {
+		names, diffs = append(names, fmt.Sprint(i)), append(diffs, Digest([]byte{byte(i)}))
+		entries = append(entries, entry{name: fmt.Sprint(i), link: "l", kind: tar.TypeSymlink})
+	}
+	config, err := json.Marshal(map[string]any{"os": "linux", "architecture": runtime.GOARCH, "rootfs": map[string]any{"diff_ids": diffs}})
+	must(t, err)
+	list, err := json.Marshal([]any{map[string]any{"Config": "c", "Layers": names}})
+	must(t, err)
+	file := filepath.Join(t.TempDir(), "archive")
+	must(t, os.WriteFile(file, tarOf(t, append(entries, entry{name: "c", body: string(config)}, entry{name: "manifest.json", body: string(list)})...), 0o600))
+	s := newStore(t)
+	for most, want := range map[int64]int{1 << 20: 1, 10: 0} { // layers hashed
+		src, err := Open(s, "docker-archive:"+file, most)
+		must(t, err)
+		_, err = src.Manifest(t.Context())
+		if got := len(src.(*docker).hashed); got != want || (err == nil) != (want > 0) {
+			t.Errorf("with at most %d bytes: %d layers hashed, %v", most, got, err)
+		}
+		must(t, src.Close())
 	}
 }

@@ -5,11 +5,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/layers"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 )
@@ -23,10 +25,12 @@ type docker struct {
 	diffs  []string
 	raw    []byte
 	blobs  map[string]string // names of members by digest
+	hashed map[int64]string  // digests of compressed members by position
+	most   int64             // bytes of a layer
 }
 
 // newDocker selects an image of an archive.
-func newDocker(a *archive, tag string) (*docker, error) {
+func newDocker(a *archive, tag string, most int64) (*docker, error) {
 	text, err := readSmall(a, "manifest.json")
 	if err != nil {
 		return nil, invalid("it has no manifest.json, so it is not made by docker save")
@@ -65,14 +69,14 @@ func newDocker(a *archive, tag string) (*docker, error) {
 	if err := json.Unmarshal(conf, &c); err != nil || len(c.RootFS.DiffIDs) != len(m.Layers) {
 		return nil, invalid("its configuration does not describe %d layers", len(m.Layers))
 	}
-	d := &docker{archive: a, layers: m.Layers, diffs: c.RootFS.DiffIDs, blobs: map[string]string{}}
+	d := &docker{archive: a, layers: m.Layers, diffs: c.RootFS.DiffIDs, blobs: map[string]string{}, hashed: map[int64]string{}, most: most}
 	d.config = Descriptor{MediaType: MediaTypeConfig, Digest: Digest(conf), Size: int64(len(conf))}
 	d.blobs[d.config.Digest] = m.Config
 	return d, nil
 }
 
 func missing(name string, err error) error {
-	if damaged(err) {
+	if errors.As(err, new(*result.Error)) || errors.Is(err, context.Canceled) {
 		return err
 	}
 	return invalid("cannot read %.80q in the archive: %v", name, err)
@@ -91,10 +95,13 @@ func sameTag(have, want string) bool {
 }
 
 // layer describes the layer in a member: a tar, whose digest is then the DiffID, or a compressed one, which is hashed.
-func (d *docker) layer(name, diff string) (Descriptor, error) {
+func (d *docker) layer(ctx context.Context, name, diff string) (Descriptor, error) {
 	m, err := d.find(name)
 	if err != nil {
 		return Descriptor{}, err
+	}
+	if m.size > d.most {
+		return Descriptor{}, snapshots.Full(d.most)
 	}
 	r := io.NewSectionReader(d.f, m.at, m.size)
 	var begin [4]byte
@@ -102,22 +109,25 @@ func (d *docker) layer(name, diff string) (Descriptor, error) {
 	kind := layers.Compression(begin[:n])
 	out := Descriptor{MediaType: MediaTypeLayer, Digest: diff, Size: m.size}
 	if kind != "" {
-		h := sha256.New()
-		if _, err := io.Copy(h, r); err != nil {
-			return out, err
+		if d.hashed[m.at] == "" {
+			all := &blob{ctx: ctx, from: r, left: m.size, hash: sha256.New()}
+			if _, err := io.Copy(io.Discard, all); err != nil {
+				return out, err
+			}
+			d.hashed[m.at] = "sha256:" + hex.EncodeToString(all.hash.Sum(nil))
 		}
-		out.MediaType, out.Digest = MediaTypeLayer+"+"+kind, "sha256:"+hex.EncodeToString(h.Sum(nil))
+		out.MediaType, out.Digest = MediaTypeLayer+"+"+kind, d.hashed[m.at]
 	}
 	return out, nil
 }
 
-func (d *docker) Manifest(context.Context) ([]byte, error) {
+func (d *docker) Manifest(ctx context.Context) ([]byte, error) {
 	if d.raw != nil {
 		return d.raw, nil
 	}
 	out := Manifest{SchemaVersion: 2, MediaType: MediaTypeManifest, Config: &d.config, Layers: []Descriptor{}}
 	for i, name := range d.layers {
-		l, err := d.layer(name, d.diffs[i])
+		l, err := d.layer(ctx, name, d.diffs[i])
 		if err != nil {
 			return nil, missing(name, err)
 		}

@@ -218,6 +218,9 @@ func openLayout(name, tag string) (Local, error) {
 func (d directory) open(name string) (io.ReadCloser, error) {
 	f, err := d.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
+		if !errors.As(err, new(unix.Errno)) {
+			return nil, invalid("a link leads %s out of the directory", name) // os.Root's error
+		}
 		return nil, err
 	}
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
@@ -345,9 +348,20 @@ func openArchive(store *snapshots.Store, f *os.File, kind, tag string, most int6
 	_, isLayout := a.files["index.json"]
 	_, isDocker := a.files["manifest.json"]
 	if kind == "docker-archive" || kind == "" && isDocker && !isLayout {
-		return newDocker(a, tag)
+		return newDocker(a, tag, most)
 	}
 	return newLayout(a, tag)
+}
+
+// source is a file whose errors name it, unlike those of the store.
+type source struct{ f *os.File }
+
+func (s source) Read(b []byte) (int, error) {
+	n, err := s.f.Read(b)
+	if err != nil && err != io.EOF {
+		err = openError(s.f.Name(), err)
+	}
+	return n, err
 }
 
 // seekable returns the index of an archive. It copies a compressed one, or one that cannot be read repeatedly, to the store.
@@ -372,7 +386,7 @@ func seekable(store *snapshots.Store, f *os.File, most int64) (*archive, error) 
 	if err != nil {
 		return nil, err
 	}
-	r, err := layers.NewReader(f)
+	r, err := layers.NewReader(source{f})
 	if err == nil {
 		_, err = io.Copy(layers.Bounded(draft.File, most), r)
 		r.Close()

@@ -206,6 +206,9 @@ func TestRedirects(t *testing.T) {
 	}{
 		{"https://h.example/", "https://cdn.example/", true}, {"https://h.example/", "http://h.example/", false}, {"https://h.example/", "https://10.0.0.1/", false},
 		{"https://h.example/", "https://169.254.169.254/", false}, {"https://h.example/", "https://[::ffff:127.0.0.1]/", false}, {"https://h.example/", "https://localhost/", false},
+		{"https://h.example/", "https://LocalHost./", false}, {"https://h.example/", "https://a.LOCALHOST/", false}, {"https://h.example/", "https://100.100.100.200/", false},
+		{"https://h.example/", "https://[64:ff9b::a9fe:a9fe]/", false}, {"https://h.example/", "https://[fe80::1%25eth0]/", false}, {"https://h.example/", "https://[::]/", false},
+		{"https://h.example/", "https://[64:ff9b::808:808]/", true}, {"https://h.example/", "https://localhost.example/", true},
 		{"https://10.0.0.1/", "https://10.0.0.2/", true}, {"http://127.0.0.1/", "http://127.0.0.1:81/", true},
 	} {
 		from, _ := http.NewRequest(http.MethodGet, test.from, nil)

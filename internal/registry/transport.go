@@ -107,15 +107,32 @@ func (b *body) Close() error {
 
 // isLocal reports whether a host is this machine.
 func isLocal(host string) bool {
-	a, err := netip.ParseAddr(host)
-	return err == nil && a.Unmap().IsLoopback() || host == "localhost" || strings.HasSuffix(host, ".localhost")
+	if a, ok := address(host); ok {
+		return a.IsLoopback()
+	}
+	name := strings.ToLower(strings.TrimSuffix(host, "."))
+	return name == "localhost" || strings.HasSuffix(name, ".localhost")
 }
+
+var (
+	shared = netip.MustParsePrefix("100.64.0.0/10") // of providers, who also have metadata services there (RFC 6598)
+	nat64  = netip.MustParsePrefix("64:ff9b::/96")  // an IPv4 address follows (RFC 6052)
+)
 
 // isInternal reports whether a host is an address of this machine or of a private network.
 func isInternal(host string) bool {
+	a, ok := address(host)
+	return isLocal(host) || ok && (a.IsPrivate() || a.IsLinkLocalUnicast() || a.IsUnspecified() || a.IsMulticast() || shared.Contains(a))
+}
+
+// address parses an IP address. It returns the IPv4 address that an IPv6 address contains.
+func address(host string) (netip.Addr, bool) {
 	a, err := netip.ParseAddr(host)
-	a = a.Unmap()
-	return isLocal(host) || err == nil && (a.IsPrivate() || a.IsLinkLocalUnicast() || a.IsUnspecified())
+	if a = a.Unmap(); nat64.Contains(a) {
+		b := a.As16()
+		a = netip.AddrFrom4([4]byte(b[12:]))
+	}
+	return a, err == nil
 }
 
 // checkRedirect allows a few redirects, but not from HTTPS to HTTP.

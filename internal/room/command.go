@@ -63,7 +63,7 @@ func checkCommand(v view, name, workdir, sandboxPath string, c Caller) (found st
 	if denied != nil {
 		return "", denied
 	}
-	e := notFound(fmt.Sprintf("command %q not found in the sandbox's PATH %s", name, sandboxPath), "")
+	e := notFound(fmt.Sprintf("command %q not found in the sandbox's PATH %.300s", name, sandboxPath), "")
 	if v.rooted() { // the host's programs need the host's libraries
 		return "", e
 	}
