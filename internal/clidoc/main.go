@@ -6,7 +6,8 @@ package main
 
 import (
 	"bytes"
-	"fmt"
+	"cmp"
+	"log"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -21,32 +22,34 @@ import (
 )
 
 func main() {
+	log.SetFlags(0)
 	if len(os.Args) != 4 {
-		fmt.Fprintln(os.Stderr, "usage: clidoc ROOT man|reference DIR")
-		os.Exit(2)
+		log.Fatal("usage: clidoc ROOT man|reference DIR")
 	}
 	if err := run(os.Args[1], os.Args[2], os.Args[3]); err != nil {
-		fmt.Fprintln(os.Stderr, "clidoc: error:", err)
-		os.Exit(1)
+		log.Fatal("clidoc: error: ", err)
 	}
 }
 
 // run writes the man pages, or the reference, of the source tree in root to dir.
 func run(root, what, dir string) error {
-	sources, err := filepath.Glob(filepath.Join(root, map[string]string{"man": "docs/man/*.1.md", "reference": "internal/clidoc/commands.md"}[what]))
-	if err != nil || len(sources) == 0 {
-		return fmt.Errorf("%q: want man or reference, in the source tree", what)
+	sources := map[string]string{"man": "docs/man/*.1.md", "reference": "internal/clidoc/commands.md"}[what]
+	pages, err := template.New("").Funcs(functions).ParseGlob(filepath.Join(root, sources))
+	if err == nil {
+		_, err = pages.ParseFiles(filepath.Join(root, "internal/clidoc/parts.tmpl"))
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err = cmp.Or(err, os.MkdirAll(dir, 0o755)); err != nil {
 		return err
 	}
-	for _, source := range sources {
-		name, page := filepath.Base(source), bytes.Buffer{}
-		t, err := template.New(name).Funcs(functions).ParseFiles(filepath.Join(root, "internal/clidoc/parts.tmpl"), source)
-		if err == nil {
-			err = t.Execute(&page, root)
+	for _, t := range pages.Templates() {
+		if !strings.HasSuffix(t.Name(), ".md") {
+			continue // a part of pages
 		}
-		text := page.Bytes()
+		var page bytes.Buffer
+		if err := t.Execute(&page, root); err != nil {
+			return err
+		}
+		name, text := t.Name(), page.Bytes()
 		if what == "man" {
 			name = strings.TrimSuffix(name, ".md")
 			// groff would print - as a hyphen, a different character that breaks searching and copying.
@@ -54,10 +57,7 @@ func run(root, what, dir string) error {
 				return regexp.MustCompile(`\\?-`).ReplaceAll(line, []byte(`\-`))
 			})
 		}
-		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, name), text, 0o644)
-		}
-		if err != nil {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
 			return err
 		}
 	}
@@ -69,42 +69,27 @@ func run(root, what, dir string) error {
 
 // functions are for the templates: the pages, whose argument is the root of the source tree, and parts.tmpl.
 var functions = template.FuncMap{
+	"model":     func() *kong.Application { return cli.Model().Model },
 	"commands":  commands,
-	"first":     func() []*kong.Node { return cli.Model().Model.Children },
-	"flags":     flags,
 	"spellings": func(f *kong.Flag) string { return strings.Join(cli.Spellings(f), "**, **") },
 	"anchor":    func(text string) string { return strings.ReplaceAll(text, " ", "-") },
+	// flags returns the flags of a command about a topic.
+	"flags": func(topic, command string) []*kong.Flag {
+		return slices.DeleteFunc(commands(command)[0].Flags, func(f *kong.Flag) bool { return f.Tag.Group != topic })
+	},
 	"help": func(name string) (string, error) {
 		var text strings.Builder
 		err := cli.Help(name).Text(&text)
 		return text.String(), err
 	},
-	"codes": codes,
+	// codes returns the rows of the table of exit codes in the reference, with their cells.
+	"codes": func(root string) ([][][]byte, error) {
+		text, err := os.ReadFile(filepath.Join(root, "docs/reference/exit-codes.md"))
+		return regexp.MustCompile(`(?m)^\| ([0-9].*) \| .* \| (.*) \|$`).FindAllSubmatch(text, -1), err
+	},
 }
 
-// commands returns the commands of which one of these is the first word, or all.
-func commands(words ...string) ([]*kong.Node, error) {
-	all := slices.DeleteFunc(cli.Commands(), func(c *kong.Node) bool {
-		return len(words) > 0 && !slices.Contains(words, strings.Fields(c.Path())[0])
-	})
-	if len(all) == 0 {
-		return nil, fmt.Errorf("no command %q", words)
-	}
-	return all, nil
-}
-
-// flags returns the flags of a command about a topic, "" for those without one.
-func flags(topic string, c *kong.Node) (list []*kong.Flag) {
-	for _, f := range c.Flags {
-		if f.Group == nil && topic == "" || f.Group != nil && f.Group.Key == topic {
-			list = append(list, f)
-		}
-	}
-	return list
-}
-
-// codes returns the rows of the table of exit codes in the reference, with their cells.
-func codes(root string) ([][][]byte, error) {
-	text, err := os.ReadFile(filepath.Join(root, "docs/reference/exit-codes.md"))
-	return regexp.MustCompile(`(?m)^\| ([0-9].*) \| .* \| (.*) \|$`).FindAllSubmatch(text, -1), err
+// commands returns the commands of which this is the first word.
+func commands(word string) []*kong.Node {
+	return slices.DeleteFunc(cli.Commands(), func(c *kong.Node) bool { return strings.Fields(c.Path())[0] != word })
 }
