@@ -68,7 +68,7 @@ func dispatch(args []string, begin time.Time) int {
 		"snapshot":      served,
 		"image":         served,
 
-		cli.CompleteWord: completeCommand,
+		"__complete": completeCommand,
 		// Common names for flags.
 		"version": func(args []string) int { return runCommand(append([]string{"--version"}, args...), begin) },
 		"help":    helpCommand,

@@ -5,13 +5,12 @@ package cli
 
 import "github.com/sbxrun/sbxrun/internal/values"
 
-// CLI is the whole command line; the command is Run if none is named. [Parse] builds only the grammar of the flags that
-// are given, and help texts and placeholders are in help.txt, because a run starts in milliseconds and kong's time grows
-// with the number and the length of tags. Tags of our own:
+// CLI is the whole command line; the command is Run if none is named. Help texts and placeholders are in help.txt, because
+// a run starts in milliseconds and kong's time grows with the length of tags. Tags of our own:
 //
-//	choices     the values of a flag; one that ends with = may be followed by anything
+//	choices     the values of a flag; anything may follow a =
 //	needs       flags, or values of flags, without one of which this flag is an error, because it would have no effect
-//	complete    completion of a positional argument: running or all sandboxes, with execs, or paths
+//	complete    what [Complete] proposes for a positional argument, with execs after the name of a sandbox and a slash
 type CLI struct {
 	Run      Run     `cmd:""`
 	Start    Start   `cmd:""`
@@ -175,7 +174,7 @@ type Exec struct {
 	Detach  bool   `short:"d" group:"end"`
 	Workdir string `group:"be"`
 	Vars    `group:"be"`
-	Sandbox string   `arg:"" complete:"running"`
+	Sandbox string   `arg:"" complete:"sandboxes"`
 	Command []string `arg:"" optional:"" passthrough:"partial"`
 }
 
@@ -199,7 +198,7 @@ type Diff struct {
 	Stat, Tar, JSON bool `xor:"as"`
 	Exclude         []string
 	StateDir        string
-	Sandbox         string   `arg:"" complete:"all"`
+	Sandbox         string   `arg:"" complete:"sandboxes --all"`
 	Paths           []string `arg:"" optional:"" name:"path"`
 }
 
@@ -208,7 +207,7 @@ type Apply struct {
 	Quiet                     bool `short:"q"`
 	Exclude                   []string
 	Records
-	Sandbox string   `arg:"" complete:"all"`
+	Sandbox string   `arg:"" complete:"sandboxes --all"`
 	Paths   []string `arg:"" optional:"" name:"path"`
 }
 
@@ -220,12 +219,12 @@ type Ps struct {
 	Quiet    bool `short:"q" xor:"as"`
 	JSON     bool `xor:"as"`
 	StateDir string
-	Sandbox  string `arg:"" optional:"" complete:"running"`
+	Sandbox  string `arg:"" optional:"" complete:"sandboxes"`
 }
 
 type Inspect struct {
 	Records
-	Sandboxes []string `arg:"" name:"sandbox" complete:"all execs"`
+	Sandboxes []string `arg:"" name:"sandbox" complete:"sandboxes --all execs"`
 }
 
 type Wait struct {
@@ -233,7 +232,7 @@ type Wait struct {
 	Log     string `xor:"for"`
 	Timeout values.Duration
 	Records
-	Sandbox string `arg:"" complete:"all execs"`
+	Sandbox string `arg:"" complete:"sandboxes --all execs"`
 }
 
 type Logs struct {
@@ -241,7 +240,7 @@ type Logs struct {
 	Stream string `choices:"stdout|stderr"`
 	Tail   string
 	Records
-	Sandbox string `arg:"" complete:"all execs"`
+	Sandbox string `arg:"" complete:"sandboxes --all execs"`
 }
 
 type Kill struct {
@@ -251,7 +250,7 @@ type Kill struct {
 	All          bool            `short:"a"`
 	Tag          []string
 	Records
-	Sandboxes []string `arg:"" optional:"" name:"sandbox" complete:"running execs"`
+	Sandboxes []string `arg:"" optional:"" name:"sandbox" complete:"sandboxes execs"`
 }
 
 type Cleanup struct {
@@ -259,7 +258,7 @@ type Cleanup struct {
 	DryRun    bool `short:"n"`
 	DataDir   string
 	Records
-	Sandboxes []string `arg:"" optional:"" name:"sandbox" complete:"all execs"`
+	Sandboxes []string `arg:"" optional:"" name:"sandbox" complete:"sandboxes --all execs"`
 }
 
 // Stored is the flags of commands that add a snapshot or an image.
@@ -295,7 +294,7 @@ type SnapshotCreate struct {
 	Name string
 	Stored
 	StateDir string
-	Sandbox  string `arg:"" complete:"running"`
+	Sandbox  string `arg:"" complete:"sandboxes"`
 }
 
 type SnapshotImport struct {
@@ -319,7 +318,7 @@ type ImageImport struct {
 type ImageCommit struct {
 	Stored
 	StateDir string
-	Sandbox  string `arg:"" complete:"running"`
+	Sandbox  string `arg:"" complete:"sandboxes"`
 	Name     string `arg:""`
 }
 

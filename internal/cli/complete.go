@@ -9,9 +9,6 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// CompleteWord is the command that prints the result of [Complete].
-const CompleteWord = "__complete"
-
 // Complete describes the completion of the last of the words after sbxrun, for the completion functions of shells, one
 // item per line. The first line is the action:
 //
@@ -37,9 +34,8 @@ func Complete(words []string) []string {
 		given = append([]string{"run"}, given...)
 	}
 	ctx, _ := kong.Trace(k, given) // its error is in ctx
-	_, err := ctx.Apply()
 	n := ctx.Selected()
-	if err != nil || ctx.Error != nil { // probably for want of a value
+	if _, err := ctx.Apply(); err != nil || ctx.Error != nil { // probably for want of a value
 		return valuesOf(flagOf(n.Flags, words[last-1]))
 	}
 	if len(n.Children) > 0 {
@@ -63,8 +59,7 @@ func Complete(words []string) []string {
 	case i < 0:
 		return nil
 	}
-	what, execs := strings.CutSuffix(n.Positional[i].Tag.Get("complete"), " execs")
-	action := map[string]string{"paths": "paths", "running": "sandboxes", "all": "sandboxes --all"}[what]
+	action, execs := strings.CutSuffix(n.Positional[i].Tag.Get("complete"), " execs")
 	if sandbox, _, ok := strings.Cut(current, "/"); ok && sandbox != "" && execs {
 		action += " " + sandbox
 	}

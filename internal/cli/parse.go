@@ -29,7 +29,7 @@ var ErrHelp = errors.New("help requested")
 func Parse(flags any, args []string) error {
 	err := parseGiven(flags, args)
 	if err == nil {
-		return export(flags)
+		return nil
 	}
 	payload := field(flags, "Command").IsValid()
 	if f := field(flags, "JSON"); f.IsValid() && asks(args, payload, "--json") {
@@ -38,47 +38,44 @@ func Parse(flags any, args []string) error {
 	if errors.Is(err, ErrHelp) || asks(args, payload, "--help", "-h") {
 		return ErrHelp
 	}
-	k := Model() // the message for an unknown flag needs all flags
-	err = parse(k, append(strings.Fields(Name(flags)), args...))
-	return UsageError(flags, explain(k, err))
+	_, err = Model().Parse(append(strings.Fields(Name(flags)), args...)) // explains with all flags
+	return UsageError(flags, explain(err))
 }
 
 // parseGiven fills flags. Its grammar has only the flags in args, because kong takes 5 µs for each, which is 0.5 ms for
 // all of run.
 func parseGiven(flags any, args []string) error {
+	given := map[string]bool{} // names, without and with dashes, and letters
+	for _, arg := range args {
+		if name, long := strings.CutPrefix(arg, "--"); long {
+			name, _, _ = strings.Cut(name, "=")
+			given[strings.ReplaceAll(name, "-", "")], given[name] = true, true
+		} else if isFlag(arg) {
+			for _, letter := range arg {
+				given[string(letter)] = true
+			}
+		}
+	}
+	delete(given, "") // from --
 	target := reflect.ValueOf(flags).Elem()
-	words := slices.DeleteFunc(slices.Clone(args), func(word string) bool { return !isFlag(word) || word == "--" })
 	var fields []reflect.StructField
 	for _, f := range reflect.VisibleFields(target.Type()) {
 		switch {
 		case f.Anonymous:
-		case strings.HasPrefix(string(f.Tag), "arg:"), mayBeIn(words, f):
+		case strings.HasPrefix(string(f.Tag), "arg:"), given[strings.ToLower(f.Name)], given[f.Tag.Get("short")], given[f.Tag.Get("aliases")]:
 			fields = append(fields, f)
 		case f.Tag.Get("default") != "":
 			_ = decode(target.FieldByIndex(f.Index), f.Tag.Get("default")) // TestParseGiven parses it
 		}
 	}
 	grammar := reflect.New(reflect.StructOf(fields))
-	if err := parse(build(grammar.Interface()), args); err != nil {
+	if _, err := build(grammar.Interface()).Parse(args); err != nil {
 		return err
 	}
 	for i, f := range fields {
 		target.FieldByIndex(f.Index).Set(grammar.Elem().Field(i))
 	}
 	return nil
-}
-
-// mayBeIn reports whether words may contain the flag of a field.
-func mayBeIn(words []string, f reflect.StructField) bool {
-	short, alias := f.Tag.Get("short"), f.Tag.Get("aliases")
-	return slices.ContainsFunc(words, func(word string) bool {
-		name, long := strings.CutPrefix(word, "--")
-		if !long {
-			return short != "" && strings.Contains(word, short)
-		}
-		name, _, _ = strings.Cut(name, "=")
-		return name == alias || strings.EqualFold(strings.ReplaceAll(name, "-", ""), f.Name)
-	})
 }
 
 // build returns kong's parser for a grammar.
@@ -97,37 +94,32 @@ func build(grammar any) (k *kong.Kong) {
 		return word(ctx, target)
 	}
 	// The name "" stands for all values without a type tag.
-	k = kong.Must(grammar, kong.Name("sbxrun"), kong.Help(help), kong.NamedMapper("", kong.MapperFunc(mapper)))
+	k = kong.Must(grammar, kong.Name("sbxrun"), kong.Help(help), kong.NamedMapper("", kong.MapperFunc(mapper)), kong.WithAfterApply(apply))
 	return k
 }
 
-func parse(k *kong.Kong, args []string) error {
-	ctx, err := k.Parse(args)
-	if err == nil {
-		err = useless(ctx)
+// apply sets the variable of --state-dir or --data-dir, and returns an error for a flag that has no effect without another.
+func apply(ctx *kong.Context, path *kong.Path) error {
+	f, missing := path.Flag, []string{}
+	switch {
+	case f == nil:
+		return nil
+	case f.Name == "state-dir" || f.Name == "data-dir":
+		dir, err := filepath.Abs(f.Target.String())
+		return cmp.Or(err, os.Setenv("SBXRUN_"+strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_")), dir))
+	case !f.Tag.Has("needs"):
+		return nil
 	}
-	return err
-}
-
-// useless returns an error for a flag that has no effect without another one.
-func useless(ctx *kong.Context) error {
-	for _, path := range ctx.Path {
-		if path.Flag == nil || !path.Flag.Tag.Has("needs") {
-			continue
-		}
-		missing, met := []string{}, false
-		for need := range strings.FieldsSeq(path.Flag.Tag.Get("needs")) {
-			name, value, _ := strings.Cut(need, "=")
-			if f := flagOf(ctx.Flags(), "--"+name); f != nil {
-				met = met || value != "" && f.Target.String() == value || value == "" && !f.Target.IsZero()
-				missing = append(missing, "--"+strings.Replace(need, "=", " ", 1))
+	for need := range strings.FieldsSeq(f.Tag.Get("needs")) {
+		name, value, _ := strings.Cut(need, "=")
+		if other := flagOf(ctx.Flags(), "--"+name); other != nil {
+			if value == "" && !other.Target.IsZero() || value != "" && other.Target.String() == value {
+				return nil
 			}
-		}
-		if !met {
-			return fmt.Errorf("--%s: has no effect without %s", path.Flag.Name, or(missing))
+			missing = append(missing, "--"+strings.Replace(need, "=", " ", 1))
 		}
 	}
-	return nil
+	return fmt.Errorf("--%s: has no effect without %s", f.Name, or(missing))
 }
 
 // word decodes the value of a flag, a positional argument, names, or the words of a command line. Unlike kong's own mappers it
@@ -217,13 +209,11 @@ func Finish(flags any, r output.Result, err error) int {
 
 // UsageError returns err as a usage error with a hint to the help of the command. An error with a hint or another code
 // stays the same.
-func UsageError(flags any, err error) error { return usage(Name(flags), err) }
-
-func usage(command string, err error) error {
+func UsageError(flags any, err error) error {
 	if e, ok := errors.AsType[*result.Error](err); ok && (e.Code != "usage" || e.Hint != "") {
 		return err
 	}
-	return &result.Error{Code: "usage", Message: err.Error(), Hint: "see sbxrun " + strings.TrimPrefix(command+" --help", "run "), Err: err}
+	return &result.Error{Code: "usage", Message: err.Error(), Hint: "see sbxrun " + strings.TrimPrefix(Name(flags)+" --help", "run "), Err: err}
 }
 
 // Group reports a missing or unknown word after the name of a group of commands, which is the first of args, or prints
@@ -237,20 +227,7 @@ func Group(args []string) int {
 		given, hint = strconv.Quote(args[1]), instead(name, args[1])
 	}
 	want := or(strings.Split(strings.TrimSuffix(texts()[name+" usage:"], " ..."), "|"))
-	return output.Fail(usage(name, &result.Error{Code: "usage", Message: fmt.Sprintf("no %s command %s: want %s", name, given, want), Hint: hint}))
-}
-
-// export sets the variables of --state-dir and --data-dir.
-func export(flags any) error {
-	for name, variable := range map[string]string{"StateDir": "SBXRUN_STATE_DIR", "DataDir": "SBXRUN_DATA_DIR"} {
-		if f := field(flags, name); f.IsValid() && f.String() != "" {
-			dir, err := filepath.Abs(f.String())
-			if err = cmp.Or(err, os.Setenv(variable, dir)); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return output.Fail(&result.Error{Code: "usage", Message: fmt.Sprintf("no %s command %s: want %s", name, given, want), Hint: cmp.Or(hint, "see sbxrun "+name+" --help")})
 }
 
 func field(flags any, name string) reflect.Value {
@@ -259,26 +236,27 @@ func field(flags any, name string) reflect.Value {
 
 // explain rewords the error of [Model]'s parser. For an unknown flag it adds a replacement, the other commands with the
 // flag, or kong's question about a similar one.
-func explain(k *kong.Kong, err error) error {
-	wrong, ok := errors.AsType[*kong.ParseError](err)
+func explain(err error) error {
 	message := strings.ReplaceAll(err.Error(), `"`, "")
 	if missing, ok := strings.CutPrefix(message, "expected "); ok {
 		return fmt.Errorf("no %s given", strings.Trim(missing, "<> ."))
 	}
 	flag, similar, _ := strings.Cut(strings.TrimPrefix(message, "unknown flag "), ", did you mean ")
+	wrong, ok := errors.AsType[*kong.ParseError](err)
 	if !ok || !strings.HasPrefix(message, "unknown flag ") {
 		return err
 	}
-	args, path, n := wrong.Context.Args, wrong.Context.Path, wrong.Context.Selected()
+	ctx, n := wrong.Context, wrong.Context.Selected()
 	if len(flag) == len("-x") { // kong names one letter, or a byte of it, and finds all other letters similar
 		similar = ""
-		if word := args[len(args)-len(path[len(path)-1].Remainder())]; len(word) > len("-it") || strings.HasPrefix(word, flag) {
+		rest := ctx.Path[len(ctx.Path)-1].Remainder()
+		if word := ctx.Args[len(ctx.Args)-len(rest)]; len(word) > len("-it") || strings.HasPrefix(word, flag) {
 			flag = word
 		}
 	}
 	hint := instead(n.Path(), flag)
 	var others []string
-	for _, c := range k.Model.Leaves(false) {
+	for _, c := range ctx.Model.Leaves(false) {
 		if flagOf(c.Flags, flag) != nil {
 			others = append(others, strings.Fields(c.Path())[0])
 		}

@@ -189,7 +189,7 @@ func TestParseGiven(t *testing.T) {
 			args = append(args, []string{"web", "--", "-x", "true"}[random.IntN(4)])
 			small, whole := reflect.New(c.Target.Type()).Interface(), reflect.New(c.Target.Type()).Interface()
 			ok := parseGiven(small, args) == nil
-			err := parse(build(whole), args)
+			_, err := build(whole).Parse(args)
 			if ok != (err == nil) {
 				t.Errorf("%s %q: given %v, whole %v", c.Path(), args, ok, err)
 			}
