@@ -53,7 +53,7 @@ func TestPutGet(t *testing.T) {
 	r.Expect(t, 124, "timeout")
 	holds(t, dir+"/part", "part\n")
 
-	for _, wrong := range [][]string{{"--put", "nothing"}, {"--put", "job:/usr/x"}, {"--put", "job:/none/x"}, {"--put", "a:b:c"}, {"--put", ""}, {"--get", "["}, {"--get", "a:none/none"}} {
+	for _, wrong := range [][]string{{"--put", "nothing"}, {"--put", "job:/usr/x"}, {"--put", "job:/none/x"}, {"--put", "a:b:c"}, {"--put", ""}, {"--get", "["}, {"--get", "a:job/none"}} {
 		harness.Run(t, o, append(append([]string{"--cwd", "none"}, wrong...), "sh", "-c", "echo ran")...).Exits(t, 125).Out(t, "")
 	}
 	// With a read-only working directory.

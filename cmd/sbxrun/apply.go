@@ -44,6 +44,7 @@ type applied struct {
 	Checked bool `json:"checked,omitempty"`
 	// HeldBack has the paths that were held back, without those below another one.
 	HeldBack []string            `json:"held_back,omitempty"`
+	Applied  []string            `json:"applied,omitempty"`
 	Error    *result.ReportError `json:"error,omitempty"` // some changes could not be read, or were held back
 
 	made []func(w io.Writer) // print the applied changes, by overlay
@@ -88,6 +89,9 @@ func applyAll(ctx context.Context, list []*room.Overlay, paths []string, flags *
 	for _, o := range trees {
 		a, err := o.apply(ctx, flags)
 		done.Changes += len(a.Made)
+		for _, c := range a.Made {
+			done.Applied = append(done.Applied, path.Join(o.prefix, c.Path))
+		}
 		done.made = append(done.made, func(w io.Writer) { o.print(w, a.Made) })
 		done.Left += len(a.Left)
 		for _, u := range a.Unread {

@@ -161,7 +161,11 @@ func (c *copying) one(source *workspace.Source, to *workspace.Root, dest string)
 	}
 	dir, name, err := to.Target(dest, source, len(c.sources) > 1)
 	if err != nil {
-		return c.missing(err, !c.out)
+		err = c.missing(err, !c.out)
+		if e := (*result.Error)(nil); c.out && errors.As(err, &e) && e.Code == "no-such-file" {
+			e.Hint = "create it with mkdir -p"
+		}
+		return err
 	}
 	defer dir.Close()
 	return c.done.Copy(context.Background(), source, dir, name)

@@ -105,13 +105,18 @@ func usage(format string, args ...any) error {
 	return &result.Error{Code: "usage", Message: fmt.Sprintf(format, args...), Hint: "see sbxrun --help"}
 }
 
-// makeDir creates a directory without following links that others could have put there.
+// makeDir creates a directory, and those above it, without following links that others could have put there.
 func makeDir(name string) error {
 	dir, base := path.Split(strings.TrimRight(name, "/")) // not path.Dir, which would resolve ".."
 	if base == "" {
 		return os.ErrExist // the root
 	}
 	parent, err := safeopen.Dir(cmp.Or(dir, "."))
+	if errors.Is(err, os.ErrNotExist) {
+		if err = makeDir(dir); err == nil || errors.Is(err, os.ErrExist) {
+			parent, err = safeopen.Dir(dir)
+		}
+	}
 	if err != nil {
 		return err
 	}
