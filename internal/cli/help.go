@@ -15,9 +15,9 @@ import (
 	"github.com/sbxrun/sbxrun/internal/output"
 )
 
-// help.txt contains the usage, an example and a sentence for each command, a placeholder and a text for each flag,
-// for some words of other programs, marked with ?, what to write instead, and the topics of flags. The section "# *"
-// applies to every command without a line for the flag.
+// help.txt contains the usage, an example and a sentence for each command; a text for each flag, after a placeholder if it
+// takes a value that is not one of its choices; for some words of other programs, marked with ?, what to write instead;
+// and the topics of flags. The section "# *" applies to every command without a line for the flag.
 //
 //go:embed help.txt
 var helpText string

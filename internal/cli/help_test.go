@@ -39,7 +39,7 @@ func TestModel(t *testing.T) {
 		for _, f := range c.Flags {
 			typed = append(typed, Spellings(f)...)
 			used[c.Path()+" --"+f.Name], used["* --"+f.Name] = true, true
-			if f.Help == "" || f.IsBool() != (f.PlaceHolder == "") {
+			if f.Help == "" || f.IsBool() != (f.PlaceHolder == "") || regexp.MustCompile("^[A-Z][a-z]").MatchString(f.PlaceHolder) {
 				t.Errorf("%s --%s: help %q, placeholder %q", c.Path(), f.Name, f.Help, f.PlaceHolder)
 			}
 			if f.Group != nil && f.Group.Title == "" {

@@ -78,6 +78,7 @@ var wanted = []struct{ line, want string }{
 	{"sbxrun kill we", "web"},
 	{"sbxrun kill web --signal KILL w", "web worker"},
 	{"sbxrun kill --grace 5 w", "web worker"},
+	{"sbxrun kill web --all worker w", "web worker"},
 	{"sbxrun kill web --signal U", "USR1 USR2"},
 	{"sbxrun kill web --gr", "--grace"},
 	{"sbxrun kill -- web --gr", ""},
