@@ -87,6 +87,17 @@ func generated(t *testing.T, seed uint64) (layers [][]byte) {
 				if kinds[n] == 0 {
 					continue
 				}
+				if kinds[n] == tar.TypeDir { // hide its contents only
+					here[n] = true
+					for other := range kinds {
+						if strings.HasPrefix(other, n+"/") {
+							delete(kinds, other)
+							here["!"+other] = true
+						}
+					}
+					harness.Must(t, w.WriteHeader(&tar.Header{Name: n + "/.wh..wh..opq", Typeflag: tar.TypeReg, Mode: 0o600}))
+					continue
+				}
 				delete(kinds, n)
 				here["!"+n] = true
 				harness.Must(t, w.WriteHeader(&tar.Header{Name: path.Dir(n) + "/.wh." + path.Base(n), Typeflag: tar.TypeReg, Mode: 0o600}))

@@ -179,6 +179,10 @@ func (p *Plan) rootError(step *proc.StartError) error {
 		e.Message = fmt.Sprintf("cannot mount %s: it was replaced while the sandbox was set up", title)
 	case step.Step == enter.StepLayer && step.Err == unix.EINVAL:
 		e.Message = fmt.Sprintf("cannot mount %s: another file system is mounted within it", title)
+	case step.Step == enter.StepXattr:
+		if o := overlayError(step); o.Hint != "" {
+			e.Message, e.Hint = strings.Replace(o.Message, "the overlay", title, 1), o.Hint
+		}
 	case step.Step == enter.StepOverlay && step.Err == unix.ENODEV:
 		e.Hint = "this kernel has no overlayfs: modprobe overlay"
 	case step.Step == enter.StepOverlay && (step.Err == unix.EPERM || step.Err == unix.ENOSYS):

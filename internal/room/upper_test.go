@@ -1,13 +1,17 @@
 package room
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
 )
 
@@ -86,5 +90,15 @@ func TestMakeOwnUnfinished(t *testing.T) {
 	}
 	if names, err := dir.Readdirnames(-1); err != nil || len(names) != 1 {
 		t.Errorf("%q, %v", names, err)
+	}
+}
+
+// A root without extended attributes for its layer is an error with a remedy.
+func TestRootErrorAttributes(t *testing.T) {
+	p := &Plan{ops: []op{{kind: opRoot, image: "sha256:0123456789abcdef"}}}
+	err := p.rootError(&proc.StartError{Step: enter.StepXattr, Err: unix.EOPNOTSUPP})
+	var e *result.Error
+	if !errors.As(err, &e) || !strings.HasPrefix(e.Message, "cannot mount image sha256:0123456789ab: its layer needs extended attributes") || !strings.Contains(e.Hint, "--upper") {
+		t.Errorf("%v", err)
 	}
 }
