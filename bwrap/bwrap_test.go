@@ -23,6 +23,7 @@ import (
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/nsenter"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -38,9 +39,7 @@ func run(t *testing.T, ctx context.Context, c *bwrap.Command) *bwrap.Result {
 	t.Helper()
 	res, err := c.Run(ctx)
 	harness.Must(t, err)
-	if res.Verdict != result.Proven {
-		t.Errorf("verdict %s", res.Verdict)
-	}
+	check.That(t, res.Verdict == result.Proven, "verdict %s", res.Verdict)
 	return res
 }
 
@@ -48,9 +47,7 @@ func run(t *testing.T, ctx context.Context, c *bwrap.Command) *bwrap.Result {
 func code(t *testing.T, err error) string {
 	t.Helper()
 	var e *bwrap.Error
-	if !errors.As(err, &e) {
-		t.Fatalf("%v is no *Error", err)
-	}
+	check.Require(t, errors.As(err, &e), "%v is no *Error", err)
 	return e.Code
 }
 
@@ -59,17 +56,13 @@ func TestStreams(t *testing.T) {
 	c := sh("cat; echo to stderr >&2")
 	c.Stdin, c.Stdout, c.Stderr = strings.NewReader("in"), &out, &both
 	run(t, t.Context(), c)
-	if out.String() != "in" || both.String() != "to stderr\n" {
-		t.Errorf("stdout %q, stderr %q", &out, &both)
-	}
+	check.That(t, out.String() == "in" && both.String() == "to stderr\n", "stdout %q, stderr %q", &out, &both)
 	// A single writer for both streams gets the output in order.
 	both.Reset()
 	c = sh("for i in 1 2 3; do echo $i; echo $i >&2; done")
 	c.Stdout, c.Stderr = &both, &both
 	run(t, t.Context(), c)
-	if both.String() != "1\n1\n2\n2\n3\n3\n" {
-		t.Errorf("%q", &both)
-	}
+	check.That(t, both.String() == "1\n1\n2\n2\n3\n3\n", "%q", &both)
 	// Files are passed directly; nil is /dev/null.
 	r, w, err := os.Pipe()
 	harness.Must(t, err)
@@ -78,9 +71,8 @@ func TestStreams(t *testing.T) {
 	c.Stdout = w
 	run(t, t.Context(), c)
 	w.Close()
-	if text, err := io.ReadAll(r); !strings.HasPrefix(string(text), "pipe:[") || !strings.HasSuffix(string(text), "\n0\nnull\n") || err != nil {
-		t.Errorf("%q, %v", text, err)
-	}
+	text, err := io.ReadAll(r)
+	check.That(t, strings.HasPrefix(string(text), "pipe:[") && strings.HasSuffix(string(text), "\n0\nnull\n") && err == nil, "%q, %v", text, err)
 }
 
 // A reader that never returns does not block Wait and leaks no descriptor.
@@ -90,9 +82,8 @@ func TestStdinUnread(t *testing.T) {
 	use := func() {
 		c := sh("exit 5")
 		c.Stdin = r
-		if res := run(t, t.Context(), c); res.ExitCode() != 5 {
-			t.Errorf("%+v", res)
-		}
+		res := run(t, t.Context(), c)
+		check.That(t, res.ExitCode() == 5, "%+v", res)
 	}
 	use()
 	before := held(t).descriptors
@@ -118,9 +109,7 @@ func TestStdinFails(t *testing.T) {
 		fail.CloseWithError(io.ErrUnexpectedEOF)
 	}()
 	res, err := c.Run(t.Context())
-	if code(t, err) != "input" || !errors.Is(err, io.ErrUnexpectedEOF) || res == nil || res.Cause != result.Canceled || res.Verdict != result.Proven {
-		t.Errorf("%+v, %v", res, err)
-	}
+	check.That(t, code(t, err) == "input" && errors.Is(err, io.ErrUnexpectedEOF) && res != nil && res.Cause == result.Canceled && res.Verdict == result.Proven, "%+v, %v", res, err)
 }
 
 // An error of the reader is not mistaken for the error of a pipe to a command that does not read.
@@ -135,16 +124,14 @@ func TestStdinClosed(t *testing.T) {
 		}
 		c := sh("cat; sleep 1000")
 		c.Stdin, c.Timeout = in, bound/6
-		if res, err := c.Run(t.Context()); err == nil || code(t, err) != "input" || !errors.Is(err, want) {
-			t.Errorf("%v: %+v, %v", want, res, err)
-		}
+		res, err := c.Run(t.Context())
+		check.That(t, err != nil && code(t, err) == "input" && errors.Is(err, want), "%v: %+v, %v", want, res, err)
 	}
 	// A closed file is an error that names the file.
 	for i, c := range []*bwrap.Command{{Stdin: f}, {Stdout: f}, {Stderr: f}, {Stdout: f, MaxOutput: 1}} {
 		c.Args = []string{"sh", "-c", "echo x"}
-		if _, err := c.Run(t.Context()); !errors.Is(err, os.ErrClosed) || !strings.Contains(err.Error(), os.DevNull) {
-			t.Errorf("%d: %v", i, err)
-		}
+		_, err := c.Run(t.Context())
+		check.That(t, errors.Is(err, os.ErrClosed) && strings.Contains(err.Error(), os.DevNull), "%d: %v", i, err)
 	}
 }
 
@@ -152,31 +139,26 @@ func TestOutput(t *testing.T) {
 	var out bytes.Buffer
 	c := sh("yes")
 	c.Stdout, c.MaxOutput = &out, 10
-	if res := run(t, t.Context(), c); res.Cause != result.OutputLimit || out.String() != "y\ny\ny\ny\ny\n" {
-		t.Errorf("%s, %q", res.Cause, &out)
-	}
+	res := run(t, t.Context(), c)
+	check.That(t, res.Cause == result.OutputLimit && out.String() == "y\ny\ny\ny\ny\n", "%s, %q", res.Cause, &out)
 	// A nil *os.File is /dev/null, also with MaxOutput.
 	c = sh("echo x; exit 5")
 	c.Stdout, c.MaxOutput = (*os.File)(nil), 10
-	if res := run(t, t.Context(), c); res.ExitCode() != 5 {
-		t.Errorf("%+v", res)
-	}
+	res = run(t, t.Context(), c)
+	check.That(t, res.ExitCode() == 5, "%+v", res)
 	// A single writer for both streams has one limit, and gets no empty writes.
 	out.Reset()
 	c = sh("printf 123456; printf 7890 >&2; sleep 0.1; yes")
 	c.Stdout, c.MaxOutput = notEmpty{t, &out}, 8
 	c.Stderr = c.Stdout
-	if res := run(t, t.Context(), c); res.Cause != result.OutputLimit || out.String() != "12345678" {
-		t.Errorf("%s, %q", res.Cause, &out)
-	}
+	res = run(t, t.Context(), c)
+	check.That(t, res.Cause == result.OutputLimit && out.String() == "12345678", "%s, %q", res.Cause, &out)
 	// A writer that fails, or that writes less without an error, ends the command.
 	for _, w := range []io.Writer{failing{}, takesLess{}} {
 		c = sh("yes")
 		c.Stdout, c.Timeout = w, bound/6
 		res, err := c.Run(t.Context())
-		if code(t, err) != "output" || !errors.Is(err, io.ErrShortWrite) || res == nil || res.Verdict != result.Proven {
-			t.Errorf("%T: %+v, %v", w, res, err)
-		}
+		check.That(t, code(t, err) == "output" && errors.Is(err, io.ErrShortWrite) && res != nil && res.Verdict == result.Proven, "%T: %+v, %v", w, res, err)
 	}
 }
 
@@ -190,9 +172,7 @@ type notEmpty struct {
 }
 
 func (w notEmpty) Write(b []byte) (int, error) {
-	if len(b) == 0 {
-		w.t.Error("an empty piece")
-	}
+	check.That(w.t, len(b) != 0, "an empty piece")
 	return w.Writer.Write(b)
 }
 
@@ -205,9 +185,8 @@ func TestContext(t *testing.T) {
 	c := sh("sleep 1000")
 	harness.Must(t, c.Start(late{ctx}))
 	cancel()
-	if res, err := c.Wait(); err != nil || res.Cause != result.Timeout {
-		t.Errorf("its deadline: %+v, %v", res, err)
-	}
+	res, err := c.Wait()
+	check.That(t, err == nil && res.Cause == result.Timeout, "its deadline: %+v, %v", res, err)
 	ctx, cancel = context.WithCancel(t.Context())
 	r, w := io.Pipe()
 	c = sh("trap 'echo told; exit 3' TERM; echo up; while :; do sleep 0.01; done")
@@ -218,14 +197,11 @@ func TestContext(t *testing.T) {
 		cancel()
 		_, _ = io.Copy(io.Discard, r)
 	}()
-	res, err := c.Wait()
-	if err != nil || res.Cause != result.Canceled || res.Payload == nil || res.Payload.ExitCode != 3 {
-		t.Errorf("cancelled: %+v, %v", res, err)
-	}
+	res, err = c.Wait()
+	check.That(t, err == nil && res.Cause == result.Canceled && res.Payload != nil && res.Payload.ExitCode == 3, "cancelled: %+v, %v", res, err)
 	cancel()
-	if _, err = sh("true").Run(ctx); code(t, err) != "ended" || !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled before: %v", err)
-	}
+	_, err = sh("true").Run(ctx)
+	check.That(t, code(t, err) == "ended" && errors.Is(err, context.Canceled), "cancelled before: %v", err)
 }
 
 // The deadline of a context acts like Timeout: with a grace period, resource usage, and the same cause, whether or not
@@ -246,17 +222,13 @@ func TestContextDeadline(t *testing.T) {
 				_, _ = io.Copy(io.Discard, r)
 			}()
 			res, err := c.Wait()
-			if err != nil || res.Cause != result.Timeout {
-				t.Errorf("timeout %v: %+v, %v", timeout, res, err)
-			}
+			check.That(t, err == nil && res.Cause == result.Timeout, "timeout %v: %+v, %v", timeout, res, err)
 			return res
 		}
-		if res := overdue("trap 'sleep 0.1; exit 7' TERM; "+work+"while :; do sleep 0.01; done", bound); res.Payload == nil || res.Payload.ExitCode != 7 {
-			t.Errorf("timeout %v: no grace period: %+v", timeout, res)
-		}
-		if res := overdue(work+"sleep 1000", 0); res.CPUUser+res.CPUSystem < 5*time.Millisecond {
-			t.Errorf("timeout %v: the time it has used: %+v", timeout, res)
-		}
+		res := overdue("trap 'sleep 0.1; exit 7' TERM; "+work+"while :; do sleep 0.01; done", bound)
+		check.That(t, res.Payload != nil && res.Payload.ExitCode == 7, "timeout %v: no grace period: %+v", timeout, res)
+		res = overdue(work+"sleep 1000", 0)
+		check.That(t, res.CPUUser+res.CPUSystem >= 5*time.Millisecond, "timeout %v: the time it has used: %+v", timeout, res)
 	}
 }
 
@@ -265,9 +237,8 @@ func TestLongestTimes(t *testing.T) {
 	for _, timeout := range []time.Duration{bound, math.MaxInt64} {
 		c := sh("sleep 1; exit 3")
 		c.Timeout, c.Grace, c.ProofTimeout = timeout, math.MaxInt64, math.MaxInt64
-		if res := run(t, t.Context(), c); res.Cause != result.Exited || res.ExitCode() != 3 {
-			t.Errorf("timeout %v: %+v", timeout, res)
-		}
+		res := run(t, t.Context(), c)
+		check.That(t, res.Cause == result.Exited && res.ExitCode() == 3, "timeout %v: %+v", timeout, res)
 	}
 }
 
@@ -278,16 +249,14 @@ func TestDeadlineOfExecve(t *testing.T) {
 	f, err := os.Open(name)
 	harness.Must(t, err)
 	defer f.Close()
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
-		t.Fatal(err)
-	}
+	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+	check.Require(t, err == nil, "%v", err)
 	c := &bwrap.Command{Args: []string{"/program"}, Timeout: 100 * time.Millisecond, Grace: bound}
 	c.Policy.Mounts = append(c.Policy.Mounts, bwrap.Mount{Source: name, Dest: "/program"})
 	begin := time.Now()
 	harness.Must(t, c.Start(t.Context()))
-	if res, err := c.Wait(); err != nil || res.Cause != result.Timeout || time.Since(begin) > bound {
-		t.Errorf("%v: %+v, %v", time.Since(begin), res, err)
-	}
+	res, err := c.Wait()
+	check.That(t, err == nil && res.Cause == result.Timeout && time.Since(begin) <= bound, "%v: %+v, %v", time.Since(begin), res, err)
 }
 
 // late is a context whose deadline passes when it is cancelled.
@@ -317,14 +286,11 @@ func TestEndsWithoutWait(t *testing.T) {
 			cancel()
 		}
 		for end := time.Now().Add(bound / 2); c.Signal(unix.SIGCONT) == nil; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("%s: it still runs", want)
-			}
+			check.Require(t, !time.Now().After(end), "%s: it still runs", want)
 		}
 		for range 2 { // the second call returns the same
-			if res, err := c.Wait(); err != nil || res.Cause != want || res.Verdict != result.Proven {
-				t.Errorf("%s: %+v, %v", want, res, err)
-			}
+			res, err := c.Wait()
+			check.That(t, err == nil && res.Cause == want && res.Verdict == result.Proven, "%s: %+v, %v", want, res, err)
 		}
 	}
 }
@@ -333,20 +299,14 @@ func TestSignal(t *testing.T) {
 	c := sh("sleep 1000 & wait")
 	harness.Must(t, c.Start(t.Context()))
 	for _, sig := range []syscall.Signal{-1, 65} {
-		if err := c.Signal(sig); !errors.Is(err, unix.EINVAL) {
-			t.Errorf("a signal that there is not, %d: %v", sig, err)
-		}
+		err := c.Signal(sig)
+		check.That(t, errors.Is(err, unix.EINVAL), "a signal that there is not, %d: %v", sig, err)
 	}
-	if err := c.Signal(unix.SIGUSR1); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, c.Signal(unix.SIGUSR1))
 	res, err := c.Wait()
-	if err != nil || res.Cause != result.Signaled || res.Payload.Signal != unix.SIGUSR1 {
-		t.Errorf("%+v, %v", res, err)
-	}
-	if err := c.Signal(unix.SIGUSR1); err == nil || err.Error() != "no such process" {
-		t.Errorf("it has ended: %v", err)
-	}
+	check.That(t, err == nil && res.Cause == result.Signaled && res.Payload.Signal == unix.SIGUSR1, "%+v, %v", res, err)
+	err = c.Signal(unix.SIGUSR1)
+	check.That(t, err != nil && err.Error() == "no such process", "it has ended: %v", err)
 }
 
 // Invalid fields are errors before anything runs.
@@ -374,9 +334,8 @@ func TestRefused(t *testing.T) {
 		{Timeout: -1}, {Grace: -1}, {ProofTimeout: -1}, {MaxOutput: -1}, {Policy: bwrap.Policy{TmpSize: -1}}, {Policy: bwrap.Policy{Mounts: []bwrap.Mount{{Dest: "/x", Size: -1}}}},
 	} {
 		c.Args = []string{"true"}
-		if res, err := c.Run(t.Context()); err == nil || code(t, err) != "usage" {
-			t.Errorf("%+v: %+v, %v", c, res, err)
-		}
+		res, err := c.Run(t.Context())
+		check.That(t, err != nil && code(t, err) == "usage", "%+v: %+v, %v", c, res, err)
 	}
 	for _, r := range []*bwrap.Room{{Timeout: -1}, {ProofTimeout: -1}} {
 		if err := r.Start(t.Context()); err == nil || code(t, err) != "usage" {
@@ -389,13 +348,10 @@ func TestRefused(t *testing.T) {
 	_, closed := room.Close()
 	_, entered := room.Command("true").Run(t.Context())
 	run(t, t.Context(), c)
-	if !strings.Contains(entered.Error(), "not started") {
-		t.Errorf("in a room that was not started: %v", entered)
-	}
+	check.That(t, strings.Contains(entered.Error(), "not started"), "in a room that was not started: %v", entered)
 	for i, err := range []error{before, closed, entered, room.Signal(unix.SIGTERM), c.Start(t.Context())} {
-		if got := code(t, err); got != "usage" && got != "enter" {
-			t.Errorf("%d: %s: %v", i, got, err)
-		}
+		got := code(t, err)
+		check.That(t, got == "usage" || got == "enter", "%d: %s: %v", i, got, err)
 	}
 }
 
@@ -405,16 +361,14 @@ func TestNothingOfOurs(t *testing.T) {
 	f, err := os.Open(os.DevNull)
 	harness.Must(t, err)
 	defer f.Close()
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETFD, 0); err != nil { // as in a careless program
-		t.Fatal(err)
-	}
+	_, err = unix.FcntlInt(f.Fd(), unix.F_SETFD, 0)
+	check.Require(t, err == nil, "%v", err) // as in a careless program
 	var out bytes.Buffer
 	c := sh("env; ls /proc/self/fd; pwd; ls -A")
 	c.Stdout = &out
 	run(t, t.Context(), c)
-	if text := out.String(); strings.Contains(text, "SECRET") || !strings.HasSuffix(text, "\n0\n1\n2\n3\n/home/sandbox\n") { // 3 is ls's own descriptor
-		t.Errorf("%s", text)
-	}
+	text := out.String()
+	check.That(t, !strings.Contains(text, "SECRET") && strings.HasSuffix(text, "\n0\n1\n2\n3\n/home/sandbox\n"), "%s", text) // 3 is ls's own descriptor
 }
 
 func TestRoom(t *testing.T) {
@@ -428,13 +382,10 @@ func TestRoom(t *testing.T) {
 			c := room.Command("sh", "-c", "echo $OF $MINE; pwd; ls -d /proc/[0-9]* | wc -l; exit "+string(rune('0'+i)))
 			c.Env, c.Stdout, c.Timeout = []string{"MINE=" + string(rune('a'+i))}, &out, bound
 			res, err := c.Run(t.Context())
-			if err != nil || res.ExitCode() != i || res.Verdict != result.Proven {
-				t.Errorf("%d: %+v, %v", i, res, err)
-			}
+			check.That(t, err == nil && res.ExitCode() == i && res.Verdict == result.Proven, "%d: %+v, %v", i, res, err)
 			// Its init, sh, ls and wc: no process of the others, and no PID 1 of the room.
-			if text := out.String(); !strings.HasPrefix(text, "room "+string(rune('a'+i))+"\n/tmp\n") || strings.Fields(text)[3] > "4" {
-				t.Errorf("%d: %q", i, text)
-			}
+			text := out.String()
+			check.That(t, strings.HasPrefix(text, "room "+string(rune('a'+i))+"\n/tmp\n") && strings.Fields(text)[3] <= "4", "%d: %q", i, text)
 		})
 	}
 	all.Wait()
@@ -442,16 +393,13 @@ func TestRoom(t *testing.T) {
 		way := room.Way()
 		way.User, way.Group = id, id
 		c := &nsenter.Command{Room: &way, Args: []string{"true"}}
-		if _, err := c.Run(t.Context()); err == nil || code(t, err) != "usage" {
-			t.Errorf("as %d: %v", id, err)
-		}
+		_, err := c.Run(t.Context())
+		check.That(t, err != nil && code(t, err) == "usage", "as %d: %v", id, err)
 	}
-	if _, err := room.Close(); err != nil {
-		t.Error(err)
-	}
-	if _, err := room.Command("true").Run(t.Context()); code(t, err) != "ended" {
-		t.Errorf("in a room that has ended: %v", err)
-	}
+	_, err := room.Close()
+	check.That(t, err == nil, "%v", err)
+	_, err = room.Command("true").Run(t.Context())
+	check.That(t, code(t, err) == "ended", "in a room that has ended: %v", err)
 }
 
 // A room ends with its context and at its timeout, without Close.
@@ -473,9 +421,8 @@ func TestRoomEnds(t *testing.T) {
 		if room.Timeout > 0 {
 			want = result.Timeout
 		}
-		if res, err := room.Close(); err != nil || res.Cause != want || res.Verdict != result.Proven {
-			t.Errorf("%+v, %v; want %s", res, err, want)
-		}
+		res, err := room.Close()
+		check.That(t, err == nil && res.Cause == want && res.Verdict == result.Proven, "%+v, %v; want %s", res, err, want)
 	}
 }
 
@@ -504,15 +451,12 @@ func TestNothingIsLeft(t *testing.T) {
 		run(t, t.Context(), &bwrap.Command{Args: []string{"true"}, Stdin: strings.NewReader("x"), Stdout: io.Discard})
 		room := &bwrap.Room{}
 		harness.Must(t, room.Start(t.Context()))
-		if _, err := room.Command("true").Run(t.Context()); err != nil {
-			t.Error(err)
-		}
-		if _, err := room.Close(); err != nil {
-			t.Error(err)
-		}
-		if _, err := (&bwrap.Command{Args: []string{"no-such-program"}, Stdout: io.Discard}).Run(t.Context()); err == nil {
-			t.Error("no error")
-		}
+		_, err := room.Command("true").Run(t.Context())
+		check.That(t, err == nil, "%v", err)
+		_, err = room.Close()
+		check.That(t, err == nil, "%v", err)
+		_, err = (&bwrap.Command{Args: []string{"no-such-program"}, Stdout: io.Discard}).Run(t.Context())
+		check.That(t, err != nil, "no error")
 	}
 	use()
 	before := held(t)
@@ -532,12 +476,8 @@ func TestForeignProc(t *testing.T) {
 	const inside = "SBXRUN_TEST_FOREIGN_PROC"
 	if os.Getenv(inside) != "" {
 		_, err := sh("true").Run(t.Context())
-		if got := code(t, err); got != "proc" {
-			t.Errorf("a command: %v", err)
-		}
-		if got := code(t, (&bwrap.Room{}).Start(t.Context())); got != "proc" {
-			t.Errorf("a room: %s", got)
-		}
+		check.Equal(t, code(t, err), "proc", "a command: %v", err)
+		check.Equal(t, code(t, (&bwrap.Room{}).Start(t.Context())), "proc", "a room")
 		return
 	}
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", "^TestForeignProc$", "-test.v")
@@ -547,7 +487,6 @@ func TestForeignProc(t *testing.T) {
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getuid(), HostID: os.Getuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getgid(), HostID: os.Getgid(), Size: 1}},
 	}
-	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: TestForeignProc") {
-		t.Errorf("%v: %s", err, out)
-	}
+	out, err := cmd.CombinedOutput()
+	check.That(t, err == nil && strings.Contains(string(out), "--- PASS: TestForeignProc"), "%v: %s", err, out)
 }

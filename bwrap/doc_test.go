@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -16,10 +17,7 @@ func TestBackendIsDocumented(t *testing.T) {
 	harness.Must(t, err)
 	_, code, _ := strings.Cut(string(doc), "```go\n")
 	code, _, _ = strings.Cut(code, "```\n")
-	if !strings.HasPrefix(code, "// execute runs") || !strings.Contains(string(source), code) {
-		t.Error("docs/guides/library.md has another one than backend_test.go")
-	}
-	if n := strings.Count(code, "\n"); n > 40 {
-		t.Errorf("it has %d lines", n)
-	}
+	check.That(t, strings.HasPrefix(code, "// execute runs") && strings.Contains(string(source), code), "docs/guides/library.md has another one than backend_test.go")
+	n := strings.Count(code, "\n")
+	check.That(t, n <= 40, "it has %d lines", n)
 }

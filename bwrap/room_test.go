@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/bwrap"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -21,29 +22,20 @@ func TestSignalAlone(t *testing.T) {
 	c.Stdout, c.Timeout = w, bound
 	harness.Must(t, c.Start(t.Context()))
 	ready := make([]byte, len("ready\n"))
-	if _, err := io.ReadFull(r, ready); err != nil {
-		t.Fatal(err)
-	}
+	_, err := io.ReadFull(r, ready)
+	check.Require(t, err == nil, "%v", err)
 	rest := make(chan []byte)
 	go func() {
 		text, _ := io.ReadAll(r)
 		rest <- text
 	}()
-	if err := c.SignalAlone(unix.SIGUSR1); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, c.SignalAlone(unix.SIGUSR1))
 	res, err := c.Wait()
 	w.Close()
-	if text := <-rest; err != nil || res.ExitCode() != 3 || len(text) != 0 {
-		t.Errorf("%+v, %v, %q", res, err, text)
-	}
-	if c.SignalAlone(0) == nil {
-		t.Error("it has ended, and can be signalled")
-	}
-	if err := room.Signal(65); !errors.Is(err, unix.EINVAL) {
-		t.Errorf("a signal that there is not: %v", err)
-	}
-	if err := room.Signal(unix.SIGTERM); err != nil {
-		t.Errorf("a room in which nothing runs: %v", err)
-	}
+	text := <-rest
+	check.That(t, err == nil && res.ExitCode() == 3 && len(text) == 0, "%+v, %v, %q", res, err, text)
+	check.That(t, c.SignalAlone(0) != nil, "it has ended, and can be signalled")
+	err = room.Signal(65)
+	check.That(t, errors.Is(err, unix.EINVAL), "a signal that there is not: %v", err)
+	check.OK(t, room.Signal(unix.SIGTERM), "a room in which nothing runs")
 }

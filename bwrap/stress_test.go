@@ -21,6 +21,7 @@ import (
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -31,9 +32,7 @@ func rooms(t *testing.T) int {
 		return 10
 	}
 	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		t.Fatalf("SBXRUN_SOAK=%q: want a number", text)
-	}
+	check.Require(t, err == nil && n >= 1, "SBXRUN_SOAK=%q: want a number", text)
 	return min(n, 200)
 }
 
@@ -84,9 +83,7 @@ func held(t *testing.T) (h holdings) {
 	names, err := filepath.Glob("/proc/self/fd/*")
 	harness.Must(t, err)
 	lists, err := filepath.Glob("/proc/self/task/*/children")
-	if err != nil || len(lists) == 0 {
-		t.Fatalf("%q, %v", lists, err)
-	}
+	check.Require(t, err == nil && len(lists) != 0, "%q, %v", lists, err)
 	for _, name := range lists {
 		if children, err := os.ReadFile(name); err == nil { // otherwise the thread has exited
 			h.children += string(bytes.TrimSpace(children))
@@ -127,9 +124,7 @@ func useRoom(t *testing.T, i int) (exited int64) {
 		time.AfterFunc(soon(), cancel)
 	}
 	if err := room.Start(ctx); err != nil {
-		if ctx.Err() == nil || code(t, err) != "ended" {
-			t.Errorf("room %d: %v", i, err)
-		}
+		check.That(t, ctx.Err() != nil && code(t, err) == "ended", "room %d: %v", i, err)
 		return 0
 	}
 	var all sync.WaitGroup
@@ -147,9 +142,8 @@ func useRoom(t *testing.T, i int) (exited int64) {
 			res, err := c.Run(ctx)
 			switch {
 			case err != nil && res == nil:
-				if got := code(t, err); got != "ended" && got != "enter" {
-					t.Errorf("room %d, command %d: %s: %v", i, k, got, err)
-				}
+				got := code(t, err)
+				check.That(t, got == "ended" || got == "enter", "room %d, command %d: %s: %v", i, k, got, err)
 				return
 			case err != nil || res.Verdict != result.Proven:
 				t.Errorf("room %d, command %d: %+v, %v", i, k, res, err)
@@ -158,9 +152,8 @@ func useRoom(t *testing.T, i int) (exited int64) {
 			switch res.Cause {
 			case result.Exited:
 				done.Add(1)
-				if want := strconv.Itoa(i) + "\n"; res.ExitCode() != 3 || out.String() != want {
-					t.Errorf("room %d, command %d: %d, %q", i, k, res.ExitCode(), &out)
-				}
+				want := strconv.Itoa(i) + "\n"
+				check.That(t, res.ExitCode() == 3 && out.String() == want, "room %d, command %d: %d, %q", i, k, res.ExitCode(), &out)
 			case result.Canceled, result.Killed, result.Signaled, result.Lost:
 			default:
 				t.Errorf("room %d, command %d: %s", i, k, res.Cause)
@@ -185,9 +178,7 @@ func useRoom(t *testing.T, i int) (exited int64) {
 		} else {
 			err = killKeeper(init.PID)
 		}
-		if err != nil {
-			t.Errorf("room %d: %v", i, err)
-		}
+		check.That(t, err == nil, "room %d: %v", i, err)
 		<-room.Ended()
 	case 6: // its context is canceled
 		time.Sleep(soon())
@@ -197,14 +188,11 @@ func useRoom(t *testing.T, i int) (exited int64) {
 		<-room.Ended()
 	default: // undisturbed
 		all.Wait()
-		if n := done.Load(); n < 4 {
-			t.Errorf("room %d: only %d commands exited", i, n)
-		}
+		n := done.Load()
+		check.That(t, n >= 4, "room %d: only %d commands exited", i, n)
 	}
 	res, err := room.Close()
 	all.Wait()
-	if err != nil || res.Verdict != result.Proven {
-		t.Errorf("room %d: %+v, %v", i, res, err)
-	}
+	check.That(t, err == nil && res.Verdict == result.Proven, "room %d: %+v, %v", i, res, err)
 	return done.Load()
 }

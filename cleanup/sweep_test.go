@@ -22,6 +22,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/tree"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -203,9 +204,7 @@ func castBelow(t *testing.T, roles string) (inner *proc.Process, all []*proc.Pro
 		_ = cmd.Wait()
 		for _, p := range all {
 			_ = p.Signal(unix.SIGKILL) // may have ended
-			if err := p.Wait(time.Now().Add(10 * time.Second)); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, p.Wait(time.Now().Add(10*time.Second)))
 			_, _ = unix.Wait4(p.PID, nil, unix.WNOHANG, nil) // if it is our child by now
 			p.Close()
 		}
@@ -217,14 +216,11 @@ func castBelow(t *testing.T, roles string) (inner *proc.Process, all []*proc.Pro
 	for i := range 1 + strings.Count(roles, ",") {
 		if i > 0 {
 			children, err := proc.Children(pid)
-			if err != nil || len(children) == 0 {
-				t.Fatalf("%s: %d has no child: %v", roles, pid, err)
-			}
+			check.Require(t, err == nil && len(children) != 0, "%s: %d has no child: %v", roles, pid, err)
 			pid = children[0]
 		}
-		if inner, err = proc.Open(pid); err != nil {
-			t.Fatal(err)
-		}
+		inner, err = proc.Open(pid)
+		check.Require(t, err == nil, "%v", err)
 		all = append(all, inner)
 	}
 	return inner, all
@@ -285,36 +281,25 @@ func TestAbandoned(t *testing.T) {
 			room, all := castBelow(t, test.roles)
 			s := sweep{}
 			s.process(room.PID)
-			if len(s.found) > 0 || room.Exited() {
-				t.Fatalf("touched, with its keeper alive: %+v", s.found)
-			}
+			check.Require(t, len(s.found) == 0 && !room.Exited(), "touched, with its keeper alive: %+v", s.found)
 			unkeep(t, test.roles, all)
 			s = sweep{Options: Options{DryRun: true}}
 			s.process(room.PID)
-			if got := len(findings(s.found, room.PID)) == 1; got != test.abandoned {
-				t.Fatalf("found %+v, want abandoned: %v", s.found, test.abandoned)
-			}
-			if room.Exited() {
-				t.Fatal("a look has ended it")
-			}
+			got := len(findings(s.found, room.PID)) == 1
+			check.Require(t, got == test.abandoned, "found %+v, want abandoned: %v", s.found, test.abandoned)
+			check.Require(t, !room.Exited(), "a look has ended it")
 			s = sweep{}
 			s.process(room.PID)
 			mine := findings(s.found, room.PID)
 			if !test.abandoned {
-				if len(mine) > 0 || room.Exited() {
-					t.Errorf("touched: %+v", mine)
-				}
+				check.That(t, len(mine) == 0 && !room.Exited(), "touched: %+v", mine)
 				return
 			}
-			if len(mine) != 1 || !mine[0].Done || mine[0].Kind != "held-init" || mine[0].Err != "" || !room.Exited() {
-				t.Errorf("not ended: %+v", mine)
-			}
+			check.That(t, len(mine) == 1 && mine[0].Done && mine[0].Kind == "held-init" && mine[0].Err == "" && room.Exited(), "not ended: %+v", mine)
 			s = sweep{}
 			s.process(room.PID) // a zombie by now, or reaped
 			for _, f := range findings(s.found, room.PID) {
-				if f.Kind != "zombie" {
-					t.Errorf("ended twice: %+v", f)
-				}
+				check.That(t, f.Kind == "zombie", "ended twice: %+v", f)
 			}
 		})
 	}
@@ -327,9 +312,7 @@ func TestAbandonedByHand(t *testing.T) {
 		room := cast(t, roles)
 		s := sweep{}
 		s.process(room.PID)
-		if len(s.found) > 0 || room.Exited() {
-			t.Errorf("%s: touched: %+v", roles, s.found)
-		}
+		check.That(t, len(s.found) == 0 && !room.Exited(), "%s: touched: %+v", roles, s.found)
 	}
 }
 
@@ -349,14 +332,10 @@ func TestAbandonedRace(t *testing.T) {
 		}
 		for range n {
 			for _, f := range <-done {
-				if f.Err != "" {
-					t.Errorf("%+v", f)
-				}
+				check.That(t, f.Err == "", "%+v", f)
 			}
 		}
-		if !room.Exited() {
-			t.Error("not ended")
-		}
+		check.That(t, room.Exited(), "not ended")
 	}
 }
 
@@ -380,18 +359,13 @@ func TestZombie(t *testing.T) {
 	defer zombie.Close()
 	harness.Must(t, zombie.Wait(time.Now().Add(10*time.Second)))
 	st, err := proc.ReadStat(cmd.Process.Pid)
-	if err != nil || st.State != "Z" {
-		t.Fatalf("%+v, %v", st, err)
-	}
+	check.Require(t, err == nil && st.State == "Z", "%+v, %v", st, err)
 	for _, dry := range []bool{true, false} {
 		s := sweep{Options: Options{DryRun: dry}}
 		s.process(cmd.Process.Pid)
-		if len(s.found) != 1 || s.found[0].Kind != "zombie" || s.found[0].Done || !strings.Contains(s.found[0].What, strconv.Itoa(os.Getpid())) {
-			t.Errorf("%+v", s.found)
-		}
-		if st, err := proc.ReadStat(cmd.Process.Pid); err != nil || st.State != "Z" {
-			t.Fatalf("it was collected, and that is its parent's to do: %+v, %v", st, err)
-		}
+		check.That(t, len(s.found) == 1 && s.found[0].Kind == "zombie" && !s.found[0].Done && strings.Contains(s.found[0].What, strconv.Itoa(os.Getpid())), "%+v", s.found)
+		st, err := proc.ReadStat(cmd.Process.Pid)
+		check.Require(t, err == nil && st.State == "Z", "it was collected, and that is its parent's to do: %+v, %v", st, err)
 	}
 }
 
@@ -432,9 +406,7 @@ func recorded(t *testing.T, r record) (*state.Dir, string) {
 func exists(t *testing.T, path string) bool {
 	t.Helper()
 	_, err := os.Lstat(path)
-	if err != nil && !os.IsNotExist(err) {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil || os.IsNotExist(err), "%v", err)
 	return err == nil
 }
 
@@ -494,26 +466,19 @@ func TestSweepRecords(t *testing.T) {
 			test.record.supervisor = self
 			dir, path := recorded(t, test.record)
 			found := noProc(dir, test.o)
-			if removed := !exists(t, path); removed != test.removed {
-				t.Errorf("removed: %v, want %v; found %+v", removed, test.removed, found)
-			}
+			removed := !exists(t, path)
+			check.That(t, removed == test.removed, "removed: %v, want %v; found %+v", removed, test.removed, found)
 			for _, f := range found {
-				if f.Err != "" || f.Done && test.o.DryRun {
-					t.Errorf("%+v", f)
-				}
+				check.That(t, f.Err == "" && (!f.Done || !test.o.DryRun), "%+v", f)
 			}
-			if bystander.Exited() || other.Exited() {
-				t.Fatalf("a stranger was ended: %+v", found)
-			}
+			check.Require(t, !bystander.Exited() && !other.Exited(), "a stranger was ended: %+v", found)
 		})
 	}
 	t.Run("unreadable time", func(t *testing.T) {
 		dir, path := recorded(t, record{supervisor: self, created: now})
 		edit(t, path, func(r map[string]any) { r["created_at"] = "\x1b" })
 		noProc(dir, Options{OlderThan: time.Hour})
-		if exists(t, path) {
-			t.Error("a record without a time is kept for ever")
-		}
+		check.That(t, !exists(t, path), "a record without a time is kept for ever")
 	})
 	// Its sandbox may still exist, and could not be found without the record.
 	t.Run("cannot be verified", func(t *testing.T) {
@@ -525,27 +490,17 @@ func TestSweepRecords(t *testing.T) {
 		harness.Must(t, err)
 		dir, path := recorded(t, record{init: thread, supervisor: self, created: now})
 		found := noProc(dir, Options{})
-		if len(found) != 1 || found[0].Kind != "init" || found[0].PID != tid || found[0].Err == "" || found[0].Done {
-			t.Errorf("%+v", found)
-		}
-		if !exists(t, path) {
-			t.Error("the record was removed")
-		}
+		check.That(t, len(found) == 1 && found[0].Kind == "init" && found[0].PID == tid && found[0].Err != "" && !found[0].Done, "%+v", found)
+		check.That(t, exists(t, path), "the record was removed")
 	})
 	// Last, because the others must not do this.
 	t.Run("exact", func(t *testing.T) {
 		dir, path := recorded(t, record{init: exact, supervisor: self, created: now})
 		found := noProc(dir, Options{Quick: true})
-		if !bystander.Exited() || len(found) != 1 || !found[0].Done {
-			t.Errorf("an init without its supervisor was not ended: %+v", found)
-		}
-		if !exists(t, path) {
-			t.Error("a quick sweep has removed a record")
-		}
+		check.That(t, bystander.Exited() && len(found) == 1 && found[0].Done, "an init without its supervisor was not ended: %+v", found)
+		check.That(t, exists(t, path), "a quick sweep has removed a record")
 		noProc(dir, Options{})
-		if exists(t, path) {
-			t.Error("the record is still there")
-		}
+		check.That(t, !exists(t, path), "the record is still there")
 	})
 }
 
@@ -557,9 +512,8 @@ func edit(t *testing.T, path string, change func(map[string]any)) {
 	var r map[string]any
 	harness.Must(t, json.Unmarshal(data, &r))
 	change(r)
-	if data, err = json.Marshal(r); err != nil {
-		t.Fatal(err)
-	}
+	data, err = json.Marshal(r)
+	check.Require(t, err == nil, "%v", err)
 	harness.Must(t, os.WriteFile(name, data, 0o600))
 }
 
@@ -581,15 +535,11 @@ func TestSweepApplies(t *testing.T) {
 	harness.Must(t, err)
 	text, err := result.JSON(overlay.Staging{Source: []byte(source), Name: filepath.Base(left), Identity: id})
 	harness.Must(t, errors.Join(err, os.WriteFile(note, text, 0o600), os.WriteFile(old, []byte(source), 0o600)))
-	if noProc(dir, Options{KeepRecords: true}); !exists(t, left) || !exists(t, note) {
-		t.Error("a sweep for processes has removed something")
-	}
-	if found := noProc(dir, Options{}); exists(t, left) || exists(t, note) || exists(t, old) {
-		t.Errorf("something is left: %+v", found)
-	}
-	if !exists(t, filepath.Join(kept, "1")) {
-		t.Error("a directory that no note has the identity of was emptied")
-	}
+	noProc(dir, Options{KeepRecords: true})
+	check.That(t, exists(t, left) && exists(t, note), "a sweep for processes has removed something")
+	found := noProc(dir, Options{})
+	check.That(t, !exists(t, left) && !exists(t, note) && !exists(t, old), "something is left: %+v", found)
+	check.That(t, exists(t, filepath.Join(kept, "1")), "a directory that no note has the identity of was emptied")
 }
 
 // With KeepRecords a sweep still ends processes, with or without a record.
@@ -620,24 +570,14 @@ func TestSweepDamaged(t *testing.T) {
 		hidden := filepath.Join(filepath.Dir(path), ".fedcba9876543210")
 		harness.Must(t, os.Mkdir(hidden, 0o700))
 		found := noProc(dir, Options{DryRun: true})
-		if !exists(t, path) || !exists(t, hidden) {
-			t.Error("a look has removed something")
-		}
-		if len(found) == 0 {
-			t.Error("nothing was found")
-		}
+		check.That(t, exists(t, path) && exists(t, hidden), "a look has removed something")
+		check.That(t, len(found) != 0, "nothing was found")
 		noProc(dir, Options{KeepRecords: true})
-		if !exists(t, path) || !exists(t, hidden) {
-			t.Error("a sweep for processes has removed something")
-		}
+		check.That(t, exists(t, path) && exists(t, hidden), "a sweep for processes has removed something")
 		found = noProc(dir, Options{})
-		if exists(t, path) != alive || exists(t, hidden) {
-			t.Errorf("alive %v: is there: %v, %v; found %+v", alive, exists(t, path), exists(t, hidden), found)
-		}
+		check.That(t, exists(t, path) == alive && !exists(t, hidden), "alive %v: is there: %v, %v; found %+v", alive, exists(t, path), exists(t, hidden), found)
 		for _, f := range found {
-			if f.Done && alive && strings.Contains(f.What, filepath.Base(path)) {
-				t.Errorf("said to be removed, and is not: %+v", f)
-			}
+			check.That(t, !f.Done || !alive || !strings.Contains(f.What, filepath.Base(path)), "said to be removed, and is not: %+v", f)
 		}
 	}
 }
@@ -646,7 +586,6 @@ func TestSweepDamaged(t *testing.T) {
 func TestSweepNothing(t *testing.T) {
 	dir, err := state.Look(state.Caller{StateDir: filepath.Join(t.TempDir(), "none"), UID: os.Geteuid()})
 	harness.Must(t, err)
-	if found := noProc(dir, Options{}); len(found) > 0 {
-		t.Errorf("%+v", found)
-	}
+	found := noProc(dir, Options{})
+	check.That(t, len(found) == 0, "%+v", found)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/nsenter"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -27,9 +28,7 @@ func TestSandbox(t *testing.T) {
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr
 		out, err := cmd.Output()
-		if err != nil {
-			t.Fatalf("sbxrun %q: %v: %s", args, err, &stderr)
-		}
+		check.Require(t, err == nil, "sbxrun %q: %v: %s", args, err, &stderr)
 		return string(out)
 	}
 	sbxrun("start", "--workdir", "/tmp", "--env", "OF=box", "--name", "box")
@@ -43,9 +42,7 @@ func TestSandbox(t *testing.T) {
 	var out bytes.Buffer
 	cmd := &nsenter.Command{Sandbox: "box", Args: []string{"sh", "-c", "echo $OF $MINE; pwd; exit 9"}, Env: []string{"MINE=too"}, Stdout: &out, Timeout: time.Minute}
 	res, err := cmd.Run(t.Context())
-	if err != nil || res.ExitCode() != 9 || res.Verdict != result.Proven || out.String() != "box too\n/tmp\n" {
-		t.Errorf("%+v, %v, %q", res, err, &out)
-	}
+	check.That(t, err == nil && res.ExitCode() == 9 && res.Verdict == result.Proven && out.String() == "box too\n/tmp\n", "%+v, %v, %q", res, err, &out)
 
 	// A failed attempt to enter leaks no descriptor, because a long-lived program may make many.
 	job := strings.TrimSpace(sbxrun("exec", "--detach", "box", "true")) // BOX/EXEC
@@ -57,13 +54,11 @@ func TestSandbox(t *testing.T) {
 	for _, name := range []string{job, "box/none"} {
 		before := open()
 		for range 20 {
-			if _, err := (&nsenter.Command{Sandbox: name, Args: []string{"true"}}).Run(t.Context()); !errors.As(err, new(*nsenter.Error)) {
-				t.Errorf("%s: %v", name, err)
-			}
+			_, err := (&nsenter.Command{Sandbox: name, Args: []string{"true"}}).Run(t.Context())
+			check.That(t, errors.As(err, new(*nsenter.Error)), "%s: %v", name, err)
 		}
-		if n := open(); n >= before+20 {
-			t.Errorf("%s: %d descriptors, and %d after", name, before, n)
-		}
+		n := open()
+		check.That(t, n < before+20, "%s: %d descriptors, and %d after", name, before, n)
 	}
 
 	// A command that ends because its sandbox was killed counts as killed, however it reacted.
@@ -76,8 +71,7 @@ func TestSandbox(t *testing.T) {
 	}
 	for _, name := range []string{"box", "other"} {
 		_, err = (&nsenter.Command{Sandbox: name, Args: []string{"true"}}).Run(t.Context())
-		if e, ok := errors.AsType[*nsenter.Error](err); !ok || e.Code == "" || errors.Is(err, unix.EACCES) || !strings.Contains(e.Message, name) {
-			t.Errorf("%s: %v", name, err)
-		}
+		e, ok := errors.AsType[*nsenter.Error](err)
+		check.That(t, ok && e.Code != "" && !errors.Is(err, unix.EACCES) && strings.Contains(e.Message, name), "%s: %v", name, err)
 	}
 }

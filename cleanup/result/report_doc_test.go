@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -24,9 +25,7 @@ func TestReportIsDocumented(t *testing.T) {
 	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| .+ \\| .+ \\| .+ \\|$").FindAllStringSubmatch(members, -1) {
 		documented = append(documented, row[1])
 	}
-	if diff := cmp.Diff(harness.MemberNames(reflect.TypeFor[Report]()), documented); diff != "" {
-		t.Errorf("members in the order of the struct, against rows of docs/reference/report.md (-struct +doc):\n%s", diff)
-	}
+	check.Equal(t, cmp.Diff(harness.MemberNames(reflect.TypeFor[Report]()), documented), "", "members in the order of the struct, against rows of docs/reference/report.md (-struct +doc):\n")
 }
 
 // docs/reference/report.md describes the values of members.
@@ -40,9 +39,7 @@ func TestReportValuesAreDocumented(t *testing.T) {
 		string(Proven), string(Unproven), string(NotApplicable),
 	}
 	missing := slices.DeleteFunc(values, func(v string) bool { return strings.Contains(string(doc), "`"+v+"`") })
-	if len(missing) > 0 {
-		t.Errorf("docs/reference/report.md does not have %q", missing)
-	}
+	check.That(t, len(missing) == 0, "docs/reference/report.md does not have %q", missing)
 }
 
 // docs/reference/exit-codes.md has a row for every exit code of sbxrun.
@@ -50,8 +47,6 @@ func TestExitCodesAreDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/reference/exit-codes.md")
 	harness.Must(t, err)
 	for _, code := range []int{ExitOutput, ExitBusy, ExitInUse, ExitUnproven, ExitTimeout, ExitNotStarted, ExitNotExecutable, ExitNotFound, ExitKilled, ExitCPUTime, ExitOutputLimit} {
-		if !strings.Contains(string(doc), "\n| "+strconv.Itoa(code)+" |") {
-			t.Errorf("exit-codes.md has no row for %d", code)
-		}
+		check.That(t, strings.Contains(string(doc), "\n| "+strconv.Itoa(code)+" |"), "exit-codes.md has no row for %d", code)
 	}
 }

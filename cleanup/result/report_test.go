@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -102,12 +103,8 @@ func TestReport(t *testing.T) {
 			}
 			got, err := rep.JSON()
 			harness.Must(t, err)
-			if bytes.Count(got, []byte("\n")) != 1 || got[len(got)-1] != '\n' {
-				t.Errorf("not one line: %q", got)
-			}
-			if diff := cmp.Diff(lines(strings.ReplaceAll(tt.want, "\n", "")), lines(strings.TrimSpace(string(got)))); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.That(t, bytes.Count(got, []byte("\n")) == 1 && got[len(got)-1] == '\n', "not one line: %q", got)
+			check.Equal(t, cmp.Diff(lines(strings.ReplaceAll(tt.want, "\n", "")), lines(strings.TrimSpace(string(got)))), "", "(-want +got):\n")
 		})
 	}
 }
@@ -131,9 +128,7 @@ func TestReportMembers(t *testing.T) {
 	slices.Sort(got)
 	want := []string{"argv", "bwrap", "cause", "duration_ms", "error", "exit_code", "id", "payload", "setup_ms", "started", "started_at", "status",
 		"stderr_base64", "stderr_bytes", "stderr_truncated", "stdout", "stdout_bytes", "stdout_truncated", "teardown", "teardown_ms", "timed_out", "usage", "version"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, cmp.Diff(want, got), "", "(-want +got):\n")
 }
 
 // A stream is in one of two members, and can be restored byte by byte.
@@ -162,18 +157,14 @@ func TestSetOutput(t *testing.T) {
 				Stderr    string  `json:"stderr"`
 			}
 			harness.Must(t, json.Unmarshal(text, &got))
-			if (got.Stdout != nil) == (got.Base64 != nil) || got.Stderr != "other" {
-				t.Fatalf("not one of stdout and stdout_base64, or not its own stderr: %s", text)
-			}
+			check.Require(t, (got.Stdout != nil) != (got.Base64 != nil) && got.Stderr == "other", "not one of stdout and stdout_base64, or not its own stderr: %s", text)
 			back := Stream{UTF8: got.Stdout != nil, Bytes: got.Bytes, Truncated: got.Truncated}
 			if got.Stdout != nil {
 				back.Text = *got.Stdout
 			} else if b, err := base64.StdEncoding.DecodeString(*got.Base64); err == nil {
 				back.Text = string(b)
 			}
-			if diff := cmp.Diff(tt.in, back); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, cmp.Diff(tt.in, back), "", "(-want +got):\n")
 		})
 	}
 }
@@ -189,11 +180,9 @@ func allBytes() string {
 func TestJSONHarmless(t *testing.T) {
 	const text = "a\x7f\u009b31m\u0080\u009f\u00a0é\x1b\ufffdz"
 	b, err := JSON(text)
-	if want := `"a\u007f\u009b31m\u0080\u009f` + "\u00a0é" + `\u001b` + "\ufffdz\"\n"; err != nil || string(b) != want {
-		t.Errorf("%v, got %q, want %q", err, b, want)
-	}
+	want := `"a\u007f\u009b31m\u0080\u009f` + "\u00a0é" + `\u001b` + "\ufffdz\"\n"
+	check.That(t, err == nil && string(b) == want, "%v, got %q, want %q", err, b, want)
 	var back string
-	if err := json.Unmarshal(b, &back); err != nil || back != text {
-		t.Errorf("%v, back %q", err, back)
-	}
+	err = json.Unmarshal(b, &back)
+	check.That(t, err == nil && back == text, "%v, back %q", err, back)
 }

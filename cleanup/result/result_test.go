@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func TestFromWaitStatus(t *testing.T) {
@@ -30,25 +32,18 @@ func TestFromWaitStatus(t *testing.T) {
 	}
 	for _, tt := range tests {
 		got := FromWaitStatus(tt.status)
-		if diff := cmp.Diff(tt.want, got); diff != "" {
-			t.Errorf("wait status %#x (-want +got):\n%s", tt.status, diff)
-		}
-		if got.Code() != tt.code {
-			t.Errorf("wait status %#x: code %d, want %d", tt.status, got.Code(), tt.code)
-		}
+		check.Equal(t, cmp.Diff(tt.want, got), "", "wait status %#x (-want +got):\n", tt.status)
+		check.That(t, got.Code() == tt.code, "wait status %#x: code %d, want %d", tt.status, got.Code(), tt.code)
 	}
 }
 
 func TestSignalName(t *testing.T) {
 	for sig, want := range map[syscall.Signal]string{1: "HUP", 2: "INT", 9: "KILL", 13: "PIPE", 15: "TERM", 31: "SYS", 34: "34", 64: "64"} {
-		if got := SignalName(sig); got != want {
-			t.Errorf("signal %d: %s, want %s", int(sig), got, want)
-		}
+		check.Equal(t, SignalName(sig), want, "signal %d", int(sig))
 	}
 	for _, sig := range []syscall.Signal{0, 34, 64, 65, -1} {
-		if got := SignalName(sig); got == "" || strings.HasPrefix(got, "SIG") {
-			t.Errorf("signal %d: %q", int(sig), got)
-		}
+		got := SignalName(sig)
+		check.That(t, got != "" && !strings.HasPrefix(got, "SIG"), "signal %d: %q", int(sig), got)
 	}
 }
 
@@ -114,9 +109,7 @@ func TestExitCodeAndStatus(t *testing.T) {
 		{"proven, error beside it", Result{Verdict: Proven, Cause: Exited, Payload: exited(3), Err: &Error{ExitCode: 126}}, end{3, StatusFailed}},
 	}
 	for _, tt := range tests {
-		if diff := cmp.Diff(tt.want, end{tt.in.ExitCode(), tt.in.Status()}); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
-		}
+		check.Equal(t, cmp.Diff(tt.want, end{tt.in.ExitCode(), tt.in.Status()}), "", "%s (-want +got):\n", tt.name)
 	}
 }
 

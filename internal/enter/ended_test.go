@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // ended waits for a room that is about to end, but not after an error that says nothing about the room.
@@ -34,28 +35,20 @@ func TestEnded(t *testing.T) {
 		t.Run(fmt.Sprintf("%v, %v", c.err, c.inside), func(t *testing.T) {
 			t.Parallel()
 			cmd := exec.Command("sleep", "1000")
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			err := cmd.Start()
+			check.Require(t, err == nil, "%v", err)
 			room, err := proc.Open(cmd.Process.Pid)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Require(t, err == nil, "%v", err)
 			defer room.Close()
 			end := func() { _ = cmd.Process.Kill() } // the process exists until Wait
 			if c.waits {
 				time.AfterFunc(Dying/10, end)
 			}
-			if got := ended(room, c.err, c.inside); got != c.waits {
-				t.Errorf("before its end: %v", got)
-			}
+			check.Equal(t, ended(room, c.err, c.inside), c.waits, "before its end")
 			end()
-			if err := cmd.Wait(); err == nil {
-				t.Error("it was not killed")
-			}
-			if !ended(room, c.err, c.inside) {
-				t.Error("its end was not seen")
-			}
+			err = cmd.Wait()
+			check.That(t, err != nil, "it was not killed")
+			check.That(t, ended(room, c.err, c.inside), "its end was not seen")
 		})
 	}
 }
@@ -63,18 +56,14 @@ func TestEnded(t *testing.T) {
 // Release kills init when nothing can be written to the gate.
 func TestNotReleased(t *testing.T) {
 	held := exec.Command("sleep", "100")
-	if err := held.Start(); err != nil {
-		t.Fatal(err)
-	}
+	err := held.Start()
+	check.Require(t, err == nil, "%v", err)
 	init, err := proc.Open(held.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer init.Close()
 	x := &Exec{running: make(chan struct{}), exited: make(chan struct{})}
-	if err := x.open(); err != nil {
-		t.Fatal(err)
-	}
+	err = x.open()
+	check.Require(t, err == nil, "%v", err)
 	x.Init = init
 	x.Entered()
 	x.gate.Close()

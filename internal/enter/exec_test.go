@@ -19,6 +19,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/supervise"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -26,19 +27,13 @@ import (
 func idle(t *testing.T) *room.Room {
 	t.Helper()
 	plan, err := room.Prepare(room.Policy{Workdir: "/tmp"}, room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer plan.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer null.Close()
 	sb, err := plan.Start(t.Context(), [3]*os.File{null, null, os.Stderr}, nil, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	t.Cleanup(func() { end(t, sb) })
 	return sb
 }
@@ -46,15 +41,11 @@ func idle(t *testing.T) *room.Room {
 // unharmed checks that the sandbox is running and that no other processes are left in it.
 func unharmed(t *testing.T, sb *room.Room) {
 	t.Helper()
-	if sb.Room.Exited() {
-		t.Error("the sandbox has ended")
-	}
-	if left := proc.Members(10, sb.RoomNS); len(left) != 1 {
-		t.Errorf("in the sandbox: %+v", left)
-	}
-	if left := children(t, sb.Keeper.PID); left != nil {
-		t.Errorf("left behind: %+v", left)
-	}
+	check.That(t, !sb.Room.Exited(), "the sandbox has ended")
+	left := proc.Members(10, sb.RoomNS)
+	check.That(t, len(left) == 1, "in the sandbox: %+v", left)
+	left = children(t, sb.Keeper.PID)
+	check.That(t, left == nil, "left behind: %+v", left)
 }
 
 func entry(sb *room.Room, command ...string) *enter.Entry {
@@ -74,13 +65,9 @@ type streams struct {
 func open(t *testing.T) *streams {
 	t.Helper()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	t.Cleanup(func() { r.Close(); w.Close(); null.Close() })
 	s := &streams{stdio: [3]*os.File{null, w, os.Stderr}, w: w, text: make(chan string, 1)}
 	go func() {
@@ -101,9 +88,7 @@ func runHeld(t *testing.T, sb *room.Room, e *enter.Entry, o supervise.Options, h
 	t.Helper()
 	s := open(t)
 	room, err := proc.Open(sb.Room.PID) // a separate pidfd: one wait at a time
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer room.Close()
 	o.ProofTimeout, o.Stdout, o.Stderr = 10*time.Second, s.stdio[1], s.stdio[2]
 	c := supervise.Command{Options: o, Place: supervise.Place{Entry: e, Room: room}, Held: func(_ context.Context, c *supervise.Command) error {
@@ -139,9 +124,7 @@ func TestExecEnd(t *testing.T) {
 		{"tr -d '\\0' </proc/1/cmdline; cat /proc/1/environ 2>/dev/null || echo hidden", "hidden\n", 0, result.Exited, 0},
 	} {
 		text, res := run(t, sb, shell(sb, tt.script), supervise.Options{})
-		if text != tt.want || res.ExitCode() != tt.code || res.Cause != tt.cause || res.Strays != tt.strays {
-			t.Errorf("%q: %q, %+v, payload %+v", tt.script, text, res, res.Payload)
-		}
+		check.That(t, text == tt.want && res.ExitCode() == tt.code && res.Cause == tt.cause && res.Strays == tt.strays, "%q: %q, %+v, payload %+v", tt.script, text, res, res.Payload)
 	}
 	unharmed(t, sb)
 }
@@ -151,9 +134,8 @@ func TestExecVerbatim(t *testing.T) {
 	sb := idle(t)
 	e := entry(sb, "sh", "-c", `printf '%s|' "$@" "$V" "$PWD"`, "sh", "", "a b", "\xff\n", "$HOME")
 	e.Env = append(e.Env, "V=\xfe=\n")
-	if text, _ := run(t, sb, e, supervise.Options{}); text != "|a b|\xff\n|$HOME|\xfe=\n|/tmp|" {
-		t.Errorf("%q", text)
-	}
+	text, _ := run(t, sb, e, supervise.Options{})
+	check.That(t, text == "|a b|\xff\n|$HOME|\xfe=\n|/tmp|", "%q", text)
 	unharmed(t, sb)
 }
 
@@ -161,9 +143,8 @@ func TestExecVerbatim(t *testing.T) {
 func TestExecFinds(t *testing.T) {
 	sb := idle(t)
 	prepare := `mkdir -p /tmp/a /tmp/b; echo 'echo "script $0 $1"' >/tmp/b/tool; chmod +x /tmp/b/tool; echo x >/tmp/a/tool; echo x >/tmp/a/data; ln -s loop /tmp/a/loop`
-	if _, res := run(t, sb, shell(sb, prepare), supervise.Options{}); res.ExitCode() != 0 {
-		t.Fatalf("%+v", res)
-	}
+	_, res := run(t, sb, shell(sb, prepare), supervise.Options{})
+	check.Require(t, res.ExitCode() == 0, "%+v", res)
 	for _, tt := range []struct {
 		path, command, want, code string
 		exit                      int
@@ -184,15 +165,13 @@ func TestExecFinds(t *testing.T) {
 		if res.Err != nil {
 			code = res.Err.Code
 		}
-		if text != tt.want || res.ExitCode() != tt.exit || code != tt.code || res.Started != (tt.exit == 0) {
-			t.Errorf("%q in %q: %q, exit %d, %q, started %v", tt.command, tt.path, text, res.ExitCode(), code, res.Started)
-		}
+		check.That(t, text == tt.want && res.ExitCode() == tt.exit && code == tt.code && res.Started == (tt.exit == 0),
+			"%q in %q: %q, exit %d, %q, started %v", tt.command, tt.path, text, res.ExitCode(), code, res.Started)
 	}
 	e := entry(sb, "true")
 	e.Workdir = "/nonexistent"
-	if _, res := run(t, sb, e, supervise.Options{}); res.ExitCode() != 125 || res.Started || res.Err == nil || res.Err.Code != "workdir" {
-		t.Errorf("missing working directory: %+v %v", res, res.Err)
-	}
+	_, res = run(t, sb, e, supervise.Options{})
+	check.That(t, res.ExitCode() == 125 && !res.Started && res.Err != nil && res.Err.Code == "workdir", "missing working directory: %+v %v", res, res.Err)
 	unharmed(t, sb)
 }
 
@@ -201,20 +180,14 @@ func TestExecHeld(t *testing.T) {
 	sb := idle(t)
 	s := open(t)
 	x, err := shell(sb, "echo ran").Start(t.Context(), sb.Room, s.stdio, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	s.w.Close()
-	if out := supervise.Teardown(&x.Kept, soon()); out.Verdict != result.Proven {
-		t.Errorf("%+v", out)
-	}
-	if err := x.Kept.Collect(soon()); err != nil {
-		t.Error(err)
-	}
+	out := supervise.Teardown(&x.Kept, soon())
+	check.That(t, out.Verdict == result.Proven, "%+v", out)
+	check.OK(t, x.Kept.Collect(soon()))
 	x.Close()
-	if text := <-s.text; text != "" {
-		t.Errorf("it ran: %q", text)
-	}
+	text := <-s.text
+	check.That(t, text == "", "it ran: %q", text)
 	unharmed(t, sb)
 }
 
@@ -224,41 +197,30 @@ func TestExecGivenUp(t *testing.T) {
 	sb := idle(t)
 	s := open(t)
 	x, err := shell(sb, "echo ran").Start(t.Context(), sb.Room, s.stdio, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	s.w.Close()
 	init, err := x.Init.Dup()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer init.Close()
 	signal := func(sig unix.Signal) {
 		for _, p := range []*proc.Process{init, &x.Keeper.Process} { // the keeper reaps init
-			if err := p.Signal(sig); err != nil {
-				t.Fatal(err)
-			}
+			err := p.Signal(sig)
+			check.Require(t, err == nil, "%v", err)
 		}
 	}
 	var payload *proc.Process
 	for end := soon(); payload == nil; time.Sleep(time.Millisecond) { // init reports before it forks the payload
-		if payload, err = x.Payload(); err != nil && time.Now().After(end) {
-			t.Fatal(err)
-		}
+		payload, err = x.Payload()
+		check.Require(t, err == nil || !time.Now().After(end), "%v", err)
 	}
 	defer payload.Close()
 	signal(unix.SIGSTOP)
 	x.Close()
-	if err := payload.Wait(soon()); err != nil {
-		t.Errorf("it has not ended: %v", err)
-	}
+	check.OK(t, payload.Wait(soon()), "it has not ended")
 	signal(unix.SIGCONT)
-	if err := x.Kept.Collect(soon()); err != nil {
-		t.Error(err)
-	}
-	if text := <-s.text; text != "" {
-		t.Errorf("it ran: %q", text)
-	}
+	check.OK(t, x.Kept.Collect(soon()))
+	text := <-s.text
+	check.That(t, text == "", "it ran: %q", text)
 	unharmed(t, sb)
 }
 
@@ -267,9 +229,7 @@ func TestPayloadEnded(t *testing.T) {
 	sb := idle(t)
 	s := open(t)
 	x, err := shell(sb, "sleep 100 >/dev/null & exit 0").Start(t.Context(), sb.Room, s.stdio, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer x.Close()
 	s.w.Close()
 	x.Release()
@@ -278,18 +238,13 @@ func TestPayloadEnded(t *testing.T) {
 	case <-time.After(time.Until(soon())):
 		t.Error("it does not end")
 	}
-	if list, err := proc.Children(x.Init.PID); len(list) != 1 {
-		t.Errorf("below init: %v, %v", list, err)
-	}
-	if p, err := x.Payload(); err != proc.ErrGone {
-		t.Errorf("taken for the payload: %+v, %v", p, err)
-	}
-	if out := supervise.Teardown(&x.Kept, soon()); out.Verdict != result.Proven {
-		t.Errorf("%+v", out)
-	}
-	if err := x.Kept.Collect(soon()); err != nil {
-		t.Error(err)
-	}
+	list, err := proc.Children(x.Init.PID)
+	check.That(t, len(list) == 1, "below init: %v, %v", list, err)
+	p, err := x.Payload()
+	check.That(t, err == proc.ErrGone, "taken for the payload: %+v, %v", p, err)
+	out := supervise.Teardown(&x.Kept, soon())
+	check.That(t, out.Verdict == result.Proven, "%+v", out)
+	check.OK(t, x.Kept.Collect(soon()))
 	unharmed(t, sb)
 }
 
@@ -298,9 +253,7 @@ func TestPayloadKilledBeforeRelease(t *testing.T) {
 	sb := idle(t)
 	s := open(t)
 	x, err := shell(sb, "echo ran").Start(t.Context(), sb.Room, s.stdio, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer x.Close()
 	s.w.Close()
 	var payload *proc.Process
@@ -323,9 +276,8 @@ func TestPayloadKilledBeforeRelease(t *testing.T) {
 		t.Errorf("%+v, %v", p, err)
 	}
 	harness.Must(t, x.Kept.Collect(soon()))
-	if text := <-s.text; text != "" {
-		t.Errorf("it ran: %q", text)
-	}
+	text := <-s.text
+	check.That(t, text == "", "it ran: %q", text)
 	unharmed(t, sb)
 }
 
@@ -345,9 +297,8 @@ func TestExecDeadline(t *testing.T) {
 		{`trap 'echo got; exit 3' TERM; setsid sh -c "trap 'echo got; exit' TERM; while :; do sleep 0.05; done" & while :; do sleep 0.05; done`, 20 * time.Second, "got\ngot\n", 0},
 	} {
 		text, res := run(t, sb, shell(sb, tt.script), supervise.Options{Timeout: timeout, Grace: tt.grace})
-		if text != tt.want || res.Cause != result.Timeout || res.ExitCode() != 124 || res.Duration < timeout+tt.atLeast || res.Duration > timeout+15*time.Second {
-			t.Errorf("%q: %q, %+v", tt.script, text, res)
-		}
+		check.That(t, text == tt.want && res.Cause == result.Timeout && res.ExitCode() == 124 && res.Duration >= timeout+tt.atLeast && res.Duration <= timeout+15*time.Second,
+			"%q: %q, %+v", tt.script, text, res)
 	}
 	unharmed(t, sb)
 }
@@ -374,9 +325,8 @@ func TestExecKilled(t *testing.T) {
 				killed <- kill(k)
 			}()
 		})
-		if err := <-killed; err != nil || res.Cause != result.Lost || res.ExitCode() != 137 {
-			t.Errorf("%s: %v, %+v", name, err, res)
-		}
+		err := <-killed
+		check.That(t, err == nil && res.Cause == result.Lost && res.ExitCode() == 137, "%s: %v, %+v", name, err, res)
 		unharmed(t, sb)
 	}
 }
@@ -390,17 +340,13 @@ func TestExecSandboxEnds(t *testing.T) {
 			_ = sb.Room.Signal(unix.SIGKILL) // the checks below notice a failure
 		}()
 	})
-	if res.Cause != result.Lost || res.ExitCode() != 137 {
-		t.Errorf("%+v", res)
-	}
-	if err := sb.Room.Wait(soon()); err != nil {
-		t.Fatal(err)
-	}
+	check.That(t, res.Cause == result.Lost && res.ExitCode() == 137, "%+v", res)
+	err := sb.Room.Wait(soon())
+	check.Require(t, err == nil, "%v", err)
 	s := open(t)
 	var known *result.Error
-	if _, err := shell(sb, "true").Start(t.Context(), sb.Room, s.stdio, nil); !errors.As(err, &known) || known.Code != "ended" {
-		t.Errorf("after the end: %v", err)
-	}
+	_, err = shell(sb, "true").Start(t.Context(), sb.Room, s.stdio, nil)
+	check.That(t, errors.As(err, &known) && known.Code == "ended", "after the end: %v", err)
 }
 
 // Concurrent execs do not disturb each other.
@@ -410,9 +356,7 @@ func TestExecConcurrently(t *testing.T) {
 	for i := range 20 {
 		all.Go(func() {
 			text, res := run(t, sb, shell(sb, fmt.Sprintf("echo %d; setsid sleep 100 & exit %d", i, i)), supervise.Options{})
-			if text != fmt.Sprintln(i) || res.ExitCode() != i || res.Strays != 1 {
-				t.Errorf("%d: %q, %+v", i, text, res)
-			}
+			check.That(t, text == fmt.Sprintln(i) && res.ExitCode() == i && res.Strays == 1, "%d: %q, %+v", i, text, res)
 		})
 	}
 	all.Wait()
@@ -425,18 +369,16 @@ func TestExecHidden(t *testing.T) {
 	sb, lines := sandbox(t, `echo up; while :; do for p in /proc/[0-9]*; do cat $p/cmdline $p/environ 2>/dev/null | tr '\0' '\n' | grep -a -o -E 'hidden[-]secret|[.]test$'; done; done`)
 	read(t, lines, 1)
 	for range 30 {
-		if _, res := run(t, sb, entry(sb, "true"), supervise.Options{}); res.ExitCode() != 0 {
-			t.Errorf("%+v", res)
-		}
+		_, res := run(t, sb, entry(sb, "true"), supervise.Options{})
+		check.That(t, res.ExitCode() == 0, "%+v", res)
 	}
 	sb.Keeper.Kill() // ends all processes with the script's stdout
 	var seen []string
 	for lines.Scan() {
 		seen = append(seen, lines.Text())
 	}
-	if diff := cmp.Diff([]string(nil), seen); diff != "" {
-		t.Errorf("seen in the sandbox (-want +got):\n%s", strings.TrimSpace(diff))
-	}
+	diff := cmp.Diff([]string(nil), seen)
+	check.That(t, diff == "", "seen in the sandbox (-want +got):\n%s", strings.TrimSpace(diff))
 }
 
 // SignalAll fails instead of blocking when a stopped init reads nothing.
@@ -452,9 +394,7 @@ func TestSignalsStoppedInit(t *testing.T) {
 			break
 		}
 	}
-	if !errors.Is(err, unix.EAGAIN) {
-		t.Error(err)
-	}
+	check.That(t, errors.Is(err, unix.EAGAIN), "%v", err)
 }
 
 // A payload that lowers its init's descriptor limit (prlimit(2)), so that init can no longer poll, ends itself.
@@ -462,10 +402,8 @@ func TestDeafInit(t *testing.T) {
 	sb := idle(t)
 	deafen := shell(sb, "prlimit --pid 1 --nofile=0:0 || exit; (true &); sleep 1000")
 	o := supervise.Options{Timeout: 10 * time.Second}
-	if _, r := run(t, sb, deafen, o); r.Cause != result.Lost {
-		t.Errorf("%+v", r)
-	}
-	if r, _ := call(t, maker(t, sb), deafen, o); r.Cause != result.Lost {
-		t.Errorf("in a warm room: %+v", r)
-	}
+	_, r := run(t, sb, deafen, o)
+	check.That(t, r.Cause == result.Lost, "%+v", r)
+	r, _ = call(t, maker(t, sb), deafen, o)
+	check.That(t, r.Cause == result.Lost, "in a warm room: %+v", r)
 }

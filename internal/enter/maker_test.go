@@ -9,6 +9,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/supervise"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // maker starts a Maker in an idle room, with a fresh /tmp.
@@ -18,14 +19,10 @@ func maker(t *testing.T, sb *room.Room) *enter.Maker {
 	e.Fresh = []enter.Tmpfs{{Dest: "/tmp", Options: "mode=1777,size=1048576"}}
 	m, err := e.Make(t.Context(), sb.Room)
 	t.Cleanup(func() {
-		if err := m.Close(); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, m.Close())
 		unharmed(t, sb)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	return m
 }
 
@@ -36,9 +33,7 @@ func call(t *testing.T, m *enter.Maker, e *enter.Entry, o supervise.Options) (re
 	c := supervise.Command{Options: o, Place: supervise.Place{Entry: e, Maker: m}}
 	r := *c.Run(t.Context())
 	s.w.Close()
-	if r.Verdict != result.Proven {
-		t.Errorf("%+v", r)
-	}
+	check.That(t, r.Verdict == result.Proven, "%+v", r)
 	return r, <-s.text
 }
 
@@ -47,32 +42,20 @@ func TestMaker(t *testing.T) {
 	m := maker(t, sb)
 	for range 20 {
 		r, text := call(t, m, shell(sb, "ls -A /tmp; set -- /proc/[0-9]*; echo $#; ls /proc/self/fd | wc -l; echo x >/tmp/x; exit 7"), supervise.Options{})
-		if r.Cause != result.Exited || r.Payload.Code() != 7 || text != "2\n4\n" {
-			t.Errorf("%+v, %q", r, text)
-		}
+		check.That(t, r.Cause == result.Exited && r.Payload.Code() == 7 && text == "2\n4\n", "%+v, %q", r, text)
 	}
 	r, _ := call(t, m, shell(sb, "trap '' TERM; sleep 1000 & setsid sleep 1000 & sleep 1000"), supervise.Options{Timeout: 200 * time.Millisecond})
-	if r.Cause != result.Timeout {
-		t.Errorf("%+v", r)
-	}
+	check.That(t, r.Cause == result.Timeout, "%+v", r)
 	r, _ = call(t, m, shell(sb, "setsid sleep 1000 & exit 0"), supervise.Options{})
-	if r.Cause != result.Exited || r.Strays != 1 {
-		t.Errorf("%+v", r)
-	}
+	check.That(t, r.Cause == result.Exited && r.Strays == 1, "%+v", r)
 	r, _ = call(t, m, shell(sb, "kill -9 $$"), supervise.Options{})
-	if r.Cause != result.Signaled {
-		t.Errorf("%+v", r)
-	}
+	check.That(t, r.Cause == result.Signaled, "%+v", r)
 	r, _ = call(t, m, entry(sb, "nothing-there"), supervise.Options{})
-	if r.Cause != result.StartFailed || r.Err.Code != "not-found" {
-		t.Errorf("%+v", r)
-	}
+	check.That(t, r.Cause == result.StartFailed && r.Err.Code == "not-found", "%+v", r)
 	large := entry(sb, "sh", "-c", "echo ${#A}; echo ${#0}", strings.Repeat("x", 100_000))
 	for _, name := range []string{"A", "B", "C", "D", "E"} {
 		large.Env = append(large.Env, name+"="+strings.Repeat("y", 120_000))
 	}
 	r, text := call(t, m, large, supervise.Options{})
-	if text != "120000\n100000\n" {
-		t.Errorf("%+v, %q", r, text)
-	}
+	check.That(t, text == "120000\n100000\n", "%+v, %q", r, text)
 }

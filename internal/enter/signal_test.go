@@ -18,6 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/supervise"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func soon() time.Time { return time.Now().Add(20 * time.Second) }
@@ -27,40 +28,29 @@ func sandbox(t *testing.T, script string) (sb *room.Room, lines *bufio.Scanner) 
 	t.Helper()
 	plan, err := room.Prepare(room.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"},
 		room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer plan.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer null.Close()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	t.Cleanup(func() { r.Close() })
-	if sb, err = plan.Start(t.Context(), [3]*os.File{null, w, os.Stderr}, nil, false); err != nil {
-		t.Fatal(err)
-	}
+	sb, err = plan.Start(t.Context(), [3]*os.File{null, w, os.Stderr}, nil, false)
+	check.Require(t, err == nil, "%v", err)
 	w.Close()
 	t.Cleanup(func() { end(t, sb) })
 	sb.Exec.Release()
-	if err := r.SetReadDeadline(soon()); err != nil {
-		t.Fatal(err)
-	}
+	err = r.SetReadDeadline(soon())
+	check.Require(t, err == nil, "%v", err)
 	return sb, bufio.NewScanner(r)
 }
 
 func end(t *testing.T, sb *room.Room) {
 	t.Helper()
-	if out := supervise.Teardown(&sb.Kept, soon()); out.Verdict != result.Proven {
-		t.Errorf("teardown: %+v", out)
-	}
-	if err := sb.Kept.Collect(soon()); err != nil {
-		t.Error(err)
-	}
+	out := supervise.Teardown(&sb.Kept, soon())
+	check.That(t, out.Verdict == result.Proven, "teardown: %+v", out)
+	check.OK(t, sb.Kept.Collect(soon()))
 	sb.Close()
 }
 
@@ -99,30 +89,22 @@ func TestSignalReachesAll(t *testing.T) {
 		(setsid sh -c '` + loop + `loop orphan' & exit) &
 		loop payload`
 	sb, lines := sandbox(t, script)
-	if diff := cmp.Diff([]string{"up", "up", "up", "up"}, read(t, lines, 4)); diff != "" {
-		t.Fatalf("(-want +got):\n%s", diff)
-	}
-	if err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{"child", "session", "orphan", "payload"}, read(t, lines, 4), anyOrder); diff != "" {
-		t.Errorf("reached (-want +got):\n%s", diff)
-	}
-	if sb.Init.Exited() {
-		t.Error("init has ended")
-	}
-	if got := children(t, sb.Keeper.PID); got != nil {
-		t.Errorf("left behind: %+v", got)
-	}
+	diff := cmp.Diff([]string{"up", "up", "up", "up"}, read(t, lines, 4))
+	check.Require(t, diff == "", "(-want +got):\n%s", diff)
+	err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGTERM)
+	check.Require(t, err == nil, "%v", err)
+	check.Equal(t, cmp.Diff([]string{"child", "session", "orphan", "payload"}, read(t, lines, 4), anyOrder), "", "reached (-want +got):\n")
+	check.That(t, !sb.Init.Exited(), "init has ended")
+	got := children(t, sb.Keeper.PID)
+	check.That(t, got == nil, "left behind: %+v", got)
 }
 
 func TestSignalStops(t *testing.T) {
 	sb, _ := sandbox(t, "setsid sleep 100 & exec sleep 100")
 	// A process that waits for its vfork(2) child to exec cannot stop, so wait until both have executed sleep.
 	until(t, sb, "two sleeps", func(st proc.Stat) bool { return st.Comm == "sleep" })
-	if err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGSTOP)
+	check.Require(t, err == nil, "%v", err)
 	until(t, sb, "two stopped", func(st proc.Stat) bool { return st.State == "T" })
 }
 
@@ -134,9 +116,7 @@ func until(t *testing.T, sb *room.Room, what string, is func(proc.Stat) bool) {
 		if len(list) == 2 && is(list[0]) && is(list[1]) {
 			return
 		}
-		if time.Now().After(limit) {
-			t.Fatalf("want %s, got %+v", what, list)
-		}
+		check.Require(t, !time.Now().After(limit), "want %s, got %+v", what, list)
 	}
 }
 
@@ -148,42 +128,33 @@ func TestSignalConcurrently(t *testing.T) {
 	for range 4 {
 		all.Go(func() {
 			for range 10 {
-				if err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGCONT); err != nil {
-					t.Error(err)
-				}
+				check.OK(t, enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGCONT))
 			}
 		})
 	}
 	all.Wait()
-	if got := children(t, sb.Keeper.PID); got != nil {
-		t.Errorf("left behind: %+v", got)
-	}
+	got := children(t, sb.Keeper.PID)
+	check.That(t, got == nil, "left behind: %+v", got)
 }
 
 func TestSignalErrors(t *testing.T) {
 	sb, lines := sandbox(t, "echo up; sleep 100")
 	read(t, lines, 1)
-	if err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, 65); err == nil {
-		t.Error("signal 65: no error")
-	}
-	if err := sb.Room.Signal(unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	if err := sb.Room.Wait(soon()); err != nil {
-		t.Fatal(err)
-	}
-	if err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGTERM); err == nil || !strings.HasPrefix(err.Error(), "enter the room of process ") {
-		t.Errorf("to a room that has ended: %v", err)
-	}
+	err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, 65)
+	check.That(t, err != nil, "signal 65: no error")
+	err = sb.Room.Signal(unix.SIGKILL)
+	check.Require(t, err == nil, "%v", err)
+	err = sb.Room.Wait(soon())
+	check.Require(t, err == nil, "%v", err)
+	err = enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGTERM)
+	check.That(t, err != nil && strings.HasPrefix(err.Error(), "enter the room of process "), "to a room that has ended: %v", err)
 }
 
 // command returns an entry for true(1) in a room, and its descriptors 0, 1 and 2.
 func command(t *testing.T, sb *room.Room) (*enter.Entry, [3]*os.File) {
 	t.Helper()
 	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	t.Cleanup(func() { null.Close() })
 	return &enter.Entry{Cred: sb.Cred, HostNet: sb.HostNet, Command: []string{"true"}, Path: os.Getenv("PATH"), Workdir: "/"}, [3]*os.File{null, null, null}
 }
@@ -197,19 +168,15 @@ func TestNothingCanBeSent(t *testing.T) {
 
 	full(t)
 	begin := time.Now()
-	if err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGCONT); !errors.Is(err, unix.EMFILE) {
-		t.Errorf("a signal without a descriptor: %v", err)
-	}
-	if took := time.Since(begin); took >= enter.Dying {
-		t.Errorf("a signal that was not sent took %v", took)
-	}
+	err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGCONT)
+	check.That(t, errors.Is(err, unix.EMFILE), "a signal without a descriptor: %v", err)
+	took := time.Since(begin)
+	check.That(t, took < enter.Dying, "a signal that was not sent took %v", took)
 	begin = time.Now()
-	if _, err := entry.Start(t.Context(), sb.Room, stdio, nil); !errors.Is(err, unix.EMFILE) {
-		t.Errorf("a command without a descriptor: %v", err)
-	}
-	if took := time.Since(begin); took >= enter.Dying {
-		t.Errorf("a command that was not started took %v", took)
-	}
+	_, err = entry.Start(t.Context(), sb.Room, stdio, nil)
+	check.That(t, errors.Is(err, unix.EMFILE), "a command without a descriptor: %v", err)
+	took = time.Since(begin)
+	check.That(t, took < enter.Dying, "a command that was not started took %v", took)
 }
 
 // Identify fails without waiting when init exists but there is no free descriptor for its pidfd.
@@ -225,37 +192,28 @@ func TestNothingCanBeHeld(t *testing.T) {
 		x.Keeper, err = proc.Keep(proc.Command{Way: way, Cred: sb.Cred})
 		x.Entered()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer x.Close()
 
 	full(t)
 	begin := time.Now()
-	if err := x.Identify(t.Context(), soon()); !errors.Is(err, unix.EMFILE) {
-		t.Errorf("without a descriptor: %v", err)
-	}
-	if took := time.Since(begin); took >= enter.Dying {
-		t.Errorf("that took %v", took)
-	}
-	if _, err := x.Abandon(soon()); err != nil {
-		t.Error(err)
-	}
+	err = x.Identify(t.Context(), soon())
+	check.That(t, errors.Is(err, unix.EMFILE), "without a descriptor: %v", err)
+	took := time.Since(begin)
+	check.That(t, took < enter.Dying, "that took %v", took)
+	_, err = x.Abandon(soon())
+	check.That(t, err == nil, "%v", err)
 }
 
 // full leaves this process without free descriptors until the test ends.
 func full(t *testing.T) {
 	t.Helper()
 	var old unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: old.Max}); err != nil {
-		t.Fatal(err)
-	}
+	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old)
+	check.Require(t, err == nil, "%v", err)
+	err = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: old.Max})
+	check.Require(t, err == nil, "%v", err)
 	t.Cleanup(func() {
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
 	})
 }

@@ -10,24 +10,21 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/helper"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // Enter returns ErrClosed when the process that waits for the room has already ended.
 func TestHandClosed(t *testing.T) {
 	var w way
 	defer w.Close()
-	if err := w.open(); err != nil {
-		t.Fatal(err)
-	}
+	err := w.open()
+	check.Require(t, err == nil, "%v", err)
 	self, err := proc.Open(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer self.Close()
 	w.Entered()
-	if err := w.Enter(self); !errors.Is(err, ErrClosed) {
-		t.Errorf("got %v", err)
-	}
+	err = w.Enter(self)
+	check.That(t, errors.Is(err, ErrClosed), "got %v", err)
 }
 
 // read returns an init's message even if the init has ended with an unread order: the kernel then reports ECONNRESET
@@ -35,22 +32,17 @@ func TestHandClosed(t *testing.T) {
 func TestReadAfterReset(t *testing.T) {
 	var w way
 	defer w.Close()
-	if err := w.open(); err != nil {
-		t.Fatal(err)
-	}
+	err := w.open()
+	check.Require(t, err == nil, "%v", err)
 	x := &Exec{way: w}
-	if err := x.order(order{signal: int32(unix.SIGTERM)}); err != nil {
-		t.Fatal(err)
-	}
+	err = x.order(order{signal: int32(unix.SIGTERM)})
+	check.Require(t, err == nil, "%v", err)
 	said := helper.Report{Kind: helper.Exited, Value: 7 << 8}
-	if _, err := w.inner[0].Write((*[unsafe.Sizeof(said)]byte)(unsafe.Pointer(&said))[:]); err != nil {
-		t.Fatal(err)
-	}
+	_, err = w.inner[0].Write((*[unsafe.Sizeof(said)]byte)(unsafe.Pointer(&said))[:])
+	check.Require(t, err == nil, "%v", err)
 	w.Entered()
-	if got, _, err := w.read(); err != nil || got != said {
-		t.Errorf("read %+v, %v", got, err)
-	}
-	if _, _, err := w.read(); err != ErrClosed {
-		t.Errorf("then %v", err)
-	}
+	got, _, err := w.read()
+	check.That(t, err == nil && got == said, "read %+v, %v", got, err)
+	_, _, err = w.read()
+	check.That(t, err == ErrClosed, "then %v", err)
 }

@@ -12,6 +12,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // script returns a script with every kind of argument.
@@ -39,19 +41,14 @@ func script() *Script {
 func keeper(t *testing.T) (socket int, cmd *exec.Cmd) {
 	t.Helper()
 	program, err := File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	end := os.NewFile(uintptr(pair[1]), "socket")
 	defer end.Close()
 	cmd = &exec.Cmd{Path: "/proc/self/fd/3", Args: []string{"keeper", Keep}, Stdin: end, ExtraFiles: []*os.File{program}}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	err = cmd.Start()
+	check.Require(t, err == nil, "%v", err)
 	t.Cleanup(func() {
 		unix.Close(pair[0])
 		_ = cmd.Wait() // the exit code is not checked
@@ -66,36 +63,26 @@ func TestFileAgain(t *testing.T) {
 		t.Cleanup(func() { file.Close() })
 	}
 	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: limit.Max}); err != nil {
-		t.Fatal(err)
-	}
-	_, err := File()
-	if restoreErr := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); restoreErr != nil {
-		t.Fatal(restoreErr)
-	}
-	if !errors.Is(err, unix.EMFILE) {
-		t.Errorf("without descriptors: %v", err)
-	}
-	if _, err := File(); err != nil {
-		t.Error(err)
-	}
+	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
+	check.Require(t, err == nil, "%v", err)
+	err = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: limit.Max})
+	check.Require(t, err == nil, "%v", err)
+	_, err = File()
+	restoreErr := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
+	check.Require(t, restoreErr == nil, "%v", restoreErr)
+	check.That(t, errors.Is(err, unix.EMFILE), "without descriptors: %v", err)
+	_, err = File()
+	check.That(t, err == nil, "%v", err)
 }
 
 // Without a role, or with more arguments, the program refuses to run: a command has executed /proc/self/exe.
 func TestNoRole(t *testing.T) {
 	program, err := File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	for _, args := range [][]string{{"x"}, {"x", "y"}, {"x", Keep, ""}} {
 		cmd := &exec.Cmd{Path: "/proc/self/fd/3", Args: args, ExtraFiles: []*os.File{program}}
 		out, _ := cmd.CombinedOutput()
-		if cmd.ProcessState.ExitCode() != 126 || !strings.Contains(string(out), "cannot be executed here") {
-			t.Errorf("%q: %v, %q", args, cmd.ProcessState, out)
-		}
+		check.That(t, cmd.ProcessState.ExitCode() == 126 && strings.Contains(string(out), "cannot be executed here"), "%q: %v, %q", args, cmd.ProcessState, out)
 	}
 }
 
@@ -103,9 +90,8 @@ func TestNoRole(t *testing.T) {
 func TestKeeperOrders(t *testing.T) {
 	for _, text := range []string{"", "x", strings.Repeat("\x00", 100), strings.Repeat("\xff", 184), strings.Repeat("x", 9000)} {
 		socket, cmd := keeper(t)
-		if _, err := unix.Write(socket, []byte(text)); err != nil {
-			t.Fatal(err)
-		}
+		_, err := unix.Write(socket, []byte(text))
+		check.Require(t, err == nil, "%v", err)
 		if text == "" {
 			_ = unix.Shutdown(socket, unix.SHUT_WR)
 		}
@@ -135,16 +121,14 @@ func TestReport(t *testing.T) {
 func TestSealErrors(t *testing.T) {
 	var s Script
 	s.Do("exit", Exit, s.Text("a\x00b"))
-	if _, err := s.Seal(); err == nil || !strings.Contains(err.Error(), "NUL") {
-		t.Errorf("%v", err)
-	}
+	_, err := s.Seal()
+	check.That(t, err != nil && strings.Contains(err.Error(), "NUL"), "%v", err)
 	s = Script{}
 	for range 20 {
 		s.Text(strings.Repeat("x", 1<<20))
 	}
-	if _, err := s.Seal(); err == nil || !strings.Contains(err.Error(), unix.E2BIG.Error()) {
-		t.Errorf("%v", err)
-	}
+	_, err = s.Seal()
+	check.That(t, err != nil && strings.Contains(err.Error(), unix.E2BIG.Error()), "%v", err)
 }
 
 // compiled skips nothing: without a C compiler there is nothing to compare.
@@ -155,9 +139,8 @@ func compiled(t *testing.T, args ...string) bool {
 	}
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Dir = "src"
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%q: %v\n%s", args, err, out)
-	}
+	out, err := cmd.CombinedOutput()
+	check.Require(t, err == nil, "%q: %v\n%s", args, err, out)
 	return true
 }
 
@@ -165,9 +148,8 @@ func compiled(t *testing.T, args ...string) bool {
 func TestMalformedScripts(t *testing.T) {
 	dir := t.TempDir()
 	fuzz, seed := filepath.Join(dir, "fuzz"), filepath.Join(dir, "seed")
-	if err := os.WriteFile(seed, script().bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	err := os.WriteFile(seed, script().bytes(), 0o600)
+	check.Require(t, err == nil, "%v", err)
 	if !compiled(t, "gcc", "-std=gnu11", "-g", "-O1", "-fno-builtin", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror",
 		"-o", fuzz, "fuzz.c", "main.c", "script.c", "keeper.c", "enter.c", "init.c") {
 		return
@@ -177,8 +159,6 @@ func TestMalformedScripts(t *testing.T) {
 		seconds = n
 	}
 	out, err := exec.Command(fuzz, strconv.Itoa(seconds), strconv.FormatInt(time.Now().UnixNano(), 10), seed).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	check.Require(t, err == nil, "%v\n%s", err, out)
 	t.Logf("%s", out)
 }

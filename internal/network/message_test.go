@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -21,9 +22,7 @@ func TestEndedEarly(t *testing.T) {
 		p := &Proxy{spec: Spec{Proxied: true}, socket: os.NewFile(uintptr(pair[1]), "ours"), served: make(chan struct{}), refused: make(chan result.ReportHost)}
 		go p.answer()
 		report := func() {
-			if err := Send(theirs, Message{Report: &result.ReportNetwork{Hosts: []result.ReportHost{{Host: "a:80"}}}}); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, Send(theirs, Message{Report: &result.ReportNetwork{Hosts: []result.ReportHost{{Host: "a:80"}}}}))
 			theirs.Close()
 		}
 		if early {
@@ -35,9 +34,8 @@ func TestEndedEarly(t *testing.T) {
 				report()
 			}()
 		}
-		if got := p.End(); len(got.Hosts) != 1 || got.Incomplete != early {
-			t.Errorf("early: %v: %+v", early, got)
-		}
+		got := p.End()
+		check.That(t, len(got.Hosts) == 1 && got.Incomplete == early, "early: %v: %+v", early, got)
 	}
 }
 
@@ -60,10 +58,7 @@ func TestNoRoom(t *testing.T) {
 	}
 	m, fds, err := Receive(theirs)
 	harness.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before))
-	if err != nil || m.Sockets != 7 || len(fds) > 0 {
-		t.Errorf("%+v, %v, %v", m, fds, err)
-	}
-	if _, err := unix.FcntlInt(uintptr(free), unix.F_GETFD, 0); !errors.Is(err, unix.EBADF) {
-		t.Errorf("the received descriptor is open: %v", err)
-	}
+	check.That(t, err == nil && m.Sockets == 7 && len(fds) == 0, "%+v, %v, %v", m, fds, err)
+	_, err = unix.FcntlInt(uintptr(free), unix.F_GETFD, 0)
+	check.That(t, errors.Is(err, unix.EBADF), "the received descriptor is open: %v", err)
 }

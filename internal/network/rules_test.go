@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -59,9 +60,7 @@ func TestCovers(t *testing.T) {
 		harness.Must(t, err)
 		rule, err := ParseRule(test.rule)
 		harness.Must(t, err)
-		if got := Covers(most, rule, []netip.Addr{netip.MustParseAddr("8.7.6.5")}); got != test.want {
-			t.Errorf("%s covers %s: %v", test.most, test.rule, got)
-		}
+		check.Equal(t, Covers(most, rule, []netip.Addr{netip.MustParseAddr("8.7.6.5")}), test.want, "%s covers %s", test.most, test.rule)
 	}
 }
 
@@ -73,11 +72,8 @@ func TestOwnAddresses(t *testing.T) {
 	harness.Must(t, err)
 	for _, a := range all {
 		p := netip.MustParsePrefix(a.String())
-		if a := p.Addr().Unmap(); !a.IsLoopback() && !slices.Contains(own, a) {
-			t.Errorf("%v is missing in %v", a, own)
-		}
+		a := p.Addr().Unmap()
+		check.That(t, a.IsLoopback() || slices.Contains(own, a), "%v is missing in %v", a, own)
 	}
-	if slices.ContainsFunc(own, netip.Addr.IsLoopback) {
-		t.Errorf("%v has a loopback address", own)
-	}
+	check.That(t, !slices.ContainsFunc(own, netip.Addr.IsLoopback), "%v has a loopback address", own)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -26,9 +27,8 @@ func TestParseAllow(t *testing.T) {
 		{"[::1", nil}, {"[::1]x", nil}, {"[a.b]:80", nil}, {"a\x00b", nil}, {"-a", nil}, {"hö.example", nil}, {strings.Repeat("a", 64), nil},
 	} {
 		got, err := ParseAllow(tt.text)
-		if diff := cmp.Diff(tt.want, got); diff != "" && (tt.want != nil || err == nil) || (err == nil) != (tt.want != nil) {
-			t.Errorf("%q: %v, %v", tt.text, got, err)
-		}
+		diff := cmp.Diff(tt.want, got)
+		check.That(t, (diff == "" || tt.want == nil && err != nil) && (err == nil) == (tt.want != nil), "%q: %v, %v", tt.text, got, err)
 	}
 }
 
@@ -40,23 +40,20 @@ func TestLongList(t *testing.T) {
 	}
 	most := maxList / len(host)
 	longest := list(most)
-	if err := longest.Check(); err != nil || most > maxRules {
-		t.Fatal(most, err)
-	}
+	err := longest.Check()
+	check.Require(t, err == nil && most <= maxRules, "%v %v", most, err)
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	harness.Must(t, err)
 	theirs, ours := os.NewFile(uintptr(pair[0]), "theirs"), os.NewFile(uintptr(pair[1]), "ours")
 	defer theirs.Close()
 	defer ours.Close()
 	harness.Must(t, Send(ours, Message{Rules: longest.Allow}))
-	if m, _, err := Receive(theirs); err != nil || len(m.Rules) != most {
-		t.Errorf("%d of %d, %v", len(m.Rules), most, err)
-	}
+	m, _, err := Receive(theirs)
+	check.That(t, err == nil && len(m.Rules) == most, "%d of %d, %v", len(m.Rules), most, err)
 	long, many := list(most+1), Spec{Proxied: true, Allow: make([]Rule, maxRules+1)}
 	for _, s := range []Spec{long, many} {
-		if err := s.Check(); err == nil || !strings.HasPrefix(err.Error(), "--net allow=: ") {
-			t.Errorf("%d hosts: %v", len(s.Allow), err)
-		}
+		err := s.Check()
+		check.That(t, err != nil && strings.HasPrefix(err.Error(), "--net allow=: "), "%d hosts: %v", len(s.Allow), err)
 	}
 }
 
@@ -74,9 +71,7 @@ func TestParsePublish(t *testing.T) {
 		{"80", Publish{}, false}, {"8080:0", Publish{}, false}, {"a:80", Publish{}, false}, {"1.2.3:80:80", Publish{}, false}, {"1.2.3.256:80:80", Publish{}, false}, {"::1:80:80", Publish{}, false}, {"", Publish{}, false},
 	} {
 		got, err := ParsePublish(tt.text)
-		if (err == nil) != tt.ok || tt.ok && got != tt.want {
-			t.Errorf("%q: %v, %v", tt.text, got, err)
-		}
+		check.That(t, (err == nil) == tt.ok && (!tt.ok || got == tt.want), "%q: %v, %v", tt.text, got, err)
 	}
 }
 
@@ -91,19 +86,14 @@ func TestParseConnect(t *testing.T) {
 		{"unix:=80", Connect{}, false}, {"/run/x=80", Connect{}, false}, {"unix:/run/x", Connect{}, false}, {"unix:/run/x=0", Connect{}, false}, {"tcp:a=80", Connect{}, false},
 	} {
 		got, err := ParseConnect(tt.text, "/dir")
-		if (err == nil) != tt.ok || tt.ok && got != tt.want {
-			t.Errorf("%q: %v, %v", tt.text, got, err)
-		}
+		check.That(t, (err == nil) == tt.ok && (!tt.ok || got == tt.want), "%q: %v, %v", tt.text, got, err)
 	}
 }
 
 // Clean removes control characters, because texts from a sandbox are printed on terminals.
 func TestClean(t *testing.T) {
-	if got := Clean("a\x1b[31m\nb\xff\u2028"); strings.Trim(got, "ab[31m?") != "" {
-		t.Errorf("%q", got)
-	}
+	got := Clean("a\x1b[31m\nb\xff\u2028")
+	check.That(t, strings.Trim(got, "ab[31m?") == "", "%q", got)
 	long := Clean(strings.Repeat("x", 1000))
-	if len(long) != 300 || !strings.HasSuffix(long, "x...") || Clean(long) != long {
-		t.Errorf("%d bytes: %s", len(long), long)
-	}
+	check.That(t, len(long) == 300 && strings.HasSuffix(long, "x...") && Clean(long) == long, "%d bytes: %s", len(long), long)
 }

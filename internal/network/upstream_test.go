@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -26,9 +27,7 @@ func TestEnvironmentProxy(t *testing.T) {
 		{map[string]string{"HTTP_PROXY": "http://p:1"}, &Upstream{HTTP: "http://p:1"}},
 		{map[string]string{"HTTP_PROXY": "http://p:1", "REQUEST_METHOD": "GET"}, nil},
 	} {
-		if diff := cmp.Diff(tt.want, environmentProxy(func(name string) string { return tt.env[name] })); diff != "" {
-			t.Errorf("%v (-want +got):\n%s", tt.env, diff)
-		}
+		check.Equal(t, cmp.Diff(tt.want, environmentProxy(func(name string) string { return tt.env[name] })), "", "%v (-want +got):\n", tt.env)
 	}
 }
 
@@ -40,11 +39,9 @@ func TestVariables(t *testing.T) {
 	s := &Spec{Proxied: true, Allow: []Rule{{Host: HostName}}}
 	for rootfs, want := range map[string]bool{root: true, t.TempDir(): false} {
 		got := s.Variables(rootfs)
-		if !slices.Contains(got, "no_proxy=localhost,127.0.0.1,::1") || slices.Contains(got, "NODE_EXTRA_CA_CERTS="+bundles[1]) != want || slices.Contains(got, "SSL_CERT_FILE="+bundles[1]) != want {
-			t.Errorf("%q", got)
-		}
+		check.That(t, slices.Contains(got, "no_proxy=localhost,127.0.0.1,::1") && slices.Contains(got, "NODE_EXTRA_CA_CERTS="+bundles[1]) == want && slices.Contains(got, "SSL_CERT_FILE="+bundles[1]) == want,
+			"%q", got)
 	}
-	if got := new(Spec).Variables(root); got != nil {
-		t.Errorf("%q without a proxy", got)
-	}
+	got := new(Spec).Variables(root)
+	check.That(t, got == nil, "%q without a proxy", got)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -81,23 +82,15 @@ func TestObstacle(t *testing.T) {
 				real.Path += ":" + full(tt.path)
 			}
 			plan, err := room.Prepare(tt.policy, real)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Require(t, err == nil, "%v", err)
 			defer plan.Close()
 			entry := plan.Entry()
 			entry.Command[0] = strings.Fields(tt.command)[0]
 			what, remedy := Find(entry, plan, tt.failure, c)
 			got, want := strings.TrimSuffix(what+"; "+remedy, "; "), full(tt.want)
-			if want == "" && got != "" || !strings.Contains(got, want) {
-				t.Errorf("got %q, want %q", got, want)
-			}
-			if strings.HasSuffix(want, "is not shown in the sandbox") && !strings.HasSuffix(got, want) {
-				t.Errorf("got %q: it offers a secret", got)
-			}
-			if strings.Contains(got, "--ro-bind "+c.Home+" ") || strings.Contains(got, "--cwd-root "+c.Home+" ") {
-				t.Errorf("got %q: it offers a home directory", got)
-			}
+			check.That(t, (want != "" || got == "") && strings.Contains(got, want), "got %q, want %q", got, want)
+			check.That(t, !strings.HasSuffix(want, "is not shown in the sandbox") || strings.HasSuffix(got, want), "got %q: it offers a secret", got)
+			check.That(t, !strings.Contains(got, "--ro-bind "+c.Home+" ") && !strings.Contains(got, "--cwd-root "+c.Home+" "), "got %q: it offers a home directory", got)
 		})
 	}
 }

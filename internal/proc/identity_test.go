@@ -11,14 +11,14 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func identify(t *testing.T, pid int) Identity {
 	t.Helper()
 	id, err := Identify(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	return id
 }
 
@@ -26,37 +26,25 @@ func identify(t *testing.T, pid int) Identity {
 func countDescriptors(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	return len(list)
 }
 
 func TestIdentity(t *testing.T) {
 	c, end := held(t, "cat")
 	id := identify(t, c.Process.Pid)
-	if again := identify(t, c.Process.Pid); again != id {
-		t.Errorf("%+v, and then %+v", id, again)
-	}
+	check.Equal(t, identify(t, c.Process.Pid), id)
 	ns, err := Namespace(os.Getpid(), "pid")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if id.PID != c.Process.Pid || id.PIDNS != ns || id.Start == 0 || len(id.BootID) != 36 {
-		t.Errorf("%+v of process %d in namespace %d", id, c.Process.Pid, ns)
-	}
+	check.Require(t, err == nil, "%v", err)
+	check.That(t, id.PID == c.Process.Pid && id.PIDNS == ns && id.Start != 0 && len(id.BootID) == 36, "%+v of process %d in namespace %d", id, c.Process.Pid, ns)
 	data, err := json.Marshal(id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	var read Identity
 	if err := json.Unmarshal(data, &read); err != nil || read != id {
 		t.Errorf("%s read back: %+v, %v", data, read, err)
 	}
 	p, err := id.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	if p.PID != id.PID || p.Exited() {
 		t.Errorf("opened process %d, exited: %v", p.PID, p.Exited())
 	}
@@ -81,48 +69,38 @@ func TestIdentity(t *testing.T) {
 	} {
 		other := id
 		change(&other)
-		if p, err := other.Open(); err != ErrGone || p != nil {
-			t.Errorf("%s: %v, %v; want %v", name, p, err, ErrGone)
-		}
+		p, err := other.Open()
+		check.That(t, err == ErrGone && p == nil, "%s: %v, %v; want %v", name, p, err, ErrGone)
 	}
-	if after := countDescriptors(t); after != before {
-		t.Errorf("%d descriptors before, %d after", before, after)
-	}
+	check.Equal(t, countDescriptors(t), before)
 
 	// A zombie has ended, and so has a reaped process.
-	if err := c.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	err = c.Process.Kill()
+	check.Require(t, err == nil, "%v", err)
 	eventually(t, "a zombie", func() bool {
 		st, err := ReadStat(id.PID)
 		return err == nil && st.State == "Z"
 	})
 	for range 2 {
-		if p, err := id.Open(); err != ErrGone || p != nil {
-			t.Errorf("after its end: %v, %v", p, err)
-		}
+		p, err := id.Open()
+		check.That(t, err == ErrGone && p == nil, "after its end: %v, %v", p, err)
 		end()
 	}
-	if got, err := Identify(id.PID); err != ErrGone || got != (Identity{}) {
-		t.Errorf("identified after its end: %+v, %v", got, err)
-	}
-	if after := countDescriptors(t); after > before {
-		t.Errorf("%d descriptors before, %d after", before, after)
-	}
+	got, err := Identify(id.PID)
+	check.That(t, err == ErrGone && got == (Identity{}), "identified after its end: %+v, %v", got, err)
+	after := countDescriptors(t)
+	check.That(t, after <= before, "%d descriptors before, %d after", before, after)
 }
 
 // Open never opens process 1, even if all other values are correct.
 func TestIdentityOfPID1(t *testing.T) {
 	id := Identity{PID: 1, BootID: identify(t, os.Getpid()).BootID}
 	st, err := ReadStat(1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	id.Start = st.Start
 	id.PIDNS = identify(t, os.Getpid()).PIDNS
-	if p, err := id.Open(); err != ErrGone || p != nil {
-		t.Errorf("%v, %v", p, err)
-	}
+	p, err := id.Open()
+	check.That(t, err == ErrGone && p == nil, "%v, %v", p, err)
 }
 
 // Open returns ErrGone if the PID has become a thread's ID, for which pidfd_open(2) fails.
@@ -141,12 +119,10 @@ func TestIdentityThread(t *testing.T) {
 		id.PID = <-tid
 	}
 	id.Start-- // an earlier process with this number
-	if _, err := Open(id.PID); err == nil || err == ErrGone {
-		t.Fatalf("pidfd_open of thread %d: %v; want another error", id.PID, err)
-	}
-	if p, err := id.Open(); err != ErrGone || p != nil {
-		t.Errorf("%v, %v", p, err)
-	}
+	_, err := Open(id.PID)
+	check.Require(t, err != nil && err != ErrGone, "pidfd_open of thread %d: %v; want another error", id.PID, err)
+	p, err := id.Open()
+	check.That(t, err == ErrGone && p == nil, "%v, %v", p, err)
 }
 
 // Without a free descriptor the state of a process is unknown, which is not reported as its end.
@@ -155,23 +131,17 @@ func TestIdentityNoDescriptors(t *testing.T) {
 	defer end()
 	id := identify(t, c.Process.Pid)
 	lowest, err := unix.Dup(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	unix.Close(lowest)
 	restore := limitDescriptors(t, lowest)
 	_, err = NSPID(c.Process.Pid)
 	restore()
-	if !errors.Is(err, unix.EMFILE) {
-		t.Errorf("NSPID: %v", err)
-	}
+	check.That(t, errors.Is(err, unix.EMFILE), "NSPID: %v", err)
 	for more := range 2 { // for the pidfd, and for the files read after it
 		restore := limitDescriptors(t, lowest+more)
 		p, err := id.Open()
 		restore()
-		if !errors.Is(err, unix.EMFILE) || p != nil {
-			t.Errorf("with %d descriptors free: %v, %v", more, p, err)
-		}
+		check.That(t, errors.Is(err, unix.EMFILE) && p == nil, "with %d descriptors free: %v, %v", more, p, err)
 	}
 }
 
@@ -179,17 +149,13 @@ func TestIdentityNoDescriptors(t *testing.T) {
 func limitDescriptors(t *testing.T, n int) (restore func()) {
 	t.Helper()
 	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
+	check.Require(t, err == nil, "%v", err)
 	low := unix.Rlimit{Cur: uint64(n), Max: limit.Max}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &low); err != nil {
-		t.Fatal(err)
-	}
+	err = unix.Setrlimit(unix.RLIMIT_NOFILE, &low)
+	check.Require(t, err == nil, "%v", err)
 	return func() {
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
 	}
 }
 
@@ -199,18 +165,16 @@ func TestIdentityPIDReuse(t *testing.T) {
 	if os.Getenv(inside) == "" {
 		c := exec.Command("unshare", "--user", "--map-root-user", "--fork", "--pid", "--mount-proc", os.Args[0], "-test.run=^TestIdentityPIDReuse$")
 		c.Env = append(os.Environ(), inside+"=1")
-		if out, err := c.CombinedOutput(); err != nil {
-			t.Errorf("in a PID namespace of its own: %v\n%s", err, out)
-		}
+		out, err := c.CombinedOutput()
+		check.That(t, err == nil, "in a PID namespace of its own: %v\n%s", err, out)
 		return
 	}
 	c, end := held(t, "cat")
 	first := identify(t, c.Process.Pid)
 	end()
 	for range 1000 {
-		if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(first.PID-1)), 0); err != nil {
-			t.Fatal(err)
-		}
+		err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(first.PID-1)), 0)
+		check.Require(t, err == nil, "%v", err)
 		d, end := held(t, "cat")
 		if d.Process.Pid != first.PID {
 			end() // a thread of this process has taken the PID
@@ -221,13 +185,10 @@ func TestIdentityPIDReuse(t *testing.T) {
 			end() // both started in the same clock tick
 			continue
 		}
-		if p, err := first.Open(); err != ErrGone || p != nil {
-			t.Errorf("the first process: %v, %v", p, err)
-		}
-		p, err := second.Open()
-		if err != nil {
-			t.Fatalf("the second process: %v", err)
-		}
+		p, err := first.Open()
+		check.That(t, err == ErrGone && p == nil, "the first process: %v, %v", p, err)
+		p, err = second.Open()
+		check.Require(t, err == nil, "the second process: %v", err)
 		p.Close()
 		end()
 		return

@@ -13,14 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/helper"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func keep(t *testing.T, c Command) *Keeper {
 	t.Helper()
 	k, err := Keep(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	return k
 }
 
@@ -32,43 +31,30 @@ func finish(t *testing.T, k *Keeper) End {
 	if err == errNotEmpty {
 		err = (&Kept{Keeper: k}).Inherit(deadline)
 	}
-	if err != nil {
-		t.Error(err)
-	}
-	if err := k.Reap(deadline); err != nil {
-		t.Error(err)
-	}
+	check.That(t, err == nil, "%v", err)
+	check.OK(t, k.Reap(deadline))
 	return end
 }
 
 func TestKeeperKills(t *testing.T) {
 	k, out := start(t, "sh", "-c", "setsid sh -c 'trap \"\" TERM; echo up; sleep 100' & sleep 100")
-	if _, err := out.Read(make([]byte, 3)); err != nil {
-		t.Fatal(err)
-	}
+	_, err := out.Read(make([]byte, 3))
+	check.Require(t, err == nil, "%v", err)
 	st := Descendants(k.PID, 1)[0]
 	k.Kill()
 	end := finish(t, k)
-	if !slices.ContainsFunc(end.reaped, func(r ended) bool { return r.PID == int64(st.PID) && r.Status == 9 }) {
-		t.Errorf("reaped: %+v", end.reaped)
-	}
+	check.That(t, slices.ContainsFunc(end.reaped, func(r ended) bool { return r.PID == int64(st.PID) && r.Status == 9 }), "reaped: %+v", end.reaped)
 }
 
 func start(t *testing.T, args ...string) (*Keeper, *os.File) {
 	t.Helper()
 	path, err := exec.LookPath(args[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer w.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer null.Close()
 	k := keep(t, Command{Program: &Program{Path: path, Args: args, Files: []*os.File{null, w, null}}})
 	t.Cleanup(func() { r.Close() })
@@ -78,14 +64,10 @@ func start(t *testing.T, args ...string) (*Keeper, *os.File) {
 // A program gets more files than fit into one message.
 func TestKeeperManyFiles(t *testing.T) {
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer r.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer null.Close()
 	for _, last := range []int{252, 253, 600} {
 		files := append(slices.Repeat([]*os.File{null}, last), w)
@@ -105,9 +87,7 @@ func TestKeeperManyFiles(t *testing.T) {
 			}
 			k.Kill()
 			finish(t, k)
-			if err := k.StartError(); err != nil {
-				t.Errorf("%d files: %v", len(files), err)
-			}
+			check.OK(t, k.StartError(), "%d files", len(files))
 		}
 	}
 	w.Close()
@@ -118,9 +98,8 @@ func TestKeeperCapabilities(t *testing.T) {
 	if os.Geteuid() != 0 {
 		return // only root can give itself some
 	}
-	if _, err := helper.File(); err != nil { // stays root's
-		t.Fatal(err)
-	}
+	_, err := helper.File()
+	check.Require(t, err == nil, "%v", err) // stays root's
 	done := make(chan struct{})
 	go func() { // its thread ends with it
 		defer close(done)
@@ -166,18 +145,15 @@ func TestKeeperCapabilities(t *testing.T) {
 			}
 			buf := make([]byte, 100)
 			_ = r.SetReadDeadline(time.Now().Add(10 * time.Second))
-			if n, err := r.Read(buf); string(buf[:n]) != c.want {
-				t.Errorf("%q, %v, want %q", buf[:n], err, c.want)
-			}
+			n, err := r.Read(buf)
+			check.That(t, string(buf[:n]) == c.want, "%q, %v, want %q", buf[:n], err, c.want)
 			finish(t, k)
 		}
 		var after [2]unix.CapUserData
-		if err := unix.Capget(&hdr, &after[0]); err != nil || after != own {
-			t.Errorf("capabilities afterwards: %+v, %v", after, err)
-		}
-		if set, err := unix.PrctlRetInt(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_IS_SET, unix.CAP_SYS_NICE, 0, 0); set != 0 || err != nil {
-			t.Errorf("ambient afterwards: %d, %v", set, err)
-		}
+		err = unix.Capget(&hdr, &after[0])
+		check.That(t, err == nil && after == own, "capabilities afterwards: %+v, %v", after, err)
+		set, err := unix.PrctlRetInt(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_IS_SET, unix.CAP_SYS_NICE, 0, 0)
+		check.That(t, set == 0 && err == nil, "ambient afterwards: %d, %v", set, err)
 	}()
 	<-done
 }
@@ -185,13 +161,11 @@ func TestKeeperCapabilities(t *testing.T) {
 // A keeper that cannot get its orders does not block sbxrun, even if it is stopped.
 func TestKeeperDiscarded(t *testing.T) {
 	k, out := start(t, "sh", "-c", "echo up; sleep 100")
-	if _, err := out.Read(make([]byte, 3)); err != nil {
-		t.Fatal(err)
-	}
+	_, err := out.Read(make([]byte, 3))
+	check.Require(t, err == nil, "%v", err)
 	child := Descendants(k.PID, 1)[0]
-	if err := k.Signal(unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	err = k.Signal(unix.SIGSTOP)
+	check.Require(t, err == nil, "%v", err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -203,34 +177,28 @@ func TestKeeperDiscarded(t *testing.T) {
 		_ = unix.Kill(k.PID, unix.SIGKILL)
 		t.Fatal("it waits for a stopped keeper")
 	}
-	if st, err := ReadStat(child.PID); err == nil && st.Start == child.Start {
-		t.Errorf("a child is left: %+v", st)
-	}
+	st, err := ReadStat(child.PID)
+	check.That(t, err != nil || st.Start != child.Start, "a child is left: %+v", st)
 }
 
 func TestKeeperReapsOrphans(t *testing.T) {
 	// When its program ends, the keeper kills the processes that the program has left behind.
 	k, out := start(t, "sh", "-c", "setsid sleep 100 & echo up; exit 3")
-	if _, err := out.Read(make([]byte, 3)); err != nil {
-		t.Fatal(err)
-	}
-	if end := finish(t, k); len(end.reaped) != 2 || end.reaped[0].MaxRSS == 0 {
-		t.Errorf("reaped: %+v", end)
-	}
+	_, err := out.Read(make([]byte, 3))
+	check.Require(t, err == nil, "%v", err)
+	end := finish(t, k)
+	check.That(t, len(end.reaped) == 2 && end.reaped[0].MaxRSS != 0, "reaped: %+v", end)
 }
 
 func TestKeeperStartError(t *testing.T) {
 	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer null.Close()
 	k := keep(t, Command{Program: &Program{Path: "/nonexistent", Args: []string{"x"}, Files: []*os.File{null}}})
 	finish(t, k)
 	err = k.StartError()
-	if want := "exec x: no such file or directory"; err == nil || err.Error() != want {
-		t.Errorf("got %v, want %s", err, want)
-	}
+	want := "exec x: no such file or directory"
+	check.That(t, err != nil && err.Error() == want, "got %v, want %s", err, want)
 }
 
 func TestKeeperHidesDescriptors(t *testing.T) {
@@ -238,9 +206,7 @@ func TestKeeperHidesDescriptors(t *testing.T) {
 	buf := make([]byte, 100)
 	n, _ := out.Read(buf)
 	// 3 is ls's own descriptor of the directory.
-	if got := string(buf[:n]); got != "0 1 2 3 " {
-		t.Errorf("descriptors %q", got)
-	}
+	check.Equal(t, string(buf[:n]), "0 1 2 3 ", "descriptors")
 	finish(t, k)
 }
 
@@ -248,43 +214,32 @@ func TestKeeperHidesDescriptors(t *testing.T) {
 // proven.
 func TestInheritNoDescriptors(t *testing.T) {
 	k, out := start(t, "sh", "-c", "echo up; exec sleep 100")
-	if _, err := out.Read(make([]byte, 3)); err != nil {
-		t.Fatal(err)
-	}
+	_, err := out.Read(make([]byte, 3))
+	check.Require(t, err == nil, "%v", err)
 	program := Descendants(k.PID, 1)[0].PID
-	if err := k.Signal(unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	if err := k.Wait(time.Now().Add(10 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	err = k.Signal(unix.SIGKILL)
+	check.Require(t, err == nil, "%v", err)
+	err = k.Wait(time.Now().Add(10 * time.Second))
+	check.Require(t, err == nil, "%v", err)
 	kept := &Kept{Keeper: k}
-	if left := kept.Survivors(10); len(left) != 1 || left[0].PID != program {
-		t.Errorf("survivors %+v, want %d", left, program)
-	}
+	left := kept.Survivors(10)
+	check.That(t, len(left) == 1 && left[0].PID == program, "survivors %+v, want %d", left, program)
 	lowest, err := unix.Dup(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	unix.Close(lowest)
 	restore := limitDescriptors(t, lowest)
 	err = kept.Inherit(time.Now().Add(50 * time.Millisecond))
 	restore()
-	if !errors.Is(err, unix.EMFILE) {
-		t.Errorf("with no descriptor free: %v", err)
-	}
+	check.That(t, errors.Is(err, unix.EMFILE), "with no descriptor free: %v", err)
 	finish(t, k)
-	if left := kept.Survivors(10); left != nil {
-		t.Errorf("left behind: %+v", left)
-	}
+	left = kept.Survivors(10)
+	check.That(t, left == nil, "left behind: %+v", left)
 }
 
 // Abandon succeeds if the keeper was killed and one of its children still has the keeper's socket open.
 func TestAbandonSocketHeld(t *testing.T) {
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer r.Close()
 	defer w.Close()
 	// A process that was stopped before it could set its death signal, and before the exec of its program, which closes the
@@ -293,58 +248,41 @@ func TestAbandonSocketHeld(t *testing.T) {
 	s.Do("write", unix.SYS_WRITE, 0, "x", 1)
 	s.Do("wait", unix.SYS_PPOLL, 0, 0, 0, 0)
 	script, err := s.Seal()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer script.Close()
 	k, err := startKeeper()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := k.send(&order{Kind: orderChild, Child: 1, Files: 1, Program: 1, Cgroup: -1}, []*os.File{script, w}, nil); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := r.Read(make([]byte, 1)); err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
+	err = k.send(&order{Kind: orderChild, Child: 1, Files: 1, Program: 1, Cgroup: -1}, []*os.File{script, w}, nil)
+	check.Require(t, err == nil, "%v", err)
+	_, err = r.Read(make([]byte, 1))
+	check.Require(t, err == nil, "%v", err)
 	child := Descendants(k.PID, 1)[0].PID
-	if err := k.Signal(unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	err = k.Signal(unix.SIGKILL)
+	check.Require(t, err == nil, "%v", err)
 	begin := time.Now()
-	if _, err := (&Kept{Keeper: k}).Abandon(begin.Add(20 * time.Second)); err != nil {
-		t.Error(err)
-	}
-	if took := time.Since(begin); took > 10*time.Second {
-		t.Errorf("that took %v", took)
-	}
-	if _, err := ReadStat(child); err != ErrGone {
-		t.Errorf("its child is left: %v", err)
-	}
+	_, err = (&Kept{Keeper: k}).Abandon(begin.Add(20 * time.Second))
+	check.That(t, err == nil, "%v", err)
+	took := time.Since(begin)
+	check.That(t, took <= 10*time.Second, "that took %v", took)
+	_, err = ReadStat(child)
+	check.That(t, err == ErrGone, "its child is left: %v", err)
 }
 
 // With any number of free descriptors the keeper either opens its own files before it has children, or starts nothing: a
 // keeper that failed later would end a running command.
 func TestKeeperFewDescriptors(t *testing.T) {
 	shell, err := exec.LookPath("sh")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := helper.File(); err != nil { // stays open
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
+	_, err = helper.File()
+	check.Require(t, err == nil, "%v", err) // stays open
 	begun := 0
 	for free := range 12 {
 		read, write, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Require(t, err == nil, "%v", err)
 		var fill []int // uses all free numbers up to the last one
 		for range 64 {
 			fd, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Require(t, err == nil, "%v", err)
 			fill = append(fill, fd)
 		}
 		restore := limitDescriptors(t, fill[len(fill)-1]+1)
@@ -362,9 +300,7 @@ func TestKeeperFewDescriptors(t *testing.T) {
 			read.Close()
 			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Require(t, err == nil, "%v", err)
 		n, _ := read.Read(make([]byte, 1)) // end-of-file, if nothing has begun
 		read.Close()
 		k.Kill()
@@ -378,21 +314,14 @@ func TestKeeperFewDescriptors(t *testing.T) {
 		case !errors.Is(k.StartError(), unix.EMFILE):
 			t.Errorf("%d free: nothing has begun: %v, %v", free, k.StartError(), err)
 		case err == errNotEmpty:
-			if err := k.Wait(time.Now().Add(10 * time.Second)); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, k.Wait(time.Now().Add(10*time.Second)))
 			if left, err := kept.orphans(); err != nil || len(left) > 0 {
 				t.Errorf("%d free: the keeper has ended with children: %v; %+v, %v", free, k.StartError(), left, err)
 			}
 		}
-		if err := kept.Inherit(time.Now().Add(10 * time.Second)); n == 0 && err != nil {
-			t.Error(err)
-		}
-		if err := k.Reap(time.Now().Add(10 * time.Second)); err != nil {
-			t.Error(err)
-		}
+		err = kept.Inherit(time.Now().Add(10 * time.Second))
+		check.That(t, n != 0 || err == nil, "%v", err)
+		check.OK(t, k.Reap(time.Now().Add(10*time.Second)))
 	}
-	if begun == 0 {
-		t.Error("nothing has begun, with any number")
-	}
+	check.That(t, begun != 0, "nothing has begun, with any number")
 }

@@ -6,12 +6,12 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func TestCheckMount(t *testing.T) {
-	if err := CheckMount(); err != nil {
-		t.Errorf("here: %v", err)
-	}
+	check.OK(t, CheckMount(), "here")
 	missing := &fs.PathError{Op: "readlink", Path: "/proc/self", Err: unix.ENOENT}
 	for _, c := range []struct {
 		name, number string
@@ -30,11 +30,8 @@ func TestCheckMount(t *testing.T) {
 		if err != nil {
 			got = err.Error()
 		}
-		if got != c.want || c.err != nil && !errors.Is(err, c.err) {
-			t.Errorf("%s: %q, want %q", c.name, got, c.want)
-		}
-		if m := (*MountError)(nil); err != nil && (!errors.As(err, &m) || m.Remedy == "") {
-			t.Errorf("%s: no remedy", c.name)
-		}
+		check.That(t, got == c.want && (c.err == nil || errors.Is(err, c.err)), "%s: %q, want %q", c.name, got, c.want)
+		m := (*MountError)(nil)
+		check.That(t, err == nil || errors.As(err, &m) && m.Remedy != "", "%s: no remedy", c.name)
 	}
 }

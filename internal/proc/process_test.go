@@ -11,14 +11,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func open(t *testing.T, pid int) *Process {
 	t.Helper()
 	p, err := Open(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	t.Cleanup(func() { p.Close() })
 	return p
 }
@@ -26,13 +26,11 @@ func open(t *testing.T, pid int) *Process {
 func soon() time.Time { return time.Now().Add(10 * time.Second) }
 
 func TestOpenErrors(t *testing.T) {
-	if p, err := Open(1 << 22); err != ErrGone || p != nil { // one more than the largest PID
-		t.Errorf("a pid that cannot be: %v, %v", p, err)
-	}
+	p, err := Open(1 << 22)
+	check.That(t, err == ErrGone && p == nil, "a pid that cannot be: %v, %v", p, err) // one more than the largest PID
 	for _, pid := range []int{0, -1, -1 << 31} {
-		if p, err := Open(pid); err == nil || err == ErrGone || p != nil {
-			t.Errorf("pid %d: %v, %v; want an error", pid, p, err)
-		}
+		p, err := Open(pid)
+		check.That(t, err != nil && err != ErrGone && p == nil, "pid %d: %v, %v; want an error", pid, p, err)
 	}
 }
 
@@ -43,59 +41,36 @@ func TestProcess(t *testing.T) {
 	if p.PID != c.Process.Pid || p.FD() < 3 {
 		t.Errorf("pid %d, descriptor %d", p.PID, p.FD())
 	}
-	if flags, err := unix.FcntlInt(uintptr(p.FD()), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
-		t.Errorf("descriptor flags %#x, %v", flags, err)
-	}
-	if p.Exited() {
-		t.Error("exited, but it runs")
-	}
-	if err := p.Signal(0); err != nil {
-		t.Errorf("signal 0: %v", err)
-	}
-	if err := p.Signal(65); !errors.Is(err, unix.EINVAL) {
-		t.Errorf("signal 65: %v", err)
-	}
-	if err := p.Wait(time.Now().Add(time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("wait for one that runs: %v", err)
-	}
-	if err := p.Wait(time.Unix(1, 0)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("wait, deadline long past: %v", err)
-	}
+	flags, err := unix.FcntlInt(uintptr(p.FD()), unix.F_GETFD, 0)
+	check.That(t, err == nil && flags&unix.FD_CLOEXEC != 0, "descriptor flags %#x, %v", flags, err)
+	check.That(t, !p.Exited(), "exited, but it runs")
+	check.OK(t, p.Signal(0), "signal 0")
+	err = p.Signal(65)
+	check.That(t, errors.Is(err, unix.EINVAL), "signal 65: %v", err)
+	err = p.Wait(time.Now().Add(time.Millisecond))
+	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "wait for one that runs: %v", err)
+	err = p.Wait(time.Unix(1, 0))
+	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "wait, deadline long past: %v", err)
 
-	if err := p.Signal(unix.SIGKILL); err != nil {
-		t.Errorf("kill: %v", err)
-	}
-	if err := p.Wait(soon()); err != nil {
-		t.Errorf("wait for the zombie: %v", err)
-	}
-	if err := p.Wait(time.Time{}); err != nil {
-		t.Errorf("wait again, without a deadline: %v", err)
-	}
-	if err := p.Signal(0); err != nil {
-		t.Errorf("signal to the zombie: %v", err) // its PID is still its own
-	}
+	check.OK(t, p.Signal(unix.SIGKILL), "kill")
+	check.OK(t, p.Wait(soon()), "wait for the zombie")
+	check.OK(t, p.Wait(time.Time{}), "wait again, without a deadline")
+	check.OK(t, p.Signal(0), "signal to the zombie") // its PID is still its own
 
 	end()
-	if !p.Exited() {
-		t.Error("reaped, and not exited")
-	}
-	if err := p.Signal(unix.SIGKILL); err != ErrGone {
-		t.Errorf("signal after reaping: %v", err)
-	}
-	if got, err := Open(c.Process.Pid); err != ErrGone {
-		t.Errorf("open after reaping: %v, %v", got, err)
-	}
+	check.That(t, p.Exited(), "reaped, and not exited")
+	check.Equal(t, p.Signal(unix.SIGKILL), ErrGone, "signal after reaping")
+	got, err := Open(c.Process.Pid)
+	check.That(t, err == ErrGone, "open after reaping: %v, %v", got, err)
 
 	p.Close()
 	if p.FD() != -1 {
 		t.Errorf("descriptor %d after close", p.FD())
 	}
-	if err := p.Signal(0); !errors.Is(err, unix.EBADF) {
-		t.Errorf("signal after close: %v", err)
-	}
-	if err := p.Wait(soon()); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("wait after close: %v", err)
-	}
+	err = p.Signal(0)
+	check.That(t, errors.Is(err, unix.EBADF), "signal after close: %v", err)
+	err = p.Wait(soon())
+	check.That(t, err != nil && !errors.Is(err, os.ErrDeadlineExceeded), "wait after close: %v", err)
 }
 
 // A handle never reaches another process that reuses the PID. In a PID namespace of its own, the
@@ -105,40 +80,29 @@ func TestProcessPIDReuse(t *testing.T) {
 	if os.Getenv(inside) == "" {
 		c := exec.Command("unshare", "--user", "--map-root-user", "--fork", "--pid", "--mount-proc", os.Args[0], "-test.run=^TestProcessPIDReuse$")
 		c.Env = append(os.Environ(), inside+"=1")
-		if out, err := c.CombinedOutput(); err != nil {
-			t.Errorf("in a PID namespace of its own: %v\n%s", err, out)
-		}
+		out, err := c.CombinedOutput()
+		check.That(t, err == nil, "in a PID namespace of its own: %v\n%s", err, out)
 		return
 	}
 	for range 100 {
 		c, end := held(t, "cat")
 		p := open(t, c.Process.Pid)
 		end()
-		if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(c.Process.Pid-1)), 0); err != nil {
-			t.Fatal(err)
-		}
+		err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(c.Process.Pid-1)), 0)
+		check.Require(t, err == nil, "%v", err)
 		d, end := held(t, "cat")
 		if d.Process.Pid != c.Process.Pid {
 			end() // a thread of this process has taken the PID
 			continue
 		}
-		if err := p.Signal(unix.SIGKILL); err != ErrGone {
-			t.Errorf("signal: %v, want %v", err, ErrGone)
-		}
-		if fd, err := p.OpenRoot(); err != ErrGone {
-			t.Errorf("root: %d, %v, want %v", fd, err, ErrGone)
-		}
-		if !p.Exited() {
-			t.Error("the first process is taken for the second")
-		}
+		check.Equal(t, p.Signal(unix.SIGKILL), ErrGone, "signal")
+		fd, err := p.OpenRoot()
+		check.That(t, err == ErrGone, "root: %d, %v, want %v", fd, err, ErrGone)
+		check.That(t, p.Exited(), "the first process is taken for the second")
 		q := open(t, d.Process.Pid)
-		if q.Exited() {
-			t.Error("the second process is gone")
-		}
-		fd, err := q.OpenRoot()
-		if err != nil {
-			t.Errorf("root: %v", err)
-		}
+		check.That(t, !q.Exited(), "the second process is gone")
+		fd, err = q.OpenRoot()
+		check.That(t, err == nil, "root: %v", err)
 		unix.Close(fd)
 		end()
 		return
@@ -160,17 +124,13 @@ func TestWaitContext(t *testing.T) {
 		"deadline":           func() error { return p.WaitContext(t.Context(), time.Now().Add(time.Millisecond)) },
 	} {
 		begin := time.Now()
-		if err := wait(); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("%s: %v", name, err)
-		}
-		if took := time.Since(begin); took > 5*time.Second {
-			t.Errorf("%s: took %v", name, took)
-		}
+		err := wait()
+		check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "%s: %v", name, err)
+		took := time.Since(begin)
+		check.That(t, took <= 5*time.Second, "%s: took %v", name, took)
 	}
 	end()
-	if err := p.WaitContext(t.Context(), soon()); err != nil {
-		t.Errorf("exited: %v", err)
-	}
+	check.OK(t, p.WaitContext(t.Context(), soon()), "exited")
 }
 
 // Wait works without a free descriptor.
@@ -178,35 +138,28 @@ func TestWaitWithoutDescriptors(t *testing.T) {
 	c, _ := held(t, "cat")
 	p := open(t, c.Process.Pid)
 	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
+	check.Require(t, err == nil, "%v", err)
 	few := limit
 	few.Cur = 1 // poll(2) accepts at most this many descriptors, too
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
-		t.Fatal(err)
-	}
+	err = unix.Setrlimit(unix.RLIMIT_NOFILE, &few)
+	check.Require(t, err == nil, "%v", err)
 	defer unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
 	if d, err := p.Dup(); err == nil {
 		d.Close()
 		t.Fatal("there was a descriptor")
 	}
-	if err := p.Wait(time.Now().Add(5 * time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("it runs: %v", err)
-	}
+	err = p.Wait(time.Now().Add(5 * time.Millisecond))
+	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "it runs: %v", err)
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := p.WaitContext(canceled, time.Time{}); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("canceled: %v", err)
-	}
+	err = p.WaitContext(canceled, time.Time{})
+	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "canceled: %v", err)
 	time.AfterFunc(5*time.Millisecond, func() { _ = c.Process.Kill() })
-	if err := p.Wait(soon()); err != nil {
-		t.Errorf("it has ended: %v", err)
-	}
+	check.OK(t, p.Wait(soon()), "it has ended")
 	p.Close()
-	if err := p.Wait(soon()); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("closed: %v", err)
-	}
+	err = p.Wait(soon())
+	check.That(t, errors.Is(err, os.ErrClosed), "closed: %v", err)
 }
 
 // A context that is cancelled just as a wait ends does not cut the next wait short.
@@ -214,9 +167,7 @@ func TestWaitContextLateCancellation(t *testing.T) {
 	c, end := held(t, "cat")
 	defer end()
 	p, err := open(t, c.Process.Pid).Dup() // has its own deadline
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer p.Close()
 	const next = 300 * time.Microsecond
 	for i := range 1000 {
@@ -231,16 +182,13 @@ func TestWaitContextLateCancellation(t *testing.T) {
 		if i%3 == 0 {
 			<-ctx.Done() // wait with a cancelled context
 		}
-		if err := p.WaitContext(ctx, over); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatalf("round %d: %v", i, err)
-		}
+		err := p.WaitContext(ctx, over)
+		check.Require(t, errors.Is(err, os.ErrDeadlineExceeded), "round %d: %v", i, err)
 		begin = time.Now()
-		if err := p.Wait(begin.Add(next)); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatalf("round %d, the next wait: %v", i, err)
-		}
-		if took := time.Since(begin); took < next {
-			t.Fatalf("round %d: the next wait took %v instead of %v", i, took, next)
-		}
+		err = p.Wait(begin.Add(next))
+		check.Require(t, errors.Is(err, os.ErrDeadlineExceeded), "round %d, the next wait: %v", i, err)
+		took := time.Since(begin)
+		check.Require(t, took >= next, "round %d: the next wait took %v instead of %v", i, took, next)
 		cancel()
 	}
 }
@@ -248,9 +196,7 @@ func TestWaitContextLateCancellation(t *testing.T) {
 // The same holds for reads: data that arrives after a bounded read is not lost.
 func TestReadUntilLateCancellation(t *testing.T) {
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer r.Close()
 	defer w.Close()
 	buf := make([]byte, 1)
@@ -259,27 +205,22 @@ func TestReadUntilLateCancellation(t *testing.T) {
 		stop := ReadUntil(ctx, r, soon())
 		go cancel()
 		if i%2 == 0 {
-			if _, err := r.Read(buf); !errors.Is(err, os.ErrDeadlineExceeded) {
-				t.Fatalf("round %d: %v", i, err)
-			}
+			_, err := r.Read(buf)
+			check.Require(t, errors.Is(err, os.ErrDeadlineExceeded), "round %d: %v", i, err)
 		}
 		stop()
-		if err := r.SetReadDeadline(soon()); err != nil {
-			t.Fatal(err)
-		}
+		err := r.SetReadDeadline(soon())
+		check.Require(t, err == nil, "%v", err)
 		go func() { _, _ = w.Write([]byte{1}) }()
-		if _, err := r.Read(buf); err != nil {
-			t.Fatalf("round %d: the next read: %v", i, err)
-		}
+		_, err = r.Read(buf)
+		check.Require(t, err == nil, "round %d: the next read: %v", i, err)
 		<-ctx.Done()
 	}
 }
 
 func TestReadUntil(t *testing.T) {
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer r.Close()
 	defer w.Close()
 	canceled, cancel := context.WithCancel(t.Context())
@@ -290,53 +231,39 @@ func TestReadUntil(t *testing.T) {
 		"canceled, without deadline": func() func() { return ReadUntil(canceled, r, time.Time{}) },
 	} {
 		stop := bound()
-		if _, err := r.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("%s: %v", name, err)
-		}
+		_, err := r.Read(make([]byte, 1))
+		check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "%s: %v", name, err)
 		stop()
 	}
 }
 
 func TestWaitHangup(t *testing.T) {
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer w.Close()
 	second, err := unix.Dup(int(r.Fd()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	brief := func() time.Time { return time.Now().Add(time.Millisecond) }
-	if err := WaitHangup(w, brief()); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("two readers: %v", err)
-	}
+	err = WaitHangup(w, brief())
+	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "two readers: %v", err)
 	r.Close()
-	if err := WaitHangup(w, brief()); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("one reader: %v", err)
-	}
-	if err := w.SetWriteDeadline(time.Time{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Write(make([]byte, 4096)); err != nil {
-		t.Fatal(err)
-	}
-	if err := WaitHangup(w, brief()); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("one reader, and something to read: %v", err)
-	}
+	err = WaitHangup(w, brief())
+	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "one reader: %v", err)
+	err = w.SetWriteDeadline(time.Time{})
+	check.Require(t, err == nil, "%v", err)
+	_, err = w.Write(make([]byte, 4096))
+	check.Require(t, err == nil, "%v", err)
+	err = WaitHangup(w, brief())
+	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "one reader, and something to read: %v", err)
 	done := make(chan error, 1)
 	go func() { done <- WaitHangup(w, soon()) }()
 	unix.Close(second)
-	if err := <-done; err != nil {
-		t.Errorf("no reader: %v", err)
-	}
-	if err := WaitHangup(w, time.Unix(1, 0)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("deadline long past: %v", err)
-	}
+	check.OK(t, <-done, "no reader")
+	err = WaitHangup(w, time.Unix(1, 0))
+	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "deadline long past: %v", err)
 	w.Close()
-	if err := WaitHangup(w, soon()); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("closed: %v", err)
-	}
+	err = WaitHangup(w, soon())
+	check.That(t, err != nil && !errors.Is(err, os.ErrDeadlineExceeded), "closed: %v", err)
 }
 
 // FromPidfd never returns another process if the pidfd is closed at the same time and its number is reused for another
@@ -361,20 +288,14 @@ func TestDuplicateClosed(t *testing.T) {
 	})
 	for range 20000 {
 		p, err := Open(pids[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Require(t, err == nil, "%v", err)
 		all.Go(func() { p.Close() })
 		q, err := FromPidfd(p.file)
 		if err != nil {
-			if !errors.Is(err, os.ErrClosed) {
-				t.Fatal(err)
-			}
+			check.Require(t, errors.Is(err, os.ErrClosed), "%v", err)
 			continue
 		}
 		q.Close()
-		if q.PID != pids[0] {
-			t.Fatalf("process %d instead of %d", q.PID, pids[0])
-		}
+		check.Require(t, q.PID == pids[0], "process %d instead of %d", q.PID, pids[0])
 	}
 }

@@ -3,14 +3,14 @@ package proc
 import (
 	"os"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func tasks(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	return len(list)
 }
 
@@ -19,7 +19,6 @@ func TestMakeThreads(t *testing.T) {
 	MakeThreads(tasks(t) + 3) // makes some idle threads
 	want := tasks(t) + 5
 	MakeThreads(want)
-	if got := tasks(t); got < want-1 { // the runtime counts one that is about to start
-		t.Errorf("%d threads, want %d", got, want)
-	}
+	got := tasks(t)
+	check.That(t, got >= want-1, "%d threads, want %d", got, want) // the runtime counts one that is about to start
 }

@@ -16,6 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // rest contains fields 5 to 52 of a stat line: the session is 5, the times are 250
@@ -44,12 +46,8 @@ func TestParseStat(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := parseStat([]byte(tt.in))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Require(t, err == nil, "%v", err)
+			check.Equal(t, cmp.Diff(tt.want, got), "", "(-want +got):\n")
 		})
 	}
 }
@@ -93,9 +91,8 @@ func TestParseStatErrors(t *testing.T) {
 		{"start beyond 64 bits", start("18446744073709551616")},
 	}
 	for _, tt := range tests {
-		if got, err := parseStat([]byte(tt.in)); err == nil || got != (Stat{}) {
-			t.Errorf("%s: got %+v, %v; want an error and nothing else", tt.name, got, err)
-		}
+		got, err := parseStat([]byte(tt.in))
+		check.That(t, err != nil && got == (Stat{}), "%s: got %+v, %v; want an error and nothing else", tt.name, got, err)
 	}
 }
 
@@ -111,20 +108,14 @@ func FuzzParseStat(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if st.PID < 1 || st.Parent < 0 || len(st.State) != 1 || st.CPU.User < 0 || st.CPU.System < 0 {
-			t.Errorf("accepted %+v", st)
-		}
+		check.That(t, st.PID >= 1 && st.Parent >= 0 && len(st.State) == 1 && st.CPU.User >= 0 && st.CPU.System >= 0, "accepted %+v", st)
 		ticks := func(d time.Duration) string { return strconv.FormatInt(int64(d/clockTick), 10) }
 		line := strconv.Itoa(st.PID) + " (" + st.Comm + ") " + st.State + " " + strconv.Itoa(st.Parent) +
 			" 0 " + strconv.Itoa(st.Session) + strings.Repeat(" 0", 7) + " " + ticks(st.CPU.User) + " " + ticks(st.CPU.System) +
 			" " + ticks(st.Waited.User) + " " + ticks(st.Waited.System) + strings.Repeat(" 0", 2) + " " + strconv.Itoa(st.Threads) + " 0 " + strconv.FormatUint(st.Start, 10) + " 0 " + strconv.FormatInt(st.Pages, 10)
 		again, err := parseStat([]byte(line))
-		if err != nil {
-			t.Fatalf("%q: %v", line, err)
-		}
-		if diff := cmp.Diff(st, again); diff != "" {
-			t.Errorf("read back from %q (-first +again):\n%s", line, diff)
-		}
+		check.Require(t, err == nil, "%q: %v", line, err)
+		check.Equal(t, cmp.Diff(st, again), "", "read back from %q (-first +again):\n", line)
 	})
 }
 
@@ -152,9 +143,8 @@ func TestParseNSPIDs(t *testing.T) {
 	}
 	for _, tt := range tests {
 		got, err := parseNSPIDs([]byte(tt.in))
-		if diff := cmp.Diff(tt.want, got); diff != "" || (err == nil) != (tt.want != nil) {
-			t.Errorf("parseNSPIDs(%q): %v (-want +got):\n%s", tt.in, err, diff)
-		}
+		diff := cmp.Diff(tt.want, got)
+		check.That(t, diff == "" && (err == nil) == (tt.want != nil), "parseNSPIDs(%q): %v (-want +got):\n%s", tt.in, err, diff)
 	}
 }
 
@@ -164,13 +154,9 @@ func FuzzParseNSPIDs(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		numbers, err := parseNSPIDs(data)
-		if (err == nil) != (len(numbers) > 0) {
-			t.Errorf("%v, %v", numbers, err)
-		}
+		check.That(t, (err == nil) == (len(numbers) > 0), "%v, %v", numbers, err)
 		for _, n := range numbers {
-			if n < 1 {
-				t.Errorf("%v", numbers)
-			}
+			check.That(t, n >= 1, "%v", numbers)
 		}
 	})
 }
@@ -189,9 +175,7 @@ func TestParseChildren(t *testing.T) {
 		{"x 4x 42 0x10 99999999999999999999", []int{42}},
 	}
 	for _, tt := range tests {
-		if diff := cmp.Diff(tt.want, parseChildren([]byte(tt.in))); diff != "" {
-			t.Errorf("parseChildren(%q) (-want +got):\n%s", tt.in, diff)
-		}
+		check.Equal(t, cmp.Diff(tt.want, parseChildren([]byte(tt.in))), "", "parseChildren(%q) (-want +got):\n", tt.in)
 	}
 }
 
@@ -199,9 +183,7 @@ func FuzzParseChildren(f *testing.F) {
 	f.Add([]byte("42 1 -1 0 43 "))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, pid := range parseChildren(data) {
-			if pid <= 1 {
-				t.Errorf("pid %d", pid)
-			}
+			check.That(t, pid > 1, "pid %d", pid)
 		}
 	})
 }
@@ -210,9 +192,7 @@ func FuzzParseChildren(f *testing.F) {
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); !condition(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never came to pass: %s", what)
-		}
+		check.Require(t, !time.Now().After(end), "never came to pass: %s", what)
 	}
 }
 
@@ -221,12 +201,9 @@ func held(t *testing.T, args ...string) (c *exec.Cmd, end func()) {
 	t.Helper()
 	c = exec.Command(args[0], args[1:]...)
 	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
+	err = c.Start()
+	check.Require(t, err == nil, "%v", err)
 	ended := false
 	end = func() {
 		if !ended {
@@ -251,19 +228,12 @@ var anyOrder = cmpopts.SortSlices(func(a, b string) bool { return a < b })
 
 func TestReadStat(t *testing.T) {
 	session, err := unix.Getsid(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	got, err := ReadStat(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got.PID != os.Getpid() || got.Parent != os.Getppid() || got.Session != session {
-		t.Errorf("of ourselves: %+v", got)
-	}
-	if _, err := ReadStat(1 << 30); err != ErrGone {
-		t.Errorf("of a pid that cannot be: %v", err)
-	}
+	check.Require(t, err == nil, "%v", err)
+	check.That(t, got.PID == os.Getpid() && got.Parent == os.Getppid() && got.Session == session, "of ourselves: %+v", got)
+	_, err = ReadStat(1 << 30)
+	check.That(t, err == ErrGone, "of a pid that cannot be: %v", err)
 	// Hostile names, as the kernel prints them.
 	for _, name := range []string{"a b", "x) S 1 (y", ")", "(", "\n", "\xff"} {
 		c, end := held(t, "sh", "-c", `printf %s "$1" >/proc/self/comm; read x`, "sh", name)
@@ -290,53 +260,32 @@ func TestNamespaces(t *testing.T) {
 		return cmp.Equal(names, []string{"sh", "sleep", "sh"}, anyOrder)
 	})
 	init := below[0]
-	if init.Parent != c.Process.Pid {
-		t.Errorf("breadth first, but the first one is %+v", init)
-	}
-	if n, err := NSPID(init.PID); n != 1 || err != nil {
-		t.Errorf("NSPID of init: %d, %v", n, err)
-	}
-	if n, err := NSPID(below[1].PID); n < 2 || err != nil {
-		t.Errorf("NSPID of its child: %d, %v", n, err)
-	}
-	if n, err := NSPID(os.Getpid()); n != os.Getpid() || err != nil {
-		t.Errorf("NSPID of ourselves: %d, %v, want %d", n, err, os.Getpid())
-	}
+	check.That(t, init.Parent == c.Process.Pid, "breadth first, but the first one is %+v", init)
+	n, err := NSPID(init.PID)
+	check.That(t, n == 1 && err == nil, "NSPID of init: %d, %v", n, err)
+	n, err = NSPID(below[1].PID)
+	check.That(t, n >= 2 && err == nil, "NSPID of its child: %d, %v", n, err)
+	n, err = NSPID(os.Getpid())
+	check.That(t, n == os.Getpid() && err == nil, "NSPID of ourselves: %d, %v, want %d", n, err, os.Getpid())
 	ns, err := Namespace(init.PID, "pid")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	ours, err := Namespace(os.Getpid(), "pid")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if ns == ours || ns == 0 {
-		t.Errorf("namespaces %d and %d", ns, ours)
-	}
-	if diff := cmp.Diff([]string{"sh", "sleep", "sh"}, comms(Members(100, ns)), anyOrder); diff != "" {
-		t.Errorf("members (-want +got):\n%s", diff)
-	}
+	check.Require(t, err == nil, "%v", err)
+	check.That(t, ns != ours && ns != 0, "namespaces %d and %d", ns, ours)
+	check.Equal(t, cmp.Diff([]string{"sh", "sleep", "sh"}, comms(Members(100, ns)), anyOrder), "", "members (-want +got):\n")
 	for _, limit := range []int{1, 2, 3} {
-		if got := len(Descendants(c.Process.Pid, limit)); got != limit {
-			t.Errorf("%d descendants, limit %d", got, limit)
-		}
-		if got := len(Members(limit, ns)); got != limit {
-			t.Errorf("%d members, limit %d", got, limit)
-		}
+		check.Equal(t, len(Descendants(c.Process.Pid, limit)), limit)
+		check.Equal(t, len(Members(limit, ns)), limit)
 	}
 	end()
-	if got := Members(100, ns); got != nil {
-		t.Errorf("members of a namespace that has ended: %+v", got)
-	}
-	if got := Descendants(c.Process.Pid, 100); got != nil {
-		t.Errorf("descendants of a process that has ended: %+v", got)
-	}
-	if _, err := Namespace(init.PID, "pid"); !errors.Is(err, unix.ENOENT) {
-		t.Errorf("namespace of a process that has ended: %v", err)
-	}
-	if _, err := NSPID(init.PID); err != ErrGone {
-		t.Errorf("NSPID of a process that has ended: %v", err)
-	}
+	got := Members(100, ns)
+	check.That(t, got == nil, "members of a namespace that has ended: %+v", got)
+	got = Descendants(c.Process.Pid, 100)
+	check.That(t, got == nil, "descendants of a process that has ended: %+v", got)
+	_, err = Namespace(init.PID, "pid")
+	check.That(t, errors.Is(err, unix.ENOENT), "namespace of a process that has ended: %v", err)
+	_, err = NSPID(init.PID)
+	check.That(t, err == ErrGone, "NSPID of a process that has ended: %v", err)
 }
 
 // Descendants includes zombies.
@@ -347,9 +296,7 @@ func TestDescendantsZombie(t *testing.T) {
 		return len(below) == 1 && below[0].State == "Z" && below[0].Parent == c.Process.Pid
 	})
 	end()
-	if c.ProcessState.Sys().(syscall.WaitStatus).ExitStatus() != 0 {
-		t.Errorf("cat ended with %v", c.ProcessState)
-	}
+	check.That(t, c.ProcessState.Sys().(syscall.WaitStatus).ExitStatus() == 0, "cat ended with %v", c.ProcessState)
 }
 
 // Children limits the number of threads that it reads, and returns an error because children may be missing.
@@ -363,18 +310,16 @@ func TestChildrenManyThreads(t *testing.T) {
 		children, err = Children(c.Process.Pid)
 		return len(children) == 1
 	})
-	if want := "too many threads"; err == nil || err.Error() != want {
-		t.Errorf("%v, want %s", err, want)
-	}
+	want := "too many threads"
+	check.That(t, err != nil && err.Error() == want, "%v, want %s", err, want)
 }
 
 // orphans reads all threads of this process, which may have any number of them and inherits the children of a killed keeper.
 func TestOrphansManyThreads(t *testing.T) {
 	defer func(most int) { maxThreads = most }(maxThreads)
 	maxThreads = 1
-	if _, err := (&Kept{Keeper: &Keeper{}}).orphans(); err != nil {
-		t.Error(err)
-	}
+	_, err := (&Kept{Keeper: &Keeper{}}).orphans()
+	check.That(t, err == nil, "%v", err)
 }
 
 // Descendants reads a limited number of threads of all processes together, and still finds every process.
@@ -399,7 +344,6 @@ func TestDescendantsManyThreads(t *testing.T) {
 		return len(below) == processes && !slices.ContainsFunc(below, func(st Stat) bool { return st.Threads < threads })
 	})
 	found, asked := descendants(c.Process.Pid, 100)
-	if most := maxThreads + processes + 1; len(found) != processes || asked > most {
-		t.Errorf("%d processes; %d threads were asked, want at most %d", len(found), asked, most)
-	}
+	most := maxThreads + processes + 1
+	check.That(t, len(found) == processes && asked <= most, "%d processes; %d threads were asked, want at most %d", len(found), asked, most)
 }

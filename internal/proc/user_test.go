@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // With AsUser new files belong to the user, and files that the user may not open are refused. Afterwards this process has
@@ -16,17 +18,15 @@ import (
 func TestAsUser(t *testing.T) {
 	dir := t.TempDir()
 	secret := filepath.Join(dir, "secret")
-	if err := os.WriteFile(secret, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	err := os.WriteFile(secret, nil, 0o600)
+	check.Require(t, err == nil, "%v", err)
 	user := &Cred{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
 	denied := false
 	if os.Geteuid() == 0 {
 		user, denied = &Cred{UID: 65534, GID: 65534}, true
 		for at := dir; at != "/"; at = filepath.Dir(at) {
-			if err := os.Chmod(at, 0o777|os.ModeSticky); err != nil {
-				t.Fatal(err)
-			}
+			err := os.Chmod(at, 0o777|os.ModeSticky)
+			check.Require(t, err == nil, "%v", err)
 			if filepath.Dir(at) == os.TempDir() {
 				break
 			}
@@ -35,7 +35,7 @@ func TestAsUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		user = nil // an ordinary user cannot act as another
 	}
-	err := AsUser(user, func() error {
+	err = AsUser(user, func() error {
 		if f, err := os.Open(secret); (err != nil) != denied {
 			t.Errorf("open: %v", err)
 		} else if err == nil {
@@ -43,19 +43,13 @@ func TestAsUser(t *testing.T) {
 		}
 		return os.WriteFile(filepath.Join(dir, "made"), nil, 0o600)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	var st unix.Stat_t
-	if err := unix.Stat(filepath.Join(dir, "made"), &st); err != nil {
-		t.Fatal(err)
-	}
-	if user != nil && (st.Uid != user.UID || st.Gid != user.GID) {
-		t.Errorf("owner %d:%d", st.Uid, st.Gid)
-	}
-	if n, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0); n != 1 || err != nil {
-		t.Errorf("dumpable %d, %v", n, err)
-	}
+	err = unix.Stat(filepath.Join(dir, "made"), &st)
+	check.Require(t, err == nil, "%v", err)
+	check.That(t, user == nil || st.Uid == user.UID && st.Gid == user.GID, "owner %d:%d", st.Uid, st.Gid)
+	n, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
+	check.That(t, n == 1 && err == nil, "dumpable %d, %v", n, err)
 	if f, err := os.Open(secret); err != nil {
 		t.Error("afterwards:", err)
 	} else {
@@ -82,28 +76,21 @@ func TestAsUserThreads(t *testing.T) {
 					}
 					return nil
 				})
-				if err != nil {
-					t.Error(err)
-				}
+				check.That(t, err == nil, "%v", err)
 			}
 		})
 	}
 	all.Wait()
 	// The runtime has some threads for system calls, too.
-	if limit := int64(before + userThreads + 2*runtime.GOMAXPROCS(0) + 8); most.Load() > limit {
-		t.Errorf("%d threads, want at most %d", most.Load(), limit)
-	}
+	limit := int64(before + userThreads + 2*runtime.GOMAXPROCS(0) + 8)
+	check.That(t, most.Load() <= limit, "%d threads, want at most %d", most.Load(), limit)
 	for range 2 * userThreads {
 		func() {
 			defer func() {
-				if recover() != "mistake" {
-					t.Error("no panic")
-				}
+				check.That(t, recover() == "mistake", "no panic")
 			}()
 			_ = AsUser(user, func() error { panic("mistake") })
 		}()
 	}
-	if err := AsUser(user, func() error { return os.ErrExist }); err != os.ErrExist {
-		t.Error(err)
-	}
+	check.Equal(t, AsUser(user, func() error { return os.ErrExist }), os.ErrExist)
 }

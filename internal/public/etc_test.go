@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -25,8 +26,7 @@ func TestEtcFile(t *testing.T) {
 		write("public", 0o644, 5): true, write("largest", 0o644, maxCopy): true, filepath.Join(dir, "link"): true,
 		write("secret", 0o600, 5): false, write("group", 0o640, 5): false, write("large", 0o644, maxCopy+1): false, dir: false, filepath.Join(dir, "fifo"): false, dir + "/none": false,
 	} {
-		if _, ok := Copy(name); ok != want {
-			t.Errorf("%s: %v", name, ok)
-		}
+		_, ok := Copy(name)
+		check.That(t, ok == want, "%s: %v", name, ok)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -48,28 +49,21 @@ func TestPublicAdd(t *testing.T) {
 		return names
 	}
 	want := []string{"bash.d", "dpkg", "env", "gitattributes", "java-99-openjdk", "perl", "perl.d", "protocols", "rpc", "suse-release", "time", "zshrc"}
-	if diff := cmp.Diff(want, places(search{})); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Equal(t, cmp.Diff(want, places(search{})), "", "(-want +got):\n")
 	t.Run("groups", func(t *testing.T) {
 		want := []string{"bash.d", "dpkg/origins", "env", "gitattributes", "java-99-openjdk", "perl", "protocols", "rpc", "suse-release", "time", "zshrc"}
-		if diff := cmp.Diff(want, places(search{uid: 1000, groups: []int{os.Getegid()}})); diff != "" {
-			t.Errorf("for a member of the group of dpkg/lock (-want +got):\n%s", diff)
-		}
+		check.Equal(t, cmp.Diff(want, places(search{uid: 1000, groups: []int{os.Getegid()}})), "", "for a member of the group of dpkg/lock (-want +got):\n")
 	})
 	t.Run("a mount of the user's", func(t *testing.T) {
 		want := []string{"bash.d", "dpkg", "env", "gitattributes", "java-99-openjdk", "perl.d", "protocols", "suse-release", "time"}
-		if diff := cmp.Diff(want, places(search{dests: []string{dir + "/perl/Net", dir + "/zshrc", dir + "/rpc"}})); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		check.Equal(t, cmp.Diff(want, places(search{dests: []string{dir + "/perl/Net", dir + "/zshrc", dir + "/rpc"}})), "", "(-want +got):\n")
 	})
 }
 
 // No file is both on the list of public names and on the one of names that are never shown.
 func TestPublicFileDenied(t *testing.T) {
 	for _, name := range []string{"passwd", "shadow", "hostname", "machine-id", "netrc", "npmrc", "pip.conf", "wgetrc", "my.cnf", "environment", "krb5.conf", "fstab", "odbc.ini"} {
-		if public, _ := publicFile(name); public {
-			t.Errorf("%s is public", name)
-		}
+		public, _ := publicFile(name)
+		check.That(t, !public, "%s is public", name)
 	}
 }

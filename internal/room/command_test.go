@@ -12,20 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // insteadOf returns the host's program if the sandbox runs another one.
 func TestInsteadOf(t *testing.T) {
 	top := laidOut(t, "shims/", "own/", "links/", "venv/bin/")
 	for name, text := range map[string]string{"shims/cat": "#!/bin/sh\n", "own/other": "#!/bin/sh\n", "venv/pyvenv.cfg": ""} {
-		if err := os.WriteFile(filepath.Join(top, name), []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		err := os.WriteFile(filepath.Join(top, name), []byte(text), 0o755)
+		check.Require(t, err == nil, "%v", err)
 	}
 	cat, err := filepath.EvalSymlinks("/usr/bin/cat")
-	if err := errors.Join(err, os.Symlink(cat, top+"/links/cat"), os.Symlink(cat, top+"/venv/bin/cat"), os.WriteFile(top+"/own/cat", nil, 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	err = errors.Join(err, os.Symlink(cat, top+"/links/cat"), os.Symlink(cat, top+"/venv/bin/cat"), os.WriteFile(top+"/own/cat", nil, 0o644))
+	check.Require(t, err == nil, "%v", err)
 	for _, tt := range []struct{ path, want string }{
 		{"/usr/bin", ""},
 		{"TOP/shims:/usr/bin", "TOP/shims/cat"},
@@ -37,9 +36,8 @@ func TestInsteadOf(t *testing.T) {
 	} {
 		callers := strings.ReplaceAll(tt.path, "TOP", top)
 		plan := prepare(t, Policy{Command: []string{"cat"}, Workdir: "/tmp"}, 1000)
-		if got, want := insteadOf(plan.ops, "/usr/bin/cat", sandboxPathOf(plan.ops, callers), callers), strings.ReplaceAll(tt.want, "TOP", top); got != want {
-			t.Errorf("PATH=%s: got %q, want %q", tt.path, got, want)
-		}
+		got, want := insteadOf(plan.ops, "/usr/bin/cat", sandboxPathOf(plan.ops, callers), callers), strings.ReplaceAll(tt.want, "TOP", top)
+		check.That(t, got == want, "PATH=%s: got %q, want %q", tt.path, got, want)
 	}
 }
 
@@ -54,9 +52,7 @@ func TestBindFor(t *testing.T) {
 		{"/bin/tool", "/bin/tool"},
 		{"/root/tool", "/root/tool"},
 	} {
-		if got := bindFor(tt.host, "/data/me"); got != tt.want {
-			t.Errorf("bindFor(%q) = %q, want %q", tt.host, got, tt.want)
-		}
+		check.Equal(t, bindFor(tt.host, "/data/me"), tt.want, "bindFor(%q)", tt.host)
 	}
 }
 
@@ -64,9 +60,8 @@ func TestCheckCommand(t *testing.T) {
 	v, top := sample(t)
 	write := func(name, text string, mode os.FileMode) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(top, name), []byte(text), mode); err != nil {
-			t.Fatal(err)
-		}
+		err := os.WriteFile(filepath.Join(top, name), []byte(text), mode)
+		check.Require(t, err == nil, "%v", err)
 	}
 	write("work/plain", "text", 0o644)
 	write("usr/bin/plain", "text", 0o644)
@@ -85,21 +80,18 @@ func TestCheckCommand(t *testing.T) {
 	write("work/relative", "#!prog\n", 0o755)
 	write("work/a'b c", "text", 0o644)
 	write("work/escape", "#!/no/\x1b[2J\a\x9b\n", 0o755)
-	if err := errors.Join(os.Symlink("/usr/lib", filepath.Join(top, "work/far")), os.Symlink(filepath.Join(top, "opt/prog"), filepath.Join(top, "work/python")), unix.Mkfifo(filepath.Join(top, "work/pipe"), 0o755),
-		unix.Mkfifo(filepath.Join(top, "usr/bin/piped"), 0o755), os.Mkdir(filepath.Join(top, "work/tools"), 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	err := errors.Join(os.Symlink("/usr/lib", filepath.Join(top, "work/far")), os.Symlink(filepath.Join(top, "opt/prog"), filepath.Join(top, "work/python")), unix.Mkfifo(filepath.Join(top, "work/pipe"), 0o755),
+		unix.Mkfifo(filepath.Join(top, "usr/bin/piped"), 0o755), os.Mkdir(filepath.Join(top, "work/tools"), 0o755))
+	check.Require(t, err == nil, "%v", err)
 	write("work/tools/own", "\x7fELF", 0o755)
 	write("usr/lib/piped", "\x7fELF", 0o755)
 	write("work/steals", "#!"+filepath.Join(top, "me/.ssh/id_rsa")+"\n", 0o755)
-	if err := os.MkdirAll(filepath.Join(top, "me/.ssh"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	err = os.MkdirAll(filepath.Join(top, "me/.ssh"), 0o755)
+	check.Require(t, err == nil, "%v", err)
 	write("me/.ssh/id_rsa", "", 0o755)
 	tools := laidOut(t, "lib/pyenv/shims/tool", "tools/tool2", "lib/python/bin/tool3", "dirs/tool4/", "bin/both2")
-	if err := os.WriteFile(filepath.Join(tools, "bin/notool"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	err = os.WriteFile(filepath.Join(tools, "bin/notool"), nil, 0o644)
+	check.Require(t, err == nil, "%v", err)
 
 	notFound := func(message, hint string) *result.Error {
 		return &result.Error{Code: "not-found", ExitCode: 127, Message: message, Hint: hint}
@@ -202,15 +194,11 @@ func TestCheckCommand(t *testing.T) {
 			}
 			_, err := checkCommand(v, places.Replace(tt.command), workdir, sandboxPath, Caller{Path: callers})
 			var got *result.Error
-			if err != nil && !errors.As(err, &got) {
-				t.Fatalf("untyped error %v", err)
-			}
+			check.Require(t, err == nil || errors.As(err, &got), "untyped error %v", err)
 			if tt.want != nil {
 				tt.want.Message, tt.want.Hint = places.Replace(tt.want.Message), places.Replace(tt.want.Hint)
 			}
-			if diff := cmp.Diff(tt.want, got, cmpopts.IgnoreFields(result.Error{}, "Err")); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, cmp.Diff(tt.want, got, cmpopts.IgnoreFields(result.Error{}, "Err")), "", "(-want +got):\n")
 		})
 	}
 }
@@ -234,14 +222,9 @@ func TestShebang(t *testing.T) {
 	}
 	for _, tt := range tests {
 		p := filepath.Join(dir, "script")
-		if err := os.WriteFile(p, []byte(tt.text), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if got := Interpreter(p); got != tt.want {
-			t.Errorf("shebang of %q: %q, want %q", tt.text, got, tt.want)
-		}
+		err := os.WriteFile(p, []byte(tt.text), 0o755)
+		check.Require(t, err == nil, "%v", err)
+		check.Equal(t, Interpreter(p), tt.want, "shebang of %q", tt.text)
 	}
-	if got := Interpreter(filepath.Join(dir, "none")); got != "" {
-		t.Errorf("shebang of a missing file: %q", got)
-	}
+	check.Equal(t, Interpreter(filepath.Join(dir, "none")), "", "shebang of a missing file")
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/devices"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -46,9 +47,7 @@ func TestCheckDevice(t *testing.T) {
 	} {
 		o := &op{kind: opDevice, src: "/dev/x", from: zero, st: &unix.Stat_t{Mode: tt.kind | tt.mode, Uid: tt.uid, Gid: tt.gid, Rdev: tt.device}}
 		group, err := plan.checkDevice(o, devices.Node{Name: "/dev/x", Source: "/dev/x", Number: tt.wanted})
-		if group != tt.group || (err == nil) != tt.ok || err != nil && !errors.As(err, new(*result.Error)) {
-			t.Errorf("%s: group %d, %v", name, group, err)
-		}
+		check.That(t, group == tt.group && (err == nil) == tt.ok && (err == nil || errors.As(err, new(*result.Error))), "%s: group %d, %v", name, group, err)
 	}
 }
 
@@ -63,8 +62,6 @@ func TestInRoot(t *testing.T) {
 		"/usr/lib/x/a": "/usr/lib/x/a", "/lib/x/a": "/usr/lib/x/a", "/lib/y/z/a": "/usr/lib/y/z/a", "/abs/a": "/usr/lib/a", "/up/lib/a": "/usr/lib/a",
 		"/none/a": "/none/a", "/lib": "/lib", "/dev/a": "/dev/a", "/file/a": "/file/a", "/loop/a": "/loop/a", "/dangling/a": "/dangling/a",
 	} {
-		if got := inRoot(root, name); got != want {
-			t.Errorf("%s: %s, want %s", name, got, want)
-		}
+		check.Equal(t, inRoot(root, name), want, "%s", name)
 	}
 }

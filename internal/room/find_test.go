@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func TestEmbeddedVersion(t *testing.T) {
@@ -36,9 +37,7 @@ func TestEmbeddedVersion(t *testing.T) {
 		{"name at the end", "bubblewrap ", ""},
 	}
 	for _, tt := range tests {
-		if got := embeddedVersion([]byte(tt.text)); got != tt.want {
-			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
-		}
+		check.Equal(t, embeddedVersion([]byte(tt.text)), tt.want, "%s", tt.name)
 	}
 }
 
@@ -50,12 +49,10 @@ func TestOlder(t *testing.T) {
 	}
 	for version, want := range tests {
 		p := Program{Version: version}
-		if got := !p.older(leastMinor); got != want.least {
-			t.Errorf("%q is new enough: %v, want %v", version, got, want.least)
-		}
-		if got := p.Whole() == nil; got != want.whole {
-			t.Errorf("%q builds a room without sbxrun: %v, want %v", version, got, want.whole)
-		}
+		got := !p.older(leastMinor)
+		check.That(t, got == want.least, "%q is new enough: %v, want %v", version, got, want.least)
+		got = p.Whole() == nil
+		check.That(t, got == want.whole, "%q builds a room without sbxrun: %v, want %v", version, got, want.whole)
 	}
 }
 
@@ -64,12 +61,10 @@ func fake(t *testing.T, text string, mode os.FileMode) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	name := filepath.Join(dir, "bwrap")
-	if err := os.WriteFile(name, []byte(text), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(name, mode); err != nil {
-		t.Fatal(err)
-	}
+	err := os.WriteFile(name, []byte(text), 0o700)
+	check.Require(t, err == nil, "%v", err)
+	err = os.Chmod(name, mode)
+	check.Require(t, err == nil, "%v", err)
 	return dir
 }
 
@@ -113,20 +108,14 @@ func TestFind(t *testing.T) {
 			dir := fake(t, tt.text, tt.mode)
 			got, err := Find(named(filepath.Join(dir, "bwrap")), "", nil)
 			var failed *result.Error
-			if err != nil && !errors.As(err, &failed) {
-				t.Fatalf("untyped error %v", err)
-			}
+			check.Require(t, err == nil || errors.As(err, &failed), "untyped error %v", err)
 			place := func(s string) string { return strings.ReplaceAll(s, "DIR", dir) }
 			tt.want.Path = place(tt.want.Path)
 			if tt.err != nil {
 				tt.err.Message, tt.err.Hint = place(tt.err.Message), place(tt.err.Hint)
 			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("program (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(tt.err, failed, cmpopts.IgnoreFields(result.Error{}, "Err")); diff != "" {
-				t.Errorf("error (-want +got):\n%s", diff)
-			}
+			check.Equal(t, cmp.Diff(tt.want, got), "", "program (-want +got):\n")
+			check.Equal(t, cmp.Diff(tt.err, failed, cmpopts.IgnoreFields(result.Error{}, "Err")), "", "error (-want +got):\n")
 		})
 	}
 }
@@ -138,16 +127,13 @@ func TestFindIgnoresPath(t *testing.T) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	c := ThisCaller()
 	c.Bwrap = ""
-	if p, err := Find(c, "", nil); err == nil && filepath.Dir(p.Path) == dir {
-		t.Errorf("found %+v in PATH", p)
-	}
+	p, err := Find(c, "", nil)
+	check.That(t, err != nil || filepath.Dir(p.Path) != dir, "found %+v in PATH", p)
 	// Find does not execute a named bwrap to get its version either.
-	if _, err := Find(named(filepath.Join(dir, "bwrap")), "", nil); err != nil {
-		t.Error(err)
-	}
-	if _, err := os.Stat(marker); err == nil {
-		t.Error("it was executed")
-	}
+	_, err = Find(named(filepath.Join(dir, "bwrap")), "", nil)
+	check.That(t, err == nil, "%v", err)
+	_, err = os.Stat(marker)
+	check.That(t, err != nil, "it was executed")
 }
 
 // A sandbox cannot replace the bwrap of the next sandbox.
@@ -174,28 +160,22 @@ func TestFindExposed(t *testing.T) {
 	for _, tt := range tests {
 		_, err := Find(named(bwrap), tt.cwd, tt.mounts)
 		var e *result.Error
-		if tt.ok && err != nil || !tt.ok && (!errors.As(err, &e) || e.Code != "bwrap-untrusted") {
-			t.Errorf("%s: %v", tt.name, err)
-		}
+		check.That(t, (!tt.ok || err == nil) && (tt.ok || errors.As(err, &e) && e.Code == "bwrap-untrusted"), "%s: %v", tt.name, err)
 	}
 	// Root's sandboxes could write to root's directories.
 	for _, source := range []string{"/usr", "/usr/bin", "/"} {
 		_, err := Find(named(""), "", []Mount{{Kind: ReadWrite, Source: source}})
-		if root := os.Geteuid() == 0; root != (err != nil) {
-			t.Errorf("%s is writable for the sandbox: %v", source, err)
-		}
+		root := os.Geteuid() == 0
+		check.That(t, root == (err != nil), "%s is writable for the sandbox: %v", source, err)
 	}
 }
 
 // A named pipe called bwrap is skipped without blocking.
 func TestFindNamedPipe(t *testing.T) {
 	dir := t.TempDir()
-	if err := unix.Mkfifo(filepath.Join(dir, "bwrap"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if got := lookHost("bwrap", dir); got != "" {
-		t.Errorf("found %q", got)
-	}
+	err := unix.Mkfifo(filepath.Join(dir, "bwrap"), 0o755)
+	check.Require(t, err == nil, "%v", err)
+	check.Equal(t, lookHost("bwrap", dir), "", "found")
 }
 
 func TestLookup(t *testing.T) {
@@ -227,29 +207,20 @@ func TestLookup(t *testing.T) {
 		if want != "" {
 			want = filepath.Join(want, "bwrap")
 		}
-		if got := lookHost("bwrap", strings.Join(tt.path, ":")); got != want {
-			t.Errorf("%s: lookup = %q, want %q", tt.name, got, want)
-		}
+		check.Equal(t, lookHost("bwrap", strings.Join(tt.path, ":")), want, "%s: lookup", tt.name)
 	}
 }
 
 // The version found in the file is the one that the program prints.
 func TestFindInstalled(t *testing.T) {
 	p, err := Find(named(os.Getenv(ProgramVariable)), "", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	text, err := os.ReadFile(p.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	out, err := exec.Command(p.Path, "--version").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, want := "bubblewrap "+embeddedVersion(text)+"\n", string(out); got != want {
-		t.Errorf("embedded %q, printed %q", got, want)
-	}
+	check.Require(t, err == nil, "%v", err)
+	got, want := "bubblewrap "+embeddedVersion(text)+"\n", string(out)
+	check.That(t, got == want, "embedded %q, printed %q", got, want)
 }
 
 func TestInstallHint(t *testing.T) {
@@ -265,8 +236,6 @@ func TestInstallHint(t *testing.T) {
 		if os.Geteuid() != 0 && program != "emerge" {
 			want = "sudo " + want
 		}
-		if got := installHint(); got != want {
-			t.Errorf("with %s: %q, want %q", program, got, want)
-		}
+		check.Equal(t, installHint(), want, "with %s", program)
 	}
 }

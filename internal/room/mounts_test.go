@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // A link that a payload leaves in a writable bind is not followed when the next run mounts something there. Otherwise
@@ -59,15 +60,12 @@ func TestPrepareLinkPlantedAtAMount(t *testing.T) {
 				plan, err := Prepare(Policy{Command: []string{"true"}, Workdir: "/tmp", Mounts: append([]Mount{m}, tt.in...)}, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: uid, GID: uid})
 				var e *result.Error
 				want := fmt.Sprintf("cannot mount at %q: %q is a symbolic link", tt.dest, tt.link)
-				if plan != nil || !errors.As(err, &e) || e.Code != "bind-destination" || e.Message != want || e.Hint == "" {
-					t.Errorf("kind %d, uid %d: got %v, %v; want %s", m.Kind, uid, plan, err, want)
-				}
+				check.That(t, plan == nil && errors.As(err, &e) && e.Code == "bind-destination" && e.Message == want && e.Hint != "",
+					"kind %d, uid %d: got %v, %v; want %s", m.Kind, uid, plan, err, want)
 			}
 		}
 	}
-	if got := filesBelow(t, top+"/host"); got != "there" {
-		t.Errorf("made on the host: %s", got)
-	}
+	check.Equal(t, filesBelow(t, top+"/host"), "there", "made on the host")
 }
 
 // Links that bwrap creates, such as /bin, are rejected as well.
@@ -106,8 +104,6 @@ func filesBelow(t *testing.T, dir string) string {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	return strings.Join(names, " ")
 }

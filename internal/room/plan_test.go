@@ -20,6 +20,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/values"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // option is one of bwrap's options with its arguments.
@@ -42,9 +43,7 @@ func parseOptions(t *testing.T, words []string) (list []option) {
 	t.Helper()
 	for len(words) > 0 {
 		n, ok := arity[words[0]]
-		if !ok || len(words) < 1+n {
-			t.Fatalf("unknown or incomplete option %q", words)
-		}
+		check.Require(t, ok && len(words) >= 1+n, "unknown or incomplete option %q", words)
 		list = append(list, option{words[0], words[1 : 1+n]})
 		words = words[1+n:]
 	}
@@ -63,9 +62,7 @@ func (o option) place() string {
 func prepare(t *testing.T, p Policy, uid int) *Plan {
 	t.Helper()
 	plan, err := Prepare(p, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), Home: "/nonexistent", UID: uid, GID: uid})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	t.Cleanup(plan.Close)
 	return plan
 }
@@ -111,9 +108,7 @@ func TestPlanOptions(t *testing.T) {
 			}
 			plan := prepare(t, p, tt.uid)
 			list := parseOptions(t, plan.options(true))
-			if diff := cmp.Diff(tt.cred, plan.cred); diff != "" {
-				t.Errorf("credentials (-want +got):\n%s", diff)
-			}
+			check.Equal(t, cmp.Diff(tt.cred, plan.cred), "", "credentials (-want +got):\n")
 
 			want := []string{"--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"}
 			if !tt.netHost {
@@ -137,29 +132,19 @@ func TestPlanOptions(t *testing.T) {
 					tail = append(tail, text)
 				}
 			}
-			if diff := cmp.Diff(want, head); diff != "" {
-				t.Errorf("before the file tree (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff([]string{"--remount-ro /dev", "--remount-ro /"}, tail); diff != "" {
-				t.Errorf("after the file tree (-want +got):\n%s", diff)
-			}
+			check.Equal(t, cmp.Diff(want, head), "", "before the file tree (-want +got):\n")
+			check.Equal(t, cmp.Diff([]string{"--remount-ro /dev", "--remount-ro /"}, tail), "", "after the file tree (-want +got):\n")
 			wantVars := []string{"PATH=" + sandboxPathOf(plan.ops, os.Getenv("PATH")), "HOME=/home/sandbox", "USER=sandbox", "LOGNAME=sandbox",
 				"V0=secret-1", "V1=secret-2\n--bind\n/\n/", "V2=", "V3=--ro-bind", "LANG=C.UTF-8", "PWD=/data/sub"}
-			if diff := cmp.Diff(wantVars, plan.Entry().Env); diff != "" {
-				t.Errorf("environment (-want +got):\n%s", diff)
-			}
+			check.Equal(t, cmp.Diff(wantVars, plan.Entry().Env), "", "environment (-want +got):\n")
 
 			for i, p := range places {
 				for _, q := range places[i+1:] {
-					if values.Within(p, q) {
-						t.Errorf("%s comes before %s, which hides it", p, q)
-					}
+					check.That(t, !values.Within(p, q), "%s comes before %s, which hides it", p, q)
 				}
 			}
 			for _, wanted := range []string{"/usr", "/etc/passwd", "/etc/group", "/proc", "/dev", "/dev/shm", "/tmp", "/run", "/var/tmp", Home, "/data", "/data/sub/deep"} {
-				if !slices.Contains(places, wanted) {
-					t.Errorf("nothing at %s", wanted)
-				}
+				check.That(t, slices.Contains(places, wanted), "nothing at %s", wanted)
 			}
 			checkSources(t, plan, list)
 		})
@@ -173,48 +158,35 @@ func checkSources(t *testing.T, plan *Plan, list []option) {
 	for _, o := range list {
 		switch o.Name {
 		case "--bind":
-			if o.Args[1] != "/data" {
-				t.Errorf("writable: %q", o.Args)
-			}
+			check.That(t, o.Args[1] == "/data", "writable: %q", o.Args)
 		case "--ro-bind", "--symlink":
 			dst := o.Args[1]
-			if !slices.Contains(toplevel, dst) && !values.Within(dst, "/etc") && !values.Within(dst, "/var/lib") && dst != "/sys/devices/system" && dst != "/var/cache/man" {
-				t.Errorf("shown: %q", o.Args)
-			}
+			check.That(t, slices.Contains(toplevel, dst) || values.Within(dst, "/etc") || values.Within(dst, "/var/lib") || dst == "/sys/devices/system" || dst == "/var/cache/man",
+				"shown: %q", o.Args)
 		case "--file":
-			if !values.Within(o.Args[1], "/etc") {
-				t.Errorf("copied: %q", o.Args)
-			}
+			check.That(t, values.Within(o.Args[1], "/etc"), "copied: %q", o.Args)
 		case "--tmpfs":
-			if i := slices.IndexFunc(list, func(p option) bool { return cmp.Equal(o, p) }); list[i-1].Name != "--size" || list[i-2].Name != "--perms" {
-				t.Errorf("no size or no mode: %q", o.Args)
-			}
+			i := slices.IndexFunc(list, func(p option) bool { return cmp.Equal(o, p) })
+			check.That(t, list[i-1].Name == "--size" && list[i-2].Name == "--perms", "no size or no mode: %q", o.Args)
 		}
 		if dst := o.place(); dst != "" {
 			for _, secret := range []string{"shadow", "gshadow", "ssh", "sudoers", "sudoers.d", "apt", "docker", "kubernetes", "krb5.keytab", "machine-id",
 				"ssl/private", "pki/tls/private", "npmrc", "pip.conf", "wgetrc", "environment", "maven/settings.xml", "netrc"} {
-				if values.Within(dst, "/etc/"+secret) || values.Within("/etc/"+secret, dst) || dst == "/etc" || dst == "/" || values.Within(dst, "/root") || values.Within(dst, "/var/run") {
-					t.Errorf("%s is in the sandbox", dst)
-				}
+				check.That(t, !values.Within(dst, "/etc/"+secret) && !values.Within("/etc/"+secret, dst) && dst != "/etc" && dst != "/" && !values.Within(dst, "/root") && !values.Within(dst, "/var/run"),
+					"%s is in the sandbox", dst)
 			}
 		}
 	}
 	for _, c := range plan.those(func(o *op) bool { return o.kind == opCopy }) {
-		if !values.Within(c.dst, "/etc") {
-			t.Errorf("copied: %q", c.dst)
-		}
-		if strings.Contains(c.dst, "passwd") {
-			t.Errorf("%s, which the user has replaced, is copied", c.dst)
-		}
+		check.That(t, values.Within(c.dst, "/etc"), "copied: %q", c.dst)
+		check.That(t, !strings.Contains(c.dst, "passwd"), "%s, which the user has replaced, is copied", c.dst)
 	}
 }
 
 // TestPlanBuild checks the complete translation, independently of this machine.
 func TestPlanBuild(t *testing.T) {
 	staged, err := os.Open("/")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	plan := &Plan{
 		Workdir:  "/w x",
 		identity: []string{"--uid", "1"},
@@ -238,9 +210,8 @@ func TestPlanBuild(t *testing.T) {
 	}
 	defer plan.Close()
 	plan.placeMounts()
-	if err := plan.build(&Policy{Hostname: "h"}); err != nil {
-		t.Fatal(err)
-	}
+	err = plan.build(&Policy{Hostname: "h"})
+	check.Require(t, err == nil, "%v", err)
 	off := ""
 	if plan.NoUserns() {
 		off = "--disable-userns\n"
@@ -278,9 +249,7 @@ func TestPlanBuild(t *testing.T) {
 		for _, w := range tt.got {
 			words = append(words, visible.Replace(w))
 		}
-		if diff := cmp.Diff(strings.Fields(tt.want), words); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		check.Equal(t, cmp.Diff(strings.Fields(tt.want), words), "", "(-want +got):\n")
 	}
 	wantFurnishing := &enter.Furnishing{
 		Tmpfs: []enter.Mounted{
@@ -291,17 +260,14 @@ func TestPlanBuild(t *testing.T) {
 		Mounts:   []enter.Mount{{Dest: "/s", Bind: enter.Bind{Place: "/s"}}, {Dest: "/w/secret", Base: "/w", File: true, Bind: enter.Bind{Place: "/.layers/0"}}},
 		ReadOnly: []string{"/dev", "/"}, NoUserns: plan.NoUserns(),
 	}
-	if diff := cmp.Diff(wantFurnishing, plan.furnishing()); diff != "" {
-		t.Errorf("furnishing (-want +got):\n%s", diff)
-	}
+	check.Equal(t, cmp.Diff(wantFurnishing, plan.furnishing()), "", "furnishing (-want +got):\n")
 }
 
 // If user namespaces cannot be disabled in the room, the filter refuses them.
 func TestPlanNoUserns(t *testing.T) {
 	var plan Plan
-	if err := plan.build(&Policy{}); err != nil {
-		t.Fatal(err)
-	}
+	err := plan.build(&Policy{})
+	check.Require(t, err == nil, "%v", err)
 	if plan.NoUserns() == readOnlySysctl() || plan.filter.Namespaces == plan.NoUserns() {
 		t.Errorf("/proc/sys is read-only: %v; user namespaces are switched off: %v; the filter refuses them: %v", readOnlySysctl(), plan.NoUserns(), plan.filter.Namespaces)
 	}
@@ -335,9 +301,7 @@ func TestPlanIdentity(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var plan Plan
 			user := plan.identify(&Policy{User: tt.user}, Caller{UID: tt.uid, GID: tt.gid})
-			if diff := cmp.Diff(tt.want, identity{user, strings.Join(plan.identity, " "), plan.cred}); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, cmp.Diff(tt.want, identity{user, strings.Join(plan.identity, " "), plan.cred}), "", "(-want +got):\n")
 		})
 	}
 }
@@ -347,9 +311,7 @@ func TestLayoutReplacesDefaults(t *testing.T) {
 	top := laidOut(t, "dir/")
 	list := func(mounts ...Mount) (ops []op) {
 		ops, err := layout(&Policy{TmpSize: 1, Mounts: mounts}, Caller{}, User{1, 1}, "h", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Require(t, err == nil, "%v", err)
 		for i := range ops {
 			if ops[i].from != nil {
 				ops[i].from.Close()
@@ -397,16 +359,10 @@ func TestLayoutReplacesDefaults(t *testing.T) {
 					}
 				}
 				want := []op{{kind: map[MountKind]opKind{ReadOnly: opBind, ReadWrite: opBindRW, Tmpfs: opTmpfs}[m.Kind], dst: tt.dest, src: m.Source, size: m.Size}}
-				if diff := cmp.Diff(want, users, cmp.AllowUnexported(op{})); diff != "" {
-					t.Errorf("the user's (-want +got):\n%s", diff)
-				}
-				if diff := cmp.Diff(kept, places(defaults)); diff != "" {
-					t.Errorf("defaults (-want +got):\n%s", diff)
-				}
+				check.Equal(t, cmp.Diff(want, users, cmp.AllowUnexported(op{})), "", "the user's (-want +got):\n")
+				check.Equal(t, cmp.Diff(kept, places(defaults)), "", "defaults (-want +got):\n")
 			}
-			if diff := cmp.Diff(all, places(list(Mount{Source: top + "/none", Dest: tt.dest, Try: true}))); diff != "" {
-				t.Errorf("defaults beside a source that is missing (-want +got):\n%s", diff)
-			}
+			check.Equal(t, cmp.Diff(all, places(list(Mount{Source: top + "/none", Dest: tt.dest, Try: true}))), "", "defaults beside a source that is missing (-want +got):\n")
 		})
 	}
 }
@@ -434,9 +390,7 @@ func TestEtcAccounts(t *testing.T) {
 			got[o.dst] = string(o.data)
 		}
 		want := map[string]string{"/etc/passwd": tt.passwd, "/etc/group": tt.group, "/etc/hosts": "127.0.0.1 localhost h\n::1 localhost h\n"}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%v (-want +got):\n%s", tt.user, diff)
-		}
+		check.Equal(t, cmp.Diff(want, got), "", "%v (-want +got):\n", tt.user)
 	}
 }
 
@@ -473,12 +427,8 @@ func TestPrepareErrors(t *testing.T) {
 			tt.change(&p, &c)
 			plan, err := Prepare(p, c)
 			var got *result.Error
-			if plan != nil || !errors.As(err, &got) {
-				t.Fatalf("got %v, %v", plan, err)
-			}
-			if diff := cmp.Diff(tt.want, *got, cmpopts.IgnoreFields(result.Error{}, "Err")); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Require(t, plan == nil && errors.As(err, &got), "got %v, %v", plan, err)
+			check.Equal(t, cmp.Diff(tt.want, *got, cmpopts.IgnoreFields(result.Error{}, "Err")), "", "(-want +got):\n")
 		})
 	}
 }
@@ -497,19 +447,13 @@ func TestPrepareAlone(t *testing.T) {
 	} {
 		tt.p.Workdir = "/tmp"
 		plan := prepare(t, tt.p, 1000)
-		if got := slices.Contains(plan.options(false), "--unshare-net"); got != tt.room {
-			t.Errorf("%s: bwrap makes it: %v", tt.name, got)
-		}
-		if got := plan.furnishing().OwnNet; got != tt.alone {
-			t.Errorf("%s: the command gets it: %v", tt.name, got)
-		}
-		if got, want := plan.Entry().HostNet, tt.alone || tt.p.Network == NetHost; got != want {
-			t.Errorf("%s: the room has the host's: %v", tt.name, got)
-		}
+		check.Equal(t, slices.Contains(plan.options(false), "--unshare-net"), tt.room, "%s: bwrap makes it", tt.name)
+		check.Equal(t, plan.furnishing().OwnNet, tt.alone, "%s: the command gets it", tt.name)
+		got, want := plan.Entry().HostNet, tt.alone || tt.p.Network == NetHost
+		check.That(t, got == want, "%s: the room has the host's: %v", tt.name, got)
 		// Without sbxrun, bwrap has to create it.
-		if got, want := slices.Contains(plan.options(true), "--unshare-net"), tt.p.Network != NetHost; got != want {
-			t.Errorf("%s: without sbxrun bwrap makes it: %v", tt.name, got)
-		}
+		got, want = slices.Contains(plan.options(true), "--unshare-net"), tt.p.Network != NetHost
+		check.That(t, got == want, "%s: without sbxrun bwrap makes it: %v", tt.name, got)
 	}
 }
 
@@ -529,9 +473,8 @@ func TestPrepareMountInMount(t *testing.T) {
 func TestPrepareStages(t *testing.T) {
 	top := laidOut(t, "private/data/", "public/")
 	for name, mode := range map[string]os.FileMode{"": 0o755, "/private": 0o700, "/public": 0o755} {
-		if err := os.Chmod(top+name, mode); err != nil {
-			t.Fatal(err)
-		}
+		err := os.Chmod(top+name, mode)
+		check.Require(t, err == nil, "%v", err)
 	}
 	if !reachable("/usr/bin/env") || reachable(top+"/private/data") || reachable(top+"/none") {
 		t.Errorf("reachable: /usr/bin/env %v, below a private directory %v, missing %v", reachable("/usr/bin/env"), reachable(top+"/private/data"), reachable(top+"/none"))
@@ -557,13 +500,10 @@ func TestPrepareStages(t *testing.T) {
 	if staged == 0 || staged != len(plan.staged()) {
 		t.Errorf("%d of %d staged files are bound", staged, len(plan.staged()))
 	}
-	if plan.Closed != nil {
-		t.Errorf("closed: %q", plan.Closed)
-	}
+	check.That(t, plan.Closed == nil, "closed: %q", plan.Closed)
 	policy.Mounts = []Mount{{Source: top + "/private", Dest: "/a"}, {Source: top + "/public", Dest: "/b"}}
-	if plan := prepare(t, policy, 0); !slices.Equal(plan.Closed, []string{top + "/private"}) {
-		t.Errorf("closed: %q", plan.Closed)
-	}
+	plan = prepare(t, policy, 0)
+	check.That(t, slices.Equal(plan.Closed, []string{top + "/private"}), "closed: %q", plan.Closed)
 }
 
 // Root opens no source behind a link that root did not create, because an earlier payload may have created it.
@@ -574,13 +514,11 @@ func TestPrepareStagesNoLinkOfAnotherUser(t *testing.T) {
 	top := laidOut(t, "private/data/", "private/file", "public/",
 		"shared/out -> ../private/data", "shared/way -> TOP/private", "shared/file -> ../private/file", "shared/far -> near", "shared/near -> TOP/private/data",
 		"shared/harmless -> TOP/public", "shared/rooted -> out")
-	if err := os.Chmod(top+"/private", 0o700); err != nil {
-		t.Fatal(err)
-	}
+	err := os.Chmod(top+"/private", 0o700)
+	check.Require(t, err == nil, "%v", err)
 	for _, name := range []string{"out", "way", "file", "near", "harmless"} {
-		if err := os.Lchown(top+"/shared/"+name, Nobody, Nobody); err != nil {
-			t.Fatal(err)
-		}
+		err := os.Lchown(top+"/shared/"+name, Nobody, Nobody)
+		check.Require(t, err == nil, "%v", err)
 	}
 	for source, link := range map[string]string{
 		"/shared/out": "/shared/out", "/shared/out/": "/shared/out", "/shared/way/data": "/shared/way", "/shared/file": "/shared/file", "/shared/rooted": "/shared/out",
@@ -591,9 +529,8 @@ func TestPrepareStagesNoLinkOfAnotherUser(t *testing.T) {
 			plan, err := Prepare(Policy{Command: []string{"true"}, Workdir: "/tmp", Mounts: []Mount{{Kind: kind, Source: top + source, Dest: "/x"}, {Source: top + "/private/data", Dest: "/y"}}},
 				Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH")})
 			var e *result.Error
-			if plan != nil || !errors.As(err, &e) || e.Code != "bind-source" || !strings.Contains(e.Message, top+link) || !strings.Contains(e.Message, "is a symbolic link that others could have put there") {
-				t.Errorf("%s: got %v, %v; want that %s is refused", source, plan, err, link)
-			}
+			check.That(t, plan == nil && errors.As(err, &e) && e.Code == "bind-source" && strings.Contains(e.Message, top+link) && strings.Contains(e.Message, "is a symbolic link that others could have put there"),
+				"%s: got %v, %v; want that %s is refused", source, plan, err, link)
 		}
 	}
 }
@@ -613,19 +550,15 @@ func TestTrustedLinkOfRoot(t *testing.T) {
 	}
 	for _, name := range names {
 		want, err := filepath.EvalSymlinks(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, err := trusted(name); err != nil || got != want {
-			t.Errorf("trusted(%q) = %q, %v; want %q", name, got, err, want)
-		}
+		check.Require(t, err == nil, "%v", err)
+		got, err := trusted(name)
+		check.That(t, err == nil && got == want, "trusted(%q) = %q, %v; want %q", name, got, err, want)
 	}
 	top := laidOut(t, "loop -> loop", "file")
 	for _, name := range []string{"/none", "/none/x", "/loop", "/file/x"} {
 		var e *result.Error
-		if got, err := trusted(top + name); !errors.As(err, &e) || e.Code != "bind-source" {
-			t.Errorf("trusted(%q) = %q, %v", top+name, got, err)
-		}
+		got, err := trusted(top + name)
+		check.That(t, errors.As(err, &e) && e.Code == "bind-source", "trusted(%q) = %q, %v", top+name, got, err)
 	}
 }
 
@@ -645,14 +578,11 @@ func TestPrepareMoreWordsThanBwrapTakes(t *testing.T) {
 	}
 	plan, err := Prepare(policy(3000, 0), caller)
 	var e *result.Error
-	if plan != nil || !errors.As(err, &e) || e.ExitCode != 0 || !strings.Contains(e.Message, "more than bubblewrap takes") {
-		t.Errorf("3000 binds: got %v", err)
-	}
+	check.That(t, plan == nil && errors.As(err, &e) && e.ExitCode == 0 && strings.Contains(e.Message, "more than bubblewrap takes"), "3000 binds: got %v", err)
 	for _, n := range [][2]int{{100, 0}, {0, 20000}} {
 		want := fmt.Sprintf("%d %d\n", max(0, n[1]-1), n[0]) // $0 is not counted
-		if got, end := play(t, policy(n[0], n[1])); got != want || end == nil || end.Code() != 0 {
-			t.Errorf("%d binds, %d words and variables: got %q, %+v; want %q", n[0], n[1], got, end, want)
-		}
+		got, end := play(t, policy(n[0], n[1]))
+		check.That(t, got == want && end != nil && end.Code() == 0, "%d binds, %d words and variables: got %q, %+v; want %q", n[0], n[1], got, end, want)
 	}
 }
 
@@ -669,9 +599,7 @@ func TestPrepareCopiedFile(t *testing.T) {
 		} {
 			_, err := Prepare(tt.p, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: 1000, GID: 1000})
 			var e *result.Error
-			if !errors.As(err, &e) || e.Code != tt.code || e.Message != tt.message {
-				t.Errorf("got %v, want %s", err, tt.message)
-			}
+			check.That(t, errors.As(err, &e) && e.Code == tt.code && e.Message == tt.message, "got %v, want %s", err, tt.message)
 		}
 	}
 }
@@ -680,12 +608,10 @@ func TestPrepareCopiedFile(t *testing.T) {
 func TestPrepareEscapeSequences(t *testing.T) {
 	const odd = "\x1b[2J\x9b\a\r\n"
 	top := laidOut(t, odd+"/home/", odd+"/file", "w/"+odd+" -> /", odd+"/sub/")
-	if err := os.WriteFile(top+"/script", []byte("#!/none/\x1b[2J\x9b\a\r\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(top+"/"+odd+"/sub", 0o700); err != nil {
-		t.Fatal(err)
-	}
+	err := os.WriteFile(top+"/script", []byte("#!/none/\x1b[2J\x9b\a\r\n"), 0o755)
+	check.Require(t, err == nil, "%v", err)
+	err = os.Chmod(top+"/"+odd+"/sub", 0o700)
+	check.Require(t, err == nil, "%v", err)
 	at := top + "/" + odd
 	bind := func(source, dest string) Mount { return Mount{Kind: ReadWrite, Source: source, Dest: dest} }
 	for name, tt := range map[string]struct {

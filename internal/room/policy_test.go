@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func TestParseBind(t *testing.T) {
@@ -53,9 +55,7 @@ func TestParseBind(t *testing.T) {
 			if got.Source, got.Dest, err = ParseBind(tt.arg, "/work dir"); err != nil {
 				got.Err = err.Error()
 			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("ParseBind(%q) (-want +got):\n%s", tt.arg, diff)
-			}
+			check.Equal(t, cmp.Diff(tt.want, got), "", "ParseBind(%q) (-want +got):\n", tt.arg)
 		})
 	}
 }
@@ -85,9 +85,7 @@ func TestParseTmpfs(t *testing.T) {
 		if got.Dest, got.Size, err = ParseTmpfs(tt.arg); err != nil {
 			got.Err = err.Error()
 		}
-		if diff := cmp.Diff(tt.want, got); diff != "" {
-			t.Errorf("ParseTmpfs(%q) (-want +got):\n%s", tt.arg, diff)
-		}
+		check.Equal(t, cmp.Diff(tt.want, got), "", "ParseTmpfs(%q) (-want +got):\n", tt.arg)
 	}
 }
 
@@ -101,23 +99,16 @@ func FuzzParseBind(f *testing.F) {
 	f.Fuzz(func(t *testing.T, arg string) {
 		source, dest, err := ParseBind(arg, "/dir")
 		if err != nil {
-			if source != "" || dest != "" {
-				t.Errorf("%q, %q beside the error %v", source, dest, err)
-			}
+			check.That(t, source == "" && dest == "", "%q, %q beside the error %v", source, dest, err)
 			return
 		}
 		for _, p := range []string{source, dest} {
-			if !path.IsAbs(p) || path.Clean(p) != p {
-				t.Errorf("ParseBind(%q) gave %q, which is not absolute and clean", arg, p)
-			}
+			check.That(t, path.IsAbs(p) && path.Clean(p) == p, "ParseBind(%q) gave %q, which is not absolute and clean", arg, p)
 		}
-		if dest == "/" || dest == "/proc" || dest == "/dev" {
-			t.Errorf("ParseBind(%q) replaces %s", arg, dest)
-		}
+		check.That(t, dest != "/" && dest != "/proc" && dest != "/dev", "ParseBind(%q) replaces %s", arg, dest)
 		again := escape.Replace(source) + ":" + escape.Replace(dest)
-		if s, d, err := ParseBind(again, "/elsewhere"); err != nil || s != source || d != dest {
-			t.Errorf("ParseBind(%q) = %q, %q; written out as %q it is %q, %q, %v", arg, source, dest, again, s, d, err)
-		}
+		s, d, err := ParseBind(again, "/elsewhere")
+		check.That(t, err == nil && s == source && d == dest, "ParseBind(%q) = %q, %q; written out as %q it is %q, %q, %v", arg, source, dest, again, s, d, err)
 	})
 }
 
@@ -157,9 +148,7 @@ func TestPolicyValidate(t *testing.T) {
 			if err := p.validate(); err != nil {
 				got = err.Error()
 			}
-			if got != tt.want {
-				t.Errorf("got error %q, want %q", got, tt.want)
-			}
+			check.That(t, got == tt.want, "got error %q, want %q", got, tt.want)
 		})
 	}
 }
@@ -167,14 +156,12 @@ func TestPolicyValidate(t *testing.T) {
 // No mount can replace the sandbox's own directories.
 func TestCleanDest(t *testing.T) {
 	for dest, want := range map[string]string{"/a/./b/": "/a/b", "/dev/shm": "/dev/shm", "/dev/fdx": "/dev/fdx", "/procx": "/procx", "/.layersx": "/.layersx"} {
-		if got, err := CleanDest(dest); got != want || err != nil {
-			t.Errorf("%s: %q, %v", dest, got, err)
-		}
+		got, err := CleanDest(dest)
+		check.That(t, got == want && err == nil, "%s: %q, %v", dest, got, err)
 	}
 	for _, dest := range []string{"", "a", "./a", "/", "/x/..", "/dev", "/dev/", "/proc", "/proc/sys", "/.layers", "/.layers/0",
 		"/dev/fd", "/dev/fd/0", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/core", "/dev/ptmx", "/dev/./ptmx"} {
-		if got, err := CleanDest(dest); err == nil {
-			t.Errorf("%s: %q", dest, got)
-		}
+		got, err := CleanDest(dest)
+		check.That(t, err != nil, "%s: %q", dest, got)
 	}
 }

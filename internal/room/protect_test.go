@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -48,25 +49,17 @@ func TestProtect(t *testing.T) {
 			err := p.protect("/m" + tt.workdir)
 			if tt.err != "" {
 				var e *result.Error
-				if !errors.As(err, &e) || e.Message != tt.err || e.Hint == "" {
-					t.Errorf("got %v, want %s", err, tt.err)
-				}
+				check.That(t, errors.As(err, &e) && e.Message == tt.err && e.Hint != "", "got %v, want %s", err, tt.err)
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Require(t, err == nil, "%v", err)
 			var got []string
 			for _, m := range p.Mounts[1:] {
 				rel := m.Dest[len("/m"):]
-				if m.Kind != Tmpfs && m.Kind != Empty && m.Source != top+"/"+tt.bind+rel {
-					t.Errorf("%s shows %s", m.Dest, m.Source)
-				}
+				check.That(t, m.Kind == Tmpfs || m.Kind == Empty || m.Source == top+"/"+tt.bind+rel, "%s shows %s", m.Dest, m.Source)
 				got = append(got, fmt.Sprint(int(m.Kind), " ", rel))
 			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Equal(t, cmp.Diff(tt.want, got), "", "(-want +got):\n")
 		})
 	}
 }
@@ -90,8 +83,6 @@ func TestProtectNamed(t *testing.T) {
 		for _, m := range p.Mounts[1:] {
 			got = append(got, fmt.Sprint(int(m.Kind), " ", m.Dest[len("/m"):]))
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", workdir, diff)
-		}
+		check.Equal(t, cmp.Diff(want, got), "", "%s (-want +got):\n", workdir)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/values"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // play runs a policy with the identity of the tests until all processes have exited. It returns the payload's output
@@ -23,20 +24,14 @@ func play(t *testing.T, p Policy) (stdout string, end *result.Payload) {
 	t.Helper()
 	plan := prepare(t, p, os.Getuid())
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer r.Close()
 	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer null.Close()
 	sb, err := plan.Start(t.Context(), [3]*os.File{null, w, os.Stderr}, nil, false)
 	w.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer sb.Close()
 	text := make(chan string, 1)
 	go func() {
@@ -47,19 +42,16 @@ func play(t *testing.T, p Policy) (stdout string, end *result.Payload) {
 	deadline := time.Now().Add(20 * time.Second)
 	select {
 	case <-sb.Exec.Exited():
-		if end, _, err = sb.Exec.ExitStatus(); err != nil {
-			t.Errorf("the payload's end: %v", err)
-		}
+		end, _, err = sb.Exec.ExitStatus()
+		check.That(t, err == nil, "the payload's end: %v", err)
 	case <-time.After(time.Until(deadline)):
 		t.Error("the payload does not end")
 	}
 	sb.Keeper.Kill()
-	if _, err := sb.Keeper.Empty(deadline); err != nil {
-		t.Fatal(err)
-	}
-	if err := sb.Keeper.Reap(deadline); err != nil {
-		t.Fatal(err)
-	}
+	_, err = sb.Keeper.Empty(deadline)
+	check.Require(t, err == nil, "%v", err)
+	err = sb.Keeper.Reap(deadline)
+	check.Require(t, err == nil, "%v", err)
 	return <-text, end
 }
 
@@ -74,9 +66,8 @@ func TestStartLastVariableEmpty(t *testing.T) {
 			p.Env.Put(values.Var{Name: []string{"V0", "V1"}[i], Value: value})
 			want[i] = value
 		}
-		if got, end := play(t, p); got != strings.Join(want, "|") || end == nil || end.Code() != 0 {
-			t.Errorf("%q: got %q, %+v", list, got, end)
-		}
+		got, end := play(t, p)
+		check.That(t, got == strings.Join(want, "|") && end != nil && end.Code() == 0, "%q: got %q, %+v", list, got, end)
 	}
 }
 
@@ -91,12 +82,9 @@ func TestStartMountInWritableBind(t *testing.T) {
 		{Kind: ReadOnly, Source: top + "/ro", Dest: "/w/new/ro"},
 	}}
 	want := "/w:\ndir\nnew\n\n/w/dir:\nf\n\n/w/new:\nro\n\n/w/new/ro:\nfile\n"
-	if got, end := play(t, p); got != want || end == nil || end.Code() != 0 {
-		t.Errorf("got %q, %+v; want %q", got, end, want)
-	}
-	if got := filesBelow(t, top+"/w"); got != "dir new new/ro x" {
-		t.Errorf("on the host afterwards: %s", got)
-	}
+	got, end := play(t, p)
+	check.That(t, got == want && end != nil && end.Code() == 0, "got %q, %+v; want %q", got, end, want)
+	check.Equal(t, filesBelow(t, top+"/w"), "dir new new/ro x", "on the host afterwards")
 }
 
 // everybody makes a directory writable for everybody. If root runs the tests, the directory then belongs to the
@@ -107,18 +95,15 @@ func everybody(t *testing.T, dir string) {
 	if err == nil && os.Geteuid() == 0 {
 		err = os.Chown(dir, Nobody, Nobody)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 }
 
 // bwrap finds programs by relative and empty entries of PATH as Prepare does.
 func TestStartRelativePath(t *testing.T) {
 	top := laidOut(t, "bin/", "sub/", "link -> sub")
 	for name, text := range map[string]string{"bin/tool": "#!/bin/sh\necho relative\n", "here": "#!/bin/sh\necho here\n"} {
-		if err := os.WriteFile(filepath.Join(top, name), []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		err := os.WriteFile(filepath.Join(top, name), []byte(text), 0o755)
+		check.Require(t, err == nil, "%v", err)
 	}
 	for _, tt := range []struct{ command, path, want string }{
 		{"tool", "/usr/bin:bin", "relative\n"},
@@ -130,9 +115,8 @@ func TestStartRelativePath(t *testing.T) {
 	} {
 		p := Policy{Command: []string{tt.command}, Workdir: "/w", Mounts: []Mount{{Source: top, Dest: "/w"}}}
 		p.Env.Put(values.Var{Name: "PATH", Value: tt.path})
-		if got, end := play(t, p); got != tt.want || end == nil || end.Code() != 0 {
-			t.Errorf("%s in PATH %q: got %q, %+v", tt.command, tt.path, got, end)
-		}
+		got, end := play(t, p)
+		check.That(t, got == tt.want && end != nil && end.Code() == 0, "%s in PATH %q: got %q, %+v", tt.command, tt.path, got, end)
 	}
 }
 
@@ -140,17 +124,12 @@ func TestStartRelativePath(t *testing.T) {
 func directory(t *testing.T, parent string) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(parent, "sbxrun-test-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, os.RemoveAll(dir))
 	})
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	err = os.Chmod(dir, 0o755)
+	check.Require(t, err == nil, "%v", err)
 	return dir
 }
 
@@ -158,14 +137,13 @@ func directory(t *testing.T, parent string) string {
 func TestStartSourceLinksIntoTmp(t *testing.T) {
 	data, links := directory(t, "/tmp"), directory(t, "/var/tmp")
 	private := laidOut(t, "private/") + "/private"
-	if err := errors.Join(
+	err := errors.Join(
 		os.WriteFile(data+"/file", []byte("shared\n"), 0o644),
 		os.WriteFile(private+"/file", []byte("private\n"), 0o644),
 		os.Symlink(data, links+"/link"), os.Symlink("/tmp", links+"/way"), os.Symlink("link", links+"/twice"), os.Symlink(data, private+"/link"),
 		os.Chmod(filepath.Dir(private), 0o700),
-	); err != nil {
-		t.Fatal(err)
-	}
+	)
+	check.Require(t, err == nil, "%v", err)
 	for _, source := range []string{data, links + "/link", links + "/link/file", links + "/twice", links + "/way/" + filepath.Base(data), private + "/link", private + "/link/file"} {
 		dest := "/b"
 		if filepath.Base(source) == "file" {
@@ -173,16 +151,14 @@ func TestStartSourceLinksIntoTmp(t *testing.T) {
 		}
 		mounts := []Mount{{Source: source, Dest: dest}, {Source: private, Dest: "/a"}}
 		p := Policy{Command: []string{"cat", "/b/file", "/a/file"}, Workdir: "/tmp", Mounts: mounts}
-		if got, end := play(t, p); got != "shared\nprivate\n" || end == nil || end.Code() != 0 {
-			t.Errorf("%s: got %q, %+v", source, got, end)
-		}
+		got, end := play(t, p)
+		check.That(t, got == "shared\nprivate\n" && end != nil && end.Code() == 0, "%s: got %q, %+v", source, got, end)
 		if filepath.Dir(source) == private || filepath.Dir(filepath.Dir(source)) == private {
 			continue // tested only with the second mount, which makes root stage all sources
 		}
 		p.Command, p.Mounts = p.Command[:2], mounts[:1]
-		if got, end := play(t, p); got != "shared\n" || end == nil || end.Code() != 0 {
-			t.Errorf("%s alone: got %q, %+v", source, got, end)
-		}
+		got, end = play(t, p)
+		check.That(t, got == "shared\n" && end != nil && end.Code() == 0, "%s alone: got %q, %+v", source, got, end)
 	}
 }
 
@@ -191,9 +167,8 @@ func reachableFake(t *testing.T, text string) string {
 	t.Helper()
 	dir := fake(t, text, 0o755)
 	for d := dir; d != filepath.Clean(os.TempDir()) && d != "/"; d = filepath.Dir(d) {
-		if err := os.Chmod(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		err := os.Chmod(d, 0o755)
+		check.Require(t, err == nil, "%v", err)
 	}
 	return dir
 }
@@ -204,15 +179,11 @@ func TestStartCannotEnter(t *testing.T) {
 	impossible := 5000
 	plan.Bounds.OOMScoreAdj = &impossible
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer null.Close()
 	sb, err := plan.Start(t.Context(), [3]*os.File{null, null, null}, nil, false)
 	var e *result.Error
-	if sb != nil || !errors.As(err, &e) || e.Message != "cannot set up the sandbox: set oom_score_adj: invalid argument" {
-		t.Errorf("got %v, %v", sb, err)
-	}
+	check.That(t, sb == nil && errors.As(err, &e) && e.Message == "cannot set up the sandbox: set oom_score_adj: invalid argument", "got %v, %v", sb, err)
 }
 
 // Start fails if the room cannot be furnished, with and without a command.
@@ -234,21 +205,16 @@ func TestStartUnfurnished(t *testing.T) {
 		for _, command := range [][]string{nil, {"/bin/true"}} {
 			plan := prepare(t, Policy{Command: command, Workdir: "/tmp"}, os.Geteuid())
 			null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Require(t, err == nil, "%v", err)
 			plan.ops = append(plan.ops, tt.op)
 			sb, err := plan.Start(t.Context(), [3]*os.File{null, null, null}, nil, false)
 			null.Close()
 			var e *result.Error
-			if sb != nil || !errors.As(err, &e) || e.Message != tt.want {
-				t.Errorf("%s, command %q: got %v, %v", tt.name, command, sb, err)
-			}
+			check.That(t, sb == nil && errors.As(err, &e) && e.Message == tt.want, "%s, command %q: got %v, %v", tt.name, command, sb, err)
 		}
 	}
-	if left, err := proc.Children(os.Getpid()); err != nil || len(left) > 0 {
-		t.Errorf("left: %v, %v", left, err)
-	}
+	left, err := proc.Children(os.Getpid())
+	check.That(t, err == nil && len(left) == 0, "left: %v, %v", left, err)
 }
 
 // If bwrap exits at once, the error says only that.
@@ -262,24 +228,17 @@ func TestStartBwrapExitsAtOnce(t *testing.T) {
 		dir := reachableFake(t, tt.bwrap)
 		for range 20 {
 			plan, err := Prepare(Policy{Command: []string{"/bin/true"}, Workdir: "/tmp"}, Caller{Bwrap: filepath.Join(dir, "bwrap"), UID: os.Getuid(), GID: os.Getgid()})
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Require(t, err == nil, "%v", err)
 			null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Require(t, err == nil, "%v", err)
 			sb, err := plan.Start(context.Background(), [3]*os.File{null, null, null}, nil, false)
 			null.Close()
 			plan.Close()
 			var e *result.Error
-			if sb != nil || !errors.As(err, &e) || e.Code != "setup" || e.Message != tt.want {
-				t.Fatalf("%s: got %v, %v; want %s", name, sb, err, tt.want)
-			}
+			check.Require(t, sb == nil && errors.As(err, &e) && e.Code == "setup" && e.Message == tt.want, "%s: got %v, %v; want %s", name, sb, err, tt.want)
 			// All processes have exited and been reaped.
-			if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); err != unix.ECHILD {
-				t.Fatalf("%s: left behind: %d, %v", name, pid, err)
-			}
+			pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
+			check.Require(t, err == unix.ECHILD, "%s: left behind: %d, %v", name, pid, err)
 		}
 	}
 }
@@ -289,14 +248,10 @@ func TestStartBwrapExitsAtOnce(t *testing.T) {
 func TestVerify(t *testing.T) {
 	plan := prepare(t, Policy{Workdir: "/tmp"}, os.Getuid())
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer null.Close()
 	sb, err := plan.Start(t.Context(), [3]*os.File{null, null, os.Stderr}, nil, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer sb.Close()
 	verify := func(init, keeper *proc.Process) error {
 		r := &Room{Kept: proc.Kept{Room: init, Keeper: &proc.Keeper{Process: proc.Process{PID: keeper.PID}}}}
@@ -306,24 +261,15 @@ func TestVerify(t *testing.T) {
 		}
 		return err
 	}
-	if err := verify(sb.Room, &sb.Keeper.Process); err != nil {
-		t.Fatal(err)
-	}
-	if verify(sb.Room, &proc.Process{PID: os.Getpid()}) == nil {
-		t.Error("it is taken for another keeper's")
-	}
-	if verify(sb.Monitor, &proc.Process{PID: os.Getpid()}) == nil {
-		t.Error("the monitor is taken for it")
-	}
+	err = verify(sb.Room, &sb.Keeper.Process)
+	check.Require(t, err == nil, "%v", err)
+	check.That(t, verify(sb.Room, &proc.Process{PID: os.Getpid()}) != nil, "it is taken for another keeper's")
+	check.That(t, verify(sb.Monitor, &proc.Process{PID: os.Getpid()}) != nil, "the monitor is taken for it")
 	deadline := time.Now().Add(20 * time.Second)
 	sb.Keeper.Kill()
-	if _, err := sb.Keeper.Empty(deadline); err != nil {
-		t.Fatal(err)
-	}
-	if verify(sb.Room, &sb.Keeper.Process) == nil {
-		t.Error("it has ended, and is taken for alive")
-	}
-	if err := sb.Keeper.Reap(deadline); err != nil {
-		t.Fatal(err)
-	}
+	_, err = sb.Keeper.Empty(deadline)
+	check.Require(t, err == nil, "%v", err)
+	check.That(t, verify(sb.Room, &sb.Keeper.Process) != nil, "it has ended, and is taken for alive")
+	err = sb.Keeper.Reap(deadline)
+	check.Require(t, err == nil, "%v", err)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func TestSwap(t *testing.T) {
@@ -29,9 +30,7 @@ func TestSwap(t *testing.T) {
 		{0, all - 1, []syscall.SysProcIDMap{{ContainerID: 0, HostID: all - 1, Size: 1}, {ContainerID: 1, HostID: 1, Size: all - 2}, {ContainerID: all - 1, HostID: 0, Size: 1}}},
 		{5, 5, []syscall.SysProcIDMap{{Size: all}}},
 	} {
-		if diff := cmp.Diff(tt.want, swap(tt.a, tt.b)); diff != "" {
-			t.Errorf("swap(%d, %d) (-want +got):\n%s", tt.a, tt.b, diff)
-		}
+		check.Equal(t, cmp.Diff(tt.want, swap(tt.a, tt.b)), "", "swap(%d, %d) (-want +got):\n", tt.a, tt.b)
 	}
 }
 
@@ -56,18 +55,14 @@ func TestPrepareMapsOwners(t *testing.T) {
 		plan := prepare(t, Policy{Command: []string{"true"}, Workdir: "/tmp", Mounts: mounts, User: tt.user}, 0)
 		for _, o := range plan.ops {
 			if o.dst == "/out" {
-				if diff := cmp.Diff(tt.want, o.owner); diff != "" {
-					t.Errorf("%s (-want +got):\n%s", tt.name, diff)
-				}
+				check.Equal(t, cmp.Diff(tt.want, o.owner), "", "%s (-want +got):\n", tt.name)
 			}
 		}
 	}
 	// Without the filter, a payload could leave setuid files with the owner's rights.
 	_, err := Prepare(Policy{Command: []string{"true"}, Workdir: "/tmp", NoFilter: true, Mounts: []Mount{{Kind: ReadWrite, Source: dir, Dest: "/out"}}}, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH")})
 	var e *result.Error
-	if !errors.As(err, &e) || e.Code != "idmap" || !strings.Contains(e.Message, "setuid") {
-		t.Errorf("without the filter: %v", err)
-	}
+	check.That(t, errors.As(err, &e) && e.Code == "idmap" && strings.Contains(e.Message, "setuid"), "without the filter: %v", err)
 }
 
 // A source that cannot be idmapped is an error with a hint, and nothing starts. /proc can never be idmapped, and only
@@ -75,9 +70,7 @@ func TestPrepareMapsOwners(t *testing.T) {
 func TestDetachRefuses(t *testing.T) {
 	for _, owner := range []proc.Cred{{}, {UID: 1000, GID: 1001}} {
 		f, err := os.Open("/proc/sys")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Require(t, err == nil, "%v", err)
 		defer f.Close()
 		plan := &Plan{cred: &proc.Cred{UID: Nobody, GID: Nobody}, ops: []op{{src: f.Name(), from: f, users: true, staged: true, owner: &owner}}}
 		mounts, err := plan.detach()
@@ -86,14 +79,9 @@ func TestDetachRefuses(t *testing.T) {
 		if owner.UID == 0 {
 			want = "name a directory below it that the sandbox is to write to"
 		}
-		if !errors.As(err, &e) || !strings.Contains(e.Message, "/proc/sys") || !strings.Contains(e.Hint, want) {
-			t.Errorf("owner %v: got %v, %#v; want the hint %s", owner, mounts, err, want)
-		}
-		if os.Getuid() == 0 && !strings.Contains(err.Error(), "cannot be idmapped (proc)") {
-			t.Errorf("as root: %v", err)
-		}
+		check.That(t, errors.As(err, &e) && strings.Contains(e.Message, "/proc/sys") && strings.Contains(e.Hint, want), "owner %v: got %v, %#v; want the hint %s", owner, mounts, err, want)
+		check.That(t, os.Getuid() != 0 || strings.Contains(err.Error(), "cannot be idmapped (proc)"), "as root: %v", err)
 	}
-	if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); err != unix.ECHILD {
-		t.Errorf("left behind: %d, %v", pid, err)
-	}
+	pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
+	check.That(t, err == unix.ECHILD, "left behind: %d, %v", pid, err)
 }

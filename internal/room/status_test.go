@@ -8,6 +8,8 @@ import (
 	"testing/iotest"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // bwrapStatus is the output of bubblewrap 0.8, with its line ends and spacing.
@@ -69,12 +71,8 @@ func TestStatus(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, tell(strings.NewReader(tt.in))); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(tt.want, tell(iotest.OneByteReader(strings.NewReader(tt.in)))); diff != "" {
-				t.Errorf("byte by byte (-want +got):\n%s", diff)
-			}
+			check.Equal(t, cmp.Diff(tt.want, tell(strings.NewReader(tt.in))), "", "(-want +got):\n")
+			check.Equal(t, cmp.Diff(tt.want, tell(iotest.OneByteReader(strings.NewReader(tt.in)))), "", "byte by byte (-want +got):\n")
 		})
 	}
 }
@@ -83,9 +81,7 @@ func TestStatusGarbage(t *testing.T) {
 	for _, in := range []string{"x", "}", "5", `"child-pid"`, "[]", "true", `{"child-pid":"4711","pid-namespace":1}`, `{"child-pid":4711.5,"pid-namespace":1}`,
 		`{"child-pid":1e30,"pid-namespace":1}`, `{"child-pid":[4711],"pid-namespace":1}`, `{"child-pid":4711,"pid-namespace":-1}`, "\xff", "{\x00}"} {
 		child, err := readStatus(strings.NewReader(in + bwrapStatus))
-		if err == nil || err == io.EOF {
-			t.Errorf("%q: got %+v, %v; want an error that is not the end", in, child, err)
-		}
+		check.That(t, err != nil && err != io.EOF, "%q: got %+v, %v; want an error that is not the end", in, child, err)
 	}
 }
 
@@ -95,24 +91,18 @@ func TestStatusSplit(t *testing.T) {
 	for i := range len(bwrapStatus) + 1 {
 		want := told{4711, 4026532500, ""}
 		split := io.MultiReader(strings.NewReader(bwrapStatus[:i]), strings.NewReader(bwrapStatus[i:]))
-		if diff := cmp.Diff(want, tell(split)); diff != "" {
-			t.Errorf("split at %d (-want +got):\n%s", i, diff)
-		}
+		check.Equal(t, cmp.Diff(want, tell(split)), "", "split at %d (-want +got):\n", i)
 		if i < whole {
 			want = told{Err: "EOF"}
 		}
-		if diff := cmp.Diff(want, tell(strings.NewReader(bwrapStatus[:i]))); diff != "" {
-			t.Errorf("cut at %d (-want +got):\n%s", i, diff)
-		}
+		check.Equal(t, cmp.Diff(want, tell(strings.NewReader(bwrapStatus[:i]))), "", "cut at %d (-want +got):\n", i)
 	}
 }
 
 // A read error is not taken for the end of the stream, because it may be the deadline.
 func TestStatusReadError(t *testing.T) {
 	_, err := readStatus(io.MultiReader(strings.NewReader(bwrapStatus[:20]), iotest.ErrReader(iotest.ErrTimeout)))
-	if !errors.Is(err, iotest.ErrTimeout) {
-		t.Errorf("got %v, want %v", err, iotest.ErrTimeout)
-	}
+	check.That(t, errors.Is(err, iotest.ErrTimeout), "got %v, want %v", err, iotest.ErrTimeout)
 }
 
 // FuzzStatus checks that every accepted PID is valid.
@@ -122,8 +112,6 @@ func FuzzStatus(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		child, err := readStatus(strings.NewReader(string(data)))
-		if err == nil && (child.pid <= 1 || child.pid > 1<<22 || child.pidNS == 0) {
-			t.Errorf("child %+v", child)
-		}
+		check.That(t, err != nil || child.pid > 1 && child.pid <= 1<<22 && child.pidNS != 0, "child %+v", child)
 	})
 }

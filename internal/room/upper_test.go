@@ -13,6 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // If the owner of a layer replaces a directory with a link while it is created, the target of the link is unchanged.
@@ -21,9 +22,7 @@ func TestUpperRace(t *testing.T) {
 	outside, upper := filepath.Join(top, "outside"), filepath.Join(top, "layers/0/upper")
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Require(t, err == nil, "%v", err)
 	}
 	must(os.Mkdir(outside, 0o700))
 	must(os.Mkdir(filepath.Join(top, "layers"), 0o700))
@@ -56,21 +55,16 @@ func TestUpperRace(t *testing.T) {
 	<-stopped
 	info, err := os.Stat(outside)
 	must(err)
-	if info.Mode().Perm() != 0o700 {
-		t.Errorf("a directory outside has the mode %o", info.Mode().Perm())
-	}
+	check.That(t, info.Mode().Perm() == 0o700, "a directory outside has the mode %o", info.Mode().Perm())
 }
 
 // The next start completes a layer that a kill left incomplete, with the right owner.
 func TestMakeOwnUnfinished(t *testing.T) {
 	top := t.TempDir()
-	if err := os.Mkdir(filepath.Join(top, "x.new"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	err := os.Mkdir(filepath.Join(top, "x.new"), 0o700)
+	check.Require(t, err == nil, "%v", err)
 	dir, err := os.Open(top)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer dir.Close()
 	p, owner := &Plan{}, os.Getuid()
 	if owner == 0 {
@@ -79,18 +73,13 @@ func TestMakeOwnUnfinished(t *testing.T) {
 	}
 	for range 2 {
 		fd, err := p.makeOwn(int(dir.Fd()), "x", 0o751)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Require(t, err == nil, "%v", err)
 		unix.Close(fd)
 		info, err := os.Lstat(filepath.Join(top, "x"))
-		if err != nil || info.Mode().Perm() != 0o751 || int(info.Sys().(*syscall.Stat_t).Uid) != owner {
-			t.Errorf("%v, %v", info, err)
-		}
+		check.That(t, err == nil && info.Mode().Perm() == 0o751 && int(info.Sys().(*syscall.Stat_t).Uid) == owner, "%v, %v", info, err)
 	}
-	if names, err := dir.Readdirnames(-1); err != nil || len(names) != 1 {
-		t.Errorf("%q, %v", names, err)
-	}
+	names, err := dir.Readdirnames(-1)
+	check.That(t, err == nil && len(names) == 1, "%q, %v", names, err)
 }
 
 // A root without extended attributes for its layer is an error with a remedy.

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // laidOut creates files below a new directory and returns its path: "name/" is a directory, "name -> target" a link, and
@@ -16,9 +18,7 @@ import (
 func laidOut(t *testing.T, names ...string) string {
 	t.Helper()
 	top, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	for _, name := range names {
 		name, target, isLink := strings.Cut(name, " -> ")
 		p := filepath.Join(top, name)
@@ -33,9 +33,7 @@ func laidOut(t *testing.T, names ...string) string {
 		default:
 			err = os.WriteFile(p, []byte("\x7fELF"), 0o755)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Require(t, err == nil, "%v", err)
 	}
 	return top
 }
@@ -144,9 +142,7 @@ func TestViewResolve(t *testing.T) {
 		if tt.want != "" {
 			want = filepath.Join(top, tt.want)
 		}
-		if err == nil && got != want {
-			t.Errorf("resolve(%q) = %q; want %q", tt.path, got, want)
-		}
+		check.That(t, err != nil || got == want, "resolve(%q) = %q; want %q", tt.path, got, want)
 	}
 }
 
@@ -163,8 +159,6 @@ func TestSandboxPathOf(t *testing.T) {
 		{"\n:\xff", defaultPath},
 	}
 	for _, tt := range tests {
-		if got := sandboxPathOf(v, tt.callers); got != tt.want {
-			t.Errorf("sandboxPathOf(%q) = %q, want %q", tt.callers, got, tt.want)
-		}
+		check.Equal(t, sandboxPathOf(v, tt.callers), tt.want, "sandboxPathOf(%q)", tt.callers)
 	}
 }

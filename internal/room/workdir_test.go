@@ -15,6 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/hostfiles"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func TestCurrentDirectory(t *testing.T) {
@@ -63,25 +64,19 @@ func TestCurrentDirectory(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Chdir(tt.dir)
 			if tt.name == "removed" {
-				if err := os.Remove(tt.dir); err != nil {
-					t.Fatal(err)
-				}
+				err := os.Remove(tt.dir)
+				check.Require(t, err == nil, "%v", err)
 			}
 			p := Policy{Mounts: tt.mounts}
 			got, err := currentDirectory(&p, home)
 			if tt.err != "" {
 				var e *result.Error
-				if !errors.As(err, &e) || e.Code != "workdir" || !strings.HasPrefix(e.Message, tt.err) || !strings.HasPrefix(e.Hint, "--cwd none") {
-					t.Errorf("got %q, error %#v; want error %q", got, err, tt.err)
-				}
+				check.That(t, errors.As(err, &e) && e.Code == "workdir" && strings.HasPrefix(e.Message, tt.err) && strings.HasPrefix(e.Hint, "--cwd none"),
+					"got %q, error %#v; want error %q", got, err, tt.err)
 				return
 			}
-			if err != nil || got != tt.dir {
-				t.Errorf("got %q, %v", got, err)
-			}
-			if diff := cmp.Diff(tt.want, p.Mounts); diff != "" {
-				t.Errorf("mounts (-want +got):\n%s", diff)
-			}
+			check.That(t, err == nil && got == tt.dir, "got %q, %v", got, err)
+			check.Equal(t, cmp.Diff(tt.want, p.Mounts), "", "mounts (-want +got):\n")
 		})
 	}
 }
@@ -126,20 +121,15 @@ func TestCurrentDirectoryAsked(t *testing.T) {
 			got, err := currentDirectory(&tt.policy, at("other"))
 			if tt.err != "" {
 				var e *result.Error
-				if !errors.As(err, &e) || !strings.HasPrefix(e.Message, tt.err) || e.Hint == "" || strings.Contains(e.Hint, at("other")) {
-					t.Errorf("got %q, error %#v; want error %q, and a hint without the home directory", got, err, tt.err)
-				}
+				check.That(t, errors.As(err, &e) && strings.HasPrefix(e.Message, tt.err) && e.Hint != "" && !strings.Contains(e.Hint, at("other")),
+					"got %q, error %#v; want error %q, and a hint without the home directory", got, err, tt.err)
 				return
 			}
-			if err != nil || got != tt.workdir {
-				t.Errorf("got %q, %v; want %q", got, err, tt.workdir)
-			}
+			check.That(t, err == nil && got == tt.workdir, "got %q, %v; want %q", got, err, tt.workdir)
 			if last := len(tt.want) - 1; last >= 0 {
 				tt.want[last].Here, _ = filepath.Rel(tt.dir, tt.want[last].Source)
 			}
-			if diff := cmp.Diff(tt.want, tt.policy.Mounts); diff != "" {
-				t.Errorf("mounts (-want +got):\n%s", diff)
-			}
+			check.Equal(t, cmp.Diff(tt.want, tt.policy.Mounts), "", "mounts (-want +got):\n")
 		})
 	}
 }
@@ -166,33 +156,28 @@ func TestCurrentDirectoryHomeIsALink(t *testing.T) {
 		}
 	}
 	t.Chdir(top + "/data/me")
-	if _, err := currentDirectory(&Policy{}, top+"/dangling"); err != nil {
-		t.Errorf("HOME that leads nowhere: %v", err)
-	}
+	_, err := currentDirectory(&Policy{}, top+"/dangling")
+	check.That(t, err == nil, "HOME that leads nowhere: %v", err)
 }
 
 // On some systems /home is a link. The test creates such a root directory.
 func TestHomeWithinHomeIsALink(t *testing.T) {
 	const inside = "SBXRUN_TEST_CHROOT"
 	if root := os.Getenv(inside); root != "" {
-		if err := errors.Join(unix.Chroot(root), os.Chdir("/")); err != nil {
-			t.Fatal(err)
-		}
+		err := errors.Join(unix.Chroot(root), os.Chdir("/"))
+		check.Require(t, err == nil, "%v", err)
 		for dir, want := range map[string]string{
 			"/var/homes/me": "/var/homes/me", "/var/homes": "/var/homes", "/var": "/var", "/var/homes/me/project": "", "/var/other": "", "/home": "/home",
 		} {
-			if got := hostfiles.HomeWithin(dir, "/nonexistent"); got != want {
-				t.Errorf("hostfiles.HomeWithin(%q) = %q, want %q", dir, got, want)
-			}
+			check.Equal(t, hostfiles.HomeWithin(dir, "/nonexistent"), want, "hostfiles.HomeWithin(%q)", dir)
 		}
 		return
 	}
 	root := laidOut(t, "var/homes/me/project/", "var/other/", "home -> var/homes")
 	c := exec.Command("unshare", "--user", "--map-root-user", os.Args[0], "-test.run=^TestHomeWithinHomeIsALink$")
 	c.Env = append(os.Environ(), inside+"="+root)
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Errorf("with a root directory of its own: %v\n%s", err, out)
-	}
+	out, err := c.CombinedOutput()
+	check.That(t, err == nil, "with a root directory of its own: %v\n%s", err, out)
 }
 
 func TestHomeWithin(t *testing.T) {
@@ -212,17 +197,14 @@ func TestHomeWithin(t *testing.T) {
 		{"/home/somebody-who-is-not-here/x", "", ""},
 	}
 	for _, tt := range tests {
-		if got := hostfiles.HomeWithin(tt.dir, tt.home); got != tt.want {
-			t.Errorf("hostfiles.HomeWithin(%q, %q) = %q, want %q", tt.dir, tt.home, got, tt.want)
-		}
+		check.Equal(t, hostfiles.HomeWithin(tt.dir, tt.home), tt.want, "hostfiles.HomeWithin(%q, %q)", tt.dir, tt.home)
 	}
 }
 
 func TestCheckWorkdir(t *testing.T) {
 	v, top := sample(t)
-	if err := os.Symlink("/usr/lib", filepath.Join(top, "work/far")); err != nil {
-		t.Fatal(err)
-	}
+	err := os.Symlink("/usr/lib", filepath.Join(top, "work/far"))
+	check.Require(t, err == nil, "%v", err)
 	tests := []struct{ dir, want string }{
 		{"/w", ""},
 		{"/w/dir", ""},
@@ -247,14 +229,10 @@ func TestCheckWorkdir(t *testing.T) {
 		got := ""
 		if err := checkWorkdir(v, tt.dir, nil); err != nil {
 			var e *result.Error
-			if !errors.As(err, &e) || e.Code != "workdir" || e.Hint == "" {
-				t.Errorf("checkWorkdir(%q): %#v", tt.dir, err)
-			}
+			check.That(t, errors.As(err, &e) && e.Code == "workdir" && e.Hint != "", "checkWorkdir(%q): %#v", tt.dir, err)
 			got = err.Error()
 		}
-		if got != tt.want {
-			t.Errorf("checkWorkdir(%q): %q, want %q", tt.dir, got, tt.want)
-		}
+		check.That(t, got == tt.want, "checkWorkdir(%q): %q, want %q", tt.dir, got, tt.want)
 	}
 }
 
@@ -278,50 +256,37 @@ func TestCheckWorkdirOfAnotherUser(t *testing.T) {
 		{0o700, proc.Cred{UID: me, GID: other}, true},
 		{0o077, proc.Cred{UID: me, GID: mine}, false},
 	} {
-		if err := os.Chmod(top+"/dir", tt.mode); err != nil {
-			t.Fatal(err)
-		}
-		err := checkWorkdir(v, "/w", &tt.cred)
+		err := os.Chmod(top+"/dir", tt.mode)
+		check.Require(t, err == nil, "%v", err)
+		err = checkWorkdir(v, "/w", &tt.cred)
 		if tt.ok {
-			if err != nil {
-				t.Errorf("mode %o for %v: %v", tt.mode, tt.cred, err)
-			}
+			check.That(t, err == nil, "mode %o for %v: %v", tt.mode, tt.cred, err)
 			continue
 		}
 		var e *result.Error
 		want := fmt.Sprintf(`working directory "/w" cannot be entered by uid %d`, tt.cred.UID)
-		if !errors.As(err, &e) || e.Code != "workdir" || !strings.HasPrefix(e.Message, want) || e.Hint == "" {
-			t.Errorf("mode %o for %v: got %#v, want %s", tt.mode, tt.cred, err, want)
-		}
+		check.That(t, errors.As(err, &e) && e.Code == "workdir" && strings.HasPrefix(e.Message, want) && e.Hint != "", "mode %o for %v: got %#v, want %s", tt.mode, tt.cred, err, want)
 	}
-	if err := checkWorkdir(v, "/tmp", &proc.Cred{UID: other, GID: other}); err != nil {
-		t.Errorf("the sandbox's own: %v", err)
-	}
+	check.OK(t, checkWorkdir(v, "/tmp", &proc.Cred{UID: other, GID: other}), "the sandbox's own")
 }
 
 // The same, from the current directory on.
 func TestPrepareRootInADirectoryOfAnotherUser(t *testing.T) {
 	top := laidOut(t, "private/")
 	dir := top + "/private"
-	if err := os.Chmod(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	err := os.Chmod(dir, 0o700)
+	check.Require(t, err == nil, "%v", err)
 	t.Chdir(dir)
 	plan, err := Prepare(Policy{Command: []string{"true"}}, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), Home: "/nonexistent"})
 	var e *result.Error
 	want := fmt.Sprintf("working directory %q cannot be entered by uid 65534", dir)
-	if plan != nil || !errors.As(err, &e) || e.Code != "workdir" || !strings.HasPrefix(e.Message, want) {
-		t.Errorf("got %v, %#v; want %s", plan, err, want)
-	}
+	check.That(t, plan == nil && errors.As(err, &e) && e.Code == "workdir" && strings.HasPrefix(e.Message, want), "got %v, %#v; want %s", plan, err, want)
 	if os.Geteuid() == 0 {
 		return
 	}
 	// The mode of a user's own directory may deny them entry.
-	if err := os.Chmod(dir, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	err = os.Chmod(dir, 0o600)
+	check.Require(t, err == nil, "%v", err)
 	_, err = Prepare(Policy{Command: []string{"true"}}, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), Home: "/nonexistent", UID: os.Geteuid(), GID: os.Getegid()})
-	if !errors.As(err, &e) || e.Code != "workdir" || e.Hint == "" {
-		t.Errorf("got %#v", err)
-	}
+	check.That(t, errors.As(err, &e) && e.Code == "workdir" && e.Hint != "", "got %#v", err)
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // Program rejects a program if other users can change it, its directories, or the links on the way.
@@ -57,9 +59,7 @@ func TestProgram(t *testing.T) {
 			real, err := Program(path, own)
 			switch untrusted := (*UntrustedError)(nil); {
 			case tt.trusted && (own || root):
-				if err != nil || real != top+"/dir/program" {
-					t.Errorf("%s, own %v: %q, %v", tt.name, own, real, err)
-				}
+				check.That(t, err == nil && real == top+"/dir/program", "%s, own %v: %q, %v", tt.name, own, real, err)
 			case !errors.As(err, &untrusted):
 				t.Errorf("%s, own %v: %q, %v; want an UntrustedError", tt.name, own, real, err)
 			}
@@ -71,9 +71,8 @@ func TestProgram(t *testing.T) {
 		"": unix.EINVAL, "x": unix.EINVAL, top + "/none": unix.ENOENT, top + "/file": unix.EACCES, top: unix.EACCES, top + "/loop": unix.ELOOP,
 		top + "/file/x": unix.ENOTDIR, top + "/fifo": unix.EACCES,
 	} {
-		if real, err := Program(path, true); !errors.Is(err, want) {
-			t.Errorf("%q: %q, %v; want %v", path, real, err, want)
-		}
+		real, err := Program(path, true)
+		check.That(t, errors.Is(err, want), "%q: %q, %v; want %v", path, real, err, want)
 	}
 	if sh, err := filepath.EvalSymlinks("/bin/sh"); err != nil {
 		t.Error(err)

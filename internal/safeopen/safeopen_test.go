@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -45,14 +46,12 @@ func TestSource(t *testing.T) {
 				unix.Close(fd)
 			}
 			var e *Error
-			if want := link != "" && !follow; (err != nil) != want || want && (!errors.As(err, &e) || e.Link != link) {
-				t.Errorf("%q, follow %v: %v", path, follow, err)
-			}
+			want := link != "" && !follow
+			check.That(t, (err != nil) == want && (!want || errors.As(err, &e) && e.Link == link), "%q, follow %v: %v", path, follow, err)
 		}
 	}
-	if _, err := Source(false)("none", unix.O_RDONLY); !errors.Is(err, unix.ENOENT) {
-		t.Errorf("%v", err)
-	}
+	_, err = Source(false)("none", unix.O_RDONLY)
+	check.That(t, errors.Is(err, unix.ENOENT), "%v", err)
 }
 
 // Open follows the caller's own links through any number of directories.
@@ -71,27 +70,22 @@ func TestOpen(t *testing.T) {
 			t.Errorf("%s: %v", path, err)
 			continue
 		}
-		if !same(t, fd, want) {
-			t.Errorf("%s is not %s", path, want)
-		}
+		check.That(t, same(t, fd, want), "%s is not %s", path, want)
 		unix.Close(fd)
 	}
 	for path, want := range map[string]error{"": unix.ENOENT, "no/such": unix.ENOENT, "a/b/file/": unix.ENOTDIR, "a/b/file/x": unix.ENOTDIR, "loop": unix.ELOOP, "relative/last/": unix.ENOTDIR} {
-		if fd, err := Open(path); !errors.Is(err, want) {
-			t.Errorf("%q: %d, %v; want %v", path, fd, err, want)
-		}
+		fd, err := Open(path)
+		check.That(t, errors.Is(err, want), "%q: %d, %v; want %v", path, fd, err, want)
 	}
-	if _, err := Dir("relative/last"); !errors.Is(err, unix.ENOTDIR) {
-		t.Errorf("a file as a directory: %v", err)
-	}
+	_, err := Dir("relative/last")
+	check.That(t, errors.Is(err, unix.ENOTDIR), "a file as a directory: %v", err)
 	if fd, err := Dir("relative"); err != nil || !same(t, fd, "a/b") {
 		t.Errorf("a directory: %v", err)
 	} else {
 		unix.Close(fd)
 	}
-	if _, err := For("a/b/file/x", unix.O_RDONLY); !errors.Is(err, unix.ENOTDIR) {
-		t.Errorf("a file as a directory: %v", err)
-	}
+	_, err = For("a/b/file/x", unix.O_RDONLY)
+	check.That(t, errors.Is(err, unix.ENOTDIR), "a file as a directory: %v", err)
 }
 
 // Open follows as many links as the kernel (path_resolution(7)) and no more.
@@ -102,13 +96,10 @@ func TestOpenMany(t *testing.T) {
 		must(t, os.Symlink(strconv.Itoa(i), strconv.Itoa(i+1)))
 	}
 	fd, err := Open(strconv.Itoa(maxLinks))
-	if err != nil || !same(t, fd, "0") {
-		t.Errorf("%d links: %v", maxLinks, err)
-	}
+	check.That(t, err == nil && same(t, fd, "0"), "%d links: %v", maxLinks, err)
 	unix.Close(fd)
-	if fd, err := Open(strconv.Itoa(maxLinks + 1)); !errors.Is(err, unix.ELOOP) {
-		t.Errorf("%d links: %d, %v", maxLinks+1, fd, err)
-	}
+	fd, err = Open(strconv.Itoa(maxLinks + 1))
+	check.That(t, errors.Is(err, unix.ELOOP), "%d links: %d, %v", maxLinks+1, fd, err)
 }
 
 // Open of a link in /proc opens its target, not the path in its text.
@@ -120,9 +111,7 @@ func TestOpenDescriptor(t *testing.T) {
 	must(t, os.Remove(name), os.WriteFile(name+" (deleted)", nil, 0o600))
 	path := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
 	fd, err := Open(path)
-	if err != nil || !same(t, fd, path) {
-		t.Fatalf("%s: %v", path, err)
-	}
+	check.Require(t, err == nil && same(t, fd, path), "%s: %v", path, err)
 	unix.Close(fd)
 }
 
@@ -134,9 +123,7 @@ func TestOpenGroup(t *testing.T) {
 	top := t.TempDir()
 	must(t, os.Chmod(top, 0o775), os.Mkdir(top+"/dir", 0o755), os.Symlink("dir", top+"/link"))
 	fd, err := Open(top + "/link")
-	if err != nil {
-		t.Error(err)
-	}
+	check.That(t, err == nil, "%v", err)
 	unix.Close(fd)
 }
 
@@ -158,8 +145,6 @@ func TestOpenOthers(t *testing.T) {
 	} {
 		fd, err := Open(top + path)
 		var e *Error
-		if link == "" && err != nil || link != "" && (!errors.As(err, &e) || !strings.HasSuffix(e.Link, link)) {
-			t.Errorf("%s: %d, %v; want the link %q named", path, fd, err, link)
-		}
+		check.That(t, (link != "" || err == nil) && (link == "" || errors.As(err, &e) && strings.HasSuffix(e.Link, link)), "%s: %d, %v; want the link %q named", path, fd, err, link)
 	}
 }

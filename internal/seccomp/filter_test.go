@@ -16,6 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // judge runs the filter on a call with 32-bit arguments. The upper halves contain garbage, which the filter must ignore.
@@ -39,9 +41,7 @@ func judgeWide(t *testing.T, f Filter, audit, number uint32, args ...uint64) uin
 		list = append(list, bpf.RawInstruction{Op: i.Code, Jt: i.Jt, Jf: i.Jf, K: i.K}.Disassemble())
 	}
 	vm, err := bpf.NewVM(list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	// The virtual machine of x/net reads big-endian numbers.
 	data := make([]byte, 64)
 	binary.BigEndian.PutUint32(data[numberAt:], number)
@@ -51,9 +51,7 @@ func judgeWide(t *testing.T, f Filter, audit, number uint32, args ...uint64) uin
 		binary.BigEndian.PutUint32(data[argsAt+8*i+4:], uint32(arg>>32))
 	}
 	n, err := vm.Run(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	return uint32(n)
 }
 
@@ -129,9 +127,7 @@ func TestJudge(t *testing.T) {
 					if r.rule >= refuseSpace && !f.Namespaces {
 						want = allow
 					}
-					if got := judge(t, f, a.audit, number, j.args...); got != want {
-						t.Errorf("%+v, %s%#o of %#x: %#x, want %#x", f, r.name, j.args, a.audit, got, want)
-					}
+					check.Equal(t, judge(t, f, a.audit, number, j.args...), want, "%+v, %s%#o of %#x", f, r.name, j.args, a.audit)
 				}
 			}
 			for number := range uint32(600) {
@@ -139,23 +135,16 @@ func TestJudge(t *testing.T) {
 				if number > newest {
 					want = missing
 				}
-				if got := judge(t, f, a.audit, number, 0o6000, 0o6000, 0o6000, 0o6000); !seen[number] && got != want {
-					t.Errorf("%+v, %d of %#x: %#x", f, number, a.audit, got)
-				}
+				got := judge(t, f, a.audit, number, 0o6000, 0o6000, 0o6000, 0o6000)
+				check.That(t, seen[number] || got == want, "%+v, %d of %#x: %#x", f, number, a.audit, got)
 			}
 		}
 	}
-	if got := judge(t, Filter{}, unix.AUDIT_ARCH_MIPS, 0); got != missing {
-		t.Errorf("a call of another machine: %#x", got)
-	}
+	check.Equal(t, judge(t, Filter{}, unix.AUDIT_ARCH_MIPS, 0), missing, "a call of another machine")
 	const x32 = 0x40000000 // marks the numbers of another ABI of x86-64
-	if got := judge(t, Filter{}, unix.AUDIT_ARCH_X86_64, x32|1); got != missing {
-		t.Errorf("x32: %#x", got)
-	}
+	check.Equal(t, judge(t, Filter{}, unix.AUDIT_ARCH_X86_64, x32|1), missing, "x32")
 	for number, want := range map[uint32]uint32{armPrivate - 1: missing, armPrivate + 5: allow, armPrivate + 0x100: missing} {
-		if got := judge(t, Filter{}, unix.AUDIT_ARCH_ARM, number); got != want {
-			t.Errorf("%#x of ARM: %#x", number, got)
-		}
+		check.Equal(t, judge(t, Filter{}, unix.AUDIT_ARCH_ARM, number), want, "%#x of ARM", number)
 	}
 }
 
@@ -168,9 +157,7 @@ func TestCoreLimit(t *testing.T) {
 				continue
 			}
 			for address, want := range map[uint64]uint32{0: unix.SECCOMP_RET_ALLOW, 16: ignored, 1 << 32: ignored} {
-				if got := judgeWide(t, Filter{}, a.audit, r.number[a.column], 0, core, address, 16); got != want {
-					t.Errorf("%s of %#x at %#x: %#x, want %#x", r.name, a.audit, address, got, want)
-				}
+				check.Equal(t, judgeWide(t, Filter{}, a.audit, r.number[a.column], 0, core, address, 16), want, "%s of %#x at %#x", r.name, a.audit, address)
 			}
 		}
 	}
@@ -223,9 +210,7 @@ func TestTable(t *testing.T) {
 	for _, r := range table {
 		got[r.name] = r.rule
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
+	check.Equal(t, cmp.Diff(want, got), "", "(-want +got)\n")
 }
 
 // TestNumbers compares the table with the numbers in package unix, for every architecture. Each call has a rule or is
@@ -243,27 +228,20 @@ func TestNumbers(t *testing.T) {
 	}
 	for _, names := range allowed {
 		for name := range strings.FieldsSeq(names) {
-			if decided[name] {
-				t.Errorf("%s is decided twice", name)
-			}
+			check.That(t, !decided[name], "%s is decided twice", name)
 			decided[name] = true
 		}
 	}
 	for column, goarch := range map[int]string{x86_64: "amd64", i386: "386", arm64: "arm64", arm: "arm"} {
 		data, err := os.ReadFile(filepath.Join(dir, "zsysnum_linux_"+goarch+".go"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Require(t, err == nil, "%v", err)
 		numbers := map[string]string{}
 		for _, m := range regexp.MustCompile(`(?m)^\s*SYS_(\w+)\s*=\s*(\d+)`).FindAllStringSubmatch(string(data), -1) {
 			name := strings.ToLower(m[1])
 			numbers[name] = m[2]
-			if !decided[name] {
-				t.Errorf("%s is neither in the table nor allowed", name)
-			}
-			if n, _ := strconv.Atoi(m[2]); n > newest {
-				t.Errorf("%s of %s is %d, and newest is %d", name, goarch, n, newest)
-			}
+			check.That(t, decided[name], "%s is neither in the table nor allowed", name)
+			n, _ := strconv.Atoi(m[2])
+			check.That(t, n <= newest, "%s of %s is %d, and newest is %d", name, goarch, n, newest)
 		}
 		for _, r := range table {
 			got := uint32(0)
@@ -283,9 +261,7 @@ func moduleDir(t *testing.T) string {
 	file, _ := runtime.FuncForPC(funcPC()).FileLine(funcPC())
 	if !filepath.IsAbs(file) { // because of -trimpath
 		cache, err := exec.Command("go", "env", "GOMODCACHE").Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Require(t, err == nil, "%v", err)
 		file = filepath.Join(strings.TrimSpace(string(cache)), file)
 	}
 	return filepath.Dir(file)
@@ -315,9 +291,7 @@ func TestKernel(t *testing.T) {
 		_, _, keys := unix.RawSyscall(unix.SYS_KEYCTL, 0, 0, 0)
 		_, _, spaces := unix.RawSyscall(unix.SYS_UNSHARE, unix.CLONE_NEWUSER, 0, 0)
 		_, _, ring := unix.RawSyscall(unix.SYS_IO_URING_SETUP, 1, 0, 0)
-		if keys != unix.EPERM || spaces != unix.EPERM || ring != unix.ENOSYS || unix.Getpid() != os.Getpid() {
-			t.Errorf("keyctl %v, unshare %v, io_uring_setup %v", keys, spaces, ring)
-		}
+		check.That(t, keys == unix.EPERM && spaces == unix.EPERM && ring == unix.ENOSYS && unix.Getpid() == os.Getpid(), "keyctl %v, unshare %v, io_uring_setup %v", keys, spaces, ring)
 	}()
 	for err := range errs {
 		t.Error(err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // handClock is a clock that only the test moves.
@@ -30,9 +31,8 @@ func byHand(d *Dir, age time.Duration) *handClock {
 // wantWait checks the result of EndIfIdle.
 func wantWait(t *testing.T, what string, o *Claim, timeout, want time.Duration) {
 	t.Helper()
-	if got, err := o.EndIfIdle(timeout); err != nil || got != want {
-		t.Errorf("%s: %v, %v; want %v", what, got, err, want)
-	}
+	got, err := o.EndIfIdle(timeout)
+	check.That(t, err == nil && got == want, "%s: %v, %v; want %v", what, got, err, want)
 }
 
 // Idleness does not depend on the time since boot, at which the clock starts.
@@ -100,9 +100,7 @@ func endIfIdle(t *testing.T, age time.Duration) {
 	_, err = e.HoldActivity()
 	wantCode(t, "too late", err, "ending")
 	must(t, e.Refresh())
-	if !e.Alive {
-		t.Error("dead before its end")
-	}
+	check.That(t, e.Alive, "dead before its end")
 	must(t, o.Close())
 }
 
@@ -116,9 +114,7 @@ func TestClock(t *testing.T) {
 	must(t, err)
 	release()
 	at, err := touched(o.activity)
-	if err != nil || at < before || at > monotonic() {
-		t.Errorf("used at %v, %v; want a time from %v on", at, err, before)
-	}
+	check.That(t, err == nil && at >= before && at <= monotonic(), "used at %v, %v; want a time from %v on", at, err, before)
 }
 
 // Either a use begins or the sandbox ends, never both, and no use fails before the timeout.
@@ -147,9 +143,8 @@ func TestEndIfIdleRace(t *testing.T) {
 			asking = false
 		default:
 		}
-		if wait, err := o.EndIfIdle(time.Hour); err != nil || wait <= 0 {
-			t.Fatalf("%v, %v", wait, err)
-		}
+		wait, err := o.EndIfIdle(time.Hour)
+		check.Require(t, err == nil && wait > 0, "%v, %v", wait, err)
 	}
 }
 
@@ -172,16 +167,14 @@ func endIfIdleOrUse(t *testing.T) {
 	go func() {
 		// Held until EndIfIdle was called.
 		_, err := e.HoldActivity()
-		if c := (*result.Error)(nil); err != nil && (!errors.As(err, &c) || c.Code != "ending") {
-			t.Error(err)
-		}
+		c := (*result.Error)(nil)
+		check.That(t, err == nil || errors.As(err, &c) && c.Code == "ending", "%v", err)
 		used <- err == nil
 	}()
 	wait, err := o.EndIfIdle(time.Minute)
 	must(t, err)
-	if ended := wait == 0; ended == <-used {
-		t.Errorf("ended: %v, and used as well or not at all", ended)
-	}
+	ended := wait == 0
+	check.That(t, ended != <-used, "ended: %v, and used as well or not at all", ended)
 	must(t, o.Close())
 }
 
@@ -194,17 +187,12 @@ func TestEndUse(t *testing.T) {
 	e := &Entry{ID: o.ID, dir: d}
 	release, err := e.HoldActivity()
 	must(t, err)
-	if o.EndUse() {
-		t.Error("ended while in use")
-	}
+	check.That(t, !o.EndUse(), "ended while in use")
 	release()
-	if !o.EndUse() {
-		t.Error("EndUse failed without a use")
-	}
+	check.That(t, o.EndUse(), "EndUse failed without a use")
 	var known *result.Error
-	if _, err := e.HoldActivity(); !errors.As(err, &known) || known.Code != "ending" {
-		t.Errorf("used after the end: %v", err)
-	}
+	_, err = e.HoldActivity()
+	check.That(t, errors.As(err, &known) && known.Code == "ending", "used after the end: %v", err)
 }
 
 // Leave passes the last record to processes that hold the entry, and to no others.
@@ -214,17 +202,13 @@ func TestLeave(t *testing.T) {
 	held, other := found(t, d, "web"), found(t, d, "web")
 	must(t, held.Hold())
 	must(t, held.Refresh())
-	if !held.Alive {
-		t.Error("it is alive")
-	}
+	check.That(t, held.Alive, "it is alive")
 	last := record("2026", Ended)
 	last.Report = &result.Report{Status: result.StatusFailed, ExitCode: 5}
 	must(t, o.Leave(last))
 	wantFiles(t, d, "lock", "names")
 	must(t, held.Refresh())
-	if held.Alive || held.Status() != "failed" || held.Record.Report.ExitCode != 5 || held.Title() != "web" {
-		t.Errorf("%+v", held)
-	}
+	check.That(t, !held.Alive && held.Status() == "failed" && held.Record.Report.ExitCode == 5 && held.Title() == "web", "%+v", held)
 	wantCode(t, "not held", other.Refresh(), "no-such-sandbox")
 	// An entry removed by another process has no last record.
 	must(t, written(t, d, 2, "").Close())

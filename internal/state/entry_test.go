@@ -9,13 +9,12 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func TestValidName(t *testing.T) {
 	for _, name := range []string{"a", "Z", "0", "_", "a.b-c_D9", "_-.", "web-1", strings.Repeat("x", 63)} {
-		if err := ValidName(name); err != nil {
-			t.Errorf("%q: %v", name, err)
-		}
+		check.OK(t, ValidName(name), "%q", name)
 	}
 	for _, name := range []string{"", ".", "..", ".a", "-", "-a", "a/b", "a b", "a\n", "a\x00", "é", "\xff", "a:b", "a*", "~", strings.Repeat("x", 64)} {
 		wantCode(t, name, ValidName(name), "usage")
@@ -73,28 +72,22 @@ func TestClaim(t *testing.T) {
 					won <- o
 					return
 				}
-				if e := (*result.Error)(nil); !errors.As(err, &e) || e.Code != "name-in-use" {
-					t.Error(err)
-				}
+				e := (*result.Error)(nil)
+				check.That(t, errors.As(err, &e) && e.Code == "name-in-use", "%v", err)
 			})
 		}
 		wg.Wait()
 		close(won)
-		if len(won) != 1 {
-			t.Fatalf("round %d: %d have the name", round, len(won))
-		}
+		check.Require(t, len(won) == 1, "round %d: %d have the name", round, len(won))
 		o := <-won
 		must(t, o.Write(record("2027", Running)))
-		if e := found(t, d, "web"); e.ID != o.ID {
-			t.Errorf("round %d: it belongs to %s, not to %s", round, e.ID, o.ID)
-		}
+		check.Equal(t, found(t, d, "web").ID, o.ID, "round %d: it belongs to", round)
 		must(t, o.Remove())
 	}
 	dead := found(t, d, testID(98))
 	must(t, dead.Remove())
-	if got := found(t, d, "other"); !got.Alive {
-		t.Error("the other sandbox is gone")
-	}
+	got := found(t, d, "other")
+	check.That(t, got.Alive, "the other sandbox is gone")
 	wantFiles(t, d, testID(99), testID(99)+"/activity", testID(99)+"/lock", testID(99)+"/record.json", "lock", "names", "names/other")
 }
 
@@ -114,18 +107,14 @@ func TestRelease(t *testing.T) {
 	must(t, os.Remove(filepath.Join(d.Path(), "names", "web"))) // removed by someone else
 	second := written(t, d, 2, "web")
 	must(t, first.Close())
-	if e := found(t, d, "web"); e.ID != second.ID {
-		t.Errorf("it belongs to %s", e.ID)
-	}
+	check.Equal(t, found(t, d, "web").ID, second.ID, "it belongs to")
 	must(t, second.Close())
 	// Among ended sandboxes, the youngest.
-	if e := found(t, d, "web"); e.ID != second.ID || e.Alive {
-		t.Errorf("it was %s's, alive: %v", e.ID, e.Alive)
-	}
+	e := found(t, d, "web")
+	check.That(t, e.ID == second.ID && !e.Alive, "it was %s's, alive: %v", e.ID, e.Alive)
 	third := written(t, d, 0, "web") // older by its clock, but alive
-	if e := found(t, d, "web"); e.ID != third.ID || !e.Alive {
-		t.Errorf("it belongs to %s, alive: %v", e.ID, e.Alive)
-	}
+	e = found(t, d, "web")
+	check.That(t, e.ID == third.ID && e.Alive, "it belongs to %s, alive: %v", e.ID, e.Alive)
 }
 
 func TestFind(t *testing.T) {

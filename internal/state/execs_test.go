@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // execIn creates the record of the nth detached exec in a sandbox.
@@ -28,17 +30,15 @@ func TestExecs(t *testing.T) {
 	box := found(t, d, "web")
 	none, err := box.Execs()
 	must(t, err)
-	if entries, warnings := none.List(); len(entries)+len(warnings) > 0 {
-		t.Errorf("before there is one: %v, %v", entries, warnings)
-	}
+	entries, warnings := none.List()
+	check.That(t, len(entries)+len(warnings) == 0, "before there is one: %v, %v", entries, warnings)
 	_, x := execIn(t, box, 0x3f0)
 	_, y := execIn(t, box, 0x3f1)
 	id := testID(0x3f0)
 	for _, word := range []string{"web/" + id, testID(1) + "/" + id} {
 		e := found(t, d, word)
-		if !e.IsExec() || e.ID != id || !e.Alive || e.Record.Sandbox != testID(1) || e.Title() != "web/"+id || e.Handle() != testID(1)+"/"+id || e.What() != "the exec web/"+id {
-			t.Errorf("%s: %+v", word, e)
-		}
+		check.That(t, e.IsExec() && e.ID == id && e.Alive && e.Record.Sandbox == testID(1) && e.Title() == "web/"+id && e.Handle() == testID(1)+"/"+id && e.What() == "the exec web/"+id,
+			"%s: %+v", word, e)
 	}
 	for word, want := range map[string]string{
 		"web/": "no-such-exec", "web/" + id[:15]: "ambiguous", "web/" + id[:3]: "no-such-exec", "other/" + id: "no-such-exec", "web/" + testID(1): "no-such-exec",
@@ -76,9 +76,8 @@ func TestRemoveExecs(t *testing.T) {
 	must(t, box.Refresh())
 	must(t, os.Remove(foreign))
 	must(t, os.Rename(filepath.Join(d.Path(), testID(1)), filepath.Join(d.Path(), "."+testID(1))))
-	if w := d.Sweep(); w != nil {
-		t.Error(w)
-	}
+	w := d.Sweep()
+	check.That(t, w == nil, "%v", w)
 	wantFiles(t, d, "lock")
 }
 
@@ -96,7 +95,6 @@ func TestKeptExecs(t *testing.T) {
 		must(t, dir.Forget())
 	}
 	entries, _ := dir.List()
-	if len(entries) != keptExecs+1 || entries[0].ID != testID(0) || entries[1].ID != testID(3) {
-		t.Errorf("%d are kept, the first is %s, the second %s", len(entries), entries[0].ID, entries[1].ID)
-	}
+	check.That(t, len(entries) == keptExecs+1 && entries[0].ID == testID(0) && entries[1].ID == testID(3),
+		"%d are kept, the first is %s, the second %s", len(entries), entries[0].ID, entries[1].ID)
 }

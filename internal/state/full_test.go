@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // attempt creates a sandbox with its record and access file, or undoes that.
@@ -37,9 +38,7 @@ func attempt(path string) (d *Dir, o *Claim, err error) {
 func wantNothing(t *testing.T, path string) {
 	t.Helper()
 	_ = filepath.WalkDir(path, func(p string, _ os.DirEntry, err error) error {
-		if p != path && p != path+"/lock" && p != path+"/names" {
-			t.Errorf("left: %s, %v", p, err)
-		}
+		check.That(t, p == path || p == path+"/lock" || p == path+"/names", "left: %s, %v", p, err)
 		return nil
 	})
 }
@@ -63,30 +62,22 @@ func TestNoDescriptors(t *testing.T) {
 		d, o, err := attempt(path)
 		restore()
 		if err == nil {
-			if n < 5 {
-				t.Errorf("%d descriptors were enough", n)
-			}
+			check.That(t, n >= 5, "%d descriptors were enough", n)
 			// Readers need descriptors too. A sandbox does not look dead if there are none.
 			free(0)
 			entries, w := d.List()
-			if len(entries) != 0 || len(w) != 1 {
-				t.Errorf("%v, %v", entries, w)
-			}
+			check.That(t, len(entries) == 0 && len(w) == 1, "%v, %v", entries, w)
 			free(2)
 			entries, w = d.List()
-			if len(entries) != 0 || len(w) != 1 {
-				t.Errorf("%v, %v", entries, w)
-			}
+			check.That(t, len(entries) == 0 && len(w) == 1, "%v, %v", entries, w)
 			for m := range 3 {
 				free(m)
-				if w := d.Sweep(); len(w) != 1 {
-					t.Errorf("with %d descriptors, sweep: %v", m, w)
-				}
+				w := d.Sweep()
+				check.That(t, len(w) == 1, "with %d descriptors, sweep: %v", m, w)
 			}
 			restore()
-			if e := found(t, d, "web"); !e.Alive {
-				t.Error("not alive")
-			}
+			e := found(t, d, "web")
+			check.That(t, e.Alive, "not alive")
 			// A failed start can be undone even if descriptors run out later.
 			free(20)
 			var taken []int
@@ -103,16 +94,12 @@ func TestNoDescriptors(t *testing.T) {
 			return
 		}
 		wantCode(t, fmt.Sprintf("%d descriptors", n), err, "state")
-		if !errors.Is(err, unix.EMFILE) {
-			t.Errorf("%d descriptors: %v", n, err)
-		}
+		check.That(t, errors.Is(err, unix.EMFILE), "%d descriptors: %v", n, err)
 		wantNothing(t, path)
 		if d != nil {
 			d.Close()
 		}
-		if n > 50 {
-			t.Fatal("not even with 50")
-		}
+		check.Require(t, n <= 50, "not even with 50")
 	}
 }
 
@@ -122,9 +109,8 @@ func TestFullDisk(t *testing.T) {
 	if os.Getenv(roleVar) != "mount" {
 		c := exec.Command("unshare", "--user", "--map-root-user", "--mount", os.Args[0], "-test.run=^TestFullDisk$")
 		c.Env = append(os.Environ(), roleVar+"=mount")
-		if out, err := c.CombinedOutput(); err != nil {
-			t.Errorf("in a mount namespace of its own: %v\n%s", err, out)
-		}
+		out, err := c.CombinedOutput()
+		check.That(t, err == nil, "in a mount namespace of its own: %v\n%s", err, out)
 		return
 	}
 	mounted := func(options string) (path string) {
@@ -140,15 +126,11 @@ func TestFullDisk(t *testing.T) {
 			path := mounted(options(n)) + "/state"
 			_, _, err := attempt(path)
 			if err == nil {
-				if n < least {
-					t.Errorf("%d %s were enough", n, what)
-				}
+				check.That(t, n >= least, "%d %s were enough", n, what)
 				return
 			}
 			wantCode(t, fmt.Sprintf("%d %s", n, what), err, "state")
-			if !errors.Is(err, unix.ENOSPC) {
-				t.Errorf("%d %s: %v", n, what, err)
-			}
+			check.That(t, errors.Is(err, unix.ENOSPC), "%d %s: %v", n, what, err)
 			wantNothing(t, path)
 		}
 		t.Errorf("not even 50 %s are enough", what)
@@ -166,9 +148,8 @@ func TestFullDisk(t *testing.T) {
 	r := record("2", Running)
 	err = o.Write(r)
 	wantCode(t, "write", err, "state")
-	if e := found(t, d, "web"); e.Record.CreatedAt != "1" || e.Status() != "starting" {
-		t.Errorf("%+v", e)
-	}
+	e := found(t, d, "web")
+	check.That(t, e.Record.CreatedAt == "1" && e.Status() == "starting", "%+v", e)
 	err = found(t, d, "web").WriteKill(Kill{Signal: "TERM"})
 	wantCode(t, "kill", err, "state")
 	must(t, o.Close())
@@ -188,14 +169,11 @@ func TestFullDisk(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		if e := found(t, d, testID(2)); !e.Alive {
-			t.Errorf("%s: not alive", name)
-		}
+		e := found(t, d, testID(2))
+		check.That(t, e.Alive, "%s: not alive", name)
 		_, err = d.Create(testID(3), "web")
 		wantCode(t, name+" and create", err, "state")
-		if !errors.Is(err, unix.EROFS) {
-			t.Error(err)
-		}
+		check.That(t, errors.Is(err, unix.EROFS), "%v", err)
 		d.Close()
 	}
 	caller.StateDir += "2"

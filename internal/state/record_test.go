@@ -16,6 +16,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -52,23 +53,16 @@ func TestRecord(t *testing.T) {
 	data := encoded(t, &want)
 	got, err := parseRecord(data)
 	must(t, err)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if bytes.Count(data, []byte("\n")) != 1 || !bytes.HasSuffix(data, []byte("}\n")) {
-		t.Errorf("not one line: %q", data)
-	}
+	check.Equal(t, cmp.Diff(want, got), "", "(-want +got):\n")
+	check.That(t, bytes.Count(data, []byte("\n")) == 1 && bytes.HasSuffix(data, []byte("}\n")), "not one line: %q", data)
 	// Readers ignore unknown members.
 	data = bytes.Replace(data, []byte("{"), []byte(`{"new":{"pid":-1},`), 1)
-	if again, err := parseRecord(data); err != nil || !cmp.Equal(got, again) {
-		t.Errorf("%+v, %v", again, err)
-	}
+	again, err := parseRecord(data)
+	check.That(t, err == nil && cmp.Equal(got, again), "%+v, %v", again, err)
 	// Unknown values are left out.
 	small := record("x", Running)
 	for _, member := range []string{"init", "sandbox_uid", "sandbox_gid", "name", "tags", "report", "ready", "logs", "timeout_ms", "idle_timeout_ms"} {
-		if bytes.Contains(encoded(t, &small), []byte(`"`+member+`"`)) {
-			t.Errorf("%s is written although it is unknown", member)
-		}
+		check.That(t, !bytes.Contains(encoded(t, &small), []byte(`"`+member+`"`)), "%s is written although it is unknown", member)
 	}
 }
 
@@ -82,23 +76,19 @@ func TestRecordTruncated(t *testing.T) {
 	data := encoded(t, &r)
 	path := filepath.Join(d.Path(), testID(1), recordName)
 	for n := range len(data) - 1 {
-		if _, err := parseRecord(data[:n]); !safeopen.IsDamaged(err) {
-			t.Fatalf("%d bytes: %v", n, err)
-		}
+		_, err := parseRecord(data[:n])
+		check.Require(t, safeopen.IsDamaged(err), "%d bytes: %v", n, err)
 		must(t, os.WriteFile(path, data[:n], 0o600))
 		warnings := wantIDs(t, d)
-		if len(warnings) != 1 {
-			t.Fatalf("%d bytes: warnings %v", n, warnings)
-		}
+		check.Require(t, len(warnings) == 1, "%d bytes: warnings %v", n, warnings)
 		wantCode(t, "warning", warnings[0], "state")
-		_, err := d.Find(testID(1))
+		_, err = d.Find(testID(1))
 		wantCode(t, "found by its id", err, "state")
 		_, err = d.Find("web-1.x_y")
 		wantCode(t, "found by its name", err, "no-such-sandbox")
 	}
-	if _, err := parseRecord(data[:len(data)-1]); err != nil {
-		t.Error(err)
-	}
+	_, err := parseRecord(data[:len(data)-1])
+	check.That(t, err == nil, "%v", err)
 	// Replacing any byte causes no panic, and accepted records are valid.
 	for n := range data {
 		for _, c := range []byte{0, '"', '}', '-', '9', 0xff} {
@@ -107,9 +97,8 @@ func TestRecordTruncated(t *testing.T) {
 			checkAccepted(t, changed)
 		}
 	}
-	if w := d.Sweep(); w != nil {
-		t.Error(w)
-	}
+	w := d.Sweep()
+	check.That(t, w == nil, "%v", w)
 	wantFiles(t, d, "lock", "names")
 }
 
@@ -117,15 +106,12 @@ func TestRecordRefused(t *testing.T) {
 	good := record("x", Running)
 	good.Version, good.ID = 1, testID(1)
 	text := string(encoded(t, &good))
-	if _, err := parseRecord([]byte(text)); err != nil {
-		t.Fatal(err)
-	}
+	_, err := parseRecord([]byte(text))
+	check.Require(t, err == nil, "%v", err)
 	ended := fullRecord()
 	endedText := string(encoded(t, &ended))
 	change := func(text, from, to string) string {
-		if !strings.Contains(text, from) {
-			t.Fatalf("%q is not in %q", from, text)
-		}
+		check.Require(t, strings.Contains(text, from), "%q is not in %q", from, text)
 		return strings.Replace(text, from, to, 1)
 	}
 	pid := func(pid string) string { return change(text, `"pid":4711`, `"pid":`+pid) }
@@ -173,9 +159,8 @@ func TestRecordRefused(t *testing.T) {
 		{"status unknown", change(endedText, `"killed"`, `"\u001b[2J"`)},
 	}
 	for _, tt := range tests {
-		if got, err := parseRecord([]byte(tt.in)); !safeopen.IsDamaged(err) {
-			t.Errorf("%s: %+v, %v; want an error", tt.name, got, err)
-		}
+		got, err := parseRecord([]byte(tt.in))
+		check.That(t, safeopen.IsDamaged(err), "%s: %+v, %v; want an error", tt.name, got, err)
 	}
 }
 
@@ -192,15 +177,11 @@ func checkAccepted(t *testing.T, data []byte) {
 			t.Errorf("pid %d", id.PID)
 		}
 	}
-	if !ValidID(r.ID) || r.Name != "" && ValidName(r.Name) != nil {
-		t.Errorf("id %q, name %q", r.ID, r.Name)
-	}
+	check.That(t, ValidID(r.ID) && (r.Name == "" || ValidName(r.Name) == nil), "id %q, name %q", r.ID, r.Name)
 	again, err := parseRecord(encoded(t, &r))
 	must(t, err)
 	// Compare the written form: an empty map is left out, and is nil when read back.
-	if diff := cmp.Diff(encoded(t, &r), encoded(t, &again)); diff != "" {
-		t.Errorf("(-first +again):\n%s", diff)
-	}
+	check.Equal(t, cmp.Diff(encoded(t, &r), encoded(t, &again)), "", "(-first +again):\n")
 	for _, alive := range []bool{false, true} {
 		switch s := (&Entry{Record: r, Alive: alive}).Status(); s {
 		case "starting", "running", "completed", "failed", "killed", "error", "lost":
@@ -221,9 +202,8 @@ func FuzzRecord(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		checkAccepted(t, data)
 		var k Kill
-		if err := parse(data, &k); err == nil && !(k.GraceMS >= 0 && k.GraceMS <= 1e12) {
-			t.Errorf("%+v", k)
-		}
+		err := parse(data, &k)
+		check.That(t, err != nil || k.GraceMS >= 0 && k.GraceMS <= 1e12, "%+v", k)
 	})
 }
 
@@ -238,9 +218,8 @@ func TestWriteRefused(t *testing.T) {
 	wantCode(t, "too long", o.Write(long), "state")
 	wantCode(t, "too long a file", writeFile(o, "env", make([]byte, safeopen.MaxFile+1)), "state")
 	must(t, writeFile(o, "env", make([]byte, safeopen.MaxFile)))
-	if e := found(t, d, testID(1)); e.Record.CreatedAt == "2" {
-		t.Error("the record was replaced")
-	}
+	e := found(t, d, testID(1))
+	check.That(t, e.Record.CreatedAt != "2", "the record was replaced")
 	// A file that is too long is not read.
 	must(t, os.Truncate(filepath.Join(d.Path(), testID(1), recordName), 1<<40))
 	_, err := d.Find(testID(1))
@@ -255,15 +234,13 @@ func TestWriteRefused(t *testing.T) {
 func TestKill(t *testing.T) {
 	d := opened(t)
 	o := written(t, d, 1, "")
-	if k, err := o.ReadKill(); k != nil || err != nil {
-		t.Errorf("%v, %v", k, err)
-	}
+	k, err := o.ReadKill()
+	check.That(t, k == nil && err == nil, "%v, %v", k, err)
 	e := found(t, d, testID(1))
 	for _, want := range []Kill{{}, {Signal: "TERM", GraceMS: 1500.5}, {Signal: "34"}, {Signal: "KILL", GraceMS: 1e12}} {
 		must(t, e.WriteKill(want))
-		if got, err := o.ReadKill(); err != nil || *got != want {
-			t.Errorf("%+v, %v; want %+v", got, err, want)
-		}
+		got, err := o.ReadKill()
+		check.That(t, err == nil && *got == want, "%+v, %v; want %+v", got, err, want)
 	}
 	for _, bad := range []Kill{{Signal: "NONE"}, {Signal: "0"}, {Signal: "65"}, {Signal: "-1"}, {Signal: "SIGTERM"}, {Signal: "term"}, {GraceMS: -1}, {GraceMS: 1e13}} {
 		wantCode(t, "a bad request", e.WriteKill(bad), "state")
@@ -314,13 +291,10 @@ func TestRecordIsDocumented(t *testing.T) {
 	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| .+ \\| .+ \\| .+ \\|$").FindAllStringSubmatch(members, -1) {
 		documented = append(documented, row[1])
 	}
-	if diff := cmp.Diff(harness.MemberNames(reflect.TypeFor[Record](), reflect.TypeFor[result.Report](), reflect.TypeFor[result.Limit]()), documented); diff != "" {
-		t.Errorf("members in the order of the struct, against rows of docs/reference/state.md (-struct +doc):\n%s", diff)
-	}
+	diff := cmp.Diff(harness.MemberNames(reflect.TypeFor[Record](), reflect.TypeFor[result.Report](), reflect.TypeFor[result.Limit]()), documented)
+	check.That(t, diff == "", "members in the order of the struct, against rows of docs/reference/state.md (-struct +doc):\n%s", diff)
 	for _, phase := range []Phase{Starting, Running, Ended} {
-		if !strings.Contains(members, "`"+string(phase)+"`") {
-			t.Errorf("docs/reference/state.md does not have the phase %q", phase)
-		}
+		check.That(t, strings.Contains(members, "`"+string(phase)+"`"), "docs/reference/state.md does not have the phase %q", phase)
 	}
 }
 
@@ -329,13 +303,9 @@ func TestFilesAreDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/reference/state.md")
 	must(t, err)
 	for _, name := range []string{recordName, accessName, lockName, activityName, killName} {
-		if !strings.Contains(string(doc), "`ID/"+name+"`") {
-			t.Errorf("docs/reference/state.md does not have ID/%s", name)
-		}
+		check.That(t, strings.Contains(string(doc), "`ID/"+name+"`"), "docs/reference/state.md does not have ID/%s", name)
 	}
-	if !strings.Contains(string(doc), "`"+namesName+"/NAME`") {
-		t.Errorf("docs/reference/state.md does not have %s/NAME", namesName)
-	}
+	check.That(t, strings.Contains(string(doc), "`"+namesName+"/NAME`"), "docs/reference/state.md does not have %s/NAME", namesName)
 }
 
 func parseAccess(text []byte) (Access, error) {
@@ -352,13 +322,9 @@ func FuzzAccess(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if a.Init.PID <= 1 || a.Init.PID > 1<<22 {
-			t.Errorf("%q: pid %d", text, a.Init.PID)
-		}
+		check.That(t, a.Init.PID > 1 && a.Init.PID <= 1<<22, "%q: pid %d", text, a.Init.PID)
 		for _, pair := range a.Env {
-			if strings.ContainsRune(pair, 0) {
-				t.Errorf("%q: variable %q", text, pair)
-			}
+			check.That(t, !strings.ContainsRune(pair, 0), "%q: variable %q", text, pair)
 		}
 	})
 }
@@ -369,9 +335,8 @@ func TestAccess(t *testing.T) {
 	o, err := d.Create(testID(1), "box")
 	must(t, err)
 	defer o.Close()
-	if _, _, ok := d.Access("box"); ok {
-		t.Error("access before it was given")
-	}
+	_, _, ok := d.Access("box")
+	check.That(t, !ok, "access before it was given")
 	nice := -5
 	want := Access{
 		Limits:  limits.Request{CPUs: 0.5, FSize: 1 << 62, NoFile: 3, Nice: &nice},
@@ -383,54 +348,43 @@ func TestAccess(t *testing.T) {
 		Env:     []string{"A=", "B=x=y\n", "C=\xfe"},
 	}
 	must(t, o.WriteAccess(want))
-	if _, _, ok := d.Access("box"); ok {
-		t.Error("access before it was granted")
-	}
+	_, _, ok = d.Access("box")
+	check.That(t, !ok, "access before it was granted")
 	must(t, o.GrantAccess())
 	for _, word := range []string{"box", o.ID} {
 		e, got, ok := d.Access(word)
-		if !ok || e.ID != o.ID {
-			t.Fatalf("%s: %v, %+v", word, ok, e)
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", word, diff)
-		}
+		check.Require(t, ok && e.ID == o.ID, "%s: %v, %+v", word, ok, e)
+		check.Equal(t, cmp.Diff(want, got), "", "%s (-want +got):\n", word)
 	}
 	text, err := o.folder.Read(accessName)
 	must(t, err)
 	for n := range len(text) - 1 {
-		if _, err := parseAccess(text[:n]); !safeopen.IsDamaged(err) {
-			t.Errorf("truncated to %d bytes: %v", n, err)
-		}
+		_, err := parseAccess(text[:n])
+		check.That(t, safeopen.IsDamaged(err), "truncated to %d bytes: %v", n, err)
 	}
 	for _, refused := range []Access{{}, {Init: proc.Identity{PID: 1 << 23}}, {Init: want.Init, Workdir: "\x00"}, {Init: want.Init, Env: []string{"A=\x00"}},
 		{Init: want.Init, Limits: limits.Request{NoFile: -1}}} {
-		if err := o.WriteAccess(refused); err == nil {
-			t.Errorf("accepted %+v", refused)
-		}
+		err := o.WriteAccess(refused)
+		check.That(t, err != nil, "accepted %+v", refused)
 	}
 	other := want.file()
 	other.Version++
-	if err := other.check(); err == nil {
-		t.Error("accepted another version")
-	}
+	err = other.check()
+	check.That(t, err != nil, "accepted another version")
 	for _, word := range []string{"", "nobody", o.ID[:6], "../" + o.ID, testID(2)} {
-		if _, _, ok := d.Access(word); ok {
-			t.Errorf("access to %q", word)
-		}
+		_, _, ok := d.Access(word)
+		check.That(t, !ok, "access to %q", word)
 	}
 	must(t, o.DropAccess())
 	must(t, o.WriteAccess(want))
 	must(t, o.DropAccess()) // before it was granted: it may contain secrets
 	wantFiles(t, d, testID(1), testID(1)+"/activity", testID(1)+"/lock", "lock", "names", "names/box")
-	if _, _, ok := d.Access("box"); ok {
-		t.Error("access after it was dropped")
-	}
+	_, _, ok = d.Access("box")
+	check.That(t, !ok, "access after it was dropped")
 	// A dead sandbox cannot be entered, even if its init is alive.
 	must(t, o.WriteAccess(want))
 	must(t, o.GrantAccess())
 	must(t, o.Close())
-	if _, _, ok := d.Access(o.ID); ok {
-		t.Error("access to a dead sandbox")
-	}
+	_, _, ok = d.Access(o.ID)
+	check.That(t, !ok, "access to a dead sandbox")
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // outside is a directory with files that must not change.
@@ -189,22 +191,19 @@ func TestOtherKinds(t *testing.T) {
 		wantCode(t, name, err, "state")
 		_, err = o.OpenFile("env", os.O_WRONLY|os.O_CREATE)
 		wantCode(t, name, err, "state")
-		if w := wantIDs(t, d); len(w) != 1 {
-			t.Errorf("%s: warnings %v", name, w)
-		}
+		w := wantIDs(t, d)
+		check.That(t, len(w) == 1, "%s: warnings %v", name, w)
 		must(t, o.Close())
 		if name == "directory" {
 			// A foreign directory may contain data.
-			if w := d.Sweep(); len(w) != 1 {
-				t.Errorf("%s: warnings %v", name, w)
-			}
+			w := d.Sweep()
+			check.That(t, len(w) == 1, "%s: warnings %v", name, w)
 			must(t, os.Remove(filepath.Join(path, "env")))
 			must(t, os.Remove(filepath.Join(path, killName)))
 			must(t, os.Remove(filepath.Join(path, recordName)))
 		}
-		if w := d.Sweep(); w != nil {
-			t.Errorf("%s: %v", name, w)
-		}
+		w = d.Sweep()
+		check.That(t, w == nil, "%s: %v", name, w)
 		wantFiles(t, d, "lock", "names")
 	}
 }
@@ -233,12 +232,10 @@ func TestSweep(t *testing.T) {
 		must(t, os.WriteFile(in(name), nil, 0o600))
 	}
 	must(t, os.Symlink(testID(5), in("names/stale")))
-	if w := d.Sweep(); w != nil {
-		t.Error(w)
-	}
-	if w := wantIDs(t, d, 1, 3); len(w) != 1 {
-		t.Errorf("warnings: %v", w)
-	}
+	w := d.Sweep()
+	check.That(t, w == nil, "%v", w)
+	w = wantIDs(t, d, 1, 3)
+	check.That(t, len(w) == 1, "warnings: %v", w)
 	must(t, living.Remove())
 	for _, name := range []string{".x", ".hidden", "x", "0123", ".0123456789abcde", "0123456789ABCDEF"} {
 		must(t, os.Remove(in(name)))
@@ -260,9 +257,7 @@ func TestSweepWhileCreating(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			if err := o.Write(record("2026", Running)); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, o.Write(record("2026", Running)))
 			e, err := d.Find("web")
 			if err != nil || !e.Alive {
 				t.Errorf("%+v, %v", e, err)
@@ -273,9 +268,7 @@ func TestSweepWhileCreating(t *testing.T) {
 			} else if err = o.Close(); err == nil {
 				err = e.Remove()
 			}
-			if err != nil {
-				t.Error(err)
-			}
+			check.That(t, err == nil, "%v", err)
 		}
 	}()
 	for {
@@ -284,13 +277,10 @@ func TestSweepWhileCreating(t *testing.T) {
 			wantFiles(t, d, "lock", "names")
 			return
 		default:
-			if w := d.Sweep(); w != nil {
-				t.Error(w)
-			}
+			w := d.Sweep()
+			check.That(t, w == nil, "%v", w)
 			entries, w := d.List()
-			if w != nil || len(entries) > 1 {
-				t.Errorf("%v, %v", entries, w)
-			}
+			check.That(t, w == nil && len(entries) <= 1, "%v, %v", entries, w)
 		}
 	}
 }
@@ -308,9 +298,7 @@ func TestRemoveWithDirectories(t *testing.T) {
 	err := e.Remove()
 	wantCode(t, "remove", err, "state")
 	for _, want := range []string{"/first: ", "/second: "} {
-		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
-			t.Errorf("no %q in %v", want, err)
-		}
+		check.That(t, err != nil && strings.Contains(err.Error(), want) && !strings.Contains(err.Error(), "\n"), "no %q in %v", want, err)
 	}
 	must(t, e.Refresh()) // it is still there, and still known
 	must(t, os.RemoveAll(path+"/first"))

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // The test's role in a child process.
@@ -85,9 +86,7 @@ func record(createdAt string, phase Phase) Record {
 func found(t *testing.T, d *Dir, word string) *Entry {
 	t.Helper()
 	e, err := d.Find(word)
-	if err != nil {
-		t.Fatalf("find %q: %v", word, err)
-	}
+	check.Require(t, err == nil, "find %q: %v", word, err)
 	return e
 }
 
@@ -100,9 +99,7 @@ func wantCode(t *testing.T, what string, err error, code string) {
 		t.Errorf("%s: %v; want an error with code %q", what, err, code)
 		return
 	}
-	if e.Message == "" || e.Hint == "" || strings.ContainsAny(e.Message+e.Hint, "\n\x00\x1b") {
-		t.Errorf("%s: message %q, hint %q", what, e.Message, e.Hint)
-	}
+	check.That(t, e.Message != "" && e.Hint != "" && !strings.ContainsAny(e.Message+e.Hint, "\n\x00\x1b"), "%s: message %q, hint %q", what, e.Message, e.Hint)
 }
 
 // wantIDs checks the IDs that List returns, and returns its warnings.
@@ -116,9 +113,7 @@ func wantIDs(t *testing.T, d *Dir, want ...int) []error {
 	for _, n := range want {
 		ids = append(ids, testID(n))
 	}
-	if strings.Join(got, " ") != strings.Join(ids, " ") {
-		t.Errorf("listed %v, want %v", got, ids)
-	}
+	check.That(t, strings.Join(got, " ") == strings.Join(ids, " "), "listed %v, want %v", got, ids)
 	return warnings
 }
 
@@ -132,19 +127,13 @@ func wantFiles(t *testing.T, d *Dir, want ...string) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Error(err)
-	}
-	if strings.Join(got, " ") != strings.Join(want, " ") {
-		t.Errorf("there is %v, want %v", got, want)
-	}
+	check.That(t, err == nil, "%v", err)
+	check.That(t, strings.Join(got, " ") == strings.Join(want, " "), "there is %v, want %v", got, want)
 }
 
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 }
 
 // A sandbox from its creation to its removal, as its supervisor and other processes see it.
@@ -152,9 +141,8 @@ func TestLife(t *testing.T) {
 	d := opened(t)
 	o := created(t, d, 1, "web")
 	wantFiles(t, d, testID(1), testID(1)+"/activity", testID(1)+"/lock", "lock", "names", "names/web")
-	if w := wantIDs(t, d); w != nil {
-		t.Errorf("without a record: %v", w)
-	}
+	w := wantIDs(t, d)
+	check.That(t, w == nil, "without a record: %v", w)
 	_, err := d.Find("web")
 	wantCode(t, "without a record", err, "no-such-sandbox")
 
@@ -184,9 +172,7 @@ func TestLife(t *testing.T) {
 	file.Close()
 	for _, name := range []string{"env", "stdout", recordName, lockName, activityName} {
 		st, err := os.Lstat(filepath.Join(d.Path(), testID(1), name))
-		if err != nil || st.Mode() != 0o600 {
-			t.Errorf("%s: %v, %v", name, st, err)
-		}
+		check.That(t, err == nil && st.Mode() == 0o600, "%s: %v, %v", name, st, err)
 	}
 	wantCode(t, "remove the living", e.Remove(), "still-alive")
 	_, err = d.Create(testID(1), "")
@@ -222,9 +208,7 @@ func TestOwnRemove(t *testing.T) {
 	must(t, o.Remove())
 	must(t, o.Remove())
 	wantFiles(t, d, "lock", "names")
-	if again := created(t, d, 2, "web"); again.ID != testID(2) {
-		t.Error(again.ID)
-	}
+	check.Equal(t, created(t, d, 2, "web").ID, testID(2))
 }
 
 // supervisor runs a supervisor in a child process until end is called or it is killed.
@@ -256,9 +240,7 @@ func TestKilledSupervisor(t *testing.T) {
 	}
 	_, err := d.Create(testID(2), "web")
 	wantCode(t, "a name that is taken", err, "name-in-use")
-	if !strings.Contains(err.Error(), testID(1)) {
-		t.Errorf("the message does not name the sandbox:  %v", err)
-	}
+	check.That(t, strings.Contains(err.Error(), testID(1)), "the message does not name the sandbox:  %v", err)
 	wantIDs(t, d, 1)
 	must(t, c.Process.Kill())
 	_ = c.Wait()
@@ -267,14 +249,12 @@ func TestKilledSupervisor(t *testing.T) {
 		t.Errorf("alive %v, %s", e.Alive, e.Status())
 	}
 	o := written(t, d, 2, "web")
-	if got := found(t, d, "web"); got.ID != o.ID || !got.Alive {
-		t.Errorf("%+v", got)
-	}
+	got := found(t, d, "web")
+	check.That(t, got.ID == o.ID && got.Alive, "%+v", got)
 	must(t, e.Remove()) // does not remove its new owner's name
 	wantIDs(t, d, 2)
-	if got := found(t, d, "web"); got.ID != o.ID {
-		t.Errorf("%+v", got)
-	}
+	got = found(t, d, "web")
+	check.That(t, got.ID == o.ID, "%+v", got)
 	must(t, o.Remove())
 	wantFiles(t, d, "lock", "names")
 }
@@ -287,9 +267,8 @@ func TestLockPatience(t *testing.T) {
 	begin := time.Now()
 	_, err = d.root.Lock("x", os.O_RDWR, unix.F_WRLCK, 20*time.Millisecond)
 	wantCode(t, "a lock that is held", Failed(err), "state")
-	if took := time.Since(begin); took < 20*time.Millisecond || took > 5*time.Second {
-		t.Errorf("took %v", took)
-	}
+	took := time.Since(begin)
+	check.That(t, took >= 20*time.Millisecond && took <= 5*time.Second, "took %v", took)
 }
 
 func TestPath(t *testing.T) {
@@ -324,9 +303,7 @@ func TestPath(t *testing.T) {
 	}
 	for _, tt := range tests {
 		got, err := tt.caller.Path()
-		if got != tt.want {
-			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
-		}
+		check.That(t, got == tt.want, "%s: %q, want %q", tt.name, got, tt.want)
 		if tt.want == "" {
 			wantCode(t, tt.name, err, "state")
 		} else if err != nil {
@@ -342,14 +319,12 @@ func TestOpen(t *testing.T) {
 	caller := Caller{StateDir: path, UID: os.Geteuid()}
 	d, err := Look(caller)
 	must(t, err)
-	if entries, warnings := d.List(); entries != nil || warnings != nil {
-		t.Errorf("%v, %v", entries, warnings)
-	}
+	entries, warnings := d.List()
+	check.That(t, entries == nil && warnings == nil, "%v, %v", entries, warnings)
 	_, err = d.Find("x")
 	wantCode(t, "find where nothing is", err, "no-such-sandbox")
-	if w := d.Sweep(); w != nil {
-		t.Error(w)
-	}
+	w := d.Sweep()
+	check.That(t, w == nil, "%v", w)
 	_, err = d.Create(testID(1), "x")
 	wantCode(t, "create by who only looks", err, "state")
 	must(t, d.Close())
@@ -360,9 +335,7 @@ func TestOpen(t *testing.T) {
 	for range 2 {
 		d, err := Open(caller)
 		must(t, err)
-		if d.Path() != path {
-			t.Error(d.Path())
-		}
+		check.That(t, d.Path() == path, "%v", d.Path())
 		must(t, d.Close())
 	}
 	if st, err := os.Lstat(path); err != nil || st.Mode() != os.ModeDir|0o700 {
@@ -413,20 +386,16 @@ func TestOpenRefused(t *testing.T) {
 	for _, tt := range tests {
 		_, err := Open(Caller{StateDir: tt.path, UID: os.Geteuid()})
 		wantCode(t, tt.path, err, "state")
-		if err != nil && !strings.Contains(err.Error(), tt.says) {
-			t.Errorf("%s: %v; want it to say %q", tt.path, err, tt.says)
-		}
+		check.That(t, err == nil || strings.Contains(err.Error(), tt.says), "%s: %v; want it to say %q", tt.path, err, tt.says)
 	}
 	// Only the last component is created.
 	_, err := Open(Caller{StateDir: in("none/state"), UID: os.Geteuid()})
 	wantCode(t, "no parent", err, "state")
-	if _, err := os.Lstat(in("none")); !os.IsNotExist(err) {
-		t.Errorf("parent: %v", err)
-	}
+	_, err = os.Lstat(in("none"))
+	check.That(t, os.IsNotExist(err), "parent: %v", err)
 	// Open does not change the mode of an existing directory.
-	if st, err := os.Stat(in("mode755")); err != nil || st.Mode().Perm() != 0o755 {
-		t.Errorf("%v, %v", st, err)
-	}
+	st, err := os.Stat(in("mode755"))
+	check.That(t, err == nil && st.Mode().Perm() == 0o755, "%v, %v", st, err)
 }
 
 // Renaming the state directory does not affect an open Dir.
@@ -437,14 +406,11 @@ func TestRenamedStateDirectory(t *testing.T) {
 	must(t, os.Rename(d.Path(), moved))
 	must(t, os.Mkdir(d.Path(), 0o777))
 	must(t, o.Write(record("2", Running)))
-	if e := found(t, d, "web"); !e.Alive || e.Record.CreatedAt != "2" {
-		t.Errorf("%+v", e)
-	}
+	e := found(t, d, "web")
+	check.That(t, e.Alive && e.Record.CreatedAt == "2", "%+v", e)
 	must(t, o.Remove())
 	left, err := os.ReadDir(d.Path())
-	if err != nil || len(left) != 0 {
-		t.Errorf("%v, %v", left, err)
-	}
+	check.That(t, err == nil && len(left) == 0, "%v, %v", left, err)
 }
 
 // Path does not use a name in a shared directory if another user owns it or can enter it. It
@@ -489,45 +455,34 @@ func TestTakenName(t *testing.T) {
 	}
 	for what, take := range taken {
 		c := Caller{Home: home(), UID: uid}
-		if got := path(c); got != name {
-			t.Errorf("%s, before: %s", what, got)
-		}
+		check.Equal(t, path(c), name, "%s, before", what)
 		must(t, take())
 		below := filepath.Join(c.Home, ".local/state/sbxrun")
-		if got := path(c); got != below {
-			t.Errorf("%s: %s", what, got)
-		}
+		check.Equal(t, path(c), below, "%s", what)
 		for _, unsafe := range []string{"", "relative", sharedDir} {
-			if got := path(Caller{Home: unsafe, UID: uid}); unsafe != sharedDir && got != name || unsafe == sharedDir && me == 0 && got != name {
-				t.Errorf("%s, HOME=%q: %s", what, unsafe, got)
-			}
+			got := path(Caller{Home: unsafe, UID: uid})
+			check.That(t, (unsafe == sharedDir || got == name) && (unsafe != sharedDir || me != 0 || got == name), "%s, HOME=%q: %s", what, unsafe, got)
 		}
 		if me == 0 { // otherwise root would own the directory
 			must(t, os.MkdirAll(below, 0o700))
 			mine(below)
 		} else {
 			must(t, CheckUsable(c))
-			if _, err := os.Lstat(filepath.Dir(below)); err == nil {
-				t.Errorf("%s: CheckUsable makes directories", what)
-			}
+			_, err := os.Lstat(filepath.Dir(below))
+			check.That(t, err != nil, "%s: CheckUsable makes directories", what)
 			d, err := Open(c)
 			must(t, err)
 			d.Close()
 		}
 		must(t, os.Remove(name))
-		if got := path(c); got != below {
-			t.Errorf("%s, gone: %s", what, got)
-		}
+		check.Equal(t, path(c), below, "%s, gone", what)
 		must(t, os.Mkdir(name, 0o700))
 		mine(name)
-		if got := path(c); got != name {
-			t.Errorf("%s, and then the caller's own: %s", what, got)
-		}
+		check.Equal(t, path(c), name, "%s, and then the caller's own", what)
 		must(t, os.Remove(name))
 	}
 	runtime := t.TempDir()
 	must(t, os.Chmod(runtime, 0o777)) // so that others can create the name in it
-	if got := path(Caller{RuntimeDir: runtime, UID: me}); strings.HasPrefix(got, runtime) {
-		t.Errorf("a runtime directory that others can write to: %s", got)
-	}
+	got := path(Caller{RuntimeDir: runtime, UID: me})
+	check.That(t, !strings.HasPrefix(got, runtime), "a runtime directory that others can write to: %s", got)
 }

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // rings waits for an alarm and returns the elapsed time.
@@ -22,9 +24,8 @@ func TestAlarm(t *testing.T) {
 	for _, d := range []time.Duration{-time.Second, 0, 1500 * time.Microsecond, 20 * time.Millisecond} {
 		begin := time.Now()
 		rung, stop := alarm(d)
-		if took := rings(t, begin, rung); took < d {
-			t.Errorf("%v after %v", took, d)
-		}
+		took := rings(t, begin, rung)
+		check.That(t, took >= d, "%v after %v", took, d)
 		stop() // after the alarm has rung
 	}
 }
@@ -46,20 +47,16 @@ func TestAlarmStopped(t *testing.T) {
 // An alarm rings even if the process is out of descriptors.
 func TestAlarmWithoutDescriptor(t *testing.T) {
 	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
+	check.Require(t, err == nil, "%v", err)
 	none := unix.Rlimit{Cur: 0, Max: limit.Max}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
-		t.Fatal(err)
-	}
+	err = unix.Setrlimit(unix.RLIMIT_NOFILE, &none)
+	check.Require(t, err == nil, "%v", err)
 	begin := time.Now()
 	rung, stop := alarm(5 * time.Millisecond)
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		t.Fatal(err)
-	}
-	if took := rings(t, begin, rung); took < 5*time.Millisecond {
-		t.Errorf("%v", took)
-	}
+	err = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
+	check.Require(t, err == nil, "%v", err)
+	took := rings(t, begin, rung)
+	check.That(t, took >= 5*time.Millisecond, "%v", took)
 	stop()
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // A failure to set the CPU quota, here because its cgroup is gone, is reported before the command starts, so that the
@@ -25,34 +26,23 @@ func TestQuotaFails(t *testing.T) {
 		t.Logf("nobody here can set one: %v", err)
 		return
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	group, err := quota.Make("quota-fails", false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := group.Remove(time.Now().Add(20 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
+	err = group.Remove(time.Now().Add(20 * time.Second))
+	check.Require(t, err == nil, "%v", err)
 	c, stdout := command(t, Options{}, "echo", "ran")
 	c.Held = func(context.Context, *Command) error {
 		c.Group = group
 		return nil
 	}
-	if c.Start(t.Context()) == nil {
-		t.Error("it was released")
-	}
+	check.That(t, c.Start(t.Context()) != nil, "it was released")
 	r, _ := c.Wait()
-	if c.Left != nil {
-		t.Error(c.Left)
-	}
-	if r.Started || r.Cause != result.StartFailed || r.Verdict != result.Proven || r.Err == nil || r.Err.Code != "limit" || r.ExitCode() != 125 {
-		t.Errorf("want start-failed for want of the limit, 125: %+v", r)
-	}
-	if text, err := io.ReadAll(stdout); err != nil || len(text) > 0 {
-		t.Errorf("the command wrote %q, %v", text, err)
-	}
+	check.That(t, c.Left == nil, "%v", c.Left)
+	check.That(t, !r.Started && r.Cause == result.StartFailed && r.Verdict == result.Proven && r.Err != nil && r.Err.Code == "limit" && r.ExitCode() == 125,
+		"want start-failed for want of the limit, 125: %+v", r)
+	text, err := io.ReadAll(stdout)
+	check.That(t, err == nil && len(text) == 0, "the command wrote %q, %v", text, err)
 }
 
 // A room planned for one command, which has its own network, refuses other commands: the room's network is the
@@ -60,9 +50,7 @@ func TestQuotaFails(t *testing.T) {
 func TestSharedAlone(t *testing.T) {
 	plan, err := room.Prepare(room.Policy{Command: []string{"true"}, Workdir: "/tmp", Alone: true},
 		room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer plan.Close()
 	c := Command{Place: Place{Plan: plan}, Shared: true, Options: Options{ProofTimeout: 20 * time.Second}}
 	if c.Start(t.Context()) == nil {
@@ -77,14 +65,10 @@ func command(t *testing.T, o Options, argv ...string) (c *Command, stdout *os.Fi
 	t.Helper()
 	plan, err := room.Prepare(room.Policy{Command: argv, Workdir: "/tmp"},
 		room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	t.Cleanup(plan.Close)
 	stdout, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	t.Cleanup(func() { stdout.Close() })
 	o.Stdout, o.Stderr, o.ProofTimeout, o.Attended = w, os.Stderr, 20*time.Second, true
 	return &Command{Options: o, Place: Place{Plan: plan}, Settle: func(*result.Result) { w.Close() }}, stdout
@@ -99,16 +83,11 @@ func TestFloodBeforeConfirmed(t *testing.T) {
 		c.cancel(Request{Cause: result.OutputLimit, Signal: unix.SIGKILL})
 		return nil
 	}
-	if err := c.Start(t.Context()); err != nil || c.cause != "" {
-		t.Errorf("it was not confirmed: %v", err)
-	}
+	err := c.Start(t.Context())
+	check.That(t, err == nil && c.cause == "", "it was not confirmed: %v", err)
 	r, _ := c.Wait()
-	if c.Left != nil {
-		t.Error(c.Left)
-	}
-	if !r.Started || r.Cause != result.OutputLimit || r.Verdict != result.Proven {
-		t.Errorf("%+v", r)
-	}
+	check.That(t, c.Left == nil, "%v", c.Left)
+	check.That(t, r.Started && r.Cause == result.OutputLimit && r.Verdict == result.Proven, "%+v", r)
 }
 
 // afterRelease is a context that ends just after the command's release, which checks it first.

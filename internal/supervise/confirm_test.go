@@ -10,6 +10,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -40,12 +41,9 @@ func TestSlowExecve(t *testing.T) {
 			// An open(2) of the program waits for the release of the lease, at most 45 s (fcntl(2)).
 			lease, err := os.OpenFile(program, os.O_RDWR, 0)
 			harness.Must(t, err)
-			if _, err := unix.FcntlInt(lease.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
-				t.Fatal(err)
-			}
-			if err := c.Start(t.Context()); err != nil {
-				t.Errorf("not released: %v", err)
-			}
+			_, err = unix.FcntlInt(lease.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+			check.Require(t, err == nil, "%v", err)
+			check.OK(t, c.Start(t.Context()), "not released")
 			select {
 			case <-c.exec.Running():
 				t.Error("it is confirmed although it waits for the lease")
@@ -53,12 +51,8 @@ func TestSlowExecve(t *testing.T) {
 			}
 			harness.Must(t, lease.Close())
 			r, _ := c.Wait()
-			if c.Left != nil {
-				t.Error(c.Left)
-			}
-			if r.Cause != test.want || r.Started != test.started || r.Verdict != result.Proven || test.started && r.ExitCode() != 7 {
-				t.Errorf("%+v", r)
-			}
+			check.That(t, c.Left == nil, "%v", c.Left)
+			check.That(t, r.Cause == test.want && r.Started == test.started && r.Verdict == result.Proven && (!test.started || r.ExitCode() == 7), "%+v", r)
 		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // The result is right if a payload ends just before the deadline but init reports this just after it, when Watch has
@@ -32,12 +33,9 @@ func TestHeardLate(t *testing.T) {
 			c.deadline = c.Begin.Add(tt.deadline)
 			c.cause = result.Timeout // as Watch decides without a report of the end
 			r, _ := c.Wait()
-			if c.Left != nil {
-				t.Error(c.Left)
-			}
-			if r.Cause != tt.want || r.ExitCode() != tt.code || r.Strays != tt.strays || r.Verdict != result.Proven || r.Err != nil || r.Payload == nil {
-				t.Errorf("want %s, %d, strays %d: %+v, %d", tt.want, tt.code, tt.strays, r, r.ExitCode())
-			}
+			check.That(t, c.Left == nil, "%v", c.Left)
+			check.That(t, r.Cause == tt.want && r.ExitCode() == tt.code && r.Strays == tt.strays && r.Verdict == result.Proven && r.Err == nil && r.Payload != nil,
+				"want %s, %d, strays %d: %+v, %d", tt.want, tt.code, tt.strays, r, r.ExitCode())
 		})
 	}
 }
@@ -47,8 +45,7 @@ func begin(t *testing.T, o Options, script string) *Command {
 	t.Helper()
 	c, stdout := command(t, o, "sh", "-c", script)
 	stdout.Close()
-	if err := c.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	err := c.Start(t.Context())
+	check.Require(t, err == nil, "%v", err)
 	return c
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // An endless look does not delay the kill.
@@ -49,9 +50,7 @@ func TestKillWaitsForNoLook(t *testing.T) {
 			}()
 			select {
 			case r := <-ended:
-				if r.Cause != test.want || r.Verdict != result.Proven {
-					t.Errorf("%+v", r)
-				}
+				check.That(t, r.Cause == test.want && r.Verdict == result.Proven, "%+v", r)
 			case <-time.After(30 * time.Second):
 				t.Error("it waits for the look")
 				_ = c.kept.Init.Signal(unix.SIGKILL)

@@ -13,6 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/supervise"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func soon() time.Time { return time.Now().Add(20 * time.Second) }
@@ -22,25 +23,17 @@ func held(t *testing.T, script string) (sb *room.Room, stdout *os.File) {
 	t.Helper()
 	plan, err := room.Prepare(room.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"},
 		room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer plan.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer null.Close()
 	stdout, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	t.Cleanup(func() { stdout.Close() })
 	sb, err = plan.Start(t.Context(), [3]*os.File{null, w, os.Stderr}, nil, false)
 	w.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	t.Cleanup(sb.Close)
 	return sb, stdout
 }
@@ -49,14 +42,12 @@ func held(t *testing.T, script string) (sb *room.Room, stdout *os.File) {
 func up(t *testing.T, sb *room.Room, stdout *os.File, n int) {
 	t.Helper()
 	sb.Exec.Release()
-	if err := stdout.SetReadDeadline(soon()); err != nil {
-		t.Fatal(err)
-	}
+	err := stdout.SetReadDeadline(soon())
+	check.Require(t, err == nil, "%v", err)
 	for n > 0 {
 		var b [1]byte
-		if _, err := stdout.Read(b[:]); err != nil {
-			t.Fatal(err)
-		}
+		_, err := stdout.Read(b[:])
+		check.Require(t, err == nil, "%v", err)
 		if b[0] == '\n' {
 			n--
 		}
@@ -66,26 +57,17 @@ func up(t *testing.T, sb *room.Room, stdout *os.File, n int) {
 // gone checks that a proven outcome is true.
 func gone(t *testing.T, sb *room.Room, stdout *os.File, out supervise.Outcome) {
 	t.Helper()
-	if out.Verdict != result.Proven || out.Err != nil || out.Survivors != nil {
-		t.Errorf("outcome %+v", out)
-	}
-	if err := sb.Kept.Collect(soon()); err != nil {
-		t.Error(err)
-	}
-	if left := proc.Members(100, sb.RoomNS, sb.InitNS); left != nil {
-		t.Errorf("in the namespace: %+v", left)
-	}
+	check.That(t, out.Verdict == result.Proven && out.Err == nil && out.Survivors == nil, "outcome %+v", out)
+	check.OK(t, sb.Kept.Collect(soon()))
+	left := proc.Members(100, sb.RoomNS, sb.InitNS)
+	check.That(t, left == nil, "in the namespace: %+v", left)
 	for _, st := range proc.Descendants(os.Getpid(), 100) {
-		if st.PID == sb.Keeper.PID || st.Parent == sb.Keeper.PID || st.PID == sb.Init.PID {
-			t.Errorf("left behind: %+v", st)
-		}
+		check.That(t, st.PID != sb.Keeper.PID && st.Parent != sb.Keeper.PID && st.PID != sb.Init.PID, "left behind: %+v", st)
 	}
-	if err := stdout.SetReadDeadline(soon()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.Copy(io.Discard, stdout); err != nil {
-		t.Errorf("stdout has no end: %v", err)
-	}
+	err := stdout.SetReadDeadline(soon())
+	check.Require(t, err == nil, "%v", err)
+	_, err = io.Copy(io.Discard, stdout)
+	check.That(t, err == nil, "stdout has no end: %v", err)
 }
 
 func TestTeardownTree(t *testing.T) {
@@ -106,12 +88,10 @@ func TestTeardownTree(t *testing.T) {
 func TestTeardownHeld(t *testing.T) {
 	sb, stdout := held(t, "echo ran")
 	out := supervise.Teardown(&sb.Kept, soon())
-	if err := stdout.SetReadDeadline(soon()); err != nil {
-		t.Fatal(err)
-	}
-	if text, err := io.ReadAll(stdout); err != nil || len(text) > 0 {
-		t.Errorf("the payload wrote %q, %v", text, err)
-	}
+	err := stdout.SetReadDeadline(soon())
+	check.Require(t, err == nil, "%v", err)
+	text, err := io.ReadAll(stdout)
+	check.That(t, err == nil && len(text) == 0, "the payload wrote %q, %v", text, err)
 	gone(t, sb, stdout, out)
 }
 
@@ -150,9 +130,8 @@ func TestTeardownKilledBefore(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			sb, stdout := held(t, "setsid sleep 100 & echo up; sleep 100")
 			up(t, sb, stdout, 1)
-			if err := kill(sb); err != nil {
-				t.Fatal(err)
-			}
+			err := kill(sb)
+			check.Require(t, err == nil, "%v", err)
 			gone(t, sb, stdout, supervise.Teardown(&sb.Kept, soon()))
 		})
 	}
@@ -167,9 +146,7 @@ func TestTeardownDeadline(t *testing.T) {
 		up(t, sb, stdout, 1)
 		out := supervise.Teardown(&sb.Kept, time.Unix(1, 0))
 		late := out.Verdict == result.Unproven && errors.Is(out.Err, os.ErrDeadlineExceeded)
-		if !late && out.Verdict != result.Proven {
-			t.Errorf("deadline long past: %+v", out)
-		}
+		check.That(t, late || out.Verdict == result.Proven, "deadline long past: %+v", out)
 		gone(t, sb, stdout, supervise.Teardown(&sb.Kept, soon()))
 		if late {
 			return
@@ -182,9 +159,8 @@ func TestTeardownDeadline(t *testing.T) {
 func TestTeardownKeeperStopped(t *testing.T) {
 	sb, stdout := held(t, "setsid sleep 100 & echo up; sleep 100")
 	up(t, sb, stdout, 1)
-	if err := sb.Keeper.Signal(unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	err := sb.Keeper.Signal(unix.SIGSTOP)
+	check.Require(t, err == nil, "%v", err)
 	gone(t, sb, stdout, supervise.Teardown(&sb.Kept, time.Now().Add(4*time.Second)))
 }
 
@@ -193,15 +169,12 @@ func TestCollectLate(t *testing.T) {
 	sb, stdout := held(t, "echo up; sleep 100")
 	up(t, sb, stdout, 1)
 	keeper := sb.Keeper.PID
-	if err := sb.Kept.Collect(time.Unix(1, 0)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("%v", err)
-	}
+	err := sb.Kept.Collect(time.Unix(1, 0))
+	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "%v", err)
 	for end := soon(); ; time.Sleep(time.Millisecond) {
 		if _, err := proc.ReadStat(keeper); err == proc.ErrGone {
 			return
 		}
-		if time.Now().After(end) {
-			t.Fatal("the keeper is there")
-		}
+		check.Require(t, !time.Now().After(end), "the keeper is there")
 	}
 }

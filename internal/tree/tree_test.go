@@ -18,14 +18,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func must(t testing.TB, errs ...error) {
 	t.Helper()
 	for _, err := range errs {
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Require(t, err == nil, "%v", err)
 	}
 }
 
@@ -73,17 +72,13 @@ func TestWalk(t *testing.T) {
 	got, err := seen(t, w, fd)
 	must(t, err)
 	want := fmt.Sprintf("\"a\" 4\n\"a/b\" 4\n\"a/link\" 12 -> /etc\n%q 10\n\"fifo\" 1\n\"white\" 2\n", "a/"+long)
-	if got != want {
-		t.Errorf("%s, want %s", got, want)
-	}
-	if target, err := Readlink(fd, "a/link"); target != "/etc" {
-		t.Errorf("%q, %v", target, err)
-	}
+	check.That(t, got == want, "%s, want %s", got, want)
+	target, err := Readlink(fd, "a/link")
+	check.That(t, target == "/etc", "%q, %v", target, err)
 	must(t, os.WriteFile(dir+"/a/sh", nil, 0o600))
 	w.Pattern = []string{"a", "[a-m]*"}
-	if got, err := seen(t, w, fd); got != "\"a/b\" 4\n\"a/link\" 12 -> /etc\n" {
-		t.Errorf("pattern: %s, %v", got, err)
-	}
+	got, err = seen(t, w, fd)
+	check.That(t, got == "\"a/b\" 4\n\"a/link\" 12 -> /etc\n", "pattern: %s, %v", got, err)
 }
 
 // Readlink does not follow a directory that was replaced by a link.
@@ -92,9 +87,8 @@ func TestReadlinkBehind(t *testing.T) {
 	must(t, os.MkdirAll(dir+"/in", 0o755), os.Mkdir(dir+"/out", 0o755), os.Symlink("secret", dir+"/out/link"), os.Symlink("../out", dir+"/in/d"))
 	fd, _ := opened(t, dir+"/in")
 	for _, name := range []string{"d/link", "../out/link"} {
-		if target, err := Readlink(fd, name); err == nil {
-			t.Errorf("%s: read %q", name, target)
-		}
+		target, err := Readlink(fd, name)
+		check.That(t, err != nil, "%s: read %q", name, target)
 		if f, _, err := OpenFile(fd, name); err == nil {
 			unix.Close(f)
 			t.Errorf("%s: opened", name)
@@ -118,13 +112,11 @@ func TestBounds(t *testing.T) {
 	} {
 		w := *plenty
 		change(&w)
-		if _, err := seen(t, &w, fd); code(err) != "too-large" {
-			t.Errorf("%s: %v", name, err)
-		}
+		_, err := seen(t, &w, fd)
+		check.That(t, code(err) == "too-large", "%s: %v", name, err)
 		// An exceeded bound stays exceeded.
-		if _, err := seen(t, &w, fd); code(err) != "too-large" {
-			t.Errorf("%s: again: %v", name, err)
-		}
+		_, err = seen(t, &w, fd)
+		check.That(t, code(err) == "too-large", "%s: again: %v", name, err)
 	}
 	for name, change := range map[string]func(*Walk){
 		"depth": func(w *Walk) { w.Depth = 20 },
@@ -133,9 +125,7 @@ func TestBounds(t *testing.T) {
 		w := *plenty
 		change(&w)
 		got, err := seen(t, &w, fd)
-		if err != nil || strings.Count(got, unix.ENAMETOOLONG.Error()) != 1 || strings.Count(got, " 4") != 21 {
-			t.Errorf("%s: %v, %s", name, err, got)
-		}
+		check.That(t, err == nil && strings.Count(got, unix.ENAMETOOLONG.Error()) == 1 && strings.Count(got, " 4") == 21, "%s: %v, %s", name, err, got)
 	}
 }
 
@@ -150,9 +140,7 @@ func TestRemovedMeanwhile(t *testing.T) {
 		must(t, os.Remove(filepath.Join(dir, e.Name)))
 		n++
 	}
-	if n != 2 {
-		t.Errorf("%d entries", n)
-	}
+	check.That(t, n == 2, "%d entries", n)
 }
 
 // A walk skips entries removed before it reaches them. A cancelled walk returns one error and leaks no
@@ -170,20 +158,15 @@ func TestWalkRemovedEntries(t *testing.T) {
 			must(t, os.Remove(dir+"/b"))
 		}
 	}
-	if got != "ac" {
-		t.Errorf("%q", got)
-	}
+	check.That(t, got == "ac", "%q", got)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for e, err := range w.Below(ctx, fd, "") {
-		if e != nil || !errors.Is(err, context.Canceled) {
-			t.Errorf("%+v, %v", e, err)
-		}
+		check.That(t, e == nil && errors.Is(err, context.Canceled), "%+v, %v", e, err)
 		break
 	}
-	if after, err := os.ReadDir("/proc/self/fd"); err != nil || len(after) != len(before) {
-		t.Errorf("%d descriptors, and %d after: %v", len(before), len(after), err)
-	}
+	after, err := os.ReadDir("/proc/self/fd")
+	check.That(t, err == nil && len(after) == len(before), "%d descriptors, and %d after: %v", len(before), len(after), err)
 }
 
 // A file with a lease gives an error at once.
@@ -199,24 +182,18 @@ func TestLease(t *testing.T) {
 	fd, w := opened(t, dir)
 	begin := time.Now()
 	got, err := seen(t, w, fd)
-	if err != nil || got != fmt.Sprintf("\"a\" 10 %v\n\"b\" 10\n", unix.EAGAIN) {
-		t.Errorf("%v, %s", err, got)
-	}
-	if took := time.Since(begin); took > 10*time.Second { // lease-break-time is 45 s
-		t.Errorf("took %v", took)
-	}
+	check.That(t, err == nil && got == fmt.Sprintf("\"a\" 10 %v\n\"b\" 10\n", unix.EAGAIN), "%v, %s", err, got)
+	took := time.Since(begin)
+	check.That(t, took <= 10*time.Second, "took %v", took) // lease-break-time is 45 s
 }
 
 // ModTime clamps times that JSON cannot represent.
 func TestModTime(t *testing.T) {
 	for sec, year := range map[int64]int{math.MinInt64: 0, -1 << 40: 0, 0: 1970, 1 << 38: 9999, math.MaxInt64: 9999} {
 		at := ModTime(&unix.Stat_t{Mtim: unix.Timespec{Sec: sec, Nsec: 1}})
-		if at.Year() != year {
-			t.Errorf("%d: %v", sec, at)
-		}
-		if _, err := at.MarshalJSON(); err != nil {
-			t.Errorf("%d: %v", sec, err)
-		}
+		check.That(t, at.Year() == year, "%d: %v", sec, at)
+		_, err := at.MarshalJSON()
+		check.That(t, err == nil, "%d: %v", sec, err)
 	}
 }
 
@@ -242,12 +219,10 @@ func TestRemove(t *testing.T) {
 	unix.Close(at)
 	fd, _ := opened(t, dir)
 	must(t, Remove(fd, "top"), Remove(fd, "top"))
-	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
-		t.Errorf("%v, %v", entries, err)
-	}
-	if err := Remove(fd, "kept/name"); err != unix.ENOTDIR {
-		t.Errorf("a missing directory: %v", err)
-	}
+	entries, err := os.ReadDir(dir)
+	check.That(t, err == nil && len(entries) == 1, "%v, %v", entries, err)
+	err = Remove(fd, "kept/name")
+	check.That(t, err == unix.ENOTDIR, "a missing directory: %v", err)
 }
 
 // read returns the entries of an archive.
@@ -280,9 +255,8 @@ func TestArchive(t *testing.T) {
 		var b bytes.Buffer
 		a := NewLayer(&b, 1<<20)
 		must(t, a.File("a", f, &st), a.File(".wh.b", f, &st), a.Close())
-		if got, want := read(t, b.Bytes()), fmt.Sprintf("0 \"a\" \"\" %.*s\n1 \".wh.b\" \"a\" \n", size, "longer\x00\x00"); got != want || a.Entries != 2 || a.Bytes() != int64(b.Len()) {
-			t.Errorf("%q, want %q", got, want)
-		}
+		got, want := read(t, b.Bytes()), fmt.Sprintf("0 \"a\" \"\" %.*s\n1 \".wh.b\" \"a\" \n", size, "longer\x00\x00")
+		check.That(t, got == want && a.Entries == 2 && a.Bytes() == int64(b.Len()), "%q, want %q", got, want)
 	}
 	// Both names were removed, and a new file has the inode number, as can happen on ext4.
 	var b bytes.Buffer
@@ -290,15 +264,12 @@ func TestArchive(t *testing.T) {
 	other := st
 	other.Nlink = 1
 	must(t, a.File("a", f, &st), a.File("other", f, &other), a.Close())
-	if got, want := read(t, b.Bytes()), "0 \"a\" \"\" longer\x00\x00\n0 \"other\" \"\" longer\x00\x00\n"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-	if err := NewLayer(io.Discard, 1000).File("a", f, &unix.Stat_t{Size: 1001, Blocks: 2}); code(err) != "too-large" {
-		t.Errorf("large: %v", err)
-	}
-	if err := NewArchive(io.Discard, 0).File("a", f, &unix.Stat_t{Size: math.MaxInt64}); code(err) != "too-large" {
-		t.Errorf("holes: %v", err)
-	}
+	got, want := read(t, b.Bytes()), "0 \"a\" \"\" longer\x00\x00\n0 \"other\" \"\" longer\x00\x00\n"
+	check.That(t, got == want, "%q, want %q", got, want)
+	err = NewLayer(io.Discard, 1000).File("a", f, &unix.Stat_t{Size: 1001, Blocks: 2})
+	check.That(t, code(err) == "too-large", "large: %v", err)
+	err = NewArchive(io.Discard, 0).File("a", f, &unix.Stat_t{Size: math.MaxInt64})
+	check.That(t, code(err) == "too-large", "holes: %v", err)
 }
 
 // WriteNew writes a complete file or none, and replaces nothing.
@@ -308,18 +279,15 @@ func TestWriteNew(t *testing.T) {
 	for name, want := range map[string]error{"new": nil, "link": unix.EEXIST, "dir": unix.EEXIST, "none/new": unix.ENOENT, "dir/": unix.EISDIR} {
 		_ = os.Mkdir(dir+"/dir", 0o755)
 		_ = os.Symlink("nowhere", dir+"/link")
-		if err := WriteNew(dir+"/"+name, text); !errors.Is(err, want) {
-			t.Errorf("%s: %v, want %v", name, err, want)
-		}
+		err := WriteNew(dir+"/"+name, text)
+		check.That(t, errors.Is(err, want), "%s: %v, want %v", name, err, want)
 	}
 	failed := errors.New("failed")
-	if err := WriteNew(dir+"/failed", func(f *os.File) error { return errors.Join(text(f), failed) }); !errors.Is(err, failed) {
-		t.Error(err)
-	}
+	err := WriteNew(dir+"/failed", func(f *os.File) error { return errors.Join(text(f), failed) })
+	check.That(t, errors.Is(err, failed), "%v", err)
 	names, err := os.ReadDir(dir)
-	if b, readErr := os.ReadFile(dir + "/new"); err != nil || len(names) != 3 || string(b) != "text" || readErr != nil {
-		t.Errorf("%v %v, %q %v", names, err, b, readErr)
-	}
+	b, readErr := os.ReadFile(dir + "/new")
+	check.That(t, err == nil && len(names) == 3 && string(b) == "text" && readErr == nil, "%v %v, %q %v", names, err, b, readErr)
 }
 
 // Large files are copied by the kernel, within a file system and between two; small ones are not.
@@ -341,13 +309,10 @@ func TestSpan(t *testing.T) {
 		must(t, err)
 		var moved atomic.Int64
 		way, err := span(t.Context(), int(out.Fd()), int(in.Fd()), 0, int64(tt.size), &moved)
-		if err != nil || way < tt.first || way > tt.last || moved.Load() != int64(tt.size) {
-			t.Errorf("%s, %d: by way %d, %d, %v", tt.dir, tt.size, way, moved.Load(), err)
-		}
+		check.That(t, err == nil && way >= tt.first && way <= tt.last && moved.Load() == int64(tt.size), "%s, %d: by way %d, %d, %v", tt.dir, tt.size, way, moved.Load(), err)
 		must(t, in.Close(), out.Close())
-		if b, err := os.ReadFile(tt.dir + "/out"); !bytes.Equal(b, text[:tt.size]) || err != nil {
-			t.Errorf("%s: %d bytes, %v", tt.dir, len(b), err)
-		}
+		b, err := os.ReadFile(tt.dir + "/out")
+		check.That(t, bytes.Equal(b, text[:tt.size]) && err == nil, "%s: %d bytes, %v", tt.dir, len(b), err)
 	}
 }
 
@@ -365,9 +330,8 @@ func TestRemoveTogether(t *testing.T) {
 			go func() { failed <- Remove(fd, "tree") }()
 		}
 		for range 4 {
-			if err := <-failed; err != nil {
-				t.Fatal(err)
-			}
+			err := <-failed
+			check.Require(t, err == nil, "%v", err)
 		}
 	}
 }
@@ -410,9 +374,7 @@ func TestFillHoles(t *testing.T) {
 		var st, copied unix.Stat_t
 		must(t, unix.Fstat(int(from.Fd()), &st))
 		must(t, Fill(context.Background(), int(out.Fd()), int(from.Fd()), &st, new(atomic.Int64)), unix.Fstat(int(out.Fd()), &copied))
-		if copied.Size != size {
-			t.Errorf("%d bytes", copied.Size)
-		}
+		check.That(t, copied.Size == size, "%d bytes", copied.Size)
 		from.Close()
 		out.Close()
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -19,9 +20,7 @@ func open(t *testing.T) *Store {
 	t.Helper()
 	t.Setenv("SBXRUN_DATA_DIR", t.TempDir())
 	s, err := Open(true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	t.Cleanup(s.Close)
 	return s
 }
@@ -31,9 +30,7 @@ func busy(err error) bool { return errors.As(err, new(*BusyError)) }
 func TestLocks(t *testing.T) {
 	s := open(t)
 	w, err := s.Use("v", true, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	if _, err := s.Use("v", true, nil); !busy(err) {
 		t.Errorf("%v", err)
 	}
@@ -45,9 +42,7 @@ func TestLocks(t *testing.T) {
 	}
 	// The keeper's copy holds the lock, too.
 	copy, err := unix.FcntlInt(w.Lock.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	w.Close()
 	var e *BusyError
 	if _, err := s.Use("v", true, nil); !errors.As(err, &e) || len(e.PIDs) > 0 && e.PIDs[0] != os.Getpid() {
@@ -55,29 +50,21 @@ func TestLocks(t *testing.T) {
 	}
 	unix.Close(copy)
 	a, err := s.Use("v", false, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	b, err := s.Use("v", false, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Use("v", true, nil); !busy(err) {
-		t.Errorf("%v", err)
-	}
+	check.Require(t, err == nil, "%v", err)
+	_, err = s.Use("v", true, nil)
+	check.That(t, busy(err), "%v", err)
 	a.Close()
 	b.Close()
-	if err := s.Remove("v"); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, s.Remove("v"))
 }
 
 // A failed sync is an error, but only for a writable volume.
 func TestSync(t *testing.T) {
 	for _, v := range []*Volume{{Name: "v", data: -1, rw: true}, {Name: "v", data: -1}} {
-		if err := v.Sync(); v.rw != (err != nil) || v.rw && (err.Code != "volume" || err.ExitCode != result.ExitOutput || !errors.Is(err, unix.EBADF)) {
-			t.Errorf("%v: %v", v.rw, err)
-		}
+		err := v.Sync()
+		check.That(t, v.rw == (err != nil) && (!v.rw || err.Code == "volume" && err.ExitCode == result.ExitOutput && errors.Is(err, unix.EBADF)), "%v: %v", v.rw, err)
 	}
 }
 
@@ -98,40 +85,33 @@ func TestTogether(t *testing.T) {
 					t.Error(err)
 				} else {
 					f.Close()
-					if err := os.Remove(file); err != nil {
-						t.Error(err)
-					}
+					check.OK(t, os.Remove(file))
 				}
 				v.Close()
-				if err := s.Remove("v"); err != nil && !busy(err) && !os.IsNotExist(err) && err.Error() != `no volume named "v"` {
-					t.Error(err)
-				}
+				err = s.Remove("v")
+				check.That(t, err == nil || busy(err) || os.IsNotExist(err) || err.Error() == `no volume named "v"`, "%v", err)
 			}
 		})
 	}
 	all.Wait()
 	_ = s.Remove("v")
-	if names, err := s.names(); err != nil || len(names) > 0 {
-		t.Errorf("left: %q %v", names, err)
-	}
+	names, err := s.names()
+	check.That(t, err == nil && len(names) == 0, "left: %q %v", names, err)
 }
 
 // Listing volumes does not make them busy.
 func TestListed(t *testing.T) {
 	s := open(t)
 	v, err := s.Use("v", true, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	v.Close()
 	var over atomic.Bool
 	var all sync.WaitGroup
 	for range 2 {
 		all.Go(func() {
 			for !over.Load() {
-				if _, err := s.List(); err != nil {
-					t.Error(err)
-				}
+				_, err := s.List()
+				check.That(t, err == nil, "%v", err)
 				time.Sleep(time.Millisecond) // as often as anyone lists them
 			}
 		})
@@ -140,9 +120,7 @@ func TestListed(t *testing.T) {
 	defer over.Store(true)
 	for i := range 300 {
 		v, err := s.Use("v", i%2 == 0, nil)
-		if err != nil {
-			t.Fatalf("%d: %v", i, err)
-		}
+		check.Require(t, err == nil, "%d: %v", i, err)
 		v.Close()
 	}
 	over.Store(true)
@@ -155,9 +133,7 @@ func TestListed(t *testing.T) {
 	defer a.Close()
 	defer w.Close()
 	list, err := s.List()
-	if err != nil || len(list) != 3 || list[0].Status != "read" || list[1].Status != "free" || list[2].Status != "written" {
-		t.Errorf("%+v %v", list, err)
-	}
+	check.That(t, err == nil && len(list) == 3 && list[0].Status == "read" && list[1].Status == "free" && list[2].Status == "written", "%+v %v", list, err)
 }
 
 // A process that lists volumes slowly is waited for, while a volume in use is an error soon.
@@ -165,15 +141,11 @@ func TestListedSlowly(t *testing.T) {
 	s := open(t)
 	for _, looks := range []bool{true, false} {
 		held, err := s.Use("v", true, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Require(t, err == nil, "%v", err)
 		var all sync.WaitGroup
 		if looks {
 			dir, err := s.marked("v", unix.LOCK_SH, 0) // like [Store.look]
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.Require(t, err == nil, "%v", err)
 			all.Go(func() {
 				time.Sleep(3 * patience)
 				held.Close()
@@ -185,9 +157,7 @@ func TestListedSlowly(t *testing.T) {
 		switch {
 		case err == nil:
 			v.Close()
-			if !looks {
-				t.Error("two write")
-			}
+			check.That(t, looks, "two write")
 		case looks || !busy(err):
 			t.Error(err)
 		}
@@ -196,71 +166,53 @@ func TestListedSlowly(t *testing.T) {
 		}
 	}
 	held, err := s.lock("v", true, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer held.Close()
 	// Two processes that list do not wait for each other.
 	dir, err := s.marked("v", unix.LOCK_SH, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer dir.Close()
 	begin := time.Now()
-	if _, busy := s.look("v", true); !busy || time.Since(begin) >= longer {
-		t.Errorf("%v after %v", busy, time.Since(begin))
-	}
+	_, busy := s.look("v", true)
+	check.That(t, busy && time.Since(begin) < longer, "%v after %v", busy, time.Since(begin))
 }
 
 func TestLeftovers(t *testing.T) {
 	s := open(t)
 	for _, name := range []string{".rm-1/d/e", ".new-1", "v/data"} {
-		if err := os.MkdirAll(filepath.Join(s.dir.Path, name), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		err := os.MkdirAll(filepath.Join(s.dir.Path, name), 0o700)
+		check.Require(t, err == nil, "%v", err)
 	}
 	making, err := s.marked(".", unix.LOCK_SH, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	if left, err := s.Leftovers(); len(left) != 1 || err != nil {
 		t.Errorf("while one is made: %v %v", left, err)
 	}
 	making.Close()
 	left, err := s.Leftovers()
-	if len(left) != 2 || err != nil {
-		t.Errorf("%v %v", left, err)
-	}
+	check.That(t, len(left) == 2 && err == nil, "%v %v", left, err)
 	for _, l := range left {
-		if err := s.Discard(l); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, s.Discard(l))
 	}
-	if names, _ := s.names(); len(names) != 1 {
-		t.Errorf("%v", names)
-	}
+	names, _ := s.names()
+	check.That(t, len(names) == 1, "%v", names)
 }
 
 func TestStoreRefused(t *testing.T) {
 	data := t.TempDir()
 	dir := filepath.Join(data, "volumes")
 	t.Setenv("SBXRUN_DATA_DIR", data)
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Open(true); err == nil {
-		t.Error("open to others")
-	}
-	if err := errors.Join(os.Chmod(dir, 0o700), os.Rename(dir, dir+"-there"), os.Symlink(dir+"-there", dir)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Open(true); err == nil {
-		t.Error("a link")
-	}
+	err := os.Mkdir(dir, 0o755)
+	check.Require(t, err == nil, "%v", err)
+	_, err = Open(true)
+	check.That(t, err != nil, "open to others")
+	err = errors.Join(os.Chmod(dir, 0o700), os.Rename(dir, dir+"-there"), os.Symlink(dir+"-there", dir))
+	check.Require(t, err == nil, "%v", err)
+	_, err = Open(true)
+	check.That(t, err != nil, "a link")
 	t.Setenv("SBXRUN_DATA_DIR", "relative")
-	if _, err := Open(true); err == nil {
-		t.Error("relative")
-	}
+	_, err = Open(true)
+	check.That(t, err != nil, "relative")
 }
 
 func TestHoldersIn(t *testing.T) {
@@ -271,9 +223,8 @@ func TestHoldersIn(t *testing.T) {
 		"1: FLOCK  ADVISORY  WRITE 0 fe:00:5678 0 EOF": 0, "1: FLOCK  ADVISORY  WRITE -1 fe:00:5678 0 EOF": 0,
 		"1: -> FLOCK  ADVISORY  WRITE 9 fe:00:5678 0 EOF": 0, "": 0, "x": 0,
 	} {
-		if got := holdersIn(line, device); len(got) != want {
-			t.Errorf("%q: %v", line, got)
-		}
+		got := holdersIn(line, device)
+		check.That(t, len(got) == want, "%q: %v", line, got)
 	}
 }
 
@@ -295,14 +246,12 @@ func TestDiscard(t *testing.T) {
 		t.Helper()
 		err := v.Discard()
 		v.Close()
-		if _, missing := os.Stat(v.Path); err != nil || os.IsNotExist(missing) != gone {
-			t.Errorf("%s: %v, %v", what, err, missing)
-		}
+		_, missing := os.Stat(v.Path)
+		check.That(t, err == nil && os.IsNotExist(missing) == gone, "%s: %v, %v", what, err, missing)
 	}
 	discard("new", use(open(), "v", true), true)
-	if _, err := os.Stat(filepath.Dir(path)); !os.IsNotExist(err) {
-		t.Errorf("the directories made for it: %v", err)
-	}
+	_, err := os.Stat(filepath.Dir(path))
+	check.That(t, os.IsNotExist(err), "the directories made for it: %v", err)
 	s := open()
 	written := use(s, "written", true)
 	harness.Must(t, os.WriteFile(filepath.Join(written.Path, "file"), nil, 0o600))
@@ -311,7 +260,6 @@ func TestDiscard(t *testing.T) {
 	other := use(s, "read", false)
 	discard("used by another", read, false)
 	discard("not made by this one", other, false)
-	if _, err := os.Stat(path); err != nil {
-		t.Error(err)
-	}
+	_, err = os.Stat(path)
+	check.That(t, err == nil, "%v", err)
 }

@@ -6,20 +6,19 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // A path with ".." is found although files are being renamed all the time.
 func TestOpenInsideRenames(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"root/a/b", "elsewhere/x"} {
-		if err := os.MkdirAll(filepath.Join(dir, name), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		err := os.MkdirAll(filepath.Join(dir, name), 0o700)
+		check.Require(t, err == nil, "%v", err)
 	}
 	root, err := unix.Open(filepath.Join(dir, "root"), unix.O_PATH, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	defer unix.Close(root)
 	over, done := make(chan struct{}), make(chan struct{})
 	defer func() {
@@ -43,9 +42,7 @@ func TestOpenInsideRenames(t *testing.T) {
 	}()
 	for range 2000 {
 		fd, err := (&Root{fd: root}).open("a/b/../../a/../a/b", unix.O_RDONLY, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Require(t, err == nil, "%v", err)
 		unix.Close(fd)
 	}
 }

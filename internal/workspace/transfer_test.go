@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/safeopen"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // places are roots that stand for a sandbox's and the host's, with a file next to them that neither may
@@ -24,30 +25,24 @@ func places(t testing.TB) (inside *Root, dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	for _, name := range []string{"box", "host"} {
-		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		err := os.Mkdir(filepath.Join(dir, name), 0o755)
+		check.Require(t, err == nil, "%v", err)
 	}
 	write(t, dir+"/secret", "secret")
 	fd, err := unix.Open(dir+"/box", unix.O_PATH|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if inside, err = Inside(fd, nil); err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
+	inside, err = Inside(fd, nil)
+	check.Require(t, err == nil, "%v", err)
 	t.Cleanup(inside.Close)
 	return inside, dir
 }
 
 func write(t testing.TB, name, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	err := os.MkdirAll(filepath.Dir(name), 0o755)
+	check.Require(t, err == nil, "%v", err)
+	err = os.WriteFile(name, []byte(text), 0o644)
+	check.Require(t, err == nil, "%v", err)
 }
 
 func outside() *Root { return Outside(safeopen.For) }
@@ -93,9 +88,8 @@ func TestTransferRaces(t *testing.T) {
 		_ = carry(new(Transfer), inside, "/t", outside(), to)
 		_ = filepath.WalkDir(to, func(name string, e os.DirEntry, err error) error {
 			if err == nil && e.Type().IsRegular() {
-				if b, err := os.ReadFile(name); err == nil && string(b) == "secret" {
-					t.Errorf("%s: %q", name, b)
-				}
+				b, err := os.ReadFile(name)
+				check.That(t, err != nil || string(b) != "secret", "%s: %q", name, b)
 			}
 			return nil
 		})
@@ -104,13 +98,10 @@ func TestTransferRaces(t *testing.T) {
 	}
 	over.Store(true)
 	<-done
-	if b, err := os.ReadFile(dir + "/secret"); string(b) != "secret" {
-		t.Errorf("outside was written to: %q %v", b, err)
-	}
+	b, err := os.ReadFile(dir + "/secret")
+	check.That(t, string(b) == "secret", "outside was written to: %q %v", b, err)
 	names, err := os.ReadDir(dir)
-	if err != nil || len(names) != 3 {
-		t.Errorf("%v %v", names, err)
-	}
+	check.That(t, err == nil && len(names) == 3, "%v %v", names, err)
 }
 
 // A file is copied with its holes, and at most with its initial size. A device does not stop the
@@ -118,17 +109,13 @@ func TestTransferRaces(t *testing.T) {
 func TestTransferFiles(t *testing.T) {
 	inside, dir := places(t)
 	f, err := os.Create(dir + "/box/sparse")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 	for _, at := range []int64{0, 5 << 20, 9<<20 - 1} {
-		if _, err := f.WriteAt([]byte("x"), at); err != nil {
-			t.Fatal(err)
-		}
+		_, err := f.WriteAt([]byte("x"), at)
+		check.Require(t, err == nil, "%v", err)
 	}
-	if err := f.Truncate(12 << 20); err != nil {
-		t.Fatal(err)
-	}
+	err = f.Truncate(12 << 20)
+	check.Require(t, err == nil, "%v", err)
 	f.Close()
 	big := bytes.Repeat([]byte("0123456789abcdef"), 3<<16)
 	write(t, dir+"/box/big", string(big))
@@ -141,25 +128,19 @@ func TestTransferFiles(t *testing.T) {
 		defer os.RemoveAll(to)
 		var all Transfer
 		for _, name := range []string{"sparse", "big", "empty"} {
-			if err := carry(&all, inside, "/"+name, outside(), to); err != nil {
-				t.Fatal(err)
-			}
+			err := carry(&all, inside, "/"+name, outside(), to)
+			check.Require(t, err == nil, "%v", err)
 			want, _ := os.ReadFile(dir + "/box/" + name)
-			if got, err := os.ReadFile(to + "/" + name); !bytes.Equal(got, want) || err != nil {
-				t.Errorf("%s in %s: %d bytes, want %d, %v", name, to, len(got), len(want), err)
-			}
+			got, err := os.ReadFile(to + "/" + name)
+			check.That(t, bytes.Equal(got, want) && err == nil, "%s in %s: %d bytes, want %d, %v", name, to, len(got), len(want), err)
 		}
 		var st unix.Stat_t
-		if err := unix.Stat(to+"/sparse", &st); err != nil || st.Blocks > 1<<20/512 {
-			t.Errorf("the holes take %d blocks, %v", st.Blocks, err)
-		}
-		if n, _ := all.Done(); n != 12<<20+int64(len(big)) {
-			t.Errorf("%d bytes", n)
-		}
+		err = unix.Stat(to+"/sparse", &st)
+		check.That(t, err == nil && st.Blocks <= 1<<20/512, "the holes take %d blocks, %v", st.Blocks, err)
+		n, _ := all.Done()
+		check.That(t, n == 12<<20+int64(len(big)), "%d bytes", n)
 		names, _ := os.ReadDir(to)
-		if len(names) != 3 {
-			t.Errorf("left behind: %v", names)
-		}
+		check.That(t, len(names) == 3, "left behind: %v", names)
 	}
 }
 
@@ -177,25 +158,20 @@ func TestTransferReplaces(t *testing.T) {
 		os.Symlink("fifo", dir+"/host/to-fifo"), os.Symlink("/dev/null", dir+"/host/to-null"), os.Symlink("file", dir+"/host/to-file"), os.Symlink("none", dir+"/host/to-none"),
 		os.Symlink(fmt.Sprintf("/proc/self/fd/%d", opened.Fd()), dir+"/host/to-open")))
 	for _, name := range []string{"fifo", "to-fifo", "to-null", "to-open"} {
-		if err := carry(new(Transfer), inside, "/f", outside(), dir+"/host/"+name); code(err) != "usage" {
-			t.Errorf("%s: %v", name, err)
-		}
-		if st, err := os.Lstat(dir + "/host/" + name); err != nil || st.Mode().IsRegular() {
-			t.Errorf("%s was replaced: %v", name, err)
-		}
+		err := carry(new(Transfer), inside, "/f", outside(), dir+"/host/"+name)
+		check.That(t, code(err) == "usage", "%s: %v", name, err)
+		st, err := os.Lstat(dir + "/host/" + name)
+		check.That(t, err == nil && !st.Mode().IsRegular(), "%s was replaced: %v", name, err)
 	}
-	if err := carry(new(Transfer), inside, "/d", outside(), dir+"/host"); code(err) != "usage" {
-		t.Errorf("in a tree: %v", err)
-	}
+	err = carry(new(Transfer), inside, "/d", outside(), dir+"/host")
+	check.That(t, code(err) == "usage", "in a tree: %v", err)
 	for _, name := range []string{"to-file", "to-none", "file"} {
 		must(t, carry(new(Transfer), inside, "/f", outside(), dir+"/host/"+name))
-		if st, err := os.Lstat(dir + "/host/" + name); err != nil || !st.Mode().IsRegular() {
-			t.Errorf("%s: %v %v", name, st, err)
-		}
+		st, err := os.Lstat(dir + "/host/" + name)
+		check.That(t, err == nil && st.Mode().IsRegular(), "%s: %v %v", name, st, err)
 	}
-	if names, err := filepath.Glob(dir + "/host/.sbxrun-*"); err != nil || len(names) > 0 {
-		t.Errorf("left behind: %v %v", names, err)
-	}
+	names, err := filepath.Glob(dir + "/host/.sbxrun-*")
+	check.That(t, err == nil && len(names) == 0, "left behind: %v %v", names, err)
 }
 
 // Bounds are respected, and a copy of a directory into itself ends.
@@ -203,21 +179,15 @@ func TestTransferBounds(t *testing.T) {
 	inside, dir := places(t)
 	write(t, dir+"/box/t/a", "12345")
 	write(t, dir+"/box/t/b", "12345")
-	if err := carry(&Transfer{Max: Quota{Bytes: 9}}, inside, "/t", outside(), dir+"/host/x"); code(err) != "too-large" {
-		t.Errorf("%v", err)
-	}
-	if err := carry(&Transfer{Max: Quota{Entries: 2}}, inside, "/t", outside(), dir+"/host/y"); code(err) != "too-large" {
-		t.Errorf("%v", err)
-	}
-	if err := carry(&Transfer{Max: Quota{Entries: 100}}, inside, "/t", outside(), dir+"/box/t"); err != nil {
-		t.Errorf("into itself: %v", err)
-	}
-	if err := unix.Mkfifo(dir+"/box/fifo", 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := inside.Source("/fifo"); code(err) != "usage" {
-		t.Errorf("%v", err)
-	}
+	err := carry(&Transfer{Max: Quota{Bytes: 9}}, inside, "/t", outside(), dir+"/host/x")
+	check.That(t, code(err) == "too-large", "%v", err)
+	err = carry(&Transfer{Max: Quota{Entries: 2}}, inside, "/t", outside(), dir+"/host/y")
+	check.That(t, code(err) == "too-large", "%v", err)
+	check.OK(t, carry(&Transfer{Max: Quota{Entries: 100}}, inside, "/t", outside(), dir+"/box/t"), "into itself")
+	err = unix.Mkfifo(dir+"/box/fifo", 0o600)
+	check.Require(t, err == nil, "%v", err)
+	_, err = inside.Source("/fifo")
+	check.That(t, code(err) == "usage", "%v", err)
 }
 
 // A tree of the maximum depth can also be copied as a tar stream.
@@ -237,9 +207,7 @@ func TestTransferDeep(t *testing.T) {
 	defer to.Close()
 	must(t, in.Unpack(&stream, to))
 	b, err := os.ReadFile(strings.Replace(deepest, "/box/", "/host/", 1) + "/file")
-	if string(b) != "deep" || err != nil || out.LeftOut.Denied.Count != 1 {
-		t.Errorf("%q %v %+v", b, err, out.LeftOut)
-	}
+	check.That(t, string(b) == "deep" && err == nil && out.LeftOut.Denied.Count == 1, "%q %v %+v", b, err, out.LeftOut)
 }
 
 // The first skipped file is recorded for each kind of reason, in any order.
@@ -255,9 +223,7 @@ func TestTransferLeftOut(t *testing.T) {
 	var one Transfer
 	must(t, carry(&one, inside, "/d", outside(), dir+"/host"))
 	for name, left := range map[string]Left{"fifo": one.LeftOut.Special, "leased": one.LeftOut.Denied} {
-		if left.Count != 1 || left.First == nil || !strings.Contains(left.First.Error(), name) {
-			t.Errorf("%s: %+v", name, left)
-		}
+		check.That(t, left.Count == 1 && left.First != nil && strings.Contains(left.First.Error(), name), "%s: %+v", name, left)
 	}
 }
 
@@ -289,8 +255,6 @@ func TestTransferLease(t *testing.T) {
 		_, err := json.Marshal(e)
 		return err
 	}))
-	if n != 3 {
-		t.Errorf("%d are listed", n)
-	}
+	check.That(t, n == 3, "%d are listed", n)
 	must(t, d.Pack(io.Discard, ".", Quota{Bytes: 1 << 20, Entries: 10}))
 }

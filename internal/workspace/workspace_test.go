@@ -16,25 +16,21 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // open creates a workspace in a directory with a file that must not be reached.
 func open(t testing.TB) (d *Dir, root string) {
 	t.Helper()
 	root = t.TempDir()
-	if err := os.MkdirAll(filepath.Join(root, "inside"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(root, "outside"), []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	err := os.MkdirAll(filepath.Join(root, "inside"), 0o755)
+	check.Require(t, err == nil, "%v", err)
+	err = os.WriteFile(filepath.Join(root, "outside"), []byte("secret"), 0o600)
+	check.Require(t, err == nil, "%v", err)
 	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d, err = Open(fd, "/inside", nil); err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
+	d, err = Open(fd, "/inside", nil)
+	check.Require(t, err == nil, "%v", err)
 	t.Cleanup(func() { d.Close() })
 	return d, root
 }
@@ -54,9 +50,7 @@ func TestClean(t *testing.T) {
 		strings.Repeat("a/", 40) + "a": "", strings.Repeat("a", 2000): "",
 	} {
 		got, err := Clean(name)
-		if got != want && err == nil || (err != nil) != (want == "") {
-			t.Errorf("%.50q: %q, %v", name, got, err)
-		}
+		check.That(t, (got == want || err != nil) && (err != nil) == (want == ""), "%.50q: %q, %v", name, got, err)
 	}
 }
 
@@ -64,114 +58,86 @@ func TestClean(t *testing.T) {
 func TestLinks(t *testing.T) {
 	d, root := open(t)
 	for name, target := range map[string]string{"abs": filepath.Join(root, "outside"), "rel": "../outside", "dir": root, "self": "self", "proc": "/proc/self/root"} {
-		if err := os.Symlink(target, filepath.Join(root, "inside", name)); err != nil {
-			t.Fatal(err)
-		}
+		err := os.Symlink(target, filepath.Join(root, "inside", name))
+		check.Require(t, err == nil, "%v", err)
 	}
 	for _, name := range []string{"abs", "rel", "self", "dir/outside", "dir/inside/new", "proc/etc/passwd"} {
 		if f, _, err := d.Get(name); err == nil {
 			f.Close()
 			t.Errorf("%s was read", name)
 		}
-		if _, err := d.Put(name, strings.NewReader("x"), 10, 0o600); err == nil {
-			t.Errorf("%s was written", name)
-		}
+		_, err := d.Put(name, strings.NewReader("x"), 10, 0o600)
+		check.That(t, err != nil, "%s was written", name)
 	}
-	if b, err := os.ReadFile(filepath.Join(root, "outside")); string(b) != "secret" || err != nil {
-		t.Errorf("%q %v", b, err)
-	}
-	if err := d.Remove("dir"); err != nil {
-		t.Error(err)
-	}
-	if _, err := os.Stat(filepath.Join(root, "inside")); err != nil {
-		t.Error("what the link led to was removed")
-	}
-	if err := unix.Mkfifo(filepath.Join(root, "inside", "fifo"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := d.Get("fifo"); code(err) != "usage" {
-		t.Errorf("a FIFO: %v", err)
-	}
-	if _, err := d.Put("fifo", strings.NewReader("x"), 10, 0o600); code(err) != "usage" {
-		t.Errorf("a FIFO: %v", err)
-	}
+	b, err := os.ReadFile(filepath.Join(root, "outside"))
+	check.That(t, string(b) == "secret" && err == nil, "%q %v", b, err)
+	check.OK(t, d.Remove("dir"))
+	_, err = os.Stat(filepath.Join(root, "inside"))
+	check.That(t, err == nil, "what the link led to was removed")
+	err = unix.Mkfifo(filepath.Join(root, "inside", "fifo"), 0o600)
+	check.Require(t, err == nil, "%v", err)
+	_, _, err = d.Get("fifo")
+	check.That(t, code(err) == "usage", "a FIFO: %v", err)
+	_, err = d.Put("fifo", strings.NewReader("x"), 10, 0o600)
+	check.That(t, code(err) == "usage", "a FIFO: %v", err)
 }
 
 func TestPut(t *testing.T) {
 	d, root := open(t)
-	if n, err := d.Put("a/b/c", strings.NewReader("long text"), 100, 0o640); n != 9 || err != nil {
-		t.Errorf("%d %v", n, err)
-	}
-	if _, err := d.Put("a/b/c", strings.NewReader("short"), 5, 0o640); err != nil {
-		t.Error(err)
-	}
-	if b, _ := os.ReadFile(filepath.Join(root, "inside/a/b/c")); string(b) != "short" {
-		t.Errorf("%q", b)
-	}
+	n, err := d.Put("a/b/c", strings.NewReader("long text"), 100, 0o640)
+	check.That(t, n == 9 && err == nil, "%d %v", n, err)
+	_, err = d.Put("a/b/c", strings.NewReader("short"), 5, 0o640)
+	check.That(t, err == nil, "%v", err)
+	b, _ := os.ReadFile(filepath.Join(root, "inside/a/b/c"))
+	check.That(t, string(b) == "short", "%q", b)
 	// Its other name keeps its content and permissions.
 	file := filepath.Join(root, "inside/a/b/c")
 	must(t, errors.Join(os.Chmod(file, 0o751), os.Link(file, file+"2")))
-	if _, err := d.Put("a/b/c", strings.NewReader("whole"), 5, 0o640); err != nil {
-		t.Error(err)
-	}
-	if _, err := d.Put("a/b/c", strings.NewReader("too long"), 5, 0o640); code(err) != "too-large" {
-		t.Errorf("%v", err)
-	}
+	_, err = d.Put("a/b/c", strings.NewReader("whole"), 5, 0o640)
+	check.That(t, err == nil, "%v", err)
+	_, err = d.Put("a/b/c", strings.NewReader("too long"), 5, 0o640)
+	check.That(t, code(err) == "too-large", "%v", err)
 	broken := errors.New("broken off")
-	if _, err := d.Put("a/b/c", io.MultiReader(strings.NewReader("x"), iotest.ErrReader(broken)), 5, 0o640); err != broken {
-		t.Errorf("%v", err)
-	}
+	_, err = d.Put("a/b/c", io.MultiReader(strings.NewReader("x"), iotest.ErrReader(broken)), 5, 0o640)
+	check.That(t, err == broken, "%v", err)
 	for name, want := range map[string]string{file: "whole", file + "2": "short"} {
-		if b, err := os.ReadFile(name); string(b) != want || err != nil {
-			t.Errorf("%s: %q %v, want %q", name, b, err, want)
-		}
-		if st, err := os.Stat(name); err != nil || st.Mode() != 0o751 {
-			t.Errorf("%s: %v %v", name, st, err)
-		}
+		b, err := os.ReadFile(name)
+		check.That(t, string(b) == want && err == nil, "%s: %q %v, want %q", name, b, err, want)
+		st, err := os.Stat(name)
+		check.That(t, err == nil && st.Mode() == 0o751, "%s: %v %v", name, st, err)
 	}
-	if names, err := os.ReadDir(filepath.Dir(file)); err != nil || len(names) != 2 {
-		t.Errorf("left: %v %v", names, err)
-	}
-	if _, err := d.Put("a", strings.NewReader("x"), 5, 0o640); code(err) != "usage" {
-		t.Errorf("over a directory: %v", err)
-	}
-	if err := d.Remove("a"); code(err) != "usage" {
-		t.Errorf("a directory that is not empty: %v", err)
-	}
-	if err := d.Remove("none"); code(err) != "no-such-file" {
-		t.Errorf("%v", err)
-	}
+	names, err := os.ReadDir(filepath.Dir(file))
+	check.That(t, err == nil && len(names) == 2, "left: %v %v", names, err)
+	_, err = d.Put("a", strings.NewReader("x"), 5, 0o640)
+	check.That(t, code(err) == "usage", "over a directory: %v", err)
+	err = d.Remove("a")
+	check.That(t, code(err) == "usage", "a directory that is not empty: %v", err)
+	err = d.Remove("none")
+	check.That(t, code(err) == "no-such-file", "%v", err)
 }
 
 // A packed directory can be unpacked again.
 func TestPackUnpack(t *testing.T) {
 	d, from := open(t)
 	for _, name := range []string{"a", "d/b", "d/e/c"} {
-		if _, err := d.Put(name, strings.NewReader(name), 10, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		_, err := d.Put(name, strings.NewReader(name), 10, 0o755)
+		check.Require(t, err == nil, "%v", err)
 	}
 	var b bytes.Buffer
-	if err := d.Pack(&b, ".", Quota{Bytes: 1 << 20, Entries: 100}); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Pack(&bytes.Buffer{}, ".", Quota{Bytes: 1 << 20, Entries: 4}); code(err) != "too-large" {
-		t.Errorf("%v", err)
-	}
+	err := d.Pack(&b, ".", Quota{Bytes: 1 << 20, Entries: 100})
+	check.Require(t, err == nil, "%v", err)
+	err = d.Pack(&bytes.Buffer{}, ".", Quota{Bytes: 1 << 20, Entries: 4})
+	check.That(t, code(err) == "too-large", "%v", err)
 	other, root := open(t)
-	if err := other.Unpack(bytes.NewReader(b.Bytes()), Quota{Bytes: 100, Entries: 10}); err != nil {
-		t.Fatal(err)
-	}
-	if text, err := os.ReadFile(filepath.Join(root, "inside/d/e/c")); string(text) != "d/e/c" || err != nil {
-		t.Errorf("%q %v", text, err)
-	}
-	if st, err := os.Stat(filepath.Join(root, "inside/a")); err != nil || st.Mode().Perm()&0o100 == 0 {
-		t.Errorf("%v %v", st, err)
-	}
+	err = other.Unpack(bytes.NewReader(b.Bytes()), Quota{Bytes: 100, Entries: 10})
+	check.Require(t, err == nil, "%v", err)
+	text, err := os.ReadFile(filepath.Join(root, "inside/d/e/c"))
+	check.That(t, string(text) == "d/e/c" && err == nil, "%q %v", text, err)
+	st, err := os.Stat(filepath.Join(root, "inside/a"))
+	check.That(t, err == nil && st.Mode().Perm()&0o100 != 0, "%v %v", st, err)
 	must(t, os.Truncate(filepath.Join(from, "inside/a"), 1<<40))
-	if err := d.Pack(io.Discard, ".", Quota{Bytes: 1 << 20, Entries: 100}); code(err) != "too-large" {
-		t.Errorf("a file of holes: %v", err)
-	}
+	err = d.Pack(io.Discard, ".", Quota{Bytes: 1 << 20, Entries: 100})
+	check.That(t, code(err) == "too-large", "a file of holes: %v", err)
 }
 
 // Unpack accepts archives of tar(1) with duplicate files, a FIFO, holes (-S), and a closed directory.
@@ -184,19 +150,13 @@ func TestUnpackTar(t *testing.T) {
 	must(t, err)
 	var all Transfer
 	must(t, d.unpack(bytes.NewReader(stream), Quota{Bytes: 2 << 20, Entries: 10, Links: true}, &all))
-	if all.LeftOut.Special.Count != 1 || all.LeftOut.Count() != 1 {
-		t.Errorf("left out: %v", all.LeftOut)
-	}
+	check.That(t, all.LeftOut.Special.Count == 1 && all.LeftOut.Count() == 1, "left out: %v", all.LeftOut)
 	names, err := os.ReadDir(root + "/inside")
-	if err != nil || len(names) != 4 {
-		t.Errorf("%v %v", names, err)
-	}
-	if st, err := os.Stat(root + "/inside/holes"); err != nil || st.Size() != 1<<20 {
-		t.Errorf("%v %v", st, err)
-	}
-	if st, err := os.Stat(root + "/inside/closed"); err != nil || st.Mode().Perm() != 0o700 {
-		t.Errorf("%v %v", st, err)
-	}
+	check.That(t, err == nil && len(names) == 4, "%v %v", names, err)
+	st, err := os.Stat(root + "/inside/holes")
+	check.That(t, err == nil && st.Size() == 1<<20, "%v %v", st, err)
+	st, err = os.Stat(root + "/inside/closed")
+	check.That(t, err == nil && st.Mode().Perm() == 0o700, "%v %v", st, err)
 }
 
 // Whatever the stream contains, Unpack writes nothing outside, creates no link or device, and respects the
@@ -224,11 +184,10 @@ func FuzzUnpack(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stream []byte) {
 		d, root := open(t)
 		q := Quota{Bytes: 1000, Entries: 8}
-		if err := d.Unpack(bytes.NewReader(stream), q); err != nil && code(err) == "" {
-			t.Errorf("an error without a code: %v", err)
-		}
+		err := d.Unpack(bytes.NewReader(stream), q)
+		check.That(t, err == nil || code(err) != "", "an error without a code: %v", err)
 		bytes, entries := int64(0), -3 // existing entries
-		err := filepath.WalkDir(root, func(name string, e os.DirEntry, err error) error {
+		err = filepath.WalkDir(root, func(name string, e os.DirEntry, err error) error {
 			if err != nil {
 				return err
 			}
@@ -237,20 +196,15 @@ func FuzzUnpack(f *testing.F) {
 			if err != nil {
 				return err
 			}
-			if rel, _ := filepath.Rel(root, name); !strings.HasPrefix(rel, "inside") && rel != "." && rel != "outside" {
-				t.Errorf("outside: %s", rel)
-			}
-			if !st.IsDir() && !st.Mode().IsRegular() || st.Mode()&(os.ModeSetuid|os.ModeSetgid|os.ModeSticky) != 0 {
-				t.Errorf("%s: %v", name, st.Mode())
-			}
+			rel, _ := filepath.Rel(root, name)
+			check.That(t, strings.HasPrefix(rel, "inside") || rel == "." || rel == "outside", "outside: %s", rel)
+			check.That(t, (st.IsDir() || st.Mode().IsRegular()) && st.Mode()&(os.ModeSetuid|os.ModeSetgid|os.ModeSticky) == 0, "%s: %v", name, st.Mode())
 			if st.Mode().IsRegular() && e.Name() != "outside" {
 				bytes += st.Size()
 			}
 			return nil
 		})
-		if err != nil || bytes > q.Bytes || entries > q.Entries {
-			t.Errorf("%d bytes, %d entries, %v", bytes, entries, err)
-		}
+		check.That(t, err == nil && bytes <= q.Bytes && entries <= q.Entries, "%d bytes, %d entries, %v", bytes, entries, err)
 	})
 }
 
@@ -269,21 +223,17 @@ func TestManyEntries(t *testing.T) {
 			wrote <- n
 		}()
 		const most = 100
-		if err := d.Unpack(r, Quota{Bytes: 1 << 20, Entries: most}); code(err) != "too-large" {
-			t.Errorf("%s: %v", name, err)
-		}
+		err := d.Unpack(r, Quota{Bytes: 1 << 20, Entries: most})
+		check.That(t, code(err) == "too-large", "%s: %v", name, err)
 		r.Close()
-		if n := <-wrote; n > most+1 {
-			t.Errorf("%s: %d entries were read", name, n)
-		}
+		n := <-wrote
+		check.That(t, n <= most+1, "%s: %d entries were read", name, n)
 		made := -1
 		must(t, filepath.WalkDir(filepath.Join(root, "inside"), func(string, os.DirEntry, error) error {
 			made++
 			return nil
 		}))
-		if made > most {
-			t.Errorf("%s: %d were made", name, made)
-		}
+		check.That(t, made <= most, "%s: %d were made", name, made)
 	}
 }
 
@@ -297,15 +247,12 @@ func TestReserve(t *testing.T) {
 	}{
 		{"a/b/c", 2, "quota-disk"}, {"a/b/c", 2, ""}, {"a/b", 0, ""}, {"a/b/c", 0, "quota-disk"}, {"x", 0, "quota-disk"}, {"../x", 9, "usage"},
 	} {
-		if err := d.Reserve(test.name, test.left); code(err) != test.code {
-			t.Errorf("%s, %d: %v", test.name, test.left, err)
-		}
+		err := d.Reserve(test.name, test.left)
+		check.That(t, code(err) == test.code, "%s, %d: %v", test.name, test.left, err)
 	}
 }
 
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil, "%v", err)
 }
