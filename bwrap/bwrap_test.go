@@ -24,7 +24,6 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/nsenter"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // bound limits the commands that should end by themselves.
@@ -38,7 +37,7 @@ func sh(script string) *bwrap.Command {
 func run(t *testing.T, ctx context.Context, c *bwrap.Command) *bwrap.Result {
 	t.Helper()
 	res, err := c.Run(ctx)
-	harness.Must(t, err)
+	check.Must(t, err)
 	check.That(t, res.Verdict == result.Proven, "verdict %s", res.Verdict)
 	return res
 }
@@ -65,7 +64,7 @@ func TestStreams(t *testing.T) {
 	check.That(t, both.String() == "1\n1\n2\n2\n3\n3\n", "%q", &both)
 	// Files are passed directly; nil is /dev/null.
 	r, w, err := os.Pipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer r.Close()
 	c = sh("readlink /proc/self/fd/1; wc -c; readlink /proc/self/fd/2 | grep -o null")
 	c.Stdout = w
@@ -115,7 +114,7 @@ func TestStdinFails(t *testing.T) {
 // An error of the reader is not mistaken for the error of a pipe to a command that does not read.
 func TestStdinClosed(t *testing.T) {
 	f, err := os.Open(os.DevNull)
-	harness.Must(t, err)
+	check.Must(t, err)
 	f.Close()
 	for _, want := range []error{os.ErrClosed, unix.EPIPE} {
 		in := io.MultiReader(strings.NewReader("part"), bufio.NewReader(f))
@@ -183,7 +182,7 @@ func (failing) Write([]byte) (int, error) { return 0, io.ErrShortWrite }
 func TestContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	c := sh("sleep 1000")
-	harness.Must(t, c.Start(late{ctx}))
+	check.Must(t, c.Start(late{ctx}))
 	cancel()
 	res, err := c.Wait()
 	check.That(t, err == nil && res.Cause == result.Timeout, "its deadline: %+v, %v", res, err)
@@ -191,7 +190,7 @@ func TestContext(t *testing.T) {
 	r, w := io.Pipe()
 	c = sh("trap 'echo told; exit 3' TERM; echo up; while :; do sleep 0.01; done")
 	c.Stdout, c.Grace = w, bound
-	harness.Must(t, c.Start(ctx))
+	check.Must(t, c.Start(ctx))
 	go func() {
 		_, _ = r.Read(make([]byte, 3)) // it is up
 		cancel()
@@ -215,7 +214,7 @@ func TestContextDeadline(t *testing.T) {
 			r, w := io.Pipe()
 			c := sh(script)
 			c.Stdout, c.Grace, c.Timeout = w, grace, timeout
-			harness.Must(t, c.Start(late{ctx}))
+			check.Must(t, c.Start(late{ctx}))
 			go func() {
 				_, _ = r.Read(make([]byte, 3))
 				cancel()
@@ -245,16 +244,16 @@ func TestLongestTimes(t *testing.T) {
 // The timeout includes a slow execve(2), here because of a lease on the file (fcntl(2)).
 func TestDeadlineOfExecve(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "program")
-	harness.Must(t, os.WriteFile(name, []byte("#!/bin/sh\n"), 0o755))
+	check.Must(t, os.WriteFile(name, []byte("#!/bin/sh\n"), 0o755))
 	f, err := os.Open(name)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer f.Close()
 	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	c := &bwrap.Command{Args: []string{"/program"}, Timeout: 100 * time.Millisecond, Grace: bound}
 	c.Policy.Mounts = append(c.Policy.Mounts, bwrap.Mount{Source: name, Dest: "/program"})
 	begin := time.Now()
-	harness.Must(t, c.Start(t.Context()))
+	check.Must(t, c.Start(t.Context()))
 	res, err := c.Wait()
 	check.That(t, err == nil && res.Cause == result.Timeout && time.Since(begin) <= bound, "%v: %+v, %v", time.Since(begin), res, err)
 }
@@ -281,7 +280,7 @@ func TestEndsWithoutWait(t *testing.T) {
 		case result.Timeout:
 			c.Timeout = 100 * time.Millisecond
 		}
-		harness.Must(t, c.Start(ctx))
+		check.Must(t, c.Start(ctx))
 		if want == result.Canceled {
 			cancel()
 		}
@@ -297,7 +296,7 @@ func TestEndsWithoutWait(t *testing.T) {
 
 func TestSignal(t *testing.T) {
 	c := sh("sleep 1000 & wait")
-	harness.Must(t, c.Start(t.Context()))
+	check.Must(t, c.Start(t.Context()))
 	for _, sig := range []syscall.Signal{-1, 65} {
 		err := c.Signal(sig)
 		check.That(t, errors.Is(err, unix.EINVAL), "a signal that there is not, %d: %v", sig, err)
@@ -359,10 +358,10 @@ func TestRefused(t *testing.T) {
 func TestNothingOfOurs(t *testing.T) {
 	t.Setenv("SECRET", "x")
 	f, err := os.Open(os.DevNull)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer f.Close()
 	_, err = unix.FcntlInt(f.Fd(), unix.F_SETFD, 0)
-	check.Require(t, err == nil, "%v", err) // as in a careless program
+	check.Must(t, err) // as in a careless program
 	var out bytes.Buffer
 	c := sh("env; ls /proc/self/fd; pwd; ls -A")
 	c.Stdout = &out
@@ -373,7 +372,7 @@ func TestNothingOfOurs(t *testing.T) {
 
 func TestRoom(t *testing.T) {
 	room := &bwrap.Room{Policy: bwrap.Policy{Env: []string{"OF=room"}, Dir: "/tmp"}}
-	harness.Must(t, room.Start(t.Context()))
+	check.Must(t, room.Start(t.Context()))
 	defer room.Close()
 	var all sync.WaitGroup
 	for i := range 8 {
@@ -407,7 +406,7 @@ func TestRoomEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	for _, room := range []*bwrap.Room{{}, {Timeout: 300 * time.Millisecond}} {
-		harness.Must(t, room.Start(ctx))
+		check.Must(t, room.Start(ctx))
 		if room.Timeout == 0 {
 			cancel()
 			ctx = t.Context()
@@ -429,11 +428,11 @@ func TestRoomEnds(t *testing.T) {
 // A process that is not the PID 1 of a room is not entered.
 func TestNoRoom(t *testing.T) {
 	self, err := unix.PidfdOpen(os.Getpid(), 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	pidfd := os.NewFile(uintptr(self), "pidfd")
 	defer pidfd.Close()
 	null, err := os.Open(os.DevNull)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer null.Close()
 	for _, f := range []*os.File{pidfd, null, nil} {
 		c := &nsenter.Command{Room: &nsenter.Room{Init: f, Filter: "default"}, Args: []string{"true"}}
@@ -450,7 +449,7 @@ func TestNothingIsLeft(t *testing.T) {
 	use := func() {
 		run(t, t.Context(), &bwrap.Command{Args: []string{"true"}, Stdin: strings.NewReader("x"), Stdout: io.Discard})
 		room := &bwrap.Room{}
-		harness.Must(t, room.Start(t.Context()))
+		check.Must(t, room.Start(t.Context()))
 		_, err := room.Command("true").Run(t.Context())
 		check.That(t, err == nil, "%v", err)
 		_, err = room.Close()

@@ -6,15 +6,14 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // TestBackendIsDocumented checks that docs/guides/library.md shows the back end that these tests run.
 func TestBackendIsDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../docs/guides/library.md")
-	harness.Must(t, err)
+	check.Must(t, err)
 	source, err := os.ReadFile("backend_test.go")
-	harness.Must(t, err)
+	check.Must(t, err)
 	_, code, _ := strings.Cut(string(doc), "```go\n")
 	code, _, _ = strings.Cut(code, "```\n")
 	check.That(t, strings.HasPrefix(code, "// execute runs") && strings.Contains(string(source), code), "docs/guides/library.md has another one than backend_test.go")

@@ -9,21 +9,20 @@ import (
 
 	"github.com/sbxrun/sbxrun/bwrap"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A signal to only the command's own process does not reach its descendants.
 func TestSignalAlone(t *testing.T) {
 	room := &bwrap.Room{}
-	harness.Must(t, room.Start(t.Context()))
+	check.Must(t, room.Start(t.Context()))
 	defer room.Close()
 	r, w := io.Pipe()
 	c := room.Command("sh", "-c", `trap 'exit 3' USR1; sh -c 'trap "echo child" USR1; echo ready; while :; do sleep 0.01; done' & while :; do sleep 0.01; done`)
 	c.Stdout, c.Timeout = w, bound
-	harness.Must(t, c.Start(t.Context()))
+	check.Must(t, c.Start(t.Context()))
 	ready := make([]byte, len("ready\n"))
 	_, err := io.ReadFull(r, ready)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	rest := make(chan []byte)
 	go func() {
 		text, _ := io.ReadAll(r)

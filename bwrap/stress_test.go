@@ -22,7 +22,6 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // rooms returns the number of concurrent rooms: SBXRUN_SOAK (tests/README.md), at most 200.
@@ -81,7 +80,7 @@ type holdings struct {
 
 func held(t *testing.T) (h holdings) {
 	names, err := filepath.Glob("/proc/self/fd/*")
-	harness.Must(t, err)
+	check.Must(t, err)
 	lists, err := filepath.Glob("/proc/self/task/*/children")
 	check.Require(t, err == nil && len(lists) != 0, "%q, %v", lists, err)
 	for _, name := range lists {

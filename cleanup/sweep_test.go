@@ -23,7 +23,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/tree"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // The tests create what crashes leave behind: records without a supervisor, and abandoned sandboxes. The processes
@@ -191,13 +190,13 @@ func cast(t *testing.T, roles string) (inner *proc.Process) {
 func castBelow(t *testing.T, roles string) (inner *proc.Process, all []*proc.Process) {
 	t.Helper()
 	cmd, err := actor(roles)
-	harness.Must(t, err)
+	check.Must(t, err)
 	stdin, err := cmd.StdinPipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	out, err := cmd.StdoutPipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	cmd.Stderr = os.Stderr
-	harness.Must(t, cmd.Start())
+	check.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		stdin.Close()
 		_ = cmd.Process.Kill() // may have ended
@@ -220,7 +219,7 @@ func castBelow(t *testing.T, roles string) (inner *proc.Process, all []*proc.Pro
 			pid = children[0]
 		}
 		inner, err = proc.Open(pid)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		all = append(all, inner)
 	}
 	return inner, all
@@ -240,8 +239,8 @@ func findings(found []Finding, pid int) (mine []Finding) {
 func unkeep(t *testing.T, roles string, all []*proc.Process) {
 	t.Helper()
 	keeper := all[slices.Index(strings.Split(roles, ","), "keeper")]
-	harness.Must(t, keeper.Signal(unix.SIGKILL))
-	harness.Must(t, keeper.Wait(time.Now().Add(10*time.Second)))
+	check.Must(t, keeper.Signal(unix.SIGKILL))
+	check.Must(t, keeper.Wait(time.Now().Add(10*time.Second)))
 }
 
 // A sandbox is ended when its keeper is dead and no sbxrun is above it. Similar processes never are. Each case is
@@ -344,20 +343,20 @@ func TestZombie(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = []string{sweepRole + "=name:" + proc.KeeperName}
 	in, err := cmd.StdinPipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	out, err := cmd.StdoutPipe()
-	harness.Must(t, err)
-	harness.Must(t, cmd.Start())
+	check.Must(t, err)
+	check.Must(t, cmd.Start())
 	defer cmd.Wait()
 	defer in.Close()
 	if _, err := out.Read(make([]byte, 8)); err != nil {
 		t.Fatal(err)
 	}
-	harness.Must(t, cmd.Process.Kill())
+	check.Must(t, cmd.Process.Kill())
 	zombie, err := proc.Open(cmd.Process.Pid)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer zombie.Close()
-	harness.Must(t, zombie.Wait(time.Now().Add(10*time.Second)))
+	check.Must(t, zombie.Wait(time.Now().Add(10*time.Second)))
 	st, err := proc.ReadStat(cmd.Process.Pid)
 	check.Require(t, err == nil && st.State == "Z", "%+v, %v", st, err)
 	for _, dry := range []bool{true, false} {
@@ -382,11 +381,11 @@ func recorded(t *testing.T, r record) (*state.Dir, string) {
 	t.Helper()
 	root := filepath.Join(t.TempDir(), "state")
 	dir, err := state.Open(state.Caller{StateDir: root, UID: os.Geteuid()})
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { dir.Close() })
 	const id = "0123456789abcdef"
 	own, err := dir.Create(id, "box")
-	harness.Must(t, err)
+	check.Must(t, err)
 	rec := state.Record{Phase: state.Running, Supervisor: r.supervisor, Argv: []string{}, CreatedAt: r.created.UTC().Format(result.TimeFormat), Report: r.report}
 	if r.report != nil {
 		rec.Phase = state.Ended
@@ -394,7 +393,7 @@ func recorded(t *testing.T, r record) (*state.Dir, string) {
 	if r.init.PID != 0 {
 		rec.Init = &r.init
 	}
-	harness.Must(t, own.Write(rec))
+	check.Must(t, own.Write(rec))
 	if r.alive {
 		t.Cleanup(func() { own.Close() })
 	} else if err := own.Close(); err != nil {
@@ -419,12 +418,12 @@ func noProc(dir *state.Dir, o Options) []Finding {
 
 func TestSweepRecords(t *testing.T) {
 	self, err := proc.Identify(os.Getpid())
-	harness.Must(t, err)
+	check.Must(t, err)
 	bystander, other := cast(t, "plain init"), cast(t, "parent")
 	stranger, err := proc.Identify(other.PID)
-	harness.Must(t, err)
+	check.Must(t, err)
 	exact, err := proc.Identify(bystander.PID)
-	harness.Must(t, err)
+	check.Must(t, err)
 	changed := func(f func(*proc.Identity)) proc.Identity {
 		id := exact
 		f(&id)
@@ -483,11 +482,11 @@ func TestSweepRecords(t *testing.T) {
 	// Its sandbox may still exist, and could not be found without the record.
 	t.Run("cannot be verified", func(t *testing.T) {
 		tasks, err := os.ReadDir("/proc/self/task")
-		harness.Must(t, err)
+		check.Must(t, err)
 		tid, err := strconv.Atoi(tasks[len(tasks)-1].Name())
-		harness.Must(t, err)
+		check.Must(t, err)
 		thread, err := proc.Identify(tid) // threads have no pidfd (pidfd_open(2))
-		harness.Must(t, err)
+		check.Must(t, err)
 		dir, path := recorded(t, record{init: thread, supervisor: self, created: now})
 		found := noProc(dir, Options{})
 		check.That(t, len(found) == 1 && found[0].Kind == "init" && found[0].PID == tid && found[0].Err != "" && !found[0].Done, "%+v", found)
@@ -508,33 +507,33 @@ func edit(t *testing.T, path string, change func(map[string]any)) {
 	t.Helper()
 	name := filepath.Join(path, "record.json")
 	data, err := os.ReadFile(name)
-	harness.Must(t, err)
+	check.Must(t, err)
 	var r map[string]any
-	harness.Must(t, json.Unmarshal(data, &r))
+	check.Must(t, json.Unmarshal(data, &r))
 	change(r)
 	data, err = json.Marshal(r)
-	check.Require(t, err == nil, "%v", err)
-	harness.Must(t, os.WriteFile(name, data, 0o600))
+	check.Must(t, err)
+	check.Must(t, os.WriteFile(name, data, 0o600))
 }
 
 // A sweep removes the files of a killed apply with its note, unless it is quick.
 func TestSweepApplies(t *testing.T) {
 	self, err := proc.Identify(os.Getpid())
-	harness.Must(t, err)
+	check.Must(t, err)
 	dir, path := recorded(t, record{supervisor: self, created: time.Now()})
 	source := t.TempDir()
 	left, note := filepath.Join(source, ".sbxrun-left"), filepath.Join(filepath.Dir(path), "apply-0123456789abcdef")
 	kept, old := filepath.Join(source, ".sbxrun-apply"), filepath.Join(filepath.Dir(path), "apply-0123456789abcdee")
 	for _, dir := range []string{left, kept} {
-		harness.Must(t, errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "1"), nil, 0o600)))
+		check.Must(t, errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "1"), nil, 0o600)))
 	}
 	top, err := os.Open(left)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer top.Close()
 	id, err := tree.Identity(int(top.Fd()))
-	harness.Must(t, err)
+	check.Must(t, err)
 	text, err := result.JSON(overlay.Staging{Source: []byte(source), Name: filepath.Base(left), Identity: id})
-	harness.Must(t, errors.Join(err, os.WriteFile(note, text, 0o600), os.WriteFile(old, []byte(source), 0o600)))
+	check.Must(t, errors.Join(err, os.WriteFile(note, text, 0o600), os.WriteFile(old, []byte(source), 0o600)))
 	noProc(dir, Options{KeepRecords: true})
 	check.That(t, exists(t, left) && exists(t, note), "a sweep for processes has removed something")
 	found := noProc(dir, Options{})
@@ -545,15 +544,15 @@ func TestSweepApplies(t *testing.T) {
 // With KeepRecords a sweep still ends processes, with or without a record.
 func TestSweepKeepsRecords(t *testing.T) {
 	self, err := proc.Identify(os.Getpid())
-	harness.Must(t, err)
+	check.Must(t, err)
 	known := cast(t, "plain init")
 	unknown, all := castBelow(t, "stranger,keeper,room")
 	unkeep(t, "stranger,keeper,room", all)
 	id, err := proc.Identify(known.PID)
-	harness.Must(t, err)
+	check.Must(t, err)
 	dir, path := recorded(t, record{init: id, supervisor: self, created: time.Now()})
 	found, err := Sweep(Options{StateDir: dir.Path(), KeepRecords: true})
-	harness.Must(t, err)
+	check.Must(t, err)
 	if !known.Exited() || !unknown.Exited() || !exists(t, path) {
 		t.Errorf("ended: %v, %v; the record is there: %v; found %+v", known.Exited(), unknown.Exited(), exists(t, path), found)
 	}
@@ -563,12 +562,12 @@ func TestSweepKeepsRecords(t *testing.T) {
 // or removed are left alone.
 func TestSweepDamaged(t *testing.T) {
 	self, err := proc.Identify(os.Getpid())
-	harness.Must(t, err)
+	check.Must(t, err)
 	for _, alive := range []bool{true, false} {
 		dir, path := recorded(t, record{supervisor: self, created: time.Now(), alive: alive})
-		harness.Must(t, os.WriteFile(filepath.Join(path, "record.json"), []byte("{"), 0o600))
+		check.Must(t, os.WriteFile(filepath.Join(path, "record.json"), []byte("{"), 0o600))
 		hidden := filepath.Join(filepath.Dir(path), ".fedcba9876543210")
-		harness.Must(t, os.Mkdir(hidden, 0o700))
+		check.Must(t, os.Mkdir(hidden, 0o700))
 		found := noProc(dir, Options{DryRun: true})
 		check.That(t, exists(t, path) && exists(t, hidden), "a look has removed something")
 		check.That(t, len(found) != 0, "nothing was found")
@@ -585,7 +584,7 @@ func TestSweepDamaged(t *testing.T) {
 // A missing state directory has no sandboxes.
 func TestSweepNothing(t *testing.T) {
 	dir, err := state.Look(state.Caller{StateDir: filepath.Join(t.TempDir(), "none"), UID: os.Geteuid()})
-	harness.Must(t, err)
+	check.Must(t, err)
 	found := noProc(dir, Options{})
 	check.That(t, len(found) == 0, "%+v", found)
 }

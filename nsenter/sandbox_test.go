@@ -48,7 +48,7 @@ func TestSandbox(t *testing.T) {
 	job := strings.TrimSpace(sbxrun("exec", "--detach", "box", "true")) // BOX/EXEC
 	open := func() int {
 		names, err := os.ReadDir("/proc/self/fd")
-		harness.Must(t, err)
+		check.Must(t, err)
 		return len(names)
 	}
 	for _, name := range []string{job, "box/none"} {
@@ -63,7 +63,7 @@ func TestSandbox(t *testing.T) {
 
 	// A command that ends because its sandbox was killed counts as killed, however it reacted.
 	cmd = &nsenter.Command{Sandbox: "box", Args: []string{"sleep", "1000"}}
-	harness.Must(t, cmd.Start(t.Context()))
+	check.Must(t, cmd.Start(t.Context()))
 	sbxrun("kill", "--grace", "0", "box")
 	ended = true
 	if res, err := cmd.Wait(); err != nil || res.Cause != result.Killed || res.Verdict != result.Proven {

@@ -18,9 +18,9 @@ import (
 func olderBwrap(t *testing.T) string {
 	t.Helper()
 	dir := harness.Dir(t)
-	harness.Must(t, os.Chmod(dir, 0o755)) // root's sandboxes execute it as another user
+	check.Must(t, os.Chmod(dir, 0o755)) // root's sandboxes execute it as another user
 	name := filepath.Join(dir, "bwrap")
-	harness.Must(t, os.WriteFile(name, []byte(`#!/bin/sh
+	check.Must(t, os.WriteFile(name, []byte(`#!/bin/sh
 args=$(mktemp)
 cat <&3 >$args
 exec 3<$args
@@ -89,7 +89,7 @@ func TestPlantedProgramsInPath(t *testing.T) {
 	t.Parallel()
 	project := harness.Dir(t)
 	bin := filepath.Join(project, ".venv/bin")
-	harness.Must(t, os.MkdirAll(bin, 0o755))
+	check.Must(t, os.MkdirAll(bin, 0o755))
 	marker := filepath.Join(project, "executed")
 	plant := `for name in bwrap sbxrund newuidmap newgidmap setpriv unshare nsenter systemd-run loginctl mount umount fusermount3 getent sh env id git tar; do
 	printf '#!/bin/sh\n: >"` + marker + `-$0"\nexit 1\n' | sed "s,\$0,$name," >.venv/bin/$name; chmod 755 .venv/bin/$name; done`
@@ -112,7 +112,7 @@ func TestNamedBwrapExposed(t *testing.T) {
 	t.Parallel()
 	dir, marker := harness.Dir(t), filepath.Join(harness.SharedDir(t), "executed")
 	bwrap := filepath.Join(dir, "bwrap")
-	harness.Must(t, os.WriteFile(bwrap, []byte("#!/bin/sh\n: >"+marker+"\nexec /usr/bin/bwrap \"$@\"\n"), 0o755))
+	check.Must(t, os.WriteFile(bwrap, []byte("#!/bin/sh\n: >"+marker+"\nexec /usr/bin/bwrap \"$@\"\n"), 0o755))
 	for _, c := range []struct {
 		dir  string
 		args []string
@@ -174,7 +174,7 @@ func TestRootWithoutTmp(t *testing.T) {
 func TestUnknownEarlyFailure(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
-	harness.Must(t, os.WriteFile(dir+"/bwrap", []byte("#!/bin/sh\ncase $1 in --version) echo bubblewrap 0.8.0; exit;; esac\necho 'bwrap: no luck today' >&2; exit 1"), 0o755))
+	check.Must(t, os.WriteFile(dir+"/bwrap", []byte("#!/bin/sh\ncase $1 in --version) echo bubblewrap 0.8.0; exit;; esac\necho 'bwrap: no luck today' >&2; exit 1"), 0o755))
 	r := harness.Start(t, harness.Options{Bare: true, Dir: "/usr", Env: []string{"SBXRUN_BWRAP=" + dir + "/bwrap"}}, "true").Wait()
 	check.That(t, r.ExitCode == 125 && strings.Contains(string(r.Stderr), "no luck today") && !strings.Contains(string(r.Stderr), "kernel refuses") && !strings.Contains(string(r.Stderr), "user namespace:"),
 		"exit code %d, stderr %s", r.ExitCode, r.Stderr)

@@ -97,7 +97,7 @@ func TestDoctorRootsPaths(t *testing.T) {
 		return // the check is for root
 	}
 	dir := t.TempDir()
-	harness.Must(t, os.Chmod(dir, 0o700))
+	check.Must(t, os.Chmod(dir, 0o700))
 	for _, tt := range []struct {
 		wrap    []string
 		verdict string
@@ -142,7 +142,7 @@ func TestNoNetwork(t *testing.T) {
 	t.Parallel()
 	listen := func(network, address string) net.Listener {
 		l, err := net.Listen(network, address)
-		harness.Must(t, err)
+		check.Must(t, err)
 		t.Cleanup(func() { l.Close() })
 		return l
 	}
@@ -154,13 +154,13 @@ func TestNoNetwork(t *testing.T) {
 	if harness.Root() {
 		var err error
 		dir, err = os.MkdirTemp("/run", "sbxrun-test-")
-		harness.Must(t, err)
+		check.Must(t, err)
 		t.Cleanup(func() { os.RemoveAll(dir) })
-		harness.Must(t, os.Chmod(dir, 0o755))
+		check.Must(t, os.Chmod(dir, 0o755))
 	}
 	socket := filepath.Join(dir, "docker.sock")
 	listen("unix", socket)
-	harness.Must(t, os.Chmod(socket, 0o777))
+	check.Must(t, os.Chmod(socket, 0o777))
 
 	targets := []string{strconv.Itoa(tcp.Port), abstract, socket, "/run/docker.sock", "/var/run/docker.sock"}
 	probe := append([]string{"/fixtures/probe-net"}, targets...)

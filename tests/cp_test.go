@@ -39,8 +39,8 @@ func (c *copier) cp(code int, message string, args ...string) {
 func (c *copier) put(name, text string) {
 	c.Helper()
 	name = filepath.Join(c.dir, name)
-	harness.Must(c, os.MkdirAll(filepath.Dir(name), 0o755))
-	harness.Must(c, os.WriteFile(name, []byte(text), 0o644))
+	check.Must(c, os.MkdirAll(filepath.Dir(name), 0o755))
+	check.Must(c, os.WriteFile(name, []byte(text), 0o644))
 }
 
 func (c *copier) has(name, text string) {
@@ -55,8 +55,8 @@ func TestCp(t *testing.T) {
 	c, b := newCopier(t)
 	c.put("src/a", "1")
 	c.put("src/d/b", "2")
-	harness.Must(t, os.Symlink("/etc/passwd", c.dir+"/src/link"))
-	harness.Must(t, os.Chmod(c.dir+"/src/a", 0o755|os.ModeSetuid))
+	check.Must(t, os.Symlink("/etc/passwd", c.dir+"/src/link"))
+	check.Must(t, os.Chmod(c.dir+"/src/a", 0o755|os.ModeSetuid))
 	c.cp(125, "-r copies it", "src", "box:")
 	c.cp(0, "", "src/a", "box:")
 	c.cp(0, "", "src/a", "src/d/b", "box:/tmp")
@@ -127,12 +127,12 @@ func TestCpHostile(t *testing.T) {
 	err := unix.Stat(c.dir+"/out/one", &st)
 	check.That(t, err == nil && st.Nlink == 1 && int(st.Uid) == os.Geteuid(), "%+v %v", st, err)
 	// Again, over links that lead out: they are replaced or refused, not followed.
-	harness.Must(t, os.Remove(c.dir+"/out/one"))
-	harness.Must(t, os.Symlink(c.dir+"/victim", c.dir+"/out/one"))
+	check.Must(t, os.Remove(c.dir+"/out/one"))
+	check.Must(t, os.Symlink(c.dir+"/victim", c.dir+"/out/one"))
 	c.cp(0, "", "box:/tmp/t/one", "out")
 	c.has("out/one", "x\n")
-	harness.Must(t, os.RemoveAll(c.dir+"/out/deep"))
-	harness.Must(t, os.Symlink(c.dir, c.dir+"/out/deep"))
+	check.Must(t, os.RemoveAll(c.dir+"/out/deep"))
+	check.Must(t, os.Symlink(c.dir, c.dir+"/out/deep"))
 	c.cp(125, "is not a directory", "-r", "box:/tmp/t/deep", "out")
 	c.has("victim", "kept")
 	_, err = os.Lstat(c.dir + "/d")
@@ -183,7 +183,7 @@ func TestCpProgress(t *testing.T) {
 	t.Parallel()
 	c, _ := newCopier(t)
 	r, w, err := os.Pipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer w.Close()
 	on := screenOf(t, nil, func(o harness.Options) *harness.Process {
 		o.Stdin, o.Stdout, o.Attr = r, nil, nil
@@ -191,15 +191,15 @@ func TestCpProgress(t *testing.T) {
 	})
 	r.Close()
 	archive := tar.NewWriter(w)
-	harness.Must(t, archive.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "first", Size: 3000, Mode: 0o644}))
+	check.Must(t, archive.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "first", Size: 3000, Mode: 0o644}))
 	_, err = archive.Write(make([]byte, 3000))
-	harness.Must(t, err)
-	harness.Must(t, archive.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "second", Size: 1, Mode: 0o644}))
+	check.Must(t, err)
+	check.Must(t, archive.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "second", Size: 1, Mode: 0o644}))
 	on.waitFor("2 copied, 2.9K, ")
 	_, err = archive.Write([]byte("x"))
-	harness.Must(t, err)
-	harness.Must(t, archive.Close())
-	harness.Must(t, w.Close())
+	check.Must(t, err)
+	check.Must(t, archive.Close())
+	check.Must(t, w.Close())
 	if r := on.p.Wait(); r.ExitCode != 0 {
 		t.Errorf("exit code %d: %q", r.ExitCode, on.shows())
 	}

@@ -32,8 +32,8 @@ func TestCurrentDirectoryNames(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := filepath.Join(harness.Dir(t), dir)
-			harness.Must(t, os.Mkdir(dir, 0o755))
-			harness.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("content"), 0o644))
+			check.Must(t, os.Mkdir(dir, 0o755))
+			check.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("content"), 0o644))
 			r := harness.Run(t, harness.Options{Dir: dir}, "sh", "-c", "pwd; cat file; touch new 2>/dev/null && echo writable")
 			r.Expect(t, 1, "exited")
 			got, want := string(r.Stdout), dir+"\ncontent"
@@ -49,12 +49,12 @@ func TestCurrentDirectoryNames(t *testing.T) {
 func TestCurrentDirectoryDeleted(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(harness.Dir(t), "gone")
-	harness.Must(t, os.Mkdir(dir, 0o755))
+	check.Must(t, os.Mkdir(dir, 0o755))
 	deleted := []string{"sh", "-c", `rmdir "$PWD" && exec "$@"`, "-"}
 	r := harness.Run(t, harness.Options{Dir: dir, Wrap: deleted}, "true")
 	r.Expect(t, 125, "start-failed")
 	check.That(t, r.Report.Error.Code == "workdir" && strings.Contains(string(r.Stderr), "current directory") && strings.Contains(string(r.Stderr), "--cwd none"), "%s", r.Stderr)
-	harness.Must(t, os.Mkdir(dir, 0o755))
+	check.Must(t, os.Mkdir(dir, 0o755))
 	r = harness.Run(t, harness.Options{Dir: dir, Wrap: deleted}, "--workdir", "/tmp", "pwd")
 	r.Expect(t, 0, "exited")
 }
@@ -65,12 +65,12 @@ func TestCurrentDirectoryPrivate(t *testing.T) {
 	t.Parallel()
 	parent := filepath.Join(harness.Dir(t), "private")
 	dir := filepath.Join(parent, "dir")
-	harness.Must(t, os.Mkdir(parent, 0o700))
-	harness.Must(t, os.Mkdir(dir, 0o755))
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("content"), 0o644))
+	check.Must(t, os.Mkdir(parent, 0o700))
+	check.Must(t, os.Mkdir(dir, 0o755))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("content"), 0o644))
 	if harness.Root() {
-		harness.Must(t, os.Chown(parent, 1234, 1234))
-		harness.Must(t, os.Chown(dir, 1234, 1234))
+		check.Must(t, os.Chown(parent, 1234, 1234))
+		check.Must(t, os.Chown(dir, 1234, 1234))
 	}
 	r := harness.Run(t, harness.Options{Dir: dir}, "sh", "-c", "pwd; cat file")
 	r.Expect(t, 0, "exited")
@@ -91,7 +91,7 @@ func TestCurrentDirectoryPrivate(t *testing.T) {
 	}
 
 	// When the directory itself is closed, the command starts in it or an error names it.
-	harness.Must(t, os.Chmod(dir, 0o700))
+	check.Must(t, os.Chmod(dir, 0o700))
 	r = harness.Run(t, harness.Options{Dir: dir}, "sh", "-c", "cat file && echo shown")
 	shown := strings.Contains(string(r.Stdout), "shown")
 	named := strings.Contains(string(r.Stderr), dir)
@@ -103,7 +103,7 @@ func TestCurrentDirectoryClosed(t *testing.T) {
 	t.Parallel()
 	parent := filepath.Join(harness.Dir(t), "closed")
 	dir := filepath.Join(parent, "dir")
-	harness.Must(t, os.MkdirAll(dir, 0o755))
+	check.Must(t, os.MkdirAll(dir, 0o755))
 	r := harness.Run(t, harness.Options{Dir: dir, Wrap: []string{"sh", "-c", `chmod 0 "$PWD/.." && exec "$@"`, "-"}}, "pwd")
 	if harness.Root() {
 		r.Expect(t, 0, "exited") // nothing is closed to root
@@ -202,16 +202,16 @@ func TestMountRace(t *testing.T) {
 			top := harness.SharedDir(t)
 			// Not below /tmp: where root's own paths are bound, bwrap does not see the host's.
 			outside, err := os.MkdirTemp("/var/tmp", "sbxrun-test-")
-			harness.Must(t, err)
+			check.Must(t, err)
 			t.Cleanup(func() { _ = os.RemoveAll(outside) })
 			project, source := top+"/project", top+"/source"
 			for _, dir := range []string{project, project + "/cache", project + "/cache/there", source} {
-				harness.Must(t, os.Mkdir(dir, 0o755))
+				check.Must(t, os.Mkdir(dir, 0o755))
 			}
 			for _, dir := range []string{project, project + "/cache", project + "/cache/there", source, outside} {
-				harness.Must(t, os.Chmod(dir, 0o777)) // bwrap may run as another user
+				check.Must(t, os.Chmod(dir, 0o777)) // bwrap may run as another user
 			}
-			harness.Must(t, os.Symlink("/oldroot"+outside, project+"/link"))
+			check.Must(t, os.Symlink("/oldroot"+outside, project+"/link"))
 			state := "SBXRUN_STATE_DIR=" + top + "/state"
 			args := []string{"run", "-w"}
 			for _, f := range flags {
@@ -260,18 +260,18 @@ func TestCurrentDirectoryExchanged(t *testing.T) {
 			top := harness.Dir(t) + "/top"
 			mine, secret := top+"/mine", top+"/secret"
 			for _, dir := range []string{top, mine, secret} {
-				harness.Must(t, os.Mkdir(dir, 0o755))
+				check.Must(t, os.Mkdir(dir, 0o755))
 			}
-			harness.Must(t, os.WriteFile(mine+"/mark", []byte("mine"), 0o644))
-			harness.Must(t, os.WriteFile(secret+"/mark", []byte("secret"), 0o600))
-			harness.Must(t, os.Chmod(secret, 0o700))
+			check.Must(t, os.WriteFile(mine+"/mark", []byte("mine"), 0o644))
+			check.Must(t, os.WriteFile(secret+"/mark", []byte("secret"), 0o600))
+			check.Must(t, os.Chmod(secret, 0o700))
 			if harness.Root() {
 				const owner = 12345
-				harness.Must(t, os.Chown(top, owner, owner))
-				harness.Must(t, os.Chown(mine, owner, owner))
+				check.Must(t, os.Chown(top, owner, owner))
+				check.Must(t, os.Chown(mine, owner, owner))
 			}
 			dir, err := os.Open(mine)
-			harness.Must(t, err)
+			check.Must(t, err)
 			defer dir.Close()
 			stop := exchange(t, mine, secret)
 			right := 0

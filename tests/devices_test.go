@@ -21,7 +21,7 @@ func cdiSpec(t *testing.T, edits string) (variable string) {
 	t.Helper()
 	dir := harness.Dir(t)
 	text := "cdiVersion: 0.5.0\nkind: v.com/thing\ndevices:\n- name: all\n  containerEdits:" + strings.ReplaceAll(edits, "\n", "\n    ") + "\n"
-	harness.Must(t, os.WriteFile(dir+"/thing.yaml", []byte(text), 0o644))
+	check.Must(t, os.WriteFile(dir+"/thing.yaml", []byte(text), 0o644))
 	return "SBXRUN_CDI_DIRS=" + dir
 }
 
@@ -33,9 +33,9 @@ func node(t *testing.T, name string, gid int, mode uint32) bool {
 	if errors.Is(err, unix.EPERM) {
 		return false
 	}
-	harness.Must(t, err)
-	harness.Must(t, os.Chown(name, 0, gid))
-	harness.Must(t, unix.Chmod(name, mode))
+	check.Must(t, err)
+	check.Must(t, os.Chown(name, 0, gid))
+	check.Must(t, unix.Chmod(name, mode))
 	return true
 }
 
@@ -91,11 +91,11 @@ func TestDevicesFiles(t *testing.T) {
 	t.Parallel()
 	library := libraryOf(t, "sh")
 	dir := harness.Dir(t)
-	harness.Must(t, os.WriteFile(dir+"/conf", []byte("conf\n"), 0o644))
+	check.Must(t, os.WriteFile(dir+"/conf", []byte("conf\n"), 0o644))
 	copyFile(t, library, dir+"/libthing.so.9.9")
 	tree := rootTree(t)
-	harness.Must(t, os.Mkdir(tree+"/opt/lib", 0o755))
-	harness.Must(t, os.Symlink("opt/lib", tree+"/linked"))
+	check.Must(t, os.Mkdir(tree+"/opt/lib", 0o755))
+	check.Must(t, os.Symlink("opt/lib", tree+"/linked"))
 	spec := cdiSpec(t, fmt.Sprintf(`
 deviceNodes:
 - path: /dev/zero
@@ -132,9 +132,9 @@ hooks:
 func libraryOf(t *testing.T, program string) string {
 	t.Helper()
 	found, err := exec.LookPath(program)
-	harness.Must(t, err)
+	check.Must(t, err)
 	ldd, err := exec.Command("ldd", found).Output()
-	harness.Must(t, err)
+	check.Must(t, err)
 	for word := range strings.FieldsSeq(string(ldd)) {
 		if filepath.IsAbs(word) && strings.HasPrefix(filepath.Base(word), "libc.") {
 			return word
@@ -148,8 +148,8 @@ func libraryOf(t *testing.T, program string) string {
 func TestDevicesErrors(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
-	harness.Must(t, unix.Mkfifo(dir+"/pipe", 0o666))
-	harness.Must(t, os.Symlink("/dev/tty", dir+"/tty"))
+	check.Must(t, unix.Mkfifo(dir+"/pipe", 0o666))
+	check.Must(t, os.Symlink("/dev/tty", dir+"/tty"))
 	wrong := cdiSpec(t, "\ndeviceNodes:\n- path: /dev/zero\n  major: 1\n  minor: 7")
 	for name, tt := range map[string]struct {
 		device, spec, want string

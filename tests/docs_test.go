@@ -23,7 +23,7 @@ import (
 func TestDocs(t *testing.T) {
 	t.Parallel()
 	documents, err := filepath.Glob("../docs/[^m]*/*.md")
-	harness.Must(t, err)
+	check.Must(t, err)
 	for _, document := range append(documents, "../README.md") {
 		text := harness.ReadFile(t, document)
 		blocks := consoleBlocks(string(text))
@@ -86,7 +86,7 @@ const consoleMark = "end-of-the-command"
 
 func newConsole(t *testing.T) *console {
 	top, err := filepath.Abs("..")
-	harness.Must(t, err)
+	check.Must(t, err)
 	cmd := contained("bash", "--norc", "--noprofile")
 	cmd.Dir = top
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "FIXTURE_SECONDS=") }),
@@ -94,13 +94,13 @@ func newConsole(t *testing.T) *console {
 		"XDG_RUNTIME_DIR="+t.TempDir(), "TMPDIR="+t.TempDir(), // for its mktemp
 		"PATH="+filepath.Dir(harness.Binary(t))+":"+harness.Path, harness.Bwrap()) // without the caller's python3
 	stdin, err := cmd.StdinPipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	out, in, err := os.Pipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	cmd.Stdout, cmd.Stderr = in, in
 	reaped, err := harness.StartCommand(cmd)
-	harness.Must(t, err)
-	harness.Must(t, in.Close())
+	check.Must(t, err)
+	check.Must(t, in.Close())
 	lines := make(chan string)
 	done := make(chan struct{})
 	go func() {
@@ -116,7 +116,7 @@ func newConsole(t *testing.T) *console {
 	t.Cleanup(func() {
 		close(done)
 		_ = stdin.Close() // the shell is PID 1, so all remaining processes end with it
-		harness.Must(t, cmd.Wait())
+		check.Must(t, cmd.Wait())
 		reaped()
 		_ = out.Close()
 	})
@@ -129,7 +129,7 @@ func (c *console) try(t *testing.T, step consoleStep) {
 	t.Helper()
 	// A command that reads stdin must not read the following commands.
 	_, err := fmt.Fprintf(c.stdin, "{ %s\n} </dev/null\necho %s\n", step.command, consoleMark)
-	harness.Must(t, err)
+	check.Must(t, err)
 	want := comparable(step.want)
 	deadline := time.After(30*time.Second + harness.Slack)
 	for marked := false; !marked || len(c.got) < len(want); {
@@ -183,7 +183,7 @@ func TestDocLinks(t *testing.T) {
 	documents := []string{}
 	for _, pattern := range []string{"../*.md", "../docs/*.md", "../docs/*/*.md", "../tests/*.md", "../fixtures/*.md", "../clients/*/*.md"} {
 		found, err := filepath.Glob(pattern)
-		harness.Must(t, err)
+		check.Must(t, err)
 		documents = append(documents, found...)
 	}
 	for _, document := range documents {
@@ -370,11 +370,11 @@ func TestCookbook(t *testing.T) {
 }
 
 // follow runs shell commands in a directory of their own; OUT is a file with the output of the documented ones.
-func follow(t *testing.T, prepare, documented, check string) {
+func follow(t *testing.T, prepare, documented, verify string) {
 	t.Helper()
 	dir := harness.Dir(t)
-	harness.Must(t, os.MkdirAll(dir+"/home/project", 0o755))
-	script := "set -e\n{ " + prepare + "\n} >&2\nset +e\n{ " + documented + "\n} >\"$OUT\"\nset -e\n" + check + "\n"
+	check.Must(t, os.MkdirAll(dir+"/home/project", 0o755))
+	script := "set -e\n{ " + prepare + "\n} >&2\nset +e\n{ " + documented + "\n} >\"$OUT\"\nset -e\n" + verify + "\n"
 	cmd := contained("bash", "-c", script)
 	cmd.Dir = dir + "/home/project"
 	cmd.Env = []string{"PATH=" + filepath.Dir(harness.Binary(t)) + ":" + harness.Path, "HOME=" + dir + "/home", "OUT=" + dir + "/out", "SBXRUN_STATE_DIR=" + dir + "/state", "SBXRUN_DATA_DIR=" + dir + "/data", harness.Bwrap()}

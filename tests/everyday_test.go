@@ -183,9 +183,9 @@ func onThisMachine(tt everyday) bool {
 
 func (tt everyday) try(t *testing.T) {
 	top, err := filepath.EvalSymlinks(harness.Dir(t))
-	harness.Must(t, err)
+	check.Must(t, err)
 	here, home := top+"/work", top+"/home"
-	harness.Must(t, os.Mkdir(here, 0o755))
+	check.Must(t, os.Mkdir(here, 0o755))
 	full := strings.NewReplacer("HERE", here, "HOME", home, "TOP", top).Replace
 	pattern := strings.NewReplacer("HERE", regexp.QuoteMeta(here), "HOME", regexp.QuoteMeta(home), "TOP", regexp.QuoteMeta(top)).Replace
 	if tt.setup != "" {
@@ -230,11 +230,11 @@ func TestEverydayExecHint(t *testing.T) {
 	work := filepath.Join(harness.SharedDir(t), "repo", "sub")
 	s := harness.NewState(t)
 	s.Work = work
-	harness.Must(t, os.MkdirAll(s.Work, 0o755))
+	check.Must(t, os.MkdirAll(s.Work, 0o755))
 	for _, name := range []string{"repo/.git", "repo/lib"} {
-		harness.Must(t, os.MkdirAll(filepath.Join(s.Work, "../..", name), 0o755))
+		check.Must(t, os.MkdirAll(filepath.Join(s.Work, "../..", name), 0o755))
 	}
-	harness.Must(t, os.WriteFile(filepath.Join(s.Work, "f"), nil, 0o644))
+	check.Must(t, os.WriteFile(filepath.Join(s.Work, "f"), nil, 0o644))
 	top := filepath.Dir(s.Work)
 	b, w := s.Sandbox(harness.Options{}, "--name", "web"), s.Sandbox(harness.Options{}, "--cwd", "none", "--net", "none")
 	for _, c := range []struct {
@@ -266,7 +266,7 @@ func TestEverydayStartWarns(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	dir := harness.Dir(t)
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "sleep"), []byte("#!/bin/sh\n"), 0o755))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "sleep"), []byte("#!/bin/sh\n"), 0o755))
 	_, r := s.TrySandbox(harness.Options{Env: []string{"PATH=" + dir + ":" + harness.Path}}, "sleep", "60")
 	want := "sleep is /usr/bin/sleep in the sandbox, but " + dir + "/sleep outside"
 	check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stderr), want), "exit code %d, stderr %q, want %s", r.ExitCode, r.Stderr, want)
@@ -290,7 +290,7 @@ func TestEverydayTasks(t *testing.T) {
 func TestEverydayClosed(t *testing.T) {
 	t.Parallel()
 	name := filepath.Join(harness.Dir(t), "key")
-	harness.Must(t, os.WriteFile(name, []byte("text\n"), 0o600))
+	check.Must(t, os.WriteFile(name, []byte("text\n"), 0o600))
 	r := harness.Run(t, harness.Options{Bare: true}, "--env", harness.MarkerName, "--cwd", "none", "--ro-bind", name, "cat", name)
 	warned := strings.Contains(string(r.Stderr), " in the sandbox cannot read \""+name+"\"; copy it with --put, ")
 	root := os.Getuid() == 0

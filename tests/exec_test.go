@@ -159,7 +159,7 @@ echo $$ $PPID; echo x 2>/dev/null >/usr/file || echo read-only`)
 func TestExecNetHost(t *testing.T) {
 	t.Parallel()
 	host, err := os.Readlink("/proc/self/ns/net")
-	harness.Must(t, err)
+	check.Must(t, err)
 	for _, net := range []string{"host", "none"} {
 		b := harness.NewState(t).Sandbox(harness.Options{}, "--net", net)
 		r := b.Exec(harness.Options{}, nil, "readlink", "/proc/self/ns/net")
@@ -177,7 +177,7 @@ func TestExecPrivileges(t *testing.T) {
 	var extra []*os.File
 	for range 7 {
 		f, err := os.Open("/")
-		harness.Must(t, err)
+		check.Must(t, err)
 		defer f.Close()
 		extra = append(extra, f)
 	}
@@ -185,7 +185,7 @@ func TestExecPrivileges(t *testing.T) {
 		o := harness.Options{ExtraFiles: extra}
 		if len(flags) == 2 && flags[1] == "fd:3" {
 			f, err := os.OpenFile(harness.Dir(t)+"/report", os.O_CREATE|os.O_RDWR, 0o600)
-			harness.Must(t, err)
+			check.Must(t, err)
 			defer f.Close()
 			p := b.State.Start(harness.Options{ExtraFiles: append([]*os.File{f}, extra...)}, "exec", "--report", "fd:3", b.ID, "/fixtures/probe-fds")
 			p.Wait().Exits(t, 0)
@@ -211,12 +211,12 @@ func TestExecJSON(t *testing.T) {
 	b := harness.NewState(t).Sandbox(harness.Options{})
 	r := b.Exec(harness.Options{}, []string{"--json", "--timeout", harness.Deadline(time.Second).String()}, "sh", "-c", `printf 'to \001 out'; echo to err >&2; sleep 60`)
 	rep, err := harness.ParseReport(r.Stdout)
-	harness.Must(t, err)
+	check.Must(t, err)
 	check.That(t, r.ExitCode == 124 && rep.Cause == "timeout" && rep.Stdout != nil && *rep.Stdout == "to \x01 out" && *rep.Stderr == "to err\n", "exit code %d: %s", r.ExitCode, r.Stdout)
 	// Errors are JSON too.
 	r = b.State.Run("exec", "--json", "nobody", "true")
 	rep, err = harness.ParseReport(r.Stdout)
-	harness.Must(t, err)
+	check.Must(t, err)
 	check.That(t, r.ExitCode == 125 && rep.Cause == "start-failed" && rep.Error.Code == "no-such-sandbox", "exit code %d: %s", r.ExitCode, r.Stdout)
 }
 
@@ -244,7 +244,7 @@ func TestExecWhileStarting(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	host := filepath.Join(harness.Dir(t), "of-the-host")
-	harness.Must(t, os.WriteFile(host, nil, 0o644))
+	check.Must(t, os.WriteFile(host, nil, 0o644))
 	slow := []string{} // many mounts, which take time
 	for i := range 200 {
 		slow = append(slow, "--ro-bind", fmt.Sprintf("%s:/mnt/%d", filepath.Dir(host), i))
@@ -330,7 +330,7 @@ func TestExecDeadlineStopped(t *testing.T) {
 			return b.StartExec(harness.Options{}, []string{"--timeout", timeout, "--proof-timeout", timeout}, "/fixtures/tree-setsid")
 		})
 		target := p.Role(role)
-		harness.Must(t, target.Signal(unix.SIGSTOP))
+		check.Must(t, target.Signal(unix.SIGSTOP))
 		r := p.Wait()
 		r.Expect(t, 124, "timeout")
 		if role == harness.RoleKeeper {

@@ -36,9 +36,9 @@ func holds(t *testing.T, name, want string) {
 func TestPutGet(t *testing.T) {
 	t.Parallel()
 	dir, o := carrier(t)
-	harness.Must(t, os.MkdirAll(dir+"/src/d", 0o755))
-	harness.Must(t, os.WriteFile(dir+"/job", []byte("put"), 0o644))
-	harness.Must(t, os.WriteFile(dir+"/src/d/f", []byte("deep"), 0o644))
+	check.Must(t, os.MkdirAll(dir+"/src/d", 0o755))
+	check.Must(t, os.WriteFile(dir+"/job", []byte("put"), 0o644))
+	check.Must(t, os.WriteFile(dir+"/src/d/f", []byte("deep"), 0o644))
 	r := harness.Run(t, o, "--cwd", "none", "--put", "job", "--put", "src:/tmp", "--get", "o?t/*.txt:got", "--get", "/tmp/src", "--get", "/tmp:mount", "--get", "/home:mount", "--get", "none", "sh", "-c",
 		`umask 022; cat job /tmp/src/d/f && test -O job && mkdir out && echo 1 > out/a.txt && echo 2 > out/.b.txt && echo 3 > out/c && rm -r /tmp/src && mkdir /tmp/src && echo new > /tmp/src/n`)
 	r.Expect(t, 0, "exited")
@@ -60,7 +60,7 @@ func TestPutGet(t *testing.T) {
 	harness.Run(t, o, "--put", "job", "true").Exits(t, 125).ErrHas(t, "read-only file system; name a place")
 
 	// Special files are left out and reported.
-	harness.Must(t, unix.Mkfifo(dir+"/src/pipe", 0o600))
+	check.Must(t, unix.Mkfifo(dir+"/src/pipe", 0o600))
 	const told = `--put: 1 entry is left out: "src/pipe"`
 	r = harness.Run(t, o, "--cwd", "none", "--put", "src", "true")
 	check.That(t, r.ExitCode == 0 && strings.Count(string(r.Stderr), told) == 1, "%d %s", r.ExitCode, r.Stderr)
@@ -133,9 +133,9 @@ func TestSignalAfterEnd(t *testing.T) {
 func TestPutFollowsNoLinks(t *testing.T) {
 	t.Parallel()
 	dir, o := carrier(t)
-	harness.Must(t, os.WriteFile(dir+"/secret", []byte("secret"), 0o600))
-	harness.Must(t, os.Mkdir(dir+"/private", 0o700))
-	harness.Must(t, os.WriteFile(dir+"/private/key", []byte("key"), 0o600))
+	check.Must(t, os.WriteFile(dir+"/secret", []byte("secret"), 0o600))
+	check.Must(t, os.Mkdir(dir+"/private", 0o700))
+	check.Must(t, os.WriteFile(dir+"/private/key", []byte("key"), 0o600))
 	r := harness.Run(t, o, "--cwd", "none", "--get", "*:out", "sh", "-c", "ln -s "+dir+"/secret s; ln -s ../private p; mkdir d; ln -s ../../secret d/up; ln -s x d/in; touch d/x")
 	want := "--get: 3 symbolic links were copied that lead elsewhere; the first: "
 	check.That(t, r.ExitCode == 0 && strings.Contains(string(r.Stderr), want), "%d %s, want %s", r.ExitCode, r.Stderr, want)
@@ -165,7 +165,7 @@ func TestPutFollowsNoLinks(t *testing.T) {
 func TestGetHostile(t *testing.T) {
 	t.Parallel()
 	dir, o := carrier(t)
-	harness.Must(t, os.WriteFile(dir+"/victim", []byte("kept"), 0o644))
+	check.Must(t, os.WriteFile(dir+"/victim", []byte("kept"), 0o644))
 	r := harness.Run(t, o, "--cwd", "none", "--get", "/tmp/t:out", "--get", "/tmp/t/abs/hostname:way", "--get", "/tmp/t/*/passwd:way", "--get", "/tmp/t/root/etc/passwd:way", "sh", "-c", hostileTree)
 	check.That(t, r.ExitCode == 74 && r.Report.Error.Code == "get" && strings.Contains(string(r.Stderr), "cannot be read"), "%d %s", r.ExitCode, r.Stderr)
 	holds(t, dir+"/out/t/one", "x\n")
@@ -174,15 +174,15 @@ func TestGetHostile(t *testing.T) {
 	names, err := os.ReadDir(dir + "/way")
 	check.That(t, err == nil && len(names) == 0, "by a link: %v %v", names, err)
 	// It does not follow a link that an earlier command has left, also to another mount.
-	harness.Must(t, os.Mkdir(dir+"/links", 0o755))
-	harness.Must(t, os.Symlink("/etc", dir+"/links/etc"))
-	harness.Must(t, os.Symlink("/tmp", dir+"/links/tmp"))
+	check.Must(t, os.Mkdir(dir+"/links", 0o755))
+	check.Must(t, os.Symlink("/etc", dir+"/links/etc"))
+	check.Must(t, os.Symlink("/tmp", dir+"/links/tmp"))
 	harness.Run(t, harness.Options{Dir: dir + "/links"}, "--get", "etc/passw*:"+dir+"/way", "--get", "tmp/*:"+dir+"/way", "sh", "-c", "echo x >/tmp/f")
 	names, err = os.ReadDir(dir + "/way")
 	check.That(t, err == nil && len(names) == 0, "by an earlier link: %v %v", names, err)
 	// The command has put links into the target directory.
-	harness.Must(t, os.Mkdir(dir+"/work", 0o777))
-	harness.Must(t, os.Chmod(dir+"/work", 0o777))
+	check.Must(t, os.Mkdir(dir+"/work", 0o777))
+	check.Must(t, os.Chmod(dir+"/work", 0o777))
 	harness.Run(t, harness.Options{Dir: dir + "/work"}, "-w", "--get", "/tmp/*", "sh", "-c", "echo x > /tmp/f; mkdir /tmp/d; echo y > /tmp/d/g; ln -s "+dir+"/victim f; ln -s "+dir+" d").Exits(t, 74)
 	holds(t, dir+"/victim", "kept")
 	for _, name := range []string{"f", "g"} {
@@ -196,7 +196,7 @@ func TestPutCanceled(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
 	for i := range 2000 {
-		harness.Must(t, os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600))
+		check.Must(t, os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600))
 	}
 	p := harness.Start(t, harness.Options{}, "--cwd", "none", "--put", dir, "sleep", "1000")
 	p.Role(harness.RoleInit) // held until all files are copied
@@ -260,19 +260,19 @@ func TestRaces(t *testing.T) {
 	s, top := harness.NewState(t), harness.SharedDir(t)
 	outside, original, put, out := top+"/outside", top+"/original", top+"/put", top+"/out"
 	for _, dir := range []string{outside, original + "/d", put + "/d", out + "/d"} {
-		harness.Must(t, os.MkdirAll(dir, 0o755))
+		check.Must(t, os.MkdirAll(dir, 0o755))
 		text := "old"
 		if dir == outside {
 			text = "secret"
 		}
 		for i := range 20 {
-			harness.Must(t, os.WriteFile(fmt.Sprintf("%s/%d", dir, i), []byte(text), 0o644))
+			check.Must(t, os.WriteFile(fmt.Sprintf("%s/%d", dir, i), []byte(text), 0o644))
 		}
 	}
 	for _, dir := range []string{original, put, out} {
-		harness.Must(t, os.Symlink(outside, dir+"/evil"))
-		harness.Must(t, os.Symlink(outside+"/1", dir+"/link"))
-		harness.Must(t, os.WriteFile(dir+"/f", []byte("old"), 0o644))
+		check.Must(t, os.Symlink(outside, dir+"/evil"))
+		check.Must(t, os.Symlink(outside+"/1", dir+"/link"))
+		check.Must(t, os.WriteFile(dir+"/f", []byte("old"), 0o644))
 	}
 	before := treeText(t, outside)
 
@@ -310,9 +310,9 @@ exec python3 -c "$2" own`, "sh", outside, swaps)
 
 	racer := exec.Command("python3", "-c", swaps, original, original+"/own", put, out)
 	said, err := racer.StdoutPipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	stop, err := harness.StartCommand(racer)
-	harness.Must(t, err)
+	check.Must(t, err)
 	halt := func() {
 		if racer.ProcessState == nil {
 			_ = racer.Process.Kill() // fails only if it has exited
@@ -322,7 +322,7 @@ exec python3 -c "$2" own`, "sh", outside, swaps)
 	}
 	t.Cleanup(halt)
 	_, err = said.Read(make([]byte, 6))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	do(0, "exec", "box", "sh", "-c", "echo >/tmp/go")
 	do(0, "wait", "--log", "begun", "box")
 	done = 0
@@ -351,7 +351,7 @@ exec python3 -c "$2" own`, "sh", outside, swaps)
 // treeText describes everything below a directory.
 func treeText(t *testing.T, dir string) string {
 	var all strings.Builder
-	harness.Must(t, filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error {
+	check.Must(t, filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}

@@ -49,7 +49,7 @@ func TestTimeoutHint(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
 	for _, name := range []string{"1", "stop", "job.py"} {
-		harness.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\necho ran\n"), 0o755))
+		check.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\necho ran\n"), 0o755))
 	}
 	for _, c := range []struct {
 		args []string
@@ -94,7 +94,7 @@ func TestDockerWords(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
 	dir := harness.Dir(t)
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o644))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o644))
 	run := func(args ...string) (*harness.Result, string) {
 		t.Helper()
 		return harness.Said(t, func(o harness.Options) *harness.Process {
@@ -175,7 +175,7 @@ func TestRemovedDirectory(t *testing.T) {
 		{[]string{"true"}, "the current directory cannot be used: it was removed"},
 	} {
 		dir, err := os.MkdirTemp("/dev/shm", "gone") // of a tmpfs, where some operations still work
-		harness.Must(t, err)
+		check.Must(t, err)
 		t.Cleanup(func() { os.Remove(dir) }) // if a failure has left it
 		wrap := []string{"sh", "-c", `rmdir "$PWD" && exec "$@"`, "sh"}
 		r := harness.Start(t, harness.Options{Bare: true, Dir: dir, Wrap: wrap}, c.args...).Wait()

@@ -345,9 +345,9 @@ func TestStoppedRoomDeadline(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{}, "--timeout", harness.Deadline(2*time.Second).String())
 	b.Dying = true
-	harness.Must(t, b.Supervisor.Signal(unix.SIGSTOP))
+	check.Must(t, b.Supervisor.Signal(unix.SIGSTOP))
 	harness.Until(t, harness.Bound, "the room's end", func() bool { return len(harness.Members(b.NS)) == 0 })
-	harness.Must(t, b.Supervisor.Signal(unix.SIGCONT))
+	check.Must(t, b.Supervisor.Signal(unix.SIGCONT))
 	r := b.Ended().Report
 	check.That(t, r != nil && r.Cause == "timeout" && r.ExitCode == 124, "%+v", r)
 }

@@ -55,7 +55,7 @@ exit 0`
 		t.Run(disk, func(t *testing.T) {
 			t.Parallel()
 			dir := harness.SharedDir(t)
-			harness.Must(t, os.Mkdir(dir+"/disk", 0o755))
+			check.Must(t, os.Mkdir(dir+"/disk", 0o755))
 			// The sandboxes end with the PID namespace.
 			wrap := []string{"unshare", "--mount", "--pid", "--fork", "--mount-proc"}
 			script := "disk=$0/disk\n" + mount + "\n" + life

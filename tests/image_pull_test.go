@@ -53,24 +53,24 @@ func newRegistry(t *testing.T) *imageRegistry {
 func (r *imageRegistry) push(tag string, layers ...[]byte) string {
 	r.t.Helper()
 	image, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{OS: "linux", Architecture: runtime.GOARCH})
-	harness.Must(r.t, err)
+	check.Must(r.t, err)
 	for i, data := range layers {
 		var b bytes.Buffer
 		w := tar.NewWriter(&b)
-		harness.Must(r.t, w.WriteHeader(&tar.Header{Name: fmt.Sprint("file", i), Mode: 0o644, Size: int64(len(data))}))
+		check.Must(r.t, w.WriteHeader(&tar.Header{Name: fmt.Sprint("file", i), Mode: 0o644, Size: int64(len(data))}))
 		_, err := w.Write(data)
-		harness.Must(r.t, err)
-		harness.Must(r.t, w.Close())
+		check.Must(r.t, err)
+		check.Must(r.t, w.Close())
 		layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil }, tarball.WithMediaType(types.OCILayer))
-		harness.Must(r.t, err)
+		check.Must(r.t, err)
 		image, err = mutate.AppendLayers(image, layer)
-		harness.Must(r.t, err)
+		check.Must(r.t, err)
 	}
 	ref, err := name.NewTag(r.host + "/" + tag)
-	harness.Must(r.t, err)
-	harness.Must(r.t, remote.Write(ref, image))
+	check.Must(r.t, err)
+	check.Must(r.t, remote.Write(ref, image))
 	d, err := image.Digest()
-	harness.Must(r.t, err)
+	check.Must(r.t, err)
 	return d.String()
 }
 
@@ -153,10 +153,10 @@ func TestImagePullCredentials(t *testing.T) {
 	host := strings.TrimPrefix(server.URL, "https://")
 	dir := harness.SharedDir(t)
 	certificate := filepath.Join(dir, "cert.pem")
-	harness.Must(t, os.WriteFile(certificate, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o644))
+	check.Must(t, os.WriteFile(certificate, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o644))
 	login := func(file, password string) string {
 		text := fmt.Sprintf(`{"auths": {%q: {"auth": %q}}}`, host, base64.StdEncoding.EncodeToString([]byte("me:"+password)))
-		harness.Must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o644))
+		check.Must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o644))
 		return filepath.Join(dir, file)
 	}
 	login("config.json", password)

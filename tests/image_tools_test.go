@@ -23,6 +23,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -100,12 +101,12 @@ func generated(t *testing.T, seed uint64) (layers [][]byte) {
 				}
 				delete(kinds, n)
 				here["!"+n] = true
-				harness.Must(t, w.WriteHeader(&tar.Header{Name: path.Dir(n) + "/.wh." + path.Base(n), Typeflag: tar.TypeReg, Mode: 0o600}))
+				check.Must(t, w.WriteHeader(&tar.Header{Name: path.Dir(n) + "/.wh." + path.Base(n), Typeflag: tar.TypeReg, Mode: 0o600}))
 				continue
 			case kind < 7:
 				h.Typeflag = []byte{tar.TypeChar, tar.TypeBlock, tar.TypeFifo}[rng.IntN(3)]
 				h.Name, h.Devmajor, h.Devminor = "dev/"+words[rng.IntN(3)], 1, 3
-				harness.Must(t, w.WriteHeader(h))
+				check.Must(t, w.WriteHeader(h))
 				continue
 			default:
 				h.Size = rng.Int64N(3000)
@@ -117,15 +118,15 @@ func generated(t *testing.T, seed uint64) (layers [][]byte) {
 			if h.Typeflag == tar.TypeLink {
 				kinds[n] = tar.TypeReg
 			}
-			harness.Must(t, w.WriteHeader(h))
+			check.Must(t, w.WriteHeader(h))
 			body := make([]byte, h.Size)
 			for i := range body {
 				body[i] = byte(rng.Uint32())
 			}
 			_, err := w.Write(body)
-			harness.Must(t, err)
+			check.Must(t, err)
 		}
-		harness.Must(t, w.Close())
+		check.Must(t, w.Close())
 		layers = append(layers, b.Bytes())
 	}
 	return layers
@@ -137,7 +138,7 @@ func generated(t *testing.T, seed uint64) (layers [][]byte) {
 func unpacked(t *testing.T, root string, since time.Time) map[string]string {
 	t.Helper()
 	all, names := map[string]string{}, map[uint64][]string{}
-	harness.Must(t, filepath.WalkDir(root, func(at string, d fs.DirEntry, err error) error {
+	check.Must(t, filepath.WalkDir(root, func(at string, d fs.DirEntry, err error) error {
 		var st unix.Stat_t
 		if err != nil || at == root {
 			return err
@@ -197,10 +198,10 @@ func treeOfImage(t *testing.T, s *harness.State, digest string) string {
 func debianLayers(t *testing.T) (layers [][]byte) {
 	t.Helper()
 	packages, err := filepath.Glob(os.Getenv("SBXRUN_IMAGE_PACKAGES") + "/*.deb")
-	harness.Must(t, err)
+	check.Must(t, err)
 	for _, name := range packages {
 		data, err := exec.Command("dpkg-deb", "--fsys-tarfile", name).Output()
-		harness.Must(t, err)
+		check.Must(t, err)
 		layers = append(layers, data)
 	}
 	return layers
@@ -250,13 +251,13 @@ func TestImageToolsLayouts(t *testing.T) {
 	dir := harness.SharedDir(t)
 	at := func(name string) string { return filepath.Join(dir, name) }
 	conf := at("storage.conf")
-	harness.Must(t, os.MkdirAll(at(".config/containers"), 0o755))
-	harness.Must(t, os.WriteFile(at(".config/containers/policy.json"), []byte(`{"default": [{"type": "insecureAcceptAnything"}]}`), 0o644))
-	harness.Must(t, os.WriteFile(conf, fmt.Appendf(nil, "[storage]\ndriver = \"vfs\"\nrunroot = %q\ngraphroot = %q\n", at("run"), at("graph")), 0o644))
+	check.Must(t, os.MkdirAll(at(".config/containers"), 0o755))
+	check.Must(t, os.WriteFile(at(".config/containers/policy.json"), []byte(`{"default": [{"type": "insecureAcceptAnything"}]}`), 0o644))
+	check.Must(t, os.WriteFile(conf, fmt.Appendf(nil, "[storage]\ndriver = \"vfs\"\nrunroot = %q\ngraphroot = %q\n", at("run"), at("graph")), 0o644))
 	t.Setenv("CONTAINERS_STORAGE_CONF", conf)
 	t.Setenv("HOME", dir)
 	t.Setenv("XDG_RUNTIME_DIR", at("xdg"))
-	harness.Must(t, errors.Join(os.Mkdir(at("xdg"), 0o700), os.WriteFile(at("file"), []byte("data\n"), 0o644)))
+	check.Must(t, errors.Join(os.Mkdir(at("xdg"), 0o700), os.WriteFile(at("file"), []byte("data\n"), 0o644)))
 	ociLayout(t, at("ours"), runtime.GOARCH, imageConfig, treeTar(t, rootTree(t)))
 
 	refs := map[string]string{} // what reads the file as expected, by what wrote it

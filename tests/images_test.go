@@ -34,7 +34,7 @@ func treeTar(t *testing.T, dir string) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	harness.Must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	check.Must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -64,22 +64,22 @@ func treeTar(t *testing.T, dir string) []byte {
 		}
 		return err
 	}))
-	harness.Must(t, errors.Join(w.WriteHeader(&tar.Header{Name: "./dev/null", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3, Mode: 0o666}), w.Close()))
+	check.Must(t, errors.Join(w.WriteHeader(&tar.Header{Name: "./dev/null", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3, Mode: 0o666}), w.Close()))
 	return b.Bytes()
 }
 
 // ociLayout writes an image with one tag in OCI layout, and returns the digest of its manifest.
 func ociLayout(t *testing.T, dir, arch string, config map[string]any, layers ...[]byte) string {
 	t.Helper()
-	harness.Must(t, os.MkdirAll(dir+"/blobs/sha256", 0o755))
+	check.Must(t, os.MkdirAll(dir+"/blobs/sha256", 0o755))
 	blob := func(kind string, data []byte) map[string]any {
 		digest := digestOf(data)
-		harness.Must(t, os.WriteFile(dir+"/blobs/sha256/"+strings.TrimPrefix(digest, "sha256:"), data, 0o644))
+		check.Must(t, os.WriteFile(dir+"/blobs/sha256/"+strings.TrimPrefix(digest, "sha256:"), data, 0o644))
 		return map[string]any{"mediaType": "application/vnd.oci.image." + kind, "digest": digest, "size": len(data)}
 	}
 	encode := func(v any) []byte {
 		b, err := stdjson.Marshal(v)
-		harness.Must(t, err)
+		check.Must(t, err)
 		return b
 	}
 	var list, diffs []any
@@ -87,14 +87,14 @@ func ociLayout(t *testing.T, dir, arch string, config map[string]any, layers ...
 		var b bytes.Buffer
 		z := gzip.NewWriter(&b)
 		_, err := z.Write(text)
-		harness.Must(t, errors.Join(err, z.Close()))
+		check.Must(t, errors.Join(err, z.Close()))
 		list, diffs = append(list, blob("layer.v1.tar+gzip", b.Bytes())), append(diffs, digestOf(text))
 	}
 	c := blob("config.v1+json", encode(map[string]any{"os": "linux", "architecture": arch, "config": config, "rootfs": map[string]any{"type": "layers", "diff_ids": diffs}}))
 	m := blob("manifest.v1+json", encode(map[string]any{"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": c, "layers": list}))
 	m["annotations"] = map[string]any{"org.opencontainers.image.ref.name": "v1"}
-	harness.Must(t, os.WriteFile(dir+"/oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`), 0o644))
-	harness.Must(t, os.WriteFile(dir+"/index.json", encode(map[string]any{"schemaVersion": 2, "manifests": []any{m}}), 0o644))
+	check.Must(t, os.WriteFile(dir+"/oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`), 0o644))
+	check.Must(t, os.WriteFile(dir+"/index.json", encode(map[string]any{"schemaVersion": 2, "manifests": []any{m}}), 0o644))
 	return m["digest"].(string)
 }
 
@@ -108,9 +108,9 @@ func imageOf(t *testing.T, s *harness.State, name string) (digest, dir string) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, name := range []string{"etc/.wh.os-release", "srv/data"} {
-		harness.Must(t, w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644}))
+		check.Must(t, w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644}))
 	}
-	harness.Must(t, w.Close())
+	check.Must(t, w.Close())
 	digest = ociLayout(t, dir+"/oci", runtime.GOARCH, imageConfig, treeTar(t, rootTree(t)), b.Bytes())
 	if name != "" {
 		r := s.Run("image", "import", "oci:"+dir+"/oci", "--name", name)
@@ -168,7 +168,7 @@ func TestImageRun(t *testing.T) {
 		var got struct {
 			Image struct{ Name, Digest, Platform string }
 		}
-		harness.Must(t, stdjson.Unmarshal(r.Stdout, &got))
+		check.Must(t, stdjson.Unmarshal(r.Stdout, &got))
 		i := got.Image
 		check.That(t, i.Name == "app:1" && i.Digest == digest && i.Platform == "linux/"+runtime.GOARCH, "%s", r.Stdout)
 	})
@@ -184,9 +184,9 @@ func TestImageErrors(t *testing.T) {
 	ociLayout(t, broken, runtime.GOARCH, nil, []byte("no tar"))
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	harness.Must(t, w.WriteHeader(&tar.Header{Name: "etc/passwd", Typeflag: tar.TypeReg, Mode: 0o644, Size: 5 << 20}))
+	check.Must(t, w.WriteHeader(&tar.Header{Name: "etc/passwd", Typeflag: tar.TypeReg, Mode: 0o644, Size: 5 << 20}))
 	_, err := w.Write(make([]byte, 5<<20))
-	harness.Must(t, errors.Join(err, w.Close()))
+	check.Must(t, errors.Join(err, w.Close()))
 	accounts := ociLayout(t, large, runtime.GOARCH, nil, b.Bytes())
 	for name, tt := range map[string]struct {
 		args []string
@@ -224,7 +224,7 @@ func TestImageWritable(t *testing.T) {
 	execOut(t, b, "echo x >/srv/new && rm /srv/data && mkdir /made && mv /opt/bin/env /opt/bin/env2")
 	check.Equal(t, execOut(t, b, "pwd; echo $APP"), "/srv\n1\n", "an exec has")
 	file := harness.SharedDir(t) + "/file"
-	harness.Must(t, os.WriteFile(file, []byte("copied\n"), 0o644))
+	check.Must(t, os.WriteFile(file, []byte("copied\n"), 0o644))
 	for _, args := range [][]string{{"cp", file, "box:/srv/copied"}, {"cp", "box:/srv/new", file + "2"}, {"snapshot", "create", "box", "--name", "snap"}, {"image", "commit", "box", "app:2"}} {
 		r := s.Run(args...)
 		check.Require(t, r.ExitCode == 0, "%q: %s", args, r.Stderr)
@@ -272,11 +272,11 @@ func TestImageImportKilled(t *testing.T) {
 				body[j] = byte(rng.Uint32())
 			}
 			for j := range 50 {
-				harness.Must(t, w.WriteHeader(&tar.Header{Name: fmt.Sprintf("d%d/f%d", j%7, j), Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(body) / 50)}))
+				check.Must(t, w.WriteHeader(&tar.Header{Name: fmt.Sprintf("d%d/f%d", j%7, j), Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(body) / 50)}))
 				_, err := w.Write(body[:len(body)/50])
-				harness.Must(t, err)
+				check.Must(t, err)
 			}
-			harness.Must(t, w.Close())
+			check.Must(t, w.Close())
 			layers = append(layers, b.Bytes())
 		}
 		layout := fmt.Sprintf("%s/%d", dir, i)
@@ -311,7 +311,7 @@ func TestImageSignal(t *testing.T) {
 	// An sbxrund that never ends, beside a copy of sbxrun.
 	dir := harness.Dir(t)
 	begun := filepath.Join(dir, "begun")
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "sbxrund"), []byte("#!/bin/sh\n>"+begun+"; exec sleep 300"), 0o755))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "sbxrund"), []byte("#!/bin/sh\n>"+begun+"; exec sleep 300"), 0o755))
 	there := harness.Options{Bare: true, Dir: s.Work, Wrap: []string{"sh", "-c", `cp "$1" "$0"; shift; exec "$0/sbxrun" "$@"`, dir}}
 	p := harness.Start(t, there, "--cwd", "none", "--data-dir", s.Dir+"-data", "--image", "oci:"+dir, "true")
 	harness.Until(t, harness.Bound, "an import", func() bool { return os.Remove(begun) == nil })

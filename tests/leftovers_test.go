@@ -73,7 +73,7 @@ func TestWriterIsStopped(t *testing.T) {
 func fileSize(t *testing.T, name string) int64 {
 	t.Helper()
 	st, err := os.Stat(name)
-	harness.Must(t, err)
+	check.Must(t, err)
 	return st.Size()
 }
 
@@ -125,10 +125,10 @@ func TestUnprovenQuota(t *testing.T) {
 	dir := harness.SharedDir(t)
 	cmd := exec.Command(harness.Binary(t), "--cpus", "0.25", "--timeout", "60", "--proof-timeout", "0.5", "--bind", dir+":/out", "sh", "-c", "read line; exit 7")
 	stdin, err := cmd.StdinPipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	cmd.Dir = dir
 	done, err := harness.StartCommand(cmd)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer done()
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
@@ -142,13 +142,13 @@ func TestUnprovenQuota(t *testing.T) {
 		return pid != 0
 	})
 	keeper, err := harness.Adopt(harness.Descendants(cmd.Process.Pid)[0]) // the parent of the command's init; it outlives sbxrun
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer keeper.Close()
 	groups := harness.ReadFile(t, fmt.Sprintf("/proc/%d/cgroup", pid))
 	id := regexp.MustCompile(`/sbxrun-([0-9a-f]+)`).FindStringSubmatch(string(groups))
 	_, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(pid), 0, unix.PTRACE_O_TRACEEXIT, 0, 0)
 	check.Require(t, errno == 0 && id != nil, "trace %d in %s: %v", pid, groups, errno)
-	harness.Must(t, cmd.Process.Signal(unix.SIGTERM))
+	check.Must(t, cmd.Process.Signal(unix.SIGTERM))
 	stdin.Close()
 	err = <-exited
 	e := (*exec.ExitError)(nil)
@@ -160,7 +160,7 @@ func TestUnprovenQuota(t *testing.T) {
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
-			harness.Must(t, err)
+			check.Must(t, err)
 			check.That(t, strings.TrimSpace(string(quota)) == want, "%s of the survivor: %s", file, quota)
 			quotas++
 		}
@@ -170,7 +170,7 @@ func TestUnprovenQuota(t *testing.T) {
 	}
 	var status unix.WaitStatus
 	_, err = unix.Wait4(pid, &status, unix.WALL, nil)
-	harness.Must(t, err)
+	check.Must(t, err)
 	_, _, errno = unix.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_CONT, uintptr(pid), 0, 0, 0, 0)
 	check.That(t, errno == 0, "%v", errno)
 	_, _ = unix.Wait4(pid, &status, unix.WALL, nil) // its end

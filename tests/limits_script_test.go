@@ -42,8 +42,8 @@ func TestLimitsScript(t *testing.T) {
 func limitsScript(t *testing.T, wrap []string) {
 	const uid = 47110
 	state := filepath.Join(harness.SharedDir(t), "state")
-	harness.Must(t, os.Mkdir(state, 0o700))
-	harness.Must(t, os.Chown(state, uid, uid))
+	check.Must(t, os.Mkdir(state, 0o700))
+	check.Must(t, os.Chown(state, uid, uid))
 	words := append(append(wrap, harness.As(uid)...), "sh", "-c", `
 		all() { "$0" --cwd none --memory 64M --pids 32 --cpus 0.5 --cpu-time 5 --json true 2>/dev/null; }
 		all
@@ -55,10 +55,10 @@ func limitsScript(t *testing.T, wrap []string) {
 	shell.Dir, shell.Env = "/", []string{"PATH=" + harness.Path, harness.Bwrap(), "SBXRUN_STATE_DIR=" + state}
 	shell.Stderr = os.Stderr
 	stdin, err := shell.StdinPipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	stdout, err := shell.StdoutPipe()
-	harness.Must(t, err)
-	harness.Must(t, shell.Start())
+	check.Must(t, err)
+	check.Must(t, shell.Start())
 	t.Cleanup(func() {
 		stdin.Close() // in case it still waits for input
 		_ = shell.Wait()
@@ -67,9 +67,9 @@ func limitsScript(t *testing.T, wrap []string) {
 
 	lines := bufio.NewReader(stdout)
 	first, err := lines.ReadBytes('\n')
-	harness.Must(t, err)
+	check.Must(t, err)
 	report, err := harness.ParseReport(first)
-	harness.Must(t, err)
+	check.Must(t, err)
 	e := report.Error
 	check.Require(t, report.ExitCode == 125 && e != nil && e.Code == "limit" && e.Hint == "to enable limits in this shell: sbxrun doctor --script | sudo sh; or run without it: --limits best-effort",
 		"refused with %s", first)
@@ -79,7 +79,7 @@ func limitsScript(t *testing.T, wrap []string) {
 	script := ""
 	for !strings.HasSuffix(script, "\nready\n") {
 		line, err := lines.ReadString('\n')
-		harness.Must(t, err)
+		check.Must(t, err)
 		script += line
 	}
 	cmd := exec.Command("sh")
@@ -98,11 +98,11 @@ func limitsScript(t *testing.T, wrap []string) {
 		t.Errorf("once more: %v: %s", err, again)
 	}
 	_, err = io.WriteString(stdin, "on\n")
-	harness.Must(t, err)
+	check.Must(t, err)
 	second, err := lines.ReadBytes('\n')
-	harness.Must(t, err)
+	check.Must(t, err)
 	report, err = harness.ParseReport(second)
-	harness.Must(t, err)
+	check.Must(t, err)
 	check.That(t, report.ExitCode == 0 && len(report.Limits) == 5 && !slices.ContainsFunc(report.Limits, func(l harness.Limit) bool { return !l.Enforced }),
 		"after the script: %s", second)
 }
@@ -133,7 +133,7 @@ func limitsScriptOwnMounts(t *testing.T) {
 	const uid = 47111
 	top := harness.SharedDir(t)
 	fake := filepath.Join(top, "fake")
-	harness.Must(t, os.Mkdir(fake, 0o755))
+	check.Must(t, os.Mkdir(fake, 0o755))
 	shell := exec.Command("unshare", "--mount", "sh", "-c", `
 		awk '/ - cgroup2? / {print $5}' /proc/self/mountinfo >"$1/mounts"
 		while read -r dir; do mkdir "$1/fake/$((n += 1))"; mount --rbind "$dir" "$1/fake/$n" && umount -l "$dir" || exit 3; done <"$1/mounts"
@@ -141,10 +141,10 @@ func limitsScriptOwnMounts(t *testing.T) {
 	shell.Env = []string{"PATH=" + harness.Path, harness.Bwrap(), "SBXRUN_STATE_DIR=" + top + "/state"}
 	shell.Stderr = os.Stderr
 	stdin, err := shell.StdinPipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	stdout, err := shell.StdoutPipe()
-	harness.Must(t, err)
-	harness.Must(t, shell.Start())
+	check.Must(t, err)
+	check.Must(t, shell.Start())
 	t.Cleanup(func() {
 		stdin.Close()
 		_ = shell.Wait()
@@ -152,7 +152,7 @@ func limitsScriptOwnMounts(t *testing.T) {
 	script := ""
 	for lines := bufio.NewReader(stdout); !strings.HasSuffix(script, "\nready\n"); {
 		line, err := lines.ReadString('\n')
-		harness.Must(t, err)
+		check.Must(t, err)
 		script += line
 	}
 	script = strings.Replace(strings.TrimSuffix(script, "ready\n"), "uid=0 ", fmt.Sprintf("uid=%d ", uid), 1)
@@ -160,9 +160,9 @@ func limitsScriptOwnMounts(t *testing.T) {
 	for line := range strings.Lines(string(cgroups)) { // the script would use these directories as the shell's cgroups
 		own := strings.TrimSpace(strings.SplitN(line, ":", 3)[2])
 		dirs, err := filepath.Glob(fake + "/*")
-		harness.Must(t, err)
+		check.Must(t, err)
 		for _, dir := range dirs {
-			harness.Must(t, os.MkdirAll(filepath.Join(dir, own), 0o755))
+			check.Must(t, os.MkdirAll(filepath.Join(dir, own), 0o755))
 		}
 	}
 	cmd := exec.Command("sh")
@@ -187,8 +187,8 @@ func TestLimitsScriptForCommand(t *testing.T) {
 	const uid = 47112
 	s := harness.NewState(t)
 	state := filepath.Join(harness.SharedDir(t), "state")
-	harness.Must(t, os.Mkdir(state, 0o700))
-	harness.Must(t, os.Chown(state, uid, uid))
+	check.Must(t, os.Mkdir(state, 0o700))
+	check.Must(t, os.Chown(state, uid, uid))
 	t.Cleanup(func() { removeCgroups(t, fmt.Sprintf("user-%d", uid)) })
 	run := func(recipe string) (string, error) {
 		cmd := exec.Command("sh", "-c", recipe, "sh", harness.Binary(t), "--cwd", "none", "--memory", "64M", "--pids", "32", "--json", "sh", "-c", "id -u")

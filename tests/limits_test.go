@@ -22,7 +22,7 @@ import (
 func enforced(t *testing.T, r limits.Request, flags ...string) bool {
 	t.Helper()
 	machine, err := limits.Detect()
-	harness.Must(t, err)
+	check.Must(t, err)
 	if _, err := machine.Plan(r, true); err == nil {
 		return true
 	}
@@ -88,7 +88,7 @@ func TestLimitMemory(t *testing.T) {
 func TestMemoryOfConnections(t *testing.T) {
 	t.Parallel()
 	machine, err := limits.Detect()
-	harness.Must(t, err)
+	check.Must(t, err)
 	if plan, err := machine.Plan(limits.Request{Memory: 64 << 20}, true); err != nil || !strings.HasPrefix(plan.Limits[0].Mechanism, "cgroup v1") {
 		return
 	}
@@ -145,7 +145,7 @@ func TestLimitRefused(t *testing.T) {
 	}
 	// A hard limit above the caller's own.
 	var own unix.Rlimit
-	harness.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &own))
+	check.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &own))
 	value := strconv.FormatUint(own.Max+1, 10)
 	if enforced(t, limits.Request{NoFile: int64(own.Max + 1)}, "--nofile", value) {
 		harness.Run(t, harness.Options{}, "--nofile", value, "true").Expect(t, 0, "exited")
@@ -313,7 +313,7 @@ func TestLimitProcess(t *testing.T) {
 	const show = "nice; cat /proc/self/oom_score_adj; ulimit -n; ulimit -Hn; ulimit -s; ulimit -f"
 	// Only root may go below the test's own niceness.
 	own, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	nice := strconv.Itoa(max(7, 20-own)) // the kernel returns 20 - nice (getpriority(2))
 	flags := []string{"--nice", nice, "--oom-score-adj", "500", "--nofile", "77", "--stack", "4M", "--fsize", "10M"}
 	r := harness.Run(t, harness.Options{}, append(flags, "sh", "-c", show)...)
@@ -421,7 +421,7 @@ func TestLimitSandboxOthersMemory(t *testing.T) {
 	b := harness.NewState(t).Sandbox(harness.Options{}, "--memory", "64M")
 	for _, code := range []int{0, 3} {
 		stdin, end, err := os.Pipe()
-		harness.Must(t, err)
+		check.Must(t, err)
 		p := b.StartExec(harness.Options{Stdin: stdin}, []string{"--timeout", "60"}, "sh", "-c", fmt.Sprint("echo up; read end; exit ", code))
 		p.WaitOutput("up")
 		b.Exec(harness.Options{}, nil, "python3", "-c", hog).Expect(t, 137, "oom")
@@ -465,7 +465,7 @@ func TestLimitKilled(t *testing.T) {
 	p.WaitOutput("ready 2\n")
 	dirs = cgroupsOf(t, p.Role(harness.RoleInit).PID)
 	left := fmt.Sprintf("%s/sbxrun-left-%d", filepath.Dir(dirs[0]), p.PID)
-	harness.Must(t, os.Mkdir(left, 0o755))
+	check.Must(t, os.Mkdir(left, 0o755))
 	says := func(what string, args ...string) func() bool {
 		return func() bool {
 			if !anyExists([]string{left}) {
@@ -547,15 +547,15 @@ func freeze(t *testing.T, init int) (by string) {
 	const freezer = "/sys/fs/cgroup/freezer"
 	if unix.Access(freezer, unix.W_OK) == nil {
 		dir := fmt.Sprintf("%s/test-%d", freezer, init)
-		harness.Must(t, os.Mkdir(dir, 0o755))
+		check.Must(t, os.Mkdir(dir, 0o755))
 		t.Cleanup(func() {
 			_ = os.WriteFile(dir+"/freezer.state", []byte("THAWED"), 0)
 			harness.Until(t, harness.Bound, dir+" to be removed", func() bool { return unix.Rmdir(dir) == nil })
 		})
 		for _, pid := range append(harness.Descendants(init), init) {
-			harness.Must(t, os.WriteFile(dir+"/cgroup.procs", []byte(strconv.Itoa(pid)), 0))
+			check.Must(t, os.WriteFile(dir+"/cgroup.procs", []byte(strconv.Itoa(pid)), 0))
 		}
-		harness.Must(t, os.WriteFile(dir+"/freezer.state", []byte("FROZEN"), 0))
+		check.Must(t, os.WriteFile(dir+"/freezer.state", []byte("FROZEN"), 0))
 		return dir
 	}
 	for _, dir := range cgroupsOf(t, init) {

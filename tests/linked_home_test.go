@@ -17,7 +17,7 @@ func TestLinkedHome(t *testing.T) {
 	t.Parallel()
 	dir := harness.SharedDir(t)
 	for _, name := range []string{"me/project", "sandbox/project"} {
-		harness.Must(t, errors.Join(os.MkdirAll(filepath.Join(dir, name), 0o755), os.WriteFile(filepath.Join(dir, name, "file"), []byte("text\n"), 0o644)))
+		check.Must(t, errors.Join(os.MkdirAll(filepath.Join(dir, name), 0o755), os.WriteFile(filepath.Join(dir, name, "file"), []byte("text\n"), 0o644)))
 	}
 	for _, link := range []string{"/var/home", "var/home", "usr/../var/home"} {
 		for _, at := range []string{"/home/me/project", "/home/sandbox/project"} {

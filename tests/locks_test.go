@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -15,9 +16,9 @@ import (
 func TestLocksOfOverlay(t *testing.T) {
 	t.Parallel()
 	f, err := os.Open("/usr/bin/env")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer f.Close()
-	harness.Must(t, syscall.Flock(int(f.Fd()), syscall.LOCK_SH))
+	check.Must(t, syscall.Flock(int(f.Fd()), syscall.LOCK_SH))
 	// "1: FLOCK ADVISORY READ PID MAJOR:MINOR:INODE 0 EOF" (proc_locks(5))
 	own := regexp.MustCompile(" READ +" + strconv.Itoa(os.Getpid()) + " ([0-9a-f]+:[0-9a-f]+:[0-9]+) ").FindStringSubmatch(locks(t))
 	if own == nil {

@@ -26,10 +26,10 @@ import (
 func stranger(t *testing.T, address string, floods bool) (received <-chan struct{}) {
 	t.Helper()
 	l, err := net.Listen("unix", address)
-	harness.Must(t, err)
+	check.Must(t, err)
 	over, got := make(chan struct{}), make(chan struct{}, 100)
 	if address[0] == '/' {
-		harness.Must(t, os.Chmod(address, 0o777))
+		check.Must(t, os.Chmod(address, 0o777))
 	}
 	t.Cleanup(func() {
 		close(over)
@@ -215,7 +215,7 @@ func TestDescriptors(t *testing.T) {
 	// 3 to 9: files, both ends of a pipe, a directory.
 	var extra []*os.File
 	open := func(f *os.File, err error) {
-		harness.Must(t, err)
+		check.Must(t, err)
 		t.Cleanup(func() { f.Close() })
 		extra = append(extra, f)
 	}
@@ -235,7 +235,7 @@ func TestDescriptors(t *testing.T) {
 func TestDescriptorsNotHeld(t *testing.T) {
 	t.Parallel()
 	read, write, err := os.Pipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer read.Close()
 	p := harness.Start(t, harness.Options{ExtraFiles: []*os.File{write}}, "sh", "-c", "echo up; read x")
 	write.Close()
@@ -293,7 +293,7 @@ func TestUserExhausted(t *testing.T) {
 func maxWatches(t *testing.T) int {
 	text := harness.ReadFile(t, "/proc/sys/fs/epoll/max_user_watches")
 	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	harness.Must(t, err)
+	check.Must(t, err)
 	return n
 }
 

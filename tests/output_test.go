@@ -66,7 +66,7 @@ func TestPassThrough(t *testing.T) {
 func TestPassThroughFile(t *testing.T) {
 	t.Parallel()
 	file, err := os.CreateTemp(harness.Dir(t), "out")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer file.Close()
 	harness.Run(t, harness.Options{Stdout: file}, "/fixtures/out-bulk").Expect(t, 0, "exited")
 	got := harness.ReadFile(t, file.Name())
@@ -159,16 +159,16 @@ func TestCaptureAndReport(t *testing.T) {
 func TestReportToDescriptor(t *testing.T) {
 	t.Parallel()
 	read, write, err := os.Pipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer read.Close()
 	p := harness.Start(t, harness.Options{Bare: true, ExtraFiles: []*os.File{write}}, "--report", "fd:3", "--timeout", "0.2", "sleep", "60")
 	write.Close()
 	r := p.Wait()
 	buf := make([]byte, 64<<10)
 	n, err := read.Read(buf)
-	harness.Must(t, err)
+	check.Must(t, err)
 	rep, err := harness.ParseReport(buf[:n])
-	harness.Must(t, err)
+	check.Must(t, err)
 	if r.ExitCode != 124 || rep.Cause != "timeout" {
 		t.Errorf("exit code %d, report %s", r.ExitCode, buf[:n])
 	}
@@ -181,7 +181,7 @@ func TestReportToDescriptor(t *testing.T) {
 func full(t *testing.T) *os.File {
 	t.Helper()
 	f, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { f.Close() })
 	return f
 }
@@ -244,7 +244,7 @@ func TestReaderBlocked(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r, w, err := os.Pipe()
-			harness.Must(t, err)
+			check.Must(t, err)
 			defer r.Close()
 			deadline := harness.Deadline(time.Second)
 			p := harness.Start(t, harness.Options{Stdout: w}, append(append([]string{"--timeout", deadline.String()}, c.flags...), "/fixtures/out-flood")...)
@@ -281,19 +281,19 @@ func TestReaderLate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r, w, err := os.Pipe()
-			harness.Must(t, err)
+			check.Must(t, err)
 			defer r.Close()
 			if name == "terminal" {
 				// A terminal holds 8 KiB, and copying from it fills only half of each page of a
 				// pipe.
 				_, err := unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 256<<10)
-				harness.Must(t, err)
+				check.Must(t, err)
 			}
 			dir := harness.SharedDir(t)
 			p := harness.Start(t, harness.Options{Stdout: w}, append(append(flags, "--bind", dir+":/shared"), command...)...)
 			w.Close()
 			ns := p.Namespace()
-			harness.Must(t, os.WriteFile(dir+"/go", nil, 0o644))
+			check.Must(t, os.WriteFile(dir+"/go", nil, 0o644))
 			harness.Until(t, harness.Bound, "the sandbox's end", func() bool { return len(harness.Members(ns)) == 0 })
 			got := harness.ReadAll(t, r)
 			p.Wait().Expect(t, 3, "exited")
@@ -318,7 +318,7 @@ func TestReaderOfMessagesBlocked(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r, w, err := os.Pipe()
-			harness.Must(t, err)
+			check.Must(t, err)
 			defer r.Close()
 			o := harness.Options{Bare: true, Stdout: w}
 			if c.file == 2 {

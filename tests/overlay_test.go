@@ -20,9 +20,9 @@ import (
 // original creates a directory for overlays.
 func original(t *testing.T) (dir string) {
 	dir = filepath.Join(harness.Dir(t), "original")
-	harness.Must(t, os.MkdirAll(filepath.Join(dir, "sub"), 0o755))
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("old\n"), 0o644))
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "sub/deep"), []byte("deep\n"), 0o644))
+	check.Must(t, os.MkdirAll(filepath.Join(dir, "sub"), 0o755))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("old\n"), 0o644))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "sub/deep"), []byte("deep\n"), 0o644))
 	return dir
 }
 
@@ -30,7 +30,7 @@ func original(t *testing.T) (dir string) {
 func wantOriginal(t *testing.T, dir string) {
 	t.Helper()
 	names, err := filepath.Glob(dir + "/*")
-	harness.Must(t, err)
+	check.Must(t, err)
 	text := harness.ReadFile(t, filepath.Join(dir, "file"))
 	deep := harness.ReadFile(t, filepath.Join(dir, "sub/deep"))
 	check.That(t, len(names) == 2 && string(text) == "old\n" && string(deep) == "deep\n", "the original was changed: %q, %q, %q", names, text, deep)
@@ -95,11 +95,11 @@ func TestUpperHeld(t *testing.T) {
 	p := harness.Start(t, harness.Options{Dir: dir}, append(flags, "sh", "-c", "echo up; while echo x >>log; do sleep 0.01; done")...)
 	p.WaitOutput("up\n")
 	keeper := p.Role(harness.RoleKeeper)
-	harness.Must(t, keeper.Signal(unix.SIGSTOP))
+	check.Must(t, keeper.Signal(unix.SIGSTOP))
 	p.Kill()
 	<-p.Exited()
 	harness.Run(t, harness.Options{Dir: dir}, append(flags, "true")...).Expect(t, 125, "start-failed").ErrHas(t, "another sandbox uses it")
-	harness.Must(t, keeper.Signal(unix.SIGCONT))
+	check.Must(t, keeper.Signal(unix.SIGCONT))
 	p.Wait()
 	harness.Run(t, harness.Options{Dir: dir}, append(flags, "cat", "file", "log")...).Expect(t, 0, "exited")
 }
@@ -173,14 +173,14 @@ func TestOverlayConflict(t *testing.T) {
 	t.Parallel()
 	dir, s := original(t), harness.NewState(t)
 	for _, name := range []string{"lost", "gone/f"} {
-		harness.Must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
-		harness.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("old\n"), 0o644))
+		check.Must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+		check.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("old\n"), 0o644))
 	}
 	b := overlaid(t, s, dir, "agent", "--upper", filepath.Join(filepath.Dir(dir), "upper"))
 	b.Exec(harness.Options{}, nil, "sh", "-ec", "echo new >lost; echo new >gone/f; echo new >new").Expect(t, 0, "exited")
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("theirs\n"), 0o644))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("theirs\n"), 0o644))
 	for _, name := range []string{"lost", "gone"} {
-		harness.Must(t, os.RemoveAll(filepath.Join(dir, name)))
+		check.Must(t, os.RemoveAll(filepath.Join(dir, name)))
 	}
 	got, _ := text(t, s, 0, "diff", "agent", "lost", "gone", "new")
 	check.That(t, got == "A gone/ (changed on the host, too)\nA gone/f\nA lost (changed on the host, too)\nA new\n", "diff: %q", got)
@@ -218,19 +218,19 @@ func TestOverlayReplaced(t *testing.T) {
 			t.Parallel()
 			dir, s := original(t), harness.NewState(t)
 			for _, name := range []string{"cur/f", "v2/f", "keep/f"} {
-				harness.Must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
-				harness.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(name), 0o644))
+				check.Must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+				check.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(name), 0o644))
 			}
 			if tt.root {
-				harness.Must(t, exec.Command("chown", "-R", "61000:61000", dir).Run())
-				harness.Must(t, exec.Command("chown", "-R", "0:0", dir+"/keep").Run())
-				harness.Must(t, os.Chmod(dir+"/keep", 0o700))
+				check.Must(t, exec.Command("chown", "-R", "61000:61000", dir).Run())
+				check.Must(t, exec.Command("chown", "-R", "0:0", dir+"/keep").Run())
+				check.Must(t, os.Chmod(dir+"/keep", 0o700))
 			}
 			b := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "agent", "--cwd", "overlay")...)
 			execOut(t, b, "echo new >cur/f; echo new >cur/made; sleep 0.1")
 			replace := exec.Command("sh", "-ec", tt.replace)
 			replace.Dir = dir
-			harness.Must(t, replace.Run())
+			check.Must(t, replace.Run())
 			before := treeText(t, dir)
 			if got, _ := text(t, s, 0, "diff", "agent"); strings.TrimPrefix(got, "P cur/ (mode 0700 to 0755) (changed on the host, too)\n") != "M cur/f (changed on the host, too)\nA cur/made (changed on the host, too)\n" {
 				t.Errorf("diff: %q", got)
@@ -249,8 +249,8 @@ func TestApplyKeepsDirectories(t *testing.T) {
 	t.Parallel()
 	dir, s := original(t), harness.NewState(t)
 	for _, name := range []string{".sbxrun-apply", ".sbxrun-0123456789abcdef"} {
-		harness.Must(t, os.Mkdir(filepath.Join(dir, name), 0o700))
-		harness.Must(t, os.WriteFile(filepath.Join(dir, name, "kept"), []byte("kept"), 0o600))
+		check.Must(t, os.Mkdir(filepath.Join(dir, name), 0o700))
+		check.Must(t, os.WriteFile(filepath.Join(dir, name, "kept"), []byte("kept"), 0o600))
 	}
 	overlaid(t, s, dir, "agent")
 	text(t, s, 0, "apply", "agent", "--delete")
@@ -291,8 +291,8 @@ func TestHostileLayer(t *testing.T) {
 	s, top := harness.NewState(t), harness.Dir(t)
 	write := func(dir, name, text string) {
 		name = filepath.Join(dir, name)
-		harness.Must(t, os.MkdirAll(filepath.Dir(name), 0o755))
-		harness.Must(t, os.WriteFile(name, []byte(text), 0o644))
+		check.Must(t, os.MkdirAll(filepath.Dir(name), 0o755))
+		check.Must(t, os.WriteFile(name, []byte(text), 0o644))
 	}
 	outside, original := top+"/outside", top+"/original"
 	write(outside, "secret", "secret")
@@ -304,7 +304,7 @@ func TestHostileLayer(t *testing.T) {
 	text(t, s, 0, "kill", "--grace", "0", "box")
 	layer := top + "/upper/0/upper"
 	set := func(name, attr, value string) {
-		harness.Must(t, unix.Setxattr(filepath.Join(layer, name), "user.overlay."+attr, []byte(value), 0))
+		check.Must(t, unix.Setxattr(filepath.Join(layer, name), "user.overlay."+attr, []byte(value), 0))
 	}
 	for _, name := range []string{"opaque/new", "opaque/kept", "part/new", "later/gone", "to-dir/in", "file", "one", "redirect/f", "meta", "-rf", "new\nline", "\xff\xfe", strings.Repeat("n", 255), "setuid", "closed/f"} {
 		write(layer, name, "")
@@ -313,7 +313,7 @@ func TestHostileLayer(t *testing.T) {
 		write(layer, name, "new")
 	}
 	for _, name := range []string{"gone", "part/gone", "never", "opaque/never"} {
-		harness.Must(t, unix.Mknod(filepath.Join(layer, name), unix.S_IFCHR, 0))
+		check.Must(t, unix.Mknod(filepath.Join(layer, name), unix.S_IFCHR, 0))
 	}
 	set("opaque", "opaque", "y")
 	set("later", "opaque", "x") // Linux 6.7: an empty file marks a deletion
@@ -321,19 +321,19 @@ func TestHostileLayer(t *testing.T) {
 	set("redirect", "redirect", "/../outside/dir")
 	set("meta", "metacopy", "")
 	set("meta", "redirect", "/../outside/secret")
-	harness.Must(t, os.Link(layer+"/one", layer+"/two"))
-	harness.Must(t, os.Link(outside+"/secret", layer+"/linked"))
+	check.Must(t, os.Link(layer+"/one", layer+"/two"))
+	check.Must(t, os.Link(outside+"/secret", layer+"/linked"))
 	for name, target := range map[string]string{"out": outside, "to-link": outside + "/dir", "up": "../outside/secret", "self": "self"} {
-		harness.Must(t, os.Symlink(target, filepath.Join(layer, name)))
+		check.Must(t, os.Symlink(target, filepath.Join(layer, name)))
 	}
-	harness.Must(t, unix.Mkfifo(layer+"/fifo", 0o644))
-	harness.Must(t, unix.Mknod(layer+"/socket", unix.S_IFSOCK|0o644, 0))
+	check.Must(t, unix.Mkfifo(layer+"/fifo", 0o644))
+	check.Must(t, unix.Mknod(layer+"/socket", unix.S_IFSOCK|0o644, 0))
 	if os.Geteuid() == 0 {
-		harness.Must(t, unix.Mknod(layer+"/null", unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
-		harness.Must(t, unix.Mknod(layer+"/loop", unix.S_IFBLK|0o666, int(unix.Mkdev(7, 0))))
-		harness.Must(t, unix.Mknod(layer+"/opaque/zero", unix.S_IFCHR|0o666, int(unix.Mkdev(1, 5))))
+		check.Must(t, unix.Mknod(layer+"/null", unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
+		check.Must(t, unix.Mknod(layer+"/loop", unix.S_IFBLK|0o666, int(unix.Mkdev(7, 0))))
+		check.Must(t, unix.Mknod(layer+"/opaque/zero", unix.S_IFCHR|0o666, int(unix.Mkdev(1, 5))))
 	}
-	harness.Must(t, unix.Chmod(layer+"/setuid", 0o6755))
+	check.Must(t, unix.Chmod(layer+"/setuid", 0o6755))
 	before := treeText(t, outside)
 
 	for _, flags := range [][]string{nil, {"-p"}, {"--json"}, {"--stat"}, {"--tar"}} {
@@ -355,12 +355,12 @@ func TestHostileLayer(t *testing.T) {
 		"out": "-> " + outside, "to-link": "-> " + outside + "/dir", "up": "-> ../outside/secret", "self": "-> self",
 	}
 	got := map[string]string{}
-	harness.Must(t, filepath.WalkDir(original, func(name string, e os.DirEntry, err error) error {
-		harness.Must(t, err)
+	check.Must(t, filepath.WalkDir(original, func(name string, e os.DirEntry, err error) error {
+		check.Must(t, err)
 		info, err := e.Info()
-		harness.Must(t, err)
+		check.Must(t, err)
 		below, err := filepath.Rel(original, name)
-		harness.Must(t, err)
+		check.Must(t, err)
 		switch info.Mode() &^ 0o777 {
 		case 0:
 			b := harness.ReadFile(t, name)
@@ -369,7 +369,7 @@ func TestHostileLayer(t *testing.T) {
 			got[below] = "dir"
 		case os.ModeSymlink:
 			target, err := os.Readlink(name)
-			harness.Must(t, err)
+			check.Must(t, err)
 			got[below] = "-> " + target
 		default:
 			got[below] = info.Mode().String()
@@ -388,10 +388,10 @@ func TestHostileLayer(t *testing.T) {
 // kernel reports whether the kernel has at least this version.
 func kernel(t *testing.T, wantMajor, wantMinor int) bool {
 	var uts unix.Utsname
-	harness.Must(t, unix.Uname(&uts))
+	check.Must(t, unix.Uname(&uts))
 	var major, minor int
 	_, err := fmt.Sscanf(unix.ByteSliceToString(uts.Release[:]), "%d.%d", &major, &minor)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	return major > wantMajor || major == wantMajor && minor >= wantMinor
 }
 
@@ -505,8 +505,8 @@ func TestOverlayNotUTF8(t *testing.T) {
 	s := harness.NewState(t)
 	top := original(t)
 	dir, other := filepath.Join(top, "x\xff"), filepath.Join(top, "x\ufffd")
-	harness.Must(t, os.Mkdir(dir, 0o755))
-	harness.Must(t, os.Mkdir(other, 0o755))
+	check.Must(t, os.Mkdir(dir, 0o755))
+	check.Must(t, os.Mkdir(other, 0o755))
 	b, r := s.TrySandbox(harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--name", "agent")...)
 	check.That(t, b == nil && r.ExitCode == 125 && strings.Contains(string(r.Stdout)+string(r.Stderr), "is not UTF-8"), "%d %s %s", r.ExitCode, r.Stdout, r.Stderr)
 	harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c", "echo new >file")...).Expect(t, 0, "exited")
@@ -526,7 +526,7 @@ func TestOverlayAttributes(t *testing.T) {
 			if errors.Is(err, unix.EOPNOTSUPP) {
 				return // the file system has no user attributes
 			}
-			harness.Must(t, err)
+			check.Must(t, err)
 		}
 		b := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "agent", "--cwd", "overlay")...)
 		r := b.Exec(harness.Options{}, nil, "sh", "-c", "ls . sub; cat file sub/deep; echo new >sub/new; rm -r sub/deep; mkdir made")
@@ -554,7 +554,7 @@ func project(t *testing.T, s *harness.State) (dir string, b *harness.Sandbox) {
 	t.Helper()
 	dir = repository(t)
 	for _, name := range []string{"file", "other", "staged"} {
-		harness.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("old\n"), 0o644))
+		check.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("old\n"), 0o644))
 	}
 	git(t, dir, "branch", "-M", "main")
 	git(t, dir, "add", ".")
@@ -585,7 +585,7 @@ func TestDiffApplyGit(t *testing.T) {
 
 	// The status of a file on the host changes, so git status writes the index.
 	before := harness.ReadFile(t, filepath.Join(dir, ".git/index"))
-	harness.Must(t, os.Chtimes(filepath.Join(dir, "other"), time.Unix(1, 0), time.Unix(1, 0)))
+	check.Must(t, os.Chtimes(filepath.Join(dir, "other"), time.Unix(1, 0), time.Unix(1, 0)))
 	git(t, dir, "status")
 	now, _ := os.ReadFile(filepath.Join(dir, ".git/index"))
 	check.Require(t, string(now) != string(before), "git status did not write the index")
@@ -617,7 +617,7 @@ func TestApplyGitIndexConflict(t *testing.T) {
 	got, _ := text(t, s, 0, "diff", "agent")
 	check.That(t, got == "", "after git status in the sandbox: %q", got)
 	execOut(t, b, commit+`echo new >file; git add file`)
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "staged"), []byte("changed\n"), 0o644))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "staged"), []byte("changed\n"), 0o644))
 	git(t, dir, "add", "staged")
 	_, stderr := text(t, s, 1, "apply", "agent")
 	check.That(t, strings.Contains(stderr, `".git/index" has changed on the host`), "apply: %s", stderr)
@@ -666,9 +666,9 @@ func TestDiffBinary(t *testing.T) {
 func TestApplyHeldBack(t *testing.T) {
 	t.Parallel()
 	dir, s := original(t), harness.NewState(t)
-	harness.Must(t, os.MkdirAll(filepath.Join(dir, ".git/hooks"), 0o755))
-	harness.Must(t, os.WriteFile(filepath.Join(dir, ".git/config"), []byte("[core]\n"), 0o644))
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "script"), []byte("#!/bin/sh\n"), 0o755))
+	check.Must(t, os.MkdirAll(filepath.Join(dir, ".git/hooks"), 0o755))
+	check.Must(t, os.WriteFile(filepath.Join(dir, ".git/config"), []byte("[core]\n"), 0o644))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "script"), []byte("#!/bin/sh\n"), 0o755))
 	b := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "agent", "--cwd", "overlay")...)
 	execOut(t, b, `mkdir -p .vscode .claude .GIT/hooks nested evil/objects evil/refs
 for f in .git/hooks/pre-commit .GIT/hooks/x .vscode/tasks.json .claude/settings.json .mcp.json .envrc package.json sub/package.json conftest.py; do echo x >$f; done
@@ -762,8 +762,8 @@ func TestRunApplyHeldBack(t *testing.T) {
 func TestApplyHeldBackGitLinks(t *testing.T) {
 	t.Parallel()
 	dir := original(t)
-	harness.Must(t, os.MkdirAll(filepath.Join(dir, ".git/logs"), 0o755))
-	harness.Must(t, os.WriteFile(filepath.Join(dir, ".git/logs/HEAD"), nil, 0o644))
+	check.Must(t, os.MkdirAll(filepath.Join(dir, ".git/logs"), 0o755))
+	check.Must(t, os.WriteFile(filepath.Join(dir, ".git/logs/HEAD"), nil, 0o644))
 	r := harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c",
 		"ln -sf ../../file .git/logs/HEAD; ln -s ../file .git/FETCH_HEAD; ln -s ../.. .git/objects; ln -s file link; echo data >.git/index")...)
 	r.Expect(t, 74, "exited")
@@ -785,11 +785,11 @@ func TestApplyHeldBackTop(t *testing.T) {
 		{"p/.vscode", "echo x >tasks.json", "tasks.json"},
 	} {
 		dir := filepath.Join(original(t), tt.dir)
-		harness.Must(t, os.MkdirAll(dir, 0o755))
+		check.Must(t, os.MkdirAll(dir, 0o755))
 		if tt.dir == "bare" {
-			harness.Must(t, os.Mkdir(filepath.Join(dir, "objects"), 0o755))
-			harness.Must(t, os.Mkdir(filepath.Join(dir, "refs"), 0o755))
-			harness.Must(t, os.WriteFile(filepath.Join(dir, "HEAD"), []byte("ref: refs/heads/x\n"), 0o644))
+			check.Must(t, os.Mkdir(filepath.Join(dir, "objects"), 0o755))
+			check.Must(t, os.Mkdir(filepath.Join(dir, "refs"), 0o755))
+			check.Must(t, os.WriteFile(filepath.Join(dir, "HEAD"), []byte("ref: refs/heads/x\n"), 0o644))
 		}
 		r := harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c", tt.script)...)
 		r.Expect(t, 74, "exited")

@@ -46,7 +46,7 @@ func contents(t *testing.T, top string) map[string]string {
 		}
 		return nil
 	})
-	harness.Must(t, err)
+	check.Must(t, err)
 	return found
 }
 
@@ -144,7 +144,7 @@ func TestPlanningHasNoEffects(t *testing.T) {
 func TestPlanningMakesNoDirectories(t *testing.T) {
 	t.Parallel()
 	s, dir := harness.NewState(t), filepath.Join(harness.SharedDir(t), "a/b")
-	harness.Must(t, os.Mkdir(filepath.Dir(dir), 0o700))
+	check.Must(t, os.Mkdir(filepath.Dir(dir), 0o700))
 	for _, c := range []string{"run", "start"} {
 		r := s.Start(harness.Options{Dir: "/usr"}, c, "--data-dir", dir, "--volume", "x:/mnt/x", "no-such-command").Wait()
 		_, err := os.Stat(dir)
@@ -156,9 +156,9 @@ func TestPlanningMakesNoDirectories(t *testing.T) {
 func TestPrintFilterToPipe(t *testing.T) {
 	t.Parallel()
 	pipe := filepath.Join(harness.Dir(t), "pipe")
-	harness.Must(t, unix.Mkfifo(pipe, 0o600))
+	check.Must(t, unix.Mkfifo(pipe, 0o600))
 	reader, err := os.OpenFile(pipe, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer reader.Close()
 	r := harness.Start(t, harness.Options{Bare: true, Dir: "/usr"}, "--print-command", "--print-filter", pipe, "true").Wait()
 	filter := make([]byte, 1<<16)

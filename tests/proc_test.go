@@ -54,7 +54,7 @@ func TestOtherNamespaceUnproven(t *testing.T) {
 	text := harness.ReadFile(t, record)
 	left := bytes.Replace(text, []byte(`"verdict":"proven"`), []byte(`"verdict":"unproven"`), 1)
 	check.Require(t, !bytes.Equal(left, text), "%s", text)
-	harness.Must(t, os.WriteFile(record, left, 0o600))
+	check.Must(t, os.WriteFile(record, left, 0o600))
 	s.Start(harness.Options{Wrap: otherNamespace("--mount-proc")}, "kill", "--json", b.ID).Wait().OutHas(t, `"verdict":"unproven"`).Exits(t, 123)
 	// In its own namespace, kill can look for its init, which is gone.
 	s.Run("kill", "--json", b.ID).OutHas(t, `"verdict":"proven"`).Exits(t, 0)
@@ -135,7 +135,7 @@ kill -9 $(jobs -p)
 	words := append(otherNamespace(), "bash", "-c", script, "-", harness.Binary(t))
 	begin := time.Now()
 	out, err := harness.Command(t, exec.Command(words[0], words[1:]...), harness.Bound)
-	harness.Must(t, err)
+	check.Must(t, err)
 	harness.Within(t, "it", time.Since(begin), 0, 10*time.Second) // with its decoys; a regression took 30 s
 	check.That(t, strings.Contains(out, "code 125\n") && strings.Contains(out, fmt.Sprintf("all %d\n", decoys)), "%s", out)
 }

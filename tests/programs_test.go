@@ -56,16 +56,16 @@ func comparePrograms(t *testing.T, lines []string, flags ...string) (installed i
 	env := []string{"PATH=/usr/bin:/bin:/usr/sbin:/sbin", "LANG=C.UTF-8", "TERM=dumb", "COLUMNS=80"}
 	script := filepath.Join(dir, "run.sh")
 	// sh -c, so that error messages do not contain the path of a script.
-	harness.Must(t, os.WriteFile(script, []byte(`n=0
+	check.Must(t, os.WriteFile(script, []byte(`n=0
 while IFS= read -r line; do
 	n=$((n + 1))
 	sh -c "$line" >"$1/$n" 2>&1 </dev/null
 	echo "exit code $?" >>"$1/$n"
 done <"$2"
 `), 0o644))
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "list"), []byte(strings.Join(lines, "\n")+"\n"), 0o644))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "list"), []byte(strings.Join(lines, "\n")+"\n"), 0o644))
 	out := filepath.Join(dir, "host")
-	harness.Must(t, os.Mkdir(out, 0o755))
+	check.Must(t, os.Mkdir(out, 0o755))
 	cmd := contained("sh", script, out, filepath.Join(dir, "list"))
 	cmd.Env, cmd.Dir = append(env, "HOME="+dir), dir
 	runHere(t, cmd)
@@ -79,7 +79,7 @@ done <"$2"
 		name := strconv.Itoa(i + 1)
 		host, err1 := os.ReadFile(filepath.Join(out, name))
 		inside, err2 := os.ReadFile(filepath.Join(dir, "sandbox", name))
-		harness.Must(t, errors.Join(err1, err2))
+		check.Must(t, errors.Join(err1, err2))
 		if bytes.Contains(host, []byte("exit code 127")) {
 			t.Logf("%s: not installed", line)
 		} else {
@@ -98,7 +98,7 @@ func runHere(t *testing.T, cmd *exec.Cmd) {
 		err = cmd.Wait()
 	}
 	done()
-	harness.Must(t, err)
+	check.Must(t, err)
 }
 
 // hostName is the host's name in a sandbox with a list of allowed hosts.
@@ -110,13 +110,13 @@ func authority(t *testing.T) (ca []byte, server tls.Certificate) {
 	sign := func(template, parent *x509.Certificate, key, by *ecdsa.PrivateKey) []byte {
 		template.SerialNumber, template.NotBefore, template.NotAfter = big.NewInt(time.Now().UnixNano()), time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
 		der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, by)
-		harness.Must(t, err)
+		check.Must(t, err)
 		return der
 	}
 	root := &x509.Certificate{Subject: pkix.Name{CommonName: "sbxrun test"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
 	rootKey, err1 := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	key, err2 := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	harness.Must(t, errors.Join(err1, err2))
+	check.Must(t, errors.Join(err1, err2))
 	der := sign(root, root, rootKey, rootKey)
 	leaf := &x509.Certificate{Subject: pkix.Name{CommonName: hostName}, DNSNames: []string{hostName}, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), tls.Certificate{Certificate: [][]byte{sign(leaf, root, key, rootKey)}, PrivateKey: key}
@@ -132,10 +132,10 @@ func TestCertificates(t *testing.T) {
 	server.StartTLS()
 	defer server.Close()
 	_, port, err := net.SplitHostPort(server.Listener.Addr().String())
-	harness.Must(t, err)
+	check.Must(t, err)
 	address := net.JoinHostPort(hostName, port)
 	dir := harness.SharedDir(t)
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "ca.pem"), ca, 0o644))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "ca.pem"), ca, 0o644))
 	const store = `cp -a /etc/ssl/certs "$DIR/certs"
 cat "$DIR/ca.pem" >>"$DIR/certs/ca-certificates.crt"
 cp "$DIR/ca.pem" "$DIR/certs/$(openssl x509 -noout -hash -in "$DIR/ca.pem").0"`
@@ -207,7 +207,7 @@ func TestProgramEnvironment(t *testing.T) {
 
 	dir := harness.SharedDir(t)
 	source := filepath.Join(dir, "source")
-	harness.Must(t, os.WriteFile(source, []byte("sbxrun-test|a terminal,\n\tcols#77, clear=\\E[H,\n"), 0o644))
+	check.Must(t, os.WriteFile(source, []byte("sbxrun-test|a terminal,\n\tcols#77, clear=\\E[H,\n"), 0o644))
 	runHere(t, exec.Command("tic", "-x", "-o", filepath.Join(dir, "terminfo"), source))
 	terminal := harness.Options{Dir: dir, Env: []string{"TERM=sbxrun-test", "TERMINFO=" + filepath.Join(dir, "terminfo")}}
 	check.Equal(t, run(terminal, "tput", "cols"), "77", "a terminal whose description is shown")
@@ -218,7 +218,7 @@ func TestProgramEnvironment(t *testing.T) {
 func TestToolsLibraryPath(t *testing.T) {
 	t.Parallel()
 	dir := harness.SharedDir(t)
-	harness.Must(t, os.Mkdir(filepath.Join(dir, "lib"), 0o755))
+	check.Must(t, os.Mkdir(filepath.Join(dir, "lib"), 0o755))
 	o := harness.Options{Dir: dir, Env: []string{"LD_LIBRARY_PATH=" + dir + "/lib:/nonexistent:/root"}}
 	r := harness.Run(t, o, "--tools", "sh", "-c", "echo $LD_LIBRARY_PATH")
 	r.Expect(t, 0, "exited")
@@ -230,7 +230,7 @@ func TestPutCommand(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
 	program := filepath.Join(dir, "prog")
-	harness.Must(t, os.WriteFile(program, []byte("#!/bin/sh\necho ran \"$@\"\n"), 0o755))
+	check.Must(t, os.WriteFile(program, []byte("#!/bin/sh\necho ran \"$@\"\n"), 0o755))
 	for _, args := range [][]string{
 		{"--cwd", "none", "--put", program + ":prog", "./prog", "1"}, {"--cwd", "none", "--put", program, "./prog", "1"}, {"--put", program + ":/tmp/x", "/tmp/x", "1"},
 		{"--cwd", "none", "--put", dir + ":d", "d/prog", "1"},
@@ -270,7 +270,7 @@ git -c protocol.file.allow=always submodule --quiet add ../repo sub; git commit 
 func TestLinkedWorkdir(t *testing.T) {
 	t.Parallel()
 	dir := harness.SharedDir(t)
-	harness.Must(t, errors.Join(os.MkdirAll(filepath.Join(dir, "var/home/me/project"), 0o755), os.Symlink("var/home", filepath.Join(dir, "home")), os.Symlink(dir+"/home/me", filepath.Join(dir, "me"))))
+	check.Must(t, errors.Join(os.MkdirAll(filepath.Join(dir, "var/home/me/project"), 0o755), os.Symlink("var/home", filepath.Join(dir, "home")), os.Symlink(dir+"/home/me", filepath.Join(dir, "me"))))
 	for _, name := range []string{"home/me/project", "me/project"} {
 		at := filepath.Join(dir, name)
 		o := harness.Options{Wrap: []string{"sh", "-c", `cd "$0" && exec "$@"`, at}}

@@ -18,7 +18,7 @@ func repository(t *testing.T) string {
 		harness.Skip(t, "there is no git")
 	}
 	dir := harness.Dir(t) + "/project"
-	harness.Must(t, os.Mkdir(dir, 0o755))
+	check.Must(t, os.Mkdir(dir, 0o755))
 	for _, words := range []string{"init -q .", "config user.name me", "config user.email me@example.com", "commit -q --allow-empty -m first"} {
 		git(t, dir, strings.Fields(words)...)
 	}
@@ -63,7 +63,7 @@ func TestProtectGit(t *testing.T) {
 		"writable":      {flags: []string{"-w"}},
 		"bound":         {flags: []string{"--bind", "."}},
 		"from below":    {flags: []string{"-w", "--cwd-root", ".."}, below: "sub"},
-		"without hooks": {flags: []string{"-w"}, prepare: func(t *testing.T, dir string) { harness.Must(t, os.RemoveAll(dir+"/.git/hooks")) }},
+		"without hooks": {flags: []string{"-w"}, prepare: func(t *testing.T, dir string) { check.Must(t, os.RemoveAll(dir+"/.git/hooks")) }},
 		"with its own configuration": {flags: []string{"-w"}, prepare: func(t *testing.T, dir string) {
 			git(t, dir, "config", "extensions.worktreeConfig", "true")
 			git(t, dir, "config", "--worktree", "a.b", "c")
@@ -78,7 +78,7 @@ func TestProtectGit(t *testing.T) {
 			if tt.prepare != nil {
 				tt.prepare(t, dir)
 			}
-			harness.Must(t, os.MkdirAll(filepath.Join(dir, tt.below), 0o755))
+			check.Must(t, os.MkdirAll(filepath.Join(dir, tt.below), 0o755))
 			config := readFile(t, dir+"/.git/config")
 			script := `cd "$1"; git config --get user.name || exit 3; echo 1 >f; git add f && git commit -qm second && git checkout -qb other && git status --short && git log --oneline | wc -l;` + plant
 			r := harness.Run(t, harness.Options{Dir: filepath.Join(dir, tt.below)}, append(tt.flags, "--env", "GIT_CONFIG_NOSYSTEM=1", "sh", "-c", script, "sh", dir)...)
@@ -127,10 +127,10 @@ func TestProtectNone(t *testing.T) {
 func TestProtectPath(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t) + "/project"
-	harness.Must(t, os.MkdirAll(dir+"/a/b/c", 0o755))
-	harness.Must(t, os.WriteFile(dir+"/a/b/file", []byte("old"), 0o644))
-	harness.Must(t, os.WriteFile(dir+"/.envrc", []byte("old"), 0o644))
-	harness.Must(t, os.Symlink("a", dir+"/link"))
+	check.Must(t, os.MkdirAll(dir+"/a/b/c", 0o755))
+	check.Must(t, os.WriteFile(dir+"/a/b/file", []byte("old"), 0o644))
+	check.Must(t, os.WriteFile(dir+"/.envrc", []byte("old"), 0o644))
+	check.Must(t, os.Symlink("a", dir+"/link"))
 	o := harness.Options{Dir: dir}
 	r := harness.Run(t, o, "-w", "--protect", "a/b/file", "--protect", dir+"/a/b/c", "--protect", ".envrc", "sh", "-c", `
 for f in a/b/file .envrc; do echo new >$f; rm -f $f; mv $f $f.old && echo new >$f; done
@@ -159,12 +159,12 @@ func TestProtectOwner(t *testing.T) {
 		return // only root can change owners
 	}
 	dir := repository(t)
-	harness.Must(t, os.Mkdir(dir+"/a", 0o755))
+	check.Must(t, os.Mkdir(dir+"/a", 0o755))
 	for _, name := range []string{"a/secret", ".git/config", ".git/config.worktree"} {
-		harness.Must(t, os.WriteFile(dir+"/"+name, []byte("secret\n"), 0o600))
-		harness.Must(t, os.Chmod(dir+"/"+name, 0o600))
+		check.Must(t, os.WriteFile(dir+"/"+name, []byte("secret\n"), 0o600))
+		check.Must(t, os.Chmod(dir+"/"+name, 0o600))
 	}
-	harness.Must(t, os.Chown(dir, 1234, 1234))
+	check.Must(t, os.Chown(dir, 1234, 1234))
 	for _, flags := range [][]string{{"-w"}, {"-w", "--protect", "none"}, {"-w", "--protect", "a/secret"}, {"--bind", "."}} {
 		r := harness.Run(t, harness.Options{Dir: dir}, append(flags, "sh", "-c", `cd "$1"; touch ours
 cat a/secret .git/config .git/config.worktree; touch a/new .git/new .git/HEAD; chmod 777 a .git; rm -f .git/HEAD`, "sh", dir)...)
@@ -172,7 +172,7 @@ cat a/secret .git/config .git/config.worktree; touch a/new .git/new .git/HEAD; c
 		for _, name := range []string{"a/new", ".git/new"} {
 			if _, err := os.Lstat(dir + "/" + name); err == nil {
 				t.Errorf("%q: it has made %s", flags, name)
-				harness.Must(t, os.Remove(dir+"/"+name))
+				check.Must(t, os.Remove(dir+"/"+name))
 			}
 		}
 		for _, name := range []string{"ours", ".git/HEAD"} {
@@ -186,12 +186,12 @@ cat a/secret .git/config .git/config.worktree; touch a/new .git/new .git/HEAD; c
 func TestProtectFromCopies(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t) + "/project"
-	harness.Must(t, os.Mkdir(dir, 0o755))
+	check.Must(t, os.Mkdir(dir, 0o755))
 	for _, name := range []string{"kept", "other"} {
-		harness.Must(t, os.WriteFile(dir+"/"+name, []byte(name+"\n"), 0o644))
+		check.Must(t, os.WriteFile(dir+"/"+name, []byte(name+"\n"), 0o644))
 	}
 	source := harness.Dir(t) + "/kept"
-	harness.Must(t, os.WriteFile(source, []byte("copied\n"), 0o644))
+	check.Must(t, os.WriteFile(source, []byte("copied\n"), 0o644))
 	b := harness.NewState(t).Sandbox(harness.Options{Dir: dir}, "-w", "--protect", "kept")
 	for name, code := range map[string]int{"kept": 125, "other": 0} {
 		b.State.Start(harness.Options{}, "cp", source, b.ID+":"+dir+"/"+name).Wait().Exits(t, code)

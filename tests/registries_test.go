@@ -16,7 +16,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // registries serves one package each to pip (/simple/), npm (/npm/), Go (/go/), cargo (/cargo/) and Maven (/maven/) on
@@ -73,11 +73,11 @@ func zipped(t *testing.T, files ...string) []byte {
 	z := zip.NewWriter(&b)
 	for i := 0; i+1 < len(files); i += 2 {
 		f, err := z.Create(files[i])
-		harness.Must(t, err)
+		check.Must(t, err)
 		_, err = io.WriteString(f, files[i+1])
-		harness.Must(t, err)
+		check.Must(t, err)
 	}
-	harness.Must(t, z.Close())
+	check.Must(t, z.Close())
 	return b.Bytes()
 }
 
@@ -88,11 +88,11 @@ func tarred(t *testing.T, files ...string) []byte {
 	z := gzip.NewWriter(&b)
 	w := tar.NewWriter(z)
 	for i := 0; i+1 < len(files); i += 2 {
-		harness.Must(t, w.WriteHeader(&tar.Header{Name: files[i], Mode: 0o644, Size: int64(len(files[i+1]))}))
+		check.Must(t, w.WriteHeader(&tar.Header{Name: files[i], Mode: 0o644, Size: int64(len(files[i+1]))}))
 		_, err := io.WriteString(w, files[i+1])
-		harness.Must(t, err)
+		check.Must(t, err)
 	}
-	harness.Must(t, w.Close())
-	harness.Must(t, z.Close())
+	check.Must(t, w.Close())
+	check.Must(t, z.Close())
 	return b.Bytes()
 }

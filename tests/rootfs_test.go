@@ -19,11 +19,11 @@ func rootTree(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(harness.SharedDir(t), "tree")
 	for _, name := range []string{"/etc", "/opt/bin", "/srv", "/var/home"} {
-		harness.Must(t, os.MkdirAll(dir+name, 0o755))
+		check.Must(t, os.MkdirAll(dir+name, 0o755))
 	}
 	for _, name := range []string{"sh", "cat", "ls", "id", "env", "mkdir", "rm", "mv"} {
 		found, err := exec.LookPath(name)
-		harness.Must(t, err)
+		check.Must(t, err)
 		copyProgram(t, dir, found, "/opt/bin/"+name)
 	}
 	for name, text := range map[string]string{
@@ -31,13 +31,13 @@ func rootTree(t *testing.T) string {
 		"/etc/passwd":     "root:x:0:0:root:/root:/bin/sh\napp:x:7:7::/srv:/bin/false\nsandbox:x:8:8::/x:/bin/false\n",
 		"/etc/group":      "root:x:0:\napp:x:7:\n",
 	} {
-		harness.Must(t, os.WriteFile(dir+name, []byte(text), 0o644))
+		check.Must(t, os.WriteFile(dir+name, []byte(text), 0o644))
 	}
-	harness.Must(t, os.WriteFile(dir+"/opt/bin/script", []byte("#!/opt/bin/sh\necho script \"$1\"\n"), 0o755))
-	harness.Must(t, os.WriteFile(dir+"/opt/bin/closed", []byte("#!/opt/bin/sh\n"), 0o644))
-	harness.Must(t, os.WriteFile(dir+"/opt/bin/lost", []byte("#!/usr/bin/python3\n"), 0o755))
+	check.Must(t, os.WriteFile(dir+"/opt/bin/script", []byte("#!/opt/bin/sh\necho script \"$1\"\n"), 0o755))
+	check.Must(t, os.WriteFile(dir+"/opt/bin/closed", []byte("#!/opt/bin/sh\n"), 0o644))
+	check.Must(t, os.WriteFile(dir+"/opt/bin/lost", []byte("#!/usr/bin/python3\n"), 0o755))
 	for link, target := range map[string]string{"/bin": "opt/bin", "/home": "/var/home", "/tmp": "/etc", "/proc": "/srv", "/run": "/var/home/run"} {
-		harness.Must(t, os.Symlink(target, dir+link))
+		check.Must(t, os.Symlink(target, dir+link))
 	}
 	return dir
 }
@@ -46,7 +46,7 @@ func rootTree(t *testing.T) string {
 func copyProgram(t *testing.T, dir, from, to string) {
 	t.Helper()
 	ldd, err := exec.Command("ldd", from).Output()
-	harness.Must(t, err)
+	check.Must(t, err)
 	copyFile(t, from, dir+to)
 	for _, word := range strings.Fields(string(ldd)) {
 		if filepath.IsAbs(word) {
@@ -58,8 +58,8 @@ func copyProgram(t *testing.T, dir, from, to string) {
 func copyFile(t *testing.T, from, to string) {
 	t.Helper()
 	data := harness.ReadFile(t, from)
-	harness.Must(t, os.MkdirAll(filepath.Dir(to), 0o755))
-	harness.Must(t, os.WriteFile(to, data, 0o755))
+	check.Must(t, os.MkdirAll(filepath.Dir(to), 0o755))
+	check.Must(t, os.WriteFile(to, data, 0o755))
 }
 
 // A root directory takes the place of the host's system, and no link in it redirects a mount.
@@ -67,7 +67,7 @@ func TestRootfs(t *testing.T) {
 	t.Parallel()
 	tree := rootTree(t)
 	work := harness.SharedDir(t)
-	harness.Must(t, os.WriteFile(work+"/file", []byte("work\n"), 0o644))
+	check.Must(t, os.WriteFile(work+"/file", []byte("work\n"), 0o644))
 	for name, tt := range map[string]struct {
 		args []string
 		want string
@@ -131,8 +131,8 @@ func TestRootfsHostile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			tree := rootTree(t)
-			harness.Must(t, os.Remove(tree+"/etc/passwd"))
-			harness.Must(t, tt.plant(tree+"/etc/passwd"))
+			check.Must(t, os.Remove(tree+"/etc/passwd"))
+			check.Must(t, tt.plant(tree+"/etc/passwd"))
 			r := harness.Run(t, harness.Options{}, "--cwd", "none", "--user", "1234:1234", "--rootfs", tree, "/opt/bin/cat", "/etc/passwd")
 			got := string(r.Stdout) + string(r.Stderr)
 			check.That(t, r.ExitCode == tt.code && strings.HasSuffix(got, tt.want), "exit code %d, printed %q, want %q at its end", r.ExitCode, got, tt.want)
@@ -145,7 +145,7 @@ func TestRootfsWorkingDirectory(t *testing.T) {
 	t.Parallel()
 	tree := rootTree(t)
 	work := filepath.Dir(tree) + "/work"
-	harness.Must(t, os.Mkdir(work, 0o755))
+	check.Must(t, os.Mkdir(work, 0o755))
 	r := harness.Run(t, harness.Options{Dir: work}, "--rootfs", "../tree", "-w", "sh", "-c", "echo x >out; ls; cat /etc/os-release")
 	r.Expect(t, 0, "exited")
 	got := string(r.Stdout)
@@ -197,7 +197,7 @@ func TestRootfsPlantedLink(t *testing.T) {
 		return // only root's sandboxes have another identity
 	}
 	dir := harness.SharedDir(t)
-	harness.Must(t, errors.Join(os.Mkdir(dir+"/open", 0o755), os.Symlink(rootTree(t), dir+"/open/link"), os.Chown(dir+"/open", 65534, 65534), os.Lchown(dir+"/open/link", 65534, 65534)))
+	check.Must(t, errors.Join(os.Mkdir(dir+"/open", 0o755), os.Symlink(rootTree(t), dir+"/open/link"), os.Chown(dir+"/open", 65534, 65534), os.Lchown(dir+"/open/link", 65534, 65534)))
 	harness.Run(t, harness.Options{}, "--cwd", "none", "--rootfs", dir+"/open/link", "true").Exits(t, 125).ErrHas(t, "is a symbolic link that others could have put there")
 }
 

@@ -80,8 +80,8 @@ print("end")
 func TestSeccompSetID(t *testing.T) {
 	t.Parallel()
 	dir := harness.SharedDir(t)
-	harness.Must(t, os.Mkdir(dir+"/inherit", 0o777))
-	harness.Must(t, os.Chmod(dir+"/inherit", 0o777|os.ModeSetgid))
+	check.Must(t, os.Mkdir(dir+"/inherit", 0o777))
+	check.Must(t, os.Chmod(dir+"/inherit", 0o777|os.ModeSetgid))
 	r := harness.Run(t, harness.Options{}, "--bind", dir+":/out", "python3", "-c", modes)
 	r.Expect(t, 0, "exited")
 	check.That(t, strings.Replace(string(r.Stdout), "made: inherit\n", "", 1) == "end\n", "%s", r.Stdout)
@@ -156,16 +156,16 @@ func TestPrivilegesOfWrittenFiles(t *testing.T) {
 	}
 	for _, owner := range owners {
 		dir := filepath.Join(harness.SharedDir(t), "out")
-		harness.Must(t, os.Mkdir(dir, 0o755))
+		check.Must(t, os.Mkdir(dir, 0o755))
 		for _, name := range []string{"program", "truncated", "capable"} {
-			harness.Must(t, os.WriteFile(filepath.Join(dir, name), make([]byte, 100), 0o755))
-			harness.Must(t, os.Chown(filepath.Join(dir, name), owner, owner))
+			check.Must(t, os.WriteFile(filepath.Join(dir, name), make([]byte, 100), 0o755))
+			check.Must(t, os.Chown(filepath.Join(dir, name), owner, owner))
 		}
-		harness.Must(t, os.Chmod(filepath.Join(dir, "program"), 0o755|os.ModeSetuid))
-		harness.Must(t, os.Chmod(filepath.Join(dir, "truncated"), 0o755|os.ModeSetgid))
-		harness.Must(t, os.Chown(dir, owner, owner))
+		check.Must(t, os.Chmod(filepath.Join(dir, "program"), 0o755|os.ModeSetuid))
+		check.Must(t, os.Chmod(filepath.Join(dir, "truncated"), 0o755|os.ModeSetgid))
+		check.Must(t, os.Chown(dir, owner, owner))
 		if harness.Root() {
-			harness.Must(t, unix.Setxattr(filepath.Join(dir, "capable"), "security.capability", []byte("\x01\x00\x00\x02\x00\x20\x00\x00"+strings.Repeat("\x00", 12)), 0))
+			check.Must(t, unix.Setxattr(filepath.Join(dir, "capable"), "security.capability", []byte("\x01\x00\x00\x02\x00\x20\x00\x00"+strings.Repeat("\x00", 12)), 0))
 		}
 		harness.Run(t, harness.Options{Dir: dir}, "--bind", dir+":/out", "/usr/bin/python3", "-c", setid).Expect(t, 0, "exited").Out(t, "end\n")
 		entries := harness.ReadDir(t, dir)
@@ -173,7 +173,7 @@ func TestPrivilegesOfWrittenFiles(t *testing.T) {
 		for _, e := range entries {
 			var st unix.Stat_t
 			name := filepath.Join(dir, e.Name())
-			harness.Must(t, unix.Lstat(name, &st))
+			check.Must(t, unix.Lstat(name, &st))
 			if st.Mode&0o6000 != 0 || int(st.Uid) != owner || int(st.Gid) != owner {
 				t.Errorf("owner %d: %s has mode %o and belongs to %d:%d", owner, e.Name(), st.Mode, st.Uid, st.Gid)
 			}
@@ -305,7 +305,7 @@ print("end")
 func TestSeccompTerminal(t *testing.T) {
 	t.Parallel()
 	master, terminal, err := pty.Open()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer master.Close()
 	defer terminal.Close()
 	harness.Run(t, harness.Options{Stdin: terminal}, "python3", "-c", ioctls).Expect(t, 0, "exited").Out(t, "end\n")

@@ -34,7 +34,7 @@ func TestSecretNotInCommandLines(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
 	file := filepath.Join(dir, "env")
-	harness.Must(t, os.WriteFile(file, []byte("FROM_FILE="+secret+"\n"), 0o600))
+	check.Must(t, os.WriteFile(file, []byte("FROM_FILE="+secret+"\n"), 0o600))
 	p := harness.Start(t, harness.Options{Env: []string{"API_KEY=" + secret}},
 		"--timeout", "20", "--env", "API_KEY", "--env-file", file,
 		"sh", "-c", `[ "$API_KEY" = "$FROM_FILE" ] && echo same; read x; exec sleep 60`)
@@ -42,7 +42,7 @@ func TestSecretNotInCommandLines(t *testing.T) {
 	payload := p.Role(harness.RolePayload).PID
 	keeper := p.Role(harness.RoleKeeper).PID
 	pids, err := filepath.Glob("/proc/[0-9]*")
-	harness.Must(t, err)
+	check.Must(t, err)
 	for _, dir := range pids {
 		line, err := os.ReadFile(dir + "/cmdline")
 		check.That(t, err != nil || !bytes.Contains(line, []byte(secret)), "%s/cmdline: %q", dir, line)
@@ -82,14 +82,14 @@ const refusal = "sbxrun: /proc/self/exe cannot be executed here"
 func selfExe(t *testing.T, uid int) (dir string, commands []string) {
 	t.Helper()
 	dir = harness.Dir(t)
-	harness.Must(t, os.Symlink("/proc/self/exe", filepath.Join(dir, "link")))
+	check.Must(t, os.Symlink("/proc/self/exe", filepath.Join(dir, "link")))
 	for name, interpreter := range map[string]string{"relative": "link", "nested": filepath.Join(dir, "direct"), "direct": "/proc/self/exe"} {
-		harness.Must(t, os.WriteFile(filepath.Join(dir, name), fmt.Appendf(nil, "#!%s --version\n", interpreter), 0o755))
+		check.Must(t, os.WriteFile(filepath.Join(dir, name), fmt.Appendf(nil, "#!%s --version\n", interpreter), 0o755))
 	}
 	if uid != 0 {
-		harness.Must(t, os.Chown(dir, uid, uid))
+		check.Must(t, os.Chown(dir, uid, uid))
 	}
-	harness.Must(t, os.Chmod(dir, 0o755))
+	check.Must(t, os.Chmod(dir, 0o755))
 	return dir, []string{"./relative", "./nested"}
 }
 
@@ -141,7 +141,7 @@ func TestServerProgramOfOthers(t *testing.T) {
 	dir := harness.Dir(t)
 	marker := filepath.Join(harness.SharedDir(t), "executed")
 	server := filepath.Join(dir, "sbxrund")
-	harness.Must(t, os.WriteFile(server, []byte("#!/bin/sh\n: >"+marker+"\n"), 0o755))
+	check.Must(t, os.WriteFile(server, []byte("#!/bin/sh\n: >"+marker+"\n"), 0o755))
 	o := harness.Options{Bare: true, Dir: "/usr", Wrap: []string{"sh", "-c", `cp "$1" "$0/sbxrun"; chmod 755 "$0/sbxrun"; shift; exec "$0/sbxrun" "$@"`, dir}}
 	try := func(what string, refused bool) {
 		t.Helper()
@@ -155,11 +155,11 @@ func TestServerProgramOfOthers(t *testing.T) {
 		}
 	}
 	try("as installed", false)
-	harness.Must(t, os.Chmod(server, 0o775))
+	check.Must(t, os.Chmod(server, 0o775))
 	try("writable for a group", true)
-	harness.Must(t, os.Chmod(server, 0o755))
+	check.Must(t, os.Chmod(server, 0o755))
 	if harness.Root() {
-		harness.Must(t, os.Chown(server, 12345, 12345))
+		check.Must(t, os.Chown(server, 12345, 12345))
 		try("another user's", true)
 	}
 }

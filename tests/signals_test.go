@@ -146,7 +146,7 @@ func TestTerminalClosed(t *testing.T) {
 	t.Parallel()
 	for _, mode := range [][]string{nil, {"--tty"}} {
 		ptmx, tty, err := pty.Open()
-		harness.Must(t, err)
+		check.Must(t, err)
 		dir := harness.SharedDir(t)
 		p := harness.Start(t, harness.Options{
 			Stdin: tty, Stdout: tty, Stderr: tty,
@@ -206,7 +206,7 @@ func TestQuit(t *testing.T) {
 		t.Helper()
 		harness.Until(t, harness.Bound, object, func() bool {
 			links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.PID))
-			harness.Must(t, err)
+			check.Must(t, err)
 			for _, link := range links {
 				if target, err := os.Readlink(link); err == nil && strings.Contains(target, object) {
 					return true
@@ -224,7 +224,7 @@ func TestQuit(t *testing.T) {
 	b.Alive()
 
 	// The supervisor treats SIGQUIT as a request to end the sandbox.
-	harness.Must(t, syscall.Kill(b.Supervisor.PID, syscall.SIGQUIT))
+	check.Must(t, syscall.Kill(b.Supervisor.PID, syscall.SIGQUIT))
 	b.Ended()
 }
 
@@ -255,7 +255,7 @@ func TestStdinNeverRead(t *testing.T) {
 func TestStdinSilent(t *testing.T) {
 	t.Parallel()
 	read, write, err := os.Pipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer write.Close()
 	defer read.Close()
 	for _, mode := range [][]string{nil, {"--json"}, {"--tty"}} {
@@ -292,14 +292,14 @@ func TestStdinBackground(t *testing.T) {
 	t.Parallel()
 	for _, flags := range [][]string{nil, {"--json"}} {
 		ptmx, tty, err := pty.Open()
-		harness.Must(t, err)
+		check.Must(t, err)
 		defer ptmx.Close()
 		defer tty.Close()
 		p := harness.Start(t, harness.Options{
 			Stdin: tty, Attr: &syscall.SysProcAttr{Setsid: true, Setctty: true}, Wrap: []string{"bash", "-c", `set -m; "$@" & wait $!`, "bash"},
 		}, append(flags, "--timeout", "20", "sh", "-c", "read line || exit 7")...)
 		_, err = io.WriteString(ptmx, "typed\n")
-		harness.Must(t, err)
+		check.Must(t, err)
 		if p.Wait().Expect(t, 7, "exited"); t.Failed() {
 			return
 		}
@@ -313,14 +313,14 @@ func TestStdinBackground(t *testing.T) {
 func TestStdinTerminal(t *testing.T) {
 	t.Parallel()
 	ptmx, tty, err := pty.Open()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer ptmx.Close()
 	defer tty.Close()
 	p := harness.Start(t, harness.Options{Stdin: tty}, "sh", "-c",
 		"test -t 0 && echo terminal; (: </dev/tty) 2>/dev/null && echo controlling; read line && echo got $line")
 	p.WaitOutput("terminal\n")
 	_, err = io.WriteString(ptmx, "typed\n")
-	harness.Must(t, err)
+	check.Must(t, err)
 	p.Wait().Expect(t, 0, "exited").Out(t, "terminal\ngot typed\n")
 }
 
@@ -341,12 +341,12 @@ except BlockingIOError: pass
 time.sleep(600)
 `
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	ours, theirs := os.NewFile(uintptr(pair[0]), "ours"), os.NewFile(uintptr(pair[1]), "theirs")
 	defer ours.Close()
 	defer theirs.Close()
 	before, err := unix.FcntlInt(uintptr(pair[1]), unix.F_GETFL, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	timeout := harness.Deadline(time.Second).String()
 	p := harness.Start(t, harness.Options{Stdin: theirs, Stdout: theirs}, "--json", "--timeout", timeout, "python3", "-c", fill)
 	ns := p.Namespace()
@@ -359,8 +359,8 @@ time.sleep(600)
 	}()
 	r := p.Wait()
 	after, err := unix.FcntlInt(uintptr(pair[1]), unix.F_GETFL, 0)
-	harness.Must(t, err)
-	harness.Must(t, unix.Shutdown(pair[1], unix.SHUT_WR))
+	check.Must(t, err)
+	check.Must(t, unix.Shutdown(pair[1], unix.SHUT_WR))
 	r.Expect(t, 124, "timeout")
 	text := <-read
 	report, err := harness.ParseReport(text[max(0, bytes.IndexByte(text, '{')):])

@@ -45,14 +45,14 @@ func TestSnapshotUnpackSignal(t *testing.T) {
 	// An sbxrund that never ends, beside a copy of sbxrun.
 	dir := harness.Dir(t)
 	begun := filepath.Join(dir, "begun")
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "sbxrund"), []byte("#!/bin/sh\n>"+begun+"; exec sleep 300"), 0o755))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "sbxrund"), []byte("#!/bin/sh\n>"+begun+"; exec sleep 300"), 0o755))
 	there := harness.Options{Bare: true, Dir: s.Work, Attr: &syscall.SysProcAttr{Setpgid: true},
 		Wrap: []string{"sh", "-c", `cp "$1" "$0"; shift; exec "$0/sbxrun" "$@"`, dir}}
 	for sig, whole := range map[syscall.Signal]bool{unix.SIGTERM: false, unix.SIGINT: true} {
 		p := harness.Start(t, there, layer(t, "--from", "s", "--data-dir", s.Dir+"-data", "true")...)
 		harness.Until(t, harness.Bound, "an unpacking", func() bool { return os.Remove(begun) == nil })
 		if whole { // the process group, as Ctrl-C does
-			harness.Must(t, unix.Kill(-p.PID, sig))
+			check.Must(t, unix.Kill(-p.PID, sig))
 		} else {
 			p.Signal(sig)
 		}
@@ -120,7 +120,7 @@ func TestSnapshotFrozen(t *testing.T) {
 	got := s.Run("snapshot", "create", "box", "--json")
 	check.Require(t, got.ExitCode == 0, "%s", got.Stderr)
 	var m struct{ Frozen bool }
-	harness.Must(t, stdjson.Unmarshal(got.Stdout, &m))
+	check.Must(t, stdjson.Unmarshal(got.Stdout, &m))
 	check.That(t, m.Frozen == limited && len(got.Stderr) == 0, "frozen %v, limits %v, %s", m.Frozen, limited, got.Stderr)
 	if m.Frozen {
 		thawed(t, s, b)
@@ -174,7 +174,7 @@ func thawed(t *testing.T, s *harness.State, b *harness.Sandbox) {
 			continue
 		}
 		for _, pid := range harness.Descendants(p.PID) {
-			harness.Must(t, unix.Kill(pid, unix.SIGKILL)) // the guard
+			check.Must(t, unix.Kill(pid, unix.SIGKILL)) // the guard
 		}
 		p.Kill()
 		p.Wait()
@@ -195,7 +195,7 @@ func TestSnapshotRefused(t *testing.T) {
 	s.Sandbox(harness.Options{}, "--name", "plain", "--cwd", "none")
 	snapshot(t, s, "box", "--name", "taken")
 	bad := filepath.Join(s.Work, "bad")
-	harness.Must(t, os.WriteFile(bad, []byte("no snapshot"), 0o600))
+	check.Must(t, os.WriteFile(bad, []byte("no snapshot"), 0o600))
 	for _, tt := range []struct {
 		args []string
 		want string
@@ -265,7 +265,7 @@ func TestSnapshotApplied(t *testing.T) {
 	s := harness.NewState(t)
 	dir := harness.Dir(t)
 	for name, text := range map[string]string{"one": "1\n", "two": "2\n", "gone": "x\n"} {
-		harness.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
+		check.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
 	first := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--cwd", "overlay")...)
 	execOut(t, first, "echo 11 >one; rm gone; mkdir sub; echo a >sub/a")
@@ -273,7 +273,7 @@ func TestSnapshotApplied(t *testing.T) {
 	second := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--from", "mine")...)
 	execOut(t, second, "echo 22 >two; echo b >sub/b; rm sub/a")
 	s.Run("diff", second.ID).Out(t, "D gone\nM one\nA sub/\nA sub/b\nM two\n")
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "one"), []byte("mine\n"), 0o644))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "one"), []byte("mine\n"), 0o644))
 	third := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--from", "mine")...)
 	for _, b := range []*harness.Sandbox{second, third} {
 		s.Run("apply", "--delete", b.ID).Exits(t, 1).ErrHas(t, `"one" has changed on the host`)
@@ -295,7 +295,7 @@ type volumeUser struct {
 
 func newVolumeUser(t *testing.T) *volumeUser {
 	dir := harness.SharedDir(t)
-	harness.Must(t, os.Mkdir(dir+"/volumes", 0o700))
+	check.Must(t, os.Mkdir(dir+"/volumes", 0o700))
 	return &volumeUser{t, harness.NewState(t), dir, harness.Options{Env: []string{"SBXRUN_DATA_DIR=" + dir}}}
 }
 
@@ -358,8 +358,8 @@ func TestVolumeList(t *testing.T) {
 	v := newVolumeUser(t)
 	b := v.s.Sandbox(v.o, "--name", "writer", "--cwd", "none", "--volume", "one:/one", "--volume", "two:/two")
 	damaged := filepath.Join(v.s.Dir, "0123456789abcdef")
-	harness.Must(t, os.Mkdir(damaged, 0o700))
-	harness.Must(t, os.WriteFile(filepath.Join(damaged, "record.json"), []byte("{"), 0o600))
+	check.Must(t, os.Mkdir(damaged, 0o700))
+	check.Must(t, os.WriteFile(filepath.Join(damaged, "record.json"), []byte("{"), 0o600))
 	r := v.s.Start(v.o, "volume", "ls").Wait()
 	warned, named := strings.Count(string(r.Stderr), "warning"), strings.Count(string(r.Stdout), "written by the sandbox writer")
 	check.That(t, warned == 1 && named == 2, "in use: %s%s", r.Stdout, r.Stderr)
@@ -367,7 +367,7 @@ func TestVolumeList(t *testing.T) {
 	b.AwaitEnd()
 	r = v.s.Start(v.o, "volume", "ls").Wait()
 	check.That(t, len(r.Stderr) == 0 && strings.Count(string(r.Stdout), "free") == 2, "free: %s%s", r.Stdout, r.Stderr)
-	harness.Must(t, os.RemoveAll(damaged))
+	check.Must(t, os.RemoveAll(damaged))
 }
 
 // unsynced is a program that starts another, whose system call with the given number fails with
@@ -401,7 +401,7 @@ func TestVolumeUnsynced(t *testing.T) {
 func TestVolumeHostile(t *testing.T) {
 	t.Parallel()
 	v := newVolumeUser(t)
-	harness.Must(t, os.WriteFile(v.dir+"/victim", []byte("kept"), 0o644))
+	check.Must(t, os.WriteFile(v.dir+"/victim", []byte("kept"), 0o644))
 	v.run("bad:/tmp", hostileTree+` && cd /tmp && ln -s `+v.dir+` out && python3 -c '
 import os
 for i in range(600): os.mkdir("d"); os.chdir("d")

@@ -20,9 +20,9 @@ import (
 func planted(t *testing.T, script string) (dir, target string, reader *os.File) {
 	t.Helper()
 	dir, target = harness.SharedDir(t), filepath.Join(harness.Dir(t), "target")
-	harness.Must(t, unix.Mkfifo(target, 0o666))
+	check.Must(t, unix.Mkfifo(target, 0o666))
 	reader, err := os.OpenFile(target, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { reader.Close() })
 	harness.Run(t, harness.Options{}, "--bind", dir+":/out", "sh", "-c", script, "sh", target).Expect(t, 0, "exited")
 	return dir, target, reader
@@ -66,7 +66,7 @@ func TestReportPlantedPipe(t *testing.T) {
 	}
 	dir, _, _ := planted(t, `mkfifo /out/r.json`)
 	reader, err := os.OpenFile(dir+"/r.json", os.O_RDONLY|unix.O_NONBLOCK, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer reader.Close()
 	r := harness.Start(t, harness.Options{Bare: true}, "--report", dir+"/r.json", "true").Wait()
 	want := fmt.Sprintf("sbxrun: error: cannot write the report to %q: it is not a regular file, and others could have put it there; ", dir+"/r.json")
@@ -105,7 +105,7 @@ func TestReportSpecial(t *testing.T) {
 func TestEnvFileSpecial(t *testing.T) {
 	t.Parallel()
 	pipe := filepath.Join(harness.Dir(t), "pipe")
-	harness.Must(t, unix.Mkfifo(pipe, 0o666))
+	check.Must(t, unix.Mkfifo(pipe, 0o666))
 	s := harness.NewState(t)
 	for _, place := range []string{pipe, "/dev/zero", "/"} {
 		for _, command := range []string{"run", "start"} {
@@ -121,9 +121,9 @@ func TestEnvFileSpecial(t *testing.T) {
 func TestEnvFilePlantedLink(t *testing.T) {
 	t.Parallel()
 	secret := filepath.Join(harness.Dir(t), "secret")
-	harness.Must(t, os.WriteFile(secret, []byte("SECRET=1\n"), 0o600))
+	check.Must(t, os.WriteFile(secret, []byte("SECRET=1\n"), 0o600))
 	own := filepath.Join(harness.Dir(t), "link")
-	harness.Must(t, os.Symlink(secret, own))
+	check.Must(t, os.Symlink(secret, own))
 	harness.Run(t, harness.Options{}, "--env-file", own, "sh", "-c", "echo $SECRET").Out(t, "1\n")
 	if !harness.Root() {
 		return // files from a sandbox of an ordinary user belong to that user
@@ -140,16 +140,16 @@ func TestEnvFilePlantedLink(t *testing.T) {
 func TestEnvFileDescriptor(t *testing.T) {
 	t.Parallel()
 	read, write, err := os.Pipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer write.Close()
 	_, err = write.WriteString("A=1\n")
-	harness.Must(t, err)
+	check.Must(t, err)
 	p := harness.Start(t, harness.Options{Bare: true, ExtraFiles: []*os.File{read}}, "--env-file", "/dev/fd/3", "sh", "-c", "echo $A")
 	write.Close()
 	p.Wait().Exits(t, 0).Out(t, "1\n")
 
 	read, write, err = os.Pipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer write.Close()
 	p = harness.Start(t, harness.Options{Bare: true, ExtraFiles: []*os.File{read}}, "--env-file", "/dev/fd/3", "true")
 	read.Close()
@@ -171,7 +171,7 @@ func TestEnvFileDescriptor(t *testing.T) {
 func TestDirectoryAsStream(t *testing.T) {
 	t.Parallel()
 	dir, err := os.Open(harness.Dir(t))
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer dir.Close()
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{})

@@ -61,7 +61,7 @@ func TestIdleRoomKilled(t *testing.T) {
 		}
 		b := harness.NewState(t).Sandbox(harness.Options{}, flags...)
 		b.Dying = true
-		harness.Must(t, b.Init.Signal(unix.SIGKILL))
+		check.Must(t, b.Init.Signal(unix.SIGKILL))
 		rec := b.Ended()
 		check.That(t, !rec.Alive && rec.Report != nil && rec.Report.Cause == "lost" && rec.Report.Teardown.Verdict == "proven", "%q: %+v", flags, rec)
 	}
@@ -86,9 +86,9 @@ func TestRecordDamaged(t *testing.T) {
 		file := filepath.Join(dir, "record.json")
 		data := harness.ReadFile(t, file)
 		if cut < 0 {
-			harness.Must(t, os.Remove(file))
+			check.Must(t, os.Remove(file))
 		} else {
-			harness.Must(t, os.Truncate(file, int64(cut*float64(len(data)))))
+			check.Must(t, os.Truncate(file, int64(cut*float64(len(data)))))
 		}
 		r := s.Run("ps", "--all", "--names")
 		check.That(t, r.ExitCode == 0 && string(r.Stdout) == "live\n" && (cut < 0 || len(harness.Lines(r.Stderr)) == 1),
@@ -112,14 +112,14 @@ func TestStateLinks(t *testing.T) {
 	treasure := filepath.Join(outside, "record.json")
 	b, dir := crashed(t, s)
 	data := harness.ReadFile(t, filepath.Join(dir, "record.json"))
-	harness.Must(t, os.WriteFile(treasure, data, 0o600))
-	harness.Must(t, os.WriteFile(filepath.Join(outside, "lock"), nil, 0o600))
-	harness.Must(t, os.Remove(filepath.Join(dir, "record.json")))
-	harness.Must(t, os.Symlink(treasure, filepath.Join(dir, "record.json")))
-	harness.Must(t, os.Remove(filepath.Join(dir, "stdout.log")))
-	harness.Must(t, os.Symlink("/etc/passwd", filepath.Join(dir, "stdout.log")))
-	harness.Must(t, os.Symlink(outside, filepath.Join(s.Dir, "0123456789abcdef")))
-	harness.Must(t, os.Symlink("../"+filepath.Base(outside), filepath.Join(s.Dir, "names", "planted")))
+	check.Must(t, os.WriteFile(treasure, data, 0o600))
+	check.Must(t, os.WriteFile(filepath.Join(outside, "lock"), nil, 0o600))
+	check.Must(t, os.Remove(filepath.Join(dir, "record.json")))
+	check.Must(t, os.Symlink(treasure, filepath.Join(dir, "record.json")))
+	check.Must(t, os.Remove(filepath.Join(dir, "stdout.log")))
+	check.Must(t, os.Symlink("/etc/passwd", filepath.Join(dir, "stdout.log")))
+	check.Must(t, os.Symlink(outside, filepath.Join(s.Dir, "0123456789abcdef")))
+	check.Must(t, os.Symlink("../"+filepath.Base(outside), filepath.Join(s.Dir, "names", "planted")))
 	b.Forget()
 	for _, args := range [][]string{{"ps", "--all"}, {"inspect", b.ID}, {"inspect", "0123456789abcdef"}, {"inspect", "planted"}, {"logs", b.ID}, {"kill", "--all"}} {
 		r := s.Run(args...)
@@ -163,9 +163,9 @@ func TestStateDirectoryRefused(t *testing.T) {
 	dir := harness.Dir(t) // others can enter it
 	link, file := filepath.Join(dir, "link"), filepath.Join(dir, "file")
 	own := filepath.Join(dir, "own")
-	harness.Must(t, os.Mkdir(own, 0o700))
-	harness.Must(t, os.Symlink(own, link))
-	harness.Must(t, os.WriteFile(file, nil, 0o600))
+	check.Must(t, os.Mkdir(own, 0o700))
+	check.Must(t, os.Symlink(own, link))
+	check.Must(t, os.WriteFile(file, nil, 0o600))
 	for _, place := range []string{dir, link, file, "relative", filepath.Join(dir, "no", "such")} {
 		s := &harness.State{Dir: place, Work: harness.Dir(t), T: t}
 		s.Run("start").Exits(t, 125).ErrLines(t, 1).ErrHas(t, place)
@@ -239,7 +239,7 @@ func TestStartRm(t *testing.T) {
 	ready := s.Start(harness.Options{}, "wait", "--log", "nosuch", "job")
 	held(t, waiter, s.Dir+"/"+b.ID+"/lock")
 	held(t, ready, s.Dir+"/"+b.ID+"/lock")
-	harness.Must(t, os.WriteFile(dir+"/on", nil, 0o644))
+	check.Must(t, os.WriteFile(dir+"/on", nil, 0o644))
 	var said struct {
 		Status   string          `json:"status"`
 		ExitCode int             `json:"exit_code"`
@@ -299,9 +299,9 @@ func TestStartRmUnproven(t *testing.T) {
 	x.WaitOutput("ready 2\n") // so that there is something to reap
 	keeper := x.Role(1)
 	b.AdoptAll()
-	harness.Must(t, keeper.Signal(unix.SIGSTOP))
+	check.Must(t, keeper.Signal(unix.SIGSTOP))
 	kill(t, s, 123, "--grace", "0", "--proof-timeout", "0.2", b.ID)
-	harness.Must(t, keeper.Signal(unix.SIGCONT))
+	check.Must(t, keeper.Signal(unix.SIGCONT))
 	x.Wait()
 	rec := b.Ended()
 	check.That(t, rec.Report != nil && rec.Report.Teardown.Verdict == "unproven", "%+v", rec)
@@ -335,9 +335,9 @@ func TestStartStopped(t *testing.T) {
 	p := s.Start(harness.Options{}, "start", "--json", "--max-parallel", "1", "--on-pressure", "wait", "sleep", "60")
 	harness.Until(t, harness.Bound, "somebody who waits", func() bool { return queued(t, s.Dir) == 1 })
 	supervisor, err := harness.Open(harness.Descendants(p.PID)[0])
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer supervisor.Close()
-	harness.Must(t, supervisor.Signal(unix.SIGSTOP))
+	check.Must(t, supervisor.Signal(unix.SIGSTOP))
 	if r := p.Wait(); r.ExitCode != 125 || !strings.Contains(string(r.Stderr), "exited before reporting") || !strings.Contains(string(r.Stdout), `"error":{"code":"detach"`) || !strings.Contains(string(r.Stdout), `"exit_code":125`) {
 		t.Errorf("exit code %d: %s%s", r.ExitCode, r.Stdout, r.Stderr)
 	}

@@ -148,13 +148,13 @@ func TestStatsWatchScreen(t *testing.T) {
 	cmd := exec.Command(harness.Binary(t), "stats", "--watch", "--interval", "0.05")
 	cmd.Env = []string{"SBXRUN_STATE_DIR=" + s.Dir, "TERM=xterm"}
 	ptmx, tty, err := pty.Open()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer ptmx.Close()
-	harness.Must(t, pty.Setsize(ptmx, &pty.Winsize{Rows: 20, Cols: 100}))
+	check.Must(t, pty.Setsize(ptmx, &pty.Winsize{Rows: 20, Cols: 100}))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	done, err := harness.StartCommand(cmd)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer done()
 	tty.Close()
 	var mu sync.Mutex
@@ -186,7 +186,7 @@ func TestStatsWatchScreen(t *testing.T) {
 		t.Errorf("%q", screen())
 	}
 	// A smaller terminal cuts it.
-	harness.Must(t, pty.Setsize(ptmx, &pty.Winsize{Rows: 4, Cols: 30}))
+	check.Must(t, pty.Setsize(ptmx, &pty.Winsize{Rows: 4, Cols: 30}))
 	harness.Until(t, harness.Bound, "a smaller frame", func() bool { return strings.Contains(screen(), " more\x1b[J") })
 	if _, err := ptmx.Write([]byte{3}); err != nil { // Ctrl-C
 		t.Fatal(err)

@@ -60,7 +60,7 @@ func TestWait(t *testing.T) {
 	rec := b.Inspect()
 	check.That(t, rec.Status == "running" && rec.ExitCode == nil && rec.Report == nil, "%+v", rec)
 	one, two := s.Start(harness.Options{}, "wait", "job"), s.Start(harness.Options{}, "wait", "--json", b.ID)
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "go"), nil, 0o644))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "go"), nil, 0o644))
 	ended := time.Now()
 	for _, p := range []*harness.Process{one, two} {
 		r := p.Wait()
@@ -273,7 +273,7 @@ func TestReadyNotTheHosts(t *testing.T) {
 func listenSomewhere(t *testing.T) (port string) {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
 }
@@ -322,7 +322,7 @@ func TestReadyLog(t *testing.T) {
 	s.Run("wait", "--log", "^early$", b.ID).Exits(t, 0)
 	p := s.Start(harness.Options{}, "wait", "--log", "^in two pieces$", b.ID)
 	q := s.Start(harness.Options{}, "wait", "--log", "complaint", b.ID)
-	harness.Must(t, os.WriteFile(dir+"/on", nil, 0o644))
+	check.Must(t, os.WriteFile(dir+"/on", nil, 0o644))
 	for _, p := range []*harness.Process{p, q} {
 		p.Wait().Exits(t, 0)
 	}
@@ -333,11 +333,11 @@ func TestReadyLog(t *testing.T) {
 func sha256File(t *testing.T, name string) string {
 	t.Helper()
 	f, err := os.Open(name)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer f.Close()
 	h := sha256.New()
 	_, err = io.Copy(h, f)
-	harness.Must(t, err)
+	check.Must(t, err)
 	return hex.EncodeToString(h.Sum(nil))
 }
 
@@ -355,7 +355,7 @@ func TestLogFollowers(t *testing.T) {
 		followers = append(followers, s.Start(harness.Options{}, "logs", "-f", "talker"))
 	}
 	for i := 1; i <= 3; i++ {
-		harness.Must(t, os.WriteFile(fmt.Sprintf("%s/%d", dir, i), nil, 0o644))
+		check.Must(t, os.WriteFile(fmt.Sprintf("%s/%d", dir, i), nil, 0o644))
 		written := time.Now()
 		for j, p := range followers {
 			p.WaitOutput(fmt.Sprintf("line %d\n", i))

@@ -49,13 +49,13 @@ func newExecScreen(t *testing.T, b *harness.Sandbox, flags []string, command ...
 func screenOf(t *testing.T, size *pty.Winsize, start func(harness.Options) *harness.Process) *screen {
 	t.Helper()
 	ptmx, tty, err := pty.Open()
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() {
 		ptmx.Close()
 		tty.Close()
 	})
 	if size != nil {
-		harness.Must(t, pty.Setsize(ptmx, size))
+		check.Must(t, pty.Setsize(ptmx, size))
 	}
 	s := &screen{t: t, ptmx: ptmx, tty: tty}
 	t.Cleanup(func() {
@@ -87,7 +87,7 @@ func screenOf(t *testing.T, size *pty.Winsize, start func(harness.Options) *harn
 func (s *screen) state() *unix.Termios {
 	s.t.Helper()
 	state, err := unix.IoctlGetTermios(int(s.tty.Fd()), unix.TCGETS)
-	harness.Must(s.t, err)
+	check.Must(s.t, err)
 	return state
 }
 
@@ -112,7 +112,7 @@ func (s *screen) waitFor(text string) {
 func (s *screen) typeIn(text string) {
 	s.t.Helper()
 	_, err := io.WriteString(s.ptmx, text)
-	harness.Must(s.t, err)
+	check.Must(s.t, err)
 }
 
 // restored asserts that the terminal is as before sbxrun.
@@ -253,7 +253,7 @@ wait("/over")
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			work := harness.Dir(t)
-			harness.Must(t, os.Chmod(work, 0o755))
+			check.Must(t, os.Chmod(work, 0o755))
 			s := screenOf(t, nil, func(o harness.Options) *harness.Process {
 				o.Env = append(o.Env, "WORK="+work, "OTHERS="+others)
 				o.Wrap = []string{"bash", "-c", script, "bash"}
@@ -288,13 +288,13 @@ func TestTerminalRestoredOnce(t *testing.T) {
 	harness.Until(t, harness.Bound, "the terminal to be restored", func() bool { return cmp.Equal(s.before, s.state()) })
 	theirs := *s.before
 	theirs.Lflag &^= unix.ECHO
-	harness.Must(t, unix.IoctlSetTermios(int(s.tty.Fd()), unix.TCSETS, &theirs))
+	check.Must(t, unix.IoctlSetTermios(int(s.tty.Fd()), unix.TCSETS, &theirs))
 	check.That(t, !keeper.Ended(), "the keeper has ended before")
 	// A stop may come first: the inner terminal hangs up at the same time, and a traced process
 	// stops for SIGHUP.
 	for status := unix.WaitStatus(0x7f); status.Stopped(); {
 		_, err := unix.Wait4(traced, &status, unix.WALL, nil)
-		harness.Must(t, err)
+		check.Must(t, err)
 	}
 	s.p.Wait() // for the keeper too
 	check.Equal(t, cmp.Diff(&theirs, s.state()), "", "the terminal was restored again (-theirs +now):\n")
@@ -328,7 +328,7 @@ while True:
     word = "now"
 `)
 	s.waitFor("first 33 101\r\n")
-	harness.Must(t, pty.Setsize(s.ptmx, &pty.Winsize{Rows: 44, Cols: 55}))
+	check.Must(t, pty.Setsize(s.ptmx, &pty.Winsize{Rows: 44, Cols: 55}))
 	s.waitFor("now 44 55\r\n")
 	s.typeIn("\x03")
 	s.p.Wait().Expect(t, 0, "exited")
@@ -402,7 +402,7 @@ except OSError as e:
 	check.Require(t, s.before.Lflag&unix.ICANON != 0, "the outer terminal does not collect lines")
 	buf := make([]byte, 100)
 	n, err := s.tty.Read(buf)
-	harness.Must(t, err)
+	check.Must(t, err)
 	check.Equal(t, string(buf[:n]), "end\n", "the outer terminal has")
 }
 
@@ -415,7 +415,7 @@ func TestTerminalOutputComplete(t *testing.T) {
 	s := newScreen(t, nil, "sh", "-c", fmt.Sprintf("seq -f 'line %%.0f' %d; read -r x", lines))
 	s.waitFor(fmt.Sprintf("line %d\r\n", lines))
 	_, err := s.ptmx.Write([]byte("\r"))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	s.p.Wait().Expect(t, 0, "exited")
 	n := strings.Count(s.shows(), "\r\n")
 	check.That(t, n >= lines, "%d lines, want %d", n, lines)

@@ -27,7 +27,7 @@ func TestTimeoutWords(t *testing.T) {
 	)
 	short := harness.Deadline(500 * time.Millisecond).String()
 	dir := harness.Dir(t)
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "text"), []byte("no program\n"), 0o644))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "text"), []byte("no program\n"), 0o644))
 	sh := func(flags, script string) []string {
 		return append(strings.Fields(flags), "sh", "-c", script)
 	}

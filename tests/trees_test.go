@@ -81,7 +81,7 @@ func newWitness(b *harness.Sandbox) *witness {
 func (w *witness) lives(t *testing.T, word string) {
 	t.Helper()
 	_, err := io.WriteString(w.in, word+"\n")
-	harness.Must(t, err)
+	check.Must(t, err)
 	harness.Until(t, harness.Bound, "the other exec's answer to "+word, func() bool {
 		return strings.Contains(w.p.Output(), "heard "+word+"\n")
 	})

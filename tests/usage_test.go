@@ -114,7 +114,7 @@ func TestUsageErrorsAsJSON(t *testing.T) {
 func TestExamplesInErrors(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(harness.Dir(t), "secrets")
-	harness.Must(t, os.WriteFile(file, []byte("A=1\nnothing like it\n"), 0o644))
+	check.Must(t, os.WriteFile(file, []byte("A=1\nnothing like it\n"), 0o644))
 	for _, c := range []struct{ line, want string }{
 		{"--timeout abc", "(1500ms, 5m, 1h, 1d)"},
 		{"--memory abc", "(512K, 64M, 1.5G, 1T)"},
@@ -270,7 +270,7 @@ func TestJSONErrors(t *testing.T) {
 	t.Parallel()
 	s, dir := harness.NewState(t), harness.SharedDir(t)
 	file := filepath.Join(dir, "file")
-	harness.Must(t, os.WriteFile(file, nil, 0o644))
+	check.Must(t, os.WriteFile(file, nil, 0o644))
 	// Arguments of each command, for a sandbox or snapshot that does not exist.
 	words := map[string][]string{
 		"run": {"no-such-command"}, "start": {"no-such-command"}, "exec": {"nosuch", "true"}, "cp": {"nosuch:/x", dir}, "diff": {"nosuch"}, "apply": {"nosuch"},
@@ -337,9 +337,9 @@ func TestSuggestions(t *testing.T) {
 		t.Run(fmt.Sprintf("%d %s", i+1, s.mistake), func(t *testing.T) {
 			t.Parallel()
 			dir := harness.SharedDir(t)
-			harness.Must(t, os.Mkdir(dir+"/work", 0o777))
+			check.Must(t, os.Mkdir(dir+"/work", 0o777))
 			if os.Getuid() == 0 {
-				harness.Must(t, os.Chown(dir+"/work", 65534, 65534))
+				check.Must(t, os.Chown(dir+"/work", 65534, 65534))
 			}
 			out := onTerminal(t, dir, s)
 			parts := regexp.MustCompile(`(?m)^--- (\d+)\n`).FindAllStringSubmatchIndex(out, -1)
@@ -360,7 +360,7 @@ func TestSuggestions(t *testing.T) {
 func onTerminal(t *testing.T, dir string, s suggestion) string {
 	t.Helper()
 	ptmx, tty, err := pty.Open()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer ptmx.Close()
 	read := make(chan string)
 	go func() {
@@ -377,9 +377,9 @@ func onTerminal(t *testing.T, dir string, s suggestion) string {
 		"TERM=dumb", "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*", harness.Bwrap()}
 	done, err := harness.StartCommand(cmd)
 	tty.Close()
-	harness.Must(t, err)
+	check.Must(t, err)
 	timer := time.AfterFunc(harness.Bound, func() { _ = cmd.Process.Kill() }) // fails only if it has just exited
-	harness.Must(t, cmd.Wait())
+	check.Must(t, cmd.Wait())
 	timer.Stop()
 	done()
 	return strings.ReplaceAll(<-read, "\r\n", "\n")
@@ -457,7 +457,7 @@ func TestArgumentsInAll(t *testing.T) {
 	// Strings and pointers share a quarter of the stack limit, at most 6 MiB (execve(2)). Find the
 	// largest list that the kernel accepts.
 	var stack unix.Rlimit
-	harness.Must(t, unix.Getrlimit(unix.RLIMIT_STACK, &stack))
+	check.Must(t, unix.Getrlimit(unix.RLIMIT_STACK, &stack))
 	size := int(min(stack.Cur/4, 6<<20))
 	for started := 0; started < 2; size -= 1000 {
 		args := []string{"true"}
@@ -468,7 +468,7 @@ func TestArgumentsInAll(t *testing.T) {
 		if errors.Is(err, syscall.E2BIG) {
 			continue
 		}
-		harness.Must(t, err)
+		check.Must(t, err)
 		started++
 		p.Wait().Expect(t, 0, "exited")
 	}
@@ -485,7 +485,7 @@ func TestEnvironmentLong(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(harness.Dir(t), "env")
 	write := func(n int) {
-		harness.Must(t, os.WriteFile(file, []byte("LONG="+strings.Repeat("x", n)+"\n"), 0o600))
+		check.Must(t, os.WriteFile(file, []byte("LONG="+strings.Repeat("x", n)+"\n"), 0o600))
 	}
 	write(128<<10 - 1 - len("LONG="))
 	harness.Run(t, harness.Options{}, "--env-file", file, "sh", "-c", "echo ${#LONG}").Expect(t, 0, "exited").Out(t, "131066\n")

@@ -18,7 +18,7 @@ import (
 // docs/reference/report.md has a row for every member of the report, and no other rows.
 func TestReportIsDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/reference/report.md")
-	harness.Must(t, err)
+	check.Must(t, err)
 	_, members, _ := strings.Cut(string(doc), "\n## Members\n")
 	members, _, _ = strings.Cut(members, "\n## ")
 	var documented []string
@@ -31,7 +31,7 @@ func TestReportIsDocumented(t *testing.T) {
 // docs/reference/report.md describes the values of members.
 func TestReportValuesAreDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/reference/report.md")
-	harness.Must(t, err)
+	check.Must(t, err)
 	values := []string{
 		string(Exited), string(Signaled), string(Timeout), string(IdleTimeout), string(Killed), string(Canceled), string(StartFailed), string(Lost),
 		string(OOM), string(CPUTime), string(OutputLimit), string(FileSize),
@@ -45,7 +45,7 @@ func TestReportValuesAreDocumented(t *testing.T) {
 // docs/reference/exit-codes.md has a row for every exit code of sbxrun.
 func TestExitCodesAreDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/reference/exit-codes.md")
-	harness.Must(t, err)
+	check.Must(t, err)
 	for _, code := range []int{ExitOutput, ExitBusy, ExitInUse, ExitUnproven, ExitTimeout, ExitNotStarted, ExitNotExecutable, ExitNotFound, ExitKilled, ExitCPUTime, ExitOutputLimit} {
 		check.That(t, strings.Contains(string(doc), "\n| "+strconv.Itoa(code)+" |"), "exit-codes.md has no row for %d", code)
 	}

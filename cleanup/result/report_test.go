@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // moment is 2026-03-01 12:00:00.123456789 at UTC+1.
@@ -102,7 +101,7 @@ func TestReport(t *testing.T) {
 				tt.change(&rep)
 			}
 			got, err := rep.JSON()
-			harness.Must(t, err)
+			check.Must(t, err)
 			check.That(t, bytes.Count(got, []byte("\n")) == 1 && got[len(got)-1] == '\n', "not one line: %q", got)
 			check.Equal(t, cmp.Diff(lines(strings.ReplaceAll(tt.want, "\n", "")), lines(strings.TrimSpace(string(got)))), "", "(-want +got):\n")
 		})
@@ -118,9 +117,9 @@ func TestReportMembers(t *testing.T) {
 	rep.SetOutput(Stream{UTF8: true}, Stream{})
 	rep.Bwrap = &ReportBwrap{}
 	text, err := rep.JSON()
-	harness.Must(t, err)
+	check.Must(t, err)
 	var members map[string]any
-	harness.Must(t, json.Unmarshal(text, &members))
+	check.Must(t, json.Unmarshal(text, &members))
 	var got []string
 	for name := range members {
 		got = append(got, name)
@@ -148,7 +147,7 @@ func TestSetOutput(t *testing.T) {
 			var rep Report
 			rep.SetOutput(tt.in, Stream{UTF8: true, Text: "other", Bytes: 5})
 			text, err := rep.JSON()
-			harness.Must(t, err)
+			check.Must(t, err)
 			var got struct {
 				Stdout    *string `json:"stdout"`
 				Base64    *string `json:"stdout_base64"`
@@ -156,7 +155,7 @@ func TestSetOutput(t *testing.T) {
 				Truncated bool    `json:"stdout_truncated"`
 				Stderr    string  `json:"stderr"`
 			}
-			harness.Must(t, json.Unmarshal(text, &got))
+			check.Must(t, json.Unmarshal(text, &got))
 			check.Require(t, (got.Stdout != nil) != (got.Base64 != nil) && got.Stderr == "other", "not one of stdout and stdout_base64, or not its own stderr: %s", text)
 			back := Stream{UTF8: got.Stdout != nil, Bytes: got.Bytes, Truncated: got.Truncated}
 			if got.Stdout != nil {

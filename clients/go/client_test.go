@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -31,14 +32,14 @@ func TestBusyCaller(t *testing.T) {
 	}))
 	defer s.Close()
 	c, err := New(s.URL)
-	harness.Must(t, err)
+	check.Must(t, err)
 	margin := harness.Deadline(500 * time.Millisecond)
 	c.Margin = margin
 	busy := func() { time.Sleep(3 * margin) }
 
 	code := 0
 	for e, err := range c.Stream(t.Context(), Call{Argv: []string{"x"}, Timeout: time.Nanosecond}) {
-		harness.Must(t, err)
+		check.Must(t, err)
 		if e.Report != nil {
 			code = e.Report.ExitCode
 		} else if string(e.Data) == "first" {
@@ -50,7 +51,7 @@ func TestBusyCaller(t *testing.T) {
 	}
 
 	body, err := c.FetchStream(t.Context(), "x")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer body.Close()
 	busy()
 	if all, err := io.ReadAll(body); err != nil || string(all) != text {
@@ -65,7 +66,7 @@ func TestLongest(t *testing.T) {
 	}))
 	defer s.Close()
 	c, err := New(s.URL)
-	harness.Must(t, err)
+	check.Must(t, err)
 	for _, grace := range []time.Duration{0, time.Hour} {
 		if r, err := c.Run(t.Context(), Call{Argv: []string{"x"}, Timeout: math.MaxInt64, Grace: grace}); err != nil || r.ExitCode != 7 {
 			t.Errorf("%v %v", r, err)
@@ -76,7 +77,7 @@ func TestLongest(t *testing.T) {
 // Only what may have been sent is Lost; and the client's own bound is not the caller's cancellation.
 func TestBound(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // it accepts nobody, and the kernel connects
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer silent.Close()
 	half := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body) // only then is it noticed that the client leaves
@@ -96,7 +97,7 @@ func TestBound(t *testing.T) {
 		{"a header that cannot be sent", half.URL, "a\nb", true, false},
 	} {
 		c, err := New(tt.address)
-		harness.Must(t, err)
+		check.Must(t, err)
 		c.Token = tt.token
 		if tt.late {
 			c.Margin = 100 * time.Millisecond
@@ -121,7 +122,7 @@ func TestNotUTF8(t *testing.T) {
 	}))
 	defer server.Close()
 	c, err := New(server.URL)
-	harness.Must(t, err)
+	check.Must(t, err)
 	const bytes = "\xff"
 	for i, call := range []Call{
 		{Argv: []string{"cat"}, Stdin: bytes}, {Argv: []string{"cat", bytes}}, {Code: bytes}, {Argv: []string{"env"}, Env: map[string]string{"A": bytes}},

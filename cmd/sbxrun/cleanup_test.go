@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/cleanup"
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // A thousand zombies of one parent are one line.
@@ -23,7 +23,7 @@ left     zombie 2000 2001 2002 2003 2004 and 995 more: ` + keepers + `
 left     zombie 7 8: ` + supervisors + "\n"
 	for _, dry := range []bool{false, true} {
 		var b strings.Builder
-		harness.Must(t, printFound(&b, found, dry))
+		check.Must(t, printFound(&b, found, dry))
 		if diff := cmp.Diff(want, b.String()); diff != "" {
 			t.Errorf("dry %v (-want +got):\n%s", dry, diff)
 		}

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/internal/doctor"
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func TestPrintFindings(t *testing.T) {
@@ -48,7 +48,7 @@ interrupted: nothing is known
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			var got strings.Builder
-			harness.Must(t, printFindings(&got, tt.rep))
+			check.Must(t, printFindings(&got, tt.rep))
 			if diff := cmp.Diff(strings.TrimPrefix(tt.want, "\n"), got.String()); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -59,7 +59,7 @@ interrupted: nothing is known
 // The transcript in docs/reference/doctor.md has the current format. A test of package doctor compares its cause and fix.
 func TestDoctorTranscript(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/reference/doctor.md")
-	harness.Must(t, err)
+	check.Must(t, err)
 	const cause = "kernel.unprivileged_userns_clone is 0: only root may make user namespaces"
 	var printed strings.Builder
 	err = printFindings(&printed, doctor.Report{Checks: []doctor.Finding{
@@ -70,7 +70,7 @@ func TestDoctorTranscript(t *testing.T) {
 		{Name: "PID namespace", Verdict: doctor.Skipped, Cause: "needs: user namespace"},
 		{Name: "no nested sandboxes", Verdict: doctor.Skipped, Cause: "needs: user namespace"}, // the longest name
 	}})
-	harness.Must(t, err)
+	check.Must(t, err)
 	_, block, _ := strings.Cut(string(doc), "    $ sbxrun doctor\n")
 	block, _, found := strings.Cut(block, "\n\nA run")
 	rest, elided := printed.String(), false

@@ -6,13 +6,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // sbxrun links no packages of the server, because each would slow down every start.
 func TestNoServerPackages(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
-	harness.Must(t, err)
+	check.Must(t, err)
 	packages := strings.Fields(string(out))
 	if !slices.Contains(packages, "github.com/sbxrun/sbxrun/internal/supervise") {
 		t.Fatalf("not the packages of sbxrun: %s", out)

@@ -14,6 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -21,7 +22,7 @@ import (
 // commands' JSON, and one for every metric.
 func TestJSONIsDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/reference/json.md")
-	harness.Must(t, err)
+	check.Must(t, err)
 	rows := func(heading string) []string {
 		_, text, _ := strings.Cut(string(doc), "\n## "+heading+"\n")
 		text, _, _ = strings.Cut(text, "\n## ")

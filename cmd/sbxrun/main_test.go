@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // asCommand is a variable that makes the test binary run as sbxrun.
@@ -58,7 +58,7 @@ func sbxrun(t *testing.T, c *exec.Cmd) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs bytes.Buffer
 	c.Stdout, c.Stderr = &out, &errs
-	harness.Must(t, c.Start())
+	check.Must(t, c.Start())
 	timer := time.AfterFunc(20*time.Second, func() { _ = c.Process.Kill() }) // may just have ended
 	err := c.Wait()
 	if !timer.Stop() {
@@ -74,8 +74,8 @@ func sbxrun(t *testing.T, c *exec.Cmd) (stdout, stderr string, code int) {
 func shared(t *testing.T) string {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
-	harness.Must(t, err)
-	harness.Must(t, errors.Join(os.Chmod(dir, 0o777), os.Chmod(filepath.Dir(dir), 0o755)))
+	check.Must(t, err)
+	check.Must(t, errors.Join(os.Chmod(dir, 0o777), os.Chmod(filepath.Dir(dir), 0o755)))
 	return dir
 }
 
@@ -112,8 +112,8 @@ func TestRunReportNeverWritten(t *testing.T) {
 
 		c := sbxrunCommand(t, uid, dir, "--report", "r.json", "--bind", ".", "sh", "-c", "echo up; exec sleep 100")
 		out, err := c.StdoutPipe()
-		harness.Must(t, err)
-		harness.Must(t, c.Start())
+		check.Must(t, err)
+		check.Must(t, c.Start())
 		if _, err := io.ReadFull(out, make([]byte, 3)); err != nil {
 			t.Errorf("uid %d: the payload does not start: %v", uid, err)
 		}
@@ -135,7 +135,7 @@ func TestRunReportNeverWritten(t *testing.T) {
 func names(t *testing.T, dir string) string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	harness.Must(t, err)
+	check.Must(t, err)
 	var list []string
 	for _, e := range entries {
 		list = append(list, e.Name())
@@ -147,7 +147,7 @@ func names(t *testing.T, dir string) string {
 func TestRunNamedPipes(t *testing.T) {
 	for _, uid := range identities() {
 		dir := shared(t)
-		harness.Must(t, errors.Join(unix.Mkfifo(dir+"/pipe", 0o777), os.Chmod(dir+"/pipe", 0o777)))
+		check.Must(t, errors.Join(unix.Mkfifo(dir+"/pipe", 0o777), os.Chmod(dir+"/pipe", 0o777)))
 		for _, tt := range []struct {
 			args []string
 			code int

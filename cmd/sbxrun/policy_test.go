@@ -11,7 +11,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/cli"
 	"github.com/sbxrun/sbxrun/internal/room"
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func TestParseUser(t *testing.T) {
@@ -58,7 +58,7 @@ func alone(t *testing.T, pairs ...string) {
 	os.Clearenv()
 	for _, pair := range pairs {
 		name, value, _ := strings.Cut(pair, "=")
-		harness.Must(t, os.Setenv(name, value))
+		check.Must(t, os.Setenv(name, value))
 	}
 }
 
@@ -67,7 +67,7 @@ func TestEnvironment(t *testing.T) {
 		"PWD=/x", "OLDPWD=/y", "A=host", "EMPTY=", "NEWLINE=a\nb=c", "BASH_FUNC_f%%=() { :; }")
 	file := func(text string) string {
 		name := filepath.Join(t.TempDir(), "env")
-		harness.Must(t, os.WriteFile(name, []byte(text), 0o600))
+		check.Must(t, os.WriteFile(name, []byte(text), 0o600))
 		return name
 	}
 	inherited := map[string]string{"LANG": "C.UTF-8", "LC_ALL": "de", "LANGUAGE": "de", "TERM": "xterm", "TZ": "UTC"}
@@ -118,7 +118,7 @@ func TestEnvironment(t *testing.T) {
 				}
 				return
 			}
-			harness.Must(t, err)
+			check.Must(t, err)
 			got := map[string]string{}
 			for _, v := range append(base.Vars(), set.Vars()...) {
 				got[v.Name] = v.Value
@@ -166,7 +166,7 @@ func TestMounts(t *testing.T) {
 				}
 				return
 			}
-			harness.Must(t, err)
+			check.Must(t, err)
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

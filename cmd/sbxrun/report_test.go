@@ -16,7 +16,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/cli"
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // report returns a report and its text.
@@ -24,7 +24,7 @@ func report(t *testing.T) (result.Report, string) {
 	t.Helper()
 	rep := result.Result{Cause: result.StartFailed, Verdict: result.NotApplicable}.Report("ID", []string{"x"})
 	text, err := rep.JSON()
-	harness.Must(t, err)
+	check.Must(t, err)
 	return rep, string(text)
 }
 
@@ -32,12 +32,12 @@ func report(t *testing.T) (result.Report, string) {
 func contents(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	harness.Must(t, err)
+	check.Must(t, err)
 	files := map[string]string{}
 	for _, e := range entries {
 		if files[e.Name()] = e.Type().String(); e.Type().IsRegular() {
 			text, err := os.ReadFile(filepath.Join(dir, e.Name()))
-			harness.Must(t, err)
+			check.Must(t, err)
 			files[e.Name()] = string(text)
 		}
 	}
@@ -73,18 +73,18 @@ func TestReportFile(t *testing.T) {
 			dir := t.TempDir()
 			t.Chdir(dir)
 			if tt.before != nil {
-				harness.Must(t, tt.before(dir))
+				check.Must(t, tt.before(dir))
 			}
 			before := contents(t, dir)
 			r, err := openReport(&cli.Run{}, strings.ReplaceAll(tt.place, "DIR", dir))
-			harness.Must(t, err)
+			check.Must(t, err)
 			// Until the report is written, the old file is there.
 			for name, old := range before {
 				if got := contents(t, dir)[name]; got != old {
 					t.Errorf("before the report is written: %s holds %q", name, got)
 				}
 			}
-			harness.Must(t, r.report(rep))
+			check.Must(t, r.report(rep))
 			if diff := cmp.Diff(tt.want, contents(t, dir)); diff != "" {
 				t.Errorf("directory afterwards (-want +got):\n%s", diff)
 			}
@@ -97,12 +97,12 @@ func TestReportDirectoryMoved(t *testing.T) {
 	rep, text := report(t)
 	top := t.TempDir()
 	for _, dir := range []string{"/a", "/b"} {
-		harness.Must(t, os.Mkdir(top+dir, 0o755))
+		check.Must(t, os.Mkdir(top+dir, 0o755))
 	}
 	r, err := openReport(&cli.Run{}, top+"/a/r.json")
-	harness.Must(t, err)
-	harness.Must(t, errors.Join(os.Rename(top+"/a", top+"/c"), os.Symlink("b", top+"/a")))
-	harness.Must(t, r.report(rep))
+	check.Must(t, err)
+	check.Must(t, errors.Join(os.Rename(top+"/a", top+"/c"), os.Symlink("b", top+"/a")))
+	check.Must(t, r.report(rep))
 	if diff := cmp.Diff(map[string]string{"r.json": text}, contents(t, top+"/c")); diff != "" {
 		t.Errorf("the directory (-want +got):\n%s", diff)
 	}
@@ -116,7 +116,7 @@ func TestReportLeavesNothingBefore(t *testing.T) {
 	dir := t.TempDir()
 	for _, old := range []map[string]string{{}, {"r.json": "old"}} {
 		for name, text := range old {
-			harness.Must(t, os.WriteFile(dir+"/"+name, []byte(text), 0o600))
+			check.Must(t, os.WriteFile(dir+"/"+name, []byte(text), 0o600))
 		}
 		if _, err := openReport(&cli.Run{}, dir+"/r.json"); err != nil {
 			t.Fatal(err)
@@ -140,11 +140,11 @@ func TestReportForged(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			harness.Must(t, os.WriteFile(dir+"/target", []byte("old"), 0o600))
+			check.Must(t, os.WriteFile(dir+"/target", []byte("old"), 0o600))
 			r, err := openReport(&cli.Run{}, dir+"/r.json")
-			harness.Must(t, err)
-			harness.Must(t, forge(dir+"/r.json"))
-			harness.Must(t, r.report(rep))
+			check.Must(t, err)
+			check.Must(t, forge(dir+"/r.json"))
+			check.Must(t, r.report(rep))
 			if diff := cmp.Diff(map[string]string{"r.json": text, "target": "old"}, contents(t, dir)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -156,7 +156,7 @@ func TestReportForged(t *testing.T) {
 func TestReportNamedPipe(t *testing.T) {
 	rep, text := report(t)
 	place := t.TempDir() + "/pipe"
-	harness.Must(t, unix.Mkfifo(place, 0o600))
+	check.Must(t, unix.Mkfifo(place, 0o600))
 	opened := make(chan error, 1)
 	go func() {
 		_, err := openReport(&cli.Run{}, place)
@@ -171,11 +171,11 @@ func TestReportNamedPipe(t *testing.T) {
 		t.Fatal("waits for a reader")
 	}
 	in, err := os.OpenFile(place, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer in.Close()
 	r, err := openReport(&cli.Run{}, place)
-	harness.Must(t, err)
-	harness.Must(t, r.report(rep))
+	check.Must(t, err)
+	check.Must(t, r.report(rep))
 	r.file.Close()
 	if got, err := io.ReadAll(in); err != nil || string(got) != text {
 		t.Errorf("got %q, %v; want %q", got, err, text)
@@ -199,7 +199,7 @@ func TestReportNone(t *testing.T) {
 func TestReportDevice(t *testing.T) {
 	rep, _ := report(t)
 	r, err := openReport(&cli.Run{}, "/dev/null")
-	harness.Must(t, err)
+	check.Must(t, err)
 	if err := r.report(rep); err != nil {
 		t.Error(err)
 	}
@@ -211,13 +211,13 @@ func TestReportDevice(t *testing.T) {
 func TestReportDescriptor(t *testing.T) {
 	rep, text := report(t)
 	r, w, err := os.Pipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer r.Close()
 	file, err := openReport(&cli.Run{}, "fd:"+strconv.Itoa(int(w.Fd())))
-	harness.Must(t, err)
-	harness.Must(t, file.report(rep))
+	check.Must(t, err)
+	check.Must(t, file.report(rep))
 	// Two files share one descriptor, which must be closed only once.
-	harness.Must(t, file.file.Close())
+	check.Must(t, file.file.Close())
 	if err := w.Close(); err == nil {
 		t.Error("not the same descriptor")
 	}
@@ -229,7 +229,7 @@ func TestReportDescriptor(t *testing.T) {
 func TestReportErrors(t *testing.T) {
 	dir := t.TempDir()
 	readOnly, err := os.Open(os.DevNull)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer readOnly.Close()
 	number := strconv.Itoa(int(readOnly.Fd()))
 	tests := []struct{ place, code, message string }{
@@ -283,7 +283,7 @@ func TestReportPlaceThatCannotBe(t *testing.T) {
 // Nothing starts if the report's directory is not writable.
 func TestReportReadOnlyDirectory(t *testing.T) {
 	dir := shared(t)
-	harness.Must(t, os.Chmod(dir, 0o755))
+	check.Must(t, os.Chmod(dir, 0o755))
 	uid := uint32(0)
 	if os.Geteuid() == 0 {
 		uid = 65534 // root can write everywhere
@@ -302,7 +302,7 @@ func TestReportSticky(t *testing.T) {
 		return // only root can create another user's file
 	}
 	dir := shared(t)
-	harness.Must(t, errors.Join(unix.Chmod(dir, 0o1777), os.WriteFile(dir+"/file", nil, 0o666), os.Symlink("file", dir+"/link")))
+	check.Must(t, errors.Join(unix.Chmod(dir, 0o1777), os.WriteFile(dir+"/file", nil, 0o666), os.Symlink("file", dir+"/link")))
 	for _, name := range []string{"file", "link"} {
 		_, stderr, code := sbxrun(t, sbxrunCommand(t, 65534, "/", "--report", dir+"/"+name, "--workdir", "/tmp", "sh", "-c", "echo ran >&2"))
 		if want := "sbxrun: error: cannot write the report to " + strconv.Quote(dir+"/"+name) + ": it is another user's, in a directory with the sticky bit; choose another name\n"; code != 125 || stderr != want {
@@ -316,7 +316,7 @@ func TestReportWriteFails(t *testing.T) {
 	rep, _ := report(t)
 	dir := t.TempDir()
 	r, err := openReport(&cli.Run{}, dir+"/r.json")
-	harness.Must(t, err)
+	check.Must(t, err)
 	if err := os.Mkdir(dir+"/r.json", 0o755); err != nil { // cannot be replaced by a file
 		t.Fatal(err)
 	}

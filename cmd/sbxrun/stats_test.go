@@ -11,7 +11,7 @@ import (
 	"github.com/prometheus/common/model"
 
 	"github.com/sbxrun/sbxrun/internal/admission"
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // some returns statistics with characters that must be escaped.
@@ -30,7 +30,7 @@ func some() statistics {
 func exposed(t *testing.T, s statistics) map[string]*dto.MetricFamily {
 	t.Helper()
 	var text strings.Builder
-	harness.Must(t, printPrometheus(&text, s))
+	check.Must(t, printPrometheus(&text, s))
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(text.String()))
 	if err != nil {

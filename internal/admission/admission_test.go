@@ -10,14 +10,13 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // Explain turns errors that a lack of tasks caused into busy, and leaves others unchanged.
 func TestExplain(t *testing.T) {
 	start := &proc.StartError{Step: "fork the keeper", Err: unix.EAGAIN}
 	now, err := Look()
-	harness.Must(t, err)
+	check.Must(t, err)
 	unpressed := &Permit{refused: now.Refused, need: 1}
 	for _, tt := range []struct {
 		name string

@@ -11,7 +11,6 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func TestCensus(t *testing.T) {
@@ -62,15 +61,15 @@ func TestCensus(t *testing.T) {
 // A census counts real processes.
 func TestCensusHere(t *testing.T) {
 	cmd := exec.Command("sleep", "60")
-	harness.Must(t, cmd.Start())
+	check.Must(t, cmd.Start())
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	init, err := proc.Identify(cmd.Process.Pid)
-	harness.Must(t, err)
+	check.Must(t, err)
 	init.PIDNS = 1 // it has no namespace of its own, and ours does not belong to it
 	// Its memory may appear a little later in proc_pid_stat(5).
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		c, err := TakeCensus()
-		harness.Must(t, err)
+		check.Must(t, err)
 		n := c.Sandbox(init)
 		if n.Tasks == 1 && n.Zombies == 0 && n.RSS > 0 {
 			break

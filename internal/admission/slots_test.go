@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 func opened(t *testing.T) *state.Dir {
 	t.Helper()
 	d, err := state.Open(state.Caller{StateDir: filepath.Join(t.TempDir(), "state"), UID: os.Geteuid()})
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { d.Close() })
 	return d
 }
@@ -72,9 +72,9 @@ func TestTakeSlotBehindQueue(t *testing.T) {
 	d := opened(t)
 	release := take(t, d, 1)
 	queue, err := d.Folder().Open(queueName, unix.O_RDWR|unix.O_CREAT)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer unix.Close(queue)
-	harness.Must(t, unix.Flock(queue, unix.LOCK_EX))
+	check.Must(t, unix.Flock(queue, unix.LOCK_EX))
 	begin := time.Now()
 	_, err = takeSlot(d.Folder(), 1)
 	check.That(t, err == errFull, "with all slots taken:  %v", err)
@@ -94,7 +94,7 @@ func TestTakeSlotBehindQueue(t *testing.T) {
 		t.Errorf("overtook the head of the queue:  %v", err)
 	case <-time.After(50 * time.Millisecond): // time for an attempt
 	}
-	harness.Must(t, unix.Flock(queue, unix.LOCK_UN))
+	check.Must(t, unix.Flock(queue, unix.LOCK_UN))
 	check.OK(t, <-taken, "with a free slot and no waiters")
 }
 
@@ -103,9 +103,9 @@ func TestSlotBehindStopped(t *testing.T) {
 	t.Parallel()
 	d := opened(t)
 	queue, err := d.Folder().Open(queueName, unix.O_RDWR|unix.O_CREAT)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer unix.Close(queue)
-	harness.Must(t, unix.Flock(queue, unix.LOCK_EX))
+	check.Must(t, unix.Flock(queue, unix.LOCK_EX))
 	taken := make(chan error, 2)
 	go func() {
 		_, err := takeSlot(d.Folder(), 2)
@@ -173,7 +173,7 @@ func blocked(t *testing.T, d *state.Dir, n int) {
 func inQueue(t *testing.T, inode uint64) (n int) {
 	t.Helper()
 	f, err := os.Open("/proc/locks")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer f.Close()
 	for s := bufio.NewScanner(f); s.Scan(); {
 		var kind, access, rw, device string
@@ -238,14 +238,14 @@ func TestKilledHolder(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe", d.Path())
 	cmd.Env = append(os.Environ(), roleVar+"=slot")
 	out, err := cmd.StdoutPipe()
-	harness.Must(t, err)
-	harness.Must(t, cmd.Start())
+	check.Must(t, err)
+	check.Must(t, cmd.Start())
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	line, err := bufio.NewReader(out).ReadString('\n')
 	check.Require(t, err == nil && line == "<nil>\n", "the holder says %q, %v", line, err)
 	_, err = takeSlot(d.Folder(), 1)
 	check.Require(t, err == errFull, "with a holder: %v", err)
-	harness.Must(t, cmd.Process.Kill())
+	check.Must(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	take(t, d, 1)()
 }
@@ -266,7 +266,7 @@ func TestAdmission(t *testing.T) {
 // If the locks cannot be taken, takeSlot, waitSlot and try fail.
 func TestSlotsFail(t *testing.T) {
 	d := opened(t)
-	harness.Must(t, d.Close())
+	check.Must(t, d.Close())
 	release, err := takeSlot(d.Folder(), 1)
 	check.That(t, err != nil && err != errFull, "a slot: %v, %v", release != nil, err)
 	release, err = waitSlot(t.Context(), d.Folder(), 1)
@@ -280,7 +280,7 @@ func TestLocksCloseOnExec(t *testing.T) {
 	d := opened(t)
 	defer take(t, d, 1)()
 	release, _, err := try(d.Folder(), admissionName)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer release()
 	found := 0
 	entries := harness.ReadDir(t, "/proc/self/fd")
@@ -291,7 +291,7 @@ func TestLocksCloseOnExec(t *testing.T) {
 		}
 		found++
 		data, err := proc.ReadFile("/proc/self/fdinfo/" + e.Name())
-		harness.Must(t, err)
+		check.Must(t, err)
 		var pos, flags int
 		if _, err := fmt.Sscanf(string(data), "pos: %d flags: %o", &pos, &flags); err != nil {
 			_, err = fmt.Sscanf(string(data), "pos:\t%d\nflags:\t%o\n", &pos, &flags)

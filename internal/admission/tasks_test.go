@@ -12,7 +12,6 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // fake returns a directory with kernel files.
@@ -21,8 +20,8 @@ func fake(t testing.TB, files map[string]string) string {
 	root := t.TempDir()
 	for path, text := range files {
 		path = root + path
-		harness.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		harness.Must(t, os.WriteFile(path, []byte(text), 0o644))
+		check.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		check.Must(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	return root
 }
@@ -91,7 +90,7 @@ func TestLook(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			root := fake(t, tt.files)
 			r, err := look(root)
-			harness.Must(t, err)
+			check.Must(t, err)
 			for i := range r.Bounds {
 				r.Bounds[i].Path = strings.TrimPrefix(r.Bounds[i].Path, root)
 			}
@@ -119,7 +118,7 @@ func TestLookFails(t *testing.T) {
 // Look works on this machine, which has at least this process.
 func TestLookHere(t *testing.T) {
 	r, err := Look()
-	harness.Must(t, err)
+	check.Must(t, err)
 	check.Require(t, len(r.Bounds) >= 2, "%+v", r)
 	for _, b := range r.Bounds {
 		check.That(t, b.Current >= 1 && b.Max >= b.Current, "%+v", b)
@@ -129,9 +128,9 @@ func TestLookHere(t *testing.T) {
 // usual agrees with the list of mounts, or finds nothing.
 func TestUsual(t *testing.T) {
 	paths, err := limits.Membership("", 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	mounts, err := limits.Mounts("")
-	harness.Must(t, err)
+	check.Must(t, err)
 	wantTop, wantOwn := hierarchy(mounts, paths)
 	top, own, ok := usual(paths)
 	check.That(t, !ok || top == wantTop && own == wantOwn, "%s %s, want %s %s", top, own, wantTop, wantOwn)
@@ -160,7 +159,7 @@ func TestLacking(t *testing.T) {
 func BenchmarkLook(b *testing.B) {
 	for b.Loop() {
 		_, err := Look()
-		check.Require(b, err == nil, "%v", err)
+		check.Must(b, err)
 	}
 }
 
@@ -182,13 +181,13 @@ func TestPromises(t *testing.T) {
 		"/cg/a/sbxrun-6/pids.max": "8\n", "/cg/a/sbxrun-6/pids.current": "3\n",
 	}))
 	owner, err := os.Open(root + "/cg/a/b/sbxrun-8")
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer owner.Close()
 	if err := unix.Flock(int(owner.Fd()), unix.LOCK_SH); err != nil {
 		t.Fatal(err)
 	}
 	r, err := look(root)
-	harness.Must(t, err)
+	check.Must(t, err)
 	for range 2 { // copies stay independent
 		again := r
 		again.AddPromises()

@@ -24,7 +24,7 @@ func code(err error) string {
 func TestStore(t *testing.T) {
 	dir := t.TempDir()
 	s, err := Open(dir, time.Hour, 2*perFile+100)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	id, n, err := s.Put("a", strings.NewReader("hello"), 50, perFile+50)
 	check.Require(t, n == 5 && err == nil, "%v %v", n, err)
 	if again, _, err := s.Put("a", strings.NewReader("hello"), 50, 2*perFile+50); again != id || err != nil || s.used["a"] != perFile+5 {
@@ -80,7 +80,7 @@ func TestStore(t *testing.T) {
 // A file that is written during an expiry is counted once, and not at all if writing fails.
 func TestExpireMeanwhile(t *testing.T) {
 	s, err := Open(t.TempDir(), time.Hour, 1<<20)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	for _, failing := range []bool{true, false} {
 		r, w := io.Pipe()
 		done := make(chan error)
@@ -89,7 +89,7 @@ func TestExpireMeanwhile(t *testing.T) {
 			done <- err
 		}()
 		_, err := w.Write([]byte("half"))
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		check.OK(t, s.Expire(time.Now().Add(2*time.Hour)))
 		want := int64(0)
 		if failing {
@@ -109,9 +109,9 @@ func TestExpireMeanwhile(t *testing.T) {
 // Expire works while the store is used, and keeps files used since.
 func TestExpireAside(t *testing.T) {
 	s, err := Open(t.TempDir(), time.Hour, 2*perFile+100)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	id, _, err := s.Put("a", strings.NewReader("hello"), 50, perFile+50)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	s.mu.Lock()
 	looked := make(chan error, 1)
 	go func() { looked <- s.Expire(time.Now()) }()
@@ -131,18 +131,18 @@ func TestExpireAside(t *testing.T) {
 // Files can be listed and removed by their tenant alone. Reading a file makes it the last one used.
 func TestListAndRemove(t *testing.T) {
 	s, err := Open(t.TempDir(), time.Hour, 1<<20)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	var ids []string
 	for _, text := range []string{"one", "three"} {
 		id, _, err := s.Put("a", strings.NewReader(text), 50, 1<<20)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		ids = append(ids, id)
 		old := time.Now().Add(-time.Minute)
 		err = os.Chtimes(filepath.Join(s.dir, "a", strings.TrimPrefix(id, Prefix)), old, old)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 	f, _, err := s.Get("a", ids[0])
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	f.Close()
 	list, err := s.List("a")
 	check.That(t, err == nil && len(list) == 2 && list[0].ID == ids[1] && list[0].Size == 5 && list[1].ID == ids[0] && list[1].Used.After(list[0].Used), "%v, %v", list, err)

@@ -11,17 +11,16 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A stored answer is sent with its status. The tenant's oldest answers are dropped for new ones, and their
 // requests then fail as started, so that they do not run again. Other tenants' answers stay.
 func TestAnswers(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "answers")
-	harness.Must(t, os.MkdirAll(dir, 0o700))
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "of-a-killed-server"), nil, 0o600))
+	check.Must(t, os.MkdirAll(dir, 0o700))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "of-a-killed-server"), nil, 0o600))
 	a, err := NewAnswers(dir, 5*blockSize)
-	harness.Must(t, err)
+	check.Must(t, err)
 	put := func(tenant, text string) *Answer {
 		return a.Put(tenant, 3*blockSize, func(w http.ResponseWriter) {
 			w.WriteHeader(http.StatusAccepted)

@@ -11,7 +11,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func code(err error) api.Code {
@@ -25,7 +24,7 @@ func code(err error) api.Code {
 // Readers at any offset get the data as it is written. Data beyond the limit is counted only.
 func TestSpool(t *testing.T) {
 	s, err := NewSpool(t.TempDir(), 6)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer s.Close()
 	var all sync.WaitGroup
 	for from, want := range map[int64]string{0: "abcdef", 4: "ef", 9: ""} {
@@ -52,7 +51,7 @@ func TestSpool(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	other, err := NewSpool(t.TempDir(), 6)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer other.Close()
 	kept, ended = other.Wait(ctx, 0)
 	check.That(t, kept == 0 && !ended, "%d %v", kept, ended)
@@ -63,9 +62,9 @@ func TestBook(t *testing.T) {
 	share := Limits{Calls: 2, Output: 50}
 	b := NewStore(t.TempDir(), time.Minute, shelf)
 	memory, err := tenants.NewBudget("bytes", 0).Take("a", 5, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	ctx, c, err := b.Add(t.Context(), "1", "a", nil, 10, share, memory)
-	harness.Must(t, err)
+	check.Must(t, err)
 	// The stores of sessions share the quota.
 	other := NewStore(t.TempDir(), time.Minute, shelf)
 	if _, _, err := other.Add(t.Context(), "2", "a", nil, 20, share, nil); code(err) != api.Quota {
@@ -103,7 +102,7 @@ func TestKeys(t *testing.T) {
 	k := NewKeys(time.Minute, 2)
 	memory := tenants.NewBudget("bytes", 0)
 	lease, err := memory.Take("t", 10, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	key, first, err := k.Begin("t", "a", []byte("1"))
 	check.Require(t, first && err == nil, "%v %v", first, err)
 	if again, first, err := k.Begin("t", "a", []byte("1")); again != key || first || err != nil {

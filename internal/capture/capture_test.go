@@ -11,18 +11,17 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // Take returns the cause of its context, and leaves nothing in the store.
 func TestTakeEnds(t *testing.T) {
 	dir := t.TempDir()
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("text"), 0o600))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("text"), 0o600))
 	layer, err := os.Open(dir)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer layer.Close()
 	store, err := snapshots.Open(filepath.Join(t.TempDir(), "snapshots"))
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer store.Close()
 	from := Source{Overlays: []*room.Overlay{{Dest: "/work", Source: dir, Since: time.Now(), Layer: layer}}}
 	ended := errors.New("ended")
@@ -32,7 +31,7 @@ func TestTakeEnds(t *testing.T) {
 			cancel(cause)
 		}
 		m, err := snapshots.NewManifest("", 0)
-		harness.Must(t, err)
+		check.Must(t, err)
 		m.Workdir = "/work"
 		err = Take(ctx, store, m, from, 1<<20)
 		cancel(nil)

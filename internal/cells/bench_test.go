@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // p50 reports the median duration of a round, at one call per 60 ms.
@@ -59,7 +58,7 @@ func BenchmarkFresh(b *testing.B) {
 			k := New(spec)
 			one(b, k)
 			took := time.Since(begin)
-			harness.Must(b, k.Close())
+			check.Must(b, k.Close())
 			return took
 		}
 	})

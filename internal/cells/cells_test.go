@@ -30,7 +30,7 @@ func init() { interruptBound = harness.Deadline(interruptBound) }
 func newRoom(t testing.TB) *bwrap.Room {
 	t.Helper()
 	room := &bwrap.Room{}
-	harness.Must(t, room.Start(t.Context()))
+	check.Must(t, room.Start(t.Context()))
 	t.Cleanup(func() {
 		res, err := room.Close()
 		check.That(t, err == nil && res.Verdict == result.Proven, "the room: %+v, %v", res, err)
@@ -55,7 +55,7 @@ func has(t testing.TB, room *bwrap.Room, program string) bool {
 	c := room.Command("sh", "-c", `command -v "$0"`, program)
 	c.Timeout = bound
 	res, err := c.Run(t.Context())
-	harness.Must(t, err)
+	check.Must(t, err)
 	return res.ExitCode() == 0
 }
 
@@ -377,7 +377,7 @@ func TestCanceled(t *testing.T) {
 func TestRoomEnds(t *testing.T) {
 	t.Parallel()
 	room := &bwrap.Room{}
-	harness.Must(t, room.Start(t.Context()))
+	check.Must(t, room.Start(t.Context()))
 	k := open(t, Spec{Room: In(room), Language: Languages()["python"]})
 	ended := make(chan error)
 	go func() {
@@ -411,19 +411,19 @@ func (r in) Start(ctx context.Context, c slot.Command) (slot.Running, error) {
 func TestLanguages(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	harness.Must(t, os.Chmod(dir, 0o755))
+	check.Must(t, os.Chmod(dir, 0o755))
 	programs := map[string]string{
 		"python": "print(6*7)", "node": "console.log(6*7)", "bash": "echo $((6*7))", "sh": "echo $((6*7))", "ruby": "puts 6*7",
 		"java": "class Main { public static void main(String[] a) { System.out.println(6*7); } }",
 		"go":   "package main\n\nfunc main() { println(6 * 7) }\n",
 	}
 	room := &bwrap.Room{Policy: bwrap.Policy{Mounts: []bwrap.Mount{{Source: dir, Dest: "/code"}}}}
-	harness.Must(t, room.Start(t.Context()))
+	check.Must(t, room.Start(t.Context()))
 	defer room.Close()
 	for name, language := range Languages() {
 		check.OK(t, language.Check(), "%s", name)
 		check.That(t, programs[name] != "", "%s has no program here", name)
-		harness.Must(t, os.WriteFile(path.Join(dir, language.File), []byte(programs[name]), 0o644))
+		check.Must(t, os.WriteFile(path.Join(dir, language.File), []byte(programs[name]), 0o644))
 		if !has(t, room, language.Command[0]) {
 			continue
 		}
@@ -463,7 +463,7 @@ func TestOutOfMemory(t *testing.T) {
 	if e, ok := errors.AsType[*result.Error](err); ok && e.Code == "limit" {
 		return // the limit cannot be enforced here
 	}
-	harness.Must(t, err)
+	check.Must(t, err)
 	a := do(t, k, "x = bytearray(1 << 30)")
 	check.That(t, a.Cause == result.OOM && a.State == Lost, "%+v", a)
 	a = do(t, k, "1")

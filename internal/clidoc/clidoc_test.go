@@ -15,21 +15,21 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // write creates all files of a kind and returns their directory.
 func write(t *testing.T, what string) string {
 	t.Helper()
 	dir := t.TempDir()
-	harness.Must(t, run("../..", what, dir))
+	check.Must(t, run("../..", what, dir))
 	return dir
 }
 
 func read(t *testing.T, elem ...string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(elem...))
-	harness.Must(t, err)
+	check.Must(t, err)
 	return string(b)
 }
 
@@ -37,7 +37,7 @@ func read(t *testing.T, elem ...string) string {
 func pages(t *testing.T) map[string]string {
 	t.Helper()
 	sources, err := filepath.Glob("../../docs/man/*.md")
-	harness.Must(t, err)
+	check.Must(t, err)
 	pages := map[string]string{}
 	for _, source := range sources {
 		pages[strings.TrimSuffix(filepath.Base(source), ".md")] = source

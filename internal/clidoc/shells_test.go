@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/internal/cli"
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // wanted lists the words that every shell proposes at the end of a command line, with … only some of them. [place] has
@@ -198,10 +198,10 @@ type place struct {
 func newPlace(t *testing.T) place {
 	t.Helper()
 	completions, err := filepath.Abs("completions")
-	harness.Must(t, err)
+	check.Must(t, err)
 	p := place{home: t.TempDir(), script: completions}
 	self, err := os.Executable()
-	harness.Must(t, err)
+	check.Must(t, err)
 	programs := t.TempDir()
 	for _, f := range []struct{ name, text string }{
 		{filepath.Join(p.home, "job.py"), ""},
@@ -227,8 +227,8 @@ func newPlace(t *testing.T) place {
 
 func put(t *testing.T, name, text string) {
 	t.Helper()
-	harness.Must(t, os.MkdirAll(filepath.Dir(name), 0o755))
-	harness.Must(t, os.WriteFile(name, []byte(text), 0o755))
+	check.Must(t, os.MkdirAll(filepath.Dir(name), 0o755))
+	check.Must(t, os.WriteFile(name, []byte(text), 0o755))
 }
 
 // bash inserts all proposals into the line and prints it.
@@ -364,7 +364,7 @@ func interactive(t *testing.T, p place, shell string, args ...string) *session {
 	cmd := exec.Command(program(t, shell), args...)
 	cmd.Dir, cmd.Env = p.home, p.env
 	ptmx, err := pty.Start(cmd)
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // killed

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // fakeBus delivers messages within this process, except for those that lose selects.
@@ -110,7 +109,7 @@ func pair(t *testing.T, bus *fakeBus) (dials, accepts *Transport, alive *sync.Ma
 	if err == nil {
 		accepts, err = NewTransport(t.Context(), bus, "node.n.1", there)
 	}
-	harness.Must(t, err)
+	check.Must(t, err)
 	return dials, accepts, alive
 }
 
@@ -202,7 +201,7 @@ func TestSlowReader(t *testing.T) {
 	n, err := c.Write(make([]byte, 10*window))
 	check.That(t, n == window && errors.Is(err, os.ErrDeadlineExceeded), "%d bytes, %v", n, err)
 	other, err := accepts.Accept()
-	harness.Must(t, err)
+	check.Must(t, err)
 	late := other.(*Conn)
 	late.mu.Lock()
 	defer late.mu.Unlock()
@@ -220,9 +219,9 @@ func TestNobody(t *testing.T) {
 	check.That(t, errors.Is(err, ErrUnreachable), "%v", err)
 	heard := dials.Dial("node.n.1")
 	_, err = heard.Write([]byte("x"))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	_, err = accepts.Accept()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	alive.Store("node.n.1", true) // is gone
 	bounded(t, func() {
 		_, err := heard.Read(make([]byte, 1))
@@ -244,11 +243,11 @@ func TestRefused(t *testing.T) {
 	for range 2 {
 		c := dials.Dial("node.n.1")
 		_, err := c.Write([]byte("x"))
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		for end := time.Now().Add(time.Minute); len(accepts.accepted) == 0 && accepts.open.Err() == nil && time.Now().Before(end); {
 			time.Sleep(time.Millisecond)
 		}
-		harness.Must(t, accepts.Close())
+		check.Must(t, accepts.Close())
 		bounded(t, func() {
 			_, err := c.Read(make([]byte, 1))
 			check.That(t, errors.Is(err, ErrUnreachable), "%v", err)
@@ -263,11 +262,11 @@ func TestLeaving(t *testing.T) {
 	dials, accepts, _ := pair(t, &fakeBus{})
 	c := dials.Dial("node.n.1")
 	_, err := c.Write([]byte("x"))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	other, err := accepts.Accept()
-	harness.Must(t, err)
+	check.Must(t, err)
 	_, err = other.Read(make([]byte, 1))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	c.Abort(context.Canceled)
 	bounded(t, func() {
 		n, err := other.Read(make([]byte, 1))
@@ -285,20 +284,20 @@ func TestName(t *testing.T) {
 	dials, accepts, _ := pair(t, bus)
 	c := dials.Dial("node.n.1")
 	_, err := c.Write([]byte("x"))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	other, err := accepts.Accept()
-	harness.Must(t, err)
+	check.Must(t, err)
 	for _, forged := range []struct{ subject, reply string }{
 		{"gateway.g.1.thief." + c.id, "node.n.1.g." + c.id},
 		{"node.n.1.thief." + c.id, "gateway.g.1.n." + c.id},
 		{"node.n.1.thief.another", "gateway.g.1.n.another"},
 	} {
 		for _, f := range []frame{{bits: resets}, {bits: opens, data: []byte("xforged")}} {
-			harness.Must(t, bus.Publish(forged.subject, forged.reply, f.append(nil)))
+			check.Must(t, bus.Publish(forged.subject, forged.reply, f.append(nil)))
 		}
 	}
 	_, err = c.Write([]byte("y"))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	bounded(t, func() {
 		text := make([]byte, 2)
 		_, err := io.ReadFull(other, text)
@@ -315,9 +314,9 @@ func TestLeavingUnheard(t *testing.T) {
 	dials, accepts, _ := pair(t, bus)
 	c := dials.Dial("node.n.1")
 	_, err := c.Write([]byte("x"))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	other, err := accepts.Accept()
-	harness.Must(t, err)
+	check.Must(t, err)
 	c.Abort(context.Canceled)
 	other.(*Conn).tick(time.Now().Add(2*lostAfter), true)
 	bounded(t, func() {
@@ -333,14 +332,14 @@ func TestLastResponse(t *testing.T) {
 	dials, accepts, alive := pair(t, &fakeBus{})
 	c := dials.Dial("node.n.1")
 	_, err := c.Write([]byte("x"))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	other, err := accepts.Accept()
-	harness.Must(t, err)
+	check.Must(t, err)
 	gone := time.Now().Add(time.Minute)
 	c.tick(gone, false)
 	alive.Store("node.n.1", true) // is gone, also for the transport's own ticks
 	_, err = other.Write([]byte("y"))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	bounded(t, func() {
 		text := make([]byte, 1)
 		_, err := io.ReadFull(c, text)
@@ -367,7 +366,7 @@ func TestCutOff(t *testing.T) {
 		if err == nil {
 			other, err = accepts.Accept()
 		}
-		harness.Must(t, err)
+		check.Must(t, err)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.lastIn = c.lastIn.Add(-3 * time.Minute)

@@ -12,19 +12,18 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // The log and the error say why and where NATS is unreachable, without the password.
 func TestUnreachable(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	harness.Must(t, err)
+	check.Must(t, err)
 	l.Close() // nobody answers there
 	c := config.Default()
 	c.NATS.URL = fmt.Sprintf("me:secret@%s", l.Addr())
 	from, to := io.Pipe()
 	bus, err := Connect(&c, GatewayKind, slog.New(slog.NewTextHandler(to, nil)))
-	harness.Must(t, err)
+	check.Must(t, err)
 	said := make(chan string, 1)
 	go func() {
 		b := make([]byte, 4096)
@@ -48,7 +47,7 @@ func TestUnreachable(t *testing.T) {
 func hung(t *testing.T, each func(net.Conn)) (url string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		for {
@@ -79,7 +78,7 @@ func TestSilent(t *testing.T) {
 		go io.Copy(io.Discard, c)
 	})
 	bus, err := Connect(&c, GatewayKind, slog.New(slog.DiscardHandler))
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer bus.Conn.Close()
 	const most = lostAfter - heartbeatInterval // since the last beat
 	first := <-came
@@ -97,7 +96,7 @@ func TestUnread(t *testing.T) {
 	c := config.Default()
 	c.NATS.URL = hung(t, func(net.Conn) { came <- time.Now() })
 	bus, err := Connect(&c, GatewayKind, slog.New(slog.DiscardHandler))
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer bus.Conn.Close()
 	<-came
 	done := make(chan struct{})

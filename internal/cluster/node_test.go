@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A response in progress while its node ends arrives, even after a pause.
@@ -20,9 +19,9 @@ func TestNodeEnds(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	at := subject(NodeKind, "n", NewInstance())
 	members, err := Join(ctx, bus, NodeKind, func() Heartbeat { return Heartbeat{Kind: NodeKind, Name: "n", Instance: at[len("node.n."):]} })
-	harness.Must(t, err)
+	check.Must(t, err)
 	accepts, err := NewTransport(ctx, bus, at, func(string) bool { return true })
-	harness.Must(t, err)
+	check.Must(t, err)
 	begun := make(chan struct{})
 	n := &Node{bus: bus, members: members, stop: stop, calls: &puller{}, web: newHTTPServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		close(begun)
@@ -32,14 +31,14 @@ func TestNodeEnds(t *testing.T) {
 	go func() { _ = n.web.Serve(accepts) }()
 
 	others, err := Join(t.Context(), bus, GatewayKind, func() Heartbeat { return Heartbeat{Kind: GatewayKind, Name: "g", Instance: NewInstance()} }, NodeKind)
-	harness.Must(t, err)
+	check.Must(t, err)
 	bounded(t, func() {
 		for !others.Has(at) {
 			time.Sleep(time.Millisecond)
 		}
 	})
 	dials, err := NewTransport(t.Context(), bus, "gateway.g.1", others.Has)
-	harness.Must(t, err)
+	check.Must(t, err)
 	go func() {
 		<-begun
 		n.Close(t.Context())

@@ -9,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // An error in a file names the key and the expected value.
@@ -48,7 +47,7 @@ func TestWrong(t *testing.T) {
 		{"[images.a]\nimage = \"x\"\ndevices = [\"/dev/fuse\"]\n[tenant]\nimages = [\"a\"]", ""},
 		{nats, ""}, {"[nats]\nurl = \"a, tls://b:1\"", ""}, {"[tenant]\nrate = 0.5", ""},
 	} {
-		harness.Must(t, os.WriteFile(name, []byte(test.text), 0o600))
+		check.Must(t, os.WriteFile(name, []byte(test.text), 0o600))
 		c, err := Load(name)
 		if c.NATS.Node = "n"; err == nil {
 			err = c.Check()
@@ -63,7 +62,7 @@ func TestTenants(t *testing.T) {
 	for _, own := range []string{"[tenants.guest]\nsessions = 0\noverlays = []\nmax_timeout = \"0\"", "[tenants]\nguest = {sessions = 0, overlays = [], max_timeout = \"0\"}", "[tenants]\nguest.sessions = 0\nguest.overlays = []\nguest.max_timeout = \"0\""} {
 		text := "[tenant]\nqueue = 7\nmax_timeout = \"5\"\noverlays = [\"app\"]\nnetwork = [\"a.example\"]\n" + own + "\n[tenants.other]\nnetwork = [\"b.example\"]\n"
 		for _, text := range []string{text, own + "\n" + text[:strings.Index(text, own)]} {
-			harness.Must(t, os.WriteFile(name, []byte(text), 0o600))
+			check.Must(t, os.WriteFile(name, []byte(text), 0o600))
 			c, err := Load(name)
 			check.Require(t, err == nil, "%s: %v", text, err)
 			want := c.Tenant
@@ -77,9 +76,9 @@ func TestTenants(t *testing.T) {
 // A rule for a whole top-level domain gives one warning for all tenants that inherit it.
 func TestTopLevelDomains(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "c.toml")
-	harness.Must(t, os.WriteFile(name, []byte("[tenant]\nnetwork = [\"*.com\", \"*.example.org\"]\n[tenants.a]\npids = 5\n[tenants.b]\nnetwork = [\"*.dev:443\"]\n"), 0o600))
+	check.Must(t, os.WriteFile(name, []byte("[tenant]\nnetwork = [\"*.com\", \"*.example.org\"]\n[tenants.a]\npids = 5\n[tenants.b]\nnetwork = [\"*.dev:443\"]\n"), 0o600))
 	c, err := Load(name)
-	harness.Must(t, err)
+	check.Must(t, err)
 	got := strings.Join(c.Warnings(), "\n")
 	check.That(t, strings.Count(got, "\n") == 1 && strings.Contains(got, `tenant.network: the network rule "*.com"`) && strings.Contains(got, "tenants.b.network"), "warnings: %s", got)
 }

@@ -23,9 +23,9 @@ func TestDefaultsAreDocumented(t *testing.T) {
 	defaults, _, found := strings.Cut(block, "# Examples:\n")
 	check.Require(t, found, "configuration.md has no block of defaults followed by examples")
 	file := filepath.Join(t.TempDir(), "serve.toml")
-	harness.Must(t, os.WriteFile(file, []byte(defaults), 0o600))
+	check.Must(t, os.WriteFile(file, []byte(defaults), 0o600))
 	documented, err := Load(file)
-	harness.Must(t, err)
+	check.Must(t, err)
 	want := Default()
 	documented.StateDir, documented.DataDir = want.StateDir, want.DataDir // depends on the user
 	check.Equal(t, cmp.Diff(flat(reflect.ValueOf(want)), flat(reflect.ValueOf(documented))), "", "defaults in the code, against configuration.md (-code +doc):\n")

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A token file that others can write to, and tokens for tenants of socket users, are rejected.
@@ -31,18 +30,18 @@ func TestLoadTokens(t *testing.T) {
 		{"of nothing", "a sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855\n", 0o600, "empty token"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			harness.Must(t, os.WriteFile(name, []byte(test.text), 0o600))
+			check.Must(t, os.WriteFile(name, []byte(test.text), 0o600))
 			defer os.Remove(name)
-			harness.Must(t, os.Chmod(name, test.mode))
+			check.Must(t, os.Chmod(name, test.mode))
 			_, err := LoadTokens(name)
 			check.That(t, (test.word != "" || err == nil) && (test.word == "" || err != nil && strings.Contains(err.Error(), test.word)), "%v, want %q", err, test.word)
 		})
 	}
 	_, err := LoadTokens(filepath.Dir(name))
 	check.That(t, err != nil, "a directory")
-	harness.Must(t, os.WriteFile(name, nil, 0o600))
+	check.Must(t, os.WriteFile(name, nil, 0o600))
 	st, err := os.Stat(name)
-	harness.Must(t, err)
+	check.Must(t, err)
 	err = checkTokenFile(name, others{st})
 	check.That(t, err != nil && strings.Contains(err.Error(), "chown"), "another user's: %v", err)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/devices/cdiyaml"
 	"github.com/sbxrun/sbxrun/internal/values"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -22,10 +23,10 @@ func specDirs(t *testing.T, files map[string]string) string {
 	t.Helper()
 	top := harness.Dir(t)
 	for _, dir := range []string{"/low", "/high"} {
-		harness.Must(t, os.Mkdir(top+dir, 0o755))
+		check.Must(t, os.Mkdir(top+dir, 0o755))
 	}
 	for name, text := range files {
-		harness.Must(t, os.WriteFile(top+"/"+name, []byte(strings.ReplaceAll(text, "TOP", top)), 0o644))
+		check.Must(t, os.WriteFile(top+"/"+name, []byte(strings.ReplaceAll(text, "TOP", top)), 0o644))
 	}
 	t.Setenv(Variable, top+"/low:"+top+"/high")
 	return top
@@ -107,9 +108,9 @@ func TestFind(t *testing.T) {
 	top := specDirs(t, map[string]string{"low/nvidia.yaml": nvidia, "low/ignored.yml": "{"})
 	socket(t, top+"/socket")
 	library, soname := libc(t)
-	harness.Must(t, os.Symlink(library, top+"/library"))
+	check.Must(t, os.Symlink(library, top+"/library"))
 	got, err := Find([]string{"nvidia.com/gpu=0", "nvidia.com/gpu=all", "/dev/full", "nvidia.com/gpu=0"})
-	harness.Must(t, err)
+	check.Must(t, err)
 	want := &Set{
 		Nodes: []Node{
 			{Name: "nvidia.com/gpu=0", Source: top + "/nvidiactl", Dest: "/dev/nvidiactl", Common: true},
@@ -131,18 +132,18 @@ func TestFind(t *testing.T) {
 func socket(t *testing.T, name string) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { unix.Close(fd) })
-	harness.Must(t, unix.Bind(fd, &unix.SockaddrUnix{Name: name}))
+	check.Must(t, unix.Bind(fd, &unix.SockaddrUnix{Name: name}))
 }
 
 // libc returns the path and the SONAME of a shared library.
 func libc(t *testing.T) (name, soname string) {
 	t.Helper()
 	sh, err := exec.LookPath("sh")
-	harness.Must(t, err)
+	check.Must(t, err)
 	out, err := exec.Command("ldd", sh).Output()
-	harness.Must(t, err)
+	check.Must(t, err)
 	for word := range strings.FieldsSeq(string(out)) {
 		if base := filepath.Base(word); filepath.IsAbs(word) && strings.HasPrefix(base, "libc.") {
 			return word, base
@@ -162,7 +163,7 @@ func TestFindPrecedence(t *testing.T) {
 		"low/c.json": strings.ReplaceAll(fmt.Sprintf(thing, "x"), "v.com/c", "v.com/twice"), "low/d.json": strings.ReplaceAll(fmt.Sprintf(thing, "x"), "v.com/c", "v.com/twice"),
 	})
 	got, err := Find([]string{"v.com/c=0"})
-	harness.Must(t, err)
+	check.Must(t, err)
 	if got.Nodes[0].Dest != "/dev/high" {
 		t.Errorf("found %v", got.Nodes)
 	}
@@ -206,7 +207,7 @@ func TestFindRejects(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			text := `{"cdiVersion": "1.0.0", "kind": "v.com/c", "devices": [{"name": "0", "containerEdits": {` + tt.edits + `}}]}`
-			harness.Must(t, os.WriteFile(top+"/low/a.json", []byte(strings.ReplaceAll(text, "TOP", top)), 0o644))
+			check.Must(t, os.WriteFile(top+"/low/a.json", []byte(strings.ReplaceAll(text, "TOP", top)), 0o644))
 			if got, err := Find([]string{"v.com/c=0"}); err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("%v, %v, want %q", got, err, tt.want)
 			}
@@ -253,8 +254,8 @@ func TestReadSpec(t *testing.T) {
 		},
 	} {
 		_ = os.Remove(name) // the first time there is none
-		harness.Must(t, os.WriteFile(name, []byte(fmt.Sprintf(thing, "x")), 0o644))
-		harness.Must(t, plant())
+		check.Must(t, os.WriteFile(name, []byte(fmt.Sprintf(thing, "x")), 0o644))
+		check.Must(t, plant())
 		if _, err := Find([]string{"v.com/c=0"}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}

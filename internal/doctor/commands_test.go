@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // command matches the command in a line of a remedy: the text after the introduction, up to the end.
@@ -63,7 +62,7 @@ func TestCommandsOfRemedies(t *testing.T) {
 func TestStateDirRemedy(t *testing.T) {
 	top := t.TempDir()
 	dir := filepath.Join(top, "a $b 'c'")
-	harness.Must(t, os.Mkdir(dir, 0o755))
+	check.Must(t, os.Mkdir(dir, 0o755))
 	fix := func(dir string) string {
 		t.Setenv("SBXRUN_STATE_DIR", dir)
 		_, err := checkStateDir()
@@ -79,8 +78,8 @@ func TestStateDirRemedy(t *testing.T) {
 	_, err = checkStateDir()
 	check.That(t, err == nil, "after %s: %v", line, err)
 	file := filepath.Join(top, "file")
-	harness.Must(t, os.WriteFile(file, nil, 0o600))
-	harness.Must(t, os.Mkdir(filepath.Join(top, "closed"), 0o500))
+	check.Must(t, os.WriteFile(file, nil, 0o600))
+	check.Must(t, os.Mkdir(filepath.Join(top, "closed"), 0o500))
 	for _, bad := range []string{file, filepath.Join(file, "x"), filepath.Join(top, "closed/x")} {
 		got := fix(bad)
 		check.That(t, !strings.Contains(got, "chmod") && (os.Geteuid() == 0 || strings.HasPrefix(got, "set SBXRUN_STATE_DIR")), "%s: %q", bad, got)

@@ -26,7 +26,7 @@ func TestDevices(t *testing.T) {
 		"zero": {Name: "devices", Verdict: OK, Detail: "v.com/c=0"},
 		"none": {Name: "devices", Verdict: Warning, Cause: "no such file"},
 	} {
-		harness.Must(t, os.WriteFile(dir+"/a.json", []byte(strings.Replace(spec, "PATH", device, 1)), 0o644))
+		check.Must(t, os.WriteFile(dir+"/a.json", []byte(strings.Replace(spec, "PATH", device, 1)), 0o644))
 		got := examine()
 		check.That(t, len(got) == 1 && got[0].Name == want.Name && got[0].Verdict == want.Verdict && got[0].Detail == want.Detail && strings.Contains(got[0].Cause, want.Cause),
 			"%s: %+v, want %+v", device, got, want)

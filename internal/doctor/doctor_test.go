@@ -77,7 +77,7 @@ func works(t *testing.T) {
 func TestDiagnoseBroken(t *testing.T) {
 	works(t)
 	self, err := os.Executable()
-	harness.Must(t, err)
+	check.Must(t, err)
 	onlyRoot := []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
 	onlyGroup := []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
 	tests := []struct {
@@ -128,7 +128,7 @@ func TestExamine(t *testing.T) {
 func children(t *testing.T) (pids []string) {
 	t.Helper()
 	lists, err := filepath.Glob("/proc/self/task/*/children")
-	harness.Must(t, err)
+	check.Must(t, err)
 	for _, list := range lists {
 		b, _ := os.ReadFile(list) // fails if the thread has exited
 		pids = append(pids, strings.Fields(string(b))...)
@@ -212,8 +212,8 @@ func TestChecksAreDocumented(t *testing.T) {
 func fakeBwrap(t *testing.T, script string) *exam {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "bwrap")
-	harness.Must(t, os.WriteFile(name, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
-	harness.Must(t, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+	check.Must(t, os.WriteFile(name, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+	check.Must(t, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 	e := newExam(context.Background(), room.Caller{UID: 1000, GID: 1000})
 	e.program = room.Program{Path: name, Version: "0.8.0"}
 	return e
@@ -238,7 +238,7 @@ func TestExecuteLeavesNothing(t *testing.T) {
 			before := children(t)
 			e := fakeBwrap(t, script)
 			_, words, err := e.execute([]string{e.program.Path})
-			harness.Must(t, err)
+			check.Must(t, err)
 			if words != "" { // the orphan may have been killed before it could print
 				ended(t, words)
 			}
@@ -335,11 +335,11 @@ func TestInterrupted(t *testing.T) {
 
 func TestReadFrom(t *testing.T) {
 	f, err := memoryFile()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer f.Close()
 	check.Equal(t, readFrom(f), "")
 	_, err = f.Write(append(bytes.Repeat([]byte("x"), 10000), "end"...))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	if got := readFrom(f); len(got) != 4096 || !strings.HasSuffix(got, "xend") {
 		t.Errorf("%d bytes, …%q", len(got), got[len(got)-4:])
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -32,10 +33,10 @@ func TestCheckOwner(t *testing.T) {
 	} {
 		dir := filepath.Join(harness.Dir(t), "it's")
 		program := filepath.Join(dir, "sbxrun")
-		harness.Must(t, os.Mkdir(dir, 0o755))
-		harness.Must(t, os.WriteFile(program, nil, 0o644))
-		harness.Must(t, os.Chmod(program, test.file))
-		harness.Must(t, os.Chmod(dir, test.dir))
+		check.Must(t, os.Mkdir(dir, 0o755))
+		check.Must(t, os.WriteFile(program, nil, 0o644))
+		check.Must(t, os.Chmod(program, test.file))
+		check.Must(t, os.Chmod(dir, test.dir))
 		err := checkOwner(program, test.uid, test.gid)
 		name := map[string]string{"file": program, "dir": dir}[test.writable]
 		var e *result.Error

@@ -11,7 +11,6 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/admission"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func TestServerDir(t *testing.T) {
@@ -19,14 +18,14 @@ func TestServerDir(t *testing.T) {
 	own := filepath.Join(dir, "own")
 	open := filepath.Join(dir, "open")
 	for name, mode := range map[string]os.FileMode{own: 0o700, open: 0o755} {
-		harness.Must(t, os.Mkdir(name, mode))
+		check.Must(t, os.Mkdir(name, mode))
 		err := os.Chmod(name, mode)
-		check.Require(t, err == nil, "%v", err) // regardless of the umask
+		check.Must(t, err) // regardless of the umask
 	}
 	file := filepath.Join(dir, "file")
-	harness.Must(t, os.WriteFile(file, nil, 0o600))
+	check.Must(t, os.WriteFile(file, nil, 0o600))
 	link := filepath.Join(dir, "link")
-	harness.Must(t, os.Symlink(own, link))
+	check.Must(t, os.Symlink(own, link))
 	for name, want := range map[string]string{own: "", filepath.Join(own, "a", "b"): "", open: "mode 0700", link: "mode 0700", filepath.Join(file, "x"): "not a directory"} {
 		_, err := checkDir(stepServerDir, name)
 		check.That(t, (want != "" || err == nil) && (want == "" || err != nil && strings.Contains(err.Error(), want)), "%s: %v", name, err)
@@ -57,7 +56,7 @@ func TestRoomForRun(t *testing.T) {
 // A limit that is too low for a server is a warning with a remedy.
 func TestServerWarnings(t *testing.T) {
 	var before unix.Rlimit
-	harness.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+	check.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
 	_, err := checkServerDescriptors()
 	check.That(t, (err != nil) == (before.Max < serverDescriptors), "%d: %v", before.Max, err)
 	e := newExam(t.Context(), caller())

@@ -36,9 +36,9 @@ func TestEnded(t *testing.T) {
 			t.Parallel()
 			cmd := exec.Command("sleep", "1000")
 			err := cmd.Start()
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 			room, err := proc.Open(cmd.Process.Pid)
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 			defer room.Close()
 			end := func() { _ = cmd.Process.Kill() } // the process exists until Wait
 			if c.waits {
@@ -57,13 +57,13 @@ func TestEnded(t *testing.T) {
 func TestNotReleased(t *testing.T) {
 	held := exec.Command("sleep", "100")
 	err := held.Start()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	init, err := proc.Open(held.Process.Pid)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer init.Close()
 	x := &Exec{running: make(chan struct{}), exited: make(chan struct{})}
 	err = x.open()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	x.Init = init
 	x.Entered()
 	x.gate.Close()

@@ -27,13 +27,13 @@ import (
 func idle(t *testing.T) *room.Room {
 	t.Helper()
 	plan, err := room.Prepare(room.Policy{Workdir: "/tmp"}, room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer plan.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer null.Close()
 	sb, err := plan.Start(t.Context(), [3]*os.File{null, null, os.Stderr}, nil, false)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	t.Cleanup(func() { end(t, sb) })
 	return sb
 }
@@ -65,9 +65,9 @@ type streams struct {
 func open(t *testing.T) *streams {
 	t.Helper()
 	r, w, err := os.Pipe()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	t.Cleanup(func() { r.Close(); w.Close(); null.Close() })
 	s := &streams{stdio: [3]*os.File{null, w, os.Stderr}, w: w, text: make(chan string, 1)}
 	go func() {
@@ -88,7 +88,7 @@ func runHeld(t *testing.T, sb *room.Room, e *enter.Entry, o supervise.Options, h
 	t.Helper()
 	s := open(t)
 	room, err := proc.Open(sb.Room.PID) // a separate pidfd: one wait at a time
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer room.Close()
 	o.ProofTimeout, o.Stdout, o.Stderr = 10*time.Second, s.stdio[1], s.stdio[2]
 	c := supervise.Command{Options: o, Place: supervise.Place{Entry: e, Room: room}, Held: func(_ context.Context, c *supervise.Command) error {
@@ -180,7 +180,7 @@ func TestExecHeld(t *testing.T) {
 	sb := idle(t)
 	s := open(t)
 	x, err := shell(sb, "echo ran").Start(t.Context(), sb.Room, s.stdio, nil)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	s.w.Close()
 	out := supervise.Teardown(&x.Kept, soon())
 	check.That(t, out.Verdict == result.Proven, "%+v", out)
@@ -197,15 +197,15 @@ func TestExecGivenUp(t *testing.T) {
 	sb := idle(t)
 	s := open(t)
 	x, err := shell(sb, "echo ran").Start(t.Context(), sb.Room, s.stdio, nil)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	s.w.Close()
 	init, err := x.Init.Dup()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer init.Close()
 	signal := func(sig unix.Signal) {
 		for _, p := range []*proc.Process{init, &x.Keeper.Process} { // the keeper reaps init
 			err := p.Signal(sig)
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 		}
 	}
 	var payload *proc.Process
@@ -229,7 +229,7 @@ func TestPayloadEnded(t *testing.T) {
 	sb := idle(t)
 	s := open(t)
 	x, err := shell(sb, "sleep 100 >/dev/null & exit 0").Start(t.Context(), sb.Room, s.stdio, nil)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer x.Close()
 	s.w.Close()
 	x.Release()
@@ -253,7 +253,7 @@ func TestPayloadKilledBeforeRelease(t *testing.T) {
 	sb := idle(t)
 	s := open(t)
 	x, err := shell(sb, "echo ran").Start(t.Context(), sb.Room, s.stdio, nil)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer x.Close()
 	s.w.Close()
 	var payload *proc.Process
@@ -262,20 +262,20 @@ func TestPayloadKilledBeforeRelease(t *testing.T) {
 		return err == nil
 	})
 	defer payload.Close()
-	harness.Must(t, x.Init.Signal(unix.SIGSTOP))
+	check.Must(t, x.Init.Signal(unix.SIGSTOP))
 	harness.Until(t, harness.Bound, "the stop", func() bool {
 		st, err := proc.ReadStat(x.Init.PID)
 		return err == nil && st.State == "T"
 	})
-	harness.Must(t, payload.Signal(unix.SIGKILL))
-	harness.Must(t, payload.Wait(soon()))
+	check.Must(t, payload.Signal(unix.SIGKILL))
+	check.Must(t, payload.Wait(soon()))
 	x.Release()
-	harness.Must(t, x.Init.Signal(unix.SIGCONT))
+	check.Must(t, x.Init.Signal(unix.SIGCONT))
 	<-x.Exited()
 	if p, _, err := x.ExitStatus(); err != nil || p.Signal != unix.SIGKILL {
 		t.Errorf("%+v, %v", p, err)
 	}
-	harness.Must(t, x.Kept.Collect(soon()))
+	check.Must(t, x.Kept.Collect(soon()))
 	text := <-s.text
 	check.That(t, text == "", "it ran: %q", text)
 	unharmed(t, sb)
@@ -342,7 +342,7 @@ func TestExecSandboxEnds(t *testing.T) {
 	})
 	check.That(t, res.Cause == result.Lost && res.ExitCode() == 137, "%+v", res)
 	err := sb.Room.Wait(soon())
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	s := open(t)
 	var known *result.Error
 	_, err = shell(sb, "true").Start(t.Context(), sb.Room, s.stdio, nil)

@@ -22,7 +22,7 @@ func maker(t *testing.T, sb *room.Room) *enter.Maker {
 		check.OK(t, m.Close())
 		unharmed(t, sb)
 	})
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	return m
 }
 

@@ -28,21 +28,21 @@ func sandbox(t *testing.T, script string) (sb *room.Room, lines *bufio.Scanner) 
 	t.Helper()
 	plan, err := room.Prepare(room.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"},
 		room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer plan.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer null.Close()
 	r, w, err := os.Pipe()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	t.Cleanup(func() { r.Close() })
 	sb, err = plan.Start(t.Context(), [3]*os.File{null, w, os.Stderr}, nil, false)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	w.Close()
 	t.Cleanup(func() { end(t, sb) })
 	sb.Exec.Release()
 	err = r.SetReadDeadline(soon())
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	return sb, bufio.NewScanner(r)
 }
 
@@ -92,7 +92,7 @@ func TestSignalReachesAll(t *testing.T) {
 	diff := cmp.Diff([]string{"up", "up", "up", "up"}, read(t, lines, 4))
 	check.Require(t, diff == "", "(-want +got):\n%s", diff)
 	err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGTERM)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	check.Equal(t, cmp.Diff([]string{"child", "session", "orphan", "payload"}, read(t, lines, 4), anyOrder), "", "reached (-want +got):\n")
 	check.That(t, !sb.Init.Exited(), "init has ended")
 	got := children(t, sb.Keeper.PID)
@@ -104,7 +104,7 @@ func TestSignalStops(t *testing.T) {
 	// A process that waits for its vfork(2) child to exec cannot stop, so wait until both have executed sleep.
 	until(t, sb, "two sleeps", func(st proc.Stat) bool { return st.Comm == "sleep" })
 	err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGSTOP)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	until(t, sb, "two stopped", func(st proc.Stat) bool { return st.State == "T" })
 }
 
@@ -143,9 +143,9 @@ func TestSignalErrors(t *testing.T) {
 	err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, 65)
 	check.That(t, err != nil, "signal 65: no error")
 	err = sb.Room.Signal(unix.SIGKILL)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	err = sb.Room.Wait(soon())
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	err = enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGTERM)
 	check.That(t, err != nil && strings.HasPrefix(err.Error(), "enter the room of process "), "to a room that has ended: %v", err)
 }
@@ -154,7 +154,7 @@ func TestSignalErrors(t *testing.T) {
 func command(t *testing.T, sb *room.Room) (*enter.Entry, [3]*os.File) {
 	t.Helper()
 	null, err := os.Open(os.DevNull)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	t.Cleanup(func() { null.Close() })
 	return &enter.Entry{Cred: sb.Cred, HostNet: sb.HostNet, Command: []string{"true"}, Path: os.Getenv("PATH"), Workdir: "/"}, [3]*os.File{null, null, null}
 }
@@ -192,7 +192,7 @@ func TestNothingCanBeHeld(t *testing.T) {
 		x.Keeper, err = proc.Keep(proc.Command{Way: way, Cred: sb.Cred})
 		x.Entered()
 	}
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer x.Close()
 
 	full(t)
@@ -210,9 +210,9 @@ func full(t *testing.T) {
 	t.Helper()
 	var old unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	err = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: old.Max})
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	t.Cleanup(func() {
 		check.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
 	})

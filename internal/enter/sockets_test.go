@@ -18,12 +18,12 @@ import (
 func TestSockets(t *testing.T) {
 	sb := idle(t)
 	fds, err := enter.Sockets(sb.Room, sb.Cred, []uint16{80, 3128}, 20)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	check.Require(t, len(fds) == 22, "%d sockets", len(fds))
 	first := os.NewFile(uintptr(fds[0]), "socket")
 	l, err := net.FileListener(first)
 	first.Close()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer l.Close()
 	go func() {
 		c, err := l.Accept()

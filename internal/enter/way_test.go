@@ -18,9 +18,9 @@ func TestHandClosed(t *testing.T) {
 	var w way
 	defer w.Close()
 	err := w.open()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	self, err := proc.Open(os.Getpid())
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer self.Close()
 	w.Entered()
 	err = w.Enter(self)
@@ -33,13 +33,13 @@ func TestReadAfterReset(t *testing.T) {
 	var w way
 	defer w.Close()
 	err := w.open()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	x := &Exec{way: w}
 	err = x.order(order{signal: int32(unix.SIGTERM)})
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	said := helper.Report{Kind: helper.Exited, Value: 7 << 8}
 	_, err = w.inner[0].Write((*[unsafe.Sizeof(said)]byte)(unsafe.Pointer(&said))[:])
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	w.Entered()
 	got, _, err := w.read()
 	check.That(t, err == nil && got == said, "read %+v, %v", got, err)

@@ -41,14 +41,14 @@ func script() *Script {
 func keeper(t *testing.T) (socket int, cmd *exec.Cmd) {
 	t.Helper()
 	program, err := File()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	end := os.NewFile(uintptr(pair[1]), "socket")
 	defer end.Close()
 	cmd = &exec.Cmd{Path: "/proc/self/fd/3", Args: []string{"keeper", Keep}, Stdin: end, ExtraFiles: []*os.File{program}}
 	err = cmd.Start()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	t.Cleanup(func() {
 		unix.Close(pair[0])
 		_ = cmd.Wait() // the exit code is not checked
@@ -64,9 +64,9 @@ func TestFileAgain(t *testing.T) {
 	}
 	var limit unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	err = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: limit.Max})
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	_, err = File()
 	restoreErr := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
 	check.Require(t, restoreErr == nil, "%v", restoreErr)
@@ -78,7 +78,7 @@ func TestFileAgain(t *testing.T) {
 // Without a role, or with more arguments, the program refuses to run: a command has executed /proc/self/exe.
 func TestNoRole(t *testing.T) {
 	program, err := File()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	for _, args := range [][]string{{"x"}, {"x", "y"}, {"x", Keep, ""}} {
 		cmd := &exec.Cmd{Path: "/proc/self/fd/3", Args: args, ExtraFiles: []*os.File{program}}
 		out, _ := cmd.CombinedOutput()
@@ -91,7 +91,7 @@ func TestKeeperOrders(t *testing.T) {
 	for _, text := range []string{"", "x", strings.Repeat("\x00", 100), strings.Repeat("\xff", 184), strings.Repeat("x", 9000)} {
 		socket, cmd := keeper(t)
 		_, err := unix.Write(socket, []byte(text))
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		if text == "" {
 			_ = unix.Shutdown(socket, unix.SHUT_WR)
 		}
@@ -149,7 +149,7 @@ func TestMalformedScripts(t *testing.T) {
 	dir := t.TempDir()
 	fuzz, seed := filepath.Join(dir, "fuzz"), filepath.Join(dir, "seed")
 	err := os.WriteFile(seed, script().bytes(), 0o600)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	if !compiled(t, "gcc", "-std=gnu11", "-g", "-O1", "-fno-builtin", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror",
 		"-o", fuzz, "fuzz.c", "main.c", "script.c", "keeper.c", "enter.c", "init.c") {
 		return

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // TestLibrary runs the examples of the library as in other programs: with a C library and its threads, and
@@ -54,7 +54,7 @@ func TestLibraryTypes(t *testing.T) {
 	list := exec.Command("go", "list", "-trimpath", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", "./bwrap", "./nsenter", "./cleanup/...")
 	list.Dir = "../.."
 	out, err := list.Output()
-	harness.Must(t, err)
+	check.Must(t, err)
 	exports := map[string]string{}
 	for line := range strings.Lines(string(out)) {
 		name, file, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -64,7 +64,7 @@ func TestLibraryTypes(t *testing.T) {
 	const module = "github.com/sbxrun/sbxrun/"
 	for _, name := range []string{"bwrap", "nsenter", "cleanup", "cleanup/result"} {
 		pkg, err := load.Import(module + name)
-		harness.Must(t, err)
+		check.Must(t, err)
 		seen := map[types.Type]bool{}
 		var look func(from string, typ types.Type)
 		look = func(from string, typ types.Type) {

@@ -27,7 +27,7 @@ func TestGitIndex(t *testing.T) {
 		digest := func() string {
 			t.Helper()
 			f, err := os.Open(dir)
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 			defer f.Close()
 			return GitIndex(int(f.Fd()))
 		}
@@ -69,6 +69,6 @@ func TestGitIndex(t *testing.T) {
 func must(t *testing.T, errs ...error) {
 	t.Helper()
 	for _, err := range errs {
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 }

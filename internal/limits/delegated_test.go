@@ -8,7 +8,6 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // fakeManager moves the caller by changing its recorded cgroup.
@@ -65,7 +64,7 @@ func TestDelegated(t *testing.T) {
 					check.Require(t, ok && strings.Contains(e.Message, tt.want) && e.Hint != "", "%#v", err)
 					continue
 				}
-				harness.Must(t, err)
+				check.Must(t, err)
 				check.That(t, len(f.asked) == 0, "Plan has entered")
 				// These are ordinary directories without a cgroup's files, so a required limit always fails.
 				_, err = p.Make("x", false)

@@ -43,27 +43,27 @@ func hold(t *testing.T, script string) *held {
 	h.cmd.Dir, h.cmd.Stdout, h.cmd.Stderr, h.cmd.WaitDelay = "/", &h.output, &h.output, 100*time.Millisecond
 	var err error
 	h.gate, err = h.cmd.StdinPipe()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	ready, end, err := os.Pipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer ready.Close()
 	h.cmd.ExtraFiles = []*os.File{end}
 	err = h.cmd.Start()
 	end.Close()
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { _ = h.Signal(unix.SIGKILL); _ = h.cmd.Wait(); h.Close() })
 	h.Process, err = proc.Open(h.cmd.Process.Pid)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	// During exec the kernel restores the old stack limit (finalize_exec); init is past that.
 	_, err = ready.Read(make([]byte, 1))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	return h
 }
 
 func (h *held) release(t *testing.T) {
 	t.Helper()
 	_, err := io.WriteString(h.gate, "\n")
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 }
 
 // end returns how the shell ended; it is killed at the deadline.
@@ -77,7 +77,7 @@ func (h *held) end(d time.Duration) syscall.WaitStatus {
 func here(t *testing.T) *Machine {
 	t.Helper()
 	m, err := Detect()
-	harness.Must(t, err)
+	check.Must(t, err)
 	return m
 }
 
@@ -124,7 +124,7 @@ func made(t *testing.T, nest bool, r Request, controllers ...string) *Group {
 		t.Fatalf("Plan: %v; hint: %s", err, err.(*result.Error).Hint)
 	}
 	g, err := p.Make(id(t), nest)
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Logf("%+v in %v", p.Limits, g.Dirs())
 	dirs := g.Dirs()
 	t.Cleanup(func() {
@@ -174,7 +174,7 @@ func limit(t *testing.T, limits []result.Limit, name string) result.Limit {
 
 func add(t *testing.T, g *Group, h *held) {
 	t.Helper()
-	harness.Must(t, move(g, h))
+	check.Must(t, move(g, h))
 }
 
 // move moves an existing process to the group.
@@ -221,14 +221,14 @@ func TestMemoryKillsBelowWhatWaits(t *testing.T) {
 		return // v2 has no such setting
 	}
 	above := m.v1["memory"] + "/" + Prefix + id(t)
-	harness.Must(t, os.Mkdir(above, 0o755))
+	check.Must(t, os.Mkdir(above, 0o755))
 	t.Cleanup(func() { _ = RemoveDirs([]string{above}, time.Now().Add(5*time.Second)) })
-	harness.Must(t, write(above+"/memory.oom_control", "1"))
+	check.Must(t, write(above+"/memory.oom_control", "1"))
 	m.v1["memory"] = above
 	p, err := m.Plan(Request{Memory: 64 << 20}, true)
-	harness.Must(t, err)
+	check.Must(t, err)
 	g, err := p.Make(id(t), false)
-	harness.Must(t, err)
+	check.Must(t, err)
 	h := hold(t, "exec tail -n 1 /dev/zero")
 	add(t, g, h)
 	h.release(t)
@@ -260,15 +260,15 @@ func TestMemoryWithin(t *testing.T) {
 		return
 	}
 	file := t.TempDir() + "/f"
-	harness.Must(t, os.WriteFile(file, make([]byte, 48<<20), 0o644))
+	check.Must(t, os.WriteFile(file, make([]byte, 48<<20), 0o644))
 	h := hold(t, "cat | wc -c")
 	add(t, g, h)
 	h.release(t)
 	f, err := os.Open(file)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer f.Close()
 	_, err = io.Copy(h.gate, f)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	h.gate.Close()
 	ws := h.end(20 * time.Second)
 	check.That(t, ws == 0 && strings.TrimSpace(h.output.String()) == strconv.Itoa(48<<20), "ended with %v: %s", ws, h.output.String())
@@ -322,7 +322,7 @@ func TestCPUQuota(t *testing.T) {
 	used, wall := g.cpu(), time.Since(start)
 	if g.read["cpuacct"] == "" { // v1's quota does not need cpuacct
 		st, err := proc.ReadStat(h.PID)
-		harness.Must(t, err)
+		check.Must(t, err)
 		used, wall = st.CPU.User+st.CPU.System, time.Since(start)
 	}
 	ratio := used.Seconds() / wall.Seconds()
@@ -347,7 +347,7 @@ func TestTinyQuota(t *testing.T) {
 		}
 	}
 	start := time.Now()
-	harness.Must(t, g.Loosen())
+	check.Must(t, g.Loosen())
 	ws := h.end(0)
 	check.That(t, ws.Signal() == unix.SIGKILL && time.Since(start) <= harness.Scaled(time.Second), "ended with %v after %v", ws, time.Since(start))
 }
@@ -384,13 +384,13 @@ func TestKill(t *testing.T) {
 		check.That(t, errors.Is(err, errors.ErrUnsupported), "%v", err)
 		return
 	}
-	harness.Must(t, write(g.v2+"/cgroup.freeze", "1"))
+	check.Must(t, write(g.v2+"/cgroup.freeze", "1"))
 	check.OK(t, g.Loosen())
 	data, _ := proc.ReadFile(g.v2 + "/cgroup.freeze")
 	check.That(t, string(data) == "0\n", "still frozen: %q", data)
 	err := g.Remove(time.Now().Add(20 * time.Millisecond))
 	check.That(t, errors.Is(err, unix.EBUSY), "removed with processes inside: %v", err)
-	harness.Must(t, g.Kill())
+	check.Must(t, g.Kill())
 	check.OK(t, h.Wait(time.Now().Add(harness.Scaled(5*time.Second))))
 }
 
@@ -403,7 +403,7 @@ func TestFrozenV1(t *testing.T) {
 		return
 	}
 	dir := own + "/" + Prefix + id(t)
-	harness.Must(t, os.Mkdir(dir, 0o755))
+	check.Must(t, os.Mkdir(dir, 0o755))
 	h := hold(t, "sleep 60")
 	t.Cleanup(func() {
 		_ = write(dir+"/freezer.state", "THAWED")
@@ -411,8 +411,8 @@ func TestFrozenV1(t *testing.T) {
 		_ = h.Wait(time.Now().Add(5 * time.Second))
 		check.OK(t, RemoveDirs([]string{dir}, time.Now().Add(5*time.Second)))
 	})
-	harness.Must(t, write(dir+"/cgroup.procs", strconv.Itoa(h.PID)))
-	harness.Must(t, write(dir+"/freezer.state", "FROZEN"))
+	check.Must(t, write(dir+"/cgroup.procs", strconv.Itoa(h.PID)))
+	check.Must(t, write(dir+"/freezer.state", "FROZEN"))
 	for range 1000 { // FREEZING first
 		if data, _ := proc.ReadFile(dir + "/freezer.state"); string(data) == "FROZEN\n" {
 			break
@@ -429,7 +429,7 @@ func TestFrozenV1(t *testing.T) {
 // The limits of single processes are set before the command is executed, and its children inherit them.
 func TestProcessLimits(t *testing.T) {
 	p, err := here(t).Plan(Request{FSize: 10 << 20, NoFile: 64, Stack: 4 << 20}, true)
-	harness.Must(t, err)
+	check.Must(t, err)
 	g, err := p.Make(id(t), false)
 	check.Require(t, err == nil && len(g.Dirs()) == 0, "%v %v", err, g.Dirs())
 	seen, end := inRoom(t, g, "ulimit -n; ulimit -f; ulimit -s; ulimit -Hn; exec head -c 11M /dev/zero >/tmp/f")
@@ -450,12 +450,12 @@ func TestMayNotBeSet(t *testing.T) {
 		refused, ok := errors.AsType[*result.Error](err)
 		check.That(t, ok && refused.Code == "limit", "required: %v", err)
 		p, err := here(t).Plan(r, false)
-		harness.Must(t, err)
+		check.Must(t, err)
 		l := p.Limits[0]
 		check.That(t, !l.Enforced && l.Reason != "", "best effort: %+v", l)
 	}
 	hard := unix.Rlimit{}
-	harness.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &hard))
+	check.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &hard))
 	_, err := here(t).Plan(Request{NoFile: int64(hard.Max) + 1}, true)
 	check.That(t, err != nil && strings.Contains(err.Error(), "hard limit"), "%v", err)
 }
@@ -465,15 +465,15 @@ func TestMayNotBeSet(t *testing.T) {
 func inRoom(t *testing.T, g *Group, script string) (string, *result.Payload) {
 	t.Helper()
 	out, in, err := os.Pipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer out.Close()
 	plan, err := room.Prepare(room.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"}, room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer plan.Close()
 	plan.Bounds = g.Bounds()
 	room, err := plan.Start(t.Context(), [3]*os.File{in, in, in}, nil, false)
 	in.Close()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer room.Close()
 	own := harness.ReadFile(t, fmt.Sprintf("/proc/%d/cgroup", room.Init.PID))
 	n := bytes.Count(own, []byte(id(t)))
@@ -522,9 +522,9 @@ func TestExecWithin(t *testing.T) {
 	}
 	make := func(m *Machine, r Request, id string, nest bool) *Group {
 		p, err := m.Plan(r, true)
-		harness.Must(t, err)
+		check.Must(t, err)
 		g, err := p.Make(id, nest)
-		harness.Must(t, err)
+		check.Must(t, err)
 		t.Cleanup(func() {
 			check.OK(t, g.Remove(time.Now().Add(5*time.Second)))
 		})
@@ -630,12 +630,12 @@ func descriptors(t *testing.T) int {
 func BenchmarkGroup(b *testing.B) {
 	for i := range b.N {
 		m, err := Detect()
-		harness.Must(b, err)
+		check.Must(b, err)
 		p, err := m.Plan(Request{Memory: 1 << 30, Pids: 100, CPUs: 1}, false)
-		harness.Must(b, err)
+		check.Must(b, err)
 		g, err := p.Make(fmt.Sprintf("bench-%d-%d", os.Getpid(), i), false)
-		harness.Must(b, err)
+		check.Must(b, err)
 		_, _ = g.Usage(), g.Limits(0)
-		harness.Must(b, g.Remove(time.Now().Add(time.Second)))
+		check.Must(b, g.Remove(time.Now().Add(time.Second)))
 	}
 }

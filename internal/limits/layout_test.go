@@ -12,7 +12,6 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // layout is a cgroup v2 tree of ordinary files. Each directory has its children's controllers, its
@@ -27,8 +26,8 @@ func fake(t *testing.T, own string, dirs ...layout) (*Machine, string) {
 	root := t.TempDir()
 	put := func(path, text string, mode os.FileMode) {
 		path = root + path
-		harness.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		harness.Must(t, os.WriteFile(path, []byte(text), mode))
+		check.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		check.Must(t, os.WriteFile(path, []byte(text), mode))
 	}
 	put("/proc/self/mountinfo", "30 23 0:26 / /cg rw - cgroup2 cgroup2 rw\n", 0o644)
 	put("/proc/self/cgroup", "0::"+own+"\n", 0o644)
@@ -44,12 +43,12 @@ func fake(t *testing.T, own string, dirs ...layout) (*Machine, string) {
 	for _, d := range dirs {
 		if d.mode != 0 {
 			dir := root + "/cg" + d.dir
-			harness.Must(t, os.Chmod(dir, d.mode))
+			check.Must(t, os.Chmod(dir, d.mode))
 			t.Cleanup(func() { _ = os.Chmod(dir, 0o755) })
 		}
 	}
 	m, err := detect(root)
-	harness.Must(t, err)
+	check.Must(t, err)
 	return m, root
 }
 
@@ -83,7 +82,7 @@ func TestLayouts(t *testing.T) {
 				check.Require(t, ok && e.Code == "limit" && strings.Contains(e.Message, tt.refused) && e.Hint != "" && !strings.Contains(e.Message, "\n"), "%+v, %#v", p, err)
 				return
 			}
-			harness.Must(t, err)
+			check.Must(t, err)
 			check.That(t, p.v2.dir == root+tt.want, "below %s, want %s", p.v2.dir, tt.want)
 		})
 	}
@@ -121,7 +120,7 @@ func TestMakeFails(t *testing.T) {
 	for _, required := range []bool{true, false} {
 		m, root := fake(t, "/a/leaf", layout{"/a", all, all, "", 0}, layout{"/a/leaf", all, "", "2\n", 0})
 		p, err := m.Plan(Request{Memory: 1 << 20, Pids: 10}, required)
-		harness.Must(t, err)
+		check.Must(t, err)
 		g, err := p.Make("x", false)
 		dir := root + "/cg/a/sbxrun-x"
 		if required {
@@ -141,7 +140,7 @@ func TestRemoveDirs(t *testing.T) {
 	err := RemoveDirs([]string{dir}, deadline())
 	check.That(t, err != nil && exists(dir), "what is not sbxrun's was removed: %v", err)
 	check.OK(t, RemoveDirs([]string{dir + "/sbxrun-gone"}, deadline()))
-	harness.Must(t, os.MkdirAll(dir+"/sbxrun-a/main/x", 0o755))
+	check.Must(t, os.MkdirAll(dir+"/sbxrun-a/main/x", 0o755))
 	err = RemoveDirs([]string{dir + "/sbxrun-a"}, deadline())
 	check.That(t, err == nil && !exists(dir+"/sbxrun-a"), "%v", err)
 }
@@ -150,8 +149,8 @@ func TestRemoveDirs(t *testing.T) {
 func TestMemoryOf(t *testing.T) {
 	dir := t.TempDir()
 	for path, text := range map[string]string{"/v2/memory.current": "4096\n", "/memory/memory.usage_in_bytes": "8192\n", "/pids/pids.current": "3\n"} {
-		harness.Must(t, os.MkdirAll(filepath.Dir(dir+path), 0o755))
-		harness.Must(t, os.WriteFile(dir+path, []byte(text), 0o644))
+		check.Must(t, os.MkdirAll(filepath.Dir(dir+path), 0o755))
+		check.Must(t, os.WriteFile(dir+path, []byte(text), 0o644))
 	}
 	for _, tt := range []struct {
 		dirs []string

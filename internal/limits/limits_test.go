@@ -15,7 +15,6 @@ import (
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func TestFakeMeminfo(t *testing.T) {
@@ -25,7 +24,7 @@ func TestFakeMeminfo(t *testing.T) {
 		"SwapTotal:             0 kB\nSwapFree:              0 kB\nHugePages_Total:       0\nMemTotal: junk\nDirectMap1G:    20971520 kB"
 	check.Equal(t, cmp.Diff(want, string(FakeMeminfo([]byte(in), 64<<20, 0))), "", "(-want +got):\n")
 	real, err := proc.ReadFile("/proc/meminfo")
-	harness.Must(t, err)
+	check.Must(t, err)
 	got := FakeMeminfo(real, math.MaxInt64, math.MaxInt64)
 	check.That(t, strings.Count(string(got), "\n") == strings.Count(string(real), "\n") && len(got) == len(real), "the layout differs:\n%s", got)
 }

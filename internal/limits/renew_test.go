@@ -19,7 +19,7 @@ import (
 func lastingGroup(t *testing.T) *Group {
 	t.Helper()
 	g, err := Lasting(id(t))
-	harness.Must(t, err)
+	check.Must(t, err)
 	if g == nil {
 		t.Log("only systemd could make a cgroup here")
 		return nil
@@ -45,8 +45,8 @@ func TestRenewedQuota(t *testing.T) {
 			t.Logf("nobody here can set one: %v", err)
 			return
 		}
-		harness.Must(t, err)
-		harness.Must(t, g.Throttle())
+		check.Must(t, err)
+		check.Must(t, g.Throttle())
 		check.Equal(t, quotaOf(t, g), cpus, "asked for")
 		g.Unthrottle(cpus == 1) // as at the end of a command
 	}
@@ -72,7 +72,7 @@ func TestIdle(t *testing.T) {
 			t.Logf("nobody here can set one: %v", err)
 			return
 		}
-		harness.Must(t, err)
+		check.Must(t, err)
 		check.Equal(t, limit(), strconv.Itoa(10+Spare), "pids.max")
 		check.OK(t, g.Idle())
 		got, want := limit(), strconv.FormatInt(widest().Pids, 10)
@@ -130,7 +130,7 @@ func quotaOf(t *testing.T, g *Group) float64 {
 		text := harness.ReadFile(t, dir+file)
 		for _, word := range strings.Fields(string(text)) {
 			n, err := strconv.ParseFloat(word, 64)
-			harness.Must(t, err)
+			check.Must(t, err)
 			numbers = append(numbers, n)
 		}
 	}
@@ -143,12 +143,12 @@ func TestOpenFiles(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "memory.oom_control")
 	o := &openFiles{named: map[string]*os.File{}}
 	for _, want := range []string{"oom_kill 0\n", "oom_kill 12\n"} {
-		harness.Must(t, os.WriteFile(path, []byte(want), 0o600))
+		check.Must(t, os.WriteFile(path, []byte(want), 0o600))
 		got, err := o.read(path)
 		check.That(t, err == nil && string(got) == want, "read %q, %v; want %q", got, err, want)
 	}
 	f, err := o.open(path)
-	harness.Must(t, err)
+	check.Must(t, err)
 	_, err = o.read(path + "none")
 	check.That(t, errors.Is(err, os.ErrNotExist), "a file that is not there: %v", err)
 	o.close()

@@ -18,7 +18,6 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // fakeSystemd is a manager that records its calls.
@@ -35,9 +34,9 @@ type fakeSystemd struct {
 // serve makes the fake listen, as this user's manager or as a bus daemon.
 func (f *fakeSystemd) serve(t *testing.T, path string, bus bool) {
 	t.Helper()
-	harness.Must(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	check.Must(t, os.MkdirAll(filepath.Dir(path), 0o700))
 	l, err := net.Listen("unix", path)
-	harness.Must(t, err)
+	check.Must(t, err)
 	done := make(chan struct{})
 	t.Cleanup(func() { l.Close(); <-done })
 	go func() {
@@ -174,12 +173,12 @@ func (a *authenticated) Write(b []byte) (int, error) {
 func callerAt(t *testing.T, membership string) caller {
 	t.Helper()
 	root, err := os.MkdirTemp("", "scope") // paths of sockets must be short
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { os.RemoveAll(root) })
 	for _, dir := range []string{"/run/systemd/system", "/proc/self"} {
-		harness.Must(t, os.MkdirAll(root+dir, 0o755))
+		check.Must(t, os.MkdirAll(root+dir, 0o755))
 	}
-	harness.Must(t, os.WriteFile(root+"/proc/self/cgroup", []byte(membership), 0o644))
+	check.Must(t, os.WriteFile(root+"/proc/self/cgroup", []byte(membership), 0o644))
 	return caller{root: root, uid: os.Geteuid(), env: func(string) string { return "" }, patience: 5 * time.Second}
 }
 
@@ -203,7 +202,7 @@ func TestScopeEnter(t *testing.T) {
 			f := &fakeSystemd{job: "done"}
 			f.serve(t, path, bus)
 			m, err := findSystemd(c)
-			harness.Must(t, err)
+			check.Must(t, err)
 			check.That(t, m.Cgroup() == "/user.slice/user@1.service", "%q", m.Cgroup())
 			cgroup, err := m.Enter("sbxrun-x.scope")
 			check.Require(t, err == nil && cgroup == "/user.slice/user@1.service/app.slice/sbxrun-x.scope", "%v %v", cgroup, err)
@@ -240,7 +239,7 @@ func TestScopeEnterRefused(t *testing.T) {
 			c := callerAt(t, tt.membership)
 			tt.fake.serve(t, c.endpoints()[0].path, false)
 			m, err := findSystemd(c)
-			harness.Must(t, err)
+			check.Must(t, err)
 			cgroup, err := m.Enter("sbxrun-x.scope")
 			check.That(t, cgroup == "", "%q", cgroup)
 			refused(t, err, tt.want, "")
@@ -263,7 +262,7 @@ func TestScopeSilence(t *testing.T) {
 	f := &fakeSystemd{} // its job never ends
 	f.serve(t, c.endpoints()[0].path, false)
 	m, err := findSystemd(c)
-	harness.Must(t, err)
+	check.Must(t, err)
 	m.caller.patience = 50 * time.Millisecond
 	_, err = m.Enter("sbxrun-x.scope")
 	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "%v", err)
@@ -330,9 +329,9 @@ func TestScopeHere(t *testing.T) {
 	machine := here(t)
 	if os.Getenv("SCOPE_TEST_ENTER") != "" {
 		m, err := machine.manager()
-		harness.Must(t, err)
+		check.Must(t, err)
 		cgroup, err := m.Enter(os.Getenv("SCOPE_TEST_ENTER"))
-		harness.Must(t, err)
+		check.Must(t, err)
 		check.That(t, strings.HasPrefix(cgroup, m.Cgroup()), "%s is not below %s", cgroup, m.Cgroup())
 		dir := "/sys/fs/cgroup" + cgroup
 		for _, path := range []string{dir, dir + "/cgroup.procs", dir + "/cgroup.subtree_control"} {

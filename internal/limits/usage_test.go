@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // opens returns how often a file was opened since the last call.
@@ -26,7 +25,7 @@ func opens(t *testing.T, watch int) (n int) {
 		if err == unix.EAGAIN {
 			return n
 		}
-		harness.Must(t, err)
+		check.Must(t, err)
 		n += got / unix.SizeofInotifyEvent // for a file: events without names
 	}
 }
@@ -38,11 +37,11 @@ func TestWatchOOMUnifiedDoesNotPoll(t *testing.T) {
 	file := filepath.Join(dir, "memory.events")
 	write := func(text string) {
 		t.Helper()
-		harness.Must(t, os.WriteFile(file, []byte(text), 0o600))
+		check.Must(t, os.WriteFile(file, []byte(text), 0o600))
 	}
 	write("max 0\noom_kill 0\n")
 	watch, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer unix.Close(watch)
 	g := &Group{v2: dir, read: map[string]string{"memory": dir}}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -56,7 +55,7 @@ func TestWatchOOMUnifiedDoesNotPoll(t *testing.T) {
 		<-over
 	}()
 	_, err = unix.InotifyAddWatch(watch, file, unix.IN_OPEN)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	// Each of our own writes opens the file once and truncates it, which may notify twice.
 	const rounds, most = 10, 5
 	begin, n := time.Now(), 0
@@ -86,7 +85,7 @@ func TestMostCPUs(t *testing.T) {
 	runtime.LockOSThread() // not unlocked: the thread ends with the test
 	var one unix.CPUSet
 	one.Set(ownCPUs()[0])
-	harness.Must(t, unix.SchedSetaffinity(0, &one))
+	check.Must(t, unix.SchedSetaffinity(0, &one))
 	c := exec.Command(os.Args[0], "-test.run=^TestMostCPUs$")
 	c.Env = append(os.Environ(), "LIMITS_TEST_PINNED=1")
 	out, err := c.CombinedOutput()

@@ -55,7 +55,7 @@ func decode(schema *jsonschema.Schema, text json.RawMessage, into any) error {
 	if err := json.Unmarshal(text, &arguments); err != nil {
 		return badArgument(schema, "arguments: invalid JSON: %v", err)
 	}
-	if err := check(schema, arguments, ""); err != nil {
+	if err := conform(schema, arguments, ""); err != nil {
 		return badArgument(schema, "%v", err)
 	}
 	text, err := json.Marshal(arguments)
@@ -79,8 +79,8 @@ func badArgument(schema *jsonschema.Schema, format string, args ...any) error {
 	return api.NewError(api.Usage, fmt.Sprintf(format, args...), "arguments are "+strings.Join(names, ", "))
 }
 
-// check compares a value with a schema, and removes the members that are null or unknown.
-func check(s *jsonschema.Schema, v any, path string) error {
+// conform compares a value with a schema, and removes the members that are null or unknown.
+func conform(s *jsonschema.Schema, v any, path string) error {
 	fail := func(format string, args ...any) error {
 		if path == "" {
 			path = "arguments"
@@ -99,7 +99,7 @@ func check(s *jsonschema.Schema, v any, path string) error {
 			p := s.Properties[name]
 			if p == nil || member == nil {
 				delete(v, name)
-			} else if err := check(p, member, join(path, name)); err != nil {
+			} else if err := conform(p, member, join(path, name)); err != nil {
 				return err
 			}
 		}
@@ -110,7 +110,7 @@ func check(s *jsonschema.Schema, v any, path string) error {
 		}
 	case []any:
 		for i, item := range v {
-			if err := check(s.Items, item, fmt.Sprintf("%s[%d]", path, i)); err != nil {
+			if err := conform(s.Items, item, fmt.Sprintf("%s[%d]", path, i)); err != nil {
 				return err
 			}
 		}

@@ -9,7 +9,7 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // A canceled request gets no response; later requests do, and so does one that a late cancellation names.
@@ -28,15 +28,15 @@ func TestCanceled(t *testing.T) {
 	send := func(line string) {
 		t.Helper()
 		_, err := io.WriteString(client, line+"\n")
-		harness.Must(t, err)
+		check.Must(t, err)
 	}
 	lines := bufio.NewReader(out)
 	receive := func() string {
 		t.Helper()
 		line, err := lines.ReadString('\n')
-		harness.Must(t, err)
+		check.Must(t, err)
 		var m struct{ ID json.RawMessage }
-		harness.Must(t, json.Unmarshal([]byte(line), &m))
+		check.Must(t, json.Unmarshal([]byte(line), &m))
 		return string(m.ID)
 	}
 	send(`{"jsonrpc":"2.0","id":"a","method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)

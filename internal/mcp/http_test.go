@@ -15,7 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/server"
 	"github.com/sbxrun/sbxrun/internal/slot"
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // noSlots is a source without slots.
@@ -45,7 +45,7 @@ func FuzzBody(f *testing.F) {
 	c.MaxBody = 1 << 20
 	log := slog.New(slog.NewJSONHandler(io.Discard, nil))
 	s, err := server.New(c, nil, noSlots{}, log, "test")
-	harness.Must(f, err)
+	check.Must(f, err)
 	f.Cleanup(func() { s.Drain(context.Background()) })
 	front := New(s, "test", log)
 	f.Fuzz(func(t *testing.T, body string, newest bool) {

@@ -10,14 +10,13 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // The report of a proxy that ended early is incomplete.
 func TestEndedEarly(t *testing.T) {
 	for _, early := range []bool{true, false} {
 		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-		harness.Must(t, err)
+		check.Must(t, err)
 		theirs := os.NewFile(uintptr(pair[0]), "theirs")
 		p := &Proxy{spec: Spec{Proxied: true}, socket: os.NewFile(uintptr(pair[1]), "ours"), served: make(chan struct{}), refused: make(chan result.ReportHost)}
 		go p.answer()
@@ -43,21 +42,21 @@ func TestEndedEarly(t *testing.T) {
 func TestNoRoom(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // which would close files of earlier tests
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	theirs, ours := os.NewFile(uintptr(pair[0]), "theirs"), os.NewFile(uintptr(pair[1]), "ours")
 	defer theirs.Close()
 	defer ours.Close()
 	free, err := unix.FcntlInt(uintptr(pair[0]), unix.F_DUPFD_CLOEXEC, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	unix.Close(free)
 	var before unix.Rlimit
-	harness.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
-	harness.Must(t, Send(ours, Message{Sockets: 7}, pair[0], pair[1]))
+	check.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+	check.Must(t, Send(ours, Message{Sockets: 7}, pair[0], pair[1]))
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free) + 1, Max: before.Max}); err != nil { // room for one more
 		t.Fatal(err)
 	}
 	m, fds, err := Receive(theirs)
-	harness.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before))
+	check.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before))
 	check.That(t, err == nil && m.Sockets == 7 && len(fds) == 0, "%+v, %v, %v", m, fds, err)
 	_, err = unix.FcntlInt(uintptr(free), unix.F_GETFD, 0)
 	check.That(t, errors.Is(err, unix.EBADF), "the received descriptor is open: %v", err)

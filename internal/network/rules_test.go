@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A tenant's list limits the rules that its sessions may request.
@@ -57,9 +56,9 @@ func TestCovers(t *testing.T) {
 		{"[::/0]", "[fd00::1]", false},
 	} {
 		most, err := ParseRule(test.most)
-		harness.Must(t, err)
+		check.Must(t, err)
 		rule, err := ParseRule(test.rule)
-		harness.Must(t, err)
+		check.Must(t, err)
 		check.Equal(t, Covers(most, rule, []netip.Addr{netip.MustParseAddr("8.7.6.5")}), test.want, "%s covers %s", test.most, test.rule)
 	}
 }
@@ -67,9 +66,9 @@ func TestCovers(t *testing.T) {
 // OwnAddresses returns the same addresses as package net.
 func TestOwnAddresses(t *testing.T) {
 	own, err := OwnAddresses()
-	harness.Must(t, err)
+	check.Must(t, err)
 	all, err := net.InterfaceAddrs()
-	harness.Must(t, err)
+	check.Must(t, err)
 	for _, a := range all {
 		p := netip.MustParsePrefix(a.String())
 		a := p.Addr().Unmap()

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func TestParseAllow(t *testing.T) {
@@ -43,11 +42,11 @@ func TestLongList(t *testing.T) {
 	err := longest.Check()
 	check.Require(t, err == nil && most <= maxRules, "%v %v", most, err)
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	theirs, ours := os.NewFile(uintptr(pair[0]), "theirs"), os.NewFile(uintptr(pair[1]), "ours")
 	defer theirs.Close()
 	defer ours.Close()
-	harness.Must(t, Send(ours, Message{Rules: longest.Allow}))
+	check.Must(t, Send(ours, Message{Rules: longest.Allow}))
 	m, _, err := Receive(theirs)
 	check.That(t, err == nil && len(m.Rules) == most, "%d of %d, %v", len(m.Rules), most, err)
 	long, many := list(most+1), Spec{Proxied: true, Allow: make([]Rule, maxRules+1)}

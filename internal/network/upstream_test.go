@@ -9,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // environmentProxy reads the variables as curl does.
@@ -34,8 +33,8 @@ func TestEnvironmentProxy(t *testing.T) {
 // localhost never goes through the proxy, and the CA variables name a file that the sandbox sees.
 func TestVariables(t *testing.T) {
 	root := t.TempDir()
-	harness.Must(t, os.MkdirAll(filepath.Join(root, filepath.Dir(bundles[1])), 0o755))
-	harness.Must(t, os.WriteFile(filepath.Join(root, bundles[1]), nil, 0o644))
+	check.Must(t, os.MkdirAll(filepath.Join(root, filepath.Dir(bundles[1])), 0o755))
+	check.Must(t, os.WriteFile(filepath.Join(root, bundles[1]), nil, 0o644))
 	s := &Spec{Proxied: true, Allow: []Rule{{Host: HostName}}}
 	for rootfs, want := range map[string]bool{root: true, t.TempDir(): false} {
 		got := s.Variables(rootfs)

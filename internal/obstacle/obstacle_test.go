@@ -9,13 +9,12 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // The hint for a failed command names the most likely restriction and the flag that removes it.
 func TestObstacle(t *testing.T) {
 	top := laidOut(t, "repo/.git/", "repo/sub/", "repo/lib/file", "repo/.secret", "plain/", "homes/me/work/", "homes/me/.git/", "homes/me/.ssh/key", "homes/me/data")
-	harness.Must(t, errors.Join(os.Mkdir(top+"/setgid", 0o755), os.Chmod(top+"/setgid", 0o755|os.ModeSetgid)))
+	check.Must(t, errors.Join(os.Mkdir(top+"/setgid", 0o755), os.Chmod(top+"/setgid", 0o755|os.ModeSetgid)))
 	caller := room.Caller{Path: "/usr/bin:/bin", Home: top + "/homes/me", UID: 1000, GID: 1000}
 	const write, none = "-w lets it write there", "--ro-bind NAME shows"
 	for _, tt := range []struct {
@@ -82,7 +81,7 @@ func TestObstacle(t *testing.T) {
 				real.Path += ":" + full(tt.path)
 			}
 			plan, err := room.Prepare(tt.policy, real)
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 			defer plan.Close()
 			entry := plan.Entry()
 			entry.Command[0] = strings.Fields(tt.command)[0]
@@ -99,14 +98,14 @@ func TestObstacle(t *testing.T) {
 func laidOut(t *testing.T, names ...string) string {
 	t.Helper()
 	top, err := filepath.EvalSymlinks(t.TempDir())
-	harness.Must(t, err)
+	check.Must(t, err)
 	for _, name := range names {
 		p := filepath.Join(top, name)
-		harness.Must(t, os.MkdirAll(filepath.Dir(p), 0o755))
+		check.Must(t, os.MkdirAll(filepath.Dir(p), 0o755))
 		if strings.HasSuffix(name, "/") {
-			harness.Must(t, os.MkdirAll(p, 0o755))
+			check.Must(t, os.MkdirAll(p, 0o755))
 		} else {
-			harness.Must(t, os.WriteFile(p, nil, 0o755))
+			check.Must(t, os.WriteFile(p, nil, 0o755))
 		}
 	}
 	return top

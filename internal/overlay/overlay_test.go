@@ -31,7 +31,7 @@ import (
 func must(t testing.TB, errs ...error) {
 	t.Helper()
 	for _, err := range errs {
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 }
 

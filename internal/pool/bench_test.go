@@ -15,7 +15,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // bench calls f b.N times and reports the CPU time of this process and its reaped children per call, without that
@@ -26,14 +25,14 @@ func bench(b *testing.B, f func() error) {
 	used := func() (d time.Duration) {
 		for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
 			var r unix.Rusage
-			harness.Must(b, unix.Getrusage(who, &r))
+			check.Must(b, unix.Getrusage(who, &r))
 			d += time.Duration(r.Utime.Nano() + r.Stime.Nano())
 		}
 		return d
 	}
 	before := used()
 	for b.Loop() {
-		harness.Must(b, f())
+		check.Must(b, f())
 	}
 	b.ReportMetric(float64(used()-before)/float64(b.N), "cpu-ns/op")
 }

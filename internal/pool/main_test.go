@@ -77,8 +77,8 @@ func server(t *testing.T, timeout time.Duration) (*exec.Cmd, *bufio.Reader) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), "SBXRUN_TEST_SERVER="+timeout.String())
 	out, err := cmd.StdoutPipe()
-	harness.Must(t, err)
-	harness.Must(t, cmd.Start())
+	check.Must(t, err)
+	check.Must(t, cmd.Start())
 	lines := bufio.NewReader(out)
 	line, err := lines.ReadString('\n')
 	check.Require(t, line == "ready\n", "%q, %v", line, err)
@@ -103,7 +103,7 @@ func TestKilled(t *testing.T) {
 		cmd, _ := server(t, time.Hour)
 		list := proc.Descendants(cmd.Process.Pid, 1000)
 		check.That(t, len(list) >= 3*8, "%+v", list)
-		harness.Must(t, cmd.Process.Kill())
+		check.Must(t, cmd.Process.Kill())
 		_ = cmd.Wait() // it was killed
 		gone(t, list)
 	}
@@ -113,7 +113,7 @@ func TestKilled(t *testing.T) {
 func TestStopped(t *testing.T) {
 	timeout := harness.Deadline(time.Second)
 	cmd, lines := server(t, timeout)
-	harness.Must(t, cmd.Process.Signal(unix.SIGSTOP))
+	check.Must(t, cmd.Process.Signal(unix.SIGSTOP))
 	var list []proc.Stat
 	for _, st := range proc.Descendants(cmd.Process.Pid, 1000) {
 		if st.Comm == "sleep" || st.Comm == "sh" || st.Comm == "setsid" {
@@ -122,7 +122,7 @@ func TestStopped(t *testing.T) {
 	}
 	check.That(t, len(list) >= 6, "%+v", list)
 	gone(t, list)
-	harness.Must(t, cmd.Process.Signal(unix.SIGCONT))
+	check.Must(t, cmd.Process.Signal(unix.SIGCONT))
 	for range 3 {
 		line, err := lines.ReadString('\n')
 		check.That(t, line == "timeout proven\n", "%q, %v", line, err)

@@ -84,7 +84,7 @@ func in(t *testing.T, r *pool.Room, spec supervise.Options, args ...string) (*re
 		spec.Timeout = bound
 	}
 	run, err := r.Start(t.Context(), slot.Command{Args: args, Options: spec})
-	harness.Must(t, err)
+	check.Must(t, err)
 	res, err := run.Wait()
 	check.Require(t, res != nil && res.Verdict == result.Proven, "%q: %+v, %v", args, res, err)
 	return res, out.String()
@@ -106,9 +106,9 @@ const nothing = "/dev/shm:\n\n/home/sandbox:\n\n/tmp:\n\n/var/data:\n2\n0\n0022\
 func TestCloseWhileBuilding(t *testing.T) {
 	dir := t.TempDir()
 	text := "#!/bin/sh\nexec sleep 1000\n"
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "bwrap"), []byte(text), 0o700))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "bwrap"), []byte(text), 0o700))
 	for _, name := range []string{filepath.Join(dir, "bwrap"), dir, filepath.Dir(dir)} { // also for whom root becomes
-		harness.Must(t, os.Chmod(name, 0o755))
+		check.Must(t, os.Chmod(name, 0o755))
 	}
 	t.Setenv("SBXRUN_BWRAP", filepath.Join(dir, "bwrap"))
 	p := warm(t, bare, pool.Sizes{Min: 1, Max: 1})
@@ -143,7 +143,7 @@ func TestInitSleeps(t *testing.T) {
 	run, err := r.Start(t.Context(), slot.Command{
 		Args: []string{"sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo done; read x"}, Options: supervise.Options{Stdin: in, Stdout: w, Timeout: bound},
 	})
-	harness.Must(t, err)
+	check.Must(t, err)
 	line, err := bufio.NewReader(out).ReadString('\n')
 	check.Require(t, line == "done\n", "%q, %v", line, err)
 	var init, payload proc.Stat
@@ -319,7 +319,7 @@ func TestUnproven(t *testing.T) {
 	run, err := r.Start(t.Context(), slot.Command{
 		Args: []string{"sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do setsid sleep 1000 & done; wait"}, Options: supervise.Options{Timeout: 200 * time.Millisecond, ProofTimeout: 1},
 	})
-	harness.Must(t, err)
+	check.Must(t, err)
 	res, _ := run.Wait()
 	check.Require(t, res != nil && res.Verdict == result.Unproven, "%+v", res)
 	r.Give()
@@ -350,11 +350,11 @@ func TestHostile(t *testing.T) {
 			defer cancel()
 			out, w := io.Pipe()
 			run, err := r.Start(ctx, slot.Command{Args: args, Options: supervise.Options{Stdout: w, Stderr: w, Timeout: bound}})
-			harness.Must(t, err)
+			check.Must(t, err)
 			text := ""
 			for lines := bufio.NewReader(out); !strings.HasPrefix(text, "ready ") && !strings.HasPrefix(text, "sent "); {
 				text, err = lines.ReadString('\n')
-				check.Require(t, err == nil, "%v", err)
+				check.Must(t, err)
 			}
 			go func() { _, _ = io.Copy(io.Discard, out) }()
 			_, text = in(t, take(t, p, "b"), supervise.Options{}, "sh", "-c", look)
@@ -379,7 +379,7 @@ func stranger(t *testing.T, address string) {
 	if err == nil {
 		err = os.Chmod(address, 0o777)
 	}
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		conn, err := l.Accept()
@@ -477,7 +477,7 @@ func TestCanceled(t *testing.T) {
 	r := take(t, p, "a")
 	ctx, cancel := context.WithCancel(t.Context())
 	run, err := r.Start(ctx, slot.Command{Args: []string{"sleep", "1000"}})
-	harness.Must(t, err)
+	check.Must(t, err)
 	cancel()
 	res, err := run.Wait()
 	check.That(t, err == nil && res.Cause == result.Canceled && res.Verdict == result.Proven, "%+v, %v", res, err)
@@ -547,7 +547,7 @@ func TestLargeCommand(t *testing.T) {
 	defer r.Give()
 	var out bytes.Buffer
 	run, err := r.Start(t.Context(), slot.Command{Args: []string{"sh", "-c", "echo ${#V0} ${#V8} $PWD $X"}, Env: append(env, "X=1", "X=2"), Dir: "/usr", Options: supervise.Options{Stdout: &out}})
-	harness.Must(t, err)
+	check.Must(t, err)
 	res, err := run.Wait()
 	check.That(t, err == nil && out.String() == "100000 100000 /usr 2\n", "%+v, %v, %q", res, err, &out)
 }
@@ -637,7 +637,7 @@ func TestQuotaStays(t *testing.T) {
 	for i, cpus := range []float64{0.5, 0.5, 0, 0.5, 0.25, 0} {
 		r := take(t, p, "a")
 		run, err := r.Start(t.Context(), slot.Command{Args: []string{"sleep", "0.1"}, Options: supervise.Options{Limits: limits.Request{CPUs: cpus}, Timeout: bound}})
-		harness.Must(t, err)
+		check.Must(t, err)
 		quota := ""
 		for _, dir := range run.Group.Dirs() {
 			for _, name := range []string{"cpu.max", "cpu.cfs_quota_us"} {

@@ -29,12 +29,12 @@ func placeOf(t *testing.T, s *pool.Source, p slot.Policy) slot.Slot {
 	t.Helper()
 	for end := time.Now().Add(bound); ; {
 		at, err := s.Take(t.Context(), "a", p)
-		harness.Must(t, err)
+		check.Must(t, err)
 		if at.Kind() == slot.Warm {
 			return at
 		}
 		_, err = at.Give()
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		check.Require(t, !time.Now().After(end), "no place is warm")
 	}
 }
@@ -45,18 +45,18 @@ func TestFiles(t *testing.T) {
 	for range 3 {
 		at := placeOf(t, s, slot.Policy{Policy: policy(t)})
 		dir, err := at.Files()
-		harness.Must(t, err)
+		check.Must(t, err)
 		if _, err := dir.Put("dir/in", strings.NewReader("text"), 100, 0o644); err != nil {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
 		run, err := at.Start(t.Context(), slot.Command{Args: []string{"sh", "-c", "ls; cat dir/in; stat -c %U dir/in; echo more >>dir/in; mv dir/in out"}, Options: supervise.Options{Stdout: &out, Stderr: &out, Timeout: bound}})
-		harness.Must(t, err)
+		check.Must(t, err)
 		if res, err := run.Wait(); err != nil || res.ExitCode() != 0 || out.String() != "dir\ntextsandbox\n" {
 			t.Errorf("%+v, %v, %q", res, err, &out)
 		}
 		f, _, err := dir.Get("out")
-		harness.Must(t, err)
+		check.Must(t, err)
 		text := new(bytes.Buffer)
 		_, _ = text.ReadFrom(f)
 		f.Close()
@@ -71,7 +71,7 @@ func TestCold(t *testing.T) {
 	s := source(t, policy(t))
 	for _, p := range []slot.Policy{{Policy: policy(t), Lifetime: bound}, {Policy: policy(t), Limits: limits.Request{NoFile: 100}}} {
 		at, err := s.Take(t.Context(), "a", p)
-		harness.Must(t, err)
+		check.Must(t, err)
 		check.That(t, at.Kind() == slot.Cold, "%+v is %s", p, at.Kind())
 		_, err = at.Give()
 		check.That(t, err == nil, "%v", err)
@@ -88,7 +88,7 @@ func TestMemoryLeft(t *testing.T) {
 	run := func(at slot.Slot, l limits.Request, script string) error {
 		defer func() { _, _ = at.Give() }()
 		dir, err := at.Files()
-		harness.Must(t, err)
+		check.Must(t, err)
 		if _, err := dir.Put("in", strings.NewReader("text"), 100, 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -105,9 +105,9 @@ func TestMemoryLeft(t *testing.T) {
 		return
 	}
 	for range 5 {
-		harness.Must(t, run(placeOf(t, s, slot.Policy{Policy: roomy, Commands: large}), large, "head -c 140M /dev/zero >/tmp/x"))
+		check.Must(t, run(placeOf(t, s, slot.Policy{Policy: roomy, Commands: large}), large, "head -c 140M /dev/zero >/tmp/x"))
 		at, err := s.Take(t.Context(), "a", slot.Policy{Policy: roomy, Commands: small})
-		harness.Must(t, err)
+		check.Must(t, err)
 		if err := run(at, small, "true"); err != nil {
 			t.Errorf("%s: %v", at.Kind(), err)
 		}
@@ -119,7 +119,7 @@ func TestGivenBack(t *testing.T) {
 	s := source(t, policy(t))
 	at := placeOf(t, s, slot.Policy{Policy: policy(t)})
 	_, err := at.Start(t.Context(), slot.Command{Args: []string{"sleep", "1000"}})
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	begin := time.Now()
 	res, err := at.Give()
 	check.That(t, err == nil && res.Verdict == result.Proven && res.Cause == result.Killed, "%+v, %v", res, err)
@@ -136,23 +136,23 @@ func TestAhead(t *testing.T) {
 	}()
 	harness.Until(t, bound, "a warm room", func() bool {
 		at, err := s.Take(t.Context(), "a", slot.Policy{Policy: bare})
-		harness.Must(t, err)
+		check.Must(t, err)
 		defer at.Give()
 		return at.Kind() == slot.Warm
 	})
 	policy := slot.Policy{Policy: bare, Program: &slot.Program{Args: []string{"python3", "/home/sandbox/main.py"}, File: "main.py", Ahead: 1}}
 	run := func(code string, timeout time.Duration) (*result.Result, string) {
 		at, err := s.Take(t.Context(), "a", policy)
-		harness.Must(t, err)
+		check.Must(t, err)
 		defer at.Give()
 		dir, err := at.Files()
-		harness.Must(t, err)
+		check.Must(t, err)
 		if _, err := dir.Put("main.py", strings.NewReader(code), int64(len(code)), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
 		running, err := at.Start(t.Context(), slot.Command{Args: policy.Program.Args, Program: code, Options: supervise.Options{Stdout: &out, Stderr: &out, Timeout: timeout, Attended: true}})
-		harness.Must(t, err)
+		check.Must(t, err)
 		res, err := running.Wait()
 		check.That(t, err == nil && res.Verdict == result.Proven, "%+v, %v", res, err)
 		return res, out.String()

@@ -18,7 +18,7 @@ import (
 func identify(t *testing.T, pid int) Identity {
 	t.Helper()
 	id, err := Identify(pid)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	return id
 }
 
@@ -26,7 +26,7 @@ func identify(t *testing.T, pid int) Identity {
 func countDescriptors(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	return len(list)
 }
 
@@ -35,16 +35,16 @@ func TestIdentity(t *testing.T) {
 	id := identify(t, c.Process.Pid)
 	check.Equal(t, identify(t, c.Process.Pid), id)
 	ns, err := Namespace(os.Getpid(), "pid")
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	check.That(t, id.PID == c.Process.Pid && id.PIDNS == ns && id.Start != 0 && len(id.BootID) == 36, "%+v of process %d in namespace %d", id, c.Process.Pid, ns)
 	data, err := json.Marshal(id)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	var read Identity
 	if err := json.Unmarshal(data, &read); err != nil || read != id {
 		t.Errorf("%s read back: %+v, %v", data, read, err)
 	}
 	p, err := id.Open()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	if p.PID != id.PID || p.Exited() {
 		t.Errorf("opened process %d, exited: %v", p.PID, p.Exited())
 	}
@@ -76,7 +76,7 @@ func TestIdentity(t *testing.T) {
 
 	// A zombie has ended, and so has a reaped process.
 	err = c.Process.Kill()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	eventually(t, "a zombie", func() bool {
 		st, err := ReadStat(id.PID)
 		return err == nil && st.State == "Z"
@@ -96,7 +96,7 @@ func TestIdentity(t *testing.T) {
 func TestIdentityOfPID1(t *testing.T) {
 	id := Identity{PID: 1, BootID: identify(t, os.Getpid()).BootID}
 	st, err := ReadStat(1)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	id.Start = st.Start
 	id.PIDNS = identify(t, os.Getpid()).PIDNS
 	p, err := id.Open()
@@ -131,7 +131,7 @@ func TestIdentityNoDescriptors(t *testing.T) {
 	defer end()
 	id := identify(t, c.Process.Pid)
 	lowest, err := unix.Dup(0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	unix.Close(lowest)
 	restore := limitDescriptors(t, lowest)
 	_, err = NSPID(c.Process.Pid)
@@ -150,10 +150,10 @@ func limitDescriptors(t *testing.T, n int) (restore func()) {
 	t.Helper()
 	var limit unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	low := unix.Rlimit{Cur: uint64(n), Max: limit.Max}
 	err = unix.Setrlimit(unix.RLIMIT_NOFILE, &low)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	return func() {
 		check.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
 	}
@@ -174,7 +174,7 @@ func TestIdentityPIDReuse(t *testing.T) {
 	end()
 	for range 1000 {
 		err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(first.PID-1)), 0)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		d, end := held(t, "cat")
 		if d.Process.Pid != first.PID {
 			end() // a thread of this process has taken the PID

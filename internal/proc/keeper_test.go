@@ -19,7 +19,7 @@ import (
 func keep(t *testing.T, c Command) *Keeper {
 	t.Helper()
 	k, err := Keep(c)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	return k
 }
 
@@ -39,7 +39,7 @@ func finish(t *testing.T, k *Keeper) End {
 func TestKeeperKills(t *testing.T) {
 	k, out := start(t, "sh", "-c", "setsid sh -c 'trap \"\" TERM; echo up; sleep 100' & sleep 100")
 	_, err := out.Read(make([]byte, 3))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	st := Descendants(k.PID, 1)[0]
 	k.Kill()
 	end := finish(t, k)
@@ -49,12 +49,12 @@ func TestKeeperKills(t *testing.T) {
 func start(t *testing.T, args ...string) (*Keeper, *os.File) {
 	t.Helper()
 	path, err := exec.LookPath(args[0])
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	r, w, err := os.Pipe()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer w.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer null.Close()
 	k := keep(t, Command{Program: &Program{Path: path, Args: args, Files: []*os.File{null, w, null}}})
 	t.Cleanup(func() { r.Close() })
@@ -64,10 +64,10 @@ func start(t *testing.T, args ...string) (*Keeper, *os.File) {
 // A program gets more files than fit into one message.
 func TestKeeperManyFiles(t *testing.T) {
 	r, w, err := os.Pipe()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer r.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer null.Close()
 	for _, last := range []int{252, 253, 600} {
 		files := append(slices.Repeat([]*os.File{null}, last), w)
@@ -99,7 +99,7 @@ func TestKeeperCapabilities(t *testing.T) {
 		return // only root can give itself some
 	}
 	_, err := helper.File()
-	check.Require(t, err == nil, "%v", err) // stays root's
+	check.Must(t, err) // stays root's
 	done := make(chan struct{})
 	go func() { // its thread ends with it
 		defer close(done)
@@ -162,10 +162,10 @@ func TestKeeperCapabilities(t *testing.T) {
 func TestKeeperDiscarded(t *testing.T) {
 	k, out := start(t, "sh", "-c", "echo up; sleep 100")
 	_, err := out.Read(make([]byte, 3))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	child := Descendants(k.PID, 1)[0]
 	err = k.Signal(unix.SIGSTOP)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -185,14 +185,14 @@ func TestKeeperReapsOrphans(t *testing.T) {
 	// When its program ends, the keeper kills the processes that the program has left behind.
 	k, out := start(t, "sh", "-c", "setsid sleep 100 & echo up; exit 3")
 	_, err := out.Read(make([]byte, 3))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	end := finish(t, k)
 	check.That(t, len(end.reaped) == 2 && end.reaped[0].MaxRSS != 0, "reaped: %+v", end)
 }
 
 func TestKeeperStartError(t *testing.T) {
 	null, err := os.Open(os.DevNull)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer null.Close()
 	k := keep(t, Command{Program: &Program{Path: "/nonexistent", Args: []string{"x"}, Files: []*os.File{null}}})
 	finish(t, k)
@@ -215,17 +215,17 @@ func TestKeeperHidesDescriptors(t *testing.T) {
 func TestInheritNoDescriptors(t *testing.T) {
 	k, out := start(t, "sh", "-c", "echo up; exec sleep 100")
 	_, err := out.Read(make([]byte, 3))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	program := Descendants(k.PID, 1)[0].PID
 	err = k.Signal(unix.SIGKILL)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	err = k.Wait(time.Now().Add(10 * time.Second))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	kept := &Kept{Keeper: k}
 	left := kept.Survivors(10)
 	check.That(t, len(left) == 1 && left[0].PID == program, "survivors %+v, want %d", left, program)
 	lowest, err := unix.Dup(0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	unix.Close(lowest)
 	restore := limitDescriptors(t, lowest)
 	err = kept.Inherit(time.Now().Add(50 * time.Millisecond))
@@ -239,7 +239,7 @@ func TestInheritNoDescriptors(t *testing.T) {
 // Abandon succeeds if the keeper was killed and one of its children still has the keeper's socket open.
 func TestAbandonSocketHeld(t *testing.T) {
 	r, w, err := os.Pipe()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer r.Close()
 	defer w.Close()
 	// A process that was stopped before it could set its death signal, and before the exec of its program, which closes the
@@ -248,17 +248,17 @@ func TestAbandonSocketHeld(t *testing.T) {
 	s.Do("write", unix.SYS_WRITE, 0, "x", 1)
 	s.Do("wait", unix.SYS_PPOLL, 0, 0, 0, 0)
 	script, err := s.Seal()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer script.Close()
 	k, err := startKeeper()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	err = k.send(&order{Kind: orderChild, Child: 1, Files: 1, Program: 1, Cgroup: -1}, []*os.File{script, w}, nil)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	_, err = r.Read(make([]byte, 1))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	child := Descendants(k.PID, 1)[0].PID
 	err = k.Signal(unix.SIGKILL)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	begin := time.Now()
 	_, err = (&Kept{Keeper: k}).Abandon(begin.Add(20 * time.Second))
 	check.That(t, err == nil, "%v", err)
@@ -272,17 +272,17 @@ func TestAbandonSocketHeld(t *testing.T) {
 // keeper that failed later would end a running command.
 func TestKeeperFewDescriptors(t *testing.T) {
 	shell, err := exec.LookPath("sh")
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	_, err = helper.File()
-	check.Require(t, err == nil, "%v", err) // stays open
+	check.Must(t, err) // stays open
 	begun := 0
 	for free := range 12 {
 		read, write, err := os.Pipe()
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		var fill []int // uses all free numbers up to the last one
 		for range 64 {
 			fd, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 			fill = append(fill, fd)
 		}
 		restore := limitDescriptors(t, fill[len(fill)-1]+1)
@@ -300,7 +300,7 @@ func TestKeeperFewDescriptors(t *testing.T) {
 			read.Close()
 			continue
 		}
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		n, _ := read.Read(make([]byte, 1)) // end-of-file, if nothing has begun
 		read.Close()
 		k.Kill()

@@ -21,7 +21,7 @@ func TestAsOwnerAtOnce(t *testing.T) {
 		other.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	}
 	err := other.Start()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer func() {
 		_ = other.Process.Kill()
 		_ = other.Wait()
@@ -36,7 +36,7 @@ func TestAsOwnerAtOnce(t *testing.T) {
 	// process undumpable, too.
 	const before = 1
 	err = unix.Prctl(unix.PR_SET_DUMPABLE, before, 0, 0, 0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {

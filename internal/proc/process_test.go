@@ -18,7 +18,7 @@ import (
 func open(t *testing.T, pid int) *Process {
 	t.Helper()
 	p, err := Open(pid)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	t.Cleanup(func() { p.Close() })
 	return p
 }
@@ -89,7 +89,7 @@ func TestProcessPIDReuse(t *testing.T) {
 		p := open(t, c.Process.Pid)
 		end()
 		err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(c.Process.Pid-1)), 0)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		d, end := held(t, "cat")
 		if d.Process.Pid != c.Process.Pid {
 			end() // a thread of this process has taken the PID
@@ -139,11 +139,11 @@ func TestWaitWithoutDescriptors(t *testing.T) {
 	p := open(t, c.Process.Pid)
 	var limit unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	few := limit
 	few.Cur = 1 // poll(2) accepts at most this many descriptors, too
 	err = unix.Setrlimit(unix.RLIMIT_NOFILE, &few)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
 	if d, err := p.Dup(); err == nil {
 		d.Close()
@@ -167,7 +167,7 @@ func TestWaitContextLateCancellation(t *testing.T) {
 	c, end := held(t, "cat")
 	defer end()
 	p, err := open(t, c.Process.Pid).Dup() // has its own deadline
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer p.Close()
 	const next = 300 * time.Microsecond
 	for i := range 1000 {
@@ -196,7 +196,7 @@ func TestWaitContextLateCancellation(t *testing.T) {
 // The same holds for reads: data that arrives after a bounded read is not lost.
 func TestReadUntilLateCancellation(t *testing.T) {
 	r, w, err := os.Pipe()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer r.Close()
 	defer w.Close()
 	buf := make([]byte, 1)
@@ -210,7 +210,7 @@ func TestReadUntilLateCancellation(t *testing.T) {
 		}
 		stop()
 		err := r.SetReadDeadline(soon())
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		go func() { _, _ = w.Write([]byte{1}) }()
 		_, err = r.Read(buf)
 		check.Require(t, err == nil, "round %d: the next read: %v", i, err)
@@ -220,7 +220,7 @@ func TestReadUntilLateCancellation(t *testing.T) {
 
 func TestReadUntil(t *testing.T) {
 	r, w, err := os.Pipe()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer r.Close()
 	defer w.Close()
 	canceled, cancel := context.WithCancel(t.Context())
@@ -239,10 +239,10 @@ func TestReadUntil(t *testing.T) {
 
 func TestWaitHangup(t *testing.T) {
 	r, w, err := os.Pipe()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer w.Close()
 	second, err := unix.Dup(int(r.Fd()))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	brief := func() time.Time { return time.Now().Add(time.Millisecond) }
 	err = WaitHangup(w, brief())
 	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "two readers: %v", err)
@@ -250,9 +250,9 @@ func TestWaitHangup(t *testing.T) {
 	err = WaitHangup(w, brief())
 	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "one reader: %v", err)
 	err = w.SetWriteDeadline(time.Time{})
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	_, err = w.Write(make([]byte, 4096))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	err = WaitHangup(w, brief())
 	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "one reader, and something to read: %v", err)
 	done := make(chan error, 1)
@@ -288,7 +288,7 @@ func TestDuplicateClosed(t *testing.T) {
 	})
 	for range 20000 {
 		p, err := Open(pids[0])
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		all.Go(func() { p.Close() })
 		q, err := FromPidfd(p.file)
 		if err != nil {

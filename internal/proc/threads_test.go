@@ -10,7 +10,7 @@ import (
 func tasks(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/task")
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	return len(list)
 }
 

@@ -46,7 +46,7 @@ func TestParseStat(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := parseStat([]byte(tt.in))
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 			check.Equal(t, cmp.Diff(tt.want, got), "", "(-want +got):\n")
 		})
 	}
@@ -201,9 +201,9 @@ func held(t *testing.T, args ...string) (c *exec.Cmd, end func()) {
 	t.Helper()
 	c = exec.Command(args[0], args[1:]...)
 	in, err := c.StdinPipe()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	err = c.Start()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	ended := false
 	end = func() {
 		if !ended {
@@ -228,9 +228,9 @@ var anyOrder = cmpopts.SortSlices(func(a, b string) bool { return a < b })
 
 func TestReadStat(t *testing.T) {
 	session, err := unix.Getsid(0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	got, err := ReadStat(os.Getpid())
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	check.That(t, got.PID == os.Getpid() && got.Parent == os.Getppid() && got.Session == session, "of ourselves: %+v", got)
 	_, err = ReadStat(1 << 30)
 	check.That(t, err == ErrGone, "of a pid that cannot be: %v", err)
@@ -268,9 +268,9 @@ func TestNamespaces(t *testing.T) {
 	n, err = NSPID(os.Getpid())
 	check.That(t, n == os.Getpid() && err == nil, "NSPID of ourselves: %d, %v, want %d", n, err, os.Getpid())
 	ns, err := Namespace(init.PID, "pid")
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	ours, err := Namespace(os.Getpid(), "pid")
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	check.That(t, ns != ours && ns != 0, "namespaces %d and %d", ns, ours)
 	check.Equal(t, cmp.Diff([]string{"sh", "sleep", "sh"}, comms(Members(100, ns)), anyOrder), "", "members (-want +got):\n")
 	for _, limit := range []int{1, 2, 3} {

@@ -19,14 +19,14 @@ func TestAsUser(t *testing.T) {
 	dir := t.TempDir()
 	secret := filepath.Join(dir, "secret")
 	err := os.WriteFile(secret, nil, 0o600)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	user := &Cred{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
 	denied := false
 	if os.Geteuid() == 0 {
 		user, denied = &Cred{UID: 65534, GID: 65534}, true
 		for at := dir; at != "/"; at = filepath.Dir(at) {
 			err := os.Chmod(at, 0o777|os.ModeSticky)
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 			if filepath.Dir(at) == os.TempDir() {
 				break
 			}
@@ -43,10 +43,10 @@ func TestAsUser(t *testing.T) {
 		}
 		return os.WriteFile(filepath.Join(dir, "made"), nil, 0o600)
 	})
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	var st unix.Stat_t
 	err = unix.Stat(filepath.Join(dir, "made"), &st)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	check.That(t, user == nil || st.Uid == user.UID && st.Gid == user.GID, "owner %d:%d", st.Uid, st.Gid)
 	n, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
 	check.That(t, n == 1 && err == nil, "dumpable %d, %v", n, err)

@@ -23,12 +23,12 @@ import (
 func tcpPair(t *testing.T) (client, server *net.TCPConn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer l.Close()
 	c, err := net.Dial("tcp", l.Addr().String())
-	harness.Must(t, err)
+	check.Must(t, err)
 	s, err := l.Accept()
-	harness.Must(t, err)
+	check.Must(t, err)
 	for _, end := range []net.Conn{c, s} {
 		_ = end.SetDeadline(time.Now().Add(time.Minute))
 		t.Cleanup(func() { end.Close() })
@@ -45,7 +45,7 @@ func TestIdle(t *testing.T) {
 	idle := harness.Deadline(3 * time.Second) // a busy machine may not run the active connections for a while
 	listen := func() net.Listener {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		harness.Must(t, err)
+		check.Must(t, err)
 		t.Cleanup(func() { l.Close() })
 		return l
 	}
@@ -65,11 +65,11 @@ func TestIdle(t *testing.T) {
 		}
 		conn, _ := get(t, by.Addr().String(), request+"\x01", status...)
 		up, err := hosts.Accept()
-		harness.Must(t, err)
+		check.Must(t, err)
 		t.Cleanup(func() { up.Close() })
 		_ = up.SetDeadline(time.Now().Add(time.Minute))
 		_, err = io.ReadFull(up, make([]byte, 1))
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		return conn.(*net.TCPConn), up.(*net.TCPConn)
 	}
 	fill := func(c net.Conn) {
@@ -167,14 +167,14 @@ func TestDialBound(t *testing.T) {
 func fullPort(t *testing.T) uint16 {
 	t.Helper()
 	l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { unix.Close(l) })
 	if err = unix.Bind(l, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err == nil {
 		err = unix.Listen(l, 0)
 	}
-	harness.Must(t, err)
+	check.Must(t, err)
 	at, err := unix.Getsockname(l)
-	harness.Must(t, err)
+	check.Must(t, err)
 	port := uint16(at.(*unix.SockaddrInet4).Port)
 	for range 5 { // the backlog has room for some
 		socket := os.NewFile(uintptr(freeSocket(t)), "socket")
@@ -183,7 +183,7 @@ func fullPort(t *testing.T) uint16 {
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return port
 		}
-		harness.Must(t, err)
+		check.Must(t, err)
 	}
 	t.Fatal("the backlog does not fill up")
 	return 0
@@ -193,7 +193,7 @@ func fullPort(t *testing.T) uint16 {
 func freeSocket(t *testing.T) int {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	return fd
 }
 
@@ -212,7 +212,7 @@ func TestEnd(t *testing.T) {
 	p.ask.control, p.ask.replies, p.ask.pool = theirs, make(chan reply), []int{freeSocket(t)}
 	listen := func(want network.Listener) (address string) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		harness.Must(t, err)
+		check.Must(t, err)
 		p.listeners = append(p.listeners, l)
 		go p.handler(want, l)()
 		return l.Addr().String()

@@ -15,15 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A restricted proxy can read /etc/hosts even if it is a link to another directory.
 func TestRestrictLinks(t *testing.T) {
 	dir := t.TempDir()
-	harness.Must(t, os.WriteFile(dir+"/file", []byte("192.0.2.1 linked.example.org\n"), 0o644))
+	check.Must(t, os.WriteFile(dir+"/file", []byte("192.0.2.1 linked.example.org\n"), 0o644))
 	etc := t.TempDir()
-	harness.Must(t, os.Symlink(dir+"/file", etc+"/hosts"))
+	check.Must(t, os.Symlink(dir+"/file", etc+"/hosts"))
 	cmd := exec.Command("/proc/self/exe", "links", etc)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
 	if os.Geteuid() != 0 {
@@ -68,7 +67,7 @@ func TestMain(m *testing.M) {
 // names and connect.
 func TestRestrict(t *testing.T) {
 	dir := t.TempDir()
-	harness.Must(t, os.WriteFile(dir+"/file", []byte("secret"), 0o600))
+	check.Must(t, os.WriteFile(dir+"/file", []byte("secret"), 0o600))
 	out, err := exec.Command("/proc/self/exe", "shut", dir).CombinedOutput()
 	check.That(t, err == nil, "%v: %s", err, out)
 }

@@ -11,14 +11,13 @@ import (
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // controls returns the two ends of a proxy's socket to sbxrun.
 func controls(t *testing.T) (theirs, ours *os.File) {
 	t.Helper()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	theirs, ours = os.NewFile(uintptr(pair[0]), "control"), os.NewFile(uintptr(pair[1]), "ours")
 	t.Cleanup(func() { theirs.Close(); ours.Close() })
 	_ = ours.SetReadDeadline(time.Now().Add(time.Minute))
@@ -29,9 +28,9 @@ func controls(t *testing.T) (theirs, ours *os.File) {
 func noFiles(t *testing.T) (restore func()) {
 	t.Helper()
 	var before unix.Rlimit
-	harness.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+	check.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
 	set := func(r unix.Rlimit) {
-		harness.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &r))
+		check.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &r))
 	}
 	// A low limit alone would also prevent sending descriptors while the user has more of them in flight
 	// (unix(7)), and other processes of the user may have some.
@@ -40,7 +39,7 @@ func noFiles(t *testing.T) (restore func()) {
 	for fd := -1; fd < most; all = append(all, fd) {
 		var err error
 		fd, err = unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 	set(unix.Rlimit{Cur: most, Max: before.Max})
 	return func() {
@@ -57,7 +56,7 @@ func TestFullTable(t *testing.T) {
 	over := make(chan int, 1)
 	go func() { over <- p.work() }()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer network.CloseAll(pair[:])
 	for _, want := range []error{unix.EMFILE, nil} {
 		asked := make(chan error, 1)
@@ -101,13 +100,13 @@ func TestEarlyClients(t *testing.T) {
 	var fds []int
 	for range 20 {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		harness.Must(t, err)
+		check.Must(t, err)
 		defer l.Close()
 		c, err := net.Dial("tcp", l.Addr().String())
-		harness.Must(t, err)
+		check.Must(t, err)
 		defer c.Close()
 		f, err := l.(*net.TCPListener).File()
-		harness.Must(t, err)
+		check.Must(t, err)
 		defer f.Close()
 		ports, fds = append(ports, network.Listener{Kind: network.KindPublish, Port: 8000}), append(fds, int(f.Fd()))
 	}
@@ -116,11 +115,11 @@ func TestEarlyClients(t *testing.T) {
 	receive := func() network.Message {
 		m, fds, err := network.Receive(ours)
 		network.CloseAll(fds)
-		harness.Must(t, err)
+		check.Must(t, err)
 		return m
 	}
 	send := func(m network.Message, fds ...int) {
-		harness.Must(t, network.Send(ours, m, fds...))
+		check.Must(t, network.Send(ours, m, fds...))
 	}
 	send(network.Message{})
 	m := receive()

@@ -13,16 +13,15 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // listing returns the rules of a list, and resolves these names.
 func listing(t *testing.T, list string, names map[string]string) *rules {
 	t.Helper()
 	parsed, err := network.ParseAllow(list)
-	harness.Must(t, err)
+	check.Must(t, err)
 	r, err := compile(parsed)
-	harness.Must(t, err)
+	check.Must(t, err)
 	r.resolve = func(_ context.Context, name string) (list []netip.Addr, err error) {
 		for a := range strings.FieldsSeq(names[name]) {
 			list = append(list, netip.MustParseAddr(a))
@@ -47,7 +46,7 @@ func TestOwnUnknown(t *testing.T) {
 // The proxy connects to the address that it checked, even if the name changes meanwhile.
 func TestResolvedOnce(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.2:0")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer l.Close()
 	port := uint16(l.Addr().(*net.TCPAddr).Port)
 	r := listing(t, fmt.Sprintf("moves.example.org:%d,127.0.0.2:%d", port, port), nil)
@@ -59,7 +58,7 @@ func TestResolvedOnce(t *testing.T) {
 	s := newServer(r)
 	defer s.end()
 	c, _, err := s.connect(t.Context(), target{host: "moves.example.org", port: port})
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer c.Close()
 	to := c.RemoteAddr().String()
 	check.That(t, asked == 1 && to == l.Addr().String(), "asked %d times, connected to %s", asked, to)

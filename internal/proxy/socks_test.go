@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // socksTarget parses requests of SOCKS5 (RFC 1928), and rejects unsupported ones.
@@ -33,8 +32,8 @@ func TestSocksTarget(t *testing.T) {
 	} {
 		client, server := tcpPair(t)
 		_, err := client.Write([]byte(test.request))
-		harness.Must(t, err)
-		harness.Must(t, client.CloseWrite())
+		check.Must(t, err)
+		check.Must(t, client.CloseWrite())
 		to, code := socksTarget(server)
 		got := to.String()
 		if code != socksOK {

@@ -21,14 +21,13 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // echConfigs returns an ECHConfigList (RFC 9849, 4) with a public name.
 func echConfigs(t *testing.T, publicName string) []byte {
 	t.Helper()
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)
-	harness.Must(t, err)
+	check.Must(t, err)
 	u16 := binary.BigEndian.AppendUint16
 	public := key.PublicKey().Bytes()
 	c := append(u16(u16([]byte{1}, 0x20), uint16(len(public))), public...) // config_id, DHKEM(X25519, HKDF-SHA256)
@@ -101,14 +100,14 @@ func record(kind byte, body []byte) []byte {
 func TestSecondHello(t *testing.T) {
 	t.Parallel()
 	host, err := net.Listen("tcp", "127.0.0.1:0")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer host.Close()
 	port := host.Addr().(*net.TCPAddr).Port
 	name := fmt.Sprintf("www.example.org:%d", port)
 	s := newServer(listing(t, fmt.Sprintf("%s,127.0.0.1:%d", name, port), map[string]string{"www.example.org": "127.0.0.1"}))
 	defer s.end()
 	proxy, err := net.Listen("tcp", "127.0.0.1:0")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer proxy.Close()
 	go s.serve(proxy)
 
@@ -143,7 +142,7 @@ func TestSecondHello(t *testing.T) {
 		before := s.counts.of(ofHost, name).refused.Load()
 		c, b := get(t, proxy.Addr().String(), "CONNECT "+name+" HTTP/1.1\r\n\r\n"+string(tt.first), http.StatusOK)
 		up, err := host.Accept()
-		harness.Must(t, err)
+		check.Must(t, err)
 		_ = up.SetDeadline(time.Now().Add(time.Minute))
 		first := make([]byte, len(good))
 		_, err = io.ReadFull(up, first)
@@ -164,7 +163,7 @@ func TestSecondHello(t *testing.T) {
 	}
 	get(t, proxy.Addr().String(), "CONNECT "+name+" HTTP/1.1\r\n\r\n"+string(both), http.StatusOK)
 	up, err := host.Accept()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer up.Close()
 	_ = up.SetDeadline(time.Now().Add(time.Minute))
 	got, _ := io.ReadAll(up)
@@ -176,7 +175,7 @@ func TestSecondHello(t *testing.T) {
 func TestSpeaksFirst(t *testing.T) {
 	t.Parallel()
 	host, err := net.Listen("tcp", "127.0.0.1:0")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer host.Close()
 	address := host.Addr().String()
 	port := host.Addr().(*net.TCPAddr).Port
@@ -184,7 +183,7 @@ func TestSpeaksFirst(t *testing.T) {
 	s := newServer(listing(t, name+","+address, map[string]string{"www.example.org": "127.0.0.1"}))
 	defer s.end()
 	proxy, err := net.Listen("tcp", "127.0.0.1:0")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer proxy.Close()
 	go s.serve(proxy)
 	for _, tt := range []struct {
@@ -201,9 +200,9 @@ func TestSpeaksFirst(t *testing.T) {
 		before := s.counts.of(ofHost, tt.to).refused.Load()
 		c, b := get(t, proxy.Addr().String(), "CONNECT "+tt.to+" HTTP/1.1\r\n\r\n"+tt.begin, http.StatusOK)
 		up, err := host.Accept()
-		harness.Must(t, err)
+		check.Must(t, err)
 		_, err = io.WriteString(up, tt.says)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		got := make([]byte, len(tt.says))
 		n, _ := io.ReadFull(b, got) // fails if it is closed
 		if refused := n == 0; refused != tt.refused || !refused && string(got) != tt.says {

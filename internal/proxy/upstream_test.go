@@ -71,9 +71,9 @@ func TestUpstream(t *testing.T) {
 		s := newServer(listing(t, "a.example.org:443,a.example.org:80,direct.example.org:"+address[strings.LastIndex(address, ":")+1:]+","+address, map[string]string{"direct.example.org": "127.0.0.1"}))
 		var err error
 		s.upstream, err = newUpstream(&env)
-		harness.Must(t, err)
+		check.Must(t, err)
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		harness.Must(t, err)
+		check.Must(t, err)
 		go s.serve(l)
 		t.Cleanup(func() {
 			l.Close()
@@ -84,7 +84,7 @@ func TestUpstream(t *testing.T) {
 	body := func(b *bufio.Reader) string {
 		t.Helper()
 		r, err := http.ReadResponse(b, nil)
-		harness.Must(t, err)
+		check.Must(t, err)
 		text := harness.ReadAll(t, r.Body)
 		return string(text)
 	}
@@ -113,7 +113,7 @@ func TestUpstream(t *testing.T) {
 func TestHappyEyeballs(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer l.Close()
 	port := l.Addr().(*net.TCPAddr).AddrPort().Port()
 	s := newServer(listing(t, "example.org", nil))
@@ -130,7 +130,7 @@ func TestHappyEyeballs(t *testing.T) {
 	defer cancel()
 	begin := time.Now()
 	c, err := s.dial(ctx, []netip.Addr{silent, silent, silent, netip.MustParseAddr("127.0.0.1")}, port)
-	harness.Must(t, err)
+	check.Must(t, err)
 	c.Close()
 	took := time.Since(begin)
 	check.That(t, took <= dialBound/2, "connected after %v", took)

@@ -13,14 +13,13 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // serving starts a proxy and returns its address.
 func serving(t *testing.T, r *rules) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	harness.Must(t, err)
+	check.Must(t, err)
 	s := newServer(r)
 	go s.serve(l)
 	t.Cleanup(func() {
@@ -34,17 +33,17 @@ func serving(t *testing.T, r *rules) string {
 func get(t *testing.T, proxy, requests string, status ...int) (net.Conn, *bufio.Reader) {
 	t.Helper()
 	c, err := net.Dial("tcp", proxy)
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	_, err = io.WriteString(c, requests)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	b := bufio.NewReader(c)
 	for _, want := range status {
 		method, rest, _ := strings.Cut(requests, " ")
 		_, requests, _ = strings.Cut(rest, "\r\n\r\n")
 		answer, err := http.ReadResponse(b, &http.Request{Method: method})
-		harness.Must(t, err)
+		check.Must(t, err)
 		check.That(t, answer.StatusCode == want, "%s, want %d", answer.Status, want)
 		if want != http.StatusSwitchingProtocols && method != http.MethodConnect { // which have no body
 			_, _ = io.Copy(io.Discard, answer.Body)
@@ -72,7 +71,7 @@ func TestUnchanged(t *testing.T) {
 		_, within := get(t, proxy, "CONNECT "+address+" HTTP/1.1\r\n\r\nGET "+rest, http.StatusOK)
 		for what, b := range map[string]*bufio.Reader{"plain": plain, "within a tunnel": within} {
 			answer, err := http.ReadResponse(b, nil)
-			harness.Must(t, err)
+			check.Must(t, err)
 			body, err := io.ReadAll(answer.Body)
 			check.That(t, err == nil && string(body) == "<html>"+query, "%s: %s, %v", what, body, err)
 			got := answer.Header["Content-Type"]
@@ -163,12 +162,12 @@ func TestNoVersion(t *testing.T) {
 	for _, line := range []string{"GET http://other.example.org/\r\n", "GET http://other.example.org/ \r\n", "GET /\r\nHost: other.example.org\r\n\r\n", "get / x\n",
 		"PROXY TCP4 192.0.2.1 192.0.2.2 1 80\r\nGET / HTTP/1.1\r\nHost: other.example.org\r\n\r\n", "\r\n\r\n\x00\r\nQUIT\n!\x11\x00\x00GET / HTTP/1.1\r\nHost: other.example.org\r\n\r\n"} {
 		host, err := net.Listen("tcp", "127.0.0.1:0")
-		harness.Must(t, err)
+		check.Must(t, err)
 		defer host.Close()
 		address := host.Addr().String()
 		_, b := get(t, serving(t, listing(t, address, nil)), "CONNECT "+address+" HTTP/1.1\r\n\r\n"+line, http.StatusOK)
 		up, err := host.Accept()
-		harness.Must(t, err)
+		check.Must(t, err)
 		defer up.Close()
 		_ = up.SetDeadline(time.Now().Add(time.Minute))
 		reached := make(chan []byte)

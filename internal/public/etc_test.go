@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // Only files of limited size that everybody can read are copied from /etc.
@@ -17,11 +16,11 @@ func TestEtcFile(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, mode os.FileMode, size int64) string {
 		name = filepath.Join(dir, name)
-		harness.Must(t, errors.Join(os.WriteFile(name, nil, 0o600), os.Truncate(name, size), os.Chmod(name, mode)))
+		check.Must(t, errors.Join(os.WriteFile(name, nil, 0o600), os.Truncate(name, size), os.Chmod(name, mode)))
 		return name
 	}
-	harness.Must(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o644))
-	harness.Must(t, os.Symlink("public", filepath.Join(dir, "link")))
+	check.Must(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o644))
+	check.Must(t, os.Symlink("public", filepath.Join(dir, "link")))
 	for name, want := range map[string]bool{
 		write("public", 0o644, 5): true, write("largest", 0o644, maxCopy): true, filepath.Join(dir, "link"): true,
 		write("secret", 0o600, 5): false, write("group", 0o640, 5): false, write("large", 0o644, maxCopy+1): false, dir: false, filepath.Join(dir, "fifo"): false, dir + "/none": false,

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A directory is public if it belongs to a program, and a file if its name is on the list, only root can change them, and
@@ -21,7 +20,7 @@ func TestPublicAdd(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string, mode os.FileMode) {
 		name = filepath.Join(dir, name)
-		harness.Must(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o600), os.Chmod(name, mode)))
+		check.Must(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o600), os.Chmod(name, mode)))
 	}
 	for name, mode := range map[string]os.FileMode{
 		"protocols": 0o644, "shells": 0o640, "magic": 0o646, "inputrc": 0o640, "bashrc": 0o646, "zshrc": 0o644, "suse-release": 0o644,
@@ -36,9 +35,9 @@ func TestPublicAdd(t *testing.T) {
 	write("mailcap", "url = https://me:x@example.org/\n", 0o644)
 	write("gitattributes", "url = https://example.org/@x\n", 0o644)
 	write("vimrc", strings.Repeat("#", maxPublic), 0o644)
-	harness.Must(t, unix.Mkfifo(filepath.Join(dir, "locale.alias"), 0o644))
-	harness.Must(t, os.Symlink("/usr/share/zoneinfo/UTC", filepath.Join(dir, "time")))
-	harness.Must(t, os.Symlink("../root/x", filepath.Join(dir, "elsewhere")))
+	check.Must(t, unix.Mkfifo(filepath.Join(dir, "locale.alias"), 0o644))
+	check.Must(t, os.Symlink("/usr/share/zoneinfo/UTC", filepath.Join(dir, "time")))
+	check.Must(t, os.Symlink("../root/x", filepath.Join(dir, "elsewhere")))
 	places := func(s search) (names []string) {
 		s.root, s.left, s.buf = uint32(os.Geteuid()), manyPublic, make([]byte, maxPublic)
 		s.add(dir, denied, true)

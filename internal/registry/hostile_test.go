@@ -22,7 +22,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
 	"github.com/sbxrun/sbxrun/internal/images"
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // cut sends only the first n bytes of each response with a blob, and then breaks the connection. It ignores ranges
@@ -57,7 +57,7 @@ func cut(next http.Handler, n int, ranges bool, requests *atomic.Int64) http.Han
 func TestResume(t *testing.T) {
 	s := newStock(t)
 	var requests atomic.Int64
-	harness.Must(t, read(t, host(serve(t, cut(s.handler, 40_000, true, &requests))), Options{}))
+	check.Must(t, read(t, host(serve(t, cut(s.handler, 40_000, true, &requests))), Options{}))
 	if n := requests.Load(); n != 1+3*3 { // for the configuration and the layers
 		t.Errorf("%d requests for layers", n)
 	}
@@ -87,7 +87,7 @@ func TestErrors(t *testing.T) {
 		wants(t, read(t, host(server), Options{}), test.want)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	harness.Must(t, err)
+	check.Must(t, err)
 	l.Close()
 	wants(t, read(t, l.Addr().String(), Options{}), "connection refused")
 }
@@ -198,7 +198,7 @@ func TestRedirects(t *testing.T) {
 			s.handler.ServeHTTP(w, r)
 		}
 	}))
-	harness.Must(t, read(t, host(server), Options{AuthFile: authFile(t, host(server), "me", secret)}))
+	check.Must(t, read(t, host(server), Options{AuthFile: authFile(t, host(server), "me", secret)}))
 	reached := trip(func(*http.Request) (*http.Response, error) { return &http.Response{Body: http.NoBody}, nil })
 	for _, test := range []struct {
 		from, to string
@@ -262,7 +262,7 @@ func TestProxy(t *testing.T) {
 	next := base().(*http.Transport)
 	next.TLSClientConfig = &tls.Config{RootCAs: secure.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs, ServerName: "example.com"}
 	next.Proxy = func(*http.Request) (*url.URL, error) { return url.Parse(proxy.URL) } // [http.ProxyFromEnvironment] reads its variables once
-	harness.Must(t, read(t, "registry.example:4443", Options{Transport: next}))
+	check.Must(t, read(t, "registry.example:4443", Options{Transport: next}))
 	if _, ok := through.Load("registry.example:4443"); !ok {
 		t.Error("the proxy was not used")
 	}
@@ -275,7 +275,7 @@ func TestPlatforms(t *testing.T) {
 	index := mutate.AppendManifests(empty.Index,
 		mutate.IndexAddendum{Add: imageFor(t, "s390x"), Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "s390x"}}},
 		mutate.IndexAddendum{Add: s.image, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "amd64"}}})
-	harness.Must(t, remote.WriteIndex(must(name.NewTag(at+"/app:2")), index))
+	check.Must(t, remote.WriteIndex(must(name.NewTag(at+"/app:2")), index))
 	amd64, digest := must(s.image.Digest()).String(), must(index.Digest()).String()
 	for _, test := range []struct {
 		ref, platform, digest, want string
@@ -320,7 +320,7 @@ func TestContinue(t *testing.T) {
 		t.Error("the image is there although its pull failed")
 	}
 	m, err := pull(t, store, host(server)+"/app:1", Options{}, images.Options{Name: "app"})
-	harness.Must(t, err)
+	check.Must(t, err)
 	if want := []string{m.ConfigID, last}; !slices.Equal(read[4:], want) {
 		t.Errorf("the second pull read %q, want %q", read[4:], want)
 	}

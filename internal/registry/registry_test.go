@@ -25,6 +25,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/images"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -47,7 +48,7 @@ func newStock(t *testing.T) *stock {
 	s := &stock{handler: library.New(library.Logger(log.New(io.Discard, "", 0)))}
 	s.image = imageFor(t, "amd64")
 	ref := must(name.ParseReference(host(serve(t, s.handler)) + "/app:1"))
-	harness.Must(t, remote.Write(ref, s.image))
+	check.Must(t, remote.Write(ref, s.image))
 	return s
 }
 
@@ -87,7 +88,7 @@ func read(t *testing.T, host string, o Options) error {
 func newStore(t *testing.T) *snapshots.Store {
 	t.Helper()
 	s, err := snapshots.Open(filepath.Join(t.TempDir(), "snapshots"))
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { s.Close() })
 	return s
 }
@@ -108,7 +109,7 @@ func pull(t *testing.T, store *snapshots.Store, ref string, o Options, how image
 func wants(t *testing.T, err error, text string) {
 	t.Helper()
 	if text == "" {
-		harness.Must(t, err)
+		check.Must(t, err)
 		return
 	}
 	if err == nil || !strings.Contains(err.Error(), text) {
@@ -129,8 +130,8 @@ const (
 func authFile(t *testing.T, host, user, password string) string {
 	file := filepath.Join(t.TempDir(), "config.json")
 	text, err := json.Marshal(map[string]any{"auths": map[string]any{host: map[string]string{"auth": base64.StdEncoding.EncodeToString([]byte(user + ":" + password))}}})
-	harness.Must(t, err)
-	harness.Must(t, os.WriteFile(file, text, 0o600))
+	check.Must(t, err)
+	check.Must(t, os.WriteFile(file, text, 0o600))
 	return file
 }
 
@@ -231,17 +232,17 @@ func TestAccess(t *testing.T) {
 // Credentials come from the first file that exists, in docker's format.
 func TestCredentials(t *testing.T) {
 	ref, err := parse("python")
-	harness.Must(t, err)
+	check.Must(t, err)
 	user := func(file string) string {
 		a, err := credentials(file, ref.Context())
-		harness.Must(t, err)
+		check.Must(t, err)
 		c, err := a.Authorization()
-		harness.Must(t, err)
+		check.Must(t, err)
 		return c.Username
 	}
 	dir := t.TempDir()
-	harness.Must(t, os.Mkdir(filepath.Join(dir, ".docker"), 0o700))
-	harness.Must(t, os.Rename(authFile(t, "https://index.docker.io/v1/", "home", secret), filepath.Join(dir, ".docker", "config.json")))
+	check.Must(t, os.Mkdir(filepath.Join(dir, ".docker"), 0o700))
+	check.Must(t, os.Rename(authFile(t, "https://index.docker.io/v1/", "home", secret), filepath.Join(dir, ".docker", "config.json")))
 	t.Setenv("HOME", dir)
 	if got := user(""); got != "home" {
 		t.Errorf("in the home directory: %q", got)
@@ -266,7 +267,7 @@ func TestCredentials(t *testing.T) {
 		`{"credsStore": "nosuch", "auths": {"https://index.docker.io/v1/": {}}}`: "the credential helper for index.docker.io failed",
 	} {
 		file := filepath.Join(dir, "bad.json")
-		harness.Must(t, os.WriteFile(file, []byte(text), 0o600))
+		check.Must(t, os.WriteFile(file, []byte(text), 0o600))
 		_, err := credentials(file, ref.Context())
 		wants(t, err, want)
 	}

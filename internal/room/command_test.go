@@ -20,11 +20,11 @@ func TestInsteadOf(t *testing.T) {
 	top := laidOut(t, "shims/", "own/", "links/", "venv/bin/")
 	for name, text := range map[string]string{"shims/cat": "#!/bin/sh\n", "own/other": "#!/bin/sh\n", "venv/pyvenv.cfg": ""} {
 		err := os.WriteFile(filepath.Join(top, name), []byte(text), 0o755)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 	cat, err := filepath.EvalSymlinks("/usr/bin/cat")
 	err = errors.Join(err, os.Symlink(cat, top+"/links/cat"), os.Symlink(cat, top+"/venv/bin/cat"), os.WriteFile(top+"/own/cat", nil, 0o644))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	for _, tt := range []struct{ path, want string }{
 		{"/usr/bin", ""},
 		{"TOP/shims:/usr/bin", "TOP/shims/cat"},
@@ -61,7 +61,7 @@ func TestCheckCommand(t *testing.T) {
 	write := func(name, text string, mode os.FileMode) {
 		t.Helper()
 		err := os.WriteFile(filepath.Join(top, name), []byte(text), mode)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 	write("work/plain", "text", 0o644)
 	write("usr/bin/plain", "text", 0o644)
@@ -82,16 +82,16 @@ func TestCheckCommand(t *testing.T) {
 	write("work/escape", "#!/no/\x1b[2J\a\x9b\n", 0o755)
 	err := errors.Join(os.Symlink("/usr/lib", filepath.Join(top, "work/far")), os.Symlink(filepath.Join(top, "opt/prog"), filepath.Join(top, "work/python")), unix.Mkfifo(filepath.Join(top, "work/pipe"), 0o755),
 		unix.Mkfifo(filepath.Join(top, "usr/bin/piped"), 0o755), os.Mkdir(filepath.Join(top, "work/tools"), 0o755))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	write("work/tools/own", "\x7fELF", 0o755)
 	write("usr/lib/piped", "\x7fELF", 0o755)
 	write("work/steals", "#!"+filepath.Join(top, "me/.ssh/id_rsa")+"\n", 0o755)
 	err = os.MkdirAll(filepath.Join(top, "me/.ssh"), 0o755)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	write("me/.ssh/id_rsa", "", 0o755)
 	tools := laidOut(t, "lib/pyenv/shims/tool", "tools/tool2", "lib/python/bin/tool3", "dirs/tool4/", "bin/both2")
 	err = os.WriteFile(filepath.Join(tools, "bin/notool"), nil, 0o644)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 
 	notFound := func(message, hint string) *result.Error {
 		return &result.Error{Code: "not-found", ExitCode: 127, Message: message, Hint: hint}
@@ -223,7 +223,7 @@ func TestShebang(t *testing.T) {
 	for _, tt := range tests {
 		p := filepath.Join(dir, "script")
 		err := os.WriteFile(p, []byte(tt.text), 0o755)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		check.Equal(t, Interpreter(p), tt.want, "shebang of %q", tt.text)
 	}
 	check.Equal(t, Interpreter(filepath.Join(dir, "none")), "", "shebang of a missing file")

@@ -11,13 +11,12 @@ import (
 	"github.com/sbxrun/sbxrun/internal/devices"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A sandbox of root gets the group of a node only if it cannot open the node otherwise, and never root's group.
 func TestCheckDevice(t *testing.T) {
 	fd, err := unix.Open("/dev/zero", unix.O_PATH|unix.O_CLOEXEC, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	zero := os.NewFile(uintptr(fd), "zero")
 	t.Cleanup(func() { zero.Close() })
 	number := unix.Mkdev(1, 5)
@@ -55,7 +54,7 @@ func TestCheckDevice(t *testing.T) {
 func TestInRoot(t *testing.T) {
 	top := laidOut(t, "root/usr/lib/x/", "root/lib -> usr/lib", "root/abs -> /usr/lib", "root/up -> ../../../usr", "root/dev -> usr", "root/file", "root/loop -> loop", "root/dangling -> none")
 	fd, err := unix.Open(top+"/root", unix.O_PATH|unix.O_CLOEXEC, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	root := &op{from: os.NewFile(uintptr(fd), "root")}
 	t.Cleanup(func() { root.from.Close() })
 	for name, want := range map[string]string{

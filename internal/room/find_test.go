@@ -62,9 +62,9 @@ func fake(t *testing.T, text string, mode os.FileMode) (dir string) {
 	dir = t.TempDir()
 	name := filepath.Join(dir, "bwrap")
 	err := os.WriteFile(name, []byte(text), 0o700)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	err = os.Chmod(name, mode)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	return dir
 }
 
@@ -174,7 +174,7 @@ func TestFindExposed(t *testing.T) {
 func TestFindNamedPipe(t *testing.T) {
 	dir := t.TempDir()
 	err := unix.Mkfifo(filepath.Join(dir, "bwrap"), 0o755)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	check.Equal(t, lookHost("bwrap", dir), "", "found")
 }
 
@@ -214,11 +214,11 @@ func TestLookup(t *testing.T) {
 // The version found in the file is the one that the program prints.
 func TestFindInstalled(t *testing.T) {
 	p, err := Find(named(os.Getenv(ProgramVariable)), "", nil)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	text, err := os.ReadFile(p.Path)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	out, err := exec.Command(p.Path, "--version").Output()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	got, want := "bubblewrap "+embeddedVersion(text)+"\n", string(out)
 	check.That(t, got == want, "embedded %q, printed %q", got, want)
 }

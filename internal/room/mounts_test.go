@@ -104,6 +104,6 @@ func filesBelow(t *testing.T, dir string) string {
 		}
 		return err
 	})
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	return strings.Join(names, " ")
 }

@@ -62,7 +62,7 @@ func (o option) place() string {
 func prepare(t *testing.T, p Policy, uid int) *Plan {
 	t.Helper()
 	plan, err := Prepare(p, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), Home: "/nonexistent", UID: uid, GID: uid})
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	t.Cleanup(plan.Close)
 	return plan
 }
@@ -186,7 +186,7 @@ func checkSources(t *testing.T, plan *Plan, list []option) {
 // TestPlanBuild checks the complete translation, independently of this machine.
 func TestPlanBuild(t *testing.T) {
 	staged, err := os.Open("/")
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	plan := &Plan{
 		Workdir:  "/w x",
 		identity: []string{"--uid", "1"},
@@ -211,7 +211,7 @@ func TestPlanBuild(t *testing.T) {
 	defer plan.Close()
 	plan.placeMounts()
 	err = plan.build(&Policy{Hostname: "h"})
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	off := ""
 	if plan.NoUserns() {
 		off = "--disable-userns\n"
@@ -267,7 +267,7 @@ func TestPlanBuild(t *testing.T) {
 func TestPlanNoUserns(t *testing.T) {
 	var plan Plan
 	err := plan.build(&Policy{})
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	if plan.NoUserns() == readOnlySysctl() || plan.filter.Namespaces == plan.NoUserns() {
 		t.Errorf("/proc/sys is read-only: %v; user namespaces are switched off: %v; the filter refuses them: %v", readOnlySysctl(), plan.NoUserns(), plan.filter.Namespaces)
 	}
@@ -311,7 +311,7 @@ func TestLayoutReplacesDefaults(t *testing.T) {
 	top := laidOut(t, "dir/")
 	list := func(mounts ...Mount) (ops []op) {
 		ops, err := layout(&Policy{TmpSize: 1, Mounts: mounts}, Caller{}, User{1, 1}, "h", nil)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		for i := range ops {
 			if ops[i].from != nil {
 				ops[i].from.Close()
@@ -474,7 +474,7 @@ func TestPrepareStages(t *testing.T) {
 	top := laidOut(t, "private/data/", "public/")
 	for name, mode := range map[string]os.FileMode{"": 0o755, "/private": 0o700, "/public": 0o755} {
 		err := os.Chmod(top+name, mode)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 	if !reachable("/usr/bin/env") || reachable(top+"/private/data") || reachable(top+"/none") {
 		t.Errorf("reachable: /usr/bin/env %v, below a private directory %v, missing %v", reachable("/usr/bin/env"), reachable(top+"/private/data"), reachable(top+"/none"))
@@ -515,10 +515,10 @@ func TestPrepareStagesNoLinkOfAnotherUser(t *testing.T) {
 		"shared/out -> ../private/data", "shared/way -> TOP/private", "shared/file -> ../private/file", "shared/far -> near", "shared/near -> TOP/private/data",
 		"shared/harmless -> TOP/public", "shared/rooted -> out")
 	err := os.Chmod(top+"/private", 0o700)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	for _, name := range []string{"out", "way", "file", "near", "harmless"} {
 		err := os.Lchown(top+"/shared/"+name, Nobody, Nobody)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 	for source, link := range map[string]string{
 		"/shared/out": "/shared/out", "/shared/out/": "/shared/out", "/shared/way/data": "/shared/way", "/shared/file": "/shared/file", "/shared/rooted": "/shared/out",
@@ -550,7 +550,7 @@ func TestTrustedLinkOfRoot(t *testing.T) {
 	}
 	for _, name := range names {
 		want, err := filepath.EvalSymlinks(name)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		got, err := trusted(name)
 		check.That(t, err == nil && got == want, "trusted(%q) = %q, %v; want %q", name, got, err, want)
 	}
@@ -609,9 +609,9 @@ func TestPrepareEscapeSequences(t *testing.T) {
 	const odd = "\x1b[2J\x9b\a\r\n"
 	top := laidOut(t, odd+"/home/", odd+"/file", "w/"+odd+" -> /", odd+"/sub/")
 	err := os.WriteFile(top+"/script", []byte("#!/none/\x1b[2J\x9b\a\r\n"), 0o755)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	err = os.Chmod(top+"/"+odd+"/sub", 0o700)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	at := top + "/" + odd
 	bind := func(source, dest string) Mount { return Mount{Kind: ReadWrite, Source: source, Dest: dest} }
 	for name, tt := range map[string]struct {

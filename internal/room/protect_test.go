@@ -11,15 +11,14 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // protect adds a mount for each existing path of a repository, and for the directories above it.
 func TestProtect(t *testing.T) {
 	top := laidOut(t, "repo/.git/hooks/", "repo/.git/config", "repo/.git/config.worktree", "repo/sub/.git", "repo/sub/deep/", "empty/.git/config", "plain/a/b",
 		"nothing/.git/HEAD", "bare/HEAD", "bare/objects/", "bare/refs/", "bare/config", "bare/hooks/", "linked/.git/hooks -> ../../x", "link/.git -> ../repo/.git")
-	harness.Must(t, os.MkdirAll(top+"/worktree/.git", 0o755))
-	harness.Must(t, os.WriteFile(top+"/worktree/.git/config", []byte("[extensions]\n\tworktreeConfig = true\n"), 0o644))
+	check.Must(t, os.MkdirAll(top+"/worktree/.git", 0o755))
+	check.Must(t, os.WriteFile(top+"/worktree/.git/config", []byte("[extensions]\n\tworktreeConfig = true\n"), 0o644))
 	tests := []struct {
 		name, bind string
 		workdir    string
@@ -52,7 +51,7 @@ func TestProtect(t *testing.T) {
 				check.That(t, errors.As(err, &e) && e.Message == tt.err && e.Hint != "", "got %v, want %s", err, tt.err)
 				return
 			}
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 			var got []string
 			for _, m := range p.Mounts[1:] {
 				rel := m.Dest[len("/m"):]
@@ -69,8 +68,8 @@ func TestProtectNamed(t *testing.T) {
 	top := laidOut(t, "m/main/.git/HEAD", "m/main/.git/config", "m/main/.git/hooks/", "m/main/.git/objects/", "m/main/.git/worktrees/wt/HEAD", "m/main/.git/modules/sub/HEAD", "m/main/.git/modules/sub/config", "m/main/.git/modules/sub/hooks/", "out/HEAD")
 	for name, text := range map[string]string{"wt/.git": "gitdir: " + top + "/m/main/.git/worktrees/wt\n", "main/.git/worktrees/wt/commondir": "../..\n", "sub/.git": "gitdir: ../main/.git/modules/sub\n",
 		"away/.git": "gitdir: ../../out\n", "none/.git": "gitdir: ../main/.git/none\n", "odd/.git": "x"} {
-		harness.Must(t, os.MkdirAll(filepath.Dir(top+"/m/"+name), 0o755))
-		harness.Must(t, os.WriteFile(top+"/m/"+name, []byte(text), 0o644))
+		check.Must(t, os.MkdirAll(filepath.Dir(top+"/m/"+name), 0o755))
+		check.Must(t, os.WriteFile(top+"/m/"+name, []byte(text), 0o644))
 	}
 	for workdir, want := range map[string][]string{
 		"wt":   {"1 /wt", "0 /wt/.git", "1 /main", "1 /main/.git", "1 /main/.git/worktrees", "1 /main/.git/worktrees/wt", "0 /main/.git/worktrees/wt/commondir", "0 /main/.git/config", "0 /main/.git/hooks"},
@@ -78,7 +77,7 @@ func TestProtectNamed(t *testing.T) {
 		"away": {"1 /away", "0 /away/.git"}, "none": {"1 /none", "0 /none/.git"}, "odd": {"1 /odd", "0 /odd/.git"},
 	} {
 		p := Policy{Mounts: []Mount{{Kind: ReadWrite, Git: true, Source: top + "/m", Dest: "/m"}}}
-		harness.Must(t, p.protect("/m/"+workdir))
+		check.Must(t, p.protect("/m/"+workdir))
 		var got []string
 		for _, m := range p.Mounts[1:] {
 			got = append(got, fmt.Sprint(int(m.Kind), " ", m.Dest[len("/m"):]))

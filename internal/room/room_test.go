@@ -24,14 +24,14 @@ func play(t *testing.T, p Policy) (stdout string, end *result.Payload) {
 	t.Helper()
 	plan := prepare(t, p, os.Getuid())
 	r, w, err := os.Pipe()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer r.Close()
 	null, err := os.Open(os.DevNull)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer null.Close()
 	sb, err := plan.Start(t.Context(), [3]*os.File{null, w, os.Stderr}, nil, false)
 	w.Close()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer sb.Close()
 	text := make(chan string, 1)
 	go func() {
@@ -49,9 +49,9 @@ func play(t *testing.T, p Policy) (stdout string, end *result.Payload) {
 	}
 	sb.Keeper.Kill()
 	_, err = sb.Keeper.Empty(deadline)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	err = sb.Keeper.Reap(deadline)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	return <-text, end
 }
 
@@ -95,7 +95,7 @@ func everybody(t *testing.T, dir string) {
 	if err == nil && os.Geteuid() == 0 {
 		err = os.Chown(dir, Nobody, Nobody)
 	}
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 }
 
 // bwrap finds programs by relative and empty entries of PATH as Prepare does.
@@ -103,7 +103,7 @@ func TestStartRelativePath(t *testing.T) {
 	top := laidOut(t, "bin/", "sub/", "link -> sub")
 	for name, text := range map[string]string{"bin/tool": "#!/bin/sh\necho relative\n", "here": "#!/bin/sh\necho here\n"} {
 		err := os.WriteFile(filepath.Join(top, name), []byte(text), 0o755)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 	for _, tt := range []struct{ command, path, want string }{
 		{"tool", "/usr/bin:bin", "relative\n"},
@@ -124,12 +124,12 @@ func TestStartRelativePath(t *testing.T) {
 func directory(t *testing.T, parent string) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(parent, "sbxrun-test-")
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	t.Cleanup(func() {
 		check.OK(t, os.RemoveAll(dir))
 	})
 	err = os.Chmod(dir, 0o755)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	return dir
 }
 
@@ -143,7 +143,7 @@ func TestStartSourceLinksIntoTmp(t *testing.T) {
 		os.Symlink(data, links+"/link"), os.Symlink("/tmp", links+"/way"), os.Symlink("link", links+"/twice"), os.Symlink(data, private+"/link"),
 		os.Chmod(filepath.Dir(private), 0o700),
 	)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	for _, source := range []string{data, links + "/link", links + "/link/file", links + "/twice", links + "/way/" + filepath.Base(data), private + "/link", private + "/link/file"} {
 		dest := "/b"
 		if filepath.Base(source) == "file" {
@@ -168,7 +168,7 @@ func reachableFake(t *testing.T, text string) string {
 	dir := fake(t, text, 0o755)
 	for d := dir; d != filepath.Clean(os.TempDir()) && d != "/"; d = filepath.Dir(d) {
 		err := os.Chmod(d, 0o755)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 	return dir
 }
@@ -179,7 +179,7 @@ func TestStartCannotEnter(t *testing.T) {
 	impossible := 5000
 	plan.Bounds.OOMScoreAdj = &impossible
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer null.Close()
 	sb, err := plan.Start(t.Context(), [3]*os.File{null, null, null}, nil, false)
 	var e *result.Error
@@ -205,7 +205,7 @@ func TestStartUnfurnished(t *testing.T) {
 		for _, command := range [][]string{nil, {"/bin/true"}} {
 			plan := prepare(t, Policy{Command: command, Workdir: "/tmp"}, os.Geteuid())
 			null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 			plan.ops = append(plan.ops, tt.op)
 			sb, err := plan.Start(t.Context(), [3]*os.File{null, null, null}, nil, false)
 			null.Close()
@@ -228,9 +228,9 @@ func TestStartBwrapExitsAtOnce(t *testing.T) {
 		dir := reachableFake(t, tt.bwrap)
 		for range 20 {
 			plan, err := Prepare(Policy{Command: []string{"/bin/true"}, Workdir: "/tmp"}, Caller{Bwrap: filepath.Join(dir, "bwrap"), UID: os.Getuid(), GID: os.Getgid()})
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 			null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 			sb, err := plan.Start(context.Background(), [3]*os.File{null, null, null}, nil, false)
 			null.Close()
 			plan.Close()
@@ -248,10 +248,10 @@ func TestStartBwrapExitsAtOnce(t *testing.T) {
 func TestVerify(t *testing.T) {
 	plan := prepare(t, Policy{Workdir: "/tmp"}, os.Getuid())
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer null.Close()
 	sb, err := plan.Start(t.Context(), [3]*os.File{null, null, os.Stderr}, nil, false)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer sb.Close()
 	verify := func(init, keeper *proc.Process) error {
 		r := &Room{Kept: proc.Kept{Room: init, Keeper: &proc.Keeper{Process: proc.Process{PID: keeper.PID}}}}
@@ -262,14 +262,14 @@ func TestVerify(t *testing.T) {
 		return err
 	}
 	err = verify(sb.Room, &sb.Keeper.Process)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	check.That(t, verify(sb.Room, &proc.Process{PID: os.Getpid()}) != nil, "it is taken for another keeper's")
 	check.That(t, verify(sb.Monitor, &proc.Process{PID: os.Getpid()}) != nil, "the monitor is taken for it")
 	deadline := time.Now().Add(20 * time.Second)
 	sb.Keeper.Kill()
 	_, err = sb.Keeper.Empty(deadline)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	check.That(t, verify(sb.Room, &sb.Keeper.Process) != nil, "it has ended, and is taken for alive")
 	err = sb.Keeper.Reap(deadline)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 }

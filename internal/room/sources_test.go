@@ -70,7 +70,7 @@ func TestPrepareMapsOwners(t *testing.T) {
 func TestDetachRefuses(t *testing.T) {
 	for _, owner := range []proc.Cred{{}, {UID: 1000, GID: 1001}} {
 		f, err := os.Open("/proc/sys")
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		defer f.Close()
 		plan := &Plan{cred: &proc.Cred{UID: Nobody, GID: Nobody}, ops: []op{{src: f.Name(), from: f, users: true, staged: true, owner: &owner}}}
 		mounts, err := plan.detach()

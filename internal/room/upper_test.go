@@ -22,7 +22,7 @@ func TestUpperRace(t *testing.T) {
 	outside, upper := filepath.Join(top, "outside"), filepath.Join(top, "layers/0/upper")
 	must := func(err error) {
 		t.Helper()
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 	must(os.Mkdir(outside, 0o700))
 	must(os.Mkdir(filepath.Join(top, "layers"), 0o700))
@@ -62,9 +62,9 @@ func TestUpperRace(t *testing.T) {
 func TestMakeOwnUnfinished(t *testing.T) {
 	top := t.TempDir()
 	err := os.Mkdir(filepath.Join(top, "x.new"), 0o700)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	dir, err := os.Open(top)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer dir.Close()
 	p, owner := &Plan{}, os.Getuid()
 	if owner == 0 {
@@ -73,7 +73,7 @@ func TestMakeOwnUnfinished(t *testing.T) {
 	}
 	for range 2 {
 		fd, err := p.makeOwn(int(dir.Fd()), "x", 0o751)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		unix.Close(fd)
 		info, err := os.Lstat(filepath.Join(top, "x"))
 		check.That(t, err == nil && info.Mode().Perm() == 0o751 && int(info.Sys().(*syscall.Stat_t).Uid) == owner, "%v, %v", info, err)

@@ -18,7 +18,7 @@ import (
 func laidOut(t *testing.T, names ...string) string {
 	t.Helper()
 	top, err := filepath.EvalSymlinks(t.TempDir())
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	for _, name := range names {
 		name, target, isLink := strings.Cut(name, " -> ")
 		p := filepath.Join(top, name)
@@ -33,7 +33,7 @@ func laidOut(t *testing.T, names ...string) string {
 		default:
 			err = os.WriteFile(p, []byte("\x7fELF"), 0o755)
 		}
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 	return top
 }

@@ -65,7 +65,7 @@ func TestCurrentDirectory(t *testing.T) {
 			t.Chdir(tt.dir)
 			if tt.name == "removed" {
 				err := os.Remove(tt.dir)
-				check.Require(t, err == nil, "%v", err)
+				check.Must(t, err)
 			}
 			p := Policy{Mounts: tt.mounts}
 			got, err := currentDirectory(&p, home)
@@ -165,7 +165,7 @@ func TestHomeWithinHomeIsALink(t *testing.T) {
 	const inside = "SBXRUN_TEST_CHROOT"
 	if root := os.Getenv(inside); root != "" {
 		err := errors.Join(unix.Chroot(root), os.Chdir("/"))
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		for dir, want := range map[string]string{
 			"/var/homes/me": "/var/homes/me", "/var/homes": "/var/homes", "/var": "/var", "/var/homes/me/project": "", "/var/other": "", "/home": "/home",
 		} {
@@ -204,7 +204,7 @@ func TestHomeWithin(t *testing.T) {
 func TestCheckWorkdir(t *testing.T) {
 	v, top := sample(t)
 	err := os.Symlink("/usr/lib", filepath.Join(top, "work/far"))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	tests := []struct{ dir, want string }{
 		{"/w", ""},
 		{"/w/dir", ""},
@@ -257,7 +257,7 @@ func TestCheckWorkdirOfAnotherUser(t *testing.T) {
 		{0o077, proc.Cred{UID: me, GID: mine}, false},
 	} {
 		err := os.Chmod(top+"/dir", tt.mode)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		err = checkWorkdir(v, "/w", &tt.cred)
 		if tt.ok {
 			check.That(t, err == nil, "mode %o for %v: %v", tt.mode, tt.cred, err)
@@ -275,7 +275,7 @@ func TestPrepareRootInADirectoryOfAnotherUser(t *testing.T) {
 	top := laidOut(t, "private/")
 	dir := top + "/private"
 	err := os.Chmod(dir, 0o700)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	t.Chdir(dir)
 	plan, err := Prepare(Policy{Command: []string{"true"}}, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), Home: "/nonexistent"})
 	var e *result.Error
@@ -286,7 +286,7 @@ func TestPrepareRootInADirectoryOfAnotherUser(t *testing.T) {
 	}
 	// The mode of a user's own directory may deny them entry.
 	err = os.Chmod(dir, 0o600)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	_, err = Prepare(Policy{Command: []string{"true"}}, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), Home: "/nonexistent", UID: os.Geteuid(), GID: os.Getegid()})
 	check.That(t, errors.As(err, &e) && e.Code == "workdir" && e.Hint != "", "got %#v", err)
 }

@@ -11,12 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func must(t *testing.T, errs ...error) {
 	t.Helper()
-	harness.Must(t, errors.Join(errs...))
+	check.Must(t, errors.Join(errs...))
 }
 
 // same reports whether fd is the file at path.

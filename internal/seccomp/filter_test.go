@@ -41,7 +41,7 @@ func judgeWide(t *testing.T, f Filter, audit, number uint32, args ...uint64) uin
 		list = append(list, bpf.RawInstruction{Op: i.Code, Jt: i.Jt, Jf: i.Jf, K: i.K}.Disassemble())
 	}
 	vm, err := bpf.NewVM(list)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	// The virtual machine of x/net reads big-endian numbers.
 	data := make([]byte, 64)
 	binary.BigEndian.PutUint32(data[numberAt:], number)
@@ -51,7 +51,7 @@ func judgeWide(t *testing.T, f Filter, audit, number uint32, args ...uint64) uin
 		binary.BigEndian.PutUint32(data[argsAt+8*i+4:], uint32(arg>>32))
 	}
 	n, err := vm.Run(data)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	return uint32(n)
 }
 
@@ -234,7 +234,7 @@ func TestNumbers(t *testing.T) {
 	}
 	for column, goarch := range map[int]string{x86_64: "amd64", i386: "386", arm64: "arm64", arm: "arm"} {
 		data, err := os.ReadFile(filepath.Join(dir, "zsysnum_linux_"+goarch+".go"))
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		numbers := map[string]string{}
 		for _, m := range regexp.MustCompile(`(?m)^\s*SYS_(\w+)\s*=\s*(\d+)`).FindAllStringSubmatch(string(data), -1) {
 			name := strings.ToLower(m[1])
@@ -261,7 +261,7 @@ func moduleDir(t *testing.T) string {
 	file, _ := runtime.FuncForPC(funcPC()).FileLine(funcPC())
 	if !filepath.IsAbs(file) { // because of -trimpath
 		cache, err := exec.Command("go", "env", "GOMODCACHE").Output()
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		file = filepath.Join(strings.TrimSpace(string(cache)), file)
 	}
 	return filepath.Dir(file)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // Every response has a request ID: the client's if it may be logged, or a new one.
@@ -19,7 +18,7 @@ func TestRequestID(t *testing.T) {
 	c := config.Default()
 	c.StateDir = filepath.Join(t.TempDir(), "state")
 	s, err := New(c, nil, &broken{}, slog.New(slog.DiscardHandler), "test")
-	harness.Must(t, err)
+	check.Must(t, err)
 	h := s.Handler(http.NotFoundHandler())
 	for id, kept := range map[string]bool{
 		"a": true, "A-z_0.9": true, strings.Repeat("a", 128): true,
@@ -39,7 +38,7 @@ func TestTokenUnknown(t *testing.T) {
 	c := config.Default()
 	c.StateDir = filepath.Join(t.TempDir(), "state")
 	s, err := New(c, nil, &broken{}, slog.New(slog.DiscardHandler), "test")
-	harness.Must(t, err)
+	check.Must(t, err)
 	h := s.Handler(http.NotFoundHandler())
 	for header, want := range map[string]int{"": 404, "Bearer x": 401, "Bearer ": 401, "Basic x": 401, "x": 401} {
 		w := httptest.NewRecorder()

@@ -13,7 +13,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/sessions"
 	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A call with unlimited output, of a tenant without a limit, does not overflow the budget of others.
@@ -21,11 +20,11 @@ func TestEndlessOutput(t *testing.T) {
 	c := config.Default()
 	c.StateDir, c.Tenant.MaxOutput, c.Tenant.Output = filepath.Join(t.TempDir(), "state"), 0, 0
 	s, err := New(c, nil, nowhere{}, slog.New(slog.DiscardHandler), "test")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer s.Drain(t.Context())
 	for _, size := range []int64{math.MaxInt64/2 + 1, math.MaxInt64} {
 		ex, err := s.check(Identity{Tenant: "uid-1"}, &api.Call{Argv: []string{"true"}, Limits: api.Limits{MaxOutput: size}})
-		harness.Must(t, err)
+		check.Must(t, err)
 		check.That(t, ex.maxOutput == outputCap && len(ex.clamped) == 1, "%d bytes, %v", ex.maxOutput, ex.clamped)
 		_, err = s.launch(t.Context(), s.jobs, ex, func() {})
 		check.That(t, err != nil && api.AsError(err).Failure.Code == api.Busy, "%v", err)
@@ -42,7 +41,7 @@ func TestTimeouts(t *testing.T) {
 	own.MaxTimeout = values.Duration(2 * time.Minute)
 	c.Tenants = map[string]config.Tenant{"bound": own}
 	s, err := New(c, nil, nowhere{}, slog.New(slog.DiscardHandler), "test")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer s.Drain(t.Context())
 	session := &sessions.Session{Expires: time.Now().Add(3 * time.Hour)}
 	call := func(w Identity, ms float64) (*execution, error) {

@@ -31,16 +31,16 @@ import (
 // A temporary error of accept does not end the server.
 func TestConnectionsScarce(t *testing.T) {
 	raw, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	harness.Must(t, err)
+	check.Must(t, err)
 	ended := make(chan error, 1)
 	web := &http.Server{Handler: http.NotFoundHandler(), ErrorLog: log.New(io.Discard, "", 0)}
 	go func() { ended <- web.Serve(NewConnections(4).Of(&failing{raw, 3})) }()
 	c, err := net.Dial("unix", raw.Addr().String())
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(harness.Scaled(20 * time.Second))) // always supported
 	_, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	r, err := http.ReadResponse(bufio.NewReader(c), nil)
 	check.That(t, err == nil && r.StatusCode == http.StatusNotFound, "%+v, %v", r, err)
 	web.Close()
@@ -68,7 +68,7 @@ func TestConnectionsOfPeer(t *testing.T) {
 		t.Run(network, func(t *testing.T) {
 			address := map[string]string{"unix": filepath.Join(t.TempDir(), "s"), "tcp": "127.0.0.1:0"}[network]
 			raw, err := net.Listen(network, address)
-			harness.Must(t, err)
+			check.Must(t, err)
 			l := NewConnections(4).Of(raw)
 			answer := make(chan struct{})
 			web := Web(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -84,17 +84,17 @@ func TestConnectionsOfPeer(t *testing.T) {
 			ask := func(path string) (*bufio.Reader, net.Conn) {
 				t.Helper()
 				c, err := net.Dial(network, raw.Addr().String())
-				harness.Must(t, err)
+				check.Must(t, err)
 				t.Cleanup(func() { c.Close() })
 				_ = c.SetDeadline(time.Now().Add(harness.Scaled(20 * time.Second))) // always supported
 				_, err = io.WriteString(c, "POST "+path+" HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx")
-				check.Require(t, err == nil, "%v", err)
+				check.Must(t, err)
 				return bufio.NewReader(c), c
 			}
 			answered := func(in *bufio.Reader) *http.Response {
 				t.Helper()
 				r, err := http.ReadResponse(in, nil)
-				harness.Must(t, err)
+				check.Must(t, err)
 				b, err := io.ReadAll(r.Body)
 				check.That(t, r.StatusCode != 200 || err == nil && strings.HasPrefix(string(b), "uid-") == (network == "unix"), "%d %q %v", r.StatusCode, b, err)
 				r.Body = io.NopCloser(bytes.NewReader(b))
@@ -195,7 +195,7 @@ func TestConnectionsOfManyAddresses(t *testing.T) {
 		n++
 		c := &conn{peer: peer, of: s, since: now.Add(time.Duration(n) * time.Second)}
 		_, err := s.add(c)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		return c
 	}
 	for range 8 {
@@ -220,7 +220,7 @@ func TestPeerOf(t *testing.T) {
 		"192.0.2.7:1": "192.0.2.7", "[::ffff:192.0.2.7]:2": "192.0.2.7", "[2001:db8:1:2:3::4]:5": "2001:db8:1:2::/64", "[2001:db8:1:2:ffff::9]:1": "2001:db8:1:2::/64", "[fe80::1%lo]:1": "fe80::/64",
 	} {
 		a, err := netip.ParseAddrPort(address)
-		harness.Must(t, err)
+		check.Must(t, err)
 		check.Equal(t, peerOf(net.TCPAddrFromAddrPort(a)), want, "%s", address)
 	}
 }
@@ -236,7 +236,7 @@ func TestWhileThere(t *testing.T) {
 			if network != "unix" {
 				l, err = net.Listen("tcp", "127.0.0.1:0")
 			}
-			harness.Must(t, err)
+			check.Must(t, err)
 			ended := make(chan struct{})
 			web := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 				there, leave := WhileConnected(r.Context())
@@ -258,13 +258,13 @@ func TestWhileThere(t *testing.T) {
 			}
 			defer web.Close()
 			c, err := net.Dial(l.Addr().Network(), l.Addr().String())
-			harness.Must(t, err)
+			check.Must(t, err)
 			defer c.Close()
 			if network == "tls" {
 				c = tls.Client(c, &tls.Config{InsecureSkipVerify: true})
 			}
 			_, err = io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"+strings.Repeat("x", 30_000))
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 			select {
 			case <-ended:
 				t.Error("it has ended while the client is there")
@@ -321,11 +321,11 @@ func TestBodiesAtOnce(t *testing.T) {
 	begin := func() net.Conn {
 		t.Helper()
 		c, err := net.Dial("tcp", web.Listener.Addr().String())
-		harness.Must(t, err)
+		check.Must(t, err)
 		t.Cleanup(func() { c.Close() })
 		_ = c.SetDeadline(time.Now().Add(harness.Scaled(20 * time.Second))) // always supported
 		_, err = io.WriteString(c, "POST /v1/run HTTP/1.1\r\nHost: sbxrun\r\nContent-Type: application/json\r\nContent-Length: 200000\r\n\r\n"+strings.Repeat(" ", 190_000))
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		return c
 	}
 	first := begin()
@@ -363,9 +363,9 @@ func TestBodyHolds(t *testing.T) {
 	t.Cleanup(web.Close)
 	for _, length := range []string{"Transfer-Encoding: chunked\r\n\r\n64\r\n", "Content-Length: 10000000\r\n\r\n"} {
 		c, err := net.Dial("tcp", web.Listener.Addr().String())
-		harness.Must(t, err)
+		check.Must(t, err)
 		_, err = io.WriteString(c, "POST /v1/run HTTP/1.1\r\nHost: sbxrun\r\nContent-Type: application/json\r\n"+length+strings.Repeat(" ", 100))
-		harness.Must(t, err)
+		check.Must(t, err)
 		var used int64
 		harness.Until(t, harness.Bound, "the memory of a body", func() bool {
 			used = s.memory.Used("uid-1")
@@ -382,7 +382,7 @@ func TestHold(t *testing.T) {
 	c := config.Default()
 	c.StateDir, c.Tenant.Buffers = filepath.Join(t.TempDir(), "state"), 1000
 	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer s.Drain(t.Context())
 	h := s.authenticated(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for _, want := range []api.Code{"", api.Policy} {
@@ -403,7 +403,7 @@ func TestRequestsAtOnce(t *testing.T) {
 	c := config.Default()
 	c.StateDir, c.Tenant.Requests = filepath.Join(t.TempDir(), "state"), 1
 	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer s.Drain(t.Context())
 	var h http.Handler
 	ask := func(path, peer string) int {

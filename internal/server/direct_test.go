@@ -10,14 +10,13 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // Hold fails after the end of a request, as for an MCP tool whose client has disconnected, because nobody
 // would free the memory.
 func TestHoldAfterEnd(t *testing.T) {
 	door, err := NewMiddleware(config.Default(), nil, slog.New(slog.DiscardHandler))
-	harness.Must(t, err)
+	check.Must(t, err)
 	var ctx context.Context
 	h := door.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		ctx = r.Context()

@@ -15,7 +15,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/internal/workspace"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // seen is a source without slots that records the requested limits.
@@ -41,14 +40,14 @@ func TestLimitsOfPlace(t *testing.T) {
 // Copying a call's files stops when the client has disconnected.
 func TestBringEnds(t *testing.T) {
 	root, err := unix.Open(t.TempDir(), unix.O_PATH, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	dir, err := workspace.Open(root, ".", nil)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer dir.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	s := &Server{}
 	file := fileIn{path: "a", text: strings.NewReader("x"), size: 1, mode: 0o600}
-	harness.Must(t, s.writeFile(ctx, dir, &execution{}, file))
+	check.Must(t, s.writeFile(ctx, dir, &execution{}, file))
 	cancel()
 	file.text = strings.NewReader("x")
 	err = s.writeFile(ctx, dir, &execution{}, file)
@@ -65,11 +64,11 @@ func (p filesPlace) Files() (*workspace.Dir, error) { return p.dir, nil }
 // So does collecting files.
 func TestCollectEnds(t *testing.T) {
 	root, err := unix.Open(t.TempDir(), unix.O_PATH, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	dir, err := workspace.Open(root, ".", nil)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer dir.Close()
-	harness.Must(t, (&Server{}).writeFile(t.Context(), dir, &execution{}, fileIn{path: "a", text: strings.NewReader("x"), size: 1, mode: 0o600}))
+	check.Must(t, (&Server{}).writeFile(t.Context(), dir, &execution{}, fileIn{path: "a", text: strings.NewReader("x"), size: 1, mode: 0o600}))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	s := &Server{walking: tenants.NewScheduler(1)}

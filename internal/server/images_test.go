@@ -18,7 +18,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/slot"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // roots is a source without slots that records the root of each.
@@ -54,7 +53,7 @@ func TestImages(t *testing.T) {
 	c.Tenant.Images = []string{"data"}
 	c.Languages["lisp"] = cells.Language{Command: []string{"lisp"}, File: "x", Image: "data"}
 	c.Languages["cobol"] = cells.Language{Command: []string{"cobol"}, File: "x", Image: "other"}
-	harness.Must(t, s.Reload(c, nil))
+	check.Must(t, s.Reload(c, nil))
 
 	for _, test := range []struct {
 		path, body string
@@ -74,7 +73,7 @@ func TestImages(t *testing.T) {
 		took = nil
 		w := ask(h, http.MethodPost, test.path, test.body)
 		var e api.Error
-		harness.Must(t, json.Unmarshal(w.Body.Bytes(), &e))
+		check.Must(t, json.Unmarshal(w.Body.Bytes(), &e))
 		check.That(t, e.Failure.Code == test.code, "%s %s: %s", test.path, test.body, w.Body)
 		check.That(t, (test.root != "-" || len(took) == 0) && (test.root == "-" || slices.Equal(took, []string{test.root})), "%s %s: roots %q", test.path, test.body, took)
 	}
@@ -90,7 +89,7 @@ func TestImages(t *testing.T) {
 	took = nil
 	ask(h, http.MethodPost, "/v1/run", `{"argv":["x"],"image":"data"}`)
 	c.Images = map[string]config.Image{"data": {Image: "data:2"}, "other": {Image: "other:1"}}
-	harness.Must(t, s.Reload(c, nil))
+	check.Must(t, s.Reload(c, nil))
 	ask(h, http.MethodPost, "/v1/run", `{"argv":["x"],"image":"data"}`)
 	check.That(t, slices.Equal(took, []string{"/images/data:1", "/images/data:2"}), "roots around a reload: %q", took)
 	c.Images = nil
@@ -114,7 +113,7 @@ func TestImagesReload(t *testing.T) {
 	c := config.Default()
 	c.Images = map[string]config.Image{"data": {Image: "data:1"}}
 	c.Tenant.Images = []string{"data"}
-	harness.Must(t, s.Reload(c, nil))
+	check.Must(t, s.Reload(c, nil))
 	var calls sync.WaitGroup
 	done := make(chan struct{})
 	for range 4 {
@@ -133,7 +132,7 @@ func TestImagesReload(t *testing.T) {
 		})
 	}
 	for range 50 {
-		harness.Must(t, s.Reload(c, nil))
+		check.Must(t, s.Reload(c, nil))
 	}
 	close(done)
 	calls.Wait()

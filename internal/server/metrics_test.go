@@ -24,7 +24,7 @@ func TestSeesAll(t *testing.T) {
 	c := config.Default()
 	c.StateDir, c.MetricsTenants = filepath.Join(t.TempDir(), "state"), []string{"uid-4001"}
 	s, err := New(c, nil, nowhere{}, slog.New(slog.DiscardHandler), "test")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer s.Drain(t.Context())
 	h := s.Handler(http.NotFoundHandler())
 	for peer, sees := range map[string]bool{"uid-0": true, uidTenant(os.Geteuid()): true, "uid-4001": true, "uid-4002": false} {

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // The documents have servers, tags and a license, no nullable arrays, and no schemas of responses that
@@ -30,7 +29,7 @@ func TestDocuments(t *testing.T) {
 				}
 			}
 		}
-		harness.Must(t, json.Unmarshal(w.Body.Bytes(), &doc))
+		check.Must(t, json.Unmarshal(w.Body.Bytes(), &doc))
 		if doc.Info.License.Name != "MIT" || len(doc.Servers) != 1 {
 			t.Errorf("%s: %+v %+v", name, doc.Info, doc.Servers)
 		}
@@ -47,7 +46,7 @@ func TestDocuments(t *testing.T) {
 			t.Errorf("%s: requests are checked: %+v", name, s)
 		}
 		var all any
-		harness.Must(t, json.Unmarshal(w.Body.Bytes(), &all))
+		check.Must(t, json.Unmarshal(w.Body.Bytes(), &all))
 		var check func(at string, v any)
 		check = func(at string, v any) {
 			switch v := v.(type) {

@@ -12,6 +12,7 @@ import (
 	"github.com/getkin/kin-openapi/openapi3"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -22,8 +23,8 @@ func TestOpenAPI(t *testing.T) {
 		t.Fatalf("%d %s", w.Code, w.Body)
 	}
 	doc, err := openapi3.NewLoader().LoadFromData(w.Body.Bytes())
-	harness.Must(t, err)
-	harness.Must(t, doc.Validate(t.Context()))
+	check.Must(t, err)
+	check.Must(t, doc.Validate(t.Context()))
 	if !strings.HasPrefix(doc.OpenAPI, "3.1") {
 		t.Errorf("version %s", doc.OpenAPI)
 	}
@@ -51,7 +52,7 @@ func TestOpenAPI(t *testing.T) {
 // error codes with their statuses.
 func TestDocument(t *testing.T) {
 	doc, err := openapi3.NewLoader().LoadFromData(ask(handler(t), http.MethodGet, "/openapi.json", "").Body.Bytes())
-	harness.Must(t, err)
+	check.Must(t, err)
 	file := harness.ReadFile(t, "../../docs/reference/http-api.md")
 	text := string(file)
 	named := func(name string) bool {

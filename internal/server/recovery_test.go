@@ -142,7 +142,7 @@ func TestSurvivorsKeepPlace(t *testing.T) {
 			c := config.Default()
 			c.StateDir, c.Places, c.Processes = filepath.Join(t.TempDir(), "state"), 1, 1
 			s, err := New(c, nil, source, slog.New(slog.DiscardHandler), "test")
-			harness.Must(t, err)
+			check.Must(t, err)
 			t.Cleanup(func() { s.Drain(t.Context()) })
 			h := s.Handler(http.NotFoundHandler())
 			ask := func(method, path, body string) *httptest.ResponseRecorder {
@@ -154,7 +154,7 @@ func TestSurvivorsKeepPlace(t *testing.T) {
 			path := test.path
 			if !strings.HasPrefix(path, "/v1/") {
 				var session api.Session
-				harness.Must(t, json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session))
+				check.Must(t, json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session))
 				path = "/v1/sessions/" + session.ID + path
 			}
 			if test.what == "session" {
@@ -186,7 +186,7 @@ func TestUnproven(t *testing.T) {
 	c := config.Default()
 	c.StateDir, c.MetricsTenants = filepath.Join(t.TempDir(), "state"), []string{"uid-1"}
 	s, err := New(c, nil, source, slog.New(slog.DiscardHandler), "test")
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { s.Drain(t.Context()) })
 	h := s.Handler(http.NotFoundHandler())
 	ask := func(method, path, body string, headers ...string) *httptest.ResponseRecorder {
@@ -226,7 +226,7 @@ func TestUnproven(t *testing.T) {
 		check.That(t, err == nil && w.Code == http.StatusOK && last.Event == "error", "%d %s", w.Code, w.Body)
 		told("a stream", last.Error)
 		var status api.CallStatus
-		harness.Must(t, json.Unmarshal(ask(http.MethodPost, "/v1/calls", run).Body.Bytes(), &status))
+		check.Must(t, json.Unmarshal(ask(http.MethodPost, "/v1/calls", run).Body.Bytes(), &status))
 		w = ask(http.MethodGet, "/v1/calls/"+status.ID+"?wait_ms=60000", "")
 		err = json.Unmarshal(w.Body.Bytes(), &status)
 		check.Require(t, err == nil && status.State == api.Over && status.Failure != nil, "%d %s", w.Code, w.Body)
@@ -238,7 +238,7 @@ func TestUnproven(t *testing.T) {
 	source.command = result.Unproven
 	var session api.Session
 	for path, body := range map[string]string{"/exec": run, "/code": `{"language":"python","code":"1"}`} {
-		harness.Must(t, json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session))
+		check.Must(t, json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session))
 		path = "/v1/sessions/" + session.ID + path
 		for begun, end := false, time.Now().Add(harness.Scaled(20*time.Second)); ; time.Sleep(time.Millisecond) {
 			w := ask(http.MethodPost, path, body)
@@ -252,7 +252,7 @@ func TestUnproven(t *testing.T) {
 			}
 		}
 	}
-	harness.Must(t, json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session))
+	check.Must(t, json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session))
 	if w := ask(http.MethodDelete, "/v1/sessions/"+session.ID, ""); w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), `"unproven"`) || !strings.Contains(w.Body.String(), `"started":true`) {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
@@ -276,7 +276,7 @@ func TestMistakes(t *testing.T) {
 	source := &broken{}
 	var log bytes.Buffer
 	s, err := New(c, nil, source, slog.New(slog.NewJSONHandler(&log, nil)), "test")
-	harness.Must(t, err)
+	check.Must(t, err)
 	h := s.Handler(http.NotFoundHandler())
 	ask := func(method, path, body string, headers ...string) *httptest.ResponseRecorder {
 		t.Helper()
@@ -321,7 +321,7 @@ func TestMistakes(t *testing.T) {
 	// A panic in a goroutine of the engine.
 	source.output = true
 	ex, err := s.check(Identity{Tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
-	harness.Must(t, err)
+	check.Must(t, err)
 	_, err = s.execute(t.Context(), ex, brokenSink{})
 	e := (*api.Error)(nil)
 	check.That(t, errors.As(err, &e) && e.Failure.Code == api.Internal && source.taken.Load() == 0, "%v, %d rooms", err, source.taken.Load())

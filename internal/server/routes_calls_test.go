@@ -17,7 +17,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A followed output is aborted when the server stops, so that it does not look complete.
@@ -25,10 +24,10 @@ func TestFollowedUntilStop(t *testing.T) {
 	c := config.Default()
 	c.StateDir = filepath.Join(t.TempDir(), "state")
 	s, err := New(c, nil, nowhere{}, slog.New(slog.DiscardHandler), "test")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer s.Drain(t.Context())
 	_, call, err := s.jobs.Add(t.Context(), "one", "uid-1", nil, 100, calls.Limits{}, nil)
-	harness.Must(t, err)
+	check.Must(t, err)
 	stdout, _ := call.Writers()
 	_, _ = stdout.Write([]byte("part")) // never fails
 	h := s.Handler(http.NotFoundHandler())
@@ -37,10 +36,10 @@ func TestFollowedUntilStop(t *testing.T) {
 	}))
 	defer web.Close()
 	r, err := http.Get(web.URL + "/v1/calls/one/output?follow=1")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer r.Body.Close()
 	_, err = io.ReadFull(r.Body, make([]byte, len("part")))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	s.end(errDraining)
 	rest, err := io.ReadAll(r.Body)
 	check.That(t, len(rest) == 0 && errors.Is(err, io.ErrUnexpectedEOF), "%q, %v", rest, err)
@@ -55,7 +54,7 @@ func TestListHolds(t *testing.T) {
 	for range 100 {
 		id := s.newID()
 		_, call, err := s.jobs.Add(t.Context(), id, "uid-1", nil, 0, calls.Limits{}, nil)
-		harness.Must(t, err)
+		check.Must(t, err)
 		call.End(&api.Answer{Report: result.Report{ID: id, Argv: argv}}, 0, nil)
 	}
 	w := ask(h, http.MethodGet, "/v1/calls", "")

@@ -45,7 +45,7 @@ func handler(t testing.TB, change ...func(*Server)) http.Handler {
 	c.Hosts = []string{"sbx.example.com"}
 	c.MetricsTenants = []string{"uid-1"}
 	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { s.Drain(t.Context()) })
 	for _, each := range change {
 		each(s)
@@ -112,7 +112,7 @@ func FuzzPieces(f *testing.F) {
 		var got []byte
 		for line := range bytes.Lines(w.Body.Bytes()) {
 			var event api.Event
-			harness.Must(t, json.Unmarshal(line, &event))
+			check.Must(t, json.Unmarshal(line, &event))
 			got = append(append(got, event.Text...), event.Base64...)
 		}
 		check.That(t, bytes.Equal(got, text) && *a.StdoutBytes == int64(len(text)), "%q, want %q", got, text)
@@ -135,7 +135,7 @@ func FuzzAnswer(f *testing.F) {
 		writeAnswer(w, a)
 		check.That(t, w.Body.Len() <= 3*(len(stdout)+len(stderr))+50<<10, "%d bytes for %d", w.Body.Len(), len(stdout)+len(stderr))
 		var got api.Answer
-		harness.Must(t, json.Unmarshal(w.Body.Bytes(), &got))
+		check.Must(t, json.Unmarshal(w.Body.Bytes(), &got))
 		check.Equal(t, cmp.Diff(a, &got), "")
 	})
 }
@@ -166,15 +166,15 @@ func TestLeavesQueue(t *testing.T) {
 	c := config.Default()
 	c.StateDir, c.Places = filepath.Join(t.TempDir(), "state"), 1
 	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer s.Drain(t.Context())
 	turn, err := s.scheduler.Join("uid-1", c.Tenant.Ceilings())
-	harness.Must(t, err)
-	harness.Must(t, turn.Wait(t.Context()))
+	check.Must(t, err)
+	check.Must(t, turn.Wait(t.Context()))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	ex, err := s.check(Identity{Tenant: "uid-1"}, &api.Call{Argv: []string{"true"}})
-	harness.Must(t, err)
+	check.Must(t, err)
 	_, err = s.execute(ctx, ex, newBuffered(ex))
 	check.That(t, api.AsError(err).Failure.Code == api.Ended, "%v", err)
 	turn.Leave()
@@ -189,18 +189,18 @@ func TestQueuedStream(t *testing.T) {
 	c := config.Default()
 	c.StateDir, c.Places = filepath.Join(t.TempDir(), "state"), 1
 	s, err := New(c, nil, nowhere{}, slog.New(slog.DiscardHandler), "test")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer s.Drain(t.Context())
 	turn, err := s.scheduler.Join("uid-2", c.Tenant.Ceilings())
-	harness.Must(t, err)
-	harness.Must(t, turn.Wait(t.Context()))
+	check.Must(t, err)
+	check.Must(t, turn.Wait(t.Context()))
 	h := s.Handler(http.NotFoundHandler())
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
 	}))
 	defer web.Close()
 	r, err := http.Post(web.URL+"/v1/run?stream=1", "application/json", strings.NewReader(`{"argv":["true"]}`))
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer r.Body.Close()
 	var events []string
 	var last api.Event
@@ -237,7 +237,7 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 	c.StateDir = filepath.Join(t.TempDir(), "state")
 	source := patientSource{canceled: make(chan bool, 1)}
 	s, err := New(c, nil, source, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer s.Drain(t.Context())
 	h := s.Handler(http.NotFoundHandler())
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -253,7 +253,7 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 		"GET /v1/calls/none/output HTTP/1.1\r\nX-Known: 1\r\n", "PUT /v1/sessions/none/files/x HTTP/1.1\r\nX-Known: 1\r\n", "GET /none HTTP/1.1\r\nX-Known: 1\r\n",
 	} {
 		conn, err := net.Dial("tcp", web.Listener.Addr().String())
-		harness.Must(t, err)
+		check.Must(t, err)
 		defer conn.Close()
 		_ = conn.SetDeadline(time.Now().Add(harness.Scaled(10 * time.Second))) // always supported
 		all.Go(func() {
@@ -265,11 +265,11 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 	}
 	defer all.Wait()
 	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, web.URL+"/v1/run", strings.NewReader(`{"argv":["true"]}`))
-	harness.Must(t, err)
+	check.Must(t, err)
 	q.Header.Set("Content-Type", "application/json")
 	q.Header.Set("X-Known", "1")
 	answer, err := http.DefaultClient.Do(q)
-	harness.Must(t, err)
+	check.Must(t, err)
 	answer.Body.Close()
 	check.That(t, !<-source.canceled, "a request that has come was canceled for the time that its body may take")
 }

@@ -60,7 +60,7 @@ func TestPatience(t *testing.T) {
 				c := config.Default()
 				c.StateDir = dir
 				s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
-				harness.Must(t, err)
+				check.Must(t, err)
 				defer s.Drain(t.Context())
 				ended := make(chan error, 1)
 				h := s.authenticated(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -126,9 +126,9 @@ func TestPatience(t *testing.T) {
 // linger reads the rest of a request before the connection is closed, so that the client sees the response.
 func TestLinger(t *testing.T) {
 	door, err := NewMiddleware(config.Default(), nil, slog.New(slog.DiscardHandler))
-	harness.Must(t, err)
+	check.Must(t, err)
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "socket"))
-	harness.Must(t, err)
+	check.Must(t, err)
 	web := &http.Server{Handler: door.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.ReadFull(r.Body, make([]byte, 5))
 		reads := make(chan struct{})
@@ -143,18 +143,18 @@ func TestLinger(t *testing.T) {
 	defer web.Close()
 	go func() { _ = web.Serve(l) }()
 	c, err := net.Dial("unix", l.Addr().String())
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(harness.Scaled(20 * time.Second)))
 	send := func(text string) {
 		t.Helper()
 		_, err := io.WriteString(c, text)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 	send("PUT /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
 	in := bufio.NewReader(c)
 	res, err := http.ReadResponse(in, nil)
-	harness.Must(t, err)
+	check.Must(t, err)
 	for range 20 {
 		send("1\r\nx\r\n")
 		time.Sleep(10 * time.Millisecond) // the pace of this client

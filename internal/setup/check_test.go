@@ -15,7 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 const (
@@ -36,10 +36,10 @@ func newFakes(t *testing.T, goTest string) *fakes {
 	f := &fakes{t: t, dir: t.TempDir()}
 	f.path = filepath.Join(f.dir, "path")
 	scripts, err := filepath.Glob("*.sh")
-	harness.Must(t, err)
+	check.Must(t, err)
 	for _, name := range append(scripts, "failures.awk", "../../setup.sh") {
 		text, err := os.ReadFile(name)
-		harness.Must(t, err)
+		check.Must(t, err)
 		put(t, filepath.Join(f.dir, "tree/internal/setup", name), string(text))
 	}
 	for _, name := range []string{"vm/test.sh", "dist/test.sh", "bwraps/test.sh", "mcp.sh", "agents.sh", "openapi.sh", "helper.sh", "distribution.sh", "podman.sh", "projects.sh", "images.sh"} {
@@ -157,7 +157,7 @@ func TestQuick(t *testing.T) {
 // check.sh repeats what test.sh tries seldom: every test that calls harness.Soak, directly or not.
 func TestRare(t *testing.T) {
 	lists, err := os.ReadFile("later.sh")
-	harness.Must(t, err)
+	check.Must(t, err)
 	names := func(list string) (all []string) {
 		for _, m := range regexp.MustCompile(`(?m)^`+list+`=["'](?:\$\w+\|)?([\w|]+)["']$`).FindAllSubmatch(lists, -1) {
 			all = append(all, strings.Split(string(m[1]), "|")...)
@@ -202,7 +202,7 @@ func calls(t *testing.T, dir string) map[string][]string {
 	calls := map[string][]string{}
 	for _, name := range files {
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
-		harness.Must(t, err)
+		check.Must(t, err)
 		for _, d := range file.Decls {
 			if f, ok := d.(*ast.FuncDecl); ok {
 				ast.Inspect(f, func(n ast.Node) bool {
@@ -376,9 +376,9 @@ func cutLast(s, sep string) (before, after string, found bool) {
 // The packages depend on the oldest bubblewrap that sbxrun supports.
 func TestPackages(t *testing.T) {
 	find, err := os.ReadFile("../room/find.go")
-	harness.Must(t, err)
+	check.Must(t, err)
 	packages, err := os.ReadFile("dist/nfpm.yaml")
-	harness.Must(t, err)
+	check.Must(t, err)
 	least := regexp.MustCompile(`leastMinor = (\d+)`).FindSubmatch(find)
 	needs := regexp.MustCompile(`"bubblewrap ?\(?>= ?0\.(\d+)\)?"`).FindAllSubmatch(packages, -1)
 	if least == nil || len(needs) != 3 {
@@ -396,7 +396,7 @@ func TestPackages(t *testing.T) {
 func TestCommands(t *testing.T) {
 	read := func(name string) []byte {
 		text, err := os.ReadFile("../../" + name)
-		harness.Must(t, err)
+		check.Must(t, err)
 		return text
 	}
 	usage := read("setup.sh")
@@ -419,7 +419,7 @@ func TestCommands(t *testing.T) {
 // The tests that tests/README.md names exist. A name that ends with … is a prefix.
 func TestNamesInReadme(t *testing.T) {
 	text, err := os.ReadFile("../../tests/README.md")
-	harness.Must(t, err)
+	check.Must(t, err)
 	sources := sources(t)
 	for _, name := range regexp.MustCompile(`\b(Test[A-Z]\w+)(…?)`).FindAllStringSubmatch(string(text), -1) {
 		begin := "\nfunc " + name[1]

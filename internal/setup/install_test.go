@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // machine is a fake machine: its /etc/os-release, its programs and its user. Its package managers
@@ -158,9 +158,9 @@ func (m machine) build(t *testing.T) built {
 	for i, name := range m.busybox {
 		if i == 0 {
 			put(t, filepath.Join(b.root, "bin/busybox"), "")
-			harness.Must(t, os.MkdirAll(filepath.Join(b.root, "usr/bin"), 0o755))
+			check.Must(t, os.MkdirAll(filepath.Join(b.root, "usr/bin"), 0o755))
 		}
-		harness.Must(t, os.Symlink("../../bin/busybox", filepath.Join(b.root, "usr/bin", name)))
+		check.Must(t, os.Symlink("../../bin/busybox", filepath.Join(b.root, "usr/bin", name)))
 	}
 	if m.lists {
 		put(t, filepath.Join(b.root, "var/lib/apt/lists/somewhere_Packages.lz4"), "")
@@ -173,8 +173,8 @@ func (m machine) build(t *testing.T) built {
 	put(t, filepath.Join(b.path, "id"), fmt.Sprintf("#!/bin/sh\necho %d\n", uid))
 	for _, name := range []string{"readlink", "ls", "grep"} {
 		real, err := exec.LookPath(name)
-		harness.Must(t, err)
-		harness.Must(t, os.Symlink(real, filepath.Join(b.path, name)))
+		check.Must(t, err)
+		check.Must(t, os.Symlink(real, filepath.Join(b.path, name)))
 	}
 	for _, name := range append([]string{"env"}, m.commands...) {
 		fails := ""
@@ -188,14 +188,14 @@ func (m machine) build(t *testing.T) built {
 
 func put(t *testing.T, name, text string) {
 	t.Helper()
-	harness.Must(t, os.MkdirAll(filepath.Dir(name), 0o755))
-	harness.Must(t, os.WriteFile(name, []byte(text), 0o755))
+	check.Must(t, os.MkdirAll(filepath.Dir(name), 0o755))
+	check.Must(t, os.WriteFile(name, []byte(text), 0o755))
 }
 
 // install runs the script on the machine, and returns what it did.
 func (b built) install(t *testing.T, args ...string) (code int, stdout, stderr string, ran []string) {
 	t.Helper()
-	harness.Must(t, os.RemoveAll(b.log))
+	check.Must(t, os.RemoveAll(b.log))
 	cmd := exec.Command("/bin/sh", append([]string{"install.sh"}, args...)...)
 	cmd.Env = []string{"PATH=" + b.path, "SETUP_ROOT=" + b.root}
 	var out, errs bytes.Buffer

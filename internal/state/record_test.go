@@ -107,7 +107,7 @@ func TestRecordRefused(t *testing.T) {
 	good.Version, good.ID = 1, testID(1)
 	text := string(encoded(t, &good))
 	_, err := parseRecord([]byte(text))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	ended := fullRecord()
 	endedText := string(encoded(t, &ended))
 	change := func(text, from, to string) string {

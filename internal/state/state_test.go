@@ -133,7 +133,7 @@ func wantFiles(t *testing.T, d *Dir, want ...string) {
 
 func must(t testing.TB, err error) {
 	t.Helper()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 }
 
 // A sandbox from its creation to its removal, as its supervisor and other processes see it.

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 var errTest = errors.New("test")
@@ -22,7 +22,7 @@ var errTest = errors.New("test")
 func reopen(t *testing.T, f *os.File) *os.File {
 	t.Helper()
 	r, err := os.Open(f.Name())
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { r.Close() })
 	return r
 }
@@ -107,13 +107,13 @@ func TestFollowWithoutInotify(t *testing.T) {
 	lines := make(chan string, 1)
 
 	var old unix.Rlimit
-	harness.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
-	harness.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: old.Max}))
+	check.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
+	check.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: old.Max}))
 	_, _, err := watch([]LogFile{{File: r}})
 	ended := make(chan struct{})
 	result := start(t, t.Context(), ended, LogFile{r, hand(lines)})
 	first := receive(t, lines, "history") // so watch has failed
-	harness.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
+	check.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
 
 	if !errors.Is(err, unix.EMFILE) {
 		t.Errorf("watch: %v; want EMFILE", err)
@@ -144,7 +144,7 @@ func TestWatchErrors(t *testing.T) {
 func descriptors(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
-	harness.Must(t, err)
+	check.Must(t, err)
 	return len(entries)
 }
 
@@ -152,7 +152,7 @@ func descriptors(t *testing.T) int {
 func TestFollowRemoved(t *testing.T) {
 	f := create(t)
 	r := reopen(t, f)
-	harness.Must(t, os.Remove(f.Name()))
+	check.Must(t, os.Remove(f.Name()))
 	lines := make(chan string, 1)
 	start(t, t.Context(), nil, LogFile{r, hand(lines)})
 	write(t, f, binary)
@@ -225,7 +225,7 @@ func TestFollowEnded(t *testing.T) {
 	close(ended)
 	var got []string
 	emit := func(p []byte) error { got = append(got, fmt.Sprintf("%d%c", len(p), p[0])); return nil }
-	harness.Must(t, Follow(t.Context(), ended, LogFile{reopen(t, a), emit}, LogFile{reopen(t, b), emit}))
+	check.Must(t, Follow(t.Context(), ended, LogFile{reopen(t, a), emit}, LogFile{reopen(t, b), emit}))
 	if want := []string{"32768a", "32768b", "32768a", "1a"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -240,7 +240,7 @@ func TestFollowTail(t *testing.T) {
 	if err == nil {
 		_, err = r.Seek(offset, 0)
 	}
-	harness.Must(t, err)
+	check.Must(t, err)
 	lines := make(chan string, 1)
 	start(t, t.Context(), nil, LogFile{r, hand(lines)})
 	if got := receive(t, lines, "the tail"); got != "2\n3\n" {

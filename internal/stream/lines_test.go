@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // tail computes the result of Tail from the whole content.
@@ -54,7 +54,7 @@ func TestTailErrors(t *testing.T) {
 	f := create(t)
 	write(t, f, "a\nb\n")
 	writeOnly, err := os.OpenFile(f.Name(), os.O_WRONLY, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer writeOnly.Close()
 	f.Close()
 	for _, f := range []*os.File{f, writeOnly} {

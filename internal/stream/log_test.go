@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // binary contains zeros, line breaks and broken characters.
@@ -19,7 +19,7 @@ const binary = "\x00\xff\n\r\n\xc3\x28 \xe2\x82\xac\x00\n"
 func create(t *testing.T) *os.File {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "log"))
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { f.Close() })
 	return f
 }
@@ -28,7 +28,7 @@ func create(t *testing.T) *os.File {
 func content(t *testing.T, f *os.File) string {
 	t.Helper()
 	data, err := os.ReadFile(f.Name())
-	harness.Must(t, err)
+	check.Must(t, err)
 	return string(data)
 }
 
@@ -39,7 +39,7 @@ func write(t *testing.T, w io.Writer, s string) {
 	}
 }
 
-func check(t *testing.T, w *Log, length, kept int64, wantErr error) {
+func holds(t *testing.T, w *Log, length, kept int64, wantErr error) {
 	t.Helper()
 	if w.Len() != length || w.kept.Load() != kept || w.Truncated() != (kept < length) || !errors.Is(w.err, wantErr) {
 		t.Errorf("length %d, kept %d, truncated %t, error %v; want %d, %d, %t, %v",
@@ -61,7 +61,7 @@ func TestLogLimit(t *testing.T) {
 				}
 				write(t, w, "")
 				want := binary[:min(max(limit, 0), len(binary))]
-				check(t, w, int64(len(binary)), int64(len(want)), nil)
+				holds(t, w, int64(len(binary)), int64(len(want)), nil)
 				if got := content(t, f); got != want {
 					t.Errorf("kept %q, want %q", got, want)
 				}
@@ -72,28 +72,28 @@ func TestLogLimit(t *testing.T) {
 
 func TestLogDiskFull(t *testing.T) {
 	f, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer f.Close()
 	w := NewLog(f, 100)
-	check(t, w, 0, 0, nil)
+	holds(t, w, 0, 0, nil)
 	for i := range 3 {
 		write(t, w, binary)
-		check(t, w, int64((i+1)*len(binary)), 0, unix.ENOSPC)
+		holds(t, w, int64((i+1)*len(binary)), 0, unix.ENOSPC)
 	}
 }
 
 // Nothing is appended after a short write, so the log has no gap.
 func TestLogStopsAfterError(t *testing.T) {
 	var old unix.Rlimit
-	harness.Must(t, unix.Getrlimit(unix.RLIMIT_FSIZE, &old))
+	check.Must(t, unix.Getrlimit(unix.RLIMIT_FSIZE, &old))
 	f := create(t)
 	w := NewLog(f, 100)
-	harness.Must(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 5, Max: old.Max}))
+	check.Must(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 5, Max: old.Max}))
 	write(t, w, "12345678")
-	harness.Must(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &old))
-	check(t, w, 8, 5, unix.EFBIG)
+	check.Must(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &old))
+	holds(t, w, 8, 5, unix.EFBIG)
 	write(t, w, "9")
-	check(t, w, 9, 5, unix.EFBIG)
+	holds(t, w, 9, 5, unix.EFBIG)
 	if got := content(t, f); got != "12345" {
 		t.Errorf("kept %q", got)
 	}
@@ -124,5 +124,5 @@ func TestLogCounters(t *testing.T) {
 			t.Fatalf("size %d, %v, of which %d kept, of %d, truncated %v", info.Size(), err, kept, length, truncated)
 		}
 	}
-	check(t, w, rounds*int64(len(binary)), most, nil)
+	holds(t, w, rounds*int64(len(binary)), most, nil)
 }

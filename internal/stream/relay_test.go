@@ -14,7 +14,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/tests/harness"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // source is a pipe or terminal that a command writes to and a relay reads.
@@ -28,12 +28,12 @@ func sources() []source {
 	return []source{
 		{"pipe", func(t *testing.T) (r, w *os.File) {
 			r, w, err := Pipe()
-			harness.Must(t, err)
+			check.Must(t, err)
 			return r, w
 		}, 64 << 10},
 		{"large pipe", func(t *testing.T) (r, w *os.File) {
 			r, w, err := Pipe()
-			harness.Must(t, err)
+			check.Must(t, err)
 			if _, err := unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 1<<20); err != nil {
 				t.Fatal(err)
 			}
@@ -41,15 +41,15 @@ func sources() []source {
 		}, 1 << 20},
 		{"pipe that epoll has refused", func(t *testing.T) (r, w *os.File) {
 			var ends [2]int
-			harness.Must(t, unix.Pipe2(ends[:], unix.O_CLOEXEC))
+			check.Must(t, unix.Pipe2(ends[:], unix.O_CLOEXEC))
 			// In this order Go's poller does not get it.
 			r, w = os.NewFile(uintptr(ends[0]), "pipe"), os.NewFile(uintptr(ends[1]), "pipe")
-			harness.Must(t, unix.SetNonblock(ends[0], true))
+			check.Must(t, unix.SetNonblock(ends[0], true))
 			return r, w
 		}, 64 << 10},
 		{"terminal", func(t *testing.T) (r, w *os.File) {
 			r, w, err := pty.Open()
-			harness.Must(t, err)
+			check.Must(t, err)
 			if _, err := term.MakeRaw(int(w.Fd())); err != nil {
 				t.Fatal(err)
 			}
@@ -215,10 +215,10 @@ func TestAwait(t *testing.T) {
 // TakesOutput is true while a pipe has room for another write.
 func TestTakesOutput(t *testing.T) {
 	r, w, err := Pipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer r.Close()
 	defer w.Close()
-	harness.Must(t, unix.SetNonblock(proc.Descriptor(w), true))
+	check.Must(t, unix.SetNonblock(proc.Descriptor(w), true))
 	total := 0
 	for TakesOutput(w, 0) {
 		n, err := unix.Write(proc.Descriptor(w), make([]byte, 4096))
@@ -258,7 +258,7 @@ func TestTakesOutput(t *testing.T) {
 func TestLate(t *testing.T) {
 	for _, size := range []int{0, 10, 1 << 20} {
 		fds, err := pipe(reading)
-		harness.Must(t, err)
+		check.Must(t, err)
 		w := os.NewFile(uintptr(fds[writing]), "pipe")
 		var r Relays
 		taken := 0

@@ -48,14 +48,14 @@ func TestAlarmStopped(t *testing.T) {
 func TestAlarmWithoutDescriptor(t *testing.T) {
 	var limit unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	none := unix.Rlimit{Cur: 0, Max: limit.Max}
 	err = unix.Setrlimit(unix.RLIMIT_NOFILE, &none)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	begin := time.Now()
 	rung, stop := alarm(5 * time.Millisecond)
 	err = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	took := rings(t, begin, rung)
 	check.That(t, took >= 5*time.Millisecond, "%v", took)
 	stop()

@@ -26,11 +26,11 @@ func TestQuotaFails(t *testing.T) {
 		t.Logf("nobody here can set one: %v", err)
 		return
 	}
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	group, err := quota.Make("quota-fails", false)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	err = group.Remove(time.Now().Add(20 * time.Second))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	c, stdout := command(t, Options{}, "echo", "ran")
 	c.Held = func(context.Context, *Command) error {
 		c.Group = group
@@ -50,7 +50,7 @@ func TestQuotaFails(t *testing.T) {
 func TestSharedAlone(t *testing.T) {
 	plan, err := room.Prepare(room.Policy{Command: []string{"true"}, Workdir: "/tmp", Alone: true},
 		room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer plan.Close()
 	c := Command{Place: Place{Plan: plan}, Shared: true, Options: Options{ProofTimeout: 20 * time.Second}}
 	if c.Start(t.Context()) == nil {
@@ -65,10 +65,10 @@ func command(t *testing.T, o Options, argv ...string) (c *Command, stdout *os.Fi
 	t.Helper()
 	plan, err := room.Prepare(room.Policy{Command: argv, Workdir: "/tmp"},
 		room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	t.Cleanup(plan.Close)
 	stdout, w, err := os.Pipe()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	t.Cleanup(func() { stdout.Close() })
 	o.Stdout, o.Stderr, o.ProofTimeout, o.Attended = w, os.Stderr, 20*time.Second, true
 	return &Command{Options: o, Place: Place{Plan: plan}, Settle: func(*result.Result) { w.Close() }}, stdout

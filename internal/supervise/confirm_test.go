@@ -29,27 +29,27 @@ func TestSlowExecve(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := harness.Dir(t)
-			harness.Must(t, os.Chmod(dir, 0o755))
+			check.Must(t, os.Chmod(dir, 0o755))
 			program := filepath.Join(dir, "program")
-			harness.Must(t, os.WriteFile(program, []byte("#!/bin/sh\n"), 0o755))
+			check.Must(t, os.WriteFile(program, []byte("#!/bin/sh\n"), 0o755))
 			plan, err := room.Prepare(room.Policy{Command: []string{"/work/program"}, Workdir: "/tmp", Mounts: []room.Mount{{Kind: room.ReadOnly, Source: dir, Dest: "/work"}}},
 				room.Caller{Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
-			harness.Must(t, err)
+			check.Must(t, err)
 			defer plan.Close()
-			harness.Must(t, os.WriteFile(program, []byte(test.text), 0o755))
+			check.Must(t, os.WriteFile(program, []byte(test.text), 0o755))
 			c := &Command{Place: Place{Plan: plan}, Confirm: true, Options: Options{Timeout: time.Hour, ProofTimeout: 20 * time.Second, Attended: true}}
 			// An open(2) of the program waits for the release of the lease, at most 45 s (fcntl(2)).
 			lease, err := os.OpenFile(program, os.O_RDWR, 0)
-			harness.Must(t, err)
+			check.Must(t, err)
 			_, err = unix.FcntlInt(lease.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 			check.OK(t, c.Start(t.Context()), "not released")
 			select {
 			case <-c.exec.Running():
 				t.Error("it is confirmed although it waits for the lease")
 			default:
 			}
-			harness.Must(t, lease.Close())
+			check.Must(t, lease.Close())
 			r, _ := c.Wait()
 			check.That(t, c.Left == nil, "%v", c.Left)
 			check.That(t, r.Cause == test.want && r.Started == test.started && r.Verdict == result.Proven && (!test.started || r.ExitCode() == 7), "%+v", r)

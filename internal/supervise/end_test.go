@@ -46,6 +46,6 @@ func begin(t *testing.T, o Options, script string) *Command {
 	c, stdout := command(t, o, "sh", "-c", script)
 	stdout.Close()
 	err := c.Start(t.Context())
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	return c
 }

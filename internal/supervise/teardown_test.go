@@ -23,17 +23,17 @@ func held(t *testing.T, script string) (sb *room.Room, stdout *os.File) {
 	t.Helper()
 	plan, err := room.Prepare(room.Policy{Command: []string{"sh", "-c", script}, Workdir: "/tmp"},
 		room.Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), UID: os.Geteuid(), GID: os.Getegid()})
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer plan.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer null.Close()
 	stdout, w, err := os.Pipe()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	t.Cleanup(func() { stdout.Close() })
 	sb, err = plan.Start(t.Context(), [3]*os.File{null, w, os.Stderr}, nil, false)
 	w.Close()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	t.Cleanup(sb.Close)
 	return sb, stdout
 }
@@ -43,11 +43,11 @@ func up(t *testing.T, sb *room.Room, stdout *os.File, n int) {
 	t.Helper()
 	sb.Exec.Release()
 	err := stdout.SetReadDeadline(soon())
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	for n > 0 {
 		var b [1]byte
 		_, err := stdout.Read(b[:])
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		if b[0] == '\n' {
 			n--
 		}
@@ -65,7 +65,7 @@ func gone(t *testing.T, sb *room.Room, stdout *os.File, out supervise.Outcome) {
 		check.That(t, st.PID != sb.Keeper.PID && st.Parent != sb.Keeper.PID && st.PID != sb.Init.PID, "left behind: %+v", st)
 	}
 	err := stdout.SetReadDeadline(soon())
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	_, err = io.Copy(io.Discard, stdout)
 	check.That(t, err == nil, "stdout has no end: %v", err)
 }
@@ -89,7 +89,7 @@ func TestTeardownHeld(t *testing.T) {
 	sb, stdout := held(t, "echo ran")
 	out := supervise.Teardown(&sb.Kept, soon())
 	err := stdout.SetReadDeadline(soon())
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	text, err := io.ReadAll(stdout)
 	check.That(t, err == nil && len(text) == 0, "the payload wrote %q, %v", text, err)
 	gone(t, sb, stdout, out)
@@ -131,7 +131,7 @@ func TestTeardownKilledBefore(t *testing.T) {
 			sb, stdout := held(t, "setsid sleep 100 & echo up; sleep 100")
 			up(t, sb, stdout, 1)
 			err := kill(sb)
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 			gone(t, sb, stdout, supervise.Teardown(&sb.Kept, soon()))
 		})
 	}
@@ -160,7 +160,7 @@ func TestTeardownKeeperStopped(t *testing.T) {
 	sb, stdout := held(t, "setsid sleep 100 & echo up; sleep 100")
 	up(t, sb, stdout, 1)
 	err := sb.Keeper.Signal(unix.SIGSTOP)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	gone(t, sb, stdout, supervise.Teardown(&sb.Kept, time.Now().Add(4*time.Second)))
 }
 

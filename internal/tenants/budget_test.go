@@ -7,7 +7,6 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // A tenant cannot exceed its own limit, all tenants together cannot exceed the total, and freed amounts can
@@ -15,7 +14,7 @@ import (
 func TestBudget(t *testing.T) {
 	b := NewBudget("bytes", 10)
 	a, err := b.Take("a", 6, 6)
-	harness.Must(t, err)
+	check.Must(t, err)
 	if _, err := b.Take("a", 1, 6); code(err) != api.Quota {
 		t.Errorf("above its own: %v", err)
 	}
@@ -35,7 +34,7 @@ func TestBudget(t *testing.T) {
 	(*Lease)(nil).Free()
 	// Sums do not overflow, and negative amounts are rejected.
 	_, err = b.Take("b", 1, 0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	for _, n := range []int64{math.MaxInt64, -1} {
 		_, err := b.Take("b", n, 9)
 		check.That(t, code(err) == api.Policy, "%d: %v", n, err)
@@ -51,7 +50,7 @@ func TestBudgetForGood(t *testing.T) {
 	_, err := b.Take("a", 3, 2)
 	check.That(t, code(err) == api.Policy, "more than ever: %v", err)
 	l, err := b.Take("a", 1, 2)
-	harness.Must(t, err)
+	check.Must(t, err)
 	check.OK(t, l.Grow(1, 2))
 	err = l.Grow(1, 2)
 	check.That(t, code(err) == api.Policy, "one lease with more than ever: %v", err)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func code(err error) api.Code {
@@ -50,7 +49,7 @@ func TestTurns(t *testing.T) {
 	g := NewScheduler(1)
 	ceilings := Ceilings{Queue: 10}
 	hold, err := enter(t.Context(), g, "many", ceilings)
-	harness.Must(t, err)
+	check.Must(t, err)
 	var mu sync.Mutex
 	var order []string
 	var calls sync.WaitGroup
@@ -83,12 +82,12 @@ func TestCeilings(t *testing.T) {
 	g := NewScheduler(2)
 	one := Ceilings{Concurrency: 1}
 	leave, err := enter(t.Context(), g, "a", one)
-	harness.Must(t, err)
+	check.Must(t, err)
 	if _, err := enter(t.Context(), g, "a", one); code(err) != api.Quota {
 		t.Errorf("a second call of a: %v", err)
 	}
 	other, err := enter(t.Context(), g, "b", one)
-	harness.Must(t, err)
+	check.Must(t, err)
 	_, err = enter(t.Context(), g, "c", one)
 	check.That(t, code(err) == api.Busy, "a third call: %v", err)
 	leave()
@@ -107,13 +106,13 @@ func TestLongCalls(t *testing.T) {
 	var long []func()
 	for range 4 {
 		leave, err := enter(t.Context(), g, "long", c)
-		harness.Must(t, err)
+		check.Must(t, err)
 		long = append(long, leave)
 	}
 	var waiting []*Ticket
 	for _, name := range []string{"long", "long", "short", "short"} {
 		turn, err := g.Join(name, c)
-		harness.Must(t, err)
+		check.Must(t, err)
 		waiting = append(waiting, turn)
 	}
 	long[0]()
@@ -140,15 +139,15 @@ func TestReserve(t *testing.T) {
 	var many []*Ticket
 	for range 30 {
 		turn, err := g.Join("many", c)
-		harness.Must(t, err)
+		check.Must(t, err)
 		many = append(many, turn)
 	}
 	waits, err := g.Join("many", c)
-	harness.Must(t, err)
+	check.Must(t, err)
 	var others []*Ticket
 	for _, name := range []string{"a", "b", "c"} {
 		turn, err := g.Join(name, c)
-		harness.Must(t, err)
+		check.Must(t, err)
 		others = append(others, turn)
 	}
 	if isIn(waits) || !isIn(others[0]) || !isIn(others[1]) || isIn(others[2]) {
@@ -174,7 +173,7 @@ func TestBoundKeepsNobody(t *testing.T) {
 	go func() { _, err := enter(ctx, g, "a", one); ended <- err }()
 	waits(t, g, "a", 1)
 	other, err := enter(t.Context(), g, "b", one)
-	harness.Must(t, err)
+	check.Must(t, err)
 	other()
 	cancel()
 	err = <-ended
@@ -187,7 +186,7 @@ func TestRate(t *testing.T) {
 	g := NewScheduler(10)
 	slow := Ceilings{Rate: 0.001}
 	_, err := enter(t.Context(), g, "a", slow)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	_, err = enter(t.Context(), g, "a", slow)
 	check.That(t, code(err) == api.Quota, "%v", err)
 	_, err = enter(t.Context(), g, "b", slow)
@@ -198,9 +197,9 @@ func TestRate(t *testing.T) {
 func TestForget(t *testing.T) {
 	g := NewScheduler(1)
 	leave, err := enter(t.Context(), g, "runs", Ceilings{})
-	harness.Must(t, err)
+	check.Must(t, err)
 	turn, err := g.Join("waits", Ceilings{Queue: 1})
-	harness.Must(t, err)
+	check.Must(t, err)
 	for i := range maxIdleTenants {
 		_, err := g.Join(fmt.Sprint(i), Ceilings{})
 		check.Require(t, code(err) == api.Busy && len(g.tenants) <= maxIdleTenants, "%d, with %d tenants: %v", i, len(g.tenants), err)
@@ -209,7 +208,7 @@ func TestForget(t *testing.T) {
 	check.That(t, runs.Running == 1 && waits.Waiting == 1, "%+v, %+v", runs, waits)
 	leave()
 	err = turn.Wait(t.Context())
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	turn.Leave()
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // host makes a host's files: "dir/", "program*", "name -> target", or a file with the rest
@@ -20,7 +19,7 @@ import (
 func host(t *testing.T, entries ...string) string {
 	t.Helper()
 	top, err := filepath.EvalSymlinks(t.TempDir())
-	harness.Must(t, err)
+	check.Must(t, err)
 	for _, e := range entries {
 		e = strings.ReplaceAll(e, "TOP", top)
 		link, target, isLink := strings.Cut(e, " -> ")
@@ -39,7 +38,7 @@ func host(t *testing.T, entries ...string) string {
 				err = os.WriteFile(name, []byte(text), 0o755)
 			}
 		}
-		harness.Must(t, err)
+		check.Must(t, err)
 	}
 	return top
 }

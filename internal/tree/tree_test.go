@@ -24,7 +24,7 @@ import (
 func must(t testing.TB, errs ...error) {
 	t.Helper()
 	for _, err := range errs {
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 }
 
@@ -331,7 +331,7 @@ func TestRemoveTogether(t *testing.T) {
 		}
 		for range 4 {
 			err := <-failed
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 		}
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 // host is sbxrun's own environment.
@@ -95,7 +94,7 @@ func TestParseVars(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := ParseVars([]byte(tt.in), "f")
-			harness.Must(t, err)
+			check.Must(t, err)
 			check.Equal(t, cmp.Diff(tt.want, got), "", "(-want +got):\n")
 		})
 	}

@@ -13,14 +13,13 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 func open(t *testing.T) *Store {
 	t.Helper()
 	t.Setenv("SBXRUN_DATA_DIR", t.TempDir())
 	s, err := Open(true)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	t.Cleanup(s.Close)
 	return s
 }
@@ -30,7 +29,7 @@ func busy(err error) bool { return errors.As(err, new(*BusyError)) }
 func TestLocks(t *testing.T) {
 	s := open(t)
 	w, err := s.Use("v", true, nil)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	if _, err := s.Use("v", true, nil); !busy(err) {
 		t.Errorf("%v", err)
 	}
@@ -42,7 +41,7 @@ func TestLocks(t *testing.T) {
 	}
 	// The keeper's copy holds the lock, too.
 	copy, err := unix.FcntlInt(w.Lock.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	w.Close()
 	var e *BusyError
 	if _, err := s.Use("v", true, nil); !errors.As(err, &e) || len(e.PIDs) > 0 && e.PIDs[0] != os.Getpid() {
@@ -50,9 +49,9 @@ func TestLocks(t *testing.T) {
 	}
 	unix.Close(copy)
 	a, err := s.Use("v", false, nil)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	b, err := s.Use("v", false, nil)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	_, err = s.Use("v", true, nil)
 	check.That(t, busy(err), "%v", err)
 	a.Close()
@@ -103,7 +102,7 @@ func TestTogether(t *testing.T) {
 func TestListed(t *testing.T) {
 	s := open(t)
 	v, err := s.Use("v", true, nil)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	v.Close()
 	var over atomic.Bool
 	var all sync.WaitGroup
@@ -141,11 +140,11 @@ func TestListedSlowly(t *testing.T) {
 	s := open(t)
 	for _, looks := range []bool{true, false} {
 		held, err := s.Use("v", true, nil)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		var all sync.WaitGroup
 		if looks {
 			dir, err := s.marked("v", unix.LOCK_SH, 0) // like [Store.look]
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 			all.Go(func() {
 				time.Sleep(3 * patience)
 				held.Close()
@@ -166,11 +165,11 @@ func TestListedSlowly(t *testing.T) {
 		}
 	}
 	held, err := s.lock("v", true, 0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer held.Close()
 	// Two processes that list do not wait for each other.
 	dir, err := s.marked("v", unix.LOCK_SH, 0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer dir.Close()
 	begin := time.Now()
 	_, busy := s.look("v", true)
@@ -181,10 +180,10 @@ func TestLeftovers(t *testing.T) {
 	s := open(t)
 	for _, name := range []string{".rm-1/d/e", ".new-1", "v/data"} {
 		err := os.MkdirAll(filepath.Join(s.dir.Path, name), 0o700)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 	making, err := s.marked(".", unix.LOCK_SH, 0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	if left, err := s.Leftovers(); len(left) != 1 || err != nil {
 		t.Errorf("while one is made: %v %v", left, err)
 	}
@@ -203,11 +202,11 @@ func TestStoreRefused(t *testing.T) {
 	dir := filepath.Join(data, "volumes")
 	t.Setenv("SBXRUN_DATA_DIR", data)
 	err := os.Mkdir(dir, 0o755)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	_, err = Open(true)
 	check.That(t, err != nil, "open to others")
 	err = errors.Join(os.Chmod(dir, 0o700), os.Rename(dir, dir+"-there"), os.Symlink(dir+"-there", dir))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	_, err = Open(true)
 	check.That(t, err != nil, "a link")
 	t.Setenv("SBXRUN_DATA_DIR", "relative")
@@ -233,13 +232,13 @@ func TestDiscard(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "data", "volumes")
 	open := func() *Store {
 		s, err := OpenAt(path, true)
-		harness.Must(t, err)
+		check.Must(t, err)
 		t.Cleanup(s.Close)
 		return s
 	}
 	use := func(s *Store, name string, write bool) *Volume {
 		v, err := s.Use(name, write, nil)
-		harness.Must(t, err)
+		check.Must(t, err)
 		return v
 	}
 	discard := func(what string, v *Volume, gone bool) {
@@ -254,7 +253,7 @@ func TestDiscard(t *testing.T) {
 	check.That(t, os.IsNotExist(err), "the directories made for it: %v", err)
 	s := open()
 	written := use(s, "written", true)
-	harness.Must(t, os.WriteFile(filepath.Join(written.Path, "file"), nil, 0o600))
+	check.Must(t, os.WriteFile(filepath.Join(written.Path, "file"), nil, 0o600))
 	discard("written", written, false)
 	read := use(s, "read", false)
 	other := use(s, "read", false)

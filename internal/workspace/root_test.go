@@ -15,10 +15,10 @@ func TestOpenInsideRenames(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"root/a/b", "elsewhere/x"} {
 		err := os.MkdirAll(filepath.Join(dir, name), 0o700)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 	root, err := unix.Open(filepath.Join(dir, "root"), unix.O_PATH, 0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	defer unix.Close(root)
 	over, done := make(chan struct{}), make(chan struct{})
 	defer func() {
@@ -42,7 +42,7 @@ func TestOpenInsideRenames(t *testing.T) {
 	}()
 	for range 2000 {
 		fd, err := (&Root{fd: root}).open("a/b/../../a/../a/b", unix.O_RDONLY, 0)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		unix.Close(fd)
 	}
 }

@@ -26,13 +26,13 @@ func places(t testing.TB) (inside *Root, dir string) {
 	dir = t.TempDir()
 	for _, name := range []string{"box", "host"} {
 		err := os.Mkdir(filepath.Join(dir, name), 0o755)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 	write(t, dir+"/secret", "secret")
 	fd, err := unix.Open(dir+"/box", unix.O_PATH|unix.O_CLOEXEC, 0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	inside, err = Inside(fd, nil)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	t.Cleanup(inside.Close)
 	return inside, dir
 }
@@ -40,9 +40,9 @@ func places(t testing.TB) (inside *Root, dir string) {
 func write(t testing.TB, name, text string) {
 	t.Helper()
 	err := os.MkdirAll(filepath.Dir(name), 0o755)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	err = os.WriteFile(name, []byte(text), 0o644)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 }
 
 func outside() *Root { return Outside(safeopen.For) }
@@ -109,13 +109,13 @@ func TestTransferRaces(t *testing.T) {
 func TestTransferFiles(t *testing.T) {
 	inside, dir := places(t)
 	f, err := os.Create(dir + "/box/sparse")
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	for _, at := range []int64{0, 5 << 20, 9<<20 - 1} {
 		_, err := f.WriteAt([]byte("x"), at)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 	err = f.Truncate(12 << 20)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	f.Close()
 	big := bytes.Repeat([]byte("0123456789abcdef"), 3<<16)
 	write(t, dir+"/box/big", string(big))
@@ -129,7 +129,7 @@ func TestTransferFiles(t *testing.T) {
 		var all Transfer
 		for _, name := range []string{"sparse", "big", "empty"} {
 			err := carry(&all, inside, "/"+name, outside(), to)
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 			want, _ := os.ReadFile(dir + "/box/" + name)
 			got, err := os.ReadFile(to + "/" + name)
 			check.That(t, bytes.Equal(got, want) && err == nil, "%s in %s: %d bytes, want %d, %v", name, to, len(got), len(want), err)
@@ -185,7 +185,7 @@ func TestTransferBounds(t *testing.T) {
 	check.That(t, code(err) == "too-large", "%v", err)
 	check.OK(t, carry(&Transfer{Max: Quota{Entries: 100}}, inside, "/t", outside(), dir+"/box/t"), "into itself")
 	err = unix.Mkfifo(dir+"/box/fifo", 0o600)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	_, err = inside.Source("/fifo")
 	check.That(t, code(err) == "usage", "%v", err)
 }

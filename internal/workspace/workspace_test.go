@@ -24,13 +24,13 @@ func open(t testing.TB) (d *Dir, root string) {
 	t.Helper()
 	root = t.TempDir()
 	err := os.MkdirAll(filepath.Join(root, "inside"), 0o755)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	err = os.WriteFile(filepath.Join(root, "outside"), []byte("secret"), 0o600)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	d, err = Open(fd, "/inside", nil)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	t.Cleanup(func() { d.Close() })
 	return d, root
 }
@@ -59,7 +59,7 @@ func TestLinks(t *testing.T) {
 	d, root := open(t)
 	for name, target := range map[string]string{"abs": filepath.Join(root, "outside"), "rel": "../outside", "dir": root, "self": "self", "proc": "/proc/self/root"} {
 		err := os.Symlink(target, filepath.Join(root, "inside", name))
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 	for _, name := range []string{"abs", "rel", "self", "dir/outside", "dir/inside/new", "proc/etc/passwd"} {
 		if f, _, err := d.Get(name); err == nil {
@@ -75,7 +75,7 @@ func TestLinks(t *testing.T) {
 	_, err = os.Stat(filepath.Join(root, "inside"))
 	check.That(t, err == nil, "what the link led to was removed")
 	err = unix.Mkfifo(filepath.Join(root, "inside", "fifo"), 0o600)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	_, _, err = d.Get("fifo")
 	check.That(t, code(err) == "usage", "a FIFO: %v", err)
 	_, err = d.Put("fifo", strings.NewReader("x"), 10, 0o600)
@@ -121,16 +121,16 @@ func TestPackUnpack(t *testing.T) {
 	d, from := open(t)
 	for _, name := range []string{"a", "d/b", "d/e/c"} {
 		_, err := d.Put(name, strings.NewReader(name), 10, 0o755)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 	var b bytes.Buffer
 	err := d.Pack(&b, ".", Quota{Bytes: 1 << 20, Entries: 100})
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	err = d.Pack(&bytes.Buffer{}, ".", Quota{Bytes: 1 << 20, Entries: 4})
 	check.That(t, code(err) == "too-large", "%v", err)
 	other, root := open(t)
 	err = other.Unpack(bytes.NewReader(b.Bytes()), Quota{Bytes: 100, Entries: 10})
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	text, err := os.ReadFile(filepath.Join(root, "inside/d/e/c"))
 	check.That(t, string(text) == "d/e/c" && err == nil, "%q %v", text, err)
 	st, err := os.Stat(filepath.Join(root, "inside/a"))
@@ -254,5 +254,5 @@ func TestReserve(t *testing.T) {
 
 func must(t testing.TB, err error) {
 	t.Helper()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -27,7 +28,7 @@ open("plot.png", "wb").write(bytes.fromhex("89504e470d0a1a0a0000000d494844520000
 func block(t *testing.T, heading string) string {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/guides/agents.md")
-	harness.Must(t, err)
+	check.Must(t, err)
 	_, rest, ok := strings.Cut(string(text), "**"+heading+"**")
 	found := regexp.MustCompile("(?s)\n```[a-z]*\n(.*?)```|\n\n    (.*?)\n").FindStringSubmatch(rest)
 	if !ok || found == nil {
@@ -50,23 +51,23 @@ func newPlace(t *testing.T) *place {
 	p.write("project/README", "A project.\n")
 	// Agents do not pass all variables on.
 	script := "#!/bin/sh\nSBXRUN_STATE_DIR='" + dir + "/state' exec '" + harness.Binary(t) + "' \"$@\"\n"
-	harness.Must(t, os.Mkdir(p.bin, 0o755))
-	harness.Must(t, os.WriteFile(filepath.Join(p.bin, "sbxrun"), []byte(script), 0o755))
+	check.Must(t, os.Mkdir(p.bin, 0o755))
+	check.Must(t, os.WriteFile(filepath.Join(p.bin, "sbxrun"), []byte(script), 0o755))
 	p.env = []string{"HOME=" + p.home, "PATH=" + p.bin + ":" + filepath.Dir(lookNode(t)) + ":" + harness.Path, "TMPDIR=" + dir, "TERM=dumb", "CI=1"}
 	return p
 }
 
 func lookNode(t *testing.T) string {
 	node, err := exec.LookPath("node")
-	harness.Must(t, err)
+	check.Must(t, err)
 	return node
 }
 
 func (p *place) write(name, text string) {
 	p.t.Helper()
 	name = filepath.Join(p.home, name)
-	harness.Must(p.t, os.MkdirAll(filepath.Dir(name), 0o755))
-	harness.Must(p.t, os.WriteFile(name, []byte(text), 0o600))
+	check.Must(p.t, os.MkdirAll(filepath.Dir(name), 0o755))
+	check.Must(p.t, os.WriteFile(name, []byte(text), 0o600))
 }
 
 // run runs a shell command in the project and returns its output.
@@ -96,7 +97,7 @@ func program(t *testing.T, name string) string {
 func TestClaudeCode(t *testing.T) {
 	m, p := newModel(t, code), newPlace(t)
 	p.env = append(p.env, "ANTHROPIC_BASE_URL="+m.URL, "ANTHROPIC_API_KEY=none", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1", "DISABLE_AUTOUPDATER=1", "ENABLE_TOOL_SEARCH=false", "MCP_CONNECTION_NONBLOCKING=false")
-	harness.Must(t, os.Symlink(program(t, "claude"), filepath.Join(p.bin, "claude")))
+	check.Must(t, os.Symlink(program(t, "claude"), filepath.Join(p.bin, "claude")))
 	p.run(block(t, "Claude Code"))
 	m.check(t, p.run("claude -p 'Compute it.' --allowedTools mcp__sbxrun__run_code"))
 }
@@ -118,7 +119,7 @@ func TestGeminiCLI(t *testing.T) {
 	m, p := newModel(t, code), newPlace(t)
 	p.env = append(p.env, "GOOGLE_GEMINI_BASE_URL="+m.URL, "GEMINI_API_KEY=none", "GEMINI_TELEMETRY_ENABLED=false")
 	settings := object{"security": object{"auth": object{"selectedType": "gemini-api-key"}}}
-	harness.Must(t, json.Unmarshal([]byte(block(t, "Gemini CLI")), &settings))
+	check.Must(t, json.Unmarshal([]byte(block(t, "Gemini CLI")), &settings))
 	p.write(".gemini/settings.json", encoded(settings))
 	m.check(t, p.run(program(t, "gemini")+" --model gemini-2.5-pro --yolo --skip-trust -p 'Compute it.'"))
 }

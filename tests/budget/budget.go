@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -29,7 +30,7 @@ var budgets atomic.Int32
 func New(t *testing.T, most int) *Budget {
 	t.Helper()
 	mounts, err := limits.Mounts("")
-	harness.Must(t, err)
+	check.Must(t, err)
 	paths, err := limits.Membership("", 0)
 	if err != nil {
 		return nil

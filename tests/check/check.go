@@ -42,6 +42,14 @@ func OK(t T, err error, what ...any) {
 	}
 }
 
+// Must ends the test on an error.
+func Must(t T, err error) {
+	if err != nil {
+		t.Helper()
+		t.Fatalf("%v", err)
+	}
+}
+
 func label(what []any) string {
 	if len(what) == 0 {
 		return ""

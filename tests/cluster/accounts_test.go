@@ -41,13 +41,13 @@ func example(t *testing.T) (o *server.Options, ca string) {
 	certificates(t, dir)
 	text := harness.ReadFile(t, "../../clients/examples/cluster/nats.conf")
 	file := filepath.Join(dir, "nats.conf")
-	harness.Must(t, os.WriteFile(file, []byte(strings.NewReplacer("/etc/nats-server", dir, "/var/lib/nats-server", dir+"/store").Replace(string(text))), 0o600))
+	check.Must(t, os.WriteFile(file, []byte(strings.NewReplacer("/etc/nats-server", dir, "/var/lib/nats-server", dir+"/store").Replace(string(text))), 0o600))
 	t.Setenv("NATS_NAME", "nats1")
 	for name, word := range passwords {
 		t.Setenv(name, word)
 	}
 	o, err := server.ProcessConfigFile(file)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	check.That(t, o.JetStream && o.TLSConfig != nil && len(o.Routes) == 3 && o.Cluster.Name != "" && o.Cluster.TLSConfig != nil, "the example lacks JetStream, TLS or other servers")
 	o.Host, o.Port, o.NoLog, o.NoSigs = "127.0.0.1", freePort(), true, true
 	o.Cluster, o.Routes = server.ClusterOpts{}, nil // a single server
@@ -58,17 +58,17 @@ func example(t *testing.T) (o *server.Options, ca string) {
 func certificates(t *testing.T, dir string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	harness.Must(t, err)
+	check.Must(t, err)
 	c := &x509.Certificate{
 		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 	}
 	text, err := x509.CreateCertificate(rand.Reader, c, c, key.Public(), key)
-	harness.Must(t, err)
+	check.Must(t, err)
 	private, err := x509.MarshalPKCS8PrivateKey(key)
-	harness.Must(t, err)
+	check.Must(t, err)
 	for name, b := range map[string]*pem.Block{"ca.pem": {Type: "CERTIFICATE", Bytes: text}, "server.pem": {Type: "CERTIFICATE", Bytes: text}, "server.key": {Type: "PRIVATE KEY", Bytes: private}} {
-		harness.Must(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(b), 0o600))
+		check.Must(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(b), 0o600))
 	}
 }
 
@@ -94,10 +94,10 @@ func stolenNode(t *testing.T, o *server.Options, ca string) {
 	}
 	c := &cluster{t: t, dir: harness.Dir(t), nats: "ca = \"" + ca + "\"\n"}
 	old, err := nats.Connect(as("gateway", "GATEWAY"), nats.RootCAs(ca))
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer old.Close()
 	js, err := jetstream.New(old)
-	harness.Must(t, err)
+	check.Must(t, err)
 	// A bucket of an earlier version, in which every writer could delete everything.
 	if _, err := js.CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "sbxrun-calls"}); err != nil {
 		t.Fatal(err)
@@ -118,18 +118,18 @@ func stolenNode(t *testing.T, o *server.Options, ca string) {
 	}
 	refused := make(chan string, 16)
 	stolen, err := nats.Connect(as("node1", "NODE_1"), nats.RootCAs(ca), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err.Error() }))
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer stolen.Close()
 	for _, subject := range []string{"sbxrun.node.node2.00000000.g.x", "sbxrun.gateway.g.00000000.node2.x", "sbxrun.gateway.g.00000000.x", "sbxrun.beat.node.node2", "sbxrun.beat.gateway.g", "sbxrun.beats.node", "$JS.API.STREAM.NAMES", "$KV.sbxrun-keys.x", "sbxrun-queue.x",
 		"$JS.API.STREAM.MSG.GET.KV_sbxrun-calls", "$JS.API.DIRECT.GET.KV_sbxrun-calls", "$JS.API.STREAM.MSG.GET.sbxrun-queue", "$JS.API.STREAM.MSG.DELETE.sbxrun-queue",
 		"$JS.API.STREAM.PURGE.sbxrun-queue", "$JS.API.CONSUMER.INFO.sbxrun-queue.nodes", "$JS.API.CONSUMER.CREATE.sbxrun-queue", "$JS.API.CONSUMER.CREATE.KV_sbxrun-calls", "$JS.API.CONSUMER.DELETE.sbxrun-queue.nodes",
 		"$O.sbxrun-files-x.C.x", "$KV.sbxrun-shares.x", "$JS.API.STREAM.MSG.GET.KV_sbxrun-shares", "$JS.API.CONSUMER.CREATE.OBJ_sbxrun-files-x", "$JS.API.DIRECT.GET.OBJ_sbxrun-files-x"} {
-		harness.Must(t, stolen.Publish(subject, []byte("x")))
+		check.Must(t, stolen.Publish(subject, []byte("x")))
 		denied(t, refused, subject)
 	}
 	for _, subject := range []string{"sbxrun.>", "sbxrun.node.>", "sbxrun.node.node2.>", "sbxrun.gateway.>", "sbxrun.beat.node.*", "$KV.>", "sbxrun-queue.>", "_INBOX.>", "sbxrun.node.node2.inbox.>", ">"} {
 		_, err := stolen.SubscribeSync(subject)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		denied(t, refused, subject)
 	}
 	_, err = nats.Connect(fmt.Sprintf("tls://127.0.0.1:%d", o.Port), nats.RootCAs(ca))
@@ -141,12 +141,12 @@ func stolenNode(t *testing.T, o *server.Options, ca string) {
 func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, call, file string) {
 	const instance = "node.node1.00000000"
 	inbox, err := stolen.SubscribeSync("sbxrun.node.node1.inbox.*")
-	harness.Must(t, err)
+	check.Must(t, err)
 	get, err := stolen.SubscribeSync("sbxrun." + instance + ".*.*")
-	harness.Must(t, err)
+	check.Must(t, err)
 	ask := func(m *nats.Msg) string {
 		m.Reply = "sbxrun.node.node1.inbox.x"
-		harness.Must(t, stolen.PublishMsg(m))
+		check.Must(t, stolen.PublishMsg(m))
 		a, err := inbox.NextMsg(harness.Bound)
 		if err != nil {
 			t.Fatal(m.Subject, err)
@@ -167,16 +167,16 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 	// not become a request to JetStream or a record.
 	for _, at := range []string{"$JS.API.STREAM.PURGE.KV_sbxrun-calls", "$JS.API.STREAM.DELETE.KV_sbxrun-calls", "$JS.API.STREAM.DELETE.sbxrun-queue", "$KV.sbxrun-shares." + tenant, "sbxrun-queue.x"} {
 		err := stolen.PublishRequest("$KV.sbxrun-calls.x.y", at, nil)
-		check.Require(t, err == nil, "%v", err) // with text in the response
+		check.Must(t, err) // with text in the response
 		err = stolen.PublishRequest("$JS.API.CONSUMER.MSG.NEXT.sbxrun-queue.nodes", at, []byte(`{"batch":1,"no_wait":true}`))
-		check.Require(t, err == nil, "%v", err) // with an empty response
+		check.Must(t, err) // with an empty response
 	}
 	ask(&nats.Msg{Subject: "$KV.sbxrun-calls.x.y"}) // now both have a response
 	if queue, err := js.Stream(t.Context(), "sbxrun-queue"); err != nil || queue.CachedInfo().State.Msgs != 0 {
 		t.Errorf("%+v %v", queue, err)
 	}
 	record, err := js.KeyValue(t.Context(), "sbxrun-shares")
-	harness.Must(t, err)
+	check.Must(t, err)
 	if entry, err := record.Get(t.Context(), tenant); err != nil || !strings.Contains(string(entry.Value()), `"held":`) {
 		t.Errorf("%v", err)
 	}
@@ -184,11 +184,11 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 	check.That(t, x.Report != nil, "%+v", x)
 	tell := func(places, running int) {
 		text := fmt.Sprintf(`{"kind":"node","name":"node1","instance":"00000000","places":%d,"running":%d}`, places, running)
-		harness.Must(t, stolen.Publish("sbxrun.beat.node.node1", []byte(text)))
+		check.Must(t, stolen.Publish("sbxrun.beat.node.node1", []byte(text)))
 	}
 	// It can get a tenant's file if it knows the hash.
 	beats, err := stolen.SubscribeSync("sbxrun.beat.gateway.*")
-	harness.Must(t, err)
+	check.Must(t, err)
 	tell(1, 1000)
 	beat, err := beats.NextMsg(harness.Bound)
 	var to struct{ Instance string }
@@ -205,20 +205,20 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 		frame := append([]byte{1}, make([]byte, 24)...) // opens, at offset 0
 		frame[22] = 2                                   // accepts 128 KiB
 		frame = fmt.Appendf(frame, "GET %s HTTP/1.1\r\nHost: g\r\nSbxrun-Tenant: uid-%d\r\n\r\n", path, os.Getuid())
-		harness.Must(t, stolen.PublishRequest("sbxrun.gateway.g."+to.Instance+".node1."+id, "sbxrun."+instance+".g."+id, frame))
+		check.Must(t, stolen.PublishRequest("sbxrun.gateway.g."+to.Instance+".node1."+id, "sbxrun."+instance+".g."+id, frame))
 	}
 	request("1", "/v1/files/"+file)
 	until("of a tenant")
 	request("2", "/v1/calls/"+call)
 	until("404 Not Found")
 	// It can take calls from the queue. It returns this one.
-	harness.Must(t, stolen.PublishRequest("$JS.API.CONSUMER.MSG.NEXT.sbxrun-queue.nodes", "sbxrun.node.node1.inbox.x", []byte(`{"batch":1,"expires":60000000000}`)))
+	check.Must(t, stolen.PublishRequest("$JS.API.CONSUMER.MSG.NEXT.sbxrun-queue.nodes", "sbxrun.node.node1.inbox.x", []byte(`{"batch":1,"expires":60000000000}`)))
 	taken := ""
 	for taken == "" { // the real node takes some
 		x := g.begin(t, "true")
 		if m, err := inbox.NextMsg(100 * time.Millisecond); err == nil && strings.Contains(string(m.Data), x.ID) {
 			taken = x.ID
-			harness.Must(t, m.Respond([]byte("-NAK")))
+			check.Must(t, m.Respond([]byte("-NAK")))
 		}
 	}
 	x = g.end(t, taken)
@@ -245,11 +245,11 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 func (g *gateway) store(t *testing.T, text string) (status int, x api.Stored) {
 	t.Helper()
 	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://sbxrun/v1/files", strings.NewReader(text))
-	harness.Must(t, err)
+	check.Must(t, err)
 	q.Header.Set("Content-Type", "application/octet-stream")
 	q.Header.Set("X-Request-Id", "one-of-several")
 	res, err := g.client.Do(q)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer res.Body.Close()
 	_ = json.NewDecoder(res.Body).Decode(&x) // an error has other fields
 	return res.StatusCode, x
@@ -293,7 +293,7 @@ func TestFiles(t *testing.T) {
 	run := func(id string) (api.Answer, *api.Error) {
 		var a api.Answer
 		_, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"sh", "-c", "cat f | tee out"}, Files: []api.FileIn{{Path: "f", ID: id}}, Collect: []string{"out"}}, &a)
-		harness.Must(t, err)
+		check.Must(t, err)
 		return a, e
 	}
 	nodes := map[string]bool{}
@@ -343,7 +343,7 @@ func TestFiles(t *testing.T) {
 	check.That(t, status == http.StatusCreated && id == sum("still room"), "%v %v", status, id) // a rejected upload uses no room
 	// An incomplete upload leaves nothing behind.
 	half, err := net.Dial("unix", g.socket)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer half.Close()
 	const room = 900 << 10 // of the last MiB
 	_, _ = fmt.Fprintf(half, "POST /v1/files HTTP/1.1\r\nHost: sbxrun\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n", room, strings.Repeat("h", room))
@@ -357,7 +357,7 @@ func TestFiles(t *testing.T) {
 	status, _ = put(g, strings.Repeat("w", room))
 	check.That(t, status == http.StatusCreated, "%v", status)
 	res, err := g.client.Get("http://sbxrun/metrics")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer res.Body.Close()
 	text := make([]byte, 1<<16)
 	n, _ := res.Body.Read(text)

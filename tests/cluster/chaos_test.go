@@ -53,7 +53,7 @@ type marks struct {
 func newMarks(t *testing.T) *marks {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	m := &marks{port: l.Addr().(*net.TCPAddr).Port, seen: map[string]int{}}
 	go func() {
@@ -388,7 +388,7 @@ type relay struct {
 func newRelay(t *testing.T, to int) *relay {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	r := &relay{port: l.Addr().(*net.TCPAddr).Port, to: fmt.Sprintf("127.0.0.1:%d", to)}
 	r.mend()
@@ -600,7 +600,7 @@ func TestNATSAway(t *testing.T) {
 	// The last requests may have been delivered, and wait for NATS.
 	harness.Until(t, harness.Bound, "the gateway to know", func() bool {
 		res, err := g.client.Get("http://sbxrun/readyz")
-		harness.Must(t, err)
+		check.Must(t, err)
 		res.Body.Close()
 		return res.StatusCode == http.StatusServiceUnavailable
 	})
@@ -695,9 +695,9 @@ func TestNATSSilent(t *testing.T) {
 		}
 		return n >= 3
 	})
-	harness.Must(t, silent.cmd.Process.Signal(unix.SIGSTOP))
+	check.Must(t, silent.cmd.Process.Signal(unix.SIGSTOP))
 	calls.Wait()
-	harness.Must(t, silent.cmd.Process.Signal(unix.SIGCONT))
+	check.Must(t, silent.cmd.Process.Signal(unix.SIGCONT))
 }
 
 // commands returns the command lines of a process's descendants.

@@ -30,18 +30,18 @@ func TestManyTenants(t *testing.T) {
 	for i := range tenants {
 		fmt.Fprintf(&lines, "t%d sha256:%x\n", i, sha256.Sum256(fmt.Appendf(nil, "token-%d", i)))
 	}
-	harness.Must(t, os.WriteFile(tokens, []byte(lines.String()), 0o600))
+	check.Must(t, os.WriteFile(tokens, []byte(lines.String()), 0o600))
 	g := newCluster(t, url(o), 1, 1, "token_file = \""+tokens+"\"\n[rooms]\nmin = 0\nmax = 0\n[tenant]\nfiles = \"16M\"\n").gateways[0]
 	request := func(i int, method, path, body string, headers ...string) (int, string) {
 		q, err := http.NewRequestWithContext(t.Context(), method, "http://sbxrun"+path, strings.NewReader(body))
-		harness.Must(t, err)
+		check.Must(t, err)
 		q.Header.Set("Authorization", fmt.Sprintf("Bearer token-%d", i))
 		q.Header.Set("Content-Type", "application/json")
 		for i := 0; i < len(headers); i += 2 {
 			q.Header.Set(headers[i], headers[i+1])
 		}
 		res, err := g.client.Do(q)
-		harness.Must(t, err)
+		check.Must(t, err)
 		defer res.Body.Close()
 		text := harness.ReadAll(t, res.Body)
 		return res.StatusCode, string(text)
@@ -80,14 +80,14 @@ func TestMCPFiles(t *testing.T) {
 				"uri":   uri,
 				"_meta": map[string]any{"io.modelcontextprotocol/protocolVersion": version, "io.modelcontextprotocol/clientInfo": map[string]any{"name": "t", "version": "1"}, "io.modelcontextprotocol/clientCapabilities": map[string]any{}},
 			}})
-			harness.Must(t, err)
+			check.Must(t, err)
 			q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://sbxrun/mcp", bytes.NewReader(body))
-			harness.Must(t, err)
+			check.Must(t, err)
 			for name, value := range map[string]string{"Content-Type": "application/json", "Accept": "application/json, text/event-stream", "Mcp-Protocol-Version": version, "Mcp-Method": "resources/read", "Mcp-Name": uri} {
 				q.Header.Set(name, value)
 			}
 			res, err := g.client.Do(q)
-			harness.Must(t, err)
+			check.Must(t, err)
 			text := harness.ReadAll(t, res.Body)
 			res.Body.Close()
 			quoted := harness.JSON(t, want)
@@ -125,13 +125,13 @@ func TestNamedNode(t *testing.T) {
 	ask := func(method, path, node string, body any, into any) (int, *api.Error) {
 		text, _ := json.Marshal(body)
 		q, err := http.NewRequestWithContext(t.Context(), method, "http://sbxrun"+path, strings.NewReader(string(text)))
-		harness.Must(t, err)
+		check.Must(t, err)
 		q.Header.Set("Content-Type", "application/json")
 		if node != "" {
 			q.Header.Set("Sbxrun-Node", node)
 		}
 		status, e, err := g.do(q, into)
-		harness.Must(t, err)
+		check.Must(t, err)
 		return status, e
 	}
 	run := func(script string) api.Call {

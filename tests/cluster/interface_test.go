@@ -58,11 +58,11 @@ func TestHalfClosed(t *testing.T) {
 		"GET /v1/calls/" + waits.ID + "?wait_ms=60000 HTTP/1.1\r\nHost: sbxrun\r\n\r\n",
 	} {
 		conn, err := net.Dial("unix", g.socket)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		defer conn.Close()
 		_ = conn.SetDeadline(time.Now().Add(harness.Bound))
 		_, err = io.WriteString(conn, request)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		time.Sleep(300 * time.Millisecond) // so that it is in progress
 		_ = conn.(*net.UnixConn).CloseWrite()
 		b, err := io.ReadAll(conn)
@@ -84,7 +84,7 @@ func TestSlowClient(t *testing.T) {
 	check.Require(t, err == nil && status == http.StatusOK, "%v %v %v", status, e, err)
 	rss := func(p *process) int64 {
 		target, err := harness.Open(p.cmd.Process.Pid)
-		harness.Must(t, err)
+		check.Must(t, err)
 		defer target.Close()
 		return target.RSS()
 	}
@@ -95,11 +95,11 @@ func TestSlowClient(t *testing.T) {
 	call.Limits.MaxOutput = lines * width
 	body := harness.JSON(t, call)
 	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://sbxrun/v1/run?stream=1", bytes.NewReader(body))
-	harness.Must(t, err)
+	check.Must(t, err)
 	q.Header.Set("Content-Type", "application/json")
 	q.Header.Set("Accept", "application/x-ndjson")
 	r, err := g.client.Do(q)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer r.Body.Close()
 	time.Sleep(time.Second) // enough for the whole output
 	for p, was := range before {
@@ -124,7 +124,7 @@ func TestSlowClient(t *testing.T) {
 	var report *api.Answer
 	for in.Scan() {
 		var e api.Event
-		harness.Must(t, json.Unmarshal(in.Bytes(), &e))
+		check.Must(t, json.Unmarshal(in.Bytes(), &e))
 		report = e.Report
 		rest = append(rest, e.Text...)
 		for len(rest) >= width {

@@ -178,9 +178,9 @@ func natsProcess(t *testing.T, o *server.Options) *process {
 	file := filepath.Join(o.StoreDir, "nats.conf")
 	text := fmt.Sprintf("server_name: %s\nlisten: \"127.0.0.1:%d\"\njetstream {store_dir: %q}\ncluster {name: %s, listen: \"127.0.0.1:%d\", routes: [%s]}\n",
 		o.ServerName, o.Port, o.StoreDir, o.Cluster.Name, o.Cluster.Port, strings.Join(routes, ", "))
-	harness.Must(t, os.WriteFile(file, []byte(text), 0o600))
+	check.Must(t, os.WriteFile(file, []byte(text), 0o600))
 	self, err := os.Executable()
-	harness.Must(t, err)
+	check.Must(t, err)
 	p := &process{t: t, program: self, args: []string{natsRole, file}, log: &harness.Log{}}
 	p.start()
 	t.Cleanup(p.kill)
@@ -217,7 +217,7 @@ func runNATS(t *testing.T) *server.Options {
 func startNATS(t *testing.T, o *server.Options) *server.Server {
 	t.Helper()
 	s, err := server.NewServer(o)
-	harness.Must(t, err)
+	check.Must(t, err)
 	s.Start()
 	t.Cleanup(s.Shutdown)
 	check.Require(t, s.ReadyForConnections(harness.Bound), "NATS is not ready")
@@ -238,7 +238,7 @@ func oldestNATS(t *testing.T, o *server.Options) {
 	text := harness.ReadFile(t, o.ConfigFile)
 	alone := regexp.MustCompile(`(?ms)^cluster \{.*?^\}$`).ReplaceAll(text, nil)
 	file := filepath.Join(dir, "alone.conf")
-	harness.Must(t, os.WriteFile(file, alone, 0o600))
+	check.Must(t, os.WriteFile(file, alone, 0o600))
 	p := &process{t: t, program: filepath.Join(dir, "nats-server"), args: []string{"-c", file, "-a", o.Host, "-p", strconv.Itoa(o.Port)}, log: &harness.Log{}}
 	p.start()
 	t.Cleanup(func() {

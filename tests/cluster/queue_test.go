@@ -28,9 +28,9 @@ import (
 func (g *gateway) ask(t *testing.T, method, path string, into any) (status int, text string) {
 	t.Helper()
 	q, err := http.NewRequestWithContext(t.Context(), method, "http://sbxrun"+path, nil)
-	harness.Must(t, err)
+	check.Must(t, err)
 	res, err := g.client.Do(q)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer res.Body.Close()
 	b, err := io.ReadAll(res.Body)
 	if err == nil && into != nil && res.StatusCode/100 == 2 {
@@ -197,8 +197,8 @@ func TestQueueLoses(t *testing.T) {
 	lost := keyed()
 	js := jetStream(t, o)
 	queue, err := js.Stream(t.Context(), "sbxrun-queue")
-	harness.Must(t, err)
-	harness.Must(t, queue.Purge(t.Context()))
+	check.Must(t, err)
+	check.Must(t, queue.Purge(t.Context()))
 	x := g.end(t, lost.ID)
 	check.That(t, !x.Started && x.Failure != nil && x.Failure.Code == api.Busy, "%+v", x)
 	x = keyed()
@@ -207,7 +207,7 @@ func TestQueueLoses(t *testing.T) {
 	status, e, err := g.call(t.Context(), "/v1/calls", api.Call{Argv: []string{"true"}}, nil)
 	check.That(t, err == nil && status == http.StatusTooManyRequests && !e.Started, "a third call in the queue: %d %+v %v", status, e, err)
 	err = queue.DeleteConsumer(t.Context(), "nodes")
-	check.Require(t, err == nil, "%v", err) // a gateway creates it again
+	check.Must(t, err) // a gateway creates it again
 	status, text := g.ask(t, http.MethodDelete, "/v1/calls/"+long.ID, nil)
 	check.That(t, status == http.StatusOK, "%v %v", status, text)
 	x = g.end(t, kept.ID)
@@ -270,7 +270,7 @@ func TestQueueNodeKilledBefore(t *testing.T) {
 	words := 0
 	var ids []string
 	for try := 0; ; try++ {
-		harness.Must(t, unix.Kill(doomed.cmd.Process.Pid, unix.SIGSTOP))
+		check.Must(t, unix.Kill(doomed.cmd.Process.Pid, unix.SIGSTOP))
 		for range 4 {
 			ids = append(ids, g.begin(t, m.command(fmt.Sprintf("w%d", words))...).ID)
 			words++
@@ -286,7 +286,7 @@ func TestQueueNodeKilledBefore(t *testing.T) {
 			break // it has received one
 		}
 		check.Require(t, try != 10, "the stopped node gets none")
-		harness.Must(t, unix.Kill(doomed.cmd.Process.Pid, unix.SIGCONT))
+		check.Must(t, unix.Kill(doomed.cmd.Process.Pid, unix.SIGCONT))
 		time.Sleep(500 * time.Millisecond) // it requests another one
 	}
 	doomed.kill()
@@ -307,31 +307,31 @@ func TestQueueClaimed(t *testing.T) {
 	g.end(t, g.begin(t, "true").ID)
 	js := jetStream(t, o)
 	records, err := js.KeyValue(t.Context(), "sbxrun-calls")
-	harness.Must(t, err)
+	check.Must(t, err)
 	keys, err := records.Keys(t.Context())
-	harness.Must(t, err)
+	check.Must(t, err)
 	tenant, _, _ := strings.Cut(keys[0], ".")
 	harness.Until(t, harness.Bound, "the node to ask for a call", func() bool { return consumer(t, js).NumWaiting == 1 })
-	harness.Must(t, unix.Kill(node.cmd.Process.Pid, unix.SIGSTOP))
+	check.Must(t, unix.Kill(node.cmd.Process.Pid, unix.SIGSTOP))
 	harness.Until(t, harness.Bound, "the node to stop", func() bool { return harness.Stopped(node.cmd.Process.Pid) })
 	// As a gateway does, which would wait for the node's check.
 	for _, word := range []string{"changed", "same"} {
 		record := fmt.Sprintf(`{"id":"q-%s","came":%q}`, word, time.Now().UTC().Format(time.RFC3339Nano))
 		key := tenant + ".q-" + word
 		revision, err := records.Create(t.Context(), key, []byte(record))
-		harness.Must(t, err)
+		check.Must(t, err)
 		body := harness.JSON(t, api.Call{Argv: m.command(word)})
 		message := fmt.Sprintf(`{"record":%s,"key":%q,"revision":%d,"tenant":"uid-%d","request_id":"r","body":%s}`, record, key, revision, os.Getuid(), body)
 		_, err = js.Publish(t.Context(), "sbxrun-queue."+tenant, []byte(message))
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 	}
 	harness.Until(t, harness.Bound, "the stopped node to have one", func() bool {
 		left := consumer(t, js)
 		return left.NumAckPending == 1 && left.NumPending == 1
 	})
 	_, err = records.PutString(t.Context(), tenant+".q-changed", `{"id":"q-changed","gone":true}`)
-	check.Require(t, err == nil, "%v", err)
-	harness.Must(t, unix.Kill(node.cmd.Process.Pid, unix.SIGCONT))
+	check.Must(t, err)
+	check.Must(t, unix.Kill(node.cmd.Process.Pid, unix.SIGCONT))
 	harness.Until(t, harness.Bound, "the call that is as it was", func() bool { return m.count("same") == 1 })
 	harness.Until(t, harness.Bound, "the other one once more", func() bool { return consumer(t, js).Delivered.Consumer >= 5 }) // three calls
 	if m.count("changed") != 0 || m.count("same") != 1 {
@@ -342,10 +342,10 @@ func TestQueueClaimed(t *testing.T) {
 func jetStream(t *testing.T, o *server.Options) jetstream.JetStream {
 	t.Helper()
 	nc, err := nats.Connect(url(o))
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(nc.Close)
 	js, err := jetstream.New(nc)
-	harness.Must(t, err)
+	check.Must(t, err)
 	return js
 }
 
@@ -355,7 +355,7 @@ func consumer(t *testing.T, js jetstream.JetStream) *jetstream.ConsumerInfo {
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Bound)
 	defer cancel()
 	queue, err := js.Consumer(ctx, "sbxrun-queue", "nodes")
-	harness.Must(t, err)
+	check.Must(t, err)
 	return queue.CachedInfo()
 }
 
@@ -449,7 +449,7 @@ func TestNodes(t *testing.T) {
 	defer cancel()
 	series := func() string {
 		res, err := g.client.Get("http://sbxrun/metrics")
-		harness.Must(t, err)
+		check.Must(t, err)
 		defer res.Body.Close()
 		text := harness.ReadAll(t, res.Body)
 		return string(text)
@@ -478,7 +478,7 @@ func TestNodes(t *testing.T) {
 	})
 	var status api.Status
 	res, err := g.client.Get("http://sbxrun/v1/status")
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer res.Body.Close()
 	if err := json.NewDecoder(res.Body).Decode(&status); err != nil || status.Machine == nil || len(status.Machine.Nodes) != 3 || status.Machine.Places != 1 {
 		t.Errorf("%+v %v", status, err)

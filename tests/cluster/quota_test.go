@@ -35,7 +35,7 @@ type crowd struct {
 func newCrowd(t *testing.T) *crowd {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	c := &crowd{port: l.Addr().(*net.TCPAddr).Port}
 	go func() {
@@ -150,7 +150,7 @@ func TestNoMoreCeiling(t *testing.T) {
 	for _, p := range []*process{g.process, n} {
 		file := p.args[len(p.args)-1]
 		text := harness.ReadFile(t, file)
-		harness.Must(t, os.WriteFile(file, bytes.Replace(text, []byte("concurrency = 2"), []byte("concurrency = 0"), 1), 0o600))
+		check.Must(t, os.WriteFile(file, bytes.Replace(text, []byte("concurrency = 2"), []byte("concurrency = 0"), 1), 0o600))
 		_ = p.cmd.Process.Signal(unix.SIGHUP) // it is running
 		harness.Until(t, harness.Bound, "the reload", func() bool { return strings.Contains(p.log.String(), "reloaded") })
 		var all sync.WaitGroup
@@ -215,7 +215,7 @@ func TestBusy(t *testing.T) {
 	ca := filepath.Join(dir, "ca.pem")
 	var err error
 	o.TLSConfig, err = server.GenTLSConfig(&server.TLSConfigOpts{CertFile: filepath.Join(dir, "server.pem"), KeyFile: filepath.Join(dir, "server.key"), CaFile: ca, Verify: true})
-	harness.Must(t, err)
+	check.Must(t, err)
 	startNATS(t, o)
 	_, err = nats.Connect(url(o), nats.RootCAs(ca))
 	check.That(t, err != nil, "NATS asks for no certificate")
@@ -239,7 +239,7 @@ func TestBusy(t *testing.T) {
 	}
 	run := func() (int, *api.Error) {
 		status, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: []string{"true"}}, nil)
-		harness.Must(t, err)
+		check.Must(t, err)
 		return status, e
 	}
 	status, e := run()

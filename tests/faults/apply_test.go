@@ -42,22 +42,22 @@ new one >one; ln one two; ln -s one link; chmod 600 mode`, applySize, applyFiles
 func applyReset(t *testing.T, dir string) {
 	t.Helper()
 	old, err := filepath.Glob(dir + "/[a-z]*")
-	harness.Must(t, err)
+	check.Must(t, err)
 	for _, name := range old {
-		harness.Must(t, os.RemoveAll(name))
+		check.Must(t, os.RemoveAll(name))
 	}
 	for i := range applyFiles {
 		name := fmt.Sprintf("f%d", i+1)
-		harness.Must(t, os.WriteFile(filepath.Join(dir, name), applyText(name, false), 0o644))
+		check.Must(t, os.WriteFile(filepath.Join(dir, name), applyText(name, false), 0o644))
 	}
 	for _, sub := range []string{"gone", "swap2"} {
-		harness.Must(t, os.MkdirAll(filepath.Join(dir, sub, "deep"), 0o755))
+		check.Must(t, os.MkdirAll(filepath.Join(dir, sub, "deep"), 0o755))
 		for _, name := range []string{"a", "b", "deep/c"} {
-			harness.Must(t, os.WriteFile(filepath.Join(dir, sub, name), []byte(name), 0o644))
+			check.Must(t, os.WriteFile(filepath.Join(dir, sub, name), []byte(name), 0o644))
 		}
 	}
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "swap1"), applyText("swap1", false), 0o644))
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "mode"), []byte("text"), 0o644))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "swap1"), applyText("swap1", false), 0o644))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "mode"), []byte("text"), 0o644))
 }
 
 // applyLook counts old and new paths. It fails the test if one is neither.
@@ -102,7 +102,7 @@ func applyLook(t *testing.T, dir string) (old, now int) {
 	link, _ := os.Readlink(filepath.Join(dir, "link"))
 	count("link", !there("link"), link == "one")
 	mode, err := os.Stat(filepath.Join(dir, "mode"))
-	harness.Must(t, err)
+	check.Must(t, err)
 	count("mode", mode.Mode() == 0o644, mode.Mode() == 0o600)
 	return old, now
 }
@@ -125,7 +125,7 @@ func TestApplyKilled(t *testing.T) {
 				dirs = append(dirs, fmt.Sprint(i))
 			}
 			for _, dir := range dirs {
-				harness.Must(t, os.MkdirAll(filepath.Join(top, dir), 0o755))
+				check.Must(t, os.MkdirAll(filepath.Join(top, dir), 0o755))
 				applyReset(t, filepath.Join(top, dir))
 			}
 			start := []string{"--name", "box", "--timeout", "20m", "--cwd", "none", "--overlay", top + ":/data"}
@@ -146,7 +146,7 @@ cd ..; for d in *; do [ $d = 0 ] || { rm -r $d/gone $d/swap1 $d/swap2; cp -dR --
 			// apply spends most time comparing, so half of the kills come after that.
 			begin := func(name string) (c *call, staged time.Time) {
 				c, err := e.begin(apply(name)...)
-				harness.Must(t, err)
+				check.Must(t, err)
 				for !c.over() {
 					if staged, _ := filepath.Glob(top + "/.sbxrun-*"); len(staged) > 0 {
 						break
@@ -172,7 +172,7 @@ cd ..; for d in *; do [ $d = 0 ] || { rm -r $d/gone $d/swap1 $d/swap2; cp -dR --
 				at := time.Now().Add(mathrand.N(compared + applied*5/4))
 				if i%4 < 2 {
 					c, err = e.begin(apply(name)...)
-					harness.Must(t, err)
+					check.Must(t, err)
 				} else {
 					c, at = begin(name)
 					at = at.Add(mathrand.N(applied * 5 / 4))
@@ -217,7 +217,7 @@ cd ..; for d in *; do [ $d = 0 ] || { rm -r $d/gone $d/swap1 $d/swap2; cp -dR --
 func applyClear(t *testing.T, dir string) {
 	t.Helper()
 	left, err := filepath.Glob(dir + "/.*")
-	harness.Must(t, err)
+	check.Must(t, err)
 	for _, name := range left {
 		base := filepath.Base(name)
 		check.That(t, base == "." || base == "..", "%s is left", name)
@@ -230,7 +230,7 @@ func applyClear(t *testing.T, dir string) {
 func TestApplyFailed(t *testing.T) {
 	e := newEnv(t)
 	dir := filepath.Join(e.top, "original")
-	harness.Must(t, os.Mkdir(dir, 0o755))
+	check.Must(t, os.Mkdir(dir, 0o755))
 	s := e.small(8<<20, dir, `printf old >$disk/a
 sbxrun start --name box --cwd none --overlay $disk:/data --upper $top/upper
 sbxrun exec box sh -ec 'cd /data; echo new >a; head -c 20000000 /dev/urandom >b; echo new >c'

@@ -44,7 +44,7 @@ esac
 func pose(t *testing.T, script string) []string {
 	t.Helper()
 	dir := harness.Dir(t)
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "bwrap"), []byte(script), 0o755))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "bwrap"), []byte(script), 0o755))
 	return []string{"SBXRUN_BWRAP=" + filepath.Join(dir, "bwrap")}
 }
 
@@ -332,7 +332,7 @@ var relays = []relayed{
 func needRelay(t *testing.T) {
 	t.Helper()
 	real, err := exec.LookPath("bwrap")
-	harness.Must(t, err)
+	check.Must(t, err)
 	if real != "/usr/bin/bwrap" {
 		harness.Skip(t, "bwrap is at "+real+", and the relay expects it in /usr/bin")
 	}
@@ -374,7 +374,7 @@ func TestBwrapRelayStart(t *testing.T) {
 			env := pose(t, fmt.Sprintf(relay, strings.ReplaceAll(f.script, "%%", "%")))
 			c, err := e.command(func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, env...) },
 				append([]string{harness.Binary(t)}, e.startFlags()...)...)
-			harness.Must(t, err)
+			check.Must(t, err)
 			s := e.wait(c)
 			harness.Within(t, "start", s.took, 0, 3*time.Second)
 			switch {

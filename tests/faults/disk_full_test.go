@@ -27,7 +27,7 @@ func (e *env) small(bytes int, dir, script string) result {
 	c, err := e.command(func(c *exec.Cmd) {
 		c.Env = append(c.Env, "disk="+dir, "top="+e.top, "PATH="+filepath.Dir(harness.Binary(e.t))+":"+harness.Path, harness.Bwrap())
 	}, append(words, "sh", "-ec", script)...)
-	harness.Must(e.t, err)
+	check.Must(e.t, err)
 	return e.wait(c)
 }
 
@@ -90,7 +90,7 @@ ls -A $disk`,
 		t.Run(tt.name, func(t *testing.T) {
 			e := newEnv(t)
 			disk := filepath.Join(e.top, "disk")
-			harness.Must(t, os.Mkdir(disk, 0o700))
+			check.Must(t, os.Mkdir(disk, 0o700))
 			s := e.small(8<<20, disk, `try() { code=0; "$@" >$top/said 2>&1 || code=$?; echo "$code $(cat $top/said)" | sed 's/ $//'; }
 `+tt.script)
 			ok, err := regexp.MatchString("^"+strings.Join(tt.want, "\n")+"\n?$", s.stdout)
@@ -117,7 +117,7 @@ func TestManyEntries(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			e := newEnv(t)
 			dir := filepath.Join(e.top, "original")
-			harness.Must(t, os.Mkdir(dir, 0o755))
+			check.Must(t, os.Mkdir(dir, 0o755))
 			e.start([]string{"--name", "box", "--timeout", "30m", "--cwd", "none", "--overlay", dir + ":/data", "--upper", filepath.Join(e.top, "upper")})
 			e.ok("exec", "box", "sh", "-ec", fmt.Sprintf(`cd /data; n=$(printf %%0240d 1); for i in $(seq %d); do mkdir $n; cd $n; done; n=$(printf %%0100d 1); seq %d | sed s/^/$n/ | xargs touch`, tt.levels, n))
 			type verb struct {
@@ -135,7 +135,7 @@ func TestManyEntries(t *testing.T) {
 			}
 			for _, verb := range verbs {
 				c, err := e.begin(verb.args...)
-				harness.Must(t, err)
+				check.Must(t, err)
 				<-c.exited // no time limit: as slow as the disk
 				s := e.wait(c)
 				peak := c.cmd.ProcessState.SysUsage().(*syscall.Rusage)

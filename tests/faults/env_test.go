@@ -43,7 +43,7 @@ func newEnv(t testing.TB) *env {
 	top := harness.Dir(t)
 	e := &env{t: t, top: top, state: filepath.Join(top, "state"), out: harness.SharedDir(t),
 		marker: fmt.Sprintf("env-%d-%d", os.Getpid(), time.Now().UnixNano())}
-	harness.Must(t, os.Mkdir(e.state, 0o700))
+	check.Must(t, os.Mkdir(e.state, 0o700))
 	t.Cleanup(e.finish)
 	return e
 }
@@ -79,7 +79,7 @@ func (e *env) wait(c *call) result {
 func (e *env) do(args ...string) result {
 	e.t.Helper()
 	c, err := e.begin(args...)
-	harness.Must(e.t, err)
+	check.Must(e.t, err)
 	return e.wait(c)
 }
 
@@ -139,7 +139,7 @@ func (b *sandbox) path(name string) string { return filepath.Join(b.e.state, b.I
 func (b *sandbox) record() (r harness.Record) {
 	b.e.t.Helper()
 	data := harness.ReadFile(b.e.t, b.path("record.json"))
-	harness.Must(b.e.t, json.Unmarshal(data, &r))
+	check.Must(b.e.t, json.Unmarshal(data, &r))
 	return r
 }
 
@@ -312,7 +312,7 @@ func newBystanderBy(t testing.TB, cmd *exec.Cmd) *bystander {
 	t.Helper()
 	b := &bystander{t: t, cmd: cmd}
 	done, err := harness.StartCommand(cmd)
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() {
 		_ = b.cmd.Process.Kill() // a test that ends it expects that
 		_ = b.cmd.Wait()

@@ -33,7 +33,7 @@ func (b *sandbox) exec(flags []string, payload ...string) *execution {
 	x := &execution{e: b.e, report: filepath.Join(b.e.top, fmt.Sprintf("report-%d", b.e.n))}
 	args := slices.Concat([]string{"exec", "--report", x.report, "--env", harness.MarkerName + "=" + b.e.marker}, harness.Proof(), flags, []string{b.ID, "--"}, payload)
 	c, err := b.e.begin(args...)
-	harness.Must(b.e.t, err)
+	check.Must(b.e.t, err)
 	x.call = c
 	return x
 }
@@ -177,7 +177,7 @@ func TestExecWhileKilled(t *testing.T) {
 	}{
 		{"kill", func(b *sandbox) *call {
 			c, err := b.e.begin("kill", "--grace", "0", b.ID)
-			harness.Must(t, err)
+			check.Must(t, err)
 			return c
 		}},
 		// On a busy machine one look may miss the process.
@@ -277,14 +277,14 @@ func TestStoppedExec(t *testing.T) {
 				Verdict   string           `json:"verdict"`
 				Survivors []map[string]any `json:"survivors"`
 			}
-			harness.Must(t, json.Unmarshal([]byte(s.stdout), &told))
+			check.Must(t, json.Unmarshal([]byte(s.stdout), &told))
 			// Only the keeper can reap its init, and the kernel waits for that.
 			if victim == roleKeeper {
 				check.That(t, s.code == 123 && told[0].Verdict == "unproven" && len(told[0].Survivors) != 0, "want 123, unproven, and what is left: %v", s)
 			} else if s.code != 0 || told[0].Verdict != "proven" {
 				t.Errorf("want 0 and proven: %v", s)
 			}
-			harness.Must(t, target.Signal(unix.SIGCONT))
+			check.Must(t, target.Signal(unix.SIGCONT))
 			s = e.wait(x.call)
 			check.That(t, s.code == 137, "the exec: want 137: %v", s)
 			b.ended(3 * time.Second)
@@ -343,7 +343,7 @@ func TestExecDetachedRandom(t *testing.T) {
 	b := e.start(nil)
 	for i := range scaled(t, 20) {
 		c, err := e.begin(append([]string{"exec", "--detach", "--timeout", lifetime, "--env", harness.MarkerName + "=" + e.marker, b.ID, "--"}, busy...)...)
-		harness.Must(t, err)
+		check.Must(t, err)
 		supervisor := 0
 		for after := rand.N(20 * time.Millisecond); time.Since(c.begin) < after; {
 			if below := harness.Children(c.pid); supervisor == 0 && len(below) > 0 {
@@ -379,14 +379,14 @@ func TestExecHandleKilled(t *testing.T) {
 	recorded := func(handle string) int { // PID of an exec's supervisor
 		var r harness.Record
 		data := harness.ReadFile(t, filepath.Join(b.path("execs"), filepath.Base(handle), "record.json"))
-		harness.Must(t, json.Unmarshal(data, &r))
+		check.Must(t, json.Unmarshal(data, &r))
 		return r.Supervisor.PID
 	}
 	lost := 0
 	for i := range scaled(t, 20) {
 		marker := fmt.Sprintf("%s-%d-", e.marker, i)
 		c, err := e.begin(append([]string{"exec", "--detach", "--timeout", lifetime, "--env", harness.MarkerName + "=" + marker, b.ID, "--"}, busy...)...)
-		harness.Must(t, err)
+		check.Must(t, err)
 		supervisor := 0
 		// Every other try waits until the record exists.
 		for after := rand.N(30 * time.Millisecond); !c.over() && (i%2 == 0 || time.Since(c.begin) < after); {
@@ -422,7 +422,7 @@ func TestExecHandleKilled(t *testing.T) {
 		var all []struct {
 			Status string `json:"status"`
 		}
-		harness.Must(t, json.Unmarshal([]byte(e.ok("ps", "--all", "--json", b.ID).stdout), &all))
+		check.Must(t, json.Unmarshal([]byte(e.ok("ps", "--all", "--json", b.ID).stdout), &all))
 		for _, x := range all {
 			switch x.Status {
 			case "lost":

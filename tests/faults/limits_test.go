@@ -76,7 +76,7 @@ func TestFewProcesses(t *testing.T) {
 func TestFullStdout(t *testing.T) {
 	for _, tty := range []bool{false, true} {
 		reader, writer, err := os.Pipe()
-		harness.Must(t, err)
+		check.Must(t, err)
 		deadline := harness.Deadline(300 * time.Millisecond)
 		flags := []string{"--timeout", deadline.String()}
 		if tty {
@@ -106,15 +106,15 @@ func TestFullStdout(t *testing.T) {
 func full(t *testing.T) (reader, writer *os.File) {
 	t.Helper()
 	reader, writer, err := os.Pipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	fd := int(writer.Fd()) // Fd makes it blocking
-	harness.Must(t, unix.SetNonblock(fd, true))
+	check.Must(t, unix.SetNonblock(fd, true))
 	for junk := make([]byte, 4096); ; {
 		if _, err := unix.Write(fd, junk); err != nil {
 			break
 		}
 	}
-	harness.Must(t, unix.SetNonblock(fd, false))
+	check.Must(t, unix.SetNonblock(fd, false))
 	return reader, writer
 }
 
@@ -152,7 +152,7 @@ func TestClosedStdout(t *testing.T) {
 		}
 		for deadline := harness.Deadline(time.Second); ; deadline *= 2 {
 			reader, writer, err := os.Pipe()
-			harness.Must(t, err)
+			check.Must(t, err)
 			r := start(t, options{stdout: writer}, append(flags, "--timeout", deadline.String(), "sh", "-c", ": >/out/ran; setsid sleep 600 & "+writes)...)
 			writer.Close()
 			reader.Close()
@@ -187,12 +187,12 @@ func TestReadOnlyTmp(t *testing.T) {
 func TestReportVanishes(t *testing.T) {
 	for _, code := range []int{0, 7} {
 		dir := filepath.Join(harness.SharedDir(t), "reports")
-		harness.Must(t, os.Mkdir(dir, 0o777))
+		check.Must(t, os.Mkdir(dir, 0o777))
 		r := start(t, options{report: filepath.Join(dir, "report.json")}, "--timeout", lifetime, "sh", "-c",
 			fmt.Sprintf(": >/out/ran; setsid sleep 600 & until [ -e /out/go ]; do sleep 0.01; done; exit %d", code))
 		r.until("the command", func() bool { r.processes(); return r.wrote("ran") })
-		harness.Must(t, os.RemoveAll(dir))
-		harness.Must(t, os.WriteFile(filepath.Join(r.out, "go"), nil, 0o644))
+		check.Must(t, os.RemoveAll(dir))
+		check.Must(t, os.WriteFile(filepath.Join(r.out, "go"), nil, 0o644))
 		o := r.wait()
 		o.oneLine(t)
 		check.That(t, (o.code == code || code == 0 && o.code != 125) && o.code != 0, "want the command's %d, but not 0, and not 125 for a command that ran: %v", code, o)
@@ -202,7 +202,7 @@ func TestReportVanishes(t *testing.T) {
 // The same when the report goes to a pipe that nobody reads.
 func TestReportUnread(t *testing.T) {
 	reader, writer, err := os.Pipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	r := start(t, options{stdout: writer, report: "fd:1"}, "--timeout", lifetime, "sh", "-c", ": >/out/ran; setsid sleep 600 & sleep 0.05; exit 7")
 	writer.Close()
 	reader.Close()

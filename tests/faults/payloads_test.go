@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -161,10 +162,10 @@ func decoy() {
 func actor(t testing.TB) string {
 	t.Helper()
 	self, err := os.Executable()
-	harness.Must(t, err)
+	check.Must(t, err)
 	program := harness.ReadFile(t, self)
 	path := filepath.Join(harness.Dir(t), "actor")
-	harness.Must(t, os.WriteFile(path, program, 0o755))
+	check.Must(t, os.WriteFile(path, program, 0o755))
 	return path
 }
 
@@ -179,7 +180,7 @@ func newTroupe(t testing.TB, actor string) *troupe {
 	t.Helper()
 	r := &troupe{t: t, dir: harness.Dir(t)}
 	for _, name := range names {
-		harness.Must(t, os.Symlink(actor, filepath.Join(r.dir, name)))
+		check.Must(t, os.Symlink(actor, filepath.Join(r.dir, name)))
 	}
 	return r
 }
@@ -240,8 +241,8 @@ func (e *env) receive() (release func()) {
 	e.t.Helper()
 	path := filepath.Join(e.out, "sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	harness.Must(e.t, err)
-	harness.Must(e.t, os.Chmod(path, 0o777))
+	check.Must(e.t, err)
+	check.Must(e.t, os.Chmod(path, 0o777))
 	var mu sync.Mutex
 	var held []int
 	var all sync.WaitGroup

@@ -235,7 +235,7 @@ func start(t testing.TB, o options, args ...string) *run {
 			cmd.Stdout = o.stdout
 		}
 	}, slices.Concat(o.wrap, []string{harness.Binary(t)}, flags, args)...)
-	harness.Must(t, err)
+	check.Must(t, err)
 	r.call = c
 	return r
 }
@@ -498,7 +498,7 @@ func TestKilledAtSystemCalls(t *testing.T) {
 func traced(t *testing.T, victim, at int) (stops int) {
 	t.Helper()
 	self, err := os.Executable()
-	harness.Must(t, err)
+	check.Must(t, err)
 	count := filepath.Join(harness.Dir(t), "stops")
 	r := start(t, options{wrap: []string{self}, env: []string{
 		fmt.Sprintf("%s=%d %d", tracerEnv, victim, at), tracerStops + "=" + count,
@@ -512,7 +512,7 @@ func traced(t *testing.T, victim, at int) (stops int) {
 	check.Require(t, o.code < 200, "the tracer failed: %v", o)
 	text := harness.ReadFile(t, count)
 	stops, err = strconv.Atoi(string(text))
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	switch {
 	case at == 0 && o.code != 7:
 		t.Fatalf("traced, and left alone: %v", o)
@@ -553,7 +553,7 @@ func TestQuitCalls(t *testing.T) {
 func (e *env) quit(verb string, at int) int {
 	e.t.Helper()
 	self, err := os.Executable()
-	harness.Must(e.t, err)
+	check.Must(e.t, err)
 	args := []string{verb}
 	switch verb {
 	case "run":
@@ -567,11 +567,11 @@ func (e *env) quit(verb string, at int) int {
 	c, err := e.command(func(cmd *exec.Cmd) {
 		cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%d %d QUIT", tracerEnv, roleSbxrun, at), tracerStops+"="+count)
 	}, slices.Concat([]string{self, harness.Binary(e.t)}, args)...)
-	harness.Must(e.t, err)
+	check.Must(e.t, err)
 	s := e.wait(c)
 	text := harness.ReadFile(e.t, count)
 	stops, err := strconv.Atoi(string(text))
-	harness.Must(e.t, err)
+	check.Must(e.t, err)
 	check.That(e.t, s.signal == 0 && s.stderr == "" && (s.code == 0 || s.code == 131 && at != 0), "at stop %d of %d: want 131 without a word, or 0: %v", at, stops, s)
 	if s.code == 131 {
 		return -1

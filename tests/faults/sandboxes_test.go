@@ -163,21 +163,21 @@ func (e *env) killSupervisors() (n int) {
 func (e *env) forge(id, name, phase string, supervisor, init harness.Identity, alive bool) (release func()) {
 	e.t.Helper()
 	dir := filepath.Join(e.state, id)
-	harness.Must(e.t, os.MkdirAll(dir, 0o700))
-	harness.Must(e.t, os.MkdirAll(filepath.Join(e.state, "names"), 0o700))
+	check.Must(e.t, os.MkdirAll(dir, 0o700))
+	check.Must(e.t, os.MkdirAll(filepath.Join(e.state, "names"), 0o700))
 	_ = os.Remove(filepath.Join(e.state, "names", name)) // from an earlier call
-	harness.Must(e.t, os.Symlink(id, filepath.Join(e.state, "names", name)))
+	check.Must(e.t, os.Symlink(id, filepath.Join(e.state, "names", name)))
 	data, err := json.Marshal(map[string]any{"version": 1, "id": id, "name": name, "argv": []string{}, "created_at": "2026-11-20T00:00:00.000Z",
 		"phase": phase, "supervisor": supervisor, "init": init, "workdir": "/", "net": "none"})
-	harness.Must(e.t, err)
-	harness.Must(e.t, os.WriteFile(filepath.Join(dir, "record.json"), data, 0o600))
+	check.Must(e.t, err)
+	check.Must(e.t, os.WriteFile(filepath.Join(dir, "record.json"), data, 0o600))
 	for _, file := range []string{"activity", "env", "stdout.log", "stderr.log"} {
-		harness.Must(e.t, os.WriteFile(filepath.Join(dir, file), nil, 0o600))
+		check.Must(e.t, os.WriteFile(filepath.Join(dir, file), nil, 0o600))
 	}
 	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
-	harness.Must(e.t, err)
+	check.Must(e.t, err)
 	if alive {
-		harness.Must(e.t, unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}))
+		check.Must(e.t, unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}))
 	}
 	return func() { lock.Close() }
 }
@@ -306,7 +306,7 @@ func TestStartClientKilled(t *testing.T) {
 			hunt(t, scaled(t, 6), "the client", func(i int) (early bool) {
 				defer e.clean()
 				c, err := e.begin(append(e.startFlags(), busy...)...)
-				harness.Must(t, err)
+				check.Must(t, err)
 				// From the supervisor's first moment to just before the payload starts.
 				deepest := []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom, roleInit}[i%5]
 				var pids [roles]int
@@ -329,7 +329,7 @@ func TestStartClientKilled(t *testing.T) {
 				before := family(pids[roleSbxrun])[rolePayload] == 0 && !c.over()
 				_ = c.cmd.Process.Signal(sig) // fails only if it has exited
 				s := e.wait(c)
-				harness.Must(t, stopped.Signal(unix.SIGCONT))
+				check.Must(t, stopped.Signal(unix.SIGCONT))
 				if before && s.signal == sig {
 					early = true
 					e.until(settle, "the end of the supervisor", stopped.Ended)
@@ -350,7 +350,7 @@ func (e *env) running() (boxes []*sandbox) {
 		Supervisor harness.Identity `json:"supervisor"`
 	}
 	s := e.ok("ps", "--json")
-	harness.Must(e.t, json.Unmarshal([]byte(s.stdout), &list))
+	check.Must(e.t, json.Unmarshal([]byte(s.stdout), &list))
 	for _, one := range list {
 		boxes = append(boxes, &sandbox{e: e, ID: one.ID, PID: one.Supervisor.PID})
 	}
@@ -363,7 +363,7 @@ func TestStartClientKilledRandom(t *testing.T) {
 	e := newEnv(t)
 	for range scaled(t, 30) {
 		c, err := e.begin(append(e.startFlags(), busy...)...)
-		harness.Must(t, err)
+		check.Must(t, err)
 		for after := rand.N(25 * time.Millisecond); time.Since(c.begin) < after; {
 			runtime.Gosched()
 		}
@@ -406,7 +406,7 @@ func TestStoppedSupervisor(t *testing.T) {
 		}
 	}
 	check.That(t, len(inside) == 0, "kill has ended, and these live:\n%s", harness.List(inside))
-	harness.Must(t, target.Signal(unix.SIGCONT))
+	check.Must(t, target.Signal(unix.SIGCONT))
 	b.ended(3 * time.Second)
 	r := b.record()
 	check.That(t, r.Report != nil && r.Report.Cause == "killed", "want killed: %+v", r.Report)
@@ -431,7 +431,7 @@ func TestStoppedBelowSupervisor(t *testing.T) {
 			harness.Within(t, "kill", s.took, 0, 2500*time.Millisecond+2*proof)
 			// A stopped keeper cannot give its proof; kill may find one itself.
 			check.That(t, s.code == 0 || victim == roleKeeper && s.code == 123, "want 0: %v", s)
-			harness.Must(t, target.Signal(unix.SIGCONT))
+			check.Must(t, target.Signal(unix.SIGCONT))
 			b.ended(3 * time.Second)
 			e.ok("cleanup")
 			e.cleared()
@@ -508,9 +508,9 @@ func TestCleanupDryRun(t *testing.T) {
 	mortal := newInit(t)
 	e.forge(forgedID, "forged", "running", harness.Identity{PID: mortal.id.PID, Start: 1, BootID: "x", Namespace: 1}, mortal.id, false)()
 	damaged := filepath.Join(e.state, "fedcba9876543210")
-	harness.Must(t, os.Mkdir(damaged, 0o700))
-	harness.Must(t, os.WriteFile(filepath.Join(damaged, "record.json"), []byte("{"), 0o600))
-	harness.Must(t, os.Mkdir(filepath.Join(e.state, ".0123456789abcdef"), 0o700))
+	check.Must(t, os.Mkdir(damaged, 0o700))
+	check.Must(t, os.WriteFile(filepath.Join(damaged, "record.json"), []byte("{"), 0o600))
+	check.Must(t, os.Mkdir(filepath.Join(e.state, ".0123456789abcdef"), 0o700))
 	before := entries(t, e.state)
 	s := e.ok("cleanup", "--dry-run")
 	after := entries(t, e.state)
@@ -558,7 +558,7 @@ func TestCleanupWhileStarting(t *testing.T) {
 				args = append(args, "--name", fmt.Sprintf("box-%d", i))
 			}
 			c, err := e.begin(append(args, "--", "sh", "-c", "sleep 600; exit 3")...)
-			harness.Must(t, err)
+			check.Must(t, err)
 			batch = append(batch, c)
 			if len(batch) >= 3 { // three at a time
 				<-batch[len(batch)-3].exited

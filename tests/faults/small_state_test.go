@@ -73,11 +73,11 @@ func (e *env) mounted(options string) *shell {
 	e.t.Helper()
 	sh := &shell{e: e}
 	self, err := os.Executable()
-	harness.Must(e.t, err)
+	check.Must(e.t, err)
 	reader, writer, err := os.Pipe()
-	harness.Must(e.t, err)
+	check.Must(e.t, err)
 	stdin, in, err := os.Pipe()
-	harness.Must(e.t, err)
+	check.Must(e.t, err)
 	sh.in = in
 	sh.out = bufio.NewReader(reader)
 	c, err := e.command(func(cmd *exec.Cmd) {
@@ -95,7 +95,7 @@ func (e *env) mounted(options string) *shell {
 	}, self)
 	stdin.Close()
 	writer.Close()
-	harness.Must(e.t, err)
+	check.Must(e.t, err)
 	sh.c = c
 	e.t.Cleanup(func() {
 		in.Close() // ends the shell
@@ -163,7 +163,7 @@ func (sh *shell) fill(free int) {
 	sh.e.t.Helper()
 	name := sh.inside("filler")
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-	harness.Must(sh.e.t, err)
+	check.Must(sh.e.t, err)
 	page := make([]byte, 4096)
 	size := int64(0)
 	for {
@@ -173,13 +173,13 @@ func (sh *shell) fill(free int) {
 			break
 		}
 	}
-	harness.Must(sh.e.t, f.Truncate(max(0, size-int64(free)*4096)))
-	harness.Must(sh.e.t, f.Close())
+	check.Must(sh.e.t, f.Truncate(max(0, size-int64(free)*4096)))
+	check.Must(sh.e.t, f.Close())
 }
 
 func (sh *shell) empty() {
 	sh.e.t.Helper()
-	harness.Must(sh.e.t, os.Remove(sh.inside("filler")))
+	check.Must(sh.e.t, os.Remove(sh.inside("filler")))
 }
 
 // listing returns the entries of the state directory, without those that are always there.

@@ -74,7 +74,7 @@ func TestSoak(t *testing.T) {
 	if text := os.Getenv("SBXRUN_SOAK_SEED"); text != "" {
 		var err error
 		seed, err = strconv.ParseUint(text, 10, 64)
-		harness.Must(t, err)
+		check.Must(t, err)
 	}
 	t.Logf("SBXRUN_SOAK_SEED=%d", seed)
 	parts := max(1, min(4, hits/15))
@@ -290,8 +290,8 @@ type soaking struct {
 
 func newSoak(t *testing.T, seed uint64, engine bool) *soaking {
 	t.Helper()
-	harness.Must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
-	harness.Must(t, unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""))
+	check.Must(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+	check.Must(t, unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""))
 	s := &soaking{env: newEnv(t), seed: seed, actor: actor(t)}
 	if engine {
 		s.wrap = harness.EngineRoot()
@@ -300,7 +300,7 @@ func newSoak(t *testing.T, seed uint64, engine bool) *soaking {
 	s.troupe = newTroupe(t, s.actor)
 	for _, name := range names {
 		d, err := s.troupe.decoy(name, 0)
-		harness.Must(t, err)
+		check.Must(t, err)
 		s.strangers = append(s.strangers, d)
 	}
 	s.host = s.start([]string{"--name", "host", "--timeout", "0", "--ro-bind", s.actor + ":/actor"})
@@ -1007,11 +1007,11 @@ const soakServe = "serve"
 // config writes the configuration of the try's server.
 func (y *soakTry) config() string {
 	dir := filepath.Join(y.s.top, "serve-"+y.id)
-	harness.Must(y.s.t, os.Mkdir(dir, 0o700))
+	check.Must(y.s.t, os.Mkdir(dir, 0o700))
 	text := fmt.Sprintf("listen = [%q]\nstate_dir = %q\ndrain_timeout = \"1ms\"\n[rooms]\nmin = 1\nmax = 1\n[sandbox]\nmounts = [%q, %q]\n",
 		"unix:"+filepath.Join(dir, "socket"), filepath.Join(dir, "state"), y.s.out+":/out", y.s.actor+":/actor")
 	name := filepath.Join(dir, "config.toml")
-	harness.Must(y.s.t, os.WriteFile(name, []byte(text), 0o600))
+	check.Must(y.s.t, os.WriteFile(name, []byte(text), 0o600))
 	return name
 }
 
@@ -1054,9 +1054,9 @@ func (y *soakTry) ask() bool {
 		return false
 	}
 	timeout, err := time.ParseDuration(y.timeout)
-	harness.Must(y.s.t, err)
+	check.Must(y.s.t, err)
 	grace, err := time.ParseDuration(y.grace + "s")
-	harness.Must(y.s.t, err)
+	check.Must(y.s.t, err)
 	y.asked = make(chan result, 1)
 	y.client.begin = time.Now()
 	go func() {
@@ -1143,7 +1143,7 @@ func TestKilledRandomlyCapturing(t *testing.T) {
 // can restore it.
 func TestKilledRandomlyTerminal(t *testing.T) {
 	ptmx, tty, err := pty.Open()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer ptmx.Close()
 	defer tty.Close()
 	before := termios(t, tty)
@@ -1167,7 +1167,7 @@ func TestKilledRandomlyTerminal(t *testing.T) {
 		if now := termios(t, tty); now != before {
 			t.Errorf("try %d: the terminal was left as it was not before: flags %#x %#x %#x, were %#x %#x %#x",
 				i, now.Iflag, now.Oflag, now.Lflag, before.Iflag, before.Oflag, before.Lflag)
-			harness.Must(t, unix.IoctlSetTermios(int(tty.Fd()), unix.TCSETS, &before))
+			check.Must(t, unix.IoctlSetTermios(int(tty.Fd()), unix.TCSETS, &before))
 		}
 	}
 	t.Logf("%d times in raw mode", raw)
@@ -1176,7 +1176,7 @@ func TestKilledRandomlyTerminal(t *testing.T) {
 func termios(t *testing.T, tty *os.File) unix.Termios {
 	t.Helper()
 	state, err := unix.IoctlGetTermios(int(tty.Fd()), unix.TCGETS)
-	harness.Must(t, err)
+	check.Must(t, err)
 	return *state
 }
 

@@ -112,7 +112,7 @@ func TestStateFillsUp(t *testing.T) {
 			check.Require(t, s.code == 0 && err == nil, "no sandbox: %v", s)
 			e.rememberAll(family(b.PID))
 			sh.fill(0)
-			harness.Must(t, os.WriteFile(filepath.Join(e.out, "full"), nil, 0o644))
+			check.Must(t, os.WriteFile(filepath.Join(e.out, "full"), nil, 0o644))
 			if end.act != nil {
 				end.act(sh, b)
 			}
@@ -168,27 +168,27 @@ func TestStateDenied(t *testing.T) {
 		check.That(t, !harness.Exited(b.PID), "%s: the sandbox has ended", what)
 	}
 	for _, mode := range []os.FileMode{0o755, 0o770, 0o701, 0o777} {
-		harness.Must(t, os.Chmod(e.state, mode))
+		check.Must(t, os.Chmod(e.state, mode))
 		refuse(mode.String())
 	}
 	if harness.Root() {
-		harness.Must(t, os.Chmod(e.state, 0o700))
-		harness.Must(t, os.Chown(e.state, 1000, 1000))
+		check.Must(t, os.Chmod(e.state, 0o700))
+		check.Must(t, os.Chown(e.state, 1000, 1000))
 		refuse("another owner")
-		harness.Must(t, os.Chown(e.state, 0, 0))
+		check.Must(t, os.Chown(e.state, 0, 0))
 	} else {
-		harness.Must(t, os.Chmod(e.state, 0))
+		check.Must(t, os.Chmod(e.state, 0))
 		refuse("no permission")
-		harness.Must(t, os.Chmod(e.state, 0o700))
+		check.Must(t, os.Chmod(e.state, 0o700))
 		// With a read-only directory of the sandbox, everything that does not write works.
-		harness.Must(t, os.Chmod(b.path(""), 0o500))
+		check.Must(t, os.Chmod(b.path(""), 0o500))
 		b.alive()
 		s := e.do("kill", "--grace", "0", b.ID)
 		check.That(t, s.code == 0, "want 0: %v", s)
 		b.ended(3 * time.Second)
-		harness.Must(t, os.Chmod(b.path(""), 0o700))
+		check.Must(t, os.Chmod(b.path(""), 0o700))
 	}
-	harness.Must(t, os.Chmod(e.state, 0o700))
+	check.Must(t, os.Chmod(e.state, 0o700))
 	e.clean()
 }
 
@@ -198,7 +198,7 @@ func TestStateDescriptors(t *testing.T) {
 	b := e.start([]string{"--name", "other"})
 	with := func(n int, args ...string) result {
 		c, err := e.command(nil, append([]string{"bash", "-c", fmt.Sprintf(`ulimit -n %d || exit 99; exec "$@"`, n), "-", harness.Binary(t)}, args...)...)
-		harness.Must(t, err)
+		check.Must(t, err)
 		return e.wait(c)
 	}
 	step := 1
@@ -263,7 +263,7 @@ func newTrap(t testing.TB) *trap {
 	t.Helper()
 	p := &trap{t: t, dir: harness.Dir(t)}
 	for _, name := range []string{"file", "record.json", "lock", "activity", "kill.json", "env", "stdout.log", "stderr.log", "name"} {
-		harness.Must(t, os.WriteFile(filepath.Join(p.dir, name), []byte("do not touch\n"), 0o644))
+		check.Must(t, os.WriteFile(filepath.Join(p.dir, name), []byte("do not touch\n"), 0o644))
 	}
 	p.before = entries(t, p.dir)
 	return p
@@ -307,7 +307,7 @@ func TestStatePlanted(t *testing.T) {
 				b := e.start([]string{"--name", "box"}, stays...)
 				err := os.Remove(b.path(file))
 				check.Require(t, err == nil || errors.Is(err, fs.ErrNotExist), "%v", err)
-				harness.Must(t, plant.plant(b.path(file), p))
+				check.Must(t, plant.plant(b.path(file), p))
 				what := file + ": " + plant.name
 				for _, args := range [][]string{{"ps", "--all"}, {"inspect", b.ID}, {"logs", "box"}, {"exec", "--timeout", lifetime, b.ID, "true"},
 					{"wait", "--timeout", "0.02", b.ID}, {"cleanup", "--dry-run"}} {
@@ -364,12 +364,12 @@ func TestStatePlantedAbove(t *testing.T) {
 				p := newTrap(t)
 				path := filepath.Join(e.state, place)
 				if strings.HasPrefix(place, "names/") {
-					harness.Must(t, os.Mkdir(filepath.Dir(path), 0o700))
+					check.Must(t, os.Mkdir(filepath.Dir(path), 0o700))
 				}
 				if place == "" {
-					harness.Must(t, os.Remove(path))
+					check.Must(t, os.Remove(path))
 				}
-				harness.Must(t, plant.plant(path, p))
+				check.Must(t, plant.plant(path, p))
 				for _, args := range commands(e) {
 					s := e.do(args...)
 					p.untouched(s)
@@ -405,7 +405,7 @@ func TestStateTruncated(t *testing.T) {
 				continue
 			}
 			release := e.forge(forgedID, "forged", "running", stranger.id, stranger.id, n%2 == 0)
-			harness.Must(t, os.WriteFile(name, whole[:n], 0o600))
+			check.Must(t, os.WriteFile(name, whole[:n], 0o600))
 			s := e.do(args...)
 			release()
 			check.Require(t, stranger.unharmed(), "by %v", s)
@@ -479,7 +479,7 @@ func TestStateGarbageRecord(t *testing.T) {
 				continue
 			}
 			release := e.forge(forgedID, "forged", "running", stranger.id, stranger.id, j%2 == 0)
-			harness.Must(t, os.WriteFile(filepath.Join(e.state, forgedID, "record.json"), []byte(text), 0o600))
+			check.Must(t, os.WriteFile(filepath.Join(e.state, forgedID, "record.json"), []byte(text), 0o600))
 			s := e.do(args...)
 			release()
 			check.Require(t, stranger.unharmed(), "%s: by %v", what, s)
@@ -501,7 +501,7 @@ func TestStateGarbageFiles(t *testing.T) {
 		e := newEnv(t)
 		b := e.start([]string{"--name", "box"}, stays...)
 		for _, file := range []string{"activity", "kill.json", "access.json", "lock"} {
-			harness.Must(t, os.WriteFile(b.path(file), []byte(text), 0o600))
+			check.Must(t, os.WriteFile(b.path(file), []byte(text), 0o600))
 		}
 		for _, args := range [][]string{{"ps"}, {"inspect", "box"}, {"logs", "box"}, {"exec", "--timeout", lifetime, "box", "/bin/true"}, {"cleanup"}} {
 			s := e.do(args...)
@@ -536,7 +536,7 @@ func TestStateGarbageNames(t *testing.T) {
 	_ = os.Mkdir(names, 0o700) // it may exist
 	for _, text := range []string{"x", "..", "../" + b.ID, "/", forgedID, b.ID, b.ID + "/", strings.Repeat("x", 4000), "\x1b[2J"} {
 		_ = os.Remove(filepath.Join(names, "box"))
-		harness.Must(t, os.Symlink(text, filepath.Join(names, "box")))
+		check.Must(t, os.Symlink(text, filepath.Join(names, "box")))
 		e.refused(e.do("inspect", "box"), 0, 125)
 		s := e.do("kill", "--grace", "0", "box")
 		check.Require(t, s.code == 125 && !harness.Exited(b.PID), "link to %q: a sandbox without a name was killed by one: %v", text, s)
@@ -557,9 +557,9 @@ func TestStateRemoved(t *testing.T) {
 			e := newEnv(t)
 			b := e.start([]string{"--timeout", "0.6", "--name", "box"}, "sh", "-c", ": >/out/ran; setsid sleep 600 & while [ ! -e /out/full ]; do sleep 0.01; done; exec yes")
 			if what == "all" {
-				harness.Must(t, os.RemoveAll(e.state))
+				check.Must(t, os.RemoveAll(e.state))
 			} else {
-				harness.Must(t, os.RemoveAll(b.path("")))
+				check.Must(t, os.RemoveAll(b.path("")))
 			}
 			for _, args := range [][]string{{"inspect", "box"}, {"exec", b.ID, "true"}, {"kill", b.ID}, {"wait", b.ID}, {"logs", b.ID}} {
 				e.refused(e.do(args...), 125)
@@ -582,7 +582,7 @@ func TestStateOfAnother(t *testing.T) {
 		return // TestStateDenied covers ordinary users
 	}
 	e := newEnv(t)
-	harness.Must(t, os.Chown(e.state, 1000, 1000))
+	check.Must(t, os.Chown(e.state, 1000, 1000))
 	before := entries(t, e.state)
 	for _, user := range []bool{false, true} {
 		adjust := func(cmd *exec.Cmd) {}
@@ -594,7 +594,7 @@ func TestStateOfAnother(t *testing.T) {
 			want = 0
 		}
 		c, err := e.command(adjust, harness.Binary(t), "ps", "--all")
-		harness.Must(t, err)
+		check.Must(t, err)
 		s := e.wait(c)
 		check.That(t, s.code == want, "user %v: want %d: %v", user, want, s)
 	}
@@ -608,7 +608,7 @@ func TestStateOfAnother(t *testing.T) {
 func TestSnapshotKilled(t *testing.T) {
 	e := newEnv(t)
 	dir := filepath.Join(e.out, "original")
-	harness.Must(t, os.Mkdir(dir, 0o755))
+	check.Must(t, os.Mkdir(dir, 0o755))
 	flags := []string{"--name", "box", "--timeout", "20m", "--cwd", "none", "--overlay", dir + ":/data"}
 	if s := e.do("run", "--pids", "50", "true"); s.code == 0 {
 		flags = append(flags, "--pids", "50") // snapshot freezes it then
@@ -620,9 +620,9 @@ func TestSnapshotKilled(t *testing.T) {
 	taken := e.ok("snapshot", "create", "box", "--name", "good").took
 	e.ok("snapshot", "export", "good", archive)
 	exports := filepath.Join(e.top, "exports")
-	harness.Must(t, os.Mkdir(exports, 0o755))
+	check.Must(t, os.Mkdir(exports, 0o755))
 	whole, err := os.Stat(archive)
-	harness.Must(t, err)
+	check.Must(t, err)
 	names := []string{"good"}
 	verbs := []func(name string) []string{
 		func(name string) []string { return []string{"snapshot", "create", "box", "--name", name} },
@@ -644,7 +644,7 @@ func TestSnapshotKilled(t *testing.T) {
 		e.ok("exec", "box", "sh", "-c", fmt.Sprintf("echo %x >/data/noise", noise))
 		args := verbs[i%len(verbs)](name)
 		c, err := e.begin(args...)
-		harness.Must(t, err)
+		check.Must(t, err)
 		at := time.Duration(mathrand.Int64N(int64(taken * 3 / 2)))
 		for time.Since(c.begin) < at && !c.over() {
 		}
@@ -710,7 +710,7 @@ func (e *env) verify(names []string, dir, sum string) {
 		archive := filepath.Join(e.top, "verify-"+name)
 		e.ok("snapshot", "export", name, archive)
 		e.ok("snapshot", "import", archive, "--name", "copy-of-"+name, "--data-dir", filepath.Join(e.top, "other"))
-		harness.Must(e.t, os.Remove(archive))
+		check.Must(e.t, os.Remove(archive))
 	}
 	last := names[len(names)-1]
 	e.start([]string{"--name", "restored", "--from", last, "--overlay", dir + ":/data"}) // it may have been imported

@@ -159,7 +159,7 @@ func TestStoppedKeeper(t *testing.T) {
 		t.Run(end.name, func(t *testing.T) {
 			r, pids, _ := stoppedBefore(t, end.deadline, roleKeeper, "--proof-timeout", proof.String(), "--grace", end.grace)
 			keeper, err := harness.Open(pids[roleKeeper])
-			harness.Must(t, err)
+			check.Must(t, err)
 			defer keeper.Close()
 			if end.sig != 0 {
 				r.signal(end.sig)
@@ -175,7 +175,7 @@ func TestStoppedKeeper(t *testing.T) {
 			} else {
 				r.killed = true
 			}
-			harness.Must(t, keeper.Signal(unix.SIGCONT))
+			check.Must(t, keeper.Signal(unix.SIGCONT))
 			r.wait()
 		})
 	}

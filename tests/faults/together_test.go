@@ -77,7 +77,7 @@ func (e *env) strikeTogether(how pair, after time.Duration) (met int) {
 		args = append(e.startFlags(), "--")
 	}
 	c, err := e.begin(append(args, busy...)...)
-	harness.Must(e.t, err)
+	check.Must(e.t, err)
 	sbxrun := c.pid
 	var pids [roles]int
 	var stopped *harness.Target
@@ -109,7 +109,7 @@ func (e *env) strikeTogether(how pair, after time.Duration) (met int) {
 	defer supervisor.Close()
 	keeper, err := harness.Open(pids[roleKeeper])
 	if err != nil {
-		harness.Must(e.t, supervisor.Signal(unix.SIGKILL))
+		check.Must(e.t, supervisor.Signal(unix.SIGKILL))
 		e.wait(c)
 		return 0
 	}
@@ -118,8 +118,8 @@ func (e *env) strikeTogether(how pair, after time.Duration) (met int) {
 	if how.sbxrunFirst {
 		first, second = supervisor, keeper
 	}
-	harness.Must(e.t, first.Signal(unix.SIGKILL))
-	harness.Must(e.t, second.Signal(unix.SIGKILL))
+	check.Must(e.t, first.Signal(unix.SIGKILL))
+	check.Must(e.t, second.Signal(unix.SIGKILL))
 	e.wait(c)
 	e.until(settle, "the end of both", func() bool { return supervisor.Ended() && keeper.Ended() })
 	return 1
@@ -236,7 +236,7 @@ time.sleep(600)
 	living.alive()
 	for i, target := range targets {
 		check.That(t, !target.Ended(), "process %d of a stopped sandbox was ended", i)
-		harness.Must(t, target.Signal(unix.SIGCONT))
+		check.Must(t, target.Signal(unix.SIGCONT))
 	}
 	stopped.alive()
 	_ = x.cmd.Process.Signal(unix.SIGTERM) // finish checks its end

@@ -67,9 +67,9 @@ func (d *Detached) Ended() *Report {
 	d.t.Helper()
 	d.gone()
 	data, err := os.ReadFile(d.report)
-	Must(d.t, err)
+	check.Must(d.t, err)
 	r, err := ParseReport(data)
-	Must(d.t, err)
+	check.Must(d.t, err)
 	for _, wrong := range r.check() {
 		d.t.Errorf("report: %s; it is %.2000s", wrong, data)
 	}

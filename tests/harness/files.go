@@ -4,13 +4,15 @@ import (
 	"encoding/json"
 	"io"
 	"os"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // ReadFile returns the contents of a file.
 func ReadFile(t T, name string) []byte {
 	t.Helper()
 	b, err := os.ReadFile(name)
-	Must(t, err)
+	check.Must(t, err)
 	return b
 }
 
@@ -18,7 +20,7 @@ func ReadFile(t T, name string) []byte {
 func ReadAll(t T, r io.Reader) []byte {
 	t.Helper()
 	b, err := io.ReadAll(r)
-	Must(t, err)
+	check.Must(t, err)
 	return b
 }
 
@@ -26,7 +28,7 @@ func ReadAll(t T, r io.Reader) []byte {
 func ReadDir(t T, name string) []os.DirEntry {
 	t.Helper()
 	list, err := os.ReadDir(name)
-	Must(t, err)
+	check.Must(t, err)
 	return list
 }
 
@@ -34,6 +36,6 @@ func ReadDir(t T, name string) []os.DirEntry {
 func JSON(t T, v any) []byte {
 	t.Helper()
 	b, err := json.Marshal(v)
-	Must(t, err)
+	check.Must(t, err)
 	return b
 }

@@ -236,11 +236,11 @@ func FixturesDir(t T) string {
 func Dir(t T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "sbxrun-test-")
-	Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() {
 		check.OK(t, removeAll(dir), "remove what the test made")
 	})
-	Must(t, os.Chmod(dir, 0o755))
+	check.Must(t, os.Chmod(dir, 0o755))
 	return dir
 }
 
@@ -249,10 +249,10 @@ func Dir(t T) string {
 func SharedDir(t T) string {
 	t.Helper()
 	dir := Dir(t)
-	Must(t, os.Chmod(dir, 0o777))
+	check.Must(t, os.Chmod(dir, 0o777))
 	if os.Geteuid() == 0 {
 		const nobody = 65534
-		Must(t, os.Chown(dir, nobody, nobody))
+		check.Must(t, os.Chown(dir, nobody, nobody))
 	}
 	return dir
 }

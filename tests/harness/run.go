@@ -686,11 +686,5 @@ func HostFork(t T) time.Duration {
 	return time.Since(begin)
 }
 
-// Must fails the test on an error.
-func Must(t T, err error) {
-	t.Helper()
-	check.Require(t, err == nil, "%v", err)
-}
-
 // Root reports whether the tests run as root; some expect more then.
 func Root() bool { return os.Geteuid() == 0 }

@@ -204,7 +204,7 @@ func (b *Sandbox) KillSupervisor() {
 func killSupervisor(t T, of string, supervisor *Adopted) {
 	t.Helper()
 	keepers, err := killAdopting(supervisor.Target)
-	Must(t, err)
+	check.Must(t, err)
 	check.That(t, len(keepers) != 0, "the supervisor of %s had no keeper", of)
 	awaitReaped(t, of, keepers)
 	check.Require(t, supervisor.endsIn(settle), "the supervisor of %s still runs %v after it was killed", of, settle)

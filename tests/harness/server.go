@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // Log collects the output of a process while it runs.
@@ -32,7 +34,7 @@ func (l *Log) String() string {
 func Serve(t testing.TB, cmd *exec.Cmd) (ended <-chan struct{}) {
 	t.Helper()
 	done, err := StartCommand(cmd)
-	Must(t, err)
+	check.Must(t, err)
 	reaped := make(chan struct{})
 	go func() {
 		_ = cmd.Wait() // tests check ProcessState

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/creack/pty"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // Said runs a command with a terminal as stderr, and returns what it has written there. start
@@ -12,7 +14,7 @@ import (
 func Said(t T, start func(Options) *Process) (r *Result, text string) {
 	t.Helper()
 	ptmx, tty, err := pty.Open()
-	Must(t, err)
+	check.Must(t, err)
 	defer ptmx.Close()
 	read := make(chan string)
 	go func() {

@@ -116,7 +116,7 @@ asyncio.run(main())
 	var many []net.Conn
 	for range cap(closed) {
 		c, err := net.DialTimeout("tcp", address, harness.Scaled(5*time.Second))
-		harness.Must(t, err)
+		check.Must(t, err)
 		many = append(many, c)
 		go func() {
 			_, _ = c.Read(make([]byte, 1))
@@ -138,7 +138,7 @@ asyncio.run(main())
 		return got == "got hello\n"
 	})
 	proxy, err := harness.Open(proxyOf(t, p.PID))
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer proxy.Close()
 	const most = 256 << 20
 	if peak := proxy.PeakRSS(); peak == 0 || peak > most {

@@ -73,7 +73,7 @@ func publishedOf(t *testing.T, b *harness.Sandbox) (address string, port int) {
 			Port    int    `json:"port"`
 		} `json:"published"`
 	}
-	harness.Must(t, json.Unmarshal(b.State.Run("inspect", b.ID).Stdout, &records))
+	check.Must(t, json.Unmarshal(b.State.Run("inspect", b.ID).Stdout, &records))
 	check.Require(t, len(records) == 1 && records[0].Net == "allow=www.example.org" && len(records[0].Published) == 1, "%+v", records)
 	return records[0].Published[0].Address, records[0].Published[0].Port
 }
@@ -123,7 +123,7 @@ func listenUnix(t *testing.T) (name string, gone <-chan struct{}) {
 	t.Helper()
 	name = filepath.Join(harness.Dir(t), "s.sock")
 	l, err := net.Listen("unix", name)
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() { l.Close() })
 	over := make(chan struct{}, 1)
 	go func() {
@@ -160,8 +160,8 @@ for i in range(3):
 	// A socket that replaces it is not used.
 	p.WaitOutput("begun")
 	other := socket + ".other"
-	harness.Must(t, os.WriteFile(other, nil, 0o600))
-	harness.Must(t, os.Rename(other, socket))
+	check.Must(t, os.WriteFile(other, nil, 0o600))
+	check.Must(t, os.Rename(other, socket))
 	r := p.Wait()
 	r.Expect(t, 0, "exited")
 	want := "begun\n" + strings.Repeat("the socket got x\n", 3)
@@ -172,8 +172,8 @@ for i in range(3):
 	refused := map[string]string{socket + ".none": "no such file", socket: "non-socket"}
 	if os.Geteuid() == 0 { // as root, a payload of another user may have left a link to root's files
 		planted := filepath.Join(harness.Dir(t), "planted")
-		harness.Must(t, os.Symlink(socket, planted))
-		harness.Must(t, os.Lchown(planted, 61000, 61000))
+		check.Must(t, os.Symlink(socket, planted))
+		check.Must(t, os.Lchown(planted, 61000, 61000))
 		refused[planted] = "could have put there"
 	}
 	for path, want := range refused {
@@ -231,12 +231,12 @@ func TestProxyKilled(t *testing.T) {
 		`curl -sS -m 60 http://www.example.org/; echo begun; read x; curl -s -m 60 http://www.example.org/; echo $?`)
 	p.WaitOutput("begun")
 	proxy, err := harness.Open(proxyOf(t, p.PID))
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer proxy.Close()
-	harness.Must(t, proxy.Signal(unix.SIGKILL))
+	check.Must(t, proxy.Signal(unix.SIGKILL))
 	harness.Until(t, harness.Bound, "the end of the proxy", proxy.Ended) // before that, curl may be accepted and dropped
 	_, err = io.WriteString(out, "x\n")
-	harness.Must(t, err)
+	check.Must(t, err)
 	out.Close()
 	r := p.Wait()
 	r.Expect(t, 0, "exited")

@@ -205,7 +205,7 @@ func TestPackageManagers(t *testing.T) {
 			args := []string{"--cwd", "none", "--tmpfs", "/work", "--workdir", "/work", "--ro-bind", ca, "--env", "CA=" + ca, "--timeout", harness.Deadline(time.Minute).String()}
 			if tt.tool == "go" { // the one that runs the tests, wherever it is
 				program, err = filepath.EvalSymlinks(program)
-				harness.Must(t, err)
+				check.Must(t, err)
 				dir := filepath.Dir(filepath.Dir(program))
 				args = append(args, "--ro-bind-try", dir, "--env", "PATH="+filepath.Join(dir, "bin")+":/usr/bin:/bin")
 			}

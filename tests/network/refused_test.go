@@ -149,7 +149,7 @@ half-closed: b'\x00\x01ping\n'
 func TestEverywhereIsNotTheHost(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "[::]:0") // IPv4 as well
-	harness.Must(t, err)
+	check.Must(t, err)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(serveWWW))
 	server.Listener.Close()
 	server.Listener = l
@@ -386,7 +386,7 @@ func TestNamed(t *testing.T) {
 	inside := func(script, host string) func(harness.Options) *harness.Process {
 		return func(o harness.Options) *harness.Process {
 			r, w, err := os.Pipe()
-			harness.Must(t, err)
+			check.Must(t, err)
 			o.Stdin = r
 			p := b.StartExec(o, nil, "sh", "-c", script+"; read x; true")
 			r.Close()
@@ -432,7 +432,7 @@ func TestEarlyClient(t *testing.T) {
 	// At an address that no other test uses, because a port that is a client's local port cannot
 	// be published.
 	free, err := net.Listen("tcp", "127.0.0.77:0")
-	harness.Must(t, err)
+	check.Must(t, err)
 	address := free.Addr().String()
 	free.Close()
 	in, out := io.Pipe()

@@ -142,7 +142,7 @@ func (s *server) served(token []string) {
 		status, b, _, err := s.try(s.t.Context(), q.method, q.path, q.body, token...)
 		check.Require(s.t, err == nil && status == q.want, "%s %s: %d %.300s %v", q.method, q.path, status, b, err)
 		if status == 201 && x.ID == "" {
-			harness.Must(s.t, json.Unmarshal(b, &x))
+			check.Must(s.t, json.Unmarshal(b, &x))
 		}
 	}
 }
@@ -196,7 +196,7 @@ func TestExpendable(t *testing.T) {
 	s := serve(t, "[rooms]\nmin = 1\nmax = 2\n")
 	adjustment := func(text string) int {
 		n, err := strconv.Atoi(strings.TrimSpace(text))
-		harness.Must(t, err)
+		check.Must(t, err)
 		return n
 	}
 	own := harness.ReadFile(t, filepath.Join("/proc", itoa(s.cmd.Process.Pid), "oom_score_adj"))
@@ -328,6 +328,6 @@ func (s *server) cpuTime() time.Duration {
 	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 	user, err1 := strconv.Atoi(fields[11])
 	system, err2 := strconv.Atoi(fields[12])
-	harness.Must(s.t, errors.Join(err1, err2))
+	check.Must(s.t, errors.Join(err1, err2))
 	return time.Duration(user+system) * (time.Second / 100)
 }

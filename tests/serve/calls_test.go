@@ -154,7 +154,7 @@ func (s *server) statusOf(call api.Call) (c api.CallStatus) {
 	s.t.Helper()
 	status, b := s.ask(http.MethodPost, "/v1/calls", call)
 	for status == http.StatusAccepted || status == http.StatusOK {
-		harness.Must(s.t, json.Unmarshal(b, &c))
+		check.Must(s.t, json.Unmarshal(b, &c))
 		if c.State == api.Over {
 			return c
 		}

@@ -6,9 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/sbxrun/sbxrun/clients/go"
+	sbxrun "github.com/sbxrun/sbxrun/clients/go"
 	"github.com/sbxrun/sbxrun/tests/check"
-	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
 const pythonPaths = `
@@ -81,21 +80,21 @@ func TestClientPaths(t *testing.T) {
 	s := serve(t, "")
 	t.Run("python", func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "paths.py")
-		harness.Must(t, os.WriteFile(file, []byte(pythonPaths), 0o600))
+		check.Must(t, os.WriteFile(file, []byte(pythonPaths), 0o600))
 		made(t, "testdata", "env", "PYTHONPATH="+clients(t, "python"), "/usr/bin/python3", "-B", "-W", "error::ResourceWarning", file, s.socket())
 		s.idle()
 	})
 	t.Run("node", func(t *testing.T) {
 		dir := nodeProject(t)
-		harness.Must(t, os.WriteFile(filepath.Join(dir, "paths.mjs"), []byte(nodePaths), 0o600))
+		check.Must(t, os.WriteFile(filepath.Join(dir, "paths.mjs"), []byte(nodePaths), 0o600))
 		made(t, dir, "node", "paths.mjs", s.socket())
 	})
 	t.Run("go", func(t *testing.T) {
 		client, err := sbxrun.New("unix:" + s.socket())
-		harness.Must(t, err)
+		check.Must(t, err)
 		session, err := client.NewSession(t.Context(), sbxrun.SessionOptions{Files: []sbxrun.File{{Path: "a\xfe", Data: []byte("2")}}})
-		harness.Must(t, err)
-		harness.Must(t, session.Write(t.Context(), "a\xff", []byte("1"), ""))
+		check.Must(t, err)
+		check.Must(t, session.Write(t.Context(), "a\xff", []byte("1"), ""))
 		list, err := session.List(t.Context())
 		check.Require(t, err == nil && len(list) == 2 && list[0].Path == "a\xfe" && list[1].Path == "a\xff" && list[0].Mode == "0644" && !list[0].ModTime.IsZero(), "%+v, %v", list, err)
 		if b, err := session.Read(t.Context(), list[1].Path); !bytes.Equal(b, []byte("1")) || err != nil {
@@ -105,7 +104,7 @@ func TestClientPaths(t *testing.T) {
 		check.Require(t, err == nil && len(report.Files) == 1 && report.Files[0].Path == "b\xfd" && len(report.Unmatched) == 1, "%+v, %v", report, err)
 		all, err := client.Files(t.Context())
 		check.That(t, err == nil && len(all) == 1 && all[0].ID == report.Files[0].ID && !all[0].ExpiresAt.IsZero(), "%+v, %v", all, err)
-		harness.Must(t, client.RemoveFile(t.Context(), report.Files[0].ID))
-		harness.Must(t, session.End(t.Context()))
+		check.Must(t, client.RemoveFile(t.Context(), report.Files[0].ID))
+		check.Must(t, session.End(t.Context()))
 	})
 }

@@ -299,11 +299,11 @@ func program(t *testing.T, ca, dir, name string, args ...string) driver {
 	log := &harness.Log{}
 	c.Stderr = log
 	in, err := c.StdinPipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	out, err := c.StdoutPipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	done, err := harness.StartCommand(c)
-	harness.Must(t, err)
+	check.Must(t, err)
 	t.Cleanup(func() {
 		in.Close()
 		hung := time.AfterFunc(harness.Bound, func() { _ = c.Process.Kill() }) // fails only if it has exited
@@ -333,7 +333,7 @@ type fake struct {
 func newFake(t *testing.T, answers []string) *fake {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	harness.Must(t, err)
+	check.Must(t, err)
 	f := &fake{listener: l}
 	var over sync.WaitGroup
 	t.Cleanup(func() {
@@ -496,7 +496,7 @@ func made(t *testing.T, dir, name string, args ...string) {
 func clients(t *testing.T, name string) string {
 	t.Helper()
 	dir, err := filepath.Abs(filepath.Join("../../clients", name))
-	harness.Must(t, err)
+	check.Must(t, err)
 	return dir
 }
 
@@ -516,7 +516,7 @@ func copied(t *testing.T, dir, name string) {
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, name), b, 0o644)
 	}
-	harness.Must(t, err)
+	check.Must(t, err)
 }
 
 // The hand-written types, in TypeScript and in Go, have the members of the API.
@@ -574,11 +574,11 @@ func TestClientTypes(t *testing.T) {
 func TestClientTypesChecked(t *testing.T) {
 	t.Parallel()
 	node, python := t.TempDir(), t.TempDir()
-	harness.Must(t, os.CopyFS(filepath.Join(node, "node_modules", "sbxrun"), os.DirFS(clients(t, "node"))))
-	harness.Must(t, os.CopyFS(python, os.DirFS(filepath.Join(clients(t, "python")))))
-	harness.Must(t, os.WriteFile(filepath.Join(node, "package.json"), []byte(`{"type":"module"}`), 0o644))
-	harness.Must(t, os.WriteFile(filepath.Join(node, "readme.ts"), []byte("declare const process: any;\n"+readmeCode(t, "clients/node/README.md", "js")), 0o644))
-	harness.Must(t, os.WriteFile(filepath.Join(python, "readme.py"), []byte("import asyncio\n"+readmeCode(t, "clients/python/README.md", "python")), 0o644))
+	check.Must(t, os.CopyFS(filepath.Join(node, "node_modules", "sbxrun"), os.DirFS(clients(t, "node"))))
+	check.Must(t, os.CopyFS(python, os.DirFS(filepath.Join(clients(t, "python")))))
+	check.Must(t, os.WriteFile(filepath.Join(node, "package.json"), []byte(`{"type":"module"}`), 0o644))
+	check.Must(t, os.WriteFile(filepath.Join(node, "readme.ts"), []byte("declare const process: any;\n"+readmeCode(t, "clients/node/README.md", "js")), 0o644))
+	check.Must(t, os.WriteFile(filepath.Join(python, "readme.py"), []byte("import asyncio\n"+readmeCode(t, "clients/python/README.md", "python")), 0o644))
 	copied(t, python, "cancelled.py") // as when a stream is left with contextlib.aclosing
 	for _, tt := range []struct {
 		dir  string
@@ -624,7 +624,7 @@ func pythonProject(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	source := filepath.Join(dir, "source") // the build writes into its source
-	harness.Must(t, os.CopyFS(source, os.DirFS(clients(t, "python"))))
+	check.Must(t, os.CopyFS(source, os.DirFS(clients(t, "python"))))
 	made(t, dir, "/usr/bin/python3", "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", dir, source)
 	made(t, dir, "/usr/bin/python3", "-m", "venv", "--without-pip", "venv")
 	python := filepath.Join(dir, "venv", "bin", "python3")
@@ -674,12 +674,12 @@ process.exit((await call.catch((e) => e)) === reason ? 0 : 1);`, f.listener.Addr
 func TestNodeConnects(t *testing.T) {
 	t.Parallel()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer unix.Close(fd)
-	harness.Must(t, unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
-	harness.Must(t, unix.Listen(fd, 0))
+	check.Must(t, unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	check.Must(t, unix.Listen(fd, 0))
 	address, err := unix.Getsockname(fd)
-	harness.Must(t, err)
+	check.Must(t, err)
 	to := fmt.Sprintf("127.0.0.1:%d", address.(*unix.SockaddrInet4).Port)
 	for { // fill the backlog
 		c, err := net.DialTimeout("tcp", to, 200*time.Millisecond)

@@ -27,8 +27,8 @@ func slowDiff(t *testing.T, flags ...string) (s *server, path string, status <-c
 	t.Helper()
 	const size = 4 << 40
 	dir, config := app(t)
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "large"), nil, 0o644))
-	harness.Must(t, os.Truncate(filepath.Join(dir, "large"), size))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "large"), nil, 0o644))
+	check.Must(t, os.Truncate(filepath.Join(dir, "large"), size))
 	s = serve(t, "drain_timeout = \"1s\"\n"+config, flags...)
 	path = s.session(`{"overlay":{"name":"app","path":"/work"}}`)
 	s.want(path+"/exec", "cd /work && rm large && truncate -s 4T large && echo made", "made\n")
@@ -126,11 +126,11 @@ os.wait()`
 	}
 	cmd := exec.Command("/usr/bin/python3", "-c", script, itoa(payload), uid)
 	stdin, err := cmd.StdinPipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	stdout, err := cmd.StdoutPipe()
-	harness.Must(t, err)
+	check.Must(t, err)
 	done, err := harness.StartCommand(cmd)
-	harness.Must(t, err)
+	check.Must(t, err)
 	reap := func() {
 		stdin.Close()
 		_ = cmd.Wait() // it was told to end
@@ -149,7 +149,7 @@ os.wait()`
 	kept := func() int {
 		var st api.Status
 		_, b := s.ask(http.MethodGet, "/v1/status", nil)
-		harness.Must(t, json.Unmarshal(b, &st))
+		check.Must(t, json.Unmarshal(b, &st))
 		return st.Machine.Kept
 	}
 	check.Equal(t, kept(), 1)
@@ -225,7 +225,7 @@ func testKilledSaysWhy(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
 	machine, err := limits.Detect()
-	harness.Must(t, err)
+	check.Must(t, err)
 	for _, test := range []struct {
 		call   api.Call
 		limits api.Limits

@@ -17,7 +17,7 @@ func TestExamples(t *testing.T) {
 	s := serve(t, "")
 	t.Run("python", func(t *testing.T) {
 		stubs, err := filepath.Abs("testdata/stubs")
-		harness.Must(t, err)
+		check.Must(t, err)
 		made(t, "testdata", "env", "PYTHONPATH="+clients(t, "python")+":"+clients(t, "examples")+":"+stubs, "SBXRUN_ADDRESS=unix:"+s.socket(), "SBXRUN_BIN="+harness.Binary(t),
 			"/usr/bin/python3", "-B", "-W", "error::ResourceWarning", "examples.py")
 	})
@@ -28,7 +28,7 @@ func TestExamples(t *testing.T) {
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, "service.mjs"), b, 0o644)
 		}
-		harness.Must(t, err)
+		check.Must(t, err)
 		made(t, dir, "env", "SBXRUN_ADDRESS=unix:"+s.socket(), "node", "examples.mjs")
 		made(t, dir, "env", "SBXRUN_ADDRESS=unix:/no/such/socket", "node", "examples.mjs", "unreachable")
 		readme(t, s, "clients/node/README.md", "js", filepath.Join(dir, "readme.mjs"), "")
@@ -62,5 +62,5 @@ func readmeCode(t *testing.T, document, language string) (text string) {
 func readme(t *testing.T, s *server, document, language, file, last string) {
 	t.Helper()
 	text := readmeCode(t, document, language)
-	harness.Must(t, os.WriteFile(file, []byte(strings.ReplaceAll(text, "unix:/run/sbxrund.sock", "unix:"+s.socket())+last), 0o644))
+	check.Must(t, os.WriteFile(file, []byte(strings.ReplaceAll(text, "unix:/run/sbxrund.sock", "unix:"+s.socket())+last), 0o644))
 }

@@ -36,17 +36,17 @@ func importTree(t *testing.T, data, image, version string) string {
 	seen := map[string]bool{}
 	add := func(name string, text []byte) {
 		if !seen[name] {
-			harness.Must(t, w.WriteHeader(&tar.Header{Name: strings.TrimPrefix(name, "/"), Mode: 0o755, Size: int64(len(text))}))
+			check.Must(t, w.WriteHeader(&tar.Header{Name: strings.TrimPrefix(name, "/"), Mode: 0o755, Size: int64(len(text))}))
 			_, err := w.Write(text)
-			harness.Must(t, err)
+			check.Must(t, err)
 		}
 		seen[name] = true
 	}
 	for _, program := range []string{"sh", "cat"} {
 		path, err := exec.LookPath(program)
-		harness.Must(t, err)
+		check.Must(t, err)
 		ldd, err := exec.Command("ldd", path).Output()
-		harness.Must(t, err)
+		check.Must(t, err)
 		for i, file := range append([]string{path}, strings.Fields(string(ldd))...) {
 			if filepath.IsAbs(file) {
 				text := harness.ReadFile(t, file)
@@ -58,19 +58,19 @@ func importTree(t *testing.T, data, image, version string) string {
 		}
 	}
 	add("/opt/version", []byte(version+"\n"))
-	harness.Must(t, w.Close())
+	check.Must(t, w.Close())
 	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil })
-	harness.Must(t, err)
+	check.Must(t, err)
 	made, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{OS: "linux", Architecture: runtime.GOARCH, Config: v1.Config{
 		Env: []string{"PATH=/opt/bin", "VERSION=" + version, "HOME=/nowhere"}, WorkingDir: "/opt", Entrypoint: []string{"/opt/bin/none"},
 	}})
-	harness.Must(t, err)
+	check.Must(t, err)
 	made, err = mutate.AppendLayers(made, layer)
-	harness.Must(t, err)
+	check.Must(t, err)
 	archive := filepath.Join(harness.Dir(t), "image.tar")
 	ref, err := name.NewTag("any:1")
-	harness.Must(t, err)
-	harness.Must(t, tarball.WriteToFile(archive, ref, made))
+	check.Must(t, err)
+	check.Must(t, tarball.WriteToFile(archive, ref, made))
 	out, err := combined(exec.Command(harness.Binary(t), "image", "import", "--data-dir", data, "--name", image, "docker-archive:"+archive))
 	check.Require(t, err == nil, "import: %v: %s", err, out)
 	return strings.TrimSpace(string(out))
@@ -143,7 +143,7 @@ func TestServeImages(t *testing.T) {
 
 	two := importTree(t, data, "tools:1", "two")
 	check.Equal(t, text(call("/v1/run", program).Stdout), "one\n", "before the reload")
-	harness.Must(t, s.cmd.Process.Signal(unix.SIGHUP))
+	check.Must(t, s.cmd.Process.Signal(unix.SIGHUP))
 	s.logs("reloaded")
 	a = call("/v1/run", program)
 	check.That(t, text(a.Stdout) == "two\n" && a.Image.Digest == two, "after the reload: %q, %+v", text(a.Stdout), a.Image)
@@ -172,7 +172,7 @@ func TestServeImagesForAgents(t *testing.T) {
 	a := s.agent(&mcp.StreamableClientTransport{Endpoint: "http://sbxrun/mcp", HTTPClient: &http.Client{Transport: s.client.Transport}}, "")
 	t.Cleanup(func() { _ = a.Close() }) // the server's exit is checked
 	list, err := a.ListTools(t.Context(), nil)
-	harness.Must(t, err)
+	check.Must(t, err)
 	for _, tool := range list.Tools {
 		schema := harness.JSON(t, tool.InputSchema)
 		if want := slices.Contains([]string{"run_code", "run_command", "create_session"}, tool.Name); want != strings.Contains(string(schema), `"enum":["tools"]`) {
@@ -203,7 +203,7 @@ func TestServeImagesWarm(t *testing.T) {
 	}
 	harness.Until(t, harness.Bound, "a warm room", func() bool { return warm("one") })
 	importTree(t, data, "tools:1", "two")
-	harness.Must(t, s.cmd.Process.Signal(unix.SIGHUP))
+	check.Must(t, s.cmd.Process.Signal(unix.SIGHUP))
 	s.logs("reloaded")
 	harness.Until(t, harness.Bound, "a warm room of the new image", func() bool { return warm("two") })
 	a := s.call("/v1/run", sh("echo host"))
@@ -215,7 +215,7 @@ func TestServeImagesDevices(t *testing.T) {
 	t.Parallel()
 	data, specs := harness.SharedDir(t), harness.Dir(t)
 	importTree(t, data, "tools:1", "one")
-	harness.Must(t, os.WriteFile(filepath.Join(specs, "spec.json"), []byte(`{"cdiVersion": "0.6.0", "kind": "example.com/device", "devices": [{"name": "one", "containerEdits": {"env": ["DEVICE=one"]}}]}`), 0o644))
+	check.Must(t, os.WriteFile(filepath.Join(specs, "spec.json"), []byte(`{"cdiVersion": "0.6.0", "kind": "example.com/device", "devices": [{"name": "one", "containerEdits": {"env": ["DEVICE=one"]}}]}`), 0o644))
 	config := strings.Replace(imagesConfig, "image = \"tools:1\"\n", "image = \"tools:1\"\ndevices = [\"example.com/device=one\"]\nrooms = {min = 1, max = 2, calls = 0}\n", 1)
 	config = strings.Replace(config, `images = ["tools"]`, `images = ["tools", "other"]`, 1)
 	by := []string{"env", "SBXRUN_DATA_DIR=" + data, "SBXRUN_CDI_DIRS=" + specs}
@@ -227,7 +227,7 @@ func TestServeImagesDevices(t *testing.T) {
 		check.That(t, text(a.Stdout) == want && (len(a.Devices) > 0) == (image == "tools"), "with the image %q: %q, devices %q", image, text(a.Stdout), a.Devices)
 	}
 	file := filepath.Join(harness.Dir(t), "serve.toml")
-	harness.Must(t, os.WriteFile(file, []byte("listen = [\"unix:/tmp/x.sock\"]\n"+strings.Replace(config, "device=one", "device=two", 1)), 0o600))
+	check.Must(t, os.WriteFile(file, []byte("listen = [\"unix:/tmp/x.sock\"]\n"+strings.Replace(config, "device=one", "device=two", 1)), 0o600))
 	args := append(by[1:], harness.Binary(t), "serve", "--check-config", "--config", file)
 	out, err := combined(exec.Command("env", args...))
 	check.That(t, err != nil && strings.Contains(string(out), "images.tools.devices: "), "--check-config with a missing device: %v, %s", err, out)
@@ -238,7 +238,7 @@ func TestServeImagesMissing(t *testing.T) {
 	t.Parallel()
 	data := harness.SharedDir(t)
 	file := filepath.Join(harness.Dir(t), "serve.toml")
-	harness.Must(t, os.WriteFile(file, []byte("listen = [\"unix:/tmp/x.sock\"]\n"+imagesConfig), 0o600))
+	check.Must(t, os.WriteFile(file, []byte("listen = [\"unix:/tmp/x.sock\"]\n"+imagesConfig), 0o600))
 	check := exec.Command(harness.Binary(t), "serve", "--check-config", "--config", file)
 	check.Env = append(os.Environ(), "SBXRUN_DATA_DIR="+data)
 	if out, err := combined(check); err == nil || !strings.Contains(string(out), `images.other: no image named "tools:1"`) {

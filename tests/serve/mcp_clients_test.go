@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -62,7 +63,7 @@ func TestMCPTypeScript(t *testing.T) {
 			}
 			Canceled string
 		}
-		harness.Must(t, json.Unmarshal(text, &got))
+		check.Must(t, json.Unmarshal(text, &got))
 		if len(got.Tools) > 10_000 || strings.Contains(string(got.Tools), "outputSchema") {
 			t.Errorf("%d bytes of tools", len(got.Tools))
 		}
@@ -85,7 +86,7 @@ func TestMCPTypeScript(t *testing.T) {
 	t.Run("stdio", func(t *testing.T) {
 		t.Parallel()
 		file := filepath.Join(harness.Dir(t), "config.toml")
-		harness.Must(t, os.WriteFile(file, []byte("state_dir = \""+filepath.Join(filepath.Dir(file), "state")+"\"\n"+cold), 0o600))
+		check.Must(t, os.WriteFile(file, []byte("state_dir = \""+filepath.Join(filepath.Dir(file), "state")+"\"\n"+cold), 0o600))
 		run(t, &server{log: &harness.Log{}}, "stdio", harness.Binary(t), "mcp", "--config", file)
 	})
 	t.Run("http", func(t *testing.T) {
@@ -103,9 +104,9 @@ func TestMCPInspector(t *testing.T) {
 	inspector := filepath.Join(modules(t), "node_modules/.bin/mcp-inspector")
 	s, address := overTCP(t, cold, "one")
 	file := filepath.Join(s.dir, "mcp.toml")
-	harness.Must(t, os.WriteFile(file, []byte("state_dir = \""+filepath.Join(s.dir, "mcp-state")+"\"\n"+cold), 0o600))
+	check.Must(t, os.WriteFile(file, []byte("state_dir = \""+filepath.Join(s.dir, "mcp-state")+"\"\n"+cold), 0o600))
 	script := filepath.Join(s.dir, "mcp.sh") // the Inspector takes --config for itself
-	harness.Must(t, os.WriteFile(script, []byte("#!/bin/sh\nexec '"+harness.Binary(t)+"' mcp --config '"+file+"'\n"), 0o755))
+	check.Must(t, os.WriteFile(script, []byte("#!/bin/sh\nexec '"+harness.Binary(t)+"' mcp --config '"+file+"'\n"), 0o755))
 	// The last version for Node.js 20 cannot send a token.
 	withToken := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
 		r.SetURL(&url.URL{Scheme: "http", Host: address})

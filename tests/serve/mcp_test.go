@@ -31,7 +31,7 @@ func stdio(t *testing.T, config string) (s *server, in io.WriteCloser, out io.Re
 	dir := harness.Dir(t)
 	s = &server{t: t, dir: dir, log: &harness.Log{}, client: &http.Client{}}
 	file := filepath.Join(dir, "config.toml")
-	harness.Must(t, os.WriteFile(file, []byte("state_dir = \""+filepath.Join(dir, "state")+"\"\n"+config), 0o600))
+	check.Must(t, os.WriteFile(file, []byte("state_dir = \""+filepath.Join(dir, "state")+"\"\n"+config), 0o600))
 	s.cmd = exec.Command(harness.Binary(t), "mcp", "--config", file)
 	s.cmd.Stderr = s.log
 	// cmd.StdoutPipe would be closed by Wait before everything is read.
@@ -39,9 +39,9 @@ func stdio(t *testing.T, config string) (s *server, in io.WriteCloser, out io.Re
 	var err error
 	var near [2]*os.File
 	far[0], near[0], err = os.Pipe()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	near[1], far[1], err = os.Pipe()
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	s.cmd.Stdin, s.cmd.Stdout = far[0], far[1]
 	s.ended = harness.Serve(t, s.cmd)
 	far[0].Close()
@@ -140,7 +140,7 @@ func metaReport[T any](t *testing.T, r *mcp.CallToolResult) (v T) {
 	if err == nil {
 		err = json.Unmarshal(b, &v)
 	}
-	harness.Must(t, err)
+	check.Must(t, err)
 	return v
 }
 
@@ -148,7 +148,7 @@ func TestMCPTools(t *testing.T) {
 	t.Parallel()
 	agents(t, "", func(t *testing.T, a *agent) {
 		list, err := a.ListTools(t.Context(), nil)
-		harness.Must(t, err)
+		check.Must(t, err)
 		size, err := json.Marshal(list.Tools)
 		check.That(t, err == nil && len(size) <= 10_000, "%v: %d bytes of tools", err, len(size))
 		var names []string
@@ -197,7 +197,7 @@ const pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QD
 func TestMCPFiles(t *testing.T) {
 	t.Parallel()
 	image, err := base64.StdEncoding.DecodeString(pixel)
-	harness.Must(t, err)
+	check.Must(t, err)
 	agents(t, "", func(t *testing.T, a *agent) {
 		session := metaReport[api.Session](t, a.use("create_session", nil)).ID
 		for _, session := range []string{"", session} {
@@ -250,7 +250,7 @@ func TestMCPFiles(t *testing.T) {
 func TestMCPCells(t *testing.T) {
 	t.Parallel()
 	image, err := base64.StdEncoding.DecodeString(pixel)
-	harness.Must(t, err)
+	check.Must(t, err)
 	agents(t, "", func(t *testing.T, a *agent) {
 		session := metaReport[api.Session](t, a.use("create_session", nil)).ID
 		cell := func(code string, more ...any) (*mcp.CallToolResult, api.CellAnswer) {
@@ -552,7 +552,7 @@ func TestMCPDrain(t *testing.T) {
 	s := serve(t, cold)
 	headers := s.hello()
 	q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://sbxrun/mcp", nil)
-	harness.Must(t, err)
+	check.Must(t, err)
 	for i := 0; i < len(headers); i += 2 {
 		q.Header.Set(headers[i], headers[i+1])
 	}
@@ -583,9 +583,9 @@ func TestMCPUnread(t *testing.T) {
 				lines = append(lines, `{"jsonrpc":"2.0","id":`+itoa(10+id)+`,"method":"tools/list"}`)
 			}
 			_, err := io.WriteString(in, strings.Join(lines, "\n")+"\n")
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 			s.busy(2, "sleep 4326")
-			harness.Must(t, end(s, in))
+			check.Must(t, end(s, in))
 			s.over()
 		})
 	}
@@ -632,7 +632,7 @@ func TestMCPKilled(t *testing.T) {
 		left, _ := filepath.Glob(filepath.Join(s.dir, "state-mcp-*"))
 		check.Require(t, len(left) == 1, "%v", left)
 		old := time.Now().Add(-time.Hour)
-		harness.Must(t, os.Chtimes(left[0], old, old))
+		check.Must(t, os.Chtimes(left[0], old, old))
 		next := exec.Command(harness.Binary(t), "mcp", "--config", filepath.Join(s.dir, "config.toml"))
 		if out, err := combined(next); err != nil { // stdin is empty
 			t.Fatalf("%v: %s", err, out)
@@ -670,7 +670,7 @@ func TestMCPStdout(t *testing.T) {
 		`{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"run_command","arguments":{"command":"echo out; echo err >&2; echo tty >/dev/tty; ls -l /proc/self/fd"}}}`,
 	}
 	_, err := io.WriteString(in, strings.Join(lines, "\n")+"\n")
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	dec := json.NewDecoder(out)
 	for id := 1; id <= 2; id++ {
 		var m struct {
@@ -682,7 +682,7 @@ func TestMCPStdout(t *testing.T) {
 		check.Require(t, err == nil && m.JSONRPC == "2.0" && m.ID == id && len(m.Result) != 0, "%v %+v", err, m)
 	}
 	_, err = io.WriteString(in, "no protocol\n{\"foo\":1}\n[1\n[]\n[1]\n"+`[{"jsonrpc":"2.0","id":4,"method":"ping"}]`+"\n\n"+`{"jsonrpc":"2.0","id":3,"method":"ping"}`+"\n")
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	// Errors may come between answers.
 	codes := map[int]int{}
 	for range 7 {
@@ -708,7 +708,7 @@ func TestMCPTenants(t *testing.T) {
 	ask := func(token, body string, headers ...string) (int, string, http.Header) {
 		t.Helper()
 		q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+address+"/mcp", strings.NewReader(body))
-		harness.Must(t, err)
+		check.Must(t, err)
 		q.Header.Set("Content-Type", "application/json")
 		q.Header.Set("Accept", "application/json, text/event-stream")
 		if token != "" {
@@ -804,7 +804,7 @@ func TestMCPStructured(t *testing.T) {
 	t.Parallel()
 	agents(t, cold+"[mcp]\nstructured = true\n", func(t *testing.T, a *agent) {
 		list, err := a.ListTools(t.Context(), nil)
-		harness.Must(t, err)
+		check.Must(t, err)
 		for _, tool := range list.Tools {
 			if out, _ := tool.OutputSchema.(map[string]any); out["type"] != "object" {
 				t.Errorf("%s: the output schema is %v", tool.Name, tool.OutputSchema)
@@ -829,7 +829,7 @@ func TestMCPPerTenant(t *testing.T) {
 		client := &http.Client{Transport: withToken{token}}
 		a := s.agent(&mcp.StreamableClientTransport{Endpoint: "http://" + address + "/mcp", HTTPClient: client}, "")
 		list, err := a.ListTools(t.Context(), nil)
-		harness.Must(t, err)
+		check.Must(t, err)
 		check.That(t, list.CacheScope == "private", "tools/list has the cache scope %q", list.CacheScope)
 		for _, tool := range list.Tools {
 			want := open && strings.HasPrefix(tool.Name, "run_") || open && tool.Name == "start_process"
@@ -861,7 +861,7 @@ func TestMCPOrigin(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address+"/mcp", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"`+legacy+`","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`))
-		harness.Must(t, err)
+		check.Must(t, err)
 		q.Header.Set("Content-Type", "application/json")
 		q.Header.Set("Accept", "application/json, text/event-stream")
 		q.Header.Set("Authorization", "Bearer one-token")
@@ -869,7 +869,7 @@ func TestMCPOrigin(t *testing.T) {
 			q.Header.Set("Origin", origin)
 		}
 		r, err := http.DefaultClient.Do(q)
-		harness.Must(t, err)
+		check.Must(t, err)
 		_, _ = io.Copy(io.Discard, r.Body)
 		r.Body.Close()
 		check.That(t, r.StatusCode == want, "origin %q: %s, want %d", origin, r.Status, want)

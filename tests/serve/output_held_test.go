@@ -82,7 +82,7 @@ func askOnce(t *testing.T, method, url, token string, body any) (int, string) {
 	t.Helper()
 	text := harness.JSON(t, body)
 	q, err := http.NewRequest(method, url, bytes.NewReader(text))
-	harness.Must(t, err)
+	check.Must(t, err)
 	q.Close = true
 	q.Header.Set("Content-Type", "application/json")
 	q.Header.Set("Authorization", "Bearer "+token)

@@ -119,7 +119,7 @@ func newTab(t *testing.T, browser context.Context, url string) *tab {
 		defer b.mu.Unlock()
 		b.wrong = append(b.wrong, text)
 	})
-	harness.Must(t, err)
+	check.Must(t, err)
 	b.do(chromedp.Navigate(url))
 	return b
 }
@@ -130,7 +130,7 @@ func get[T any](b *tab, action chromedp.Action[T]) T {
 	ctx, cancel := context.WithTimeout(b.ctx, harness.Bound)
 	defer cancel()
 	value, err := chromedp.Run(ctx, action)
-	harness.Must(b, err)
+	check.Must(b, err)
 	return value
 }
 
@@ -411,7 +411,7 @@ func screenshots(b *tab) {
 	for _, scheme := range []string{"light", "dark"} {
 		b.scheme(scheme)
 		is[bool](b, `(scrollTo(0, 0), true)`)
-		harness.Must(b, os.WriteFile(filepath.Join(dir, "page-"+scheme+".png"), get(b, chromedp.CaptureScreenshot()), 0o644))
+		check.Must(b, os.WriteFile(filepath.Join(dir, "page-"+scheme+".png"), get(b, chromedp.CaptureScreenshot()), 0o644))
 	}
 }
 
@@ -438,7 +438,7 @@ func TestPagesOfOtherSites(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	harness.Must(t, err)
+	check.Must(t, err)
 	var forwards sync.WaitGroup
 	t.Cleanup(forwards.Wait)
 	t.Cleanup(func() { l.Close() })

@@ -31,9 +31,9 @@ func app(t *testing.T) (dir, config string) {
 	t.Helper()
 	top := harness.Dir(t)
 	dir = filepath.Join(top, "app")
-	harness.Must(t, os.MkdirAll(filepath.Join(dir, "sub"), 0o755))
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "list"), []byte("one\ntwo\n"), 0o644))
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "sub/deep"), []byte("deep\n"), 0o644))
+	check.Must(t, os.MkdirAll(filepath.Join(dir, "sub"), 0o755))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "list"), []byte("one\ntwo\n"), 0o644))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "sub/deep"), []byte("deep\n"), 0o644))
 	return dir, fmt.Sprintf("data_dir = %q\n[overlays]\napp = %q\nother = %q\n[tenant]\noverlays = [\"app\"]\nvolumes = 2\nsnapshots = \"64M\"\nnetwork = [\"host.sbxrun.internal:%d\", \"*.example.org\", \"10.0.0.0/8:5432\"]\n",
 		filepath.Join(top, "data"), dir, top, port(t))
 }
@@ -41,7 +41,7 @@ func app(t *testing.T) (dir, config string) {
 func port(t *testing.T) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	harness.Must(t, err)
+	check.Must(t, err)
 	web := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello from outside") })}
 	go web.Serve(l)
 	t.Cleanup(func() { web.Close() })
@@ -80,7 +80,7 @@ func TestOverlay(t *testing.T) {
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		harness.Must(t, err)
+		check.Must(t, err)
 		body := harness.ReadAll(t, r)
 		names[h.Name] = string(body)
 	}
@@ -134,8 +134,8 @@ func TestHostileFiles(t *testing.T) {
 	t.Parallel()
 	dir, config := app(t)
 	outside := filepath.Join(filepath.Dir(dir), "outside")
-	harness.Must(t, os.Mkdir(outside, 0o755))
-	harness.Must(t, os.WriteFile(filepath.Join(outside, "secret"), []byte("host's"), 0o644))
+	check.Must(t, os.Mkdir(outside, 0o755))
+	check.Must(t, os.WriteFile(filepath.Join(outside, "secret"), []byte("host's"), 0o644))
 	s := serve(t, config)
 	path := s.session(`{"overlay":{"name":"app"}}`)
 	for _, at := range []string{"/work", "/home/sandbox"} {
@@ -295,8 +295,8 @@ func TestSnapshots(t *testing.T) {
 	// A session takes one snapshot at a time: the second request is rejected while the store's
 	// lock delays the first.
 	lock, err := os.OpenFile(filepath.Join(filepath.Dir(dir), "data", fmt.Sprintf("uid-%d", os.Getuid()), "snapshots/lock"), os.O_RDWR, 0)
-	harness.Must(t, err)
-	harness.Must(t, unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}))
+	check.Must(t, err)
+	check.Must(t, unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}))
 	told := make(chan string, 2)
 	for range cap(told) {
 		go func() {
@@ -401,7 +401,7 @@ func TestTenantsApart(t *testing.T) {
 		b := harness.JSON(t, sh(line))
 		_, text := as(tenant, http.MethodPost, path+"/exec", string(b))
 		var a api.Answer
-		harness.Must(t, json.Unmarshal([]byte(text), &a))
+		check.Must(t, json.Unmarshal([]byte(text), &a))
 		return *a.Stdout
 	}
 	const body = `{"overlay":{"name":"app"},"volumes":[{"name":"cache","path":"/cache"}]}`
@@ -409,7 +409,7 @@ func TestTenantsApart(t *testing.T) {
 	run("a", a, "echo secret | tee /work/file /cache/file")
 	_, text := as("a", http.MethodPost, a+"/snapshot", `{"name":"state"}`)
 	var snap api.Snapshot
-	harness.Must(t, json.Unmarshal([]byte(text), &snap))
+	check.Must(t, json.Unmarshal([]byte(text), &snap))
 	// Another tenant's volumes of the same names are not busy, and empty.
 	b := make("b", body)
 	check.Equal(t, run("b", b, "ls /cache; ls /work"), "list\nsub\n")
@@ -475,10 +475,10 @@ func TestPartsKilled(t *testing.T) {
 		<-broken
 		s = serveIn(t, dir, config)
 		left, err := filepath.Glob(data + "/*/snapshots/tmp/*")
-		harness.Must(t, err)
+		check.Must(t, err)
 		check.That(t, len(left) == 0, "round %d: %q is left", round, left)
 		left, err = filepath.Glob(data + "/*/volumes/.*")
-		harness.Must(t, err)
+		check.Must(t, err)
 		check.That(t, len(left) == 0, "round %d: %q is left", round, left)
 		n := mounts()
 		check.That(t, n == 0, "round %d: %d mounts are left", round, n)

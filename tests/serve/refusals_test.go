@@ -50,18 +50,18 @@ func TestRefusedStart(t *testing.T) {
 			t.Parallel()
 			for _, args := range [][]string{{"serve", "--listen", "unix:SOCKET"}, {"mcp"}} {
 				dir := harness.Dir(t)
-				harness.Must(t, os.Mkdir(filepath.Join(dir, "disk"), 0o700))
+				check.Must(t, os.Mkdir(filepath.Join(dir, "disk"), 0o700))
 				config := filepath.Join(dir, "config.toml")
-				harness.Must(t, os.WriteFile(config, []byte(fmt.Sprintf("state_dir = %q\n", filepath.Join(dir, "disk/sub/state"))), 0o600))
+				check.Must(t, os.WriteFile(config, []byte(fmt.Sprintf("state_dir = %q\n", filepath.Join(dir, "disk/sub/state"))), 0o600))
 				argv := append([]string{harness.Binary(t)}, args...)
 				for i := range argv {
 					argv[i] = strings.ReplaceAll(argv[i], "SOCKET", filepath.Join(dir, "socket"))
 				}
 				c := test.cmd(dir, append(argv, "--config", config)...)
 				stderr, err := c.StderrPipe()
-				harness.Must(t, err)
+				check.Must(t, err)
 				done, err := harness.StartCommand(c)
-				harness.Must(t, err)
+				check.Must(t, err)
 				said := harness.ReadAll(t, stderr)
 				_ = c.Wait() // the test checks ProcessState
 				done()
@@ -81,10 +81,10 @@ func TestDiskGetsFull(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
 	disk := filepath.Join(dir, "disk")
-	harness.Must(t, os.Mkdir(disk, 0o700))
+	check.Must(t, os.Mkdir(disk, 0o700))
 	s := &server{t: t, dir: dir, log: &harness.Log{}}
 	config := filepath.Join(dir, "config.toml")
-	harness.Must(t, os.WriteFile(config, []byte(fmt.Sprintf("listen = [\"unix:%s\"]\nstate_dir = %q\n[rooms]\nmin = 0\nmax = 0\n", s.socket(), filepath.Join(disk, "state"))), 0o600))
+	check.Must(t, os.WriteFile(config, []byte(fmt.Sprintf("listen = [\"unix:%s\"]\nstate_dir = %q\n[rooms]\nmin = 0\nmax = 0\n", s.socket(), filepath.Join(disk, "state"))), 0o600))
 	s.cmd = inMounts("mount -t tmpfs -o size=1M,nr_inodes=8 none "+disk, harness.Binary(t), "serve", "--config", config)
 	s.cmd.Stderr = s.log
 	s.start()

@@ -283,13 +283,13 @@ func (s *server) stream(ctx context.Context, call api.Call, headers ...string) *
 	s.t.Helper()
 	b := harness.JSON(s.t, call)
 	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sbxrun/v1/run", bytes.NewReader(b))
-	harness.Must(s.t, err)
+	check.Must(s.t, err)
 	q.Header.Set("Content-Type", "application/json")
 	for i := 0; i+1 < len(headers); i += 2 {
 		q.Header.Set(headers[i], headers[i+1])
 	}
 	r, err := s.client.Do(q)
-	harness.Must(s.t, err)
+	check.Must(s.t, err)
 	return r
 }
 
@@ -567,7 +567,7 @@ func TestTaskBudget(t *testing.T) {
 		return // no cgroup can be made: TestPressure covers the thresholds
 	}
 	s := serve(t, "")
-	harness.Must(t, os.WriteFile(b.Dir+"/cgroup.procs", []byte(itoa(s.cmd.Process.Pid)), 0))
+	check.Must(t, os.WriteFile(b.Dir+"/cgroup.procs", []byte(itoa(s.cmd.Process.Pid)), 0))
 	path := s.session(`{}`)
 	s.call(path+"/exec", sh("true"))
 	b.Fill(100)
@@ -742,7 +742,7 @@ func killedAnyMoment(t *testing.T, dir, config string) {
 	s.killed = true
 	below := func() []int { return harness.Descendants(s.cmd.Process.Pid) }
 	target, err := harness.Open(below()[0])
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer target.Close()
 	over := s.amid(func(n int) api.Call {
 		switch n % 3 {
@@ -758,7 +758,7 @@ func killedAnyMoment(t *testing.T, dir, config string) {
 	delay := rand.N(700 * time.Millisecond)
 	time.Sleep(delay)
 	its := cgroups(s.cmd.Process.Pid)
-	harness.Must(t, target.Signal(unix.SIGKILL))
+	check.Must(t, target.Signal(unix.SIGKILL))
 	select {
 	case <-s.ended:
 	case <-time.After(harness.Bound):
@@ -808,7 +808,7 @@ func TestSocket(t *testing.T) {
 		{"state_dir ", other, s.dir},
 	} {
 		config := filepath.Join(other, "config.toml")
-		harness.Must(t, os.WriteFile(config, fmt.Appendf(nil, "listen = [%q]\nstate_dir = %q\n[rooms]\nmin = 0\nmax = 0\n", "unix:"+filepath.Join(test.socket, filepath.Base(s.socket())), filepath.Join(test.state, "state")), 0o600))
+		check.Must(t, os.WriteFile(config, fmt.Appendf(nil, "listen = [%q]\nstate_dir = %q\n[rooms]\nmin = 0\nmax = 0\n", "unix:"+filepath.Join(test.socket, filepath.Base(s.socket())), filepath.Join(test.state, "state")), 0o600))
 		out, code := fails(t, "--config", config)
 		check.That(t, code == 125 && strings.Contains(out, test.word) && strings.Contains(out, "in use by another server"), "%d %s", code, out)
 	}
@@ -855,7 +855,7 @@ func TestConfig(t *testing.T) {
 		{"listen = [\"unix:/a\"]\ntls_cert = \"/no/such\"\ntls_key = \"/no/key\"", "tls_cert /no/such, tls_key /no/key: open /no/such"},
 		{"listen = [\"unix:/a\"]\ntoken_file = \"/no/such\"", "/no/such"},
 	} {
-		harness.Must(t, os.WriteFile(file, []byte(test.config), 0o600))
+		check.Must(t, os.WriteFile(file, []byte(test.config), 0o600))
 		out, code := fails(t, "--check-config", "--config", file)
 		check.That(t, code == 125 && strings.Contains(out, test.word), "%s: %d %s", test.config, code, out)
 	}
@@ -880,8 +880,8 @@ func TestServerBeside(t *testing.T) {
 	program := harness.ReadFile(t, harness.Binary(t))
 	alone := filepath.Join(dir, "bin", "sbxrun")
 	for name, text := range map[string][]byte{alone: program, filepath.Join(dir, "sbxrund"): []byte("#!/bin/sh\necho wrong\n")} {
-		harness.Must(t, os.MkdirAll(filepath.Dir(name), 0o755))
-		harness.Must(t, os.WriteFile(name, text, 0o755))
+		check.Must(t, os.MkdirAll(filepath.Dir(name), 0o755))
+		check.Must(t, os.WriteFile(name, text, 0o755))
 	}
 	refused := func(remedy string) {
 		t.Helper()
@@ -892,7 +892,7 @@ func TestServerBeside(t *testing.T) {
 	}
 	refused("; install sbxrund in the same directory as sbxrun")
 	// In the source tree, as after ./setup.sh demo.
-	harness.Must(t, os.WriteFile(filepath.Join(dir, "setup.sh"), nil, 0o755))
+	check.Must(t, os.WriteFile(filepath.Join(dir, "setup.sh"), nil, 0o755))
 	refused("; build it: " + filepath.Join(dir, "setup.sh") + " build")
 }
 
@@ -901,9 +901,9 @@ func TestServerBeside(t *testing.T) {
 func TestLanguagesThatWork(t *testing.T) {
 	dir := harness.Dir(t)
 	prefix := filepath.Join(dir, "prefix")
-	harness.Must(t, os.MkdirAll(filepath.Join(prefix, "bin"), 0o755))
-	harness.Must(t, os.WriteFile(filepath.Join(prefix, "bin", "own-sh"), []byte("#!/bin/sh\nexec sh \"$@\"\n"), 0o755))
-	harness.Must(t, os.WriteFile(filepath.Join(prefix, "bin", "broken-sh"), []byte("#!/bin/sh\nexec no-such-shell \"$@\"\n"), 0o755))
+	check.Must(t, os.MkdirAll(filepath.Join(prefix, "bin"), 0o755))
+	check.Must(t, os.WriteFile(filepath.Join(prefix, "bin", "own-sh"), []byte("#!/bin/sh\nexec sh \"$@\"\n"), 0o755))
+	check.Must(t, os.WriteFile(filepath.Join(prefix, "bin", "broken-sh"), []byte("#!/bin/sh\nexec no-such-shell \"$@\"\n"), 0o755))
 	t.Setenv("PATH", filepath.Join(prefix, "bin")+":"+os.Getenv("PATH"))
 	languages := ""
 	for _, name := range []string{"own", "broken"} {
@@ -995,7 +995,7 @@ func TestListContentStore(t *testing.T) {
 	s := serve(t, "")
 	var stored api.Stored
 	_, b := s.ask(http.MethodPost, "/v1/files", []byte("text"))
-	harness.Must(t, json.Unmarshal(b, &stored))
+	check.Must(t, json.Unmarshal(b, &stored))
 	list := func() (all api.StoredFiles) {
 		status, b := s.ask(http.MethodGet, "/v1/files", nil)
 		err := json.Unmarshal(b, &all)
@@ -1047,7 +1047,7 @@ func TestNamesNotUTF8(t *testing.T) {
 		}
 	}
 	_, b := s.ask(http.MethodGet, path+"/files", nil)
-	harness.Must(t, json.Unmarshal(b, &list))
+	check.Must(t, json.Unmarshal(b, &list))
 	check.That(t, len(list.Files) == 3 && string(list.Files[0].PathBase64) == "a\xfe" && string(list.Files[1].PathBase64) == "a\xff" && list.Files[2].Path == "plain" && list.Files[2].PathBase64 == nil,
 		"%s", b)
 	status, b := s.ask(http.MethodGet, path+"/files/a%ff", nil)

@@ -62,7 +62,7 @@ func serveBy(t *testing.T, by []string, dir, config string, flags ...string) *se
 		config += "\n[nats]\nnode = \"node\"\nurl = \"" + url + "\"\ncluster = \"" + s.cluster + "\"\n"
 	}
 	config = "listen = [\"unix:" + own + "\"]\nstate_dir = \"" + filepath.Join(dir, "state") + "\"\n" + config
-	harness.Must(t, os.WriteFile(file, []byte(config), 0o600))
+	check.Must(t, os.WriteFile(file, []byte(config), 0o600))
 	args := slices.Concat(by, []string{harness.Binary(t), "serve", "--config", file}, flags)
 	s.cmd = exec.Command(args[0], args[1:]...)
 	s.cmd.Stderr = s.log
@@ -296,7 +296,7 @@ func (s *server) behindGateway(url, config string, flags []string) (own string) 
 	s.cluster = "t" + itoa(os.Getpid()) + "-" + itoa(int(time.Now().UnixNano()%1e12))
 	file := filepath.Join(s.dir, "gateway.toml")
 	config = "listen = [\"unix:" + s.socket() + "\"]\n" + config + "\n[nats]\nnode = \"gateway\"\nurl = \"" + url + "\"\ncluster = \"" + s.cluster + "\"\n"
-	harness.Must(s.t, os.WriteFile(file, []byte(config), 0o600))
+	check.Must(s.t, os.WriteFile(file, []byte(config), 0o600))
 	log := &harness.Log{}
 	c := exec.Command(harness.Binary(s.t), append([]string{"gateway", "--config", file}, flags...)...)
 	c.Stderr = log

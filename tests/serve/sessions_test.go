@@ -278,13 +278,13 @@ func archive(t *testing.T, all ...tar.Header) []byte {
 			h.Size = int64(len(h.Name))
 		}
 		h.Mode = 0o644
-		harness.Must(t, w.WriteHeader(&h))
+		check.Must(t, w.WriteHeader(&h))
 		if h.Typeflag == tar.TypeReg {
 			_, err := w.Write([]byte(h.Name))
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 		}
 	}
-	harness.Must(t, w.Close())
+	check.Must(t, w.Close())
 	return b.Bytes()
 }
 
@@ -304,7 +304,7 @@ func TestArchive(t *testing.T) {
 		if err == io.EOF {
 			break
 		}
-		harness.Must(t, err)
+		check.Must(t, err)
 		names = append(names, h.Name)
 	}
 	check.That(t, fmt.Sprint(names) == "[b d/ d/a]", "%v", names)
@@ -314,7 +314,7 @@ func TestArchive(t *testing.T) {
 	}
 	bomb := bytes.NewBuffer(nil)
 	w := tar.NewWriter(bomb)
-	harness.Must(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "bomb", Size: 3 << 20}))
+	check.Must(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "bomb", Size: 3 << 20}))
 	_, _ = io.CopyN(w, zeros{}, 3<<20)
 	for _, bad := range []struct {
 		name   string
@@ -368,17 +368,17 @@ func TestSessionEndsDuringTransfers(t *testing.T) {
 	var all []net.Conn
 	for _, request := range []string{"PUT " + path + "/files/made/new", "PUT " + path + "/archive", "GET " + path + "/files/big", "GET " + path + "/archive"} {
 		c, err := net.Dial("unix", s.socket())
-		harness.Must(t, err)
+		check.Must(t, err)
 		defer c.Close()
 		length := ""
 		if strings.HasPrefix(request, "PUT") {
 			length = "Content-Length: 1000000\r\n"
 		}
 		_, err = io.WriteString(c, request+" HTTP/1.1\r\nHost: sbxrun\r\n"+length+"\r\n")
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		if length == "" { // the answer has started
 			_, err := c.Read(make([]byte, 1))
-			check.Require(t, err == nil, "%v", err)
+			check.Must(t, err)
 		}
 		all = append(all, c)
 	}
@@ -423,10 +423,10 @@ func TestStandingStill(t *testing.T) {
 		"PUT " + path + "/files/made/new HTTP/1.1\r\nHost: sbxrun\r\nContent-Length: 1000\r\n\r\nx", "PUT " + path + "/archive HTTP/1.1\r\nHost: sbxrun\r\nContent-Length: 1000\r\n\r\nx",
 	} {
 		c, err := net.Dial("unix", s.socket())
-		harness.Must(t, err)
+		check.Must(t, err)
 		defer c.Close()
 		_, err = io.WriteString(c, head)
-		check.Require(t, err == nil, "%v", err)
+		check.Must(t, err)
 		_ = c.SetReadDeadline(time.Now().Add(harness.Bound)) // of sockets
 		if strings.HasPrefix(head, "GET") {
 			_, err := io.ReadFull(c, make([]byte, 1000))

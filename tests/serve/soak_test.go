@@ -257,7 +257,7 @@ queue = 8
 	seed := uint64(time.Now().UnixNano())
 	if text := os.Getenv("SBXRUN_SOAK_SEED"); text != "" {
 		n, err := strconv.ParseUint(text, 10, 64)
-		harness.Must(t, err)
+		check.Must(t, err)
 		seed = n
 	}
 	load, _ := os.ReadFile("/proc/loadavg") // only logged

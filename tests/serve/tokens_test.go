@@ -38,7 +38,7 @@ func tokens(t *testing.T, name string, tenants ...string) {
 	for _, tenant := range tenants {
 		text += fmt.Sprintf("%s sha256:%x\n", tenant, sha256.Sum256([]byte(tenant+"-token")))
 	}
-	harness.Must(t, os.WriteFile(name, []byte(text), 0o600))
+	check.Must(t, os.WriteFile(name, []byte(text), 0o600))
 }
 
 // overTCP starts a server that also listens on TCP, and returns its address.
@@ -65,17 +65,17 @@ func post(t *testing.T, client *http.Client, url, token string, call api.Call) (
 	t.Helper()
 	b := harness.JSON(t, call)
 	q, err := http.NewRequest(http.MethodPost, url+"/v1/run", bytes.NewReader(b))
-	harness.Must(t, err)
+	check.Must(t, err)
 	q.Header.Set("Content-Type", "application/json")
 	if token != "" {
 		q.Header.Set("Authorization", "Bearer "+token)
 	}
 	r, err := client.Do(q)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer r.Body.Close()
 	var answer bytes.Buffer
 	_, err = answer.ReadFrom(r.Body)
-	check.Require(t, err == nil, "%v", err)
+	check.Must(t, err)
 	return r.StatusCode, answer.Bytes()
 }
 
@@ -91,18 +91,18 @@ func TestTokens(t *testing.T) {
 	}
 	for _, path := range []string{"/v1/languages", "/v1/calls", "/openapi.json", "/metrics"} {
 		r, err := client.Get("http://" + address + path)
-		harness.Must(t, err)
+		check.Must(t, err)
 		r.Body.Close()
 		check.That(t, r.StatusCode == 401, "%s: %d", path, r.StatusCode)
 	}
 	// Tenants don't see each other's resources.
 	b := harness.JSON(t, sh("sleep 1000"))
 	q, err := http.NewRequest(http.MethodPost, "http://"+address+"/v1/calls", bytes.NewReader(b))
-	harness.Must(t, err)
+	check.Must(t, err)
 	q.Header.Set("Content-Type", "application/json")
 	q.Header.Set("Authorization", "Bearer big-token")
 	r, err := client.Do(q)
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer r.Body.Close()
 	var c api.CallStatus
 	err = json.NewDecoder(r.Body).Decode(&c)
@@ -117,7 +117,7 @@ func TestTokens(t *testing.T) {
 		status, _ := post(t, client, "http://"+address, "big-token", sh("true"))
 		return status == 401
 	})
-	harness.Must(t, os.WriteFile(filepath.Join(s.dir, "tokens"), []byte("nonsense"), 0o600))
+	check.Must(t, os.WriteFile(filepath.Join(s.dir, "tokens"), []byte("nonsense"), 0o600))
 	_ = s.cmd.Process.Signal(unix.SIGHUP)
 	s.logs(`"msg":"reload"`)
 	status, b := post(t, client, "http://"+address, "small-token", sh("true"))
@@ -130,23 +130,23 @@ func certificates(t *testing.T) (dir string) {
 	t.Helper()
 	dir = harness.Dir(t)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	harness.Must(t, err)
+	check.Must(t, err)
 	private, err := x509.MarshalPKCS8PrivateKey(key)
-	harness.Must(t, err)
+	check.Must(t, err)
 	write := func(name, kind string, der []byte) {
-		harness.Must(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
+		check.Must(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
 	}
 	until := time.Now().Add(time.Hour)
 	authority := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, NotAfter: until,
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
 	der, err := x509.CreateCertificate(rand.Reader, authority, authority, &key.PublicKey, key)
-	harness.Must(t, err)
+	check.Must(t, err)
 	authority, err = x509.ParseCertificate(der)
-	harness.Must(t, err)
+	check.Must(t, err)
 	write("ca", "CERTIFICATE", der)
 	leaf := &x509.Certificate{SerialNumber: big.NewInt(2), NotAfter: until, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
 	der, err = x509.CreateCertificate(rand.Reader, leaf, authority, &key.PublicKey, key)
-	harness.Must(t, err)
+	check.Must(t, err)
 	write("cert", "CERTIFICATE", der)
 	write("key", "PRIVATE KEY", private)
 	return dir
@@ -180,13 +180,13 @@ func TestTLS(t *testing.T) {
 	status, b := post(t, client, "https://"+address, "me-token", sh("echo secure"))
 	check.That(t, status == 200 && strings.Contains(string(b), "secure"), "%d %s", status, b)
 	r, err := client.Get("https://" + address + "/healthz")
-	harness.Must(t, err)
+	check.Must(t, err)
 	r.Body.Close()
 	check.That(t, r.ProtoMajor == 1, "%s, where a reset is easily lost", r.Proto)
 	// SIGHUP loads a renewed certificate. An incomplete one changes nothing.
 	renewed := certificates(t)
 	replace := func(name string) {
-		harness.Must(t, os.Rename(filepath.Join(renewed, name), filepath.Join(dir, name)))
+		check.Must(t, os.Rename(filepath.Join(renewed, name), filepath.Join(dir, name)))
 		_ = s.cmd.Process.Signal(unix.SIGHUP)
 	}
 	replace("cert")
@@ -196,12 +196,12 @@ func TestTLS(t *testing.T) {
 	// Nor does one beside another invalid setting.
 	config := filepath.Join(s.dir, "config.toml")
 	right := harness.ReadFile(t, config)
-	harness.Must(t, os.WriteFile(config, append(bytes.Clone(right), "\n[overlays]\nnew = \"/usr\"\n[tenants.me]\noverlays = [\"new\"]\n"...), 0o600))
+	check.Must(t, os.WriteFile(config, append(bytes.Clone(right), "\n[overlays]\nnew = \"/usr\"\n[tenants.me]\noverlays = [\"new\"]\n"...), 0o600))
 	replace("key")
 	s.logs("no \\\"new\\\" in [overlays]")
 	status, b = post(t, trusting(dir), "https://"+address, "me-token", sh("true"))
 	check.That(t, status == 200, "%d %s", status, b)
-	harness.Must(t, os.WriteFile(config, right, 0o600))
+	check.Must(t, os.WriteFile(config, right, 0o600))
 	_ = s.cmd.Process.Signal(unix.SIGHUP)
 	s.logs(`"msg":"reloaded"`)
 	status, b = post(t, trusting(renewed), "https://"+address, "me-token", sh("true"))
@@ -223,14 +223,14 @@ func TestReload(t *testing.T) {
 	}
 	text := strings.Replace(string(was), "state_dir = \""+filepath.Join(dir, "state"), fmt.Sprintf("places = 1\ndata_dir = %q\nstate_dir = \"%s", other, other), 1)
 	text += "[languages.extra]\ncommand = [\"sh\", \"{file}\"]\nfile = \"main.sh\"\n[tenant]\nsessions = 1\nvolumes = 1\n"
-	harness.Must(t, os.WriteFile(file, []byte(text), 0o600))
+	check.Must(t, os.WriteFile(file, []byte(text), 0o600))
 	_ = s.cmd.Process.Signal(unix.SIGHUP)
 	s.logs(`"msg":"reloaded"`, "other changes need a restart")
 	s.answers(http.StatusOK, `"name":"extra"`, http.MethodGet, "/v1/languages", nil)
 	for _, a := range agents {
 		r := a.use("run_code", map[string]any{"language": "extra", "code": "echo $((6*7))"})
 		check.That(t, strings.Contains(r.Content[0].(*mcp.TextContent).Text, "42"), "%+v", r)
-		harness.Must(t, a.Close())
+		check.Must(t, a.Close())
 	}
 	s.refuses(api.QuotaKept, http.MethodPost, "/v1/sessions", `{}`)
 	c := s.status(http.MethodPost, path+"/processes", sh("echo out"), http.StatusAccepted)
@@ -250,23 +250,23 @@ func TestSocketActivation(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
 	l, err := net.Listen("unix", filepath.Join(dir, "socket"))
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer l.Close()
 	file, err := l.(*net.UnixListener).File()
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer file.Close()
 	notes, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
-	harness.Must(t, err)
+	check.Must(t, err)
 	defer notes.Close()
 	note := func() string {
 		_ = notes.SetReadDeadline(time.Now().Add(harness.Bound))
 		b := make([]byte, 4096)
 		n, err := notes.Read(b)
-		harness.Must(t, err)
+		check.Must(t, err)
 		return string(b[:n])
 	}
 	config := filepath.Join(dir, "config.toml")
-	harness.Must(t, os.WriteFile(config, []byte(fmt.Sprintf("state_dir = %q\n[rooms]\nmax = 0\nmin = 0\n", filepath.Join(dir, "state"))), 0o600))
+	check.Must(t, os.WriteFile(config, []byte(fmt.Sprintf("state_dir = %q\n[rooms]\nmax = 0\nmin = 0\n", filepath.Join(dir, "state"))), 0o600))
 	s := &server{t: t, dir: dir, log: &harness.Log{}}
 	s.cmd = exec.Command("sh", "-c", `LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"`, "sh", harness.Binary(t), "serve", "--config", config)
 	s.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+filepath.Join(dir, "notify"))
@@ -288,8 +288,8 @@ func TestSocketActivation(t *testing.T) {
 // group lets the socket's group call, each user as its own tenant, and nobody else.
 func (s *server) group() {
 	const group = 61234
-	harness.Must(s.t, os.Chown(s.socket(), 0, group))
-	harness.Must(s.t, os.Chmod(s.socket(), 0o660))
+	check.Must(s.t, os.Chown(s.socket(), 0, group))
+	check.Must(s.t, os.Chmod(s.socket(), 0o660))
 	curl := func(uid, gid uint32, args ...string) string {
 		c := exec.Command("curl", append([]string{"--silent", "--unix-socket", s.socket(), "--header", "Content-Type: application/json"}, args...)...)
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid}}

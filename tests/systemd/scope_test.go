@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/limits"
+	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
@@ -25,7 +26,7 @@ const hog = "x = bytearray(200 << 20); print(len(x))"
 func session(t *testing.T) {
 	t.Helper()
 	data, err := os.ReadFile("/proc/self/cgroup")
-	harness.Must(t, err)
+	check.Must(t, err)
 	own := "/sys/fs/cgroup" + strings.TrimPrefix(strings.TrimSpace(string(data)), "0::")
 	if !strings.Contains(own, "/session-") {
 		t.Fatalf("not in a session of systemd's: %s", own)
