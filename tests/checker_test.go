@@ -18,9 +18,9 @@ func TestChecker(t *testing.T) {
 	t.Parallel()
 	top, s := harness.SharedDir(t), harness.NewState(t)
 	project, cache := filepath.Join(top, "project"), filepath.Join(top, "cache")
-	harness.Must(t, errors.Join(os.Mkdir(project, 0o755), os.Mkdir(cache, 0o755), os.WriteFile(project+"/main", []byte("old\n"), 0o644)))
+	check.Must(t, errors.Join(os.Mkdir(project, 0o755), os.Mkdir(cache, 0o755), os.WriteFile(project+"/main", []byte("old\n"), 0o644)))
 	if harness.Root() {
-		harness.Must(t, errors.Join(os.Chown(project, 65534, 65534), os.Chown(cache, 65534, 65534), os.Chown(project+"/main", 65534, 65534)))
+		check.Must(t, errors.Join(os.Chown(project, 65534, 65534), os.Chown(cache, 65534, 65534), os.Chown(project+"/main", 65534, 65534)))
 	}
 	o := harness.Options{Dir: project}
 	flags := []string{"--cwd", "overlay", "--overlay", cache + ":/cache"}
@@ -36,7 +36,7 @@ func TestChecker(t *testing.T) {
 		Changes int
 		Applied []string
 	}
-	harness.Must(t, stdjson.Unmarshal([]byte(got), &done))
+	check.Must(t, stdjson.Unmarshal([]byte(got), &done))
 	check.That(t, done.Changes == 1 && slices.Equal(done.Applied, []string{project + "/main"}), "apply --json: %s", got)
 	holds(t, project+"/main", "new\n")
 	// The directories for results are created.
