@@ -196,14 +196,7 @@ func readSmall(in files, name string) ([]byte, error) {
 type directory struct{ *os.Root }
 
 func openLayout(name, tag string) (Local, error) {
-	info, err := os.Stat(name) // OpenRoot waits for the writer of a pipe
-	if err == nil && !info.IsDir() {
-		err = unix.ENOTDIR
-	}
-	if err != nil {
-		return nil, openError("oci:"+name, err)
-	}
-	root, err := os.OpenRoot(name)
+	root, err := os.OpenRoot(name + "/.") // a pipe is an error, instead of waiting for its writer
 	if err != nil {
 		return nil, openError("oci:"+name, err)
 	}
