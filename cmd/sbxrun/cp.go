@@ -91,7 +91,7 @@ func cutSandbox(word string) (name, inside string, ok bool) {
 func (c *copying) run() error {
 	use, err := sandbox.Enter(c.sandbox)
 	if err != nil {
-		return err
+		return output.Advise(err, "ended", "copy files while it runs, or with run --get")
 	}
 	defer use.Close()
 	box, err := use.Root()

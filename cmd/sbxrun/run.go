@@ -323,13 +323,16 @@ func (r *runner) plan(caller room.Caller) error {
 	return err
 }
 
-// warnOf warns about network rules for a whole top-level domain, binds that the command cannot read, and a command name
+// warnOf warns about network rules for a whole top-level domain or the sandbox's own addresses, binds that the command cannot read, and a command name
 // that means another program on the host.
 func warnOf(plan *room.Plan, argv []string, rules []network.Rule) {
 	for _, r := range rules {
 		if text := r.TopLevel(); text != "" {
 			warn(errors.New(text))
 		}
+	}
+	if text := network.Loopback(rules); text != "" {
+		warn(errors.New(text))
 	}
 	for _, name := range plan.Closed {
 		warn(fmt.Errorf("uid %[2]d in the sandbox cannot read %[1]q; copy it with --put, or use --bind, which also lets the command write", name, plan.Cred().UID))

@@ -244,8 +244,14 @@ func explain(err error) error {
 	if missing, ok := strings.CutPrefix(message, "expected "); ok {
 		return fmt.Errorf("no %s given", strings.Trim(missing, "<> ."))
 	}
-	flag, similar, _ := strings.Cut(strings.TrimPrefix(message, "unknown flag "), ", did you mean ")
+	if flag, _, ok := strings.Cut(message, ": bool value must be "); ok {
+		return fmt.Errorf("%s: takes no value", flag)
+	}
 	wrong, ok := errors.AsType[*kong.ParseError](err)
+	if word, more := strings.CutPrefix(message, "unexpected argument "); more && ok && flagOf(wrong.Context.Selected().Flags, "--name") != nil {
+		return fmt.Errorf("unexpected argument %s: use --name %[1]s", word)
+	}
+	flag, similar, _ := strings.Cut(strings.TrimPrefix(message, "unknown flag "), ", did you mean ")
 	if !ok || !strings.HasPrefix(message, "unknown flag ") {
 		return err
 	}

@@ -18,6 +18,7 @@ package network
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -58,6 +59,29 @@ func (r Rule) TopLevel() string {
 		return ""
 	}
 	return fmt.Sprintf("the network rule %q allows every host below the top-level domain %s; list a domain below it, such as *.example.%s", r.Host, tld, tld)
+}
+
+// Loopback returns the warning about a loopback address in a list without names, or "". In the sandbox such an address is
+// the sandbox's own, and the rule only permits names that resolve to it.
+func Loopback(rules []Rule) string {
+	var at *Rule
+	for i, r := range rules {
+		addr, err := netip.ParseAddr(r.Host)
+		switch {
+		case err != nil && !strings.Contains(r.Host, "/"):
+			return ""
+		case err == nil && addr.IsLoopback() && at == nil:
+			at = &rules[i]
+		}
+	}
+	if at == nil {
+		return ""
+	}
+	name := HostName
+	if at.Port != 0 {
+		name += ":" + strconv.Itoa(int(at.Port))
+	}
+	return fmt.Sprintf("%s is the sandbox itself; for a server on this host, list %s", at.Host, name)
 }
 
 // Publish forwards a port of the host to the sandbox.

@@ -44,3 +44,17 @@ func TestVariables(t *testing.T) {
 	got := new(Spec).Variables(root)
 	check.That(t, got == nil, "%q without a proxy", got)
 }
+
+func TestLoopback(t *testing.T) {
+	for list, want := range map[string]string{
+		"127.0.0.1:8000":             "127.0.0.1 is the sandbox itself; for a server on this host, list " + HostName + ":8000",
+		"192.0.2.1,[::1]":            "::1 is the sandbox itself; for a server on this host, list " + HostName,
+		"db.example.org,127.0.0.1:1": "",
+		"127.0.0.0/8,192.0.2.1":      "",
+	} {
+		rules, err := ParseAllow(list)
+		if got := Loopback(rules); err != nil || got != want {
+			t.Errorf("%s: %q, %v; want %q", list, got, err, want)
+		}
+	}
+}

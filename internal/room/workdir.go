@@ -166,7 +166,7 @@ func currentDirectory(p *Policy, home string) (workdir string, err error) {
 	}
 	for _, other := range p.Mounts {
 		if other.Dest == m.Dest {
-			return "", &result.Error{Code: "usage", Message: fmt.Sprintf("%s %q has a mount of its own", what, shown), Hint: "leave out --cwd, or that mount"}
+			return "", &result.Error{Code: "usage", Message: fmt.Sprintf("%s %q has a mount of its own", what, shown), Hint: "leave out -w or --cwd, or that mount"}
 		}
 	}
 	p.Mounts = append(p.Mounts, m)
