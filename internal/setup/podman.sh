@@ -1,6 +1,6 @@
 #!/bin/bash
-# Tries the flags for files in a container that Debian's podman starts with the options in docs/guides/deploy.md: as root
-# and as an ordinary user. podman and the container see this machine's root directory below overlays in memory, and stay
+# Tries the flags for files and images in a container that Debian's podman starts with the options in
+# docs/guides/deploy.md: as root and as an ordinary user. podman and the container see this machine's root directory below overlays in memory, and stay
 # uninstalled.
 #
 # usage: podman.sh    as root or where sudo asks nothing
@@ -28,10 +28,43 @@ outside() {
     done
     documented=$(sed -n 's/^    podman run \(.*\) IMAGE$/\1/p' docs/guides/deploy.md)
     [ -n "$documented" ]
+    image
     cp "${SBXRUN_BIN:-bin/sbxrun}" "$work/sbxrun"
+    cp "$(dirname "${SBXRUN_BIN:-bin/sbxrun}")/sbxrund" "$work/sbxrund"
     cp "${BASH_SOURCE[0]}" "$work/podman.sh"
-    chmod 755 "$work" "$work/sbxrun" "$work/podman.sh"
+    chmod 755 "$work" "$work"/sbxrun* "$work/podman.sh"
     unshare --mount --propagation private bash "$work/podman.sh" --engine "$work" "$documented"
+}
+
+# image writes an image with a shell and cat, in OCI layout.
+image() {
+    blobs=$work/image/blobs/sha256
+    mkdir -p "$work/files" "$blobs"
+    for program in /bin/sh /bin/cat; do
+        # shellcheck disable=SC2046 # a list of words
+        cp --parents -L $program $(ldd $program | grep -o '/[^ ]*') "$work/files"
+    done
+    echo 'of the image' >"$work/files/marker"
+    tar -C "$work/files" --owner 0 --group 0 -cf "$work/blob" .
+    layer=$(blob)
+    printf '{"architecture": "%s", "os": "linux", "config": {"Cmd": ["cat", "/marker"]}, "rootfs": {"type": "layers", "diff_ids": ["%s"]}}' \
+        "$(dpkg --print-architecture)" "$layer" >"$work/blob"
+    config=$(blob)
+    printf '{"schemaVersion": 2, "config": %s, "layers": [%s]}' "$(descriptor config.v1+json "$config")" "$(descriptor layer.v1.tar "$layer")" >"$work/blob"
+    printf '{"schemaVersion": 2, "manifests": [%s]}' "$(descriptor manifest.v1+json "$(blob)")" >"$work/image/index.json"
+    echo '{"imageLayoutVersion": "1.0.0"}' >"$work/image/oci-layout"
+}
+
+# blob adds a file to the image and prints its digest.
+blob() {
+    digest=$(sha256sum <"$work/blob" | cut -d' ' -f1)
+    mv "$work/blob" "$blobs/$digest"
+    echo "sha256:$digest"
+}
+
+# descriptor TYPE DIGEST: prints the descriptor of a blob.
+descriptor() {
+    printf '{"mediaType": "application/vnd.oci.image.%s", "digest": "%s", "size": %s}' "$1" "$2" "$(stat -c %s "$blobs/${2#*:}")"
 }
 
 # engine makes a root directory with podman, and runs a container in another one.
@@ -45,7 +78,7 @@ engine() {
     done
     chown 65534:65534 /mnt/tree
     mkdir -p /mnt/container/opt/try
-    cp "$work/sbxrun" "$work/podman.sh" /mnt/container/opt/try
+    cp -r "$work"/sbxrun* "$work/podman.sh" "$work/image" /mnt/container/opt/try
     mount -t overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work overlay /mnt/root
     cd /mnt/root
     mkdir -p srv/container srv/tree var/lib/containers
@@ -83,6 +116,7 @@ container() {
         [ ${#as[@]} != 0 ] || sbxrun --rootfs /opt/tree test ! -e /opt/try
     done
     refused 'run sbxrun as an ordinary user' --volume v:/v true
+    refused 'run sbxrun as an ordinary user' --image oci:/opt/try/image cat /marker
     mkdir -p /srv/own/b
     chown -R 1000:1000 /srv/own
     setpriv --reuid 1000 --regid 1000 --clear-groups env HOME=/nonexistent SBXRUN_STATE_DIR=/tmp/state-1000 SBXRUN_DATA_DIR=/tmp/data-1000 bash /opt/try/podman.sh --user
@@ -96,6 +130,14 @@ user() {
     sbxrun --rootfs /opt/tree test ! -e /opt/try
     sbxrun --volume v:/v sh -c 'echo text >/v/f'
     [ "$(sbxrun --volume v:/v cat /v/f)" = text ]
+    [ "$(sbxrun --cwd none --image oci:/opt/try/image)" = 'of the image' ]
+    sbxrun image import oci:/opt/try/image --name small >/dev/null
+    files --image small
+    sbxrun start --name build --image small --overlay / --cwd none >/dev/null
+    sbxrun exec build sh -c 'echo committed >/more'
+    sbxrun image commit build more >/dev/null
+    sbxrun kill --grace 0 build >/dev/null
+    [ "$(sbxrun --cwd none --image more cat /more /marker)" = "$(printf 'committed\nof the image')" ]
 }
 
 # files tries the flags for files in the current directory, in sandboxes with these flags.
