@@ -177,6 +177,9 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	rw.Header()["Content-Type"] = nil // prevent net/http from guessing one
+	// Otherwise the server would read and close the request's body before it writes the response. A host that responds
+	// early, or at once, would wait or have its response cut (golang.org/issue/40747).
+	_ = http.NewResponseController(rw).EnableFullDuplex() // HTTP/1 supports it
 	switch {
 	case conn.tunnel != nil:
 		w.within(rw, r, conn.tunnel)

@@ -183,3 +183,39 @@ func TestNoVersion(t *testing.T) {
 		check.That(t, len(got) == 0, "%q: the host received %q", line, got)
 	}
 }
+
+// A response does not wait for the rest of its request and is not cut by it: net/http would read and close the request's
+// body before it writes the response (golang.org/issue/40747).
+func TestEarlyResponse(t *testing.T) {
+	t.Parallel()
+	host := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(rw).EnableFullDuplex()
+		for range 2 {
+			half := make([]byte, 4)
+			_, _ = io.ReadFull(r.Body, half)
+			_, _ = rw.Write(half)
+			_ = http.NewResponseController(rw).Flush()
+		}
+	}))
+	defer host.Close()
+	address := host.Listener.Addr().String()
+	proxy := serving(t, listing(t, address, nil))
+	const rest = "/ HTTP/1.1\r\nHost: x\r\nContent-Length: 8\r\n\r\nhalf"
+	for what, begin := range map[string]string{"plain": "POST http://" + address + rest, "within a tunnel": "POST " + strings.Replace(rest, "Host: x", "Host: "+address, 1)} {
+		tunnel := ""
+		if what != "plain" {
+			tunnel = "CONNECT " + address + " HTTP/1.1\r\n\r\n"
+		}
+		c, b := get(t, proxy, tunnel, slices.Repeat([]int{http.StatusOK}, min(1, len(tunnel)))...)
+		for range 2 { // on one connection
+			_, err := io.WriteString(c, begin)
+			check.Must(t, err)
+			answer, err := http.ReadResponse(b, nil)
+			check.Require(t, err == nil, "%s: %v", what, err)
+			_, err = io.WriteString(c, "more")
+			check.Must(t, err)
+			body, err := io.ReadAll(answer.Body)
+			check.That(t, err == nil && string(body) == "halfmore", "%s: %q, %v", what, body, err)
+		}
+	}
+}

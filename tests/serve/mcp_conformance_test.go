@@ -20,7 +20,7 @@ func TestMCPConformance(t *testing.T) {
 	t.Parallel()
 	dir := modules(t)
 	s := serve(t, cold)
-	proxy := httptest.NewServer(&httputil.ReverseProxy{ // the suite wants a port, and no token
+	proxy := httptest.NewServer(fullDuplex{&httputil.ReverseProxy{ // the suite wants a port, and no token
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(&url.URL{Scheme: "http", Host: "sbxrun"})
 			r.Out.Host = r.In.Host
@@ -28,7 +28,7 @@ func TestMCPConformance(t *testing.T) {
 		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", s.socket())
 		}},
-	})
+	}})
 	t.Cleanup(proxy.Close)
 	for _, scenario := range []string{
 		"server-initialize", "logging-set-level", "ping", "tools-list", "server-sse-multiple-streams", "resources-list", "prompts-list",
