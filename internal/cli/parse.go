@@ -129,7 +129,10 @@ func apply(ctx *kong.Context, path *kong.Path) error {
 // accepts negative numbers, does not split lists at commas, keeps bytes that are not UTF-8, and refuses empty values.
 func word(ctx *kong.DecodeContext, target reflect.Value) error {
 	if target.Kind() == reflect.Bool {
-		return kong.NewRegistry().RegisterDefaults().ForValue(target).Decode(ctx, target)
+		if kong.NewRegistry().RegisterDefaults().ForValue(target).Decode(ctx, target) != nil {
+			return errors.New("takes no value")
+		}
+		return nil
 	}
 	token, choices := ctx.Scan.Pop(), strings.Split(ctx.Value.Tag.Get("choices"), "|")
 	text := token.String()
@@ -230,7 +233,8 @@ func Group(args []string) int {
 		given, hint = strconv.Quote(args[1]), instead(name, args[1])
 	}
 	want := or(strings.Split(strings.TrimSuffix(texts()[name+" usage:"], " ..."), "|"))
-	return output.Fail(&result.Error{Code: "usage", Message: fmt.Sprintf("no %s command %s: want %s", name, given, want), Hint: cmp.Or(hint, "see sbxrun "+name+" --help")})
+	message := fmt.Sprintf("no %s command %s: want %s", name, given, want)
+	return output.Fail(&result.Error{Code: "usage", Message: message, Hint: cmp.Or(hint, "see sbxrun "+name+" --help")})
 }
 
 func field(flags any, name string) reflect.Value {
@@ -243,9 +247,6 @@ func explain(err error) error {
 	message := strings.ReplaceAll(err.Error(), `"`, "")
 	if missing, ok := strings.CutPrefix(message, "expected "); ok {
 		return fmt.Errorf("no %s given", strings.Trim(missing, "<> ."))
-	}
-	if flag, _, ok := strings.Cut(message, ": bool value must be "); ok {
-		return fmt.Errorf("%s: takes no value", flag)
 	}
 	wrong, ok := errors.AsType[*kong.ParseError](err)
 	if word, more := strings.CutPrefix(message, "unexpected argument "); more && ok && flagOf(wrong.Context.Selected().Flags, "--name") != nil {
