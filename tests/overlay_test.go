@@ -83,6 +83,16 @@ func TestOverlayUpper(t *testing.T) {
 	} {
 		harness.Run(t, harness.Options{Dir: tt.dir}, "--cwd", "overlay", "--upper", tt.upper, "true").Expect(t, 125, "start-failed").ErrHas(t, tt.want)
 	}
+	// A start that was killed while it wrote the record has no layers yet.
+	cut := filepath.Join(filepath.Dir(dir), "cut")
+	check.Must(t, os.Mkdir(cut, 0o700))
+	record := filepath.Join(cut, "overlays.json")
+	check.Must(t, os.WriteFile(record, []byte(`[{"source":`), 0o600))
+	again := []string{"--cwd", "overlay", "--upper", cut, "true"}
+	harness.Run(t, harness.Options{Dir: dir}, again...).Expect(t, 0, "exited")
+	harness.Run(t, harness.Options{Dir: dir}, again...).Expect(t, 0, "exited")
+	check.Must(t, os.WriteFile(record, []byte("["), 0o600))
+	harness.Run(t, harness.Options{Dir: dir}, again...).Expect(t, 125, "start-failed").ErrHas(t, "overlays.json in it is damaged")
 	wantOriginal(t, dir)
 }
 

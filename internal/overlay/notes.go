@@ -39,11 +39,11 @@ func (n *Note) open(name string, flags int) error {
 	})
 }
 
-// Write replaces the content, which must not become shorter.
+// Write appends s, which replaces what was written before. A killed Write leaves that valid.
 func (n *Note) Write(s Staging) error {
 	text, err := result.JSON(s)
 	if err == nil {
-		_, err = n.file.WriteAt(text, 0)
+		_, err = n.file.Write(text)
 	}
 	return state.Failed(err)
 }

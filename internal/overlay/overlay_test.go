@@ -417,6 +417,10 @@ func TestSweep(t *testing.T) {
 		s, err := ReadStaging([]byte(note))
 		check.That(t, err != nil, "%q: %+v", note, s)
 	}
+	for _, rest := range []string{"", `{"name": "a", "ident`} { // the second write was cut off
+		s, err := ReadStaging([]byte(`{"name": "a"}` + "\n" + rest))
+		check.That(t, err == nil && s.Name == "a" && s.Identity == "", "%q: %+v, %v", rest, s, err)
+	}
 }
 
 // Apply keeps another directory that was moved to the name of its staging directory.

@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -87,9 +88,14 @@ func unstage(source, dir int, s Staging) error {
 	return nil
 }
 
-// ReadStaging reads a note: a Staging as JSON.
+// ReadStaging reads a note and returns its last complete Staging.
 func ReadStaging(note []byte) (s Staging, err error) {
-	if err = json.Unmarshal(note, &s); err == nil && (s.Name == "" || strings.Contains(s.Name, "/")) {
+	for line := range bytes.Lines(note) {
+		if next := (Staging{}); json.Unmarshal(line, &next) == nil {
+			s = next
+		}
+	}
+	if s.Name == "" || strings.Contains(s.Name, "/") {
 		err = errors.New("invalid temporary directory name")
 	}
 	return s, err

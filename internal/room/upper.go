@@ -1,6 +1,7 @@
 package room
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -126,13 +127,15 @@ func lockUpper(dir int, list []*Overlay) (known []*Overlay, lock *os.File, err e
 	if err := proc.TryLock(fd, unix.F_WRLCK); err != nil {
 		return nil, nil, errors.New("another sandbox uses it")
 	}
-	known, err = readUpper(lock)
-	if err != nil {
-		return nil, nil, err
-	}
-	if known == nil {
-		if err := onlyEntry(dir); err != nil {
-			return nil, nil, err
+	known, damage := readUpper(lock)
+	if damage != nil || known == nil {
+		// Without layers, the record is new, or a start was killed or had no space while it wrote it.
+		empty := onlyEntry(dir)
+		if empty != nil && damage == nil {
+			_ = unix.Unlinkat(dir, upperFile, 0)
+		}
+		if err := cmp.Or(empty, unix.Ftruncate(fd, 0)); err != nil {
+			return nil, nil, cmp.Or(damage, err)
 		}
 		text, err := result.JSON(list)
 		if err == nil {
@@ -176,7 +179,6 @@ func onlyEntry(dir int) error {
 	defer f.Close()
 	names, err := f.Readdirnames(2)
 	if err == nil && len(names) == 2 || len(names) == 1 && names[0] != upperFile {
-		_ = unix.Unlinkat(dir, upperFile, 0) // lockUpper has just created it
 		return errors.New("it is not empty, and has no layers of sbxrun's")
 	}
 	return nil
