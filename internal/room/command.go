@@ -81,6 +81,16 @@ func checkCommand(v view, name, workdir, sandboxPath string, c Caller) (found st
 	return "", e
 }
 
+// inLayer reports whether a command may be in a layer of an overlay, which only the sandbox can see.
+func (v view) inLayer(name, workdir, sandboxPath string) bool {
+	if strings.Contains(name, "/") {
+		return v.layered(inDir(workdir, name))
+	}
+	return name != "" && slices.ContainsFunc(strings.Split(sandboxPath, ":"), func(dir string) bool {
+		return v.layered(inDir(inDir(workdir, dir), name))
+	})
+}
+
 // puts reports whether a command may be a file that is copied in, which is not there yet.
 func (p *Policy) puts(name, workdir string) bool {
 	return strings.Contains(name, "/") && slices.ContainsFunc(p.Put, func(dest string) bool {
@@ -180,7 +190,7 @@ func checkFile(v view, name, p, home string) error {
 	if !path.IsAbs(interpreter) {
 		return nil // relative to the working directory; the kernel reports errors
 	}
-	if at, err := v.resolve(interpreter); err != nil || at == "" {
+	if at, err := v.resolve(interpreter); (err != nil || at == "") && !v.layered(interpreter) {
 		e := notExecutable(name, fmt.Sprintf("its interpreter %q does not exist in the sandbox", interpreter), "")
 		// In a venv, the interpreter is a link, often to a hidden file.
 		if strings.HasSuffix(interpreter, "\r") {

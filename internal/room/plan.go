@@ -171,7 +171,7 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 		if !p.puts(p.Command[0], plan.Workdir) {
 			found, err = checkCommand(v, p.Command[0], plan.Workdir, sandboxPath, c)
 		}
-		if err != nil {
+		if err != nil && !v.inLayer(p.Command[0], plan.Workdir, sandboxPath) {
 			return nil, err
 		}
 		if found != "" && !given && !v.rooted() {

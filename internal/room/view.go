@@ -151,6 +151,12 @@ func (v view) opened(host string) string {
 	return host
 }
 
+// layered reports whether a path may be in a layer of an overlay that was there before: a snapshot's, or one on disk.
+func (v view) layered(p string) bool {
+	m := v.mountOf(path.Clean(p)).mount
+	return m != nil && (len(m.Lower) > 0 || m.Upper != "")
+}
+
 // isCopy reports whether a clean path is a file that is copied into the sandbox.
 func (v view) isCopy(p string) bool {
 	return v.mountOf(path.Clean(p)).kind == opCopy

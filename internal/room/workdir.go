@@ -204,6 +204,8 @@ func checkWorkdir(v view, dir string, cred *proc.Cred) error {
 	host, err := v.resolve(dir)
 	opened := v.opened(host)
 	switch st, serr := os.Stat(opened); {
+	case err != nil && v.layered(dir):
+		return nil // the command's chdir reports a missing one
 	case err != nil:
 		e.Message = fmt.Sprintf("working directory %q does not exist in the sandbox", dir)
 		e.Err = err
