@@ -96,7 +96,7 @@ func generated(t *testing.T, seed uint64) (layers [][]byte) {
 							here["!"+other] = true
 						}
 					}
-					harness.Must(t, w.WriteHeader(&tar.Header{Name: n + "/.wh..wh..opq", Typeflag: tar.TypeReg, Mode: 0o600}))
+					check.Must(t, w.WriteHeader(&tar.Header{Name: n + "/.wh..wh..opq", Typeflag: tar.TypeReg, Mode: 0o600}))
 					continue
 				}
 				delete(kinds, n)

@@ -386,7 +386,7 @@ func TestHostileLayer(t *testing.T) {
 		}
 		return nil
 	}))
-	check.Equal(t, cmp.Diff(want, got), "", "-want +got:\n")
+	check.NoDiff(t, cmp.Diff(want, got), "-want +got")
 	one, errOne := os.Stat(original + "/one")
 	two, errTwo := os.Stat(original + "/two")
 	linked, errLinked := os.Stat(original + "/linked")

@@ -262,7 +262,7 @@ wait("/over")
 			s.p.Wait()
 			want := *s.before
 			want.Lflag &^= unix.ECHO
-			check.Equal(t, cmp.Diff(&want, s.state()), "", "the terminal was changed (-want +got):\n")
+			check.NoDiff(t, cmp.Diff(&want, s.state()), "the terminal was changed (-want +got)")
 		})
 	}
 }
@@ -297,7 +297,7 @@ func TestTerminalRestoredOnce(t *testing.T) {
 		check.Must(t, err)
 	}
 	s.p.Wait() // for the keeper too
-	check.Equal(t, cmp.Diff(&theirs, s.state()), "", "the terminal was restored again (-theirs +now):\n")
+	check.NoDiff(t, cmp.Diff(&theirs, s.state()), "the terminal was restored again (-theirs +now)")
 }
 
 // sbxrun's messages appear after the terminal was restored: their lines start at the left.

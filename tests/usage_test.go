@@ -261,7 +261,7 @@ func TestMistakes(t *testing.T) {
 		check.That(t, strings.Count(string(r.Stderr), "\n") == 1, "%s: want one line on stderr, got %q", words, r.Stderr)
 	}
 	check.That(t, n == 40, "%s has %d mistakes, want 40", golden, n)
-	check.Equal(t, cmp.Diff(string(text), got.String()), "", "%s (-want +got):\n", golden)
+	check.NoDiff(t, cmp.Diff(string(text), got.String()), "%s (-want +got)", golden)
 }
 
 // Every failing command with --json prints one JSON value: an object with its exit code and an error with code and

@@ -25,7 +25,7 @@ func TestReportIsDocumented(t *testing.T) {
 	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| .+ \\| .+ \\| .+ \\|$").FindAllStringSubmatch(members, -1) {
 		documented = append(documented, row[1])
 	}
-	check.Equal(t, cmp.Diff(harness.MemberNames(reflect.TypeFor[Report]()), documented), "", "members in the order of the struct, against rows of docs/reference/report.md (-struct +doc):\n")
+	check.NoDiff(t, cmp.Diff(harness.MemberNames(reflect.TypeFor[Report]()), documented), "members in the order of the struct, against rows of docs/reference/report.md (-struct +doc)")
 }
 
 // docs/reference/report.md describes the values of members.

@@ -103,7 +103,7 @@ func TestReport(t *testing.T) {
 			got, err := rep.JSON()
 			check.Must(t, err)
 			check.That(t, bytes.Count(got, []byte("\n")) == 1 && got[len(got)-1] == '\n', "not one line: %q", got)
-			check.Equal(t, cmp.Diff(lines(strings.ReplaceAll(tt.want, "\n", "")), lines(strings.TrimSpace(string(got)))), "", "(-want +got):\n")
+			check.NoDiff(t, cmp.Diff(lines(strings.ReplaceAll(tt.want, "\n", "")), lines(strings.TrimSpace(string(got)))), "(-want +got)")
 		})
 	}
 }
@@ -127,7 +127,7 @@ func TestReportMembers(t *testing.T) {
 	slices.Sort(got)
 	want := []string{"argv", "bwrap", "cause", "duration_ms", "error", "exit_code", "id", "payload", "setup_ms", "started", "started_at", "status",
 		"stderr_base64", "stderr_bytes", "stderr_truncated", "stdout", "stdout_bytes", "stdout_truncated", "teardown", "teardown_ms", "timed_out", "usage", "version"}
-	check.Equal(t, cmp.Diff(want, got), "", "(-want +got):\n")
+	check.NoDiff(t, cmp.Diff(want, got), "(-want +got)")
 }
 
 // A stream is in one of two members, and can be restored byte by byte.
@@ -163,7 +163,7 @@ func TestSetOutput(t *testing.T) {
 			} else if b, err := base64.StdEncoding.DecodeString(*got.Base64); err == nil {
 				back.Text = string(b)
 			}
-			check.Equal(t, cmp.Diff(tt.in, back), "", "(-want +got):\n")
+			check.NoDiff(t, cmp.Diff(tt.in, back), "(-want +got)")
 		})
 	}
 }

@@ -32,7 +32,7 @@ func TestFromWaitStatus(t *testing.T) {
 	}
 	for _, tt := range tests {
 		got := FromWaitStatus(tt.status)
-		check.Equal(t, cmp.Diff(tt.want, got), "", "wait status %#x (-want +got):\n", tt.status)
+		check.NoDiff(t, cmp.Diff(tt.want, got), "wait status %#x (-want +got)", tt.status)
 		check.That(t, got.Code() == tt.code, "wait status %#x: code %d, want %d", tt.status, got.Code(), tt.code)
 	}
 }
@@ -109,7 +109,7 @@ func TestExitCodeAndStatus(t *testing.T) {
 		{"proven, error beside it", Result{Verdict: Proven, Cause: Exited, Payload: exited(3), Err: &Error{ExitCode: 126}}, end{3, StatusFailed}},
 	}
 	for _, tt := range tests {
-		check.Equal(t, cmp.Diff(tt.want, end{tt.in.ExitCode(), tt.in.Status()}), "", "%s (-want +got):\n", tt.name)
+		check.NoDiff(t, cmp.Diff(tt.want, end{tt.in.ExitCode(), tt.in.Status()}), "%s (-want +got)", tt.name)
 	}
 }
 

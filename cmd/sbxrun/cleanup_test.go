@@ -24,8 +24,6 @@ left     zombie 7 8: ` + supervisors + "\n"
 	for _, dry := range []bool{false, true} {
 		var b strings.Builder
 		check.Must(t, printFound(&b, found, dry))
-		if diff := cmp.Diff(want, b.String()); diff != "" {
-			t.Errorf("dry %v (-want +got):\n%s", dry, diff)
-		}
+		check.NoDiff(t, cmp.Diff(want, b.String()), "dry %v (-want +got)", dry)
 	}
 }

@@ -49,9 +49,7 @@ interrupted: nothing is known
 		t.Run(tt.name, func(t *testing.T) {
 			var got strings.Builder
 			check.Must(t, printFindings(&got, tt.rep))
-			if diff := cmp.Diff(strings.TrimPrefix(tt.want, "\n"), got.String()); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.NoDiff(t, cmp.Diff(strings.TrimPrefix(tt.want, "\n"), got.String()), "(-want +got)")
 		})
 	}
 }

@@ -45,15 +45,11 @@ func TestJSONIsDocumented(t *testing.T) {
 	} {
 		want := harness.MemberNames(of, reflect.TypeFor[result.Report](), reflect.TypeFor[state.Record](), reflect.TypeFor[result.ReportError](), reflect.TypeFor[result.Survivor]())
 		want = slices.DeleteFunc(want, func(name string) bool { return strings.HasPrefix(name, "tightest.") }) // as in bounds
-		if diff := cmp.Diff(slices.Sorted(slices.Values(want)), rows(heading)); diff != "" {
-			t.Errorf("%s --json: members of the struct, against rows of json.md (-struct +doc):\n%s", heading, diff)
-		}
+		check.NoDiff(t, cmp.Diff(slices.Sorted(slices.Values(want)), rows(heading)), "%s --json: members of the struct, against rows of json.md (-struct +doc)", heading)
 	}
 	var metrics []string
 	for name := range exposed(t, statistics{}) {
 		metrics = append(metrics, name)
 	}
-	if diff := cmp.Diff(slices.Sorted(slices.Values(metrics)), rows("Prometheus")); diff != "" {
-		t.Errorf("metrics, against rows of json.md (-metrics +doc):\n%s", diff)
-	}
+	check.NoDiff(t, cmp.Diff(slices.Sorted(slices.Values(metrics)), rows("Prometheus")), "metrics, against rows of json.md (-metrics +doc)")
 }

@@ -33,9 +33,7 @@ func TestParseUser(t *testing.T) {
 	}
 	for _, tt := range tests {
 		got, err := parseUser(tt.in)
-		if diff := cmp.Diff(tt.want, got); diff != "" {
-			t.Errorf("parseUser(%q) (-want +got):\n%s", tt.in, diff)
-		}
+		check.NoDiff(t, cmp.Diff(tt.want, got), "parseUser(%q) (-want +got)", tt.in)
 		if (err != nil) != (tt.want == nil && tt.in != "") {
 			t.Errorf("parseUser(%q): error %v", tt.in, err)
 		}
@@ -123,9 +121,7 @@ func TestEnvironment(t *testing.T) {
 			for _, v := range append(base.Vars(), set.Vars()...) {
 				got[v.Name] = v.Value
 			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.NoDiff(t, cmp.Diff(tt.want, got), "(-want +got)")
 		})
 	}
 }
@@ -167,9 +163,7 @@ func TestMounts(t *testing.T) {
 				return
 			}
 			check.Must(t, err)
-			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.NoDiff(t, cmp.Diff(tt.want, got), "(-want +got)")
 		})
 	}
 }

@@ -85,9 +85,7 @@ func TestReportFile(t *testing.T) {
 				}
 			}
 			check.Must(t, r.report(rep))
-			if diff := cmp.Diff(tt.want, contents(t, dir)); diff != "" {
-				t.Errorf("directory afterwards (-want +got):\n%s", diff)
-			}
+			check.NoDiff(t, cmp.Diff(tt.want, contents(t, dir)), "directory afterwards (-want +got)")
 		})
 	}
 }
@@ -103,9 +101,7 @@ func TestReportDirectoryMoved(t *testing.T) {
 	check.Must(t, err)
 	check.Must(t, errors.Join(os.Rename(top+"/a", top+"/c"), os.Symlink("b", top+"/a")))
 	check.Must(t, r.report(rep))
-	if diff := cmp.Diff(map[string]string{"r.json": text}, contents(t, top+"/c")); diff != "" {
-		t.Errorf("the directory (-want +got):\n%s", diff)
-	}
+	check.NoDiff(t, cmp.Diff(map[string]string{"r.json": text}, contents(t, top+"/c")), "the directory (-want +got)")
 	if got := contents(t, top+"/b"); len(got) != 0 {
 		t.Errorf("in the directory that took its name: %q", got)
 	}
@@ -121,9 +117,7 @@ func TestReportLeavesNothingBefore(t *testing.T) {
 		if _, err := openReport(&cli.Run{}, dir+"/r.json"); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(old, contents(t, dir)); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		check.NoDiff(t, cmp.Diff(old, contents(t, dir)), "(-want +got)")
 	}
 }
 
@@ -145,9 +139,7 @@ func TestReportForged(t *testing.T) {
 			check.Must(t, err)
 			check.Must(t, forge(dir+"/r.json"))
 			check.Must(t, r.report(rep))
-			if diff := cmp.Diff(map[string]string{"r.json": text, "target": "old"}, contents(t, dir)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.NoDiff(t, cmp.Diff(map[string]string{"r.json": text, "target": "old"}, contents(t, dir)), "(-want +got)")
 		})
 	}
 }
@@ -324,7 +316,5 @@ func TestReportWriteFails(t *testing.T) {
 	if err := r.report(rep); !errors.As(err, &e) || e.Code != "report" {
 		t.Errorf("got %v", err)
 	}
-	if diff := cmp.Diff(map[string]string{"r.json": fs.ModeDir.String()}, contents(t, dir)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.NoDiff(t, cmp.Diff(map[string]string{"r.json": fs.ModeDir.String()}, contents(t, dir)), "(-want +got)")
 }

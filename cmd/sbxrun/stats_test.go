@@ -82,9 +82,7 @@ func TestPrometheus(t *testing.T) {
 		"sbxrun_zombies{}":                                            2,
 		"sbxrun_orphans{}":                                            3,
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("samples (-want +got):\n%s", diff)
-	}
+	check.NoDiff(t, cmp.Diff(want, got), "samples (-want +got)")
 }
 
 // A frame fits the terminal, and clears the rest of each line and of the screen.

@@ -54,7 +54,7 @@ func TestCensus(t *testing.T) {
 		{"another process has the number", proc.Identity{PID: 13, Start: 4, PIDNS: 700}, Count{}},
 		{"gone", proc.Identity{PID: 99, Start: 4, PIDNS: 700}, Count{}},
 	} {
-		check.Equal(t, cmp.Diff(tt.want, c.Sandbox(tt.init)), "", "%s (-want +got):\n", tt.name)
+		check.NoDiff(t, cmp.Diff(tt.want, c.Sandbox(tt.init)), "%s (-want +got)", tt.name)
 	}
 }
 

@@ -94,7 +94,7 @@ func TestLook(t *testing.T) {
 			for i := range r.Bounds {
 				r.Bounds[i].Path = strings.TrimPrefix(r.Bounds[i].Path, root)
 			}
-			check.Equal(t, cmp.Diff(tt.want, r.Bounds), "", "bounds (-want +got):\n")
+			check.NoDiff(t, cmp.Diff(tt.want, r.Bounds), "bounds (-want +got)")
 			check.Equal(t, r.Tightest().Path, tt.tightest, "tightest")
 			check.That(t, r.Refused == tt.refused, "%d forks refused, want %d", r.Refused, tt.refused)
 		})
@@ -201,6 +201,6 @@ func TestPromises(t *testing.T) {
 	for i := range r.Bounds {
 		r.Bounds[i].Path = strings.TrimPrefix(r.Bounds[i].Path, root)
 	}
-	check.Equal(t, cmp.Diff(want, r.Bounds), "", "(-want +got):\n")
+	check.NoDiff(t, cmp.Diff(want, r.Bounds), "(-want +got)")
 	check.Equal(t, r.Bounds[1].Room(), 200-40-140, "room")
 }

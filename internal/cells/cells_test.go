@@ -204,7 +204,7 @@ func TestCells(t *testing.T) {
 		k := open(t, Spec{Room: In(room), Language: Languages()[language]})
 		for i, test := range tests[language] {
 			a := do(t, k, test.code)
-			check.Equal(t, cmp.Diff(test.want, see(a)), "", "%s: %s: (-want +got)\n", language, test.name)
+			check.NoDiff(t, cmp.Diff(test.want, see(a)), "%s: %s: (-want +got)", language, test.name)
 			check.That(t, a.Number == i+1 && a.Earlier == nil, "%s: %s: number %d, %+v", language, test.name, a.Number, a.Earlier)
 		}
 	}
@@ -241,7 +241,7 @@ open("matplotlib/pyplot.py", "w").write('''
 import matplotlib.pyplot as plt
 plt.figure(1), plt.figure(2)
 None`)
-	check.Equal(t, cmp.Diff(done("", "figure image/png=png by A", "figure image/png=png by A"), see(a)), "")
+	check.NoDiff(t, cmp.Diff(done("", "figure image/png=png by A", "figure image/png=png by A"), see(a)))
 	a = do(t, k, "plt.figure(3)\n1/0")
 	check.That(t, len(a.Results) == 1 && a.Results[0].Kind == "figure" && a.Error != nil, "with an exception: %+v", see(a))
 	a = do(t, k, "1")

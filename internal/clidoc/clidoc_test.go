@@ -89,9 +89,7 @@ func TestManSections(t *testing.T) {
 			want = []string{"NAME", "SYNOPSIS", "DESCRIPTION", "COMMANDS", "OPTIONS", "EXIT STATUS", "SIGNALS",
 				"ENVIRONMENT", "FILES", "EXAMPLES", "SEE ALSO"}
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s: sections (-want +got):\n%s", name, diff)
-		}
+		check.NoDiff(t, cmp.Diff(want, got), "%s: sections (-want +got)", name)
 		if strings.Contains(page, "{{") {
 			t.Errorf("%s: a template action was left in the page", name)
 		}
@@ -176,9 +174,7 @@ func TestReference(t *testing.T) {
 			t.Errorf("%q is not in the reference once", want)
 		}
 	}
-	if diff := cmp.Diff(text, read(t, "../../docs/reference/commands.md")); diff != "" {
-		t.Errorf("docs/reference/commands.md: run ./setup.sh reference (-want +got):\n%s", diff)
-	}
+	check.NoDiff(t, cmp.Diff(text, read(t, "../../docs/reference/commands.md")), "docs/reference/commands.md: run ./setup.sh reference (-want +got)")
 }
 
 // The flags in tables of the documentation exist.

@@ -160,9 +160,7 @@ func TestShells(t *testing.T) {
 						words = want
 					}
 				}
-				if diff := cmp.Diff(want, words); diff != "" {
-					t.Errorf("%q (-want +got):\n%s", w.line, diff)
-				}
+				check.NoDiff(t, cmp.Diff(want, words), "%q (-want +got)", w.line)
 			}
 		})
 	}

@@ -68,7 +68,7 @@ func TestTenants(t *testing.T) {
 			want := c.Tenant
 			check.That(t, want.Queue == 7 && want.Sessions != 0 && len(want.Network) == 1 && want.Network[0] == "a.example", "%+v", want)
 			want.Sessions, want.MaxTimeout, want.Overlays = 0, 0, []string{}
-			check.Equal(t, cmp.Diff(want, c.Of("guest")), "", "%s\n(-want +got)\n", text)
+			check.NoDiff(t, cmp.Diff(want, c.Of("guest")), "%s\n(-want +got)", text)
 		}
 	}
 }

@@ -28,7 +28,7 @@ func TestDefaultsAreDocumented(t *testing.T) {
 	check.Must(t, err)
 	want := Default()
 	documented.StateDir, documented.DataDir = want.StateDir, want.DataDir // depends on the user
-	check.Equal(t, cmp.Diff(flat(reflect.ValueOf(want)), flat(reflect.ValueOf(documented))), "", "defaults in the code, against configuration.md (-code +doc):\n")
+	check.NoDiff(t, cmp.Diff(flat(reflect.ValueOf(want)), flat(reflect.ValueOf(documented))), "defaults in the code, against configuration.md (-code +doc)")
 	tables := regexp.MustCompile(`(?m)^\[([a-z]+)`)
 	have := map[string]bool{}
 	table := ""

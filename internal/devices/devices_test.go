@@ -124,9 +124,7 @@ func TestFind(t *testing.T) {
 	}
 	want.Env.Put(values.Var{Name: "NVIDIA_VISIBLE_DEVICES", Value: "void"})
 	want.Env.Put(values.Var{Name: "NVIDIA_ALL", Value: "1"})
-	if diff := cmp.Diff(want, got, cmp.Transformer("vars", func(e values.Environment) []values.Var { return e.Vars() })); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.NoDiff(t, cmp.Diff(want, got, cmp.Transformer("vars", func(e values.Environment) []values.Var { return e.Vars() })), "(-want +got)")
 }
 
 func socket(t *testing.T, name string) {

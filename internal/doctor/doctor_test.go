@@ -119,7 +119,7 @@ func TestExamine(t *testing.T) {
 		t.Logf("%-8s %-20s %s%s", f.Verdict, f.Name, f.Detail, f.Cause)
 	}
 	check.That(t, r.OK && r.Failed() == nil && r.RoundTrip != nil && r.Bwrap != nil && r.Kernel != "", "not everything works, or is told: %+v", r)
-	check.Equal(t, cmp.Diff(before, children(t)), "", "processes left behind (-before +after):\n")
+	check.NoDiff(t, cmp.Diff(before, children(t)), "processes left behind (-before +after)")
 	left, _ := filepath.Glob(filepath.Join(os.TempDir(), "sbxrun-doctor-*"))
 	check.That(t, len(left) == 0, "files left behind: %q", left)
 }
@@ -141,34 +141,30 @@ func TestReportJSON(t *testing.T) {
 	r := Report{Version: 1, OK: true, RoundTrip: &ms, Kernel: "6.1.0", Checks: []Finding{{Name: "kernel", Verdict: OK, Detail: "Linux 6.1.0"}, {Name: "run", Verdict: Skipped, Cause: "needs: bwrap"}}}
 	b := harness.JSON(t, r)
 	want := `{"version":1,"ok":true,"checks":[{"name":"kernel","verdict":"ok","detail":"Linux 6.1.0"},{"name":"run","verdict":"skipped","cause":"needs: bwrap"}],"round_trip_ms":6.5,"kernel":"6.1.0"}`
-	check.Equal(t, cmp.Diff(want, string(b)), "", "(-want +got):\n")
+	check.NoDiff(t, cmp.Diff(want, string(b)), "(-want +got)")
 }
 
 func TestGround(t *testing.T) {
-	check := func(e *exam, name string, err error) {
+	ran := func(e *exam, name string, err error) {
 		e.check(name, func() (string, error) { return "seen", err })
 	}
 	made := func(e *exam) []Finding {
-		check(e, "a", warning{errors.New("bad"), "less"})
+		ran(e, "a", warning{errors.New("bad"), "less"})
 		e.ground()
-		check(e, "b", errors.New("bad"))
-		check(e, "c", nil)
+		ran(e, "b", errors.New("bad"))
+		ran(e, "c", nil)
 		e.ground()
-		check(e, "d", nil)
+		ran(e, "d", nil)
 		e.ground()
-		check(e, "e", errors.New("bad"))
+		ran(e, "e", errors.New("bad"))
 		return e.Checks
 	}
 	want := []Finding{{Name: "a", Verdict: Warning, Cause: "less: bad"}, {Name: "b", Verdict: Failed, Cause: "bad"}, {Name: "c", Verdict: OK, Detail: "seen"},
 		{Name: "d", Verdict: Skipped, Cause: "needs: b"}, {Name: "e", Verdict: Skipped, Cause: "needs: b"}}
-	if diff := cmp.Diff(want, made(newExam(context.Background(), room.Caller{}))); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.NoDiff(t, cmp.Diff(want, made(newExam(context.Background(), room.Caller{}))), "(-want +got)")
 	first := newExam(context.Background(), room.Caller{})
 	first.firstOnly = true
-	if diff := cmp.Diff(want[:2], made(first)); diff != "" {
-		t.Errorf("first only (-want +got):\n%s", diff)
-	}
+	check.NoDiff(t, cmp.Diff(want[:2], made(first)), "first only (-want +got)")
 	ctx, cancel := context.WithCancel(context.Background())
 	interrupted := newExam(ctx, room.Caller{})
 	interrupted.check("a", func() (string, error) { cancel(); return "", errors.New("interrupted") })
@@ -242,7 +238,7 @@ func TestExecuteLeavesNothing(t *testing.T) {
 			if words != "" { // the orphan may have been killed before it could print
 				ended(t, words)
 			}
-			check.Equal(t, cmp.Diff(before, children(t)), "", "(-before +after):\n")
+			check.NoDiff(t, cmp.Diff(before, children(t)), "(-before +after)")
 		})
 	}
 }
@@ -284,7 +280,7 @@ func TestExecuteStopped(t *testing.T) {
 	if words != "" {
 		ended(t, words)
 	}
-	check.Equal(t, cmp.Diff(before, children(t)), "", "(-before +after):\n")
+	check.NoDiff(t, cmp.Diff(before, children(t)), "(-before +after)")
 }
 
 func TestExecuteFloods(t *testing.T) {

@@ -93,7 +93,7 @@ func TestSignalReachesAll(t *testing.T) {
 	check.Require(t, diff == "", "(-want +got):\n%s", diff)
 	err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGTERM)
 	check.Must(t, err)
-	check.Equal(t, cmp.Diff([]string{"child", "session", "orphan", "payload"}, read(t, lines, 4), anyOrder), "", "reached (-want +got):\n")
+	check.NoDiff(t, cmp.Diff([]string{"child", "session", "orphan", "payload"}, read(t, lines, 4), anyOrder), "reached (-want +got)")
 	check.That(t, !sb.Init.Exited(), "init has ended")
 	got := children(t, sb.Keeper.PID)
 	check.That(t, got == nil, "left behind: %+v", got)

@@ -26,7 +26,7 @@ func TestParseMounts(t *testing.T) {
 		{"root", "32 31 0:29 / / rw - cgroup2 cgroup2 rw\n", nil},
 	}
 	for _, tt := range tests {
-		check.Equal(t, cmp.Diff(tt.want, parseMounts([]byte(tt.in))), "", "%s (-want +got):\n", tt.name)
+		check.NoDiff(t, cmp.Diff(tt.want, parseMounts([]byte(tt.in))), "%s (-want +got)", tt.name)
 	}
 }
 
@@ -40,7 +40,7 @@ func TestParseMembership(t *testing.T) {
 		{"the first counts, no newline", "1:pids:/a\n2:pids:/b\n0::/c", map[string]string{"pids": "/a", "": "/c"}},
 	}
 	for _, tt := range tests {
-		check.Equal(t, cmp.Diff(tt.want, parseMembership([]byte(tt.in))), "", "%s (-want +got):\n", tt.name)
+		check.NoDiff(t, cmp.Diff(tt.want, parseMembership([]byte(tt.in))), "%s (-want +got)", tt.name)
 	}
 }
 

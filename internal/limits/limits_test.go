@@ -22,7 +22,7 @@ func TestFakeMeminfo(t *testing.T) {
 		"SwapTotal:       1000000 kB\nSwapFree:       1000000 kB\nHugePages_Total:       0\nMemTotal: junk\nDirectMap1G:    20971520 kB"
 	want := "MemTotal:          65536 kB\nMemFree:             100 kB\nMemAvailable:      65536 kB\nBuffers:               0 kB\nCached:                0 kB\n" +
 		"SwapTotal:             0 kB\nSwapFree:              0 kB\nHugePages_Total:       0\nMemTotal: junk\nDirectMap1G:    20971520 kB"
-	check.Equal(t, cmp.Diff(want, string(FakeMeminfo([]byte(in), 64<<20, 0))), "", "(-want +got):\n")
+	check.NoDiff(t, cmp.Diff(want, string(FakeMeminfo([]byte(in), 64<<20, 0))), "(-want +got)")
 	real, err := proc.ReadFile("/proc/meminfo")
 	check.Must(t, err)
 	got := FakeMeminfo(real, math.MaxInt64, math.MaxInt64)

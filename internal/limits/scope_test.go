@@ -209,7 +209,7 @@ func TestScopeEnter(t *testing.T) {
 			want := map[string]any{"Delegate": true, "PIDs": []uint32{0}, "CollectMode": "inactive-or-failed", "TasksMax": ^uint64(0), "Description": "sandbox of sbxrun"}
 			diff := cmp.Diff(want, f.properties)
 			check.That(t, diff == "" && f.name == "sbxrun-x.scope" && f.mode == "fail", "%s %s (-want +got)\n%s", f.name, f.mode, diff)
-			check.Equal(t, cmp.Diff(asked(bus), f.calls), "", "(-want +got)\n")
+			check.NoDiff(t, cmp.Diff(asked(bus), f.calls), "(-want +got)")
 		})
 	}
 }

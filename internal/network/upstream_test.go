@@ -26,7 +26,7 @@ func TestEnvironmentProxy(t *testing.T) {
 		{map[string]string{"HTTP_PROXY": "http://p:1"}, &Upstream{HTTP: "http://p:1"}},
 		{map[string]string{"HTTP_PROXY": "http://p:1", "REQUEST_METHOD": "GET"}, nil},
 	} {
-		check.Equal(t, cmp.Diff(tt.want, environmentProxy(func(name string) string { return tt.env[name] })), "", "%v (-want +got):\n", tt.env)
+		check.NoDiff(t, cmp.Diff(tt.want, environmentProxy(func(name string) string { return tt.env[name] })), "%v (-want +got)", tt.env)
 	}
 }
 

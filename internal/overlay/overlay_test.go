@@ -627,7 +627,7 @@ func TestMark(t *testing.T) {
 			got = append(got, c.Path)
 		}
 	}
-	check.Equal(t, cmp.Diff([]string{"became", "chmod", "closed", "group", "new", "script"}, got), "")
+	check.NoDiff(t, cmp.Diff([]string{"became", "chmod", "closed", "group", "new", "script"}, got))
 }
 
 // Changes compares the original's directory with the one that the sandbox saw.
@@ -746,7 +746,7 @@ func TestSelect(t *testing.T) {
 		got = append(got, strings.TrimPrefix(p, source))
 		return err
 	}))
-	check.Equal(t, cmp.Diff([]string{"", "/a", "/a/b", "/a/b/c"}, got), "")
+	check.NoDiff(t, cmp.Diff([]string{"", "/a", "/a/b", "/a/b/c"}, got))
 }
 
 // Apply of random layers gives the same result as a model of overlayfs, which is in part compared with
@@ -788,7 +788,7 @@ func TestLayers(t *testing.T) {
 		}
 		slices.Reverse(dirs)
 		if seed%3 == 0 {
-			check.Equal(t, cmp.Diff(mounted(t, dirs), shown), "", "seed %d: -overlayfs +model:\n", seed)
+			check.NoDiff(t, cmp.Diff(mounted(t, dirs), shown), "seed %d: -overlayfs +model", seed)
 		}
 		upper, err := os.Open(dirs[0])
 		must(t, err)

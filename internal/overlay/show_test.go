@@ -33,7 +33,7 @@ func TestPatch(t *testing.T) {
 		"diff --git \"a/esc\\033[31m\" \"b/esc\\033[31m\"\nnew file mode 100644\n--- /dev/null\n+++ \"b/esc\\033[31m\"\n@@ -0,0 +1,1 @@\n+\n" +
 		"diff --git a/gone/x b/gone/x\ndeleted file mode 100644\n--- a/gone/x\n+++ /dev/null\n@@ -1,1 +0,0 @@\n-x\n" +
 		"diff --git a/text b/text\n--- a/text\n+++ b/text\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
-	check.Equal(t, cmp.Diff(want, b.String()), "", "-want +got:\n")
+	check.NoDiff(t, cmp.Diff(want, b.String()), "-want +got")
 }
 
 // git(1) accepts a patch of every change between files, links and directories, and the result is that
@@ -103,7 +103,7 @@ func TestPatchTaken(t *testing.T) {
 	}
 	_, err = tree.Apply(context.Background(), list, Options{Delete: true})
 	must(t, err)
-	check.Equal(t, cmp.Diff(files(t, source), files(t, copied)), "", "-apply +git apply:\n")
+	check.NoDiff(t, cmp.Diff(files(t, source), files(t, copied)), "-apply +git apply")
 }
 
 // files returns the files in a directory as git(1) sees them.

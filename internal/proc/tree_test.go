@@ -47,7 +47,7 @@ func TestParseStat(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := parseStat([]byte(tt.in))
 			check.Must(t, err)
-			check.Equal(t, cmp.Diff(tt.want, got), "", "(-want +got):\n")
+			check.NoDiff(t, cmp.Diff(tt.want, got), "(-want +got)")
 		})
 	}
 }
@@ -115,7 +115,7 @@ func FuzzParseStat(f *testing.F) {
 			" " + ticks(st.Waited.User) + " " + ticks(st.Waited.System) + strings.Repeat(" 0", 2) + " " + strconv.Itoa(st.Threads) + " 0 " + strconv.FormatUint(st.Start, 10) + " 0 " + strconv.FormatInt(st.Pages, 10)
 		again, err := parseStat([]byte(line))
 		check.Require(t, err == nil, "%q: %v", line, err)
-		check.Equal(t, cmp.Diff(st, again), "", "read back from %q (-first +again):\n", line)
+		check.NoDiff(t, cmp.Diff(st, again), "read back from %q (-first +again)", line)
 	})
 }
 
@@ -175,7 +175,7 @@ func TestParseChildren(t *testing.T) {
 		{"x 4x 42 0x10 99999999999999999999", []int{42}},
 	}
 	for _, tt := range tests {
-		check.Equal(t, cmp.Diff(tt.want, parseChildren([]byte(tt.in))), "", "parseChildren(%q) (-want +got):\n", tt.in)
+		check.NoDiff(t, cmp.Diff(tt.want, parseChildren([]byte(tt.in))), "parseChildren(%q) (-want +got)", tt.in)
 	}
 }
 
@@ -272,7 +272,7 @@ func TestNamespaces(t *testing.T) {
 	ours, err := Namespace(os.Getpid(), "pid")
 	check.Must(t, err)
 	check.That(t, ns != ours && ns != 0, "namespaces %d and %d", ns, ours)
-	check.Equal(t, cmp.Diff([]string{"sh", "sleep", "sh"}, comms(Members(100, ns)), anyOrder), "", "members (-want +got):\n")
+	check.NoDiff(t, cmp.Diff([]string{"sh", "sleep", "sh"}, comms(Members(100, ns)), anyOrder), "members (-want +got)")
 	for _, limit := range []int{1, 2, 3} {
 		check.Equal(t, len(Descendants(c.Process.Pid, limit)), limit)
 		check.Equal(t, len(Members(limit, ns)), limit)

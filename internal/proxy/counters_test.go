@@ -76,6 +76,6 @@ func TestNamed(t *testing.T) {
 			got[kind]++
 		}
 		want := map[string]int{"true.example.org:443": network.MaxHosts, "false.example.org:443": network.MaxHosts, "": 2}
-		check.Equal(t, cmp.Diff(want, got), "", "refused first: %v", refusedFirst)
+		check.NoDiff(t, cmp.Diff(want, got), "refused first: %v", refusedFirst)
 	}
 }

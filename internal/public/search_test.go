@@ -48,14 +48,14 @@ func TestPublicAdd(t *testing.T) {
 		return names
 	}
 	want := []string{"bash.d", "dpkg", "env", "gitattributes", "java-99-openjdk", "perl", "perl.d", "protocols", "rpc", "suse-release", "time", "zshrc"}
-	check.Equal(t, cmp.Diff(want, places(search{})), "", "(-want +got):\n")
+	check.NoDiff(t, cmp.Diff(want, places(search{})), "(-want +got)")
 	t.Run("groups", func(t *testing.T) {
 		want := []string{"bash.d", "dpkg/origins", "env", "gitattributes", "java-99-openjdk", "perl", "protocols", "rpc", "suse-release", "time", "zshrc"}
-		check.Equal(t, cmp.Diff(want, places(search{uid: 1000, groups: []int{os.Getegid()}})), "", "for a member of the group of dpkg/lock (-want +got):\n")
+		check.NoDiff(t, cmp.Diff(want, places(search{uid: 1000, groups: []int{os.Getegid()}})), "for a member of the group of dpkg/lock (-want +got)")
 	})
 	t.Run("a mount of the user's", func(t *testing.T) {
 		want := []string{"bash.d", "dpkg", "env", "gitattributes", "java-99-openjdk", "perl.d", "protocols", "suse-release", "time"}
-		check.Equal(t, cmp.Diff(want, places(search{dests: []string{dir + "/perl/Net", dir + "/zshrc", dir + "/rpc"}})), "", "(-want +got):\n")
+		check.NoDiff(t, cmp.Diff(want, places(search{dests: []string{dir + "/perl/Net", dir + "/zshrc", dir + "/rpc"}})), "(-want +got)")
 	})
 }
 

@@ -198,7 +198,7 @@ func TestCheckCommand(t *testing.T) {
 			if tt.want != nil {
 				tt.want.Message, tt.want.Hint = places.Replace(tt.want.Message), places.Replace(tt.want.Hint)
 			}
-			check.Equal(t, cmp.Diff(tt.want, got, cmpopts.IgnoreFields(result.Error{}, "Err")), "", "(-want +got):\n")
+			check.NoDiff(t, cmp.Diff(tt.want, got, cmpopts.IgnoreFields(result.Error{}, "Err")), "(-want +got)")
 		})
 	}
 }

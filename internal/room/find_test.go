@@ -114,8 +114,8 @@ func TestFind(t *testing.T) {
 			if tt.err != nil {
 				tt.err.Message, tt.err.Hint = place(tt.err.Message), place(tt.err.Hint)
 			}
-			check.Equal(t, cmp.Diff(tt.want, got), "", "program (-want +got):\n")
-			check.Equal(t, cmp.Diff(tt.err, failed, cmpopts.IgnoreFields(result.Error{}, "Err")), "", "error (-want +got):\n")
+			check.NoDiff(t, cmp.Diff(tt.want, got), "program (-want +got)")
+			check.NoDiff(t, cmp.Diff(tt.err, failed, cmpopts.IgnoreFields(result.Error{}, "Err")), "error (-want +got)")
 		})
 	}
 }

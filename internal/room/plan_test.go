@@ -108,7 +108,7 @@ func TestPlanOptions(t *testing.T) {
 			}
 			plan := prepare(t, p, tt.uid)
 			list := parseOptions(t, plan.options(true))
-			check.Equal(t, cmp.Diff(tt.cred, plan.cred), "", "credentials (-want +got):\n")
+			check.NoDiff(t, cmp.Diff(tt.cred, plan.cred), "credentials (-want +got)")
 
 			want := []string{"--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"}
 			if !tt.netHost {
@@ -132,11 +132,11 @@ func TestPlanOptions(t *testing.T) {
 					tail = append(tail, text)
 				}
 			}
-			check.Equal(t, cmp.Diff(want, head), "", "before the file tree (-want +got):\n")
-			check.Equal(t, cmp.Diff([]string{"--remount-ro /dev", "--remount-ro /"}, tail), "", "after the file tree (-want +got):\n")
+			check.NoDiff(t, cmp.Diff(want, head), "before the file tree (-want +got)")
+			check.NoDiff(t, cmp.Diff([]string{"--remount-ro /dev", "--remount-ro /"}, tail), "after the file tree (-want +got)")
 			wantVars := []string{"PATH=" + sandboxPathOf(plan.ops, os.Getenv("PATH")), "HOME=/home/sandbox", "USER=sandbox", "LOGNAME=sandbox",
 				"V0=secret-1", "V1=secret-2\n--bind\n/\n/", "V2=", "V3=--ro-bind", "LANG=C.UTF-8", "PWD=/data/sub"}
-			check.Equal(t, cmp.Diff(wantVars, plan.Entry().Env), "", "environment (-want +got):\n")
+			check.NoDiff(t, cmp.Diff(wantVars, plan.Entry().Env), "environment (-want +got)")
 
 			for i, p := range places {
 				for _, q := range places[i+1:] {
@@ -249,7 +249,7 @@ func TestPlanBuild(t *testing.T) {
 		for _, w := range tt.got {
 			words = append(words, visible.Replace(w))
 		}
-		check.Equal(t, cmp.Diff(strings.Fields(tt.want), words), "", "(-want +got):\n")
+		check.NoDiff(t, cmp.Diff(strings.Fields(tt.want), words), "(-want +got)")
 	}
 	wantFurnishing := &enter.Furnishing{
 		Tmpfs: []enter.Mounted{
@@ -260,7 +260,7 @@ func TestPlanBuild(t *testing.T) {
 		Mounts:   []enter.Mount{{Dest: "/s", Bind: enter.Bind{Place: "/s"}}, {Dest: "/w/secret", Base: "/w", File: true, Bind: enter.Bind{Place: "/.layers/0"}}},
 		ReadOnly: []string{"/dev", "/"}, NoUserns: plan.NoUserns(),
 	}
-	check.Equal(t, cmp.Diff(wantFurnishing, plan.furnishing()), "", "furnishing (-want +got):\n")
+	check.NoDiff(t, cmp.Diff(wantFurnishing, plan.furnishing()), "furnishing (-want +got)")
 }
 
 // If user namespaces cannot be disabled in the room, the filter refuses them.
@@ -301,7 +301,7 @@ func TestPlanIdentity(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var plan Plan
 			user := plan.identify(&Policy{User: tt.user}, Caller{UID: tt.uid, GID: tt.gid})
-			check.Equal(t, cmp.Diff(tt.want, identity{user, strings.Join(plan.identity, " "), plan.cred}), "", "(-want +got):\n")
+			check.NoDiff(t, cmp.Diff(tt.want, identity{user, strings.Join(plan.identity, " "), plan.cred}), "(-want +got)")
 		})
 	}
 }
@@ -359,10 +359,10 @@ func TestLayoutReplacesDefaults(t *testing.T) {
 					}
 				}
 				want := []op{{kind: map[MountKind]opKind{ReadOnly: opBind, ReadWrite: opBindRW, Tmpfs: opTmpfs}[m.Kind], dst: tt.dest, src: m.Source, size: m.Size}}
-				check.Equal(t, cmp.Diff(want, users, cmp.AllowUnexported(op{})), "", "the user's (-want +got):\n")
-				check.Equal(t, cmp.Diff(kept, places(defaults)), "", "defaults (-want +got):\n")
+				check.NoDiff(t, cmp.Diff(want, users, cmp.AllowUnexported(op{})), "the user's (-want +got)")
+				check.NoDiff(t, cmp.Diff(kept, places(defaults)), "defaults (-want +got)")
 			}
-			check.Equal(t, cmp.Diff(all, places(list(Mount{Source: top + "/none", Dest: tt.dest, Try: true}))), "", "defaults beside a source that is missing (-want +got):\n")
+			check.NoDiff(t, cmp.Diff(all, places(list(Mount{Source: top + "/none", Dest: tt.dest, Try: true}))), "defaults beside a source that is missing (-want +got)")
 		})
 	}
 }
@@ -390,7 +390,7 @@ func TestEtcAccounts(t *testing.T) {
 			got[o.dst] = string(o.data)
 		}
 		want := map[string]string{"/etc/passwd": tt.passwd, "/etc/group": tt.group, "/etc/hosts": "127.0.0.1 localhost h\n::1 localhost h\n"}
-		check.Equal(t, cmp.Diff(want, got), "", "%v (-want +got):\n", tt.user)
+		check.NoDiff(t, cmp.Diff(want, got), "%v (-want +got)", tt.user)
 	}
 }
 
@@ -428,7 +428,7 @@ func TestPrepareErrors(t *testing.T) {
 			plan, err := Prepare(p, c)
 			var got *result.Error
 			check.Require(t, plan == nil && errors.As(err, &got), "got %v, %v", plan, err)
-			check.Equal(t, cmp.Diff(tt.want, *got, cmpopts.IgnoreFields(result.Error{}, "Err")), "", "(-want +got):\n")
+			check.NoDiff(t, cmp.Diff(tt.want, *got, cmpopts.IgnoreFields(result.Error{}, "Err")), "(-want +got)")
 		})
 	}
 }

@@ -55,7 +55,7 @@ func TestParseBind(t *testing.T) {
 			if got.Source, got.Dest, err = ParseBind(tt.arg, "/work dir"); err != nil {
 				got.Err = err.Error()
 			}
-			check.Equal(t, cmp.Diff(tt.want, got), "", "ParseBind(%q) (-want +got):\n", tt.arg)
+			check.NoDiff(t, cmp.Diff(tt.want, got), "ParseBind(%q) (-want +got)", tt.arg)
 		})
 	}
 }
@@ -85,7 +85,7 @@ func TestParseTmpfs(t *testing.T) {
 		if got.Dest, got.Size, err = ParseTmpfs(tt.arg); err != nil {
 			got.Err = err.Error()
 		}
-		check.Equal(t, cmp.Diff(tt.want, got), "", "ParseTmpfs(%q) (-want +got):\n", tt.arg)
+		check.NoDiff(t, cmp.Diff(tt.want, got), "ParseTmpfs(%q) (-want +got)", tt.arg)
 	}
 }
 

@@ -58,7 +58,7 @@ func TestProtect(t *testing.T) {
 				check.That(t, m.Kind == Tmpfs || m.Kind == Empty || m.Source == top+"/"+tt.bind+rel, "%s shows %s", m.Dest, m.Source)
 				got = append(got, fmt.Sprint(int(m.Kind), " ", rel))
 			}
-			check.Equal(t, cmp.Diff(tt.want, got), "", "(-want +got):\n")
+			check.NoDiff(t, cmp.Diff(tt.want, got), "(-want +got)")
 		})
 	}
 }
@@ -82,6 +82,6 @@ func TestProtectNamed(t *testing.T) {
 		for _, m := range p.Mounts[1:] {
 			got = append(got, fmt.Sprint(int(m.Kind), " ", m.Dest[len("/m"):]))
 		}
-		check.Equal(t, cmp.Diff(want, got), "", "%s (-want +got):\n", workdir)
+		check.NoDiff(t, cmp.Diff(want, got), "%s (-want +got)", workdir)
 	}
 }

@@ -30,7 +30,7 @@ func TestSwap(t *testing.T) {
 		{0, all - 1, []syscall.SysProcIDMap{{ContainerID: 0, HostID: all - 1, Size: 1}, {ContainerID: 1, HostID: 1, Size: all - 2}, {ContainerID: all - 1, HostID: 0, Size: 1}}},
 		{5, 5, []syscall.SysProcIDMap{{Size: all}}},
 	} {
-		check.Equal(t, cmp.Diff(tt.want, swap(tt.a, tt.b)), "", "swap(%d, %d) (-want +got):\n", tt.a, tt.b)
+		check.NoDiff(t, cmp.Diff(tt.want, swap(tt.a, tt.b)), "swap(%d, %d) (-want +got)", tt.a, tt.b)
 	}
 }
 
@@ -55,7 +55,7 @@ func TestPrepareMapsOwners(t *testing.T) {
 		plan := prepare(t, Policy{Command: []string{"true"}, Workdir: "/tmp", Mounts: mounts, User: tt.user}, 0)
 		for _, o := range plan.ops {
 			if o.dst == "/out" {
-				check.Equal(t, cmp.Diff(tt.want, o.owner), "", "%s (-want +got):\n", tt.name)
+				check.NoDiff(t, cmp.Diff(tt.want, o.owner), "%s (-want +got)", tt.name)
 			}
 		}
 	}

@@ -71,8 +71,8 @@ func TestStatus(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			check.Equal(t, cmp.Diff(tt.want, tell(strings.NewReader(tt.in))), "", "(-want +got):\n")
-			check.Equal(t, cmp.Diff(tt.want, tell(iotest.OneByteReader(strings.NewReader(tt.in)))), "", "byte by byte (-want +got):\n")
+			check.NoDiff(t, cmp.Diff(tt.want, tell(strings.NewReader(tt.in))), "(-want +got)")
+			check.NoDiff(t, cmp.Diff(tt.want, tell(iotest.OneByteReader(strings.NewReader(tt.in)))), "byte by byte (-want +got)")
 		})
 	}
 }
@@ -91,11 +91,11 @@ func TestStatusSplit(t *testing.T) {
 	for i := range len(bwrapStatus) + 1 {
 		want := told{4711, 4026532500, ""}
 		split := io.MultiReader(strings.NewReader(bwrapStatus[:i]), strings.NewReader(bwrapStatus[i:]))
-		check.Equal(t, cmp.Diff(want, tell(split)), "", "split at %d (-want +got):\n", i)
+		check.NoDiff(t, cmp.Diff(want, tell(split)), "split at %d (-want +got)", i)
 		if i < whole {
 			want = told{Err: "EOF"}
 		}
-		check.Equal(t, cmp.Diff(want, tell(strings.NewReader(bwrapStatus[:i]))), "", "cut at %d (-want +got):\n", i)
+		check.NoDiff(t, cmp.Diff(want, tell(strings.NewReader(bwrapStatus[:i]))), "cut at %d (-want +got)", i)
 	}
 }
 

@@ -76,7 +76,7 @@ func TestCurrentDirectory(t *testing.T) {
 				return
 			}
 			check.That(t, err == nil && got == tt.dir, "got %q, %v", got, err)
-			check.Equal(t, cmp.Diff(tt.want, p.Mounts), "", "mounts (-want +got):\n")
+			check.NoDiff(t, cmp.Diff(tt.want, p.Mounts), "mounts (-want +got)")
 		})
 	}
 }
@@ -129,7 +129,7 @@ func TestCurrentDirectoryAsked(t *testing.T) {
 			if last := len(tt.want) - 1; last >= 0 {
 				tt.want[last].Here, _ = filepath.Rel(tt.dir, tt.want[last].Source)
 			}
-			check.Equal(t, cmp.Diff(tt.want, tt.policy.Mounts), "", "mounts (-want +got):\n")
+			check.NoDiff(t, cmp.Diff(tt.want, tt.policy.Mounts), "mounts (-want +got)")
 		})
 	}
 }

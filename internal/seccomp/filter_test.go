@@ -210,7 +210,7 @@ func TestTable(t *testing.T) {
 	for _, r := range table {
 		got[r.name] = r.rule
 	}
-	check.Equal(t, cmp.Diff(want, got), "", "(-want +got)\n")
+	check.NoDiff(t, cmp.Diff(want, got), "(-want +got)")
 }
 
 // TestNumbers compares the table with the numbers in package unix, for every architecture. Each call has a rule or is

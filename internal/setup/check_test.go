@@ -188,9 +188,7 @@ func TestRare(t *testing.T) {
 	got := names("rare")
 	slices.Sort(got)
 	slices.Sort(want)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("rare in later.sh (-want +got):\n%s", diff)
-	}
+	check.NoDiff(t, cmp.Diff(want, got), "rare in later.sh (-want +got)")
 }
 
 // calls maps the functions of a directory to the names that they use.
@@ -317,9 +315,7 @@ func TestCheck(t *testing.T) {
 			}
 			before, summary, _ := cutLast(out, "\n\n")
 			summary = regexp.MustCompile(`, \d+ s\n`).ReplaceAllString(summary, "\n")
-			if diff := cmp.Diff(tt.want, strings.ReplaceAll(summary, "check: ", "")); diff != "" {
-				t.Errorf("summary (-want +got):\n%s", diff)
-			}
+			check.NoDiff(t, cmp.Diff(tt.want, strings.ReplaceAll(summary, "check: ", "")), "summary (-want +got)")
 			if shown := strings.Contains(before, "\n    bad.go:1: the reason\n--- FAIL: TestBad (0.00s)\n"); shown != (tt.output == fails) {
 				t.Errorf("shown is %q", before)
 			}

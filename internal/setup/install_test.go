@@ -116,9 +116,7 @@ func TestInstall(t *testing.T) {
 			if code != tt.code || !strings.Contains(stderr, tt.stderr) || (tt.stderr == "" && stderr != "") {
 				t.Errorf("exit code %d and stderr %q, want %d and %q", code, stderr, tt.code, tt.stderr)
 			}
-			if diff := cmp.Diff(tt.ran, ran); diff != "" {
-				t.Errorf("commands (-want +got):\n%s", diff)
-			}
+			check.NoDiff(t, cmp.Diff(tt.ran, ran), "commands (-want +got)")
 			var want string
 			for _, line := range tt.ran {
 				want += "setup: " + line + "\n"
@@ -126,9 +124,7 @@ func TestInstall(t *testing.T) {
 			if want == "" && code == 0 {
 				want = "setup: nothing is missing\n"
 			}
-			if diff := cmp.Diff(want, stdout); diff != "" {
-				t.Errorf("stdout (-want +got):\n%s", diff)
-			}
+			check.NoDiff(t, cmp.Diff(want, stdout), "stdout (-want +got)")
 
 			// A dry run prints the same and does nothing. It cannot know that the lists are old.
 			dryCode, dry, _, dryRan := m.install(t, append(tt.flags, "--dry-run")...)

@@ -53,7 +53,7 @@ func TestRecord(t *testing.T) {
 	data := encoded(t, &want)
 	got, err := parseRecord(data)
 	must(t, err)
-	check.Equal(t, cmp.Diff(want, got), "", "(-want +got):\n")
+	check.NoDiff(t, cmp.Diff(want, got), "(-want +got)")
 	check.That(t, bytes.Count(data, []byte("\n")) == 1 && bytes.HasSuffix(data, []byte("}\n")), "not one line: %q", data)
 	// Readers ignore unknown members.
 	data = bytes.Replace(data, []byte("{"), []byte(`{"new":{"pid":-1},`), 1)
@@ -181,7 +181,7 @@ func checkAccepted(t *testing.T, data []byte) {
 	again, err := parseRecord(encoded(t, &r))
 	must(t, err)
 	// Compare the written form: an empty map is left out, and is nil when read back.
-	check.Equal(t, cmp.Diff(encoded(t, &r), encoded(t, &again)), "", "(-first +again):\n")
+	check.NoDiff(t, cmp.Diff(encoded(t, &r), encoded(t, &again)), "(-first +again)")
 	for _, alive := range []bool{false, true} {
 		switch s := (&Entry{Record: r, Alive: alive}).Status(); s {
 		case "starting", "running", "completed", "failed", "killed", "error", "lost":
@@ -354,7 +354,7 @@ func TestAccess(t *testing.T) {
 	for _, word := range []string{"box", o.ID} {
 		e, got, ok := d.Access(word)
 		check.Require(t, ok && e.ID == o.ID, "%s: %v, %+v", word, ok, e)
-		check.Equal(t, cmp.Diff(want, got), "", "%s (-want +got):\n", word)
+		check.NoDiff(t, cmp.Diff(want, got), "%s (-want +got)", word)
 	}
 	text, err := o.folder.Read(accessName)
 	must(t, err)

@@ -9,6 +9,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // outcome is everything that a Buffer reports about a stream.
@@ -117,9 +119,7 @@ func TestText(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, piece := range []int{1, 3, math.MaxInt} {
-				if diff := cmp.Diff(tt.want, capture(tt.limit, tt.stream, piece)); diff != "" {
-					t.Errorf("in pieces of %d (-want +got):\n%s", piece, diff)
-				}
+				check.NoDiff(t, cmp.Diff(tt.want, capture(tt.limit, tt.stream, piece)), "in pieces of %d (-want +got)", piece)
 			}
 		})
 	}

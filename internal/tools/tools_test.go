@@ -145,12 +145,12 @@ func TestFind(t *testing.T) {
 			for _, v := range set.Vars {
 				vars = append(vars, v.Name+"="+v.Value)
 			}
-			check.Equal(t, cmp.Diff(tt.want, got), "", "shown (-want +got):\n")
+			check.NoDiff(t, cmp.Diff(tt.want, got), "shown (-want +got)")
 			var want []string
 			for _, v := range tt.vars {
 				want = append(want, full(v))
 			}
-			check.Equal(t, cmp.Diff(want, vars), "", "variables (-want +got):\n")
+			check.NoDiff(t, cmp.Diff(want, vars), "variables (-want +got)")
 			dirs := tt.dirs
 			if dirs == "" {
 				dirs = tt.path

@@ -30,7 +30,7 @@ func TestShellQuote(t *testing.T) {
 	for _, word := range hostile {
 		line = append(line, ShellQuote(word))
 	}
-	check.Equal(t, cmp.Diff(hostile, readBack(t, strings.Join(line, " "))), "", "(-want +got):\n")
+	check.NoDiff(t, cmp.Diff(hostile, readBack(t, strings.Join(line, " "))), "(-want +got)")
 	// Words that need no quotes stay readable.
 	for _, word := range []string{"/usr/bin/env", "--ro-bind", "A=b", "1.5"} {
 		check.Equal(t, ShellQuote(word), word, "ShellQuote")
@@ -45,7 +45,7 @@ func FuzzShellQuote(f *testing.F) {
 		if strings.Contains(word, "\x00") || len(word) > 100_000 {
 			return // cannot be an argument
 		}
-		check.Equal(t, cmp.Diff([]string{word, "x"}, readBack(t, ShellQuote(word)+" x")), "", "ShellQuote(%q) (-want +got):\n", word)
+		check.NoDiff(t, cmp.Diff([]string{word, "x"}, readBack(t, ShellQuote(word)+" x")), "ShellQuote(%q) (-want +got)", word)
 	})
 }
 
@@ -67,6 +67,6 @@ func TestSplitColon(t *testing.T) {
 		{"\xff:\xfe", []string{"\xff", "\xfe"}},
 	}
 	for _, tt := range tests {
-		check.Equal(t, cmp.Diff(tt.want, SplitColon(tt.in)), "", "SplitColon(%q) (-want +got):\n", tt.in)
+		check.NoDiff(t, cmp.Diff(tt.want, SplitColon(tt.in)), "SplitColon(%q) (-want +got)", tt.in)
 	}
 }

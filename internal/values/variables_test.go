@@ -95,7 +95,7 @@ func TestParseVars(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := ParseVars([]byte(tt.in), "f")
 			check.Must(t, err)
-			check.Equal(t, cmp.Diff(tt.want, got), "", "(-want +got):\n")
+			check.NoDiff(t, cmp.Diff(tt.want, got), "(-want +got)")
 		})
 	}
 }
@@ -136,7 +136,7 @@ func TestEnvironment(t *testing.T) {
 		s.Put(v)
 	}
 	want := []Var{{"B", "3"}, {"A", "2"}, {"C", ""}}
-	check.Equal(t, cmp.Diff(want, s.Vars()), "", "(-want +got):\n")
+	check.NoDiff(t, cmp.Diff(want, s.Vars()), "(-want +got)")
 	s.Vars()[0].Value = "changed"
 	got, ok := s.Lookup("B")
 	check.That(t, got == "3" && ok, "Lookup(B) = %q, %v; want 3", got, ok)

@@ -42,6 +42,15 @@ func OK(t T, err error, what ...any) {
 	}
 }
 
+// NoDiff fails the test with a difference, for example of [cmp.Diff], unless it is empty. what is a format and its
+// arguments.
+func NoDiff(t T, diff string, what ...any) {
+	if diff != "" {
+		t.Helper()
+		t.Errorf("%s\n%s", label(what), diff)
+	}
+}
+
 // Must ends the test on an error.
 func Must(t T, err error) {
 	if err != nil {

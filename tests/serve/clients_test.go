@@ -447,7 +447,7 @@ func conform(t *testing.T, ca string, drive driver) {
 			if f != nil {
 				f.mu.Lock()
 				defer f.mu.Unlock()
-				check.Equal(t, cmp.Diff(b.asked, f.asked), "", "asked (-want +got):\n")
+				check.NoDiff(t, cmp.Diff(b.asked, f.asked), "asked (-want +got)")
 			}
 		})
 	}
@@ -560,13 +560,13 @@ func TestClientTypes(t *testing.T) {
 	} {
 		want := slices.DeleteFunc(jsonNames(tt.api), func(name string) bool { return tt.node == "Report" && slices.Contains(atHome, name) })
 		if tt.node != "" {
-			check.Equal(t, cmp.Diff(want, node[tt.node], cmpopts.SortSlices(strings.Compare)), "", "%s (-api +index.d.ts):\n", tt.node)
+			check.NoDiff(t, cmp.Diff(want, node[tt.node], cmpopts.SortSlices(strings.Compare)), "%s (-api +index.d.ts)", tt.node)
 		}
 		if tt.ours == nil {
 			continue
 		}
 		want = slices.DeleteFunc(want, func(name string) bool { return slices.Contains(strings.Fields(tt.without), name) })
-		check.Equal(t, cmp.Diff(want, jsonNames(tt.ours), cmpopts.SortSlices(strings.Compare)), "", "%v (-api +clients/go):\n", tt.ours)
+		check.NoDiff(t, cmp.Diff(want, jsonNames(tt.ours), cmpopts.SortSlices(strings.Compare)), "%v (-api +clients/go)", tt.ours)
 	}
 }
 
