@@ -16,7 +16,7 @@ packages='./internal/room ./internal/enter ./internal/doctor ./tests'
 tests='Scripts|Trees|OlderBwrap|Start.*|Prepare.*|Plan.*|Find.*|Exec(End|View|Privileges)|Signal.*|Diagnose.*|Examine.*'
 tests+='|PayloadTakesOverNothing|CommandsOfASandboxApart|SignalsEverybody|NestedSandboxes|Descriptors.*|Secret.*|CleanEnvironment|NoNetwork|OwnLoopback|CurrentDirectory.*|NeverReaped|ExecNothingLeft|ExecCodes|Kill|Lifetime|IdleRoomKilled'
 tests+='|LimitMemory|LimitForkBomb|LimitRefused|LimitTmpSize|LimitProcess|LimitFakeMeminfo|Seccomp.*|Timeout(Words|Signaled)|Litter|Overlay|OverlayApply|Snapshot|SnapshotHere|Volume|Cp|PutGet|MountRace|CurrentDirectoryExchanged|Protect.*'
-tests+='|SelfExe|PlantedProgramsInPath|NamedBwrapExposed|EmptyFiles|ProcMasked|LargeIDs|PlanningHasNoEffects'
+tests+='|Image(Run|Writable|Disks)|Rootfs.*|Devices.*|SelfExe|PlantedProgramsInPath|NamedBwrapExposed|EmptyFiles|ProcMasked|LargeIDs|PlanningHasNoEffects'
 # And with the newest what is made in a room by sbxrun itself.
 newest='|Reached|Refused|NothingElse|Publish|Connect|GetHostile|CpHostile'
 export SBXRUN_SOAK=2
