@@ -138,8 +138,7 @@ func TestListAndRemove(t *testing.T) {
 		check.Must(t, err)
 		ids = append(ids, id)
 		old := time.Now().Add(-time.Minute)
-		err = os.Chtimes(filepath.Join(s.dir, "a", strings.TrimPrefix(id, Prefix)), old, old)
-		check.Must(t, err)
+		check.Must(t, os.Chtimes(filepath.Join(s.dir, "a", strings.TrimPrefix(id, Prefix)), old, old))
 	}
 	f, _, err := s.Get("a", ids[0])
 	check.Must(t, err)

@@ -35,8 +35,7 @@ func TestEnded(t *testing.T) {
 		t.Run(fmt.Sprintf("%v, %v", c.err, c.inside), func(t *testing.T) {
 			t.Parallel()
 			cmd := exec.Command("sleep", "1000")
-			err := cmd.Start()
-			check.Must(t, err)
+			check.Must(t, cmd.Start())
 			room, err := proc.Open(cmd.Process.Pid)
 			check.Must(t, err)
 			defer room.Close()
@@ -56,8 +55,7 @@ func TestEnded(t *testing.T) {
 // Release kills init when nothing can be written to the gate.
 func TestNotReleased(t *testing.T) {
 	held := exec.Command("sleep", "100")
-	err := held.Start()
-	check.Must(t, err)
+	check.Must(t, held.Start())
 	init, err := proc.Open(held.Process.Pid)
 	check.Must(t, err)
 	defer init.Close()

@@ -41,8 +41,7 @@ func sandbox(t *testing.T, script string) (sb *room.Room, lines *bufio.Scanner) 
 	w.Close()
 	t.Cleanup(func() { end(t, sb) })
 	sb.Exec.Release()
-	err = r.SetReadDeadline(soon())
-	check.Must(t, err)
+	check.Must(t, r.SetReadDeadline(soon()))
 	return sb, bufio.NewScanner(r)
 }
 
@@ -91,8 +90,7 @@ func TestSignalReachesAll(t *testing.T) {
 	sb, lines := sandbox(t, script)
 	diff := cmp.Diff([]string{"up", "up", "up", "up"}, read(t, lines, 4))
 	check.Require(t, diff == "", "(-want +got):\n%s", diff)
-	err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGTERM)
-	check.Must(t, err)
+	check.Must(t, enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGTERM))
 	check.NoDiff(t, cmp.Diff([]string{"child", "session", "orphan", "payload"}, read(t, lines, 4), anyOrder), "reached (-want +got)")
 	check.That(t, !sb.Init.Exited(), "init has ended")
 	got := children(t, sb.Keeper.PID)
@@ -103,8 +101,7 @@ func TestSignalStops(t *testing.T) {
 	sb, _ := sandbox(t, "setsid sleep 100 & exec sleep 100")
 	// A process that waits for its vfork(2) child to exec cannot stop, so wait until both have executed sleep.
 	until(t, sb, "two sleeps", func(st proc.Stat) bool { return st.Comm == "sleep" })
-	err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGSTOP)
-	check.Must(t, err)
+	check.Must(t, enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGSTOP))
 	until(t, sb, "two stopped", func(st proc.Stat) bool { return st.State == "T" })
 }
 
@@ -142,10 +139,8 @@ func TestSignalErrors(t *testing.T) {
 	read(t, lines, 1)
 	err := enter.Signal(sb.Room, sb.Cred, sb.HostNet, 65)
 	check.That(t, err != nil, "signal 65: no error")
-	err = sb.Room.Signal(unix.SIGKILL)
-	check.Must(t, err)
-	err = sb.Room.Wait(soon())
-	check.Must(t, err)
+	check.Must(t, sb.Room.Signal(unix.SIGKILL))
+	check.Must(t, sb.Room.Wait(soon()))
 	err = enter.Signal(sb.Room, sb.Cred, sb.HostNet, unix.SIGTERM)
 	check.That(t, err != nil && strings.HasPrefix(err.Error(), "enter the room of process "), "to a room that has ended: %v", err)
 }

@@ -17,8 +17,7 @@ import (
 func TestHandClosed(t *testing.T) {
 	var w way
 	defer w.Close()
-	err := w.open()
-	check.Must(t, err)
+	check.Must(t, w.open())
 	self, err := proc.Open(os.Getpid())
 	check.Must(t, err)
 	defer self.Close()

@@ -47,8 +47,7 @@ func keeper(t *testing.T) (socket int, cmd *exec.Cmd) {
 	end := os.NewFile(uintptr(pair[1]), "socket")
 	defer end.Close()
 	cmd = &exec.Cmd{Path: "/proc/self/fd/3", Args: []string{"keeper", Keep}, Stdin: end, ExtraFiles: []*os.File{program}}
-	err = cmd.Start()
-	check.Must(t, err)
+	check.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		unix.Close(pair[0])
 		_ = cmd.Wait() // the exit code is not checked

@@ -152,8 +152,7 @@ func limitDescriptors(t *testing.T, n int) (restore func()) {
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
 	check.Must(t, err)
 	low := unix.Rlimit{Cur: uint64(n), Max: limit.Max}
-	err = unix.Setrlimit(unix.RLIMIT_NOFILE, &low)
-	check.Must(t, err)
+	check.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &low))
 	return func() {
 		check.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
 	}
@@ -173,8 +172,7 @@ func TestIdentityPIDReuse(t *testing.T) {
 	first := identify(t, c.Process.Pid)
 	end()
 	for range 1000 {
-		err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(first.PID-1)), 0)
-		check.Must(t, err)
+		check.Must(t, os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(first.PID-1)), 0))
 		d, end := held(t, "cat")
 		if d.Process.Pid != first.PID {
 			end() // a thread of this process has taken the PID

@@ -164,8 +164,7 @@ func TestKeeperDiscarded(t *testing.T) {
 	_, err := out.Read(make([]byte, 3))
 	check.Must(t, err)
 	child := Descendants(k.PID, 1)[0]
-	err = k.Signal(unix.SIGSTOP)
-	check.Must(t, err)
+	check.Must(t, k.Signal(unix.SIGSTOP))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -217,10 +216,8 @@ func TestInheritNoDescriptors(t *testing.T) {
 	_, err := out.Read(make([]byte, 3))
 	check.Must(t, err)
 	program := Descendants(k.PID, 1)[0].PID
-	err = k.Signal(unix.SIGKILL)
-	check.Must(t, err)
-	err = k.Wait(time.Now().Add(10 * time.Second))
-	check.Must(t, err)
+	check.Must(t, k.Signal(unix.SIGKILL))
+	check.Must(t, k.Wait(time.Now().Add(10*time.Second)))
 	kept := &Kept{Keeper: k}
 	left := kept.Survivors(10)
 	check.That(t, len(left) == 1 && left[0].PID == program, "survivors %+v, want %d", left, program)
@@ -257,8 +254,7 @@ func TestAbandonSocketHeld(t *testing.T) {
 	_, err = r.Read(make([]byte, 1))
 	check.Must(t, err)
 	child := Descendants(k.PID, 1)[0].PID
-	err = k.Signal(unix.SIGKILL)
-	check.Must(t, err)
+	check.Must(t, k.Signal(unix.SIGKILL))
 	begin := time.Now()
 	_, err = (&Kept{Keeper: k}).Abandon(begin.Add(20 * time.Second))
 	check.That(t, err == nil, "%v", err)

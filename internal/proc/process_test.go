@@ -88,8 +88,7 @@ func TestProcessPIDReuse(t *testing.T) {
 		c, end := held(t, "cat")
 		p := open(t, c.Process.Pid)
 		end()
-		err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(c.Process.Pid-1)), 0)
-		check.Must(t, err)
+		check.Must(t, os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(c.Process.Pid-1)), 0))
 		d, end := held(t, "cat")
 		if d.Process.Pid != c.Process.Pid {
 			end() // a thread of this process has taken the PID

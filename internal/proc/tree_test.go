@@ -202,8 +202,7 @@ func held(t *testing.T, args ...string) (c *exec.Cmd, end func()) {
 	c = exec.Command(args[0], args[1:]...)
 	in, err := c.StdinPipe()
 	check.Must(t, err)
-	err = c.Start()
-	check.Must(t, err)
+	check.Must(t, c.Start())
 	ended := false
 	end = func() {
 		if !ended {

@@ -45,8 +45,7 @@ func TestAsUser(t *testing.T) {
 	})
 	check.Must(t, err)
 	var st unix.Stat_t
-	err = unix.Stat(filepath.Join(dir, "made"), &st)
-	check.Must(t, err)
+	check.Must(t, unix.Stat(filepath.Join(dir, "made"), &st))
 	check.That(t, user == nil || st.Uid == user.UID && st.Gid == user.GID, "owner %d:%d", st.Uid, st.Gid)
 	n, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
 	check.That(t, n == 1 && err == nil, "dumpable %d, %v", n, err)

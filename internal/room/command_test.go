@@ -19,12 +19,10 @@ import (
 func TestInsteadOf(t *testing.T) {
 	top := laidOut(t, "shims/", "own/", "links/", "venv/bin/")
 	for name, text := range map[string]string{"shims/cat": "#!/bin/sh\n", "own/other": "#!/bin/sh\n", "venv/pyvenv.cfg": ""} {
-		err := os.WriteFile(filepath.Join(top, name), []byte(text), 0o755)
-		check.Must(t, err)
+		check.Must(t, os.WriteFile(filepath.Join(top, name), []byte(text), 0o755))
 	}
 	cat, err := filepath.EvalSymlinks("/usr/bin/cat")
-	err = errors.Join(err, os.Symlink(cat, top+"/links/cat"), os.Symlink(cat, top+"/venv/bin/cat"), os.WriteFile(top+"/own/cat", nil, 0o644))
-	check.Must(t, err)
+	check.Must(t, errors.Join(err, os.Symlink(cat, top+"/links/cat"), os.Symlink(cat, top+"/venv/bin/cat"), os.WriteFile(top+"/own/cat", nil, 0o644)))
 	for _, tt := range []struct{ path, want string }{
 		{"/usr/bin", ""},
 		{"TOP/shims:/usr/bin", "TOP/shims/cat"},
@@ -60,8 +58,7 @@ func TestCheckCommand(t *testing.T) {
 	v, top := sample(t)
 	write := func(name, text string, mode os.FileMode) {
 		t.Helper()
-		err := os.WriteFile(filepath.Join(top, name), []byte(text), mode)
-		check.Must(t, err)
+		check.Must(t, os.WriteFile(filepath.Join(top, name), []byte(text), mode))
 	}
 	write("work/plain", "text", 0o644)
 	write("usr/bin/plain", "text", 0o644)
@@ -86,8 +83,7 @@ func TestCheckCommand(t *testing.T) {
 	write("work/tools/own", "\x7fELF", 0o755)
 	write("usr/lib/piped", "\x7fELF", 0o755)
 	write("work/steals", "#!"+filepath.Join(top, "me/.ssh/id_rsa")+"\n", 0o755)
-	err = os.MkdirAll(filepath.Join(top, "me/.ssh"), 0o755)
-	check.Must(t, err)
+	check.Must(t, os.MkdirAll(filepath.Join(top, "me/.ssh"), 0o755))
 	write("me/.ssh/id_rsa", "", 0o755)
 	tools := laidOut(t, "lib/pyenv/shims/tool", "tools/tool2", "lib/python/bin/tool3", "dirs/tool4/", "bin/both2")
 	err = os.WriteFile(filepath.Join(tools, "bin/notool"), nil, 0o644)
@@ -222,8 +218,7 @@ func TestShebang(t *testing.T) {
 	}
 	for _, tt := range tests {
 		p := filepath.Join(dir, "script")
-		err := os.WriteFile(p, []byte(tt.text), 0o755)
-		check.Must(t, err)
+		check.Must(t, os.WriteFile(p, []byte(tt.text), 0o755))
 		check.Equal(t, Interpreter(p), tt.want, "shebang of %q", tt.text)
 	}
 	check.Equal(t, Interpreter(filepath.Join(dir, "none")), "", "shebang of a missing file")

@@ -63,8 +63,7 @@ func fake(t *testing.T, text string, mode os.FileMode) (dir string) {
 	name := filepath.Join(dir, "bwrap")
 	err := os.WriteFile(name, []byte(text), 0o700)
 	check.Must(t, err)
-	err = os.Chmod(name, mode)
-	check.Must(t, err)
+	check.Must(t, os.Chmod(name, mode))
 	return dir
 }
 
@@ -173,8 +172,7 @@ func TestFindExposed(t *testing.T) {
 // A named pipe called bwrap is skipped without blocking.
 func TestFindNamedPipe(t *testing.T) {
 	dir := t.TempDir()
-	err := unix.Mkfifo(filepath.Join(dir, "bwrap"), 0o755)
-	check.Must(t, err)
+	check.Must(t, unix.Mkfifo(filepath.Join(dir, "bwrap"), 0o755))
 	check.Equal(t, lookHost("bwrap", dir), "", "found")
 }
 

@@ -50,8 +50,7 @@ func play(t *testing.T, p Policy) (stdout string, end *result.Payload) {
 	sb.Keeper.Kill()
 	_, err = sb.Keeper.Empty(deadline)
 	check.Must(t, err)
-	err = sb.Keeper.Reap(deadline)
-	check.Must(t, err)
+	check.Must(t, sb.Keeper.Reap(deadline))
 	return <-text, end
 }
 
@@ -102,8 +101,7 @@ func everybody(t *testing.T, dir string) {
 func TestStartRelativePath(t *testing.T) {
 	top := laidOut(t, "bin/", "sub/", "link -> sub")
 	for name, text := range map[string]string{"bin/tool": "#!/bin/sh\necho relative\n", "here": "#!/bin/sh\necho here\n"} {
-		err := os.WriteFile(filepath.Join(top, name), []byte(text), 0o755)
-		check.Must(t, err)
+		check.Must(t, os.WriteFile(filepath.Join(top, name), []byte(text), 0o755))
 	}
 	for _, tt := range []struct{ command, path, want string }{
 		{"tool", "/usr/bin:bin", "relative\n"},
@@ -128,8 +126,7 @@ func directory(t *testing.T, parent string) string {
 	t.Cleanup(func() {
 		check.OK(t, os.RemoveAll(dir))
 	})
-	err = os.Chmod(dir, 0o755)
-	check.Must(t, err)
+	check.Must(t, os.Chmod(dir, 0o755))
 	return dir
 }
 
@@ -167,8 +164,7 @@ func reachableFake(t *testing.T, text string) string {
 	t.Helper()
 	dir := fake(t, text, 0o755)
 	for d := dir; d != filepath.Clean(os.TempDir()) && d != "/"; d = filepath.Dir(d) {
-		err := os.Chmod(d, 0o755)
-		check.Must(t, err)
+		check.Must(t, os.Chmod(d, 0o755))
 	}
 	return dir
 }
@@ -261,8 +257,7 @@ func TestVerify(t *testing.T) {
 		}
 		return err
 	}
-	err = verify(sb.Room, &sb.Keeper.Process)
-	check.Must(t, err)
+	check.Must(t, verify(sb.Room, &sb.Keeper.Process))
 	check.That(t, verify(sb.Room, &proc.Process{PID: os.Getpid()}) != nil, "it is taken for another keeper's")
 	check.That(t, verify(sb.Monitor, &proc.Process{PID: os.Getpid()}) != nil, "the monitor is taken for it")
 	deadline := time.Now().Add(20 * time.Second)
@@ -270,6 +265,5 @@ func TestVerify(t *testing.T) {
 	_, err = sb.Keeper.Empty(deadline)
 	check.Must(t, err)
 	check.That(t, verify(sb.Room, &sb.Keeper.Process) != nil, "it has ended, and is taken for alive")
-	err = sb.Keeper.Reap(deadline)
-	check.Must(t, err)
+	check.Must(t, sb.Keeper.Reap(deadline))
 }

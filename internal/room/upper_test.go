@@ -61,8 +61,7 @@ func TestUpperRace(t *testing.T) {
 // The next start completes a layer that a kill left incomplete, with the right owner.
 func TestMakeOwnUnfinished(t *testing.T) {
 	top := t.TempDir()
-	err := os.Mkdir(filepath.Join(top, "x.new"), 0o700)
-	check.Must(t, err)
+	check.Must(t, os.Mkdir(filepath.Join(top, "x.new"), 0o700))
 	dir, err := os.Open(top)
 	check.Must(t, err)
 	defer dir.Close()

@@ -64,8 +64,7 @@ func TestCurrentDirectory(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Chdir(tt.dir)
 			if tt.name == "removed" {
-				err := os.Remove(tt.dir)
-				check.Must(t, err)
+				check.Must(t, os.Remove(tt.dir))
 			}
 			p := Policy{Mounts: tt.mounts}
 			got, err := currentDirectory(&p, home)
@@ -164,8 +163,7 @@ func TestCurrentDirectoryHomeIsALink(t *testing.T) {
 func TestHomeWithinHomeIsALink(t *testing.T) {
 	const inside = "SBXRUN_TEST_CHROOT"
 	if root := os.Getenv(inside); root != "" {
-		err := errors.Join(unix.Chroot(root), os.Chdir("/"))
-		check.Must(t, err)
+		check.Must(t, errors.Join(unix.Chroot(root), os.Chdir("/")))
 		for dir, want := range map[string]string{
 			"/var/homes/me": "/var/homes/me", "/var/homes": "/var/homes", "/var": "/var", "/var/homes/me/project": "", "/var/other": "", "/home": "/home",
 		} {
@@ -274,8 +272,7 @@ func TestCheckWorkdirOfAnotherUser(t *testing.T) {
 func TestPrepareRootInADirectoryOfAnotherUser(t *testing.T) {
 	top := laidOut(t, "private/")
 	dir := top + "/private"
-	err := os.Chmod(dir, 0o700)
-	check.Must(t, err)
+	check.Must(t, os.Chmod(dir, 0o700))
 	t.Chdir(dir)
 	plan, err := Prepare(Policy{Command: []string{"true"}}, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), Home: "/nonexistent"})
 	var e *result.Error
@@ -285,8 +282,7 @@ func TestPrepareRootInADirectoryOfAnotherUser(t *testing.T) {
 		return
 	}
 	// The mode of a user's own directory may deny them entry.
-	err = os.Chmod(dir, 0o600)
-	check.Must(t, err)
+	check.Must(t, os.Chmod(dir, 0o600))
 	_, err = Prepare(Policy{Command: []string{"true"}}, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), Home: "/nonexistent", UID: os.Geteuid(), GID: os.Getegid()})
 	check.That(t, errors.As(err, &e) && e.Code == "workdir" && e.Hint != "", "got %#v", err)
 }

@@ -29,8 +29,7 @@ func TestQuotaFails(t *testing.T) {
 	check.Must(t, err)
 	group, err := quota.Make("quota-fails", false)
 	check.Must(t, err)
-	err = group.Remove(time.Now().Add(20 * time.Second))
-	check.Must(t, err)
+	check.Must(t, group.Remove(time.Now().Add(20*time.Second)))
 	c, stdout := command(t, Options{}, "echo", "ran")
 	c.Held = func(context.Context, *Command) error {
 		c.Group = group

@@ -45,7 +45,6 @@ func begin(t *testing.T, o Options, script string) *Command {
 	t.Helper()
 	c, stdout := command(t, o, "sh", "-c", script)
 	stdout.Close()
-	err := c.Start(t.Context())
-	check.Must(t, err)
+	check.Must(t, c.Start(t.Context()))
 	return c
 }

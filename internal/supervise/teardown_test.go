@@ -88,8 +88,7 @@ func TestTeardownTree(t *testing.T) {
 func TestTeardownHeld(t *testing.T) {
 	sb, stdout := held(t, "echo ran")
 	out := supervise.Teardown(&sb.Kept, soon())
-	err := stdout.SetReadDeadline(soon())
-	check.Must(t, err)
+	check.Must(t, stdout.SetReadDeadline(soon()))
 	text, err := io.ReadAll(stdout)
 	check.That(t, err == nil && len(text) == 0, "the payload wrote %q, %v", text, err)
 	gone(t, sb, stdout, out)
@@ -130,8 +129,7 @@ func TestTeardownKilledBefore(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			sb, stdout := held(t, "setsid sleep 100 & echo up; sleep 100")
 			up(t, sb, stdout, 1)
-			err := kill(sb)
-			check.Must(t, err)
+			check.Must(t, kill(sb))
 			gone(t, sb, stdout, supervise.Teardown(&sb.Kept, soon()))
 		})
 	}
@@ -159,8 +157,7 @@ func TestTeardownDeadline(t *testing.T) {
 func TestTeardownKeeperStopped(t *testing.T) {
 	sb, stdout := held(t, "setsid sleep 100 & echo up; sleep 100")
 	up(t, sb, stdout, 1)
-	err := sb.Keeper.Signal(unix.SIGSTOP)
-	check.Must(t, err)
+	check.Must(t, sb.Keeper.Signal(unix.SIGSTOP))
 	gone(t, sb, stdout, supervise.Teardown(&sb.Kept, time.Now().Add(4*time.Second)))
 }
 

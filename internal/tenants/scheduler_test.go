@@ -207,8 +207,7 @@ func TestForget(t *testing.T) {
 	runs, waits := g.Use("runs"), g.Use("waits")
 	check.That(t, runs.Running == 1 && waits.Waiting == 1, "%+v, %+v", runs, waits)
 	leave()
-	err = turn.Wait(t.Context())
-	check.Must(t, err)
+	check.Must(t, turn.Wait(t.Context()))
 	turn.Leave()
 }
 

@@ -330,8 +330,7 @@ func TestRemoveTogether(t *testing.T) {
 			go func() { failed <- Remove(fd, "tree") }()
 		}
 		for range 4 {
-			err := <-failed
-			check.Must(t, err)
+			check.Must(t, <-failed)
 		}
 	}
 }

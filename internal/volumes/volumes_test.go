@@ -179,8 +179,7 @@ func TestListedSlowly(t *testing.T) {
 func TestLeftovers(t *testing.T) {
 	s := open(t)
 	for _, name := range []string{".rm-1/d/e", ".new-1", "v/data"} {
-		err := os.MkdirAll(filepath.Join(s.dir.Path, name), 0o700)
-		check.Must(t, err)
+		check.Must(t, os.MkdirAll(filepath.Join(s.dir.Path, name), 0o700))
 	}
 	making, err := s.marked(".", unix.LOCK_SH, 0)
 	check.Must(t, err)
@@ -205,8 +204,7 @@ func TestStoreRefused(t *testing.T) {
 	check.Must(t, err)
 	_, err = Open(true)
 	check.That(t, err != nil, "open to others")
-	err = errors.Join(os.Chmod(dir, 0o700), os.Rename(dir, dir+"-there"), os.Symlink(dir+"-there", dir))
-	check.Must(t, err)
+	check.Must(t, errors.Join(os.Chmod(dir, 0o700), os.Rename(dir, dir+"-there"), os.Symlink(dir+"-there", dir)))
 	_, err = Open(true)
 	check.That(t, err != nil, "a link")
 	t.Setenv("SBXRUN_DATA_DIR", "relative")

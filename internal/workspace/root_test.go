@@ -14,8 +14,7 @@ import (
 func TestOpenInsideRenames(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"root/a/b", "elsewhere/x"} {
-		err := os.MkdirAll(filepath.Join(dir, name), 0o700)
-		check.Must(t, err)
+		check.Must(t, os.MkdirAll(filepath.Join(dir, name), 0o700))
 	}
 	root, err := unix.Open(filepath.Join(dir, "root"), unix.O_PATH, 0)
 	check.Must(t, err)

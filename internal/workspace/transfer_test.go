@@ -25,8 +25,7 @@ func places(t testing.TB) (inside *Root, dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	for _, name := range []string{"box", "host"} {
-		err := os.Mkdir(filepath.Join(dir, name), 0o755)
-		check.Must(t, err)
+		check.Must(t, os.Mkdir(filepath.Join(dir, name), 0o755))
 	}
 	write(t, dir+"/secret", "secret")
 	fd, err := unix.Open(dir+"/box", unix.O_PATH|unix.O_CLOEXEC, 0)
@@ -41,8 +40,7 @@ func write(t testing.TB, name, text string) {
 	t.Helper()
 	err := os.MkdirAll(filepath.Dir(name), 0o755)
 	check.Must(t, err)
-	err = os.WriteFile(name, []byte(text), 0o644)
-	check.Must(t, err)
+	check.Must(t, os.WriteFile(name, []byte(text), 0o644))
 }
 
 func outside() *Root { return Outside(safeopen.For) }
@@ -128,8 +126,7 @@ func TestTransferFiles(t *testing.T) {
 		defer os.RemoveAll(to)
 		var all Transfer
 		for _, name := range []string{"sparse", "big", "empty"} {
-			err := carry(&all, inside, "/"+name, outside(), to)
-			check.Must(t, err)
+			check.Must(t, carry(&all, inside, "/"+name, outside(), to))
 			want, _ := os.ReadFile(dir + "/box/" + name)
 			got, err := os.ReadFile(to + "/" + name)
 			check.That(t, bytes.Equal(got, want) && err == nil, "%s in %s: %d bytes, want %d, %v", name, to, len(got), len(want), err)
@@ -184,8 +181,7 @@ func TestTransferBounds(t *testing.T) {
 	err = carry(&Transfer{Max: Quota{Entries: 2}}, inside, "/t", outside(), dir+"/host/y")
 	check.That(t, code(err) == "too-large", "%v", err)
 	check.OK(t, carry(&Transfer{Max: Quota{Entries: 100}}, inside, "/t", outside(), dir+"/box/t"), "into itself")
-	err = unix.Mkfifo(dir+"/box/fifo", 0o600)
-	check.Must(t, err)
+	check.Must(t, unix.Mkfifo(dir+"/box/fifo", 0o600))
 	_, err = inside.Source("/fifo")
 	check.That(t, code(err) == "usage", "%v", err)
 }
