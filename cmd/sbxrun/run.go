@@ -323,8 +323,8 @@ func (r *runner) plan(caller room.Caller) error {
 	return err
 }
 
-// warnOf warns about network rules for a whole top-level domain or the sandbox's own addresses, binds that the command cannot read, and a command name
-// that means another program on the host.
+// warnOf warns about network rules for a whole top-level domain or the sandbox's own addresses, binds that the command
+// cannot read, and a command name that means another program on the host.
 func warnOf(plan *room.Plan, argv []string, rules []network.Rule) {
 	for _, r := range rules {
 		if text := r.TopLevel(); text != "" {

@@ -194,8 +194,8 @@ func TestConnectionsOfManyAddresses(t *testing.T) {
 		t.Helper()
 		n++
 		c := &conn{peer: peer, of: s, since: now.Add(time.Duration(n) * time.Second)}
-		_, err := s.add(c)
-		check.Must(t, err)
+		_, refused := s.add(c)
+		check.Require(t, refused == nil, "%v", refused)
 		return c
 	}
 	for range 8 {
