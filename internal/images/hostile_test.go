@@ -31,7 +31,7 @@ func (m memory) Blob(_ context.Context, d Descriptor) (io.ReadCloser, error) {
 	if !ok {
 		return nil, errors.New("no such blob")
 	}
-	return blobOf(data), nil
+	return io.NopCloser(bytes.NewReader(data)), nil
 }
 
 // empty fails if the store has anything, or if there is a file next to it.

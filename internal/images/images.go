@@ -10,7 +10,6 @@
 package images
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -321,5 +320,3 @@ func damaged(err error) bool {
 	var e *result.Error
 	return errors.As(err, &e) && (e.Code == "damaged" || e.Code == "too-large")
 }
-
-func blobOf(data []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(data)) }
