@@ -58,7 +58,7 @@ func TestManyAtOnce(t *testing.T) {
 }
 
 // nothingSince waits until this process has no more descriptors and goroutines than before, and no children. Leftovers
-// of other tests may end meanwhile.
+// of other tests may end in the meantime.
 func nothingSince(t *testing.T, before holdings) {
 	t.Helper()
 	for end := time.Now().Add(bound); ; time.Sleep(10 * time.Millisecond) {

@@ -76,7 +76,7 @@ func TestReadOnlyCgroups(t *testing.T) {
 	harness.Run(t, o, "--memory", "64M", "--limits", "best-effort", "true").Exits(t, 0)
 }
 
-// If nobody may create a network namespace, run and doctor report that.
+// If no one may create a network namespace, run and doctor report that.
 func TestNoNetworkNamespaces(t *testing.T) {
 	t.Parallel()
 	const none = `echo 0 >/proc/sys/user/max_net_namespaces && exec setpriv --ambient-caps=-all --inh-caps=-all "$@"`

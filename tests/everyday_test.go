@@ -38,7 +38,7 @@ func TestEveryday(t *testing.T) {
 		// program FILE COMMAND creates a program that executes another; link FILE TARGET.
 		layout = `program() { mkdir -p "${1%/*}" && printf '#!/bin/sh\nexec %s "$@"\n' "$2" >"$1" && chmod 755 "$1"; }; link() { mkdir -p "${1%/*}" && ln -s "$2" "$1"; }; `
 		venv   = layout + `program base/bin/python3 /usr/bin/python3; link venv/bin/python3 $PWD/base/bin/python3; echo "home = $PWD/base/bin" >venv/pyvenv.cfg`
-		// The files that the tools create, with python3 and node in place of built or downloaded programs.
+		// The files that the tools create, with python3 and node instead of built or downloaded programs.
 		pyenv = layout + `p=$HOME/.pyenv; program $p/versions/3.11.7/bin/python3 /usr/bin/python3; echo 3.11.7 >$p/version; mkdir -p $p/shims $p/libexec
 			printf '#!/bin/sh\nexec "%s/libexec/pyenv" exec "${0##*/}" "$@"\n' $p >$p/shims/python3
 			printf '#!/bin/sh\nshift; name=$1; shift; exec "$PYENV_ROOT/versions/$(cat $PYENV_ROOT/version)/bin/$name" "$@"\n' >$p/libexec/pyenv
@@ -297,7 +297,7 @@ func TestEverydayClosed(t *testing.T) {
 	check.That(t, warned == root && (r.ExitCode == 0) != root, "exit code %d, stderr %q", r.ExitCode, r.Stderr)
 }
 
-// There is no hint with --quiet or beside a report.
+// There is no hint with --quiet or together with a report.
 func TestEverydayNoHint(t *testing.T) {
 	t.Parallel()
 	for _, flags := range [][]string{{"--quiet"}, {"--json"}, {"--report", "/dev/null"}} {

@@ -215,7 +215,7 @@ func TestImageErrors(t *testing.T) {
 }
 
 // A sandbox with a writable image can be changed, copied from and to, kept as a snapshot, and committed; the result can be
-// exported and imported elsewhere. The image itself stays as it is, and cannot be removed meanwhile.
+// exported and imported elsewhere. The image itself stays as it is, and cannot be removed in the meantime.
 func TestImageWritable(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -308,7 +308,7 @@ func TestImageImportKilled(t *testing.T) {
 func TestImageSignal(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
-	// An sbxrund that never ends, beside a copy of sbxrun.
+	// An sbxrund that never ends, next to a copy of sbxrun.
 	dir := harness.Dir(t)
 	begun := filepath.Join(dir, "begun")
 	check.Must(t, os.WriteFile(filepath.Join(dir, "sbxrund"), []byte("#!/bin/sh\n>"+begun+"; exec sleep 300"), 0o755))

@@ -303,7 +303,7 @@ func TestReaderLate(t *testing.T) {
 	}
 }
 
-// sbxrun exits even if the payload has filled sbxrun's stderr, or the pipe for its report, and nobody reads it.
+// sbxrun exits even if the payload has filled sbxrun's stderr, or the pipe for its report, and no one reads it.
 func TestReaderOfMessagesBlocked(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -73,7 +73,7 @@ func asPID1(t *testing.T, bound time.Duration, user []string, program string, ar
 }
 
 // recycler is PID 1 of a namespace that reuses the lowest free PID (ns_last_pid, proc(5)), so that
-// a signal to a remembered PID hits another process. It runs sbxrun's commands beside short-lived
+// a signal to a remembered PID hits another process. It runs sbxrun's commands alongside short-lived
 // bystanders, and checks that all of these survive.
 const recycler = `
 import os, random, signal, subprocess, sys, threading, time

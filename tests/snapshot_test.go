@@ -42,7 +42,7 @@ func TestSnapshotUnpackSignal(t *testing.T) {
 	s := harness.NewState(t)
 	s.Sandbox(harness.Options{Dir: original(t)}, layer(t, "--name", "one", "--cwd", "overlay")...)
 	snapshot(t, s, "one", "--name", "s")
-	// An sbxrund that never ends, beside a copy of sbxrun.
+	// An sbxrund that never ends, next to a copy of sbxrun.
 	dir := harness.Dir(t)
 	begun := filepath.Join(dir, "begun")
 	check.Must(t, os.WriteFile(filepath.Join(dir, "sbxrund"), []byte("#!/bin/sh\n>"+begun+"; exec sleep 300"), 0o755))

@@ -121,7 +121,7 @@ func (s *screen) restored() {
 	check.Equal(s.t, cmp.Diff(s.before, s.state()), "", "the terminal's state was not restored (-before +after):\n")
 }
 
-// The command has a controlling terminal on descriptors 0, 1 and 2. Meanwhile the outer terminal is in raw mode, and it
+// The command has a controlling terminal on descriptors 0, 1 and 2. The outer terminal is then in raw mode, and it
 // is restored at the end.
 func TestTerminalIsReal(t *testing.T) {
 	t.Parallel()
@@ -224,7 +224,7 @@ func TestTerminalRestoredWithout(t *testing.T) {
 	})
 }
 
-// sbxrun leaves the terminal alone if it meanwhile belongs to another job or to another command of the pipeline.
+// sbxrun leaves the terminal alone if by now it belongs to another job or to another command of the pipeline.
 func TestTerminalOfOthers(t *testing.T) {
 	t.Parallel()
 	const command = `"$@" sh -c 'touch /work/up; until [ -e /work/go ]; do sleep 0.05; done'`

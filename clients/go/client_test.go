@@ -76,7 +76,7 @@ func TestLongest(t *testing.T) {
 
 // Only what may have been sent is Lost; and the client's own bound is not the caller's cancellation.
 func TestBound(t *testing.T) {
-	silent, err := net.Listen("tcp", "127.0.0.1:0") // it accepts nobody, and the kernel connects
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // it accepts no one, and the kernel connects
 	check.Must(t, err)
 	defer silent.Close()
 	half := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

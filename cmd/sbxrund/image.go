@@ -168,7 +168,7 @@ func exportImage(store *snapshots.Store, flags *cli.ImageExport) (r output.Resul
 	return r, output.Export(flags.File, func(w io.Writer) error { return images.Export(store, m, w) })
 }
 
-// commitImage makes an image of a sandbox's image and its changes. It keeps them as a snapshot meanwhile.
+// commitImage makes an image of a sandbox's image and its changes. It keeps them as a snapshot in the meantime.
 func commitImage(store *snapshots.Store, flags *cli.ImageCommit) (r output.Result, err error) {
 	if err := snapshots.ParseImageName(flags.Name); err != nil {
 		return r, err

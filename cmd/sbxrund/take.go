@@ -31,7 +31,7 @@ func createSnapshot(store *snapshots.Store, flags *cli.SnapshotCreate) (r output
 	return output.Line(m, m.ID), nil
 }
 
-// takeSnapshot stores the wanted overlays of a sandbox; none returns the error if there are none. It freezes a running sandbox meanwhile, if the sandbox has a cgroup
+// takeSnapshot stores the wanted overlays of a sandbox; none returns the error if there are none. It freezes a running sandbox in the meantime, if the sandbox has a cgroup
 // for that, and notes it in the manifest. SIGSTOP is no substitute, because processes can continue each other (SIGCONT) and parents notice it
 // (SIGCHLD).
 func takeSnapshot(store *snapshots.Store, m *snapshots.Manifest, name string, most int64, wanted func(*room.Overlay) bool, none func(*state.Entry) error) error {

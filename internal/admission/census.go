@@ -23,7 +23,7 @@ type Count struct {
 // a child of a keeper outside the sandbox. Its PID namespace tells to which sandbox it belongs: the parent
 // namespace is that of the sandbox's room (ioctl_nsfs(2), NS_GET_PARENT, Linux 4.9).
 //
-// A census may miss processes that fork or exit meanwhile.
+// A census may miss processes that fork or exit in the meantime.
 type Census struct {
 	stats    map[int]proc.Stat
 	children map[int][]int

@@ -107,7 +107,7 @@ func look(root string) (r Reading, err error) {
 }
 
 // AddPromises adds to each limit the tasks that the sandboxes below it may still create, so that a sandbox
-// with its own limit can use all of that: nobody else is admitted to take these tasks. The numbers come
+// with its own limit can use all of that: no one else is admitted to take these tasks. The numbers come
 // from the sandboxes' cgroups. A limit that is not below the bound promises nothing.
 func (r *Reading) AddPromises() {
 	r.Bounds = slices.Clone(r.Bounds) // a copy of r must not share them, or AddPromises would add twice

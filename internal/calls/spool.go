@@ -35,7 +35,7 @@ func NewSpool(dir string, max int64) (*Spool, error) {
 }
 
 // Write stores p as far as it fits and never fails, because a program must not end over output that perhaps
-// nobody reads.
+// no one reads.
 func (s *Spool) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	at := s.kept

@@ -62,7 +62,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// The number of forms of a result is limited, even if the cell writes in place of the driver.
+// The number of forms of a result is limited, even if the cell writes instead of the driver.
 func TestManyMedia(t *testing.T) {
 	for list, want := range map[string]int{
 		`null`: 0, `[]`: 0, `[` + strings.Repeat(`{"type":"a/b"},`, maxMedia-1) + `{"type":"a/b"}]`: maxMedia,

@@ -254,7 +254,7 @@ func TestDeadlineAtTheEnd(t *testing.T) {
 	}
 }
 
-// A process that holds all the interpreter's descriptors delays nobody.
+// A process that holds all the interpreter's descriptors delays no one.
 func TestStrayHoldsAll(t *testing.T) {
 	t.Parallel()
 	k := python(t)

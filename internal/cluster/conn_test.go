@@ -208,7 +208,7 @@ func TestSlowReader(t *testing.T) {
 	check.That(t, len(late.in) <= window, "%d bytes are waiting", len(late.in))
 }
 
-// If nobody receives the first frame, the error says that nothing was delivered; after a response, it does not.
+// If no one receives the first frame, the error says that nothing was delivered; after a response, it does not.
 func TestNobody(t *testing.T) {
 	t.Parallel()
 	bus := &fakeBus{}
@@ -235,7 +235,7 @@ func TestNobody(t *testing.T) {
 	check.That(t, errors.Is(err, ErrUnreachable), "%v", err)
 }
 
-// A transport that is closing refuses new connections, and those that nobody has accepted. The peer learns
+// A transport that is closing refuses new connections, and those that no one has accepted. The peer learns
 // that nothing was started.
 func TestRefused(t *testing.T) {
 	t.Parallel()
@@ -276,7 +276,7 @@ func TestLeaving(t *testing.T) {
 	check.That(t, errors.Is(err, context.Canceled), "%v", err)
 }
 
-// A frame from another sender than the peer is ignored even if it has the right ID. Nobody can open a
+// A frame from another sender than the peer is ignored even if it has the right ID. No one can open a
 // connection under another name.
 func TestName(t *testing.T) {
 	t.Parallel()

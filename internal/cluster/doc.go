@@ -9,7 +9,7 @@
 //
 // Three things go beyond forwarding:
 //
-//   - A request is sent to one instance of one node. If NATS reports that nobody listens there, the
+//   - A request is sent to one instance of one node. If NATS reports that no one listens there, the
 //     request was not delivered, and another node may get it. Otherwise it is never sent again.
 //   - A Conn has a window in each direction: a slow reader stops the writer, without losing bytes or
 //     filling memory. Data that is lost with a NATS server is sent again, and delivered at most once.

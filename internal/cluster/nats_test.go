@@ -18,7 +18,7 @@ import (
 func TestUnreachable(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	check.Must(t, err)
-	l.Close() // nobody answers there
+	l.Close() // no one answers there
 	c := config.Default()
 	c.NATS.URL = fmt.Sprintf("me:secret@%s", l.Addr())
 	from, to := io.Pipe()

@@ -110,7 +110,7 @@ func (g *Gateway) grantQuota(w http.ResponseWriter, r *http.Request) {
 	const most = 4096
 	text, err := io.ReadAll(io.LimitReader(r.Body, most))
 	var a quotaMessage
-	at := r.RemoteAddr // NATS lets nobody else send under this name
+	at := r.RemoteAddr // NATS lets no one else send under this name
 	if err != nil || json.Unmarshal(text, &a) != nil || !strings.HasPrefix(at, NodeKind+".") {
 		api.NewError(api.Usage, "invalid quota request", "").Write(w)
 		return

@@ -299,7 +299,7 @@ func decode(name string, text []byte, to any) error {
 // nanoseconds, without calling UnmarshalText.
 type quoted string
 
-// withQuoted returns t with quoted in place of durations.
+// withQuoted returns t with quoted strings for durations.
 func withQuoted(t reflect.Type) reflect.Type {
 	switch {
 	case t == reflect.TypeFor[values.Duration]():

@@ -86,7 +86,7 @@ type warm struct {
 	files *workspace.Dir
 
 	again   func(context.Context) (slot.Slot, error)
-	instead slot.Slot // cold slot in place of an unusable room
+	instead slot.Slot // cold slot instead of an unusable room
 }
 
 func (w *warm) Kind() slot.Kind {

@@ -43,7 +43,7 @@ func TestOwnUnknown(t *testing.T) {
 	check.That(t, len(got) == 0 && errors.Is(err, unix.EMFILE), "%v, %v", got, err)
 }
 
-// The proxy connects to the address that it checked, even if the name changes meanwhile.
+// The proxy connects to the address that it checked, even if the name changes in the meantime.
 func TestResolvedOnce(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.2:0")
 	check.Must(t, err)

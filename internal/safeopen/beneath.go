@@ -7,7 +7,7 @@ import (
 )
 
 // Beneath opens a path beneath a directory. The kernel resolves it in one step, in which it neither leaves the
-// directory nor follows a symbolic link, whatever other processes change meanwhile (openat2(2)). resolve has
+// directory nor follows a symbolic link, whatever other processes change in the meantime (openat2(2)). resolve has
 // further RESOLVE flags. Opening a FIFO does not block, and a terminal does not become the controlling one. The
 // directory -1 does not exist.
 func Beneath(dir int, name string, flags int, mode uint32, resolve uint64) (int, error) {

@@ -225,7 +225,7 @@ func TestPeerOf(t *testing.T) {
 	}
 }
 
-// WhileConnected notices that a client disconnects while nobody reads its body, and does not end while it is
+// WhileConnected notices that a client disconnects while no one reads its body, and does not end while it is
 // connected.
 func TestWhileThere(t *testing.T) {
 	t.Parallel()

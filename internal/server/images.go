@@ -20,7 +20,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/snapshots"
 )
 
-// image is an image of the configuration. It is held, so that nobody removes it, by the settings and by each sandbox.
+// image is an image of the configuration. It is held, so that no one removes it, by the settings and by each sandbox.
 type image struct {
 	api.Image
 	policy slot.Policy

@@ -8,7 +8,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/check"
 )
 
-// CheckOrigin accepts pages of this server and programs, and nobody else, with a token or without.
+// CheckOrigin accepts pages of this server and programs, and no one else, with a token or without.
 func TestCheckOrigin(t *testing.T) {
 	for _, tt := range []struct {
 		host, origin string

@@ -178,7 +178,7 @@ func (o *Claim) end(remove func() error) error {
 }
 
 // claim gives the name to the sandbox id, unless a living sandbox has it. The caller holds
-// STATE/lock, so nobody else gives the name to a sandbox meanwhile.
+// STATE/lock, so no one else gives the name to a sandbox in the meantime.
 func (d *Dir) claim(name, id string) error {
 	names, err := d.root.Make(namesName)
 	if err != nil {

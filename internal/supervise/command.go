@@ -94,11 +94,11 @@ type Command struct {
 	Place Place
 	ID    string    // of its cgroups; "" for a random one
 	Begin time.Time // when sbxrun, or this call of the library, began; zero for the start
-	// Planned are limits in place of Options.Limits.
+	// Planned are limits instead of Options.Limits.
 	Planned *limits.Plan
 	// Group is the command's cgroup, or nil. It is made, and in the end removed, by the command if it was nil before.
 	Group   *limits.Group
-	Streams *stream.Streams   // in place of the Options; nil for those
+	Streams *stream.Streams   // instead of the Options; nil for those
 	Permit  *admission.Permit // nil if none was requested
 	// Shared allows other commands to run in the room. They end with it, and the OOM killer may kill one without ending it.
 	Shared bool

@@ -27,7 +27,7 @@ type Scheduler struct {
 	reserve int // places for tenants that hold none
 	turns   []*tenant
 	tenants map[string]*tenant
-	freed   chan struct{} // nil if nobody is waiting for a place
+	freed   chan struct{} // nil if no one is waiting for a place
 }
 
 // tenant is the state of one tenant.

@@ -171,7 +171,7 @@ func (s *Store) lock(name string, write bool, patience time.Duration) (_ *Volume
 	}
 }
 
-// fill locks a volume and opens its data. again is true if the volume was removed meanwhile; another one may have its
+// fill locks a volume and opens its data. again is true if the volume was removed in the meantime; another one may have its
 // name now.
 func (s *Store) fill(v *Volume, how int, patience time.Duration) (again bool, err error) {
 	fd := proc.Descriptor(v.Lock)

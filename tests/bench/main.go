@@ -181,7 +181,7 @@ func buildOld() (remove func(), err error) {
 }
 
 // reapOrphans reaps processes that were left to this subreaper, such as bwrap's PID 1. No other
-// goroutine may wait for a command meanwhile.
+// goroutine may wait for a command in the meantime.
 func reapOrphans() {
 	for {
 		if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); pid <= 0 || err != nil {

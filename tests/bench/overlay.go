@@ -93,7 +93,7 @@ func overlays(builds []*build) error {
 }
 
 // mounted is the prefix of a place that the client mounts itself: an overlay over a directory
-// "under", with its layer beside it, in its own mount namespace.
+// "under", with its layer next to it, in its own mount namespace.
 const mounted = "overlay:"
 
 func mountOverlay(dir string) (place string, err error) {

@@ -134,7 +134,7 @@ func TestConcurrency(t *testing.T) {
 	check.That(t, most == bound, "%d ran at once", most)
 }
 
-// When a reload removes a tenant's limit, no call waits for an allotment that nobody requests any more. A
+// When a reload removes a tenant's limit, no call waits for an allotment that no one requests any more. A
 // gateway that reloads first grants what nodes request.
 func TestNoMoreCeiling(t *testing.T) {
 	t.Parallel()

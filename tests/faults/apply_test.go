@@ -213,7 +213,7 @@ cd ..; for d in *; do [ $d = 0 ] || { rm -r $d/gone $d/swap1 $d/swap2; cp -dR --
 	}
 }
 
-// applyClear fails the test if a temporary file is left beside the originals.
+// applyClear fails the test if a temporary file is left next to the originals.
 func applyClear(t *testing.T, dir string) {
 	t.Helper()
 	left, err := filepath.Glob(dir + "/.*")

@@ -41,7 +41,7 @@
 // Tests of sandboxes and execs have a state directory each ([env]), which holds only its lock in
 // the end. Supervisors become children of the test process when their clients exit; the test
 // process reaps them, and the zombies of what was killed above others, as init would. Tests kill
-// by pidfd, after checking the victim's parent. A bystander runs beside them and must get no signal.
+// by pidfd, after checking the victim's parent. A bystander runs alongside them and must get no signal.
 //
 // TestSoak combines everything: it kills and stops processes of every role at random moments of
 // each phase of run, start, exec, kill, wait, logs, cleanup and a call of a server, several of one

@@ -440,7 +440,7 @@ func TestExecHandleKilled(t *testing.T) {
 	e.clean()
 }
 
-// The processes of a run. A started sandbox has a supervisor in place of sbxrun, and neither init
+// The processes of a run. A started sandbox has a supervisor instead of sbxrun, and neither init
 // nor payload while idle. An exec has no monitor and no room.
 const (
 	roleSbxrun = iota

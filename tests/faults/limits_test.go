@@ -199,7 +199,7 @@ func TestReportVanishes(t *testing.T) {
 	}
 }
 
-// The same when the report goes to a pipe that nobody reads.
+// The same when the report goes to a pipe that no one reads.
 func TestReportUnread(t *testing.T) {
 	reader, writer, err := os.Pipe()
 	check.Must(t, err)

@@ -204,7 +204,7 @@ type run struct {
 	report string
 	// ns are the PID namespaces of the room and the command, once seen.
 	ns harness.Namespaces
-	// killed is set when sbxrun was killed: nobody waits for the rest then, and there is no report.
+	// killed is set when sbxrun was killed: no one waits for the rest then, and there is no report.
 	killed bool
 }
 

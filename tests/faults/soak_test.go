@@ -1100,7 +1100,7 @@ const window = 30 * time.Millisecond
 func killAfter(t *testing.T, after time.Duration, o options, flags, payload []string) {
 	t.Helper()
 	r := start(t, o, slices.Concat(flags, []string{"--timeout", "15"}, payload)...)
-	// Wait busily, because sleeping is too coarse. Meanwhile note the namespace, which later
+	// Wait busily, because sleeping is too coarse. While waiting, note the namespace, which later
 	// identifies the run's processes.
 	for time.Since(r.begin) < after && !r.over() {
 		r.processes()

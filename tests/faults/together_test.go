@@ -25,7 +25,7 @@ func (e *env) together() time.Duration {
 	return max(idle, 3*e.ok("run", "true").took/2)
 }
 
-// When sbxrun and its keeper are killed at once, nobody is left to end the rest. The command still
+// When sbxrun and its keeper are killed at once, no one is left to end the rest. The command still
 // never runs on, because init asks to die with the keeper before it releases the command. PID 1 of
 // a room may stay if it had not yet asked to die with its monitor (bubblewrap #633); one cleanup
 // finds and ends it.

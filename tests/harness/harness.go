@@ -136,7 +136,7 @@ func run(m *testing.M) (code int) {
 func ownTerms() error {
 	for _, s := range []os.Signal{unix.SIGHUP, unix.SIGINT} {
 		if signal.Ignored(s) {
-			// Nobody receives from the channel, so the test process still ignores the signal.
+			// No one receives from the channel, so the test process still ignores the signal.
 			signal.Notify(make(chan os.Signal, 1), s)
 		}
 	}

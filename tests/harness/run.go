@@ -284,7 +284,7 @@ func (p *Process) Signal(sig syscall.Signal) {
 	check.That(p.t, err == nil || errors.Is(err, os.ErrProcessDone), "signal %v: %v", sig, err)
 }
 
-// Kill kills sbxrun itself. From then on nobody waits for the sandbox: its processes may take a
+// Kill kills sbxrun itself. From then on no one waits for the sandbox: its processes may take a
 // moment to exit, and the harness reaps its keepers.
 func (p *Process) Kill() {
 	p.killed = true

@@ -1,6 +1,6 @@
 // Package network tests --net with lists, against its own servers in its own namespaces:
 //
-//	setup     a network namespace in place of the host's, and an /etc/hosts; for an ordinary user,
+//	setup     a network namespace instead of the host's, and an /etc/hosts; for an ordinary user,
 //	│         root in its own user namespace
 //	├─ world  another network namespace with the servers, behind a veth pair
 //	└─ inside the tests; for an ordinary user, again an ordinary one in one more user namespace

@@ -47,7 +47,7 @@ type step struct {
 type behaviour struct {
 	name    string
 	client  string // members of the operation new
-	host    string // host of a server with TLS, in place of the socket
+	host    string // host of a server with TLS, instead of the socket
 	answers []string
 	asked   []string // exactly what a fake must have been asked
 	steps   []step

@@ -193,7 +193,7 @@ func TestTLS(t *testing.T) {
 	s.logs("tls_cert " + filepath.Join(dir, "cert"))
 	status, b = post(t, trusting(dir), "https://"+address, "me-token", sh("true"))
 	check.That(t, status == 200, "%d %s", status, b)
-	// Nor does one beside another invalid setting.
+	// Nor does one together with another invalid setting.
 	config := filepath.Join(s.dir, "config.toml")
 	right := harness.ReadFile(t, config)
 	check.Must(t, os.WriteFile(config, append(bytes.Clone(right), "\n[overlays]\nnew = \"/usr\"\n[tenants.me]\noverlays = [\"new\"]\n"...), 0o600))
@@ -285,7 +285,7 @@ func TestSocketActivation(t *testing.T) {
 	check.Equal(t, note(), "STOPPING=1")
 }
 
-// group lets the socket's group call, each user as its own tenant, and nobody else.
+// group lets the socket's group call, each user as its own tenant, and no one else.
 func (s *server) group() {
 	const group = 61234
 	check.Must(s.t, os.Chown(s.socket(), 0, group))
