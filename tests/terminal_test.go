@@ -118,7 +118,7 @@ func (s *screen) typeIn(text string) {
 // restored asserts that the terminal is as before sbxrun.
 func (s *screen) restored() {
 	s.t.Helper()
-	check.Equal(s.t, cmp.Diff(s.before, s.state()), "", "the terminal's state was not restored (-before +after):\n")
+	check.NoDiff(s.t, cmp.Diff(s.before, s.state()), "the terminal's state was not restored (-before +after)")
 }
 
 // The command has a controlling terminal on descriptors 0, 1 and 2. The outer terminal is then in raw mode, and it

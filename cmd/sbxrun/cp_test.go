@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/workspace"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func TestLeftOut(t *testing.T) {
@@ -15,8 +16,6 @@ func TestLeftOut(t *testing.T) {
 		`1 entry is left out: "x": permission denied`:                 special(workspace.Left{Count: 1, First: first}),
 		`2 entries are left out; the first: "x": permission denied`:   special(workspace.Left{Count: 2, First: first}),
 	} {
-		if got.Error() != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
+		check.That(t, got.Error() == want, "got %q, want %q", got, want)
 	}
 }

@@ -78,12 +78,8 @@ func TestDoctorTranscript(t *testing.T) {
 			continue
 		}
 		before, after, ok := strings.Cut("\n"+rest, "\n"+line)
-		if !ok || before != "" && !elided {
-			t.Fatalf("docs/reference/doctor.md has %q, which is not what comes next:\n%s", line, rest)
-		}
+		check.Require(t, ok && (before == "" || elided), "docs/reference/doctor.md has %q, which is not what comes next:\n%s", line, rest)
 		rest, elided = after, false
 	}
-	if !found || rest != "" {
-		t.Errorf("docs/reference/doctor.md lacks %q", rest)
-	}
+	check.That(t, found && rest == "", "docs/reference/doctor.md lacks %q", rest)
 }

@@ -14,14 +14,10 @@ func TestNoServerPackages(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	check.Must(t, err)
 	packages := strings.Fields(string(out))
-	if !slices.Contains(packages, "github.com/sbxrun/sbxrun/internal/supervise") {
-		t.Fatalf("not the packages of sbxrun: %s", out)
-	}
+	check.Require(t, slices.Contains(packages, "github.com/sbxrun/sbxrun/internal/supervise"), "not the packages of sbxrun: %s", out)
 	for _, p := range packages {
 		for _, server := range []string{"net/http", "crypto/", "log/slog", "danielgtaylor", "prometheus", "coreos", "toml", "modelcontextprotocol", "klauspost", "sbxrun/internal/layers", "nats-io", "sbxrun/internal/cluster", "sbxrun/internal/proxy", "sbxrun/internal/server", "sbxrun/internal/config", "containerregistry", "docker", "sbxrun/internal/registry", "sbxrun/internal/images"} {
-			if strings.Contains(p, server) {
-				t.Errorf("%s is linked", p)
-			}
+			check.That(t, !strings.Contains(p, server), "%s is linked", p)
 		}
 	}
 }

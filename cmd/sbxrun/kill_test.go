@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func TestListSurvivors(t *testing.T) {
@@ -13,8 +14,6 @@ func TestListSurvivors(t *testing.T) {
 		", 1 process is left\n  7 D a\\x0ab": {one},
 		", 2 processes are left\n  7 D a\\x0ab\n  8 S c": {one, two},
 	} {
-		if got := listSurvivors(left); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
+		check.Equal(t, listSurvivors(left), want)
 	}
 }

@@ -61,12 +61,8 @@ func sbxrun(t *testing.T, c *exec.Cmd) (stdout, stderr string, code int) {
 	check.Must(t, c.Start())
 	timer := time.AfterFunc(20*time.Second, func() { _ = c.Process.Kill() }) // may just have ended
 	err := c.Wait()
-	if !timer.Stop() {
-		t.Errorf("%q hangs; stderr %q", c.Args, errs.String())
-	}
-	if err != nil && !errors.As(err, new(*exec.ExitError)) {
-		t.Fatal(err)
-	}
+	check.That(t, timer.Stop(), "%q hangs; stderr %q", c.Args, errs.String())
+	check.Require(t, err == nil || errors.As(err, new(*exec.ExitError)), "%v", err)
 	return out.String(), errs.String(), c.ProcessState.ExitCode()
 }
 
@@ -85,17 +81,11 @@ func TestRunReportInWritableDirectory(t *testing.T) {
 		dir := shared(t)
 		const forge = `ls -A; ls -A >seen; echo '{"status":"forged"}' >r.json; ln -s r.json .r.json.tmp; (sleep 0.2; echo late >>r.json) & exit 3`
 		stdout, stderr, code := sbxrun(t, sbxrunCommand(t, uid, dir, "--report", "r.json", "--bind", ".", "sh", "-c", forge))
-		if stdout != "" || code != 3 {
-			t.Errorf("uid %d: the payload sees %q; code %d, stderr %q", uid, stdout, code, stderr)
-		}
+		check.That(t, stdout == "" && code == 3, "uid %d: the payload sees %q; code %d, stderr %q", uid, stdout, code, stderr)
 		text, err := os.ReadFile(dir + "/r.json")
 		var rep struct{ Status string }
-		if err != nil || json.Unmarshal(text, &rep) != nil || rep.Status != "failed" {
-			t.Errorf("uid %d: report %q, %v", uid, text, err)
-		}
-		if got := names(t, dir); got != ".r.json.tmp r.json seen" {
-			t.Errorf("uid %d: left in the directory: %s", uid, got)
-		}
+		check.That(t, err == nil && json.Unmarshal(text, &rep) == nil && rep.Status == "failed", "uid %d: report %q, %v", uid, text, err)
+		check.Equal(t, names(t, dir), ".r.json.tmp r.json seen", "uid %d: left in the directory", uid)
 	}
 }
 
@@ -103,32 +93,21 @@ func TestRunReportInWritableDirectory(t *testing.T) {
 func TestRunReportNeverWritten(t *testing.T) {
 	for _, uid := range identities() {
 		dir := shared(t)
-		if _, stderr, code := sbxrun(t, sbxrunCommand(t, uid, dir, "--report", "r.json", "--print-command", "true")); code != 0 {
-			t.Errorf("uid %d: code %d, stderr %q", uid, code, stderr)
-		}
-		if got := names(t, dir); got != "" {
-			t.Errorf("uid %d: left by --print-command: %s", uid, got)
-		}
+		_, stderr, code := sbxrun(t, sbxrunCommand(t, uid, dir, "--report", "r.json", "--print-command", "true"))
+		check.That(t, code == 0, "uid %d: code %d, stderr %q", uid, code, stderr)
+		check.Equal(t, names(t, dir), "", "uid %d: left by --print-command", uid)
 
 		c := sbxrunCommand(t, uid, dir, "--report", "r.json", "--bind", ".", "sh", "-c", "echo up; exec sleep 100")
 		out, err := c.StdoutPipe()
 		check.Must(t, err)
 		check.Must(t, c.Start())
-		if _, err := io.ReadFull(out, make([]byte, 3)); err != nil {
-			t.Errorf("uid %d: the payload does not start: %v", uid, err)
-		}
-		if got := names(t, dir); got != "" {
-			t.Errorf("uid %d: while the payload runs: %s", uid, got)
-		}
-		if err := c.Process.Kill(); err != nil {
-			t.Error(err)
-		}
-		if err := c.Wait(); err == nil {
-			t.Errorf("uid %d: ended in good order", uid)
-		}
-		if got := names(t, dir); got != "" {
-			t.Errorf("uid %d: left by a killed sbxrun: %s", uid, got)
-		}
+		_, err = io.ReadFull(out, make([]byte, 3))
+		check.That(t, err == nil, "uid %d: the payload does not start: %v", uid, err)
+		check.Equal(t, names(t, dir), "", "uid %d: while the payload runs", uid)
+		check.OK(t, c.Process.Kill())
+		err = c.Wait()
+		check.That(t, err != nil, "uid %d: ended in good order", uid)
+		check.Equal(t, names(t, dir), "", "uid %d: left by a killed sbxrun", uid)
 	}
 }
 
@@ -158,9 +137,7 @@ func TestRunNamedPipes(t *testing.T) {
 			{[]string{"--env", "PATH=.", "pipe"}, 127, `sbxrun: error: command "pipe" not found`},
 		} {
 			stdout, stderr, code := sbxrun(t, sbxrunCommand(t, uid, dir, tt.args...))
-			if code != tt.code || stdout != "" || !strings.HasPrefix(stderr, tt.want) {
-				t.Errorf("uid %d, %q: code %d, stderr %q; want %d, %q", uid, tt.args, code, stderr, tt.code, tt.want)
-			}
+			check.That(t, code == tt.code && stdout == "" && strings.HasPrefix(stderr, tt.want), "uid %d, %q: code %d, stderr %q; want %d, %q", uid, tt.args, code, stderr, tt.code, tt.want)
 		}
 	}
 }
@@ -170,9 +147,8 @@ func TestRunLastVariableEmpty(t *testing.T) {
 	for _, uid := range identities() {
 		for _, args := range [][]string{{"--env", "X="}, {"--env=X="}, {"--env", "Y=1", "--env", "X="}} {
 			args = append(args, "sh", "-c", `echo "${X-unset}."`)
-			if stdout, stderr, code := sbxrun(t, sbxrunCommand(t, uid, shared(t), args...)); stdout != ".\n" || stderr != "" || code != 0 {
-				t.Errorf("uid %d, %q: code %d, stdout %q, stderr %q", uid, args, code, stdout, stderr)
-			}
+			stdout, stderr, code := sbxrun(t, sbxrunCommand(t, uid, shared(t), args...))
+			check.That(t, stdout == ".\n" && stderr == "" && code == 0, "uid %d, %q: code %d, stdout %q, stderr %q", uid, args, code, stdout, stderr)
 		}
 	}
 }
@@ -182,18 +158,13 @@ func TestRunLinkPlantedByAPayload(t *testing.T) {
 	for _, uid := range identities() {
 		dir, host := shared(t), shared(t)
 		bind := "--bind=" + dir + ":/w"
-		if _, stderr, code := sbxrun(t, sbxrunCommand(t, uid, dir, bind, "ln", "-s", "/oldroot"+host, "/w/link")); code != 0 {
-			t.Fatalf("uid %d: code %d, stderr %q", uid, code, stderr)
-		}
+		_, stderr, code := sbxrun(t, sbxrunCommand(t, uid, dir, bind, "ln", "-s", "/oldroot"+host, "/w/link"))
+		check.Require(t, code == 0, "uid %d: code %d, stderr %q", uid, code, stderr)
 		for _, dest := range []string{"/w/link/new", "/w/link"} {
 			_, stderr, code := sbxrun(t, sbxrunCommand(t, uid, dir, bind, "--tmpfs", dest, "true"))
-			if code != 125 || !strings.Contains(stderr, "is a symbolic link") || strings.Count(stderr, "\n") != 1 {
-				t.Errorf("uid %d, %s: code %d, stderr %q", uid, dest, code, stderr)
-			}
+			check.That(t, code == 125 && strings.Contains(stderr, "is a symbolic link") && strings.Count(stderr, "\n") == 1, "uid %d, %s: code %d, stderr %q", uid, dest, code, stderr)
 		}
-		if got := names(t, host); got != "" {
-			t.Errorf("uid %d: made on the host: %s", uid, got)
-		}
+		check.Equal(t, names(t, host), "", "uid %d: made on the host", uid)
 	}
 }
 
@@ -201,9 +172,8 @@ func TestRunLinkPlantedByAPayload(t *testing.T) {
 func TestRunManyWords(t *testing.T) {
 	for _, uid := range identities() {
 		args := append([]string{"true"}, strings.Split(strings.Repeat("x", 9000), "")...)
-		if _, stderr, code := sbxrun(t, sbxrunCommand(t, uid, shared(t), args...)); code != 0 {
-			t.Errorf("uid %d: code %d, stderr %q", uid, code, stderr)
-		}
+		_, stderr, code := sbxrun(t, sbxrunCommand(t, uid, shared(t), args...))
+		check.That(t, code == 0, "uid %d: code %d, stderr %q", uid, code, stderr)
 	}
 }
 
@@ -218,11 +188,9 @@ func TestComplete(t *testing.T) {
 		{"version ", "\n"},
 	} {
 		args := append([]string{"__complete"}, strings.Split(tt.args, " ")...)
-		if stdout, stderr, code := sbxrun(t, sbxrunCommand(t, 0, shared(t), args...)); stdout != tt.want || stderr != "" || code != 0 {
-			t.Errorf("%q: code %d, stdout %q, stderr %q", tt.args, code, stdout, stderr)
-		}
+		stdout, stderr, code := sbxrun(t, sbxrunCommand(t, 0, shared(t), args...))
+		check.That(t, stdout == tt.want && stderr == "" && code == 0, "%q: code %d, stdout %q, stderr %q", tt.args, code, stdout, stderr)
 	}
-	if stdout, stderr, code := sbxrun(t, sbxrunCommand(t, 0, shared(t), "__complete")); stdout != "\n" || stderr != "" || code != 0 {
-		t.Errorf("without words: code %d, stdout %q, stderr %q", code, stdout, stderr)
-	}
+	stdout, stderr, code := sbxrun(t, sbxrunCommand(t, 0, shared(t), "__complete"))
+	check.That(t, stdout == "\n" && stderr == "" && code == 0, "without words: code %d, stdout %q, stderr %q", code, stdout, stderr)
 }

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func TestUnreached(t *testing.T) {
@@ -21,12 +22,8 @@ func TestUnreached(t *testing.T) {
 		{"cut", ip + "Ip: 2 10\n" + udp, 0},
 		{"odd", "\n \nIp:\nIp:\n", 0},
 	} {
-		if got := unreached(tcp+tt.text, true); got != tt.want+1 {
-			t.Errorf("%s, and no server: %d", tt.name, got)
-		}
-		if got := unreached(tt.text, false); got != tt.want {
-			t.Errorf("%s: %d", tt.name, got)
-		}
+		check.Equal(t, unreached(tcp+tt.text, true), tt.want+1, "%s, and no server", tt.name)
+		check.Equal(t, unreached(tt.text, false), tt.want, "%s", tt.name)
 	}
 }
 
@@ -48,8 +45,7 @@ func TestRefusedHosts(t *testing.T) {
 		{&result.ReportNetwork{Hosts: []result.ReportHost{refused("a:1", "it resolves to 127.0.0.1, a loopback address, which is not listed itself")}},
 			"a:1 was refused: it resolves to 127.0.0.1, a loopback address, which is not listed itself", "sbxrun help run describes --net"},
 	} {
-		if what, remedy := refusedHosts(tt.used); what != tt.what || remedy != tt.remedy {
-			t.Errorf("%+v: %q, %q", tt.used, what, remedy)
-		}
+		what, remedy := refusedHosts(tt.used)
+		check.That(t, what == tt.what && remedy == tt.remedy, "%+v: %q, %q", tt.used, what, remedy)
 	}
 }

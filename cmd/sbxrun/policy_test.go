@@ -34,9 +34,7 @@ func TestParseUser(t *testing.T) {
 	for _, tt := range tests {
 		got, err := parseUser(tt.in)
 		check.NoDiff(t, cmp.Diff(tt.want, got), "parseUser(%q) (-want +got)", tt.in)
-		if (err != nil) != (tt.want == nil && tt.in != "") {
-			t.Errorf("parseUser(%q): error %v", tt.in, err)
-		}
+		check.That(t, (err != nil) == (tt.want == nil && tt.in != ""), "parseUser(%q): error %v", tt.in, err)
 	}
 }
 
@@ -48,9 +46,7 @@ func alone(t *testing.T, pairs ...string) {
 		os.Clearenv()
 		for _, pair := range before {
 			name, value, _ := strings.Cut(pair, "=")
-			if err := os.Setenv(name, value); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, os.Setenv(name, value))
 		}
 	})
 	os.Clearenv()
@@ -108,12 +104,8 @@ func TestEnvironment(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			base, set, err := environment(&tt.flags, 0, nil, nil)
 			if tt.err != "" {
-				if err == nil || !strings.HasPrefix(err.Error(), tt.err) {
-					t.Fatalf("got error %v, want %s", err, tt.err)
-				}
-				if strings.Contains(err.Error(), "secret") {
-					t.Errorf("the error tells the value: %v", err)
-				}
+				check.Require(t, err != nil && strings.HasPrefix(err.Error(), tt.err), "got error %v, want %s", err, tt.err)
+				check.That(t, !strings.Contains(err.Error(), "secret"), "the error tells the value: %v", err)
 				return
 			}
 			check.Must(t, err)
@@ -157,9 +149,7 @@ func TestMounts(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := mounts(&tt.flags)
 			if tt.err != "" {
-				if err == nil || !strings.HasPrefix(err.Error(), tt.err) {
-					t.Errorf("got error %v, want %s", err, tt.err)
-				}
+				check.That(t, err != nil && strings.HasPrefix(err.Error(), tt.err), "got error %v, want %s", err, tt.err)
 				return
 			}
 			check.Must(t, err)

@@ -80,9 +80,7 @@ func TestReportFile(t *testing.T) {
 			check.Must(t, err)
 			// Until the report is written, the old file is there.
 			for name, old := range before {
-				if got := contents(t, dir)[name]; got != old {
-					t.Errorf("before the report is written: %s holds %q", name, got)
-				}
+				check.Equal(t, contents(t, dir)[name], old, "before the report is written: %s holds", name)
 			}
 			check.Must(t, r.report(rep))
 			check.NoDiff(t, cmp.Diff(tt.want, contents(t, dir)), "directory afterwards (-want +got)")
@@ -102,9 +100,8 @@ func TestReportDirectoryMoved(t *testing.T) {
 	check.Must(t, errors.Join(os.Rename(top+"/a", top+"/c"), os.Symlink("b", top+"/a")))
 	check.Must(t, r.report(rep))
 	check.NoDiff(t, cmp.Diff(map[string]string{"r.json": text}, contents(t, top+"/c")), "the directory (-want +got)")
-	if got := contents(t, top+"/b"); len(got) != 0 {
-		t.Errorf("in the directory that took its name: %q", got)
-	}
+	got := contents(t, top+"/b")
+	check.That(t, len(got) == 0, "in the directory that took its name: %q", got)
 }
 
 // The report's directory does not change before the report is written.
@@ -114,9 +111,8 @@ func TestReportLeavesNothingBefore(t *testing.T) {
 		for name, text := range old {
 			check.Must(t, os.WriteFile(dir+"/"+name, []byte(text), 0o600))
 		}
-		if _, err := openReport(&cli.Run{}, dir+"/r.json"); err != nil {
-			t.Fatal(err)
-		}
+		_, err := openReport(&cli.Run{}, dir+"/r.json")
+		check.Must(t, err)
 		check.NoDiff(t, cmp.Diff(old, contents(t, dir)), "(-want +got)")
 	}
 }
@@ -156,9 +152,8 @@ func TestReportNamedPipe(t *testing.T) {
 	}()
 	select {
 	case err := <-opened:
-		if e, ok := errors.AsType[*result.Error](err); !ok || e.Code != "report" || !errors.Is(err, unix.ENXIO) {
-			t.Errorf("without a reader: %v", err)
-		}
+		e, ok := errors.AsType[*result.Error](err)
+		check.That(t, ok && e.Code == "report" && errors.Is(err, unix.ENXIO), "without a reader: %v", err)
 	case <-time.After(10 * time.Second):
 		t.Fatal("waits for a reader")
 	}
@@ -169,35 +164,26 @@ func TestReportNamedPipe(t *testing.T) {
 	check.Must(t, err)
 	check.Must(t, r.report(rep))
 	r.file.Close()
-	if got, err := io.ReadAll(in); err != nil || string(got) != text {
-		t.Errorf("got %q, %v; want %q", got, err, text)
-	}
-	if st, err := os.Lstat(place); err != nil || st.Mode()&fs.ModeNamedPipe == 0 {
-		t.Errorf("it is no named pipe any more: %v, %v", st, err)
-	}
+	got, err := io.ReadAll(in)
+	check.That(t, err == nil && string(got) == text, "got %q, %v; want %q", got, err, text)
+	st, err := os.Lstat(place)
+	check.That(t, err == nil && st.Mode()&fs.ModeNamedPipe != 0, "it is no named pipe any more: %v, %v", st, err)
 }
 
 func TestReportNone(t *testing.T) {
 	rep, _ := report(t)
 	r, err := openReport(&cli.Run{}, "")
-	if r != nil || err != nil {
-		t.Fatalf("got %v, %v", r, err)
-	}
-	if err := r.report(rep); err != nil {
-		t.Error(err)
-	}
+	check.Require(t, r == nil && err == nil, "got %v, %v", r, err)
+	check.OK(t, r.report(rep))
 }
 
 func TestReportDevice(t *testing.T) {
 	rep, _ := report(t)
 	r, err := openReport(&cli.Run{}, "/dev/null")
 	check.Must(t, err)
-	if err := r.report(rep); err != nil {
-		t.Error(err)
-	}
-	if st, err := os.Stat("/dev/null"); err != nil || st.Mode()&fs.ModeCharDevice == 0 {
-		t.Fatalf("/dev/null is %v, %v", st.Mode(), err)
-	}
+	check.OK(t, r.report(rep))
+	st, err := os.Stat("/dev/null")
+	check.Require(t, err == nil && st.Mode()&fs.ModeCharDevice != 0, "/dev/null is %v, %v", st.Mode(), err)
 }
 
 func TestReportDescriptor(t *testing.T) {
@@ -210,12 +196,10 @@ func TestReportDescriptor(t *testing.T) {
 	check.Must(t, file.report(rep))
 	// Two files share one descriptor, which must be closed only once.
 	check.Must(t, file.file.Close())
-	if err := w.Close(); err == nil {
-		t.Error("not the same descriptor")
-	}
-	if got, err := io.ReadAll(r); err != nil || string(got) != text {
-		t.Errorf("got %q, %v; want %q", got, err, text)
-	}
+	err = w.Close()
+	check.That(t, err != nil, "not the same descriptor")
+	got, err := io.ReadAll(r)
+	check.That(t, err == nil && string(got) == text, "got %q, %v; want %q", got, err, text)
 }
 
 func TestReportErrors(t *testing.T) {
@@ -240,17 +224,13 @@ func TestReportErrors(t *testing.T) {
 	for _, tt := range tests {
 		r, err := openReport(&cli.Run{}, tt.place)
 		var e *result.Error
-		if r != nil || !errors.As(err, &e) || e.Code != tt.code || !strings.HasPrefix(e.Message, tt.message) {
-			t.Errorf("openReport(%q) = %v, %v; want error %s", tt.place, r, err, tt.message)
-		}
+		check.That(t, r == nil && errors.As(err, &e) && e.Code == tt.code && strings.HasPrefix(e.Message, tt.message), "openReport(%q) = %v, %v; want error %s", tt.place, r, err, tt.message)
 	}
 	var e *result.Error
-	if _, err := openReport(&cli.Exec{}, "fd:x"); !errors.As(err, &e) || e.Hint != "see sbxrun exec --help" {
-		t.Errorf("of exec: %v", err)
-	}
-	if got := contents(t, dir); len(got) != 0 {
-		t.Errorf("left behind: %q", got)
-	}
+	_, err = openReport(&cli.Exec{}, "fd:x")
+	check.That(t, errors.As(err, &e) && e.Hint == "see sbxrun exec --help", "of exec: %v", err)
+	got := contents(t, dir)
+	check.That(t, len(got) == 0, "left behind: %q", got)
 }
 
 // A write error is reported.
@@ -263,13 +243,11 @@ func TestReportPlaceThatCannotBe(t *testing.T) {
 			err = r.report(rep)
 		}
 		var e *result.Error
-		if want := "cannot write the report to " + strconv.Quote(place) + ": "; !errors.As(err, &e) || e.Code != "report" || !strings.HasPrefix(e.Message, want) {
-			t.Errorf("%v; want error %s", err, want)
-		}
+		want := "cannot write the report to " + strconv.Quote(place) + ": "
+		check.That(t, errors.As(err, &e) && e.Code == "report" && strings.HasPrefix(e.Message, want), "%v; want error %s", err, want)
 	}
-	if got := contents(t, dir); len(got) != 0 {
-		t.Errorf("left behind: %q", got)
-	}
+	got := contents(t, dir)
+	check.That(t, len(got) == 0, "left behind: %q", got)
 }
 
 // Nothing starts if the report's directory is not writable.
@@ -283,9 +261,8 @@ func TestReportReadOnlyDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, stderr, code := sbxrun(t, sbxrunCommand(t, uid, "/", "--report", dir+"/r", "--workdir", "/tmp", "sh", "-c", "echo ran >&2"))
-	if want := "sbxrun: error: cannot write the report to " + strconv.Quote(dir+"/r") + ": permission denied\n"; code != 125 || stderr != want {
-		t.Errorf("code %d, stderr %q; want 125, %q", code, stderr, want)
-	}
+	want := "sbxrun: error: cannot write the report to " + strconv.Quote(dir+"/r") + ": permission denied\n"
+	check.That(t, code == 125 && stderr == want, "code %d, stderr %q; want 125, %q", code, stderr, want)
 }
 
 // Nothing starts if the report would replace another user's file or link in a sticky directory such as /tmp.
@@ -297,9 +274,8 @@ func TestReportSticky(t *testing.T) {
 	check.Must(t, errors.Join(unix.Chmod(dir, 0o1777), os.WriteFile(dir+"/file", nil, 0o666), os.Symlink("file", dir+"/link")))
 	for _, name := range []string{"file", "link"} {
 		_, stderr, code := sbxrun(t, sbxrunCommand(t, 65534, "/", "--report", dir+"/"+name, "--workdir", "/tmp", "sh", "-c", "echo ran >&2"))
-		if want := "sbxrun: error: cannot write the report to " + strconv.Quote(dir+"/"+name) + ": it is another user's, in a directory with the sticky bit; choose another name\n"; code != 125 || stderr != want {
-			t.Errorf("code %d, stderr %q; want 125, %q", code, stderr, want)
-		}
+		want := "sbxrun: error: cannot write the report to " + strconv.Quote(dir+"/"+name) + ": it is another user's, in a directory with the sticky bit; choose another name\n"
+		check.That(t, code == 125 && stderr == want, "code %d, stderr %q; want 125, %q", code, stderr, want)
 	}
 }
 
@@ -309,12 +285,10 @@ func TestReportWriteFails(t *testing.T) {
 	dir := t.TempDir()
 	r, err := openReport(&cli.Run{}, dir+"/r.json")
 	check.Must(t, err)
-	if err := os.Mkdir(dir+"/r.json", 0o755); err != nil { // cannot be replaced by a file
-		t.Fatal(err)
-	}
+	err = os.Mkdir(dir+"/r.json", 0o755)
+	check.Must(t, err) // cannot be replaced by a file
 	var e *result.Error
-	if err := r.report(rep); !errors.As(err, &e) || e.Code != "report" {
-		t.Errorf("got %v", err)
-	}
+	err = r.report(rep)
+	check.That(t, errors.As(err, &e) && e.Code == "report", "got %v", err)
 	check.NoDiff(t, cmp.Diff(map[string]string{"r.json": fs.ModeDir.String()}, contents(t, dir)), "(-want +got)")
 }

@@ -33,14 +33,10 @@ func exposed(t *testing.T, s statistics) map[string]*dto.MetricFamily {
 	check.Must(t, printPrometheus(&text, s))
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(text.String()))
-	if err != nil {
-		t.Fatalf("%v in\n%s", err, text.String())
-	}
+	check.Require(t, err == nil, "%v in\n%s", err, text.String())
 	// The parser drops metrics without samples.
 	for _, m := range regexp.MustCompile(`(?m)^# HELP (\S+) \S.*\n# TYPE (\S+) gauge$`).FindAllStringSubmatch(text.String(), -1) {
-		if m[1] != m[2] || !strings.HasPrefix(m[1], "sbxrun_") {
-			t.Errorf("help of %s, type of %s", m[1], m[2])
-		}
+		check.That(t, m[1] == m[2] && strings.HasPrefix(m[1], "sbxrun_"), "help of %s, type of %s", m[1], m[2])
 		if families[m[1]] == nil {
 			families[m[1]] = &dto.MetricFamily{}
 		}
@@ -91,22 +87,14 @@ func TestFrame(t *testing.T) {
 	for _, size := range [][2]int{{200, 50}, {40, 6}, {1, 1}, {10, 2}} {
 		text := frame(some(), size[0], size[1])
 		lines := strings.Split(text, "\r\n")
-		if len(lines) > size[1] {
-			t.Errorf("%v: %d lines", size, len(lines))
-		}
+		check.That(t, len(lines) <= size[1], "%v: %d lines", size, len(lines))
 		for _, line := range lines {
-			if n := len([]rune(sequence.ReplaceAllString(line, ""))); n > size[0] {
-				t.Errorf("%v: a line of %d columns: %q", size, n, line)
-			}
-			if !strings.Contains(line, clearLine) {
-				t.Errorf("%v: the rest of a line stays: %q", size, line)
-			}
+			n := len([]rune(sequence.ReplaceAllString(line, "")))
+			check.That(t, n <= size[0], "%v: a line of %d columns: %q", size, n, line)
+			check.That(t, strings.Contains(line, clearLine), "%v: the rest of a line stays: %q", size, line)
 		}
-		if !strings.HasPrefix(text, toTop) || !strings.HasSuffix(text, clearRest) || strings.Contains(text, "\x1b[2J") {
-			t.Errorf("%v: %q", size, text)
-		}
+		check.That(t, strings.HasPrefix(text, toTop) && strings.HasSuffix(text, clearRest) && !strings.Contains(text, "\x1b[2J"), "%v: %q", size, text)
 	}
-	if text := frame(some(), 40, 6); !strings.Contains(text, "more") {
-		t.Errorf("it does not say that something is left out: %q", text)
-	}
+	text := frame(some(), 40, 6)
+	check.That(t, strings.Contains(text, "more"), "it does not say that something is left out: %q", text)
 }

@@ -100,9 +100,7 @@ func TestExpireMeanwhile(t *testing.T) {
 		}
 		err = <-done
 		check.That(t, (err != nil) == failing, "%v", err)
-		if s.Used()["a"] != want || s.sum != want {
-			t.Errorf("%d bytes, want %d", s.Used()["a"], want)
-		}
+		check.That(t, s.Used()["a"] == want && s.sum == want, "%d bytes, want %d", s.Used()["a"], want)
 	}
 }
 

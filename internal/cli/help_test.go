@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // commands returns the commands and groups of commands.
@@ -18,9 +20,8 @@ func commands() []*kong.Node {
 func help(t *testing.T, name string) string {
 	t.Helper()
 	var text strings.Builder
-	if err := Help(name).Text(&text); err != nil {
-		t.Fatalf("help of %q: %v", name, err)
-	}
+	err := Help(name).Text(&text)
+	check.Require(t, err == nil, "help of %q: %v", name, err)
 	return text.String()
 }
 
@@ -29,9 +30,7 @@ func help(t *testing.T, name string) string {
 func TestModel(t *testing.T) {
 	used := map[string]bool{"sbxrun --help": true}
 	for _, c := range commands() {
-		if c.Help == "" || c.Tag.Vars["usage"] == "" || c.Detail == "Example: " {
-			t.Errorf("%s: help %q, %q, %q", c.Path(), c.Help, c.Tag.Vars, c.Detail)
-		}
+		check.That(t, c.Help != "" && c.Tag.Vars["usage"] != "" && c.Detail != "Example: ", "%s: help %q, %q, %q", c.Path(), c.Help, c.Tag.Vars, c.Detail)
 		if flags := c.Target.Addr().Interface(); c.Leaf() && Name(flags) != c.Path() {
 			t.Errorf("%T is the struct of %s, want that of %s", flags, c.Path(), Name(flags))
 		}
@@ -56,9 +55,8 @@ func TestModel(t *testing.T) {
 		if name, ok := strings.CutPrefix(line, "# "); ok {
 			section = strings.TrimSpace(name)
 		}
-		if flag := regexp.MustCompile(`^--[a-z-]+`).FindString(line); flag != "" && !used[section+" "+flag] {
-			t.Errorf("help.txt: %s has no flag %s", section, flag)
-		}
+		flag := regexp.MustCompile(`^--[a-z-]+`).FindString(line)
+		check.That(t, flag == "" || used[section+" "+flag], "help.txt: %s has no flag %s", section, flag)
 	}
 }
 
@@ -67,28 +65,20 @@ func TestModel(t *testing.T) {
 func TestHelp(t *testing.T) {
 	all := help(t, "")
 	for _, want := range []string{"Usage: sbxrun [run] [flags] [--] COMMAND [ARG...]\n", "\n\nExample: sbxrun --timeout 5 "} {
-		if !strings.Contains(all, want) {
-			t.Errorf("no %q in the help:\n%s", want, all)
-		}
+		check.That(t, strings.Contains(all, want), "no %q in the help:\n%s", want, all)
 	}
-	if n := strings.Count(all, "\n"); n > 40 {
-		t.Errorf("the help has %d lines, want one screen", n)
-	}
+	n := strings.Count(all, "\n")
+	check.That(t, n <= 40, "the help has %d lines, want one screen", n)
 	for _, want := range []string{"  -k, --grace=DUR ", "(default 256M)", "Default:", "\n  -t, --tty ", "\n      --env=NAME[=VALUE] ", "--on-pressure=refuse|wait|ignore"} {
-		if text := help(t, "run"); !strings.Contains(text, want) {
-			t.Errorf("no %q in the help of run:\n%s", want, text)
-		}
+		text := help(t, "run")
+		check.That(t, strings.Contains(text, want), "no %q in the help of run:\n%s", want, text)
 	}
 	for _, c := range commands() {
 		text := help(t, c.Path())
 		for _, line := range strings.Split(text, "\n") {
-			if len(line) > 80 && !strings.HasPrefix(line, "Usage:") && !strings.HasPrefix(line, "Example:") {
-				t.Errorf("longer than a terminal's line: %s", line)
-			}
+			check.That(t, len(line) <= 80 || strings.HasPrefix(line, "Usage:") || strings.HasPrefix(line, "Example:"), "longer than a terminal's line: %s", line)
 		}
-		if c.Parent.Parent == nil && !strings.Contains(all, "\n  "+c.Name+" ") {
-			t.Errorf("%s is not in the list of commands:\n%s", c.Name, all)
-		}
+		check.That(t, c.Parent.Parent != nil || strings.Contains(all, "\n  "+c.Name+" "), "%s is not in the list of commands:\n%s", c.Name, all)
 		if want := "Usage: sbxrun " + c.Path() + " " + c.Tag.Vars["usage"] + "\n"; !strings.HasPrefix(text, want) {
 			t.Errorf("help of %s does not begin with %q:\n%s", c.Path(), want, text)
 		}
@@ -98,9 +88,8 @@ func TestHelp(t *testing.T) {
 			}
 		}
 	}
-	if err := Help("nosuch").Text(new(strings.Builder)); err == nil {
-		t.Error("there is help of nosuch")
-	}
+	err := Help("nosuch").Text(new(strings.Builder))
+	check.That(t, err != nil, "there is help of nosuch")
 }
 
 // TestHelpOrder checks that the groups of flags come in one order in every command.
@@ -110,9 +99,7 @@ func TestHelpOrder(t *testing.T) {
 		for _, topic := range []string{"end", "see", "be", "use", "ready", "busy", "tell"} {
 			title := texts()["topics "+topic]
 			i := strings.Index(text, "\n"+title+"\n")
-			if i >= 0 && i < at {
-				t.Errorf("%s: %q is out of order:\n%s", name, title, text)
-			}
+			check.That(t, i < 0 || i >= at, "%s: %q is out of order:\n%s", name, title, text)
 			at = max(i, at)
 		}
 	}
@@ -134,8 +121,7 @@ func TestExamples(t *testing.T) {
 
 func TestSimilar(t *testing.T) {
 	for word, want := range map[string]string{"rnu": "did you mean sbxrun run?", "snapshots": "did you mean sbxrun snapshot?", "strat": "did you mean sbxrun start or stats?", "python3": ""} {
-		if _, got := Instead(word); got != want {
-			t.Errorf("%s: %q, want %q", word, got, want)
-		}
+		_, got := Instead(word)
+		check.That(t, got == want, "%s: %q, want %q", word, got, want)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/sbxrun/sbxrun/internal/values"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // empty returns an empty struct of the command that args begin with, and the rest of args.
@@ -49,9 +50,7 @@ func want[F any](t *testing.T, change func(*F)) any {
 	t.Helper()
 	var f F
 	ctx, err := kong.Trace(kong.Must(&f), nil)
-	if err = cmp.Or(err, ctx.Reset()); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, cmp.Or(err, ctx.Reset()))
 	if change != nil {
 		change(&f)
 	}
@@ -60,12 +59,8 @@ func want[F any](t *testing.T, change func(*F)) any {
 
 func TestDefaults(t *testing.T) {
 	var r Run
-	if err := Parse(&r, nil); err != nil {
-		t.Fatal(err)
-	}
-	if r.ProofTimeout != values.Span(5*time.Second) || r.TmpSize != 256<<20 || r.Net != "none" || r.Hostname != "sandbox" || r.Warn == 0 || r.Nice.Given {
-		t.Errorf("%+v", r)
-	}
+	check.Must(t, Parse(&r, nil))
+	check.That(t, r.ProofTimeout == values.Span(5*time.Second) && r.TmpSize == 256<<20 && r.Net == "none" && r.Hostname == "sandbox" && r.Warn != 0 && !r.Nice.Given, "%+v", r)
 }
 
 func TestParse(t *testing.T) {
@@ -131,12 +126,8 @@ func TestParse(t *testing.T) {
 			t.Errorf("%q: %v", tt.line, err)
 			continue
 		}
-		if diff := gocmp.Diff(tt.flags, flags); diff != "" {
-			t.Errorf("%q (-want +got):\n%s", tt.line, diff)
-		}
-		if got := strings.Join(words, " "); got != tt.words {
-			t.Errorf("%q: words %q, want %q", tt.line, got, tt.words)
-		}
+		check.NoDiff(t, gocmp.Diff(tt.flags, flags), "%q (-want +got)", tt.line)
+		check.Equal(t, strings.Join(words, " "), tt.words, "%q: words", tt.line)
 	}
 }
 
@@ -144,18 +135,15 @@ func TestParse(t *testing.T) {
 func TestParseBytes(t *testing.T) {
 	for _, words := range [][]string{{"", "x"}, {"a b"}, {"\n--json"}, {" --json"}, {"\xff"}} {
 		var r Run
-		if err := Parse(&r, words); err != nil || !slices.Equal(r.Command, words) {
-			t.Errorf("run %q: %q, %v", words, r.Command, err)
-		}
+		err := Parse(&r, words)
+		check.That(t, err == nil && slices.Equal(r.Command, words), "run %q: %q, %v", words, r.Command, err)
 		var k Kill
-		if err := Parse(&k, words); err != nil || !slices.Equal(k.Sandboxes, words) {
-			t.Errorf("kill %q: %q, %v", words, k.Sandboxes, err)
-		}
+		err = Parse(&k, words)
+		check.That(t, err == nil && slices.Equal(k.Sandboxes, words), "kill %q: %q, %v", words, k.Sandboxes, err)
 	}
 	var r Run
-	if err := Parse(&r, []string{"--bind", "/\xff:/x", "y"}); err != nil || !slices.Equal(r.Bind, []string{"/\xff:/x"}) {
-		t.Errorf("%q, %v", r.Bind, err)
-	}
+	err := Parse(&r, []string{"--bind", "/\xff:/x", "y"})
+	check.That(t, err == nil && slices.Equal(r.Bind, []string{"/\xff:/x"}), "%q, %v", r.Bind, err)
 }
 
 // Many names take no longer than their number suggests: the grammar has an argument for each flag, not for each name.
@@ -163,9 +151,8 @@ func TestParseManyNames(t *testing.T) {
 	const many = 20_000
 	var k Kill
 	args := slices.Concat(slices.Repeat([]string{"web"}, many), []string{"--json"}, slices.Repeat([]string{"db"}, many))
-	if err := Parse(&k, args); err != nil || len(k.Sandboxes) != 2*many || k.Sandboxes[many] != "db" || !k.JSON {
-		t.Errorf("%d names, %v", len(k.Sandboxes), err)
-	}
+	err := Parse(&k, args)
+	check.That(t, err == nil && len(k.Sandboxes) == 2*many && k.Sandboxes[many] == "db" && k.JSON, "%d names, %v", len(k.Sandboxes), err)
 }
 
 // Parsing with only the given flags has the same result as parsing with the whole grammar, and fails where that fails.
@@ -201,9 +188,7 @@ func TestParseGiven(t *testing.T) {
 			}
 		}
 	}
-	if succeeded < 100 {
-		t.Errorf("only %d command lines were right", succeeded)
-	}
+	check.That(t, succeeded >= 100, "only %d command lines were right", succeeded)
 }
 
 func TestParseErrors(t *testing.T) {
@@ -287,9 +272,7 @@ func TestParseErrors(t *testing.T) {
 		if err == nil {
 			err = errors.New("")
 		}
-		if diff := gocmp.Diff(tt.want, err.Error()); diff != "" {
-			t.Errorf("%q (-want +got):\n%s", tt.line, diff)
-		}
+		check.NoDiff(t, gocmp.Diff(tt.want, err.Error()), "%q (-want +got)", tt.line)
 	}
 }
 
@@ -314,9 +297,7 @@ func TestExecWords(t *testing.T) {
 	} {
 		var x Exec
 		err := cmp.Or(Parse(&x, strings.Fields(tt.line)), errors.New(""))
-		if err.Error() != tt.err || tt.err == "" && (x.Sandbox != tt.sandbox || strings.Join(x.Command, " ") != tt.command) {
-			t.Errorf("%q: %q, %q, %v", tt.line, x.Sandbox, x.Command, err)
-		}
+		check.That(t, err.Error() == tt.err && (tt.err != "" || x.Sandbox == tt.sandbox && strings.Join(x.Command, " ") == tt.command), "%q: %q, %q, %v", tt.line, x.Sandbox, x.Command, err)
 	}
 }
 
@@ -331,19 +312,13 @@ func FuzzParse(f *testing.F) {
 		var r Run
 		if err := Parse(&r, args); err == nil && len(r.Command) > 0 {
 			begin := len(args) - len(r.Command)
-			if begin < 0 || !slices.Equal(r.Command, args[begin:]) {
-				t.Fatalf("%q: %q is not their end", args, r.Command)
-			}
-			if isFlag(r.Command[0]) && (begin == 0 || args[begin-1] != "--") {
-				t.Errorf("%q: %q is taken for the command", args, r.Command)
-			}
+			check.Require(t, begin >= 0 && slices.Equal(r.Command, args[begin:]), "%q: %q is not their end", args, r.Command)
+			check.That(t, !isFlag(r.Command[0]) || begin != 0 && args[begin-1] == "--", "%q: %q is taken for the command", args, r.Command)
 		}
 		var k Kill
 		if err := Parse(&k, args); err == nil {
 			for _, word := range k.Sandboxes {
-				if !slices.Contains(args, word) {
-					t.Errorf("%q: invented %q", args, word)
-				}
+				check.That(t, slices.Contains(args, word), "%q: invented %q", args, word)
 			}
 		}
 	})
@@ -356,8 +331,7 @@ func TestParseAfterAnError(t *testing.T) {
 		"run --timeout=x y --json": false, "run --badflag -- --json": false, "run --badflag x y --json": false, "run --json=x y": false, "doctor --badflag": false,
 	} {
 		flags, _, err := parseLine(line)
-		if got := field(flags, "JSON").Bool(); got != want || err == nil {
-			t.Errorf("%q: JSON %v, want %v; error %v", line, got, want, err)
-		}
+		got := field(flags, "JSON").Bool()
+		check.That(t, got == want && err != nil, "%q: JSON %v, want %v; error %v", line, got, want, err)
 	}
 }

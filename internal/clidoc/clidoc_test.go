@@ -52,12 +52,9 @@ func TestEverywhere(t *testing.T) {
 		path := strings.Fields(c.Path())
 		name := strings.Replace("sbxrun-"+path[0]+".1", "-run", "", 1)
 		text, completed := read(t, man, name), cli.Complete(append(path, "-"))
-		if !regexp.MustCompile(`\b` + c.Name + `\b`).MatchString(text) {
-			t.Errorf("%s: no command %s", name, c.Name)
-		}
-		if words := cli.Complete(append(path[:len(path)-1:len(path)-1], "")); !slices.Contains(words, c.Name+"\t"+c.Help) {
-			t.Errorf("completion proposes no %s: %q", c.Path(), words)
-		}
+		check.That(t, regexp.MustCompile(`\b`+c.Name+`\b`).MatchString(text), "%s: no command %s", name, c.Name)
+		words := cli.Complete(append(path[:len(path)-1:len(path)-1], ""))
+		check.That(t, slices.Contains(words, c.Name+"\t"+c.Help), "completion proposes no %s: %q", c.Path(), words)
 		for _, f := range c.Flags {
 			for _, word := range cli.Spellings(f) {
 				if want := `\fB` + strings.ReplaceAll(word, "-", `\-`) + `\fP`; !strings.Contains(text, want) {
@@ -68,9 +65,7 @@ func TestEverywhere(t *testing.T) {
 				}
 			}
 			flat := strings.NewReplacer(`\-`, "-", `'\''`, "'", `\`, "").Replace(text)
-			if !strings.Contains(flat, strings.ReplaceAll(f.Help, `\`, "")) {
-				t.Errorf("%s: no help of --%s: %s", name, f.Name, f.Help)
-			}
+			check.That(t, strings.Contains(flat, strings.ReplaceAll(f.Help, `\`, "")), "%s: no help of --%s: %s", name, f.Name, f.Help)
 		}
 	}
 }
@@ -90,9 +85,7 @@ func TestManSections(t *testing.T) {
 				"ENVIRONMENT", "FILES", "EXAMPLES", "SEE ALSO"}
 		}
 		check.NoDiff(t, cmp.Diff(want, got), "%s: sections (-want +got)", name)
-		if strings.Contains(page, "{{") {
-			t.Errorf("%s: a template action was left in the page", name)
-		}
+		check.That(t, !strings.Contains(page, "{{"), "%s: a template action was left in the page", name)
 	}
 }
 
@@ -107,33 +100,24 @@ func TestManPages(t *testing.T) {
 		}
 	}
 	slices.Sort(want)
-	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(all))); diff != "" {
-		t.Fatalf("pages (-want +got):\n%s", diff)
-	}
+	diff := cmp.Diff(want, slices.Sorted(maps.Keys(all)))
+	check.Require(t, diff == "", "pages (-want +got):\n%s", diff)
 	for name, source := range all {
 		text := read(t, source)
 		title := strings.TrimSuffix(name, ".1")
-		if !strings.HasPrefix(text, title+" 1 ") || !strings.Contains(text, "# NAME\n\n"+title+" - ") {
-			t.Errorf("%s does not begin as the page of %s", source, title)
-		}
-		if command, found := strings.CutPrefix(title, "sbxrun-"); found && !strings.Contains(text, `{{template "synopsis" commands "`+command+`"}}`) {
-			t.Errorf("%s: no synopsis of %s", source, command)
-		}
+		check.That(t, strings.HasPrefix(text, title+" 1 ") && strings.Contains(text, "# NAME\n\n"+title+" - "), "%s does not begin as the page of %s", source, title)
+		command, found := strings.CutPrefix(title, "sbxrun-")
+		check.That(t, !found || strings.Contains(text, `{{template "synopsis" commands "`+command+`"}}`), "%s: no synopsis of %s", source, command)
 		for _, m := range regexp.MustCompile(`\*\*(sbxrun[a-z-]*)\*\*\(1\)`).FindAllStringSubmatch(text, -1) {
-			if all[m[1]+".1"] == "" {
-				t.Errorf("%s refers to %s(1), which does not exist", source, m[1])
-			}
+			check.That(t, all[m[1]+".1"] != "", "%s refers to %s(1), which does not exist", source, m[1])
 		}
 	}
 	general := read(t, all["sbxrun.1"])
 	for name := range all {
-		if title := strings.TrimSuffix(name, ".1"); title != "sbxrun" && !strings.Contains(general, "**"+title+"**(1)") {
-			t.Errorf("sbxrun.1 does not refer to %s", title)
-		}
+		title := strings.TrimSuffix(name, ".1")
+		check.That(t, title == "sbxrun" || strings.Contains(general, "**"+title+"**(1)"), "sbxrun.1 does not refer to %s", title)
 	}
-	if text := read(t, write(t, "man"), "sbxrun-run.1"); text != ".so man1/sbxrun.1\n" {
-		t.Errorf("man sbxrun-run shows %q", text)
-	}
+	check.Equal(t, read(t, write(t, "man"), "sbxrun-run.1"), ".so man1/sbxrun.1\n", "man sbxrun-run shows")
 }
 
 // groff formats the man pages without warnings, if it is installed.
@@ -146,9 +130,7 @@ func TestManIsClean(t *testing.T) {
 	dir := write(t, "man")
 	for name := range pages(t) {
 		out, err := exec.Command(groff, "-man", "-ww", "-z", "-Tutf8", filepath.Join(dir, name)).CombinedOutput()
-		if err != nil || len(out) > 0 {
-			t.Errorf("groff: %v\n%s", err, out)
-		}
+		check.That(t, err == nil && len(out) == 0, "groff: %v\n%s", err, out)
 	}
 }
 
@@ -160,9 +142,8 @@ func TestSyntax(t *testing.T) {
 			t.Logf("no %s here: %s not checked", shell, file)
 			continue
 		}
-		if out, err := exec.Command(shell, "-n", filepath.Join(dir, file)).CombinedOutput(); err != nil {
-			t.Errorf("%s -n %s: %v\n%s", shell, file, err, out)
-		}
+		out, err := exec.Command(shell, "-n", filepath.Join(dir, file)).CombinedOutput()
+		check.That(t, err == nil, "%s -n %s: %v\n%s", shell, file, err, out)
 	}
 }
 
@@ -170,9 +151,8 @@ func TestSyntax(t *testing.T) {
 func TestReference(t *testing.T) {
 	text := read(t, write(t, "reference"), "commands.md")
 	for _, c := range cli.Commands() {
-		if want := "\n## sbxrun " + c.Path() + "\n"; strings.Count(text, want) != 1 {
-			t.Errorf("%q is not in the reference once", want)
-		}
+		want := "\n## sbxrun " + c.Path() + "\n"
+		check.That(t, strings.Count(text, want) == 1, "%q is not in the reference once", want)
 	}
 	check.NoDiff(t, cmp.Diff(text, read(t, "../../docs/reference/commands.md")), "docs/reference/commands.md: run ./setup.sh reference (-want +got)")
 }
@@ -188,32 +168,24 @@ func TestTables(t *testing.T) {
 		}
 	}
 	sources, err := filepath.Glob("../../docs/[^m]*/*.md")
-	if err != nil || len(sources) == 0 {
-		t.Fatal(sources, err)
-	}
+	check.Require(t, err == nil && len(sources) != 0, "%v %v", sources, err)
 	rows := 0
 	for _, source := range sources {
 		for _, row := range regexp.MustCompile("(?m)^\\| `--.*").FindAllString(read(t, source), -1) {
 			rows++
 			cell, _, _ := strings.Cut(row[2:], "|")
 			for _, flag := range regexp.MustCompile("--[a-z-]+").FindAllString(cell, -1) {
-				if !known[flag] {
-					t.Errorf("%s: no flag %s: %s", source, flag, row)
-				}
+				check.That(t, known[flag], "%s: no flag %s: %s", source, flag, row)
 			}
 		}
 	}
-	if rows == 0 {
-		t.Error("no table of flags was found")
-	}
+	check.That(t, rows != 0, "no table of flags was found")
 }
 
 // The command lines in the documentation can be parsed.
 func TestCommandLines(t *testing.T) {
 	sources, err := filepath.Glob("../../docs/[^m]*/*.md")
-	if err != nil || len(sources) == 0 {
-		t.Fatal(sources, err)
-	}
+	check.Require(t, err == nil && len(sources) != 0, "%v %v", sources, err)
 	blocks := regexp.MustCompile("(?ms)^```(?:sh|console|ini|yaml|crontab)\n(.*?)^```$")
 	calls := regexp.MustCompile(`(?m)(?:^|[\s/=(])(sbxrun .*)$`)
 	tried := 0
@@ -233,9 +205,7 @@ func TestCommandLines(t *testing.T) {
 			}
 		}
 	}
-	if tried < 50 {
-		t.Errorf("%d command lines were found, want at least 50", tried)
-	}
+	check.That(t, tried >= 50, "%d command lines were found, want at least 50", tried)
 }
 
 // shellWords returns the arguments of each call of sbxrun in a shell's command line, of which it executes nothing else.

@@ -321,9 +321,7 @@ func fish(t *testing.T, p place, lines []string) (proposed []string) {
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
-	if err != nil || stderr.Len() > 0 {
-		t.Fatalf("fish: %v\n%s", err, &stderr)
-	}
+	check.Require(t, err == nil && stderr.Len() <= 0, "fish: %v\n%s", err, &stderr)
 	all := strings.Split(string(out), "=\n")
 	for i, line := range lines {
 		// A proposal is a whole word, which need not begin with the typed text.
@@ -344,9 +342,7 @@ func fish(t *testing.T, p place, lines []string) (proposed []string) {
 func program(t *testing.T, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
-	if err != nil {
-		t.Fatalf("%v; ./setup.sh test installs it", err)
-	}
+	check.Require(t, err == nil, "%v; ./setup.sh test installs it", err)
 	return path
 }
 
@@ -374,9 +370,8 @@ func interactive(t *testing.T, p place, shell string, args ...string) *session {
 // ask types a text and returns the output between the bytes 1 and 2.
 func (s *session) ask(keys string) string {
 	s.t.Helper()
-	if _, err := s.ptmx.WriteString(keys); err != nil {
-		s.t.Fatal(err)
-	}
+	_, err := s.ptmx.WriteString(keys)
+	check.Require(s.t, err == nil, "%v", err)
 	_ = s.ptmx.SetReadDeadline(time.Now().Add(30 * time.Second)) // instead of go test's timeout
 	for {
 		if _, after, ok := bytes.Cut(s.pending, []byte{1}); ok {

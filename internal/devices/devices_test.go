@@ -38,9 +38,8 @@ func TestCheck(t *testing.T) {
 		"": false, "/": false, "//": false, "zero": false, "dev/zero": false, "./zero": false, "nvidia.com/gpu": false, "nvidia.com/gpu=": false, "=x": false, "/=x": true, "a/=x": false,
 		"a/b=-x": false, "a/b=x y": false, "a/b=x/y": false, "-a/b=x": false, "a/b=x\n": false, "/dev/\x00": false, "gpu=0": false, "a/b/c=x": false,
 	} {
-		if err := Check(name); (err == nil) != ok {
-			t.Errorf("%q: %v", name, err)
-		}
+		err := Check(name)
+		check.That(t, (err == nil) == ok, "%q: %v", name, err)
 	}
 }
 
@@ -162,21 +161,17 @@ func TestFindPrecedence(t *testing.T) {
 	})
 	got, err := Find([]string{"v.com/c=0"})
 	check.Must(t, err)
-	if got.Nodes[0].Dest != "/dev/high" {
-		t.Errorf("found %v", got.Nodes)
-	}
+	check.That(t, got.Nodes[0].Dest == "/dev/high", "found %v", got.Nodes)
 	for name, want := range map[string]string{
 		"v.com/twice=0": "both " + top + "/low/c.json and " + top + "/low/d.json define it",
 		"v.com/c=1":     "no CDI specification defines it; " + top + "/high/broken.json: unexpected EOF",
 	} {
-		if _, err := Find([]string{name}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %q", name, err, want)
-		}
+		_, err := Find([]string{name})
+		check.That(t, err != nil && strings.Contains(err.Error(), want), "%s: %v, want %q", name, err, want)
 	}
 	names, err := Known()
-	if want := []string{"v.com/c=0", "v.com/twice=0"}; !slices.Equal(names, want) || err == nil {
-		t.Errorf("known %q, %v", names, err)
-	}
+	want := []string{"v.com/c=0", "v.com/twice=0"}
+	check.That(t, slices.Equal(names, want) && err != nil, "known %q, %v", names, err)
 }
 
 // A specification that a sandbox cannot follow completely is rejected, with the reason.
@@ -206,9 +201,8 @@ func TestFindRejects(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			text := `{"cdiVersion": "1.0.0", "kind": "v.com/c", "devices": [{"name": "0", "containerEdits": {` + tt.edits + `}}]}`
 			check.Must(t, os.WriteFile(top+"/low/a.json", []byte(strings.ReplaceAll(text, "TOP", top)), 0o644))
-			if got, err := Find([]string{"v.com/c=0"}); err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("%v, %v, want %q", got, err, tt.want)
-			}
+			got, err := Find([]string{"v.com/c=0"})
+			check.That(t, err != nil && strings.Contains(err.Error(), tt.want), "%v, %v, want %q", got, err, tt.want)
 		})
 	}
 }
@@ -228,13 +222,11 @@ func TestParseRejects(t *testing.T) {
 		"cdiVersion: 1.0.0\nkind: a/b\ndevices: [{name: x}, {name: x}]": `device "x" is defined twice`,
 		"cdiVersion: 1.0.0\nkind: a/b\ndevices: [{name: 'x y'}]":        `invalid device name "x y"`,
 	} {
-		if _, err := parse([]byte(text), true); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%q: %v, want %q", text, err, want)
-		}
+		_, err := parse([]byte(text), true)
+		check.That(t, err != nil && strings.Contains(err.Error(), want) && !strings.Contains(err.Error(), "\n"), "%q: %v, want %q", text, err, want)
 	}
-	if _, err := parse([]byte(`{"cdiVersion": "1.0.0", "kind": "a/b"} {}`), false); err == nil {
-		t.Error("two documents are accepted")
-	}
+	_, err := parse([]byte(`{"cdiVersion": "1.0.0", "kind": "a/b"} {}`), false)
+	check.That(t, err != nil, "two documents are accepted")
 }
 
 // A specification that others could change, or that is too large, is not used.
@@ -254,9 +246,8 @@ func TestReadSpec(t *testing.T) {
 		_ = os.Remove(name) // the first time there is none
 		check.Must(t, os.WriteFile(name, []byte(fmt.Sprintf(thing, "x")), 0o644))
 		check.Must(t, plant())
-		if _, err := Find([]string{"v.com/c=0"}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
+		_, err := Find([]string{"v.com/c=0"})
+		check.That(t, err != nil && strings.Contains(err.Error(), want), "%v, want %q", err, want)
 	}
 }
 
@@ -276,9 +267,8 @@ func TestRefused(t *testing.T) {
 func TestDrivers(t *testing.T) {
 	const text = "Character devices:\n  1 mem\n  4 /dev/vc/0\n  4 tty\n195 nvidia\n\nBlock devices:\n  7 loop\n195 disk\n"
 	for number, want := range map[uint32][]string{4: {"/dev/vc/0", "tty"}, 195: {"nvidia"}, 7: nil} {
-		if got := drivers(text, number); !slices.Equal(got, want) {
-			t.Errorf("%d: %q", number, got)
-		}
+		got := drivers(text, number)
+		check.That(t, slices.Equal(got, want), "%d: %q", number, got)
 	}
 }
 
@@ -288,9 +278,8 @@ func TestReason(t *testing.T) {
 		"dax": "memory", "xen/privcmd": "memory", "i2c": "power", "spi": "power", "nvme-fabrics": "disks", "st": "disks", "zfs": "disks", "megaraid_sas_ioctl": "disks", "mpt3ctl": "disks",
 		"nvidia": "", "kvm": "", "ttyUSB": "",
 	} {
-		if got := reason([]string{"other", name}); want == "" && got != "" || !strings.Contains(got, want) {
-			t.Errorf("%s: %q", name, got)
-		}
+		got := reason([]string{"other", name})
+		check.That(t, (want != "" || got == "") && strings.Contains(got, want), "%s: %q", name, got)
 	}
 }
 
@@ -299,8 +288,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(nvidia), true)
 	f.Add(fmt.Appendf(nil, thing, "x"), false)
 	f.Fuzz(func(t *testing.T, text []byte, isYAML bool) {
-		if _, err := parse(text, isYAML); err != nil && strings.Contains(err.Error(), "\n") {
-			t.Errorf("the error has several lines: %q", err)
-		}
+		_, err := parse(text, isYAML)
+		check.That(t, err == nil || !strings.Contains(err.Error(), "\n"), "the error has several lines: %q", err)
 	})
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // sparse returns a tar of about 2 KiB with a file of size bytes, of which one byte is not in a hole (GNU tar, PAX format 1.0).
@@ -49,9 +50,7 @@ func TestSparse(t *testing.T) {
 	must(t, Unpack(t.Context(), s, m, nil))
 	var st unix.Stat_t
 	must(t, unix.Stat(treeOf(t, s, m)+"/c", &st))
-	if st.Size != size {
-		t.Errorf("the file has %d bytes", st.Size)
-	}
+	check.That(t, st.Size == size, "the file has %d bytes", st.Size)
 }
 
 // An invalid image leaves no unpacked layers.
@@ -61,12 +60,10 @@ func TestDroppedTrees(t *testing.T) {
 	s, err := snapshots.Open(dir)
 	must(t, err)
 	defer s.Close()
-	if _, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{}); code(err) != "damaged" {
-		t.Fatalf("%v", err)
-	}
-	if left, err := os.ReadDir(filepath.Join(dir, "trees")); err != nil || len(left) > 0 {
-		t.Errorf("left: %v, %v", left, err)
-	}
+	_, err = Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{})
+	check.Require(t, code(err) == "damaged", "%v", err)
+	left, err := os.ReadDir(filepath.Join(dir, "trees"))
+	check.That(t, err == nil && len(left) == 0, "left: %v, %v", left, err)
 }
 
 // The digest of an index means the image for this machine.
@@ -89,9 +86,8 @@ func TestPlatformsOfIndex(t *testing.T) {
 		_, err := Import(t.Context(), s, memory{raw, blobs}, Options{Platform: p})
 		must(t, err)
 	}
-	if m, err := s.FindImage(Digest(raw)); err != nil || m.Platform != here.String() {
-		t.Errorf("found %+v, %v", m, err)
-	}
+	m, err := s.FindImage(Digest(raw))
+	check.That(t, err == nil && m.Platform == here.String(), "found %+v, %v", m, err)
 }
 
 // An image that cannot be unpacked does not take the name of an older one.
@@ -107,12 +103,10 @@ func TestNameOfUnpacked(t *testing.T) {
 			cancel()
 		}
 	}}
-	if _, err := Import(ctx, s, memory{im.raw(), im.blobs}, o); err == nil {
-		t.Error("no error")
-	}
-	if now, err := s.FindImage("app:1"); err != nil || now.Digest != m.Digest {
-		t.Errorf("app:1 has another image, %v", err)
-	}
+	_, err = Import(ctx, s, memory{im.raw(), im.blobs}, o)
+	check.That(t, err != nil, "no error")
+	now, err := s.FindImage("app:1")
+	check.That(t, err == nil && now.Digest == m.Digest, "app:1 has another image, %v", err)
 }
 
 // A known image of docker save is found without reading its layers again.
@@ -123,15 +117,11 @@ func TestKnownArchive(t *testing.T) {
 	must(t, os.WriteFile(file, data, 0o600))
 	m, err := Ensure(t.Context(), s, "docker-archive:"+file, nil)
 	must(t, err)
-	if len(m.Config.Entrypoint) > 0 {
-		t.Errorf("the removed entrypoint is %q", m.Config.Entrypoint)
-	}
+	check.That(t, len(m.Config.Entrypoint) == 0, "the removed entrypoint is %q", m.Config.Entrypoint)
 	layer := compress(t, "gzip", im.tars[0])
 	must(t, os.WriteFile(file, bytes.Replace(data, layer, make([]byte, len(layer)), 1), 0o600))
 	again, err := Ensure(t.Context(), s, "docker-archive:"+file, nil)
-	if err != nil || again.Digest != m.Digest {
-		t.Errorf("%+v, %v", again, err)
-	}
+	check.That(t, err == nil && again.Digest == m.Digest, "%+v, %v", again, err)
 }
 
 // The compressed layers of a docker archive are hashed once, however many names they have, and only if they are small enough.
@@ -154,9 +144,8 @@ func TestHashedArchive(t *testing.T) {
 		src, err := Open(s, "docker-archive:"+file, most)
 		must(t, err)
 		_, err = src.Manifest(t.Context())
-		if got := len(src.(*docker).hashed); got != want || (err == nil) != (want > 0) {
-			t.Errorf("with at most %d bytes: %d layers hashed, %v", most, got, err)
-		}
+		got := len(src.(*docker).hashed)
+		check.That(t, got == want && (err == nil) == (want > 0), "with at most %d bytes: %d layers hashed, %v", most, got, err)
 		must(t, src.Close())
 	}
 }

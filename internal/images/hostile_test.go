@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // memory is a source in memory.
@@ -38,13 +39,11 @@ func (m memory) Blob(_ context.Context, d Descriptor) (io.ReadCloser, error) {
 func empty(t *testing.T, s *snapshots.Store) {
 	t.Helper()
 	for _, dir := range []string{"images", "names", "layers", "tmp"} {
-		if names, err := os.ReadDir(filepath.Join(s.Path(), dir)); err != nil || len(names) > 0 {
-			t.Errorf("%s has %v, %v", dir, names, err)
-		}
+		names, err := os.ReadDir(filepath.Join(s.Path(), dir))
+		check.That(t, err == nil && len(names) == 0, "%s has %v, %v", dir, names, err)
 	}
-	if names, err := os.ReadDir(filepath.Dir(s.Path())); err != nil || len(names) != 1 {
-		t.Errorf("next to the store are %v, %v", names, err)
-	}
+	names, err := os.ReadDir(filepath.Dir(s.Path()))
+	check.That(t, err == nil && len(names) == 1, "next to the store are %v, %v", names, err)
 }
 
 // Layers cannot reach outside of their tree. They are refused, or their files are somewhere inside.
@@ -107,25 +106,19 @@ func TestHostileLayers(t *testing.T) {
 			m, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{})
 			switch {
 			case tt.want == refused:
-				if code(err) != "damaged" {
-					t.Errorf("%v", err)
-				}
+				check.That(t, code(err) == "damaged", "%v", err)
 				empty(t, s)
 			case err != nil:
 				t.Error(err)
 			case tt.want != "":
-				if got := listing(t, treeOf(t, s, m)); got != tt.want {
-					t.Errorf("the tree is\n%swant\n%s", got, tt.want)
-				}
+				check.Equal(t, listing(t, treeOf(t, s, m)), tt.want, "the tree is\n")
 			}
 			var st unix.Stat_t
 			must(t, unix.Stat(outside, &st))
-			if names, err := os.ReadDir(outside); err != nil || len(names) != 1 || st.Mode&0o777 != 0o755 && st.Mode&0o777 != 0o700 {
-				t.Errorf("outside are %v, mode %o, %v", names, st.Mode, err)
-			}
-			if b, err := os.ReadFile(secret); err != nil || string(b) != "secret" {
-				t.Errorf("the secret is %q, %v", b, err)
-			}
+			names, err := os.ReadDir(outside)
+			check.That(t, err == nil && len(names) == 1 && (st.Mode&0o777 == 0o755 || st.Mode&0o777 == 0o700), "outside are %v, mode %o, %v", names, st.Mode, err)
+			b, err := os.ReadFile(secret)
+			check.That(t, err == nil && string(b) == "secret", "the secret is %q, %v", b, err)
 		})
 	}
 }
@@ -247,16 +240,13 @@ func TestBomb(t *testing.T) {
 	for _, kind := range []string{"gzip", "zstd"} {
 		im := newImage(t, imageOptions{compression: kind}, b.Bytes())
 		s := newStore(t)
-		if _, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: size / 2}); code(err) != "too-large" {
-			t.Errorf("%s: %v", kind, err)
-		}
+		_, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: size / 2})
+		check.That(t, code(err) == "too-large", "%s: %v", kind, err)
 		empty(t, s)
 		m, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: 2 * size})
 		must(t, err)
 		var st unix.Stat_t
 		must(t, unix.Stat(treeOf(t, s, m)+"/zeros", &st))
-		if st.Size != size || st.Blocks > 100 {
-			t.Errorf("%s: the file has %d bytes in %d blocks", kind, st.Size, st.Blocks)
-		}
+		check.That(t, st.Size == size && st.Blocks <= 100, "%s: the file has %d bytes in %d blocks", kind, st.Size, st.Blocks)
 	}
 }

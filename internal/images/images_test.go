@@ -20,14 +20,13 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 func must(t testing.TB, errs ...error) {
 	t.Helper()
 	for _, err := range errs {
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 	}
 }
 
@@ -270,14 +269,10 @@ func TestImportTree(t *testing.T) {
 			im := newImage(t, imageOptions{compression: kind}, base, app)
 			m, err := importLayout(t, s, im, Options{Name: "app:1"})
 			must(t, err)
-			if got := listing(t, treeOf(t, s, m)); got != want {
-				t.Errorf("the tree is\n%s\nwant\n%s", got, want)
-			}
+			check.Equal(t, listing(t, treeOf(t, s, m)), want, "the tree is\n")
 			found, err := s.FindImage("app:1")
 			must(t, err)
-			if found.Digest != Digest(im.raw()) || found.Pending {
-				t.Errorf("found %+v", found)
-			}
+			check.That(t, found.Digest == Digest(im.raw()) && !found.Pending, "found %+v", found)
 		})
 	}
 }

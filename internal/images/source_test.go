@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // tarDir returns a tar of the files in a directory.
@@ -135,20 +136,14 @@ func TestSources(t *testing.T) {
 					src.Close()
 				}
 				if tt.err != "" {
-					if err == nil || !strings.Contains(err.Error()+"; "+hint(err), tt.err) {
-						t.Errorf("%v", err)
-					}
+					check.That(t, err != nil && strings.Contains(err.Error()+"; "+hint(err), tt.err), "%v", err)
 					empty(t, s)
 					continue
 				}
 				must(t, err)
-				if got := listing(t, treeOf(t, s, m)); got != tt.want {
-					t.Errorf("the tree is\n%s", got)
-				}
+				check.Equal(t, listing(t, treeOf(t, s, m)), tt.want, "the tree is\n")
 				again, err := Ensure(t.Context(), s, ref, nil)
-				if err != nil || again.Digest != m.Digest || again.ExpiresAt != "" {
-					t.Errorf("Ensure returned %+v, %v", again, err)
-				}
+				check.That(t, err == nil && again.Digest == m.Digest && again.ExpiresAt == "", "Ensure returned %+v, %v", again, err)
 			}
 		})
 	}
@@ -168,9 +163,8 @@ func TestExport(t *testing.T) {
 	for _, kind := range []string{"", "gzip", "zstd"} {
 		for _, first := range []string{"", "gzip", "zstd"} {
 			s, other := newStore(t), newStore(t)
-			if _, err := importLayout(t, s, newImage(t, imageOptions{compression: first, config: map[string]any{"User": "1"}}, text), Options{}); err != nil {
-				t.Fatal(err)
-			}
+			_, err := importLayout(t, s, newImage(t, imageOptions{compression: first, config: map[string]any{"User": "1"}}, text), Options{})
+			check.Must(t, err)
 			m, err := importLayout(t, s, newImage(t, imageOptions{compression: kind}, text, text), Options{Name: "name:1"})
 			must(t, err)
 			file := t.TempDir() + "/out.tar"
@@ -181,12 +175,9 @@ func TestExport(t *testing.T) {
 			got, err := Import(t.Context(), other, src, Options{})
 			must(t, err)
 			src.Close()
-			if (got.Digest == m.Digest) != (kind == first || kind == "") {
-				t.Errorf("%q in a store with %q: %s became %s", kind, first, m.Digest, got.Digest)
-			}
-			if a, b := listing(t, treeOf(t, s, m)), listing(t, treeOf(t, other, got)); a != b {
-				t.Errorf("%s became %s", a, b)
-			}
+			check.That(t, (got.Digest == m.Digest) == (kind == first || kind == ""), "%q in a store with %q: %s became %s", kind, first, m.Digest, got.Digest)
+			a, b := listing(t, treeOf(t, s, m)), listing(t, treeOf(t, other, got))
+			check.That(t, a == b, "%s became %s", a, b)
 		}
 	}
 }
@@ -211,24 +202,17 @@ func TestResume(t *testing.T) {
 	s := newStore(t)
 	im := newImage(t, imageOptions{compression: "gzip"}, tarOf(t, entry{name: "a", body: "1"}), tarOf(t, entry{name: "b", body: "2"}), tarOf(t, entry{name: "c", body: "3"}))
 	src := &failing{memory: memory{im.raw(), im.blobs}, left: 3}
-	if _, err := Import(t.Context(), s, src, Options{Name: "x"}); err == nil || !strings.Contains(err.Error(), "connection lost") {
-		t.Fatal(err)
-	}
-	if _, err := s.FindImage("x"); code(err) != "no-such-image" {
-		t.Errorf("the incomplete image: %v", err)
-	}
-	if found := s.Sweep(false); len(found) > 0 {
-		t.Errorf("cleanup removed %+v", found)
-	}
+	_, err := Import(t.Context(), s, src, Options{Name: "x"})
+	check.Require(t, err != nil && strings.Contains(err.Error(), "connection lost"), "%v", err)
+	_, err = s.FindImage("x")
+	check.That(t, code(err) == "no-such-image", "the incomplete image: %v", err)
+	found := s.Sweep(false)
+	check.That(t, len(found) == 0, "cleanup removed %+v", found)
 	src.left, src.read = 100, nil
 	m, err := Import(t.Context(), s, src, Options{Name: "x"})
 	must(t, err)
-	if len(src.read) != 2 || src.read[1] != im.manifest.Layers[2].Digest {
-		t.Errorf("read again: %q", src.read)
-	}
-	if got := listing(t, treeOf(t, s, m)); got != "\"a\" 100755 \"1\"\n\"b\" 100755 \"2\"\n\"c\" 100755 \"3\"\n" {
-		t.Errorf("the tree is %s", got)
-	}
+	check.That(t, len(src.read) == 2 && src.read[1] == im.manifest.Layers[2].Digest, "read again: %q", src.read)
+	check.Equal(t, listing(t, treeOf(t, s, m)), "\"a\" 100755 \"1\"\n\"b\" 100755 \"2\"\n\"c\" 100755 \"3\"\n", "the tree")
 }
 
 // Images share layers and files. A name moves to the image that gets it last. Only the removal of the last image removes
@@ -244,34 +228,24 @@ func TestShared(t *testing.T) {
 	must(t, err)
 	var first, second unix.Stat_t
 	must(t, unix.Stat(treeOf(t, s, a)+"/f", &first), unix.Stat(treeOf(t, s, b)+"/f", &second))
-	if first.Ino != second.Ino {
-		t.Error("the images do not share the file")
-	}
+	check.That(t, first.Ino == second.Ino, "the images do not share the file")
 	count := func(dir string) int {
 		names, err := os.ReadDir(filepath.Join(s.Path(), dir))
 		must(t, err)
 		return len(names)
 	}
-	if n := count("layers"); n != 2 {
-		t.Errorf("%d layers", n)
-	}
+	check.Equal(t, count("layers"), 2)
 	again, err := importLayout(t, s, two, Options{Name: "a"})
 	must(t, err)
-	if found, err := s.FindImage("a"); err != nil || found.Digest != b.Digest || strings.Join(again.Names, " ") != "a b" {
-		t.Errorf("the name leads to %+v, %v; %q", found, err, again.Names)
-	}
-	if _, err := s.FindImage(a.Digest); err != nil {
-		t.Error(err)
-	}
-	if err := s.RemoveImage("a"); err != nil {
-		t.Error(err)
-	}
-	if _, err := s.FindImage("b"); err != nil {
-		t.Error(err)
-	}
-	if err := s.RemoveImage(a.Digest); code(err) != "in-use" { // treeOf holds it
-		t.Error(err)
-	}
+	found, err := s.FindImage("a")
+	check.That(t, err == nil && found.Digest == b.Digest && strings.Join(again.Names, " ") == "a b", "the name leads to %+v, %v; %q", found, err, again.Names)
+	_, err = s.FindImage(a.Digest)
+	check.That(t, err == nil, "%v", err)
+	check.OK(t, s.RemoveImage("a"))
+	_, err = s.FindImage("b")
+	check.That(t, err == nil, "%v", err)
+	err = s.RemoveImage(a.Digest)
+	check.That(t, code(err) == "in-use", "%v", err) // treeOf holds it
 }
 
 // Cleanup removes an expired image with its names, layers and trees, unless a sandbox uses it.
@@ -287,20 +261,17 @@ func TestExpired(t *testing.T) {
 	u, err := s.Unpacked(snapshots.ImageKey(m.Digest, uint32(os.Getuid()), uint32(os.Getgid())))
 	must(t, err)
 	s.Sweep(false)
-	if _, err := s.Image(m.Digest); err != nil {
-		t.Errorf("cleanup removed an image in use: %v", err)
-	}
+	_, err = s.Image(m.Digest)
+	check.That(t, err == nil, "cleanup removed an image in use: %v", err)
 	must(t, u.Close())
-	if dry := s.Sweep(true); len(dry) < 4 {
-		t.Errorf("%+v", dry)
-	}
+	dry := s.Sweep(true)
+	check.That(t, len(dry) >= 4, "%+v", dry)
 	for _, l := range s.Sweep(false) {
 		must(t, l.Err)
 	}
 	empty(t, s)
-	if names, err := os.ReadDir(filepath.Join(s.Path(), "trees")); err != nil || len(names) > 0 {
-		t.Errorf("trees are left: %v, %v", names, err)
-	}
+	names, err := os.ReadDir(filepath.Join(s.Path(), "trees"))
+	check.That(t, err == nil && len(names) == 0, "trees are left: %v, %v", names, err)
 }
 
 func expiry(t *testing.T, m *snapshots.Image) time.Time {
@@ -313,14 +284,11 @@ func expiry(t *testing.T, m *snapshots.Image) time.Time {
 // Names of images are those of registries, without digests and other kinds of references.
 func TestNames(t *testing.T) {
 	for _, name := range []string{"python", "python:3.13", "ghcr.io/org/tool:1.0-A_b", "localhost:5000/x", "a/b/c", "x_y.z-1", "sha:1", "ociimage:1"} {
-		if err := snapshots.ParseImageName(name); err != nil {
-			t.Errorf("%q: %v", name, err)
-		}
+		check.OK(t, snapshots.ParseImageName(name), "%q", name)
 	}
 	for _, name := range []string{"", "a b", "Python", "../../etc", "a/../b", "/a", "a/", "a//b", "a:", ":a", "-a", ".a", "a@b", "a\nb", "a%b", "oci:x", "oci-archive:x", "docker-archive:x", "sha256:0", "a:b/c", "é", strings.Repeat("a", 129), "a:b:c"} {
-		if err := snapshots.ParseImageName(name); err == nil {
-			t.Errorf("%q is valid", name)
-		}
+		err := snapshots.ParseImageName(name)
+		check.That(t, err != nil, "%q is valid", name)
 	}
 }
 
@@ -350,9 +318,8 @@ func FuzzArchive(f *testing.F) {
 			}
 		}
 		s.Sweep(false)
-		if names, err := os.ReadDir(filepath.Join(s.Path(), "tmp")); err != nil || len(names) > 0 {
-			t.Fatalf("left over: %v, %v", names, err)
-		}
+		names, err := os.ReadDir(filepath.Join(s.Path(), "tmp"))
+		check.Require(t, err == nil && len(names) == 0, "left over: %v, %v", names, err)
 	})
 }
 
@@ -373,14 +340,11 @@ func TestConcurrent(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			if got := listing(t, u.Path); got != "\"a\" 100755 \"1\"\n\"b\" 100755 \"2\"\n" {
-				t.Errorf("the tree is %s", got)
-			}
+			check.Equal(t, listing(t, u.Path), "\"a\" 100755 \"1\"\n\"b\" 100755 \"2\"\n", "the tree")
 			u.Close()
 		})
 	}
 	all.Wait()
-	if found := s.Sweep(false); len(found) > 0 {
-		t.Errorf("left over: %+v", found)
-	}
+	found := s.Sweep(false)
+	check.That(t, len(found) == 0, "left over: %+v", found)
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/tree"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 var plenty = Count{Bytes: 1 << 30, Entries: 100000}
@@ -34,9 +35,7 @@ func code(err error) string {
 func must(t testing.TB, errs ...error) {
 	t.Helper()
 	for _, err := range errs {
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.Must(t, err)
 	}
 }
 
@@ -130,34 +129,24 @@ func upper(t testing.TB) string {
 func TestPackUnpack(t *testing.T) {
 	dir := upper(t)
 	text, c := pack(t, dir)
-	if c.LeftOut != 0 || c.Bytes != int64(len(text)) {
-		t.Errorf("%+v of %d bytes", c, len(text))
-	}
-	if again, _ := pack(t, dir); !bytes.Equal(again, text) {
-		t.Error("the same layer packs to other bytes")
-	}
+	check.That(t, c.LeftOut == 0 && c.Bytes == int64(len(text)), "%+v of %d bytes", c, len(text))
+	again, _ := pack(t, dir)
+	check.That(t, bytes.Equal(again, text), "the same layer packs to other bytes")
 	to := t.TempDir()
 	got, err := Unpack(bytes.NewReader(text), open(t, to), nil, Count{Bytes: int64(len(text)), Entries: c.Entries})
 	must(t, err)
 	t.Cleanup(func() { _ = os.Chmod(filepath.Join(to, "closed"), 0o755) })
-	if got.Entries != c.Entries || got.Bytes != c.Bytes {
-		t.Errorf("%+v, packed %+v", got, c)
-	}
-	if a, b := listing(t, dir), listing(t, to); a != b {
-		t.Errorf("packed:\n%s\nunpacked:\n%s", a, b)
-	}
-	if again, _ := pack(t, to); !bytes.Equal(again, text) {
-		t.Error("what was unpacked packs to other bytes")
-	}
-	if got, err := Check(bytes.NewReader(text), plenty); err != nil || got.Entries != c.Entries {
-		t.Errorf("%+v %v", got, err)
-	}
-	if _, err := Unpack(bytes.NewReader(text), open(t, t.TempDir()), nil, Count{Bytes: int64(len(text)) - 1, Entries: c.Entries}); code(err) != "damaged" {
-		t.Errorf("too many bytes: %v", err)
-	}
-	if _, err := Check(bytes.NewReader(text), Count{Bytes: int64(len(text)), Entries: c.Entries - 1}); code(err) != "damaged" {
-		t.Errorf("too many entries: %v", err)
-	}
+	check.That(t, got.Entries == c.Entries && got.Bytes == c.Bytes, "%+v, packed %+v", got, c)
+	a, b := listing(t, dir), listing(t, to)
+	check.That(t, a == b, "packed:\n%s\nunpacked:\n%s", a, b)
+	again, _ = pack(t, to)
+	check.That(t, bytes.Equal(again, text), "what was unpacked packs to other bytes")
+	got, err = Check(bytes.NewReader(text), plenty)
+	check.That(t, err == nil && got.Entries == c.Entries, "%+v %v", got, err)
+	_, err = Unpack(bytes.NewReader(text), open(t, t.TempDir()), nil, Count{Bytes: int64(len(text)) - 1, Entries: c.Entries})
+	check.That(t, code(err) == "damaged", "too many bytes: %v", err)
+	_, err = Check(bytes.NewReader(text), Count{Bytes: int64(len(text)), Entries: c.Entries - 1})
+	check.That(t, code(err) == "damaged", "too many entries: %v", err)
 }
 
 // Packing drops sockets, named pipes, special bits and attributes, and does not block.
@@ -167,24 +156,18 @@ func TestPackDrops(t *testing.T) {
 	must(t, unix.Mkfifo(at("fifo"), 0o600), unix.Mknod(at("socket"), unix.S_IFSOCK|0o600, 0))
 	must(t, os.WriteFile(at("setuid"), []byte("x"), 0o755), unix.Chmod(at("setuid"), 0o6755), unix.Setxattr(at("setuid"), "user.other", []byte("v"), 0))
 	text, c := pack(t, dir)
-	if c.LeftOut != 2 || c.Entries != 1 {
-		t.Errorf("%+v", c)
-	}
+	check.That(t, c.LeftOut == 2 && c.Entries == 1, "%+v", c)
 	to := t.TempDir()
 	_, err := Unpack(bytes.NewReader(text), open(t, to), nil, plenty)
 	must(t, err)
 	var st unix.Stat_t
 	must(t, unix.Lstat(filepath.Join(to, "setuid"), &st))
-	if st.Mode&0o7777 != 0o755 {
-		t.Errorf("mode %o", st.Mode)
-	}
-	if n, err := unix.Lgetxattr(filepath.Join(to, "setuid"), "user.other", nil); err == nil {
-		t.Errorf("%d bytes of an attribute", n)
-	}
+	check.That(t, st.Mode&0o7777 == 0o755, "mode %o", st.Mode)
+	n, err := unix.Lgetxattr(filepath.Join(to, "setuid"), "user.other", nil)
+	check.That(t, err != nil, "%d bytes of an attribute", n)
 	for _, most := range []Count{{Bytes: 100, Entries: 10}, {Bytes: 1 << 20}} {
-		if _, err := Pack(t.Context(), open(t, dir), io.Discard, most); code(err) != "too-large" {
-			t.Errorf("%+v: %v", most, err)
-		}
+		_, err := Pack(t.Context(), open(t, dir), io.Discard, most)
+		check.That(t, code(err) == "too-large", "%+v: %v", most, err)
 	}
 }
 
@@ -206,18 +189,13 @@ func TestPackBounds(t *testing.T) {
 			var b bytes.Buffer
 			c, err := Pack(t.Context(), open(t, dir), &b, plenty)
 			if refused = err != nil; refused {
-				if code(err) != "too-large" {
-					t.Errorf("%s: %d: %v", name, n, err)
-				}
+				check.That(t, code(err) == "too-large", "%s: %d: %v", name, n, err)
 				continue
 			}
-			if _, err := Unpack(&b, open(t, t.TempDir()), nil, Count{Bytes: c.Bytes, Entries: c.Entries}); err != nil {
-				t.Fatalf("%s: %d: packed, and not unpacked: %v", name, n, err)
-			}
+			_, err = Unpack(&b, open(t, t.TempDir()), nil, Count{Bytes: c.Bytes, Entries: c.Entries})
+			check.Require(t, err == nil, "%s: %d: packed, and not unpacked: %v", name, n, err)
 		}
-		if !refused && unit == "d" {
-			t.Errorf("%s: not refused", name)
-		}
+		check.That(t, refused || unit != "d", "%s: not refused", name)
 	}
 }
 
@@ -233,9 +211,8 @@ func TestPackDeep(t *testing.T) {
 		fd = next
 	}
 	must(t, unix.Close(fd))
-	if _, err := Pack(t.Context(), open(t, dir), io.Discard, plenty); code(err) != "too-large" {
-		t.Error(err)
-	}
+	_, err = Pack(t.Context(), open(t, dir), io.Discard, plenty)
+	check.That(t, code(err) == "too-large", "%v", err)
 }
 
 // hostile are archives that a command or another machine may have made.
@@ -302,21 +279,17 @@ func untouched(t testing.TB, root string) {
 	must(t, err)
 	b, err := os.ReadFile(filepath.Join(root, "outside"))
 	info, _ := os.Stat(filepath.Join(root, "outside"))
-	if len(names) != 2 || string(b) != "secret" || err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("outside: %v, %q, %v", names, b, err)
-	}
-	if info, err := os.Lstat(root); err != nil || info.Mode().Perm()&0o700 != 0o700 {
-		t.Errorf("the directory above: %v %v", info.Mode(), err)
-	}
+	check.That(t, len(names) == 2 && string(b) == "secret" && err == nil && info.Mode().Perm() == 0o600, "outside: %v, %q, %v", names, b, err)
+	info, err = os.Lstat(root)
+	check.That(t, err == nil && info.Mode().Perm()&0o700 == 0o700, "the directory above: %v %v", info.Mode(), err)
 }
 
 func TestUnpackHostile(t *testing.T) {
 	for name, headers := range hostile {
 		t.Run(name, func(t *testing.T) {
 			inside, root := within(t)
-			if _, err := Unpack(bytes.NewReader(archive(headers)), open(t, inside), nil, plenty); code(err) != "damaged" {
-				t.Errorf("accepted, or not refused in a line: %v", err)
-			}
+			_, err := Unpack(bytes.NewReader(archive(headers)), open(t, inside), nil, plenty)
+			check.That(t, code(err) == "damaged", "accepted, or not refused in a line: %v", err)
 			untouched(t, root)
 		})
 	}
@@ -329,9 +302,7 @@ func TestUnpackOthers(t *testing.T) {
 	must(t, err)
 	text := listing(t, inside)
 	for _, want := range []string{`"d" 40777 `, `"d/f" 100711 `, `"d/x" 20000 0`, `"y"`} {
-		if !strings.Contains(text, want) {
-			t.Errorf("no %s in\n%s", want, text)
-		}
+		check.That(t, strings.Contains(text, want), "no %s in\n%s", want, text)
 	}
 }
 
@@ -350,9 +321,7 @@ func TestZstd(t *testing.T) {
 		}
 		sum, n, err := w.Close()
 		must(t, err)
-		if n != int64(b.Len()) {
-			t.Errorf("%d bytes of %d", n, b.Len())
-		}
+		check.That(t, n == int64(b.Len()), "%d bytes of %d", n, b.Len())
 		r, err := NewReader(&b)
 		must(t, err)
 		got, err := io.ReadAll(r)
@@ -371,9 +340,8 @@ func TestZstd(t *testing.T) {
 	}
 	r, err := NewReader(strings.NewReader("\x28\xb5\x2f\xfd no such thing"))
 	must(t, err)
-	if _, err := io.ReadAll(r); code(err) != "damaged" {
-		t.Errorf("%v", err)
-	}
+	_, err = io.ReadAll(r)
+	check.That(t, code(err) == "damaged", "%v", err)
 	r.Close()
 }
 
@@ -392,15 +360,11 @@ func FuzzUnpack(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stream []byte) {
 		inside, root := within(t)
 		c, err := Unpack(bytes.NewReader(stream), open(t, inside), nil, Count{Bytes: 1 << 16, Entries: 64})
-		if c.Entries > 65 {
-			t.Errorf("%+v %v", c, err)
-		}
+		check.That(t, c.Entries <= 65, "%+v %v", c, err)
 		untouched(t, root)
 		_ = filepath.WalkDir(inside, func(path string, d fs.DirEntry, err error) error {
 			var st unix.Stat_t
-			if unix.Lstat(path, &st) == nil && (st.Mode&0o7000 != 0 || st.Rdev != 0 || st.Size > 1<<16) {
-				t.Errorf("%s: mode %o, device %d, %d bytes", path, st.Mode, st.Rdev, st.Size)
-			}
+			check.That(t, unix.Lstat(path, &st) != nil || st.Mode&0o7000 == 0 && st.Rdev == 0 && st.Size <= 1<<16, "%s: mode %o, device %d, %d bytes", path, st.Mode, st.Rdev, st.Size)
 			if d != nil && d.IsDir() {
 				_ = os.Chmod(path, 0o700)
 			}
@@ -412,14 +376,12 @@ func FuzzUnpack(f *testing.F) {
 // Packing ends when its context is done, also within a file.
 func TestPackEnds(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 8<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 8<<20), 0o600)
+	check.Must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	out := &canceling{cancel: cancel}
-	if _, err := Pack(ctx, open(t, dir), out, plenty); !errors.Is(err, context.Canceled) || out.n > 1<<20 {
-		t.Errorf("%v, after %d bytes", err, out.n)
-	}
+	_, err = Pack(ctx, open(t, dir), out, plenty)
+	check.That(t, errors.Is(err, context.Canceled) && out.n <= 1<<20, "%v, after %d bytes", err, out.n)
 }
 
 // canceling cancels a context at the first write.

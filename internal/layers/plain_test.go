@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // again reads the same bytes again and again.
@@ -39,9 +41,7 @@ func TestPlainBounds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Plain(&again{text: tt.text}, open(t, t.TempDir()), io.Discard, nil, tt.most)
-			if code(err) != "damaged" && code(err) != "too-large" || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("%v", err)
-			}
+			check.That(t, (code(err) == "damaged" || code(err) == "too-large") && strings.Contains(err.Error(), tt.want), "%v", err)
 		})
 	}
 }
@@ -67,9 +67,7 @@ func FuzzPlain(f *testing.F) {
 					return "", false
 				}
 				if err := Merge(root, layer, &changes, nil); err != nil {
-					if code(err) != "damaged" {
-						t.Fatal(err)
-					}
+					check.Require(t, code(err) == "damaged", "%v", err)
 					return "", false
 				}
 			}
@@ -77,18 +75,14 @@ func FuzzPlain(f *testing.F) {
 		}
 		one, ok := build("one")
 		two, same := build("two")
-		if ok != same {
-			t.Fatal("the same layers were accepted once")
-		}
-		if names, err := filepath.Glob(top + "/*"); err != nil || len(names) != 2 {
-			t.Fatalf("outside are %v", names)
-		}
+		check.Require(t, ok == same, "the same layers were accepted once")
+		names, err := filepath.Glob(top + "/*")
+		check.Require(t, err == nil && len(names) == 2, "outside are %v", names)
 		if !ok {
 			return
 		}
-		if a, b := listing(t, one), listing(t, two); a != b {
-			t.Fatalf("the trees differ:\n%s\n%s", a, b)
-		}
+		a, b := listing(t, one), listing(t, two)
+		check.Require(t, a == b, "the trees differ:\n%s\n%s", a, b)
 		must(t, filepath.WalkDir(one, func(path string, _ os.DirEntry, err error) error {
 			var st unix.Stat_t
 			if err == nil {
@@ -122,7 +116,5 @@ func TestManyLinks(t *testing.T) {
 		}
 		files[st.Ino]++
 	}
-	if len(names) != links || len(files) > 2 {
-		t.Errorf("%d names of %d files", len(names), len(files))
-	}
+	check.That(t, len(names) == links && len(files) <= 2, "%d names of %d files", len(names), len(files))
 }

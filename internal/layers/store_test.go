@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/internal/snapshots"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 const most = 1 << 30
@@ -77,9 +78,7 @@ func TestEqualSnapshots(t *testing.T) {
 	for ; err == nil && n < 10; n++ {
 		_, err = taken(s, open(t, from), "", 0, room)
 	}
-	if code(err) != "quota-disk" || s.Used() > room {
-		t.Errorf("%d: %v, %d bytes", n, err, s.Used())
-	}
+	check.That(t, code(err) == "quota-disk" && s.Used() <= room, "%d: %v, %d bytes", n, err, s.Used())
 }
 
 func TestStore(t *testing.T) {
@@ -87,52 +86,40 @@ func TestStore(t *testing.T) {
 	from := upper(t)
 	one := take(t, s, from, "one", 0)
 	two := take(t, s, from, "", 0)
-	if n := entries(t, dir, "layers"); len(n) != 1 || n[0] != one.Trees[0].Layers[0].SHA256+".tar.zst" {
-		t.Errorf("equal layers are stored as %q", n)
-	}
-	if _, err := taken(s, open(t, from), "one", 0, most); code(err) != "name-in-use" {
-		t.Errorf("a name twice: %v", err)
-	}
-	if _, err := taken(s, open(t, from), "no/name", 0, most); code(err) != "usage" {
-		t.Errorf("%v", err)
-	}
+	n := entries(t, dir, "layers")
+	check.That(t, len(n) == 1 && n[0] == one.Trees[0].Layers[0].SHA256+".tar.zst", "equal layers are stored as %q", n)
+	_, err := taken(s, open(t, from), "one", 0, most)
+	check.That(t, code(err) == "name-in-use", "a name twice: %v", err)
+	_, err = taken(s, open(t, from), "no/name", 0, most)
+	check.That(t, code(err) == "usage", "%v", err)
 	must(t, os.WriteFile(filepath.Join(from, "more"), []byte("more"), 0o600))
-	if _, err := taken(s, open(t, from), "three", 0, s.Used()); code(err) != "quota-disk" && code(err) != "too-large" {
-		t.Errorf("no room: %v", err)
-	}
-	if n := entries(t, dir, "tmp"); len(n) != 0 {
-		t.Errorf("left: %q", n)
-	}
+	_, err = taken(s, open(t, from), "three", 0, s.Used())
+	check.That(t, code(err) == "quota-disk" || code(err) == "too-large", "no room: %v", err)
+	n = entries(t, dir, "tmp")
+	check.That(t, len(n) == 0, "left: %q", n)
 	m, err := s.Find("one")
 	must(t, err)
 	u := ensured(t, s, m.Trees[0].Layers[0])
 	t.Cleanup(func() { _ = os.Chmod(filepath.Join(u.Path, "closed"), 0o755) })
 	must(t, os.Remove(filepath.Join(from, "more")))
-	if a, b := listing(t, from), listing(t, u.Path); a != b && !sameBut(a, b) {
-		t.Errorf("packed:\n%s\nunpacked:\n%s", a, b)
-	}
+	a, b := listing(t, from), listing(t, u.Path)
+	check.That(t, a == b || sameBut(a, b), "packed:\n%s\nunpacked:\n%s", a, b)
 	must(t, ensured(t, s, m.Trees[0].Layers[0]).Close())
 	must(t, s.Remove(one))
-	if n := entries(t, dir, "layers"); len(n) != 1 {
-		t.Errorf("the layer of another snapshot went: %q", n)
-	}
+	n = entries(t, dir, "layers")
+	check.That(t, len(n) == 1, "the layer of another snapshot went: %q", n)
 	must(t, s.Remove(two))
-	if n := entries(t, dir, "layers"); len(n) != 1 {
-		t.Errorf("what a sandbox shows may yet be part of a snapshot, and was removed: %q", n)
-	}
-	if found := s.Sweep(false); len(found) != 0 {
-		t.Errorf("what a sandbox shows was removed: %v", found)
-	}
+	n = entries(t, dir, "layers")
+	check.That(t, len(n) == 1, "what a sandbox shows may yet be part of a snapshot, and was removed: %q", n)
+	found := s.Sweep(false)
+	check.That(t, len(found) == 0, "what a sandbox shows was removed: %v", found)
 	must(t, u.Close())
-	if found := s.Sweep(true); len(found) != 2 || found[0].Kind != "layer" || found[1].Kind != "tree" {
-		t.Errorf("%v", found)
-	}
-	if found := s.Sweep(false); len(found) != 2 || found[0].Err != nil || found[1].Err != nil {
-		t.Errorf("%v", found)
-	}
-	if n := append(entries(t, dir, "trees"), entries(t, dir, "layers")...); len(n) != 0 {
-		t.Errorf("left: %q", n)
-	}
+	found = s.Sweep(true)
+	check.That(t, len(found) == 2 && found[0].Kind == "layer" && found[1].Kind == "tree", "%v", found)
+	found = s.Sweep(false)
+	check.That(t, len(found) == 2 && found[0].Err == nil && found[1].Err == nil, "%v", found)
+	n = append(entries(t, dir, "trees"), entries(t, dir, "layers")...)
+	check.That(t, len(n) == 0, "left: %q", n)
 }
 
 // If adding a snapshot fails, none of its layers stays.
@@ -159,12 +146,10 @@ func TestStoreUndo(t *testing.T) {
 		} else {
 			must(t, os.Mkdir(filepath.Join(dir, "manifests", m.ID+".json"), 0o700)) // blocks the manifest
 		}
-		if err := s.Add(m, drafts, room); err == nil {
-			t.Errorf("%s: no error", what)
-		}
-		if n := entries(t, dir, "layers"); len(n) != 0 {
-			t.Errorf("%s: left: %q", what, n)
-		}
+		err = s.Add(m, drafts, room)
+		check.That(t, err != nil, "%s: no error", what)
+		n := entries(t, dir, "layers")
+		check.That(t, len(n) == 0, "%s: left: %q", what, n)
 	}
 }
 
@@ -176,22 +161,18 @@ func TestExpire(t *testing.T) {
 	from := upper(t)
 	m := take(t, s, from, "short", time.Millisecond)
 	time.Sleep(2 * time.Millisecond) // times have a resolution of 1 ms
-	if _, err := s.Find("short"); code(err) != "not-found" || !strings.Contains(err.Error(), "expired") {
-		t.Errorf("%v", err)
-	}
+	_, err := s.Find("short")
+	check.That(t, code(err) == "not-found" && strings.Contains(err.Error(), "expired"), "%v", err)
 	next := take(t, s, from, "short", 0) // reuses the name
-	if _, err := s.Find(m.ID); code(err) != "not-found" {
-		t.Errorf("%v", err)
-	}
-	if found := s.Sweep(false); len(found) != 0 {
-		t.Errorf("%v", found)
-	}
+	_, err = s.Find(m.ID)
+	check.That(t, code(err) == "not-found", "%v", err)
+	found := s.Sweep(false)
+	check.That(t, len(found) == 0, "%v", found)
 	must(t, s.Remove(next))
 	take(t, s, from, "", time.Millisecond)
 	time.Sleep(2 * time.Millisecond)
-	if found := s.Sweep(false); len(found) != 2 || len(entries(t, dir, "layers"))+len(entries(t, dir, "manifests")) != 0 {
-		t.Errorf("%v", found)
-	}
+	found = s.Sweep(false)
+	check.That(t, len(found) == 2 && len(entries(t, dir, "layers"))+len(entries(t, dir, "manifests")) == 0, "%v", found)
 }
 
 // Leftovers of killed processes are removed, and files in use stay.
@@ -209,12 +190,9 @@ func TestAbandoned(t *testing.T) {
 	must(t, os.Chmod(filepath.Join(dir, "tmp", "fedcba9876543210", "root", "closed"), 0))
 	must(t, os.WriteFile(filepath.Join(dir, "layers", strings.Repeat("0", 64)+".tar.zst"), nil, 0o600))
 	found := s.Sweep(false)
-	if len(found) != 3 {
-		t.Errorf("%v", found)
-	}
-	if n := entries(t, dir, "tmp"); len(n) != 2 || len(entries(t, dir, "layers")) != 0 {
-		t.Errorf("%q", n)
-	}
+	check.That(t, len(found) == 3, "%v", found)
+	n := entries(t, dir, "tmp")
+	check.That(t, len(n) == 2 && len(entries(t, dir, "layers")) == 0, "%q", n)
 }
 
 // An archive that announces too much is rejected before any layer is read, because many small layers
@@ -230,12 +208,10 @@ func TestImportTooLarge(t *testing.T) {
 	must(t, Export(s, m, &b))
 	other, dir := newStore(t)
 	in := bytes.NewReader(b.Bytes())
-	if _, err := Import(other, in, "", 0, m.Size()-1); code(err) != "quota-disk" {
-		t.Errorf("%v", err)
-	}
-	if read := b.Len() - in.Len(); read > 1<<16 || len(entries(t, dir, "tmp")) != 0 {
-		t.Errorf("%d bytes were read", read)
-	}
+	_, err := Import(other, in, "", 0, m.Size()-1)
+	check.That(t, code(err) == "quota-disk", "%v", err)
+	read := b.Len() - in.Len()
+	check.That(t, read <= 1<<16 && len(entries(t, dir, "tmp")) == 0, "%d bytes were read", read)
 }
 
 func TestExportImport(t *testing.T) {
@@ -247,35 +223,28 @@ func TestExportImport(t *testing.T) {
 	other, dir := newStore(t)
 	got, err := Import(other, bytes.NewReader(b.Bytes()), "", 0, most)
 	must(t, err)
-	if got.Name != "one" || got.ID == m.ID || got.ExpiresAt != "" || got.Trees[0].Layers[0] != m.Trees[0].Layers[0] {
-		t.Errorf("%+v", got)
-	}
+	check.That(t, got.Name == "one" && got.ID != m.ID && got.ExpiresAt == "" && got.Trees[0].Layers[0] == m.Trees[0].Layers[0], "%+v", got)
 	if _, err := Import(other, bytes.NewReader(b.Bytes()), "", 0, most); code(err) != "name-in-use" {
 		t.Errorf("twice: %v", err)
 	}
 	again, err := Import(other, bytes.NewReader(b.Bytes()), "two", time.Hour, most)
 	must(t, err)
-	if again.ExpiresAt == "" || len(entries(t, dir, "layers")) != 1 {
-		t.Errorf("%+v", again)
-	}
+	check.That(t, again.ExpiresAt != "" && len(entries(t, dir, "layers")) == 1, "%+v", again)
 	u := ensured(t, other, got.Trees[0].Layers[0])
 	defer u.Close()
 	t.Cleanup(func() { _ = os.Chmod(filepath.Join(u.Path, "closed"), 0o755) })
 	if a, b := listing(t, from), listing(t, u.Path); a != b {
 		t.Errorf("packed:\n%s\nunpacked:\n%s", a, b)
 	}
-	if _, err := Import(other, bytes.NewReader(b.Bytes()), "small", 0, 1000); err == nil {
-		t.Error("above --max-size")
-	}
+	_, err = Import(other, bytes.NewReader(b.Bytes()), "small", 0, 1000)
+	check.That(t, err != nil, "above --max-size")
 	// A truncated archive is rejected and leaves nothing behind.
 	for n := 0; n < b.Len()-2048; n += 701 {
-		if _, err := Import(other, bytes.NewReader(b.Bytes()[:n]), "cut", 0, most); code(err) != "damaged" {
-			t.Errorf("cut after %d bytes of %d: %v", n, b.Len(), err)
-		}
+		_, err := Import(other, bytes.NewReader(b.Bytes()[:n]), "cut", 0, most)
+		check.That(t, code(err) == "damaged", "cut after %d bytes of %d: %v", n, b.Len(), err)
 	}
-	if n := entries(t, dir, "tmp"); len(n) != 0 || len(entries(t, dir, "manifests")) != 2 {
-		t.Errorf("left: %q", n)
-	}
+	n := entries(t, dir, "tmp")
+	check.That(t, len(n) == 0 && len(entries(t, dir, "manifests")) == 2, "left: %q", n)
 }
 
 // Importing an invalid archive gives no snapshot, writes nothing outside, and leaves nothing behind.
@@ -353,17 +322,14 @@ func TestImportHostile(t *testing.T) {
 			}
 			must(t, w.Close())
 			s, dir := newStore(t)
-			if _, err := Import(s, &b, "", 0, most); code(err) != "damaged" && code(err) != "too-large" {
-				t.Errorf("accepted, or not refused in a line: %v", err)
-			}
+			_, err := Import(s, &b, "", 0, most)
+			check.That(t, code(err) == "damaged" || code(err) == "too-large", "accepted, or not refused in a line: %v", err)
 			for _, sub := range []string{"tmp", "layers", "manifests"} {
-				if n := entries(t, dir, sub); len(n) != 0 {
-					t.Errorf("left in %s: %q", sub, n)
-				}
+				n := entries(t, dir, sub)
+				check.That(t, len(n) == 0, "left in %s: %q", sub, n)
 			}
-			if n := entries(t, filepath.Dir(dir), "."); len(n) != 1 {
-				t.Errorf("beside the store: %q", n)
-			}
+			n := entries(t, filepath.Dir(dir), ".")
+			check.That(t, len(n) == 1, "beside the store: %q", n)
 		})
 	}
 }
@@ -386,13 +352,11 @@ func TestImportHostileLayers(t *testing.T) {
 		must(t, err)
 		_, err = d.File.Seek(0, 0)
 		must(t, err)
-		if err := verify(d.File, []snapshots.Layer{{SHA256: sum, Size: size, Bytes: int64(len(text)), Entries: 10}}); code(err) != "damaged" {
-			t.Errorf("%s: %v", name, err)
-		}
+		err = verify(d.File, []snapshots.Layer{{SHA256: sum, Size: size, Bytes: int64(len(text)), Entries: 10}})
+		check.That(t, code(err) == "damaged", "%s: %v", name, err)
 		must(t, d.Close())
-		if n := entries(t, dir, "tmp"); len(n) != 0 {
-			t.Errorf("left: %q", n)
-		}
+		n := entries(t, dir, "tmp")
+		check.That(t, len(n) == 0, "left: %q", n)
 	}
 }
 
@@ -415,39 +379,30 @@ func TestDamagedLayer(t *testing.T) {
 	must(t, err)
 	clear(text[len(text)/2 : len(text)/2+64])
 	must(t, os.WriteFile(at, text, 0o600))
-	if err := Ensure(s, l, nil); code(err) != "damaged" {
-		t.Errorf("%v", err)
-	}
-	if n := append(entries(t, dir, "tmp"), entries(t, dir, "trees")...); len(n) != 0 {
-		t.Errorf("left: %q", n)
-	}
+	err = Ensure(s, l, nil)
+	check.That(t, code(err) == "damaged", "%v", err)
+	n := append(entries(t, dir, "tmp"), entries(t, dir, "trees")...)
+	check.That(t, len(n) == 0, "left: %q", n)
 	must(t, os.Remove(at))
-	if err := Ensure(s, l, nil); code(err) != "damaged" {
-		t.Errorf("%v", err)
-	}
+	err = Ensure(s, l, nil)
+	check.That(t, code(err) == "damaged", "%v", err)
 }
 
 // The store must be private to its owner.
 func TestPrivate(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Chmod(dir, 0o755))
-	if _, err := snapshots.Open(dir); code(err) != "data" {
-		t.Errorf("%v", err)
-	}
+	_, err := snapshots.Open(dir)
+	check.That(t, code(err) == "data", "%v", err)
 	s, err := snapshots.Look(filepath.Join(dir, "none"))
 	must(t, err)
-	if _, err := s.Find("x"); code(err) != "not-found" {
-		t.Errorf("%v", err)
-	}
-	if found := s.Sweep(false); len(found) != 0 {
-		t.Error(found)
-	}
-	if _, err := s.NewFile(); err == nil {
-		t.Error("a file in a store that there is not")
-	}
-	if !errors.Is(unix.Access(filepath.Join(dir, "none"), 0), unix.ENOENT) {
-		t.Error("looking has made it")
-	}
+	_, err = s.Find("x")
+	check.That(t, code(err) == "not-found", "%v", err)
+	found := s.Sweep(false)
+	check.That(t, len(found) == 0, "%v", found)
+	_, err = s.NewFile()
+	check.That(t, err != nil, "a file in a store that there is not")
+	check.That(t, errors.Is(unix.Access(filepath.Join(dir, "none"), 0), unix.ENOENT), "looking has made it")
 }
 
 func jsonOf(t testing.TB, v any) string {

@@ -7,6 +7,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // Null and unknown members are ignored; for everything else the message names the argument.
@@ -34,9 +35,7 @@ func TestDecode(t *testing.T) {
 		var in runCode
 		err := decode(schema, json.RawMessage(tt.arguments), &in)
 		if tt.message == "" {
-			if err != nil || in.Code != "1" || in.Language != "" || len(in.Files) == 1 && *in.Files[0].Base64 != "eA==" {
-				t.Errorf("%s: %v, %+v", tt.arguments, err, in)
-			}
+			check.That(t, err == nil && in.Code == "1" && in.Language == "" && (len(in.Files) != 1 || *in.Files[0].Base64 == "eA=="), "%s: %v, %+v", tt.arguments, err, in)
 			continue
 		}
 		if err == nil {
@@ -44,9 +43,8 @@ func TestDecode(t *testing.T) {
 			continue
 		}
 		e := api.AsError(err)
-		if e.Failure.Message != tt.message || e.Started || e.Failure.Hint != "arguments are code (required), language, stdin, timeout_ms, session, image, files, collect" {
-			t.Errorf("%s: %q, hint %q, want %q", tt.arguments, e.Failure.Message, e.Failure.Hint, tt.message)
-		}
+		check.That(t, e.Failure.Message == tt.message && !e.Started && e.Failure.Hint == "arguments are code (required), language, stdin, timeout_ms, session, image, files, collect",
+			"%s: %q, hint %q, want %q", tt.arguments, e.Failure.Message, e.Failure.Hint, tt.message)
 	}
 }
 
@@ -54,17 +52,14 @@ func TestDecode(t *testing.T) {
 func TestDecodeInteger(t *testing.T) {
 	schema := inputSchema[readFile]()
 	for arguments, valid := range map[string]bool{`{"session":"s","path":"a","offset":65536}`: true, `{"session":"s","path":"a","offset":1.5}`: false} {
-		if err := decode(schema, json.RawMessage(arguments), new(readFile)); (err == nil) != valid {
-			t.Errorf("%s: %v", arguments, err)
-		}
+		err := decode(schema, json.RawMessage(arguments), new(readFile))
+		check.That(t, (err == nil) == valid, "%s: %v", arguments, err)
 	}
 }
 
 // A schema does not forbid unknown members, and has no lists of types.
 func TestInputSchema(t *testing.T) {
 	walk(inputSchema[newSession](), func(s *jsonschema.Schema) {
-		if s.AdditionalProperties != nil || len(s.Types) > 0 || s.Type == "" {
-			t.Errorf("%+v", s)
-		}
+		check.That(t, s.AdditionalProperties == nil && len(s.Types) == 0 && s.Type != "", "%+v", s)
 	})
 }

@@ -40,9 +40,8 @@ func TestCanceled(t *testing.T) {
 		return string(m.ID)
 	}
 	send(`{"jsonrpc":"2.0","id":"a","method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)
-	if id := receive(); id != `"a"` {
-		t.Fatal(id)
-	}
+	id := receive()
+	check.Require(t, id == `"a"`, "%v", id)
 	send(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
 	send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"a"}}`) // too late
 	send(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"wait","arguments":{}}}`)
@@ -51,8 +50,6 @@ func TestCanceled(t *testing.T) {
 	<-ended
 	for _, id := range []string{"2", `"a"`} {
 		send(`{"jsonrpc":"2.0","id":` + id + `,"method":"ping"}`)
-		if got := receive(); got != id {
-			t.Errorf("response to %s, want %s", got, id)
-		}
+		check.Equal(t, receive(), id, "response to")
 	}
 }

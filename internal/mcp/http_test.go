@@ -60,11 +60,8 @@ func FuzzBody(f *testing.F) {
 		}
 		w := httptest.NewRecorder()
 		front.ServeHTTP(w, r)
-		if ctx.Err() != nil || w.Code >= 500 {
-			t.Errorf("%d %s", w.Code, w.Body)
-		}
-		if text := w.Body.String(); strings.Contains(text, `"started":true`) || strings.Contains(text, `"internal"`) {
-			t.Error(text)
-		}
+		check.That(t, ctx.Err() == nil && w.Code < 500, "%d %s", w.Code, w.Body)
+		text := w.Body.String()
+		check.That(t, !strings.Contains(text, `"started":true`) && !strings.Contains(text, `"internal"`), "%v", text)
 	})
 }

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // Read returns the messages, without lines that are invalid or too long, however the input is split.
@@ -29,9 +31,7 @@ func TestLines(t *testing.T) {
 				want = strings.ReplaceAll(strings.ReplaceAll(want, long, ""), strings.TrimSpace(long), "")
 			}
 			got, err := io.ReadAll(newLines(t.Context(), iotest.HalfReader(strings.NewReader(tt.in)), io.Discard, maximum))
-			if err != nil || string(got) != want {
-				t.Errorf("%s: %v, %.200q", tt.name, err, got)
-			}
+			check.That(t, err == nil && string(got) == want, "%s: %v, %.200q", tt.name, err, got)
 		}
 	}
 }
@@ -61,9 +61,7 @@ func TestLinesTooLong(t *testing.T) {
 		got := make([]byte, 1<<10)
 		n, err := r.Read(got)
 		want := `{"error":{"code":-32600,"message":"the line is longer than 102400 bytes"},"id":` + tt.id + `,"jsonrpc":"2.0"}` + "\n"
-		if err != nil || string(got[:n]) != want {
-			t.Errorf("%v %s, want %s", err, got[:n], want)
-		}
+		check.That(t, err == nil && string(got[:n]) == want, "%v %s, want %s", err, got[:n], want)
 	}
 }
 
@@ -76,7 +74,6 @@ func TestLinesStrict(t *testing.T) {
 	}()
 	got := make([]byte, 1<<10)
 	n, err := r.Read(got)
-	if text := string(got[:n]); err != nil || !strings.Contains(text, `"id":7,`) || !strings.Contains(text, "Unicode") {
-		t.Errorf("%v %s", err, text)
-	}
+	text := string(got[:n])
+	check.That(t, err == nil && strings.Contains(text, `"id":7,`) && strings.Contains(text, "Unicode"), "%v %s", err, text)
 }

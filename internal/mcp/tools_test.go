@@ -7,6 +7,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // Output with a few invalid bytes is shown as text.
@@ -22,9 +23,8 @@ func TestStreams(t *testing.T) {
 	} {
 		var b strings.Builder
 		encoded := base64.StdEncoding.EncodeToString([]byte(in))
-		if silent := writeStreams(&b, nil, &encoded, nil, nil); b.String() != want || silent != (in == "") {
-			t.Errorf("%q: %q, want %q", in, b.String(), want)
-		}
+		silent := writeStreams(&b, nil, &encoded, nil, nil)
+		check.That(t, b.String() == want && silent == (in == ""), "%q: %q, want %q", in, b.String(), want)
 	}
 }
 
@@ -36,8 +36,6 @@ func TestDescribe(t *testing.T) {
 		"exit code 0\n2 leftover processes were killed; start_process keeps one running\nno output":                                            {Report: result.Report{Cause: result.Exited, Teardown: result.ReportTeardown{Strays: 2}}},
 		"timed out after 200 ms; everything it started was killed (exit code 124). Output that the program had buffered is missing\nno output": {Report: result.Report{Cause: result.Timeout, ExitCode: 124, Teardown: result.ReportTeardown{Strays: 2}}, TimeoutMS: 200},
 	} {
-		if got := describe(a); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
+		check.Equal(t, describe(a), want)
 	}
 }

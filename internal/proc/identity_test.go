@@ -149,8 +149,7 @@ func TestIdentityNoDescriptors(t *testing.T) {
 func limitDescriptors(t *testing.T, n int) (restore func()) {
 	t.Helper()
 	var limit unix.Rlimit
-	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
-	check.Must(t, err)
+	check.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	low := unix.Rlimit{Cur: uint64(n), Max: limit.Max}
 	check.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &low))
 	return func() {

@@ -58,9 +58,7 @@ func TestResume(t *testing.T) {
 	s := newStock(t)
 	var requests atomic.Int64
 	check.Must(t, read(t, host(serve(t, cut(s.handler, 40_000, true, &requests))), Options{}))
-	if n := requests.Load(); n != 1+3*3 { // for the configuration and the layers
-		t.Errorf("%d requests for layers", n)
-	}
+	check.Equal(t, requests.Load(), 1+3*3) // for the configuration and the layers
 	wants(t, read(t, host(serve(t, cut(s.handler, 40_000, false, &requests))), Options{}), "read the blob sha256:")
 	wants(t, read(t, host(serve(t, cut(s.handler, 0, true, &requests))), Options{}), "read the blob sha256:")
 }
@@ -182,9 +180,7 @@ func TestLies(t *testing.T) {
 func TestRedirects(t *testing.T) {
 	s := newStock(t)
 	store := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("Authorization") != "" {
-			t.Error("the credentials reach another host")
-		}
+		check.That(t, r.Header.Get("Authorization") == "", "the credentials reach another host")
 		s.handler.ServeHTTP(w, r)
 	}))
 	server := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -217,14 +213,10 @@ func TestRedirects(t *testing.T) {
 		if err == nil {
 			_, err = guard{reached, isInternal(from.URL.Hostname())}.RoundTrip(to)
 		}
-		if (err == nil) != test.allowed {
-			t.Errorf("%s to %s: %v", test.from, test.to, err)
-		}
+		check.That(t, (err == nil) == test.allowed, "%s to %s: %v", test.from, test.to, err)
 	}
 	wants(t, read(t, "registry.example", Options{Transport: trip(func(r *http.Request) (*http.Response, error) { // of the first request
-		if r.URL.Host != "registry.example" {
-			t.Errorf("a redirect leads to %s", r.URL)
-		}
+		check.That(t, r.URL.Host == "registry.example", "a redirect leads to %s", r.URL)
 		return &http.Response{StatusCode: http.StatusTemporaryRedirect, Header: http.Header{"Location": {"http://127.0.0.1:1/"}}, Body: http.NoBody, Request: r}, nil
 	})}), "leads into a private network")
 }
@@ -263,9 +255,8 @@ func TestProxy(t *testing.T) {
 	next.TLSClientConfig = &tls.Config{RootCAs: secure.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs, ServerName: "example.com"}
 	next.Proxy = func(*http.Request) (*url.URL, error) { return url.Parse(proxy.URL) } // [http.ProxyFromEnvironment] reads its variables once
 	check.Must(t, read(t, "registry.example:4443", Options{Transport: next}))
-	if _, ok := through.Load("registry.example:4443"); !ok {
-		t.Error("the proxy was not used")
-	}
+	_, ok := through.Load("registry.example:4443")
+	check.That(t, ok, "the proxy was not used")
 }
 
 // A pull selects the platform from an index, by tag or digest, and accepts only what the reference's digest says.
@@ -321,10 +312,8 @@ func TestContinue(t *testing.T) {
 	}
 	m, err := pull(t, store, host(server)+"/app:1", Options{}, images.Options{Name: "app"})
 	check.Must(t, err)
-	if want := []string{m.ConfigID, last}; !slices.Equal(read[4:], want) {
-		t.Errorf("the second pull read %q, want %q", read[4:], want)
-	}
-	if found, err := store.FindImage("app"); err != nil || found.Digest != m.Digest {
-		t.Errorf("%+v, %v", found, err)
-	}
+	want := []string{m.ConfigID, last}
+	check.That(t, slices.Equal(read[4:], want), "the second pull read %q, want %q", read[4:], want)
+	found, err := store.FindImage("app")
+	check.That(t, err == nil && found.Digest == m.Digest, "%+v, %v", found, err)
 }

@@ -112,13 +112,9 @@ func wants(t *testing.T, err error, text string) {
 		check.Must(t, err)
 		return
 	}
-	if err == nil || !strings.Contains(err.Error(), text) {
-		t.Fatalf("error: %v, want %q", err, text)
-	}
+	check.Require(t, err != nil && strings.Contains(err.Error(), text), "error: %v, want %q", err, text)
 	for _, s := range []string{secret, token, base64.StdEncoding.EncodeToString([]byte("me:" + secret))} {
-		if strings.Contains(err.Error(), s) {
-			t.Errorf("the error contains a secret: %v", err)
-		}
+		check.That(t, !strings.Contains(err.Error(), s), "the error contains a secret: %v", err)
 	}
 }
 
@@ -145,18 +141,15 @@ func TestParse(t *testing.T) {
 		"h.example/app:1" + digest: "h.example/app" + digest,
 	} {
 		ref, err := parse(text)
-		if err != nil || ref.Name() != want {
-			t.Errorf("%s: %v, %v", text, ref, err)
-		}
+		check.That(t, err == nil && ref.Name() == want, "%s: %v, %v", text, ref, err)
 	}
 	for _, text := range []string{
 		"", "../../etc", "..", "a/../b", "../etc:1", "/etc", "a//b", "a/", "A", "h.example/A", "a:", "a:-x", "a@", "a@sha256:0", "a@md5:" + strings.Repeat("0", 32),
 		"-a", ".a", "a b", "a\nb", "a\x00", "https://h.example/a", "user:pass@h.example/a", "h.example:port/a", "a?x=1", "a#b", "a%2fb", "oci:/dir", "ä",
 		strings.Repeat("a/", 300) + "a", "h..example/a", "a:" + strings.Repeat("t", 129),
 	} {
-		if ref, err := parse(text); err == nil {
-			t.Errorf("%q is accepted as %s", text, ref)
-		}
+		ref, err := parse(text)
+		check.That(t, err != nil, "%q is accepted as %s", text, ref)
 	}
 }
 
@@ -176,9 +169,7 @@ func TestAccess(t *testing.T) {
 	var realm string
 	tokens := func(next http.Handler) http.Handler {
 		issue := basic(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if scope := r.URL.Query().Get("scope"); scope != "repository:app:pull" {
-				t.Errorf("scope %q", scope)
-			}
+			check.Equal(t, r.URL.Query().Get("scope"), "repository:app:pull", "scope")
 			fmt.Fprintf(w, `{"token":%q}`, token)
 		}))
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -244,23 +235,13 @@ func TestCredentials(t *testing.T) {
 	check.Must(t, os.Mkdir(filepath.Join(dir, ".docker"), 0o700))
 	check.Must(t, os.Rename(authFile(t, "https://index.docker.io/v1/", "home", secret), filepath.Join(dir, ".docker", "config.json")))
 	t.Setenv("HOME", dir)
-	if got := user(""); got != "home" {
-		t.Errorf("in the home directory: %q", got)
-	}
+	check.Equal(t, user(""), "home", "in the home directory")
 	t.Setenv("DOCKER_CONFIG", filepath.Dir(authFile(t, "https://index.docker.io/v1/", "config", secret)))
-	if got := user(""); got != "config" {
-		t.Errorf("with DOCKER_CONFIG: %q", got)
-	}
+	check.Equal(t, user(""), "config", "with DOCKER_CONFIG")
 	t.Setenv("REGISTRY_AUTH_FILE", authFile(t, "docker.io/library", "podman", secret))
-	if got := user(""); got != "podman" {
-		t.Errorf("with REGISTRY_AUTH_FILE: %q", got)
-	}
-	if got := user(authFile(t, "index.docker.io/library/python", "flag", secret)); got != "flag" {
-		t.Errorf("with --authfile: %q", got)
-	}
-	if got := user(authFile(t, "other.example", "other", secret)); got != "" {
-		t.Errorf("of another registry: %q", got)
-	}
+	check.Equal(t, user(""), "podman", "with REGISTRY_AUTH_FILE")
+	check.Equal(t, user(authFile(t, "index.docker.io/library/python", "flag", secret)), "flag", "with --authfile")
+	check.Equal(t, user(authFile(t, "other.example", "other", secret)), "", "of another registry")
 	for text, want := range map[string]string{
 		`{"auths": {"docker.io": {"auth": "` + secret + `"}}}`: "is not a valid config.json",
 		`{"auths": `: "is not a valid config.json",

@@ -61,8 +61,7 @@ func fake(t *testing.T, text string, mode os.FileMode) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	name := filepath.Join(dir, "bwrap")
-	err := os.WriteFile(name, []byte(text), 0o700)
-	check.Must(t, err)
+	check.Must(t, os.WriteFile(name, []byte(text), 0o700))
 	check.Must(t, os.Chmod(name, mode))
 	return dir
 }

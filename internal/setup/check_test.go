@@ -77,12 +77,9 @@ func (f *fakes) run(script string, args ...string) (code int, out string) {
 	cmd.Env = append(os.Environ(), "PATH="+f.path+":/usr/bin:/bin", "TMPDIR="+f.dir, "SBXRUN_TESTS_NO_SKIP=", "SBXRUN_TESTS_SLOW=", "SBXRUN_SOAK=", "SBXRUN_TESTS_MACHINE=1")
 	cmd.Env = append(cmd.Env, f.env...)
 	text, err := cmd.CombinedOutput()
-	if cmd.ProcessState == nil {
-		f.t.Fatal(err)
-	}
-	if left, _ := filepath.Glob(filepath.Join(f.dir, "sbxrun-*")); len(left) > 0 {
-		f.t.Errorf("left behind: %q", left)
-	}
+	check.Require(f.t, cmd.ProcessState != nil, "%v", err)
+	left, _ := filepath.Glob(filepath.Join(f.dir, "sbxrun-*"))
+	check.That(f.t, len(left) == 0, "left behind: %q", left)
 	return cmd.ProcessState.ExitCode(), string(text)
 }
 
@@ -119,12 +116,10 @@ func TestSuite(t *testing.T) {
 			code, out := f.run("suite.sh", "here", "-p", "3", "x/some")
 			// grep may show a passed test's line before a skipped one.
 			out = strings.ReplaceAll(out, "ok  \tx/good\t0.1s\n    shy", "    shy")
-			if diff := cmp.Diff(tt.want, out); code != tt.code || diff != "" {
-				t.Errorf("exit code %d, want %d (-want +got):\n%s", code, tt.code, diff)
-			}
-			if got, want := f.log(), ": test -v -count=1 -timeout 30m -p 3 x/some\n"; got != want {
-				t.Errorf("go %q, want %q", got, want)
-			}
+			diff := cmp.Diff(tt.want, out)
+			check.That(t, code == tt.code && diff == "", "exit code %d, want %d (-want +got):\n%s", code, tt.code, diff)
+			got, want := f.log(), ": test -v -count=1 -timeout 30m -p 3 x/some\n"
+			check.That(t, got == want, "go %q, want %q", got, want)
 		})
 	}
 }
@@ -144,14 +139,11 @@ func TestQuick(t *testing.T) {
 	}
 	sources := sources(t)
 	for _, name := range strings.Split(later[1], "|") {
-		if !strings.Contains(sources, "\nfunc Test"+name+"(") {
-			t.Errorf("test.sh leaves out Test%s, which no test is called", name)
-		}
+		check.That(t, strings.Contains(sources, "\nfunc Test"+name+"("), "test.sh leaves out Test%s, which no test is called", name)
 	}
 	f = newFakes(t, fails)
-	if code, out := f.run("test.sh"); code != 1 {
-		t.Errorf("exit code %d when tests fail: %s", code, out)
-	}
+	code, out = f.run("test.sh")
+	check.That(t, code == 1, "exit code %d when tests fail: %s", code, out)
 }
 
 // check.sh repeats what test.sh tries seldom: every test that calls harness.Soak, directly or not.
@@ -165,15 +157,11 @@ func TestRare(t *testing.T) {
 		return all
 	}
 	for _, name := range names("longest") {
-		if !slices.Contains(names("later"), name) {
-			t.Errorf("Test%s is left to nightly.sh, but not left out by test.sh", name)
-		}
+		check.That(t, slices.Contains(names("later"), name), "Test%s is left to nightly.sh, but not left out by test.sh", name)
 	}
 	sources := sources(t)
 	for _, name := range names("anyone") {
-		if !strings.Contains(sources, "\nfunc Test"+name+"(") {
-			t.Errorf("check.sh leaves out Test%s, which no test is called", name)
-		}
+		check.That(t, strings.Contains(sources, "\nfunc Test"+name+"("), "check.sh leaves out Test%s, which no test is called", name)
 	}
 	var want []string
 	for _, dir := range []string{"", "faults", "network", "serve"} {
@@ -194,9 +182,7 @@ func TestRare(t *testing.T) {
 // calls maps the functions of a directory to the names that they use.
 func calls(t *testing.T, dir string) map[string][]string {
 	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
-	if err != nil || len(files) == 0 {
-		t.Fatalf("%s has no tests, %v", dir, err)
-	}
+	check.Require(t, err == nil && len(files) != 0, "%s has no tests, %v", dir, err)
 	calls := map[string][]string{}
 	for _, name := range files {
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
@@ -310,29 +296,21 @@ func TestCheck(t *testing.T) {
 			f.program("dpkg", map[bool]string{true: "exit 1", false: "echo amd64"}[tt.foreign])
 
 			code, out := f.run(tt.script)
-			if code != tt.code {
-				t.Errorf("exit code %d, want %d", code, tt.code)
-			}
+			check.That(t, code == tt.code, "exit code %d, want %d", code, tt.code)
 			before, summary, _ := cutLast(out, "\n\n")
 			summary = regexp.MustCompile(`, \d+ s\n`).ReplaceAllString(summary, "\n")
 			check.NoDiff(t, cmp.Diff(tt.want, strings.ReplaceAll(summary, "check: ", "")), "summary (-want +got)")
-			if shown := strings.Contains(before, "\n    bad.go:1: the reason\n--- FAIL: TestBad (0.00s)\n"); shown != (tt.output == fails) {
-				t.Errorf("shown is %q", before)
-			}
-			if again := strings.Contains(before, " printed last:\n"); again != strings.Contains(summary, "FAILED: ") {
-				t.Errorf("shown again is %q", before)
-			}
+			check.Equal(t, strings.Contains(before, "\n    bad.go:1: the reason\n--- FAIL: TestBad (0.00s)\n"), (tt.output == fails), "shown is %q", before)
+			check.Equal(t, strings.Contains(before, " printed last:\n"), strings.Contains(summary, "FAILED: "), "shown again is %q", before)
 			if tt.script != "check.sh" {
 				return
 			}
 			log := f.log()
-			if got, race := strings.Count(log, " -race "), tt.compiler == ""; got > 0 != race {
-				t.Errorf("-race was given %d times: %s", got, log)
-			}
+			got, race := strings.Count(log, " -race "), tt.compiler == ""
+			check.That(t, got > 0 == race, "-race was given %d times: %s", got, log)
 			one, other := strings.Count(log, "50: test -v -count=1 -timeout 30m -ldflags=-s -vet=off -tags=check -p 3 -parallel 4 -run ^Test(ServeSoak"), strings.Count(log, "50: test -v -count=1 -timeout 30m -ldflags=-s -vet=off -tags=check -p 3 -parallel 4 -exec")
-			if halves := strings.Count(tt.want, ": tests of the command"); one != 1 || one+other != halves {
-				t.Errorf("the command was tested %d and %d times, want %d in all: %s", one, other, halves, log)
-			}
+			halves := strings.Count(tt.want, ": tests of the command")
+			check.That(t, one == 1 && one+other == halves, "the command was tested %d and %d times, want %d in all: %s", one, other, halves, log)
 		})
 	}
 }
@@ -357,9 +335,7 @@ func TestSlowMachine(t *testing.T) {
 			t.Errorf("no %s in %s", want, f.log())
 		}
 	}
-	if !strings.Contains(out, "\ncheck: NOT ALL: this machine is 3 times slower than usual") {
-		t.Errorf("it is not said: %s", out)
-	}
+	check.That(t, strings.Contains(out, "\ncheck: NOT ALL: this machine is 3 times slower than usual"), "it is not said: %s", out)
 }
 
 func cutLast(s, sep string) (before, after string, found bool) {
@@ -377,9 +353,7 @@ func TestPackages(t *testing.T) {
 	check.Must(t, err)
 	least := regexp.MustCompile(`leastMinor = (\d+)`).FindSubmatch(find)
 	needs := regexp.MustCompile(`"bubblewrap ?\(?>= ?0\.(\d+)\)?"`).FindAllSubmatch(packages, -1)
-	if least == nil || len(needs) != 3 {
-		t.Fatalf("find.go: %q, nfpm.yaml: %q", least, needs)
-	}
+	check.Require(t, least != nil && len(needs) == 3, "find.go: %q, nfpm.yaml: %q", least, needs)
 	for _, need := range needs {
 		if !bytes.Equal(need[1], least[1]) {
 			t.Errorf("nfpm.yaml: %s, but find.go: %s", need[0], least[0])
@@ -398,18 +372,15 @@ func TestCommands(t *testing.T) {
 	usage := read("setup.sh")
 	for _, name := range []string{"README.md", "Taskfile.yml", ".ci/run", "tests/README.md"} {
 		text := read(name)
-		if bytes.Contains(text, []byte("go-task/task")) {
-			t.Errorf("%s runs a task runner", name)
-		}
+		check.That(t, !bytes.Contains(text, []byte("go-task/task")), "%s runs a task runner", name)
 		for _, m := range regexp.MustCompile(`\./setup\.sh ([a-z0-9-]+)`).FindAllSubmatch(text, -1) {
 			if !regexp.MustCompile(`(?m)^#   ` + string(m[1]) + `\b`).Match(usage) {
 				t.Errorf("%s has %s, which setup.sh does not tell of", name, m[0])
 			}
 		}
 	}
-	if !bytes.Contains(read("README.md"), []byte("\n    ./setup.sh demo\n")) || !bytes.Contains(read("README.md"), []byte("\n    ./setup.sh test\n")) {
-		t.Error("README.md lacks one of the two commands")
-	}
+	check.That(t, bytes.Contains(read("README.md"), []byte("\n    ./setup.sh demo\n")) && bytes.Contains(read("README.md"), []byte("\n    ./setup.sh test\n")),
+		"README.md lacks one of the two commands")
 }
 
 // The tests that tests/README.md names exist. A name that ends with … is a prefix.
@@ -431,15 +402,14 @@ func TestNamesInReadme(t *testing.T) {
 // sources returns the text of all tests.
 func sources(t *testing.T) string {
 	var text strings.Builder
-	if err := filepath.WalkDir("../..", func(path string, _ os.DirEntry, err error) error {
+	err := filepath.WalkDir("../..", func(path string, _ os.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, "_test.go") {
 			return nil // not a test, or just removed
 		}
 		source, err := os.ReadFile(path)
 		text.Write(source)
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
+	check.Must(t, err) // not a test, or just removed
 	return text.String()
 }

@@ -113,9 +113,8 @@ func TestInstall(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			m := tt.build(t)
 			code, stdout, stderr, ran := m.install(t, tt.flags...)
-			if code != tt.code || !strings.Contains(stderr, tt.stderr) || (tt.stderr == "" && stderr != "") {
-				t.Errorf("exit code %d and stderr %q, want %d and %q", code, stderr, tt.code, tt.stderr)
-			}
+			check.That(t, code == tt.code && strings.Contains(stderr, tt.stderr) && (tt.stderr != "" || stderr == ""),
+				"exit code %d and stderr %q, want %d and %q", code, stderr, tt.code, tt.stderr)
 			check.NoDiff(t, cmp.Diff(tt.ran, ran), "commands (-want +got)")
 			var want string
 			for _, line := range tt.ran {
@@ -131,9 +130,7 @@ func TestInstall(t *testing.T) {
 			if tt.stale {
 				stdout, _, _ = strings.Cut(stdout, "setup: apt-get update")
 			}
-			if dryCode != code || dry != stdout || dryRan != nil {
-				t.Errorf("--dry-run: exit code %d, stdout %q, and it ran %q", dryCode, dry, dryRan)
-			}
+			check.That(t, dryCode == code && dry == stdout && dryRan == nil, "--dry-run: exit code %d, stdout %q, and it ran %q", dryCode, dry, dryRan)
 		})
 	}
 }
@@ -196,13 +193,10 @@ func (b built) install(t *testing.T, args ...string) (code int, stdout, stderr s
 	cmd.Env = []string{"PATH=" + b.path, "SETUP_ROOT=" + b.root}
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
-		t.Fatal(err)
-	}
+	err := cmd.Run()
+	check.Require(t, err == nil || cmd.ProcessState != nil, "%v", err)
 	log, err := os.ReadFile(b.log)
-	if err != nil && !os.IsNotExist(err) {
-		t.Fatal(err)
-	}
+	check.Require(t, err == nil || os.IsNotExist(err), "%v", err)
 	if text := strings.TrimSuffix(string(log), "\n"); text != "" {
 		ran = strings.Split(text, "\n")
 	}

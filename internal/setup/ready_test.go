@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // ready.sh finds a go that is missing, too old or badly set up.
@@ -29,9 +31,7 @@ func TestReady(t *testing.T) {
 			f.program("go", `case $1 in version) echo go version `+tt.version+` linux/amd64 ;; list) `+cmp.Or(tt.list, "true")+` ;; *) echo "`+tt.cache+`" ;; esac`)
 			f.env = []string{"TMPDIR=" + tt.tmp}
 			code, out := f.run("ready.sh")
-			if (code != 0) != (tt.want != "") || !strings.Contains(out, tt.want) || strings.Count(out, "\n") > 2 {
-				t.Errorf("exit code %d, printed %q, want %q", code, out, tt.want)
-			}
+			check.That(t, (code != 0) == (tt.want != "") && strings.Contains(out, tt.want) && strings.Count(out, "\n") <= 2, "exit code %d, printed %q, want %q", code, out, tt.want)
 		})
 	}
 }
@@ -42,8 +42,7 @@ func TestRelativeDirectory(t *testing.T) {
 	f.program("go", `echo "$@"`)
 	t.Chdir(f.dir)
 	for _, tt := range []struct{ dir, want string }{{"out/man", f.dir + "/out/man"}, {"/out", "/out"}, {"", "bin/share/man/man1"}} {
-		if code, out := f.run("../../setup.sh", "man", tt.dir); code != 0 || out != "run ./internal/clidoc . man "+tt.want+"\n" {
-			t.Errorf("%q: exit code %d, printed %q", tt.dir, code, out)
-		}
+		code, out := f.run("../../setup.sh", "man", tt.dir)
+		check.That(t, code == 0 && out == "run ./internal/clidoc . man "+tt.want+"\n", "%q: exit code %d, printed %q", tt.dir, code, out)
 	}
 }

@@ -134,12 +134,9 @@ func TestEveryCut(t *testing.T) {
 			for limit := range int64(len(stream) + 3) {
 				for _, piece := range []int{1, 2, 5, len(stream)} {
 					got := capture(limit, stream, piece)
-					if diff := cmp.Diff(model(limit, stream), got); diff != "" {
-						t.Fatalf("%q, limit %d, pieces of %d (-want +got):\n%s", stream, limit, piece, diff)
-					}
-					if !got.Valid {
-						t.Fatalf("%q, limit %d: UTF-8 taken for binary", stream, limit)
-					}
+					diff := cmp.Diff(model(limit, stream), got)
+					check.Require(t, diff == "", "%q, limit %d, pieces of %d (-want +got):\n%s", stream, limit, piece, diff)
+					check.Require(t, got.Valid, "%q, limit %d: UTF-8 taken for binary", stream, limit)
 				}
 			}
 		}
@@ -149,9 +146,8 @@ func TestEveryCut(t *testing.T) {
 func TestMemory(t *testing.T) {
 	b := NewBuffer(1 << 40)
 	b.Write([]byte("0123456789"))
-	if got := cap(b.head) + cap(b.tail); got > 64 {
-		t.Errorf("10 bytes take %d bytes of memory", got)
-	}
+	got := cap(b.head) + cap(b.tail)
+	check.That(t, got <= 64, "10 bytes take %d bytes of memory", got)
 
 	const limit = 1 << 10
 	b = NewBuffer(limit)
@@ -159,12 +155,10 @@ func TestMemory(t *testing.T) {
 	for range 5000 {
 		b.Write([]byte("y"))
 	}
-	if got := len(b.head) + len(b.tail); got != limit {
-		t.Errorf("keeps %d bytes, want %d", got, limit)
-	}
-	if got := cap(b.head) + cap(b.tail); got > 2*limit {
-		t.Errorf("a limit of %d takes %d bytes of memory", limit, got)
-	}
+	got = len(b.head) + len(b.tail)
+	check.That(t, got == limit, "keeps %d bytes, want %d", got, limit)
+	got = cap(b.head) + cap(b.tail)
+	check.That(t, got <= 2*limit, "a limit of %d takes %d bytes of memory", limit, got)
 }
 
 // Reading the text does not change the buffer.
@@ -176,9 +170,7 @@ func TestTextTwice(t *testing.T) {
 	b.Write([]byte("i"))
 	third, _ := b.Text()
 	want := "abc\n[… 3 bytes left out …]\nghi"
-	if first != second || third != want {
-		t.Errorf("got %q, %q, %q; want the same twice, then %q", first, second, third, want)
-	}
+	check.That(t, first == second && third == want, "got %q, %q, %q; want the same twice, then %q", first, second, third, want)
 }
 
 func FuzzBuffer(f *testing.F) {
@@ -188,8 +180,7 @@ func FuzzBuffer(f *testing.F) {
 	f.Add(6, 2, "日本語のテキスト")
 	f.Fuzz(func(t *testing.T, limit, piece int, stream string) {
 		piece = max(piece, 1)
-		if diff := cmp.Diff(model(int64(limit), stream), capture(int64(limit), stream, piece)); diff != "" {
-			t.Fatalf("%q, limit %d, pieces of %d (-want +got):\n%s", stream, limit, piece, diff)
-		}
+		diff := cmp.Diff(model(int64(limit), stream), capture(int64(limit), stream, piece))
+		check.Require(t, diff == "", "%q, limit %d, pieces of %d (-want +got):\n%s", stream, limit, piece, diff)
 	})
 }

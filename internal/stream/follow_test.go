@@ -70,14 +70,12 @@ func answer(t *testing.T, rounds int) {
 	for i := range rounds {
 		line := fmt.Sprintf("line %d\n", i)
 		write(t, f, line)
-		if got := receive(t, lines, line); got != line {
-			t.Fatalf("got %q, want %q", got, line)
-		}
+		got := receive(t, lines, line)
+		check.Require(t, got == line, "got %q, want %q", got, line)
 	}
 	close(ended)
-	if err := receive(t, result, "the end"); err != nil || len(lines) > 0 {
-		t.Errorf("%v, %d more lines", err, len(lines))
-	}
+	err := receive(t, result, "the end")
+	check.That(t, err == nil && len(lines) == 0, "%v, %d more lines", err, len(lines))
 }
 
 func TestFollowAtOnce(t *testing.T) { answer(t, 3000) }
@@ -93,9 +91,7 @@ func TestFollowStart(t *testing.T) {
 			f.WriteString(binary)
 		}()
 		start(t, t.Context(), nil, LogFile{reopen(t, f), hand(lines)})
-		if got := receive(t, lines, "a line"); got != binary {
-			t.Errorf("got %q", got)
-		}
+		check.Equal(t, receive(t, lines, "a line"), binary)
 	}
 }
 
@@ -115,17 +111,12 @@ func TestFollowWithoutInotify(t *testing.T) {
 	first := receive(t, lines, "history") // so watch has failed
 	check.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
 
-	if !errors.Is(err, unix.EMFILE) {
-		t.Errorf("watch: %v; want EMFILE", err)
-	}
+	check.That(t, errors.Is(err, unix.EMFILE), "watch: %v; want EMFILE", err)
 	write(t, f, "more\n")
-	if more := receive(t, lines, "more"); first != "history\n" || more != "more\n" {
-		t.Errorf("got %q and %q", first, more)
-	}
+	more := receive(t, lines, "more")
+	check.That(t, first == "history\n" && more == "more\n", "got %q and %q", first, more)
 	close(ended)
-	if err := receive(t, result, "the end"); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, receive(t, result, "the end"))
 }
 
 // watch returns an error for a closed file and leaks no descriptors.
@@ -133,12 +124,9 @@ func TestWatchErrors(t *testing.T) {
 	f := create(t)
 	before := descriptors(t)
 	f.Close()
-	if _, _, err := watch([]LogFile{{File: f}}); !errors.Is(err, unix.ENOENT) {
-		t.Errorf("closed file: %v; want ENOENT", err)
-	}
-	if after := descriptors(t); after != before-1 {
-		t.Errorf("%d descriptors, then one closed: %d", before, after)
-	}
+	_, _, err := watch([]LogFile{{File: f}})
+	check.That(t, errors.Is(err, unix.ENOENT), "closed file: %v; want ENOENT", err)
+	check.Equal(t, descriptors(t), before-1, "%d descriptors, then one closed", before)
 }
 
 func descriptors(t *testing.T) int {
@@ -156,9 +144,7 @@ func TestFollowRemoved(t *testing.T) {
 	lines := make(chan string, 1)
 	start(t, t.Context(), nil, LogFile{r, hand(lines)})
 	write(t, f, binary)
-	if got := receive(t, lines, "a line"); got != binary {
-		t.Errorf("got %q", got)
-	}
+	check.Equal(t, receive(t, lines, "a line"), binary)
 }
 
 // Eight followers, started at different times, get all of both streams, while another
@@ -187,9 +173,7 @@ func TestFollowers(t *testing.T) {
 			cancelled = start(t, ctx, ended, LogFile{reopen(t, out), collect(&part)})
 		case rounds / 2:
 			cancel(errTest)
-			if err := receive(t, cancelled, "the cancelled"); err != errTest {
-				t.Errorf("cancelled: %v", err)
-			}
+			check.Equal(t, receive(t, cancelled, "the cancelled"), errTest, "cancelled")
 		}
 		line := fmt.Sprintf("%d%s%s", i, binary, strings.Repeat("\x00", 7*i))
 		write(t, out, line)
@@ -199,21 +183,16 @@ func TestFollowers(t *testing.T) {
 	}
 	close(ended)
 	for i, result := range results {
-		if err := receive(t, result, "a follower"); err != nil {
-			t.Errorf("follower %d: %v", i, err)
-		}
+		check.OK(t, receive(t, result, "a follower"), "follower %d", i)
 		if got[i][0].String() != wantOut.String() || got[i][1].String() != wantErr.String() {
 			t.Errorf("follower %d: %d and %d bytes, want %d and %d, or they differ",
 				i, got[i][0].Len(), got[i][1].Len(), wantOut.Len(), wantErr.Len())
 		}
 	}
-	if !strings.HasPrefix(wantOut.String(), part.String()) {
-		t.Error("the cancelled follower got something else")
-	}
+	check.That(t, strings.HasPrefix(wantOut.String(), part.String()), "the cancelled follower got something else")
 	// The test's own files are closed later, by Cleanup.
-	if after, opened := descriptors(t), 2+2*followers+1; after > before+opened {
-		t.Errorf("%d descriptors before, %d after, of which %d are the test's", before, after, opened)
-	}
+	after, opened := descriptors(t), 2+2*followers+1
+	check.That(t, after <= before+opened, "%d descriptors before, %d after, of which %d are the test's", before, after, opened)
 }
 
 // Follow reads all streams in turns when they have ended already.
@@ -226,9 +205,8 @@ func TestFollowEnded(t *testing.T) {
 	var got []string
 	emit := func(p []byte) error { got = append(got, fmt.Sprintf("%d%c", len(p), p[0])); return nil }
 	check.Must(t, Follow(t.Context(), ended, LogFile{reopen(t, a), emit}, LogFile{reopen(t, b), emit}))
-	if want := []string{"32768a", "32768b", "32768a", "1a"}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	want := []string{"32768a", "32768b", "32768a", "1a"}
+	check.That(t, slices.Equal(got, want), "got %q, want %q", got, want)
 }
 
 // Follow starts at the current offset of the file.
@@ -243,9 +221,7 @@ func TestFollowTail(t *testing.T) {
 	check.Must(t, err)
 	lines := make(chan string, 1)
 	start(t, t.Context(), nil, LogFile{r, hand(lines)})
-	if got := receive(t, lines, "the tail"); got != "2\n3\n" {
-		t.Errorf("got %q", got)
-	}
+	check.Equal(t, receive(t, lines, "the tail"), "2\n3\n")
 }
 
 func TestFollowCancelled(t *testing.T) {
@@ -256,12 +232,10 @@ func TestFollowCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	calls := 0
 	stop := func([]byte) error { calls++; cancel(errTest); return nil }
-	if err := Follow(ctx, nil, LogFile{reopen(t, f), stop}, LogFile{reopen(t, f), stop}); err != errTest || calls != 1 {
-		t.Errorf("in the middle: %v after %d calls", err, calls)
-	}
-	if err := Follow(ctx, nil, LogFile{reopen(t, f), stop}); err != errTest || calls != 1 {
-		t.Errorf("before: %v after %d calls", err, calls)
-	}
+	err := Follow(ctx, nil, LogFile{reopen(t, f), stop}, LogFile{reopen(t, f), stop})
+	check.That(t, err == errTest && calls == 1, "in the middle: %v after %d calls", err, calls)
+	err = Follow(ctx, nil, LogFile{reopen(t, f), stop})
+	check.That(t, err == errTest && calls == 1, "before: %v after %d calls", err, calls)
 
 	// While there is nothing to read.
 	for range 20 {
@@ -272,21 +246,16 @@ func TestFollowCancelled(t *testing.T) {
 			receive(t, came, "history")
 		}
 		cancel()
-		if err := receive(t, result, "the cancelled"); err != context.Canceled {
-			t.Errorf("idle: %v", err)
-		}
+		check.Equal(t, receive(t, result, "the cancelled"), context.Canceled, "idle")
 	}
 }
 
 func TestFollowErrors(t *testing.T) {
 	f := create(t)
 	write(t, f, "x")
-	if err := Follow(t.Context(), nil, LogFile{reopen(t, f), func([]byte) error { return errTest }}); err != errTest {
-		t.Errorf("Emit: %v", err)
-	}
+	check.Equal(t, Follow(t.Context(), nil, LogFile{reopen(t, f), func([]byte) error { return errTest }}), errTest, "Emit")
 	r := reopen(t, f)
 	r.Close()
-	if err := Follow(t.Context(), nil, LogFile{r, nil}); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("closed file: %v", err)
-	}
+	err := Follow(t.Context(), nil, LogFile{r, nil})
+	check.That(t, errors.Is(err, os.ErrClosed), "closed file: %v", err)
 }

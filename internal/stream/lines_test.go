@@ -58,9 +58,8 @@ func TestTailErrors(t *testing.T) {
 	defer writeOnly.Close()
 	f.Close()
 	for _, f := range []*os.File{f, writeOnly} {
-		if got, err := Tail(f, 1); err == nil || got != 0 {
-			t.Errorf("%d, %v; want an error", got, err)
-		}
+		got, err := Tail(f, 1)
+		check.That(t, err != nil && got == 0, "%d, %v; want an error", got, err)
 	}
 }
 
@@ -97,12 +96,9 @@ func TestMatcher(t *testing.T) {
 			t.Run(fmt.Sprintf("%s by %d", test.name, piece), func(t *testing.T) {
 				m := NewMatcher(regexp.MustCompile(test.pattern))
 				fed := feed(t, m, test.stream, piece)
-				if end := m.End(); fed != test.fed || end != test.end {
-					t.Errorf("fed %t, at the end %t; want %t, %t", fed, end, test.fed, test.end)
-				}
-				if m.Feed(nil) != test.fed {
-					t.Error("the result changed without new input")
-				}
+				end := m.End()
+				check.That(t, fed == test.fed && end == test.end, "fed %t, at the end %t; want %t, %t", fed, end, test.fed, test.end)
+				check.That(t, m.Feed(nil) == test.fed, "the result changed without new input")
 			})
 		}
 	}
@@ -114,9 +110,7 @@ func feed(t *testing.T, m *Matcher, stream string, piece int) (found bool) {
 		n := min(piece, len(stream))
 		found = m.Feed([]byte(stream[:n]))
 		stream = stream[n:]
-		if len(m.line) > maxLine {
-			t.Fatalf("%d bytes remembered", len(m.line))
-		}
+		check.Require(t, len(m.line) <= maxLine, "%d bytes remembered", len(m.line))
 	}
 	return found
 }
@@ -124,12 +118,8 @@ func feed(t *testing.T, m *Matcher, stream string, piece int) (found bool) {
 // Calling End between pieces changes nothing.
 func TestMatcherContinuesAfterEnd(t *testing.T) {
 	m := NewMatcher(regexp.MustCompile(`^ab$`))
-	if m.Feed([]byte("a")) || m.End() || m.Feed([]byte("b")) || !m.End() {
-		t.Error("want a match after ab, only from End")
-	}
-	if m.Feed([]byte("c\n")) || m.End() {
-		t.Error("abc is not ab")
-	}
+	check.That(t, !m.Feed([]byte("a")) && !m.End() && !m.Feed([]byte("b")) && m.End(), "want a match after ab, only from End")
+	check.That(t, !m.Feed([]byte("c\n")) && !m.End(), "abc is not ab")
 }
 
 // Feed gives the same result however the stream is cut: it matches if and only if one of
@@ -150,12 +140,8 @@ func FuzzMatcher(f *testing.F) {
 		for _, line := range lines[:last] {
 			want = want || re.MatchString(strings.TrimSuffix(line, "\r"))
 		}
-		if fed != want {
-			t.Errorf("fed %t, want %t", fed, want)
-		}
+		check.That(t, fed == want, "fed %t, want %t", fed, want)
 		want = want || lines[last] != "" && re.MatchString(strings.TrimSuffix(lines[last], "\r"))
-		if m.End() != want {
-			t.Errorf("at the end %t, want %t", !want, want)
-		}
+		check.That(t, m.End() == want, "at the end %t, want %t", !want, want)
 	})
 }

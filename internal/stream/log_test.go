@@ -34,9 +34,8 @@ func content(t *testing.T, f *os.File) string {
 
 func write(t *testing.T, w io.Writer, s string) {
 	t.Helper()
-	if n, err := w.Write([]byte(s)); n != len(s) || err != nil {
-		t.Fatalf("Write of %d bytes: %d, %v", len(s), n, err)
-	}
+	n, err := w.Write([]byte(s))
+	check.Require(t, n == len(s) && err == nil, "Write of %d bytes: %d, %v", len(s), n, err)
 }
 
 func holds(t *testing.T, w *Log, length, kept int64, wantErr error) {
@@ -62,9 +61,7 @@ func TestLogLimit(t *testing.T) {
 				write(t, w, "")
 				want := binary[:min(max(limit, 0), len(binary))]
 				holds(t, w, int64(len(binary)), int64(len(want)), nil)
-				if got := content(t, f); got != want {
-					t.Errorf("kept %q, want %q", got, want)
-				}
+				check.Equal(t, content(t, f), want, "kept")
 			})
 		}
 	}
@@ -94,9 +91,7 @@ func TestLogStopsAfterError(t *testing.T) {
 	holds(t, w, 8, 5, unix.EFBIG)
 	write(t, w, "9")
 	holds(t, w, 9, 5, unix.EFBIG)
-	if got := content(t, f); got != "12345" {
-		t.Errorf("kept %q", got)
-	}
+	check.Equal(t, content(t, f), "12345", "kept")
 }
 
 // The counters can be read during writes (for the race detector). The bytes they count as kept are in the file, and
@@ -120,9 +115,8 @@ func TestLogCounters(t *testing.T) {
 		default:
 		}
 		kept, truncated, length := w.kept.Load(), w.Truncated(), w.Len()
-		if info, err := f.Stat(); err != nil || info.Size() < kept || truncated && length <= most {
-			t.Fatalf("size %d, %v, of which %d kept, of %d, truncated %v", info.Size(), err, kept, length, truncated)
-		}
+		info, err := f.Stat()
+		check.Require(t, err == nil && info.Size() >= kept && (!truncated || length > most), "size %d, %v, of which %d kept, of %d, truncated %v", info.Size(), err, kept, length, truncated)
 	}
 	holds(t, w, rounds*int64(len(binary)), most, nil)
 }

@@ -34,9 +34,8 @@ func sources() []source {
 		{"large pipe", func(t *testing.T) (r, w *os.File) {
 			r, w, err := Pipe()
 			check.Must(t, err)
-			if _, err := unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 1<<20); err != nil {
-				t.Fatal(err)
-			}
+			_, err = unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 1<<20)
+			check.Must(t, err)
 			return r, w
 		}, 1 << 20},
 		{"pipe that epoll has refused", func(t *testing.T) (r, w *os.File) {
@@ -50,12 +49,10 @@ func sources() []source {
 		{"terminal", func(t *testing.T) (r, w *os.File) {
 			r, w, err := pty.Open()
 			check.Must(t, err)
-			if _, err := term.MakeRaw(int(w.Fd())); err != nil {
-				t.Fatal(err)
-			}
-			if err := unix.SetNonblock(proc.Descriptor(r), true); err != nil { // as OpenTerminal does
-				t.Fatal(err)
-			}
+			_, err = term.MakeRaw(int(w.Fd()))
+			check.Must(t, err)
+			err = unix.SetNonblock(proc.Descriptor(r), true)
+			check.Must(t, err) // as OpenTerminal does
 			return r, w
 		}, 8 << 10},
 	}
@@ -71,19 +68,13 @@ func TestRelayHeldOpen(t *testing.T) {
 				var relay Relays
 				relay.Add(r, func(b []byte) { got.Write(b) })
 				want := strings.Repeat("0123456789abcdef", s.most/16)
-				if _, err := w.WriteString(want); err != nil {
-					t.Fatal(err)
-				}
+				_, err := w.WriteString(want)
+				check.Must(t, err)
 				begin := time.Now()
-				if !relay.Finish(nil) {
-					t.Error("not complete")
-				}
-				if took := time.Since(begin); took > 5*time.Second {
-					t.Errorf("it took %v", took)
-				}
-				if got.String() != want {
-					t.Errorf("%d bytes of %d", got.Len(), len(want))
-				}
+				check.That(t, relay.Finish(nil), "not complete")
+				took := time.Since(begin)
+				check.That(t, took <= 5*time.Second, "it took %v", took)
+				check.That(t, got.String() == want, "%d bytes of %d", got.Len(), len(want))
 				r.Close()
 				w.Close()
 			}
@@ -102,9 +93,8 @@ func TestRelayFlooded(t *testing.T) {
 			var relay Relays
 			relay.Add(r, func(b []byte) { got.Write(b) })
 			const first = "the payload's\n"
-			if _, err := w.WriteString(first); err != nil {
-				t.Fatal(err)
-			}
+			_, err := w.WriteString(first)
+			check.Must(t, err)
 			over := make(chan struct{})
 			stop := make(chan struct{})
 			go func() {
@@ -128,12 +118,8 @@ func TestRelayFlooded(t *testing.T) {
 			r.Close() // a blocked write fails with EPIPE or EIO
 			<-over
 			w.Close()
-			if !complete || took > 5*time.Second {
-				t.Errorf("complete: %v, after %v", complete, took)
-			}
-			if !strings.HasPrefix(got.String(), first) {
-				t.Errorf("%.30q", got.String())
-			}
+			check.That(t, complete && took <= 5*time.Second, "complete: %v, after %v", complete, took)
+			check.That(t, strings.HasPrefix(got.String(), first), "%.30q", got.String())
 		})
 	}
 }
@@ -151,15 +137,11 @@ func TestRelaySlowTaker(t *testing.T) {
 				got.Write(b)
 			})
 			want := strings.Repeat("0123456789abcdef", 5*s.most/16)
-			if err := w.SetWriteDeadline(time.Now().Add(20 * time.Second)); err != nil && !errors.Is(err, os.ErrNoDeadline) {
-				t.Fatal(err)
-			}
-			if _, err := w.WriteString(want); err != nil {
-				t.Fatal(err)
-			}
-			if !relay.Finish(nil) || got.String() != want {
-				t.Errorf("%d bytes of %d", got.Len(), len(want))
-			}
+			err := w.SetWriteDeadline(time.Now().Add(20 * time.Second))
+			check.Require(t, err == nil || errors.Is(err, os.ErrNoDeadline), "%v", err)
+			_, err = w.WriteString(want)
+			check.Must(t, err)
+			check.That(t, relay.Finish(nil) && got.String() == want, "%d bytes of %d", got.Len(), len(want))
 		})
 	}
 }
@@ -203,9 +185,8 @@ func TestAwait(t *testing.T) {
 				}
 				begin := time.Now()
 				complete := Await(done, passed, told)
-				if took := time.Since(begin); complete != c.complete || took != c.took {
-					t.Errorf("%v after %v, want %v after %v", complete, took, c.complete, c.took)
-				}
+				took := time.Since(begin)
+				check.That(t, complete == c.complete && took == c.took, "%v after %v, want %v after %v", complete, took, c.complete, c.took)
 				close(stop)
 			})
 		})
@@ -222,14 +203,10 @@ func TestTakesOutput(t *testing.T) {
 	total := 0
 	for TakesOutput(w, 0) {
 		n, err := unix.Write(proc.Descriptor(w), make([]byte, 4096))
-		if n != 4096 || err != nil {
-			t.Fatalf("%d bytes, %v", n, err)
-		}
+		check.Require(t, n == 4096 && err == nil, "%d bytes, %v", n, err)
 		total += n
 	}
-	if total < 4096 {
-		t.Errorf("%d bytes", total)
-	}
+	check.That(t, total >= 4096, "%d bytes", total)
 	// Signals neither end nor prolong the wait.
 	stop := make(chan struct{})
 	go func() {
@@ -244,14 +221,10 @@ func TestTakesOutput(t *testing.T) {
 	}()
 	const within = 50 * time.Millisecond
 	begin := time.Now()
-	if TakesOutput(w, within) || time.Since(begin) < within/2 || time.Since(begin) > 20*time.Second {
-		t.Errorf("full: after %v", time.Since(begin))
-	}
+	check.That(t, !TakesOutput(w, within) && time.Since(begin) >= within/2 && time.Since(begin) <= 20*time.Second, "full: after %v", time.Since(begin))
 	close(stop)
 	r.Close()
-	if !TakesOutput(w, 20*time.Second) {
-		t.Error("without a reader")
-	}
+	check.That(t, TakesOutput(w, 20*time.Second), "without a reader")
 }
 
 // A late pipe is read by Finish, or from Begin on.
@@ -266,12 +239,9 @@ func TestLate(t *testing.T) {
 		if size > PieceSize {
 			r.Begin()
 		}
-		if _, err := w.Write(make([]byte, size)); err != nil {
-			t.Fatal(err)
-		}
-		if !r.Finish(nil) || taken != size {
-			t.Errorf("%d of %d bytes", taken, size)
-		}
+		_, err = w.Write(make([]byte, size))
+		check.Must(t, err)
+		check.That(t, r.Finish(nil) && taken == size, "%d of %d bytes", taken, size)
 		w.Close()
 	}
 }

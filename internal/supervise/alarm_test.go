@@ -47,8 +47,7 @@ func TestAlarmStopped(t *testing.T) {
 // An alarm rings even if the process is out of descriptors.
 func TestAlarmWithoutDescriptor(t *testing.T) {
 	var limit unix.Rlimit
-	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
-	check.Must(t, err)
+	check.Must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	none := unix.Rlimit{Cur: 0, Max: limit.Max}
 	check.Must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &none))
 	begin := time.Now()

@@ -38,8 +38,7 @@ func places(t testing.TB) (inside *Root, dir string) {
 
 func write(t testing.TB, name, text string) {
 	t.Helper()
-	err := os.MkdirAll(filepath.Dir(name), 0o755)
-	check.Must(t, err)
+	check.Must(t, os.MkdirAll(filepath.Dir(name), 0o755))
 	check.Must(t, os.WriteFile(name, []byte(text), 0o644))
 }
 

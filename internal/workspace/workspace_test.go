@@ -23,8 +23,7 @@ import (
 func open(t testing.TB) (d *Dir, root string) {
 	t.Helper()
 	root = t.TempDir()
-	err := os.MkdirAll(filepath.Join(root, "inside"), 0o755)
-	check.Must(t, err)
+	check.Must(t, os.MkdirAll(filepath.Join(root, "inside"), 0o755))
 	check.Must(t, os.WriteFile(filepath.Join(root, "outside"), []byte("secret"), 0o600))
 	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	check.Must(t, err)
