@@ -211,7 +211,7 @@ func TestDevicesGroups(t *testing.T) {
 	b.Exec(harness.Options{}, nil, "sh", "-c", fmt.Sprintf(open, dir, "group")).Expect(t, 0, "exited")
 }
 
-// Devices work in an image, read-only or writable. Their variables replace those of the image, and --env replaces both.
+// Devices work in an image, read-only or writable. Their variables override the image's, and --env overrides both.
 func TestDevicesImage(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

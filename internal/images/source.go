@@ -346,7 +346,7 @@ func openArchive(store *snapshots.Store, f *os.File, kind, tag string, most int6
 	return newLayout(a, tag)
 }
 
-// source is a file whose errors name it, unlike those of the store.
+// source is a file whose read errors name it, so that they are not taken for errors of the store.
 type source struct{ f *os.File }
 
 func (s source) Read(b []byte) (int, error) {

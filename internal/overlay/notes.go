@@ -39,7 +39,7 @@ func (n *Note) open(name string, flags int) error {
 	})
 }
 
-// Write appends s, which replaces what was written before. A killed Write leaves that valid.
+// Write appends s, which replaces earlier content. If Write is killed, the earlier content stays valid.
 func (n *Note) Write(s Staging) error {
 	text, err := result.JSON(s)
 	if err == nil {

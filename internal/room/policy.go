@@ -92,7 +92,7 @@ type Policy struct {
 	Git     bool
 	Tools   string // replaces the caller's PATH if not ""
 	TmpSize int64  // bytes, of /tmp and of each other writable directory in memory
-	// Base are variables of the caller and of the image. Those of devices replace them, and those of Env both.
+	// Base has the variables of the caller and the image. Variables of devices override Base, and Env overrides both.
 	Base, Env values.Environment
 	// Captured reports that sbxrun collects the command's output. Python then runs unbuffered, because buffered output
 	// is lost at a deadline.
