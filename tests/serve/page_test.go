@@ -173,9 +173,11 @@ func (b *tab) scheme(value string) {
 	command(b, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: value}}})
 }
 
+// text returns the text of all elements that a selector selects; the page starts a new element
+// each time the output of a program changes between stdout and stderr.
 func (b *tab) text(selector string) string {
 	b.Helper()
-	return is[string](b, fmt.Sprintf(`document.querySelector(%q)?.textContent ?? ""`, selector))
+	return is[string](b, fmt.Sprintf(`[...document.querySelectorAll(%q)].map(e => e.textContent).join("")`, selector))
 }
 
 // until waits until an expression is true.
@@ -244,12 +246,12 @@ func TestPage(t *testing.T) {
 	b.until(`document.querySelectorAll("#files figure").length === 4 && document.querySelectorAll("#files img").length === 2 && [...document.images].every(i => i.complete)`)
 	b.shows("#recent details pre", "taken")
 	for selector, want := range map[string]string{
-		"#output .stdout":         "<img src=x onerror=document.title='taken'><script>document.title='taken'</script> ä\n",
-		"#output .stderr":         "to stderr\n",
-		"#files figure":           "<b>bold<b>.html, 1 bytes Save",
-		"title":                   "sbxrun",
-		"#recent details pre":     hostile,
-		"#recent td:nth-child(4)": "proven",
+		"#output .stdout":           "<img src=x onerror=document.title='taken'><script>document.title='taken'</script> ä\n",
+		"#output .stderr":           "to stderr\n",
+		"#files figure:first-child": "<b>bold<b>.html, 1 bytes Save",
+		"title":                     "sbxrun",
+		"#recent details pre":       hostile,
+		"#recent td:nth-child(4)":   "proven",
 	} {
 		check.Equal(t, b.text(selector), want, "%s", selector)
 	}
