@@ -3,6 +3,7 @@ package pool
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"reflect"
 	"sync"
@@ -104,8 +105,12 @@ func (w *warm) Start(ctx context.Context, c slot.Command) (slot.Running, error) 
 		w.run = run
 		return run, nil
 	}
-	if e, ok := errors.AsType[*result.Error](err); ok && e.Code == "usage" || w.files != nil || ctx.Err() != nil {
+	e, ok := errors.AsType[*result.Error](err)
+	if ok && e.Code == "usage" || w.files != nil || ctx.Err() != nil {
 		return nil, err
+	}
+	if !ok || e.Code != "limit" { // a limit can fail while the kernel still frees what the last command has used
+		w.room.pool.failed(fmt.Errorf("use a new sandbox instead: %w", err))
 	}
 	if w.instead, err = w.again(ctx); err != nil {
 		return nil, err
