@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"math"
@@ -388,14 +389,18 @@ func TestRoom(t *testing.T) {
 		})
 	}
 	all.Wait()
-	for _, id := range []int{-1, 1<<32 - 1, 1 << 32} { // as a uid_t, the first two mean "unchanged" and the third is root
-		way := room.Way()
-		way.User, way.Group = id, id
-		c := &nsenter.Command{Room: &way, Args: []string{"true"}}
-		_, err := c.Run(t.Context())
-		check.That(t, err != nil && code(t, err) == "usage", "as %d: %v", id, err)
-	}
-	_, err := room.Close()
+	text, err := json.Marshal(room.Way()) // as for another program
+	check.Must(t, err)
+	var way nsenter.Room
+	check.Must(t, json.Unmarshal(text, &way))
+	way.Init = room.Way().Init
+	var out bytes.Buffer
+	_, err = (&nsenter.Command{Room: &way, Args: []string{"sh", "-c", "echo $OF; pwd"}, Stdout: &out}).Run(t.Context())
+	check.That(t, err == nil && out.String() == "room\n/tmp\n", "by another program: %q, %v", &out, err)
+	way.User.UID, way.User.GID = 1<<32-1, 1<<32-1 // means "unchanged" (setresuid(2))
+	_, err = (&nsenter.Command{Room: &way, Args: []string{"true"}}).Run(t.Context())
+	check.That(t, err != nil && code(t, err) == "usage", "as no user: %v", err)
+	_, err = room.Close()
 	check.That(t, err == nil, "%v", err)
 	_, err = room.Command("true").Run(t.Context())
 	check.That(t, code(t, err) == "ended", "in a room that has ended: %v", err)

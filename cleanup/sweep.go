@@ -213,11 +213,11 @@ func (s *sweep) execs(sandbox *state.Entry) {
 // frozen thaws a sandbox that was frozen for a snapshot, if the snapshot and its guard were killed at the same time.
 func (s *sweep) frozen(dir *state.Dir, e *state.Entry) {
 	_, a, ok := dir.Access(e.ID)
-	if s.KeepRecords || !ok || !limits.Frozen(a.Cgroups) {
+	if s.KeepRecords || !ok || !limits.Frozen(a.Room.Cgroups) {
 		return
 	}
-	lock, err := limits.LockFreezer(a.Cgroups, 0)
-	if errors.Is(err, unix.EAGAIN) || !limits.Frozen(a.Cgroups) {
+	lock, err := limits.LockFreezer(a.Room.Cgroups, 0)
+	if errors.Is(err, unix.EAGAIN) || !limits.Frozen(a.Room.Cgroups) {
 		lock.Close()
 		return // the snapshot is in progress, or has just finished
 	}
@@ -226,7 +226,7 @@ func (s *sweep) frozen(dir *state.Dir, e *state.Entry) {
 		if err != nil {
 			return err
 		}
-		return limits.ThawDirs(a.Cgroups)
+		return limits.ThawDirs(a.Room.Cgroups)
 	})
 }
 

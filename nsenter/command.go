@@ -2,18 +2,12 @@ package nsenter
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"io"
-	"math"
-	"os"
 	"syscall"
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/limits"
-	"github.com/sbxrun/sbxrun/internal/proc"
-	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/supervise"
@@ -72,21 +66,10 @@ type Limits struct {
 	OOMScoreAdj *int
 }
 
-// Room describes how to enter a room that package bwrap has built. Programs that pass a room on to another process
-// read and fill the fields.
-type Room struct {
-	// Init is a pidfd of the room's PID 1. The caller closes it. Processes that are not the PID 1 of a room of
-	// package bwrap are refused.
-	Init *os.File
-	// User and Group are the IDs of the room's processes, as seen from outside.
-	User, Group int
-	HostNetwork bool     // the room shares the network of its builder
-	Filter      string   // for system calls: "default", "namespaces" or "off"
-	Cgroups     []string // the room's cgroup directories, if it has limits
-	Limits      Limits   // of each process: FSize, NoFile, Stack, Nice and OOMScoreAdj; and CPUs, which they see
-	Env         []string // NAME=VALUE
-	Dir         string   // default working directory
-}
+// Room describes how to enter a room that package bwrap has built: see [github.com/sbxrun/sbxrun/bwrap.Room.Way]. Another
+// program can enter it, too, if it gets the Room as JSON, and its field Init, which is a pidfd of the room's PID 1, with
+// SCM_RIGHTS (unix(7)). The caller closes Init.
+type Room = state.Room
 
 // Result says how a command ended, and whether all its processes are proven to have exited.
 type Result = result.Result
@@ -123,7 +106,7 @@ func (c *Command) Start(ctx context.Context) error {
 	case c.Room == nil:
 		use, err = sandbox.Enter(c.Sandbox)
 	default:
-		use, err = c.Room.use()
+		use, err = sandbox.In(c.Room)
 	}
 	if err != nil {
 		return result.AsError(err, "enter", cannotEnter)
@@ -136,37 +119,6 @@ func (c *Command) Start(ctx context.Context) error {
 		return result.AsError(err, "enter", cannotEnter)
 	}
 	return nil
-}
-
-// use converts r for package sandbox.
-func (r *Room) use() (*sandbox.Use, error) {
-	ended := &Error{Code: "ended", Message: "the room has ended, or Init is not the PID 1 of a room"}
-	if uint64(r.User) >= math.MaxUint32 || uint64(r.Group) >= math.MaxUint32 { // for setresuid(2), MaxUint32 means no change
-		return nil, &Error{Code: "usage", Message: fmt.Sprintf("nsenter: User %d and Group %d of the Room are not valid IDs", r.User, r.Group)}
-	}
-	init, err := proc.FromPidfd(r.Init)
-	switch {
-	case r.Init == nil:
-		return nil, &Error{Code: "usage", Message: "nsenter: the room was not started"}
-	case errors.Is(err, proc.ErrGone), errors.Is(err, os.ErrClosed):
-		return nil, ended
-	}
-	if err != nil {
-		return nil, err
-	}
-	// Only enter a process that executes the room's program, and that had not ended when this was checked.
-	if !room.Holds(init.PID) || init.Exited() {
-		init.Close()
-		return nil, ended
-	}
-	a := state.Access{Net: string(room.NetNone), Workdir: r.Dir, Filter: r.Filter, Cgroups: r.Cgroups, Env: r.Env, Limits: limits.Request(r.Limits).OfProcesses()}
-	if r.HostNetwork {
-		a.Net = string(room.NetHost)
-	}
-	if r.User != os.Geteuid() {
-		a.Cred = &proc.Cred{UID: uint32(r.User), GID: uint32(r.Group)}
-	}
-	return &sandbox.Use{Access: a, Room: init}, nil
 }
 
 const cannotEnter = "cannot enter the sandbox"

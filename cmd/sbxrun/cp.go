@@ -99,7 +99,7 @@ func (c *copying) run() error {
 		return err
 	}
 	defer box.Close()
-	inside := func(name string) string { return files.Within(use.Access.Workdir, name) }
+	inside := func(name string) string { return files.Within(use.Access.Dir, name) }
 	c.done.Max.Bytes = int64(c.flags.MaxSize)
 	finish := c.showProgress()
 	if c.out {

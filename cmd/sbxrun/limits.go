@@ -32,7 +32,7 @@ func requestOf(f *cli.LimitFlags) (r limits.Request, required bool) {
 
 // planLimits returns how to enforce the limits of a sandbox or, with access to one, of an exec in it. It returns nil if
 // there are none.
-func planLimits(f *cli.LimitFlags, in state.Access) (*limits.Plan, error) {
+func planLimits(f *cli.LimitFlags, in state.Room) (*limits.Plan, error) {
 	request, required := requestOf(f)
 	return limits.For(request, required, in.Cgroups, in.Limits)
 }

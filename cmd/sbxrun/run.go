@@ -300,7 +300,7 @@ func (r *runner) plan(caller room.Caller) error {
 		return cli.UsageError(&r.flags, err)
 	}
 	policy.Terminal, policy.Alone, policy.Captured = r.flags.Tty, !parts.Network(), r.asJSON
-	if r.Planned, err = planLimits(&r.flags.LimitFlags, state.Access{}); err != nil {
+	if r.Planned, err = planLimits(&r.flags.LimitFlags, state.Room{}); err != nil {
 		return err
 	}
 	if r.flags.Apply { // needs it for a note

@@ -152,7 +152,7 @@ func useOf(dir *state.Dir, e *state.Entry, all *admission.Census, now time.Time)
 	u.Tasks, u.Zombies, u.Memory = n.Tasks, n.Zombies, n.RSS
 	// PID 1 of the sandbox is in none of its cgroups.
 	_, access, _ := dir.Access(e.ID)
-	if bytes, ok := limits.MemoryOf(access.Cgroups); ok && n.Tasks > 0 {
+	if bytes, ok := limits.MemoryOf(access.Room.Cgroups); ok && n.Tasks > 0 {
 		u.Memory, u.MemorySource = bytes, "cgroup"
 	}
 	return u

@@ -83,7 +83,7 @@ func newSandbox(ctx context.Context, args []string, begin time.Time) (box *sandb
 		Command: command, Argv: argv, Tags: flags.tags, Parts: parts, Net: flags.Net, Hostname: flags.Hostname,
 		IdleTimeout: time.Duration(flags.IdleTimeout), Remove: flags.Rm, LogMax: cmp.Or(int64(flags.MaxOutput), maxLog), KillAtLogMax: flags.OutputLimit == outputKill, Probe: flags.probe,
 	}
-	if command.Planned, err = planLimits(&flags.LimitFlags, state.Access{}); err != nil {
+	if command.Planned, err = planLimits(&flags.LimitFlags, state.Room{}); err != nil {
 		return nil, "", err
 	}
 	if command.Place.Plan, err = room.Prepare(policy, room.ThisCaller()); err != nil {

@@ -175,18 +175,36 @@ func TestExecFinds(t *testing.T) {
 	unharmed(t, sb)
 }
 
+// held starts a shell that waits for its release, and returns its output, too.
+func held(t *testing.T, sb *room.Room, script string) (*enter.Exec, <-chan string) {
+	t.Helper()
+	s := open(t)
+	x, err := shell(sb, script).Start(t.Context(), sb.Room, s.stdio, nil)
+	check.Must(t, err)
+	s.w.Close()
+	return x, s.text
+}
+
+// payloadOf waits for the payload, because init reports before it forks.
+func payloadOf(t *testing.T, x *enter.Exec) (payload *proc.Process) {
+	t.Helper()
+	harness.Until(t, harness.Bound, "the payload", func() bool {
+		var err error
+		payload, err = x.Payload()
+		return err == nil
+	})
+	return payload
+}
+
 // A command that is never released does not run.
 func TestExecHeld(t *testing.T) {
 	sb := idle(t)
-	s := open(t)
-	x, err := shell(sb, "echo ran").Start(t.Context(), sb.Room, s.stdio, nil)
-	check.Must(t, err)
-	s.w.Close()
+	x, output := held(t, sb, "echo ran")
 	out := supervise.Teardown(&x.Kept, soon())
 	check.That(t, out.Verdict == result.Proven, "%+v", out)
 	check.OK(t, x.Kept.Collect(soon()))
 	x.Close()
-	text := <-s.text
+	text := <-output
 	check.That(t, text == "", "it ran: %q", text)
 	unharmed(t, sb)
 }
@@ -195,10 +213,7 @@ func TestExecHeld(t *testing.T) {
 // and cannot end it.
 func TestExecGivenUp(t *testing.T) {
 	sb := idle(t)
-	s := open(t)
-	x, err := shell(sb, "echo ran").Start(t.Context(), sb.Room, s.stdio, nil)
-	check.Must(t, err)
-	s.w.Close()
+	x, output := held(t, sb, "echo ran")
 	init, err := x.Init.Dup()
 	check.Must(t, err)
 	defer init.Close()
@@ -208,18 +223,14 @@ func TestExecGivenUp(t *testing.T) {
 			check.Must(t, err)
 		}
 	}
-	var payload *proc.Process
-	for end := soon(); payload == nil; time.Sleep(time.Millisecond) { // init reports before it forks the payload
-		payload, err = x.Payload()
-		check.Require(t, err == nil || !time.Now().After(end), "%v", err)
-	}
+	payload := payloadOf(t, x)
 	defer payload.Close()
 	signal(unix.SIGSTOP)
 	x.Close()
 	check.OK(t, payload.Wait(soon()), "it has not ended")
 	signal(unix.SIGCONT)
 	check.OK(t, x.Kept.Collect(soon()))
-	text := <-s.text
+	text := <-output
 	check.That(t, text == "", "it ran: %q", text)
 	unharmed(t, sb)
 }
@@ -227,11 +238,8 @@ func TestExecGivenUp(t *testing.T) {
 // A process that the payload leaves behind becomes a child of init, but is not mistaken for the payload.
 func TestPayloadEnded(t *testing.T) {
 	sb := idle(t)
-	s := open(t)
-	x, err := shell(sb, "sleep 100 >/dev/null & exit 0").Start(t.Context(), sb.Room, s.stdio, nil)
-	check.Must(t, err)
+	x, _ := held(t, sb, "sleep 100 >/dev/null & exit 0")
 	defer x.Close()
-	s.w.Close()
 	x.Release()
 	select {
 	case <-x.Exited():
@@ -251,16 +259,9 @@ func TestPayloadEnded(t *testing.T) {
 // A payload that is killed before its release has ended by a signal, even if init reports that after the release.
 func TestPayloadKilledBeforeRelease(t *testing.T) {
 	sb := idle(t)
-	s := open(t)
-	x, err := shell(sb, "echo ran").Start(t.Context(), sb.Room, s.stdio, nil)
-	check.Must(t, err)
+	x, output := held(t, sb, "echo ran")
 	defer x.Close()
-	s.w.Close()
-	var payload *proc.Process
-	harness.Until(t, harness.Bound, "the payload", func() bool {
-		payload, err = x.Payload()
-		return err == nil
-	})
+	payload := payloadOf(t, x)
 	defer payload.Close()
 	check.Must(t, x.Init.Signal(unix.SIGSTOP))
 	harness.Until(t, harness.Bound, "the stop", func() bool {
@@ -276,7 +277,7 @@ func TestPayloadKilledBeforeRelease(t *testing.T) {
 		t.Errorf("%+v, %v", p, err)
 	}
 	check.Must(t, x.Kept.Collect(soon()))
-	text := <-s.text
+	text := <-output
 	check.That(t, text == "", "it ran: %q", text)
 	unharmed(t, sb)
 }

@@ -66,7 +66,7 @@ func build(ctx context.Context, policy room.Policy) (_ *Room, err error) {
 	if !release() { // end ends the room, after the processes in it
 		return nil, ctx.Err()
 	}
-	if r.init, err = proc.FromPidfd(r.room.Init); err != nil {
+	if r.init, err = proc.FromPidfd(r.room.Access.Init); err != nil {
 		return nil, err
 	}
 	if policy.Network != room.NetHost {

@@ -68,7 +68,7 @@ func (e *Exec) Begin() error {
 		if c.Planned != nil {
 			r.Limits = c.Planned.Limits
 		}
-		if cred := e.use.Access.Cred; cred != nil {
+		if cred := e.use.Access.Cred(); cred != nil {
 			r.UID, r.GID = &cred.UID, &cred.GID
 		}
 	})

@@ -18,8 +18,7 @@ import (
 // Room is an idle room without a record, in which commands can be run.
 type Room struct {
 	*supervise.Command
-	Init   *os.File     // a pidfd of its PID 1, closed by Close
-	Access state.Access // how to enter it, without the identity of Init
+	Access state.Room // Close closes its Init
 }
 
 // NewRoom builds the room of a plan without a command and waits until it is complete. parts may be nil; they end with the
@@ -57,7 +56,7 @@ func NewRoom(ctx context.Context, plan *room.Plan, parts *Parts, o supervise.Opt
 		parts.Cgroups = r.Access.Cgroups
 	}
 	var err error
-	if r.Init, err = c.Kept().Room.File(); err != nil {
+	if r.Access.Init, err = c.Kept().Room.File(); err != nil {
 		c.Kill()
 		_, _ = c.Wait() // the first error is returned
 		return nil, err
@@ -66,9 +65,12 @@ func NewRoom(ctx context.Context, plan *room.Plan, parts *Parts, o supervise.Opt
 }
 
 // accessOf returns how to enter a plan's room.
-func accessOf(plan *room.Plan, group *limits.Group, processes limits.Request) state.Access {
+func accessOf(plan *room.Plan, group *limits.Group, processes limits.Request) state.Room {
 	entry := plan.Entry()
-	a := state.Access{Cred: entry.Cred, Net: string(room.NetNone), Workdir: entry.Workdir, Filter: entry.Filter.Name(), Env: entry.Env, Limits: processes}
+	a := state.Room{User: proc.Cred{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}, Net: string(room.NetNone), Dir: entry.Workdir, Filter: entry.Filter.Name(), Env: entry.Env, Limits: processes}
+	if entry.Cred != nil {
+		a.User = *entry.Cred
+	}
 	if entry.HostNet {
 		a.Net = string(room.NetHost)
 	}
@@ -81,14 +83,11 @@ func accessOf(plan *room.Plan, group *limits.Group, processes limits.Request) st
 // Exec starts a command in the room. env are NAME=VALUE pairs in addition to the room's; dir "" is the room's working
 // directory.
 func (r *Room) Exec(ctx context.Context, args, env []string, dir string, o supervise.Options) (*supervise.Command, error) {
-	init, err := proc.FromPidfd(r.Init)
-	if errors.Is(err, proc.ErrGone) || errors.Is(err, os.ErrClosed) {
-		return nil, ErrEnded
-	}
+	u, err := In(&r.Access)
 	if err != nil {
 		return nil, err
 	}
-	return (&Use{Access: r.Access, Room: init}).Start(ctx, args, env, dir, o)
+	return u.Start(ctx, args, env, dir, o)
 }
 
 // Start starts a command in the sandbox, and takes over u. See [Room.Exec].
@@ -126,6 +125,6 @@ func (u *Use) Start(ctx context.Context, args, env []string, dir string, o super
 func (r *Room) Close() (*result.Result, error) {
 	r.Kill()
 	res, err := r.Wait()
-	r.Init.Close()
+	r.Access.Init.Close()
 	return res, err
 }

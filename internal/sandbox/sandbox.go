@@ -209,8 +209,8 @@ func (s *Sandbox) hold(ctx context.Context, c *supervise.Command) error {
 		return err
 	}
 	access := accessOf(c.Place.Plan, c.Group, c.Planned.OfProcesses())
-	access.Init, access.Net = init, s.net()
-	if err := s.claim.WriteAccess(access); err != nil {
+	access.Net = s.net()
+	if err := s.claim.WriteAccess(init, access); err != nil {
 		return err
 	}
 	s.Parts.Overlays = c.TakeOverlays()

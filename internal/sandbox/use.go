@@ -2,12 +2,16 @@ package sandbox
 
 import (
 	"errors"
+	"fmt"
+	"math"
+	"os"
 	"strings"
 	"time"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/room"
 	"github.com/sbxrun/sbxrun/internal/seccomp"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/values"
@@ -17,7 +21,7 @@ import (
 // Use is a running sandbox in which the caller runs a command. From Hold until Close it does not count as
 // idle.
 type Use struct {
-	Access state.Access
+	Access state.Room    // without Init
 	Room   *proc.Process // the sandbox's PID 1
 
 	// These are nil for a sandbox without a record.
@@ -55,23 +59,53 @@ func Find(name string) (_ *Use, err error) {
 	}()
 	u := &Use{dir: dir}
 	var ok bool
-	if u.entry, u.Access, ok = dir.Access(name); !ok {
+	var access state.Access
+	if u.entry, access, ok = dir.Access(name); !ok {
 		// It may be a prefix of an ID. Otherwise the sandbox cannot be entered.
 		e, err := dir.Find(name)
 		if err != nil {
 			return nil, err
 		}
-		if u.entry, u.Access, ok = dir.Access(e.ID); !ok {
+		if u.entry, access, ok = dir.Access(e.ID); !ok {
 			return nil, cannotEnter(e)
 		}
 	}
-	if u.Room, err = u.Access.Init.OpenInit(); errors.Is(err, proc.ErrGone) {
+	u.Access = access.Room
+	if u.Room, err = access.Init.OpenInit(); errors.Is(err, proc.ErrGone) {
 		err = &result.Error{Code: "ended", Message: "sandbox " + name + " has just ended"}
 	}
 	if err != nil {
 		return nil, err
 	}
 	return u, nil
+}
+
+// In finds the room that r describes. It refuses processes that are not the PID 1 of a room.
+func In(r *state.Room) (*Use, error) {
+	const none = math.MaxUint32 // for setresuid(2), it means no change
+	switch {
+	case r.Init == nil:
+		return nil, &result.Error{Code: "usage", Message: "the room was not started"}
+	case r.User.UID == none || r.User.GID == none:
+		return nil, &result.Error{Code: "usage", Message: fmt.Sprintf("user %d:%d of the room: %d is not a valid ID", r.User.UID, r.User.GID, uint32(none))}
+	}
+	init, err := proc.FromPidfd(r.Init)
+	switch {
+	case errors.Is(err, proc.ErrGone), errors.Is(err, os.ErrClosed):
+		return nil, ErrEnded
+	case err != nil:
+		return nil, err
+	}
+	switch holds := room.Holds(init.PID); {
+	case init.Exited(): // its PID may have been reused
+		err = ErrEnded
+	case !holds:
+		err = &result.Error{Code: "usage", Message: "Init is not the PID 1 of a room"}
+	default:
+		return &Use{Access: *r, Room: init}, nil
+	}
+	init.Close()
+	return nil, err
 }
 
 // Hold keeps the sandbox from counting as idle. It fails if the sandbox is ending.
@@ -103,7 +137,7 @@ func (u *Use) Root() (*workspace.Root, error) {
 	if err != nil {
 		return nil, err
 	}
-	return workspace.Inside(fd, u.Access.Cred)
+	return workspace.Inside(fd, u.Access.Cred())
 }
 
 // ErrEnded means that the sandbox has ended during its use.
@@ -122,7 +156,7 @@ func (u *Use) Env() (set values.Environment) {
 // Entry returns the entry for a command in the sandbox; workdir "" means the sandbox's own.
 func (u *Use) Entry(argv []string, env values.Environment, workdir string, terminal bool) (*enter.Entry, error) {
 	if workdir == "" {
-		workdir = u.Access.Workdir
+		workdir = u.Access.Dir
 	}
 	env.Put(values.Var{Name: "PWD", Value: workdir})
 	path, _ := env.Lookup("PATH")
@@ -131,8 +165,8 @@ func (u *Use) Entry(argv []string, env values.Environment, workdir string, termi
 		return nil, err
 	}
 	return &enter.Entry{
-		Cred:     u.Access.Cred,
-		HostNet:  u.Access.Net == "host",
+		Cred:     u.Access.Cred(),
+		HostNet:  u.Access.Net == string(room.NetHost),
 		Command:  argv,
 		Path:     path,
 		Env:      values.Pairs(env.Vars()),

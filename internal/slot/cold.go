@@ -69,7 +69,7 @@ func (c *cold) Files() (*workspace.Dir, error) {
 	if c.files != nil {
 		return c.files, nil
 	}
-	init, err := proc.FromPidfd(c.room.Init)
+	init, err := proc.FromPidfd(c.room.Access.Init)
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +82,7 @@ func (c *cold) Files() (*workspace.Dir, error) {
 	if dir == "" {
 		dir = room.Home
 	}
-	c.files, err = workspace.Open(root, dir, c.room.Access.Cred)
+	c.files, err = workspace.Open(root, dir, c.room.Access.Cred())
 	return c.files, err
 }
 

@@ -130,8 +130,8 @@ func (o *Claim) ReadKill() (*Kill, error) {
 
 // WriteAccess writes the access file for [Claim.GrantAccess], so that a full disk is
 // reported before the command runs.
-func (o *Claim) WriteAccess(a Access) error {
-	return Failed(writeJSON(o.folder, heldAccessName, a.file()))
+func (o *Claim) WriteAccess(init proc.Identity, room Room) error {
+	return Failed(writeJSON(o.folder, heldAccessName, &Access{accessVersion, init, room}))
 }
 
 // GrantAccess lets other processes enter the sandbox. It needs no disk space.

@@ -366,7 +366,7 @@ func (d *Dir) unknown(word string) error {
 
 // Access reads how to enter the living sandbox with this ID or name, without reading its record: the entry has no
 // more than the name. ok is false if there is no access, or none yet; [Dir.Find] returns the reason.
-func (d *Dir) Access(word string) (e *Entry, _ Access, ok bool) {
+func (d *Dir) Access(word string) (e *Entry, a Access, ok bool) {
 	id := word
 	if !ValidID(id) {
 		id = d.named(word)
@@ -375,14 +375,13 @@ func (d *Dir) Access(word string) (e *Entry, _ Access, ok bool) {
 	if id != word {
 		e.Record.Name = word
 	}
-	var file accessFile
 	err := e.in(func(f safeopen.Folder) error {
 		if alive, err := alive(f); err != nil || !alive {
 			return d.unknown(id) // its init may still exist, but is about to end
 		}
-		return readJSON(f, accessName, &file)
+		return readJSON(f, accessName, &a)
 	})
-	return e, file.access(), err == nil
+	return e, a, err == nil
 }
 
 // ValidName checks a name for a new sandbox.

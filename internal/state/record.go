@@ -1,14 +1,13 @@
 package state
 
 import (
-	"bytes"
 	"slices"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
-	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/safeopen"
 )
@@ -158,27 +157,12 @@ func (k *Kill) check() error {
 	return nil
 }
 
-// Access describes how to enter a sandbox. It exists while the command runs, because only then the sandbox is
-// complete, and never changes. It has its own file because the variables may be secrets, which no command may print.
+// Access is how to enter a sandbox. It exists while the command runs, because only then the sandbox is complete, and never
+// changes. It has its own file because the variables may be secrets, which no command may print.
 type Access struct {
-	Init   proc.Identity  `json:"init"`
-	Cred   *proc.Cred     `json:"cred,omitempty"` // credentials of the sandbox, if not sbxrun's
-	Net    string         `json:"net"`
-	Filter string         `json:"filter"` // name of the system call filter
-	Limits limits.Request `json:"limits"` // limits for each process
-
-	Workdir string   `json:"-"`
-	Cgroups []string `json:"-"` // directories of the sandbox's cgroups
-	Env     []string `json:"-"` // NAME=VALUE
-}
-
-// accessFile is an Access with its version. Paths and variables are in base64, because they may have any bytes.
-type accessFile struct {
-	Version int `json:"version"`
-	Access
-	Workdir []byte   `json:"workdir"`
-	Cgroups [][]byte `json:"cgroups,omitempty"`
-	Env     [][]byte `json:"env,omitempty"`
+	Version int           `json:"version"`
+	Init    proc.Identity `json:"init"`
+	Room    Room          `json:"room"` // without its Init
 }
 
 // heldAccessName is the file's name before the command runs.
@@ -186,35 +170,18 @@ const heldAccessName = "." + accessName
 
 // accessVersion changes with the fields: a process must not enter a sandbox started by
 // another version whose format it does not understand.
-const accessVersion = 5
+const accessVersion = 6
 
-func (a Access) file() *accessFile {
-	return &accessFile{accessVersion, a, []byte(a.Workdir), convert[[]byte](a.Cgroups), convert[[]byte](a.Env)}
-}
-
-func (f *accessFile) access() Access {
-	a := f.Access
-	a.Workdir, a.Cgroups, a.Env = string(f.Workdir), convert[string](f.Cgroups), convert[string](f.Env)
-	return a
-}
-
-func convert[To, From string | []byte](list []From) (to []To) {
-	for _, s := range list {
-		to = append(to, To(s))
-	}
-	return to
-}
-
-func (f *accessFile) check() error {
-	l := &f.Limits
+func (a *Access) check() error {
+	r := &a.Room
 	switch {
-	case f.Version != accessVersion:
-		return safeopen.Damaged("version %d, not %d", f.Version, accessVersion)
-	case !validPID(f.Init.PID):
-		return safeopen.Damaged("pid %d", f.Init.PID)
-	case l.FSize < 0 || l.NoFile < 0 || l.Stack < 0:
+	case a.Version != accessVersion:
+		return safeopen.Damaged("version %d, not %d", a.Version, accessVersion)
+	case !validPID(a.Init.PID):
+		return safeopen.Damaged("pid %d", a.Init.PID)
+	case r.Limits.FSize < 0 || r.Limits.NoFile < 0 || r.Limits.Stack < 0:
 		return safeopen.Damaged("negative limits")
-	case slices.ContainsFunc(slices.Concat(f.Cgroups, f.Env, [][]byte{f.Workdir}), func(b []byte) bool { return bytes.IndexByte(b, 0) >= 0 }):
+	case slices.ContainsFunc(slices.Concat(r.Cgroups, r.Env, []string{r.Dir}), func(s string) bool { return strings.Contains(s, "\x00") }):
 		return safeopen.Damaged("NUL bytes")
 	}
 	return nil

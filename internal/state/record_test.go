@@ -309,21 +309,21 @@ func TestFilesAreDocumented(t *testing.T) {
 }
 
 func parseAccess(text []byte) (Access, error) {
-	var f accessFile
-	err := parse(text, &f)
-	return f.access(), err
+	var a Access
+	err := parse(text, &a)
+	return a, err
 }
 
 func FuzzAccess(f *testing.F) {
-	f.Add([]byte(`{"version":5,"init":{"pid":7,"start_time":42,"boot_id":"boot","pid_namespace":99},"net":"none","workdir":"Lw==","env":["QT1i"]}`))
-	f.Add([]byte(`{"version":5,"init":{"pid":7},"cred":{"UID":65534,"GID":100,"Groups":[1,2]},"net":"host","limits":{"Nice":-5},"cgroups":["L3g="]}`))
+	f.Add([]byte(`{"version":6,"init":{"pid":7,"start_time":42,"boot_id":"boot","pid_namespace":99},"room":{"net":"none","dir":"Lw==","env":["QT1i"]}}`))
+	f.Add([]byte(`{"version":6,"init":{"pid":7},"room":{"user":{"UID":65534,"GID":100,"Groups":[1,2]},"net":"host","limits":{"Nice":-5},"cgroups":["L3g="]}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		a, err := parseAccess(text)
 		if err != nil {
 			return
 		}
 		check.That(t, a.Init.PID > 1 && a.Init.PID <= 1<<22, "%q: pid %d", text, a.Init.PID)
-		for _, pair := range a.Env {
+		for _, pair := range a.Room.Env {
 			check.That(t, !strings.ContainsRune(pair, 0), "%q: variable %q", text, pair)
 		}
 	})
@@ -338,16 +338,17 @@ func TestAccess(t *testing.T) {
 	_, _, ok := d.Access("box")
 	check.That(t, !ok, "access before it was given")
 	nice := -5
-	want := Access{
-		Limits:  limits.Request{CPUs: 0.5, FSize: 1 << 62, NoFile: 3, Nice: &nice},
-		Init:    proc.Identity{PID: 4711, Start: 1 << 60, BootID: "boot", PIDNS: 4026531836},
-		Cred:    &proc.Cred{UID: 65534, GID: 7, Groups: proc.Groups{44, 109}},
+	init := proc.Identity{PID: 4711, Start: 1 << 60, BootID: "boot", PIDNS: 4026531836}
+	room := Room{
+		User:    proc.Cred{UID: 65534, GID: 7, Groups: proc.Groups{44, 109}},
 		Net:     "none",
-		Workdir: "/a\xff\nb",
+		Limits:  limits.Request{CPUs: 0.5, FSize: 1 << 62, NoFile: 3, Nice: &nice},
 		Cgroups: []string{"/sys/fs/cgroup/a", "/b\xff"},
 		Env:     []string{"A=", "B=x=y\n", "C=\xfe"},
+		Dir:     "/a\xff\nb",
 	}
-	must(t, o.WriteAccess(want))
+	want := Access{accessVersion, init, room}
+	must(t, o.WriteAccess(init, room))
 	_, _, ok = d.Access("box")
 	check.That(t, !ok, "access before it was granted")
 	must(t, o.GrantAccess())
@@ -362,12 +363,12 @@ func TestAccess(t *testing.T) {
 		_, err := parseAccess(text[:n])
 		check.That(t, safeopen.IsDamaged(err), "truncated to %d bytes: %v", n, err)
 	}
-	for _, refused := range []Access{{}, {Init: proc.Identity{PID: 1 << 23}}, {Init: want.Init, Workdir: "\x00"}, {Init: want.Init, Env: []string{"A=\x00"}},
-		{Init: want.Init, Limits: limits.Request{NoFile: -1}}} {
-		err := o.WriteAccess(refused)
+	for _, refused := range []Access{{}, {Init: proc.Identity{PID: 1 << 23}}, {Init: init, Room: Room{Dir: "\x00"}}, {Init: init, Room: Room{Env: []string{"A=\x00"}}},
+		{Init: init, Room: Room{Limits: limits.Request{NoFile: -1}}}} {
+		err := o.WriteAccess(refused.Init, refused.Room)
 		check.That(t, err != nil, "accepted %+v", refused)
 	}
-	other := want.file()
+	other := want
 	other.Version++
 	err = other.check()
 	check.That(t, err != nil, "accepted another version")
@@ -376,13 +377,13 @@ func TestAccess(t *testing.T) {
 		check.That(t, !ok, "access to %q", word)
 	}
 	must(t, o.DropAccess())
-	must(t, o.WriteAccess(want))
+	must(t, o.WriteAccess(init, room))
 	must(t, o.DropAccess()) // before it was granted: it may contain secrets
 	wantFiles(t, d, testID(1), testID(1)+"/activity", testID(1)+"/lock", "lock", "names", "names/box")
 	_, _, ok = d.Access("box")
 	check.That(t, !ok, "access after it was dropped")
 	// A dead sandbox cannot be entered, even if its init is alive.
-	must(t, o.WriteAccess(want))
+	must(t, o.WriteAccess(init, room))
 	must(t, o.GrantAccess())
 	must(t, o.Close())
 	_, _, ok = d.Access(o.ID)
