@@ -9,15 +9,15 @@ units=$(go list ./... | grep -v '/tests$\|/tests/')
 . internal/setup/later.sh
 # The current user has run all tests with test.sh, so this runs the quick unit tests with the race detector, and
 # otherwise only the tests that test.sh leaves out or repeats less. The other user has all tests except those that do
-# not depend on the user. On a slow machine that would take three hours: rare events get a tenth of the tries, and the
-# other user only the tests that test.sh has.
+# not depend on the user, with fewer tries of rare events. On a slow machine that would take three hours: nobody has more
+# tries, and the other user only the tests that test.sh has.
 [ "$slow" = 1 ] || note "NOT ALL: this machine is $slow times slower than usual"
 
 # user NAME [FLAG...]: the tests as one user; with FLAG, the other one.
 # shellcheck disable=SC2086 # lists of words
 user() {
-    who=$1 soak=50
-    [ "$slow" = 1 ] || soak=10
+    who=$1 soak=10
+    [ $# != 1 ] || [ "$slow" != 1 ] || soak=50
     shift
     if [ $# = 0 ]; then
         step "unit tests as $who" $bounds CGO_ENABLED=$((${#race} > 0)) "$suite" "as $who" $race $quick -skip "$later" $units

@@ -225,11 +225,13 @@ func TestCheck(t *testing.T) {
 		noRoot   = "NOT RUN: packages, programs of the distribution, and a container of podman, which root installs: sudo is not here, or asks for a password\n"
 		signals  = "ok: 10,000 signals\n"
 		longest  = "ok: the longest tests\n"
+		rare     = "ok: rare events as uid 61002\n"
+		noRare   = "NOT RUN: rare events as root: sudo is not here, or asks for a password\n"
 		others   = "ok: test suites of other projects\nok: images of other programs\n"
 		fuzz     = "ok: other architectures\nok: fuzzing\n"
 		vm       = "ok: the virtual machine\nok: images on Linux 6.12\n"
 		packages = "ok: packages\nok: programs of the distribution\nok: a container of podman\n"
-		nightly  = bwraps + packages + signals + longest + others + fuzz + vm
+		nightly  = bwraps + packages + signals + longest + rare + others + fuzz + vm
 	)
 	failed := func(summary string) string { return strings.ReplaceAll(summary, "ok: ", "FAILED: ") }
 	passed := func(summary string, names ...string) string { // these steps run no go test
@@ -266,12 +268,12 @@ func TestCheck(t *testing.T) {
 		{script: "nightly.sh", name: "failure", uid: "0", output: fails, code: 1,
 			want: passed(failed(nightly), "other versions", "packages", "programs", "a container", "test suites", "images of", "the virtual machine", "images on")},
 		{script: "nightly.sh", name: "skip in CI", uid: "0", output: skips, strict: true, code: 1,
-			want: strings.Replace(nightly, signals+longest, failed(signals+longest), 1)},
-		{script: "nightly.sh", name: "user without sudo", uid: "1000", output: passes, want: bwraps + noRoot + signals + longest + others + fuzz + vm},
-		{script: "nightly.sh", name: "user without sudo in CI", uid: "1000", output: passes, strict: true, code: 1, want: bwraps + noRoot + signals + longest + others + fuzz + vm},
-		{script: "nightly.sh", name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noApt + packages + signals + longest + others + fuzz + vm},
+			want: strings.Replace(nightly, signals+longest+rare, failed(signals+longest+rare), 1)},
+		{script: "nightly.sh", name: "user without sudo", uid: "1000", output: passes, want: bwraps + noRoot + signals + longest + noRare + others + fuzz + vm},
+		{script: "nightly.sh", name: "user without sudo in CI", uid: "1000", output: passes, strict: true, code: 1, want: bwraps + noRoot + signals + longest + noRare + others + fuzz + vm},
+		{script: "nightly.sh", name: "no compiler", uid: "0", output: passes, compiler: "no-such-compiler", want: noApt + packages + signals + longest + rare + others + fuzz + vm},
 		{script: "nightly.sh", name: "elsewhere", uid: "0", output: passes, foreign: true,
-			want: noApt + "NOT RUN: packages, programs of the distribution, and a container of podman, which Debian's own programs install\n" + signals + longest + "NOT RUN: test suites of other projects, which npm and Debian's apt fetch\nNOT RUN: images of other programs, which Debian's apt fetches\n" + fuzz + "NOT RUN: the virtual machine, which comes from Debian for amd64\n"},
+			want: noApt + "NOT RUN: packages, programs of the distribution, and a container of podman, which Debian's own programs install\n" + signals + longest + rare + "NOT RUN: test suites of other projects, which npm and Debian's apt fetch\nNOT RUN: images of other programs, which Debian's apt fetches\n" + fuzz + "NOT RUN: the virtual machine, which comes from Debian for amd64\n"},
 	} {
 		t.Run(tt.script+" "+tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -308,7 +310,7 @@ func TestCheck(t *testing.T) {
 			log := f.log()
 			got, race := strings.Count(log, " -race "), tt.compiler == ""
 			check.That(t, got > 0 == race, "-race was given %d times: %s", got, log)
-			one, other := strings.Count(log, "50: test -v -count=1 -timeout 30m -ldflags=-s -vet=off -tags=check -p 3 -parallel 4 -run ^Test(ServeSoak"), strings.Count(log, "50: test -v -count=1 -timeout 30m -ldflags=-s -vet=off -tags=check -p 3 -parallel 4 -exec")
+			one, other := strings.Count(log, "50: test -v -count=1 -timeout 30m -ldflags=-s -vet=off -tags=check -p 3 -parallel 4 -run ^Test(ServeSoak"), strings.Count(log, "10: test -v -count=1 -timeout 30m -ldflags=-s -vet=off -tags=check -p 3 -parallel 4 -exec")
 			halves := strings.Count(tt.want, ": tests of the command")
 			check.That(t, one == 1 && one+other == halves, "the command was tested %d and %d times, want %d in all: %s", one, other, halves, log)
 		})

@@ -30,6 +30,14 @@ fi
 # shellcheck disable=SC2086 # lists of words
 step "10,000 signals" $bounds SBXRUN_SOAK=2000 "$suite" "10,000 signals" $quick -run '^TestSoak$' ./tests/faults
 step "the longest tests" $wide SBXRUN_SOAK=50 "$suite" "the longest tests" $quick -parallel 4 -run "^Test($longest)\$" ./tests/faults ./tests
+. internal/setup/other.sh
+if [ -n "$SBXRUN_TEST_AS" ]; then
+    # shellcheck disable=SC2086 # lists of words
+    step "rare events as uid $SBXRUN_TEST_AS" $wide SBXRUN_SOAK=50 "$suite" "rare events" $quick -parallel 4 -exec "$root/internal/setup/as.sh" \
+        -run "$rare|^TestSoak\$" ./tests/faults ./tests ./tests/serve
+else
+    left_out "rare events as root: sudo is not here, or asks for a password"
+fi
 if [ -n "$machine" ] && command -v npm >/dev/null; then
     step "test suites of other projects" internal/setup/projects.sh
 else
