@@ -131,6 +131,7 @@ func (s *Server) addParts(ctx context.Context, set *settings, t config.Tenant, p
 		if err := out.Parts.List(p.spec, &out.Policy); err != nil {
 			return err
 		}
+		out.Env = out.Env.Clone() // other calls have the same
 		for _, v := range out.Parts.Variables(out.Rootfs()) {
 			out.Env.Put(v)
 		}

@@ -9,8 +9,10 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/config"
+	"github.com/sbxrun/sbxrun/internal/network"
 	"github.com/sbxrun/sbxrun/internal/sandbox"
 	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/tests/check"
 )
 
@@ -45,4 +47,23 @@ func TestVolumesAtOnce(t *testing.T) {
 		n := made[i].Load()
 		check.That(t, n == most, "%d volumes of tenant %d", n, i)
 	}
+}
+
+// The variables of a call with a network list do not change those of other calls.
+func TestNetworkVariables(t *testing.T) {
+	s, set := &Server{}, &settings{}
+	set.policy.Env.Put(values.Var{Name: "JAVA_HOME", Value: "/opt/java"})
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			out := set.policyOf(nil)
+			err := s.addParts(t.Context(), set, config.Tenant{}, &parts{spec: network.Spec{Proxied: true}}, &out)
+			_, found := out.Env.Lookup("http_proxy")
+			check.That(t, err == nil && found, "http_proxy: %v; %v", found, err)
+			out.Parts.End()
+		})
+	}
+	all.Wait()
+	_, found := set.policy.Env.Lookup("http_proxy")
+	check.That(t, !found && len(set.policy.Env.Vars()) == 1, "the variables of all calls: %q", set.policy.Env.Vars())
 }

@@ -3,6 +3,7 @@ package values
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -99,7 +100,7 @@ func validName(s string) bool {
 	return s != ""
 }
 
-// Environment has at most one [Var] of each name. The zero value is empty.
+// Environment has at most one [Var] of each name. The zero value is empty. Copies share their variables: see Clone.
 type Environment struct {
 	vars  []Var
 	index map[string]int // name to position in vars
@@ -116,6 +117,11 @@ func (e *Environment) Put(v Var) {
 	}
 	e.index[v.Name] = len(e.vars)
 	e.vars = append(e.vars, v)
+}
+
+// Clone returns a copy that Put can change without changing e.
+func (e *Environment) Clone() Environment {
+	return Environment{vars: slices.Clone(e.vars), index: maps.Clone(e.index)}
 }
 
 // PutPairs adds variables of the form NAME=VALUE. An error is a *[result.Error].
