@@ -66,15 +66,12 @@ exit 7`
 	flags := []string{"--seccomp", "off", "--tmp-size", "1M", "--tmpfs", "/mnt:64K"}
 	for _, user := range [][]string{nil, {"--user", "0:0"}} { // bwrap creates one user namespace less
 		flags := append(flags, user...)
-		r = harness.Run(t, env, append(flags, "sh", "-c", script)...)
-		r.Expect(t, 7, "exited")
+		r = harness.Run(t, env, append(flags, "sh", "-c", script)...).Expect(t, 7, "exited")
 		check.That(t, string(r.Stdout) == want, "run %v: %s%s", user, r.Stdout, r.Stderr)
 		b := s.Sandbox(env, flags...)
-		r = b.Exec(harness.Options{}, nil, "sh", "-c", script)
-		r.Expect(t, 7, "exited")
+		r = b.Exec(harness.Options{}, nil, "sh", "-c", script).Expect(t, 7, "exited")
 		check.That(t, string(r.Stdout) == want, "exec %v: %s%s", user, r.Stdout, r.Stderr)
-		r = b.Exec(harness.Options{}, []string{"--timeout", "1"}, "/fixtures/tree-setsid")
-		r.Expect(t, 124, "timeout")
+		r = b.Exec(harness.Options{}, []string{"--timeout", "1"}, "/fixtures/tree-setsid").Expect(t, 124, "timeout")
 		harness.Within(t, "the deadline", r.Elapsed, time.Second, 2*time.Second)
 		b.Alive()
 		// kill enters the sandbox too, to signal its processes.

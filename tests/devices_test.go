@@ -69,8 +69,7 @@ env: [THING=spec, OTHER=spec, PATH=/none]`)
 		} {
 			t.Run(root+"/"+name, func(t *testing.T) {
 				t.Parallel()
-				r := harness.Run(t, harness.Options{Env: []string{spec}}, append(append([]string{"--cwd", "none"}, flags...), tt.args...)...)
-				r.Expect(t, 0, "exited")
+				r := harness.Run(t, harness.Options{Env: []string{spec}}, append(append([]string{"--cwd", "none"}, flags...), tt.args...)...).Expect(t, 0, "exited")
 				got := string(r.Stdout)
 				check.That(t, got == tt.want, "printed %q, want %q; %s", got, tt.want, r.Stderr)
 				var want []string

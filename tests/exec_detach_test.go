@@ -2,7 +2,6 @@ package tests
 
 import (
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -70,35 +69,11 @@ func TestExecTerminal(t *testing.T) {
 	}
 	s.restored()
 
-	s = newExecScreen(t, b, []string{"--timeout", harness.Deadline(500 * time.Millisecond).String()}, "sh", "-c", "trap '' TERM HUP; echo up; while :; do sleep 60; done")
-	s.p.Wait().Expect(t, 124, "timeout")
-	s.waitFor("up\r\n")
-	s.restored()
-
 	// The keeper restores it when sbxrun cannot.
 	s = newExecScreen(t, b, nil, "sh", "-c", "echo up; exec sleep 60")
 	s.waitFor("up\r\n")
 	s.p.Kill()
 	s.p.Wait()
-	s.restored()
-
-	// Ctrl-C goes to the command.
-	s = newExecScreen(t, b, nil, "sh", "-c", "echo up; exec sleep 60")
-	s.waitFor("up\r\n")
-	s.typeIn("\x03")
-	s.p.Wait().Expect(t, 128+2, "signaled")
-	s.restored()
-
-	// A shell has job control.
-	s = newExecScreen(t, b, nil, "bash", "--norc", "--noprofile", "-i")
-	s.typeIn("PS1='> '; echo rea''dy\r")
-	s.waitFor("ready\r\n")
-	s.typeIn("set -o | grep monitor\r")
-	s.waitFor("on\r\n")
-	s.typeIn("exit 6\r")
-	s.p.Wait().Expect(t, 6, "exited")
-	got := s.shows()
-	check.That(t, !strings.Contains(got, "no job control"), "%q", got)
 	s.restored()
 
 	// The sandbox ends while it is in use.
@@ -210,30 +185,6 @@ func TestExecHandleLogMax(t *testing.T) {
 	s.Run("wait", d.Handle).Exits(t, 153)
 }
 
-// The records of the last 32 execs are kept.
-func TestExecHandlesKept(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	b := s.Sandbox(harness.Options{})
-	living := b.Detach(nil, "sleep", "60")
-	const kept = 32
-	var all []*harness.Detached
-	for range kept + 2 {
-		d := b.Detach(nil, "true")
-		d.Ended()
-		all = append(all, d)
-	}
-	// The last one is recorded as ended before older ones are removed.
-	var got []string
-	harness.Until(t, harness.Bound, "the oldest to be forgotten", func() bool {
-		got = harness.Lines(s.Run("ps", "--all", "--quiet", b.ID).Stdout)
-		return len(got) <= kept+1
-	})
-	check.That(t, len(got) == kept+1 && got[0] == living.Handle && got[1] == all[2].Handle,
-		"%d are known: %q; want %d, and the first of those that ended to be %s", len(got), got, kept+1, all[2].Handle)
-	kill(t, s, 0, "--grace", "0", living.Handle)
-}
-
 // When the supervisor of an exec is killed, its keeper ends the exec, which is then lost; no
 // record says otherwise. cleanup removes the record.
 func TestExecHandleLost(t *testing.T) {
@@ -265,26 +216,4 @@ func TestExecHandleStopped(t *testing.T) {
 	r := d.Ended()
 	check.That(t, r.Cause == "killed" && r.ExitCode == 137, "%s", r.Raw())
 	b.Alive()
-}
-
-// exec --detach of a program whose execve(2) takes 11 s, because its file has a lease, returns
-// when the command runs.
-func TestSlowExecve(t *testing.T) {
-	t.Parallel()
-	dir := harness.Dir(t)
-	check.Must(t, os.Chmod(dir, 0o755))
-	program := filepath.Join(dir, "program")
-	check.Must(t, os.WriteFile(program, []byte("#!/bin/sh\nexec sleep 600\n"), 0o755))
-	s := harness.NewState(t)
-	b := s.Sandbox(harness.Options{}, "--ro-bind", dir+":/work")
-	lease, err := os.OpenFile(program, os.O_RDWR, 0)
-	check.Must(t, err)
-	// The kernel breaks the lease after 45 s (fcntl(2), lease-break-time).
-	_, err = unix.FcntlInt(lease.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
-	check.Must(t, err)
-	time.AfterFunc(11*time.Second, func() { lease.Close() })
-	d := b.Detach(nil, "/work/program")
-	s.Run("kill", d.Handle)
-	r := d.Ended()
-	check.That(t, r.Cause == "killed" && r.Started, "%s", r.Raw())
 }

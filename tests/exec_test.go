@@ -17,39 +17,6 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Processes that an exec leaves end with it, and the next exec does not see them.
-func TestExecNothingLeft(t *testing.T) {
-	t.Parallel()
-	b := harness.NewState(t).Sandbox(harness.Options{})
-	for _, leave := range []string{"sleep 77 &", "setsid sleep 77 &", "(setsid setsid sleep 77 &) &", "trap '' TERM HUP; (trap '' TERM HUP; sleep 77) &"} {
-		r := b.Exec(harness.Options{}, nil, "sh", "-c", leave+" exit 5")
-		r.Expect(t, 5, "exited")
-		harness.Within(t, "the exec", r.Elapsed, 0, 100*time.Millisecond)
-		r = b.Exec(harness.Options{}, nil, "sh", "-c", `cat /proc/[0-9]*/comm`)
-		got := string(r.Stdout)
-		check.That(t, !strings.Contains(got, "sleep") && strings.Count(got, "\n") <= 3, "after %q the next exec sees %q", leave, got)
-	}
-	r := b.Exec(harness.Options{}, nil, "/fixtures/leave-stdout", "7")
-	r.Expect(t, 7, "exited")
-	check.That(t, r.Report.Teardown.Strays == 1, "%d strays, want 1", r.Report.Teardown.Strays)
-}
-
-// Two concurrent execs take as long as one, and have separate outputs.
-func TestExecConcurrent(t *testing.T) {
-	t.Parallel()
-	b := harness.NewState(t).Sandbox(harness.Options{}, "--name", "two")
-	begin := time.Now()
-	var ps []*harness.Process
-	for _, word := range []string{"one", "two"} {
-		ps = append(ps, b.StartExec(harness.Options{}, nil, "sh", "-c", "sleep 2 && echo "+word+"; echo "+word+" >>/tmp/both"))
-	}
-	for i, word := range []string{"one\n", "two\n"} {
-		ps[i].Wait().Expect(t, 0, "exited").Out(t, word)
-	}
-	harness.Within(t, "both", time.Since(begin), 2*time.Second, 2300*time.Millisecond)
-	b.Exec(harness.Options{}, nil, "sort", "/tmp/both").Out(t, "one\ntwo\n")
-}
-
 // exec passes on exit codes and stdin, and reports a command that does not exist or is not
 // executable.
 func TestExecCodes(t *testing.T) {
@@ -77,8 +44,7 @@ func TestExecCodes(t *testing.T) {
 		{[]string{"sh", "-c", "exit 137"}, 137, "exited", ""},
 		{[]string{"bash", "-c", "read -t 1 x; echo $?"}, 0, "exited", ""},
 	} {
-		r := b.Exec(harness.Options{}, nil, c.command...)
-		r.Expect(t, c.code, c.cause)
+		r := b.Exec(harness.Options{}, nil, c.command...).Expect(t, c.code, c.cause)
 		check.That(t, r.Report.Started == (c.cause != "start-failed"), "%q: started is %v", c.command, r.Report.Started)
 		n := len(harness.Lines(r.Stderr))
 		check.That(t, (c.cause != "start-failed" || n == 1) && strings.Contains(string(r.Stderr), c.says), "%q: stderr %q", c.command, r.Stderr)
@@ -86,17 +52,6 @@ func TestExecCodes(t *testing.T) {
 	// A script with a missing interpreter is not executable, as for run.
 	r := b.Exec(harness.Options{}, nil, "/tmp/bad")
 	check.That(t, r.ExitCode == 126 || r.ExitCode == 127, "bad interpreter: exit code %d", r.ExitCode)
-}
-
-// The exit status comes from the kernel on every version, because init is the payload's parent.
-func TestExecStatusFromKernel(t *testing.T) {
-	t.Parallel()
-	b := harness.NewState(t).Sandbox(harness.Options{})
-	for _, script := range []string{"exit 137", "kill -KILL $$"} {
-		r := b.Exec(harness.Options{}, nil, "sh", "-c", script)
-		p := r.Report.Payload
-		check.That(t, r.ExitCode == 137 && p != nil && (p.Signal == "KILL") == strings.HasPrefix(script, "kill"), "%s: %.2000s", script, r.Report.Raw())
-	}
 }
 
 // The caller's stdin reaches the command to its last byte and its end, and a command need not read
@@ -150,8 +105,7 @@ echo $$ $PPID; echo x 2>/dev/null >/usr/file || echo read-only`)
 	check.That(t, err == nil, "written in the sandbox's directory: %v", err)
 	// Another directory, and a missing one.
 	b.Exec(harness.Options{}, []string{"--workdir", "/usr"}, "pwd").Out(t, "/usr\n")
-	r = b.Exec(harness.Options{}, []string{"--workdir", "/no/such"}, "pwd")
-	r.Expect(t, 125, "start-failed")
+	r = b.Exec(harness.Options{}, []string{"--workdir", "/no/such"}, "pwd").Expect(t, 125, "start-failed")
 	check.That(t, r.Report.Error.Code == "workdir" && strings.Contains(string(r.Stderr), "/no/such"), "%s: %s", r.Report.Error.Code, r.Stderr)
 }
 
@@ -162,8 +116,7 @@ func TestExecNetHost(t *testing.T) {
 	check.Must(t, err)
 	for _, net := range []string{"host", "none"} {
 		b := harness.NewState(t).Sandbox(harness.Options{}, "--net", net)
-		r := b.Exec(harness.Options{}, nil, "readlink", "/proc/self/ns/net")
-		r.Expect(t, 0, "exited")
+		r := b.Exec(harness.Options{}, nil, "readlink", "/proc/self/ns/net").Expect(t, 0, "exited")
 		got := strings.TrimSpace(string(r.Stdout))
 		check.That(t, (got == host) == (net == "host"), "--net %s: %s, and the host has %s", net, got, host)
 	}
@@ -278,8 +231,7 @@ func TestExecSignal(t *testing.T) {
 		p.WaitOutput("ready 2\n")
 		sent := time.Now()
 		p.Signal(sig)
-		r := p.Wait()
-		r.Expect(t, 128+int(sig), "canceled")
+		r := p.Wait().Expect(t, 128+int(sig), "canceled")
 		harness.Within(t, "the end by "+unix.SignalName(sig), r.Ended.Sub(sent), 0, 200*time.Millisecond)
 		w.lives(t, unix.SignalName(sig))
 	}
@@ -287,8 +239,7 @@ func TestExecSignal(t *testing.T) {
 	p := b.StartExec(harness.Options{}, []string{"--grace", "20"}, "/fixtures/term-handler")
 	p.WaitOutput("ready 1\n")
 	p.Signal(syscall.SIGTERM)
-	r := p.Wait()
-	r.Expect(t, 128+15, "canceled")
+	r := p.Wait().Expect(t, 128+15, "canceled")
 	check.That(t, strings.HasSuffix(string(r.Stdout), "cleaned\n"), "stdout %q", r.Stdout)
 	p = b.StartExec(harness.Options{}, []string{"--grace", "50"}, "/fixtures/term-swallow")
 	p.WaitOutput("ready 1\n")
@@ -296,28 +247,10 @@ func TestExecSignal(t *testing.T) {
 	p.WaitOutput("got SIGINT\n")
 	sent := time.Now()
 	p.Signal(syscall.SIGINT)
-	r = p.Wait()
-	r.Expect(t, 128+2, "canceled")
+	r = p.Wait().Expect(t, 128+2, "canceled")
 	harness.Within(t, "the end by a second signal", r.Ended.Sub(sent), 0, 200*time.Millisecond)
 	w.end(t)
 	check.Equal(t, string(b.State.Run("logs", b.ID).Stdout), "ready 1\n", "the sandbox's own command has noticed")
-}
-
-// The same at many moments while the exec enters.
-func TestExecSignalEarly(t *testing.T) {
-	// Not in parallel, so that an orphan is not blamed on another test.
-	b := harness.NewState(t).Sandbox(harness.Options{})
-	for i := range 40 {
-		p := b.StartExec(harness.Options{}, nil, "/fixtures/tree-sleep")
-		// Vary the moment.
-		time.Sleep(time.Duration(i) * 200 * time.Microsecond)
-		p.Signal(syscall.SIGTERM)
-		r := p.Wait()
-		if r.Signal == syscall.SIGTERM {
-			continue // no handler yet, and no processes
-		}
-		r.Expect(t, 128+15, "canceled")
-	}
 }
 
 // A stopped init or payload does not delay an exec's deadline; a stopped keeper delays only the
@@ -331,8 +264,7 @@ func TestExecDeadlineStopped(t *testing.T) {
 		})
 		target := p.Role(role)
 		check.Must(t, target.Signal(unix.SIGSTOP))
-		r := p.Wait()
-		r.Expect(t, 124, "timeout")
+		r := p.Wait().Expect(t, 124, "timeout")
 		if role == harness.RoleKeeper {
 			low *= 2
 		}

@@ -10,39 +10,6 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Error messages are readable.
-func TestWords(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{"--timeout", "-1", "true"}, `--timeout: invalid duration "-1": want seconds`},
-		{[]string{"--memory", "-1", "true"}, `--memory: invalid size "-1": want bytes`},
-		{[]string{"--timeout", "--json", "true"}, `--timeout: needs a value, and "--json" looks like a flag; if it is the value, write --timeout=--json; `},
-		{[]string{"--timeout", "--", "true"}, `--timeout: needs a value, and "--" looks like a flag`},
-		{[]string{"wait", "--timeout", "-1", "x"}, `--timeout: invalid duration "-1": want seconds`},
-		{[]string{"exec", "--workdir", "-x", "x", "true"}, `--workdir: needs a value, and "-x" looks like a flag`},
-		{[]string{"exec", "--workdir", "x", "box", "true"}, `working directory "x": must be an absolute path in the sandbox; write --workdir "$PWD"/x`},
-		{[]string{"--tmieout", "5", "true"}, "unknown flag --tmieout, did you mean --timeout?; see sbxrun --help"},
-		{[]string{"--network", "host", "true"}, "unknown flag --network: use --net; see sbxrun --help"},
-		{[]string{"-it", "bash"}, "unknown flag -it: the command reads stdin anyway; use -t for a terminal; see sbxrun --help"},
-		{[]string{"--volume", "/x:/y", "true"}, `invalid volume name "/x": a path; to mount a directory of the host, use --bind`},
-		{[]string{"-C", "/tmp", "true"}, "unknown flag -C: use --workdir; see sbxrun --help"},
-		{[]string{"exec", "--net", "host", "box", "true"}, "unknown flag --net, which is a flag of run, start; see sbxrun exec --help"},
-	} {
-		r := harness.Start(t, harness.Options{Bare: true}, c.args...).Wait()
-		check.That(t, r.ExitCode == 125 && strings.HasPrefix(string(r.Stderr), "sbxrun: error: "+c.want), "%q: exit code %d, stderr %q", c.args, r.ExitCode, r.Stderr)
-	}
-	r := harness.Start(t, harness.Options{Bare: true, Dir: "/usr"}, "--workdir", ".", "true").Wait()
-	want := "sbxrun: error: working directory \".\": must be an absolute path in the sandbox; write --cwd ro --workdir \"$PWD\"\n"
-	check.That(t, r.ExitCode == 125 && string(r.Stderr) == want, "--workdir .: exit code %d, stderr %q", r.ExitCode, r.Stderr)
-	harness.Start(t, harness.Options{Bare: true, Env: []string{"PATH="}}, "true").Wait().Exits(t, 0).Err(t, "") // does not look for bubblewrap
-	// A negative number is a value.
-	r = harness.Start(t, harness.Options{Bare: true}, "--oom-score-adj", "-1", "--print-command", "true").Wait()
-	check.That(t, !strings.Contains(string(r.Stderr), "looks like a flag"), "stderr %q", r.Stderr)
-}
-
 // If a missing command looks like an argument of timeout(1) or docker, a hint names sbxrun's
 // equivalent; otherwise there is no hint.
 func TestTimeoutHint(t *testing.T) {

@@ -224,27 +224,9 @@ func TestImagePullKilled(t *testing.T) {
 		}
 	}
 	t.Logf("%d of %d pulls were interrupted; %d left the old image", interrupted, rounds, kept)
-}
-
-// Several pulls at once add the same image, and others, completely.
-func TestImagePullAtOnce(t *testing.T) {
-	t.Parallel()
-	reg, s := newRegistry(t), harness.NewState(t)
-	var pulls []*harness.Process
-	want := map[string]string{}
-	for i := range 3 {
-		tag := fmt.Sprintf("app:%d", i)
-		want[reg.host+"/"+tag] = reg.push(tag, noise(1, 300_000), noise(byte(i+2), 300_000))
-		for range 2 {
-			pulls = append(pulls, s.Start(harness.Options{}, "image", "pull", reg.host+"/"+tag))
-		}
-	}
-	for _, p := range pulls {
-		p.Wait().Exits(t, 0)
-	}
-	for name, digest := range want {
-		check.Equal(t, imageNamed(t, s, name), digest, "%s", name)
-	}
+	s.Run("cleanup")
+	left, err := os.ReadDir(s.Dir + "-data/snapshots/tmp")
+	check.That(t, err == nil && len(left) == 0, "left over: %q, %v", left, err)
 }
 
 // image pull shows its progress only on a terminal.

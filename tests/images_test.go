@@ -8,17 +8,12 @@ import (
 	"encoding/hex"
 	stdjson "encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -252,70 +247,4 @@ func TestImageWritable(t *testing.T) {
 	}
 	s.Run(layer(t, "--from", "snap", "--image", "app:2", "true")...).Exits(t, 125).ErrHas(t, "was taken over image "+digest)
 	s.Run("--cwd", "none", "--image", "app:1", "sh", "-c", "ls /srv /opt/bin/env").Out(t, "/opt/bin/env\n\n/srv:\ndata\n")
-}
-
-// An import that is killed leaves the old image or the new one, and the next import succeeds.
-func TestImageImportKilled(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	before, _ := imageOf(t, s, "app")
-	dir := harness.SharedDir(t)
-	rng := rand.New(rand.NewPCG(1, uint64(time.Now().UnixNano())))
-	rounds, killed, kept := 4*harness.Soak(t), 0, 0
-	for i := range rounds {
-		var layers [][]byte
-		for range 3 {
-			var b bytes.Buffer
-			w := tar.NewWriter(&b)
-			body := make([]byte, 1<<20)
-			for j := range body {
-				body[j] = byte(rng.Uint32())
-			}
-			for j := range 50 {
-				check.Must(t, w.WriteHeader(&tar.Header{Name: fmt.Sprintf("d%d/f%d", j%7, j), Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(body) / 50)}))
-				_, err := w.Write(body[:len(body)/50])
-				check.Must(t, err)
-			}
-			check.Must(t, w.Close())
-			layers = append(layers, b.Bytes())
-		}
-		layout := fmt.Sprintf("%s/%d", dir, i)
-		after := ociLayout(t, layout, runtime.GOARCH, nil, layers...)
-		p := s.Start(harness.Options{}, "image", "import", "oci:"+layout, "--name", "app")
-		time.Sleep(time.Duration(rng.Int64N(int64(150 * time.Millisecond)))) // a random instant
-		_ = unix.Kill(p.PID, unix.SIGKILL)
-		if p.Wait().Signal == unix.SIGKILL {
-			killed++
-		}
-		r := s.Run("image", "inspect", "app", "--json")
-		var got []struct{ Digest string }
-		check.Require(t, stdjson.Unmarshal(r.Stdout, &got) == nil && len(got) == 1 && (got[0].Digest == before || got[0].Digest == after),
-			"after a kill: %s%s; want %s or %s", r.Stdout, r.Stderr, before, after)
-		if got[0].Digest == before {
-			kept++
-		}
-		r = s.Run("image", "import", "oci:"+layout, "--name", "app")
-		check.Require(t, strings.TrimSpace(string(r.Stdout)) == after, "the next import: %d, %s", r.ExitCode, r.Stderr)
-		before = after
-	}
-	t.Logf("%d of %d imports were killed before they ended; %d left the old image", killed, rounds, kept)
-	s.Run("cleanup")
-	left, err := os.ReadDir(s.Dir + "-data/snapshots/tmp")
-	check.That(t, err == nil && len(left) == 0, "left over: %q, %v", left, err)
-}
-
-// A signal ends sbxrun while it imports an image.
-func TestImageSignal(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	// An sbxrund that never ends, next to a copy of sbxrun.
-	dir := harness.Dir(t)
-	begun := filepath.Join(dir, "begun")
-	check.Must(t, os.WriteFile(filepath.Join(dir, "sbxrund"), []byte("#!/bin/sh\n>"+begun+"; exec sleep 300"), 0o755))
-	there := harness.Options{Bare: true, Dir: s.Work, Wrap: []string{"sh", "-c", `cp "$1" "$0"; shift; exec "$0/sbxrun" "$@"`, dir}}
-	p := harness.Start(t, there, "--cwd", "none", "--data-dir", s.Dir+"-data", "--image", "oci:"+dir, "true")
-	harness.Until(t, harness.Bound, "an import", func() bool { return os.Remove(begun) == nil })
-	p.Signal(unix.SIGTERM)
-	r := p.Wait()
-	check.That(t, r.Signal == unix.SIGTERM && len(r.Stderr) == 0, "exit code %d, %v: %s", r.ExitCode, r.Signal, r.Stderr)
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os/exec"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -79,31 +78,6 @@ func TestKill(t *testing.T) {
 	two.Ended()
 	for _, args := range [][]string{{}, {"--all", "b"}, {"--tag", "a=b", "b"}, {"--tag", "a"}, {"--signal", "NONE", "b"}, {"--grace", "-1", "b"}} {
 		s.Run(append([]string{"kill"}, args...)...).Exits(t, 125).ErrLines(t, 1)
-	}
-}
-
-// An exec whose sandbox is killed ends and reports that.
-func TestKillDuringExec(t *testing.T) {
-	t.Parallel()
-	for _, grace := range []string{"0", "0.5"} {
-		b := harness.NewState(t).Sandbox(harness.Options{}, "--name", "box")
-		b.Dying = true
-		var ps []*harness.Process
-		for _, tree := range []string{"tree-daemon", "tree-stopped", "term-ignore"} {
-			p := b.StartExec(harness.Options{}, []string{"--timeout", "50"}, "/fixtures/"+tree)
-			p.WaitOutput("ready ")
-			ps = append(ps, p)
-		}
-		k := kill(t, b.State, 0, "--grace", grace, "box")
-		check.That(t, k[0].Verdict == "proven", "%+v", k)
-		killedAt := time.Now()
-		for _, p := range ps {
-			r := p.Wait()
-			r.Expect(t, 137, "killed")
-			harness.Within(t, "the exec's end", max(0, r.Ended.Sub(killedAt)), 0, 100*time.Millisecond)
-		}
-		b.Ended()
-		b.State.Run("exec", "box", "true").Exits(t, 125).ErrHas(t, "ended")
 	}
 }
 
@@ -193,30 +167,6 @@ func TestKillAll(t *testing.T) {
 	other.Alive()
 	s.Run("kill", "--all").Exits(t, 0).OutHas(t, "1 killed\n")
 	s.Run("kill", "--all").Exits(t, 0).Out(t, "0 killed, looked in "+s.Dir+"\n")
-}
-
-// kill ends many sandboxes at once; SBXRUN_SOAK=100 makes 200.
-func TestKillMany(t *testing.T) {
-	// Not in parallel: it keeps the machine busy.
-	sandboxes := 4 * max(5, harness.Soak(t)/2)
-	s := harness.NewState(t)
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			for range sandboxes / 4 {
-				s.Sandbox(harness.Options{})
-			}
-		})
-	}
-	wg.Wait()
-	r := s.Run("ps", "--names")
-	harness.Within(t, "ps", r.Elapsed, 0, 50*time.Millisecond)
-	check.Equal(t, len(harness.Lines(r.Stdout)), sandboxes, "ps shows")
-	r = s.Run("kill", "--all", "--grace", "0")
-	harness.Within(t, "kill --all", r.Elapsed, 0, time.Second)
-	if want := fmt.Sprintf("%d killed\n", sandboxes); r.ExitCode != 0 || !strings.Contains(string(r.Stdout), want) || strings.Count(string(r.Stdout), "(proven)") != sandboxes {
-		t.Errorf("exit code %d: %.2000s%.2000s", r.ExitCode, r.Stdout, r.Stderr)
-	}
 }
 
 // A process that has entered from outside and is not reaped by its parent keeps init from exiting.

@@ -26,8 +26,7 @@ func TestStdoutHeldByChild(t *testing.T) {
 	t.Parallel()
 	p := harness.Start(t, harness.Options{}, "/fixtures/leave-stdout", "7")
 	p.WaitOutput("left 1\n")
-	r := p.Wait()
-	r.Expect(t, 7, "exited")
+	r := p.Wait().Expect(t, 7, "exited")
 	check.That(t, r.Report.Teardown.Strays == 1, "%d strays, want 1", r.Report.Teardown.Strays)
 	// sbxrun measures from the command's exit to the proof, and the test from there to
 	// end-of-file.
@@ -81,8 +80,7 @@ func fileSize(t *testing.T, name string) int64 {
 // the processes. The proof does not wait for that, but sbxrun's exit does.
 func TestLitter(t *testing.T) {
 	t.Parallel()
-	r := harness.Run(t, harness.Options{}, "--timeout", "600", "--tmp-size", "512M", "/fixtures/litter", "100000")
-	r.Expect(t, 0, "exited")
+	r := harness.Run(t, harness.Options{}, "--timeout", "600", "--tmp-size", "512M", "/fixtures/litter", "100000").Expect(t, 0, "exited")
 	proof := *r.Report.TeardownMS
 	rest := float64(r.Elapsed.Milliseconds()) - r.Report.DurationMS
 	check.That(t, proof <= rest, "the proof took %v ms, and what comes after it %v ms", proof, rest)

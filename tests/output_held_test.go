@@ -113,8 +113,7 @@ func TestOutsideHoldsRun(t *testing.T) {
 			if floods {
 				mib = 0 // its share of the pipe is small
 			}
-			r := harness.Run(t, harness.Options{}, append(args, sends("/shared/socket", "3", mib)...)...)
-			r.Expect(t, 3, "exited")
+			r := harness.Run(t, harness.Options{}, append(args, sends("/shared/socket", "3", mib)...)...).Expect(t, 3, "exited")
 			harness.Within(t, what, r.Elapsed, 0, soon)
 			if name == "truncate" && !floods {
 				complete(t, r.Stdout, mib)
@@ -145,8 +144,7 @@ func TestOutsideHoldsAbstract(t *testing.T) {
 	t.Parallel()
 	address := fmt.Sprintf("@sbxrun-test-%d", os.Getpid())
 	stranger(t, address, false)
-	r := harness.Run(t, harness.Options{}, append([]string{"--json", "--net", "host"}, sends(address, "3", 1)...)...)
-	r.Expect(t, 3, "exited")
+	r := harness.Run(t, harness.Options{}, append([]string{"--json", "--net", "host"}, sends(address, "3", 1)...)...).Expect(t, 3, "exited")
 	harness.Within(t, "the run", r.Elapsed, 0, soon)
 }
 
@@ -158,11 +156,9 @@ func TestOutsideHoldsExec(t *testing.T) {
 		name := fmt.Sprintf("socket-%v", floods)
 		stranger(t, filepath.Join(dir, name), floods)
 		for how, flags := range outputs() {
-			r := b.Exec(harness.Options{}, flags, sends("/shared/"+name, "3", 0)...)
-			r.Expect(t, 3, "exited")
+			r := b.Exec(harness.Options{}, flags, sends("/shared/"+name, "3", 0)...).Expect(t, 3, "exited")
 			harness.Within(t, how, r.Elapsed, 0, soon)
-			r = b.Exec(harness.Options{}, append([]string{"--timeout", "1"}, flags...), sends("/shared/"+name, "wait", 0)...)
-			r.Expect(t, 124, "timeout")
+			r = b.Exec(harness.Options{}, append([]string{"--timeout", "1"}, flags...), sends("/shared/"+name, "wait", 0)...).Expect(t, 124, "timeout")
 			harness.Within(t, how+": timeout", r.Elapsed, time.Second, time.Second+soon)
 		}
 		d := b.Detach([]string{"--output-limit", "truncate", "--max-output", "1M", "--timeout", "1"}, sends("/shared/"+name, "wait", 0)...)
@@ -263,6 +259,15 @@ func TestFewDescriptors(t *testing.T) {
 			r := s.Start(harness.Options{Wrap: wrap}, args...).Wait()
 			clear := bytes.Count(r.Stderr, []byte("\n")) == 1 && bytes.Contains(r.Stderr, []byte("ulimit -n"))
 			check.That(t, r.ExitCode == 0 || r.ExitCode == 125 && clear, "%d descriptors, %q: exit code %d, stderr %.300q", limit, args, r.ExitCode, r.Stderr)
+		}
+	}
+	for limit := 10; limit <= 72; limit += 4 {
+		started, r := s.TrySandbox(harness.Options{Wrap: []string{"sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$@"`, limit), "sh"}}, "--name", "few")
+		clear := bytes.Count(r.Stderr, []byte("\n")) == 1 && !bytes.Contains(r.Stderr, []byte("exited before reporting"))
+		check.That(t, r.ExitCode == 0 || r.ExitCode == 125 && clear && limit < 72, "%d descriptors, start: exit code %d, stderr %.300q", limit, r.ExitCode, r.Stderr)
+		if started != nil {
+			kill(t, s, 0, "--grace", "0", "few")
+			started.Ended()
 		}
 	}
 }

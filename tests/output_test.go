@@ -50,8 +50,7 @@ func bulk(tag string, lines int) []byte {
 // Output that is passed through arrives unchanged.
 func TestPassThrough(t *testing.T) {
 	t.Parallel()
-	r := harness.Run(t, harness.Options{}, "/fixtures/out-bulk")
-	r.Expect(t, 0, "exited")
+	r := harness.Run(t, harness.Options{}, "/fixtures/out-bulk").Expect(t, 0, "exited")
 	check.That(t, bytes.Equal(r.Stdout, bulk("o", 500000)) && bytes.Equal(r.Stderr, bulk("e", 300000)),
 		"stdout (%d bytes) or stderr (%d bytes) is not what was printed", len(r.Stdout), len(r.Stderr))
 	every := make([]byte, 256)
@@ -259,8 +258,7 @@ func TestReaderBlocked(t *testing.T) {
 				p.Signal(unix.SIGTERM)
 				least, most = 0, deadline+time.Second+busy/2
 			}
-			res := p.Wait()
-			res.Expect(t, 124, "timeout")
+			res := p.Wait().Expect(t, 124, "timeout")
 			harness.Within(t, "sbxrun", res.Elapsed, least, most)
 			check.That(t, strings.Contains(string(res.Stderr), "its reader has stopped reading"), "stderr %q", res.Stderr)
 		})

@@ -56,8 +56,7 @@ func TestOverlay(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := original(t)
-			r := harness.Run(t, harness.Options{Dir: dir}, append(flags(dir), "sh", "-ec", changes+"; ls -A / | grep layers || true")...)
-			r.Expect(t, 0, "exited")
+			r := harness.Run(t, harness.Options{Dir: dir}, append(flags(dir), "sh", "-ec", changes+"; ls -A / | grep layers || true")...).Expect(t, 0, "exited")
 			check.Equal(t, string(r.Stdout), changed)
 			wantOriginal(t, dir)
 		})
@@ -254,35 +253,18 @@ func TestOverlayReplaced(t *testing.T) {
 	}
 }
 
-// apply keeps directories that look like a killed apply's.
-func TestApplyKeepsDirectories(t *testing.T) {
-	t.Parallel()
-	dir, s := original(t), harness.NewState(t)
-	for _, name := range []string{".sbxrun-apply", ".sbxrun-0123456789abcdef"} {
-		check.Must(t, os.Mkdir(filepath.Join(dir, name), 0o700))
-		check.Must(t, os.WriteFile(filepath.Join(dir, name, "kept"), []byte("kept"), 0o600))
-	}
-	overlaid(t, s, dir, "agent")
-	text(t, s, 0, "apply", "agent", "--delete")
-	for _, name := range []string{".sbxrun-apply", ".sbxrun-0123456789abcdef"} {
-		holds(t, filepath.Join(dir, name, "kept"), "kept")
-	}
-}
-
 // run --apply makes the changes if the command succeeds, and the report counts them.
 func TestOverlayRun(t *testing.T) {
 	t.Parallel()
 	dir := original(t)
 	flags := []string{"--cwd", "overlay", "--diff", "--apply-delete", "sh", "-ec"}
-	r := harness.Run(t, harness.Options{Dir: dir}, layer(t, append(flags, changes+"; exit 3")...)...)
-	r.Expect(t, 3, "exited")
+	r := harness.Run(t, harness.Options{Dir: dir}, layer(t, append(flags, changes+"; exit 3")...)...).Expect(t, 3, "exited")
 	got := string(r.Stderr)
 	check.That(t, strings.HasPrefix(got, "M file\nA link -> file\n"), "--diff: %q", got)
 	count, bytes := r.Report.Value("changes.count"), r.Report.Value("changes.bytes")
 	check.That(t, count == "5" && bytes == "6", "the report counts %s changes and %s bytes", count, bytes)
 	wantOriginal(t, dir)
-	r = harness.Run(t, harness.Options{Dir: dir}, layer(t, append(flags, changes)...)...)
-	r.Expect(t, 0, "exited")
+	r = harness.Run(t, harness.Options{Dir: dir}, layer(t, append(flags, changes)...)...).Expect(t, 0, "exited")
 	names, _ := filepath.Glob(dir + "/*/*")
 	check.That(t, len(names) == 1, "applied: %q", names)
 	// The original changes late enough for the kernel's coarse clock.
@@ -661,16 +643,6 @@ func TestDiffExclude(t *testing.T) {
 	check.That(t, stdout == "A keep\n", "apply: %q", stdout)
 }
 
-// A patch does not contain the text of binary files.
-func TestDiffBinary(t *testing.T) {
-	t.Parallel()
-	s, dir := harness.NewState(t), original(t)
-	b := s.Sandbox(harness.Options{Dir: dir}, layer(t, "--name", "agent", "--cwd", "overlay")...)
-	execOut(t, b, `printf 'a\001b\n' >control; printf 'a\000b\n' >zero; printf 'caf\351\t\033[0m\r\n' >latin1`)
-	patch, _ := text(t, s, 0, "diff", "agent", "-p")
-	check.That(t, strings.Count(patch, "\nBinary files /dev/null and b/") == 2 && strings.Contains(patch, "\n+caf\xe9\t\x1b[0m\r\n"), "%q", patch)
-}
-
 // apply holds back files that programs on the host execute unless they are named, and diff marks
 // them.
 func TestApplyHeldBack(t *testing.T) {
@@ -755,8 +727,7 @@ func TestRunApplyHeldBack(t *testing.T) {
 	t.Parallel()
 	dir := original(t)
 	const plants = "mkdir -p .git/hooks; echo x >.git/hooks/pre-commit; echo new >file; rm sub/deep"
-	r := harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c", plants)...)
-	r.Expect(t, 74, "exited")
+	r := harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c", plants)...).Expect(t, 74, "exited")
 	if r.Report.Value("error.code") != "held-back" || !strings.Contains(string(r.Stderr), `".git/hooks" is held back`) || !strings.Contains(string(r.Stderr), "--apply-all applies it\n") {
 		t.Errorf("%s %s", r.Report.Value("error.code"), r.Stderr)
 	}
@@ -801,8 +772,7 @@ func TestApplyHeldBackTop(t *testing.T) {
 			check.Must(t, os.Mkdir(filepath.Join(dir, "refs"), 0o755))
 			check.Must(t, os.WriteFile(filepath.Join(dir, "HEAD"), []byte("ref: refs/heads/x\n"), 0o644))
 		}
-		r := harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c", tt.script)...)
-		r.Expect(t, 74, "exited")
+		harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c", tt.script)...).Expect(t, 74, "exited")
 		_, err := os.Lstat(filepath.Join(dir, tt.held))
 		check.That(t, err != nil, "%s: %s was applied", tt.dir, tt.held)
 	}

@@ -40,8 +40,7 @@ func TestPressure(t *testing.T) {
 	}
 	warned := func(o harness.Options, flags ...string) {
 		t.Helper()
-		r := harness.Run(t, o, append(flags, "echo", "hi")...)
-		r.Expect(t, 0, "exited")
+		r := harness.Run(t, o, append(flags, "echo", "hi")...).Expect(t, 0, "exited")
 		lines := harness.Lines(r.Stderr)
 		check.That(t, len(lines) == 1 && strings.HasPrefix(lines[0], "sbxrun: warning: ") && string(r.Stdout) == "hi\n", "%q, %q", r.Stdout, r.Stderr)
 		silent(o, append(flags, "--quiet")...)
@@ -60,8 +59,7 @@ func TestPressure(t *testing.T) {
 		// The client prints the warnings of start, exec and detached commands.
 		b := s.Sandbox(harness.Options{})
 		refused(t, b.Exec(harness.Options{}, []string{"--alert", "0"}, "echo", "hi"))
-		x := b.Exec(harness.Options{}, []string{"--warn", "0"}, "echo", "hi")
-		x.Expect(t, 0, "exited")
+		x := b.Exec(harness.Options{}, []string{"--warn", "0"}, "echo", "hi").Expect(t, 0, "exited")
 		check.That(t, bytes.HasPrefix(x.Stderr, []byte("sbxrun: warning: ")), "exec: stderr %q", x.Stderr)
 		for _, args := range [][]string{{"start", "--json", "--alert", "0"}, {"exec", "--detach", "--json", "--alert", "0", b.ID, "true"}} {
 			r := s.Run(args...)
@@ -249,8 +247,7 @@ func TestNoTaskLeftAtKill(t *testing.T) {
 	if b != nil && b.Used() < 55 {
 		t.Errorf("%d tasks, it should have taken all", b.Used())
 	}
-	r := p.Wait()
-	r.Expect(t, 124, "timeout")
+	r := p.Wait().Expect(t, 124, "timeout")
 	check.That(t, r.Report.Teardown.Verdict == "proven", "%s", r.Report.Raw())
 	if b != nil {
 		b.Settled(0)
@@ -304,8 +301,7 @@ func TestMaxParallel(t *testing.T) {
 	full := func(flags ...string) time.Duration {
 		t.Helper()
 		begin := time.Now()
-		r := harness.Run(t, o, append(flags, "--max-parallel", "2", "true")...)
-		r.Expect(t, 75, "start-failed")
+		r := harness.Run(t, o, append(flags, "--max-parallel", "2", "true")...).Expect(t, 75, "start-failed")
 		e := r.Report.Error
 		check.That(t, e != nil && e.Code == "busy" && strings.Contains(e.Message, "all 2 slots of --max-parallel"), "%s", r.Report.Raw())
 		return time.Since(begin)
@@ -380,8 +376,7 @@ func TestConcurrentRuns(t *testing.T) {
 			}
 			script := fmt.Sprintf("setsid sleep 60 & echo run %d; echo %d >>file-%d; %s", i, i, i, last)
 			p := harness.Start(t, harness.Options{Dir: dir}, append(args, "--bind", dir, "sh", "-c", script)...)
-			r := p.Wait()
-			r.Expect(t, code, cause)
+			r := p.Wait().Expect(t, code, cause)
 			want := fmt.Sprintf("run %d\n", i)
 			check.That(t, string(r.Stdout) == want, "run %d printed %q", i, r.Stdout)
 			got, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("file-%d", i)))

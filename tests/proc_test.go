@@ -171,11 +171,9 @@ func TestProcMasked(t *testing.T) {
 		t.Helper()
 		check.That(t, string(out) == "end\n", "%s: %s", what, out)
 	}
-	r := harness.Run(t, harness.Options{}, "python3", "-c", hiddenFiles)
-	r.Expect(t, 0, "exited")
+	r := harness.Run(t, harness.Options{}, "python3", "-c", hiddenFiles).Expect(t, 0, "exited")
 	hidden("run", r.Stdout)
 	b := harness.NewState(t).Sandbox(harness.Options{})
-	x := b.Exec(harness.Options{}, nil, "python3", "-c", hiddenFiles)
-	x.Expect(t, 0, "exited")
+	x := b.Exec(harness.Options{}, nil, "python3", "-c", hiddenFiles).Expect(t, 0, "exited")
 	hidden("exec", x.Stdout)
 }

@@ -96,10 +96,7 @@ func TestRootfs(t *testing.T) {
 			if strings.Contains(name, "overlay") {
 				args = append(layer(t), args...)
 			}
-			r := harness.Run(t, harness.Options{}, args...)
-			r.Expect(t, 0, "exited")
-			got := string(r.Stdout)
-			check.That(t, got == tt.want, "printed %q, want %q; %s", got, tt.want, r.Stderr)
+			harness.Run(t, harness.Options{}, args...).Expect(t, 0, "exited").Out(t, tt.want)
 		})
 	}
 	t.Run("unchanged", func(t *testing.T) {
@@ -146,8 +143,7 @@ func TestRootfsWorkingDirectory(t *testing.T) {
 	tree := rootTree(t)
 	work := filepath.Dir(tree) + "/work"
 	check.Must(t, os.Mkdir(work, 0o755))
-	r := harness.Run(t, harness.Options{Dir: work}, "--rootfs", "../tree", "-w", "sh", "-c", "echo x >out; ls; cat /etc/os-release")
-	r.Expect(t, 0, "exited")
+	r := harness.Run(t, harness.Options{Dir: work}, "--rootfs", "../tree", "-w", "sh", "-c", "echo x >out; ls; cat /etc/os-release").Expect(t, 0, "exited")
 	got := string(r.Stdout)
 	check.That(t, got == "out\nNAME=tree\n" && readFile(t, work+"/out") == "x\n", "printed %q", got)
 }
@@ -156,9 +152,7 @@ func TestRootfsWorkingDirectory(t *testing.T) {
 func TestRootfsExec(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{}, "--cwd", "none", "--rootfs", rootTree(t))
-	r := b.Exec(harness.Options{}, nil, "script", "again")
-	r.Expect(t, 0, "exited")
-	check.Equal(t, string(r.Stdout), "script again\n", "printed")
+	b.Exec(harness.Options{}, nil, "script", "again").Expect(t, 0, "exited").Out(t, "script again\n")
 }
 
 // With --overlay / the root is writable, the root directory stays as it is, and diff, snapshot and --from
@@ -170,8 +164,7 @@ func TestRootfsWritable(t *testing.T) {
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, append([]string{"--name", "box"}, flags...)...)
 	const change = "echo x >/opt/bin/new && rm /etc/os-release && mkdir /made && mv /srv /moved && mkdir /home/dir && cat /etc/hosts >/etc/copy && echo 1.2.3.4 x >/etc/hosts.new && mv /etc/hosts.new /etc/hosts && ls /"
-	r := b.Exec(harness.Options{}, nil, "sh", "-c", change)
-	r.Expect(t, 0, "exited")
+	r := b.Exec(harness.Options{}, nil, "sh", "-c", change).Expect(t, 0, "exited")
 	got := string(r.Stdout)
 	check.That(t, got == "bin\ndev\netc\nfixtures\nhome\nlib\nlib64\nmade\nmoved\nopt\nproc\nrun\nsys\ntmp\nvar\n", "printed %q; %s", got, r.Stderr)
 	names, err := filepath.Glob(tree + "/*/*/new")

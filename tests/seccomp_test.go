@@ -19,12 +19,10 @@ import (
 func TestSeccomp(t *testing.T) {
 	t.Parallel()
 	command := []string{"sh", "-c", `python3 -c "$1"`, "sh", harness.SystemCalls}
-	r := harness.Run(t, harness.Options{}, command...)
-	r.Expect(t, 0, "exited")
+	r := harness.Run(t, harness.Options{}, command...).Expect(t, 0, "exited")
 	harness.Filtered(t, "run", string(r.Stdout))
 	b := harness.NewState(t).Sandbox(harness.Options{})
-	x := b.Exec(harness.Options{}, nil, command...)
-	x.Expect(t, 0, "exited")
+	x := b.Exec(harness.Options{}, nil, command...).Expect(t, 0, "exited")
 	harness.Filtered(t, "exec", string(x.Stdout))
 
 	// With --seccomp off there is no filter, so the results are the kernel's.
@@ -82,12 +80,10 @@ func TestSeccompSetID(t *testing.T) {
 	dir := harness.SharedDir(t)
 	check.Must(t, os.Mkdir(dir+"/inherit", 0o777))
 	check.Must(t, os.Chmod(dir+"/inherit", 0o777|os.ModeSetgid))
-	r := harness.Run(t, harness.Options{}, "--bind", dir+":/out", "python3", "-c", modes)
-	r.Expect(t, 0, "exited")
+	r := harness.Run(t, harness.Options{}, "--bind", dir+":/out", "python3", "-c", modes).Expect(t, 0, "exited")
 	check.That(t, strings.Replace(string(r.Stdout), "made: inherit\n", "", 1) == "end\n", "%s", r.Stdout)
 	// A directory may pass on its setgid bit, which the host has set.
-	r = harness.Run(t, harness.Options{}, "--bind", dir+":/out", "sh", "-c", "mkdir /out/inherit/sub && stat -c %A /out/inherit/sub")
-	r.Expect(t, 0, "exited")
+	r = harness.Run(t, harness.Options{}, "--bind", dir+":/out", "sh", "-c", "mkdir /out/inherit/sub && stat -c %A /out/inherit/sub").Expect(t, 0, "exited")
 	check.That(t, len(r.Stdout) >= 7 && r.Stdout[6] == 's', "in a directory with S_ISGID: %q", r.Stdout)
 }
 

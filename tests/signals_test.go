@@ -32,24 +32,10 @@ func TestSignal(t *testing.T) {
 			p.WaitOutput("ready 2\n")
 			sent := time.Now()
 			p.Signal(sig)
-			r := p.Wait()
-			r.Expect(t, 128+int(sig), "canceled")
+			r := p.Wait().Expect(t, 128+int(sig), "canceled")
 			harness.Within(t, "the end", r.Ended.Sub(sent), 0, 200*time.Millisecond)
 		})
 	}
-}
-
-// With a grace period the command gets the same signal, and may end by itself.
-func TestSignalForwarded(t *testing.T) {
-	t.Parallel()
-	p := harness.Start(t, harness.Options{}, "--grace", "20s", "/fixtures/term-handler")
-	p.WaitOutput("ready 1\n")
-	sent := time.Now()
-	p.Signal(syscall.SIGTERM)
-	r := p.Wait()
-	r.Expect(t, 128+15, "canceled")
-	check.That(t, strings.HasSuffix(string(r.Stdout), "cleaned\n"), "stdout %q", r.Stdout)
-	harness.Within(t, "the end", r.Ended.Sub(sent), 0, 300*time.Millisecond)
 }
 
 // A second signal kills at once, whatever is left of the grace period.
@@ -79,24 +65,25 @@ func TestSignalAfterDeadline(t *testing.T) {
 	sent := time.Now()
 	p.Signal(syscall.SIGINT)
 	p.Signal(syscall.SIGINT)
-	r := p.Wait()
-	r.Expect(t, 124, "timeout")
+	r := p.Wait().Expect(t, 124, "timeout")
 	harness.Within(t, "the end", r.Ended.Sub(sent), 0, 200*time.Millisecond)
 }
 
-// A signal ends everything at any moment of the set-up.
+// A signal ends everything at any moment of the set-up of a run and of an exec.
 func TestSignalEarly(t *testing.T) {
 	// Not in parallel, so that an orphan is not blamed on another test.
-	for i := range 40 {
-		p := harness.Start(t, harness.Options{}, "/fixtures/tree-sleep")
-		// Vary the moment.
-		time.Sleep(time.Duration(i) * 250 * time.Microsecond)
-		p.Signal(syscall.SIGTERM)
-		r := p.Wait()
-		if r.Signal == syscall.SIGTERM {
-			continue // no handler yet, and no processes
+	b := harness.NewState(t).Sandbox(harness.Options{})
+	for i := range 80 {
+		start := func() *harness.Process { return harness.Start(t, harness.Options{}, "/fixtures/tree-sleep") }
+		if i%2 == 1 {
+			start = func() *harness.Process { return b.StartExec(harness.Options{}, nil, "/fixtures/tree-sleep") }
 		}
-		r.Expect(t, 128+15, "canceled")
+		p := start()
+		time.Sleep(time.Duration(i) * 120 * time.Microsecond) // vary the moment
+		p.Signal(syscall.SIGTERM)
+		if r := p.Wait(); r.Signal != syscall.SIGTERM { // otherwise there was no handler yet, and no process
+			r.Expect(t, 128+15, "canceled")
+		}
 	}
 }
 
@@ -159,8 +146,7 @@ func TestTerminalClosed(t *testing.T) {
 		})
 		closed := time.Now()
 		ptmx.Close()
-		r := p.Wait()
-		r.Expect(t, 128+1, "canceled")
+		r := p.Wait().Expect(t, 128+1, "canceled")
 		harness.Within(t, "the end", r.Ended.Sub(closed), 0, 200*time.Millisecond)
 	}
 }
@@ -232,8 +218,7 @@ func TestQuit(t *testing.T) {
 func TestStdinPipe(t *testing.T) {
 	t.Parallel()
 	data := bytes.Repeat([]byte("0123456789\n"), 10<<20/11)
-	r := harness.Run(t, harness.Options{Stdin: bytes.NewReader(data)}, "/fixtures/in-count")
-	r.Expect(t, 0, "exited")
+	r := harness.Run(t, harness.Options{Stdin: bytes.NewReader(data)}, "/fixtures/in-count").Expect(t, 0, "exited")
 	want := fmt.Sprintf("bytes %d\nsha256 %x\n", len(data), sha256.Sum256(data))
 	check.That(t, string(r.Stdout) == want, "%q, want %q", r.Stdout, want)
 }
@@ -243,12 +228,10 @@ func TestStdinNeverRead(t *testing.T) {
 	t.Parallel()
 	for _, mode := range [][]string{nil, {"--json"}} {
 		args := append(mode, "/fixtures/in-ignore", "0.1")
-		r := harness.Run(t, harness.Options{Stdin: bytes.NewReader(make([]byte, 10<<20)), Bound: 20 * time.Second}, args...)
-		r.Expect(t, 0, "exited")
+		r := harness.Run(t, harness.Options{Stdin: bytes.NewReader(make([]byte, 10<<20)), Bound: 20 * time.Second}, args...).Expect(t, 0, "exited")
 		harness.Within(t, "the run", r.Elapsed, 100*time.Millisecond, 300*time.Millisecond)
 	}
-	r := harness.Run(t, harness.Options{Stdin: bytes.NewReader(make([]byte, 10<<20))}, "head", "-c", "1")
-	r.Expect(t, 0, "exited")
+	harness.Run(t, harness.Options{Stdin: bytes.NewReader(make([]byte, 10<<20))}, "head", "-c", "1").Expect(t, 0, "exited")
 }
 
 // A pipe that stays open and silent does not outlive the command.
@@ -259,8 +242,7 @@ func TestStdinSilent(t *testing.T) {
 	defer write.Close()
 	defer read.Close()
 	for _, mode := range [][]string{nil, {"--json"}, {"--tty"}} {
-		r := harness.Run(t, harness.Options{Stdin: read, Bound: 20 * time.Second}, append(mode, "true")...)
-		r.Expect(t, 0, "exited")
+		harness.Run(t, harness.Options{Stdin: read, Bound: 20 * time.Second}, append(mode, "true")...).Expect(t, 0, "exited")
 	}
 }
 

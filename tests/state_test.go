@@ -75,62 +75,6 @@ func crashed(t *testing.T, s *harness.State) (b *harness.Sandbox, dir string) {
 	return b, filepath.Join(s.Dir, b.ID)
 }
 
-// A truncated, empty or missing record is skipped with a warning, other sandboxes are listed, and
-// cleanup removes it.
-func TestRecordDamaged(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	live := s.Sandbox(harness.Options{}, "--name", "live")
-	for _, cut := range []float64{0, 0.01, 0.5, 0.99, -1} {
-		b, dir := crashed(t, s)
-		file := filepath.Join(dir, "record.json")
-		data := harness.ReadFile(t, file)
-		if cut < 0 {
-			check.Must(t, os.Remove(file))
-		} else {
-			check.Must(t, os.Truncate(file, int64(cut*float64(len(data)))))
-		}
-		r := s.Run("ps", "--all", "--names")
-		check.That(t, r.ExitCode == 0 && string(r.Stdout) == "live\n" && (cut < 0 || len(harness.Lines(r.Stderr)) == 1),
-			"cut at %v: ps: exit code %d: %q %q", cut, r.ExitCode, r.Stdout, r.Stderr)
-		for _, args := range [][]string{{"kill", b.ID}, {"exec", b.ID, "true"}, {"inspect", b.ID}, {"wait", b.ID}, {"logs", b.ID}} {
-			s.Run(args...).Exits(t, 125).ErrLines(t, 1)
-		}
-		b.Forget()
-		s.Run("cleanup").Exits(t, 0)
-		_, err := os.Lstat(dir)
-		check.That(t, err != nil, "cut at %v: cleanup has left it", cut)
-	}
-	live.Exec(harness.Options{}, nil, "true").Expect(t, 0, "exited")
-}
-
-// Planted symbolic links are not followed: their targets are neither read nor removed.
-func TestStateLinks(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	outside := harness.Dir(t)
-	treasure := filepath.Join(outside, "record.json")
-	b, dir := crashed(t, s)
-	data := harness.ReadFile(t, filepath.Join(dir, "record.json"))
-	check.Must(t, os.WriteFile(treasure, data, 0o600))
-	check.Must(t, os.WriteFile(filepath.Join(outside, "lock"), nil, 0o600))
-	check.Must(t, os.Remove(filepath.Join(dir, "record.json")))
-	check.Must(t, os.Symlink(treasure, filepath.Join(dir, "record.json")))
-	check.Must(t, os.Remove(filepath.Join(dir, "stdout.log")))
-	check.Must(t, os.Symlink("/etc/passwd", filepath.Join(dir, "stdout.log")))
-	check.Must(t, os.Symlink(outside, filepath.Join(s.Dir, "0123456789abcdef")))
-	check.Must(t, os.Symlink("../"+filepath.Base(outside), filepath.Join(s.Dir, "names", "planted")))
-	b.Forget()
-	for _, args := range [][]string{{"ps", "--all"}, {"inspect", b.ID}, {"inspect", "0123456789abcdef"}, {"inspect", "planted"}, {"logs", b.ID}, {"kill", "--all"}} {
-		r := s.Run(args...)
-		check.That(t, !strings.Contains(string(r.Stdout), "root:") && !strings.Contains(string(r.Stdout), "boot_id"), "%q has followed a link: %s", args, r.Stdout)
-	}
-	s.Run("cleanup").Exits(t, 0)
-	entries := harness.ReadDir(t, outside)
-	now, err := os.ReadFile(treasure)
-	check.That(t, err == nil && string(now) == string(data) && len(entries) == 2, "what a link led to was touched: %v, %v", entries, err)
-}
-
 // No user, not even root, sees or changes another user's sandboxes.
 func TestAnotherUser(t *testing.T) {
 	t.Parallel()
@@ -393,18 +337,6 @@ func TestNameRace(t *testing.T) {
 	check.That(t, got == 1, "%d sandboxes have got one name: exit codes %v", got, codes)
 }
 
-// An invalid name is a usage error, and nothing starts.
-func TestNamesBad(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	for _, name := range []string{strings.Repeat("x", 65), strings.Repeat("x", 64), "a/b", "..", ".", "", "-a", ".a", "a b", "a\nb", "ä", "a\x00"[:1] + "*"} {
-		b, r := s.TrySandbox(harness.Options{}, "--name="+name)
-		check.That(t, b == nil && r.ExitCode == 125 && len(harness.Lines(r.Stderr)) == 1, "--name %q: exit code %d: %q", name, r.ExitCode, r.Stderr)
-	}
-	s.Run("ps", "--all", "--names").Out(t, "")
-	s.Sandbox(harness.Options{}, "--name", strings.Repeat("x", 63))
-}
-
 // ps selects by tags and status; all conditions must match.
 func TestPsSelects(t *testing.T) {
 	t.Parallel()
@@ -455,19 +387,6 @@ func TestPsPrintable(t *testing.T) {
 	s.Sandbox(harness.Options{}, "sh", "-c", "exec sleep 60 # \x1b[31m\nsecond line")
 	r := s.Run("ps")
 	check.That(t, !strings.ContainsAny(string(r.Stdout), "\x1b") && len(harness.Lines(r.Stdout)) == 2, "%q", r.Stdout)
-}
-
-// The record of a started sandbox has its name and status. A sandbox without a name uses its ID as the name.
-func TestStartPrints(t *testing.T) {
-	t.Parallel()
-	s := harness.NewState(t)
-	for _, name := range []string{"", "named"} {
-		b := s.Sandbox(harness.Options{}, "--name", "x"+name)
-		rec := b.Inspect()
-		check.That(t, rec.Name == "x"+name && rec.Status == "running" && rec.Alive && rec.ExitCode == nil, "%+v", rec)
-	}
-	b := s.Sandbox(harness.Options{})
-	check.That(t, b.Name == b.ID, "id %q, name %q", b.ID, b.Name)
 }
 
 // A start that fails leaves nothing, not even a zombie.

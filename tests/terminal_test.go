@@ -434,32 +434,9 @@ func TestTerminalEndOfInput(t *testing.T) {
 		{"", "all of it\r\n", []string{"sh", "-c", "cat; cat; cat; echo all of it"}},
 		{"no newline", "no newline>", []string{"sh", "-c", "cat; echo '>'"}},
 	} {
-		r := harness.Run(t, harness.Options{Stdin: strings.NewReader(tt.stdin)}, append([]string{"--tty"}, tt.command...)...)
-		r.Expect(t, 0, "exited")
+		r := harness.Run(t, harness.Options{Stdin: strings.NewReader(tt.stdin)}, append([]string{"--tty"}, tt.command...)...).Expect(t, 0, "exited")
 		check.That(t, strings.Contains(string(r.Stdout), tt.output), "%q printed %q", tt.command, r.Stdout)
 	}
-}
-
-// --tty works when stdin is not a terminal: the command has one, and the end of stdin becomes
-// Ctrl-D.
-func TestTerminalFromPipe(t *testing.T) {
-	t.Parallel()
-	r := harness.Run(t, harness.Options{Stdin: strings.NewReader("one\ntwo\n")}, "--tty", "sh", "-c", "test -t 0 && cat -n")
-	r.Expect(t, 0, "exited")
-	for _, want := range []string{"1\tone\r\n", "2\ttwo\r\n"} {
-		check.That(t, strings.Contains(string(r.Stdout), want), "no %q in %q", want, r.Stdout)
-	}
-}
-
-// A process tree that holds the terminal open delays nothing.
-func TestTerminalHeld(t *testing.T) {
-	t.Parallel()
-	s := newScreen(t, nil, "/fixtures/leave-stdout", "7")
-	r := s.p.Wait()
-	r.Expect(t, 7, "exited")
-	harness.Within(t, "the run", r.Elapsed, 0, 300*time.Millisecond)
-	s.waitFor("left 1\r\n")
-	s.restored()
 }
 
 // The command's descriptors are in blocking mode, as programs expect of a terminal: otherwise

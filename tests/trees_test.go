@@ -2,7 +2,6 @@
 package tests
 
 import (
-	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -42,8 +41,7 @@ func endTrees(t *testing.T, grace time.Duration, start func(t *testing.T, flags 
 			p, ends := harness.InTime(t, time.Second, tree.ready, func(timeout string) *harness.Process {
 				return start(t, []string{"--timeout", timeout, "--grace", grace.String()}, "/fixtures/"+tree.fixture)
 			})
-			r := p.Wait()
-			r.Expect(t, 124, "timeout")
+			r := p.Wait().Expect(t, 124, "timeout")
 			if tree.deaf {
 				ends += grace
 			}
@@ -125,46 +123,26 @@ func execTrees(t *testing.T, b *harness.Sandbox, grace time.Duration) {
 	w.end(t)
 }
 
-// A chain of shells ends at an exec's deadline, by a signal to sbxrun, and with its sandbox.
-func TestDeepTree(t *testing.T) {
-	t.Parallel()
-	const depth = 12
-	script := fmt.Sprintf(`f() { if [ "$1" -gt 1 ]; then bash -c "$(declare -f f); f $(($1 - 1)) & wait"; else echo "deep"; sleep 300; fi; }; f %d`, depth)
-	s := harness.NewState(t)
-	b := s.Sandbox(harness.Options{})
-	p, _ := harness.InTime(t, time.Second, "deep\n", func(timeout string) *harness.Process {
-		return b.StartExec(harness.Options{}, []string{"--timeout", timeout}, "bash", "-c", script)
-	})
-	n := len(p.Members())
-	check.That(t, n >= depth, "%d processes, want %d at least", n, depth)
-	p.Wait().Expect(t, 124, "timeout")
-	p = b.StartExec(harness.Options{}, nil, "bash", "-c", script)
-	p.WaitOutput("deep\n")
-	p.Signal(15)
-	p.Wait().Expect(t, 128+15, "canceled")
-	// The same as the sandbox's own command.
-	b = s.Sandbox(harness.Options{}, "bash", "-c", script)
-	s.Run("wait", "--log", "deep", b.ID)
-	kill(t, s, 0, "--grace", "0", b.ID)
-	b.Ended()
-}
-
 // Killing a sandbox ends all its execs, whatever they do about signals.
 func TestKillTrees(t *testing.T) {
 	t.Parallel()
-	s := harness.NewState(t)
-	b := s.Sandbox(harness.Options{}, "/fixtures/tree-term-immune")
-	b.Dying = true
-	var ps []*harness.Process
-	for _, tree := range trees {
-		p := b.StartExec(harness.Options{}, nil, "/fixtures/"+tree.fixture)
-		p.WaitOutput(tree.ready)
-		ps = append(ps, p)
+	for _, grace := range []time.Duration{0, 500 * time.Millisecond} {
+		s := harness.NewState(t)
+		b := s.Sandbox(harness.Options{}, "--name", "box", "/fixtures/tree-term-immune")
+		b.Dying = true
+		var ps []*harness.Process
+		for _, tree := range trees {
+			p := b.StartExec(harness.Options{}, nil, "/fixtures/"+tree.fixture)
+			p.WaitOutput(tree.ready)
+			ps = append(ps, p)
+		}
+		k, took := timedKill(t, s, 0, "--grace", grace.String(), "box")
+		harness.Within(t, "kill", took, grace, grace+300*time.Millisecond)
+		check.That(t, k[0].Verdict == "proven", "%+v", k)
+		for _, p := range ps {
+			p.Wait().Expect(t, 137, "killed")
+		}
+		b.Ended()
+		s.Run("exec", "box", "true").Exits(t, 125).ErrHas(t, "ended")
 	}
-	_, took := timedKill(t, s, 0, "--grace", "0", b.ID)
-	harness.Within(t, "kill", took, 0, 300*time.Millisecond)
-	for _, p := range ps {
-		p.Wait().Expect(t, 137, "killed")
-	}
-	b.Ended()
 }

@@ -48,7 +48,8 @@ func pose(t *testing.T, script string) []string {
 	return []string{"SBXRUN_BWRAP=" + filepath.Join(dir, "bwrap")}
 }
 
-// fake is a bwrap that misbehaves on one of its two streams. In its script %[1]s is a victim's
+// fake is a bwrap that misbehaves on one of its two streams; TestStatus and its neighbours in package room have all
+// kinds of malformed messages. In its script %[1]s is a victim's
 // PID, and %[2]s the inode of the victim's PID namespace.
 type fake struct {
 	name, script string
@@ -62,28 +63,11 @@ var fakes = []fake{
 	{"closes and leaves a daemon", `exec 9>&- 8>&-; setsid sleep 600 & setsid setsid sleep 600 & exit 0`},
 	{"closes, deaf and stopped", `trap "" TERM INT HUP; exec 9>&- 8>&-; setsid sh -c 'kill -STOP $$' & kill -STOP $$`},
 	{"garbage", `echo "bubblewrap is not JSON" >&9; sleep 600`},
-	{"binary", `head -c 300 /dev/urandom >&9; echo '}' >&9; sleep 600`},
 	{"endless zeros", `exec cat /dev/zero >&9`},
-	{"endless objects", `exec yes '{}' >&9`},
 	{"endless string", `printf '{"child-pid' >&9; exec tr '\0' x </dev/zero >&9`},
-	{"deep", `head -c 60000 /dev/zero | tr '\0' '[' >&9; sleep 600`},
-	{"cut", `printf '{"child-pid": 12' >&9; exit 0`},
-	{"cut after the pid", `printf '{"child-pid": %[1]s' >&9; exit 0`},
-	{"cut into two", `printf '{"child-pid": %[1]s, "pid-namespace": ' >&9; printf '%[2]s' >&9; exit 0`},
-	{"no namespace", `echo '{"child-pid": %[1]s}' >&9; sleep 600`},
-	{"a list", `echo '[%[1]s]' >&9; sleep 600`},
-	{"a string", `echo '{"child-pid": "%[1]s", "pid-namespace": %[2]s}' >&9; sleep 600`},
-	{"null", `echo '{"child-pid": null} null {"child-pid": null}' >&9; exit 0`},
-	{"pid 0", `echo '{"child-pid": 0, "pid-namespace": %[2]s}' >&9; sleep 600`},
 	{"pid 1", `echo '{"child-pid": 1, "pid-namespace": %[2]s}' >&9; sleep 600`},
-	{"pid -1", `echo '{"child-pid": -1, "pid-namespace": %[2]s}' >&9; sleep 600`},
 	{"pid -victim", `echo '{"child-pid": -%[1]s, "pid-namespace": %[2]s}' >&9; sleep 600`},
-	{"a pid of 64 bits", `echo "{\"child-pid\": $((4294967296 + %[1]s)), \"pid-namespace\": %[2]s}" >&9; sleep 600`},
-	{"a pid beyond", `echo '{"child-pid": 99999999999999999999999, "pid-namespace": %[2]s}' >&9; sleep 600`},
-	{"a fraction", `echo '{"child-pid": %[1]s.5, "pid-namespace": %[2]s}' >&9; sleep 600`},
-	{"two pids", `echo '{"child-pid": 2, "child-pid": %[1]s, "pid-namespace": %[2]s}' >&9; sleep 600`},
 	{"a stranger", `echo '{"child-pid": %[1]s, "pid-namespace": %[2]s}' >&9; sleep 600`},
-	{"a stranger, slowly", `for c in '{"child' '-pid": ' %[1]s ', "pid-names' 'pace":' ' %[2]s' '}'; do printf '%%s' "$c" >&9; sleep 0.01; done; sleep 600`},
 	{"a stranger, and released", `echo '{"child-pid": %[1]s, "pid-namespace": %[2]s}' >&9; echo '{"exit-code": 0}' >&9; exit 0`},
 	{"itself", `echo "{\"child-pid\": $$, \"pid-namespace\": %[2]s}" >&9; sleep 600`},
 	{"the keeper", `echo "{\"child-pid\": $PPID, \"pid-namespace\": %[2]s}" >&9; sleep 600`},
@@ -302,16 +286,12 @@ type relayed struct {
 
 var relays = []relayed{
 	{"as it was", `pass_on(); pass_built()`, []int{7}},
-	{"byte by byte", `[(say(b), time.sleep(0.0002)) for b in re.findall(rb"(?s).", hear())]; pass_built()`, []int{7}},
 	{"with members of the future", `say(b'{"hello": {}} {}'); say(hear().replace(b"{", b'{"future": [{"child-pid": 1}], ')); pass_built()`, []int{7}},
-	{"without line breaks", `say(hear().replace(b"\n", b"")); pass_built()`, []int{7}},
-	{"two objects", `o = hear(); say(o + o); pass_built()`, []int{7}},
 	{"another pid", `say(re.sub(rb'"child-pid": *[0-9]+', b'"child-pid": 1', hear())); pass_built()`, []int{125}},
 	{"bwrap's own pid", `say(re.sub(rb'"child-pid": *[0-9]+', b'"child-pid": %%d' %% bwrap, hear())); pass_built()`, []int{125}},
 	{"the relay's pid", `say(re.sub(rb'"child-pid": *[0-9]+', b'"child-pid": %%d' %% os.getpid(), hear())); pass_built()`, []int{125}},
 	// The inode only serves to list survivors; sbxrun asks the kernel for PID 1.
 	{"another namespace", `say(re.sub(rb'"pid-namespace": *[0-9]+', b'"pid-namespace": 4026531836', hear())); pass_built()`, []int{7, 125}},
-	{"cut in the middle", `say(hear()[:20])`, []int{125}},
 	{"nothing, and the end", `pass`, []int{125}},
 	{"built, late", `pass_on(); hear_built(); time.sleep(0.05); say_built()`, []int{7}},
 	{"built, again and again", `pass_on(); hear_built(); say_built(b"x" * 60000)`, []int{7}},

@@ -51,7 +51,6 @@
 //
 // The tests of this package run one after another, so that everything below the test process
 // belongs to the current run. SBXRUN_SOAK=N sets the number of repetitions: 4 by default, 50 in
-// setup.sh check, 10 there as the other user. With 500, TestSandboxesKilledRandomly starts that many sandboxes; from 1000 on,
-// the system-call tests try every call instead of a sample; with 2000, TestSoak sends 10,000
-// signals.
+// setup.sh check, 10 there as the other user. From 1000 on, the system-call tests try every call
+// instead of a sample; with 2000, TestSoak sends 10,000 signals.
 package faults

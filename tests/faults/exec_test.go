@@ -1,7 +1,6 @@
 package faults
 
 import (
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -124,50 +123,6 @@ func TestExecKilledInPhases(t *testing.T) {
 	}
 }
 
-// The same at random moments, for commands that go on, that exit, and with --json; and with sbxrun
-// and its keeper killed at once.
-func TestExecKilledRandomly(t *testing.T) {
-	const both = -1 // sbxrun and keeper at once
-	e := newEnv(t)
-	b := e.start(nil)
-	for i := range scaled(t, 80) {
-		_ = os.Remove(filepath.Join(e.out, "ran"))
-		payload := [][]string{busy, leaver}[i%2]
-		flags := [][]string{nil, {"--json"}, {"--timeout", "0.02"}}[i%3]
-		x := b.exec(flags, payload...)
-		victim, after := []int{roleSbxrun, roleKeeper, roleInit, rolePayload, both}[rand.IntN(5)], rand.N(20*time.Millisecond)
-		pids := x.processes()
-		for time.Since(x.begin) < after && !x.over() {
-			pids = x.processes()
-		}
-		hit := false
-		if victim == both {
-			// The keeper first, because it would react to sbxrun's death.
-			keeper := x.hit(pids, roleKeeper)
-			hit = x.hit(pids, roleSbxrun) && keeper
-			victim = roleSbxrun
-		} else {
-			hit = x.hit(pids, victim)
-		}
-		if !hit && !x.over() {
-			_ = x.cmd.Process.Kill()
-		}
-		o := x.finish(b)
-		switch {
-		case !hit || o.signal == unix.SIGKILL:
-		case victim == roleSbxrun: // it was about to exit
-		case o.code == 124 && o.report != nil && o.report.Cause == "timeout": // the deadline came first
-		default:
-			judge(t, o, victim, e.wrote("ran"))
-		}
-		if t.Failed() {
-			t.Fatalf("that was try %d, the %s killed after %v", i, roleNames[victim], after)
-		}
-	}
-	b.alive()
-	e.clean()
-}
-
 // An exec whose sandbox is killed exits with 137 and cause killed, or with 125 if its command had
 // not started.
 func TestExecWhileKilled(t *testing.T) {
@@ -251,49 +206,6 @@ func (b *sandbox) strikeRoom() bool {
 	return ok
 }
 
-// A stopped process of an exec delays neither other execs nor the end of the sandbox. Only a
-// stopped keeper prevents the proof, until it continues.
-func TestStoppedExec(t *testing.T) {
-	for _, victim := range []int{roleSbxrun, roleKeeper, roleInit, rolePayload} {
-		t.Run(roleNames[victim], func(t *testing.T) {
-			e := newEnv(t)
-			b := e.start([]string{"--proof-timeout", proof.String()})
-			x := b.exec(nil, busy...)
-			var pids [roles]int
-			e.until(settle, "the payload", func() bool { pids = x.processes(); return pids[rolePayload] > 0 && e.wrote("ran") })
-			parent := os.Getpid()
-			if victim != roleSbxrun {
-				parent = pids[above[victim]]
-			}
-			target, hit := harness.Strike(pids[victim], parent, unix.SIGSTOP)
-			if !hit {
-				t.Fatalf("there is no %s", roleNames[victim])
-			}
-			defer target.Close()
-			b.alive()
-			s := e.do("kill", "--grace", "0", "--proof-timeout", proof.String(), "--json", b.ID)
-			harness.Within(t, "kill", s.took, 0, 2500*time.Millisecond+2*proof)
-			var told []struct {
-				Verdict   string           `json:"verdict"`
-				Survivors []map[string]any `json:"survivors"`
-			}
-			check.Must(t, json.Unmarshal([]byte(s.stdout), &told))
-			// Only the keeper can reap its init, and the kernel waits for that.
-			if victim == roleKeeper {
-				check.That(t, s.code == 123 && told[0].Verdict == "unproven" && len(told[0].Survivors) != 0, "want 123, unproven, and what is left: %v", s)
-			} else if s.code != 0 || told[0].Verdict != "proven" {
-				t.Errorf("want 0 and proven: %v", s)
-			}
-			check.Must(t, target.Signal(unix.SIGCONT))
-			s = e.wait(x.call)
-			check.That(t, s.code == 137, "the exec: want 137: %v", s)
-			b.ended(3 * time.Second)
-			e.ok("cleanup")
-			e.cleared()
-		})
-	}
-}
-
 // An exec ends without help while its sandbox keeps running: the keeper's death kills a stopped init
 // (PR_SET_PDEATHSIG), and an init whose keeper is stopped notices that sbxrun's socket closes.
 func TestExecEndsAlone(t *testing.T) {
@@ -334,110 +246,6 @@ func TestExecEndsAlone(t *testing.T) {
 			e.cleared()
 		})
 	}
-}
-
-// When the supervisor or the client of an exec --detach is killed at a random moment, whatever
-// goes on belongs to the sandbox and ends with it.
-func TestExecDetachedRandom(t *testing.T) {
-	e := newEnv(t)
-	b := e.start(nil)
-	for i := range scaled(t, 20) {
-		c, err := e.begin(append([]string{"exec", "--detach", "--timeout", lifetime, "--env", harness.MarkerName + "=" + e.marker, b.ID, "--"}, busy...)...)
-		check.Must(t, err)
-		supervisor := 0
-		for after := rand.N(20 * time.Millisecond); time.Since(c.begin) < after; {
-			if below := harness.Children(c.pid); supervisor == 0 && len(below) > 0 {
-				supervisor = below[0]
-			}
-		}
-		if i%2 == 0 {
-			_ = c.cmd.Process.Kill() // fails only if it has exited
-		} else {
-			for _, parent := range []int{c.pid, os.Getpid()} {
-				if target, ok := harness.Strike(supervisor, parent, unix.SIGKILL); ok {
-					target.Close()
-				}
-			}
-		}
-		e.wait(c)
-	}
-	b.alive()
-	e.clean()
-}
-
-// printed returns stdout without the final line break.
-func (c *call) printed() string {
-	data, _ := os.ReadFile(c.files[0])
-	return strings.TrimSuffix(string(data), "\n")
-}
-
-// When the supervisor of a detached exec is killed at a random moment, nothing of the exec runs
-// on, no record says that it runs, and the sandbox keeps running.
-func TestExecHandleKilled(t *testing.T) {
-	e := newEnv(t)
-	b := e.start(nil)
-	recorded := func(handle string) int { // PID of an exec's supervisor
-		var r harness.Record
-		data := harness.ReadFile(t, filepath.Join(b.path("execs"), filepath.Base(handle), "record.json"))
-		check.Must(t, json.Unmarshal(data, &r))
-		return r.Supervisor.PID
-	}
-	lost := 0
-	for i := range scaled(t, 20) {
-		marker := fmt.Sprintf("%s-%d-", e.marker, i)
-		c, err := e.begin(append([]string{"exec", "--detach", "--timeout", lifetime, "--env", harness.MarkerName + "=" + marker, b.ID, "--"}, busy...)...)
-		check.Must(t, err)
-		supervisor := 0
-		// Every other try waits until the record exists.
-		for after := rand.N(30 * time.Millisecond); !c.over() && (i%2 == 0 || time.Since(c.begin) < after); {
-			if below := harness.Children(c.pid); supervisor == 0 && len(below) > 0 {
-				supervisor = below[0]
-			}
-		}
-		if i%2 == 0 {
-			supervisor = recorded(c.printed())
-		}
-		hit := false
-		for _, parent := range []int{c.pid, os.Getpid()} {
-			if target, ok := harness.Strike(supervisor, parent, unix.SIGKILL); ok {
-				target.Close()
-				hit = true
-			}
-		}
-		e.wait(c)
-		handle := c.printed()
-		// Go's first child is not the supervisor but a short-lived test for pidfd support.
-		hit = hit && (handle == "" || recorded(handle) == supervisor)
-		if !hit { // it was not seen
-			e.ok("kill", "--grace", "0", handle)
-		}
-		e.until(settle, "the end of all of the exec", func() bool {
-			reapZombies()
-			return len(harness.Find(marker, func(uint64) bool { return false })) == 0
-		})
-		if hit && handle != "" {
-			w := e.do("wait", handle)
-			check.That(t, w.code == 137 && strings.Contains(w.stderr, "was killed"), "wait %s: want 137: %v", handle, w)
-		}
-		var all []struct {
-			Status string `json:"status"`
-		}
-		check.Must(t, json.Unmarshal([]byte(e.ok("ps", "--all", "--json", b.ID).stdout), &all))
-		for _, x := range all {
-			switch x.Status {
-			case "lost":
-				lost++
-			case "killed":
-			default:
-				t.Errorf("it was killed, and its status is %s", x.Status)
-			}
-		}
-		e.ok("cleanup")
-		check.Equal(t, e.ok("ps", "--status", "lost", "--quiet", b.ID).stdout, "", "after cleanup")
-	}
-	check.That(t, lost != 0, "none was killed when there was a record")
-	b.alive()
-	e.clean()
 }
 
 // The processes of a run. A started sandbox has a supervisor instead of sbxrun, and neither init

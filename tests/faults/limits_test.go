@@ -1,18 +1,12 @@
 package faults
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -72,102 +66,15 @@ func TestFewProcesses(t *testing.T) {
 	}
 }
 
-// The deadline holds when stdout is full and has no reader.
-func TestFullStdout(t *testing.T) {
-	for _, tty := range []bool{false, true} {
-		reader, writer, err := os.Pipe()
-		check.Must(t, err)
-		deadline := harness.Deadline(300 * time.Millisecond)
-		flags := []string{"--timeout", deadline.String()}
-		if tty {
-			flags = append(flags, "--tty")
-		}
-		r := start(t, options{stdout: writer}, append(flags, "sh", "-c", ": >/out/ran; setsid yes & exec yes")...)
-		writer.Close()
-		// On a busy machine the deadline may pass before the command starts.
-		late := func() bool { return time.Since(r.begin) > deadline && r.empty() }
-		r.until("the command", func() bool { r.processes(); return r.wrote("ran") || late() })
-		if tty {
-			// The sandbox ends, but sbxrun still has the terminal's output and waits for a reader,
-			// as any program does.
-			r.until("the end of the sandbox", late)
-			go func() { _, _ = io.Copy(io.Discard, reader) }() // ends with the pipe
-		}
-		o := r.wait()
-		check.That(t, o.code == 124 && o.report != nil && o.report.Cause == "timeout" && o.report.Teardown.Verdict == "proven", "tty %v: want a proven timeout: %v", tty, o)
-		if !tty {
-			harness.Within(t, "the run", r.end.Sub(r.begin), deadline, deadline+200*time.Millisecond)
-		}
-		reader.Close()
-	}
-}
-
-// full returns a pipe that is full.
-func full(t *testing.T) (reader, writer *os.File) {
-	t.Helper()
+// When the reader of stdout closes it before the report, all processes exit.
+func TestClosedStdout(t *testing.T) {
 	reader, writer, err := os.Pipe()
 	check.Must(t, err)
-	fd := int(writer.Fd()) // Fd makes it blocking
-	check.Must(t, unix.SetNonblock(fd, true))
-	for junk := make([]byte, 4096); ; {
-		if _, err := unix.Write(fd, junk); err != nil {
-			break
-		}
-	}
-	check.Must(t, unix.SetNonblock(fd, false))
-	return reader, writer
-}
-
-// With --json and a full pipe, the sandbox ends long before somebody reads, and then the report is
-// complete.
-func TestFullStdoutJSON(t *testing.T) {
-	reader, writer := full(t)
-	defer reader.Close()
-	r := start(t, options{stdout: writer}, "--json", "--timeout", harness.Deadline(200*time.Millisecond).String(), "sh", "-c", ": >/out/ran; setsid yes & exec yes")
+	r := start(t, options{stdout: writer}, "--json", "--timeout", lifetime, "sh", "-c", ": >/out/ran; setsid sleep 600 & yes | head -c 4M; exit 7")
 	writer.Close()
-	r.until("the report on disk", func() bool {
-		_, err := os.Stat(r.report)
-		return err == nil
-	})
-	left := harness.Below(r.pid)
-	check.That(t, len(left) == 0, "left while sbxrun waits for its reader:\n%s", harness.List(left))
-	read := make(chan []byte)
-	go func() {
-		data, _ := io.ReadAll(reader) // a shorter text fails below
-		read <- data
-	}()
+	reader.Close()
 	o := r.wait()
-	check.That(t, o.code == 124, "want a timeout: %v", o)
-	var doc map[string]any
-	err := json.Unmarshal(bytes.TrimLeft(<-read, "\x00"), &doc)
-	check.That(t, err == nil && doc["cause"] == "timeout", "what was printed: %v, %v", err, doc["cause"])
-}
-
-// When the reader of stdout closes it, all processes exit.
-func TestClosedStdout(t *testing.T) {
-	for _, flags := range [][]string{{"--json"}, {"--tty"}, {}} {
-		writes := "exec yes"
-		if slices.Contains(flags, "--json") { // --json reads all output
-			writes = "yes | head -c 4M; exec sleep 600"
-		}
-		for deadline := harness.Deadline(time.Second); ; deadline *= 2 {
-			reader, writer, err := os.Pipe()
-			check.Must(t, err)
-			r := start(t, options{stdout: writer}, append(flags, "--timeout", deadline.String(), "sh", "-c", ": >/out/ran; setsid sleep 600 & "+writes)...)
-			writer.Close()
-			reader.Close()
-			o := r.wait()
-			if !r.wrote("ran") && o.report != nil && o.report.Cause == "timeout" && deadline < bound {
-				continue // the deadline passed before the command got a CPU
-			}
-			if !r.wrote("ran") {
-				t.Errorf("%v: it did not run: %v", flags, o)
-			} else if o.signal == unix.SIGPIPE && slices.Contains(flags, "--tty") {
-				t.Errorf("%v: sbxrun died of SIGPIPE while its sandbox ran", flags)
-			}
-			break
-		}
-	}
+	check.That(t, r.wrote("ran") && o.code != 0, "%v", o)
 }
 
 // sbxrun works with a read-only /tmp and an invalid TMPDIR.
@@ -208,15 +115,4 @@ func TestReportUnread(t *testing.T) {
 	reader.Close()
 	o := r.wait()
 	check.That(t, r.wrote("ran") && o.code != 0 && o.code != 125, "%v", o)
-}
-
-// empty reports whether no process below sbxrun is alive. The keeper may be a zombie until the
-// last output is passed on.
-func (r *run) empty() bool {
-	for _, p := range harness.Below(r.pid) {
-		if p.State != "Z" || p.Parent != r.pid {
-			return false
-		}
-	}
-	return true
 }

@@ -1,7 +1,6 @@
 package faults
 
 import (
-	"fmt"
 	"runtime"
 	"slices"
 	"testing"
@@ -180,16 +179,4 @@ func judge(t testing.TB, o result, victim int, ran bool) {
 		t.Errorf("the %s was killed: cause %q, want %q: %v", roleNames[victim], o.report.Cause, want, o)
 	}
 	check.That(t, !o.report.Started || o.report.Teardown.Verdict == "proven", "not proven, and not said by the exit code: %v", o)
-}
-
-// The same when sbxrun is killed a fixed time after its start.
-func TestKilledAfterDelays(t *testing.T) {
-	const us = time.Microsecond
-	for _, after := range []time.Duration{0, 500 * us, 1000 * us, 2000 * us, 5000 * us, 10000 * us, 20000 * us, 100000 * us} {
-		t.Run(fmt.Sprint(after), func(t *testing.T) {
-			for range scaled(t, 5) {
-				killAfter(t, after, options{}, nil, busy)
-			}
-		})
-	}
 }

@@ -4,14 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io/fs"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,143 +17,6 @@ import (
 	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
-
-// More victims of TestSandboxesKilledRandomly. roleSbxrun is the supervisor there.
-const (
-	victimClient = roles + iota
-	victimBoth   // supervisor and keeper at once
-	victims
-)
-
-// Any process of many sandboxes is killed at a random moment, and each supervisor in the end. One
-// cleanup leaves nothing.
-func TestSandboxesKilledRandomly(t *testing.T) {
-	const atOnce = 5
-	left := scaled(t, 60)
-	if soak(t) > 100 {
-		left = soak(t) // number of sandboxes
-	}
-	stranger := newBystander(t)
-	var hits, running atomic.Int64
-	for left > 0 && !t.Failed() {
-		n := min(left, 60)
-		left -= n
-		e := newEnv(t)
-		var work sync.WaitGroup
-		next := make(chan int, n)
-		for i := range n {
-			next <- i
-		}
-		close(next)
-		for range atOnce {
-			work.Go(func() {
-				for i := range next {
-					if e.strikeOne(i) {
-						hits.Add(1)
-					}
-				}
-			})
-		}
-		work.Wait()
-		running.Add(int64(e.killSupervisors()))
-		s := e.ok("cleanup")
-		found := e.members()
-		check.That(t, len(found) == 0, "alive when cleanup had ended:\n%s%v", harness.List(found), s)
-		e.cleared()
-		e.gone(settle)
-		stranger.unharmed()
-		e.finish()
-	}
-	t.Logf("%d were hit alive, %d supervisors were killed in the end", hits.Load(), running.Load())
-	check.That(t, soak(t) < enough || hits.Load() != 0 && running.Load() != 0, "the moments are all wrong")
-}
-
-// strikeOne starts a sandbox and kills one of its processes at a random moment. It reports whether
-// that was alive.
-func (e *env) strikeOne(i int) (alive bool) {
-	payloads := [][]string{{}, busy, deaf, leaver}
-	args := e.startFlags()
-	if i%6 == 0 {
-		args = append(args, "--name", fmt.Sprintf("box-%d", i%7)) // some names collide, so that start fails
-	}
-	if p := payloads[i%len(payloads)]; len(p) > 0 {
-		args = append(append(args, "--"), p...)
-	}
-	c, err := e.begin(args...)
-	if err != nil {
-		e.t.Errorf("%v", err)
-		return false
-	}
-	victim, after := rand.IntN(victims), rand.N(40*time.Millisecond)
-	supervisor := 0
-	for time.Since(c.begin) < after {
-		if supervisor == 0 {
-			if pids := harness.Children(c.pid); len(pids) > 0 {
-				supervisor = pids[0]
-			}
-		}
-		time.Sleep(300 * time.Microsecond)
-	}
-	parent := func() int {
-		if c.over() {
-			return os.Getpid()
-		}
-		return c.pid
-	}
-	pids := family(supervisor)
-	var targets []*harness.Target
-	hit := func(pid, parent int) {
-		if target, ok := harness.Strike(pid, parent, unix.SIGKILL); ok {
-			targets = append(targets, target)
-		}
-	}
-	switch {
-	case victim == victimClient:
-		alive = !c.over() && c.cmd.Process.Kill() == nil
-	case supervisor == 0: // not there yet, or never seen
-	case victim == victimBoth:
-		hit(pids[roleSbxrun], parent())
-		hit(pids[roleKeeper], pids[roleSbxrun])
-	case victim == roleSbxrun:
-		hit(supervisor, parent())
-	default:
-		hit(pids[victim], pids[above[victim]])
-	}
-	for _, target := range targets {
-		target.Close()
-	}
-	e.wait(c)
-	return alive || len(targets) > 0
-}
-
-// killSupervisors kills all remaining supervisors, every other one with its keeper, and waits
-// until they have exited. It returns their number.
-func (e *env) killSupervisors() (n int) {
-	var targets []*harness.Target
-	for i, pid := range harness.Children(os.Getpid()) {
-		mine := harness.Registered(pid)
-		p, ok := harness.ReadProc(pid)
-		// Keepers whose supervisor is dead are still at work.
-		if mine || !ok || len(harness.PIDs(pid)) != 1 || strings.HasSuffix(p.Comm, "-keeper") || p.Comm == "bwrap" {
-			continue
-		}
-		pids := family(pid)
-		if target, ok := harness.Strike(pid, os.Getpid(), unix.SIGKILL); ok {
-			targets = append(targets, target)
-			n++
-		}
-		if i%2 == 0 {
-			if target, ok := harness.Strike(pids[roleKeeper], pid, unix.SIGKILL); ok {
-				targets = append(targets, target)
-			}
-		}
-	}
-	for _, target := range targets {
-		e.until(settle, "the end of a process that was killed", target.Ended)
-		target.Close()
-	}
-	return n
-}
 
 // forge writes a record with the given processes. If alive, it holds the lock of the supervisor
 // until release.
@@ -357,32 +217,6 @@ func (e *env) running() (boxes []*sandbox) {
 	return boxes
 }
 
-// When the client of start is killed at a random moment, everything ends, or the sandbox is like
-// any other.
-func TestStartClientKilledRandom(t *testing.T) {
-	e := newEnv(t)
-	for range scaled(t, 30) {
-		c, err := e.begin(append(e.startFlags(), busy...)...)
-		check.Must(t, err)
-		for after := rand.N(25 * time.Millisecond); time.Since(c.begin) < after; {
-			runtime.Gosched()
-		}
-		_ = c.cmd.Process.Kill() // fails only if it has exited
-		e.wait(c)
-	}
-	// Sandboxes whose client was not told end by themselves.
-	e.until(settle, "the supervisors that nobody waits for", func() bool {
-		living := map[int]bool{}
-		for _, b := range e.running() {
-			living[b.PID] = true
-		}
-		return !slices.ContainsFunc(harness.Children(os.Getpid()), func(pid int) bool {
-			return !living[pid] && !harness.Registered(pid) && !harness.Exited(pid)
-		})
-	})
-	e.clean()
-}
-
 // kill ends a sandbox whose supervisor is stopped. When the supervisor continues, it exits by
 // itself.
 func TestStoppedSupervisor(t *testing.T) {
@@ -488,43 +322,6 @@ func entries(t testing.TB, dir string) (list []string) {
 	})
 	check.That(t, err == nil, "%v", err)
 	return list
-}
-
-// cleanup --dry-run prints what it would do and changes nothing.
-func TestCleanupDryRun(t *testing.T) {
-	e := newEnv(t)
-	lost := e.start([]string{"--name", "lost"})
-	if target, hit := lost.strikeSupervisor(unix.SIGKILL); hit {
-		e.until(settle, "its end", target.Ended)
-		target.Close()
-	}
-	// A supervisor sweeps once, soon after its start. Wait until it has ended the init of this
-	// record, so that it leaves later ones alone.
-	first := newInit(t)
-	e.forge("11112233aabbccdd", "first", "running", harness.Identity{PID: first.id.PID, Start: 1, BootID: "x", Namespace: 1}, first.id, false)()
-	living := e.start([]string{"--name", "living"})
-	e.until(settle, "the sweep of the living one", func() bool { return harness.Exited(first.id.PID) })
-	e.gone(settle, living)
-	mortal := newInit(t)
-	e.forge(forgedID, "forged", "running", harness.Identity{PID: mortal.id.PID, Start: 1, BootID: "x", Namespace: 1}, mortal.id, false)()
-	damaged := filepath.Join(e.state, "fedcba9876543210")
-	check.Must(t, os.Mkdir(damaged, 0o700))
-	check.Must(t, os.WriteFile(filepath.Join(damaged, "record.json"), []byte("{"), 0o600))
-	check.Must(t, os.Mkdir(filepath.Join(e.state, ".0123456789abcdef"), 0o700))
-	before := entries(t, e.state)
-	s := e.ok("cleanup", "--dry-run")
-	after := entries(t, e.state)
-	check.That(t, slices.Equal(before, after), "it changed something: %q, %q: %v", before, after, s)
-	mortal.unharmed()
-	for _, what := range []string{lost.ID, forgedID, "damaged"} {
-		check.That(t, strings.Contains(s.stdout, what), "%s is not listed: %v", what, s)
-	}
-	check.That(t, !strings.Contains(s.stdout, living.ID), "a living sandbox is listed: %v", s)
-	living.alive()
-	e.ok("cleanup")
-	check.That(t, harness.Exited(mortal.id.PID), "cleanup did not end the init that is left")
-	living.alive()
-	e.clean()
 }
 
 // Concurrent cleanups harm no sandbox that is being started.

@@ -1097,9 +1097,9 @@ func (y *soakTry) dismiss() result {
 const window = 30 * time.Millisecond
 
 // killAfter kills sbxrun some time after its start.
-func killAfter(t *testing.T, after time.Duration, o options, flags, payload []string) {
+func killAfter(t *testing.T, after time.Duration, flags, payload []string) {
 	t.Helper()
-	r := start(t, o, slices.Concat(flags, []string{"--timeout", "15"}, payload)...)
+	r := start(t, options{}, slices.Concat(flags, []string{"--timeout", "15"}, payload)...)
 	// Wait busily, because sleeping is too coarse. While waiting, note the namespace, which later
 	// identifies the run's processes.
 	for time.Since(r.begin) < after && !r.over() {
@@ -1109,32 +1109,16 @@ func killAfter(t *testing.T, after time.Duration, o options, flags, payload []st
 	r.wait()
 }
 
-// When sbxrun is killed at a random moment, the run ends completely.
+// When sbxrun is killed at a random moment, the run ends completely: also one that exits by itself, one with an idmapped
+// mount, for which a helper process exists for a moment, and one with both streams captured.
 func TestKilledRandomly(t *testing.T) {
 	for range soak(t) {
-		killAfter(t, rand.N(window), options{}, nil, busy)
+		killAfter(t, rand.N(window), nil, busy)
 	}
-}
-
-// The same for a run that exits by itself, so that some kills hit its end.
-func TestKilledRandomlyAtEnd(t *testing.T) {
 	for range scaled(t, 40) {
-		killAfter(t, rand.N(window), options{}, nil, leaver)
-	}
-}
-
-// The same with an idmapped mount, for which a helper process exists for a moment.
-func TestKilledRandomlyIdmapped(t *testing.T) {
-	dir := harness.Dir(t)
-	for range scaled(t, 60) {
-		killAfter(t, rand.N(window/2), options{}, []string{"--bind", dir + ":/mapped"}, leaver)
-	}
-}
-
-// The same with both streams captured.
-func TestKilledRandomlyCapturing(t *testing.T) {
-	for range scaled(t, 30) {
-		killAfter(t, rand.N(window), options{}, []string{"--json"}, []string{"sh", "-c", `: >/out/ran; setsid sleep 600 & while :; do echo x; done`})
+		killAfter(t, rand.N(window), nil, leaver)
+		killAfter(t, rand.N(window/2), []string{"--bind", harness.Dir(t) + ":/mapped"}, leaver)
+		killAfter(t, rand.N(window), []string{"--json"}, []string{"sh", "-c", `: >/out/ran; setsid sleep 600 & while :; do echo x; done`})
 	}
 }
 

@@ -1,12 +1,10 @@
 package faults
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -170,81 +168,4 @@ func (e *env) logged() int64 {
 		return 0
 	}
 	return st.Size()
-}
-
-// cleanup takes neither a living sandbox with stopped processes for an abandoned room, nor a
-// command's imitation of one.
-func TestTogetherDecoys(t *testing.T) {
-	e := newEnv(t)
-	living := e.start([]string{"--name", "living"})
-	stopped := e.start([]string{"--name", "stopped"}, "sleep", "600") // creates no further processes
-	pids := family(stopped.PID)
-	var targets []*harness.Target
-	for _, role := range []int{roleKeeper, roleMonitor, roleRoom} {
-		target, hit := harness.Strike(pids[role], pids[above[role]], unix.SIGSTOP)
-		if !hit {
-			t.Fatalf("there is no %s", roleNames[role])
-		}
-		defer target.Close()
-		targets = append(targets, target)
-	}
-	// Imitate names, arguments and sessions, and PID 1 of a namespace if that is allowed.
-	decoy := []string{"python3", "-c", `
-import ctypes, os, time
-libc = ctypes.CDLL(None)
-fd = os.memfd_create("room")
-os.set_inheritable(fd, True)
-there, tell = os.pipe()
-names = b"sbxrun-room", b"sbxrun-keeper", b"sbxrun-init", b"bwrap"
-for name in names:
-    if os.fork() == 0:
-        os.dup2(fd, 6)
-        if os.fork() == 0:
-            os.setsid()
-            if os.fork():
-                os._exit(0) # the session's leader is dead
-            libc.unshare(0x10000000 | 0x20000000) # user and PID namespace: refused, unless allowed
-            if os.fork() == 0:
-                libc.prctl(15, name, 0, 0, 0)
-        os.write(tell, b"x")
-        time.sleep(600)
-for _ in range(3 * len(names)):
-    os.read(there, 1)
-open("/out/decoys", "w").close()
-time.sleep(600)
-`}
-	x := living.exec(nil, decoy...)
-	e.until(bound, "the decoys", func() bool { return e.wrote("decoys") })
-	x.processes()
-	count := func() (n int) {
-		for _, p := range append(harness.Below(living.PID), harness.Below(x.pid)...) {
-			if p.State != "Z" {
-				n++
-			}
-		}
-		return n
-	}
-	before := count()
-	for range 3 {
-		if s := e.ok("cleanup"); strings.Contains(s.stdout, "held-init") {
-			for _, pid := range slices.Concat(living.family(), stopped.family()) {
-				check.That(t, !strings.Contains(s.stdout, fmt.Sprint(pid)) || pid <= 1, "a living sandbox was taken for an abandoned one: %v", s)
-			}
-		}
-	}
-	check.Equal(t, count(), before)
-	living.alive()
-	for i, target := range targets {
-		check.That(t, !target.Ended(), "process %d of a stopped sandbox was ended", i)
-		check.Must(t, target.Signal(unix.SIGCONT))
-	}
-	stopped.alive()
-	_ = x.cmd.Process.Signal(unix.SIGTERM) // finish checks its end
-	x.finish(living, stopped)
-	e.clean()
-}
-
-func (b *sandbox) family() []int {
-	pids := family(b.PID)
-	return pids[:]
 }

@@ -87,10 +87,6 @@ func Exited(pid int) bool {
 	return !ok || p.State == "Z" || p.State == "X"
 }
 
-// Kernel reports whether p is a kernel thread, which is never part of a run. Most
-// processes of a machine are.
-func (p Proc) Kernel() bool { return p.Parent == kthreadd && kthreadd != 0 }
-
 // self is the test process. Every process of a run is younger.
 var self, _ = ReadProc(os.Getpid())
 
@@ -99,7 +95,7 @@ func (p Proc) olderThan(q Proc) bool {
 	return len(p.Start) < len(q.Start) || len(p.Start) == len(q.Start) && p.Start < q.Start
 }
 
-// kthreadd is the parent of kernel threads; 0 where it is not visible, as in a container.
+// kthreadd is the parent of kernel threads, which are never part of a run; 0 where it is not visible, as in a container.
 var kthreadd = func() int {
 	if p, ok := ReadProc(2); ok && p.Parent == 0 && p.Comm == "kthreadd" {
 		return p.PID
@@ -169,13 +165,6 @@ func (n *Namespaces) Has(inode uint64) bool {
 	return n.held[inode] != nil
 }
 
-// Len returns how many namespaces were added.
-func (n *Namespaces) Len() int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return len(n.held)
-}
-
 // Close forgets all namespaces.
 func (n *Namespaces) Close() {
 	n.mu.Lock()
@@ -208,7 +197,7 @@ func Find(marker string, ours func(inode uint64) bool) (found []Proc) {
 	defer words.Put(buf)
 	for _, pid := range AllPIDs() {
 		before, ok := ReadProc(pid)
-		if !ok || pid == os.Getpid() || before.Kernel() || before.olderThan(self) {
+		if !ok || pid == os.Getpid() || before.Parent == kthreadd && kthreadd != 0 || before.olderThan(self) {
 			continue
 		}
 		why := ""

@@ -280,11 +280,3 @@ func (b *Sandbox) Files(names ...string) (all []string) {
 	}
 	return all
 }
-
-// Forget excludes the sandbox from the final checks, for a test that has damaged its record.
-func (b *Sandbox) Forget() {
-	b.finish()
-	b.State.mu.Lock()
-	defer b.State.mu.Unlock()
-	b.State.sandboxes = slices.DeleteFunc(b.State.sandboxes, func(other *Sandbox) bool { return other == b })
-}
