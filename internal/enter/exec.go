@@ -51,12 +51,21 @@ type Entry struct {
 }
 
 // Tmpfs is a directory in memory.
-type Tmpfs struct{ Dest, Options string } // see tmpfs(5)
+type Tmpfs struct {
+	Dest string
+	Mode uint32
+	Size int64 // bytes
+}
 
-// Inodes returns the option nr_inodes for a tmpfs of a size in bytes. An empty file costs 1 KiB of
+// options returns the mount options (tmpfs(5)).
+func (t Tmpfs) options() string {
+	return fmt.Sprintf("mode=%04o,size=%d,nr_inodes=%s", t.Mode, t.Size, inodes(t.Size))
+}
+
+// inodes returns the option nr_inodes for a tmpfs of a size in bytes. An empty file costs 1 KiB of
 // kernel memory that the size does not include. One inode for each page of 4 KiB is enough for
 // files with content, and bounds that memory to a quarter of the size.
-func Inodes(size int64) string {
+func inodes(size int64) string {
 	const page, least = 4096, 1024
 	return strconv.FormatInt(max(size/page, least), 10)
 }

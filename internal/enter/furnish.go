@@ -19,7 +19,7 @@ import (
 type Furnishing struct {
 	// Ready is the read end of a pipe. The room's PID 1 writes to it when bwrap has built the room.
 	Ready *os.File
-	Tmpfs []Mounted
+	Tmpfs []Tmpfs // mounted by bwrap
 	Files []File
 	// Clones come after Files.
 	Clones []Clone
@@ -34,13 +34,6 @@ type Furnishing struct {
 	// OwnNet gives the command its own network namespace instead of the room's. The kernel takes a millisecond to make
 	// one. bwrap would make it before its mounts; the entering process makes it while bwrap mounts.
 	OwnNet bool
-}
-
-// Mounted is a tmpfs that bwrap has mounted. A remount with its options changes the size but not the mode, which is
-// therefore set separately.
-type Mounted struct {
-	Tmpfs
-	Mode uint32
 }
 
 // File is a new file in one of bwrap's directories in a room.
@@ -60,7 +53,7 @@ func (f *Furnishing) overlays() (n int) {
 			n++
 		}
 	}
-	if f.Root != nil && f.Root.Overlay != nil {
+	if f.Root != nil && f.Root.writable() {
 		n++
 	}
 	return n
@@ -88,8 +81,8 @@ func (f *Furnishing) lay(plain *helper.Script, hostNet bool) {
 		const step = "set the size and mode of a tmpfs"
 		// The kernel checks that this is the root of a mount in the room (mount(2), MS_REMOUNT: EINVAL).
 		s.enter(step, t.Dest)
-		s.Do(step, unix.SYS_MOUNT, 0, ".", 0, unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV, t.Options)
-		s.Do(step, unix.SYS_FCHMODAT, unix.AT_FDCWD, ".", t.Mode)
+		s.Do(step, unix.SYS_MOUNT, 0, ".", 0, unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV, t.options())
+		s.Do(step, unix.SYS_FCHMODAT, unix.AT_FDCWD, ".", t.Mode) // a remount leaves the mode
 	}
 	create := s.Words(unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, FileMode, unix.RESOLVE_NO_SYMLINKS)
 	for _, file := range f.Files {

@@ -89,7 +89,7 @@ func (m *Maker) lay(s *helper.Script) {
 	s.Begin(init)
 	layProc(s)
 	for _, t := range m.entry.Fresh {
-		s.Do("mount a directory in memory", unix.SYS_MOUNT, "tmpfs", t.Dest, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, t.Options)
+		s.Do("mount a directory in memory", unix.SYS_MOUNT, "tmpfs", t.Dest, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, t.options())
 	}
 	// Otherwise the next command would see the terminals' modes and times. The options are bwrap's.
 	s.Do("mount /dev/pts", unix.SYS_MOUNT, "devpts", "/dev/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")

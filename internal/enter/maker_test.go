@@ -16,7 +16,7 @@ import (
 func maker(t *testing.T, sb *room.Room) *enter.Maker {
 	t.Helper()
 	e := entry(sb, "")
-	e.Fresh = []enter.Tmpfs{{Dest: "/tmp", Options: "mode=1777,size=1048576"}}
+	e.Fresh = []enter.Tmpfs{{Dest: "/tmp", Mode: 0o1777, Size: 1 << 20}}
 	m, err := e.Make(t.Context(), sb.Room)
 	t.Cleanup(func() {
 		check.OK(t, m.Close())

@@ -34,12 +34,11 @@ type Bind struct {
 // Mount is a mount to be finished.
 type Mount struct {
 	Dest string
-	// Base is the mount of a host directory, made by bwrap, in which Dest lies. "" means
-	// that bwrap has made the mount at Dest.
+	// Base is the mount, made by bwrap, in which Dest lies. "" means that bwrap has made the mount at Dest.
 	Base string
 	File bool // not a directory
 	Bind Bind // Place is below LayersDir, or Dest if Base is ""
-	// Overlay, if not nil, is mounted at Dest, above the bind.
+	// Overlay, if not nil, is mounted at Dest instead of the bind.
 	Overlay *Overlay
 }
 
@@ -77,7 +76,7 @@ func (s *script) clones(list []Clone) {
 func (s *script) all(list []Mount, root *Root, staged bool) {
 	// First the mounts that bwrap made in place: later ones may lie in them.
 	for i := range list {
-		if m := &list[i]; m.Base == "" && m.Overlay == nil {
+		if m := &list[i]; m.Base == "" {
 			s.Mount(i + 1)
 			s.open(slotMount, m.Dest, s.any)
 			s.check(slotMount, &m.Bind)
@@ -95,7 +94,6 @@ func (s *script) all(list []Mount, root *Root, staged bool) {
 		switch {
 		case m.Overlay != nil:
 			s.overlay(m)
-			staged = staged || m.Overlay.Upper != nil || len(m.Overlay.Lower) > 0
 		case m.Base != "":
 			s.move(m)
 		}
@@ -137,7 +135,7 @@ func (s *script) move(m *Mount) {
 // makePoint lays out the calls that open the mount point at m.Dest as slotTarget. They create
 // missing components, with the sandbox's identity.
 func (s *script) makePoint(m *Mount) {
-	names := strings.Split(strings.TrimPrefix(m.Dest, m.Base+"/"), "/")
+	names := strings.Split(strings.TrimPrefix(m.Dest[len(m.Base):], "/"), "/")
 	at, next := slotTarget, slotPlace
 	if len(names)%2 == 1 {
 		at, next = next, at // so that the last one is slotTarget

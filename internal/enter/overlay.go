@@ -18,25 +18,19 @@ import (
 // no user-supplied name is looked up twice or needs quoting. After the tmpfs is unmounted no path leads to a layer,
 // because the overlay has its own copies of these mounts. The new layer of an overlay in memory is in the same tmpfs.
 
-// Overlay is a writable view of a directory that leaves the directory unchanged. Its lowest
-// layer is the bind of its [Mount].
+// Overlay is a view of several directories that leaves them unchanged.
 type Overlay struct {
-	// Lower are further read-only layers, the uppermost first: directories that bwrap has bound below LayersDir.
+	// Lower are the layers that stay unchanged, the uppermost first.
 	Lower []Bind
-	// Upper is a directory on disk, bound like the Lower ones. It contains a directory for written files ([UpperName]) and
-	// one for the kernel ([WorkName]). If it is nil, both are in memory, with Size bytes.
+	// Upper is a directory on disk. It contains a directory for written files ([UpperName]) and one for the kernel
+	// ([WorkName]). If it is nil, both are in memory, with Size bytes; without a Size the view is read-only.
 	Upper *Bind
 	Size  int64
 	Mode  uint32 // of the overlay's root directory, if it is in memory
 }
 
-// scratchSize is the size of the tmpfs in which the layers are attached; o may be nil.
-func (o *Overlay) scratchSize() int64 {
-	if o == nil || o.Upper != nil {
-		return 64 << 10 // for directories alone
-	}
-	return o.Size
-}
+// writable reports whether the overlay has a layer for changes.
+func (o *Overlay) writable() bool { return o.Upper != nil || o.Size > 0 }
 
 // Names in the Upper directory of an [Overlay].
 const (
@@ -51,7 +45,6 @@ const (
 	slotLayer
 	slotTarget
 	slotPlace
-	slotLowest
 	slotMount
 	slotFS
 	slotDir
@@ -88,37 +81,52 @@ func newScript(s *helper.Script) *script {
 
 // overlay lays out the calls that mount m.Overlay.
 func (s *script) overlay(m *Mount) {
-	o := m.Overlay
-	s.open(slotTarget, m.Bind.Place, s.dir)
-	s.check(slotTarget, &m.Bind)
-	s.clone(slotLowest, slotTarget) // before anything is mounted over it
-	if m.Base != "" {
-		s.close(slotTarget)
-		s.makePoint(m)
-	}
+	s.makePoint(m)
+	s.scratch(m.Overlay)
+	s.union(s.layers(m.Overlay))
+	s.Do(StepOverlay, unix.SYS_CHDIR, "/")
+	s.confirm(slotMount, m.Dest)
+	s.finish(m.Overlay)
+}
 
-	s.scratch(o.scratchSize())
-	var places []string
+// layers attaches the layers and returns their paths. A writable overlay's new layer becomes slotLayer.
+func (s *script) layers(o *Overlay) (lowers []string, upper, work string) {
 	for i, lower := range o.Lower {
-		places = append(places, strconv.Itoa(i))
-		s.take(lower, places[i])
+		lowers = append(lowers, strconv.Itoa(i))
+		s.take(lower, lowers[i])
 	}
-	const lowest = "lowest"
-	places = append(places, lowest)
-	s.attach(slotLowest, lowest)
-	upper, work := s.upper(o)
+	if o.writable() {
+		upper, work = s.upper(o)
+	}
+	return lowers, upper, work
+}
+
+// union mounts an overlay of these layers over slotTarget, in place of the tmpfs for the layers, as slotMount.
+func (s *script) union(lowers []string, upper, work string) {
 	s.Add(StepOverlay, slotFS, unix.SYS_FSOPEN, "overlay", unix.FSOPEN_CLOEXEC)
-	s.option("lowerdir", strings.Join(places, ":"))
-	s.option("upperdir", upper)
-	s.option("workdir", work)
-	s.overlayOptions()
+	s.option("lowerdir", strings.Join(lowers, ":"))
+	if upper != "" {
+		s.option("upperdir", upper)
+		s.option("workdir", work)
+	}
+	// With userxattr the kernel neither follows nor makes redirects and metacopies, through which a layer could name files
+	// elsewhere.
+	s.Do(StepOverlay, unix.SYS_FSCONFIG, slotFS, unix.FSCONFIG_SET_FLAG, "userxattr", 0, 0)
+	s.option("index", "off")
+	s.option("xino", "off")
 	s.mount(slotMount)
 	s.Do(StepOverlay, unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
 	s.Do(StepOverlay, unix.SYS_MOVE_MOUNT, slotMount, "", slotTarget, "", byDescriptors)
-	s.Do(StepOverlay, unix.SYS_CHDIR, "/")
-	s.confirm(slotMount, m.Dest)
-	s.sendLayer()
-	for _, n := range []helper.Slot{slotMount, slotPlace, slotTarget} {
+}
+
+// finish sends the new layer to sbxrun and closes the descriptors of an overlay.
+func (s *script) finish(o *Overlay) {
+	slots := []helper.Slot{slotMount, slotPlace, slotTarget}
+	if o.writable() {
+		s.Do(StepLayer, helper.Say, reportLayer, 1, int(slotLayer))
+		slots = append(slots, slotLayer)
+	}
+	for _, n := range slots {
 		s.close(n)
 	}
 }
@@ -176,29 +184,19 @@ func (s *script) upper(o *Overlay) (upper, work string) {
 	return upper, work
 }
 
-// sendLayer sends slotLayer to sbxrun and closes it.
-func (s *script) sendLayer() {
-	s.Do(StepLayer, helper.Say, reportLayer, 1, int(slotLayer))
-	s.close(slotLayer)
-}
-
-// scratch mounts a tmpfs for the layers over slotTarget, and makes it slotPlace and the current directory.
-func (s *script) scratch(size int64) {
+// scratch mounts a tmpfs for the layers of o over slotTarget, and makes it slotPlace and the current directory.
+func (s *script) scratch(o *Overlay) {
+	size := o.Size
+	if o.Upper != nil || size == 0 {
+		size = 64 << 10 // for directories alone
+	}
 	s.Add(StepOverlay, slotFS, unix.SYS_FSOPEN, "tmpfs", unix.FSOPEN_CLOEXEC)
 	s.option("size", strconv.FormatInt(size, 10))
-	s.option("nr_inodes", Inodes(size))
+	s.option("nr_inodes", inodes(size))
 	s.option("mode", "0700")
 	s.mount(slotPlace)
 	s.Do(StepOverlay, unix.SYS_MOVE_MOUNT, slotPlace, "", slotTarget, "", byDescriptors)
 	s.Do(StepOverlay, unix.SYS_FCHDIR, slotPlace)
-}
-
-// overlayOptions sets the options that all overlays share. With userxattr the kernel neither follows nor makes redirects
-// and metacopies, through which a layer could name files elsewhere.
-func (s *script) overlayOptions() {
-	s.Do(StepOverlay, unix.SYS_FSCONFIG, slotFS, unix.FSCONFIG_SET_FLAG, "userxattr", 0, 0)
-	s.option("index", "off")
-	s.option("xino", "off")
 }
 
 func (s *script) option(name, value string) {

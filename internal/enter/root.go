@@ -1,32 +1,26 @@
 package enter
 
 import (
-	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/sbxrun/sbxrun/internal/helper"
 )
 
 // RootDir is where the new root of a room is mounted before it becomes the root.
 const RootDir = "/.root"
 
-// Root replaces bwrap's root with an overlayfs, in which the files and mounts of bwrap and of the rest of the furnishing
-// cover the files in Lower. The directories on the path to a mount are therefore always bwrap's own, and a symbolic link
-// in Lower cannot redirect a mount.
+// Root replaces bwrap's root with an overlay, in which the files and mounts of bwrap and of the rest of the furnishing
+// cover the files in its layers. The directories on the path to a mount are therefore always bwrap's own, and a symbolic
+// link in a layer cannot redirect a mount.
 type Root struct {
-	Lower []Bind // directories below LayersDir, the uppermost first
-	// Overlay, if not nil, makes the root writable. Its Lower directories are above the Root's.
-	Overlay *Overlay
-	Moved   []string // mounts in bwrap's root, except mounts inside another one
+	Overlay
+	Moved []string // mounts in bwrap's root, except mounts inside another one
 }
 
 // root lays out the calls that make r the root. They run after all other mounts are in place.
 func (s *script) root(r *Root) {
 	s.open(slotTarget, RootDir, s.dir)
-	s.scratch(r.Overlay.scratchSize())
+	s.scratch(&r.Overlay)
 	// bwrap's root as a layer, and above it a whiteout (overlayfs(5)) for RootDir itself.
 	const hide, made = "hide", "made"
 	s.Do(StepOverlay, unix.SYS_MKDIRAT, unix.AT_FDCWD, hide, 0o755)
@@ -35,30 +29,9 @@ func (s *script) root(r *Root) {
 	s.clone(slotMount, slotDir)
 	s.attach(slotMount, made)
 	s.close(slotDir)
-	layers := []string{hide, made}
-	lowers := r.Lower
-	if r.Overlay != nil {
-		lowers = slices.Concat(r.Overlay.Lower, lowers)
-	}
-	for i, lower := range lowers {
-		layers = append(layers, strconv.Itoa(i))
-		s.take(lower, layers[i+2])
-	}
-	var upper, work string
-	if r.Overlay != nil {
-		upper, work = s.upper(r.Overlay)
-	}
+	lowers, upper, work := s.layers(&r.Overlay)
 	s.removeLayersDir()
-	s.Add(StepOverlay, slotFS, unix.SYS_FSOPEN, "overlay", unix.FSOPEN_CLOEXEC)
-	s.option("lowerdir", strings.Join(layers, ":"))
-	if r.Overlay != nil {
-		s.option("upperdir", upper)
-		s.option("workdir", work)
-	}
-	s.overlayOptions()
-	s.mount(slotMount)
-	s.Do(StepOverlay, unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
-	s.Do(StepOverlay, unix.SYS_MOVE_MOUNT, slotMount, "", slotTarget, "", byDescriptors)
+	s.union(append([]string{hide, made}, lowers...), upper, work)
 	s.Do(StepOverlay, unix.SYS_FCHDIR, slotMount)
 	for _, name := range r.Moved {
 		s.open(slotDir, name, s.any)
@@ -69,10 +42,5 @@ func (s *script) root(r *Root) {
 	s.Do(StepMount, unix.SYS_PIVOT_ROOT, ".", ".")
 	s.Do(StepMount, unix.SYS_UMOUNT2, ".", unix.MNT_DETACH)
 	s.Do(StepMount, unix.SYS_CHDIR, "/")
-	if r.Overlay != nil {
-		s.sendLayer()
-	}
-	for _, n := range []helper.Slot{slotMount, slotPlace, slotTarget} {
-		s.close(n)
-	}
+	s.finish(&r.Overlay)
 }

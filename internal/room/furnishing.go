@@ -1,7 +1,7 @@
 package room
 
 import (
-	"strconv"
+	"cmp"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -12,38 +12,37 @@ import (
 // furnishing returns the work of the entering process in the new room.
 func (p *Plan) furnishing() *enter.Furnishing {
 	f := &enter.Furnishing{ReadOnly: ownMounts, NoUserns: p.noUserns, OwnNet: p.ownNet}
-	overlays := p.mounted
 	for i := range p.ops {
 		o := &p.ops[i]
 		switch o.kind {
 		case opTmpfs:
 			t := o.tmpfs()
 			t.Dest = o.at()
-			f.Tmpfs = append(f.Tmpfs, enter.Mounted{Tmpfs: t, Mode: tmpfsMode(o.dst)})
+			f.Tmpfs = append(f.Tmpfs, t)
 		case opCopy:
 			f.Files = append(f.Files, enter.File{Dest: o.at(), Data: o.data})
 		}
 		m := enter.Mount{Dest: o.dst, Base: o.base, File: o.kind == opCopy || o.st != nil && o.st.Mode&unix.S_IFMT != unix.S_IFDIR, Bind: o.bind()}
 		if o.kind == opOverlay {
-			m.Overlay, overlays = &overlays[0], overlays[1:]
+			m.Base, m.Overlay = cmp.Or(o.base, "/"), o.overlay
 		}
 		if o.tree != "" {
-			f.Clones = append(f.Clones, enter.Clone{Source: p.tree(o) + strings.TrimPrefix(o.src, o.tree), Dest: o.dst, File: o.file})
+			f.Clones = append(f.Clones, enter.Clone{Source: p.treePlace(o.tree) + strings.TrimPrefix(o.src, o.tree), Dest: o.dst, File: o.file})
 			continue
 		}
-		if m.Base != "" || o.host() && o.users && !o.layer {
+		if m.Base != "" || o.host() && o.mount != nil && !o.layer {
 			f.Mounts = append(f.Mounts, m)
 		}
 	}
-	if f.Root = p.root(); f.Root != nil && f.Root.Overlay != nil {
+	if f.Root = p.root(); f.Root != nil && p.ops[0].overlay != nil {
 		f.ReadOnly = []string{"/dev"}
 	}
 	return f
 }
 
-// tmpfs returns the mount options of an opTmpfs.
+// tmpfs describes an opTmpfs for the entering process.
 func (o *op) tmpfs() enter.Tmpfs {
-	return enter.Tmpfs{Dest: o.dst, Options: "mode=" + octalMode(tmpfsMode(o.dst)) + ",size=" + strconv.FormatInt(o.size, 10) + ",nr_inodes=" + enter.Inodes(o.size)}
+	return enter.Tmpfs{Dest: o.dst, Mode: tmpfsMode(o.dst), Size: o.size}
 }
 
 // tmpfsMode returns the mode that programs expect.

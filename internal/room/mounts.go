@@ -30,24 +30,21 @@ type op struct {
 	size int64  // tmpfs
 	data []byte // contents of a copy
 	over bool   // a copy that is mounted over an existing file
-	// from is the open source (O_PATH) of a user's bind. It stays open until the room is built, so that its inode number
-	// is not reused. st is its status.
+	// mount is the user's mount. It is empty for a layer, and nil for the sandbox's own parts.
+	mount *Mount
+	// from is the open source (O_PATH) of the mount. It stays open until the room is built, so that its inode number is not
+	// reused. st is its status.
 	from *os.File
 	st   *unix.Stat_t
-	here string // Mount.Here
-	// base is the bind of the host directory that contains dst, or "". With a base, bwrap mounts at place, and the
-	// entering process moves the mount to dst: see [enter.Mount].
+	// base is the bind of the host directory that contains dst, or "". With a place, bwrap mounts there, and the entering
+	// process mounts at dst: see [enter.Mount].
 	base, place string
-	users       bool // a bind that the user requested
 	// tree is the directory from whose bind the entering process clones the mount; "" if bwrap binds it.
-	tree   string
-	file   bool   // not a directory; set only with tree
-	layer  bool   // a temporary bind for an overlay
-	staged bool   // the keeper binds the source, because bwrap could not reach it
-	mount  *Mount // of an overlay
-	owned  bool   // Mount.Owned
-	in     string // Mount.In
-	image  string // Mount.Image
+	tree    string
+	file    bool           // not a directory; set only with tree
+	layer   bool           // a temporary bind for an overlay
+	overlay *enter.Overlay // of an opOverlay or writable opRoot
+	staged  bool           // the keeper binds the source, because bwrap could not reach it
 	// owner, if not nil, is the owner of the source on disk. The mount is idmapped (mount_setattr(2), Linux 5.12): the
 	// owner's files belong to the sandbox's uid inside, and new files belong to the owner on disk.
 	owner *proc.Cred
@@ -60,6 +57,9 @@ func (o *op) at() string { return cmp.Or(o.place, o.dst) }
 func (o *op) host() bool {
 	return o.kind == opBind || o.kind == opBindRW || o.kind == opOverlay || o.kind == opDevice
 }
+
+// owned reports whether the owner of a source that the sandbox cannot write to is mapped.
+func (o *op) owned() bool { return o.kind == opRoot || o.mount.Owned }
 
 // bind describes the mount for the entering process.
 func (o *op) bind() enter.Bind {
@@ -248,11 +248,7 @@ func accounts(user User) ([]byte, []byte) {
 // mountOp checks one of the user's mounts against the host.
 func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 	if m.Kind == Tmpfs {
-		size := m.Size
-		if size == 0 {
-			size = p.TmpSize
-		}
-		return op{kind: opTmpfs, dst: m.Dest, size: size}, false, nil
+		return op{kind: opTmpfs, dst: m.Dest, size: cmp.Or(m.Size, p.TmpSize)}, false, nil
 	}
 	if m.Kind == Empty {
 		return op{kind: opCopy, dst: m.Dest, data: []byte("\n"), over: true}, false, nil
@@ -273,14 +269,14 @@ func mountOp(p *Policy, m Mount) (o op, skip bool, err error) {
 		}
 		return op{}, false, e
 	}
-	o = op{kind: opBind, src: m.Source, dst: m.Dest, here: m.Here, users: true, owned: m.Owned, in: m.In}
+	o = op{kind: opBind, src: m.Source, dst: m.Dest, mount: &m}
 	switch m.Kind {
 	case ReadWrite:
 		o.kind = opBindRW
 	case device:
 		o.kind = opDevice
 	case Overlaid:
-		o.kind, o.mount, o.size = opOverlay, &m, cmp.Or(m.Size, p.TmpSize)
+		o.kind, o.size = opOverlay, cmp.Or(m.Size, p.TmpSize)
 	}
 	return o, false, nil
 }
@@ -360,21 +356,20 @@ func (p *Plan) mountError(err error, mounts []enter.Mount) error {
 	return err
 }
 
-// placeMounts decides which mounts bwrap creates below [enter.LayersDir]: those with a destination in a directory of
-// the host, and the trees of clones.
+// placeMounts decides which mounts bwrap creates below [enter.LayersDir]: overlays, those with a destination in a
+// directory of the host, and the trees of clones.
 func (p *Plan) placeMounts() {
 	var hosts []string // parents first
 	for i := range p.ops {
 		o := &p.ops[i]
-		if o.tree != "" && !slices.ContainsFunc(p.trees, func(tree op) bool { return tree.src == o.tree }) {
-			p.trees = append(p.trees, op{src: o.tree})
+		if o.tree != "" && !slices.Contains(p.trees, o.tree) {
+			p.trees = append(p.trees, o.tree)
 		}
-		if o.kind != opSymlink && o.kind != opDir {
-			if o.kind == opRoot {
-				continue
-			}
+		if o.kind != opSymlink && o.kind != opDir && o.kind != opRoot {
 			if n := slices.IndexFunc(hosts, func(dir string) bool { return values.Within(o.dst, dir) }); n >= 0 {
 				o.base, o.place = hosts[n], p.place()
+			} else if o.kind == opOverlay {
+				o.place = p.place()
 			}
 		}
 		if o.host() && o.base == "" {
@@ -383,14 +378,12 @@ func (p *Plan) placeMounts() {
 	}
 }
 
-// tree returns where the tree of a part is bound.
-func (p *Plan) tree(o *op) string {
-	for _, tree := range p.trees {
-		if tree.src == o.tree {
-			return tree.dst
-		}
+// treePlace returns where bwrap binds a tree. A single one needs no tmpfs at LayersDir.
+func (p *Plan) treePlace(tree string) string {
+	if p.places == 0 && len(p.trees) == 1 {
+		return enter.LayersDir
 	}
-	return ""
+	return path.Join(enter.LayersDir, "tree"+strconv.Itoa(slices.Index(p.trees, tree)))
 }
 
 // place returns a new path below [enter.LayersDir].

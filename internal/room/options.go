@@ -26,12 +26,6 @@ const (
 // build creates bwrap's options.
 func (p *Plan) build(pol *Policy) error {
 	p.hostname, p.noUserns = pol.Hostname, !readOnlySysctl()
-	for i := range p.trees {
-		// Without other mounts in it, there is no need for a tmpfs at LayersDir.
-		if p.trees[i].dst = enter.LayersDir; p.places > 0 || len(p.trees) > 1 {
-			p.trees[i].dst = p.place()
-		}
-	}
 	p.words = p.options(false)
 	if n := len(p.words); n > maxWords {
 		return &result.Error{Code: "too-many-words", Message: fmt.Sprintf("%d words for binds are more than bubblewrap takes", n), Hint: "bind the directory above"}
@@ -46,7 +40,7 @@ func (p *Plan) build(pol *Policy) error {
 var ownMounts = []string{"/dev", "/"}
 
 // options returns bwrap's options for the room. If whole is true, they include the work of the furnishing, for use
-// without sbxrun, which requires bubblewrap 0.8.
+// without sbxrun, which requires bubblewrap 0.8, and a plan without overlays and root directory.
 func (p *Plan) options(whole bool) (words []string) {
 	add := func(args ...string) { words = append(words, args...) }
 	more := func(args ...string) {
@@ -64,15 +58,15 @@ func (p *Plan) options(whole bool) (words []string) {
 	}
 	add(p.identity...)
 	add("--hostname", p.hostname)
-	if p.places > 0 && !whole {
+	if !whole && (p.places > 0 || len(p.trees) > 1) {
 		add("--tmpfs", enter.LayersDir)
 	}
-	if view(p.ops).rooted() && !whole {
+	if view(p.ops).rooted() {
 		add("--dir", enter.RootDir)
 	}
 	for _, tree := range p.trees {
 		if !whole {
-			add("--ro-bind", tree.src, tree.dst)
+			add("--ro-bind", tree, p.treePlace(tree))
 		}
 	}
 	staged, fd, dir := 0, FirstCopy, "/"
@@ -83,14 +77,14 @@ func (p *Plan) options(whole bool) (words []string) {
 		if (o.kind == opDevice || view(p.ops).rooted()) && o.base == "" && !o.layer {
 			// bwrap gives missing parents mode 0700, which would hide that of a root directory.
 			parents := []string(nil)
-			for dir := path.Dir(dst); !made[dir]; dir = path.Dir(dir) {
+			for dir := path.Dir(o.dst); !made[dir]; dir = path.Dir(dir) {
 				parents, made[dir] = append(parents, dir), true
 			}
 			for _, dir := range slices.Backward(parents) {
 				add("--dir", dir)
 			}
 		}
-		if whole && !o.layer {
+		if whole {
 			dst = o.dst
 		}
 		if o.staged {
@@ -100,7 +94,12 @@ func (p *Plan) options(whole bool) (words []string) {
 		switch o.kind {
 		case opSymlink:
 			add("--symlink", src, dst)
-		case opBind, opOverlay, opRoot:
+		case opOverlay:
+			add("--ro-bind", src, dst)
+			if o.base == "" {
+				add("--dir", o.dst)
+			}
+		case opBind, opRoot:
 			if o.tree == "" || whole {
 				add("--ro-bind", src, dst)
 			} else if path.Dir(dst) != dir {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -41,8 +42,7 @@ type Overlay struct {
 	lock  *os.File    // locked file of the directory on disk
 	disk  *os.File    // Upper, held open (O_PATH) until the plan is closed
 	upper unix.Stat_t // status of the layer's directory in Upper
-	mode  uint32      // permissions of Dest
-	size  int64       // size limit of a layer in memory
+	mount *enter.Overlay
 }
 
 // Compared returns the time since which changes of the source conflict with the layer. The tree of an image does not change,
@@ -65,7 +65,7 @@ func (o *Overlay) Close() {
 func (p *Plan) layOverlays() error {
 	used := map[string][]*Overlay{} // by Upper
 	list := p.those(func(o *op) bool { return o.kind == opOverlay })
-	list = append(list, p.those(func(o *op) bool { return o.kind == opRoot && o.mount != nil })...) // mounted last
+	list = append(list, p.those(func(o *op) bool { return o.kind == opRoot && o.mount.Kind == Overlaid })...) // mounted last
 	for _, op := range list {
 		o, err := p.newOverlay(op)
 		if err != nil {
@@ -113,7 +113,8 @@ func (p *Plan) newOverlay(o *op) (*Overlay, error) {
 	if first := o.mount.Since; !first.IsZero() && first.Before(since) {
 		since, index = first, "" // the index at that time is unknown
 	}
-	return &Overlay{Source: real, Dest: o.dst, Image: o.mount.Image, Since: since.UTC().Round(0), Base: base, Index: index, Lower: o.mount.Lower, mode: mode, size: o.size}, nil
+	o.overlay = &enter.Overlay{Lower: []enter.Bind{o.bind()}, Size: o.size, Mode: mode}
+	return &Overlay{Source: real, Dest: o.dst, Image: o.mount.Image, Since: since.UTC().Round(0), Base: base, Index: index, Lower: o.mount.Lower, mount: o.overlay}, nil
 }
 
 // identity returns the [tree.Identity] of a directory, and the digest of its git index.
@@ -127,32 +128,29 @@ func identity(name string) (base, index string, err error) {
 	return base, hostfiles.GitIndex(fd), err
 }
 
-// addLayers adds the binds that bwrap makes for the overlays to the plan, and the overlays to the
-// furnishing.
+// addLayers adds the binds of the overlays' further layers to the plan.
 func (p *Plan) addLayers() error {
 	bind := func(kind opKind, src string, from *os.File) (enter.Bind, error) {
-		o := op{kind: kind, src: src, dst: p.place(), from: from, users: true, layer: true}
+		o := op{kind: kind, src: src, dst: p.place(), mount: new(Mount), from: from, layer: true}
 		err := p.open(&o)
 		p.ops = append(p.ops, o)
 		return o.bind(), err
 	}
 	for _, o := range p.overlays {
-		f := enter.Overlay{Size: o.size, Mode: o.mode}
-		for _, lower := range o.Lower {
+		for i, lower := range o.Lower {
 			b, err := bind(opBind, lower, nil)
 			if err != nil {
 				return err
 			}
-			f.Lower = append(f.Lower, b)
+			o.mount.Lower = slices.Insert(o.mount.Lower, i, b)
 		}
 		if o.Upper != "" {
 			b, err := bind(opBindRW, o.Upper, o.disk)
 			if err != nil {
 				return err
 			}
-			f.Upper = &b
+			o.mount.Upper = &b
 		}
-		p.mounted = append(p.mounted, f)
 	}
 	return nil
 }

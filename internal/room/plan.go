@@ -26,18 +26,16 @@ type Plan struct {
 	// Bounds apply to the command. The caller sets them.
 	Bounds proc.Bounds
 
-	hold    []*os.File // Policy.Hold, and the locks of overlays
-	command []string
-	path    string // PATH of the payload
-	env     []values.Var
-	words   []string // bwrap's options, for the room
-	ops     []op
-	// the policy's overlays, and their mounts for the entering process
-	overlays []*Overlay
-	mounted  []enter.Overlay
+	hold     []*os.File // Policy.Hold, and the locks of overlays
+	command  []string
+	path     string // PATH of the payload
+	env      []values.Var
+	words    []string // bwrap's options, for the room
+	ops      []op
+	overlays []*Overlay   // of the policy
 	devices  *devices.Set // nil for none
 	places   int          // number of places below enter.LayersDir
-	trees    []op         // binds in enter.LayersDir from which parts are cloned
+	trees    []string     // directories that are bound in enter.LayersDir, from which parts are cloned
 	cred     *proc.Cred
 	// identity are bwrap's options for the payload's identity inside.
 	identity []string

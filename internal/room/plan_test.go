@@ -195,7 +195,7 @@ func TestPlanBuild(t *testing.T) {
 			{kind: opSymlink, dst: "/bin", src: "usr/bin"},
 			{kind: opBind, dst: "/usr", src: "/usr"},
 			{kind: opBindRW, dst: "/w", src: "/a b"},
-			{kind: opBind, dst: "/s", src: "/root/s", from: staged, users: true, staged: true},
+			{kind: opBind, dst: "/s", src: "/root/s", from: staged, mount: new(Mount), staged: true},
 			{kind: opProc, dst: "/proc"},
 			{kind: opDev, dst: "/dev"},
 			{kind: opTmpfs, dst: "/dev/shm", size: 1},
@@ -252,10 +252,7 @@ func TestPlanBuild(t *testing.T) {
 		check.NoDiff(t, cmp.Diff(strings.Fields(tt.want), words), "(-want +got)")
 	}
 	wantFurnishing := &enter.Furnishing{
-		Tmpfs: []enter.Mounted{
-			{Tmpfs: enter.Tmpfs{Dest: "/dev/shm", Options: "mode=1777,size=1,nr_inodes=1024"}, Mode: 0o1777}, {Tmpfs: enter.Tmpfs{Dest: "/tmp", Options: "mode=1777,size=2,nr_inodes=1024"}, Mode: 0o1777},
-			{Tmpfs: enter.Tmpfs{Dest: Home, Options: "mode=0700,size=3,nr_inodes=1024"}, Mode: 0o700}, {Tmpfs: enter.Tmpfs{Dest: "/x", Options: "mode=0755,size=4,nr_inodes=1024"}, Mode: 0o755},
-		},
+		Tmpfs:    []enter.Tmpfs{{Dest: "/dev/shm", Mode: 0o1777, Size: 1}, {Dest: "/tmp", Mode: 0o1777, Size: 2}, {Dest: Home, Mode: 0o700, Size: 3}, {Dest: "/x", Mode: 0o755, Size: 4}},
 		Files:    []enter.File{{Dest: "/etc/hosts", Data: []byte("127.0.0.1 h\n")}, {Dest: "/etc/localtime", Data: []byte("UTC")}, {Dest: "/.layers/0", Data: []byte("\n")}},
 		Mounts:   []enter.Mount{{Dest: "/s", Bind: enter.Bind{Place: "/s"}}, {Dest: "/w/secret", Base: "/w", File: true, Bind: enter.Bind{Place: "/.layers/0"}}},
 		ReadOnly: []string{"/dev", "/"}, NoUserns: plan.NoUserns(),
@@ -543,7 +540,7 @@ func TestTrustedLinkOfRoot(t *testing.T) {
 		names = append(names, top+"/a", top+"/b", top+"/b/sub", top+"/c", top+"/c/..", top+"/c/../../a", top+"/d", top+"/e/e/e/a")
 	}
 	trusted := func(name string) (string, error) {
-		o := op{users: true, src: name}
+		o := op{mount: new(Mount), src: name}
 		err := (&Plan{cred: &proc.Cred{UID: Nobody, GID: Nobody}}).open(&o)
 		o.from.Close() // Close of a nil file only returns an error
 		return o.src, err

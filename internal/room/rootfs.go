@@ -44,9 +44,9 @@ func (p *Policy) rootMount() *Mount {
 
 // rootOp returns the op for a root directory.
 func rootOp(p *Policy, m *Mount, home string) (op, error) {
-	o := op{kind: opRoot, src: m.Source, dst: "/", here: m.Here, users: true, owned: true, image: m.Image}
+	o := op{kind: opRoot, src: m.Source, dst: "/", mount: m}
 	if m.Kind == Overlaid {
-		o.mount, o.size = m, cmp.Or(m.Size, p.TmpSize)
+		o.size = cmp.Or(m.Size, p.TmpSize)
 	}
 	var st unix.Stat_t
 	err := unix.Stat(o.source(), &st) // also triggers an automount
@@ -146,9 +146,9 @@ func (p *Plan) root() *enter.Root {
 	for i := range p.ops {
 		switch o := &p.ops[i]; {
 		case o.kind == opRoot:
-			r = &enter.Root{Lower: []enter.Bind{o.bind()}}
-			if o.mount != nil {
-				r.Overlay = &p.mounted[len(p.mounted)-1]
+			r = &enter.Root{Overlay: enter.Overlay{Lower: []enter.Bind{o.bind()}}}
+			if o.overlay != nil {
+				r.Overlay = *o.overlay
 			}
 		case r == nil, o.layer, o.base != "": // the root comes first; the others are not mounts in bwrap's root
 		case o.kind == opSymlink, o.kind == opDir, o.kind == opCopy:
@@ -193,11 +193,11 @@ func (p *Plan) rootError(step *proc.StartError) error {
 
 // title returns the name of a root for messages. A user of a server may not know the path of an image.
 func (o *op) title() string {
-	if o.image != "" {
-		return fmt.Sprintf("image %.19s", o.image)
+	if o.mount.Image != "" {
+		return fmt.Sprintf("image %.19s", o.mount.Image)
 	}
 	return fmt.Sprintf("root directory %q", o.src)
 }
 
 // source returns the path for opening the source of o.
-func (o *op) source() string { return cmp.Or(o.here, o.src) }
+func (o *op) source() string { return cmp.Or(o.mount.Here, o.src) }

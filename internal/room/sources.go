@@ -25,13 +25,13 @@ import (
 // ownerToMap returns the owner of a writable bind's source, or of the bind that contains it, if the sandbox runs with
 // another identity that the user did not request; otherwise nil.
 func (p *Plan) ownerToMap(o *op, filtered bool) (*proc.Cred, error) {
-	if !p.mapOwners || o.layer || o.kind != opBindRW && o.kind != opOverlay && !o.owned {
+	if !p.mapOwners || o.layer || o.kind != opBindRW && o.kind != opOverlay && !o.owned() {
 		return nil, nil
 	}
 	source := o
-	if o.in != "" {
+	if in := o.mount.In; in != "" {
 		// The sandbox gets the rights of the owner of the whole bind.
-		i := slices.IndexFunc(p.ops, func(other op) bool { return other.dst == o.in && other.st != nil })
+		i := slices.IndexFunc(p.ops, func(other op) bool { return other.dst == in && other.st != nil })
 		if i < 0 {
 			return nil, nil
 		}
@@ -41,7 +41,7 @@ func (p *Plan) ownerToMap(o *op, filtered bool) (*proc.Cred, error) {
 	if owner.UID == p.cred.UID && owner.GID == p.cred.GID {
 		return nil, nil
 	}
-	if !filtered && !o.owned {
+	if !filtered && !o.owned() {
 		return nil, &result.Error{Code: "idmap", Message: fmt.Sprintf("--seccomp off: the command could leave setuid programs of uid %d's in %q", owner.UID, o.src),
 			Hint: "--user UID:GID runs the sandbox as another user, or leave the filter on"}
 	}
@@ -238,13 +238,13 @@ func (p *Plan) staged() []*op { return p.those(func(o *op) bool { return o.stage
 func (p *Plan) stage(filtered bool) error {
 	need := false
 	for i := range p.ops {
-		if o := &p.ops[i]; o.users {
+		if o := &p.ops[i]; o.mount != nil {
 			var err error
 			if o.owner, err = p.ownerToMap(o, filtered); err != nil {
 				return err
 			}
 			need = need || o.owner != nil || !reachable(o.src)
-			if o.kind == opBind && !o.layer && !o.owned && closed(o.st, p.cred) {
+			if o.kind == opBind && !o.layer && !o.owned() && closed(o.st, p.cred) {
 				p.Closed = append(p.Closed, o.src)
 			}
 		}
@@ -257,7 +257,7 @@ func (p *Plan) stage(filtered bool) error {
 			Hint: "install it elsewhere"}
 	}
 	for i := range p.ops {
-		p.ops[i].staged = p.ops[i].users
+		p.ops[i].staged = p.ops[i].mount != nil
 	}
 	return nil
 }
@@ -270,7 +270,7 @@ func closed(st *unix.Stat_t, cred *proc.Cred) bool { return st.Uid != cred.UID &
 // directory, or does not start. For root, it follows no link that others could have created (package links), because an
 // earlier payload may have left one in a directory that it could write to.
 func (p *Plan) open(o *op) (err error) {
-	if !o.users {
+	if o.mount == nil {
 		return nil
 	}
 	if o.from == nil {

@@ -72,7 +72,7 @@ func TestDetachRefuses(t *testing.T) {
 		f, err := os.Open("/proc/sys")
 		check.Must(t, err)
 		defer f.Close()
-		plan := &Plan{cred: &proc.Cred{UID: Nobody, GID: Nobody}, ops: []op{{src: f.Name(), from: f, users: true, staged: true, owner: &owner}}}
+		plan := &Plan{cred: &proc.Cred{UID: Nobody, GID: Nobody}, ops: []op{{src: f.Name(), from: f, mount: new(Mount), staged: true, owner: &owner}}}
 		mounts, err := plan.detach()
 		var e *result.Error
 		want := fmt.Sprintf("--user %d:%d", owner.UID, owner.GID)

@@ -228,7 +228,7 @@ func (p *Plan) makeUpper(dir, n int, o *Overlay) error {
 		return err
 	}
 	unix.Close(work)
-	upper, err := p.makeOwn(top, enter.UpperName, o.mode)
+	upper, err := p.makeOwn(top, enter.UpperName, o.mount.Mode)
 	if err != nil {
 		return err
 	}

@@ -46,7 +46,7 @@ func TestUpperRace(t *testing.T) {
 	}()
 	var p Plan
 	for range 500 {
-		o := &Overlay{mode: 0o755}
+		o := &Overlay{mount: &enter.Overlay{Mode: 0o755}}
 		_ = p.makeUpper(dir, 0, o) // may fail
 		o.Close()
 		_ = os.RemoveAll(filepath.Join(top, "layers/0")) // may fail because of a concurrent change; the next round retries
@@ -83,7 +83,7 @@ func TestMakeOwnUnfinished(t *testing.T) {
 
 // A root without extended attributes for its layer is an error with a remedy.
 func TestRootErrorAttributes(t *testing.T) {
-	p := &Plan{ops: []op{{kind: opRoot, image: "sha256:0123456789abcdef"}}}
+	p := &Plan{ops: []op{{kind: opRoot, mount: &Mount{Image: "sha256:0123456789abcdef"}}}}
 	err := p.rootError(&proc.StartError{Step: enter.StepXattr, Err: unix.EOPNOTSUPP})
 	var e *result.Error
 	if !errors.As(err, &e) || !strings.HasPrefix(e.Message, "cannot mount image sha256:0123456789ab: its layer needs extended attributes") || !strings.Contains(e.Hint, "--upper") {

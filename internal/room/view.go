@@ -132,7 +132,7 @@ func (p *Plan) Hides(name string) bool {
 // ReadOnly reports whether a clean path is in one of the user's binds that is read-only.
 func (p *Plan) ReadOnly(name string) bool {
 	mount := view(p.ops).mountOf(name)
-	return mount.users && mount.kind == opBind
+	return mount.mount != nil && mount.kind == opBind
 }
 
 // Overlaid reports whether a clean path is in an overlay.
@@ -144,7 +144,7 @@ func (p *Plan) Overlaid(name string) bool {
 // elsewhere by now. Other paths are returned unchanged.
 func (v view) opened(host string) string {
 	for _, o := range v {
-		if o.users && o.from != nil && o.src == host {
+		if o.mount != nil && o.from != nil && o.src == host {
 			return "/proc/self/fd/" + strconv.Itoa(proc.Descriptor(o.from))
 		}
 	}
