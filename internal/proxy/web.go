@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -81,7 +82,7 @@ func newWeb(s *server) *web {
 
 // newReverseProxy forwards requests unchanged, except for upgrades to another protocol than WebSocket:
 // after an upgrade the proxy sees no requests, and HTTP/2 (h2c) or TLS (RFC 2817) could address any
-// host.
+// host. A request with a body cannot be upgraded.
 //
 // A connection attempt ends with its request. Transport would continue it for the next request, so
 // that a sandbox could start any number of attempts by canceling requests.
@@ -96,7 +97,7 @@ func newReverseProxy(t *http.Transport) *httputil.ReverseProxy {
 			r.Out = r.Out.WithContext(context.WithValue(r.Out.Context(), requestKey{}, r.In.Context()))
 			r.Out.Host = r.In.Host
 			r.Out.URL.RawQuery = r.In.URL.RawQuery // ReverseProxy drops parameters that it cannot parse, such as b=1;c=2
-			if !strings.EqualFold(r.Out.Header.Get("Upgrade"), "websocket") {
+			if r.In.ContentLength != 0 || !strings.EqualFold(r.Out.Header.Get("Upgrade"), "websocket") {
 				r.Out.Header.Del("Upgrade")
 				r.Out.Header.Del("Connection")
 			}
@@ -177,9 +178,6 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	rw.Header()["Content-Type"] = nil // prevent net/http from guessing one
-	// Otherwise the server would read and close the request's body before it writes the response. A host that responds
-	// early, or at once, would wait or have its response cut (golang.org/issue/40747).
-	_ = http.NewResponseController(rw).EnableFullDuplex() // HTTP/1 supports it
 	switch {
 	case conn.tunnel != nil:
 		w.within(rw, r, conn.tunnel)
@@ -251,9 +249,9 @@ func (w *web) pass(rw http.ResponseWriter, r *http.Request) {
 		refuseHTTP(rw, &hostError{t, err})
 	} else if proxy != nil {
 		n := w.server.counts.of(ofHost, t.String())
-		w.chained.ServeHTTP(rw, r.WithContext(context.WithValue(r.Context(), counterKey{}, n)))
+		forward(w.chained, rw, r.WithContext(context.WithValue(r.Context(), counterKey{}, n)))
 	} else {
-		w.forward.ServeHTTP(rw, r)
+		forward(w.forward, rw, r)
 	}
 }
 
@@ -269,7 +267,42 @@ func (w *web) within(rw http.ResponseWriter, r *http.Request, tunnel *tunneled) 
 		return
 	}
 	r.URL = &url.URL{Scheme: "http", Host: tunnel.String(), Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery, ForceQuery: r.URL.ForceQuery}
-	tunnel.forward.ServeHTTP(rw, r)
+	forward(tunnel.forward, rw, r)
+}
+
+// forward forwards a request, also if the host responds before the end of the request. By default, net/http would read
+// and close the request's body before it writes the response, which would delay or cut that (golang.org/issue/40747).
+// Then, however, the body must end before the handler does: net/http panics if it has to read the rest itself and the
+// connection has another request.
+func forward(by *httputil.ReverseProxy, rw http.ResponseWriter, r *http.Request) {
+	if r.ContentLength == 0 {
+		by.ServeHTTP(rw, r)
+		return
+	}
+	answer := http.NewResponseController(rw)
+	_ = answer.EnableFullDuplex() // HTTP/1 supports it
+	body := &requestBody{ReadCloser: r.Body}
+	r = r.WithContext(r.Context()) // net/http needs its own request unchanged
+	r.Body = body
+	by.ServeHTTP(rw, r)
+	if !body.ended.Load() {
+		_ = answer.Flush() // the client may wait for the response
+		_ = body.Close()   // reads the rest, or leaves the connection to be closed
+	}
+}
+
+// requestBody records that a body has ended.
+type requestBody struct {
+	io.ReadCloser
+	ended atomic.Bool
+}
+
+func (b *requestBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		b.ended.Store(true)
+	}
+	return n, err
 }
 
 // hostError is an error about a host.

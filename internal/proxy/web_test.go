@@ -219,3 +219,42 @@ func TestEarlyResponse(t *testing.T) {
 		}
 	}
 }
+
+// After a response that came before the end of its request, the connection takes the next request.
+func TestRequestAfterEarlyResponse(t *testing.T) {
+	t.Parallel()
+	host := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		c, _, err := http.NewResponseController(rw).Hijack()
+		check.Must(t, err)
+		defer c.Close()
+		_, _ = io.WriteString(c, "HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+		_, _ = io.Copy(io.Discard, c)
+	}))
+	defer host.Close()
+	address := host.Listener.Addr().String()
+	proxy := serving(t, listing(t, address, nil))
+	const field = "Content-Length: 8\r\n\r\n"
+	const next = "GET http://other.example.org/ HTTP/1.1\r\nHost: x\r\n\r\n"
+	for what, test := range map[string]struct {
+		begin  string
+		status []int
+		next   int
+	}{
+		"plain":           {"POST http://" + address + "/ HTTP/1.1\r\nHost: x\r\n" + field + "half", []int{http.StatusRequestEntityTooLarge}, http.StatusForbidden},
+		"within a tunnel": {"CONNECT " + address + " HTTP/1.1\r\n\r\nPOST / HTTP/1.1\r\nHost: " + address + "\r\n" + field + "half", []int{http.StatusOK, http.StatusRequestEntityTooLarge}, http.StatusRequestEntityTooLarge},
+		"refused":         {"POST http://other.example.org/ HTTP/1.1\r\nHost: x\r\n" + field + "halfmore", []int{http.StatusForbidden}, http.StatusForbidden},
+	} {
+		for _, pieces := range [][]string{{"more" + next}, {"more", next}} {
+			if what == "refused" {
+				pieces = []string{next}
+			}
+			c, b := get(t, proxy, test.begin, test.status...)
+			for _, piece := range pieces {
+				_, err := io.WriteString(c, piece)
+				check.Must(t, err)
+			}
+			answer, err := http.ReadResponse(b, nil)
+			check.That(t, err == nil && answer.StatusCode == test.next, "%s: %+v, %v", what, answer, err)
+		}
+	}
+}
