@@ -8,7 +8,9 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/http/httputil"
+	"net/textproto"
 	"net/url"
 	"strings"
 	"sync"
@@ -108,10 +110,25 @@ func newReverseProxy(t *http.Transport) *httputil.ReverseProxy {
 			}
 			return nil
 		},
-		Transport:    t,
+		Transport:    limited{t},
 		ErrorLog:     log.New(io.Discard, "", 0),
 		ErrorHandler: func(rw http.ResponseWriter, _ *http.Request, err error) { refuseHTTP(rw, err) },
 	}
+}
+
+// limited limits the fields of informational responses (1xx), of which a host can send any number.
+type limited struct{ *http.Transport }
+
+func (l limited) RoundTrip(r *http.Request) (*http.Response, error) {
+	trace := httptrace.ContextClientTrace(r.Context()) // ReverseProxy's, for this request
+	pass := trace.Got1xxResponse
+	trace.Got1xxResponse = func(code int, header textproto.MIMEHeader) error {
+		if fields(http.Header(header)) > maxFields {
+			return errFields
+		}
+		return pass(code, header)
+	}
+	return l.Transport.RoundTrip(r)
 }
 
 // Accept, Close and Addr make web a listener for connections that serve hands over.

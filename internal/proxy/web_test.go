@@ -101,8 +101,13 @@ func TestOptions(t *testing.T) {
 func TestFields(t *testing.T) {
 	t.Parallel()
 	host := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/many" {
+		switch r.URL.Path {
+		case "/many":
 			rw.Header()["X"] = make([]string, maxFields+1)
+		case "/hints":
+			rw.Header()["X"] = make([]string, maxFields+1)
+			rw.WriteHeader(http.StatusEarlyHints)
+			rw.Header().Del("X")
 		}
 	}))
 	defer host.Close()
@@ -119,7 +124,9 @@ func TestFields(t *testing.T) {
 	_, b := get(t, proxy, request("GET", "http://"+address+"/", maxFields+1), http.StatusRequestHeaderFieldsTooLarge)
 	n, err := b.Read(make([]byte, 1))
 	check.That(t, n == 0 && err == io.EOF, "the connection is still open: %d, %v", n, err)
-	get(t, proxy, request("GET", "http://"+address+"/many", 0), http.StatusBadGateway)
+	for _, path := range []string{"/many", "/hints"} {
+		get(t, proxy, request("GET", "http://"+address+path, 0), http.StatusBadGateway)
+	}
 }
 
 // Only upgrades to WebSocket are forwarded. In other protocols a request could address another host.
