@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -110,25 +109,6 @@ func TestReport(t *testing.T) {
 
 // lines breaks a JSON text before every member, for a readable difference.
 func lines(text string) []string { return strings.SplitAfter(text, ",") }
-
-// The member names are part of the interface.
-func TestReportMembers(t *testing.T) {
-	rep := Result{Started: true, Cause: Exited, Payload: &Payload{}, Verdict: Proven, Err: &Error{}}.Report("ID", nil)
-	rep.SetOutput(Stream{UTF8: true}, Stream{})
-	rep.Bwrap = &ReportBwrap{}
-	text, err := rep.JSON()
-	check.Must(t, err)
-	var members map[string]any
-	check.Must(t, json.Unmarshal(text, &members))
-	var got []string
-	for name := range members {
-		got = append(got, name)
-	}
-	slices.Sort(got)
-	want := []string{"argv", "bwrap", "cause", "duration_ms", "error", "exit_code", "id", "payload", "setup_ms", "started", "started_at", "status",
-		"stderr_base64", "stderr_bytes", "stderr_truncated", "stdout", "stdout_bytes", "stdout_truncated", "teardown", "teardown_ms", "timed_out", "usage", "version"}
-	check.NoDiff(t, cmp.Diff(want, got), "(-want +got)")
-}
 
 // A stream is in one of two members, and can be restored byte by byte.
 func TestSetOutput(t *testing.T) {

@@ -1,8 +1,6 @@
 package result
 
 import (
-	"errors"
-	"io/fs"
 	"strings"
 	"syscall"
 	"testing"
@@ -110,12 +108,5 @@ func TestExitCodeAndStatus(t *testing.T) {
 	}
 	for _, tt := range tests {
 		check.NoDiff(t, cmp.Diff(tt.want, end{tt.in.ExitCode(), tt.in.Status()}), "%s (-want +got)", tt.name)
-	}
-}
-
-func TestError(t *testing.T) {
-	var err error = &Error{Code: "x", Message: "cannot open it", Hint: "try", Err: fs.ErrPermission}
-	if err.Error() != "cannot open it" || !errors.Is(err, fs.ErrPermission) {
-		t.Errorf("%q, wraps its cause: %v", err, errors.Is(err, fs.ErrPermission))
 	}
 }

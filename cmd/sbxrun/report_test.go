@@ -104,19 +104,6 @@ func TestReportDirectoryMoved(t *testing.T) {
 	check.That(t, len(got) == 0, "in the directory that took its name: %q", got)
 }
 
-// The report's directory does not change before the report is written.
-func TestReportLeavesNothingBefore(t *testing.T) {
-	dir := t.TempDir()
-	for _, old := range []map[string]string{{}, {"r.json": "old"}} {
-		for name, text := range old {
-			check.Must(t, os.WriteFile(dir+"/"+name, []byte(text), 0o600))
-		}
-		_, err := openReport(&cli.Run{}, dir+"/r.json")
-		check.Must(t, err)
-		check.NoDiff(t, cmp.Diff(old, contents(t, dir)), "(-want +got)")
-	}
-}
-
 // The report replaces any file that the command has created in its place, without writing to it.
 func TestReportForged(t *testing.T) {
 	rep, text := report(t)

@@ -1,7 +1,6 @@
 package admission
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"testing"
@@ -78,27 +77,4 @@ func TestCensusHere(t *testing.T) {
 	}
 	_, ok := parentNS(os.Getpid())
 	check.That(t, !ok, "our own PID namespace has a parent that we can see")
-}
-
-// BenchmarkSandboxes counts 200 sandboxes with two execs each, after reading the processes.
-func BenchmarkSandboxes(b *testing.B) {
-	var stats []proc.Stat
-	var inits []proc.Identity
-	for i := range 200 {
-		base := 1000 + 100*i
-		stats = append(stats, proc.Stat{PID: base, Parent: 1, Comm: "bwrap", Threads: 1}, proc.Stat{PID: base + 1, Parent: base, Threads: 1})
-		for x := range 2 {
-			keeper := base + 10 + 10*x
-			stats = append(stats, proc.Stat{PID: keeper, Parent: 1, Comm: proc.KeeperName}, proc.Stat{PID: keeper + 1, Parent: keeper, Threads: 1})
-		}
-		inits = append(inits, proc.Identity{PID: base, PIDNS: uint64(base)})
-	}
-	for b.Loop() {
-		c := newCensus(stats, func(pid int) (uint64, bool) { return uint64(pid / 100 * 100), true })
-		tasks := 0
-		for _, init := range inits {
-			tasks += c.Sandbox(init).Tasks
-		}
-		check.Require(b, tasks == 800, "%v", fmt.Sprint("counted ", tasks))
-	}
 }

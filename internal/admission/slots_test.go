@@ -263,18 +263,6 @@ func TestAdmission(t *testing.T) {
 	release()
 }
 
-// If the locks cannot be taken, takeSlot, waitSlot and try fail.
-func TestSlotsFail(t *testing.T) {
-	d := opened(t)
-	check.Must(t, d.Close())
-	release, err := takeSlot(d.Folder(), 1)
-	check.That(t, err != nil && err != errFull, "a slot: %v, %v", release != nil, err)
-	release, err = waitSlot(t.Context(), d.Folder(), 1)
-	check.That(t, err != nil && err != errFull, "a slot, waited for: %v, %v", release != nil, err)
-	release, ok, err := try(d.Folder(), admissionName)
-	check.That(t, !ok && err != nil, "admission: %v, %v, %v", release != nil, ok, err)
-}
-
 // Executed programs do not inherit the locks.
 func TestLocksCloseOnExec(t *testing.T) {
 	d := opened(t)

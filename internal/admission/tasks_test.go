@@ -156,13 +156,6 @@ func TestLacking(t *testing.T) {
 	}
 }
 
-func BenchmarkLook(b *testing.B) {
-	for b.Loop() {
-		_, err := Look()
-		check.Must(b, err)
-	}
-}
-
 // AddPromises counts the unused limits of sandboxes below each cgroup, except for those that exceed the
 // cgroup's own limit.
 func TestPromises(t *testing.T) {

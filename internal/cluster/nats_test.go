@@ -67,28 +67,6 @@ func hung(t *testing.T, each func(net.Conn)) (url string) {
 	return "nats://" + l.Addr().String()
 }
 
-// A client leaves a silent server early enough to send a heartbeat through another one before it counts as
-// lost.
-func TestSilent(t *testing.T) {
-	t.Parallel()
-	came := make(chan time.Time, 100)
-	c := config.Default()
-	c.NATS.URL = hung(t, func(c net.Conn) {
-		came <- time.Now()
-		go io.Copy(io.Discard, c)
-	})
-	bus, err := Connect(&c, GatewayKind, slog.New(slog.DiscardHandler))
-	check.Must(t, err)
-	defer bus.Conn.Close()
-	const most = lostAfter - heartbeatInterval // since the last beat
-	first := <-came
-	after := (<-came).Sub(first)
-	check.That(t, after < most, "after %v", after)
-	for end := time.Now().Add(time.Minute); bus.Reconnects() == 0; time.Sleep(time.Millisecond) {
-		check.Require(t, !time.Now().After(end), "the reconnect is not counted")
-	}
-}
-
 // A client leaves a server that stops reading, although a blocked write holds the connection.
 func TestUnread(t *testing.T) {
 	t.Parallel()

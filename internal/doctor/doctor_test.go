@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -327,16 +326,4 @@ func TestInterrupted(t *testing.T) {
 	check.That(t, !r.OK, "ok, although nothing was tried")
 	d := Diagnose(ctx, caller())
 	check.That(t, d == nil, "%v", d)
-}
-
-func TestReadFrom(t *testing.T) {
-	f, err := memoryFile()
-	check.Must(t, err)
-	defer f.Close()
-	check.Equal(t, readFrom(f), "")
-	_, err = f.Write(append(bytes.Repeat([]byte("x"), 10000), "end"...))
-	check.Must(t, err)
-	if got := readFrom(f); len(got) != 4096 || !strings.HasSuffix(got, "xend") {
-		t.Errorf("%d bytes, …%q", len(got), got[len(got)-4:])
-	}
 }

@@ -199,22 +199,6 @@ func TestPackBounds(t *testing.T) {
 	}
 }
 
-// Directories that are nested too deeply are rejected.
-func TestPackDeep(t *testing.T) {
-	dir := t.TempDir()
-	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	must(t, err)
-	for range 3 * maxDepth {
-		must(t, unix.Mkdirat(fd, "d", 0o700))
-		next, err := unix.Openat(fd, "d", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		must(t, err, unix.Close(fd))
-		fd = next
-	}
-	must(t, unix.Close(fd))
-	_, err = Pack(t.Context(), open(t, dir), io.Discard, plenty)
-	check.That(t, code(err) == "too-large", "%v", err)
-}
-
 // hostile are archives that a command or another machine may have made.
 var hostile = map[string][]tar.Header{
 	"absolute":          {{Typeflag: tar.TypeReg, Name: "/new", Size: 1}},

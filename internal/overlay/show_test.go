@@ -15,27 +15,6 @@ import (
 	"github.com/sbxrun/sbxrun/tests/check"
 )
 
-func TestPatch(t *testing.T) {
-	t.Parallel()
-	layer, source, tree := laid(t)
-	put(t, source, "text", "a\nb\n")
-	put(t, layer, "text", "a\nc\n")
-	put(t, source, "gone/x", "x\n")
-	wipe(t, layer, "gone")
-	put(t, layer, "a b", "x\n") // patch(1) ends the name at the tab
-	put(t, layer, "binary", "\x00")
-	put(t, layer, "esc\x1b[31m", "\n")
-	list, _ := lines(t, tree)
-	var b bytes.Buffer
-	must(t, tree.Patch(&b, list))
-	want := "diff --git a/a b b/a b\nnew file mode 100644\n--- /dev/null\n+++ b/a b\t\n@@ -0,0 +1,1 @@\n+x\n" +
-		"diff --git a/binary b/binary\nnew file mode 100644\nBinary files /dev/null and b/binary differ\n" +
-		"diff --git \"a/esc\\033[31m\" \"b/esc\\033[31m\"\nnew file mode 100644\n--- /dev/null\n+++ \"b/esc\\033[31m\"\n@@ -0,0 +1,1 @@\n+\n" +
-		"diff --git a/gone/x b/gone/x\ndeleted file mode 100644\n--- a/gone/x\n+++ /dev/null\n@@ -1,1 +0,0 @@\n-x\n" +
-		"diff --git a/text b/text\n--- a/text\n+++ b/text\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
-	check.NoDiff(t, cmp.Diff(want, b.String()), "-want +got")
-}
-
 // git(1) accepts a patch of every change between files, links and directories, and the result is that
 // of an apply.
 func TestPatchTaken(t *testing.T) {

@@ -451,17 +451,6 @@ os.nice(1) # setpriority(2)
 	check.That(t, text == want, "%q, want %q", text, want)
 }
 
-// A call's own /tmp, /dev/shm and /dev/pts are not mounted over those of the room: the kernel would copy the room's
-// mounts for every call.
-func TestOneMountEach(t *testing.T) {
-	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
-	_, text := in(t, take(t, p, "a"), supervise.Options{}, "cat", "/proc/self/mountinfo")
-	for _, dir := range []string{"/tmp", "/dev/shm", "/dev/pts"} {
-		n := strings.Count(text, " / "+dir+" ")
-		check.That(t, n == 1, "%d mounts at %s, want 1: %s", n, dir, text)
-	}
-}
-
 // A payload can neither take over PID 1 of its call nor reach beyond its namespaces.
 func TestTakeover(t *testing.T) {
 	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
@@ -469,25 +458,6 @@ func TestTakeover(t *testing.T) {
 		res, text := in(t, take(t, p, "a"), supervise.Options{Timeout: harness.Deadline(2 * time.Second)}, "/fixtures/takeover")
 		check.That(t, res.Cause != result.Lost, "%+v, %q", res, text)
 	}
-}
-
-// A call ends with its context, and its room serves the next call.
-func TestCanceled(t *testing.T) {
-	p := warm(t, policy(t), pool.Sizes{Min: 1, Max: 1})
-	r := take(t, p, "a")
-	ctx, cancel := context.WithCancel(t.Context())
-	run, err := r.Start(ctx, slot.Command{Args: []string{"sleep", "1000"}})
-	check.Must(t, err)
-	cancel()
-	res, err := run.Wait()
-	check.That(t, err == nil && res.Cause == result.Canceled && res.Verdict == result.Proven, "%+v, %v", res, err)
-	r.Give()
-	r = take(t, p, "a")
-	_, err = r.Start(ctx, slot.Command{Args: []string{"true"}})
-	check.That(t, err != nil, "a context that is done has started a command")
-	r.Give()
-	_, text := in(t, take(t, p, "a"), supervise.Options{}, "echo", "here")
-	check.That(t, text == "here\n", "%q", text)
 }
 
 // If a room's process is killed from outside, only one call fails; the next gets another room.

@@ -39,33 +39,6 @@ func placeOf(t *testing.T, s *pool.Source, p slot.Policy) slot.Slot {
 	}
 }
 
-// Files are written before a command starts and read after it has ended; the next command does not see them.
-func TestFiles(t *testing.T) {
-	s := source(t, policy(t))
-	for range 3 {
-		at := placeOf(t, s, slot.Policy{Policy: policy(t)})
-		dir, err := at.Files()
-		check.Must(t, err)
-		if _, err := dir.Put("dir/in", strings.NewReader("text"), 100, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		var out bytes.Buffer
-		run, err := at.Start(t.Context(), slot.Command{Args: []string{"sh", "-c", "ls; cat dir/in; stat -c %U dir/in; echo more >>dir/in; mv dir/in out"}, Options: supervise.Options{Stdout: &out, Stderr: &out, Timeout: bound}})
-		check.Must(t, err)
-		if res, err := run.Wait(); err != nil || res.ExitCode() != 0 || out.String() != "dir\ntextsandbox\n" {
-			t.Errorf("%+v, %v, %q", res, err, &out)
-		}
-		f, _, err := dir.Get("out")
-		check.Must(t, err)
-		text := new(bytes.Buffer)
-		_, _ = text.ReadFrom(f)
-		f.Close()
-		check.That(t, text.String() == "textmore\n", "%q", text)
-		res, err := at.Give()
-		check.That(t, err == nil && res.Verdict == result.Proven, "%+v, %v", res, err)
-	}
-}
-
 // A session and a call with limits of its own get a cold slot.
 func TestCold(t *testing.T) {
 	s := source(t, policy(t))

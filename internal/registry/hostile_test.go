@@ -8,8 +8,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
-	"path"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -287,33 +285,4 @@ func TestPlatforms(t *testing.T) {
 	}))
 	_, err := pull(t, newStore(t), host(liar)+"/app@sha256:"+strings.Repeat("0", 64), Options{}, images.Options{Packed: true})
 	wants(t, err, "its digest is "+amd64)
-}
-
-// After an interrupted pull, the next one reads only the layers that are missing.
-func TestContinue(t *testing.T) {
-	s := newStock(t)
-	store := newStore(t)
-	var read []string
-	layers := must(s.image.Layers())
-	last := must(layers[2].Digest()).String()
-	server := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if part := path.Base(r.URL.Path); strings.Contains(r.URL.Path, "/blobs/") {
-			if read = append(read, part); part == last && len(read) == 4 {
-				w.WriteHeader(http.StatusForbidden)
-				return
-			}
-		}
-		s.handler.ServeHTTP(w, r)
-	}))
-	_, err := pull(t, store, host(server)+"/app:1", Options{}, images.Options{Name: "app"})
-	wants(t, err, "denies access")
-	if _, err := store.FindImage("app"); err == nil {
-		t.Error("the image is there although its pull failed")
-	}
-	m, err := pull(t, store, host(server)+"/app:1", Options{}, images.Options{Name: "app"})
-	check.Must(t, err)
-	want := []string{m.ConfigID, last}
-	check.That(t, slices.Equal(read[4:], want), "the second pull read %q, want %q", read[4:], want)
-	found, err := store.FindImage("app")
-	check.That(t, err == nil && found.Digest == m.Digest, "%+v, %v", found, err)
 }

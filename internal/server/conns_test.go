@@ -18,7 +18,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -425,13 +424,4 @@ func TestRequestsAtOnce(t *testing.T) {
 	for range 2 {
 		check.Equal(t, ask("/first", "uid-1"), 200)
 	}
-}
-
-// The code shown in a status is a copy that does not keep the whole code in memory.
-func TestShown(t *testing.T) {
-	set := &settings{}
-	set.ShowCode = true
-	code := strings.Repeat("x", 2*maxShown)
-	shown := set.shown(nil, code)
-	check.That(t, len(shown) == maxShown && unsafe.StringData(shown) != unsafe.StringData(code), "%d bytes", len(shown))
 }

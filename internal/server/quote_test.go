@@ -22,28 +22,3 @@ func FuzzQuoted(f *testing.F) {
 		check.That(t, long == want || strings.Contains(text, `\`), "%q: %d, want %d", quoted, long, want)
 	})
 }
-
-func BenchmarkQuoted(b *testing.B) {
-	for name, line := range map[string]string{"lines": strings.Repeat("x", 79) + "\n", "yes": "y\n"} {
-		text := strings.Repeat(line, (32<<10)/len(line))
-		b.Run(name, func(b *testing.B) {
-			b.SetBytes(int64(len(text)))
-			var to []byte
-			for b.Loop() {
-				to, _ = appendQuoted(to[:0], []byte(text))
-			}
-		})
-		b.Run(name+"/json", func(b *testing.B) {
-			b.SetBytes(int64(len(text)))
-			enc := json.NewEncoder(discard{})
-			enc.SetEscapeHTML(false)
-			for b.Loop() {
-				_ = enc.Encode(text)
-			}
-		})
-	}
-}
-
-type discard struct{}
-
-func (discard) Write(b []byte) (int, error) { return len(b), nil }

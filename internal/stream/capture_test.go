@@ -161,18 +161,6 @@ func TestMemory(t *testing.T) {
 	check.That(t, got <= 2*limit, "a limit of %d takes %d bytes of memory", limit, got)
 }
 
-// Reading the text does not change the buffer.
-func TestTextTwice(t *testing.T) {
-	b := NewBuffer(6)
-	b.Write([]byte("abcdefgh"))
-	first, _ := b.Text()
-	second, _ := b.Text()
-	b.Write([]byte("i"))
-	third, _ := b.Text()
-	want := "abc\n[… 3 bytes left out …]\nghi"
-	check.That(t, first == second && third == want, "got %q, %q, %q; want the same twice, then %q", first, second, third, want)
-}
-
 func FuzzBuffer(f *testing.F) {
 	f.Add(8, 3, "abc€..€xyz")
 	f.Add(0, 1, "abc")

@@ -119,16 +119,6 @@ func TestFollowWithoutInotify(t *testing.T) {
 	check.OK(t, receive(t, result, "the end"))
 }
 
-// watch returns an error for a closed file and leaks no descriptors.
-func TestWatchErrors(t *testing.T) {
-	f := create(t)
-	before := descriptors(t)
-	f.Close()
-	_, _, err := watch([]LogFile{{File: f}})
-	check.That(t, errors.Is(err, unix.ENOENT), "closed file: %v; want ENOENT", err)
-	check.Equal(t, descriptors(t), before-1, "%d descriptors, then one closed", before)
-}
-
 func descriptors(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")

@@ -2,7 +2,6 @@ package stream
 
 import (
 	"fmt"
-	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -47,19 +46,6 @@ func TestTail(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestTailErrors(t *testing.T) {
-	f := create(t)
-	write(t, f, "a\nb\n")
-	writeOnly, err := os.OpenFile(f.Name(), os.O_WRONLY, 0)
-	check.Must(t, err)
-	defer writeOnly.Close()
-	f.Close()
-	for _, f := range []*os.File{f, writeOnly} {
-		got, err := Tail(f, 1)
-		check.That(t, err != nil && got == 0, "%d, %v; want an error", got, err)
 	}
 }
 

@@ -206,17 +206,6 @@ func TestLogHoldsNoSecrets(t *testing.T) {
 	check.That(t, !strings.Contains(log, "hush") && strings.Contains(log, `"cause":"exited"`), "%v", log)
 }
 
-func TestTimeoutClamped(t *testing.T) {
-	t.Parallel()
-	s := serve(t, "[call]\ntimeout = \"200ms\"\nmax_timeout = \"400ms\"\n")
-	call := sh("sleep 1000")
-	a := s.run(call)
-	check.That(t, a.TimeoutMS == 200 && a.Clamped == nil && a.Cause == "timeout", "%v %v %s", a.TimeoutMS, a.Clamped, a.Cause)
-	call.TimeoutMS = 1e300
-	a = s.run(call)
-	check.That(t, a.TimeoutMS == 400 && fmt.Sprint(a.Clamped) == "[timeout_ms]" && a.Cause == "timeout", "%v %v %s", a.TimeoutMS, a.Clamped, a.Cause)
-}
-
 func TestOutputTruncated(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -950,19 +939,6 @@ func TestKeyOutlivesConnection(t *testing.T) {
 	}
 }
 
-// Stored answers do not use the tenant's memory.
-func TestStoredAnswersUseNoBuffers(t *testing.T) {
-	t.Parallel()
-	s := serve(t, "[tenant]\nbuffers = \"6M\"\n")
-	call := sh("head -c 1M /dev/zero | tr '\\0' x")
-	for _, key := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
-		status, b := s.ask(http.MethodPost, "/v1/run", call, "Idempotency-Key", key)
-		check.Require(t, status == http.StatusOK, "%s: %d %.300s", key, status, b)
-	}
-	status, b := s.ask(http.MethodPost, "/v1/run", call, "Idempotency-Key", "a")
-	check.That(t, status == http.StatusOK && len(b) >= 1<<20, "%d %.300s", status, b)
-}
-
 // A working directory that does not exist, or is not a directory, is a usage error in every kind of sandbox.
 func TestWrongWorkdir(t *testing.T) {
 	t.Parallel()
@@ -992,27 +968,6 @@ func TestNullAndDefaults(t *testing.T) {
 	s.answers(http.StatusOK, `"text":"42"`, http.MethodPost, path+"/code", `{"code":"6*7","language":null,"limits":null}`)
 }
 
-// Stored files can be listed and removed by their tenant.
-func TestListContentStore(t *testing.T) {
-	t.Parallel()
-	s := serve(t, "")
-	var stored api.Stored
-	_, b := s.ask(http.MethodPost, "/v1/files", []byte("text"))
-	check.Must(t, json.Unmarshal(b, &stored))
-	list := func() (all api.StoredFiles) {
-		status, b := s.ask(http.MethodGet, "/v1/files", nil)
-		err := json.Unmarshal(b, &all)
-		check.Require(t, err == nil && status == http.StatusOK, "%d %s", status, b)
-		return all
-	}
-	all := list()
-	check.That(t, len(all.Files) == 1 && all.Files[0].ID == stored.ID && all.Files[0].Size == 4 && all.Files[0].Expires != nil, "%+v", all)
-	s.answers(http.StatusNoContent, "", http.MethodDelete, "/v1/files/"+stored.ID, nil)
-	s.refuses(api.NoSuchFile, http.MethodDelete, "/v1/files/"+stored.ID, nil)
-	all = list()
-	check.That(t, len(all.Files) == 0, "%+v", all)
-}
-
 // collect descends into directories and with **, and reports patterns that match nothing.
 func TestCollectDirectories(t *testing.T) {
 	t.Parallel()
@@ -1031,36 +986,6 @@ func TestCollectDirectories(t *testing.T) {
 		}
 		slices.Sort(got)
 		check.That(t, slices.Equal(got, test.want) && slices.Equal(a.Unmatched, test.unmatched), "%q: %q, unmatched %q", test.patterns, got, a.Unmatched)
-	}
-}
-
-// File names that are not UTF-8 are distinct in listings and reports, and their files can be written and read.
-func TestNamesNotUTF8(t *testing.T) {
-	t.Parallel()
-	s := serve(t, "")
-	path := s.session(`{}`)
-	call := sh("printf 1 >\"$(printf 'a\\377')\"; printf 2 >\"$(printf 'a\\376')\"; printf 3 >plain")
-	call.Collect = []string{"a*"}
-	a := s.call(path+"/exec", call)
-	check.That(t, len(a.Files) == 2 && string(a.Files[0].PathBase64) == "a\xfe" && string(a.Files[1].PathBase64) == "a\xff", "%+v", a.Files)
-	var list struct {
-		Files []struct {
-			Path       string
-			PathBase64 []byte `json:"path_base64"`
-		}
-	}
-	_, b := s.ask(http.MethodGet, path+"/files", nil)
-	check.Must(t, json.Unmarshal(b, &list))
-	check.That(t, len(list.Files) == 3 && string(list.Files[0].PathBase64) == "a\xfe" && string(list.Files[1].PathBase64) == "a\xff" && list.Files[2].Path == "plain" && list.Files[2].PathBase64 == nil,
-		"%s", b)
-	status, b := s.ask(http.MethodGet, path+"/files/a%ff", nil)
-	check.That(t, status == http.StatusOK && string(b) == "1", "%d %s", status, b)
-	s.answers(http.StatusCreated, "", http.MethodPut, path+"/files/b%fd", []byte("4"))
-	text := "5"
-	put := sh("cat \"$(printf 'b\\375')\" \"$(printf 'c\\374')\"")
-	put.Files = []api.FileIn{{PathBase64: []byte("c\xfc"), Text: &text}}
-	if a := s.call(path+"/exec", put); *a.Stdout != "45" {
-		t.Errorf("%q %q, %s", *a.Stdout, *a.Stderr, base64.StdEncoding.EncodeToString(put.Files[0].PathBase64))
 	}
 }
 
