@@ -1,9 +1,7 @@
 package server
 
 import (
-	"log/slog"
 	"math"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -17,11 +15,7 @@ import (
 
 // A call with unlimited output, of a tenant without a limit, does not overflow the budget of others.
 func TestEndlessOutput(t *testing.T) {
-	c := config.Default()
-	c.StateDir, c.Tenant.MaxOutput, c.Tenant.Output = filepath.Join(t.TempDir(), "state"), 0, 0
-	s, err := New(c, nil, nowhere{}, slog.New(slog.DiscardHandler), "test")
-	check.Must(t, err)
-	defer s.Drain(t.Context())
+	s := newServer(t, nowhere{}, func(c *config.Config) { c.Tenant.MaxOutput, c.Tenant.Output = 0, 0 })
 	for _, size := range []int64{math.MaxInt64/2 + 1, math.MaxInt64} {
 		ex, err := s.check(Identity{Tenant: "uid-1"}, &api.Call{Argv: []string{"true"}, Limits: api.Limits{MaxOutput: size}})
 		check.Must(t, err)
@@ -35,14 +29,11 @@ func TestEndlessOutput(t *testing.T) {
 // The tenant's max_timeout limits all executions. In addition call.max_timeout limits calls and cells, and the
 // end of the session limits its background processes.
 func TestTimeouts(t *testing.T) {
-	c := config.Default()
-	c.StateDir = filepath.Join(t.TempDir(), "state")
-	own := c.Tenant
-	own.MaxTimeout = values.Duration(2 * time.Minute)
-	c.Tenants = map[string]config.Tenant{"bound": own}
-	s, err := New(c, nil, nowhere{}, slog.New(slog.DiscardHandler), "test")
-	check.Must(t, err)
-	defer s.Drain(t.Context())
+	s := newServer(t, nowhere{}, func(c *config.Config) {
+		own := c.Tenant
+		own.MaxTimeout = values.Duration(2 * time.Minute)
+		c.Tenants = map[string]config.Tenant{"bound": own}
+	})
 	session := &sessions.Session{Expires: time.Now().Add(3 * time.Hour)}
 	call := func(w Identity, ms float64) (*execution, error) {
 		return s.check(w, &api.Call{Argv: []string{"true"}, TimeoutMS: ms})

@@ -3,7 +3,6 @@ package server
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
@@ -310,11 +309,7 @@ func TestLongErrors(t *testing.T) {
 
 // The memory for bodies limits how many are read at once.
 func TestBodiesAtOnce(t *testing.T) {
-	h := handler(t, func(s *Server) {
-		set := *s.settings.Load()
-		set.Tenant.Buffers = 1 << 20
-		s.settings.Store(&set)
-	})
+	h := as("uid-1", newServer(t, nowhere{}, func(c *config.Config) { c.Tenant.Buffers = 1 << 20 }).Handler(http.NotFoundHandler()))
 	web := httptest.NewServer(h)
 	t.Cleanup(web.Close)
 	begin := func() net.Conn {
@@ -378,11 +373,7 @@ func TestBodyHolds(t *testing.T) {
 
 // The memory that a request has reserved is freed at its end.
 func TestHold(t *testing.T) {
-	c := config.Default()
-	c.StateDir, c.Tenant.Buffers = filepath.Join(t.TempDir(), "state"), 1000
-	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
-	check.Must(t, err)
-	defer s.Drain(t.Context())
+	s := newServer(t, nowhere{}, func(c *config.Config) { c.Tenant.Buffers = 1000 })
 	h := s.authenticated(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for _, want := range []api.Code{"", api.Policy} {
 			err := s.Hold(r.Context(), 600)
@@ -390,8 +381,7 @@ func TestHold(t *testing.T) {
 		}
 	}))
 	for range 2 {
-		r := httptest.NewRequest(http.MethodGet, "http://sbxrun/", nil)
-		h.ServeHTTP(httptest.NewRecorder(), r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
+		ask(as("uid-1", h), http.MethodGet, "/", "")
 	}
 	check.Equal(t, s.memory.Used("uid-1"), 0)
 	check.OK(t, s.Hold(As(t.Context(), "uid-1", ""), 1<<30), "without HTTP")
@@ -399,16 +389,10 @@ func TestHold(t *testing.T) {
 
 // The number of concurrent requests per tenant is limited, so one tenant cannot use up a proxy's connections.
 func TestRequestsAtOnce(t *testing.T) {
-	c := config.Default()
-	c.StateDir, c.Tenant.Requests = filepath.Join(t.TempDir(), "state"), 1
-	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
-	check.Must(t, err)
-	defer s.Drain(t.Context())
+	s := newServer(t, nowhere{}, func(c *config.Config) { c.Tenant.Requests = 1 })
 	var h http.Handler
-	ask := func(path, peer string) int {
-		w := httptest.NewRecorder()
-		r := httptest.NewRequest(http.MethodGet, "http://sbxrun"+path, nil)
-		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, peer)))
+	status := func(path, peer string) int {
+		w := ask(as(peer, h), http.MethodGet, path, "")
 		check.That(t, w.Code != 429 || strings.Contains(w.Body.String(), `"started":false`), "%s", w.Body)
 		return w.Code
 	}
@@ -418,10 +402,10 @@ func TestRequestsAtOnce(t *testing.T) {
 		}
 		for path, want := range map[string]int{"/second uid-1": 429, "/second uid-2": 200, "/readyz uid-1": 200} {
 			path, peer, _ := strings.Cut(path, " ")
-			check.Equal(t, ask(path, peer), want, "%s of %s", path, peer)
+			check.Equal(t, status(path, peer), want, "%s of %s", path, peer)
 		}
 	})))
 	for range 2 {
-		check.Equal(t, ask("/first", "uid-1"), 200)
+		check.Equal(t, status("/first", "uid-1"), 200)
 	}
 }

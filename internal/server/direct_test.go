@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"testing"
 
 	"github.com/sbxrun/sbxrun/internal/api"
@@ -22,8 +21,7 @@ func TestHoldAfterEnd(t *testing.T) {
 		ctx = r.Context()
 		check.OK(t, door.Hold(ctx, 1000))
 	}))
-	r := httptest.NewRequest(http.MethodGet, "http://sbxrun/x", nil)
-	h.ServeHTTP(httptest.NewRecorder(), r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
+	ask(as("uid-1", h), http.MethodGet, "/x", "")
 	check.Require(t, ctx != nil, "the request was refused")
 	err = door.Hold(ctx, 1000)
 	check.That(t, err != nil && api.AsError(err).Failure.Code == api.Ended, "%v", err)

@@ -1,19 +1,14 @@
 package server
 
 import (
-	"context"
 	"encoding/json"
-	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -21,16 +16,10 @@ import (
 // A user of the socket sees only their own activity, except for root, the server's user, and configured
 // tenants.
 func TestSeesAll(t *testing.T) {
-	c := config.Default()
-	c.StateDir, c.MetricsTenants = filepath.Join(t.TempDir(), "state"), []string{"uid-4001"}
-	s, err := New(c, nil, nowhere{}, slog.New(slog.DiscardHandler), "test")
-	check.Must(t, err)
-	defer s.Drain(t.Context())
-	h := s.Handler(http.NotFoundHandler())
-	for peer, sees := range map[string]bool{"uid-0": true, uidTenant(os.Geteuid()): true, "uid-4001": true, "uid-4002": false} {
+	h := newServer(t, nowhere{}).Handler(http.NotFoundHandler())
+	for peer, sees := range map[string]bool{"uid-0": true, uidTenant(os.Geteuid()): true, "uid-1": true, "uid-4002": false} {
 		for path, status := range map[string]int{"/metrics": http.StatusForbidden, "/v1/status": http.StatusOK} {
-			w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "http://sbxrun"+path, nil)
-			h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, peer)))
+			w := ask(as(peer, h), http.MethodGet, path, "")
 			if sees {
 				status = http.StatusOK
 			}

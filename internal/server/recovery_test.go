@@ -139,29 +139,19 @@ func TestSurvivorsKeepPlace(t *testing.T) {
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			source := &doubtful{command: result.Unproven, place: result.Proven, gone: make(chan struct{})}
-			c := config.Default()
-			c.StateDir, c.Places, c.Processes = filepath.Join(t.TempDir(), "state"), 1, 1
-			s, err := New(c, nil, source, slog.New(slog.DiscardHandler), "test")
-			check.Must(t, err)
-			t.Cleanup(func() { s.Drain(t.Context()) })
-			h := s.Handler(http.NotFoundHandler())
-			ask := func(method, path, body string) *httptest.ResponseRecorder {
-				w, r := httptest.NewRecorder(), httptest.NewRequest(method, "http://sbxrun"+path, strings.NewReader(body))
-				r.Header.Set("Content-Type", "application/json")
-				h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
-				return w
-			}
+			s := newServer(t, source, func(c *config.Config) { c.Places, c.Processes = 1, 1 })
+			h := as("uid-1", s.Handler(http.NotFoundHandler()))
 			path := test.path
 			if !strings.HasPrefix(path, "/v1/") {
 				var session api.Session
-				check.Must(t, json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session))
+				check.Must(t, json.Unmarshal(ask(h, http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session))
 				path = "/v1/sessions/" + session.ID + path
 			}
 			if test.what == "session" {
 				source.place = result.Unproven
-				ask(http.MethodDelete, path, "")
+				ask(h, http.MethodDelete, path, "")
 			} else {
-				ask(http.MethodPost, path, `{"argv":["true"]}`)
+				ask(h, http.MethodPost, path, `{"argv":["true"]}`)
 			}
 			until := func(what string, holds func() bool) {
 				t.Helper()
@@ -183,21 +173,7 @@ func TestSurvivorsKeepPlace(t *testing.T) {
 // used again.
 func TestUnproven(t *testing.T) {
 	source := &doubtful{}
-	c := config.Default()
-	c.StateDir, c.MetricsTenants = filepath.Join(t.TempDir(), "state"), []string{"uid-1"}
-	s, err := New(c, nil, source, slog.New(slog.DiscardHandler), "test")
-	check.Must(t, err)
-	t.Cleanup(func() { s.Drain(t.Context()) })
-	h := s.Handler(http.NotFoundHandler())
-	ask := func(method, path, body string, headers ...string) *httptest.ResponseRecorder {
-		w, r := httptest.NewRecorder(), httptest.NewRequest(method, "http://sbxrun"+path, strings.NewReader(body))
-		r.Header.Set("Content-Type", "application/json")
-		for i := 0; i+1 < len(headers); i += 2 {
-			r.Header.Set(headers[i], headers[i+1])
-		}
-		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
-		return w
-	}
+	h := as("uid-1", newServer(t, source).Handler(http.NotFoundHandler()))
 	told := func(what string, e *api.Error) {
 		t.Helper()
 		check.That(t, e != nil && e.Failure.Code == api.Unproven && e.Started && e.Report != nil && e.Report.ExitCode == result.ExitUnproven && e.Report.Cause == result.Timeout && e.Report.Teardown.Verdict == result.Unproven && len(e.Report.Teardown.Survivors) == 1 && e.Report.Teardown.Survivors[0].Comm == "left",
@@ -215,19 +191,19 @@ func TestUnproven(t *testing.T) {
 	for _, verdicts := range [][2]result.Verdict{{result.Unproven, result.Unproven}, {result.Proven, result.Unproven}} {
 		source.command, source.place = verdicts[0], verdicts[1]
 		name := string(verdicts[0])
-		answered(name, ask(http.MethodPost, "/v1/run", run))
+		answered(name, ask(h, http.MethodPost, "/v1/run", run))
 		for range 2 { // the second answer is a replay
-			answered("with a key", ask(http.MethodPost, "/v1/run", run, "Idempotency-Key", name))
+			answered("with a key", ask(h, http.MethodPost, "/v1/run", run, "Idempotency-Key", name))
 		}
-		w := ask(http.MethodPost, "/v1/run?stream=1", run)
+		w := ask(h, http.MethodPost, "/v1/run?stream=1", run)
 		lines := strings.Split(strings.TrimSpace(w.Body.String()), "\n")
 		var last api.Event
 		err := json.Unmarshal([]byte(lines[len(lines)-1]), &last)
 		check.That(t, err == nil && w.Code == http.StatusOK && last.Event == "error", "%d %s", w.Code, w.Body)
 		told("a stream", last.Error)
 		var status api.CallStatus
-		check.Must(t, json.Unmarshal(ask(http.MethodPost, "/v1/calls", run).Body.Bytes(), &status))
-		w = ask(http.MethodGet, "/v1/calls/"+status.ID+"?wait_ms=60000", "")
+		check.Must(t, json.Unmarshal(ask(h, http.MethodPost, "/v1/calls", run).Body.Bytes(), &status))
+		w = ask(h, http.MethodGet, "/v1/calls/"+status.ID+"?wait_ms=60000", "")
 		err = json.Unmarshal(w.Body.Bytes(), &status)
 		check.Require(t, err == nil && status.State == api.Over && status.Failure != nil, "%d %s", w.Code, w.Body)
 		told("detached", &api.Error{Failure: *status.Failure, Started: status.Started, Report: status.Report})
@@ -238,10 +214,10 @@ func TestUnproven(t *testing.T) {
 	source.command = result.Unproven
 	var session api.Session
 	for path, body := range map[string]string{"/exec": run, "/code": `{"language":"python","code":"1"}`} {
-		check.Must(t, json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session))
+		check.Must(t, json.Unmarshal(ask(h, http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session))
 		path = "/v1/sessions/" + session.ID + path
 		for begun, end := false, time.Now().Add(harness.Scaled(20*time.Second)); ; time.Sleep(time.Millisecond) {
-			w := ask(http.MethodPost, path, body)
+			w := ask(h, http.MethodPost, path, body)
 			if w.Code == http.StatusGone && begun && strings.Contains(w.Body.String(), "lost") {
 				break
 			}
@@ -252,15 +228,15 @@ func TestUnproven(t *testing.T) {
 			}
 		}
 	}
-	check.Must(t, json.Unmarshal(ask(http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session))
-	if w := ask(http.MethodDelete, "/v1/sessions/"+session.ID, ""); w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), `"unproven"`) || !strings.Contains(w.Body.String(), `"started":true`) {
+	check.Must(t, json.Unmarshal(ask(h, http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session))
+	if w := ask(h, http.MethodDelete, "/v1/sessions/"+session.ID, ""); w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), `"unproven"`) || !strings.Contains(w.Body.String(), `"started":true`) {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 	const sessions = 3
 	want := fmt.Sprintf("\nsbxrun_unproven_total %d\n", calls+sessions+doubtfulRooms)
 	// Lost sessions are counted after the first rejected request.
 	for end := time.Now().Add(harness.Scaled(20 * time.Second)); ; time.Sleep(time.Millisecond) {
-		w := ask(http.MethodGet, "/metrics", "")
+		w := ask(h, http.MethodGet, "/metrics", "")
 		if strings.Contains(w.Body.String(), want) {
 			break
 		}
@@ -277,19 +253,7 @@ func TestMistakes(t *testing.T) {
 	var log bytes.Buffer
 	s, err := New(c, nil, source, slog.New(slog.NewJSONHandler(&log, nil)), "test")
 	check.Must(t, err)
-	h := s.Handler(http.NotFoundHandler())
-	ask := func(method, path, body string, headers ...string) *httptest.ResponseRecorder {
-		t.Helper()
-		w := httptest.NewRecorder()
-		r := httptest.NewRequest(method, "http://sbxrun"+path, strings.NewReader(body))
-		r.Header.Set("Content-Type", "application/json")
-		r.Header.Set("X-Request-Id", "the-request")
-		for i := 0; i+1 < len(headers); i += 2 {
-			r.Header.Set(headers[i], headers[i+1])
-		}
-		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
-		return w
-	}
+	h := as("uid-1", s.Handler(http.NotFoundHandler()))
 	const run, files = `{"argv":["true"]}`, `{"argv":["true"],"files":[{"path":"a","text":""}]}`
 	for _, test := range []struct {
 		path, body string
@@ -298,20 +262,20 @@ func TestMistakes(t *testing.T) {
 		{"/v1/run", run, nil}, {"/v1/run", files, nil}, {"/v1/run?stream=1", run, nil}, {"/v1/run", run, []string{"Idempotency-Key", "k"}}, {"/v1/run", run, []string{"Idempotency-Key", "k"}},
 		{"/v1/sessions", `{"files":[{"path":"a","text":""}]}`, nil}, {"/v1/sessions", `{"files":[{"path":"a","text":""}]}`, nil},
 	} {
-		w := ask(http.MethodPost, test.path, test.body, test.headers...)
+		w := ask(h, http.MethodPost, test.path, test.body, append(test.headers, "X-Request-Id", "the-request")...)
 		var e api.Error
 		if err := json.Unmarshal(w.Body.Bytes(), &e); err != nil || w.Code != 500 || e.Failure.Code != api.Internal || !e.Started || !strings.Contains(e.Failure.Message, "the-request") {
 			t.Errorf("%s: %d %s", test.path, w.Code, w.Body)
 		}
 	}
 	for range 2 {
-		w := ask(http.MethodPost, "/v1/calls", run)
+		w := ask(h, http.MethodPost, "/v1/calls", run, "X-Request-Id", "the-request")
 		var status api.CallStatus
 		err := json.Unmarshal(w.Body.Bytes(), &status)
 		check.Require(t, err == nil && w.Code == 202, "%d %s", w.Code, w.Body)
-		w = ask(http.MethodGet, "/v1/calls/"+status.ID+"?wait_ms=60000", "")
+		w = ask(h, http.MethodGet, "/v1/calls/"+status.ID+"?wait_ms=60000", "")
 		check.That(t, strings.Contains(w.Body.String(), `"ended"`) && strings.Contains(w.Body.String(), `"internal"`) && strings.Contains(w.Body.String(), `"started":true`), "%s", w.Body)
-		w = ask(http.MethodDelete, "/v1/calls/"+status.ID, "")
+		w = ask(h, http.MethodDelete, "/v1/calls/"+status.ID, "")
 		check.That(t, w.Code == 200, "%d %s", w.Code, w.Body)
 	}
 	n, u, m := source.taken.Load(), s.scheduler.Uses()["uid-1"], s.memory.Used("uid-1")

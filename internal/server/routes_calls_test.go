@@ -1,39 +1,28 @@
 package server
 
 import (
-	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/calls"
-	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // A followed output is aborted when the server stops, so that it does not look complete.
 func TestFollowedUntilStop(t *testing.T) {
-	c := config.Default()
-	c.StateDir = filepath.Join(t.TempDir(), "state")
-	s, err := New(c, nil, nowhere{}, slog.New(slog.DiscardHandler), "test")
-	check.Must(t, err)
-	defer s.Drain(t.Context())
+	s := newServer(t, nowhere{})
 	_, call, err := s.jobs.Add(t.Context(), "one", "uid-1", nil, 100, calls.Limits{}, nil)
 	check.Must(t, err)
 	stdout, _ := call.Writers()
 	_, _ = stdout.Write([]byte("part")) // never fails
-	h := s.Handler(http.NotFoundHandler())
-	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
-	}))
+	web := httptest.NewServer(as("uid-1", s.Handler(http.NotFoundHandler())))
 	defer web.Close()
 	r, err := http.Get(web.URL + "/v1/calls/one/output?follow=1")
 	check.Must(t, err)

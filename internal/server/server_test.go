@@ -23,6 +23,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/api"
 	"github.com/sbxrun/sbxrun/internal/config"
 	"github.com/sbxrun/sbxrun/internal/slot"
+	"github.com/sbxrun/sbxrun/internal/tenants"
 	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
@@ -36,30 +37,44 @@ func (nowhere) Take(context.Context, string, slot.Policy) (slot.Slot, error) {
 
 func (nowhere) Rooms() (idle, all, left int) { return 0, 0, 0 }
 
-// handler returns a server without slots, called by the user of a Unix socket.
-func handler(t testing.TB, change ...func(*Server)) http.Handler {
+// newServer returns a server with its own state directory, which is drained with the test.
+func newServer(t testing.TB, source slot.Source, change ...func(*config.Config)) *Server {
 	t.Helper()
 	c := config.Default()
-	c.StateDir = filepath.Join(t.TempDir(), "state")
-	c.MaxBody = 1 << 20
-	c.Hosts = []string{"sbx.example.com"}
-	c.MetricsTenants = []string{"uid-1"}
-	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
+	c.StateDir, c.MetricsTenants = filepath.Join(t.TempDir(), "state"), []string{"uid-1"}
+	for _, each := range change {
+		each(&c)
+	}
+	s, err := New(c, nil, source, slog.New(slog.DiscardHandler), "test")
 	check.Must(t, err)
 	t.Cleanup(func() { s.Drain(t.Context()) })
-	for _, each := range change {
-		each(s)
-	}
-	h := s.Handler(http.NotFoundHandler())
+	return s
+}
+
+// as calls a handler as a user of the Unix socket.
+func as(peer string, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, peer)))
 	})
 }
 
-func ask(h http.Handler, method, path, body string) *httptest.ResponseRecorder {
+// handler returns the handler of a server without slots, called by uid-1.
+func handler(t testing.TB, change ...func(*Server)) http.Handler {
+	t.Helper()
+	s := newServer(t, nowhere{}, func(c *config.Config) { c.MaxBody, c.Hosts = 1<<20, []string{"sbx.example.com"} })
+	for _, each := range change {
+		each(s)
+	}
+	return as("uid-1", s.Handler(http.NotFoundHandler()))
+}
+
+func ask(h http.Handler, method, path, body string, headers ...string) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
 	r := httptest.NewRequest(method, "http://sbxrun"+path, strings.NewReader(body))
 	r.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
 	h.ServeHTTP(w, r)
 	return w
 }
@@ -163,12 +178,8 @@ func TestIdleParts(t *testing.T) {
 
 // Queued calls leave the queue when their clients disconnect.
 func TestLeavesQueue(t *testing.T) {
-	c := config.Default()
-	c.StateDir, c.Places = filepath.Join(t.TempDir(), "state"), 1
-	s, err := New(c, nil, nowhere{}, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
-	check.Must(t, err)
-	defer s.Drain(t.Context())
-	turn, err := s.scheduler.Join("uid-1", c.Tenant.Ceilings())
+	s := newServer(t, nowhere{}, func(c *config.Config) { c.Places = 1 })
+	turn, err := s.scheduler.Join("uid-1", tenants.Ceilings{})
 	check.Must(t, err)
 	check.Must(t, turn.Wait(t.Context()))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -186,18 +197,11 @@ func TestLeavesQueue(t *testing.T) {
 func TestQueuedStream(t *testing.T) {
 	defer func(before time.Duration) { keepalive = before }(keepalive)
 	keepalive = time.Millisecond
-	c := config.Default()
-	c.StateDir, c.Places = filepath.Join(t.TempDir(), "state"), 1
-	s, err := New(c, nil, nowhere{}, slog.New(slog.DiscardHandler), "test")
-	check.Must(t, err)
-	defer s.Drain(t.Context())
-	turn, err := s.scheduler.Join("uid-2", c.Tenant.Ceilings())
+	s := newServer(t, nowhere{}, func(c *config.Config) { c.Places = 1 })
+	turn, err := s.scheduler.Join("uid-2", tenants.Ceilings{})
 	check.Must(t, err)
 	check.Must(t, turn.Wait(t.Context()))
-	h := s.Handler(http.NotFoundHandler())
-	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1")))
-	}))
+	web := httptest.NewServer(as("uid-1", s.Handler(http.NotFoundHandler())))
 	defer web.Close()
 	r, err := http.Post(web.URL+"/v1/run?stream=1", "application/json", strings.NewReader(`{"argv":["true"]}`))
 	check.Must(t, err)
@@ -233,18 +237,14 @@ func (p patientSource) Take(ctx context.Context, _ string, _ slot.Policy) (slot.
 func TestBodyThatDoesNotCome(t *testing.T) {
 	defer func(before time.Duration) { pieceBound = before }(pieceBound)
 	pieceBound = harness.Deadline(500 * time.Millisecond) // also enough for responses on a busy machine
-	c := config.Default()
-	c.StateDir = filepath.Join(t.TempDir(), "state")
 	source := patientSource{canceled: make(chan bool, 1)}
-	s, err := New(c, nil, source, slog.New(slog.NewJSONHandler(io.Discard, nil)), "test")
-	check.Must(t, err)
-	defer s.Drain(t.Context())
-	h := s.Handler(http.NotFoundHandler())
+	h := newServer(t, source).Handler(http.NotFoundHandler())
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("X-Known") != "" {
-			r = r.WithContext(context.WithValue(r.Context(), peerKey, "uid-1"))
+			as("uid-1", h).ServeHTTP(w, r)
+		} else {
+			h.ServeHTTP(w, r)
 		}
-		h.ServeHTTP(w, r)
 	}))
 	defer web.Close()
 	var all sync.WaitGroup
