@@ -163,16 +163,20 @@ func TestUpgrade(t *testing.T) {
 }
 
 // A request without a version has no Host header, but its target can name a host. Behind a header of the
-// PROXY protocol there can be a request for any host. Neither reaches the host of a tunnel.
+// PROXY protocol, and bytes that some servers skip, there can be a request for any host. None reaches the host of a tunnel.
 func TestNoVersion(t *testing.T) {
 	t.Parallel()
-	for _, line := range []string{"GET http://other.example.org/\r\n", "GET http://other.example.org/ \r\n", "GET /\r\nHost: other.example.org\r\n\r\n", "get / x\n",
-		"PROXY TCP4 192.0.2.1 192.0.2.2 1 80\r\nGET / HTTP/1.1\r\nHost: other.example.org\r\n\r\n", "\r\n\r\n\x00\r\nQUIT\n!\x11\x00\x00GET / HTTP/1.1\r\nHost: other.example.org\r\n\r\n"} {
+	const other = "GET / HTTP/1.1\r\nHost: other.example.org\r\n\r\n"
+	for _, line := range []string{"\x00" + other, strings.Repeat("\x00", 100) + other, "\xef\xbb\xbf" + other, "\x1c" + other, "GET http://other.example.org/\r\n", "GET http://other.example.org/ \r\n", "GET /\r\nHost: other.example.org\r\n\r\n", "get / x\n",
+		"PROXY TCP4 192.0.2.1 192.0.2.2 1 80\r\n" + other, "\r\n\r\n\x00\r\nQUIT\n!\x11\x00\x00" + other} {
 		host, err := net.Listen("tcp", "127.0.0.1:0")
 		check.Must(t, err)
 		defer host.Close()
 		address := host.Addr().String()
-		_, b := get(t, serving(t, listing(t, address, nil)), "CONNECT "+address+" HTTP/1.1\r\n\r\n"+line, http.StatusOK)
+		c, b := get(t, serving(t, listing(t, address, nil)), "CONNECT "+address+" HTTP/1.1\r\n\r\n"+line[:1], http.StatusOK)
+		for i := 1; i < len(line); i++ { // byte by byte
+			_, _ = io.WriteString(c, line[i:i+1]) // fails if it is refused already
+		}
 		up, err := host.Accept()
 		check.Must(t, err)
 		defer up.Close()

@@ -309,37 +309,6 @@ no proxy request: HTTP/1.1 400 Bad Request
 	}
 }
 
-// A request after bytes that some servers skip does not reach the server, however it is sent. The
-// echo server would return it.
-func TestRequestBehindOddBytes(t *testing.T) {
-	t.Parallel()
-	r := inLab(t, "www.example.org:7", `
-def send(pieces):
-    s, _ = tunnel("www.example.org:7"); s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for p in pieces: s.sendall(p)
-    try: s.shutdown(socket.SHUT_WR)
-    except OSError: pass # it was refused already
-    return rest(s).split(b"\r\n")[0]
-request = b"GET / HTTP/1.1\r\nHost: other.example.org\r\n\r\n"
-for what, odd in (("nul", b"\0"), ("nuls", b"\0" * 100), ("bom", b"\xef\xbb\xbf"), ("separator", b"\x1c")):
-    attempt(what, lambda: send([odd + request]))
-    attempt(what + " in pieces", lambda: send([bytes([c]) for c in odd + request[:2]] + [request[2:]]))
-attempt("other", lambda: send([b"\0\0\0\x41\0\x03\0\0user\0"]))
-`)
-	const refused = "b'HTTP/1.1 400 Bad Request'"
-	expectLines(t, r, `
-nul: `+refused+`
-nul in pieces: `+refused+`
-nuls: `+refused+`
-nuls in pieces: `+refused+`
-bom: `+refused+`
-bom in pieces: `+refused+`
-separator: `+refused+`
-separator in pieces: `+refused+`
-other: b'\x00\x00\x00A\x00\x03\x00\x00user\x00'
-`)
-}
-
 // The proxy is the only way out, as with --net none.
 func TestNothingElse(t *testing.T) {
 	t.Parallel()

@@ -94,14 +94,6 @@ func TestCode(t *testing.T) {
 	check.That(t, shown(a) == "42", "beside node: %+v", a)
 	_, e := s.refused(http.MethodPost, path+"/code", api.Cell{Language: "bash", Code: "x"})
 	check.That(t, e.Failure.Code == api.Usage && strings.Contains(e.Failure.Hint, "GET /v1/languages"), "%+v", e)
-	c = python("import matplotlib.pyplot as plt\nplt.figure(1)\nNone")
-	pyplot := harness.Pyplot
-	c.Files = []api.FileIn{{Path: "matplotlib/__init__.py", Text: new(string)}, {Path: "matplotlib/pyplot.py", Text: &pyplot}}
-	if a := s.cell(path, c); len(a.Results) != 1 || a.Results[0].Kind != "figure" || a.Results[0].Media[0].MediaType != "image/png" {
-		t.Errorf("%+v", a)
-	} else if _, b := s.ask(http.MethodGet, "/v1/files/"+a.Results[0].Media[0].ID, nil); string(b) != "png by Agg" {
-		t.Errorf("%q", b)
-	}
 	s.logs(`"msg":"cell"`)
 	log := s.log.String()
 	check.That(t, !strings.Contains(log, "before") && !strings.Contains(log, "ZeroDivision"), "%s", log)
@@ -189,13 +181,8 @@ func testIdleInterpreter(t *testing.T) {
 	path := s.session(`{}`)
 	for _, test := range []struct{ name, code, cause, state string }{
 		{"the socket is closed", "import os, time\nos.close(3)\ntime.sleep(600)", "lost", "lost"},
-		{"it has ended", "import os\nos._exit(7)", "exited", "lost"},
 		{"it has killed itself", "import os\nos.kill(os.getpid(), 9)", "signaled", "lost"},
-		{"its streams are closed", "import os\nos.close(1)\nos.close(2)", "done", ""},
 		{"a process holds all of its descriptors", "import subprocess\np = subprocess.Popen(['sleep', '600'], close_fds=False)", "done", "kept"},
-		{"a thread goes on", "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()", "done", "kept"},
-		{"much is written at the end", "import sys\nsys.stdout.write('x' * (8 << 20))", "done", "kept"},
-		{"no code", "", "done", "kept"},
 	} {
 		c := python(test.code)
 		c.TimeoutMS = 60_000
@@ -203,7 +190,7 @@ func testIdleInterpreter(t *testing.T) {
 		a := s.cell(path, c)
 		took := time.Since(began)
 		check.That(t, took <= harness.Slack, "%s: answered after %v", test.name, took)
-		check.That(t, string(a.Cause) == test.cause && (test.state == "" || a.State == test.state), "%s: %s, %s", test.name, a.Cause, a.State)
+		check.That(t, string(a.Cause) == test.cause && a.State == test.state, "%s: %s, %s", test.name, a.Cause, a.State)
 		a = s.cell(path, python("6*7"))
 		check.That(t, shown(a) == "42", "after %s: %+v", test.name, a)
 	}

@@ -243,11 +243,7 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		lines := []string{}
-		for _, c := range d.Changes {
-			lines = append(lines, c.Change+" "+c.Path)
-		}
-		return object{"changes": lines}, nil
+		return object{"changes": each(d.Changes, func(c sbxrun.Change) string { return c.Change + " " + c.Path })}, nil
 	case "snapshot":
 		x, err := session.Snapshot(ctx, s.Name, 0)
 		if err != nil {
@@ -256,11 +252,7 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 		return object{"id": x.ID}, nil
 	case "snapshots":
 		all, err := d.client.Snapshots(ctx)
-		ids := []string{}
-		for _, x := range all {
-			ids = append(ids, x.ID)
-		}
-		return object{"ids": ids}, err
+		return object{"ids": each(all, func(x sbxrun.Snapshot) string { return x.ID })}, err
 	case "remove-snapshot":
 		return object{}, d.client.RemoveSnapshot(ctx, s.Name)
 	case "signal":
@@ -283,10 +275,7 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 		return object{}, session.Remove(ctx, s.Path)
 	case "list":
 		all, err := session.List(ctx)
-		lines := []string{}
-		for _, e := range all {
-			lines = append(lines, e.Type+" "+e.Path)
-		}
+		lines := each(all, func(e sbxrun.Entry) string { return e.Type + " " + e.Path })
 		slices.Sort(lines)
 		return object{"entries": lines}, err
 	case "copy":
@@ -319,12 +308,8 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 		return object{"text": string(b)}, err
 	case "languages":
 		all, err := d.client.Languages(ctx)
-		names := []string{}
-		for _, l := range all {
-			if l.Cells {
-				names = append(names, l.Name)
-			}
-		}
+		all = slices.DeleteFunc(all, func(l sbxrun.Language) bool { return !l.Cells })
+		names := each(all, func(l sbxrun.Language) string { return l.Name })
 		slices.Sort(names)
 		return object{"cells": names}, err
 	case "images":
@@ -332,13 +317,18 @@ func (d *goDriver) do(ctx context.Context, s *goStep) (any, error) {
 		return object{"images": len(all)}, err
 	case "sessions":
 		all, err := d.client.Sessions(ctx)
-		ids := []string{}
-		for _, x := range all {
-			ids = append(ids, x.ID)
-		}
-		return object{"ids": ids}, err
+		return object{"ids": each(all, func(x sbxrun.SessionStatus) string { return x.ID })}, err
 	}
 	return nil, fmt.Errorf("no operation %q", s.Op)
+}
+
+// each returns a text for each element, and an empty list for none.
+func each[T any](all []T, text func(T) string) []string {
+	texts := []string{}
+	for _, x := range all {
+		texts = append(texts, text(x))
+	}
+	return texts
 }
 
 var errBad = errors.New("bad")

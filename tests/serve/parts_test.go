@@ -219,6 +219,7 @@ func TestPartsRefused(t *testing.T) {
 		{s, "", `{"network":{"allow":["a.example.org,example.com"]}}`, 400, api.Usage},
 		{s, session, `{"argv":["true"],"overlay":{"name":"app"}}`, 400, api.Usage},
 		{s, session, `{"argv":["true"],"network":{"allow":[]}}`, 400, api.Usage},
+		{s, session + "/processes", `{"argv":["true"],"network":{"allow":["a.example.org"]}}`, 400, api.Usage},
 		{s, "/v1/run", `{"argv":["true"],"overlay":{"name":"other"}}`, 403, api.Policy},
 		{s, "/v1/run", `{"argv":["true"],"network":{"allow":["example.com"]}}`, 403, api.Policy},
 		{none, "", `{"overlay":{"name":"app"}}`, 403, api.Policy},

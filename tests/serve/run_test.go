@@ -159,9 +159,17 @@ func TestUsage(t *testing.T) {
 		{`{"argv":["true"],"limits":{"max_output":1},"Limits":{"max_output":-1}}`, 400, "Limits"},
 		{`{"argv":["echo","` + "\xff" + `"]}`, 400, "Unicode"},
 		{`{"argv":["echo","\udc80"]}`, 400, "/argv/1"},
+		// As people first write them, who know other services: the hint names the right member.
+		{`{"command": "ls -l"}`, 400, `["sh", "-c", "COMMAND"]`},
+		{`{"argv": "ls -l"}`, 400, `["sh", "-c", "COMMAND"]`},
+		{`{"code": "1", "timeout": 5}`, 400, "timeout_ms"},
+		{`{"code": "1", "files": [{"path": "a", "content": "x"}]}`, 400, "text or base64"},
+		{`{"code": "1", "limits": {"memory": "64M"}}`, 400, "number of bytes"},
+		{`{"code": "1", "stdin": {"a": 1}}`, 400, "encode JSON as a string"},
+		{`{"code": "1", "language": "javascript"}`, 400, ", node, "},
 	} {
 		status, e := s.refused(http.MethodPost, "/v1/run", test.body)
-		check.That(t, status == test.status && strings.Contains(e.Failure.Message, test.word), "%.100s: %d %s", test.body, status, e.Failure.Message)
+		check.That(t, status == test.status && strings.Contains(e.Failure.Message+e.Failure.Hint, test.word), "%.100s: %d %+v", test.body, status, e.Failure)
 	}
 	status, _ := s.refused(http.MethodPost, "/v1/run", "a=b", "Content-Type", "application/x-www-form-urlencoded")
 	check.That(t, status == 415, "a form: %d", status)

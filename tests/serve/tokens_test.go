@@ -89,7 +89,7 @@ func TestTokens(t *testing.T) {
 		check.That(t, status == want && (status != 401 || strings.Contains(string(b), `"code":"auth"`)), "%q: %d %s", token, status, b)
 		check.That(t, status != 200 || strings.Contains(string(b), `"cause":"timeout"`) == (token == "small-token"), "%q: %s", token, b)
 	}
-	for _, path := range []string{"/v1/languages", "/v1/calls", "/openapi.json", "/metrics"} {
+	for _, path := range []string{"/v1/languages", "/v1/calls", "/openapi.json", "/metrics", "/mcp"} {
 		r, err := client.Get("http://" + address + path)
 		check.Must(t, err)
 		r.Body.Close()
