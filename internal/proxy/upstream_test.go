@@ -96,7 +96,7 @@ func TestUpstream(t *testing.T) {
 	get(t, at, "CONNECT a.example.org:80 HTTP/1.1\r\n\r\n", http.StatusBadGateway)
 	get(t, at, "CONNECT b.example.org:443 HTTP/1.1\r\n\r\n", http.StatusForbidden)
 	get(t, at, "GET http://b.example.org/ HTTP/1.1\r\nHost: b.example.org\r\n\r\n", http.StatusForbidden)
-	get(t, at, "TRACE http://a.example.org/ HTTP/1.1\r\nHost: a.example.org\r\nMax-Forwards: 0\r\n\r\n", http.StatusForbidden)
+	get(t, at, "Trace http://a.example.org/ HTTP/1.1\r\nHost: a.example.org\r\nMax-Forwards: 0\r\n\r\n", http.StatusForbidden)
 	want := "CONNECT a.example.org:443,GET http://a.example.org/x,CONNECT a.example.org:80"
 	check.Equal(t, strings.Join(upstream.asked, ","), want, "the proxy was asked for")
 	direct := strings.Replace(address, "127.0.0.1", "direct.example.org", 1)

@@ -264,7 +264,7 @@ func (w *web) pass(rw http.ResponseWriter, r *http.Request) {
 	r.URL.Host, r.Host = t.String(), r.URL.Host
 	if proxy, err := w.server.upstream.of("http", t); err != nil {
 		refuseHTTP(rw, &hostError{t, err})
-	} else if proxy != nil && r.Method == http.MethodTrace {
+	} else if proxy != nil && strings.EqualFold(r.Method, http.MethodTrace) {
 		// The other proxy may respond itself, with the request that it got (RFC 9110, 9.3.8).
 		refuseHTTP(rw, w.server.refused(t, refusal("TRACE could show the password for the proxy of this host")))
 	} else if proxy != nil {
