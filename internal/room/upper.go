@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -128,7 +130,10 @@ func lockUpper(dir int, list []*Overlay) (known []*Overlay, lock *os.File, err e
 		return nil, nil, errors.New("another sandbox uses it")
 	}
 	known, damage := readUpper(lock)
-	if damage != nil || known == nil {
+	if damage != nil && damage != errCut {
+		return nil, nil, damage
+	}
+	if known == nil {
 		// Without layers, the record is new, or a start was killed or had no space while it wrote it.
 		empty := onlyEntry(dir)
 		if empty != nil && damage == nil {
@@ -154,19 +159,24 @@ func lockUpper(dir int, list []*Overlay) (known []*Overlay, lock *os.File, err e
 	return known, lock, nil
 }
 
+// errCut is the error of readUpper for the beginning of a record.
+var errCut = fmt.Errorf("%s in it is damaged", upperFile)
+
 // readUpper reads the overlays recorded in a directory of layers; nil if the directory is new.
-func readUpper(file *os.File) ([]*Overlay, error) {
+func readUpper(file *os.File) (known []*Overlay, err error) {
 	const most = 1 << 20
-	text := make([]byte, most)
-	n, _ := file.ReadAt(text, 0) // io.EOF is expected
-	if n == 0 {
-		return nil, nil
+	text, err := io.ReadAll(io.NewSectionReader(file, 0, most))
+	if err != nil || len(text) == 0 {
+		return nil, err
 	}
-	var known []*Overlay
-	if err := json.Unmarshal(text[:n], &known); err != nil || len(known) == 0 {
-		return nil, fmt.Errorf("%s in it is damaged", upperFile)
+	if json.Unmarshal(text, &known) == nil && len(known) > 0 && !slices.Contains(known, nil) {
+		return known, nil
 	}
-	return known, nil
+	const begin = `[{"source":"`
+	if string(text[:min(len(text), len(begin))]) == begin[:min(len(text), len(begin))] {
+		return nil, errCut
+	}
+	return nil, fmt.Errorf("%s in it is not a record of sbxrun's", upperFile)
 }
 
 // onlyEntry returns an error if a directory contains anything but upperFile.

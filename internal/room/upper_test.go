@@ -58,6 +58,31 @@ func TestUpperRace(t *testing.T) {
 	check.That(t, info.Mode().Perm() == 0o700, "a directory outside has the mode %o", info.Mode().Perm())
 }
 
+// Only a record that was cut while it was written is written again, and not another file or one that cannot be read.
+func TestLockUpper(t *testing.T) {
+	list := []*Overlay{{Source: "/src"}}
+	for text, want := range map[string]string{
+		"": "", "[": "", `[{"source":"/sr`: "", `[{"source":"/other"}]`: "its layer belongs to /other, not /src",
+		"{}": "is not a record", "[]": "is not a record", "[null]": "is not a record", `[{"id": 1}, {"id"`: "is not a record",
+	} {
+		top, err := os.Open(t.TempDir())
+		check.Must(t, err)
+		defer top.Close()
+		file := filepath.Join(top.Name(), upperFile)
+		check.Must(t, os.WriteFile(file, []byte(text), 0o600))
+		_, lock, err := lockUpper(int(top.Fd()), list)
+		lock.Close()
+		check.That(t, (err == nil) == (want == "") && (err == nil || strings.Contains(err.Error(), want)), "%q: %v", text, err)
+		now, err := os.ReadFile(file)
+		check.That(t, err == nil && (want == "" || string(now) == text), "%q became %q, %v", text, now, err)
+	}
+	closed, err := os.CreateTemp(t.TempDir(), "")
+	check.Must(t, err)
+	closed.Close()
+	known, err := readUpper(closed)
+	check.That(t, known == nil && err != nil && err != errCut, "a file that cannot be read: %v, %v", known, err)
+}
+
 // The next start completes a layer that a kill left incomplete, with the right owner.
 func TestMakeOwnUnfinished(t *testing.T) {
 	top := t.TempDir()
