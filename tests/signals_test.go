@@ -22,37 +22,28 @@ import (
 
 var endSignals = []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT}
 
-// A signal to sbxrun ends everything at once, and the exit code names it.
+// A signal to sbxrun ends everything at once, and the exit code names it. With a grace period the command gets the same
+// signal, and a second one kills it.
 func TestSignal(t *testing.T) {
 	t.Parallel()
 	for _, sig := range endSignals {
 		t.Run(unix.SignalName(sig), func(t *testing.T) {
 			t.Parallel()
+			end := func(p *harness.Process) {
+				t.Helper()
+				sent := time.Now()
+				p.Signal(sig)
+				r := p.Wait().Expect(t, 128+int(sig), "canceled")
+				harness.Within(t, "the end", r.Ended.Sub(sent), 0, 200*time.Millisecond)
+			}
 			p := harness.Start(t, harness.Options{}, "/fixtures/tree-daemon")
 			p.WaitOutput("ready 2\n")
-			sent := time.Now()
-			p.Signal(sig)
-			r := p.Wait().Expect(t, 128+int(sig), "canceled")
-			harness.Within(t, "the end", r.Ended.Sub(sent), 0, 200*time.Millisecond)
-		})
-	}
-}
-
-// A second signal kills at once, whatever is left of the grace period.
-func TestSignalTwice(t *testing.T) {
-	t.Parallel()
-	for _, sig := range endSignals {
-		t.Run(unix.SignalName(sig), func(t *testing.T) {
-			t.Parallel()
-			p := harness.Start(t, harness.Options{}, "--grace", "50s", "/fixtures/term-swallow")
+			end(p)
+			p = harness.Start(t, harness.Options{}, "--grace", "50s", "/fixtures/term-swallow")
 			p.WaitOutput("ready 1\n")
 			p.Signal(sig)
 			p.WaitOutput("got " + unix.SignalName(sig) + "\n")
-			sent := time.Now()
-			p.Signal(sig)
-			r := p.Wait()
-			r.Expect(t, 128+int(sig), "canceled") // the first one is the cause
-			harness.Within(t, "the end", r.Ended.Sub(sent), 0, 200*time.Millisecond)
+			end(p)
 		})
 	}
 }

@@ -2,12 +2,9 @@ package tests
 
 import (
 	stdjson "encoding/json"
-	"os/exec"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/creack/pty"
 
@@ -145,59 +142,21 @@ func TestStatsWatchPipe(t *testing.T) {
 func TestStatsWatchScreen(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
-	cmd := exec.Command(harness.Binary(t), "stats", "--watch", "--interval", "0.05")
-	cmd.Env = []string{"SBXRUN_STATE_DIR=" + s.Dir, "TERM=xterm"}
-	ptmx, tty, err := pty.Open()
-	check.Must(t, err)
-	defer ptmx.Close()
-	check.Must(t, pty.Setsize(ptmx, &pty.Winsize{Rows: 20, Cols: 100}))
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	done, err := harness.StartCommand(cmd)
-	check.Must(t, err)
-	defer done()
-	tty.Close()
-	var mu sync.Mutex
-	var text strings.Builder
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		buf := make([]byte, 4096)
-		for {
-			n, err := ptmx.Read(buf)
-			mu.Lock()
-			text.Write(buf[:n])
-			mu.Unlock()
-			if err != nil {
-				return
-			}
-		}
-	}()
-	screen := func() string {
-		mu.Lock()
-		defer mu.Unlock()
-		return text.String()
-	}
+	screen := screenOf(t, &pty.Winsize{Rows: 20, Cols: 100}, func(o harness.Options) *harness.Process {
+		return s.Start(o, "stats", "--watch", "--interval", "0.05")
+	})
 	frames := func() int {
-		return strings.Count(screen(), "\x1b[Hsbxrun stats") + strings.Count(screen(), "\x1b[H\x1b[Ksbxrun stats")
+		return strings.Count(screen.shows(), "\x1b[Hsbxrun stats") + strings.Count(screen.shows(), "\x1b[H\x1b[Ksbxrun stats")
 	}
 	harness.Until(t, harness.Bound, "two frames", func() bool { return frames() >= 2 })
-	if !strings.HasPrefix(screen(), "\x1b[?1049h\x1b[?25l") || !strings.Contains(screen(), "0 sandboxes, ") {
-		t.Errorf("%q", screen())
+	if !strings.HasPrefix(screen.shows(), "\x1b[?1049h\x1b[?25l") || !strings.Contains(screen.shows(), "0 sandboxes, ") {
+		t.Errorf("%q", screen.shows())
 	}
 	// A smaller terminal cuts it.
-	check.Must(t, pty.Setsize(ptmx, &pty.Winsize{Rows: 4, Cols: 30}))
-	harness.Until(t, harness.Bound, "a smaller frame", func() bool { return strings.Contains(screen(), " more\x1b[J") })
-	if _, err := ptmx.Write([]byte{3}); err != nil { // Ctrl-C
-		t.Fatal(err)
-	}
-	timer := time.AfterFunc(harness.Bound, func() { _ = cmd.Process.Kill() })
-	err = cmd.Wait()
-	timer.Stop()
-	<-ended
-	code := cmd.ProcessState.ExitCode()
-	check.That(t, code == 130, "exit code %d (%v), want 130", code, err)
-	if !strings.HasSuffix(screen(), "\x1b[?25h\x1b[?1049l") {
-		t.Errorf("the screen was not left: %q", screen()[max(0, len(screen())-200):])
-	}
+	check.Must(t, pty.Setsize(screen.ptmx, &pty.Winsize{Rows: 4, Cols: 30}))
+	screen.waitFor(" more\x1b[J")
+	screen.typeIn("\x03") // Ctrl-C
+	screen.p.Wait().Exits(t, 130)
+	screen.waitFor("\x1b[?25h\x1b[?1049l")
+	screen.restored()
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -138,72 +139,36 @@ func TestTerminalIsReal(t *testing.T) {
 	s.restored()
 }
 
-// The terminal is restored however sbxrun ends.
+// The terminal is restored however sbxrun ends: with --tty, and without when the command makes the caller's terminal raw.
 func TestTerminalRestored(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct {
-		name  string
-		flags []string
-		code  int
-		cause string
-		end   func(*screen)
-	}{
-		{"timeout", []string{"--timeout", harness.Deadline(time.Second).String()}, 124, "timeout", func(*screen) {}},
-		{"grace", []string{"--timeout", harness.Deadline(500 * time.Millisecond).String(), "--grace", "0.5"}, 124, "timeout", func(*screen) {}},
-		{"SIGTERM", nil, 128 + 15, "canceled", func(s *screen) { s.p.Signal(syscall.SIGTERM) }},
-		{"SIGHUP", nil, 128 + 1, "canceled", func(s *screen) { s.p.Signal(syscall.SIGHUP) }},
-		{"SIGQUIT", nil, 128 + 3, "canceled", func(s *screen) { s.p.Signal(syscall.SIGQUIT) }},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			s := newScreen(t, nil, append(c.flags, "sh", "-c", "trap '' TERM HUP; echo up; while :; do sleep 60; done")...)
-			s.waitFor("up\r\n")
-			c.end(s)
-			s.p.Wait().Expect(t, c.code, c.cause)
-			s.restored()
-		})
-	}
-	// The keeper restores it when sbxrun cannot.
-	t.Run("SIGKILL", func(t *testing.T) {
-		t.Parallel()
-		s := newScreen(t, nil, "sh", "-c", "echo up; exec sleep 60")
-		s.waitFor("up\r\n")
-		s.p.Kill()
-		s.p.Wait()
-		s.restored()
-	})
-	// sbxrun restores it when the command fails to start.
-	t.Run("start-failed", func(t *testing.T) {
-		t.Parallel()
-		s := newScreen(t, nil, "no-such-command")
-		s.p.Wait().Expect(t, 127, "start-failed")
-		s.restored()
-		check.That(t, !strings.Contains(strings.ReplaceAll(s.shows(), "\r\n", ""), "\n"), "a message was printed in raw mode: %q", s.shows())
-	})
-}
-
-// A command without --tty that makes the caller's terminal raw does not leave it so, however it or
-// sbxrun ends.
-func TestTerminalRestoredWithout(t *testing.T) {
-	t.Parallel()
-	const raw = "stty raw -echo; echo up; "
+	const stays, raw = "trap '' TERM HUP; echo up; while :; do sleep 60; done", "stty raw -echo; echo up; "
+	send := func(sig syscall.Signal) func(*screen) { return func(s *screen) { s.p.Signal(sig) } }
+	kill := func(s *screen) { s.p.Kill() } // the keeper restores it
+	timeout := []string{"--timeout", harness.Deadline(time.Second).String()}
 	for name, c := range map[string]struct {
 		flags  []string
 		script string
 		end    func(*screen)
 		code   int
-		cause  string
+		cause  string // "" for a run that is killed
 	}{
-		"exit":    {nil, raw + "exit 3", nil, 3, "exited"},
-		"killed":  {nil, raw + "kill -9 $$", nil, 137, "signaled"},
-		"timeout": {[]string{"--timeout", harness.Deadline(time.Second).String()}, raw + "exec sleep 60", nil, 124, "timeout"},
-		"SIGTERM": {nil, raw + "exec sleep 60", func(s *screen) { s.p.Signal(syscall.SIGTERM) }, 128 + 15, "canceled"},
-		"SIGKILL": {nil, raw + "exec sleep 60", func(s *screen) { s.p.Kill() }, 0, ""},
+		"timeout":      {append(timeout, "--tty"), stays, nil, 124, "timeout"},
+		"grace":        {append(timeout, "--tty", "--grace", "0.5"), stays, nil, 124, "timeout"},
+		"SIGTERM":      {[]string{"--tty"}, stays, send(syscall.SIGTERM), 128 + 15, "canceled"},
+		"SIGHUP":       {[]string{"--tty"}, stays, send(syscall.SIGHUP), 128 + 1, "canceled"},
+		"SIGQUIT":      {[]string{"--tty"}, stays, send(syscall.SIGQUIT), 128 + 3, "canceled"},
+		"SIGKILL":      {[]string{"--tty"}, "echo up; exec sleep 60", kill, 0, ""},
+		"raw, exit":    {nil, raw + "exit 3", nil, 3, "exited"},
+		"raw, killed":  {nil, raw + "kill -9 $$", nil, 137, "signaled"},
+		"raw, timeout": {timeout, raw + "exec sleep 60", nil, 124, "timeout"},
+		"raw, SIGTERM": {nil, raw + "exec sleep 60", send(syscall.SIGTERM), 128 + 15, "canceled"},
+		"raw, SIGKILL": {nil, raw + "exec sleep 60", kill, 0, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := screenOf(t, nil, func(o harness.Options) *harness.Process {
-				return harness.Start(t, o, append(c.flags, "sh", "-c", c.script)...)
+				return harness.Start(t, o, slices.Concat(c.flags, []string{"sh", "-c", c.script})...)
 			})
 			s.waitFor("up")
 			if c.end != nil {
@@ -215,13 +180,25 @@ func TestTerminalRestoredWithout(t *testing.T) {
 			s.restored()
 		})
 	}
-	t.Run("exec", func(t *testing.T) {
+	t.Run("raw, exec", func(t *testing.T) {
 		t.Parallel()
 		b := harness.NewState(t).Sandbox(harness.Options{})
 		s := screenOf(t, nil, func(o harness.Options) *harness.Process { return b.StartExec(o, nil, "sh", "-c", raw+"kill -9 $$") })
 		s.p.Wait().Expect(t, 137, "signaled")
 		s.restored()
 	})
+	// Messages appear after that: their lines start at the left.
+	for message, args := range map[string][]string{"no-such-command": {"no-such-command"}, "sbxrun: timeout": {"--timeout", "0.5", "sleep", "60"}} {
+		t.Run(message, func(t *testing.T) {
+			t.Parallel()
+			s := newScreen(t, nil, args...)
+			s.p.Wait()
+			s.waitFor(message)
+			s.waitFor("\r\n")
+			s.restored()
+			check.That(t, !strings.Contains(strings.ReplaceAll(s.shows(), "\r\n", ""), "\n"), "printed in raw mode: %q", s.shows())
+		})
+	}
 }
 
 // sbxrun leaves the terminal alone if by now it belongs to another job or to another command of the pipeline.
@@ -298,16 +275,6 @@ func TestTerminalRestoredOnce(t *testing.T) {
 	}
 	s.p.Wait() // for the keeper too
 	check.NoDiff(t, cmp.Diff(&theirs, s.state()), "the terminal was restored again (-theirs +now)")
-}
-
-// sbxrun's messages appear after the terminal was restored: their lines start at the left.
-func TestTerminalMessages(t *testing.T) {
-	t.Parallel()
-	s := newScreen(t, nil, "--timeout", "0.5", "sleep", "60")
-	s.p.Wait().Expect(t, 124, "timeout")
-	s.waitFor("sbxrun: timeout")
-	s.waitFor("\r\n")
-	check.That(t, !strings.Contains(strings.ReplaceAll(s.shows(), "\r\n", ""), "\n"), "printed in raw mode: %q", s.shows())
 }
 
 // The inner terminal has the outer one's size and follows it. The command blocks the signals and

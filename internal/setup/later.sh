@@ -8,17 +8,17 @@ later="$later|Soak|KilledInPhases|KilledAtSystemCalls|BwrapFake|BwrapSilent|Bwra
 later="$later|StatePlanted|StatePlantedAbove|StateGarbageRecord|StateGarbageFiles|DiskFull"
 later="$later|Faults|MCPOutput|PackageManagers|Shells|RecordTruncated|NoTaskLeftAtKill|NoTaskOfUserLeft|ForkBomb"
 later="$later|Cookbook|OutsideHoldsExec|OutsideHoldsRun|ReaderBlocked|ReaderOfMessagesBlocked"
-later="$later|FewDescriptors|SmallLimits|NoTaskLeftAtStart|BigTeardown|ManyEntries|RecycledPIDs|ExecVeryShortTimeout|DeadlineAtTheEnd"
+later="$later|FewDescriptors|SmallLimits|NoTaskLeftAtStart|BigTeardown|ManyEntries|ExecVeryShortTimeout|DeadlineAtTheEnd"
 later="^Test($later)\$"
 # Sets longest to those of them that check.sh leaves to nightly.sh, and anyone to the tests that check.sh runs only as
 # the current user, because they do not depend on the user.
-longest='ManyEntries|RecycledPIDs'
+longest='ManyEntries'
 anyone='Cookbook|Builds|Library|LibraryTypes|Docs|DocLinks|BackendPython|PythonClients|NodeClient|AsyncioCancelled|PythonMistakes|NodeAborted|NodeConnects'
 anyone="$anyone|ClientTypes|ClientTypesChecked|Examples|Page|PageFailures|PagesOfOtherSites|MCPDocs|Languages|Shells|PackageManagers"
 # Sets rare to the other tests whose number of tries depends on SBXRUN_SOAK: test.sh runs them with few tries, and
 # check.sh again with many.
-rare='CurrentDirectoryExchanged|ImagePullKilled|MountRace|ExecSoak|KillsItself|NeverReaped|VolumeKilled|CleanupWhileStarting'
-rare="$rare|ExecWhileKilled|SandboxKilledRunning|QuitCalls"
+rare='CurrentDirectoryExchanged|ImagePullKilled|MountRace|ExecSoak|KillsItself|VolumeKilled|CleanupWhileStarting'
+rare="$rare|ExecWhileKilled|SandboxKilledRunning"
 rare="$rare|KilledRandomly|KilledRandomlyTerminal|StoppedEarly|ThreadChurn|StartClientKilled"
 rare="$rare|Together|UnprovenGoes|Slow|MCPKilled"
 rare="^Test($rare)\$"

@@ -14,7 +14,7 @@ export PATH="$PATH:/usr/sbin:/sbin:/usr/bin:/bin" SBXRUN_BIN="$root/bin/sbxrun" 
 # What a room is and how it ends; not what is the same whoever has built it.
 packages='./internal/room ./internal/enter ./internal/doctor ./tests'
 tests='Scripts|Trees|OlderBwrap|Start.*|Prepare.*|Plan.*|Find.*|Exec(End|View|Privileges)|Signal.*|Diagnose.*|Examine.*'
-tests+='|PayloadTakesOverNothing|SignalsEverybody|NestedSandboxes|Descriptors.*|Secret.*|CleanEnvironment|NoNetwork|OwnLoopback|CurrentDirectory.*|NeverReaped|ExecTrees|ExecCodes|Kill|Lifetime|IdleRoomKilled'
+tests+='|PayloadTakesOverNothing|SignalsEverybody|NestedSandboxes|Descriptors.*|Secret.*|CleanEnvironment|NoNetwork|OwnLoopback|CurrentDirectory.*|ExecTrees|ExecCodes|Kill|Lifetime|IdleRoomKilled'
 tests+='|LimitMemory|LimitForkBomb|LimitRefused|LimitTmpSize|LimitProcess|LimitFakeMeminfo|Seccomp.*|Timeout(Words|Signaled)|Litter|Overlay|OverlayApply|Snapshot|SnapshotHere|Volume|Cp|PutGet|MountRace|CurrentDirectoryExchanged|Protect.*'
 tests+='|Image(Run|Writable|Disks)|Rootfs.*|Devices.*|SelfExe|PlantedProgramsInPath|NamedBwrapExposed|EmptyFiles|ProcMasked|LargeIDs|PlanningHasNoEffects'
 # And with the newest what is made in a room by sbxrun itself.
