@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,109 +17,17 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// execution is an exec in progress. Its roles are those of a run without monitor and room.
-type execution struct {
-	*call
-	e      *env
-	report string
-}
-
-// exec starts an exec in the sandbox.
-func (b *sandbox) exec(flags []string, payload ...string) *execution {
+// exec starts an exec in the sandbox. It is a run without monitor and room.
+func (b *sandbox) exec(flags []string, payload ...string) *run {
 	b.e.t.Helper()
 	b.e.n++
-	x := &execution{e: b.e, report: filepath.Join(b.e.top, fmt.Sprintf("report-%d", b.e.n))}
-	args := slices.Concat([]string{"exec", "--report", x.report, "--env", harness.MarkerName + "=" + b.e.marker}, harness.Proof(), flags, []string{b.ID, "--"}, payload)
+	r := &run{t: b.e.t, out: b.e.out, living: []*sandbox{b}, marker: fmt.Sprintf("%s-%d-", b.e.marker, b.e.n),
+		report: filepath.Join(b.e.top, fmt.Sprintf("report-%d", b.e.n))}
+	args := slices.Concat([]string{"exec", "--report", r.report, "--env", harness.MarkerName + "=" + r.marker}, harness.Proof(), flags, []string{b.ID, "--"}, payload)
 	c, err := b.e.begin(args...)
 	check.Must(b.e.t, err)
-	x.call = c
-	return x
-}
-
-// processes returns the PIDs of the exec's processes by role, 0 for those that do not exist.
-func (x *execution) processes() [roles]int {
-	pids := family(x.pid)
-	x.e.rememberAll(pids)
-	return pids
-}
-
-// hit kills a process, and reports whether it was alive.
-func (x *execution) hit(pids [roles]int, victim int) bool {
-	if victim == roleSbxrun {
-		return !x.over() && x.cmd.Process.Kill() == nil
-	}
-	target, ok := harness.Strike(pids[victim], pids[above[victim]], unix.SIGKILL)
-	if ok {
-		target.Close()
-	}
-	return ok
-}
-
-// finish waits until the exec ends, and asserts that all its processes have exited: at once,
-// or soon if sbxrun was killed.
-func (x *execution) finish(living ...*sandbox) result {
-	x.e.t.Helper()
-	o := x.e.wait(x.call)
-	within := time.Duration(0)
-	if o.signal == unix.SIGKILL {
-		within = settle
-	}
-	x.e.gone(within, living...)
-	o.readReport(x.e.t, x.report)
-	check.That(x.e.t, o.report != nil || o.signal != 0, "no report: %v", o)
-	reapZombies(living...)
-	return o
-}
-
-// When a process of an exec is killed in any phase, the exec ends completely and its sandbox goes
-// on.
-func TestExecKilledInPhases(t *testing.T) {
-	for _, ph := range []struct {
-		name    string
-		reached func(e *env, pids [roles]int) bool
-		victims []int
-	}{
-		{"started", func(*env, [roles]int) bool { return true }, []int{roleSbxrun}},
-		{"keeper", func(_ *env, pids [roles]int) bool { return pids[roleKeeper] > 0 }, []int{roleSbxrun, roleKeeper}},
-		{"entering", func(_ *env, pids [roles]int) bool { return len(harness.Children(pids[roleKeeper])) > 0 }, []int{roleSbxrun, roleKeeper}},
-		{"init", func(_ *env, pids [roles]int) bool { return pids[roleInit] > 0 }, []int{roleSbxrun, roleKeeper, roleInit}},
-		{"payload", func(_ *env, pids [roles]int) bool { return pids[rolePayload] > 0 }, []int{roleSbxrun, roleKeeper, roleInit, rolePayload}},
-		{"running", func(e *env, pids [roles]int) bool { return pids[rolePayload] > 0 && e.wrote("ran") },
-			[]int{roleSbxrun, roleKeeper, roleInit, rolePayload}},
-	} {
-		for _, victim := range ph.victims {
-			t.Run(ph.name+"/"+roleNames[victim], func(t *testing.T) {
-				e := newEnv(t)
-				b := e.start(nil)
-				tries := scaled(t, 4)
-				if victim == roleKeeper || victim == roleInit {
-					tries = scaled(t, 1) // sbxrun takes half a second more, to see whether the sandbox has ended
-				}
-				hunt(t, tries, "the "+roleNames[victim], func(int) bool {
-					_ = os.Remove(filepath.Join(e.out, "ran"))
-					x := b.exec([]string{"--timeout", lifetime}, busy...)
-					var pids [roles]int
-					for !x.over() {
-						if pids = x.processes(); ph.reached(e, pids) {
-							break
-						}
-						runtime.Gosched()
-					}
-					hit := x.hit(pids, victim)
-					if !hit && !x.over() {
-						_ = x.cmd.Process.Signal(unix.SIGTERM) // try again
-					}
-					o := x.finish(b)
-					if hit {
-						judge(t, o, victim, e.wrote("ran"))
-					}
-					return hit
-				})
-				b.alive()
-				e.clean()
-			})
-		}
-	}
+	r.call = c
+	return r
 }
 
 // An exec whose sandbox is killed exits with 137 and cause killed, or with 125 if its command had
@@ -229,7 +136,7 @@ func TestExecEndsAlone(t *testing.T) {
 			defer target.Close()
 			e.until(settle, "a stop", func() bool { p, ok := harness.ReadProc(pids[c.stopped]); return ok && p.State == "T" })
 			for _, victim := range c.killed {
-				if !x.hit(pids, victim) {
+				if !x.hit(pids, victim, unix.SIGKILL) {
 					t.Fatalf("there is no %s", roleNames[victim])
 				}
 			}
@@ -238,7 +145,7 @@ func TestExecEndsAlone(t *testing.T) {
 				return !ok || p.State == "Z" || p.State == "X"
 			})
 			_ = target.Signal(unix.SIGCONT) // fails only if init has exited
-			x.finish(b)
+			x.wait()
 			b.alive()
 			e.ok("kill", "--grace", "0", b.ID)
 			b.ended(3 * time.Second)

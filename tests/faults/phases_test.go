@@ -1,6 +1,8 @@
 package faults
 
 import (
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"testing"
@@ -45,11 +47,13 @@ type phase struct {
 	before  func(r *run)
 	victims []int
 	tries   int
+	exec    bool // an exec has this phase too
 }
 
 var phases = []phase{
-	{name: "started", reached: func(*run, [roles]int) bool { return true }, victims: []int{roleSbxrun}},
-	{name: "keeper", reached: exists(roleKeeper), victims: []int{roleSbxrun, roleKeeper}},
+	{name: "started", reached: func(*run, [roles]int) bool { return true }, victims: []int{roleSbxrun}, exec: true},
+	{name: "keeper", reached: exists(roleKeeper), victims: []int{roleSbxrun, roleKeeper}, exec: true},
+	{name: "child", reached: func(_ *run, pids [roles]int) bool { return len(harness.Children(pids[roleKeeper])) > 0 }, victims: []int{roleSbxrun, roleKeeper}, exec: true},
 	{name: "monitor", reached: exists(roleMonitor), victims: []int{roleSbxrun, roleKeeper, roleMonitor}},
 	{name: "bwrap", reached: func(_ *run, pids [roles]int) bool {
 		p, ok := harness.ReadProc(pids[roleMonitor])
@@ -58,10 +62,10 @@ var phases = []phase{
 	{name: "room", reached: exists(roleRoom), victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom}},
 	{name: "built", reached: func(_ *run, pids [roles]int) bool { return pids[roleRoom] > 0 && built(pids[roleRoom]) },
 		victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom}},
-	{name: "init", reached: exists(roleInit), victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom, roleInit}},
-	{name: "held", reached: exists(rolePayload), victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom, roleInit}},
+	{name: "init", reached: exists(roleInit), victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom, roleInit}, exec: true},
+	{name: "held", reached: exists(rolePayload), victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom, roleInit, rolePayload}, exec: true},
 	{name: "running", reached: func(r *run, pids [roles]int) bool { return pids[rolePayload] > 0 && r.wrote("ran") },
-		victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom, roleInit}},
+		victims: []int{roleSbxrun, roleKeeper, roleMonitor, roleRoom, roleInit, rolePayload}, exec: true},
 	{name: "ended", payload: leaver, reached: func(r *run, pids [roles]int) bool {
 		return r.wrote("ran") && (pids[rolePayload] == 0 || harness.Exited(pids[rolePayload]))
 	}, victims: []int{roleSbxrun, roleKeeper}},
@@ -82,25 +86,43 @@ func exists(role int) func(*run, [roles]int) bool {
 	return func(_ *run, pids [roles]int) bool { return pids[role] > 0 }
 }
 
-// When any process of a run is killed in any phase, the run ends completely and reports the truth.
+// When any process of a run or an exec is killed in any phase, it ends completely and reports the truth. The sandbox of
+// an exec goes on.
 func TestKilledInPhases(t *testing.T) {
 	for _, ph := range phases {
 		for _, victim := range ph.victims {
+			tries := 5
+			if ph.tries > 0 {
+				tries = ph.tries
+			}
 			t.Run(ph.name+"/"+roleNames[victim], func(t *testing.T) {
-				tries := 5
-				if ph.tries > 0 {
-					tries = ph.tries
+				hunt(t, scaled(t, tries), "the "+roleNames[victim], func(int) bool {
+					return ph.strike(t, victim, func(words ...string) *run { return start(t, options{}, words...) })
+				})
+			})
+			if !ph.exec || victim == roleMonitor || victim == roleRoom {
+				continue
+			}
+			t.Run("exec/"+ph.name+"/"+roleNames[victim], func(t *testing.T) {
+				e := newEnv(t)
+				b := e.start(nil)
+				if victim == roleKeeper || victim == roleInit {
+					tries = 1 // sbxrun takes half a second more, to see whether the sandbox has ended
 				}
-				tries = scaled(t, tries)
-				hunt(t, tries, "the "+roleNames[victim], func(int) bool { return ph.strike(t, victim) })
+				hunt(t, scaled(t, tries), "the "+roleNames[victim], func(int) bool {
+					_ = os.Remove(filepath.Join(e.out, "ran"))
+					return ph.strike(t, victim, func(words ...string) *run { return b.exec(words[:2], words[2:]...) })
+				})
+				b.alive()
+				e.clean()
 			})
 		}
 	}
 }
 
 // strike does one run, and kills the victim when the phase is reached. It reports whether the
-// victim was alive.
-func (ph phase) strike(t *testing.T, victim int) bool {
+// victim was alive. start gets two flags at least, and the command.
+func (ph phase) strike(t *testing.T, victim int, start func(words ...string) *run) bool {
 	t.Helper()
 	payload := ph.payload
 	if payload == nil {
@@ -110,7 +132,7 @@ func (ph phase) strike(t *testing.T, victim int) bool {
 	if flags == nil {
 		flags = []string{"--timeout", "5"}
 	}
-	r := start(t, options{}, slices.Concat(flags, payload)...)
+	r := start(slices.Concat(flags, payload)...)
 	if ph.before != nil {
 		ph.before(r)
 	}

@@ -206,6 +206,8 @@ type run struct {
 	ns harness.Namespaces
 	// killed is set when sbxrun was killed: no one waits for the rest then, and there is no report.
 	killed bool
+	// living is the sandbox of an exec, which goes on.
+	living []*sandbox
 }
 
 // start runs sbxrun with a marker, a report and /out.
@@ -388,13 +390,15 @@ func (r *run) gone() {
 		r.t.Errorf("%d processes are left %v after the end of sbxrun:\n%sand %d of them a second later:\n%s", len(left), after, harness.List(left), len(last), harness.List(last))
 		harness.Sweep(r.t, r.left)
 	}
-	reapOrphans(r.t) // zombies that left has accepted
-	r.frozen()
+	reapOrphans(r.t, r.living...) // zombies that left has accepted
+	if len(r.living) == 0 {
+		r.frozen()
+	}
 }
 
 // left returns the processes of the run, found by marker, namespace and descent.
 func (r *run) left() (left []harness.Proc) {
-	for _, p := range orphans() {
+	for _, p := range orphans(r.living...) {
 		// "3" is the process that makes a user namespace for an idmapped mount: it executes a descriptor.
 		if r.killed && p.Parent == os.Getpid() && p.State == "Z" && (strings.HasPrefix(p.Comm, "sbxrun") || p.Comm == "3") {
 			continue // a fork of sbxrun, which sbxrun's parent has to reap
@@ -402,6 +406,9 @@ func (r *run) left() (left []harness.Proc) {
 		left = append(left, p)
 	}
 	for _, p := range harness.Find(r.marker, r.ns.Has) {
+		if r.killed && len(r.living) > 0 && p.Parent == os.Getpid() && p.State == "Z" {
+			continue // init of an exec whose keeper was killed too
+		}
 		if !slices.ContainsFunc(left, func(q harness.Proc) bool { return q.PID == p.PID }) {
 			left = append(left, p)
 		}
@@ -409,10 +416,12 @@ func (r *run) left() (left []harness.Proc) {
 	return left
 }
 
-// orphans returns the processes that were abandoned to the test process, with their descendants.
-func orphans() (found []harness.Proc) {
+// orphans returns the processes that were abandoned to the test process, with their descendants, except living sandboxes.
+func orphans(living ...*sandbox) (found []harness.Proc) {
 	for _, p := range harness.Orphans() {
-		found = append(append(found, p), harness.Below(p.PID)...)
+		if !slices.ContainsFunc(living, func(b *sandbox) bool { return b.PID == p.PID }) {
+			found = append(append(found, p), harness.Below(p.PID)...)
+		}
 	}
 	return found
 }
@@ -423,9 +432,7 @@ func reapOrphans(t testing.TB, living ...*sandbox) {
 	t.Helper()
 	var found []harness.Proc
 	for deadline := time.Now().Add(settle); time.Now().Before(deadline); time.Sleep(100 * time.Microsecond) {
-		found = slices.DeleteFunc(harness.Orphans(), func(p harness.Proc) bool {
-			return slices.ContainsFunc(living, func(b *sandbox) bool { return b.PID == p.PID })
-		})
+		found = orphans(living...)
 		if len(found) == 0 {
 			return
 		}
