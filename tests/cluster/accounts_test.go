@@ -244,15 +244,10 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 // store uploads a file. All requests have the same ID, which a client may use for related requests.
 func (g *gateway) store(t *testing.T, text string) (status int, x api.Stored) {
 	t.Helper()
-	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://sbxrun/v1/files", strings.NewReader(text))
+	status, answer, err := g.raw(t.Context(), http.MethodPost, "/v1/files", text, "Content-Type", "application/octet-stream", "X-Request-Id", "one-of-several")
 	check.Must(t, err)
-	q.Header.Set("Content-Type", "application/octet-stream")
-	q.Header.Set("X-Request-Id", "one-of-several")
-	res, err := g.client.Do(q)
-	check.Must(t, err)
-	defer res.Body.Close()
-	_ = json.NewDecoder(res.Body).Decode(&x) // an error has other fields
-	return res.StatusCode, x
+	_ = json.Unmarshal([]byte(answer), &x) // an error has other fields
+	return status, x
 }
 
 func denied(t *testing.T, refused <-chan string, subject string) {
@@ -356,10 +351,6 @@ func TestFiles(t *testing.T) {
 	}
 	status, _ = put(g, strings.Repeat("w", room))
 	check.That(t, status == http.StatusCreated, "%v", status)
-	res, err := g.client.Get("http://sbxrun/metrics")
-	check.Must(t, err)
-	defer res.Body.Close()
-	text := make([]byte, 1<<16)
-	n, _ := res.Body.Read(text)
-	check.That(t, strings.Contains(string(text[:n]), `sbxrun_node_ready{node="n2"} 1`), "%s", text[:n])
+	_, text := g.ask(t, http.MethodGet, "/metrics", nil)
+	check.That(t, strings.Contains(text, `sbxrun_node_ready{node="n2"} 1`), "%s", text)
 }

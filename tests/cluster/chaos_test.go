@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -43,6 +44,24 @@ func threeNATS(t *testing.T) (all []*server.Options, urls string) {
 	return all, strings.Join(list, ",")
 }
 
+// accept calls each for every connection to a port, until the end of the test.
+func accept(t *testing.T, each func(net.Conn)) (port int) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	check.Must(t, err)
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go each(c)
+		}
+	}()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
 // marks counts the messages that calls send, by their word.
 type marks struct {
 	port int
@@ -52,26 +71,15 @@ type marks struct {
 
 func newMarks(t *testing.T) *marks {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
-	t.Cleanup(func() { l.Close() })
-	m := &marks{port: l.Addr().(*net.TCPAddr).Port, seen: map[string]int{}}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				_ = c.SetDeadline(time.Now().Add(harness.Bound))
-				word, _ := bufio.NewReader(c).ReadString('\n')
-				m.mu.Lock()
-				defer m.mu.Unlock()
-				m.seen[strings.TrimSpace(word)]++
-			}()
-		}
-	}()
+	m := &marks{seen: map[string]int{}}
+	m.port = accept(t, func(c net.Conn) {
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(harness.Bound))
+		word, _ := bufio.NewReader(c).ReadString('\n')
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.seen[strings.TrimSpace(word)]++
+	})
 	return m
 }
 
@@ -83,16 +91,23 @@ func (m *marks) count(word string) int {
 
 // call sends a call and returns its response or error; neither if the connection broke.
 func (g *gateway) call(ctx context.Context, path string, body any, into any) (status int, e *api.Error, err error) {
-	text, _ := json.Marshal(body)
-	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sbxrun"+path, strings.NewReader(string(text)))
+	return g.do(ctx, http.MethodPost, path, body, into)
+}
+
+// do sends a request with a JSON body.
+func (g *gateway) do(ctx context.Context, method, path string, body, into any, headers ...string) (status int, e *api.Error, err error) {
+	var text []byte
+	if body != nil {
+		text, _ = json.Marshal(body)
+	}
+	q, err := http.NewRequestWithContext(ctx, method, "http://sbxrun"+path, bytes.NewReader(text))
 	if err != nil {
 		return 0, nil, err
 	}
 	q.Header.Set("Content-Type", "application/json")
-	return g.do(q, into)
-}
-
-func (g *gateway) do(q *http.Request, into any) (status int, e *api.Error, err error) {
+	for i := 0; i < len(headers); i += 2 {
+		q.Header.Set(headers[i], headers[i+1])
+	}
 	res, err := g.client.Do(q)
 	if err != nil {
 		return 0, nil, err
@@ -122,7 +137,7 @@ func (c *cluster) detached(ctx context.Context, g *gateway, call api.Call, into 
 	for len(ends) < 2 {
 		var now api.CallStatus
 		path := "/v1/calls/" + s.ID + "?wait_ms=5000"
-		code, e, err := c.gateways[rand.IntN(len(c.gateways))].get(ctx, path, &now)
+		code, e, err := c.gateways[rand.IntN(len(c.gateways))].do(ctx, http.MethodGet, path, nil, &now)
 		switch {
 		case ctx.Err() != nil:
 			return 0, nil, ctx.Err()
@@ -143,15 +158,6 @@ func (c *cluster) detached(ctx context.Context, g *gateway, call api.Call, into 
 		return http.StatusOK, nil, nil
 	}
 	return http.StatusOK, &api.Error{Failure: *s.Failure, Started: s.Started}, nil
-}
-
-// get sends a GET request.
-func (g *gateway) get(ctx context.Context, path string, into any) (status int, e *api.Error, err error) {
-	q, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://sbxrun"+path, nil)
-	if err != nil {
-		return 0, nil, err
-	}
-	return g.do(q, into)
 }
 
 // outcome is the end of one attempt.
@@ -335,7 +341,7 @@ func TestNodeLost(t *testing.T) {
 		defer close(orphaned)
 		_, _, _ = c.gateways[last].call(t.Context(), "/v1/sessions/"+byNode["n1"]+"/exec", api.Call{Argv: []string{"sleep", "1000"}, TimeoutMS: 200_000}, nil)
 	}()
-	sleeps := func(p *process) bool { return strings.Contains(strings.Join(commands(p), "\n"), "sleep 1000") }
+	sleeps := func(p *process) bool { return p.runs("sleep 1000") > 0 }
 	harness.Until(t, harness.Bound, "the commands", func() bool { return sleeps(c.nodes[0]) && sleeps(c.nodes[1]) && sleeps(c.nodes[2]) })
 	try := func(g *gateway, name string) int {
 		status, e, err := g.call(t.Context(), "/v1/sessions/"+byNode[name]+"/exec", api.Call{Argv: []string{"true"}}, nil)
@@ -380,35 +386,23 @@ func TestNodeLost(t *testing.T) {
 // relay forwards a connection between a node and NATS.
 type relay struct {
 	port int
-	to   string
 	mu   sync.Mutex
 	is   chan struct{} // closed while bytes pass
 }
 
 func newRelay(t *testing.T, to int) *relay {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
-	t.Cleanup(func() { l.Close() })
-	r := &relay{port: l.Addr().(*net.TCPAddr).Port, to: fmt.Sprintf("127.0.0.1:%d", to)}
+	r := &relay{}
 	r.mend()
-	go func() {
-		for {
-			in, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				out, err := net.Dial("tcp", r.to)
-				if err != nil {
-					in.Close()
-					return
-				}
-				go r.pass(in, out)
-				r.pass(out, in)
-			}()
+	r.port = accept(t, func(in net.Conn) {
+		out, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", to))
+		if err != nil {
+			in.Close()
+			return
 		}
-	}()
+		go r.pass(in, out)
+		r.pass(out, in)
+	})
 	return r
 }
 
@@ -583,13 +577,7 @@ func TestNATSAway(t *testing.T) {
 			ends <- x
 		}()
 	}
-	harness.Until(t, harness.Bound, "the commands", func() bool {
-		n := 0
-		for _, p := range c.nodes {
-			n += strings.Count(strings.Join(commands(p), "\n"), "sleep 3")
-		}
-		return n >= 2
-	})
+	harness.Until(t, harness.Bound, "the commands", func() bool { return c.nodes[0].runs("sleep 3")+c.nodes[1].runs("sleep 3") >= 2 })
 	// Some of these run when NATS disappears, and some wait.
 	m := newMarks(t)
 	var detached []string
@@ -689,16 +677,15 @@ func TestNATSSilent(t *testing.T) {
 		})
 	}
 	harness.Until(t, harness.Bound, "the commands", func() bool {
-		n := 0
-		for _, p := range c.nodes {
-			n += strings.Count(strings.Join(commands(p), "\n"), "sleep 12")
-		}
-		return n >= 3
+		return c.nodes[0].runs("sleep 12")+c.nodes[1].runs("sleep 12")+c.nodes[2].runs("sleep 12") >= 3
 	})
 	check.Must(t, silent.cmd.Process.Signal(unix.SIGSTOP))
 	calls.Wait()
 	check.Must(t, silent.cmd.Process.Signal(unix.SIGCONT))
 }
+
+// runs counts the descendants with a text in their command lines.
+func (p *process) runs(text string) int { return strings.Count(strings.Join(commands(p), "\n"), text) }
 
 // commands returns the command lines of a process's descendants.
 func commands(p *process) (all []string) {

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
@@ -33,18 +32,9 @@ func TestManyTenants(t *testing.T) {
 	check.Must(t, os.WriteFile(tokens, []byte(lines.String()), 0o600))
 	g := newCluster(t, url(o), 1, 1, "token_file = \""+tokens+"\"\n[rooms]\nmin = 0\nmax = 0\n[tenant]\nfiles = \"16M\"\n").gateways[0]
 	request := func(i int, method, path, body string, headers ...string) (int, string) {
-		q, err := http.NewRequestWithContext(t.Context(), method, "http://sbxrun"+path, strings.NewReader(body))
+		status, text, err := g.raw(t.Context(), method, path, body, append(headers, "Authorization", fmt.Sprintf("Bearer token-%d", i))...)
 		check.Must(t, err)
-		q.Header.Set("Authorization", fmt.Sprintf("Bearer token-%d", i))
-		q.Header.Set("Content-Type", "application/json")
-		for i := 0; i < len(headers); i += 2 {
-			q.Header.Set(headers[i], headers[i+1])
-		}
-		res, err := g.client.Do(q)
-		check.Must(t, err)
-		defer res.Body.Close()
-		text := harness.ReadAll(t, res.Body)
-		return res.StatusCode, string(text)
+		return status, text
 	}
 	for i := range tenants {
 		text := fmt.Sprintf("file %d", i)
@@ -81,17 +71,11 @@ func TestMCPFiles(t *testing.T) {
 				"_meta": map[string]any{"io.modelcontextprotocol/protocolVersion": version, "io.modelcontextprotocol/clientInfo": map[string]any{"name": "t", "version": "1"}, "io.modelcontextprotocol/clientCapabilities": map[string]any{}},
 			}})
 			check.Must(t, err)
-			q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://sbxrun/mcp", bytes.NewReader(body))
+			_, text, err := g.raw(t.Context(), http.MethodPost, "/mcp", string(body),
+				"Accept", "application/json, text/event-stream", "Mcp-Protocol-Version", version, "Mcp-Method", "resources/read", "Mcp-Name", uri)
 			check.Must(t, err)
-			for name, value := range map[string]string{"Content-Type": "application/json", "Accept": "application/json, text/event-stream", "Mcp-Protocol-Version": version, "Mcp-Method": "resources/read", "Mcp-Name": uri} {
-				q.Header.Set(name, value)
-			}
-			res, err := g.client.Do(q)
-			check.Must(t, err)
-			text := harness.ReadAll(t, res.Body)
-			res.Body.Close()
 			quoted := harness.JSON(t, want)
-			check.Require(t, strings.Contains(string(text), `"text":`+string(quoted)) || strings.Contains(string(text), base64.StdEncoding.EncodeToString([]byte(want))),
+			check.Require(t, strings.Contains(text, `"text":`+string(quoted)) || strings.Contains(text, base64.StdEncoding.EncodeToString([]byte(want))),
 				"request %d, %s: %s", i, id, text)
 		}
 	}
@@ -123,14 +107,11 @@ func TestNamedNode(t *testing.T) {
 	})
 
 	ask := func(method, path, node string, body any, into any) (int, *api.Error) {
-		text, _ := json.Marshal(body)
-		q, err := http.NewRequestWithContext(t.Context(), method, "http://sbxrun"+path, strings.NewReader(string(text)))
-		check.Must(t, err)
-		q.Header.Set("Content-Type", "application/json")
+		var headers []string
 		if node != "" {
-			q.Header.Set("Sbxrun-Node", node)
+			headers = []string{"Sbxrun-Node", node}
 		}
-		status, e, err := g.do(q, into)
+		status, e, err := g.do(t.Context(), method, path, body, into, headers...)
 		check.Must(t, err)
 		return status, e
 	}

@@ -205,7 +205,6 @@ func freePort() int {
 	}
 }
 
-// startNATS starts a NATS server in this process.
 // runNATS starts a NATS server until the end of the test.
 func runNATS(t *testing.T) *server.Options {
 	t.Helper()
@@ -214,6 +213,7 @@ func runNATS(t *testing.T) *server.Options {
 	return o
 }
 
+// startNATS starts a NATS server in this process.
 func startNATS(t *testing.T, o *server.Options) *server.Server {
 	t.Helper()
 	s, err := server.NewServer(o)

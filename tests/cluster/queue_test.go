@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -27,17 +28,31 @@ import (
 // ask sends a request without a body.
 func (g *gateway) ask(t *testing.T, method, path string, into any) (status int, text string) {
 	t.Helper()
-	q, err := http.NewRequestWithContext(t.Context(), method, "http://sbxrun"+path, nil)
-	check.Must(t, err)
-	res, err := g.client.Do(q)
-	check.Must(t, err)
-	defer res.Body.Close()
-	b, err := io.ReadAll(res.Body)
-	if err == nil && into != nil && res.StatusCode/100 == 2 {
-		err = json.Unmarshal(b, into)
+	status, text, err := g.raw(t.Context(), method, path, "")
+	if err == nil && into != nil && status/100 == 2 {
+		err = json.Unmarshal([]byte(text), into)
 	}
-	check.Require(t, err == nil, "%v: %.200s", err, b)
-	return res.StatusCode, string(b)
+	check.Require(t, err == nil, "%v: %.200s", err, text)
+	return status, text
+}
+
+// raw sends a request and returns the text of the response.
+func (g *gateway) raw(ctx context.Context, method, path, body string, headers ...string) (status int, text string, err error) {
+	q, err := http.NewRequestWithContext(ctx, method, "http://sbxrun"+path, strings.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	q.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(headers); i += 2 {
+		q.Header.Set(headers[i], headers[i+1])
+	}
+	res, err := g.client.Do(q)
+	if err != nil {
+		return 0, "", err
+	}
+	defer res.Body.Close()
+	answer, err := io.ReadAll(res.Body)
+	return res.StatusCode, string(answer), err
 }
 
 // begin queues a command.
@@ -139,45 +154,6 @@ func TestQueueCollected(t *testing.T) {
 		return status == http.StatusOK
 	})
 	listed()
-}
-
-// Requests with the same key are one call, through any gateway, even if the first one is killed.
-func TestQueueKeys(t *testing.T) {
-	o := runNATS(t)
-	c := newCluster(t, url(o), 2, 2, hostNetwork+"[rooms]\nmin = 0\nmax = 0\n")
-	m := newMarks(t)
-	call := api.Call{Argv: m.command("once")}
-	post := func(g *gateway, call api.Call) (int, api.CallStatus) {
-		var s api.CallStatus
-		status, text, err := g.post(t.Context(), "/v1/calls", "k", call)
-		check.That(t, err == nil, "%v", err)
-		if json.Unmarshal([]byte(text), &s) != nil || s.ID == "" {
-			t.Log(text)
-		}
-		return status, s
-	}
-	var mu sync.Mutex
-	ids := map[string]bool{}
-	var all sync.WaitGroup
-	for i := range 12 {
-		all.Go(func() {
-			status, s := post(c.gateways[i%2], call)
-			mu.Lock()
-			defer mu.Unlock()
-			ids[s.ID] = true
-			check.That(t, status == http.StatusAccepted, "%v", status)
-		})
-	}
-	all.Wait()
-	check.Require(t, len(ids) == 1, "%v", ids)
-	c.gateways[0].kill()
-	_, same := post(c.gateways[1], call)
-	check.That(t, ids[same.ID], "%v", same)
-	if x := c.gateways[1].end(t, same.ID); x.Report == nil || x.Report.ExitCode != 0 || m.count("once") != 1 {
-		t.Errorf("%+v, it ran %d times", x, m.count("once"))
-	}
-	status, _ := post(c.gateways[1], api.Call{Argv: []string{"true"}})
-	check.That(t, status == http.StatusConflict, "%v", status)
 }
 
 // A call that the queue has lost ends as not started, and may be tried again with the same key.
@@ -366,53 +342,50 @@ func (g *gateway) keyed(ctx context.Context, key string, c api.Call) (status int
 
 func (g *gateway) post(ctx context.Context, path, key string, c api.Call) (status int, text string, err error) {
 	body, _ := json.Marshal(c)
-	q, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sbxrun"+path, strings.NewReader(string(body)))
-	if err != nil {
-		return 0, "", err
-	}
-	q.Header.Set("Content-Type", "application/json")
-	q.Header.Set("Idempotency-Key", key)
-	res, err := g.client.Do(q)
-	if err != nil {
-		return 0, "", err
-	}
-	defer res.Body.Close()
-	answer, err := io.ReadAll(res.Body)
-	return res.StatusCode, string(answer), err
+	return g.raw(ctx, http.MethodPost, path, string(body), "Idempotency-Key", key)
 }
 
-// Requests with the same key are one call, through any gateway, and its response outlives its node.
+// Requests with the same key are one call, through any gateway, even after its node or the first gateway was killed.
 func TestKeys(t *testing.T) {
 	o := runNATS(t)
-	c := newCluster(t, url(o), 3, 2, "[sandbox]\nnetwork = \"host\"\n[rooms]\nmin = 0\nmax = 0\n")
+	c := newCluster(t, url(o), 3, 2, hostNetwork+"[rooms]\nmin = 0\nmax = 0\n")
 	m := newMarks(t)
-	call := api.Call{Argv: []string{"bash", "-c", fmt.Sprintf("echo once >/dev/tcp/127.0.0.1/%d; sleep 0.2", m.port)}}
-	answers := make([]string, 12)
-	var all sync.WaitGroup
-	for i := range answers {
-		all.Go(func() {
-			status, text, err := c.gateways[i%2].keyed(t.Context(), "k", call)
-			check.That(t, status == http.StatusOK && err == nil, "%v %v %v", status, text, err)
-			var a api.Answer
+	for _, tt := range []struct {
+		path, word string
+		status     int
+	}{{"/v1/run", "once", http.StatusOK}, {"/v1/calls", "queued", http.StatusAccepted}} {
+		call := api.Call{Argv: []string{"bash", "-c", m.command(tt.word)[2] + "; sleep 0.2"}}
+		post := func(g *gateway) (id string) {
+			status, text, err := g.post(t.Context(), tt.path, tt.word, call)
+			check.That(t, status == tt.status && err == nil, "%s: %v %v %v", tt.path, status, text, err)
+			var a struct{ ID string }
 			check.OK(t, json.Unmarshal([]byte(text), &a))
-			answers[i] = a.ID
-		})
-	}
-	all.Wait()
-	for _, id := range answers {
-		check.That(t, id != "" && id == answers[0], "%q", answers)
-	}
-	check.Equal(t, m.count("once"), 1, "it ran")
-	status, text, err := c.gateways[0].keyed(t.Context(), "k", api.Call{Argv: []string{"true"}})
-	check.That(t, status == http.StatusConflict && err == nil, "%v %v %v", status, text, err)
-	for i, p := range c.nodes {
-		if strings.HasPrefix(answers[0], fmt.Sprintf("n%d.", i)) {
-			p.kill()
+			return a.ID
 		}
+		ids := make([]string, 12)
+		var all sync.WaitGroup
+		for i := range ids {
+			all.Go(func() { ids[i] = post(c.gateways[i%2]) })
+		}
+		all.Wait()
+		check.That(t, ids[0] != "" && len(slices.Compact(slices.Clone(ids))) == 1, "%s: %q", tt.path, ids)
+		status, text, err := c.gateways[0].post(t.Context(), tt.path, tt.word, api.Call{Argv: []string{"true"}})
+		check.That(t, status == http.StatusConflict && err == nil, "%s: %v %v %v", tt.path, status, text, err)
+		if tt.path == "/v1/calls" {
+			c.gateways[0].kill()
+		}
+		for i, p := range c.nodes {
+			if strings.HasPrefix(ids[0], fmt.Sprintf("n%d.", i)) {
+				p.kill()
+			}
+		}
+		check.Equal(t, post(c.gateways[1]), ids[0], "%s", tt.path)
+		if tt.path == "/v1/calls" {
+			x := c.gateways[1].end(t, ids[0])
+			check.That(t, x.Report != nil && x.Report.ExitCode == 0, "%+v", x)
+		}
+		check.Equal(t, m.count(tt.word), 1, "%s: it ran", tt.path)
 	}
-	status, text, err = c.gateways[1].keyed(t.Context(), "k", call)
-	check.That(t, status == http.StatusOK && err == nil && strings.Contains(text, answers[0]), "%v %v %v", status, text, err)
-	check.Equal(t, m.count("once"), 1, "it ran")
 }
 
 // The command nodes, the status of a gateway and its metrics list nodes, lost nodes and gateways.
@@ -448,11 +421,8 @@ func TestNodes(t *testing.T) {
 	defer all.Wait()
 	defer cancel()
 	series := func() string {
-		res, err := g.client.Get("http://sbxrun/metrics")
-		check.Must(t, err)
-		defer res.Body.Close()
-		text := harness.ReadAll(t, res.Body)
-		return string(text)
+		_, text := g.ask(t, http.MethodGet, "/metrics", nil)
+		return text
 	}
 	harness.Until(t, harness.Bound, "three calls that run and one that waits", func() bool {
 		text := series()
@@ -477,12 +447,8 @@ func TestNodes(t *testing.T) {
 		return is["n0"] == api.StateLost && is["n1"] == api.StateLeft && is["n2"] == api.StateReady
 	})
 	var status api.Status
-	res, err := g.client.Get("http://sbxrun/v1/status")
-	check.Must(t, err)
-	defer res.Body.Close()
-	if err := json.NewDecoder(res.Body).Decode(&status); err != nil || status.Machine == nil || len(status.Machine.Nodes) != 3 || status.Machine.Places != 1 {
-		t.Errorf("%+v %v", status, err)
-	}
+	g.ask(t, http.MethodGet, "/v1/status", &status)
+	check.That(t, status.Machine != nil && len(status.Machine.Nodes) == 3 && status.Machine.Places == 1, "%+v", status)
 	text := series()
 	for _, want := range []string{`sbxrun_node_gone{node="n0",state="lost"} 1`, `sbxrun_node_gone{node="n1",state="left"} 1`, `sbxrun_node_ready{node="n2"} 1`, "sbxrun_cluster_nodes 1"} {
 		check.That(t, strings.Contains(text, want+"\n"), "no %s", want)

@@ -34,19 +34,8 @@ type crowd struct {
 
 func newCrowd(t *testing.T) *crowd {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
-	t.Cleanup(func() { l.Close() })
-	c := &crowd{port: l.Addr().(*net.TCPAddr).Port}
-	go func() {
-		for {
-			one, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go c.one(one)
-		}
-	}()
+	c := &crowd{}
+	c.port = accept(t, c.one)
 	return c
 }
 
@@ -228,7 +217,7 @@ func TestBusy(t *testing.T) {
 	defer all.Wait()
 	defer cancel()
 	defer free()
-	sleeps := func(p *process) int { return strings.Count(strings.Join(commands(p), "\n"), "sleep 1000") }
+	sleeps := func(p *process) int { return p.runs("sleep 1000") }
 	for i, ctx := range []context.Context{first, second} { // the second call finds one node busy, whichever it tries first
 		all.Go(func() {
 			for ctx.Err() == nil { // a node that does not know the gateway refuses
