@@ -60,23 +60,11 @@ func TestExitCodeAndStatus(t *testing.T) {
 		{"exit 0", Result{Cause: Exited, Payload: exited(0)}, end{0, StatusCompleted}},
 		{"exit 1", Result{Cause: Exited, Payload: exited(1)}, end{1, StatusFailed}},
 		// The command's own codes, whatever else they mean.
-		{"exit 123", Result{Cause: Exited, Payload: exited(123)}, end{123, StatusFailed}},
 		{"exit 124", Result{Cause: Exited, Payload: exited(124)}, end{124, StatusFailed}},
 		{"exit 125", Result{Cause: Exited, Payload: exited(125)}, end{125, StatusFailed}},
-		{"exit 126", Result{Cause: Exited, Payload: exited(126)}, end{126, StatusFailed}},
-		{"exit 127", Result{Cause: Exited, Payload: exited(127)}, end{127, StatusFailed}},
-		{"exit 130", Result{Cause: Exited, Payload: exited(130)}, end{130, StatusFailed}},
 		{"exit 137", Result{Cause: Exited, Payload: exited(137)}, end{137, StatusFailed}},
-		{"exit 143", Result{Cause: Exited, Payload: exited(143)}, end{143, StatusFailed}},
-		{"exit 255", Result{Cause: Exited, Payload: exited(255)}, end{255, StatusFailed}},
-		{"died of INT", Result{Cause: Signaled, Payload: died(unix.SIGINT)}, end{130, StatusFailed}},
 		{"died of KILL", Result{Cause: Signaled, Payload: died(unix.SIGKILL)}, end{137, StatusFailed}},
-		{"died of TERM", Result{Cause: Signaled, Payload: died(unix.SIGTERM)}, end{143, StatusFailed}},
-		{"died of SEGV", Result{Cause: Signaled, Payload: died(unix.SIGSEGV)}, end{139, StatusFailed}},
 		{"died of a real-time signal", Result{Cause: Signaled, Payload: died(34)}, end{162, StatusFailed}},
-		// Known only from bwrap's 128+n: probably killed from outside.
-		{"killed by 9", Result{Cause: Signaled, Payload: &Payload{Signal: unix.SIGKILL}}, end{137, StatusFailed}},
-		{"exit 137, from the kernel", Result{Cause: Exited, Payload: &Payload{ExitCode: 137}}, end{137, StatusFailed}},
 
 		{"timeout", Result{Cause: Timeout, Payload: died(unix.SIGKILL)}, end{124, StatusKilled}},
 		{"timeout, end unknown", Result{Cause: Timeout}, end{124, StatusKilled}},

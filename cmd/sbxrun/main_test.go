@@ -168,15 +168,6 @@ func TestRunLinkPlantedByAPayload(t *testing.T) {
 	}
 }
 
-// bubblewrap's limit on arguments does not apply to the command.
-func TestRunManyWords(t *testing.T) {
-	for _, uid := range identities() {
-		args := append([]string{"true"}, strings.Split(strings.Repeat("x", 9000), "")...)
-		_, stderr, code := sbxrun(t, sbxrunCommand(t, uid, shared(t), args...))
-		check.That(t, code == 0, "uid %d: code %d, stderr %q", uid, code, stderr)
-	}
-}
-
 // The completion functions of shells ask sbxrun for the words that complete a command line.
 func TestComplete(t *testing.T) {
 	for _, tt := range []struct{ args, want string }{

@@ -157,38 +157,6 @@ func TestReportNamedPipe(t *testing.T) {
 	check.That(t, err == nil && st.Mode()&fs.ModeNamedPipe != 0, "it is no named pipe any more: %v, %v", st, err)
 }
 
-func TestReportNone(t *testing.T) {
-	rep, _ := report(t)
-	r, err := openReport(&cli.Run{}, "")
-	check.Require(t, r == nil && err == nil, "got %v, %v", r, err)
-	check.OK(t, r.report(rep))
-}
-
-func TestReportDevice(t *testing.T) {
-	rep, _ := report(t)
-	r, err := openReport(&cli.Run{}, "/dev/null")
-	check.Must(t, err)
-	check.OK(t, r.report(rep))
-	st, err := os.Stat("/dev/null")
-	check.Require(t, err == nil && st.Mode()&fs.ModeCharDevice != 0, "/dev/null is %v, %v", st.Mode(), err)
-}
-
-func TestReportDescriptor(t *testing.T) {
-	rep, text := report(t)
-	r, w, err := os.Pipe()
-	check.Must(t, err)
-	defer r.Close()
-	file, err := openReport(&cli.Run{}, "fd:"+strconv.Itoa(int(w.Fd())))
-	check.Must(t, err)
-	check.Must(t, file.report(rep))
-	// Two files share one descriptor, which must be closed only once.
-	check.Must(t, file.file.Close())
-	err = w.Close()
-	check.That(t, err != nil, "not the same descriptor")
-	got, err := io.ReadAll(r)
-	check.That(t, err == nil && string(got) == text, "got %q, %v; want %q", got, err, text)
-}
-
 func TestReportErrors(t *testing.T) {
 	dir := t.TempDir()
 	readOnly, err := os.Open(os.DevNull)

@@ -630,30 +630,6 @@ func TestMark(t *testing.T) {
 	check.NoDiff(t, cmp.Diff([]string{"became", "chmod", "closed", "group", "new", "script"}, got))
 }
 
-// Changes compares the original's directory with the one that the sandbox saw.
-func TestReplacedBase(t *testing.T) {
-	t.Parallel()
-	layer, source, tree := laid(t)
-	put(t, layer, "f", "new")
-	base, err := tr.Identity(proc.Descriptor(tree.Source))
-	must(t, err)
-	tree.Expect("", "")
-	_, text := lines(t, tree)
-	check.That(t, !strings.Contains(text, "conflict"), "%v", text)
-	must(t, os.Rename(source, source+".old"), os.Mkdir(source, 0o755))
-	upper, err := os.Open(layer)
-	must(t, err)
-	defer upper.Close()
-	other, err := Open(upper, source, time.Now().Add(time.Minute))
-	must(t, err)
-	defer other.Close()
-	for tree, want := range map[*Tree]bool{tree: false, other: true} {
-		tree.Expect(base, "")
-		_, text := lines(t, tree)
-		check.That(t, strings.Contains(text, "conflict") == want, "conflict %v, want %v", !want, want)
-	}
-}
-
 // Root does not enter directories of other owners than the original's, because these can move directories there.
 func TestForeignDirectory(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -729,24 +705,6 @@ func TestManyDeleted(t *testing.T) {
 	w.walk.Entries = 20
 	check.That(t, w.laterBelow(proc.Descriptor(tr.Source), "gone"), "not in conflict")
 	check.That(t, w.walk.Entries >= 0 && w.walk.Entries <= 20, "%d entries are left", w.walk.Entries)
-}
-
-func TestSelect(t *testing.T) {
-	t.Parallel()
-	layer, source, tree := laid(t)
-	put(t, layer, "a/b/c", "x")
-	put(t, layer, "a/d", "x")
-	put(t, layer, "ab", "x")
-	list, _ := lines(t, tree)
-	list = Select(list, []string{"a/b"})
-	_, err := tree.Apply(context.Background(), list, Options{})
-	must(t, err)
-	var got []string
-	must(t, filepath.WalkDir(source, func(p string, _ os.DirEntry, err error) error {
-		got = append(got, strings.TrimPrefix(p, source))
-		return err
-	}))
-	check.NoDiff(t, cmp.Diff([]string{"", "/a", "/a/b", "/a/b/c"}, got))
 }
 
 // Apply of random layers gives the same result as a model of overlayfs, which is in part compared with

@@ -31,7 +31,6 @@ const (
 	ubuntu = "NAME=\"Ubuntu\"\nID=ubuntu\nID_LIKE=debian\nVERSION_ID=\"24.04\"\n"
 	mint   = "ID=linuxmint\nID_LIKE=\"ubuntu debian\"\n"
 	fedora = "NAME=\"Fedora Linux\"\nID=fedora\nVERSION_ID=41\n"
-	rocky  = "ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"\n"
 	alpine = "NAME=\"Alpine Linux\"\nID=alpine\nVERSION_ID=3.20.3\n"
 	arch   = "ID=arch\n"
 
@@ -61,12 +60,9 @@ func TestInstall(t *testing.T) {
 		stderr string   // part of it
 	}{
 		{name: "nothing is missing", machine: machine{release: debian, has: all, commands: []string{"apt-get"}}},
-		{name: "nothing is missing on an unknown distribution", machine: machine{release: arch, has: all}},
 
 		{name: "Debian without lists", machine: machine{release: debian, has: but("bwrap"), commands: []string{"apt-get"}},
 			ran: []string{"apt-get update", apt + "bubblewrap"}},
-		{name: "Debian with lists", machine: machine{release: debian, has: but("bwrap"), commands: []string{"apt-get"}, lists: true},
-			ran: []string{apt + "bubblewrap"}},
 		{name: "Debian with old lists", machine: machine{release: debian, has: but("bwrap"), commands: []string{"apt-get"}, lists: true, stale: true},
 			ran: []string{apt + "bubblewrap", "apt-get update", apt + "bubblewrap"}},
 		{name: "Debian without anything", machine: machine{release: debian, commands: []string{"apt-get"}, lists: true},
@@ -75,8 +71,6 @@ func TestInstall(t *testing.T) {
 			ran: []string{apt + "curl npm python3-pip python3-setuptools python3-wheel zsh fish bash-completion chromium-headless-shell gcc libc6-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross"}},
 		{name: "Debian without what test needs", machine: machine{release: debian, has: all, commands: []string{"apt-get"}, lists: true}, flags: []string{"--test"},
 			ran: []string{apt + "curl npm"}},
-		{name: "Debian 11 without what check needs", machine: machine{release: strings.Replace(debian, "12", "11", 2), has: all, commands: []string{"apt-get"}, lists: true}, flags: []string{"--check"},
-			ran: []string{apt + "curl npm python3-pip python3-setuptools python3-wheel zsh fish bash-completion"}},
 		{name: "Ubuntu without what check needs", machine: machine{release: ubuntu, has: all, commands: []string{"apt-get"}, lists: true}, flags: []string{"--check"},
 			ran: []string{apt + "curl npm python3-pip python3-setuptools python3-wheel zsh fish bash-completion"}},
 		{name: "Debian with what check needs", machine: machine{release: debian, has: append(all, "curl", "zsh", "fish", "../share/bash-completion/bash_completion", "npm", "pip3", "chromium-headless-shell", "gcc", "aarch64-linux-gnu-gcc"), commands: []string{"apt-get"}}, flags: []string{"--check"}},
@@ -85,16 +79,10 @@ func TestInstall(t *testing.T) {
 		{name: "made from Ubuntu", machine: machine{release: mint, has: but("bwrap"), commands: []string{"apt-get"}, lists: true},
 			ran: []string{apt + "bubblewrap"}},
 
-		{name: "Fedora", machine: machine{release: fedora, has: but("bwrap", "node"), commands: []string{"dnf"}},
-			ran: []string{dnf + "bubblewrap nodejs"}},
 		{name: "Fedora without anything", machine: machine{release: fedora, commands: []string{"dnf"}},
 			ran: []string{dnf + "bubblewrap python3 nodejs bash util-linux jq procps-ng"}},
-		{name: "Fedora by sudo", machine: machine{release: fedora, has: but("bwrap"), commands: []string{"dnf", "sudo"}, user: true},
-			ran: []string{"sudo " + dnf + "bubblewrap"}},
 		{name: "Fedora without what check needs", machine: machine{release: fedora, has: append(all, "curl", "zsh", "fish", "../share/bash-completion/bash_completion"), commands: []string{"dnf"}}, flags: []string{"--check"},
 			ran: []string{dnf + "nodejs-npm python3-pip python3-setuptools python3-wheel"}},
-		{name: "made from Fedora", machine: machine{release: rocky, has: but("bwrap"), commands: []string{"dnf"}},
-			ran: []string{dnf + "bubblewrap"}},
 
 		{name: "Alpine with busybox alone", machine: machine{release: alpine, busybox: []string{"setpriv", "unshare", "setsid"}, commands: []string{"apk"}},
 			ran: []string{apk + "bubblewrap python3 nodejs bash setpriv util-linux jq procps"}},
@@ -105,8 +93,6 @@ func TestInstall(t *testing.T) {
 			code: 1, stderr: "only root can install packages, and neither sudo nor doas is here\nsetup: hint: as root, let apt-get install: bubblewrap\n"},
 		{name: "unknown distribution", machine: machine{release: arch, has: but("bwrap", "node"), commands: []string{"pacman"}},
 			code: 1, stderr: "setup: hint: install with its package manager: bubblewrap nodejs\n"},
-		{name: "no os-release", machine: machine{has: but("bwrap")},
-			code: 1, stderr: "setup: hint: install with its package manager: bubblewrap\n"},
 		{name: "no package manager", machine: machine{release: fedora, has: but("bwrap")},
 			code: 1, stderr: "no dnf here\nsetup: hint: install: bubblewrap\n"},
 	} {

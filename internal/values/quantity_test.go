@@ -23,52 +23,22 @@ func size(s string) (int64, error) {
 }
 
 func TestDuration(t *testing.T) {
-	tests := []struct {
-		in   string
-		want time.Duration
-	}{
-		{"0", 0},
-		{"0s", 0},
-		{"0.000", 0},
-		{"5", 5 * time.Second},
-		{"007", 7 * time.Second},
-		{"0.5", 500 * time.Millisecond},
-		{".5", 500 * time.Millisecond},
-		{"5.", 5 * time.Second},
-		{"1ms", time.Millisecond},
-		{"1500ms", 1500 * time.Millisecond},
-		{"2.5s", 2500 * time.Millisecond},
-		{"5m", 5 * time.Minute},
-		{"1h30m", 90 * time.Minute},
-		{"1d", 24 * time.Hour},
-		{"0.5d", 12 * time.Hour},
-		{"1d12h0.5s", 36*time.Hour + 500*time.Millisecond},
-		{"3us", 3 * time.Microsecond},
-		{"3µs", 3 * time.Microsecond},
-		{"3μs", 3 * time.Microsecond},
-
+	for in, want := range map[string]time.Duration{
+		"0": 0, "0s": 0, "0.000": 0, "5": 5 * time.Second, "007": 7 * time.Second, "0.5": 500 * time.Millisecond,
+		".5": 500 * time.Millisecond, "5.": 5 * time.Second, "1ms": time.Millisecond, "1500ms": 1500 * time.Millisecond,
+		"2.5s": 2500 * time.Millisecond, "5m": 5 * time.Minute, "1h30m": 90 * time.Minute, "1d": 24 * time.Hour,
+		"0.5d": 12 * time.Hour, "1d12h0.5s": 36*time.Hour + 500*time.Millisecond, "3us": 3 * time.Microsecond,
+		"3µs": 3 * time.Microsecond, "3μs": 3 * time.Microsecond,
 		// Values that binary floating point cannot represent.
-		{"0.1", 100_000_000},
-		{"1.1", 1_100_000_000},
-		{"0.3", 300_000_000},
-		{"4.35", 4_350_000_000},
-		{"123456789.123456789", 123_456_789_123_456_789},
-		{"0.123456789d", 10_666_666_569_600},
-
+		"0.1": 100_000_000, "1.1": 1_100_000_000, "0.3": 300_000_000, "4.35": 4_350_000_000,
+		"123456789.123456789": 123_456_789_123_456_789, "0.123456789d": 10_666_666_569_600,
 		// Fractions of a nanosecond are rounded up, not down to 0.
-		{"0.3333333333333333", 333_333_334},
-		{"0.1ns", 1},
-		{"0.000000000001", 1},
-		{"0." + strings.Repeat("0", 1000) + "1", 1},
-		{"1." + strings.Repeat("0", 1000), time.Second},
-
-		{"9223372036854775807ns", math.MaxInt64},
-		{"9223372036.854775807", math.MaxInt64},
-		{"2562047h47m16.854775807s", math.MaxInt64},
-	}
-	for _, tt := range tests {
-		got, err := duration(tt.in)
-		check.That(t, err == nil && got == tt.want, "duration(%.40q) = %d, %v; want %d", tt.in, got, err, tt.want)
+		"0.3333333333333333": 333_333_334, "0.1ns": 1, "0.000000000001": 1, "0." + strings.Repeat("0", 1000) + "1": 1,
+		"1." + strings.Repeat("0", 1000): time.Second, "9223372036854775807ns": math.MaxInt64,
+		"9223372036.854775807": math.MaxInt64, "2562047h47m16.854775807s": math.MaxInt64,
+	} {
+		got, err := duration(in)
+		check.That(t, err == nil && got == want, "duration(%.40q) = %d, %v; want %d", in, got, err, want)
 	}
 }
 
@@ -84,15 +54,8 @@ func TestDurationErrors(t *testing.T) {
 	}
 
 	tooLong := []string{
-		"9460800000", // 300 years
-		"109500d",
-		"9223372036854775808ns",
-		"9223372036854775807.1ns",
-		"9223372036.854775808",
-		"2562047h47m16.854775808s",
-		"9223372036854775807ns1ns",
-		"9223372036854775808",
-		"99999999999999999999999999",
+		"9460800000", "109500d", "9223372036854775808ns", "9223372036854775807.1ns", "9223372036.854775808",
+		"2562047h47m16.854775808s", "9223372036854775807ns1ns", "9223372036854775808", "99999999999999999999999999",
 	}
 	for _, in := range tooLong {
 		got, err := duration(in)
@@ -132,46 +95,16 @@ func FuzzDuration(f *testing.F) {
 }
 
 func TestSize(t *testing.T) {
-	tests := []struct {
-		in   string
-		want int64
-	}{
-		{"0", 0},
-		{"0K", 0},
-		{"1", 1},
-		{"4096", 4096},
-		{"4096B", 4096},
-		{"1K", 1 << 10},
-		{"1k", 1 << 10},
-		{"1KB", 1 << 10},
-		{"1KiB", 1 << 10},
-		{"1kib", 1 << 10},
-		{"64M", 64 << 20},
-		{"64m", 64 << 20},
-		{"64mb", 64 << 20},
-		{"64MiB", 64 << 20},
-		{"2G", 2 << 30},
-		{"2g", 2 << 30},
-		{"2GB", 2 << 30},
-		{"2GiB", 2 << 30},
-		{"3T", 3 << 40},
-		{"3t", 3 << 40},
-		{"3TB", 3 << 40},
-		{"3TiB", 3 << 40},
-		{"1.5G", 3 << 29},
-		{".5K", 512},
-		{"1.K", 1024},
-
+	for in, want := range map[string]int64{
+		"0": 0, "0K": 0, "1": 1, "4096": 4096, "4096B": 4096, "1K": 1 << 10, "1k": 1 << 10, "1KB": 1 << 10, "1KiB": 1 << 10,
+		"1kib": 1 << 10, "64M": 64 << 20, "64m": 64 << 20, "64mb": 64 << 20, "64MiB": 64 << 20, "2G": 2 << 30, "2g": 2 << 30,
+		"2GB": 2 << 30, "2GiB": 2 << 30, "3T": 3 << 40, "3t": 3 << 40, "3TB": 3 << 40, "3TiB": 3 << 40, "1.5G": 3 << 29,
+		".5K": 512, "1.K": 1024,
 		// Fractions of a byte are rounded up, not down to 0.
-		{"0.3K", 308},
-		{"0.0000000000000001T", 1},
-
-		{"9223372036854775807", math.MaxInt64},
-		{"8388607T", 8388607 << 40},
-	}
-	for _, tt := range tests {
-		got, err := size(tt.in)
-		check.That(t, err == nil && got == tt.want, "size(%q) = %d, %v; want %d", tt.in, got, err, tt.want)
+		"0.3K": 308, "0.0000000000000001T": 1, "9223372036854775807": math.MaxInt64, "8388607T": 8388607 << 40,
+	} {
+		got, err := size(in)
+		check.That(t, err == nil && got == want, "size(%q) = %d, %v; want %d", in, got, err, want)
 	}
 }
 
@@ -197,24 +130,11 @@ func TestSizeErrors(t *testing.T) {
 }
 
 func TestSizeString(t *testing.T) {
-	tests := []struct {
-		size Size
-		want string
-	}{
-		{0, "0"},
-		{1, "1"},
-		{1023, "1023"},
-		{1024, "1K"},
-		{1025, "1025"},
-		{1536, "1536"},
-		{64 << 20, "64M"},
-		{3 << 29, "1536M"},
-		{5 << 30, "5G"},
-		{4096 << 40, "4096T"},
-		{math.MaxInt64, "9223372036854775807"},
-	}
-	for _, tt := range tests {
-		check.Equal(t, tt.size.String(), tt.want, "Size(%d).String()", int64(tt.size))
+	for size, want := range map[Size]string{
+		0: "0", 1: "1", 1023: "1023", 1024: "1K", 1025: "1025", 1536: "1536", 64 << 20: "64M",
+		3 << 29: "1536M", 5 << 30: "5G", 4096 << 40: "4096T", math.MaxInt64: "9223372036854775807",
+	} {
+		check.Equal(t, size.String(), want, "Size(%d).String()", int64(size))
 	}
 }
 
