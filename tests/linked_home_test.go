@@ -19,8 +19,9 @@ func TestLinkedHome(t *testing.T) {
 	for _, name := range []string{"me/project", "sandbox/project"} {
 		check.Must(t, errors.Join(os.MkdirAll(filepath.Join(dir, name), 0o755), os.WriteFile(filepath.Join(dir, name, "file"), []byte("text\n"), 0o644)))
 	}
+	check.Must(t, os.Symlink("/home/me/project", filepath.Join(dir, "me/link")))
 	for _, link := range []string{"/var/home", "var/home", "usr/../var/home"} {
-		for _, at := range []string{"/home/me/project", "/home/sandbox/project"} {
+		for at, real := range map[string]string{"/home/me/project": "/var/home/me/project", "/home/sandbox/project": "/var/home/sandbox/project", "/home/me/link": "/var/home/me/project"} {
 			wrap := []string{"bwrap", "--dev-bind", "/dev", "/dev", "--ro-bind", "/usr", "/usr", "--ro-bind", "/etc", "/etc", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64",
 				"--bind", "/proc", "/proc", "--ro-bind", harness.Binary(t), "/sbxrun", "--dir", "/run", "--dir", "/tmp", "--bind", dir, "/var/home", "--symlink", link, "/home", "--unshare-user",
 				"sh", "-c", `cd "$0" && shift && exec /sbxrun "$@"`, at}
@@ -30,7 +31,7 @@ func TestLinkedHome(t *testing.T) {
 					o.Attr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 61000, Gid: 61000}}
 				}
 				r := harness.Start(t, o, append(flags, "sh", "-c", `cat "$0/file" && pwd -P && ls "$HOME"`, at)...).Wait()
-				want := "text\n/var" + at + "\n"
+				want := "text\n" + real + "\n"
 				if at == "/home/sandbox/project" {
 					want += "project\n" // in the sandbox's own home
 				}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -21,8 +22,7 @@ import (
 // for example, a program may use either path.
 func (p *Plan) linkPath(name string) {
 	const maxLinks = 40
-	v := view(p.ops)
-	var links []op
+	v := view(slices.Clip(p.ops))
 	done, todo := "/", strings.Split(name, "/")
 	for n := 0; len(todo) > 0; todo = todo[1:] {
 		if todo[0] == ".." {
@@ -39,7 +39,7 @@ func (p *Plan) linkPath(name string) {
 			return
 		}
 		if src, dst := v.linkBelow(target, next, todo[1:]); dst != "" {
-			links = append(links, op{kind: opSymlink, src: src, dst: dst})
+			v = append(v, op{kind: opSymlink, src: src, dst: dst})
 		}
 		if path.IsAbs(target) {
 			done = "/"
@@ -47,7 +47,7 @@ func (p *Plan) linkPath(name string) {
 		todo = append([]string{""}, append(strings.Split(target, "/"), todo[1:]...)...)
 	}
 	if v.hostPath(done) != "" {
-		p.ops = append(p.ops, links...)
+		p.ops = v
 	}
 }
 
@@ -65,7 +65,7 @@ func (v view) linkBelow(target, dst string, rest []string) (src, at string) {
 		}
 		src, at = src+"/"+rest[0], path.Join(at, rest[0])
 	}
-	if v.hostPath(at) != "" {
+	if kind := v.mountOf(at).kind; v.hostPath(at) != "" || kind == opProc || kind == opDev {
 		return "", ""
 	}
 	return src, at

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -285,4 +286,22 @@ func TestPrepareRootInADirectoryOfAnotherUser(t *testing.T) {
 	check.Must(t, os.Chmod(dir, 0o600))
 	_, err = Prepare(Policy{Command: []string{"true"}}, Caller{Bwrap: os.Getenv("SBXRUN_BWRAP"), Path: os.Getenv("PATH"), Home: "/nonexistent", UID: os.Geteuid(), GID: os.Getegid()})
 	check.That(t, errors.As(err, &e) && e.Code == "workdir" && e.Hint != "", "got %#v", err)
+}
+
+// Each link of a path is created once, also if the path leads through it twice, and none in /proc or /dev.
+func TestLinkPath(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	check.Must(t, err)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	check.Must(t, errors.Join(os.MkdirAll(at("real/project"), 0o755), os.Symlink(at("real"), at("link")), os.Symlink(at("link/project"), at("real/again"))))
+	t.Chdir(at("real/project"))
+	for name, want := range map[string][]op{
+		at("link/again"): {{kind: opSymlink, src: at("real"), dst: at("link")}, {kind: opSymlink, src: at("link/project"), dst: at("real/again")}},
+		"/proc/self/cwd": nil,
+		"/dev/fd/../cwd": nil,
+	} {
+		p := &Plan{ops: []op{{kind: opProc, dst: "/proc"}, {kind: opDev, dst: "/dev"}, {kind: opBind, src: at("real/project"), dst: at("real/project")}}}
+		p.linkPath(name)
+		check.That(t, slices.EqualFunc(p.ops[3:], want, func(a, b op) bool { return a.kind == b.kind && a.src == b.src && a.dst == b.dst }), "%s: %+v", name, p.ops[3:])
+	}
 }
