@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/sbxrun/sbxrun/tests/check"
 )
 
 // Every program in distribution.txt prints the same in a sandbox as on the host, and exits with the same code: where the
@@ -23,9 +25,8 @@ func TestDistribution(t *testing.T) {
 		"rootfs": {"--rootfs", os.Getenv("SBXRUN_DISTRIBUTION")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if n := comparePrograms(t, lines, flags...); n < len(lines) {
-				t.Errorf("%d of %d commands are not installed", len(lines)-n, len(lines))
-			}
+			n := comparePrograms(t, lines, flags...)
+			check.That(t, n >= len(lines), "%d of %d commands are not installed", len(lines)-n, len(lines))
 		})
 	}
 }

@@ -64,9 +64,8 @@ func TestExecTerminal(t *testing.T) {
 	s.waitFor("<word>\r\n")
 	s.typeIn("\r") // not earlier: see TestTerminalOutputComplete
 	s.p.Wait().Expect(t, 3, "exited")
-	if n := strings.Count(s.shows(), "word"); n != 2 {
-		t.Errorf("%q", s.shows())
-	}
+	n := strings.Count(s.shows(), "word")
+	check.That(t, n == 2, "%q", s.shows())
 	s.restored()
 
 	// The keeper restores it when sbxrun cannot.

@@ -33,9 +33,7 @@ import (
 func tool(t *testing.T, words ...string) string {
 	t.Helper()
 	out, err := harness.Command(t, exec.Command(words[0], words[1:]...), harness.Bound)
-	if err != nil {
-		t.Fatalf("%q: %v: %s", words, err, out)
-	}
+	check.Require(t, err == nil, "%q: %v: %s", words, err, out)
 	return strings.TrimSpace(out)
 }
 
@@ -188,9 +186,7 @@ func unpacked(t *testing.T, root string, since time.Time) map[string]string {
 func treeOfImage(t *testing.T, s *harness.State, digest string) string {
 	t.Helper()
 	trees, err := filepath.Glob(s.Dir + "-data/snapshots/trees/image-" + strings.TrimPrefix(digest, "sha256:") + "-*/root")
-	if err != nil || len(trees) != 1 {
-		t.Fatalf("the trees of %s are %q, %v", digest, trees, err)
-	}
+	check.Require(t, err == nil && len(trees) == 1, "the trees of %s are %q, %v", digest, trees, err)
 	return trees[0]
 }
 
@@ -224,9 +220,8 @@ func TestImageToolsUmoci(t *testing.T) {
 			begin := time.Now()
 			digest := ociLayout(t, dir+"/oci", runtime.GOARCH, nil, layers...)
 			tool(t, slices.Concat([]string{"umoci", "unpack", "--image", dir + "/oci:v1"}, rootless, []string{dir + "/bundle"})...)
-			if r := s.Run("image", "import", "oci:"+dir+"/oci"); r.ExitCode != 0 {
-				t.Fatalf("import: %s", r.Stderr)
-			}
+			r := s.Run("image", "import", "oci:"+dir+"/oci")
+			check.Require(t, r.ExitCode == 0, "import: %s", r.Stderr)
 			want, got := unpacked(t, dir+"/bundle/rootfs", begin), unpacked(t, treeOfImage(t, s, digest), begin)
 			for _, name := range slices.Sorted(maps.Keys(want)) {
 				if theirs, ours := want[name], got[name]; ours != theirs && !(strings.HasSuffix(theirs, " unlisted") && strings.HasPrefix(ours, strings.TrimSuffix(theirs, "unlisted"))) {
@@ -234,13 +229,9 @@ func TestImageToolsUmoci(t *testing.T) {
 				}
 			}
 			for name := range got {
-				if want[name] == "" {
-					t.Errorf("%q is %q, with umoci missing", name, got[name])
-				}
+				check.That(t, want[name] != "", "%q is %q, with umoci missing", name, got[name])
 			}
-			if len(want) < 5 {
-				t.Errorf("only %d files", len(want))
-			}
+			check.That(t, len(want) >= 5, "only %d files", len(want))
 		})
 	}
 }
@@ -290,9 +281,8 @@ func TestImageToolsLayouts(t *testing.T) {
 	for name, ref := range refs {
 		t.Run(name, func(t *testing.T) {
 			r := s.Run("--cwd", "none", "--image", ref, "sh", "-c", "cat /srv/data; pwd; echo $APP; id -u; ls /etc/os-release")
-			if got := string(r.Stdout); r.ExitCode != 0 || got != "data\n/srv\n1\n1234\n/etc/os-release\n" {
-				t.Errorf("exit code %d, %q; %s", r.ExitCode, got, r.Stderr)
-			}
+			got := string(r.Stdout)
+			check.That(t, r.ExitCode == 0 && got == "data\n/srv\n1\n1234\n/etc/os-release\n", "exit code %d, %q; %s", r.ExitCode, got, r.Stderr)
 		})
 	}
 
@@ -310,9 +300,8 @@ func TestImageToolsLayouts(t *testing.T) {
 		if r := s.Run("image", "import", "oci:"+at("again"), "--name", "app:3"); r.ExitCode != 0 || imageNamed(t, s, "app:3") != imageNamed(t, s, "app:2") {
 			t.Errorf("the exported image differs: %s", r.Stderr)
 		}
-		if out := tool(t, "podman", "load", "--input", at("exported")); !strings.Contains(out, "Loaded image") {
-			t.Errorf("podman load printed %s", out)
-		}
+		out := tool(t, "podman", "load", "--input", at("exported"))
+		check.That(t, strings.Contains(out, "Loaded image"), "podman load printed %s", out)
 	}
 }
 
@@ -329,9 +318,7 @@ func TestImageToolsApt(t *testing.T) {
 	run := func(s *harness.State, args ...string) string {
 		t.Helper()
 		r := s.Run(args...)
-		if r.ExitCode != 0 {
-			t.Fatalf("%q: exit code %d: %s%s", args, r.ExitCode, r.Stdout, r.Stderr)
-		}
+		check.Require(t, r.ExitCode == 0, "%q: exit code %d: %s%s", args, r.ExitCode, r.Stdout, r.Stderr)
 		return string(r.Stdout)
 	}
 	run(s, "image", "import", "oci:"+dir+"/oci", "--name", "debian:1")
@@ -341,7 +328,6 @@ apt-get update && apt-get install -y --no-install-recommends sqlite3`)
 	run(s, "image", "commit", "build", "debian:2")
 	run(s, "image", "export", "debian:2", dir+"/debian.tar")
 	run(other, "image", "import", dir+"/debian.tar", "--name", "there")
-	if got := run(other, "--image", "there", "--cwd", "none", "sqlite3", ":memory:", "select 6 * 7"); got != "42\n" {
-		t.Errorf("sqlite3 printed %q", got)
-	}
+	got := run(other, "--image", "there", "--cwd", "none", "sqlite3", ":memory:", "select 6 * 7")
+	check.That(t, got == "42\n", "sqlite3 printed %q", got)
 }

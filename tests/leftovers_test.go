@@ -163,9 +163,7 @@ func TestUnprovenQuota(t *testing.T) {
 			quotas++
 		}
 	}
-	if quotas == 0 {
-		t.Errorf("no quota of %s", strconv.Quote(id[1]))
-	}
+	check.That(t, quotas != 0, "no quota of %s", strconv.Quote(id[1]))
 	var status unix.WaitStatus
 	_, err = unix.Wait4(pid, &status, unix.WALL, nil)
 	check.Must(t, err)

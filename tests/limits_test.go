@@ -427,9 +427,8 @@ func TestLimitKilled(t *testing.T) {
 	// Not at once, because a new cgroup may be about to be used.
 	harness.Until(t, harness.Bound, "the cgroup to be found", says("to go    cgroup", "--dry-run"))
 	harness.Until(t, harness.Bound, "the cgroup to be removed", says("removed  cgroup"))
-	if _, err := os.Stat(left); err == nil || len(cgroupsOf(t, p.Role(harness.RoleInit).PID)) != len(dirs) {
-		t.Errorf("%v; %q of %q", err, cgroupsOf(t, p.Role(harness.RoleInit).PID), dirs)
-	}
+	_, err := os.Stat(left)
+	check.That(t, err != nil && len(cgroupsOf(t, p.Role(harness.RoleInit).PID)) == len(dirs), "%v; %q of %q", err, cgroupsOf(t, p.Role(harness.RoleInit).PID), dirs)
 	p.Signal(unix.SIGTERM)
 	p.Wait().Expect(t, 143, "canceled")
 }

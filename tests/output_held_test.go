@@ -134,9 +134,7 @@ func complete(t *testing.T, out []byte, mib int) {
 		fmt.Fprintf(&want, "%01023d\n", i)
 	}
 	fmt.Fprintf(&want, "sent %d\n", mib<<10)
-	if !bytes.Equal(out, want.Bytes()) {
-		t.Errorf("%d bytes, want %d, or others: … %q", len(out), want.Len(), out[max(0, len(out)-100):])
-	}
+	check.That(t, bytes.Equal(out, want.Bytes()), "%d bytes, want %d, or others: … %q", len(out), want.Len(), out[max(0, len(out)-100):])
 }
 
 // An abstract socket needs no file, only the host's network.

@@ -168,9 +168,7 @@ func TestReportToDescriptor(t *testing.T) {
 	check.Must(t, err)
 	rep, err := harness.ParseReport(buf[:n])
 	check.Must(t, err)
-	if r.ExitCode != 124 || rep.Cause != "timeout" {
-		t.Errorf("exit code %d, report %s", r.ExitCode, buf[:n])
-	}
+	check.That(t, r.ExitCode == 124 && rep.Cause == "timeout", "exit code %d, report %s", r.ExitCode, buf[:n])
 	if n, err := read.Read(buf); n != 0 {
 		t.Errorf("then came %q, %v", buf[:n], err)
 	}

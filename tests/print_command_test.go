@@ -110,9 +110,8 @@ func TestPlanningHasNoEffects(t *testing.T) {
 			}
 		}
 		for _, name := range []string{dir + "/data", dir + "/state"} {
-			if left := contents(t, name); len(left) > 1 {
-				t.Errorf("%s: in %s: %q", what, name, slices.Collect(maps.Keys(left)))
-			}
+			left := contents(t, name)
+			check.That(t, len(left) <= 1, "%s: in %s: %q", what, name, slices.Collect(maps.Keys(left)))
 		}
 	}
 	values := planned(dir)
@@ -126,9 +125,7 @@ func TestPlanningHasNoEffects(t *testing.T) {
 				words := []string{"--" + f.Name}
 				if !f.IsBool() {
 					value, ok := values[f.Name]
-					if !ok {
-						t.Fatalf("sbxrun %s --%s: give it a value in planned", c.Name, f.Name)
-					}
+					check.Require(t, ok, "sbxrun %s --%s: give it a value in planned", c.Name, f.Name)
 					words = append(words, value...)
 				}
 				if f.Name == "state-dir" && (c.Name == "exec" || end.code == 75) {

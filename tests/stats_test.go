@@ -149,9 +149,7 @@ func TestStatsWatchScreen(t *testing.T) {
 		return strings.Count(screen.shows(), "\x1b[Hsbxrun stats") + strings.Count(screen.shows(), "\x1b[H\x1b[Ksbxrun stats")
 	}
 	harness.Until(t, harness.Bound, "two frames", func() bool { return frames() >= 2 })
-	if !strings.HasPrefix(screen.shows(), "\x1b[?1049h\x1b[?25l") || !strings.Contains(screen.shows(), "0 sandboxes, ") {
-		t.Errorf("%q", screen.shows())
-	}
+	check.That(t, strings.HasPrefix(screen.shows(), "\x1b[?1049h\x1b[?25l") && strings.Contains(screen.shows(), "0 sandboxes, "), "%q", screen.shows())
 	// A smaller terminal cuts it.
 	check.Must(t, pty.Setsize(screen.ptmx, &pty.Winsize{Rows: 4, Cols: 30}))
 	screen.waitFor(" more\x1b[J")

@@ -133,9 +133,8 @@ func TestTerminalIsReal(t *testing.T) {
 	s.p.Wait().Expect(t, 3, "exited")
 	s.waitFor("<word>\r\n")
 	// The inner terminal echoes it once.
-	if n := strings.Count(s.shows(), "word"); n != 2 {
-		t.Errorf("%q", s.shows())
-	}
+	n := strings.Count(s.shows(), "word")
+	check.That(t, n == 2, "%q", s.shows())
 	s.restored()
 }
 

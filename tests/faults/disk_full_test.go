@@ -140,9 +140,7 @@ func TestManyEntries(t *testing.T) {
 				s := e.wait(c)
 				peak := c.cmd.ProcessState.SysUsage().(*syscall.Rusage)
 				t.Logf("%s: %v, peak of %d MiB", verb.args[0], s.took.Round(time.Millisecond), peak.Maxrss>>10)
-				if peak.Maxrss > most {
-					t.Errorf("%s: it took %d KiB of memory", verb.args[0], peak.Maxrss)
-				}
+				check.That(t, peak.Maxrss <= most, "%s: it took %d KiB of memory", verb.args[0], peak.Maxrss)
 				check.That(t, (!verb.refused || s.code == 125 && strings.Contains(s.stderr, "too long in total")) && (verb.refused || s.code == 0), "%v", s)
 			}
 			for _, dir := range []string{copied, filepath.Join(got, "data")} {

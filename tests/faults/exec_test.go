@@ -130,15 +130,11 @@ func TestExecEndsAlone(t *testing.T) {
 			var pids [roles]int
 			e.until(settle, "the payload", func() bool { pids = x.processes(); return pids[rolePayload] > 0 && e.wrote("ran") })
 			target, hit := harness.Strike(pids[c.stopped], pids[above[c.stopped]], unix.SIGSTOP)
-			if !hit {
-				t.Fatalf("there is no %s", roleNames[c.stopped])
-			}
+			check.Require(t, hit, "there is no %s", roleNames[c.stopped])
 			defer target.Close()
 			e.until(settle, "a stop", func() bool { p, ok := harness.ReadProc(pids[c.stopped]); return ok && p.State == "T" })
 			for _, victim := range c.killed {
-				if !x.hit(pids, victim, unix.SIGKILL) {
-					t.Fatalf("there is no %s", roleNames[victim])
-				}
+				check.Require(t, x.hit(pids, victim, unix.SIGKILL), "there is no %s", roleNames[victim])
 			}
 			e.until(settle, "the end of the payload", func() bool {
 				p, ok := harness.ReadProc(pids[rolePayload])

@@ -4,9 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -22,47 +20,6 @@ func (r *run) rightOrError(o result) {
 		o.oneLine(r.t)
 	default:
 		r.t.Errorf("want 7, or 125 or 75 with one line of sbxrun's: %v", o)
-	}
-}
-
-// limited starts sbxrun under a limit set by the shell.
-func limited(t *testing.T, limit string, n int) *run {
-	t.Helper()
-	wrap := []string{"bash", "-c", fmt.Sprintf(`ulimit %s %d || exit 99; exec "$@"`, limit, n), "-"}
-	return start(t, options{wrap: wrap}, append([]string{"--timeout", lifetime}, leaver...)...)
-}
-
-// With too few processes a run works or fails to start. The limit counts all processes of the
-// user, and does not apply to root.
-func TestFewProcesses(t *testing.T) {
-	if harness.Root() {
-		// The limit still applies to bwrap, which runs with another UID.
-		for _, n := range []int{0, 1, 2} {
-			r := limited(t, "-u", n)
-			r.rightOrError(r.wait())
-		}
-		return
-	}
-	now := harness.TasksOf(os.Getuid())
-	for more := 0; more <= 14; more += 2 {
-		r := limited(t, "-u", now+more)
-		r.briefly(10 * time.Second)
-		// The Go runtime itself crashes. As after SIGKILL, the keeper ends the rest soon.
-		crashed := r.cmd.ProcessState.ExitCode() == 2 && strings.Contains(text(t, r.files[1]), "failed to create new OS thread")
-		r.killed = r.killed || crashed
-		o := r.wait()
-		if crashed {
-			continue
-		}
-		if o.code == 254 || o.code == 1 || o.code == 126 {
-			continue // bash could not fork or exec
-		}
-		if o.code == 7 || o.code == 125 || o.code == 75 {
-			r.rightOrError(o)
-			continue
-		}
-		// The command's own forks may fail; then the code is the shell's.
-		check.That(t, o.report != nil && o.report.Cause == "exited", "%d processes more: %v", more, o)
 	}
 }
 

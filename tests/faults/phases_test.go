@@ -197,8 +197,6 @@ func judge(t testing.TB, o result, victim int, ran bool) {
 		t.Errorf("the %s was killed: %v", roleNames[victim], o)
 		return
 	}
-	if o.report.Cause != want {
-		t.Errorf("the %s was killed: cause %q, want %q: %v", roleNames[victim], o.report.Cause, want, o)
-	}
+	check.That(t, o.report.Cause == want, "the %s was killed: cause %q, want %q: %v", roleNames[victim], o.report.Cause, want, o)
 	check.That(t, !o.report.Started || o.report.Teardown.Verdict == "proven", "not proven, and not said by the exit code: %v", o)
 }

@@ -128,9 +128,7 @@ func TestSandboxKilledRunning(t *testing.T) {
 					parent = pids[above[victim]]
 				}
 				target, hit := harness.Strike(pids[victim], parent, unix.SIGKILL)
-				if !hit {
-					t.Fatalf("there is no %s", roleNames[victim])
-				}
+				check.Require(t, hit, "there is no %s", roleNames[victim])
 				target.Close()
 				_ = os.Remove(filepath.Join(e.out, "ran"))
 				b.ended(3 * time.Second)
@@ -257,9 +255,7 @@ func TestStoppedBelowSupervisor(t *testing.T) {
 			e.until(settle, "the payload", func() bool { return e.wrote("ran") })
 			pids := family(b.PID)
 			target, hit := harness.Strike(pids[victim], pids[above[victim]], unix.SIGSTOP)
-			if !hit {
-				t.Fatalf("there is no %s", roleNames[victim])
-			}
+			check.Require(t, hit, "there is no %s", roleNames[victim])
 			defer target.Close()
 			s := e.do("kill", "--grace", "0", "--proof-timeout", proof.String(), b.ID)
 			harness.Within(t, "kill", s.took, 0, 2500*time.Millisecond+2*proof)
@@ -368,9 +364,7 @@ func TestCleanupWhileStarting(t *testing.T) {
 				t.Errorf("a start has failed: %v", s)
 				continue
 			}
-			if harness.Exited(b.PID) {
-				t.Errorf("a sandbox has ended: %v; %s", s, harness.List(e.members()))
-			}
+			check.That(t, !harness.Exited(b.PID), "a sandbox has ended: %v; %s", s, harness.List(e.members()))
 			r := b.record()
 			check.That(t, r.Init != nil && !harness.Exited(r.Init.PID) && r.Phase == "running", "a sandbox is not whole: %+v", r)
 		}

@@ -423,9 +423,7 @@ func (s *soaking) settled(tries []*soakTry) {
 		s.t.Errorf("alive without a cleanup:\n%s%s", harness.List(busy), was())
 	}
 	c := s.do("cleanup")
-	if c.code != 0 || strings.Contains(c.stdout, "failed") {
-		s.t.Errorf("cleanup: %v\n%s", c, was())
-	}
+	check.That(s.t, c.code == 0 && !strings.Contains(c.stdout, "failed"), "cleanup: %v\n%s", c, was())
 	var left []harness.Proc
 	if !s.holds(settle, func() bool {
 		reapZombies(s.host, s.neighbour)
@@ -454,9 +452,8 @@ func (s *soaking) settled(tries []*soakTry) {
 		d.end()
 	}
 	s.fresh = nil
-	if data, err := os.ReadFile(filepath.Join(s.out, "breach")); err == nil {
-		s.t.Errorf("a payload has reached its PID 1: %q\n%s", data, was())
-	}
+	data, err := os.ReadFile(filepath.Join(s.out, "breach"))
+	check.That(s.t, err != nil, "a payload has reached its PID 1: %q\n%s", data, was())
 	if s.t.Failed() {
 		s.t.Logf("that was\n%s", was())
 	}
