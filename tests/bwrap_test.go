@@ -80,8 +80,7 @@ exit 7`
 	}
 }
 
-// When a command has planted programs in a directory of PATH, the next sbxrun executes none of
-// them on the host.
+// When a command has planted programs in a directory of PATH, the next sbxrun executes none of them on the host.
 func TestPlantedProgramsInPath(t *testing.T) {
 	t.Parallel()
 	project := harness.Dir(t)

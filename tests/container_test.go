@@ -18,8 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// Root without CAP_KILL refuses to run anything, because it could not signal another user's
-// processes.
+// Root without CAP_KILL refuses to run anything, because it could not signal another user's processes.
 func TestRootWithoutKill(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
@@ -28,8 +27,7 @@ func TestRootWithoutKill(t *testing.T) {
 	harness.Start(t, harness.Options{Wrap: []string{"setpriv", "--bounding-set=-kill"}}, "sh", "-c", "echo it runs").Wait().Expect(t, 125, "start-failed").ErrHas(t, "may not kill processes of another uid")
 }
 
-// Everything works as an engine's root, which lacks capabilities to inspect other users'
-// processes.
+// Everything works as an engine's root, which lacks capabilities to inspect other users' processes.
 func TestEngineRoot(t *testing.T) {
 	t.Parallel()
 	second := harness.Deadline(time.Second).String()

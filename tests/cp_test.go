@@ -150,9 +150,8 @@ func TestCpHostile(t *testing.T) {
 	c.cp(125, "", "box:/dev/tty", "never")
 }
 
-// cp does not wait for a file with a lease (fcntl(2), F_SETLEASE: open(2) blocks for 45 s; without
-// the filter a command can have one), for a FIFO, or for the end of a file that grows all the
-// time.
+// cp does not wait for a file with a lease (fcntl(2), F_SETLEASE: open(2) blocks for 45 s; without the filter a command
+// can have one), for a FIFO, or for the end of a file that grows all the time.
 func TestCpStalled(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

@@ -95,9 +95,8 @@ func TestCurrentDirectoryClosed(t *testing.T) {
 	check.That(t, strings.Contains(string(r.Stderr), "current directory") || strings.Contains(string(r.Stderr), dir), "%s", r.Stderr)
 }
 
-// Root's -w in a file system without ID maps (mount_setattr(2)) is refused before anything starts:
-// ramfs and overlay on every kernel, tmpfs before Linux 6.3. The hint works: give the directory to
-// the sandbox, or run as its owner.
+// Root's -w in a file system without ID maps (mount_setattr(2)) is refused before anything starts: ramfs and overlay on
+// every kernel, tmpfs before Linux 6.3. The hint works: give the directory to the sandbox, or run as its owner.
 func TestIdmapRefused(t *testing.T) {
 	t.Parallel()
 	if !harness.Root() {

@@ -13,8 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// everyday is a usual command line. It works with the given flags, or ends with one line that says
-// what to do.
+// everyday is a usual command line. It works with the given flags, or ends with one line that says what to do.
 type everyday struct {
 	name  string
 	needs string   // a file that the machine may lack

@@ -13,8 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// exec --detach returns while the command runs. The command ends at its deadline and its report is
-// written then.
+// exec --detach returns while the command runs. The command ends at its deadline and its report is written then.
 func TestExecDetach(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

@@ -17,8 +17,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// exec passes on exit codes and stdin, and reports a command that does not exist or is not
-// executable.
+// exec passes on exit codes and stdin, and reports a command that does not exist or is not executable.
 func TestExecCodes(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
@@ -54,8 +53,7 @@ func TestExecCodes(t *testing.T) {
 	check.That(t, r.ExitCode == 126 || r.ExitCode == 127, "bad interpreter: exit code %d", r.ExitCode)
 }
 
-// The caller's stdin reaches the command to its last byte and its end, and a command need not read
-// it.
+// The caller's stdin reaches the command to its last byte and its end, and a command need not read it.
 func TestExecStdin(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
@@ -67,8 +65,7 @@ func TestExecStdin(t *testing.T) {
 	b.Exec(harness.Options{Stdin: strings.NewReader(data)}, nil, "true").Expect(t, 0, "exited")
 }
 
-// An exec sees the sandbox's files, network, user, group, host name and working directory, and
-// only its own processes.
+// An exec sees the sandbox's files, network, user, group, host name and working directory, and only its own processes.
 func TestExecView(t *testing.T) {
 	t.Parallel()
 	dir := harness.SharedDir(t)
@@ -173,8 +170,7 @@ func TestExecJSON(t *testing.T) {
 	check.That(t, r.ExitCode == 125 && rep.Cause == "start-failed" && rep.Error.Code == "no-such-sandbox", "exit code %d: %s", r.ExitCode, r.Stdout)
 }
 
-// exec accepts a name, an ID or an ID prefix, with and without --; all other arguments are the
-// command's.
+// exec accepts a name, an ID or an ID prefix, with and without --; all other arguments are the command's.
 func TestExecWords(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -191,8 +187,7 @@ func TestExecWords(t *testing.T) {
 	check.Equal(t, string(b.Exec(harness.Options{}, nil, "sh", "-c", `echo ${#1} "<$2>" "$3"`, "-", long, "", "a\nb").Stdout), fmt.Sprintf("%d <> a\nb\n", len(long)))
 }
 
-// An exec that comes while bubblewrap still builds the sandbox, when its init sees the host's
-// files, is refused.
+// An exec that comes while bubblewrap still builds the sandbox, when its init sees the host's files, is refused.
 func TestExecWhileStarting(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -245,8 +240,7 @@ func TestExecSignal(t *testing.T) {
 	check.Equal(t, string(b.State.Run("logs", b.ID).Stdout), "ready 1\n", "the sandbox's own command has noticed")
 }
 
-// A stopped init or payload does not delay an exec's deadline; a stopped keeper delays only the
-// proof.
+// A stopped init or payload does not delay an exec's deadline; a stopped keeper delays only the proof.
 func TestExecDeadlineStopped(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{})
@@ -390,8 +384,7 @@ func reversed(s string) string {
 	return string(b)
 }
 
-// Execs of one sandbox neither see nor reach each other's processes, although they have the same
-// user.
+// Execs of one sandbox neither see nor reach each other's processes, although they have the same user.
 func TestExecsApart(t *testing.T) {
 	t.Parallel()
 	b := harness.NewState(t).Sandbox(harness.Options{}, "sleep", "60")
@@ -447,8 +440,7 @@ while True:
             pass
 `
 
-// A sandbox whose own command attacks every visible process does not see the execs, although it
-// has the same user.
+// A sandbox whose own command attacks every visible process does not see the execs, although it has the same user.
 func TestExecHostileMain(t *testing.T) {
 	t.Parallel()
 	for _, what := range []string{"kill", "stop", "trace-wait"} {

@@ -71,8 +71,7 @@ func TestPutGet(t *testing.T) {
 	b.Exec(harness.Options{}, nil, "cat", "/tmp/job").Out(t, "put")
 }
 
-// Flags raise the bounds of --get. With --quiet its errors show only in the exit code and the
-// report.
+// Flags raise the bounds of --get. With --quiet its errors show only in the exit code and the report.
 func TestGetBounds(t *testing.T) {
 	t.Parallel()
 	const links, large = `python3 -c 'import os; os.mkdir("d"); [os.symlink("0", "d/%d" % i) for i in range(20000)]'`, "truncate -s 300M d"
@@ -128,8 +127,7 @@ func TestSignalAfterEnd(t *testing.T) {
 	}
 }
 
-// A link that --get has brought to the host leads nothing into the next sandbox, unless the caller
-// follows links.
+// A link that --get has brought to the host leads nothing into the next sandbox, unless the caller follows links.
 func TestPutFollowsNoLinks(t *testing.T) {
 	t.Parallel()
 	dir, o := carrier(t)
@@ -252,9 +250,8 @@ while True:
             libc.renameat2(-100, f"{top}/{a}".encode(), -100, f"{top}/{b}".encode(), 2)
 `
 
-// While two processes exchange directories and files with links that lead out, in the sandbox and
-// on the host, no command that moves files reads or changes anything outside. Commands may fail
-// then, but not before.
+// While two processes exchange directories and files with links that lead out, in the sandbox and on the host, no
+// command that moves files reads or changes anything outside. Commands may fail then, but not before.
 func TestRaces(t *testing.T) {
 	t.Parallel()
 	s, top := harness.NewState(t), harness.SharedDir(t)

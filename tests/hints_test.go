@@ -111,8 +111,7 @@ func TestHelpCommand(t *testing.T) {
 	run("--", "help").Exits(t, 127)
 }
 
-// With a removed current directory, relative paths are errors: --bind .:/x once showed all of the
-// host's files.
+// With a removed current directory, relative paths are errors: --bind .:/x once showed all of the host's files.
 func TestRemovedDirectory(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

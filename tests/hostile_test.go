@@ -94,8 +94,7 @@ func TestForkChain(t *testing.T) {
 	harness.Within(t, "the run", r.Elapsed, timeout, timeout+300*time.Millisecond)
 }
 
-// The teardown of many threads, much memory and many stopped sessions takes a limited time, and is
-// reported.
+// The teardown of many threads, much memory and many stopped sessions takes a limited time, and is reported.
 func TestBigTeardown(t *testing.T) {
 	// Not in parallel: it measures the kernel.
 	for _, c := range []struct {

@@ -52,8 +52,7 @@ func timedKill(t *testing.T, s *harness.State, code int, args ...string) ([]kill
 	return all, r.Elapsed
 }
 
-// kill fails for an unknown ID, succeeds for a sandbox that has ended, and ends the existing ones
-// of several.
+// kill fails for an unknown ID, succeeds for a sandbox that has ended, and ends the existing ones of several.
 func TestKill(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -187,8 +186,7 @@ func enteredFromOutside(t *testing.T, proofTimeout string) {
 	t.Helper()
 	s := harness.NewState(t)
 	b := s.Sandbox(harness.Options{}, "--proof-timeout", proofTimeout)
-	// The parent, in the test's namespace, joins the sandbox's, starts a process there and never
-	// waits for it.
+	// The parent, in the test's namespace, joins the sandbox's, starts a process there and never waits for it.
 	script := `
 import ctypes, os, sys, time
 libc = ctypes.CDLL(None, use_errno=True)

@@ -18,9 +18,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// An ordinary user gets one error with everything that is missing, and a script for root that lets
-// this shell set every limit: with cgroup v1, v2 or both, and where the machine has both, also
-// with v1 alone.
+// An ordinary user gets one error with everything that is missing, and a script for root that lets this shell set every
+// limit: with cgroup v1, v2 or both, and where the machine has both, also with v1 alone.
 func TestLimitsScript(t *testing.T) {
 	if !harness.Root() {
 		script := harness.Start(t, harness.Options{Bare: true}, "doctor", "--script").Wait()
@@ -127,8 +126,7 @@ func removeCgroups(t *testing.T, name string) {
 	}
 }
 
-// The script changes no files where a user's shell shows a cgroup file system but root sees a
-// directory of the user's.
+// The script changes no files where a user's shell shows a cgroup file system but root sees a directory of the user's.
 func limitsScriptOwnMounts(t *testing.T) {
 	const uid = 47111
 	top := harness.SharedDir(t)

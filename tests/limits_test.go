@@ -16,9 +16,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// enforced reports whether sbxrun can enforce these limits here, with sbxrun's own detection.
-// Where it cannot, enforced tests the refusal: the flags fail with a reason, and with best effort
-// the command runs and the report says so.
+// enforced reports whether sbxrun can enforce these limits here, with sbxrun's own detection. Where it cannot, enforced
+// tests the refusal: the flags fail with a reason, and with best effort the command runs and the report says so.
 func enforced(t *testing.T, r limits.Request, flags ...string) bool {
 	t.Helper()
 	machine, err := limits.Detect()
@@ -163,8 +162,7 @@ func TestLimitFileSize(t *testing.T) {
 	r = harness.Run(t, harness.Options{}, "sh", "-c", "kill -XFSZ $$").Expect(t, 153, "signaled")
 }
 
-// Usage is counted once, also when a quota delays init so that the keeper kills the command and
-// init reaps it later.
+// Usage is counted once, also when a quota delays init so that the keeper kills the command and init reaps it later.
 func TestUsageOnce(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{CPUs: 0.5}, "--cpus", "0.5") {
@@ -356,8 +354,7 @@ func TestLimitSandboxProcesses(t *testing.T) {
 	s.Sandbox(harness.Options{}, "--nofile", "77", "--ready-exec", `test "$(ulimit -n)" = 77`, "--wait-ready")
 }
 
-// An exec that exits by itself is not reported as out of memory, even if another exec in its
-// sandbox was.
+// An exec that exits by itself is not reported as out of memory, even if another exec in its sandbox was.
 func TestLimitSandboxOthersMemory(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{Memory: 64 << 20}, "--memory", "64M") {
@@ -389,8 +386,7 @@ func TestLimitSandboxCommand(t *testing.T) {
 	check.That(t, len(left) == 0, "left %q", left)
 }
 
-// When sbxrun is killed, the keeper removes the cgroup; when the keeper is killed too, cleanup
-// does.
+// When sbxrun is killed, the keeper removes the cgroup; when the keeper is killed too, cleanup does.
 func TestLimitKilled(t *testing.T) {
 	t.Parallel()
 	if !enforced(t, limits.Request{Memory: 64 << 20, Pids: 32}, "--memory", "64M", "--pids", "32") {
@@ -483,8 +479,7 @@ func TestLimitFrozen(t *testing.T) {
 	t.Logf("frozen by %s; teardown %.1f ms", frozen, *r.Report.TeardownMS)
 }
 
-// freeze freezes a sandbox as an operator might: in its v2 cgroup, or in one of the v1 freezer,
-// which is worse.
+// freeze freezes a sandbox as an operator might: in its v2 cgroup, or in one of the v1 freezer, which is worse.
 func freeze(t *testing.T, init int) (by string) {
 	t.Helper()
 	const freezer = "/sys/fs/cgroup/freezer"

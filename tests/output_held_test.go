@@ -20,9 +20,8 @@ import (
 // When a process outside the sandbox holds the payload's stdout and stderr open, all processes of
 // the sandbox still exit, and sbxrun does not wait for it.
 
-// stranger listens on a Unix socket until the end of the test, and keeps the descriptors that it
-// receives open. If it floods, it also writes to them until the other end closes. It announces
-// each receipt on the channel.
+// stranger listens on a Unix socket until the end of the test, and keeps the descriptors that it receives open. If it
+// floods, it also writes to them until the other end closes. It announces each receipt on the channel.
 func stranger(t *testing.T, address string, floods bool) (received <-chan struct{}) {
 	t.Helper()
 	l, err := net.Listen("unix", address)
@@ -83,8 +82,7 @@ func receive(conn *net.UnixConn, floods bool, got chan<- struct{}, over <-chan s
 	<-over
 }
 
-// sends returns a command that passes its outputs out, prints a line, and exits with 3 or not at
-// all.
+// sends returns a command that passes its outputs out, prints a line, and exits with 3 or not at all.
 func sends(address, end string, mib int) []string {
 	return []string{"/fixtures/leave-descriptor", address, end, fmt.Sprint(mib)}
 }
@@ -167,8 +165,7 @@ func TestOutsideHoldsExec(t *testing.T) {
 	}
 }
 
-// A sandbox ends and frees its name while a stranger holds its log pipes, and its logs are
-// complete.
+// A sandbox ends and frees its name while a stranger holds its log pipes, and its logs are complete.
 func TestOutsideHoldsSandbox(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -239,8 +236,7 @@ func TestDescriptorsNotHeld(t *testing.T) {
 	check.That(t, n == 0 && err != nil, "%d, %v", n, err)
 }
 
-// With too few descriptors, at any limit, sbxrun prints one line with a hint and does not crash
-// with a Go trace.
+// With too few descriptors, at any limit, sbxrun prints one line with a hint and does not crash with a Go trace.
 func TestFewDescriptors(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

@@ -215,15 +215,13 @@ func TestOutputFull(t *testing.T) {
 	check.That(t, r.ExitCode == 74 && r.Report.ExitCode == 74 && e != nil && e.Code == "output", "exit code %d, report %s", r.ExitCode, r.Report.Raw())
 }
 
-// handover is how long sbxrun waits after the sandbox's end for a reader that reads nothing. It is
-// documented.
+// handover is how long sbxrun waits after the sandbox's end for a reader that reads nothing. It is documented.
 const handover = 10 * time.Second
 
 // busy is the allowance for a busy machine.
 const busy = 10 * time.Second
 
-// Without a reader of sbxrun's output, the deadline holds, and sbxrun exits by itself or on a
-// signal.
+// Without a reader of sbxrun's output, the deadline holds, and sbxrun exits by itself or on a signal.
 func TestReaderBlocked(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -280,8 +278,7 @@ func TestReaderLate(t *testing.T) {
 			check.Must(t, err)
 			defer r.Close()
 			if name == "terminal" {
-				// A terminal holds 8 KiB, and copying from it fills only half of each page of a
-				// pipe.
+				// A terminal holds 8 KiB, and copying from it fills only half of each page of a pipe.
 				_, err := unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 256<<10)
 				check.Must(t, err)
 			}

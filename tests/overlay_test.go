@@ -177,36 +177,6 @@ func TestOverlayApply(t *testing.T) {
 	check.That(t, strings.Contains(stderr, "--upper DIR"), "a layer that is gone: %s", stderr)
 }
 
-// apply does not replace files that have changed on the host since the start.
-func TestOverlayConflict(t *testing.T) {
-	t.Parallel()
-	dir, s := original(t), harness.NewState(t)
-	for _, name := range []string{"lost", "gone/f"} {
-		check.Must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
-		check.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("old\n"), 0o644))
-	}
-	b := overlaid(t, s, dir, "agent", "--upper", filepath.Join(filepath.Dir(dir), "upper"))
-	b.Exec(harness.Options{}, nil, "sh", "-ec", "echo new >lost; echo new >gone/f; echo new >new").Expect(t, 0, "exited")
-	check.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("theirs\n"), 0o644))
-	for _, name := range []string{"lost", "gone"} {
-		check.Must(t, os.RemoveAll(filepath.Join(dir, name)))
-	}
-	got, _ := text(t, s, 0, "diff", "agent", "lost", "gone", "new")
-	check.That(t, got == "A gone/ (changed on the host, too)\nA gone/f\nA lost (changed on the host, too)\nA new\n", "diff: %q", got)
-	text(t, s, 0, "kill", "--grace", "0", "agent")
-	// The layer on disk also stores its original.
-	got, _ = text(t, s, 0, "diff", "agent", "file")
-	check.That(t, got == "M file (changed on the host, too)\n", "diff: %q", got)
-	_, stderr := text(t, s, 1, "apply", "agent")
-	check.That(t, strings.Contains(stderr, `"file" has changed on the host`), "apply: %s", stderr)
-	text(t, s, 0, "apply", "agent", "made", "link")
-	now, _ := os.ReadFile(filepath.Join(dir, "file"))
-	check.That(t, string(now) == "theirs\n", "replaced by %q", now)
-	text(t, s, 0, "apply", "agent", "--force", "file")
-	now, _ = os.ReadFile(filepath.Join(dir, "file"))
-	check.That(t, string(now) == "new\n", "with --force: %q", now)
-}
-
 // apply reports a conflict if a directory was replaced on the host, even if its files are old. As
 // root, it does not write to root's directories that the tree's owner has moved there.
 func TestOverlayReplaced(t *testing.T) {
@@ -276,8 +246,7 @@ func TestOverlayRun(t *testing.T) {
 	check.That(t, string(now) == "theirs\n", "replaced by %q", now)
 }
 
-// A manipulated layer on disk is shown and applied, or parts are left out; nothing outside is read
-// or written.
+// A manipulated layer on disk is shown and applied, or parts are left out; nothing outside is read or written.
 func TestHostileLayer(t *testing.T) {
 	t.Parallel()
 	s, top := harness.NewState(t), harness.Dir(t)
@@ -387,8 +356,7 @@ func kernel(t *testing.T, wantMajor, wantMinor int) bool {
 	return major > wantMajor || major == wantMajor && minor >= wantMinor
 }
 
-// layer adds flags for a layer that every kernel supports: a new one on disk where memory does not
-// work.
+// layer adds flags for a layer that every kernel supports: a new one on disk where memory does not work.
 func layer(t *testing.T, flags ...string) []string {
 	if kernel(t, 6, 6) {
 		return flags
@@ -439,27 +407,6 @@ func TestLayerInMemory(t *testing.T) {
 	wantOriginal(t, dir)
 }
 
-// Directories that their owner may not write to are applied with all their contents, and get their
-// modes last. That includes the original itself.
-func TestApplyClosedDirectories(t *testing.T) {
-	t.Parallel()
-	dir := original(t)
-	const closes = `mkdir -p mod/deep empty; echo x >mod/file; echo y >mod/deep/file; echo z >sub/new; echo last >z; chmod 555 mod/deep mod empty sub .`
-	r := harness.Run(t, harness.Options{Dir: dir}, layer(t, "--cwd", "overlay", "--apply", "sh", "-c", closes)...)
-	defer exec.Command("chmod", "-R", "u+w", dir).Run() // an ordinary user could not remove it otherwise
-	r.Expect(t, 0, "exited")
-	check.That(t, len(r.Stderr) == 0, "%s", r.Stderr)
-	for name, want := range map[string]string{"mod/file": "x\n", "mod/deep/file": "y\n", "sub/new": "z\n", "z": "last\n"} {
-		holds(t, filepath.Join(dir, name), want)
-	}
-	for _, name := range []string{"mod/deep", "mod", "empty", "sub", "."} {
-		st, err := os.Stat(filepath.Join(dir, name))
-		check.That(t, err == nil && st.Mode().Perm() == 0o555, "%s: %v %v", name, st.Mode(), err)
-	}
-	left, _ := filepath.Glob(dir + "/.sbxrun-*")
-	check.That(t, len(left) == 0, "left: %q", left)
-}
-
 // When a command has made files unreadable for its own user, apply makes the other changes, and its exit code reports
 // the failure. Root reads everything.
 func TestApplyUnread(t *testing.T) {
@@ -490,8 +437,7 @@ func TestApplyUnread(t *testing.T) {
 	holds(t, filepath.Join(dir, "other"), "new\n")
 }
 
-// A path that is not UTF-8 is refused, because JSON records cannot hold it: diff and apply would
-// use another directory.
+// A path that is not UTF-8 is refused, because JSON records cannot hold it: diff and apply would use another directory.
 func TestOverlayNotUTF8(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -643,8 +589,7 @@ func TestDiffExclude(t *testing.T) {
 	check.That(t, stdout == "A keep\n", "apply: %q", stdout)
 }
 
-// apply holds back files that programs on the host execute unless they are named, and diff marks
-// them.
+// apply holds back files that programs on the host execute unless they are named, and diff marks them.
 func TestApplyHeldBack(t *testing.T) {
 	t.Parallel()
 	dir, s := original(t), harness.NewState(t)

@@ -50,8 +50,7 @@ func contents(t *testing.T, top string) map[string]string {
 	return found
 }
 
-// planned returns values for the flags in TestPlanningHasNoEffects, and flags that they need. A
-// bool needs none.
+// planned returns values for the flags in TestPlanningHasNoEffects, and flags that they need. A bool needs none.
 func planned(dir string) map[string][]string {
 	return map[string][]string{
 		"rootfs": {"/none"}, "image": {"none"}, "ro-bind": {"/etc/hostname:/mnt/h"}, "bind": {dir + ":/mnt/b"}, "ro-bind-try": {"/none"}, "bind-try": {"/none"}, "overlay": {dir + ":/mnt/o"}, "device": {"/dev/zero"},

@@ -43,8 +43,7 @@ func TestOtherNamespace(t *testing.T) {
 	follow.Wait().Exits(t, 0)
 }
 
-// A sandbox that has ended there and left something does not count as proven here, where its
-// processes are invisible.
+// A sandbox that has ended there and left something does not count as proven here, where its processes are invisible.
 func TestOtherNamespaceUnproven(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -95,8 +94,7 @@ func TestForeignProc(t *testing.T) {
 	check.That(t, r.ExitCode == want || !harness.Root(), "--mount-proc: exit code %d, want %d: %s", r.ExitCode, want, r.Stderr) // an ordinary user's sandbox in the namespace needs a second UID
 }
 
-// doctor, and every command that handles processes of a sandbox, report a /proc that hides
-// processes.
+// doctor, and every command that handles processes of a sandbox, report a /proc that hides processes.
 func TestHiddenProc(t *testing.T) {
 	t.Parallel()
 	// PID 1 keeps its capabilities, so a caller with only those needed to end a run may not trace
@@ -140,8 +138,7 @@ kill -9 $(jobs -p)
 	check.That(t, strings.Contains(out, "code 125\n") && strings.Contains(out, fmt.Sprintf("all %d\n", decoys)), "%s", out)
 }
 
-// hiddenFiles prints the readable contents of hidden files of /proc, and the sysctls that are
-// writable.
+// hiddenFiles prints the readable contents of hidden files of /proc, and the sysctls that are writable.
 const hiddenFiles = `import os
 for dir in "/proc", "/proc/self/root/proc", "/proc/thread-self/root/proc":
     for name in "keys", "key-users", "locks":

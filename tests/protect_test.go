@@ -51,8 +51,7 @@ try mv .git moved && try cp -r moved .git && try cp config .git/config && try cp
 true
 `
 
-// With -w and --bind a command cannot change the hooks and configuration of a repository, and git
-// works in it.
+// With -w and --bind a command cannot change the hooks and configuration of a repository, and git works in it.
 func TestProtectGit(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {

@@ -179,8 +179,7 @@ func TestPrivilegesOfWrittenFiles(t *testing.T) {
 	}
 }
 
-// sockets tries each family with socket(2) and socketpair(2), on x86-64 also with the calls of
-// 32-bit programs.
+// sockets tries each family with socket(2) and socketpair(2), on x86-64 also with the calls of 32-bit programs.
 const sockets = `import ctypes, errno, mmap, os, platform, signal
 libc = ctypes.CDLL(None, use_errno=True)
 def said(result):
@@ -281,8 +280,7 @@ func TestSeccompProtocols(t *testing.T) {
 	harness.Run(t, harness.Options{}, "--net", "host", "python3", "-c", protocols).Expect(t, 0, "exited").Out(t, "end\n")
 }
 
-// ioctls tries those that would outlast the command on the caller's terminal, and those that
-// programs need.
+// ioctls tries those that would outlast the command on the caller's terminal, and those that programs need.
 const ioctls = `import errno, fcntl, struct, termios
 for name, number in ("TIOCEXCL", 0x540C), ("TIOCSETD", 0x5423), ("TIOCSTI", 0x5412), ("TIOCLINUX", 0x541C), ("TCXONC", 0x540A):
     try:

@@ -13,8 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// secret is put together at run time, so that a search of command lines does not find the test's
-// own.
+// secret is put together at run time, so that a search of command lines does not find the test's own.
 var secret = "s3cr3t" + strconv.Itoa(os.Getpid())
 
 // A secret in the caller's environment is nowhere in the sandbox.

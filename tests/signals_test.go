@@ -78,8 +78,7 @@ func TestSignalEarly(t *testing.T) {
 	}
 }
 
-// Signals that the caller ignores, as with nohup(1), stay ignored, except SIGTERM and SIGQUIT as
-// with timeout(1).
+// Signals that the caller ignores, as with nohup(1), stay ignored, except SIGTERM and SIGQUIT as with timeout(1).
 func TestSignalIgnored(t *testing.T) {
 	t.Parallel()
 	for sig, listened := range map[syscall.Signal]bool{syscall.SIGHUP: false, syscall.SIGINT: false, syscall.SIGTERM: true, syscall.SIGQUIT: true} {
@@ -256,8 +255,7 @@ func TestStdinClosed(t *testing.T) {
 	}
 }
 
-// The command can read from a terminal as stdin without --tty, but it is not its controlling
-// terminal.
+// The command can read from a terminal as stdin without --tty, but it is not its controlling terminal.
 //
 // As a shell's background job, the command does not steal typed input, and no SIGTTIN stops it, because it is in its own
 // session.
@@ -297,10 +295,9 @@ func TestStdinTerminal(t *testing.T) {
 	p.Wait().Expect(t, 0, "exited").Out(t, "terminal\ngot typed\n")
 }
 
-// The command shares its stdin, an open file, with sbxrun and its caller. On a terminal or a
-// connection that is stdout as well. When the command sets O_NONBLOCK and fills it, sbxrun's
-// report is still complete, and the flags are restored for the caller even if the command was
-// killed.
+// The command shares its stdin, an open file, with sbxrun and its caller. On a terminal or a connection that is stdout
+// as well. When the command sets O_NONBLOCK and fills it, sbxrun's report is still complete, and the flags are restored
+// for the caller even if the command was killed.
 func TestSharedOpenFile(t *testing.T) {
 	t.Parallel()
 	const fill = `

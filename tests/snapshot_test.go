@@ -82,8 +82,7 @@ func TestSnapshot(t *testing.T) {
 	s.Run("start", "--from", "second").Exits(t, 125).ErrHas(t, `no snapshot named "second"`)
 	r := s.Run("snapshot", "import", filepath.Join(s.Work, "second"))
 	check.Require(t, r.ExitCode == 0, "import: %s", r.Stderr)
-	// The archive does not decide which directories are visible. On another machine they are
-	// elsewhere.
+	// The archive does not decide which directories are visible. On another machine they are elsewhere.
 	s.Run("start", "--from", "second").Exits(t, 125).ErrHas(t, "--overlay "+dir+":"+dir)
 	other := original(t)
 	three := s.Sandbox(harness.Options{Dir: s.Work}, layer(t, "--name", "three", "--from", "second", "--overlay", other+":"+dir, "--workdir", dir)...)
@@ -149,8 +148,7 @@ func TestSnapshotUpper(t *testing.T) {
 	}
 }
 
-// thawed kills a snapshot and its guard while the sandbox is frozen. cleanup then thaws it, and
-// not earlier.
+// thawed kills a snapshot and its guard while the sandbox is frozen. cleanup then thaws it, and not earlier.
 func thawed(t *testing.T, s *harness.State, b *harness.Sandbox) {
 	t.Helper()
 	execOut(t, b, "head -c 30000000 /dev/zero >large") // so that it takes a while
@@ -404,9 +402,8 @@ os.makedirs("c/c"); open("c/c/f", "w"); os.chmod("c/c", 0); os.chmod("c", 0)
 	check.That(t, string(b) == "kept", "%q %v", b, err)
 }
 
-// When sbxrun is killed at a random moment, no other sandbox gets the volume, which may be new, as
-// long as any process can write to it; afterwards it is free at once. The same for rm.
-// SBXRUN_SOAK=500 makes 200 tries each.
+// When sbxrun is killed at a random moment, no other sandbox gets the volume, which may be new, as long as any process
+// can write to it; afterwards it is free at once. The same for rm. SBXRUN_SOAK=500 makes 200 tries each.
 func TestVolumeKilled(t *testing.T) {
 	// Not in parallel, so that an orphan is not blamed on another test.
 	v := newVolumeUser(t)

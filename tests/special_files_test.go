@@ -15,8 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// planted returns a directory in which a payload has run script, and a named pipe outside, target,
-// with its reader.
+// planted returns a directory in which a payload has run script, and a named pipe outside, target, with its reader.
 func planted(t *testing.T, script string) (dir, target string, reader *os.File) {
 	t.Helper()
 	dir, target = harness.SharedDir(t), filepath.Join(harness.Dir(t), "target")
@@ -75,8 +74,7 @@ func TestReportPlantedPipe(t *testing.T) {
 	check.That(t, len(got) == 0 && err == nil, "written to the pipe: %q, %v", got, err)
 }
 
-// As root, sbxrun does not follow a link that a payload has left on the way to the report's
-// directory.
+// As root, sbxrun does not follow a link that a payload has left on the way to the report's directory.
 func TestReportPlantedDirectory(t *testing.T) {
 	t.Parallel()
 	if !harness.Root() {
@@ -116,8 +114,7 @@ func TestEnvFileSpecial(t *testing.T) {
 	}
 }
 
-// --env-file follows no link that a payload has left, which would show root's files to the next
-// command.
+// --env-file follows no link that a payload has left, which would show root's files to the next command.
 func TestEnvFilePlantedLink(t *testing.T) {
 	t.Parallel()
 	secret := filepath.Join(harness.Dir(t), "secret")

@@ -19,8 +19,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// When its supervisor is killed, a sandbox ends at once with its execs and is lost. cleanup
-// removes every trace.
+// When its supervisor is killed, a sandbox ends at once with its execs and is lost. cleanup removes every trace.
 func TestSupervisorKilled(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)
@@ -146,8 +145,7 @@ ls -A /tmp/sbxrun-$uid/ /tmp/other 2>/dev/null | grep -v : || true
 	wrap, alone := []string{"unshare", "--mount", "--user", "--map-current-user", "--keep-caps"}, "alone"
 	want := "max-parallel\nps\napplied\n"
 	if harness.Root() {
-		// Only root can give a directory to another user, and see the supervisor end with a PID
-		// namespace.
+		// Only root can give a directory to another user, and see the supervisor end with a PID namespace.
 		kinds = append(kinds, "directory")
 		wrap, alone = []string{"unshare", "--mount", "--pid", "--fork", "--mount-proc"}, ""
 		want += "start\n"
@@ -161,8 +159,7 @@ ls -A /tmp/sbxrun-$uid/ /tmp/other 2>/dev/null | grep -v : || true
 	}
 }
 
-// start --rm leaves no record, however the sandbox ends, and clients that already wait still get
-// its result.
+// start --rm leaves no record, however the sandbox ends, and clients that already wait still get its result.
 func TestStartRm(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

@@ -43,8 +43,7 @@ func statsOf(t *testing.T, s *harness.State, o harness.Options, flags ...string)
 	return got
 }
 
-// stats counts the processes of commands and execs. Levels follow the thresholds, and no level is
-// a failure.
+// stats counts the processes of commands and execs. Levels follow the thresholds, and no level is a failure.
 func TestStats(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

@@ -347,8 +347,7 @@ func TestLogBinary(t *testing.T) {
 	check.That(t, rec.Logs.StdoutBytes == int64(len(r.Stdout)) && !rec.Logs.StdoutTruncated, "%+v", rec.Logs)
 }
 
-// --max-output keeps the beginning of each stream, reports the total, and does not stop the
-// command.
+// --max-output keeps the beginning of each stream, reports the total, and does not stop the command.
 func TestLogMax(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

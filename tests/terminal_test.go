@@ -243,12 +243,10 @@ wait("/over")
 	}
 }
 
-// The keeper of a killed sbxrun restores the terminal once: later changes stay, while the sandbox
-// still ends.
+// The keeper of a killed sbxrun restores the terminal once: later changes stay, while the sandbox still ends.
 func TestTerminalRestoredOnce(t *testing.T) {
 	t.Parallel()
-	// Only its tracer, a thread, can reap a traced process, so the sandbox stays until the tracer
-	// lets go.
+	// Only its tracer, a thread, can reap a traced process, so the sandbox stays until the tracer lets go.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	s := newScreen(t, nil, "sh", "-c", "echo up; exec sleep 60")
@@ -266,8 +264,7 @@ func TestTerminalRestoredOnce(t *testing.T) {
 	theirs.Lflag &^= unix.ECHO
 	check.Must(t, unix.IoctlSetTermios(int(s.tty.Fd()), unix.TCSETS, &theirs))
 	check.That(t, !keeper.Ended(), "the keeper has ended before")
-	// A stop may come first: the inner terminal hangs up at the same time, and a traced process
-	// stops for SIGHUP.
+	// A stop may come first: the inner terminal hangs up at the same time, and a traced process stops for SIGHUP.
 	for status := unix.WaitStatus(0x7f); status.Stopped(); {
 		_, err := unix.Wait4(traced, &status, unix.WALL, nil)
 		check.Must(t, err)
@@ -276,9 +273,8 @@ func TestTerminalRestoredOnce(t *testing.T) {
 	check.NoDiff(t, cmp.Diff(&theirs, s.state()), "the terminal was restored again (-theirs +now)")
 }
 
-// The inner terminal has the outer one's size and follows it. The command blocks the signals and
-// waits for them, because bash loses a few that come while a child exits, and Python may block in
-// a read after its handler.
+// The inner terminal has the outer one's size and follows it. The command blocks the signals and waits for them,
+// because bash loses a few that come while a child exits, and Python may block in a read after its handler.
 func TestTerminalSize(t *testing.T) {
 	t.Parallel()
 	s := newScreen(t, &pty.Winsize{Rows: 33, Cols: 101}, "python3", "-c", `

@@ -150,8 +150,7 @@ func TestPrintCommand(t *testing.T) {
 	check.That(t, !strings.Contains(off, "#") && carryOut(off) == "Seccomp: 0", "--seccomp off: %s", off)
 }
 
-// --state-dir replaces the variable, also for background processes, and a not-found error names
-// the directory.
+// --state-dir replaces the variable, also for background processes, and a not-found error names the directory.
 func TestStateDirFlag(t *testing.T) {
 	t.Parallel()
 	s := harness.NewState(t)

@@ -224,9 +224,8 @@ func applyClear(t *testing.T, dir string) {
 	}
 }
 
-// An apply that fails leaves nothing for cleanup. Here a full disk makes it fail, mounted in a
-// mount namespace of the test. The script filters leftovers of other tests out of cleanup's
-// output.
+// An apply that fails leaves nothing for cleanup. Here a full disk makes it fail, mounted in a mount namespace of the
+// test. The script filters leftovers of other tests out of cleanup's output.
 func TestApplyFailed(t *testing.T) {
 	e := newEnv(t)
 	dir := filepath.Join(e.top, "original")

@@ -129,8 +129,7 @@ func TestBwrapFake(t *testing.T) {
 	}
 }
 
-// The same when bwrap misbehaves later, while sbxrun looks for the cause of the failure. A signal
-// ends that search too.
+// The same when bwrap misbehaves later, while sbxrun looks for the cause of the failure. A signal ends that search too.
 func TestBwrapFakeExplained(t *testing.T) {
 	for _, f := range []fake{
 		{"does not end", `trap "" TERM; sleep 600`},

@@ -15,9 +15,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// small runs a shell script in a mount namespace of its own, where dir ($disk) is a tmpfs of the
-// given size and $top the test's directory on the real disk. The script finds sbxrun in PATH, and
-// must end what it starts.
+// small runs a shell script in a mount namespace of its own, where dir ($disk) is a tmpfs of the given size and $top
+// the test's directory on the real disk. The script finds sbxrun in PATH, and must end what it starts.
 func (e *env) small(bytes int, dir, script string) result {
 	e.t.Helper()
 	words := []string{"bwrap", "--dev-bind", "/", "/", "--size", fmt.Sprint(bytes), "--tmpfs", dir}

@@ -1,15 +1,13 @@
-// Package faults kills, stops and starves the processes of a run at every step, and asserts
-// that nothing is left.
+// Package faults kills, stops and starves the processes of a run at every step, and asserts that nothing is left.
 //
 // A run has six processes:
 //
 //	sbxrun ── keeper ┬─ monitor ── room
 //	                 └─ init ── payload
 //
-// and passes through the phases below. Tests recognise a phase from outside, by the processes
-// below sbxrun and their PIDs in the PID namespaces. The system-call tests need no phases: they
-// kill a victim at its first, second, third … system call. Two short-lived processes of the
-// set-up are victims only there.
+// and passes through the phases below. Tests recognise a phase from outside, by the processes below sbxrun and their
+// PIDs in the PID namespaces. The system-call tests need no phases: they kill a victim at its first, second, third …
+// system call. Two short-lived processes of the set-up are victims only there.
 //
 //	phase      begins when                           victims
 //	started    sbxrun has been started               sbxrun
@@ -43,14 +41,12 @@
 // process reaps them, and the zombies of what was killed above others, as init would. Tests kill
 // by pidfd, after checking the victim's parent. A bystander runs alongside them and must get no signal.
 //
-// TestSoak combines everything: it kills and stops processes of every role at random moments of
-// each phase of run, start, exec, kill, wait, logs, cleanup and a call of a server, several of one
-// sandbox and several sandboxes in parallel, while payloads fight back and the PIDs of killed
-// processes are given to strangers. Its parts have their own PID namespaces, so that they see
-// every process that is left.
+// TestSoak combines everything: it kills and stops processes of every role at random moments of each phase of run,
+// start, exec, kill, wait, logs, cleanup and a call of a server, several of one sandbox and several sandboxes in
+// parallel, while payloads fight back and the PIDs of killed processes are given to strangers. Its parts have their own
+// PID namespaces, so that they see every process that is left.
 //
-// The tests of this package run one after another, so that everything below the test process
-// belongs to the current run. SBXRUN_SOAK=N sets the number of repetitions: 4 by default, 50 in
-// setup.sh check, 10 there as the other user. From 1000 on, the system-call tests try every call
-// instead of a sample; with 2000, TestSoak sends 10,000 signals.
+// The tests of this package run one after another, so that everything below the test process belongs to the current
+// run. SBXRUN_SOAK=N sets the number of repetitions: 4 by default, 50 in setup.sh check, 10 there as the other user.
+// From 1000 on, the system-call tests try every call instead of a sample; with 2000, TestSoak sends 10,000 signals.
 package faults

@@ -143,8 +143,7 @@ func (b *sandbox) record() (r harness.Record) {
 	return r
 }
 
-// strikeSupervisor signals the supervisor, which becomes a child of the test process when its
-// client exits.
+// strikeSupervisor signals the supervisor, which becomes a child of the test process when its client exits.
 func (b *sandbox) strikeSupervisor(sig unix.Signal) (*harness.Target, bool) {
 	return harness.Strike(b.PID, os.Getpid(), sig)
 }
@@ -256,8 +255,7 @@ func (e *env) finish() {
 	e.ns.Close()
 }
 
-// cleared asserts that the state directory holds no trace of a sandbox, and that nothing is
-// mounted outside sandboxes.
+// cleared asserts that the state directory holds no trace of a sandbox, and that nothing is mounted outside sandboxes.
 func (e *env) cleared() {
 	e.t.Helper()
 	err := filepath.WalkDir(e.state, func(path string, d os.DirEntry, err error) error {
@@ -279,8 +277,7 @@ func (e *env) clean() {
 	e.ok("kill", "--all", "--grace", "0")
 	e.ok("cleanup")
 	e.gone(settle)
-	// A supervisor whose client was killed early ends by itself, and may write its record
-	// after the first cleanup.
+	// A supervisor whose client was killed early ends by itself, and may write its record after the first cleanup.
 	e.ok("cleanup")
 	e.cleared()
 }

@@ -30,8 +30,7 @@ func (b *sandbox) exec(flags []string, payload ...string) *run {
 	return r
 }
 
-// An exec whose sandbox is killed exits with 137 and cause killed, or with 125 if its command had
-// not started.
+// An exec whose sandbox is killed exits with 137 and cause killed, or with 125 if its command had not started.
 func TestExecWhileKilled(t *testing.T) {
 	ways := []struct {
 		name string

@@ -10,8 +10,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// rightOrError asserts that a run with too few resources either succeeded, or did not start and
-// says so in one line.
+// rightOrError asserts that a run with too few resources either succeeded, or did not start and says so in one line.
 func (r *run) rightOrError(o result) {
 	r.t.Helper()
 	switch {
@@ -46,8 +45,7 @@ func TestReadOnlyTmp(t *testing.T) {
 	check.That(t, o.code == 7 && o.report != nil && o.report.Teardown.Verdict == "proven", "want 7 and proven: %v", o)
 }
 
-// When the report's directory is removed during the run, sbxrun passes on the command's exit code
-// and reports the loss.
+// When the report's directory is removed during the run, sbxrun passes on the command's exit code and reports the loss.
 func TestReportVanishes(t *testing.T) {
 	for _, code := range []int{0, 7} {
 		dir := filepath.Join(harness.SharedDir(t), "reports")

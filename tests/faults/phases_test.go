@@ -14,8 +14,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// busy is a payload that creates a file, starts a process in its own session, and writes as long
-// as it lives.
+// busy is a payload that creates a file, starts a process in its own session, and writes as long as it lives.
 var busy = []string{"sh", "-c", `: >/out/ran; setsid sleep 600 & while echo x; do sleep 0.05; done >>/out/log`}
 
 // leaver exits with 7 and leaves a process.

@@ -276,8 +276,7 @@ func (r *run) signal(sig unix.Signal) bool {
 	return r.cmd.Process.Signal(sig) == nil
 }
 
-// until waits for a condition of a run. It returns false if sbxrun ends first, and fails the
-// test after the bound.
+// until waits for a condition of a run. It returns false if sbxrun ends first, and fails the test after the bound.
 func (r *run) until(what string, holds func() bool) bool {
 	r.t.Helper()
 	for begin := time.Now(); !holds(); pause(begin) {
@@ -444,8 +443,7 @@ func reapOrphans(t testing.TB, living ...*sandbox) {
 // logSizes are the sizes of the logs of earlier runs after their end.
 var logSizes = map[string]int64{}
 
-// frozen records the size of the run's log, and asserts that the logs of earlier runs of the
-// test have not grown.
+// frozen records the size of the run's log, and asserts that the logs of earlier runs of the test have not grown.
 func (r *run) frozen() {
 	r.t.Helper()
 	for name, size := range logSizes {

@@ -18,8 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// forge writes a record with the given processes. If alive, it holds the lock of the supervisor
-// until release.
+// forge writes a record with the given processes. If alive, it holds the lock of the supervisor until release.
 func (e *env) forge(id, name, phase string, supervisor, init harness.Identity, alive bool) (release func()) {
 	e.t.Helper()
 	dir := filepath.Join(e.state, id)
@@ -109,8 +108,7 @@ func TestRecordRecycled(t *testing.T) {
 	})
 }
 
-// When a process of a running sandbox is killed, the supervisor reports how it ended, and cleanup
-// removes the rest.
+// When a process of a running sandbox is killed, the supervisor reports how it ended, and cleanup removes the rest.
 func TestSandboxKilledRunning(t *testing.T) {
 	for victim := roleSbxrun; victim < roles; victim++ {
 		t.Run(roleNames[victim], func(t *testing.T) {
@@ -215,8 +213,7 @@ func (e *env) running() (boxes []*sandbox) {
 	return boxes
 }
 
-// kill ends a sandbox whose supervisor is stopped. When the supervisor continues, it exits by
-// itself.
+// kill ends a sandbox whose supervisor is stopped. When the supervisor continues, it exits by itself.
 func TestStoppedSupervisor(t *testing.T) {
 	e := newEnv(t)
 	b := e.start(nil, deaf...)

@@ -46,15 +46,13 @@ var (
 	soakSlack = harness.Scaled(3 * time.Second)
 )
 
-// soakPart turns TestSoak into one of its parts: "SEED N ENGINE". ENGINE selects
-// [harness.EngineRoot].
+// soakPart turns TestSoak into one of its parts: "SEED N ENGINE". ENGINE selects [harness.EngineRoot].
 const soakPart = "SBXRUN_SOAK_PART"
 
-// TestSoak sends SIGKILL and SIGSTOP to sbxrun, supervisors, keepers, monitors, rooms and inits at
-// random moments of each phase of each verb, while the payloads fight back: 500 times with
-// SBXRUN_SOAK=100. It asserts that nothing takes longer than deadline and proof, that every proof
-// is true, that no command outlives its keeper, that one cleanup removes the rest, and that no
-// bystander is signalled, although bystanders get the PIDs and names of killed processes.
+// TestSoak sends SIGKILL and SIGSTOP to sbxrun, supervisors, keepers, monitors, rooms and inits at random moments of
+// each phase of each verb, while the payloads fight back: 500 times with SBXRUN_SOAK=100. It asserts that nothing takes
+// longer than deadline and proof, that every proof is true, that no command outlives its keeper, that one cleanup
+// removes the rest, and that no bystander is signalled, although bystanders get the PIDs and names of killed processes.
 //
 // Each part is PID 1 of a PID namespace, so it sees every process that is left and can choose
 // PIDs. SBXRUN_SOAK_SEED, which is logged, repeats its choices, but not those of the scheduler.
@@ -113,8 +111,7 @@ func startPart(t *testing.T, part string) (count soakCount, out string, err erro
 	cmd.Stdout, cmd.Stderr = &buf, &buf
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
 	if uid, gid := os.Getuid(), os.Getgid(); uid != 0 {
-		// An ordinary user in a user namespace: the part itself may mount and choose PIDs, but its
-		// children may not.
+		// An ordinary user in a user namespace: the part itself may mount and choose PIDs, but its children may not.
 		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: uid, HostID: uid, Size: 1}}
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: gid, HostID: gid, Size: 1}}
@@ -399,8 +396,7 @@ func about(pid int) string {
 	return text + "\n" + harness.Stuck(pid)
 }
 
-// settled asserts after a round that everything has ended: commands by themselves, and empty rooms
-// by one cleanup.
+// settled asserts after a round that everything has ended: commands by themselves, and empty rooms by one cleanup.
 func (s *soaking) settled(tries []*soakTry) {
 	s.t.Helper()
 	was := func() string {
@@ -638,8 +634,7 @@ func (y *soakTry) openBox() bool {
 	return true
 }
 
-// await waits until the victim exists, the command runs or its deadline is near, and a random time
-// more.
+// await waits until the victim exists, the command runs or its deadline is near, and a random time more.
 func (y *soakTry) await() {
 	over := y.over
 	switch {
@@ -695,8 +690,7 @@ func (s seen) still() int {
 
 func (s seen) ended() bool { return s.still() == 0 || harness.Exited(s.pid) }
 
-// supervisor returns the PID of the supervisor that the client has started, as soon as it is
-// known.
+// supervisor returns the PID of the supervisor that the client has started, as soon as it is known.
 func (y *soakTry) supervisor() int {
 	if y.super.pid == 0 {
 		var said struct {
@@ -891,13 +885,11 @@ func (y *soakTry) follow() *call {
 	return c
 }
 
-// resolve waits until the command has ended despite the stopped process, and then continues or
-// kills that process.
+// resolve waits until the command has ended despite the stopped process, and then continues or kills that process.
 func (y *soakTry) resolve(held *harness.Target, role int) {
 	switch {
 	case !y.ran() && (y.verb.name != "start, idle" || !y.client.over() || y.struck):
-		// Before the command starts, the long limit of the set-up applies, and the test does not
-		// wait for it.
+		// Before the command starts, the long limit of the set-up applies, and the test does not wait for it.
 		y.pause(30 * time.Millisecond)
 		if y.rng.IntN(2) == 0 && !y.client.over() {
 			y.done = append(y.done, "SIGTERM to sbxrun")
@@ -996,9 +988,8 @@ func (c *call) startedID() string {
 	return told.ID
 }
 
-// soakServe is a verb of the soak: a call of a server of its own, with one warm room. The server
-// takes the role of sbxrun. The payload sees /out read-only, so its processes show that it runs,
-// and its output shows a breach.
+// soakServe is a verb of the soak: a call of a server of its own, with one warm room. The server takes the role of
+// sbxrun. The payload sees /out read-only, so its processes show that it runs, and its output shows a breach.
 const soakServe = "serve"
 
 // config writes the configuration of the try's server.
@@ -1119,9 +1110,8 @@ func TestKilledRandomly(t *testing.T) {
 	}
 }
 
-// The same with a terminal, whose state is restored. sbxrun does not lead the terminal's session,
-// just as below a shell: when a session leader dies, the kernel hangs up the terminal, and nobody
-// can restore it.
+// The same with a terminal, whose state is restored. sbxrun does not lead the terminal's session, just as below a
+// shell: when a session leader dies, the kernel hangs up the terminal, and nobody can restore it.
 func TestKilledRandomlyTerminal(t *testing.T) {
 	ptmx, tty, err := pty.Open()
 	check.Must(t, err)

@@ -77,8 +77,7 @@ func TestStateInodes(t *testing.T) {
 	check.That(t, worked, "14 inodes are not enough for a sandbox")
 }
 
-// When the state directory fills up while a busy sandbox runs, its deadline holds, and kill and
-// exec work.
+// When the state directory fills up while a busy sandbox runs, its deadline holds, and kill and exec work.
 func TestStateFillsUp(t *testing.T) {
 	for _, end := range []struct {
 		name  string
@@ -190,8 +189,7 @@ func TestStateDenied(t *testing.T) {
 	e.clean()
 }
 
-// trap is a directory outside the state directory that planted links point to. Nothing in it may
-// change.
+// trap is a directory outside the state directory that planted links point to. Nothing in it may change.
 type trap struct {
 	t      testing.TB
 	dir    string
@@ -253,8 +251,7 @@ func TestStatePlanted(t *testing.T) {
 					{"wait", "--timeout", "0.02", b.ID}, {"cleanup", "--dry-run"}} {
 					s := e.do(args...)
 					p.untouched(s)
-					// Without its lock a sandbox counts as lost, and its own supervisor ends it
-					// 300 ms after the start.
+					// Without its lock a sandbox counts as lost, and its own supervisor ends it 300 ms after the start.
 					check.Require(t, !harness.Exited(b.PID) || file == "lock", "%s: the sandbox was ended by %v", what, s)
 					if s.code != 0 && !(file == "lock" && s.code == 137) { // 137 is its own code then
 						e.refused(s, 124, 125, 137)
@@ -403,8 +400,7 @@ func TestStateGarbageRecord(t *testing.T) {
 	e.cleared()
 }
 
-// Damaged files of a running sandbox: commands work or fail with one line, and the supervisor ends
-// it.
+// Damaged files of a running sandbox: commands work or fail with one line, and the supervisor ends it.
 func TestStateGarbageFiles(t *testing.T) {
 	for what, text := range garbage() {
 		e := newEnv(t)

@@ -75,9 +75,8 @@ func TestStoppedBelow(t *testing.T) {
 	}
 }
 
-// A signal to sbxrun ends a run whose keeper, monitor, room or init was stopped during set-up,
-// long before the limit of 30 s. A stopped keeper gets half a second; if the command has already
-// started, as long as the proof timeout.
+// A signal to sbxrun ends a run whose keeper, monitor, room or init was stopped during set-up, long before the limit of
+// 30 s. A stopped keeper gets half a second; if the command has already started, as long as the proof timeout.
 func TestStoppedEarly(t *testing.T) {
 	for _, victim := range []int{roleKeeper, roleMonitor, roleRoom, roleInit} {
 		t.Run(roleNames[victim], func(t *testing.T) {
@@ -90,8 +89,7 @@ func TestStoppedEarly(t *testing.T) {
 				r.hit(pids, victim, unix.SIGSTOP)
 				r.signal(unix.SIGTERM)
 				r.briefly(10 * time.Second)
-				// Before sbxrun handles signals, a signal kills it, and the keeper ends the rest
-				// soon after.
+				// Before sbxrun handles signals, a signal kills it, and the keeper ends the rest soon after.
 				r.killed = r.killed || r.cmd.ProcessState.ExitCode() < 0
 				o := r.wait()
 				check.That(t, o.code == 128+15 || o.signal == unix.SIGTERM, "want canceled: %v", o)
@@ -183,8 +181,7 @@ func TestKilledPayload(t *testing.T) {
 	check.That(t, o.report == nil || o.report.Teardown.Strays != 0, "it had left a process behind: %v", o)
 }
 
-// When the proof timeout is shorter than the teardown, everything still exits and is reaped, by
-// the keeper alone.
+// When the proof timeout is shorter than the teardown, everything still exits and is reaped, by the keeper alone.
 func TestUnprovenGoes(t *testing.T) {
 	tree := []string{"sh", "-c", "i=0; while [ $i -lt 200 ]; do sleep 600 & i=$((i+1)); done; : >/out/ran; wait"}
 	for range scaled(t, 4) {
@@ -241,8 +238,7 @@ func TestUnprovenReturns(t *testing.T) {
 	check.That(t, took >= patience && took <= patience+max(patience, harness.Slack)/2, "sbxrun ended %v after it was told, with a proof timeout of %v", took, patience)
 }
 
-// sbxrun reports the command's exit at once, even while orphans arrive faster than init can reap
-// them.
+// sbxrun reports the command's exit at once, even while orphans arrive faster than init can reap them.
 func TestOrphansWithoutEnd(t *testing.T) {
 	lasting := harness.Scaled(4 * time.Second)
 	r := start(t, options{}, "--env", actEnv+"=breed", "--ro-bind", actor(t)+":/actor", "--seccomp", "off", "--timeout", (2 * lasting).String(), "--", "/actor", strconv.FormatInt(lasting.Milliseconds(), 10))
@@ -276,8 +272,7 @@ func breed(lasting string) int {
 	if unix.SchedSetaffinity(0, &cpu) != nil || unix.SchedSetaffinity(1, &cpu) != nil {
 		return 3
 	}
-	// Exiting processes leave their session's share (sched(7), autogroup) and would slow down
-	// other tests.
+	// Exiting processes leave their session's share (sched(7), autogroup) and would slow down other tests.
 	if unix.Setpriority(unix.PRIO_PROCESS, 0, 19) != nil {
 		return 3
 	}

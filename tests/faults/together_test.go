@@ -15,18 +15,16 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// together is the longest time from the start of a run to its kill. Within it an idle machine
-// starts the command.
+// together is the longest time from the start of a run to its kill. Within it an idle machine starts the command.
 func (e *env) together() time.Duration {
 	e.t.Helper()
 	const idle = 15 * time.Millisecond
 	return max(idle, 3*e.ok("run", "true").took/2)
 }
 
-// When sbxrun and its keeper are killed at once, no one is left to end the rest. The command still
-// never runs on, because init asks to die with the keeper before it releases the command. PID 1 of
-// a room may stay if it had not yet asked to die with its monitor (bubblewrap #633); one cleanup
-// finds and ends it.
+// When sbxrun and its keeper are killed at once, no one is left to end the rest. The command still never runs on,
+// because init asks to die with the keeper before it releases the command. PID 1 of a room may stay if it had not yet
+// asked to die with its monitor (bubblewrap #633); one cleanup finds and ends it.
 func TestTogether(t *testing.T) {
 	t.Run("sbxrun first", func(t *testing.T) { killTogether(t, pair{sbxrunFirst: true}) })
 	t.Run("keeper first", func(t *testing.T) { killTogether(t, pair{}) })

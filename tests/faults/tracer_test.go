@@ -137,9 +137,8 @@ func (tr *tracer) loop() error {
 	}
 }
 
-// first resumes a new task. The tracer follows threads, and forks that lead to the victim. It
-// detaches from everything else, also from the SIGSTOP with which a traced process is born and
-// which would outlive the tracer.
+// first resumes a new task. The tracer follows threads, and forks that lead to the victim. It detaches from everything
+// else, also from the SIGSTOP with which a traced process is born and which would outlive the tracer.
 func (tr *tracer) first(pid int, t *task) {
 	options := unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACESYSGOOD
 	switch {
@@ -178,8 +177,7 @@ func (tr *tracer) stopped(pid int, t *task, ws syscall.WaitStatus, early map[int
 	tr.resume(pid, t, int(sig))
 }
 
-// born records a new task: a thread of the same process, or the next process that this one
-// creates.
+// born records a new task: a thread of the same process, or the next process that this one creates.
 func (tr *tracer) born(child int, parent *task, event int, early map[int]bool) {
 	t := &task{role: parent.role, process: parent.process, births: parent.births}
 	if event != unix.PTRACE_EVENT_CLONE {

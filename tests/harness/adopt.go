@@ -10,9 +10,8 @@ import (
 	"github.com/sbxrun/sbxrun/tests/check"
 )
 
-// Adopted is a process that becomes a child of the test process because its parent exits first: a
-// supervisor, or the keeper of an sbxrun that the test kills. The harness reaps it, as an ordinary
-// PID 1 would; it reaps no other orphan.
+// Adopted is a process that becomes a child of the test process because its parent exits first: a supervisor, or the
+// keeper of an sbxrun that the test kills. The harness reaps it, as an ordinary PID 1 would; it reaps no other orphan.
 type Adopted struct {
 	*Target
 	Status unix.WaitStatus // after Reaped

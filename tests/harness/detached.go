@@ -61,8 +61,7 @@ func (b *Sandbox) Detach(flags []string, command ...string) *Detached {
 	return d
 }
 
-// Ended waits until the detached exec ends, asserts that all its processes have exited, and reads
-// its report.
+// Ended waits until the detached exec ends, asserts that all its processes have exited, and reads its report.
 func (d *Detached) Ended() *Report {
 	d.t.Helper()
 	d.gone()

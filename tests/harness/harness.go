@@ -1,5 +1,4 @@
-// Package harness runs the built sbxrun for the tests and asserts, after every run, that all its
-// processes have exited.
+// Package harness runs the built sbxrun for the tests and asserts, after every run, that all its processes have exited.
 //
 // The harness knows a run's processes by
 //
@@ -49,8 +48,7 @@ type T interface {
 const slow = "SBXRUN_TESTS_SLOW"
 
 var (
-	// Bound is the time limit of a run unless its Options have another. It is far above what any
-	// run needs.
+	// Bound is the time limit of a run unless its Options have another. It is far above what any run needs.
 	Bound = Scaled(60 * time.Second)
 
 	// Slack is added to every upper bound of a measured time, because the machine may be busy.
@@ -59,8 +57,7 @@ var (
 	// settle is how long what a killed sbxrun could not wait for may take to end.
 	settle = Scaled(10 * time.Second)
 
-	// reap is how long an orphan may exist. Those that end by themselves take milliseconds, and
-	// zombies stay for ever.
+	// reap is how long an orphan may exist. Those that end by themselves take milliseconds, and zombies stay for ever.
 	reap = Scaled(2 * time.Second)
 )
 
@@ -78,14 +75,12 @@ func Scaled(d time.Duration) time.Duration {
 	return time.Duration(factor * float64(d))
 }
 
-// Deadline returns a --timeout for a command that needs some time before its deadline. On a slow
-// machine it grows by a sixth as much as time limits do, because tests wait for it. [InTime] finds
-// a sufficient one.
+// Deadline returns a --timeout for a command that needs some time before its deadline. On a slow machine it grows by a
+// sixth as much as time limits do, because tests wait for it. [InTime] finds a sufficient one.
 func Deadline(d time.Duration) time.Duration { return d + (Scaled(d)-d)/6 }
 
-// Proof returns flags that raise the proof timeout on a slow or busy machine: a killed process
-// needs the CPU once more to exit, and Linux before 6.18.45 may delay it for seconds
-// (docs/concepts/lifecycle.md, "A busy machine").
+// Proof returns flags that raise the proof timeout on a slow or busy machine: a killed process needs the CPU once more
+// to exit, and Linux before 6.18.45 may delay it for seconds (docs/concepts/lifecycle.md, "A busy machine").
 func Proof() []string {
 	const byDefault = 5 * time.Second // default of --proof-timeout
 	if d := Scaled(byDefault); d > byDefault {
@@ -100,8 +95,7 @@ func Main(m *testing.M) {
 }
 
 func run(m *testing.M) (code int) {
-	// Most tests wait for deadlines, so by default more of them run in parallel than there are
-	// processors.
+	// Most tests wait for deadlines, so by default more of them run in parallel than there are processors.
 	flag.Parse()
 	asked := false
 	flag.Visit(func(f *flag.Flag) { asked = asked || f.Name == "test.parallel" })
@@ -129,10 +123,9 @@ func run(m *testing.M) (code int) {
 	return code
 }
 
-// ownTerms undoes what the test process has inherited, so that sbxrun does not inherit it:
-// descriptors above 2 (flock(1) leaves its own open) and ignored signals (nohup(1) ignores SIGHUP;
-// a shell ignores SIGINT and SIGQUIT in the background). Go resets all signals but SIGHUP and
-// SIGINT itself.
+// ownTerms undoes what the test process has inherited, so that sbxrun does not inherit it: descriptors above 2
+// (flock(1) leaves its own open) and ignored signals (nohup(1) ignores SIGHUP; a shell ignores SIGINT and SIGQUIT in
+// the background). Go resets all signals but SIGHUP and SIGINT itself.
 func ownTerms() error {
 	for _, s := range []os.Signal{unix.SIGHUP, unix.SIGINT} {
 		if signal.Ignored(s) {
@@ -274,8 +267,7 @@ func newMarker() string {
 	return hex.EncodeToString(b[:])
 }
 
-// Until polls until a condition holds, and fails the test after a time limit. what completes
-// "waited in vain for".
+// Until polls until a condition holds, and fails the test after a time limit. what completes "waited in vain for".
 func Until(t T, bound time.Duration, what string, holds func() bool) {
 	t.Helper()
 	check.Require(t, holdsBy(time.Now().Add(bound), holds), "waited %v in vain for %s", bound, what)

@@ -113,8 +113,7 @@ func Namespace(pid int) uint64 {
 	return st.Ino
 }
 
-// PIDs returns the PIDs of a process in each PID namespace, from the test's inwards; nil if
-// it has been reaped.
+// PIDs returns the PIDs of a process in each PID namespace, from the test's inwards; nil if it has been reaped.
 func PIDs(pid int) []string { return status(pid, "NSpid:") }
 
 // Namespaces are PID namespaces that a test has seen. Holding them open keeps the kernel from
@@ -189,9 +188,8 @@ func AllPIDs() (pids []int) {
 	return pids
 }
 
-// Find searches /proc for processes with a marker in their environment or command line, and
-// for those in PID namespaces of the run. It cannot read the environment of another user's
-// process; those are found by namespace, or as orphans.
+// Find searches /proc for processes with a marker in their environment or command line, and for those in PID namespaces
+// of the run. It cannot read the environment of another user's process; those are found by namespace, or as orphans.
 func Find(marker string, ours func(inode uint64) bool) (found []Proc) {
 	buf := words.Get().(*[256 << 10]byte)
 	defer words.Put(buf)
@@ -443,9 +441,8 @@ func orphansBy(marker string, deadline time.Time) (found []Proc) {
 	return found
 }
 
-// end kills a process that a failed run has left, so that it does not disturb other tests.
-// It opens the pidfd before comparing identities, so it never kills a process that got the
-// same PID.
+// end kills a process that a failed run has left, so that it does not disturb other tests. It opens the pidfd before
+// comparing identities, so it never kills a process that got the same PID.
 func end(p Proc) {
 	target, err := Open(p.PID)
 	if err != nil {

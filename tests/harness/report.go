@@ -119,8 +119,7 @@ func (r *Report) Raw() []byte {
 	return r.raw
 }
 
-// Value returns the member at a path such as payload.signal or argv.0 as JSON, a string without
-// quotes, or "absent".
+// Value returns the member at a path such as payload.signal or argv.0 as JSON, a string without quotes, or "absent".
 func (r *Report) Value(path string) string {
 	var at any
 	if err := json.Unmarshal(r.raw, &at); err != nil {

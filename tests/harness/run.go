@@ -34,8 +34,7 @@ type Options struct {
 	Bare bool
 	// Wrap is a command that executes sbxrun; sbxrun and its arguments follow.
 	Wrap []string
-	// Stdin is sbxrun's stdin; nil is /dev/null. A file is passed as it is, anything else is
-	// written to a pipe.
+	// Stdin is sbxrun's stdin; nil is /dev/null. A file is passed as it is, anything else is written to a pipe.
 	Stdin io.Reader
 	// Stdout and Stderr replace the pipes that are read into Result.
 	Stdout, Stderr *os.File
@@ -163,8 +162,7 @@ func TryStart(t T, o Options, args ...string) (*Process, error) {
 // Path is the PATH of a run: the directories of the distribution.
 const Path = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
-// Bwrap returns the environment variable that names the bwrap to test; empty for the installed
-// one.
+// Bwrap returns the environment variable that names the bwrap to test; empty for the installed one.
 func Bwrap() string { return "SBXRUN_BWRAP=" + os.Getenv("SBXRUN_BWRAP") }
 
 // arguments adds the harness's flags, after the name of the command if there is one.
@@ -252,8 +250,7 @@ func (p *Process) watch() {
 			if err != nil {
 				continue // it has just exited
 			}
-			// Check again with the namespace held: the PIDs of this process and of sbxrun may have
-			// been reused.
+			// Check again with the namespace held: the PIDs of this process and of sbxrun may have been reused.
 			var st unix.Stat_t
 			if unix.Fstat(int(held.Fd()), &st) == nil && st.Ino != host && st.Ino != outer && isBelow(pid, p.PID) && p.cmd.Process.Signal(syscall.Signal(0)) == nil {
 				p.ns, p.held = st.Ino, held
@@ -342,8 +339,7 @@ func (p *Process) role(role int) int {
 	return first(init)
 }
 
-// Role waits for one of the run's processes and opens a pidfd for it. It fails the test if sbxrun
-// exits first.
+// Role waits for one of the run's processes and opens a pidfd for it. It fails the test if sbxrun exits first.
 func (p *Process) Role(role int) *Target {
 	p.t.Helper()
 	var target *Target
@@ -426,8 +422,7 @@ func (p *Process) bound() time.Duration {
 	return Bound
 }
 
-// Command runs another command than sbxrun to its end, at most for a time limit, and returns its
-// combined output.
+// Command runs another command than sbxrun to its end, at most for a time limit, and returns its combined output.
 func Command(t T, cmd *exec.Cmd, bound time.Duration) (string, error) {
 	t.Helper()
 	r, w, err := os.Pipe()
@@ -636,8 +631,7 @@ func memory(pid int, name string) int64 {
 	return kib << 10
 }
 
-// status returns the words of a line of /proc/PID/status after its name; none if the process was
-// reaped.
+// status returns the words of a line of /proc/PID/status after its name; none if the process was reaped.
 func status(pid int, name string) []string {
 	data, _ := os.ReadFile(procFile(pid, "status"))
 	_, rest, _ := strings.Cut(string(data), "\n"+name)

@@ -118,8 +118,7 @@ func (b *Sandbox) Alive() {
 	}
 }
 
-// Ended waits until the sandbox's supervisor exits, and asserts that all its processes have
-// exited.
+// Ended waits until the sandbox's supervisor exits, and asserts that all its processes have exited.
 func (b *Sandbox) Ended() Record {
 	b.State.T.Helper()
 	b.AwaitEnd()
@@ -236,8 +235,7 @@ func (b *Sandbox) gone() {
 	goneBy(b.State.T, b.Marker, b.NS, deadline)
 }
 
-// goneBy asserts that all processes of a run or a sandbox have exited, and kills those that have
-// not.
+// goneBy asserts that all processes of a run or a sandbox have exited, and kills those that have not.
 func goneBy(t T, marker string, ns uint64, deadline time.Time) {
 	t.Helper()
 	var left []Proc

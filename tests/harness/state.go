@@ -12,8 +12,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/check"
 )
 
-// State is a state directory of one test. At the end of the test it kills all its sandboxes, and
-// asserts that
+// State is a state directory of one test. At the end of the test it kills all its sandboxes, and asserts that
 //
 //   - all their processes have exited, and every supervisor with 0;
 //   - after sbxrun cleanup the directory contains only its lock and no names.

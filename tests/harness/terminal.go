@@ -26,8 +26,7 @@ func Said(t T, start func(Options) *Process) (r *Result, text string) {
 	return r, strings.ReplaceAll(<-read, "\r\n", "\n")
 }
 
-// Ours returns the lines that sbxrun itself has written, without colours that others have left
-// before them.
+// Ours returns the lines that sbxrun itself has written, without colours that others have left before them.
 func Ours(text string) (lines []string) {
 	for line := range strings.Lines(text) {
 		if _, line, ok := strings.Cut(strings.TrimSpace(line), "sbxrun: "); ok {
