@@ -156,7 +156,11 @@ func word(ctx *kong.DecodeContext, target reflect.Value) error {
 		begin := c[:strings.Index(c, "=")+1]
 		return text == c || begin != "" && strings.HasPrefix(text, begin)
 	}):
-		return fmt.Errorf("invalid value %q: want %s", text, or(choices))
+		hint := ""
+		if ctx.Value.Name == "output-limit" && new(values.Maximum).UnmarshalText([]byte(text)) == nil {
+			hint = "; --max-output " + text + " sets the size"
+		}
+		return fmt.Errorf("invalid value %q: want %s%s", text, or(choices), hint)
 	}
 	return decode(target, text)
 }

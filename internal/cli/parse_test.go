@@ -203,6 +203,8 @@ func TestParseErrors(t *testing.T) {
 		{"run --report= x", "--report: the value is empty"},
 		{"run --workdir= --report r x", "--workdir: the value is empty"},
 		{"run --json=maybe x", "--json: takes no value"},
+		{"run --output-limit 64K x", `--output-limit: invalid value "64K": want kill or truncate; --max-output 64K sets the size`},
+		{"run --output-limit drop x", `--output-limit: invalid value "drop": want kill or truncate`},
 		{"run --net bogus x", `--net: invalid value "bogus": want none, host or allow=HOST[:PORT],...`},
 		{"run --on-pressure= x", "--on-pressure: the value is empty"},
 		{"start --name= x", "--name: the value is empty"},
