@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path"
 	"slices"
 	"strings"
@@ -61,7 +62,7 @@ func lsCommand(args []string, begin time.Time) int {
 }
 
 // meant returns a hint for a command that was not found: an argument of timeout(1) or docker, a file outside PATH, a
-// shell builtin, or a misspelled command of sbxrun. It returns "" for other words.
+// shell builtin, or a misspelled command of sbxrun. It returns "" for other words and for programs of the host.
 func meant(word string, tty bool) string {
 	hint, similar := cli.Instead(word)
 	if hint != "" {
@@ -88,6 +89,9 @@ func meant(word string, tty bool) string {
 	}
 	if st, err := os.Stat(word); err == nil && !strings.Contains(word, "/") && st.Mode().IsRegular() {
 		return "use ./" + word + " for a file in the current directory"
+	}
+	if _, err := exec.LookPath(word); err == nil {
+		return "" // an image lacks it
 	}
 	return similar
 }
