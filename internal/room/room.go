@@ -105,15 +105,15 @@ func (p *Plan) start(ctx context.Context, r *Room, mounts []*os.File, stdio [3]*
 // identify reads the PID of the room's PID 1 and verifies it. It must not be signalled before.
 func (r *Room) identify(ctx context.Context, info *os.File, deadline time.Time) error {
 	stop := proc.ReadUntil(ctx, info, deadline)
-	child, err := readStatus(info)
+	pid, ns, err := readStatus(info)
 	stop()
 	if err != nil {
 		return err
 	}
-	if r.Room, err = proc.Open(child.pid); err != nil {
-		return fmt.Errorf("bwrap's child %d: %w", child.pid, err)
+	if r.Room, err = proc.Open(pid); err != nil {
+		return fmt.Errorf("bwrap's child %d: %w", pid, err)
 	}
-	r.RoomNS = child.pidNS
+	r.RoomNS = ns
 	return r.verify()
 }
 

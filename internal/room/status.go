@@ -10,44 +10,21 @@ import (
 // maxStatus limits the size of the status; bwrap writes about 250 bytes.
 const maxStatus = 64 << 10
 
-// statusChild is the room's PID 1.
-type statusChild struct {
-	pid   int    // as seen from here; to be verified
-	pidNS uint64 // inode of its PID namespace
-}
-
-// readStatus reads a JSON object from bwrap's --info-fd. The object may arrive in several writes and have unknown
-// members. readStatus returns io.EOF if bwrap exited first.
-func readStatus(r io.Reader) (statusChild, error) {
-	dec := json.NewDecoder(io.LimitReader(r, maxStatus))
-	for {
-		var m struct {
-			PID   *int64  `json:"child-pid"`
-			PIDNS *uint64 `json:"pid-namespace"`
-		}
-		if err := dec.Decode(&m); err != nil {
-			return statusChild{}, streamError(err)
-		}
-		if m.PID == nil {
-			continue
-		}
-		if *m.PID <= 1 || *m.PID > 1<<22 {
-			return statusChild{}, fmt.Errorf("bwrap's status names the impossible pid %d", *m.PID)
-		}
-		if m.PIDNS == nil || *m.PIDNS == 0 {
-			return statusChild{}, errors.New("bwrap's status names no PID namespace")
-		}
-		return statusChild{pid: int(*m.PID), pidNS: *m.PIDNS}, nil
+// readStatus reads the JSON object that bwrap writes to --info-fd: the PID of the room's PID 1 as seen from here, which
+// the caller verifies, and the inode of its PID namespace. It returns io.EOF if bwrap exited first.
+func readStatus(r io.Reader) (pid int, ns uint64, err error) {
+	var m struct {
+		PID int    `json:"child-pid"`
+		NS  uint64 `json:"pid-namespace"`
 	}
-}
-
-// streamError maps an error of the JSON decoder. A truncated object becomes io.EOF, because bwrap died while writing it.
-func streamError(err error) error {
+	err = json.NewDecoder(io.LimitReader(r, maxStatus)).Decode(&m)
 	switch {
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		return io.EOF
-	case errors.As(err, new(*json.SyntaxError)), errors.As(err, new(*json.UnmarshalTypeError)):
-		return errors.New("bwrap's status is not what bubblewrap writes")
+	case err == io.EOF, errors.Is(err, io.ErrUnexpectedEOF):
+		return 0, 0, io.EOF
+	case err != nil:
+		return 0, 0, fmt.Errorf("read bwrap's status: %w", err)
+	case m.PID <= 1 || m.PID > 1<<22 || m.NS == 0:
+		return 0, 0, fmt.Errorf("bwrap's status names the impossible pid %d in PID namespace %d", m.PID, m.NS)
 	}
-	return err
+	return m.PID, m.NS, nil
 }
