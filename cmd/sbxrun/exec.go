@@ -166,7 +166,7 @@ func (x *execution) entry(use *sandbox.Use) (*enter.Entry, error) {
 	if _, given := set.Lookup("PYTHONUNBUFFERED"); (x.flags.JSON || x.flags.Detach) && !given {
 		set.Put(values.Var{Name: "PYTHONUNBUFFERED", Value: "1"}) // as in a sandbox with a command, see room.Policy
 	}
-	return use.Entry(x.argv, set, x.flags.Workdir, x.flags.Tty)
+	return use.Entry(x.argv, set, x.flags.Workdir, x.flags.Tty), nil
 }
 
 // begin creates the record of a detached command before anything is started, so that a full disk is an error.

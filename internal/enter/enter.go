@@ -198,8 +198,8 @@ func (e *Entry) layLimits(s *helper.Script) {
 	}
 }
 
-// layFilter loads the filter for system calls; nil for none.
-func layFilter(s *helper.Script, f *seccomp.Filter) {
+// layFilter loads the filter for system calls.
+func layFilter(s *helper.Script, f seccomp.Filter) {
 	program := f.Program()
 	if len(program) == 0 {
 		return

@@ -44,7 +44,7 @@ type Entry struct {
 	// Confirm makes [Exec.Running] wait for the execve(2).
 	Confirm bool
 	Bounds  proc.Bounds
-	Filter  *seccomp.Filter // for system calls
+	Filter  seccomp.Filter // for system calls
 	// Fresh are directories that are new for each command of a [Maker], so that no command sees files of another. They are
 	// mounted in this order.
 	Fresh []Tmpfs

@@ -18,6 +18,7 @@ import (
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
+	"github.com/sbxrun/sbxrun/internal/seccomp"
 	"github.com/sbxrun/sbxrun/internal/supervise"
 	"github.com/sbxrun/sbxrun/tests/check"
 	"github.com/sbxrun/sbxrun/tests/harness"
@@ -49,7 +50,7 @@ func unharmed(t *testing.T, sb *room.Room) {
 }
 
 func entry(sb *room.Room, command ...string) *enter.Entry {
-	return &enter.Entry{Cred: sb.Cred, HostNet: sb.HostNet, Command: command, Path: "/usr/bin:/bin", Env: []string{"PATH=/usr/bin:/bin", "PWD=/tmp"}, Workdir: "/tmp"}
+	return &enter.Entry{Cred: sb.Cred, HostNet: sb.HostNet, Command: command, Path: "/usr/bin:/bin", Env: []string{"PATH=/usr/bin:/bin", "PWD=/tmp"}, Workdir: "/tmp", Filter: seccomp.Off}
 }
 
 func shell(sb *room.Room, script string) *enter.Entry { return entry(sb, "sh", "-c", script) }

@@ -30,8 +30,13 @@ func (p *Plan) build(pol *Policy) error {
 	if n := len(p.words); n > maxWords {
 		return &result.Error{Code: "too-many-words", Message: fmt.Sprintf("%d words for binds are more than bubblewrap takes", n), Hint: "bind the directory above"}
 	}
-	if !pol.NoFilter {
-		p.filter = &seccomp.Filter{Namespaces: !p.noUserns}
+	switch {
+	case pol.NoFilter:
+		p.filter = seccomp.Off
+	case p.noUserns:
+		p.filter = seccomp.Default
+	default:
+		p.filter = seccomp.Namespaces
 	}
 	return nil
 }

@@ -46,7 +46,7 @@ type Plan struct {
 	hostNet   bool
 	ownNet    bool // the command has its own network namespace, and the room the caller's
 	terminal  bool
-	filter    *seccomp.Filter // nil for none
+	filter    seccomp.Filter
 }
 
 // Caller describes the calling process.

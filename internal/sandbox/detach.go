@@ -15,6 +15,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/cleanup/result"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/state"
 )
 
 // A detached command (start, and exec --detach) is run by another sbxrun process in the background. The calling
@@ -61,15 +62,6 @@ type Caller struct {
 	told   atomic.Bool
 }
 
-// words converts strings to bytes or back.
-func words[To, From string | []byte](list []From) []To {
-	out := make([]To, 0, len(list))
-	for _, w := range list {
-		out = append(out, To(w))
-	}
-	return out
-}
-
 // Spawn runs a command of this program in the background, with this process's environment, and waits for the
 // report, however long that takes. After an error, or a report with an error, the process has exited.
 func Spawn(command string, args []string) (said Handover, err error) {
@@ -109,7 +101,7 @@ func Spawn(command string, args []string) (said Handover, err error) {
 	defer close(told)
 	go endStopped(cmd.Process, told)
 	// A long assignment blocks until it is read.
-	if err := json.NewEncoder(ours).Encode(assignment{command, words[[]byte](args), words[[]byte](os.Environ())}); err != nil {
+	if err := json.NewEncoder(ours).Encode(assignment{command, state.Convert[[]byte](args), state.Convert[[]byte](os.Environ())}); err != nil {
 		return said, fmt.Errorf("the supervisor exited before reporting: %w", err)
 	}
 	if err := json.NewDecoder(io.LimitReader(ours, 1<<20)).Decode(&said); err != nil {
@@ -152,12 +144,12 @@ func Receive() (c *Caller, command string, args []string, err error) {
 	}
 	// Replace the environment of this process by the caller's.
 	os.Clearenv()
-	for _, pair := range words[string](a.Env) {
+	for _, pair := range state.Convert[string](a.Env) {
 		if name, value, ok := strings.Cut(pair, "="); ok {
 			_ = os.Setenv(name, value) // it was valid in the caller
 		}
 	}
-	return c, a.Command, words[string](a.Args), nil
+	return c, a.Command, state.Convert[string](a.Args), nil
 }
 
 // OrElse calls giveUp if the caller dies before the report.

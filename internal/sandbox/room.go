@@ -67,7 +67,7 @@ func NewRoom(ctx context.Context, plan *room.Plan, parts *Parts, o supervise.Opt
 // accessOf returns how to enter a plan's room.
 func accessOf(plan *room.Plan, group *limits.Group, processes limits.Request) state.Room {
 	entry := plan.Entry()
-	a := state.Room{User: proc.Cred{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}, Net: string(room.NetNone), Dir: entry.Workdir, Filter: entry.Filter.Name(), Env: entry.Env, Limits: processes}
+	a := state.Room{User: proc.Cred{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}, Net: string(room.NetNone), Dir: entry.Workdir, Filter: entry.Filter, Env: entry.Env, Limits: processes}
 	if entry.Cred != nil {
 		a.User = *entry.Cred
 	}
@@ -103,10 +103,7 @@ func (u *Use) Start(ctx context.Context, args, env []string, dir string, o super
 	if err == nil {
 		err = all.PutPairs(env)
 	}
-	c.Place.Room = u.Room
-	if err == nil {
-		c.Place.Entry, err = u.Entry(args, all, dir, false)
-	}
+	c.Place.Room, c.Place.Entry = u.Room, u.Entry(args, all, dir, false)
 	if err == nil {
 		c.Planned, err = limits.For(o.Limits, true, u.Access.Cgroups, u.Access.Limits)
 	}

@@ -12,7 +12,6 @@ import (
 	"github.com/sbxrun/sbxrun/internal/enter"
 	"github.com/sbxrun/sbxrun/internal/proc"
 	"github.com/sbxrun/sbxrun/internal/room"
-	"github.com/sbxrun/sbxrun/internal/seccomp"
 	"github.com/sbxrun/sbxrun/internal/state"
 	"github.com/sbxrun/sbxrun/internal/values"
 	"github.com/sbxrun/sbxrun/internal/workspace"
@@ -154,16 +153,12 @@ func (u *Use) Env() (set values.Environment) {
 }
 
 // Entry returns the entry for a command in the sandbox; workdir "" means the sandbox's own.
-func (u *Use) Entry(argv []string, env values.Environment, workdir string, terminal bool) (*enter.Entry, error) {
+func (u *Use) Entry(argv []string, env values.Environment, workdir string, terminal bool) *enter.Entry {
 	if workdir == "" {
 		workdir = u.Access.Dir
 	}
 	env.Put(values.Var{Name: "PWD", Value: workdir})
 	path, _ := env.Lookup("PATH")
-	filter, err := seccomp.ByName(u.Access.Filter)
-	if err != nil {
-		return nil, err
-	}
 	return &enter.Entry{
 		Cred:     u.Access.Cred(),
 		HostNet:  u.Access.Net == string(room.NetHost),
@@ -172,8 +167,8 @@ func (u *Use) Entry(argv []string, env values.Environment, workdir string, termi
 		Env:      values.Pairs(env.Vars()),
 		Workdir:  workdir,
 		Terminal: terminal,
-		Filter:   filter,
-	}, nil
+		Filter:   u.Access.Filter,
+	}
 }
 
 // Refused returns the hosts that commands in the sandbox have asked for and that its network list does not

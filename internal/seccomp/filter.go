@@ -14,44 +14,23 @@ package seccomp
 
 import (
 	"cmp"
-	"fmt"
 	"runtime"
 	"slices"
 
 	"golang.org/x/sys/unix"
 )
 
-// Filter selects the refused calls.
-type Filter struct {
+// Filter selects the refused calls. An empty or unknown Filter is the strictest, Namespaces.
+type Filter string
+
+const (
+	Off     Filter = "off" // no filter
+	Default Filter = "default"
 	// Namespaces also refuses to create user namespaces and to enter any namespace, for machines where bubblewrap
 	// cannot disable them. clone3 then fails with ENOSYS, because a filter cannot read its arguments; C libraries
 	// fall back to clone.
-	Namespaces bool
-}
-
-// Name returns a name of the filter for [ByName]; "off" for nil, no filter.
-func (f *Filter) Name() string {
-	switch {
-	case f == nil:
-		return "off"
-	case f.Namespaces:
-		return "namespaces"
-	}
-	return "default"
-}
-
-// ByName returns the filter with this [Filter.Name].
-func ByName(name string) (*Filter, error) {
-	switch name {
-	case "off":
-		return nil, nil
-	case "namespaces":
-		return &Filter{Namespaces: true}, nil
-	case "default":
-		return &Filter{}, nil
-	}
-	return nil, fmt.Errorf("unknown seccomp filter %.20q", name)
-}
+	Namespaces Filter = "namespaces"
+)
 
 // architecture is a set of system call numbers. Most kernels also run programs of the 32-bit sibling.
 type architecture struct {
@@ -77,15 +56,15 @@ func architectures(goarch string) []architecture {
 	return []architecture{{x86_64, unix.AUDIT_ARCH_X86_64}, {i386, unix.AUDIT_ARCH_I386}}
 }
 
-// Program returns the filter in the kernel's form; nil for no filter.
-func (f *Filter) Program() []unix.SockFilter {
-	if f == nil {
+// Program returns the filter in the kernel's form; nil for Off.
+func (f Filter) Program() []unix.SockFilter {
+	if f == Off {
 		return nil
 	}
 	return f.program(runtime.GOARCH)
 }
 
-func (f *Filter) program(goarch string) program {
+func (f Filter) program(goarch string) program {
 	p := make(program, 0, 420) // allocate once: every payload needs it
 	// Jumps to the rules, which the architectures share.
 	var ways [2 * rules]struct {
@@ -97,7 +76,7 @@ func (f *Filter) program(goarch string) program {
 	for _, a := range architectures(goarch) {
 		p.jump(unix.BPF_JEQ, a.audit, 1, 0)
 		other := p.add(unix.BPF_JMP|unix.BPF_JA, 0)
-		calls := p.judge(a, f.Namespaces)
+		calls := p.judge(a, f != Default)
 		for r := range rules {
 			at := len(p)
 			for _, c := range calls {

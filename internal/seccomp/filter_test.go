@@ -114,7 +114,7 @@ func TestJudge(t *testing.T) {
 		flags0:      {{[]uint32{unix.CLONE_NEWUSER | unix.CLONE_NEWNS}, refused}, {[]uint32{unix.CLONE_VM | unix.CLONE_THREAD}, allow}},
 	}
 	for _, a := range all {
-		for _, f := range []Filter{{}, {Namespaces: true}} {
+		for _, f := range []Filter{Default, Namespaces} {
 			seen := map[uint32]bool{}
 			for _, r := range table {
 				number := r.number[a.column]
@@ -124,7 +124,7 @@ func TestJudge(t *testing.T) {
 				seen[number] = true
 				for _, j := range cases[r.rule] {
 					want := j.want
-					if r.rule >= refuseSpace && !f.Namespaces {
+					if r.rule >= refuseSpace && f != Namespaces {
 						want = allow
 					}
 					check.Equal(t, judge(t, f, a.audit, number, j.args...), want, "%+v, %s%#o of %#x", f, r.name, j.args, a.audit)
@@ -140,11 +140,11 @@ func TestJudge(t *testing.T) {
 			}
 		}
 	}
-	check.Equal(t, judge(t, Filter{}, unix.AUDIT_ARCH_MIPS, 0), missing, "a call of another machine")
+	check.Equal(t, judge(t, Default, unix.AUDIT_ARCH_MIPS, 0), missing, "a call of another machine")
 	const x32 = 0x40000000 // marks the numbers of another ABI of x86-64
-	check.Equal(t, judge(t, Filter{}, unix.AUDIT_ARCH_X86_64, x32|1), missing, "x32")
+	check.Equal(t, judge(t, Default, unix.AUDIT_ARCH_X86_64, x32|1), missing, "x32")
 	for number, want := range map[uint32]uint32{armPrivate - 1: missing, armPrivate + 5: allow, armPrivate + 0x100: missing} {
-		check.Equal(t, judge(t, Filter{}, unix.AUDIT_ARCH_ARM, number), want, "%#x of ARM", number)
+		check.Equal(t, judge(t, Default, unix.AUDIT_ARCH_ARM, number), want, "%#x of ARM", number)
 	}
 }
 
@@ -157,15 +157,23 @@ func TestCoreLimit(t *testing.T) {
 				continue
 			}
 			for address, want := range map[uint64]uint32{0: unix.SECCOMP_RET_ALLOW, 16: ignored, 1 << 32: ignored} {
-				check.Equal(t, judgeWide(t, Filter{}, a.audit, r.number[a.column], 0, core, address, 16), want, "%s of %#x at %#x", r.name, a.audit, address)
+				check.Equal(t, judgeWide(t, Default, a.audit, r.number[a.column], 0, core, address, 16), want, "%s of %#x at %#x", r.name, a.audit, address)
 			}
 		}
 	}
 }
 
+// A filter that is not known refuses as much as possible.
+func TestUnknown(t *testing.T) {
+	for _, f := range []Filter{"", "none"} {
+		check.That(t, slices.Equal(f.Program(), Namespaces.Program()), "%q is less strict", f)
+	}
+	check.That(t, Off.Program() == nil, "off refuses calls")
+}
+
 // TestSize bounds the filter: the kernel compiles it for every payload.
 func TestSize(t *testing.T) {
-	for _, f := range []Filter{{}, {Namespaces: true}} {
+	for _, f := range []Filter{Default, Namespaces} {
 		if n := len(f.Program()); n > 420 {
 			t.Errorf("%+v: %d instructions", f, n)
 		} else {
@@ -274,7 +282,7 @@ func funcPC() uintptr {
 
 // TestKernel loads the filter for one thread and checks that the kernel applies it.
 func TestKernel(t *testing.T) {
-	program := (&Filter{Namespaces: true}).Program()
+	program := Namespaces.Program()
 	errs := make(chan error)
 	go func() {
 		defer close(errs)
@@ -300,6 +308,6 @@ func TestKernel(t *testing.T) {
 
 func BenchmarkProgram(b *testing.B) {
 	for range b.N {
-		(&Filter{Namespaces: true}).Program()
+		Namespaces.Program()
 	}
 }

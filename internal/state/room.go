@@ -6,6 +6,7 @@ import (
 
 	"github.com/sbxrun/sbxrun/internal/limits"
 	"github.com/sbxrun/sbxrun/internal/proc"
+	"github.com/sbxrun/sbxrun/internal/seccomp"
 )
 
 // Room describes how to enter a room. The library exports it, and the record of a sandbox contains it. As JSON it lacks Init.
@@ -14,7 +15,7 @@ type Room struct {
 	Init    *os.File       `json:"-"`      // pidfd of the room's PID 1
 	User    proc.Cred      `json:"user"`   // identity of the room's processes, as seen from outside
 	Net     string         `json:"net"`    // network of the room: "none", "host" for the caller's, or "allow" for listed hosts
-	Filter  string         `json:"filter"` // filter for system calls: "default", "namespaces" or "off"
+	Filter  seccomp.Filter `json:"filter"` // for system calls
 	Limits  limits.Request `json:"limits"` // of each process: FSize, NoFile, Stack, Nice and OOMScoreAdj; and CPUs, which they see
 	Cgroups []string       `json:"-"`      // directories of the room's cgroups, if it has limits
 	Env     []string       `json:"-"`      // NAME=VALUE
@@ -42,7 +43,7 @@ type fields Room // without methods
 
 // MarshalJSON implements [json.Marshaler].
 func (r Room) MarshalJSON() ([]byte, error) {
-	return json.Marshal(roomJSON{fields(r), convert[[]byte](r.Cgroups), convert[[]byte](r.Env), []byte(r.Dir)})
+	return json.Marshal(roomJSON{fields(r), Convert[[]byte](r.Cgroups), Convert[[]byte](r.Env), []byte(r.Dir)})
 }
 
 // UnmarshalJSON implements [json.Unmarshaler].
@@ -50,11 +51,12 @@ func (r *Room) UnmarshalJSON(text []byte) error {
 	var in roomJSON
 	err := json.Unmarshal(text, &in)
 	*r = Room(in.fields)
-	r.Cgroups, r.Env, r.Dir = convert[string](in.Cgroups), convert[string](in.Env), string(in.Dir)
+	r.Cgroups, r.Env, r.Dir = Convert[string](in.Cgroups), Convert[string](in.Env), string(in.Dir)
 	return err
 }
 
-func convert[To, From string | []byte](list []From) (to []To) {
+// Convert converts strings to bytes, which JSON encodes in base64, or back.
+func Convert[To, From string | []byte](list []From) (to []To) {
 	for _, s := range list {
 		to = append(to, To(s))
 	}
