@@ -43,6 +43,7 @@ type handedConn struct {
 	tunnel *tunneled
 	closed chan struct{}
 	once   sync.Once
+	broken bool // the rest is not a request
 }
 
 func (c *handedConn) Read(b []byte) (int, error) {
@@ -189,6 +190,9 @@ func (w *web) dial(ctx context.Context, _, address string) (net.Conn, error) {
 // ServeHTTP handles one request.
 func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	conn := r.Context().Value(connKey{}).(*handedConn)
+	if conn.broken {
+		panic(http.ErrAbortHandler) // closes it
+	}
 	if fields(r.Header) > maxFields {
 		rw.Header().Set("Connection", "close")
 		http.Error(rw, "sbxrun: "+errFields.Error(), http.StatusRequestHeaderFieldsTooLarge)
@@ -306,8 +310,10 @@ func forward(by *httputil.ReverseProxy, rw http.ResponseWriter, r *http.Request)
 	r.Body = body
 	by.ServeHTTP(rw, r)
 	if !body.ended.Load() {
-		_ = answer.Flush() // the client may wait for the response
-		_ = body.Close()   // reads the rest, or leaves the connection to be closed
+		_ = answer.Flush()       // the client may wait for the response
+		if body.Close() != nil { // it reads the rest, or leaves the connection to be closed
+			r.Context().Value(connKey{}).(*handedConn).broken = true
+		}
 	}
 }
 
@@ -319,7 +325,7 @@ type requestBody struct {
 
 func (b *requestBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if err != nil {
+	if err == io.EOF {
 		b.ended.Store(true)
 	}
 	return n, err

@@ -269,3 +269,20 @@ func TestRequestAfterEarlyResponse(t *testing.T) {
 		}
 	}
 }
+
+// The text after an invalid body is not taken for another request.
+func TestInvalidBody(t *testing.T) {
+	t.Parallel()
+	host := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }))
+	defer host.Close()
+	address := host.Listener.Addr().String()
+	proxy := serving(t, listing(t, address, nil))
+	_, b := get(t, proxy, "POST http://"+address+"/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nGET http://"+address+"/ HTTP/1.1\r\nHost: x\r\n\r\n")
+	answer, err := http.ReadResponse(b, nil)
+	if err == nil {
+		check.That(t, answer.StatusCode == http.StatusBadGateway, "%s", answer.Status)
+		_, _ = io.Copy(io.Discard, answer.Body)
+		answer, err = http.ReadResponse(b, nil)
+	}
+	check.That(t, err != nil, "another response: %+v", answer)
+}
