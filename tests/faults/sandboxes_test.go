@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -108,49 +109,73 @@ func TestRecordRecycled(t *testing.T) {
 	})
 }
 
-// When a process of a running sandbox is killed, the supervisor reports how it ended, and cleanup removes the rest.
-func TestSandboxKilledRunning(t *testing.T) {
+// Each process of a running sandbox can be killed or stopped, and the supervisor can get any other signal: the sandbox
+// ends, by itself or with kill, its record says how, and cleanup removes the rest.
+func TestSandboxStruck(t *testing.T) {
 	for victim := roleSbxrun; victim < roles; victim++ {
-		t.Run(roleNames[victim], func(t *testing.T) {
-			e := newEnv(t)
-			for range scaled(t, 3) {
-				b := e.start([]string{"--name", "box"}, busy...)
-				pids := family(b.PID)
-				e.until(settle, "the payload", func() bool {
-					pids = family(b.PID)
-					return pids[rolePayload] > 0 && e.wrote("ran")
-				})
-				e.rememberAll(pids)
-				parent := os.Getpid()
-				if victim > roleSbxrun {
-					parent = pids[above[victim]]
-				}
-				target, hit := harness.Strike(pids[victim], parent, unix.SIGKILL)
-				check.Require(t, hit, "there is no %s", roleNames[victim])
-				target.Close()
-				_ = os.Remove(filepath.Join(e.out, "ran"))
-				b.ended(3 * time.Second)
-				e.gone(settle)
-				if victim == roleSbxrun {
-					e.refused(e.do("wait", b.ID), 137)
-					s := e.ok("ps", "--all")
-					check.That(t, strings.Contains(s.stdout, "lost"), "want lost: %v", s)
-				} else {
-					r := b.record()
-					want := "lost"
-					if victim == rolePayload {
-						want = "signaled"
-					}
-					check.That(t, r.Report != nil && r.Report.Cause == want && r.Report.ExitCode == 137, "want %s and 137: %+v", want, r.Report)
-					s := e.do("wait", b.ID)
-					check.That(t, s.code == 137, "want 137: %v", s)
-				}
-				e.ok("cleanup")
-				e.cleared()
-				reapZombies()
+		for _, sig := range []unix.Signal{unix.SIGKILL, unix.SIGSTOP, unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGHUP} {
+			if victim != roleSbxrun && sig != unix.SIGKILL && sig != unix.SIGSTOP {
+				continue
 			}
-		})
+			t.Run(roleNames[victim]+"/"+unix.SignalName(sig), func(t *testing.T) {
+				e := newEnv(t)
+				for range scaled(t, 3) {
+					e.strikeSandbox(victim, sig)
+				}
+			})
+		}
 	}
+}
+
+// strikeSandbox sends a signal to a process of a new sandbox when its command runs.
+func (e *env) strikeSandbox(victim int, sig unix.Signal) {
+	e.t.Helper()
+	b := e.start([]string{"--name", "box"}, deaf...)
+	var pids [roles]int
+	e.until(settle, "the payload", func() bool { pids = family(b.PID); return pids[rolePayload] > 0 && e.wrote("ran") })
+	e.rememberAll(pids)
+	_ = os.Remove(filepath.Join(e.out, "ran"))
+	parent := os.Getpid()
+	if victim > roleSbxrun {
+		parent = pids[above[victim]]
+	}
+	target, hit := harness.Strike(pids[victim], parent, sig)
+	check.Require(e.t, hit, "there is no %s", roleNames[victim])
+	defer target.Close()
+	cause, code := "canceled", 128+int(sig)
+	switch {
+	case sig == unix.SIGHUP: // from a terminal that is not its own
+		b.alive()
+		e.clean()
+		return
+	case sig == unix.SIGSTOP:
+		s := e.do("kill", "--grace", "0", "--proof-timeout", proof.String(), "--json", b.ID)
+		harness.Within(e.t, "kill", s.took, 0, 2500*time.Millisecond+2*proof)
+		// A stopped keeper cannot give its proof; kill may find one itself.
+		check.That(e.t, s.code == 0 && strings.Contains(s.stdout, `"verdict":"proven"`) || victim == roleKeeper && s.code == 123, "want 0 and proven: %v", s)
+		alive := slices.DeleteFunc(e.members(), func(p harness.Proc) bool { return p.State == "Z" || harness.Registered(p.PID) })
+		check.That(e.t, victim != roleSbxrun || len(alive) == 0, "kill has ended, and these live:\n%s", harness.List(alive))
+		check.Must(e.t, target.Signal(unix.SIGCONT))
+		cause, code = "killed", 137
+	case victim == rolePayload:
+		cause = "signaled"
+	case sig == unix.SIGKILL:
+		cause = "lost"
+	}
+	b.ended(3 * time.Second)
+	e.gone(settle)
+	if victim == roleSbxrun && sig == unix.SIGKILL {
+		s := e.ok("ps", "--all")
+		check.That(e.t, strings.Contains(s.stdout, "lost"), "want lost: %v", s)
+	} else {
+		r := b.record().Report
+		check.That(e.t, r != nil && r.Cause == cause && r.ExitCode == code && r.Teardown.Verdict == "proven" || victim == roleKeeper && sig == unix.SIGSTOP, "want %s and %d: %+v", cause, code, r)
+	}
+	s := e.do("wait", b.ID)
+	check.That(e.t, s.code == code || victim == roleKeeper && sig == unix.SIGSTOP && s.code == 123, "want %d: %v", code, s)
+	e.ok("cleanup")
+	e.cleared()
+	reapZombies()
 }
 
 // When the client of start is killed before it learns of its sandbox, everything ends. The test
@@ -211,84 +236,6 @@ func (e *env) running() (boxes []*sandbox) {
 		boxes = append(boxes, &sandbox{e: e, ID: one.ID, PID: one.Supervisor.PID})
 	}
 	return boxes
-}
-
-// kill ends a sandbox whose supervisor is stopped. When the supervisor continues, it exits by itself.
-func TestStoppedSupervisor(t *testing.T) {
-	e := newEnv(t)
-	b := e.start(nil, deaf...)
-	e.until(settle, "the payload", func() bool { return e.wrote("ran") })
-	target, hit := b.strikeSupervisor(unix.SIGSTOP)
-	check.Require(t, hit, "there is no supervisor")
-	defer target.Close()
-	s := e.do("kill", "--grace", "0", "--json", b.ID)
-	var told []struct {
-		Verdict string `json:"verdict"`
-	}
-	err := json.Unmarshal([]byte(s.stdout), &told)
-	check.That(t, err == nil && s.code == 0 && len(told) == 1 && told[0].Verdict == "proven", "want 0 and proven: %v", s)
-	harness.Within(t, "kill", s.took, 0, 4*time.Second)
-	var inside []harness.Proc
-	for _, p := range e.members() {
-		if p.State != "Z" {
-			inside = append(inside, p)
-		}
-	}
-	check.That(t, len(inside) == 0, "kill has ended, and these live:\n%s", harness.List(inside))
-	check.Must(t, target.Signal(unix.SIGCONT))
-	b.ended(3 * time.Second)
-	r := b.record()
-	check.That(t, r.Report != nil && r.Report.Cause == "killed", "want killed: %+v", r.Report)
-	e.ok("cleanup")
-	e.cleared()
-}
-
-// kill ends a sandbox with any other stopped process too.
-func TestStoppedBelowSupervisor(t *testing.T) {
-	for _, victim := range []int{roleKeeper, roleMonitor, roleRoom, roleInit, rolePayload} {
-		t.Run(roleNames[victim], func(t *testing.T) {
-			e := newEnv(t)
-			b := e.start([]string{"--proof-timeout", proof.String()}, busy...)
-			e.until(settle, "the payload", func() bool { return e.wrote("ran") })
-			pids := family(b.PID)
-			target, hit := harness.Strike(pids[victim], pids[above[victim]], unix.SIGSTOP)
-			check.Require(t, hit, "there is no %s", roleNames[victim])
-			defer target.Close()
-			s := e.do("kill", "--grace", "0", "--proof-timeout", proof.String(), b.ID)
-			harness.Within(t, "kill", s.took, 0, 2500*time.Millisecond+2*proof)
-			// A stopped keeper cannot give its proof; kill may find one itself.
-			check.That(t, s.code == 0 || victim == roleKeeper && s.code == 123, "want 0: %v", s)
-			check.Must(t, target.Signal(unix.SIGCONT))
-			b.ended(3 * time.Second)
-			e.ok("cleanup")
-			e.cleared()
-		})
-	}
-}
-
-// A signal to the supervisor ends its sandbox in good order.
-func TestSignalledSupervisor(t *testing.T) {
-	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGHUP} {
-		t.Run(sig.String(), func(t *testing.T) {
-			e := newEnv(t)
-			b := e.start(nil, busy...)
-			target, hit := b.strikeSupervisor(sig)
-			check.Require(t, hit, "there is no supervisor")
-			target.Close()
-			if sig == unix.SIGHUP { // from a terminal that is not its own
-				b.alive()
-				e.clean()
-				return
-			}
-			b.ended(3 * time.Second)
-			r := b.record()
-			check.That(t, r.Report != nil && r.Report.Cause == "canceled" && r.Report.ExitCode == 128+int(sig) && r.Report.Teardown.Verdict == "proven",
-				"want canceled, %d, proven: %+v", 128+int(sig), r.Report)
-			s := e.do("wait", b.ID)
-			check.That(t, s.code == 128+int(sig), "want %d: %v", 128+int(sig), s)
-			e.clean()
-		})
-	}
 }
 
 // entries lists a directory tree with everything that would show a change.

@@ -14,8 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sbxrun/sbxrun/tests/check"
 )
 
@@ -88,8 +86,7 @@ type Process struct {
 
 	watched chan struct{} // closed when the search for the namespace ends
 	ns      uint64        // valid after watched is closed
-	// held keeps the namespace alive, so that no other one gets its inode.
-	held    *os.File
+	seen    Namespaces
 	killed  bool
 	keepers []*Adopted        // set once it was killed
 	before  map[identity]bool // for an exec: processes in the sandbox's own PID namespace
@@ -233,8 +230,7 @@ func (p *Process) connect() (mine []*os.File, err error) {
 // watch looks for the sandbox's PID namespace below sbxrun while it runs.
 func (p *Process) watch() {
 	defer close(p.watched)
-	host := Namespace(os.Getpid())
-	outer := host // an exec is in the sandbox's namespace for a moment while it enters
+	outer := uint64(0) // an exec is in the sandbox's namespace for a moment while it enters
 	if p.o.inside != nil {
 		outer = p.o.inside.NS
 	}
@@ -242,21 +238,12 @@ func (p *Process) watch() {
 		below := Descendants(p.PID)
 		own(p.Marker, below)
 		for _, pid := range below {
-			ns := Namespace(pid)
-			if ns == 0 || ns == host || ns == outer {
-				continue
-			}
-			held, err := os.Open(procFile(pid, "ns/pid"))
-			if err != nil {
-				continue // it has just exited
-			}
 			// Check again with the namespace held: the PIDs of this process and of sbxrun may have been reused.
-			var st unix.Stat_t
-			if unix.Fstat(int(held.Fd()), &st) == nil && st.Ino != host && st.Ino != outer && isBelow(pid, p.PID) && p.cmd.Process.Signal(syscall.Signal(0)) == nil {
-				p.ns, p.held = st.Ino, held
+			ns := p.seen.Remember(pid)
+			if ns != 0 && ns != outer && isBelow(pid, p.PID) && p.cmd.Process.Signal(syscall.Signal(0)) == nil {
+				p.ns = ns
 				return
 			}
-			held.Close()
 		}
 		select {
 		case <-p.exited:
@@ -497,9 +484,7 @@ func (p *Process) Wait() *Result {
 func (p *Process) gone() {
 	p.t.Helper()
 	<-p.watched
-	if p.held != nil {
-		defer p.held.Close()
-	}
+	defer p.seen.Close()
 	deadline := p.exit // no second look
 	if p.killed {
 		deadline = time.Now().Add(settle)

@@ -25,9 +25,9 @@ type Sandbox struct {
 	// Dying is set by a test that ends the sandbox while execs run.
 	Dying bool
 
-	held    *os.File // keeps NS alive
-	ends    bool     // the test has killed its supervisor
-	orphans bool     // see AdoptAll
+	seen    Namespaces
+	ends    bool // the test has killed its supervisor
+	orphans bool // see AdoptAll
 }
 
 // Record is the output of inspect as a user would declare it.
@@ -75,13 +75,11 @@ func (b *Sandbox) know() {
 	if err != nil {
 		return // it has exited
 	}
-	held, err := os.Open(procFile(rec.Init.PID, "ns/pid"))
-	var st unix.Stat_t
-	if err != nil || unix.Fstat(int(held.Fd()), &st) != nil || st.Ino != rec.Init.Namespace {
+	if b.seen.Remember(rec.Init.PID) != rec.Init.Namespace {
 		init.Close()
 		return // it has just exited, and this is another process
 	}
-	b.NS, b.held, b.Init = st.Ino, held, init
+	b.NS, b.Init = rec.Init.Namespace, init
 	b.commandNS = commandNS(b.Supervisor.PID)
 }
 
@@ -263,7 +261,7 @@ func (b *Sandbox) finish() {
 	b.Supervisor.Close()
 	if b.Init != nil {
 		b.Init.Close()
-		b.held.Close()
+		b.seen.Close()
 	}
 }
 
