@@ -80,29 +80,15 @@ while True:
     c.sendall(b"hello from main\n")
     c.close()'`)
 	harness.Until(t, harness.Bound, "the server", func() bool { _, err := os.Stat(dir + "/up"); return err == nil })
-	r := b.Exec(harness.Options{}, []string{"--env", "SIZE=2"}, "bash", "-c", `
-cat /tmp/file; cat <>/dev/tcp/127.0.0.1/8765; hostname; id -u; id -g; pwd; echo $COLOR $SIZE $HOME
-touch file && echo can write; [ -e /proc/$$/stat ] && ls /proc | grep -c '^[0-9]' ; readlink /proc/self/exe >/dev/null && echo proc is ours; cut -d' ' -f1 /proc/self/stat >/dev/null
-echo $$ $PPID; echo x 2>/dev/null >/usr/file || echo read-only`)
-	r.Expect(t, 0, "exited")
-	lines := harness.Lines(r.Stdout)
-	want := []string{"of main", "hello from main", "inside", "1234", "4321", "/work", "red 2", "can write", "", "proc is ours", "2 1", "read-only"}
-	check.Require(t, len(lines) == len(want), "%q, want %q; stderr %q", lines, want, r.Stderr)
-	for i := range want {
-		switch {
-		case i == 6:
-			check.That(t, strings.HasPrefix(lines[i], want[i]), "%q, want %q", lines[i], want[i])
-		case i == 8: // init, bash, ls, grep and perhaps a subshell
-			check.That(t, lines[i] <= "5" && len(lines[i]) == 1, "%s processes in /proc", lines[i])
-		case lines[i] != want[i]:
-			t.Errorf("%q, want %q", lines[i], want[i])
-		}
-	}
+	b.Exec(harness.Options{}, []string{"--env", "SIZE=2"}, "bash", "-c", `
+cat /tmp/file; cat <>/dev/tcp/127.0.0.1/8765; hostname; id -u; id -g; pwd; echo $COLOR $SIZE
+touch file && echo can write; echo $$ $PPID; echo x 2>/dev/null >/usr/file || echo read-only`).
+		Expect(t, 0, "exited").Out(t, "of main\nhello from main\ninside\n1234\n4321\n/work\nred 2\ncan write\n2 1\nread-only\n")
 	_, err := os.Stat(dir + "/file")
 	check.That(t, err == nil, "written in the sandbox's directory: %v", err)
 	// Another directory, and a missing one.
 	b.Exec(harness.Options{}, []string{"--workdir", "/usr"}, "pwd").Out(t, "/usr\n")
-	r = b.Exec(harness.Options{}, []string{"--workdir", "/no/such"}, "pwd").Expect(t, 125, "start-failed")
+	r := b.Exec(harness.Options{}, []string{"--workdir", "/no/such"}, "pwd").Expect(t, 125, "start-failed")
 	check.That(t, r.Report.Error.Code == "workdir" && strings.Contains(string(r.Stderr), "/no/such"), "%s: %s", r.Report.Error.Code, r.Stderr)
 }
 
@@ -131,20 +117,8 @@ func TestExecPrivileges(t *testing.T) {
 		defer f.Close()
 		extra = append(extra, f)
 	}
-	for _, flags := range [][]string{nil, {"--json"}, {"--tty"}, {"--timeout", "30", "--grace", "1"}, {"--report", "fd:3"}} {
-		o := harness.Options{ExtraFiles: extra}
-		if len(flags) == 2 && flags[1] == "fd:3" {
-			f, err := os.OpenFile(harness.Dir(t)+"/report", os.O_CREATE|os.O_RDWR, 0o600)
-			check.Must(t, err)
-			defer f.Close()
-			p := b.State.Start(harness.Options{ExtraFiles: append([]*os.File{f}, extra...)}, "exec", "--report", "fd:3", b.ID, "/fixtures/probe-fds")
-			p.Wait().Exits(t, 0)
-			data := harness.ReadFile(t, f.Name())
-			rep, err := harness.ParseReport(data)
-			check.That(t, err == nil && rep.Cause == "exited", "report to a descriptor: %v: %s", err, data)
-			continue
-		}
-		b.Exec(o, flags, "/fixtures/probe-fds").Exits(t, 0)
+	for _, flags := range [][]string{nil, {"--json"}, {"--tty"}, {"--timeout", "30", "--grace", "1"}} {
+		b.Exec(harness.Options{ExtraFiles: extra}, flags, "/fixtures/probe-fds").Exits(t, 0)
 	}
 	// The same as the sandbox's own command, including limits and masks.
 	same := `grep -E '^(Cap|NoNewPrivs|Seccomp|Groups|Uid|Gid|Sig(Blk|Ign|Cgt)|Umask)' /proc/self/status; ulimit -a`

@@ -150,20 +150,6 @@ func TestNestedSandboxes(t *testing.T) {
 	}
 }
 
-// Process names that mislead parsers of /proc change nothing.
-func TestOddNames(t *testing.T) {
-	t.Parallel()
-	for _, kind := range []string{"paren", "newline", "bytes", "empty"} {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
-			p, _ := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
-				return harness.Start(t, harness.Options{}, "--timeout", timeout, "/fixtures/odd-name", kind)
-			})
-			p.Wait().Expect(t, 124, "timeout")
-		})
-	}
-}
-
 // PTRACE_TRACEME makes init the tracer, which neither ends nor stops the command.
 func TestTraceMe(t *testing.T) {
 	t.Parallel()

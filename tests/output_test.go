@@ -61,17 +61,6 @@ func TestPassThrough(t *testing.T) {
 	check.That(t, bytes.Equal(r.Stdout, every), "all 256 bytes became %q", r.Stdout)
 }
 
-// Output goes directly to the caller's descriptor, without a copy through sbxrun.
-func TestPassThroughFile(t *testing.T) {
-	t.Parallel()
-	file, err := os.CreateTemp(harness.Dir(t), "out")
-	check.Must(t, err)
-	defer file.Close()
-	harness.Run(t, harness.Options{Stdout: file}, "/fixtures/out-bulk").Expect(t, 0, "exited")
-	got := harness.ReadFile(t, file.Name())
-	check.That(t, bytes.Equal(got, bulk("o", 500000)), "%d bytes in the file are not what was printed", len(got))
-}
-
 // Captured streams are truncated, counted to their end, and drained.
 func TestCaptureBulk(t *testing.T) {
 	t.Parallel()
@@ -104,30 +93,6 @@ func TestCaptureFlood(t *testing.T) {
 	least := int64(10 << 20 * time.Second / harness.Scaled(time.Second))
 	check.That(t, *rep.StdoutTruncated && int64(*rep.StdoutBytes) >= least, "%d bytes, truncated: %v: the command was held up", *rep.StdoutBytes, *rep.StdoutTruncated)
 	check.That(t, rep.Stdout != nil && len(*rep.Stdout) <= 1<<20+100, "more than 1 MiB kept, or no text")
-}
-
-// A line of 1 GiB is captured within the memory limit.
-func TestCaptureLine(t *testing.T) {
-	// Not in parallel: it keeps a CPU busy.
-	r, rep := captured(t, "/fixtures/out-line", "1024")
-	r.Expect(t, 0, "exited")
-	want := int64(1<<30 + 1)
-	check.That(t, *rep.StdoutBytes == want, "%d bytes, want %d", *rep.StdoutBytes, want)
-	check.That(t, rep.Stdout != nil && strings.HasSuffix(*rep.Stdout, "xxx\n") && len(*rep.Stdout) <= 1<<20+100, "not the head and tail of the line")
-}
-
-// A character that two reads or the limit split stays valid.
-func TestCaptureSplitCharacter(t *testing.T) {
-	t.Parallel()
-	r, rep := captured(t, "/fixtures/out-split", "65536")
-	r.Expect(t, 0, "exited")
-	want := strings.Repeat("a", 65535) + "€\n"
-	check.That(t, rep.Stdout != nil && *rep.Stdout == want && !*rep.StdoutTruncated, "the character was not kept whole")
-	// Every position of the limit.
-	for limit := 98; limit <= 106; limit++ {
-		_, rep := captured(t, "--max-output", fmt.Sprint(limit), "printf", "€%.0s", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "")
-		check.That(t, rep.Stdout != nil && !strings.ContainsRune(*rep.Stdout, '\uFFFD') && *rep.StdoutBytes == 41*3 && *rep.StdoutTruncated, "limit %d: %s", limit, rep.Raw())
-	}
 }
 
 // Output that is not UTF-8 comes as Base64, and the JSON is valid.
