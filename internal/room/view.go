@@ -81,9 +81,14 @@ func (v view) resolve(p string) (host string, err error) {
 		next := path.Join(done, name)
 		target, isLink := v.link(next)
 		if !isLink {
-			if v.mountOf(next).kind == opRoot && v.own(next) {
-				done = next // bwrap's directory covers whatever the root has there
-				continue
+			if v.mountOf(next).kind == opRoot {
+				if v.own(next) {
+					done = next // bwrap's directory covers whatever the root has there
+					continue
+				}
+				if v.own(done) && !v.merged(done) {
+					return "", unix.ENOENT
+				}
 			}
 			host = v.hostPath(next)
 			if host == "" {
@@ -120,7 +125,22 @@ func (v view) resolve(p string) (host string, err error) {
 		}
 		todo = append(strings.Split(target, "/"), todo...)
 	}
+	if v.mountOf(done).kind == opRoot && v.own(done) && !v.merged(done) {
+		return "", nil
+	}
 	return v.hostPath(done), nil
+}
+
+// merged reports whether one of bwrap's own directories shows the root's files, too. It covers a link of the root, which
+// must not be followed on the host.
+func (v view) merged(dir string) bool {
+	for ; dir != "/"; dir = path.Dir(dir) {
+		var st unix.Stat_t
+		if unix.Lstat(v.hostPath(dir), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			return false
+		}
+	}
+	return true
 }
 
 // Hides reports whether a path, with links followed, does not lead to a file that the sandbox shows.

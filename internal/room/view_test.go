@@ -162,3 +162,22 @@ func TestSandboxPathOf(t *testing.T) {
 		check.Equal(t, sandboxPathOf(v, tt.callers), tt.want, "sandboxPathOf(%q)", tt.callers)
 	}
 }
+
+// Where one of the sandbox's own directories covers a link of a root directory, the link leads nowhere.
+func TestViewResolveCovered(t *testing.T) {
+	top := t.TempDir()
+	check.Must(t, errors.Join(os.MkdirAll(filepath.Join(top, "tree/srv"), 0o755), os.MkdirAll(filepath.Join(top, "secret/a"), 0o755), os.Symlink(filepath.Join(top, "secret"), filepath.Join(top, "tree/home"))))
+	for _, name := range []string{"secret/file", "secret/a/file", "tree/srv/file"} {
+		check.Must(t, os.WriteFile(filepath.Join(top, name), nil, 0o755))
+	}
+	tree := filepath.Join(top, "tree")
+	v := view{{kind: opRoot, dst: "/", src: tree}, {kind: opTmpfs, dst: "/home/a/b"}, {kind: opTmpfs, dst: "/srv/x"}}
+	for name, want := range map[string]string{"/home": "", "/home/a": "", "/home/a/b": "", "/srv": tree + "/srv", "/srv/file": tree + "/srv/file"} {
+		got, err := v.resolve(name)
+		check.That(t, err == nil && got == want, "%s: %q, %v; want %q", name, got, err, want)
+	}
+	for _, name := range []string{"/home/file", "/home/a/file", "/srv/x/../../home/file"} {
+		got, err := v.resolve(name)
+		check.That(t, errors.Is(err, fs.ErrNotExist) && got == "", "%s: %q, %v", name, got, err)
+	}
+}
