@@ -25,30 +25,30 @@ var stays = []string{"sh", "-c", ": >/out/ran; exec sleep 600"}
 
 // startOrError starts a sandbox with too few resources. Either it runs and is listed, or sbxrun
 // fails with one line, leaves nothing, and the command has not run.
-func (sh *shell) startOrError(what string, payload ...string) (started bool) {
-	e := sh.e
+func (m *small) startOrError(what string, payload ...string) (started bool) {
+	e := m.e
 	e.t.Helper()
 	_ = os.Remove(filepath.Join(e.out, "ran"))
-	s := sh.do(slices.Concat(e.startFlags("--name", "box"), []string{"--"}, payload)...)
+	s := e.do(slices.Concat(e.startFlags("--name", "box"), []string{"--"}, payload)...)
 	if s.code == 0 {
-		list := sh.do("ps")
+		list := e.do("ps")
 		check.That(e.t, strings.Contains(list.stdout, "box"), "%s: it runs and is not listed: %v", what, list)
-		x := sh.do("exec", "--timeout", lifetime, "box", "true")
+		x := e.do("exec", "--timeout", lifetime, "box", "true")
 		check.That(e.t, x.code == 0, "%s: an exec in it: %v", what, x)
-		k := sh.do("kill", "--grace", "0", "box")
+		k := e.do("kill", "--grace", "0", "box")
 		check.That(e.t, k.code == 0, "%s: %v", what, k)
 	} else {
 		e.refused(s, 125)
 		check.That(e.t, !strings.Contains(s.stderr, "exited before reporting"), "%s: that says nothing: %v", what, s)
 		check.That(e.t, !e.wrote("ran"), "%s: refused, and the command has run: %v", what, s)
-		left := sh.listing()
+		left := m.listing()
 		check.That(e.t, len(left) == 0, "%s: refused, and left %q: %v", what, left, s)
 	}
 	e.gone(settle)
 	reapZombies()
-	c := sh.do("cleanup")
+	c := e.do("cleanup")
 	check.That(e.t, c.code == 0, "%s: %v", what, c)
-	left := sh.listing()
+	left := m.listing()
 	check.That(e.t, len(left) == 0, "%s: cleanup has left %q", what, left)
 	return s.code == 0
 }
@@ -56,12 +56,12 @@ func (sh *shell) startOrError(what string, payload ...string) (started bool) {
 // On a full state directory, start works or fails with one line.
 func TestStateFull(t *testing.T) {
 	e := newEnv(t)
-	sh := e.mounted("size=256k,mode=700")
+	m := e.mounted("size=256k,mode=700")
 	worked := false
 	for free := 0; free <= 8; free++ {
-		sh.fill(free)
-		worked = sh.startOrError(fmt.Sprintf("%d free pages", free), stays...)
-		sh.empty()
+		m.fill(free)
+		worked = m.startOrError(fmt.Sprintf("%d free pages", free), stays...)
+		m.empty()
 	}
 	check.That(t, worked, "32 KiB are not enough for a sandbox")
 }
@@ -71,8 +71,8 @@ func TestStateInodes(t *testing.T) {
 	worked := false
 	for n := 2; n <= 14 && !t.Failed(); n++ { // the first is the directory itself
 		e := newEnv(t)
-		sh := e.mounted(fmt.Sprintf("size=1m,nr_inodes=%d,mode=700", n))
-		worked = sh.startOrError(fmt.Sprintf("%d inodes", n), stays...)
+		m := e.mounted(fmt.Sprintf("size=1m,nr_inodes=%d,mode=700", n))
+		worked = m.startOrError(fmt.Sprintf("%d inodes", n), stays...)
 	}
 	check.That(t, worked, "14 inodes are not enough for a sandbox")
 }
@@ -82,18 +82,18 @@ func TestStateFillsUp(t *testing.T) {
 	for _, end := range []struct {
 		name  string
 		flags []string
-		act   func(sh *shell, b *sandbox)
+		act   func(b *sandbox)
 	}{
 		{"deadline", []string{"--timeout", "0.7"}, nil},
 		{"grace", []string{"--timeout", "0.7", "--grace", "0.1"}, nil},
 		{"idle", []string{"--timeout", lifetime, "--idle-timeout", "0.7"}, nil},
-		{"kill", nil, func(sh *shell, b *sandbox) {
-			s := sh.do("exec", "--timeout", lifetime, b.ID, "true")
+		{"kill", nil, func(b *sandbox) {
+			s := b.e.do("exec", "--timeout", lifetime, b.ID, "true")
 			check.That(t, s.code == 0, "exec: %v", s)
-			s = sh.do("kill", "--grace", "0", b.ID)
+			s = b.e.do("kill", "--grace", "0", b.ID)
 			check.That(t, s.code == 0, "kill: %v", s)
 		}},
-		{"signal", nil, func(_ *shell, b *sandbox) {
+		{"signal", nil, func(b *sandbox) {
 			if target, ok := b.strikeSupervisor(unix.SIGTERM); ok {
 				target.Close()
 			}
@@ -101,17 +101,17 @@ func TestStateFillsUp(t *testing.T) {
 	} {
 		t.Run(end.name, func(t *testing.T) {
 			e := newEnv(t)
-			sh := e.mounted("size=256k,mode=700")
+			m := e.mounted("size=256k,mode=700")
 			begin := time.Now()
-			s := sh.do(slices.Concat(e.startFlags(end.flags...), []string{"--", "sh", "-c", ": >/out/ran; setsid sleep 600 & while [ ! -e /out/full ]; do sleep 0.01; done; exec yes"})...)
+			s := e.do(slices.Concat(e.startFlags(end.flags...), []string{"--", "sh", "-c", ": >/out/ran; setsid sleep 600 & while [ ! -e /out/full ]; do sleep 0.01; done; exec yes"})...)
 			b := &sandbox{e: e}
 			err := json.Unmarshal([]byte(s.stdout), b)
 			check.Require(t, s.code == 0 && err == nil, "no sandbox: %v", s)
 			e.rememberAll(family(b.PID))
-			sh.fill(0)
+			m.fill(0)
 			check.Must(t, os.WriteFile(filepath.Join(e.out, "full"), nil, 0o644))
 			if end.act != nil {
-				end.act(sh, b)
+				end.act(b)
 			}
 			b.ended(3 * time.Second)
 			if end.act == nil {
@@ -119,13 +119,13 @@ func TestStateFillsUp(t *testing.T) {
 			}
 			e.gone(settle)
 			// Commands report what they can, and cleanup removes everything.
-			s = sh.do("ps", "--all")
+			s = e.do("ps", "--all")
 			check.That(t, s.code == 0 && strings.Contains(s.stdout, b.ID), "%v", s)
-			s = sh.do("wait", b.ID)
+			s = e.do("wait", b.ID)
 			check.That(t, s.code == 137 || s.code == 124 || s.code == 143, "%v", s)
-			s = sh.do("cleanup")
+			s = e.do("cleanup")
 			check.That(t, s.code == 0, "%v", s)
-			left := sh.listing()
+			left := m.listing()
 			check.That(t, len(left) == 0, "cleanup has left %q", left)
 		})
 	}
@@ -134,18 +134,18 @@ func TestStateFillsUp(t *testing.T) {
 // With a read-only state directory, start fails, and commands that only read work.
 func TestStateReadOnly(t *testing.T) {
 	e := newEnv(t)
-	sh := e.mounted("ro,size=64k,mode=700")
-	s := sh.do(slices.Concat(e.startFlags(), []string{"--"}, stays)...)
+	e.mounted("ro,size=64k,mode=700")
+	s := e.do(slices.Concat(e.startFlags(), []string{"--"}, stays)...)
 	e.refused(s, 125)
 	check.That(t, strings.Contains(s.stderr, "read-only") && strings.Contains(s.stderr, e.state) && !e.wrote("ran"), "want the reason and the place, and nothing run: %v", s)
 	for _, args := range [][]string{{"ps", "--all"}, {"ps", "--json"}, {"kill", "--all"}} {
-		s := sh.do(args...)
+		s := e.do(args...)
 		check.That(t, s.code == 0 && s.stderr == "", "want 0, in silence: %v", s)
 	}
 	for _, args := range [][]string{{"inspect", "x"}, {"logs", "x"}, {"exec", "x", "true"}, {"wait", "x"}, {"kill", "x"}} {
-		e.refused(sh.do(args...), 125)
+		e.refused(e.do(args...), 125)
 	}
-	s = sh.do("cleanup", "--dry-run")
+	s = e.do("cleanup", "--dry-run")
 	check.That(t, s.code == 0 && s.stderr == "", "%v", s)
 	e.gone(settle)
 }
