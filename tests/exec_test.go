@@ -214,24 +214,6 @@ func TestExecSignal(t *testing.T) {
 	check.Equal(t, string(b.State.Run("logs", b.ID).Stdout), "ready 1\n", "the sandbox's own command has noticed")
 }
 
-// A stopped init or payload does not delay an exec's deadline; a stopped keeper delays only the proof.
-func TestExecDeadlineStopped(t *testing.T) {
-	t.Parallel()
-	b := harness.NewState(t).Sandbox(harness.Options{})
-	for _, role := range []int{harness.RoleKeeper, harness.RoleInit, harness.RolePayload} {
-		p, low := harness.InTime(t, time.Second, "ready 2\n", func(timeout string) *harness.Process {
-			return b.StartExec(harness.Options{}, []string{"--timeout", timeout, "--proof-timeout", timeout}, "/fixtures/tree-setsid")
-		})
-		target := p.Role(role)
-		check.Must(t, target.Signal(unix.SIGSTOP))
-		r := p.Wait().Expect(t, 124, "timeout")
-		if role == harness.RoleKeeper {
-			low *= 2
-		}
-		harness.Within(t, "the exec", r.Elapsed, low, low+500*time.Millisecond)
-	}
-}
-
 // After many execs in a row the sandbox has as many tasks, and its supervisor as many descriptors
 // and as much memory, as before. SBXRUN_SOAK=100 makes 500.
 func TestExecSoak(t *testing.T) {

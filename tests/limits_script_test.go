@@ -50,21 +50,8 @@ func limitsScript(t *testing.T, wrap []string) {
 		echo ready
 		read -r word
 		all`, harness.Binary(t))
-	shell := exec.Command(words[0], words[1:]...)
-	shell.Dir, shell.Env = "/", []string{"PATH=" + harness.Path, harness.Bwrap(), "SBXRUN_STATE_DIR=" + state}
-	shell.Stderr = os.Stderr
-	stdin, err := shell.StdinPipe()
-	check.Must(t, err)
-	stdout, err := shell.StdoutPipe()
-	check.Must(t, err)
-	check.Must(t, shell.Start())
-	t.Cleanup(func() {
-		stdin.Close() // in case it still waits for input
-		_ = shell.Wait()
-		removeCgroups(t, fmt.Sprintf("user-%d", uid))
-	})
-
-	lines := bufio.NewReader(stdout)
+	shell, stdin, lines := startShell(t, "/", state, words...)
+	t.Cleanup(func() { removeCgroups(t, fmt.Sprintf("user-%d", uid)) })
 	first, err := lines.ReadBytes('\n')
 	check.Must(t, err)
 	report, err := harness.ParseReport(first)
@@ -75,14 +62,9 @@ func limitsScript(t *testing.T, wrap []string) {
 	for _, name := range []string{"memory", "pids", "cpus", "cpu-time"} {
 		check.That(t, strings.Contains(e.Message, name), "the refusal has no %s: %s", name, e.Message)
 	}
-	script := ""
-	for !strings.HasSuffix(script, "\nready\n") {
-		line, err := lines.ReadString('\n')
-		check.Must(t, err)
-		script += line
-	}
+	script := printedScript(t, lines)
 	cmd := exec.Command("sh")
-	cmd.Stdin = strings.NewReader(strings.TrimSuffix(script, "ready\n"))
+	cmd.Stdin = strings.NewReader(script)
 	out, err := cmd.CombinedOutput()
 	if machine, detected := limits.Detect(); detected != nil || !can(machine) {
 		check.That(t, err != nil, "where root cannot set limits either: %s", out)
@@ -92,7 +74,7 @@ func limitsScript(t *testing.T, wrap []string) {
 	check.Require(t, err == nil && string(out) == want, "the script: %v: %s", err, out)
 	// Running it again changes nothing and succeeds.
 	cmd = exec.Command("sh")
-	cmd.Stdin = strings.NewReader(strings.TrimSuffix(script, "ready\n"))
+	cmd.Stdin = strings.NewReader(script)
 	if again, err := cmd.CombinedOutput(); err != nil || string(again) != string(out) {
 		t.Errorf("once more: %v: %s", err, again)
 	}
@@ -104,6 +86,36 @@ func limitsScript(t *testing.T, wrap []string) {
 	check.Must(t, err)
 	check.That(t, report.ExitCode == 0 && len(report.Limits) == 5 && !slices.ContainsFunc(report.Limits, func(l harness.Limit) bool { return !l.Enforced }),
 		"after the script: %s", second)
+}
+
+// startShell starts a command that prints a script, and waits for a line. The test ends it.
+func startShell(t *testing.T, dir, state string, words ...string) (shell *exec.Cmd, stdin io.WriteCloser, lines *bufio.Reader) {
+	t.Helper()
+	shell = exec.Command(words[0], words[1:]...)
+	shell.Dir, shell.Env, shell.Stderr = dir, []string{"PATH=" + harness.Path, harness.Bwrap(), "SBXRUN_STATE_DIR=" + state}, os.Stderr
+	stdin, err := shell.StdinPipe()
+	check.Must(t, err)
+	stdout, err := shell.StdoutPipe()
+	check.Must(t, err)
+	check.Must(t, shell.Start())
+	t.Cleanup(func() {
+		stdin.Close() // in case it still waits for input
+		_ = shell.Wait()
+	})
+	return shell, stdin, bufio.NewReader(stdout)
+}
+
+// printedScript returns the lines before "ready".
+func printedScript(t *testing.T, lines *bufio.Reader) (script string) {
+	t.Helper()
+	for {
+		line, err := lines.ReadString('\n')
+		check.Must(t, err)
+		if line == "ready\n" {
+			return script
+		}
+		script += line
+	}
 }
 
 // can reports whether the test process can set all limits.
@@ -132,28 +144,12 @@ func limitsScriptOwnMounts(t *testing.T) {
 	top := harness.SharedDir(t)
 	fake := filepath.Join(top, "fake")
 	check.Must(t, os.Mkdir(fake, 0o755))
-	shell := exec.Command("unshare", "--mount", "sh", "-c", `
+	shell, _, lines := startShell(t, "", top+"/state", "unshare", "--mount", "sh", "-c", `
 		awk '/ - cgroup2? / {print $5}' /proc/self/mountinfo >"$1/mounts"
 		while read -r dir; do mkdir "$1/fake/$((n += 1))"; mount --rbind "$dir" "$1/fake/$n" && umount -l "$dir" || exit 3; done <"$1/mounts"
 		"$0" doctor --script; echo ready; read -r word`, harness.Binary(t), top)
-	shell.Env = []string{"PATH=" + harness.Path, harness.Bwrap(), "SBXRUN_STATE_DIR=" + top + "/state"}
-	shell.Stderr = os.Stderr
-	stdin, err := shell.StdinPipe()
-	check.Must(t, err)
-	stdout, err := shell.StdoutPipe()
-	check.Must(t, err)
-	check.Must(t, shell.Start())
-	t.Cleanup(func() {
-		stdin.Close()
-		_ = shell.Wait()
-	})
-	script := ""
-	for lines := bufio.NewReader(stdout); !strings.HasSuffix(script, "\nready\n"); {
-		line, err := lines.ReadString('\n')
-		check.Must(t, err)
-		script += line
-	}
-	script = strings.Replace(strings.TrimSuffix(script, "ready\n"), "uid=0 ", fmt.Sprintf("uid=%d ", uid), 1)
+	script := printedScript(t, lines)
+	script = strings.Replace(script, "uid=0 ", fmt.Sprintf("uid=%d ", uid), 1)
 	cgroups := harness.ReadFile(t, fmt.Sprintf("/proc/%d/cgroup", shell.Process.Pid))
 	for line := range strings.Lines(string(cgroups)) { // the script would use these directories as the shell's cgroups
 		own := strings.TrimSpace(strings.SplitN(line, ":", 3)[2])
