@@ -114,17 +114,17 @@ func layout(p *Policy, c Caller, user User, hostname string, root *op) ([]op, er
 			mounts = append(mounts, o)
 		}
 	}
+	files, err := accountOps(p, user, hostname, root)
+	if err != nil {
+		return nil, err
+	}
 	ops := make([]op, 0, 96) // as many as most systems have, because an op is large
 	if root != nil {
-		files, err := rootFiles(p, user, hostname, root)
-		if err != nil {
-			return nil, err
-		}
-		ops = append(append(ops, *root), files...)
+		ops = append(ops, *root)
 	} else {
-		ops = append(systemOps(ops), accountOps(p, user, hostname)...)
+		ops = systemOps(ops)
 	}
-	ops = append(ops, op{kind: opProc, dst: "/proc"})
+	ops = append(append(ops, files...), op{kind: opProc, dst: "/proc"})
 	if p.Meminfo != nil {
 		// Each command mounts it over the file in its own /proc.
 		ops = append(ops, op{kind: opCopy, dst: enter.MeminfoCopy, data: p.Meminfo})
@@ -208,16 +208,6 @@ func systemParts(mounts, known []op, p *Policy, c Caller) (ops []op) {
 		known = append(known, o)
 	}
 	return known
-}
-
-// accountOps are the sandbox's own accounts and host names. With the host's network, it sees those of the host.
-func accountOps(p *Policy, user User, hostname string) []op {
-	passwd, group := accounts(user)
-	ops := []op{{kind: opCopy, dst: "/etc/passwd", data: passwd}, {kind: opCopy, dst: "/etc/group", data: group}}
-	if p.Network != NetHost {
-		ops = append(ops, hostsOp(hostname))
-	}
-	return ops
 }
 
 // hostsOp returns an /etc/hosts without the host's names.

@@ -382,7 +382,8 @@ func TestEtcAccounts(t *testing.T) {
 			"root:x:0:\nsandbox:x:65534:\n"},
 	}
 	for _, tt := range tests {
-		ops := accountOps(&Policy{}, tt.user, "h")
+		ops, err := accountOps(&Policy{}, tt.user, "h", nil)
+		check.Must(t, err)
 		got := map[string]string{}
 		for _, o := range ops {
 			got[o.dst] = string(o.data)

@@ -68,28 +68,36 @@ func rootOp(p *Policy, m *Mount, home string) (op, error) {
 	return o, &result.Error{Code: "rootfs", Message: fmt.Sprintf("%s: %v", o.title(), err), Hint: "name a directory with a system in it, such as one made by debootstrap", Err: err}
 }
 
-// rootFiles returns the files of /etc that sbxrun mounts over those of an open root directory.
-func rootFiles(p *Policy, user User, hostname string, root *op) (ops []op, err error) {
+// accountOps are the sandbox's own accounts and host names. In an open root directory they are added to its accounts. With
+// the host's network, the sandbox sees the host's names.
+func accountOps(p *Policy, user User, hostname string, root *op) (ops []op, err error) {
 	passwd, group := accounts(user)
 	for _, f := range []struct {
-		name  string
-		first []byte
+		name string
+		own  []byte
 	}{{"/etc/passwd", passwd}, {"/etc/group", group}} {
-		data, err := readIn(root.from, f.name)
-		if err != nil {
-			return nil, &result.Error{Code: "rootfs", Message: fmt.Sprintf("%s: %s: %v", root.title(), f.name, err), Err: err}
+		data := f.own
+		if root != nil {
+			theirs, err := readIn(root.from, f.name)
+			switch {
+			case err != nil:
+				return nil, &result.Error{Code: "rootfs", Message: fmt.Sprintf("%s: %s: %v", root.title(), f.name, err), Err: err}
+			case user.UID == 0: // the root directory's own name for it, which package managers expect
+				data = merge(theirs, f.own)
+			default:
+				data = merge(f.own, theirs)
+			}
 		}
-		if user.UID == 0 { // the root directory's own name for it, which package managers expect
-			f.first, data = data, f.first
-		}
-		ops = append(ops, op{kind: opCopy, dst: f.name, data: merge(f.first, data)})
+		ops = append(ops, op{kind: opCopy, dst: f.name, data: data})
 	}
-	if p.Network != NetHost {
-		return append(ops, hostsOp(hostname)), nil
-	}
-	for _, name := range []string{"/etc/hosts", "/etc/resolv.conf"} {
-		if data, ok := public.Copy(name); ok {
-			ops = append(ops, op{kind: opCopy, src: name, dst: name, data: data})
+	switch {
+	case p.Network != NetHost:
+		ops = append(ops, hostsOp(hostname))
+	case root != nil: // otherwise they are among the files of the host
+		for _, name := range []string{"/etc/hosts", "/etc/resolv.conf"} {
+			if data, ok := public.Copy(name); ok {
+				ops = append(ops, op{kind: opCopy, src: name, dst: name, data: data})
+			}
 		}
 	}
 	return ops, nil

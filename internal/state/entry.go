@@ -394,15 +394,8 @@ func ValidName(name string) error {
 }
 
 func validName(name string) bool {
-	if name == "" || len(name) > 63 || name[0] == '.' || name[0] == '-' {
-		return false
-	}
-	for _, c := range []byte(name) {
-		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '.' || c == '_' || c == '-') {
-			return false
-		}
-	}
-	return true
+	const chars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
+	return name != "" && len(name) <= 63 && name[0] != '.' && name[0] != '-' && strings.Trim(name, chars) == ""
 }
 
 const idDigits = 16
