@@ -60,9 +60,4 @@ func (r *Room) Ended() <-chan struct{} { return r.room.Ended() }
 
 // Close kills the room and all commands in it, and returns when all processes have exited, which the result's Verdict
 // confirms. The error is an [*Error] if that could not be proven. Later calls return the same values.
-func (r *Room) Close() (*Result, error) {
-	if r.room.Command == nil {
-		return r.room.Wait() // an error
-	}
-	return r.room.Close()
-}
+func (r *Room) Close() (*Result, error) { return r.room.Close() }

@@ -13,7 +13,7 @@ import (
 // tmpfs. If a destination lies in a host directory, another process may replace a directory
 // on its path with a symbolic link, and bwrap before 0.12.0 follows that link to the host's
 // root (CVE-2026-87766). So bwrap mounts below [LayersDir], and the entering process
-// moves the mount to its destination. It opens the path component by component, without
+// moves the mount to its destination, or for an overlay mounts it there. It opens the path component by component, without
 // following links, and in the room's mount namespace, from which the host's root cannot be
 // reached.
 //

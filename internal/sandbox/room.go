@@ -118,7 +118,7 @@ func (u *Use) Start(ctx context.Context, args, env []string, dir string, o super
 }
 
 // Close ends the room with all its commands at once and waits for the proof, which is the result's Verdict. Later
-// calls return the same result.
+// calls return the same result. It fails on an empty Room.
 func (r *Room) Close() (*result.Result, error) {
 	r.Kill()
 	res, err := r.Wait()

@@ -566,8 +566,12 @@ func (c *Command) SignalAlone(sig syscall.Signal) error {
 	return p.Signal(sig)
 }
 
-// Kill ends the command or room at once.
-func (c *Command) Kill() { c.cancel(Request{Cause: result.Killed, Signal: unix.SIGKILL}) }
+// Kill ends the command or room at once, if it was started.
+func (c *Command) Kill() {
+	if c != nil {
+		c.cancel(Request{Cause: result.Killed, Signal: unix.SIGKILL})
+	}
+}
 
 // Bind gives a command that was started ahead of its call the context and timeout that Start would have set. It is
 // called once.
