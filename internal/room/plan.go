@@ -136,9 +136,9 @@ func Prepare(p Policy, c Caller) (_ *Plan, err error) {
 	plan.linkDevices()
 	if root == nil {
 		plan.linkPath(plan.Workdir)
-		if sameDirectory(c.Dir, ".") {
-			plan.linkPath(c.Dir)
-		}
+	}
+	if sameDirectory(c.Dir, ".") {
+		plan.linkPath(c.Dir)
 	}
 	v := view(plan.ops)
 	plan.placeMounts()

@@ -46,7 +46,7 @@ func (p *Plan) linkPath(name string) {
 		}
 		todo = append([]string{""}, append(strings.Split(target, "/"), todo[1:]...)...)
 	}
-	if v.hostPath(done) != "" {
+	if m := v.mountOf(done); m.src != "" && m.kind != opRoot {
 		p.ops = v
 	}
 }
@@ -65,7 +65,14 @@ func (v view) linkBelow(target, dst string, rest []string) (src, at string) {
 		}
 		src, at = src+"/"+rest[0], path.Join(at, rest[0])
 	}
-	if kind := v.mountOf(at).kind; v.hostPath(at) != "" || kind == opProc || kind == opDev {
+	parent := path.Dir(at)
+	switch m := v.mountOf(at); {
+	case m.kind == opRoot:
+		var st unix.Stat_t
+		if !v.own(parent) || v.merged(parent) && unix.Lstat(v.hostPath(at), &st) != unix.ENOENT {
+			return "", ""
+		}
+	case m.src != "", m.kind == opProc, m.kind == opDev:
 		return "", ""
 	}
 	return src, at
