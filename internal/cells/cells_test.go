@@ -1,7 +1,6 @@
 package cells
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -298,50 +297,6 @@ func TestStartFails(t *testing.T) {
 	}
 }
 
-// The interpreter's startup code counts toward the cell's time. The next cell gets a new interpreter.
-func TestLateStart(t *testing.T) {
-	t.Parallel()
-	room := newRoom(t)
-	late := Language{Kept: []string{"sh", "-c", `[ -e go ] || sleep 1000; exec python3 "$@"`, "sh"}, Driver: "python"}
-	k := open(t, Spec{Room: In(room), Language: late})
-	for _, timeout := range []time.Duration{1, 200 * time.Millisecond} {
-		a := within(t, k, "1", timeout)
-		check.That(t, a.Cause == result.Timeout && a.State == Lost && a.Number == 1 && a.Duration >= timeout, "%v: %+v", timeout, a)
-	}
-	inside(t, k, "touch go")
-	a := do(t, k, "1")
-	check.That(t, cmp.Equal(see(a), done("", "value text/plain=1")) && a.Number == 1 && a.Earlier == nil, "%+v", a)
-}
-
-// Only one cell runs at a time. Close ends it, and no cell runs after that.
-func TestBusyAndClosed(t *testing.T) {
-	t.Parallel()
-	k := python(t)
-	code := func(err error) string {
-		var e *result.Error
-		errors.As(err, &e)
-		return e.Code
-	}
-	type outcome struct {
-		answer *Answer
-		err    error
-	}
-	ran := make(chan outcome)
-	go func() {
-		a, err := k.Run(t.Context(), Cell{Code: "import time; open('begun', 'w').close(); time.sleep(1000)"})
-		ran <- outcome{a, err}
-	}()
-	inside(t, k, "while [ ! -e begun ]; do sleep 0.01; done")
-	_, err := k.Run(t.Context(), Cell{Code: "1"})
-	check.That(t, err != nil && code(err) == "busy-session", "%v", err)
-	check.OK(t, k.Close())
-	o := <-ran
-	check.That(t, o.err == nil && o.answer.Cause == result.Canceled && o.answer.State == Lost, "%+v, %v", o.answer, o.err)
-	_, err = k.Run(t.Context(), Cell{Code: "1"})
-	check.That(t, err != nil && code(err) == "ended", "%v", err)
-	check.OK(t, k.Close())
-}
-
 // A client that disconnects ends its cell but not the state.
 func TestCanceled(t *testing.T) {
 	t.Parallel()
@@ -371,28 +326,6 @@ func TestCanceled(t *testing.T) {
 			check.That(t, !given || cmp.Equal(see(a), done("", "value text/plain=5")), "%s: %+v", language, see(a))
 		}
 	}
-}
-
-// The room's end ends the cell.
-func TestRoomEnds(t *testing.T) {
-	t.Parallel()
-	room := &bwrap.Room{}
-	check.Must(t, room.Start(t.Context()))
-	k := open(t, Spec{Room: In(room), Language: Languages()["python"]})
-	ended := make(chan error)
-	go func() {
-		c := room.Command("sh", "-c", "while [ ! -e /tmp/begun ]; do sleep 0.01; done")
-		c.Timeout = bound
-		_, _ = c.Run(t.Context())
-		_, err := room.Close()
-		ended <- err
-	}()
-	a := do(t, k, "open('/tmp/begun', 'w').close()\nwhile True: pass")
-	check.That(t, a.State == Lost && (a.Cause == result.Killed || a.Cause == result.Lost), "%+v", a)
-	check.OK(t, <-ended)
-	_, err := k.Run(t.Context(), Cell{Code: "1"})
-	e, ok := errors.AsType[*result.Error](err)
-	check.That(t, ok && e.Code == "ended", "%v", err)
 }
 
 // In adapts a room of package bwrap.
@@ -443,13 +376,6 @@ func TestLanguages(t *testing.T) {
 	} {
 		check.That(t, l.Check() != nil, "%s: no error", name)
 	}
-}
-
-// sbxrun's own binary does not contain the drivers.
-func TestNotInSbxrun(t *testing.T) {
-	t.Parallel()
-	binary := harness.ReadFile(t, harness.Binary(t))
-	check.That(t, bytes.Contains(binary, []byte("internal/supervise")) && !bytes.Contains(binary, []byte("internal/cells")), "cmd/sbxrun imports internal/cells")
 }
 
 // A cell that exceeds the interpreter's memory limit ends it, where the limit can be enforced.

@@ -254,16 +254,6 @@ func TestDeadlineAtTheEnd(t *testing.T) {
 	}
 }
 
-// A process that holds all the interpreter's descriptors delays no one.
-func TestStrayHoldsAll(t *testing.T) {
-	t.Parallel()
-	k := python(t)
-	begin := time.Now()
-	a := do(t, k, "import os, time\nif not os.fork():\n  os.setsid()\n  time.sleep(1000)\nprint('parent')")
-	took := time.Since(begin)
-	check.That(t, a.Cause == Done && a.Stdout.Text == "parent\n" && took <= harness.Slack, "%v, %+v", took, a)
-}
-
 // An interpreter leaves no descriptors and goroutines behind, however it ends. Must not run in parallel with
 // other tests.
 func TestNothingLeft(t *testing.T) {

@@ -1,7 +1,6 @@
 package stream
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -36,11 +35,6 @@ func receive[T any](t *testing.T, c <-chan T, what string) (v T) {
 		t.Fatalf("timeout while waiting for %s", what)
 	}
 	return v
-}
-
-// collect returns an Emit that appends to b.
-func collect(b *bytes.Buffer) func([]byte) error {
-	return func(p []byte) error { b.Write(p); return nil }
 }
 
 // hand returns an Emit that sends to c.
@@ -119,13 +113,6 @@ func TestFollowWithoutInotify(t *testing.T) {
 	check.OK(t, receive(t, result, "the end"))
 }
 
-func descriptors(t *testing.T) int {
-	t.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	check.Must(t, err)
-	return len(entries)
-}
-
 // Follow continues when the file is removed.
 func TestFollowRemoved(t *testing.T) {
 	f := create(t)
@@ -135,54 +122,6 @@ func TestFollowRemoved(t *testing.T) {
 	start(t, t.Context(), nil, LogFile{r, hand(lines)})
 	write(t, f, binary)
 	check.Equal(t, receive(t, lines, "a line"), binary)
-}
-
-// Eight followers, started at different times, get all of both streams, while another
-// one is cancelled.
-func TestFollowers(t *testing.T) {
-	const rounds, followers = 400, 8
-	before := descriptors(t)
-	out, err := create(t), create(t)
-	ended := make(chan struct{})
-	var wantOut, wantErr strings.Builder
-	var results []<-chan error
-	var got [followers][2]bytes.Buffer
-	ctx, cancel := context.WithCancelCause(t.Context())
-	defer cancel(nil)
-	var cancelled <-chan error
-	var part bytes.Buffer
-
-	for i := range rounds {
-		if i%(rounds/followers) == 0 {
-			n := len(results)
-			results = append(results, start(t, t.Context(), ended,
-				LogFile{reopen(t, out), collect(&got[n][0])}, LogFile{reopen(t, err), collect(&got[n][1])}))
-		}
-		switch i {
-		case rounds / 4:
-			cancelled = start(t, ctx, ended, LogFile{reopen(t, out), collect(&part)})
-		case rounds / 2:
-			cancel(errTest)
-			check.Equal(t, receive(t, cancelled, "the cancelled"), errTest, "cancelled")
-		}
-		line := fmt.Sprintf("%d%s%s", i, binary, strings.Repeat("\x00", 7*i))
-		write(t, out, line)
-		wantOut.WriteString(line)
-		write(t, err, "E"+line)
-		wantErr.WriteString("E" + line)
-	}
-	close(ended)
-	for i, result := range results {
-		check.OK(t, receive(t, result, "a follower"), "follower %d", i)
-		if got[i][0].String() != wantOut.String() || got[i][1].String() != wantErr.String() {
-			t.Errorf("follower %d: %d and %d bytes, want %d and %d, or they differ",
-				i, got[i][0].Len(), got[i][1].Len(), wantOut.Len(), wantErr.Len())
-		}
-	}
-	check.That(t, strings.HasPrefix(wantOut.String(), part.String()), "the cancelled follower got something else")
-	// The test's own files are closed later, by Cleanup.
-	after, opened := descriptors(t), 2+2*followers+1
-	check.That(t, after <= before+opened, "%d descriptors before, %d after, of which %d are the test's", before, after, opened)
 }
 
 // Follow reads all streams in turns when they have ended already.

@@ -290,18 +290,6 @@ func hostileCollect() api.Call {
 	return call
 }
 
-// Matching a call's patterns takes little CPU time.
-func TestCollectTime(t *testing.T) {
-	t.Parallel()
-	s := serve(t, "")
-	before := s.cpuTime()
-	a := s.run(hostileCollect())
-	n := len(a.Files)
-	check.That(t, n == 1 && a.Files[0].Path == "." && strings.Contains(a.Files[0].Error, "patterns"), "%d files: %+v", n, a.Files)
-	took := s.cpuTime() - before
-	check.That(t, took <= harness.Scaled(4*time.Second), "the server took %v", took)
-}
-
 // The cost of writing a small file does not depend on the number of files.
 func TestPutTime(t *testing.T) {
 	t.Parallel()

@@ -189,12 +189,6 @@ func TestContentStore(t *testing.T) {
 		s.refuses(api.NoSuchFile, http.MethodGet, "/v1/files/"+id, nil)
 	}
 	s.refuses(api.QuotaDisk, http.MethodPost, "/v1/files", io.LimitReader(zeros{}, 2<<20), "Content-Type", "application/octet-stream")
-	for i := range 3 { // 400 KB each: there is no room for the third
-		b := append(make([]byte, 400<<10), byte(i))
-		status, answer := s.ask(http.MethodPost, "/v1/files", b, "Content-Type", "application/octet-stream")
-		want := map[bool]int{true: 507, false: 201}[i == 2]
-		check.That(t, status == want, "%d: %d %s", i, status, answer)
-	}
 }
 
 type zeros struct{}

@@ -309,25 +309,3 @@ func TestCodeSessionEnds(t *testing.T) {
 	}
 	s.idle()
 }
-
-// A cell that is sent twice with one key runs once.
-func TestCellOnce(t *testing.T) {
-	t.Parallel()
-	s := serve(t, "")
-	status, b := s.ask(http.MethodPost, "/v1/sessions", api.NewSession{})
-	var session api.Session
-	err := json.Unmarshal(b, &session)
-	check.Require(t, err == nil && status == http.StatusCreated, "%d %s", status, b)
-	path := "/v1/sessions/" + session.ID + "/code"
-	cell := api.Cell{Language: "python", Code: "n = globals().get('n', 0) + 1\nn"}
-	var answers []string
-	for range 2 {
-		status, b := s.ask(http.MethodPost, path, cell, "Idempotency-Key", "k")
-		check.That(t, status == 200 && strings.Contains(string(b), `"text":"1"`), "%d %s", status, b)
-		answers = append(answers, string(b))
-	}
-	check.That(t, answers[0] == answers[1], "%s\n%s", answers[0], answers[1])
-	s.answers(200, `"text":"2"`, http.MethodPost, path, cell)
-	cell.Code = "0"
-	s.refuses(api.Idempotency, http.MethodPost, path, cell, "Idempotency-Key", "k")
-}

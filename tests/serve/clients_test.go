@@ -104,6 +104,7 @@ var behaviours = []behaviour{
 		{op: "session", args: `{}`},
 		{op: "cell", args: `{"key":"c","session":"$session","call":{"code":"x = globals().get('x', 0) + 1\nx"}}`, want: `{"value":"1"}`},
 		{op: "cell", args: `{"key":"c","session":"$session","call":{"code":"x = globals().get('x', 0) + 1\nx"}}`, want: `{"value":"1"}`},
+		{op: "cell", args: `{"key":"c","session":"$session","call":{"code":"0"}}`, want: `{"error":"refused","code":"idempotency","status":409}`},
 		{op: "start", args: `{"key":"p","session":"$session","call":{"argv":["true"]}}`},
 		{op: "start", args: `{"key":"p","session":"$session","call":{"argv":["true"]}}`, want: `{"id":"$start"}`},
 		{op: "start", args: `{"key":"p","session":"$session","call":{"argv":["false"]}}`, want: `{"error":"refused","code":"idempotency","status":409}`},

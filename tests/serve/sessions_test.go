@@ -80,34 +80,6 @@ func TestSessionEnds(t *testing.T) {
 	s.idle()
 }
 
-// A background process runs until it, or its session, is ended.
-func TestProcesses(t *testing.T) {
-	t.Parallel()
-	s := serve(t, "")
-	path := s.session(`{}`)
-	long := s.status(http.MethodPost, path+"/processes", sh("trap 'echo told; exit 5' INT; echo up; while :; do sleep 0.1; done"), http.StatusAccepted)
-	other := s.status(http.MethodPost, path+"/processes", sh("sleep 4567"), http.StatusAccepted)
-	at := path + "/processes/" + long.ID
-	harness.Until(t, harness.Bound, "both to run", func() bool {
-		return s.status(http.MethodGet, at, nil, 200).StdoutBytes == 3 && s.status(http.MethodGet, path+"/processes/"+other.ID, nil, 200).State == api.Running
-	})
-	s.call(path+"/exec", sh("true"))
-	c := s.status(http.MethodGet, at, nil, 200)
-	check.That(t, c.State == api.Running, "%+v", c)
-	s.answers(204, "", http.MethodPost, at+"/signal", api.Signal{Signal: "INT"})
-	c = s.status(http.MethodGet, at+"?wait_ms=60000", nil, 200)
-	check.That(t, c.Report != nil && c.Report.ExitCode == 5 && c.Report.TimeoutMS >= 3600e3, "%+v", c) // the session's lifetime
-	_, b := s.ask(http.MethodGet, at+"/output", nil)
-	check.That(t, string(b) == "up\ntold\n", "%q", b)
-	c = s.status(http.MethodGet, path+"/processes/"+other.ID, nil, 200)
-	check.That(t, c.State == api.Running, "the other one: %+v", c)
-	s.refuses(api.Ended, http.MethodPost, at+"/signal", api.Signal{Signal: "INT"})
-	s.refuses(api.Usage, http.MethodPost, at+"/signal", api.Signal{Signal: "nonsense"})
-	s.refuses(api.NoSuchProcess, http.MethodGet, path+"/processes/none", nil)
-	s.ask(http.MethodDelete, path, nil)
-	s.idle()
-}
-
 // A process that is just starting gets a signal.
 func TestSignalAtOnce(t *testing.T) {
 	t.Parallel()
@@ -119,8 +91,11 @@ func TestSignalAtOnce(t *testing.T) {
 		c := s.status(http.MethodGet, at+"?wait_ms=60000", nil, 200)
 		check.That(t, c.Report != nil && c.Report.Cause == "signaled", "%+v", c)
 	}
+	other := path + "/" + s.status(http.MethodPost, path, sh("sleep 4568"), http.StatusAccepted).ID
+	s.refuses(api.Usage, http.MethodPost, other+"/signal", api.Signal{Signal: "nonsense"})
+	s.refuses(api.NoSuchProcess, http.MethodGet, path+"/none", nil)
 	s.ask(http.MethodDelete, strings.TrimSuffix(path, "/processes"), nil)
-	s.idle()
+	s.idle() // the session's end ends its process
 }
 
 func TestProcessStdin(t *testing.T) {
