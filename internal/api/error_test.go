@@ -21,8 +21,7 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// A server without free descriptors is busy, whichever operation needs one. An unproven teardown is still
-// reported.
+// A server without free descriptors is busy, whichever operation needs one. An unproven teardown is still reported.
 func TestFilesUsedUp(t *testing.T) {
 	full := &fs.PathError{Op: "open", Path: "/srv/files/1", Err: syscall.EMFILE}
 	for _, err := range []error{full, &result.Error{Code: "bwrap-unusable", Message: "cannot use bwrap: " + full.Error(), Err: full}} {

@@ -31,9 +31,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// No package gets to a message of its own: those that would not compile import
-// this one. What else they import is compiled in the meantime, for half a minute, and so
-// this is one of the tests that SBXRUN_SOAK asks for.
+// No package gets to a message of its own: those that would not compile import this one. What else they import is
+// compiled in the meantime, for half a minute, and so this is one of the tests that SBXRUN_SOAK asks for.
 func TestRefusedAsAWhole(t *testing.T) {
 	if os.Getenv("SBXRUN_SOAK") == "" {
 		t.Log("not without SBXRUN_SOAK")

@@ -86,8 +86,7 @@ func TestMediaTypes(t *testing.T) {
 	}
 }
 
-// The messages do not depend on how the text is split into pieces. They need the token, and the memory is
-// bounded.
+// The messages do not depend on how the text is split into pieces. They need the token, and the memory is bounded.
 func FuzzAnswers(f *testing.F) {
 	f.Add([]byte("\nTOKEN {\"end\":true}\n"), 3)
 	f.Add([]byte("x\nTOKEN {\"result\":{\"kind\":\"value\",\"media\":[{\"type\":\"a/b\",\"base64\":\"AAAA\"}]}}\nTOKEN {\"end\":true,\"error\":{}}\n"), 10)

@@ -247,8 +247,7 @@ None`)
 	check.That(t, len(a.Results) == 1, "then: %+v", see(a))
 }
 
-// The driver uses the system's modules, whatever is in the directory. Cells may import modules of the
-// directory.
+// The driver uses the system's modules, whatever is in the directory. Cells may import modules of the directory.
 func TestShadowedModules(t *testing.T) {
 	t.Parallel()
 	room := newRoom(t)

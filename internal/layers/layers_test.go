@@ -333,8 +333,7 @@ type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, unix.ENOSPC }
 
-// Whatever the stream contains, Unpack writes nothing outside, creates no device but 0/0, and respects the
-// bounds.
+// Whatever the stream contains, Unpack writes nothing outside, creates no device but 0/0, and respects the bounds.
 func FuzzUnpack(f *testing.F) {
 	for _, headers := range hostile {
 		f.Add(archive(headers))

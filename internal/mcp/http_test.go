@@ -27,8 +27,7 @@ func (noSlots) Take(context.Context, string, slot.Policy) (slot.Slot, error) {
 
 func (noSlots) Rooms() (idle, all, left int) { return 0, 0, 0 }
 
-// Every request to /mcp gets a response that is not an internal error, and no tool claims to have run
-// anything.
+// Every request to /mcp gets a response that is not an internal error, and no tool claims to have run anything.
 func FuzzBody(f *testing.F) {
 	const call = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"run_code","arguments":{"code":"1","files":[{"path":"a","text":"b"}],"session":"x"}}}`
 	for _, body := range []string{

@@ -323,8 +323,7 @@ func TestApplyTheirs(t *testing.T) {
 	t.Logf("%d conflicts", conflicts)
 }
 
-// tick waits until later changes get a later st_ctime than earlier ones: the kernel's clock may
-// advance only in ticks.
+// tick waits until later changes get a later st_ctime than earlier ones: the kernel's clock may advance only in ticks.
 func tick(t testing.TB) {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "tick")
@@ -441,8 +440,7 @@ func TestStagingExchanged(t *testing.T) {
 	check.That(t, maps.Equal(got, map[string]string{"file": "new", notes[0].Name + "/kept": "kept"}), "%v", got)
 }
 
-// replaceDir creates a tree with a directory that the layer has a copy of, replaces it, and returns the
-// changes.
+// replaceDir creates a tree with a directory that the layer has a copy of, replaces it, and returns the changes.
 func replaceDir(t *testing.T, replace func(source string)) (layer, source string, tree *Tree, list []Change, text string) {
 	layer, source, tree = laid(t)
 	for _, name := range []string{"cur/f", "cur/deep/g", "v2/f", "v2/deep/g", "other/h"} {
@@ -468,8 +466,7 @@ func replaceDir(t *testing.T, replace func(source string)) (layer, source string
 	return layer, source, tree, list, text
 }
 
-// All changes in a directory that was replaced since the sandbox began are conflicts, even if the files
-// in it are old.
+// All changes in a directory that was replaced since the sandbox began are conflicts, even if the files in it are old.
 func TestReplacedDirectory(t *testing.T) {
 	t.Parallel()
 	exchange := func(source string) {
@@ -565,8 +562,7 @@ func TestReplacedMeanwhile(t *testing.T) {
 	nothingOutside(t, source)
 }
 
-// Apply does not write to a directory that another process has exchanged for one that was not
-// compared.
+// Apply does not write to a directory that another process has exchanged for one that was not compared.
 func TestApplyExchange(t *testing.T) {
 	t.Parallel()
 	layer, source, tree := laid(t)

@@ -15,8 +15,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/check"
 )
 
-// git(1) accepts a patch of every change between files, links and directories, and the result is that
-// of an apply.
+// git(1) accepts a patch of every change between files, links and directories, and the result is that of an apply.
 func TestPatchTaken(t *testing.T) {
 	t.Parallel()
 	git, err := exec.LookPath("git")

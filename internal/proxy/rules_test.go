@@ -135,8 +135,7 @@ func TestPermits(t *testing.T) {
 	}
 }
 
-// A network that extends beyond a special range allows no address in that range, and no name that resolves
-// to one.
+// A network that extends beyond a special range allows no address in that range, and no name that resolves to one.
 func TestSpecialRanges(t *testing.T) {
 	special := []string{
 		"127.0.0.1", "127.255.0.9", "0.0.0.0", "0.1.2.3", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.100.100.200", "168.63.129.16",

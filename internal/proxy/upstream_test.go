@@ -20,8 +20,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// company is a proxy of a company: it requires a password, resolves names itself, and refuses CONNECT to
-// port 80.
+// company is a proxy of a company: it requires a password, resolves names itself, and refuses CONNECT to port 80.
 type company struct {
 	address string // of its only host
 	mu      sync.Mutex

@@ -126,8 +126,7 @@ func TestOpenGroup(t *testing.T) {
 	unix.Close(fd)
 }
 
-// Open rejects links of other users and, for root, links that others could have put there,
-// and names the link.
+// Open rejects links of other users and, for root, links that others could have put there, and names the link.
 func TestOpenOthers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		return // only root can create files of other users

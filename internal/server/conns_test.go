@@ -223,8 +223,7 @@ func TestPeerOf(t *testing.T) {
 	}
 }
 
-// WhileConnected notices that a client disconnects while no one reads its body, and does not end while it is
-// connected.
+// WhileConnected notices that a client disconnects while no one reads its body, and does not end while it is connected.
 func TestWhileThere(t *testing.T) {
 	t.Parallel()
 	for _, network := range []string{"unix", "tcp", "tls"} {

@@ -13,8 +13,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// A user of the socket sees only their own activity, except for root, the server's user, and configured
-// tenants.
+// A user of the socket sees only their own activity, except for root, the server's user, and configured tenants.
 func TestSeesAll(t *testing.T) {
 	h := newServer(t, nowhere{}).Handler(http.NotFoundHandler())
 	for peer, sees := range map[string]bool{"uid-0": true, uidTenant(os.Geteuid()): true, "uid-1": true, "uid-4002": false} {

@@ -52,8 +52,7 @@ func TestPagesOfOthers(t *testing.T) {
 	}
 }
 
-// Without a token, only the page is served, with status 401. Its policy has the hashes of its own style and
-// script.
+// Without a token, only the page is served, with status 401. Its policy has the hashes of its own style and script.
 func TestPage(t *testing.T) {
 	h := handler(t)
 	w := ask(h, http.MethodGet, "/", "")

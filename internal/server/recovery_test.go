@@ -112,8 +112,7 @@ func (doubtfulPlace) Signal(syscall.Signal) error      { return nil }
 func (doubtfulPlace) SignalAlone(syscall.Signal) error { return nil }
 func (p doubtfulPlace) Give() (*result.Result, error)  { return p.result(p.of.place), nil }
 
-// The slot of a call, and the lease of a session, are kept until the survivors of an unproven teardown have
-// exited.
+// The slot of a call, and the lease of a session, are kept until the survivors of an unproven teardown have exited.
 func TestSurvivorsKeepPlace(t *testing.T) {
 	place := func(join func(string, tenants.Ceilings) (*tenants.Ticket, error)) error {
 		turn, err := join("uid-2", tenants.Ceilings{})
@@ -169,8 +168,7 @@ func TestSurvivorsKeepPlace(t *testing.T) {
 	}
 }
 
-// If a teardown is unproven, every waiting client gets the error with the survivors, and the session is not
-// used again.
+// If a teardown is unproven, every waiting client gets the error with the survivors, and the session is not used again.
 func TestUnproven(t *testing.T) {
 	source := &doubtful{}
 	h := as("uid-1", newServer(t, source).Handler(http.NotFoundHandler()))

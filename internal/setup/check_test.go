@@ -24,8 +24,7 @@ const (
 	skips  = passes + "=== RUN   TestShy\\n    shy.go:1: not today\\n--- SKIP: TestShy (0.00s)\\nPASS\\nok  \\tx/shy\\t0.1s\\n"
 )
 
-// fakes is a directory of programs, first in PATH, and a copy of the scripts without packages and
-// virtual machine.
+// fakes is a directory of programs, first in PATH, and a copy of the scripts without packages and virtual machine.
 type fakes struct {
 	t         *testing.T
 	dir, path string
@@ -359,8 +358,7 @@ func TestPackages(t *testing.T) {
 	}
 }
 
-// The commands of setup.sh that README, Taskfile.yml and CI call exist, and nothing compiles a
-// task runner.
+// The commands of setup.sh that README, Taskfile.yml and CI call exist, and nothing compiles a task runner.
 func TestCommands(t *testing.T) {
 	read := func(name string) []byte {
 		text, err := os.ReadFile("../../" + name)

@@ -35,9 +35,8 @@ func capture(limit int64, stream string, piece int) outcome {
 	return outcome{text, valid, b.Len(), b.Truncated()}
 }
 
-// model computes the outcome from the whole stream. It finds partial characters by
-// completing them: the bytes at the end of the head are one if some
-// continuation makes them a character.
+// model computes the outcome from the whole stream. It finds partial characters by completing them: the bytes at the
+// end of the head are one if some continuation makes them a character.
 func model(limit int64, stream string) outcome {
 	total := int64(len(stream))
 	limit = max(limit, 0)
@@ -59,9 +58,8 @@ func model(limit int64, stream string) outcome {
 	return outcome{text(head, tail), false, total, true}
 }
 
-// isStart reports whether s is empty or a proper prefix of some character. The
-// second byte of one may be limited to 0x80–0x8f, 0x80–0x9f, 0x90–0xbf or
-// 0xa0–0xbf; so either 0x80 or 0xbf completes it when anything does.
+// isStart reports whether s is empty or a proper prefix of some character. The second byte of one may be limited to
+// 0x80–0x8f, 0x80–0x9f, 0x90–0xbf or 0xa0–0xbf; so either 0x80 or 0xbf completes it when anything does.
 func isStart(s string) bool {
 	if s == "" {
 		return true

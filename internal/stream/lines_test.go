@@ -108,8 +108,7 @@ func TestMatcherContinuesAfterEnd(t *testing.T) {
 	check.That(t, !m.Feed([]byte("c\n")) && !m.End(), "abc is not ab")
 }
 
-// Feed gives the same result however the stream is cut: it matches if and only if one of
-// the lines does on its own.
+// Feed gives the same result however the stream is cut: it matches if and only if one of the lines does on its own.
 func FuzzMatcher(f *testing.F) {
 	f.Add("a\nready\r\n", 3)
 	f.Add(binary, 1)

@@ -143,8 +143,7 @@ func TestRemovedMeanwhile(t *testing.T) {
 	check.That(t, n == 2, "%d entries", n)
 }
 
-// A walk skips entries removed before it reaches them. A cancelled walk returns one error and leaks no
-// descriptors.
+// A walk skips entries removed before it reaches them. A cancelled walk returns one error and leaks no descriptors.
 func TestWalkRemovedEntries(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Mkdir(dir+"/a", 0o755), os.Mkdir(dir+"/b", 0o755), os.WriteFile(dir+"/c", nil, 0o600))
@@ -197,8 +196,7 @@ func TestModTime(t *testing.T) {
 	}
 }
 
-// Remove removes directories deeper than any path and closed directories, and does not follow
-// links.
+// Remove removes directories deeper than any path and closed directories, and does not follow links.
 func TestRemove(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(dir+"/kept", nil, 0o600), os.Mkdir(dir+"/top", 0o755))

@@ -19,8 +19,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/check"
 )
 
-// places are roots that stand for a sandbox's and the host's, with a file next to them that neither may
-// reach.
+// places are roots that stand for a sandbox's and the host's, with a file next to them that neither may reach.
 func places(t testing.TB) (inside *Root, dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -101,8 +100,7 @@ func TestTransferRaces(t *testing.T) {
 	check.That(t, err == nil && len(names) == 3, "%v %v", names, err)
 }
 
-// A file is copied with its holes, and at most with its initial size. A device does not stop the
-// copy.
+// A file is copied with its holes, and at most with its initial size. A device does not stop the copy.
 func TestTransferFiles(t *testing.T) {
 	inside, dir := places(t)
 	f, err := os.Create(dir + "/box/sparse")
@@ -140,8 +138,7 @@ func TestTransferFiles(t *testing.T) {
 	}
 }
 
-// A copy replaces files and links, but not links that lead out, which for root could be /dev/null or
-// /dev/stdout.
+// A copy replaces files and links, but not links that lead out, which for root could be /dev/null or /dev/stdout.
 func TestTransferReplaces(t *testing.T) {
 	inside, dir := places(t)
 	write(t, dir+"/box/f", "new")

@@ -156,8 +156,7 @@ func TestUnpackTar(t *testing.T) {
 	check.That(t, err == nil && st.Mode().Perm() == 0o700, "%v %v", st, err)
 }
 
-// Whatever the stream contains, Unpack writes nothing outside, creates no link or device, and respects the
-// quota.
+// Whatever the stream contains, Unpack writes nothing outside, creates no link or device, and respects the quota.
 func FuzzUnpack(f *testing.F) {
 	add := func(all ...tar.Header) {
 		var b bytes.Buffer
@@ -205,8 +204,7 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-// Unpack stops reading an archive with a million entries at the quota, which counts parent directories,
-// too.
+// Unpack stops reading an archive with a million entries at the quota, which counts parent directories, too.
 func TestManyEntries(t *testing.T) {
 	for name, path := range map[string]string{"in one directory": "f%d", "each in its own": "%d/a/b/c/f"} {
 		d, root := open(t)

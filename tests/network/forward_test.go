@@ -117,8 +117,7 @@ func TestPublishRefuses(t *testing.T) {
 	check.That(t, h != nil && h.Refused == 1 && h.Reason == "connection refused", "report: %+v", h)
 }
 
-// listenUnix returns a Unix socket that echoes lines. The channel has room for one client that has
-// disconnected.
+// listenUnix returns a Unix socket that echoes lines. The channel has room for one client that has disconnected.
 func listenUnix(t *testing.T) (name string, gone <-chan struct{}) {
 	t.Helper()
 	name = filepath.Join(harness.Dir(t), "s.sock")
@@ -222,8 +221,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// A sandbox whose proxy was killed has no network and keeps running. Its report says that the usage is
-// incomplete.
+// A sandbox whose proxy was killed has no network and keeps running. Its report says that the usage is incomplete.
 func TestProxyKilled(t *testing.T) {
 	t.Parallel()
 	in, out := io.Pipe()

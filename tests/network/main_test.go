@@ -180,8 +180,7 @@ func exitCode(err error) int {
 // shared returns the path of a file of the lab.
 func shared(name string) string { return filepath.Join(os.Getenv(dirName), name) }
 
-// Each package manager works when only its hosts are listed. Otherwise it fails, and one line
-// names the refused host.
+// Each package manager works when only its hosts are listed. Otherwise it fails, and one line names the refused host.
 func TestPackageManagers(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ tool, hosts, refused, script, want string }{

@@ -394,12 +394,10 @@ func TestNamed(t *testing.T) {
 	check.That(t, err == nil && len(seen) == 1 && fmt.Sprint(seen[0].Refused) == "[{other.example.org:80 not listed} {third.example.org:80 not listed}]", "inspect: %+v, %v", seen, err)
 }
 
-// A client that connects to a published port before the server listens is not mentioned when the
-// command fails.
+// A client that connects to a published port before the server listens is not mentioned when the command fails.
 func TestEarlyClient(t *testing.T) {
 	t.Parallel()
-	// At an address that no other test uses, because a port that is a client's local port cannot
-	// be published.
+	// At an address that no other test uses, because a port that is a client's local port cannot be published.
 	free, err := net.Listen("tcp", "127.0.0.77:0")
 	check.Must(t, err)
 	address := free.Addr().String()

@@ -189,8 +189,7 @@ func TestNoTasks(t *testing.T) {
 	check.That(t, a.ExitCode == 0, "%+v", a)
 }
 
-// When memory runs out, the kernel kills sandboxes before the server, including warm rooms and
-// sessions.
+// When memory runs out, the kernel kills sandboxes before the server, including warm rooms and sessions.
 func TestExpendable(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[rooms]\nmin = 1\nmax = 2\n")
@@ -256,8 +255,7 @@ func (a *attacker) repeat(atOnce int, do func()) {
 	all.Wait()
 }
 
-// stall sends the beginning of a request on its own connection and reads nothing. The server may
-// close the connection.
+// stall sends the beginning of a request on its own connection and reads nothing. The server may close the connection.
 func (a *attacker) stall(request string) {
 	line, rest, _ := strings.Cut(request, "\r\n")
 	c, err := net.Dial("unix", a.socket())

@@ -131,8 +131,7 @@ func TestIdempotencySessionEnded(t *testing.T) {
 	}
 }
 
-// The list of collected files in a status is limited like any answer, and a list of calls omits
-// it.
+// The list of collected files in a status is limited like any answer, and a list of calls omits it.
 func TestCollectedNames(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")

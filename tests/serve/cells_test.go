@@ -200,8 +200,7 @@ func testIdleInterpreter(t *testing.T) {
 		a := s.cell(path, python(itoa(n)))
 		check.Require(t, shown(a) == itoa(n) && a.Number == first+n+1, "%d: %+v", n, a)
 	}
-	// An interpreter that exits between two cells is reported with the next one, even if its end
-	// is proven only then.
+	// An interpreter that exits between two cells is reported with the next one, even if its end is proven only then.
 	s.cell(path, python("import threading, os\nthreading.Timer(0.05, os._exit, (9,)).start()"))
 	harness.Until(t, harness.Bound, "the end of the interpreter", func() bool {
 		return !slices.ContainsFunc(harness.Descendants(s.cmd.Process.Pid), func(pid int) bool {
@@ -214,8 +213,7 @@ func testIdleInterpreter(t *testing.T) {
 	check.That(t, end != nil && end.ExitCode == 9 && end.Teardown.Verdict == "proven" && (a.Earlier == nil || a.Number == 1), "%+v", a)
 }
 
-// Only one cell runs at a time; others are rejected at once. A client that disconnects ends its
-// cell.
+// Only one cell runs at a time; others are rejected at once. A client that disconnects ends its cell.
 func TestCodeBusy(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")

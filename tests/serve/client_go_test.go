@@ -333,8 +333,7 @@ func each[T any](all []T, text func(T) string) []string {
 
 var errBad = errors.New("bad")
 
-// pour streams a file into the workspace, as an archive into another one, and through the content
-// store.
+// pour streams a file into the workspace, as an archive into another one, and through the content store.
 func (d *goDriver) pour(ctx context.Context, session *sbxrun.Session, size int64) (any, error) {
 	if err := session.WriteStream(ctx, "big", io.LimitReader(zeros{}, size), ""); err != nil {
 		return nil, err

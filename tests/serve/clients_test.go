@@ -33,17 +33,15 @@ import (
 // All clients behave alike: each has a driver that executes the steps of one table, and the
 // results are compared with the table.
 
-// step is an operation of a client. args and want are JSON; $op stands for the ID that the last
-// such operation has returned. Members that want does not have are ignored. Three operations are
-// the test's own: after waits until a command runs, left until it does not, and canceled until the
-// server's log has a canceled call or cell.
+// step is an operation of a client. args and want are JSON; $op stands for the ID that the last such operation has
+// returned. Members that want does not have are ignored. Three operations are the test's own: after waits until a
+// command runs, left until it does not, and canceled until the server's log has a canceled call or cell.
 type step struct {
 	op, args, want string
 	least          time.Duration // minimum duration
 }
 
-// behaviour is what each client must do with a server, or with a fake that gives one of the
-// answers to each connection.
+// behaviour is what each client must do with a server, or with a fake that gives one of the answers to each connection.
 type behaviour struct {
 	name    string
 	client  string // members of the operation new
@@ -289,8 +287,7 @@ var behaviours = []behaviour{
 // driver executes steps; a program reads and writes lines of JSON.
 type driver func(step []byte) (answer []byte, err error)
 
-// program starts a driver, which exits when its stdin ends. It trusts the certificate authority
-// ca.
+// program starts a driver, which exits when its stdin ends. It trusts the certificate authority ca.
 func program(t *testing.T, ca, dir, name string, args ...string) driver {
 	t.Helper()
 	c := exec.Command(name, args...)
@@ -619,8 +616,7 @@ func TestNodeClient(t *testing.T) {
 	conform(t, ca, program(t, ca, dir, "node", "driver.mjs"))
 }
 
-// pythonProject creates an environment with the Python client installed from its package, and
-// returns its interpreter.
+// pythonProject creates an environment with the Python client installed from its package, and returns its interpreter.
 func pythonProject(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -64,8 +64,7 @@ func TestSessionEndsDiff(t *testing.T) {
 	check.That(t, took <= endsBy, "the end took %v", took)
 }
 
-// A server that is shutting down cancels what still runs after drain_timeout: a diff, and a grace
-// period.
+// A server that is shutting down cancels what still runs after drain_timeout: a diff, and a grace period.
 func TestDrainEnds(t *testing.T) {
 	t.Parallel()
 	t.Run("diff", func(t *testing.T) {
@@ -104,8 +103,7 @@ func TestSurvivorsKeepPlace(t *testing.T) {
 			payload = pid
 		}
 	}
-	// A process from outside, in the command's PID namespace, keeps init from exiting until its
-	// parent reaps it.
+	// A process from outside, in the command's PID namespace, keeps init from exiting until its parent reaps it.
 	script := `
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)

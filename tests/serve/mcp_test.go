@@ -24,8 +24,7 @@ import (
 	"github.com/sbxrun/sbxrun/tests/harness"
 )
 
-// stdio starts sbxrun mcp. At the end of the test it closes stdin; sbxrun must then exit with 0
-// and leave no process.
+// stdio starts sbxrun mcp. At the end of the test it closes stdin; sbxrun must then exit with 0 and leave no process.
 func stdio(t *testing.T, config string) (s *server, in io.WriteCloser, out io.ReadCloser) {
 	t.Helper()
 	dir := harness.Dir(t)
@@ -93,8 +92,7 @@ func (s *server) agent(transport mcp.Transport, version string) *agent {
 	return &agent{s, x, progress}
 }
 
-// agents runs a test with each transport, and with the protocol before and after it became
-// stateless.
+// agents runs a test with each transport, and with the protocol before and after it became stateless.
 func agents(t *testing.T, config string, test func(*testing.T, *agent)) {
 	for _, version := range []string{legacy, ""} {
 		name := " " + version
@@ -194,8 +192,7 @@ func TestMCPTools(t *testing.T) {
 // pixel is an image.
 const pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
-// Files that a program writes come back: images as images, and all collected files as links that
-// can be read.
+// Files that a program writes come back: images as images, and all collected files as links that can be read.
 func TestMCPFiles(t *testing.T) {
 	t.Parallel()
 	image, err := base64.StdEncoding.DecodeString(pixel)
@@ -234,8 +231,7 @@ func TestMCPFiles(t *testing.T) {
 					t.Errorf("%s: %+v", link.URI, c)
 				}
 			}
-			// Nothing is new, so nothing comes back. Earlier files are older than the kernel's
-			// clock tick.
+			// Nothing is new, so nothing comes back. Earlier files are older than the kernel's clock tick.
 			r = a.use("run_command", with(map[string]any{"command": "ls"}))
 			check.That(t, len(r.Content) == 1, "%d pieces: %s", len(r.Content), said(r))
 		}
@@ -647,8 +643,7 @@ func TestMCPOutput(t *testing.T) {
 	})
 }
 
-// stdout carries only the protocol, whatever a program writes. Invalid input gets an error and
-// ends nothing.
+// stdout carries only the protocol, whatever a program writes. Invalid input gets an error and ends nothing.
 func TestMCPStdout(t *testing.T) {
 	t.Parallel()
 	_, in, out := stdio(t, "")

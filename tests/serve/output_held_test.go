@@ -28,8 +28,7 @@ type hold struct {
 	begin func(t *testing.T, url, token string, from net.IP)
 }
 
-// The server of TestHeld allows this many connections. One attacker opens more than half of them,
-// two more than all.
+// The server of TestHeld allows this many connections. One attacker opens more than half of them, two more than all.
 const heldConnections = 64
 
 // heldTLS, instead of a configuration, makes the server use TLS.
@@ -100,8 +99,7 @@ func askOnce(t *testing.T, method, url, token string, body any) (int, string) {
 	return r.StatusCode, string(answer)
 }
 
-// flood opens more connections than the server allows per address, and reopens each that is
-// closed.
+// flood opens more connections than the server allows per address, and reopens each that is closed.
 func flood(text string) func(t *testing.T, url, token string, from net.IP) {
 	return func(t *testing.T, url, token string, from net.IP) {
 		const each, pause = heldConnections * 3 / 4, 50 * time.Millisecond

@@ -210,8 +210,7 @@ func (b *tab) right() {
 	}
 }
 
-// hostile is a program whose output is markup, and whose files are an image, an invalid image and
-// a file with a script.
+// hostile is a program whose output is markup, and whose files are an image, an invalid image and a file with a script.
 const hostile = `import base64, sys
 print("<img src=x onerror=document.title='taken'><script>document.title='taken'</script> \u00e4")
 print("to stderr", file=sys.stderr)
@@ -221,8 +220,7 @@ open("picture.svg", "w").write("<svg xmlns='http://www.w3.org/2000/svg'><script>
 open("<b>bold<b>.html", "w").write("x")
 sys.exit(3)`
 
-// The page works in a browser over TCP with a token, and with the keyboard alone where that
-// matters.
+// The page works in a browser over TCP with a token, and with the keyboard alone where that matters.
 func TestPage(t *testing.T) {
 	t.Parallel()
 	_, address := overTCP(t, "metrics_tenants = [\"me\"]\nshow_code = true\n[rooms]\nmin = 1\nmax = 2\n", "me")

@@ -25,8 +25,7 @@ import (
 
 // What a session has besides its workspace: overlay, snapshot, volumes, network.
 
-// app returns a directory for overlays, and the configuration of a server whose tenants may use
-// everything.
+// app returns a directory for overlays, and the configuration of a server whose tenants may use everything.
 func app(t *testing.T) (dir, config string) {
 	t.Helper()
 	top := harness.Dir(t)
@@ -103,10 +102,9 @@ func TestOverlay(t *testing.T) {
 	s.idle()
 }
 
-// hostileLayer creates what a hostile command can leave in a directory: links out, a FIFO, a
-// socket, hard links, names with newlines and non-UTF-8 bytes, a closed directory, a deep one, and
-// overlayfs's attributes and devices. Then it exchanges directories and files with links that lead
-// out, as long as it lives (renameat2(2), RENAME_EXCHANGE).
+// hostileLayer creates what a hostile command can leave in a directory: links out, a FIFO, a socket, hard links, names
+// with newlines and non-UTF-8 bytes, a closed directory, a deep one, and overlayfs's attributes and devices. Then it
+// exchanges directories and files with links that lead out, as long as it lives (renameat2(2), RENAME_EXCHANGE).
 const hostileLayer = `import ctypes, os, socket, sys
 os.chdir(sys.argv[1])
 outside = sys.argv[2]
@@ -293,8 +291,7 @@ func TestSnapshots(t *testing.T) {
 	first := s.snapshot(path, `{"name":"first"}`)
 	check.That(t, first.Name == "first" && first.Path == "/srv" && first.Layers == 1 && first.Size > 0 && strings.HasSuffix(path, first.Session), "%+v", first)
 	s.refuses(api.NameInUse, http.MethodPost, path+"/snapshot", `{"name":"first"}`)
-	// A session takes one snapshot at a time: the second request is rejected while the store's
-	// lock delays the first.
+	// A session takes one snapshot at a time: the second request is rejected while the store's lock delays the first.
 	lock, err := os.OpenFile(filepath.Join(filepath.Dir(dir), "data", fmt.Sprintf("uid-%d", os.Getuid()), "snapshots/lock"), os.O_RDWR, 0)
 	check.Must(t, err)
 	check.Must(t, unix.FcntlFlock(lock.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}))

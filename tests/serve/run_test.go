@@ -106,8 +106,7 @@ func testRun(t *testing.T, config, room string) {
 	}
 }
 
-// Rooms are warm before the first call, and a call sees neither output nor files of the previous
-// one.
+// Rooms are warm before the first call, and a call sees neither output nor files of the previous one.
 func TestCallsApart(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "[rooms]\nmin = 1\nmax = 1\n")
@@ -307,8 +306,7 @@ func TestStreams(t *testing.T) {
 	check.That(t, status == 400, "%d %+v", status, e)
 }
 
-// testStream: characters are never split, and other bytes come as Base64. The call is long enough
-// for a keepalive.
+// testStream: characters are never split, and other bytes come as Base64. The call is long enough for a keepalive.
 func testStream(t *testing.T, s *server, accept string) {
 	t.Helper()
 	call := sh(`printf 'a\303'; sleep 0.2; printf '\244b'; echo err >&2; sleep 5.5; printf '\377'`)
@@ -401,8 +399,7 @@ func TestOutputCeiling(t *testing.T) {
 	check.That(t, len(text(a.Stdout)) <= most && slices.Equal(a.Clamped, []string{"limits.max_output"}), "%d bytes, clamped %q", len(text(a.Stdout)), a.Clamped)
 }
 
-// Output that JSON escapes completely costs the server little memory, and is truncated to the size
-// of an answer.
+// Output that JSON escapes completely costs the server little memory, and is truncated to the size of an answer.
 func TestAnswerMemory(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -530,8 +527,7 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// A scrape contains ended calls and their durations. A status reveals nothing of their contents
-// unless configured.
+// A scrape contains ended calls and their durations. A status reveals nothing of their contents unless configured.
 func TestScrape(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -599,8 +595,7 @@ func TestTaskBudget(t *testing.T) {
 	check.That(t, a.Number == 1, "%+v", a)
 }
 
-// A server that is shutting down starts nothing, lets calls end, and cancels those that take too
-// long.
+// A server that is shutting down starts nothing, lets calls end, and cancels those that take too long.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "", "--drain-timeout", "2s")
@@ -643,10 +638,9 @@ func TestDrain(t *testing.T) {
 	check.That(t, err != nil, "the socket is left")
 }
 
-// SIGKILL of the server during 50 calls and a session leaves no process, and the next server
-// starts with the same socket and state. It does so SBXRUN_SOAK times, at most 100; a third of the
-// kills come at a random moment. One is SIGABRT, by which Go's runtime exits with a trace and 2,
-// as after a panic in an unguarded goroutine.
+// SIGKILL of the server during 50 calls and a session leaves no process, and the next server starts with the same
+// socket and state. It does so SBXRUN_SOAK times, at most 100; a third of the kills come at a random moment. One is
+// SIGABRT, by which Go's runtime exits with a trace and 2, as after a panic in an unguarded goroutine.
 func testServerKilled(t *testing.T) {
 	t.Parallel()
 	dir := harness.Dir(t)
@@ -724,8 +718,7 @@ func (s *server) amid(call func(n int) api.Call) (over func()) {
 	return all.Wait
 }
 
-// reaper starts a server, adopts and reaps the processes that it leaves, and exits when there are
-// none.
+// reaper starts a server, adopts and reaps the processes that it leaves, and exits when there are none.
 const reaper = `import ctypes, os, sys
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) # PR_SET_CHILD_SUBREAPER
 os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:])
@@ -795,8 +788,7 @@ func removed(t *testing.T, ids []string) {
 	})
 }
 
-// Two servers cannot share a socket or a state directory, and only the server's user reaches its
-// socket.
+// Two servers cannot share a socket or a state directory, and only the server's user reaches its socket.
 func TestSocket(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "")
@@ -997,8 +989,7 @@ func TestCollectDirectories(t *testing.T) {
 	}
 }
 
-// A call cannot execute the server's own file through /proc/self/exe, with or without a warm room
-// (CVE-2019-5736).
+// A call cannot execute the server's own file through /proc/self/exe, with or without a warm room (CVE-2019-5736).
 func TestSelfExe(t *testing.T) {
 	t.Parallel()
 	const refusal = "sbxrun: /proc/self/exe cannot be executed here"

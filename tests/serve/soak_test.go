@@ -234,10 +234,9 @@ func (s *soak) descriptors() int {
 	return len(list)
 }
 
-// 24 clients of three tenants, one with four times as many clients as the others, keep a server
-// full with trees that time out, disconnecting clients, floods and fork bombs. Every call is
-// answered once or rejected with started:false, nothing is left of any, and places are shared by the
-// time that calls run. SBXRUN_SOAK times 40 calls.
+// 24 clients of three tenants, one with four times as many clients as the others, keep a server full with trees that
+// time out, disconnecting clients, floods and fork bombs. Every call is answered once or rejected with started:false,
+// nothing is left of any, and places are shared by the time that calls run. SBXRUN_SOAK times 40 calls.
 func TestServeSoak(t *testing.T) {
 	const rooms = 6
 	s := &soak{calls: 40 * harness.Soak(t), kinds: map[string]int{}, of: map[string]int{}, causes: map[string]string{}}
@@ -254,8 +253,7 @@ queue = 8
 `, rooms, harness.FixturesDir(t)), "many", "few", "some")
 	s.warm(rooms)
 	processes, tasks := s.below()
-	// A warm room may still be preparing the init of its next call, which takes descriptors. Used
-	// rooms have fewer.
+	// A warm room may still be preparing the init of its next call, which takes descriptors. Used rooms have fewer.
 	descriptors, same := 0, 0
 	harness.Until(t, harness.Bound, "descriptors to stay as they are", func() bool {
 		now := s.descriptors()

@@ -109,8 +109,7 @@ func TestTokens(t *testing.T) {
 	check.Require(t, err == nil && c.ID != "", "%+v %v", c, err)
 	s.refuses(api.NoSuchCall, http.MethodGet, "/v1/calls/"+c.ID, nil, "Authorization", "Bearer small-token")
 	s.answers(200, "", http.MethodDelete, "/v1/calls/"+c.ID, nil, "Authorization", "Bearer big-token")
-	// SIGHUP rereads the tokens: a removed one is no longer accepted, and an invalid file changes
-	// nothing.
+	// SIGHUP rereads the tokens: a removed one is no longer accepted, and an invalid file changes nothing.
 	tokens(t, filepath.Join(s.dir, "tokens"), "small")
 	_ = s.cmd.Process.Signal(unix.SIGHUP)
 	harness.Until(t, harness.Bound, "the new tokens", func() bool {
