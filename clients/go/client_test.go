@@ -46,9 +46,7 @@ func TestBusyCaller(t *testing.T) {
 			busy()
 		}
 	}
-	if code != 7 {
-		t.Errorf("exit code %d", code)
-	}
+	check.That(t, code == 7, "exit code %d", code)
 
 	body, err := c.FetchStream(t.Context(), "x")
 	check.Must(t, err)
@@ -105,12 +103,8 @@ func TestBound(t *testing.T) {
 		_, err = c.Run(t.Context(), Call{Argv: []string{"x"}, Timeout: time.Nanosecond})
 		var refused *Refused
 		var lost *Lost
-		if errors.As(err, &refused) != tt.refused || errors.As(err, &lost) == tt.refused {
-			t.Errorf("%s: %v", tt.name, err)
-		}
-		if errors.Is(err, context.Canceled) || strings.Contains(err.Error(), errLate.Error()) != tt.late {
-			t.Errorf("%s: %v", tt.name, err)
-		}
+		check.That(t, errors.As(err, &refused) == tt.refused && errors.As(err, &lost) != tt.refused, "%s: %v", tt.name, err)
+		check.That(t, !errors.Is(err, context.Canceled) && strings.Contains(err.Error(), errLate.Error()) == tt.late, "%s: %v", tt.name, err)
 	}
 }
 

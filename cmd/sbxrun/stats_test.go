@@ -48,9 +48,7 @@ func TestPrometheus(t *testing.T) {
 	s := some()
 	got := map[string]float64{}
 	for name, family := range exposed(t, s) {
-		if family.GetType() != dto.MetricType_GAUGE || family.GetHelp() == "" {
-			t.Errorf("%s: type %v, help %q", name, family.GetType(), family.GetHelp())
-		}
+		check.That(t, family.GetType() == dto.MetricType_GAUGE && family.GetHelp() != "", "%s: type %v, help %q", name, family.GetType(), family.GetHelp())
 		for _, m := range family.Metric {
 			var labels []string
 			for _, l := range m.Label {

@@ -164,9 +164,7 @@ func blocked(t *testing.T, d *state.Dir, n int) {
 		if err := unix.Fstatat(d.Folder().FD, queueName, &st, 0); err == nil && inQueue(t, st.Ino) == n {
 			return
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%d are in the queue, want %d", inQueue(t, st.Ino), n)
-		}
+		check.Require(t, !time.Now().After(end), "%d are in the queue, want %d", inQueue(t, st.Ino), n)
 	}
 }
 

@@ -37,9 +37,8 @@ func TestWrite(t *testing.T) {
 	w := httptest.NewRecorder()
 	NewError(Usage, "unknown language <b> & so on", "").Write(w)
 	check.That(t, strings.Contains(w.Body.String(), `"hint":"see GET /openapi.json`), "no hint: %s", w.Body)
-	if w.Code != 400 || !strings.Contains(w.Body.String(), "language <b> & so on") || w.Header().Get("Content-Type") != "application/json" {
-		t.Errorf("%d %v %s", w.Code, w.Header(), w.Body)
-	}
+	check.That(t, w.Code == 400 && strings.Contains(w.Body.String(), "language <b> & so on") && w.Header().Get("Content-Type") == "application/json",
+		"%d %v %s", w.Code, w.Header(), w.Body)
 }
 
 // Only temporary errors have Retry-After.

@@ -68,9 +68,7 @@ c.close()`
 				check.That(t, a.Ended.ExitCode() == 3 && a.Stdout.Text == "last\n", "%+v", a)
 			}},
 			{"kills itself", "import os; os.kill(os.getpid(), 9)", result.Signaled, Lost, func(t *testing.T, a *Answer) {
-				if signalOf(a) != unix.SIGKILL {
-					t.Errorf("%+v", a.Ended)
-				}
+				check.That(t, signalOf(a) == unix.SIGKILL, "%+v", a.Ended)
 			}},
 			lost("crashes", "import ctypes; ctypes.string_at(0)", result.Signaled),
 			lost("another program in its place", "import os; os.execvp('sleep', ['sleep', '1000'])", result.Lost),
@@ -183,9 +181,8 @@ c.close()`
 				a := within(t, k, test.code, timeout)
 				check.That(t, a.Cause == test.cause && a.State == test.state,
 					"%s: %s: %s and %s after %v; %+v, %q, %+v", language, test.name, a.Cause, a.State, time.Since(begin), a.Error, a.Stderr.Text, a.Ended)
-				if strings.HasPrefix(test.code, token) && a.Error != nil && a.Error.Name == "IndexError" {
-					t.Errorf("%s: it has not found the token: %+v", test.name, a.Error)
-				}
+				check.That(t, !strings.HasPrefix(test.code, token) || a.Error == nil || a.Error.Name != "IndexError",
+					"%s: it has not found the token: %+v", test.name, a.Error)
 				if test.look != nil {
 					t.Run(test.name, func(t *testing.T) { test.look(t, a) })
 				}
@@ -247,9 +244,7 @@ func TestDeadlineAtTheEnd(t *testing.T) {
 			b := do(t, k, long[language])
 			// On a slow machine, python too may take too long to answer an interrupt.
 			kept := a.State == Kept || language != "python" || harness.Scaled(1) > 1
-			if !kept || b.Cause != Done || b.Error != nil {
-				t.Fatalf("%s: %s %s, then %s %+v", language, a.Cause, a.State, b.Cause, b.Error)
-			}
+			check.Require(t, kept && b.Cause == Done && b.Error == nil, "%s: %s %s, then %s %+v", language, a.Cause, a.State, b.Cause, b.Error)
 		}
 	}
 }

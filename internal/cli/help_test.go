@@ -38,12 +38,9 @@ func TestModel(t *testing.T) {
 		for _, f := range c.Flags {
 			typed = append(typed, Spellings(f)...)
 			used[c.Path()+" --"+f.Name], used["* --"+f.Name] = true, true
-			if f.Help == "" || f.IsBool() != (f.PlaceHolder == "") || regexp.MustCompile("^[A-Z][a-z]").MatchString(f.PlaceHolder) {
-				t.Errorf("%s --%s: help %q, placeholder %q", c.Path(), f.Name, f.Help, f.PlaceHolder)
-			}
-			if f.Group != nil && f.Group.Title == "" {
-				t.Errorf("%s --%s: no topic %q", c.Path(), f.Name, f.Group.Key)
-			}
+			check.That(t, f.Help != "" && f.IsBool() == (f.PlaceHolder == "") && !regexp.MustCompile("^[A-Z][a-z]").MatchString(f.PlaceHolder),
+				"%s --%s: help %q, placeholder %q", c.Path(), f.Name, f.Help, f.PlaceHolder)
+			check.That(t, f.Group == nil || f.Group.Title != "", "%s --%s: no topic %v", c.Path(), f.Name, f.Group)
 		}
 		slices.Sort(typed)
 		if twice := slices.Compact(slices.Clone(typed)); len(twice) != len(typed) {
@@ -83,9 +80,7 @@ func TestHelp(t *testing.T) {
 			t.Errorf("help of %s does not begin with %q:\n%s", c.Path(), want, text)
 		}
 		for _, f := range c.Flags {
-			if !regexp.MustCompile(`[ ]--` + f.Name + `[ =\n]`).MatchString(text) {
-				t.Errorf("help of %s: no --%s", c.Path(), f.Name)
-			}
+			check.That(t, regexp.MustCompile(`[ ]--`+f.Name+`[ =\n]`).MatchString(text), "help of %s: no --%s", c.Path(), f.Name)
 		}
 	}
 	err := Help("nosuch").Text(new(strings.Builder))

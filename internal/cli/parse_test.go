@@ -177,9 +177,7 @@ func TestParseGiven(t *testing.T) {
 			small, whole := reflect.New(c.Target.Type()).Interface(), reflect.New(c.Target.Type()).Interface()
 			ok := parseGiven(small, args) == nil
 			_, err := build(whole).Parse(args)
-			if ok != (err == nil) {
-				t.Errorf("%s %q: given %v, whole %v", c.Path(), args, ok, err)
-			}
+			check.That(t, ok == (err == nil), "%s %q: given %v, whole %v", c.Path(), args, ok, err)
 			if diff := gocmp.Diff(whole, small); ok && diff != "" {
 				t.Errorf("%s %q (-whole +given):\n%s", c.Path(), args, diff)
 			}

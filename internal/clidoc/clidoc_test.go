@@ -60,9 +60,7 @@ func TestEverywhere(t *testing.T) {
 				if want := `\fB` + strings.ReplaceAll(word, "-", `\-`) + `\fP`; !strings.Contains(text, want) {
 					t.Errorf("%s: no %s of sbxrun %s", name, word, c.Name)
 				}
-				if !slices.Contains(completed, word+"\t"+f.Help) {
-					t.Errorf("completion of %s proposes no %s", c.Path(), word)
-				}
+				check.That(t, slices.Contains(completed, word+"\t"+f.Help), "completion of %s proposes no %s", c.Path(), word)
 			}
 			flat := strings.NewReplacer(`\-`, "-", `'\''`, "'", `\`, "").Replace(text)
 			check.That(t, strings.Contains(flat, strings.ReplaceAll(f.Help, `\`, "")), "%s: no help of --%s: %s", name, f.Name, f.Help)

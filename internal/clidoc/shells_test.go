@@ -353,9 +353,7 @@ func (s *session) ask(keys string) string {
 		}
 		b := make([]byte, 4096)
 		n, err := s.ptmx.Read(b)
-		if err != nil {
-			s.t.Fatalf("%q: %v after %q", keys, err, s.pending)
-		}
+		check.Require(s.t, err == nil, "%q: %v after %q", keys, err, s.pending)
 		s.pending = append(s.pending, b[:n]...)
 	}
 }

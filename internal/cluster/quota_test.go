@@ -79,7 +79,5 @@ func TestGrantToMany(t *testing.T) {
 	for i := range 1000 {
 		h.grant(node(i), quotaMessage{Seq: 1<<20 + 2}, c, now.Add(2*wantedFor), here)
 	}
-	if size() > 200 {
-		t.Errorf("%d bytes when no node has any", size())
-	}
+	check.That(t, size() <= 200, "%d bytes when no node has any", size())
 }

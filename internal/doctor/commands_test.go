@@ -37,9 +37,7 @@ func TestCommandsOfRemedies(t *testing.T) {
 	for _, r := range remedies {
 		for _, fix := range []string{r.fix, r.in.docker, r.in.podman, r.in.kubernetes, r.in.lxc, r.in.unknown} {
 			for _, m := range holder.FindAllStringSubmatch(fix, -1) {
-				if !safe[m[1]] {
-					t.Errorf("%q: %s is part of the remedy %q", r.seen, m[0], fix)
-				}
+				check.That(t, safe[m[1]], "%q: %s is part of the remedy %q", r.seen, m[0], fix)
 			}
 			for line := range strings.SplitSeq(fill(fix, known), "\n") {
 				m := command.FindStringSubmatch(line)
@@ -70,9 +68,7 @@ func TestStateDirRemedy(t *testing.T) {
 		return e.finding("", err).Fix
 	}
 	_, line, ok := strings.Cut(strings.Split(fix(dir), "\n")[0], ": ")
-	if !ok {
-		t.Fatalf("%q", fix(dir))
-	}
+	check.Require(t, ok, "%q", fix(dir))
 	out, err := exec.Command("sh", "-c", line).CombinedOutput()
 	check.That(t, err == nil, "%s: %v: %s", line, err, out)
 	_, err = checkStateDir()

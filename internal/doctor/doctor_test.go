@@ -66,9 +66,7 @@ func diagnoseBroken(what string) int {
 func works(t *testing.T) {
 	t.Helper()
 	if d := Diagnose(context.Background(), caller()); d != nil {
-		if os.Getenv("SBXRUN_TESTS_NO_SKIP") != "" {
-			t.Fatalf("%s; %s", d.Message, d.Hint)
-		}
+		check.Require(t, os.Getenv("SBXRUN_TESTS_NO_SKIP") == "", "%s; %s", d.Message, d.Hint)
 		t.Skipf("%s; %s", d.Message, d.Hint)
 	}
 }

@@ -401,9 +401,7 @@ func TestTable(t *testing.T) {
 			check.That(t, known[word] || unix.SignalNum(word) != 0 || strings.HasPrefix(word, "E"), "row %d, %q: what is %q?", i, r.seen, word)
 		}
 		for _, m := range regexp.MustCompile(`{([a-z-]+)}`).FindAllStringSubmatch(fmt.Sprint(r), -1) {
-			if !known[m[1]] {
-				t.Errorf("row %d, %q: what is %s?", i, r.seen, m[0])
-			}
+			check.That(t, known[m[1]], "row %d, %q: what is %s?", i, r.seen, m[0])
 		}
 		check.That(t, r.cause != "" && (r.seen != "" || i >= len(remedies)-1), "row %d, %q: cause %q", i, r.seen, r.cause)
 	}

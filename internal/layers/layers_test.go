@@ -310,9 +310,7 @@ func TestZstd(t *testing.T) {
 		must(t, err)
 		got, err := io.ReadAll(r)
 		r.Close()
-		if !bytes.Equal(got, text) || err != nil || r.Sum() != sum {
-			t.Errorf("%d bytes back of %d, %v, %s and %s", len(got), size, err, r.Sum(), sum)
-		}
+		check.That(t, bytes.Equal(got, text) && err == nil && r.Sum() == sum, "%d bytes back of %d, %v, %s and %s", len(got), size, err, r.Sum(), sum)
 	}
 	w, err := NewWriter(full{})
 	must(t, err)

@@ -245,9 +245,7 @@ func TestResultOfEachEnd(t *testing.T) {
 			t.Parallel()
 			for range 2 {
 				res, text := in(t, take(t, p, "a"), c.spec, c.args...)
-				if c.code >= 0 && (res.Cause != c.cause || res.ExitCode() != c.code) {
-					t.Errorf("%s, %d, %q", res.Cause, res.ExitCode(), text)
-				}
+				check.That(t, c.code < 0 || res.Cause == c.cause && res.ExitCode() == c.code, "%s, %d, %q", res.Cause, res.ExitCode(), text)
 				if c.spec.Timeout > 0 {
 					harness.Within(t, "the call", res.Duration, 0, 2*c.spec.Timeout+time.Second)
 				}

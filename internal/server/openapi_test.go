@@ -19,15 +19,11 @@ import (
 // The document is valid OpenAPI and has every operation.
 func TestOpenAPI(t *testing.T) {
 	w := ask(handler(t), http.MethodGet, "/openapi.json", "")
-	if w.Code != http.StatusOK {
-		t.Fatalf("%d %s", w.Code, w.Body)
-	}
+	check.Require(t, w.Code == http.StatusOK, "%d %s", w.Code, w.Body)
 	doc, err := openapi3.NewLoader().LoadFromData(w.Body.Bytes())
 	check.Must(t, err)
 	check.Must(t, doc.Validate(t.Context()))
-	if !strings.HasPrefix(doc.OpenAPI, "3.1") {
-		t.Errorf("version %s", doc.OpenAPI)
-	}
+	check.That(t, strings.HasPrefix(doc.OpenAPI, "3.1"), "version %s", doc.OpenAPI)
 	for path, methods := range map[string]string{
 		"/v1/run": "POST", "/v1/calls": "POST GET", "/v1/calls/{id}": "GET DELETE", "/v1/calls/{id}/output": "GET", "/v1/languages": "GET", "/v1/images": "GET",
 		"/v1/sessions": "POST GET", "/v1/sessions/{id}": "GET DELETE", "/v1/sessions/{id}/exec": "POST", "/v1/sessions/{id}/code": "POST", "/v1/sessions/{id}/processes": "POST GET",
@@ -40,9 +36,7 @@ func TestOpenAPI(t *testing.T) {
 				continue
 			}
 			for status := range item.GetOperation(method).Responses.Map() {
-				if status == "422" || status == "default" {
-					t.Errorf("%s %s says %s, which is never answered", method, path, status)
-				}
+				check.That(t, status != "422" && status != "default", "%s %s says %s, which is never answered", method, path, status)
 			}
 		}
 	}
@@ -64,8 +58,7 @@ func TestDocument(t *testing.T) {
 		}
 	}
 	for code, status := range api.Codes() {
-		if !regexp.MustCompile(fmt.Sprintf(`(?m)^\| [0-9, ]*\b%d\b[0-9, ]* \| .*\x60%s\x60`, status, code)).MatchString(text) {
-			t.Errorf("nothing of %s, %d", code, status)
-		}
+		check.That(t, regexp.MustCompile(fmt.Sprintf(`(?m)^\| [0-9, ]*\b%d\b[0-9, ]* \| .*\x60%s\x60`, status, code)).MatchString(text),
+			"nothing of %s, %d", code, status)
 	}
 }

@@ -155,9 +155,7 @@ func TestSurvivorsKeepPlace(t *testing.T) {
 			until := func(what string, holds func() bool) {
 				t.Helper()
 				for end := time.Now().Add(harness.Scaled(20 * time.Second)); !holds(); time.Sleep(time.Millisecond) {
-					if time.Now().After(end) {
-						t.Fatalf("%s: %d kept, %v", what, s.kept.Load(), test.free(s))
-					}
+					check.Require(t, !time.Now().After(end), "%s: %d kept, %v", what, s.kept.Load(), test.free(s))
 				}
 			}
 			until("the unproven end", func() bool { return s.kept.Load() > 0 })

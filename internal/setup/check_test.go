@@ -132,9 +132,7 @@ func TestQuick(t *testing.T) {
 	}
 	want := regexp.MustCompile(`^: test -v -count=1 -timeout 30m -trimpath -ldflags=-s -w -vet=off -p 3 -parallel 4 -short -skip \^Test\(([\w|]+)\)\$ \./tests/faults \./tests \./\.\.\.\n$`)
 	later := want.FindStringSubmatch(f.log())
-	if later == nil {
-		t.Fatalf("go %q, want %q", f.log(), want)
-	}
+	check.Require(t, later != nil, "go %q, want %q", f.log(), want)
 	sources := sources(t)
 	for _, name := range strings.Split(later[1], "|") {
 		check.That(t, strings.Contains(sources, "\nfunc Test"+name+"("), "test.sh leaves out Test%s, which no test is called", name)
@@ -328,9 +326,7 @@ func TestSlowMachine(t *testing.T) {
 	_, out := f.run("check.sh")
 	const tests = "test -v -count=1 -timeout 30m -ldflags=-s -vet=off -tags=check "
 	for _, want := range []string{"\n10 18: " + tests + "-p 3 -parallel 4 -run ^Test(ServeSoak", "\n100 18: " + tests + "-run ^TestSoak$ ./tests/faults\n"} {
-		if !strings.Contains(f.log(), want) {
-			t.Errorf("no %s in %s", want, f.log())
-		}
+		check.That(t, strings.Contains(f.log(), want), "no %s in %s", want, f.log())
 	}
 	check.That(t, strings.Contains(out, "\ncheck: NOT ALL: this machine is 3 times slower than usual"), "it is not said: %s", out)
 }
@@ -352,9 +348,7 @@ func TestPackages(t *testing.T) {
 	needs := regexp.MustCompile(`"bubblewrap ?\(?>= ?0\.(\d+)\)?"`).FindAllSubmatch(packages, -1)
 	check.Require(t, least != nil && len(needs) == 3, "find.go: %q, nfpm.yaml: %q", least, needs)
 	for _, need := range needs {
-		if !bytes.Equal(need[1], least[1]) {
-			t.Errorf("nfpm.yaml: %s, but find.go: %s", need[0], least[0])
-		}
+		check.That(t, bytes.Equal(need[1], least[1]), "nfpm.yaml: %s, but find.go: %s", need[0], least[0])
 	}
 }
 
@@ -370,9 +364,7 @@ func TestCommands(t *testing.T) {
 		text := read(name)
 		check.That(t, !bytes.Contains(text, []byte("go-task/task")), "%s runs a task runner", name)
 		for _, m := range regexp.MustCompile(`\./setup\.sh ([a-z0-9-]+)`).FindAllSubmatch(text, -1) {
-			if !regexp.MustCompile(`(?m)^#   ` + string(m[1]) + `\b`).Match(usage) {
-				t.Errorf("%s has %s, which setup.sh does not tell of", name, m[0])
-			}
+			check.That(t, regexp.MustCompile(`(?m)^#   `+string(m[1])+`\b`).Match(usage), "%s has %s, which setup.sh does not tell of", name, m[0])
 		}
 	}
 	check.That(t, bytes.Contains(read("README.md"), []byte("\n    ./setup.sh demo\n")) && bytes.Contains(read("README.md"), []byte("\n    ./setup.sh test\n")),
@@ -389,9 +381,7 @@ func TestNamesInReadme(t *testing.T) {
 		if name[2] == "" {
 			begin += "("
 		}
-		if !strings.Contains(sources, begin) {
-			t.Errorf("tests/README.md names %s, which no test is called", name[0])
-		}
+		check.That(t, strings.Contains(sources, begin), "tests/README.md names %s, which no test is called", name[0])
 	}
 }
 

@@ -40,10 +40,8 @@ func write(t *testing.T, w io.Writer, s string) {
 
 func holds(t *testing.T, w *Log, length, kept int64, wantErr error) {
 	t.Helper()
-	if w.Len() != length || w.kept.Load() != kept || w.Truncated() != (kept < length) || !errors.Is(w.err, wantErr) {
-		t.Errorf("length %d, kept %d, truncated %t, error %v; want %d, %d, %t, %v",
-			w.Len(), w.kept.Load(), w.Truncated(), w.err, length, kept, kept < length, wantErr)
-	}
+	check.That(t, w.Len() == length && w.kept.Load() == kept && w.Truncated() == (kept < length) && errors.Is(w.err, wantErr),
+		"length %d, kept %d, truncated %t, error %v; want %d, %d, %t, %v", w.Len(), w.kept.Load(), w.Truncated(), w.err, length, kept, kept < length, wantErr)
 }
 
 // A log keeps exactly its limit, for every limit and every piece size.

@@ -24,9 +24,7 @@ func TestBudget(t *testing.T) {
 	a.Shrink(2)
 	a.Shrink(4) // does not grow it
 	other, err := b.Take("b", 8, 0)
-	if err != nil || b.Used("a") != 2 || b.Used("b") != 8 {
-		t.Errorf("%v, %d and %d", err, b.Used("a"), b.Used("b"))
-	}
+	check.That(t, err == nil && b.Used("a") == 2 && b.Used("b") == 8, "%v, %d and %d", err, b.Used("a"), b.Used("b"))
 	a.Free()
 	a.Free()
 	other.Free()
@@ -57,9 +55,7 @@ func TestBudgetForGood(t *testing.T) {
 	_, err = b.Take("a", 1, 2)
 	check.That(t, code(err) == api.QuotaKept, "more than it may keep: %v", err)
 	l.Free()
-	if b.Used("a") != 0 {
-		t.Errorf("%d is left", b.Used("a"))
-	}
+	check.That(t, b.Used("a") == 0, "%d is left", b.Used("a"))
 }
 
 // Tenants that take all they can get leave some for the next one.

@@ -25,9 +25,7 @@ func code(err error) api.Code {
 func waits(t *testing.T, g *Scheduler, name string, n int) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); g.Uses()[name].Waiting != n; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d wait, want %d", g.Uses()[name].Waiting, n)
-		}
+		check.Require(t, !time.Now().After(end), "%d wait, want %d", g.Uses()[name].Waiting, n)
 	}
 }
 
@@ -150,13 +148,10 @@ func TestReserve(t *testing.T) {
 		check.Must(t, err)
 		others = append(others, turn)
 	}
-	if isIn(waits) || !isIn(others[0]) || !isIn(others[1]) || isIn(others[2]) {
-		t.Errorf("%v %v %v %v", isIn(waits), isIn(others[0]), isIn(others[1]), isIn(others[2]))
-	}
+	check.That(t, !isIn(waits) && isIn(others[0]) && isIn(others[1]) && !isIn(others[2]),
+		"%v %v %v %v", isIn(waits), isIn(others[0]), isIn(others[1]), isIn(others[2]))
 	others[0].Leave()
-	if isIn(waits) || !isIn(others[2]) {
-		t.Errorf("a reserved place became free: %v %v", isIn(waits), isIn(others[2]))
-	}
+	check.That(t, !isIn(waits) && isIn(others[2]), "a reserved place became free: %v %v", isIn(waits), isIn(others[2]))
 	for _, u := range []*Ticket{many[0], many[1], many[2]} {
 		u.Leave()
 	}

@@ -155,9 +155,7 @@ func TestFind(t *testing.T) {
 			if dirs == "" {
 				dirs = tt.path
 			}
-			if set.Path != full(dirs) {
-				t.Errorf("PATH %s, want %s", set.Path, full(dirs))
-			}
+			check.That(t, set.Path == full(dirs), "PATH %s, want %s", set.Path, full(dirs))
 		})
 	}
 }

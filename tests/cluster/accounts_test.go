@@ -148,9 +148,7 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 		m.Reply = "sbxrun.node.node1.inbox.x"
 		check.Must(t, stolen.PublishMsg(m))
 		a, err := inbox.NextMsg(harness.Bound)
-		if err != nil {
-			t.Fatal(m.Subject, err)
-		}
+		check.Require(t, err == nil, "%v %v", m.Subject, err)
 		return string(a.Data)
 	}
 	tenant := fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "uid-%d", os.Getuid())))[:32]

@@ -359,9 +359,8 @@ func TestNodeLost(t *testing.T) {
 				if status == http.StatusGone {
 					break
 				}
-				if status != http.StatusServiceUnavailable && status != http.StatusBadGateway || time.Since(began) > 8*time.Second+harness.Slack {
-					t.Fatalf("status %d after %v", status, time.Since(began))
-				}
+				check.Require(t, (status == http.StatusServiceUnavailable || status == http.StatusBadGateway) && time.Since(began) <= 8*time.Second+harness.Slack,
+					"status %d after %v", status, time.Since(began))
 				time.Sleep(20 * time.Millisecond)
 			}
 		}

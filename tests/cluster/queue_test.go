@@ -216,9 +216,7 @@ func TestQueueNodeKilledAfter(t *testing.T) {
 	// The queue does not deliver an acknowledged call to another node.
 	left := consumer(t, jetStream(t, o))
 	check.That(t, left.NumAckPending+int(left.NumPending) == 0, "%+v", left)
-	if m.count("begun") != 1 || m.count("over") != 1 {
-		t.Errorf("they ran %d and %d times", m.count("begun"), m.count("over"))
-	}
+	check.That(t, m.count("begun") == 1 && m.count("over") == 1, "they ran %d and %d times", m.count("begun"), m.count("over"))
 }
 
 // If a node is killed before it starts a call that it has received, another node starts it.
@@ -310,9 +308,7 @@ func TestQueueClaimed(t *testing.T) {
 	check.Must(t, unix.Kill(node.cmd.Process.Pid, unix.SIGCONT))
 	harness.Until(t, harness.Bound, "the call that is as it was", func() bool { return m.count("same") == 1 })
 	harness.Until(t, harness.Bound, "the other one once more", func() bool { return consumer(t, js).Delivered.Consumer >= 5 }) // three calls
-	if m.count("changed") != 0 || m.count("same") != 1 {
-		t.Errorf("they ran %d and %d times", m.count("changed"), m.count("same"))
-	}
+	check.That(t, m.count("changed") == 0 && m.count("same") == 1, "they ran %d and %d times", m.count("changed"), m.count("same"))
 }
 
 func jetStream(t *testing.T, o *server.Options) jetstream.JetStream {

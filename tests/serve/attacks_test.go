@@ -212,9 +212,7 @@ func TestExpendable(t *testing.T) {
 // do makes a request, which the server must answer with any status.
 func (a *attacker) do(method, path string, body any) (int, []byte) {
 	status, b, _, err := a.try(a.ctx, method, path, body, a.token...)
-	if err != nil && a.ctx.Err() == nil {
-		a.t.Errorf("%s: %s %s: %v", a.tenant, method, path, err)
-	}
+	check.That(a.t, err == nil || a.ctx.Err() != nil, "%s: %s %s: %v", a.tenant, method, path, err)
 	return status, b
 }
 

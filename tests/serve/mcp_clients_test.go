@@ -22,9 +22,7 @@ import (
 func modules(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("SBXRUN_MCP_CLIENTS")
-	if dir == "" {
-		t.Fatal("run internal/setup/mcp.sh, which sets SBXRUN_MCP_CLIENTS")
-	}
+	check.Require(t, dir != "", "run internal/setup/mcp.sh, which sets SBXRUN_MCP_CLIENTS")
 	return dir
 }
 
@@ -53,9 +51,7 @@ func TestMCPTypeScript(t *testing.T) {
 	run := func(t *testing.T, s *server, args ...string) {
 		command := exec.Command("node", append([]string{"testdata/mcp_client.mjs", dir}, args...)...)
 		text, err := command.Output()
-		if err != nil {
-			t.Fatalf("%v: %s %s", err, err.(*exec.ExitError).Stderr, s.log)
-		}
+		check.Require(t, err == nil, "%v: %s %s", err, err.(*exec.ExitError).Stderr, s.log)
 		var got struct {
 			Tools                     json.RawMessage
 			Code, Image, Usage, After toolResult
@@ -65,24 +61,19 @@ func TestMCPTypeScript(t *testing.T) {
 			Canceled string
 		}
 		check.Must(t, json.Unmarshal(text, &got))
-		if len(got.Tools) > 10_000 || strings.Contains(string(got.Tools), "outputSchema") {
-			t.Errorf("%d bytes of tools", len(got.Tools))
-		}
-		if got.Code.said() != "exit code 0\nstdout:\n42\n" || got.Code.StructuredContent != nil || got.Code.Meta["sbxrun/report"] == nil {
-			t.Errorf("run_code: %+v", got.Code)
-		}
+		check.That(t, len(got.Tools) <= 10_000 && !strings.Contains(string(got.Tools), "outputSchema"), "%d bytes of tools", len(got.Tools))
+		check.That(t, got.Code.said() == "exit code 0\nstdout:\n42\n" && got.Code.StructuredContent == nil && got.Code.Meta["sbxrun/report"] != nil,
+			"run_code: %+v", got.Code)
 		if c := got.Image.Content; len(c) != 3 || c[1].Type != "image" || c[1].Data != pixel || c[1].MimeType != "image/png" || c[2].Type != "resource_link" {
 			t.Errorf("an image: %+v", got.Image)
 		}
 		if c := got.File.Contents; len(c) != 1 || c[0].Blob != pixel || c[0].MimeType != "image/png" {
 			t.Errorf("a resource: %+v", got.File)
 		}
-		if !got.Usage.IsError || !strings.HasPrefix(got.Usage.said(), "timeout_ms: must not be negative; ") || !strings.HasSuffix(got.Usage.said(), "(nothing was run)") {
-			t.Errorf("a wrong argument: %+v", got.Usage)
-		}
-		if got.Canceled == "answered" || !strings.Contains(got.Canceled, "enough") || got.After.said() != "exit code 0\nstdout:\nafter\n" {
-			t.Errorf("canceled: %s, then %+v", got.Canceled, got.After)
-		}
+		check.That(t, got.Usage.IsError && strings.HasPrefix(got.Usage.said(), "timeout_ms: must not be negative; ") && strings.HasSuffix(got.Usage.said(), "(nothing was run)"),
+			"a wrong argument: %+v", got.Usage)
+		check.That(t, got.Canceled != "answered" && strings.Contains(got.Canceled, "enough") && got.After.said() == "exit code 0\nstdout:\nafter\n",
+			"canceled: %s, then %+v", got.Canceled, got.After)
 	}
 	t.Run("stdio", func(t *testing.T) {
 		t.Parallel()
@@ -120,9 +111,7 @@ func TestMCPInspector(t *testing.T) {
 			inspect := func(args ...string) string {
 				t.Helper()
 				out, err := exec.Command(inspector, append([]string{"--cli", target}, args...)...).CombinedOutput()
-				if err != nil {
-					t.Errorf("%v: %s", err, out)
-				}
+				check.That(t, err == nil, "%v: %s", err, out)
 				return string(out)
 			}
 			if got := inspect("--method", "tools/list"); !strings.Contains(got, `"run_code"`) {

@@ -115,9 +115,7 @@ func agents(t *testing.T, config string, test func(*testing.T, *agent)) {
 func (a *agent) use(tool string, arguments map[string]any) *mcp.CallToolResult {
 	a.t.Helper()
 	r, err := a.CallTool(a.t.Context(), &mcp.CallToolParams{Name: tool, Arguments: arguments})
-	if err != nil {
-		a.t.Fatalf("%s: %v\n%s", tool, err, a.log)
-	}
+	check.Require(a.t, err == nil, "%s: %v\n%s", tool, err, a.log)
 	check.Require(a.t, !r.IsError, "%s %v: %s", tool, arguments, said(r))
 	return r
 }
@@ -157,9 +155,8 @@ func TestMCPTools(t *testing.T) {
 			reads := slices.Contains([]string{"read_file", "list_files", "list_processes", "read_process"}, tool.Name)
 			destroys := slices.Contains([]string{"write_file", "end_session", "stop_process"}, tool.Name)
 			h := tool.Annotations
-			if h == nil || h.Title == "" || h.ReadOnlyHint != reads || !reads && (h.DestructiveHint == nil || *h.DestructiveHint != destroys) || h.OpenWorldHint == nil || *h.OpenWorldHint {
-				t.Errorf("%s: %+v", tool.Name, h)
-			}
+			check.That(t, h != nil && h.Title != "" && h.ReadOnlyHint == reads && (reads || h.DestructiveHint != nil && *h.DestructiveHint == destroys) && h.OpenWorldHint != nil && !*h.OpenWorldHint,
+				"%s: %+v", tool.Name, h)
 			check.That(t, tool.OutputSchema == nil, "%s has an output schema", tool.Name)
 		}
 		want := []string{"create_session", "end_session", "list_files", "list_processes", "read_file", "read_process", "run_cell", "run_code", "run_command", "start_process", "stop_process", "write_file"}
@@ -224,9 +221,7 @@ func TestMCPFiles(t *testing.T) {
 				link, ok := want.link.(*mcp.ResourceLink)
 				check.Require(t, ok && strings.HasPrefix(link.URI, "sbxrun://sessions/"+session+"/files/") == (session != ""), "session %q: %+v", session, want.link)
 				got, err := a.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: link.URI})
-				if err != nil {
-					t.Fatalf("%s: %v", link.URI, err)
-				}
+				check.Require(t, err == nil, "%s: %v", link.URI, err)
 				if c := got.Contents[0]; c.Text != want.text || !bytes.Equal(c.Blob, want.blob) {
 					t.Errorf("%s: %+v", link.URI, c)
 				}

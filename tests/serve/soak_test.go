@@ -294,9 +294,7 @@ queue = 8
 	harness.Until(t, harness.Bound, fmt.Sprintf("no more descriptors than %d", descriptors), func() bool { return s.descriptors() <= descriptors })
 	if k := len(s.marks); k > 5 {
 		early, late := slices.Max(s.marks[:k/2]), slices.Max(s.marks[k/2:])
-		if late > early+early/4+(8<<20) {
-			t.Errorf("the server's memory grows: %v", s.marks)
-		}
+		check.That(t, late <= early+early/4+(8<<20), "the server's memory grows: %v", s.marks)
 	}
 	s.end()
 	s.logged()
