@@ -52,9 +52,8 @@ func TestBusyCaller(t *testing.T) {
 	check.Must(t, err)
 	defer body.Close()
 	busy()
-	if all, err := io.ReadAll(body); err != nil || string(all) != text {
-		t.Errorf("%d bytes, %v", len(all), err)
-	}
+	all, err := io.ReadAll(body)
+	check.That(t, err == nil && string(all) == text, "%d bytes, %v", len(all), err)
 }
 
 // The longest timeout there is, which some take for none, is not over at once.
@@ -66,9 +65,8 @@ func TestLongest(t *testing.T) {
 	c, err := New(s.URL)
 	check.Must(t, err)
 	for _, grace := range []time.Duration{0, time.Hour} {
-		if r, err := c.Run(t.Context(), Call{Argv: []string{"x"}, Timeout: math.MaxInt64, Grace: grace}); err != nil || r.ExitCode != 7 {
-			t.Errorf("%v %v", r, err)
-		}
+		r, err := c.Run(t.Context(), Call{Argv: []string{"x"}, Timeout: math.MaxInt64, Grace: grace})
+		check.That(t, err == nil && r.ExitCode == 7, "%v %v", r, err)
 	}
 }
 
@@ -122,14 +120,11 @@ func TestNotUTF8(t *testing.T) {
 		{Argv: []string{"cat"}, Stdin: bytes}, {Argv: []string{"cat", bytes}}, {Code: bytes}, {Argv: []string{"env"}, Env: map[string]string{"A": bytes}},
 		{Argv: []string{"env"}, Env: map[string]string{bytes: "a"}}, {Argv: []string{"pwd"}, Workdir: bytes},
 	} {
-		if _, err := c.Run(t.Context(), call); err == nil || !strings.Contains(err.Error(), "UTF-8") {
-			t.Errorf("%d: %v", i, err)
-		}
+		_, err := c.Run(t.Context(), call)
+		check.That(t, err != nil && strings.Contains(err.Error(), "UTF-8"), "%d: %v", i, err)
 	}
-	if _, err := c.Session("x").Cell(t.Context(), Cell{Code: bytes}); err == nil || !strings.Contains(err.Error(), "UTF-8") {
-		t.Errorf("a cell: %v", err)
-	}
-	if text, err := json.Marshal(Call{Files: []File{{Path: bytes, ID: "x"}}}); err != nil || !strings.Contains(string(text), `{"path_base64":"/w==","id":"x"}`) {
-		t.Errorf("a path: %s, %v", text, err)
-	}
+	_, err = c.Session("x").Cell(t.Context(), Cell{Code: bytes})
+	check.That(t, err != nil && strings.Contains(err.Error(), "UTF-8"), "a cell: %v", err)
+	text, err := json.Marshal(Call{Files: []File{{Path: bytes, ID: "x"}}})
+	check.That(t, err == nil && strings.Contains(string(text), `{"path_base64":"/w==","id":"x"}`), "a path: %s, %v", text, err)
 }

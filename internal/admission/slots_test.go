@@ -118,7 +118,7 @@ func TestSlotBehindStopped(t *testing.T) {
 	for range 2 {
 		select {
 		case err := <-taken:
-			check.That(t, err == nil, "%v", err)
+			check.OK(t, err)
 		case <-time.After(20 * queueMoment):
 			t.Fatal("a waiter got no slot")
 		}
@@ -228,9 +228,8 @@ func TestAdmission(t *testing.T) {
 	d := opened(t)
 	release, ok, err := try(d.Folder(), admissionName)
 	check.Require(t, ok && err == nil, "%v, %v", ok, err)
-	if _, ok, err := try(d.Folder(), admissionName); ok || err != nil {
-		t.Errorf("twice: %v, %v", ok, err)
-	}
+	_, ok, err = try(d.Folder(), admissionName)
+	check.That(t, !ok && err == nil, "twice: %v, %v", ok, err)
 	release()
 	release, ok, err = try(d.Folder(), admissionName)
 	check.Require(t, ok && err == nil, "after the release: %v, %v", ok, err)

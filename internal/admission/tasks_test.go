@@ -176,9 +176,7 @@ func TestPromises(t *testing.T) {
 	owner, err := os.Open(root + "/cg/a/b/sbxrun-8")
 	check.Must(t, err)
 	defer owner.Close()
-	if err := unix.Flock(int(owner.Fd()), unix.LOCK_SH); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, unix.Flock(int(owner.Fd()), unix.LOCK_SH))
 	r, err := look(root)
 	check.Must(t, err)
 	for range 2 { // copies stay independent

@@ -27,43 +27,32 @@ func TestStore(t *testing.T) {
 	check.Must(t, err)
 	id, n, err := s.Put("a", strings.NewReader("hello"), 50, perFile+50)
 	check.Require(t, n == 5 && err == nil, "%v %v", n, err)
-	if again, _, err := s.Put("a", strings.NewReader("hello"), 50, 2*perFile+50); again != id || err != nil || s.used["a"] != perFile+5 {
-		t.Errorf("%s %v, %d bytes", again, err, s.used["a"])
-	}
-	if _, _, err := s.Get("b", id); code(err) != "no-such-file" {
-		t.Errorf("another tenant: %v", err)
-	}
+	again, _, err := s.Put("a", strings.NewReader("hello"), 50, 2*perFile+50)
+	check.That(t, again == id && err == nil && s.used["a"] == perFile+5, "%s %v, %d bytes", again, err, s.used["a"])
+	_, _, err = s.Get("b", id)
+	check.That(t, code(err) == "no-such-file", "another tenant: %v", err)
 	for _, wrong := range []string{"", "sha256:", "sha256:../a", id + "0", strings.ToUpper(id), strings.TrimPrefix(id, "sha256:")} {
 		_, _, err := s.Get("a", wrong)
 		check.That(t, code(err) == "no-such-file", "%q: %v", wrong, err)
 	}
-	if _, _, err := s.Put("a", strings.NewReader(strings.Repeat("x", 46)), 50, 2*perFile+50); code(err) != "quota-disk" {
-		t.Errorf("above the tenant's quota: %v", err)
-	}
-	if _, _, err := s.Put("b", strings.NewReader(strings.Repeat("x", 96)), 200, perFile+200); code(err) != "quota-disk" {
-		t.Errorf("above the store's: %v", err)
-	}
-	if _, _, err := s.Put("b", strings.NewReader("12345"), 4, perFile+50); code(err) != "too-large" {
-		t.Errorf("%v", err)
-	}
+	_, _, err = s.Put("a", strings.NewReader(strings.Repeat("x", 46)), 50, 2*perFile+50)
+	check.That(t, code(err) == "quota-disk", "above the tenant's quota: %v", err)
+	_, _, err = s.Put("b", strings.NewReader(strings.Repeat("x", 96)), 200, perFile+200)
+	check.That(t, code(err) == "quota-disk", "above the store's: %v", err)
+	_, _, err = s.Put("b", strings.NewReader("12345"), 4, perFile+50)
+	check.That(t, code(err) == "too-large", "%v", err)
 	check.That(t, s.sum == perFile+5 && s.used["b"] == 0, "%d bytes, %v", s.sum, s.used)
-	if _, _, err := s.Put("a", strings.NewReader("1"), 50, perFile+50); code(err) != "quota-disk" {
-		t.Errorf("a second file, however small: %v", err)
-	}
+	_, _, err = s.Put("a", strings.NewReader("1"), 50, perFile+50)
+	check.That(t, code(err) == "quota-disk", "a second file, however small: %v", err)
 	// A killed server leaves an incomplete file. The next one removes it and keeps the rest.
 	part := filepath.Join(dir, "a", partial+"1")
-	if err := os.WriteFile(part, []byte("half"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(part, []byte("half"), 0o600))
 	s, err = Open(dir, time.Hour, 2*perFile+100)
 	check.Require(t, err == nil && s.sum == perFile+5, "%v, %d bytes", err, s.sum)
-	if _, err := os.Stat(part); err == nil {
-		t.Error("half a file is left")
-	}
+	_, err = os.Stat(part)
+	check.That(t, err != nil, "half a file is left")
 	almost := time.Now().Add(-50 * time.Minute)
-	if err := os.Chtimes(filepath.Join(dir, "a", strings.TrimPrefix(id, "sha256:")), almost, almost); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, os.Chtimes(filepath.Join(dir, "a", strings.TrimPrefix(id, "sha256:")), almost, almost))
 	f, size, err := s.Get("a", id) // restarts its time to live
 	check.Require(t, err == nil && size == 5, "%v %v", size, err)
 	b, _ := io.ReadAll(f)
@@ -115,7 +104,7 @@ func TestExpireAside(t *testing.T) {
 	go func() { looked <- s.Expire(time.Now()) }()
 	select {
 	case err := <-looked:
-		check.That(t, err == nil, "%v", err)
+		check.OK(t, err)
 	case <-time.After(10 * time.Second):
 		t.Error("it waits for who uses the store")
 	}

@@ -34,7 +34,7 @@ func TestSpool(t *testing.T) {
 				var kept int64
 				kept, ended = s.Wait(t.Context(), at)
 				b, err := io.ReadAll(s.Section(at, kept))
-				check.That(t, err == nil, "%v", err)
+				check.OK(t, err)
 				got, at = append(got, b...), at+int64(len(b))
 			}
 			check.That(t, string(got) == want, "from %d: %q, want %q", from, got, want)
@@ -67,18 +67,14 @@ func TestBook(t *testing.T) {
 	check.Must(t, err)
 	// The stores of sessions share the quota.
 	other := NewStore(t.TempDir(), time.Minute, shelf)
-	if _, _, err := other.Add(t.Context(), "2", "a", nil, 20, share, nil); code(err) != api.Quota {
-		t.Errorf("more output than a tenant may have: %v", err)
-	}
-	if _, _, err := other.Add(t.Context(), "2", "b", nil, 25, share, nil); code(err) != api.Busy {
-		t.Errorf("more output than there may be: %v", err)
-	}
-	if _, _, err := other.Add(t.Context(), "2", "a", nil, 10, share, nil); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := b.Add(t.Context(), "3", "a", nil, 1, share, nil); code(err) != api.Quota {
-		t.Errorf("more calls than a tenant may have: %v", err)
-	}
+	_, _, err = other.Add(t.Context(), "2", "a", nil, 20, share, nil)
+	check.That(t, code(err) == api.Quota, "more output than a tenant may have: %v", err)
+	_, _, err = other.Add(t.Context(), "2", "b", nil, 25, share, nil)
+	check.That(t, code(err) == api.Busy, "more output than there may be: %v", err)
+	_, _, err = other.Add(t.Context(), "2", "a", nil, 10, share, nil)
+	check.Must(t, err)
+	_, _, err = b.Add(t.Context(), "3", "a", nil, 1, share, nil)
+	check.That(t, code(err) == api.Quota, "more calls than a tenant may have: %v", err)
 	_, unbegun, err := b.Add(t.Context(), "4", "b", nil, 10, share, nil)
 	check.Require(t, err == nil && b.Get("a", "4") == nil && b.Get("b", "4") == unbegun, "%v", err)
 	b.Drop(unbegun)
@@ -86,7 +82,7 @@ func TestBook(t *testing.T) {
 	c.Cancel()
 	<-ctx.Done()
 	_, err = c.out.Write([]byte("abc"))
-	check.That(t, err == nil, "%v", err)
+	check.OK(t, err)
 	c.End(nil, 0, api.NewError(api.Setup, "x", ""))
 	check.Equal(t, shelf.Output.Used("a"), 3+20)
 	s := c.Status()
@@ -105,18 +101,15 @@ func TestKeys(t *testing.T) {
 	check.Must(t, err)
 	key, first, err := k.Begin("t", "a", []byte("1"))
 	check.Require(t, first && err == nil, "%v %v", first, err)
-	if again, first, err := k.Begin("t", "a", []byte("1")); again != key || first || err != nil {
-		t.Error(first, err)
-	}
-	if _, _, err := k.Begin("t", "a", []byte("2")); code(err) != api.Idempotency {
-		t.Error(err)
-	}
+	again, first, err := k.Begin("t", "a", []byte("1"))
+	check.That(t, again == key && !first && err == nil, "%v %v", first, err)
+	_, _, err = k.Begin("t", "a", []byte("2"))
+	check.That(t, code(err) == api.Idempotency, "%v", err)
 	key.since = key.since.Add(-time.Hour) // as if it had taken an hour
 	k.Settle("t", "a", key, "answer", true, lease.Free)
 	<-key.Done()
-	if again, first, _ := k.Begin("t", "a", []byte("1")); first || again.Value != "answer" {
-		t.Error(first, again)
-	}
+	again, first, _ = k.Begin("t", "a", []byte("1"))
+	check.That(t, !first && again.Value == "answer", "%v %v", first, again)
 	// A dropped answer allows a retry.
 	b, _, _ := k.Begin("t", "b", nil)
 	k.Settle("t", "b", b, nil, false, nil)

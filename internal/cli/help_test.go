@@ -31,9 +31,8 @@ func TestModel(t *testing.T) {
 	used := map[string]bool{"sbxrun --help": true}
 	for _, c := range commands() {
 		check.That(t, c.Help != "" && c.Tag.Vars["usage"] != "" && c.Detail != "Example: ", "%s: help %q, %q, %q", c.Path(), c.Help, c.Tag.Vars, c.Detail)
-		if flags := c.Target.Addr().Interface(); c.Leaf() && Name(flags) != c.Path() {
-			t.Errorf("%T is the struct of %s, want that of %s", flags, c.Path(), Name(flags))
-		}
+		flags := c.Target.Addr().Interface()
+		check.That(t, !c.Leaf() || Name(flags) == c.Path(), "%T is the struct of %s, want that of %s", flags, c.Path(), Name(flags))
 		var typed []string
 		for _, f := range c.Flags {
 			typed = append(typed, Spellings(f)...)
@@ -43,9 +42,8 @@ func TestModel(t *testing.T) {
 			check.That(t, f.Group == nil || f.Group.Title != "", "%s --%s: no topic %v", c.Path(), f.Name, f.Group)
 		}
 		slices.Sort(typed)
-		if twice := slices.Compact(slices.Clone(typed)); len(twice) != len(typed) {
-			t.Errorf("%s has flags twice: %q", c.Path(), typed)
-		}
+		twice := slices.Compact(slices.Clone(typed))
+		check.That(t, len(twice) == len(typed), "%s has flags twice: %q", c.Path(), typed)
 	}
 	section := ""
 	for line := range strings.Lines(helpText) {
@@ -76,9 +74,8 @@ func TestHelp(t *testing.T) {
 			check.That(t, len(line) <= 80 || strings.HasPrefix(line, "Usage:") || strings.HasPrefix(line, "Example:"), "longer than a terminal's line: %s", line)
 		}
 		check.That(t, c.Parent.Parent != nil || strings.Contains(all, "\n  "+c.Name+" "), "%s is not in the list of commands:\n%s", c.Name, all)
-		if want := "Usage: sbxrun " + c.Path() + " " + c.Tag.Vars["usage"] + "\n"; !strings.HasPrefix(text, want) {
-			t.Errorf("help of %s does not begin with %q:\n%s", c.Path(), want, text)
-		}
+		want := "Usage: sbxrun " + c.Path() + " " + c.Tag.Vars["usage"] + "\n"
+		check.That(t, strings.HasPrefix(text, want), "help of %s does not begin with %q:\n%s", c.Path(), want, text)
 		for _, f := range c.Flags {
 			check.That(t, regexp.MustCompile(`[ ]--`+f.Name+`[ =\n]`).MatchString(text), "help of %s: no --%s", c.Path(), f.Name)
 		}
@@ -108,9 +105,8 @@ func TestExamples(t *testing.T) {
 			args = slices.Insert(args, 0, "run")
 		}
 		flags, rest := empty(args)
-		if err := Parse(flags, rest); err != nil || Name(flags) != c.Path() && len(c.Children) == 0 {
-			t.Errorf("%q: command %q, %v", args, Name(flags), err)
-		}
+		err := Parse(flags, rest)
+		check.That(t, err == nil && (Name(flags) == c.Path() || len(c.Children) != 0), "%q: command %q, %v", args, Name(flags), err)
 	}
 }
 

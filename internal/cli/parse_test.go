@@ -178,9 +178,8 @@ func TestParseGiven(t *testing.T) {
 			ok := parseGiven(small, args) == nil
 			_, err := build(whole).Parse(args)
 			check.That(t, ok == (err == nil), "%s %q: given %v, whole %v", c.Path(), args, ok, err)
-			if diff := gocmp.Diff(whole, small); ok && diff != "" {
-				t.Errorf("%s %q (-whole +given):\n%s", c.Path(), args, diff)
-			}
+			diff := gocmp.Diff(whole, small)
+			check.That(t, !ok || diff == "", "%s %q (-whole +given):\n%s", c.Path(), args, diff)
 			if ok {
 				succeeded++
 			}

@@ -57,9 +57,8 @@ func TestEverywhere(t *testing.T) {
 		check.That(t, slices.Contains(words, c.Name+"\t"+c.Help), "completion proposes no %s: %q", c.Path(), words)
 		for _, f := range c.Flags {
 			for _, word := range cli.Spellings(f) {
-				if want := `\fB` + strings.ReplaceAll(word, "-", `\-`) + `\fP`; !strings.Contains(text, want) {
-					t.Errorf("%s: no %s of sbxrun %s", name, word, c.Name)
-				}
+				want := `\fB` + strings.ReplaceAll(word, "-", `\-`) + `\fP`
+				check.That(t, strings.Contains(text, want), "%s: no %s of sbxrun %s", name, word, c.Name)
 				check.That(t, slices.Contains(completed, word+"\t"+f.Help), "completion of %s proposes no %s", c.Path(), word)
 			}
 			flat := strings.NewReplacer(`\-`, "-", `'\''`, "'", `\`, "").Replace(text)
@@ -196,9 +195,8 @@ func TestCommandLines(t *testing.T) {
 				}
 				for _, args := range shellWords(t, call[1]) {
 					tried++
-					if err := parse(args); err != nil {
-						t.Errorf("%s: %s: %v", filepath.Base(source), call[1], err)
-					}
+					err := parse(args)
+					check.That(t, err == nil, "%s: %s: %v", filepath.Base(source), call[1], err)
 				}
 			}
 		}

@@ -258,9 +258,8 @@ func TestRefused(t *testing.T) {
 		unix.Mkdev(5, 0): "terminal", unix.Mkdev(5, 2): "terminal", unix.Mkdev(136, 0): "terminal",
 		0: "no driver", unix.Mkdev(511, 0): "no driver",
 	} {
-		if got, err := Refused(number); err != nil || want == "" && got != "" || !strings.Contains(got, want) {
-			t.Errorf("%d:%d: %q, %v", unix.Major(number), unix.Minor(number), got, err)
-		}
+		got, err := Refused(number)
+		check.That(t, err == nil && (want != "" || got == "") && strings.Contains(got, want), "%d:%d: %q, %v", unix.Major(number), unix.Minor(number), got, err)
 	}
 }
 

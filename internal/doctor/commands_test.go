@@ -46,9 +46,8 @@ func TestCommandsOfRemedies(t *testing.T) {
 				}
 				commands++
 				check.That(t, !prose.MatchString(quoted.ReplaceAllString(m[1], "")), "%q: there is more than a command in %q", r.seen, m[1])
-				if out, err := exec.Command("sh", "-nc", m[1]).CombinedOutput(); err != nil {
-					t.Errorf("%q: %q: %v: %s", r.seen, m[1], err, out)
-				}
+				out, err := exec.Command("sh", "-nc", m[1]).CombinedOutput()
+				check.That(t, err == nil, "%q: %q: %v: %s", r.seen, m[1], err, out)
 			}
 		}
 	}

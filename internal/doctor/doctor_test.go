@@ -165,9 +165,8 @@ func TestGround(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	interrupted := newExam(ctx, room.Caller{})
 	interrupted.check("a", func() (string, error) { cancel(); return "", errors.New("interrupted") })
-	if got := made(interrupted); len(got) != 0 {
-		t.Errorf("interrupted: %+v", got)
-	}
+	got := made(interrupted)
+	check.That(t, len(got) == 0, "interrupted: %+v", got)
 }
 
 // A failure of sbxrun itself has the same remedies as a message of bwrap, and a lack of descriptors is named.
@@ -177,9 +176,8 @@ func TestFinding(t *testing.T) {
 	f, ok := ownStep(wrapped)
 	check.That(t, ok && f == (failure{step: stepCall, errno: unix.ENOSYS, text: "set the size of a tmpfs: function not implemented"}), "%+v %v", f, ok)
 	e := newExam(t.Context(), caller())
-	if f := e.finding("", wrapped); f.Verdict != Failed || f.Fix == "" || !strings.Contains(f.Cause, "set the size of a tmpfs") {
-		t.Errorf("%+v", f)
-	}
+	found := e.finding("", wrapped)
+	check.That(t, found.Verdict == Failed && found.Fix != "" && strings.Contains(found.Cause, "set the size of a tmpfs"), "%+v", found)
 	for _, err := range []error{&os.PathError{Op: "open", Path: "/dev/null", Err: unix.EMFILE}, failed(stepCall, "pidfd_open: ", unix.EMFILE), warning{step, ""}, &proc.StartError{Step: "x", Err: unix.ENFILE}} {
 		f := e.finding("", err)
 		check.That(t, (strings.Contains(f.Fix, "open files") || strings.Contains(f.Fix, "file-max")) == (err != error(warning{step, ""})), "%v: %+v", err, f)

@@ -351,9 +351,9 @@ func TestStart(t *testing.T) {
 		check.That(t, !confined, "%s: bwrap that cannot be executed is the container's", tt.name)
 		got := m.start(false)
 		check.That(t, strings.HasPrefix(got, tt.want) && (tt.want != "" || got == "") && !strings.Contains(got, "{writable"), "%s: %q, want %q", tt.name, got, tt.want)
-		if with := m.start(true); strings.Replace(strings.Replace(with, option, "", 1), ", writable-cgroups=true", "", 1) != got || strings.Contains(with, option) != (tt.name == "docker") {
-			t.Errorf("%s: with cgroups: %q", tt.name, with)
-		}
+		with := m.start(true)
+		check.That(t, strings.Replace(strings.Replace(with, option, "", 1), ", writable-cgroups=true", "", 1) == got && strings.Contains(with, option) == (tt.name == "docker"),
+			"%s: with cgroups: %q", tt.name, with)
 	}
 }
 

@@ -41,9 +41,8 @@ func TestSparse(t *testing.T) {
 	s, err := snapshots.Open(dir)
 	must(t, err)
 	defer s.Close()
-	if _, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: 2 * size}); code(err) != "too-large" {
-		t.Errorf("%v", err)
-	}
+	_, err = Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: 2 * size})
+	check.That(t, code(err) == "too-large", "%v", err)
 	empty(t, s)
 	m, err := Import(t.Context(), s, memory{im.raw(), im.blobs}, Options{MaxSize: 4 * size})
 	must(t, err, os.RemoveAll(filepath.Join(dir, "trees")), os.Mkdir(filepath.Join(dir, "trees"), 0o700))

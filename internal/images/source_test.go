@@ -240,10 +240,10 @@ func TestShared(t *testing.T) {
 	found, err := s.FindImage("a")
 	check.That(t, err == nil && found.Digest == b.Digest && strings.Join(again.Names, " ") == "a b", "the name leads to %+v, %v; %q", found, err, again.Names)
 	_, err = s.FindImage(a.Digest)
-	check.That(t, err == nil, "%v", err)
+	check.OK(t, err)
 	check.OK(t, s.RemoveImage("a"))
 	_, err = s.FindImage("b")
-	check.That(t, err == nil, "%v", err)
+	check.OK(t, err)
 	err = s.RemoveImage(a.Digest)
 	check.That(t, code(err) == "in-use", "%v", err) // treeOf holds it
 }
@@ -255,9 +255,8 @@ func TestExpired(t *testing.T) {
 	m, err := importLayout(t, s, im, Options{Name: "x", TTL: time.Millisecond})
 	must(t, err)
 	time.Sleep(time.Until(expiry(t, m)))
-	if _, err := s.FindImage("x"); code(err) != "no-such-image" || !strings.Contains(err.Error(), "has expired") {
-		t.Error(err)
-	}
+	_, err = s.FindImage("x")
+	check.That(t, code(err) == "no-such-image" && strings.Contains(err.Error(), "has expired"), "%v", err)
 	u, err := s.Unpacked(snapshots.ImageKey(m.Digest, uint32(os.Getuid()), uint32(os.Getgid())))
 	must(t, err)
 	s.Sweep(false)

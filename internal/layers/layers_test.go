@@ -317,9 +317,8 @@ func TestZstd(t *testing.T) {
 	for err == nil {
 		_, err = w.Write(make([]byte, 1<<20))
 	}
-	if _, _, err := w.Close(); !errors.Is(err, unix.ENOSPC) {
-		t.Errorf("a full disk: %v", err)
-	}
+	_, _, err = w.Close()
+	check.That(t, errors.Is(err, unix.ENOSPC), "a full disk: %v", err)
 	r, err := NewReader(strings.NewReader("\x28\xb5\x2f\xfd no such thing"))
 	must(t, err)
 	_, err = io.ReadAll(r)
@@ -357,11 +356,10 @@ func FuzzUnpack(f *testing.F) {
 // Packing ends when its context is done, also within a file.
 func TestPackEnds(t *testing.T) {
 	dir := t.TempDir()
-	err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 8<<20), 0o600)
-	check.Must(t, err)
+	check.Must(t, os.WriteFile(filepath.Join(dir, "file"), make([]byte, 8<<20), 0o600))
 	ctx, cancel := context.WithCancel(t.Context())
 	out := &canceling{cancel: cancel}
-	_, err = Pack(ctx, open(t, dir), out, plenty)
+	_, err := Pack(ctx, open(t, dir), out, plenty)
 	check.That(t, errors.Is(err, context.Canceled) && out.n <= 1<<20, "%v, after %d bytes", err, out.n)
 }
 

@@ -88,9 +88,9 @@ func FuzzPlain(f *testing.F) {
 			if err == nil {
 				err = unix.Lstat(path, &st)
 			}
-			if kind := st.Mode & unix.S_IFMT; err == nil && (st.Mode&0o7000 != 0 || kind != unix.S_IFDIR && kind != unix.S_IFREG && kind != unix.S_IFLNK || kind == unix.S_IFDIR && st.Mode&0o700 != 0o700) {
-				t.Errorf("%q has mode %o", path, st.Mode)
-			}
+			kind := st.Mode & unix.S_IFMT
+			check.That(t, err != nil || st.Mode&0o7000 == 0 && (kind == unix.S_IFDIR || kind == unix.S_IFREG || kind == unix.S_IFLNK) && (kind != unix.S_IFDIR || st.Mode&0o700 == 0o700),
+				"%q has mode %o", path, st.Mode)
 			return err
 		}))
 	})

@@ -224,18 +224,15 @@ func TestExportImport(t *testing.T) {
 	got, err := Import(other, bytes.NewReader(b.Bytes()), "", 0, most)
 	must(t, err)
 	check.That(t, got.Name == "one" && got.ID != m.ID && got.ExpiresAt == "" && got.Trees[0].Layers[0] == m.Trees[0].Layers[0], "%+v", got)
-	if _, err := Import(other, bytes.NewReader(b.Bytes()), "", 0, most); code(err) != "name-in-use" {
-		t.Errorf("twice: %v", err)
-	}
+	_, err = Import(other, bytes.NewReader(b.Bytes()), "", 0, most)
+	check.That(t, code(err) == "name-in-use", "twice: %v", err)
 	again, err := Import(other, bytes.NewReader(b.Bytes()), "two", time.Hour, most)
 	must(t, err)
 	check.That(t, again.ExpiresAt != "" && len(entries(t, dir, "layers")) == 1, "%+v", again)
 	u := ensured(t, other, got.Trees[0].Layers[0])
 	defer u.Close()
 	t.Cleanup(func() { _ = os.Chmod(filepath.Join(u.Path, "closed"), 0o755) })
-	if a, b := listing(t, from), listing(t, u.Path); a != b {
-		t.Errorf("packed:\n%s\nunpacked:\n%s", a, b)
-	}
+	check.Equal(t, listing(t, u.Path), listing(t, from), "unpacked")
 	_, err = Import(other, bytes.NewReader(b.Bytes()), "small", 0, 1000)
 	check.That(t, err != nil, "above --max-size")
 	// A truncated archive is rejected and leaves nothing behind.

@@ -39,7 +39,7 @@ func TestText(t *testing.T) {
 	const text = "a\tb\x1b[1m\u0085\xff\nü€"
 	var terminal, table strings.Builder
 	_, err := Terminal(&terminal).Write([]byte(text))
-	check.That(t, err == nil, "%v", err)
+	check.OK(t, err)
 	list := NewTable(&table, "NAME", "SIZE")
 	list.Row("x\n", 1)
 	list.Row("long name", 23)

@@ -171,7 +171,7 @@ func TestConflict(t *testing.T) {
 	_, err := tree.Apply(context.Background(), list, Options{Delete: true})
 	check.That(t, err != nil && strings.Contains(err.Error(), "has changed on the host"), "applied: %v", err)
 	_, err = tree.Apply(context.Background(), list, Options{Delete: true, Force: true})
-	check.That(t, err == nil, "%v", err)
+	check.OK(t, err)
 	// A removed file is a conflict only if the layer's is a copy of the original's.
 	for _, name := range []string{"copy", "dir2/file", "new", "sub/moved"} {
 		put(t, layer, name, "mine")
@@ -492,7 +492,7 @@ func TestReplacedDirectory(t *testing.T) {
 			got := held(t, source)
 			check.That(t, maps.Equal(got, before), "%v, want %v", got, before)
 			_, err = tree.Apply(context.Background(), list, Options{Delete: true, Force: true})
-			check.That(t, err == nil, "%v", err)
+			check.OK(t, err)
 			got = held(t, source)
 			check.That(t, got["cur/f"] == "new" && got["cur/deep/g"] == "new", "with Force: %v", got)
 		})
@@ -652,9 +652,8 @@ func TestForeignDirectory(t *testing.T) {
 		list, text := lines(t, tree)
 		want := "changed file \"d/f\" conflict\nadded file \"d/g\" conflict\ndeleted directory \"x\" conflict\n"
 		check.That(t, text == want, "%s, want %s", text, want)
-		if _, err := tree.Apply(context.Background(), list, Options{Delete: true}); err == nil || !strings.Contains(err.Error(), "belongs to uid") {
-			t.Errorf("%v", err)
-		}
+		_, err = tree.Apply(context.Background(), list, Options{Delete: true})
+		check.That(t, err != nil && strings.Contains(err.Error(), "belongs to uid"), "%v", err)
 		got := held(t, source)
 		check.That(t, maps.Equal(got, map[string]string{"d/f": "old", "x/y/f": "old"}), "%v", got)
 		_, err = tree.Apply(context.Background(), list, Options{Delete: true, Force: true})

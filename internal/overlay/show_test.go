@@ -70,15 +70,13 @@ func TestPatchTaken(t *testing.T) {
 	var b bytes.Buffer
 	must(t, tree.Patch(&b, list))
 	copied := filepath.Join(filepath.Dir(source), "copied")
-	if out, err := exec.Command("cp", "-a", source, copied).CombinedOutput(); err != nil {
-		t.Fatalf("%v %s", err, out)
-	}
+	out, err := exec.Command("cp", "-a", source, copied).CombinedOutput()
+	check.Require(t, err == nil, "%v %s", err, out)
 	apply := exec.Command(git, "apply", "--whitespace=nowarn", "-")
 	apply.Dir, apply.Stdin, apply.Env = copied, &b, []string{"GIT_CEILING_DIRECTORIES=" + filepath.Dir(source), "GIT_CONFIG_NOSYSTEM=1", "HOME=/"}
 	text := b.String()
-	if out, err := apply.CombinedOutput(); err != nil || len(out) > 0 {
-		t.Fatalf("%v\n%s\nof:\n%s", err, out, text)
-	}
+	out, err = apply.CombinedOutput()
+	check.Require(t, err == nil && len(out) <= 0, "%v\n%s\nof:\n%s", err, out, text)
 	_, err = tree.Apply(context.Background(), list, Options{Delete: true})
 	must(t, err)
 	check.NoDiff(t, cmp.Diff(files(t, source), files(t, copied)), "-apply +git apply")

@@ -389,7 +389,7 @@ func stranger(t *testing.T, address string) {
 			return
 		}
 		fds, err := unix.ParseUnixRights(&messages[0])
-		check.That(t, err == nil, "%v", err)
+		check.OK(t, err)
 		_, _ = conn.Write(b)
 		<-t.Context().Done()
 		for _, fd := range fds {
@@ -605,11 +605,11 @@ func TestQuotaStays(t *testing.T) {
 				quota += strings.TrimSpace(string(text))
 			}
 		}
-		if want := strconv.Itoa(int(cpus * 100_000)); cpus > 0 && !strings.HasPrefix(quota, want) || cpus == 0 && (len(quota) < 2 || strings.HasPrefix(quota, "50000") || strings.HasPrefix(quota, "25000")) {
-			t.Errorf("call %d, of %v CPUs, has the quota %q", i, cpus, quota)
-		}
+		want := strconv.Itoa(int(cpus * 100_000))
+		check.That(t, (cpus <= 0 || strings.HasPrefix(quota, want)) && (cpus != 0 || len(quota) >= 2 && !strings.HasPrefix(quota, "50000") && !strings.HasPrefix(quota, "25000")),
+			"call %d, of %v CPUs, has the quota %q", i, cpus, quota)
 		_, err = run.Wait()
-		check.That(t, err == nil, "%v", err)
+		check.OK(t, err)
 		r.Give()
 	}
 }

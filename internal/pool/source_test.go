@@ -47,7 +47,7 @@ func TestCold(t *testing.T) {
 		check.Must(t, err)
 		check.That(t, at.Kind() == slot.Cold, "%+v is %s", p, at.Kind())
 		_, err = at.Give()
-		check.That(t, err == nil, "%v", err)
+		check.OK(t, err)
 	}
 }
 
@@ -62,9 +62,8 @@ func TestMemoryLeft(t *testing.T) {
 		defer func() { _, _ = at.Give() }()
 		dir, err := at.Files()
 		check.Must(t, err)
-		if _, err := dir.Put("in", strings.NewReader("text"), 100, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		_, err = dir.Put("in", strings.NewReader("text"), 100, 0o644)
+		check.Must(t, err)
 		run, err := at.Start(t.Context(), slot.Command{Args: []string{"sh", "-c", script}, Options: supervise.Options{Limits: l, Timeout: bound}})
 		if err != nil {
 			return err
@@ -81,9 +80,8 @@ func TestMemoryLeft(t *testing.T) {
 		check.Must(t, run(placeOf(t, s, slot.Policy{Policy: roomy, Commands: large}), large, "head -c 140M /dev/zero >/tmp/x"))
 		at, err := s.Take(t.Context(), "a", slot.Policy{Policy: roomy, Commands: small})
 		check.Must(t, err)
-		if err := run(at, small, "true"); err != nil {
-			t.Errorf("%s: %v", at.Kind(), err)
-		}
+		err = run(at, small, "true")
+		check.That(t, err == nil, "%s: %v", at.Kind(), err)
 	}
 }
 
@@ -120,9 +118,8 @@ func TestAhead(t *testing.T) {
 		defer at.Give()
 		dir, err := at.Files()
 		check.Must(t, err)
-		if _, err := dir.Put("main.py", strings.NewReader(code), int64(len(code)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		_, err = dir.Put("main.py", strings.NewReader(code), int64(len(code)), 0o600)
+		check.Must(t, err)
 		var out bytes.Buffer
 		running, err := at.Start(t.Context(), slot.Command{Args: policy.Program.Args, Program: code, Options: supervise.Options{Stdout: &out, Stderr: &out, Timeout: timeout, Attended: true}})
 		check.Must(t, err)

@@ -68,8 +68,7 @@ func TestCountAhead(t *testing.T) {
 		policy slot.Policy
 		n      int
 	}{{"a", python, 2}, {"a", node, 1}, {"b", python, 0}, {"b", node, 1}} {
-		if n := s.count(want.tenant, want.policy); n != want.n {
-			t.Errorf("%d of %s for %s, want %d", n, want.tenant, want.policy.Program.File, want.n)
-		}
+		n := s.count(want.tenant, want.policy)
+		check.That(t, n == want.n, "%d of %s for %s, want %d", n, want.tenant, want.policy.Program.File, want.n)
 	}
 }

@@ -49,7 +49,7 @@ func TestRelayPieces(t *testing.T) {
 			from, to := way[0], way[1]
 			both.Go(func() {
 				_, err := from.Write(data)
-				check.That(t, err == nil, "%v", err)
+				check.OK(t, err)
 				_ = from.CloseWrite() // the other end notices a failure
 			})
 			both.Go(func() {
@@ -106,7 +106,7 @@ func TestWriteBound(t *testing.T) {
 	c := &counted{noting{outer, make(chan time.Time, 2)}, new(counter)}
 	begin := time.Now()
 	_, err := c.Write([]byte("x"))
-	check.That(t, err == nil, "%v", err)
+	check.OK(t, err)
 	select {
 	case until := <-c.Conn.(noting).until:
 		bound := until.Sub(begin)

@@ -148,12 +148,12 @@ func TestSecondHello(t *testing.T) {
 		_, err = io.ReadFull(up, first)
 		check.That(t, err == nil && bytes.Equal(first, good), "%s: the first is %x, %v", tt.what, first, err)
 		_, err = up.Write(tt.answer)
-		check.That(t, err == nil, "%v", err)
+		check.OK(t, err)
 		got := make([]byte, len(tt.answer))
 		_, err = io.ReadFull(b, got)
 		check.That(t, err == nil && bytes.Equal(got, tt.answer), "%s: the answer is %x, %v", tt.what, got, err)
 		_, err = c.Write(tt.other)
-		check.That(t, err == nil, "%v", err)
+		check.OK(t, err)
 		_ = c.(*net.TCPConn).CloseWrite() // fails if it is closed
 		got, _ = io.ReadAll(up)
 		check.That(t, bytes.Equal(got, tt.want), "%s: the host got %x", tt.what, got)
@@ -205,10 +205,9 @@ func TestSpeaksFirst(t *testing.T) {
 		check.Must(t, err)
 		got := make([]byte, len(tt.says))
 		n, _ := io.ReadFull(b, got) // fails if it is closed
-		if refused := n == 0; refused != tt.refused || !refused && string(got) != tt.says {
-			t.Errorf("%q to %s: the client got %q", tt.says, tt.to, got[:n])
-		}
-		refused := s.counts.of(ofHost, tt.to).refused.Load() > before
+		refused := n == 0
+		check.That(t, refused == tt.refused && (refused || string(got) == tt.says), "%q to %s: the client got %q", tt.says, tt.to, got[:n])
+		refused = s.counts.of(ofHost, tt.to).refused.Load() > before
 		check.That(t, refused == tt.refused, "%q to %s: refused: %v", tt.says, tt.to, refused)
 		c.Close()
 		up.Close()
@@ -263,9 +262,9 @@ func TestTLS(t *testing.T) {
 				t.Errorf("%x, %v: %v", version, again, err)
 				continue
 			}
-			if got, err := io.ReadAll(answer.Body); err != nil || len(got) != 1<<20 || answer.TLS.HelloRetryRequest != (again && version == tls.VersionTLS13) {
-				t.Errorf("%x, %v: %d bytes, %v, asked again: %v", version, again, len(got), err, answer.TLS.HelloRetryRequest)
-			}
+			got, err := io.ReadAll(answer.Body)
+			check.That(t, err == nil && len(got) == 1<<20 && answer.TLS.HelloRetryRequest == (again && version == tls.VersionTLS13),
+				"%x, %v: %d bytes, %v, asked again: %v", version, again, len(got), err, answer.TLS.HelloRetryRequest)
 			answer.Body.Close()
 		}
 	}

@@ -275,9 +275,8 @@ func TestPlatforms(t *testing.T) {
 	} {
 		p := must(images.ParsePlatform(test.platform))
 		m, err := pull(t, newStore(t), at+test.ref, Options{}, images.Options{Platform: &p, Packed: true})
-		if wants(t, err, test.want); err == nil && (m.Platform != test.platform || test.digest != "" && m.Digest != test.digest) {
-			t.Errorf("%s for %s: %s for %s", test.ref, test.platform, m.Digest, m.Platform)
-		}
+		wants(t, err, test.want)
+		check.That(t, err != nil || m.Platform == test.platform && (test.digest == "" || m.Digest == test.digest), "%s for %s: %+v", test.ref, test.platform, m)
 	}
 	liar := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.URL.Path = strings.ReplaceAll(r.URL.Path, "sha256:"+strings.Repeat("0", 64), "1")

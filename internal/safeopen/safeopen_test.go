@@ -122,7 +122,7 @@ func TestOpenGroup(t *testing.T) {
 	top := t.TempDir()
 	must(t, os.Chmod(top, 0o775), os.Mkdir(top+"/dir", 0o755), os.Symlink("dir", top+"/link"))
 	fd, err := Open(top + "/link")
-	check.That(t, err == nil, "%v", err)
+	check.OK(t, err)
 	unix.Close(fd)
 }
 

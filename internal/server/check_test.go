@@ -68,8 +68,8 @@ func TestTimeouts(t *testing.T) {
 	} {
 		ex, err := test.check(Identity{Tenant: test.tenant}, test.asked)
 		check.Require(t, err == nil, "%s: %v", test.what, err)
-		if late := test.want - ex.timeout; late < 0 || late > time.Minute || late > 0 && test.want < 3*time.Hour || slices.Contains(ex.clamped, "timeout_ms") != test.clamped {
-			t.Errorf("%s of %s that asks for %v ms: %v, clamped %v; want %v", test.what, test.tenant, test.asked, ex.timeout, ex.clamped, test.want)
-		}
+		late := test.want - ex.timeout
+		check.That(t, late >= 0 && late <= time.Minute && (late <= 0 || test.want >= 3*time.Hour) && slices.Contains(ex.clamped, "timeout_ms") == test.clamped,
+			"%s of %s that asks for %v ms: %v, clamped %v; want %v", test.what, test.tenant, test.asked, ex.timeout, ex.clamped, test.want)
 	}
 }

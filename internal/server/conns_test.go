@@ -113,9 +113,9 @@ func TestConnectionsOfPeer(t *testing.T) {
 			active(2)
 			third, _ := ask("/")
 			var e api.Error
-			if r := answered(third); json.NewDecoder(r.Body).Decode(&e) != nil || r.StatusCode != 429 || e.Failure.Code != api.Quota || e.Started || r.Header.Get("Retry-After") == "" {
-				t.Errorf("a third one: %d %+v", r.StatusCode, e)
-			}
+			r := answered(third)
+			check.That(t, json.NewDecoder(r.Body).Decode(&e) == nil && r.StatusCode == 429 && e.Failure.Code == api.Quota && !e.Started && r.Header.Get("Retry-After") != "",
+				"a third one: %d %+v", r.StatusCode, e)
 			close(answer)
 			for _, in := range []*bufio.Reader{first, second} {
 				check.Equal(t, answered(in).StatusCode, 200)

@@ -225,9 +225,9 @@ func TestUnproven(t *testing.T) {
 		}
 	}
 	check.Must(t, json.Unmarshal(ask(h, http.MethodPost, "/v1/sessions", "{}").Body.Bytes(), &session))
-	if w := ask(h, http.MethodDelete, "/v1/sessions/"+session.ID, ""); w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), `"unproven"`) || !strings.Contains(w.Body.String(), `"started":true`) {
-		t.Errorf("%d %s", w.Code, w.Body)
-	}
+	w := ask(h, http.MethodDelete, "/v1/sessions/"+session.ID, "")
+	check.That(t, w.Code == http.StatusInternalServerError && strings.Contains(w.Body.String(), `"unproven"`) && strings.Contains(w.Body.String(), `"started":true`),
+		"%d %s", w.Code, w.Body)
 	const sessions = 3
 	want := fmt.Sprintf("\nsbxrun_unproven_total %d\n", calls+sessions+doubtfulRooms)
 	// Lost sessions are counted after the first rejected request.
@@ -260,9 +260,9 @@ func TestMistakes(t *testing.T) {
 	} {
 		w := ask(h, http.MethodPost, test.path, test.body, append(test.headers, "X-Request-Id", "the-request")...)
 		var e api.Error
-		if err := json.Unmarshal(w.Body.Bytes(), &e); err != nil || w.Code != 500 || e.Failure.Code != api.Internal || !e.Started || !strings.Contains(e.Failure.Message, "the-request") {
-			t.Errorf("%s: %d %s", test.path, w.Code, w.Body)
-		}
+		err := json.Unmarshal(w.Body.Bytes(), &e)
+		check.That(t, err == nil && w.Code == 500 && e.Failure.Code == api.Internal && e.Started && strings.Contains(e.Failure.Message, "the-request"),
+			"%s: %d %s", test.path, w.Code, w.Body)
 	}
 	for range 2 {
 		w := ask(h, http.MethodPost, "/v1/calls", run, "X-Request-Id", "the-request")

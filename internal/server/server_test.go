@@ -258,7 +258,7 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 		_ = conn.SetDeadline(time.Now().Add(harness.Scaled(10 * time.Second))) // always supported
 		all.Go(func() {
 			_, err := io.WriteString(conn, request+"Host: sbxrun\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n")
-			check.That(t, err == nil, "%v", err)
+			check.OK(t, err)
 			answer, err := io.ReadAll(conn)
 			check.That(t, err == nil && strings.HasPrefix(string(answer), "HTTP/1.1 "), "%q: %q %v", request, answer, err)
 		})

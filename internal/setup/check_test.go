@@ -127,12 +127,11 @@ func TestQuick(t *testing.T) {
 	f := newFakes(t, passes)
 	f.program("id", "echo 1000")
 	code, out := f.run("test.sh")
-	if want := "ok  \tx/good\t0.1s\ntest: ok as uid 1000: 1 passed, 0 failed, 0 skipped\n"; code != 0 || out != want {
-		t.Errorf("exit code %d: %s", code, out)
-	}
-	want := regexp.MustCompile(`^: test -v -count=1 -timeout 30m -trimpath -ldflags=-s -w -vet=off -p 3 -parallel 4 -short -skip \^Test\(([\w|]+)\)\$ \./tests/faults \./tests \./\.\.\.\n$`)
-	later := want.FindStringSubmatch(f.log())
-	check.Require(t, later != nil, "go %q, want %q", f.log(), want)
+	want := "ok  \tx/good\t0.1s\ntest: ok as uid 1000: 1 passed, 0 failed, 0 skipped\n"
+	check.That(t, code == 0 && out == want, "exit code %d: %s", code, out)
+	called := regexp.MustCompile(`^: test -v -count=1 -timeout 30m -trimpath -ldflags=-s -w -vet=off -p 3 -parallel 4 -short -skip \^Test\(([\w|]+)\)\$ \./tests/faults \./tests \./\.\.\.\n$`)
+	later := called.FindStringSubmatch(f.log())
+	check.Require(t, later != nil, "go %q, want %q", f.log(), called)
 	sources := sources(t)
 	for _, name := range strings.Split(later[1], "|") {
 		check.That(t, strings.Contains(sources, "\nfunc Test"+name+"("), "test.sh leaves out Test%s, which no test is called", name)

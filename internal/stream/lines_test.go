@@ -41,9 +41,8 @@ func TestTail(t *testing.T) {
 			f := create(t)
 			write(t, f, content)
 			for _, n := range []int{-1, 0, 1, 2, 3, 4, 5, 100, chunk / 7, chunk - 1, chunk, chunk + 1, chunk + 2} {
-				if got, err := Tail(f, n); got != tail(content, n) || err != nil {
-					t.Errorf("last %d lines: %d, %v; want %d", n, got, err, tail(content, n))
-				}
+				got, err := Tail(f, n)
+				check.That(t, got == tail(content, n) && err == nil, "last %d lines: %d, %v; want %d", n, got, err, tail(content, n))
 			}
 		})
 	}

@@ -15,12 +15,10 @@ func TestBudget(t *testing.T) {
 	b := NewBudget("bytes", 10)
 	a, err := b.Take("a", 6, 6)
 	check.Must(t, err)
-	if _, err := b.Take("a", 1, 6); code(err) != api.Quota {
-		t.Errorf("above its own: %v", err)
-	}
-	if _, err := b.Take("b", 5, 6); code(err) != api.Busy {
-		t.Errorf("above all there is: %v", err)
-	}
+	_, err = b.Take("a", 1, 6)
+	check.That(t, code(err) == api.Quota, "above its own: %v", err)
+	_, err = b.Take("b", 5, 6)
+	check.That(t, code(err) == api.Busy, "above all there is: %v", err)
 	a.Shrink(2)
 	a.Shrink(4) // does not grow it
 	other, err := b.Take("b", 8, 0)

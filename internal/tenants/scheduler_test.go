@@ -81,9 +81,8 @@ func TestCeilings(t *testing.T) {
 	one := Ceilings{Concurrency: 1}
 	leave, err := enter(t.Context(), g, "a", one)
 	check.Must(t, err)
-	if _, err := enter(t.Context(), g, "a", one); code(err) != api.Quota {
-		t.Errorf("a second call of a: %v", err)
-	}
+	_, err = enter(t.Context(), g, "a", one)
+	check.That(t, code(err) == api.Quota, "a second call of a: %v", err)
 	other, err := enter(t.Context(), g, "b", one)
 	check.Must(t, err)
 	_, err = enter(t.Context(), g, "c", one)
@@ -91,7 +90,7 @@ func TestCeilings(t *testing.T) {
 	leave()
 	leave() // does nothing
 	_, err = enter(t.Context(), g, "c", one)
-	check.That(t, err == nil, "%v", err)
+	check.OK(t, err)
 	_, err = enter(t.Context(), g, "d", one)
 	check.That(t, code(err) == api.Busy, "a place was given up twice: %v", err)
 	other()

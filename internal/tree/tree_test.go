@@ -175,9 +175,8 @@ func TestLease(t *testing.T) {
 	f, err := os.OpenFile(dir+"/a", os.O_RDWR, 0)
 	must(t, err)
 	defer f.Close()
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
-		t.Fatalf("lease: %v", err)
-	}
+	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+	check.Require(t, err == nil, "lease: %v", err)
 	fd, w := opened(t, dir)
 	begin := time.Now()
 	got, err := seen(t, w, fd)

@@ -129,16 +129,15 @@ func TestParseVarsRefused(t *testing.T) {
 
 func TestEnvironment(t *testing.T) {
 	var s Environment
-	if got, ok := s.Lookup("A"); ok || s.Vars() != nil {
-		t.Errorf("empty set has A=%q and %q", got, s.Vars())
-	}
+	got, ok := s.Lookup("A")
+	check.That(t, !ok && s.Vars() == nil, "empty set has A=%q and %q", got, s.Vars())
 	for _, v := range []Var{{"B", "1"}, {"A", "2"}, {"B", "3"}, {"C", ""}} {
 		s.Put(v)
 	}
 	want := []Var{{"B", "3"}, {"A", "2"}, {"C", ""}}
 	check.NoDiff(t, cmp.Diff(want, s.Vars()), "(-want +got)")
 	s.Vars()[0].Value = "changed"
-	got, ok := s.Lookup("B")
+	got, ok = s.Lookup("B")
 	check.That(t, got == "3" && ok, "Lookup(B) = %q, %v; want 3", got, ok)
 	got, ok = s.Lookup("D")
 	check.That(t, got == "" && !ok, "Lookup(D) = %q, %v; want none", got, ok)

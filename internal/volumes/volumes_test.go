@@ -30,23 +30,19 @@ func TestLocks(t *testing.T) {
 	s := open(t)
 	w, err := s.Use("v", true, nil)
 	check.Must(t, err)
-	if _, err := s.Use("v", true, nil); !busy(err) {
-		t.Errorf("%v", err)
-	}
-	if _, err := s.Use("v", false, nil); !busy(err) {
-		t.Errorf("%v", err)
-	}
-	if err := s.Remove("v"); !busy(err) {
-		t.Errorf("%v", err)
-	}
+	_, err = s.Use("v", true, nil)
+	check.That(t, busy(err), "%v", err)
+	_, err = s.Use("v", false, nil)
+	check.That(t, busy(err), "%v", err)
+	err = s.Remove("v")
+	check.That(t, busy(err), "%v", err)
 	// The keeper's copy holds the lock, too.
 	copy, err := unix.FcntlInt(w.Lock.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	check.Must(t, err)
 	w.Close()
 	var e *BusyError
-	if _, err := s.Use("v", true, nil); !errors.As(err, &e) || len(e.PIDs) > 0 && e.PIDs[0] != os.Getpid() {
-		t.Errorf("%v %+v", err, e)
-	}
+	_, err = s.Use("v", true, nil)
+	check.That(t, errors.As(err, &e) && (len(e.PIDs) <= 0 || e.PIDs[0] == os.Getpid()), "%v %+v", err, e)
 	unix.Close(copy)
 	a, err := s.Use("v", false, nil)
 	check.Must(t, err)
@@ -110,7 +106,7 @@ func TestListed(t *testing.T) {
 		all.Go(func() {
 			for !over.Load() {
 				_, err := s.List()
-				check.That(t, err == nil, "%v", err)
+				check.OK(t, err)
 				time.Sleep(time.Millisecond) // as often as anyone lists them
 			}
 		})
@@ -126,9 +122,7 @@ func TestListed(t *testing.T) {
 	all.Wait()
 	a, errA := s.Use("a", false, nil)
 	w, errW := s.Use("w", true, nil)
-	if err := errors.Join(errA, errW); err != nil {
-		t.Fatal(err)
-	}
+	check.Must(t, errors.Join(errA, errW))
 	defer a.Close()
 	defer w.Close()
 	list, err := s.List()
@@ -183,11 +177,10 @@ func TestLeftovers(t *testing.T) {
 	}
 	making, err := s.marked(".", unix.LOCK_SH, 0)
 	check.Must(t, err)
-	if left, err := s.Leftovers(); len(left) != 1 || err != nil {
-		t.Errorf("while one is made: %v %v", left, err)
-	}
-	making.Close()
 	left, err := s.Leftovers()
+	check.That(t, len(left) == 1 && err == nil, "while one is made: %v %v", left, err)
+	making.Close()
+	left, err = s.Leftovers()
 	check.That(t, len(left) == 2 && err == nil, "%v %v", left, err)
 	for _, l := range left {
 		check.OK(t, s.Discard(l))
@@ -200,9 +193,8 @@ func TestStoreRefused(t *testing.T) {
 	data := t.TempDir()
 	dir := filepath.Join(data, "volumes")
 	t.Setenv("SBXRUN_DATA_DIR", data)
-	err := os.Mkdir(dir, 0o755)
-	check.Must(t, err)
-	_, err = Open(true)
+	check.Must(t, os.Mkdir(dir, 0o755))
+	_, err := Open(true)
 	check.That(t, err != nil, "open to others")
 	check.Must(t, errors.Join(os.Chmod(dir, 0o700), os.Rename(dir, dir+"-there"), os.Symlink(dir+"-there", dir)))
 	_, err = Open(true)
@@ -258,5 +250,5 @@ func TestDiscard(t *testing.T) {
 	discard("used by another", read, false)
 	discard("not made by this one", other, false)
 	_, err = os.Stat(path)
-	check.That(t, err == nil, "%v", err)
+	check.OK(t, err)
 }

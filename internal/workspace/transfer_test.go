@@ -109,8 +109,7 @@ func TestTransferFiles(t *testing.T) {
 		_, err := f.WriteAt([]byte("x"), at)
 		check.Must(t, err)
 	}
-	err = f.Truncate(12 << 20)
-	check.Must(t, err)
+	check.Must(t, f.Truncate(12<<20))
 	f.Close()
 	big := bytes.Repeat([]byte("0123456789abcdef"), 3<<16)
 	write(t, dir+"/box/big", string(big))

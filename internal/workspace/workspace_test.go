@@ -56,8 +56,7 @@ func TestClean(t *testing.T) {
 func TestLinks(t *testing.T) {
 	d, root := open(t)
 	for name, target := range map[string]string{"abs": filepath.Join(root, "outside"), "rel": "../outside", "dir": root, "self": "self", "proc": "/proc/self/root"} {
-		err := os.Symlink(target, filepath.Join(root, "inside", name))
-		check.Must(t, err)
+		check.Must(t, os.Symlink(target, filepath.Join(root, "inside", name)))
 	}
 	for _, name := range []string{"abs", "rel", "self", "dir/outside", "dir/inside/new", "proc/etc/passwd"} {
 		if f, _, err := d.Get(name); err == nil {
@@ -84,14 +83,14 @@ func TestPut(t *testing.T) {
 	n, err := d.Put("a/b/c", strings.NewReader("long text"), 100, 0o640)
 	check.That(t, n == 9 && err == nil, "%d %v", n, err)
 	_, err = d.Put("a/b/c", strings.NewReader("short"), 5, 0o640)
-	check.That(t, err == nil, "%v", err)
+	check.OK(t, err)
 	b, _ := os.ReadFile(filepath.Join(root, "inside/a/b/c"))
 	check.That(t, string(b) == "short", "%q", b)
 	// Its other name keeps its content and permissions.
 	file := filepath.Join(root, "inside/a/b/c")
 	must(t, errors.Join(os.Chmod(file, 0o751), os.Link(file, file+"2")))
 	_, err = d.Put("a/b/c", strings.NewReader("whole"), 5, 0o640)
-	check.That(t, err == nil, "%v", err)
+	check.OK(t, err)
 	_, err = d.Put("a/b/c", strings.NewReader("too long"), 5, 0o640)
 	check.That(t, code(err) == "too-large", "%v", err)
 	broken := errors.New("broken off")
@@ -121,13 +120,11 @@ func TestPackUnpack(t *testing.T) {
 		check.Must(t, err)
 	}
 	var b bytes.Buffer
-	err := d.Pack(&b, ".", Quota{Bytes: 1 << 20, Entries: 100})
-	check.Must(t, err)
-	err = d.Pack(&bytes.Buffer{}, ".", Quota{Bytes: 1 << 20, Entries: 4})
+	check.Must(t, d.Pack(&b, ".", Quota{Bytes: 1 << 20, Entries: 100}))
+	err := d.Pack(&bytes.Buffer{}, ".", Quota{Bytes: 1 << 20, Entries: 4})
 	check.That(t, code(err) == "too-large", "%v", err)
 	other, root := open(t)
-	err = other.Unpack(bytes.NewReader(b.Bytes()), Quota{Bytes: 100, Entries: 10})
-	check.Must(t, err)
+	check.Must(t, other.Unpack(bytes.NewReader(b.Bytes()), Quota{Bytes: 100, Entries: 10}))
 	text, err := os.ReadFile(filepath.Join(root, "inside/d/e/c"))
 	check.That(t, string(text) == "d/e/c" && err == nil, "%q %v", text, err)
 	st, err := os.Stat(filepath.Join(root, "inside/a"))

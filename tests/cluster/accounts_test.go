@@ -99,15 +99,13 @@ func stolenNode(t *testing.T, o *server.Options, ca string) {
 	js, err := jetstream.New(old)
 	check.Must(t, err)
 	// A bucket of an earlier version, in which every writer could delete everything.
-	if _, err := js.CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "sbxrun-calls"}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = js.CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "sbxrun-calls"})
+	check.Must(t, err)
 	node := c.process("serve", "node2", as("node2", "NODE_2"), "state_dir = \""+filepath.Join(c.dir, "node2")+"\"\n[rooms]\nmin = 0\nmax = 0\n")
 	g := c.gateway("g", as("gateway", "GATEWAY"), "")
 	c.ready(g, 1)
-	if status, text, err := g.keyed(t.Context(), "k", api.Call{Argv: []string{"true"}}); status != http.StatusOK || err != nil {
-		t.Fatal(status, text, err)
-	}
+	status, text, err := g.keyed(t.Context(), "k", api.Call{Argv: []string{"true"}})
+	check.Require(t, status == http.StatusOK && err == nil, "%v %v %v", status, text, err)
 	call := g.begin(t, "true")
 	x := g.end(t, call.ID)
 	check.Require(t, x.Report != nil, "%+v", x) // with only these rights
@@ -170,14 +168,12 @@ func canDo(t *testing.T, g *gateway, js jetstream.JetStream, stolen *nats.Conn, 
 		check.Must(t, err) // with an empty response
 	}
 	ask(&nats.Msg{Subject: "$KV.sbxrun-calls.x.y"}) // now both have a response
-	if queue, err := js.Stream(t.Context(), "sbxrun-queue"); err != nil || queue.CachedInfo().State.Msgs != 0 {
-		t.Errorf("%+v %v", queue, err)
-	}
+	queue, err := js.Stream(t.Context(), "sbxrun-queue")
+	check.That(t, err == nil && queue.CachedInfo().State.Msgs == 0, "%+v %v", queue, err)
 	record, err := js.KeyValue(t.Context(), "sbxrun-shares")
 	check.Must(t, err)
-	if entry, err := record.Get(t.Context(), tenant); err != nil || !strings.Contains(string(entry.Value()), `"held":`) {
-		t.Errorf("%v", err)
-	}
+	entry, err := record.Get(t.Context(), tenant)
+	check.That(t, err == nil && strings.Contains(string(entry.Value()), `"held":`), "%v", err)
 	x := g.end(t, call)
 	check.That(t, x.Report != nil, "%+v", x)
 	tell := func(places, running int) {
@@ -303,13 +299,11 @@ func TestFiles(t *testing.T) {
 	check.Require(t, e == nil && err == nil, "%v %v", e, err)
 	x := g.end(t, queued.ID)
 	check.That(t, x.Report != nil && x.Report.ExitCode == 0, "%+v", x)
-	if status, text := g.ask(t, http.MethodGet, "/v1/files/"+sum(large), nil); status != http.StatusOK || text != large {
-		t.Error(status, len(text))
-	}
+	status, text := g.ask(t, http.MethodGet, "/v1/files/"+sum(large), nil)
+	check.That(t, status == http.StatusOK && text == large, "%v %v", status, len(text))
 	// An invalid ID is not found, as on a node.
-	if status, text := g.ask(t, http.MethodGet, "/v1/files/sha256:..%2f..%2fsecret", nil); status != http.StatusNotFound {
-		t.Error(status, text)
-	}
+	status, text = g.ask(t, http.MethodGet, "/v1/files/sha256:..%2f..%2fsecret", nil)
+	check.That(t, status == http.StatusNotFound, "%v %v", status, text)
 	_, e = run("../secret")
 	check.That(t, e != nil && e.Failure.Code == api.NoSuchFile, "%+v", e)
 	// The files of a call are on its node.
@@ -328,7 +322,7 @@ func TestFiles(t *testing.T) {
 	}
 	c.gateways[0].start()
 	c.ready(c.gateways[0], 3)
-	status, _ := put(c.gateways[0], strings.Repeat("x", 2<<20))
+	status, _ = put(c.gateways[0], strings.Repeat("x", 2<<20))
 	check.That(t, status == http.StatusCreated, "%v", status)
 	status, _ = put(g, strings.Repeat("y", 2<<20))
 	check.That(t, status == http.StatusInsufficientStorage, "%v", status)
@@ -344,11 +338,10 @@ func TestFiles(t *testing.T) {
 	_ = half.SetDeadline(time.Now().Add(harness.Bound))
 	broken, err := http.ReadResponse(bufio.NewReader(half), nil)
 	check.That(t, err == nil && broken.StatusCode == http.StatusBadRequest, "%v %v", broken, err)
-	if status, text := g.ask(t, http.MethodGet, "/v1/files/"+sum(strings.Repeat("h", room)), nil); status != http.StatusNotFound {
-		t.Error(status, len(text))
-	}
+	status, text = g.ask(t, http.MethodGet, "/v1/files/"+sum(strings.Repeat("h", room)), nil)
+	check.That(t, status == http.StatusNotFound, "%v %v", status, len(text))
 	status, _ = put(g, strings.Repeat("w", room))
 	check.That(t, status == http.StatusCreated, "%v", status)
-	_, text := g.ask(t, http.MethodGet, "/metrics", nil)
+	_, text = g.ask(t, http.MethodGet, "/metrics", nil)
 	check.That(t, strings.Contains(text, `sbxrun_node_ready{node="n2"} 1`), "%s", text)
 }

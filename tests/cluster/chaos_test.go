@@ -150,9 +150,9 @@ func (c *cluster) detached(ctx context.Context, g *gateway, call api.Call, into 
 			time.Sleep(20 * time.Millisecond) // a gateway or node is unreachable
 		}
 	}
-	if s = ends[0]; s.Started != ends[1].Started || (s.Report == nil) != (ends[1].Report == nil) || (s.Failure == nil) != (ends[1].Failure == nil) {
-		c.t.Errorf("%s has two ends: %+v and %+v", s.ID, s, ends[1])
-	}
+	s = ends[0]
+	check.That(c.t, s.Started == ends[1].Started && (s.Report == nil) == (ends[1].Report == nil) && (s.Failure == nil) == (ends[1].Failure == nil),
+		"%s has two ends: %+v and %+v", s.ID, s, ends[1])
 	if s.Report != nil {
 		*into = *s.Report
 		return http.StatusOK, nil, nil
@@ -508,7 +508,7 @@ func TestMajority(t *testing.T) {
 	c.ready(g, 2)
 	keyed := func(key string) (int, string) {
 		status, text, err := g.keyed(t.Context(), key, api.Call{Argv: []string{"true"}})
-		check.That(t, err == nil, "%v", err)
+		check.OK(t, err)
 		return status, text
 	}
 	harness.Until(t, harness.Bound, "JetStream", func() bool {
@@ -611,9 +611,9 @@ func TestNATSAway(t *testing.T) {
 	}
 	t.Logf("answers %v after NATS came back", time.Since(began)-away)
 	for i, id := range detached {
-		if x := g.end(t, id); x.Report == nil || x.Report.ExitCode != 0 || m.count(fmt.Sprintf("d%d", i)) != 1 {
-			t.Errorf("%+v, it ran %d times", x, m.count(fmt.Sprintf("d%d", i)))
-		}
+		x := g.end(t, id)
+		check.That(t, x.Report != nil && x.Report.ExitCode == 0 && m.count(fmt.Sprintf("d%d", i)) == 1,
+			"%+v, it ran %d times", x, m.count(fmt.Sprintf("d%d", i)))
 	}
 	harness.Until(t, harness.Bound, "the session", func() bool {
 		status, _, err := g.call(t.Context(), "/v1/sessions/"+session.ID+"/exec", api.Call{Argv: []string{"true"}}, nil)

@@ -265,9 +265,9 @@ func TestQueueNodeKilledBefore(t *testing.T) {
 	}
 	doomed.kill()
 	for i, id := range ids {
-		if x := g.end(t, id); x.Report == nil || x.Report.ExitCode != 0 || m.count(fmt.Sprintf("w%d", i)) != 1 {
-			t.Errorf("%+v, it ran %d times", x, m.count(fmt.Sprintf("w%d", i)))
-		}
+		x := g.end(t, id)
+		check.That(t, x.Report != nil && x.Report.ExitCode == 0 && m.count(fmt.Sprintf("w%d", i)) == 1,
+			"%+v, it ran %d times", x, m.count(fmt.Sprintf("w%d", i)))
 	}
 }
 

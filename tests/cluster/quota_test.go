@@ -132,7 +132,7 @@ func TestNoMoreCeiling(t *testing.T) {
 	g, n := c.gateways[0], c.nodes[0]
 	run := func(argv ...string) (int, *api.Error) {
 		status, e, err := g.call(t.Context(), "/v1/run", api.Call{Argv: argv}, nil)
-		check.That(t, err == nil, "%v", err)
+		check.OK(t, err)
 		return status, e
 	}
 	harness.Until(t, harness.Bound, "a call", func() bool { status, _ := run("true"); return status == http.StatusOK })
@@ -189,9 +189,8 @@ func TestRate(t *testing.T) {
 	}
 	took := time.Since(began).Seconds()
 	t.Logf("%d in %.1f s", ran, took)
-	if most := rate + rate*took; float64(ran) > most || m.count("x") != ran {
-		t.Errorf("%d ran, at most %.0f may", m.count("x"), most)
-	}
+	most := rate + rate*took
+	check.That(t, float64(ran) <= most && m.count("x") == ran, "%d ran, at most %.0f may", m.count("x"), most)
 }
 
 // Busy nodes refuse before anything starts, after the gateway has tried several; a free node takes the call.

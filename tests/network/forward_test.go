@@ -165,9 +165,8 @@ for i in range(3):
 	r.Expect(t, 0, "exited")
 	want := "begun\n" + strings.Repeat("the socket got x\n", 3)
 	check.That(t, string(r.Stdout) == want, "%q", r.Stdout)
-	if h := hostOf(r, "unix socket 1"); h == nil || h.Connections != 3 || h.Sent != 6 {
-		t.Errorf("report: %+v", r.Report.Network)
-	}
+	h := hostOf(r, "unix socket 1")
+	check.That(t, h != nil && h.Connections == 3 && h.Sent == 6, "report: %+v", r.Report.Network)
 	refused := map[string]string{socket + ".none": "no such file", socket: "non-socket"}
 	if os.Geteuid() == 0 { // as root, a payload of another user may have left a link to root's files
 		planted := filepath.Join(harness.Dir(t), "planted")

@@ -139,9 +139,8 @@ socks: (0, 'host www.example.org sni www.example.org path / body 0')
 it speaks first: b'220 it speaks first\nEHLO x HTTP/1.1\n'
 half-closed: b'\x00\x01ping\n'
 `)
-	if h := hostOf(r, "www.example.org:443"); h == nil || h.Connections != 2 || h.Sent == 0 || h.Received == 0 || h.Refused != 0 {
-		t.Errorf("report: %+v", r.Report.Network)
-	}
+	h := hostOf(r, "www.example.org:443")
+	check.That(t, h != nil && h.Connections == 2 && h.Sent != 0 && h.Received != 0 && h.Refused == 0, "report: %+v", r.Report.Network)
 }
 
 // A network of all addresses does not include the host itself: neither its loopback interface, in

@@ -219,17 +219,15 @@ func (a *attacker) do(method, path string, body any) (int, []byte) {
 // open creates a session.
 func (a *attacker) open(body string) (path string) {
 	var x api.Session
-	if status, b := a.do(http.MethodPost, "/v1/sessions", body); status != 201 || json.Unmarshal(b, &x) != nil {
-		a.t.Errorf("%s: %d %s", a.tenant, status, b)
-	}
+	status, b := a.do(http.MethodPost, "/v1/sessions", body)
+	check.That(a.t, status == 201 && json.Unmarshal(b, &x) == nil, "%s: %d %s", a.tenant, status, b)
 	return "/v1/sessions/" + x.ID
 }
 
 func (a *attacker) exec(path, line string) {
 	var out api.Answer
-	if status, b := a.do(http.MethodPost, path+"/exec", sh(line)); status != 200 || json.Unmarshal(b, &out) != nil || out.ExitCode != 0 {
-		a.t.Errorf("%s: %d %.1000s", a.tenant, status, b)
-	}
+	status, b := a.do(http.MethodPost, path+"/exec", sh(line))
+	check.That(a.t, status == 200 && json.Unmarshal(b, &out) == nil && out.ExitCode == 0, "%s: %d %.1000s", a.tenant, status, b)
 }
 
 // filled creates a session with a number of files.

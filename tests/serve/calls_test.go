@@ -81,7 +81,7 @@ func TestIdempotency(t *testing.T) {
 	for i := range answers {
 		all.Go(func() {
 			_, b, _, err := s.try(t.Context(), http.MethodPost, "/v1/run", call, key...)
-			check.That(t, err == nil, "%v", err)
+			check.OK(t, err)
 			answers[i] = string(b)
 		})
 	}
@@ -220,12 +220,10 @@ func TestKeptOutput(t *testing.T) {
 	processes := "/v1/sessions/" + session.ID + "/processes"
 	status, first := begin("/v1/calls", "sleep 1234", 2<<20)
 	check.Require(t, status == http.StatusAccepted, "%v", status)
-	if status, _ := begin(processes, "sleep 1234", 1<<20); status != http.StatusConflict {
-		t.Errorf("more output than may be kept: %d", status)
-	}
-	if status, _ := begin(processes, "sleep 1234", 1000); status != http.StatusAccepted {
-		t.Error(status)
-	}
+	status, _ = begin(processes, "sleep 1234", 1<<20)
+	check.That(t, status == http.StatusConflict, "more output than may be kept: %d", status)
+	status, _ = begin(processes, "sleep 1234", 1000)
+	check.That(t, status == http.StatusAccepted, "%v", status)
 	// A call that has ended counts with the output that it has written.
 	s.answers(http.StatusOK, "", http.MethodDelete, "/v1/calls/"+first, nil)
 	status, first = begin("/v1/calls", "head -c 3M /dev/zero", 2<<20)

@@ -60,15 +60,13 @@ func TestCode(t *testing.T) {
 	check.That(t, a.Cause == "done" && a.State == "kept" && a.Number == 1 && !a.TimedOut && text(a.Stdout) == "out\n" && text(a.Stderr) == "err\n" && *a.StdoutBytes == 4 && len(a.Results) == 0 && a.Exception == nil,
 		"%+v", a)
 	check.That(t, a.ID != "" && a.RequestID != "" && a.StartedAt != "" && a.TimeoutMS == 30_000, "%+v", a)
-	if a := s.cell(path, python("x += 1\nx")); a.Number != 2 || shown(a) != "42" || text(a.Stdout) != "" {
-		t.Errorf("%+v", a)
-	}
+	a = s.cell(path, python("x += 1\nx"))
+	check.That(t, a.Number == 2 && shown(a) == "42" && text(a.Stdout) == "", "%+v", a)
 	a = s.cell(path, python("print('before')\ny = 5\n1/0"))
 	check.That(t, a.Cause == "done" && a.State == "kept" && a.Exception != nil && a.Exception.Name == "ZeroDivisionError" && strings.Contains(a.Exception.Traceback, "line 3") && text(a.Stdout) == "before\n",
 		"%+v %+v", a, a.Exception)
-	if a := s.cell(path, python("x + y")); shown(a) != "47" || a.Exception != nil {
-		t.Errorf("%+v", a)
-	}
+	a = s.cell(path, python("x + y"))
+	check.That(t, shown(a) == "47" && a.Exception == nil, "%+v", a)
 	// An exec and a cell have the same files.
 	c := python("open('plot.txt', 'w').write(open('given').read() + open('more').read())")
 	c.Files, c.Collect = []api.FileIn{{Path: "more", Text: new(string)}}, []string{"*.txt"}
@@ -77,9 +75,8 @@ func TestCode(t *testing.T) {
 	check.Require(t, len(a.Files) == 1 && a.Files[0].Path == "plot.txt" && a.Files[0].MediaType == "text/plain; charset=utf-8", "%+v", a)
 	_, b := s.ask(http.MethodGet, "/v1/files/"+a.Files[0].ID, nil)
 	check.That(t, string(b) == "here and there", "%q", b)
-	if a := s.call(path+"/exec", sh("cat plot.txt; pgrep -c python3 || :")); !strings.HasPrefix(text(a.Stdout), "here and there") {
-		t.Errorf("%q", text(a.Stdout))
-	}
+	ran := s.call(path+"/exec", sh("cat plot.txt; pgrep -c python3 || :"))
+	check.That(t, strings.HasPrefix(text(ran.Stdout), "here and there"), "%q", text(ran.Stdout))
 	other := s.session(`{}`)
 	a = s.cell(other, python("x"))
 	check.That(t, a.Number == 1 && a.Exception != nil && a.Exception.Name == "NameError", "another session: %+v", a)
@@ -144,17 +141,15 @@ func TestCodeTimeout(t *testing.T) {
 	a := s.cell(path, loop)
 	check.That(t, a.Cause == "timeout" && a.TimedOut && a.State == "kept" && text(a.Stdout) == "began\n" && a.Exception != nil && a.Exception.Name == "KeyboardInterrupt",
 		"%+v %+v", a, a.Exception)
-	if a := s.cell(path, python("x")); a.Number != 3 || shown(a) != "1" {
-		t.Errorf("kept: %+v", a)
-	}
+	a = s.cell(path, python("x"))
+	check.That(t, a.Number == 3 && shown(a) == "1", "kept: %+v", a)
 	// C code that checks for no signals, with a process that must end too.
 	hard := python("import subprocess\np = subprocess.Popen(['sleep', '7531'])\nprint('began', flush=True)\nsum(range(10**13))")
 	hard.TimeoutMS = loop.TimeoutMS
 	a = s.cell(path, hard)
 	check.That(t, a.Cause == "timeout" && a.State == "lost" && text(a.Stdout) == "began\n" && a.Interpreter != nil && a.Interpreter.Usage != nil, "%+v", a)
-	if a := s.call(path+"/exec", sh("pgrep -f 'sleep 753[1]' && echo there")); strings.Contains(text(a.Stdout), "there") {
-		t.Errorf("a process of the lost interpreter: %q", text(a.Stdout))
-	}
+	ran := s.call(path+"/exec", sh("pgrep -f 'sleep 753[1]' && echo there"))
+	check.That(t, !strings.Contains(text(ran.Stdout), "there"), "a process of the lost interpreter: %q", text(ran.Stdout))
 	a = s.cell(path, python("'x' in globals()"))
 	check.That(t, a.Number == 1 && shown(a) == "False" && a.Earlier == nil, "after it was lost: %+v", a)
 	// Start-up files of the session count towards the cell's time.

@@ -97,9 +97,8 @@ func TestClientPaths(t *testing.T) {
 		check.Must(t, session.Write(t.Context(), "a\xff", []byte("1"), ""))
 		list, err := session.List(t.Context())
 		check.Require(t, err == nil && len(list) == 2 && list[0].Path == "a\xfe" && list[1].Path == "a\xff" && list[0].Mode == "0644" && !list[0].ModTime.IsZero(), "%+v, %v", list, err)
-		if b, err := session.Read(t.Context(), list[1].Path); !bytes.Equal(b, []byte("1")) || err != nil {
-			t.Errorf("%q, %v", b, err)
-		}
+		b, err := session.Read(t.Context(), list[1].Path)
+		check.That(t, bytes.Equal(b, []byte("1")) && err == nil, "%q, %v", b, err)
 		report, err := session.Run(t.Context(), sbxrun.Call{Argv: []string{"true"}, Files: []sbxrun.File{{Path: "b\xfd"}}, Collect: []string{"b*", "*.none"}})
 		check.Require(t, err == nil && len(report.Files) == 1 && report.Files[0].Path == "b\xfd" && len(report.Unmatched) == 1, "%+v, %v", report, err)
 		all, err := client.Files(t.Context())

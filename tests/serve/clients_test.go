@@ -349,7 +349,7 @@ func newFake(t *testing.T, answers []string) *fake {
 			if err == nil {
 				body, err = io.ReadAll(r.Body)
 			}
-			check.That(t, err == nil, "%v", err)
+			check.OK(t, err)
 			asked := strings.TrimSpace(r.Method + " " + r.RequestURI + " " + r.Header.Get("Authorization") + " " + r.Header.Get("Sbxrun-Node"))
 			if r.Method == http.MethodPost && regexp.MustCompile(`/(calls|processes)$`).MatchString(r.RequestURI) {
 				var of api.Call

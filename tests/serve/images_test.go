@@ -118,9 +118,9 @@ func TestServeImages(t *testing.T) {
 	got := text(a.Stdout)
 	check.That(t, strings.HasPrefix(got, "one one /home/sandbox /home/sandbox\n") && strings.Contains(got, "ls: not found"), "printed %q", got)
 	check.That(t, len(a.Files) == 1 && a.Files[0].Size == 4, "collected %+v", a.Files)
-	if got, err := json.Marshal(a.Report.Image); err != nil || string(got) != fmt.Sprintf(`{"name":"tools","digest":%q,"platform":"linux/%s","writable":false}`, one, runtime.GOARCH) {
-		t.Errorf("image of the report: %s, %v", got, err)
-	}
+	shown, err := json.Marshal(a.Report.Image)
+	check.That(t, err == nil && string(shown) == fmt.Sprintf(`{"name":"tools","digest":%q,"platform":"linux/%s","writable":false}`, one, runtime.GOARCH),
+		"image of the report: %s, %v", shown, err)
 	a = s.call("/v1/run", sh("cat /opt/version; exit 0"))
 	check.That(t, a.Image == nil && text(a.Stdout) == "", "without an image: %+v, %q", a.Image, text(a.Stdout))
 	program := api.Call{Language: "tool", Code: "cat /opt/version"}
@@ -175,9 +175,8 @@ func TestServeImagesForAgents(t *testing.T) {
 	check.Must(t, err)
 	for _, tool := range list.Tools {
 		schema := harness.JSON(t, tool.InputSchema)
-		if want := slices.Contains([]string{"run_code", "run_command", "create_session"}, tool.Name); want != strings.Contains(string(schema), `"enum":["tools"]`) {
-			t.Errorf("%s: %s", tool.Name, schema)
-		}
+		want := slices.Contains([]string{"run_code", "run_command", "create_session"}, tool.Name)
+		check.That(t, want == strings.Contains(string(schema), `"enum":["tools"]`), "%s: %s", tool.Name, schema)
 	}
 	const line = "read v </opt/version; echo version $v"
 	for name, arguments := range map[string]map[string]any{"run_command": {"command": line, "image": "tools"}, "run_code": {"code": line, "language": "tool"}} {
@@ -239,15 +238,15 @@ func TestServeImagesMissing(t *testing.T) {
 	data := harness.SharedDir(t)
 	file := filepath.Join(harness.Dir(t), "serve.toml")
 	check.Must(t, os.WriteFile(file, []byte("listen = [\"unix:/tmp/x.sock\"]\n"+imagesConfig), 0o600))
-	check := exec.Command(harness.Binary(t), "serve", "--check-config", "--config", file)
-	check.Env = append(os.Environ(), "SBXRUN_DATA_DIR="+data)
-	if out, err := combined(check); err == nil || !strings.Contains(string(out), `images.other: no image named "tools:1"`) {
-		t.Errorf("--check-config: %v, %s", err, out)
+	examine := func() (string, error) {
+		cmd := exec.Command(harness.Binary(t), "serve", "--check-config", "--config", file)
+		cmd.Env = append(os.Environ(), "SBXRUN_DATA_DIR="+data)
+		out, err := combined(cmd)
+		return string(out), err
 	}
+	out, err := examine()
+	check.That(t, err != nil && strings.Contains(out, `images.other: no image named "tools:1"`), "--check-config: %v, %s", err, out)
 	importTree(t, data, "tools:1", "one")
-	check = exec.Command(harness.Binary(t), "serve", "--check-config", "--config", file)
-	check.Env = append(os.Environ(), "SBXRUN_DATA_DIR="+data)
-	if out, err := combined(check); err != nil || string(out) != "sbxrun: configuration OK\n" {
-		t.Errorf("--check-config: %v, %s", err, out)
-	}
+	out, err = examine()
+	check.That(t, err == nil && out == "sbxrun: configuration OK\n", "--check-config: %v, %s", err, out)
 }

@@ -51,7 +51,9 @@ func TestMCPTypeScript(t *testing.T) {
 	run := func(t *testing.T, s *server, args ...string) {
 		command := exec.Command("node", append([]string{"testdata/mcp_client.mjs", dir}, args...)...)
 		text, err := command.Output()
-		check.Require(t, err == nil, "%v: %s %s", err, err.(*exec.ExitError).Stderr, s.log)
+		if err != nil {
+			t.Fatalf("%v: %s %s", err, err.(*exec.ExitError).Stderr, s.log)
+		}
 		var got struct {
 			Tools                     json.RawMessage
 			Code, Image, Usage, After toolResult
@@ -64,12 +66,11 @@ func TestMCPTypeScript(t *testing.T) {
 		check.That(t, len(got.Tools) <= 10_000 && !strings.Contains(string(got.Tools), "outputSchema"), "%d bytes of tools", len(got.Tools))
 		check.That(t, got.Code.said() == "exit code 0\nstdout:\n42\n" && got.Code.StructuredContent == nil && got.Code.Meta["sbxrun/report"] != nil,
 			"run_code: %+v", got.Code)
-		if c := got.Image.Content; len(c) != 3 || c[1].Type != "image" || c[1].Data != pixel || c[1].MimeType != "image/png" || c[2].Type != "resource_link" {
-			t.Errorf("an image: %+v", got.Image)
-		}
-		if c := got.File.Contents; len(c) != 1 || c[0].Blob != pixel || c[0].MimeType != "image/png" {
-			t.Errorf("a resource: %+v", got.File)
-		}
+		c := got.Image.Content
+		check.That(t, len(c) == 3 && c[1].Type == "image" && c[1].Data == pixel && c[1].MimeType == "image/png" && c[2].Type == "resource_link",
+			"an image: %+v", got.Image)
+		files := got.File.Contents
+		check.That(t, len(files) == 1 && files[0].Blob == pixel && files[0].MimeType == "image/png", "a resource: %+v", got.File)
 		check.That(t, got.Usage.IsError && strings.HasPrefix(got.Usage.said(), "timeout_ms: must not be negative; ") && strings.HasSuffix(got.Usage.said(), "(nothing was run)"),
 			"a wrong argument: %+v", got.Usage)
 		check.That(t, got.Canceled != "answered" && strings.Contains(got.Canceled, "enough") && got.After.said() == "exit code 0\nstdout:\nafter\n",
@@ -114,12 +115,10 @@ func TestMCPInspector(t *testing.T) {
 				check.That(t, err == nil, "%v: %s", err, out)
 				return string(out)
 			}
-			if got := inspect("--method", "tools/list"); !strings.Contains(got, `"run_code"`) {
-				t.Errorf("%s", got)
-			}
-			if got := inspect("--method", "tools/call", "--tool-name", "run_code", "--tool-arg", "code=print(6*7)"); !strings.Contains(got, `stdout:\n42\n`) {
-				t.Errorf("%s", got)
-			}
+			got := inspect("--method", "tools/list")
+			check.That(t, strings.Contains(got, `"run_code"`), "%s", got)
+			got = inspect("--method", "tools/call", "--tool-name", "run_code", "--tool-arg", "code=print(6*7)")
+			check.That(t, strings.Contains(got, `stdout:\n42\n`), "%s", got)
 		})
 	}
 }

@@ -207,9 +207,8 @@ func TestMCPFiles(t *testing.T) {
 			r := a.use("run_command", with(map[string]any{"command": "cp old.png new.png; echo x >b.csv", "files": given}))
 			n := len(r.Content)
 			check.Require(t, n == 3, "%d pieces: %s", n, said(r))
-			if c, ok := r.Content[1].(*mcp.ImageContent); !ok || c.MIMEType != "image/png" || !bytes.Equal(c.Data, image) {
-				t.Errorf("%+v", r.Content[1])
-			}
+			c, ok := r.Content[1].(*mcp.ImageContent)
+			check.That(t, ok && c.MIMEType == "image/png" && bytes.Equal(c.Data, image), "%+v", r.Content[1])
 			got := metaReport[api.Answer](t, r).Files
 			check.That(t, len(got) == 1 && got[0].Path == "new.png", "%+v", got)
 			all := a.use("run_command", with(map[string]any{"command": "mkdir -p 'ü d'; echo x >'ü d/b%c.csv'; sleep 0.1", "collect": []string{"*/*.csv"}}))
@@ -222,9 +221,8 @@ func TestMCPFiles(t *testing.T) {
 				check.Require(t, ok && strings.HasPrefix(link.URI, "sbxrun://sessions/"+session+"/files/") == (session != ""), "session %q: %+v", session, want.link)
 				got, err := a.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: link.URI})
 				check.Require(t, err == nil, "%s: %v", link.URI, err)
-				if c := got.Contents[0]; c.Text != want.text || !bytes.Equal(c.Blob, want.blob) {
-					t.Errorf("%s: %+v", link.URI, c)
-				}
+				c := got.Contents[0]
+				check.That(t, c.Text == want.text && bytes.Equal(c.Blob, want.blob), "%s: %+v", link.URI, c)
 			}
 			// Nothing is new, so nothing comes back. Earlier files are older than the kernel's clock tick.
 			r = a.use("run_command", with(map[string]any{"command": "ls"}))
@@ -256,9 +254,9 @@ func TestMCPCells(t *testing.T) {
 		}
 		r, c := cell("x = 6\nprint('in', 'print')\nx * 7")
 		check.That(t, c.Cause == "done" && c.State == "kept" && c.Number == 1 && said(r) == "cell 1: done\nstdout:\nin print\n\nvalue:\n42", "%q %+v", said(r), c)
-		if r, c := cell("1/0"); c.Exception == nil || c.State != "kept" || !strings.HasPrefix(said(r), "cell 2 failed: ZeroDivisionError: ") || !strings.Contains(said(r), "Traceback") {
-			t.Errorf("%q %+v", said(r), c)
-		}
+		r, c = cell("1/0")
+		check.That(t, c.Exception != nil && c.State == "kept" && strings.HasPrefix(said(r), "cell 2 failed: ZeroDivisionError: ") && strings.Contains(said(r), "Traceback"),
+			"%q %+v", said(r), c)
 		r, c = cell("'a' * 1_000_000")
 		check.That(t, len(said(r)) <= 80<<10 && c.Results[0].Truncated, "%d characters", len(said(r)))
 		r, _ = cell(`import base64
@@ -770,9 +768,8 @@ func TestMCPStructured(t *testing.T) {
 		list, err := a.ListTools(t.Context(), nil)
 		check.Must(t, err)
 		for _, tool := range list.Tools {
-			if out, _ := tool.OutputSchema.(map[string]any); out["type"] != "object" {
-				t.Errorf("%s: the output schema is %v", tool.Name, tool.OutputSchema)
-			}
+			out, _ := tool.OutputSchema.(map[string]any)
+			check.That(t, out["type"] == "object", "%s: the output schema is %v", tool.Name, tool.OutputSchema)
 		}
 		r := a.use("run_code", map[string]any{"code": "print(6*7)"})
 		text, err := json.Marshal(r.StructuredContent)
@@ -797,9 +794,8 @@ func TestMCPPerTenant(t *testing.T) {
 		check.That(t, list.CacheScope == "private", "tools/list has the cache scope %q", list.CacheScope)
 		for _, tool := range list.Tools {
 			want := open && strings.HasPrefix(tool.Name, "run_") || open && tool.Name == "start_process"
-			if got := tool.Annotations.OpenWorldHint; got == nil || *got != want {
-				t.Errorf("%s, %s: %v, want %v", token, tool.Name, got, want)
-			}
+			got := tool.Annotations.OpenWorldHint
+			check.That(t, got != nil && *got == want, "%s, %s: %v, want %v", token, tool.Name, got, want)
 		}
 		session := metaReport[api.Session](t, a.use("create_session", map[string]any{"files": []any{map[string]any{"path": "a", "text": "x"}}})).ID
 		file, err := a.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: "sbxrun://sessions/" + session + "/files/a"})

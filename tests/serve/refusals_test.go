@@ -66,9 +66,9 @@ func TestRefusedStart(t *testing.T) {
 				_ = c.Wait() // the test checks ProcessState
 				done()
 				log := regexp.MustCompile(`(?m)^\{.*\n`) // of sandboxes that were being started
-				if text := log.ReplaceAllString(string(said), ""); c.ProcessState.ExitCode() != test.code || strings.Count(text, "\n") != 1 || !strings.HasPrefix(text, "sbxrun: error: ") || !strings.Contains(text, test.word) {
-					t.Errorf("%q: exit code %d: %s", args, c.ProcessState.ExitCode(), text)
-				}
+				text := log.ReplaceAllString(string(said), "")
+				check.That(t, c.ProcessState.ExitCode() == test.code && strings.Count(text, "\n") == 1 && strings.HasPrefix(text, "sbxrun: error: ") && strings.Contains(text, test.word),
+					"%q: exit code %d: %s", args, c.ProcessState.ExitCode(), text)
 				_, err = os.Lstat(filepath.Join(dir, "socket"))
 				check.That(t, err != nil, "a socket is left")
 			}

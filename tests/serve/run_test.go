@@ -466,9 +466,8 @@ func TestBuffersOfWhatIsTold(t *testing.T) {
 		status, b := s.ask(http.MethodGet, "/v1/calls/"+c.ID, nil)
 		return status == http.StatusForbidden && strings.Contains(string(b), `"policy"`)
 	})
-	if c := s.status(http.MethodDelete, "/v1/calls/"+c.ID, nil, http.StatusOK); c.Report == nil || c.Report.Cause != result.Exited || c.Report.Argv != nil {
-		t.Errorf("%.1000v", c)
-	}
+	c = s.status(http.MethodDelete, "/v1/calls/"+c.ID, nil, http.StatusOK)
+	check.That(t, c.Report != nil && c.Report.Cause == result.Exited && c.Report.Argv == nil, "%.1000v", c)
 	path := s.session(`{}`)
 	a := s.call(path+"/exec", sh("d=$(printf 'x%.0s' $(seq 250)); for i in $(seq 31); do mkdir $d; cd $d; done; touch $(seq 200)"))
 	check.Require(t, a.ExitCode == 0, "%v", text(a.Stderr))

@@ -242,9 +242,8 @@ func (s *server) refused(method, path string, body any, headers ...string) (int,
 	e := &api.Error{}
 	err := json.Unmarshal(b, e)
 	check.Require(s.t, err == nil && e.Failure.Code != "" && e.Failure.Message != "", "%s %s %.200s: %d, no error: %.300s", method, path, body, status, b)
-	if want := api.Codes()[e.Failure.Code]; want != status {
-		s.t.Errorf("%s %s: %s with status %d, want %d", method, path, e.Failure.Code, status, want)
-	}
+	want := api.Codes()[e.Failure.Code]
+	check.That(s.t, want == status, "%s %s: %s with status %d, want %d", method, path, e.Failure.Code, status, want)
 	check.That(s.t, status != http.StatusBadRequest || e.Failure.Hint != "", "%s %s: no hint: %s", method, path, b)
 	check.That(s.t, !e.Started, "%s %s: started: %s", method, path, b)
 	return status, e

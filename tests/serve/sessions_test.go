@@ -404,7 +404,7 @@ func TestStandingStill(t *testing.T) {
 		_ = c.SetReadDeadline(time.Now().Add(harness.Bound)) // of sockets
 		if strings.HasPrefix(head, "GET") {
 			_, err := io.ReadFull(c, make([]byte, 1000))
-			check.That(t, err == nil, "%v", err)
+			check.OK(t, err)
 		} else {
 			harness.Until(t, harness.Bound, "the file's directory", func() bool {
 				status, _ := s.ask(http.MethodGet, path+"/files/made", nil)
